@@ -1,0 +1,1 @@
+set(JSC_CPU_SOURCES cpu/ffi.cc)

@@ -1,0 +1,1 @@
+set(JSC_CUDA_SOURCES cuda/ffi.cc)
