@@ -1,0 +1,47 @@
+"""jax_sparse_conv: CNN inference in JAX that losslessly skips the zeros ReLU leaves in feature maps.
+
+The package reads along the path of the data: `geometry` (static shapes), `formats` (a feature map as ECR or PECR),
+`reference` (what every operation means), `primitives` (the custom calls inside JAX), `ops` (the public operations),
+`nnx` and `linen` (layers), `models` (networks) and `report` (what it brings).
+"""
+
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from jax_sparse_conv.ops import conv, conv_general_dilated, conv_pool, dense, density
+
+if TYPE_CHECKING:
+    from jax_sparse_conv import linen, models, nnx
+    from jax_sparse_conv.formats import ECR, PECR
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ECR",
+    "PECR",
+    "__version__",
+    "conv",
+    "conv_general_dilated",
+    "conv_pool",
+    "dense",
+    "density",
+    "linen",
+    "models",
+    "nnx",
+]
+
+_LAZY_MODULES = ("linen", "models", "nnx")  # they import Flax's layers, which not every user needs
+_LAZY_NAMES = {"ECR": "formats", "PECR": "formats"}
+
+
+def __getattr__(name: str) -> ModuleType | type:
+    if name in _LAZY_MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name in _LAZY_NAMES:
+        return getattr(importlib.import_module(f"{__name__}.{_LAZY_NAMES[name]}"), name)  # type: ignore[no-any-return]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,91 @@
+"""Loads the native extensions, registers their XLA custom calls and remembers why one is missing.
+
+Nothing here raises at import: a missing extension is an answer (`why_missing`) that the call which needs it gives to
+the user, with the original exception's text.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import jax
+
+from jax_sparse_conv import _build_info
+
+# Platform names as MLIR lowering rules spell them -> (extension module, name in the FFI registry).
+_PLATFORMS = {"cpu": ("_cpu", "cpu"), "cuda": ("_cuda", "CUDA")}
+METHODS = ("ecr", "pecr", "dense")
+_DTYPES = {
+    "cpu": ("float32", "bfloat16", "float16", "float64"),
+    "cuda": ("float32", "bfloat16", "float16"),
+}
+
+_modules: dict[str, ModuleType] = {}
+_reasons: dict[str, str] = {}
+_registered: dict[str, list[str]] = {}
+
+
+def target_name(method: str) -> str:
+    """The custom call's name in HLO."""
+    return f"jsc_{method}"
+
+
+def why_missing(method: str, platform: str, dtype: Any) -> str | None:
+    """None where `method` runs natively on `platform` for `dtype`, else one sentence that says why it does not."""
+    if platform not in _PLATFORMS:
+        return f"there are no kernels for platform {platform!r}, only for {', '.join(map(repr, _PLATFORMS))}"
+    if platform not in _modules:
+        return f"the {platform} extension is missing: {_reasons[platform]}"
+    if target_name(method) not in _registered[platform]:
+        return f"the {platform} extension has no target {target_name(method)!r}"
+    if str(dtype) not in _DTYPES[platform]:
+        return f"dtype {dtype} is not supported on {platform}, only {', '.join(_DTYPES[platform])}"
+    return None
+
+
+def workspace_bytes(
+    method: str, x_shape: Sequence[int], kernel_shape: Sequence[int], conv_size: Sequence[int], out_size: Sequence[int]
+) -> int:
+    """Bytes of scratch memory that the CUDA kernel of `method` wants as an extra result; a function of sizes only."""
+    return int(
+        _modules["cuda"].workspace_bytes(
+            target_name(method), list(x_shape), list(kernel_shape), list(conv_size), list(out_size)
+        )
+    )
+
+
+def registered_targets() -> dict[str, list[str]]:
+    """Registered custom calls by platform; platforms whose extension is missing have an empty list."""
+    return {platform: list(_registered.get(platform, [])) for platform in _PLATFORMS}
+
+
+def missing_reasons() -> dict[str, str]:
+    """Why an extension is missing, by platform."""
+    return dict(_reasons)
+
+
+def cpu_isa() -> str:
+    """The instruction set the CPU kernels use on this machine, or `"none"` without the extension."""
+    return str(_modules["cpu"].isa()) if "cpu" in _modules else "none"
+
+
+def _load(platform: str, module_name: str, registry_name: str) -> None:
+    if platform == "cuda" and not _build_info.CUDA_BUILT:
+        _reasons[platform] = f"{_build_info.CUDA_REASON}; rebuild with JSC_CUDA=ON where nvcc is on PATH"
+        return
+    try:
+        module = importlib.import_module(f"jax_sparse_conv.{module_name}")
+    except ImportError as error:
+        _reasons[platform] = f"{type(error).__name__}: {error}"
+        return
+    for name, capsule in module.registrations().items():
+        jax.ffi.register_ffi_target(name, capsule, platform=registry_name)
+        _registered.setdefault(platform, []).append(name)
+    _modules[platform] = module
+
+
+for _platform, (_module_name, _registry_name) in _PLATFORMS.items():
+    _load(_platform, _module_name, _registry_name)

@@ -1,0 +1,206 @@
+"""Static shapes of `conv -> pool`: strides, padding, dilation, groups and windows, resolved once.
+
+Everything here is plain Python integers, computed at trace time. A `Geometry` is hashable, so it is the one parameter
+that primitives, formats and the reference need besides arrays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
+
+from jax import lax
+
+Pair: TypeAlias = tuple[int, int]
+Pads: TypeAlias = tuple[Pair, Pair]
+Padding: TypeAlias = str | int | Sequence[int | Sequence[int]]
+PoolKind: TypeAlias = Literal["max", "avg"]
+
+POOL_KINDS: tuple[str, ...] = ("max", "avg")
+_MAX_ELEMENTS = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Pool:
+    """A resolved pooling window over the convolution's result."""
+
+    kind: PoolKind
+    window: Pair
+    strides: Pair
+    padding: Pads
+
+
+@dataclasses.dataclass(frozen=True)
+class Geometry:
+    """A resolved convolution, with the pool that follows it if there is one."""
+
+    strides: Pair = (1, 1)
+    padding: Pads = ((0, 0), (0, 0))
+    dilation: Pair = (1, 1)
+    groups: int = 1
+    pool: Pool | None = None
+
+    def conv_size(self, size: Pair, kernel_size: Pair) -> Pair:
+        """Height and width of the convolution's result for an input of `size`."""
+        height, width = (
+            windowed_size(n, k, s, p, d)
+            for n, k, s, p, d in zip(size, kernel_size, self.strides, self.padding, self.dilation, strict=True)
+        )
+        return height, width
+
+    def out_size(self, size: Pair, kernel_size: Pair) -> Pair:
+        """Height and width after the pool."""
+        conv_size = self.conv_size(size, kernel_size)
+        if self.pool is None:
+            return conv_size
+        height, width = (
+            windowed_size(n, w, s, p, 1)
+            for n, w, s, p in zip(conv_size, self.pool.window, self.pool.strides, self.pool.padding, strict=True)
+        )
+        return height, width
+
+    def without_pool(self) -> Geometry:
+        return dataclasses.replace(self, pool=None)
+
+
+def windowed_size(size: int, window: int, stride: int, padding: Pair, dilation: int) -> int:
+    """Number of windows along one axis, 0 where none fits."""
+    span = size + padding[0] + padding[1] - ((window - 1) * dilation + 1)
+    return 0 if span < 0 else span // stride + 1
+
+
+def resolve(
+    x_shape: Sequence[int],
+    kernel_shape: Sequence[int],
+    *,
+    strides: int | Sequence[int] = 1,
+    padding: Padding = "SAME",
+    kernel_dilation: int | Sequence[int] = 1,
+    feature_group_count: int = 1,
+) -> Geometry:
+    """Resolve a convolution of x [N, H, W, C] with kernel [kh, kw, C / groups, K].
+
+    Raises:
+      ValueError: shapes that do not fit each other or an argument out of range, named with its value.
+    """
+    _check_rank("x", x_shape, 4, "[N, H, W, C]")
+    _check_rank("kernel", kernel_shape, 4, "[kh, kw, C / feature_group_count, K]")
+    groups = _positive_int("feature_group_count", feature_group_count)
+    _check_channels(x_shape, kernel_shape, groups)
+    stride_pair = pair("strides", strides)
+    dilation_pair = pair("kernel_dilation", kernel_dilation)
+    kernel_size = (kernel_shape[0], kernel_shape[1])
+    if min(kernel_size) < 1:
+        raise ValueError(f"kernel.shape={tuple(kernel_shape)} has an empty window; kh and kw must be at least 1")
+    spans = tuple((k - 1) * d + 1 for k, d in zip(kernel_size, dilation_pair, strict=True))
+    pads = resolve_padding("padding", padding, (x_shape[1], x_shape[2]), spans, stride_pair)
+    geometry = Geometry(stride_pair, pads, dilation_pair, groups)
+    _check_countable("x", x_shape[1:])
+    _check_countable("kernel", kernel_shape)
+    _check_countable("the result", (*geometry.conv_size((x_shape[1], x_shape[2]), kernel_size), kernel_shape[3]))
+    return geometry
+
+
+def with_pool(
+    geometry: Geometry,
+    conv_size: Pair,
+    *,
+    kind: str,
+    window_shape: int | Sequence[int],
+    window_strides: int | Sequence[int] | None,
+    window_padding: Padding,
+) -> Geometry:
+    """Add a pool over a convolution's result of `conv_size`; strides default to the window (non-overlapping)."""
+    if kind not in POOL_KINDS:
+        raise ValueError(f"pool={kind!r} is not one of {', '.join(map(repr, POOL_KINDS))}")
+    window = pair("window_shape", window_shape)
+    strides = window if window_strides is None else pair("window_strides", window_strides)
+    pads = resolve_padding("window_padding", window_padding, conv_size, window, strides)
+    if min(pads[0] + pads[1]) < 0:
+        raise ValueError(f"window_padding={window_padding!r} is negative; a pool pads by 0 or more")
+    return dataclasses.replace(geometry, pool=Pool("max" if kind == "max" else "avg", window, strides, pads))
+
+
+def resolve_padding(name: str, padding: Padding, size: Sequence[int], spans: Sequence[int], strides: Pair) -> Pads:
+    """`"SAME"`, `"VALID"`, an int, a pair of ints or a pair of (low, high) pairs, as explicit (low, high) pairs."""
+    wanted = f'{name}={padding!r} is not "SAME", "SAME_LOWER", "VALID", an int or two entries, each an int or (low, high)'
+    if isinstance(padding, str):
+        if padding.upper() not in ("SAME", "SAME_LOWER", "VALID"):
+            raise ValueError(wanted)
+        low_high = lax.padtype_to_pads(size, spans, strides, padding.upper())
+        return (_int_pair(low_high[0]), _int_pair(low_high[1]))
+    try:
+        if isinstance(padding, Sequence):
+            entries = [_pad_entry(entry) for entry in padding]
+        else:
+            entries = [_pad_entry(padding)] * 2
+    except TypeError as error:
+        raise ValueError(wanted) from error
+    if len(entries) != 2:
+        raise ValueError(wanted)
+    return entries[0], entries[1]
+
+
+def pair(name: str, value: int | Sequence[int]) -> Pair:
+    """An int or two ints, each at least 1, as a pair."""
+    try:
+        values = tuple(operator.index(v) for v in value) if isinstance(value, Sequence) else (operator.index(value),) * 2
+    except TypeError as error:
+        raise ValueError(f"{name}={value!r} is not an int or two ints of at least 1") from error
+    if len(values) != 2 or min(values) < 1:
+        raise ValueError(f"{name}={value!r} is not an int or two ints of at least 1")
+    return values[0], values[1]
+
+
+def _pad_entry(entry: Any) -> Pair:
+    if isinstance(entry, Sequence) and not isinstance(entry, str):
+        if len(entry) != 2:
+            raise TypeError("a padding entry has a low and a high end")
+        return _int_pair(entry)
+    value = operator.index(entry)
+    return value, value
+
+
+def _int_pair(values: Sequence[Any]) -> Pair:
+    return operator.index(values[0]), operator.index(values[1])
+
+
+def _positive_int(name: str, value: int) -> int:
+    try:
+        result = operator.index(value)
+    except TypeError as error:
+        raise ValueError(f"{name}={value!r} is not an int of at least 1") from error
+    if result < 1:
+        raise ValueError(f"{name}={value!r} is not an int of at least 1")
+    return result
+
+
+def _check_rank(name: str, shape: Sequence[int], rank: int, layout: str) -> None:
+    if len(shape) != rank:
+        raise ValueError(f"{name}.shape={tuple(shape)} has {len(shape)} dimensions; it must be {layout}")
+
+
+def _check_channels(x_shape: Sequence[int], kernel_shape: Sequence[int], groups: int) -> None:
+    if x_shape[3] != kernel_shape[2] * groups:
+        raise ValueError(
+            f"kernel.shape={tuple(kernel_shape)} takes {kernel_shape[2]} x feature_group_count={groups} input channels, "
+            f"but x.shape={tuple(x_shape)} has C={x_shape[3]}"
+        )
+    if kernel_shape[3] % groups:
+        raise ValueError(
+            f"feature_group_count={groups} does not divide the K={kernel_shape[3]} output channels of "
+            f"kernel.shape={tuple(kernel_shape)}"
+        )
+
+
+def _check_countable(name: str, shape: Sequence[int]) -> None:
+    count = 1
+    for size in shape:
+        count *= size
+    if count > _MAX_ELEMENTS:
+        raise ValueError(
+            f"{name} has {count} elements for one image (shape {tuple(shape)}); at most 2**31 - 1 are supported, "
+            "the batch not counted"
+        )

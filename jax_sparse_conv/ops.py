@@ -1,0 +1,348 @@
+"""The public operations: argument checks and the choice of implementation.
+
+`implementation` follows `jax.nn.dot_product_attention`: `None` chooses and always works, a name runs that one or raises
+a `ValueError` that says what would work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_sparse_conv import geometry as geo
+from jax_sparse_conv import primitives, reference
+from jax_sparse_conv.geometry import Geometry, Padding
+
+CONV_IMPLEMENTATIONS = ("xla", "ecr")
+CONV_POOL_IMPLEMENTATIONS = ("xla", "ecr", "pecr")
+DENSE_IMPLEMENTATIONS = ("xla", "ecr")
+ACTIVATIONS = (None, "relu")
+_KERNEL_DTYPES = ("float32", "bfloat16", "float16", "float64")
+_NHWC = lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
+# Rows of x up to which a dense layer is a stream of its weights, so that skipping rows of the kernel pays.
+_DENSE_ROWS = 16
+
+
+def conv(
+    x: jax.typing.ArrayLike,
+    kernel: jax.typing.ArrayLike,
+    bias: jax.typing.ArrayLike | None = None,
+    *,
+    strides: int | Sequence[int] = 1,
+    padding: Padding = "SAME",
+    kernel_dilation: int | Sequence[int] = 1,
+    feature_group_count: int = 1,
+    residual: jax.typing.ArrayLike | None = None,
+    activation: str | None = None,
+    precision: lax.PrecisionLike = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Two-dimensional convolution that skips the zeros of `x`: `activation(conv(x, kernel) + bias + residual)`.
+
+    Equal to `jax.lax.conv_general_dilated` with NHWC and HWIO, with one difference: a skipped zero of x drops `0 * inf`
+    and `0 * nan`. Both zeros are skipped, NaN, infinities and subnormals of x are not.
+
+    Args:
+      x: [N, H, W, C], float32, bfloat16, float16 or float64 (float64 natively on CPU only).
+      kernel: [kh, kw, C / feature_group_count, K], x's dtype.
+      bias: [K], x's dtype, or None.
+      strides: rows and columns between windows, an int or two.
+      padding: "SAME", "SAME_LOWER", "VALID", an int, or two entries, each an int or (low, high); may be negative.
+      kernel_dilation: distance between the kernel's taps, an int or two.
+      feature_group_count: groups of channels convolved separately; C for a depthwise convolution.
+      residual: [N, Ho, Wo, K], x's dtype, added before the activation, or None.
+      activation: None or "relu".
+      precision: as in lax; the sparse kernels compute float32 exactly and sum 16-bit types in float32 whatever it says.
+      implementation: "ecr" (windows compressed on the fly; Xu et al. 2023, section 5, made multi-channel and batched),
+        "xla" (dense), or None: ECR where it has a kernel for the platform and dtype, dense otherwise.
+
+    Returns:
+      [N, Ho, Wo, K] in x's dtype.
+
+    Raises:
+      ValueError: a shape or argument that does not fit, or an implementation that cannot run.
+      TypeError: dtypes that differ.
+    """
+    x, kernel, bias, residual = _arrays(x, kernel, bias, residual)
+    geometry = geo.resolve(
+        x.shape,
+        kernel.shape,
+        strides=strides,
+        padding=padding,
+        kernel_dilation=kernel_dilation,
+        feature_group_count=feature_group_count,
+    )
+    _check_epilogue(x, kernel, bias, residual, geometry, activation)
+    _check_implementation(implementation, CONV_IMPLEMENTATIONS, "conv", x)
+    method = "ecr" if implementation is None else implementation
+    return _run(method, x, kernel, bias, residual, geometry, activation, precision, implementation is None)
+
+
+def conv_pool(
+    x: jax.typing.ArrayLike,
+    kernel: jax.typing.ArrayLike,
+    bias: jax.typing.ArrayLike | None = None,
+    *,
+    strides: int | Sequence[int] = 1,
+    padding: Padding = "SAME",
+    kernel_dilation: int | Sequence[int] = 1,
+    feature_group_count: int = 1,
+    activation: str | None = "relu",
+    pool: str = "max",
+    window_shape: int | Sequence[int] = (2, 2),
+    window_strides: int | Sequence[int] | None = None,
+    window_padding: Padding = "VALID",
+    precision: lax.PrecisionLike = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Convolution, bias, activation and pooling in one operation that skips the zeros of `x`.
+
+    Args:
+      x: [N, H, W, C], float32, bfloat16, float16 or float64 (float64 natively on CPU only).
+      kernel: [kh, kw, C / feature_group_count, K], x's dtype.
+      bias: [K], x's dtype, or None.
+      strides: of the convolution, an int or two.
+      padding: of the convolution, as in `conv`.
+      kernel_dilation: as in `conv`.
+      feature_group_count: as in `conv`.
+      activation: None or "relu", applied before the pool.
+      pool: "max" (padded with -inf) or "avg" (padded with zeros that count in the mean, as `flax.linen.avg_pool`).
+      window_shape: rows and columns of a pooling window, an int or two.
+      window_strides: between pooling windows, an int or two; None is `window_shape` (`flax.linen.max_pool` has 1 there).
+      window_padding: of the pool, as `padding` but not negative.
+      precision: as in `conv`.
+      implementation: "pecr" (all convolutions of a pooling window in one kernel; Xu et al. 2023, section 6), "ecr" (the
+        ECR convolution, then XLA's pool), "xla" (dense), or None: PECR where it has a kernel for the platform and
+        dtype, dense otherwise. With `conv`'s ECR this is the paper's OCPA rule (section 7).
+
+    Returns:
+      [N, Po, Qo, K] in x's dtype.
+
+    Raises:
+      ValueError: a shape or argument that does not fit, or an implementation that cannot run.
+      TypeError: dtypes that differ.
+    """
+    x, kernel, bias, _ = _arrays(x, kernel, bias, None)
+    geometry = geo.resolve(
+        x.shape,
+        kernel.shape,
+        strides=strides,
+        padding=padding,
+        kernel_dilation=kernel_dilation,
+        feature_group_count=feature_group_count,
+    )
+    geometry = geo.with_pool(
+        geometry,
+        geometry.conv_size(x.shape[1:3], kernel.shape[:2]),
+        kind=pool,
+        window_shape=window_shape,
+        window_strides=window_strides,
+        window_padding=window_padding,
+    )
+    _check_epilogue(x, kernel, bias, None, geometry, activation)
+    _check_implementation(implementation, CONV_POOL_IMPLEMENTATIONS, "conv_pool", x)
+    if implementation == "ecr":
+        y = _run("ecr", x, kernel, bias, None, geometry.without_pool(), activation, precision, False)
+        return reference.pool(y, geometry.pool)
+    method = "pecr" if implementation is None else implementation
+    return _run(method, x, kernel, bias, None, geometry, activation, precision, implementation is None)
+
+
+def dense(
+    x: jax.typing.ArrayLike,
+    kernel: jax.typing.ArrayLike,
+    bias: jax.typing.ArrayLike | None = None,
+    *,
+    activation: str | None = None,
+    precision: lax.PrecisionLike = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Matrix product that reads only the rows of `kernel` that meet a non-zero of `x`: `activation(x @ kernel + bias)`.
+
+    After a ReLU and at a small batch a fully connected layer is a stream of its weights, and rows that meet zeros need
+    not be read. As in `conv`, a skipped zero drops `0 * inf` and `0 * nan`.
+
+    Args:
+      x: [..., C], float32, bfloat16, float16 or float64 (float64 natively on CPU only).
+      kernel: [C, K], x's dtype.
+      bias: [K], x's dtype, or None.
+      activation: None or "relu".
+      precision: as in `conv`.
+      implementation: "ecr" (each row of x is one compressed window), "xla" (dense), or None: ECR for up to 16 rows where
+        it has a kernel for the platform and dtype, dense otherwise.
+
+    Returns:
+      [..., K] in x's dtype.
+
+    Raises:
+      ValueError: a shape or argument that does not fit, or an implementation that cannot run.
+      TypeError: dtypes that differ.
+    """
+    x, kernel, bias, _ = _arrays(x, kernel, bias, None)
+    if x.ndim < 1 or kernel.ndim != 2 or x.shape[-1] != kernel.shape[0]:
+        raise ValueError(f"x.shape={x.shape} and kernel.shape={kernel.shape} are not [..., C] and [C, K]")
+    _check_implementation(implementation, DENSE_IMPLEMENTATIONS, "dense", x)
+    rows = x.reshape(-1, 1, 1, x.shape[-1])
+    window = kernel[None, None]
+    geometry = geo.resolve(rows.shape, window.shape, padding="VALID")
+    _check_epilogue(rows, window, bias, None, geometry, activation)
+    method = "dense" if implementation == "ecr" else implementation
+    if method is None:
+        method = "dense" if rows.shape[0] <= _DENSE_ROWS else "xla"
+    if method == "xla":
+        y = jnp.matmul(x, kernel, precision=precision)
+        return reference.epilogue(y, bias, None, activation)
+    out = _run(method, rows, window, bias, None, geometry, activation, precision, implementation is None)
+    return out.reshape(*x.shape[:-1], kernel.shape[1])
+
+
+def conv_general_dilated(
+    lhs: jax.typing.ArrayLike,
+    rhs: jax.typing.ArrayLike,
+    window_strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
+    lhs_dilation: Sequence[int] | None = None,
+    rhs_dilation: Sequence[int] | None = None,
+    dimension_numbers: Any = None,
+    feature_group_count: int = 1,
+    batch_group_count: int = 1,
+    precision: lax.PrecisionLike = None,
+    preferred_element_type: jax.typing.DTypeLike | None = None,
+    out_sharding: Any = None,
+    *,
+    implementation: str | None = None,
+) -> jax.Array:
+    """`jax.lax.conv_general_dilated` that skips the zeros of `lhs` where it can, to pass to a Flax layer.
+
+    Takes lax's arguments. Two-dimensional convolutions with NHWC input and output and HWIO kernel, without input
+    dilation, batch groups or another result dtype, run as `conv`; anything else runs as lax's own convolution under
+    `implementation=None` and raises under a name. Array arguments are as in lax; `out_sharding` is passed on.
+
+    Raises:
+      ValueError: what lax raises, or a convolution that the named implementation does not have.
+    """
+    reason = _why_not_conv(lhs, rhs, lhs_dilation, dimension_numbers, batch_group_count, preferred_element_type)
+    if reason is not None and implementation not in (None, "xla"):
+        raise ValueError(f"implementation={implementation!r} cannot run this convolution: {reason}; None or 'xla' can")
+    if reason is not None or implementation == "xla":
+        return lax.conv_general_dilated(
+            jnp.asarray(lhs),
+            jnp.asarray(rhs),
+            window_strides,
+            padding,
+            lhs_dilation,
+            rhs_dilation,
+            dimension_numbers,
+            feature_group_count,
+            batch_group_count,
+            precision,
+            preferred_element_type,
+            out_sharding=out_sharding,
+        )
+    out = conv(
+        lhs,
+        rhs,
+        strides=tuple(window_strides),
+        padding=padding,
+        kernel_dilation=1 if rhs_dilation is None else tuple(rhs_dilation),
+        feature_group_count=feature_group_count,
+        precision=precision,
+        implementation=implementation,
+    )
+    return out if out_sharding is None else jax.sharding.reshard(out, out_sharding)
+
+
+def density(x: jax.typing.ArrayLike, axis: int | tuple[int, ...] | None = None) -> jax.Array:
+    """Fraction of non-zeros of `x` over `axis` (all axes for None), float32; 1 minus the sparsity.
+
+    -0.0 counts as zero; NaN, infinities and subnormals count as non-zero, as in every kernel of this package.
+    """
+    return reference.density(jnp.asarray(x), axis)
+
+
+def _run(
+    method: str,
+    x: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    residual: jax.Array | None,
+    geometry: Geometry,
+    activation: str | None,
+    precision: lax.PrecisionLike,
+    fallback: bool,
+) -> jax.Array:
+    if method == "xla" or str(x.dtype) not in _KERNEL_DTYPES:
+        return reference.conv_pool(x, kernel, bias, residual, geometry, activation, precision)
+    config = primitives.Config(
+        geometry, method, activation, fallback=fallback, precision=_hashable_precision(precision)
+    )
+    stacked_bias = None if bias is None else bias[None]
+    return primitives.bind(x, kernel[None], stacked_bias, residual, config)
+
+
+def _arrays(*values: Any) -> tuple[Any, ...]:
+    return tuple(None if value is None else jnp.asarray(value) for value in values)
+
+
+def _check_epilogue(
+    x: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    residual: jax.Array | None,
+    geometry: Geometry,
+    activation: str | None,
+) -> None:
+    features = kernel.shape[-1]
+    expected = (x.shape[0], *geometry.conv_size(x.shape[1:3], kernel.shape[:2]), features)
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation={activation!r} is not one of {', '.join(map(repr, ACTIVATIONS))}")
+    for name, value, shape in (("bias", bias, (features,)), ("residual", residual, expected)):
+        if value is not None and value.shape != shape:
+            raise ValueError(f"{name}.shape={value.shape} must be {shape}")
+    for name, value in (("kernel", kernel), ("bias", bias), ("residual", residual)):
+        if value is not None and value.dtype != x.dtype:
+            raise TypeError(f"{name}.dtype={value.dtype} must equal x.dtype={x.dtype}")
+
+
+def _check_implementation(implementation: str | None, names: tuple[str, ...], op: str, x: jax.Array) -> None:
+    choices = ", ".join(map(repr, (None, *names)))
+    if implementation is not None and implementation not in names:
+        raise ValueError(f"implementation={implementation!r} is not one that {op} has: {choices}")
+    if implementation not in (None, "xla") and str(x.dtype) not in _KERNEL_DTYPES:
+        raise ValueError(
+            f"implementation={implementation!r} cannot run with x.dtype={x.dtype}; it takes "
+            f"{', '.join(_KERNEL_DTYPES)}, and implementation=None or 'xla' whatever lax takes"
+        )
+
+
+def _hashable_precision(precision: lax.PrecisionLike) -> Any:
+    return tuple(precision) if isinstance(precision, list) else precision
+
+
+def _why_not_conv(
+    lhs: Any,
+    rhs: Any,
+    lhs_dilation: Sequence[int] | None,
+    dimension_numbers: Any,
+    batch_group_count: int,
+    preferred_element_type: Any,
+) -> str | None:
+    """Why a call of lax's signature is not one of `conv`, or None."""
+    lhs_shape, rhs_shape = jnp.shape(lhs), jnp.shape(rhs)
+    if len(lhs_shape) != 4 or len(rhs_shape) != 4:
+        return f"lhs.shape={lhs_shape} is not two-dimensional (four axes)"
+    if lax.conv_dimension_numbers(lhs_shape, rhs_shape, dimension_numbers) != _NHWC:
+        return f"dimension_numbers={dimension_numbers!r} is not ('NHWC', 'HWIO', 'NHWC')"
+    if lhs_dilation is not None and any(d != 1 for d in lhs_dilation):
+        return f"lhs_dilation={tuple(lhs_dilation)} is not 1"
+    if batch_group_count != 1:
+        return f"batch_group_count={batch_group_count} is not 1"
+    if preferred_element_type is not None and jnp.dtype(preferred_element_type) != jnp.asarray(lhs).dtype:
+        return f"preferred_element_type={preferred_element_type!r} is not lhs's dtype"
+    if 0 in rhs_shape[:2]:
+        return f"rhs.shape={rhs_shape} has an empty window"
+    return None

@@ -1,0 +1,78 @@
+"""The definition of every operation in jax.numpy and lax: the `"xla"` implementation and the tests' oracle.
+
+    out = pool(activation(conv(x, kernel) + bias + residual))
+
+Nothing here skips zeros and nothing here is native code; every other implementation must equal it, except that a
+skipped zero drops `0 * inf` and `0 * nan`.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_sparse_conv.geometry import Geometry, Pool
+
+_DIMENSIONS = ("NHWC", "HWIO", "NHWC")
+
+
+def conv(x: jax.Array, kernel: jax.Array, geometry: Geometry, precision: lax.PrecisionLike = None) -> jax.Array:
+    """The convolution alone: x [N, H, W, C], kernel [kh, kw, C / groups, K] -> [N, Ho, Wo, K]."""
+    return lax.conv_general_dilated(
+        x,
+        kernel,
+        window_strides=geometry.strides,
+        padding=geometry.padding,
+        rhs_dilation=geometry.dilation,
+        dimension_numbers=_DIMENSIONS,
+        feature_group_count=geometry.groups,
+        precision=precision,
+    )
+
+
+def epilogue(y: jax.Array, bias: jax.Array | None, residual: jax.Array | None, activation: str | None) -> jax.Array:
+    """Bias [K] and residual [N, Ho, Wo, K] added to y [N, Ho, Wo, K], then the activation."""
+    if bias is not None:
+        y = y + bias
+    if residual is not None:
+        y = y + residual
+    return jax.nn.relu(y) if activation == "relu" else y
+
+
+def pool(y: jax.Array, spec: Pool | None) -> jax.Array:
+    """Max pool (padded with -inf) or average pool (padded with zeros that count) of y [N, H, W, K]."""
+    if spec is None:
+        return y
+    window, strides = (1, *spec.window, 1), (1, *spec.strides, 1)
+    padding = ((0, 0), *spec.padding, (0, 0))
+    if spec.kind == "max":
+        return lax.reduce_window(y, _scalar(-jnp.inf, y), lax.max, window, strides, padding)
+    # Sums of 16-bit types are taken in float32, as the kernels do.
+    wide = y.astype(jnp.promote_types(y.dtype, jnp.float32))
+    total = lax.reduce_window(wide, _scalar(0, wide), lax.add, window, strides, padding)
+    return (total / (spec.window[0] * spec.window[1])).astype(y.dtype)
+
+
+def conv_pool(
+    x: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    residual: jax.Array | None,
+    geometry: Geometry,
+    activation: str | None,
+    precision: lax.PrecisionLike = None,
+) -> jax.Array:
+    """The whole operation, in the order of the module's formula."""
+    y = conv(x, kernel, geometry, precision)
+    return pool(epilogue(y, bias, residual, activation), geometry.pool)
+
+
+def density(x: jax.Array, axis: int | tuple[int, ...] | None = None) -> jax.Array:
+    """Fraction of non-zero elements of x (-0.0 is zero, NaN is not) over `axis`, as float32."""
+    return jnp.mean(x != 0, axis=axis, dtype=jnp.float32)
+
+
+def _scalar(value: float, like: jax.Array) -> np.ndarray:
+    return np.asarray(value, like.dtype)  # concrete, so that lax sees a known monoid and can differentiate it
