@@ -125,7 +125,8 @@ def with_pool(
 
 def resolve_padding(name: str, padding: Padding, size: Sequence[int], spans: Sequence[int], strides: Pair) -> Pads:
     """`"SAME"`, `"VALID"`, an int, a pair of ints or a pair of (low, high) pairs, as explicit (low, high) pairs."""
-    wanted = f'{name}={padding!r} is not "SAME", "SAME_LOWER", "VALID", an int or two entries, each an int or (low, high)'
+    choices = '"SAME", "SAME_LOWER", "VALID", an int or two entries, each an int or (low, high)'
+    wanted = f"{name}={padding!r} is not {choices}"
     if isinstance(padding, str):
         if padding.upper() not in ("SAME", "SAME_LOWER", "VALID"):
             raise ValueError(wanted)
@@ -146,7 +147,8 @@ def resolve_padding(name: str, padding: Padding, size: Sequence[int], spans: Seq
 def pair(name: str, value: int | Sequence[int]) -> Pair:
     """An int or two ints, each at least 1, as a pair."""
     try:
-        values = tuple(operator.index(v) for v in value) if isinstance(value, Sequence) else (operator.index(value),) * 2
+        entries = value if isinstance(value, Sequence) else (value, value)
+        values = tuple(operator.index(entry) for entry in entries)
     except TypeError as error:
         raise ValueError(f"{name}={value!r} is not an int or two ints of at least 1") from error
     if len(values) != 2 or min(values) < 1:
@@ -185,8 +187,8 @@ def _check_rank(name: str, shape: Sequence[int], rank: int, layout: str) -> None
 def _check_channels(x_shape: Sequence[int], kernel_shape: Sequence[int], groups: int) -> None:
     if x_shape[3] != kernel_shape[2] * groups:
         raise ValueError(
-            f"kernel.shape={tuple(kernel_shape)} takes {kernel_shape[2]} x feature_group_count={groups} input channels, "
-            f"but x.shape={tuple(x_shape)} has C={x_shape[3]}"
+            f"kernel.shape={tuple(kernel_shape)} takes {kernel_shape[2]} x feature_group_count={groups} input "
+            f"channels, but x.shape={tuple(x_shape)} has C={x_shape[3]}"
         )
     if kernel_shape[3] % groups:
         raise ValueError(

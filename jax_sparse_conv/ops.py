@@ -6,6 +6,7 @@ a `ValueError` that says what would work.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -112,7 +113,7 @@ def conv_pool(
       activation: None or "relu", applied before the pool.
       pool: "max" (padded with -inf) or "avg" (padded with zeros that count in the mean, as `flax.linen.avg_pool`).
       window_shape: rows and columns of a pooling window, an int or two.
-      window_strides: between pooling windows, an int or two; None is `window_shape` (`flax.linen.max_pool` has 1 there).
+      window_strides: between pooling windows, an int or two; None is `window_shape` (Flax's pools have 1 there).
       window_padding: of the pool, as `padding` but not negative.
       precision: as in `conv`.
       implementation: "pecr" (all convolutions of a pooling window in one kernel; Xu et al. 2023, section 6), "ecr" (the
@@ -172,8 +173,8 @@ def dense(
       bias: [K], x's dtype, or None.
       activation: None or "relu".
       precision: as in `conv`.
-      implementation: "ecr" (each row of x is one compressed window), "xla" (dense), or None: ECR for up to 16 rows where
-        it has a kernel for the platform and dtype, dense otherwise.
+      implementation: "ecr" (each row of x is one compressed window), "xla" (dense), or None: ECR for up to 16 rows
+        where it has a kernel for the platform and dtype, dense otherwise.
 
     Returns:
       [..., K] in x's dtype.
@@ -280,8 +281,15 @@ def _run(
     config = primitives.Config(
         geometry, method, activation, fallback=fallback, precision=_hashable_precision(precision)
     )
-    stacked_bias = None if bias is None else bias[None]
-    return primitives.bind(x, kernel[None], stacked_bias, residual, config)
+    return _sparse(x, kernel, bias, residual, config)
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def _sparse(
+    x: jax.Array, kernel: jax.Array, bias: jax.Array | None, residual: jax.Array | None, config: primitives.Config
+) -> jax.Array:
+    # Jitted so that an eager call does not copy the kernel to give it the stack axis.
+    return primitives.bind(x, kernel[None], None if bias is None else bias[None], residual, config)
 
 
 def _arrays(*values: Any) -> tuple[Any, ...]:

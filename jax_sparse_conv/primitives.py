@@ -51,6 +51,11 @@ class Config:
     precision: Any = None
 
     @property
+    def implementation(self) -> str:
+        """The method's name in the public API."""
+        return "ecr" if self.method == "dense" else self.method
+
+    @property
     def is_bare(self) -> bool:
         """A convolution with nothing after it: bilinear in x and kernel."""
         return not (self.has_bias or self.has_residual or self.activation or self.geometry.pool)
@@ -185,7 +190,7 @@ def _lower(ctx: Any, *operands: Any, config: Config, platform: str | None) -> An
             lower = mlir.lower_fun(functools.partial(reference_conv, config=config), multiple_results=False)
             return lower(ctx, *operands)
         raise ValueError(
-            f"implementation={config.method!r} cannot run here: {reason}. "
+            f"implementation={config.implementation!r} cannot run here: {reason}. "
             'implementation=None or "xla" works everywhere.'
         )
     if platform == "cuda":
@@ -206,11 +211,11 @@ for _platform in (None, "cpu", "cuda"):
 
 def _batch(values: Sequence[Any], axes: Sequence[Any], *, config: Config) -> tuple[jax.Array, int]:
     """Every combination of batched operands as one call: fold the new axis into N, into K, or into both N and S."""
-    size = next(v.shape[a] for v, a in zip(values, axes, strict=True) if a is not batching.not_mapped)
+    size = next(v.shape[a] for v, a in zip(values, axes, strict=True) if a is not None)
     if size == 0:
         return _empty_batch(values, axes, config), 0
-    moved = [v if a is batching.not_mapped else jnp.moveaxis(v, a, 0) for v, a in zip(values, axes, strict=True)]
-    batched = Operands.of([a is not batching.not_mapped for a in axes], config)
+    moved = [v if a is None else jnp.moveaxis(v, a, 0) for v, a in zip(values, axes, strict=True)]
+    batched = Operands.of([a is not None for a in axes], config)
     operands = Operands.of(moved, config)
     if batched.x:
         fold = _fold_into_stacks if batched.kernel or batched.bias else _fold_into_images
@@ -222,10 +227,7 @@ def _batch(values: Sequence[Any], axes: Sequence[Any], *, config: Config) -> tup
 
 
 def _empty_batch(values: Sequence[Any], axes: Sequence[Any], config: Config) -> jax.Array:
-    shapes = [
-        v.shape if a is batching.not_mapped else v.shape[:a] + v.shape[a + 1 :]
-        for v, a in zip(values, axes, strict=True)
-    ]
+    shapes = [v.shape if a is None else v.shape[:a] + v.shape[a + 1 :] for v, a in zip(values, axes, strict=True)]
     out = jax.eval_shape(
         functools.partial(conv_p.bind, config=config),
         *[jax.ShapeDtypeStruct(shape, value.dtype) for shape, value in zip(shapes, values, strict=True)],

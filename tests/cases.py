@@ -1,0 +1,178 @@
+"""The one list of cases: every implementation, on every platform, is tested on all that it has."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+
+class Inputs(NamedTuple):
+    x: Any
+    kernel: Any
+    bias: Any
+    residual: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One operation: sizes, arguments and how many zeros its input has."""
+
+    name: str
+    x: tuple[int, int, int, int]
+    features: int
+    kernel: tuple[int, int] = (3, 3)
+    strides: Any = 1
+    padding: Any = "SAME"
+    dilation: Any = 1
+    groups: int = 1
+    bias: bool = False
+    residual: bool = False
+    activation: str | None = None
+    pool: str | None = None
+    window: tuple[int, int] = (2, 2)
+    window_strides: tuple[int, int] | None = None
+    window_padding: Any = "VALID"
+    zeros: float = 0.7
+
+    @property
+    def lax_padding(self) -> Any:
+        """The padding as lax takes it."""
+        if isinstance(self.padding, str):
+            return self.padding
+        pads = (self.padding, self.padding) if isinstance(self.padding, int) else self.padding
+        return [(p, p) if isinstance(p, int) else p for p in pads]
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of jsc.conv or, with a pool, of jsc.conv_pool."""
+        common = {
+            "strides": self.strides,
+            "padding": self.padding,
+            "kernel_dilation": self.dilation,
+            "feature_group_count": self.groups,
+            "activation": self.activation,
+        }
+        if self.pool is None:
+            return common
+        return common | {
+            "pool": self.pool,
+            "window_shape": self.window,
+            "window_strides": self.window_strides,
+            "window_padding": self.window_padding,
+        }
+
+
+CONV_CASES = (
+    Case("3x3", (1, 7, 7, 64), 64),
+    Case("3x3 bias relu", (2, 6, 9, 16), 24, bias=True, activation="relu"),
+    Case("3x3 residual relu", (1, 8, 8, 32), 40, bias=True, residual=True, activation="relu"),
+    Case("residual alone", (2, 5, 5, 8), 8, residual=True),
+    Case("no zeros", (1, 9, 9, 32), 32, zeros=0.0),
+    Case("all zeros", (1, 9, 9, 32), 32, zeros=1.0, bias=True),
+    Case("85 % zeros", (1, 14, 14, 128), 128, zeros=0.85),
+    Case("95 % zeros", (2, 7, 7, 96), 160, zeros=0.95),
+    Case("one pixel", (1, 1, 1, 16), 8),
+    Case("one channel", (1, 12, 12, 1), 4),
+    Case("one output channel", (1, 6, 6, 20), 1),
+    Case("C=3 7x7 stride 2", (1, 23, 19, 3), 64, kernel=(7, 7), strides=2, padding=3, zeros=0.0, bias=True),
+    Case("K=1000", (1, 2, 2, 33), 1000, kernel=(1, 1)),
+    Case("odd C and K", (2, 5, 7, 37), 41),
+    Case("1x1", (1, 10, 10, 48), 72, kernel=(1, 1)),
+    Case("1x1 stride 2", (1, 9, 9, 64), 32, kernel=(1, 1), strides=2, padding="VALID"),
+    Case("1x3", (1, 6, 8, 16), 16, kernel=(1, 3)),
+    Case("5x5", (1, 9, 9, 12), 20, kernel=(5, 5)),
+    Case("11x11 stride 4", (1, 35, 35, 3), 16, kernel=(11, 11), strides=4, padding=2, zeros=0.2),
+    Case("13x2", (1, 15, 5, 4), 6, kernel=(13, 2)),
+    Case("kernel larger than map", (1, 3, 3, 8), 8, kernel=(5, 5), padding=2),
+    Case("stride 2 SAME", (1, 8, 11, 24), 24, strides=2),
+    Case("stride 3x1", (1, 11, 6, 8), 8, strides=(3, 1), padding="VALID"),
+    Case("stride beyond kernel", (1, 12, 12, 8), 8, kernel=(2, 2), strides=5, padding="VALID"),
+    Case("dilation 2", (1, 11, 11, 16), 16, dilation=2),
+    Case("dilation 1x3 VALID", (1, 9, 13, 8), 12, dilation=(1, 3), padding="VALID"),
+    Case("asymmetric padding", (1, 7, 6, 16), 16, padding=((0, 2), (3, 1)), strides=2),
+    Case("negative padding", (1, 9, 9, 8), 8, padding=((-1, 2), (0, -2))),
+    Case("wide padding", (1, 3, 4, 8), 8, padding=4),
+    Case("groups 2", (1, 8, 8, 32), 48, groups=2, bias=True),
+    Case("groups 32", (1, 7, 7, 64), 64, groups=32),
+    Case("depthwise", (2, 9, 9, 33), 33, groups=33),
+    Case("depthwise x 3", (1, 6, 6, 10), 30, groups=10, activation="relu"),
+    Case("batch 0", (0, 6, 6, 8), 8, bias=True),
+    Case("empty result", (1, 2, 2, 8), 8, padding="VALID"),
+    Case("deep", (1, 4, 4, 1030), 36),
+    Case("large map", (1, 61, 67, 16), 16),
+    Case("batch 17", (17, 5, 5, 32), 32),
+)
+
+CONV_POOL_CASES = (
+    Case("2x2 max", (1, 8, 8, 32), 48, bias=True, activation="relu", pool="max"),
+    Case("2x2 max without relu", (2, 7, 9, 16), 16, pool="max"),
+    Case("VGG conv5_4", (1, 14, 14, 64), 96, bias=True, activation="relu", pool="max", zeros=0.85),
+    Case("3x3 stride 2 overlap", (1, 12, 12, 24), 24, bias=True, activation="relu", pool="max", window=(3, 3),
+         window_strides=(2, 2), window_padding=((1, 1), (1, 1))),
+    Case("stem", (1, 30, 30, 3), 32, kernel=(7, 7), strides=2, padding=3, bias=True, activation="relu", pool="max",
+         window=(3, 3), window_strides=(2, 2), window_padding=((1, 1), (1, 1)), zeros=0.0),
+    Case("stride 1 overlap", (1, 7, 7, 8), 8, pool="max", window=(2, 2), window_strides=(1, 1)),
+    Case("average", (1, 8, 8, 16), 24, bias=True, activation="relu", pool="avg"),
+    Case("average padded", (1, 7, 7, 16), 16, pool="avg", window=(3, 3), window_strides=(2, 2), window_padding="SAME"),
+    Case("global average", (2, 6, 6, 16), 40, activation="relu", pool="avg", window=(6, 6)),
+    Case("gaps between windows", (1, 11, 11, 8), 8, pool="max", window=(2, 2), window_strides=(4, 3)),
+    Case("window 1x3", (1, 6, 9, 8), 12, pool="max", window=(1, 3)),
+    Case("groups", (1, 8, 8, 16), 24, groups=4, pool="max", activation="relu"),
+    Case("dilation and stride", (1, 17, 17, 8), 8, dilation=2, strides=2, pool="max"),
+    Case("all zeros", (1, 6, 6, 16), 16, bias=True, pool="max", zeros=1.0),
+    Case("no zeros", (1, 6, 6, 16), 16, pool="max", zeros=0.0),
+    Case("padding beyond map", (1, 4, 4, 8), 8, pool="max", window_padding=((3, 3), (3, 3))),
+    Case("batch 0", (0, 6, 6, 8), 8, pool="max"),
+    Case("window beyond map", (1, 3, 3, 8), 8, pool="max", window=(5, 5)),
+    Case("odd C and K, batch 5", (5, 9, 7, 21), 35, pool="max", activation="relu", bias=True),
+    Case("large map", (1, 60, 58, 8), 16, pool="max", activation="relu"),
+)  # fmt: skip
+
+# (rows, C, K) of a dense layer, zeros
+DENSE_CASES = (
+    ((1, 200, 96), 0.8),
+    ((1, 1, 1), 0.0),
+    ((3, 37, 41), 0.5),
+    ((8, 512, 130), 0.85),
+    ((2, 64, 1000), 1.0),
+    ((5, 96, 64), 0.0),
+    ((0, 16, 16), 0.5),
+    ((33, 70, 24), 0.7),
+    ((1, 4100, 257), 0.9),
+)
+
+
+def feature_map(rng: np.random.Generator, shape: tuple[int, ...], zeros: float) -> np.ndarray:
+    """Positive values with a share of exact zeros, some of them negative zeros; zeros come in runs, as in real maps."""
+    values = np.abs(rng.standard_normal(shape)) + 0.05
+    if len(shape) == 4 and min(shape) > 0:
+        coarse = rng.random((shape[0], (shape[1] + 1) // 2, (shape[2] + 1) // 2, shape[3]))
+        field = np.repeat(np.repeat(coarse, 2, 1), 2, 2)[:, : shape[1], : shape[2]]
+        field = 0.6 * field + 0.4 * rng.random(shape)
+        drop = field <= np.quantile(field, zeros) if zeros > 0 else np.zeros(shape, bool)
+        drop |= zeros == 1.0
+    else:
+        drop = rng.random(shape) < zeros
+    signed_zero = np.where(rng.random(shape) < 0.1, -0.0, 0.0)
+    return np.where(drop, signed_zero, values)
+
+
+def inputs(case: Case, dtype: Any = jnp.float32, seed: int = 0) -> Inputs:
+    """The case's operands, rounded to `dtype`."""
+    rng = np.random.default_rng([seed, *map(ord, case.name)])
+    taps = case.kernel[0] * case.kernel[1] * case.x[3] // case.groups
+    kernel = rng.standard_normal((*case.kernel, case.x[3] // case.groups, case.features)) / np.sqrt(max(taps, 1))
+    bias = rng.standard_normal(case.features) if case.bias else None
+    residual = rng.standard_normal(conv_shape(case)) if case.residual else None
+    arrays = (feature_map(rng, case.x, case.zeros), kernel, bias, residual)
+    return Inputs(*(None if a is None else a.astype(np.dtype(dtype)) for a in arrays))
+
+
+def conv_shape(case: Case) -> tuple[int, int, int, int]:
+    """Shape of the convolution's result for the SAME padding and stride 1 that residual cases use."""
+    assert case.padding == "SAME"
+    assert case.strides == 1
+    return (*case.x[:3], case.features)

@@ -1,0 +1,26 @@
+"""Which native implementation runs where, as skip reasons rather than silence."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+
+from jax_sparse_conv import _native
+
+PLATFORM = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
+
+
+def require(method: str, dtype: str) -> None:
+    """Skip, with the reason, where `method` has no kernel for this platform and dtype."""
+    reason = _native.why_missing(method, PLATFORM, dtype)
+    if reason is not None and (PLATFORM != "cpu" or "dtype" in reason):
+        pytest.skip(reason)
+    assert reason is None, reason  # the CPU extension is always built
+
+
+@pytest.fixture(scope="session")
+def gpu() -> jax.Device:
+    """The first GPU, or a skip."""
+    if PLATFORM != "cuda":
+        pytest.skip(f"needs an NVIDIA GPU; the default backend is {jax.default_backend()!r}")
+    return jax.devices("gpu")[0]

@@ -1,0 +1,56 @@
+"""What every implementation is compared with: lax in float64 on the CPU, written without the package's own code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from cases import Case, Inputs
+from jax import lax
+
+_DIMENSIONS = ("NHWC", "HWIO", "NHWC")
+
+
+def expected(case: Case, inputs: Inputs) -> np.ndarray:
+    """The case's result in float64 from inputs of any dtype."""
+    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+        wide = [None if v is None else np.asarray(v).astype(np.float64) for v in inputs]
+        return np.asarray(jax.jit(_compute, static_argnums=0)(case, *wide))
+
+
+def _compute(case: Case, x: Any, kernel: Any, bias: Any, residual: Any) -> jax.Array:
+    y = lax.conv_general_dilated(
+        x,
+        kernel,
+        (case.strides, case.strides) if isinstance(case.strides, int) else case.strides,
+        case.lax_padding,
+        rhs_dilation=(case.dilation, case.dilation) if isinstance(case.dilation, int) else case.dilation,
+        dimension_numbers=_DIMENSIONS,
+        feature_group_count=case.groups,
+    )
+    y = y if bias is None else y + bias
+    y = y if residual is None else y + residual
+    y = lax.max(y, np.float64(0)) if case.activation == "relu" else y
+    if case.pool is None:
+        return y
+    window, strides = (1, *case.window, 1), (1, *(case.window_strides or case.window), 1)
+    padding = case.window_padding
+    if not isinstance(padding, str):
+        padding = ((0, 0), *padding, (0, 0))
+    if case.pool == "max":
+        return lax.reduce_window(y, np.float64(-np.inf), lax.max, window, strides, padding)
+    total = lax.reduce_window(y, np.float64(0), lax.add, window, strides, padding)
+    return total / (case.window[0] * case.window[1])
+
+
+def relative_error(actual: Any, wanted: np.ndarray) -> float:
+    """Frobenius norm of the difference over that of `wanted`; inf where non-finite values do not match exactly."""
+    got = np.asarray(actual).astype(np.float64)
+    assert got.shape == wanted.shape, f"shape {got.shape} is not {wanted.shape}"
+    finite = np.isfinite(wanted)
+    same = np.where(np.isnan(wanted), np.isnan(got), got == wanted)
+    if not same[~finite].all():
+        return float("inf")
+    norm = np.linalg.norm(wanted[finite])
+    return float(np.linalg.norm(got[finite] - wanted[finite]) / (norm if norm > 0 else 1.0))

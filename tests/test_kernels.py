@@ -1,0 +1,185 @@
+"""Every native implementation against float64 lax on the CPU: all cases, dtypes and the extremes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from cases import Case
+from conftest import require
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import jax_sparse_conv as jsc
+
+TOLERANCE = {"float32": 2e-6, "bfloat16": 6e-3, "float16": 8e-4, "float64": 1e-14}
+RUNS = [(case, "ecr") for case in cases.CONV_CASES] + [(case, "pecr") for case in cases.CONV_POOL_CASES]
+RUN_IDS = [f"{implementation} {case.name}" for case, implementation in RUNS]
+
+
+def poison(shape: tuple[int, ...], dtype: Any) -> None:
+    """Leave NaN in freed memory of the result's size, so that an element nobody writes is seen."""
+    buffers = [jnp.full(shape, jnp.nan, dtype) for _ in range(4)]
+    jax.block_until_ready(buffers)
+    for buffer in buffers:
+        buffer.delete()
+
+
+def run(case: Case, inputs: cases.Inputs, implementation: str | None) -> jax.Array:
+    x, kernel, bias, residual = (None if v is None else jnp.asarray(v) for v in inputs)
+    poison(jax.eval_shape(lambda: call(case, x, kernel, bias, residual, "xla")).shape, x.dtype)
+    return call(case, x, kernel, bias, residual, implementation)
+
+
+def call(case: Case, x: Any, kernel: Any, bias: Any, residual: Any, implementation: str | None) -> jax.Array:
+    if case.pool is None:
+        return jsc.conv(x, kernel, bias, residual=residual, implementation=implementation, **case.arguments)
+    return jsc.conv_pool(x, kernel, bias, implementation=implementation, **case.arguments)
+
+
+@pytest.mark.parametrize(("case", "implementation"), RUNS, ids=RUN_IDS)
+def test_float32(case: Case, implementation: str) -> None:
+    require(implementation, "float32")
+    inputs = cases.inputs(case)
+    result = run(case, inputs, implementation)
+    assert result.dtype == jnp.float32
+    assert oracle.relative_error(result, oracle.expected(case, inputs)) <= TOLERANCE["float32"]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("case", "implementation"), RUNS, ids=RUN_IDS)
+def test_sixteen_bits(case: Case, implementation: str, dtype: str) -> None:
+    require(implementation, dtype)
+    inputs = cases.inputs(case, jnp.dtype(dtype))
+    result = run(case, inputs, implementation)
+    assert result.dtype == jnp.dtype(dtype)
+    assert oracle.relative_error(result, oracle.expected(case, inputs)) <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize(("case", "implementation"), RUNS[::5], ids=RUN_IDS[::5])
+def test_float64(case: Case, implementation: str) -> None:
+    require(implementation, "float64")
+    inputs = cases.inputs(case, np.float64)
+    with jax.enable_x64(True):
+        result = run(case, inputs, implementation)
+        assert result.dtype == jnp.float64
+    assert oracle.relative_error(result, oracle.expected(case, inputs)) <= TOLERANCE["float64"]
+
+
+@pytest.mark.parametrize("implementation", ["xla", None])
+@pytest.mark.parametrize("case", [*cases.CONV_CASES, *cases.CONV_POOL_CASES], ids=lambda case: case.name)
+def test_definition_and_automatic_choice(case: Case, implementation: str | None) -> None:
+    inputs = cases.inputs(case)
+    with jax.default_matmul_precision("highest"):
+        result = run(case, inputs, implementation)
+    assert oracle.relative_error(result, oracle.expected(case, inputs)) <= TOLERANCE["float32"]
+
+
+@pytest.mark.parametrize("case", cases.CONV_POOL_CASES[:4], ids=lambda case: case.name)
+def test_ecr_then_pool(case: Case) -> None:
+    require("ecr", "float32")
+    inputs = cases.inputs(case)
+    assert oracle.relative_error(run(case, inputs, "ecr"), oracle.expected(case, inputs)) <= TOLERANCE["float32"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(("sizes", "zeros"), cases.DENSE_CASES, ids=lambda value: str(value))
+def test_dense(sizes: tuple[int, int, int], zeros: float, dtype: str) -> None:
+    require("dense", dtype)
+    rows, channels, features = sizes
+    case = Case("dense", (rows, 1, 1, channels), features, kernel=(1, 1), bias=True, activation="relu", zeros=zeros)
+    inputs = cases.inputs(case, jnp.dtype(dtype))
+    x = jnp.asarray(inputs.x).reshape(rows, channels)
+    poison((rows, features), dtype)
+    kernel, bias = jnp.asarray(inputs.kernel)[0, 0], jnp.asarray(inputs.bias)
+    result = jsc.dense(x, kernel, bias, activation="relu", implementation="ecr")
+    wanted = oracle.expected(case, inputs).reshape(rows, features)
+    assert oracle.relative_error(result, wanted) <= TOLERANCE[dtype]
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_geometry(data: st.DataObject) -> None:
+    """Shapes nobody chose: sizes, strides, dilations, paddings, groups and pools drawn at random."""
+    small = st.integers(1, 4)
+    groups = data.draw(st.sampled_from([1, 1, 1, 2, 3]))
+    pads = st.integers(-1, 4)
+    pool = data.draw(st.sampled_from([None, "max", "avg"]))
+    case = Case(
+        name="drawn",
+        x=(
+            data.draw(st.integers(1, 3)),
+            data.draw(st.integers(1, 13)),
+            data.draw(st.integers(1, 13)),
+            groups * data.draw(st.integers(1, 40)),
+        ),
+        features=groups * data.draw(st.integers(1, 40)),
+        kernel=(data.draw(st.integers(1, 5)), data.draw(st.integers(1, 5))),
+        strides=(data.draw(small), data.draw(small)),
+        padding=((data.draw(pads), data.draw(pads)), (data.draw(pads), data.draw(pads))),
+        dilation=(data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))),
+        groups=groups,
+        bias=data.draw(st.booleans()),
+        activation=data.draw(st.sampled_from([None, "relu"])),
+        pool=pool,
+        window=(data.draw(small), data.draw(small)),
+        window_strides=(data.draw(small), data.draw(small)),
+        window_padding=((data.draw(small), data.draw(small)), (data.draw(small), data.draw(small))),
+        zeros=data.draw(st.sampled_from([0.0, 0.3, 0.8, 0.97, 1.0])),
+    )
+    implementation = "ecr" if pool is None else "pecr"
+    require(implementation, "float32")
+    inputs = cases.inputs(case)
+    result = run(case, inputs, implementation)
+    assert oracle.relative_error(result, oracle.expected(case, inputs)) <= TOLERANCE["float32"]
+
+
+@pytest.mark.parametrize(("pool", "implementation"), [(None, "ecr"), ("max", "pecr"), ("avg", "pecr")])
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_non_finite_and_tiny_values(pool: str | None, implementation: str, activation: str | None) -> None:
+    """NaN, infinities and subnormals of x are not zeros: they go through every tap, ReLU and pool as in lax."""
+    require(implementation, "float32")
+    case = Case("extreme", (1, 9, 9, 12), 20, pool=pool, activation=activation)
+    inputs = cases.inputs(case)
+    inputs.x[0, 1, 1, 3], inputs.x[0, 4, 7, 0], inputs.x[0, 7, 2, 5] = np.nan, np.inf, -np.inf
+    inputs.x[0, 8, 8, 2] = np.float32(1e-41)
+    result = run(case, inputs, implementation)
+    assert oracle.relative_error(result, oracle.expected(case, inputs)) <= TOLERANCE["float32"]
+
+
+def test_subnormal_input_is_not_a_zero() -> None:
+    require("ecr", "float32")
+    x = np.full((1, 3, 3, 4), 1e-40, np.float32)
+    kernel = np.full((3, 3, 4, 5), 1e30, np.float32)
+    result = np.asarray(jsc.conv(x, kernel, padding="VALID", implementation="ecr"))
+    np.testing.assert_allclose(result, 36 * float(np.float32(1e-40)) * float(np.float32(1e30)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_skipped_zero_drops_inf_and_nan_of_the_kernel(zero: float) -> None:
+    """The one documented difference from lax."""
+    require("ecr", "float32")
+    x = np.full((1, 4, 4, 6), zero, np.float32)
+    x[..., 0] = 1.0
+    kernel = np.ones((3, 3, 6, 8), np.float32)
+    kernel[:, :, 1], kernel[:, :, 2] = np.inf, np.nan
+    result = np.asarray(jsc.conv(x, kernel, padding="VALID", implementation="ecr"))
+    np.testing.assert_array_equal(result, np.full((1, 2, 2, 8), 9.0))
+    pooled = np.asarray(jsc.conv_pool(x, kernel, padding="VALID", implementation="pecr"))
+    np.testing.assert_array_equal(pooled, np.full((1, 1, 1, 8), 9.0))
+    row = np.asarray(jsc.dense(x[:, 0, 0], kernel[0, 0], implementation="ecr"))
+    np.testing.assert_array_equal(row, np.full((1, 8), 1.0))
+
+
+@pytest.mark.parametrize(("case", "implementation"), [RUNS[6], RUNS[40]], ids=[RUN_IDS[6], RUN_IDS[40]])
+def test_bitwise_repeatable(case: Case, implementation: str) -> None:
+    require(implementation, "float32")
+    inputs = cases.inputs(case)
+    first = np.asarray(run(case, inputs, implementation))
+    for _ in range(5):
+        np.testing.assert_array_equal(np.asarray(run(case, inputs, implementation)), first)

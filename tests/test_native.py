@@ -1,0 +1,82 @@
+"""The native extensions: what is registered, what is missing and why, and the cost of importing the package."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import PLATFORM
+
+from jax_sparse_conv import _native, primitives
+from jax_sparse_conv.geometry import Geometry
+
+
+def test_cpu_targets_are_registered() -> None:
+    assert _native.registered_targets()["cpu"] == ["jsc_ecr", "jsc_pecr", "jsc_dense"]
+    assert _native.cpu_isa() in ("portable", "avx2", "avx512")
+
+
+def test_a_missing_extension_keeps_its_reason() -> None:
+    assert "only for 'cpu', 'cuda'" in str(_native.why_missing("ecr", "tpu", "float32"))
+    assert _native.why_missing("ecr", "cpu", "float32") is None
+    assert "dtype int32 is not supported on cpu" in str(_native.why_missing("ecr", "cpu", "int32"))
+    if not _native.registered_targets()["cuda"]:
+        assert _native.missing_reasons()["cuda"]
+        assert _native.missing_reasons()["cuda"] in str(_native.why_missing("ecr", "cuda", "float32"))
+
+
+def test_an_extension_that_does_not_load_is_an_answer_not_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> None:
+        raise ImportError("libgone.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(_native.importlib, "import_module", broken)
+    monkeypatch.setattr(_native._build_info, "CUDA_BUILT", True)
+    monkeypatch.setattr(_native, "_modules", {})
+    monkeypatch.setattr(_native, "_reasons", {})
+    _native._load("cuda", "_cuda", "CUDA")
+    assert _native.why_missing("ecr", "cuda", "float32") == (
+        "the cuda extension is missing: ImportError: libgone.so.1: cannot open shared object file"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"stride": np.asarray([0, 1], np.int64)}, "must be at least 1"),
+        ({"groups": np.int64(5)}, "groups=5 does not divide"),
+        ({"padding": np.asarray([1, 1], np.int64)}, "attribute padding must be an array of 4 int64"),
+        ({"pool": np.int64(7)}, "pool 0, 1 or 2, got 0 and 7"),
+        ({"has_bias": np.int64(1)}, "number of operands does not match"),
+        ({"padding": np.asarray([3, 3, 3, 3], np.int64)}, "but the operation gives"),
+    ],
+)
+def test_the_native_side_checks_every_call_itself(change: dict[str, np.ndarray], sentence: str) -> None:
+    """A hand-written call with wrong attributes gets an error, not a crash or a read out of bounds."""
+    reason = _native.why_missing("ecr", PLATFORM, "float32")
+    if reason is not None:
+        pytest.skip(reason)
+    attributes = primitives.attributes(primitives.Config(Geometry(padding=((1, 1), (1, 1))), "ecr")) | change
+    results = [jax.ShapeDtypeStruct((1, 4, 4, 3), jnp.float32)]
+    if PLATFORM == "cuda":
+        results.append(jax.ShapeDtypeStruct((0,), jnp.uint8))
+    call = jax.ffi.ffi_call("jsc_ecr", results)
+    with pytest.raises(Exception, match=sentence):
+        jax.block_until_ready(call(jnp.ones((1, 4, 4, 2)), jnp.ones((1, 3, 3, 2, 3)), **attributes))
+
+
+def test_import_adds_little_to_importing_jax_and_flax() -> None:
+    """Counted in modules, not seconds: nothing heavy comes with the package itself."""
+    code = (
+        "import sys, jax, flax, flax.nnx\n"
+        "before = set(sys.modules)\n"
+        "import jax_sparse_conv\n"
+        "print(len(set(sys.modules) - before))\n"
+        "print(*[m for m in ('matplotlib', 'rich', 'sklearn', 'PIL', 'safetensors') if m in sys.modules])\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert int(out[0]) <= 20
+    assert out[1] == ""

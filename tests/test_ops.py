@@ -1,0 +1,139 @@
+"""The public operations' arguments: what is accepted, what each refusal says, and lax's own signature."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import require
+from jax import lax
+
+import jax_sparse_conv as jsc
+
+
+def arrays(c: int = 6, k: int = 8, dtype: Any = jnp.float32) -> tuple[jax.Array, jax.Array]:
+    rng = np.random.default_rng(0)
+    x = np.maximum(rng.standard_normal((2, 8, 9, c)), 0)
+    return jnp.asarray(x, dtype), jnp.asarray(rng.standard_normal((3, 3, c, k)), dtype)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"implementation": "cudnn"}, r"implementation='cudnn' is not one that conv has: None, 'xla', 'ecr'"),
+        ({"implementation": "pecr"}, r"implementation='pecr' is not one that conv has"),
+        ({"activation": "gelu"}, r"activation='gelu' is not one of None, 'relu'"),
+        ({"bias": np.zeros(7, np.float32)}, r"bias.shape=\(7,\) must be \(8,\)"),
+        ({"residual": np.zeros((2, 8, 8, 8), np.float32)}, r"residual.shape=\(2, 8, 8, 8\) must be \(2, 8, 9, 8\)"),
+    ],
+)
+def test_conv_names_a_bad_argument(arguments: dict[str, Any], sentence: str) -> None:
+    x, kernel = arrays()
+    with pytest.raises(ValueError, match=sentence):
+        jax.jit(lambda: jsc.conv(x, kernel, **arguments))()
+
+
+def test_dtypes_must_agree() -> None:
+    x, kernel = arrays()
+    with pytest.raises(TypeError, match=r"kernel.dtype=bfloat16 must equal x.dtype=float32"):
+        jsc.conv(x, kernel.astype(jnp.bfloat16))
+    with pytest.raises(TypeError, match=r"bias.dtype=float16 must equal x.dtype=float32"):
+        jsc.conv(x, kernel, jnp.zeros(8, jnp.float16))
+
+
+def test_conv_pool_and_dense_name_a_bad_argument() -> None:
+    x, kernel = arrays()
+    with pytest.raises(ValueError, match=r"implementation='direct' is not one that conv_pool has: None, 'xla', 'ecr'"):
+        jsc.conv_pool(x, kernel, implementation="direct")
+    with pytest.raises(ValueError, match=r"x.shape=\(2, 5\) and kernel.shape=\(6, 8\) are not"):
+        jsc.dense(jnp.ones((2, 5)), jnp.ones((6, 8)))
+    with pytest.raises(ValueError, match=r"implementation='pecr' is not one that dense has"):
+        jsc.dense(jnp.ones((2, 6)), jnp.ones((6, 8)), implementation="pecr")
+
+
+def test_integers_run_in_lax_or_say_so() -> None:
+    x, kernel = (jnp.round(3 * a).astype(jnp.int32) for a in arrays())
+    with pytest.raises(ValueError, match=r"implementation='ecr' cannot run with x.dtype=int32; it takes float32, "):
+        jsc.conv(x, kernel, implementation="ecr")
+    expected = lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    np.testing.assert_array_equal(jsc.conv(x, kernel), expected)
+
+
+def test_numpy_arrays_and_lists_are_arrays() -> None:
+    x, kernel = arrays()
+    expected = jsc.conv(x, kernel, jnp.arange(8.0), implementation="xla")
+    result = jsc.conv(np.asarray(x), np.asarray(kernel), [float(i) for i in range(8)])
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_dense_keeps_leading_axes() -> None:
+    x = jnp.maximum(jnp.asarray(np.random.default_rng(1).standard_normal((2, 3, 5))), 0)
+    kernel = jnp.ones((5, 4), x.dtype)
+    for implementation in (None, "xla", "ecr"):
+        result = jsc.dense(x, kernel, implementation=implementation)
+        assert result.shape == (2, 3, 4)
+        np.testing.assert_allclose(result, np.asarray(x) @ np.asarray(kernel), rtol=2e-3)
+    assert jsc.dense(x[0, 0], kernel, implementation="ecr").shape == (4,)
+
+
+def test_density() -> None:
+    x = jnp.asarray([[0.0, -0.0, jnp.nan, 1e-41], [1.0, jnp.inf, -2.0, 0.0]], jnp.float32)
+    assert jsc.density(x[1]) == 0.75
+    np.testing.assert_array_equal(jsc.density(x[:, :3], axis=0), [0.5, 0.5, 1.0])
+
+
+def test_conv_general_dilated_is_lax_where_conv_applies() -> None:
+    x, kernel = arrays()
+    for arguments in (
+        {"window_strides": (2, 1), "padding": "SAME"},
+        {"window_strides": (1, 1), "padding": [(1, 2), (0, 3)], "rhs_dilation": (2, 1)},
+        {"window_strides": [1, 1], "padding": "VALID", "lhs_dilation": (1, 1), "out_sharding": None},
+    ):
+        common: dict[str, Any] = {"dimension_numbers": ("NHWC", "HWIO", "NHWC"), "precision": "highest", **arguments}
+        np.testing.assert_allclose(
+            jsc.conv_general_dilated(x, kernel, **common),
+            lax.conv_general_dilated(x, kernel, **common),
+            rtol=1e-4,
+            atol=1e-4,
+        )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"lhs_dilation": (2, 2)}, r"lhs_dilation=\(2, 2\) is not 1"),
+        ({"dimension_numbers": None}, r"dimension_numbers=None is not"),
+        ({"preferred_element_type": jnp.bfloat16}, r"preferred_element_type=.* is not lhs's dtype"),
+        ({"batch_group_count": 2}, r"batch_group_count=2 is not 1"),
+    ],
+)
+def test_conv_general_dilated_steps_aside_or_says_why_not(arguments: dict[str, Any], sentence: str) -> None:
+    x, kernel = arrays()
+    common: dict[str, Any] = {"window_strides": (1, 1), "padding": "SAME", "precision": "highest"}
+    common |= {"dimension_numbers": ("NHWC", "HWIO", "NHWC")} | arguments
+    if arguments.get("dimension_numbers", "") is None:
+        x, kernel = jnp.transpose(x, (0, 3, 1, 2)), jnp.transpose(kernel, (3, 2, 0, 1))
+    np.testing.assert_array_equal(
+        jsc.conv_general_dilated(x, kernel, **common), lax.conv_general_dilated(x, kernel, **common)
+    )
+    with pytest.raises(ValueError, match=sentence):
+        jsc.conv_general_dilated(x, kernel, **common, implementation="ecr")
+
+
+def test_precision_is_checked_by_lax_on_the_dense_path() -> None:
+    x, kernel = arrays()
+    with pytest.raises(ValueError, match="Precision"):
+        jsc.conv(x, kernel, precision="exact", implementation="xla")
+
+
+def test_eager_calls_do_not_retrace() -> None:
+    require("ecr", "float32")
+    x, kernel = arrays()
+    jsc.conv(x, kernel, implementation="ecr")
+    with jax.log_compiles(False), jax.checking_leaks():
+        np.testing.assert_array_equal(
+            jsc.conv(x, kernel, implementation="ecr"), jsc.conv(x, kernel, implementation="ecr")
+        )
