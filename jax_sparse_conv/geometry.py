@@ -42,7 +42,7 @@ class Geometry:
     groups: int = 1
     pool: Pool | None = None
 
-    def conv_size(self, size: Pair, kernel_size: Pair) -> Pair:
+    def conv_size(self, size: Sequence[int], kernel_size: Sequence[int]) -> Pair:
         """Height and width of the convolution's result for an input of `size`."""
         height, width = (
             windowed_size(n, k, s, p, d)
@@ -50,7 +50,7 @@ class Geometry:
         )
         return height, width
 
-    def out_size(self, size: Pair, kernel_size: Pair) -> Pair:
+    def out_size(self, size: Sequence[int], kernel_size: Sequence[int]) -> Pair:
         """Height and width after the pool."""
         conv_size = self.conv_size(size, kernel_size)
         if self.pool is None:
@@ -105,7 +105,7 @@ def resolve(
 
 def with_pool(
     geometry: Geometry,
-    conv_size: Pair,
+    conv_size: Sequence[int],
     *,
     kind: str,
     window_shape: int | Sequence[int],

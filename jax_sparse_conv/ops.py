@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -68,19 +68,18 @@ def conv(
       ValueError: a shape or argument that does not fit, or an implementation that cannot run.
       TypeError: dtypes that differ.
     """
-    x, kernel, bias, residual = _arrays(x, kernel, bias, residual)
+    operands = _Operands.of(x, kernel, bias, residual)
     geometry = geo.resolve(
-        x.shape,
-        kernel.shape,
+        operands.x.shape,
+        operands.kernel.shape,
         strides=strides,
         padding=padding,
         kernel_dilation=kernel_dilation,
         feature_group_count=feature_group_count,
     )
-    _check_epilogue(x, kernel, bias, residual, geometry, activation)
-    _check_implementation(implementation, CONV_IMPLEMENTATIONS, "conv", x)
-    method = "ecr" if implementation is None else implementation
-    return _run(method, x, kernel, bias, residual, geometry, activation, precision, implementation is None)
+    operands.check(geometry, activation)
+    _check_implementation(implementation, CONV_IMPLEMENTATIONS, "conv", operands.x.dtype)
+    return _run(implementation or "ecr", operands, geometry, activation, precision, implementation is None)
 
 
 def conv_pool(
@@ -127,10 +126,10 @@ def conv_pool(
       ValueError: a shape or argument that does not fit, or an implementation that cannot run.
       TypeError: dtypes that differ.
     """
-    x, kernel, bias, _ = _arrays(x, kernel, bias, None)
+    operands = _Operands.of(x, kernel, bias)
     geometry = geo.resolve(
-        x.shape,
-        kernel.shape,
+        operands.x.shape,
+        operands.kernel.shape,
         strides=strides,
         padding=padding,
         kernel_dilation=kernel_dilation,
@@ -138,19 +137,18 @@ def conv_pool(
     )
     geometry = geo.with_pool(
         geometry,
-        geometry.conv_size(x.shape[1:3], kernel.shape[:2]),
+        geometry.conv_size(operands.x.shape[1:3], operands.kernel.shape[:2]),
         kind=pool,
         window_shape=window_shape,
         window_strides=window_strides,
         window_padding=window_padding,
     )
-    _check_epilogue(x, kernel, bias, None, geometry, activation)
-    _check_implementation(implementation, CONV_POOL_IMPLEMENTATIONS, "conv_pool", x)
+    operands.check(geometry, activation)
+    _check_implementation(implementation, CONV_POOL_IMPLEMENTATIONS, "conv_pool", operands.x.dtype)
     if implementation == "ecr":
-        y = _run("ecr", x, kernel, bias, None, geometry.without_pool(), activation, precision, False)
+        y = _run("ecr", operands, geometry.without_pool(), activation, precision, False)
         return reference.pool(y, geometry.pool)
-    method = "pecr" if implementation is None else implementation
-    return _run(method, x, kernel, bias, None, geometry, activation, precision, implementation is None)
+    return _run(implementation or "pecr", operands, geometry, activation, precision, implementation is None)
 
 
 def dense(
@@ -183,22 +181,21 @@ def dense(
       ValueError: a shape or argument that does not fit, or an implementation that cannot run.
       TypeError: dtypes that differ.
     """
-    x, kernel, bias, _ = _arrays(x, kernel, bias, None)
-    if x.ndim < 1 or kernel.ndim != 2 or x.shape[-1] != kernel.shape[0]:
-        raise ValueError(f"x.shape={x.shape} and kernel.shape={kernel.shape} are not [..., C] and [C, K]")
-    _check_implementation(implementation, DENSE_IMPLEMENTATIONS, "dense", x)
-    rows = x.reshape(-1, 1, 1, x.shape[-1])
-    window = kernel[None, None]
-    geometry = geo.resolve(rows.shape, window.shape, padding="VALID")
-    _check_epilogue(rows, window, bias, None, geometry, activation)
-    method = "dense" if implementation == "ecr" else implementation
-    if method is None:
-        method = "dense" if rows.shape[0] <= _DENSE_ROWS else "xla"
-    if method == "xla":
-        y = jnp.matmul(x, kernel, precision=precision)
-        return reference.epilogue(y, bias, None, activation)
-    out = _run(method, rows, window, bias, None, geometry, activation, precision, implementation is None)
-    return out.reshape(*x.shape[:-1], kernel.shape[1])
+    given = _Operands.of(x, kernel, bias)
+    shape, features = given.x.shape, given.kernel.shape
+    if len(shape) < 1 or len(features) != 2 or shape[-1] != features[0]:
+        raise ValueError(f"x.shape={shape} and kernel.shape={features} are not [..., C] and [C, K]")
+    _check_implementation(implementation, DENSE_IMPLEMENTATIONS, "dense", given.x.dtype)
+    # A row of x is a one-pixel map and the kernel a 1x1 window.
+    operands = _Operands(given.x.reshape(-1, 1, 1, shape[-1]), given.kernel[None, None], given.bias)
+    geometry = geo.resolve(operands.x.shape, operands.kernel.shape, padding="VALID")
+    operands.check(geometry, activation)
+    few_rows = operands.x.shape[0] <= _DENSE_ROWS
+    if implementation == "xla" or (implementation is None and not few_rows):
+        y = jnp.matmul(given.x, given.kernel, precision=precision)
+        return reference.epilogue(y, given.bias, None, activation)
+    out = _run("dense", operands, geometry, activation, precision, implementation is None)
+    return out.reshape(*shape[:-1], features[1])
 
 
 def conv_general_dilated(
@@ -265,23 +262,45 @@ def density(x: jax.typing.ArrayLike, axis: int | tuple[int, ...] | None = None) 
     return reference.density(jnp.asarray(x), axis)
 
 
+class _Operands(NamedTuple):
+    x: jax.Array
+    kernel: jax.Array
+    bias: jax.Array | None = None
+    residual: jax.Array | None = None
+
+    @classmethod
+    def of(cls, *values: Any) -> _Operands:
+        return cls(*(None if value is None else jnp.asarray(value) for value in values))  # type: ignore[arg-type]
+
+    def check(self, geometry: Geometry, activation: str | None) -> None:
+        """Shapes and dtypes of what follows the convolution, and that all dtypes agree."""
+        features = self.kernel.shape[-1]
+        conv_size = geometry.conv_size(self.x.shape[1:3], self.kernel.shape[:2])
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation={activation!r} is not one of {', '.join(map(repr, ACTIVATIONS))}")
+        result = (self.x.shape[0], *conv_size, features)
+        for name, value, shape in (("bias", self.bias, (features,)), ("residual", self.residual, result)):
+            if value is not None and value.shape != shape:
+                raise ValueError(f"{name}.shape={value.shape} must be {shape}")
+        for name, value in zip(("kernel", "bias", "residual"), self[1:], strict=True):
+            if value is not None and value.dtype != self.x.dtype:
+                raise TypeError(f"{name}.dtype={value.dtype} must equal x.dtype={self.x.dtype}")
+
+
 def _run(
     method: str,
-    x: jax.Array,
-    kernel: jax.Array,
-    bias: jax.Array | None,
-    residual: jax.Array | None,
+    operands: _Operands,
     geometry: Geometry,
     activation: str | None,
     precision: lax.PrecisionLike,
     fallback: bool,
 ) -> jax.Array:
-    if method == "xla" or str(x.dtype) not in _KERNEL_DTYPES:
-        return reference.conv_pool(x, kernel, bias, residual, geometry, activation, precision)
+    if method == "xla" or str(operands.x.dtype) not in _KERNEL_DTYPES:
+        return reference.conv_pool(*operands, geometry, activation, precision)
     config = primitives.Config(
         geometry, method, activation, fallback=fallback, precision=_hashable_precision(precision)
     )
-    return _sparse(x, kernel, bias, residual, config)
+    return _sparse(*operands, config=config)
 
 
 @functools.partial(jax.jit, static_argnames="config")
@@ -292,37 +311,13 @@ def _sparse(
     return primitives.bind(x, kernel[None], None if bias is None else bias[None], residual, config)
 
 
-def _arrays(*values: Any) -> tuple[Any, ...]:
-    return tuple(None if value is None else jnp.asarray(value) for value in values)
-
-
-def _check_epilogue(
-    x: jax.Array,
-    kernel: jax.Array,
-    bias: jax.Array | None,
-    residual: jax.Array | None,
-    geometry: Geometry,
-    activation: str | None,
-) -> None:
-    features = kernel.shape[-1]
-    expected = (x.shape[0], *geometry.conv_size(x.shape[1:3], kernel.shape[:2]), features)
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation={activation!r} is not one of {', '.join(map(repr, ACTIVATIONS))}")
-    for name, value, shape in (("bias", bias, (features,)), ("residual", residual, expected)):
-        if value is not None and value.shape != shape:
-            raise ValueError(f"{name}.shape={value.shape} must be {shape}")
-    for name, value in (("kernel", kernel), ("bias", bias), ("residual", residual)):
-        if value is not None and value.dtype != x.dtype:
-            raise TypeError(f"{name}.dtype={value.dtype} must equal x.dtype={x.dtype}")
-
-
-def _check_implementation(implementation: str | None, names: tuple[str, ...], op: str, x: jax.Array) -> None:
+def _check_implementation(implementation: str | None, names: tuple[str, ...], op: str, dtype: Any) -> None:
     choices = ", ".join(map(repr, (None, *names)))
     if implementation is not None and implementation not in names:
         raise ValueError(f"implementation={implementation!r} is not one that {op} has: {choices}")
-    if implementation not in (None, "xla") and str(x.dtype) not in _KERNEL_DTYPES:
+    if implementation not in (None, "xla") and str(dtype) not in _KERNEL_DTYPES:
         raise ValueError(
-            f"implementation={implementation!r} cannot run with x.dtype={x.dtype}; it takes "
+            f"implementation={implementation!r} cannot run with x.dtype={dtype}; it takes "
             f"{', '.join(_KERNEL_DTYPES)}, and implementation=None or 'xla' whatever lax takes"
         )
 

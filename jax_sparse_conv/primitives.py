@@ -129,9 +129,11 @@ def _compiled(config: Config) -> Any:
     return jax.jit(functools.partial(conv_p.bind, config=config))
 
 
-@conv_p.def_impl
 def _impl(*operands: jax.Array, config: Config) -> jax.Array:
-    return _compiled(config)(*operands)  # type: ignore[no-any-return]
+    return _compiled(config)(*operands)
+
+
+conv_p.def_impl(_impl)
 
 
 # --- the same operation in lax ---------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from conftest import require
 from jax import lax
 
 import jax_sparse_conv as jsc
+from jax_sparse_conv import primitives
 
 
 def arrays(c: int = 6, k: int = 8, dtype: Any = jnp.float32) -> tuple[jax.Array, jax.Array]:
@@ -73,6 +74,8 @@ def test_dense_keeps_leading_axes() -> None:
     x = jnp.maximum(jnp.asarray(np.random.default_rng(1).standard_normal((2, 3, 5))), 0)
     kernel = jnp.ones((5, 4), x.dtype)
     for implementation in (None, "xla", "ecr"):
+        if implementation == "ecr":
+            require("dense", "float32")
         result = jsc.dense(x, kernel, implementation=implementation)
         assert result.shape == (2, 3, 4)
         np.testing.assert_allclose(result, np.asarray(x) @ np.asarray(kernel), rtol=2e-3)
@@ -106,16 +109,18 @@ def test_conv_general_dilated_is_lax_where_conv_applies() -> None:
     [
         ({"lhs_dilation": (2, 2)}, r"lhs_dilation=\(2, 2\) is not 1"),
         ({"dimension_numbers": None}, r"dimension_numbers=None is not"),
-        ({"preferred_element_type": jnp.bfloat16}, r"preferred_element_type=.* is not lhs's dtype"),
+        ({"preferred_element_type": jnp.float32}, r"preferred_element_type=.* is not lhs's dtype"),
         ({"batch_group_count": 2}, r"batch_group_count=2 is not 1"),
     ],
 )
 def test_conv_general_dilated_steps_aside_or_says_why_not(arguments: dict[str, Any], sentence: str) -> None:
     x, kernel = arrays()
-    common: dict[str, Any] = {"window_strides": (1, 1), "padding": "SAME", "precision": "highest"}
+    common: dict[str, Any] = {"window_strides": (1, 1), "padding": [(1, 1), (1, 1)], "precision": "highest"}
     common |= {"dimension_numbers": ("NHWC", "HWIO", "NHWC")} | arguments
     if arguments.get("dimension_numbers", "") is None:
         x, kernel = jnp.transpose(x, (0, 3, 1, 2)), jnp.transpose(kernel, (3, 2, 0, 1))
+    if "preferred_element_type" in arguments:
+        x, kernel = x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16)
     np.testing.assert_array_equal(
         jsc.conv_general_dilated(x, kernel, **common), lax.conv_general_dilated(x, kernel, **common)
     )
@@ -129,11 +134,11 @@ def test_precision_is_checked_by_lax_on_the_dense_path() -> None:
         jsc.conv(x, kernel, precision="exact", implementation="xla")
 
 
-def test_eager_calls_do_not_retrace() -> None:
-    require("ecr", "float32")
-    x, kernel = arrays()
-    jsc.conv(x, kernel, implementation="ecr")
-    with jax.log_compiles(False), jax.checking_leaks():
-        np.testing.assert_array_equal(
-            jsc.conv(x, kernel, implementation="ecr"), jsc.conv(x, kernel, implementation="ecr")
-        )
+def test_eager_calls_do_not_retrace(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = []
+    bind = primitives.bind
+    monkeypatch.setattr(primitives, "bind", lambda *a: (traced.append(1), bind(*a))[1])
+    x, kernel = arrays(c=5)
+    for _ in range(3):
+        jsc.conv(x, kernel)
+    assert len(traced) == 1
