@@ -1,0 +1,310 @@
+"""Weights of torchvision, timm and Keras, from a safetensors file into a network of this package.
+
+A convention is recognised by the names in the file. Rules give, for every layer, the prefix of its convolution's and of
+its batch norm's tensors; a framework gives the suffixes and the layout.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import jax
+from flax import nnx
+
+from jax_sparse_conv.models.layers import ConvLayer, ConvNet
+from jax_sparse_conv.models.resnet import ResNet
+from jax_sparse_conv.models.vgg import VGG
+
+KERAS_EPSILON = 1.001e-5
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedWeights:
+    """What `load_weights` did.
+
+    Attributes:
+      convention: "torchvision", "timm" or "keras"; what `preprocess` takes.
+      missing: tensors the network has and the file does not; their parameters are untouched. Empty unless `partial`.
+      ignored: tensors of the file that were not used, without torch's `num_batches_tracked`. Empty unless `partial`.
+    """
+
+    convention: str
+    missing: tuple[str, ...]
+    ignored: tuple[str, ...]
+
+
+def load_weights(model: ConvNet, path: str | os.PathLike[str], *, partial: bool = False) -> LoadedWeights:
+    """Load weights from a safetensors file, in place.
+
+    Values are cast to the network's parameter dtype, so that files in float16 or bfloat16 do. Names of Keras set what
+    Keras does differently: a batch-norm epsilon of 1.001e-5 and, for ResNet, version "v1" (`ResNet.use_version`); biases
+    of convolutions before a batch norm go into its mean.
+
+    Args:
+      model: a VGG or a ResNet of this package whose batch norm is not folded.
+      path: a file with the tensor names of torchvision, timm or Keras.
+      partial: load what is there and report what is missing and what is ignored, instead of raising.
+
+    Raises:
+      FileNotFoundError: no such file.
+      ValueError: not a safetensors file; names of no known convention; tensors that are missing, unexpected or
+        misshapen, named; batch norms already folded. The network is unchanged then.
+      ImportError: safetensors is not installed.
+    """
+    path = Path(path)
+    with _open(path) as file:
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        convention = find_convention(model, shapes)
+        slots = {slot.tensor: slot for slot in _slots(model, convention)}
+        missing = tuple(name for name, slot in slots.items() if name not in shapes and not slot.optional)
+        ignored = tuple(name for name in shapes if name not in slots and not name.endswith("num_batches_tracked"))
+        misshapen = _misshapen(slots, shapes)
+        _check(path, convention, () if partial else missing, () if partial else ignored, misshapen)
+        for name, slot in slots.items():
+            if name in shapes:
+                slot.write(slot.convert(file.get_tensor(name)))
+    if convention == "keras":
+        _follow_keras(model)
+    return LoadedWeights(convention, missing, ignored)
+
+
+def find_convention(model: ConvNet, names: Iterable[str]) -> str:
+    """ "torchvision", "timm" or "keras", whichever gives the network's layers the most of `names`.
+
+    Raises:
+      ValueError: none gives it any, or the network is not one with rules.
+    """
+    available = set(names)
+    found = {
+        convention: sum(slot.tensor in available for slot in _slots(model, convention))
+        for family, convention in _PREFIXES
+        if isinstance(model, family)
+    }
+    if not found:
+        raise ValueError(f"there are no names for a {type(model).__name__}; load_weights knows VGG and ResNet")
+    best = max(found, key=lambda convention: found[convention])
+    if found[best] == 0:
+        raise ValueError(
+            f"no tensor has a name that {', '.join(found)} give a {type(model).__name__}; the first are "
+            f"{', '.join(sorted(available)[:3]) or 'none'}"
+        )
+    return best
+
+
+# --- rules: layer -> prefixes of its convolution and its batch norm -------------------------------------------------
+
+Prefixes: TypeAlias = dict[str, tuple[str, str]]
+
+
+def _vgg_torchvision(model: VGG) -> Prefixes:
+    """features.<position in the sequence of conv, batch norm, ReLU and pool>, classifier.<0, 3, 6>."""
+    prefixes, position = {}, 0
+    for s, stage in enumerate(model.stages, 1):
+        for i, layer in enumerate(stage, 1):
+            prefixes[f"conv{s}_{i}"] = (f"features.{position}", f"features.{position + 1}")
+            position += 2 if layer.batch_norm is None else 3
+        position += 1
+    heads = {"fc6": "classifier.0", "fc7": "classifier.3", "fc8": "classifier.6"}
+    return prefixes | {name: (prefix, "") for name, prefix in heads.items()}
+
+
+def _vgg_timm(model: VGG) -> Prefixes:
+    """As torchvision, with fc6 and fc7 as convolutions."""
+    heads = {"fc6": "pre_logits.fc1", "fc7": "pre_logits.fc2", "fc8": "head.fc"}
+    return _vgg_torchvision(model) | {name: (prefix, "") for name, prefix in heads.items()}
+
+
+def _vgg_keras(model: VGG) -> Prefixes:
+    """block3_conv1, fc1, fc2, predictions. Keras publishes no VGG with batch norm."""
+    prefixes = {
+        f"conv{s}_{i}": (f"block{s}_conv{i}", f"block{s}_bn{i}")
+        for s, stage in enumerate(model.stages, 1)
+        for i in range(1, len(stage) + 1)
+    }
+    return prefixes | {"fc6": ("fc1", ""), "fc7": ("fc2", ""), "fc8": ("predictions", "")}
+
+
+def _resnet_torch(model: ResNet) -> Prefixes:
+    """layer1.0.conv2 and layer1.0.bn2, layer1.0.downsample.0 and .1; torchvision's and timm's."""
+    prefixes = {"conv1": ("conv1", "bn1"), "fc": ("fc", "")}
+    for s, stage in enumerate(model.stages):
+        for b in range(len(stage)):
+            name, prefix = f"conv{s + 2}_block{b + 1}", f"layer{s + 1}.{b}"
+            prefixes[f"{name}_0"] = (f"{prefix}.downsample.0", f"{prefix}.downsample.1")
+            prefixes |= {f"{name}_{i}": (f"{prefix}.conv{i}", f"{prefix}.bn{i}") for i in (1, 2, 3)}
+    return prefixes
+
+
+def _resnet_keras(model: ResNet) -> Prefixes:
+    """conv2_block1_1_conv and conv2_block1_1_bn; predictions."""
+    names = [name for name, _ in model.named_layers()]
+    return {name: (f"{name}_conv", f"{name}_bn") for name in names} | {"fc": ("predictions", "")}
+
+
+_PREFIXES: dict[tuple[type[ConvNet], str], Callable[[Any], Prefixes]] = {
+    (VGG, "torchvision"): _vgg_torchvision,
+    (VGG, "timm"): _vgg_timm,
+    (VGG, "keras"): _vgg_keras,
+    (ResNet, "torchvision"): _resnet_torch,  # timm's are the same
+    (ResNet, "keras"): _resnet_keras,
+}
+_TORCH_NAMES = {
+    "kernel": ".weight",
+    "bias": ".bias",
+    "norm_scale": ".weight",
+    "norm_bias": ".bias",
+    "norm_mean": ".running_mean",
+    "norm_var": ".running_var",
+}
+_KERAS_NAMES = {
+    "kernel": "/kernel",
+    "bias": "/bias",
+    "norm_scale": "/gamma",
+    "norm_bias": "/beta",
+    "norm_mean": "/moving_mean",
+    "norm_var": "/moving_variance",
+}
+
+
+# --- slots: where each tensor goes -----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Slot:
+    """One tensor of a file and what to do with it."""
+
+    tensor: str
+    shape: tuple[int, ...]  # in the file
+    write: Callable[[jax.Array], None]  # takes the converted tensor
+    convert: Callable[[jax.Array], jax.Array] = lambda value: value
+    optional: bool = False
+
+
+def _slots(model: ConvNet, convention: str) -> Iterator[_Slot]:
+    """Every tensor that a file of this convention should have for the network, in the order to write them."""
+    rule = next(rule for (family, name), rule in _PREFIXES.items() if name == convention and isinstance(model, family))
+    prefixes = rule(model)
+    suffixes = _KERAS_NAMES if convention == "keras" else _TORCH_NAMES
+    for name, layer in model.named_layers():
+        weights, norm = prefixes[name]
+        if isinstance(layer, ConvLayer):
+            yield from _conv_slots(layer, weights, norm, suffixes)
+        else:
+            yield _linear_kernel(layer.kernel, weights + suffixes["kernel"], convention, _map_size(model, name))
+            yield _plain(layer.bias, weights + suffixes["bias"])
+
+
+def _conv_slots(layer: ConvLayer, weights: str, norm_prefix: str, suffixes: dict[str, str]) -> Iterator[_Slot]:
+    conv, norm = layer.conv, layer.batch_norm
+    height, width, inputs, outputs = conv.kernel.shape
+    tensor = weights + suffixes["kernel"]
+    if suffixes is _KERAS_NAMES:
+        yield _plain(conv.kernel, tensor)
+    else:
+        shape = (outputs, inputs, height, width)
+        yield _Slot(tensor, shape, _writer(conv.kernel), lambda value: value.transpose(2, 3, 1, 0))
+    if norm is not None:
+        yield _plain(norm.scale, norm_prefix + suffixes["norm_scale"])
+        yield _plain(norm.bias, norm_prefix + suffixes["norm_bias"])
+        yield _plain(norm.mean, norm_prefix + suffixes["norm_mean"])
+        yield _plain(norm.var, norm_prefix + suffixes["norm_var"])
+    if conv.bias is not None:
+        yield _plain(conv.bias, weights + suffixes["bias"])
+    elif norm is not None:
+        # norm(conv + bias) is norm(conv) with a mean smaller by the bias. Written after the mean itself.
+        mean = norm.mean
+        yield _Slot(
+            weights + suffixes["bias"],
+            mean.shape,
+            lambda value: mean.set_value(mean[...] - value.astype(mean.dtype)),
+            optional=True,
+        )
+
+
+def _linear_kernel(variable: Any, tensor: str, convention: str, map_size: int) -> _Slot:
+    """A fully connected kernel; torch flattens a feature map as C, H, W, this package and Keras as H, W, C."""
+    inputs, outputs = variable.shape
+    if convention == "keras":
+        return _plain(variable, tensor)
+    channels = inputs // map_size**2
+    stored = (outputs, inputs)
+    if convention == "timm":
+        stored = (outputs, channels, map_size, map_size) if not tensor.startswith("head.") else stored
+
+    def convert(value: jax.Array) -> jax.Array:
+        maps = value.reshape(outputs, channels, map_size, map_size)
+        return maps.transpose(2, 3, 1, 0).reshape(inputs, outputs)
+
+    return _Slot(tensor, stored, _writer(variable), convert)
+
+
+def _map_size(model: ConvNet, name: str) -> int:
+    """Rows and columns of the feature map that a fully connected layer takes flattened."""
+    return model.pool_size if isinstance(model, VGG) and name == "fc6" else 1
+
+
+def _plain(variable: Any, tensor: str) -> _Slot:
+    return _Slot(tensor, tuple(variable.shape), _writer(variable))
+
+
+def _writer(variable: Any) -> Callable[[jax.Array], None]:
+    def write(value: jax.Array) -> None:
+        variable.set_value(value.astype(variable.dtype))
+
+    return write
+
+
+def _follow_keras(model: ConvNet) -> None:
+    for _, module in nnx.iter_modules(model):
+        if isinstance(module, nnx.BatchNorm):
+            module.epsilon = KERAS_EPSILON
+    if isinstance(model, ResNet):
+        model.use_version("v1")
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+def _misshapen(slots: dict[str, _Slot], shapes: dict[str, tuple[int, ...]]) -> tuple[str, ...]:
+    return tuple(
+        f"{name} is {list(shapes[name])} and must be {list(slot.shape)}"
+        for name, slot in slots.items()
+        if name in shapes and shapes[name] != slot.shape
+    )
+
+
+def _check(
+    path: Path, convention: str, missing: tuple[str, ...], unexpected: tuple[str, ...], misshapen: tuple[str, ...]
+) -> None:
+    found = [
+        f"{len(tensors)} {kind}: {_some(tensors)}"
+        for kind, tensors in (("missing", missing), ("unexpected", unexpected), ("misshapen", misshapen))
+        if tensors
+    ]
+    if found:
+        raise ValueError(f"{path} does not fit the network (names of {convention}); tensors {'; '.join(found)}")
+
+
+def _some(tensors: tuple[str, ...], limit: int = 10) -> str:
+    rest = len(tensors) - limit
+    return ", ".join(tensors[:limit]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _open(path: Path) -> Any:
+    """The file as safetensors' reader, which gives JAX arrays (bfloat16 included) one at a time."""
+    try:
+        import safetensors
+    except ImportError as error:
+        raise ImportError(
+            "load_weights reads safetensors files: install it with pip install 'jax-sparse-conv[examples]'"
+        ) from error
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no weights file {path}")
+    try:
+        return safetensors.safe_open(path, framework="flax")
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{path} is not a safetensors file: {error}") from error
