@@ -1,0 +1,86 @@
+"""The photograph that `run` classifies, as a batch of uint8 images of a network's input size."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+INSTALL = 'pip install "jax-sparse-conv[examples]"'
+SAMPLE = "china.jpg"
+
+
+class UserError(Exception):
+    """A mistake of the user's that one sentence explains; `python -m jax_sparse_conv` prints it and exits with 1."""
+
+
+def load(path: str | Path | None, size: int) -> np.ndarray:
+    """A photograph, cropped to its central square and resized.
+
+    Args:
+      path: any file Pillow reads; None takes scikit-learn's sample photograph `china.jpg`.
+      size: height and width of the result.
+
+    Returns:
+      uint8 [size, size, 3], RGB.
+
+    Raises:
+      UserError: the file is missing or no image, or Pillow or scikit-learn is not installed.
+    """
+    image_module = optional("PIL.Image", "Pillow")
+    image = image_module.fromarray(_sample()) if path is None else _open(image_module, Path(path))
+    side = min(image.size)
+    left, top = (image.size[0] - side) // 2, (image.size[1] - side) // 2
+    square = image.crop((left, top, left + side, top + side))
+    return np.asarray(square.resize((size, size), image_module.Resampling.BICUBIC), np.uint8)
+
+
+def batch_of(image: np.ndarray, size: int) -> np.ndarray:
+    """`size` different images made of one: itself, mirrored, then both shifted further and further.
+
+    Image 2 i is shifted (rolled) by i steps of 7 rows and 13 columns, image 2 i + 1 is its mirror image.
+
+    Args:
+      image: [H, W, 3].
+      size: number of images, at least 1.
+
+    Returns:
+      [size, H, W, 3], image 0 unchanged.
+    """
+    variants = []
+    for index in range(size):
+        step = index // 2
+        shifted = np.roll(image, (7 * step, 13 * step), axis=(0, 1))
+        variants.append(shifted[:, ::-1] if index % 2 else shifted)
+    return np.stack(variants)
+
+
+def optional(module: str, package: str) -> ModuleType:
+    """Import a dependency of the [examples] extra.
+
+    Raises:
+      UserError: it is not installed; says how to install it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(
+            f"{package} is needed here and cannot be imported ({error}); install it with {INSTALL}"
+        ) from error
+
+
+def _sample() -> Any:
+    return optional("sklearn.datasets", "scikit-learn").load_sample_image(SAMPLE)
+
+
+def _open(image_module: ModuleType, path: Path) -> Any:
+    try:
+        with image_module.open(path) as file:
+            return file.convert("RGB")
+    except FileNotFoundError as error:
+        raise UserError(f"--image {path}: there is no such file") from error
+    except (OSError, ValueError, SyntaxError) as error:
+        raise UserError(f"--image {path} cannot be read as an image: {error}") from error

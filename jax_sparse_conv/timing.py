@@ -1,0 +1,130 @@
+"""How this package times calls: both sides in one process, in turns, on rotated operands, as medians.
+
+On a CPU a call is timed from start to `block_until_ready`. On an accelerator such a call is mostly the latency of the
+host, so the device time is taken from many calls inside one jit as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import jax
+
+Operands: TypeAlias = tuple[Any, ...]
+Function: TypeAlias = Callable[..., Any]
+
+_TARGET = re.compile(r'custom_call_target="jsc_(\w+)"')
+_NAME_OF_TARGET = {"dense": "ecr"}  # targets whose name is not the one that `implementation=` takes
+_WARM_UP = 3
+_MAX_CALLS = 32  # in one chain
+_CHAIN_BYTES = 2**31  # of operands and results alive in one chain
+_CHAINS_PER_SAMPLE = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """Seconds per call: the median of `repeats` samples and their quartiles."""
+
+    median: float
+    low: float
+    high: float
+    repeats: int
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Timing:
+        if len(samples) < 2:
+            return cls(samples[0], samples[0], samples[0], len(samples))
+        low, median, high = statistics.quantiles(samples, n=4, method="inclusive")
+        return cls(median, low, high, len(samples))
+
+    @property
+    def microseconds(self) -> float:
+        return self.median * 1e6
+
+
+def blocked(
+    functions: Mapping[str, Function], operands: Sequence[Operands], repeats: int = 30, calls: int = 1
+) -> dict[str, Timing]:
+    """Time of `function(*operands[i])` until its result is there, for each function in turn.
+
+    Args:
+      functions: compiled functions by name; each is called with the same operands.
+      operands: argument tuples that successive calls rotate through.
+      repeats: samples per function.
+      calls: calls dispatched before waiting, in one sample; the time is per call.
+    """
+    for function in functions.values():
+        for index in range(_WARM_UP):
+            jax.block_until_ready(function(*operands[index % len(operands)]))
+    samples: dict[str, list[float]] = {name: [] for name in functions}
+    for repeat in range(repeats):
+        for position, (name, function) in enumerate(functions.items()):
+            # Everyone meets all operands, but not those that the one before has just left in the cache.
+            first = repeat * calls + position * max(1, len(operands) // 2)
+            chosen = [operands[(first + call) % len(operands)] for call in range(calls)]
+            start = time.perf_counter()
+            results = [function(*arguments) for arguments in chosen]
+            jax.block_until_ready(results)
+            samples[name].append((time.perf_counter() - start) / calls)
+    return {name: Timing.of(values) for name, values in samples.items()}
+
+
+def on_device(functions: Mapping[str, Function], operands: Sequence[Operands], repeats: int = 30) -> dict[str, Timing]:
+    """Device time per call, from up to 32 calls inside one jit, for each function in turn.
+
+    Every call of the chain has operands of its own as far as the compiler knows (they are separate parameters), and
+    every result is returned, so nothing is merged or dropped.
+    """
+    length = _chain_length(functions.values(), operands)
+    chained = tuple(itertools.islice(itertools.cycle(operands), length))
+    chains = {name: _chain(function) for name, function in functions.items()}
+    whole = blocked(chains, [(chained,)], repeats, calls=_CHAINS_PER_SAMPLE)
+    return {name: _per_call(timing, length) for name, timing in whole.items()}
+
+
+def per_call(functions: Mapping[str, Function], operands: Sequence[Operands], repeats: int = 30) -> dict[str, Timing]:
+    """The time a call costs its user on the default backend: blocked on CPU, `on_device` elsewhere."""
+    if jax.default_backend() == "cpu":
+        return blocked(functions, operands, repeats)
+    return on_device(functions, operands, repeats)
+
+
+def what_ran(function: Function, *arguments: Any) -> str:
+    """The native kernels in a jitted function's compiled program, by implementation name; "xla" without one."""
+    text = function.lower(*arguments).compile().as_text() or ""  # type: ignore[attr-defined]
+    names = dict.fromkeys(_NAME_OF_TARGET.get(name, name) for name in _TARGET.findall(text))
+    return "+".join(names) or "xla"
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """Geometric mean; NaN of nothing."""
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
+
+def _chain(function: Function) -> Function:
+    @jax.jit
+    def chain(chained: tuple[Operands, ...]) -> list[Any]:
+        return [function(*arguments) for arguments in chained]
+
+    return chain
+
+
+def _chain_length(functions: Iterable[Function], operands: Sequence[Operands]) -> int:
+    results = max(_nbytes(jax.eval_shape(function, *operands[0])) for function in functions)
+    return max(2, min(_MAX_CALLS, _CHAIN_BYTES // max(1, results * _CHAINS_PER_SAMPLE)))
+
+
+def _nbytes(tree: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def _per_call(timing: Timing, calls: int) -> Timing:
+    return Timing(timing.median / calls, timing.low / calls, timing.high / calls, timing.repeats)
