@@ -1,0 +1,239 @@
+"""Any implementation against XLA, layer by layer.
+
+    python -m benchmarks.layers --set cpu --maps feature_maps.npz --json results.json
+    python -m benchmarks.layers --set gpu --precision highest default --both-flags --json results.json
+
+Both sides run in one process and in turns, on rotated inputs; times are medians and include the conversion to a sparse
+format. On a GPU they are device times of many calls in one jit, and `*_latency_us` are blocked calls. Every layer is
+timed with 0 % zeros too: a gain that stays there does not come from the zeros.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jax_sparse_conv as jsc
+from benchmarks import data, tables
+from benchmarks.cases import SETS, Layer
+from jax_sparse_conv import environment, ops, timing
+
+COMMAND_BUFFERS = (
+    "--xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONVOLUTION "
+    "--xla_gpu_graph_min_graph_size=1"
+)
+_ROTATIONS = 4
+_COLD_BYTES = 2**28  # of kernels, so that none is still in the cache when its turn comes again
+_MAX_KERNELS = 32
+_HAS = {
+    "conv": ops.CONV_IMPLEMENTATIONS,
+    "conv_pool": ops.CONV_POOL_IMPLEMENTATIONS,
+    "dense": ops.DENSE_IMPLEMENTATIONS,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Time the chosen layers, print a table and write a JSON file; the result is the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    options = _parser().parse_args(arguments)
+    try:
+        content = _both_flags(arguments) if options.both_flags else _one_process(options)
+    except (OSError, ValueError) as error:
+        print(f"benchmarks.layers: {error}", file=sys.stderr)
+        return 1
+    print(tables.table(content["rows"]))
+    print(tables.means_table(content["geometric_means"]))
+    if options.json:
+        options.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.layers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--set", choices=SETS, default="cpu", help="layers (benchmarks/cases.py)")
+    add("--layers", default="", help="only layers whose name matches this regular expression")
+    add("--implementation", help="instead of each layer's own, where the operation has it; auto is None")
+    add(
+        "--zeros",
+        type=int,
+        nargs="+",
+        help="percentages of i.i.d. zeros; 0 is always added (default: each layer's own)",
+    )
+    add(
+        "--maps",
+        type=Path,
+        help="npz file with real maps, float32 [N, H, W, C]; timed as well where the layer has them",
+    )
+    add("--batch", type=int, nargs="+", default=[1])
+    add("--dtype", nargs="+", default=["float32"], help="float32, bfloat16, float16")
+    add("--precision", nargs="+", default=["highest"], help="of XLA's side: default, high, highest")
+    add("--repeats", type=int, default=30)
+    add("--cold-weights", action="store_true", help="rotate copies of the kernel too, more than a cache holds")
+    add("--seed", type=int, default=0)
+    add("--label", default="", help="written into the file, e.g. the XLA flags' name")
+    add(
+        "--both-flags",
+        action="store_true",
+        help="run with XLA's default flags and with command buffers; keep the faster",
+    )
+    add("--json", type=Path)
+    return parser
+
+
+def _one_process(options: argparse.Namespace) -> dict[str, Any]:
+    # Read here: rows are printed while they come in, and a missing file should be known before the first.
+    maps = dict(np.load(options.maps)) if options.maps else {}
+    header = environment.describe_run()
+    rows = []
+    for row in _rows(options, maps):
+        print(f"{row['layer']}, {row['source']} {row['zeros_percent']:.0f} %: {row['ratio']:.2f}", file=sys.stderr)
+        rows.append(row)
+    return {
+        **header,
+        "label": options.label,
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "repeats": options.repeats,
+        "cold_weights": options.cold_weights,
+        "rows": rows,
+        "geometric_means": tables.geometric_means(rows),
+    }
+
+
+def _rows(options: argparse.Namespace, maps: Mapping[str, data.Map]) -> Iterator[tables.Row]:
+    layers = [layer for layer in SETS[options.set] if re.search(options.layers, layer.name)]
+    if not layers:
+        raise ValueError(f"--layers {options.layers!r} matches no layer of --set {options.set}")
+    for layer in layers:
+        for dtype in options.dtype:
+            for batch in options.batch:
+                for source, zeros, inputs in _inputs(layer, batch, options, maps):
+                    for precision in options.precision:
+                        row = _measure(layer, dtype, precision, inputs, options)
+                        yield {**row, "source": source, "zeros_target": zeros, "batch": batch}
+
+
+def _inputs(
+    layer: Layer, batch: int, options: argparse.Namespace, maps: Mapping[str, data.Map]
+) -> Iterator[tuple[str, int | None, list[data.Map]]]:
+    """(source, percentage asked for, rotated inputs) of every kind of map this layer is timed on."""
+    if layer.maps in maps:
+        yield "real", None, [data.real_map(maps, layer, batch, first) for first in range(_ROTATIONS)]
+    for zeros in sorted({0, *(options.zeros or layer.zeros)}):
+        seeds = range(options.seed, options.seed + _ROTATIONS)
+        yield "iid", zeros, [data.iid_map(layer, batch, zeros, seed) for seed in seeds]
+
+
+def _measure(
+    layer: Layer, dtype: str, precision: str, inputs: list[data.Map], options: argparse.Namespace
+) -> tables.Row:
+    requested = _requested(layer, options.implementation)
+    functions = {
+        "xla": jax.jit(_call(layer, precision, "xla")),
+        "ours": jax.jit(_call(layer, precision, requested)),
+    }
+    kernel, bias = (jnp.asarray(value, dtype) for value in data.weights(layer, options.seed))
+    xs = [jnp.asarray(x, dtype) for x in inputs]
+    operands = _operands(xs, kernel, bias, options.cold_weights)
+    errors = _errors(layer, functions, operands[0])
+    times = timing.per_call(functions, operands, options.repeats)
+    batch = xs[0].shape[0]
+    row = {
+        "layer": layer.name,
+        "op": layer.op,
+        "x_shape": list(xs[0].shape),
+        "kernel_shape": list(kernel.shape),
+        "dtype": dtype,
+        "precision": precision,
+        "zeros_percent": 100 * float(np.mean([np.mean(x == 0) for x in inputs])),
+        "requested": "auto" if requested is None else requested,
+        "implementation": timing.what_ran(functions["ours"], *operands[0]),
+        "xla_us": times["xla"].microseconds,
+        "ours_us": times["ours"].microseconds,
+        "ratio": times["xla"].median / times["ours"].median,
+        "xla_quartiles_us": [1e6 * times["xla"].low, 1e6 * times["xla"].high],
+        "ours_quartiles_us": [1e6 * times["ours"].low, 1e6 * times["ours"].high],
+        "ours_tflops": layer.dense_flops(batch) / times["ours"].median / 1e12,
+        "error": errors["ours"],
+        "xla_error": errors["xla"],
+    }
+    if jax.default_backend() != "cpu":
+        latency = timing.blocked(functions, operands, options.repeats)
+        row |= {f"{side}_latency_us": timed.microseconds for side, timed in latency.items()}
+    return row
+
+
+def _requested(layer: Layer, implementation: str | None) -> str | None:
+    if implementation == "auto":
+        return None
+    return implementation if implementation in _HAS[layer.op] else layer.implementation
+
+
+def _call(layer: Layer, precision: str, implementation: str | None) -> timing.Function:
+    common: dict[str, Any] = {"activation": "relu", "precision": precision, "implementation": implementation}
+    if layer.op == "dense":
+        return functools.partial(jsc.dense, **common)
+    common["strides"] = layer.strides
+    return functools.partial(jsc.conv_pool if layer.op == "conv_pool" else jsc.conv, **common)
+
+
+def _operands(xs: Sequence[jax.Array], kernel: jax.Array, bias: jax.Array, cold_weights: bool) -> list[timing.Operands]:
+    copies = min(_MAX_KERNELS, 1 + _COLD_BYTES // kernel.nbytes) if cold_weights else 1
+    kernels = [kernel, *(jnp.copy(kernel) for _ in range(copies - 1))]
+    return [(xs[i % len(xs)], kernels[i % copies], bias) for i in range(max(len(xs), copies))]
+
+
+def _errors(layer: Layer, functions: Mapping[str, timing.Function], operands: timing.Operands) -> dict[str, float]:
+    """Relative Frobenius error of the batch's first image against float64."""
+    x, kernel, bias = (np.asarray(value, np.float64) for value in operands)
+    expected = data.float64_result(layer, x[:1], kernel, bias)
+    return {
+        side: data.frobenius(np.asarray(function(*operands), np.float64)[:1], expected)
+        for side, function in functions.items()
+    }
+
+
+def _both_flags(arguments: Sequence[str]) -> dict[str, Any]:
+    """Two processes, because XLA reads its flags once; this one must not take the GPU, so it asks nothing of JAX."""
+    rest = [argument for argument in arguments if argument != "--both-flags"]
+    default, buffers = (_subprocess(rest, flags) for flags in ("", COMMAND_BUFFERS))
+    rows = tables.better_of(default["rows"], buffers["rows"], ("default", "command buffers"))
+    return {
+        **default,
+        "command": shlex.join(sys.orig_argv),
+        "xla_flags": [default["xla_flags"], buffers["xla_flags"]],
+        "rows": rows,
+        "geometric_means": tables.geometric_means(rows),
+        "runs": {"default": default["rows"], "command buffers": buffers["rows"]},
+    }
+
+
+def _subprocess(arguments: Sequence[str], flags: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.json"
+        command = [sys.executable, "-m", "benchmarks.layers", *arguments, "--json", str(path)]
+        merged = " ".join(filter(None, (os.environ.get("XLA_FLAGS", ""), flags)))
+        status = subprocess.run(command, env={**os.environ, "XLA_FLAGS": merged}, stdout=subprocess.DEVNULL).returncode
+        if status:
+            raise ValueError(f"{shlex.join(command)} ended with status {status}")
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
