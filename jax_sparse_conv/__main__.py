@@ -1,0 +1,188 @@
+"""Command line: `python -m jax_sparse_conv env` and `python -m jax_sparse_conv run --network vgg19`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jax_sparse_conv import environment
+from jax_sparse_conv.photograph import SAMPLE, UserError, batch_of, load, optional
+
+if TYPE_CHECKING:
+    import jax
+    from flax import nnx
+
+    from jax_sparse_conv.models import Network
+    from jax_sparse_conv.models.layers import ConvNet
+
+DTYPES = ("float32", "bfloat16", "float16")
+PRECISIONS = ("default", "high", "highest")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; the result is the exit status, 1 for a mistake that one sentence on stderr explains."""
+    options = _parser().parse_args(argv)
+    options.argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if options.command == "env":
+            _env(options)
+        else:
+            _run(options)
+    except UserError as error:
+        print(f"jax_sparse_conv: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m jax_sparse_conv", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    env = commands.add_parser("env", help="versions, build, registered custom calls, devices, and what is missing")
+    env.add_argument("--json", action="store_true", help="as JSON")
+    run = commands.add_parser(
+        "run",
+        help="a network on a photograph, dense and sparse",
+        description="Classify a photograph with dense layers and with sparse ones, and compare times and results.",
+    )
+    add = run.add_argument
+    add("--network", default="vgg19", help="vgg19 (default), resnet50, ...; a wrong name lists them")
+    add("--image", type=Path, help=f"photograph (default: scikit-learn's {SAMPLE})")
+    add("--weights", type=Path, help="safetensors file with torchvision, timm or Keras names (default: seeded weights)")
+    add("--labels", type=Path, help="text file with the classes' names, one a line (default: their indices)")
+    add("--batch", type=_positive, default=1, help="images: the photograph, mirrored and shifted copies (default: 1)")
+    add("--size", type=_positive, help="height and width of the images (default: the network's)")
+    add("--dtype", choices=DTYPES, default="float32")
+    add("--precision", choices=PRECISIONS, default="default", help="of the dense layers, as in lax (default: default)")
+    add("--implementation", default="auto", help='of the sparse layers: auto (default), ecr, pecr, ...; "auto" is None')
+    add("--seed", type=int, default=0, help="of the weights, without --weights")
+    add("--repeats", type=_positive, default=30, help="samples for each time, of which the median counts (default: 30)")
+    add("--json", type=Path, help="write everything to this file")
+    add("--plot", type=Path, help="draw zeros and ratio of every layer into this PNG")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return value
+
+
+def _env(options: argparse.Namespace) -> None:
+    found = environment.collect()
+    print(json.dumps(found, indent=2) if options.json else "\n".join(environment.lines(found)))
+
+
+def _run(options: argparse.Namespace) -> None:
+    import jax
+
+    from jax_sparse_conv import comparison, report
+
+    out = report.console()
+    _check_outputs(options)
+    network = _network(options.network)
+    names = _labels(options.labels)
+    size = options.size or network.input_size
+    images = batch_of(load(options.image, size), options.batch)
+    with jax.default_matmul_precision(options.precision):
+        model, x = _prepare(network, images, options)
+        with report.progress() as advance:
+            found = comparison.compare(model, x, options.implementation, options.repeats, advance)
+    notes = []
+    if options.weights is None:
+        notes.append(f"Without --weights the weights are seeded (seed {options.seed}): the classes mean nothing.")
+    title = (
+        f"{network.name}, {environment.device_name()}, batch {options.batch}, {size}x{size}, {options.dtype}, "
+        f"precision {options.precision}, implementation {options.implementation}"
+    )
+    report.print_comparison(found, out, title, names, notes)
+    if options.json:
+        report.write_json(options.json, _record(options, size) | report.as_json(found, names) | {"notes": notes})
+    if options.plot:
+        report.plot(found, options.plot, title)
+
+
+def _check_outputs(options: argparse.Namespace) -> None:
+    for name in ("json", "plot"):
+        path = getattr(options, name)
+        if path is not None and not path.absolute().parent.is_dir():
+            raise UserError(f"--{name} {path}: the folder {path.absolute().parent} does not exist")
+        if path is not None and path.is_dir():
+            raise UserError(f"--{name} {path} is a folder, not a file to write")
+    if options.plot is not None:
+        optional("matplotlib.figure", "matplotlib")
+
+
+def _network(name: str) -> Network:
+    from jax_sparse_conv import models
+
+    if name not in models.NETWORKS:
+        raise UserError(f"--network {name!r} is not one of {', '.join(sorted(models.NETWORKS))}")
+    return models.NETWORKS[name]
+
+
+def _labels(path: Path | None) -> list[str] | None:
+    try:
+        return None if path is None else path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--labels {path} cannot be read: {error}") from error
+
+
+def _prepare(network: Network, images: Any, options: argparse.Namespace) -> tuple[nnx.Module, jax.Array]:
+    """The network with its weights set, in the wanted dtype, and its input."""
+    from flax import nnx
+
+    from jax_sparse_conv import models
+
+    model = models.build(network.name, rngs=nnx.Rngs(options.seed))
+    if options.weights is None:
+        x = network.preprocess(images)
+        models.set_sparsity_profile(model, x)
+    else:
+        x = network.preprocess(images, _load_weights(model, options.weights))
+    models.fold_batch_norm(model)
+    return _cast(model, options.dtype), x.astype(options.dtype)
+
+
+def _load_weights(model: ConvNet, path: Path) -> str:
+    """Load a file and return its convention."""
+    from jax_sparse_conv import models
+
+    try:
+        return models.load_weights(model, path).convention
+    except FileNotFoundError as error:
+        raise UserError(f"--weights {path}: there is no such file") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"--weights {path}: {' '.join(str(error).split())}") from error
+
+
+def _cast(model: nnx.Module, dtype: str) -> nnx.Module:
+    import jax
+    import jax.numpy as jnp
+    from flax import nnx
+
+    def cast(value: jax.Array) -> jax.Array:
+        return value.astype(dtype) if jnp.issubdtype(value.dtype, jnp.floating) else value
+
+    nnx.update(model, jax.tree.map(cast, nnx.state(model)))
+    return model
+
+
+def _record(options: argparse.Namespace, size: int) -> dict[str, Any]:
+    """What was run: the first part of the JSON file."""
+    chosen = ("network", "batch", "dtype", "precision", "implementation", "seed", "repeats")
+    return {
+        **environment.describe_run(options.argv),
+        **{name: getattr(options, name) for name in chosen},
+        "size": size,
+        "image": str(options.image or SAMPLE),
+        "weights": None if options.weights is None else str(options.weights),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
