@@ -1,1 +1,13 @@
-set(JSC_CPU_SOURCES cpu/ffi.cc)
+# The kernels are compiled once per instruction set (isa_*.cc) and chosen at run time; see isa.h.
+set(JSC_CPU_SOURCES cpu/ffi.cc cpu/host.cc cpu/plan.cc cpu/isa_portable.cc)
+set_source_files_properties(cpu/isa_portable.cc PROPERTIES COMPILE_OPTIONS "-O3;-ffp-contract=fast")
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+  list(APPEND JSC_CPU_SOURCES cpu/isa_avx2.cc cpu/isa_avx512.cc)
+  set_source_files_properties(cpu/isa_avx2.cc PROPERTIES COMPILE_OPTIONS
+                              "-O3;-ffp-contract=fast;-mavx2;-mfma;-mf16c;-mbmi;-mbmi2;-mpopcnt;-mtune=haswell")
+  set_source_files_properties(
+    cpu/isa_avx512.cc
+    PROPERTIES COMPILE_OPTIONS
+               "-O3;-ffp-contract=fast;-march=skylake-avx512;-mprefer-vector-width=512;-Wno-maybe-uninitialized")
+  set_source_files_properties(cpu/ffi.cc cpu/host.cc cpu/isa_avx2.cc cpu/isa_avx512.cc PROPERTIES COMPILE_DEFINITIONS JSC_X86)
+endif()

@@ -1,0 +1,104 @@
+// What follows the sums of a block: bias, residual and ReLU where they lie, then the pool, then one write of the
+// result. Included by kernels.h inside jsc::<isa>.
+
+// max(value, 0) as jnp.maximum has it: NaN stays NaN.
+template <typename A>
+inline Vector<A> Relu(Vector<A> value) {
+  const Vector<A> zero = {};
+  return value <= zero ? zero : value;
+}
+
+// target[0, width) = the first `width` elements of the vector.
+template <typename T, typename A = Accumulator<T>>
+inline void StoreFirst(T* target, Vector<A> value, int64_t width) {
+  if (width >= kLanes<A>) return Store(target, value);
+  T all[kLanes<A>];
+  Store(all, value);
+  __builtin_memcpy(target, all, width * sizeof(T));
+}
+
+template <typename A, typename T>
+inline Vector<A> LoadFirstOf(const T* source, int64_t width) {
+  if (width >= kLanes<A>) return Load(source);
+  T all[kLanes<A>] = {};
+  __builtin_memcpy(all, source, width * sizeof(T));
+  return Load(all);
+}
+
+// One vector of channels of a block, at the first of `width` channels `channel` of K.
+struct ChannelRange {
+  int64_t channel, width;
+};
+
+// Bias, residual and ReLU on one vector of sums; `pixel` is the result's position among N * Ho * Wo.
+template <typename T, typename A = Accumulator<T>>
+inline Vector<A> Activate(const ConvTask& task, Vector<A> sum, ChannelRange range, int64_t pixel) {
+  const ConvArgs& a = task.call->args;
+  if (a.has_bias) {
+    const T* bias = static_cast<const T*>(task.call->bias);  // [S, K]
+    sum += LoadFirstOf<A>(bias + task.stack * a.features + range.channel, range.width);
+  }
+  if (a.has_residual) {
+    const T* residual = static_cast<const T*>(task.call->residual);  // [N, Ho, Wo, K]
+    sum += LoadFirstOf<A>(residual + pixel * a.features + range.channel, range.width);
+  }
+  return a.activation == Activation::kRelu ? Relu<A>(sum) : sum;
+}
+
+// The pooled value at (y, x) of a tile image; sums: [windows, stride], already activated, at one vector of channels.
+template <typename A>
+inline Vector<A> PoolWindow(const ConvArgs& a, const Tile& tile, const TileImage& image, int64_t y, int64_t x,
+                            const A* sums, int64_t stride) {
+  const int64_t top = y * a.window_stride[0] - a.window_pad_low[0];
+  const int64_t left = x * a.window_stride[1] - a.window_pad_low[1];
+  const Range rows = {Max(top, 0), Min(top + a.window[0], a.conv_size[0])};
+  const Range columns = {Max(left, 0), Min(left + a.window[1], a.conv_size[1])};
+  Vector<A> result = {};
+  if (a.pool == Pool::kMax) result -= static_cast<A>(__builtin_inf());
+  for (int64_t row = rows.begin; row < rows.end; ++row) {
+    const int64_t tile_row = image.first_conv + row - image.conv_rows.begin;
+    for (int64_t column = columns.begin; column < columns.end; ++column) {
+      const Vector<A> value = Load(sums + (tile_row * tile.conv_cols.size() + column - tile.conv_cols.begin) * stride);
+      if (a.pool == Pool::kMax) {
+        result = (value > result) | (value != value) ? value : result;  // a NaN is taken, and kept
+      } else {
+        result += value;
+      }
+    }
+  }
+  return a.pool == Pool::kMax ? result : result / static_cast<A>(a.window[0] * a.window[1]);
+}
+
+// Writes one block of a task's results.
+template <typename T, typename A>
+void WriteBlock(const ConvTask& task, const Tile& tile, const TileImage* images, int64_t block, A* sums) {
+  const ConvArgs& a = task.call->args;
+  const int64_t stride = task.plan->block, features = a.features / a.groups, first = block * stride;
+  T* out = static_cast<T*>(task.call->out);  // [N, out_size, K]
+  for (int64_t v = 0; v < Min(stride, features - first); v += kLanes<A>) {
+    const ChannelRange range = {task.group * features + first + v, Min(kLanes<A>, features - first - v)};
+    for (int64_t i = 0; i < tile.images; ++i) {
+      const TileImage& image = images[i];
+      A* sum = sums + image.first_conv * tile.conv_cols.size() * stride + v;
+      for (int64_t y = image.conv_rows.begin; y < image.conv_rows.end; ++y) {
+        for (int64_t x = tile.conv_cols.begin; x < tile.conv_cols.end; ++x, sum += stride) {
+          const int64_t pixel = (image.image * a.conv_size[0] + y) * a.conv_size[1] + x;
+          const Vector<A> value = Activate<T>(task, Load(sum), range, pixel);
+          if (a.pool == Pool::kNone) {
+            StoreFirst(out + pixel * a.features + range.channel, value, range.width);
+          } else {
+            Store(sum, value);
+          }
+        }
+      }
+      if (a.pool == Pool::kNone) continue;
+      for (int64_t y = image.out_rows.begin; y < image.out_rows.end; ++y) {
+        for (int64_t x = tile.out_cols.begin; x < tile.out_cols.end; ++x) {
+          const int64_t pixel = (image.image * a.out_size[0] + y) * a.out_size[1] + x;
+          const Vector<A> value = PoolWindow(a, tile, image, y, x, sums + v, stride);
+          StoreFirst(out + pixel * a.features + range.channel, value, range.width);
+        }
+      }
+    }
+  }
+}

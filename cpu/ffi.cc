@@ -1,0 +1,86 @@
+// The custom calls of the CPU and the Python module that hands them to JAX.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <exception>
+#include <stdexcept>
+
+#include "conv_args.h"
+#include "host.h"
+
+namespace jsc {
+namespace {
+
+namespace nb = nanobind;
+
+using Runner = ffi::Error (*)(ffi::ThreadPool&, const ConvCall&);
+
+// Decodes the call, runs it and turns whatever goes wrong into an error of the call.
+template <Runner kRun>
+ffi::Error Handle(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer kernel, ffi::RemainingArgs optional,
+                  ffi::Result<ffi::AnyBuffer> out, ffi::Dictionary attributes) {
+  try {
+    ffi::ErrorOr<ConvCall> call = MakeConvCall(x, kernel, optional, out, attributes);
+    if (!call.has_value()) return call.error();
+    return kRun(pool, *call);
+  } catch (const std::exception& error) {
+    return ffi::Error(ffi::ErrorCode::kInternal, error.what());
+  }
+}
+
+ffi::Error RunWithoutPool(ffi::ThreadPool& pool, const ConvCall& call) {
+  if (call.args.pool != Pool::kNone) {
+    return ffi::Error(ffi::ErrorCode::kInvalidArgument, "jsc_ecr and jsc_dense take pool = 0; jsc_pecr pools");
+  }
+  return RunConvCall(pool, call);
+}
+
+#define JSC_BIND                                                                                          \
+  ffi::Ffi::Bind()                                                                                        \
+      .Ctx<ffi::ThreadPool>() /* XLA's own threads */                                                     \
+      .Arg<ffi::AnyBuffer>()  /* x [N, H, W, C], f32, bf16, f16 or f64; the others have the same dtype */ \
+      .Arg<ffi::AnyBuffer>()  /* kernel [S, kh, kw, C / groups, K] */                                     \
+      .RemainingArgs()        /* bias [S, K] if has_bias, residual [N, Ho, Wo, K] if has_residual */      \
+      .Ret<ffi::AnyBuffer>()  /* out [N, Ho, Wo, K], after the pool if there is one */                    \
+      .Attrs()                /* stride[2], padding[4], dilation[2], groups, has_bias, has_residual,      \
+                                 activation, pool, window[2], window_stride[2], window_padding[4]:        \
+                                 all int64, see conv_args.h */
+
+// conv + bias + residual + ReLU
+XLA_FFI_DEFINE_HANDLER(kEcr, Handle<RunWithoutPool>, JSC_BIND);
+// conv + bias + ReLU + max or average pool
+XLA_FFI_DEFINE_HANDLER(kPecr, Handle<RunConvCall>, JSC_BIND);
+// conv 1x1 on maps of one pixel: x [M, 1, 1, C], kernel [S, 1, 1, C, K]
+XLA_FFI_DEFINE_HANDLER(kDense, Handle<RunDenseCall>, JSC_BIND);
+
+template <typename Handler>
+nb::capsule Capsule(Handler* handler) {
+  return nb::capsule(reinterpret_cast<void*>(handler));
+}
+
+nb::dict Registrations() {
+  nb::dict targets;
+  targets["jsc_ecr"] = Capsule(kEcr);
+  targets["jsc_pecr"] = Capsule(kPecr);
+  targets["jsc_dense"] = Capsule(kDense);
+  return targets;
+}
+
+}  // namespace
+}  // namespace jsc
+
+NB_MODULE(_cpu, m) {
+  m.def("registrations", &jsc::Registrations, "Custom call targets by name, for jax.ffi.register_ffi_target.");
+  m.def("isa", [] { return std::string(jsc::CurrentIsa().name); }, "The instruction set in use.");
+  m.def("isas", &jsc::AvailableIsas, "The instruction sets this machine can run, best first.");
+  m.def(
+      "set_isa",
+      [](const std::string& name) {
+        if (jsc::SetIsa(name)) return;
+        std::string message = "isa='" + name + "' is not one of";
+        for (const std::string& available : jsc::AvailableIsas()) message += " " + available;
+        throw nanobind::value_error(message.c_str());
+      },
+      nanobind::arg("name"), "Use this instruction set from now on: for tests.");
+}

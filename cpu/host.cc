@@ -1,0 +1,190 @@
+#include "host.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+
+#if defined(__linux__)
+#include <unistd.h>
+#endif
+
+#include "parallel.h"
+#include "plan.h"
+
+namespace jsc {
+namespace {
+
+bool Supported(const Isa& isa) {
+#ifdef JSC_X86
+  if (&isa == &kAvx512) {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512cd");
+  }
+  if (&isa == &kAvx2) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#endif
+  return true;
+}
+
+std::vector<const Isa*> Available() {
+  std::vector<const Isa*> found;
+#ifdef JSC_X86
+  for (const Isa* isa : {&kAvx512, &kAvx2}) {
+    if (Supported(*isa)) found.push_back(isa);
+  }
+#endif
+  found.push_back(&kPortable);
+  return found;
+}
+
+std::atomic<const Isa*>& Current() {
+  static std::atomic<const Isa*> current{Available().front()};
+  return current;
+}
+
+// -1 for an element type without kernels: the only dtype dispatch of the CPU side.
+int IndexOf(ffi::DataType dtype) {
+  switch (dtype) {
+    case ffi::DataType::F32:
+      return kFloat32;
+    case ffi::DataType::BF16:
+      return kBFloat16;
+    case ffi::DataType::F16:
+      return kFloat16;
+    case ffi::DataType::F64:
+      return kFloat64;
+    default:
+      return -1;
+  }
+}
+
+ffi::Error UnsupportedDtype() {
+  return ffi::Error(ffi::ErrorCode::kInvalidArgument, "x must be float32, bfloat16, float16 or float64");
+}
+
+int64_t CacheBytes(int name, int64_t otherwise) {
+#if defined(__linux__)
+  const int64_t bytes = sysconf(name);
+  if (bytes > 0) return bytes;
+#endif
+  (void)name;
+  return otherwise;
+}
+
+Machine ThisMachine(const Isa& isa, const ffi::ThreadPool& pool) {
+#if defined(_SC_LEVEL1_DCACHE_SIZE)
+  static const int64_t l1 = CacheBytes(_SC_LEVEL1_DCACHE_SIZE, 32 << 10);
+  static const int64_t l2 = CacheBytes(_SC_LEVEL2_CACHE_SIZE, 512 << 10);
+#else
+  static const int64_t l1 = 32 << 10, l2 = 512 << 10;
+#endif
+  return {l1, l2, isa.vector_bytes, std::max<int64_t>(1, pool.num_threads())};
+}
+
+// A thread's scratch memory, kept between calls and grown when a task needs more; null when there is none.
+char* Scratch(int64_t bytes) {
+  struct Memory {
+    std::unique_ptr<char, decltype(&std::free)> data{nullptr, &std::free};
+    int64_t size = 0;
+  };
+  static thread_local Memory memory;
+  if (memory.size < bytes) {
+    memory.data.reset();
+    memory.size = 0;
+    const int64_t rounded = (bytes + 4095) / 4096 * 4096;
+    memory.data.reset(static_cast<char*>(std::aligned_alloc(4096, rounded)));
+    if (memory.data != nullptr) memory.size = rounded;
+  }
+  return memory.data.get();
+}
+
+// Runs task(i) for i in [0, count): each says how much memory it needs, then runs in it.
+template <typename MakeTask, typename Task>
+ffi::Error RunTasks(ffi::ThreadPool& pool, int64_t threads, int64_t count, const MakeTask& make,
+                    int64_t (*bytes)(const Task&), void (*run)(const Task&, char*)) {
+  std::atomic<int64_t> missing{0};
+  ParallelFor(pool, threads, count, [&](int64_t index) {
+    const Task task = make(index);
+    const int64_t needed = bytes(task);
+    char* scratch = Scratch(needed);
+    if (scratch == nullptr) {
+      missing = needed;
+    } else {
+      run(task, scratch);
+    }
+  });
+  if (missing == 0) return ffi::Error::Success();
+  return ffi::Error(ffi::ErrorCode::kResourceExhausted,
+                    "a convolution task needs " + std::to_string(missing.load()) + " bytes of scratch memory");
+}
+
+// Fraction of non-zeros, from at most 4096 elements spread over x.
+double SampleDensity(const Isa& isa, int dtype, const ConvCall& call) {
+  const ConvArgs& a = call.args;
+  const int64_t size = a.images * a.size[0] * a.size[1] * a.channels;
+  const int64_t step = std::max<int64_t>(1, size / 4096) | 1;
+  const int64_t samples = size / step;
+  return samples == 0 ? 0 : static_cast<double>(isa.count[dtype](call.x, samples, step)) / samples;
+}
+
+bool Empty(const ConvArgs& a) { return a.images * a.out_size[0] * a.out_size[1] * a.features == 0; }
+
+}  // namespace
+
+const Isa& CurrentIsa() { return *Current(); }
+
+std::vector<std::string> AvailableIsas() {
+  std::vector<std::string> names;
+  for (const Isa* isa : Available()) names.push_back(isa->name);
+  return names;
+}
+
+bool SetIsa(const std::string& name) {
+  for (const Isa* isa : Available()) {
+    if (isa->name == name) {
+      Current() = isa;
+      return true;
+    }
+  }
+  return false;
+}
+
+ffi::Error RunConvCall(ffi::ThreadPool& pool, const ConvCall& call) {
+  const int dtype = IndexOf(call.dtype);
+  if (dtype < 0) return UnsupportedDtype();
+  if (Empty(call.args)) return ffi::Error::Success();
+  const Isa& isa = CurrentIsa();
+  const Machine machine = ThisMachine(isa, pool);
+  const double density = SampleDensity(isa, dtype, call);
+  const ConvPlan plan = MakePlan(call.args, machine, dtype == kFloat64 ? 8 : 4, density);
+  const auto make = [&](int64_t index) { return TaskAt(call, plan, index); };
+  return RunTasks(pool, machine.threads, plan.tasks, make, isa.conv_bytes[dtype], isa.conv[dtype]);
+}
+
+ffi::Error RunDenseCall(ffi::ThreadPool& pool, const ConvCall& call) {
+  const int dtype = IndexOf(call.dtype);
+  if (dtype < 0) return UnsupportedDtype();
+  const ConvArgs& a = call.args;
+  if (Empty(a)) return ffi::Error::Success();
+  const bool one_pixel =
+      a.size[0] * a.size[1] * a.kernel_size[0] * a.kernel_size[1] * a.out_size[0] * a.out_size[1] == 1;
+  constexpr int64_t kMaxRows = 32;
+  if (!one_pixel || a.groups != 1 || a.pool != Pool::kNone || a.pad_low[0] != 0 || a.pad_low[1] != 0 ||
+      a.images / a.stacks > kMaxRows) {
+    return RunConvCall(pool, call);
+  }
+  const Isa& isa = CurrentIsa();
+  const Machine machine = ThisMachine(isa, pool);
+  // Columns in whole cache lines of 16 elements; two tasks a thread even out what else runs on the machine.
+  const int64_t wanted = (a.features + 2 * machine.threads - 1) / (2 * machine.threads);
+  const int64_t columns = std::clamp<int64_t>((wanted + 63) / 64 * 64, 256, 4096);
+  const int64_t parts = (a.features + columns - 1) / columns;
+  const auto make = [&](int64_t index) {
+    const int64_t begin = index % parts * columns;
+    return DenseTask{&call, index / parts, begin, std::min(begin + columns, a.features)};
+  };
+  return RunTasks(pool, machine.threads, a.stacks * parts, make, isa.dense_bytes[dtype], isa.dense[dtype]);
+}
+
+}  // namespace jsc

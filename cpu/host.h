@@ -1,0 +1,30 @@
+// From a checked call to finished results: plan, tasks, memory and threads.
+#ifndef JSC_CPU_HOST_H_
+#define JSC_CPU_HOST_H_
+
+#include <string>
+#include <vector>
+
+#include "conv_args.h"
+#include "isa.h"
+
+namespace jsc {
+
+// The instruction set in use: the best that the processor has, unless one was set.
+const Isa& CurrentIsa();
+
+// Names of the instruction sets of this build that the processor has, best first.
+std::vector<std::string> AvailableIsas();
+
+// Uses the named instruction set from now on; false where it is not available.
+bool SetIsa(const std::string& name);
+
+// Convolution, bias, residual, ReLU and pool, in one pass over x.
+ffi::Error RunConvCall(ffi::ThreadPool& pool, const ConvCall& call);
+
+// The same for maps of one pixel and a 1x1 kernel: a dense layer that reads only the kernel rows it needs.
+ffi::Error RunDenseCall(ffi::ThreadPool& pool, const ConvCall& call);
+
+}  // namespace jsc
+
+#endif  // JSC_CPU_HOST_H_

@@ -1,0 +1,44 @@
+// The kernels, once per instruction set. isa_<name>.cc each compile the same kernel headers with other compiler flags
+// into a namespace of their own; the table is chosen at run time from what the processor has.
+//
+// Those files use nothing from the standard library that emits code: an inline function compiled with AVX-512 flags
+// could otherwise be the copy that the linker keeps for everybody.
+#ifndef JSC_CPU_ISA_H_
+#define JSC_CPU_ISA_H_
+
+#include <cstdint>
+
+#include "conv_args.h"
+#include "dtypes.h"
+#include "plan.h"
+
+namespace jsc {
+
+// One thread's part of a dense product: output columns [col_begin, col_end) of one stack's rows of x.
+struct DenseTask {
+  const ConvCall* call;
+  int64_t stack;
+  int64_t col_begin, col_end;
+};
+
+struct Isa {
+  const char* name;
+  int64_t vector_bytes;
+  // Scratch bytes that a task needs, and the task itself; `scratch` is aligned to 64 bytes.
+  int64_t (*conv_bytes[kDtypes])(const ConvTask& task);
+  void (*conv[kDtypes])(const ConvTask& task, char* scratch);
+  int64_t (*dense_bytes[kDtypes])(const DenseTask& task);
+  void (*dense[kDtypes])(const DenseTask& task, char* scratch);
+  // Non-zeros among `samples` elements of x, `step` elements apart.
+  int64_t (*count[kDtypes])(const void* x, int64_t samples, int64_t step);
+};
+
+extern const Isa kPortable;
+#ifdef JSC_X86
+extern const Isa kAvx2;
+extern const Isa kAvx512;
+#endif
+
+}  // namespace jsc
+
+#endif  // JSC_CPU_ISA_H_
