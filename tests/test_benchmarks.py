@@ -1,0 +1,100 @@
+"""The benchmarks' own arithmetic, and one small run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are run from the repository's root
+
+from benchmarks import data, layers, tables
+from benchmarks.cases import SETS, Layer, conv3x3
+
+LAYERS = (
+    Layer("odd", "conv", 5, 6, 7, maps="a/b"),
+    Layer("strided", "conv", 3, 4, 8, strides=2),
+    Layer("pooled", "conv_pool", 3, 4, 7, implementation="pecr"),
+    Layer("dense", "dense", 20, 9, kernel=1),
+)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SETS, "cpu", LAYERS)
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.name)
+def test_float64_result_is_the_layer(layer: Layer) -> None:
+    x, (kernel, bias) = data.iid_map(layer, 2, 50, 0), data.weights(layer, 0)
+    found = layers._call(layer, "highest", "xla")(*map(jnp.asarray, (x, kernel, bias)))
+    expected = data.float64_result(layer, *(value.astype(np.float64) for value in (x, kernel, bias)))
+    assert found.shape == expected.shape
+    assert data.frobenius(np.asarray(found, np.float64), expected) < 1e-6
+
+
+def test_iid_zeros_are_as_many_as_asked_for() -> None:
+    layer = conv3x3("64->64 14")
+    assert np.mean(data.iid_map(layer, 2, 85, 0) == 0) == pytest.approx(0.85, abs=0.01)
+    assert np.all(data.iid_map(layer, 1, 0, 0) > 0)
+
+
+def test_real_maps_rotate_and_do_not_repeat() -> None:
+    maps = {"a/b": np.random.default_rng(0).random((3, 7, 7, 5), np.float32)}
+    np.testing.assert_array_equal(data.real_map(maps, LAYERS[0], 1, 4)[0], maps["a/b"][1])
+    assert len({image.tobytes() for image in data.real_map(maps, LAYERS[0], 8, 0)}) == 8
+    with pytest.raises(ValueError, match="the layer takes"):
+        data.real_map({"a/b": maps["a/b"][:, :5]}, LAYERS[0], 1, 0)
+
+
+def test_run_writes_a_row_for_every_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez(tmp_path / "maps.npz", **{"a/b": np.maximum(np.random.default_rng(0).normal(size=(2, 7, 7, 5)), 0)})
+    arguments = [
+        "--maps",
+        tmp_path / "maps.npz",
+        "--json",
+        tmp_path / "rows.json",
+        "--zeros",
+        "50",
+        "--batch",
+        "1",
+        "2",
+    ]
+    assert layers.main([*map(str, arguments), "--repeats", "2", "--implementation", "auto", "--cold-weights"]) == 0
+    found = json.loads((tmp_path / "rows.json").read_text())
+    kinds = [(row["layer"], row["source"], row["zeros_target"], row["batch"]) for row in found["rows"]]
+    assert ("odd", "real", None, 2) in kinds
+    assert len(kinds) == len(set(kinds)) == 2 * (1 + 2 * len(LAYERS))  # 0 % is always there
+    for row in found["rows"]:
+        assert row["ratio"] == pytest.approx(row["xla_us"] / row["ours_us"])
+        assert row["error"] < 2e-6
+        assert row["xla_error"] < 2e-6
+    assert {"date", "device", "environment", "command", "xla_flags"} <= found.keys()
+    assert "geometric mean of 2 conv, iid, 50 % zeros, batch 2, float32" in capsys.readouterr().out
+
+
+def test_run_fails_with_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert layers.main(["--layers", "nothing"]) == 1
+    assert capsys.readouterr().err.strip() == "benchmarks.layers: --layers 'nothing' matches no layer of --set cpu"
+    assert layers.main(["--maps", "nowhere.npz"]) == 1
+
+
+def test_the_better_of_two_runs_keeps_the_faster_time_of_each_side() -> None:
+    row: dict[str, Any] = dict.fromkeys(tables._IDENTITY, "same") | {"ours_tflops": 1.0, "error": 1.0, "xla_error": 1.0}
+    one = row | {"xla_us": 10.0, "ours_us": 2.0}
+    other = row | {"xla_us": 8.0, "ours_us": 4.0}
+    (found,) = tables.better_of([one], [other], ("one", "other"))
+    assert (found["xla_us"], found["ours_us"], found["ratio"]) == (8.0, 2.0, 4.0)
+    assert (found["xla_flags"], found["ours_flags"]) == ("other", "one")
+
+
+def test_every_set_names_its_layers_once() -> None:
+    for chosen in SETS.values():
+        assert len({layer.name for layer in chosen}) == len(chosen)
+        assert all(dataclasses.replace(layer).dense_flops(1) > 0 for layer in chosen)

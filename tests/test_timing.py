@@ -1,0 +1,42 @@
+"""How calls are timed."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jax_sparse_conv import timing
+
+
+def test_blocked_shows_every_function_every_operand() -> None:
+    seen: dict[str, list[int]] = {"a": [], "b": []}
+    functions = {name: lambda i, name=name: seen[name].append(i) for name in seen}
+    found = timing.blocked(functions, [(0,), (1,), (2,), (3,)], repeats=8)
+    assert found.keys() == seen.keys()
+    for indices in seen.values():
+        assert all(indices[3:].count(i) == 2 for i in range(4))  # three calls are the warm-up
+    assert found["a"].repeats == 8
+    assert 0 < found["a"].low <= found["a"].median <= found["a"].high
+
+
+def test_a_single_repeat_is_its_own_median() -> None:
+    found = timing.blocked({"f": lambda: None}, [()], repeats=1)["f"]
+    assert found.low == found.median == found.high
+
+
+def test_on_device_calls_are_neither_merged_nor_dropped() -> None:
+    x = jnp.ones((4, 4))
+    chain = timing._chain(jax.jit(lambda x: x @ x))
+    text = chain.lower(((x,),) * 3).compile().as_text()
+    assert text.count("__onednn$matmul") + text.count(" dot(") >= 3
+    found = timing.on_device({"f": jax.jit(lambda x: x @ x)}, [(x,), (x,)], repeats=2)
+    assert found["f"].median > 0
+
+
+def test_geometric_mean() -> None:
+    assert timing.geometric_mean([1.0, 4.0]) == pytest.approx(2)
+
+
+def test_what_ran_is_read_from_the_compiled_program() -> None:
+    assert timing.what_ran(jax.jit(lambda x: x + 1), jnp.ones(3)) == "xla"
