@@ -9,6 +9,15 @@
 //   chunk. A narrow block with many channels a chunk gives longer lists per load of the sums than a wide one with few.
 // Bound by: L1 loads at low sparsity; list building, branch misses and streaming the kernel from L3 at high sparsity.
 //   The next slice is prefetched while this one is used.
+#ifndef JSC_CPU_CONV_KERNEL_H_
+#define JSC_CPU_CONV_KERNEL_H_
+
+#include "epilogue.h"
+#include "window_lists.h"
+
+namespace jsc {
+namespace JSC_ISA {
+namespace {
 
 // Where the rows of a slice lie in the kernel: [taps * kw, channels] rows of `width` elements.
 template <typename T>
@@ -216,3 +225,9 @@ void RunConv(const ConvTask& task, char* scratch) {
     WriteBlock<T>(task, tile, buffers.images, block, sums);
   }
 }
+
+}  // namespace
+}  // namespace JSC_ISA
+}  // namespace jsc
+
+#endif  // JSC_CPU_CONV_KERNEL_H_

@@ -8,6 +8,14 @@
 //   the four rows after them are prefetched line by line. With several rows of x, passes go through the kernel in steps
 //   of kStep rows, so that a row wanted by several of them comes from memory once.
 // Bound by: memory bandwidth of the cores that take part.
+#ifndef JSC_CPU_DENSE_KERNEL_H_
+#define JSC_CPU_DENSE_KERNEL_H_
+
+#include "epilogue.h"
+
+namespace jsc {
+namespace JSC_ISA {
+namespace {
 
 constexpr int64_t kStep = 32;  // kernel rows per step when x has several rows
 constexpr int kRows = 4;       // kernel rows per pass over the sums
@@ -117,3 +125,9 @@ void RunDense(const DenseTask& task, char* scratch) {
     }
   }
 }
+
+}  // namespace
+}  // namespace JSC_ISA
+}  // namespace jsc
+
+#endif  // JSC_CPU_DENSE_KERNEL_H_

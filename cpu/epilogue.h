@@ -1,5 +1,14 @@
 // What follows the sums of a block: bias, residual and ReLU where they lie, then the pool, then one write of the
-// result. Included by kernels.h inside jsc::<isa>.
+// result.
+#ifndef JSC_CPU_EPILOGUE_H_
+#define JSC_CPU_EPILOGUE_H_
+
+#include "simd.h"
+#include "tile.h"
+
+namespace jsc {
+namespace JSC_ISA {
+namespace {
 
 // max(value, 0) as jnp.maximum has it: NaN stays NaN.
 template <typename A>
@@ -102,3 +111,9 @@ void WriteBlock(const ConvTask& task, const Tile& tile, const TileImage* images,
     }
   }
 }
+
+}  // namespace
+}  // namespace JSC_ISA
+}  // namespace jsc
+
+#endif  // JSC_CPU_EPILOGUE_H_

@@ -1,21 +1,15 @@
-// Everything that is compiled once per instruction set. An isa_<name>.cc defines JSC_ISA and includes this file once;
-// no include guard on the parts, which live in jsc::JSC_ISA.
-#include "isa.h"
+// Everything that is compiled once per instruction set. An isa_<name>.cc defines JSC_ISA, the namespace of its kernels,
+// and includes this file.
+#ifndef JSC_CPU_KERNELS_H_
+#define JSC_CPU_KERNELS_H_
 
-#if defined(__SSE2__)
-#include <immintrin.h>
-#endif
+#include "conv_kernel.h"
+#include "dense_kernel.h"
+#include "isa.h"
 
 namespace jsc {
 namespace JSC_ISA {
 namespace {
-
-#include "conv_kernel.h"
-#include "dense_kernel.h"
-#include "epilogue.h"
-#include "simd.h"
-#include "tile.h"
-#include "window_lists.h"
 
 template <typename T>
 int64_t CountNonZeros(const void* x, int64_t samples, int64_t step) {
@@ -39,3 +33,5 @@ int64_t CountNonZeros(const void* x, int64_t samples, int64_t step) {
    JSC_PER_DTYPE(DenseBytes), \
    JSC_PER_DTYPE(RunDense),   \
    JSC_PER_DTYPE(CountNonZeros)}
+
+#endif  // JSC_CPU_KERNELS_H_

@@ -1,6 +1,20 @@
 // Vectors of one instruction set: conversion of the storage types, and appending the non-zeros of a run of elements to
-// a list. Included by kernels.h inside jsc::<isa>; written with GCC/Clang vector extensions, with intrinsics only for
+// a list. In jsc::<isa>; written with GCC/Clang vector extensions, with intrinsics only for
 // what those cannot say (compression, float16).
+#ifndef JSC_CPU_SIMD_H_
+#define JSC_CPU_SIMD_H_
+
+#include <cstdint>
+
+#include "dtypes.h"
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+namespace jsc {
+namespace JSC_ISA {
+namespace {
 
 #if defined(__AVX512F__)
 constexpr int64_t kVectorBytes = 64;
@@ -209,3 +223,9 @@ class IeeeScope {
   IeeeScope() {}
 #endif
 };
+
+}  // namespace
+}  // namespace JSC_ISA
+}  // namespace jsc
+
+#endif  // JSC_CPU_SIMD_H_

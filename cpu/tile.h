@@ -1,5 +1,12 @@
-// The rectangle of one task: which convolution results its outputs need, and which pixels of x those need. Included by
-// kernels.h inside jsc::<isa>.
+// The rectangle of one task: which convolution results its outputs need, and which pixels of x those need.
+#ifndef JSC_CPU_TILE_H_
+#define JSC_CPU_TILE_H_
+
+#include "plan.h"
+
+namespace jsc {
+namespace JSC_ISA {
+namespace {
 
 // Memory of a task, handed out in pieces; with a null base it only counts.
 class Arena {
@@ -85,3 +92,9 @@ inline Tile MakeTile(const ConvTask& task, TileImage* images) {
   tile.windows = tile.conv_rows * tile.conv_cols.size();
   return tile;
 }
+
+}  // namespace
+}  // namespace JSC_ISA
+}  // namespace jsc
+
+#endif  // JSC_CPU_TILE_H_

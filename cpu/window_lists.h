@@ -13,6 +13,15 @@
 // sparsity cost more than the arithmetic, and lets a group share one loop. Empty windows are dropped.
 //
 // Bound by: about 40 cycles a window and chunk, shared by all blocks of output channels of the task.
+#ifndef JSC_CPU_WINDOW_LISTS_H_
+#define JSC_CPU_WINDOW_LISTS_H_
+
+#include "simd.h"
+#include "tile.h"
+
+namespace jsc {
+namespace JSC_ISA {
+namespace {
 
 template <typename A>
 struct PixelLists {
@@ -228,3 +237,9 @@ void FillWindows(const ConvTask& task, const Tile& tile, const Chunk& chunk, con
     }
   }
 }
+
+}  // namespace
+}  // namespace JSC_ISA
+}  // namespace jsc
+
+#endif  // JSC_CPU_WINDOW_LISTS_H_
