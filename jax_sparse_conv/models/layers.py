@@ -16,10 +16,10 @@ from jax import lax
 
 from jax_sparse_conv import geometry as geo
 from jax_sparse_conv import ops, reference
+from jax_sparse_conv.models.initializers import he_normal
 from jax_sparse_conv.nnx import SparseConv, SparseConvPool, SparseLinear
 
 TORCH_EPSILON = 1e-5
-_KERNEL_INIT = nnx.initializers.he_normal()
 
 
 class ConvLayer(nnx.Module):
@@ -68,7 +68,7 @@ class ConvLayer(nnx.Module):
             "dtype": dtype,
             "param_dtype": param_dtype,
             "precision": precision,
-            "kernel_init": _KERNEL_INIT,
+            "kernel_init": he_normal,
             "rngs": rngs,
         }
         size = (kernel_size, kernel_size)
@@ -156,9 +156,10 @@ class ConvLayer(nnx.Module):
         if norm is None:
             return False
         dtype = conv.kernel[...].dtype
-        scale = norm.scale[...].astype(jnp.float32) / jnp.sqrt(norm.var[...] + norm.epsilon)
+        gamma, beta = (jnp.asarray(value, jnp.float32) for value in (norm.scale, norm.bias))
+        scale = gamma / jnp.sqrt(norm.var[...] + norm.epsilon)
         conv_bias = 0.0 if conv.bias is None else conv.bias[...].astype(jnp.float32)
-        bias = norm.bias[...].astype(jnp.float32) + (conv_bias - norm.mean[...]) * scale
+        bias = beta + (conv_bias - norm.mean[...]) * scale
         conv.kernel = nnx.Param((conv.kernel[...].astype(jnp.float32) * scale).astype(dtype))
         conv.bias = nnx.Param(bias.astype(dtype))
         conv.use_bias = True
@@ -255,7 +256,7 @@ def fully_connected(
         dtype=dtype,
         param_dtype=param_dtype,
         precision=precision,
-        kernel_init=_KERNEL_INIT,
+        kernel_init=he_normal,
         rngs=rngs,
     )
 

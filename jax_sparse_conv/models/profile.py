@@ -12,6 +12,7 @@ to texture, never to an object.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -137,9 +138,7 @@ def _targets(model: ConvNet, profile: Mapping[str, float] | None) -> dict[str, f
         profile = PROFILES["resnet" if isinstance(model, ResNet) else "vgg"]
     else:
         _check_profile(profile, {*names, LAST})
-    return {
-        name: profile[consumer] for name, consumer in zip(chain[:-1], chain[1:], strict=True) if consumer in profile
-    }
+    return {name: profile[consumer] for name, consumer in itertools.pairwise(chain) if consumer in profile}
 
 
 def _check_profile(profile: Mapping[str, float], names: set[str]) -> None:
@@ -201,8 +200,8 @@ def _thresholds(columns: np.ndarray, counts: np.ndarray) -> np.ndarray:
     last = columns.shape[1] - 1
     high = np.take_along_axis(columns, np.minimum(counts, last)[:, None], axis=1)[:, 0]
     low = np.take_along_axis(columns, np.clip(counts - 1, 0, last - 1 if last else 0)[:, None], axis=1)[:, 0]
-    low = np.where(counts == 0, high - 0.01, low)
-    return (low + high) / 2
+    thresholds: np.ndarray = (np.where(counts == 0, high - 0.01, low) + high) / 2
+    return thresholds
 
 
 def channel_shares(target: float, channels: int, rng: np.random.Generator) -> np.ndarray:

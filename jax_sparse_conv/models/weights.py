@@ -41,8 +41,8 @@ def load_weights(model: ConvNet, path: str | os.PathLike[str], *, partial: bool 
     """Load weights from a safetensors file, in place.
 
     Values are cast to the network's parameter dtype, so that files in float16 or bfloat16 do. Names of Keras set what
-    Keras does differently: a batch-norm epsilon of 1.001e-5 and, for ResNet, version "v1" (`ResNet.use_version`); biases
-    of convolutions before a batch norm go into its mean.
+    Keras does differently: a batch-norm epsilon of 1.001e-5 and, for ResNet, version "v1" (`ResNet.use_version`); the
+    bias of a convolution goes into the mean of the batch norm behind it.
 
     Args:
       model: a VGG or a ResNet of this package whose batch norm is not folded.
@@ -73,7 +73,7 @@ def load_weights(model: ConvNet, path: str | os.PathLike[str], *, partial: bool 
 
 
 def find_convention(model: ConvNet, names: Iterable[str]) -> str:
-    """ "torchvision", "timm" or "keras", whichever gives the network's layers the most of `names`.
+    """The convention, "torchvision", "timm" or "keras", that gives the network's layers the most of `names`.
 
     Raises:
       ValueError: none gives it any, or the network is not one with rules.
@@ -231,7 +231,7 @@ def _linear_kernel(variable: Any, tensor: str, convention: str, map_size: int) -
     if convention == "keras":
         return _plain(variable, tensor)
     channels = inputs // map_size**2
-    stored = (outputs, inputs)
+    stored: tuple[int, ...] = (outputs, inputs)
     if convention == "timm":
         stored = (outputs, channels, map_size, map_size) if not tensor.startswith("head.") else stored
 

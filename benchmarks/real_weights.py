@@ -1,0 +1,156 @@
+"""ResNet-50 stages 1 to 4 with ImageNet weights on photographs: is the port right, and does skipping change anything?
+
+    python benchmarks/real_weights.py --data DIR [--json PATH]
+
+DIR holds `resnet50_stages1to4.safetensors` (Keras names), `images.npz` (`images`, uint8 [N, 224, 224, 3]) and perhaps
+`sparsity.csv` (zero fraction of every layer's input). Three checks, exit status 1 if one fails:
+
+1. dense ("xla") against sparse at the last feature map, float32: relative Frobenius difference of at most 1e-5;
+2. the per-channel mean of what each batch norm sees correlates above 0.9 with its stored moving mean on at least 95 % of
+   the layers, which no wrong stride, padding, channel order or epsilon survives;
+3. with `sparsity.csv`, zero fractions of the layers' inputs within 0.005 of it (all its images).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+from flax import nnx
+
+from jax_sparse_conv import environment, models
+from jax_sparse_conv.models.layers import ConvLayer, Layer
+
+LAST_STAGE = 4
+WEIGHTS = "resnet50_stages1to4.safetensors"
+MOST_DIFFERENCE = 1e-5
+LEAST_CORRELATION = 0.9
+LEAST_SHARE = 0.95
+MOST_ZERO_DIFFERENCE = 0.005
+
+
+def main() -> int:
+    arguments = _parser().parse_args()
+    model = models.resnet50(version="v1", rngs=nnx.Rngs(0))
+    loaded = models.load_weights(model, arguments.data / WEIGHTS, partial=True)
+    images = np.load(arguments.data / "images.npz")["images"][: arguments.images]
+    x = models.preprocess(images, loaded.convention)
+    zeros, means = statistics(model, x)
+    correlations = correlate(means, arguments.data / WEIGHTS)
+    difference = compare(model, x, arguments.implementation)
+    zero_differences = compare_zeros(zeros, arguments.data / "sparsity.csv")
+    result = environment.describe_run(sys.orig_argv[1:]) | {
+        "images": len(images),
+        "implementation": arguments.implementation,
+        "relative_frobenius": difference,
+        "correlations": correlations,
+        "zero_fractions": zeros,
+        "zero_differences": zero_differences,
+    }
+    failures = report(result, loaded.missing)
+    result["failures"] = failures
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    for failure in failures:
+        print(f"FAILED: {failure}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+@nnx.jit
+def statistics(model: models.ResNet, x: jax.Array) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+    """By layer, dense: the zero fraction of its input, and the mean [K] of what its batch norm sees."""
+    models.set_implementation(model, "xla")
+    zeros, means = {}, {}
+
+    def measure(name: str, layer: Layer, value: jax.Array, residual: jax.Array | None) -> None:
+        assert isinstance(layer, ConvLayer)
+        zeros[name] = jnp.mean(value == 0, dtype=jnp.float32)
+        means[name] = jnp.mean(layer.convolved(value), axis=(0, 1, 2))
+
+    model.features(x, last_stage=LAST_STAGE, before_layer=measure)
+    return zeros, means
+
+
+def correlate(means: dict[str, jax.Array], weights: Path) -> dict[str, float]:
+    """Correlation over channels of the measured and the stored mean of each batch norm's input."""
+    with safetensors.safe_open(weights, framework="numpy") as file:
+        return {
+            name: float(
+                np.corrcoef(
+                    np.asarray(mean) + file.get_tensor(f"{name}_conv/bias"), file.get_tensor(f"{name}_bn/moving_mean")
+                )[0, 1]
+            )
+            for name, mean in means.items()
+        }
+
+
+def compare(model: models.ResNet, x: jax.Array, implementation: str | None) -> float:
+    """Relative Frobenius difference of the last feature map, sparse and folded against dense and folded."""
+    models.fold_batch_norm(model)
+    forward = nnx.jit(lambda network, images: network.features(images, last_stage=LAST_STAGE))
+    results = []
+    for name in ("xla", implementation):
+        models.set_implementation(model, name)
+        results.append(np.asarray(forward(model, x), np.float64))
+    dense, sparse = results
+    return float(np.linalg.norm(sparse - dense) / np.linalg.norm(dense))
+
+
+def compare_zeros(zeros: dict[str, jax.Array], table: Path) -> dict[str, float]:
+    """Measured less tabulated zero fraction by layer, of the layers that the table has; empty without a table."""
+    if not table.is_file():
+        return {}
+    with table.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["network"] == "resnet50"]
+    expected = {row["layer"].removesuffix("_conv"): float(row["zero_fraction"]) for row in rows}
+    return {name: float(zeros[name]) - fraction for name, fraction in expected.items() if name in zeros}
+
+
+def report(result: dict[str, Any], missing: tuple[str, ...]) -> list[str]:
+    """Print the table and the three checks; returns the sentences of those that failed."""
+    result["zero_fractions"] = {name: float(value) for name, value in result["zero_fractions"].items()}
+    correlations, differences = result["correlations"], result["zero_differences"]
+    print(f"{'layer':<16}{'zeros %':>9}{'table %':>9}{'batch norm':>12}")
+    for name, zeros in result["zero_fractions"].items():
+        table = f"{100 * (zeros - differences[name]):9.1f}" if name in differences else f"{'':9}"
+        print(f"{name:<16}{100 * zeros:9.1f}{table}{correlations[name]:12.3f}")
+    print(f"not in the file and not used: {len(missing)} tensors of the last stage and the classifier")
+
+    above = sum(value > LEAST_CORRELATION for value in correlations.values())
+    difference = result["relative_frobenius"]
+    furthest = max(map(abs, differences.values()), default=0.0)
+    print(f"batch-norm inputs correlated above {LEAST_CORRELATION}: {above} of {len(correlations)}")
+    print(f"largest difference from the table of zero fractions: {furthest:.4f} ({len(differences)} layers)")
+    print(f"relative Frobenius difference of the last feature map: {difference:.2e}")
+    checks = (
+        (difference <= MOST_DIFFERENCE, f"dense and sparse differ by {difference:.2e}, more than {MOST_DIFFERENCE}"),
+        (above >= LEAST_SHARE * len(correlations), f"only {above} of {len(correlations)} batch norms correlate"),
+        (furthest <= MOST_ZERO_DIFFERENCE, f"zero fractions are off by {furthest:.4f}"),
+    )
+    return [sentence for passed, sentence in checks if not passed]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--data", type=Path, required=True, help="folder of the weights and the photographs")
+    parser.add_argument("--json", type=Path, help="write the result here")
+    parser.add_argument("--images", type=int, default=8, help="photographs to use; the table is of 8")
+    parser.add_argument(
+        "--implementation",
+        type=lambda name: None if name == "auto" else name,
+        default="pecr",
+        help='of the sparse side: "pecr" (PECR where a pool follows, ECR elsewhere), "ecr" or "auto"',
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

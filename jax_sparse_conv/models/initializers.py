@@ -1,0 +1,34 @@
+"""Random kernels, made with one compiled generator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_BLOCK = 1 << 18
+
+
+def he_normal(key: jax.Array, shape: Sequence[int], dtype: Any = jnp.float32) -> jax.Array:
+    """Normal values with variance 2 / fan-in (He et al. 2015), for a kernel [..., inputs, outputs].
+
+    Drawn in blocks of one size, because compiling JAX's generator for every shape of a network takes longer than running
+    it. The values do not depend on whether the call is traced.
+    """
+    size = math.prod(shape)
+    deviation = math.sqrt(2 / max(1, size // shape[-1] if shape[-1] else 1))
+    blocks = [_normals(key, index) for index in range(-(-size // _BLOCK))]
+    if isinstance(key, jax.core.Tracer):
+        values = jnp.concatenate([jnp.zeros(0), *blocks])[:size].reshape(shape)
+        return (values * np.float32(deviation)).astype(dtype)
+    flat = np.concatenate([np.zeros(0, np.float32), *map(np.asarray, blocks)])[:size]
+    return jnp.asarray((flat.reshape(shape) * np.float32(deviation)).astype(dtype))
+
+
+@jax.jit
+def _normals(key: jax.Array, index: int) -> jax.Array:
+    return jax.random.normal(jax.random.fold_in(key, index), (_BLOCK,))
