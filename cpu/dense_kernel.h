@@ -12,6 +12,7 @@
 #define JSC_CPU_DENSE_KERNEL_H_
 
 #include "epilogue.h"
+#include "isa.h"
 
 namespace jsc {
 namespace JSC_ISA {
