@@ -24,10 +24,12 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
+from jax.sharding import PartitionSpec
 
-from jax_sparse_conv import _native, reference
+from jax_sparse_conv import _native, partitioning, reference
 from jax_sparse_conv.geometry import Geometry
 
+_PLATFORMS = ("cpu", "cuda")
 _POOL_CODES = {None: 0, "max": 1, "avg": 2}
 _ACTIVATION_CODES = {None: 0, "relu": 1}
 _MAX_ELEMENTS = 2**31 - 1
@@ -86,6 +88,8 @@ class Operands:
 
 
 conv_p = jex_core.Primitive("jsc_conv")
+conv_on_device_p = jex_core.Primitive("jsc_conv_on_device")  # the part that one device computes
+partitioning.needs_devices(conv_p)
 
 
 def bind(
@@ -118,10 +122,14 @@ def _abstract_eval(*avals: Any, config: Config) -> Any:
     operands = Operands.of(avals, config)
     x, kernel = operands.x, operands.kernel
     height, width = config.geometry.out_size(x.shape[1:3], kernel.shape[1:3])
-    return x.update(shape=(x.shape[0], height, width, kernel.shape[4]), weak_type=False)
+    shape = (x.shape[0], height, width, kernel.shape[4])
+    features = kernel.sharding.spec[4] if config.geometry.groups == 1 else None
+    sharding = x.sharding.update(spec=PartitionSpec(x.sharding.spec[0], None, None, features))
+    return x.update(shape=shape, sharding=sharding, weak_type=False)
 
 
 conv_p.def_abstract_eval(_abstract_eval)
+conv_on_device_p.def_abstract_eval(_abstract_eval)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -185,7 +193,8 @@ def attributes(config: Config) -> dict[str, np.ndarray | np.int64]:
 
 def _lower(ctx: Any, *operands: Any, config: Config, platform: str | None) -> Any:
     x, kernel = ctx.avals_in[:2]
-    name = platform or ctx.module_context.platforms[0]
+    # The rule without a platform serves those that no kernel is registered for.
+    name = platform or next((p for p in ctx.module_context.platforms if p not in _PLATFORMS), "unknown")
     reason = _native.why_missing(config.method, name, x.dtype)
     if reason is not None:
         if config.fallback:
@@ -195,6 +204,29 @@ def _lower(ctx: Any, *operands: Any, config: Config, platform: str | None) -> An
             f"implementation={config.implementation!r} cannot run here: {reason}. "
             'implementation=None or "xla" works everywhere.'
         )
+    if partitioning.is_partitioned(ctx):
+        return mlir.lower_fun(_partitioned(x, kernel, config), multiple_results=False)(ctx, *operands)
+    return _lower_on_device(ctx, *operands, config=config, platform=platform)
+
+
+def _partitioned(x: Any, kernel: Any, config: Config) -> Any:
+    return partitioning.partitioned(
+        _on_device(config),
+        stacks=kernel.shape[0],
+        images=x.shape[0],
+        one_group=config.geometry.groups == 1,
+        has_bias=config.has_bias,
+        has_residual=config.has_residual,
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _on_device(config: Config) -> Any:
+    return functools.partial(conv_on_device_p.bind, config=config)
+
+
+def _lower_on_device(ctx: Any, *operands: Any, config: Config, platform: str | None) -> Any:
+    x, kernel = ctx.avals_in[:2]
     if platform == "cuda":
         conv_size = config.geometry.conv_size(x.shape[1:3], kernel.shape[1:3])
         out_size = config.geometry.out_size(x.shape[1:3], kernel.shape[1:3])
@@ -204,8 +236,11 @@ def _lower(ctx: Any, *operands: Any, config: Config, platform: str | None) -> An
     return call(ctx, *operands, **attributes(config))[:1]
 
 
-for _platform in (None, "cpu", "cuda"):
+for _platform in (None, *_PLATFORMS):
     mlir.register_lowering(conv_p, functools.partial(_lower, platform=_platform), platform=_platform)
+    mlir.register_lowering(
+        conv_on_device_p, functools.partial(_lower_on_device, platform=_platform), platform=_platform
+    )
 
 
 # --- batching --------------------------------------------------------------------------------------------------------

@@ -228,3 +228,35 @@ def test_weak_types_and_shapes_of_the_abstract_value() -> None:
     shape = jax.eval_shape(sparse_conv, x, kernel, bias, residual)
     assert (shape.shape, shape.dtype, shape.weak_type) == ((2, 6, 5, 6), jnp.float32, False)
     assert jax.eval_shape(sparse_pool, x, kernel, bias).shape == (2, 3, 2, 6)
+
+
+def test_export_and_other_platforms() -> None:
+    """An exported program keeps the custom call; a platform without kernels gets the dense program or a reason."""
+    require("ecr", "float32")
+    arguments = operands()
+    allowed = [jax.export.DisabledSafetyCheck.custom_call("jsc_ecr")]
+    exported = jax.export.export(jax.jit(sparse_conv), disabled_checks=allowed)(*arguments)
+    assert "jsc_ecr" in exported.mlir_module()
+    np.testing.assert_array_equal(exported.call(*arguments), sparse_conv(*arguments))
+
+    automatic = jax.jit(lambda x, kernel: jsc.conv(x, kernel, feature_group_count=GROUPS))
+    text = jax.export.export(automatic, platforms=["tpu"])(*arguments[:2]).mlir_module()
+    assert "stablehlo.convolution" in text
+    assert "jsc_ecr" not in text
+    with pytest.raises(ValueError, match=r"implementation='ecr' cannot run here: .*no kernels for platform 'tpu'"):
+        jax.export.export(jax.jit(sparse_conv), platforms=["tpu"])(*arguments)
+
+
+def test_a_call_without_kernel_for_its_dtype_runs_densely_or_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    from jax_sparse_conv import _native
+
+    x, kernel, bias, _ = operands()
+    monkeypatch.setitem(_native._DTYPES, PLATFORM, ("bfloat16",))
+    jax.clear_caches()
+    with pytest.raises(ValueError, match=r"implementation='pecr' cannot run here: dtype float32 is not supported on"):
+        sparse_pool(x, kernel, bias)
+    with pytest.raises(ValueError, match=r"implementation='ecr' cannot run here: dtype float32 is not supported on"):
+        jsc.dense(x, jnp.ones((4, 2)), implementation="ecr")
+    automatic = jsc.conv_pool(x, kernel, bias, feature_group_count=GROUPS, precision="highest")
+    close(automatic, dense_pool(x, kernel, bias))
+    jax.clear_caches()

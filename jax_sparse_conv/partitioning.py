@@ -1,0 +1,68 @@
+"""How the primitive runs on several devices under `jit`: images and output channels are split, nothing else.
+
+A custom call that the partitioner knows nothing of is right on sharded operands, but gathers them first. Here the
+partitioner learns that images N (with their kernels S) and output channels K are independent, so each device runs the
+same custom call on its part, without communication.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax._src import dispatch  # no public way to ask for the devices of a lowering
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.extend import core as jex_core
+from jax.interpreters import mlir
+from jax.sharding import NamedSharding, PartitionSpec
+
+Function = Callable[..., jax.Array]
+
+
+def needs_devices(primitive: jex_core.Primitive) -> None:
+    """Have lowerings of `primitive` know how many devices they are for."""
+    dispatch.prim_requires_devices_during_lowering.add(primitive)
+
+
+def is_partitioned(ctx: Any) -> bool:
+    """Whether a lowering is for several devices that the compiler splits work over (not inside `shard_map`)."""
+    axes = ctx.module_context.axis_context
+    return isinstance(axes, mlir.ShardingContext) and axes.num_devices > 1
+
+
+@functools.lru_cache(maxsize=4096)
+def partitioned(
+    function: Function, *, stacks: int, images: int, one_group: bool, has_bias: bool, has_residual: bool
+) -> Function:
+    """`function` on x [N, H, W, C], kernel [S, kh, kw, C/g, K], bias [S, K], residual [N, Ho, Wo, K], with a rule.
+
+    With one kernel, N is split; with S of them, S is split and the images of each go along. Groups tie K to C, so K is
+    split only where there is one group.
+    """
+
+    def partition(mesh: Any, arg_shapes: Any, result_shape: Any) -> Any:
+        del arg_shapes
+        spec = tuple(result_shape.sharding.spec) + (None,) * 4
+        batch, features = spec[0], spec[3] if one_group else None
+        kernels = None if stacks == 1 else batch
+        operands = [PartitionSpec(batch, None, None, None), PartitionSpec(kernels, None, None, None, features)]
+        operands += [PartitionSpec(kernels, features)] * has_bias
+        operands += [PartitionSpec(batch, None, None, features)] * has_residual
+        result = PartitionSpec(batch, None, None, features)
+        return mesh, function, NamedSharding(mesh, result), tuple(NamedSharding(mesh, o) for o in operands)
+
+    batch_factors = "n" if stacks == 1 else "(s n)"
+    terms = [f"{batch_factors} h w c", "s i j d k"] + ["s k"] * has_bias + [f"{batch_factors} p q k"] * has_residual
+    # Factors that stay whole, in order of appearance, as the rule's verifier wants them.
+    appearance = "nhwcsijdkpq" if stacks == 1 else "snhwcijdkpq"
+    split = {"n" if stacks == 1 else "s"} | ({"k"} if one_group else set())
+    wrapped = custom_partitioning(function)
+    wrapped.def_partition(
+        partition=partition,
+        sharding_rule=f"{', '.join(terms)} -> {batch_factors} p q k",
+        need_replication_factors=tuple(factor for factor in appearance if factor not in split),
+        **({} if stacks == 1 else {"n": images // stacks}),
+    )
+    return wrapped

@@ -1,0 +1,101 @@
+"""Run by test_partitioning.py in a process of its own with several devices; asserts, and prints what it checked."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax_sparse_conv as jsc
+
+COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute")
+
+
+def operands() -> tuple[Any, ...]:
+    rng = np.random.default_rng(0)
+    x = np.maximum(rng.standard_normal((4, 6, 6, 8)), 0).astype(np.float32)
+    return x, *(rng.standard_normal(s).astype(np.float32) for s in ((3, 3, 8, 16), (16,), (4, 6, 6, 16)))
+
+
+def sparse(x: Any, kernel: Any, bias: Any, residual: Any) -> jax.Array:
+    return jsc.conv(x, kernel, bias, residual=residual, activation="relu", implementation="ecr")
+
+
+def check(name: str, function: Callable[..., jax.Array], arguments: Any, wanted: Any, no_gather: bool = True) -> None:
+    compiled = jax.jit(function).lower(*arguments).compile()
+    result = compiled(*arguments)
+    np.testing.assert_allclose(np.asarray(result), wanted, rtol=1e-4, atol=1e-4)
+    text = compiled.as_text()
+    assert "jsc_" in text
+    if no_gather:
+        assert not [c for c in COLLECTIVES if c in text], text
+    print(name)
+
+
+def mesh(kind: AxisType) -> jax.sharding.Mesh:
+    """Two devices over the batch and, with four, two over the channels."""
+    channels = 2 if jax.device_count() >= 4 else 1
+    devices = np.asarray(jax.devices()[: 2 * channels]).reshape(2, channels)
+    return jax.sharding.Mesh(devices, ("batch", "channels"), axis_types=(kind,) * 2)
+
+
+def main() -> None:
+    values = operands()
+    x, kernel, bias, residual = values
+    wanted = np.asarray(
+        jsc.conv(x, kernel, bias, residual=residual, activation="relu", precision="highest", implementation="xla")
+    )
+    auto = mesh(AxisType.Auto)
+    specs = (P("batch"), P(None, None, None, "channels"), P("channels"), P("batch", None, None, "channels"))
+    placed = [jax.device_put(v, NamedSharding(auto, s)) for v, s in zip(values, specs, strict=True)]
+    check("jit, images and channels split", sparse, placed, wanted)
+
+    groups = jsc.conv(x, kernel[:, :, :4], feature_group_count=2, precision="highest", implementation="xla")
+    grouped = lambda x, k: jsc.conv(x, k, feature_group_count=2, implementation="ecr")  # noqa: E731
+    check("jit, groups", grouped, [placed[0], kernel[:, :, :4]], groups)
+
+    pooled = np.asarray(jsc.conv_pool(x, kernel, bias, precision="highest", implementation="xla"))
+    pool = lambda x, k, b: jsc.conv_pool(x, k, b, implementation="pecr")  # noqa: E731
+    check("jit, conv_pool", pool, placed[:3], pooled)
+
+    stacks = np.stack([kernel, -kernel])
+    stack_sharding = NamedSharding(auto, P("batch"))
+    both = [jax.device_put(v, stack_sharding) for v in (np.stack([x, 2 * x]), stacks)]
+    mapped = jax.vmap(lambda x, k: jsc.conv(x, k, implementation="ecr"))
+    both_wanted = jax.vmap(lambda x, k: jsc.conv(x, k, precision="highest", implementation="xla"))(*both)
+    check("vmap over x and kernel, both split", mapped, both, np.asarray(both_wanted))
+
+    gradient = lambda k: jax.grad(lambda k: (sparse(placed[0], k, bias, residual) ** 2).sum())(k)  # noqa: E731
+    dense_gradient = jax.grad(
+        lambda k: (
+            jnp.maximum(jsc.conv(x, k, bias, precision="highest", implementation="xla") + residual, 0) ** 2
+        ).sum()
+    )(kernel)
+    check("grad", gradient, [kernel], np.asarray(dense_gradient), no_gather=False)
+
+    manual = jax.shard_map(sparse, mesh=auto, in_specs=(P("batch"), P(), P(), P("batch")), out_specs=P("batch"))
+    check("shard_map", manual, values, wanted)
+
+    def loss(kernel: Any, x: Any, residual: Any) -> jax.Array:
+        return jax.lax.psum((sparse(x, kernel, bias, residual) ** 2).sum(), ("batch",))
+
+    manual_loss = jax.shard_map(loss, mesh=auto, in_specs=(P(), P("batch"), P("batch")), out_specs=P())
+    check("grad through shard_map", jax.grad(manual_loss), (kernel, x, residual), dense_gradient, no_gather=False)
+
+    explicit = mesh(AxisType.Explicit)
+    with jax.set_mesh(explicit):
+        typed = [jax.device_put(v, s) for v, s in zip(values, specs, strict=True)]
+        result = jax.jit(sparse)(*typed)
+        assert tuple(jax.typeof(result).sharding.spec) == ("batch", None, None, "channels"), jax.typeof(result)
+        np.testing.assert_allclose(np.asarray(result), wanted, rtol=1e-4, atol=1e-4)
+    print("explicit sharding")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
