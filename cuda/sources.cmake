@@ -1,1 +1,1 @@
-set(JSC_CUDA_SOURCES cuda/ffi.cc)
+set(JSC_CUDA_SOURCES cuda/conv_plan.cc cuda/dense.cu cuda/direct.cu cuda/ecr.cu cuda/ffi.cc cuda/pecr.cu)

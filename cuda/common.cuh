@@ -1,0 +1,131 @@
+// What every kernel file needs: element types and their one dispatch, vector access, asynchronous copies, launch
+// checks.
+#ifndef JSC_CUDA_COMMON_CUH_
+#define JSC_CUDA_COMMON_CUH_
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <string>
+
+#include "conv_args.h"
+#include "conv_plan.h"
+
+namespace jsc {
+
+// Calls body(T{}) with the element type of a call: the only place that lists the types of the CUDA kernels.
+template <typename Body>
+ffi::Error DispatchDtype(ffi::DataType dtype, Body&& body) {
+  switch (dtype) {
+    case ffi::DataType::F32:
+      return body(float{});
+    case ffi::DataType::BF16:
+      return body(__nv_bfloat16{});
+    case ffi::DataType::F16:
+      return body(__half{});
+    default:
+      break;
+  }
+  const std::string name = dtype == ffi::DataType::F64 ? "float64" : "code " + std::to_string(static_cast<int>(dtype));
+  return ffi::Error(ffi::ErrorCode::kUnimplemented,
+                    "dtype " + name + " is not implemented on CUDA; float32, bfloat16 and float16 are");
+}
+
+inline ffi::Error CheckCuda(cudaError_t status, const char* what) {
+  if (status == cudaSuccess) return ffi::Error::Success();
+  return ffi::Error(ffi::ErrorCode::kInternal, std::string(what) + ": " + cudaGetErrorString(status));
+}
+
+__device__ inline float ToFloat(float v) { return v; }
+__device__ inline float ToFloat(__half v) { return __half2float(v); }
+__device__ inline float ToFloat(__nv_bfloat16 v) { return __bfloat162float(v); }
+
+template <typename T>
+__device__ inline T FromFloat(float v) {
+  if constexpr (std::is_same_v<T, float>) {
+    return v;
+  } else if constexpr (std::is_same_v<T, __half>) {
+    return __float2half_rn(v);
+  } else {
+    return __float2bfloat16_rn(v);
+  }
+}
+
+__device__ inline float Relu(float v) { return v < 0.f ? 0.f : v; }  // keeps NaN
+__device__ inline float MaxOrNan(float a, float b) { return b > a || b != b ? b : a; }
+
+// Four consecutive elements of p as float32; p aligned to four elements.
+__device__ inline float4 Load4(const float* p) { return *reinterpret_cast<const float4*>(p); }
+
+__device__ inline float4 Load4(const __half* p) {
+  const uint2 raw = *reinterpret_cast<const uint2*>(p);
+  const float2 low = __half22float2(reinterpret_cast<const __half2&>(raw.x));
+  const float2 high = __half22float2(reinterpret_cast<const __half2&>(raw.y));
+  return {low.x, low.y, high.x, high.y};
+}
+
+__device__ inline float4 Load4(const __nv_bfloat16* p) {
+  const uint2 raw = *reinterpret_cast<const uint2*>(p);
+  return {__uint_as_float(raw.x << 16), __uint_as_float(raw.x & 0xffff0000u), __uint_as_float(raw.y << 16),
+          __uint_as_float(raw.y & 0xffff0000u)};
+}
+
+// The first `valid` (0..4) of four consecutive elements, zeros after them; one load where `vector` says p is aligned.
+template <typename T>
+__device__ inline float4 LoadUpTo4(const T* p, int valid, bool vector) {
+  if (vector && valid == 4) return Load4(p);
+  float4 v = {0.f, 0.f, 0.f, 0.f};
+  if (valid > 0) v.x = ToFloat(p[0]);
+  if (valid > 1) v.y = ToFloat(p[1]);
+  if (valid > 2) v.z = ToFloat(p[2]);
+  if (valid > 3) v.w = ToFloat(p[3]);
+  return v;
+}
+
+template <typename T>
+__device__ inline void StoreUpTo4(T* p, float4 v, int valid, bool vector) {
+  const T element[4] = {FromFloat<T>(v.x), FromFloat<T>(v.y), FromFloat<T>(v.z), FromFloat<T>(v.w)};
+  if (vector && valid == 4) {
+    if constexpr (sizeof(T) == 4) {
+      *reinterpret_cast<float4*>(p) = v;
+    } else {
+      *reinterpret_cast<uint2*>(p) = *reinterpret_cast<const uint2*>(element);
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (i < valid) p[i] = element[i];
+  }
+}
+
+__device__ inline float4 operator+(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
+
+// Copies `width` (16, 8, 4 or 2) bytes to shared memory without waiting, or writes zeros where `valid` is false. Both
+// addresses are aligned to width. CommitCopies and WaitForCopies close and await what the calling thread has asked for.
+__device__ inline void CopyAsync(void* shared, const void* global, int width, bool valid) {
+  const auto target = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  const int bytes = valid ? width : 0;
+  if (width == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(global), "r"(bytes));
+  } else if (width == 8) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(target), "l"(global), "r"(bytes));
+  } else if (width == 4) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(target), "l"(global), "r"(bytes));
+  } else {
+    *static_cast<uint16_t*>(shared) = valid ? *static_cast<const uint16_t*>(global) : uint16_t{0};
+  }
+}
+
+__device__ inline void CommitCopies() { asm volatile("cp.async.commit_group;"); }
+
+template <int kPending>
+__device__ inline void WaitForCopies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending));
+}
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_COMMON_CUH_

@@ -1,0 +1,205 @@
+// The analytical model that cuts a convolution into blocks: enumerate tiles, feature tiles and splits, count cycles.
+#include "conv_plan.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <vector>
+
+namespace jsc {
+namespace {
+
+constexpr int kMaxChunkRows = 160;  // list entries of a warp, and kernel rows of a stage
+constexpr int64_t kMaxBlocks = std::numeric_limits<int32_t>::max();
+
+int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int RoundUp(int64_t a, int64_t b) { return static_cast<int>(DivideUp(a, b) * b); }
+
+// The widest asynchronous copy that fits runs of `run` elements starting at multiples of `run` from `stride` multiples.
+int CopyBytes(int64_t element_bytes, int64_t stride, int64_t run, int most) {
+  int bytes = most;
+  while (bytes > element_bytes && (stride * element_bytes % bytes != 0 || run * element_bytes % bytes != 0)) bytes /= 2;
+  return bytes;
+}
+
+void ChooseChunks(const ConvArgs& args, ConvPlan* plan) {
+  const int taps = static_cast<int>(args.kernel_size[0] * args.kernel_size[1]);
+  plan->chunk_taps = std::min(taps, kMaxChunkRows);
+  plan->tap_chunks = static_cast<int>(DivideUp(taps, plan->chunk_taps));
+  const int64_t per_split = DivideUp(args.group_channels, plan->splits);
+  plan->chunk_shift = 0;
+  while ((2 << plan->chunk_shift) * plan->chunk_taps <= kMaxChunkRows && (1 << plan->chunk_shift) < per_split) {
+    ++plan->chunk_shift;
+  }
+  plan->chunk_channels = 1 << plan->chunk_shift;
+  plan->channel_chunks = static_cast<int>(DivideUp(args.group_channels, plan->chunk_channels));
+}
+
+void ChooseGroups(ConvPlan* plan) {
+  const bool even = plan->tile_conv[0] % 2 == 0 && plan->tile_conv[1] % 2 == 0;
+  for (int i = 0; i < 2; ++i) plan->quads[i] = even ? plan->tile_conv[i] / 2 : 0;
+  plan->groups = static_cast<int>(DivideUp(plan->tile_pixels(), kPixels));
+}
+
+// Cycles of a block, with the share of list candidates that a feature map of about 80 % zeros keeps.
+constexpr double kShare = 0.4;
+
+double Cycles(const ConvArgs& args, int element_bytes, const DeviceInfo& device, const ConvPlan& plan, int64_t blocks) {
+  const double rows = static_cast<double>(args.kernel_size[0] * args.kernel_size[1]) * plan.channel_chunks *
+                      plan.chunk_channels / plan.splits;
+  const double entries = rows * kShare * plan.groups;
+  const double entry = plan.lanes / 8.0 + 1.7;  // shared-memory cycles: weights, values, row offsets, stores
+  const double compress = rows * plan.groups * 0.35;
+  const double stream = rows * plan.tile_features() * element_bytes / 40.0;
+  const double rounds = static_cast<double>(DivideUp(plan.groups, plan.warps));
+  const double chain = rounds * rows * (kShare * 45.0 * plan.lanes / kWarp + 4.0);  // of one warp alone
+  const int chunks = static_cast<int>(DivideUp(plan.channel_chunks, plan.splits)) * plan.tap_chunks;
+  const double reduce = plan.splits == 1 ? 500 : 1500 + plan.tile_pixels() * plan.tile_features() / 64.0;
+  const int resident =
+      std::max(1, std::min(device.shared_memory_sm / (plan.shared_bytes + 1024), kMaxWarps / plan.warps));
+  const double waves = static_cast<double>(DivideUp(blocks, static_cast<int64_t>(device.multiprocessors)));
+  const double busy = std::max(entries * entry + compress, stream) * waves;
+  return busy + (chain + stream * 0.5 + chunks * 400.0 + reduce) * std::max(1.0, waves / resident) + 2000;
+}
+
+}  // namespace
+
+const DeviceInfo& GetDeviceInfo(int device) {
+  static std::mutex mutex;
+  static std::map<int, DeviceInfo> known;
+  const std::lock_guard<std::mutex> lock(mutex);
+  auto [entry, fresh] = known.try_emplace(device);
+  if (fresh) {
+    int major = 0;
+    cudaDeviceGetAttribute(&entry->second.multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    cudaDeviceGetAttribute(&entry->second.shared_memory, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    cudaDeviceGetAttribute(&entry->second.shared_memory_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    entry->second.clusters = major >= 9;
+  }
+  return entry->second;
+}
+
+bool CompletePlan(const ConvArgs& args, int element_bytes, size_t workspace_bytes, const DeviceInfo& device,
+                  ConvPlan* plan) {
+  const bool pooled = args.pool != Pool::kNone;
+  int64_t patch_pixels = plan->tile_images, tiles = args.stacks;
+  for (int i = 0; i < 2; ++i) {
+    const int64_t conv = pooled ? (plan->tile_out[i] - 1) * args.window_stride[i] + args.window[i] : plan->tile_out[i];
+    const int64_t patch = (conv - 1) * args.stride[i] + (args.kernel_size[i] - 1) * args.dilation[i] + 1;
+    patch_pixels *= std::min<int64_t>(patch, 1 << 20);
+    if (conv > kMaxWarps * kGroupsPerWarp * kPixels || patch_pixels > 1 << 20) return false;
+    plan->tile_conv[i] = static_cast<int>(conv);
+    plan->tile_patch[i] = static_cast<int>(patch);
+    plan->tiles[1 + i] = static_cast<int>(DivideUp(args.out_size[i], plan->tile_out[i]));
+    tiles *= plan->tiles[1 + i];
+  }
+  const int64_t per_stack = DivideUp(args.images / args.stacks, plan->tile_images);
+  plan->channel_tiles = static_cast<int>(DivideUp(args.features / args.groups, plan->tile_features()));
+  tiles *= per_stack * plan->channel_tiles;
+  if (per_stack > kMaxBlocks || tiles > kMaxBlocks / args.groups / plan->splits) return false;
+  plan->tiles[0] = static_cast<int>(per_stack);
+  const int64_t blocks = tiles * args.groups;
+
+  ChooseGroups(plan);
+  if (plan->warps == 0) plan->warps = std::min(plan->groups, kMaxWarps);
+  plan->warps = std::max<int>(plan->warps, static_cast<int>(DivideUp(plan->groups, kGroupsPerWarp)));
+  if (plan->warps > kMaxWarps) return false;
+  ChooseChunks(args, plan);
+  if (plan->splits > plan->channel_chunks) return false;
+  plan->reduction = plan->splits == 1 ? Reduction::kNone
+                    : device.clusters ? Reduction::kCluster
+                                      : Reduction::kWorkspace;
+  const size_t sums_bytes = sizeof(float) * plan->tile_pixels() * plan->tile_features();
+  if (plan->reduction == Reduction::kWorkspace && blocks * plan->splits * sums_bytes > workspace_bytes) return false;
+
+  plan->stages = plan->channel_chunks * plan->tap_chunks > plan->splits ? 2 : 1;
+  plan->copy_x =
+      CopyBytes(element_bytes, args.channels, std::min<int64_t>(args.group_channels, plan->chunk_channels), 16);
+  plan->copy_x = CopyBytes(element_bytes, args.group_channels, plan->chunk_channels, plan->copy_x);
+  plan->copy_kernel = CopyBytes(element_bytes, args.features, args.features / args.groups, 16);
+  plan->vector_out = plan->copy_kernel % (kLaneChannels * element_bytes) == 0;
+  const int rows = plan->chunk_taps * plan->chunk_channels;
+  plan->list_rows = RoundUp(rows, 4 * kWarp / plan->lanes);
+  plan->kernel_bytes = RoundUp(static_cast<int64_t>(rows) * plan->tile_features() * element_bytes, 16);
+  plan->patch_bytes = RoundUp(std::min<int64_t>(patch_pixels * plan->chunk_channels * element_bytes, 1 << 28), 16);
+  const int64_t bytes = static_cast<int64_t>(plan->stages) * (plan->kernel_bytes + plan->patch_bytes) +
+                        static_cast<int64_t>(plan->warps) * plan->list_rows * 20 + plan->groups * 16 + rows * 4;
+  plan->shared_bytes = static_cast<int>(std::max<int64_t>(bytes, sums_bytes));
+  if (bytes > device.shared_memory || static_cast<int64_t>(sums_bytes) > device.shared_memory) return false;
+  plan->cycles = Cycles(args, element_bytes, device, *plan, blocks * plan->splits);
+  return true;
+}
+
+ConvPlan ChooseConvPlan(const ConvArgs& args, int element_bytes, size_t workspace_bytes, const DeviceInfo& device) {
+  ConvPlan best{};
+  best.cycles = std::numeric_limits<double>::infinity();
+  const int64_t features = args.features / args.groups;
+  if (features < 4) return best;  // a list that so few channels use costs more than it saves
+  // Sizes of a tile along one axis: the fewest outputs that cut it into 1, 2, 3, ... tiles.
+  auto sizes = [](int64_t size) {
+    std::vector<int> distinct;
+    for (int64_t parts = 1; parts <= size; ++parts) {
+      const int part = static_cast<int>(DivideUp(size, parts));
+      if (part <= 32 && (distinct.empty() || part < distinct.back())) distinct.push_back(part);
+    }
+    return distinct;
+  };
+  const std::vector<int> heights = sizes(args.out_size[0]), widths = sizes(args.out_size[1]);
+  const int64_t per_stack = args.images / args.stacks;
+  for (int lanes : {32, 16, 8}) {
+    if (lanes > 8 && features <= lanes * kLaneChannels / 2) continue;
+    for (int splits : {1, 2, 4, 8, 16}) {
+      for (int height : heights) {
+        for (int width : widths) {
+          for (int images = 1; images <= std::min<int64_t>(per_stack, 16); images *= 2) {
+            // Several images share a tile only where each is whole.
+            if (images > 1 && (height < args.out_size[0] || width < args.out_size[1])) break;
+            ConvPlan plan{};
+            plan.lanes = lanes;
+            plan.splits = splits;
+            plan.tile_images = images;
+            plan.tile_out[0] = height;
+            plan.tile_out[1] = width;
+            if (!CompletePlan(args, element_bytes, workspace_bytes, device, &plan)) continue;
+            if (plan.cycles < best.cycles) best = plan;
+          }
+        }
+      }
+    }
+  }
+  return best;
+}
+
+ConvPlan CachedConvPlan(const ConvArgs& args, int element_bytes, size_t workspace_bytes, int device) {
+  static std::mutex mutex;
+  static std::map<std::vector<int64_t>, ConvPlan> known;
+  const ConvArgs& a = args;
+  const std::vector<int64_t> key = {
+      a.images,      a.size[0],        a.size[1],          a.channels,
+      a.stacks,      a.kernel_size[0], a.kernel_size[1],   a.features,
+      a.groups,      a.stride[0],      a.stride[1],        a.dilation[0],
+      a.dilation[1], a.conv_size[0],   a.conv_size[1],     static_cast<int64_t>(a.pool),
+      a.window[0],   a.window[1],      a.window_stride[0], a.window_stride[1],
+      a.out_size[0], a.out_size[1],    element_bytes,      static_cast<int64_t>(workspace_bytes),
+      device};
+  const DeviceInfo& info = GetDeviceInfo(device);
+  const std::lock_guard<std::mutex> lock(mutex);
+  auto [entry, fresh] = known.try_emplace(key);
+  if (fresh) entry->second = ChooseConvPlan(args, element_bytes, workspace_bytes, info);
+  return entry->second;
+}
+
+size_t ConvWorkspaceBytes(int64_t images, int64_t conv_height, int64_t conv_width, int64_t features) {
+  // Splitting pays while there are fewer than some 256 blocks of 64 results x 128 features.
+  constexpr int64_t kBlock = 64 * 128, kBlocks = 256, kMaxSplits = 16;
+  const int64_t elements = images * conv_height * conv_width * std::max<int64_t>(features, 32);
+  if (elements <= 0 || elements > kBlock * kBlocks / 2) return 0;
+  const int64_t splits = std::clamp<int64_t>(kBlocks * kBlock / elements, 2, kMaxSplits);
+  return static_cast<size_t>(2 * splits * elements) * sizeof(float);  // twice: tiles hang over the edges
+}
+
+}  // namespace jsc

@@ -1,0 +1,76 @@
+// How a convolution is cut into thread blocks. The host chooses a ConvPlan from sizes and the device; the kernel obeys.
+#ifndef JSC_CUDA_CONV_PLAN_H_
+#define JSC_CUDA_CONV_PLAN_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "conv_args.h"
+
+namespace jsc {
+
+constexpr int kWarp = 32;
+constexpr int kPixels = 4;         // outputs that share one list of entries: the values of a float4
+constexpr int kLaneChannels = 4;   // output channels of a lane: one 16-byte load of weights
+constexpr int kMaxWarps = 16;      // of a block
+constexpr int kGroupsPerWarp = 4;  // pixel groups whose accumulators a warp keeps: 4 x 4 x 4 registers a lane
+
+struct DeviceInfo {
+  int multiprocessors;
+  int shared_memory;  // bytes a block may ask for
+  int shared_memory_sm;
+  bool clusters;  // thread block clusters and distributed shared memory
+};
+
+// The device of ordinal `device`, read once per device.
+const DeviceInfo& GetDeviceInfo(int device);
+
+// How partial sums of blocks that share outputs but not input channels come together; always in a fixed order.
+enum class Reduction : int { kNone = 0, kCluster = 1, kWorkspace = 2 };
+
+struct ConvPlan {
+  int lanes;        // lanes over output channels: 8, 16 or 32; the 32 / lanes parts of a warp share a list
+  int warps;        // of a block
+  int tile_images;  // a block's tile, in outputs of the operation (after the pool)
+  int tile_out[2];
+  int tile_conv[2];    // the same tile in results of the convolution
+  int tile_patch[2];   // and in pixels of x that these results read
+  int quads[2];        // 2x2 groups of results along the tile, or 0, 0 where groups are runs of 4 results
+  int groups;          // pixel groups of a tile
+  int chunk_channels;  // input channels staged at a time, a power of two
+  int chunk_shift;     // its logarithm
+  int chunk_taps;      // kernel positions staged at a time
+  int channel_chunks;  // of all input channels of a group
+  int tap_chunks;
+  int stages;  // 1 where a block has one chunk, else 2
+  int splits;  // blocks that share the input channels of one tile
+  Reduction reduction;
+  int tiles[3];                              // along images of a stack, height, width
+  int channel_tiles;                         // per group of output channels
+  int copy_x, copy_kernel;                   // bytes of one asynchronous copy
+  int vector_out;                            // 1 where out, bias and residual take vector access
+  int patch_bytes, kernel_bytes, list_rows;  // shared memory: of a stage, of a stage, entries of a warp's list
+  int shared_bytes;                          // of a block
+  double cycles;                             // what the cost model expects
+
+  constexpr int tile_pixels() const { return tile_images * tile_conv[0] * tile_conv[1]; }
+  constexpr int tile_features() const { return lanes * kLaneChannels; }
+};
+
+// The best plan, or one with warps == 0 where no tile fits and DirectKernel has to serve.
+ConvPlan ChooseConvPlan(const ConvArgs& args, int element_bytes, size_t workspace_bytes, const DeviceInfo& device);
+
+// The same for ordinal `device`, chosen once per call site's sizes.
+ConvPlan CachedConvPlan(const ConvArgs& args, int element_bytes, size_t workspace_bytes, int device);
+
+// Completes a plan whose lanes, tile_images, tile_out, splits and warps (0: as many as there is work for) are set.
+// False where it does not fit.
+bool CompletePlan(const ConvArgs& args, int element_bytes, size_t workspace_bytes, const DeviceInfo& device,
+                  ConvPlan* plan);
+
+// Workspace that a convolution with these sizes may use on a device without clusters.
+size_t ConvWorkspaceBytes(int64_t images, int64_t conv_height, int64_t conv_width, int64_t features);
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_CONV_PLAN_H_

@@ -1,0 +1,78 @@
+// The definition, one thread per output: what serves where a block's tile of lists has no use or no room.
+//
+// Depthwise and nearly depthwise convolution: each list would serve fewer than 4 output channels, so compressing costs
+// more than it saves; threads along the channels read x and kernel coalesced and skip zeros by a test. Pooling windows
+// and dilated kernels whose patch of a single output exceeds shared memory: right, and slow. Bound by L1 and latency.
+#include "kernels.h"
+#include "window_tile.cuh"
+
+namespace jsc {
+namespace {
+
+constexpr int kThreads = 128;
+
+// The convolution's sum for output channel k of one image at (conv_y, conv_x).
+template <typename T>
+__device__ float Sum(const ConvTask<T>& task, const T* image, const T* kernel, int k, int conv_y, int conv_x) {
+  const int group = k / task.group_features;
+  float sum = 0.f;
+  for (int ky = 0; ky < task.kernel_height; ++ky) {
+    const int64_t y =
+        static_cast<int64_t>(conv_y) * task.stride[0] - task.pad_low[0] + static_cast<int64_t>(ky) * task.dilation[0];
+    if (y < 0 || y >= task.height) continue;
+    for (int kx = 0; kx < task.kernel_width; ++kx) {
+      const int64_t x =
+          static_cast<int64_t>(conv_x) * task.stride[1] - task.pad_low[1] + static_cast<int64_t>(kx) * task.dilation[1];
+      if (x < 0 || x >= task.width) continue;
+      const T* pixel = image + (y * task.width + x) * task.channels + group * task.group_channels;
+      const T* row = kernel + (ky * task.kernel_width + kx) * task.group_channels * task.features + k;
+#pragma unroll 1
+      for (int c = 0; c < task.group_channels; ++c) {
+        const float value = ToFloat(pixel[c]);
+        if (value != 0.f) sum = fmaf(value, ToFloat(row[c * task.features]), sum);
+      }
+    }
+  }
+  return sum;
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads) DirectKernel(const __grid_constant__ ConvTask<T> task, int64_t outputs) {
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (at >= outputs) return;
+  const int k = static_cast<int>(at % task.features);
+  int64_t rest = at / task.features;
+  const int ox = static_cast<int>(rest % task.out_size[1]);
+  rest /= task.out_size[1];
+  const int oy = static_cast<int>(rest % task.out_size[0]);
+  const int64_t n = rest / task.out_size[0];
+  const int64_t stack = n / task.images_per_stack;
+  const T* image = task.x + n * task.height * static_cast<int64_t>(task.width) * task.channels;
+  const T* kernel = task.kernel + stack * task.kernel_height * task.kernel_width * task.group_channels * task.features;
+  float extra = task.bias ? ToFloat(task.bias[stack * task.features + k]) : 0.f;
+  if (task.residual) extra += ToFloat(task.residual[at]);
+  const int first[2] = {oy * task.window_stride[0] - task.window_pad[0],
+                        ox * task.window_stride[1] - task.window_pad[1]};
+  auto conv = [&](int y, int x) {
+    const float sum = Sum(task, image, kernel, k, y, x) + extra;
+    return make_float4(task.relu ? Relu(sum) : sum, 0.f, 0.f, 0.f);
+  };
+  task.out[at] = FromFloat<T>(PoolWindow(task, first, conv).x);  // without a pool, the maximum over one result
+}
+
+}  // namespace
+
+ffi::Error Direct(const ConvCall& call, cudaStream_t stream) {
+  return DispatchDtype(call.dtype, [&](auto element) {
+    using T = decltype(element);
+    const ConvArgs& a = call.args;
+    const int64_t outputs = a.images * a.out_size[0] * a.out_size[1] * a.features;
+    const int64_t blocks = (outputs + kThreads - 1) / kThreads;
+    if (blocks == 0) return ffi::Error::Success();
+    DirectKernel<T>
+        <<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(MakeConvTask<T>(call, ConvPlan{}, nullptr), outputs);
+    return CheckCuda(cudaGetLastError(), "DirectKernel");
+  });
+}
+
+}  // namespace jsc

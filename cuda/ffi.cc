@@ -1,0 +1,129 @@
+// The custom calls of the CUDA extension and their registration with JAX.
+#include <cuda_runtime_api.h>
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+#include <vector>
+
+#include "conv_args.h"
+#include "conv_plan.h"
+#include "kernels.h"
+
+namespace nb = nanobind;
+
+namespace jsc {
+namespace {
+
+// Makes the call's device current while a handler runs.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int device) {
+    status_ = cudaGetDevice(&previous_);
+    if (status_ == cudaSuccess && previous_ != device) status_ = cudaSetDevice(device);
+    changed_ = previous_ != device;
+  }
+  ~DeviceScope() {
+    if (changed_) cudaSetDevice(previous_);
+  }
+  cudaError_t status() const { return status_; }
+
+ private:
+  int previous_ = 0;
+  bool changed_ = false;
+  cudaError_t status_;
+};
+
+template <typename Launch>
+ffi::Error Handle(int32_t device, ffi::AnyBuffer x, ffi::AnyBuffer kernel, ffi::RemainingArgs optional,
+                  ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace, ffi::Dictionary attributes,
+                  Launch launch) {
+  ffi::ErrorOr<ConvCall> call = MakeConvCall(x, kernel, optional, out, attributes);
+  if (call.has_error()) return call.error();
+  if (call->dtype == ffi::DataType::F64) {
+    return ffi::Error(ffi::ErrorCode::kUnimplemented,
+                      "dtype float64 is not implemented on CUDA; float32, bfloat16 and float16 are");
+  }
+  if (out->element_count() == 0) return ffi::Error::Success();
+  const DeviceScope scope(device);
+  if (scope.status() != cudaSuccess) {
+    return ffi::Error(ffi::ErrorCode::kInternal, std::string("cudaSetDevice: ") + cudaGetErrorString(scope.status()));
+  }
+  return launch(*call, Workspace{workspace->untyped_data(), workspace->size_bytes()});
+}
+
+ffi::Error EcrHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, ffi::AnyBuffer kernel,
+                      ffi::RemainingArgs optional, ffi::Result<ffi::AnyBuffer> out,
+                      ffi::Result<ffi::AnyBuffer> workspace, ffi::Dictionary attributes) {
+  return Handle(device, x, kernel, optional, out, workspace, attributes, [&](const ConvCall& call, Workspace scratch) {
+    if (call.args.pool != Pool::kNone) {
+      return ffi::Error(ffi::ErrorCode::kInvalidArgument, "jsc_ecr has no pool; jsc_pecr has");
+    }
+    return Ecr(call, scratch, device, stream);
+  });
+}
+
+ffi::Error PecrHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, ffi::AnyBuffer kernel,
+                       ffi::RemainingArgs optional, ffi::Result<ffi::AnyBuffer> out,
+                       ffi::Result<ffi::AnyBuffer> workspace, ffi::Dictionary attributes) {
+  return Handle(device, x, kernel, optional, out, workspace, attributes, [&](const ConvCall& call, Workspace scratch) {
+    return call.args.pool == Pool::kNone ? Ecr(call, scratch, device, stream) : Pecr(call, scratch, device, stream);
+  });
+}
+
+ffi::Error DenseHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, ffi::AnyBuffer kernel,
+                        ffi::RemainingArgs optional, ffi::Result<ffi::AnyBuffer> out,
+                        ffi::Result<ffi::AnyBuffer> workspace, ffi::Dictionary attributes) {
+  return Handle(device, x, kernel, optional, out, workspace, attributes,
+                [&](const ConvCall& call, Workspace scratch) { return Dense(call, scratch, device, stream); });
+}
+
+// Every handler takes the same operands, so that one lowering serves all.
+auto Binding() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::PlatformStream<cudaStream_t>>()
+      .Ctx<ffi::DeviceOrdinal>()
+      .Arg<ffi::AnyBuffer>()  // x [N, H, W, C]
+      .Arg<ffi::AnyBuffer>()  // kernel [S, kh, kw, C / groups, K]; image n takes kernel n / (N / S)
+      .RemainingArgs()        // bias [S, K] if has_bias, then residual [N, Ho, Wo, K] if has_residual
+      .Ret<ffi::AnyBuffer>()  // out [N, Ho, Wo, K]
+      .Ret<ffi::AnyBuffer>()  // workspace uint8 [bytes], of workspace_bytes(); its contents mean nothing
+      .Attrs();               // int64: stride[2], padding[4] (low, high of H, then W), dilation[2], groups, has_bias,
+                              // has_residual, activation (0 none, 1 ReLU), pool (0 none, 1 max, 2 average), window[2],
+                              // window_stride[2], window_padding[4]
+}
+
+// Handlers only enqueue kernels on the call's stream, so XLA may capture them in command buffers.
+XLA_FFI_DEFINE_HANDLER(kEcr, EcrHandler, Binding(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kPecr, PecrHandler, Binding(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kDense, DenseHandler, Binding(), {ffi::Traits::kCmdBufferCompatible});
+
+nb::dict Registrations() {
+  nb::dict handlers;
+  handlers["jsc_ecr"] = nb::capsule(reinterpret_cast<void*>(+kEcr));
+  handlers["jsc_pecr"] = nb::capsule(reinterpret_cast<void*>(+kPecr));
+  handlers["jsc_dense"] = nb::capsule(reinterpret_cast<void*>(+kDense));
+  return handlers;
+}
+
+// Bytes of the workspace operand for x [N, H, W, C], kernel [S, kh, kw, C / groups, K] and the sizes of the
+// convolution's and the operation's results. More does not help, less only costs speed.
+size_t WorkspaceBytes(const std::string& target, const std::vector<int64_t>& x_shape,
+                      const std::vector<int64_t>& kernel_shape, const std::vector<int64_t>& conv_size,
+                      const std::vector<int64_t>& out_size) {
+  if (x_shape.size() != 4 || kernel_shape.size() != 5 || conv_size.size() != 2 || out_size.size() != 2) {
+    throw nb::value_error("workspace_bytes takes x_shape [4], kernel_shape [5], conv_size [2] and out_size [2]");
+  }
+  if (target == "jsc_dense") return DenseWorkspaceBytes(x_shape[0], x_shape[3], kernel_shape[4]);
+  return ConvWorkspaceBytes(x_shape[0], conv_size[0], conv_size[1], kernel_shape[4]);
+}
+
+}  // namespace
+}  // namespace jsc
+
+NB_MODULE(_cuda, m) {
+  m.def("registrations", &jsc::Registrations, "Custom call targets and their handlers, for jax.ffi");
+  m.def("workspace_bytes", &jsc::WorkspaceBytes, nb::arg("target"), nb::arg("x_shape"), nb::arg("kernel_shape"),
+        nb::arg("conv_size"), nb::arg("out_size"));
+}

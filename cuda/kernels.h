@@ -1,0 +1,29 @@
+// The kernel families as the handlers see them. Each returns an error that names the kernel, or success; `device` is
+// the ordinal of the call's device and is current.
+#ifndef JSC_CUDA_KERNELS_H_
+#define JSC_CUDA_KERNELS_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+
+#include "conv_args.h"
+
+namespace jsc {
+
+// Scratch memory of a call; bytes may be 0.
+struct Workspace {
+  void* data;  // [bytes]
+  size_t bytes;
+};
+
+ffi::Error Ecr(const ConvCall& call, Workspace workspace, int device, cudaStream_t stream);    // ecr.cu
+ffi::Error Pecr(const ConvCall& call, Workspace workspace, int device, cudaStream_t stream);   // pecr.cu
+ffi::Error Direct(const ConvCall& call, cudaStream_t stream);                                  // direct.cu
+ffi::Error Dense(const ConvCall& call, Workspace workspace, int device, cudaStream_t stream);  // dense.cu
+
+size_t DenseWorkspaceBytes(int64_t images, int64_t channels, int64_t features);
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_KERNELS_H_

@@ -1,0 +1,22 @@
+// PECR: convolution, bias, ReLU and max or average pooling in one kernel. See window_tile.cuh.
+//
+// The paper's PECR lists the windows of one pooling window together and pools in the threads that computed them. Here a
+// block computes every convolution result that its tile of pooled outputs needs, once, into shared memory and pools
+// from there: windows may overlap, and with 2x2 windows a list serves exactly one of them. Only results on the border
+// between the tiles of two blocks are computed twice where windows overlap (3x3, stride 2, 15 of 225 in a 7x7 tile);
+// keeping them would cost a pass through global memory of the whole unpooled result.
+#include "kernels.h"
+#include "window_tile.cuh"
+
+namespace jsc {
+
+ffi::Error Pecr(const ConvCall& call, Workspace workspace, int device, cudaStream_t stream) {
+  return DispatchDtype(call.dtype, [&](auto element) {
+    using T = decltype(element);
+    const ConvPlan plan = CachedConvPlan(call.args, sizeof(T), workspace.bytes, device);
+    if (plan.warps == 0) return Direct(call, stream);
+    return LaunchConv<T, true>(call, plan, workspace.data, stream);
+  });
+}
+
+}  // namespace jsc

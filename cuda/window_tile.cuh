@@ -1,0 +1,537 @@
+// Convolution over lists of non-zeros: the device code that ecr.cu and pecr.cu share.
+//
+// What: out = pool(activation(conv(x, kernel) + bias + residual)) for one tile of outputs and 32, 64 or 128 output
+// channels per block; with `splits` > 1 several blocks share the input channels of a tile.
+//
+// How, per chunk of input channels (and kernel positions):
+//   1. Stage: cp.async brings the tile's patch of x and the chunk's kernel rows to shared memory, one chunk ahead. The
+//      patch is zero outside the image, so nothing after it checks bounds.
+//   2. Compress: a warp takes a group of 4 results (2x2 where the tile is even) and writes the list of (kernel row,
+//      4 values) for which any of the 4 values is non-zero: 32 candidates per ballot, slots from popc, no atomics.
+//   3. Accumulate: per entry one 16-byte load of the row's weights a lane, one broadcast of 4 values, 16 FFMA. No
+//      branches on data: an empty window is a list of length 0.
+// Then sums meet in a shared tile of float32 (of a cluster, or in the workspace), and the epilogue adds bias and
+// residual, applies ReLU, pools and writes. Order of summation is fixed, so results repeat bit for bit.
+//
+// Layout: x NHWC, kernel HWIO. Patch [pixel][chunk channel], kernel rows [tap][chunk channel][tile feature].
+//
+// Why groups of 4: a list entry costs 4 shared-memory cycles for its weights however many pixels use it. On real maps
+// at 82 % zeros 4 pixels share .33 of all rows against .16 for one: half the weight traffic per result, twice the FFMA,
+// and the two then cost about the same. What bounds it: shared-memory bandwidth (5-6 cycles per warp and entry against
+// 4 cycles of FFMA), and at batch 1 the latency of staging and reduction.
+#ifndef JSC_CUDA_WINDOW_TILE_CUH_
+#define JSC_CUDA_WINDOW_TILE_CUH_
+
+#include <cooperative_groups.h>
+
+#include "common.cuh"
+#include "conv_plan.h"
+
+namespace jsc {
+
+// The buffers of a call and its static sizes, passed to kernels by value.
+template <typename T>
+struct ConvTask {
+  const T* x;         // [N, H, W, C]
+  const T* kernel;    // [S, kh, kw, C / groups, K]
+  const T* bias;      // [S, K] or null
+  const T* residual;  // [N, Ho, Wo, K] or null
+  T* out;             // [N, Ho, Wo, K]
+  float* partial;     // [tile, feature tile, split, tile pixel, tile feature], only with Reduction::kWorkspace
+  ConvPlan plan;
+  int64_t images_per_stack;
+  int height, width, channels, group_channels, features, group_features, groups;
+  int kernel_height, kernel_width;
+  int stride[2], pad_low[2], dilation[2], conv[2], out_size[2];
+  int window[2], window_stride[2], window_pad[2];
+  bool relu, average;
+};
+
+// Where a block works.
+struct BlockPlace {
+  int64_t image;                        // first image of the tile
+  int images;                           // images of the tile that exist
+  int out[2];                           // first output
+  int conv[2];                          // first convolution result, negative where the pool's padding covers it
+  int stack, group, feature, features;  // first output channel, of K; how many of them the tile has
+  int split;
+  int tile;  // index among all (tile, feature tile) pairs
+};
+
+template <typename T>
+__device__ BlockPlace Locate(const ConvTask<T>& task, int block) {
+  const ConvPlan& plan = task.plan;
+  BlockPlace b;
+  b.split = block % plan.splits;
+  block /= plan.splits;
+  b.tile = block;
+  const int channel_tiles = plan.channel_tiles * task.groups;
+  const int channel_tile = block % channel_tiles;
+  block /= channel_tiles;
+  b.group = channel_tile / plan.channel_tiles;
+  const int first = (channel_tile - b.group * plan.channel_tiles) * plan.tile_features();
+  b.feature = b.group * task.group_features + first;
+  b.features = min(plan.tile_features(), task.group_features - first);
+  b.out[1] = block % plan.tiles[2] * plan.tile_out[1];
+  block /= plan.tiles[2];
+  b.out[0] = block % plan.tiles[1] * plan.tile_out[0];
+  block /= plan.tiles[1];
+  b.stack = block / plan.tiles[0];
+  const int64_t first_image = static_cast<int64_t>(block % plan.tiles[0]) * plan.tile_images;
+  b.image = b.stack * task.images_per_stack + first_image;
+  b.images = static_cast<int>(min(static_cast<int64_t>(plan.tile_images), task.images_per_stack - first_image));
+  for (int i = 0; i < 2; ++i) b.conv[i] = b.out[i] * task.window_stride[i] - task.window_pad[i];
+  return b;
+}
+
+// Shared memory of a block. The sums of the epilogue take the place of the stages.
+template <typename T>
+struct BlockMemory {
+  T* kernel;         // [stage, chunk tap, chunk channel, tile feature]
+  T* patch;          // [stage, tile image, patch row, patch column, chunk channel]
+  int* row_offset;   // [chunk tap * chunk channel] offset of a list candidate within the patch
+  int4* group_base;  // [groups] patch offset of each of a group's pixels; x = -1 for a group without any
+  float4* values;    // [list_rows] of this warp
+  uint32_t* rows;    // [list_rows] byte offsets into kernel, of this warp
+  float* sums;       // [tile pixel, tile feature]
+};
+
+template <typename T>
+__device__ BlockMemory<T> Carve(unsigned char* shared, const ConvPlan& plan) {
+  BlockMemory<T> m;
+  m.sums = reinterpret_cast<float*>(shared);
+  m.kernel = reinterpret_cast<T*>(shared);
+  shared += plan.stages * plan.kernel_bytes;
+  m.patch = reinterpret_cast<T*>(shared);
+  shared += plan.stages * plan.patch_bytes;
+  const int warp = threadIdx.x / kWarp;
+  m.values = reinterpret_cast<float4*>(shared) + warp * plan.list_rows;
+  shared += plan.warps * plan.list_rows * sizeof(float4);
+  m.rows = reinterpret_cast<uint32_t*>(shared) + warp * plan.list_rows;
+  shared += plan.warps * plan.list_rows * sizeof(uint32_t);
+  m.group_base = reinterpret_cast<int4*>(shared);
+  shared += plan.groups * sizeof(int4);
+  m.row_offset = reinterpret_cast<int*>(shared);
+  return m;
+}
+
+// Where stage number `stage` (they take turns) lies in a ring of plan.stages.
+template <typename T>
+__device__ T* StageOf(const ConvPlan& plan, T* ring, int bytes, int stage) {
+  return ring + (stage & (plan.stages - 1)) * (bytes / static_cast<int>(sizeof(T)));
+}
+
+// Pixel p of a group as an index into the tile [image, row, column], or -1 where the group hangs over the tile's edge.
+__device__ inline int GroupPixel(const ConvPlan& plan, int group, int p) {
+  if (plan.quads[0] == 0) {
+    const int pixel = group * kPixels + p;
+    return pixel < plan.tile_pixels() ? pixel : -1;
+  }
+  const int qx = group % plan.quads[1], rest = group / plan.quads[1];
+  const int qy = rest % plan.quads[0], image = rest / plan.quads[0];
+  const int y = qy * 2 + p / 2, x = qx * 2 + p % 2;
+  if (y >= plan.tile_conv[0] || x >= plan.tile_conv[1]) return -1;
+  return (image * plan.tile_conv[0] + y) * plan.tile_conv[1] + x;
+}
+
+// Fills group_base. A pixel that is outside the result takes the place of one inside: it adds no entries.
+template <typename T>
+__device__ void FindGroups(const ConvTask<T>& task, const BlockPlace& b, const BlockMemory<T>& m) {
+  const ConvPlan& plan = task.plan;
+  for (int group = threadIdx.x; group < plan.groups; group += blockDim.x) {
+    int base[kPixels];
+    int inside = -1;
+#pragma unroll
+    for (int p = 0; p < kPixels; ++p) {
+      base[p] = -1;
+      const int pixel = GroupPixel(plan, group, p);
+      if (pixel < 0) continue;
+      const int x = pixel % plan.tile_conv[1], rest = pixel / plan.tile_conv[1];
+      const int y = rest % plan.tile_conv[0], image = rest / plan.tile_conv[0];
+      const int conv_y = b.conv[0] + y, conv_x = b.conv[1] + x;
+      if (image >= b.images || conv_y < 0 || conv_y >= task.conv[0] || conv_x < 0 || conv_x >= task.conv[1]) continue;
+      base[p] = ((image * plan.tile_patch[0] + y * task.stride[0]) * plan.tile_patch[1] + x * task.stride[1])
+                << plan.chunk_shift;
+      inside = base[p];
+    }
+#pragma unroll
+    for (int p = 0; p < kPixels; ++p) base[p] = base[p] < 0 ? inside : base[p];
+    m.group_base[group] = make_int4(base[0], base[1], base[2], base[3]);
+  }
+}
+
+// Offsets of list candidates (tap, channel) of taps [first_tap, first_tap + taps) from a pixel's corner of the patch.
+template <typename T>
+__device__ void FindRows(const ConvTask<T>& task, const BlockMemory<T>& m, int first_tap, int taps) {
+  const ConvPlan& plan = task.plan;
+  for (int row = threadIdx.x; row < taps << plan.chunk_shift; row += blockDim.x) {
+    const int tap = first_tap + (row >> plan.chunk_shift);
+    const int ky = tap / task.kernel_width, kx = tap - ky * task.kernel_width;
+    const int pixel = ky * task.dilation[0] * plan.tile_patch[1] + kx * task.dilation[1];
+    m.row_offset[row] = (pixel << plan.chunk_shift) + (row & (plan.chunk_channels - 1));
+  }
+}
+
+// Asks for the patch [tile image, patch row, patch column, chunk channel] of channels [first, first + chunk_channels).
+template <typename T>
+__device__ void StagePatch(const ConvTask<T>& task, const BlockPlace& b, T* patch, int first) {
+  const ConvPlan& plan = task.plan;
+  const int unit = plan.copy_x / static_cast<int>(sizeof(T));  // elements of a copy
+  const int units = plan.chunk_channels / unit;
+  const int origin_y = b.conv[0] * task.stride[0] - task.pad_low[0];
+  const int origin_x = b.conv[1] * task.stride[1] - task.pad_low[1];
+  const int row_elements = task.width * task.channels;
+  const T* image_base =
+      task.x + b.image * task.height * static_cast<int64_t>(row_elements) + b.group * task.group_channels + first;
+  const int total = plan.tile_images * plan.tile_patch[0] * plan.tile_patch[1] * units;
+  for (int i = threadIdx.x; i < total; i += blockDim.x) {
+    const int pixel = i / units, channel = (i - pixel * units) * unit;
+    const int px = pixel % plan.tile_patch[1], rest = pixel / plan.tile_patch[1];
+    const int py = rest % plan.tile_patch[0], image = rest / plan.tile_patch[0];
+    const int y = origin_y + py, x = origin_x + px;
+    const bool valid = image < b.images && y >= 0 && y < task.height && x >= 0 && x < task.width &&
+                       first + channel < task.group_channels;
+    const T* source = image_base + image * task.height * static_cast<int64_t>(row_elements) + y * row_elements +
+                      x * task.channels + channel;
+    CopyAsync(patch + i * unit, valid ? source : task.x, plan.copy_x, valid);
+  }
+}
+
+// Asks for the kernel rows [chunk tap, chunk channel, tile feature] of taps [first_tap, first_tap + taps).
+template <typename T>
+__device__ void StageKernel(const ConvTask<T>& task, const BlockPlace& b, T* rows, int first_tap, int taps, int first) {
+  const ConvPlan& plan = task.plan;
+  const int unit = plan.copy_kernel / static_cast<int>(sizeof(T));
+  const int units = plan.tile_features() / unit;
+  const int total = (taps << plan.chunk_shift) * units;
+  const T* stack = task.kernel + static_cast<int64_t>(b.stack) * task.kernel_height * task.kernel_width *
+                                     task.group_channels * task.features;
+  for (int i = threadIdx.x; i < total; i += blockDim.x) {
+    const int row = i / units, feature = (i - row * units) * unit;
+    const int tap = first_tap + (row >> plan.chunk_shift), channel = first + (row & (plan.chunk_channels - 1));
+    const bool valid = channel < task.group_channels && feature < b.features;
+    const T* source = stack + (tap * task.group_channels + channel) * task.features + b.feature + feature;
+    CopyAsync(rows + i * unit, valid ? source : task.kernel, plan.copy_kernel, valid);
+  }
+}
+
+// Writes a group's list and returns its length, a multiple of 4 * kParts: the tail repeats the last row with zeros.
+template <typename T, int kLanes>
+__device__ int Compress(const T* patch, const int* row_offset, int4 base, int rows, float4* values, uint32_t* list) {
+  constexpr int kMultiple = 4 * kWarp / kLanes;
+  constexpr uint32_t kRowBytes = kLanes * kLaneChannels * sizeof(T);
+  const int lane = threadIdx.x % kWarp;
+  const unsigned before = (1u << lane) - 1;
+  int count = 0;
+#pragma unroll 2
+  for (int first = 0; first < rows; first += kWarp) {
+    const int row = first + lane;
+    float4 v = {0.f, 0.f, 0.f, 0.f};
+    if (row < rows) {
+      const T* corner = patch + row_offset[row];
+      v = {ToFloat(corner[base.x]), ToFloat(corner[base.y]), ToFloat(corner[base.z]), ToFloat(corner[base.w])};
+    }
+    const bool kept = v.x != 0.f || v.y != 0.f || v.z != 0.f || v.w != 0.f;
+    const unsigned mask = __ballot_sync(0xffffffffu, kept);
+    if (kept) {
+      const int slot = count + __popc(mask & before);
+      values[slot] = v;
+      list[slot] = row * kRowBytes;
+    }
+    count += __popc(mask);
+  }
+  __syncwarp();
+  const int padded = (count + kMultiple - 1) / kMultiple * kMultiple;
+  if (count + lane < padded) {
+    values[count + lane] = {0.f, 0.f, 0.f, 0.f};
+    list[count + lane] = list[count - 1];
+  }
+  __syncwarp();
+  return padded;
+}
+
+__device__ inline void MultiplyAdd(float4 value, float4 weight, float (&sums)[kPixels][kLaneChannels]) {
+  const float v[kPixels] = {value.x, value.y, value.z, value.w};
+  const float w[kLaneChannels] = {weight.x, weight.y, weight.z, weight.w};
+#pragma unroll
+  for (int p = 0; p < kPixels; ++p) {
+#pragma unroll
+    for (int k = 0; k < kLaneChannels; ++k) sums[p][k] = fmaf(v[p], w[k], sums[p][k]);
+  }
+}
+
+// sums[pixel][channel] += values x kernel rows of a list. Each part of the warp takes every (32 / kLanes)-th run of 4.
+template <typename T, int kLanes>
+__device__ void Accumulate(const T* kernel, const float4* values, const uint32_t* list, int count,
+                           float (&sums)[kPixels][kLaneChannels]) {
+  const int lane = threadIdx.x % kWarp;
+  const int part = lane / kLanes;
+  const auto* mine = reinterpret_cast<const char*>(kernel + lane % kLanes * kLaneChannels);
+  for (int i = part * 4; i < count; i += 4 * kWarp / kLanes) {
+    const uint4 rows = *reinterpret_cast<const uint4*>(list + i);
+    const float4 weight[4] = {
+        Load4(reinterpret_cast<const T*>(mine + rows.x)), Load4(reinterpret_cast<const T*>(mine + rows.y)),
+        Load4(reinterpret_cast<const T*>(mine + rows.z)), Load4(reinterpret_cast<const T*>(mine + rows.w))};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) MultiplyAdd(values[i + e], weight[e], sums);
+  }
+}
+
+// Adds up the parts of a warp and writes its groups' sums to tile[pixel][feature].
+template <int kLanes>
+__device__ void StoreSums(const ConvPlan& plan, float (&sums)[kGroupsPerWarp][kPixels][kLaneChannels], float* tile) {
+  const int lane = threadIdx.x % kWarp;
+#pragma unroll
+  for (int g = 0; g < kGroupsPerWarp; ++g) {
+    const int group = threadIdx.x / kWarp + g * plan.warps;
+    if (group >= plan.groups) break;
+#pragma unroll
+    for (int p = 0; p < kPixels; ++p) {
+#pragma unroll
+      for (int k = 0; k < kLaneChannels; ++k) {
+#pragma unroll
+        for (int distance = kLanes; distance < kWarp; distance *= 2) {
+          sums[g][p][k] += __shfl_xor_sync(0xffffffffu, sums[g][p][k], distance);
+        }
+      }
+      const int pixel = GroupPixel(plan, group, p);
+      if (pixel < 0 || lane >= kLanes) continue;
+      *reinterpret_cast<float4*>(tile + (pixel * kLanes + lane) * kLaneChannels) =
+          make_float4(sums[g][p][0], sums[g][p][1], sums[g][p][2], sums[g][p][3]);
+    }
+  }
+}
+
+// One pooled or plain result: the activated convolution results of its window, reduced. conv(y, x) gives 4 channels.
+// Averages add up by rows, so that rounding grows with the sides of a window and not with its area.
+template <typename T, typename Conv>
+__device__ float4 PoolWindow(const ConvTask<T>& task, const int (&first)[2], Conv conv) {
+  const float start = task.average ? 0.f : -INFINITY;
+  float result[4] = {start, start, start, start};
+  const int y_end = min(first[0] + task.window[0], task.conv[0]), x_end = min(first[1] + task.window[1], task.conv[1]);
+  for (int y = max(first[0], 0); y < y_end; ++y) {
+    float row[4] = {start, start, start, start};
+    for (int x = max(first[1], 0); x < x_end; ++x) {
+      const float4 v = conv(y, x);
+      const float value[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+      for (int k = 0; k < 4; ++k) row[k] = task.average ? row[k] + value[k] : MaxOrNan(row[k], value[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < 4; ++k) result[k] = task.average ? result[k] + row[k] : MaxOrNan(result[k], row[k]);
+  }
+  if (task.average) {
+    const float scale = static_cast<float>(task.window[0]) * static_cast<float>(task.window[1]);
+    for (float& r : result) r /= scale;
+  }
+  return {result[0], result[1], result[2], result[3]};
+}
+
+// Sums of the splits, bias, residual, ReLU, pool, out, for outputs share, share + shares, ... of the tile.
+// partial(split) points to the tile [pixel, feature] of one split.
+template <typename T, bool kPool, typename Partial>
+__device__ void Epilogue(const ConvTask<T>& task, const BlockPlace& b, int share, int shares, Partial partial) {
+  const ConvPlan& plan = task.plan;
+  const int quarters = plan.tile_features() / 4;
+  const int total = b.images * plan.tile_out[0] * plan.tile_out[1] * quarters;
+  for (int i = share * blockDim.x + threadIdx.x; i < total; i += shares * blockDim.x) {
+    const int feature = i % quarters * 4, pixel = i / quarters;
+    const int x = b.out[1] + pixel % plan.tile_out[1], rest = pixel / plan.tile_out[1];
+    const int y = b.out[0] + rest % plan.tile_out[0], image = rest / plan.tile_out[0];
+    const int valid = min(b.features - feature, 4);
+    if (valid <= 0 || y >= task.out_size[0] || x >= task.out_size[1]) continue;
+    const int64_t at =
+        (((b.image + image) * task.out_size[0] + y) * task.out_size[1] + x) * task.features + b.feature + feature;
+    float4 extra = {0.f, 0.f, 0.f, 0.f};
+    if (task.bias) {
+      const T* bias = task.bias + static_cast<int64_t>(b.stack) * task.features + b.feature + feature;
+      extra = LoadUpTo4(bias, valid, plan.vector_out);
+    }
+    if (!kPool && task.residual) extra = extra + LoadUpTo4(task.residual + at, valid, plan.vector_out);
+    auto conv = [&](int conv_y, int conv_x) {
+      const int place = ((image * plan.tile_conv[0] + conv_y - b.conv[0]) * plan.tile_conv[1] + conv_x - b.conv[1]) *
+                            plan.tile_features() +
+                        feature;
+      float4 sum = Load4(partial(0) + place);
+#pragma unroll 4
+      for (int split = 1; split < plan.splits; ++split) sum = sum + Load4(partial(split) + place);
+      sum = sum + extra;
+      return task.relu ? make_float4(Relu(sum.x), Relu(sum.y), Relu(sum.z), Relu(sum.w)) : sum;
+    };
+    float4 result;
+    if constexpr (kPool) {
+      const int first[2] = {y * task.window_stride[0] - task.window_pad[0],
+                            x * task.window_stride[1] - task.window_pad[1]};
+      result = PoolWindow(task, first, conv);
+    } else {
+      result = conv(y, x);
+    }
+    StoreUpTo4(task.out + at, result, valid, plan.vector_out);
+  }
+}
+
+// Brings the block's sums together with those of its splits and writes the outputs.
+template <typename T, int kLanes, bool kPool>
+__device__ void Finish(const ConvTask<T>& task, const BlockPlace& b, float* tile,
+                       float (&sums)[kGroupsPerWarp][kPixels][kLaneChannels]) {
+  const ConvPlan& plan = task.plan;
+  if (plan.reduction == Reduction::kWorkspace) {
+    const int64_t tile_elements = static_cast<int64_t>(plan.tile_pixels()) * plan.tile_features();
+    StoreSums<kLanes>(plan, sums,
+                      task.partial + (static_cast<int64_t>(b.tile) * plan.splits + b.split) * tile_elements);
+    return;
+  }
+  __syncthreads();  // the stages become the tile of sums
+  StoreSums<kLanes>(plan, sums, tile);
+#if __CUDA_ARCH__ >= 900
+  if (plan.reduction == Reduction::kCluster) {
+    auto cluster = cooperative_groups::this_cluster();
+    cluster.sync();
+    Epilogue<T, kPool>(task, b, b.split, plan.splits,
+                       [&](int split) -> const float* { return cluster.map_shared_rank(tile, split); });
+    cluster.sync();  // a block's sums stay until all have read them
+    return;
+  }
+#endif
+  __syncthreads();
+  Epilogue<T, kPool>(task, b, 0, 1, [&](int) -> const float* { return tile; });
+}
+
+template <typename T, int kLanes, bool kPool>
+__global__ void __launch_bounds__(kMaxWarps* kWarp) ConvKernel(const __grid_constant__ ConvTask<T> task) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  const ConvPlan& plan = task.plan;
+  const BlockPlace b = Locate(task, blockIdx.x);
+  const BlockMemory<T> m = Carve<T>(shared, plan);
+  const int taps = task.kernel_height * task.kernel_width;
+  const int first_chunk = b.split * plan.channel_chunks / plan.splits * plan.tap_chunks;
+  const int last_chunk = (b.split + 1) * plan.channel_chunks / plan.splits * plan.tap_chunks;
+  auto stage = [&](int chunk) {
+    const int channel_chunk = chunk / plan.tap_chunks, tap_chunk = chunk - channel_chunk * plan.tap_chunks;
+    const int channel = channel_chunk << plan.chunk_shift, tap = tap_chunk * plan.chunk_taps;
+    if (tap_chunk == 0) StagePatch(task, b, StageOf(plan, m.patch, plan.patch_bytes, channel_chunk), channel);
+    StageKernel(task, b, StageOf(plan, m.kernel, plan.kernel_bytes, chunk), tap, min(plan.chunk_taps, taps - tap),
+                channel);
+    CommitCopies();
+  };
+  if (first_chunk < last_chunk) stage(first_chunk);
+  FindGroups(task, b, m);
+  FindRows(task, m, 0, min(plan.chunk_taps, taps));
+
+  const int warp = threadIdx.x / kWarp;
+  float sums[kGroupsPerWarp][kPixels][kLaneChannels] = {};
+  for (int chunk = first_chunk; chunk < last_chunk; ++chunk) {
+    WaitForCopies<0>();
+    __syncthreads();
+    const int channel_chunk = chunk / plan.tap_chunks,
+              tap = (chunk - channel_chunk * plan.tap_chunks) * plan.chunk_taps;
+    if (plan.tap_chunks > 1) {
+      FindRows(task, m, tap, min(plan.chunk_taps, taps - tap));
+      __syncthreads();
+    }
+    if (chunk + 1 < last_chunk) stage(chunk + 1);
+    const int rows = min(plan.chunk_taps, taps - tap) << plan.chunk_shift;
+#pragma unroll
+    for (int g = 0; g < kGroupsPerWarp; ++g) {
+      const int group = warp + g * plan.warps;
+      if (group >= plan.groups) break;
+      const int4 base = m.group_base[group];
+      if (base.x < 0) continue;
+      const int count = Compress<T, kLanes>(StageOf(plan, m.patch, plan.patch_bytes, channel_chunk), m.row_offset, base,
+                                            rows, m.values, m.rows);
+      Accumulate<T, kLanes>(StageOf(plan, m.kernel, plan.kernel_bytes, chunk), m.values, m.rows, count, sums[g]);
+      __syncwarp();  // the next list takes this one's place
+    }
+  }
+  Finish<T, kLanes, kPool>(task, b, m.sums, sums);
+}
+
+// The second step of Reduction::kWorkspace: one block per (tile, feature tile).
+template <typename T, bool kPool>
+__global__ void __launch_bounds__(256) ReduceKernel(const __grid_constant__ ConvTask<T> task) {
+  const ConvPlan& plan = task.plan;
+  const BlockPlace b = Locate(task, blockIdx.x * plan.splits);
+  const int64_t tile_elements = static_cast<int64_t>(plan.tile_pixels()) * plan.tile_features();
+  const float* tile = task.partial + static_cast<int64_t>(b.tile) * plan.splits * tile_elements;
+  Epilogue<T, kPool>(task, b, 0, 1, [&](int split) { return tile + split * tile_elements; });
+}
+
+template <typename T>
+ConvTask<T> MakeConvTask(const ConvCall& call, const ConvPlan& plan, void* workspace) {
+  const ConvArgs& a = call.args;
+  ConvTask<T> t{};
+  t.x = static_cast<const T*>(call.x);
+  t.kernel = static_cast<const T*>(call.kernel);
+  t.bias = static_cast<const T*>(call.bias);
+  t.residual = static_cast<const T*>(call.residual);
+  t.out = static_cast<T*>(call.out);
+  t.partial = static_cast<float*>(workspace);
+  t.plan = plan;
+  t.images_per_stack = a.images / a.stacks;
+  t.height = static_cast<int>(a.size[0]);
+  t.width = static_cast<int>(a.size[1]);
+  t.channels = static_cast<int>(a.channels);
+  t.group_channels = static_cast<int>(a.group_channels);
+  t.features = static_cast<int>(a.features);
+  t.groups = static_cast<int>(a.groups);
+  t.group_features = t.features / t.groups;
+  t.kernel_height = static_cast<int>(a.kernel_size[0]);
+  t.kernel_width = static_cast<int>(a.kernel_size[1]);
+  for (int i = 0; i < 2; ++i) {
+    t.stride[i] = static_cast<int>(a.stride[i]);
+    t.pad_low[i] = static_cast<int>(a.pad_low[i]);
+    t.dilation[i] = static_cast<int>(a.dilation[i]);
+    t.conv[i] = static_cast<int>(a.conv_size[i]);
+    t.out_size[i] = static_cast<int>(a.out_size[i]);
+    const bool pooled = a.pool != Pool::kNone;
+    t.window[i] = pooled ? static_cast<int>(a.window[i]) : 1;
+    t.window_stride[i] = pooled ? static_cast<int>(a.window_stride[i]) : 1;
+    t.window_pad[i] = pooled ? static_cast<int>(a.window_pad_low[i]) : 0;
+  }
+  t.relu = a.activation == Activation::kRelu;
+  t.average = a.pool == Pool::kAverage;
+  return t;
+}
+
+template <typename T, int kLanes, bool kPool>
+ffi::Error LaunchLanes(const ConvTask<T>& task, int64_t blocks, cudaStream_t stream) {
+  const ConvPlan& plan = task.plan;
+  const auto kernel = ConvKernel<T, kLanes, kPool>;
+  ffi::Error error = CheckCuda(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.shared_bytes), "ConvKernel");
+  if (error.failure()) return error;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks * plan.splits));
+  config.blockDim = dim3(plan.warps * kWarp);
+  config.dynamicSmemBytes = plan.shared_bytes;
+  config.stream = stream;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = plan.splits;
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  config.attrs = &attribute;
+  config.numAttrs = plan.reduction == Reduction::kCluster ? 1 : 0;
+  if (plan.splits > 8 && plan.reduction == Reduction::kCluster) {
+    error = CheckCuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "ConvKernel");
+    if (error.failure()) return error;
+  }
+  error = CheckCuda(cudaLaunchKernelEx(&config, kernel, task), "ConvKernel");
+  if (error.failure() || plan.reduction != Reduction::kWorkspace) return error;
+  ReduceKernel<T, kPool><<<static_cast<unsigned>(blocks), 256, 0, stream>>>(task);
+  return CheckCuda(cudaGetLastError(), "ReduceKernel");
+}
+
+// Launches a call under a plan that has warps > 0.
+template <typename T, bool kPool>
+ffi::Error LaunchConv(const ConvCall& call, const ConvPlan& plan, void* workspace, cudaStream_t stream) {
+  const ConvTask<T> task = MakeConvTask<T>(call, plan, workspace);
+  const int64_t blocks = call.args.stacks * plan.tiles[0] * static_cast<int64_t>(plan.tiles[1]) * plan.tiles[2] *
+                         plan.channel_tiles * call.args.groups;
+  if (plan.lanes == 32) return LaunchLanes<T, 32, kPool>(task, blocks, stream);
+  if (plan.lanes == 16) return LaunchLanes<T, 16, kPool>(task, blocks, stream);
+  return LaunchLanes<T, 8, kPool>(task, blocks, stream);
+}
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_WINDOW_TILE_CUH_
