@@ -6,8 +6,8 @@ DIR holds `resnet50_stages1to4.safetensors` (Keras names), `images.npz` (`images
 `sparsity.csv` (zero fraction of every layer's input). Three checks, exit status 1 if one fails:
 
 1. dense ("xla") against sparse at the last feature map, float32: relative Frobenius difference of at most 1e-5;
-2. the per-channel mean of what each batch norm sees correlates above 0.9 with its stored moving mean on at least 95 % of
-   the layers, which no wrong stride, padding, channel order or epsilon survives;
+2. the per-channel mean of what each batch norm sees correlates above 0.9 with its stored moving mean on at least 95 %
+   of the layers, which a wrong stride, padding or order of channels does not survive;
 3. with `sparsity.csv`, zero fractions of the layers' inputs within 0.005 of it (all its images).
 """
 

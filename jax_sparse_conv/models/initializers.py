@@ -16,8 +16,8 @@ _BLOCK = 1 << 18
 def he_normal(key: jax.Array, shape: Sequence[int], dtype: Any = jnp.float32) -> jax.Array:
     """Normal values with variance 2 / fan-in (He et al. 2015), for a kernel [..., inputs, outputs].
 
-    Drawn in blocks of one size, because compiling JAX's generator for every shape of a network takes longer than running
-    it. The values do not depend on whether the call is traced.
+    Drawn in blocks of one size, because compiling JAX's generator for every shape of a network takes longer than
+    running it. The values do not depend on whether the call is traced.
     """
     size = math.prod(shape)
     deviation = math.sqrt(2 / max(1, size // shape[-1] if shape[-1] else 1))

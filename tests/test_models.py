@@ -1,0 +1,251 @@
+"""VGG and ResNet against the same networks in plain lax."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import require
+from flax import nnx
+from networks import (
+    assert_close,
+    average_to,
+    dense_resnet,
+    dense_vgg,
+    parameters,
+    photographs,
+    small_resnet,
+    small_vgg,
+)
+
+from jax_sparse_conv import models
+from jax_sparse_conv.models.initializers import he_normal
+from jax_sparse_conv.models.vgg import adaptive_average_pool
+from jax_sparse_conv.nnx import SparseConv, SparseConvPool, SparseLinear
+
+forward = nnx.jit(lambda model, x: model(x))
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("vgg16", 138_357_544),
+        ("vgg16_bn", 138_365_992),
+        ("vgg19", 143_667_240),
+        ("vgg19_bn", 143_678_248),
+        ("resnet50", 25_557_032),
+    ],
+)
+def test_published_parameter_counts(name: str, count: int) -> None:
+    model = nnx.eval_shape(lambda: models.build(name, rngs=nnx.Rngs(0)))
+    assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))) == count
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.parametrize("folded", [False, True])
+def test_vgg_equals_dense(batch_norm: bool, folded: bool) -> None:
+    model, x = small_vgg(batch_norm), photographs(2, 13, 18)
+    expected = jax.jit(dense_vgg)(parameters(model), x)
+    if folded:
+        assert models.fold_batch_norm(model) == (3 if batch_norm else 0)
+        assert models.fold_batch_norm(model) == 0
+    assert_close(forward(model, x), expected)
+
+
+@pytest.mark.parametrize("version", ["v1", "v1.5"])
+@pytest.mark.parametrize("folded", [False, True])
+def test_resnet_equals_dense(version: str, folded: bool) -> None:
+    model, x = small_resnet(version=version), photographs(2, 33, 42)
+    expected = jax.jit(dense_resnet, static_argnums=2)(parameters(model), x, version)
+    if folded:
+        assert models.fold_batch_norm(model) == 12
+    assert_close(forward(model, x), expected)
+
+
+def test_use_version_moves_the_strides() -> None:
+    model, x = small_resnet(version="v1.5"), photographs(1, 32, 32)
+    model.use_version("v1")
+    assert_close(forward(model, x), forward(small_resnet(version="v1"), x), 0)
+    with pytest.raises(ValueError, match=r"version='v2' is not one of 'v1', 'v1.5'"):
+        model.use_version("v2")
+
+
+def test_folding_leaves_one_convolution_with_a_bias() -> None:
+    model = small_resnet()
+    models.fold_batch_norm(model)
+    for _, module in nnx.iter_modules(model):
+        assert not isinstance(module, nnx.BatchNorm)
+        if isinstance(module, SparseConv):
+            assert module.use_bias
+            assert module.bias is not None
+            assert module.bias.shape == (module.out_features,)
+    residual = jnp.ones((1, 4, 4, 32))
+    block = model.stages[0][0]
+    x = jax.nn.relu(jax.random.normal(jax.random.key(0), (1, 4, 4, 8)))
+    assert_close(block.conv3(x, residual), block.conv3.conv(x, residual), 0)
+
+
+def test_pools_are_part_of_their_convolutions() -> None:
+    vgg = nnx.eval_shape(lambda: models.vgg19(rngs=nnx.Rngs(0)))
+    pooled = [n for n, layer in vgg.named_layers() if isinstance(getattr(layer, "conv", None), SparseConvPool)]
+    assert pooled == ["conv1_2", "conv2_2", "conv3_4", "conv4_4", "conv5_4"]
+    resnet = nnx.eval_shape(lambda: models.resnet50(rngs=nnx.Rngs(0)))
+    pooled = [n for n, layer in resnet.named_layers() if isinstance(getattr(layer, "conv", None), SparseConvPool)]
+    assert pooled == ["conv1"]
+    assert len(list(resnet.named_layers())) == 54
+
+
+@pytest.mark.parametrize("size", [(7, 7), (1, 1), (10, 14), (5, 9)])
+def test_adaptive_average_pool(size: tuple[int, int]) -> None:
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((2, *size, 3)), jnp.float32)
+    assert_close(adaptive_average_pool(x, 7), average_to(x, 7), 1e-6)
+
+
+def test_shapes_at_other_sizes() -> None:
+    shapes = {
+        (models.vgg16, 224, 256): (7, 8, 512),
+        (models.vgg16, 32, 33): (1, 1, 512),
+        (models.resnet50, 224, 224): (7, 7, 2048),
+        (models.resnet50, 225, 65): (8, 3, 2048),
+        (models.resnet50, 1, 1): (1, 1, 2048),
+    }
+    for (build, height, width), shape in shapes.items():
+        model = nnx.eval_shape(lambda build=build: build(num_classes=5, rngs=nnx.Rngs(0)))
+        x = jax.ShapeDtypeStruct((2, height, width, 3), jnp.float32)
+        assert nnx.eval_shape(lambda m, v: m.features(v), model, x).shape == (2, *shape)
+        assert nnx.eval_shape(lambda m, v: m(v), model, x).shape == (2, 5)
+
+
+def test_stages_of_a_resnet() -> None:
+    model, x = small_resnet(), photographs(1, 32, 32)
+    assert model.features(x, last_stage=1).shape == (1, 8, 8, 8)
+    assert model.features(x, last_stage=2).shape == (1, 8, 8, 32)
+    assert model.features(x).shape == (1, 4, 4, 64)
+    with pytest.raises(ValueError, match="last_stage=4 is not between 1 and 3"):
+        model.features(x, last_stage=4)
+
+
+def test_batch_jit_and_vmap_agree() -> None:
+    for model in (small_vgg(), small_resnet()):
+        x = photographs(3, 16, 20)
+        expected = forward(model, x)
+        assert_close(forward(model, x[1:2]), expected[1:2])
+        graph, state = nnx.split(model)
+
+        def one(image: jax.Array, graph: Any = graph, state: Any = state) -> jax.Array:
+            return nnx.merge(graph, state)(image[None])[0]
+
+        assert_close(jax.jit(jax.vmap(one))(x), expected)
+
+
+@pytest.mark.parametrize("build", [small_vgg, small_resnet])
+def test_gradient_equals_dense(build: Any) -> None:
+    model, x = build(), photographs(2, 16, 16)
+    graph, trained, rest = nnx.split(model, nnx.Param, ...)
+
+    def loss(state: Any) -> jax.Array:
+        return jnp.sum(nnx.merge(graph, state, rest)(x) ** 2)
+
+    def dense_loss(state: Any) -> jax.Array:
+        params = parameters(nnx.merge(graph, state, rest))
+        return jnp.sum((dense_vgg(params, x) if build is small_vgg else dense_resnet(params, x, "v1.5")) ** 2)
+
+    actual, expected = (jax.tree.leaves(jax.jit(jax.grad(f))(trained)) for f in (loss, dense_loss))
+    for value, reference in zip(actual, expected, strict=True):
+        assert_close(value, reference, 1e-4)
+
+
+@pytest.mark.parametrize("build", [small_vgg, small_resnet])
+@pytest.mark.parametrize("implementation", ["ecr", "pecr"])
+def test_implementations_agree(build: Any, implementation: str) -> None:
+    for method in ("ecr", "pecr", "dense"):
+        require(method, "float32")
+    x = photographs(2, 16, 20)
+    model = build(precision="highest")
+    models.fold_batch_norm(model)
+    models.set_implementation(model, "xla")
+    expected = forward(model, x)
+    models.set_implementation(model, implementation)
+    assert_close(forward(model, x), expected)
+    text = jax.jit(lambda v: model(v)).lower(x).as_text()
+    assert "jsc_" in text
+    assert "stablehlo.convolution" not in text
+
+
+def test_set_implementation_means_pecr_only_where_a_pool_follows() -> None:
+    for model in (small_vgg(implementation="pecr"), small_vgg()):
+        models.set_implementation(model, "pecr")
+        found = {type(m): m.implementation for _, m in nnx.iter_modules(model) if hasattr(m, "implementation")}
+        assert found == {SparseConv: "ecr", SparseConvPool: "pecr", SparseLinear: "ecr"}
+    with pytest.raises(ValueError, match="implementation='fast' is not one"):
+        models.set_implementation(model, "fast")
+    with pytest.raises(ValueError, match="implementation='fast' is not one"):
+        small_vgg(implementation="fast")
+
+
+@pytest.mark.parametrize("build", [lambda **a: small_vgg(True, **a), small_resnet])
+def test_half_precision_stays_half_precision(build: Any) -> None:
+    x = photographs(1, 16, 16)
+    expected = forward(build(), x)
+    for arguments in ({"param_dtype": jnp.bfloat16}, {"dtype": jnp.bfloat16}):
+        model = build(**arguments)
+        half = x.astype(jnp.bfloat16) if "param_dtype" in arguments else x
+        out = forward(model, half)
+        assert out.dtype == jnp.bfloat16
+        assert_close(out, expected, 0.1)
+        models.fold_batch_norm(model)
+        assert forward(model, half).dtype == jnp.bfloat16
+
+
+def test_layer_inputs_are_named_and_ordered() -> None:
+    model, x = small_resnet(), photographs(1, 16, 16)
+    inputs = models.layer_inputs(model, x)
+    assert list(inputs) == [name for name, _ in model.named_layers()]
+    assert list(inputs)[:6] == [
+        "conv1",
+        "conv2_block1_0",
+        "conv2_block1_1",
+        "conv2_block1_2",
+        "conv2_block1_3",
+        "conv3_block1_0",
+    ]
+    value, residual = inputs["conv3_block2_3"]
+    assert residual is not None
+    assert residual.shape == (1, 2, 2, 64)
+    assert value.shape == (1, 2, 2, 16)
+
+
+def test_errors_name_the_argument() -> None:
+    with pytest.raises(ValueError, match=r"height and width must be at least 4"):
+        small_vgg()(photographs(1, 3, 8))
+    for model in (small_vgg(), small_resnet()):
+        with pytest.raises(ValueError, match=r"x.shape=\(8, 8, 3\) must be \[N, H, W, 3\]"):
+            model(jnp.zeros((8, 8, 3)))
+    with pytest.raises(ValueError, match="network='alexnet' is not one of vgg16, vgg16_bn, vgg19, vgg19_bn, resnet50"):
+        models.build("alexnet", rngs=nnx.Rngs(0))
+
+
+def test_preprocess_follows_the_convention() -> None:
+    images = np.random.default_rng(0).integers(0, 256, (2, 4, 5, 3), np.uint8)
+    for convention in ("torchvision", "timm"):
+        expected = (images / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
+        assert_close(models.preprocess(images, convention), expected, 1e-6)
+    expected = images[..., ::-1] - np.asarray([103.939, 116.779, 123.68])
+    assert_close(models.NETWORKS["resnet50"].preprocess(images, "keras"), expected, 1e-6)
+    with pytest.raises(ValueError, match="convention='caffe' is not one of"):
+        models.preprocess(images, "caffe")
+    with pytest.raises(ValueError, match="must be uint8"):
+        models.preprocess(images.astype(np.float32))
+
+
+def test_initial_kernels_have_he_variance_and_do_not_depend_on_tracing() -> None:
+    key, shape = jax.random.key(3), (3, 3, 512, 65)
+    kernel = he_normal(key, shape)
+    assert abs(float(kernel.var()) / (2 / (9 * 512)) - 1) < 0.02
+    assert_close(jax.jit(lambda k: he_normal(k, shape))(key), kernel, 1e-6)
+    assert he_normal(key, (0, 4)).shape == (0, 4)
+    assert he_normal(key, (2, 4), jnp.bfloat16).dtype == jnp.bfloat16
