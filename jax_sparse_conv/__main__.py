@@ -84,6 +84,7 @@ def _run(options: argparse.Namespace) -> None:
 
     out = report.console()
     _check_outputs(options)
+    comparison.check_implementation(options.implementation)
     network = _network(options.network)
     names = _labels(options.labels)
     size = options.size or network.input_size
@@ -141,11 +142,20 @@ def _prepare(network: Network, images: Any, options: argparse.Namespace) -> tupl
     model = models.build(network.name, rngs=nnx.Rngs(options.seed))
     if options.weights is None:
         x = network.preprocess(images)
-        models.set_sparsity_profile(model, x)
+        _set_profile(model, x, options.size)
     else:
         x = network.preprocess(images, _load_weights(model, options.weights))
     models.fold_batch_norm(model)
     return _cast(model, options.dtype), x.astype(options.dtype)
+
+
+def _set_profile(model: ConvNet, x: jax.Array, size: int | None) -> None:
+    from jax_sparse_conv import models
+
+    try:
+        models.set_sparsity_profile(model, x)
+    except ValueError as error:  # the first thing to run the network, so it meets a map that is too small
+        raise UserError(f"--size {size}: {error}") from error
 
 
 def _load_weights(model: ConvNet, path: Path) -> str:
@@ -156,7 +166,7 @@ def _load_weights(model: ConvNet, path: Path) -> str:
         return models.load_weights(model, path).convention
     except FileNotFoundError as error:
         raise UserError(f"--weights {path}: there is no such file") from error
-    except (OSError, ValueError) as error:
+    except (ImportError, OSError, ValueError) as error:
         raise UserError(f"--weights {path}: {' '.join(str(error).split())}") from error
 
 

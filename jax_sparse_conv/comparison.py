@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from jax_sparse_conv.models.layers import ConvNet
 from jax_sparse_conv.photograph import UserError
 
 _ROTATIONS = 4
+_LARGER_THAN_CACHES = 2**28
 _ASYNC_CALLS = 16  # of a whole network before waiting, on an accelerator
 
 _HAS = {
@@ -96,11 +97,16 @@ def choose(model: flax_nnx.Module, implementation: str) -> None:
     Raises:
       UserError: no kind of layer has that implementation.
     """
-    if implementation not in IMPLEMENTATIONS:
-        raise UserError(f"--implementation {implementation!r} is not one of {', '.join(IMPLEMENTATIONS)}")
+    check_implementation(implementation)
     nnx.set_implementation(
         model, **{kind: implementation if implementation in names else None for kind, names in _HAS.items()}
     )
+
+
+def check_implementation(implementation: str) -> None:
+    """Raise a `UserError` for a name that is not in `IMPLEMENTATIONS`."""
+    if implementation not in IMPLEMENTATIONS:
+        raise UserError(f"--implementation {implementation!r} is not one of {', '.join(IMPLEMENTATIONS)}")
 
 
 def compare(
@@ -131,10 +137,11 @@ def compare(
     network = _time_network(dense, sparse, x, repeats)
     paths = _paths(model)
     rows = []
-    for call in calls:
+    while calls:
+        call = calls.pop(0)  # its maps are freed once it is timed
         path = paths.get(id(call.layer), type(call.layer).__name__)
         advance(path, steps)
-        rows.append(_time_layer(model, call, path, implementation, repeats))
+        rows.append(_time_layer(call, path, implementation, repeats))
     return Comparison(
         tuple(rows),
         network,
@@ -160,7 +167,7 @@ def top_classes(scores: np.ndarray, count: int = 5) -> list[list[tuple[int, floa
     return [[(int(c), float(row[c])) for c in classes] for row, classes in zip(scores, best, strict=True)]
 
 
-def _record(model: flax_nnx.Module, x: jax.Array) -> Sequence[Any]:
+def _record(model: flax_nnx.Module, x: jax.Array) -> list[Any]:
     choose(model, "xla")
     with nnx.record_calls() as calls:
         model(x)
@@ -209,10 +216,10 @@ def _time_network(dense: timing.Function, sparse: timing.Function, x: jax.Array,
     return Totals(times["dense"].microseconds, times["sparse"].microseconds)
 
 
-def _time_layer(model: flax_nnx.Module, call: Any, path: str, implementation: str, repeats: int) -> LayerResult:
+def _time_layer(call: Any, path: str, implementation: str, repeats: int) -> LayerResult:
     functions = {}
     for side, name in (("dense", "xla"), ("sparse", implementation)):
-        choose(model, name)
+        choose(call.layer, name)
         functions[side], weights = _functional(call.layer)
     residual = () if call.residual is None else (call.residual,)
     operands = [(weights, variant, *residual) for variant in _rotations(call.inputs)]
@@ -230,7 +237,9 @@ def _time_layer(model: flax_nnx.Module, call: Any, path: str, implementation: st
 
 
 def _rotations(x: jax.Array) -> list[jax.Array]:
-    """`x` and shifted copies: as many zeros in other places and another piece of memory."""
+    """`x` and shifted copies, with as many zeros in other places, so that no call finds its input in a cache."""
+    if x.nbytes > _LARGER_THAN_CACHES:
+        return [x]
     axis = 2 if x.ndim == 4 else -1
     return [x, *(jnp.roll(x, shift, axis) for shift in range(1, _ROTATIONS))]
 
