@@ -1,0 +1,242 @@
+"""What the Flax layers of `nnx` and `linen` share: how a layer's attributes become one operation, and call recording.
+
+A `ConvLayer` is any object with the attributes of `flax.nnx.Conv` or `flax.linen.Conv` and those added here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_sparse_conv import geometry as geo
+from jax_sparse_conv import ops, reference
+
+_NOT_ZERO_PADDING = ("CIRCULAR", "REFLECT", "CAUSAL")
+
+
+class ConvLayer(Protocol):
+    """The attributes that say what a convolution layer computes."""
+
+    kernel_size: Any
+    strides: Any
+    padding: Any
+    input_dilation: Any
+    kernel_dilation: Any
+    feature_group_count: Any
+    precision: Any
+    activation: str | None
+    implementation: str | None
+
+
+class ConvPoolLayer(ConvLayer, Protocol):
+    """A convolution layer with a pool."""
+
+    pool: str
+    window_shape: Any
+    window_strides: Any
+    window_padding: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerCall:
+    """One call of a sparse layer, as `record_calls` keeps it.
+
+    Attributes:
+      layer: the layer that was called.
+      inputs: its input, as given.
+      residual: its residual, as given, or None.
+      output: its result.
+    """
+
+    layer: Any
+    inputs: jax.Array
+    residual: jax.Array | None
+    output: jax.Array
+
+
+_calls: contextvars.ContextVar[list[LayerCall] | None] = contextvars.ContextVar("jax_sparse_conv_calls", default=None)
+
+
+@contextlib.contextmanager
+def record_calls() -> Iterator[list[LayerCall]]:
+    """Collect every call of a sparse layer inside the `with` block, in order.
+
+    Calls under `jax.jit` or another transformation have no values to keep and are left out.
+    """
+    calls: list[LayerCall] = []
+    token = _calls.set(calls)
+    try:
+        yield calls
+    finally:
+        _calls.reset(token)
+
+
+def recorded(layer: Any, inputs: Any, residual: Any, output: jax.Array) -> jax.Array:
+    """`output`, noted down where `record_calls` is active."""
+    calls = _calls.get()
+    if calls is not None and not isinstance(output, jax.core.Tracer):
+        calls.append(LayerCall(layer, inputs, residual, output))
+    return output
+
+
+# --- arguments -------------------------------------------------------------------------------------------------------
+
+
+def check_arguments(activation: str | None, implementation: str | None, names: tuple[str, ...]) -> None:
+    """Raise a ValueError for an activation or implementation that no call of the layer could use."""
+    check_choice("activation", activation, ops.ACTIVATIONS)
+    check_choice("implementation", implementation, (None, *names))
+
+
+def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, choices))}")
+
+
+def check_pool(pool: str, window_shape: Any, window_strides: Any, window_padding: Any) -> None:
+    """Raise a ValueError for a pool that no convolution result could be pooled with."""
+    window = geo.pair("window_shape", window_shape)
+    size = (window[0], window[1])
+    geo.with_pool(
+        geo.Geometry(),
+        size,
+        kind=pool,
+        window_shape=window,
+        window_strides=window_strides,
+        window_padding=window_padding,
+    )
+
+
+def why_dense_conv(layer: Any) -> str | None:
+    """Why a layer with `Conv`'s attributes is not one of `jax_sparse_conv.conv`'s convolutions, or None."""
+    size = layer.kernel_size
+    if isinstance(size, int) or len(size) != 2:
+        return f"kernel_size={size!r} is not two-dimensional"
+    if isinstance(layer.padding, str) and layer.padding.upper() in _NOT_ZERO_PADDING:
+        return f"padding={layer.padding!r} is not padding with zeros"
+    if layer.input_dilation is not None and geo.pair("input_dilation", layer.input_dilation) != (1, 1):
+        return f"input_dilation={layer.input_dilation!r} is not 1"
+    if getattr(layer, "preferred_element_type", None) is not None:
+        return f"preferred_element_type={layer.preferred_element_type!r} is set"
+    if getattr(layer, "conv_general_dilated", None) not in (None, lax.conv_general_dilated):
+        return f"conv_general_dilated={layer.conv_general_dilated!r} is not lax's"
+    if getattr(layer, "conv_general_dilated_cls", None) is not None:
+        return f"conv_general_dilated_cls={layer.conv_general_dilated_cls!r} is set"
+    return None
+
+
+def why_dense_product(layer: Any) -> str | None:
+    """Why a layer with `Linear`'s or `Dense`'s attributes is not one of `jax_sparse_conv.dense`'s products, or None."""
+    if getattr(layer, "preferred_element_type", None) is not None:
+        return f"preferred_element_type={layer.preferred_element_type!r} is set"
+    if layer.dot_general not in (None, lax.dot_general):
+        return f"dot_general={layer.dot_general!r} is not lax's"
+    if getattr(layer, "dot_general_cls", None) is not None:
+        return f"dot_general_cls={layer.dot_general_cls!r} is set"
+    return None
+
+
+def require_dense(implementation: str | None, reason: str) -> None:
+    """Raise unless the layer may run densely, which is what `reason` calls for."""
+    if implementation not in (None, "xla"):
+        raise ValueError(f"implementation={implementation!r} cannot run this layer: {reason}; None or 'xla' can")
+
+
+def masked(kernel: jax.Array, mask: Any) -> jax.Array:
+    """`kernel`, multiplied by `mask` of the same shape if there is one."""
+    if mask is None:
+        return kernel
+    if mask.shape != kernel.shape:
+        raise ValueError(f"mask.shape={mask.shape} must be the kernel's shape, {kernel.shape}")
+    return kernel * mask
+
+
+# --- the operations --------------------------------------------------------------------------------------------------
+
+
+def conv(
+    layer: ConvLayer, inputs: jax.Array, kernel: jax.Array, bias: jax.Array | None, residual: Any = None
+) -> jax.Array:
+    """inputs [..., H, W, C] and residual [..., Ho, Wo, K] -> [..., Ho, Wo, K], with any number of leading axes."""
+    x, added = _images(inputs, residual)
+    y = ops.conv(x, kernel, bias, residual=added, implementation=layer.implementation, **_conv_arguments(layer))
+    return _restore(y, inputs)
+
+
+def conv_pool(
+    layer: ConvPoolLayer, inputs: jax.Array, kernel: jax.Array, bias: jax.Array | None, residual: Any = None
+) -> jax.Array:
+    """As `conv`, then the pool: [..., Po, Qo, K]. A residual is added between convolution and activation."""
+    if residual is not None:
+        if layer.implementation == "pecr":
+            raise ValueError("implementation='pecr' has no residual; None, 'ecr' or 'xla' have")
+        return pooled(layer, conv(layer, inputs, kernel, bias, residual))
+    x, _ = _images(inputs, None)
+    y = ops.conv_pool(
+        x, kernel, bias, implementation=layer.implementation, **_conv_arguments(layer), **_pool_arguments(layer)
+    )
+    return _restore(y, inputs)
+
+
+def pooled(layer: ConvPoolLayer, y: jax.Array) -> jax.Array:
+    """The layer's pool alone: [..., Ho, Wo, K] -> [..., Po, Qo, K]."""
+    images, _ = _images(y, None)
+    arguments = _pool_arguments(layer)
+    kind = arguments.pop("pool")
+    geometry = geo.with_pool(geo.Geometry(), (images.shape[1], images.shape[2]), kind=kind, **arguments)
+    return _restore(reference.pool(images, geometry.pool), y)
+
+
+def epilogue(y: jax.Array, residual: Any, activation: str | None) -> jax.Array:
+    """Residual (cast to y's dtype) and activation after a layer that computed y with its bias."""
+    if residual is not None:
+        residual = jnp.asarray(residual, y.dtype)
+        if residual.shape != y.shape:
+            raise ValueError(f"residual.shape={residual.shape} must be {y.shape}")
+    return reference.epilogue(y, None, residual, activation)
+
+
+def _conv_arguments(layer: ConvLayer) -> dict[str, Any]:
+    return {
+        "strides": 1 if layer.strides is None else layer.strides,
+        "padding": layer.padding,
+        "kernel_dilation": 1 if layer.kernel_dilation is None else layer.kernel_dilation,
+        "feature_group_count": layer.feature_group_count,
+        "activation": layer.activation,
+        "precision": layer.precision,
+    }
+
+
+def _pool_arguments(layer: ConvPoolLayer) -> dict[str, Any]:
+    return {
+        "pool": layer.pool,
+        "window_shape": layer.window_shape,
+        "window_strides": layer.window_strides,
+        "window_padding": layer.window_padding,
+    }
+
+
+def _images(inputs: jax.Array, residual: Any) -> tuple[jax.Array, jax.Array | None]:
+    """Both with their leading axes as one, [N, H, W, C] and [N, Ho, Wo, K]."""
+    if inputs.ndim < 3:
+        raise ValueError(f"inputs.shape={inputs.shape} has fewer dimensions than [H, W, C]")
+    leading = inputs.shape[:-3]
+    images = inputs.reshape(math.prod(leading), *inputs.shape[-3:])
+    if residual is None:
+        return images, None
+    residual = jnp.asarray(residual, inputs.dtype)
+    if residual.ndim != inputs.ndim or residual.shape[:-3] != leading:
+        raise ValueError(f"residual.shape={residual.shape} must have the leading axes of inputs.shape={inputs.shape}")
+    return images, residual.reshape(math.prod(leading), *residual.shape[-3:])
+
+
+def _restore(y: jax.Array, inputs: jax.Array) -> jax.Array:
+    return y.reshape(*inputs.shape[:-3], *y.shape[1:])

@@ -1,0 +1,376 @@
+"""The nnx layers against `nnx.Conv` and `nnx.Linear` in float64, and `replace` on whole models."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jax_sparse_conv as jsc
+from jax_sparse_conv import ops
+from jax_sparse_conv.nnx import (
+    SparseConv,
+    SparseConvPool,
+    SparseLinear,
+    layer_paths,
+    record_calls,
+    replace,
+    set_implementation,
+)
+
+
+def feature_map(shape: tuple[int, ...], seed: int = 0) -> jax.Array:
+    rng = np.random.default_rng(seed)
+    return jnp.asarray(rng.normal(size=shape) * (rng.random(shape) < 0.4), jnp.float32)
+
+
+def wide(layer: nnx.Module) -> Any:
+    """The layer's own class from Flax with the same parameters, in float64."""
+    layer = nnx.clone(layer)
+    if isinstance(layer, nnx.Conv):
+        layer.preferred_element_type = None  # float32 would be narrower
+    graph, state = nnx.split(layer)
+    return nnx.merge(graph, jax.tree.map(lambda v: jnp.asarray(v, jnp.float64), state))
+
+
+def expected(layer: Any, x: jax.Array, residual: Any = None, relu: bool = False) -> np.ndarray:
+    """What Flax computes in float64, with an epilogue in numpy."""
+    with jax.enable_x64(True):
+        y = np.asarray(jax.jit(lambda x: wide(layer)(x))(jnp.asarray(np.asarray(x), jnp.float64)))
+    y = y if residual is None else y + np.asarray(residual, np.float64)
+    return np.maximum(y, 0) if relu else y
+
+
+def max_pool(y: np.ndarray, window: int, stride: int) -> np.ndarray:
+    rows = range(0, y.shape[-3] - window + 1, stride)
+    columns = range(0, y.shape[-2] - window + 1, stride)
+    return np.stack(
+        [np.stack([y[..., r : r + window, c : c + window, :].max((-3, -2)) for c in columns], axis=-2) for r in rows],
+        axis=-3,
+    )
+
+
+def close(actual: Any, wanted: np.ndarray, tolerance: float = 1e-5) -> None:
+    assert actual.shape == wanted.shape
+    np.testing.assert_allclose(np.asarray(actual, np.float64), wanted, rtol=tolerance, atol=tolerance)
+
+
+CONVOLUTIONS: dict[str, dict[str, Any]] = {
+    "plain": {"kernel_size": (3, 3)},
+    "no_bias_strided": {"kernel_size": (3, 2), "strides": (2, 1), "padding": "VALID", "use_bias": False},
+    "int_padding_dilated": {"kernel_size": (3, 3), "padding": 2, "kernel_dilation": 2, "strides": None},
+    "grouped_pairs": {"kernel_size": [1, 3], "padding": ((0, 1), 2), "feature_group_count": 2},
+    "masked": {"kernel_size": (2, 2), "mask": np.tril(np.ones((2, 2, 4, 6), np.float32))},
+    "one_dimensional": {"kernel_size": 3},
+    "causal": {"kernel_size": (3,), "padding": "CAUSAL"},
+    "three_dimensional": {"kernel_size": (2, 2, 2), "strides": 2},
+    "circular": {"kernel_size": (3, 3), "padding": "CIRCULAR"},
+    "reflect": {"kernel_size": (3, 3), "padding": "REFLECT"},
+    "input_dilated": {"kernel_size": (3, 3), "padding": 1, "input_dilation": (2, 1)},
+    "preferred_type": {"kernel_size": (3, 3), "preferred_element_type": jnp.float32},
+}
+DENSE_ONLY = (
+    "one_dimensional",
+    "causal",
+    "three_dimensional",
+    "circular",
+    "reflect",
+    "input_dilated",
+    "preferred_type",
+)
+
+
+def input_for(arguments: dict[str, Any], leading: tuple[int, ...] = (2,)) -> jax.Array:
+    size = arguments["kernel_size"]
+    rank = 1 if isinstance(size, int) else len(size)
+    return feature_map((*leading, *(7, 6, 5)[:rank], 4))
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_conv_is_flax_conv(name: str) -> None:
+    arguments = CONVOLUTIONS[name]
+    dense = nnx.Conv(4, 6, **arguments, bias_init=nnx.initializers.normal(), rngs=nnx.Rngs(0))
+    sparse = SparseConv(4, 6, **arguments, bias_init=nnx.initializers.normal(), rngs=nnx.Rngs(0), activation="relu")
+    jax.tree.map(np.testing.assert_array_equal, nnx.state(dense), nnx.state(sparse))
+    x = input_for(arguments)
+    plain = expected(dense, x)
+    residual = np.random.default_rng(3).normal(size=plain.shape).astype(np.float32)
+    close(sparse(x), expected(dense, x, relu=True))
+    close(sparse(x, residual), expected(dense, x, residual, relu=True))
+    sparse.activation = None
+    close(sparse(x), plain)
+
+
+@pytest.mark.parametrize("name", DENSE_ONLY)
+def test_named_implementation_refuses_what_it_lacks(name: str) -> None:
+    arguments = CONVOLUTIONS[name]
+    layer = SparseConv(4, 6, **arguments, implementation="ecr", rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"implementation='ecr' cannot run this layer: .*; None or 'xla' can"):
+        layer(input_for(arguments))
+    layer.implementation = "xla"
+    close(layer(input_for(arguments)), expected(nnx.Conv(4, 6, **arguments, rngs=nnx.Rngs(0)), input_for(arguments)))
+
+
+@pytest.mark.parametrize("leading", [(), (1,), (2, 3), (0,), (2, 0)])
+def test_leading_axes(leading: tuple[int, ...]) -> None:
+    x = feature_map((*leading, 5, 6, 3))
+    layer = SparseConv(3, 4, (3, 3), rngs=nnx.Rngs(0))
+    reference = nnx.Conv(3, 4, (3, 3), rngs=nnx.Rngs(0))
+    flat = expected(reference, x.reshape(int(np.prod(leading)), 5, 6, 3))
+    close(layer(x), flat.reshape(*leading, 5, 6, 4))
+    residual = jnp.ones((*leading, 5, 6, 4))
+    close(layer(x, residual), (flat + 1).reshape(*leading, 5, 6, 4))
+    pool = SparseConvPool(3, 4, (3, 3), rngs=nnx.Rngs(0))
+    assert pool(x).shape == (*leading, 2, 3, 4)
+
+
+def test_own_conv_general_dilated_is_used() -> None:
+    calls = []
+
+    def own(*args: Any, **kwargs: Any) -> jax.Array:
+        calls.append(1)
+        return jax.lax.conv_general_dilated(*args, **kwargs)
+
+    layer = SparseConv(3, 4, (3, 3), conv_general_dilated=own, activation="relu", rngs=nnx.Rngs(0))
+    x = feature_map((1, 4, 4, 3))
+    close(layer(x), expected(nnx.Conv(3, 4, (3, 3), rngs=nnx.Rngs(0)), x, relu=True))
+    assert calls
+
+
+@pytest.mark.parametrize(
+    ("dtype", "param_dtype"), [(None, "bfloat16"), ("bfloat16", "float32"), ("float16", "float32")]
+)
+def test_dtypes_promote_as_in_flax(dtype: Any, param_dtype: Any) -> None:
+    x = feature_map((2, 5, 5, 3))
+    arguments: dict[str, Any] = {"dtype": dtype and jnp.dtype(dtype), "param_dtype": jnp.dtype(param_dtype)}
+    pairs = [
+        (
+            nnx.Conv(3, 4, (3, 3), **arguments, rngs=nnx.Rngs(0)),
+            SparseConv(3, 4, (3, 3), **arguments, rngs=nnx.Rngs(0)),
+        ),
+        (nnx.Linear(3, 4, **arguments, rngs=nnx.Rngs(0)), SparseLinear(3, 4, **arguments, rngs=nnx.Rngs(0))),
+    ]
+    for dense, sparse in pairs:
+        wanted, got = dense(x), sparse(x)
+        assert got.dtype == wanted.dtype
+        assert sparse.kernel[...].dtype == jnp.dtype(param_dtype)
+        close(got, np.asarray(wanted, np.float64), 2e-2)
+
+
+@pytest.mark.parametrize("implementation", [None, "xla"])
+def test_conv_pool(implementation: str | None) -> None:
+    x = feature_map((2, 7, 8, 3))
+    layer = SparseConvPool(
+        3, 4, (3, 3), window_shape=3, window_strides=2, implementation=implementation, rngs=nnx.Rngs(0)
+    )
+    dense = nnx.Conv(3, 4, (3, 3), rngs=nnx.Rngs(0))
+    close(layer(x), max_pool(expected(dense, x, relu=True), 3, 2))
+    residual = np.random.default_rng(3).normal(size=(2, 7, 8, 4)).astype(np.float32)
+    close(layer(x, residual), max_pool(expected(dense, x, residual, relu=True), 3, 2))
+    average = SparseConvPool(3, 4, (3, 3), pool="avg", activation=None, rngs=nnx.Rngs(0))
+    close(average(x), expected(dense, x)[:, :6].reshape(2, 3, 2, 4, 2, 4).mean((2, 4)))
+
+
+def test_conv_pool_of_a_dense_only_convolution() -> None:
+    x = feature_map((2, 6, 6, 3))
+    layer = SparseConvPool(3, 4, (3, 3), padding="CIRCULAR", rngs=nnx.Rngs(0))
+    dense = nnx.Conv(3, 4, (3, 3), padding="CIRCULAR", rngs=nnx.Rngs(0))
+    close(layer(x), max_pool(expected(dense, x, relu=True), 2, 2))
+
+
+def test_linear() -> None:
+    x = feature_map((2, 3, 5))
+    dense = nnx.Linear(5, 4, bias_init=nnx.initializers.normal(), rngs=nnx.Rngs(0))
+    sparse = SparseLinear(5, 4, bias_init=nnx.initializers.normal(), activation="relu", rngs=nnx.Rngs(0))
+    close(sparse(x), expected(dense, x, relu=True))
+    close(sparse(x[0, 0]), expected(dense, x[0, 0], relu=True))
+    own = SparseLinear(
+        5, 4, dot_general=lambda *a, **k: -jax.lax.dot_general(*a, **k), use_bias=False, rngs=nnx.Rngs(0)
+    )
+    close(own(x), -expected(nnx.Linear(5, 4, use_bias=False, rngs=nnx.Rngs(0)), x))
+    own.implementation = "ecr"
+    with pytest.raises(ValueError, match="dot_general"):
+        own(x)
+
+
+class Net(nnx.Module):
+    """A little of everything that `replace` meets."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.stem = nnx.Conv(3, 8, (3, 3), rngs=rngs)
+        self.norm = nnx.BatchNorm(8, use_running_average=True, rngs=rngs)
+        self.blocks = nnx.List([nnx.Conv(8, 8, (3, 3), feature_group_count=2, rngs=rngs) for _ in range(2)])
+        self.shared = self.blocks[0]
+        self.circular = nnx.Conv(8, 8, (3, 3), padding="CIRCULAR", rngs=rngs)
+        self.up = nnx.ConvTranspose(8, 4, (2, 2), strides=(2, 2), rngs=rngs)
+        self.head = nnx.Sequential(nnx.Linear(4, 6, rngs=rngs), nnx.relu, nnx.Linear(6, 5, rngs=rngs))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = nnx.relu(self.norm(self.stem(x)))
+        for block in (*self.blocks, self.shared, self.circular):
+            x = x + nnx.relu(block(x))
+        return self.head(self.up(x).mean((1, 2)))
+
+
+class OwnConv(nnx.Conv):
+    def __call__(self, *args: Any, **kwargs: Any) -> jax.Array:
+        return 2 * super().__call__(*args, **kwargs)
+
+
+def test_replace_keeps_state_and_result() -> None:
+    model, before = Net(nnx.Rngs(0)), Net(nnx.Rngs(0))
+    x = feature_map((2, 6, 6, 3))
+    report = replace(model, implementation="xla")
+    jax.tree.map(np.testing.assert_array_equal, nnx.state(before), nnx.state(model))
+    close(nnx.jit(lambda m, x: m(x))(model, x), expected(before, x))
+    assert {entry.path for entry in report.swapped} == {
+        "stem",
+        "blocks.0",
+        "blocks.1",
+        "head.layers.0",
+        "head.layers.2",
+    }
+    assert {entry.path: entry.reason for entry in report.left} == {
+        "circular": "padding='CIRCULAR' is not padding with zeros",
+        "up": "there is no sparse ConvTranspose",
+    }
+    assert type(model.shared) is SparseConv
+    assert model.stem.implementation == model.head.layers[2].implementation == "xla"
+    assert "stem: Conv -> SparseConv" in str(report)
+    assert "5 layers swapped, 2 left" in str(report)
+
+
+def test_replace_leaves_what_it_does_not_know() -> None:
+    rngs = nnx.Rngs(0)
+    model = nnx.Sequential(
+        OwnConv(3, 3, (3, 3), rngs=rngs),
+        nnx.Conv(3, 3, (3,), rngs=rngs),
+        nnx.Conv(3, 3, (3, 3), conv_general_dilated=jsc.conv_general_dilated, rngs=rngs),
+        nnx.LinearGeneral((3,), (3,), rngs=rngs),
+        nnx.Linear(3, 3, preferred_element_type=jnp.float32, rngs=rngs),
+        SparseConv(3, 3, (3, 3), activation="relu", rngs=rngs),
+    )
+    report = replace(model)
+    assert not report.swapped
+    reasons = [entry.reason for entry in sorted(report.left, key=lambda entry: entry.path)]
+    assert reasons[0] == "a subclass of Conv may compute something else"
+    assert "(3,) is not two-dimensional" in reasons[1]
+    assert "is not lax's" in reasons[2]
+    assert reasons[3] == "there is no sparse LinearGeneral"
+    assert "preferred_element_type" in reasons[4]
+    assert reasons[5] == "already sparse"
+    assert model.layers[5].activation == "relu"
+
+
+def test_replace_a_bare_layer() -> None:
+    layer = nnx.Conv(3, 4, (3, 3), rngs=nnx.Rngs(0))
+    report = replace(layer)
+    assert isinstance(layer, SparseConv)
+    assert report.entries[0].path == ""
+    assert nnx.graphdef(layer) == nnx.graphdef(SparseConv(3, 4, (3, 3), rngs=nnx.Rngs(0)))
+
+
+def test_checkpoints_are_interchangeable() -> None:
+    dense, sparse = (cls(3, 4, (3, 3), rngs=nnx.Rngs(seed)) for seed, cls in enumerate((nnx.Conv, SparseConv)))
+    x = feature_map((1, 5, 5, 3))
+    nnx.update(sparse, nnx.state(dense))
+    close(sparse(x), expected(dense, x))
+    pure = nnx.to_pure_dict(nnx.state(sparse))
+    assert set(pure) == {"kernel", "bias"}
+    graph, state = nnx.split(sparse)
+    close(nnx.merge(graph, state)(x), expected(dense, x))
+
+
+def test_transformations() -> None:
+    x = feature_map((3, 2, 5, 5, 3))
+    dense = nnx.Conv(3, 4, (3, 3), rngs=nnx.Rngs(0))
+    sparse = SparseConv(3, 4, (3, 3), activation="relu", rngs=nnx.Rngs(0))
+    close(nnx.vmap(lambda m, x: m(x), in_axes=(None, 0))(sparse, x), expected(dense, x, relu=True))
+
+    def loss(model: Any, x: jax.Array, activation: Any) -> jax.Array:
+        return jnp.sum(activation(model(x)) ** 2)
+
+    wanted = nnx.grad(loss)(dense, x[0], jax.nn.relu)
+    got = nnx.jit(nnx.grad(functools.partial(loss, activation=lambda y: y)))(sparse, x[0])
+    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-4), got, wanted)
+
+    @nnx.vmap(in_axes=0)
+    def make(key: jax.Array) -> SparseConv:
+        return SparseConv(3, 4, (3, 3), rngs=nnx.Rngs(key))
+
+    stack = make(jax.random.split(jax.random.key(0), 2))
+    out = nnx.vmap(lambda m, x: m(x), in_axes=(0, None))(stack, x[0])
+    with jax.enable_x64(True):
+        one = nnx.Conv(3, 4, (3, 3), rngs=nnx.Rngs(0))
+    one.kernel[...], one.bias[...] = stack.kernel[...][1], stack.bias[...][1]
+    close(out[1], expected(one, x[0]))
+
+
+def test_set_implementation() -> None:
+    rngs = nnx.Rngs(0)
+    model = nnx.Sequential(
+        SparseConv(3, 4, (3, 3), rngs=rngs), SparseConvPool(4, 4, (3, 3), rngs=rngs), SparseLinear(4, 2, rngs=rngs)
+    )
+    set_implementation(model, conv="ecr", conv_pool="pecr", dense="xla")
+    assert [layer.implementation for layer in model.layers] == ["ecr", "pecr", "xla"]
+    set_implementation(model)
+    assert [layer.implementation for layer in model.layers] == [None, None, None]
+    with pytest.raises(ValueError, match="conv='pecr' is not one of None, 'xla', 'ecr'"):
+        set_implementation(model, conv="pecr")
+
+
+def test_record_calls() -> None:
+    rngs = nnx.Rngs(0)
+    model = nnx.Sequential(
+        SparseConv(3, 4, (3, 3), rngs=rngs), SparseConvPool(4, 4, (3, 3), rngs=rngs), SparseLinear(4, 2, rngs=rngs)
+    )
+    x = feature_map((1, 4, 4, 3))
+    with record_calls() as calls:
+        y = model(x)
+        nnx.jit(lambda m, x: m(x))(model, x)
+    model(x)
+    paths = layer_paths(model)
+    assert [paths[id(call.layer)] for call in calls] == ["layers.0", "layers.1", "layers.2"]
+    assert calls[0].inputs is x
+    assert calls[1].inputs is calls[0].output
+    assert calls[2].output is y
+    assert all(call.residual is None for call in calls)
+
+
+def test_bad_arguments() -> None:
+    rngs = nnx.Rngs(0)
+    x = jnp.ones((1, 4, 4, 3))
+    with pytest.raises(ValueError, match="activation='gelu' is not one of None, 'relu'"):
+        SparseConv(3, 4, (3, 3), activation="gelu", rngs=rngs)
+    with pytest.raises(ValueError, match="implementation='pecr' is not one of"):
+        SparseConv(3, 4, (3, 3), implementation="pecr", rngs=rngs)
+    with pytest.raises(ValueError, match="implementation='fast' is not one of"):
+        SparseLinear(3, 4, implementation="fast", rngs=rngs)
+    with pytest.raises(ValueError, match="kernel_size=3 is not two ints"):
+        SparseConvPool(3, 4, 3, rngs=rngs)
+    with pytest.raises(ValueError, match="pool='min' is not one of"):
+        SparseConvPool(3, 4, (3, 3), pool="min", rngs=rngs)
+    with pytest.raises(ValueError, match="window_shape=0"):
+        SparseConvPool(3, 4, (3, 3), window_shape=0, rngs=rngs)
+    with pytest.raises(ValueError, match="padding='SAMEE'"):
+        SparseConv(3, 4, (3, 3), padding="SAMEE", rngs=rngs)(x)
+    with pytest.raises(ValueError, match=r"residual\.shape=\(1, 4, 4, 5\)"):
+        SparseConv(3, 4, (3, 3), rngs=rngs)(x, jnp.ones((1, 4, 4, 5)))
+    with pytest.raises(ValueError, match=r"residual\.shape=\(2, 4, 4, 4\)"):
+        SparseConv(3, 4, (3, 3), rngs=rngs)(x, jnp.ones((2, 4, 4, 4)))
+    with pytest.raises(ValueError, match=r"inputs\.shape=\(4, 3\)"):
+        SparseConv(3, 4, (3, 3), rngs=rngs)(x[0, 0])
+    with pytest.raises(ValueError, match=r"mask\.shape=\(2, 3\)"):
+        SparseConv(3, 4, (3, 3), mask=jnp.ones((2, 3)), rngs=rngs)(x)
+    with pytest.raises(ValueError, match="implementation='pecr' has no residual"):
+        SparseConvPool(3, 4, (3, 3), implementation="pecr", rngs=rngs)(x, jnp.ones((1, 4, 4, 4)))
+    with pytest.raises(ValueError, match="implementation='pecr' is not one of"):
+        replace(Net(rngs), implementation="pecr")
+    with pytest.raises(TypeError, match=r"is not an nnx\.Module"):
+        replace(lambda x: x)  # type: ignore[arg-type]
+    assert set(ops.DENSE_IMPLEMENTATIONS) <= set(ops.CONV_IMPLEMENTATIONS)  # what replace() assumes
