@@ -1,0 +1,178 @@
+"""Layers for `flax.linen` that skip the zeros of their input.
+
+`SparseConv`, `SparseConvPool` and `SparseDense` have the fields and the parameters of `nn.Conv` and `nn.Dense`: their
+variables are interchangeable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jax_sparse_conv import layers, ops
+from jax_sparse_conv.geometry import Padding
+
+__all__ = ["SparseConv", "SparseConvPool", "SparseDense"]
+
+
+class SparseConv(nn.Conv):
+    """`nn.Conv` whose two-dimensional convolutions skip the zeros of their input (`jax_sparse_conv.conv`).
+
+    What `jax_sparse_conv.conv` does not have (other than two dimensions, "CIRCULAR", "REFLECT" and "CAUSAL" padding,
+    input dilation, one's own `conv_general_dilated`) runs as in `nn.Conv`.
+
+    Attributes:
+      activation: None or "relu", applied in the same operation.
+      implementation: "ecr", "xla" or None, as in `jax_sparse_conv.conv`.
+
+    Raises:
+      ValueError: an unknown activation or implementation.
+    """
+
+    activation: str | None = None
+    implementation: str | None = None
+
+    implementations: ClassVar[tuple[str, ...]] = ops.CONV_IMPLEMENTATIONS
+
+    def __post_init__(self) -> None:
+        layers.check_arguments(self.activation, self.implementation, self.implementations)
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array, residual: Any = None) -> jax.Array:
+        """`activation(conv(inputs) + bias + residual)`.
+
+        Args:
+          inputs: [..., H, W, C], with none, one or several leading axes.
+          residual: [..., Ho, Wo, K] or None, cast to the computation's dtype.
+
+        Returns:
+          [..., Ho, Wo, K], pooled by `SparseConvPool`.
+
+        Raises:
+          ValueError: a shape that does not fit, or a named implementation that cannot run this layer.
+        """
+        reason = layers.why_dense_conv(self)
+        if reason is None:
+            y = self._sparse(*self._promoted(inputs), residual)
+        else:
+            layers.require_dense(self.implementation, reason)
+            y = self._after(layers.epilogue(super().__call__(inputs), residual, self.activation))
+        return layers.recorded(self, inputs, residual, y)
+
+    def _promoted(self, inputs: Any) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+        channels = jnp.shape(inputs)[-1]
+        if channels % self.feature_group_count:
+            raise ValueError(
+                f"feature_group_count={self.feature_group_count} does not divide the C={channels} input channels of "
+                f"inputs.shape={jnp.shape(inputs)}"
+            )
+        shape = (*self.kernel_size, channels // self.feature_group_count, self.features)  # type: ignore[misc]
+        kernel = layers.masked(self.param("kernel", self.kernel_init, shape, self.param_dtype), self.mask)
+        bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype) if self.use_bias else None
+        return _promoted(self, inputs, kernel, bias)
+
+    def _sparse(self, inputs: jax.Array, kernel: jax.Array, bias: jax.Array | None, residual: Any) -> jax.Array:
+        return layers.conv(self, inputs, kernel, bias, residual)
+
+    def _after(self, y: jax.Array) -> jax.Array:
+        return y
+
+
+class SparseConvPool(SparseConv):
+    """Convolution, bias, ReLU and pool in one operation that skips the zeros of its input.
+
+    The parameters are `nn.Conv`'s; the operation is `jax_sparse_conv.conv_pool`.
+
+    Attributes:
+      activation: "relu" or None, before the pool.
+      implementation: "pecr", "ecr", "xla" or None, as in `jax_sparse_conv.conv_pool`.
+      pool: "max" or "avg".
+      window_shape: rows and columns of a pooling window.
+      window_strides: between pooling windows; None is `window_shape`.
+      window_padding: of the pool, as in `jax_sparse_conv.conv_pool`.
+
+    Raises:
+      ValueError: a kernel that is not two-dimensional, or an unknown activation, implementation or pool.
+    """
+
+    activation: str | None = "relu"
+    pool: str = "max"
+    window_shape: int | Sequence[int] = (2, 2)
+    window_strides: int | Sequence[int] | None = None
+    window_padding: Padding = "VALID"
+
+    implementations: ClassVar[tuple[str, ...]] = ops.CONV_POOL_IMPLEMENTATIONS
+
+    def __post_init__(self) -> None:
+        if isinstance(self.kernel_size, int) or len(self.kernel_size) != 2:
+            raise ValueError(f"kernel_size={self.kernel_size!r} is not two ints; the pool is two-dimensional")
+        layers.check_pool(self.pool, self.window_shape, self.window_strides, self.window_padding)
+        super().__post_init__()
+
+    def _sparse(self, inputs: jax.Array, kernel: jax.Array, bias: jax.Array | None, residual: Any) -> jax.Array:
+        return layers.conv_pool(self, inputs, kernel, bias, residual)
+
+    def _after(self, y: jax.Array) -> jax.Array:
+        return layers.pooled(self, y)
+
+
+class SparseDense(nn.Dense):
+    """`nn.Dense` that reads only the kernel rows of non-zero inputs where that pays (`jax_sparse_conv.dense`).
+
+    One's own `dot_general` runs as in `nn.Dense`.
+
+    Attributes:
+      activation: None or "relu", applied in the same operation.
+      implementation: "ecr", "xla" or None, as in `jax_sparse_conv.dense`.
+
+    Raises:
+      ValueError: an unknown activation or implementation.
+    """
+
+    activation: str | None = None
+    implementation: str | None = None
+
+    implementations: ClassVar[tuple[str, ...]] = ops.DENSE_IMPLEMENTATIONS
+
+    def __post_init__(self) -> None:
+        layers.check_arguments(self.activation, self.implementation, self.implementations)
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """`activation(inputs @ kernel + bias)`: inputs [..., C] -> [..., K].
+
+        Raises:
+          ValueError: a shape that does not fit, or a named implementation that cannot run this layer.
+        """
+        reason = layers.why_dense_product(self)
+        if reason is None:
+            x, kernel, bias = self._promoted(inputs)
+            y = ops.dense(
+                x,
+                kernel,
+                bias,
+                activation=self.activation,
+                precision=self.precision,
+                implementation=self.implementation,
+            )
+        else:
+            layers.require_dense(self.implementation, reason)
+            y = layers.epilogue(super().__call__(inputs), None, self.activation)
+        return layers.recorded(self, inputs, None, y)
+
+    def _promoted(self, inputs: Any) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+        kernel = self.param("kernel", self.kernel_init, (jnp.shape(inputs)[-1], self.features), self.param_dtype)
+        bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype) if self.use_bias else None
+        return _promoted(self, inputs, kernel, bias)
+
+
+def _promoted(layer: Any, *arrays: Any) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Inputs, kernel and bias in the computation's dtype."""
+    inputs, kernel, bias = layer.promote_dtype(*arrays, dtype=layer.dtype)
+    return inputs, kernel, bias
