@@ -27,7 +27,7 @@ import safetensors
 from flax import nnx
 
 from jax_sparse_conv import environment, models
-from jax_sparse_conv.models.layers import ConvLayer, Layer
+from jax_sparse_conv.models.layers import ConvUnit, Layer
 
 LAST_STAGE = 4
 WEIGHTS = "resnet50_stages1to4.safetensors"
@@ -71,7 +71,7 @@ def statistics(model: models.ResNet, x: jax.Array) -> tuple[dict[str, jax.Array]
     zeros, means = {}, {}
 
     def measure(name: str, layer: Layer, value: jax.Array, residual: jax.Array | None) -> None:
-        assert isinstance(layer, ConvLayer)
+        assert isinstance(layer, ConvUnit)
         zeros[name] = jnp.mean(value == 0, dtype=jnp.float32)
         means[name] = jnp.mean(layer.convolved(value), axis=(0, 1, 2))
 

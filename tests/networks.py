@@ -109,4 +109,6 @@ def average_to(x: jax.Array, size: int) -> jax.Array:
 def assert_close(actual: Any, expected: Any, tolerance: float = 1e-5) -> None:
     """Relative to the largest expected value."""
     expected = np.asarray(expected, np.float64)
-    np.testing.assert_allclose(np.asarray(actual, np.float64), expected, rtol=0, atol=tolerance * np.abs(expected).max())
+    np.testing.assert_allclose(
+        np.asarray(actual, np.float64), expected, rtol=0, atol=tolerance * np.abs(expected).max()
+    )

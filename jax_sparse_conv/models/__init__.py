@@ -5,8 +5,8 @@ others trained, and `profile` makes random weights with a trained network's zero
 """
 
 from jax_sparse_conv.models.layers import (
-    ConvLayer,
     ConvNet,
+    ConvUnit,
     fold_batch_norm,
     layer_inputs,
     set_implementation,
@@ -22,8 +22,8 @@ __all__ = [
     "NETWORKS",
     "PROFILES",
     "VGG",
-    "ConvLayer",
     "ConvNet",
+    "ConvUnit",
     "LoadedWeights",
     "Network",
     "ResNet",

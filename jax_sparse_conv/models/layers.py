@@ -1,6 +1,6 @@
 """What the networks are made of: a convolution with all that follows it, and a base class that names its layers.
 
-A `ConvLayer` is `conv -> (batch norm) -> (+ residual) -> (ReLU) -> (pool)`. Without batch norm, or once it is folded,
+A `ConvUnit` is `conv -> (batch norm) -> (+ residual) -> (ReLU) -> (pool)`. Without batch norm, or once it is folded,
 that is one operation of this package; with batch norm in between it is several, with the same result.
 """
 
@@ -15,6 +15,7 @@ from flax import nnx
 from jax import lax
 
 from jax_sparse_conv import geometry as geo
+from jax_sparse_conv import nnx as sparse_nnx
 from jax_sparse_conv import ops, reference
 from jax_sparse_conv.models.initializers import he_normal
 from jax_sparse_conv.nnx import SparseConv, SparseConvPool, SparseLinear
@@ -22,7 +23,7 @@ from jax_sparse_conv.nnx import SparseConv, SparseConvPool, SparseLinear
 TORCH_EPSILON = 1e-5
 
 
-class ConvLayer(nnx.Module):
+class ConvUnit(nnx.Module):
     """A convolution with its batch norm, residual, ReLU and pool.
 
     Args:
@@ -117,7 +118,7 @@ class ConvLayer(nnx.Module):
             x,
             kernel,
             bias,
-            strides=conv.strides,
+            strides=1 if conv.strides is None else conv.strides,
             padding=conv.padding,
             precision=conv.precision,
             implementation=_without_pool(conv.implementation),
@@ -167,7 +168,7 @@ class ConvLayer(nnx.Module):
         return True
 
 
-Layer: TypeAlias = ConvLayer | SparseLinear
+Layer: TypeAlias = ConvUnit | SparseLinear
 # Called before every layer with its name, the layer, its input and its residual.
 BeforeLayer: TypeAlias = Callable[[str, Layer, jax.Array, jax.Array | None], None]
 
@@ -219,7 +220,7 @@ def fold_batch_norm(model: nnx.Module) -> int:
 
     Exact up to float32 rounding. From then on each layer is one fused operation, its residual, ReLU and pool included.
     """
-    layers = [module for _, module in nnx.iter_modules(model) if isinstance(module, ConvLayer)]
+    layers = [module for _, module in nnx.iter_modules(model) if isinstance(module, ConvUnit)]
     return sum([layer.fold_batch_norm() for layer in layers])
 
 
@@ -229,11 +230,8 @@ def set_implementation(model: nnx.Module, implementation: str | None) -> None:
     "pecr" is the paper's OCPA rule (Xu et al. 2023, section 7): PECR where a pool follows, ECR elsewhere.
     """
     check_implementation(implementation)
-    for _, module in nnx.iter_modules(model):
-        if isinstance(module, SparseConvPool):
-            module.implementation = implementation
-        elif isinstance(module, (SparseConv, SparseLinear)):
-            module.implementation = _without_pool(implementation)
+    elsewhere = _without_pool(implementation)
+    sparse_nnx.set_implementation(model, conv=elsewhere, conv_pool=implementation, dense=elsewhere)
 
 
 def fully_connected(

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_sparse_conv import ops
-from jax_sparse_conv.models.layers import ConvLayer, ConvNet, Layer
+from jax_sparse_conv.models.layers import ConvNet, ConvUnit, Layer
 from jax_sparse_conv.models.resnet import ResNet
 from jax_sparse_conv.nnx import SparseLinear
 
@@ -170,18 +170,20 @@ def _parameters(layer: Layer) -> tuple[Any, Any]:
 
 
 def _before_relu(layer: Layer, x: jax.Array, residual: jax.Array | None) -> jax.Array:
-    if isinstance(layer, ConvLayer):
+    if isinstance(layer, ConvUnit):
         return layer.preactivation(x, residual)
-    return ops.dense(x, layer.kernel[...], layer.bias[...], precision=layer.precision)
+    bias = None if layer.bias is None else layer.bias[...]
+    x, kernel, bias = layer.promote_dtype((x, layer.kernel[...], bias), dtype=layer.dtype)
+    return ops.dense(x, kernel, bias, precision=layer.precision)
 
 
 def _positions(layer: Layer) -> tuple[int, ...]:
     """Axes to take a deviation over; a fully connected layer's channels have too few positions to tell them apart."""
-    return (0, 1, 2) if isinstance(layer, ConvLayer) else (0, 1)
+    return (0, 1, 2) if isinstance(layer, ConvUnit) else (0, 1)
 
 
 def _pooled(layer: Layer, y: jax.Array) -> jax.Array:
-    return layer.pooled(y) if isinstance(layer, ConvLayer) else y
+    return layer.pooled(y) if isinstance(layer, ConvUnit) else y
 
 
 def _shifts(values: np.ndarray, target: float, rng: np.random.Generator) -> np.ndarray:

@@ -12,8 +12,8 @@ from jax import lax
 
 from jax_sparse_conv.models.layers import (
     BeforeLayer,
-    ConvLayer,
     ConvNet,
+    ConvUnit,
     Layer,
     check_images,
     check_implementation,
@@ -33,18 +33,18 @@ class Bottleneck(nnx.Module):
       width: channels inside; the result has four times as many.
       strides: of the block.
       project: whether the residual is a 1x1 convolution of x rather than x.
-      shared: arguments of every `ConvLayer`.
+      shared: arguments of every `ConvUnit`.
     """
 
     def __init__(self, in_features: int, width: int, strides: int, project: bool, **shared: Any) -> None:
         out_features = _EXPANSION * width
         self.strides = strides
-        self.conv1 = ConvLayer(in_features, width, 1, **shared)
-        self.conv2 = ConvLayer(width, width, 3, padding=1, **shared)
-        self.conv3 = ConvLayer(width, out_features, 1, **shared)
-        self.shortcut: ConvLayer | None = nnx.data(None)
+        self.conv1 = ConvUnit(in_features, width, 1, **shared)
+        self.conv2 = ConvUnit(width, width, 3, padding=1, **shared)
+        self.conv3 = ConvUnit(width, out_features, 1, **shared)
+        self.shortcut: ConvUnit | None = nnx.data(None)
         if project:
-            self.shortcut = ConvLayer(in_features, out_features, 1, strides, relu=False, **shared)
+            self.shortcut = ConvUnit(in_features, out_features, 1, strides, relu=False, **shared)
 
     def use_version(self, version: str) -> None:
         """Put the block's stride into its first convolution ("v1") or its second ("v1.5")."""
@@ -52,7 +52,7 @@ class Bottleneck(nnx.Module):
         self.conv1.conv.strides = (first, first)
         self.conv2.conv.strides = (second, second)
 
-    def named_layers(self, prefix: str) -> Iterator[tuple[str, ConvLayer]]:
+    def named_layers(self, prefix: str) -> Iterator[tuple[str, ConvUnit]]:
         if self.shortcut is not None:
             yield f"{prefix}_0", self.shortcut
         yield from ((f"{prefix}_1", self.conv1), (f"{prefix}_2", self.conv2), (f"{prefix}_3", self.conv3))
@@ -108,7 +108,7 @@ class ResNet(ConvNet):
             "rngs": rngs,
         }
         norm: dict[str, Any] = {"use_bias": False, "batch_norm": True}
-        self.stem = ConvLayer(3, width, 7, 2, 3, pool=(3, 2, 1), **norm, **shared)
+        self.stem = ConvUnit(3, width, 7, 2, 3, pool=(3, 2, 1), **norm, **shared)
         stages = []
         channels = width
         for index, depth in enumerate(depths):

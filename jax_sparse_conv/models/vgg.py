@@ -13,8 +13,8 @@ from jax import lax
 
 from jax_sparse_conv.models.layers import (
     BeforeLayer,
-    ConvLayer,
     ConvNet,
+    ConvUnit,
     Layer,
     check_images,
     check_implementation,
@@ -75,7 +75,7 @@ class VGG(ConvNet):
             for index in range(depth):
                 pool = (2, 2, 0) if index == depth - 1 else None
                 stage.append(
-                    ConvLayer(channels, width, 3, padding=1, use_bias=True, batch_norm=batch_norm, pool=pool, **shared)
+                    ConvUnit(channels, width, 3, padding=1, use_bias=True, batch_norm=batch_norm, pool=pool, **shared)
                 )
                 channels = width
             stages.append(nnx.List(stage))
@@ -114,7 +114,7 @@ class VGG(ConvNet):
             x = run_layer(name, layer, x, before_layer=before_layer)
         return x
 
-    def _convolutions(self) -> Iterator[tuple[str, ConvLayer]]:
+    def _convolutions(self) -> Iterator[tuple[str, ConvUnit]]:
         for s, stage in enumerate(self.stages, 1):
             for i, layer in enumerate(stage, 1):
                 yield f"conv{s}_{i}", layer

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import jax
 from flax import nnx
 
-from jax_sparse_conv.models.layers import ConvLayer, ConvNet
+from jax_sparse_conv.models.layers import ConvNet, ConvUnit
 from jax_sparse_conv.models.resnet import ResNet
 from jax_sparse_conv.models.vgg import VGG
 
@@ -60,12 +60,13 @@ def load_weights(model: ConvNet, path: str | os.PathLike[str], *, partial: bool 
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         convention = find_convention(model, shapes)
         slots = {slot.tensor: slot for slot in _slots(model, convention)}
+        used = {name for name in slots if name in shapes and (slots[name].needs or name) in shapes}
         missing = tuple(name for name, slot in slots.items() if name not in shapes and not slot.optional)
-        ignored = tuple(name for name in shapes if name not in slots and not name.endswith("num_batches_tracked"))
+        ignored = tuple(name for name in shapes if name not in used and not name.endswith("num_batches_tracked"))
         misshapen = _misshapen(slots, shapes)
         _check(path, convention, () if partial else missing, () if partial else ignored, misshapen)
         for name, slot in slots.items():
-            if name in shapes:
+            if name in used:
                 slot.write(slot.convert(file.get_tensor(name)))
     if convention == "keras":
         _follow_keras(model)
@@ -182,6 +183,7 @@ class _Slot:
     write: Callable[[jax.Array], None]  # takes the converted tensor
     convert: Callable[[jax.Array], jax.Array] = lambda value: value
     optional: bool = False
+    needs: str | None = None  # another tensor without which this one is of no use
 
 
 def _slots(model: ConvNet, convention: str) -> Iterator[_Slot]:
@@ -191,14 +193,14 @@ def _slots(model: ConvNet, convention: str) -> Iterator[_Slot]:
     suffixes = _KERAS_NAMES if convention == "keras" else _TORCH_NAMES
     for name, layer in model.named_layers():
         weights, norm = prefixes[name]
-        if isinstance(layer, ConvLayer):
+        if isinstance(layer, ConvUnit):
             yield from _conv_slots(layer, weights, norm, suffixes)
         else:
             yield _linear_kernel(layer.kernel, weights + suffixes["kernel"], convention, _map_size(model, name))
             yield _plain(layer.bias, weights + suffixes["bias"])
 
 
-def _conv_slots(layer: ConvLayer, weights: str, norm_prefix: str, suffixes: dict[str, str]) -> Iterator[_Slot]:
+def _conv_slots(layer: ConvUnit, weights: str, norm_prefix: str, suffixes: dict[str, str]) -> Iterator[_Slot]:
     conv, norm = layer.conv, layer.batch_norm
     height, width, inputs, outputs = conv.kernel.shape
     tensor = weights + suffixes["kernel"]
@@ -222,6 +224,7 @@ def _conv_slots(layer: ConvLayer, weights: str, norm_prefix: str, suffixes: dict
             mean.shape,
             lambda value: mean.set_value(mean[...] - value.astype(mean.dtype)),
             optional=True,
+            needs=norm_prefix + suffixes["norm_mean"],
         )
 
 
