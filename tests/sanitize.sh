@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Memory errors, races and uninitialised reads of our CUDA kernels, over every case; needs a GPU and compute-sanitizer.
+set -euo pipefail
+cd "$(dirname "$0")"
+# One allocation per buffer, so that a read beyond its end is a read beyond an allocation.
+export XLA_PYTHON_CLIENT_ALLOCATOR=platform XLA_PYTHON_CLIENT_PREALLOCATE=false
+for tool in "${@:-memcheck racecheck initcheck}"; do
+  for name in $tool; do
+    echo "== $name"
+    compute-sanitizer --tool "$name" --kernel-name kernel_substring=jsc --error-exitcode 9 python3 sanitizer_cover.py
+  done
+done
