@@ -51,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     options = _parser().parse_args(arguments)
     try:
+        if options.json and not options.json.absolute().parent.is_dir():
+            raise ValueError(f"--json {options.json}: the folder {options.json.absolute().parent} does not exist")
         content = _both_flags(arguments) if options.both_flags else _one_process(options)
     except (OSError, ValueError) as error:
         print(f"benchmarks.layers: {error}", file=sys.stderr)
@@ -167,6 +169,9 @@ def _measure(
         "xla_us": times["xla"].microseconds,
         "ours_us": times["ours"].microseconds,
         "ratio": times["xla"].median / times["ours"].median,
+        "xla_best_us": 1e6 * times["xla"].best,
+        "ours_best_us": 1e6 * times["ours"].best,
+        "best_ratio": times["xla"].best / times["ours"].best,
         "xla_quartiles_us": [1e6 * times["xla"].low, 1e6 * times["xla"].high],
         "ours_quartiles_us": [1e6 * times["ours"].low, 1e6 * times["ours"].high],
         "ours_tflops": layer.dense_flops(batch) / times["ours"].median / 1e12,

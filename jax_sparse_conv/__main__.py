@@ -101,10 +101,13 @@ def _run(options: argparse.Namespace) -> None:
         f"precision {options.precision}, implementation {options.implementation}"
     )
     report.print_comparison(found, out, title, names, notes)
-    if options.json:
-        report.write_json(options.json, _record(options, size) | report.as_json(found, names) | {"notes": notes})
-    if options.plot:
-        report.plot(found, options.plot, title)
+    try:
+        if options.json:
+            report.write_json(options.json, _record(options, size) | report.as_json(found, names) | {"notes": notes})
+        if options.plot:
+            report.plot(found, options.plot, title)
+    except OSError as error:
+        raise UserError(f"the results cannot be written: {error}") from error
 
 
 def _check_outputs(options: argparse.Namespace) -> None:

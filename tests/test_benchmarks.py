@@ -83,6 +83,8 @@ def test_run_fails_with_one_sentence(capsys: pytest.CaptureFixture[str]) -> None
     assert layers.main(["--layers", "nothing"]) == 1
     assert capsys.readouterr().err.strip() == "benchmarks.layers: --layers 'nothing' matches no layer of --set cpu"
     assert layers.main(["--maps", "nowhere.npz"]) == 1
+    assert layers.main(["--json", "nowhere/rows.json"]) == 1
+    assert "nowhere does not exist" in capsys.readouterr().err
 
 
 def test_the_better_of_two_runs_keeps_the_faster_time_of_each_side() -> None:
