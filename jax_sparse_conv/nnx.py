@@ -262,7 +262,7 @@ class ReportEntry:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What `replace` swapped and what it left, in the model's order; `print` shows it."""
+    """What `replace` swapped and what it left, in the order of `nnx.iter_modules`; `print` shows it."""
 
     entries: tuple[ReportEntry, ...]
 

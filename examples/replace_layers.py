@@ -1,0 +1,58 @@
+"""Make the layers of your own Flax model skip zeros, check the result, and see where the zeros are.
+
+python examples/replace_layers.py
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+import jax_sparse_conv as jsc
+
+
+class Network(nnx.Module):
+    """Any nnx model: this one knows nothing of this package."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        # A bias below zero, so that ReLU leaves more zeros than half.
+        init = {"kernel_init": nnx.initializers.he_normal(), "bias_init": nnx.initializers.constant(-0.4)}
+        self.stem = nnx.Conv(3, 16, (3, 3), **init, rngs=rngs)
+        self.blocks = nnx.List([nnx.Conv(16, 16, (3, 3), **init, rngs=rngs) for _ in range(3)])
+        self.wrap = nnx.Conv(16, 16, (3, 3), padding="CIRCULAR", **init, rngs=rngs)
+        self.head = nnx.Linear(16 * 8 * 8, 10, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = nnx.relu(self.stem(x))
+        for block in self.blocks:
+            x = nnx.relu(block(x))
+        x = nnx.max_pool(nnx.relu(self.wrap(x)), (2, 2), strides=(2, 2))
+        return self.head(x.reshape(x.shape[0], -1))
+
+
+def main() -> float:
+    """Replace the layers; returns the largest relative difference of the outputs."""
+    model = Network(nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(1), (1, 16, 16, 3))
+    run = nnx.jit(lambda model, x: model(x))
+
+    dense = run(model, x)
+    report = jsc.nnx.replace(model)  # in place; parameters and the state tree stay as they are
+    sparse = run(model, x)
+    print(report)
+
+    difference = float(jnp.abs(sparse - dense).max() / jnp.abs(dense).max())
+    print(f"\nlargest relative difference of the outputs: {difference:.1e}\n")
+
+    with jsc.nnx.record_calls() as calls:  # outside jit, to see the values
+        model(x)
+    paths = jsc.nnx.layer_paths(model)
+    print("zeros in what each sparse layer reads:")
+    for call in calls:
+        print(f"  {paths[id(call.layer)]:9} {100 * (1 - float(jsc.density(call.inputs))):4.0f} %")
+    return difference
+
+
+if __name__ == "__main__":
+    main()
