@@ -38,6 +38,16 @@ inline ffi::Error CheckCuda(cudaError_t status, const char* what) {
   return ffi::Error(ffi::ErrorCode::kInternal, std::string(what) + ": " + cudaGetErrorString(status));
 }
 
+// n = quotient * divisor + remainder
+struct Quotient {
+  int quotient, remainder;
+};
+
+__device__ inline Quotient Divide(int n, const Divider& by) {
+  const int quotient = static_cast<int>((__umulhi(n, by.multiplier) + n) >> by.shift);
+  return {quotient, n - quotient * static_cast<int>(by.divisor)};
+}
+
 __device__ inline float ToFloat(float v) { return v; }
 __device__ inline float ToFloat(__half v) { return __half2float(v); }
 __device__ inline float ToFloat(__nv_bfloat16 v) { return __bfloat162float(v); }
@@ -103,17 +113,18 @@ __device__ inline void StoreUpTo4(T* p, float4 v, int valid, bool vector) {
 
 __device__ inline float4 operator+(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
 
-// Copies `width` (16, 8, 4 or 2) bytes to shared memory without waiting, or writes zeros where `valid` is false. Both
-// addresses are aligned to width. CommitCopies and WaitForCopies close and await what the calling thread has asked for.
+// Copies `width` bytes (kWidth, or any of 16, 8, 4 and 2 where kWidth is 0) to shared memory without waiting, or writes
+// zeros where `valid` is false. Both addresses are aligned to width. CommitCopies closes a group of the calling
+// thread's copies and WaitForCopies awaits all but the latest kPending groups.
+template <int kWidth>
 __device__ inline void CopyAsync(void* shared, const void* global, int width, bool valid) {
   const auto target = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  const int bytes = valid ? width : 0;
-  if (width == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(global), "r"(bytes));
+  if (kWidth == 16 || width == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(global), "r"(valid ? 16 : 0));
   } else if (width == 8) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(target), "l"(global), "r"(bytes));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(target), "l"(global), "r"(valid ? 8 : 0));
   } else if (width == 4) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(target), "l"(global), "r"(bytes));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(target), "l"(global), "r"(valid ? 4 : 0));
   } else {
     *static_cast<uint16_t*>(shared) = valid ? *static_cast<const uint16_t*>(global) : uint16_t{0};
   }

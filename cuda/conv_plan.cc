@@ -1,9 +1,8 @@
 // The analytical model that cuts a convolution into blocks: enumerate tiles, feature tiles and splits, count cycles.
 #include "conv_plan.h"
 
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
+#include <initializer_list>
 #include <limits>
 #include <map>
 #include <mutex>
@@ -12,17 +11,19 @@
 namespace jsc {
 namespace {
 
-constexpr int kMaxChunkRows = 160;  // list entries of a warp, and kernel rows of a stage
 constexpr int64_t kMaxBlocks = std::numeric_limits<int32_t>::max();
 
 int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int RoundUp(int64_t a, int64_t b) { return static_cast<int>(DivideUp(a, b) * b); }
 
-// The widest asynchronous copy that fits runs of `run` elements starting at multiples of `run` from `stride` multiples.
-int CopyBytes(int64_t element_bytes, int64_t stride, int64_t run, int most) {
-  int bytes = most;
-  while (bytes > element_bytes && (stride * element_bytes % bytes != 0 || run * element_bytes % bytes != 0)) bytes /= 2;
-  return bytes;
+// Logarithm of the most elements, up to 16 bytes, that divide all of `sizes`: what one asynchronous copy may take.
+int CopyShift(int element_bytes, std::initializer_list<int64_t> sizes) {
+  int shift = 0;
+  for (bool fits = true; (element_bytes << (shift + 1)) <= 16; ++shift) {
+    for (int64_t size : sizes) fits = fits && size % (2 << shift) == 0;
+    if (!fits) break;
+  }
+  return shift;
 }
 
 void ChooseChunks(const ConvArgs& args, ConvPlan* plan) {
@@ -44,44 +45,35 @@ void ChooseGroups(ConvPlan* plan) {
   plan->groups = static_cast<int>(DivideUp(plan->tile_pixels(), kPixels));
 }
 
-// Cycles of a block, with the share of list candidates that a feature map of about 80 % zeros keeps.
-constexpr double kShare = 0.4;
-
+// Cycles of a call, for a feature map of about 80 % zeros. Throughput of the multiprocessor's blocks adds up; what a
+// warp waits for on its own (the chain) does not.
 double Cycles(const ConvArgs& args, int element_bytes, const DeviceInfo& device, const ConvPlan& plan, int64_t blocks) {
-  const double rows = static_cast<double>(args.kernel_size[0] * args.kernel_size[1]) * plan.channel_chunks *
-                      plan.chunk_channels / plan.splits;
-  const double entries = rows * kShare * plan.groups;
-  const double entry = plan.lanes / 8.0 + 1.7;  // shared-memory cycles: weights, values, row offsets, stores
-  const double compress = rows * plan.groups * 0.35;
-  const double stream = rows * plan.tile_features() * element_bytes / 40.0;
+  constexpr double kShare = 0.4;  // of list candidates that are entries
+  const double rows = static_cast<double>(args.kernel_size[0] * args.kernel_size[1]) *
+                      DivideUp(plan.channel_chunks, plan.splits) * plan.chunk_channels;
+  const double entry = plan.lanes / 8.0 + 2.0;  // of shared memory: weights, values, row offsets, making the list
+  const double compute = rows * plan.groups * (kShare * entry + 0.4);
+  const double stream = rows * plan.tile_features() * element_bytes / 32.0;
   const double rounds = static_cast<double>(DivideUp(plan.groups, plan.warps));
-  const double chain = rounds * rows * (kShare * 45.0 * plan.lanes / kWarp + 4.0);  // of one warp alone
+  const double chain = rounds * rows * (kShare * 40.0 * plan.lanes / kWarp + 4.0);
   const int chunks = static_cast<int>(DivideUp(plan.channel_chunks, plan.splits)) * plan.tap_chunks;
-  const double reduce = plan.splits == 1 ? 500 : 1500 + plan.tile_pixels() * plan.tile_features() / 64.0;
+  const double reduce = plan.splits == 1 ? 800 : 2500 + plan.tile_pixels() * plan.tile_features() / 64.0;
+  const double latency = std::max(chain - compute, 0.0) + chunks * 500.0 + reduce;
+
   const int resident =
       std::max(1, std::min(device.shared_memory_sm / (plan.shared_bytes + 1024), kMaxWarps / plan.warps));
-  const double waves = static_cast<double>(DivideUp(blocks, static_cast<int64_t>(device.multiprocessors)));
-  const double busy = std::max(entries * entry + compress, stream) * waves;
-  return busy + (chain + stream * 0.5 + chunks * 400.0 + reduce) * std::max(1.0, waves / resident) + 2000;
+  int places = device.multiprocessors;  // for one block each
+  if (plan.reduction == Reduction::kCluster) {
+    int size = 0;
+    while ((2 << size) <= plan.splits) ++size;
+    places = std::max(device.clusters[size], 1) * plan.splits;
+  }
+  const int64_t layers = DivideUp(blocks, places);  // blocks a multiprocessor runs
+  const int64_t waves = DivideUp(layers, resident);
+  return layers * std::max(compute, stream) + waves * latency + 3000;
 }
 
 }  // namespace
-
-const DeviceInfo& GetDeviceInfo(int device) {
-  static std::mutex mutex;
-  static std::map<int, DeviceInfo> known;
-  const std::lock_guard<std::mutex> lock(mutex);
-  auto [entry, fresh] = known.try_emplace(device);
-  if (fresh) {
-    int major = 0;
-    cudaDeviceGetAttribute(&entry->second.multiprocessors, cudaDevAttrMultiProcessorCount, device);
-    cudaDeviceGetAttribute(&entry->second.shared_memory, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    cudaDeviceGetAttribute(&entry->second.shared_memory_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    entry->second.clusters = major >= 9;
-  }
-  return entry->second;
-}
 
 bool CompletePlan(const ConvArgs& args, int element_bytes, size_t workspace_bytes, const DeviceInfo& device,
                   ConvPlan* plan) {
@@ -110,18 +102,16 @@ bool CompletePlan(const ConvArgs& args, int element_bytes, size_t workspace_byte
   if (plan->warps > kMaxWarps) return false;
   ChooseChunks(args, plan);
   if (plan->splits > plan->channel_chunks) return false;
-  plan->reduction = plan->splits == 1 ? Reduction::kNone
-                    : device.clusters ? Reduction::kCluster
-                                      : Reduction::kWorkspace;
+  plan->reduction = plan->splits == 1        ? Reduction::kNone
+                    : device.clusters[0] > 0 ? Reduction::kCluster
+                                             : Reduction::kWorkspace;
   const size_t sums_bytes = sizeof(float) * plan->tile_pixels() * plan->tile_features();
   if (plan->reduction == Reduction::kWorkspace && blocks * plan->splits * sums_bytes > workspace_bytes) return false;
 
   plan->stages = plan->channel_chunks * plan->tap_chunks > plan->splits ? 2 : 1;
-  plan->copy_x =
-      CopyBytes(element_bytes, args.channels, std::min<int64_t>(args.group_channels, plan->chunk_channels), 16);
-  plan->copy_x = CopyBytes(element_bytes, args.group_channels, plan->chunk_channels, plan->copy_x);
-  plan->copy_kernel = CopyBytes(element_bytes, args.features, args.features / args.groups, 16);
-  plan->vector_out = plan->copy_kernel % (kLaneChannels * element_bytes) == 0;
+  plan->copy_x_shift = CopyShift(element_bytes, {args.channels, args.group_channels, plan->chunk_channels});
+  plan->copy_kernel_shift = CopyShift(element_bytes, {args.features, args.features / args.groups});
+  plan->vector_out = plan->copy_kernel_shift >= 2;
   const int rows = plan->chunk_taps * plan->chunk_channels;
   plan->list_rows = RoundUp(rows, 4 * kWarp / plan->lanes);
   plan->kernel_bytes = RoundUp(static_cast<int64_t>(rows) * plan->tile_features() * element_bytes, 16);

@@ -10,20 +10,32 @@
 namespace jsc {
 
 constexpr int kWarp = 32;
-constexpr int kPixels = 4;         // outputs that share one list of entries: the values of a float4
-constexpr int kLaneChannels = 4;   // output channels of a lane: one 16-byte load of weights
-constexpr int kMaxWarps = 16;      // of a block
-constexpr int kGroupsPerWarp = 4;  // pixel groups whose accumulators a warp keeps: 4 x 4 x 4 registers a lane
+constexpr int kPixels = 4;          // outputs that share one list of entries: the values of a float4
+constexpr int kLaneChannels = 4;    // output channels of a lane: one 16-byte load of weights
+constexpr int kMaxWarps = 16;       // of a block
+constexpr int kGroupsPerWarp = 4;   // pixel groups whose accumulators a warp keeps: 4 x 4 x 4 registers a lane
+constexpr int kMaxChunkRows = 160;  // kernel rows of a stage, at most so many entries in a list
 
 struct DeviceInfo {
   int multiprocessors;
   int shared_memory;  // bytes a block may ask for
   int shared_memory_sm;
-  bool clusters;  // thread block clusters and distributed shared memory
+  int clusters[5];  // of 1, 2, 4, 8, 16 blocks with a whole multiprocessor each that run at once; 0: no clusters
 };
 
 // The device of ordinal `device`, read once per device.
 const DeviceInfo& GetDeviceInfo(int device);
+
+// Division by a number that the host knows: a multiplication and a shift. For numerators in [0, 2^31).
+struct Divider {
+  uint32_t divisor = 1, multiplier = 1, shift = 0;
+
+  Divider() = default;
+  explicit Divider(int64_t d) : divisor(static_cast<uint32_t>(d)) {
+    while ((uint64_t{1} << shift) < divisor) ++shift;
+    multiplier = static_cast<uint32_t>(((uint64_t{1} << 32) * ((uint64_t{1} << shift) - divisor)) / divisor + 1);
+  }
+};
 
 // How partial sums of blocks that share outputs but not input channels come together; always in a fixed order.
 enum class Reduction : int { kNone = 0, kCluster = 1, kWorkspace = 2 };
@@ -47,7 +59,7 @@ struct ConvPlan {
   Reduction reduction;
   int tiles[3];                              // along images of a stack, height, width
   int channel_tiles;                         // per group of output channels
-  int copy_x, copy_kernel;                   // bytes of one asynchronous copy
+  int copy_x_shift, copy_kernel_shift;       // logarithm of the elements of one asynchronous copy
   int vector_out;                            // 1 where out, bias and residual take vector access
   int patch_bytes, kernel_bytes, list_rows;  // shared memory: of a stage, of a stage, entries of a warp's list
   int shared_bytes;                          // of a block

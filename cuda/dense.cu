@@ -233,7 +233,7 @@ ffi::Error LaunchDense(const ConvCall& call, Workspace workspace, const DeviceIn
   shape.features = static_cast<int>(a.features);
   shape.feature_tiles = (shape.features + kFeatures - 1) / kFeatures;
   shape.vector = a.features % kLaneChannels == 0;
-  shape.cluster = device.clusters;
+  shape.cluster = device.clusters[0] > 0;
   const int64_t tiles = shape.image_tiles * a.stacks * shape.feature_tiles;
   const int64_t tile_bytes = sizeof(float4) * kImages * kWarp;
   // Parts until two blocks for each multiprocessor are there, as long as each has 8 runs of channels to list.

@@ -45,6 +45,8 @@ struct ConvTask {
   int stride[2], pad_low[2], dilation[2], conv[2], out_size[2];
   int window[2], window_stride[2], window_pad[2];
   bool relu, average;
+  Divider by_splits, by_channel_tiles, by_group_tiles, by_tiles[3], by_tile_conv[2], by_tile_out[2], by_tile_patch[2],
+      by_quads[2], by_kernel_width;
 };
 
 // Where a block works.
@@ -62,22 +64,22 @@ template <typename T>
 __device__ BlockPlace Locate(const ConvTask<T>& task, int block) {
   const ConvPlan& plan = task.plan;
   BlockPlace b;
-  b.split = block % plan.splits;
-  block /= plan.splits;
-  b.tile = block;
-  const int channel_tiles = plan.channel_tiles * task.groups;
-  const int channel_tile = block % channel_tiles;
-  block /= channel_tiles;
-  b.group = channel_tile / plan.channel_tiles;
-  const int first = (channel_tile - b.group * plan.channel_tiles) * plan.tile_features();
+  const Quotient split = Divide(block, task.by_splits);
+  b.split = split.remainder;
+  b.tile = split.quotient;
+  const Quotient channel = Divide(b.tile, task.by_channel_tiles);  // over all groups
+  const Quotient in_group = Divide(channel.remainder, task.by_group_tiles);
+  b.group = in_group.quotient;
+  const int first = in_group.remainder * plan.tile_features();
   b.feature = b.group * task.group_features + first;
   b.features = min(plan.tile_features(), task.group_features - first);
-  b.out[1] = block % plan.tiles[2] * plan.tile_out[1];
-  block /= plan.tiles[2];
-  b.out[0] = block % plan.tiles[1] * plan.tile_out[0];
-  block /= plan.tiles[1];
-  b.stack = block / plan.tiles[0];
-  const int64_t first_image = static_cast<int64_t>(block % plan.tiles[0]) * plan.tile_images;
+  const Quotient x = Divide(channel.quotient, task.by_tiles[2]);
+  const Quotient y = Divide(x.quotient, task.by_tiles[1]);
+  const Quotient image = Divide(y.quotient, task.by_tiles[0]);
+  b.out[0] = y.remainder * plan.tile_out[0];
+  b.out[1] = x.remainder * plan.tile_out[1];
+  b.stack = image.quotient;
+  const int64_t first_image = static_cast<int64_t>(image.remainder) * plan.tile_images;
   b.image = b.stack * task.images_per_stack + first_image;
   b.images = static_cast<int>(min(static_cast<int64_t>(plan.tile_images), task.images_per_stack - first_image));
   for (int i = 0; i < 2; ++i) b.conv[i] = b.out[i] * task.window_stride[i] - task.window_pad[i];
@@ -121,17 +123,22 @@ __device__ T* StageOf(const ConvPlan& plan, T* ring, int bytes, int stage) {
   return ring + (stage & (plan.stages - 1)) * (bytes / static_cast<int>(sizeof(T)));
 }
 
-// Pixel p of a group as an index into the tile [image, row, column], or -1 where the group hangs over the tile's edge.
-__device__ inline int GroupPixel(const ConvPlan& plan, int group, int p) {
+// Where pixel p of a group lies in the tile; index = -1 where the group hangs over the tile's edge.
+struct TilePixel {
+  int index, image, y, x;
+};
+
+template <typename T>
+__device__ TilePixel FindPixel(const ConvTask<T>& task, int group, int p) {
+  const ConvPlan& plan = task.plan;
   if (plan.quads[0] == 0) {
-    const int pixel = group * kPixels + p;
-    return pixel < plan.tile_pixels() ? pixel : -1;
+    const int index = group * kPixels + p;
+    const Quotient x = Divide(index, task.by_tile_conv[1]), y = Divide(x.quotient, task.by_tile_conv[0]);
+    return {y.quotient < plan.tile_images ? index : -1, y.quotient, y.remainder, x.remainder};
   }
-  const int qx = group % plan.quads[1], rest = group / plan.quads[1];
-  const int qy = rest % plan.quads[0], image = rest / plan.quads[0];
-  const int y = qy * 2 + p / 2, x = qx * 2 + p % 2;
-  if (y >= plan.tile_conv[0] || x >= plan.tile_conv[1]) return -1;
-  return (image * plan.tile_conv[0] + y) * plan.tile_conv[1] + x;
+  const Quotient qx = Divide(group, task.by_quads[1]), qy = Divide(qx.quotient, task.by_quads[0]);
+  const int y = qy.remainder * 2 + p / 2, x = qx.remainder * 2 + p % 2;
+  return {(qy.quotient * plan.tile_conv[0] + y) * plan.tile_conv[1] + x, qy.quotient, y, x};
 }
 
 // Fills group_base. A pixel that is outside the result takes the place of one inside: it adds no entries.
@@ -144,13 +151,10 @@ __device__ void FindGroups(const ConvTask<T>& task, const BlockPlace& b, const B
 #pragma unroll
     for (int p = 0; p < kPixels; ++p) {
       base[p] = -1;
-      const int pixel = GroupPixel(plan, group, p);
-      if (pixel < 0) continue;
-      const int x = pixel % plan.tile_conv[1], rest = pixel / plan.tile_conv[1];
-      const int y = rest % plan.tile_conv[0], image = rest / plan.tile_conv[0];
-      const int conv_y = b.conv[0] + y, conv_x = b.conv[1] + x;
-      if (image >= b.images || conv_y < 0 || conv_y >= task.conv[0] || conv_x < 0 || conv_x >= task.conv[1]) continue;
-      base[p] = ((image * plan.tile_patch[0] + y * task.stride[0]) * plan.tile_patch[1] + x * task.stride[1])
+      const TilePixel at = FindPixel(task, group, p);
+      const auto conv_y = static_cast<unsigned>(b.conv[0] + at.y), conv_x = static_cast<unsigned>(b.conv[1] + at.x);
+      if (at.index < 0 || at.image >= b.images || conv_y >= task.conv[0] || conv_x >= task.conv[1]) continue;
+      base[p] = ((at.image * plan.tile_patch[0] + at.y * task.stride[0]) * plan.tile_patch[1] + at.x * task.stride[1])
                 << plan.chunk_shift;
       inside = base[p];
     }
@@ -165,77 +169,84 @@ template <typename T>
 __device__ void FindRows(const ConvTask<T>& task, const BlockMemory<T>& m, int first_tap, int taps) {
   const ConvPlan& plan = task.plan;
   for (int row = threadIdx.x; row < taps << plan.chunk_shift; row += blockDim.x) {
-    const int tap = first_tap + (row >> plan.chunk_shift);
-    const int ky = tap / task.kernel_width, kx = tap - ky * task.kernel_width;
-    const int pixel = ky * task.dilation[0] * plan.tile_patch[1] + kx * task.dilation[1];
+    const Quotient tap = Divide(first_tap + (row >> plan.chunk_shift), task.by_kernel_width);
+    const int pixel = tap.quotient * task.dilation[0] * plan.tile_patch[1] + tap.remainder * task.dilation[1];
     m.row_offset[row] = (pixel << plan.chunk_shift) + (row & (plan.chunk_channels - 1));
   }
 }
 
 // Asks for the patch [tile image, patch row, patch column, chunk channel] of channels [first, first + chunk_channels).
-template <typename T>
+template <typename T, int kWidth>
 __device__ void StagePatch(const ConvTask<T>& task, const BlockPlace& b, T* patch, int first) {
   const ConvPlan& plan = task.plan;
-  const int unit = plan.copy_x / static_cast<int>(sizeof(T));  // elements of a copy
-  const int units = plan.chunk_channels / unit;
+  const int unit_shift = plan.copy_x_shift;  // of the elements of a copy
+  const int units_shift = plan.chunk_shift - unit_shift;
   const int origin_y = b.conv[0] * task.stride[0] - task.pad_low[0];
   const int origin_x = b.conv[1] * task.stride[1] - task.pad_low[1];
-  const int row_elements = task.width * task.channels;
-  const T* image_base =
-      task.x + b.image * task.height * static_cast<int64_t>(row_elements) + b.group * task.group_channels + first;
-  const int total = plan.tile_images * plan.tile_patch[0] * plan.tile_patch[1] * units;
+  const int64_t image_elements = static_cast<int64_t>(task.height) * task.width * task.channels;
+  const T* corner = task.x + b.image * image_elements + b.group * task.group_channels + first;
+  const int total = (plan.tile_images * plan.tile_patch[0] * plan.tile_patch[1]) << units_shift;
   for (int i = threadIdx.x; i < total; i += blockDim.x) {
-    const int pixel = i / units, channel = (i - pixel * units) * unit;
-    const int px = pixel % plan.tile_patch[1], rest = pixel / plan.tile_patch[1];
-    const int py = rest % plan.tile_patch[0], image = rest / plan.tile_patch[0];
-    const int y = origin_y + py, x = origin_x + px;
-    const bool valid = image < b.images && y >= 0 && y < task.height && x >= 0 && x < task.width &&
-                       first + channel < task.group_channels;
-    const T* source = image_base + image * task.height * static_cast<int64_t>(row_elements) + y * row_elements +
-                      x * task.channels + channel;
-    CopyAsync(patch + i * unit, valid ? source : task.x, plan.copy_x, valid);
+    const int channel = (i & ((1 << units_shift) - 1)) << unit_shift;
+    const Quotient px = Divide(i >> units_shift, task.by_tile_patch[1]);
+    const Quotient py = Divide(px.quotient, task.by_tile_patch[0]);
+    const int y = origin_y + py.remainder, x = origin_x + px.remainder, image = py.quotient;
+    const bool valid = image < b.images && static_cast<unsigned>(y) < task.height &&
+                       static_cast<unsigned>(x) < task.width && first + channel < task.group_channels;
+    const T* source = corner + image * image_elements + (y * task.width + x) * task.channels + channel;
+    CopyAsync<kWidth>(patch + (i << unit_shift), valid ? source : task.x, static_cast<int>(sizeof(T)) << unit_shift,
+                      valid);
   }
 }
 
 // Asks for the kernel rows [chunk tap, chunk channel, tile feature] of taps [first_tap, first_tap + taps).
-template <typename T>
+template <typename T, int kLanes, int kWidth>
 __device__ void StageKernel(const ConvTask<T>& task, const BlockPlace& b, T* rows, int first_tap, int taps, int first) {
   const ConvPlan& plan = task.plan;
-  const int unit = plan.copy_kernel / static_cast<int>(sizeof(T));
-  const int units = plan.tile_features() / unit;
-  const int total = (taps << plan.chunk_shift) * units;
-  const T* stack = task.kernel + static_cast<int64_t>(b.stack) * task.kernel_height * task.kernel_width *
-                                     task.group_channels * task.features;
+  const int unit_shift = kWidth ? (sizeof(T) == 4 ? 2 : 3) : plan.copy_kernel_shift;
+  constexpr int kFeatureShift = kLanes == 32 ? 7 : kLanes == 16 ? 6 : 5;
+  const int units_shift = kFeatureShift - unit_shift;
+  const int total = taps << plan.chunk_shift << units_shift;
+  const T* corner = task.kernel + b.feature +
+                    (static_cast<int64_t>(b.stack) * task.kernel_height * task.kernel_width * task.group_channels +
+                     static_cast<int64_t>(first_tap) * task.group_channels + first) *
+                        task.features;
+#pragma unroll 2
   for (int i = threadIdx.x; i < total; i += blockDim.x) {
-    const int row = i / units, feature = (i - row * units) * unit;
-    const int tap = first_tap + (row >> plan.chunk_shift), channel = first + (row & (plan.chunk_channels - 1));
-    const bool valid = channel < task.group_channels && feature < b.features;
-    const T* source = stack + (tap * task.group_channels + channel) * task.features + b.feature + feature;
-    CopyAsync(rows + i * unit, valid ? source : task.kernel, plan.copy_kernel, valid);
+    const int row = i >> units_shift, feature = (i & ((1 << units_shift) - 1)) << unit_shift;
+    const int tap = row >> plan.chunk_shift, channel = row & (plan.chunk_channels - 1);
+    const bool valid = first + channel < task.group_channels && feature < b.features;
+    const T* source = corner + ((tap * task.group_channels + channel) * task.features + feature);
+    CopyAsync<kWidth>(rows + (i << unit_shift), valid ? source : task.kernel, static_cast<int>(sizeof(T)) << unit_shift,
+                      valid);
   }
 }
 
-// Writes a group's list and returns its length, a multiple of 4 * kParts: the tail repeats the last row with zeros.
+// Writes a group's list and returns its length, a multiple of 4 * (32 / kLanes): the tail repeats the last row with
+// zeros. All candidates are read before the first ballot: one latency for the list, not one for each ballot.
 template <typename T, int kLanes>
 __device__ int Compress(const T* patch, const int* row_offset, int4 base, int rows, float4* values, uint32_t* list) {
   constexpr int kMultiple = 4 * kWarp / kLanes;
   constexpr uint32_t kRowBytes = kLanes * kLaneChannels * sizeof(T);
+  constexpr int kBallots = kMaxChunkRows / kWarp;
   const int lane = threadIdx.x % kWarp;
-  const unsigned before = (1u << lane) - 1;
+  float4 v[kBallots];
+#pragma unroll
+  for (int i = 0; i < kBallots; ++i) {
+    if (i * kWarp >= rows) break;
+    const T* corner = patch + row_offset[min(i * kWarp + lane, rows - 1)];
+    v[i] = {ToFloat(corner[base.x]), ToFloat(corner[base.y]), ToFloat(corner[base.z]), ToFloat(corner[base.w])};
+  }
   int count = 0;
-#pragma unroll 2
-  for (int first = 0; first < rows; first += kWarp) {
-    const int row = first + lane;
-    float4 v = {0.f, 0.f, 0.f, 0.f};
-    if (row < rows) {
-      const T* corner = patch + row_offset[row];
-      v = {ToFloat(corner[base.x]), ToFloat(corner[base.y]), ToFloat(corner[base.z]), ToFloat(corner[base.w])};
-    }
-    const bool kept = v.x != 0.f || v.y != 0.f || v.z != 0.f || v.w != 0.f;
+#pragma unroll
+  for (int i = 0; i < kBallots; ++i) {
+    if (i * kWarp >= rows) break;
+    const int row = i * kWarp + lane;
+    const bool kept = row < rows && (v[i].x != 0.f || v[i].y != 0.f || v[i].z != 0.f || v[i].w != 0.f);
     const unsigned mask = __ballot_sync(0xffffffffu, kept);
     if (kept) {
-      const int slot = count + __popc(mask & before);
-      values[slot] = v;
+      const int slot = count + __popc(mask & ((1u << lane) - 1));
+      values[slot] = v[i];
       list[slot] = row * kRowBytes;
     }
     count += __popc(mask);
@@ -267,6 +278,7 @@ __device__ void Accumulate(const T* kernel, const float4* values, const uint32_t
   const int lane = threadIdx.x % kWarp;
   const int part = lane / kLanes;
   const auto* mine = reinterpret_cast<const char*>(kernel + lane % kLanes * kLaneChannels);
+#pragma unroll 1
   for (int i = part * 4; i < count; i += 4 * kWarp / kLanes) {
     const uint4 rows = *reinterpret_cast<const uint4*>(list + i);
     const float4 weight[4] = {
@@ -278,13 +290,13 @@ __device__ void Accumulate(const T* kernel, const float4* values, const uint32_t
 }
 
 // Adds up the parts of a warp and writes its groups' sums to tile[pixel][feature].
-template <int kLanes>
-__device__ void StoreSums(const ConvPlan& plan, float (&sums)[kGroupsPerWarp][kPixels][kLaneChannels], float* tile) {
+template <typename T, int kLanes>
+__device__ void StoreSums(const ConvTask<T>& task, float (&sums)[kGroupsPerWarp][kPixels][kLaneChannels], float* tile) {
   const int lane = threadIdx.x % kWarp;
 #pragma unroll
   for (int g = 0; g < kGroupsPerWarp; ++g) {
-    const int group = threadIdx.x / kWarp + g * plan.warps;
-    if (group >= plan.groups) break;
+    const int group = threadIdx.x / kWarp + g * task.plan.warps;
+    if (group >= task.plan.groups) break;
 #pragma unroll
     for (int p = 0; p < kPixels; ++p) {
 #pragma unroll
@@ -294,7 +306,7 @@ __device__ void StoreSums(const ConvPlan& plan, float (&sums)[kGroupsPerWarp][kP
           sums[g][p][k] += __shfl_xor_sync(0xffffffffu, sums[g][p][k], distance);
         }
       }
-      const int pixel = GroupPixel(plan, group, p);
+      const int pixel = FindPixel(task, group, p).index;
       if (pixel < 0 || lane >= kLanes) continue;
       *reinterpret_cast<float4*>(tile + (pixel * kLanes + lane) * kLaneChannels) =
           make_float4(sums[g][p][0], sums[g][p][1], sums[g][p][2], sums[g][p][3]);
@@ -329,15 +341,15 @@ __device__ float4 PoolWindow(const ConvTask<T>& task, const int (&first)[2], Con
 
 // Sums of the splits, bias, residual, ReLU, pool, out, for outputs share, share + shares, ... of the tile.
 // partial(split) points to the tile [pixel, feature] of one split.
-template <typename T, bool kPool, typename Partial>
+template <typename T, int kLanes, bool kPool, typename Partial>
 __device__ void Epilogue(const ConvTask<T>& task, const BlockPlace& b, int share, int shares, Partial partial) {
   const ConvPlan& plan = task.plan;
-  const int quarters = plan.tile_features() / 4;
-  const int total = b.images * plan.tile_out[0] * plan.tile_out[1] * quarters;
+  const int total = b.images * plan.tile_out[0] * plan.tile_out[1] * kLanes;
   for (int i = share * blockDim.x + threadIdx.x; i < total; i += shares * blockDim.x) {
-    const int feature = i % quarters * 4, pixel = i / quarters;
-    const int x = b.out[1] + pixel % plan.tile_out[1], rest = pixel / plan.tile_out[1];
-    const int y = b.out[0] + rest % plan.tile_out[0], image = rest / plan.tile_out[0];
+    const int feature = i % kLanes * kLaneChannels;
+    const Quotient tile_x = Divide(i / kLanes, task.by_tile_out[1]);
+    const Quotient tile_y = Divide(tile_x.quotient, task.by_tile_out[0]);
+    const int y = b.out[0] + tile_y.remainder, x = b.out[1] + tile_x.remainder, image = tile_y.quotient;
     const int valid = min(b.features - feature, 4);
     if (valid <= 0 || y >= task.out_size[0] || x >= task.out_size[1]) continue;
     const int64_t at =
@@ -353,7 +365,7 @@ __device__ void Epilogue(const ConvTask<T>& task, const BlockPlace& b, int share
                             plan.tile_features() +
                         feature;
       float4 sum = Load4(partial(0) + place);
-#pragma unroll 4
+#pragma unroll 8
       for (int split = 1; split < plan.splits; ++split) sum = sum + Load4(partial(split) + place);
       sum = sum + extra;
       return task.relu ? make_float4(Relu(sum.x), Relu(sum.y), Relu(sum.z), Relu(sum.w)) : sum;
@@ -377,24 +389,49 @@ __device__ void Finish(const ConvTask<T>& task, const BlockPlace& b, float* tile
   const ConvPlan& plan = task.plan;
   if (plan.reduction == Reduction::kWorkspace) {
     const int64_t tile_elements = static_cast<int64_t>(plan.tile_pixels()) * plan.tile_features();
-    StoreSums<kLanes>(plan, sums,
-                      task.partial + (static_cast<int64_t>(b.tile) * plan.splits + b.split) * tile_elements);
+    StoreSums<T, kLanes>(task, sums,
+                         task.partial + (static_cast<int64_t>(b.tile) * plan.splits + b.split) * tile_elements);
     return;
   }
   __syncthreads();  // the stages become the tile of sums
-  StoreSums<kLanes>(plan, sums, tile);
+  StoreSums<T, kLanes>(task, sums, tile);
 #if __CUDA_ARCH__ >= 900
   if (plan.reduction == Reduction::kCluster) {
     auto cluster = cooperative_groups::this_cluster();
     cluster.sync();
-    Epilogue<T, kPool>(task, b, b.split, plan.splits,
-                       [&](int split) -> const float* { return cluster.map_shared_rank(tile, split); });
+    Epilogue<T, kLanes, kPool>(task, b, b.split, plan.splits,
+                               [&](int split) -> const float* { return cluster.map_shared_rank(tile, split); });
     cluster.sync();  // a block's sums stay until all have read them
     return;
   }
 #endif
   __syncthreads();
-  Epilogue<T, kPool>(task, b, 0, 1, [&](int) -> const float* { return tile; });
+  Epilogue<T, kLanes, kPool>(task, b, 0, 1, [&](int) -> const float* { return tile; });
+}
+
+// Asks for chunk number `chunk` of the block's input channels and kernel positions: two groups of copies.
+template <typename T, int kLanes>
+__device__ void Stage(const ConvTask<T>& task, const BlockPlace& b, const BlockMemory<T>& m, int chunk) {
+  const ConvPlan& plan = task.plan;
+  const int channel_chunk = plan.tap_chunks == 1 ? chunk : chunk / plan.tap_chunks;
+  const int tap_chunk = chunk - channel_chunk * plan.tap_chunks;
+  const int channel = channel_chunk << plan.chunk_shift, tap = tap_chunk * plan.chunk_taps;
+  const int taps = min(plan.chunk_taps, task.kernel_height * task.kernel_width - tap);
+  T* patch = StageOf(plan, m.patch, plan.patch_bytes, channel_chunk);
+  T* rows = StageOf(plan, m.kernel, plan.kernel_bytes, chunk);
+  if (tap_chunk > 0) {  // the patch is there
+  } else if (static_cast<int>(sizeof(T)) << plan.copy_x_shift == 16) {
+    StagePatch<T, 16>(task, b, patch, channel);
+  } else {
+    StagePatch<T, 0>(task, b, patch, channel);
+  }
+  CommitCopies();
+  if (static_cast<int>(sizeof(T)) << plan.copy_kernel_shift == 16) {
+    StageKernel<T, kLanes, 16>(task, b, rows, tap, taps, channel);
+  } else {
+    StageKernel<T, kLanes, 0>(task, b, rows, tap, taps, channel);
+  }
+  CommitCopies();
 }
 
 template <typename T, int kLanes, bool kPool>
@@ -404,42 +441,44 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp) ConvKernel(const __grid_cons
   const BlockPlace b = Locate(task, blockIdx.x);
   const BlockMemory<T> m = Carve<T>(shared, plan);
   const int taps = task.kernel_height * task.kernel_width;
-  const int first_chunk = b.split * plan.channel_chunks / plan.splits * plan.tap_chunks;
-  const int last_chunk = (b.split + 1) * plan.channel_chunks / plan.splits * plan.tap_chunks;
-  auto stage = [&](int chunk) {
-    const int channel_chunk = chunk / plan.tap_chunks, tap_chunk = chunk - channel_chunk * plan.tap_chunks;
-    const int channel = channel_chunk << plan.chunk_shift, tap = tap_chunk * plan.chunk_taps;
-    if (tap_chunk == 0) StagePatch(task, b, StageOf(plan, m.patch, plan.patch_bytes, channel_chunk), channel);
-    StageKernel(task, b, StageOf(plan, m.kernel, plan.kernel_bytes, chunk), tap, min(plan.chunk_taps, taps - tap),
-                channel);
-    CommitCopies();
-  };
-  if (first_chunk < last_chunk) stage(first_chunk);
+  const int first_chunk = Divide(b.split * plan.channel_chunks, task.by_splits).quotient * plan.tap_chunks;
+  const int last_chunk = Divide((b.split + 1) * plan.channel_chunks, task.by_splits).quotient * plan.tap_chunks;
+  Stage<T, kLanes>(task, b, m, first_chunk);
   FindGroups(task, b, m);
   FindRows(task, m, 0, min(plan.chunk_taps, taps));
 
   const int warp = threadIdx.x / kWarp;
   float sums[kGroupsPerWarp][kPixels][kLaneChannels] = {};
   for (int chunk = first_chunk; chunk < last_chunk; ++chunk) {
-    WaitForCopies<0>();
+    const bool first = chunk == first_chunk;
+    // The first lists are made while the first kernel rows are on their way.
+    if (first) {
+      WaitForCopies<1>();
+    } else {
+      WaitForCopies<0>();
+    }
     __syncthreads();
-    const int channel_chunk = chunk / plan.tap_chunks,
-              tap = (chunk - channel_chunk * plan.tap_chunks) * plan.chunk_taps;
+    const int channel_chunk = plan.tap_chunks == 1 ? chunk : chunk / plan.tap_chunks;
+    const int tap = (chunk - channel_chunk * plan.tap_chunks) * plan.chunk_taps;
     if (plan.tap_chunks > 1) {
       FindRows(task, m, tap, min(plan.chunk_taps, taps - tap));
       __syncthreads();
     }
-    if (chunk + 1 < last_chunk) stage(chunk + 1);
+    if (!first && chunk + 1 < last_chunk) Stage<T, kLanes>(task, b, m, chunk + 1);
     const int rows = min(plan.chunk_taps, taps - tap) << plan.chunk_shift;
+    const T* patch = StageOf(plan, m.patch, plan.patch_bytes, channel_chunk);
+    const T* kernel = StageOf(plan, m.kernel, plan.kernel_bytes, chunk);
 #pragma unroll
     for (int g = 0; g < kGroupsPerWarp; ++g) {
       const int group = warp + g * plan.warps;
-      if (group >= plan.groups) break;
-      const int4 base = m.group_base[group];
-      if (base.x < 0) continue;
-      const int count = Compress<T, kLanes>(StageOf(plan, m.patch, plan.patch_bytes, channel_chunk), m.row_offset, base,
-                                            rows, m.values, m.rows);
-      Accumulate<T, kLanes>(StageOf(plan, m.kernel, plan.kernel_bytes, chunk), m.values, m.rows, count, sums[g]);
+      const int4 base = group < plan.groups ? m.group_base[group] : make_int4(-1, -1, -1, -1);
+      const int count = base.x < 0 ? 0 : Compress<T, kLanes>(patch, m.row_offset, base, rows, m.values, m.rows);
+      if (g == 0 && first) {
+        WaitForCopies<0>();
+        __syncthreads();
+        if (chunk + 1 < last_chunk) Stage<T, kLanes>(task, b, m, chunk + 1);
+      }
+      Accumulate<T, kLanes>(kernel, m.values, m.rows, count, sums[g]);
       __syncwarp();  // the next list takes this one's place
     }
   }
@@ -447,13 +486,30 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp) ConvKernel(const __grid_cons
 }
 
 // The second step of Reduction::kWorkspace: one block per (tile, feature tile).
-template <typename T, bool kPool>
+template <typename T, int kLanes, bool kPool>
 __global__ void __launch_bounds__(256) ReduceKernel(const __grid_constant__ ConvTask<T> task) {
   const ConvPlan& plan = task.plan;
   const BlockPlace b = Locate(task, blockIdx.x * plan.splits);
   const int64_t tile_elements = static_cast<int64_t>(plan.tile_pixels()) * plan.tile_features();
   const float* tile = task.partial + static_cast<int64_t>(b.tile) * plan.splits * tile_elements;
-  Epilogue<T, kPool>(task, b, 0, 1, [&](int split) { return tile + split * tile_elements; });
+  Epilogue<T, kLanes, kPool>(task, b, 0, 1, [&](int split) { return tile + split * tile_elements; });
+}
+
+template <typename T>
+void SetDividers(ConvTask<T>* t) {
+  const ConvPlan& plan = t->plan;
+  if (plan.warps == 0) return;  // no tiles
+  t->by_splits = Divider(plan.splits);
+  t->by_channel_tiles = Divider(static_cast<int64_t>(plan.channel_tiles) * t->groups);
+  t->by_group_tiles = Divider(plan.channel_tiles);
+  for (int i = 0; i < 3; ++i) t->by_tiles[i] = Divider(plan.tiles[i]);
+  for (int i = 0; i < 2; ++i) {
+    t->by_tile_conv[i] = Divider(plan.tile_conv[i]);
+    t->by_tile_out[i] = Divider(plan.tile_out[i]);
+    t->by_tile_patch[i] = Divider(plan.tile_patch[i]);
+    if (plan.quads[0]) t->by_quads[i] = Divider(plan.quads[i]);
+  }
+  t->by_kernel_width = Divider(t->kernel_width);
 }
 
 template <typename T>
@@ -490,6 +546,7 @@ ConvTask<T> MakeConvTask(const ConvCall& call, const ConvPlan& plan, void* works
   }
   t.relu = a.activation == Activation::kRelu;
   t.average = a.pool == Pool::kAverage;
+  SetDividers(&t);
   return t;
 }
 
@@ -517,7 +574,7 @@ ffi::Error LaunchLanes(const ConvTask<T>& task, int64_t blocks, cudaStream_t str
   }
   error = CheckCuda(cudaLaunchKernelEx(&config, kernel, task), "ConvKernel");
   if (error.failure() || plan.reduction != Reduction::kWorkspace) return error;
-  ReduceKernel<T, kPool><<<static_cast<unsigned>(blocks), 256, 0, stream>>>(task);
+  ReduceKernel<T, kLanes, kPool><<<static_cast<unsigned>(blocks), 256, 0, stream>>>(task);
   return CheckCuda(cudaGetLastError(), "ReduceKernel");
 }
 
