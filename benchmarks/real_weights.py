@@ -1,6 +1,6 @@
 """ResNet-50 stages 1 to 4 with ImageNet weights on photographs: is the port right, and does skipping change anything?
 
-    python benchmarks/real_weights.py --data DIR [--json PATH]
+    python -m benchmarks.real_weights --data DIR [--json PATH]
 
 DIR holds `resnet50_stages1to4.safetensors` (Keras names), `images.npz` (`images`, uint8 [N, 224, 224, 3]) and perhaps
 `sparsity.csv` (zero fraction of every layer's input). Three checks, exit status 1 if one fails:
@@ -47,7 +47,7 @@ def main() -> int:
     correlations = correlate(means, arguments.data / WEIGHTS)
     difference = compare(model, x, arguments.implementation)
     zero_differences = compare_zeros(zeros, arguments.data / "sparsity.csv")
-    result = environment.describe_run(sys.orig_argv[1:]) | {
+    result = environment.describe_run() | {
         "images": len(images),
         "implementation": arguments.implementation,
         "relative_frobenius": difference,

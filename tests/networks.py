@@ -30,8 +30,8 @@ def small_vgg(batch_norm: bool = False, seed: int = 0, **arguments: Any) -> mode
     return randomized(model, seed)
 
 
-def small_resnet(seed: int = 0, **arguments: Any) -> models.ResNet:
-    return randomized(models.ResNet(RESNET_DEPTHS, CLASSES, width=RESNET_WIDTH, rngs=nnx.Rngs(seed), **arguments), seed)
+def small_resnet(seed: int = 0, depths: tuple[int, ...] = RESNET_DEPTHS, **arguments: Any) -> models.ResNet:
+    return randomized(models.ResNet(depths, CLASSES, width=RESNET_WIDTH, rngs=nnx.Rngs(seed), **arguments), seed)
 
 
 def randomized(model: Any, seed: int) -> Any:

@@ -106,18 +106,18 @@ def test_adaptive_average_pool(size: tuple[int, int]) -> None:
 
 
 def test_shapes_at_other_sizes() -> None:
-    shapes = {
-        (models.vgg16, 224, 256): (7, 8, 512),
-        (models.vgg16, 32, 33): (1, 1, 512),
-        (models.resnet50, 224, 224): (7, 7, 2048),
-        (models.resnet50, 225, 65): (8, 3, 2048),
-        (models.resnet50, 1, 1): (1, 1, 2048),
-    }
-    for (build, height, width), shape in shapes.items():
-        model = nnx.eval_shape(lambda build=build: build(num_classes=5, rngs=nnx.Rngs(0)))
-        x = jax.ShapeDtypeStruct((2, height, width, 3), jnp.float32)
-        assert nnx.eval_shape(lambda m, v: m.features(v), model, x).shape == (2, *shape)
-        assert nnx.eval_shape(lambda m, v: m(v), model, x).shape == (2, 5)
+    vgg16 = nnx.eval_shape(lambda: models.vgg16(num_classes=5, rngs=nnx.Rngs(0)))
+    resnet = nnx.eval_shape(lambda: models.ResNet((1, 1, 1, 1), 5, rngs=nnx.Rngs(0)))
+    for model, size, shape in (
+        (vgg16, (224, 256), (7, 8, 512)),
+        (vgg16, (32, 33), (1, 1, 512)),
+        (resnet, (224, 65), (7, 3, 2048)),
+        (resnet, (1, 1), (1, 1, 2048)),
+    ):
+        x = jax.ShapeDtypeStruct((2, *size, 3), jnp.float32)
+        features, logits = nnx.eval_shape(lambda m, v: (m.features(v), m(v)), model, x)
+        assert features.shape == (2, *shape)
+        assert logits.shape == (2, 5)
 
 
 def test_stages_of_a_resnet() -> None:
@@ -144,7 +144,8 @@ def test_batch_jit_and_vmap_agree() -> None:
 
 @pytest.mark.parametrize("build", [small_vgg, small_resnet])
 def test_gradient_equals_dense(build: Any) -> None:
-    model, x = build(), photographs(2, 16, 16)
+    model = small_vgg() if build is small_vgg else small_resnet(depths=(1,))
+    x = photographs(1, 12, 12)
     graph, trained, rest = nnx.split(model, nnx.Param, ...)
 
     def loss(state: Any) -> jax.Array:
@@ -187,18 +188,18 @@ def test_set_implementation_means_pecr_only_where_a_pool_follows() -> None:
         small_vgg(implementation="fast")
 
 
-@pytest.mark.parametrize("build", [lambda **a: small_vgg(True, **a), small_resnet])
-def test_half_precision_stays_half_precision(build: Any) -> None:
-    x = photographs(1, 16, 16)
-    expected = forward(build(), x)
-    for arguments in ({"param_dtype": jnp.bfloat16}, {"dtype": jnp.bfloat16}):
-        model = build(**arguments)
-        half = x.astype(jnp.bfloat16) if "param_dtype" in arguments else x
-        out = forward(model, half)
-        assert out.dtype == jnp.bfloat16
-        assert_close(out, expected, 0.1)
-        models.fold_batch_norm(model)
-        assert forward(model, half).dtype == jnp.bfloat16
+@pytest.mark.parametrize("arguments", [{"param_dtype": jnp.bfloat16}, {"dtype": jnp.bfloat16}])
+def test_half_precision_stays_half_precision(arguments: dict[str, Any]) -> None:
+    x = photographs(1, 12, 12)
+    half = x.astype(jnp.bfloat16) if "param_dtype" in arguments else x
+    model = small_vgg(True, **arguments)
+    out = forward(model, half)
+    assert out.dtype == jnp.bfloat16
+    assert_close(out, forward(small_vgg(True), x), 0.1)
+    models.fold_batch_norm(model)
+    assert nnx.eval_shape(lambda m, v: m(v), model, half).dtype == jnp.bfloat16
+    resnet = nnx.eval_shape(lambda: small_resnet(depths=(1,), **arguments))
+    assert nnx.eval_shape(lambda m, v: m(v), resnet, half).dtype == jnp.bfloat16
 
 
 def test_layer_inputs_are_named_and_ordered() -> None:

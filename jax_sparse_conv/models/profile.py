@@ -19,9 +19,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from jax_sparse_conv import ops
-from jax_sparse_conv.models.layers import ConvNet, ConvUnit, Layer
+from jax_sparse_conv.models.layers import ConvNet, Layer
 from jax_sparse_conv.models.resnet import ResNet
 from jax_sparse_conv.nnx import SparseLinear
 
@@ -125,7 +126,7 @@ def set_sparsity_profile(
 
 def zero_fraction(x: jax.Array) -> float:
     """Fraction of x that is zero."""
-    return float(jnp.mean(x == 0, dtype=jnp.float32))
+    return float(np.mean(np.asarray(x) == 0))
 
 
 def _targets(model: ConvNet, profile: Mapping[str, float] | None) -> dict[str, float]:
@@ -154,12 +155,13 @@ def _adjust(
 ) -> None:
     kernel, shift = _parameters(layer)
     shift.set_value(jnp.zeros_like(shift[...]))
-    deviation = jnp.sqrt(jnp.mean(jnp.var(_before_relu(layer, x, None).astype(jnp.float32), axis=_positions(layer))))
-    scale = jnp.where(deviation > 0, 1 / deviation, 1.0)
-    kernel.set_value((kernel[...] * scale).astype(kernel.dtype))
+    deviation, _ = _measured(layer, x, residual)
+    if deviation > 0:
+        kernel.set_value((kernel[...] / deviation).astype(kernel.dtype))
     if target is not None:
-        y = np.asarray(_pooled(layer, _before_relu(layer, x, residual)), np.float32)
-        shift.set_value(jnp.asarray(_shifts(y.reshape(-1, y.shape[-1]), target, rng), shift.dtype))
+        _, before_relu = _measured(layer, x, residual)
+        values = np.asarray(before_relu, np.float32).reshape(-1, before_relu.shape[-1])
+        shift.set_value(jnp.asarray(_shifts(values, target, rng), shift.dtype))
 
 
 def _parameters(layer: Layer) -> tuple[Any, Any]:
@@ -169,21 +171,22 @@ def _parameters(layer: Layer) -> tuple[Any, Any]:
     return layer.conv.kernel, layer.conv.bias if layer.batch_norm is None else layer.batch_norm.bias
 
 
-def _before_relu(layer: Layer, x: jax.Array, residual: jax.Array | None) -> jax.Array:
-    if isinstance(layer, ConvUnit):
-        return layer.preactivation(x, residual)
+@nnx.jit
+def _measured(layer: Layer, x: jax.Array, residual: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    """Deviation of the convolution's result about its channels' means, and what the ReLU takes, after the pool."""
+    if isinstance(layer, SparseLinear):
+        # A channel has one position per image, too few for a mean of its own.
+        y = _product(layer, x)
+        return jnp.std(y.astype(jnp.float32)), y
+    y = layer.preactivation(x)
+    deviation = jnp.sqrt(jnp.mean(jnp.var(y.astype(jnp.float32), axis=(0, 1, 2))))
+    return deviation, layer.pooled(y if residual is None else y + residual)
+
+
+def _product(layer: SparseLinear, x: jax.Array) -> jax.Array:
     bias = None if layer.bias is None else layer.bias[...]
     x, kernel, bias = layer.promote_dtype((x, layer.kernel[...], bias), dtype=layer.dtype)
     return ops.dense(x, kernel, bias, precision=layer.precision)
-
-
-def _positions(layer: Layer) -> tuple[int, ...]:
-    """Axes to take a deviation over; a fully connected layer's channels have too few positions to tell them apart."""
-    return (0, 1, 2) if isinstance(layer, ConvUnit) else (0, 1)
-
-
-def _pooled(layer: Layer, y: jax.Array) -> jax.Array:
-    return layer.pooled(y) if isinstance(layer, ConvUnit) else y
 
 
 def _shifts(values: np.ndarray, target: float, rng: np.random.Generator) -> np.ndarray:
