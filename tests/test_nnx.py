@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import require
 from flax import nnx
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv import ops
@@ -174,6 +176,34 @@ def test_conv_pool(implementation: str | None) -> None:
     close(layer(x, residual), max_pool(expected(dense, x, residual, relu=True), 3, 2))
     average = SparseConvPool(3, 4, (3, 3), pool="avg", activation=None, rngs=nnx.Rngs(0))
     close(average(x), expected(dense, x)[:, :6].reshape(2, 3, 2, 4, 2, 4).mean((2, 4)))
+
+
+@pytest.mark.parametrize("implementation", ["ecr", "pecr"])
+def test_native_layers(implementation: str) -> None:
+    require(implementation, "float32")
+    x = feature_map((2, 7, 8, 3))
+    pool = SparseConvPool(3, 4, (3, 3), implementation=implementation, rngs=nnx.Rngs(0))
+    dense = nnx.Conv(3, 4, (3, 3), rngs=nnx.Rngs(0))
+    close(pool(x), max_pool(expected(dense, x, relu=True), 2, 2))
+    if implementation == "ecr":
+        residual = np.random.default_rng(3).normal(size=(2, 7, 8, 4)).astype(np.float32)
+        conv = SparseConv(3, 4, (3, 3), activation="relu", implementation="ecr", rngs=nnx.Rngs(0))
+        close(conv(x, residual), expected(dense, x, residual, relu=True))
+        linear = SparseLinear(3, 4, implementation="ecr", rngs=nnx.Rngs(0))
+        close(linear(x), expected(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), x))
+
+
+def test_out_sharding() -> None:
+    mesh = jax.make_mesh((1,), ("images",), axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        spec = PartitionSpec("images")
+        x = jax.device_put(feature_map((2, 4, 4, 3)), NamedSharding(mesh, spec))
+        conv, linear = SparseConv(3, 4, (3, 3), rngs=nnx.Rngs(0)), SparseLinear(3, 4, rngs=nnx.Rngs(0))
+        outputs = [conv(x, out_sharding=spec), conv(x, spec), linear(x, out_sharding=spec)]
+        assert all(jax.typeof(y).sharding.spec[0] == "images" for y in outputs)
+        np.testing.assert_array_equal(outputs[0], outputs[1])
+    close(outputs[1], expected(nnx.Conv(3, 4, (3, 3), rngs=nnx.Rngs(0)), np.asarray(x)))
+    close(outputs[2], expected(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), np.asarray(x)))
 
 
 def test_conv_pool_of_a_dense_only_convolution() -> None:
