@@ -359,6 +359,13 @@ def test_partial_reports_what_is_missing_and_what_is_ignored(tmp_path: Path) -> 
         models.load_weights(model, tmp_path / "w.safetensors", partial=True)
 
 
+def test_folded_networks_take_no_weights(tmp_path: Path) -> None:
+    model = small_resnet()
+    models.fold_batch_norm(model)
+    with pytest.raises(ValueError, match="load weights before fold_batch_norm"):
+        models.load_weights(model, tmp_path / "w.safetensors")
+
+
 def test_without_safetensors_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "safetensors", None)
     with pytest.raises(ImportError, match=r"pip install 'jax-sparse-conv\[examples\]'"):

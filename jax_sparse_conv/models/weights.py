@@ -52,10 +52,12 @@ def load_weights(model: ConvNet, path: str | os.PathLike[str], *, partial: bool 
     Raises:
       FileNotFoundError: no such file.
       ValueError: not a safetensors file; names of no known convention; tensors that are missing, unexpected or
-        misshapen, named; batch norms already folded. The network is unchanged then.
+        misshapen, named; batch norms of a ResNet already folded. The network is unchanged then.
       ImportError: safetensors is not installed.
     """
     path = Path(path)
+    if isinstance(model, ResNet) and model.stem.batch_norm is None:
+        raise ValueError("the network's batch norms are folded; load weights before fold_batch_norm")
     with _open(path) as file:
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         convention = find_convention(model, shapes)
