@@ -14,9 +14,9 @@ groups that hold a non-zero, ResNet-50 with this profile, with ImageNet weights,
     conv4_block1_2  14x14x256   .74  .75  .91
     conv4_block5_2  14x14x256   .40  .36  .55
 
-What is not: channels respond to texture, never to an object, and the zeros hold for the given images. Another photograph
-has fewer of them in deep layers (VGG-19, set on one photograph and run on another: 0.65 instead of 0.85 at conv5_4), so
-give the images that will be run.
+What is not: channels respond to texture, never to an object, and the zeros hold for the given images. Another
+photograph has fewer of them in deep layers (VGG-19, set on one photograph and run on another: 0.65 instead of 0.85 at
+conv5_4), so give the images that will be run.
 """
 
 from __future__ import annotations
