@@ -8,7 +8,8 @@
 //   only L1 delivers that, so the slice must fit there. sums stay in L2: `vectors` loads and stores per window and
 //   chunk. A narrow block with many channels a chunk gives longer lists per load of the sums than a wide one with few.
 // Bound by: L1 loads at low sparsity; list building, branch misses and streaming the kernel from L3 at high sparsity.
-//   The next slice is prefetched while this one is used.
+// Lost: prefetching the next slice during the loop. The line fill buffers are the limit either way, and packing through
+//   the hardware prefetcher was as fast at 14x14 and faster at 7x7.
 #ifndef JSC_CPU_CONV_KERNEL_H_
 #define JSC_CPU_CONV_KERNEL_H_
 
@@ -46,7 +47,7 @@ KernelSlice<T> SliceAt(const ConvTask& task, const Chunk& chunk, int64_t block) 
 
 // packed: [taps * channels + 1, block]
 template <typename T, typename A>
-void Pack(const KernelSlice<T>& slice, int64_t block, A* packed) {
+[[gnu::noinline]] void Pack(const KernelSlice<T>& slice, int64_t block, A* packed) {
   const int64_t whole = slice.width / kLanes<A> * kLanes<A>;
   for (int64_t tap = 0; tap < slice.taps; ++tap) {
     const T* row = slice.first + tap * slice.tap_stride;  // [width]
@@ -60,34 +61,9 @@ void Pack(const KernelSlice<T>& slice, int64_t block, A* packed) {
   for (int64_t k = 0; k < block; ++k) packed[k] = 0;
 }
 
-// Walks the rows of a slice, asking the cache for a few at a time.
-template <typename T>
-class Prefetcher {
- public:
-  Prefetcher(const KernelSlice<T>& slice, int64_t steps)
-      : slice_(slice), step_(CeilDiv(slice.taps * slice.channels, Max(steps, 1))) {}
-
-  void Step() {
-    constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(T));
-    for (int64_t i = 0; i < step_ && tap_ < slice_.taps; ++i) {
-      const T* row = slice_.first + tap_ * slice_.tap_stride + channel_ * slice_.channel_stride;
-      for (int64_t k = 0; k < slice_.width; k += kLine) __builtin_prefetch(row + k, 0, 2);
-      if (++channel_ == slice_.channels) {
-        channel_ = 0;
-        ++tap_;
-      }
-    }
-  }
-
- private:
-  KernelSlice<T> slice_;
-  int64_t step_;
-  int64_t tap_ = 0, channel_ = 0;
-};
-
 // sums: [windows + 1, stride]; packed: [rows, stride]. kVectors of each row are used.
-template <int kVectors, int kWindows, typename T, typename A>
-void Multiply(const WindowLists<A>& lists, int64_t stride, const A* packed, A* sums, Prefetcher<T> next) {
+template <int kVectors, int kWindows, typename A>
+[[gnu::noinline]] void Multiply(const WindowLists<A>& lists, int64_t stride, const A* packed, A* sums) {
   const A* values = lists.values;
   const uint32_t* offsets = lists.offsets;
   const char* slice = reinterpret_cast<const char*>(packed);
@@ -99,12 +75,12 @@ void Multiply(const WindowLists<A>& lists, int64_t stride, const A* packed, A* s
       rows[w] = sums + lists.order[group * kWindows + w] * stride;
       for (int v = 0; v < kVectors; ++v) sum[w][v] = Load(rows[w] + v * kLanes<A>);
     }
-    next.Step();
     for (int64_t i = 0; i < length; ++i) {
 #pragma GCC unroll 8
       for (int w = 0; w < kWindows; ++w) {
         const A value = values[w * length + i];
         const A* row = reinterpret_cast<const A*>(slice + offsets[w * length + i]);
+        asm("" : "+r"(row));  // one register: indexed operands would be split into two micro-operations
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) sum[w][v] += value * Load(row + v * kLanes<A>);
       }
@@ -118,27 +94,27 @@ void Multiply(const WindowLists<A>& lists, int64_t stride, const A* packed, A* s
 }
 
 // The instantiation for a plan of `vectors` and a block that needs `used` of them.
-template <typename T, typename A>
-void MultiplyBlock(int64_t vectors, int64_t used, const WindowLists<A>& lists, int64_t stride, const A* packed, A* sums,
-                   const Prefetcher<T>& next) {
+template <typename A>
+void MultiplyBlock(int64_t vectors, int64_t used, const WindowLists<A>& lists, int64_t stride, const A* packed,
+                   A* sums) {
   switch (vectors * 8 + used) {
     case 1 * 8 + 1:
-      return Multiply<1, 8>(lists, stride, packed, sums, next);
+      return Multiply<1, 8>(lists, stride, packed, sums);
     case 2 * 8 + 1:
-      return Multiply<1, 4>(lists, stride, packed, sums, next);
+      return Multiply<1, 4>(lists, stride, packed, sums);
     case 2 * 8 + 2:
-      return Multiply<2, 4>(lists, stride, packed, sums, next);
+      return Multiply<2, 4>(lists, stride, packed, sums);
     case 3 * 8 + 1:
     case 4 * 8 + 1:
-      return Multiply<1, 2>(lists, stride, packed, sums, next);
+      return Multiply<1, 2>(lists, stride, packed, sums);
     case 3 * 8 + 2:
     case 4 * 8 + 2:
-      return Multiply<2, 2>(lists, stride, packed, sums, next);
+      return Multiply<2, 2>(lists, stride, packed, sums);
     case 3 * 8 + 3:
     case 4 * 8 + 3:
-      return Multiply<3, 2>(lists, stride, packed, sums, next);
+      return Multiply<3, 2>(lists, stride, packed, sums);
     default:
-      return Multiply<4, 2>(lists, stride, packed, sums, next);
+      return Multiply<4, 2>(lists, stride, packed, sums);
   }
 }
 
@@ -169,21 +145,18 @@ ConvBuffers<A> TakeBuffers(const ConvTask& task, const Tile& tile, char* scratch
 
 // One chunk: lists once, then every block of the task.
 template <typename T, typename A>
-void RunChunk(const ConvTask& task, const Tile& tile, const Chunk& chunk, const Chunk& following,
-              ConvBuffers<A>& buffers) {
+void RunChunk(const ConvTask& task, const Tile& tile, const Chunk& chunk, ConvBuffers<A>& buffers) {
   const ConvPlan& p = *task.plan;
   CompressPixels<T>(task, tile, buffers.images, chunk, buffers.pixels);
-  OrderWindows(task.call->args, tile, chunk, buffers.pixels, buffers.lists);
+  CountRows(tile, buffers.pixels, buffers.lists);
+  OrderWindows(task.call->args, tile, chunk, buffers.lists);
   FillWindows(task, tile, chunk, buffers.pixels, buffers.lists);
   if (buffers.lists.groups == 0) return;
   for (int64_t block = task.block_begin; block < task.block_end; ++block) {
     const KernelSlice<T> slice = SliceAt<T>(task, chunk, block);
-    const KernelSlice<T> next =
-        block + 1 < task.block_end ? SliceAt<T>(task, chunk, block + 1) : SliceAt<T>(task, following, task.block_begin);
     Pack(slice, p.block, buffers.packed);
     A* sums = buffers.sums + (block - task.block_begin) * (tile.windows + 1) * p.block;
-    MultiplyBlock(p.vectors, CeilDiv(slice.width, kLanes<A>), buffers.lists, p.block, buffers.packed, sums,
-                  Prefetcher<T>(next, buffers.lists.groups));
+    MultiplyBlock(p.vectors, CeilDiv(slice.width, kLanes<A>), buffers.lists, p.block, buffers.packed, sums);
   }
 }
 
@@ -217,8 +190,7 @@ void RunConv(const ConvTask& task, char* scratch) {
   const int64_t channel_chunks = CeilDiv(a.group_channels, task.plan->chunk_channels);
   const int64_t chunks = channel_chunks * CeilDiv(a.kernel_size[0], task.plan->chunk_taps);
   for (int64_t i = 0; i < chunks && tile.windows > 0; ++i) {
-    const Chunk following = ChunkAt(task, Min(i + 1, chunks - 1), channel_chunks);
-    RunChunk<T>(task, tile, ChunkAt(task, i, channel_chunks), following, buffers);
+    RunChunk<T>(task, tile, ChunkAt(task, i, channel_chunks), buffers);
   }
   for (int64_t block = task.block_begin; block < task.block_end; ++block) {
     A* sums = buffers.sums + (block - task.block_begin) * (tile.windows + 1) * task.plan->block;

@@ -1,21 +1,86 @@
 #include "plan.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace jsc {
 namespace {
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Input channels per chunk: the packed slice takes about three quarters of L1, in whole vectors of channels.
-int64_t ChunkChannels(const ConvArgs& a, const Machine& machine, int64_t taps, int64_t row_bytes, double density) {
-  const int64_t budget = machine.l1_bytes * 4 / 5;
-  const int64_t fit = std::max<int64_t>(1, budget / row_bytes / taps);
-  (void)density;
-  int64_t channels = fit >= 16 ? fit / 16 * 16 : fit >= 8 ? fit / 8 * 8 : fit;
-  const int64_t chunks = CeilDiv(a.group_channels, channels);
-  if (chunks == 1) channels = a.group_channels;
-  return std::max<int64_t>(1, channels);
+// What the choice between plans needs to know of a layer.
+struct Work {
+  int64_t rows, columns;   // results of one stack: rows through all images, columns
+  double windows_per_row;  // convolution results per row of results, a whole row wide
+  int64_t blocks;          // of output channels
+  int64_t chunks;          // of kernel rows and channels
+  int64_t parts;           // stacks * groups
+  double entries;          // expected list length of a window in one chunk
+  double slice_lines;      // vectors of one packed slice
+  double threads;
+};
+
+// Cycles, measured at 85 and 95 % zeros on one AVX-512 core. Only their ratios matter, and those are similar elsewhere.
+constexpr double kCyclesPerList = 35;  // compressing, counting, ordering and copying one window's list
+constexpr double kCyclesPerListEntry = 0.3;
+constexpr double kCyclesPerSum = 12;          // loading and storing a window's sums, per block and chunk
+constexpr double kCyclesPerVector = 0.7;      // one multiply-add
+constexpr double kCyclesPerPackedVector = 6;  // one vector of the kernel, from the outer cache into a slice
+constexpr double kCyclesPerTask = 3000;
+constexpr double kCyclesToWake = 20000;  // until another thread has taken its first task
+
+double TaskCycles(const Work& w, const ConvPlan& p) {
+  const double windows = p.tile_rows * w.windows_per_row * p.tile_cols / std::max<int64_t>(1, w.columns);
+  const double lists = windows * (kCyclesPerList + kCyclesPerListEntry * w.entries);
+  const double sums = windows * (kCyclesPerSum + kCyclesPerVector * p.vectors * w.entries);
+  return kCyclesPerTask + w.chunks * (lists + p.task_blocks * (sums + kCyclesPerPackedVector * w.slice_lines));
+}
+
+// Time until the last thread is done, when tasks differ somewhat in their zeros.
+double PlanCycles(const Work& w, const ConvPlan& p) {
+  const double task = TaskCycles(w, p);
+  if (p.tasks == 1) return task;
+  const double rounds = std::max(1.0, static_cast<double>(CeilDiv(p.tasks, static_cast<int64_t>(w.threads))));
+  const double uneven = p.row_tiles * p.col_tiles > 1 ? 0.15 * task : 0;
+  return rounds * task + uneven + (w.threads > 1 ? kCyclesToWake : 0);
+}
+
+void CountTasks(const Work& w, ConvPlan& p) {
+  p.row_tiles = CeilDiv(w.rows, p.tile_rows);
+  p.col_tiles = CeilDiv(w.columns, p.tile_cols);
+  p.block_tiles = CeilDiv(w.blocks, p.task_blocks);
+  p.tasks = w.parts * p.row_tiles * p.col_tiles * p.block_tiles;
+}
+
+// The cheapest way to cut the work into tasks whose sums and lists stay in L2.
+void CutIntoTasks(const Work& w, const Machine& machine, int64_t block_bytes, int64_t accumulator_bytes,
+                  ConvPlan& plan) {
+  double best = std::numeric_limits<double>::infinity();
+  ConvPlan p = plan;
+  for (int64_t splits = 1; splits <= std::min<int64_t>(w.blocks, 64); ++splits) {
+    p.task_blocks = CeilDiv(w.blocks, splits);
+    const double window_bytes = p.task_blocks * block_bytes + w.entries * (accumulator_bytes + 4);
+    const double fit = std::max(16.0, 0.6 * machine.l2_bytes / window_bytes);
+    p.tile_cols = w.windows_per_row <= fit ? w.columns : std::max<int64_t>(1, w.columns * fit / w.windows_per_row);
+    const int64_t most_rows = std::clamp<int64_t>(fit / w.windows_per_row, 1, w.rows);
+    const int64_t tiles = CeilDiv(w.rows, most_rows);
+    for (int64_t more = 0; more <= 2 * w.threads; ++more) {
+      p.tile_rows = CeilDiv(w.rows, std::min(tiles + more, w.rows));
+      CountTasks(w, p);
+      const double cycles = PlanCycles(w, p);
+      if (cycles < best) {
+        best = cycles;
+        plan = p;
+      }
+    }
+  }
+}
+
+// Channels whose slice fits in L1 beside the streams of sums and lists, in multiples of 8 where there are that many.
+int64_t ChunkChannels(const ConvArgs& a, const Machine& machine, int64_t taps, int64_t block_bytes) {
+  const int64_t fit = std::max<int64_t>(1, machine.l1_bytes * 4 / 5 / block_bytes / taps);
+  const int64_t whole = fit >= 8 ? fit / 8 * 8 : fit;
+  return std::min(whole, std::max<int64_t>(1, a.group_channels));
 }
 
 }  // namespace
@@ -24,29 +89,33 @@ ConvPlan MakePlan(const ConvArgs& a, const Machine& machine, int64_t accumulator
   ConvPlan p{};
   const int64_t features = std::max<int64_t>(1, a.features / a.groups);
   const int64_t lanes = machine.vector_bytes / accumulator_bytes;
-  p.vectors = std::min<int64_t>(4, CeilDiv(features, lanes));
-  p.windows = p.vectors >= 3 ? 2 : p.vectors == 2 ? 4 : 8;
-  p.block = p.vectors * lanes;
-  const int64_t row_bytes = p.block * accumulator_bytes;
   constexpr int64_t kMaxTaps = 1024;
   p.chunk_taps = std::clamp<int64_t>(kMaxTaps / a.kernel_size[1], 1, a.kernel_size[0]);
-  p.chunk_channels = ChunkChannels(a, machine, p.chunk_taps * a.kernel_size[1], row_bytes, density);
+  const int64_t taps = p.chunk_taps * a.kernel_size[1];
 
-  const int64_t rows = a.images / a.stacks * a.out_size[0];
-  const int64_t blocks = CeilDiv(features, p.block);
-  const int64_t conv_cols = std::max<int64_t>(1, std::min(a.conv_size[1], a.out_size[1] * a.window_stride[1]));
-  const int64_t conv_rows_per_row = std::max<int64_t>(1, std::min(a.conv_size[0], a.window_stride[0]));
-  constexpr int64_t kTileWindows = 1024;
-  p.tile_cols = std::max<int64_t>(1, a.out_size[1]);
-  if (conv_cols > kTileWindows) p.tile_cols = std::max<int64_t>(1, kTileWindows / a.window_stride[1]);
-  const int64_t row_windows = std::min(conv_cols, kTileWindows) * conv_rows_per_row;
-  p.tile_rows = std::clamp<int64_t>(kTileWindows / row_windows, 1, std::max<int64_t>(1, rows));
-  p.task_blocks = std::min<int64_t>(blocks, 4);
+  // Half as wide a block takes twice the channels: longer lists where they would be short.
+  constexpr double kShortList = 16;
+  p.vectors = std::min<int64_t>(4, CeilDiv(features, lanes));
+  p.chunk_channels = ChunkChannels(a, machine, taps, p.vectors * machine.vector_bytes);
+  if (p.vectors > 2 && p.chunk_channels * taps * density < kShortList) {
+    p.vectors = 2;
+    p.chunk_channels = ChunkChannels(a, machine, taps, p.vectors * machine.vector_bytes);
+  }
+  p.windows = p.vectors >= 3 ? 2 : p.vectors == 2 ? 4 : 8;
+  p.block = p.vectors * lanes;
 
-  p.col_tiles = CeilDiv(a.out_size[1], p.tile_cols);
-  p.row_tiles = CeilDiv(rows, p.tile_rows);
-  p.block_tiles = CeilDiv(blocks, p.task_blocks);
-  p.tasks = a.stacks * a.groups * p.row_tiles * p.col_tiles * p.block_tiles;
+  Work w{};
+  w.rows = std::max<int64_t>(1, a.images / a.stacks * a.out_size[0]);
+  w.columns = std::max<int64_t>(1, a.out_size[1]);
+  const double across = std::max<int64_t>(1, std::min(a.conv_size[1], a.out_size[1] * a.window_stride[1]));
+  w.windows_per_row = across * std::max<int64_t>(1, std::min(a.conv_size[0], a.window_stride[0]));
+  w.blocks = CeilDiv(features, p.block);
+  w.chunks = CeilDiv(a.group_channels, p.chunk_channels) * CeilDiv(a.kernel_size[0], p.chunk_taps);
+  w.parts = a.stacks * a.groups;
+  w.entries = static_cast<double>(p.chunk_channels * taps) * density;
+  w.slice_lines = static_cast<double>(p.chunk_channels * taps * p.vectors);
+  w.threads = static_cast<double>(machine.threads);
+  CutIntoTasks(w, machine, p.block * accumulator_bytes, accumulator_bytes, p);
   return p;
 }
 

@@ -1,18 +1,23 @@
-// ECR for many channels: the non-zeros of every convolution window of a tile, for one chunk of channels and kernel
-// rows.
+// ECR for many channels: the non-zeros of every convolution window of a tile,
+// for one chunk of channels and kernel rows.
 //
-// Layout. First each pixel of the tile is compressed once: (value, offset) pairs of a tile row of x are contiguous,
-// with starts[] at each pixel. An offset is where the packed kernel slice holds the row that the value multiplies, in
-// bytes, counted as if the window began at the tile's first column. So the part of a window that lies in one row of x
-// is one contiguous segment of these lists, and a single subtraction moves it to the window's own column: lists of
-// overlapping windows share the compression. Then the segments of each window are copied together: values, kernel
-// offsets, count.
+// Layout. First each pixel of the tile is compressed once: (value, offset)
+// pairs of a tile row of x are contiguous, with starts[] at each pixel. An
+// offset is where the packed kernel slice holds the row that the value
+// multiplies, in bytes, counted as if the window began at the tile's first
+// column. So the part of a window that lies in one row of x is one contiguous
+// segment of these lists, and a single subtraction moves it to the window's own
+// column: lists of overlapping windows share the compression. Then the segments
+// of each window are copied together: values, kernel offsets, count.
 //
-// Windows are ordered by their count and run in groups of kWindows of (almost) equal length, padded to the longest with
-// zeros that point at a row of zeros. That gives the branch predictor long runs of equal trip counts, which at high
-// sparsity cost more than the arithmetic, and lets a group share one loop. Empty windows are dropped.
+// Windows are ordered by their count and run in groups of kWindows of (almost)
+// equal length, padded to the longest with zeros that point at a row of zeros.
+// That gives the branch predictor long runs of equal trip counts, which at high
+// sparsity cost more than the arithmetic, and lets a group share one loop.
+// Empty windows are dropped.
 //
-// Bound by: about 40 cycles a window and chunk, shared by all blocks of output channels of the task.
+// Bound by: about 40 cycles a window and chunk, shared by all blocks of output
+// channels of the task.
 #ifndef JSC_CPU_WINDOW_LISTS_H_
 #define JSC_CPU_WINDOW_LISTS_H_
 
@@ -36,16 +41,23 @@ template <typename A>
 struct WindowLists {
   A* values;            // groups in order; window j of a group at j * its length
   uint32_t* offsets;    // same
-  int32_t* order;       // [windows + kMaxGroup]: window of the tile at each place; `windows` stands for none
+  int32_t* order;       // [windows + kMaxGroup]: window of the tile at each place;
+                        // `windows` stands for none
   int32_t* lengths;     // [windows / group + 1]: entries per window of each group
   int64_t groups;       // that are not empty
   int32_t* counts;      // [windows]
   int32_t* histogram;   // [chunk rows + 2]
+  int32_t* rows;        // [windows]: tile row of each window
+  int32_t* columns;     // [windows]: column within conv_cols
+  int32_t* row_counts;  // [in_rows, conv_cols]: entries that a window there gets
+                        // from a row of x
   int32_t* input_rows;  // [conv_rows, kh]: tile row of x, or -1
-  int32_t* seg_begin;   // [conv_cols, segments]: first pixel, relative to in_cols.begin
+  int32_t* seg_begin;   // [conv_cols, segments]: first pixel, relative to
+                        // in_cols.begin
   int32_t* seg_end;     // same: one past the last
   int32_t* seg_shift;   // same: kernel column minus pixel
-  int64_t segments;     // per window and row: 1, or kw when dilated (then a window's pixels are not contiguous)
+  int64_t segments;     // per window and row: 1, or kw when dilated (then a
+                        // window's pixels are not contiguous)
 };
 
 constexpr int64_t kMaxGroup = 8;
@@ -81,6 +93,9 @@ WindowLists<A> TakeWindowLists(Arena& arena, const ConvTask& task, const Tile& t
   lists.lengths = arena.Take<int32_t>(tile.windows + 1);
   lists.counts = arena.Take<int32_t>(tile.windows);
   lists.histogram = arena.Take<int32_t>(rows + 2);
+  lists.rows = arena.Take<int32_t>(tile.windows);
+  lists.columns = arena.Take<int32_t>(tile.windows);
+  lists.row_counts = arena.Take<int32_t>(tile.in_rows * tile.conv_cols.size());
   lists.input_rows = arena.Take<int32_t>(tile.conv_rows * a.kernel_size[0]);
   lists.seg_begin = arena.Take<int32_t>(tile.conv_cols.size() * lists.segments);
   lists.seg_end = arena.Take<int32_t>(tile.conv_cols.size() * lists.segments);
@@ -104,6 +119,10 @@ void LocateWindows(const ConvArgs& a, const Tile& tile, const TileImage* images,
         lists.input_rows[row * a.kernel_size[0] + ky] = static_cast<int32_t>(tile_row);
         if (inside) pixels.needed_rows[tile_row] = true;
       }
+      for (int64_t x = 0; x < tile.conv_cols.size(); ++x) {
+        lists.rows[row * tile.conv_cols.size() + x] = static_cast<int32_t>(row);
+        lists.columns[row * tile.conv_cols.size() + x] = static_cast<int32_t>(x);
+      }
     }
   }
   const int64_t run = lists.segments == 1 ? a.kernel_size[1] : 1;  // pixels per segment
@@ -121,7 +140,8 @@ void LocateWindows(const ConvArgs& a, const Tile& tile, const TileImage* images,
   }
 }
 
-// Lists the non-zeros of the chunk's channels for each pixel of the tile: the only read of x for this chunk.
+// Lists the non-zeros of the chunk's channels for each pixel of the tile: the
+// only read of x for this chunk.
 template <typename T, typename A>
 void CompressPixels(const ConvTask& task, const Tile& tile, const TileImage* images, const Chunk& chunk,
                     PixelLists<A>& lists) {
@@ -146,25 +166,38 @@ void CompressPixels(const ConvTask& task, const Tile& tile, const TileImage* ima
   }
 }
 
+// Counts the entries that each window column gets from each row of x.
+template <typename A>
+void CountRows(const Tile& tile, const PixelLists<A>& pixels, WindowLists<A>& lists) {
+  const int64_t columns = tile.conv_cols.size();
+  for (int64_t row = 0; row < tile.in_rows; ++row) {
+    const int32_t* starts = pixels.starts + row * (tile.in_cols.size() + 1);
+    int32_t* counts = lists.row_counts + row * columns;
+    for (int64_t x = 0; x < columns; ++x) {
+      int32_t count = 0;
+      for (int64_t s = x * lists.segments; s < (x + 1) * lists.segments; ++s) {
+        count += starts[lists.seg_end[s]] - starts[lists.seg_begin[s]];
+      }
+      counts[x] = count;
+    }
+  }
+}
+
 // Counts the entries of each window and orders the windows by falling count.
 template <typename A>
-void OrderWindows(const ConvArgs& a, const Tile& tile, const Chunk& chunk, const PixelLists<A>& pixels,
-                  WindowLists<A>& lists) {
+void OrderWindows(const ConvArgs& a, const Tile& tile, const Chunk& chunk, WindowLists<A>& lists) {
   const int64_t columns = tile.conv_cols.size(), limit = chunk.taps * a.kernel_size[1] * chunk.channels;
-  int32_t* histogram = lists.histogram;  // [limit + 2]; place of the windows with each count, counted from the top
+  int32_t* histogram = lists.histogram;  // [limit + 2]; then the place of the
+                                         // windows with each count, from the top
   __builtin_memset(histogram, 0, (limit + 2) * sizeof(int32_t));
+  __builtin_memset(lists.counts, 0, tile.windows * sizeof(int32_t));
   for (int64_t row = 0; row < tile.conv_rows; ++row) {
     int32_t* counts = lists.counts + row * columns;
-    __builtin_memset(counts, 0, columns * sizeof(int32_t));
     for (int64_t ky = chunk.tap_begin; ky < chunk.tap_begin + chunk.taps; ++ky) {
       const int32_t in = lists.input_rows[row * a.kernel_size[0] + ky];
       if (in < 0) continue;
-      const int32_t* starts = pixels.starts + in * (tile.in_cols.size() + 1);
-      for (int64_t x = 0; x < columns; ++x) {
-        for (int64_t s = x * lists.segments; s < (x + 1) * lists.segments; ++s) {
-          counts[x] += starts[lists.seg_end[s]] - starts[lists.seg_begin[s]];
-        }
-      }
+      const int32_t* row_counts = lists.row_counts + in * columns;
+      for (int64_t x = 0; x < columns; ++x) counts[x] += row_counts[x];
     }
     for (int64_t x = 0; x < columns; ++x) ++histogram[counts[x]];
   }
@@ -179,27 +212,43 @@ void OrderWindows(const ConvArgs& a, const Tile& tile, const Chunk& chunk, const
   }
 }
 
-// Copies a segment of the pixel lists, moved by `shift`; may write kListSlack entries more.
+// Copies 16 entries at a time, moved by `shift`; the first 16 without asking
+// how many there are, because a short loop of unknown length costs a branch
+// miss. Writes up to kListSlack entries more.
 template <typename A>
 inline void CopySegment(const A* values, const uint32_t* offsets, int64_t count, uint32_t shift, A* values_out,
                         uint32_t* offsets_out) {
-  constexpr int64_t kValues = kLanes<A>, kOffsets = kLanes<uint32_t>;
-  for (int64_t i = 0; i < count; i += kOffsets) {
-    for (int64_t j = 0; j < kOffsets; j += kValues) StoreAs(values_out + i + j, Load(values + i + j));
-    StoreAs(offsets_out + i, LoadAs<Word32>(offsets + i) + shift);
-  }
+  int64_t i = 0;
+  do {
+    for (int64_t j = i; j < i + kListSlack; j += kLanes<A>) StoreAs(values_out + j, Load(values + j));
+    for (int64_t j = i; j < i + kListSlack; j += kLanes<uint32_t>) {
+      StoreAs(offsets_out + j, LoadAs<Word32>(offsets + j) + shift);
+    }
+    i += kListSlack;
+  } while (__builtin_expect(i < count, 0));
+}
+
+// Appends `missing` zeros to a list; writes up to kListSlack entries more.
+template <typename A>
+inline void Pad(int64_t missing, uint32_t zeros, A* values, uint32_t* offsets) {
+  int64_t i = 0;
+  do {
+    for (int64_t j = i; j < i + kListSlack; j += kLanes<A>) StoreAs(values + j, Vector<A>{});
+    for (int64_t j = i; j < i + kListSlack; j += kLanes<uint32_t>) StoreAs(offsets + j, Word32{} + zeros);
+    i += kListSlack;
+  } while (__builtin_expect(i < missing, 0));
 }
 
 // The ECR entries of one window, at values and offsets.
 template <typename A>
 inline void FillWindow(const ConvArgs& a, const Tile& tile, const Chunk& chunk, int64_t window, uint32_t row_bytes,
                        const PixelLists<A>& pixels, const WindowLists<A>& lists, A* values, uint32_t* offsets) {
-  const int64_t row = window / tile.conv_cols.size(), x = window % tile.conv_cols.size();
+  const int64_t row = lists.rows[window], x = lists.columns[window];
   const uint32_t column_bytes = static_cast<uint32_t>(chunk.channels) * row_bytes;
+  const int32_t* input_rows = lists.input_rows + row * a.kernel_size[0] + chunk.tap_begin;
   for (int64_t tap = 0; tap < chunk.taps; ++tap) {
-    const int32_t in = lists.input_rows[row * a.kernel_size[0] + chunk.tap_begin + tap];
-    if (in < 0) continue;
-    const int32_t* starts = pixels.starts + in * (tile.in_cols.size() + 1);
+    if (input_rows[tap] < 0) continue;
+    const int32_t* starts = pixels.starts + input_rows[tap] * (tile.in_cols.size() + 1);
     for (int64_t s = x * lists.segments; s < (x + 1) * lists.segments; ++s) {
       const int32_t begin = starts[lists.seg_begin[s]], count = starts[lists.seg_end[s]] - begin;
       const uint32_t shift = static_cast<uint32_t>(tap * a.kernel_size[1] + lists.seg_shift[s]) * column_bytes;
@@ -230,10 +279,7 @@ void FillWindows(const ConvTask& task, const Tile& tile, const Chunk& chunk, con
       const int64_t window = lists.order[place];
       const int64_t count = window < tile.windows ? lists.counts[window] : 0;
       if (count > 0) FillWindow(a, tile, chunk, window, row_bytes, pixels, lists, values, offsets);
-      for (int64_t i = count; i < length; ++i) {
-        values[i] = 0;
-        offsets[i] = zeros;
-      }
+      Pad(length - count, zeros, values + count, offsets + count);
     }
   }
 }
