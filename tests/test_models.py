@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -28,6 +29,13 @@ from jax_sparse_conv.models.vgg import adaptive_average_pool
 from jax_sparse_conv.nnx import SparseConv, SparseConvPool, SparseLinear
 
 forward = nnx.jit(lambda model, x: model(x))
+
+
+@pytest.fixture(autouse=True)
+def float32_products() -> Iterator[None]:
+    """No TF32 on a GPU: the tolerances are those of float32."""
+    with jax.default_matmul_precision("highest"):
+        yield
 
 
 @pytest.mark.parametrize(
@@ -166,7 +174,7 @@ def test_implementations_agree(build: Any, implementation: str) -> None:
     for method in ("ecr", "pecr", "dense"):
         require(method, "float32")
     x = photographs(2, 16, 20)
-    model = build(precision="highest")
+    model = build()
     models.fold_batch_norm(model)
     models.set_implementation(model, "xla")
     expected = forward(model, x)

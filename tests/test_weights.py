@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,13 @@ from safetensors.numpy import save_file
 
 forward = nnx.jit(lambda model, x: model(x))
 Tensors = dict[str, np.ndarray]
+
+
+@pytest.fixture(autouse=True)
+def float32_products() -> Iterator[None]:
+    """No TF32 on a GPU: the tolerances are those of float32."""
+    with jax.default_matmul_precision("highest"):
+        yield
 
 
 class File:
