@@ -25,7 +25,7 @@ def test_example_runs_and_loses_nothing(path: Path) -> None:
     search = os.pathsep.join(filter(None, [str(PACKAGE), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         [sys.executable, str(path), *ARGUMENTS.get(path.name, [])],
-        env={**os.environ, "PYTHONPATH": search},
+        env={**os.environ, "PYTHONPATH": search, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
         capture_output=True,
         text=True,
         timeout=600,
