@@ -41,7 +41,7 @@ def main() -> int:
     arguments = _parser().parse_args()
     model = models.resnet50(version="v1", rngs=nnx.Rngs(0))
     loaded = models.load_weights(model, arguments.data / WEIGHTS, partial=True)
-    images = np.load(arguments.data / "images.npz")["images"][: arguments.images]
+    images = np.load(arguments.data / "images.npz")["images"]
     x = models.preprocess(images, loaded.convention)
     zeros, means = statistics(model, x)
     correlations = correlate(means, arguments.data / WEIGHTS)
@@ -142,7 +142,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", type=Path, required=True, help="folder of the weights and the photographs")
     parser.add_argument("--json", type=Path, help="write the result here")
-    parser.add_argument("--images", type=int, default=8, help="photographs to use; the table is of 8")
     parser.add_argument(
         "--implementation",
         type=lambda name: None if name == "auto" else name,
