@@ -51,11 +51,11 @@ double Cycles(const ConvArgs& args, int element_bytes, const DeviceInfo& device,
   constexpr double kShare = 0.4;  // of list candidates that are entries
   const double rows = static_cast<double>(args.kernel_size[0] * args.kernel_size[1]) *
                       DivideUp(plan.channel_chunks, plan.splits) * plan.chunk_channels;
-  const double entry = plan.lanes / 8.0 + 2.0;  // of shared memory: weights, values, row offsets, making the list
+  const double entry = plan.lanes / 4.0 + 2.0;  // of shared memory: weights, values, row offsets, making the list
   const double compute = rows * plan.groups * (kShare * entry + 0.4);
   const double stream = rows * plan.tile_features() * element_bytes / 32.0;
   const double rounds = static_cast<double>(DivideUp(plan.groups, plan.warps));
-  const double chain = rounds * rows * (kShare * 40.0 * plan.lanes / kWarp + 4.0);
+  const double chain = rounds * rows * (kShare * 60.0 * plan.lanes / kWarp + 4.0);
   const int chunks = static_cast<int>(DivideUp(plan.channel_chunks, plan.splits)) * plan.tap_chunks;
   const double reduce = plan.splits == 1 ? 800 : 2500 + plan.tile_pixels() * plan.tile_features() / 64.0;
   const double latency = std::max(chain - compute, 0.0) + chunks * 500.0 + reduce;
@@ -113,7 +113,7 @@ bool CompletePlan(const ConvArgs& args, int element_bytes, size_t workspace_byte
   plan->copy_kernel_shift = CopyShift(element_bytes, {args.features, args.features / args.groups});
   plan->vector_out = plan->copy_kernel_shift >= 2;
   const int rows = plan->chunk_taps * plan->chunk_channels;
-  plan->list_rows = RoundUp(rows, 4 * kWarp / plan->lanes);
+  plan->list_rows = RoundUp(rows, kListMultiple);
   plan->kernel_bytes = RoundUp(static_cast<int64_t>(rows) * plan->tile_features() * element_bytes, 16);
   plan->patch_bytes = RoundUp(std::min<int64_t>(patch_pixels * plan->chunk_channels * element_bytes, 1 << 28), 16);
   const int64_t bytes = static_cast<int64_t>(plan->stages) * (plan->kernel_bytes + plan->patch_bytes) +
@@ -140,8 +140,8 @@ ConvPlan ChooseConvPlan(const ConvArgs& args, int element_bytes, size_t workspac
   };
   const std::vector<int> heights = sizes(args.out_size[0]), widths = sizes(args.out_size[1]);
   const int64_t per_stack = args.images / args.stacks;
-  for (int lanes : {32, 16, 8}) {
-    if (lanes > 8 && features <= lanes * kLaneChannels / 2) continue;
+  for (int lanes : {16, 8, 4}) {
+    if (lanes > 4 && features <= lanes * kLaneChannels / 2) continue;
     for (int splits : {1, 2, 4, 8, 16}) {
       for (int height : heights) {
         for (int width : widths) {

@@ -11,9 +11,10 @@ namespace jsc {
 
 constexpr int kWarp = 32;
 constexpr int kPixels = 4;          // outputs that share one list of entries: the values of a float4
-constexpr int kLaneChannels = 4;    // output channels of a lane: one 16-byte load of weights
+constexpr int kLaneChannels = 8;    // output channels of a lane: two 16-byte loads of weights
 constexpr int kMaxWarps = 16;       // of a block
-constexpr int kGroupsPerWarp = 4;   // pixel groups whose accumulators a warp keeps: 4 x 4 x 4 registers a lane
+constexpr int kGroupsPerWarp = 2;   // pixel groups whose accumulators a warp keeps: 2 x 4 x 8 registers a lane
+constexpr int kListMultiple = 16;   // lists are padded to it
 constexpr int kMaxChunkRows = 160;  // kernel rows of a stage, at most so many entries in a list
 
 struct DeviceInfo {
@@ -41,7 +42,7 @@ struct Divider {
 enum class Reduction : int { kNone = 0, kCluster = 1, kWorkspace = 2 };
 
 struct ConvPlan {
-  int lanes;        // lanes over output channels: 8, 16 or 32; the 32 / lanes parts of a warp share a list
+  int lanes;        // lanes over output channels: 4, 8 or 16; the 32 / lanes parts of a warp share a list
   int warps;        // of a block
   int tile_images;  // a block's tile, in outputs of the operation (after the pool)
   int tile_out[2];

@@ -19,8 +19,8 @@ namespace {
 
 constexpr int kWarps = 16;
 constexpr int kThreads = kWarps * kWarp;
-constexpr int kFeatures = kWarp * kLaneChannels;  // of a block
-constexpr int kRun = 8;                           // kernel rows a warp loads at a time
+constexpr int kFeatures = kWarp * 4;  // of a block
+constexpr int kRun = 8;               // kernel rows a warp loads at a time
 constexpr int kMaxParts = 16;
 
 // Elements of x that a thread holds while its block counts slots: [kLoads][kImages] registers.
@@ -108,7 +108,7 @@ __device__ int CompressRows(const DenseShape& shape, const T* x, int images, int
 // sums[image] += values x kernel rows, over every kWarps-th run of the list. kVector: rows take 4-element loads.
 template <typename T, int kImages, bool kVector>
 __device__ void StreamRows(const List<kImages>& list, int count, const T* kernel, int features, int valid,
-                           float (&sums)[kImages][kLaneChannels]) {
+                           float (&sums)[kImages][4]) {
   for (int i = threadIdx.x / kWarp * kRun; i < count; i += kWarps * kRun) {
     float4 weight[kRun];
 #pragma unroll
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kThreads, kImages <= 2 ? 2 : 1)
   __shared__ float4 tile[kImages][kWarp];
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int part = blockIdx.x % shape.parts, block = blockIdx.x / shape.parts;
-  const int feature = block % shape.feature_tiles * kFeatures + lane * kLaneChannels;
+  const int feature = block % shape.feature_tiles * kFeatures + lane * 4;
   const int image_tile = block / shape.feature_tiles;
   const int stack = static_cast<int>(image_tile / shape.image_tiles);
   const int64_t first_image = image_tile % shape.image_tiles * kImages;
@@ -161,12 +161,12 @@ __global__ void __launch_bounds__(kThreads, kImages <= 2 ? 2 : 1)
   const T* kernel = task.kernel + static_cast<int64_t>(stack) * shape.channels * shape.features + feature;
   const int valid = min(shape.features - feature, 4);
 
-  float sums[kImages][kLaneChannels] = {};
+  float sums[kImages][4] = {};
   const int runs = (shape.channels + kWarp * shape.parts - 1) / (kWarp * shape.parts);
   for (int first_run = 0; first_run < runs; first_run += kLoads<kImages> * kWarps) {
     if (first_run > 0) __syncthreads();
     const int count = CompressRows<T, kImages>(shape, x, images, part, first_run, memory.list);
-    if (valid == kLaneChannels && shape.vector) {
+    if (valid == 4 && shape.vector) {
       StreamRows<T, kImages, true>(memory.list, count, kernel, shape.features, valid, sums);
     } else {
       StreamRows<T, kImages, false>(memory.list, count, kernel, shape.features, valid, sums);
@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(kWarp* kImages)
   float4 sum = partial[threadIdx.x];
   for (int p = 1; p < shape.parts; ++p) sum = sum + partial[p * kImages * kWarp + threadIdx.x];
   WriteDense(task, sum, stack * shape.images_per_stack + in_stack, stack,
-             block % shape.feature_tiles * kFeatures + lane * kLaneChannels, shape.vector);
+             block % shape.feature_tiles * kFeatures + lane * 4, shape.vector);
 }
 
 template <typename T, int kImages>
@@ -232,7 +232,7 @@ ffi::Error LaunchDense(const ConvCall& call, Workspace workspace, const DeviceIn
   shape.channels = static_cast<int>(a.channels);
   shape.features = static_cast<int>(a.features);
   shape.feature_tiles = (shape.features + kFeatures - 1) / kFeatures;
-  shape.vector = a.features % kLaneChannels == 0;
+  shape.vector = a.features % 4 == 0;
   shape.cluster = device.clusters[0] > 0;
   const int64_t tiles = shape.image_tiles * a.stacks * shape.feature_tiles;
   const int64_t tile_bytes = sizeof(float4) * kImages * kWarp;

@@ -204,7 +204,7 @@ template <typename T, int kLanes, int kWidth>
 __device__ void StageKernel(const ConvTask<T>& task, const BlockPlace& b, T* rows, int first_tap, int taps, int first) {
   const ConvPlan& plan = task.plan;
   const int unit_shift = kWidth ? (sizeof(T) == 4 ? 2 : 3) : plan.copy_kernel_shift;
-  constexpr int kFeatureShift = kLanes == 32 ? 7 : kLanes == 16 ? 6 : 5;
+  constexpr int kFeatureShift = kLanes == 16 ? 7 : kLanes == 8 ? 6 : 5;
   const int units_shift = kFeatureShift - unit_shift;
   const int total = taps << plan.chunk_shift << units_shift;
   const T* corner = task.kernel + b.feature +
@@ -222,11 +222,27 @@ __device__ void StageKernel(const ConvTask<T>& task, const BlockPlace& b, T* row
   }
 }
 
-// Writes a group's list and returns its length, a multiple of 4 * (32 / kLanes): the tail repeats the last row with
+// A list is read in runs: each of the kParts parts of a warp takes kRun entries of a run, part p those at p, p +
+// kParts,
+// ... so that values read at the same time lie side by side. Their row offsets are stored part by part for one load.
+template <int kLanes>
+struct ListOrder {
+  static constexpr int kParts = kWarp / kLanes;
+  static constexpr int kRun = kParts == 2 ? 4 : kListMultiple / kParts;  // 4, 4, 2
+  static constexpr int kMultiple = kParts * kRun;
+
+  // Where the row offset of entry number `slot` goes.
+  __device__ static int RowSlot(int slot) {
+    const int in_run = slot % kMultiple;
+    return slot - in_run + in_run % kParts * kRun + in_run / kParts;
+  }
+};
+
+// Writes a group's list and returns its length, a multiple of ListOrder::kMultiple: the tail repeats the last row with
 // zeros. All candidates are read before the first ballot: one latency for the list, not one for each ballot.
 template <typename T, int kLanes>
 __device__ int Compress(const T* patch, const int* row_offset, int4 base, int rows, float4* values, uint32_t* list) {
-  constexpr int kMultiple = 4 * kWarp / kLanes;
+  using Order = ListOrder<kLanes>;
   constexpr uint32_t kRowBytes = kLanes * kLaneChannels * sizeof(T);
   constexpr int kBallots = kMaxChunkRows / kWarp;
   const int lane = threadIdx.x % kWarp;
@@ -247,23 +263,23 @@ __device__ int Compress(const T* patch, const int* row_offset, int4 base, int ro
     if (kept) {
       const int slot = count + __popc(mask & ((1u << lane) - 1));
       values[slot] = v[i];
-      list[slot] = row * kRowBytes;
+      list[Order::RowSlot(slot)] = row * kRowBytes;
     }
     count += __popc(mask);
   }
   __syncwarp();
-  const int padded = (count + kMultiple - 1) / kMultiple * kMultiple;
+  const int padded = (count + Order::kMultiple - 1) / Order::kMultiple * Order::kMultiple;
   if (count + lane < padded) {
     values[count + lane] = {0.f, 0.f, 0.f, 0.f};
-    list[count + lane] = list[count - 1];
+    list[Order::RowSlot(count + lane)] = list[Order::RowSlot(count - 1)];
   }
   __syncwarp();
   return padded;
 }
 
-__device__ inline void MultiplyAdd(float4 value, float4 weight, float (&sums)[kPixels][kLaneChannels]) {
+__device__ inline void MultiplyAdd(float4 value, float4 low, float4 high, float (&sums)[kPixels][kLaneChannels]) {
   const float v[kPixels] = {value.x, value.y, value.z, value.w};
-  const float w[kLaneChannels] = {weight.x, weight.y, weight.z, weight.w};
+  const float w[kLaneChannels] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
   for (int p = 0; p < kPixels; ++p) {
 #pragma unroll
@@ -271,45 +287,85 @@ __device__ inline void MultiplyAdd(float4 value, float4 weight, float (&sums)[kP
   }
 }
 
-// sums[pixel][channel] += values x kernel rows of a list. Each part of the warp takes every (32 / kLanes)-th run of 4.
+// With 4 lanes over 32 channels two parts of the warp read weights in one shared-memory pass. Odd parts read the upper
+// half of a row first, so that the two meet in different banks; their sums are swapped back at the end.
+template <int kLanes>
+__device__ bool SwapsHalves() {
+  return kLanes == 4 && (threadIdx.x / kLanes) % 2 != 0;
+}
+
+// sums[pixel][channel] += values x kernel rows of a list, for channels 4 * lane + k and, with k >= 4, as many again
+// behind the lower half of the row.
 template <typename T, int kLanes>
 __device__ void Accumulate(const T* kernel, const float4* values, const uint32_t* list, int count,
                            float (&sums)[kPixels][kLaneChannels]) {
-  const int lane = threadIdx.x % kWarp;
-  const int part = lane / kLanes;
-  const auto* mine = reinterpret_cast<const char*>(kernel + lane % kLanes * kLaneChannels);
+  using Order = ListOrder<kLanes>;
+  const int lane = threadIdx.x % kWarp, part = lane / kLanes;
+  const int swap = SwapsHalves<kLanes>() ? kLanes * 4 : 0;
+  const auto* low = reinterpret_cast<const char*>(kernel + lane % kLanes * 4 + swap);
+  const auto* high = reinterpret_cast<const char*>(kernel + lane % kLanes * 4 + kLanes * 4 - swap);
 #pragma unroll 1
-  for (int i = part * 4; i < count; i += 4 * kWarp / kLanes) {
-    const uint4 rows = *reinterpret_cast<const uint4*>(list + i);
-    const float4 weight[4] = {
-        Load4(reinterpret_cast<const T*>(mine + rows.x)), Load4(reinterpret_cast<const T*>(mine + rows.y)),
-        Load4(reinterpret_cast<const T*>(mine + rows.z)), Load4(reinterpret_cast<const T*>(mine + rows.w))};
+  for (int i = 0; i < count; i += Order::kMultiple) {
+    uint32_t rows[4];
+    if constexpr (Order::kRun == 4) {
+      *reinterpret_cast<uint4*>(rows) = *reinterpret_cast<const uint4*>(list + i + part * 4);
+    } else {
+      *reinterpret_cast<uint2*>(rows) = *reinterpret_cast<const uint2*>(list + i + part * 2);
+    }
 #pragma unroll
-    for (int e = 0; e < 4; ++e) MultiplyAdd(values[i + e], weight[e], sums);
+    for (int e = 0; e < Order::kRun; ++e) {
+      MultiplyAdd(values[i + e * Order::kParts + part], Load4(reinterpret_cast<const T*>(low + rows[e])),
+                  Load4(reinterpret_cast<const T*>(high + rows[e])), sums);
+    }
   }
 }
 
-// Adds up the parts of a warp and writes its groups' sums to tile[pixel][feature].
+// Adds up the parts of a warp and writes its groups' sums to tile[pixel][feature]. Parts exchange halves: of the four
+// pixels, then of the two that are left, then (8 parts) of the channels, so that each ends with its own share.
 template <typename T, int kLanes>
 __device__ void StoreSums(const ConvTask<T>& task, float (&sums)[kGroupsPerWarp][kPixels][kLaneChannels], float* tile) {
+  constexpr int kParts = kWarp / kLanes;
   const int lane = threadIdx.x % kWarp;
+  // Keeps `mine` of the pair of this lane and adds the partner's.
+  auto exchange = [&](float low, float high, int distance) {
+    const bool upper = lane & distance;
+    return (upper ? high : low) + __shfl_xor_sync(0xffffffffu, upper ? low : high, distance);
+  };
 #pragma unroll
   for (int g = 0; g < kGroupsPerWarp; ++g) {
     const int group = threadIdx.x / kWarp + g * task.plan.warps;
     if (group >= task.plan.groups) break;
+    auto& s = sums[g];
 #pragma unroll
-    for (int p = 0; p < kPixels; ++p) {
+    for (int k = 0; k < 4; ++k) {
 #pragma unroll
-      for (int k = 0; k < kLaneChannels; ++k) {
-#pragma unroll
-        for (int distance = kLanes; distance < kWarp; distance *= 2) {
-          sums[g][p][k] += __shfl_xor_sync(0xffffffffu, sums[g][p][k], distance);
-        }
+      for (int p = 0; p < kPixels; ++p) {
+        const float low = s[p][k], high = s[p][k + 4];
+        s[p][k] = SwapsHalves<kLanes>() ? high : low;
+        s[p][k + 4] = SwapsHalves<kLanes>() ? low : high;
       }
-      const int pixel = FindPixel(task, group, p).index;
-      if (pixel < 0 || lane >= kLanes) continue;
-      *reinterpret_cast<float4*>(tile + (pixel * kLanes + lane) * kLaneChannels) =
-          make_float4(sums[g][p][0], sums[g][p][1], sums[g][p][2], sums[g][p][3]);
+    }
+#pragma unroll
+    for (int k = 0; k < kLaneChannels; ++k) {
+      s[0][k] = exchange(s[0][k], s[2][k], kWarp / 2);
+      s[1][k] = exchange(s[1][k], s[3][k], kWarp / 2);
+      if (kParts >= 4) s[0][k] = exchange(s[0][k], s[1][k], kWarp / 4);
+    }
+    if (kParts >= 8) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) s[0][k] = exchange(s[0][k], s[0][k + 4], kWarp / 8);
+    }
+    constexpr int kKept = kParts == 2 ? 2 : 1;  // pixels of a lane
+#pragma unroll
+    for (int p = 0; p < kKept; ++p) {
+      const int pixel = FindPixel(task, group, lane / (kWarp / kPixels * kKept) * kKept + p).index;
+      if (pixel < 0) continue;
+      float* row = tile + pixel * kLanes * kLaneChannels + lane % kLanes * 4;
+      if (kParts >= 8) row += (lane / kLanes) % 2 * kLanes * 4;
+      *reinterpret_cast<float4*>(row) = make_float4(s[p][0], s[p][1], s[p][2], s[p][3]);
+      if (kParts < 8) {
+        *reinterpret_cast<float4*>(row + kLanes * 4) = make_float4(s[p][4], s[p][5], s[p][6], s[p][7]);
+      }
     }
   }
 }
@@ -344,10 +400,11 @@ __device__ float4 PoolWindow(const ConvTask<T>& task, const int (&first)[2], Con
 template <typename T, int kLanes, bool kPool, typename Partial>
 __device__ void Epilogue(const ConvTask<T>& task, const BlockPlace& b, int share, int shares, Partial partial) {
   const ConvPlan& plan = task.plan;
-  const int total = b.images * plan.tile_out[0] * plan.tile_out[1] * kLanes;
+  constexpr int kQuarters = kLanes * kLaneChannels / 4;
+  const int total = b.images * plan.tile_out[0] * plan.tile_out[1] * kQuarters;
   for (int i = share * blockDim.x + threadIdx.x; i < total; i += shares * blockDim.x) {
-    const int feature = i % kLanes * kLaneChannels;
-    const Quotient tile_x = Divide(i / kLanes, task.by_tile_out[1]);
+    const int feature = i % kQuarters * 4;
+    const Quotient tile_x = Divide(i / kQuarters, task.by_tile_out[1]);
     const Quotient tile_y = Divide(tile_x.quotient, task.by_tile_out[0]);
     const int y = b.out[0] + tile_y.remainder, x = b.out[1] + tile_x.remainder, image = tile_y.quotient;
     const int valid = min(b.features - feature, 4);
@@ -464,7 +521,6 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp) ConvKernel(const __grid_cons
       FindRows(task, m, tap, min(plan.chunk_taps, taps - tap));
       __syncthreads();
     }
-    if (!first && chunk + 1 < last_chunk) Stage<T, kLanes>(task, b, m, chunk + 1);
     const int rows = min(plan.chunk_taps, taps - tap) << plan.chunk_shift;
     const T* patch = StageOf(plan, m.patch, plan.patch_bytes, channel_chunk);
     const T* kernel = StageOf(plan, m.kernel, plan.kernel_bytes, chunk);
@@ -473,9 +529,11 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp) ConvKernel(const __grid_cons
       const int group = warp + g * plan.warps;
       const int4 base = group < plan.groups ? m.group_base[group] : make_int4(-1, -1, -1, -1);
       const int count = base.x < 0 ? 0 : Compress<T, kLanes>(patch, m.row_offset, base, rows, m.values, m.rows);
-      if (g == 0 && first) {
-        WaitForCopies<0>();
-        __syncthreads();
+      if (g == 0) {
+        if (first) {
+          WaitForCopies<0>();
+          __syncthreads();
+        }
         if (chunk + 1 < last_chunk) Stage<T, kLanes>(task, b, m, chunk + 1);
       }
       Accumulate<T, kLanes>(kernel, m.values, m.rows, count, sums[g]);
@@ -584,9 +642,9 @@ ffi::Error LaunchConv(const ConvCall& call, const ConvPlan& plan, void* workspac
   const ConvTask<T> task = MakeConvTask<T>(call, plan, workspace);
   const int64_t blocks = call.args.stacks * plan.tiles[0] * static_cast<int64_t>(plan.tiles[1]) * plan.tiles[2] *
                          plan.channel_tiles * call.args.groups;
-  if (plan.lanes == 32) return LaunchLanes<T, 32, kPool>(task, blocks, stream);
   if (plan.lanes == 16) return LaunchLanes<T, 16, kPool>(task, blocks, stream);
-  return LaunchLanes<T, 8, kPool>(task, blocks, stream);
+  if (plan.lanes == 8) return LaunchLanes<T, 8, kPool>(task, blocks, stream);
+  return LaunchLanes<T, 4, kPool>(task, blocks, stream);
 }
 
 }  // namespace jsc
