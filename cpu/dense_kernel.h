@@ -18,8 +18,8 @@ namespace jsc {
 namespace JSC_ISA {
 namespace {
 
-constexpr int64_t kStep = 32;  // kernel rows per step when x has several rows
-constexpr int kRows = 4;       // kernel rows per pass over the sums
+constexpr int64_t kStep = 128;  // kernel rows per step when x has several rows
+constexpr int kRows = 4;        // kernel rows per pass over the sums
 
 template <typename A>
 struct DenseBuffers {

@@ -6,6 +6,7 @@
 #include <memory>
 
 #if defined(__linux__)
+#include <sys/mman.h>
 #include <unistd.h>
 #endif
 
@@ -92,9 +93,14 @@ char* Scratch(int64_t bytes) {
   if (memory.size < bytes) {
     memory.data.reset();
     memory.size = 0;
-    const int64_t rounded = (bytes + 4095) / 4096 * 4096;
-    memory.data.reset(static_cast<char*>(std::aligned_alloc(4096, rounded)));
+    constexpr int64_t kPage = int64_t{2} << 20;  // huge pages, where the system has them: fewer address look-ups
+    const int64_t page = bytes >= kPage / 2 ? kPage : 4096;
+    const int64_t rounded = (bytes + page - 1) / page * page;
+    memory.data.reset(static_cast<char*>(std::aligned_alloc(page, rounded)));
     if (memory.data != nullptr) memory.size = rounded;
+#if defined(__linux__)
+    if (memory.data != nullptr && page == kPage) madvise(memory.data.get(), rounded, MADV_HUGEPAGE);
+#endif
   }
   return memory.data.get();
 }
@@ -128,6 +134,8 @@ double SampleDensity(const Isa& isa, int dtype, const ConvCall& call) {
   return samples == 0 ? 0 : static_cast<double>(isa.count[dtype](call.x, samples, step)) / samples;
 }
 
+bool IsDepthwise(const ConvArgs& a) { return a.groups > 1 && a.group_channels == 1 && a.features == a.groups; }
+
 bool Empty(const ConvArgs& a) { return a.images * a.out_size[0] * a.out_size[1] * a.features == 0; }
 
 }  // namespace
@@ -156,8 +164,15 @@ ffi::Error RunConvCall(ffi::ThreadPool& pool, const ConvCall& call) {
   if (Empty(call.args)) return ffi::Error::Success();
   const Isa& isa = CurrentIsa();
   const Machine machine = ThisMachine(isa, pool);
-  const double density = SampleDensity(isa, dtype, call);
-  const ConvPlan plan = MakePlan(call.args, machine, dtype == kFloat64 ? 8 : 4, density);
+  const int64_t accumulator_bytes = dtype == kFloat64 ? 8 : 4;
+  if (IsDepthwise(call.args)) {
+    ConvCall flat = call;  // all channels as one group whose kernel has one input channel
+    flat.args.groups = 1;
+    const ConvPlan plan = MakePlan(flat.args, machine, accumulator_bytes, 1);
+    const auto make = [&](int64_t index) { return TaskAt(flat, plan, index); };
+    return RunTasks(pool, machine.threads, plan.tasks, make, isa.depthwise_bytes[dtype], isa.depthwise[dtype]);
+  }
+  const ConvPlan plan = MakePlan(call.args, machine, accumulator_bytes, SampleDensity(isa, dtype, call));
   const auto make = [&](int64_t index) { return TaskAt(call, plan, index); };
   return RunTasks(pool, machine.threads, plan.tasks, make, isa.conv_bytes[dtype], isa.conv[dtype]);
 }

@@ -27,6 +27,8 @@ struct Isa {
   // Scratch bytes that a task needs, and the task itself; `scratch` is aligned to 64 bytes.
   int64_t (*conv_bytes[kDtypes])(const ConvTask& task);
   void (*conv[kDtypes])(const ConvTask& task, char* scratch);
+  int64_t (*depthwise_bytes[kDtypes])(const ConvTask& task);
+  void (*depthwise[kDtypes])(const ConvTask& task, char* scratch);
   int64_t (*dense_bytes[kDtypes])(const DenseTask& task);
   void (*dense[kDtypes])(const DenseTask& task, char* scratch);
   // Non-zeros among `samples` elements of x, `step` elements apart.
