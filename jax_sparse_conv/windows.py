@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 
 from jax_sparse_conv import geometry as geo
+from jax_sparse_conv import reference
 from jax_sparse_conv.geometry import Geometry, Pair
 
 EMPTY = -1
@@ -64,16 +65,10 @@ def cut(x: jax.Array, kernel_size: Pair, geometry: Geometry) -> jax.Array:
 
 def _compress_window(pixels: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     """One window [taps] -> values [capacity], indices [capacity] and the count, not limited by the capacity."""
-    kept = _is_nonzero(pixels)
+    kept = reference.is_nonzero(pixels)
     indices = jnp.nonzero(kept, size=capacity, fill_value=-1)[0].astype(jnp.int32)
     values = pixels.at[indices].get(mode="fill", fill_value=0, wrap_negative_indices=False)
     return values, indices, jnp.sum(kept, dtype=jnp.int32)
-
-
-def _is_nonzero(x: jax.Array) -> jax.Array:
-    """Compares bits: XLA's CPU backend takes a subnormal for zero when it compares floats."""
-    bits = lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
-    return (bits << 1) != 0
 
 
 def _poison_overflow(values: jax.Array, counts: jax.Array, capacity: int) -> jax.Array:

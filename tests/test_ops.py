@@ -86,6 +86,8 @@ def test_density() -> None:
     x = jnp.asarray([[0.0, -0.0, jnp.nan, 1e-41], [1.0, jnp.inf, -2.0, 0.0]], jnp.float32)
     assert jsc.density(x[1]) == 0.75
     np.testing.assert_array_equal(jsc.density(x[:, :3], axis=0), [0.5, 0.5, 1.0])
+    assert jsc.density(x[0]) == 0.5
+    assert jsc.density(jnp.asarray([[0, 3], [1, 0]])) == 0.5
 
 
 def test_conv_general_dilated_is_lax_where_conv_applies() -> None:
