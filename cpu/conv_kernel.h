@@ -137,7 +137,7 @@ ConvBuffers<A> TakeBuffers(const ConvTask& task, const Tile& tile, char* scratch
   buffers.images = arena.Take<TileImage>(tile.images);
   buffers.packed = arena.Take<A>((rows + 1) * p.block);
   buffers.sums = arena.Take<A>((task.block_end - task.block_begin) * (tile.windows + 1) * p.block);
-  buffers.pixels = TakePixelLists<A>(arena, tile, p.chunk_channels);
+  buffers.pixels = TakePixelLists<A>(arena, task, tile);
   buffers.lists = TakeWindowLists<A>(arena, task, tile);
   buffers.bytes = arena.used();
   return buffers;
@@ -147,10 +147,10 @@ ConvBuffers<A> TakeBuffers(const ConvTask& task, const Tile& tile, char* scratch
 template <typename T, typename A>
 void RunChunk(const ConvTask& task, const Tile& tile, const Chunk& chunk, ConvBuffers<A>& buffers) {
   const ConvPlan& p = *task.plan;
-  CompressPixels<T>(task, tile, buffers.images, chunk, buffers.pixels);
-  CountRows(tile, buffers.pixels, buffers.lists);
+  const PixelList<A> pixels = buffers.pixels.At(chunk.channel_begin / p.chunk_channels);
+  CountRows(tile, pixels, buffers.lists);
   OrderWindows(task.call->args, tile, chunk, buffers.lists);
-  FillWindows(task, tile, chunk, buffers.pixels, buffers.lists);
+  FillWindows(task, tile, chunk, pixels, buffers.lists);
   if (buffers.lists.groups == 0) return;
   for (int64_t block = task.block_begin; block < task.block_end; ++block) {
     const KernelSlice<T> slice = SliceAt<T>(task, chunk, block);
@@ -185,6 +185,7 @@ void RunConv(const ConvTask& task, char* scratch) {
   ConvBuffers<A> buffers = TakeBuffers<A>(task, tile, scratch);
   MakeTile(task, buffers.images);
   LocateWindows(a, tile, buffers.images, buffers.lists, buffers.pixels);
+  CompressPixels<T>(task, tile, buffers.images, buffers.pixels);
   const int64_t blocks = task.block_end - task.block_begin;
   __builtin_memset(buffers.sums, 0, blocks * (tile.windows + 1) * task.plan->block * sizeof(A));
   const int64_t channel_chunks = CeilDiv(a.group_channels, task.plan->chunk_channels);

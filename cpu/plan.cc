@@ -21,11 +21,11 @@ struct Work {
 };
 
 // Cycles, measured at 85 and 95 % zeros on one AVX-512 core. Only their ratios matter, and those are similar elsewhere.
-constexpr double kCyclesPerList = 35;  // compressing, counting, ordering and copying one window's list
-constexpr double kCyclesPerListEntry = 0.3;
-constexpr double kCyclesPerSum = 12;          // loading and storing a window's sums, per block and chunk
+constexpr double kCyclesPerList = 80;  // compressing, counting, ordering and copying one window's list
+constexpr double kCyclesPerListEntry = 1.5;
+constexpr double kCyclesPerSum = 10;          // loading and storing a window's sums, per block and chunk
 constexpr double kCyclesPerVector = 0.7;      // one multiply-add
-constexpr double kCyclesPerPackedVector = 6;  // one vector of the kernel, from the outer cache into a slice
+constexpr double kCyclesPerPackedVector = 8;  // one vector of the kernel, from the outer cache into a slice
 constexpr double kCyclesPerTask = 3000;
 constexpr double kCyclesToWake = 20000;  // until another thread has taken its first task
 
@@ -41,7 +41,7 @@ double PlanCycles(const Work& w, const ConvPlan& p) {
   const double task = TaskCycles(w, p);
   if (p.tasks == 1) return task;
   const double rounds = std::max(1.0, static_cast<double>(CeilDiv(p.tasks, static_cast<int64_t>(w.threads))));
-  const double uneven = p.row_tiles * p.col_tiles > 1 ? 0.15 * task : 0;
+  const double uneven = p.row_tiles * p.col_tiles > 1 ? 0.1 * task : 0;
   return rounds * task + uneven + (w.threads > 1 ? kCyclesToWake : 0);
 }
 

@@ -1,14 +1,7 @@
 // ECR for many channels: the non-zeros of every convolution window of a tile,
 // for one chunk of channels and kernel rows.
 //
-// Layout. First each pixel of the tile is compressed once: (value, offset)
-// pairs of a tile row of x are contiguous, with starts[] at each pixel. An
-// offset is where the packed kernel slice holds the row that the value
-// multiplies, in bytes, counted as if the window began at the tile's first
-// column. So the part of a window that lies in one row of x is one contiguous
-// segment of these lists, and a single subtraction moves it to the window's own
-// column: lists of overlapping windows share the compression. Then the segments
-// of each window are copied together: values, kernel offsets, count.
+// The parts of a window in the rows of x (pixel_lists.h) are copied together: values, kernel offsets, count.
 //
 // Windows are ordered by their count and run in groups of kWindows of (almost)
 // equal length, padded to the longest with zeros that point at a row of zeros.
@@ -21,21 +14,11 @@
 #ifndef JSC_CPU_WINDOW_LISTS_H_
 #define JSC_CPU_WINDOW_LISTS_H_
 
-#include "simd.h"
-#include "tile.h"
+#include "pixel_lists.h"
 
 namespace jsc {
 namespace JSC_ISA {
 namespace {
-
-template <typename A>
-struct PixelLists {
-  A* values;          // [in_rows * in_cols * chunk_channels + slack]
-  uint32_t* offsets;  // same
-  int32_t* starts;    // [in_rows, in_cols + 1]
-  bool* needed_rows;  // [in_rows]
-  bool* needed_cols;  // [in_cols]
-};
 
 template <typename A>
 struct WindowLists {
@@ -61,24 +44,6 @@ struct WindowLists {
 };
 
 constexpr int64_t kMaxGroup = 8;
-
-// Channels and kernel rows of one chunk.
-struct Chunk {
-  int64_t channel_begin, channels;
-  int64_t tap_begin, taps;
-};
-
-template <typename A>
-PixelLists<A> TakePixelLists(Arena& arena, const Tile& tile, int64_t chunk_channels) {
-  const int64_t capacity = tile.in_rows * tile.in_cols.size() * chunk_channels + kListSlack;
-  PixelLists<A> lists{};
-  lists.values = arena.Take<A>(capacity);
-  lists.offsets = arena.Take<uint32_t>(capacity);
-  lists.starts = arena.Take<int32_t>(tile.in_rows * (tile.in_cols.size() + 1));
-  lists.needed_rows = arena.Take<bool>(tile.in_rows);
-  lists.needed_cols = arena.Take<bool>(tile.in_cols.size());
-  return lists;
-}
 
 template <typename A>
 WindowLists<A> TakeWindowLists(Arena& arena, const ConvTask& task, const Tile& tile) {
@@ -140,35 +105,9 @@ void LocateWindows(const ConvArgs& a, const Tile& tile, const TileImage* images,
   }
 }
 
-// Lists the non-zeros of the chunk's channels for each pixel of the tile: the
-// only read of x for this chunk.
-template <typename T, typename A>
-void CompressPixels(const ConvTask& task, const Tile& tile, const TileImage* images, const Chunk& chunk,
-                    PixelLists<A>& lists) {
-  const ConvArgs& a = task.call->args;
-  const T* x = static_cast<const T*>(task.call->x);  // [N, H, W, C]
-  const uint32_t row_bytes = static_cast<uint32_t>(task.plan->block * sizeof(A));
-  const int64_t columns = tile.in_cols.size();
-  int64_t used = 0, row = 0;
-  for (int64_t i = 0; i < tile.images; ++i) {
-    for (int64_t y = images[i].in_rows.begin; y < images[i].in_rows.end; ++y, ++row) {
-      const T* pixel = x + ((images[i].image * a.size[0] + y) * a.size[1] + tile.in_cols.begin) * a.channels +
-                       task.group * a.group_channels + chunk.channel_begin;
-      int32_t* starts = lists.starts + row * (columns + 1);
-      for (int64_t column = 0; column < columns; ++column, pixel += a.channels) {
-        starts[column] = static_cast<int32_t>(used);
-        if (!lists.needed_rows[row] || !lists.needed_cols[column]) continue;
-        const uint32_t first = static_cast<uint32_t>(column * chunk.channels) * row_bytes;
-        used += Append(pixel, chunk.channels, first, row_bytes, lists.values + used, lists.offsets + used);
-      }
-      starts[columns] = static_cast<int32_t>(used);
-    }
-  }
-}
-
 // Counts the entries that each window column gets from each row of x.
 template <typename A>
-void CountRows(const Tile& tile, const PixelLists<A>& pixels, WindowLists<A>& lists) {
+void CountRows(const Tile& tile, const PixelList<A>& pixels, WindowLists<A>& lists) {
   const int64_t columns = tile.conv_cols.size();
   for (int64_t row = 0; row < tile.in_rows; ++row) {
     const int32_t* starts = pixels.starts + row * (tile.in_cols.size() + 1);
@@ -239,20 +178,31 @@ inline void Pad(int64_t missing, uint32_t zeros, A* values, uint32_t* offsets) {
   } while (__builtin_expect(i < missing, 0));
 }
 
-// The ECR entries of one window, at values and offsets.
+// What FillWindow reads, by value: the stores below could otherwise change it, as far as the compiler knows.
 template <typename A>
-inline void FillWindow(const ConvArgs& a, const Tile& tile, const Chunk& chunk, int64_t window, uint32_t row_bytes,
-                       const PixelLists<A>& pixels, const WindowLists<A>& lists, A* values, uint32_t* offsets) {
-  const int64_t row = lists.rows[window], x = lists.columns[window];
-  const uint32_t column_bytes = static_cast<uint32_t>(chunk.channels) * row_bytes;
-  const int32_t* input_rows = lists.input_rows + row * a.kernel_size[0] + chunk.tap_begin;
-  for (int64_t tap = 0; tap < chunk.taps; ++tap) {
+struct Segments {
+  PixelList<A> pixels;
+  const int32_t* begin;  // seg_begin
+  const int32_t* end;    // seg_end
+  const int32_t* shift;  // seg_shift
+  int64_t count;         // per window and row
+  int64_t taps;          // kernel rows of the chunk
+  int64_t kernel_width;
+  int64_t starts_stride;  // of pixels.starts
+  uint32_t column_bytes;  // one kernel column of the packed slice
+};
+
+// The ECR entries of the window at conv column x, at values and offsets; input_rows: [taps].
+template <typename A>
+inline void FillWindow(const Segments<A> segments, const int32_t* input_rows, int64_t x, A* values, uint32_t* offsets) {
+  for (int64_t tap = 0; tap < segments.taps; ++tap) {
     if (input_rows[tap] < 0) continue;
-    const int32_t* starts = pixels.starts + input_rows[tap] * (tile.in_cols.size() + 1);
-    for (int64_t s = x * lists.segments; s < (x + 1) * lists.segments; ++s) {
-      const int32_t begin = starts[lists.seg_begin[s]], count = starts[lists.seg_end[s]] - begin;
-      const uint32_t shift = static_cast<uint32_t>(tap * a.kernel_size[1] + lists.seg_shift[s]) * column_bytes;
-      CopySegment(pixels.values + begin, pixels.offsets + begin, count, shift, values, offsets);
+    const int32_t* starts = segments.pixels.starts + input_rows[tap] * segments.starts_stride;
+    for (int64_t s = x * segments.count; s < (x + 1) * segments.count; ++s) {
+      const int32_t begin = starts[segments.begin[s]], count = starts[segments.end[s]] - begin;
+      const uint32_t shift =
+          static_cast<uint32_t>(tap * segments.kernel_width + segments.shift[s]) * segments.column_bytes;
+      CopySegment(segments.pixels.values + begin, segments.pixels.offsets + begin, count, shift, values, offsets);
       values += count;
       offsets += count;
     }
@@ -261,27 +211,32 @@ inline void FillWindow(const ConvArgs& a, const Tile& tile, const Chunk& chunk, 
 
 // Builds the lists of all windows, in groups of `group`.
 template <typename A>
-void FillWindows(const ConvTask& task, const Tile& tile, const Chunk& chunk, const PixelLists<A>& pixels,
+void FillWindows(const ConvTask& task, const Tile& tile, const Chunk& chunk, const PixelList<A>& pixels,
                  WindowLists<A>& lists) {
   const ConvArgs& a = task.call->args;
-  const int64_t group = task.plan->windows;
-  const uint32_t row_bytes = static_cast<uint32_t>(task.plan->block * sizeof(A));
-  const uint32_t zeros = static_cast<uint32_t>(chunk.taps * a.kernel_size[1] * chunk.channels) * row_bytes;
-  for (int64_t i = 0; i < kMaxGroup; ++i) lists.order[tile.windows + i] = static_cast<int32_t>(tile.windows);
+  const int64_t group = task.plan->windows, kernel_rows = a.kernel_size[0], windows = tile.windows;
+  const uint32_t column_bytes = static_cast<uint32_t>(chunk.channels * task.plan->block * sizeof(A));
+  const uint32_t zeros = static_cast<uint32_t>(chunk.taps * a.kernel_size[1]) * column_bytes;
+  const Segments<A> segments = {pixels,     lists.seg_begin,  lists.seg_end,           lists.seg_shift, lists.segments,
+                                chunk.taps, a.kernel_size[1], tile.in_cols.size() + 1, column_bytes};
+  const int32_t* input_rows = lists.input_rows + chunk.tap_begin;
+  const int32_t *order = lists.order, *counts = lists.counts, *rows = lists.rows, *columns = lists.columns;
+  for (int64_t i = 0; i < kMaxGroup; ++i) lists.order[windows + i] = static_cast<int32_t>(windows);
   A* values = lists.values;
   uint32_t* offsets = lists.offsets;
-  lists.groups = 0;
-  for (int64_t first = 0; first < tile.windows; first += group) {
-    const int64_t length = lists.counts[lists.order[first]];
+  int64_t groups = 0;
+  for (int64_t first = 0; first < windows; first += group) {
+    const int64_t length = counts[order[first]];
     if (length == 0) break;
-    lists.lengths[lists.groups++] = static_cast<int32_t>(length);
+    lists.lengths[groups++] = static_cast<int32_t>(length);
     for (int64_t place = first; place < first + group; ++place, values += length, offsets += length) {
-      const int64_t window = lists.order[place];
-      const int64_t count = window < tile.windows ? lists.counts[window] : 0;
-      if (count > 0) FillWindow(a, tile, chunk, window, row_bytes, pixels, lists, values, offsets);
+      const int64_t window = order[place];
+      const int64_t count = window < windows ? counts[window] : 0;
+      if (count > 0) FillWindow(segments, input_rows + rows[window] * kernel_rows, columns[window], values, offsets);
       Pad(length - count, zeros, values + count, offsets + count);
     }
   }
+  lists.groups = groups;
 }
 
 }  // namespace
