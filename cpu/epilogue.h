@@ -34,7 +34,7 @@ inline Vector<A> LoadFirstOf(const T* source, int64_t width) {
   return Load(all);
 }
 
-// One vector of channels of a block, at the first of `width` channels `channel` of K.
+// `width` channels of K from `channel` on: a block, or the part of it in one vector.
 struct ChannelRange {
   int64_t channel, width;
 };
@@ -78,37 +78,54 @@ inline Vector<A> PoolWindow(const ConvArgs& a, const Tile& tile, const TileImage
   return a.pool == Pool::kMax ? result : result / static_cast<A>(a.window[0] * a.window[1]);
 }
 
+// Bias, residual and ReLU on a block's sums [windows, stride] of one image, in place where a pool follows, else to out.
+template <typename T, typename A>
+void ActivateImage(const ConvTask& task, const Tile& tile, const TileImage& image, ChannelRange block, A* sums) {
+  const ConvArgs& a = task.call->args;
+  const int64_t stride = task.plan->block;
+  T* out = static_cast<T*>(task.call->out);  // [N, Ho, Wo, K]
+  A* sum = sums + image.first_conv * tile.conv_cols.size() * stride;
+  for (int64_t y = image.conv_rows.begin; y < image.conv_rows.end; ++y) {
+    for (int64_t x = tile.conv_cols.begin; x < tile.conv_cols.end; ++x, sum += stride) {
+      const int64_t pixel = (image.image * a.conv_size[0] + y) * a.conv_size[1] + x;
+      for (int64_t v = 0; v < block.width; v += kLanes<A>) {
+        const ChannelRange range = {block.channel + v, Min(kLanes<A>, block.width - v)};
+        const Vector<A> value = Activate<T>(task, Load(sum + v), range, pixel);
+        if (a.pool == Pool::kNone) {
+          StoreFirst(out + pixel * a.features + range.channel, value, range.width);
+        } else {
+          Store(sum + v, value);
+        }
+      }
+    }
+  }
+}
+
+// The pooled results of a block of one image, from its activated sums.
+template <typename T, typename A>
+void PoolImage(const ConvTask& task, const Tile& tile, const TileImage& image, ChannelRange block, const A* sums) {
+  const ConvArgs& a = task.call->args;
+  T* out = static_cast<T*>(task.call->out);  // [N, out_size, K]
+  for (int64_t y = image.out_rows.begin; y < image.out_rows.end; ++y) {
+    for (int64_t x = tile.out_cols.begin; x < tile.out_cols.end; ++x) {
+      const int64_t pixel = (image.image * a.out_size[0] + y) * a.out_size[1] + x;
+      for (int64_t v = 0; v < block.width; v += kLanes<A>) {
+        const Vector<A> value = PoolWindow(a, tile, image, y, x, sums + v, task.plan->block);
+        StoreFirst(out + pixel * a.features + block.channel + v, value, Min(kLanes<A>, block.width - v));
+      }
+    }
+  }
+}
+
 // Writes one block of a task's results.
 template <typename T, typename A>
 void WriteBlock(const ConvTask& task, const Tile& tile, const TileImage* images, int64_t block, A* sums) {
   const ConvArgs& a = task.call->args;
   const int64_t stride = task.plan->block, features = a.features / a.groups, first = block * stride;
-  T* out = static_cast<T*>(task.call->out);  // [N, out_size, K]
-  for (int64_t v = 0; v < Min(stride, features - first); v += kLanes<A>) {
-    const ChannelRange range = {task.group * features + first + v, Min(kLanes<A>, features - first - v)};
-    for (int64_t i = 0; i < tile.images; ++i) {
-      const TileImage& image = images[i];
-      A* sum = sums + image.first_conv * tile.conv_cols.size() * stride + v;
-      for (int64_t y = image.conv_rows.begin; y < image.conv_rows.end; ++y) {
-        for (int64_t x = tile.conv_cols.begin; x < tile.conv_cols.end; ++x, sum += stride) {
-          const int64_t pixel = (image.image * a.conv_size[0] + y) * a.conv_size[1] + x;
-          const Vector<A> value = Activate<T>(task, Load(sum), range, pixel);
-          if (a.pool == Pool::kNone) {
-            StoreFirst(out + pixel * a.features + range.channel, value, range.width);
-          } else {
-            Store(sum, value);
-          }
-        }
-      }
-      if (a.pool == Pool::kNone) continue;
-      for (int64_t y = image.out_rows.begin; y < image.out_rows.end; ++y) {
-        for (int64_t x = tile.out_cols.begin; x < tile.out_cols.end; ++x) {
-          const int64_t pixel = (image.image * a.out_size[0] + y) * a.out_size[1] + x;
-          const Vector<A> value = PoolWindow(a, tile, image, y, x, sums + v, stride);
-          StoreFirst(out + pixel * a.features + range.channel, value, range.width);
-        }
-      }
-    }
+  const ChannelRange range = {task.group * features + first, Min(stride, features - first)};
+  for (int64_t i = 0; i < tile.images; ++i) {
+    ActivateImage<T>(task, tile, images[i], range, sums);
+    if (a.pool != Pool::kNone) PoolImage<T>(task, tile, images[i], range, sums);
   }
 }
 
