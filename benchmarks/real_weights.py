@@ -39,7 +39,7 @@ MOST_ZERO_DIFFERENCE = 0.005
 
 def main() -> int:
     arguments = _parser().parse_args()
-    model = models.resnet50(version="v1", rngs=nnx.Rngs(0))
+    model = models.resnet50(version="v1", precision="highest", rngs=nnx.Rngs(0))
     loaded = models.load_weights(model, arguments.data / WEIGHTS, partial=True)
     images = np.load(arguments.data / "images.npz")["images"]
     x = models.preprocess(images, loaded.convention)

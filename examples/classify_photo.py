@@ -25,7 +25,8 @@ def main(argv: list[str] | None = None) -> float:
     images = batch_of(load(options.image, options.size), size=1)  # uint8 [1, size, size, 3]
 
     # 1. The network, with trained weights or with seeded ones that leave as many zeros as trained ones would.
-    model = jsc.models.build(options.network, rngs=nnx.Rngs(0))
+    # On a GPU, XLA's dense convolution would use TF32 by default; the sparse kernels are always float32-exact.
+    model = jsc.models.build(options.network, precision="highest", rngs=nnx.Rngs(0))
     if options.weights:
         loaded = jsc.models.load_weights(model, options.weights)
         x = network.preprocess(images, loaded.convention)

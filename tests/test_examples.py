@@ -34,7 +34,7 @@ def test_example_runs_and_loses_nothing(path: Path) -> None:
     assert done.returncode == 0, done.stderr
     differences = re.findall(r"difference[^\n]* (\S+e[-+]\d+|nan)$", done.stdout, re.MULTILINE)
     assert differences, done.stdout
-    assert all(float(difference) < 2e-3 for difference in differences), done.stdout  # TF32 on a GPU
+    assert all(float(difference) < 2e-3 for difference in differences), done.stdout
 
 
 def test_there_are_examples() -> None:

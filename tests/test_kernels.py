@@ -183,3 +183,24 @@ def test_bitwise_repeatable(case: Case, implementation: str) -> None:
     first = np.asarray(run(case, inputs, implementation))
     for _ in range(5):
         np.testing.assert_array_equal(np.asarray(run(case, inputs, implementation)), first)
+
+
+@pytest.mark.parametrize("implementation", ["ecr", "pecr"])
+def test_a_batch_of_more_than_2_to_the_31_elements(gpu: jax.Device, implementation: str) -> None:
+    """Offsets of images need 64 bits: the last image of a 5 GiB batch gives what it gives alone."""
+    require(implementation, "bfloat16")
+    images, size, channels = 41, 1024, 64
+    assert images * size * size * channels > 2**31
+    key = jax.random.key(0)
+    one = jnp.maximum(jax.random.normal(key, (1, size, size, channels), jnp.bfloat16), 0)
+    kernel = jax.random.normal(key, (1, 1, channels, 8), jnp.bfloat16)
+    batch = jax.jit(lambda x: jnp.zeros((images, size, size, channels), x.dtype).at[-1].set(x[0]))(one)
+
+    def run(x: jax.Array) -> np.ndarray:
+        if implementation == "ecr":
+            return np.asarray(jsc.conv(x, kernel, strides=8, padding="VALID", implementation="ecr"))
+        return np.asarray(jsc.conv_pool(x, kernel, strides=4, padding="VALID", implementation="pecr"))
+
+    result = run(batch)
+    np.testing.assert_array_equal(result[-1], run(one)[0])
+    assert not result[:-1].any()
