@@ -3,6 +3,7 @@
 #ifndef JSC_CUDA_COMMON_CUH_
 #define JSC_CUDA_COMMON_CUH_
 
+#include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -136,6 +137,40 @@ template <int kPending>
 __device__ inline void WaitForCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending));
 }
+
+// The copy engine (Hopper and later): one thread asks, the engine counts the bytes of a stage at a barrier in shared
+// memory, whose phases alternate in parity, from 0.
+#if __CUDA_ARCH__ >= 900
+__device__ inline uint32_t SharedAddress(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+
+__device__ inline void InitBarrier(uint64_t* barrier) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(SharedAddress(barrier)));
+  asm volatile("fence.mbarrier_init.release.cluster;");
+}
+
+__device__ inline void ExpectBytes(uint64_t* barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(SharedAddress(barrier)), "r"(bytes)
+               : "memory");
+}
+
+// Copies the box of a tensor map that starts at {feature, channel, tap}, with zeros outside the tensor.
+__device__ inline void CopyBox(void* shared, const CUtensorMap* map, int feature, int channel, int tap,
+                               uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
+      "[%5];" ::"r"(SharedAddress(shared)),
+      "l"(map), "r"(feature), "r"(channel), "r"(tap), "r"(SharedAddress(barrier))
+      : "memory");
+}
+
+__device__ inline void WaitForBytes(uint64_t* barrier, int parity) {
+  asm volatile(
+      "{\n .reg .pred done;\n $wait_%=:\n mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n @!done bra "
+      "$wait_%=;\n}" ::"r"(SharedAddress(barrier)),
+      "r"(parity)
+      : "memory");
+}
+#endif
 
 }  // namespace jsc
 

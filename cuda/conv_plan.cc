@@ -28,11 +28,11 @@ int CopyShift(int element_bytes, std::initializer_list<int64_t> sizes) {
 
 void ChooseChunks(const ConvArgs& args, ConvPlan* plan) {
   const int taps = static_cast<int>(args.kernel_size[0] * args.kernel_size[1]);
-  plan->chunk_taps = std::min(taps, kMaxChunkRows);
+  plan->chunk_taps = std::min(taps, plan->max_rows);
   plan->tap_chunks = static_cast<int>(DivideUp(taps, plan->chunk_taps));
   const int64_t per_split = DivideUp(args.group_channels, plan->splits);
   plan->chunk_shift = 0;
-  while ((2 << plan->chunk_shift) * plan->chunk_taps <= kMaxChunkRows && (1 << plan->chunk_shift) < per_split) {
+  while ((2 << plan->chunk_shift) * plan->chunk_taps <= plan->max_rows && (1 << plan->chunk_shift) < per_split) {
     ++plan->chunk_shift;
   }
   plan->chunk_channels = 1 << plan->chunk_shift;
@@ -45,32 +45,29 @@ void ChooseGroups(ConvPlan* plan) {
   plan->groups = static_cast<int>(DivideUp(plan->tile_pixels(), kPixels));
 }
 
-// Cycles of a call, for a feature map of about 80 % zeros. Throughput of the multiprocessor's blocks adds up; what a
-// warp waits for on its own (the chain) does not.
+// Cycles of a call, for a feature map of about 80 % zeros. What the blocks of a multiprocessor ask of its shared memory
+// and of the L2 cache adds up; what a warp waits for on its own (the chain) does not.
 double Cycles(const ConvArgs& args, int element_bytes, const DeviceInfo& device, const ConvPlan& plan, int64_t blocks) {
   constexpr double kShare = 0.4;  // of list candidates that are entries
   const double rows = static_cast<double>(args.kernel_size[0] * args.kernel_size[1]) *
                       DivideUp(plan.channel_chunks, plan.splits) * plan.chunk_channels;
-  const double entry = plan.lanes / 4.0 + 2.0;  // of shared memory: weights, values, row offsets, making the list
-  const double compute = rows * plan.groups * (kShare * entry + 0.4);
-  const double stream = rows * plan.tile_features() * element_bytes / 32.0;
-  const double rounds = static_cast<double>(DivideUp(plan.groups, plan.warps));
-  const double chain = rounds * rows * (kShare * 60.0 * plan.lanes / kWarp + 4.0);
+  const double entry = plan.lanes * 0.38 + 0.8;  // of shared memory: weights, values, row offsets
+  const double compute = rows * plan.groups * (kShare * entry + 0.5);
+  const double stream = rows * plan.tile_features() * element_bytes / 42.0;
+  const int rounds = static_cast<int>(DivideUp(plan.groups * plan.row_parts, plan.warps));
+  const double chain = rounds * rows / plan.row_parts * (kShare * (4.0 + 1.6 * plan.lanes) + 4.0);
   const int chunks = static_cast<int>(DivideUp(plan.channel_chunks, plan.splits)) * plan.tap_chunks;
-  const double reduce = plan.splits == 1 ? 800 : 2500 + plan.tile_pixels() * plan.tile_features() / 64.0;
-  const double latency = std::max(chain - compute, 0.0) + chunks * 500.0 + reduce;
+  const double reduce = (plan.splits == 1 ? 1000 : 3500) + plan.tile_pixels() * plan.tile_features() / 20.0;
 
   const int resident =
       std::max(1, std::min(device.shared_memory_sm / (plan.shared_bytes + 1024), kMaxWarps / plan.warps));
-  int places = device.multiprocessors;  // for one block each
-  if (plan.reduction == Reduction::kCluster) {
-    int size = 0;
-    while ((2 << size) <= plan.splits) ++size;
-    places = std::max(device.clusters[size], 1) * plan.splits;
-  }
-  const int64_t layers = DivideUp(blocks, places);  // blocks a multiprocessor runs
+  int64_t places = device.multiprocessors;  // for one block each
+  if (plan.reduction == Reduction::kCluster) places = std::max(device.clusters[plan.splits], 1) * plan.splits;
+  const int64_t layers = DivideUp(blocks, places);  // blocks that a multiprocessor runs
   const int64_t waves = DivideUp(layers, resident);
-  return layers * std::max(compute, stream) + waves * latency + 3000;
+  const double together = std::min<double>(layers, resident);
+  const double wave = std::max({compute * together, stream * together, chain}) + chunks * 300.0 + reduce + 2500;
+  return waves * wave + 3000;
 }
 
 }  // namespace
@@ -97,13 +94,14 @@ bool CompletePlan(const ConvArgs& args, int element_bytes, size_t workspace_byte
   const int64_t blocks = tiles * args.groups;
 
   ChooseGroups(plan);
-  if (plan->warps == 0) plan->warps = std::min(plan->groups, kMaxWarps);
-  plan->warps = std::max<int>(plan->warps, static_cast<int>(DivideUp(plan->groups, kGroupsPerWarp)));
+  const int items = plan->groups * plan->row_parts;
+  if (plan->warps == 0) plan->warps = std::min(items, kMaxWarps);
+  plan->warps = std::max(plan->warps, static_cast<int>(DivideUp(items, kGroupsPerWarp)));
   if (plan->warps > kMaxWarps) return false;
   ChooseChunks(args, plan);
   if (plan->splits > plan->channel_chunks) return false;
   plan->reduction = plan->splits == 1        ? Reduction::kNone
-                    : device.clusters[0] > 0 ? Reduction::kCluster
+                    : device.clusters[1] > 0 ? Reduction::kCluster
                                              : Reduction::kWorkspace;
   const size_t sums_bytes = sizeof(float) * plan->tile_pixels() * plan->tile_features();
   if (plan->reduction == Reduction::kWorkspace && blocks * plan->splits * sums_bytes > workspace_bytes) return false;
@@ -111,13 +109,15 @@ bool CompletePlan(const ConvArgs& args, int element_bytes, size_t workspace_byte
   plan->stages = plan->channel_chunks * plan->tap_chunks > plan->splits ? 2 : 1;
   plan->copy_x_shift = CopyShift(element_bytes, {args.channels, args.group_channels, plan->chunk_channels});
   plan->copy_kernel_shift = CopyShift(element_bytes, {args.features, args.features / args.groups});
+  plan->bulk = device.clusters[1] > 0 && device.tensor_maps && (element_bytes << plan->copy_kernel_shift) == 16;
   plan->vector_out = plan->copy_kernel_shift >= 2;
   const int rows = plan->chunk_taps * plan->chunk_channels;
-  plan->list_rows = RoundUp(rows, kListMultiple);
-  plan->kernel_bytes = RoundUp(static_cast<int64_t>(rows) * plan->tile_features() * element_bytes, 16);
+  plan->part_rows = static_cast<int>(DivideUp(rows, plan->row_parts));
+  plan->list_rows = RoundUp(plan->part_rows, kListMultiple);
+  plan->kernel_bytes = RoundUp(static_cast<int64_t>(rows) * plan->tile_features() * element_bytes, 128);
   plan->patch_bytes = RoundUp(std::min<int64_t>(patch_pixels * plan->chunk_channels * element_bytes, 1 << 28), 16);
   const int64_t bytes = static_cast<int64_t>(plan->stages) * (plan->kernel_bytes + plan->patch_bytes) +
-                        static_cast<int64_t>(plan->warps) * plan->list_rows * 20 + plan->groups * 16 + rows * 4;
+                        static_cast<int64_t>(plan->warps) * plan->list_rows * 20 + plan->groups * 16 + rows * 4 + 16;
   plan->shared_bytes = static_cast<int>(std::max<int64_t>(bytes, sums_bytes));
   if (bytes > device.shared_memory || static_cast<int64_t>(sums_bytes) > device.shared_memory) return false;
   plan->cycles = Cycles(args, element_bytes, device, *plan, blocks * plan->splits);
@@ -127,6 +127,9 @@ bool CompletePlan(const ConvArgs& args, int element_bytes, size_t workspace_byte
 ConvPlan ChooseConvPlan(const ConvArgs& args, int element_bytes, size_t workspace_bytes, const DeviceInfo& device) {
   ConvPlan best{};
   best.cycles = std::numeric_limits<double>::infinity();
+  // Warps to a group and rows to a stage: small stages let two blocks share a multiprocessor.
+  constexpr int kRowChoices[][2] = {
+      {1, kMaxChunkRows}, {2, kMaxChunkRows}, {4, kMaxChunkRows}, {1, kMaxChunkRows / 2}, {2, kMaxChunkRows / 2}};
   const int64_t features = args.features / args.groups;
   if (features < 4) return best;  // a list that so few channels use costs more than it saves
   // Sizes of a tile along one axis: the fewest outputs that cut it into 1, 2, 3, ... tiles.
@@ -142,20 +145,23 @@ ConvPlan ChooseConvPlan(const ConvArgs& args, int element_bytes, size_t workspac
   const int64_t per_stack = args.images / args.stacks;
   for (int lanes : {16, 8, 4}) {
     if (lanes > 4 && features <= lanes * kLaneChannels / 2) continue;
-    for (int splits : {1, 2, 4, 8, 16}) {
+    for (int splits : {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16}) {
       for (int height : heights) {
         for (int width : widths) {
-          for (int images = 1; images <= std::min<int64_t>(per_stack, 16); images *= 2) {
-            // Several images share a tile only where each is whole.
-            if (images > 1 && (height < args.out_size[0] || width < args.out_size[1])) break;
-            ConvPlan plan{};
-            plan.lanes = lanes;
-            plan.splits = splits;
-            plan.tile_images = images;
-            plan.tile_out[0] = height;
-            plan.tile_out[1] = width;
-            if (!CompletePlan(args, element_bytes, workspace_bytes, device, &plan)) continue;
-            if (plan.cycles < best.cycles) best = plan;
+          const bool whole = height == args.out_size[0] && width == args.out_size[1];  // then a tile may hold several
+          for (int images = 1; images == 1 || (whole && images <= std::min<int64_t>(per_stack, 16)); images *= 2) {
+            for (const auto& [row_parts, max_rows] : kRowChoices) {
+              ConvPlan plan{};
+              plan.lanes = lanes;
+              plan.splits = splits;
+              plan.tile_images = images;
+              plan.tile_out[0] = height;
+              plan.tile_out[1] = width;
+              plan.row_parts = row_parts;
+              plan.max_rows = max_rows;
+              if (!CompletePlan(args, element_bytes, workspace_bytes, device, &plan)) continue;
+              if (plan.cycles < best.cycles) best = plan;
+            }
           }
         }
       }

@@ -12,6 +12,7 @@ namespace jsc {
 constexpr int kWarp = 32;
 constexpr int kPixels = 4;          // outputs that share one list of entries: the values of a float4
 constexpr int kLaneChannels = 8;    // output channels of a lane: two 16-byte loads of weights
+constexpr int kMaxSplits = 16;      // blocks that share a tile: the largest cluster
 constexpr int kMaxWarps = 16;       // of a block
 constexpr int kGroupsPerWarp = 2;   // pixel groups whose accumulators a warp keeps: 2 x 4 x 8 registers a lane
 constexpr int kListMultiple = 16;   // lists are padded to it
@@ -21,7 +22,8 @@ struct DeviceInfo {
   int multiprocessors;
   int shared_memory;  // bytes a block may ask for
   int shared_memory_sm;
-  int clusters[5];  // of 1, 2, 4, 8, 16 blocks with a whole multiprocessor each that run at once; 0: no clusters
+  bool tensor_maps;              // the driver can describe tensors to the copy engine
+  int clusters[kMaxSplits + 1];  // of n blocks, each with a multiprocessor to itself, that run at once; 0: no clusters
 };
 
 // The device of ordinal `device`, read once per device.
@@ -50,6 +52,9 @@ struct ConvPlan {
   int tile_patch[2];   // and in pixels of x that these results read
   int quads[2];        // 2x2 groups of results along the tile, or 0, 0 where groups are runs of 4 results
   int groups;          // pixel groups of a tile
+  int max_rows;        // of a stage, at most kMaxChunkRows
+  int row_parts;       // warps that share a group, each with its part of every chunk's rows
+  int part_rows;       // and how many rows that is
   int chunk_channels;  // input channels staged at a time, a power of two
   int chunk_shift;     // its logarithm
   int chunk_taps;      // kernel positions staged at a time
@@ -61,6 +66,7 @@ struct ConvPlan {
   int tiles[3];                              // along images of a stack, height, width
   int channel_tiles;                         // per group of output channels
   int copy_x_shift, copy_kernel_shift;       // logarithm of the elements of one asynchronous copy
+  int bulk;                                  // 1 where kernel rows come by bulk copies
   int vector_out;                            // 1 where out, bias and residual take vector access
   int patch_bytes, kernel_bytes, list_rows;  // shared memory: of a stage, of a stage, entries of a warp's list
   int shared_bytes;                          // of a block
@@ -76,8 +82,8 @@ ConvPlan ChooseConvPlan(const ConvArgs& args, int element_bytes, size_t workspac
 // The same for ordinal `device`, chosen once per call site's sizes.
 ConvPlan CachedConvPlan(const ConvArgs& args, int element_bytes, size_t workspace_bytes, int device);
 
-// Completes a plan whose lanes, tile_images, tile_out, splits and warps (0: as many as there is work for) are set.
-// False where it does not fit.
+// Completes a plan whose lanes, tile_images, tile_out, splits, row_parts, max_rows and warps (0: as many as have work)
+// are set. False where it does not fit.
 bool CompletePlan(const ConvArgs& args, int element_bytes, size_t workspace_bytes, const DeviceInfo& device,
                   ConvPlan* plan);
 

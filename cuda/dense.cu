@@ -17,30 +17,32 @@
 namespace jsc {
 namespace {
 
-constexpr int kWarps = 16;
-constexpr int kThreads = kWarps * kWarp;
-constexpr int kFeatures = kWarp * 4;  // of a block
-constexpr int kRun = 8;               // kernel rows a warp loads at a time
-constexpr int kMaxParts = 16;
+constexpr int kFeatures = kWarp * 4;  // of a block: one 16-byte load a lane
+constexpr int kMaxParts = kMaxSplits;
 
-// Elements of x that a thread holds while its block counts slots: [kLoads][kImages] registers.
+// The block for kImages rows of x. Registers for sums (4 kImages a lane) leave room for fewer loads in flight a warp.
 template <int kImages>
-constexpr int kLoads = kImages == 1   ? 8
-                       : kImages == 8 ? 2
-                                      : 4;
+struct Block {
+  static constexpr int kWarps = kImages == 8 ? 8 : kImages == 4 ? 12 : 14;
+  static constexpr int kThreads = kWarps * kWarp;
+  static constexpr int kRun = kImages == 4 ? 4 : 8;    // kernel rows a warp loads at a time
+  static constexpr int kLoads = kImages == 1 ? 8 : 4;  // elements of each row of x that a thread lists at a time
+  static constexpr int kResident = 2;                  // blocks of a multiprocessor
+  static constexpr int kListed = kLoads * kThreads;    // channels listed at a time
+};
 
 template <int kImages>
 struct List {
-  float values[kLoads<kImages> * kThreads + kRun][kImages];
-  int rows[kLoads<kImages> * kThreads + kRun];
-  int warp_counts[kWarps];
+  float values[Block<kImages>::kListed + Block<kImages>::kRun][kImages];
+  int rows[Block<kImages>::kListed + Block<kImages>::kRun];
+  int warp_counts[Block<kImages>::kWarps];
 };
 
 // What a block keeps in shared memory: the list first, the sums after it.
 template <int kImages>
 union DenseMemory {
   List<kImages> list;
-  float4 warp_sums[kWarps][kImages][kWarp];
+  float4 warp_sums[Block<kImages>::kWarps][kImages][kWarp];
 };
 
 struct DenseShape {
@@ -54,13 +56,14 @@ struct DenseShape {
 template <typename T, int kImages>
 __device__ int CompressRows(const DenseShape& shape, const T* x, int images, int part, int first_run,
                             List<kImages>& list) {
+  constexpr int kLoads = Block<kImages>::kLoads, kWarps = Block<kImages>::kWarps, kRun = Block<kImages>::kRun;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  float value[kLoads<kImages>][kImages];
-  unsigned kept[kLoads<kImages>];
+  float value[kLoads][kImages];
+  unsigned kept[kLoads];
   int count = 0;
 #pragma unroll
-  for (int i = 0; i < kLoads<kImages>; ++i) {
-    const int channel = ((first_run + warp * kLoads<kImages> + i) * shape.parts + part) * kWarp + lane;
+  for (int i = 0; i < kLoads; ++i) {
+    const int channel = ((first_run + warp * kLoads + i) * shape.parts + part) * kWarp + lane;
 #pragma unroll
     for (int m = 0; m < kImages; ++m) {
       const bool inside = channel < shape.channels && m < images;
@@ -68,7 +71,7 @@ __device__ int CompressRows(const DenseShape& shape, const T* x, int images, int
     }
   }
 #pragma unroll
-  for (int i = 0; i < kLoads<kImages>; ++i) {
+  for (int i = 0; i < kLoads; ++i) {
     bool keep = false;
 #pragma unroll
     for (int m = 0; m < kImages; ++m) keep |= value[i][m] != 0.f;
@@ -84,8 +87,8 @@ __device__ int CompressRows(const DenseShape& shape, const T* x, int images, int
     total += list.warp_counts[w];
   }
 #pragma unroll
-  for (int i = 0; i < kLoads<kImages>; ++i) {
-    const int channel = ((first_run + warp * kLoads<kImages> + i) * shape.parts + part) * kWarp + lane;
+  for (int i = 0; i < kLoads; ++i) {
+    const int channel = ((first_run + warp * kLoads + i) * shape.parts + part) * kWarp + lane;
     if (kept[i] >> lane & 1) {
       const int at = slot + __popc(kept[i] & ((1u << lane) - 1));
       list.rows[at] = channel;
@@ -109,6 +112,7 @@ __device__ int CompressRows(const DenseShape& shape, const T* x, int images, int
 template <typename T, int kImages, bool kVector>
 __device__ void StreamRows(const List<kImages>& list, int count, const T* kernel, int features, int valid,
                            float (&sums)[kImages][4]) {
+  constexpr int kWarps = Block<kImages>::kWarps, kRun = Block<kImages>::kRun;
   for (int i = threadIdx.x / kWarp * kRun; i < count; i += kWarps * kRun) {
     float4 weight[kRun];
 #pragma unroll
@@ -144,8 +148,9 @@ __device__ void WriteDense(const ConvTask<T>& task, float4 sum, int64_t image, i
 }
 
 template <typename T, int kImages>
-__global__ void __launch_bounds__(kThreads, kImages <= 2 ? 2 : 1)
+__global__ void __launch_bounds__(Block<kImages>::kThreads, Block<kImages>::kResident)
     DenseKernel(const __grid_constant__ ConvTask<T> task, const DenseShape shape) {
+  constexpr int kWarps = Block<kImages>::kWarps;
   extern __shared__ __align__(16) unsigned char shared[];
   auto& memory = *reinterpret_cast<DenseMemory<kImages>*>(shared);
   __shared__ float4 tile[kImages][kWarp];
@@ -163,7 +168,7 @@ __global__ void __launch_bounds__(kThreads, kImages <= 2 ? 2 : 1)
 
   float sums[kImages][4] = {};
   const int runs = (shape.channels + kWarp * shape.parts - 1) / (kWarp * shape.parts);
-  for (int first_run = 0; first_run < runs; first_run += kLoads<kImages> * kWarps) {
+  for (int first_run = 0; first_run < runs; first_run += Block<kImages>::kLoads * kWarps) {
     if (first_run > 0) __syncthreads();
     const int count = CompressRows<T, kImages>(shape, x, images, part, first_run, memory.list);
     if (valid == 4 && shape.vector) {
@@ -179,7 +184,7 @@ __global__ void __launch_bounds__(kThreads, kImages <= 2 ? 2 : 1)
   }
   __syncthreads();
   float4* partial = reinterpret_cast<float4*>(task.partial) + static_cast<int64_t>(blockIdx.x) * kImages * kWarp;
-  for (int i = threadIdx.x; i < kImages * kWarp; i += kThreads) {
+  for (int i = threadIdx.x; i < kImages * kWarp; i += Block<kImages>::kThreads) {
     float4 sum = memory.warp_sums[0][i / kWarp][i % kWarp];
     for (int w = 1; w < kWarps; ++w) sum = sum + memory.warp_sums[w][i / kWarp][i % kWarp];
     if (shape.parts == 1) {
@@ -233,14 +238,18 @@ ffi::Error LaunchDense(const ConvCall& call, Workspace workspace, const DeviceIn
   shape.features = static_cast<int>(a.features);
   shape.feature_tiles = (shape.features + kFeatures - 1) / kFeatures;
   shape.vector = a.features % 4 == 0;
-  shape.cluster = device.clusters[0] > 0;
+  shape.cluster = device.clusters[1] > 0;
   const int64_t tiles = shape.image_tiles * a.stacks * shape.feature_tiles;
   const int64_t tile_bytes = sizeof(float4) * kImages * kWarp;
-  // Parts until two blocks for each multiprocessor are there, as long as each has 8 runs of channels to list.
-  for (shape.parts = 1; shape.parts < kMaxParts; shape.parts *= 2) {
-    const int next = shape.parts * 2;
-    if (tiles * next > 2 * device.multiprocessors || next * 8 * kWarp > shape.channels) break;
-    if (!shape.cluster && tiles * next * tile_bytes > static_cast<int64_t>(workspace.bytes)) break;
+  // The most parts whose blocks still run all at once, as long as each has 8 runs of channels to list.
+  const int resident = Block<kImages>::kResident;
+  for (shape.parts = kMaxParts; shape.parts > 1; --shape.parts) {
+    if (shape.parts * 8 * kWarp > shape.channels) continue;
+    if (shape.cluster ? tiles <= int64_t{resident} * device.clusters[shape.parts]
+                      : tiles * shape.parts <= int64_t{resident} * device.multiprocessors &&
+                            tiles * shape.parts * tile_bytes <= static_cast<int64_t>(workspace.bytes)) {
+      break;
+    }
   }
   const auto kernel = DenseKernel<T, kImages>;
   ffi::Error error = CheckCuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -253,7 +262,7 @@ ffi::Error LaunchDense(const ConvCall& call, Workspace workspace, const DeviceIn
   }
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(tiles * shape.parts));
-  config.blockDim = dim3(kThreads);
+  config.blockDim = dim3(Block<kImages>::kThreads);
   config.dynamicSmemBytes = sizeof(DenseMemory<kImages>);
   config.stream = stream;
   cudaLaunchAttribute attribute{};

@@ -3,6 +3,7 @@
 #include <mutex>
 
 #include "common.cuh"
+#include "kernel_map.h"
 
 namespace jsc {
 namespace {
@@ -41,12 +42,15 @@ const DeviceInfo& GetDeviceInfo(int device) {
   auto [entry, fresh] = known.try_emplace(device);
   DeviceInfo& info = entry->second;
   if (fresh) {
-    int major = 0;
     cudaDeviceGetAttribute(&info.multiprocessors, cudaDevAttrMultiProcessorCount, device);
     cudaDeviceGetAttribute(&info.shared_memory, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     cudaDeviceGetAttribute(&info.shared_memory_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    for (int i = 0; major >= 9 && i < 5; ++i) info.clusters[i] = CountClusters(1 << i, info);
+    info.tensor_maps = HasKernelMaps();
+    // Cluster code is there only if this binary was compiled for a device that has clusters.
+    cudaFuncAttributes code{};
+    cudaFuncGetAttributes(&code, EmptyKernel);
+    for (int size = 1; code.ptxVersion >= 90 && size <= kMaxSplits; ++size)
+      info.clusters[size] = CountClusters(size, info);
   }
   return info;
 }

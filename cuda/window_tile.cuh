@@ -26,6 +26,7 @@
 
 #include "common.cuh"
 #include "conv_plan.h"
+#include "kernel_map.h"
 
 namespace jsc {
 
@@ -45,8 +46,9 @@ struct ConvTask {
   int stride[2], pad_low[2], dilation[2], conv[2], out_size[2];
   int window[2], window_stride[2], window_pad[2];
   bool relu, average;
+  // Divisors that the kernels need.
   Divider by_splits, by_channel_tiles, by_group_tiles, by_tiles[3], by_tile_conv[2], by_tile_out[2], by_tile_patch[2],
-      by_quads[2], by_kernel_width;
+      by_quads[2], by_kernel_width, by_groups;
 };
 
 // Where a block works.
@@ -95,6 +97,7 @@ struct BlockMemory {
   int4* group_base;  // [groups] patch offset of each of a group's pixels; x = -1 for a group without any
   float4* values;    // [list_rows] of this warp
   uint32_t* rows;    // [list_rows] byte offsets into kernel, of this warp
+  uint64_t* full;    // [2] barriers at which the bulk copies of a stage count
   float* sums;       // [tile pixel, tile feature]
 };
 
@@ -111,6 +114,8 @@ __device__ BlockMemory<T> Carve(unsigned char* shared, const ConvPlan& plan) {
   shared += plan.warps * plan.list_rows * sizeof(float4);
   m.rows = reinterpret_cast<uint32_t*>(shared) + warp * plan.list_rows;
   shared += plan.warps * plan.list_rows * sizeof(uint32_t);
+  m.full = reinterpret_cast<uint64_t*>(shared);
+  shared += 2 * sizeof(uint64_t);
   m.group_base = reinterpret_cast<int4*>(shared);
   shared += plan.groups * sizeof(int4);
   m.row_offset = reinterpret_cast<int*>(shared);
@@ -238,10 +243,12 @@ struct ListOrder {
   }
 };
 
-// Writes a group's list and returns its length, a multiple of ListOrder::kMultiple: the tail repeats the last row with
-// zeros. All candidates are read before the first ballot: one latency for the list, not one for each ballot.
+// Writes a group's list for kernel rows [first, first + rows) and returns its length, a multiple of
+// ListOrder::kMultiple: the tail repeats the last row with zeros. All candidates are read before the first ballot: one
+// latency for the list, not one for each ballot.
 template <typename T, int kLanes>
-__device__ int Compress(const T* patch, const int* row_offset, int4 base, int rows, float4* values, uint32_t* list) {
+__device__ int Compress(const T* patch, const int* row_offset, int4 base, int first, int rows, float4* values,
+                        uint32_t* list) {
   using Order = ListOrder<kLanes>;
   constexpr uint32_t kRowBytes = kLanes * kLaneChannels * sizeof(T);
   constexpr int kBallots = kMaxChunkRows / kWarp;
@@ -250,7 +257,7 @@ __device__ int Compress(const T* patch, const int* row_offset, int4 base, int ro
 #pragma unroll
   for (int i = 0; i < kBallots; ++i) {
     if (i * kWarp >= rows) break;
-    const T* corner = patch + row_offset[min(i * kWarp + lane, rows - 1)];
+    const T* corner = patch + row_offset[first + min(i * kWarp + lane, rows - 1)];
     v[i] = {ToFloat(corner[base.x]), ToFloat(corner[base.y]), ToFloat(corner[base.z]), ToFloat(corner[base.w])};
   }
   int count = 0;
@@ -263,7 +270,7 @@ __device__ int Compress(const T* patch, const int* row_offset, int4 base, int ro
     if (kept) {
       const int slot = count + __popc(mask & ((1u << lane) - 1));
       values[slot] = v[i];
-      list[Order::RowSlot(slot)] = row * kRowBytes;
+      list[Order::RowSlot(slot)] = (first + row) * kRowBytes;
     }
     count += __popc(mask);
   }
@@ -320,51 +327,66 @@ __device__ void Accumulate(const T* kernel, const float4* values, const uint32_t
   }
 }
 
-// Adds up the parts of a warp and writes its groups' sums to tile[pixel][feature]. Parts exchange halves: of the four
-// pixels, then of the two that are left, then (8 parts) of the channels, so that each ends with its own share.
-template <typename T, int kLanes>
-__device__ void StoreSums(const ConvTask<T>& task, float (&sums)[kGroupsPerWarp][kPixels][kLaneChannels], float* tile) {
+// Adds up the parts of a warp. Parts exchange halves: of the four pixels, then of the two that are left, then (8 parts)
+// of the channels, so that each ends with its own share in front.
+template <int kLanes>
+__device__ void MergeParts(float (&s)[kPixels][kLaneChannels]) {
   constexpr int kParts = kWarp / kLanes;
   const int lane = threadIdx.x % kWarp;
-  // Keeps `mine` of the pair of this lane and adds the partner's.
+  // Keeps one of a pair and adds the partner's.
   auto exchange = [&](float low, float high, int distance) {
     const bool upper = lane & distance;
     return (upper ? high : low) + __shfl_xor_sync(0xffffffffu, upper ? low : high, distance);
   };
 #pragma unroll
+  for (int i = 0; i < kPixels * 4; ++i) {
+    const float low = s[i / 4][i % 4], high = s[i / 4][i % 4 + 4];
+    s[i / 4][i % 4] = SwapsHalves<kLanes>() ? high : low;
+    s[i / 4][i % 4 + 4] = SwapsHalves<kLanes>() ? low : high;
+  }
+#pragma unroll
+  for (int k = 0; k < kLaneChannels; ++k) {
+    s[0][k] = exchange(s[0][k], s[2][k], kWarp / 2);
+    s[1][k] = exchange(s[1][k], s[3][k], kWarp / 2);
+    if (kParts >= 4) s[0][k] = exchange(s[0][k], s[1][k], kWarp / 4);
+  }
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    if (kParts >= 8) s[0][k] = exchange(s[0][k], s[0][k + 4], kWarp / 8);
+  }
+}
+
+__device__ inline void StoreOrAdd(float* p, const float* v, bool add) {
+  auto* to = reinterpret_cast<float4*>(p);
+  const float4 sum = make_float4(v[0], v[1], v[2], v[3]);
+  *to = add ? *to + sum : sum;
+}
+
+// Writes the sums of all warps to tile[pixel][feature]; those that share a group add up one after the other.
+template <typename T, int kLanes>
+__device__ void StoreSums(const ConvTask<T>& task, float (&sums)[kGroupsPerWarp][kPixels][kLaneChannels], float* tile) {
+  constexpr int kParts = kWarp / kLanes;
+  constexpr int kKept = kParts == 2 ? 2 : 1;  // pixels of a lane
+  const ConvPlan& plan = task.plan;
+  const int lane = threadIdx.x % kWarp;
+#pragma unroll
   for (int g = 0; g < kGroupsPerWarp; ++g) {
-    const int group = threadIdx.x / kWarp + g * task.plan.warps;
-    if (group >= task.plan.groups) break;
-    auto& s = sums[g];
+    if (threadIdx.x / kWarp + g * plan.warps < plan.groups * plan.row_parts) MergeParts<kLanes>(sums[g]);
+  }
+  for (int part = 0; part < plan.row_parts; ++part) {
+    if (part > 0) __syncthreads();
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
+    for (int g = 0; g < kGroupsPerWarp; ++g) {
+      const Quotient item = Divide(threadIdx.x / kWarp + g * plan.warps, task.by_groups);
+      if (item.quotient != part) continue;
 #pragma unroll
-      for (int p = 0; p < kPixels; ++p) {
-        const float low = s[p][k], high = s[p][k + 4];
-        s[p][k] = SwapsHalves<kLanes>() ? high : low;
-        s[p][k + 4] = SwapsHalves<kLanes>() ? low : high;
-      }
-    }
-#pragma unroll
-    for (int k = 0; k < kLaneChannels; ++k) {
-      s[0][k] = exchange(s[0][k], s[2][k], kWarp / 2);
-      s[1][k] = exchange(s[1][k], s[3][k], kWarp / 2);
-      if (kParts >= 4) s[0][k] = exchange(s[0][k], s[1][k], kWarp / 4);
-    }
-    if (kParts >= 8) {
-#pragma unroll
-      for (int k = 0; k < 4; ++k) s[0][k] = exchange(s[0][k], s[0][k + 4], kWarp / 8);
-    }
-    constexpr int kKept = kParts == 2 ? 2 : 1;  // pixels of a lane
-#pragma unroll
-    for (int p = 0; p < kKept; ++p) {
-      const int pixel = FindPixel(task, group, lane / (kWarp / kPixels * kKept) * kKept + p).index;
-      if (pixel < 0) continue;
-      float* row = tile + pixel * kLanes * kLaneChannels + lane % kLanes * 4;
-      if (kParts >= 8) row += (lane / kLanes) % 2 * kLanes * 4;
-      *reinterpret_cast<float4*>(row) = make_float4(s[p][0], s[p][1], s[p][2], s[p][3]);
-      if (kParts < 8) {
-        *reinterpret_cast<float4*>(row + kLanes * 4) = make_float4(s[p][4], s[p][5], s[p][6], s[p][7]);
+      for (int p = 0; p < kKept; ++p) {
+        const int pixel = FindPixel(task, item.remainder, lane / (kWarp / kPixels * kKept) * kKept + p).index;
+        if (pixel < 0) continue;
+        float* row = tile + pixel * kLanes * kLaneChannels + lane % kLanes * 4;
+        if (kParts >= 8) row += (lane / kLanes) % 2 * kLanes * 4;
+        StoreOrAdd(row, sums[g][p], part > 0);
+        if (kParts < 8) StoreOrAdd(row + kLanes * 4, sums[g][p] + 4, part > 0);
       }
     }
   }
@@ -395,14 +417,17 @@ __device__ float4 PoolWindow(const ConvTask<T>& task, const int (&first)[2], Con
   return {result[0], result[1], result[2], result[3]};
 }
 
-// Sums of the splits, bias, residual, ReLU, pool, out, for outputs share, share + shares, ... of the tile.
-// partial(split) points to the tile [pixel, feature] of one split.
+// Sums of the splits, bias, residual, ReLU, pool, out, for the share-th of `shares` parts of the tile's outputs.
+// partial(split) points to the tile [pixel, feature] of one split; `helpers` (1 or 4) lanes share its loads.
 template <typename T, int kLanes, bool kPool, typename Partial>
 __device__ void Epilogue(const ConvTask<T>& task, const BlockPlace& b, int share, int shares, Partial partial) {
-  const ConvPlan& plan = task.plan;
   constexpr int kQuarters = kLanes * kLaneChannels / 4;
+  const ConvPlan& plan = task.plan;
+  const int helpers = plan.splits >= 4 ? 4 : 1, helper = threadIdx.x % helpers;
+  const unsigned team = (helpers == 4 ? 15u : 1u) << (threadIdx.x % kWarp - helper);
   const int total = b.images * plan.tile_out[0] * plan.tile_out[1] * kQuarters;
-  for (int i = share * blockDim.x + threadIdx.x; i < total; i += shares * blockDim.x) {
+  const int each = (total + shares - 1) / shares, end = min(total, (share + 1) * each);
+  for (int i = share * each + threadIdx.x / helpers; i < end; i += blockDim.x / helpers) {
     const int feature = i % kQuarters * 4;
     const Quotient tile_x = Divide(i / kQuarters, task.by_tile_out[1]);
     const Quotient tile_y = Divide(tile_x.quotient, task.by_tile_out[0]);
@@ -421,9 +446,16 @@ __device__ void Epilogue(const ConvTask<T>& task, const BlockPlace& b, int share
       const int place = ((image * plan.tile_conv[0] + conv_y - b.conv[0]) * plan.tile_conv[1] + conv_x - b.conv[1]) *
                             plan.tile_features() +
                         feature;
-      float4 sum = Load4(partial(0) + place);
-#pragma unroll 8
-      for (int split = 1; split < plan.splits; ++split) sum = sum + Load4(partial(split) + place);
+      float4 sum = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+      for (int i = 0; i < kMaxSplits / 4; ++i) {  // all loads in flight at once
+        const int split = helper + i * helpers;
+        if (split < plan.splits) sum = sum + Load4(partial(split) + place);
+      }
+      for (int distance = 1; distance < helpers; distance *= 2) {
+        sum = sum + make_float4(__shfl_xor_sync(team, sum.x, distance), __shfl_xor_sync(team, sum.y, distance),
+                                __shfl_xor_sync(team, sum.z, distance), __shfl_xor_sync(team, sum.w, distance));
+      }
       sum = sum + extra;
       return task.relu ? make_float4(Relu(sum.x), Relu(sum.y), Relu(sum.z), Relu(sum.w)) : sum;
     };
@@ -435,7 +467,7 @@ __device__ void Epilogue(const ConvTask<T>& task, const BlockPlace& b, int share
     } else {
       result = conv(y, x);
     }
-    StoreUpTo4(task.out + at, result, valid, plan.vector_out);
+    if (helper == 0) StoreUpTo4(task.out + at, result, valid, plan.vector_out);
   }
 }
 
@@ -468,7 +500,8 @@ __device__ void Finish(const ConvTask<T>& task, const BlockPlace& b, float* tile
 
 // Asks for chunk number `chunk` of the block's input channels and kernel positions: two groups of copies.
 template <typename T, int kLanes>
-__device__ void Stage(const ConvTask<T>& task, const BlockPlace& b, const BlockMemory<T>& m, int chunk) {
+__device__ void Stage(const ConvTask<T>& task, const CUtensorMap& map, const BlockPlace& b, const BlockMemory<T>& m,
+                      int chunk) {
   const ConvPlan& plan = task.plan;
   const int channel_chunk = plan.tap_chunks == 1 ? chunk : chunk / plan.tap_chunks;
   const int tap_chunk = chunk - channel_chunk * plan.tap_chunks;
@@ -483,6 +516,17 @@ __device__ void Stage(const ConvTask<T>& task, const BlockPlace& b, const BlockM
     StagePatch<T, 0>(task, b, patch, channel);
   }
   CommitCopies();
+#if __CUDA_ARCH__ >= 900
+  if (plan.bulk) {
+    if (threadIdx.x == 0) {
+      uint64_t* full = m.full + (chunk & (plan.stages - 1));
+      ExpectBytes(full, (plan.chunk_taps << plan.chunk_shift) * plan.tile_features() * static_cast<int>(sizeof(T)));
+      CopyBox(rows, &map, b.feature, channel, b.stack * task.kernel_height * task.kernel_width + tap, full);
+    }
+    CommitCopies();
+    return;
+  }
+#endif
   if (static_cast<int>(sizeof(T)) << plan.copy_kernel_shift == 16) {
     StageKernel<T, kLanes, 16>(task, b, rows, tap, taps, channel);
   } else {
@@ -491,29 +535,42 @@ __device__ void Stage(const ConvTask<T>& task, const BlockPlace& b, const BlockM
   CommitCopies();
 }
 
+// Waits until the kernel rows of a chunk, the use-th of the block, are in shared memory.
+template <typename T>
+__device__ void WaitForKernel(const ConvPlan& plan, const BlockMemory<T>& m, int chunk, int use) {
+#if __CUDA_ARCH__ >= 900
+  if (plan.bulk) {
+    WaitForBytes(m.full + (chunk & (plan.stages - 1)), use / plan.stages % 2);
+    return;
+  }
+#endif
+  WaitForCopies<0>();
+  __syncthreads();
+}
+
 template <typename T, int kLanes, bool kPool>
-__global__ void __launch_bounds__(kMaxWarps* kWarp) ConvKernel(const __grid_constant__ ConvTask<T> task) {
-  extern __shared__ __align__(16) unsigned char shared[];
+__global__ void __launch_bounds__(kMaxWarps* kWarp)
+    ConvKernel(const __grid_constant__ ConvTask<T> task, const __grid_constant__ CUtensorMap map) {
+  extern __shared__ __align__(128) unsigned char shared[];
   const ConvPlan& plan = task.plan;
   const BlockPlace b = Locate(task, blockIdx.x);
   const BlockMemory<T> m = Carve<T>(shared, plan);
   const int taps = task.kernel_height * task.kernel_width;
   const int first_chunk = Divide(b.split * plan.channel_chunks, task.by_splits).quotient * plan.tap_chunks;
   const int last_chunk = Divide((b.split + 1) * plan.channel_chunks, task.by_splits).quotient * plan.tap_chunks;
-  Stage<T, kLanes>(task, b, m, first_chunk);
+#if __CUDA_ARCH__ >= 900
+  if (threadIdx.x == 0) {
+    InitBarrier(m.full);
+    InitBarrier(m.full + 1);
+  }
+#endif
+  Stage<T, kLanes>(task, map, b, m, first_chunk);
   FindGroups(task, b, m);
   FindRows(task, m, 0, min(plan.chunk_taps, taps));
 
-  const int warp = threadIdx.x / kWarp;
   float sums[kGroupsPerWarp][kPixels][kLaneChannels] = {};
   for (int chunk = first_chunk; chunk < last_chunk; ++chunk) {
-    const bool first = chunk == first_chunk;
-    // The first lists are made while the first kernel rows are on their way.
-    if (first) {
-      WaitForCopies<1>();
-    } else {
-      WaitForCopies<0>();
-    }
+    WaitForCopies<1>();  // for the patch; kernel rows may still be on their way while lists are made
     __syncthreads();
     const int channel_chunk = plan.tap_chunks == 1 ? chunk : chunk / plan.tap_chunks;
     const int tap = (chunk - channel_chunk * plan.tap_chunks) * plan.chunk_taps;
@@ -526,15 +583,16 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp) ConvKernel(const __grid_cons
     const T* kernel = StageOf(plan, m.kernel, plan.kernel_bytes, chunk);
 #pragma unroll
     for (int g = 0; g < kGroupsPerWarp; ++g) {
-      const int group = warp + g * plan.warps;
-      const int4 base = group < plan.groups ? m.group_base[group] : make_int4(-1, -1, -1, -1);
-      const int count = base.x < 0 ? 0 : Compress<T, kLanes>(patch, m.row_offset, base, rows, m.values, m.rows);
+      const Quotient item = Divide(threadIdx.x / kWarp + g * plan.warps, task.by_groups);
+      const int first_row = item.quotient * plan.part_rows, some_rows = min(plan.part_rows, rows - first_row);
+      const int4 base = item.quotient < plan.row_parts ? m.group_base[item.remainder] : make_int4(-1, -1, -1, -1);
+      int count = 0;
+      if (base.x >= 0 && some_rows > 0) {
+        count = Compress<T, kLanes>(patch, m.row_offset, base, first_row, some_rows, m.values, m.rows);
+      }
       if (g == 0) {
-        if (first) {
-          WaitForCopies<0>();
-          __syncthreads();
-        }
-        if (chunk + 1 < last_chunk) Stage<T, kLanes>(task, b, m, chunk + 1);
+        WaitForKernel(plan, m, chunk, chunk - first_chunk);
+        if (chunk + 1 < last_chunk) Stage<T, kLanes>(task, map, b, m, chunk + 1);
       }
       Accumulate<T, kLanes>(kernel, m.values, m.rows, count, sums[g]);
       __syncwarp();  // the next list takes this one's place
@@ -567,6 +625,7 @@ void SetDividers(ConvTask<T>* t) {
     t->by_tile_patch[i] = Divider(plan.tile_patch[i]);
     if (plan.quads[0]) t->by_quads[i] = Divider(plan.quads[i]);
   }
+  t->by_groups = Divider(plan.groups);
   t->by_kernel_width = Divider(t->kernel_width);
 }
 
@@ -609,7 +668,7 @@ ConvTask<T> MakeConvTask(const ConvCall& call, const ConvPlan& plan, void* works
 }
 
 template <typename T, int kLanes, bool kPool>
-ffi::Error LaunchLanes(const ConvTask<T>& task, int64_t blocks, cudaStream_t stream) {
+ffi::Error LaunchLanes(const ConvTask<T>& task, const CUtensorMap& map, int64_t blocks, cudaStream_t stream) {
   const ConvPlan& plan = task.plan;
   const auto kernel = ConvKernel<T, kLanes, kPool>;
   ffi::Error error = CheckCuda(
@@ -630,7 +689,7 @@ ffi::Error LaunchLanes(const ConvTask<T>& task, int64_t blocks, cudaStream_t str
     error = CheckCuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "ConvKernel");
     if (error.failure()) return error;
   }
-  error = CheckCuda(cudaLaunchKernelEx(&config, kernel, task), "ConvKernel");
+  error = CheckCuda(cudaLaunchKernelEx(&config, kernel, task, map), "ConvKernel");
   if (error.failure() || plan.reduction != Reduction::kWorkspace) return error;
   ReduceKernel<T, kLanes, kPool><<<static_cast<unsigned>(blocks), 256, 0, stream>>>(task);
   return CheckCuda(cudaGetLastError(), "ReduceKernel");
@@ -640,11 +699,12 @@ ffi::Error LaunchLanes(const ConvTask<T>& task, int64_t blocks, cudaStream_t str
 template <typename T, bool kPool>
 ffi::Error LaunchConv(const ConvCall& call, const ConvPlan& plan, void* workspace, cudaStream_t stream) {
   const ConvTask<T> task = MakeConvTask<T>(call, plan, workspace);
+  const CUtensorMap map = MakeKernelMap(call, plan);
   const int64_t blocks = call.args.stacks * plan.tiles[0] * static_cast<int64_t>(plan.tiles[1]) * plan.tiles[2] *
                          plan.channel_tiles * call.args.groups;
-  if (plan.lanes == 16) return LaunchLanes<T, 16, kPool>(task, blocks, stream);
-  if (plan.lanes == 8) return LaunchLanes<T, 8, kPool>(task, blocks, stream);
-  return LaunchLanes<T, 4, kPool>(task, blocks, stream);
+  if (plan.lanes == 16) return LaunchLanes<T, 16, kPool>(task, map, blocks, stream);
+  if (plan.lanes == 8) return LaunchLanes<T, 8, kPool>(task, map, blocks, stream);
+  return LaunchLanes<T, 4, kPool>(task, map, blocks, stream);
 }
 
 }  // namespace jsc
