@@ -5,11 +5,12 @@
 //   power of two as a rule, and would share a few cache sets. Packing also widens 16-bit kernels, pads K to whole
 //   vectors, so that the loop below has no tails, and appends the row of zeros that list padding points at.
 // Why this tiling: the loop issues one multiply-add with a memory operand for each vector, two a cycle at best, and
-//   only L1 delivers that, so the slice must fit there. sums stay in L2: `vectors` loads and stores per window and
-//   chunk. A narrow block with many channels a chunk gives longer lists per load of the sums than a wide one with few.
-// Bound by: L1 loads at low sparsity; list building, branch misses and streaming the kernel from L3 at high sparsity.
-// Lost: prefetching the next slice during the loop. The line fill buffers are the limit either way, and packing through
-//   the hardware prefetcher was as fast at 14x14 and faster at 7x7.
+//   only L1 delivers that, so the slice should fit there; sums stay in L2. A narrow block holds more channels a chunk,
+//   which gives longer lists per load of the sums; where lists stay short even so, a slice beyond L1 wins (plan.cc).
+// Bound by: the two 512-bit load ports (a weight per multiply-add and a broadcast per entry) at 85 % zeros; reading the
+//   kernel from the outer cache, at about 20 GB/s a core, and building lists at 95 %.
+// Lost: prefetching the next slice during the loop (the line fill buffers are the limit either way); 3 or 4 windows a
+//   group instead of 2; blocks of 8 vectors (lists too short), of 3 and of 1; slices of 8 channels.
 #ifndef JSC_CPU_CONV_KERNEL_H_
 #define JSC_CPU_CONV_KERNEL_H_
 

@@ -69,7 +69,7 @@ inline Vector<A> PoolWindow(const ConvArgs& a, const Tile& tile, const TileImage
     for (int64_t column = columns.begin; column < columns.end; ++column) {
       const Vector<A> value = Load(sums + (tile_row * tile.conv_cols.size() + column - tile.conv_cols.begin) * stride);
       if (a.pool == Pool::kMax) {
-        result = (value > result) | (value != value) ? value : result;  // a NaN is taken, and kept
+        result = ((value > result) | (value != value)) ? value : result;  // a NaN is taken, and kept
       } else {
         result += value;
       }

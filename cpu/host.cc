@@ -16,18 +16,19 @@
 namespace jsc {
 namespace {
 
-bool Supported(const Isa& isa) {
 #ifdef JSC_X86
+bool Supported(const Isa& isa) {
   if (&isa == &kAvx512) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512cd");
   }
-  if (&isa == &kAvx2) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-#endif
-  return true;
+  // f16c and the bit instructions came with or before AVX2 in every processor that has it.
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
 }
+#endif
 
+// Best first.
 std::vector<const Isa*> Available() {
   std::vector<const Isa*> found;
 #ifdef JSC_X86
