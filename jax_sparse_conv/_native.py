@@ -72,6 +72,16 @@ def cpu_isa() -> str:
     return str(_modules["cpu"].isa()) if "cpu" in _modules else "none"
 
 
+def cpu_isas() -> list[str]:
+    """The instruction sets the CPU kernels could use on this machine, the preferred one first."""
+    return list(_modules["cpu"].isas()) if "cpu" in _modules else []
+
+
+def set_cpu_isa(name: str) -> None:
+    """Have the CPU kernels use one of `cpu_isas()`, for tests."""
+    _modules["cpu"].set_isa(name)
+
+
 def _load(platform: str, module_name: str, registry_name: str) -> None:
     if platform == "cuda" and not _build_info.CUDA_BUILT:
         _reasons[platform] = f"{_build_info.CUDA_REASON}; rebuild with JSC_CUDA=ON where nvcc is on PATH"

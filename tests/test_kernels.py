@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import cases
@@ -11,11 +12,12 @@ import numpy as np
 import oracle
 import pytest
 from cases import Case
-from conftest import require
+from conftest import PLATFORM, require
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import jax_sparse_conv as jsc
+from jax_sparse_conv import _native
 
 TOLERANCE = {"float32": 2e-6, "bfloat16": 6e-3, "float16": 8e-4, "float64": 1e-14}
 RUNS = [(case, "ecr") for case in cases.CONV_CASES] + [(case, "pecr") for case in cases.CONV_POOL_CASES]
@@ -174,6 +176,31 @@ def test_skipped_zero_drops_inf_and_nan_of_the_kernel(zero: float) -> None:
     np.testing.assert_array_equal(pooled, np.full((1, 1, 1, 8), 9.0))
     row = np.asarray(jsc.dense(x[:, 0, 0], kernel[0, 0], implementation="ecr"))
     np.testing.assert_array_equal(row, np.full((1, 8), 1.0))
+
+
+@pytest.fixture(params=["portable", "avx2", "avx512"])
+def cpu_isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each instruction set of the CPU kernels in turn, where this machine has it."""
+    if PLATFORM != "cpu" or request.param not in _native.cpu_isas():
+        pytest.skip(f"{request.param} is not one of {_native.cpu_isas()} or the backend is not the CPU")
+    chosen = _native.cpu_isa()
+    _native.set_cpu_isa(request.param)
+    yield request.param
+    _native.set_cpu_isa(chosen)
+
+
+def test_every_instruction_set(cpu_isa: str) -> None:
+    assert _native.cpu_isa() == cpu_isa
+    for dtype in ("float32", "bfloat16"):
+        for case, implementation in RUNS:
+            inputs = cases.inputs(case, jnp.dtype(dtype))
+            error = oracle.relative_error(run(case, inputs, implementation), oracle.expected(case, inputs))
+            assert error <= TOLERANCE[dtype], (case, dtype)
+        case = Case("dense", (3, 1, 1, 517), 131, kernel=(1, 1), bias=True, zeros=0.8)
+        inputs = cases.inputs(case, jnp.dtype(dtype))
+        x, kernel, bias = (jnp.asarray(v) for v in (inputs.x[:, 0, 0], inputs.kernel[0, 0], inputs.bias))
+        result = jsc.dense(x, kernel, bias, implementation="ecr")
+        assert oracle.relative_error(result, oracle.expected(case, inputs)[:, 0, 0]) <= TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize(("case", "implementation"), [RUNS[6], RUNS[40]], ids=[RUN_IDS[6], RUN_IDS[40]])
