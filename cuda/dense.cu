@@ -3,12 +3,13 @@
 //
 // A block owns 128 output features and one part of the channels for up to 8 rows of x. It compresses its part of x into
 // a list (row, values) in shared memory, channels of which any of the rows of x is non-zero; then each warp streams
-// every 16th run of 8 kernel rows, 512 bytes each, 8 loads in flight a lane before the first use. The 16 warps' sums
+// its runs of 8 (or 4) kernel rows, 512 bytes each, all loads of a run in flight before the first use. The warps' sums
 // meet in shared memory, those of the parts in a cluster's distributed shared memory or in the workspace, in fixed
 // order.
 //
 // Parts take 32-channel runs in turn (part p: runs p, p + parts, ...) because zeros come in clumps: after a pool, the
-// channels of one pixel lie together. What bounds it: device memory, 4 K bytes per non-zero channel in float32.
+// channels of one pixel lie together. Parts are as many as can run at once: a second wave of clusters cost 7 us at
+// 25088 -> 4096. What bounds it: device memory, 4 K bytes per non-zero channel in float32.
 #include <cooperative_groups.h>
 
 #include "kernels.h"
@@ -23,7 +24,7 @@ constexpr int kMaxParts = kMaxSplits;
 // The block for kImages rows of x. Registers for sums (4 kImages a lane) leave room for fewer loads in flight a warp.
 template <int kImages>
 struct Block {
-  static constexpr int kWarps = kImages == 8 ? 8 : kImages == 4 ? 12 : 14;
+  static constexpr int kWarps = kImages == 8 ? 8 : kImages == 4 ? 10 : 14;
   static constexpr int kThreads = kWarps * kWarp;
   static constexpr int kRun = kImages == 4 ? 4 : 8;    // kernel rows a warp loads at a time
   static constexpr int kLoads = kImages == 1 ? 8 : 4;  // elements of each row of x that a thread lists at a time

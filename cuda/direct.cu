@@ -3,6 +3,8 @@
 // Depthwise and nearly depthwise convolution: each list would serve fewer than 4 output channels, so compressing costs
 // more than it saves; threads along the channels read x and kernel coalesced and skip zeros by a test. Pooling windows
 // and dilated kernels whose patch of a single output exceeds shared memory: right, and slow. Bound by L1 and latency.
+#include <algorithm>
+
 #include "kernels.h"
 #include "window_tile.cuh"
 
@@ -13,8 +15,9 @@ constexpr int kThreads = 128;
 
 // The convolution's sum for output channel k of one image at (conv_y, conv_x).
 template <typename T>
-__device__ float Sum(const ConvTask<T>& task, const T* image, const T* kernel, int k, int conv_y, int conv_x) {
-  const int group = k / task.group_features;
+__device__ __forceinline__ float Sum(const ConvTask<T>& task, const T* image, const T* kernel, int k, int conv_y,
+                                     int conv_x) {
+  const int group = Divide(k, task.by_group_tiles).quotient;  // divides by the features of a group here
   float sum = 0.f;
   for (int ky = 0; ky < task.kernel_height; ++ky) {
     const int64_t y =
@@ -36,17 +39,12 @@ __device__ float Sum(const ConvTask<T>& task, const T* image, const T* kernel, i
   return sum;
 }
 
+// Output number `index` of one image.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) DirectKernel(const __grid_constant__ ConvTask<T> task, int64_t outputs) {
-  const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (at >= outputs) return;
-  const int k = static_cast<int>(at % task.features);
-  int64_t rest = at / task.features;
-  const int ox = static_cast<int>(rest % task.out_size[1]);
-  rest /= task.out_size[1];
-  const int oy = static_cast<int>(rest % task.out_size[0]);
-  const int64_t n = rest / task.out_size[0];
-  const int64_t stack = n / task.images_per_stack;
+__device__ __forceinline__ void WriteOutput(const ConvTask<T>& task, int64_t n, int64_t stack, int index) {
+  const Quotient pixel = Divide(index, task.by_features), row = Divide(pixel.quotient, task.by_out_width);
+  const int k = pixel.remainder, oy = row.quotient, ox = row.remainder;
+  const int64_t at = n * task.out_size[0] * task.out_size[1] * task.features + index;
   const T* image = task.x + n * task.height * static_cast<int64_t>(task.width) * task.channels;
   const T* kernel = task.kernel + stack * task.kernel_height * task.kernel_width * task.group_channels * task.features;
   float extra = task.bias ? ToFloat(task.bias[stack * task.features + k]) : 0.f;
@@ -60,17 +58,32 @@ __global__ void __launch_bounds__(kThreads) DirectKernel(const __grid_constant__
   task.out[at] = FromFloat<T>(PoolWindow(task, first, conv).x);  // without a pool, the maximum over one result
 }
 
+template <typename T>
+__global__ void __launch_bounds__(kThreads) DirectKernel(const __grid_constant__ ConvTask<T> task, int64_t stacks) {
+  const unsigned index = blockIdx.x * kThreads + threadIdx.x;
+  if (index >= static_cast<unsigned>(task.out_size[0] * task.out_size[1] * task.features)) return;
+  for (int64_t stack = blockIdx.z; stack < stacks; stack += gridDim.z) {
+    for (int64_t n = blockIdx.y; n < task.images_per_stack; n += gridDim.y) {
+      WriteOutput(task, stack * task.images_per_stack + n, stack, index);
+    }
+  }
+}
+
 }  // namespace
 
 ffi::Error Direct(const ConvCall& call, cudaStream_t stream) {
   return DispatchDtype(call.dtype, [&](auto element) {
     using T = decltype(element);
     const ConvArgs& a = call.args;
-    const int64_t outputs = a.images * a.out_size[0] * a.out_size[1] * a.features;
-    const int64_t blocks = (outputs + kThreads - 1) / kThreads;
-    if (blocks == 0) return ffi::Error::Success();
-    DirectKernel<T>
-        <<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(MakeConvTask<T>(call, ConvPlan{}, nullptr), outputs);
+    const int64_t outputs = a.out_size[0] * a.out_size[1] * a.features;  // of an image: fewer than 2^31
+    if (outputs * a.images == 0) return ffi::Error::Success();
+    ConvTask<T> task = MakeConvTask<T>(call, ConvPlan{}, nullptr);
+    task.by_group_tiles = Divider(task.group_features);
+    constexpr int64_t kMaxGrid = 65535;
+    const dim3 grid(static_cast<unsigned>((outputs + kThreads - 1) / kThreads),
+                    static_cast<unsigned>(std::min(task.images_per_stack, kMaxGrid)),
+                    static_cast<unsigned>(std::min(a.stacks, kMaxGrid)));
+    DirectKernel<T><<<grid, kThreads, 0, stream>>>(task, a.stacks);
     return CheckCuda(cudaGetLastError(), "DirectKernel");
   });
 }

@@ -4,21 +4,31 @@
 // channels per block; with `splits` > 1 several blocks share the input channels of a tile.
 //
 // How, per chunk of input channels (and kernel positions):
-//   1. Stage: cp.async brings the tile's patch of x and the chunk's kernel rows to shared memory, one chunk ahead. The
-//      patch is zero outside the image, so nothing after it checks bounds.
+//   1. Stage: the tile's patch of x and the chunk's kernel rows come to shared memory one chunk ahead: the patch by
+//      cp.async, the rows as one box of a tensor map (sm_90) or by cp.async. The patch is zero outside the image, so
+//      nothing after it checks bounds.
 //   2. Compress: a warp takes a group of 4 results (2x2 where the tile is even) and writes the list of (kernel row,
 //      4 values) for which any of the 4 values is non-zero: 32 candidates per ballot, slots from popc, no atomics.
-//   3. Accumulate: per entry one 16-byte load of the row's weights a lane, one broadcast of 4 values, 16 FFMA. No
-//      branches on data: an empty window is a list of length 0.
+//   3. Accumulate: per entry two 16-byte loads of the row's weights a lane, one broadcast of 4 values, 32 FFMA; with
+//      fewer than 32 lanes over the channels, the parts of the warp take turns at the entries. No branches on data: an
+//      empty window is a list of length 0.
 // Then sums meet in a shared tile of float32 (of a cluster, or in the workspace), and the epilogue adds bias and
 // residual, applies ReLU, pools and writes. Order of summation is fixed, so results repeat bit for bit.
 //
 // Layout: x NHWC, kernel HWIO. Patch [pixel][chunk channel], kernel rows [tap][chunk channel][tile feature].
 //
-// Why groups of 4: a list entry costs 4 shared-memory cycles for its weights however many pixels use it. On real maps
-// at 82 % zeros 4 pixels share .33 of all rows against .16 for one: half the weight traffic per result, twice the FFMA,
-// and the two then cost about the same. What bounds it: shared-memory bandwidth (5-6 cycles per warp and entry against
-// 4 cycles of FFMA), and at batch 1 the latency of staging and reduction.
+// Why groups of 4: a list entry costs its weights' shared-memory cycles however many pixels use it. On real maps at 82
+// % zeros 4 pixels share .33 of all rows against .16 for one: half the weight traffic per result for twice the FFMA.
+//
+// What bounds it: shared-memory bandwidth (about 10.5 cycles per 32 FFMA of a warp against 8 cycles of FFMA; half of
+// that bound is reached), and at batch 1 latency: on an H200 256->256 14x14 spends some 2,500 cycles until the block
+// has its tables, 6,000 on lists and sums, 5,000 on meeting in the cluster, 3,000 outside the kernel.
+//
+// Tried on an H200 and lost: 4 channels a lane (10-15 % slower: more shared-memory cycles per FFMA); 28 warps with one
+// group each in 72 registers instead of 16 with two in 128 (25 % slower at batch 32: too few loads in flight a warp);
+// one bulk copy per kernel row (60 cycles of issue each, 8,800 for a stage, against one tensor copy); cp.async for
+// kernel rows (its instructions cost as much as the sums: 12.0 us against 10.6); clusters of 8 that need more than 15
+// places with a multiprocessor each (two waves).
 #ifndef JSC_CUDA_WINDOW_TILE_CUH_
 #define JSC_CUDA_WINDOW_TILE_CUH_
 
@@ -46,9 +56,10 @@ struct ConvTask {
   int stride[2], pad_low[2], dilation[2], conv[2], out_size[2];
   int window[2], window_stride[2], window_pad[2];
   bool relu, average;
+  float pool_scale;  // 1 / pixels of an averaged window, else 1
   // Divisors that the kernels need.
   Divider by_splits, by_channel_tiles, by_group_tiles, by_tiles[3], by_tile_conv[2], by_tile_out[2], by_tile_patch[2],
-      by_quads[2], by_kernel_width, by_groups;
+      by_quads[2], by_kernel_width, by_groups, by_features, by_out_width;
 };
 
 // Where a block works.
@@ -395,7 +406,7 @@ __device__ void StoreSums(const ConvTask<T>& task, float (&sums)[kGroupsPerWarp]
 // One pooled or plain result: the activated convolution results of its window, reduced. conv(y, x) gives 4 channels.
 // Averages add up by rows, so that rounding grows with the sides of a window and not with its area.
 template <typename T, typename Conv>
-__device__ float4 PoolWindow(const ConvTask<T>& task, const int (&first)[2], Conv conv) {
+__device__ __forceinline__ float4 PoolWindow(const ConvTask<T>& task, const int (&first)[2], Conv conv) {
   const float start = task.average ? 0.f : -INFINITY;
   float result[4] = {start, start, start, start};
   const int y_end = min(first[0] + task.window[0], task.conv[0]), x_end = min(first[1] + task.window[1], task.conv[1]);
@@ -410,17 +421,16 @@ __device__ float4 PoolWindow(const ConvTask<T>& task, const int (&first)[2], Con
 #pragma unroll
     for (int k = 0; k < 4; ++k) result[k] = task.average ? result[k] + row[k] : MaxOrNan(result[k], row[k]);
   }
-  if (task.average) {
-    const float scale = static_cast<float>(task.window[0]) * static_cast<float>(task.window[1]);
-    for (float& r : result) r /= scale;
-  }
+#pragma unroll
+  for (float& r : result) r *= task.pool_scale;
   return {result[0], result[1], result[2], result[3]};
 }
 
 // Sums of the splits, bias, residual, ReLU, pool, out, for the share-th of `shares` parts of the tile's outputs.
 // partial(split) points to the tile [pixel, feature] of one split; `helpers` (1 or 4) lanes share its loads.
 template <typename T, int kLanes, bool kPool, typename Partial>
-__device__ void Epilogue(const ConvTask<T>& task, const BlockPlace& b, int share, int shares, Partial partial) {
+__device__ __forceinline__ void Epilogue(const ConvTask<T>& task, const BlockPlace& b, int share, int shares,
+                                         Partial partial) {
   constexpr int kQuarters = kLanes * kLaneChannels / 4;
   const ConvPlan& plan = task.plan;
   const int helpers = plan.splits >= 4 ? 4 : 1, helper = threadIdx.x % helpers;
@@ -614,6 +624,9 @@ __global__ void __launch_bounds__(256) ReduceKernel(const __grid_constant__ Conv
 template <typename T>
 void SetDividers(ConvTask<T>* t) {
   const ConvPlan& plan = t->plan;
+  t->by_features = Divider(t->features);
+  t->by_out_width = Divider(t->out_size[1]);
+  t->by_kernel_width = Divider(t->kernel_width);
   if (plan.warps == 0) return;  // no tiles
   t->by_splits = Divider(plan.splits);
   t->by_channel_tiles = Divider(static_cast<int64_t>(plan.channel_tiles) * t->groups);
@@ -626,7 +639,6 @@ void SetDividers(ConvTask<T>* t) {
     if (plan.quads[0]) t->by_quads[i] = Divider(plan.quads[i]);
   }
   t->by_groups = Divider(plan.groups);
-  t->by_kernel_width = Divider(t->kernel_width);
 }
 
 template <typename T>
@@ -663,6 +675,7 @@ ConvTask<T> MakeConvTask(const ConvCall& call, const ConvPlan& plan, void* works
   }
   t.relu = a.activation == Activation::kRelu;
   t.average = a.pool == Pool::kAverage;
+  t.pool_scale = t.average ? static_cast<float>(1.0 / (static_cast<double>(a.window[0]) * a.window[1])) : 1.f;
   SetDividers(&t);
   return t;
 }
