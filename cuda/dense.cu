@@ -12,8 +12,8 @@
 // 25088 -> 4096. What bounds it: device memory, 4 K bytes per non-zero channel in float32.
 #include <cooperative_groups.h>
 
+#include "conv_task.cuh"
 #include "kernels.h"
-#include "window_tile.cuh"
 
 namespace jsc {
 namespace {

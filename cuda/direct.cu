@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "kernels.h"
-#include "window_tile.cuh"
+#include "window_sums.cuh"
 
 namespace jsc {
 namespace {

@@ -3,8 +3,9 @@
 // The paper's PECR lists the windows of one pooling window together and pools in the threads that computed them. Here a
 // block computes every convolution result that its tile of pooled outputs needs, once, into shared memory and pools
 // from there: windows may overlap, and with 2x2 windows a list serves exactly one of them. Only results on the border
-// between the tiles of two blocks are computed twice where windows overlap (3x3, stride 2, 15 of 225 in a 7x7 tile);
-// keeping them would cost a pass through global memory of the whole unpooled result.
+// between the tiles of two blocks are computed twice where windows overlap (3x3 with stride 2: 121 results for a tile
+// of 5x5 outputs, 21 of them its neighbours' too); keeping them would cost a pass of the whole unpooled result through
+// global memory.
 #include "kernels.h"
 #include "window_tile.cuh"
 
