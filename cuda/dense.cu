@@ -148,48 +148,34 @@ __device__ void WriteDense(const ConvTask<T>& task, float4 sum, int64_t image, i
   StoreUpTo4(task.out + at, sum, valid, vector);
 }
 
-template <typename T, int kImages>
-__global__ void __launch_bounds__(Block<kImages>::kThreads, Block<kImages>::kResident)
-    DenseKernel(const __grid_constant__ ConvTask<T> task, const DenseShape shape) {
-  constexpr int kWarps = Block<kImages>::kWarps;
-  extern __shared__ __align__(16) unsigned char shared[];
-  auto& memory = *reinterpret_cast<DenseMemory<kImages>*>(shared);
-  __shared__ float4 tile[kImages][kWarp];
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int part = blockIdx.x % shape.parts, block = blockIdx.x / shape.parts;
-  const int feature = block % shape.feature_tiles * kFeatures + lane * 4;
+// Which tile of out a block works on: images [image, image + images) and 4 features of each lane from `feature`.
+struct DensePlace {
+  int feature, stack, images;
+  int64_t image;
+};
+
+template <int kImages>
+__device__ __forceinline__ DensePlace FindPlace(const DenseShape& shape, int block) {
   const int image_tile = block / shape.feature_tiles;
   const int stack = static_cast<int>(image_tile / shape.image_tiles);
-  const int64_t first_image = image_tile % shape.image_tiles * kImages;
-  const int64_t image = stack * shape.images_per_stack + first_image;
-  const int images = static_cast<int>(min(static_cast<int64_t>(kImages), shape.images_per_stack - first_image));
-  const T* x = task.x + image * shape.channels;
-  const T* kernel = task.kernel + static_cast<int64_t>(stack) * shape.channels * shape.features + feature;
-  const int valid = min(shape.features - feature, 4);
+  const int64_t in_stack = image_tile % shape.image_tiles * kImages;
+  return {block % shape.feature_tiles * kFeatures + static_cast<int>(threadIdx.x % kWarp) * 4, stack,
+          static_cast<int>(min(static_cast<int64_t>(kImages), shape.images_per_stack - in_stack)),
+          stack * shape.images_per_stack + in_stack};
+}
 
-  float sums[kImages][4] = {};
-  const int runs = (shape.channels + kWarp * shape.parts - 1) / (kWarp * shape.parts);
-  for (int first_run = 0; first_run < runs; first_run += Block<kImages>::kLoads * kWarps) {
-    if (first_run > 0) __syncthreads();
-    const int count = CompressRows<T, kImages>(shape, x, images, part, first_run, memory.list);
-    if (valid == 4 && shape.vector) {
-      StreamRows<T, kImages, true>(memory.list, count, kernel, shape.features, valid, sums);
-    } else {
-      StreamRows<T, kImages, false>(memory.list, count, kernel, shape.features, valid, sums);
-    }
-  }
-  __syncthreads();  // the list becomes the sums of the warps
-#pragma unroll
-  for (int m = 0; m < kImages; ++m) {
-    memory.warp_sums[warp][m][lane] = make_float4(sums[m][0], sums[m][1], sums[m][2], sums[m][3]);
-  }
-  __syncthreads();
-  float4* partial = reinterpret_cast<float4*>(task.partial) + static_cast<int64_t>(blockIdx.x) * kImages * kWarp;
+// Brings together the warps' sums, in memory, and then those of the parts; writes the outputs.
+template <typename T, int kImages>
+__device__ __forceinline__ void FinishDense(const ConvTask<T>& task, const DenseShape& shape, const DensePlace& at,
+                                            int part, const DenseMemory<kImages>& memory, float4 (*tile)[kWarp]) {
+  constexpr int kWarps = Block<kImages>::kWarps;
+  float4* partial =  // [kImages, kWarp] of this block
+      reinterpret_cast<float4*>(task.partial) + static_cast<int64_t>(blockIdx.x) * kImages * kWarp;
   for (int i = threadIdx.x; i < kImages * kWarp; i += Block<kImages>::kThreads) {
     float4 sum = memory.warp_sums[0][i / kWarp][i % kWarp];
     for (int w = 1; w < kWarps; ++w) sum = sum + memory.warp_sums[w][i / kWarp][i % kWarp];
     if (shape.parts == 1) {
-      if (i / kWarp < images) WriteDense(task, sum, image + i / kWarp, stack, feature, shape.vector);
+      if (i / kWarp < at.images) WriteDense(task, sum, at.image + i / kWarp, at.stack, at.feature, shape.vector);
     } else if (shape.cluster) {
       tile[i / kWarp][i % kWarp] = sum;
     } else {
@@ -199,34 +185,81 @@ __global__ void __launch_bounds__(Block<kImages>::kThreads, Block<kImages>::kRes
 #if __CUDA_ARCH__ >= 900
   if (shape.parts > 1 && shape.cluster) {
     auto cluster = cooperative_groups::this_cluster();
+    const int lane = threadIdx.x % kWarp;
     cluster.sync();
     // Image m of the tile belongs to the block of part m % parts; a warp takes one.
-    for (int m = part + warp * shape.parts; m < images; m += shape.parts * kWarps) {
+    for (int m = part + threadIdx.x / kWarp * shape.parts; m < at.images; m += shape.parts * kWarps) {
       float4 sum = *cluster.map_shared_rank(&tile[m][lane], 0);
       for (int p = 1; p < shape.parts; ++p) sum = sum + *cluster.map_shared_rank(&tile[m][lane], p);
-      WriteDense(task, sum, image + m, stack, feature, shape.vector);
+      WriteDense(task, sum, at.image + m, at.stack, at.feature, shape.vector);
     }
     cluster.sync();  // a block's sums stay until all have read them
   }
 #endif
 }
 
+template <typename T, int kImages>
+__global__ void __launch_bounds__(Block<kImages>::kThreads, Block<kImages>::kResident)
+    DenseKernel(const __grid_constant__ ConvTask<T> task, const DenseShape shape) {
+  constexpr int kWarps = Block<kImages>::kWarps;
+  extern __shared__ __align__(16) unsigned char shared[];
+  auto& memory = *reinterpret_cast<DenseMemory<kImages>*>(shared);
+  __shared__ float4 tile[kImages][kWarp];
+  const int part = blockIdx.x % shape.parts;
+  const DensePlace at = FindPlace<kImages>(shape, blockIdx.x / shape.parts);
+  const T* x = task.x + at.image * shape.channels;  // [images, C]
+  const T* kernel =                                 // [C, K] from this lane's features on
+      task.kernel + static_cast<int64_t>(at.stack) * shape.channels * shape.features + at.feature;
+  const int valid = min(shape.features - at.feature, 4);
+
+  float sums[kImages][4] = {};
+  const int runs = (shape.channels + kWarp * shape.parts - 1) / (kWarp * shape.parts);
+  for (int first_run = 0; first_run < runs; first_run += Block<kImages>::kLoads * kWarps) {
+    if (first_run > 0) __syncthreads();
+    const int count = CompressRows<T, kImages>(shape, x, at.images, part, first_run, memory.list);
+    if (valid == 4 && shape.vector) {
+      StreamRows<T, kImages, true>(memory.list, count, kernel, shape.features, valid, sums);
+    } else {
+      StreamRows<T, kImages, false>(memory.list, count, kernel, shape.features, valid, sums);
+    }
+  }
+  __syncthreads();  // the list becomes the sums of the warps
+#pragma unroll
+  for (int m = 0; m < kImages; ++m) {
+    memory.warp_sums[threadIdx.x / kWarp][m][threadIdx.x % kWarp] =
+        make_float4(sums[m][0], sums[m][1], sums[m][2], sums[m][3]);
+  }
+  __syncthreads();
+  FinishDense(task, shape, at, part, memory, tile);
+}
+
 // The second step where there are no clusters: one block per tile.
 template <typename T, int kImages>
 __global__ void __launch_bounds__(kWarp* kImages)
     DenseReduceKernel(const __grid_constant__ ConvTask<T> task, const DenseShape shape) {
-  const int m = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int block = blockIdx.x;
-  const int image_tile = block / shape.feature_tiles;
-  const int stack = static_cast<int>(image_tile / shape.image_tiles);
-  const int64_t in_stack = image_tile % shape.image_tiles * kImages + m;
-  if (in_stack >= shape.images_per_stack) return;
+  const int m = threadIdx.x / kWarp;
+  const DensePlace at = FindPlace<kImages>(shape, blockIdx.x);
+  if (m >= at.images) return;
   const float4* partial =  // [part, kImages, kWarp]
-      reinterpret_cast<const float4*>(task.partial) + static_cast<int64_t>(block) * shape.parts * kImages * kWarp;
+      reinterpret_cast<const float4*>(task.partial) + static_cast<int64_t>(blockIdx.x) * shape.parts * kImages * kWarp;
   float4 sum = partial[threadIdx.x];
   for (int p = 1; p < shape.parts; ++p) sum = sum + partial[p * kImages * kWarp + threadIdx.x];
-  WriteDense(task, sum, stack * shape.images_per_stack + in_stack, stack,
-             block % shape.feature_tiles * kFeatures + lane * 4, shape.vector);
+  WriteDense(task, sum, at.image + m, at.stack, at.feature, shape.vector);
+}
+
+// The most parts whose blocks still run all at once, as long as each has 8 runs of channels to list.
+template <int kImages>
+int ChooseParts(const DenseShape& shape, int64_t tiles, size_t workspace_bytes, const DeviceInfo& device) {
+  constexpr int64_t kResident = Block<kImages>::kResident, kTileBytes = sizeof(float4) * kImages * kWarp;
+  int parts = kMaxParts;
+  for (; parts > 1; --parts) {
+    if (parts * 8 * kWarp > shape.channels) continue;
+    const bool fits = shape.cluster ? tiles <= kResident * device.clusters[parts]
+                                    : tiles * parts <= kResident * device.multiprocessors &&
+                                          tiles * parts * kTileBytes <= static_cast<int64_t>(workspace_bytes);
+    if (fits) break;
+  }
+  return parts;
 }
 
 template <typename T, int kImages>
@@ -241,17 +274,7 @@ ffi::Error LaunchDense(const ConvCall& call, Workspace workspace, const DeviceIn
   shape.vector = a.features % 4 == 0;
   shape.cluster = device.clusters[1] > 0;
   const int64_t tiles = shape.image_tiles * a.stacks * shape.feature_tiles;
-  const int64_t tile_bytes = sizeof(float4) * kImages * kWarp;
-  // The most parts whose blocks still run all at once, as long as each has 8 runs of channels to list.
-  const int resident = Block<kImages>::kResident;
-  for (shape.parts = kMaxParts; shape.parts > 1; --shape.parts) {
-    if (shape.parts * 8 * kWarp > shape.channels) continue;
-    if (shape.cluster ? tiles <= int64_t{resident} * device.clusters[shape.parts]
-                      : tiles * shape.parts <= int64_t{resident} * device.multiprocessors &&
-                            tiles * shape.parts * tile_bytes <= static_cast<int64_t>(workspace.bytes)) {
-      break;
-    }
-  }
+  shape.parts = ChooseParts<kImages>(shape, tiles, workspace.bytes, device);
   const auto kernel = DenseKernel<T, kImages>;
   ffi::Error error = CheckCuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                     static_cast<int>(sizeof(DenseMemory<kImages>))),
