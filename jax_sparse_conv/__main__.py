@@ -118,6 +118,8 @@ def _check_outputs(options: argparse.Namespace) -> None:
         if path is not None and path.is_dir():
             raise UserError(f"--{name} {path} is a folder, not a file to write")
     if options.plot is not None:
+        if options.plot.suffix.lower() != ".png":
+            raise UserError(f"--plot {options.plot}: the plot is a PNG, so the name must end in .png")
         optional("matplotlib.figure", "matplotlib")
 
 

@@ -145,6 +145,8 @@ def test_run_with_weights_and_labels(
         (["--json", "nowhere/run.json"], "nowhere does not exist"),
         (["--plot", "nowhere/run.png"], "nowhere does not exist"),
         (["--json", "."], "is a folder"),
+        (["--plot", "run.txt"], "--plot run.txt: the plot is a PNG, so the name must end in .png"),
+        (["--plot", "run"], "--plot run: the plot is a PNG, so the name must end in .png"),
     ],
 )
 def test_run_fails_with_one_sentence(
