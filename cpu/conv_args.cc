@@ -72,6 +72,7 @@ std::string CheckSizes(const ConvArgs& a) {
       return "strides, dilations, windows and kernel sizes must be at least 1";
     }
   }
+  if (a.channels < 1) return "x must have at least one channel, C=" + std::to_string(a.channels);
   if (a.groups < 1 || a.group_channels * a.groups != a.channels || a.features % a.groups != 0) {
     return "groups=" + std::to_string(a.groups) + " does not divide C=" + std::to_string(a.channels) +
            " into kernel's C/groups=" + std::to_string(a.group_channels) + " and K=" + std::to_string(a.features);

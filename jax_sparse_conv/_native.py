@@ -7,17 +7,27 @@ the user, with the original exception's text.
 from __future__ import annotations
 
 import importlib
+import pathlib
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 import jax
 
-from jax_sparse_conv import _build_info
+
+def _find_build_info() -> ModuleType | None:
+    try:
+        return importlib.import_module("jax_sparse_conv._build_info")
+    except ImportError:
+        return None  # the source tree, without anything built
+
 
 # Platform names as MLIR lowering rules spell them -> (extension module, name in the FFI registry).
 _PLATFORMS = {"cpu": ("_cpu", "cpu"), "cuda": ("_cuda", "CUDA")}
-METHODS = ("ecr", "pecr", "dense")
+_HERE = pathlib.Path(__file__).parent
+_INSTALL = (
+    "install it with `pip install -e .` in the clone, or run from another directory what `pip install .` installed"
+)
 _DTYPES = {
     "cpu": ("float32", "bfloat16", "float16", "float64"),
     "cuda": ("float32", "bfloat16", "float16"),
@@ -83,17 +93,22 @@ def set_cpu_isa(name: str) -> None:
 
 
 def _load(platform: str, module_name: str, registry_name: str) -> None:
-    if platform == "cuda" and not _build_info.CUDA_BUILT:
-        _reasons[platform] = f"{_build_info.CUDA_REASON}; rebuild with JSC_CUDA=ON where nvcc is on PATH"
+    build = _find_build_info()
+    if build is None:
+        _reasons[platform] = f"this copy of the package, {__package__!r} in {_HERE}, is not built; {_INSTALL}"
+        return
+    if platform == "cuda" and not build.CUDA_BUILT:
+        _reasons[platform] = f"{build.CUDA_REASON}; rebuild with JSC_CUDA=ON where nvcc is on PATH"
         return
     try:
         module = importlib.import_module(f"jax_sparse_conv.{module_name}")
-    except ImportError as error:
+        for name, capsule in module.registrations().items():
+            jax.ffi.register_ffi_target(name, capsule, platform=registry_name)
+            _registered.setdefault(platform, []).append(name)
+    except Exception as error:  # whatever it is, it is the reason that the call which needs the extension gives
         _reasons[platform] = f"{type(error).__name__}: {error}"
+        _registered.pop(platform, None)
         return
-    for name, capsule in module.registrations().items():
-        jax.ffi.register_ffi_target(name, capsule, platform=registry_name)
-        _registered.setdefault(platform, []).append(name)
     _modules[platform] = module
 
 

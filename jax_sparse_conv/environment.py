@@ -48,7 +48,7 @@ def describe_run(argv: list[str] | None = None) -> dict[str, Any]:
     Args:
       argv: the arguments after `python -m module`; None takes the process's own command line.
     """
-    command = sys.orig_argv if argv is None else [sys.orig_argv[0], "-m", "jax_sparse_conv", *argv]
+    command = ["python", *(sys.orig_argv[1:] if argv is None else ["-m", "jax_sparse_conv", *argv])]
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": shlex.join(command),

@@ -7,10 +7,12 @@ that primitives, formats and the reference need besides arrays.
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
 from jax import lax
 
 Pair: TypeAlias = tuple[int, int]
@@ -19,7 +21,7 @@ Padding: TypeAlias = str | int | Sequence[int | Sequence[int]]
 PoolKind: TypeAlias = Literal["max", "avg"]
 
 POOL_KINDS: tuple[str, ...] = ("max", "avg")
-_MAX_ELEMENTS = 2**31 - 1
+MAX_ELEMENTS = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,11 +98,24 @@ def resolve(
         raise ValueError(f"kernel.shape={tuple(kernel_shape)} has an empty window; kh and kw must be at least 1")
     spans = tuple((k - 1) * d + 1 for k, d in zip(kernel_size, dilation_pair, strict=True))
     pads = resolve_padding("padding", padding, (x_shape[1], x_shape[2]), spans, stride_pair)
-    geometry = Geometry(stride_pair, pads, dilation_pair, groups)
-    _check_countable("x", x_shape[1:])
-    _check_countable("kernel", kernel_shape)
-    _check_countable("the result", (*geometry.conv_size((x_shape[1], x_shape[2]), kernel_size), kernel_shape[3]))
-    return geometry
+    for size, (low, high) in zip(x_shape[1:3], pads, strict=True):
+        if size + low + high < 0:
+            raise ValueError(f"padding={padding!r} crops more than there is of x.shape={tuple(x_shape)}")
+    return Geometry(stride_pair, pads, dilation_pair, groups)
+
+
+def too_large(geometry: Geometry, x_shape: Sequence[int], kernel_shape: Sequence[int]) -> str | None:
+    """Why the native kernels, which index one image and one kernel in 31 bits, cannot take these sizes, or None."""
+    conv_size = geometry.conv_size(x_shape[1:3], kernel_shape[:2])
+    pieces = {
+        "one image of x": x_shape[1:],
+        "kernel": kernel_shape,
+        "one image's result": (*conv_size, kernel_shape[3]),
+    }
+    for name, shape in pieces.items():
+        if math.prod(shape) > MAX_ELEMENTS:
+            return f"{name} has {math.prod(shape)} elements, shape {tuple(shape)}; at most 2**31 - 1 are supported"
+    return None
 
 
 def with_pool(
@@ -127,6 +142,8 @@ def resolve_padding(name: str, padding: Padding, size: Sequence[int], spans: Seq
     """`"SAME"`, `"VALID"`, an int, a pair of ints or a pair of (low, high) pairs, as explicit (low, high) pairs."""
     choices = '"SAME", "SAME_LOWER", "VALID", an int or two entries, each an int or (low, high)'
     wanted = f"{name}={padding!r} is not {choices}"
+    if isinstance(padding, np.ndarray):
+        padding = padding.tolist()
     if isinstance(padding, str):
         if padding.upper() not in ("SAME", "SAME_LOWER", "VALID"):
             raise ValueError(wanted)
@@ -147,6 +164,8 @@ def resolve_padding(name: str, padding: Padding, size: Sequence[int], spans: Seq
 def pair(name: str, value: int | Sequence[int]) -> Pair:
     """An int or two ints, each at least 1, as a pair."""
     try:
+        if isinstance(value, np.ndarray):
+            value = value.tolist()
         entries = value if isinstance(value, Sequence) else (value, value)
         values = tuple(operator.index(entry) for entry in entries)
     except TypeError as error:
@@ -194,15 +213,4 @@ def _check_channels(x_shape: Sequence[int], kernel_shape: Sequence[int], groups:
         raise ValueError(
             f"feature_group_count={groups} does not divide the K={kernel_shape[3]} output channels of "
             f"kernel.shape={tuple(kernel_shape)}"
-        )
-
-
-def _check_countable(name: str, shape: Sequence[int]) -> None:
-    count = 1
-    for size in shape:
-        count *= size
-    if count > _MAX_ELEMENTS:
-        raise ValueError(
-            f"{name} has {count} elements for one image (shape {tuple(shape)}); at most 2**31 - 1 are supported, "
-            "the batch not counted"
         )

@@ -7,6 +7,7 @@ a `ValueError` that says what would work.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -172,7 +173,8 @@ def dense(
       activation: None or "relu".
       precision: as in `conv`.
       implementation: "ecr" (each row of x is one compressed window), "xla" (dense), or None: ECR for up to 16 rows
-        where it has a kernel for the platform and dtype, dense otherwise.
+        (of x as given here; those that `vmap` adds are not counted) where it has a kernel for the platform and dtype,
+        dense otherwise.
 
     Returns:
       [..., K] in x's dtype.
@@ -187,7 +189,7 @@ def dense(
         raise ValueError(f"x.shape={shape} and kernel.shape={features} are not [..., C] and [C, K]")
     _check_implementation(implementation, DENSE_IMPLEMENTATIONS, "dense", given.x.dtype)
     # A row of x is a one-pixel map and the kernel a 1x1 window.
-    operands = _Operands(given.x.reshape(-1, 1, 1, shape[-1]), given.kernel[None, None], given.bias)
+    operands = _Operands(given.x.reshape(math.prod(shape[:-1]), 1, 1, shape[-1]), given.kernel[None, None], given.bias)
     geometry = geo.resolve(operands.x.shape, operands.kernel.shape, padding="VALID")
     operands.check(geometry, activation)
     few_rows = operands.x.shape[0] <= _DENSE_ROWS
@@ -223,6 +225,7 @@ def conv_general_dilated(
     Raises:
       ValueError: what lax raises, or a convolution that the named implementation does not have.
     """
+    _check_implementation(implementation, CONV_IMPLEMENTATIONS, "conv_general_dilated", jnp.asarray(lhs).dtype)
     reason = _why_not_conv(lhs, rhs, lhs_dilation, dimension_numbers, batch_group_count, preferred_element_type)
     if reason is not None and implementation not in (None, "xla"):
         raise ValueError(f"implementation={implementation!r} cannot run this convolution: {reason}; None or 'xla' can")
@@ -270,6 +273,9 @@ class _Operands(NamedTuple):
 
     @classmethod
     def of(cls, *values: Any) -> _Operands:
+        for name, value in zip(("x", "kernel"), values[:2], strict=True):
+            if value is None:
+                raise TypeError(f"{name}=None is not an array")
         return cls(*(None if value is None else jnp.asarray(value) for value in values))  # type: ignore[arg-type]
 
     def check(self, geometry: Geometry, activation: str | None) -> None:
@@ -295,7 +301,12 @@ def _run(
     precision: lax.PrecisionLike,
     fallback: bool,
 ) -> jax.Array:
-    if method == "xla" or str(operands.x.dtype) not in _KERNEL_DTYPES:
+    _check_precision(precision)
+    reason = geo.too_large(geometry, operands.x.shape, operands.kernel.shape)
+    if reason is not None and not fallback and method != "xla":
+        raise ValueError(f"implementation={method!r} cannot run: {reason}; implementation=None or 'xla' can")
+    nothing_to_skip = operands.x.shape[3] == 0
+    if method == "xla" or reason is not None or nothing_to_skip or str(operands.x.dtype) not in _KERNEL_DTYPES:
         return reference.conv_pool(*operands, geometry, activation, precision)
     config = primitives.Config(
         geometry, method, activation, fallback=fallback, precision=_hashable_precision(precision)
@@ -320,6 +331,18 @@ def _check_implementation(implementation: str | None, names: tuple[str, ...], op
             f"implementation={implementation!r} cannot run with x.dtype={dtype}; it takes "
             f"{', '.join(_KERNEL_DTYPES)}, and implementation=None or 'xla' whatever lax takes"
         )
+
+
+def _check_precision(precision: lax.PrecisionLike) -> None:
+    """Lax's own check, at trace time also where a kernel does not need the answer."""
+    one = jax.ShapeDtypeStruct((1, 1), jnp.float32)
+    try:
+        jax.eval_shape(functools.partial(lax.dot, precision=precision), one, one)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"precision={precision!r} is not None, 'default', 'high', 'highest', a jax.lax.Precision, a pair of them "
+            "or another that lax takes"
+        ) from error
 
 
 def _hashable_precision(precision: lax.PrecisionLike) -> Any:

@@ -45,8 +45,8 @@ def partitioned(
     def partition(mesh: Any, arg_shapes: Any, result_shape: Any) -> Any:
         del arg_shapes
         spec = tuple(result_shape.sharding.spec) + (None,) * 4
-        batch, features = spec[0], spec[3] if one_group else None
-        kernels = None if stacks == 1 else batch
+        kernels, batch = _split_images(mesh, spec[0], stacks, images)
+        features = spec[3] if one_group else None
         operands = [PartitionSpec(batch, None, None, None), PartitionSpec(kernels, None, None, None, features)]
         operands += [PartitionSpec(kernels, features)] * has_bias
         operands += [PartitionSpec(batch, None, None, features)] * has_residual
@@ -66,3 +66,25 @@ def partitioned(
         **({} if stacks == 1 else {"n": images // stacks}),
     )
     return wrapped
+
+
+def _split_images(mesh: Any, wanted: Any, stacks: int, images: int) -> tuple[Any, Any]:
+    """Mesh axes over the kernels and over the images, of those `wanted` over the images.
+
+    Images lie kernel by kernel, so leading axes split the kernels; once each part has one kernel, further axes split
+    that kernel's images. An axis that divides neither is dropped, and the images are gathered along it.
+    """
+    if stacks == 1 or wanted is None:
+        return None, wanted
+    names = wanted if isinstance(wanted, tuple) else (wanted,)
+    over_stacks: list[Any] = []
+    over_images: list[Any] = []
+    parts = 1
+    for name in names:
+        size = mesh.shape[name]
+        whole = stacks if parts < stacks else images
+        if whole % (parts * size):
+            break
+        (over_stacks if parts < stacks else over_images).append(name)
+        parts *= size
+    return tuple(over_stacks) or None, tuple(over_stacks + over_images) or None

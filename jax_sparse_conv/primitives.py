@@ -27,12 +27,11 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import PartitionSpec
 
 from jax_sparse_conv import _native, partitioning, reference
-from jax_sparse_conv.geometry import Geometry
+from jax_sparse_conv.geometry import MAX_ELEMENTS, Geometry
 
 _PLATFORMS = ("cpu", "cuda")
 _POOL_CODES = {None: 0, "max": 1, "avg": 2}
 _ACTIVATION_CODES = {None: 0, "relu": 1}
-_MAX_ELEMENTS = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,12 +106,16 @@ def bind(
 
 def _same_varying_axes(operands: list[jax.Array]) -> list[jax.Array]:
     """Under `shard_map`, mark every operand as varying over the axes that any of them varies over."""
-    axes = [frozenset(getattr(jax.typeof(operand), "vma", ())) for operand in operands]
+    axes = [_varying_axes(jax.typeof(operand)) for operand in operands]
     union = frozenset().union(*axes)
     return [
         lax.pcast(operand, tuple(union - have), to="varying") if union - have else operand
         for operand, have in zip(operands, axes, strict=True)
     ]
+
+
+def _varying_axes(aval: Any) -> frozenset[Any]:
+    return frozenset(aval.mat.varying)
 
 
 # --- shapes ----------------------------------------------------------------------------------------------------------
@@ -339,7 +342,7 @@ def _fits_in_features(operands: Operands, size: int, config: Config) -> bool:
     kernel_elements = math.prod(operands.kernel.shape[2:])
     conv_size = config.geometry.conv_size(operands.x.shape[1:3], operands.kernel.shape[2:4])
     result_elements = math.prod(conv_size) * operands.kernel.shape[-1]
-    return size * max(kernel_elements, result_elements) <= _MAX_ELEMENTS
+    return size * max(kernel_elements, result_elements) <= MAX_ELEMENTS
 
 
 def _batch_epilogue(operands: Operands, batched: Operands, config: Config) -> jax.Array:

@@ -48,7 +48,8 @@ def pool(y: jax.Array, spec: Pool | None) -> jax.Array:
     window, strides = (1, *spec.window, 1), (1, *spec.strides, 1)
     padding = ((0, 0), *spec.padding, (0, 0))
     if spec.kind == "max":
-        return lax.reduce_window(y, _scalar(-jnp.inf, y), lax.max, window, strides, padding)
+        lowest = -jnp.inf if jnp.issubdtype(y.dtype, jnp.inexact) else jnp.iinfo(y.dtype).min
+        return lax.reduce_window(y, _scalar(lowest, y), lax.max, window, strides, padding)
     # Sums of 16-bit types are taken in float32, as the kernels do.
     wide = y.astype(jnp.promote_types(y.dtype, jnp.float32))
     total = lax.reduce_window(wide, _scalar(0, wide), lax.add, window, strides, padding)

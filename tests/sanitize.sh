@@ -7,6 +7,6 @@ export XLA_PYTHON_CLIENT_ALLOCATOR=platform XLA_PYTHON_CLIENT_PREALLOCATE=false
 for tool in "${@:-memcheck racecheck initcheck}"; do
   for name in $tool; do
     echo "== $name"
-    compute-sanitizer --tool "$name" --kernel-name kernel_substring=jsc --error-exitcode 9 python3 sanitizer_cover.py
+    compute-sanitizer --tool "$name" --kernel-name kernel_substring=jsc --error-exitcode 9 "${PYTHON:-python3}" sanitizer_cover.py
   done
 done

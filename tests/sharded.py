@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -45,6 +46,48 @@ def mesh(kind: AxisType) -> jax.sharding.Mesh:
     return jax.sharding.Mesh(devices, ("batch", "channels"), axis_types=(kind,) * 2)
 
 
+def check_stacked_placements(auto: jax.sharding.Mesh) -> None:
+    """vmap over x and kernels, with the images of each kernel split too, or instead: right wherever they lie."""
+    rng = np.random.default_rng(1)
+    for stacks in (2, 4):
+        shapes = ((stacks, 4, 5, 5, 4), (stacks, 3, 3, 4, 8), (stacks, 8), (stacks, 4, 5, 5, 8))
+        values = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+        values[0] = np.maximum(values[0], 0)
+        wanted = jax.vmap(lambda *v: sparse(*v))(*values)
+        function = jax.jit(jax.vmap(sparse))
+        for images in (P(None, "batch"), P("batch", "channels"), P(None, ("batch", "channels")), P(("batch",), None)):
+            for kernels in (P(), P("batch"), P("channels"), P("batch", None, None, None, "channels")):
+                placed = [jax.device_put(v, NamedSharding(auto, P())) for v in values]
+                placed[0] = jax.device_put(values[0], NamedSharding(auto, images))
+                placed[1] = jax.device_put(values[1], NamedSharding(auto, kernels))
+                result = function(*placed)
+                np.testing.assert_allclose(
+                    np.asarray(result), wanted, rtol=1e-4, atol=1e-4, err_msg=f"{images} {kernels}"
+                )
+    print("vmap over x and kernel, images split every way")
+
+
+def check_kernels_split_by_hand(auto: jax.sharding.Mesh) -> None:
+    """shard_map with the kernel split and the images not: the gradient of x sums over the devices."""
+    x, kernel, _, _ = operands()
+    split, columns = P(None, None, None, "channels"), P(None, None, None, "channels")
+
+    def apply(implementation: str) -> Callable[..., jax.Array]:
+        local = lambda x, k: jsc.conv(x, k, precision="highest", implementation=implementation)  # noqa: E731
+        return jax.shard_map(local, mesh=auto, in_specs=(P(), split), out_specs=columns)
+
+    def gradients(implementation: str) -> Any:
+        loss = lambda x, k: (apply(implementation)(x, k) ** 2).sum()  # noqa: E731
+        return jax.jit(jax.grad(loss, (0, 1)))(x, kernel)
+
+    for ours, wanted in zip(gradients("ecr"), gradients("xla"), strict=True):
+        np.testing.assert_allclose(np.asarray(ours), np.asarray(wanted), rtol=1e-3, atol=1e-2)
+    local = lambda x, k: jsc.conv(x, k, implementation="ecr")  # noqa: E731
+    with pytest.raises(ValueError, match="out_specs"):  # the result varies over devices
+        jax.shard_map(local, mesh=auto, in_specs=(P(), split), out_specs=P())(x, kernel)
+    print("shard_map, kernel split")
+
+
 def main() -> None:
     values = operands()
     x, kernel, bias, residual = values
@@ -71,6 +114,8 @@ def main() -> None:
     both_wanted = jax.vmap(lambda x, k: jsc.conv(x, k, precision="highest", implementation="xla"))(*both)
     check("vmap over x and kernel, both split", mapped, both, np.asarray(both_wanted))
 
+    check_stacked_placements(auto)
+
     gradient = lambda k: jax.grad(lambda k: (sparse(placed[0], k, bias, residual) ** 2).sum())(k)  # noqa: E731
     dense_gradient = jax.grad(
         lambda k: (
@@ -87,6 +132,8 @@ def main() -> None:
 
     manual_loss = jax.shard_map(loss, mesh=auto, in_specs=(P(), P("batch"), P("batch")), out_specs=P())
     check("grad through shard_map", jax.grad(manual_loss), (kernel, x, residual), dense_gradient, no_gather=False)
+
+    check_kernels_split_by_hand(auto)
 
     explicit = mesh(AxisType.Explicit)
     with jax.set_mesh(explicit):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
+import shutil
 import subprocess
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -33,14 +37,44 @@ def test_an_extension_that_does_not_load_is_an_answer_not_a_crash(monkeypatch: p
     def broken(name: str) -> None:
         raise ImportError("libgone.so.1: cannot open shared object file")
 
+    monkeypatch.setattr(_native, "_find_build_info", lambda: types.SimpleNamespace(CUDA_BUILT=True))
     monkeypatch.setattr(_native.importlib, "import_module", broken)
-    monkeypatch.setattr(_native._build_info, "CUDA_BUILT", True)
     monkeypatch.setattr(_native, "_modules", {})
     monkeypatch.setattr(_native, "_reasons", {})
     _native._load("cuda", "_cuda", "CUDA")
     assert _native.why_missing("ecr", "cuda", "float32") == (
         "the cuda extension is missing: ImportError: libgone.so.1: cannot open shared object file"
     )
+
+
+def test_a_tree_in_which_nothing_is_built_imports_and_says_so(tmp_path: pathlib.Path) -> None:
+    source = pathlib.Path(_native.__file__).parent
+    files = shutil.ignore_patterns("*.so", "_build_info.py", "__pycache__")
+    shutil.copytree(source, tmp_path / "jax_sparse_conv", ignore=files)
+    code = (
+        "import jax.numpy as jnp, jax_sparse_conv as jsc\n"
+        f"assert jsc.__file__.startswith({str(tmp_path)!r}), jsc.__file__\n"
+        "assert jsc.conv(jnp.ones((1, 3, 3, 2)), jnp.ones((1, 1, 2, 4))).sum() == 72\n"
+        "jsc.conv(jnp.ones((1, 3, 3, 2)), jnp.ones((1, 1, 2, 4)), implementation='ecr')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "JAX_PLATFORMS": "cpu"}
+    # -S would lose jax; -P keeps the clone's own directory out, and the copy comes before an editable install's finder.
+    code = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'Editable' not in type(f).__name__ and " + (
+        "'Redirecting' not in type(f).__name__]\n" + code
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "ValueError: implementation='ecr' cannot run here: the cpu extension is missing: this copy" in done.stderr
+    assert "is not built; install it with `pip install -e .`" in done.stderr
+    env = subprocess.run(
+        [sys.executable, "-P", "-c", code.splitlines()[0] + "\nimport runpy, sys; sys.argv = ['x', 'env']\n"
+         "runpy.run_module('jax_sparse_conv', run_name='__main__')"],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert env.returncode == 0, env.stderr
+    assert "is not built" in env.stdout
 
 
 @pytest.mark.parametrize(

@@ -132,10 +132,35 @@ def test_conv_general_dilated_steps_aside_or_says_why_not(arguments: dict[str, A
         jsc.conv_general_dilated(x, kernel, **common, implementation="ecr")
 
 
-def test_precision_is_checked_by_lax_on_the_dense_path() -> None:
+@pytest.mark.parametrize("implementation", [None, "xla", "ecr"])
+def test_precision_is_checked(implementation: str | None) -> None:
     x, kernel = arrays()
-    with pytest.raises(ValueError, match="Precision"):
-        jsc.conv(x, kernel, precision="exact", implementation="xla")
+    with pytest.raises(ValueError, match=r"precision='exact' is not None, 'default'"):
+        jsc.conv(x, kernel, precision="exact", implementation=implementation)
+    assert jsc.conv(x, kernel, precision=["high", "highest"]).shape == (2, 8, 9, 8)
+
+
+def test_sizes_beyond_31_bits_are_refused_by_name_or_left_to_lax() -> None:
+    x = jax.ShapeDtypeStruct((1, 2**12, 2**12, 256), jnp.bfloat16)
+    kernel = jax.ShapeDtypeStruct((1, 1, 256, 2), jnp.bfloat16)
+    with pytest.raises(ValueError, match=r"implementation='ecr' cannot run: one image of x has 4294967296 elements"):
+        jax.eval_shape(lambda x, k: jsc.conv(x, k, implementation="ecr"), x, kernel)
+    assert "jsc_conv" not in str(jax.make_jaxpr(jsc.conv)(x, kernel))
+
+
+def test_empty_and_missing_operands() -> None:
+    assert not jsc.dense(jnp.ones((2, 0)), jnp.ones((0, 3))).any()
+    assert jsc.dense(jnp.ones((0, 4)), jnp.ones((4, 3)), implementation="xla").shape == (0, 3)
+    assert not jsc.conv(jnp.ones((1, 4, 4, 0)), jnp.ones((3, 3, 0, 5))).any()
+    with pytest.raises(TypeError, match="x=None is not an array"):
+        jsc.conv(None, jnp.ones((3, 3, 1, 1)))  # type: ignore[arg-type]
+
+
+def test_pools_of_integers() -> None:
+    x = np.arange(16, dtype=np.int32).reshape(1, 4, 4, 1)
+    with jax.default_device(jax.devices("cpu")[0]):
+        result = jsc.conv_pool(x, np.ones((1, 1, 1, 1), np.int32), activation=None)
+    np.testing.assert_array_equal(result[0, :, :, 0], [[5, 7], [13, 15]])
 
 
 def test_eager_calls_do_not_retrace(monkeypatch: pytest.MonkeyPatch) -> None:

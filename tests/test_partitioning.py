@@ -15,9 +15,11 @@ CHECKED = [
     "jit, groups",
     "jit, conv_pool",
     "vmap over x and kernel, both split",
+    "vmap over x and kernel, images split every way",
     "grad",
     "shard_map",
     "grad through shard_map",
+    "shard_map, kernel split",
     "explicit sharding",
 ]
 
