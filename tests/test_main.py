@@ -162,6 +162,14 @@ def test_run_fails_with_one_sentence(
     _one_sentence(capsys, sentence)
 
 
+@pytest.mark.parametrize("option", ["--batch", "--size", "--repeats"])
+@pytest.mark.parametrize("text", ["abc", "0", "-1", "1.5"])
+def test_run_says_which_counts_it_takes(option: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run(f"{option}={text}")
+    assert f"argument {option}: '{text}' is not a whole number of at least 1" in capsys.readouterr().err
+
+
 def test_run_names_missing_and_misshapen_tensors(
     weights: dict[str, np.ndarray], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
