@@ -175,7 +175,9 @@ def _load_weights(model: ConvNet, path: Path) -> str:
     except FileNotFoundError as error:
         raise UserError(f"--weights {path}: there is no such file") from error
     except (ImportError, OSError, ValueError) as error:
-        raise UserError(f"--weights {path}: {' '.join(str(error).split())}") from error
+        message = " ".join(str(error).split())
+        named = message if message.startswith(str(path)) else f"{path}: {message}"
+        raise UserError(f"--weights {named}") from error
 
 
 def _cast(model: nnx.Module, dtype: str) -> nnx.Module:

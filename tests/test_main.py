@@ -139,7 +139,8 @@ def test_run_with_weights_and_labels(
         (["--image", "text.txt"], "--image text.txt cannot be read as an image: "),
         (["--labels", "nowhere.txt"], "--labels nowhere.txt cannot be read: "),
         (["--weights", "nowhere.safetensors"], "--weights nowhere.safetensors: there is no such file"),
-        (["--weights", "text.txt"], "--weights text.txt: "),
+        (["--weights", "text.txt"], "--weights text.txt is not a safetensors file: "),
+        (["--weights", "."], "--weights . is a folder, not a weights file"),
         (["--implementation", "fast"], "--implementation 'fast' is not one of auto, xla, ecr, pecr"),
         (["--size", "2"], "--size 2: x.shape=(1, 2, 2, 3) is too small"),
         (["--json", "nowhere/run.json"], "nowhere does not exist"),
@@ -176,7 +177,7 @@ def test_run_names_missing_and_misshapen_tensors(
     path = tmp_path / "tiny.safetensors"
     save_file({name: value for name, value in weights.items() if name != "features.3.bias"}, path)
     assert run("--weights", path) == 1
-    _one_sentence(capsys, "features.3.bias")
+    _one_sentence(capsys, f"jax_sparse_conv: --weights {path} does not fit the network", "features.3.bias")
     save_file(weights | {"features.5.weight": np.zeros((8, 8, 5, 5), np.float32)}, path)
     assert run("--weights", path) == 1
     _one_sentence(capsys, "features.5.weight")

@@ -325,6 +325,8 @@ def test_published_names(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_or_not_one(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"there is no weights file .*none\.safetensors"):
         models.load_weights(small_vgg(), tmp_path / "none.safetensors")
+    with pytest.raises(IsADirectoryError, match="is a folder, not a weights file"):
+        models.load_weights(small_vgg(), tmp_path)
     (tmp_path / "text").write_text("not weights at all")
     with pytest.raises(ValueError, match="is not a safetensors file"):
         models.load_weights(small_vgg(), tmp_path / "text")
@@ -349,6 +351,17 @@ def test_tensors_that_do_not_fit_are_named_and_change_nothing(tmp_path: Path) ->
     assert f"1 misshapen: classifier.6.weight is [7, {VGG_HIDDEN}] and must be [{CLASSES}, {VGG_HIDDEN}]" in text
     after = nnx.to_pure_dict(nnx.state(model))
     jax.tree.map(np.testing.assert_array_equal, before, after)
+
+
+@pytest.mark.parametrize(("dtype", "name"), [(np.int8, "I8"), (np.bool_, "BOOL")])
+@pytest.mark.parametrize("partial", [False, True])
+def test_tensors_without_a_float_dtype_are_refused(dtype: Any, name: str, partial: bool, tmp_path: Path) -> None:
+    tensors = torch_vgg()
+    tensors["features.0.weight"] = tensors["features.0.weight"].astype(dtype)
+    save_file(tensors, tmp_path / "w.safetensors")
+    sentence = f"1 mistyped: features.0.weight is {name} and must be one of F64, F32, F16, BF16"
+    with pytest.raises(ValueError, match=sentence):
+        models.load_weights(small_vgg(), tmp_path / "w.safetensors", partial=partial)
 
 
 def test_partial_reports_what_is_missing_and_what_is_ignored(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from jax_sparse_conv.models.resnet import ResNet
 from jax_sparse_conv.models.vgg import VGG
 
 KERAS_EPSILON = 1.001e-5
+_DTYPES = ("F64", "F32", "F16", "BF16")  # as safetensors names them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,22 +52,29 @@ def load_weights(model: ConvNet, path: str | os.PathLike[str], *, partial: bool 
 
     Raises:
       FileNotFoundError: no such file.
-      ValueError: not a safetensors file; names of no known convention; tensors that are missing, unexpected or
-        misshapen, named; batch norms of a ResNet already folded. The network is unchanged then.
+      IsADirectoryError: a folder.
+      ValueError: not a safetensors file; names of no known convention; tensors that are missing, unexpected,
+        misshapen or not of a float dtype, named; batch norms of a ResNet already folded. The network is unchanged then.
       ImportError: safetensors is not installed.
     """
     path = Path(path)
     if isinstance(model, ResNet) and model.stem.batch_norm is None:
         raise ValueError("the network's batch norms are folded; load weights before fold_batch_norm")
     with _open(path) as file:
-        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
         convention = find_convention(model, shapes)
         slots = {slot.tensor: slot for slot in _slots(model, convention)}
         used = {name for name in slots if name in shapes and (slots[name].needs or name) in shapes}
         missing = tuple(name for name, slot in slots.items() if name not in shapes and not slot.optional)
         ignored = tuple(name for name in shapes if name not in used and not name.endswith("num_batches_tracked"))
-        misshapen = _misshapen(slots, shapes)
-        _check(path, convention, () if partial else missing, () if partial else ignored, misshapen)
+        found = {
+            "missing": () if partial else missing,
+            "unexpected": () if partial else ignored,
+            "misshapen": _misshapen(slots, shapes),
+            "mistyped": _mistyped({name: part.get_dtype() for name, part in slices.items() if name in slots}),
+        }
+        _check(path, convention, found)
         for name, slot in slots.items():
             if name in used:
                 slot.write(slot.convert(file.get_tensor(name)))
@@ -282,16 +290,18 @@ def _misshapen(slots: dict[str, _Slot], shapes: dict[str, tuple[int, ...]]) -> t
     )
 
 
-def _check(
-    path: Path, convention: str, missing: tuple[str, ...], unexpected: tuple[str, ...], misshapen: tuple[str, ...]
-) -> None:
-    found = [
-        f"{len(tensors)} {kind}: {_some(tensors)}"
-        for kind, tensors in (("missing", missing), ("unexpected", unexpected), ("misshapen", misshapen))
-        if tensors
-    ]
-    if found:
-        raise ValueError(f"{path} does not fit the network (names of {convention}); tensors {'; '.join(found)}")
+def _mistyped(dtypes: dict[str, str]) -> tuple[str, ...]:
+    accepted = ", ".join(_DTYPES)
+    return tuple(
+        f"{name} is {dtype} and must be one of {accepted}" for name, dtype in dtypes.items() if dtype not in _DTYPES
+    )
+
+
+def _check(path: Path, convention: str, found: dict[str, tuple[str, ...]]) -> None:
+    """Raise a ValueError for the tensors that are found not to fit, by what is wrong with them."""
+    kinds = [f"{len(tensors)} {kind}: {_some(tensors)}" for kind, tensors in found.items() if tensors]
+    if kinds:
+        raise ValueError(f"{path} does not fit the network (names of {convention}); tensors {'; '.join(kinds)}")
 
 
 def _some(tensors: tuple[str, ...], limit: int = 10) -> str:
@@ -307,6 +317,8 @@ def _open(path: Path) -> Any:
         raise ImportError(
             "load_weights reads safetensors files: install it with pip install 'jax-sparse-conv[examples]'"
         ) from error
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder, not a weights file")
     if not path.is_file():
         raise FileNotFoundError(f"there is no weights file {path}")
     try:
