@@ -24,7 +24,7 @@ import numpy as np
 from jax import lax
 
 from jax_sparse_conv import geometry as geo
-from jax_sparse_conv import reference, windows
+from jax_sparse_conv import layers, ops, reference, windows
 from jax_sparse_conv.geometry import Geometry, Padding, Pair
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -166,6 +166,9 @@ class ECR(_Compressed):
 
     A pytree of three arrays; everything else about it is static.
 
+    Gradients with respect to the dense map reach stored non-zeros only: they are 0 at every zero of it. To
+    differentiate a convolution use `jax_sparse_conv.conv`, whose gradients are those of the dense one.
+
     Attributes:
       values: [N, Ho, Wo, capacity], the non-zeros of each window, in the order of (row, column, channel), then zeros.
       indices: [N, Ho, Wo, capacity] int32, rows `(i * kw + j) * C + c` of the kernel flattened to [kh * kw * C, K]; -1
@@ -242,6 +245,9 @@ class PECR(_Compressed):
     The lists of `ECR`, once for each pooling window [ph, pw] that the convolution's result falls into. Attributes as in
     `ECR`, with shapes [N, Po, Qo, ph * pw, capacity], [N, Po, Qo, ph * pw, capacity] and [N, Po, Qo, ph * pw]; a count
     is -2 where the pooling window reaches into the pool's padding.
+
+    Gradients with respect to the dense map reach stored non-zeros only: they are 0 at every zero of it. To
+    differentiate a convolution use `jax_sparse_conv.conv_pool`, whose gradients are those of the dense one.
     """
 
     @classmethod
@@ -310,10 +316,8 @@ class PECR(_Compressed):
           ValueError: an argument that does not fit.
           TypeError: a kernel of another dtype.
         """
-        if pool not in geo.POOL_KINDS:
-            raise ValueError(f"pool={pool!r} is not one of {', '.join(map(repr, geo.POOL_KINDS))}")
-        if activation not in (None, "relu"):
-            raise ValueError(f"activation={activation!r} is not one of None, 'relu'")
+        layers.check_choice("pool", pool, geo.POOL_KINDS)
+        layers.check_choice("activation", activation, ops.ACTIVATIONS)
         y = reference.epilogue(self._convolve(kernel), None, None, activation)
         absent = self.counts[..., None] == windows.ABSENT
         if pool == "max":

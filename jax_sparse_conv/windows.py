@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
+import operator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_sparse_conv import geometry as geo
 from jax_sparse_conv import reference
 from jax_sparse_conv.geometry import Geometry, Pair
 
@@ -24,10 +24,20 @@ def compress(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """x [N, H, W, C] -> values and indices [N, Ho, Wo, capacity], counts [N, Ho, Wo]; capacity is `nse` or all taps."""
     taps = kernel_size[0] * kernel_size[1] * x.shape[3]
-    capacity = taps if nse is None else geo.pair("nse", nse)[0]
+    capacity = taps if nse is None else _slots(nse)
     values, indices, counts = _compress(x, kernel_size, geometry, capacity)
     values = _poison_overflow(values, counts, capacity)
     return values, indices, jnp.where(counts == 0, EMPTY, counts)
+
+
+def _slots(nse: int) -> int:
+    try:
+        slots = operator.index(nse)
+    except TypeError:
+        slots = 0
+    if slots < 1:
+        raise ValueError(f"nse={nse!r} is not an int of at least 1 or None")
+    return slots
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))

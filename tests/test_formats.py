@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import jax_sparse_conv as jsc
 from jax_sparse_conv.formats import ECR, PECR
 
 PAPER_MAP = np.array(
@@ -234,8 +236,13 @@ def test_explicit_nse() -> None:
     np.testing.assert_array_equal(tight.todense(), x)
     with pytest.raises(ValueError, match=rf"nse={need - 1} .* nse={need} or None works"):
         ECR.fromdense(x, 3, nse=need - 1)
-    with pytest.raises(ValueError, match="nse=0"):
-        ECR.fromdense(x, 3, nse=0)
+
+
+@pytest.mark.parametrize("cls", [ECR, PECR])
+@pytest.mark.parametrize("nse", [0, -1, 40.0, (40, 2), "40"])
+def test_nse_is_an_int(cls: Any, nse: Any) -> None:
+    with pytest.raises(ValueError, match=rf"^nse={re.escape(repr(nse))} is not an int of at least 1 or None$"):
+        cls.fromdense(jnp.ones((1, 4, 4, 2)), 3, nse=nse)
 
 
 @pytest.mark.parametrize("cls", [ECR, PECR])
@@ -252,6 +259,15 @@ def test_overflow_under_jit_is_poisoned(cls: Any) -> None:
     assert np.nanmax(y[1]) == 5
     assert not np.isnan(y[1]).any()
     assert int(jnp.max(small.counts)) == 4  # what nse must be
+
+
+@pytest.mark.parametrize("cls", [ECR, PECR])
+def test_gradients_reach_stored_non_zeros_only(cls: Any) -> None:
+    """As the docstrings say; `jax_sparse_conv.conv` has the dense gradients."""
+    x, kernel = feature_map((1, 4, 4, 2)), feature_map((3, 3, 2, 3), 1.0, 1)
+    found = np.asarray(jax.grad(lambda x: cls.fromdense(x, 3).conv(kernel).sum())(x))
+    dense = np.asarray(jax.grad(lambda x: jsc.conv(x, kernel).sum())(jnp.asarray(x)))
+    np.testing.assert_allclose(found, np.where(x == 0, 0, dense), rtol=1e-5, atol=1e-5)
 
 
 def test_pytree_round_trips() -> None:
