@@ -297,7 +297,7 @@ def replace(model: nnx.Module, *, implementation: str | None = None) -> Report:
       TypeError: a model that is not an nnx module.
     """
     if not isinstance(model, nnx.Module):
-        raise TypeError(f"model={model!r} is not an nnx.Module")
+        raise TypeError(f"model is a {type(model).__name__}, which is not an nnx.Module")
     layers.check_choice("implementation", implementation, (None, *ops.CONV_IMPLEMENTATIONS))
     layers.check_choice("implementation", implementation, (None, *ops.DENSE_IMPLEMENTATIONS))
     entries = [_replace_layer(path, module, implementation) for path, module in _modules(model) if _is_layer(module)]

@@ -408,6 +408,6 @@ def test_bad_arguments() -> None:
         SparseConvPool(3, 4, (3, 3), implementation="pecr", rngs=rngs)(x, jnp.ones((1, 4, 4, 4)))
     with pytest.raises(ValueError, match="implementation='pecr' is not one of"):
         replace(Net(rngs), implementation="pecr")
-    with pytest.raises(TypeError, match=r"is not an nnx\.Module"):
-        replace(lambda x: x)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^model is a list, which is not an nnx\.Module$"):
+        replace([Net(rngs)])  # type: ignore[arg-type]
     assert set(ops.DENSE_IMPLEMENTATIONS) <= set(ops.CONV_IMPLEMENTATIONS)  # what replace() assumes

@@ -105,6 +105,7 @@ def test_errors() -> None:
     x = photographs(1, 12, 12)
     with pytest.raises(ValueError, match="profile has 'conv7_1', which is none of the network's layers"):
         models.set_sparsity_profile(small_vgg(), x, {"conv7_1": 0.5})
-    with pytest.raises(ValueError, match=r"profile\['fc6'\]=1.0 is not a zero fraction in \[0, 1\)"):
-        models.set_sparsity_profile(small_vgg(), x, {"fc6": 1.0})
+    for fraction in (1.0, -0.1, float("nan"), "a", None):
+        with pytest.raises(ValueError, match=rf"profile\['fc6'\]={fraction!r} is not a zero fraction in \[0, 1\)"):
+            models.set_sparsity_profile(small_vgg(), x, {"fc6": fraction})
     assert_close(forward(small_vgg(), x), forward(small_vgg(), x), 0)

@@ -116,7 +116,7 @@ def set_sparsity_profile(
       The zero fraction that each layer's input (and a ResNet's last feature map) has now, on `images`.
 
     Raises:
-      ValueError: a fraction outside [0, 1), or a name in a given `profile` that is no layer.
+      ValueError: a fraction that is no number in [0, 1), or a name in a given `profile` that is no layer.
     """
     targets = _targets(model, profile)
     rng = np.random.default_rng(seed)
@@ -156,7 +156,11 @@ def _check_profile(profile: Mapping[str, float], names: set[str]) -> None:
     for name, fraction in profile.items():
         if name not in names:
             raise ValueError(f"profile has {name!r}, which is none of the network's layers")
-        if not 0 <= fraction < 1:
+        try:
+            valid = 0 <= fraction < 1
+        except TypeError:
+            valid = False
+        if not valid:
             raise ValueError(f"profile[{name!r}]={fraction!r} is not a zero fraction in [0, 1)")
 
 
