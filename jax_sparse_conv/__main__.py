@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import jax
     from flax import nnx
 
+    from jax_sparse_conv.comparison import Advance
     from jax_sparse_conv.models import Network
     from jax_sparse_conv.models.layers import ConvNet
 
@@ -92,10 +93,9 @@ def _run(options: argparse.Namespace) -> None:
     names = _labels(options.labels)
     size = options.size or network.input_size
     images = batch_of(load(options.image, size), options.batch)
-    with jax.default_matmul_precision(options.precision):
-        model, x = _prepare(network, images, options)
-        with report.progress() as advance:
-            found = comparison.compare(model, x, options.implementation, options.repeats, advance)
+    with jax.default_matmul_precision(options.precision), report.progress() as advance:
+        model, x = _prepare(network, images, options, advance)
+        found = comparison.compare(model, x, options.implementation, options.repeats, advance)
     notes = []
     if options.weights is None:
         notes.append(f"Without --weights the weights are seeded (seed {options.seed}): the classes mean nothing.")
@@ -141,17 +141,22 @@ def _labels(path: Path | None) -> list[str] | None:
         raise UserError(f"--labels {path} cannot be read: {error}") from error
 
 
-def _prepare(network: Network, images: Any, options: argparse.Namespace) -> tuple[nnx.Module, jax.Array]:
+def _prepare(
+    network: Network, images: Any, options: argparse.Namespace, advance: Advance
+) -> tuple[nnx.Module, jax.Array]:
     """The network with its weights set, in the wanted dtype, and its input."""
     from flax import nnx
 
     from jax_sparse_conv import models
 
+    advance(f"building {network.name}", None)
     model = models.build(network.name, rngs=nnx.Rngs(options.seed))
     if options.weights is None:
+        advance("giving the layers their zeros", None)
         x = network.preprocess(images)
         _set_profile(model, x, options.size)
     else:
+        advance("loading the weights", None)
         x = network.preprocess(images, _load_weights(model, options.weights))
     models.fold_batch_norm(model)
     return _cast(model, options.dtype), x.astype(options.dtype)

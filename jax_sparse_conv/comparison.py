@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ _HAS = {
     "dense": ops.DENSE_IMPLEMENTATIONS,
 }
 IMPLEMENTATIONS = ("auto", *dict.fromkeys(name for names in _HAS.values() for name in names))
+Advance: TypeAlias = Callable[[str, int | None], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +115,7 @@ def compare(
     x: jax.Array,
     implementation: str = "auto",
     repeats: int = 30,
-    advance: Callable[[str, int], None] = lambda step, steps: None,
+    advance: Advance = lambda step, steps: None,
 ) -> Comparison:
     """Run `model` with dense layers and with sparse ones, and time both.
 
@@ -123,24 +124,25 @@ def compare(
       x: its input, [N, H, W, C].
       implementation: "auto" or a name, as in `choose`.
       repeats: samples per time; times are medians.
-      advance: called before every step with what it is and with the number of steps.
+      advance: called before every step with what it is and with the number of steps, None before that is known.
 
     Raises:
       UserError: the implementation does not exist or cannot run here.
     """
+    advance("recording the layers", None)
     calls = _record(model, x)
     steps = len(calls) + 2
-    advance("whole network", steps)
+    advance("compiling the whole network", steps)
     dense, sparse = _whole(model, "xla"), _whole(model, implementation)
     expected, found = dense(x), _first_run(sparse, x)
-    advance("whole network", steps)
+    advance("timing the whole network", steps)
     network = _time_network(dense, sparse, x, repeats)
     paths = _paths(model)
     rows = []
     while calls:
         call = calls.pop(0)  # its maps are freed once it is timed
         path = paths.get(id(call.layer), type(call.layer).__name__)
-        advance(path, steps)
+        advance(f"compiling and timing {path}", steps)
         rows.append(_time_layer(call, path, implementation, repeats))
     return Comparison(
         tuple(rows),

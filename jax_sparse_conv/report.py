@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from jax_sparse_conv.comparison import Comparison, LayerResult, Totals, top_classes
+from jax_sparse_conv.comparison import Advance, Comparison, LayerResult, Totals, top_classes
 from jax_sparse_conv.photograph import optional
 
 if TYPE_CHECKING:
@@ -33,18 +33,21 @@ def console(file: IO[str] | None = None) -> Console:
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[str, int], None]]:
-    """A progress bar on stderr; yields `advance(step, steps)`, to be called before each step."""
+def progress() -> Iterator[Advance]:
+    """A progress bar on stderr; yields `advance(step, steps)`, to be called before each step.
+
+    A step without a number of `steps` is not counted.
+    """
     rich_progress = optional("rich.progress", "rich")
     stderr = optional("rich.console", "rich").Console(stderr=True)
     with rich_progress.Progress(console=stderr, transient=True) as bar:
-        task = bar.add_task("recording the layers", total=None)
+        task = bar.add_task("", total=None)
         done = 0
 
-        def advance(step: str, steps: int) -> None:
+        def advance(step: str, steps: int | None) -> None:
             nonlocal done
-            bar.update(task, total=steps, completed=done, description=f"compiling and timing {step}")
-            done += 1
+            bar.update(task, total=steps, completed=done, description=step)
+            done += steps is not None
 
         yield advance
 

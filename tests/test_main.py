@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ import pytest
 from flax import nnx
 from safetensors.numpy import save_file
 
-from jax_sparse_conv import _native, models
+from jax_sparse_conv import _native, models, report
 from jax_sparse_conv.__main__ import main
+from jax_sparse_conv.comparison import Advance
 from jax_sparse_conv.models import VGG, Network, preprocess
 
 LAYERS = ["conv1_1", "conv2_1", "conv2_2", "fc6", "fc7", "fc8"]
@@ -115,6 +118,29 @@ def test_run_in_16_bits(dtype: str, tmp_path: Path) -> None:
     found = json.loads(target.read_text())
     assert found["layers"][0]["input_shape"] == [1, 20, 20, 3]
     assert found["difference"]["frobenius"] < 0.05
+
+
+def test_run_shows_progress_from_the_start(
+    weights: dict[str, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[tuple[str, int | None]] = []
+
+    @contextlib.contextmanager
+    def progress() -> Iterator[Advance]:
+        steps.clear()
+        yield lambda step, count: steps.append((step, count))
+
+    monkeypatch.setattr(report, "progress", progress)
+    measured = ["compiling the whole network", "timing the whole network"]
+    measured += [f"compiling and timing {name}" for name in LAYERS]
+    save_file(weights, tmp_path / "tiny.safetensors")
+    for arguments, preparation in (
+        ([], "giving the layers their zeros"),
+        (["--weights", tmp_path / "tiny.safetensors"], "loading the weights"),
+    ):
+        assert run(*arguments) == 0
+        assert steps[:3] == [("building tiny", None), (preparation, None), ("recording the layers", None)]
+        assert steps[3:] == [(step, len(measured)) for step in measured]
 
 
 def test_run_with_weights_and_labels(

@@ -82,6 +82,7 @@ def test_plot_is_an_image(tmp_path: Path) -> None:
 
 def test_progress_counts_the_steps() -> None:
     with report.progress() as advance:
+        advance("building", None)
         for step in ("conv1", "conv2"):
             advance(step, 2)
 
