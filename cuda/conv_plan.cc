@@ -118,7 +118,7 @@ bool CompletePlan(const ConvArgs& args, int element_bytes, size_t workspace_byte
   const int rows = plan->chunk_taps * plan->chunk_channels;
   plan->part_rows = static_cast<int>(DivideUp(rows, plan->row_parts));
   plan->list_rows = RoundUp(plan->part_rows, kListMultiple);
-  plan->kernel_bytes = RoundUp(static_cast<int64_t>(rows) * plan->tile_features() * element_bytes, 128);
+  plan->kernel_bytes = RoundUp(static_cast<int64_t>(rows + 1) * plan->tile_features() * element_bytes, 128);
   plan->patch_bytes = RoundUp(std::min<int64_t>(patch_pixels * plan->chunk_channels * element_bytes, 1 << 28), 16);
   const int64_t bytes = static_cast<int64_t>(plan->stages) * (plan->kernel_bytes + plan->patch_bytes) +
                         static_cast<int64_t>(plan->warps) * plan->list_rows * 20 + plan->groups * 16 + rows * 4 + 16;

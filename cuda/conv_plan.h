@@ -19,6 +19,7 @@ constexpr int kListMultiple = 16;   // lists are padded to it
 constexpr int kMaxChunkRows = 160;  // kernel rows of a stage, at most so many entries in a list
 
 struct DeviceInfo {
+  const char* error;  // why the device could not be read, or null
   int multiprocessors;
   int shared_memory;  // bytes a block may ask for
   int shared_memory_sm;

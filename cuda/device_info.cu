@@ -1,6 +1,7 @@
 // What the cost model has to know about a device.
 #include <map>
 #include <mutex>
+#include <utility>
 
 #include "common.cuh"
 #include "kernel_map.h"
@@ -13,8 +14,6 @@ __global__ void EmptyKernel() {}
 // How many clusters of `size` blocks run at once when each block fills a multiprocessor. Multiprocessors of one cluster
 // share a GPC, and GPCs differ in size, so this is less than multiprocessors / size.
 int CountClusters(int size, const DeviceInfo& info) {
-  cudaFuncSetAttribute(EmptyKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, info.shared_memory);
-  cudaFuncSetAttribute(EmptyKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim.x = size;
@@ -26,11 +25,31 @@ int CountClusters(int size, const DeviceInfo& info) {
   config.attrs = &attribute;
   config.numAttrs = 1;
   int count = 0;
-  if (cudaOccupancyMaxActiveClusters(&count, EmptyKernel, &config) != cudaSuccess) {
+  if (cudaFuncSetAttribute(EmptyKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, info.shared_memory) ||
+      cudaFuncSetAttribute(EmptyKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) ||
+      cudaOccupancyMaxActiveClusters(&count, EmptyKernel, &config)) {
     cudaGetLastError();  // such a cluster does not fit this device
     return 0;
   }
   return count;
+}
+
+cudaError_t ReadDevice(int device, DeviceInfo* info) {
+  const std::pair<int*, cudaDeviceAttr> wanted[] = {
+      {&info->multiprocessors, cudaDevAttrMultiProcessorCount},
+      {&info->shared_memory, cudaDevAttrMaxSharedMemoryPerBlockOptin},
+      {&info->shared_memory_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor}};
+  for (const auto& [target, attribute] : wanted) {
+    if (const cudaError_t status = cudaDeviceGetAttribute(target, attribute, device)) return status;
+  }
+  info->tensor_maps = HasKernelMaps();
+  cudaFuncAttributes code{};
+  if (const cudaError_t status = cudaFuncGetAttributes(&code, EmptyKernel)) return status;
+  // Cluster code is there only if this binary was compiled for a device that has clusters.
+  for (int size = 1; code.ptxVersion >= 90 && size <= kMaxSplits; ++size) {
+    info->clusters[size] = CountClusters(size, *info);
+  }
+  return cudaSuccess;
 }
 
 }  // namespace
@@ -42,15 +61,9 @@ const DeviceInfo& GetDeviceInfo(int device) {
   auto [entry, fresh] = known.try_emplace(device);
   DeviceInfo& info = entry->second;
   if (fresh) {
-    cudaDeviceGetAttribute(&info.multiprocessors, cudaDevAttrMultiProcessorCount, device);
-    cudaDeviceGetAttribute(&info.shared_memory, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    cudaDeviceGetAttribute(&info.shared_memory_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
-    info.tensor_maps = HasKernelMaps();
-    // Cluster code is there only if this binary was compiled for a device that has clusters.
-    cudaFuncAttributes code{};
-    cudaFuncGetAttributes(&code, EmptyKernel);
-    for (int size = 1; code.ptxVersion >= 90 && size <= kMaxSplits; ++size)
-      info.clusters[size] = CountClusters(size, info);
+    const cudaError_t status = ReadDevice(device, &info);
+    info.error = status == cudaSuccess ? nullptr : cudaGetErrorString(status);
+    cudaGetLastError();  // reported here, not by the next launch
   }
   return info;
 }

@@ -50,6 +50,9 @@ ffi::Error Handle(int32_t device, ffi::AnyBuffer x, ffi::AnyBuffer kernel, ffi::
   if (scope.status() != cudaSuccess) {
     return ffi::Error(ffi::ErrorCode::kInternal, std::string("cudaSetDevice: ") + cudaGetErrorString(scope.status()));
   }
+  if (const char* error = GetDeviceInfo(device).error) {
+    return ffi::Error(ffi::ErrorCode::kInternal, "device " + std::to_string(device) + ": " + error);
+  }
   return launch(*call, Workspace{workspace->untyped_data(), workspace->size_bytes()});
 }
 

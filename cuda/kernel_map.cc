@@ -30,9 +30,7 @@ CUtensorMapDataType MapType(ffi::DataType dtype) {
 
 bool HasKernelMaps() { return GetEncode() != nullptr; }
 
-CUtensorMap MakeKernelMap(const ConvCall& call, const ConvPlan& plan) {
-  CUtensorMap map{};
-  if (!plan.bulk) return map;
+bool MakeKernelMap(const ConvCall& call, const ConvPlan& plan, CUtensorMap* map) {
   const ConvArgs& a = call.args;
   const cuuint64_t element = call.dtype == ffi::DataType::F32 ? 4 : 2;
   const cuuint64_t size[3] = {static_cast<cuuint64_t>(a.features), static_cast<cuuint64_t>(a.group_channels),
@@ -41,10 +39,9 @@ CUtensorMap MakeKernelMap(const ConvCall& call, const ConvPlan& plan) {
   const cuuint32_t box[3] = {static_cast<cuuint32_t>(plan.tile_features()),
                              static_cast<cuuint32_t>(plan.chunk_channels), static_cast<cuuint32_t>(plan.chunk_taps)};
   const cuuint32_t step[3] = {1, 1, 1};
-  GetEncode()(&map, MapType(call.dtype), 3, const_cast<void*>(call.kernel), size, stride, box, step,
-              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return map;
+  return GetEncode()(map, MapType(call.dtype), 3, const_cast<void*>(call.kernel), size, stride, box, step,
+                     CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                     CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 }  // namespace jsc

@@ -12,9 +12,9 @@ namespace jsc {
 // Whether the driver can make tensor maps.
 bool HasKernelMaps();
 
-// A map of kernel as [S * kh * kw, C / groups, K] whose box is one stage of the plan: [chunk taps, chunk channels, tile
-// features]. All zeros where the plan copies without it.
-CUtensorMap MakeKernelMap(const ConvCall& call, const ConvPlan& plan);
+// Fills a map of kernel as [S * kh * kw, C / groups, K] whose box is one stage of the plan: [chunk taps, chunk
+// channels, tile features]. False where the driver refuses.
+bool MakeKernelMap(const ConvCall& call, const ConvPlan& plan, CUtensorMap* map);
 
 }  // namespace jsc
 

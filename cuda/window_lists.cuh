@@ -23,11 +23,12 @@ struct ListOrder {
 };
 
 // Writes a group's list for kernel rows [first, first + rows) and returns its length, a multiple of
-// ListOrder::kMultiple: the tail repeats the last row with zeros. All candidates are read before the first ballot: one
-// latency for the list, not one for each ballot.
+// ListOrder::kMultiple: the tail is zeros times the row of zeros behind the stage's kernel rows, so that it adds
+// nothing whatever the kernel holds. All candidates are read before the first ballot: one latency for the list, not one
+// for each ballot.
 template <typename T, int kLanes>
-__device__ int Compress(const T* patch, const int* row_offset, int4 base, int first, int rows, float4* values,
-                        uint32_t* list) {
+__device__ int Compress(const T* patch, const int* row_offset, int4 base, int first, int rows, int zero_row,
+                        float4* values, uint32_t* list) {
   using Order = ListOrder<kLanes>;
   constexpr uint32_t kRowBytes = kLanes * kLaneChannels * sizeof(T);
   constexpr int kBallots = kMaxChunkRows / kWarp;
@@ -57,7 +58,7 @@ __device__ int Compress(const T* patch, const int* row_offset, int4 base, int fi
   const int padded = (count + Order::kMultiple - 1) / Order::kMultiple * Order::kMultiple;
   if (count + lane < padded) {
     values[count + lane] = {0.f, 0.f, 0.f, 0.f};
-    list[Order::RowSlot(count + lane)] = list[Order::RowSlot(count - 1)];
+    list[Order::RowSlot(count + lane)] = zero_row * kRowBytes;
   }
   __syncwarp();
   return padded;

@@ -83,6 +83,17 @@ __device__ T* StageOf(const ConvPlan& plan, T* ring, int bytes, int stage) {
   return ring + (stage & (plan.stages - 1)) * (bytes / static_cast<int>(sizeof(T)));
 }
 
+// Clears the row behind the kernel rows of each stage, which the padding of lists points at.
+template <typename T, int kLanes>
+__device__ void ClearZeroRows(const ConvPlan& plan, const BlockMemory<T>& m) {
+  constexpr int kRowWords = kLanes * kLaneChannels * static_cast<int>(sizeof(T)) / 4;
+  for (int i = threadIdx.x; i < plan.stages * kRowWords; i += blockDim.x) {
+    T* rows = StageOf(plan, m.kernel, plan.kernel_bytes, i / kRowWords);
+    T* row = rows + (plan.chunk_taps << plan.chunk_shift) * kLanes * kLaneChannels;
+    reinterpret_cast<uint32_t*>(row)[i % kRowWords] = 0;
+  }
+}
+
 // Where pixel p of a group lies in the tile; index = -1 where the group hangs over the tile's edge.
 struct TilePixel {
   int index, image, y, x;

@@ -57,9 +57,11 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp)
   }
 #endif
   Stage<T, kLanes>(task, map, b, m, first_chunk);
+  ClearZeroRows<T, kLanes>(plan, m);
   FindGroups(task, b, m);
   FindRows(task, m, 0, min(plan.chunk_taps, taps));
 
+  const int zero_row = plan.chunk_taps << plan.chunk_shift;
   float sums[kGroupsPerWarp][kPixels][kLaneChannels] = {};
   for (int chunk = first_chunk; chunk < last_chunk; ++chunk) {
     WaitForCopies<1>();  // for the patch; kernel rows may still be on their way while lists are made
@@ -80,7 +82,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp)
       const int4 base = item.quotient < plan.row_parts ? m.group_base[item.remainder] : make_int4(-1, -1, -1, -1);
       int count = 0;
       if (base.x >= 0 && some_rows > 0) {
-        count = Compress<T, kLanes>(patch, m.row_offset, base, first_row, some_rows, m.values, m.rows);
+        count = Compress<T, kLanes>(patch, m.row_offset, base, first_row, some_rows, zero_row, m.values, m.rows);
       }
       if (g == 0) {
         WaitForKernel(plan, m, chunk, chunk - first_chunk);
@@ -135,7 +137,10 @@ ffi::Error LaunchLanes(const ConvTask<T>& task, const CUtensorMap& map, int64_t 
 template <typename T, bool kPool>
 ffi::Error LaunchConv(const ConvCall& call, const ConvPlan& plan, void* workspace, cudaStream_t stream) {
   const ConvTask<T> task = MakeConvTask<T>(call, plan, workspace);
-  const CUtensorMap map = MakeKernelMap(call, plan);
+  CUtensorMap map{};
+  if (plan.bulk && !MakeKernelMap(call, plan, &map)) {
+    return ffi::Error(ffi::ErrorCode::kInternal, "ConvKernel: cuTensorMapEncodeTiled refused the kernel's sizes");
+  }
   const int64_t blocks = call.args.stacks * plan.tiles[0] * static_cast<int64_t>(plan.tiles[1]) * plan.tiles[2] *
                          plan.channel_tiles * call.args.groups;
   if (plan.lanes == 16) return LaunchLanes<T, 16, kPool>(task, map, blocks, stream);

@@ -178,6 +178,18 @@ def test_skipped_zero_drops_inf_and_nan_of_the_kernel(zero: float) -> None:
     np.testing.assert_array_equal(row, np.full((1, 8), 1.0))
 
 
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_non_finite_kernel_meets_non_zeros_as_in_lax(value: float) -> None:
+    """Nothing but zeros of x is dropped, and what fills a list up to its length adds nothing."""
+    require("ecr", "float32")
+    case = Case("non-finite kernel", (1, 7, 7, 33), 40, padding="VALID", zeros=0.0)
+    inputs = cases.inputs(case)
+    inputs.kernel[1, 1, 5, 3] = value
+    inputs.kernel[0, 2, 32, 39] = value
+    result = run(case, inputs, "ecr")
+    assert oracle.relative_error(result, oracle.expected(case, inputs)) <= TOLERANCE["float32"]
+
+
 @pytest.fixture(params=["portable", "avx2", "avx512"])
 def cpu_isa(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each instruction set of the CPU kernels in turn, where this machine has it."""
