@@ -30,7 +30,8 @@ import numpy as np
 import jax_sparse_conv as jsc
 from benchmarks import data, tables
 from benchmarks.cases import SETS, Layer
-from jax_sparse_conv import environment, ops, timing
+from jax_sparse_conv import environment, timing
+from jax_sparse_conv.comparison import IMPLEMENTATIONS_OF
 
 COMMAND_BUFFERS = (
     "--xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONVOLUTION "
@@ -39,11 +40,6 @@ COMMAND_BUFFERS = (
 _ROTATIONS = 4
 _COLD_BYTES = 2**28  # of kernels, so that none is still in the cache when its turn comes again
 _MAX_KERNELS = 32
-_HAS = {
-    "conv": ops.CONV_IMPLEMENTATIONS,
-    "conv_pool": ops.CONV_POOL_IMPLEMENTATIONS,
-    "dense": ops.DENSE_IMPLEMENTATIONS,
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -187,7 +183,7 @@ def _measure(
 def _requested(layer: Layer, implementation: str | None) -> str | None:
     if implementation == "auto":
         return None
-    return implementation if implementation in _HAS[layer.op] else layer.implementation
+    return implementation if implementation in IMPLEMENTATIONS_OF[layer.op] else layer.implementation
 
 
 def _call(layer: Layer, precision: str, implementation: str | None) -> timing.Function:

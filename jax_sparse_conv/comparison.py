@@ -19,17 +19,26 @@ _ROTATIONS = 4
 _LARGER_THAN_CACHES = 2**28
 _ASYNC_CALLS = 16  # of a whole network before waiting, on an accelerator
 
-_HAS = {
+IMPLEMENTATIONS_OF = {
     "conv": ops.CONV_IMPLEMENTATIONS,
     "conv_pool": ops.CONV_POOL_IMPLEMENTATIONS,
     "dense": ops.DENSE_IMPLEMENTATIONS,
 }
-IMPLEMENTATIONS = ("auto", *dict.fromkeys(name for names in _HAS.values() for name in names))
+IMPLEMENTATIONS = ("auto", *dict.fromkeys(name for names in IMPLEMENTATIONS_OF.values() for name in names))
 Advance: TypeAlias = Callable[[str, int | None], None]
 
 
+class _Timed:
+    dense_us: float
+    sparse_us: float
+
+    @property
+    def ratio(self) -> float:
+        return self.dense_us / self.sparse_us
+
+
 @dataclasses.dataclass(frozen=True)
-class LayerResult:
+class LayerResult(_Timed):
     """One call of one layer.
 
     Attributes:
@@ -50,21 +59,13 @@ class LayerResult:
     dense_us: float
     sparse_us: float
 
-    @property
-    def ratio(self) -> float:
-        return self.dense_us / self.sparse_us
-
 
 @dataclasses.dataclass(frozen=True)
-class Totals:
+class Totals(_Timed):
     """Microseconds per call, dense and sparse."""
 
     dense_us: float
     sparse_us: float
-
-    @property
-    def ratio(self) -> float:
-        return self.dense_us / self.sparse_us
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +101,8 @@ def choose(model: flax_nnx.Module, implementation: str) -> None:
     """
     check_implementation(implementation)
     nnx.set_implementation(
-        model, **{kind: implementation if implementation in names else None for kind, names in _HAS.items()}
+        model,
+        **{kind: implementation if implementation in names else None for kind, names in IMPLEMENTATIONS_OF.items()},
     )
 
 

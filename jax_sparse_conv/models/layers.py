@@ -14,9 +14,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from jax_sparse_conv import geometry as geo
+from jax_sparse_conv import layers, ops
 from jax_sparse_conv import nnx as sparse_nnx
-from jax_sparse_conv import ops, reference
 from jax_sparse_conv.models.initializers import he_normal
 from jax_sparse_conv.nnx import SparseConv, SparseConvPool, SparseLinear
 
@@ -137,19 +136,7 @@ class ConvUnit(nnx.Module):
 
     def pooled(self, y: jax.Array) -> jax.Array:
         """The pool, where the layer has one: [N, Ho, Wo, K] -> [N, Po, Qo, K]."""
-        conv = self.conv
-        if not isinstance(conv, SparseConvPool):
-            return y
-        size = (y.shape[1], y.shape[2])
-        with_pool = geo.with_pool(
-            geo.Geometry(),
-            size,
-            kind=conv.pool,
-            window_shape=conv.window_shape,
-            window_strides=conv.window_strides,
-            window_padding=conv.window_padding,
-        )
-        return reference.pool(y, with_pool.pool)
+        return layers.pooled(self.conv, y) if isinstance(self.conv, SparseConvPool) else y
 
     def fold_batch_norm(self) -> bool:
         """Fold the batch norm into the convolution's kernel and bias; False where there is none."""
@@ -220,8 +207,8 @@ def fold_batch_norm(model: nnx.Module) -> int:
 
     Exact up to float32 rounding. From then on each layer is one fused operation, its residual, ReLU and pool included.
     """
-    layers = [module for _, module in nnx.iter_modules(model) if isinstance(module, ConvUnit)]
-    return sum([layer.fold_batch_norm() for layer in layers])
+    units = [module for _, module in nnx.iter_modules(model) if isinstance(module, ConvUnit)]
+    return sum([unit.fold_batch_norm() for unit in units])
 
 
 def set_implementation(model: nnx.Module, implementation: str | None) -> None:
@@ -261,11 +248,7 @@ def fully_connected(
 
 def check_implementation(implementation: str | None) -> None:
     """Raise a ValueError for an implementation that a network does not have."""
-    choices = (None, *ops.CONV_POOL_IMPLEMENTATIONS)
-    if implementation not in choices:
-        raise ValueError(
-            f"implementation={implementation!r} is not one that a network has: {', '.join(map(repr, choices))}"
-        )
+    layers.check_choice("implementation", implementation, (None, *ops.CONV_POOL_IMPLEMENTATIONS))
 
 
 def check_images(x: jax.Array) -> None:
