@@ -67,7 +67,7 @@ def main() -> int:
 @nnx.jit
 def statistics(model: models.ResNet, x: jax.Array) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
     """By layer, dense: the zero fraction of its input, and the mean [K] of what its batch norm sees."""
-    models.set_implementation(model, "xla")
+    models.set_network_implementation(model, "xla")
     zeros, means = {}, {}
 
     def measure(name: str, layer: Layer, value: jax.Array, residual: jax.Array | None) -> None:
@@ -98,7 +98,7 @@ def compare(model: models.ResNet, x: jax.Array, implementation: str | None) -> f
     forward = nnx.jit(lambda network, images: network.features(images, last_stage=LAST_STAGE))
     results = []
     for name in ("xla", implementation):
-        models.set_implementation(model, name)
+        models.set_network_implementation(model, name)
         results.append(np.asarray(forward(model, x), np.float64))
     dense, sparse = results
     return float(np.linalg.norm(sparse - dense) / np.linalg.norm(dense))

@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> float:
     # 2. The same weights twice: None skips zeros where there is a kernel for it, "xla" never does.
     logits = {}
     for name, implementation in (("sparse", None), ("dense", "xla")):
-        jsc.models.set_implementation(model, implementation)
+        jsc.models.set_network_implementation(model, implementation)
         logits[name] = nnx.jit(lambda network, x: network(x))(model, x)
         probabilities = jax.nn.softmax(logits[name][0])
         best = jnp.argsort(-probabilities)[:5]

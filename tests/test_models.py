@@ -174,22 +174,22 @@ def test_implementations_agree(build: Any, implementation: str) -> None:
     x = photographs(2, 16, 20)
     model = build()
     models.fold_batch_norm(model)
-    models.set_implementation(model, "xla")
+    models.set_network_implementation(model, "xla")
     expected = forward(model, x)
-    models.set_implementation(model, implementation)
+    models.set_network_implementation(model, implementation)
     assert_close(forward(model, x), expected)
     text = jax.jit(lambda v: model(v)).lower(x).as_text()
     assert "jsc_" in text
     assert "stablehlo.convolution" not in text
 
 
-def test_set_implementation_means_pecr_only_where_a_pool_follows() -> None:
+def test_set_network_implementation_means_pecr_only_where_a_pool_follows() -> None:
     for model in (small_vgg(implementation="pecr"), small_vgg()):
-        models.set_implementation(model, "pecr")
+        models.set_network_implementation(model, "pecr")
         found = {type(m): m.implementation for _, m in nnx.iter_modules(model) if hasattr(m, "implementation")}
         assert found == {SparseConv: "ecr", SparseConvPool: "pecr", SparseLinear: "ecr"}
     with pytest.raises(ValueError, match="implementation='fast' is not one"):
-        models.set_implementation(model, "fast")
+        models.set_network_implementation(model, "fast")
     with pytest.raises(ValueError, match="implementation='fast' is not one"):
         small_vgg(implementation="fast")
 

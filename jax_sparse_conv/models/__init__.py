@@ -9,7 +9,7 @@ from jax_sparse_conv.models.layers import (
     ConvUnit,
     fold_batch_norm,
     layer_inputs,
-    set_implementation,
+    set_network_implementation,
 )
 from jax_sparse_conv.models.profile import PROFILES, set_sparsity_profile
 from jax_sparse_conv.models.registry import CONVENTIONS, NETWORKS, Network, build, preprocess
@@ -34,7 +34,7 @@ __all__ = [
     "load_weights",
     "preprocess",
     "resnet50",
-    "set_implementation",
+    "set_network_implementation",
     "set_sparsity_profile",
     "vgg16",
     "vgg19",

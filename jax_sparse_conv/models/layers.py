@@ -211,10 +211,14 @@ def fold_batch_norm(model: nnx.Module) -> int:
     return sum([unit.fold_batch_norm() for unit in units])
 
 
-def set_implementation(model: nnx.Module, implementation: str | None) -> None:
-    """Set the implementation of every layer, in place: None, "xla", "ecr" or "pecr".
+def set_network_implementation(model: nnx.Module, implementation: str | None) -> None:
+    """Set one implementation for a whole network, in place: None, "xla", "ecr" or "pecr".
 
     "pecr" is the paper's OCPA rule (Xu et al. 2023, section 7): PECR where a pool follows, ECR elsewhere.
+    `jax_sparse_conv.nnx.set_implementation` sets convolutions, those with a pool and dense layers separately.
+
+    Raises:
+      ValueError: another name.
     """
     check_implementation(implementation)
     elsewhere = _without_pool(implementation)
