@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_sparse_conv as jsc
-from benchmarks import data, tables
+from benchmarks import command, data, tables
 from benchmarks.cases import SETS, Layer
 from jax_sparse_conv import environment, timing
 from jax_sparse_conv.comparison import IMPLEMENTATIONS_OF
@@ -53,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         print(f"benchmarks.layers: {error}", file=sys.stderr)
         return 1
+    content["command"] = command.portable("benchmarks.layers", arguments)
     print(tables.table(content["rows"]))
     print(tables.means_table(content["geometric_means"]))
     if options.json:
@@ -217,7 +218,6 @@ def _both_flags(arguments: Sequence[str]) -> dict[str, Any]:
     rows = tables.better_of(default["rows"], buffers["rows"], ("default", "command buffers"))
     return {
         **default,
-        "command": shlex.join(sys.orig_argv),
         "xla_flags": [default["xla_flags"], buffers["xla_flags"]],
         "rows": rows,
         "geometric_means": tables.geometric_means(rows),
@@ -228,11 +228,11 @@ def _both_flags(arguments: Sequence[str]) -> dict[str, Any]:
 def _subprocess(arguments: Sequence[str], flags: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.json"
-        command = [sys.executable, "-m", "benchmarks.layers", *arguments, "--json", str(path)]
+        line = [sys.executable, "-m", "benchmarks.layers", *arguments, "--json", str(path)]
         merged = " ".join(filter(None, (os.environ.get("XLA_FLAGS", ""), flags)))
-        status = subprocess.run(command, env={**os.environ, "XLA_FLAGS": merged}, stdout=subprocess.DEVNULL).returncode
+        status = subprocess.run(line, env={**os.environ, "XLA_FLAGS": merged}, stdout=subprocess.DEVNULL).returncode
         if status:
-            raise ValueError(f"{shlex.join(command)} ended with status {status}")
+            raise ValueError(f"{shlex.join(line)} ended with status {status}")
         return dict(json.loads(path.read_text(encoding="utf-8")))
 
 

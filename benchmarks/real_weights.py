@@ -17,6 +17,8 @@ import argparse
 import csv
 import json
 import sys
+import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,30 +28,51 @@ import numpy as np
 import safetensors
 from flax import nnx
 
+from benchmarks import command
 from jax_sparse_conv import environment, models
 from jax_sparse_conv.models.layers import ConvUnit, Layer
 
 LAST_STAGE = 4
 WEIGHTS = "resnet50_stages1to4.safetensors"
+IMAGES = "images.npz"
 MOST_DIFFERENCE = 1e-5
 LEAST_CORRELATION = 0.9
 LEAST_SHARE = 0.95
 MOST_ZERO_DIFFERENCE = 0.005
 
 
-def main() -> int:
-    arguments = _parser().parse_args()
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the checks, print a table and write a JSON file; the result is the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    options = _parser().parse_args(arguments)
+    try:
+        failures = _run(options, command.portable("benchmarks.real_weights", arguments))
+    except (OSError, ValueError) as error:
+        print(f"benchmarks.real_weights: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    for failure in failures:
+        print(f"FAILED: {failure}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def _run(options: argparse.Namespace, command_line: str) -> list[str]:
+    """The sentences of the checks that failed."""
+    if options.json and not options.json.absolute().parent.is_dir():
+        raise ValueError(f"--json {options.json}: the folder {options.json.absolute().parent} does not exist")
+    images = read_images(options.data)
     model = models.resnet50(version="v1", precision="highest", rngs=nnx.Rngs(0))
-    loaded = models.load_weights(model, arguments.data / WEIGHTS, partial=True)
-    images = np.load(arguments.data / "images.npz")["images"]
+    loaded = models.load_weights(model, options.data / WEIGHTS, partial=True)
+    if loaded.convention != "keras":
+        raise ValueError(f"{options.data / WEIGHTS} has names of {loaded.convention}, not of keras")
     x = models.preprocess(images, loaded.convention)
     zeros, means = statistics(model, x)
-    correlations = correlate(means, arguments.data / WEIGHTS)
-    difference = compare(model, x, arguments.implementation)
-    zero_differences = compare_zeros(zeros, arguments.data / "sparsity.csv")
+    correlations = correlate(means, options.data / WEIGHTS)
+    difference = compare(model, x, options.implementation)
+    zero_differences = compare_zeros(zeros, options.data / "sparsity.csv")
     result = environment.describe_run() | {
+        "command": command_line,
         "images": len(images),
-        "implementation": arguments.implementation,
+        "implementation": options.implementation,
         "relative_frobenius": difference,
         "correlations": correlations,
         "zero_fractions": zeros,
@@ -57,11 +80,23 @@ def main() -> int:
     }
     failures = report(result, loaded.missing)
     result["failures"] = failures
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
-    for failure in failures:
-        print(f"FAILED: {failure}", file=sys.stderr)
-    return 1 if failures else 0
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    return failures
+
+
+def read_images(folder: Path) -> np.ndarray:
+    """The photographs, uint8 [N, 224, 224, 3], of a folder that has weights too."""
+    if not folder.is_dir():
+        raise ValueError(f"--data {folder} is not a folder")
+    for name in (WEIGHTS, IMAGES):
+        if not (folder / name).is_file():
+            raise ValueError(f"--data {folder} has no file {name}")
+    try:
+        images: np.ndarray = np.load(folder / IMAGES)["images"]
+    except (EOFError, IndexError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{folder / IMAGES} is not an npz file with an array images") from error
+    return images
 
 
 @nnx.jit

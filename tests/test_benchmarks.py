@@ -14,7 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are run from the repository's root
 
-from benchmarks import data, layers, tables
+from benchmarks import command, data, layers, tables
 from benchmarks.cases import SETS, Layer, conv3x3
 
 LAYERS = (
@@ -76,6 +76,7 @@ def test_run_writes_a_row_for_every_case(tmp_path: Path, capsys: pytest.CaptureF
         assert row["error"] < 2e-6
         assert row["xla_error"] < 2e-6
     assert {"date", "device", "environment", "command", "xla_flags"} <= found.keys()
+    assert found["command"].startswith("python -m benchmarks.layers --maps maps.npz --json rows.json --zeros 50 ")
     assert "geometric mean of 2 conv, iid, 50 % zeros, batch 2, float32" in capsys.readouterr().out
 
 
@@ -85,6 +86,32 @@ def test_run_fails_with_one_sentence(capsys: pytest.CaptureFixture[str]) -> None
     assert layers.main(["--maps", "nowhere.npz"]) == 1
     assert layers.main(["--json", "nowhere/rows.json"]) == 1
     assert "nowhere does not exist" in capsys.readouterr().err
+
+
+def test_real_weights_fails_with_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("safetensors")
+    from benchmarks import real_weights
+
+    def sentence(*arguments: str) -> str:
+        assert real_weights.main(["--data", str(tmp_path), *arguments]) == 1
+        return capsys.readouterr().err.strip()
+
+    start = f"benchmarks.real_weights: --data {tmp_path}"
+    assert sentence("--data", str(tmp_path / "nowhere")) == f"{start}/nowhere is not a folder"
+    assert sentence() == f"{start} has no file resnet50_stages1to4.safetensors"
+    (tmp_path / real_weights.WEIGHTS).write_text("no weights")
+    assert sentence() == f"{start} has no file images.npz"
+    (tmp_path / real_weights.IMAGES).write_text("no images")
+    assert sentence().endswith("images.npz is not an npz file with an array images")
+    np.savez(tmp_path / real_weights.IMAGES, photographs=np.zeros(1))
+    assert sentence().endswith("images.npz is not an npz file with an array images")
+    assert sentence("--json", str(tmp_path / "nowhere" / "rows.json")).endswith("nowhere does not exist")
+
+
+def test_commands_in_result_files_have_no_local_folders() -> None:
+    arguments = ["--data", "/home/me/weights", "--json=/tmp/out.json", "--maps", "maps/a.npz", "--layers", "a b", "-x"]
+    expected = "python -m benchmarks.layers --data weights --json=out.json --maps maps/a.npz --layers 'a b' -x"
+    assert command.portable("benchmarks.layers", arguments) == expected
 
 
 def test_the_better_of_two_runs_keeps_the_faster_time_of_each_side() -> None:
