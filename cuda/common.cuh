@@ -8,6 +8,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <cstdint>
 #include <string>
 
@@ -37,6 +38,29 @@ ffi::Error DispatchDtype(ffi::DataType dtype, Body&& body) {
 inline ffi::Error CheckCuda(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return ffi::Error::Success();
   return ffi::Error(ffi::ErrorCode::kInternal, std::string(what) + ": " + cudaGetErrorString(status));
+}
+
+// Lets kKernel take all the shared memory of a block and clusters of more than 8 blocks, once per device: a handler
+// runs again whenever a command buffer is recorded, and each of these calls costs the host about a microsecond.
+template <auto kKernel>
+ffi::Error Prepare(const char* name) {
+  static std::atomic<uint64_t> prepared{0};  // a bit per device; devices beyond 63 are prepared at every call
+  int device = 0;
+  if (const cudaError_t status = cudaGetDevice(&device)) return CheckCuda(status, name);
+  const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
+  if (prepared & bit) return ffi::Error::Success();
+  const DeviceInfo& info = GetDeviceInfo(device);
+  cudaFuncAttributes code{};
+  cudaError_t status = cudaFuncGetAttributes(&code, kKernel);
+  if (status == cudaSuccess) {
+    const int dynamic = info.shared_memory - static_cast<int>(code.sharedSizeBytes);
+    status = cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, dynamic);
+  }
+  if (status == cudaSuccess && info.clusters[1] > 0) {
+    status = cudaFuncSetAttribute(kKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  }
+  if (status == cudaSuccess) prepared |= bit;
+  return CheckCuda(status, name);
 }
 
 // n = quotient * divisor + remainder

@@ -275,15 +275,9 @@ ffi::Error LaunchDense(const ConvCall& call, Workspace workspace, const DeviceIn
   shape.cluster = device.clusters[1] > 0;
   const int64_t tiles = shape.image_tiles * a.stacks * shape.feature_tiles;
   shape.parts = ChooseParts<kImages>(shape, tiles, workspace.bytes, device);
-  const auto kernel = DenseKernel<T, kImages>;
-  ffi::Error error = CheckCuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                    static_cast<int>(sizeof(DenseMemory<kImages>))),
-                               "DenseKernel");
+  constexpr auto kKernel = DenseKernel<T, kImages>;
+  ffi::Error error = Prepare<kKernel>("DenseKernel");
   if (error.failure()) return error;
-  if (shape.cluster && shape.parts > 8) {
-    error = CheckCuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "DenseKernel");
-    if (error.failure()) return error;
-  }
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(tiles * shape.parts));
   config.blockDim = dim3(Block<kImages>::kThreads);
@@ -296,7 +290,7 @@ ffi::Error LaunchDense(const ConvCall& call, Workspace workspace, const DeviceIn
   config.attrs = &attribute;
   config.numAttrs = shape.cluster && shape.parts > 1 ? 1 : 0;
   const ConvTask<T> task = MakeConvTask<T>(call, ConvPlan{}, workspace.data);
-  error = CheckCuda(cudaLaunchKernelEx(&config, kernel, task, shape), "DenseKernel");
+  error = CheckCuda(cudaLaunchKernelEx(&config, kKernel, task, shape), "DenseKernel");
   if (error.failure() || shape.parts == 1 || shape.cluster) return error;
   DenseReduceKernel<T, kImages><<<static_cast<unsigned>(tiles), kWarp * kImages, 0, stream>>>(task, shape);
   return CheckCuda(cudaGetLastError(), "DenseReduceKernel");

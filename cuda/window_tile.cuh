@@ -108,9 +108,8 @@ __global__ void __launch_bounds__(256) ReduceKernel(const __grid_constant__ Conv
 template <typename T, int kLanes, bool kPool>
 ffi::Error LaunchLanes(const ConvTask<T>& task, const CUtensorMap& map, int64_t blocks, cudaStream_t stream) {
   const ConvPlan& plan = task.plan;
-  const auto kernel = ConvKernel<T, kLanes, kPool>;
-  ffi::Error error = CheckCuda(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.shared_bytes), "ConvKernel");
+  constexpr auto kKernel = ConvKernel<T, kLanes, kPool>;
+  ffi::Error error = Prepare<kKernel>("ConvKernel");
   if (error.failure()) return error;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(blocks * plan.splits));
@@ -123,11 +122,7 @@ ffi::Error LaunchLanes(const ConvTask<T>& task, const CUtensorMap& map, int64_t 
   attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
   config.attrs = &attribute;
   config.numAttrs = plan.reduction == Reduction::kCluster ? 1 : 0;
-  if (plan.splits > 8 && plan.reduction == Reduction::kCluster) {
-    error = CheckCuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "ConvKernel");
-    if (error.failure()) return error;
-  }
-  error = CheckCuda(cudaLaunchKernelEx(&config, kernel, task, map), "ConvKernel");
+  error = CheckCuda(cudaLaunchKernelEx(&config, kKernel, task, map), "ConvKernel");
   if (error.failure() || plan.reduction != Reduction::kWorkspace) return error;
   ReduceKernel<T, kLanes, kPool><<<static_cast<unsigned>(blocks), 256, 0, stream>>>(task);
   return CheckCuda(cudaGetLastError(), "ReduceKernel");

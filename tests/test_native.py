@@ -41,6 +41,7 @@ def test_an_extension_that_does_not_load_is_an_answer_not_a_crash(monkeypatch: p
     monkeypatch.setattr(_native.importlib, "import_module", broken)
     monkeypatch.setattr(_native, "_modules", {})
     monkeypatch.setattr(_native, "_reasons", {})
+    monkeypatch.setattr(_native, "_registered", {})
     _native._load("cuda", "_cuda", "CUDA")
     assert _native.why_missing("ecr", "cuda", "float32") == (
         "the cuda extension is missing: ImportError: libgone.so.1: cannot open shared object file"
