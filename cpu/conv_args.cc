@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <initializer_list>
 #include <limits>
-#include <sstream>
 #include <string>
 
 namespace jsc {
@@ -12,17 +11,12 @@ namespace {
 // Sizes that index one image or the kernel stay in 31 bits, so that kernels may use 32-bit offsets within them.
 constexpr int64_t kMaxElements = std::numeric_limits<int32_t>::max();
 
+// Without streams: beside another copy of the C++ library in the process, their locales are not safe to use.
 template <typename Range>
 std::string Show(const Range& values) {
-  std::ostringstream text;
-  text << "[";
-  const char* separator = "";
-  for (int64_t value : values) {
-    text << separator << value;
-    separator = ", ";
-  }
-  text << "]";
-  return text.str();
+  std::string text;
+  for (int64_t value : values) text += (text.empty() ? "" : ", ") + std::to_string(value);
+  return "[" + text + "]";
 }
 
 ffi::Error Invalid(const std::string& sentence) { return ffi::Error(ffi::ErrorCode::kInvalidArgument, sentence); }
