@@ -45,18 +45,6 @@ __device__ void StoreSums(const ConvTask<T>& task, float (&sums)[kGroupsPerWarp]
   }
 }
 
-// A pool of 2x2 whose windows lie inside the result, as VGG's do: all loads of a window are in flight at once.
-template <typename T, typename Conv>
-__device__ __forceinline__ float4 PoolTwoByTwo(const ConvTask<T>& task, const int (&first)[2], Conv conv) {
-  const float4 a = conv(first[0], first[1]), b = conv(first[0], first[1] + 1);
-  const float4 c = conv(first[0] + 1, first[1]), d = conv(first[0] + 1, first[1] + 1);
-  const auto reduce = [&](float p, float q, float r, float s) {
-    return task.average ? ((p + q) + (r + s)) * task.pool_scale : MaxOrNan(MaxOrNan(p, q), MaxOrNan(r, s));
-  };
-  return {reduce(a.x, b.x, c.x, d.x), reduce(a.y, b.y, c.y, d.y), reduce(a.z, b.z, c.z, d.z),
-          reduce(a.w, b.w, c.w, d.w)};
-}
-
 // One pooled or plain result: the activated convolution results of its window, reduced. conv(y, x) gives 4 channels.
 // Averages add up by rows, so that rounding grows with the sides of a window and not with its area.
 template <typename T, typename Conv>
@@ -127,9 +115,7 @@ __device__ __forceinline__ void Epilogue(const ConvTask<T>& task, const BlockPla
     if constexpr (kPool) {
       const int first[2] = {y * task.window_stride[0] - task.window_pad[0],
                             x * task.window_stride[1] - task.window_pad[1]};
-      const bool whole = first[0] >= 0 && first[1] >= 0 && first[0] + 2 <= task.conv[0] && first[1] + 2 <= task.conv[1];
-      result = task.window[0] == 2 && task.window[1] == 2 && whole ? PoolTwoByTwo(task, first, conv)
-                                                                   : PoolWindow(task, first, conv);
+      result = PoolWindow(task, first, conv);
     } else {
       result = conv(y, x);
     }
