@@ -46,7 +46,8 @@ def conv(
     """Two-dimensional convolution that skips the zeros of `x`: `activation(conv(x, kernel) + bias + residual)`.
 
     Equal to `jax.lax.conv_general_dilated` with NHWC and HWIO, with one difference: a skipped zero of x drops `0 * inf`
-    and `0 * nan`. Both zeros are skipped, NaN, infinities and subnormals of x are not.
+    and `0 * nan`. Both zeros are skipped, NaN, infinities and subnormals of x are not. On a GPU zeros are skipped where
+    four neighbouring results share them, so whether a lone zero meets a non-finite weight is not defined.
 
     Args:
       x: [N, H, W, C], float32, bfloat16, float16 or float64 (float64 natively on CPU only).
