@@ -318,8 +318,7 @@ ffi::Error Dense(const ConvCall& call, Workspace workspace, int device, cudaStre
   });
 }
 
-size_t DenseWorkspaceBytes(int64_t images, int64_t channels, int64_t features) {
-  (void)channels;
+size_t DenseWorkspaceBytes(int64_t images, int64_t features) {
   const int64_t tiles = (images + 7) / 8 * ((features + kFeatures - 1) / kFeatures);
   if (tiles >= 256) return 0;
   return static_cast<size_t>(std::min<int64_t>(kMaxParts, 512 / std::max<int64_t>(tiles, 1)) * tiles) * 8 * kWarp *

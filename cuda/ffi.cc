@@ -118,7 +118,7 @@ size_t WorkspaceBytes(const std::string& target, const std::vector<int64_t>& x_s
   if (x_shape.size() != 4 || kernel_shape.size() != 5 || conv_size.size() != 2 || out_size.size() != 2) {
     throw nb::value_error("workspace_bytes takes x_shape [4], kernel_shape [5], conv_size [2] and out_size [2]");
   }
-  if (target == "jsc_dense") return DenseWorkspaceBytes(x_shape[0], x_shape[3], kernel_shape[4]);
+  if (target == "jsc_dense") return DenseWorkspaceBytes(x_shape[0], kernel_shape[4]);
   return ConvWorkspaceBytes(x_shape[0], conv_size[0], conv_size[1], kernel_shape[4]);
 }
 

@@ -22,7 +22,7 @@ ffi::Error Pecr(const ConvCall& call, Workspace workspace, int device, cudaStrea
 ffi::Error Direct(const ConvCall& call, cudaStream_t stream);                                  // direct.cu
 ffi::Error Dense(const ConvCall& call, Workspace workspace, int device, cudaStream_t stream);  // dense.cu
 
-size_t DenseWorkspaceBytes(int64_t images, int64_t channels, int64_t features);
+size_t DenseWorkspaceBytes(int64_t images, int64_t features);
 
 }  // namespace jsc
 

@@ -39,7 +39,7 @@ class Config:
     """Everything about a call that is not an array.
 
     Attributes:
-      method: native target, one of `_native.METHODS`.
+      method: native target: "ecr", "pecr" or "dense".
       fallback: lower to the reference where the method has no kernel (platform, dtype) instead of raising.
     """
 
