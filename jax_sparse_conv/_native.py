@@ -23,12 +23,12 @@ def _find_build_info() -> ModuleType | None:
 
 
 # Platform names as MLIR lowering rules spell them -> (extension module, name in the FFI registry).
-_PLATFORMS = {"cpu": ("_cpu", "cpu"), "cuda": ("_cuda", "CUDA")}
+PLATFORMS = {"cpu": ("_cpu", "cpu"), "cuda": ("_cuda", "CUDA")}
 _HERE = pathlib.Path(__file__).parent
 _INSTALL = (
     "install it with `pip install -e .` in the clone, or run from another directory what `pip install .` installed"
 )
-_DTYPES = {
+DTYPES = {
     "cpu": ("float32", "bfloat16", "float16", "float64"),
     "cuda": ("float32", "bfloat16", "float16"),
 }
@@ -45,14 +45,14 @@ def target_name(method: str) -> str:
 
 def why_missing(method: str, platform: str, dtype: Any) -> str | None:
     """None where `method` runs natively on `platform` for `dtype`, else one sentence that says why it does not."""
-    if platform not in _PLATFORMS:
-        return f"there are no kernels for platform {platform!r}, only for {', '.join(map(repr, _PLATFORMS))}"
+    if platform not in PLATFORMS:
+        return f"there are no kernels for platform {platform!r}, only for {', '.join(map(repr, PLATFORMS))}"
     if platform not in _modules:
         return f"the {platform} extension is missing: {_reasons[platform]}"
     if target_name(method) not in _registered[platform]:
         return f"the {platform} extension has no target {target_name(method)!r}"
-    if str(dtype) not in _DTYPES[platform]:
-        return f"dtype {dtype} is not supported on {platform}, only {', '.join(_DTYPES[platform])}"
+    if str(dtype) not in DTYPES[platform]:
+        return f"dtype {dtype} is not supported on {platform}, only {', '.join(DTYPES[platform])}"
     return None
 
 
@@ -69,7 +69,7 @@ def workspace_bytes(
 
 def registered_targets() -> dict[str, list[str]]:
     """Registered custom calls by platform; platforms whose extension is missing have an empty list."""
-    return {platform: list(_registered.get(platform, [])) for platform in _PLATFORMS}
+    return {platform: list(_registered.get(platform, [])) for platform in PLATFORMS}
 
 
 def missing_reasons() -> dict[str, str]:
@@ -112,5 +112,5 @@ def _load(platform: str, module_name: str, registry_name: str) -> None:
     _modules[platform] = module
 
 
-for _platform, (_module_name, _registry_name) in _PLATFORMS.items():
+for _platform, (_module_name, _registry_name) in PLATFORMS.items():
     _load(_platform, _module_name, _registry_name)

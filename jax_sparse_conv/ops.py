@@ -15,15 +15,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_sparse_conv import _native, primitives, reference
 from jax_sparse_conv import geometry as geo
-from jax_sparse_conv import primitives, reference
 from jax_sparse_conv.geometry import Geometry, Padding
 
 CONV_IMPLEMENTATIONS = ("xla", "ecr")
 CONV_POOL_IMPLEMENTATIONS = ("xla", "ecr", "pecr")
 DENSE_IMPLEMENTATIONS = ("xla", "ecr")
 ACTIVATIONS = (None, "relu")
-_KERNEL_DTYPES = ("float32", "bfloat16", "float16", "float64")
+_KERNEL_DTYPES = _native.DTYPES["cpu"]  # a superset of every platform's; lowering knows the platform
 _NHWC = lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
 # Rows of x up to which a dense layer is a stream of its weights, so that skipping rows of the kernel pays.
 _DENSE_ROWS = 16

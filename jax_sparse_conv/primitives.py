@@ -29,7 +29,6 @@ from jax.sharding import PartitionSpec
 from jax_sparse_conv import _native, partitioning, reference
 from jax_sparse_conv.geometry import MAX_ELEMENTS, Geometry
 
-_PLATFORMS = ("cpu", "cuda")
 _POOL_CODES = {None: 0, "max": 1, "avg": 2}
 _ACTIVATION_CODES = {None: 0, "relu": 1}
 
@@ -197,7 +196,7 @@ def attributes(config: Config) -> dict[str, np.ndarray | np.int64]:
 def _lower(ctx: Any, *operands: Any, config: Config, platform: str | None) -> Any:
     x, kernel = ctx.avals_in[:2]
     # The rule without a platform serves those that no kernel is registered for.
-    name = platform or next((p for p in ctx.module_context.platforms if p not in _PLATFORMS), "unknown")
+    name = platform or next((p for p in ctx.module_context.platforms if p not in _native.PLATFORMS), "unknown")
     reason = _native.why_missing(config.method, name, x.dtype)
     if reason is not None:
         if config.fallback:
@@ -239,7 +238,7 @@ def _lower_on_device(ctx: Any, *operands: Any, config: Config, platform: str | N
     return call(ctx, *operands, **attributes(config))[:1]
 
 
-for _platform in (None, *_PLATFORMS):
+for _platform in (None, *_native.PLATFORMS):
     mlir.register_lowering(conv_p, functools.partial(_lower, platform=_platform), platform=_platform)
     mlir.register_lowering(
         conv_on_device_p, functools.partial(_lower_on_device, platform=_platform), platform=_platform

@@ -251,7 +251,7 @@ def test_a_call_without_kernel_for_its_dtype_runs_densely_or_says_why(monkeypatc
     from jax_sparse_conv import _native
 
     x, kernel, bias, _ = operands()
-    monkeypatch.setitem(_native._DTYPES, PLATFORM, ("bfloat16",))
+    monkeypatch.setitem(_native.DTYPES, PLATFORM, ("bfloat16",))
     jax.clear_caches()
     with pytest.raises(ValueError, match=r"implementation='pecr' cannot run here: dtype float32 is not supported on"):
         sparse_pool(x, kernel, bias)
