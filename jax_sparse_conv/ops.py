@@ -224,27 +224,28 @@ def conv_general_dilated(
     `implementation=None` and raises under a name. Array arguments are as in lax; `out_sharding` is passed on.
 
     Raises:
-      ValueError: what lax raises, or a convolution that the named implementation does not have.
+      ValueError: a convolution that the named implementation does not have; and whatever lax raises, by its names.
     """
     _check_implementation(implementation, CONV_IMPLEMENTATIONS, "conv_general_dilated", jnp.asarray(lhs).dtype)
     reason = _why_not_conv(lhs, rhs, lhs_dilation, dimension_numbers, batch_group_count, preferred_element_type)
     if reason is not None and implementation not in (None, "xla"):
         raise ValueError(f"implementation={implementation!r} cannot run this convolution: {reason}; None or 'xla' can")
+    dense = functools.partial(
+        lax.conv_general_dilated,
+        window_strides=window_strides,
+        padding=padding,
+        lhs_dilation=lhs_dilation,
+        rhs_dilation=rhs_dilation,
+        dimension_numbers=dimension_numbers,
+        feature_group_count=feature_group_count,
+        batch_group_count=batch_group_count,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+    )
     if reason is not None or implementation == "xla":
-        return lax.conv_general_dilated(
-            jnp.asarray(lhs),
-            jnp.asarray(rhs),
-            window_strides,
-            padding,
-            lhs_dilation,
-            rhs_dilation,
-            dimension_numbers,
-            feature_group_count,
-            batch_group_count,
-            precision,
-            preferred_element_type,
-            out_sharding=out_sharding,
-        )
+        return dense(jnp.asarray(lhs), jnp.asarray(rhs), out_sharding=out_sharding)
+    # Lax's own errors, which name the arguments as this caller knows them.
+    jax.eval_shape(dense, *(jax.ShapeDtypeStruct(jnp.shape(a), jnp.asarray(a).dtype) for a in (lhs, rhs)))
     out = conv(
         lhs,
         rhs,

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from jax_sparse_conv import ops
+
 
 class Inputs(NamedTuple):
     x: Any
@@ -143,6 +145,15 @@ DENSE_CASES = (
     ((33, 70, 24), 0.7),
     ((1, 4100, 257), 0.9),
 )
+
+
+def runs() -> list[tuple[Case, str]]:
+    """Every case with every native implementation that computes all of it in one call."""
+    convs = [name for name in ops.CONV_IMPLEMENTATIONS if name != "xla"]
+    fused = [name for name in ops.CONV_POOL_IMPLEMENTATIONS if name not in ops.CONV_IMPLEMENTATIONS]
+    return [(case, name) for name in convs for case in CONV_CASES] + [
+        (case, name) for name in fused for case in CONV_POOL_CASES
+    ]
 
 
 def feature_map(rng: np.random.Generator, shape: tuple[int, ...], zeros: float) -> np.ndarray:

@@ -5,29 +5,48 @@ from __future__ import annotations
 import cases
 import jax
 import jax.numpy as jnp
+import numpy as np
 import oracle
 from test_kernels import TOLERANCE, call
 
 import jax_sparse_conv as jsc
 
 
+def check_runs(dtype: str) -> int:
+    for case, implementation in cases.runs():
+        inputs = cases.inputs(case, jnp.dtype(dtype))
+        operands = [None if v is None else jnp.asarray(v) for v in inputs]
+        result = call(case, *operands, implementation)
+        error = oracle.relative_error(result, oracle.expected(case, inputs))
+        assert error <= TOLERANCE[dtype], (case.name, implementation)
+    return len(cases.runs())
+
+
+def check_dense(dtype: str) -> int:
+    for (rows, channels, features), zeros in cases.DENSE_CASES:
+        case = cases.Case("dense", (rows, 1, 1, channels), features, kernel=(1, 1), zeros=zeros)
+        inputs = cases.inputs(case, jnp.dtype(dtype))
+        x, kernel = jnp.asarray(inputs.x).reshape(rows, channels), jnp.asarray(inputs.kernel)[0, 0]
+        result = jsc.dense(x, kernel, implementation="ecr")
+        wanted = oracle.expected(case, inputs).reshape(rows, features)
+        assert oracle.relative_error(result, wanted) <= TOLERANCE[dtype], (rows, channels, features)
+    return len(cases.DENSE_CASES)
+
+
+def check_stacks(dtype: str) -> int:
+    """Images and kernels both batched: several kernels in one call."""
+    case = cases.Case("stacked", (2, 9, 7, 37), 41)
+    inputs = [cases.inputs(case, jnp.dtype(dtype), seed) for seed in range(3)]
+    x, kernel = (jnp.stack([jnp.asarray(value) for value in values]) for values in list(zip(*inputs, strict=True))[:2])
+    result = jax.vmap(lambda x, k: jsc.conv(x, k, implementation="ecr"))(x, kernel)
+    wanted = np.stack([oracle.expected(case, each) for each in inputs])
+    assert oracle.relative_error(result, wanted) <= TOLERANCE[dtype], case.name
+    return 1
+
+
 def main() -> None:
-    count = 0
-    for dtype in ("float32", "bfloat16"):
-        for case in (*cases.CONV_CASES, *cases.CONV_POOL_CASES):
-            inputs = cases.inputs(case, jnp.dtype(dtype))
-            operands = [None if v is None else jnp.asarray(v) for v in inputs]
-            result = call(case, *operands, "ecr" if case.pool is None else "pecr")
-            assert oracle.relative_error(result, oracle.expected(case, inputs)) <= TOLERANCE[dtype], case.name
-            count += 1
-        for (rows, channels, features), zeros in cases.DENSE_CASES:
-            case = cases.Case("dense", (rows, 1, 1, channels), features, kernel=(1, 1), zeros=zeros)
-            inputs = cases.inputs(case, jnp.dtype(dtype))
-            x, kernel = jnp.asarray(inputs.x).reshape(rows, channels), jnp.asarray(inputs.kernel)[0, 0]
-            result = jsc.dense(x, kernel, implementation="ecr")
-            wanted = oracle.expected(case, inputs).reshape(rows, features)
-            assert oracle.relative_error(result, wanted) <= TOLERANCE[dtype], (rows, channels, features)
-            count += 1
+    dtypes = ("float32", "bfloat16", "float16")
+    count = sum(check_runs(dtype) + check_dense(dtype) + check_stacks(dtype) for dtype in dtypes)
     print(f"{count} cases on {jax.devices()[0].device_kind}")
 
 

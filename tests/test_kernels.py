@@ -17,11 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import jax_sparse_conv as jsc
-from jax_sparse_conv import _native
+from jax_sparse_conv import _native, ops
 
 TOLERANCE = {"float32": 2e-6, "bfloat16": 6e-3, "float16": 8e-4, "float64": 1e-14}
-RUNS = [(case, "ecr") for case in cases.CONV_CASES] + [(case, "pecr") for case in cases.CONV_POOL_CASES]
+RUNS = cases.runs()
 RUN_IDS = [f"{implementation} {case.name}" for case, implementation in RUNS]
+THEN_POOL = [name for name in ops.CONV_POOL_IMPLEMENTATIONS if name in ops.CONV_IMPLEMENTATIONS and name != "xla"]
 
 
 def poison(shape: tuple[int, ...], dtype: Any) -> None:
@@ -83,15 +84,21 @@ def test_definition_and_automatic_choice(case: Case, implementation: str | None)
 
 
 @pytest.mark.parametrize("case", cases.CONV_POOL_CASES[:4], ids=lambda case: case.name)
-def test_ecr_then_pool(case: Case) -> None:
-    require("ecr", "float32")
+@pytest.mark.parametrize("implementation", THEN_POOL)
+def test_convolution_then_pool(case: Case, implementation: str) -> None:
+    require(implementation, "float32")
     inputs = cases.inputs(case)
-    assert oracle.relative_error(run(case, inputs, "ecr"), oracle.expected(case, inputs)) <= TOLERANCE["float32"]
+    error = oracle.relative_error(run(case, inputs, implementation), oracle.expected(case, inputs))
+    assert error <= TOLERANCE["float32"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(("sizes", "zeros"), cases.DENSE_CASES, ids=lambda value: str(value))
 def test_dense(sizes: tuple[int, int, int], zeros: float, dtype: str) -> None:
+    check_dense(sizes, zeros, dtype)
+
+
+def check_dense(sizes: tuple[int, int, int], zeros: float, dtype: str) -> None:
     require("dense", dtype)
     rows, channels, features = sizes
     case = Case("dense", (rows, 1, 1, channels), features, kernel=(1, 1), bias=True, activation="relu", zeros=zeros)
@@ -112,6 +119,7 @@ def test_any_geometry(data: st.DataObject) -> None:
     groups = data.draw(st.sampled_from([1, 1, 1, 2, 3]))
     pads = st.integers(-1, 4)
     pool = data.draw(st.sampled_from([None, "max", "avg"]))
+    dtype = data.draw(st.sampled_from(["float32", "float32", "bfloat16", "float16"]))
     case = Case(
         name="drawn",
         x=(
@@ -135,10 +143,40 @@ def test_any_geometry(data: st.DataObject) -> None:
         zeros=data.draw(st.sampled_from([0.0, 0.3, 0.8, 0.97, 1.0])),
     )
     implementation = "ecr" if pool is None else "pecr"
-    require(implementation, "float32")
-    inputs = cases.inputs(case)
+    require(implementation, dtype)
+    inputs = cases.inputs(case, jnp.dtype(dtype))
     result = run(case, inputs, implementation)
-    assert oracle.relative_error(result, oracle.expected(case, inputs)) <= TOLERANCE["float32"]
+    assert oracle.relative_error(result, oracle.expected(case, inputs)) <= TOLERANCE[dtype]
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_any_residual(data: st.DataObject) -> None:
+    """A residual of a drawn shape, with and without what comes around it."""
+    dtype = data.draw(st.sampled_from(["float32", "float32", "bfloat16", "float16"]))
+    case = Case(
+        name="drawn residual",
+        x=(data.draw(st.integers(1, 3)), data.draw(st.integers(1, 11)), data.draw(st.integers(1, 11)), 19),
+        features=data.draw(st.integers(1, 70)),
+        kernel=data.draw(st.sampled_from([(1, 1), (3, 3), (2, 4)])),
+        bias=data.draw(st.booleans()),
+        residual=True,
+        activation=data.draw(st.sampled_from([None, "relu"])),
+        zeros=data.draw(st.sampled_from([0.0, 0.6, 0.9, 1.0])),
+    )
+    require("ecr", dtype)
+    inputs = cases.inputs(case, jnp.dtype(dtype))
+    assert oracle.relative_error(run(case, inputs, "ecr"), oracle.expected(case, inputs)) <= TOLERANCE[dtype]
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_any_dense(data: st.DataObject) -> None:
+    rows, channels = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 700))
+    features = data.draw(st.integers(1, 300))
+    dtype = data.draw(st.sampled_from(["float32", "float32", "bfloat16", "float16"]))
+    zeros = data.draw(st.sampled_from([0.0, 0.5, 0.9, 1.0]))
+    check_dense((rows, channels, features), zeros, dtype)
 
 
 @pytest.mark.parametrize(("pool", "implementation"), [(None, "ecr"), ("max", "pecr"), ("avg", "pecr")])
@@ -215,13 +253,33 @@ def test_every_instruction_set(cpu_isa: str) -> None:
         assert oracle.relative_error(result, oracle.expected(case, inputs)[:, 0, 0]) <= TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize(("case", "implementation"), [RUNS[6], RUNS[40]], ids=[RUN_IDS[6], RUN_IDS[40]])
+REPEATED = [run for run in RUNS if run[0].name in ("85 % zeros", "deep", "VGG conv5_4")]
+
+
+@pytest.mark.parametrize(("case", "implementation"), REPEATED, ids=[f"{name} {case.name}" for case, name in REPEATED])
 def test_bitwise_repeatable(case: Case, implementation: str) -> None:
     require(implementation, "float32")
     inputs = cases.inputs(case)
     first = np.asarray(run(case, inputs, implementation))
     for _ in range(5):
         np.testing.assert_array_equal(np.asarray(run(case, inputs, implementation)), first)
+
+
+def test_dense_and_stacks_are_bitwise_repeatable() -> None:
+    require("dense", "float32")
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(cases.feature_map(rng, (3, 4100), 0.8), jnp.float32)
+    kernel = jnp.asarray(rng.standard_normal((4100, 257)), jnp.float32)
+    maps = jnp.asarray(cases.feature_map(rng, (3, 1, 7, 7, 96), 0.8), jnp.float32)
+    kernels = jnp.asarray(rng.standard_normal((3, 3, 3, 96, 64)), jnp.float32)
+    for compute in (
+        lambda: jsc.dense(x, kernel, implementation="ecr"),
+        lambda: jax.vmap(lambda m, k: jsc.conv(m, k, implementation="ecr"))(maps, kernels),
+    ):
+        first = np.asarray(compute())
+        for _ in range(5):
+            poison(first.shape, first.dtype)
+            np.testing.assert_array_equal(np.asarray(compute()), first)
 
 
 @pytest.mark.parametrize("implementation", ["ecr", "pecr"])

@@ -133,6 +133,24 @@ def test_conv_general_dilated_steps_aside_or_says_why_not(arguments: dict[str, A
 
 
 @pytest.mark.parametrize("implementation", [None, "xla", "ecr"])
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"window_strides": (1,)}, "window_strides"),
+        ({"padding": "SAMEE"}, "padding type.*SAMEE"),
+        ({"feature_group_count": 4}, "feature_group_count"),
+    ],
+)
+def test_conv_general_dilated_names_the_arguments_as_lax_does(
+    implementation: str | None, arguments: dict[str, Any], sentence: str
+) -> None:
+    x, kernel = arrays()
+    common = {"window_strides": (1, 1), "padding": "SAME", "dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+    with pytest.raises((ValueError, RuntimeError), match=sentence):
+        jsc.conv_general_dilated(x, kernel, **(common | arguments), implementation=implementation)
+
+
+@pytest.mark.parametrize("implementation", [None, "xla", "ecr"])
 def test_precision_is_checked(implementation: str | None) -> None:
     x, kernel = arrays()
     with pytest.raises(ValueError, match=r"precision='exact' is not None, 'default'"):
