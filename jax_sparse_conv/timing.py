@@ -7,6 +7,7 @@ host, so the device time is taken from many calls inside one jit as well.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import re
@@ -28,6 +29,7 @@ _WARM_UP = 3
 _MAX_CALLS = 32  # in one chain
 _CHAIN_BYTES = 2**31  # of operands and results alive in one chain
 _CHAINS_PER_SAMPLE = 16  # dispatching and waiting cost the host some 0.4 ms a sample: under 1 us a call this way
+_SAMPLE_SECONDS = 0.04  # fewer chains where that is 1 % of the sample
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +58,10 @@ class Timing:
 
 
 def blocked(
-    functions: Mapping[str, Function], operands: Sequence[Operands], repeats: int = 30, calls: int = 1
+    functions: Mapping[str, Function],
+    operands: Sequence[Operands],
+    repeats: int = 30,
+    calls: int | Mapping[str, int] = 1,
 ) -> dict[str, Timing]:
     """Time of `function(*operands[i])` until its result is there, for each function in turn.
 
@@ -64,21 +69,22 @@ def blocked(
       functions: compiled functions by name; each is called with the same operands.
       operands: argument tuples that successive calls rotate through.
       repeats: samples per function.
-      calls: calls dispatched before waiting, in one sample; the time is per call.
+      calls: calls dispatched before waiting, in one sample, of every function or of each; the time is per call.
     """
     for function in functions.values():
         for index in range(_WARM_UP):
             jax.block_until_ready(function(*operands[index % len(operands)]))
+    calls_of = calls if isinstance(calls, Mapping) else dict.fromkeys(functions, calls)
     samples: dict[str, list[float]] = {name: [] for name in functions}
     for repeat in range(repeats):
         for position, (name, function) in enumerate(functions.items()):
             # Everyone meets all operands, but not those that the one before has just left in the cache.
-            first = repeat * calls + position * max(1, len(operands) // 2)
-            chosen = [operands[(first + call) % len(operands)] for call in range(calls)]
+            first = repeat * calls_of[name] + position * max(1, len(operands) // 2)
+            chosen = [operands[(first + call) % len(operands)] for call in range(calls_of[name])]
             start = time.perf_counter()
             results = [function(*arguments) for arguments in chosen]
             jax.block_until_ready(results)
-            samples[name].append((time.perf_counter() - start) / calls)
+            samples[name].append((time.perf_counter() - start) / calls_of[name])
     return {name: Timing.of(values) for name, values in samples.items()}
 
 
@@ -91,7 +97,8 @@ def on_device(functions: Mapping[str, Function], operands: Sequence[Operands], r
     length = _chain_length(functions.values(), operands)
     chained = tuple(itertools.islice(itertools.cycle(operands), length))
     chains = {name: _chain(function) for name, function in functions.items()}
-    whole = blocked(chains, [(chained,)], repeats, calls=_CHAINS_PER_SAMPLE)
+    calls = {name: _chains_per_sample(chain, chained) for name, chain in chains.items()}
+    whole = blocked(chains, [(chained,)], repeats, calls)
     return {name: _per_call(timing, length) for name, timing in whole.items()}
 
 
@@ -100,6 +107,16 @@ def per_call(functions: Mapping[str, Function], operands: Sequence[Operands], re
     if jax.default_backend() == "cpu":
         return blocked(functions, operands, repeats)
     return on_device(functions, operands, repeats)
+
+
+def compile_ahead(function: Function, operands: Sequence[Operands]) -> None:
+    """Compile what `per_call` will run for a jitted function, so that it need not; threads may do so side by side."""
+    if jax.default_backend() == "cpu":
+        function.lower(*operands[0]).compile()  # type: ignore[attr-defined]
+        return
+    length = _chain_length([function], operands)
+    chained = tuple(itertools.islice(itertools.cycle(operands), length))
+    _chain(function).lower(chained).compile()  # type: ignore[attr-defined]
 
 
 def what_ran(function: Function, *arguments: Any) -> str:
@@ -115,7 +132,10 @@ def geometric_mean(values: Iterable[float]) -> float:
     return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
 
+@functools.lru_cache(maxsize=1024)
 def _chain(function: Function) -> Function:
+    """Many calls of a function in one jit; the same object for the same function, so that it compiles once."""
+
     @jax.jit
     def chain(chained: tuple[Operands, ...]) -> jax.Array:
         # The barrier keeps every result whole; returning one element of each spares the host hundreds of buffers.
@@ -128,6 +148,13 @@ def _chain(function: Function) -> Function:
 def _chain_length(functions: Iterable[Function], operands: Sequence[Operands]) -> int:
     results = max(_nbytes(jax.eval_shape(function, *operands[0])) for function in functions)
     return max(2, min(_MAX_CALLS, _CHAIN_BYTES // max(1, results * _CHAINS_PER_SAMPLE)))
+
+
+def _chains_per_sample(chain: Function, chained: tuple[Operands, ...]) -> int:
+    jax.block_until_ready(chain(chained))
+    start = time.perf_counter()
+    jax.block_until_ready(chain(chained))
+    return max(1, min(_CHAINS_PER_SAMPLE, math.ceil(_SAMPLE_SECONDS / (time.perf_counter() - start))))
 
 
 def _nbytes(tree: Any) -> int:

@@ -34,6 +34,41 @@ def test_on_device_calls_are_neither_merged_nor_dropped() -> None:
     assert found["f"].median > 0
 
 
+def test_chains_are_fewer_where_a_call_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = jnp.ones((4, 4))
+    chain = timing._chain(jax.jit(lambda x: x @ x))
+    monkeypatch.setattr(timing, "_SAMPLE_SECONDS", 1e-9)
+    assert timing._chains_per_sample(chain, ((x,),) * 2) == 1
+    monkeypatch.setattr(timing, "_SAMPLE_SECONDS", 1e9)
+    assert timing._chains_per_sample(chain, ((x,),) * 2) == timing._CHAINS_PER_SAMPLE
+
+
+def test_calls_may_differ_between_functions() -> None:
+    counts = {"a": 0, "b": 0}
+
+    def count(name: str) -> None:
+        counts[name] += 1
+
+    functions = {name: lambda name=name: count(name) for name in counts}
+    timing.blocked(functions, [()], repeats=2, calls={"a": 1, "b": 5})
+    assert counts == {"a": 3 + 2, "b": 3 + 10}
+
+
+def test_compiling_ahead_spares_the_measurement_the_compilation() -> None:
+    traces = []
+
+    @jax.jit
+    def function(x: jax.Array) -> jax.Array:
+        traces.append(x.shape)
+        return x + 1
+
+    operands = [(jnp.ones(3),)]
+    timing.compile_ahead(function, operands)
+    before = len(traces)
+    timing.per_call({"f": function}, operands, repeats=2)
+    assert len(traces) == before
+
+
 def test_geometric_mean() -> None:
     assert timing.geometric_mean([1.0, 4.0]) == pytest.approx(2)
 
