@@ -5,6 +5,8 @@
 
 #include <exception>
 #include <stdexcept>
+#include <string>
+#include <vector>
 
 #include "conv_args.h"
 #include "host.h"
@@ -51,6 +53,8 @@ ffi::Error RunWithoutPool(ffi::ThreadPool& pool, const ConvCall& call) {
 XLA_FFI_DEFINE_HANDLER(kEcr, Handle<RunWithoutPool>, JSC_BIND);
 // conv + bias + ReLU + max or average pool
 XLA_FFI_DEFINE_HANDLER(kPecr, Handle<RunConvCall>, JSC_BIND);
+// conv + bias + residual + ReLU over COO* lists, for the kernels and strides of coo_variants.h
+XLA_FFI_DEFINE_HANDLER(kCoo, Handle<RunCooCall>, JSC_BIND);
 // conv 1x1 on maps of one pixel: x [M, 1, 1, C], kernel [S, 1, 1, C, K]
 XLA_FFI_DEFINE_HANDLER(kDense, Handle<RunDenseCall>, JSC_BIND);
 
@@ -64,6 +68,7 @@ nb::dict Registrations() {
   targets["jsc_ecr"] = Capsule(kEcr);
   targets["jsc_pecr"] = Capsule(kPecr);
   targets["jsc_dense"] = Capsule(kDense);
+  targets["jsc_coo"] = Capsule(kCoo);
   return targets;
 }
 
@@ -71,6 +76,16 @@ nb::dict Registrations() {
 }  // namespace jsc
 
 NB_MODULE(_cpu, m) {
+  m.def(
+      "coo_variants",
+      [] {
+        std::vector<std::vector<int>> rows;
+        for (const jsc::CooVariant& v : jsc::kCooVariants) {
+          rows.push_back({v.kernel, v.stride, v.height, v.width, v.features, v.max_warps(), v.min_blocks()});
+        }
+        return rows;
+      },
+      "The rows of coo_variants.h: kernel, stride, height, width, features, max_warps, min_blocks.");
   m.def("registrations", &jsc::Registrations, "Custom call targets by name, for jax.ffi.register_ffi_target.");
   m.def("isa", [] { return std::string(jsc::CurrentIsa().name); }, "The instruction set in use.");
   m.def("isas", &jsc::AvailableIsas, "The instruction sets this machine can run, best first.");

@@ -178,6 +178,45 @@ ffi::Error RunConvCall(ffi::ThreadPool& pool, const ConvCall& call) {
   return RunTasks(pool, machine.threads, plan.tasks, make, isa.conv_bytes[dtype], isa.conv[dtype]);
 }
 
+ffi::Error RunCooCall(ffi::ThreadPool& pool, const ConvCall& call) {
+  const int dtype = IndexOf(call.dtype);
+  if (dtype < 0) return UnsupportedDtype();
+  const ConvArgs& a = call.args;
+  if (Empty(a)) return ffi::Error::Success();
+  const CooVariant* shape = nullptr;
+  for (const CooVariant& variant : kCooVariants) {
+    if (shape == nullptr && CooCovers(variant, a)) shape = &variant;
+  }
+  if (shape == nullptr) {
+    return ffi::Error(ffi::ErrorCode::kInvalidArgument,
+                      "jsc_coo has no variant for this kernel, stride, dilation or pool");
+  }
+  const Isa& isa = CurrentIsa();
+  const int64_t threads = std::max<int64_t>(1, pool.num_threads());
+  const int64_t rows = (a.conv_size[0] + shape->height - 1) / shape->height;
+  // Output channels are cut only where there are fewer rows of tiles than threads: each part lists x again.
+  const int64_t features = a.features / a.groups, wholes = a.images * a.groups * rows;
+  const int64_t wanted = std::clamp<int64_t>(2 * threads / wholes, 1, 64);
+  const int64_t part = std::max<int64_t>(64, (features / wanted + 63) / 64 * 64);
+  const int64_t parts = (features + part - 1) / part;
+  const auto make = [&](int64_t index) {
+    CooRow row{&call, shape, 0, 0, 0, 0, 0, 0};
+    const auto take = [&index](int64_t count) {
+      const int64_t digit = index % count;
+      index /= count;
+      return digit;
+    };
+    row.feature_begin = take(parts) * part;
+    row.feature_end = std::min(row.feature_begin + part, features);
+    row.tile_row = take(rows);
+    row.group = take(a.groups);
+    row.image = index;
+    row.stack = row.image / (a.images / a.stacks);
+    return row;
+  };
+  return RunTasks(pool, threads, wholes * parts, make, isa.coo_bytes[dtype], isa.coo[dtype]);
+}
+
 ffi::Error RunDenseCall(ffi::ThreadPool& pool, const ConvCall& call) {
   const int dtype = IndexOf(call.dtype);
   if (dtype < 0) return UnsupportedDtype();

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "conv_args.h"
+#include "coo_task.h"
 #include "dtypes.h"
 #include "plan.h"
 
@@ -31,6 +32,8 @@ struct Isa {
   void (*depthwise[kDtypes])(const ConvTask& task, char* scratch);
   int64_t (*dense_bytes[kDtypes])(const DenseTask& task);
   void (*dense[kDtypes])(const DenseTask& task, char* scratch);
+  int64_t (*coo_bytes[kDtypes])(const CooRow& row);
+  void (*coo[kDtypes])(const CooRow& row, char* scratch);
   // Non-zeros among `samples` elements of x, `step` elements apart.
   int64_t (*count[kDtypes])(const void* x, int64_t samples, int64_t step);
 };

@@ -4,6 +4,7 @@
 #define JSC_CPU_KERNELS_H_
 
 #include "conv_kernel.h"
+#include "coo_kernel.h"
 #include "dense_kernel.h"
 #include "depthwise_kernel.h"
 #include "isa.h"
@@ -35,6 +36,8 @@ int64_t CountNonZeros(const void* x, int64_t samples, int64_t step) {
    JSC_PER_DTYPE(RunDepthwise),   \
    JSC_PER_DTYPE(DenseBytes),     \
    JSC_PER_DTYPE(RunDense),       \
+   JSC_PER_DTYPE(CooBytes),       \
+   JSC_PER_DTYPE(RunCoo),         \
    JSC_PER_DTYPE(CountNonZeros)}
 
 #endif  // JSC_CPU_KERNELS_H_

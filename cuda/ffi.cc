@@ -4,7 +4,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "conv_args.h"
@@ -75,6 +77,23 @@ ffi::Error PecrHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, ff
   });
 }
 
+ffi::Error CooHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, ffi::AnyBuffer kernel,
+                      ffi::RemainingArgs optional, ffi::Result<ffi::AnyBuffer> out,
+                      ffi::Result<ffi::AnyBuffer> workspace, ffi::Dictionary attributes) {
+  return Handle(device, x, kernel, optional, out, workspace, attributes, [&](const ConvCall& call, Workspace scratch) {
+    const auto coo = attributes.get<ffi::Span<const int64_t>>("coo");
+    if (!coo.has_value() || coo->size() != 4) {
+      return ffi::Error(ffi::ErrorCode::kInvalidArgument, "attribute coo must be an array of 4 int64");
+    }
+    CooPlan plan{};
+    plan.variant = static_cast<int>((*coo)[0]);
+    plan.feature_warps = static_cast<int>((*coo)[1]);
+    plan.slices = static_cast<int>((*coo)[2]);
+    plan.splits = static_cast<int>((*coo)[3]);
+    return Coo(call, plan, scratch, device, stream);
+  });
+}
+
 ffi::Error DenseHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, ffi::AnyBuffer kernel,
                         ffi::RemainingArgs optional, ffi::Result<ffi::AnyBuffer> out,
                         ffi::Result<ffi::AnyBuffer> workspace, ffi::Dictionary attributes) {
@@ -100,6 +119,7 @@ auto Binding() {
 // Handlers only enqueue kernels on the call's stream, so XLA may capture them in command buffers.
 XLA_FFI_DEFINE_HANDLER(kEcr, EcrHandler, Binding(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kPecr, PecrHandler, Binding(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kCoo, CooHandler, Binding(), {ffi::Traits::kCmdBufferCompatible});  // and coo[4], see coo_plan.h
 XLA_FFI_DEFINE_HANDLER(kDense, DenseHandler, Binding(), {ffi::Traits::kCmdBufferCompatible});
 
 nb::dict Registrations() {
@@ -107,6 +127,7 @@ nb::dict Registrations() {
   handlers["jsc_ecr"] = nb::capsule(reinterpret_cast<void*>(+kEcr));
   handlers["jsc_pecr"] = nb::capsule(reinterpret_cast<void*>(+kPecr));
   handlers["jsc_dense"] = nb::capsule(reinterpret_cast<void*>(+kDense));
+  handlers["jsc_coo"] = nb::capsule(reinterpret_cast<void*>(+kCoo));
   return handlers;
 }
 
@@ -122,10 +143,37 @@ size_t WorkspaceBytes(const std::string& target, const std::vector<int64_t>& x_s
   return ConvWorkspaceBytes(x_shape[0], conv_size[0], conv_size[1], kernel_shape[4]);
 }
 
+nb::dict DeviceProperties(int device) {
+  const std::pair<const char*, cudaDeviceAttr> wanted[] = {
+      {"multiprocessors", cudaDevAttrMultiProcessorCount},
+      {"threads", cudaDevAttrMaxThreadsPerMultiProcessor},
+      {"blocks", cudaDevAttrMaxBlocksPerMultiprocessor},
+      {"registers", cudaDevAttrMaxRegistersPerMultiprocessor},
+      {"shared_memory", cudaDevAttrMaxSharedMemoryPerMultiprocessor},
+      {"block_shared_memory", cudaDevAttrMaxSharedMemoryPerBlockOptin},
+      {"clock_khz", cudaDevAttrClockRate},
+      {"memory_clock_khz", cudaDevAttrMemoryClockRate},
+      {"memory_bus_bits", cudaDevAttrGlobalMemoryBusWidth},
+      {"l2_bytes", cudaDevAttrL2CacheSize},
+      {"major", cudaDevAttrComputeCapabilityMajor},
+      {"minor", cudaDevAttrComputeCapabilityMinor}};
+  nb::dict properties;
+  for (const auto& [name, attribute] : wanted) {
+    int value = 0;
+    if (const cudaError_t status = cudaDeviceGetAttribute(&value, attribute, device)) {
+      throw std::runtime_error(std::string("device ") + std::to_string(device) + ": " + cudaGetErrorString(status));
+    }
+    properties[name] = value;
+  }
+  return properties;
+}
+
 }  // namespace
 }  // namespace jsc
 
 NB_MODULE(_cuda, m) {
+  m.def("device_properties", &jsc::DeviceProperties, nb::arg("device"),
+        "What the cost model has to know of a device, by the name that cost_model.py gives it.");
   m.def("registrations", &jsc::Registrations, "Custom call targets and their handlers, for jax.ffi");
   m.def("workspace_bytes", &jsc::WorkspaceBytes, nb::arg("target"), nb::arg("x_shape"), nb::arg("kernel_shape"),
         nb::arg("conv_size"), nb::arg("out_size"));

@@ -8,6 +8,7 @@
 #include <cstddef>
 
 #include "conv_args.h"
+#include "coo_plan.h"
 
 namespace jsc {
 
@@ -17,10 +18,11 @@ struct Workspace {
   size_t bytes;
 };
 
-ffi::Error Ecr(const ConvCall& call, Workspace workspace, int device, cudaStream_t stream);    // ecr.cu
-ffi::Error Pecr(const ConvCall& call, Workspace workspace, int device, cudaStream_t stream);   // pecr.cu
-ffi::Error Direct(const ConvCall& call, cudaStream_t stream);                                  // direct.cu
-ffi::Error Dense(const ConvCall& call, Workspace workspace, int device, cudaStream_t stream);  // dense.cu
+ffi::Error Ecr(const ConvCall& call, Workspace workspace, int device, cudaStream_t stream);                // ecr.cu
+ffi::Error Pecr(const ConvCall& call, Workspace workspace, int device, cudaStream_t stream);               // pecr.cu
+ffi::Error Direct(const ConvCall& call, cudaStream_t stream);                                              // direct.cu
+ffi::Error Coo(const ConvCall& call, CooPlan plan, Workspace workspace, int device, cudaStream_t stream);  // coo.cu
+ffi::Error Dense(const ConvCall& call, Workspace workspace, int device, cudaStream_t stream);              // dense.cu
 
 size_t DenseWorkspaceBytes(int64_t images, int64_t features);
 

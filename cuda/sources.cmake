@@ -1,5 +1,7 @@
 set(JSC_CUDA_SOURCES
     cuda/conv_plan.cc
+    cuda/coo.cu
+    cuda/coo_plan.cc
     cuda/dense.cu
     cuda/device_info.cu
     cuda/direct.cu

@@ -67,6 +67,18 @@ def workspace_bytes(
     )
 
 
+def coo_variants() -> list[list[int]]:
+    """Rows of `cpu/coo_variants.h`: kernel, stride, height, width, features, max_warps, min_blocks; none if unbuilt."""
+    return [list(row) for row in _modules["cpu"].coo_variants()] if "cpu" in _modules else []
+
+
+def device_properties(device: int) -> dict[str, int]:
+    """Properties of the CUDA device with this ordinal, see `cost_model.Device`; a RuntimeError where there is none."""
+    if "cuda" not in _modules:
+        raise RuntimeError(_reasons["cuda"])
+    return dict(_modules["cuda"].device_properties(device))
+
+
 def registered_targets() -> dict[str, list[str]]:
     """Registered custom calls by platform; platforms whose extension is missing have an empty list."""
     return {platform: list(_registered.get(platform, [])) for platform in PLATFORMS}

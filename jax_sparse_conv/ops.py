@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_sparse_conv import _native, primitives, reference
+from jax_sparse_conv import _native, cost_model, primitives, reference
 from jax_sparse_conv import geometry as geo
 from jax_sparse_conv.geometry import Geometry, Padding
 
-CONV_IMPLEMENTATIONS = ("xla", "ecr")
-CONV_POOL_IMPLEMENTATIONS = ("xla", "ecr", "pecr")
+CONV_IMPLEMENTATIONS = ("xla", "ecr", "coo")
+CONV_POOL_IMPLEMENTATIONS = ("xla", "ecr", "coo", "pecr")
 DENSE_IMPLEMENTATIONS = ("xla", "ecr")
 ACTIVATIONS = (None, "relu")
 _KERNEL_DTYPES = _native.DTYPES["cpu"]  # a superset of every platform's; lowering knows the platform
@@ -61,7 +61,8 @@ def conv(
       activation: None or "relu".
       precision: as in lax; the sparse kernels compute float32 exactly and sum 16-bit types in float32 whatever it says.
       implementation: "ecr" (windows compressed on the fly; Xu et al. 2023, section 5, made multi-channel and batched),
-        "xla" (dense), or None: ECR where it has a kernel for the platform and dtype, dense otherwise.
+        "coo" (tiled lists, sums in registers; Xiang et al. 2022: square kernels of 1, 3, 5 or 7, strides 1 and 2, no
+        dilation), "xla" (dense), or None: ECR where it has a kernel for the platform and dtype, dense otherwise.
 
     Returns:
       [N, Ho, Wo, K] in x's dtype.
@@ -117,9 +118,9 @@ def conv_pool(
       window_strides: between pooling windows, an int or two; None is `window_shape` (Flax's pools have 1 there).
       window_padding: of the pool, as `padding` but not negative.
       precision: as in `conv`.
-      implementation: "pecr" (all convolutions of a pooling window in one kernel; Xu et al. 2023, section 6), "ecr" (the
-        ECR convolution, then XLA's pool), "xla" (dense), or None: PECR where it has a kernel for the platform and
-        dtype, dense otherwise. With `conv`'s ECR this is the paper's OCPA rule (section 7).
+      implementation: "pecr" (all convolutions of a pooling window in one kernel; Xu et al. 2023, section 6), "ecr" or
+        "coo" (that convolution, then XLA's pool), "xla" (dense), or None: PECR where it has a kernel for the platform
+        and dtype, dense otherwise. With `conv`'s ECR this is the paper's OCPA rule (section 7).
 
     Returns:
       [N, Po, Qo, K] in x's dtype.
@@ -147,8 +148,8 @@ def conv_pool(
     )
     operands.check(geometry, activation)
     _check_implementation(implementation, CONV_POOL_IMPLEMENTATIONS, "conv_pool", operands.x.dtype)
-    if implementation == "ecr":
-        y = _run("ecr", operands, geometry.without_pool(), activation, precision, False)
+    if implementation in ("ecr", "coo"):
+        y = _run(implementation, operands, geometry.without_pool(), activation, precision, False)
         return reference.pool(y, geometry.pool)
     return _run(implementation or "pecr", operands, geometry, activation, precision, implementation is None)
 
@@ -307,6 +308,8 @@ def _run(
     reason = geo.too_large(geometry, operands.x.shape, operands.kernel.shape)
     if reason is not None and not fallback and method != "xla":
         raise ValueError(f"implementation={method!r} cannot run: {reason}; implementation=None or 'xla' can")
+    if method == "coo" and (missing := cost_model.why_not(operands.kernel.shape, geometry)):
+        raise ValueError(f"{missing}: implementation='coo' cannot run; None, 'ecr' or 'xla' can")
     nothing_to_skip = operands.x.shape[3] == 0
     if method == "xla" or reason is not None or nothing_to_skip or str(operands.x.dtype) not in _KERNEL_DTYPES:
         return reference.conv_pool(*operands, geometry, activation, precision)

@@ -26,7 +26,7 @@ from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import PartitionSpec
 
-from jax_sparse_conv import _native, partitioning, reference
+from jax_sparse_conv import _native, cost_model, partitioning, reference
 from jax_sparse_conv.geometry import MAX_ELEMENTS, Geometry
 
 _POOL_CODES = {None: 0, "max": 1, "avg": 2}
@@ -38,8 +38,9 @@ class Config:
     """Everything about a call that is not an array.
 
     Attributes:
-      method: native target: "ecr", "pecr" or "dense".
+      method: native target: "ecr", "pecr", "coo" or "dense".
       fallback: lower to the reference where the method has no kernel (platform, dtype) instead of raising.
+      coo: `cost_model.Configuration.attribute` of a COO* call; None lets the cost model choose.
     """
 
     geometry: Geometry
@@ -49,6 +50,7 @@ class Config:
     has_residual: bool = False
     fallback: bool = False
     precision: Any = None
+    coo: tuple[int, int, int, int] | None = None
 
     @property
     def implementation(self) -> str:
@@ -62,7 +64,9 @@ class Config:
 
     def bare(self) -> Config:
         method = "ecr" if self.method == "pecr" else self.method
-        return Config(self.geometry.without_pool(), method, fallback=self.fallback, precision=self.precision)
+        return Config(
+            self.geometry.without_pool(), method, fallback=self.fallback, precision=self.precision, coo=self.coo
+        )
 
 
 @dataclasses.dataclass
@@ -229,13 +233,18 @@ def _on_device(config: Config) -> Any:
 
 def _lower_on_device(ctx: Any, *operands: Any, config: Config, platform: str | None) -> Any:
     x, kernel = ctx.avals_in[:2]
-    if platform == "cuda":
+    extra: dict[str, np.ndarray] = {}
+    if platform == "cuda" and config.method == "coo":
+        chosen, scratch = cost_model.attribute_and_workspace(x, kernel, config.geometry, config.coo)
+        extra["coo"] = np.asarray(chosen, np.int64)
+        ctx = ctx.replace(avals_out=[*ctx.avals_out, jax.core.ShapedArray((scratch,), np.uint8)])
+    elif platform == "cuda":
         conv_size = config.geometry.conv_size(x.shape[1:3], kernel.shape[1:3])
         out_size = config.geometry.out_size(x.shape[1:3], kernel.shape[1:3])
         scratch = _native.workspace_bytes(config.method, x.shape, kernel.shape, conv_size, out_size)
         ctx = ctx.replace(avals_out=[*ctx.avals_out, jax.core.ShapedArray((scratch,), np.uint8)])
     call = jax.ffi.ffi_lowering(_native.target_name(config.method))
-    return call(ctx, *operands, **attributes(config))[:1]
+    return call(ctx, *operands, **attributes(config), **extra)[:1]
 
 
 for _platform in (None, *_native.PLATFORMS):

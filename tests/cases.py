@@ -99,6 +99,9 @@ CONV_CASES = (
     Case("wide padding", (1, 3, 4, 8), 8, padding=4),
     Case("groups 2", (1, 8, 8, 32), 48, groups=2, bias=True),
     Case("groups 32", (1, 7, 7, 64), 64, groups=32),
+    Case("3x3 stride 2 groups 2", (2, 9, 10, 24), 36, strides=2, groups=2, bias=True),
+    Case("5x5 stride 2", (1, 14, 13, 20), 33, kernel=(5, 5), strides=2, activation="relu"),
+    Case("7x7", (1, 12, 13, 9), 70, kernel=(7, 7), bias=True),
     Case("depthwise", (2, 9, 9, 33), 33, groups=33),
     Case("depthwise x 3", (1, 6, 6, 10), 30, groups=10, activation="relu"),
     Case("batch 0", (0, 6, 6, 8), 8, bias=True),
@@ -151,9 +154,17 @@ def runs() -> list[tuple[Case, str]]:
     """Every case with every native implementation that computes all of it in one call."""
     convs = [name for name in ops.CONV_IMPLEMENTATIONS if name != "xla"]
     fused = [name for name in ops.CONV_POOL_IMPLEMENTATIONS if name not in ops.CONV_IMPLEMENTATIONS]
-    return [(case, name) for name in convs for case in CONV_CASES] + [
+    return [(case, name) for name in convs for case in CONV_CASES if computes(name, case)] + [
         (case, name) for name in fused for case in CONV_POOL_CASES
     ]
+
+
+def computes(implementation: str, case: Case) -> bool:
+    """Whether an implementation has the case's kernel, strides and dilation: COO* has a table, the others any."""
+    if implementation != "coo":
+        return True
+    square = case.kernel in ((1, 1), (3, 3), (5, 5), (7, 7))
+    return square and (case.kernel == (1, 1) or (case.dilation == 1 and case.strides in (1, 2)))
 
 
 def feature_map(rng: np.random.Generator, shape: tuple[int, ...], zeros: float) -> np.ndarray:

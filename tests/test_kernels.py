@@ -302,3 +302,22 @@ def test_a_batch_of_more_than_2_to_the_31_elements(gpu: jax.Device, implementati
     alone = run(one)[0]
     np.testing.assert_allclose(result[-1].astype(np.float32), alone.astype(np.float32), rtol=1e-2, atol=1e-2)
     assert not result[:-1].any()
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_coo_treats_extremes_as_lax_does(value: float) -> None:
+    """Non-finite and subnormal values of x go through every tap; a non-finite kernel meets non-zeros only."""
+    require("coo", "float32")
+    case = Case("extreme", (1, 9, 9, 12), 20, activation="relu")
+    inputs = cases.inputs(case)
+    inputs.x[0, 1, 1, 3], inputs.x[0, 8, 8, 2], inputs.x[0, 8, 0, 0] = value, np.float32(1e-41), np.float32(3.0)
+    assert oracle.relative_error(run(case, inputs, "coo"), oracle.expected(case, inputs)) <= TOLERANCE["float32"]
+    x = np.full((1, 4, 4, 6), -0.0, np.float32)
+    x[..., 0] = 1.0
+    kernel = np.ones((3, 3, 6, 8), np.float32)
+    kernel[:, :, 1] = value
+    result = np.asarray(jsc.conv(x, kernel, padding="VALID", implementation="coo"))
+    np.testing.assert_array_equal(result, np.full((1, 2, 2, 8), 9.0))
+    kernel[1, 1, 0, 3] = value
+    result = np.asarray(jsc.conv(x, kernel, padding="VALID", implementation="coo"))
+    np.testing.assert_array_equal(result[..., 3], np.full((1, 2, 2), value))

@@ -167,7 +167,7 @@ def test_run_with_weights_and_labels(
         (["--weights", "nowhere.safetensors"], "--weights nowhere.safetensors: there is no such file"),
         (["--weights", "text.txt"], "--weights text.txt is not a safetensors file: "),
         (["--weights", "."], "--weights . is a folder, not a weights file"),
-        (["--implementation", "fast"], "--implementation 'fast' is not one of auto, xla, ecr, pecr"),
+        (["--implementation", "fast"], "--implementation 'fast' is not one of auto, xla, ecr,"),
         (["--size", "2"], "--size 2: x.shape=(1, 2, 2, 3) is too small"),
         (["--json", "nowhere/run.json"], "nowhere does not exist"),
         (["--plot", "nowhere/run.png"], "nowhere does not exist"),

@@ -189,3 +189,21 @@ def test_eager_calls_do_not_retrace(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         jsc.conv(x, kernel)
     assert len(traced) == 1
+
+
+@pytest.mark.parametrize(
+    ("kernel", "arguments", "sentence"),
+    [
+        ((1, 3), {}, r"kernel\.shape=\(1, 3, 4, 8\) has a window of 1x3, and there are 1x1, 3x3, 5x5, 7x7"),
+        ((3, 3), {"strides": (2, 1)}, r"strides=\(2, 1\) is not one of \(1, 1\), \(2, 2\)"),
+        ((5, 5), {"strides": 3}, r"strides=\(3, 3\) is not one of \(1, 1\), \(2, 2\)"),
+        ((3, 3), {"kernel_dilation": 2}, r"kernel_dilation=\(2, 2\) is not 1"),
+    ],
+)
+def test_coo_says_which_argument_it_has_no_variant_for(
+    kernel: tuple[int, int], arguments: dict[str, Any], sentence: str
+) -> None:
+    x, weights = jnp.ones((1, 9, 9, 4)), jnp.ones((*kernel, 4, 8))
+    with pytest.raises(ValueError, match=sentence + r": implementation='coo' cannot run; None, 'ecr' or 'xla' can"):
+        jax.eval_shape(lambda: jsc.conv(x, weights, implementation="coo", **arguments))
+    assert jsc.conv(x, weights, **arguments).shape[3] == 8

@@ -212,9 +212,10 @@ def fold_batch_norm(model: nnx.Module) -> int:
 
 
 def set_network_implementation(model: nnx.Module, implementation: str | None) -> None:
-    """Set one implementation for a whole network, in place: None, "xla", "ecr" or "pecr".
+    """Set one implementation for a whole network, in place: None, "xla", "ecr", "coo" or "pecr".
 
-    "pecr" is the paper's OCPA rule (Xu et al. 2023, section 7): PECR where a pool follows, ECR elsewhere.
+    Dense layers choose themselves where they lack it. "pecr" is the paper's OCPA rule (Xu et al. 2023, section 7): PECR
+    where a pool follows, ECR elsewhere.
     `jax_sparse_conv.nnx.set_implementation` sets convolutions, those with a pool and dense layers separately.
 
     Raises:
@@ -222,7 +223,7 @@ def set_network_implementation(model: nnx.Module, implementation: str | None) ->
     """
     check_implementation(implementation)
     elsewhere = _without_pool(implementation)
-    sparse_nnx.set_implementation(model, conv=elsewhere, conv_pool=implementation, dense=elsewhere)
+    sparse_nnx.set_implementation(model, conv=elsewhere, conv_pool=implementation, dense=_dense(implementation))
 
 
 def fully_connected(
@@ -241,7 +242,7 @@ def fully_connected(
         in_features,
         out_features,
         activation="relu" if relu else None,
-        implementation=_without_pool(implementation),
+        implementation=_dense(implementation),
         dtype=dtype,
         param_dtype=param_dtype,
         precision=precision,
@@ -259,6 +260,12 @@ def check_images(x: jax.Array) -> None:
     """Raise a ValueError for an x that is not [N, H, W, 3]."""
     if x.ndim != 4 or x.shape[3] != 3:
         raise ValueError(f"x.shape={x.shape} must be [N, H, W, 3]")
+
+
+def _dense(implementation: str | None) -> str | None:
+    """The same name where dense layers have it, else None."""
+    elsewhere = _without_pool(implementation)
+    return elsewhere if elsewhere in ops.DENSE_IMPLEMENTATIONS else None
 
 
 def _without_pool(implementation: str | None) -> str | None:
