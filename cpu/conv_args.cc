@@ -106,11 +106,16 @@ ffi::ErrorOr<ConvCall> MakeConvCall(ffi::AnyBuffer x, ffi::AnyBuffer kernel, ffi
   a.has_residual = read.Scalar("has_residual") != 0;
   const int64_t activation = read.Scalar("activation");
   const int64_t pool = read.Scalar("pool");
+  const int64_t precision = read.Scalar("precision");
   if (!read.error().empty()) return ffi::Unexpected(Invalid(read.error()));
   if (activation < 0 || activation > 1 || pool < 0 || pool > 2) {
     return ffi::Unexpected(Invalid("activation must be 0 or 1 and pool 0, 1 or 2, got " + std::to_string(activation) +
                                    " and " + std::to_string(pool)));
   }
+  if (precision < 0 || precision > 2) {
+    return ffi::Unexpected(Invalid("precision must be 0, 1 or 2, got " + std::to_string(precision)));
+  }
+  a.precision = static_cast<Precision>(precision);
   a.activation = static_cast<Activation>(activation);
   a.pool = static_cast<Pool>(pool);
   a.images = x.dimensions()[0];

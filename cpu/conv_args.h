@@ -18,6 +18,7 @@ namespace ffi = xla::ffi;
 
 enum class Activation : int64_t { kNone = 0, kRelu = 1 };
 enum class Pool : int64_t { kNone = 0, kMax = 1, kAverage = 2 };
+enum class Precision : int64_t { kDefault = 0, kHigh = 1, kHighest = 2 };  // jax.lax.Precision
 
 struct ConvArgs {
   int64_t images;          // N
@@ -40,6 +41,7 @@ struct ConvArgs {
   int64_t out_size[2];        // height and width of out; conv_size without a pool
   bool has_bias;              // bias [S, K]
   bool has_residual;          // residual [N, conv_size, K], only without a pool
+  Precision precision;        // of float32 products, where a kernel has a choice
 };
 
 // One call: sizes, buffers and their one element type.
@@ -55,7 +57,8 @@ struct ConvCall {
 
 // `optional` holds bias, then residual, each only where its attribute says so. Attributes (all int64, numpy arrays or
 // scalars on the Python side): stride[2], padding[4] as low, high of H, then of W, dilation[2], groups, has_bias,
-// has_residual, activation, pool, window[2], window_stride[2], window_padding[4].
+// has_residual, activation, pool, window[2], window_stride[2], window_padding[4],
+// precision.
 ffi::ErrorOr<ConvCall> MakeConvCall(ffi::AnyBuffer x, ffi::AnyBuffer kernel, ffi::RemainingArgs optional,
                                     ffi::Result<ffi::AnyBuffer> out, ffi::Dictionary attributes);
 

@@ -4,7 +4,7 @@
 // Layout: channels are the vector, so x, kernel and result are read as they lie in memory.
 // Why no lists: each value meets one weight, so finding a zero costs as much as multiplying by it. The zeros are
 // masked,
-//   which drops 0 * inf and 0 * nan as the other kernels do.
+//   which drops 0 * inf and 0 * nan as the other sparse kernels do; the dense direct convolution does not mask.
 // Bound by: loads of x from L1 and L2, each pixel once per tap.
 #ifndef JSC_CPU_DEPTHWISE_KERNEL_H_
 #define JSC_CPU_DEPTHWISE_KERNEL_H_
@@ -16,7 +16,7 @@ namespace JSC_ISA {
 namespace {
 
 // One window, one vector of channels. x: [H, W, C] at the first channel; packed: [kh * kw, stride] at the vector.
-template <typename T, typename A>
+template <bool kSkipZeros, typename T, typename A>
 inline Vector<A> DepthwiseWindow(const ConvArgs& a, const T* x, int64_t width, int64_t y, int64_t column,
                                  const A* packed, int64_t stride) {
   Vector<A> sum = {};
@@ -28,7 +28,11 @@ inline Vector<A> DepthwiseWindow(const ConvArgs& a, const T* x, int64_t width, i
       if (in < 0 || in >= a.size[1]) continue;
       const Vector<A> value = LoadFirstOf<A>(x + (row * a.size[1] + in) * a.channels, width);
       const Vector<A> product = value * Load(packed + (ky * a.kernel_size[1] + kx) * stride);
-      sum += value == Vector<A>{} ? Vector<A>{} : product;
+      if constexpr (kSkipZeros) {
+        sum += value == Vector<A>{} ? Vector<A>{} : product;
+      } else {
+        sum += product;
+      }
     }
   }
   return sum;
@@ -60,8 +64,8 @@ int64_t DepthwiseBytes(const ConvTask& task) {
 }
 
 // The task's call has groups = 1 and group_channels = 1: all K channels are one group, in blocks.
-template <typename T>
-void RunDepthwise(const ConvTask& task, char* scratch) {
+template <typename T, bool kSkipZeros>
+void RunDepthwiseTask(const ConvTask& task, char* scratch) {
   using A = Accumulator<T>;
   const IeeeScope ieee;
   const ConvArgs& a = task.call->args;
@@ -80,13 +84,19 @@ void RunDepthwise(const ConvTask& task, char* scratch) {
       for (int64_t y = image.conv_rows.begin; y < image.conv_rows.end; ++y) {
         for (int64_t column = tile.conv_cols.begin; column < tile.conv_cols.end; ++column, sums += stride) {
           for (int64_t v = 0; v < slice.width; v += kLanes<A>) {
-            Store(sums + v, DepthwiseWindow(a, x + v, slice.width - v, y, column, buffers.packed + v, stride));
+            Store(sums + v,
+                  DepthwiseWindow<kSkipZeros>(a, x + v, slice.width - v, y, column, buffers.packed + v, stride));
           }
         }
       }
     }
     WriteBlock<T>(task, tile, buffers.images, block, buffers.sums);
   }
+}
+
+template <typename T>
+void RunDepthwise(const ConvTask& task, char* scratch) {
+  RunDepthwiseTask<T, true>(task, scratch);
 }
 
 }  // namespace

@@ -38,6 +38,13 @@ ffi::Error RunWithoutPool(ffi::ThreadPool& pool, const ConvCall& call) {
   return RunConvCall(pool, call);
 }
 
+ffi::Error RunDirectWithoutPool(ffi::ThreadPool& pool, const ConvCall& call) {
+  if (call.args.pool != Pool::kNone) {
+    return ffi::Error(ffi::ErrorCode::kInvalidArgument, "jsc_direct takes pool = 0; jsc_pecr pools");
+  }
+  return RunDirectCall(pool, call);
+}
+
 #define JSC_BIND                                                                                          \
   ffi::Ffi::Bind()                                                                                        \
       .Ctx<ffi::ThreadPool>() /* XLA's own threads */                                                     \
@@ -46,7 +53,8 @@ ffi::Error RunWithoutPool(ffi::ThreadPool& pool, const ConvCall& call) {
       .RemainingArgs()        /* bias [S, K] if has_bias, residual [N, Ho, Wo, K] if has_residual */      \
       .Ret<ffi::AnyBuffer>()  /* out [N, Ho, Wo, K], after the pool if there is one */                    \
       .Attrs()                /* stride[2], padding[4], dilation[2], groups, has_bias, has_residual,      \
-                                 activation, pool, window[2], window_stride[2], window_padding[4]:        \
+                                 activation, pool, window[2], window_stride[2], window_padding[4],        \
+                                 precision:                                                               \
                                  all int64, see conv_args.h */
 
 // conv + bias + residual + ReLU
@@ -55,6 +63,8 @@ XLA_FFI_DEFINE_HANDLER(kEcr, Handle<RunWithoutPool>, JSC_BIND);
 XLA_FFI_DEFINE_HANDLER(kPecr, Handle<RunConvCall>, JSC_BIND);
 // conv + bias + residual + ReLU over COO* lists, for the kernels and strides of coo_variants.h
 XLA_FFI_DEFINE_HANDLER(kCoo, Handle<RunCooCall>, JSC_BIND);
+// the same, dense
+XLA_FFI_DEFINE_HANDLER(kDirect, Handle<RunDirectWithoutPool>, JSC_BIND);
 // conv 1x1 on maps of one pixel: x [M, 1, 1, C], kernel [S, 1, 1, C, K]
 XLA_FFI_DEFINE_HANDLER(kDense, Handle<RunDenseCall>, JSC_BIND);
 
@@ -67,6 +77,7 @@ nb::dict Registrations() {
   nb::dict targets;
   targets["jsc_ecr"] = Capsule(kEcr);
   targets["jsc_pecr"] = Capsule(kPecr);
+  targets["jsc_direct"] = Capsule(kDirect);
   targets["jsc_dense"] = Capsule(kDense);
   targets["jsc_coo"] = Capsule(kCoo);
   return targets;

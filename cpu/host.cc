@@ -217,6 +217,21 @@ ffi::Error RunCooCall(ffi::ThreadPool& pool, const ConvCall& call) {
   return RunTasks(pool, threads, wholes * parts, make, isa.coo_bytes[dtype], isa.coo[dtype]);
 }
 
+ffi::Error RunDirectCall(ffi::ThreadPool& pool, const ConvCall& call) {
+  const int dtype = IndexOf(call.dtype);
+  if (dtype < 0) return UnsupportedDtype();
+  if (Empty(call.args)) return ffi::Error::Success();
+  const Isa& isa = CurrentIsa();
+  const Machine machine = ThisMachine(isa, pool);
+  const bool depthwise = IsDepthwise(call.args);
+  ConvCall flat = call;
+  if (depthwise) flat.args.groups = 1;  // all channels as one group whose kernel has one input channel
+  const ConvPlan plan = MakeDirectPlan(flat.args, machine, dtype == kFloat64 ? 8 : 4);
+  const auto make = [&](int64_t index) { return TaskAt(flat, plan, index); };
+  return RunTasks(pool, machine.threads, plan.tasks, make, (depthwise ? isa.depthwise_bytes : isa.direct_bytes)[dtype],
+                  (depthwise ? isa.direct_depthwise : isa.direct)[dtype]);
+}
+
 ffi::Error RunDenseCall(ffi::ThreadPool& pool, const ConvCall& call) {
   const int dtype = IndexOf(call.dtype);
   if (dtype < 0) return UnsupportedDtype();

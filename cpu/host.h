@@ -25,6 +25,9 @@ ffi::Error RunConvCall(ffi::ThreadPool& pool, const ConvCall& call);
 // Convolution, bias, residual and ReLU over COO* lists; only what a row of kCooVariants covers.
 ffi::Error RunCooCall(ffi::ThreadPool& pool, const ConvCall& call);
 
+// The same, dense and without a pool.
+ffi::Error RunDirectCall(ffi::ThreadPool& pool, const ConvCall& call);
+
 // The same for maps of one pixel and a 1x1 kernel: a dense layer that reads only the kernel rows it needs.
 ffi::Error RunDenseCall(ffi::ThreadPool& pool, const ConvCall& call);
 

@@ -30,6 +30,9 @@ struct Isa {
   void (*conv[kDtypes])(const ConvTask& task, char* scratch);
   int64_t (*depthwise_bytes[kDtypes])(const ConvTask& task);
   void (*depthwise[kDtypes])(const ConvTask& task, char* scratch);
+  void (*direct_depthwise[kDtypes])(const ConvTask& task, char* scratch);
+  int64_t (*direct_bytes[kDtypes])(const ConvTask& task);
+  void (*direct[kDtypes])(const ConvTask& task, char* scratch);
   int64_t (*dense_bytes[kDtypes])(const DenseTask& task);
   void (*dense[kDtypes])(const DenseTask& task, char* scratch);
   int64_t (*coo_bytes[kDtypes])(const CooRow& row);

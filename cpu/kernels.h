@@ -7,6 +7,7 @@
 #include "coo_kernel.h"
 #include "dense_kernel.h"
 #include "depthwise_kernel.h"
+#include "direct_kernel.h"
 #include "isa.h"
 
 namespace jsc {
@@ -27,17 +28,20 @@ int64_t CountNonZeros(const void* x, int64_t samples, int64_t step) {
 // The table of one instruction set, in the order of DtypeIndex.
 #define JSC_PER_DTYPE(function) \
   {&JSC_ISA::function<float>, &JSC_ISA::function<BFloat16>, &JSC_ISA::function<Float16>, &JSC_ISA::function<double>}
-#define JSC_ISA_TABLE(name)       \
-  {name,                          \
-   JSC_ISA::kVectorBytes,         \
-   JSC_PER_DTYPE(ConvBytes),      \
-   JSC_PER_DTYPE(RunConv),        \
-   JSC_PER_DTYPE(DepthwiseBytes), \
-   JSC_PER_DTYPE(RunDepthwise),   \
-   JSC_PER_DTYPE(DenseBytes),     \
-   JSC_PER_DTYPE(RunDense),       \
-   JSC_PER_DTYPE(CooBytes),       \
-   JSC_PER_DTYPE(RunCoo),         \
+#define JSC_ISA_TABLE(name)           \
+  {name,                              \
+   JSC_ISA::kVectorBytes,             \
+   JSC_PER_DTYPE(ConvBytes),          \
+   JSC_PER_DTYPE(RunConv),            \
+   JSC_PER_DTYPE(DepthwiseBytes),     \
+   JSC_PER_DTYPE(RunDepthwise),       \
+   JSC_PER_DTYPE(RunDirectDepthwise), \
+   JSC_PER_DTYPE(DirectBytes),        \
+   JSC_PER_DTYPE(RunDirect),          \
+   JSC_PER_DTYPE(DenseBytes),         \
+   JSC_PER_DTYPE(RunDense),           \
+   JSC_PER_DTYPE(CooBytes),           \
+   JSC_PER_DTYPE(RunCoo),             \
    JSC_PER_DTYPE(CountNonZeros)}
 
 #endif  // JSC_CPU_KERNELS_H_

@@ -48,6 +48,9 @@ struct ConvTask {
 // `density` is the (sampled) fraction of non-zeros of x, `accumulator_bytes` 4 or 8.
 ConvPlan MakePlan(const ConvArgs& args, const Machine& machine, int64_t accumulator_bytes, double density);
 
+// The same for the dense direct convolution (direct_plan.cc).
+ConvPlan MakeDirectPlan(const ConvArgs& args, const Machine& machine, int64_t accumulator_bytes);
+
 ConvTask TaskAt(const ConvCall& call, const ConvPlan& plan, int64_t index);
 
 }  // namespace jsc

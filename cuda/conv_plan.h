@@ -77,7 +77,7 @@ struct ConvPlan {
   constexpr int tile_features() const { return lanes * kLaneChannels; }
 };
 
-// The best plan, or one with warps == 0 where no tile fits and DirectKernel has to serve.
+// The best plan, or one with warps == 0 where no tile fits and PerOutput has to serve.
 ConvPlan ChooseConvPlan(const ConvArgs& args, int element_bytes, size_t workspace_bytes, const DeviceInfo& device);
 
 // The same for ordinal `device`, chosen once per call site's sizes.

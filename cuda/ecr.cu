@@ -12,7 +12,7 @@ ffi::Error Ecr(const ConvCall& call, Workspace workspace, int device, cudaStream
   return DispatchDtype(call.dtype, [&](auto element) {
     using T = decltype(element);
     const ConvPlan plan = CachedConvPlan(call.args, sizeof(T), workspace.bytes, device);
-    if (plan.warps == 0) return Direct(call, stream);
+    if (plan.warps == 0) return PerOutput(call, stream, true);
     return LaunchConv<T, false>(call, plan, workspace.data, stream);
   });
 }

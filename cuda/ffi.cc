@@ -11,6 +11,7 @@
 
 #include "conv_args.h"
 #include "conv_plan.h"
+#include "direct_plan.h"
 #include "kernels.h"
 
 namespace nb = nanobind;
@@ -94,6 +95,17 @@ ffi::Error CooHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, ffi
   });
 }
 
+ffi::Error DirectHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, ffi::AnyBuffer kernel,
+                         ffi::RemainingArgs optional, ffi::Result<ffi::AnyBuffer> out,
+                         ffi::Result<ffi::AnyBuffer> workspace, ffi::Dictionary attributes) {
+  return Handle(device, x, kernel, optional, out, workspace, attributes, [&](const ConvCall& call, Workspace scratch) {
+    if (call.args.pool != Pool::kNone) {
+      return ffi::Error(ffi::ErrorCode::kInvalidArgument, "jsc_direct has no pool; jsc_pecr has");
+    }
+    return Direct(call, scratch, device, stream);
+  });
+}
+
 ffi::Error DenseHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, ffi::AnyBuffer kernel,
                         ffi::RemainingArgs optional, ffi::Result<ffi::AnyBuffer> out,
                         ffi::Result<ffi::AnyBuffer> workspace, ffi::Dictionary attributes) {
@@ -113,19 +125,21 @@ auto Binding() {
       .Ret<ffi::AnyBuffer>()  // workspace uint8 [bytes], of workspace_bytes(); its contents mean nothing
       .Attrs();               // int64: stride[2], padding[4] (low, high of H, then W), dilation[2], groups, has_bias,
                               // has_residual, activation (0 none, 1 ReLU), pool (0 none, 1 max, 2 average), window[2],
-                              // window_stride[2], window_padding[4]
+                              // window_stride[2], window_padding[4], precision
 }
 
 // Handlers only enqueue kernels on the call's stream, so XLA may capture them in command buffers.
 XLA_FFI_DEFINE_HANDLER(kEcr, EcrHandler, Binding(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kPecr, PecrHandler, Binding(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kCoo, CooHandler, Binding(), {ffi::Traits::kCmdBufferCompatible});  // and coo[4], see coo_plan.h
+XLA_FFI_DEFINE_HANDLER(kDirect, DirectHandler, Binding(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kDense, DenseHandler, Binding(), {ffi::Traits::kCmdBufferCompatible});
 
 nb::dict Registrations() {
   nb::dict handlers;
   handlers["jsc_ecr"] = nb::capsule(reinterpret_cast<void*>(+kEcr));
   handlers["jsc_pecr"] = nb::capsule(reinterpret_cast<void*>(+kPecr));
+  handlers["jsc_direct"] = nb::capsule(reinterpret_cast<void*>(+kDirect));
   handlers["jsc_dense"] = nb::capsule(reinterpret_cast<void*>(+kDense));
   handlers["jsc_coo"] = nb::capsule(reinterpret_cast<void*>(+kCoo));
   return handlers;
@@ -140,6 +154,10 @@ size_t WorkspaceBytes(const std::string& target, const std::vector<int64_t>& x_s
     throw nb::value_error("workspace_bytes takes x_shape [4], kernel_shape [5], conv_size [2] and out_size [2]");
   }
   if (target == "jsc_dense") return DenseWorkspaceBytes(x_shape[0], kernel_shape[4]);
+  if (target == "jsc_direct") {
+    return DirectWorkspaceBytes(x_shape[0] * conv_size[0] * conv_size[1], kernel_shape[4],
+                                kernel_shape[1] * kernel_shape[2] * kernel_shape[3]);
+  }
   return ConvWorkspaceBytes(x_shape[0], conv_size[0], conv_size[1], kernel_shape[4]);
 }
 

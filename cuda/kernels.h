@@ -20,9 +20,10 @@ struct Workspace {
 
 ffi::Error Ecr(const ConvCall& call, Workspace workspace, int device, cudaStream_t stream);                // ecr.cu
 ffi::Error Pecr(const ConvCall& call, Workspace workspace, int device, cudaStream_t stream);               // pecr.cu
-ffi::Error Direct(const ConvCall& call, cudaStream_t stream);                                              // direct.cu
 ffi::Error Coo(const ConvCall& call, CooPlan plan, Workspace workspace, int device, cudaStream_t stream);  // coo.cu
+ffi::Error Direct(const ConvCall& call, Workspace workspace, int device, cudaStream_t stream);             // direct.cu
 ffi::Error Dense(const ConvCall& call, Workspace workspace, int device, cudaStream_t stream);              // dense.cu
+ffi::Error PerOutput(const ConvCall& call, cudaStream_t stream, bool skip_zeros);  // per_output.cu
 
 size_t DenseWorkspaceBytes(int64_t images, int64_t features);
 

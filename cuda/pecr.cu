@@ -15,7 +15,7 @@ ffi::Error Pecr(const ConvCall& call, Workspace workspace, int device, cudaStrea
   return DispatchDtype(call.dtype, [&](auto element) {
     using T = decltype(element);
     const ConvPlan plan = CachedConvPlan(call.args, sizeof(T), workspace.bytes, device);
-    if (plan.warps == 0) return Direct(call, stream);
+    if (plan.warps == 0) return PerOutput(call, stream, true);
     return LaunchConv<T, true>(call, plan, workspace.data, stream);
   });
 }

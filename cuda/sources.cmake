@@ -5,7 +5,12 @@ set(JSC_CUDA_SOURCES
     cuda/dense.cu
     cuda/device_info.cu
     cuda/direct.cu
+    cuda/direct_bfloat16.cu
+    cuda/direct_float16.cu
+    cuda/direct_float32.cu
+    cuda/direct_plan.cc
     cuda/ecr.cu
     cuda/ffi.cc
     cuda/kernel_map.cc
-    cuda/pecr.cu)
+    cuda/pecr.cu
+    cuda/per_output.cu)

@@ -27,7 +27,7 @@ class SparseConv(nn.Conv):
 
     Attributes:
       activation: None or "relu", applied in the same operation.
-      implementation: "ecr", "coo", "xla" or None, as in `jax_sparse_conv.conv`.
+      implementation: "ecr", "coo", "direct", "xla" or None, as in `jax_sparse_conv.conv`.
 
     Raises:
       ValueError: an unknown activation or implementation.
@@ -90,7 +90,7 @@ class SparseConvPool(SparseConv):
 
     Attributes:
       activation: "relu" or None, before the pool.
-      implementation: "pecr", "ecr", "coo", "xla" or None, as in `jax_sparse_conv.conv_pool`.
+      implementation: "pecr", "ecr", "coo", "direct", "xla" or None, as in `jax_sparse_conv.conv_pool`.
       pool: "max" or "avg".
       window_shape: rows and columns of a pooling window.
       window_strides: between pooling windows; None is `window_shape`.

@@ -43,7 +43,7 @@ class SparseConv(nnx.Conv):
       kernel_size: as in `nnx.Conv`.
       strides: as in `nnx.Conv`.
       activation: None or "relu", applied in the same operation.
-      implementation: "ecr", "coo", "xla" or None, as in `jax_sparse_conv.conv`.
+      implementation: "ecr", "coo", "direct", "xla" or None, as in `jax_sparse_conv.conv`.
       **conv_arguments: `nnx.Conv`'s other arguments, `rngs` among them.
 
     Raises:
@@ -120,7 +120,7 @@ class SparseConvPool(SparseConv):
       window_strides: between pooling windows; None is `window_shape`.
       window_padding: of the pool, as in `jax_sparse_conv.conv_pool`.
       activation: "relu" or None, before the pool.
-      implementation: "pecr", "ecr", "coo", "xla" or None, as in `jax_sparse_conv.conv_pool`.
+      implementation: "pecr", "ecr", "coo", "direct", "xla" or None, as in `jax_sparse_conv.conv_pool`.
       **conv_arguments: `nnx.Conv`'s other arguments, `rngs` among them.
 
     Raises:

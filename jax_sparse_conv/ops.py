@@ -19,8 +19,8 @@ from jax_sparse_conv import _native, cost_model, primitives, reference
 from jax_sparse_conv import geometry as geo
 from jax_sparse_conv.geometry import Geometry, Padding
 
-CONV_IMPLEMENTATIONS = ("xla", "ecr", "coo")
-CONV_POOL_IMPLEMENTATIONS = ("xla", "ecr", "coo", "pecr")
+CONV_IMPLEMENTATIONS = ("xla", "ecr", "coo", "direct")
+CONV_POOL_IMPLEMENTATIONS = ("xla", "ecr", "coo", "pecr", "direct")
 DENSE_IMPLEMENTATIONS = ("xla", "ecr")
 ACTIVATIONS = (None, "relu")
 _KERNEL_DTYPES = _native.DTYPES["cpu"]  # a superset of every platform's; lowering knows the platform
@@ -60,9 +60,11 @@ def conv(
       residual: [N, Ho, Wo, K], x's dtype, added before the activation, or None.
       activation: None or "relu".
       precision: as in lax; the sparse kernels compute float32 exactly and sum 16-bit types in float32 whatever it says.
+        "direct" on a GPU multiplies float32 as TF32 unless it is HIGHEST.
       implementation: "ecr" (windows compressed on the fly; Xu et al. 2023, section 5, made multi-channel and batched),
         "coo" (tiled lists, sums in registers; Xiang et al. 2022: square kernels of 1, 3, 5 or 7, strides 1 and 2, no
-        dilation), "xla" (dense), or None: ECR where it has a kernel for the platform and dtype, dense otherwise.
+        dilation), "direct" (dense, skips nothing, tuned for small batches; Cheng et al. 2018), "xla" (dense), or None:
+        ECR where it has a kernel for the platform and dtype, dense otherwise.
 
     Returns:
       [N, Ho, Wo, K] in x's dtype.
@@ -118,9 +120,9 @@ def conv_pool(
       window_strides: between pooling windows, an int or two; None is `window_shape` (Flax's pools have 1 there).
       window_padding: of the pool, as `padding` but not negative.
       precision: as in `conv`.
-      implementation: "pecr" (all convolutions of a pooling window in one kernel; Xu et al. 2023, section 6), "ecr" or
-        "coo" (that convolution, then XLA's pool), "xla" (dense), or None: PECR where it has a kernel for the platform
-        and dtype, dense otherwise. With `conv`'s ECR this is the paper's OCPA rule (section 7).
+      implementation: "pecr" (all convolutions of a pooling window in one kernel; Xu et al. 2023, section 6), "ecr",
+        "coo" or "direct" (that convolution, then XLA's pool), "xla" (dense), or None: PECR where it has a kernel for
+        the platform and dtype, dense otherwise. With `conv`'s ECR this is the paper's OCPA rule (section 7).
 
     Returns:
       [N, Po, Qo, K] in x's dtype.
@@ -148,7 +150,7 @@ def conv_pool(
     )
     operands.check(geometry, activation)
     _check_implementation(implementation, CONV_POOL_IMPLEMENTATIONS, "conv_pool", operands.x.dtype)
-    if implementation in ("ecr", "coo"):
+    if implementation in ("ecr", "coo", "direct"):
         y = _run(implementation, operands, geometry.without_pool(), activation, precision, False)
         return reference.pool(y, geometry.pool)
     return _run(implementation or "pecr", operands, geometry, activation, precision, implementation is None)
@@ -304,7 +306,7 @@ def _run(
     precision: lax.PrecisionLike,
     fallback: bool,
 ) -> jax.Array:
-    _check_precision(precision)
+    precision = _canonical_precision(precision)
     reason = geo.too_large(geometry, operands.x.shape, operands.kernel.shape)
     if reason is not None and not fallback and method != "xla":
         raise ValueError(f"implementation={method!r} cannot run: {reason}; implementation=None or 'xla' can")
@@ -313,9 +315,7 @@ def _run(
     nothing_to_skip = operands.x.shape[3] == 0
     if method == "xla" or reason is not None or nothing_to_skip or str(operands.x.dtype) not in _KERNEL_DTYPES:
         return reference.conv_pool(*operands, geometry, activation, precision)
-    config = primitives.Config(
-        geometry, method, activation, fallback=fallback, precision=_hashable_precision(precision)
-    )
+    config = primitives.Config(geometry, method, activation, fallback=fallback, precision=precision)
     return _sparse(*operands, config=config)
 
 
@@ -338,20 +338,20 @@ def _check_implementation(implementation: str | None, names: tuple[str, ...], op
         )
 
 
-def _check_precision(precision: lax.PrecisionLike) -> None:
-    """Lax's own check, at trace time also where a kernel does not need the answer."""
+def _canonical_precision(precision: lax.PrecisionLike) -> Any:
+    """None, a pair of `lax.Precision` or a dot algorithm, as lax has it now (`jax.default_matmul_precision` counts).
+
+    Checked at trace time also where no kernel needs the answer.
+    """
     one = jax.ShapeDtypeStruct((1, 1), jnp.float32)
     try:
-        jax.eval_shape(functools.partial(lax.dot, precision=precision), one, one)
+        product = jax.make_jaxpr(functools.partial(lax.dot, precision=precision))(one, one)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"precision={precision!r} is not None, 'default', 'high', 'highest', a jax.lax.Precision, a pair of them "
             "or another that lax takes"
         ) from error
-
-
-def _hashable_precision(precision: lax.PrecisionLike) -> Any:
-    return tuple(precision) if isinstance(precision, list) else precision
+    return product.eqns[0].params["precision"]
 
 
 def _why_not_conv(

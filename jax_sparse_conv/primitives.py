@@ -31,6 +31,9 @@ from jax_sparse_conv.geometry import MAX_ELEMENTS, Geometry
 
 _POOL_CODES = {None: 0, "max": 1, "avg": 2}
 _ACTIVATION_CODES = {None: 0, "relu": 1}
+_PRECISION_CODES = {lax.Precision.DEFAULT: 0, lax.Precision.HIGH: 1, lax.Precision.HIGHEST: 2}
+# Algorithms of lax that promise no more than TF32 does.
+_COARSE_ALGORITHMS = ("DEFAULT", "TF32_TF32_F32", "BF16_BF16_F32", "BF16_BF16_BF16", "F16_F16_F16", "F16_F16_F32")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +41,9 @@ class Config:
     """Everything about a call that is not an array.
 
     Attributes:
-      method: native target: "ecr", "pecr", "coo" or "dense".
+      method: native target: "ecr", "pecr", "coo", "direct" or "dense".
       fallback: lower to the reference where the method has no kernel (platform, dtype) instead of raising.
+      precision: None, a pair of `lax.Precision`, or one of lax's dot algorithms.
       coo: `cost_model.Configuration.attribute` of a COO* call; None lets the cost model choose.
     """
 
@@ -194,7 +198,17 @@ def attributes(config: Config) -> dict[str, np.ndarray | np.int64]:
         "window": ints(pool.window if pool else (1, 1)),
         "window_stride": ints(pool.strides if pool else (1, 1)),
         "window_padding": ints(pool.padding if pool else ((0, 0), (0, 0))),
+        "precision": np.int64(_precision_code(config.precision)),
     }
+
+
+def _precision_code(precision: Any) -> int:
+    """0 default, 1 high, 2 highest; of a pair the higher one."""
+    if precision is None:
+        return 0
+    if isinstance(precision, tuple):
+        return max(_PRECISION_CODES[each] for each in precision)
+    return 0 if getattr(precision, "name", None) in _COARSE_ALGORITHMS else 2
 
 
 def _lower(ctx: Any, *operands: Any, config: Config, platform: str | None) -> Any:

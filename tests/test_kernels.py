@@ -13,13 +13,14 @@ import oracle
 import pytest
 from cases import Case
 from conftest import PLATFORM, require
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv import _native, ops
 
 TOLERANCE = {"float32": 2e-6, "bfloat16": 6e-3, "float16": 8e-4, "float64": 1e-14}
+TF32 = 5e-4
 RUNS = cases.runs()
 RUN_IDS = [f"{implementation} {case.name}" for case, implementation in RUNS]
 THEN_POOL = [name for name in ops.CONV_POOL_IMPLEMENTATIONS if name in ops.CONV_IMPLEMENTATIONS and name != "xla"]
@@ -33,16 +34,19 @@ def poison(shape: tuple[int, ...], dtype: Any) -> None:
         buffer.delete()
 
 
-def run(case: Case, inputs: cases.Inputs, implementation: str | None) -> jax.Array:
+def run(case: Case, inputs: cases.Inputs, implementation: str | None, precision: Any = "highest") -> jax.Array:
     x, kernel, bias, residual = (None if v is None else jnp.asarray(v) for v in inputs)
     poison(jax.eval_shape(lambda: call(case, x, kernel, bias, residual, "xla")).shape, x.dtype)
-    return call(case, x, kernel, bias, residual, implementation)
+    return call(case, x, kernel, bias, residual, implementation, precision)
 
 
-def call(case: Case, x: Any, kernel: Any, bias: Any, residual: Any, implementation: str | None) -> jax.Array:
+def call(
+    case: Case, x: Any, kernel: Any, bias: Any, residual: Any, implementation: str | None, precision: Any = "highest"
+) -> jax.Array:
+    chosen = {"implementation": implementation, "precision": precision}
     if case.pool is None:
-        return jsc.conv(x, kernel, bias, residual=residual, implementation=implementation, **case.arguments)
-    return jsc.conv_pool(x, kernel, bias, implementation=implementation, **case.arguments)
+        return jsc.conv(x, kernel, bias, residual=residual, **chosen, **case.arguments)
+    return jsc.conv_pool(x, kernel, bias, **chosen, **case.arguments)
 
 
 @pytest.mark.parametrize(("case", "implementation"), RUNS, ids=RUN_IDS)
@@ -72,6 +76,16 @@ def test_float64(case: Case, implementation: str) -> None:
         result = run(case, inputs, implementation)
         assert result.dtype == jnp.float64
     assert oracle.relative_error(result, oracle.expected(case, inputs)) <= TOLERANCE["float64"]
+
+
+@pytest.mark.parametrize("precision", [None, "high"])
+@pytest.mark.parametrize("case", cases.CONV_CASES, ids=lambda case: case.name)
+def test_direct_at_default_precision(case: Case, precision: str | None) -> None:
+    """TF32 where the platform has it, which the native side is told by an attribute."""
+    require("direct", "float32")
+    inputs = cases.inputs(case)
+    error = oracle.relative_error(run(case, inputs, "direct", precision), oracle.expected(case, inputs))
+    assert error <= (TF32 if PLATFORM == "cuda" else TOLERANCE["float32"])
 
 
 @pytest.mark.parametrize("implementation", ["xla", None])
@@ -111,7 +125,7 @@ def check_dense(sizes: tuple[int, int, int], zeros: float, dtype: str) -> None:
     assert oracle.relative_error(result, wanted) <= TOLERANCE[dtype]
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_geometry(data: st.DataObject) -> None:
     """Shapes nobody chose: sizes, strides, dilations, paddings, groups and pools drawn at random."""
@@ -142,7 +156,8 @@ def test_any_geometry(data: st.DataObject) -> None:
         window_padding=((data.draw(small), data.draw(small)), (data.draw(small), data.draw(small))),
         zeros=data.draw(st.sampled_from([0.0, 0.3, 0.8, 0.97, 1.0])),
     )
-    implementation = "ecr" if pool is None else "pecr"
+    assume(all(size + sum(pad) >= 0 for size, pad in zip(case.x[1:3], case.padding, strict=True)))
+    implementation = data.draw(st.sampled_from(["ecr", "direct"])) if pool is None else "pecr"
     require(implementation, dtype)
     inputs = cases.inputs(case, jnp.dtype(dtype))
     result = run(case, inputs, implementation)
@@ -179,7 +194,9 @@ def test_any_dense(data: st.DataObject) -> None:
     check_dense((rows, channels, features), zeros, dtype)
 
 
-@pytest.mark.parametrize(("pool", "implementation"), [(None, "ecr"), ("max", "pecr"), ("avg", "pecr")])
+@pytest.mark.parametrize(
+    ("pool", "implementation"), [(None, "ecr"), (None, "direct"), ("max", "pecr"), ("avg", "pecr")]
+)
 @pytest.mark.parametrize("activation", [None, "relu"])
 def test_non_finite_and_tiny_values(pool: str | None, implementation: str, activation: str | None) -> None:
     """NaN, infinities and subnormals of x are not zeros: they go through every tap, ReLU and pool as in lax."""
@@ -226,6 +243,20 @@ def test_non_finite_kernel_meets_non_zeros_as_in_lax(value: float) -> None:
     inputs.kernel[0, 2, 32, 39] = value
     result = run(case, inputs, "ecr")
     assert oracle.relative_error(result, oracle.expected(case, inputs)) <= TOLERANCE["float32"]
+
+
+@pytest.mark.parametrize("precision", ["highest", None])
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_direct_skips_nothing(value: float, precision: str | None) -> None:
+    """A zero of x times a non-finite weight is NaN, as in lax; values and weights without one stay finite."""
+    require("direct", "float32")
+    case = Case("non-finite kernel and zeros", (2, 7, 7, 32), 40, padding="VALID", zeros=0.6)
+    inputs = cases.inputs(case)
+    inputs.kernel[1, 1, 5, 3] = value
+    inputs.x[1, 2, 2, 7] = value
+    result = run(case, inputs, "direct", precision)
+    tolerance = TOLERANCE["float32"] if precision or PLATFORM == "cpu" else TF32
+    assert oracle.relative_error(result, oracle.expected(case, inputs)) <= tolerance
 
 
 @pytest.fixture(params=["portable", "avx2", "avx512"])

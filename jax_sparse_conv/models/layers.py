@@ -212,7 +212,7 @@ def fold_batch_norm(model: nnx.Module) -> int:
 
 
 def set_network_implementation(model: nnx.Module, implementation: str | None) -> None:
-    """Set one implementation for a whole network, in place: None, "xla", "ecr", "coo" or "pecr".
+    """Set one implementation for a whole network, in place: None, "xla", "ecr", "coo", "direct" or "pecr".
 
     Dense layers choose themselves where they lack it. "pecr" is the paper's OCPA rule (Xu et al. 2023, section 7): PECR
     where a pool follows, ECR elsewhere.

@@ -76,7 +76,7 @@ class ResNet(ConvNet):
       num_classes: logits.
       width: channels of the stem.
       version: "v1.5" strides in the 3x3 convolution (torchvision, timm), "v1" in the first 1x1 (the paper, Keras).
-      implementation: None, "xla", "ecr", "coo" or "pecr" (PECR where a pool follows, ECR elsewhere).
+      implementation: None, "xla", "ecr", "coo", "direct" or "pecr" (PECR where a pool follows, ECR elsewhere).
       dtype: of the computation, None for what x and the parameters promote to.
       param_dtype: of the parameters.
       precision: as in lax.

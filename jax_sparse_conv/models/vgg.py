@@ -37,7 +37,7 @@ class VGG(ConvNet):
       hidden: width of fc6 and fc7.
       pool_size: rows and columns that the feature map is averaged to before fc6.
       batch_norm: whether a batch norm follows every convolution (which keeps its own bias, as in torchvision).
-      implementation: None, "xla", "ecr", "coo" or "pecr" (PECR where a pool follows, ECR elsewhere).
+      implementation: None, "xla", "ecr", "coo", "direct" or "pecr" (PECR where a pool follows, ECR elsewhere).
       dtype: of the computation, None for what x and the parameters promote to.
       param_dtype: of the parameters.
       precision: as in lax.

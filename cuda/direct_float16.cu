@@ -1,0 +1,17 @@
+// The direct convolution of float16, on tensor cores.
+#include "direct_kernel.cuh"
+#include "direct_launch.cuh"
+
+namespace jsc {
+
+template <>
+ffi::Error LaunchDirectPlan<__half>(const ConvCall& call, const DirectPlan& plan, void* workspace,
+                                    cudaStream_t stream) {
+  using Fast = DirectTunings<__half>;
+  if (plan.tile == DirectTile::kSmall) return LaunchDirect<Fast::Small, __half>(call, plan, workspace, stream);
+  if (plan.tile == DirectTile::kTall) return LaunchDirect<Fast::Tall, __half>(call, plan, workspace, stream);
+  if (plan.tile == DirectTile::kLarge) return LaunchDirect<Fast::Large, __half>(call, plan, workspace, stream);
+  return LaunchDirect<Fast::Narrow, __half>(call, plan, workspace, stream);
+}
+
+}  // namespace jsc

@@ -1,0 +1,166 @@
+// The direct convolution of Cheng et al. 2018, blocked and tuned by compile-time parameters; dense: nothing is skipped.
+//
+//   out[pixel][filter] = relu(sum over taps and channels of x * kernel + bias + residual)
+//
+// Layout: the paper (and cuda-convnet2) parallelises over images, whose index is innermost in memory there. Here maps
+// are NHWC and kernels HWIO, and at batch 1 there is one image: its "images" become pixels x images, result positions
+// of the whole batch in one line, and its filters are the features of HWIO. The reduction runs over taps and channels
+// as one axis, of which `cached_pixels` rows are in shared memory at a time, so any window, stride, dilation and group
+// works. Why this tiling: each staged pixel serves threads_y threads and each filter threads_x of them, which divides
+// the
+//   traffic from the L2 cache by the tile's sides; images_per_thread x filters_per_thread sums in registers divide the
+//   traffic from shared memory the same way. Two to four stages in flight hide the copies' latency.
+// Small maps: a tile is too much work for the few blocks that a map of 14x14 gives, so blocks of one tile share the
+//   reduction axis and add their sums in a fixed order, through the shared memory of a cluster, or through
+//   workspace where there are no clusters. Results are bitwise repeatable.
+// Bound by: at batch 1, launch, the first copies' latency and the meeting of the cluster; at large batch by mma.sync,
+// which
+//   reaches about two thirds of the tensor cores' rate on Hopper (wgmma needs code for that chip alone).
+#ifndef JSC_CUDA_DIRECT_KERNEL_CUH_
+#define JSC_CUDA_DIRECT_KERNEL_CUH_
+
+#include <cooperative_groups.h>
+
+#include "direct_engine.cuh"
+#include "direct_sums.cuh"
+
+namespace jsc {
+
+template <class U, typename T, bool kChecked>
+__device__ __forceinline__ void MainLoop(const DirectTask<T>& task, const DirectPlace& at, int* table,
+                                         unsigned char* stages, typename EngineOf<U, T>::Type& engine) {
+  constexpr int kStage = U::template StageBytes<T>(), kAhead = U::kStages - 1;
+  const int features = task.group_features - at.feature;
+  const T* kernel = task.kernel + static_cast<int64_t>(at.stack) * task.depth * task.features +
+                    at.group * task.group_features + at.feature;
+  // Filters first: they need no address of a pixel.
+#pragma unroll
+  for (int s = 0; s < kAhead; ++s) {
+    if (at.first_chunk + s < at.end_chunk) {
+      CopyFilters<U, T, kChecked>(task, kernel, features, at.first_chunk + s, stages + s * kStage);
+    }
+  }
+  const PixelSource<U, T> pixels = FindPixels<U, T>(task, at, table);
+  if constexpr (U::kAddresses == Addresses::kTable) __syncthreads();
+#pragma unroll
+  for (int s = 0; s < kAhead; ++s) {
+    if (at.first_chunk + s < at.end_chunk) {
+      CopyPixels<U, T, kChecked>(task, pixels, at.first_chunk + s, stages + s * kStage);
+    }
+    CommitCopies();
+  }
+  int stage = 0, next = kAhead;
+#pragma unroll 1
+  for (int chunk = at.first_chunk; chunk < at.end_chunk; ++chunk) {
+    if constexpr (kAhead > 0) WaitForCopies<(kAhead > 0 ? kAhead - 1 : 0)>();
+    __syncthreads();  // the chunk is there for all, and all are done with the stage that is filled next
+    if (chunk + kAhead < at.end_chunk) {
+      CopyPixels<U, T, kChecked>(task, pixels, chunk + kAhead, stages + next * kStage);
+      CopyFilters<U, T, kChecked>(task, kernel, features, chunk + kAhead, stages + next * kStage);
+    }
+    CommitCopies();
+    if constexpr (kAhead == 0) {
+      WaitForCopies<0>();
+      __syncthreads();
+    }
+    engine.Multiply(stages + stage * kStage);
+    stage = stage + 1 == U::kStages ? 0 : stage + 1;
+    next = next + 1 == U::kStages ? 0 : next + 1;
+  }
+  __syncthreads();  // the tile's sums take the stages' place
+}
+
+// From the tile's sums in shared memory, [tile pixel, kSumStride], to results, alone or with the blocks that share the
+// tile.
+template <class U, typename T>
+__device__ __forceinline__ void FinishTile(const DirectTask<T>& task, const DirectPlace& at, int tile_number,
+                                           TileWriter<U, T>& writer, float* tile) {
+  auto sum = [&](int, int pixel, int filter) {
+    return *reinterpret_cast<const float4*>(tile + pixel * U::kSumStride + filter);
+  };
+  if (task.reduction == Reduction::kCluster) {
+#if __CUDA_ARCH__ >= 900
+    auto cluster = cooperative_groups::this_cluster();
+    cluster.sync();
+    writer.Write([&](int split, int pixel, int filter) {
+      const float* theirs = cluster.map_shared_rank(tile, split);
+      return *reinterpret_cast<const float4*>(theirs + pixel * U::kSumStride + filter);
+    });
+    cluster.sync();  // a block's sums stay until all have read them
+#endif
+    return;
+  }
+  __syncthreads();
+  if (task.reduction == Reduction::kNone) {
+    writer.Write(sum);
+    return;
+  }
+  auto* partial = reinterpret_cast<float4*>(PartialTile<U>(task, at, tile_number, at.split));
+  for (int i = threadIdx.x; i < U::kPixels * U::kFilters / 4; i += U::kThreads) {
+    partial[i] = sum(0, i / (U::kFilters / 4), i % (U::kFilters / 4) * 4);
+  }
+}
+
+template <class U, typename T>
+__global__ void __launch_bounds__(U::kThreads) DirectKernel(const __grid_constant__ DirectTask<T> task) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  int* table = reinterpret_cast<int*>(shared + U::template TableAt<T>());
+  const Quotient block = Divide(blockIdx.x, task.by_splits);
+  const DirectPlace at = FindDirectPlace<U>(task, block.quotient, block.remainder);
+  typename EngineOf<U, T>::Type engine;
+  if constexpr (U::kChecks == Checks::kHoisted) {
+    if (AllInside<U>(task, at)) {
+      MainLoop<U, T, false>(task, at, table, shared, engine);
+    } else {
+      MainLoop<U, T, true>(task, at, table, shared, engine);
+    }
+  } else {
+    MainLoop<U, T, true>(task, at, table, shared, engine);
+  }
+  const bool together = task.reduction == Reduction::kCluster;
+  TileWriter<U, T> writer(task, at, together ? at.split : 0, together ? task.splits : 1);
+  float* tile = reinterpret_cast<float*>(shared);
+  engine.Store(tile);
+  FinishTile<U>(task, at, block.quotient, writer, tile);
+}
+
+// The second step of Reduction::kWorkspace: one block per tile.
+template <class U, typename T>
+__global__ void __launch_bounds__(U::kThreads) DirectReduceKernel(const __grid_constant__ DirectTask<T> task) {
+  const DirectPlace at = FindDirectPlace<U>(task, blockIdx.x, 0);
+  const float* tile = PartialTile<U>(task, at, blockIdx.x, 0);
+  TileWriter<U, T> writer(task, at, 0, 1);
+  writer.Write([&](int split, int pixel, int filter) {
+    return *reinterpret_cast<const float4*>(tile + (split * U::kPixels + pixel) * U::kFilters + filter);
+  });
+}
+
+template <class U, typename T>
+ffi::Error LaunchDirect(const ConvCall& call, const DirectPlan& plan, void* workspace, cudaStream_t stream) {
+  constexpr auto kKernel = DirectKernel<U, T>;
+  ffi::Error error = Prepare<kKernel>("DirectKernel");
+  if (error.failure()) return error;
+  const DirectTask<T> task = MakeDirectTask<T>(call, plan, workspace);
+  const dim3 tiles(static_cast<unsigned>(task.tiles), static_cast<unsigned>(call.args.groups),
+                   static_cast<unsigned>(call.args.stacks));
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(tiles.x * plan.splits, tiles.y, tiles.z);
+  config.blockDim = dim3(U::kThreads);
+  config.dynamicSmemBytes = U::template SharedBytes<T>(task.taps);
+  config.stream = stream;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = plan.splits;
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  config.attrs = &attribute;
+  config.numAttrs = plan.reduction == Reduction::kCluster ? 1 : 0;
+  error = CheckCuda(cudaLaunchKernelEx(&config, kKernel, task), "DirectKernel");
+  if (error.failure() || plan.reduction != Reduction::kWorkspace) return error;
+  using Sides = TileSides<U::kPixels, U::kFilters>;
+  DirectReduceKernel<Sides, T><<<tiles, Sides::kThreads, 0, stream>>>(task);
+  return CheckCuda(cudaGetLastError(), "DirectReduceKernel");
+}
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_DIRECT_KERNEL_CUH_

@@ -1,0 +1,54 @@
+// How a direct convolution is cut: which of the compiled tunings, and how many blocks share a tile's reduction.
+#ifndef JSC_CUDA_DIRECT_PLAN_H_
+#define JSC_CUDA_DIRECT_PLAN_H_
+
+#include "conv_plan.h"
+#include "direct_tuning.h"
+
+namespace jsc {
+
+// The tunings of the extension. A chunk is 128 bytes of a pixel's channels, whatever their type.
+template <typename T>
+struct DirectTunings {
+  static constexpr int kChunk = 128 / static_cast<int>(sizeof(T));
+  template <int kImages, int kFilters, int kX, int kY, int kStages>
+  using Tensor = Tuning<Engine::kTensorCores, kImages, kFilters, kX, kY, kChunk, kStages>;
+  using Small = Tensor<4, 8, 16, 8, 4>;   // 64 pixels x 64 filters, 4 warps
+  using Tall = Tensor<8, 8, 16, 8, 3>;    // 128 x 64, 4 warps
+  using Large = Tensor<8, 8, 16, 16, 3>;  // 128 x 128, 8 warps
+  using Narrow = Tuning<Engine::kTensorCores, 4, 8, 16, 8, kChunk, 3, false, Addresses::kTable>;  // 64 x 64, any sizes
+};
+
+// The same for float32 by FFMA, which is what precision HIGHEST means.
+struct PreciseTunings {
+  static constexpr int kChunk = 32;
+  using Small = Tuning<Engine::kOuterProduct, 8, 4, 8, 16, kChunk, 3>;                             // 64 x 64
+  using Large = Tuning<Engine::kOuterProduct, 8, 8, 16, 16, kChunk, 3>;                            // 128 x 128
+  using Narrow = Tuning<Engine::kOuterProduct, 8, 4, 8, 16, kChunk, 3, false, Addresses::kTable>;  // 64 x 64, any sizes
+};
+
+enum class DirectTile : int { kNone, kSmall, kTall, kLarge, kNarrow };
+
+struct DirectPlan {
+  DirectTile tile;  // kNone: PerOutput has to serve
+  bool precise;     // float32 by FFMA
+  int splits;       // blocks that share the reduction axis of one tile
+  Reduction reduction;
+  int pixel_tiles, feature_tiles;  // of a stack and group
+  int chunks, chunks_per_split;    // of the reduction axis
+  double cycles;                   // what the model expects
+};
+
+// The best plan under the model in direct_plan.cc.
+DirectPlan ChooseDirectPlan(const ConvArgs& args, int element_bytes, size_t workspace_bytes, const DeviceInfo& device);
+
+// Cuts a call whose plan has a tile and splits into chunks and tiles; false where that does not fit.
+bool CompleteDirectPlan(const ConvArgs& args, int element_bytes, size_t workspace_bytes, const DeviceInfo& device,
+                        DirectPlan* plan);
+
+// Workspace that a call with these sizes may use on a device without clusters.
+size_t DirectWorkspaceBytes(int64_t pixels, int64_t features, int64_t depth);
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_DIRECT_PLAN_H_
