@@ -162,14 +162,62 @@ __device__ inline void WaitForCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending));
 }
 
+__device__ inline uint32_t SharedAddress(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+
+// Stores at an address of shared memory where `yes`, without a branch.
+__device__ inline void StoreShared(uint32_t to, float4 v, bool yes) {
+  asm volatile("{\n .reg .pred yes;\n setp.ne.b32 yes, %0, 0;\n @yes st.shared.v4.f32 [%1], {%2, %3, %4, %5};\n}" ::"r"(
+                   static_cast<int>(yes)),
+               "r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+               : "memory");
+}
+
+__device__ inline void StoreShared(uint32_t to, uint32_t v, bool yes) {
+  asm volatile(
+      "{\n .reg .pred yes;\n setp.ne.b32 yes, %0, 0;\n @yes st.shared.b32 [%1], %2;\n}" ::"r"(static_cast<int>(yes)),
+      "r"(to), "r"(v)
+      : "memory");
+}
+
 // The copy engine (Hopper and later): one thread asks, the engine counts the bytes of a stage at a barrier in shared
 // memory, whose phases alternate in parity, from 0.
 #if __CUDA_ARCH__ >= 900
-__device__ inline uint32_t SharedAddress(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
-
 __device__ inline void InitBarrier(uint64_t* barrier) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(SharedAddress(barrier)));
-  asm volatile("fence.mbarrier_init.release.cluster;");
+}
+
+// Barriers made by the calling thread are ready for the copy engine.
+__device__ inline void FenceBarriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+// Counts up to `last` and starts again at 0; returns the count before. Orders what came before and comes after.
+__device__ inline uint32_t CountRelease(uint32_t* count, uint32_t last) {
+  uint32_t before;
+  asm volatile("atom.acq_rel.cta.shared::cta.inc.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "r"(SharedAddress(count)), "r"(last)
+               : "memory");
+  return before;
+}
+
+// The cluster's barrier in two steps, for whole warps: what FenceBarriers covers before a thread arrives is there for
+// all that waited.
+__device__ inline void ArriveAtCluster() {
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ inline void WaitForCluster() {
+  __syncwarp();
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Writes v where block `block` of the cluster has what is at `to` here, without waiting; counted at its `barrier`.
+__device__ inline void SendToBlock(int block, float4* to, float4 v, uint64_t* barrier) {
+  asm volatile(
+      "{\n .reg .b32 to, full;\n mapa.shared::cluster.u32 to, %0, %2;\n mapa.shared::cluster.u32 full, %1, %2;\n"
+      " st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [to], {%3, %4, %5, %6}, [full];\n}" ::"r"(
+          SharedAddress(to)),
+      "r"(SharedAddress(barrier)), "r"(block), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+      : "memory");
 }
 
 __device__ inline void ExpectBytes(uint64_t* barrier, int bytes) {
@@ -184,6 +232,16 @@ __device__ inline void CopyBox(void* shared, const CUtensorMap* map, int feature
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
       "[%5];" ::"r"(SharedAddress(shared)),
       "l"(map), "r"(feature), "r"(channel), "r"(tap), "r"(SharedAddress(barrier))
+      : "memory");
+}
+
+// The same for the map of an image batch, from {channel, x, y, image}, which may be negative.
+__device__ inline void CopyBox(void* shared, const CUtensorMap* map, int channel, int x, int y, int image,
+                               uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+      "[%6];" ::"r"(SharedAddress(shared)),
+      "l"(map), "r"(channel), "r"(x), "r"(y), "r"(image), "r"(SharedAddress(barrier))
       : "memory");
 }
 

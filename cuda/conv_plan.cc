@@ -12,6 +12,7 @@ namespace jsc {
 namespace {
 
 constexpr int64_t kMaxBlocks = std::numeric_limits<int32_t>::max();
+constexpr int kMaxBox = 256;  // elements of a tensor map's box along one axis
 
 int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int RoundUp(int64_t a, int64_t b) { return static_cast<int>(DivideUp(a, b) * b); }
@@ -45,6 +46,12 @@ void ChooseGroups(ConvPlan* plan) {
   plan->groups = static_cast<int>(DivideUp(plan->tile_pixels(), kPixels));
 }
 
+// Blocks that share a multiprocessor.
+int Resident(const DeviceInfo& device, int warps, int64_t shared_bytes) {
+  return static_cast<int>(
+      std::clamp<int64_t>(device.shared_memory_sm / (shared_bytes + 1024), 1, std::max(1, kMaxWarps / warps)));
+}
+
 // Cycles of a call, for a feature map of about 80 % zeros. What the blocks of a multiprocessor ask of its shared memory
 // and of the L2 cache adds up; what a warp waits for on its own (the chain) comes on top. The figures fit clocks read
 // inside blocks on an H200; only the order of plans matters.
@@ -59,8 +66,7 @@ double Cycles(const ConvArgs& args, int element_bytes, const DeviceInfo& device,
   const int chunks = static_cast<int>(DivideUp(plan.channel_chunks, plan.splits)) * plan.tap_chunks;
   const double reduce = (plan.splits == 1 ? 1000 : 3500) + plan.tile_pixels() * plan.tile_features() / 8.0;
 
-  const int resident =
-      std::max(1, std::min(device.shared_memory_sm / (plan.shared_bytes + 1024), kMaxWarps / plan.warps));
+  const int resident = Resident(device, plan.warps, plan.shared_bytes);
   int64_t places = device.multiprocessors;  // for one block each
   if (plan.reduction == Reduction::kCluster) places = std::max(device.clusters[plan.splits], 1) * plan.splits;
   const int64_t layers = DivideUp(blocks, places);  // blocks that a multiprocessor runs
@@ -107,23 +113,50 @@ bool CompletePlan(const ConvArgs& args, int element_bytes, size_t workspace_byte
   plan->reduction = plan->splits == 1        ? Reduction::kNone
                     : device.clusters[1] > 0 ? Reduction::kCluster
                                              : Reduction::kWorkspace;
-  const size_t sums_bytes = sizeof(float) * plan->tile_pixels() * plan->tile_features();
-  if (plan->reduction == Reduction::kWorkspace && blocks * plan->splits * sums_bytes > workspace_bytes) return false;
+  const int64_t sums_bytes = static_cast<int64_t>(sizeof(float)) * plan->groups * kPixels * plan->tile_features();
+  if (plan->reduction == Reduction::kWorkspace &&
+      blocks * plan->splits * sums_bytes > static_cast<int64_t>(workspace_bytes)) {
+    return false;
+  }
 
-  plan->stages = plan->channel_chunks * plan->tap_chunks > plan->splits ? 2 : 1;
   plan->copy_x_shift = CopyShift(element_bytes, {args.channels, args.group_channels, plan->chunk_channels});
   plan->copy_kernel_shift = CopyShift(element_bytes, {args.features, args.features / args.groups});
   plan->bulk = device.clusters[1] > 0 && device.tensor_maps && (element_bytes << plan->copy_kernel_shift) == 16;
+  plan->stream = plan->bulk && plan->tap_chunks == 1 && (element_bytes << plan->copy_x_shift) == 16 &&
+                 (args.groups == 1 || args.group_channels % plan->chunk_channels == 0) &&
+                 std::max({plan->tile_patch[0], plan->tile_patch[1], plan->tile_images}) <= kMaxBox;
   plan->vector_out = plan->copy_kernel_shift >= 2;
   const int rows = plan->chunk_taps * plan->chunk_channels;
   plan->part_rows = static_cast<int>(DivideUp(rows, plan->row_parts));
   plan->list_rows = RoundUp(plan->part_rows, kListMultiple);
   plan->kernel_bytes = RoundUp(static_cast<int64_t>(rows + 1) * plan->tile_features() * element_bytes, 128);
-  plan->patch_bytes = RoundUp(std::min<int64_t>(patch_pixels * plan->chunk_channels * element_bytes, 1 << 28), 16);
-  const int64_t bytes = static_cast<int64_t>(plan->stages) * (plan->kernel_bytes + plan->patch_bytes) +
-                        static_cast<int64_t>(plan->warps) * plan->list_rows * 20 + plan->groups * 16 + rows * 4 + 16;
-  plan->shared_bytes = static_cast<int>(std::max<int64_t>(bytes, sums_bytes));
-  if (bytes > device.shared_memory || static_cast<int64_t>(sums_bytes) > device.shared_memory) return false;
+  plan->patch_bytes = RoundUp(std::min<int64_t>(patch_pixels * plan->chunk_channels * element_bytes, 1 << 28), 128);
+  const bool cluster = plan->reduction == Reduction::kCluster;
+  plan->share_quads = static_cast<int>(DivideUp(plan->tile_features() / 4, cluster ? plan->splits : 1));
+  plan->helpers = plan->splits <= 4 ? 1 : plan->splits <= 8 ? 2 : 4;
+  plan->inbox_bytes = cluster ? RoundUp(16 * plan->splits * plan->groups * kPixels * plan->share_quads, 128) : 0;
+  plan->head_bytes = RoundUp(kCornerBytes + plan->warps * kGroupsPerWarp * kItemBytes, 128);
+  const int64_t stage_bytes = static_cast<int64_t>(plan->kernel_bytes) + plan->patch_bytes;
+  const int64_t other_bytes = plan->head_bytes + static_cast<int64_t>(plan->warps) * plan->list_rows * 20 +
+                              (rows + kWarp) * 4 + kMaxStages * 20;
+  // What takes the place of the stages in the end: the sums of all parts, and the inbox at the latest.
+  const int64_t end_bytes = plan->head_bytes + plan->inbox_bytes + plan->row_parts * sums_bytes;
+  auto bytes = [&](int stages, int late) {
+    return std::max(stages * stage_bytes + other_bytes + (late ? 0 : plan->inbox_bytes), end_bytes);
+  };
+  auto resident = [&](int stages, int late) {
+    return bytes(stages, late) > device.shared_memory ? 0 : Resident(device, plan->warps, bytes(stages, late));
+  };
+  const int chunks = static_cast<int>(DivideUp(plan->channel_chunks, plan->splits)) * plan->tap_chunks;
+  plan->stages = std::min(chunks, 2);
+  plan->late_inbox = resident(plan->stages, 0) < resident(plan->stages, 1);
+  // More stages where they cost no block its place.
+  while (plan->stream && plan->stages < std::min(chunks, kMaxStages) &&
+         resident(plan->stages + 1, plan->late_inbox) == resident(plan->stages, plan->late_inbox)) {
+    ++plan->stages;
+  }
+  if (bytes(plan->stages, plan->late_inbox) > device.shared_memory) return false;
+  plan->shared_bytes = static_cast<int>(bytes(plan->stages, plan->late_inbox));
   plan->cycles = Cycles(args, element_bytes, device, *plan, blocks * plan->splits);
   return true;
 }

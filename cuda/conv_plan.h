@@ -15,8 +15,11 @@ constexpr int kLaneChannels = 8;    // output channels of a lane: two 16-byte lo
 constexpr int kMaxSplits = 16;      // blocks that share a tile: the largest cluster
 constexpr int kMaxWarps = 16;       // of a block
 constexpr int kGroupsPerWarp = 2;   // pixel groups whose accumulators a warp keeps: 2 x 4 x 8 registers a lane
-constexpr int kListMultiple = 16;   // lists are padded to it
+constexpr int kListMultiple = 16;   // the room of a list is a multiple of it
 constexpr int kMaxChunkRows = 160;  // kernel rows of a stage, at most so many entries in a list
+constexpr int kItemBytes = 32;      // of a WarpItem
+constexpr int kCornerBytes = 32;    // of a barrier and a FetchCorner
+constexpr int kMaxStages = 4;       // chunks in shared memory at a time
 
 struct DeviceInfo {
   const char* error;  // why the device could not be read, or null
@@ -61,14 +64,20 @@ struct ConvPlan {
   int chunk_taps;      // kernel positions staged at a time
   int channel_chunks;  // of all input channels of a group
   int tap_chunks;
-  int stages;  // 1 where a block has one chunk, else 2
+  int stages;  // chunks in shared memory at a time; without `stream` 1 where a block has one chunk, else 2
   int splits;  // blocks that share the input channels of one tile
   Reduction reduction;
   int tiles[3];                              // along images of a stack, height, width
   int channel_tiles;                         // per group of output channels
   int copy_x_shift, copy_kernel_shift;       // logarithm of the elements of one asynchronous copy
   int bulk;                                  // 1 where kernel rows come by bulk copies
+  int stream;                                // 1 where patches do too: then warps wait for stages, not for each other
   int vector_out;                            // 1 where out, bias and residual take vector access
+  int share_quads;                           // four output channels each, of a block in the epilogue
+  int helpers;                               // threads that share the loads of a result there: 1, 2 or 4
+  int head_bytes;                            // shared memory of the items of all warps
+  int inbox_bytes;                           // and of the sums that a cluster sends to a block
+  int late_inbox;                            // 1 where they take the place of stages, once all the cluster is there
   int patch_bytes, kernel_bytes, list_rows;  // shared memory: of a stage, of a stage, entries of a warp's list
   int shared_bytes;                          // of a block
   double cycles;                             // what the cost model expects

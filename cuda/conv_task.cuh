@@ -26,7 +26,7 @@ struct ConvTask {
   float pool_scale;  // 1 / pixels of an averaged window, else 1
   // Divisors that the kernels need.
   Divider by_splits, by_channel_tiles, by_group_tiles, by_tiles[3], by_tile_conv[2], by_tile_out[2], by_tile_patch[2],
-      by_quads[2], by_kernel_width, by_groups, by_features, by_out_width;
+      by_quads[2], by_kernel_width, by_groups, by_share_quads, by_features, by_out_width;
 };
 
 template <typename T>
@@ -46,6 +46,7 @@ void SetDividers(ConvTask<T>* t) {
     t->by_tile_patch[i] = Divider(plan.tile_patch[i]);
     if (plan.quads[0]) t->by_quads[i] = Divider(plan.quads[i]);
   }
+  t->by_share_quads = Divider(plan.share_quads);
   t->by_groups = Divider(plan.groups);
 }
 

@@ -1,4 +1,4 @@
-// The kernel as the copy engine of Hopper and later devices sees it.
+// The kernel and x as the copy engine of Hopper and later devices sees them.
 #ifndef JSC_CUDA_KERNEL_MAP_H_
 #define JSC_CUDA_KERNEL_MAP_H_
 
@@ -12,9 +12,14 @@ namespace jsc {
 // Whether the driver can make tensor maps.
 bool HasKernelMaps();
 
-// Fills a map of kernel as [S * kh * kw, C / groups, K] whose box is one stage of the plan: [chunk taps, chunk
-// channels, tile features]. False where the driver refuses.
-bool MakeKernelMap(const ConvCall& call, const ConvPlan& plan, CUtensorMap* map);
+// Passed to a kernel by value.
+struct TensorMaps {
+  CUtensorMap kernel;  // [S * kh * kw, C / groups, K], boxes [chunk taps, chunk channels, tile features]
+  CUtensorMap x;       // [N, H, W, C], boxes [tile images, patch rows, patch columns, chunk channels]
+};
+
+// Fills the maps that the plan uses, whose boxes are one stage of it. False where the driver refuses.
+bool MakeTensorMaps(const ConvCall& call, const ConvPlan& plan, TensorMaps* maps);
 
 }  // namespace jsc
 

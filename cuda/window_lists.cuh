@@ -2,67 +2,97 @@
 #ifndef JSC_CUDA_WINDOW_LISTS_CUH_
 #define JSC_CUDA_WINDOW_LISTS_CUH_
 
-#include "conv_task.cuh"
+#include "window_place.cuh"
 
 namespace jsc {
 
-// A list is read in runs: each of the kParts parts of a warp takes kRun entries of a run, part p those at p, p + kParts
-// and so on, so that values read at the same time lie side by side. Their row offsets are stored part by part for one
-// load.
+// A list is read in runs: each of the kParts parts of a warp takes kRun entries of a run, and the row offsets of a part
+// lie side by side for one load. The last run may be half a run. Where there are two parts, a part's values lie side by
+// side too; where there are more, values read at the same time do, so that they come from different banks.
 template <int kLanes>
 struct ListOrder {
   static constexpr int kParts = kWarp / kLanes;
   static constexpr int kRun = kParts == 2 ? 4 : kListMultiple / kParts;  // 4, 4, 2
   static constexpr int kMultiple = kParts * kRun;
+  static constexpr int kHalf = kMultiple / 2;
+  static constexpr int kStep = kParts == 2 ? 1 : kParts;  // between the values of a part
 
   // Where the row offset of entry number `slot` goes.
   __device__ static int RowSlot(int slot) {
+    if (kParts == 2) return slot;
     const int in_run = slot % kMultiple;
     return slot - in_run + in_run % kParts * kRun + in_run / kParts;
   }
 };
 
-// Writes a group's list for kernel rows [first, first + rows) and returns its length, a multiple of
-// ListOrder::kMultiple: the tail is zeros times the row of zeros behind the stage's kernel rows, so that it adds
-// nothing whatever the kernel holds. All candidates are read before the first ballot: one latency for the list, not one
-// for each ballot.
+// Zeros of either sign are no reason to keep an entry; NaN is.
+__device__ inline bool AnyNonzero(float4 v) {
+  return ((__float_as_uint(v.x) | __float_as_uint(v.y) | __float_as_uint(v.z) | __float_as_uint(v.w)) & 0x7fffffffu) !=
+         0;
+}
+
+// Writes the list of an item for rows [item.first_row, item.first_row + rows) of the chunk and returns its length, a
+// multiple of ListOrder::kHalf: the tail is zeros times the row of zeros behind the stage's kernel rows, so that it
+// adds nothing whatever the kernel holds. Several candidates are read before the first ballot: one latency for all of
+// them.
 template <typename T, int kLanes>
-__device__ int Compress(const T* patch, const int* row_offset, int4 base, int first, int rows, int zero_row,
+__device__ int Compress(const T* patch, const int* row_offset, const WarpItem& item, int rows, int zero_row,
                         float4* values, uint32_t* list) {
   using Order = ListOrder<kLanes>;
   constexpr uint32_t kRowBytes = kLanes * kLaneChannels * sizeof(T);
-  constexpr int kBallots = kMaxChunkRows / kWarp;
-  const int lane = threadIdx.x % kWarp;
-  float4 v[kBallots];
-#pragma unroll
-  for (int i = 0; i < kBallots; ++i) {
-    if (i * kWarp >= rows) break;
-    const T* corner = patch + row_offset[first + min(i * kWarp + lane, rows - 1)];
-    v[i] = {ToFloat(corner[base.x]), ToFloat(corner[base.y]), ToFloat(corner[base.z]), ToFloat(corner[base.w])};
-  }
+  constexpr int kBallots = 3;  // whose candidates are in registers at a time
+  const int lane = threadIdx.x % kWarp, first = item.first_row + lane;
+  const auto* corner = reinterpret_cast<const char*>(patch);
+  const char* const pixels[kPixels] = {corner + item.base.x, corner + item.base.y, corner + item.base.z,
+                                       corner + item.base.w};
+  const uint32_t to_value = SharedAddress(values), to_row = SharedAddress(list), lower_lanes = (1u << lane) - 1;
   int count = 0;
+#pragma unroll 1
+  for (int start = 0; start < rows; start += kBallots * kWarp) {
+    float4 v[kBallots];
 #pragma unroll
-  for (int i = 0; i < kBallots; ++i) {
-    if (i * kWarp >= rows) break;
-    const int row = i * kWarp + lane;
-    const bool kept = row < rows && (v[i].x != 0.f || v[i].y != 0.f || v[i].z != 0.f || v[i].w != 0.f);
-    const unsigned mask = __ballot_sync(0xffffffffu, kept);
-    if (kept) {
-      const int slot = count + __popc(mask & ((1u << lane) - 1));
-      values[slot] = v[i];
-      list[Order::RowSlot(slot)] = (first + row) * kRowBytes;
+    for (int i = 0; i < kBallots; ++i) {
+      if (i > 0 && start + i * kWarp >= rows) break;
+      const int at = row_offset[first + start + i * kWarp];
+      auto load = [&](int p) { return ToFloat(*reinterpret_cast<const T*>(pixels[p] + at)); };
+      v[i] = {load(0), load(1), load(2), load(3)};
     }
-    count += __popc(mask);
+#pragma unroll
+    for (int i = 0; i < kBallots; ++i) {
+      const int row = start + i * kWarp;
+      if (i > 0 && row >= rows) break;
+      const bool kept = lane + row < rows && AnyNonzero(v[i]);
+      const unsigned mask = __ballot_sync(0xffffffffu, kept);
+      const int slot = count + __popc(mask & lower_lanes);
+      StoreShared(to_value + slot * 16, v[i], kept);
+      StoreShared(to_row + Order::RowSlot(slot) * 4, (first + row) * kRowBytes, kept);
+      count += __popc(mask);
+    }
   }
-  __syncwarp();
-  const int padded = (count + Order::kMultiple - 1) / Order::kMultiple * Order::kMultiple;
-  if (count + lane < padded) {
-    values[count + lane] = {0.f, 0.f, 0.f, 0.f};
-    list[Order::RowSlot(count + lane)] = zero_row * kRowBytes;
-  }
+  const int padded = (count + Order::kHalf - 1) & -Order::kHalf, slot = count + lane;
+  StoreShared(to_value + slot * 16, float4{0.f, 0.f, 0.f, 0.f}, slot < padded);
+  StoreShared(to_row + Order::RowSlot(slot) * 4, zero_row * kRowBytes, slot < padded);
   __syncwarp();
   return padded;
 }
+
+// The row offsets of one part in one run.
+template <int kRun>
+struct RunRows {
+  uint32_t row[kRun];
+
+  __device__ void Load(const uint32_t* from) {
+    if constexpr (kRun == 4) {
+      const uint4 v = *reinterpret_cast<const uint4*>(from);
+      row[0] = v.x, row[1] = v.y, row[2] = v.z, row[3] = v.w;
+    } else if constexpr (kRun == 2) {
+      const uint2 v = *reinterpret_cast<const uint2*>(from);
+      row[0] = v.x, row[1] = v.y;
+    } else {
+      row[0] = *from;
+    }
+  }
+};
 
 __device__ inline void MultiplyAdd(float4 value, float4 low, float4 high, float (&sums)[kPixels][kLaneChannels]) {
   const float v[kPixels] = {value.x, value.y, value.z, value.w};
@@ -91,20 +121,29 @@ __device__ void Accumulate(const T* kernel, const float4* values, const uint32_t
   const int swap = SwapsHalves<kLanes>() ? kLanes * 4 : 0;
   const auto* low = reinterpret_cast<const char*>(kernel + lane % kLanes * 4 + swap);
   const auto* high = reinterpret_cast<const char*>(kernel + lane % kLanes * 4 + kLanes * 4 - swap);
-#pragma unroll 1
-  for (int i = 0; i < count; i += Order::kMultiple) {
-    uint32_t rows[4];
-    if constexpr (Order::kRun == 4) {
-      *reinterpret_cast<uint4*>(rows) = *reinterpret_cast<const uint4*>(list + i + part * 4);
-    } else {
-      *reinterpret_cast<uint2*>(rows) = *reinterpret_cast<const uint2*>(list + i + part * 2);
-    }
+  auto multiply = [&](const uint32_t* rows, const float4* of_part, int steps) {
 #pragma unroll
-    for (int e = 0; e < Order::kRun; ++e) {
-      MultiplyAdd(values[i + e * Order::kParts + part], Load4(reinterpret_cast<const T*>(low + rows[e])),
+    for (int e = 0; e < steps; ++e) {
+      MultiplyAdd(of_part[e * Order::kStep], Load4(reinterpret_cast<const T*>(low + rows[e])),
                   Load4(reinterpret_cast<const T*>(high + rows[e])), sums);
     }
+  };
+  const int whole = count & -Order::kMultiple;
+  // Of this part in a run and, where there are two parts, in half a run.
+  const int in_run = part * (Order::kParts == 2 ? Order::kRun : 1);
+  const int in_half = part * (Order::kParts == 2 ? Order::kRun / 2 : 1);
+  RunRows<Order::kRun> next;
+  if (whole > 0) next.Load(list + part * Order::kRun);
+#pragma unroll 1
+  for (int i = 0; i < whole; i += Order::kMultiple) {
+    const RunRows<Order::kRun> rows = next;
+    if (i + Order::kMultiple < whole) next.Load(list + i + Order::kMultiple + part * Order::kRun);
+    multiply(rows.row, values + i + in_run, Order::kRun);
   }
+  if (whole == count) return;
+  RunRows<Order::kRun / 2> rows;
+  rows.Load(list + whole + part * (Order::kParts == 2 ? Order::kRun / 2 : Order::kRun));
+  multiply(rows.row, values + whole + in_half, Order::kRun / 2);
 }
 
 // Adds up the parts of a warp. Parts exchange halves: of the four pixels, then of the two that are left, then (8 parts)

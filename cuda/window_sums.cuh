@@ -2,44 +2,43 @@
 #ifndef JSC_CUDA_WINDOW_SUMS_CUH_
 #define JSC_CUDA_WINDOW_SUMS_CUH_
 
-#include <cooperative_groups.h>
-
 #include "window_lists.cuh"
-#include "window_stage.cuh"
 
 namespace jsc {
 
-__device__ inline void StoreOrAdd(float* p, const float* v, bool add) {
-  auto* to = reinterpret_cast<float4*>(p);
-  const float4 sum = make_float4(v[0], v[1], v[2], v[3]);
-  *to = add ? *to + sum : sum;
-}
-
-// Writes the sums of all warps to tile[pixel][feature]; those that share a group add up one after the other.
-template <typename T, int kLanes>
-__device__ void StoreSums(const ConvTask<T>& task, float (&sums)[kGroupsPerWarp][kPixels][kLaneChannels], float* tile) {
-  constexpr int kParts = kWarp / kLanes;
-  constexpr int kKept = kParts == 2 ? 2 : 1;  // pixels of a lane
+// Adds up the sums of warps that share a group, in order, and hands emit(slot, half, sum) four results of a pixel,
+// lower or upper half of the lane's channels. scratch is [part - 1, group, pixel, feature].
+template <typename T, int kLanes, typename Emit>
+__device__ __forceinline__ void EmitSums(const ConvTask<T>& task, const WarpItem* items, int first_quad,
+                                         float (&sums)[kGroupsPerWarp][kPixels][kLaneChannels], float4* scratch,
+                                         Emit emit) {
+  constexpr int kParts = kWarp / kLanes, kQuads = kLanes * kLaneChannels / 4;
+  constexpr int kKept = kParts == 2 ? 2 : 1;   // pixels of a lane
+  constexpr int kHalves = kParts < 8 ? 2 : 1;  // and quads of each
   const ConvPlan& plan = task.plan;
-  const int lane = threadIdx.x % kWarp;
-#pragma unroll
-  for (int g = 0; g < kGroupsPerWarp; ++g) {
-    if (threadIdx.x / kWarp + g * plan.warps < plan.groups * plan.row_parts) MergeParts<kLanes>(sums[g]);
-  }
-  for (int part = 0; part < plan.row_parts; ++part) {
-    if (part > 0) __syncthreads();
+  const int first_pixel = threadIdx.x % kWarp / (kWarp / kPixels * kKept) * kKept;
+  const int stride = plan.groups * kPixels * kQuads;
+#pragma unroll 1
+  for (int last = plan.row_parts > 1 ? 1 : 0; last >= 0; --last) {  // other parts to scratch, then the first part
+    if (last == 0 && plan.row_parts > 1) __syncthreads();
 #pragma unroll
     for (int g = 0; g < kGroupsPerWarp; ++g) {
-      const Quotient item = Divide(threadIdx.x / kWarp + g * plan.warps, task.by_groups);
-      if (item.quotient != part) continue;
+      const WarpItem& item = items[g];
+      if (item.part < 0 || (item.part > 0) != (last > 0)) continue;
+      MergeParts<kLanes>(sums[g]);
 #pragma unroll
-      for (int p = 0; p < kKept; ++p) {
-        const int pixel = FindPixel(task, item.remainder, lane / (kWarp / kPixels * kKept) * kKept + p).index;
-        if (pixel < 0) continue;
-        float* row = tile + pixel * kLanes * kLaneChannels + lane % kLanes * 4;
-        if (kParts >= 8) row += (lane / kLanes) % 2 * kLanes * 4;
-        StoreOrAdd(row, sums[g][p], part > 0);
-        if (kParts < 8) StoreOrAdd(row + kLanes * 4, sums[g][p] + 4, part > 0);
+      for (int i = 0; i < kKept * kHalves; ++i) {
+        const float* v = sums[g][i / kHalves] + i % kHalves * 4;
+        const int slot = item.group * kPixels + first_pixel + i / kHalves;
+        float4* at = scratch + slot * kQuads + first_quad + i % kHalves * kLanes;
+        float4 sum = make_float4(v[0], v[1], v[2], v[3]);
+        if (item.part > 0) {
+          at[(item.part - 1) * stride] = sum;
+          continue;
+        }
+#pragma unroll 1
+        for (int part = 1; part < plan.row_parts; ++part) sum = sum + at[(part - 1) * stride];
+        emit(slot, i % kHalves, sum);
       }
     }
   }
@@ -68,20 +67,22 @@ __device__ __forceinline__ float4 PoolWindow(const ConvTask<T>& task, const int 
   return {result[0], result[1], result[2], result[3]};
 }
 
-// Sums of the splits, bias, residual, ReLU, pool, out, for the share-th of `shares` parts of the tile's outputs.
-// partial(split) points to the tile [pixel, feature] of one split; `helpers` (1 or 4) lanes share its loads.
-template <typename T, int kLanes, bool kPool, typename Partial>
-__device__ __forceinline__ void Epilogue(const ConvTask<T>& task, const BlockPlace& b, int share, int shares,
+// Sums of the splits, bias, residual, ReLU, pool, out, for the share-th plan.share_quads quads of the tile's features.
+// partial(split) points to [group, pixel, share quad, 4], there once wait() returned.
+template <typename T, int kLanes, bool kPool, typename Wait, typename Partial>
+__device__ __forceinline__ void Epilogue(const ConvTask<T>& task, const BlockPlace& b, int share, Wait wait,
                                          Partial partial) {
-  constexpr int kQuarters = kLanes * kLaneChannels / 4;
+  constexpr int kQuads = kLanes * kLaneChannels / 4;
   const ConvPlan& plan = task.plan;
-  const int helpers = plan.splits >= 4 ? 4 : 1, helper = threadIdx.x % helpers;
-  const unsigned team = (helpers == 4 ? 15u : 1u) << (threadIdx.x % kWarp - helper);
-  const int total = b.images * plan.tile_out[0] * plan.tile_out[1] * kQuarters;
-  const int each = (total + shares - 1) / shares, end = min(total, (share + 1) * each);
-  for (int i = share * each + threadIdx.x / helpers; i < end; i += blockDim.x / helpers) {
-    const int feature = i % kQuarters * 4;
-    const Quotient tile_x = Divide(i / kQuarters, task.by_tile_out[1]);
+  const int helpers = plan.helpers, helper = threadIdx.x & (helpers - 1);
+  const unsigned team = ((1u << helpers) - 1) << (threadIdx.x % kWarp - helper);
+  bool waited = false;
+  const int total = b.images * plan.tile_out[0] * plan.tile_out[1] * plan.share_quads;
+#pragma unroll 1
+  for (int i = threadIdx.x >> plan.helpers / 2; i < total; i += blockDim.x >> plan.helpers / 2) {
+    const Quotient pixel = plan.splits > 1 ? Divide(i, task.by_share_quads) : Quotient{i / kQuads, i % kQuads};
+    const int feature = (share * plan.share_quads + pixel.remainder) * 4;
+    const Quotient tile_x = Divide(pixel.quotient, task.by_tile_out[1]);
     const Quotient tile_y = Divide(tile_x.quotient, task.by_tile_out[0]);
     const int y = b.out[0] + tile_y.remainder, x = b.out[1] + tile_x.remainder, image = tile_y.quotient;
     const int valid = min(b.features - feature, 4);
@@ -94,10 +95,11 @@ __device__ __forceinline__ void Epilogue(const ConvTask<T>& task, const BlockPla
       extra = LoadUpTo4(bias, valid, plan.vector_out);
     }
     if (!kPool && task.residual) extra = extra + LoadUpTo4(task.residual + at, valid, plan.vector_out);
+    if (!waited) wait();
+    waited = true;
     auto conv = [&](int conv_y, int conv_x) {
-      const int place = ((image * plan.tile_conv[0] + conv_y - b.conv[0]) * plan.tile_conv[1] + conv_x - b.conv[1]) *
-                            plan.tile_features() +
-                        feature;
+      const int slot = FindSlot(task, image, conv_y - b.conv[0], conv_x - b.conv[1]);
+      const int place = (slot * plan.share_quads + pixel.remainder) * 4;
       float4 sum = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
       for (int i = 0; i < kMaxSplits / 4; ++i) {  // all loads in flight at once
@@ -121,33 +123,58 @@ __device__ __forceinline__ void Epilogue(const ConvTask<T>& task, const BlockPla
     }
     if (helper == 0) StoreUpTo4(task.out + at, result, valid, plan.vector_out);
   }
+  if (!waited) wait();  // a block stays until all that is sent to it has come
 }
 
 // Brings the block's sums together with those of its splits and writes the outputs.
+//
+// In a cluster each block sends every other block its sums of that block's share of the features: one way, counted at
+// the receiver, who waits for nothing else.
 template <typename T, int kLanes, bool kPool>
-__device__ void Finish(const ConvTask<T>& task, const BlockPlace& b, float* tile,
+__device__ void Finish(const ConvTask<T>& task, const BlockMemory<T>& m,
                        float (&sums)[kGroupsPerWarp][kPixels][kLaneChannels]) {
+  constexpr int kQuads = kLanes * kLaneChannels / 4;
   const ConvPlan& plan = task.plan;
-  if (plan.reduction == Reduction::kWorkspace) {
-    const int64_t tile_elements = static_cast<int64_t>(plan.tile_pixels()) * plan.tile_features();
-    StoreSums<T, kLanes>(task, sums,
-                         task.partial + (static_cast<int64_t>(b.tile) * plan.splits + b.split) * tile_elements);
-    return;
+  const BlockPlace b = Locate(task, BlockIndex());
+  const int slots = plan.groups * kPixels, lane = threadIdx.x % kWarp;
+  const bool cluster = plan.reduction == Reduction::kCluster, workspace = plan.reduction == Reduction::kWorkspace;
+  const int first_quad = lane % kLanes + (kLanes == 4 && lane / kLanes % 2 ? kLanes : 0);
+  auto* scratch = reinterpret_cast<float4*>(m.sums);
+  float4* tile = scratch + (plan.row_parts - 1) * slots * kQuads + first_quad;
+  if (workspace) {
+    const int64_t block = static_cast<int64_t>(b.tile) * plan.splits + b.split;
+    tile = reinterpret_cast<float4*>(task.partial) + block * slots * kQuads + first_quad;
   }
-  __syncthreads();  // the stages become the tile of sums
-  StoreSums<T, kLanes>(task, sums, tile);
+  if (!cluster || plan.row_parts > 1) __syncthreads();  // the stages become scratch and tile
 #if __CUDA_ARCH__ >= 900
-  if (plan.reduction == Reduction::kCluster) {
-    auto cluster = cooperative_groups::this_cluster();
-    cluster.sync();
-    Epilogue<T, kLanes, kPool>(task, b, b.split, plan.splits,
-                               [&](int split) -> const float* { return cluster.map_shared_rank(tile, split); });
-    cluster.sync();  // a block's sums stay until all have read them
-    return;
+  Quotient share[2] = {};
+  float4* inbox = reinterpret_cast<float4*>(m.inbox) + b.split * slots * plan.share_quads;
+  if (cluster) {
+    for (int half = 0; half < 2; ++half) share[half] = Divide(first_quad + half * kLanes, task.by_share_quads);
+    if (plan.late_inbox) ArriveAtCluster();
+    WaitForCluster();  // all inboxes are open
   }
 #endif
-  __syncthreads();
-  Epilogue<T, kLanes, kPool>(task, b, 0, 1, [&](int) -> const float* { return tile; });
+  EmitSums<T, kLanes>(task, m.items + threadIdx.x / kWarp * kGroupsPerWarp, first_quad, sums, scratch,
+                      [&](int slot, int half, float4 sum) {
+#if __CUDA_ARCH__ >= 900
+                        if (cluster) {
+                          float4* to = inbox + slot * plan.share_quads + share[half].remainder;
+                          return SendToBlock(share[half].quotient, to, sum, m.inbox_full);
+                        }
+#endif
+                        tile[slot * kQuads + half * kLanes] = sum;
+                      });
+  if (workspace) return;  // ReduceKernel follows
+  auto wait = [&] {
+#if __CUDA_ARCH__ >= 900
+    if (cluster) WaitForBytes(m.inbox_full, 0);
+#endif
+  };
+  if (!cluster) __syncthreads();
+  const float* first = cluster ? m.inbox : m.sums + (plan.row_parts - 1) * slots * kQuads * 4;
+  Epilogue<T, kLanes, kPool>(task, b, cluster ? b.split : 0, wait,
+                             [&](int split) { return first + split * slots * plan.share_quads * 4; });
 }
 
 }  // namespace jsc
