@@ -2,25 +2,30 @@
 
 The package reads along the path of the data: `geometry` (static shapes), `formats` (a feature map as ECR or PECR),
 `reference` (what every operation means), `primitives` (the custom calls inside JAX), `ops` (the public operations),
-`nnx` and `linen` (layers), `models` (networks) and `report` (what it brings).
+`nnx` and `linen` (layers), `models` (networks), `calibration` and `plan` (which implementation for which layer) and
+`report` (what it brings).
 """
 
 import importlib
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jax_sparse_conv.ops import conv, conv_general_dilated, conv_pool, dense, density
 
 if TYPE_CHECKING:
     from jax_sparse_conv import linen, models, nnx
+    from jax_sparse_conv.calibration import calibrate
     from jax_sparse_conv.formats import ECR, PECR
+    from jax_sparse_conv.plan import Plan, apply_plan
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ECR",
     "PECR",
+    "Plan",
     "__version__",
+    "apply_plan",
+    "calibrate",
     "conv",
     "conv_general_dilated",
     "conv_pool",
@@ -32,10 +37,10 @@ __all__ = [
 ]
 
 _LAZY_MODULES = ("linen", "models", "nnx")  # they import Flax's layers, which not every user needs
-_LAZY_NAMES = {"ECR": "formats", "PECR": "formats"}
+_LAZY_NAMES = {"ECR": "formats", "PECR": "formats", "Plan": "plan", "apply_plan": "plan", "calibrate": "calibration"}
 
 
-def __getattr__(name: str) -> ModuleType | type:
+def __getattr__(name: str) -> Any:
     if name in _LAZY_MODULES:
         return importlib.import_module(f"{__name__}.{name}")
     if name in _LAZY_NAMES:

@@ -1,4 +1,4 @@
-"""Command line: `python -m jax_sparse_conv env` and `python -m jax_sparse_conv run --network vgg19`."""
+"""Command line, `python -m jax_sparse_conv`: `env`, `run --network vgg19`, `calibrate --network vgg19 --out FILE`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from jax_sparse_conv.comparison import Advance
     from jax_sparse_conv.models import Network
     from jax_sparse_conv.models.layers import ConvNet
+    from jax_sparse_conv.plan import Plan
 
 DTYPES = ("float32", "bfloat16", "float16")
 PRECISIONS = ("default", "high", "highest")
@@ -29,10 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     options.argv = list(sys.argv[1:] if argv is None else argv)
     try:
-        if options.command == "env":
-            _env(options)
-        else:
-            _run(options)
+        {"env": _env, "run": _run, "calibrate": _calibrate}[options.command](options)
     except UserError as error:
         print(f"jax_sparse_conv: {error}", file=sys.stderr)
         return 1
@@ -49,21 +47,38 @@ def _parser() -> argparse.ArgumentParser:
         help="a network on a photograph, dense and sparse",
         description="Classify a photograph with dense layers and with sparse ones, and compare times and results.",
     )
+    _add_network(run)
     add = run.add_argument
+    add("--labels", type=Path, help="text file with the classes' names, one a line (default: their indices)")
+    add("--implementation", help='of the sparse layers: auto (default), ecr, pecr, ...; "auto" is None')
+    add("--plan", type=Path, help="JSON file of `calibrate`: each layer's implementation, instead of --implementation")
+    add("--repeats", type=_positive, default=30, help="samples for each time, of which the median counts (default: 30)")
+    add("--json", type=Path, help="write everything to this file")
+    add("--plot", type=Path, help="draw zeros and ratio of every layer into this PNG")
+    calibrate = commands.add_parser(
+        "calibrate",
+        help="time every implementation of a network's layers on a photograph, and keep the choice",
+        description="Run a network on a photograph, time every implementation of each of its layers on what it is "
+        "given there, print the plan and write it to a file that `run --plan` and jax_sparse_conv.Plan.load read.",
+    )
+    _add_network(calibrate)
+    add = calibrate.add_argument
+    add("--repeats", type=_positive, default=10, help="turns of each candidate, whose median counts (default: 10)")
+    add("--out", type=Path, required=True, help="the plan's JSON file")
+    return parser
+
+
+def _add_network(parser: argparse.ArgumentParser) -> None:
+    """Which network runs on what."""
+    add = parser.add_argument
     add("--network", default="vgg19", help="vgg19 (default), resnet50, ...; a wrong name lists them")
     add("--image", type=Path, help=f"photograph (default: scikit-learn's {SAMPLE})")
     add("--weights", type=Path, help="safetensors file with torchvision, timm or Keras names (default: seeded weights)")
-    add("--labels", type=Path, help="text file with the classes' names, one a line (default: their indices)")
     add("--batch", type=_positive, default=1, help="images: the photograph, mirrored and shifted copies (default: 1)")
     add("--size", type=_positive, help="height and width of the images (default: the network's)")
     add("--dtype", choices=DTYPES, default="float32")
     add("--precision", choices=PRECISIONS, default="default", help="of the dense layers, as in lax (default: default)")
-    add("--implementation", default="auto", help='of the sparse layers: auto (default), ecr, pecr, ...; "auto" is None')
     add("--seed", type=int, default=0, help="of the weights, without --weights")
-    add("--repeats", type=_positive, default=30, help="samples for each time, of which the median counts (default: 30)")
-    add("--json", type=Path, help="write everything to this file")
-    add("--plot", type=Path, help="draw zeros and ratio of every layer into this PNG")
-    return parser
 
 
 def _positive(text: str) -> int:
@@ -88,20 +103,21 @@ def _run(options: argparse.Namespace) -> None:
 
     out = report.console()
     _check_outputs(options)
-    comparison.check_implementation(options.implementation)
+    implementation = _implementation(options)
     network = _network(options.network)
     names = _labels(options.labels)
     size = options.size or network.input_size
     images = batch_of(load(options.image, size), options.batch)
     with jax.default_matmul_precision(options.precision), report.progress() as advance:
         model, x = _prepare(network, images, options, advance)
-        found = comparison.compare(model, x, options.implementation, options.repeats, advance)
+        found = comparison.compare(model, x, implementation, options.repeats, advance)
     notes = []
     if options.weights is None:
         notes.append(f"Without --weights the weights are seeded (seed {options.seed}): the classes mean nothing.")
+    chosen = f"plan {options.plan.name}" if options.plan else f"implementation {implementation}"
     title = (
         f"{network.name}, {environment.device_name()}, batch {options.batch}, {size}x{size}, {options.dtype}, "
-        f"precision {options.precision}, implementation {options.implementation}"
+        f"precision {options.precision}, {chosen}"
     )
     report.print_comparison(found, out, title, names, notes)
     try:
@@ -113,13 +129,53 @@ def _run(options: argparse.Namespace) -> None:
         raise UserError(f"the results cannot be written: {error}") from error
 
 
+def _implementation(options: argparse.Namespace) -> str | Plan:
+    """What the sparse side runs."""
+    from jax_sparse_conv import comparison, plan
+
+    if options.plan is None:
+        options.implementation = options.implementation or "auto"
+        comparison.check_implementation(options.implementation)
+        return str(options.implementation)
+    if options.implementation is not None:
+        raise UserError(f"--implementation {options.implementation} and --plan exclude each other")
+    try:
+        return plan.Plan.load(options.plan)
+    except (OSError, ValueError) as error:
+        raise UserError(f"--plan: {error}") from error
+
+
+def _calibrate(options: argparse.Namespace) -> None:
+    import jax
+
+    from jax_sparse_conv import report
+    from jax_sparse_conv.calibration import calibrate
+
+    _check_writable("out", options.out)
+    network = _network(options.network)
+    images = batch_of(load(options.image, options.size or network.input_size), options.batch)
+    with jax.default_matmul_precision(options.precision), report.progress() as advance:
+        model, x = _prepare(network, images, options, advance)
+        plan = calibrate(model, [x], repeats=options.repeats, progress=advance)
+    print(plan)
+    try:
+        plan.save(options.out)
+    except OSError as error:
+        raise UserError(f"the plan cannot be written: {error}") from error
+
+
+def _check_writable(name: str, path: Path) -> None:
+    if not path.absolute().parent.is_dir():
+        raise UserError(f"--{name} {path}: the folder {path.absolute().parent} does not exist")
+    if path.is_dir():
+        raise UserError(f"--{name} {path} is a folder, not a file to write")
+
+
 def _check_outputs(options: argparse.Namespace) -> None:
     for name in ("json", "plot"):
         path = getattr(options, name)
-        if path is not None and not path.absolute().parent.is_dir():
-            raise UserError(f"--{name} {path}: the folder {path.absolute().parent} does not exist")
-        if path is not None and path.is_dir():
-            raise UserError(f"--{name} {path} is a folder, not a file to write")
+        if path is not None:
+            _check_writable(name, path)
     if options.plot is not None:
         if options.plot.suffix.lower() != ".png":
             raise UserError(f"--plot {options.plot}: the plot is a PNG, so the name must end in .png")
@@ -206,6 +262,7 @@ def _record(options: argparse.Namespace, size: int) -> dict[str, Any]:
         "size": size,
         "image": str(options.image or SAMPLE),
         "weights": None if options.weights is None else str(options.weights),
+        "plan": None if options.plan is None else str(options.plan),
     }
 
 

@@ -11,19 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx as flax_nnx
 
-from jax_sparse_conv import nnx, ops, timing
-from jax_sparse_conv.models.layers import ConvNet
+from jax_sparse_conv import layers, nnx, ops, plan, timing
+from jax_sparse_conv.models.layers import layer_names
 from jax_sparse_conv.photograph import UserError
 
 _ROTATIONS = 4
 _LARGER_THAN_CACHES = 2**28
 _ASYNC_CALLS = 16  # of a whole network before waiting, on an accelerator
 
-IMPLEMENTATIONS_OF = {
-    "conv": ops.CONV_IMPLEMENTATIONS,
-    "conv_pool": ops.CONV_POOL_IMPLEMENTATIONS,
-    "dense": ops.DENSE_IMPLEMENTATIONS,
-}
+IMPLEMENTATIONS_OF = ops.IMPLEMENTATIONS
 IMPLEMENTATIONS = ("auto", *dict.fromkeys(name for names in IMPLEMENTATIONS_OF.values() for name in names))
 Advance: TypeAlias = Callable[[str, int | None], None]
 
@@ -93,12 +89,17 @@ class Comparison:
         return Totals(sum(row.dense_us for row in self.layers), sum(row.sparse_us for row in self.layers))
 
 
-def choose(model: flax_nnx.Module, implementation: str) -> None:
+def choose(model: flax_nnx.Module, implementation: str | plan.Plan) -> None:
     """Set every layer of `model` to `implementation`; layers of a kind that lacks it, and "auto", choose themselves.
 
     Raises:
-      UserError: no kind of layer has that implementation.
+      UserError: no kind of layer has that implementation, or the plan is not for this model and device.
     """
+    if isinstance(implementation, plan.Plan):
+        try:
+            return plan.apply_plan(model, implementation)
+        except ValueError as error:
+            raise UserError(f"--plan: {error}") from error
     check_implementation(implementation)
     nnx.set_implementation(
         model,
@@ -115,7 +116,7 @@ def check_implementation(implementation: str) -> None:
 def compare(
     model: flax_nnx.Module,
     x: jax.Array,
-    implementation: str = "auto",
+    implementation: str | plan.Plan = "auto",
     repeats: int = 30,
     advance: Advance = lambda step, steps: None,
 ) -> Comparison:
@@ -124,7 +125,7 @@ def compare(
     Args:
       model: a network of this package's layers; it is left with `implementation`.
       x: its input, [N, H, W, C].
-      implementation: "auto" or a name, as in `choose`.
+      implementation: "auto", a name or a plan, as in `choose`.
       repeats: samples per time; times are medians.
       advance: called before every step with what it is and with the number of steps, None before that is known.
 
@@ -136,16 +137,17 @@ def compare(
     steps = len(calls) + 2
     advance("compiling the whole network", steps)
     dense, sparse = _whole(model, "xla"), _whole(model, implementation)
+    chosen = {id(layer): layer.implementation for _, layer in plan.sparse_layers(model)}
     expected, found = dense(x), _first_run(sparse, x)
     advance("timing the whole network", steps)
     network = _time_network(dense, sparse, x, repeats)
-    paths = _paths(model)
+    paths = layer_names(model)
     rows = []
     while calls:
         call = calls.pop(0)  # its maps are freed once it is timed
         path = paths.get(id(call.layer), type(call.layer).__name__)
         advance(f"compiling and timing {path}", steps)
-        rows.append(_time_layer(call, path, implementation, repeats))
+        rows.append(_time_layer(call, path, chosen.get(id(call.layer)), repeats))
     return Comparison(
         tuple(rows),
         network,
@@ -180,15 +182,7 @@ def _record(model: flax_nnx.Module, x: jax.Array) -> list[Any]:
     return calls
 
 
-def _paths(model: flax_nnx.Module) -> dict[int, str]:
-    """Names of the layers by id: the network's own where it is one of this package, else their places in the model."""
-    paths = dict(nnx.layer_paths(model))
-    if isinstance(model, ConvNet):
-        paths |= {id(getattr(layer, "conv", layer)): name for name, layer in model.named_layers()}
-    return paths
-
-
-def _whole(model: flax_nnx.Module, implementation: str) -> timing.Function:
+def _whole(model: flax_nnx.Module, implementation: str | plan.Plan) -> timing.Function:
     choose(model, implementation)
     function, weights = _functional(model)
     return lambda x: function(weights, x)
@@ -220,10 +214,10 @@ def _time_network(dense: timing.Function, sparse: timing.Function, x: jax.Array,
     return Totals(times["dense"].microseconds, times["sparse"].microseconds)
 
 
-def _time_layer(call: Any, path: str, implementation: str, repeats: int) -> LayerResult:
+def _time_layer(call: Any, path: str, implementation: layers.Implementation, repeats: int) -> LayerResult:
     functions = {}
     for side, name in (("dense", "xla"), ("sparse", implementation)):
-        choose(call.layer, name)
+        call.layer.implementation = name
         functions[side], weights = _functional(call.layer)
     residual = () if call.residual is None else (call.residual,)
     operands = [(weights, variant, *residual) for variant in _rotations(call.inputs)]

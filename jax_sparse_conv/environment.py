@@ -31,7 +31,7 @@ _BUILD_FIELDS = {
 def collect() -> dict[str, Any]:
     """Everything `env` prints and every result file carries, as JSON values."""
     return {
-        "versions": _versions(),
+        "versions": versions(),
         "build": _or_reason(_build),
         "cpu": _or_reason(_cpu),
         "targets": _or_reason(_targets),
@@ -91,7 +91,8 @@ def gpu_driver() -> str | None:
     return answer[0] if answer else None
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Versions of this package and of those that it runs on, by the names pip knows them by."""
     found = {"jax_sparse_conv": _or_reason(_own_version), "python": platform.python_version()}
     found |= {name: _or_reason(functools.partial(importlib.metadata.version, name)) for name in _PACKAGES}
     for name in _CUDA_PACKAGES:
@@ -115,12 +116,13 @@ def _cpu() -> dict[str, str]:
     native = importlib.import_module("jax_sparse_conv._native")
     return {
         "model": _or_reason(_cpu_model),
-        "cores": _or_reason(_cores),
+        "cores": _or_reason(cores),
         "instruction_set_in_use": _or_reason(native.cpu_isa),
     }
 
 
-def _cores() -> str:
+def cores() -> str:
+    """Number of cores that this process may use."""
     import os
 
     return str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())

@@ -1,5 +1,7 @@
 """What the Flax layers of `nnx` and `linen` share: how a layer's attributes become one operation, and call recording.
 
+A layer's `implementation` is None, a name, or what a plan made of it (`Planned`).
+
 A `ConvLayer` is any object with the attributes of `flax.nnx.Conv` or `flax.linen.Conv` and those added here.
 """
 
@@ -9,17 +11,38 @@ import contextlib
 import contextvars
 import dataclasses
 import math
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_sparse_conv import calls, ops, reference
 from jax_sparse_conv import geometry as geo
-from jax_sparse_conv import ops, reference
+from jax_sparse_conv.calls import Call, Operands
 
 _NOT_ZERO_PADDING = ("CIRCULAR", "REFLECT", "CAUSAL")
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """The `implementation` of a layer with a plan: a name for each call it was calibrated with, None for any other.
+
+    Attributes:
+      choices: (call, name of its implementation).
+    """
+
+    choices: tuple[tuple[Call, str], ...]
+
+    def __getitem__(self, call: Call) -> str | None:
+        return dict(self.choices).get(call)
+
+    def __repr__(self) -> str:
+        return f"<planned: {', '.join(dict.fromkeys(name for _, name in self.choices))}>"
+
+
+Implementation: TypeAlias = str | Planned | None
 
 
 class ConvLayer(Protocol):
@@ -33,7 +56,15 @@ class ConvLayer(Protocol):
     feature_group_count: Any
     precision: Any
     activation: str | None
-    implementation: str | None
+    implementation: Implementation
+
+
+class DenseLayer(Protocol):
+    """The attributes that say what a dense layer computes."""
+
+    precision: Any
+    activation: str | None
+    implementation: Implementation
 
 
 class ConvPoolLayer(ConvLayer, Protocol):
@@ -87,13 +118,29 @@ def recorded(layer: Any, inputs: Any, residual: Any, output: jax.Array) -> jax.A
     return output
 
 
+# Runs an operation in a layer's place: (layer, call, operands, arguments) -> result.
+Observer: TypeAlias = Callable[[Any, Call, Operands, Mapping[str, Any]], jax.Array]
+_observer: contextvars.ContextVar[Observer | None] = contextvars.ContextVar("jax_sparse_conv_observer", default=None)
+
+
+@contextlib.contextmanager
+def observed(observer: Observer) -> Iterator[None]:
+    """Inside the `with` block, `observer` runs every operation of every sparse layer."""
+    token = _observer.set(observer)
+    try:
+        yield
+    finally:
+        _observer.reset(token)
+
+
 # --- arguments -------------------------------------------------------------------------------------------------------
 
 
-def check_arguments(activation: str | None, implementation: str | None, names: tuple[str, ...]) -> None:
+def check_arguments(activation: str | None, implementation: Implementation, names: tuple[str, ...]) -> None:
     """Raise a ValueError for an activation or implementation that no call of the layer could use."""
     check_choice("activation", activation, ops.ACTIVATIONS)
-    check_choice("implementation", implementation, (None, *names))
+    if not isinstance(implementation, Planned):
+        check_choice("implementation", implementation, (None, *names))
 
 
 def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
@@ -144,9 +191,9 @@ def why_dense_product(layer: Any) -> str | None:
     return None
 
 
-def require_dense(implementation: str | None, reason: str) -> None:
+def require_dense(implementation: Implementation, reason: str) -> None:
     """Raise unless the layer may run densely, which is what `reason` calls for."""
-    if implementation not in (None, "xla"):
+    if isinstance(implementation, str) and implementation != "xla":
         raise ValueError(f"implementation={implementation!r} cannot run this layer: {reason}; None or 'xla' can")
 
 
@@ -167,8 +214,12 @@ def conv(
 ) -> jax.Array:
     """inputs [..., H, W, C] and residual [..., Ho, Wo, K] -> [..., Ho, Wo, K], with any number of leading axes."""
     x, added = _images(inputs, residual)
-    y = ops.conv(x, kernel, bias, residual=added, implementation=layer.implementation, **_conv_arguments(layer))
-    return _restore(y, inputs)
+    return _restore(_run(layer, "conv", (x, kernel, bias, added), conv_arguments(layer)), inputs)
+
+
+def bare_conv(layer: ConvLayer, x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
+    """The convolution and its bias alone, for a layer between which and its activation something else comes."""
+    return _run(layer, "conv", (x, kernel, bias, None), conv_arguments(layer) | {"activation": None})
 
 
 def conv_pool(
@@ -180,16 +231,19 @@ def conv_pool(
             raise ValueError("implementation='pecr' has no residual; None, 'ecr' or 'xla' have")
         return pooled(layer, conv(layer, inputs, kernel, bias, residual))
     x, _ = _images(inputs, None)
-    y = ops.conv_pool(
-        x, kernel, bias, implementation=layer.implementation, **_conv_arguments(layer), **_pool_arguments(layer)
-    )
-    return _restore(y, inputs)
+    arguments = conv_arguments(layer) | pool_arguments(layer)
+    return _restore(_run(layer, "conv_pool", (x, kernel, bias, None), arguments), inputs)
+
+
+def dense(layer: DenseLayer, x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
+    """x [..., C] -> [..., K]."""
+    return _run(layer, "dense", (x, kernel, bias, None), dense_arguments(layer))
 
 
 def pooled(layer: ConvPoolLayer, y: jax.Array) -> jax.Array:
     """The layer's pool alone: [..., Ho, Wo, K] -> [..., Po, Qo, K]."""
     images, _ = _images(y, None)
-    arguments = _pool_arguments(layer)
+    arguments = pool_arguments(layer)
     kind = arguments.pop("pool")
     geometry = geo.with_pool(geo.Geometry(), (images.shape[1], images.shape[2]), kind=kind, **arguments)
     return _restore(reference.pool(images, geometry.pool), y)
@@ -204,7 +258,20 @@ def epilogue(y: jax.Array, residual: Any, activation: str | None) -> jax.Array:
     return reference.epilogue(y, None, residual, activation)
 
 
-def _conv_arguments(layer: ConvLayer) -> dict[str, Any]:
+def _run(layer: Any, op: str, operands: Operands, arguments: Mapping[str, Any]) -> jax.Array:
+    observer = _observer.get()
+    if observer is not None:
+        return observer(layer, Call.of(op, operands, arguments), operands, arguments)
+    implementation = layer.implementation
+    if isinstance(implementation, Planned):
+        implementation = implementation[Call.of(op, operands, arguments)]
+    elif implementation == "pecr" and op == "conv":
+        implementation = "ecr"  # a pool that comes later, or apart
+    return calls.run(op, operands, arguments, implementation)
+
+
+def conv_arguments(layer: ConvLayer) -> dict[str, Any]:
+    """Keyword arguments of `ops.conv`."""
     return {
         "strides": 1 if layer.strides is None else layer.strides,
         "padding": layer.padding,
@@ -215,7 +282,13 @@ def _conv_arguments(layer: ConvLayer) -> dict[str, Any]:
     }
 
 
-def _pool_arguments(layer: ConvPoolLayer) -> dict[str, Any]:
+def dense_arguments(layer: DenseLayer) -> dict[str, Any]:
+    """Keyword arguments of `ops.dense`."""
+    return {"activation": layer.activation, "precision": layer.precision}
+
+
+def pool_arguments(layer: ConvPoolLayer) -> dict[str, Any]:
+    """What `ops.conv_pool` takes beside `conv_arguments`."""
     return {
         "pool": layer.pool,
         "window_shape": layer.window_shape,

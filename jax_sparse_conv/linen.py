@@ -34,7 +34,7 @@ class SparseConv(nn.Conv):
     """
 
     activation: str | None = None
-    implementation: str | None = None
+    implementation: layers.Implementation = None
 
     implementations: ClassVar[tuple[str, ...]] = ops.CONV_IMPLEMENTATIONS
 
@@ -135,7 +135,7 @@ class SparseDense(nn.Dense):
     """
 
     activation: str | None = None
-    implementation: str | None = None
+    implementation: layers.Implementation = None
 
     implementations: ClassVar[tuple[str, ...]] = ops.DENSE_IMPLEMENTATIONS
 
@@ -153,14 +153,7 @@ class SparseDense(nn.Dense):
         reason = layers.why_dense_product(self)
         if reason is None:
             x, kernel, bias = self._promoted(inputs)
-            y = ops.dense(
-                x,
-                kernel,
-                bias,
-                activation=self.activation,
-                precision=self.precision,
-                implementation=self.implementation,
-            )
+            y = layers.dense(self, x, kernel, bias)
         else:
             layers.require_dense(self.implementation, reason)
             y = layers.epilogue(super().__call__(inputs), None, self.activation)

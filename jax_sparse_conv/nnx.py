@@ -52,7 +52,7 @@ class SparseConv(nnx.Conv):
 
     implementations: ClassVar[tuple[str, ...]] = ops.CONV_IMPLEMENTATIONS
     activation: str | None
-    implementation: str | None
+    implementation: layers.Implementation
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class SparseConv(nnx.Conv):
         strides: int | Sequence[int] | None = 1,
         *,
         activation: str | None = None,
-        implementation: str | None = None,
+        implementation: layers.Implementation = None,
         **conv_arguments: Any,
     ) -> None:
         layers.check_arguments(activation, implementation, self.implementations)
@@ -141,7 +141,7 @@ class SparseConvPool(SparseConv):
         window_strides: int | Sequence[int] | None = None,
         window_padding: Padding = "VALID",
         activation: str | None = "relu",
-        implementation: str | None = None,
+        implementation: layers.Implementation = None,
         **conv_arguments: Any,
     ) -> None:
         if isinstance(kernel_size, int) or len(kernel_size) != 2:
@@ -186,7 +186,7 @@ class SparseLinear(nnx.Linear):
 
     implementations: ClassVar[tuple[str, ...]] = ops.DENSE_IMPLEMENTATIONS
     activation: str | None
-    implementation: str | None
+    implementation: layers.Implementation
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class SparseLinear(nnx.Linear):
         out_features: int,
         *,
         activation: str | None = None,
-        implementation: str | None = None,
+        implementation: layers.Implementation = None,
         **linear_arguments: Any,
     ) -> None:
         layers.check_arguments(activation, implementation, self.implementations)
@@ -214,14 +214,7 @@ class SparseLinear(nnx.Linear):
             reason = f"out_sharding={out_sharding!r} is set"
         if reason is None:
             x, kernel, bias = _promoted(self, inputs, None)
-            y = ops.dense(
-                x,
-                kernel,
-                bias,
-                activation=self.activation,
-                precision=self.precision,
-                implementation=self.implementation,
-            )
+            y = layers.dense(self, x, kernel, bias)
         else:
             layers.require_dense(self.implementation, reason)
             y = layers.epilogue(super().__call__(inputs, out_sharding), None, self.activation)

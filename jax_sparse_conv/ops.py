@@ -22,6 +22,11 @@ from jax_sparse_conv.geometry import Geometry, Padding
 CONV_IMPLEMENTATIONS = ("xla", "ecr", "coo", "direct")
 CONV_POOL_IMPLEMENTATIONS = ("xla", "ecr", "coo", "pecr", "direct")
 DENSE_IMPLEMENTATIONS = ("xla", "ecr")
+IMPLEMENTATIONS = {
+    "conv": CONV_IMPLEMENTATIONS,
+    "conv_pool": CONV_POOL_IMPLEMENTATIONS,
+    "dense": DENSE_IMPLEMENTATIONS,
+}
 ACTIVATIONS = (None, "relu")
 _KERNEL_DTYPES = _native.DTYPES["cpu"]  # a superset of every platform's; lowering knows the platform
 _NHWC = lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))

@@ -36,7 +36,8 @@ _SAMPLE_SECONDS = 0.04  # fewer chains where that is 1 % of the sample
 class Timing:
     """Seconds per call: the median of `repeats` samples, their quartiles and the best of them.
 
-    The best is what other work on the machine disturbs least.
+    The best is what other work on the machine disturbs least. `samples` are in the order they were taken: those of
+    functions that took turns pair up.
     """
 
     best: float
@@ -44,13 +45,14 @@ class Timing:
     low: float
     high: float
     repeats: int
+    samples: tuple[float, ...]
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> Timing:
         if len(samples) < 2:
-            return cls(samples[0], samples[0], samples[0], samples[0], len(samples))
+            return cls(samples[0], samples[0], samples[0], samples[0], len(samples), tuple(samples))
         low, median, high = statistics.quantiles(samples, n=4, method="inclusive")
-        return cls(min(samples), median, low, high, len(samples))
+        return cls(min(samples), median, low, high, len(samples), tuple(samples))
 
     @property
     def microseconds(self) -> float:
@@ -162,4 +164,4 @@ def _nbytes(tree: Any) -> int:
 
 
 def _per_call(timing: Timing, calls: int) -> Timing:
-    return Timing(timing.best / calls, timing.median / calls, timing.low / calls, timing.high / calls, timing.repeats)
+    return Timing.of([sample / calls for sample in timing.samples])

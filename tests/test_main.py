@@ -111,6 +111,26 @@ def test_run_skips_zeros_and_says_what_ran(implementation: str, tmp_path: Path) 
     assert found["difference"]["max_relative"] < 1e-5
 
 
+def test_calibrate_writes_a_plan_that_run_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, written = tmp_path / "plan.json", tmp_path / "run.json"
+    assert main(["calibrate", "--network", "tiny", "--batch", "2", "--repeats", "2", "--out", str(target)]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in (*LAYERS, "choice", "zeros %"))
+    chosen = {layer["path"]: layer["implementation"] for layer in json.loads(target.read_text())["layers"]}
+    assert list(chosen) == LAYERS
+    assert run("--batch", "2", "--plan", target, "--json", written) == 0
+    found = json.loads(written.read_text())
+    assert {row["path"]: row["implementation"] for row in found["layers"]} == chosen
+    assert found["plan"] == str(target)
+    assert "plan plan.json" in capsys.readouterr().out
+    assert run("--batch", "2", "--precision", "highest", "--plan", target) == 1
+    assert "--plan: layer 'conv1_1' has precision='highest', not 'default'" in capsys.readouterr().err
+    assert run("--plan", target, "--implementation", "xla") == 1
+    assert "--implementation xla and --plan exclude each other" in capsys.readouterr().err
+    assert run("--plan", tmp_path / "none.json") == 1
+    assert "--plan: " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_run_in_16_bits(dtype: str, tmp_path: Path) -> None:
     target = tmp_path / "run.json"

@@ -112,16 +112,7 @@ class ConvUnit(nnx.Module):
         """The convolution and its bias alone, what a batch norm sees: x [N, H, W, C] -> [N, Ho, Wo, K]."""
         conv = self.conv
         bias = None if conv.bias is None else conv.bias[...]
-        x, kernel, bias = conv.promote_dtype((x, conv.kernel[...], bias), dtype=conv.dtype)
-        return ops.conv(
-            x,
-            kernel,
-            bias,
-            strides=1 if conv.strides is None else conv.strides,
-            padding=conv.padding,
-            precision=conv.precision,
-            implementation=_without_pool(conv.implementation),
-        )
+        return layers.bare_conv(conv, *conv.promote_dtype((x, conv.kernel[...], bias), dtype=conv.dtype))
 
     def preactivation(self, x: jax.Array, residual: jax.Array | None = None) -> jax.Array:
         """Everything before the ReLU: x [N, H, W, C] -> [N, Ho, Wo, K]."""
@@ -200,6 +191,14 @@ def layer_inputs(model: ConvNet, x: jax.Array) -> dict[str, tuple[jax.Array, jax
 
     model(x, before_layer=keep)
     return inputs
+
+
+def layer_names(model: nnx.Module) -> dict[int, str]:
+    """`id(layer)` -> name of every sparse layer: the network's own where it is one of this package, else its place."""
+    names = dict(sparse_nnx.layer_paths(model))
+    if isinstance(model, ConvNet):
+        names |= {id(getattr(layer, "conv", layer)): name for name, layer in model.named_layers()}
+    return names
 
 
 def fold_batch_norm(model: nnx.Module) -> int:

@@ -1,0 +1,246 @@
+"""Calibration: run a model on batches, note what each of its layers is given, and time every implementation on that.
+
+Times are taken in turns, so that what else happens on the machine meets all candidates alike, and an implementation
+other than dense convolution is chosen only where it wins beyond the spread of those turns.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import datetime
+import itertools
+import os
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jax_sparse_conv import layers, reference, timing
+from jax_sparse_conv.calls import Call, Operands, default_precision
+from jax_sparse_conv.plan import Candidate, LayerPlan, Plan, check_model, device_label, sparse_layers, versions
+
+# Told before each step what it is, with the number of steps, None before that is known.
+Progress: TypeAlias = Callable[[str, int | None], None]
+
+_DENSE = "xla"
+_GAIN = 1.03  # an implementation must win by this much over dense convolution ...
+_QUANTILE = 4  # ... in three of four turns
+_ROTATIONS = 4  # inputs that successive calls are given
+_KEPT_BYTES = 2**30  # of inputs, beyond the first batch's
+_LARGER_THAN_CACHES = 2**28
+_COMPILE_THREADS = 8
+
+
+@dataclasses.dataclass
+class _Recorded:
+    """What one layer was given in one kind of call."""
+
+    path: str
+    layer: Any
+    call: Call
+    densities: list[jax.Array] = dataclasses.field(default_factory=list)
+    operands: list[tuple[jax.Array, ...]] = dataclasses.field(default_factory=list)
+    candidates: list[str] = dataclasses.field(default_factory=list)
+    left_out: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+
+
+def calibrate(
+    model: nnx.Module,
+    batches: Iterable[Any],
+    *,
+    repeats: int = 10,
+    progress: Progress = lambda step, steps: None,
+) -> Plan:
+    """Time the implementations of every layer of `model` on the inputs that it has when the model runs on `batches`.
+
+    Layers are this package's: of its networks, of one's own models, or put there by `jax_sparse_conv.nnx.replace`.
+    The model runs as it is, without `jit`, once per batch; set it to inference first (`model.eval()`), and fold batch
+    norms (`jax_sparse_conv.models.fold_batch_norm`) before, not after. Times are those of the default backend, under
+    this process's XLA flags; layers with equal calls are compiled once. ResNet-50 takes about a minute on an H200.
+
+    Args:
+      model: an nnx module, called as `model(batch)`.
+      batches: the batches, or one array that is the only batch; a tuple is the model's positional arguments.
+      repeats: turns of each candidate; the median counts.
+      progress: told before each step what it is and how many steps there are, None before that is known.
+
+    Returns:
+      A `Plan` for `apply_plan`.
+
+    Raises:
+      TypeError: a model that is not an nnx module.
+      ValueError: no batches, no call of a layer of this package, or a layer whose input has no values when it is
+        called (under `jit`, `vmap` or `scan` inside the model).
+    """
+    check_model(model)
+    if repeats < 1:
+        raise ValueError(f"repeats={repeats!r} must be at least 1")
+    recorder = _Recorder(dict(_paths(model)))
+    _record(model, batches, recorder, progress)
+    steps = len({recorded.call for recorded in recorder.found}) + len(recorder.found)
+    _compile(recorder.found, lambda step: progress(step, steps))
+    planned = []
+    for recorded in recorder.found:
+        progress(f"timing {recorded.path or type(model).__name__}", steps)
+        planned.append(_time(recorded, repeats))
+        recorded.operands.clear()  # the maps are freed once they are timed
+    called = {layer.path for layer in planned}
+    return Plan(
+        device=device_label(),
+        versions=versions(),
+        xla_flags=os.environ.get("XLA_FLAGS", ""),
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        model=type(model).__name__,
+        layers=tuple(planned),
+        uncalled=tuple(path for path, _ in sparse_layers(model) if path not in called),
+    )
+
+
+def wins(dense: timing.Timing, other: timing.Timing) -> bool:
+    """Whether `other` beats `dense` beyond the spread of their turns: by 3 % in at least three of four."""
+    ratios = [d / o for d, o in zip(dense.samples, other.samples, strict=True)]
+    if len(ratios) < 2:
+        return ratios[0] > _GAIN
+    return statistics.quantiles(ratios, n=_QUANTILE, method="inclusive")[0] > _GAIN
+
+
+class _Recorder:
+    """Runs the layers' operations in their place and keeps what they were given."""
+
+    def __init__(self, paths: Mapping[int, str]) -> None:
+        self.found: list[_Recorded] = []
+        self._paths = paths
+        self._by_call: dict[tuple[int, Call], _Recorded] = {}
+        self._runs: dict[Call, str] = {}
+        self._kept = 0
+
+    def __call__(self, layer: Any, call: Call, operands: Operands, arguments: Mapping[str, Any]) -> jax.Array:
+        del arguments
+        present = call.present(operands)
+        path = self._paths.get(id(layer), type(layer).__name__)
+        if any(isinstance(value, jax.core.Tracer) for value in present):
+            raise ValueError(
+                f"layer {path!r} is called under jit, vmap, scan or another transformation inside the model, where its "
+                "input has no values; calibrate a model that calls its layers directly"
+            )
+        if id(layer) not in self._paths:
+            raise ValueError(
+                f"a {path} is called that is not one of the model's modules, so no plan could be applied to it"
+            )
+        recorded = self._by_call.get((id(layer), call))
+        if recorded is None:
+            recorded = self._by_call[id(layer), call] = _Recorded(path, layer, call)
+            self.found.append(recorded)
+        recorded.densities.append(_density(present[0]))
+        self._keep(recorded, present)
+        return self._run(call, present)
+
+    def _keep(self, recorded: _Recorded, present: tuple[jax.Array, ...]) -> None:
+        size = sum(value.nbytes for value in (present[0], *present[3 if recorded.call.bias else 2 :]))
+        if not recorded.operands or (len(recorded.operands) < _ROTATIONS and self._kept + size <= _KEPT_BYTES):
+            recorded.operands.append(present)
+            self._kept += size
+
+    def _run(self, call: Call, present: tuple[jax.Array, ...]) -> jax.Array:
+        """The result, by a native kernel where there is one: those compile in no time."""
+        if call in self._runs:
+            return call.function(self._runs[call])(*present)
+        for name in (name for name in call.implementations if name != _DENSE):
+            try:
+                result = call.function(name)(*present)
+            except ValueError:  # "implementation=... cannot run here: ..."; the plan will say so
+                continue
+            self._runs[call] = name
+            return result
+        self._runs[call] = _DENSE
+        return call.function(_DENSE)(*present)
+
+
+def _record(model: nnx.Module, batches: Iterable[Any], recorder: _Recorder, progress: Progress) -> None:
+    if hasattr(batches, "shape"):
+        batches = [batches]
+    count = 0
+    for count, batch in enumerate(batches, 1):
+        progress(f"recording batch {count}", None)
+        with layers.observed(recorder):
+            model(*batch) if isinstance(batch, tuple) else model(batch)
+    if count == 0:
+        raise ValueError("batches is empty; calibrate needs at least one")
+    if not recorder.found:
+        raise ValueError(
+            f"{type(model).__name__} calls no layer of this package; jax_sparse_conv.nnx.replace(model) puts some in"
+        )
+
+
+def _paths(model: nnx.Module) -> Iterable[tuple[int, str]]:
+    return ((id(layer), path) for path, layer in sparse_layers(model))
+
+
+def _compile(found: list[_Recorded], progress: Callable[[str], None]) -> None:
+    """Find each call's candidates by compiling them, equal calls once and several side by side."""
+    firsts = {recorded.call: recorded for recorded in reversed(found)}
+    jobs = [(recorded, name) for recorded in firsts.values() for name in recorded.call.implementations]
+    precision = default_precision()
+    reasons: dict[Call, dict[str, str | None]] = {call: {} for call in firsts}
+    with concurrent.futures.ThreadPoolExecutor(min(_COMPILE_THREADS, os.cpu_count() or 1)) as pool:
+        waiting = {pool.submit(_why_left_out, *job, precision): job for job in jobs}
+        for future in concurrent.futures.as_completed(waiting):
+            recorded, name = waiting[future]
+            reasons[recorded.call][name] = future.result()
+            if len(reasons[recorded.call]) == len(recorded.call.implementations):
+                progress(f"compiled {recorded.path}")
+    for recorded in found:
+        for name in recorded.call.implementations:
+            reason = reasons[recorded.call][name]
+            if reason is None:
+                recorded.candidates.append(name)
+            else:
+                recorded.left_out.append((name, reason))
+
+
+def _why_left_out(recorded: _Recorded, name: str, precision: Any) -> str | None:
+    try:
+        with jax.default_matmul_precision(precision):  # another thread's default is not this one's
+            timing.compile_ahead(recorded.call.function(name), recorded.operands)
+    except ValueError as error:
+        if name == _DENSE:
+            raise
+        return " ".join(str(error).split())
+    return None
+
+
+def _time(recorded: _Recorded, repeats: int) -> LayerPlan:
+    functions = {name: recorded.call.function(name) for name in recorded.candidates}
+    times = timing.per_call(functions, _rotations(recorded.operands), repeats)
+    dense = times[_DENSE]
+    better = [name for name in functions if name != _DENSE and wins(dense, times[name])]
+    return LayerPlan(
+        path=recorded.path,
+        call=recorded.call,
+        kernel_dtype=str(recorded.layer.kernel.dtype),
+        densities=tuple(float(value) for value in recorded.densities),
+        candidates=tuple(_candidate(name, times[name]) for name in functions),
+        left_out=tuple(recorded.left_out),
+        implementation=min(better, key=lambda name: times[name].median, default=_DENSE),
+    )
+
+
+def _candidate(name: str, found: timing.Timing) -> Candidate:
+    return Candidate(name, *(round(1e6 * seconds, 3) for seconds in (found.median, found.low, found.high)))
+
+
+def _rotations(operands: list[tuple[jax.Array, ...]]) -> list[tuple[jax.Array, ...]]:
+    """What was recorded and, where that is little, shifted copies: as many zeros, but no call finds it in a cache."""
+    x = operands[0][0]
+    if x.nbytes > _LARGER_THAN_CACHES:
+        return operands
+    axis = 2 if x.ndim == 4 else -1
+    shifted = ((jnp.roll(x, shift, axis), *operands[0][1:]) for shift in range(1, _ROTATIONS))
+    return list(itertools.islice(itertools.chain(operands, shifted), _ROTATIONS))
+
+
+_density = jax.jit(reference.density)
