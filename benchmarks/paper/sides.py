@@ -1,0 +1,61 @@
+"""What is compared: XLA's dense convolution at two precisions, and every implementation the package has."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+
+import jax_sparse_conv as jsc
+from benchmarks.paper.layers import PaperLayer
+from jax_sparse_conv import timing
+from jax_sparse_conv.comparison import IMPLEMENTATIONS_OF
+
+HIGHEST = "xla highest"
+DEFAULT = "xla default"
+DENSE = (HIGHEST, DEFAULT)
+AUTO = "auto"
+
+
+def dense_sides() -> tuple[str, ...]:
+    """XLA's precisions that differ here: a CPU has one."""
+    return DENSE[:1] if jax.default_backend() == "cpu" else DENSE
+
+
+def all_sides(op: str) -> tuple[str, ...]:
+    """XLA's, every implementation that `op` has, and "auto", which is `implementation=None`."""
+    return (*dense_sides(), *(name for name in IMPLEMENTATIONS_OF[op] if name != "xla"), AUTO)
+
+
+def is_dense(side: str) -> bool:
+    return side in DENSE
+
+
+@functools.cache
+def function(layer: PaperLayer, side: str) -> timing.Function:
+    """The jitted layer (x, kernel, bias) -> y; one object for all layers that only differ in shapes and names."""
+    if layer.op == "dense":
+        return _function(layer.op, side, (), ())
+    pool = layer.window if layer.op == "conv_pool" else ()
+    return _function(layer.op, side, (layer.strides, layer.padding, layer.groups), pool)
+
+
+@functools.cache
+def _function(op: str, side: str, conv: tuple[Any, ...], pool: tuple[int, ...]) -> timing.Function:
+    arguments: dict[str, Any] = {"activation": "relu", **_of_side(side)}
+    if op == "dense":
+        return jax.jit(functools.partial(jsc.dense, **arguments))
+    strides, padding, groups = conv
+    arguments |= {"strides": strides, "padding": padding, "feature_group_count": groups}
+    if op == "conv":
+        return jax.jit(functools.partial(jsc.conv, **arguments))
+    size, window_strides, window_padding = pool
+    arguments |= {"window_shape": size, "window_strides": window_strides, "window_padding": window_padding}
+    return jax.jit(functools.partial(jsc.conv_pool, **arguments))
+
+
+def _of_side(side: str) -> dict[str, Any]:
+    if is_dense(side):
+        return {"implementation": "xla", "precision": side.removeprefix("xla ")}
+    return {"implementation": None if side == AUTO else side, "precision": "highest"}

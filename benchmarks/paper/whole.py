@@ -1,0 +1,162 @@
+"""Whole networks: the ratios of Xu et al. 2023 (section 8.2) and of cuSNN (Figs. 12 and 13, energy)."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from benchmarks.paper import energy, networks, runner, sides
+from benchmarks.paper.experiment import Experiment
+from benchmarks.paper.networks import COO, OCPA, Prepared
+from benchmarks.paper.ocpa import OCPA_NETWORKS
+from benchmarks.paper.runner import Context, Row
+from jax_sparse_conv import timing
+
+CUSNN_NETWORKS = ("densenet169", "densenet201", "resnet50", "resnet152", "vgg16", "vgg19")
+_ASYNC_CALLS = 16
+_AUTO_DEFAULT = "auto default"
+
+
+def _networks(context: Context) -> list[Row]:
+    return _measured(context, OCPA_NETWORKS, (OCPA, sides.AUTO, _AUTO_DEFAULT))
+
+
+def _cusnn_networks(context: Context) -> list[Row]:
+    return _measured(context, CUSNN_NETWORKS, (COO, OCPA, sides.AUTO))
+
+
+def _measured(context: Context, names: Sequence[str], extra: Sequence[str]) -> list[Row]:
+    chosen = [networks.prepared(context, name) for name in networks.available(context, names)]
+    wanted = networks.network_sides(extra)
+    reasons = dict(zip(*_compiled(chosen, wanted), strict=True))
+    return [_row(context, network, wanted, reasons) for network in chosen]
+
+
+def _compiled(chosen: Sequence[Prepared], wanted: Sequence[str]) -> tuple[list[tuple[str, str]], list[str | None]]:
+    """(network, side) of everything compiled, and why it cannot run or None."""
+    jobs = [(network, side) for network in chosen for side in wanted]
+    reasons = runner.in_threads([functools.partial(_compile, network, side) for network, side in jobs])
+    return [(network.name, side) for network, side in jobs], reasons
+
+
+def _compile(network: Prepared, side: str) -> str | None:
+    try:
+        _function(network, side).lower(*networks.operands(network)[0]).compile()  # type: ignore[attr-defined]
+    except (ValueError, jax.errors.JaxRuntimeError) as error:
+        return " ".join(str(error).split())[:300]
+    return None
+
+
+_functions: dict[tuple[int, str], timing.Function] = {}
+
+
+def _function(network: Prepared, side: str) -> timing.Function:
+    """One function for a network and side, so that all experiments of a run compile it once."""
+    return _functions.setdefault((id(network.graph), side), networks.function(network, side))
+
+
+def _row(context: Context, network: Prepared, wanted: Sequence[str], reasons: dict[tuple[str, str], str | None]) -> Row:
+    functions = {side: _function(network, side) for side in wanted if reasons[network.name, side] is None}
+    operands = networks.operands(network)
+    calls = 1 if jax.default_backend() == "cpu" else _ASYNC_CALLS
+    times = timing.blocked(functions, operands, context.repeats, calls)
+    row = {
+        "layer": network.name,
+        "op": "network",
+        "x_shape": list(network.x.shape),
+        "network": network.name,
+        "strides": None,
+        "batch": network.x.shape[0],
+        "source": "profile",
+        "zeros_target": None,
+        "zeros_percent": network.zeros_percent,
+        "us": {side: timed.microseconds for side, timed in times.items()},
+        "quartiles_us": {side: [1e6 * timed.low, 1e6 * timed.high] for side, timed in times.items()},
+        "error": _errors(functions, operands[0]),
+        "skipped": {side: reasons[network.name, side] for side in wanted if side not in functions},
+    }
+    runner.progress(f"{network.name}: {row['us']}")
+    return runner.add_ratios(row)
+
+
+def _errors(functions: dict[str, timing.Function], operands: timing.Operands) -> dict[str, float]:
+    expected = functions[sides.HIGHEST](*operands)
+    return {
+        side: float(jax.numpy.linalg.norm(function(*operands) - expected) / jax.numpy.linalg.norm(expected))
+        for side, function in functions.items()
+        if side != sides.HIGHEST
+    }
+
+
+def _energy(context: Context) -> list[Row]:
+    """Energy of a network's call in a loop of some seconds, each side in turn."""
+    rows = _cusnn_networks(context)
+    with energy.meter() as meter:
+        for row in rows:
+            network = networks.prepared(context, row["layer"])
+            row["energy_source"] = meter.source
+            row["millijoules"] = {side: _millijoules(context, network, side, meter) for side in row["us"]}
+            add_saving(row)
+    return rows
+
+
+def _millijoules(context: Context, network: Prepared, side: str, meter: energy.Meter) -> float | None:
+    if not meter.works:
+        return None
+    function, operands = _function(network, side), networks.operands(network)
+    jax.block_until_ready(function(*operands[0]))
+    calls, before, start = 0, meter.joules(), time.perf_counter()
+    while time.perf_counter() - start < context.seconds:
+        results = [function(*operands[call % len(operands)]) for call in range(_ASYNC_CALLS)]
+        jax.block_until_ready(results)
+        calls += len(results)
+    return 1e3 * (meter.joules() - before) / calls
+
+
+def add_saving(row: Row) -> Row:
+    """`row` with `energy_ratio[side]`: XLA's energy at HIGHEST over the side's, where it was measured."""
+    used: dict[str, Any] = row["millijoules"]
+    dense = used.get(sides.HIGHEST)
+    row["energy_ratio"] = {side: dense / own for side, own in used.items() if dense and own}
+    return row
+
+
+def _draw(figure: Any, rows: Sequence[Row], key: str = "us", label: str = "microseconds") -> None:
+    axes = figure.subplots()
+    names = list(dict.fromkeys(side for row in rows for side in row[key]))
+    for index, side in enumerate(names):
+        places = [place - 0.4 + (index + 0.5) * 0.8 / len(names) for place in range(len(rows))]
+        axes.bar(places, [row[key].get(side) or 0 for row in rows], 0.8 / len(names), label=side)
+    axes.set_xticks(range(len(rows)), [row["layer"] for row in rows])
+    axes.set_ylabel(f"{label} of a call, batch 1")
+    axes.legend(fontsize=8)
+
+
+EXPERIMENTS = (
+    Experiment(
+        "networks",
+        "Xu et al. 2023, section 8.2",
+        "whole networks, batch 1.",
+        _networks,
+        _draw,
+    ),
+    Experiment(
+        "cusnn_fig12",
+        "cuSNN, Fig. 12",
+        "whole networks with COO* layers, batch 1.",
+        _cusnn_networks,
+        _draw,
+    ),
+    Experiment(
+        "cusnn_fig13",
+        "cuSNN, Fig. 13",
+        "energy of whole networks.",
+        _energy,
+        functools.partial(_draw, key="millijoules", label="millijoules"),
+        ("layer", "source", "zeros_percent", "energy_source", "millijoules", "energy_ratio"),
+    ),
+)

@@ -1,0 +1,134 @@
+"""The papers' experiments: their own arithmetic, and every experiment at tiny sizes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are run from the repository's root
+
+from benchmarks import data
+from benchmarks.paper import __main__ as command
+from benchmarks.paper import claims, cusparse, experiment, layers, real_maps, sides
+from benchmarks.paper.layers import PaperLayer
+from benchmarks.paper.registry import EXPERIMENTS
+
+SMALL = PaperLayer("small", "conv", 3, 4, 7)
+STRIDED = PaperLayer("strided", "conv", 3, 4, 8, strides=2, padding=((1, 1), (1, 1)))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["table3", "fig14", "memory", "size"],
+        ["fig9", "fig10", "networks", "cusnn_fig13", "--networks", "vgg19"],
+        ["fig12", "cusnn_fig10"],
+    ],
+    ids=lambda names: names[0],
+)
+def test_every_kind_of_experiment_runs_and_writes(
+    names: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("sklearn")
+    assert command.main([*names, "--quick", "--repeats", "1", "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    for name in names[: names.index("--networks")] if "--networks" in names else names:
+        found = json.loads((tmp_path / f"{name}.json").read_text("utf-8"))
+        assert found["rows"]
+        assert {"date", "device", "environment", "command", "xla_flags", "repeats"} <= found.keys()
+        assert (tmp_path / f"{name}.png").stat().st_size > 0
+        assert EXPERIMENTS[name].summary in printed
+        _check_rows(found["rows"])
+
+
+def _check_rows(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        assert row.get("skipped", {}).keys() <= {"coo", "direct"}, row["skipped"]
+        for side, ratio in row.get("ratio", {}).get("highest", {}).items():
+            assert ratio == pytest.approx(row["us"][sides.HIGHEST] / row["us"][side])
+        for side, error in row.get("error", {}).items():
+            assert error < 1e-4, side  # a whole network's logits differ by some 1e-5
+        if row["op"] in ("conv", "conv_pool"):
+            assert all(error < 4e-6 for error in row.get("error", {}).values())
+
+
+def test_kernels_of_layers_have_groups() -> None:
+    layer = PaperLayer("grouped", "conv", 8, 6, 5, groups=2)
+    assert layer.kernel_shape == (3, 3, 4, 6)
+    assert layer.dense_flops(1) == 2 * 5 * 5 * 9 * 8 * 6 // 2
+
+
+def test_layers_of_a_network_are_those_that_run() -> None:
+    vgg = layers.of_network("vgg19")
+    assert len(vgg) == 16
+    assert [layer.op for layer in vgg].count("conv_pool") == 5
+    assert (vgg[0].channels, vgg[0].features, vgg[0].size) == (3, 64, 224)
+    assert (vgg[-1].channels, vgg[-1].features, vgg[-1].size) == (512, 512, 14)
+    kinds = layers.distinct(vgg)
+    assert sum(kind.count for kind in kinds) == 16
+    assert len(kinds) < 16
+
+
+@pytest.mark.parametrize("layer", [SMALL, STRIDED], ids=lambda layer: layer.name)
+def test_the_steps_of_cusparse_are_the_convolution(layer: PaperLayer) -> None:
+    x = data.iid_map(layer, 1, 60, 0)
+    pipeline = cusparse._Pipeline(layer, x)
+    assert pipeline.capacity == np.count_nonzero(cusparse._im2col(layer)(jnp.asarray(x)))
+    assert pipeline.error() < 1e-6
+
+
+def test_the_better_of_two_runs_keeps_the_faster_time_of_each_side() -> None:
+    row = {"layer": "a", "source": "iid", "zeros_target": 0, "batch": 1, "strides": 1}
+    one = row | {"us": {"xla highest": 10.0, "ecr": 2.0}}
+    other = row | {"us": {"xla highest": 8.0, "ecr": 4.0}}
+    (found,) = experiment.better_of([one], [other], ("one", "other"))
+    assert found["us"] == {"xla highest": 8.0, "ecr": 2.0}
+    assert found["flags"] == {"xla highest": "other", "ecr": "one"}
+    assert found["ratio"] == {"highest": {"ecr": 4.0}}
+    with pytest.raises(ValueError, match="different rows"):
+        experiment.better_of([one], [other | {"batch": 2}], ("one", "other"))
+
+
+def test_means_count_a_layer_as_often_as_its_network_has_it() -> None:
+    row = {"source": "profile", "zeros_target": None, "batch": 1, "strides": 1, "op": "conv", "network": "n"}
+    rows = [
+        row | {"count": 1, "ratio": {"highest": {"ecr": 8.0}}},
+        row | {"count": 2, "ratio": {"highest": {"ecr": 1.0}}},
+    ]
+    (mean,) = experiment.means(rows)
+    assert mean["layers"] == 3
+    assert mean["ratio"]["ecr"] == pytest.approx(2)
+
+
+def test_the_two_processes_get_no_outputs() -> None:
+    given = ["table3", "--json", "a.json", "--both-flags", "--out=b", "--prepared", "c", "--maps", "m.npz", "--quick"]
+    assert command._without_outputs(given) == ["table3", "--maps", "m.npz", "--quick"]
+
+
+def test_mistakes_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["table3", "fig11", "--json", "a.json"]) == 1
+    assert "--json and --plot are for one experiment" in capsys.readouterr().err
+    assert command.main(["table3", "--maps", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.strip() == f"benchmarks.paper: --maps {tmp_path} holds no npz file"
+
+
+def test_maps_of_a_folder_have_their_files_names(tmp_path: Path) -> None:
+    (tmp_path / "net").mkdir()
+    maps = {"a": np.ones((1, 2, 2, 3), np.float32), "b": np.zeros((1, 2, 2, 3), np.float32)}
+    np.savez(tmp_path / "net" / "one.npz", a=maps["a"])
+    np.savez(tmp_path / "two.npz", **maps, shapes=np.zeros(3))
+    assert real_maps.load(tmp_path).keys() == {"net/one", "two/a", "two/b"}
+
+
+def test_the_document_is_what_the_results_say() -> None:
+    assert claims.DOCUMENT.read_text(encoding="utf-8") == claims.document()
+    numbers = [claim.number for claim in claims.claims()]
+    assert len(set(numbers)) == len(numbers)
+    assert {claim.experiment for claim in claims.claims()} <= EXPERIMENTS.keys()
