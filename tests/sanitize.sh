@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Memory errors, races and uninitialised reads of our CUDA kernels, over every case; needs a GPU and compute-sanitizer.
+# Arguments: tools, by default all three; DTYPES: element types, by default all.
 set -euo pipefail
 cd "$(dirname "$0")"
 # One allocation per buffer, so that a read beyond its end is a read beyond an allocation.
@@ -7,6 +8,6 @@ export XLA_PYTHON_CLIENT_ALLOCATOR=platform XLA_PYTHON_CLIENT_PREALLOCATE=false
 for tool in "${@:-memcheck racecheck initcheck}"; do
   for name in $tool; do
     echo "== $name"
-    compute-sanitizer --tool "$name" --kernel-name kernel_substring=jsc --error-exitcode 9 "${PYTHON:-python3}" sanitizer_cover.py
+    compute-sanitizer --tool "$name" --kernel-name kernel_substring=jsc --error-exitcode 9 "${PYTHON:-python3}" sanitizer_cover.py ${DTYPES:-}
   done
 done

@@ -1,6 +1,8 @@
-"""Every case of tests/cases.py once on the GPU, without pytest, for compute-sanitizer; see sanitize.sh."""
+"""Every case of tests/cases.py once on the GPU, without pytest, for compute-sanitizer; see sanitize.sh. Arguments: dtypes."""
 
 from __future__ import annotations
+
+import sys
 
 import cases
 import jax
@@ -45,11 +47,10 @@ def check_stacks(dtype: str) -> int:
     return 1
 
 
-def main() -> None:
-    dtypes = ("float32", "bfloat16", "float16")
+def main(dtypes: list[str]) -> None:
     count = sum(check_runs(dtype) + check_dense(dtype) + check_stacks(dtype) for dtype in dtypes)
     print(f"{count} cases on {jax.devices()[0].device_kind}")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:] or ["float32", "bfloat16", "float16"])
