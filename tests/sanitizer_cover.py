@@ -1,4 +1,7 @@
-"""Every case of tests/cases.py once on the GPU, without pytest, for compute-sanitizer; see sanitize.sh. Arguments: dtypes."""
+"""Every case of tests/cases.py once on the GPU, without pytest, for compute-sanitizer; see sanitize.sh.
+
+Arguments: the element types to cover; by default all.
+"""
 
 from __future__ import annotations
 
