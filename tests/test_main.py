@@ -180,7 +180,7 @@ def test_run_with_weights_and_labels(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--network", "vgg18"], "--network 'vgg18' is not one of resnet50, tiny, vgg16, vgg16_bn, vgg19, vgg19_bn"),
+        (["--network", "vgg18"], "--network 'vgg18' is not one of alexnet, alexnet_cifar, "),
         (["--image", "nowhere.jpg"], "--image nowhere.jpg: there is no such file"),
         (["--image", "text.txt"], "--image text.txt cannot be read as an image: "),
         (["--labels", "nowhere.txt"], "--labels nowhere.txt cannot be read: "),

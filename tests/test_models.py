@@ -1,8 +1,7 @@
-"""VGG and ResNet against the same networks in plain lax."""
+"""What every network does: folding, transformations, implementations, layers by name."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,8 +23,8 @@ from networks import (
 )
 
 from jax_sparse_conv import models
+from jax_sparse_conv.models.chain import adaptive_average_pool
 from jax_sparse_conv.models.initializers import he_normal
-from jax_sparse_conv.models.vgg import adaptive_average_pool
 from jax_sparse_conv.nnx import SparseConv, SparseConvPool, SparseLinear
 
 forward = nnx.jit(lambda model, x: model(x))
@@ -36,40 +35,6 @@ def float32_products() -> Iterator[None]:
     """No TF32 on a GPU: the tolerances are those of float32."""
     with jax.default_matmul_precision("highest"):
         yield
-
-
-@pytest.mark.parametrize(
-    ("name", "count"),
-    [
-        ("vgg16", 138_357_544),
-        ("vgg16_bn", 138_365_992),
-        ("vgg19", 143_667_240),
-        ("vgg19_bn", 143_678_248),
-        ("resnet50", 25_557_032),
-    ],
-)
-def test_published_parameter_counts(name: str, count: int) -> None:
-    model = nnx.eval_shape(lambda: models.build(name, rngs=nnx.Rngs(0)))
-    assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))) == count
-
-
-@pytest.mark.parametrize("batch_norm", [False, True])
-def test_vgg_equals_dense_folded_or_not(batch_norm: bool) -> None:
-    model, x = small_vgg(batch_norm), photographs(2, 13, 18)
-    expected = jax.jit(dense_vgg)(parameters(model), x)
-    assert_close(forward(model, x), expected)
-    assert models.fold_batch_norm(model) == (3 if batch_norm else 0)
-    assert_close(forward(model, x), expected)
-    assert models.fold_batch_norm(model) == 0
-
-
-@pytest.mark.parametrize("version", ["v1", "v1.5"])
-def test_resnet_equals_dense_folded_or_not(version: str) -> None:
-    model, x = small_resnet(version=version), photographs(2, 33, 42)
-    expected = jax.jit(dense_resnet, static_argnums=2)(parameters(model), x, version)
-    assert_close(forward(model, x), expected)
-    assert models.fold_batch_norm(model) == 12
-    assert_close(forward(model, x), expected)
 
 
 def test_use_version_moves_the_strides() -> None:
@@ -90,9 +55,9 @@ def test_folding_leaves_one_convolution_with_a_bias() -> None:
             assert module.bias is not None
             assert module.bias.shape == (module.out_features,)
     residual = jnp.ones((1, 4, 4, 32))
-    block = model.stages[0][0]
+    last = model.stages[0][0].convs[2]
     x = jax.nn.relu(jax.random.normal(jax.random.key(0), (1, 4, 4, 8)))
-    assert_close(block.conv3(x, residual), block.conv3.conv(x, residual), 0)
+    assert_close(last(x, residual), last.conv(x, residual), 0)
 
 
 def test_pools_are_part_of_their_convolutions() -> None:
@@ -232,8 +197,8 @@ def test_errors_name_the_argument() -> None:
     for model in (small_vgg(), small_resnet()):
         with pytest.raises(ValueError, match=r"x.shape=\(8, 8, 3\) must be \[N, H, W, 3\]"):
             model(jnp.zeros((8, 8, 3)))
-    with pytest.raises(ValueError, match="network='alexnet' is not one of vgg16, vgg16_bn, vgg19, vgg19_bn, resnet50"):
-        models.build("alexnet", rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="network='vgg17' is not one of lenet5, alexnet, alexnet_cifar"):
+        models.build("vgg17", rngs=nnx.Rngs(0))
 
 
 def test_preprocess_follows_the_convention() -> None:

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from networks import VGG_POOL, assert_close, parameters, photographs, small_resnet, small_vgg
+from networks import SMALL, VGG_POOL, assert_close, parameters, photographs, small_regnet, small_resnet, small_vgg
 
 from jax_sparse_conv import models
+from jax_sparse_conv.models.layers import LAST
 from jax_sparse_conv.models.profile import channel_shares, zero_fraction
 
 VGG_PROFILE = {"conv2_1": 0.35, "conv2_2": 0.7, "fc6": 0.8, "fc7": 0.75, "fc8": 0.5}
@@ -34,8 +35,8 @@ def test_resnet_reaches_the_published_profile() -> None:
     model, x = small_resnet(), photographs(2, 64, 64)
     models.fold_batch_norm(model)
     achieved = models.set_sparsity_profile(model, x)
-    for name, fraction in models.PROFILES["resnet"].items():
-        if name in achieved and name != models.profile.LAST:
+    for name, fraction in models.profile_of(model).items():
+        if name != LAST:
             assert achieved[name] == pytest.approx(fraction, abs=0.02)
     assert achieved["conv2_block1_0"] == achieved["conv2_block1_1"]
 
@@ -52,7 +53,7 @@ def test_seed_decides() -> None:
     def biases(seed: int) -> np.ndarray:
         model = small_vgg()
         models.set_sparsity_profile(model, photographs(1, 12, 12), VGG_PROFILE, seed=seed)
-        return np.asarray(parameters(model)["stages"][1][0]["conv"]["bias"])
+        return np.asarray(parameters(model)["convs"][1]["conv"]["bias"])
 
     np.testing.assert_array_equal(biases(3), biases(3))
     assert not np.array_equal(biases(3), biases(4))
@@ -98,7 +99,35 @@ def test_published_profiles_name_the_layers() -> None:
     assert list(models.PROFILES["vgg"]) == [name for name, _ in vgg.named_layers()]
     resnet = nnx.eval_shape(lambda: models.resnet50(rngs=nnx.Rngs(0)))
     names = {name for name, _ in resnet.named_layers() if not name.endswith("_0")} - {"fc"}
-    assert set(models.PROFILES["resnet"]) == names | {models.profile.LAST}
+    assert set(models.PROFILES["resnet"]) == names | {LAST}
+    assert models.profile_of(resnet) == models.PROFILES["resnet"]
+
+
+def test_other_depths_take_the_block_at_the_same_relative_place() -> None:
+    table = models.PROFILES["resnet"]
+    found = models.profile_of(nnx.eval_shape(lambda: models.ResNet((1, 8, 2, 3), rngs=nnx.Rngs(0))))
+    assert found["conv2_block1_2"] == table["conv2_block1_2"]
+    assert [found[f"conv3_block{b}_2"] for b in (1, 2, 8)] == [table[f"conv3_block{b}_2"] for b in (1, 1, 4)]
+    assert found["conv4_block2_3"] == table["conv4_block6_3"]
+    regnet = models.profile_of(nnx.eval_shape(lambda: small_regnet()))
+    assert regnet["stage2_block2_1"] == table["conv3_block4_1"]
+
+
+@pytest.mark.parametrize("name", ["regnet", "densenet", "googlenet", "alexnet", "alexnet_cifar", "lenet"])
+def test_a_network_reaches_its_profile(name: str) -> None:
+    model, channels = SMALL[name].build(), 1 if name == "lenet" else 3
+    x = photographs(2, 128, 128, channels=channels)
+    if name in ("densenet", "googlenet"):
+        models.fold_batch_norm(model)
+    achieved = models.set_sparsity_profile(model, x)
+    consumers = set(model.feeds().values())
+    profile = {layer: fraction for layer, fraction in models.profile_of(model).items() if layer in consumers}
+    tolerance = 0.1 if name == "googlenet" else 0.03  # pixels that see only zeros are equal, and many with 12 channels
+    fully_connected = {"fc6", "fc", "fc1"}  # at this size an average comes before the first of them
+    assert profile
+    for layer, fraction in profile.items():
+        if layer not in fully_connected:
+            assert achieved[layer] == pytest.approx(fraction, abs=tolerance), layer
 
 
 def test_errors() -> None:

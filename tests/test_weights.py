@@ -181,7 +181,7 @@ def torch_resnet_parameters(tensors: Tensors) -> Any:
         return {"conv": {"kernel": tensors[f"{conv}.weight"].transpose(2, 3, 1, 0)}, "batch_norm": statistics}
 
     def block(prefix: str) -> Any:
-        found = {f"conv{i}": layer(f"{prefix}.conv{i}", f"{prefix}.bn{i}") for i in (1, 2, 3)}
+        found: Any = {"convs": {i: layer(f"{prefix}.conv{i + 1}", f"{prefix}.bn{i + 1}") for i in range(3)}}
         if f"{prefix}.downsample.0.weight" in tensors:
             found["shortcut"] = layer(f"{prefix}.downsample.0", f"{prefix}.downsample.1")
         return found
@@ -218,7 +218,7 @@ def keras_resnet_parameters(tensors: Tensors) -> Any:
         }
 
     def block(name: str) -> Any:
-        found = {f"conv{i}": layer(f"{name}_{i}") for i in (1, 2, 3)}
+        found = {"convs": {i: layer(f"{name}_{i + 1}") for i in range(3)}}
         return found | ({"shortcut": layer(f"{name}_0")} if f"{name}_0_conv/kernel" in tensors else {})
 
     return {
@@ -290,7 +290,7 @@ def test_stored_dtype_becomes_the_parameter_dtype(stored: Any, param_dtype: Any,
     models.load_weights(model, tmp_path / "w.safetensors")
     assert {v.dtype for v in jax.tree.leaves(nnx.state(model, nnx.Param))} == {jnp.dtype(param_dtype)}
     expected = tensors["features.0.weight"].transpose(2, 3, 1, 0)
-    assert_close(model.stages[0][0].conv.kernel[...].astype(jnp.float32), expected, 1e-2)
+    assert_close(model.convs[0].conv.kernel[...].astype(jnp.float32), expected, 1e-2)
 
 
 def published_names(build: Callable[..., Any], tensors: dict[str, tuple[int, ...]], tmp_path: Path) -> set[str]:
@@ -369,10 +369,10 @@ def test_partial_reports_what_is_missing_and_what_is_ignored(tmp_path: Path) -> 
     tensors["conv9/kernel"] = np.zeros(3, np.float32)
     save_file(tensors, tmp_path / "w.safetensors")
     model = small_resnet()
-    kept = np.asarray(model.stages[1][1].conv3.conv.kernel[...])
+    kept = np.asarray(model.stages[1][1].convs[2].conv.kernel[...])
     loaded = models.load_weights(model, tmp_path / "w.safetensors", partial=True)
     assert loaded == models.LoadedWeights("keras", ("conv3_block2_3_conv/kernel",), ("conv9/kernel",))
-    assert_close(model.stages[1][1].conv3.conv.kernel[...], kept, 0)
+    assert_close(model.stages[1][1].convs[2].conv.kernel[...], kept, 0)
     tensors["predictions/bias"] = np.zeros(3, np.float32)
     save_file(tensors, tmp_path / "w.safetensors")
     with pytest.raises(ValueError, match=r"1 misshapen: predictions/bias is \[3\] and must be \[10\]"):

@@ -1,20 +1,32 @@
 """Networks whose convolutions skip zeros, and their weights.
 
-`layers` is what they are made of, `vgg` and `resnet` the networks, `registry` finds them by name, `weights` loads what
-others trained, and `profile` makes random weights with a trained network's zeros.
+`units` is what they are made of, `layers`, `chain` and `residual` what they share; `lenet`, `alexnets`, `inception`,
+`vgg`, `resnet`, `densenet` and `regnet` are the networks, which `registry` finds by name; `weights` loads what others
+trained, under the names that `names` knows, and `profile` makes random weights with a trained network's zeros.
 """
 
-from jax_sparse_conv.models.layers import (
-    ConvNet,
-    ConvUnit,
-    fold_batch_norm,
-    layer_inputs,
-    set_network_implementation,
-)
-from jax_sparse_conv.models.profile import PROFILES, set_sparsity_profile
+from jax_sparse_conv.models.alexnets import AlexNet, AlexNetCifar, alexnet, alexnet_cifar
+from jax_sparse_conv.models.densenet import DenseNet, densenet121, densenet169, densenet201
+from jax_sparse_conv.models.inception import GoogLeNet, googlenet
+from jax_sparse_conv.models.layers import ConvNet, fold_batch_norm, layer_inputs, set_network_implementation
+from jax_sparse_conv.models.lenet import LeNet5, lenet5
+from jax_sparse_conv.models.profile import set_sparsity_profile
+from jax_sparse_conv.models.profile_tables import PROFILES, profile_of
 from jax_sparse_conv.models.registry import CONVENTIONS, NETWORKS, Network, build, preprocess
-from jax_sparse_conv.models.resnet import ResNet, resnet50
-from jax_sparse_conv.models.vgg import VGG, vgg16, vgg19
+from jax_sparse_conv.models.regnet import (
+    RegNetX,
+    regnetx_004,
+    regnetx_1_6gf,
+    regnetx_3_2gf,
+    regnetx_8gf,
+    regnetx_16gf,
+    regnetx_32gf,
+    regnetx_400mf,
+    regnetx_800mf,
+)
+from jax_sparse_conv.models.resnet import ResNet, resnet18, resnet34, resnet50, resnet101, resnet152
+from jax_sparse_conv.models.units import ConvUnit, PreActivation
+from jax_sparse_conv.models.vgg import VGG, vgg11, vgg13, vgg16, vgg19
 from jax_sparse_conv.models.weights import LoadedWeights, find_convention, load_weights
 
 __all__ = [
@@ -22,20 +34,49 @@ __all__ = [
     "NETWORKS",
     "PROFILES",
     "VGG",
+    "AlexNet",
+    "AlexNetCifar",
     "ConvNet",
     "ConvUnit",
+    "DenseNet",
+    "GoogLeNet",
+    "LeNet5",
     "LoadedWeights",
     "Network",
+    "PreActivation",
+    "RegNetX",
     "ResNet",
+    "alexnet",
+    "alexnet_cifar",
     "build",
+    "densenet121",
+    "densenet169",
+    "densenet201",
     "find_convention",
     "fold_batch_norm",
+    "googlenet",
     "layer_inputs",
+    "lenet5",
     "load_weights",
     "preprocess",
+    "profile_of",
+    "regnetx_004",
+    "regnetx_1_6gf",
+    "regnetx_3_2gf",
+    "regnetx_8gf",
+    "regnetx_16gf",
+    "regnetx_32gf",
+    "regnetx_400mf",
+    "regnetx_800mf",
+    "resnet18",
+    "resnet34",
     "resnet50",
+    "resnet101",
+    "resnet152",
     "set_network_implementation",
     "set_sparsity_profile",
+    "vgg11",
+    "vgg13",
     "vgg16",
     "vgg19",
 ]

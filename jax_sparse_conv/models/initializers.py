@@ -21,10 +21,11 @@ def he_normal(key: jax.Array, shape: Sequence[int], dtype: Any = jnp.float32) ->
     """
     size = math.prod(shape)
     deviation = math.sqrt(2 / max(1, size // shape[-1] if shape[-1] else 1))
-    blocks = [_normals(key, index) for index in range(-(-size // _BLOCK))]
-    if isinstance(key, jax.core.Tracer):
-        values = jnp.concatenate([jnp.zeros(0), *blocks])[:size].reshape(shape)
+    indices = range(-(-size // _BLOCK))
+    if isinstance(key, jax.core.Tracer):  # one operation, because tracing one a block takes seconds in a deep network
+        values = jax.vmap(_normals, (None, 0))(key, jnp.arange(len(indices))).reshape(-1)[:size].reshape(shape)
         return (values * np.float32(deviation)).astype(dtype)
+    blocks = [_normals(key, index) for index in indices]
     flat = np.concatenate([np.zeros(0, np.float32), *map(np.asarray, blocks)])[:size]
     return jnp.asarray((flat.reshape(shape) * np.float32(deviation)).astype(dtype))
 

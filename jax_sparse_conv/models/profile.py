@@ -21,7 +21,6 @@ conv5_4), so give the images that will be run.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,68 +30,16 @@ import numpy as np
 from flax import nnx
 
 from jax_sparse_conv import ops
-from jax_sparse_conv.models.layers import ConvNet, Layer
-from jax_sparse_conv.models.resnet import ResNet
+from jax_sparse_conv.models.chain import Chain
+from jax_sparse_conv.models.layers import LAST, ConvNet
+from jax_sparse_conv.models.profile_tables import profile_of
+from jax_sparse_conv.models.units import ConvUnit, Layer, PreActivation
 from jax_sparse_conv.nnx import SparseLinear
 
 # Deviation between channels of log(zeros / non-zeros).
 CHANNEL_SPREAD = 0.9
 # With fewer positions than this a channel's own zero fraction means little, and one threshold serves the whole layer.
 _FEWEST_POSITIONS = 16
-# The feature map after the last convolution, where a network does not flatten it into a layer of its own.
-LAST = "features"
-
-# Zero fraction of each layer's input. Xu et al. 2023 print two numbers for VGG-19 (Table 3: conv13, here conv5_1, 0.85;
-# conv15, here conv5_3, 0.83) and say of Fig. 2 that deep layers are above 0.7 and usually above 0.8; the others are a
-# rise from 0.45 to there. Inputs that come out of a max pool have fewer zeros than the convolution before it left.
-_VGG: dict[str, float] = {
-    "conv1_1": 0.0,
-    "conv1_2": 0.45,
-    "conv2_1": 0.35,
-    "conv2_2": 0.55,
-    "conv3_1": 0.45,
-    "conv3_2": 0.60,
-    "conv3_3": 0.65,
-    "conv3_4": 0.65,
-    "conv4_1": 0.55,
-    "conv4_2": 0.70,
-    "conv4_3": 0.75,
-    "conv4_4": 0.80,
-    "conv5_1": 0.85,
-    "conv5_2": 0.80,
-    "conv5_3": 0.83,
-    "conv5_4": 0.85,
-    "fc6": 0.80,
-    "fc7": 0.80,
-    "fc8": 0.80,
-}
-
-# Zero fraction of the input of convolutions 1, 2 and 3 of each block; the residual's convolution has that of 1.
-# conv2 to conv4: measured on ImageNet weights and photographs. conv5: not measured; it goes on as conv4 ends, with the
-# 0.9 that Xu et al. 2023 print for a 3x3 convolution at 7x7 (Table 3, conv46).
-_RESNET_BLOCKS: dict[str, tuple[float, float, float]] = {
-    "conv2_block1": (0.256, 0.410, 0.375),
-    "conv2_block2": (0.395, 0.500, 0.471),
-    "conv2_block3": (0.292, 0.565, 0.533),
-    "conv3_block1": (0.284, 0.509, 0.467),
-    "conv3_block2": (0.569, 0.642, 0.630),
-    "conv3_block3": (0.513, 0.645, 0.642),
-    "conv3_block4": (0.538, 0.716, 0.484),
-    "conv4_block1": (0.307, 0.549, 0.581),
-    "conv4_block2": (0.616, 0.650, 0.716),
-    "conv4_block3": (0.590, 0.765, 0.685),
-    "conv4_block4": (0.620, 0.774, 0.727),
-    "conv4_block5": (0.617, 0.819, 0.604),
-    "conv4_block6": (0.619, 0.803, 0.537),
-    "conv5_block1": (0.40, 0.80, 0.70),
-    "conv5_block2": (0.65, 0.85, 0.75),
-    "conv5_block3": (0.65, 0.90, 0.75),
-}
-_RESNET: dict[str, float] = {"conv1": 0.0, LAST: 0.65} | {
-    f"{block}_{i}": fraction for block, (*each,) in _RESNET_BLOCKS.items() for i, fraction in enumerate(each, 1)
-}
-
-PROFILES: dict[str, dict[str, float]] = {"vgg": _VGG, "resnet": _RESNET}
 
 
 def set_sparsity_profile(
@@ -106,14 +53,14 @@ def set_sparsity_profile(
     share. Deterministic for a seed; about three times the time of a forward pass.
 
     Args:
-      model: a VGG or a ResNet.
+      model: a network of this package.
       images: [N, H, W, 3], preprocessed, as the network will see them.
       profile: zero fraction in [0, 1) of the input of each layer by name, and of "features", the last feature map of a
-        ResNet; layers it lacks keep a shift of 0. None is `PROFILES["vgg"]` or `PROFILES["resnet"]`.
+        network that averages it; layers it lacks keep a shift of 0. None is `profile_of(model)`.
       seed: of the channels' shares.
 
     Returns:
-      The zero fraction that each layer's input (and a ResNet's last feature map) has now, on `images`.
+      The zero fraction that each layer's input (and a last feature map that is averaged) has now, on `images`.
 
     Raises:
       ValueError: a fraction that is no number in [0, 1), or a name in a given `profile` that is no layer.
@@ -126,7 +73,7 @@ def set_sparsity_profile(
         achieved[name] = zero_fraction(x)
         _adjust(layer, x, residual, targets.get(name), rng)
 
-    if isinstance(model, ResNet):
+    if not isinstance(model, Chain):
         last = model.features(images, before_layer=adjust)
         achieved |= {LAST: zero_fraction(last), "fc": zero_fraction(last.mean((1, 2)))}
     else:
@@ -141,15 +88,11 @@ def zero_fraction(x: jax.Array) -> float:
 
 def _targets(model: ConvNet, profile: Mapping[str, float] | None) -> dict[str, float]:
     """Zero fraction to give the output of each layer: that of the input of the layer it feeds."""
-    names = [name for name, _ in model.named_layers()]
-    chain = [name for name in names if not name.endswith("_0")]  # without the convolutions of residuals
-    if isinstance(model, ResNet):
-        chain[-1] = LAST  # fc sees averages
     if profile is None:
-        profile = PROFILES["resnet" if isinstance(model, ResNet) else "vgg"]
+        profile = profile_of(model)
     else:
-        _check_profile(profile, {*names, LAST})
-    return {name: profile[consumer] for name, consumer in itertools.pairwise(chain) if consumer in profile}
+        _check_profile(profile, {*(name for name, _ in model.named_layers()), LAST})
+    return {name: profile[consumer] for name, consumer in model.feeds().items() if consumer in profile}
 
 
 def _check_profile(profile: Mapping[str, float], names: set[str]) -> None:
@@ -168,33 +111,45 @@ def _adjust(
     layer: Layer, x: jax.Array, residual: jax.Array | None, target: float | None, rng: np.random.Generator
 ) -> None:
     kernel, shift = _parameters(layer)
-    shift.set_value(jnp.zeros_like(shift[...]))
-    deviation, _ = _measured(layer, x, residual)
-    if deviation > 0:
-        kernel.set_value((kernel[...] / deviation).astype(kernel.dtype))
+    if shift is not None:
+        shift.set_value(jnp.zeros_like(shift[...]))
+    if not isinstance(layer, PreActivation):
+        deviation = float(_deviation(layer, x))
+        if deviation > 0:
+            kernel.set_value((kernel[...] / deviation).astype(kernel.dtype))
     if target is not None:
-        _, before_relu = _measured(layer, x, residual)
+        before_relu = _before_relu(layer, x, residual)
         values = np.asarray(before_relu, np.float32).reshape(-1, before_relu.shape[-1])
         shift.set_value(jnp.asarray(_shifts(values, target, rng), shift.dtype))
 
 
 def _parameters(layer: Layer) -> tuple[Any, Any]:
-    """The kernel and the bias closest to the ReLU."""
+    """The kernel and the bias closest to the ReLU, each None where the layer has none."""
     if isinstance(layer, SparseLinear):
         return layer.kernel, layer.bias
-    return layer.conv.kernel, layer.conv.bias if layer.batch_norm is None else layer.batch_norm.bias
+    norm = layer.batch_norm
+    if isinstance(layer, PreActivation):
+        return None, layer.bias if norm is None else norm.bias
+    return layer.conv.kernel, layer.conv.bias if norm is None else norm.bias
 
 
 @nnx.jit
-def _measured(layer: Layer, x: jax.Array, residual: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """Deviation of the convolution's result about its channels' means, and what the ReLU takes, after the pool."""
+def _deviation(layer: ConvUnit | SparseLinear, x: jax.Array) -> jax.Array:
+    """Deviation of the layer's product about its channels' means."""
     if isinstance(layer, SparseLinear):
         # A channel has one position per image, too few for a mean of its own.
-        y = _product(layer, x)
-        return jnp.std(y.astype(jnp.float32)), y
-    y = layer.preactivation(x)
-    deviation = jnp.sqrt(jnp.mean(jnp.var(y.astype(jnp.float32), axis=(0, 1, 2))))
-    return deviation, layer.pooled(y if residual is None else y + residual)
+        return jnp.std(_product(layer, x).astype(jnp.float32))
+    return jnp.sqrt(jnp.mean(jnp.var(layer.preactivation(x).astype(jnp.float32), axis=(0, 1, 2))))
+
+
+@nnx.jit
+def _before_relu(layer: Layer, x: jax.Array, residual: jax.Array | None) -> jax.Array:
+    """What the ReLU takes, after the pool."""
+    if isinstance(layer, SparseLinear):
+        return _product(layer, x)
+    if isinstance(layer, PreActivation):
+        return layer.preactivation(x)
+    return layer.pooled(layer.preactivation(x, residual))
 
 
 def _product(layer: SparseLinear, x: jax.Array) -> jax.Array:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_sparse_conv.models import alexnets, densenet, inception, lenet, regnet, resnet, vgg
 from jax_sparse_conv.models.layers import ConvNet
-from jax_sparse_conv.models.resnet import resnet50
-from jax_sparse_conv.models.vgg import vgg16, vgg19
 
 CONVENTIONS = ("torchvision", "timm", "keras")
-_IMAGENET_MEAN = (0.485, 0.456, 0.406)
-_IMAGENET_STD = (0.229, 0.224, 0.225)
 _CAFFE_BGR_MEAN = (103.939, 116.779, 123.68)
+_LUMA = (0.299, 0.587, 0.114)
+# Mean and deviation of the pixels in 0..1.
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+_CIFAR = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+_CENTRED = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+_MNIST = ((0.1307,), (0.3081,))
+_Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,10 +31,10 @@ class Network:
 
     Attributes:
       name: its key in `NETWORKS`.
-      build: makes it; takes `num_classes` and the keyword arguments of `vgg19` or `resnet50`, `rngs` among them.
+      build: makes it; takes `num_classes` and the keyword arguments of its class, `rngs` among them.
       input_size: height and width of the images it was published for.
       description: one line.
-      preprocess: (images uint8 [N, H, W, 3], convention="torchvision") -> float32 [N, H, W, 3], what weights of that
+      preprocess: (images uint8 [N, H, W, 3], convention="torchvision") -> float32 [N, H, W, C], what weights of that
         convention expect.
     """
 
@@ -42,12 +46,12 @@ class Network:
 
 
 def preprocess(images: jax.typing.ArrayLike, convention: str = "torchvision") -> jax.Array:
-    """What weights of a convention expect of RGB images.
+    """What weights of a convention expect of RGB images, for most networks (`Network.preprocess` is right for each).
 
     Args:
       images: uint8 [N, H, W, 3], RGB, already of the size that the network shall see.
       convention: "torchvision" and "timm" scale to 0..1 and normalise with ImageNet's mean and deviation; "keras" (VGG
-        and ResNet-50 v1) reverses the channels to BGR and subtracts ImageNet's mean.
+        and ResNet v1) reverses the channels to BGR and subtracts ImageNet's mean.
 
     Returns:
       float32 [N, H, W, 3].
@@ -55,31 +59,60 @@ def preprocess(images: jax.typing.ArrayLike, convention: str = "torchvision") ->
     Raises:
       ValueError: an unknown convention, or images of another shape or dtype.
     """
+    if convention == "keras":
+        return _checked(images, convention)[..., ::-1] - np.asarray(_CAFFE_BGR_MEAN, np.float32)
+    return _normalised(images, convention, statistics=_IMAGENET)
+
+
+def _normalised(images: jax.typing.ArrayLike, convention: str = "torchvision", *, statistics: _Statistics) -> jax.Array:
+    """Scaled to 0..1, made grey where there is one mean, and normalised; the same for every convention."""
+    values = _checked(images, convention) / 255
+    mean, deviation = (np.asarray(value, np.float32) for value in statistics)
+    if mean.size == 1:
+        values = jnp.sum(values * np.asarray(_LUMA, np.float32), axis=-1, keepdims=True)
+    return (values - mean) / deviation
+
+
+def _checked(images: jax.typing.ArrayLike, convention: str) -> jax.Array:
     array = jnp.asarray(images)
     if array.ndim != 4 or array.shape[3] != 3 or array.dtype != jnp.uint8:
         raise ValueError(f"images are {array.dtype}{list(array.shape)}; they must be uint8 [N, H, W, 3]")
     if convention not in CONVENTIONS:
         raise ValueError(f"convention={convention!r} is not one of {', '.join(map(repr, CONVENTIONS))}")
-    values = array.astype(jnp.float32)
-    if convention == "keras":
-        return values[..., ::-1] - np.asarray(_CAFFE_BGR_MEAN, np.float32)
-    return (values / 255 - np.asarray(_IMAGENET_MEAN, np.float32)) / np.asarray(_IMAGENET_STD, np.float32)
+    return array.astype(jnp.float32)
 
 
-def _network(name: str, build: Callable[..., ConvNet], description: str) -> Network:
-    return Network(name, build, 224, description, preprocess)
+def _normalise(statistics: _Statistics) -> Callable[..., jax.Array]:
+    return functools.partial(_normalised, statistics=statistics)
 
 
-NETWORKS: dict[str, Network] = {
-    network.name: network
-    for network in (
-        _network("vgg16", vgg16, "VGG-16, 13 convolutions and 3 fully connected layers"),
-        _network("vgg16_bn", functools.partial(vgg16, batch_norm=True), "VGG-16 with batch norm"),
-        _network("vgg19", vgg19, "VGG-19, 16 convolutions and 3 fully connected layers"),
-        _network("vgg19_bn", functools.partial(vgg19, batch_norm=True), "VGG-19 with batch norm"),
-        _network("resnet50", resnet50, "ResNet-50 v1.5, 53 convolutions and 1 fully connected layer"),
-    )
-}
+def _networks() -> Iterator[Network]:
+    imagenet = _normalise(_IMAGENET)  # Keras too, for DenseNet
+    yield Network("lenet5", lenet.lenet5, 32, "LeNet-5, grey 32x32 images, 10 classes", _normalise(_MNIST))
+    yield Network("alexnet", alexnets.alexnet, 224, "AlexNet for ImageNet, as torchvision has it", imagenet)
+    cifar = _normalise(_CIFAR)
+    yield Network("alexnet_cifar", alexnets.alexnet_cifar, 32, "AlexNet for 32x32 images, 10 classes", cifar)
+    centred = _normalise(_CENTRED)  # torchvision's weights are TensorFlow's
+    yield Network("googlenet", inception.googlenet, 224, "GoogLeNet (Inception v1) with batch norm", centred)
+    for depth in (11, 13, 16, 19):
+        build = getattr(vgg, f"vgg{depth}")
+        yield Network(f"vgg{depth}", build, 224, f"VGG-{depth}", preprocess)
+        with_norm = functools.partial(build, batch_norm=True)
+        yield Network(f"vgg{depth}_bn", with_norm, 224, f"VGG-{depth} with batch norm", preprocess)
+    for depth in (18, 34, 50, 101, 152):
+        build = getattr(resnet, f"resnet{depth}")
+        yield Network(f"resnet{depth}", build, 224, f"ResNet-{depth} v1.5", preprocess)
+        if depth >= 50:
+            first = functools.partial(build, version="v1")
+            yield Network(f"resnet{depth}_v1", first, 224, f"ResNet-{depth} v1, strides in the 1x1", preprocess)
+    for depth in (121, 169, 201):
+        build = getattr(densenet, f"densenet{depth}")
+        yield Network(f"densenet{depth}", build, 224, f"DenseNet-{depth}", imagenet)
+    for name, size in regnet.SIZES.items():
+        yield Network(name, getattr(regnet, name), 224, f"RegNetX-{size}", imagenet)
+
+
+NETWORKS: dict[str, Network] = {network.name: network for network in _networks()}
 
 
 def get(name: str) -> Network:
@@ -93,10 +126,16 @@ def get(name: str) -> Network:
     return NETWORKS[name]
 
 
-def build(name: str, num_classes: int = 1000, **arguments: Any) -> ConvNet:
-    """Build a network by name; `arguments` are those of `vgg19` or `resnet50` (`rngs` is required).
+def build(name: str, num_classes: int | None = None, **arguments: Any) -> ConvNet:
+    """Build a network by name.
+
+    Args:
+      name: a key of `NETWORKS`.
+      num_classes: logits; None is as many as were published, 1000 or, for small images, 10.
+      **arguments: those of the network's class; `rngs` is required.
 
     Raises:
       ValueError: a name that is not in `NETWORKS`, with the names that are.
     """
-    return get(name).build(num_classes, **arguments)
+    classes = () if num_classes is None else (num_classes,)
+    return get(name).build(*classes, **arguments)

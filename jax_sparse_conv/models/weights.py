@@ -1,7 +1,7 @@
 """Weights of torchvision, timm and Keras, from a safetensors file into a network of this package.
 
-A convention is recognised by the names in the file. Rules give, for every layer, the prefix of its convolution's and of
-its batch norm's tensors; a framework gives the suffixes and the layout.
+A convention is recognised by the names in the file. Rules (`names`) give, for every layer, the prefix of its
+convolution's and of its batch norm's tensors; a framework gives the suffixes and the layout.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 from flax import nnx
 
-from jax_sparse_conv.models.layers import ConvNet, ConvUnit
+from jax_sparse_conv.models import names as rules
+from jax_sparse_conv.models.chain import Chain
+from jax_sparse_conv.models.layers import ConvNet, is_folded
 from jax_sparse_conv.models.resnet import ResNet
-from jax_sparse_conv.models.vgg import VGG
+from jax_sparse_conv.models.units import ConvUnit, PreActivation
 
 KERAS_EPSILON = 1.001e-5
 _DTYPES = ("F64", "F32", "F16", "BF16")  # as safetensors names them
@@ -30,7 +32,8 @@ class LoadedWeights:
     Attributes:
       convention: "torchvision", "timm" or "keras"; what `preprocess` takes.
       missing: tensors the network has and the file does not; their parameters are untouched. Empty unless `partial`.
-      ignored: tensors of the file that were not used, without torch's `num_batches_tracked`. Empty unless `partial`.
+      ignored: tensors of the file that were not used, without torch's `num_batches_tracked`. Empty unless `partial`,
+        but for the auxiliary heads of GoogLeNet, which the network leaves out.
     """
 
     convention: str
@@ -46,7 +49,7 @@ def load_weights(model: ConvNet, path: str | os.PathLike[str], *, partial: bool 
     bias of a convolution goes into the mean of the batch norm behind it.
 
     Args:
-      model: a VGG or a ResNet of this package whose batch norm is not folded.
+      model: a network of this package whose batch norms are not folded.
       path: a file with the tensor names of torchvision, timm or Keras.
       partial: load what is there and report what is missing and what is ignored, instead of raising.
 
@@ -54,14 +57,15 @@ def load_weights(model: ConvNet, path: str | os.PathLike[str], *, partial: bool 
       FileNotFoundError: no such file.
       IsADirectoryError: a folder.
       ValueError: not a safetensors file; names of no known convention; tensors that are missing, unexpected,
-        misshapen or not of a float dtype, named; batch norms of a ResNet already folded. The network is unchanged then.
+        misshapen or not of a float dtype, named; batch norms already folded. The network is unchanged then.
       ImportError: safetensors is not installed.
     """
     path = Path(path)
-    if isinstance(model, ResNet) and model.stem.batch_norm is None:
+    if is_folded(model):
         raise ValueError("the network's batch norms are folded; load weights before fold_batch_norm")
     with _open(path) as file:
-        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        stored = {rules.current(name): name for name in file.keys()}  # noqa: SIM118
+        slices = {name: file.get_slice(spelled) for name, spelled in stored.items()}
         shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
         convention = find_convention(model, shapes)
         slots = {slot.tensor: slot for slot in _slots(model, convention)}
@@ -70,14 +74,14 @@ def load_weights(model: ConvNet, path: str | os.PathLike[str], *, partial: bool 
         ignored = tuple(name for name in shapes if name not in used and not name.endswith("num_batches_tracked"))
         found = {
             "missing": () if partial else missing,
-            "unexpected": () if partial else ignored,
+            "unexpected": () if partial else tuple(n for n in ignored if not n.startswith(rules.unused(model))),
             "misshapen": _misshapen(slots, shapes),
             "mistyped": _mistyped({name: part.get_dtype() for name, part in slices.items() if name in slots}),
         }
         _check(path, convention, found)
         for name, slot in slots.items():
             if name in used:
-                slot.write(slot.convert(file.get_tensor(name)))
+                slot.write(slot.convert(file.get_tensor(stored[name])))
     if convention == "keras":
         _follow_keras(model)
     return LoadedWeights(convention, missing, ignored)
@@ -92,11 +96,12 @@ def find_convention(model: ConvNet, names: Iterable[str]) -> str:
     available = set(names)
     found = {
         convention: sum(slot.tensor in available for slot in _slots(model, convention))
-        for family, convention in _PREFIXES
-        if isinstance(model, family)
+        for convention in rules.rules(model)
     }
     if not found:
-        raise ValueError(f"there are no names for a {type(model).__name__}; load_weights knows VGG and ResNet")
+        raise ValueError(
+            f"there are no names for a {type(model).__name__}; load_weights knows the networks of this package"
+        )
     best = max(found, key=lambda convention: found[convention])
     if found[best] == 0:
         raise ValueError(
@@ -106,63 +111,6 @@ def find_convention(model: ConvNet, names: Iterable[str]) -> str:
     return best
 
 
-# --- rules: layer -> prefixes of its convolution and its batch norm -------------------------------------------------
-
-Prefixes: TypeAlias = dict[str, tuple[str, str]]
-
-
-def _vgg_torchvision(model: VGG) -> Prefixes:
-    """features.<position in the sequence of conv, batch norm, ReLU and pool>, classifier.<0, 3, 6>."""
-    prefixes, position = {}, 0
-    for s, stage in enumerate(model.stages, 1):
-        for i, layer in enumerate(stage, 1):
-            prefixes[f"conv{s}_{i}"] = (f"features.{position}", f"features.{position + 1}")
-            position += 2 if layer.batch_norm is None else 3
-        position += 1
-    heads = {"fc6": "classifier.0", "fc7": "classifier.3", "fc8": "classifier.6"}
-    return prefixes | {name: (prefix, "") for name, prefix in heads.items()}
-
-
-def _vgg_timm(model: VGG) -> Prefixes:
-    """As torchvision, with fc6 and fc7 as convolutions."""
-    heads = {"fc6": "pre_logits.fc1", "fc7": "pre_logits.fc2", "fc8": "head.fc"}
-    return _vgg_torchvision(model) | {name: (prefix, "") for name, prefix in heads.items()}
-
-
-def _vgg_keras(model: VGG) -> Prefixes:
-    """block3_conv1, fc1, fc2, predictions. Keras publishes no VGG with batch norm."""
-    prefixes = {
-        f"conv{s}_{i}": (f"block{s}_conv{i}", f"block{s}_bn{i}")
-        for s, stage in enumerate(model.stages, 1)
-        for i in range(1, len(stage) + 1)
-    }
-    return prefixes | {"fc6": ("fc1", ""), "fc7": ("fc2", ""), "fc8": ("predictions", "")}
-
-
-def _resnet_torch(model: ResNet) -> Prefixes:
-    """layer1.0.conv2 and layer1.0.bn2, layer1.0.downsample.0 and .1; torchvision's and timm's."""
-    prefixes = {"conv1": ("conv1", "bn1"), "fc": ("fc", "")}
-    for s, stage in enumerate(model.stages):
-        for b in range(len(stage)):
-            name, prefix = f"conv{s + 2}_block{b + 1}", f"layer{s + 1}.{b}"
-            prefixes[f"{name}_0"] = (f"{prefix}.downsample.0", f"{prefix}.downsample.1")
-            prefixes |= {f"{name}_{i}": (f"{prefix}.conv{i}", f"{prefix}.bn{i}") for i in (1, 2, 3)}
-    return prefixes
-
-
-def _resnet_keras(model: ResNet) -> Prefixes:
-    """conv2_block1_1_conv and conv2_block1_1_bn; predictions."""
-    names = [name for name, _ in model.named_layers()]
-    return {name: (f"{name}_conv", f"{name}_bn") for name in names} | {"fc": ("predictions", "")}
-
-
-_PREFIXES: dict[tuple[type[ConvNet], str], Callable[[Any], Prefixes]] = {
-    (VGG, "torchvision"): _vgg_torchvision,
-    (VGG, "timm"): _vgg_timm,
-    (VGG, "keras"): _vgg_keras,
-    (ResNet, "torchvision"): _resnet_torch,  # timm's are the same
-    (ResNet, "keras"): _resnet_keras,
-}
 _TORCH_NAMES = {
     "kernel": ".weight",
     "bias": ".bias",
@@ -198,13 +146,14 @@ class _Slot:
 
 def _slots(model: ConvNet, convention: str) -> Iterator[_Slot]:
     """Every tensor that a file of this convention should have for the network, in the order to write them."""
-    rule = next(rule for (family, name), rule in _PREFIXES.items() if name == convention and isinstance(model, family))
-    prefixes = rule(model)
+    prefixes = rules.rules(model)[convention](model)
     suffixes = _KERAS_NAMES if convention == "keras" else _TORCH_NAMES
     for name, layer in model.named_layers():
         weights, norm = prefixes[name]
         if isinstance(layer, ConvUnit):
             yield from _conv_slots(layer, weights, norm, suffixes)
+        elif isinstance(layer, PreActivation):
+            yield from _norm_slots(layer, norm, suffixes)
         else:
             yield _linear_kernel(layer.kernel, weights + suffixes["kernel"], convention, _map_size(model, name))
             yield _plain(layer.bias, weights + suffixes["bias"])
@@ -219,11 +168,7 @@ def _conv_slots(layer: ConvUnit, weights: str, norm_prefix: str, suffixes: dict[
     else:
         shape = (outputs, inputs, height, width)
         yield _Slot(tensor, shape, _writer(conv.kernel), lambda value: value.transpose(2, 3, 1, 0))
-    if norm is not None:
-        yield _plain(norm.scale, norm_prefix + suffixes["norm_scale"])
-        yield _plain(norm.bias, norm_prefix + suffixes["norm_bias"])
-        yield _plain(norm.mean, norm_prefix + suffixes["norm_mean"])
-        yield _plain(norm.var, norm_prefix + suffixes["norm_var"])
+    yield from _norm_slots(layer, norm_prefix, suffixes)
     if conv.bias is not None:
         yield _plain(conv.bias, weights + suffixes["bias"])
     elif norm is not None:
@@ -236,6 +181,15 @@ def _conv_slots(layer: ConvUnit, weights: str, norm_prefix: str, suffixes: dict[
             optional=True,
             needs=norm_prefix + suffixes["norm_mean"],
         )
+
+
+def _norm_slots(layer: ConvUnit | PreActivation, prefix: str, suffixes: dict[str, str]) -> Iterator[_Slot]:
+    norm = layer.batch_norm
+    if norm is not None:
+        yield _plain(norm.scale, prefix + suffixes["norm_scale"])
+        yield _plain(norm.bias, prefix + suffixes["norm_bias"])
+        yield _plain(norm.mean, prefix + suffixes["norm_mean"])
+        yield _plain(norm.var, prefix + suffixes["norm_var"])
 
 
 def _linear_kernel(variable: Any, tensor: str, convention: str, map_size: int) -> _Slot:
@@ -257,7 +211,7 @@ def _linear_kernel(variable: Any, tensor: str, convention: str, map_size: int) -
 
 def _map_size(model: ConvNet, name: str) -> int:
     """Rows and columns of the feature map that a fully connected layer takes flattened."""
-    return model.pool_size if isinstance(model, VGG) and name == "fc6" else 1
+    return model.pool_size if isinstance(model, Chain) and name == model.head_names[0] else 1
 
 
 def _plain(variable: Any, tensor: str) -> _Slot:
