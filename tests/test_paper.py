@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -54,9 +55,12 @@ def _check_rows(rows: list[dict[str, Any]]) -> None:
         for side, ratio in row.get("ratio", {}).get("highest", {}).items():
             assert ratio == pytest.approx(row["us"][sides.HIGHEST] / row["us"][side])
         for side, error in row.get("error", {}).items():
-            assert error < 1e-4, side  # a whole network's logits differ by some 1e-5
-        if row["op"] in ("conv", "conv_pool"):
-            assert all(error < 4e-6 for error in row.get("error", {}).values())
+            if side == sides.DEFAULT and jax.default_backend() == "gpu":
+                assert error < 2e-3, side  # TF32
+            elif row["op"] in ("conv", "conv_pool"):
+                assert error < 4e-6, side
+            else:
+                assert error < 1e-4, side  # a whole network's logits differ by some 1e-5
 
 
 def test_kernels_of_layers_have_groups() -> None:
