@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +22,28 @@ def iid_map(layer: Layer, batch: int, zeros: int, seed: int) -> Map:
     return np.where(rng.random(values.shape, np.float32) < zeros / 100, np.float32(0), values)
 
 
+def read_maps(path: Path) -> dict[str, Map]:
+    """Real maps by "network/layer", [N, H, W, C], from an npz file or from a folder of `jax_sparse_conv maps`.
+
+    Keys lose Keras's ending "_conv", with and without which layers are found.
+
+    Raises:
+      ValueError: a file that is not an npz file of arrays.
+    """
+    file = path / "maps.npz" if path.is_dir() else path
+    try:
+        with np.load(file) as arrays:
+            return {key.removesuffix("_conv"): arrays[key] for key in arrays.files}
+    except (AttributeError, EOFError, TypeError, ValueError, zipfile.BadZipFile) as error:
+        raise ValueError(f"--maps {path} is not an npz file of arrays") from error
+
+
 def real_map(maps: Mapping[str, Map], layer: Layer, batch: int, first: int) -> Map:
     """`batch` images of the layer's real maps from image `first` on.
 
     A batch larger than the file has images goes on with mirrored, then with shifted copies.
     """
-    images = maps[layer.maps or ""]
+    images = maps[_key(layer)]
     if images.shape[1:] != layer.x_shape(1)[1:]:
         raise ValueError(f"maps[{layer.maps!r}] has shape {images.shape}, but the layer takes {layer.x_shape(1)}")
     chosen = []
@@ -34,6 +52,15 @@ def real_map(maps: Mapping[str, Map], layer: Layer, batch: int, first: int) -> M
         shifted = np.roll(image, round_ // 2, axis=1)
         chosen.append(shifted[:, ::-1] if round_ % 2 else shifted)
     return np.stack(chosen)
+
+
+def has_maps(maps: Mapping[str, Map], layer: Layer) -> bool:
+    """Whether there are real maps of the layer."""
+    return layer.maps is not None and _key(layer) in maps
+
+
+def _key(layer: Layer) -> str:
+    return (layer.maps or "").removesuffix("_conv")
 
 
 def weights(layer: Layer, seed: int) -> tuple[Map, Map]:

@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--maps",
         type=Path,
-        help="npz file with real maps, float32 [N, H, W, C]; timed as well where the layer has them",
+        help="real maps, an npz file or the folder of the command maps; timed as well where the layer has them",
     )
     add("--batch", type=int, nargs="+", default=[1])
     add("--dtype", nargs="+", default=["float32"], help="float32, bfloat16, float16")
@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _one_process(options: argparse.Namespace) -> dict[str, Any]:
     # Read here: rows are printed while they come in, and a missing file should be known before the first.
-    maps = dict(np.load(options.maps)) if options.maps else {}
+    maps = data.read_maps(options.maps) if options.maps else {}
     header = environment.describe_run()
     rows = []
     for row in _rows(options, maps):
@@ -132,7 +132,7 @@ def _inputs(
     layer: Layer, batch: int, options: argparse.Namespace, maps: Mapping[str, data.Map]
 ) -> Iterator[tuple[str, int | None, list[data.Map]]]:
     """(source, percentage asked for, rotated inputs) of every kind of map this layer is timed on."""
-    if layer.maps in maps:
+    if data.has_maps(maps, layer):
         yield "real", None, [data.real_map(maps, layer, batch, first) for first in range(_ROTATIONS)]
     for zeros in sorted({0, *(options.zeros or layer.zeros)}):
         seeds = range(options.seed, options.seed + _ROTATIONS)

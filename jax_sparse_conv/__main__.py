@@ -1,4 +1,4 @@
-"""Command line, `python -m jax_sparse_conv`: `env`, `run --network vgg19`, `calibrate --network vgg19 --out FILE`."""
+"""Command line, `python -m jax_sparse_conv`: `env`, and `run`, `calibrate` or `maps` with `--network vgg19`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from jax_sparse_conv.photograph import SAMPLE, UserError, batch_of, load, option
 
 if TYPE_CHECKING:
     import jax
-    from flax import nnx
 
     from jax_sparse_conv.comparison import Advance
     from jax_sparse_conv.models import Network
@@ -30,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     options.argv = list(sys.argv[1:] if argv is None else argv)
     try:
-        {"env": _env, "run": _run, "calibrate": _calibrate}[options.command](options)
+        {"env": _env, "run": _run, "calibrate": _calibrate, "maps": _maps}[options.command](options)
     except UserError as error:
         print(f"jax_sparse_conv: {error}", file=sys.stderr)
         return 1
@@ -65,14 +64,22 @@ def _parser() -> argparse.ArgumentParser:
     add = calibrate.add_argument
     add("--repeats", type=_positive, default=10, help="turns of each candidate, whose median counts (default: 10)")
     add("--out", type=Path, required=True, help="the plan's JSON file")
+    maps = commands.add_parser(
+        "maps",
+        help="write every convolution input of a network on photographs",
+        description="Run a network on photographs and write the input of every convolution (maps.npz), and a list of "
+        "shapes and zero fractions, of groups of pixels and of channels (maps.json, maps.csv, channels.csv).",
+    )
+    _add_network(maps, "+")
+    maps.add_argument("--out", type=Path, required=True, help="folder to write to; made if it does not exist")
     return parser
 
 
-def _add_network(parser: argparse.ArgumentParser) -> None:
+def _add_network(parser: argparse.ArgumentParser, images: str | None = None) -> None:
     """Which network runs on what."""
     add = parser.add_argument
     add("--network", default="vgg19", help="vgg19 (default), resnet50, ...; a wrong name lists them")
-    add("--image", type=Path, help=f"photograph (default: scikit-learn's {SAMPLE})")
+    add("--image", type=Path, nargs=images, help=f"photograph (default: scikit-learn's {SAMPLE})")
     add("--weights", type=Path, help="safetensors file with torchvision, timm or Keras names (default: seeded weights)")
     add("--batch", type=_positive, default=1, help="images: the photograph, mirrored and shifted copies (default: 1)")
     add("--size", type=_positive, help="height and width of the images (default: the network's)")
@@ -164,6 +171,39 @@ def _calibrate(options: argparse.Namespace) -> None:
         raise UserError(f"the plan cannot be written: {error}") from error
 
 
+def _maps(options: argparse.Namespace) -> None:
+    import jax
+    import numpy as np
+
+    from jax_sparse_conv import feature_maps, report
+
+    if not options.out.absolute().parent.is_dir():
+        raise UserError(f"--out {options.out}: the folder {options.out.absolute().parent} does not exist")
+    if options.out.exists() and not options.out.is_dir():
+        raise UserError(f"--out {options.out} is a file, not a folder to write to")
+    network = _network(options.network)
+    size = options.size or network.input_size
+    photographs = [load(path, size) for path in options.image or [None]]
+    images = np.concatenate([batch_of(photograph, options.batch) for photograph in photographs])
+    header = environment.describe_run(options.argv) | {
+        **{name: getattr(options, name) for name in ("network", "batch", "dtype", "precision", "seed")},
+        "size": size,
+        "images": [str(path) for path in options.image or [SAMPLE]],
+        "weights": None if options.weights is None else str(options.weights),
+    }
+    with jax.default_matmul_precision(options.precision), report.progress() as advance:
+        model, x = _prepare(network, images, options, advance)
+        try:
+            entries = feature_maps.write(options.out, network.name, model, x, header, advance)
+        except OSError as error:
+            raise UserError(f"the maps cannot be written: {error}") from error
+        except ValueError as error:  # with --weights the first thing to run the network
+            raise UserError(f"--size {options.size}: {error}") from error
+    print(f"{len(entries)} maps of {len(images)} images in {options.out}: {', '.join(feature_maps.FILES)}")
+    if options.weights is None:
+        print("Without --weights the weights are seeded and the zeros those of a profile, not of a trained network.")
+
+
 def _check_writable(name: str, path: Path) -> None:
     if not path.absolute().parent.is_dir():
         raise UserError(f"--{name} {path}: the folder {path.absolute().parent} does not exist")
@@ -197,9 +237,7 @@ def _labels(path: Path | None) -> list[str] | None:
         raise UserError(f"--labels {path} cannot be read: {error}") from error
 
 
-def _prepare(
-    network: Network, images: Any, options: argparse.Namespace, advance: Advance
-) -> tuple[nnx.Module, jax.Array]:
+def _prepare(network: Network, images: Any, options: argparse.Namespace, advance: Advance) -> tuple[ConvNet, jax.Array]:
     """The network with its weights set, in the wanted dtype, and its input."""
     from flax import nnx
 
@@ -215,7 +253,8 @@ def _prepare(
         advance("loading the weights", None)
         x = network.preprocess(images, _load_weights(model, options.weights))
     models.fold_batch_norm(model)
-    return _cast(model, options.dtype), x.astype(options.dtype)
+    _cast(model, options.dtype)
+    return model, x.astype(options.dtype)
 
 
 def _set_profile(model: ConvNet, x: jax.Array, size: int | None) -> None:
@@ -241,7 +280,7 @@ def _load_weights(model: ConvNet, path: Path) -> str:
         raise UserError(f"--weights {named}") from error
 
 
-def _cast(model: nnx.Module, dtype: str) -> nnx.Module:
+def _cast(model: ConvNet, dtype: str) -> None:
     import jax
     import jax.numpy as jnp
     from flax import nnx
@@ -250,7 +289,6 @@ def _cast(model: nnx.Module, dtype: str) -> nnx.Module:
         return value.astype(dtype) if jnp.issubdtype(value.dtype, jnp.floating) else value
 
     nnx.update(model, jax.tree.map(cast, nnx.state(model)))
-    return model
 
 
 def _record(options: argparse.Namespace, size: int) -> dict[str, Any]:

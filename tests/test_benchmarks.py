@@ -53,6 +53,24 @@ def test_real_maps_rotate_and_do_not_repeat() -> None:
         data.real_map({"a/b": maps["a/b"][:, :5]}, LAYERS[0], 1, 0)
 
 
+def test_maps_are_read_from_a_file_or_a_folder(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).random((3, 7, 7, 5), np.float32)
+    np.savez(tmp_path / "maps.npz", **{"a/b_conv": values})
+    for path in (tmp_path, tmp_path / "maps.npz"):
+        maps = data.read_maps(path)
+        for key in ("a/b", "a/b_conv"):
+            layer = dataclasses.replace(LAYERS[0], maps=key)
+            assert data.has_maps(maps, layer)
+            np.testing.assert_array_equal(data.real_map(maps, layer, 3, 0), values)
+    assert not data.has_maps(maps, dataclasses.replace(LAYERS[0], maps=None))
+    assert not data.has_maps(maps, dataclasses.replace(LAYERS[0], maps="a/c"))
+    (tmp_path / "text.npz").write_text("no maps")
+    np.save(tmp_path / "one.npy", values)
+    for name in ("text.npz", "one.npy"):
+        with pytest.raises(ValueError, match=f"{name} is not an npz file of arrays"):
+            data.read_maps(tmp_path / name)
+
+
 def test_run_writes_a_row_for_every_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.savez(tmp_path / "maps.npz", **{"a/b": np.maximum(np.random.default_rng(0).normal(size=(2, 7, 7, 5)), 0)})
     arguments = [
