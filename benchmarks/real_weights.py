@@ -1,9 +1,11 @@
-"""ResNet-50 stages 1 to 4 with ImageNet weights on photographs: is the port right, and does skipping change anything?
+"""ImageNet weights on photographs: is the port right, and does skipping change anything?
 
-    python -m benchmarks.real_weights --data DIR [--json PATH]
+    python -m benchmarks.real_weights --data DIR [--network densenet169] [--json PATH]
 
-DIR holds `resnet50_stages1to4.safetensors` (Keras names), `images.npz` (`images`, uint8 [N, 224, 224, 3]) and perhaps
-`sparsity.csv` (zero fraction of every layer's input). Three checks, exit status 1 if one fails:
+`resnet50` is its stages 1 to 4 in Keras's v1 layout, `densenet169` all but its classifier. DIR holds their weights,
+`resnet50_stages1to4.safetensors` or `densenet169_features.safetensors` (Keras names), `images.npz` (`images`, uint8
+[N, 224, 224, 3]) and perhaps `sparsity.csv` (zero fraction of every layer's input). Three checks, exit status 1 if one
+fails:
 
 1. dense ("xla") against sparse at the last feature map, float32: relative Frobenius difference of at most 1e-5;
 2. the per-channel mean of what each batch norm sees correlates above 0.9 with its stored moving mean on at least 95 %
@@ -18,9 +20,9 @@ import csv
 import json
 import sys
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,15 +32,36 @@ from flax import nnx
 
 from benchmarks import command
 from jax_sparse_conv import environment, models
-from jax_sparse_conv.models.layers import ConvUnit, Layer
+from jax_sparse_conv.models.layers import BeforeLayer
+from jax_sparse_conv.models.names import rules
+from jax_sparse_conv.models.units import ConvUnit, Layer, PreActivation
 
-LAST_STAGE = 4
-WEIGHTS = "resnet50_stages1to4.safetensors"
 IMAGES = "images.npz"
 MOST_DIFFERENCE = 1e-5
 LEAST_CORRELATION = 0.9
 LEAST_SHARE = 0.95
 MOST_ZERO_DIFFERENCE = 0.005
+
+
+class Source(NamedTuple):
+    """A file of weights, and the forward pass to the last feature map that it is enough for."""
+
+    weights: str
+    features: Callable[..., jax.Array]  # (model, x, before_layer=None)
+
+
+def _stages_1_to_4(model: Any, x: jax.Array, before_layer: BeforeLayer | None = None) -> jax.Array:
+    return model.features(x, last_stage=4, before_layer=before_layer)
+
+
+def _features(model: models.ConvNet, x: jax.Array, before_layer: BeforeLayer | None = None) -> jax.Array:
+    return model.features(x, before_layer=before_layer)
+
+
+SOURCES = {
+    "resnet50": Source("resnet50_stages1to4.safetensors", _stages_1_to_4),
+    "densenet169": Source("densenet169_features.safetensors", _features),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,18 +82,21 @@ def _run(options: argparse.Namespace, command_line: str) -> list[str]:
     """The sentences of the checks that failed."""
     if options.json and not options.json.absolute().parent.is_dir():
         raise ValueError(f"--json {options.json}: the folder {options.json.absolute().parent} does not exist")
-    images = read_images(options.data)
-    model = models.resnet50(version="v1", precision="highest", rngs=nnx.Rngs(0))
-    loaded = models.load_weights(model, options.data / WEIGHTS, partial=True)
+    source = SOURCES[options.network]
+    weights = options.data / source.weights
+    images = read_images(options.data, source.weights)
+    model = models.build(options.network, precision="highest", rngs=nnx.Rngs(0))
+    loaded = models.load_weights(model, weights, partial=True)
     if loaded.convention != "keras":
-        raise ValueError(f"{options.data / WEIGHTS} has names of {loaded.convention}, not of keras")
-    x = models.preprocess(images, loaded.convention)
-    zeros, means = statistics(model, x)
-    correlations = correlate(means, options.data / WEIGHTS)
-    difference = compare(model, x, options.implementation)
-    zero_differences = compare_zeros(zeros, options.data / "sparsity.csv")
+        raise ValueError(f"{weights} has names of {loaded.convention}, not of keras")
+    x = models.NETWORKS[options.network].preprocess(images, loaded.convention)
+    zeros, means = statistics(model, x, source.features)
+    correlations = correlate(model, means, weights)
+    difference = compare(model, x, options.implementation, source.features)
+    zero_differences = compare_zeros(zeros, options.data / "sparsity.csv", options.network)
     result = environment.describe_run() | {
         "command": command_line,
+        "network": options.network,
         "images": len(images),
         "implementation": options.implementation,
         "relative_frobenius": difference,
@@ -85,11 +111,11 @@ def _run(options: argparse.Namespace, command_line: str) -> list[str]:
     return failures
 
 
-def read_images(folder: Path) -> np.ndarray:
+def read_images(folder: Path, weights: str) -> np.ndarray:
     """The photographs, uint8 [N, 224, 224, 3], of a folder that has weights too."""
     if not folder.is_dir():
         raise ValueError(f"--data {folder} is not a folder")
-    for name in (WEIGHTS, IMAGES):
+    for name in (weights, IMAGES):
         if not (folder / name).is_file():
             raise ValueError(f"--data {folder} has no file {name}")
     try:
@@ -99,38 +125,50 @@ def read_images(folder: Path) -> np.ndarray:
     return images
 
 
-@nnx.jit
-def statistics(model: models.ResNet, x: jax.Array) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-    """By layer, dense: the zero fraction of its input, and the mean [K] of what its batch norm sees."""
+def statistics(
+    model: models.ConvNet, x: jax.Array, features: Callable[..., jax.Array]
+) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+    """By layer, dense: the zero fraction of a convolution's input, and the mean [C] of what a batch norm sees."""
+
+    @nnx.jit
+    def run(model: models.ConvNet, x: jax.Array) -> tuple[dict[str, jax.Array], dict[str, jax.Array], jax.Array]:
+        zeros, means = {}, {}
+
+        def measure(name: str, layer: Layer, value: jax.Array, residual: jax.Array | None) -> None:
+            if isinstance(layer, PreActivation):
+                means[name] = jnp.mean(value, axis=(0, 1, 2))
+            elif isinstance(layer, ConvUnit):
+                zeros[name] = jnp.mean(value == 0, dtype=jnp.float32)
+                if layer.batch_norm is not None:
+                    means[name] = jnp.mean(layer.convolved(value), axis=(0, 1, 2))
+
+        last = features(model, x, before_layer=measure)
+        return zeros, means, jnp.mean(last == 0, dtype=jnp.float32)
+
     models.set_network_implementation(model, "xla")
-    zeros, means = {}, {}
-
-    def measure(name: str, layer: Layer, value: jax.Array, residual: jax.Array | None) -> None:
-        assert isinstance(layer, ConvUnit)
-        zeros[name] = jnp.mean(value == 0, dtype=jnp.float32)
-        means[name] = jnp.mean(layer.convolved(value), axis=(0, 1, 2))
-
-    model.features(x, last_stage=LAST_STAGE, before_layer=measure)
-    return zeros, means
+    zeros, means, last = run(model, x)
+    return zeros | {"features": last}, means
 
 
-def correlate(means: dict[str, jax.Array], weights: Path) -> dict[str, float]:
+def correlate(model: models.ConvNet, means: dict[str, jax.Array], weights: Path) -> dict[str, float]:
     """Correlation over channels of the measured and the stored mean of each batch norm's input."""
+    found, prefixes = {}, rules(model)["keras"](model)
     with safetensors.safe_open(weights, framework="numpy") as file:
-        return {
-            name: float(
-                np.corrcoef(
-                    np.asarray(mean) + file.get_tensor(f"{name}_conv/bias"), file.get_tensor(f"{name}_bn/moving_mean")
-                )[0, 1]
-            )
-            for name, mean in means.items()
-        }
+        names = set(file.keys())
+        for name, mean in means.items():
+            conv, norm = prefixes[name]
+            bias = file.get_tensor(f"{conv}/bias") if f"{conv}/bias" in names else 0
+            stored = file.get_tensor(f"{norm}/moving_mean")
+            found[name] = float(np.corrcoef(np.asarray(mean) + bias, stored)[0, 1])
+    return found
 
 
-def compare(model: models.ResNet, x: jax.Array, implementation: str | None) -> float:
+def compare(
+    model: models.ConvNet, x: jax.Array, implementation: str | None, features: Callable[..., jax.Array]
+) -> float:
     """Relative Frobenius difference of the last feature map, sparse and folded against dense and folded."""
     models.fold_batch_norm(model)
-    forward = nnx.jit(lambda network, images: network.features(images, last_stage=LAST_STAGE))
+    forward = nnx.jit(features)
     results = []
     for name in ("xla", implementation):
         models.set_network_implementation(model, name)
@@ -139,12 +177,12 @@ def compare(model: models.ResNet, x: jax.Array, implementation: str | None) -> f
     return float(np.linalg.norm(sparse - dense) / np.linalg.norm(dense))
 
 
-def compare_zeros(zeros: dict[str, jax.Array], table: Path) -> dict[str, float]:
+def compare_zeros(zeros: dict[str, jax.Array], table: Path, network: str) -> dict[str, float]:
     """Measured less tabulated zero fraction by layer, of the layers that the table has; empty without a table."""
     if not table.is_file():
         return {}
     with table.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["network"] == "resnet50"]
+        rows = [row for row in csv.DictReader(file) if row["network"] == network]
     expected = {row["layer"].removesuffix("_conv"): float(row["zero_fraction"]) for row in rows}
     return {name: float(zeros[name]) - fraction for name, fraction in expected.items() if name in zeros}
 
@@ -153,11 +191,13 @@ def report(result: dict[str, Any], missing: tuple[str, ...]) -> list[str]:
     """Print the table and the three checks; returns the sentences of those that failed."""
     result["zero_fractions"] = {name: float(value) for name, value in result["zero_fractions"].items()}
     correlations, differences = result["correlations"], result["zero_differences"]
-    print(f"{'layer':<16}{'zeros %':>9}{'table %':>9}{'batch norm':>12}")
-    for name, zeros in result["zero_fractions"].items():
-        table = f"{100 * (zeros - differences[name]):9.1f}" if name in differences else f"{'':9}"
-        print(f"{name:<16}{100 * zeros:9.1f}{table}{correlations[name]:12.3f}")
-    print(f"not in the file and not used: {len(missing)} tensors of the last stage and the classifier")
+    print(f"{'layer':<24}{'zeros %':>9}{'table %':>9}{'batch norm':>12}")
+    zeros = result["zero_fractions"]
+    for name in dict.fromkeys([*zeros, *correlations]):
+        measured = f"{100 * zeros[name]:9.1f}" if name in zeros else f"{'':9}"
+        table = f"{100 * (zeros[name] - differences[name]):9.1f}" if name in differences else f"{'':9}"
+        print(f"{name:<24}{measured}{table}{correlations.get(name, float('nan')):12.3f}")
+    print(f"not in the file and not used: {len(missing)} tensors of the network's end")
 
     above = sum(value > LEAST_CORRELATION for value in correlations.values())
     difference = result["relative_frobenius"]
@@ -176,6 +216,7 @@ def report(result: dict[str, Any], missing: tuple[str, ...]) -> list[str]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", type=Path, required=True, help="folder of the weights and the photographs")
+    parser.add_argument("--network", choices=SOURCES, default="resnet50")
     parser.add_argument("--json", type=Path, help="write the result here")
     parser.add_argument(
         "--implementation",

@@ -117,7 +117,7 @@ def test_real_weights_fails_with_one_sentence(tmp_path: Path, capsys: pytest.Cap
     start = f"benchmarks.real_weights: --data {tmp_path}"
     assert sentence("--data", str(tmp_path / "nowhere")) == f"{start}/nowhere is not a folder"
     assert sentence() == f"{start} has no file resnet50_stages1to4.safetensors"
-    (tmp_path / real_weights.WEIGHTS).write_text("no weights")
+    (tmp_path / "resnet50_stages1to4.safetensors").write_text("no weights")
     assert sentence() == f"{start} has no file images.npz"
     (tmp_path / real_weights.IMAGES).write_text("no images")
     assert sentence().endswith("images.npz is not an npz file with an array images")

@@ -159,7 +159,7 @@ _DENSENET_BLOCKS: dict[str, tuple[tuple[float, float], ...]] = {
         (0.712, 0.858),
     ),
 }
-_DENSENET: dict[str, float] = {"conv1": 0.0, "pool2": 0.373, "pool3": 0.515, "pool4": 0.624, LAST: 0.0} | {
+_DENSENET: dict[str, float] = {"conv1": 0.0, "pool2": 0.373, "pool3": 0.515, "pool4": 0.624, LAST: 0.458} | {
     f"{stage}_block{b}_{i}": fraction
     for stage, rows in _DENSENET_BLOCKS.items()
     for b, row in enumerate(rows, 1)
