@@ -105,9 +105,29 @@ MAPS = (
     conv3x3("1600->128 7", name="densenet169 conv5_block31 1x1", kernel=1, maps="densenet169/conv5_block31_1_conv"),
 )
 
+# Small batches of dense layers: what `implementation="direct"` is for. Its time does not depend on zeros.
+DIRECT = tuple(
+    dataclasses.replace(layer, zeros=(), implementation="direct")
+    for layer in (
+        conv3x3("64->64 224", name="vgg19 conv1_2 3x3"),
+        conv3x3("128->128 112", name="vgg19 conv2_2 3x3"),
+        conv3x3("256->256 56", name="vgg19 conv3_2 3x3"),
+        conv3x3("512->512 28", name="vgg19 conv4_2 3x3"),
+        conv3x3("512->512 14", name="vgg19 conv5_1 3x3"),
+        conv3x3("64->64 56", name="resnet50 conv2 3x3"),
+        conv3x3("128->128 28", name="resnet50 conv3 3x3"),
+        conv3x3("256->256 14", name="resnet50 conv4 3x3"),
+        conv3x3("512->512 7", name="resnet50 conv5 3x3"),
+        conv3x3("64->256 56", name="resnet50 conv2 1x1", kernel=1),
+        conv3x3("1024->256 14", name="resnet50 conv4 1x1", kernel=1),
+        conv3x3("512->2048 7", name="resnet50 conv5 1x1", kernel=1),
+    )
+)
+
 SETS: dict[str, tuple[Layer, ...]] = {
     "cpu": CPU,
     "gpu": GPU,
     "maps": MAPS,
+    "direct": DIRECT,
     "all": tuple({layer.name: layer for layer in (*CPU, *GPU, *MAPS)}.values()),
 }

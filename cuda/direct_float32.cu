@@ -9,6 +9,7 @@ ffi::Error LaunchDirectPlan<float>(const ConvCall& call, const DirectPlan& plan,
   using Fast = DirectTunings<float>;
   using Precise = PreciseTunings;
   if (plan.precise) {
+    if (plan.tile == DirectTile::kFlat) return LaunchDirect<Precise::Flat, float>(call, plan, workspace, stream);
     if (plan.tile == DirectTile::kSmall) return LaunchDirect<Precise::Small, float>(call, plan, workspace, stream);
     if (plan.tile == DirectTile::kLarge) return LaunchDirect<Precise::Large, float>(call, plan, workspace, stream);
     return LaunchDirect<Precise::Narrow, float>(call, plan, workspace, stream);

@@ -33,18 +33,12 @@ __device__ __forceinline__ void MainLoop(const DirectTask<T>& task, const Direct
   const int features = task.group_features - at.feature;
   const T* kernel = task.kernel + static_cast<int64_t>(at.stack) * task.depth * task.features +
                     at.group * task.group_features + at.feature;
-  // Filters first: they need no address of a pixel.
-#pragma unroll
+  const PixelSource<U, T> pixels = FindPixels<U, T>(task, at, table);
+  if constexpr (U::kAddresses == Addresses::kTable) __syncthreads();
+#pragma unroll 1  // code that runs once is fetched once: unrolled, the first copies leave 300 cycles later
   for (int s = 0; s < kAhead; ++s) {
     if (at.first_chunk + s < at.end_chunk) {
       CopyFilters<U, T, kChecked>(task, kernel, features, at.first_chunk + s, stages + s * kStage);
-    }
-  }
-  const PixelSource<U, T> pixels = FindPixels<U, T>(task, at, table);
-  if constexpr (U::kAddresses == Addresses::kTable) __syncthreads();
-#pragma unroll
-  for (int s = 0; s < kAhead; ++s) {
-    if (at.first_chunk + s < at.end_chunk) {
       CopyPixels<U, T, kChecked>(task, pixels, at.first_chunk + s, stages + s * kStage);
     }
     CommitCopies();
@@ -75,14 +69,14 @@ __device__ __forceinline__ void MainLoop(const DirectTask<T>& task, const Direct
 template <class U, typename T>
 __device__ __forceinline__ void FinishTile(const DirectTask<T>& task, const DirectPlace& at, int tile_number,
                                            TileWriter<U, T>& writer, float* tile) {
-  auto sum = [&](int, int pixel, int filter) {
+  auto sum = [&](int pixel, int filter) {
     return *reinterpret_cast<const float4*>(tile + pixel * U::kSumStride + filter);
   };
   if (task.reduction == Reduction::kCluster) {
 #if __CUDA_ARCH__ >= 900
     auto cluster = cooperative_groups::this_cluster();
     cluster.sync();
-    writer.Write([&](int split, int pixel, int filter) {
+    writer.WriteTogether([&](int split, int pixel, int filter) {
       const float* theirs = cluster.map_shared_rank(tile, split);
       return *reinterpret_cast<const float4*>(theirs + pixel * U::kSumStride + filter);
     });
@@ -97,7 +91,7 @@ __device__ __forceinline__ void FinishTile(const DirectTask<T>& task, const Dire
   }
   auto* partial = reinterpret_cast<float4*>(PartialTile<U>(task, at, tile_number, at.split));
   for (int i = threadIdx.x; i < U::kPixels * U::kFilters / 4; i += U::kThreads) {
-    partial[i] = sum(0, i / (U::kFilters / 4), i % (U::kFilters / 4) * 4);
+    partial[i] = sum(i / (U::kFilters / 4), i % (U::kFilters / 4) * 4);
   }
 }
 
@@ -130,7 +124,7 @@ __global__ void __launch_bounds__(U::kThreads) DirectReduceKernel(const __grid_c
   const DirectPlace at = FindDirectPlace<U>(task, blockIdx.x, 0);
   const float* tile = PartialTile<U>(task, at, blockIdx.x, 0);
   TileWriter<U, T> writer(task, at, 0, 1);
-  writer.Write([&](int split, int pixel, int filter) {
+  writer.WriteTogether([&](int split, int pixel, int filter) {
     return *reinterpret_cast<const float4*>(tile + (split * U::kPixels + pixel) * U::kFilters + filter);
   });
 }

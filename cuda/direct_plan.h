@@ -13,21 +13,22 @@ struct DirectTunings {
   static constexpr int kChunk = 128 / static_cast<int>(sizeof(T));
   template <int kImages, int kFilters, int kX, int kY, int kStages>
   using Tensor = Tuning<Engine::kTensorCores, kImages, kFilters, kX, kY, kChunk, kStages>;
-  using Small = Tensor<4, 8, 16, 8, 4>;   // 64 pixels x 64 filters, 4 warps
-  using Tall = Tensor<8, 8, 16, 8, 3>;    // 128 x 64, 4 warps
-  using Large = Tensor<8, 8, 16, 16, 3>;  // 128 x 128, 8 warps
+  using Small = Tensor<4, 8, 16, 8, sizeof(T) == 4 ? 4 : 3>;  // 64 pixels x 64 filters, 4 warps
+  using Tall = Tensor<8, 8, 16, 8, 3>;                        // 128 x 64, 4 warps
+  using Large = Tensor<8, 8, 16, 16, 3>;                      // 128 x 128, 8 warps
   using Narrow = Tuning<Engine::kTensorCores, 4, 8, 16, 8, kChunk, 3, false, Addresses::kTable>;  // 64 x 64, any sizes
 };
 
 // The same for float32 by FFMA, which is what precision HIGHEST means.
 struct PreciseTunings {
   static constexpr int kChunk = 32;
+  using Flat = Tuning<Engine::kOuterProduct, 4, 4, 8, 16, kChunk, 3>;                              // 32 x 64
   using Small = Tuning<Engine::kOuterProduct, 8, 4, 8, 16, kChunk, 3>;                             // 64 x 64
   using Large = Tuning<Engine::kOuterProduct, 8, 8, 16, 16, kChunk, 3>;                            // 128 x 128
   using Narrow = Tuning<Engine::kOuterProduct, 8, 4, 8, 16, kChunk, 3, false, Addresses::kTable>;  // 64 x 64, any sizes
 };
 
-enum class DirectTile : int { kNone, kSmall, kTall, kLarge, kNarrow };
+enum class DirectTile : int { kNone, kSmall, kTall, kLarge, kNarrow, kFlat };
 
 struct DirectPlan {
   DirectTile tile;  // kNone: PerOutput has to serve

@@ -25,9 +25,9 @@ struct TileSides {
   static constexpr bool kVector = false;
 };
 
-// Completes a tile's pixels `part`, part + parts, ...: bias, residual and ReLU. A thread keeps four filters; what it
-// needs of bias and of the residual's first kBatch rows is asked for when the writer is made, before the sums are
-// there.
+// Completes a tile's pixels `part`, part + parts, ...: bias, residual and ReLU. A thread keeps four filters. What a
+// block alone with its tile needs of bias and residual is asked for when the writer is made, before the sums are there;
+// blocks that share a tile have few pixels each, and less code to fetch matters more.
 template <class U, typename T>
 struct TileWriter {
   static constexpr int kQuads = U::kFilters / 4, kStep = U::kThreads / kQuads, kBatch = 8;
@@ -36,7 +36,7 @@ struct TileWriter {
   int part, parts, pixels, filter, valid;
   int64_t first;  // element of out at the tile's first pixel and this thread's filters
   float4 bias = {0.f, 0.f, 0.f, 0.f};
-  float4 residual[kBatch];
+  float4 residual[kBatch] = {};
 
   __device__ __forceinline__ TileWriter(const DirectTask<T>& task, const DirectPlace& at, int part, int parts)
       : task(task), part(part), parts(parts), pixels(min(U::kPixels, task.pixels - at.pixel)) {
@@ -47,7 +47,7 @@ struct TileWriter {
     if (task.bias) {
       bias = Load(task.bias + static_cast<int64_t>(at.stack) * task.features + feature, valid);
     }
-    LoadResidual(0);
+    if (parts == 1) LoadResiduals(0);
   }
   // With kVector filters come in whole fours.
   __device__ __forceinline__ float4 Load(const T* p, int count) const {
@@ -57,41 +57,55 @@ struct TileWriter {
       return LoadUpTo4(p, count, task.vector_out);
     }
   }
-  __device__ __forceinline__ void Store(T* p, float4 v) const {
-    if constexpr (U::kVector) {
-      if (valid > 0) StoreUpTo4(p, v, 4, true);
-    } else {
-      StoreUpTo4(p, v, valid, task.vector_out);
-    }
-  }
   __device__ __forceinline__ int Pixel(int i) const {
     return (static_cast<int>(threadIdx.x) / kQuads + i * kStep) * parts + part;
   }
-  __device__ __forceinline__ void LoadResidual(int from) {
+  __device__ __forceinline__ int64_t Element(int pixel) const {
+    return first + static_cast<int64_t>(pixel) * task.features;
+  }
+  __device__ __forceinline__ void LoadResiduals(int from) {
+    if (!task.residual) return;
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      const bool wanted = task.residual && Pixel(from + i) < pixels;
-      residual[i] =
-          Load(task.residual + first + static_cast<int64_t>(Pixel(from + i)) * task.features, wanted ? valid : 0);
+      const int pixel = Pixel(from + i);
+      residual[i] = Load(task.residual + Element(pixel), pixel < pixels ? valid : 0);
     }
   }
-  // sums(split, pixel, filter): four sums of one split.
+  __device__ __forceinline__ void WritePixel(int pixel, float4 sum, float4 extra) const {
+    sum = sum + (bias + extra);
+    if (task.relu) sum = {Relu(sum.x), Relu(sum.y), Relu(sum.z), Relu(sum.w)};
+    T* to = task.out + Element(pixel);
+    if constexpr (U::kVector) {
+      if (valid > 0) StoreUpTo4(to, sum, 4, true);
+    } else {
+      StoreUpTo4(to, sum, valid, task.vector_out);
+    }
+  }
+  // sums(pixel, filter): four sums.
   template <typename Sums>
   __device__ __forceinline__ void Write(const Sums& sums) {
 #pragma unroll 1
     for (int from = 0; Pixel(from) < pixels; from += kBatch) {
-      if (from > 0) LoadResidual(from);
+      if (from > 0) LoadResiduals(from);
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         const int pixel = Pixel(from + i);
-        if (pixel >= pixels) continue;
-        float4 sum = sums(0, pixel, filter);
-#pragma unroll 4
-        for (int split = 1; split < task.splits; ++split) sum = sum + sums(split, pixel, filter);
-        sum = sum + (bias + residual[i]);
-        if (task.relu) sum = {Relu(sum.x), Relu(sum.y), Relu(sum.z), Relu(sum.w)};
-        Store(task.out + first + static_cast<int64_t>(pixel) * task.features, sum);
+        if (pixel < pixels) WritePixel(pixel, sums(pixel, filter), residual[i]);
       }
+    }
+  }
+  // sums(split, pixel, filter): four sums of one split; they are added in the order of the splits.
+  template <typename Sums>
+  __device__ __forceinline__ void WriteTogether(const Sums& sums) const {
+#pragma unroll 1
+    for (int i = 0; Pixel(i) < pixels; ++i) {
+      const int pixel = Pixel(i);
+      float4 extra = {0.f, 0.f, 0.f, 0.f};
+      if (task.residual) extra = Load(task.residual + Element(pixel), valid);
+      float4 sum = sums(0, pixel, filter);
+#pragma unroll 4
+      for (int split = 1; split < task.splits; ++split) sum = sum + sums(split, pixel, filter);
+      WritePixel(pixel, sum, extra);
     }
   }
 };
