@@ -54,7 +54,8 @@ inline Vector<A> Activate(const ConvTask& task, Vector<A> sum, ChannelRange rang
   return a.activation == Activation::kRelu ? Relu<A>(sum) : sum;
 }
 
-// The pooled value at (y, x) of a tile image; sums: [windows, stride], already activated, at one vector of channels.
+// The pooled value at (y, x) of a tile image; sums: [rows, sum_cols, stride], already activated, at one vector of
+// channels.
 template <typename A>
 inline Vector<A> PoolWindow(const ConvArgs& a, const Tile& tile, const TileImage& image, int64_t y, int64_t x,
                             const A* sums, int64_t stride) {
@@ -65,9 +66,9 @@ inline Vector<A> PoolWindow(const ConvArgs& a, const Tile& tile, const TileImage
   Vector<A> result = {};
   if (a.pool == Pool::kMax) result -= static_cast<A>(__builtin_inf());
   for (int64_t row = rows.begin; row < rows.end; ++row) {
-    const int64_t tile_row = image.first_conv + row - image.conv_rows.begin;
+    const int64_t sum_row = image.first_sum + row - image.conv_rows.begin;
     for (int64_t column = columns.begin; column < columns.end; ++column) {
-      const Vector<A> value = Load(sums + (tile_row * tile.conv_cols.size() + column - tile.conv_cols.begin) * stride);
+      const Vector<A> value = Load(sums + (sum_row * tile.sum_cols + column - tile.conv_cols.begin) * stride);
       if (a.pool == Pool::kMax) {
         result = ((value > result) | (value != value)) ? value : result;  // a NaN is taken, and kept
       } else {
@@ -78,14 +79,15 @@ inline Vector<A> PoolWindow(const ConvArgs& a, const Tile& tile, const TileImage
   return a.pool == Pool::kMax ? result : result / static_cast<A>(a.window[0] * a.window[1]);
 }
 
-// Bias, residual and ReLU on a block's sums [windows, stride] of one image, in place where a pool follows, else to out.
+// Bias, residual and ReLU on a block's sums [rows, sum_cols, stride] of one image, in place where a pool follows, else
+// to out.
 template <typename T, typename A>
 void ActivateImage(const ConvTask& task, const Tile& tile, const TileImage& image, ChannelRange block, A* sums) {
   const ConvArgs& a = task.call->args;
   const int64_t stride = task.plan->block;
   T* out = static_cast<T*>(task.call->out);  // [N, Ho, Wo, K]
-  A* sum = sums + image.first_conv * tile.conv_cols.size() * stride;
   for (int64_t y = image.conv_rows.begin; y < image.conv_rows.end; ++y) {
+    A* sum = sums + (image.first_sum + y - image.conv_rows.begin) * tile.sum_cols * stride;
     for (int64_t x = tile.conv_cols.begin; x < tile.conv_cols.end; ++x, sum += stride) {
       const int64_t pixel = (image.image * a.conv_size[0] + y) * a.conv_size[1] + x;
       for (int64_t v = 0; v < block.width; v += kLanes<A>) {

@@ -109,4 +109,11 @@ NB_MODULE(_cpu, m) {
         throw nanobind::value_error(message.c_str());
       },
       nanobind::arg("name"), "Use this instruction set from now on: for tests.");
+  m.def(
+      "set_loop",
+      [](const std::string& name) {
+        if (jsc::SetLoop(name)) return;
+        throw nanobind::value_error(("loop='" + name + "' is not one of auto windows scatter").c_str());
+      },
+      nanobind::arg("name"), "Run convolutions window by window or channel by channel from now on: for tests.");
 }

@@ -84,14 +84,16 @@ Machine ThisMachine(const Isa& isa, const ffi::ThreadPool& pool) {
   return {l1, l2, isa.vector_bytes, std::max<int64_t>(1, pool.num_threads())};
 }
 
-// A thread's scratch memory, kept between calls and grown when a task needs more; null when there is none.
-char* Scratch(int64_t bytes) {
+// A thread's scratch memory, kept between calls and grown when a task needs more (then `kept` is false); null when
+// there is none.
+char* Scratch(int64_t bytes, bool& kept) {
   struct Memory {
     std::unique_ptr<char, decltype(&std::free)> data{nullptr, &std::free};
     int64_t size = 0;
   };
   static thread_local Memory memory;
-  if (memory.size < bytes) {
+  kept = memory.size >= bytes;
+  if (!kept) {
     memory.data.reset();
     memory.size = 0;
     constexpr int64_t kPage = int64_t{2} << 20;  // huge pages, where the system has them: fewer address look-ups
@@ -106,15 +108,18 @@ char* Scratch(int64_t bytes) {
   return memory.data.get();
 }
 
-// Runs task(i) for i in [0, count): each says how much memory it needs, then runs in it.
+// Runs make(i, previous) for i in [0, count): each task says how much memory it needs, then runs in it. `previous` is
+// the task that the same thread ran just before, if the memory is still as it left it, else -1.
 template <typename MakeTask, typename Task>
 ffi::Error RunTasks(ffi::ThreadPool& pool, int64_t threads, int64_t count, const MakeTask& make,
                     int64_t (*bytes)(const Task&), void (*run)(const Task&, char*)) {
   std::atomic<int64_t> missing{0};
-  ParallelFor(pool, threads, count, [&](int64_t index) {
-    const Task task = make(index);
+  ParallelFor(pool, threads, count, [&](int64_t index, int64_t previous) {
+    Task task = make(index, previous);
     const int64_t needed = bytes(task);
-    char* scratch = Scratch(needed);
+    bool kept = true;
+    char* scratch = Scratch(needed, kept);
+    if (!kept) task = make(index, -1);
     if (scratch == nullptr) {
       missing = needed;
     } else {
@@ -126,13 +131,29 @@ ffi::Error RunTasks(ffi::ThreadPool& pool, int64_t threads, int64_t count, const
                     "a convolution task needs " + std::to_string(missing.load()) + " bytes of scratch memory");
 }
 
-// Fraction of non-zeros, from at most 4096 elements spread over x.
+// Fraction of non-zeros, from 256 runs of 16 elements spread over x: runs, because each place costs a cache miss.
 double SampleDensity(const Isa& isa, int dtype, const ConvCall& call) {
+  constexpr int64_t kRuns = 256;
   const ConvArgs& a = call.args;
   const int64_t size = a.images * a.size[0] * a.size[1] * a.channels;
-  const int64_t step = std::max<int64_t>(1, size / 4096) | 1;
-  const int64_t samples = size / step;
-  return samples == 0 ? 0 : static_cast<double>(isa.count[dtype](call.x, samples, step)) / samples;
+  const int64_t step = std::max(kCountRun, size / kRuns | 1);  // odd: all channels have their turn
+  const int64_t runs = size < kCountRun ? 0 : (size - kCountRun) / step + 1;
+  if (runs == 0) return 1;
+  return static_cast<double>(isa.count[dtype](call.x, runs, step)) / static_cast<double>(runs * kCountRun);
+}
+
+std::atomic<int>& ForcedLoop() {
+  static std::atomic<int> forced{-1};
+  return forced;
+}
+
+// The cheaper of the two loops, unless one was set.
+ConvPlan ChoosePlan(const ConvArgs& a, const Machine& machine, int64_t accumulator_bytes, double density) {
+  const ConvPlan windows = MakePlan(a, machine, accumulator_bytes, density);
+  const int forced = ForcedLoop();
+  if (forced == static_cast<int>(ConvLoop::kWindows) || !CanScatter(a)) return windows;
+  const ConvPlan scatter = MakeScatterPlan(a, machine, accumulator_bytes, density);
+  return scatter.cycles < windows.cycles || forced >= 0 ? scatter : windows;
 }
 
 bool IsDepthwise(const ConvArgs& a) { return a.groups > 1 && a.group_channels == 1 && a.features == a.groups; }
@@ -159,6 +180,16 @@ bool SetIsa(const std::string& name) {
   return false;
 }
 
+bool SetLoop(const std::string& name) {
+  const std::string names[] = {"auto", "windows", "scatter"};
+  for (int i = 0; i < 3; ++i) {
+    if (name != names[i]) continue;
+    ForcedLoop() = i - 1;
+    return true;
+  }
+  return false;
+}
+
 ffi::Error RunConvCall(ffi::ThreadPool& pool, const ConvCall& call) {
   const int dtype = IndexOf(call.dtype);
   if (dtype < 0) return UnsupportedDtype();
@@ -170,12 +201,18 @@ ffi::Error RunConvCall(ffi::ThreadPool& pool, const ConvCall& call) {
     ConvCall flat = call;  // all channels as one group whose kernel has one input channel
     flat.args.groups = 1;
     const ConvPlan plan = MakePlan(flat.args, machine, accumulator_bytes, 1);
-    const auto make = [&](int64_t index) { return TaskAt(flat, plan, index); };
+    const auto make = [&](int64_t index, int64_t) { return TaskAt(flat, plan, index); };
     return RunTasks(pool, machine.threads, plan.tasks, make, isa.depthwise_bytes[dtype], isa.depthwise[dtype]);
   }
-  const ConvPlan plan = MakePlan(call.args, machine, accumulator_bytes, SampleDensity(isa, dtype, call));
-  const auto make = [&](int64_t index) { return TaskAt(call, plan, index); };
-  return RunTasks(pool, machine.threads, plan.tasks, make, isa.conv_bytes[dtype], isa.conv[dtype]);
+  const ConvPlan plan = ChoosePlan(call.args, machine, accumulator_bytes, SampleDensity(isa, dtype, call));
+  const auto make = [&](int64_t index, int64_t previous) {
+    ConvTask task = TaskAt(call, plan, index);
+    task.lists_ready = previous >= 0 && previous / plan.block_tiles == index / plan.block_tiles;
+    return task;
+  };
+  const bool scatter = plan.loop == ConvLoop::kScatter;
+  return RunTasks(pool, machine.threads, plan.tasks, make, scatter ? isa.scatter_bytes[dtype] : isa.conv_bytes[dtype],
+                  scatter ? isa.scatter[dtype] : isa.conv[dtype]);
 }
 
 ffi::Error RunCooCall(ffi::ThreadPool& pool, const ConvCall& call) {
@@ -199,7 +236,7 @@ ffi::Error RunCooCall(ffi::ThreadPool& pool, const ConvCall& call) {
   const int64_t wanted = std::clamp<int64_t>(2 * threads / wholes, 1, 64);
   const int64_t part = std::max<int64_t>(64, (features / wanted + 63) / 64 * 64);
   const int64_t parts = (features + part - 1) / part;
-  const auto make = [&](int64_t index) {
+  const auto make = [&](int64_t index, int64_t) {
     CooRow row{&call, shape, 0, 0, 0, 0, 0, 0};
     const auto take = [&index](int64_t count) {
       const int64_t digit = index % count;
@@ -227,7 +264,7 @@ ffi::Error RunDirectCall(ffi::ThreadPool& pool, const ConvCall& call) {
   ConvCall flat = call;
   if (depthwise) flat.args.groups = 1;  // all channels as one group whose kernel has one input channel
   const ConvPlan plan = MakeDirectPlan(flat.args, machine, dtype == kFloat64 ? 8 : 4);
-  const auto make = [&](int64_t index) { return TaskAt(flat, plan, index); };
+  const auto make = [&](int64_t index, int64_t) { return TaskAt(flat, plan, index); };
   return RunTasks(pool, machine.threads, plan.tasks, make, (depthwise ? isa.depthwise_bytes : isa.direct_bytes)[dtype],
                   (depthwise ? isa.direct_depthwise : isa.direct)[dtype]);
 }
@@ -250,7 +287,7 @@ ffi::Error RunDenseCall(ffi::ThreadPool& pool, const ConvCall& call) {
   const int64_t wanted = (a.features + 2 * machine.threads - 1) / (2 * machine.threads);
   const int64_t columns = std::clamp<int64_t>((wanted + 63) / 64 * 64, 256, 4096);
   const int64_t parts = (a.features + columns - 1) / columns;
-  const auto make = [&](int64_t index) {
+  const auto make = [&](int64_t index, int64_t) {
     const int64_t begin = index % parts * columns;
     return DenseTask{&call, index / parts, begin, std::min(begin + columns, a.features)};
   };

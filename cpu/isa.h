@@ -22,12 +22,16 @@ struct DenseTask {
   int64_t col_begin, col_end;
 };
 
+constexpr int64_t kCountRun = 16;
+
 struct Isa {
   const char* name;
   int64_t vector_bytes;
   // Scratch bytes that a task needs, and the task itself; `scratch` is aligned to 64 bytes.
   int64_t (*conv_bytes[kDtypes])(const ConvTask& task);
   void (*conv[kDtypes])(const ConvTask& task, char* scratch);
+  int64_t (*scatter_bytes[kDtypes])(const ConvTask& task);
+  void (*scatter[kDtypes])(const ConvTask& task, char* scratch);
   int64_t (*depthwise_bytes[kDtypes])(const ConvTask& task);
   void (*depthwise[kDtypes])(const ConvTask& task, char* scratch);
   void (*direct_depthwise[kDtypes])(const ConvTask& task, char* scratch);
@@ -37,8 +41,8 @@ struct Isa {
   void (*dense[kDtypes])(const DenseTask& task, char* scratch);
   int64_t (*coo_bytes[kDtypes])(const CooRow& row);
   void (*coo[kDtypes])(const CooRow& row, char* scratch);
-  // Non-zeros among `samples` elements of x, `step` elements apart.
-  int64_t (*count[kDtypes])(const void* x, int64_t samples, int64_t step);
+  // Non-zeros among `runs` runs of kCountRun elements of x; the runs begin `step` elements apart.
+  int64_t (*count[kDtypes])(const void* x, int64_t runs, int64_t step);
 };
 
 extern const Isa kPortable;

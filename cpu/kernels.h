@@ -9,15 +9,21 @@
 #include "depthwise_kernel.h"
 #include "direct_kernel.h"
 #include "isa.h"
+#include "scatter_kernel.h"
 
 namespace jsc {
 namespace JSC_ISA {
 namespace {
 
 template <typename T>
-int64_t CountNonZeros(const void* x, int64_t samples, int64_t step) {
+int64_t CountNonZeros(const void* x, int64_t runs, int64_t step) {
   int64_t count = 0;
-  for (int64_t i = 0; i < samples; ++i) count += !IsZero(Widen(static_cast<const T*>(x)[i * step]));
+  const T* begin = static_cast<const T*>(x);
+  for (int64_t run = 0; run < runs; ++run, begin += step) {
+    int32_t here = 0;
+    for (int64_t i = 0; i < kCountRun; ++i) here += !IsZero(Widen(begin[i]));
+    count += here;
+  }
   return count;
 }
 
@@ -33,6 +39,8 @@ int64_t CountNonZeros(const void* x, int64_t samples, int64_t step) {
    JSC_ISA::kVectorBytes,             \
    JSC_PER_DTYPE(ConvBytes),          \
    JSC_PER_DTYPE(RunConv),            \
+   JSC_PER_DTYPE(ScatterBytes),       \
+   JSC_PER_DTYPE(RunScatter),         \
    JSC_PER_DTYPE(DepthwiseBytes),     \
    JSC_PER_DTYPE(RunDepthwise),       \
    JSC_PER_DTYPE(RunDirectDepthwise), \

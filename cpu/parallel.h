@@ -15,7 +15,8 @@
 
 namespace jsc {
 
-// Calls body(index) once for each index in [0, count), on at most `threads` threads. The body must not throw.
+// Calls body(index, previous) once for each index in [0, count), on at most `threads` threads; `previous` is the index
+// that the same thread ran just before, with nothing else in between, or -1. The body must not throw.
 template <typename Body>
 void ParallelFor(xla::ffi::ThreadPool& pool, int64_t threads, int64_t count, const Body& body) {
   struct Shared {
@@ -24,7 +25,11 @@ void ParallelFor(xla::ffi::ThreadPool& pool, int64_t threads, int64_t count, con
     std::atomic<bool> closed{false};
   };
   const auto work = [count, &body](Shared& shared) {
-    for (int64_t i = shared.next++; i < count; i = shared.next++) body(i);
+    int64_t previous = -1;
+    for (int64_t i = shared.next++; i < count; i = shared.next++) {
+      body(i, previous);
+      previous = i;
+    }
   };
   const int64_t helpers = std::min(threads, count) - 1;
   auto shared = std::make_shared<Shared>();

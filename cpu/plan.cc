@@ -146,7 +146,7 @@ ConvPlan MakePlan(const ConvArgs& a, const Machine& machine, int64_t accumulator
   }
   best_work.threads = static_cast<double>(machine.threads);
   best.task_blocks = 0;
-  CutIntoTasks(best_work, machine, accumulator_bytes, best);
+  best.cycles = CutIntoTasks(best_work, machine, accumulator_bytes, best);
   return best;
 }
 

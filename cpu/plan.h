@@ -22,7 +22,11 @@ struct Machine {
   int64_t threads;
 };
 
+// Which kernel runs: conv_kernel.h, window by window, or scatter_kernel.h, channel by channel.
+enum class ConvLoop : int64_t { kWindows, kScatter };
+
 struct ConvPlan {
+  ConvLoop loop;
   int64_t vectors;         // registers per window and block
   int64_t windows;         // windows that run together, so that vectors * windows accumulators hide the FMA latency
   int64_t block;           // output channels per block
@@ -34,6 +38,9 @@ struct ConvPlan {
 
   int64_t row_tiles, col_tiles, block_tiles;  // how many of each
   int64_t tasks;                              // stacks * groups * row_tiles * col_tiles * block_tiles
+
+  int64_t strip_rows;  // of kScatter: rows of x whose sums stay in L1
+  double cycles;       // expected, until the last thread is done
 };
 
 struct ConvTask {
@@ -43,6 +50,7 @@ struct ConvTask {
   int64_t row_begin, row_end;      // result rows: image within the stack * out_size[0] + y
   int64_t col_begin, col_end;      // result columns
   int64_t block_begin, block_end;  // blocks of the group's output channels
+  bool lists_ready;                // of kScatter: the scratch memory holds the lists of this tile, from another task
 };
 
 // `density` is the (sampled) fraction of non-zeros of x, `accumulator_bytes` 4 or 8.
@@ -50,6 +58,10 @@ ConvPlan MakePlan(const ConvArgs& args, const Machine& machine, int64_t accumula
 
 // The same for the dense direct convolution (direct_plan.cc).
 ConvPlan MakeDirectPlan(const ConvArgs& args, const Machine& machine, int64_t accumulator_bytes);
+
+// For maps so sparse that packing the kernel would cost more than the sums. Only where CanScatter.
+bool CanScatter(const ConvArgs& args);
+ConvPlan MakeScatterPlan(const ConvArgs& args, const Machine& machine, int64_t accumulator_bytes, double density);
 
 ConvTask TaskAt(const ConvCall& call, const ConvPlan& plan, int64_t index);
 

@@ -45,12 +45,12 @@ inline Range Touched(Range windows, int64_t stride, int64_t pad_low, int64_t spa
 
 // The part of a tile that lies in one image.
 struct TileImage {
-  int64_t image;       // in the whole batch
-  Range out_rows;      // results
-  Range conv_rows;     // convolution results they need
-  Range in_rows;       // rows of x those need
-  int64_t first_conv;  // tile row of conv_rows.begin
-  int64_t first_in;    // tile row of in_rows.begin
+  int64_t image;      // in the whole batch
+  Range out_rows;     // results
+  Range conv_rows;    // convolution results they need
+  Range in_rows;      // rows of x those need
+  int64_t first_sum;  // row of the sums that conv_rows.begin has
+  int64_t first_in;   // tile row of in_rows.begin
 };
 
 struct Tile {
@@ -58,6 +58,7 @@ struct Tile {
   int64_t images;
   int64_t conv_rows, in_rows;  // summed over the images
   int64_t windows;             // conv_rows * conv_cols
+  int64_t sum_cols;            // places in a row of the sums, at least conv_cols
 };
 
 inline TileImage ImageOfTile(const ConvTask& task, int64_t index) {
@@ -83,13 +84,14 @@ inline Tile MakeTile(const ConvTask& task, TileImage* images) {
   tile.images = CeilDiv(task.row_end, a.out_size[0]) - task.row_begin / a.out_size[0];
   for (int64_t i = 0; i < tile.images; ++i) {
     TileImage t = ImageOfTile(task, i);
-    t.first_conv = tile.conv_rows;
+    t.first_sum = tile.conv_rows;
     t.first_in = tile.in_rows;
     tile.conv_rows += t.conv_rows.size();
     tile.in_rows += t.in_rows.size();
     if (images != nullptr) images[i] = t;
   }
   tile.windows = tile.conv_rows * tile.conv_cols.size();
+  tile.sum_cols = tile.conv_cols.size();
   return tile;
 }
 

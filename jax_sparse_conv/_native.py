@@ -104,6 +104,11 @@ def set_cpu_isa(name: str) -> None:
     _modules["cpu"].set_isa(name)
 
 
+def set_cpu_loop(name: str) -> None:
+    """Have CPU convolutions run `"windows"` or `"scatter"`, or `"auto"`, the cheaper of the two: for tests."""
+    _modules["cpu"].set_loop(name)
+
+
 def _load(platform: str, module_name: str, registry_name: str) -> None:
     build = _find_build_info()
     if build is None:

@@ -1,7 +1,7 @@
 """How this package times calls: both sides in one process, in turns, on rotated operands, as medians.
 
-On a CPU a call is timed from start to `block_until_ready`. On an accelerator such a call is mostly the latency of the
-host, so the device time is taken from many calls inside one jit as well.
+On a CPU a call is timed from start to `block_until_ready`, in streaks of the same function. On an accelerator such a
+call is mostly the latency of the host, so the device time is taken from many calls inside one jit as well.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ _MAX_CALLS = 32  # in one chain
 _CHAIN_BYTES = 2**31  # of operands and results alive in one chain
 _CHAINS_PER_SAMPLE = 16  # dispatching and waiting cost the host some 0.4 ms a sample: under 1 us a call this way
 _SAMPLE_SECONDS = 0.04  # fewer chains where that is 1 % of the sample
+_STREAK_SECONDS = 0.01
+_MAX_STREAK = 200  # calls
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +92,24 @@ def blocked(
     return {name: Timing.of(values) for name, values in samples.items()}
 
 
+def streaks(functions: Mapping[str, Function], operands: Sequence[Operands], repeats: int = 30) -> dict[str, Timing]:
+    """Time of a call until its result is there, among calls of the same function: streaks of some 10 ms, in turns.
+
+    Calls that follow another function's find its data in the caches and its threads asleep or on each other's core,
+    which says more of the neighbour than of the function (`blocked` measures that). All functions make streaks of as
+    many calls as the slowest needs for 10 ms, but at least one for every tuple of operands.
+    """
+    blocked(functions, operands, 1)  # warm
+    slowest = max(_seconds(function, operands) for function in functions.values())
+    length = max(len(operands), min(_MAX_STREAK, math.ceil(_STREAK_SECONDS / slowest)))
+    samples: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(repeats):
+        for name, function in functions.items():
+            chosen = list(itertools.islice(itertools.cycle(operands), length))
+            samples[name].append(_seconds(function, chosen))
+    return {name: Timing.of(values) for name, values in samples.items()}
+
+
 def on_device(functions: Mapping[str, Function], operands: Sequence[Operands], repeats: int = 30) -> dict[str, Timing]:
     """Device time per call, from up to 32 calls inside one jit, for each function in turn.
 
@@ -105,9 +125,9 @@ def on_device(functions: Mapping[str, Function], operands: Sequence[Operands], r
 
 
 def per_call(functions: Mapping[str, Function], operands: Sequence[Operands], repeats: int = 30) -> dict[str, Timing]:
-    """The time a call costs its user on the default backend: blocked on CPU, `on_device` elsewhere."""
+    """The time a call costs its user on the default backend: `streaks` on a CPU, `on_device` elsewhere."""
     if jax.default_backend() == "cpu":
-        return blocked(functions, operands, repeats)
+        return streaks(functions, operands, repeats)
     return on_device(functions, operands, repeats)
 
 
@@ -157,6 +177,14 @@ def _chains_per_sample(chain: Function, chained: tuple[Operands, ...]) -> int:
     start = time.perf_counter()
     jax.block_until_ready(chain(chained))
     return max(1, min(_CHAINS_PER_SAMPLE, math.ceil(_SAMPLE_SECONDS / (time.perf_counter() - start))))
+
+
+def _seconds(function: Function, operands: Sequence[Operands]) -> float:
+    """Per call, each waited for before the next."""
+    start = time.perf_counter()
+    for arguments in operands:
+        jax.block_until_ready(function(*arguments))
+    return (time.perf_counter() - start) / len(operands)
 
 
 def _nbytes(tree: Any) -> int:

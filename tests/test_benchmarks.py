@@ -134,11 +134,13 @@ def test_commands_in_result_files_have_no_local_folders() -> None:
 
 def test_the_better_of_two_runs_keeps_the_faster_time_of_each_side() -> None:
     row: dict[str, Any] = dict.fromkeys(tables._IDENTITY, "same") | {"ours_tflops": 1.0, "error": 1.0, "xla_error": 1.0}
+    row |= {"xla_latency_us": 20.0, "ours_latency_us": 5.0}
     one = row | {"xla_us": 10.0, "ours_us": 2.0, "xla_best_us": 9.0, "ours_best_us": 2.0}
     other = row | {"xla_us": 8.0, "ours_us": 4.0, "xla_best_us": 7.0, "ours_best_us": 3.5}
     (found,) = tables.better_of([one], [other], ("one", "other"))
     assert (found["xla_us"], found["ours_us"], found["ratio"]) == (8.0, 2.0, 4.0)
     assert found["best_ratio"] == 3.5
+    assert found["latency_ratio"] == 4.0
     assert (found["xla_flags"], found["ours_flags"]) == ("other", "one")
 
 

@@ -270,7 +270,17 @@ def cpu_isa(request: pytest.FixtureRequest) -> Iterator[str]:
     _native.set_cpu_isa(chosen)
 
 
-def test_every_instruction_set(cpu_isa: str) -> None:
+@pytest.fixture(params=["windows", "scatter"])
+def cpu_loop(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each of the two loops of the CPU's convolution in turn, whatever the layer's zeros."""
+    if PLATFORM != "cpu":
+        pytest.skip("the backend is not the CPU")
+    _native.set_cpu_loop(request.param)
+    yield request.param
+    _native.set_cpu_loop("auto")
+
+
+def test_every_instruction_set(cpu_isa: str, cpu_loop: str) -> None:
     assert _native.cpu_isa() == cpu_isa
     for dtype in ("float32", "bfloat16"):
         for case, implementation in RUNS:
@@ -294,6 +304,25 @@ def test_bitwise_repeatable(case: Case, implementation: str) -> None:
     first = np.asarray(run(case, inputs, implementation))
     for _ in range(5):
         np.testing.assert_array_equal(np.asarray(run(case, inputs, implementation)), first)
+
+
+@pytest.mark.parametrize("case", [cases.CONV_CASES[0], cases.CONV_CASES[1], cases.CONV_CASES[13]], ids=lambda c: c.name)
+def test_scattering_float64(case: Case, cpu_loop: str) -> None:
+    inputs = cases.inputs(case, np.float64)
+    with jax.enable_x64(True):
+        result = run(case, inputs, "ecr")
+    assert oracle.relative_error(result, oracle.expected(case, inputs)) <= TOLERANCE["float64"]
+
+
+def test_tiles_strips_and_images_of_a_large_sparse_batch(cpu_loop: str) -> None:
+    """More rows than a strip or a tile holds, an incomplete block of channels, and a pool across tiles."""
+    for zeros in (0.5, 0.97):
+        conv = Case("large batch", (3, 60, 70, 40), 72, zeros=zeros, bias=True, residual=True, activation="relu")
+        pooled = Case("large pool", (2, 90, 64, 48), 64, zeros=zeros, pool="max", window=(3, 3), window_strides=(2, 2))
+        for case in (conv, pooled):
+            inputs = cases.inputs(case)
+            result = run(case, inputs, "ecr" if case.pool is None else "pecr")
+            assert oracle.relative_error(result, oracle.expected(case, inputs)) <= TOLERANCE["float32"]
 
 
 def test_dense_and_stacks_are_bitwise_repeatable() -> None:

@@ -20,6 +20,17 @@ def test_blocked_shows_every_function_every_operand() -> None:
     assert 0 < found["a"].best <= found["a"].low <= found["a"].median <= found["a"].high
 
 
+def test_streaks_are_of_one_function_and_take_every_operand() -> None:
+    calls: list[tuple[str, int]] = []
+    functions = {name: lambda i, name=name: calls.append((name, i)) for name in "ab"}
+    found = timing.streaks(functions, [(0,), (1,), (2,)], repeats=2)
+    assert found.keys() == functions.keys()
+    assert found["a"].repeats == 2
+    names = "".join(name for name, _ in calls[-4 * timing._MAX_STREAK :])
+    assert names == ("a" * timing._MAX_STREAK + "b" * timing._MAX_STREAK) * 2
+    assert [i for _, i in calls[-6:]] == [(timing._MAX_STREAK - 6 + i) % 3 for i in range(6)]
+
+
 def test_a_single_repeat_is_its_own_median() -> None:
     found = timing.blocked({"f": lambda: None}, [()], repeats=1)["f"]
     assert found.low == found.median == found.high
