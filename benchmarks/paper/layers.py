@@ -19,6 +19,7 @@ from benchmarks.cases import Layer
 from jax_sparse_conv import models
 from jax_sparse_conv.nnx import SparseConv, SparseConvPool
 
+Window = tuple[int, int, tuple[int, int], str]
 Padding = Literal["SAME"] | tuple[tuple[int, int], tuple[int, int]]
 
 
@@ -29,14 +30,16 @@ class PaperLayer(Layer):
     Attributes:
       groups: of the convolution.
       padding: of the convolution: "SAME", or (low, high) of rows and of columns.
-      window: (size, stride, padding) of the max pool of a "conv_pool".
+      window: (size, stride, (low, high) padding, kind) of the pool of a "conv_pool".
+      activation: "relu" or None.
       network: what it belongs to.
       count: how many layers of the network look like this one.
     """
 
     groups: int = 1
     padding: Padding = "SAME"
-    window: tuple[int, int, int] = (2, 2, 0)
+    window: Window = (2, 2, (0, 0), "max")
+    activation: str | None = "relu"
     network: str = ""
     count: int = 1
 
@@ -140,24 +143,23 @@ def of_model(model: models.ConvNet, size: int, network: str) -> tuple[PaperLayer
 
 def _of_conv(conv: SparseConv, name: str, shape: tuple[int, ...], network: str) -> PaperLayer:
     kernel, _, group_channels, features = conv.kernel.shape
-    pooled = isinstance(conv, SparseConvPool)
-    strides = conv.strides if isinstance(conv.strides, int) else (conv.strides or (1,))[0]
-    window = (
-        (_first(conv.window_shape), _first(conv.window_strides), _low(conv.window_padding)) if pooled else (2, 2, 0)
-    )
+    pool: dict[str, Any] = {"op": "conv", "implementation": "ecr"}
+    if isinstance(conv, SparseConvPool):
+        sizes = (_first(conv.window_shape), _first(conv.window_strides or conv.window_shape))
+        window = (*sizes, _low_high(conv.window_padding), conv.pool)
+        pool = {"op": "conv_pool", "implementation": "pecr", "window": window}
     return PaperLayer(
         f"{network} {name}",
-        "conv_pool" if pooled else "conv",
-        shape[-1],
-        features,
-        shape[1],
-        kernel,
-        strides,
-        implementation="pecr" if pooled else "ecr",
+        channels=shape[-1],
+        features=features,
+        size=shape[1],
+        kernel=kernel,
+        strides=_first(conv.strides or 1),
         groups=shape[-1] // group_channels,
         padding=conv.padding,
-        window=window,
+        activation=conv.activation,
         network=network,
+        **pool,
     )
 
 
@@ -165,8 +167,11 @@ def _first(value: Any) -> int:
     return value if isinstance(value, int) else value[0]
 
 
-def _low(padding: Any) -> int:
-    return 0 if padding == "VALID" else _first(padding if isinstance(padding, int) else padding[0])
+def _low_high(padding: Any) -> tuple[int, int]:
+    if padding == "VALID":
+        return (0, 0)
+    both = padding if isinstance(padding, int) else padding[0]
+    return (both, both) if isinstance(both, int) else (both[0], both[1])
 
 
 def distinct(layers: Sequence[PaperLayer]) -> tuple[PaperLayer, ...]:

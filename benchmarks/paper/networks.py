@@ -16,7 +16,7 @@ from benchmarks import data
 from benchmarks.paper import layers, sides
 from benchmarks.paper.layers import PaperLayer
 from benchmarks.paper.runner import Context, progress
-from jax_sparse_conv import models, photograph, timing
+from jax_sparse_conv import cost_model, geometry, models, photograph, timing
 from jax_sparse_conv import nnx as sparse_nnx
 from jax_sparse_conv.comparison import IMPLEMENTATIONS_OF
 
@@ -25,6 +25,7 @@ COO = "coo"
 _PRECISION = "highest"
 _QUICK_SIZE = 16
 _ROTATIONS = 4
+_ANY_SIZE = 64  # of a map, for a question whose answer does not depend on it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,10 +123,25 @@ def _choose(model: Any, side: str) -> None:
     elif side == OCPA:
         sparse_nnx.set_implementation(model, conv="ecr", conv_pool="pecr", dense="xla")
     elif side == COO:
-        pool = COO if COO in IMPLEMENTATIONS_OF["conv_pool"] else "xla"
-        sparse_nnx.set_implementation(model, conv=COO, conv_pool=pool, dense="xla")
+        sparse_nnx.set_implementation(model, conv="xla", conv_pool="xla", dense="xla")
+        for _, layer in nnx.iter_modules(model):
+            if isinstance(layer, sparse_nnx.SparseConv) and _coo_has(layer):
+                layer.implementation = COO
     else:
         sparse_nnx.set_implementation(model)
+
+
+def _coo_has(layer: sparse_nnx.SparseConv) -> bool:
+    shape = layer.kernel.shape
+    resolved = geometry.resolve(
+        (1, _ANY_SIZE, _ANY_SIZE, shape[2] * layer.feature_group_count),
+        shape,
+        strides=layer.strides or 1,
+        padding=layer.padding,
+        kernel_dilation=layer.kernel_dilation or 1,
+        feature_group_count=layer.feature_group_count,
+    )
+    return cost_model.why_not(shape, resolved) is None
 
 
 def _saved(path: Path) -> dict[str, np.ndarray] | None:

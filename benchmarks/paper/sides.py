@@ -36,23 +36,25 @@ def is_dense(side: str) -> bool:
 def function(layer: PaperLayer, side: str) -> timing.Function:
     """The jitted layer (x, kernel, bias) -> y; one object for all layers that only differ in shapes and names."""
     if layer.op == "dense":
-        return _function(layer.op, side, (), ())
+        return _function(layer.op, side, layer.activation, (), ())
     pool = layer.window if layer.op == "conv_pool" else ()
-    return _function(layer.op, side, (layer.strides, layer.padding, layer.groups), pool)
+    return _function(layer.op, side, layer.activation, (layer.strides, layer.padding, layer.groups), pool)
 
 
 @functools.cache
-def _function(op: str, side: str, conv: tuple[Any, ...], pool: tuple[int, ...]) -> timing.Function:
-    arguments: dict[str, Any] = {"activation": "relu", **_of_side(side)}
+def _function(
+    op: str, side: str, activation: str | None, conv: tuple[Any, ...], pool: tuple[Any, ...]
+) -> timing.Function:
+    arguments: dict[str, Any] = {"activation": activation, **_of_side(side)}
     if op == "dense":
         return jax.jit(functools.partial(jsc.dense, **arguments))
     strides, padding, groups = conv
     arguments |= {"strides": strides, "padding": padding, "feature_group_count": groups}
     if op == "conv":
         return jax.jit(functools.partial(jsc.conv, **arguments))
-    size, window_strides, window_padding = pool
-    arguments |= {"window_shape": size, "window_strides": window_strides, "window_padding": window_padding}
-    return jax.jit(functools.partial(jsc.conv_pool, **arguments))
+    size, window_strides, low_high, kind = pool
+    arguments |= {"window_shape": size, "window_strides": window_strides, "window_padding": (low_high, low_high)}
+    return jax.jit(functools.partial(jsc.conv_pool, pool=kind, **arguments))
 
 
 def _of_side(side: str) -> dict[str, Any]:
