@@ -20,9 +20,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import command
+from benchmarks import command, data
 from benchmarks.layers import COMMAND_BUFFERS
-from benchmarks.paper import experiment, plots, real_maps
+from benchmarks.paper import experiment, plots
 from benchmarks.paper.experiment import Content, Experiment
 from benchmarks.paper.registry import EXPERIMENTS
 from benchmarks.paper.runner import Context, progress
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--json", type=Path, help="write the result of the one experiment here")
     add("--plot", type=Path, help="draw the one experiment into this PNG")
     add("--out", type=Path, help="write NAME.json and NAME.png of every experiment into this folder")
-    add("--maps", type=Path, help="real maps: an npz file, or a folder of `python -m jax_sparse_conv maps`")
+    add("--maps", type=Path, help="real maps: an npz file, or the folder of the command maps")
     add("--networks", nargs="+", default=[], help="instead of an experiment's own networks")
     add("--prepared", type=Path, help="keep networks with their weights here, for the next run")
     add("--repeats", type=int, default=30)
@@ -90,7 +90,7 @@ def _context(options: argparse.Namespace) -> Context:
     return Context(
         repeats=min(2, options.repeats) if options.quick else options.repeats,
         quick=options.quick,
-        maps=real_maps.load(options.maps) if options.maps else {},
+        maps=data.read_maps(options.maps) if options.maps else {},
         networks=tuple(options.networks),
         prepared=str(options.prepared or ""),
         seconds=0.1 if options.quick else options.seconds,

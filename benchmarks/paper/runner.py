@@ -109,7 +109,7 @@ def inputs(context: Context, case: Case) -> Iterable[tuple[Source, list[data.Map
     for source in dict.fromkeys(case.sources):
         if source != "real":
             yield source, [data.iid_map(layer, case.batch, int(source), seed) for seed in rotations]
-        elif layer.maps in context.maps:
+        elif data.has_maps(context.maps, layer):
             yield source, [data.real_map(context.maps, layer, case.batch, first) for first in rotations]
 
 

@@ -1,0 +1,123 @@
+"""Writes docs/papers.md: every claim of the sources beside what the committed results say.
+
+python -m benchmarks.paper.document            # writes docs/papers.md from benchmarks/results/
+python -m benchmarks.paper.document --check    # only says whether the file is what this would write
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.paper.claims import NOT_YET, Content, claims
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+DOCUMENT = ROOT / "docs" / "papers.md"
+
+
+def document(results: Path = RESULTS) -> str:
+    """docs/papers.md, from a folder of results."""
+    gpu, cpu = _contents(results / "paper"), _contents(results / "paper" / "cpu")
+    runs = {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(results.glob("h200_run_*.json"))}
+    lines = [_HEADER, _table(gpu, cpu, "O"), "", _RUNS, *map(_run_line, runs, runs.values())]
+    lines += [_CUSNN_HEADER, _table(gpu, cpu, "C"), _CHENG, _FILES]
+    lines += [
+        _file_line(f"{folder}{name}", content)
+        for folder, found in (("", gpu), ("cpu/", cpu))
+        for name, content in found.items()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _contents(folder: Path) -> dict[str, Content]:
+    return {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))}
+
+
+def _table(gpu: dict[str, Content], cpu: dict[str, Content], source: str) -> str:
+    lines = [
+        "| no. | claim | paper | H200 | CPU, 2 cores | experiment | why they differ |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for claim in claims():
+        if claim.number.startswith(source):
+            ours = [
+                claim.ours(found[claim.experiment]) if claim.experiment in found else NOT_YET for found in (gpu, cpu)
+            ]
+            cells = (claim.number, claim.text, claim.theirs, *ours, f"`{claim.experiment}`", claim.why)
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _run_line(name: str, content: Content) -> str:
+    times = content["totals"]["network"]
+    return (
+        f"| {content['network']} | {content['precision']} | {times['dense_us']:.0f} | {times['sparse_us']:.0f} | "
+        f"{times['ratio']:.2f}x | {content['date'][:10]}, `{name}.json` |"
+    )
+
+
+def _file_line(name: str, content: Content) -> str:
+    flags = "both XLA flag sets, the faster" if isinstance(content["xla_flags"], list) else "XLA's default flags"
+    return f"| `{name}.json` | {content['device']} | {content['date'][:10]} | {content['repeats']} | {flags} |"
+
+
+_HEADER = """# The papers' claims and today's answers
+
+Written by `python -m benchmarks.paper.document` from the files in `benchmarks/results/`; do not edit. A dash is
+what has not been measured. Each row is one claim, the paper's number, ours, and the experiment that measured it
+(`python -m benchmarks.paper NAME`; the figures are beside the JSON files). The dense baseline is XLA's
+convolution with bias and ReLU in the same jit, which picks the fastest of cuDNN's algorithms: "highest" is
+float32, "default" is XLA's default precision, TF32 on this GPU. Ratios are XLA's time over ours, above 1 is a
+gain; several layers are a geometric mean. Batch 1 and float32 unless said otherwise; the conversion to a sparse
+format is always included. `ecr`, `pecr`, `coo` and `direct` are implementations, `auto` is
+`implementation=None`, `ocpa` is PECR where a pool follows and ECR elsewhere. "Profile" maps are those of a
+network with seeded weights that has a trained network's zeros.
+
+## ECR, PECR, OCPA (Xu et al. 2023, and their 2019 versions)
+"""
+
+_RUNS = """Whole networks by `python -m jax_sparse_conv run` on the H200, with the kernels of that date (microseconds of
+a call, dense and sparse, batch 1; XLA's default flags):
+
+| network | precision | dense us | sparse us | ratio | file |
+|---|---|---|---|---|---|"""
+
+_CUSNN_HEADER = """
+## cuSNN, COO* (Xiang et al. 2022)
+
+Figs. 8 and 9 (the cost model against exhaustive search): `python -m benchmarks.cost_model`.
+"""
+
+_CHENG = """
+## Tuned direct convolution (Cheng et al. 2018)
+
+Figs. 14, 20, 24, 28, 31 and 34, the effect of each technique: `python -m benchmarks.direct_ablation`.
+"""
+
+_FILES = """## Result files
+
+| file | device | date | repeats | flags |
+|---|---|---|---|---|"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write or check the document; the result is the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.paper.document", description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args(argv)
+    text = document()
+    if not options.check:
+        DOCUMENT.write_text(text, encoding="utf-8")
+        return 0
+    if DOCUMENT.read_text(encoding="utf-8") == text:
+        return 0
+    print(f"{DOCUMENT} is not what the results say: run python -m benchmarks.paper.document", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
