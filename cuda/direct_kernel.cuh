@@ -3,19 +3,19 @@
 //   out[pixel][filter] = relu(sum over taps and channels of x * kernel + bias + residual)
 //
 // Layout: the paper (and cuda-convnet2) parallelises over images, whose index is innermost in memory there. Here maps
-// are NHWC and kernels HWIO, and at batch 1 there is one image: its "images" become pixels x images, result positions
-// of the whole batch in one line, and its filters are the features of HWIO. The reduction runs over taps and channels
-// as one axis, of which `cached_pixels` rows are in shared memory at a time, so any window, stride, dilation and group
-// works. Why this tiling: each staged pixel serves threads_y threads and each filter threads_x of them, which divides
-// the
+//   are NHWC and kernels HWIO, and at batch 1 there is one image: its "images" become pixels x images, result
+//   positions of the whole batch in one line, and its filters are the features of HWIO. The reduction runs over taps
+//   and channels as one axis, of which `cached_pixels` rows are in shared memory at a time, so any window, stride,
+//   dilation and group works.
+// Why this tiling: each staged pixel serves threads_y threads and each filter threads_x of them, which divides the
 //   traffic from the L2 cache by the tile's sides; images_per_thread x filters_per_thread sums in registers divide the
-//   traffic from shared memory the same way. Two to four stages in flight hide the copies' latency.
+//   traffic from shared memory the same way. Three or four stages in flight hide the copies' latency.
 // Small maps: a tile is too much work for the few blocks that a map of 14x14 gives, so blocks of one tile share the
-//   reduction axis and add their sums in a fixed order, through the shared memory of a cluster, or through
-//   workspace where there are no clusters. Results are bitwise repeatable.
-// Bound by: at batch 1, launch, the first copies' latency and the meeting of the cluster; at large batch by mma.sync,
-// which
-//   reaches about two thirds of the tensor cores' rate on Hopper (wgmma needs code for that chip alone).
+//   reduction axis and add their sums in a fixed order, through the shared memory of a cluster, or through workspace
+//   where there are no clusters. Results are bitwise repeatable.
+// Bound by: at batch 1, launch, the fetch of code that runs once, and the meeting of the cluster; on large maps by
+//   shared memory and mma.sync, which has some two thirds of the rate of Hopper's wgmma.
+// Lost: pixels through L1, copies spread between multiplications, an unrolled prologue; see benchmarks/NOTES.md.
 #ifndef JSC_CUDA_DIRECT_KERNEL_CUH_
 #define JSC_CUDA_DIRECT_KERNEL_CUH_
 
