@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -260,3 +261,24 @@ def test_a_call_without_kernel_for_its_dtype_runs_densely_or_says_why(monkeypatc
     automatic = jsc.conv_pool(x, kernel, bias, feature_group_count=GROUPS, precision="highest")
     close(automatic, dense_pool(x, kernel, bias))
     jax.clear_caches()
+
+
+@pytest.mark.parametrize("axes", [(0, 0, 0), (0, None, None), (None, 0, None), (None, None, 0), (None, 0, 0)])
+def test_direct_convolution_batches_and_differentiates_as_xla(axes: tuple[int | None, ...]) -> None:
+    require("direct", "float32")
+    rng = np.random.default_rng(0)
+    shapes = ((3, 2, 7, 8, 12), (3, 3, 3, 12, 20), (3, 20))
+    arrays = [jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes]
+    arguments = [value if axis == 0 else value[0] for value, axis in zip(arrays, axes, strict=True)]
+
+    def loss(implementation: str, *values: jax.Array) -> jax.Array:
+        def one(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+            return jsc.conv(x, kernel, bias, activation="relu", precision="highest", implementation=implementation)
+
+        return (jax.vmap(one, axes)(*values) ** 2).sum()
+
+    results = [
+        jax.jit(jax.value_and_grad(functools.partial(loss, name), (0, 1, 2)))(*arguments) for name in ("direct", "xla")
+    ]
+    for found, wanted in zip(*map(jax.tree.leaves, results), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-5 * float(jnp.abs(wanted).max()))
