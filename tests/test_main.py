@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
+from networks import SMALL
 from safetensors.numpy import save_file
 
 from jax_sparse_conv import _native, models, report
@@ -129,6 +130,18 @@ def test_calibrate_writes_a_plan_that_run_takes(tmp_path: Path, capsys: pytest.C
     assert "--implementation xla and --plan exclude each other" in capsys.readouterr().err
     assert run("--plan", tmp_path / "none.json") == 1
     assert "--plan: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["densenet", "regnet"])
+def test_run_of_a_network_of_another_kind(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = SMALL[name]
+    network = Network("other", lambda *_, rngs: small.build(), 32, "few layers", preprocess)
+    monkeypatch.setitem(models.NETWORKS, "other", network)
+    assert run("--network", "other", "--precision", "highest", "--json", tmp_path / "run.json") == 0
+    found = json.loads((tmp_path / "run.json").read_text())
+    named = [layer for layer, _ in small.build().named_layers()]
+    assert [row["path"] for row in found["layers"]] == [layer for layer in named if not layer.endswith("norm")]
+    assert found["difference"]["max_relative"] < 1e-4
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

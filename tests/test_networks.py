@@ -15,7 +15,8 @@ from flax import nnx
 from networks import SMALL, assert_close, images_of, parameters, photographs
 
 from jax_sparse_conv import models
-from jax_sparse_conv.nnx import SparseConvPool
+from jax_sparse_conv.models.layers import layer_names
+from jax_sparse_conv.nnx import SparseConv, SparseConvPool, SparseLinear
 
 forward = nnx.jit(lambda model, x: model(x))
 
@@ -156,6 +157,9 @@ def test_every_network_names_each_layer_once_and_what_it_feeds(name: str) -> Non
     for producer, consumer in model.feeds().items():
         assert producer in named
         assert consumer == "features" or consumer in named
+    sparse = {id(m): m for _, m in nnx.iter_modules(model) if isinstance(m, (SparseConv, SparseLinear))}
+    assert {*layer_names(model)} == {*sparse}
+    assert {*layer_names(model).values()} == {n for n in named if not n.endswith("norm")}
 
 
 def test_densenet_convolutions_see_what_a_relu_left() -> None:

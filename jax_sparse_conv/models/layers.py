@@ -82,7 +82,8 @@ def layer_names(model: nnx.Module) -> dict[int, str]:
     """`id(layer)` -> name of every sparse layer: the network's own where it is one of this package, else its place."""
     names = dict(sparse_nnx.layer_paths(model))
     if isinstance(model, ConvNet):
-        names |= {id(getattr(layer, "conv", layer)): name for name, layer in model.named_layers()}
+        owners = ((getattr(layer, "conv", layer), name) for name, layer in model.named_layers())
+        names |= {id(layer): name for layer, name in owners if not isinstance(layer, PreActivation)}
     return names
 
 
