@@ -30,8 +30,6 @@ IMPLEMENTATIONS = {
 ACTIVATIONS = (None, "relu")
 _KERNEL_DTYPES = _native.DTYPES["cpu"]  # a superset of every platform's; lowering knows the platform
 _NHWC = lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
-# Rows of x up to which a dense layer is a stream of its weights, so that skipping rows of the kernel pays.
-_DENSE_ROWS = 16
 
 
 def conv(
@@ -69,7 +67,8 @@ def conv(
       implementation: "ecr" (windows compressed on the fly; Xu et al. 2023, section 5, made multi-channel and batched),
         "coo" (tiled lists, sums in registers; Xiang et al. 2022: square kernels of 1, 3, 5 or 7, strides 1 and 2, no
         dilation), "direct" (dense, skips nothing, tuned for small batches; Cheng et al. 2018), "xla" (dense), or None:
-        ECR where it has a kernel for the platform and dtype, dense otherwise.
+        ECR, "direct" or XLA's dense, as `jax_sparse_conv.choice` expects of sizes, dtype, precision and device, on a
+        CPU also by the zeros of x while the program runs; XLA's where there is no kernel for the platform and dtype.
 
     Returns:
       [N, Ho, Wo, K] in x's dtype.
@@ -126,8 +125,8 @@ def conv_pool(
       window_padding: of the pool, as `padding` but not negative.
       precision: as in `conv`.
       implementation: "pecr" (all convolutions of a pooling window in one kernel; Xu et al. 2023, section 6), "ecr",
-        "coo" or "direct" (that convolution, then XLA's pool), "xla" (dense), or None: PECR where it has a kernel for
-        the platform and dtype, dense otherwise. With `conv`'s ECR this is the paper's OCPA rule (section 7).
+        "coo" or "direct" (that convolution, then XLA's pool), "xla" (dense), or None: PECR or dense, chosen as
+        in `conv`. To name PECR here and ECR in `conv` is the paper's OCPA rule (section 7).
 
     Returns:
       [N, Po, Qo, K] in x's dtype.
@@ -182,8 +181,7 @@ def dense(
       activation: None or "relu".
       precision: as in `conv`.
       implementation: "ecr" (each row of x is one compressed window), "xla" (dense), or None: ECR for up to 16 rows
-        (of x as given here; those that `vmap` adds are not counted) where it has a kernel for the platform and dtype,
-        dense otherwise.
+        (those that `vmap` adds are counted) where it has a kernel for the platform and dtype, dense otherwise.
 
     Returns:
       [..., K] in x's dtype.
@@ -201,8 +199,7 @@ def dense(
     operands = _Operands(given.x.reshape(math.prod(shape[:-1]), 1, 1, shape[-1]), given.kernel[None, None], given.bias)
     geometry = geo.resolve(operands.x.shape, operands.kernel.shape, padding="VALID")
     operands.check(geometry, activation)
-    few_rows = operands.x.shape[0] <= _DENSE_ROWS
-    if implementation == "xla" or (implementation is None and not few_rows):
+    if implementation == "xla" or (implementation is None and str(given.x.dtype) not in _KERNEL_DTYPES):
         y = jnp.matmul(given.x, given.kernel, precision=precision)
         return reference.epilogue(y, given.bias, None, activation)
     out = _run("dense", operands, geometry, activation, precision, implementation is None)

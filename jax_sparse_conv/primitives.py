@@ -26,7 +26,7 @@ from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import PartitionSpec
 
-from jax_sparse_conv import _native, cost_model, partitioning, reference
+from jax_sparse_conv import _native, choice, cost_model, partitioning, reference
 from jax_sparse_conv.geometry import MAX_ELEMENTS, Geometry
 
 _POOL_CODES = {None: 0, "max": 1, "avg": 2}
@@ -42,7 +42,9 @@ class Config:
 
     Attributes:
       method: native target: "ecr", "pecr", "coo", "direct" or "dense".
-      fallback: lower to the reference where the method has no kernel (platform, dtype) instead of raising.
+      fallback: `implementation=None`: lower to the reference where the method has no kernel (platform, dtype), instead
+        of raising, and where `choice` expects that to be faster.
+      below: run the method only where a sample of x is of at most this density, the reference elsewhere; None always.
       precision: None, a pair of `lax.Precision`, or one of lax's dot algorithms.
       coo: `cost_model.Configuration.attribute` of a COO* call; None lets the cost model choose.
     """
@@ -55,6 +57,7 @@ class Config:
     fallback: bool = False
     precision: Any = None
     coo: tuple[int, int, int, int] | None = None
+    below: float | None = None
 
     @property
     def implementation(self) -> str:
@@ -164,6 +167,9 @@ def reference_conv(*values: jax.Array, config: Config) -> jax.Array:
     images = operands.x.shape[0]
 
     def one(x: Any, kernel: Any, bias: Any, residual: Any) -> jax.Array:
+        if config.method == "dense":  # rows of a matrix as maps of one pixel
+            y = jnp.matmul(x[:, 0, 0], kernel[0, 0], precision=config.precision)
+            return reference.epilogue(y[:, None, None], bias, residual, config.activation)
         return reference.conv_pool(x, kernel, bias, residual, config.geometry, config.activation, config.precision)
 
     if stacks == 1:
@@ -224,9 +230,25 @@ def _lower(ctx: Any, *operands: Any, config: Config, platform: str | None) -> An
             f"implementation={config.implementation!r} cannot run here: {reason}. "
             'implementation=None or "xla" works everywhere.'
         )
+    if config.fallback:
+        work = _work(x, kernel, config)
+        if choice.prefers_direct(work, name) and _native.why_missing("direct", name, x.dtype) is None:
+            config = dataclasses.replace(config, method="direct")
+            below = math.inf
+        else:
+            below = choice.threshold(work, name)
+        if below <= 0:
+            lower = mlir.lower_fun(functools.partial(reference_conv, config=config), multiple_results=False)
+            return lower(ctx, *operands)
+        config = dataclasses.replace(config, below=None if below >= 1 else below)
     if partitioning.is_partitioned(ctx):
         return mlir.lower_fun(_partitioned(x, kernel, config), multiple_results=False)(ctx, *operands)
     return _lower_on_device(ctx, *operands, config=config, platform=platform)
+
+
+def _work(x: Any, kernel: Any, config: Config) -> choice.Work:
+    exact = _precision_code(config.precision) == _PRECISION_CODES[lax.Precision.HIGHEST]
+    return choice.Work(config.method, x.shape, kernel.shape, config.geometry, str(x.dtype), exact)
 
 
 def _partitioned(x: Any, kernel: Any, config: Config) -> Any:
@@ -247,6 +269,8 @@ def _on_device(config: Config) -> Any:
 
 def _lower_on_device(ctx: Any, *operands: Any, config: Config, platform: str | None) -> Any:
     x, kernel = ctx.avals_in[:2]
+    if config.below is not None:
+        return mlir.lower_fun(functools.partial(_by_density, config=config), multiple_results=False)(ctx, *operands)
     extra: dict[str, np.ndarray] = {}
     if platform == "cuda" and config.method == "coo":
         chosen, scratch = cost_model.attribute_and_workspace(x, kernel, config.geometry, config.coo)
@@ -259,6 +283,17 @@ def _lower_on_device(ctx: Any, *operands: Any, config: Config, platform: str | N
         ctx = ctx.replace(avals_out=[*ctx.avals_out, jax.core.ShapedArray((scratch,), np.uint8)])
     call = jax.ffi.ffi_lowering(_native.target_name(config.method))
     return call(ctx, *operands, **attributes(config), **extra)[:1]
+
+
+def _by_density(*operands: jax.Array, config: Config) -> jax.Array:
+    """The method where x has few non-zeros, dense convolution elsewhere, decided while the program runs."""
+    assert config.below is not None
+    return lax.cond(
+        choice.sampled_density(operands[0]) <= config.below,
+        functools.partial(conv_on_device_p.bind, config=dataclasses.replace(config, below=None)),
+        functools.partial(reference_conv, config=config),
+        *operands,
+    )
 
 
 for _platform in (None, *_native.PLATFORMS):

@@ -142,10 +142,14 @@ def compile_ahead(function: Function, operands: Sequence[Operands]) -> None:
 
 
 def what_ran(function: Function, *arguments: Any) -> str:
-    """The native kernels in a jitted function's compiled program, by implementation name; "xla" without one."""
+    """The native kernels in a jitted function's compiled program, by implementation name; "xla" without one.
+
+    "|xla" after them says that the running program may take dense convolution in their place.
+    """
     text = function.lower(*arguments).compile().as_text() or ""  # type: ignore[attr-defined]
     names = dict.fromkeys(_NAME_OF_TARGET.get(name, name) for name in _TARGET.findall(text))
-    return "+".join(names) or "xla"
+    ran = "+".join(names) or "xla"
+    return f"{ran}|xla" if names and " conditional(" in text else ran
 
 
 def geometric_mean(values: Iterable[float]) -> float:

@@ -1,0 +1,217 @@
+"""What `implementation=None` does without a plan: a cost model of sizes, dtype, precision and device.
+
+The model answers one question: up to which density of x is the sparse kernel expected to be at least as fast as XLA's
+dense convolution? (Small float32 convolutions on tensor cores go to "direct", whatever the density.) Density is not
+known before the program runs, so
+- above 1, the sparse kernel always serves; at 0, the dense convolution;
+- in between, a CPU decides in the running program, by a sample of x (`sampled_density`): branches cost nothing there;
+- in between, a GPU decides by `ASSUMED_DENSITY`: with a branch of XLA's the host waits for the device (256->256 14x14
+  on an H200: 25 to 47 us, where the branches take 12 and 20).
+
+The papers' own rule (OCPA, Xu et al. 2023, section 7: PECR where a pool follows, ECR elsewhere) is what naming the
+implementations gives. The decision is made while a program is lowered, so it sees the images that `vmap` added.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_sparse_conv import _native, cost_model, reference
+from jax_sparse_conv.geometry import Geometry
+
+ASSUMED_DENSITY = 0.75
+"""Of a feature map that nothing is known of, on a GPU: early layers have about 25 % zeros, and None shall not lose."""
+
+_IMAGE_CHANNELS = 4  # a map of so few channels is an image: no ReLU has been there
+_DENSE_ROWS = 16  # of x up to which a dense layer is a stream of its weights, so that skipping kernel rows pays
+_SAMPLES = 1024  # of x, for a standard deviation of at most 1.6 %
+
+# CPU, from benchmarks/results/cpu_layers.json: linear in density between 0 and 85 % zeros, the sparse kernel meets
+# XLA's time at a density of 0.62 to 1.05 on maps from 14x14 to 56x56, and nowhere at 7x7. Grouped, depthwise and 16-bit
+# convolutions of XLA's are slower than ours at any density (3x3 depthwise over 64 channels: 15 times).
+_CPU_CROSSOVER = 0.65
+_CPU_FEW_PIXELS = 64
+_CPU_FEW_ROWS = 4  # of a dense layer; more rows share fewer zeros
+_CPU_ROWS_CROSSOVER = 0.35
+_CPU_SMALL = 1e5  # operations: such calls are over before a branch pays
+
+# CUDA, microseconds on an H200 from benchmarks/results/h200_layers.json and h200_run_*.json, as shares of what the
+# device's properties promise, so that they carry over. Checked with h200_plan_resnet50_highest.json and _default.json,
+# which came later: what None takes loses to XLA in none of the 54 layers of either.
+_SPARSE_FLOOR = 5.5  # us: launch, first data, meeting of the cluster
+_SPARSE_LISTS = 0.9  # of the peak of FFMA, for dense-equivalent operations whatever the density
+_SPARSE_SUMS = 0.75  # and for those of non-zeros
+_SPARSE_WEIGHTS = 0.31  # of memory bandwidth
+_DENSE_FLOOR = 10.0  # us
+_FFMA_SHARE = 0.34  # of the peak, for 4 GFLOP or less; more work fills the device better
+_FFMA_FILL = 4e9
+_FFMA_STEP = 53  # cycles for each of a result's products: cuDNN's loop over them when there are few blocks
+_TENSOR_SHARE = 0.6
+_TENSOR_STEP = 4
+# Operations a cycle of a multiprocessor's tensor cores by compute capability: float32 as TF32, 16-bit types.
+_TENSOR_CORES = {(8, 0): (1024, 2048), (9, 0): (2048, 4096), (10, 0): (2048, 8192), (10, 3): (2048, 8192)}
+_TENSOR_CORES_ELSEWHERE = (256, 512)
+_TF32_CAPABILITY = (8, 0)
+# Operations up to which "direct" beats cuDNN's TF32: in all 53 convolutions of ResNet-50 at batch 1, of which the
+# largest has 236 MFLOP, by 1.2 to 2.6 times, and "ecr" in most of them (h200_plan_resnet50_default.json).
+_DIRECT_FLOPS = 2.5e8
+_LEAST_LIST_FEATURES = 32  # output channels of a group that a warp's lanes cover
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """A call as the model sees it.
+
+    Attributes:
+      method: the native target, "dense" for a matrix product.
+      x_shape: [N, H, W, C].
+      kernel_shape: [S, kh, kw, C / groups, K].
+      geometry: of the call.
+      dtype: of every operand.
+      exact: whether float32 must be float32 in the dense convolution.
+    """
+
+    method: str
+    x_shape: tuple[int, ...]
+    kernel_shape: tuple[int, ...]
+    geometry: Geometry
+    dtype: str
+    exact: bool
+
+    @property
+    def pixels(self) -> int:
+        """Results of the convolution, over all images."""
+        return self.x_shape[0] * math.prod(self.geometry.conv_size(self.x_shape[1:3], self.kernel_shape[1:3]))
+
+    @property
+    def products(self) -> int:
+        """Multiplications of one result of the dense convolution."""
+        return math.prod(self.kernel_shape[1:4])
+
+    @property
+    def flops(self) -> float:
+        """Operations of the dense convolution."""
+        return 2.0 * self.pixels * self.products * self.kernel_shape[4]
+
+    @property
+    def is_image(self) -> bool:
+        """Whether x has so few channels that no ReLU has been there."""
+        return self.kernel_shape[1] * self.kernel_shape[2] > 1 and self.x_shape[3] <= _IMAGE_CHANNELS
+
+    @property
+    def itemsize(self) -> int:
+        return int(jnp.dtype(self.dtype).itemsize)
+
+
+def crossover(work: Work, platform: str) -> float:
+    """The density of x up to which the sparse kernel is expected to be as fast as the dense convolution; 0 for none."""
+    if work.method == "dense" and work.x_shape[0] > _DENSE_ROWS:
+        return 0.0
+    if platform == "cpu":
+        return _cpu_crossover(work)
+    if work.method == "dense":
+        return math.inf
+    if work.is_image:
+        return 0.0
+    device, capability = _device()
+    if work.kernel_shape[4] // work.geometry.groups < 4:
+        return 0.0  # nearly depthwise: a list would serve too few channels
+    fixed, per_density = _sparse_us(work, device)
+    return max(0.0, (_dense_us(work, device, capability) - fixed) / per_density)
+
+
+def _cpu_crossover(work: Work) -> float:
+    if work.is_image:
+        return 0.0
+    if work.flops < _CPU_SMALL:
+        return math.inf
+    if work.method == "dense":
+        return _CPU_CROSSOVER if work.x_shape[0] <= _CPU_FEW_ROWS else _CPU_ROWS_CROSSOVER
+    if work.geometry.groups > 1 or work.itemsize == 2 or work.pixels <= _CPU_FEW_PIXELS:
+        return math.inf
+    return _CPU_CROSSOVER
+
+
+def prefers_direct(work: Work, platform: str) -> bool:
+    """Whether the dense kernel of Cheng et al. is expected to be the fastest, at any density of x."""
+    if platform != "cuda" or work.method != "ecr" or work.dtype != "float32" or work.exact or work.geometry.groups > 1:
+        return False
+    return work.flops <= _DIRECT_FLOPS and _device()[1] >= _TF32_CAPABILITY
+
+
+def threshold(work: Work, platform: str) -> float:
+    """As `crossover`, but infinite or 0 where the decision is made now."""
+    found = crossover(work, platform)
+    if found >= 1:
+        return math.inf
+    if platform == "cpu":
+        return found
+    return math.inf if found >= ASSUMED_DENSITY else 0.0
+
+
+def sampled_density(x: jax.Array) -> jax.Array:
+    """Fraction of non-zeros among some 1024 elements spread over x [N, H, W, C], float32."""
+    step = sample_step(x.shape)
+    return reference.density(lax.slice(x.reshape(-1), (0,), (x.size,), (step,)))
+
+
+def sample_step(shape: Sequence[int]) -> int:
+    """Distance between samples: prime to the channels, so that every channel is met, and to powers of two."""
+    step = max(1, math.prod(shape) // _SAMPLES) | 1
+    while math.gcd(step, max(1, shape[-1])) != 1:
+        step += 2
+    return step
+
+
+def _sparse_us(work: Work, device: cost_model.Device) -> tuple[float, float]:
+    """Microseconds of the sparse kernel: those that do not depend on the density, and those at a density of 1."""
+    group_features = work.kernel_shape[4] // work.geometry.groups
+    flops = work.flops * max(1.0, _LEAST_LIST_FEATURES / group_features) * _recomputed(work.geometry)
+    weights = math.prod(work.kernel_shape) * work.itemsize / (_SPARSE_WEIGHTS * device.memory_bytes_per_second)
+    fixed = _SPARSE_FLOOR + 1e6 * (weights + flops / (_SPARSE_LISTS * device.flops))
+    return fixed, 1e6 * flops / (_SPARSE_SUMS * device.flops)
+
+
+def _recomputed(geometry: Geometry) -> float:
+    """How often PECR computes a result that several pooling windows share."""
+    if geometry.pool is None:
+        return 1.0
+    pairs = zip(geometry.pool.window, geometry.pool.strides, strict=True)
+    return math.prod(max(1.0, window / stride) for window, stride in pairs)
+
+
+def _dense_us(work: Work, device: cost_model.Device, capability: tuple[int, int]) -> float:
+    """Microseconds of XLA's dense convolution, rather too few than too many."""
+    rate, step = _FFMA_SHARE * device.flops, _FFMA_STEP
+    rate *= max(1.0, math.sqrt(work.flops / _FFMA_FILL))
+    tensor = _tensor_flops(work, device, capability)
+    if tensor > rate:
+        rate, step = tensor, _TENSOR_STEP
+    chain = work.products * step / device.clock_hz
+    return _DENSE_FLOOR + 1e6 * max(chain, work.flops / rate)
+
+
+def _tensor_flops(work: Work, device: cost_model.Device, capability: tuple[int, int]) -> float:
+    is_float32 = work.dtype == "float32"
+    if (is_float32 and work.exact) or capability < _TF32_CAPABILITY:
+        return 0.0
+    cycle = _TENSOR_CORES.get(capability, _TENSOR_CORES_ELSEWHERE)[0 if is_float32 else 1]
+    return _TENSOR_SHARE * cycle * device.multiprocessors * device.clock_hz
+
+
+@functools.lru_cache(maxsize=1)
+def _device() -> tuple[cost_model.Device, tuple[int, int]]:
+    """The first CUDA device and its compute capability; an H200 for programs compiled where there is none."""
+    try:
+        found: dict[str, Any] = _native.device_properties(0)
+        return cost_model.Device.of(0), (found["major"], found["minor"])
+    except RuntimeError:
+        return cost_model.Device(), (9, 0)

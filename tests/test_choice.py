@@ -1,0 +1,154 @@
+"""The cost model behind `implementation=None`: what it decides, where, and that the running program follows x."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import PLATFORM, require
+
+import jax_sparse_conv as jsc
+from jax_sparse_conv import choice, cost_model
+from jax_sparse_conv.choice import Work
+from jax_sparse_conv.geometry import Geometry, Pool
+
+SAME = Geometry(padding=((1, 1), (1, 1)))
+
+
+@pytest.fixture
+def h200(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "_device", lambda: (cost_model.Device(), (9, 0)))
+
+
+def conv3x3(n: int, size: int, channels: int, features: int, **fields: Any) -> Work:
+    values = {"geometry": SAME, "dtype": "float32", "exact": True, "method": "ecr"} | fields
+    groups = values["geometry"].groups
+    return Work(x_shape=(n, size, size, channels), kernel_shape=(1, 3, 3, channels // groups, features), **values)
+
+
+def rows(count: int) -> Work:
+    return Work("dense", (count, 1, 1, 2048), (1, 1, 1, 2048, 1000), Geometry(), "float32", True)
+
+
+@pytest.mark.parametrize(
+    ("work", "sparse"),
+    [
+        (conv3x3(1, 14, 256, 256), True),
+        (conv3x3(1, 7, 512, 512), True),
+        (conv3x3(1, 56, 256, 256), True),
+        (conv3x3(64, 28, 512, 512), False),  # cuDNN fills the device
+        (conv3x3(1, 56, 256, 256, exact=False), False),  # TF32
+        (conv3x3(1, 28, 512, 512, exact=False), False),
+        (conv3x3(1, 56, 256, 256, dtype="bfloat16", exact=False), False),
+        (conv3x3(1, 224, 3, 64), False),  # an image
+        (conv3x3(1, 56, 64, 64, geometry=Geometry(padding=SAME.padding, groups=64)), False),  # depthwise
+        (rows(1), True),
+        (rows(64), False),
+    ],
+)
+def test_h200(h200: None, work: Work, sparse: bool) -> None:
+    assert choice.threshold(work, "cuda") == (math.inf if sparse else 0.0)
+
+
+def test_small_tf32_convolutions_on_h200_are_direct(h200: None) -> None:
+    assert choice.prefers_direct(conv3x3(1, 14, 256, 256, exact=False), "cuda")
+    assert not choice.prefers_direct(conv3x3(1, 14, 256, 256, exact=False), "cpu")
+    assert not choice.prefers_direct(conv3x3(1, 14, 256, 256), "cuda")
+    assert not choice.prefers_direct(conv3x3(8, 14, 256, 256, exact=False), "cuda")
+    assert not choice.prefers_direct(conv3x3(1, 14, 256, 256, exact=False, method="pecr"), "cuda")
+
+
+def test_overlapping_pools_cost_the_sparse_kernel_more(h200: None) -> None:
+    pool = Pool("max", (3, 3), (1, 1), ((1, 1), (1, 1)))
+    pooled = conv3x3(1, 28, 256, 256, method="pecr", geometry=Geometry(padding=SAME.padding, pool=pool))
+    assert choice.crossover(pooled, "cuda") < choice.crossover(conv3x3(1, 28, 256, 256), "cuda")
+
+
+@pytest.mark.parametrize(
+    ("work", "threshold"),
+    [
+        (conv3x3(1, 14, 256, 256), 0.65),
+        (conv3x3(1, 7, 512, 512), math.inf),
+        (conv3x3(1, 14, 256, 256, dtype="bfloat16"), math.inf),
+        (conv3x3(1, 28, 128, 128, geometry=Geometry(padding=SAME.padding, groups=8)), math.inf),
+        (conv3x3(1, 224, 3, 64), 0.0),  # an image
+        (conv3x3(1, 8, 8, 8), math.inf),  # small
+        (rows(1), 0.65),
+        (rows(16), 0.35),
+        (rows(17), 0.0),
+    ],
+)
+def test_cpu(work: Work, threshold: float) -> None:
+    assert choice.threshold(work, "cpu") == threshold
+
+
+@pytest.mark.parametrize("shape", [(1, 14, 14, 256), (2, 7, 9, 33), (1, 1, 1, 1), (3, 50, 50, 96)])
+def test_samples_meet_every_channel_and_estimate_the_density(shape: tuple[int, ...]) -> None:
+    step = choice.sample_step(shape)
+    assert math.gcd(step, shape[-1]) == 1
+    x = jnp.asarray(np.random.default_rng(0).random(shape) < 0.3, jnp.float32)
+    samples = -(-x.size // step)
+    assert samples >= min(x.size, 500)
+    assert abs(float(choice.sampled_density(x)) - float(jsc.density(x))) < 4 * math.sqrt(0.21 / samples)
+
+
+def map_of(density: float, shape: tuple[int, ...] = (1, 14, 14, 64), seed: int = 0) -> jax.Array:
+    rng = np.random.default_rng(seed)
+    return jnp.asarray(np.where(rng.random(shape) < density, rng.standard_normal(shape), 0), jnp.float32)
+
+
+KERNEL = jnp.asarray(np.random.default_rng(1).standard_normal((3, 3, 64, 48)) / 24, jnp.float32)
+
+
+@pytest.mark.skipif(PLATFORM != "cpu", reason="only a CPU decides while the program runs")
+@pytest.mark.parametrize("density", [0.0, 0.2, 1.0])
+def test_the_running_program_follows_the_zeros(density: float) -> None:
+    """Zeros hide an infinite weight from the sparse kernel alone, which shows what ran."""
+    require("ecr", "float32")
+    x = map_of(density).at[..., 0].set(0)
+    kernel = KERNEL.at[:, :, 0].set(jnp.inf)
+    call = jax.jit(jsc.conv)
+    assert bool(jnp.isfinite(call(x, kernel)).all()) == (density < 0.65)
+    text = call.lower(x, kernel).compile().as_text()
+    assert re.findall(r'custom_call_target="jsc_(\w+)"', text) == ["ecr"]
+    assert " conditional(" in text
+
+
+@pytest.mark.parametrize("density", [0.2, 1.0])
+def test_choosing_is_right_under_vmap_and_derivatives(density: float) -> None:
+    xs = jnp.stack([map_of(density, seed=seed) for seed in range(3)])
+    bias = jnp.ones(48)
+
+    def call(implementation: str | None) -> Any:
+        def function(x: jax.Array, kernel: jax.Array) -> jax.Array:
+            return jsc.conv(x, kernel, bias, activation="relu", precision="highest", implementation=implementation)
+
+        return function
+
+    def results(implementation: str | None) -> Any:
+        f = call(implementation)
+        loss = lambda x, k: (f(x, k) ** 2).sum()  # noqa: E731
+        return (
+            jax.jit(jax.vmap(f, (0, None)))(xs, KERNEL),
+            jax.jit(jax.vmap(f, (None, 0)))(xs[0], jnp.stack([KERNEL, -KERNEL])),
+            jax.jit(jax.grad(loss, (0, 1)))(xs[0], KERNEL),
+            jax.jit(lambda x, k: jax.jvp(f, (x, k), (x, k)))(xs[0], KERNEL),
+        )
+
+    for found, expected in zip(jax.tree.leaves(results(None)), jax.tree.leaves(results("xla")), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * float(jnp.abs(expected).max()))
+
+
+def test_vmap_is_counted() -> None:
+    x, kernel = jnp.ones((32, 1, 96)), jnp.ones((96, 64))
+    alone = jax.jit(jsc.dense).lower(x[0], kernel).compile().as_text()
+    mapped = jax.jit(jax.vmap(jsc.dense, (0, None))).lower(x, kernel).compile().as_text()
+    require("dense", "float32")
+    assert "jsc_dense" in alone
+    assert "jsc_dense" not in mapped
+    np.testing.assert_allclose(jax.vmap(jsc.dense, (0, None))(x, kernel), jnp.full((32, 1, 64), 96.0))
