@@ -30,7 +30,7 @@ from jax_sparse_conv.geometry import Geometry
 ASSUMED_DENSITY = 0.75
 """Of a feature map that nothing is known of, on a GPU: early layers have about 25 % zeros, and None shall not lose."""
 
-_IMAGE_CHANNELS = 4  # a map of so few channels is an image: no ReLU has been there
+_IMAGE_CHANNELS = 3  # a map of so few channels is an image: no ReLU has been there
 _DENSE_ROWS = 16  # of x up to which a dense layer is a stream of its weights, so that skipping kernel rows pays
 _SAMPLES = 1024  # of x, for a standard deviation of at most 1.6 %
 
@@ -142,8 +142,10 @@ def _cpu_crossover(work: Work) -> float:
 
 def prefers_direct(work: Work, platform: str) -> bool:
     """Whether the dense kernel of Cheng et al. is expected to be the fastest, at any density of x."""
-    if platform != "cuda" or work.method != "ecr" or work.dtype != "float32" or work.exact or work.geometry.groups > 1:
+    if platform != "cuda" or work.method != "ecr" or work.dtype != "float32" or work.exact:
         return False
+    if work.is_image or work.geometry.groups > 1:
+        return False  # not measured
     return work.flops <= _DIRECT_FLOPS and _device()[1] >= _TF32_CAPABILITY
 
 

@@ -59,6 +59,7 @@ def test_small_tf32_convolutions_on_h200_are_direct(h200: None) -> None:
     assert choice.prefers_direct(conv3x3(1, 14, 256, 256, exact=False), "cuda")
     assert not choice.prefers_direct(conv3x3(1, 14, 256, 256, exact=False), "cpu")
     assert not choice.prefers_direct(conv3x3(1, 14, 256, 256), "cuda")
+    assert not choice.prefers_direct(conv3x3(1, 112, 3, 64, exact=False), "cuda")
     assert not choice.prefers_direct(conv3x3(8, 14, 256, 256, exact=False), "cuda")
     assert not choice.prefers_direct(conv3x3(1, 14, 256, 256, exact=False, method="pecr"), "cuda")
 
