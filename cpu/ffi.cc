@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "conv_args.h"
+#include "coo_star.h"
 #include "host.h"
 
 namespace jsc {
@@ -68,6 +69,24 @@ XLA_FFI_DEFINE_HANDLER(kDirect, Handle<RunDirectWithoutPool>, JSC_BIND);
 // conv 1x1 on maps of one pixel: x [M, 1, 1, C], kernel [S, 1, 1, C, K]
 XLA_FFI_DEFINE_HANDLER(kDense, Handle<RunDenseCall>, JSC_BIND);
 
+// CooStar; the shapes of the buffers are in coo_star_args.h.
+XLA_FFI_DEFINE_HANDLER(kCooFromDense, CooFromDense,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()  // x
+                           .Ret<ffi::AnyBuffer>()  // values
+                           .Ret<ffi::AnyBuffer>()  // positions
+                           .Ret<ffi::AnyBuffer>()  // counts
+                           .Attr<ffi::Span<const int64_t>>("tile"));
+XLA_FFI_DEFINE_HANDLER(kCooToDense, CooToDense,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()  // values
+                           .Arg<ffi::AnyBuffer>()  // positions
+                           .Arg<ffi::AnyBuffer>()  // counts
+                           .Ret<ffi::AnyBuffer>()  // x
+                           .Attr<ffi::Span<const int64_t>>("tile"));
+
 template <typename Handler>
 nb::capsule Capsule(Handler* handler) {
   return nb::capsule(reinterpret_cast<void*>(handler));
@@ -80,6 +99,8 @@ nb::dict Registrations() {
   targets["jsc_direct"] = Capsule(kDirect);
   targets["jsc_dense"] = Capsule(kDense);
   targets["jsc_coo"] = Capsule(kCoo);
+  targets["jsc_coo_fromdense"] = Capsule(kCooFromDense);
+  targets["jsc_coo_todense"] = Capsule(kCooToDense);
   return targets;
 }
 

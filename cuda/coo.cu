@@ -13,7 +13,8 @@
 //      and not channels is what slices share. A channel's weights stream through two buffers of a warp by cp.async,
 //      each lane its own, and are in registers while coo_micro.cuh runs over the list.
 // Then the slices' sums meet in shared memory in a fixed order, and the block writes results, or with splits > 1 its
-// partial sums to the workspace, which CooReduceKernel adds up in a fixed order. No atomics: results repeat bit for
+// partial sums meet again: blocks of a cluster read each other's shared memory; without clusters they go through the
+// workspace and CooReduceKernel; in a fixed order either way. No atomics: results repeat bit for
 // bit.
 //
 // Layout: x NHWC, kernel HWIO; threads along output channels, so weights, sums and results are coalesced.
@@ -43,9 +44,9 @@ __device__ CooPlace LocateCoo(const CooTask<T>& task) {
   constexpr CooVariant kShape = kCooVariants[kVariant];
   int block;
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
-  const Quotient feature = Divide(block, task.by_feature_tiles);
-  const Quotient split = Divide(feature.quotient, task.by_splits);
-  const Quotient x = Divide(split.quotient, task.by_tiles[1]);
+  const Quotient split = Divide(block, task.by_splits);  // first: the splits of a tile are a cluster
+  const Quotient feature = Divide(split.quotient, task.by_feature_tiles);
+  const Quotient x = Divide(feature.quotient, task.by_tiles[1]);
   const Quotient y = Divide(x.quotient, task.by_tiles[0]);
   const Quotient group = Divide(y.quotient, task.by_groups);
   CooPlace b;
@@ -217,27 +218,26 @@ __device__ __forceinline__ void MultiplyChunk(const CooTask<T>& task, const CooM
   const int feature = b.feature + (column * kWarp + lane) * kShape.features, valid = task.group_features - feature;
   const T* rows = task.kernel + b.group * task.group_features + feature +
                   (static_cast<int64_t>(b.stack) * kShape.taps() * task.group_channels + first) * task.features;
-  unsigned channels = ChannelsOfSlice(m.totals, warp / task.plan.feature_warps, task.plan.slices);
+  unsigned to_copy = ChannelsOfSlice(m.totals, warp / task.plan.feature_warps, task.plan.slices), to_run = to_copy;
   const auto lists = static_cast<uint32_t>(__cvta_generic_to_shared(m.lists));
-  int current = -1, stage = 0;
-  // One channel ahead: its weights come while the list of the one before is worked off.
+  // Weights come one channel ahead of the list that is worked off.
 #pragma unroll 1
-  while (true) {
-    const int next = __ffs(channels) - 1;
-    channels &= channels - 1;
-    if (next >= 0) {
-      CopyCooWeights<T, kVariant>(task, m.weights + stage * Memory::kStage,
-                                  rows + static_cast<int64_t>(next) * task.features, valid);
+  for (int step = -1; to_run != 0; ++step) {
+    if (to_copy != 0) {
+      const int channel = __ffs(to_copy) - 1;
+      to_copy &= to_copy - 1;
+      CopyCooWeights<T, kVariant>(task, m.weights + ((step + 1) & 1) * Memory::kStage,
+                                  rows + static_cast<int64_t>(channel) * task.features, valid);
     }
     CommitCopies();
-    stage ^= 1;
-    if (current >= 0) {
+    if (step >= 0) {
       WaitForCopies<1>();
-      SetWeights<T, kVariant>(m.weights + stage * Memory::kStage, std::make_integer_sequence<int, kShape.taps()>{});
-      CooMicro<kVariant>::Run(lists + current * Memory::kPitch * static_cast<int>(sizeof(CooEntry)));
+      SetWeights<T, kVariant>(m.weights + (step & 1) * Memory::kStage,
+                              std::make_integer_sequence<int, kShape.taps()>{});
+      const int channel = __ffs(to_run) - 1;
+      to_run &= to_run - 1;
+      CooMicro<kVariant>::Run(lists + channel * Memory::kPitch * static_cast<int>(sizeof(CooEntry)));
     }
-    if (next < 0) break;
-    current = next;
   }
 }
 
@@ -259,31 +259,68 @@ __device__ void FinishResult(const CooTask<T>& task, int stack, int64_t at, int 
   StoreUpTo4(task.out + at, sum, valid, task.vector_out);
 }
 
-// Adds up the slices' sums [slice, feature warp, pixel, warp feature] and writes results or partial sums.
-template <typename T, int kVariant>
-__device__ void FinishCoo(const CooTask<T>& task, const float* sums) {
+#if __CUDA_ARCH__ >= 900
+__device__ inline int ClusterRank() {
+  int rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+__device__ inline void ClusterSync() {
+  asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// Four floats of another block of the cluster.
+__device__ inline float4 LoadOfCluster(const float* shared, int rank) {
+  const auto own = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  float4 v;
+  asm volatile(
+      "{\n\t.reg .b32 there;\n\tmapa.shared::cluster.u32 there, %4, %5;\n\t"
+      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n\t}"
+      : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+      : "r"(own), "r"(rank)
+      : "memory");
+  return v;
+}
+#endif
+
+// Adds up the slices' sums [slice, feature warp, pixel, warp feature] in the place of the first.
+template <int kVariant>
+__device__ void AddSlices(float* sums, int warps, int slices) {
+  constexpr int kWarpSums = CooMicro<kVariant>::kSums * kWarp;
+  for (int i = threadIdx.x * 4; i < warps * kWarpSums; i += blockDim.x * 4) {
+    float4 sum = Load4(sums + i);
+    for (int slice = 1; slice < slices; ++slice) sum = sum + Load4(sums + i + slice * warps * kWarpSums);
+    *reinterpret_cast<float4*>(sums + i) = sum;
+  }
+}
+
+// Adds up the sums [feature warp, pixel, warp feature] of `parts` parts, part(p, i) being four at i, always in the same
+// order, and writes this block's share of the results, or of its partial sums.
+template <typename T, int kVariant, typename Part>
+__device__ void FinishCoo(const CooTask<T>& task, int share, int shares, int parts, Part part) {
   constexpr CooVariant kShape = kCooVariants[kVariant];
-  const CooPlace b = LocateCoo<T, kVariant>(task);
   constexpr int kWarpFeatures = kWarp * kShape.features, kWarpSums = kShape.pixels() * kWarpFeatures;
+  const CooPlace b = LocateCoo<T, kVariant>(task);
   const int warps = task.plan.feature_warps;
   const int64_t results = static_cast<int64_t>(task.by_image.divisor) * task.features;  // of an image
-  for (int i = threadIdx.x; i < warps * kWarpSums / 4; i += blockDim.x) {
+  for (int i = share * blockDim.x + threadIdx.x; i < warps * kWarpSums / 4; i += blockDim.x * shares) {
     const int in_warp = i * 4 % kWarpFeatures, rest = i * 4 / kWarpFeatures;
     const int warp = rest & (warps - 1), pixel = rest / warps;
     const int y = b.out[0] + pixel / kShape.width, x = b.out[1] + pixel % kShape.width;
     const int feature = b.feature + warp * kWarpFeatures + in_warp;  // within the group
     const int valid = min(task.group_features - feature, 4);
     if (valid <= 0 || y >= task.out_size[0] || x >= task.out_size[1]) continue;
-    const float* from = sums + warp * kWarpSums + pixel * kWarpFeatures + in_warp;
-    float4 sum = Load4(from);
-    for (int slice = 1; slice < task.plan.slices; ++slice) sum = sum + Load4(from + slice * warps * kWarpSums);
+    const int from = warp * kWarpSums + pixel * kWarpFeatures + in_warp;
+    float4 sum = part(0, from);
+#pragma unroll 8
+    for (int p = 1; p < parts; ++p) sum = sum + part(p, from);
     const int all = b.group * task.group_features + feature;
     const int64_t at = b.image * results + (y * task.out_size[1] + x) * static_cast<int64_t>(task.features) + all;
-    if (task.plan.splits == 1) {
+    if (task.plan.splits == 1 || task.plan.cluster) {
       FinishResult(task, b.stack, at, all, sum, valid);
     } else {
-      const int64_t total = results * task.images;
-      StoreUpTo4(task.partial + b.split * total + at, sum, valid, task.vector_out);
+      StoreUpTo4(task.partial + b.split * results * task.images + at, sum, valid, task.vector_out);
     }
   }
 }
@@ -314,7 +351,19 @@ __global__ void __launch_bounds__(kWarp* kCooVariants[kVariant].max_warps(), kCo
   StoreSums<kVariant>(sums + threadIdx.x / kWarp * Micro::kSums * kWarp,
                       std::make_integer_sequence<int, Micro::kSums>{});
   __syncthreads();
-  FinishCoo<T, kVariant>(task, sums);
+#if __CUDA_ARCH__ >= 900
+  if (task.plan.cluster) {
+    if (task.plan.slices > 1) AddSlices<kVariant>(sums, task.plan.feature_warps, task.plan.slices);
+    ClusterSync();
+    FinishCoo<T, kVariant>(task, ClusterRank(), task.plan.splits, task.plan.splits,
+                           [&](int split, int i) { return LoadOfCluster(sums + i, split); });
+    ClusterSync();  // a block's sums stay until all have read them
+    return;
+  }
+#endif
+  const int slice_sums = task.plan.feature_warps * Micro::kSums * kWarp;
+  FinishCoo<T, kVariant>(task, 0, 1, task.plan.slices,
+                         [&](int slice, int i) { return Load4(sums + slice * slice_sums + i); });
 }
 
 // Adds up the splits of every four results.
@@ -349,10 +398,19 @@ ffi::Error LaunchCoo(const CooTask<T>& task, cudaStream_t stream) {
   ffi::Error error = Prepare<CooKernel<T, kVariant>>("CooKernel");
   if (error.failure()) return error;
   const CooPlan& plan = task.plan;
-  CooKernel<T, kVariant>
-      <<<static_cast<unsigned>(plan.blocks), kWarp * plan.feature_warps * plan.slices, plan.shared_bytes, stream>>>(
-          task);
-  return CheckCuda(cudaGetLastError(), "CooKernel");
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(plan.blocks));
+  config.blockDim = dim3(kWarp * plan.feature_warps * plan.slices);
+  config.dynamicSmemBytes = plan.shared_bytes;
+  config.stream = stream;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = plan.splits;
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  config.attrs = &attribute;
+  config.numAttrs = plan.cluster ? 1 : 0;
+  constexpr auto kKernel = CooKernel<T, kVariant>;
+  return CheckCuda(cudaLaunchKernelEx(&config, kKernel, task), "CooKernel");
 }
 
 template <typename T>
@@ -369,12 +427,11 @@ CooLauncher<T> LauncherOf(int variant, std::integer_sequence<int, kVariant...>) 
 ffi::Error Coo(const ConvCall& call, CooPlan plan, Workspace workspace, int device, cudaStream_t stream) {
   return DispatchDtype(call.dtype, [&](auto element) {
     using T = decltype(element);
-    const std::string wrong =
-        CompleteCooPlan(call.args, sizeof(T), workspace.bytes, GetDeviceInfo(device).shared_memory, &plan);
+    const std::string wrong = CompleteCooPlan(call.args, sizeof(T), workspace.bytes, GetDeviceInfo(device), &plan);
     if (!wrong.empty()) return ffi::Error(ffi::ErrorCode::kInvalidArgument, "jsc_coo: " + wrong);
     const CooTask<T> task = MakeCooTask<T>(call, plan, workspace.data);
     ffi::Error error = LauncherOf<T>(plan.variant, std::make_integer_sequence<int, kCooVariantCount>{})(task, stream);
-    if (error.failure() || plan.splits == 1) return error;
+    if (error.failure() || plan.splits == 1 || plan.cluster) return error;
     const int64_t total = call.args.images * call.args.conv_size[0] * call.args.conv_size[1] * call.args.features;
     CooReduceKernel<T><<<static_cast<unsigned>((total + 1023) / 1024), 256, 0, stream>>>(task, static_cast<int>(total));
     return CheckCuda(cudaGetLastError(), "CooReduceKernel");

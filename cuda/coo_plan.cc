@@ -7,7 +7,7 @@
 
 namespace jsc {
 
-std::string CompleteCooPlan(const ConvArgs& args, int element_bytes, size_t workspace_bytes, int shared_memory,
+std::string CompleteCooPlan(const ConvArgs& args, int element_bytes, size_t workspace_bytes, const DeviceInfo& device,
                             CooPlan* plan) {
   if (plan->variant < 0 || plan->variant >= kCooVariantCount || !CooCovers(kCooVariants[plan->variant], args)) {
     return "variant " + std::to_string(plan->variant) + " does not compute this kernel, stride and dilation";
@@ -20,7 +20,8 @@ std::string CompleteCooPlan(const ConvArgs& args, int element_bytes, size_t work
            std::to_string(shape.max_warps()) + ", and splits at least 1";
   }
   const int64_t results = args.images * args.conv_size[0] * args.conv_size[1] * args.features;
-  if (plan->splits > 1) {
+  plan->cluster = plan->splits > 1 && plan->splits <= kMaxSplits && device.clusters[plan->splits] > 0;
+  if (plan->splits > 1 && !plan->cluster) {
     if (results > std::numeric_limits<int32_t>::max()) return "results of a split call must be fewer than 2^31";
     if (static_cast<uint64_t>(results) * plan->splits * sizeof(float) > workspace_bytes) {
       return "the workspace has " + std::to_string(workspace_bytes) + " bytes, " + std::to_string(plan->splits) +
@@ -43,9 +44,9 @@ std::string CompleteCooPlan(const ConvArgs& args, int element_bytes, size_t work
   const int patch = shape.positions() * 32 * element_bytes;
   const int counts = (warps + 1) * 32 * 4;
   plan->shared_bytes = std::max(stages + lists + patch + counts, warps * shape.pixels() * 32 * shape.features * 4);
-  if (plan->shared_bytes > shared_memory) {
+  if (plan->shared_bytes > device.shared_memory) {
     return "a block needs " + std::to_string(plan->shared_bytes) + " bytes of shared memory, the device has " +
-           std::to_string(shared_memory);
+           std::to_string(device.shared_memory);
   }
   return "";
 }

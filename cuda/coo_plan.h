@@ -19,6 +19,7 @@ struct CooPlan {
   int tiles[2];       // along height and width
   int feature_tiles;  // of a group
   int64_t blocks;
+  bool cluster;      // the splits of a tile are one cluster, else they meet in the workspace
   int shared_bytes;  // of a block
 };
 
@@ -28,8 +29,9 @@ constexpr int CooSplitChannels(const ConvArgs& a, int64_t splits) {
   return static_cast<int>((each + 7) / 8 * 8);
 }
 
-// Fills in a plan of which variant, feature_warps, slices and splits are set. Returns a sentence if it cannot run.
-std::string CompleteCooPlan(const ConvArgs& args, int element_bytes, size_t workspace_bytes, int shared_memory,
+// Fills in a plan of which variant, feature_warps, slices and splits are set. Returns a sentence if it cannot
+// run.
+std::string CompleteCooPlan(const ConvArgs& args, int element_bytes, size_t workspace_bytes, const DeviceInfo& device,
                             CooPlan* plan);
 
 }  // namespace jsc

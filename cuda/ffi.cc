@@ -113,6 +113,36 @@ ffi::Error DenseHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, f
                 [&](const ConvCall& call, Workspace scratch) { return Dense(call, scratch, device, stream); });
 }
 
+// Runs `launch` with the checked sizes of a CooStar, on the call's device.
+template <typename Launch>
+ffi::Error HandleCooStar(int32_t device, ffi::AnyBuffer x, ffi::AnyBuffer values, ffi::AnyBuffer positions,
+                         ffi::AnyBuffer counts, ffi::Span<const int64_t> tile, Launch launch) {
+  const ffi::ErrorOr<CooStarArgs> args = MakeCooStarArgs(x, values, positions, counts, tile);
+  if (args.has_error()) return args.error();
+  const DeviceScope scope(device);
+  if (scope.status() != cudaSuccess) {
+    return ffi::Error(ffi::ErrorCode::kInternal, std::string("cudaSetDevice: ") + cudaGetErrorString(scope.status()));
+  }
+  return launch(*args);
+}
+
+ffi::Error CooFromDenseHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x,
+                               ffi::Result<ffi::AnyBuffer> values, ffi::Result<ffi::AnyBuffer> positions,
+                               ffi::Result<ffi::AnyBuffer> counts, ffi::Span<const int64_t> tile) {
+  return HandleCooStar(device, x, *values, *positions, *counts, tile, [&](const CooStarArgs& args) {
+    return CooFromDense(args, x.untyped_data(), values->untyped_data(), positions->untyped_data(),
+                        counts->untyped_data(), stream);
+  });
+}
+
+ffi::Error CooToDenseHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer values, ffi::AnyBuffer positions,
+                             ffi::AnyBuffer counts, ffi::Result<ffi::AnyBuffer> x, ffi::Span<const int64_t> tile) {
+  return HandleCooStar(device, *x, values, positions, counts, tile, [&](const CooStarArgs& args) {
+    return CooToDense(args, values.untyped_data(), positions.untyped_data(), counts.untyped_data(), x->untyped_data(),
+                      stream);
+  });
+}
+
 // Every handler takes the same operands, so that one lowering serves all.
 auto Binding() {
   return ffi::Ffi::Bind()
@@ -135,6 +165,28 @@ XLA_FFI_DEFINE_HANDLER(kCoo, CooHandler, Binding(), {ffi::Traits::kCmdBufferComp
 XLA_FFI_DEFINE_HANDLER(kDirect, DirectHandler, Binding(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kDense, DenseHandler, Binding(), {ffi::Traits::kCmdBufferCompatible});
 
+// CooStar; the shapes of the buffers are in coo_star_args.h.
+XLA_FFI_DEFINE_HANDLER(kCooFromDense, CooFromDenseHandler,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Ctx<ffi::DeviceOrdinal>()
+                           .Arg<ffi::AnyBuffer>()  // x
+                           .Ret<ffi::AnyBuffer>()  // values
+                           .Ret<ffi::AnyBuffer>()  // positions
+                           .Ret<ffi::AnyBuffer>()  // counts
+                           .Attr<ffi::Span<const int64_t>>("tile"),
+                       {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kCooToDense, CooToDenseHandler,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Ctx<ffi::DeviceOrdinal>()
+                           .Arg<ffi::AnyBuffer>()  // values
+                           .Arg<ffi::AnyBuffer>()  // positions
+                           .Arg<ffi::AnyBuffer>()  // counts
+                           .Ret<ffi::AnyBuffer>()  // x
+                           .Attr<ffi::Span<const int64_t>>("tile"),
+                       {ffi::Traits::kCmdBufferCompatible});
+
 nb::dict Registrations() {
   nb::dict handlers;
   handlers["jsc_ecr"] = nb::capsule(reinterpret_cast<void*>(+kEcr));
@@ -142,6 +194,8 @@ nb::dict Registrations() {
   handlers["jsc_direct"] = nb::capsule(reinterpret_cast<void*>(+kDirect));
   handlers["jsc_dense"] = nb::capsule(reinterpret_cast<void*>(+kDense));
   handlers["jsc_coo"] = nb::capsule(reinterpret_cast<void*>(+kCoo));
+  handlers["jsc_coo_fromdense"] = nb::capsule(reinterpret_cast<void*>(+kCooFromDense));
+  handlers["jsc_coo_todense"] = nb::capsule(reinterpret_cast<void*>(+kCooToDense));
   return handlers;
 }
 

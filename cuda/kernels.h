@@ -9,6 +9,7 @@
 
 #include "conv_args.h"
 #include "coo_plan.h"
+#include "coo_star_args.h"
 
 namespace jsc {
 
@@ -24,6 +25,12 @@ ffi::Error Coo(const ConvCall& call, CooPlan plan, Workspace workspace, int devi
 ffi::Error Direct(const ConvCall& call, Workspace workspace, int device, cudaStream_t stream);             // direct.cu
 ffi::Error Dense(const ConvCall& call, Workspace workspace, int device, cudaStream_t stream);              // dense.cu
 ffi::Error PerOutput(const ConvCall& call, cudaStream_t stream, bool skip_zeros);  // per_output.cu
+
+// coo_star.cu
+ffi::Error CooFromDense(const CooStarArgs& args, const void* x, void* values, void* positions, void* counts,
+                        cudaStream_t stream);
+ffi::Error CooToDense(const CooStarArgs& args, const void* values, const void* positions, const void* counts, void* x,
+                      cudaStream_t stream);
 
 size_t DenseWorkspaceBytes(int64_t images, int64_t features);
 

@@ -2,6 +2,7 @@ set(JSC_CUDA_SOURCES
     cuda/conv_plan.cc
     cuda/coo.cu
     cuda/coo_plan.cc
+    cuda/coo_star.cu
     cuda/dense.cu
     cuda/device_info.cu
     cuda/direct.cu

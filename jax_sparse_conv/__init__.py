@@ -1,9 +1,9 @@
 """jax_sparse_conv: CNN inference in JAX that losslessly skips the zeros ReLU leaves in feature maps.
 
-The package reads along the path of the data: `geometry` (static shapes), `formats` (a feature map as ECR or PECR),
-`reference` (what every operation means), `primitives` (the custom calls inside JAX), `ops` (the public operations),
-`nnx` and `linen` (layers), `models` (networks), `calibration` and `plan` (which implementation for which layer) and
-`report` (what it brings).
+The package reads along the path of the data: `geometry` (static shapes), `formats` and `coo_star` (a feature map as
+ECR, PECR or COO*), `reference` (what every operation means), `primitives` (the custom calls inside JAX), `ops` (the
+public operations), `nnx` and `linen` (layers), `models` (networks), `calibration`, `plan` and `cost_model` (which
+implementation for which layer) and `report` (what it brings).
 """
 
 import importlib
@@ -14,6 +14,7 @@ from jax_sparse_conv.ops import conv, conv_general_dilated, conv_pool, dense, de
 if TYPE_CHECKING:
     from jax_sparse_conv import linen, models, nnx
     from jax_sparse_conv.calibration import calibrate
+    from jax_sparse_conv.coo_star import CooStar
     from jax_sparse_conv.formats import ECR, PECR
     from jax_sparse_conv.plan import Plan, apply_plan
 
@@ -22,6 +23,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ECR",
     "PECR",
+    "CooStar",
     "Plan",
     "__version__",
     "apply_plan",
@@ -37,7 +39,14 @@ __all__ = [
 ]
 
 _LAZY_MODULES = ("linen", "models", "nnx")  # they import Flax's layers, which not every user needs
-_LAZY_NAMES = {"ECR": "formats", "PECR": "formats", "Plan": "plan", "apply_plan": "plan", "calibrate": "calibration"}
+_LAZY_NAMES = {
+    "ECR": "formats",
+    "PECR": "formats",
+    "CooStar": "coo_star",
+    "Plan": "plan",
+    "apply_plan": "plan",
+    "calibrate": "calibration",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 
@@ -24,6 +24,8 @@ _WARP = 32
 _CHUNK = 32  # channels that a block lists at a time
 _MAX_SPLITS = 16
 _LEAST_OCCUPANCY = 0.5
+_KEPT = 2 / 3
+Attribute = tuple[int, int, int, int]
 _FP32_LANES = {(7, 0): 64, (7, 5): 64, (8, 0): 64}  # of a multiprocessor; 128 in every other since
 
 
@@ -165,7 +167,7 @@ class Configuration:
     splits: int
 
     @property
-    def attribute(self) -> tuple[int, int, int, int]:
+    def attribute(self) -> Attribute:
         """As the custom call takes it."""
         return self.variant.index, self.feature_warps, self.slices, self.splits
 
@@ -210,14 +212,16 @@ class Configuration:
         return self.resident(call, device) * self.block_threads / device.threads
 
     def data_movement(self, call: Call) -> float:
-        """Bytes through the L2 cache: Table 2, with the halo of tiles and the blocks that read the same input."""
+        """Bytes that multiprocessors read through the L2 cache: Table 2, with halos and every reader counted.
+
+        Results are written once: partial sums meet within clusters.
+        """
         variant = self.variant
         spatial = call.images * math.ceil(call.height / variant.height) * math.ceil(call.width / variant.width)
         feature_tiles = math.ceil(call.features / self.block_features)
         inputs = spatial * feature_tiles * variant.positions * call.channels * call.element_bytes
         kernel = spatial * variant.taps * call.channels * call.features * call.element_bytes
-        partial = 0 if self.splits == 1 else 2 * 4 * self.splits * call.results / call.groups
-        return call.groups * (inputs + kernel + partial) + call.results * call.element_bytes
+        return call.groups * (inputs + kernel)
 
 
 # --- the paper's time, eqs. (4) to (9) -------------------------------------------------------------------------------
@@ -240,12 +244,67 @@ def paper_time(configuration: Configuration, call: Call, device: Device) -> floa
     return time_of_wave * waves(configuration, call, device)  # eq. (9)
 
 
-# --- the choice ------------------------------------------------------------------------------------------------------
+# --- the time that chooses -------------------------------------------------------------------------------------------
+#
+# Eq. (8) counts multiply-adds at the device's rate. At these sizes a wave is mostly something else: the jump and the
+# latency of an entry, fetching a channel's weights, listing a chunk, bringing sums together. Cycles, fitted to some
+# 4,000 times of 76 layers and inputs on an H200 (relative error 15 %); only their ratios matter.
+
+_ENTRY_LATENCY = 110  # of an entry, whatever its multiply-adds
+_ENTRY_ISSUE = 15  # instructions of an entry that are no multiply-adds
+_STALL = 1.78  # cycles per instruction where warps hide each other's latency
+_CHANNEL_LATENCY = 260  # until the weights of a channel are in registers
+_CHANNEL_ISSUE = 52
+_TAP_ISSUE = 4.8  # of it for each kernel position and four output channels of a thread
+_CHUNK_CYCLES = 1900  # listing a chunk: barriers and the patch
+_POSITION_LATENCY = 125  # of each position, shared by the warps
+_POSITION_ISSUE = 35
+_UNEVEN = 0.6  # channels by which the work of slices differs
+_BLOCK_CYCLES = 3600  # begin and end of a block
+_SUM_CYCLES = 6.3  # bringing together each sum of a thread, ...
+_SLICE_CYCLES = 42  # ... each slice ...
+_CLUSTER_CYCLES = (2200, 34)  # ... and the splits: once, and each
+_CALL_CYCLES = 6600
+_L2_BYTES_PER_CYCLE = 31  # of a multiprocessor
+_OVERLAP = 0.3  # of the shorter of arithmetic and data movement, that shows
 
 
 def estimated_time(configuration: Configuration, call: Call, device: Device) -> float:
-    """Seconds of a call."""
-    return paper_time(configuration, call, device)
+    """Seconds of a call: eq. (9), the waves of eq. (4) times the time of one, with all that a wave does."""
+    cycles = _CALL_CYCLES + waves(configuration, call, device) * _cycles_of_wave(configuration, call, device)
+    moving = configuration.data_movement(call) / (_L2_BYTES_PER_CYCLE * device.multiprocessors)
+    return (max(cycles, moving) + _OVERLAP * min(cycles, moving)) / device.clock_hz
+
+
+def _cycles_of_wave(c: Configuration, call: Call, device: Device) -> float:
+    variant = c.variant
+    blocks = min(c.resident(call, device), math.ceil(c.blocks(call) / device.multiprocessors))
+    warps = max(1.0, blocks * c.feature_warps * c.slices / 4)  # that share a scheduler
+    channels = call.channels / c.splits
+    positions = variant.positions * _share_inside(variant, call)
+    active = 1 - (1 - call.density) ** positions  # channels with any entry in a tile
+    multiply_adds = variant.pixels * variant.taps * variant.features / variant.positions
+    entry = max(_ENTRY_LATENCY, warps * _STALL * (_ENTRY_ISSUE + multiply_adds))
+    fetch = _CHANNEL_ISSUE + _TAP_ISSUE * variant.taps * max(1.0, variant.features / 4)
+    channel = max(_CHANNEL_LATENCY, warps * fetch) + call.density * positions * entry
+    listing = max(_POSITION_LATENCY, warps * _POSITION_ISSUE) * variant.positions / (c.feature_warps * c.slices)
+    uneven = 1 + _UNEVEN * c.slices / max(min(_CHUNK, channels) * active, 1e-9)
+    lists = math.ceil(channels / _CHUNK) * (_CHUNK_CYCLES + listing)
+    finish = _BLOCK_CYCLES + _SUM_CYCLES * variant.pixels * variant.features + _SLICE_CYCLES * c.slices
+    if c.splits > 1:
+        finish += _CLUSTER_CYCLES[0] + _CLUSTER_CYCLES[1] * c.splits
+    return lists + channels * active / c.slices * uneven * channel + finish
+
+
+def _share_inside(variant: Variant, call: Call) -> float:
+    """Of the positions of all tiles, those that are pixels of the map or its halo."""
+    step = variant.stride
+    tiles = math.ceil(call.height / variant.height) * math.ceil(call.width / variant.width)
+    pixels = (call.height * step + variant.kernel - 1) * (call.width * step + variant.kernel - 1)
+    return min(1.0, pixels / (tiles * variant.positions))
+
+
+# --- the choice ------------------------------------------------------------------------------------------------------
 
 
 def configurations(variants: Sequence[Variant], call: Call, device: Device) -> Iterator[Configuration]:
@@ -273,18 +332,30 @@ def _can_run(configuration: Configuration, call: Call, device: Device) -> bool:
     return few_blocks and 8 * configuration.splits <= call.channels and call.results < 2**31
 
 
-def choose(variants: Sequence[Variant], call: Call, device: Device) -> Configuration:
+def choose(
+    variants: Sequence[Variant],
+    call: Call,
+    device: Device,
+    kept: float = _KEPT,
+    time: Callable[[Configuration, Call, Device], float] = estimated_time,
+) -> Configuration:
     """The configuration for a call: the paper's three stages.
 
     Occupancy counts against the best that any configuration reaches: sums in registers keep every one of them under
-    half of the 2048 threads that today's multiprocessors hold.
+    half of the 2048 threads that today's multiprocessors hold. Of the rest, the `kept` share that moves least data
+    stays (a third in the paper: that leaves the largest tiles only, which is right at high sparsity and lost 14 % at
+    the median of the layers that `benchmarks/cost_model.py` times), and the least `time` is taken.
     """
     found = list(configurations(variants, call, device))
     best = max(c.occupancy(call, device) for c in found)
     found = [c for c in found if c.occupancy(call, device) >= _LEAST_OCCUPANCY * best]
-    found.sort(key=lambda c: c.data_movement(call))
-    found = found[: math.ceil(len(found) / 3)]
-    return min(found, key=lambda c: estimated_time(c, call, device))
+    most = sorted(c.data_movement(call) for c in found)[math.ceil(kept * len(found)) - 1]
+    return min((c for c in found if c.data_movement(call) <= most), key=lambda c: time(c, call, device))
+
+
+def choose_as_published(variants: Sequence[Variant], call: Call, device: Device) -> Configuration:
+    """The paper's own: a third of the configurations stays, and eqs. (4) to (9) alone choose. For comparison."""
+    return choose(variants, call, device, 1 / 3, paper_time)
 
 
 @functools.lru_cache(maxsize=1)
@@ -309,17 +380,16 @@ def why_not(kernel_shape: Sequence[int], geometry: Geometry) -> str | None:
     return f"strides={geometry.strides} is not one of {', '.join(str((s, s)) for s in strides)}"
 
 
-def for_operands(
+def call_of(
     x_shape: Sequence[int],
     kernel_shape: Sequence[int],
     geometry: Geometry,
     element_bytes: int,
-    density: float | None = None,
-    device: Device | None = None,
-) -> Configuration:
-    """The configuration for x [N, H, W, C] and kernel [S, kh, kw, C / groups, K], on `device` or this process's own."""
+    density: float = DENSITY,
+) -> Call:
+    """x [N, H, W, C] and kernel [S, kh, kw, C / groups, K] as the model sees them; empty axes count as 1."""
     height, width = geometry.conv_size(x_shape[1:3], kernel_shape[1:3])
-    call = Call(
+    return Call(
         images=max(1, x_shape[0]),
         height=max(1, height),
         width=max(1, width),
@@ -327,10 +397,20 @@ def for_operands(
         features=max(1, kernel_shape[4] // geometry.groups),
         groups=geometry.groups,
         element_bytes=element_bytes,
-        density=DENSITY if density is None else density,
+        density=density,
     )
+
+
+def for_operands(
+    x_shape: Sequence[int],
+    kernel_shape: Sequence[int],
+    geometry: Geometry,
+    element_bytes: int,
+    density: float = DENSITY,
+) -> Configuration:
+    """The configuration for x [N, H, W, C] and kernel [S, kh, kw, C / groups, K] on this process's GPU."""
     covering = tuple(v for v in variants() if v.covers(kernel_shape[1:3], geometry))
-    return _choose(covering, call, this_device() if device is None else device)
+    return _choose(covering, call_of(x_shape, kernel_shape, geometry, element_bytes, density), this_device())
 
 
 _choose = functools.lru_cache(maxsize=4096)(choose)

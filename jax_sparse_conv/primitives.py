@@ -56,7 +56,7 @@ class Config:
     has_residual: bool = False
     fallback: bool = False
     precision: Any = None
-    coo: tuple[int, int, int, int] | None = None
+    coo: cost_model.Attribute | None = None
     below: float | None = None
 
     @property

@@ -20,7 +20,15 @@ from jax_sparse_conv.geometry import Geometry
 
 
 def test_cpu_targets_are_registered() -> None:
-    assert _native.registered_targets()["cpu"] == ["jsc_ecr", "jsc_pecr", "jsc_direct", "jsc_dense", "jsc_coo"]
+    assert _native.registered_targets()["cpu"] == [
+        "jsc_ecr",
+        "jsc_pecr",
+        "jsc_direct",
+        "jsc_dense",
+        "jsc_coo",
+        "jsc_coo_fromdense",
+        "jsc_coo_todense",
+    ]
     assert _native.cpu_isa() in ("portable", "avx2", "avx512")
 
 

@@ -282,3 +282,23 @@ def test_direct_convolution_batches_and_differentiates_as_xla(axes: tuple[int | 
     ]
     for found, wanted in zip(*map(jax.tree.leaves, results), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-5 * float(jnp.abs(wanted).max()))
+
+
+@pytest.mark.parametrize("which", [(True, False, False, False), (False, True, True, False), (True, True, False, True)])
+def test_coo_transforms_as_the_others_do(which: tuple[bool, ...]) -> None:
+    """vmap into images, output channels and stacks; derivatives; one call each."""
+    require("coo", "float32")
+
+    def sparse(*arguments: Any) -> jax.Array:
+        return jsc.conv(
+            arguments[0], arguments[1], arguments[2], residual=arguments[3], feature_group_count=GROUPS,
+            activation="relu", implementation="coo",
+        )  # fmt: skip
+
+    axes = tuple((0, 2, 1, -1)[i] if batched else None for i, batched in enumerate(which))
+    arguments = stacked(operands(), axes)
+    close(jax.vmap(sparse, axes)(*arguments), jax.vmap(dense_conv, axes)(*arguments))
+    assert jax.jit(jax.vmap(sparse, axes)).lower(*arguments).as_text().count("@jsc_coo") == 1
+    found, wanted = (jax.vjp(function, *operands())[1] for function in (sparse, dense_conv))
+    cotangent = operands()[3]
+    close(found(cotangent), wanted(cotangent))
