@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several workers share a GPU
+
 import jax
 import pytest
 
@@ -16,6 +20,11 @@ def require(method: str, dtype: str) -> None:
     if reason is not None and (PLATFORM != "cpu" or "dtype" in reason):
         pytest.skip(reason)
     assert reason is None, reason  # the CPU extension is always built
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker a core, but not more than share a GPU's memory well."""
+    return min(6, os.cpu_count() or 1)
 
 
 @pytest.fixture(scope="session")
