@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if jax.default_backend() != "gpu":
         print("benchmarks.cost_model: needs a GPU; COO* has one configuration on the CPU", file=sys.stderr)
         return 1
-    maps = dict(np.load(options.maps)) if options.maps else {}
+    maps = data.read_maps(options.maps) if options.maps else {}
     rows = []
     for layer in _layers(options):
         for row in _search(layer, maps, options):
@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--set", choices=SETS, default="maps", help="layers (benchmarks/cases.py); those that COO* has")
     add("--layers", default="", help="only layers whose name contains this")
     add("--zeros", type=int, nargs="+", default=[0, 50, 85], help="percentages of i.i.d. zeros")
-    add("--maps", type=Path, help="npz file with real maps, float32 [N, H, W, C]")
+    add("--maps", type=Path, help="real maps, an npz file or the folder of the command maps")
     add("--batch", type=int, default=1)
     add("--repeats", type=int, default=5)
     add("--json", type=Path)
@@ -142,7 +142,7 @@ def _name(configuration: cost_model.Configuration) -> str:
 def _inputs(
     layer: Layer, maps: dict[str, data.Map], options: argparse.Namespace
 ) -> Iterator[tuple[str, list[data.Map]]]:
-    if layer.maps in maps:
+    if data.has_maps(maps, layer):
         yield "real", [data.real_map(maps, layer, options.batch, first) for first in range(_ROTATIONS)]
     for zeros in options.zeros:
         yield f"{zeros} % i.i.d.", [data.iid_map(layer, options.batch, zeros, seed) for seed in range(_ROTATIONS)]

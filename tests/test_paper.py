@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are run from th
 
 from benchmarks import data
 from benchmarks.paper import __main__ as command
-from benchmarks.paper import claims, cusparse, document, experiment, layers, sides
+from benchmarks.paper import claims, cusnn, cusparse, document, experiment, layers, sides
 from benchmarks.paper.layers import PaperLayer
 from benchmarks.paper.registry import EXPERIMENTS
 
@@ -122,6 +122,25 @@ def test_mistakes_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "maps.npz").write_text("no maps")
     assert command.main(["table3", "--maps", str(tmp_path)]) == 1
     assert "is not an npz file of arrays" in capsys.readouterr().err
+
+
+def test_the_figures_of_the_cost_model_are_its_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    row = {"layer": "a", "x_shape": [1, 7, 7, 8], "source": "real", "density": 0.25, "us": {"one": 2.0, "two": 3.0}}
+    measured = row | {"best_us": 2.0, "model_us": 3.0, "model_loss": 0.5}
+    monkeypatch.setattr(cusnn.cost_model, "_search", lambda layer, maps, options: [dict(measured)])
+    monkeypatch.setattr(cusnn, "_searched", {})
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert command.main(["cusnn_fig8", "cusnn_fig9", "--quick", "--out", str(tmp_path)]) == 0
+    (found,) = json.loads((tmp_path / "cusnn_fig8.json").read_text("utf-8"))["rows"]
+    assert found["offline_loss"] == pytest.approx(0.5)
+    assert found["zeros_percent"] == 75
+    assert found["configurations_us"] == row["us"]
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+    assert command.main(["cusnn_fig9"]) == 1
+    assert capsys.readouterr().err.endswith("need a GPU: COO* has one configuration on the CPU\n")
 
 
 def test_the_document_is_what_the_results_say() -> None:

@@ -1,10 +1,17 @@
-"""cuSNN (Xiang et al. 2022): layers against the share of zeros and the batch (Figs. 10 and 11).
+"""cuSNN (Xiang et al. 2022): the cost model (Figs. 8 and 9), layers against the zeros and the batch (Figs. 10 and 11).
 
-The cost model's figures (8 and 9) are `benchmarks/cost_model.py`'s, whole networks and energy (12 and 13) in `whole`.
+The cost model's search is `benchmarks/cost_model.py`'s; whole networks and energy (Figs. 12 and 13) are in `whole`.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from benchmarks import cost_model
 from benchmarks.paper import plots, runner
 from benchmarks.paper.experiment import Experiment
 from benchmarks.paper.layers import CUSNN
@@ -12,6 +19,38 @@ from benchmarks.paper.runner import Case, Context, Row
 
 _LEVELS = (0, 50, 60, 70, 80, 90, 100)
 _BATCHES = (1, 4, 16, 64)
+
+
+_searched: dict[bool, list[Row]] = {}
+
+
+def _search(context: Context) -> list[Row]:
+    """What `python -m benchmarks.cost_model` measures, once for both figures."""
+    if jax.default_backend() != "gpu":
+        raise ValueError("the cost model's figures need a GPU: COO* has one configuration on the CPU")
+    if context.quick not in _searched:
+        options = cost_model._parser().parse_args(["--repeats", str(context.repeats)])
+        chosen = cost_model._layers(options)
+        found = [
+            _as_row(row)
+            for layer in (chosen[:1] if context.quick else chosen)
+            for row in cost_model._search(layer, dict(context.maps), options)
+        ]
+        cost_model._add_offline(found)
+        _searched[context.quick] = [row | {"configurations_us": row["us"], "us": {}} for row in found]
+    return _searched[context.quick]
+
+
+def _as_row(row: Row) -> Row:
+    return row | {"zeros_percent": 100 * (1 - row["density"]), "zeros_target": None, "batch": row["x_shape"][0]}
+
+
+def _draw_losses(figure: Any, rows: Sequence[Row], key: str) -> None:
+    axes = figure.subplots()
+    axes.bar(range(len(rows)), [100 * row[key] for row in rows])
+    axes.set_ylabel("loss of the model's choice, %")
+    labels = [f"{row['layer']} {row['source']}" for row in rows]
+    axes.set_xticks(range(len(rows)), labels, rotation=90, fontsize=6)
 
 
 def _fig10(context: Context) -> list[Row]:
@@ -24,7 +63,25 @@ def _fig11(context: Context) -> list[Row]:
     return runner.own_zeros(runner.measure(context, cases))
 
 
+_COLUMNS = ("layer", "source", "zeros_percent", "best_us", "model_us")
+
 EXPERIMENTS = (
+    Experiment(
+        "cusnn_fig8",
+        "cuSNN, Fig. 8",
+        "the cost model's choice against the configuration that is best on average.",
+        _search,
+        functools.partial(_draw_losses, key="offline_loss"),
+        (*_COLUMNS, "offline_loss"),
+    ),
+    Experiment(
+        "cusnn_fig9",
+        "cuSNN, Fig. 9",
+        "the cost model's choice against the best configuration for each map.",
+        _search,
+        functools.partial(_draw_losses, key="model_loss"),
+        (*_COLUMNS, "model_loss"),
+    ),
     Experiment(
         "cusnn_fig10",
         "cuSNN, Fig. 10",

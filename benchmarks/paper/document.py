@@ -98,8 +98,6 @@ a call, dense and sparse, batch 1; XLA's default flags):
 
 _CUSNN_HEADER = """
 ## cuSNN, COO* (Xiang et al. 2022)
-
-Figs. 8 and 9 (the cost model against exhaustive search) are not in this table.
 """
 
 _CHENG = """
