@@ -107,6 +107,11 @@ class Work:
         return self.kernel_shape[1] * self.kernel_shape[2] > 1 and self.x_shape[3] <= _IMAGE_CHANNELS
 
     @property
+    def is_symbolic(self) -> bool:
+        """Whether sizes are unknown, as in `jax.export` of a program for any number of images."""
+        return any(map(jax.export.is_symbolic_dim, (*self.x_shape, *self.kernel_shape)))
+
+    @property
     def itemsize(self) -> int:
         return int(jnp.dtype(self.dtype).itemsize)
 
@@ -119,7 +124,7 @@ def crossover(work: Work, platform: str) -> float:
         return _cpu_crossover(work)
     if work.method == "dense":
         return math.inf
-    if work.is_image:
+    if work.is_image or work.flops == 0:
         return 0.0
     device, capability = _device()
     if work.kernel_shape[4] // work.geometry.groups < 4:
@@ -144,13 +149,15 @@ def prefers_direct(work: Work, platform: str) -> bool:
     """Whether the dense kernel of Cheng et al. is expected to be the fastest, at any density of x."""
     if platform != "cuda" or work.method != "ecr" or work.dtype != "float32" or work.exact:
         return False
-    if work.is_image or work.geometry.groups > 1:
+    if work.is_symbolic or work.is_image or work.geometry.groups > 1:
         return False  # not measured
     return work.flops <= _DIRECT_FLOPS and _device()[1] >= _TF32_CAPABILITY
 
 
 def threshold(work: Work, platform: str) -> float:
-    """As `crossover`, but infinite or 0 where the decision is made now."""
+    """As `crossover`, but infinite or 0 where the decision is made now; without sizes, whatever always runs."""
+    if work.is_symbolic:
+        return math.inf if platform == "cpu" else 0.0  # CUDA kernels want a workspace of known size
     found = crossover(work, platform)
     if found >= 1:
         return math.inf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from typing import Any
@@ -53,6 +54,19 @@ def rows(count: int) -> Work:
 )
 def test_h200(h200: None, work: Work, sparse: bool) -> None:
     assert choice.threshold(work, "cuda") == (math.inf if sparse else 0.0)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        conv3x3(0, 14, 64, 64),
+        conv3x3(0, 14, 64, 64, dtype="bfloat16", exact=False),
+        conv3x3(2, 2, 64, 64, geometry=Geometry()),
+        conv3x3(2, 14, 64, 0),
+    ],
+)
+def test_nothing_to_compute_is_dense_on_cuda(h200: None, work: Work) -> None:
+    assert choice.threshold(work, "cuda") == 0
 
 
 def test_small_tf32_convolutions_on_h200_are_direct(h200: None) -> None:
@@ -143,6 +157,16 @@ def test_choosing_is_right_under_vmap_and_derivatives(density: float) -> None:
 
     for found, expected in zip(jax.tree.leaves(results(None)), jax.tree.leaves(results("xla")), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * float(jnp.abs(expected).max()))
+
+
+def test_exported_for_any_number_of_images() -> None:
+    x = map_of(0.5, (2, 14, 14, 64))
+    unknown = jax.ShapeDtypeStruct(jax.export.symbolic_shape("n,14,14,64"), x.dtype)
+    call = jax.jit(functools.partial(jsc.conv, padding="VALID", precision="highest"))
+    allowed = [jax.export.DisabledSafetyCheck.custom_call("jsc_ecr")]
+    found = jax.export.export(call, disabled_checks=allowed)(unknown, KERNEL).call(x, KERNEL)
+    expected = jsc.conv(x, KERNEL, padding="VALID", precision="highest", implementation="xla")
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_vmap_is_counted() -> None:
