@@ -53,17 +53,19 @@ def partitioned(
         result = PartitionSpec(batch, None, None, features)
         return mesh, function, NamedSharding(mesh, result), tuple(NamedSharding(mesh, o) for o in operands)
 
-    batch_factors = "n" if stacks == 1 else "(s n)"
+    per_stack = images // stacks
+    # A factor of size 1 must not be part of a product.
+    batch_factors = "n" if stacks == 1 else "s" if per_stack == 1 else "(s n)"
     terms = [f"{batch_factors} h w c", "s i j d k"] + ["s k"] * has_bias + [f"{batch_factors} p q k"] * has_residual
     # Factors that stay whole, in order of appearance, as the rule's verifier wants them.
-    appearance = "nhwcsijdkpq" if stacks == 1 else "snhwcijdkpq"
+    appearance = "nhwcsijdkpq" if stacks == 1 else "shwcijdkpq" if per_stack == 1 else "snhwcijdkpq"
     split = {"n" if stacks == 1 else "s"} | ({"k"} if one_group else set())
     wrapped = custom_partitioning(function)
     wrapped.def_partition(
         partition=partition,
         sharding_rule=f"{', '.join(terms)} -> {batch_factors} p q k",
         need_replication_factors=tuple(factor for factor in appearance if factor not in split),
-        **({} if stacks == 1 else {"n": images // stacks}),
+        **({"n": per_stack} if batch_factors == "(s n)" else {}),
     )
     return wrapped
 

@@ -99,6 +99,9 @@ def main() -> None:
     placed = [jax.device_put(v, NamedSharding(auto, s)) for v, s in zip(values, specs, strict=True)]
     check("jit, images and channels split", sparse, placed, wanted)
 
+    chosen = lambda x, k, b, r: jsc.conv(x, k, b, residual=r, activation="relu", precision="highest")  # noqa: E731
+    check("jit, implementation=None", chosen, placed, wanted)
+
     groups = jsc.conv(x, kernel[:, :, :4], feature_group_count=2, precision="highest", implementation="xla")
     grouped = lambda x, k: jsc.conv(x, k, feature_group_count=2, implementation="ecr")  # noqa: E731
     check("jit, groups", grouped, [placed[0], kernel[:, :, :4]], groups)
@@ -113,6 +116,9 @@ def main() -> None:
     mapped = jax.vmap(lambda x, k: jsc.conv(x, k, implementation="ecr"))
     both_wanted = jax.vmap(lambda x, k: jsc.conv(x, k, precision="highest", implementation="xla"))(*both)
     check("vmap over x and kernel, both split", mapped, both, np.asarray(both_wanted))
+    ones = [jax.device_put(v, stack_sharding) for v in (x[:2, None], stacks)]
+    one_wanted = jnp.concatenate([both_wanted[0, :1], both_wanted[1, 1:2] / 2])[:, None]
+    check("vmap over x and kernel, one image each", mapped, ones, np.asarray(one_wanted))
 
     check_stacked_placements(auto)
 

@@ -12,9 +12,11 @@ import pytest
 
 CHECKED = [
     "jit, images and channels split",
+    "jit, implementation=None",
     "jit, groups",
     "jit, conv_pool",
     "vmap over x and kernel, both split",
+    "vmap over x and kernel, one image each",
     "vmap over x and kernel, images split every way",
     "grad",
     "shard_map",
