@@ -72,13 +72,15 @@ def calibrate(
       A `Plan` for `apply_plan`.
 
     Raises:
-      TypeError: a model that is not an nnx module.
-      ValueError: no batches, no call of a layer of this package, or a layer whose input has no values when it is
-        called (under `jit`, `vmap` or `scan` inside the model).
+      TypeError: a model that is not an nnx module, or batches that are neither an array nor iterable.
+      ValueError: repeats below 1, no batches, no call of a layer of this package, or a layer whose input has no values
+        when it is called (under `jit`, `vmap` or `scan` inside the model).
     """
     check_model(model)
-    if repeats < 1:
-        raise ValueError(f"repeats={repeats!r} must be at least 1")
+    if not isinstance(repeats, int) or repeats < 1:
+        raise ValueError(f"repeats={repeats!r} must be an int of at least 1")
+    if not isinstance(batches, Iterable):
+        raise TypeError(f"batches is a {type(batches).__name__}, not an array or an iterable of batches")
     recorder = _Recorder(dict(_paths(model)))
     _record(model, batches, recorder, progress)
     steps = len({recorded.call for recorded in recorder.found}) + len(recorder.found)

@@ -113,7 +113,7 @@ class Plan:
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
             plan = _from_json(content)
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{os.fspath(path)} holds no plan: {type(error).__name__}: {error}") from error
         if not any_device:
             plan.check_device()

@@ -169,7 +169,10 @@ def test_a_plan_of_elsewhere_is_refused_by_name(changed: dict[str, Any], sentenc
         jsc.apply_plan(Small(), other)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": 7}'])
+_NO_POOL = '{"format": 1, "layers": [{"call": {"geometry": {"pool": "max"}}}], "uncalled": []}'
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": 7}', _NO_POOL])
 def test_a_file_without_a_plan_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(content)
     with pytest.raises(ValueError, match=r"plan.json holds no plan: "):
@@ -207,8 +210,12 @@ def test_what_cannot_be_calibrated_is_said() -> None:
         jsc.calibrate(nnx.Conv(4, 4, (3, 3), rngs=nnx.Rngs(0)), X)
     with pytest.raises(ValueError, match=r"batches is empty"):
         jsc.calibrate(Small(), [])
-    with pytest.raises(ValueError, match=r"repeats=0 must be at least 1"):
+    with pytest.raises(ValueError, match=r"repeats=0 must be an int of at least 1"):
         jsc.calibrate(Small(), X, repeats=0)
+    with pytest.raises(ValueError, match=r"repeats=1.5 must be an int of at least 1"):
+        jsc.calibrate(Small(), X, repeats=1.5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"batches is a NoneType, not an array or an iterable"):
+        jsc.calibrate(Small(), None)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"plan is a dict, not a jax_sparse_conv.Plan"):
         jsc.apply_plan(Small(), {})  # type: ignore[arg-type]
 
