@@ -1,7 +1,7 @@
 """Which COO* kernel for which call: the analytical model of Xiang et al. 2022, section 3.5, fed by the device itself.
 
 Three stages: enumerate every configuration (a row of `cpu/coo_variants.h` and execution parameters), drop those of low
-occupancy, keep the third that moves least data, take the one whose estimated time is smallest. Nothing here runs on the
+occupancy, keep the share that moves least data, take the one whose estimated time is smallest. Nothing here runs on the
 device or depends on values: the choice is made at trace time and travels with the call as an attribute.
 """
 

@@ -180,8 +180,9 @@ def dense(
       bias: [K], x's dtype, or None.
       activation: None or "relu".
       precision: as in `conv`.
-      implementation: "ecr" (each row of x is one compressed window), "xla" (dense), or None: ECR for up to 16 rows
-        (those that `vmap` adds are counted) where it has a kernel for the platform and dtype, dense otherwise.
+      implementation: "ecr" (each row of x is one compressed window), "xla" (dense), or None: dense for more than 16
+        rows (those that `vmap` adds are counted) or without a kernel for the platform and dtype, else ECR; on a CPU
+        also by the zeros of x while the program runs.
 
     Returns:
       [..., K] in x's dtype.
