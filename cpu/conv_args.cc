@@ -77,7 +77,8 @@ std::string CheckSizes(const ConvArgs& a) {
   const int64_t per_image = a.size[0] * a.size[1] * a.channels;
   const int64_t per_result = a.conv_size[0] * a.conv_size[1] * a.features;
   const int64_t per_kernel = a.kernel_size[0] * a.kernel_size[1] * a.group_channels * a.features;
-  if (std::max({per_image, per_result, per_kernel}) > kMaxElements) {
+  const int64_t per_output = a.out_size[0] * a.out_size[1] * a.features;  // more than per_result with a padded pool
+  if (std::max({per_image, per_result, per_kernel, per_output}) > kMaxElements) {
     return "one image of x, one image of the result and one kernel must each have fewer than 2^31 elements";
   }
   return "";

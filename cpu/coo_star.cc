@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 
 #include "parallel.h"
 
@@ -76,7 +77,7 @@ void ForTiles(ffi::ThreadPool& pool, const CooStarArgs& a, const Body& body) {
 
 ffi::Error CooFromDense(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> values,
                         ffi::Result<ffi::AnyBuffer> positions, ffi::Result<ffi::AnyBuffer> counts,
-                        ffi::Span<const int64_t> tile) {
+                        ffi::Span<const int64_t> tile) try {
   const ffi::ErrorOr<CooStarArgs> a = MakeCooStarArgs(x, *values, *positions, *counts, tile);
   if (a.has_error()) return a.error();
   Dispatch(*a, [&](auto bits, auto position) {
@@ -88,10 +89,12 @@ ffi::Error CooFromDense(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi:
     });
   });
   return ffi::Error::Success();
+} catch (const std::exception& error) {
+  return ffi::Error(ffi::ErrorCode::kInternal, error.what());
 }
 
 ffi::Error CooToDense(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer positions, ffi::AnyBuffer counts,
-                      ffi::Result<ffi::AnyBuffer> x, ffi::Span<const int64_t> tile) {
+                      ffi::Result<ffi::AnyBuffer> x, ffi::Span<const int64_t> tile) try {
   const ffi::ErrorOr<CooStarArgs> a = MakeCooStarArgs(*x, values, positions, counts, tile);
   if (a.has_error()) return a.error();
   Dispatch(*a, [&](auto bits, auto position) {
@@ -104,6 +107,8 @@ ffi::Error CooToDense(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffe
     });
   });
   return ffi::Error::Success();
+} catch (const std::exception& error) {
+  return ffi::Error(ffi::ErrorCode::kInternal, error.what());
 }
 
 }  // namespace jsc

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "plan.h"
@@ -85,7 +86,17 @@ int64_t FittingRows(const ConvArgs& a, const Layer& l, const Machine& machine) {
 
 bool CanScatter(const ConvArgs& a) {
   constexpr int64_t kMost = 1 << 16;  // a list's key holds column and channel in 16 bits each
-  return a.stride[0] == 1 && a.stride[1] == 1 && a.group_channels < kMost && a.size[1] < kMost;
+  if (a.stride[0] != 1 || a.stride[1] != 1 || a.group_channels >= kMost || a.size[1] >= kMost) return false;
+  // An entry's offset into the sums has 32 bits. Tiles are cut to fit L2, but have one row of results at least, and
+  // that may be a pool over a whole map.
+  constexpr double kMostBytes = 1u << 31, kPlaceBytes = 256;  // four vectors
+  double places = 1;
+  for (int i = 0; i < 2; ++i) {
+    const double reach = static_cast<double>(a.kernel_size[i] - 1) * static_cast<double>(a.dilation[i]);
+    const int64_t results = i == 0 ? std::min(a.window[0], a.conv_size[0]) : a.conv_size[1];
+    places *= static_cast<double>(results) + 2 * reach + std::abs(static_cast<double>(a.pad_low[i]));
+  }
+  return places * kPlaceBytes < kMostBytes;
 }
 
 ConvPlan MakeScatterPlan(const ConvArgs& a, const Machine& machine, int64_t accumulator_bytes, double density) {
