@@ -369,8 +369,9 @@ __global__ void __launch_bounds__(kWarp* kCooVariants[kVariant].max_warps(), kCo
 // Adds up the splits of every four results.
 template <typename T>
 __global__ void __launch_bounds__(256) CooReduceKernel(const __grid_constant__ CooTask<T> task, int total) {
-  const int at = (blockIdx.x * 256 + threadIdx.x) * 4;
-  if (at >= total) return;
+  const unsigned first = (blockIdx.x * 256 + threadIdx.x) * 4;  // beyond 2^31 in the last block of a full workspace
+  if (first >= static_cast<unsigned>(total)) return;
+  const int at = static_cast<int>(first);
   const int valid = min(total - at, 4);
   float4 sum = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll 4

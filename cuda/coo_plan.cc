@@ -15,7 +15,7 @@ std::string CompleteCooPlan(const ConvArgs& args, int element_bytes, size_t work
   const auto is_power = [](int n) { return n >= 1 && (n & (n - 1)) == 0; };
   const CooVariant& shape = kCooVariants[plan->variant];
   if (!is_power(plan->feature_warps) || !is_power(plan->slices) ||
-      plan->feature_warps * plan->slices > shape.max_warps() || plan->splits < 1) {
+      static_cast<int64_t>(plan->feature_warps) * plan->slices > shape.max_warps() || plan->splits < 1) {
     return "feature_warps and slices must be powers of two whose product is at most " +
            std::to_string(shape.max_warps()) + ", and splits at least 1";
   }

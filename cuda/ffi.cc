@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <exception>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -41,7 +42,7 @@ class DeviceScope {
 template <typename Launch>
 ffi::Error Handle(int32_t device, ffi::AnyBuffer x, ffi::AnyBuffer kernel, ffi::RemainingArgs optional,
                   ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace, ffi::Dictionary attributes,
-                  Launch launch) {
+                  Launch launch) try {
   ffi::ErrorOr<ConvCall> call = MakeConvCall(x, kernel, optional, out, attributes);
   if (call.has_error()) return call.error();
   if (call->dtype == ffi::DataType::F64) {
@@ -57,6 +58,8 @@ ffi::Error Handle(int32_t device, ffi::AnyBuffer x, ffi::AnyBuffer kernel, ffi::
     return ffi::Error(ffi::ErrorCode::kInternal, "device " + std::to_string(device) + ": " + error);
   }
   return launch(*call, Workspace{workspace->untyped_data(), workspace->size_bytes()});
+} catch (const std::exception& error) {
+  return ffi::Error(ffi::ErrorCode::kInternal, error.what());
 }
 
 ffi::Error EcrHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, ffi::AnyBuffer kernel,
@@ -116,7 +119,7 @@ ffi::Error DenseHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, f
 // Runs `launch` with the checked sizes of a CooStar, on the call's device.
 template <typename Launch>
 ffi::Error HandleCooStar(int32_t device, ffi::AnyBuffer x, ffi::AnyBuffer values, ffi::AnyBuffer positions,
-                         ffi::AnyBuffer counts, ffi::Span<const int64_t> tile, Launch launch) {
+                         ffi::AnyBuffer counts, ffi::Span<const int64_t> tile, Launch launch) try {
   const ffi::ErrorOr<CooStarArgs> args = MakeCooStarArgs(x, values, positions, counts, tile);
   if (args.has_error()) return args.error();
   const DeviceScope scope(device);
@@ -124,6 +127,8 @@ ffi::Error HandleCooStar(int32_t device, ffi::AnyBuffer x, ffi::AnyBuffer values
     return ffi::Error(ffi::ErrorCode::kInternal, std::string("cudaSetDevice: ") + cudaGetErrorString(scope.status()));
   }
   return launch(*args);
+} catch (const std::exception& error) {
+  return ffi::Error(ffi::ErrorCode::kInternal, error.what());
 }
 
 ffi::Error CooFromDenseHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x,
