@@ -159,7 +159,7 @@ __device__ inline void CommitCopies() { asm volatile("cp.async.commit_group;"); 
 
 template <int kPending>
 __device__ inline void WaitForCopies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending));
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");  // no load of what came moves before it
 }
 
 __device__ inline uint32_t SharedAddress(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
