@@ -9,6 +9,7 @@ import datetime
 import functools
 import importlib
 import importlib.metadata
+import pathlib
 import platform
 import shlex
 import subprocess
@@ -43,7 +44,7 @@ def collect() -> dict[str, Any]:
 
 
 def describe_run(argv: list[str] | None = None) -> dict[str, Any]:
-    """Date, exact command and environment: what every result file of this package starts with.
+    """Date, command and environment: what every result file of this package starts with.
 
     Args:
       argv: the arguments after `python -m module`; None takes the process's own command line.
@@ -51,10 +52,16 @@ def describe_run(argv: list[str] | None = None) -> dict[str, Any]:
     command = ["python", *(sys.orig_argv[1:] if argv is None else ["-m", "jax_sparse_conv", *argv])]
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(command),
+        "command": shlex.join(map(without_folders, command)),
         "device": device_name(),
         "environment": collect(),
     }
+
+
+def without_folders(argument: str) -> str:
+    """An argument without the folders of this machine: of an absolute path its last part."""
+    option, equals, value = argument.partition("=") if argument.startswith("-") else ("", "", argument)
+    return f"{option}{equals}{pathlib.Path(value).name if pathlib.Path(value).is_absolute() else value}"
 
 
 def lines(found: dict[str, Any]) -> list[str]:

@@ -91,8 +91,8 @@ def test_run_writes_json_and_a_plot(tmp_path: Path) -> None:
     assert found["network"] == "tiny"
     assert found["size"] == 16
     assert found["image"] == "china.jpg"
-    assert found["command"].endswith(f"run --network tiny --repeats 2 --batch 3 --json {target} --plot {picture} "
-                                     "--implementation xla")  # fmt: skip
+    files = f"--json {target.name} --plot {picture.name}"
+    assert found["command"].endswith(f"run --network tiny --repeats 2 --batch 3 {files} --implementation xla")
     assert {"date", "device", "environment"} <= found.keys()
     assert {"versions", "build", "targets", "devices", "gpu_driver"} <= found["environment"].keys()
     assert picture.read_bytes().startswith(b"\x89PNG")
