@@ -6,10 +6,15 @@ import os
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several workers share a GPU
 
+import hypothesis
 import jax
 import pytest
 
 from jax_sparse_conv import _native
+
+# The same draws in every run: what fails on a change comes from the change.
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("repeatable")
 
 PLATFORM = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
 
