@@ -31,11 +31,10 @@ import numpy as np
 
 from benchmarks import command, data
 from benchmarks.cases import SETS, Layer
-from jax_sparse_conv import cost_model, environment, primitives
+from jax_sparse_conv import cost_model, environment, primitives, timing
 from jax_sparse_conv import geometry as geo
 
 Row = dict[str, Any]
-_ROTATIONS = 4
 _CALLS = 8  # in one jit
 _CHAINS = 8  # before waiting
 
@@ -143,9 +142,9 @@ def _inputs(
     layer: Layer, maps: dict[str, data.Map], options: argparse.Namespace
 ) -> Iterator[tuple[str, list[data.Map]]]:
     if data.has_maps(maps, layer):
-        yield "real", [data.real_map(maps, layer, options.batch, first) for first in range(_ROTATIONS)]
+        yield "real", [data.real_map(maps, layer, options.batch, first) for first in range(timing.ROTATIONS)]
     for zeros in options.zeros:
-        yield f"{zeros} % i.i.d.", [data.iid_map(layer, options.batch, zeros, seed) for seed in range(_ROTATIONS)]
+        yield f"{zeros} % i.i.d.", [data.iid_map(layer, options.batch, zeros, seed) for seed in range(timing.ROTATIONS)]
 
 
 @functools.lru_cache(maxsize=4096)

@@ -38,7 +38,6 @@ COMMAND_BUFFERS = (
     "--xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONVOLUTION "
     "--xla_gpu_graph_min_graph_size=1"
 )
-_ROTATIONS = 4
 _COLD_BYTES = 2**28  # of kernels, so that none is still in the cache when its turn comes again
 _MAX_KERNELS = 32
 
@@ -134,9 +133,9 @@ def _inputs(
 ) -> Iterator[tuple[str, int | None, list[data.Map]]]:
     """(source, percentage asked for, rotated inputs) of every kind of map this layer is timed on."""
     if data.has_maps(maps, layer):
-        yield "real", None, [data.real_map(maps, layer, batch, first) for first in range(_ROTATIONS)]
+        yield "real", None, [data.real_map(maps, layer, batch, first) for first in range(timing.ROTATIONS)]
     for zeros in sorted({0, *(options.zeros or layer.zeros)}):
-        seeds = range(options.seed, options.seed + _ROTATIONS)
+        seeds = range(options.seed, options.seed + timing.ROTATIONS)
         yield "iid", zeros, [data.iid_map(layer, batch, zeros, seed) for seed in seeds]
 
 

@@ -15,7 +15,7 @@ from jax_sparse_conv.photograph import SAMPLE, UserError, batch_of, load, option
 if TYPE_CHECKING:
     import jax
 
-    from jax_sparse_conv.comparison import Advance
+    from jax_sparse_conv.calibration import Progress
     from jax_sparse_conv.models import Network
     from jax_sparse_conv.models.layers import ConvNet
     from jax_sparse_conv.plan import Plan
@@ -237,7 +237,9 @@ def _labels(path: Path | None) -> list[str] | None:
         raise UserError(f"--labels {path} cannot be read: {error}") from error
 
 
-def _prepare(network: Network, images: Any, options: argparse.Namespace, advance: Advance) -> tuple[ConvNet, jax.Array]:
+def _prepare(
+    network: Network, images: Any, options: argparse.Namespace, advance: Progress
+) -> tuple[ConvNet, jax.Array]:
     """The network with its weights set, in the wanted dtype, and its input."""
     from flax import nnx
 

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from jax_sparse_conv import layers, reference, timing
@@ -29,9 +28,7 @@ Progress: TypeAlias = Callable[[str, int | None], None]
 _DENSE = "xla"
 _GAIN = 1.03  # an implementation must win by this much over dense convolution ...
 _QUANTILE = 4  # ... in three of four turns
-_ROTATIONS = 4  # inputs that successive calls are given
 _KEPT_BYTES = 2**30  # of inputs, beyond the first batch's
-_LARGER_THAN_CACHES = 2**28
 _COMPILE_THREADS = 8
 
 
@@ -60,7 +57,7 @@ def calibrate(
     Layers are this package's: of its networks, of one's own models, or put there by `jax_sparse_conv.nnx.replace`.
     The model runs as it is, without `jit`, once per batch; set it to inference first (`model.eval()`), and fold batch
     norms (`jax_sparse_conv.models.fold_batch_norm`) before, not after. Times are those of the default backend, under
-    this process's XLA flags; layers with equal calls are compiled once. ResNet-50 takes about a minute on an H200.
+    this process's XLA flags; layers with equal calls are compiled once.
 
     Args:
       model: an nnx module, called as `model(batch)`.
@@ -143,7 +140,7 @@ class _Recorder:
 
     def _keep(self, recorded: _Recorded, present: tuple[jax.Array, ...]) -> None:
         size = sum(value.nbytes for value in (present[0], *present[3 if recorded.call.bias else 2 :]))
-        if not recorded.operands or (len(recorded.operands) < _ROTATIONS and self._kept + size <= _KEPT_BYTES):
+        if not recorded.operands or (len(recorded.operands) < timing.ROTATIONS and self._kept + size <= _KEPT_BYTES):
             recorded.operands.append(present)
             self._kept += size
 
@@ -236,13 +233,10 @@ def _candidate(name: str, found: timing.Timing) -> Candidate:
 
 
 def _rotations(operands: list[tuple[jax.Array, ...]]) -> list[tuple[jax.Array, ...]]:
-    """What was recorded and, where that is little, shifted copies: as many zeros, but no call finds it in a cache."""
-    x = operands[0][0]
-    if x.nbytes > _LARGER_THAN_CACHES:
-        return operands
-    axis = 2 if x.ndim == 4 else -1
-    shifted = ((jnp.roll(x, shift, axis), *operands[0][1:]) for shift in range(1, _ROTATIONS))
-    return list(itertools.islice(itertools.chain(operands, shifted), _ROTATIONS))
+    """What was recorded and, where that is little, shifted copies."""
+    x, *rest = operands[0]
+    shifted = ((variant, *rest) for variant in timing.rotations(x)[1:])
+    return list(itertools.islice(itertools.chain(operands, shifted), timing.ROTATIONS))
 
 
 _density = jax.jit(reference.density)

@@ -5,8 +5,8 @@ dense convolution? (Small float32 convolutions on tensor cores go to "direct", w
 known before the program runs, so
 - above 1, the sparse kernel always serves; at 0, the dense convolution;
 - in between, a CPU decides in the running program, by a sample of x (`sampled_density`): branches cost nothing there;
-- in between, a GPU decides by `ASSUMED_DENSITY`: with a branch of XLA's the host waits for the device (256->256 14x14
-  on an H200: 25 to 47 us, where the branches take 12 and 20).
+- in between, a GPU decides by `ASSUMED_DENSITY`: with a branch of XLA's the host waits for the device (leads in
+  benchmarks/NOTES.md).
 
 The papers' own rule (OCPA, Xu et al. 2023, section 7: PECR where a pool follows, ECR elsewhere) is what naming the
 implementations gives. The decision is made while a program is lowered, so it sees the images that `vmap` added.
@@ -36,7 +36,7 @@ _SAMPLES = 1024  # of x, for a standard deviation of at most 1.6 %
 
 # CPU, from benchmarks/results/cpu_layers.json: linear in density between 0 and 85 % zeros, the sparse kernel meets
 # XLA's time at a density of 0.71 to 1.3 on maps from 14x14 to 56x56, and of 0.98 and 1.8 at 7x7. Grouped, depthwise and
-# 16-bit convolutions of XLA's are slower than ours at any density (3x3 depthwise over 64 channels: 15 times).
+# 16-bit convolutions of XLA's are slower than ours at any density.
 _CPU_CROSSOVER = 0.65
 _CPU_FEW_PIXELS = 64
 _CPU_FEW_ROWS = 4  # of a dense layer; more rows share fewer zeros

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,16 +11,14 @@ import numpy as np
 from flax import nnx as flax_nnx
 
 from jax_sparse_conv import layers, nnx, ops, plan, timing
+from jax_sparse_conv.calibration import Progress
 from jax_sparse_conv.models.layers import layer_names
 from jax_sparse_conv.photograph import UserError
 
-_ROTATIONS = 4
-_LARGER_THAN_CACHES = 2**28
 _ASYNC_CALLS = 16  # of a whole network before waiting, on an accelerator
 
 IMPLEMENTATIONS_OF = ops.IMPLEMENTATIONS
 IMPLEMENTATIONS = ("auto", *dict.fromkeys(name for names in IMPLEMENTATIONS_OF.values() for name in names))
-Advance: TypeAlias = Callable[[str, int | None], None]
 
 
 class _Timed:
@@ -118,7 +115,7 @@ def compare(
     x: jax.Array,
     implementation: str | plan.Plan = "auto",
     repeats: int = 30,
-    advance: Advance = lambda step, steps: None,
+    advance: Progress = lambda step, steps: None,
 ) -> Comparison:
     """Run `model` with dense layers and with sparse ones, and time both.
 
@@ -208,7 +205,7 @@ def _first_run(function: timing.Function, *arguments: Any) -> Any:
 
 
 def _time_network(dense: timing.Function, sparse: timing.Function, x: jax.Array, repeats: int) -> Totals:
-    operands = [(variant,) for variant in _rotations(x)]
+    operands = [(variant,) for variant in timing.rotations(x)]
     calls = 1 if jax.default_backend() == "cpu" else _ASYNC_CALLS
     times = timing.blocked({"dense": dense, "sparse": sparse}, operands, repeats, calls)
     return Totals(times["dense"].microseconds, times["sparse"].microseconds)
@@ -220,7 +217,7 @@ def _time_layer(call: Any, path: str, implementation: layers.Implementation, rep
         call.layer.implementation = name
         functions[side], weights = _functional(call.layer)
     residual = () if call.residual is None else (call.residual,)
-    operands = [(weights, variant, *residual) for variant in _rotations(call.inputs)]
+    operands = [(weights, variant, *residual) for variant in timing.rotations(call.inputs)]
     times = timing.per_call(functions, operands, repeats)
     return LayerResult(
         path=path,
@@ -232,14 +229,6 @@ def _time_layer(call: Any, path: str, implementation: layers.Implementation, rep
         dense_us=times["dense"].microseconds,
         sparse_us=times["sparse"].microseconds,
     )
-
-
-def _rotations(x: jax.Array) -> list[jax.Array]:
-    """`x` and shifted copies, with as many zeros in other places, so that no call finds its input in a cache."""
-    if x.nbytes > _LARGER_THAN_CACHES:
-        return [x]
-    axis = 2 if x.ndim == 4 else -1
-    return [x, *(jnp.roll(x, shift, axis) for shift in range(1, _ROTATIONS))]
 
 
 def _scores(outputs: Any) -> np.ndarray:

@@ -247,8 +247,8 @@ def paper_time(configuration: Configuration, call: Call, device: Device) -> floa
 # --- the time that chooses -------------------------------------------------------------------------------------------
 #
 # Eq. (8) counts multiply-adds at the device's rate. At these sizes a wave is mostly something else: the jump and the
-# latency of an entry, fetching a channel's weights, listing a chunk, bringing sums together. Cycles, fitted to some
-# 4,000 times of 76 layers and inputs on an H200 (relative error 15 %); only their ratios matter.
+# latency of an entry, fetching a channel's weights, listing a chunk, bringing sums together. Cycles, fitted to
+# times on an H200 by a development harness (benchmarks/NOTES.md); only their ratios matter.
 
 _ENTRY_LATENCY = 110  # of an entry, whatever its multiply-adds
 _ENTRY_ISSUE = 15  # instructions of an entry that are no multiply-adds
@@ -343,8 +343,8 @@ def choose(
 
     Occupancy counts against the best that any configuration reaches: sums in registers keep every one of them under
     half of the 2048 threads that today's multiprocessors hold. Of the rest, the `kept` share that moves least data
-    stays (a third in the paper: that leaves the largest tiles only, which is right at high sparsity and lost 14 % at
-    the median of the layers that `benchmarks/cost_model.py` times), and the least `time` is taken.
+    stays (a third in the paper: that leaves the largest tiles only, which is right at high sparsity only;
+    benchmarks/NOTES.md), and the least `time` is taken.
     """
     found = list(configurations(variants, call, device))
     best = max(c.occupancy(call, device) for c in found)

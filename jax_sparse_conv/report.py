@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from jax_sparse_conv.comparison import Advance, Comparison, LayerResult, Totals, top_classes
+from jax_sparse_conv.calibration import Progress
+from jax_sparse_conv.comparison import Comparison, LayerResult, Totals, top_classes
 from jax_sparse_conv.photograph import optional
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def console(file: IO[str] | None = None) -> Console:
 
 
 @contextmanager
-def progress() -> Iterator[Advance]:
+def progress() -> Iterator[Progress]:
     """A progress bar on stderr; yields `advance(step, steps)`, to be called before each step.
 
     A step without a number of `steps` is not counted.

@@ -23,6 +23,9 @@ from jax import lax
 Operands: TypeAlias = tuple[Any, ...]
 Function: TypeAlias = Callable[..., Any]
 
+ROTATIONS = 4  # inputs that successive calls are given
+
+_LARGER_THAN_CACHES = 2**28
 _TARGET = re.compile(r'custom_call_target="jsc_(\w+)"')
 _NAME_OF_TARGET = {"dense": "ecr"}  # targets whose name is not the one that `implementation=` takes
 _WARM_UP = 3
@@ -129,6 +132,14 @@ def per_call(functions: Mapping[str, Function], operands: Sequence[Operands], re
     if jax.default_backend() == "cpu":
         return streaks(functions, operands, repeats)
     return on_device(functions, operands, repeats)
+
+
+def rotations(x: jax.Array) -> list[jax.Array]:
+    """`x` and shifted copies, with as many zeros in other places, so that no call finds its input in a cache."""
+    if x.nbytes > _LARGER_THAN_CACHES:
+        return [x]
+    axis = 2 if x.ndim == 4 else -1
+    return [x, *(jnp.roll(x, shift, axis) for shift in range(1, ROTATIONS))]
 
 
 def compile_ahead(function: Function, operands: Sequence[Operands]) -> None:

@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 
 from jax_sparse_conv import _native, models, report
 from jax_sparse_conv.__main__ import main
-from jax_sparse_conv.comparison import Advance
+from jax_sparse_conv.calibration import Progress
 from jax_sparse_conv.models import VGG, Network, preprocess
 
 LAYERS = ["conv1_1", "conv2_1", "conv2_2", "fc6", "fc7", "fc8"]
@@ -159,7 +159,7 @@ def test_run_shows_progress_from_the_start(
     steps: list[tuple[str, int | None]] = []
 
     @contextlib.contextmanager
-    def progress() -> Iterator[Advance]:
+    def progress() -> Iterator[Progress]:
         steps.clear()
         yield lambda step, count: steps.append((step, count))
 

@@ -24,7 +24,6 @@ OCPA = "ocpa"
 COO = "coo"
 _PRECISION = "highest"
 _QUICK_SIZE = 16
-_ROTATIONS = 4
 _ANY_SIZE = 64  # of a map, for a question whose answer does not depend on it
 
 
@@ -110,7 +109,7 @@ def function(network: Prepared, side: str) -> timing.Function:
 def operands(network: Prepared, batch: int = 1) -> list[timing.Operands]:
     """Shifted copies of the input, so that no call finds its own in a cache."""
     x = jnp.concatenate([jnp.roll(network.x, 3 * image, axis=2) for image in range(batch)])
-    return [(network.weights, jnp.roll(x, shift, axis=2)) for shift in range(_ROTATIONS)]
+    return [(network.weights, jnp.roll(x, shift, axis=2)) for shift in range(timing.ROTATIONS)]
 
 
 def _choose(model: Any, side: str) -> None:

@@ -28,7 +28,6 @@ from jax_sparse_conv import timing
 Row: TypeAlias = dict[str, Any]
 Source: TypeAlias = int | str  # percentage of i.i.d. zeros, or "real"
 
-_ROTATIONS = 4
 _ALIVE_BYTES = 2**27  # of rotated inputs, of which there are at least two
 _QUICK_BATCH = 2
 _QUICK_CASES = 3
@@ -178,7 +177,7 @@ def _compile_one(case: Case, side: str) -> str | None:
 
 def _rotations(case: Case) -> int:
     bytes_each = 4 * int(np.prod(case.layer.x_shape(case.batch)))
-    return max(2, min(_ROTATIONS, _ALIVE_BYTES // bytes_each))
+    return max(2, min(timing.ROTATIONS, _ALIVE_BYTES // bytes_each))
 
 
 def _row(
