@@ -12,6 +12,7 @@ import datetime
 import itertools
 import os
 import statistics
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
@@ -78,6 +79,7 @@ def calibrate(
         raise ValueError(f"repeats={repeats!r} must be an int of at least 1")
     if not isinstance(batches, Iterable):
         raise TypeError(f"batches is a {type(batches).__name__}, not an array or an iterable of batches")
+    start = time.perf_counter()
     recorder = _Recorder(dict(_paths(model)))
     _record(model, batches, recorder, progress)
     steps = len({recorded.call for recorded in recorder.found}) + len(recorder.found)
@@ -93,6 +95,7 @@ def calibrate(
         versions=versions(),
         xla_flags=os.environ.get("XLA_FLAGS", ""),
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        seconds=round(time.perf_counter() - start, 1),
         model=type(model).__name__,
         layers=tuple(planned),
         uncalled=tuple(path for path, _ in sparse_layers(model) if path not in called),

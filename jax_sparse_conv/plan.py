@@ -23,7 +23,7 @@ from jax_sparse_conv.calls import Call
 from jax_sparse_conv.layers import Planned
 from jax_sparse_conv.models.layers import layer_names
 
-_FORMAT = 1
+_FORMAT = 2
 _VERSIONS = ("jax_sparse_conv", "jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin", "nvidia-cudnn-cu13",
              "nvidia-cudnn-cu12")  # fmt: skip
 
@@ -79,6 +79,7 @@ class Plan:
       versions: of the packages that decide how long an implementation takes.
       xla_flags: of the process that measured, for information.
       date: of the measurement.
+      seconds: that calibration took, compilation included.
       model: the model's class, for information.
       layers: a call each, in the order of the calls.
       uncalled: sparse layers of the model that did none of the package's operations.
@@ -88,6 +89,7 @@ class Plan:
     versions: Mapping[str, str]
     xla_flags: str
     date: str
+    seconds: float
     model: str
     layers: tuple[LayerPlan, ...]
     uncalled: tuple[str, ...]
@@ -249,6 +251,11 @@ def _layer_from_json(content: Mapping[str, Any]) -> LayerPlan:
     fields["densities"] = tuple(fields["densities"])
     fields["candidates"] = tuple(Candidate(**candidate) for candidate in fields["candidates"])
     fields["left_out"] = tuple((name, reason) for name, reason in fields["left_out"])
+    if fields["implementation"] not in fields["call"].implementations:
+        raise ValueError(
+            f"layer {fields['path']!r} has implementation={fields['implementation']!r}, which no "
+            f"{fields['call'].op} takes: {', '.join(fields['call'].implementations)}"
+        )
     return LayerPlan(**fields)
 
 
@@ -275,7 +282,7 @@ def _table(plan: Plan) -> Iterator[str]:
             ]
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-    yield f"Plan for {plan.model} on {plan.device}, {plan.date}"
+    yield f"Plan for {plan.model} on {plan.device}, {plan.date}, made in {plan.seconds:.0f} s"
     for row in rows:
         cells = [cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
         yield "  ".join(cells).rstrip()

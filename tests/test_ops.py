@@ -67,8 +67,8 @@ def test_integers_run_in_lax_or_say_so() -> None:
 
 def test_numpy_arrays_and_lists_are_arrays() -> None:
     x, kernel = arrays()
-    expected = jsc.conv(x, kernel, jnp.arange(8.0), implementation="xla")
-    result = jsc.conv(np.asarray(x), np.asarray(kernel), [float(i) for i in range(8)])
+    expected = jsc.conv(x, kernel, jnp.arange(8.0), precision="highest", implementation="xla")
+    result = jsc.conv(np.asarray(x), np.asarray(kernel), [float(i) for i in range(8)], precision="highest")
     np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
 
 

@@ -56,7 +56,7 @@ def _check_rows(rows: list[dict[str, Any]]) -> None:
             assert ratio == pytest.approx(row["us"][sides.HIGHEST] / row["us"][side])
         for side, error in row.get("error", {}).items():
             if side == sides.DEFAULT and jax.default_backend() == "gpu":
-                assert error < 2e-3, side  # TF32
+                assert error < 1e-2, side  # TF32, through all layers of a network
             elif row["op"] in ("conv", "conv_pool"):
                 assert error < 4e-6, side
             else:
@@ -148,3 +148,38 @@ def test_the_document_is_what_the_results_say() -> None:
     numbers = [claim.number for claim in claims.claims()]
     assert len(set(numbers)) == len(numbers)
     assert {claim.experiment for claim in claims.claims()} <= {*EXPERIMENTS, "-"}
+
+
+def test_two_runs_made_apart_are_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    row = {
+        "layer": "a",
+        "op": "conv",
+        "source": "iid",
+        "zeros_target": 0,
+        "zeros_percent": 0.0,
+        "batch": 1,
+        "strides": 1,
+    }
+    shared = {"experiment": "fig11", "device": "d", "repeats": 3, "environment": {}, "command": "c"}
+    runs = {"one": ("", 10.0), "two": ("--xla_gpu_enable_command_buffer=FUSION", 8.0)}
+    for name, (flags, dense) in runs.items():
+        (tmp_path / name).mkdir()
+        content = shared | {"xla_flags": flags, "rows": [row | {"us": {"xla highest": dense, "ecr": 2.0}}]}
+        (tmp_path / name / "fig11.json").write_text(json.dumps(content))
+    folders = [str(tmp_path / name) for name in runs]
+    assert command.main(["fig11", "--merge", *folders, "--out", str(tmp_path / "both")]) == 0
+    found = json.loads((tmp_path / "both" / "fig11.json").read_text("utf-8"))
+    assert found["xla_flags"] == [flags for flags, _ in runs.values()]
+    assert found["rows"][0]["ratio"] == {"highest": {"ecr": 4.0}}
+    assert command.main(["fig11", "--merge", *reversed(folders), "--out", str(tmp_path / "both")]) == 1
+    assert "the second must be the run with command buffers" in capsys.readouterr().err
+
+
+def test_a_search_made_before_serves_its_figures(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    searched = document.RESULTS / "h200_cost_model.json"
+    assert command.main(["cusnn_fig9", "--searched", str(searched), "--out", str(tmp_path)]) == 0
+    rows = json.loads((tmp_path / "cusnn_fig9.json").read_text("utf-8"))["rows"]
+    assert len(rows) == len(json.loads(searched.read_text("utf-8"))["rows"])
+    assert {row["searched"] for row in rows} == {searched.name}

@@ -132,8 +132,16 @@ def test_a_plan_of_a_network_survives_a_file(tmp_path: Path) -> None:
         jsc.apply_plan(model, loaded)
 
 
+def test_a_file_with_an_unknown_implementation_is_no_plan(tmp_path: Path) -> None:
+    with_choices(calibrated(), ["xla", "xla", "xla", "pecr"]).save(tmp_path / "plan.json")
+    wanted = r"holds no plan: ValueError: layer 'dense' has implementation='pecr', which no dense takes: xla, ecr"
+    with pytest.raises(ValueError, match=wanted):
+        jsc.Plan.load(tmp_path / "plan.json")
+
+
 def test_a_plan_prints_as_a_table() -> None:
     made = calibrated()
+    assert made.seconds > 0
     text = str(made)
     assert f"Plan for Small on {plan.device_label()}" in text
     header, first = text.splitlines()[1:3]
@@ -169,7 +177,7 @@ def test_a_plan_of_elsewhere_is_refused_by_name(changed: dict[str, Any], sentenc
         jsc.apply_plan(Small(), other)
 
 
-_NO_POOL = '{"format": 1, "layers": [{"call": {"geometry": {"pool": "max"}}}], "uncalled": []}'
+_NO_POOL = '{"format": 2, "layers": [{"call": {"geometry": {"pool": "max"}}}], "uncalled": []}'
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": 7}', _NO_POOL])

@@ -2,6 +2,7 @@
 
     python -m benchmarks.paper table3 --json table3.json --plot table3.png --maps feature_maps.npz
     python -m benchmarks.paper fig11 fig12 fig13 --out results --both-flags
+    python -m benchmarks.paper fig11 fig12 --merge default/ buffers/ --out results   # two runs made apart
 
 Both sides of every ratio run in one process and in turns, on rotated inputs; times are medians, conversion to a sparse
 format included. Every experiment shows 0 % zeros too: a gain that stays there does not come from the zeros.
@@ -38,12 +39,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         _check(options)
-        if options.both_flags:
+        if options.merge:
+            for name in options.names:
+                _finish(
+                    EXPERIMENTS[name], _merged_files(*(folder / f"{name}.json" for folder in options.merge)), options
+                )
+        elif options.both_flags:
             _both_flags(options, arguments)
         else:
             context = _context(options)
             for name in options.names:
-                _finish(EXPERIMENTS[name], _measured(EXPERIMENTS[name], context), options, arguments)
+                content = _measured(EXPERIMENTS[name], context)
+                content["command"] = command.portable("benchmarks.paper", arguments)
+                _finish(EXPERIMENTS[name], content, options)
     except (OSError, UserError, ValueError) as error:
         print(f"benchmarks.paper: {error}", file=sys.stderr)
         return 1
@@ -65,11 +73,16 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", type=Path, help="write NAME.json and NAME.png of every experiment into this folder")
     add("--maps", type=Path, help="real maps: an npz file, or the folder of the command maps")
     add("--networks", nargs="+", default=[], help="instead of an experiment's own networks")
+    add("--searched", type=Path, help="a result of benchmarks.cost_model, in the place of searching again")
     add("--prepared", type=Path, help="keep networks with their weights here, for the next run")
     add("--repeats", type=int, default=30)
     add("--seconds", type=float, default=3.0, help="length of a loop that energy is measured over")
     add("--quick", action="store_true", help="tiny layers and networks: does everything run?")
-    add("--both-flags", action="store_true", help="with XLA's default flags and with command buffers; keep the faster")
+    flags = parser.add_mutually_exclusive_group()
+    help_text = "with XLA's default flags and with command buffers; keep the faster"
+    flags.add_argument("--both-flags", action="store_true", help=help_text)
+    help_text = "measure nothing: keep the faster of two folders, of default flags and of command buffers"
+    flags.add_argument("--merge", type=Path, nargs=2, metavar=("DEFAULT", "BUFFERS"), help=help_text)
     return parser
 
 
@@ -93,6 +106,7 @@ def _context(options: argparse.Namespace) -> Context:
         maps=data.read_maps(options.maps) if options.maps else {},
         networks=tuple(options.networks),
         prepared=str(options.prepared or ""),
+        searched=str(options.searched or ""),
         seconds=0.1 if options.quick else options.seconds,
     )
 
@@ -113,9 +127,8 @@ def _measured(chosen: Experiment, context: Context) -> Content:
     }
 
 
-def _finish(chosen: Experiment, content: Content, options: argparse.Namespace, arguments: Sequence[str]) -> None:
+def _finish(chosen: Experiment, content: Content, options: argparse.Namespace) -> None:
     """Print an experiment's table and write its files."""
-    content["command"] = command.portable("benchmarks.paper", arguments)
     print(f"\n{chosen.source}: {chosen.summary}\n{experiment.table(chosen.columns, content['rows'])}")
     print(experiment.means_table(content["geometric_means"]), flush=True)
     json_path = options.out / f"{chosen.name}.json" if options.out else options.json
@@ -136,7 +149,22 @@ def _both_flags(options: argparse.Namespace, arguments: Sequence[str]) -> None:
             _subprocess([*shared, "--out", str(out)], flags)
             runs.append({name: json.loads((out / f"{name}.json").read_text("utf-8")) for name in options.names})
         for name in options.names:
-            _finish(EXPERIMENTS[name], _merged(runs[0][name], runs[1][name]), options, arguments)
+            content = _merged(runs[0][name], runs[1][name]) | {
+                "command": command.portable("benchmarks.paper", arguments)
+            }
+            _finish(EXPERIMENTS[name], content, options)
+
+
+def _merged_files(default: Path, buffers: Path) -> Content:
+    """As `_merged`, of files; their commands must be the same but for where they wrote."""
+    runs = [json.loads(path.read_text("utf-8")) for path in (default, buffers)]
+    for key in ("experiment", "device", "repeats", "versions", "gpu_driver"):
+        one, other = ({**run["environment"], **run}.get(key) for run in runs)
+        if one != other:
+            raise ValueError(f"{default} and {buffers} differ in {key}: {one} and {other}")
+    if "command_buffer" not in runs[1]["xla_flags"] or "command_buffer" in runs[0]["xla_flags"]:
+        raise ValueError(f"--merge {default.parent} {buffers.parent}: the second must be the run with command buffers")
+    return _merged(*runs) | {"command": runs[1]["command"]}
 
 
 def _merged(default: Content, buffers: Content) -> Content:

@@ -43,6 +43,7 @@ class Context:
       quick: tiny layers and networks, to see that everything runs.
       maps: real maps by name, float32 [N, H, W, C].
       networks: names that replace an experiment's own, or empty.
+      searched: file of `benchmarks.cost_model` that serves its two figures, or empty.
       prepared: folder in which networks with their weights are kept between runs, or empty.
       seconds: length of the loop that energy is measured over.
     """
@@ -52,6 +53,7 @@ class Context:
     maps: Mapping[str, data.Map] = dataclasses.field(default_factory=dict)
     networks: tuple[str, ...] = ()
     prepared: str = ""
+    searched: str = ""
     seconds: float = 3.0
 
 
