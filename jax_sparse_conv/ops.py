@@ -15,7 +15,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_sparse_conv import _native, cost_model, primitives, reference
+from jax_sparse_conv import (
+    _native,
+    batching,  # noqa: F401  # the primitive's rule for vmap
+    cost_model,
+    differentiation,  # noqa: F401  # and for derivatives
+    primitives,
+    reference,
+)
 from jax_sparse_conv import geometry as geo
 from jax_sparse_conv.geometry import Geometry, Padding
 

@@ -1,4 +1,4 @@
-"""The primitive `jsc_conv`: one operation with native lowerings, batching, differentiation and partitioning.
+"""The primitive `jsc_conv`: one operation with native lowerings; its rules for `vmap` and derivatives are elsewhere.
 
 Operands (bias and residual only where the flags say so):
 
@@ -7,7 +7,7 @@ Operands (bias and residual only where the flags say so):
     bias      [S, K]
     residual  [N, Ho, Wo, K]               only without a pool
 
-The stack axis S is what `vmap` over kernels becomes: every combination of batched operands is one call again.
+The stack axis S is what `vmap` over kernels becomes (`batching.py`; derivatives are in `differentiation.py`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import core as jex_core
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import mlir
 from jax.sharding import PartitionSpec
 
 from jax_sparse_conv import _native, choice, cost_model, partitioning, reference
-from jax_sparse_conv.geometry import MAX_ELEMENTS, Geometry
+from jax_sparse_conv.geometry import Geometry
 
 _POOL_CODES = {None: 0, "max": 1, "avg": 2}
 _ACTIVATION_CODES = {None: 0, "relu": 1}
@@ -182,6 +182,11 @@ def reference_conv(*values: jax.Array, config: Config) -> jax.Array:
     return out.reshape((images, *out.shape[2:]))
 
 
+def bias_per_image(bias: Any, images: int) -> Any:
+    """bias [S, K] as [N, 1, 1, K]."""
+    return None if bias is None else jnp.repeat(bias, images // bias.shape[0], axis=0)[:, None, None, :]
+
+
 # --- lowering --------------------------------------------------------------------------------------------------------
 
 
@@ -301,178 +306,3 @@ for _platform in (None, *_native.PLATFORMS):
     mlir.register_lowering(
         conv_on_device_p, functools.partial(_lower_on_device, platform=_platform), platform=_platform
     )
-
-
-# --- batching --------------------------------------------------------------------------------------------------------
-
-
-def _batch(values: Sequence[Any], axes: Sequence[Any], *, config: Config) -> tuple[jax.Array, int]:
-    """Every combination of batched operands as one call: fold the new axis into N, into K, or into both N and S."""
-    size = next(v.shape[a] for v, a in zip(values, axes, strict=True) if a is not None)
-    if size == 0:
-        return _empty_batch(values, axes, config), 0
-    moved = [v if a is None else jnp.moveaxis(v, a, 0) for v, a in zip(values, axes, strict=True)]
-    batched = Operands.of([a is not None for a in axes], config)
-    operands = Operands.of(moved, config)
-    if batched.x:
-        fold = _fold_into_stacks if batched.kernel or batched.bias else _fold_into_images
-    elif batched.kernel:
-        fold = _fold_into_features if _fits_in_features(operands, size, config) else _fold_into_stacks
-    else:
-        return _batch_epilogue(operands, batched, config), 0
-    return fold(operands, batched, size, config), 0
-
-
-def _empty_batch(values: Sequence[Any], axes: Sequence[Any], config: Config) -> jax.Array:
-    shapes = [v.shape if a is None else v.shape[:a] + v.shape[a + 1 :] for v, a in zip(values, axes, strict=True)]
-    out = jax.eval_shape(
-        functools.partial(conv_p.bind, config=config),
-        *[jax.ShapeDtypeStruct(shape, value.dtype) for shape, value in zip(shapes, values, strict=True)],
-    )
-    return jnp.zeros((0, *out.shape), out.dtype)
-
-
-def _every(value: Any, is_batched: Any, size: int) -> Any:
-    """`value` with a leading axis of `size`, repeated where it had none."""
-    if value is None or is_batched:
-        return value
-    return jnp.broadcast_to(value, (size, *value.shape))
-
-
-def _fold_into_images(operands: Operands, batched: Operands, size: int, config: Config) -> jax.Array:
-    """x (and residual) batched, weights not: more images per kernel."""
-    stacks, images = operands.kernel.shape[0], operands.x.shape[1]
-
-    def fold(value: Any) -> Any:  # [B, S * n, ...] -> [S * B * n, ...]
-        if value is None:
-            return None
-        split = value.reshape(size, stacks, images // stacks, *value.shape[2:])
-        return jnp.moveaxis(split, 0, 1).reshape(size * images, *value.shape[2:])
-
-    residual = fold(_every(operands.residual, batched.residual, size))
-    out = bind(fold(operands.x), operands.kernel, operands.bias, residual, config)
-    split = out.reshape(stacks, size, images // stacks, *out.shape[1:])
-    return jnp.moveaxis(split, 1, 0).reshape(size, images, *out.shape[1:])
-
-
-def _fold_into_stacks(operands: Operands, batched: Operands, size: int, config: Config) -> jax.Array:
-    """x and weights batched: more images and as many more kernels."""
-
-    def fold(value: Any, is_batched: Any) -> Any:
-        every = _every(value, is_batched, size)
-        return None if every is None else every.reshape(every.shape[0] * every.shape[1], *every.shape[2:])
-
-    out = bind(
-        fold(operands.x, batched.x),
-        fold(operands.kernel, batched.kernel),
-        fold(operands.bias, batched.bias),
-        fold(operands.residual, batched.residual),
-        config,
-    )
-    return out.reshape(size, out.shape[0] // size, *out.shape[1:])
-
-
-def _fold_into_features(operands: Operands, batched: Operands, size: int, config: Config) -> jax.Array:
-    """Weights batched, x not: more output channels, so that x is compressed once for all of them."""
-    groups = config.geometry.groups
-
-    def fold(value: Any, is_batched: Any) -> Any:  # [B, ..., g * k] -> [..., g * B * k]
-        every = _every(value, is_batched, size)
-        if every is None:
-            return None
-        split = every.reshape(*every.shape[:-1], groups, every.shape[-1] // groups)
-        return jnp.moveaxis(split, 0, -2).reshape(*every.shape[1:-1], size * every.shape[-1])
-
-    out = bind(
-        operands.x,
-        fold(operands.kernel, batched.kernel),
-        fold(operands.bias, batched.bias),
-        fold(operands.residual, batched.residual),
-        config,
-    )
-    features = operands.kernel.shape[-1]
-    split = out.reshape(*out.shape[:-1], groups, size, features // groups)
-    return jnp.moveaxis(split, -2, 0).reshape(size, *out.shape[:-1], features)
-
-
-def _fits_in_features(operands: Operands, size: int, config: Config) -> bool:
-    kernel_elements = math.prod(operands.kernel.shape[2:])
-    conv_size = config.geometry.conv_size(operands.x.shape[1:3], operands.kernel.shape[2:4])
-    result_elements = math.prod(conv_size) * operands.kernel.shape[-1]
-    return size * max(kernel_elements, result_elements) <= MAX_ELEMENTS
-
-
-def _batch_epilogue(operands: Operands, batched: Operands, config: Config) -> jax.Array:
-    """Only bias or residual batched: one convolution, then the epilogue for each."""
-    y = bind(operands.x, operands.kernel, None, None, config.bare())
-
-    def finish(bias: Any, residual: Any) -> jax.Array:
-        z = reference.epilogue(y, _bias_per_image(bias, y.shape[0]), residual, config.activation)
-        return reference.pool(z, config.geometry.pool)
-
-    axes = (0 if batched.bias else None, 0 if batched.residual else None)
-    return jax.vmap(finish, in_axes=axes)(operands.bias, operands.residual)
-
-
-def _bias_per_image(bias: Any, images: int) -> Any:
-    """bias [S, K] as [N, 1, 1, K]."""
-    return None if bias is None else jnp.repeat(bias, images // bias.shape[0], axis=0)[:, None, None, :]
-
-
-batching.primitive_batchers[conv_p] = _batch
-
-
-# --- differentiation -------------------------------------------------------------------------------------------------
-
-
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, config: Config) -> tuple[jax.Array, Any]:
-    if config.is_bare:
-        return _bilinear_jvp(primals, tangents, config)
-    varying = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
-
-    def unfused(*moving: Any) -> jax.Array:
-        values = list(primals)
-        for index, value in zip(varying, moving, strict=True):
-            values[index] = value
-        operands = Operands.of(values, config)
-        y = bind(operands.x, operands.kernel, None, None, config.bare())
-        z = reference.epilogue(y, _bias_per_image(operands.bias, y.shape[0]), operands.residual, config.activation)
-        return reference.pool(z, config.geometry.pool)
-
-    return jax.jvp(unfused, [primals[i] for i in varying], [tangents[i] for i in varying])
-
-
-def _bilinear_jvp(primals: Sequence[Any], tangents: Sequence[Any], config: Config) -> tuple[jax.Array, Any]:
-    """d conv(x, k) = conv(dx, k) + conv(x, dk): dense where dx is dense, sparse again where x is."""
-    x, kernel = primals
-    dx, dkernel = tangents
-    out = bind(x, kernel, None, None, config)
-    terms = []
-    if not isinstance(dx, ad.Zero):
-        terms.append(reference_conv(dx, kernel, config=config))
-    if not isinstance(dkernel, ad.Zero):
-        terms.append(bind(x, dkernel, None, None, config))
-    return out, functools.reduce(jnp.add, terms)
-
-
-def _transpose(cotangent: Any, *values: Any, config: Config) -> list[Any]:
-    """The bare convolution is linear in x and in kernel; its transposes are dense."""
-    results: list[Any] = [None] * len(values)
-    missing = [i for i, value in enumerate(values) if ad.is_undefined_primal(value)]
-    if isinstance(cotangent, ad.Zero):
-        return results
-
-    def linear(*unknown: Any) -> jax.Array:
-        filled = list(values)
-        for index, value in zip(missing, unknown, strict=True):
-            filled[index] = value
-        return reference_conv(*filled, config=config)
-
-    gradients = jax.linear_transpose(linear, *[values[i].aval for i in missing])(cotangent)
-    for index, gradient in zip(missing, gradients, strict=True):
-        results[index] = gradient
-    return results
-
-
-ad.primitive_jvps[conv_p] = _jvp
-ad.primitive_transposes[conv_p] = _transpose

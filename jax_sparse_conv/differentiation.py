@@ -1,0 +1,67 @@
+"""Derivatives of the primitive: sparse where the sparse operand is, dense elsewhere."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.interpreters import ad
+
+from jax_sparse_conv import reference
+from jax_sparse_conv.primitives import Config, Operands, bias_per_image, bind, conv_p, reference_conv
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, config: Config) -> tuple[jax.Array, Any]:
+    if config.is_bare:
+        return _bilinear_jvp(primals, tangents, config)
+    varying = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
+
+    def unfused(*moving: Any) -> jax.Array:
+        values = list(primals)
+        for index, value in zip(varying, moving, strict=True):
+            values[index] = value
+        operands = Operands.of(values, config)
+        y = bind(operands.x, operands.kernel, None, None, config.bare())
+        z = reference.epilogue(y, bias_per_image(operands.bias, y.shape[0]), operands.residual, config.activation)
+        return reference.pool(z, config.geometry.pool)
+
+    return jax.jvp(unfused, [primals[i] for i in varying], [tangents[i] for i in varying])
+
+
+def _bilinear_jvp(primals: Sequence[Any], tangents: Sequence[Any], config: Config) -> tuple[jax.Array, Any]:
+    """d conv(x, k) = conv(dx, k) + conv(x, dk): dense where dx is dense, sparse again where x is."""
+    x, kernel = primals
+    dx, dkernel = tangents
+    out = bind(x, kernel, None, None, config)
+    terms = []
+    if not isinstance(dx, ad.Zero):
+        terms.append(reference_conv(dx, kernel, config=config))
+    if not isinstance(dkernel, ad.Zero):
+        terms.append(bind(x, dkernel, None, None, config))
+    return out, functools.reduce(jnp.add, terms)
+
+
+def _transpose(cotangent: Any, *values: Any, config: Config) -> list[Any]:
+    """The bare convolution is linear in x and in kernel; its transposes are dense."""
+    results: list[Any] = [None] * len(values)
+    missing = [i for i, value in enumerate(values) if ad.is_undefined_primal(value)]
+    if isinstance(cotangent, ad.Zero):
+        return results
+
+    def linear(*unknown: Any) -> jax.Array:
+        filled = list(values)
+        for index, value in zip(missing, unknown, strict=True):
+            filled[index] = value
+        return reference_conv(*filled, config=config)
+
+    gradients = jax.linear_transpose(linear, *[values[i].aval for i in missing])(cotangent)
+    for index, gradient in zip(missing, gradients, strict=True):
+        results[index] = gradient
+    return results
+
+
+ad.primitive_jvps[conv_p] = _jvp
+ad.primitive_transposes[conv_p] = _transpose
