@@ -30,11 +30,11 @@ def main(argv: list[str] | None = None) -> float:
     if options.weights:
         loaded = jsc.models.load_weights(model, options.weights)
         x = network.preprocess(images, loaded.convention)
-    else:
+    jsc.models.fold_batch_norm(model)
+    if not options.weights:
         x = network.preprocess(images)
         jsc.models.set_sparsity_profile(model, x)
         print("The weights are seeded: the classes mean nothing.")
-    jsc.models.fold_batch_norm(model)
 
     # 2. The same weights twice: None skips zeros where there is a kernel for it, "xla" never does.
     logits = {}

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 Operands: TypeAlias = tuple[Any, ...]
@@ -139,7 +140,9 @@ def rotations(x: jax.Array) -> list[jax.Array]:
     if x.nbytes > _LARGER_THAN_CACHES:
         return [x]
     axis = 2 if x.ndim == 4 else -1
-    return [x, *(jnp.roll(x, shift, axis) for shift in range(1, ROTATIONS))]
+    host = np.asarray(x)  # rolled there: XLA would compile it for every shape
+    placed = x.sharding if x.committed else None  # as x is, or the same program would be compiled twice
+    return [x, *(jax.device_put(np.roll(host, shift, axis), placed) for shift in range(1, ROTATIONS))]
 
 
 def compile_ahead(function: Function, operands: Sequence[Operands]) -> None:

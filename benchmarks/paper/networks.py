@@ -155,8 +155,8 @@ def _build(name: str, quick: bool) -> dict[str, np.ndarray]:
     model = _model(name, quick)
     size = _size(name, quick)
     x = models.NETWORKS[name].preprocess(photograph.batch_of(photograph.load(None, size), 1))
-    models.set_sparsity_profile(model, x)
     models.fold_batch_norm(model)
+    models.set_sparsity_profile(model, x)
     models.set_network_implementation(model, "xla")
     inputs = {layer: np.asarray(pair[0]) for layer, pair in models.layer_inputs(model, x).items()}
     kinds = layers.distinct(layers.of_model(model, size, name))

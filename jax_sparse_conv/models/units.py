@@ -146,11 +146,8 @@ class ConvUnit(nnx.Module):
         norm, conv = self.batch_norm, self.conv
         if norm is None:
             return False
-        dtype = conv.kernel[...].dtype
-        scale, shift = _scale_and_shift(norm)
-        conv_bias = 0.0 if conv.bias is None else conv.bias[...].astype(jnp.float32)
-        conv.kernel = nnx.Param((conv.kernel[...].astype(jnp.float32) * scale).astype(dtype))
-        conv.bias = nnx.Param((shift + conv_bias * scale).astype(dtype))
+        kernel, bias = _folded(conv.kernel[...], None if conv.bias is None else conv.bias[...], *_scale_and_shift(norm))
+        conv.kernel, conv.bias = nnx.Param(kernel), nnx.Param(bias)
         conv.use_bias = True
         self.batch_norm, self.folded = nnx.data(None), True
         return True
@@ -256,9 +253,26 @@ def _batch_norm(features: int, epsilon: float, shared: Shared) -> nnx.BatchNorm:
 
 def _scale_and_shift(norm: nnx.BatchNorm) -> tuple[jax.Array, jax.Array]:
     """A batch norm at inference as y = scale * x + shift, float32 [C]."""
-    gamma, beta = (jnp.asarray(value, jnp.float32) for value in (norm.scale, norm.bias))
-    scale = gamma / jnp.sqrt(norm.var[...] + norm.epsilon)
-    return scale, beta - norm.mean[...] * scale
+    gamma, beta = (value[...] for value in (norm.scale, norm.bias))  # type: ignore[index]
+    return _scale_and_shift_of(gamma, beta, norm.mean[...], norm.var[...], norm.epsilon)
+
+
+@jax.jit
+def _scale_and_shift_of(
+    gamma: jax.Array, beta: jax.Array, mean: jax.Array, var: jax.Array, epsilon: float
+) -> tuple[jax.Array, jax.Array]:
+    scale = gamma.astype(jnp.float32) / jnp.sqrt(var + epsilon)
+    return scale, beta.astype(jnp.float32) - mean * scale
+
+
+@jax.jit
+def _folded(
+    kernel: jax.Array, bias: jax.Array | None, scale: jax.Array, shift: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Kernel [kh, kw, C / groups, K] and bias [K] of a convolution with the scale and shift [K] that followed it."""
+    conv_bias = 0.0 if bias is None else bias.astype(jnp.float32)
+    folded = (kernel.astype(jnp.float32) * scale).astype(kernel.dtype)
+    return folded, (shift + conv_bias * scale).astype(kernel.dtype)
 
 
 def _windows(size: int, window: int, strides: int) -> int:
