@@ -122,7 +122,7 @@ class Variant:
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
+class CooCall:
     """A convolution as the model sees it.
 
     Attributes:
@@ -179,16 +179,16 @@ class Configuration:
     def block_threads(self) -> int:
         return _WARP * self.feature_warps * self.slices
 
-    def tiles(self, call: Call) -> int:
+    def tiles(self, call: CooCall) -> int:
         """Tiles of results of all images, groups and blocks of output channels: num_blk of eq. (3) without C / TC."""
         spatial = math.ceil(call.height / self.variant.height) * math.ceil(call.width / self.variant.width)
         return call.images * call.groups * spatial * math.ceil(call.features / self.block_features)
 
-    def blocks(self, call: Call) -> int:
+    def blocks(self, call: CooCall) -> int:
         """num_blk, eq. (3)."""
         return self.tiles(call) * self.splits
 
-    def shared_bytes(self, call: Call) -> int:
+    def shared_bytes(self, call: CooCall) -> int:
         """Shared memory of a block, as `cuda/coo_plan.cc` counts it."""
         variant, warps = self.variant, self.feature_warps * self.slices
         stages = 2 * warps * variant.taps * _WARP * variant.features * call.element_bytes
@@ -197,7 +197,7 @@ class Configuration:
         counts = (warps + 1) * _CHUNK * 4
         return max(stages + lists + patch + counts, warps * variant.pixels * _WARP * variant.features * 4)
 
-    def resident(self, call: Call, device: Device) -> int:
+    def resident(self, call: CooCall, device: Device) -> int:
         """Blocks that fit on a multiprocessor at a time."""
         registers = device.registers // (self.variant.min_blocks * self.variant.max_warps * _WARP) // 8 * 8
         return min(
@@ -207,11 +207,11 @@ class Configuration:
             device.registers // (registers * self.block_threads),
         )
 
-    def occupancy(self, call: Call, device: Device) -> float:
+    def occupancy(self, call: CooCall, device: Device) -> float:
         """Share of a multiprocessor's threads that can be resident."""
         return self.resident(call, device) * self.block_threads / device.threads
 
-    def data_movement(self, call: Call) -> float:
+    def data_movement(self, call: CooCall) -> float:
         """Bytes that multiprocessors read through the L2 cache: Table 2, with halos and every reader counted.
 
         Results are written once: partial sums meet within clusters.
@@ -227,13 +227,13 @@ class Configuration:
 # --- the paper's time, eqs. (4) to (9) -------------------------------------------------------------------------------
 
 
-def waves(configuration: Configuration, call: Call, device: Device) -> int:
+def waves(configuration: Configuration, call: CooCall, device: Device) -> int:
     """Eq. (4) the right way up: rounds in which the device can run all blocks."""
     at_once = device.multiprocessors * device.threads * configuration.occupancy(call, device)
     return math.ceil(configuration.blocks(call) * configuration.block_threads / at_once)
 
 
-def paper_time(configuration: Configuration, call: Call, device: Device) -> float:
+def paper_time(configuration: Configuration, call: CooCall, device: Device) -> float:
     """Seconds by eqs. (4) to (9) alone, with R * S in eq. (6), which leaves it out."""
     occupancy = configuration.occupancy(call, device)
     at_once = device.multiprocessors * device.threads * occupancy / configuration.block_threads  # eq. (5)
@@ -269,14 +269,14 @@ _L2_BYTES_PER_CYCLE = 31  # of a multiprocessor
 _OVERLAP = 0.3  # of the shorter of arithmetic and data movement, that shows
 
 
-def estimated_time(configuration: Configuration, call: Call, device: Device) -> float:
+def estimated_time(configuration: Configuration, call: CooCall, device: Device) -> float:
     """Seconds of a call: eq. (9), the waves of eq. (4) times the time of one, with all that a wave does."""
     cycles = _CALL_CYCLES + waves(configuration, call, device) * _cycles_of_wave(configuration, call, device)
     moving = configuration.data_movement(call) / (_L2_BYTES_PER_CYCLE * device.multiprocessors)
     return (max(cycles, moving) + _OVERLAP * min(cycles, moving)) / device.clock_hz
 
 
-def _cycles_of_wave(c: Configuration, call: Call, device: Device) -> float:
+def _cycles_of_wave(c: Configuration, call: CooCall, device: Device) -> float:
     variant = c.variant
     blocks = min(c.resident(call, device), math.ceil(c.blocks(call) / device.multiprocessors))
     warps = max(1.0, blocks * c.feature_warps * c.slices / 4)  # that share a scheduler
@@ -296,7 +296,7 @@ def _cycles_of_wave(c: Configuration, call: Call, device: Device) -> float:
     return lists + channels * active / c.slices * uneven * channel + finish
 
 
-def _share_inside(variant: Variant, call: Call) -> float:
+def _share_inside(variant: Variant, call: CooCall) -> float:
     """Of the positions of all tiles, those that are pixels of the map or its halo."""
     step = variant.stride
     tiles = math.ceil(call.height / variant.height) * math.ceil(call.width / variant.width)
@@ -307,7 +307,7 @@ def _share_inside(variant: Variant, call: Call) -> float:
 # --- the choice ------------------------------------------------------------------------------------------------------
 
 
-def configurations(variants: Sequence[Variant], call: Call, device: Device) -> Iterator[Configuration]:
+def configurations(variants: Sequence[Variant], call: CooCall, device: Device) -> Iterator[Configuration]:
     """Every configuration of these variants that the kernel can run and that leaves no warp without work."""
     for variant in variants:
         warps = _WARP * variant.features
@@ -323,7 +323,7 @@ def configurations(variants: Sequence[Variant], call: Call, device: Device) -> I
                         yield found
 
 
-def _can_run(configuration: Configuration, call: Call, device: Device) -> bool:
+def _can_run(configuration: Configuration, call: CooCall, device: Device) -> bool:
     if configuration.shared_bytes(call) > device.block_shared_memory or configuration.blocks(call) >= 2**31:
         return False
     if configuration.splits == 1:
@@ -334,10 +334,10 @@ def _can_run(configuration: Configuration, call: Call, device: Device) -> bool:
 
 def choose(
     variants: Sequence[Variant],
-    call: Call,
+    call: CooCall,
     device: Device,
     kept: float = _KEPT,
-    time: Callable[[Configuration, Call, Device], float] = estimated_time,
+    time: Callable[[Configuration, CooCall, Device], float] = estimated_time,
 ) -> Configuration:
     """The configuration for a call: the paper's three stages.
 
@@ -353,7 +353,7 @@ def choose(
     return min((c for c in found if c.data_movement(call) <= most), key=lambda c: time(c, call, device))
 
 
-def choose_as_published(variants: Sequence[Variant], call: Call, device: Device) -> Configuration:
+def choose_as_published(variants: Sequence[Variant], call: CooCall, device: Device) -> Configuration:
     """The paper's own: a third of the configurations stays, and eqs. (4) to (9) alone choose. For comparison."""
     return choose(variants, call, device, 1 / 3, paper_time)
 
@@ -386,10 +386,10 @@ def call_of(
     geometry: Geometry,
     element_bytes: int,
     density: float = DENSITY,
-) -> Call:
+) -> CooCall:
     """x [N, H, W, C] and kernel [S, kh, kw, C / groups, K] as the model sees them; empty axes count as 1."""
     height, width = geometry.conv_size(x_shape[1:3], kernel_shape[1:3])
-    return Call(
+    return CooCall(
         images=max(1, x_shape[0]),
         height=max(1, height),
         width=max(1, width),

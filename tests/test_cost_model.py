@@ -11,11 +11,11 @@ import pytest
 import jax_sparse_conv as jsc
 from benchmarks import cost_model as benchmark
 from jax_sparse_conv import _native, cost_model, primitives
-from jax_sparse_conv.cost_model import Call, Configuration, Device, Variant
+from jax_sparse_conv.cost_model import Configuration, CooCall, Device, Variant
 from jax_sparse_conv.geometry import Geometry
 
 TILE = Variant(0, kernel=3, stride=1, height=4, width=4, features=2, max_warps=8, min_blocks=2)
-LAYER = Call(images=2, height=28, width=30, channels=128, features=96, density=0.5)
+LAYER = CooCall(images=2, height=28, width=30, channels=128, features=96, density=0.5)
 
 
 def test_the_equations_by_hand() -> None:
@@ -42,7 +42,7 @@ def test_the_equations_by_hand() -> None:
 @pytest.mark.parametrize("channels", [1, 8, 1000])
 def test_what_is_chosen_can_run(density: float, channels: int) -> None:
     device = Device()
-    call = Call(images=1, height=7, width=7, channels=channels, features=33, density=density)
+    call = CooCall(images=1, height=7, width=7, channels=channels, features=33, density=density)
     table = [v for v in cost_model.variants() if v.covers((3, 3), Geometry())]
     assert table
     found = cost_model.choose(table, call, device)
@@ -60,7 +60,7 @@ def test_denser_maps_and_more_images_take_longer() -> None:
     for variant in cost_model.variants():
         found = Configuration(variant, 1, 2, 1)
         times = [
-            cost_model.estimated_time(found, Call(images, 28, 28, 64, 64, density=density), device)
+            cost_model.estimated_time(found, CooCall(images, 28, 28, 64, 64, density=density), device)
             for images, density in ((1, 0.1), (1, 0.9), (64, 0.9))
         ]
         assert times == sorted(times)
@@ -70,7 +70,7 @@ def test_denser_maps_and_more_images_take_longer() -> None:
 def test_every_row_of_the_table_fits_one_byte_and_a_block() -> None:
     for variant in cost_model.variants():
         assert variant.positions < 256
-        call = Call(1, 32, 32, 64, 64)
+        call = CooCall(1, 32, 32, 64, 64)
         widest = Configuration(variant, variant.max_warps, 1, 1)
         assert widest.shared_bytes(call) <= Device().block_shared_memory
 

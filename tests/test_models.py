@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -221,3 +222,9 @@ def test_initial_kernels_have_he_variance_and_do_not_depend_on_tracing() -> None
     assert_close(jax.jit(lambda k: he_normal(k, shape))(key), kernel, 1e-6)
     assert he_normal(key, (0, 4)).shape == (0, 4)
     assert he_normal(key, (2, 4), jnp.bfloat16).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("classes", [0, -3, True, 2.5])
+def test_a_number_of_classes_that_is_none_is_refused(classes: Any) -> None:
+    with pytest.raises(ValueError, match=rf"num_classes={re.escape(repr(classes))} must be an int of at least 1"):
+        models.build("resnet18", classes, rngs=nnx.Rngs(0))

@@ -135,7 +135,11 @@ def build(name: str, num_classes: int | None = None, **arguments: Any) -> ConvNe
       **arguments: those of the network's class; `rngs` is required.
 
     Raises:
-      ValueError: a name that is not in `NETWORKS`, with the names that are.
+      ValueError: a name that is not in `NETWORKS`, with the names that are, or a number of classes below 1.
     """
+    if num_classes is not None and (
+        isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 1
+    ):
+        raise ValueError(f"num_classes={num_classes!r} must be an int of at least 1, or None for the published number")
     classes = () if num_classes is None else (num_classes,)
     return get(name).build(*classes, **arguments)
