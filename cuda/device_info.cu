@@ -35,7 +35,10 @@ int CountClusters(int size, const DeviceInfo& info) {
 }
 
 cudaError_t ReadDevice(int device, DeviceInfo* info) {
+  int major = 0, minor = 0;
   const std::pair<int*, cudaDeviceAttr> wanted[] = {
+      {&major, cudaDevAttrComputeCapabilityMajor},
+      {&minor, cudaDevAttrComputeCapabilityMinor},
       {&info->multiprocessors, cudaDevAttrMultiProcessorCount},
       {&info->shared_memory, cudaDevAttrMaxSharedMemoryPerBlockOptin},
       {&info->shared_memory_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor}};
@@ -43,6 +46,7 @@ cudaError_t ReadDevice(int device, DeviceInfo* info) {
     if (const cudaError_t status = cudaDeviceGetAttribute(target, attribute, device)) return status;
   }
   info->tensor_maps = HasKernelMaps();
+  info->fast_tf32 = (major >= 8 && major <= 10 && minor == 0) || (major == 10 && minor == 3);  // A100, H100, B200, B300
   cudaFuncAttributes code{};
   if (const cudaError_t status = cudaFuncGetAttributes(&code, EmptyKernel)) return status;
   // Cluster code is there only if this binary was compiled for a device that has clusters.

@@ -72,7 +72,7 @@ struct TensorEngine {
   static __device__ __forceinline__ int FirstPixel() { return threadIdx.x / 32 % kWarpsX * kRows * 16; }
   static __device__ __forceinline__ int FirstFilter() { return threadIdx.x / 32 / kWarpsX * kColumns * 8; }
 
-  // b[column][half of the slice]
+  // b[column][half of the slice], as it lies in memory
   __device__ __forceinline__ void LoadFilters(const unsigned char* filters, int slice, uint32_t (&b)[kColumns][2]) {
     if constexpr (sizeof(T) == 4) {
 #pragma unroll
@@ -81,10 +81,7 @@ struct TensorEngine {
         for (int half = 0; half < 2; ++half) {
           const int k = slice * 8 + half * 4 + Lane() % 4, filter = FirstFilter() + j * 8 + Lane() / 4 * 4;
           const uint4 v = *reinterpret_cast<const uint4*>(filters + Layout::Filter(k, filter));
-          b[j][half] = RoundToTf32(v.x);
-          b[j + 1][half] = RoundToTf32(v.y);
-          b[j + 2][half] = RoundToTf32(v.z);
-          b[j + 3][half] = RoundToTf32(v.w);
+          b[j][half] = v.x, b[j + 1][half] = v.y, b[j + 2][half] = v.z, b[j + 3][half] = v.w;
         }
       }
     } else {
@@ -98,16 +95,24 @@ struct TensorEngine {
     }
   }
 
-  __device__ __forceinline__ void Multiply(const unsigned char* stage) {
+  __device__ __forceinline__ void LoadPixels(const unsigned char* pixels, int slice, int i, uint32_t (&a)[4]) {
     constexpr int kHalf = 16 / static_cast<int>(sizeof(T));  // elements of half a slice
+    LoadMatrices(a, pixels + Layout::Pixel(FirstPixel() + i * 16 + Lane() % 16, (slice * 2 + Lane() / 16) * kHalf));
+  }
+
+  __device__ __forceinline__ void Multiply(const unsigned char* stage) {
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
       uint32_t b[kColumns][2];
       LoadFilters(stage + Layout::kFilters, slice, b);
+      if constexpr (sizeof(T) == 4) {
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) b[j][0] = RoundToTf32(b[j][0]), b[j][1] = RoundToTf32(b[j][1]);
+      }
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         uint32_t a[4];
-        LoadMatrices(a, stage + Layout::Pixel(FirstPixel() + i * 16 + Lane() % 16, (slice * 2 + Lane() / 16) * kHalf));
+        LoadPixels(stage, slice, i, a);
         if constexpr (sizeof(T) == 4) {
 #pragma unroll
           for (int v = 0; v < 4; ++v) a[v] = RoundToTf32(a[v]);
@@ -242,15 +247,6 @@ struct ScalarEngine {
       }
     }
   }
-};
-
-template <class U, typename T>
-struct EngineOf {
-  using Type = TensorEngine<U, T>;
-};
-template <class U>
-struct EngineOf<U, float> {
-  using Type = std::conditional_t<U::kTensor, TensorEngine<U, float>, ScalarEngine<U>>;
 };
 
 }  // namespace jsc

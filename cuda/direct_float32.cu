@@ -1,19 +1,30 @@
-// The direct convolution of float32: TF32 on tensor cores, or FFMA where the call is to be precise.
+// The direct convolution of float32: TF32 on tensor cores, or where the call is to be precise two parts of TF32 or
+// FFMA.
 #include "direct_kernel.cuh"
 #include "direct_launch.cuh"
 
 namespace jsc {
+namespace {
+
+// The tunings of float32-accurate products, by either engine.
+template <class Tunings>
+ffi::Error LaunchPrecise(const ConvCall& call, const DirectPlan& plan, void* workspace, cudaStream_t stream) {
+  using Flat = typename Tunings::Flat;
+  using Small = typename Tunings::Small;
+  using Large = typename Tunings::Large;
+  if (plan.tile == DirectTile::kFlat) return LaunchDirect<Flat, float>(call, plan, workspace, stream);
+  if (plan.tile == DirectTile::kSmall) return LaunchDirect<Small, float>(call, plan, workspace, stream);
+  if (plan.tile == DirectTile::kLarge) return LaunchDirect<Large, float>(call, plan, workspace, stream);
+  return LaunchDirect<typename Tunings::Narrow, float>(call, plan, workspace, stream);
+}
+
+}  // namespace
 
 template <>
 ffi::Error LaunchDirectPlan<float>(const ConvCall& call, const DirectPlan& plan, void* workspace, cudaStream_t stream) {
   using Fast = DirectTunings<float>;
-  using Precise = PreciseTunings;
-  if (plan.precise) {
-    if (plan.tile == DirectTile::kFlat) return LaunchDirect<Precise::Flat, float>(call, plan, workspace, stream);
-    if (plan.tile == DirectTile::kSmall) return LaunchDirect<Precise::Small, float>(call, plan, workspace, stream);
-    if (plan.tile == DirectTile::kLarge) return LaunchDirect<Precise::Large, float>(call, plan, workspace, stream);
-    return LaunchDirect<Precise::Narrow, float>(call, plan, workspace, stream);
-  }
+  if (plan.engine == Engine::kSplitTensorCores) return LaunchPrecise<SplitTunings>(call, plan, workspace, stream);
+  if (plan.engine == Engine::kOuterProduct) return LaunchPrecise<PreciseTunings>(call, plan, workspace, stream);
   if (plan.tile == DirectTile::kSmall) return LaunchDirect<Fast::Small, float>(call, plan, workspace, stream);
   if (plan.tile == DirectTile::kTall) return LaunchDirect<Fast::Tall, float>(call, plan, workspace, stream);
   if (plan.tile == DirectTile::kLarge) return LaunchDirect<Fast::Large, float>(call, plan, workspace, stream);

@@ -21,7 +21,7 @@
 
 #include <cooperative_groups.h>
 
-#include "direct_engine.cuh"
+#include "direct_split.cuh"
 #include "direct_sums.cuh"
 
 namespace jsc {
@@ -95,6 +95,15 @@ __device__ __forceinline__ void FinishTile(const DirectTask<T>& task, const Dire
   }
 }
 
+// What an engine could not do, again by FFMA, from the start to the tile's sums in shared memory. Not inlined: it runs
+// where there are infinities or NaN.
+template <class U, typename T>
+__device__ __noinline__ void MultiplyAgain(const DirectTask<T>& task, DirectPlace at, unsigned char* shared) {
+  typename EngineOf<U, T>::Type engine;
+  MainLoop<U, T, true>(task, at, reinterpret_cast<int*>(shared + U::template TableAt<T>()), shared, engine);
+  engine.Store(reinterpret_cast<float*>(shared));
+}
+
 template <class U, typename T>
 __global__ void __launch_bounds__(U::kThreads) DirectKernel(const __grid_constant__ DirectTask<T> task) {
   extern __shared__ __align__(128) unsigned char shared[];
@@ -114,7 +123,15 @@ __global__ void __launch_bounds__(U::kThreads) DirectKernel(const __grid_constan
   const bool together = task.reduction == Reduction::kCluster;
   TileWriter<U, T> writer(task, at, together ? at.split : 0, together ? task.splits : 1);
   float* tile = reinterpret_cast<float*>(shared);
-  engine.Store(tile);
+  if constexpr (U::kSplit) {
+    if (__syncthreads_and(engine.Finite())) {
+      engine.Store(tile);
+    } else {
+      MultiplyAgain<typename U::Plain, T>(task, at, shared);
+    }
+  } else {
+    engine.Store(tile);
+  }
   FinishTile<U>(task, at, block.quotient, writer, tile);
 }
 

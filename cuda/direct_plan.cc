@@ -58,8 +58,14 @@ TileShape TensorShape(DirectTile tile, int64_t taps) {
 }
 
 TileShape ShapeOfPlan(const DirectPlan& plan, int element_bytes, int64_t taps) {
-  if (!plan.precise) {
+  if (plan.engine == Engine::kTensorCores) {
     return element_bytes == 4 ? TensorShape<float>(plan.tile, taps) : TensorShape<uint16_t>(plan.tile, taps);
+  }
+  if (plan.engine == Engine::kSplitTensorCores) {
+    if (plan.tile == DirectTile::kFlat) return ShapeOf<SplitTunings::Flat, float>(taps, 4, {800, 600});
+    if (plan.tile == DirectTile::kSmall) return ShapeOf<SplitTunings::Small, float>(taps, 3, {1200, 990});
+    if (plan.tile == DirectTile::kLarge) return ShapeOf<SplitTunings::Large, float>(taps, 1, {3800, 3800});
+    return ShapeOf<SplitTunings::Narrow, float>(taps, 2, {2500, 1580});
   }
   if (plan.tile == DirectTile::kFlat) return ShapeOf<PreciseTunings::Flat, float>(taps, 6, {1180, 660});
   if (plan.tile == DirectTile::kSmall) return ShapeOf<PreciseTunings::Small, float>(taps, 4, {1620, 1300});
@@ -69,8 +75,8 @@ TileShape ShapeOfPlan(const DirectPlan& plan, int element_bytes, int64_t taps) {
 
 // Cycles until the last block is done. What the blocks of a multiprocessor ask of its arithmetic adds up, what one
 // block waits for on its own does not, and the L2 cache gives all of them so many bytes a cycle. The figures fit 1,500
-// times of 66 layers on an H200; the plan chosen loses 3 % there on average and 15 % at most. Only the order of plans
-// matters.
+// times of 66 layers on an H200; the plan chosen loses 3 % there on average and 15 % at most (split engine: 720 times
+// of 25 layers, 1 % and 7 %). Only the order of plans matters.
 double Cycles(const DirectPlan& plan, const TileShape& shape, int64_t tiles, const DeviceInfo& device) {
   constexpr double kBlock = 4400, kTileEnd = 550, kMeet = 1270, kSplit = 140, kWorkspace = 4000, kCacheBytes = 41;
   int64_t places = device.multiprocessors;
@@ -88,6 +94,15 @@ double Cycles(const DirectPlan& plan, const TileShape& shape, int64_t tiles, con
   const double meeting =
       (plan.splits > 1 ? kMeet + kSplit * plan.splits : 0) + (plan.reduction == Reduction::kWorkspace ? kWorkspace : 0);
   return static_cast<double>(waves) * (kBlock + work + together * tile + meeting);
+}
+
+// For float32-accurate products FFMA where tensor cores do TF32 at little more than its rate: three TF32 products take
+// the place of one. But FFMA adds product after product, and is off by 2.6e-6 after 18,432 of them.
+Engine EngineFor(const ConvArgs& a, int element_bytes, const DeviceInfo& device) {
+  constexpr int64_t kMaxProducts = 8192;
+  if (element_bytes != 4 || a.precision != Precision::kHighest) return Engine::kTensorCores;
+  const bool deep = a.kernel_size[0] * a.kernel_size[1] * a.group_channels > kMaxProducts;
+  return device.fast_tf32 || deep ? Engine::kSplitTensorCores : Engine::kOuterProduct;
 }
 
 }  // namespace
@@ -132,15 +147,15 @@ DirectPlan ChooseDirectPlan(const ConvArgs& a, int element_bytes, size_t workspa
   const int64_t step = 16 / element_bytes;  // elements of a copy
   const bool wide = a.group_channels % step == 0 && a.features / a.groups % step == 0;
   if (!wide && taps > kMaxTableTaps) return best;
-  const bool precise = element_bytes == 4 && a.precision == Precision::kHighest;
+  const Engine engine = EngineFor(a, element_bytes, device);
   for (DirectTile tile :
        {DirectTile::kFlat, DirectTile::kSmall, DirectTile::kTall, DirectTile::kLarge, DirectTile::kNarrow}) {
     if ((tile == DirectTile::kNarrow) == wide) continue;
-    if (tile == (precise ? DirectTile::kTall : DirectTile::kFlat)) continue;  // there is none
+    if (tile == (engine == Engine::kTensorCores ? DirectTile::kFlat : DirectTile::kTall)) continue;  // there is none
     for (int splits = 1; splits <= kMaxSplits; ++splits) {
       DirectPlan plan{};
       plan.tile = tile;
-      plan.precise = precise;
+      plan.engine = engine;
       plan.splits = splits;
       if (!CompleteDirectPlan(a, element_bytes, workspace_bytes, device, &plan)) continue;
       if (plan.cycles < best.cycles) best = plan;

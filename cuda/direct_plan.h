@@ -19,7 +19,17 @@ struct DirectTunings {
   using Narrow = Tuning<Engine::kTensorCores, 4, 8, 16, 8, kChunk, 3, false, Addresses::kTable>;  // 64 x 64, any sizes
 };
 
-// The same for float32 by FFMA, which is what precision HIGHEST means.
+// The same for float32-accurate products, which is what precision HIGHEST means, by tensor cores and by FFMA.
+struct SplitTunings {
+  static constexpr int kChunk = 32;
+  template <int kImages, int kX, int kY, int kStages>
+  using Tensor = Tuning<Engine::kSplitTensorCores, kImages, 8, kX, kY, kChunk, kStages>;
+  using Flat = Tensor<2, 16, 8, 4>;                                                                    // 32 x 64
+  using Small = Tensor<4, 16, 8, 3>;                                                                   // 64 x 64
+  using Large = Tensor<8, 16, 16, 3>;                                                                  // 128 x 128
+  using Narrow = Tuning<Engine::kSplitTensorCores, 4, 8, 16, 8, kChunk, 3, false, Addresses::kTable>;  // 64 x 64
+};
+
 struct PreciseTunings {
   static constexpr int kChunk = 32;
   using Flat = Tuning<Engine::kOuterProduct, 4, 4, 8, 16, kChunk, 3>;                              // 32 x 64
@@ -32,7 +42,7 @@ enum class DirectTile : int { kNone, kSmall, kTall, kLarge, kNarrow, kFlat };
 
 struct DirectPlan {
   DirectTile tile;  // kNone: PerOutput has to serve
-  bool precise;     // float32 by FFMA
+  Engine engine;    // kTensorCores, and for float32-accurate products kSplitTensorCores or kOuterProduct
   int splits;       // blocks that share the reduction axis of one tile
   Reduction reduction;
   int pixel_tiles, feature_tiles;  // of a stack and group

@@ -15,6 +15,7 @@ enum class Engine {
   kInnerProduct,  // FFMA in the order of section 3.2: for each pixel and filter, over the chunk
   kOuterProduct,  // FFMA, unrolled: the sums are registers (section 3.1.2)
   kTensorCores,   // the outer product unit of section 3.3 as mma.sync has it: TF32, bfloat16 or float16
+  kSplitTensorCores,  // the same of float32 in two TF32 parts: float32-accurate (direct_split.cuh)
 };
 
 // How the address of each copied piece of the input is found.
@@ -47,7 +48,11 @@ struct Tuning {
   static constexpr int kThreads = kThreadsX * kThreadsY;
   static constexpr int kPixels = kImagesPerThread * kThreadsX;    // of a block's tile
   static constexpr int kFilters = kFiltersPerThread * kThreadsY;  // of a block's tile
-  static constexpr bool kTensor = kEngine == Engine::kTensorCores;
+  static constexpr bool kSplit = kEngine == Engine::kSplitTensorCores;
+  static constexpr bool kTensor = kEngine == Engine::kTensorCores || kSplit;
+  // The same tile and chunks by FFMA in few instructions, for what a split cannot do.
+  using Plain = Tuning<Engine::kInnerProduct, kImagesPerThread_, kFiltersPerThread_, kThreadsX_, kThreadsY_,
+                       kCachedPixels_, kStages_, kVector_, kAddresses_, kChecks_>;
   // Words between the end of one pixel's sums and the next pixel's, so that a warp's stores meet distinct banks.
   static constexpr int kSumStride = kFilters + 4;
 
