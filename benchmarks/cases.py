@@ -110,8 +110,11 @@ DIRECT = tuple(
     dataclasses.replace(layer, zeros=(), implementation="direct")
     for layer in (
         conv3x3("64->64 224", name="vgg19 conv1_2 3x3"),
+        conv3x3("64->128 112", name="vgg19 conv2_1 3x3"),
         conv3x3("128->128 112", name="vgg19 conv2_2 3x3"),
+        conv3x3("128->256 56", name="vgg19 conv3_1 3x3"),
         conv3x3("256->256 56", name="vgg19 conv3_2 3x3"),
+        conv3x3("256->512 28", name="vgg19 conv4_1 3x3"),
         conv3x3("512->512 28", name="vgg19 conv4_2 3x3"),
         conv3x3("512->512 14", name="vgg19 conv5_1 3x3"),
         conv3x3("64->64 56", name="resnet50 conv2 3x3"),

@@ -12,7 +12,9 @@ not come from the zeros.
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import functools
+import itertools
 import json
 import os
 import re
@@ -119,6 +121,9 @@ def _rows(options: argparse.Namespace, maps: Mapping[str, data.Map]) -> Iterator
     layers = [layer for layer in SETS[options.set] if re.search(options.layers, layer.name)]
     if not layers:
         raise ValueError(f"--layers {options.layers!r} matches no layer of --set {options.set}")
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        calls = itertools.product(layers, options.dtype, options.batch, options.precision)
+        list(pool.map(lambda call: _compile(*call, options), calls))
     for layer in layers:
         for dtype in options.dtype:
             for batch in options.batch:
@@ -139,14 +144,19 @@ def _inputs(
         yield "iid", zeros, [data.iid_map(layer, batch, zeros, seed) for seed in seeds]
 
 
+def _compile(layer: Layer, dtype: str, batch: int, precision: str, options: argparse.Namespace) -> None:
+    shapes = (layer.x_shape(batch), layer.kernel_shape, (layer.features,))
+    operands = tuple(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
+    for function in _functions(layer, precision, _requested(layer, options.implementation)).values():
+        function.lower(*operands).compile()  # type: ignore[attr-defined]
+        timing.compile_ahead(function, [operands])
+
+
 def _measure(
     layer: Layer, dtype: str, precision: str, inputs: list[data.Map], options: argparse.Namespace
 ) -> tables.Row:
     requested = _requested(layer, options.implementation)
-    functions = {
-        "xla": jax.jit(_call(layer, precision, "xla")),
-        "ours": jax.jit(_call(layer, precision, requested)),
-    }
+    functions = _functions(layer, precision, requested)
     kernel, bias = (jnp.asarray(value, dtype) for value in data.weights(layer, options.seed))
     xs = [jnp.asarray(x, dtype) for x in inputs]
     operands = _operands(xs, kernel, bias, options.cold_weights)
@@ -184,6 +194,12 @@ def _requested(layer: Layer, implementation: str | None) -> str | None:
     if implementation == "auto":
         return None
     return implementation if implementation in IMPLEMENTATIONS_OF[layer.op] else layer.implementation
+
+
+@functools.lru_cache(maxsize=1024)
+def _functions(layer: Layer, precision: str, requested: str | None) -> dict[str, timing.Function]:
+    """Both sides jitted; the same objects for the same call, so that each compiles once."""
+    return {side: jax.jit(_call(layer, precision, name)) for side, name in (("xla", "xla"), ("ours", requested))}
 
 
 def _call(layer: Layer, precision: str, implementation: str | None) -> timing.Function:

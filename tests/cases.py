@@ -38,6 +38,8 @@ class Case:
     window_strides: tuple[int, int] | None = None
     window_padding: Any = "VALID"
     zeros: float = 0.7
+    spread: int = 0  # channels of x are scaled by 2^-spread to 2^spread, and their weights by the inverse
+    one_sign: bool = False  # of the weights
 
     @property
     def lax_padding(self) -> Any:
@@ -111,6 +113,23 @@ CONV_CASES = (
     Case("batch 17", (17, 5, 5, 32), 32),
 )
 
+# Float32-accurate sums: long ones, and of values whose magnitudes differ.
+ACCURACY_CASES = (
+    Case("4,608 products", (1, 6, 6, 512), 64, zeros=0.0),
+    Case("9,216 products", (1, 5, 5, 1024), 64, padding="VALID", zeros=0.0),
+    Case("9,216 products of one sign", (2, 4, 4, 1024), 36, padding="VALID", zeros=0.0, one_sign=True),
+    Case("18,432 products, half of zeros", (2, 4, 4, 2048), 36, padding="VALID", zeros=0.5, one_sign=True),
+    Case("magnitudes", (1, 7, 7, 256), 64, zeros=0.2, spread=40),
+    Case("magnitudes, 1x1", (1, 8, 9, 1030), 36, kernel=(1, 1), zeros=0.2, spread=40),
+)
+
+# So long that float32 additions one after another are off by more than 2e-6.
+LONG_CASES = (
+    Case("18,432 products", (1, 5, 5, 2048), 64, padding="VALID", zeros=0.0),
+    Case("18,432 products of one sign", (1, 5, 5, 2048), 64, padding="VALID", zeros=0.0, one_sign=True),
+    Case("18,433 products, 1x1", (1, 3, 3, 18433), 33, kernel=(1, 1), zeros=0.0),
+)
+
 CONV_POOL_CASES = (
     Case("2x2 max", (1, 8, 8, 32), 48, bias=True, activation="relu", pool="max"),
     Case("2x2 max without relu", (2, 7, 9, 16), 16, pool="max"),
@@ -147,6 +166,7 @@ DENSE_CASES = (
     ((0, 16, 16), 0.5),
     ((33, 70, 24), 0.7),
     ((1, 4100, 257), 0.9),
+    ((2, 18432, 40), 0.5),
 )
 
 
@@ -187,9 +207,14 @@ def inputs(case: Case, dtype: Any = jnp.float32, seed: int = 0) -> Inputs:
     rng = np.random.default_rng([seed, *map(ord, case.name)])
     taps = case.kernel[0] * case.kernel[1] * case.x[3] // case.groups
     kernel = rng.standard_normal((*case.kernel, case.x[3] // case.groups, case.features)) / np.sqrt(max(taps, 1))
+    kernel = np.abs(kernel) if case.one_sign else kernel
     bias = rng.standard_normal(case.features) if case.bias else None
     residual = rng.standard_normal(conv_shape(case)) if case.residual else None
-    arrays = (feature_map(rng, case.x, case.zeros), kernel, bias, residual)
+    x = feature_map(rng, case.x, case.zeros)
+    if case.spread:
+        scale = np.exp2(rng.integers(-case.spread, case.spread, case.x[3], endpoint=True))
+        x, kernel = x * scale, kernel / scale[:, None]
+    arrays = (x, kernel, bias, residual)
     return Inputs(*(None if a is None else a.astype(np.dtype(dtype)) for a in arrays))
 
 

@@ -23,6 +23,7 @@ TOLERANCE = {"float32": 2e-6, "bfloat16": 6e-3, "float16": 8e-4, "float64": 1e-1
 TF32 = 5e-4
 RUNS = cases.runs()
 RUN_IDS = [f"{implementation} {case.name}" for case, implementation in RUNS]
+NATIVE = [name for name in ops.CONV_IMPLEMENTATIONS if name != "xla"]
 THEN_POOL = [name for name in ops.CONV_POOL_IMPLEMENTATIONS if name in ops.CONV_IMPLEMENTATIONS and name != "xla"]
 
 
@@ -56,6 +57,23 @@ def test_float32(case: Case, implementation: str) -> None:
     result = run(case, inputs, implementation)
     assert result.dtype == jnp.float32
     assert oracle.relative_error(result, oracle.expected(case, inputs)) <= TOLERANCE["float32"]
+
+
+@pytest.mark.parametrize("case", cases.ACCURACY_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("implementation", NATIVE)
+def test_float32_accuracy(case: Case, implementation: str) -> None:
+    require(implementation, "float32")
+    inputs = cases.inputs(case)
+    result = run(case, inputs, implementation)
+    assert oracle.relative_error(result, oracle.expected(case, inputs)) <= TOLERANCE["float32"]
+
+
+@pytest.mark.skipif(PLATFORM != "cuda", reason="the CPU's kernels add products one after another")
+@pytest.mark.parametrize("case", cases.LONG_CASES, ids=lambda case: case.name)
+def test_direct_adds_sums_of_chunks(case: Case) -> None:
+    require("direct", "float32")
+    inputs = cases.inputs(case)
+    assert oracle.relative_error(run(case, inputs, "direct"), oracle.expected(case, inputs)) <= TOLERANCE["float32"]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -257,6 +275,28 @@ def test_direct_skips_nothing(value: float, precision: str | None) -> None:
     result = run(case, inputs, "direct", precision)
     tolerance = TOLERANCE["float32"] if precision or PLATFORM == "cpu" else TF32
     assert oracle.relative_error(result, oracle.expected(case, inputs)) <= tolerance
+
+
+@pytest.mark.parametrize(("value", "weight"), [(np.inf, 1.0), (-np.inf, 0.1), (np.nan, 1.0), (3.4028e38, 0.7)])
+def test_direct_of_extremes_in_parts(value: float, weight: float) -> None:
+    """Infinity times weights that TF32 holds or rounds up, and values that round up to infinity in TF32."""
+    require("direct", "float32")
+    case = Case("extremes", (1, 20, 9, 64), 72, kernel=(1, 1), zeros=0.0)
+    inputs = cases.inputs(case)
+    inputs.kernel[:] = weight
+    inputs.x[0, 3, 4, 17] = value
+    result = run(case, inputs, "direct")
+    assert oracle.relative_error(result, oracle.expected(case, inputs)) <= TOLERANCE["float32"]
+
+
+def test_direct_of_tiny_values() -> None:
+    """Below 2^-113 a float32 has fewer digits where tensor cores multiply it in parts; none is taken for zero."""
+    require("direct", "float32")
+    kernel = np.full((1, 1, 32, 8), 2.0**96, np.float32)
+    for exponent, tolerance in ((-112, 1e-6), (-120, 1e-4), (-126, 1e-2), (-130, 0.1)):
+        x = np.full((1, 4, 4, 32), 1.7 * 2.0**exponent, np.float32)
+        result = np.asarray(jsc.conv(x, kernel, precision="highest", implementation="direct"), np.float64)
+        np.testing.assert_allclose(result, 32 * float(x.flat[0]) * 2.0**96, rtol=tolerance)
 
 
 @pytest.fixture(params=["portable", "avx2", "avx512"])
