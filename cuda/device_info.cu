@@ -46,6 +46,7 @@ cudaError_t ReadDevice(int device, DeviceInfo* info) {
     if (const cudaError_t status = cudaDeviceGetAttribute(target, attribute, device)) return status;
   }
   info->tensor_maps = HasKernelMaps();
+  // The same list is in jax_sparse_conv/choice.py.
   info->fast_tf32 = (major >= 8 && major <= 10 && minor == 0) || (major == 10 && minor == 3);  // A100, H100, B200, B300
   cudaFuncAttributes code{};
   if (const cudaError_t status = cudaFuncGetAttributes(&code, EmptyKernel)) return status;

@@ -1,8 +1,8 @@
 """What `implementation=None` does without a plan: a cost model of sizes, dtype, precision and device.
 
 The model answers one question: up to which density of x is the sparse kernel expected to be at least as fast as XLA's
-dense convolution? (Small float32 convolutions on tensor cores go to "direct", whatever the density.) Density is not
-known before the program runs, so
+dense convolution? (float32 convolutions of small batches go to "direct" on tensor cores, whatever the density.) Density
+is not known before the program runs, so
 - above 1, the sparse kernel always serves; at 0, the dense convolution;
 - in between, a CPU decides in the running program, by a sample of x (`sampled_density`): branches cost nothing there;
 - in between, a GPU decides by `ASSUMED_DENSITY`: with a branch of XLA's the host waits for the device (leads in
@@ -63,6 +63,13 @@ _TF32_CAPABILITY = (8, 0)
 # Operations up to which "direct" beats cuDNN's TF32: in all 53 convolutions of ResNet-50 at batch 1, of which the
 # largest has 236 MFLOP, by 1.2 to 2.6 times, and "ecr" in most of them (h200_plan_resnet50_default.json).
 _DIRECT_FLOPS = 2.5e8
+# The same at HIGHEST, where tensor cores multiply float32 in parts: 15 layers of VGG-19 and ResNet-50 at batch 1 with
+# 103 to 3,700 MFLOP, 2.1 to 9.4 times as fast as cuDNN (h200_direct_layers_highest.json). Beside "ecr": VGG-19's 1.4
+# to 1.9 times as fast at 50 % zeros (h200_vgg19_layers_ecr_highest.json), ResNet-50's 1.05 to 1.8 times at the zeros
+# that they have, but for conv5's 3x3 with 0.9 to 1.0 (h200_plan_resnet50_highest.json).
+_DIRECT_EXACT_FLOPS = 3.8e9
+_DIRECT_EXACT_FEATURES = 64
+_DIRECT_COPY = 4  # channels of a copy: others are copied one by one
 _LEAST_LIST_FEATURES = 32  # output channels of a group that a warp's lanes cover
 
 
@@ -146,12 +153,19 @@ def _cpu_crossover(work: Work) -> float:
 
 
 def prefers_direct(work: Work, platform: str) -> bool:
-    """Whether the dense kernel of Cheng et al. is expected to be the fastest, at any density of x."""
-    if platform != "cuda" or work.method != "ecr" or work.dtype != "float32" or work.exact:
+    """Whether the dense kernel of Cheng et al. is expected to be the fastest at any likely density of x."""
+    if platform != "cuda" or work.method != "ecr" or work.dtype != "float32":
         return False
     if work.is_symbolic or work.is_image or work.geometry.groups > 1:
         return False  # not measured
-    return work.flops <= _DIRECT_FLOPS and _device()[1] >= _TF32_CAPABILITY
+    capability = _device()[1]
+    if not work.exact:
+        return work.flops <= _DIRECT_FLOPS and capability >= _TF32_CAPABILITY
+    channels, features = work.kernel_shape[3:]
+    if channels % _DIRECT_COPY or features % _DIRECT_COPY or features < _DIRECT_EXACT_FEATURES:
+        return False  # not measured
+    # Elsewhere tensor cores do TF32 at little more than the rate of FFMA; the same list is in cuda/device_info.cu.
+    return 0 < work.flops <= _DIRECT_EXACT_FLOPS and capability in _TENSOR_CORES
 
 
 def threshold(work: Work, platform: str) -> float:

@@ -72,10 +72,36 @@ def test_nothing_to_compute_is_dense_on_cuda(h200: None, work: Work) -> None:
 def test_small_tf32_convolutions_on_h200_are_direct(h200: None) -> None:
     assert choice.prefers_direct(conv3x3(1, 14, 256, 256, exact=False), "cuda")
     assert not choice.prefers_direct(conv3x3(1, 14, 256, 256, exact=False), "cpu")
-    assert not choice.prefers_direct(conv3x3(1, 14, 256, 256), "cuda")
     assert not choice.prefers_direct(conv3x3(1, 112, 3, 64, exact=False), "cuda")
     assert not choice.prefers_direct(conv3x3(8, 14, 256, 256, exact=False), "cuda")
     assert not choice.prefers_direct(conv3x3(1, 14, 256, 256, exact=False, method="pecr"), "cuda")
+
+
+@pytest.mark.parametrize(
+    ("work", "direct"),
+    [
+        (conv3x3(1, 14, 256, 256), True),
+        (conv3x3(1, 28, 512, 512), True),
+        (conv3x3(1, 224, 64, 64), True),
+        (conv3x3(1, 14, 256, 32), False),  # not measured, as those below
+        (conv3x3(1, 14, 255, 256), False),
+        (conv3x3(1, 14, 256, 254), False),
+        (conv3x3(2, 28, 512, 512), False),
+        (conv3x3(1, 28, 512, 512, method="pecr"), False),
+        (conv3x3(1, 56, 64, 64, geometry=Geometry(padding=SAME.padding, groups=2)), False),
+        (conv3x3(1, 224, 3, 64), False),
+        (conv3x3(0, 14, 256, 256), False),
+    ],
+)
+def test_small_batches_in_float32_on_h200_are_direct(h200: None, work: Work, direct: bool) -> None:
+    assert choice.prefers_direct(work, "cuda") == direct
+    assert not choice.prefers_direct(work, "cpu")
+
+
+def test_direct_in_float32_wants_tensor_cores_much_faster_than_ffma(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "_device", lambda: (cost_model.Device(), (8, 9)))
+    assert not choice.prefers_direct(conv3x3(1, 14, 256, 256), "cuda")
+    assert choice.prefers_direct(conv3x3(1, 14, 256, 256, exact=False), "cuda")
 
 
 def test_overlapping_pools_cost_the_sparse_kernel_more(h200: None) -> None:
