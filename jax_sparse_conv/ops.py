@@ -70,7 +70,7 @@ def conv(
       residual: [N, Ho, Wo, K], x's dtype, added before the activation, or None.
       activation: None or "relu".
       precision: as in lax; the sparse kernels compute float32 exactly and sum 16-bit types in float32 whatever it says.
-        "direct" on a GPU multiplies float32 as TF32 unless it is HIGHEST; then values below 2^-113 lose digits.
+        "direct" on a GPU multiplies float32 as TF32 unless it is HIGHEST; values below 2^-113 lose digits even then.
       implementation: "ecr" (windows compressed on the fly; Xu et al. 2023, section 5, made multi-channel and batched),
         "coo" (tiled lists, sums in registers; Xiang et al. 2022: square kernels of 1, 3, 5 or 7, strides 1 and 2, no
         dilation), "direct" (dense, skips nothing, tuned for small batches; Cheng et al. 2018), "xla" (dense), or None:

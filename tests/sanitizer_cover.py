@@ -50,8 +50,23 @@ def check_stacks(dtype: str) -> int:
     return 1
 
 
+def check_non_finite(dtype: str) -> int:
+    """What "direct" computes again: tiles of its float32 sums that are not all finite."""
+    if dtype != "float32":
+        return 0
+    chosen = [case for case in cases.CONV_CASES if case.name in ("3x3", "3x3 residual relu", "odd C and K")]
+    chosen.append(cases.Case("large tiles", (1, 28, 28, 256), 512, padding="VALID", zeros=0.0))
+    for case in chosen:
+        inputs = cases.inputs(case, jnp.dtype(dtype))
+        inputs.x[0, 3, 3, 3], inputs.x[0, 1, 2, 5] = np.inf, np.nan
+        result = call(case, *(None if v is None else jnp.asarray(v) for v in inputs), "direct")
+        assert oracle.relative_error(result, oracle.expected(case, inputs)) <= TOLERANCE[dtype], case.name
+    return len(chosen)
+
+
 def main(dtypes: list[str]) -> None:
-    count = sum(check_runs(dtype) + check_dense(dtype) + check_stacks(dtype) for dtype in dtypes)
+    checks = (check_runs, check_dense, check_stacks, check_non_finite)
+    count = sum(check(dtype) for dtype in dtypes for check in checks)
     print(f"{count} cases on {jax.devices()[0].device_kind}")
 
 

@@ -290,7 +290,7 @@ def test_direct_of_extremes_in_parts(value: float, weight: float) -> None:
 
 
 def test_direct_of_tiny_values() -> None:
-    """Below 2^-113 a float32 has fewer digits where tensor cores multiply it in parts; none is taken for zero."""
+    """Below 2^-113 a float32 has fewer digits where tensor cores multiply it in parts, and below 2^-137 none."""
     require("direct", "float32")
     kernel = np.full((1, 1, 32, 8), 2.0**96, np.float32)
     for exponent, tolerance in ((-112, 1e-6), (-120, 1e-4), (-126, 1e-2), (-130, 0.1)):
