@@ -86,6 +86,13 @@ std::string CheckSizes(const ConvArgs& a) {
 
 }  // namespace
 
+int64_t PackedBlock(const ConvArgs& a) {
+  const int64_t features = a.features / a.groups;
+  int64_t block = 16;
+  while (a.kernel_size[0] == 1 && block < 128 && block < features) block *= 2;
+  return block;
+}
+
 ffi::ErrorOr<ConvCall> MakeConvCall(ffi::AnyBuffer x, ffi::AnyBuffer kernel, ffi::RemainingArgs optional,
                                     ffi::Result<ffi::AnyBuffer> out, ffi::Dictionary attributes) {
   ConvCall call{};
@@ -105,6 +112,7 @@ ffi::ErrorOr<ConvCall> MakeConvCall(ffi::AnyBuffer x, ffi::AnyBuffer kernel, ffi
   a.groups = read.Scalar("groups");
   a.has_bias = read.Scalar("has_bias") != 0;
   a.has_residual = read.Scalar("has_residual") != 0;
+  const bool has_packed = read.Scalar("has_packed") != 0;
   const int64_t activation = read.Scalar("activation");
   const int64_t pool = read.Scalar("pool");
   const int64_t precision = read.Scalar("precision");
@@ -151,8 +159,9 @@ ffi::ErrorOr<ConvCall> MakeConvCall(ffi::AnyBuffer x, ffi::AnyBuffer kernel, ffi
   if (kernel.element_type() != call.dtype || out->element_type() != call.dtype) {
     return ffi::Unexpected(Invalid("x, kernel and out must have one dtype"));
   }
-  if (optional.size() != static_cast<size_t>(a.has_bias) + static_cast<size_t>(a.has_residual)) {
-    return ffi::Unexpected(Invalid("the number of operands does not match has_bias and has_residual"));
+  if (optional.size() !=
+      static_cast<size_t>(a.has_bias) + static_cast<size_t>(a.has_residual) + static_cast<size_t>(has_packed)) {
+    return ffi::Unexpected(Invalid("the number of operands does not match has_bias, has_residual and has_packed"));
   }
   size_t next = 0;
   if (a.has_bias) {
@@ -172,6 +181,19 @@ ffi::ErrorOr<ConvCall> MakeConvCall(ffi::AnyBuffer x, ffi::AnyBuffer kernel, ffi
           Invalid("residual must be [N, Ho, Wo, K] in x's dtype, without a pool, got " + Show(residual->dimensions())));
     }
     call.residual = residual->untyped_data();
+  }
+  if (has_packed) {
+    auto packed = optional.get<ffi::AnyBuffer>(next++);
+    if (!packed.has_value()) return ffi::Unexpected(packed.error());
+    const int64_t block = PackedBlock(a), blocks = (a.features / a.groups + block - 1) / block;
+    const std::initializer_list<int64_t> expected = {
+        a.stacks, a.groups, blocks, a.group_channels, a.kernel_size[0] * a.kernel_size[1], block};
+    if (call.dtype != ffi::DataType::F32 || packed->element_type() != call.dtype ||
+        !SameDimensions(packed->dimensions(), expected)) {
+      return ffi::Unexpected(
+          Invalid("packed must be float32 " + Show(expected) + ", got " + Show(packed->dimensions())));
+    }
+    call.packed = packed->untyped_data();
   }
   return call;
 }

@@ -47,18 +47,23 @@ struct ConvArgs {
 // One call: sizes, buffers and their one element type.
 struct ConvCall {
   ConvArgs args;
-  ffi::DataType dtype;             // of every buffer
-  const void* x;                   // [N, H, W, C]
-  const void* kernel;              // [S, kh, kw, C / groups, K]
+  ffi::DataType dtype;  // of every buffer
+  const void* x;        // [N, H, W, C]
+  const void* kernel;   // [S, kh, kw, C / groups, K]
+  // The kernel as pixel_kernel.h reads it, or absent: [S, groups, blocks, C / groups, kh * kw, PackedBlock], the output
+  // channels that fill the last block zero.
+  const void* packed = nullptr;
   const void* bias = nullptr;      // [S, K] or absent
   const void* residual = nullptr;  // [N, Ho, Wo, K] or absent
   void* out;                       // [N, Ho, Wo, K]
 };
 
-// `optional` holds bias, then residual, each only where its attribute says so. Attributes (all int64, numpy arrays or
-// scalars on the Python side): stride[2], padding[4] as low, high of H, then of W, dilation[2], groups, has_bias,
-// has_residual, activation, pool, window[2], window_stride[2], window_padding[4],
-// precision.
+// Output channels of one block of a packed kernel.
+int64_t PackedBlock(const ConvArgs& args);
+
+// `optional` holds bias, residual and packed kernel, each only where its attribute says so. Attributes (all int64,
+// numpy arrays or scalars on the Python side): stride[2], padding[4] as low, high of H, then of W, dilation[2], groups,
+// has_bias, has_residual, has_packed, activation, pool, window[2], window_stride[2], window_padding[4], precision.
 ffi::ErrorOr<ConvCall> MakeConvCall(ffi::AnyBuffer x, ffi::AnyBuffer kernel, ffi::RemainingArgs optional,
                                     ffi::Result<ffi::AnyBuffer> out, ffi::Dictionary attributes);
 

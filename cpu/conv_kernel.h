@@ -138,7 +138,7 @@ ConvBuffers<A> TakeBuffers(const ConvTask& task, const Tile& tile, char* scratch
   buffers.images = arena.Take<TileImage>(tile.images);
   buffers.packed = arena.Take<A>((rows + 1) * p.block);
   buffers.sums = arena.Take<A>((task.block_end - task.block_begin) * (tile.windows + 1) * p.block);
-  buffers.pixels = TakePixelLists<A>(arena, task, tile);
+  buffers.pixels = TakePixelLists<A>(arena, task, tile, p.block * sizeof(A), true);
   buffers.lists = TakeWindowLists<A>(arena, task, tile);
   buffers.bytes = arena.used();
   return buffers;

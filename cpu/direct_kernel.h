@@ -19,7 +19,6 @@ namespace JSC_ISA {
 namespace {
 
 constexpr int64_t kMostWindows = 8;  // that run together
-constexpr bool kManyRegisters = kVectorBytes == 64;
 
 // Windows that run together, so that their sums, a row of weights and a broadcast value are registers.
 template <int kVectors>

@@ -11,6 +11,7 @@
 #include "conv_args.h"
 #include "coo_star.h"
 #include "host.h"
+#include "machine_limits.h"
 
 namespace jsc {
 namespace {
@@ -46,16 +47,17 @@ ffi::Error RunDirectWithoutPool(ffi::ThreadPool& pool, const ConvCall& call) {
   return RunDirectCall(pool, call);
 }
 
-#define JSC_BIND                                                                                          \
-  ffi::Ffi::Bind()                                                                                        \
-      .Ctx<ffi::ThreadPool>() /* XLA's own threads */                                                     \
-      .Arg<ffi::AnyBuffer>()  /* x [N, H, W, C], f32, bf16, f16 or f64; the others have the same dtype */ \
-      .Arg<ffi::AnyBuffer>()  /* kernel [S, kh, kw, C / groups, K] */                                     \
-      .RemainingArgs()        /* bias [S, K] if has_bias, residual [N, Ho, Wo, K] if has_residual */      \
-      .Ret<ffi::AnyBuffer>()  /* out [N, Ho, Wo, K], after the pool if there is one */                    \
-      .Attrs()                /* stride[2], padding[4], dilation[2], groups, has_bias, has_residual,      \
-                                 activation, pool, window[2], window_stride[2], window_padding[4],        \
-                                 precision:                                                               \
+#define JSC_BIND                                                                                               \
+  ffi::Ffi::Bind()                                                                                             \
+      .Ctx<ffi::ThreadPool>() /* XLA's own threads */                                                          \
+      .Arg<ffi::AnyBuffer>()  /* x [N, H, W, C], f32, bf16, f16 or f64; the others have the same dtype */      \
+      .Arg<ffi::AnyBuffer>()  /* kernel [S, kh, kw, C / groups, K] */                                          \
+      .RemainingArgs()        /* bias [S, K] if has_bias, residual [N, Ho, Wo, K] if has_residual, the         \
+                                 packed kernel if has_packed, see conv_args.h */                               \
+      .Ret<ffi::AnyBuffer>()  /* out [N, Ho, Wo, K], after the pool if there is one */                         \
+      .Attrs()                /* stride[2], padding[4], dilation[2], groups, has_bias, has_residual,           \
+                                 has_packed, activation, pool, window[2], window_stride[2], window_padding[4], \
+                                 precision:                                                                    \
                                  all int64, see conv_args.h */
 
 // conv + bias + residual + ReLU
@@ -122,6 +124,18 @@ NB_MODULE(_cpu, m) {
   m.def("isa", [] { return std::string(jsc::CurrentIsa().name); }, "The instruction set in use.");
   m.def("isas", &jsc::AvailableIsas, "The instruction sets this machine can run, best first.");
   m.def(
+      "measure_limits",
+      [] {
+        const jsc::Limits limits = jsc::MeasureLimits();
+        nanobind::dict values;
+        values["threads"] = limits.threads;
+        values["flops"] = limits.flops;
+        values["cache_bytes_per_second"] = limits.cache_bytes;
+        values["memory_bytes_per_second"] = limits.memory_bytes;
+        return values;
+      },
+      "What the cores can do together at most, see machine_limits.h: for benchmarks.");
+  m.def(
       "set_isa",
       [](const std::string& name) {
         if (jsc::SetIsa(name)) return;
@@ -134,7 +148,7 @@ NB_MODULE(_cpu, m) {
       "set_loop",
       [](const std::string& name) {
         if (jsc::SetLoop(name)) return;
-        throw nanobind::value_error(("loop='" + name + "' is not one of auto windows scatter").c_str());
+        throw nanobind::value_error(("loop='" + name + "' is not one of auto windows scatter pixels").c_str());
       },
-      nanobind::arg("name"), "Run convolutions window by window or channel by channel from now on: for tests.");
+      nanobind::arg("name"), "Run convolutions by windows, channels or pixels from now on: for tests.");
 }

@@ -147,13 +147,37 @@ std::atomic<int>& ForcedLoop() {
   return forced;
 }
 
-// The cheaper of the two loops, unless one was set.
-ConvPlan ChoosePlan(const ConvArgs& a, const Machine& machine, int64_t accumulator_bytes, double density) {
-  const ConvPlan windows = MakePlan(a, machine, accumulator_bytes, density);
+ConvPlan PlanOf(ConvLoop loop, const ConvCall& call, const Machine& machine, int64_t accumulator_bytes,
+                double density) {
+  switch (loop) {
+    case ConvLoop::kScatter:
+      return MakeScatterPlan(call.args, machine, accumulator_bytes, density);
+    case ConvLoop::kPixels:
+      return MakePixelPlan(call.args, machine, accumulator_bytes, density, call.packed != nullptr);
+    default:
+      return MakePlan(call.args, machine, accumulator_bytes, density);
+  }
+}
+
+// The cheapest of the loops that can run the call, unless one was set.
+ConvPlan ChoosePlan(const ConvCall& call, const Machine& machine, int64_t accumulator_bytes, double density) {
+  // Loops add in different orders, so they are compared for a fixed number of threads: results do not depend on it.
+  Machine typical = machine;
+  typical.threads = 2;
+  const bool can_run[] = {true, CanScatter(call.args), CanRunPixels(call.args)};
   const int forced = ForcedLoop();
-  if (forced == static_cast<int>(ConvLoop::kWindows) || !CanScatter(a)) return windows;
-  const ConvPlan scatter = MakeScatterPlan(a, machine, accumulator_bytes, density);
-  return scatter.cycles < windows.cycles || forced >= 0 ? scatter : windows;
+  ConvLoop loop = ConvLoop::kWindows;
+  if (forced >= 0) {
+    if (can_run[forced]) loop = static_cast<ConvLoop>(forced);
+    return PlanOf(loop, call, machine, accumulator_bytes, density);
+  }
+  ConvPlan best = PlanOf(loop, call, typical, accumulator_bytes, density);
+  for (const ConvLoop other : {ConvLoop::kScatter, ConvLoop::kPixels}) {
+    if (!can_run[static_cast<int>(other)]) continue;
+    const ConvPlan plan = PlanOf(other, call, typical, accumulator_bytes, density);
+    if (plan.cycles < best.cycles) best = plan;
+  }
+  return machine.threads == typical.threads ? best : PlanOf(best.loop, call, machine, accumulator_bytes, density);
 }
 
 bool IsDepthwise(const ConvArgs& a) { return a.groups > 1 && a.group_channels == 1 && a.features == a.groups; }
@@ -181,8 +205,8 @@ bool SetIsa(const std::string& name) {
 }
 
 bool SetLoop(const std::string& name) {
-  const std::string names[] = {"auto", "windows", "scatter"};
-  for (int i = 0; i < 3; ++i) {
+  const std::string names[] = {"auto", "windows", "scatter", "pixels"};
+  for (int i = 0; i < 4; ++i) {
     if (name != names[i]) continue;
     ForcedLoop() = i - 1;
     return true;
@@ -204,15 +228,20 @@ ffi::Error RunConvCall(ffi::ThreadPool& pool, const ConvCall& call) {
     const auto make = [&](int64_t index, int64_t) { return TaskAt(flat, plan, index); };
     return RunTasks(pool, machine.threads, plan.tasks, make, isa.depthwise_bytes[dtype], isa.depthwise[dtype]);
   }
-  const ConvPlan plan = ChoosePlan(call.args, machine, accumulator_bytes, SampleDensity(isa, dtype, call));
+  const ConvPlan plan = ChoosePlan(call, machine, accumulator_bytes, SampleDensity(isa, dtype, call));
   const auto make = [&](int64_t index, int64_t previous) {
     ConvTask task = TaskAt(call, plan, index);
     task.lists_ready = previous >= 0 && previous / plan.block_tiles == index / plan.block_tiles;
     return task;
   };
-  const bool scatter = plan.loop == ConvLoop::kScatter;
-  return RunTasks(pool, machine.threads, plan.tasks, make, scatter ? isa.scatter_bytes[dtype] : isa.conv_bytes[dtype],
-                  scatter ? isa.scatter[dtype] : isa.conv[dtype]);
+  switch (plan.loop) {
+    case ConvLoop::kScatter:
+      return RunTasks(pool, machine.threads, plan.tasks, make, isa.scatter_bytes[dtype], isa.scatter[dtype]);
+    case ConvLoop::kPixels:
+      return RunTasks(pool, machine.threads, plan.tasks, make, isa.pixel_bytes[dtype], isa.pixels[dtype]);
+    default:
+      return RunTasks(pool, machine.threads, plan.tasks, make, isa.conv_bytes[dtype], isa.conv[dtype]);
+  }
 }
 
 ffi::Error RunCooCall(ffi::ThreadPool& pool, const ConvCall& call) {

@@ -19,8 +19,8 @@ std::vector<std::string> AvailableIsas();
 // Uses the named instruction set from now on; false where it is not available.
 bool SetIsa(const std::string& name);
 
-// "windows" or "scatter" for every convolution that has it from now on, "auto" for the cheaper one; false for other
-// names.
+// "windows", "scatter" or "pixels" for every convolution that has it from now on, "auto" for the cheapest one; false
+// for other names.
 bool SetLoop(const std::string& name);
 
 // Convolution, bias, residual, ReLU and pool, in one pass over x.

@@ -23,6 +23,7 @@ struct DenseTask {
 };
 
 constexpr int64_t kCountRun = 16;
+constexpr int64_t kChains = 10;
 
 struct Isa {
   const char* name;
@@ -32,6 +33,8 @@ struct Isa {
   void (*conv[kDtypes])(const ConvTask& task, char* scratch);
   int64_t (*scatter_bytes[kDtypes])(const ConvTask& task);
   void (*scatter[kDtypes])(const ConvTask& task, char* scratch);
+  int64_t (*pixel_bytes[kDtypes])(const ConvTask& task);
+  void (*pixels[kDtypes])(const ConvTask& task, char* scratch);
   int64_t (*depthwise_bytes[kDtypes])(const ConvTask& task);
   void (*depthwise[kDtypes])(const ConvTask& task, char* scratch);
   void (*direct_depthwise[kDtypes])(const ConvTask& task, char* scratch);
@@ -43,6 +46,10 @@ struct Isa {
   void (*coo[kDtypes])(const CooRow& row, char* scratch);
   // Non-zeros among `runs` runs of kCountRun elements of x; the runs begin `step` elements apart.
   int64_t (*count[kDtypes])(const void* x, int64_t runs, int64_t step);
+  // For machine_limits.cc: kChains multiply-adds of independent vectors, `rounds` times; and reading `bytes`, whole
+  // lines.
+  void (*multiply_adds)(int64_t rounds);
+  void (*read)(const char* begin, int64_t bytes);
 };
 
 extern const Isa kPortable;

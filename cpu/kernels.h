@@ -9,6 +9,8 @@
 #include "depthwise_kernel.h"
 #include "direct_kernel.h"
 #include "isa.h"
+#include "limits_kernel.h"
+#include "pixel_kernel.h"
 #include "scatter_kernel.h"
 
 namespace jsc {
@@ -41,6 +43,8 @@ int64_t CountNonZeros(const void* x, int64_t runs, int64_t step) {
    JSC_PER_DTYPE(RunConv),            \
    JSC_PER_DTYPE(ScatterBytes),       \
    JSC_PER_DTYPE(RunScatter),         \
+   JSC_PER_DTYPE(PixelBytes),         \
+   JSC_PER_DTYPE(RunPixels),          \
    JSC_PER_DTYPE(DepthwiseBytes),     \
    JSC_PER_DTYPE(RunDepthwise),       \
    JSC_PER_DTYPE(RunDirectDepthwise), \
@@ -50,6 +54,8 @@ int64_t CountNonZeros(const void* x, int64_t runs, int64_t step) {
    JSC_PER_DTYPE(RunDense),           \
    JSC_PER_DTYPE(CooBytes),           \
    JSC_PER_DTYPE(RunCoo),             \
-   JSC_PER_DTYPE(CountNonZeros)}
+   JSC_PER_DTYPE(CountNonZeros),      \
+   JSC_ISA::MultiplyAdds,             \
+   JSC_ISA::ReadLines}
 
 #endif  // JSC_CPU_KERNELS_H_

@@ -1,9 +1,10 @@
 // The non-zeros of every pixel of a tile, compressed once and reused by all windows that overlap there.
 //
 // Layout: one list per chunk of channels; in it the pixels of a tile row of x follow each other, with starts[] at each.
-// An entry is a value and an offset: where the packed kernel slice holds the row that the value multiplies, in bytes,
-// as if the window began at the tile's first column. So the part of a window that lies in one row of x is one
-// contiguous segment, and a single addition moves it to the window's own column and kernel row.
+// An entry is a value and an offset: where the packed kernel slice holds the rows that the value multiplies, in bytes.
+// For windows (conv_kernel.h) the offset is that of the tile's first column: the part of a window that lies in one row
+// of x is one contiguous segment, and a single addition moves it to the window's own column and kernel row. Pixels by
+// themselves (pixel_kernel.h) have the rows of all kernel elements from there on.
 //
 // Why all chunks at once: pixels are C elements apart, so reading one chunk at a time meets every page of x again for
 //   each chunk. One pass over whole pixels takes 3 % less of the whole layer.
@@ -42,6 +43,8 @@ struct PixelLists {
   int64_t chunks;       // of channels
   int64_t capacity;     // entries per chunk
   int64_t starts_size;  // per chunk
+  uint32_t row_bytes;   // from one channel's rows to the next one's
+  bool by_column;       // a pixel's offsets begin where its column's rows begin
 
   PixelList<A> At(int64_t chunk) const {
     return {values + chunk * capacity, offsets + chunk * capacity, starts + chunk * starts_size};
@@ -49,12 +52,14 @@ struct PixelLists {
 };
 
 template <typename A>
-PixelLists<A> TakePixelLists(Arena& arena, const ConvTask& task, const Tile& tile) {
+PixelLists<A> TakePixelLists(Arena& arena, const ConvTask& task, const Tile& tile, int64_t row_bytes, bool by_column) {
   const int64_t chunk_channels = task.plan->chunk_channels;
   PixelLists<A> lists{};
   lists.chunks = CeilDiv(task.call->args.group_channels, chunk_channels);
   lists.capacity = tile.in_rows * tile.in_cols.size() * chunk_channels + kListSlack;
   lists.starts_size = tile.in_rows * (tile.in_cols.size() + 1);
+  lists.row_bytes = static_cast<uint32_t>(row_bytes);
+  lists.by_column = by_column;
   lists.values = arena.Take<A>(lists.chunks * lists.capacity);
   lists.offsets = arena.Take<uint32_t>(lists.chunks * lists.capacity);
   lists.starts = arena.Take<int32_t>(lists.chunks * lists.starts_size);
@@ -66,17 +71,17 @@ PixelLists<A> TakePixelLists(Arena& arena, const ConvTask& task, const Tile& til
 
 // Appends one pixel to the list of every chunk. pixel: [group_channels]
 template <typename T, typename A>
-inline void CompressPixel(const T* pixel, int64_t channels, int64_t chunk_channels, int64_t column, uint32_t row_bytes,
-                          int64_t start, const PixelLists<A>& lists) {
+inline void CompressPixel(const T* pixel, int64_t channels, int64_t chunk_channels, int64_t column, int64_t start,
+                          const PixelLists<A>& lists) {
   for (int64_t c = 0; c < lists.chunks; ++c) {
     const int64_t count = Min(chunk_channels, channels - c * chunk_channels);
     const PixelList<A> list = lists.At(c);
     const int64_t used = lists.used[c];
     list.starts[start] = static_cast<int32_t>(used);
     if (pixel == nullptr) continue;
-    const uint32_t first = static_cast<uint32_t>(column * count) * row_bytes;
-    lists.used[c] =
-        used + Append(pixel + c * chunk_channels, count, first, row_bytes, list.values + used, list.offsets + used);
+    const uint32_t first = lists.by_column ? static_cast<uint32_t>(column * count) * lists.row_bytes : 0;
+    lists.used[c] = used + Append(pixel + c * chunk_channels, count, first, lists.row_bytes, list.values + used,
+                                  list.offsets + used);
   }
 }
 
@@ -85,7 +90,6 @@ template <typename T, typename A>
 void CompressPixels(const ConvTask& task, const Tile& tile, const TileImage* images, PixelLists<A>& lists) {
   const ConvArgs& a = task.call->args;
   const T* x = static_cast<const T*>(task.call->x) + task.group * a.group_channels;  // [N, H, W, C]
-  const uint32_t row_bytes = static_cast<uint32_t>(task.plan->block * sizeof(A));
   const int64_t columns = tile.in_cols.size();
   __builtin_memset(lists.used, 0, lists.chunks * sizeof(int64_t));
   int64_t row = 0;
@@ -95,7 +99,7 @@ void CompressPixels(const ConvTask& task, const Tile& tile, const TileImage* ima
       for (int64_t column = 0; column <= columns; ++column) {
         const bool needed = column < columns && lists.needed_rows[row] && lists.needed_cols[column];
         CompressPixel(needed ? pixels + column * a.channels : nullptr, a.group_channels, task.plan->chunk_channels,
-                      column, row_bytes, row * (columns + 1) + column, lists);
+                      column, row * (columns + 1) + column, lists);
       }
     }
   }

@@ -22,8 +22,8 @@ struct Machine {
   int64_t threads;
 };
 
-// Which kernel runs: conv_kernel.h, window by window, or scatter_kernel.h, channel by channel.
-enum class ConvLoop : int64_t { kWindows, kScatter };
+// Which kernel runs: conv_kernel.h, window by window, scatter_kernel.h, channel by channel, or pixel_kernel.h.
+enum class ConvLoop : int64_t { kWindows, kScatter, kPixels };
 
 struct ConvPlan {
   ConvLoop loop;
@@ -39,7 +39,7 @@ struct ConvPlan {
   int64_t row_tiles, col_tiles, block_tiles;  // how many of each
   int64_t tasks;                              // stacks * groups * row_tiles * col_tiles * block_tiles
 
-  int64_t strip_rows;  // of kScatter: rows of x whose sums stay in L1
+  int64_t strip_rows;  // of kScatter and kPixels: rows of x whose sums stay in L1
   double cycles;       // expected, until the last thread is done
 };
 
@@ -50,7 +50,7 @@ struct ConvTask {
   int64_t row_begin, row_end;      // result rows: image within the stack * out_size[0] + y
   int64_t col_begin, col_end;      // result columns
   int64_t block_begin, block_end;  // blocks of the group's output channels
-  bool lists_ready;                // of kScatter: the scratch memory holds the lists of this tile, from another task
+  bool lists_ready;  // of kScatter and kPixels: the scratch memory holds the lists of this tile, from another task
 };
 
 // `density` is the (sampled) fraction of non-zeros of x, `accumulator_bytes` 4 or 8.
@@ -62,6 +62,11 @@ ConvPlan MakeDirectPlan(const ConvArgs& args, const Machine& machine, int64_t ac
 // For maps so sparse that packing the kernel would cost more than the sums. Only where CanScatter.
 bool CanScatter(const ConvArgs& args);
 ConvPlan MakeScatterPlan(const ConvArgs& args, const Machine& machine, int64_t accumulator_bytes, double density);
+
+// Stride 1, 3x3 or 1x1. Only where CanRunPixels. `packed`: the call's kernel is packed.
+bool CanRunPixels(const ConvArgs& args);
+ConvPlan MakePixelPlan(const ConvArgs& args, const Machine& machine, int64_t accumulator_bytes, double density,
+                       bool packed);
 
 ConvTask TaskAt(const ConvCall& call, const ConvPlan& plan, int64_t index);
 

@@ -24,6 +24,8 @@ constexpr int64_t kVectorBytes = 32;
 constexpr int64_t kVectorBytes = 16;
 #endif
 
+constexpr bool kManyRegisters = kVectorBytes == 64;  // 32 of them
+
 template <typename A>
 struct VectorOf {
   typedef A Type __attribute__((vector_size(kVectorBytes)));

@@ -99,13 +99,20 @@ def cpu_isas() -> list[str]:
     return list(_modules["cpu"].isas()) if "cpu" in _modules else []
 
 
+def cpu_limits() -> dict[str, float]:
+    """What the CPU can do at most, measured now (`cpu/machine_limits.h`): threads, flops and bytes a second."""
+    if "cpu" not in _modules:
+        raise RuntimeError(_reasons["cpu"])
+    return dict(_modules["cpu"].measure_limits())
+
+
 def set_cpu_isa(name: str) -> None:
     """Have the CPU kernels use one of `cpu_isas()`, for tests."""
     _modules["cpu"].set_isa(name)
 
 
 def set_cpu_loop(name: str) -> None:
-    """Have CPU convolutions run `"windows"` or `"scatter"`, or `"auto"`, the cheaper of the two: for tests."""
+    """Have CPU convolutions run `"windows"`, `"scatter"` or `"pixels"`, or `"auto"`, the cheapest one: for tests."""
     _modules["cpu"].set_loop(name)
 
 

@@ -60,7 +60,7 @@ def _fold_into_images(operands: Operands, batched: Operands, size: int, config: 
         return jnp.moveaxis(split, 0, 1).reshape(size * images, *value.shape[2:])
 
     residual = fold(_every(operands.residual, batched.residual, size))
-    out = bind(fold(operands.x), operands.kernel, operands.bias, residual, config)
+    out = bind(fold(operands.x), operands.kernel, operands.bias, residual, config, operands.packed)
     split = out.reshape(stacks, size, images // stacks, *out.shape[1:])
     return jnp.moveaxis(split, 1, 0).reshape(size, images, *out.shape[1:])
 

@@ -33,9 +33,10 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, config: Config) -> 
 
 def _bilinear_jvp(primals: Sequence[Any], tangents: Sequence[Any], config: Config) -> tuple[jax.Array, Any]:
     """d conv(x, k) = conv(dx, k) + conv(x, dk): dense where dx is dense, sparse again where x is."""
-    x, kernel = primals
-    dx, dkernel = tangents
-    out = bind(x, kernel, None, None, config)
+    x, kernel = primals[:2]
+    dx, dkernel = tangents[:2]
+    out = bind(x, kernel, None, None, config, Operands.of(primals, config).packed)
+    config = config.bare()
     terms = []
     if not isinstance(dx, ad.Zero):
         terms.append(reference_conv(dx, kernel, config=config))

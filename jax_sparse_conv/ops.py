@@ -20,6 +20,7 @@ from jax_sparse_conv import (
     batching,  # noqa: F401  # the primitive's rule for vmap
     cost_model,
     differentiation,  # noqa: F401  # and for derivatives
+    packing,
     primitives,
     reference,
 )
@@ -326,15 +327,21 @@ def _run(
     if method == "xla" or reason is not None or nothing_to_skip or str(operands.x.dtype) not in _KERNEL_DTYPES:
         return reference.conv_pool(*operands, geometry, activation, precision)
     config = primitives.Config(geometry, method, activation, fallback=fallback, precision=precision)
-    return _sparse(*operands, config=config)
+    packed = packing.of_constant(operands.x, operands.kernel, geometry) if method in ("ecr", "pecr") else None
+    return _sparse(*operands, packed=packed, config=config)
 
 
 @functools.partial(jax.jit, static_argnames="config")
 def _sparse(
-    x: jax.Array, kernel: jax.Array, bias: jax.Array | None, residual: jax.Array | None, config: primitives.Config
+    x: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    residual: jax.Array | None,
+    packed: jax.Array | None,
+    config: primitives.Config,
 ) -> jax.Array:
     # Jitted so that an eager call does not copy the kernel to give it the stack axis.
-    return primitives.bind(x, kernel[None], None if bias is None else bias[None], residual, config)
+    return primitives.bind(x, kernel[None], None if bias is None else bias[None], residual, config, packed)
 
 
 def _check_implementation(implementation: str | None, names: tuple[str, ...], op: str, dtype: Any) -> None:

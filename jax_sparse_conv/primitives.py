@@ -6,6 +6,7 @@ Operands (bias and residual only where the flags say so):
     kernel    [S, kh, kw, C / groups, K]   S kernels; image n uses kernel n // (N // S)
     bias      [S, K]
     residual  [N, Ho, Wo, K]               only without a pool
+    packed    the kernel as the CPU's pixel loop reads it (`packing`), beside it; other platforms drop it
 
 The stack axis S is what `vmap` over kernels becomes (`batching.py`; derivatives are in `differentiation.py`).
 """
@@ -54,6 +55,7 @@ class Config:
     activation: str | None = None
     has_bias: bool = False
     has_residual: bool = False
+    has_packed: bool = False
     fallback: bool = False
     precision: Any = None
     coo: cost_model.Attribute | None = None
@@ -84,6 +86,7 @@ class Operands:
     kernel: Any
     bias: Any = None
     residual: Any = None
+    packed: Any = None
 
     @classmethod
     def of(cls, values: Sequence[Any], config: Config) -> Operands:
@@ -93,6 +96,8 @@ class Operands:
             named.bias = rest.pop(0)
         if config.has_residual:
             named.residual = rest.pop(0)
+        if config.has_packed:
+            named.packed = rest.pop(0)
         return named
 
 
@@ -107,10 +112,13 @@ def bind(
     bias: jax.Array | None,
     residual: jax.Array | None,
     config: Config,
+    packed: jax.Array | None = None,
 ) -> jax.Array:
     """Call the primitive with the operands that are there; shapes as in the module's docstring."""
-    config = dataclasses.replace(config, has_bias=bias is not None, has_residual=residual is not None)
-    present = [operand for operand in (x, kernel, bias, residual) if operand is not None]
+    config = dataclasses.replace(
+        config, has_bias=bias is not None, has_residual=residual is not None, has_packed=packed is not None
+    )
+    present = [operand for operand in (x, kernel, bias, residual, packed) if operand is not None]
     return conv_p.bind(*_same_varying_axes(present), config=config)
 
 
@@ -205,6 +213,7 @@ def attributes(config: Config) -> dict[str, np.ndarray | np.int64]:
         "activation": np.int64(_ACTIVATION_CODES[config.activation]),
         "has_bias": np.int64(config.has_bias),
         "has_residual": np.int64(config.has_residual),
+        "has_packed": np.int64(config.has_packed),
         "pool": np.int64(_POOL_CODES[pool.kind if pool else None]),
         "window": ints(pool.window if pool else (1, 1)),
         "window_stride": ints(pool.strides if pool else (1, 1)),
@@ -223,6 +232,9 @@ def _precision_code(precision: Any) -> int:
 
 
 def _lower(ctx: Any, *operands: Any, config: Config, platform: str | None) -> Any:
+    if config.has_packed and (platform != "cpu" or partitioning.is_partitioned(ctx)):
+        ctx, operands = ctx.replace(avals_in=ctx.avals_in[:-1]), operands[:-1]
+        config = dataclasses.replace(config, has_packed=False)
     x, kernel = ctx.avals_in[:2]
     # The rule without a platform serves those that no kernel is registered for.
     name = platform or next((p for p in ctx.module_context.platforms if p not in _native.PLATFORMS), "unknown")

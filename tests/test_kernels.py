@@ -310,9 +310,9 @@ def cpu_isa(request: pytest.FixtureRequest) -> Iterator[str]:
     _native.set_cpu_isa(chosen)
 
 
-@pytest.fixture(params=["windows", "scatter"])
+@pytest.fixture(params=["windows", "scatter", "pixels"])
 def cpu_loop(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each of the two loops of the CPU's convolution in turn, whatever the layer's zeros."""
+    """Each of the three loops of the CPU's convolution in turn, whatever the layer's zeros."""
     if PLATFORM != "cpu":
         pytest.skip("the backend is not the CPU")
     _native.set_cpu_loop(request.param)

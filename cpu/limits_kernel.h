@@ -1,0 +1,47 @@
+// What a core can do at most, to hold kernels against: multiply-adds in registers, and reading memory.
+#ifndef JSC_CPU_LIMITS_KERNEL_H_
+#define JSC_CPU_LIMITS_KERNEL_H_
+
+#include "isa.h"
+#include "simd.h"
+
+namespace jsc {
+namespace JSC_ISA {
+namespace {
+
+// Keeps a value that nobody uses: in a register, where the compiler knows of a class for it.
+template <typename V>
+[[gnu::always_inline]] inline void Keep(V& value) {
+#if defined(__SSE2__)
+  asm volatile("" : "+v"(value));
+#else
+  asm volatile("" : "+m"(value));
+#endif
+}
+
+inline void MultiplyAdds(int64_t rounds) {
+  const Vector<float> factor = Vector<float>{} + 0.999f;
+  Vector<float> sums[kChains] = {};
+  for (int64_t round = 0; round < rounds; ++round) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kChains; ++i) {
+      sums[i] = sums[i] * factor + factor;
+      Keep(sums[i]);
+    }
+  }
+}
+
+inline void ReadLines(const char* begin, int64_t bytes) {
+  Vector<float> sum = {};
+  for (int64_t i = 0; i + 64 <= bytes; i += 64) {
+#pragma GCC unroll 4
+    for (int64_t k = 0; k < 64; k += kVectorBytes) sum += LoadAs<Vector<float>>(begin + i + k);
+  }
+  Keep(sum);
+}
+
+}  // namespace
+}  // namespace JSC_ISA
+}  // namespace jsc
+
+#endif  // JSC_CPU_LIMITS_KERNEL_H_

@@ -1,0 +1,137 @@
+#include <algorithm>
+#include <limits>
+
+#include "plan.h"
+
+namespace jsc {
+namespace {
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Cycles of one core, in the unit of plan.cc: only their ratios matter.
+constexpr double kPixel = 10;    // reading one pixel of x, ...
+constexpr double kCompress = 7;  // ... each vector of it ...
+constexpr double kOrder = 6;     // ... and giving it a place in one chunk
+constexpr double kVisit = 8;     // one pixel with something in a chunk, for one block: its part of branch misses, ...
+constexpr double kSum = 1;       // ... loading and storing one vector of sums, ...
+constexpr double kAdd = 0.86;    // ... and one multiply-add with a weight from L1
+constexpr double kLine = 9;      // 64 bytes of a packed kernel from the outer cache, while sums are added
+constexpr double kPack = 14;     // 64 bytes of a kernel as it lies, while nothing else is done
+constexpr double kPlace = 4;     // zeroing one vector of sums and writing its result
+constexpr double kTask = 1000;
+constexpr double kUneven = 0.1;  // of a task: how long threads wait for the last one
+constexpr double kWake = 100000;
+
+// What does not depend on the cut into tasks.
+struct Layer {
+  int64_t blocks, parts, chunks;
+  int64_t rows;            // of results of one stack, through its images
+  double places_per_row;   // sums
+  double in_rows_per_row;  // rows of x per row of results, without what tiles share
+  double shared_rows;      // rows of x that neighbouring tiles share
+  double lines;            // of 64 bytes in the slices of one block
+  double vectors;          // in the rows of one channel of a block
+  double lanes;
+  double visits;   // pixels with something in a chunk, per row of x
+  double entries;  // non-zeros per row of x
+  bool packed;
+};
+
+double Power(double base, int64_t exponent) {
+  double result = 1;
+  for (; exponent > 0; exponent /= 2, base *= base) result *= exponent % 2 == 1 ? base : 1;
+  return result;
+}
+
+Layer LayerOf(const ConvArgs& a, const ConvPlan& p, const Machine& machine, int64_t accumulator_bytes, double density,
+              bool packed) {
+  Layer l{};
+  const int64_t taps = a.kernel_size[0] * a.kernel_size[1];
+  l.lanes = static_cast<double>(machine.vector_bytes / accumulator_bytes);
+  l.blocks = CeilDiv(std::max<int64_t>(1, a.features / a.groups), p.block);
+  l.parts = a.stacks * a.groups;
+  l.chunks = CeilDiv(a.group_channels, p.chunk_channels);
+  l.rows = std::max<int64_t>(1, a.images / a.stacks * a.out_size[0]);
+  l.places_per_row = static_cast<double>(a.conv_size[1] + (a.kernel_size[1] - 1) * a.dilation[1]);
+  l.in_rows_per_row = static_cast<double>(a.size[0]) / static_cast<double>(std::max<int64_t>(1, a.out_size[0]));
+  l.shared_rows = static_cast<double>((a.kernel_size[0] - 1) * a.dilation[0] +
+                                      std::max<int64_t>(0, a.window[0] - a.window_stride[0]));
+  l.lines = static_cast<double>(a.group_channels * taps * p.block * accumulator_bytes) / 64;
+  l.vectors = static_cast<double>(taps * p.block) / l.lanes;
+  l.entries = density * static_cast<double>(a.size[1] * a.group_channels);
+  l.visits = static_cast<double>(a.size[1] * l.chunks) * (1 - Power(1 - density, p.chunk_channels));
+  l.packed = packed;
+  return l;
+}
+
+double ListCycles(const ConvArgs& a, const Layer& l, double in_rows) {
+  const double vectors = static_cast<double>(a.group_channels) / l.lanes;
+  const double order = kOrder * static_cast<double>(l.chunks);
+  return in_rows * static_cast<double>(a.size[1]) * (kPixel + kCompress * vectors + order);
+}
+
+double BlockCycles(const Layer& l, const ConvPlan& p, double in_rows) {
+  const double add = in_rows * (l.visits * (kVisit + kSum * l.vectors) + kAdd * l.entries * l.vectors);
+  const double places = in_rows * l.places_per_row * static_cast<double>(p.block) / l.lanes * kPlace;
+  return places + (l.packed ? std::max(add, kLine * l.lines) : add + kPack * l.lines);
+}
+
+// Time until the last thread is done. Threads that work on the same tile each list its non-zeros.
+double Cycles(const ConvArgs& a, const Layer& l, const ConvPlan& p, int64_t threads) {
+  const double in_rows = static_cast<double>(p.tile_rows) * l.in_rows_per_row + (p.row_tiles > 1 ? l.shared_rows : 0);
+  const int64_t rounds = CeilDiv(p.tasks, threads), tiles = l.parts * p.row_tiles;
+  const int64_t lists = p.block_tiles == 1 ? rounds : std::min(tiles, rounds);
+  const double task = static_cast<double>(p.task_blocks) * BlockCycles(l, p, in_rows) + kTask;
+  const double cycles = static_cast<double>(lists) * ListCycles(a, l, in_rows) + static_cast<double>(rounds) * task;
+  return threads > 1 && p.tasks > 1 ? cycles + kWake + kUneven * task : cycles;
+}
+
+// Most rows of results in a tile whose sums and lists stay in L2.
+int64_t FittingRows(const ConvArgs& a, const Layer& l, const ConvPlan& p, const Machine& machine,
+                    int64_t accumulator_bytes) {
+  const double sums = l.places_per_row * static_cast<double>(p.block * accumulator_bytes);
+  const double touched = l.in_rows_per_row * l.entries * 8 + sums;
+  const double room = l.in_rows_per_row * static_cast<double>(a.size[1] * l.chunks * p.chunk_channels * 8);
+  const double fit = std::min(0.5 * static_cast<double>(machine.l2_bytes) / touched, 64e6 / std::max(1.0, room));
+  return std::clamp<int64_t>(static_cast<int64_t>(fit), 1, l.rows);
+}
+
+}  // namespace
+
+bool CanRunPixels(const ConvArgs& a) {
+  const bool square3 = a.kernel_size[0] == 3 && a.kernel_size[1] == 3 && a.dilation[1] == 1;
+  return CanScatter(a) && (square3 || (a.kernel_size[0] == 1 && a.kernel_size[1] == 1));
+}
+
+ConvPlan MakePixelPlan(const ConvArgs& a, const Machine& machine, int64_t accumulator_bytes, double density,
+                       bool packed) {
+  const int64_t taps = a.kernel_size[0] * a.kernel_size[1];
+  ConvPlan p{};
+  p.loop = ConvLoop::kPixels;
+  p.block = PackedBlock(a);
+  if (!packed && taps > 1 && a.features / a.groups > 16) p.block = 32;  // 128 bytes, as the outer cache gives them
+  const int64_t row_bytes = taps * p.block * accumulator_bytes;
+  const int64_t fit = std::max<int64_t>(1, machine.l1_bytes * 3 / 4 / row_bytes);
+  p.chunk_channels = std::clamp<int64_t>(fit >= 16 ? fit / 16 * 16 : fit, 1, std::max<int64_t>(1, a.group_channels));
+  p.tile_cols = std::max<int64_t>(1, a.out_size[1]);
+  p.col_tiles = 1;
+  const Layer l = LayerOf(a, p, machine, accumulator_bytes, density, packed);
+  const double sums = l.places_per_row * static_cast<double>(p.block * accumulator_bytes);
+  p.strip_rows = std::max<int64_t>(2, static_cast<int64_t>(static_cast<double>(machine.l1_bytes) / 4 / sums) - 2);
+  const int64_t fewest = CeilDiv(l.rows, FittingRows(a, l, p, machine, accumulator_bytes));
+  ConvPlan best{};
+  best.cycles = std::numeric_limits<double>::infinity();
+  for (int64_t tiles = fewest; tiles <= std::min(l.rows, fewest + 2 * machine.threads); ++tiles) {
+    p.tile_rows = CeilDiv(l.rows, tiles);
+    p.row_tiles = CeilDiv(l.rows, p.tile_rows);
+    for (p.block_tiles = 1; p.block_tiles <= std::min<int64_t>(l.blocks, 64); ++p.block_tiles) {
+      p.task_blocks = CeilDiv(l.blocks, p.block_tiles);
+      p.tasks = l.parts * p.row_tiles * p.block_tiles;
+      p.cycles = Cycles(a, l, p, machine.threads);
+      if (p.cycles < best.cycles && CeilDiv(l.blocks, p.task_blocks) == p.block_tiles) best = p;
+    }
+  }
+  return best;
+}
+
+}  // namespace jsc
