@@ -127,8 +127,18 @@ DIRECT = tuple(
     )
 )
 
+# What the CPU kernels are measured on (benchmarks/cpu.py): CPU, and what else they do.
+CPU_KERNELS = (
+    *(dataclasses.replace(layer, maps=None) for layer in CPU),
+    *MAPS,
+    Layer("vgg19 conv5_4 + pool", "conv_pool", 512, 512, 14, implementation="pecr"),
+    Layer("vgg19 conv3_4 + pool", "conv_pool", 256, 256, 56, implementation="pecr"),
+    Layer("vgg19 first fully connected", "dense", 25088, 4096, kernel=1),
+)
+
 SETS: dict[str, tuple[Layer, ...]] = {
     "cpu": CPU,
+    "cpu_kernels": CPU_KERNELS,
     "gpu": GPU,
     "maps": MAPS,
     "direct": DIRECT,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import dataclasses
 import functools
 import itertools
 import json
@@ -33,15 +34,18 @@ import numpy as np
 import jax_sparse_conv as jsc
 from benchmarks import command, data, tables
 from benchmarks.cases import SETS, Layer
-from jax_sparse_conv import environment, timing
+from jax_sparse_conv import environment, reference, timing
 from jax_sparse_conv.comparison import IMPLEMENTATIONS_OF
+from jax_sparse_conv.geometry import Pool
 
+_POOL = Pool("max", (2, 2), (2, 2), ((0, 0), (0, 0)))
 COMMAND_BUFFERS = (
     "--xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONVOLUTION "
     "--xla_gpu_graph_min_graph_size=1"
 )
 _COLD_BYTES = 2**28  # of kernels, so that none is still in the cache when its turn comes again
 _MAX_KERNELS = 32
+WEIGHTS = ("arguments", "constant")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--precision", nargs="+", default=["highest"], help="of XLA's side: default, high, highest")
     add("--repeats", type=int, default=30)
     add("--cold-weights", action="store_true", help="rotate copies of the kernel too, more than a cache holds")
+    add("--weights", choices=WEIGHTS, default="arguments", help="of each call, or constants of the jitted program")
     add("--seed", type=int, default=0)
     add("--label", default="", help="written into the file, e.g. the XLA flags' name")
     add(
@@ -103,7 +108,7 @@ def _one_process(options: argparse.Namespace) -> dict[str, Any]:
     maps = data.read_maps(options.maps) if options.maps else {}
     header = environment.describe_run()
     rows = []
-    for row in _rows(options, maps):
+    for row in rows_of(options, maps):
         print(f"{row['layer']}, {row['source']} {row['zeros_percent']:.0f} %: {row['ratio']:.2f}", file=sys.stderr)
         rows.append(row)
     return {
@@ -112,18 +117,25 @@ def _one_process(options: argparse.Namespace) -> dict[str, Any]:
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "repeats": options.repeats,
         "cold_weights": options.cold_weights,
+        "weights": options.weights,
         "rows": rows,
         "geometric_means": tables.geometric_means(rows),
     }
 
 
-def _rows(options: argparse.Namespace, maps: Mapping[str, data.Map]) -> Iterator[tables.Row]:
+def rows_of(options: argparse.Namespace, maps: Mapping[str, data.Map]) -> Iterator[tables.Row]:
+    """Time the layers that the options (this module's, or those of a benchmark built on it) choose, one by one.
+
+    Raises:
+      ValueError: no such layer, or maps that do not fit it.
+    """
     layers = [layer for layer in SETS[options.set] if re.search(options.layers, layer.name)]
     if not layers:
         raise ValueError(f"--layers {options.layers!r} matches no layer of --set {options.set}")
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        calls = itertools.product(layers, options.dtype, options.batch, options.precision)
-        list(pool.map(lambda call: _compile(*call, options), calls))
+    if options.weights == "arguments":  # programs with constants are compiled where the constants are made
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            calls = itertools.product(layers, options.dtype, options.batch, options.precision)
+            list(pool.map(lambda call: _compile(*call, options), calls))
     for layer in layers:
         for dtype in options.dtype:
             for batch in options.batch:
@@ -158,6 +170,8 @@ def _measure(
     requested = _requested(layer, options.implementation)
     functions = _functions(layer, precision, requested)
     kernel, bias = (jnp.asarray(value, dtype) for value in data.weights(layer, options.seed))
+    if options.weights == "constant":
+        functions = {side: _with_constants(function, kernel, bias) for side, function in functions.items()}
     xs = [jnp.asarray(x, dtype) for x in inputs]
     operands = _operands(xs, kernel, bias, options.cold_weights)
     errors = _errors(layer, functions, operands[0])
@@ -181,12 +195,15 @@ def _measure(
         "best_ratio": times["xla"].best / times["ours"].best,
         "xla_quartiles_us": [1e6 * times["xla"].low, 1e6 * times["xla"].high],
         "ours_quartiles_us": [1e6 * times["ours"].low, 1e6 * times["ours"].high],
+        "dense_flops": layer.dense_flops(batch),
         "ours_tflops": layer.dense_flops(batch) / times["ours"].median / 1e12,
         "error": errors["ours"],
         "xla_error": errors["xla"],
     }
     single = timing.blocked(functions, operands, options.repeats)
     row |= {f"{side}_latency_us": timed.microseconds for side, timed in single.items()}
+    if "then_pool" in times:
+        row["then_pool_ratio"] = times["then_pool"].median / times["ours"].median
     return row | {"latency_ratio": single["xla"].median / single["ours"].median}
 
 
@@ -198,8 +215,21 @@ def _requested(layer: Layer, implementation: str | None) -> str | None:
 
 @functools.lru_cache(maxsize=1024)
 def _functions(layer: Layer, precision: str, requested: str | None) -> dict[str, timing.Function]:
-    """Both sides jitted; the same objects for the same call, so that each compiles once."""
-    return {side: jax.jit(_call(layer, precision, name)) for side, name in (("xla", "xla"), ("ours", requested))}
+    """Both sides jitted; the same objects for the same call, so that each compiles once.
+
+    Where ours is a convolution with its pool, there is a third: ours without the pool, then XLA's pool.
+    """
+    calls = {"xla": _call(layer, precision, "xla"), "ours": _call(layer, precision, requested)}
+    if layer.op == "conv_pool" and jax.default_backend() == "cpu":
+        conv = _call(dataclasses.replace(layer, op="conv"), precision, "ecr")
+        calls["then_pool"] = lambda *operands: reference.pool(conv(*operands), _POOL)
+    return {side: jax.jit(call) for side, call in calls.items()}
+
+
+def _with_constants(function: timing.Function, kernel: jax.Array, bias: jax.Array) -> timing.Function:
+    """A function of the same operands that takes its weights from the program, not from them."""
+    call = function.__wrapped__  # type: ignore[attr-defined]  # a jit of its own would make them arguments again
+    return jax.jit(lambda x, *_: call(x, kernel, bias))
 
 
 def _call(layer: Layer, precision: str, implementation: str | None) -> timing.Function:

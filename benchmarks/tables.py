@@ -31,17 +31,18 @@ _COLUMNS = (
 )
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[Row], more: Sequence[tuple[str, str, str, str]] = ()) -> str:
     """The rows as text.
 
     "of best" is the ratio of the shortest times instead of the medians, "latency" that of single calls; TFLOP/s are
-    dense-equivalent; errors are relative (Frobenius) to float64.
+    dense-equivalent; errors are relative (Frobenius) to float64. `more` columns are (key, title, alignment, format).
     """
-    cells = [[title for _, title, _, _ in _COLUMNS]]
-    cells += [[pattern.format(row[key]) for key, _, _, pattern in _COLUMNS] for row in rows]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(_COLUMNS))]
+    columns = (*_COLUMNS, *more)
+    cells = [[title for _, title, _, _ in columns]]
+    cells += [[pattern.format(row[key]) for key, _, _, pattern in columns] for row in rows]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
     return "\n".join(
-        "  ".join(f"{cell:{side}{width}}" for cell, width, (_, _, side, _) in zip(line, widths, _COLUMNS, strict=True))
+        "  ".join(f"{cell:{side}{width}}" for cell, width, (_, _, side, _) in zip(line, widths, columns, strict=True))
         for line in cells
     )
 
