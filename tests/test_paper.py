@@ -180,6 +180,7 @@ def test_a_search_made_before_serves_its_figures(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     searched = document.RESULTS / "h200_cost_model.json"
     assert command.main(["cusnn_fig9", "--searched", str(searched), "--out", str(tmp_path)]) == 0
-    rows = json.loads((tmp_path / "cusnn_fig9.json").read_text("utf-8"))["rows"]
-    assert len(rows) == len(json.loads(searched.read_text("utf-8"))["rows"])
-    assert {row["searched"] for row in rows} == {searched.name}
+    found, original = (json.loads(path.read_text("utf-8")) for path in (tmp_path / "cusnn_fig9.json", searched))
+    assert len(found["rows"]) == len(original["rows"])
+    assert {row["searched"] for row in found["rows"]} == {searched.name}
+    assert (found["device"], found["date"]) == (original["device"], original["date"])

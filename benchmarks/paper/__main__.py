@@ -24,6 +24,7 @@ from pathlib import Path
 from benchmarks import command, data
 from benchmarks.layers import COMMAND_BUFFERS
 from benchmarks.paper import experiment, plots
+from benchmarks.paper.cusnn import SEARCHES
 from benchmarks.paper.experiment import Content, Experiment
 from benchmarks.paper.registry import EXPERIMENTS
 from benchmarks.paper.runner import Context, progress
@@ -119,12 +120,21 @@ def _measured(chosen: Experiment, context: Context) -> Content:
         "source": chosen.source,
         "summary": chosen.summary,
         **environment.describe_run(),
+        **_where_searched(chosen, context),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "repeats": context.repeats,
         "quick": context.quick,
         "rows": rows,
         "geometric_means": experiment.means(rows),
     }
+
+
+def _where_searched(chosen: Experiment, context: Context) -> Content:
+    """Date, device and environment of the search that is drawn, where it was made before."""
+    if not (context.searched and chosen.name in SEARCHES):
+        return {}
+    found = json.loads(Path(context.searched).read_text("utf-8"))
+    return {key: found[key] for key in ("date", "device", "environment")}
 
 
 def _finish(chosen: Experiment, content: Content, options: argparse.Namespace) -> None:

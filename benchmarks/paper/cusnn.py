@@ -19,6 +19,7 @@ from benchmarks.paper.experiment import Experiment
 from benchmarks.paper.layers import CUSNN
 from benchmarks.paper.runner import Case, Context, Row
 
+SEARCHES = ("cusnn_fig8", "cusnn_fig9")  # what `benchmarks.cost_model` finds
 _LEVELS = (0, 50, 60, 70, 80, 90, 100)
 _BATCHES = (1, 4, 16, 64)
 
@@ -75,7 +76,7 @@ _COLUMNS = ("layer", "source", "zeros_percent", "best_us", "model_us")
 
 EXPERIMENTS = (
     Experiment(
-        "cusnn_fig8",
+        SEARCHES[0],
         "cuSNN, Fig. 8",
         "the cost model's choice against the configuration that is best on average.",
         _search,
@@ -83,7 +84,7 @@ EXPERIMENTS = (
         (*_COLUMNS, "offline_loss"),
     ),
     Experiment(
-        "cusnn_fig9",
+        SEARCHES[1],
         "cuSNN, Fig. 9",
         "the cost model's choice against the best configuration for each map.",
         _search,
