@@ -113,6 +113,7 @@ ffi::ErrorOr<ConvCall> MakeConvCall(ffi::AnyBuffer x, ffi::AnyBuffer kernel, ffi
   a.has_bias = read.Scalar("has_bias") != 0;
   a.has_residual = read.Scalar("has_residual") != 0;
   const bool has_packed = read.Scalar("has_packed") != 0;
+  call.may_be_dense = read.Scalar("may_be_dense") != 0;
   const int64_t activation = read.Scalar("activation");
   const int64_t pool = read.Scalar("pool");
   const int64_t precision = read.Scalar("precision");

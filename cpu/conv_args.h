@@ -48,6 +48,7 @@ struct ConvArgs {
 struct ConvCall {
   ConvArgs args;
   ffi::DataType dtype;  // of every buffer
+  bool may_be_dense;    // a kernel that skips nothing may run where it is expected to be faster
   const void* x;        // [N, H, W, C]
   const void* kernel;   // [S, kh, kw, C / groups, K]
   // The kernel as pixel_kernel.h reads it, or absent: [S, groups, blocks, C / groups, kh * kw, PackedBlock], the output
@@ -63,7 +64,8 @@ int64_t PackedBlock(const ConvArgs& args);
 
 // `optional` holds bias, residual and packed kernel, each only where its attribute says so. Attributes (all int64,
 // numpy arrays or scalars on the Python side): stride[2], padding[4] as low, high of H, then of W, dilation[2], groups,
-// has_bias, has_residual, has_packed, activation, pool, window[2], window_stride[2], window_padding[4], precision.
+// has_bias, has_residual, has_packed, may_be_dense, activation, pool, window[2], window_stride[2], window_padding[4],
+// precision.
 ffi::ErrorOr<ConvCall> MakeConvCall(ffi::AnyBuffer x, ffi::AnyBuffer kernel, ffi::RemainingArgs optional,
                                     ffi::Result<ffi::AnyBuffer> out, ffi::Dictionary attributes);
 

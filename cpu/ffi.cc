@@ -47,17 +47,17 @@ ffi::Error RunDirectWithoutPool(ffi::ThreadPool& pool, const ConvCall& call) {
   return RunDirectCall(pool, call);
 }
 
-#define JSC_BIND                                                                                               \
-  ffi::Ffi::Bind()                                                                                             \
-      .Ctx<ffi::ThreadPool>() /* XLA's own threads */                                                          \
-      .Arg<ffi::AnyBuffer>()  /* x [N, H, W, C], f32, bf16, f16 or f64; the others have the same dtype */      \
-      .Arg<ffi::AnyBuffer>()  /* kernel [S, kh, kw, C / groups, K] */                                          \
-      .RemainingArgs()        /* bias [S, K] if has_bias, residual [N, Ho, Wo, K] if has_residual, the         \
-                                 packed kernel if has_packed, see conv_args.h */                               \
-      .Ret<ffi::AnyBuffer>()  /* out [N, Ho, Wo, K], after the pool if there is one */                         \
-      .Attrs()                /* stride[2], padding[4], dilation[2], groups, has_bias, has_residual,           \
-                                 has_packed, activation, pool, window[2], window_stride[2], window_padding[4], \
-                                 precision:                                                                    \
+#define JSC_BIND                                                                                                             \
+  ffi::Ffi::Bind()                                                                                                           \
+      .Ctx<ffi::ThreadPool>() /* XLA's own threads */                                                                        \
+      .Arg<ffi::AnyBuffer>()  /* x [N, H, W, C], f32, bf16, f16 or f64; the others have the same dtype */                    \
+      .Arg<ffi::AnyBuffer>()  /* kernel [S, kh, kw, C / groups, K] */                                                        \
+      .RemainingArgs()        /* bias [S, K] if has_bias, residual [N, Ho, Wo, K] if has_residual, the                       \
+                                 packed kernel if has_packed, see conv_args.h */                                             \
+      .Ret<ffi::AnyBuffer>()  /* out [N, Ho, Wo, K], after the pool if there is one */                                       \
+      .Attrs()                /* stride[2], padding[4], dilation[2], groups, has_bias, has_residual,                         \
+                                 has_packed, may_be_dense, activation, pool, window[2], window_stride[2], window_padding[4], \
+                                 precision:                                                                                  \
                                  all int64, see conv_args.h */
 
 // conv + bias + residual + ReLU

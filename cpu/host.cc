@@ -154,6 +154,8 @@ ConvPlan PlanOf(ConvLoop loop, const ConvCall& call, const Machine& machine, int
       return MakeScatterPlan(call.args, machine, accumulator_bytes, density);
     case ConvLoop::kPixels:
       return MakePixelPlan(call.args, machine, accumulator_bytes, density, call.packed != nullptr);
+    case ConvLoop::kDirect:
+      return MakeDirectPlan(call.args, machine, accumulator_bytes);
     default:
       return MakePlan(call.args, machine, accumulator_bytes, density);
   }
@@ -164,7 +166,8 @@ ConvPlan ChoosePlan(const ConvCall& call, const Machine& machine, int64_t accumu
   // Loops add in different orders, so they are compared for a fixed number of threads: results do not depend on it.
   Machine typical = machine;
   typical.threads = 2;
-  const bool can_run[] = {true, CanScatter(call.args), CanRunPixels(call.args)};
+  const bool can_run[] = {true, CanScatter(call.args), CanRunPixels(call.args),
+                          call.may_be_dense && call.args.pool == Pool::kNone};
   const int forced = ForcedLoop();
   ConvLoop loop = ConvLoop::kWindows;
   if (forced >= 0) {
@@ -172,7 +175,7 @@ ConvPlan ChoosePlan(const ConvCall& call, const Machine& machine, int64_t accumu
     return PlanOf(loop, call, machine, accumulator_bytes, density);
   }
   ConvPlan best = PlanOf(loop, call, typical, accumulator_bytes, density);
-  for (const ConvLoop other : {ConvLoop::kScatter, ConvLoop::kPixels}) {
+  for (const ConvLoop other : {ConvLoop::kScatter, ConvLoop::kPixels, ConvLoop::kDirect}) {
     if (!can_run[static_cast<int>(other)]) continue;
     const ConvPlan plan = PlanOf(other, call, typical, accumulator_bytes, density);
     if (plan.cycles < best.cycles) best = plan;
@@ -237,6 +240,8 @@ ffi::Error RunConvCall(ffi::ThreadPool& pool, const ConvCall& call) {
   switch (plan.loop) {
     case ConvLoop::kScatter:
       return RunTasks(pool, machine.threads, plan.tasks, make, isa.scatter_bytes[dtype], isa.scatter[dtype]);
+    case ConvLoop::kDirect:
+      return RunTasks(pool, machine.threads, plan.tasks, make, isa.direct_bytes[dtype], isa.direct[dtype]);
     case ConvLoop::kPixels:
       return RunTasks(pool, machine.threads, plan.tasks, make, isa.pixel_bytes[dtype], isa.pixels[dtype]);
     default:

@@ -22,8 +22,9 @@ struct Machine {
   int64_t threads;
 };
 
-// Which kernel runs: conv_kernel.h, window by window, scatter_kernel.h, channel by channel, or pixel_kernel.h.
-enum class ConvLoop : int64_t { kWindows, kScatter, kPixels };
+// Which kernel runs: conv_kernel.h, window by window, scatter_kernel.h, channel by channel, pixel_kernel.h, pixel by
+// pixel, or direct_kernel.h, which skips nothing.
+enum class ConvLoop : int64_t { kWindows, kScatter, kPixels, kDirect };
 
 struct ConvPlan {
   ConvLoop loop;

@@ -4,7 +4,8 @@ The model answers one question: up to which density of x is the sparse kernel ex
 dense convolution? (float32 convolutions of small batches go to "direct" on tensor cores, whatever the density.) Density
 is not known before the program runs, so
 - above 1, the sparse kernel always serves; at 0, the dense convolution;
-- in between, a CPU decides in the running program, by a sample of x (`sampled_density`): branches cost nothing there;
+- a CPU decides in the running program, by a sample of x: convolutions inside the native call, which has a dense kernel
+  of its own, those with a pool and dense layers by a branch to XLA's (`sampled_density`);
 - in between, a GPU decides by `ASSUMED_DENSITY`: with a branch of XLA's the host waits for the device (leads in
   benchmarks/NOTES.md).
 
@@ -166,6 +167,13 @@ def prefers_direct(work: Work, platform: str) -> bool:
         return False  # not measured
     # Elsewhere tensor cores do TF32 at little more than the rate of FFMA; the same list is in cuda/device_info.cu.
     return 0 < work.flops <= _DIRECT_EXACT_FLOPS and capability in _TENSOR_CORES
+
+
+def chooses_natively(work: Work, platform: str) -> bool:
+    """Whether the native call chooses by itself, by a sample of x, between sparse loops and a dense one."""
+    if platform != "cpu" or work.method != "ecr" or work.geometry.pool is not None or work.is_symbolic:
+        return False
+    return not work.is_image and work.geometry.groups == 1 and work.itemsize > 2
 
 
 def threshold(work: Work, platform: str) -> float:

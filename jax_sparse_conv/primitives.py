@@ -45,6 +45,7 @@ class Config:
       method: native target: "ecr", "pecr", "coo", "direct" or "dense".
       fallback: `implementation=None`: lower to the reference where the method has no kernel (platform, dtype), instead
         of raising, and where `choice` expects that to be faster.
+      may_be_dense: the native code may skip nothing where that is expected to be faster (CPU, no pool).
       below: run the method only where a sample of x is of at most this density, the reference elsewhere; None always.
       precision: None, a pair of `lax.Precision`, or one of lax's dot algorithms.
       coo: `cost_model.Configuration.attribute` of a COO* call; None lets the cost model choose.
@@ -59,6 +60,7 @@ class Config:
     fallback: bool = False
     precision: Any = None
     coo: cost_model.Attribute | None = None
+    may_be_dense: bool = False
     below: float | None = None
 
     @property
@@ -214,6 +216,7 @@ def attributes(config: Config) -> dict[str, np.ndarray | np.int64]:
         "has_bias": np.int64(config.has_bias),
         "has_residual": np.int64(config.has_residual),
         "has_packed": np.int64(config.has_packed),
+        "may_be_dense": np.int64(config.may_be_dense),
         "pool": np.int64(_POOL_CODES[pool.kind if pool else None]),
         "window": ints(pool.window if pool else (1, 1)),
         "window_stride": ints(pool.strides if pool else (1, 1)),
@@ -257,7 +260,8 @@ def _lower(ctx: Any, *operands: Any, config: Config, platform: str | None) -> An
         if below <= 0:
             lower = mlir.lower_fun(functools.partial(reference_conv, config=config), multiple_results=False)
             return lower(ctx, *operands)
-        config = dataclasses.replace(config, below=None if below >= 1 else below)
+        native = choice.chooses_natively(work, name)
+        config = dataclasses.replace(config, below=None if below >= 1 or native else below, may_be_dense=native)
     if partitioning.is_partitioned(ctx):
         return mlir.lower_fun(_partitioned(x, kernel, config), multiple_results=False)(ctx, *operands)
     return _lower_on_device(ctx, *operands, config=config, platform=platform)

@@ -157,7 +157,18 @@ def test_the_running_program_follows_the_zeros(density: float) -> None:
     assert bool(jnp.isfinite(call(x, kernel)).all()) == (density < 0.65)
     text = call.lower(x, kernel).compile().as_text()
     assert re.findall(r'custom_call_target="jsc_(\w+)"', text) == ["ecr"]
-    assert " conditional(" in text
+    assert " conditional(" not in text  # the native call chooses
+
+
+@pytest.mark.skipif(PLATFORM != "cpu", reason="only a CPU decides while the program runs")
+@pytest.mark.parametrize("density", [0.2, 1.0])
+def test_a_pool_follows_the_zeros_by_a_branch(density: float) -> None:
+    require("pecr", "float32")
+    x = map_of(density).at[..., 0].set(0)
+    kernel = KERNEL.at[:, :, 0].set(jnp.inf)
+    call = jax.jit(functools.partial(jsc.conv_pool, activation=None, pool="avg"))
+    assert bool(jnp.isfinite(call(x, kernel)).all()) == (density < 0.65)
+    assert " conditional(" in call.lower(x, kernel).compile().as_text()
 
 
 @pytest.mark.parametrize("density", [0.2, 1.0])
