@@ -44,6 +44,17 @@ struct ConvArgs {
   Precision precision;        // of float32 products, where a kernel has a choice
 };
 
+// Which of two kernels runs, by a density that only the device knows. CUDA only: on a CPU XLA branches.
+struct Gate {
+  const int32_t* nonzeros = nullptr;  // [parts, 2] (non-zeros, elements) of parts of x; null: the kernel runs
+  int parts = 0;
+  float threshold = 0.f;  // of the density, non-zeros / elements
+  bool above = false;     // runs where the density is above the threshold, else where it is at most that
+  bool overlaps = false;  // launched to start before the kernel in front of it is done
+};
+
+constexpr int kCountRows = 64;  // rows of counts that a CUDA kernel writes; PARTS in jax_sparse_conv/choice.py
+
 // One call: sizes, buffers and their one element type.
 struct ConvCall {
   ConvArgs args;
@@ -57,6 +68,8 @@ struct ConvCall {
   const void* bias = nullptr;      // [S, K] or absent
   const void* residual = nullptr;  // [N, Ho, Wo, K] or absent
   void* out;                       // [N, Ho, Wo, K]
+  int32_t* counts = nullptr;       // [kCountRows, 2] (non-zeros, elements) of parts of out, to be written; or null
+  Gate gate;
 };
 
 // Output channels of one block of a packed kernel.

@@ -2,8 +2,8 @@
 #ifndef JSC_CUDA_CONV_TASK_CUH_
 #define JSC_CUDA_CONV_TASK_CUH_
 
-#include "common.cuh"
 #include "conv_plan.h"
+#include "density.cuh"
 
 namespace jsc {
 
@@ -23,6 +23,8 @@ struct ConvTask {
   int stride[2], pad_low[2], dilation[2], conv[2], out_size[2];
   int window[2], window_stride[2], window_pad[2];
   bool relu, average;
+  CountTask counts;
+  Gate gate;
   float pool_scale;  // 1 / pixels of an averaged window, else 1
   // Divisors that the kernels need.
   Divider by_splits, by_channel_tiles, by_group_tiles, by_tiles[3], by_tile_conv[2], by_tile_out[2], by_tile_patch[2],
@@ -83,6 +85,7 @@ ConvTask<T> MakeConvTask(const ConvCall& call, const ConvPlan& plan, void* works
     t.window_pad[i] = pooled ? static_cast<int>(a.window_pad_low[i]) : 0;
   }
   t.relu = a.activation == Activation::kRelu;
+  t.gate = call.gate;
   t.average = a.pool == Pool::kAverage;
   t.pool_scale = t.average ? static_cast<float>(1.0 / (static_cast<double>(a.window[0]) * a.window[1])) : 1.f;
   SetDividers(&t);

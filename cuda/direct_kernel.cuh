@@ -81,12 +81,14 @@ __device__ __forceinline__ void FinishTile(const DirectTask<T>& task, const Dire
       return *reinterpret_cast<const float4*>(theirs + pixel * U::kSumStride + filter);
     });
     cluster.sync();  // a block's sums stay until all have read them
+    WriteCounts(task.counts, GridBlock(), writer.Written(), reinterpret_cast<int2*>(tile));
 #endif
     return;
   }
   __syncthreads();
   if (task.reduction == Reduction::kNone) {
     writer.Write(sum);
+    WriteCounts(task.counts, GridBlock(), writer.Written(), reinterpret_cast<int2*>(tile));
     return;
   }
   auto* partial = reinterpret_cast<float4*>(PartialTile<U>(task, at, tile_number, at.split));
@@ -107,6 +109,7 @@ __device__ __noinline__ void MultiplyAgain(const DirectTask<T>& task, DirectPlac
 template <class U, typename T>
 __global__ void __launch_bounds__(U::kThreads) DirectKernel(const __grid_constant__ DirectTask<T> task) {
   extern __shared__ __align__(128) unsigned char shared[];
+  if (!PassesGate(task.gate)) return;
   int* table = reinterpret_cast<int*>(shared + U::template TableAt<T>());
   const Quotient block = Divide(blockIdx.x, task.by_splits);
   const DirectPlace at = FindDirectPlace<U>(task, block.quotient, block.remainder);
@@ -133,17 +136,21 @@ __global__ void __launch_bounds__(U::kThreads) DirectKernel(const __grid_constan
     engine.Store(tile);
   }
   FinishTile<U>(task, at, block.quotient, writer, tile);
+  LeaveGate(task.gate);
 }
 
 // The second step of Reduction::kWorkspace: one block per tile.
 template <class U, typename T>
 __global__ void __launch_bounds__(U::kThreads) DirectReduceKernel(const __grid_constant__ DirectTask<T> task) {
+  __shared__ int2 scratch[U::kThreads / kWarp];
+  if (!PassesGate(task.gate)) return;
   const DirectPlace at = FindDirectPlace<U>(task, blockIdx.x, 0);
   const float* tile = PartialTile<U>(task, at, blockIdx.x, 0);
   TileWriter<U, T> writer(task, at, 0, 1);
   writer.WriteTogether([&](int split, int pixel, int filter) {
     return *reinterpret_cast<const float4*>(tile + (split * U::kPixels + pixel) * U::kFilters + filter);
   });
+  WriteCounts(task.counts, GridBlock(), writer.Written(), scratch);
 }
 
 template <class U, typename T>
@@ -151,20 +158,20 @@ ffi::Error LaunchDirect(const ConvCall& call, const DirectPlan& plan, void* work
   constexpr auto kKernel = DirectKernel<U, T>;
   ffi::Error error = Prepare<kKernel>("DirectKernel");
   if (error.failure()) return error;
-  const DirectTask<T> task = MakeDirectTask<T>(call, plan, workspace);
+  DirectTask<T> task = MakeDirectTask<T>(call, plan, workspace);
   const dim3 tiles(static_cast<unsigned>(task.tiles), static_cast<unsigned>(call.args.groups),
                    static_cast<unsigned>(call.args.stacks));
+  // Of a cluster every block writes results; with a workspace DirectReduceKernel does, a block a tile.
+  task.counts = CountsOf(call.counts, static_cast<int64_t>(task.tiles) * call.args.groups * call.args.stacks *
+                                          (plan.reduction == Reduction::kCluster ? plan.splits : 1));
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(tiles.x * plan.splits, tiles.y, tiles.z);
   config.blockDim = dim3(U::kThreads);
   config.dynamicSmemBytes = U::template SharedBytes<T>(task.taps);
   config.stream = stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = plan.splits;
-  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  config.attrs = &attribute;
-  config.numAttrs = plan.reduction == Reduction::kCluster ? 1 : 0;
+  LaunchAttributes attributes(plan.reduction == Reduction::kCluster ? plan.splits : 0, task.gate);
+  config.attrs = attributes.list;
+  config.numAttrs = attributes.count;
   error = CheckCuda(cudaLaunchKernelEx(&config, kKernel, task), "DirectKernel");
   if (error.failure() || plan.reduction != Reduction::kWorkspace) return error;
   using Sides = TileSides<U::kPixels, U::kFilters>;

@@ -37,6 +37,7 @@ struct TileWriter {
   int64_t first;  // element of out at the tile's first pixel and this thread's filters
   float4 bias = {0.f, 0.f, 0.f, 0.f};
   float4 residual[kBatch] = {};
+  int nonzeros = 0;  // that this thread wrote, where they are asked for
 
   __device__ __forceinline__ TileWriter(const DirectTask<T>& task, const DirectPlace& at, int part, int parts)
       : task(task), part(part), parts(parts), pixels(min(U::kPixels, task.pixels - at.pixel)) {
@@ -71,7 +72,7 @@ struct TileWriter {
       residual[i] = Load(task.residual + Element(pixel), pixel < pixels ? valid : 0);
     }
   }
-  __device__ __forceinline__ void WritePixel(int pixel, float4 sum, float4 extra) const {
+  __device__ __forceinline__ void WritePixel(int pixel, float4 sum, float4 extra) {
     sum = sum + (bias + extra);
     if (task.relu) sum = {Relu(sum.x), Relu(sum.y), Relu(sum.z), Relu(sum.w)};
     T* to = task.out + Element(pixel);
@@ -80,6 +81,11 @@ struct TileWriter {
     } else {
       StoreUpTo4(to, sum, valid, task.vector_out);
     }
+    if (task.counts.rows) nonzeros += CountNonzeros<T>(sum, valid);
+  }
+  // Non-zeros and elements that the thread wrote.
+  __device__ __forceinline__ int2 Written() const {
+    return make_int2(nonzeros, valid * max(0, (pixels - Pixel(0) + kStep * parts - 1) / (kStep * parts)));
   }
   // sums(pixel, filter): four sums.
   template <typename Sums>
@@ -96,7 +102,7 @@ struct TileWriter {
   }
   // sums(split, pixel, filter): four sums of one split; they are added in the order of the splits.
   template <typename Sums>
-  __device__ __forceinline__ void WriteTogether(const Sums& sums) const {
+  __device__ __forceinline__ void WriteTogether(const Sums& sums) {
 #pragma unroll 1
     for (int i = 0; Pixel(i) < pixels; ++i) {
       const int pixel = Pixel(i);

@@ -3,7 +3,7 @@
 #ifndef JSC_CUDA_DIRECT_TASK_CUH_
 #define JSC_CUDA_DIRECT_TASK_CUH_
 
-#include "common.cuh"
+#include "density.cuh"
 #include "direct_plan.h"
 
 namespace jsc {
@@ -15,7 +15,9 @@ struct DirectTask {
   const T* bias;      // [S, K] or null
   const T* residual;  // [N, Ho, Wo, K] or null
   T* out;             // [N, Ho, Wo, K]
-  float* partial;     // [tile, split, tile pixel, tile filter], only with Reduction::kWorkspace
+  CountTask counts;
+  Gate gate;
+  float* partial;  // [tile, split, tile pixel, tile filter], only with Reduction::kWorkspace
   int64_t images_per_stack;
   int pixels;  // results of a stack without their channels: images * Ho * Wo
   int depth;   // of the reduction: kh * kw * C / groups
@@ -36,6 +38,7 @@ DirectTask<T> MakeDirectTask(const ConvCall& call, const DirectPlan& plan, void*
   t.bias = static_cast<const T*>(call.bias);
   t.residual = static_cast<const T*>(call.residual);
   t.out = static_cast<T*>(call.out);
+  t.gate = call.gate;
   t.partial = static_cast<float*>(workspace);
   t.images_per_stack = a.images / a.stacks;
   t.pixels = static_cast<int>(t.images_per_stack * a.conv_size[0] * a.conv_size[1]);

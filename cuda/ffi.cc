@@ -4,7 +4,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <exception>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -39,20 +41,45 @@ class DeviceScope {
   cudaError_t status_;
 };
 
+// Where `counted` holds a result for counts, has the call write it.
+ffi::Error TakeCounts(ffi::RemainingRets counted, ConvCall* call) {
+  if (counted.size() == 0) return ffi::Error::Success();
+  auto counts = counted.get<ffi::AnyBuffer>(0);
+  if (!counts.has_value()) return counts.error();
+  const auto size = (*counts)->dimensions();
+  if (counted.size() > 1 || (*counts)->element_type() != ffi::DataType::S32 || size.size() != 2 ||
+      size[0] != kCountRows || size[1] != 2) {
+    return ffi::Error(ffi::ErrorCode::kInvalidArgument,
+                      "the only result after the workspace is counts, int32 [" + std::to_string(kCountRows) + ", 2]");
+  }
+  call->counts = static_cast<int32_t*>((*counts)->untyped_data());
+  return ffi::Error::Success();
+}
+
+// What a handler does with a checked call, on its device.
+using Run = ffi::Error (*)(const ConvCall& call, Workspace workspace, ffi::Dictionary attributes, int device,
+                           cudaStream_t stream);
+
 template <typename Launch>
-ffi::Error Handle(int32_t device, ffi::AnyBuffer x, ffi::AnyBuffer kernel, ffi::RemainingArgs optional,
-                  ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace, ffi::Dictionary attributes,
-                  Launch launch) try {
+ffi::Error Handle(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, ffi::AnyBuffer kernel,
+                  ffi::RemainingArgs optional, ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace,
+                  ffi::RemainingRets counted, ffi::Dictionary attributes, Launch launch) try {
   ffi::ErrorOr<ConvCall> call = MakeConvCall(x, kernel, optional, out, attributes);
   if (call.has_error()) return call.error();
+  if (ffi::Error error = TakeCounts(counted, &*call); error.failure()) return error;
   if (call->dtype == ffi::DataType::F64) {
     return ffi::Error(ffi::ErrorCode::kUnimplemented,
                       "dtype float64 is not implemented on CUDA; float32, bfloat16 and float16 are");
   }
-  if (out->element_count() == 0) return ffi::Error::Success();
+  if (out->element_count() == 0 && call->counts == nullptr) return ffi::Error::Success();
   const DeviceScope scope(device);
   if (scope.status() != cudaSuccess) {
     return ffi::Error(ffi::ErrorCode::kInternal, std::string("cudaSetDevice: ") + cudaGetErrorString(scope.status()));
+  }
+  if (out->element_count() == 0) {
+    const cudaError_t status = cudaMemsetAsync(call->counts, 0, kCountRows * 2 * sizeof(int32_t), stream);
+    if (status == cudaSuccess) return ffi::Error::Success();
+    return ffi::Error(ffi::ErrorCode::kInternal, std::string("cudaMemsetAsync: ") + cudaGetErrorString(status));
   }
   if (const char* error = GetDeviceInfo(device).error) {
     return ffi::Error(ffi::ErrorCode::kInternal, "device " + std::to_string(device) + ": " + error);
@@ -62,58 +89,68 @@ ffi::Error Handle(int32_t device, ffi::AnyBuffer x, ffi::AnyBuffer kernel, ffi::
   return ffi::Error(ffi::ErrorCode::kInternal, error.what());
 }
 
-ffi::Error EcrHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, ffi::AnyBuffer kernel,
-                      ffi::RemainingArgs optional, ffi::Result<ffi::AnyBuffer> out,
-                      ffi::Result<ffi::AnyBuffer> workspace, ffi::Dictionary attributes) {
-  return Handle(device, x, kernel, optional, out, workspace, attributes, [&](const ConvCall& call, Workspace scratch) {
-    if (call.args.pool != Pool::kNone) {
-      return ffi::Error(ffi::ErrorCode::kInvalidArgument, "jsc_ecr has no pool; jsc_pecr has");
-    }
-    return Ecr(call, scratch, device, stream);
-  });
+template <Run kRun>
+ffi::Error Handler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, ffi::AnyBuffer kernel,
+                   ffi::RemainingArgs optional, ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace,
+                   ffi::RemainingRets counted, ffi::Dictionary attributes) {
+  return Handle(
+      stream, device, x, kernel, optional, out, workspace, counted, attributes,
+      [&](const ConvCall& call, Workspace scratch) { return kRun(call, scratch, attributes, device, stream); });
 }
 
-ffi::Error PecrHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, ffi::AnyBuffer kernel,
-                       ffi::RemainingArgs optional, ffi::Result<ffi::AnyBuffer> out,
-                       ffi::Result<ffi::AnyBuffer> workspace, ffi::Dictionary attributes) {
-  return Handle(device, x, kernel, optional, out, workspace, attributes, [&](const ConvCall& call, Workspace scratch) {
-    return call.args.pool == Pool::kNone ? Ecr(call, scratch, device, stream) : Pecr(call, scratch, device, stream);
-  });
+ffi::Error Invalid(const std::string& sentence) { return ffi::Error(ffi::ErrorCode::kInvalidArgument, sentence); }
+
+ffi::Error RunEcr(const ConvCall& call, Workspace workspace, ffi::Dictionary, int device, cudaStream_t stream) {
+  if (call.args.pool != Pool::kNone) return Invalid("jsc_ecr has no pool; jsc_pecr has");
+  return Ecr(call, workspace, device, stream);
 }
 
-ffi::Error CooHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, ffi::AnyBuffer kernel,
-                      ffi::RemainingArgs optional, ffi::Result<ffi::AnyBuffer> out,
-                      ffi::Result<ffi::AnyBuffer> workspace, ffi::Dictionary attributes) {
-  return Handle(device, x, kernel, optional, out, workspace, attributes, [&](const ConvCall& call, Workspace scratch) {
-    const auto coo = attributes.get<ffi::Span<const int64_t>>("coo");
-    if (!coo.has_value() || coo->size() != 4) {
-      return ffi::Error(ffi::ErrorCode::kInvalidArgument, "attribute coo must be an array of 4 int64");
-    }
-    CooPlan plan{};
-    plan.variant = static_cast<int>((*coo)[0]);
-    plan.feature_warps = static_cast<int>((*coo)[1]);
-    plan.slices = static_cast<int>((*coo)[2]);
-    plan.splits = static_cast<int>((*coo)[3]);
-    return Coo(call, plan, scratch, device, stream);
-  });
+ffi::Error RunPecr(const ConvCall& call, Workspace workspace, ffi::Dictionary, int device, cudaStream_t stream) {
+  const auto run = call.args.pool == Pool::kNone ? Ecr : Pecr;
+  return run(call, workspace, device, stream);
 }
 
-ffi::Error DirectHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, ffi::AnyBuffer kernel,
-                         ffi::RemainingArgs optional, ffi::Result<ffi::AnyBuffer> out,
-                         ffi::Result<ffi::AnyBuffer> workspace, ffi::Dictionary attributes) {
-  return Handle(device, x, kernel, optional, out, workspace, attributes, [&](const ConvCall& call, Workspace scratch) {
-    if (call.args.pool != Pool::kNone) {
-      return ffi::Error(ffi::ErrorCode::kInvalidArgument, "jsc_direct has no pool; jsc_pecr has");
-    }
-    return Direct(call, scratch, device, stream);
-  });
+ffi::Error RunCoo(const ConvCall& call, Workspace workspace, ffi::Dictionary attributes, int device,
+                  cudaStream_t stream) {
+  if (call.counts != nullptr) return Invalid("jsc_coo does not count; jsc_ecr, jsc_pecr and jsc_direct do");
+  const auto coo = attributes.get<ffi::Span<const int64_t>>("coo");
+  if (!coo.has_value() || coo->size() != 4) return Invalid("attribute coo must be an array of 4 int64");
+  CooPlan plan{};
+  plan.variant = static_cast<int>((*coo)[0]);
+  plan.feature_warps = static_cast<int>((*coo)[1]);
+  plan.slices = static_cast<int>((*coo)[2]);
+  plan.splits = static_cast<int>((*coo)[3]);
+  return Coo(call, plan, workspace, device, stream);
 }
 
-ffi::Error DenseHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, ffi::AnyBuffer kernel,
-                        ffi::RemainingArgs optional, ffi::Result<ffi::AnyBuffer> out,
-                        ffi::Result<ffi::AnyBuffer> workspace, ffi::Dictionary attributes) {
-  return Handle(device, x, kernel, optional, out, workspace, attributes,
-                [&](const ConvCall& call, Workspace scratch) { return Dense(call, scratch, device, stream); });
+ffi::Error RunDirect(const ConvCall& call, Workspace workspace, ffi::Dictionary, int device, cudaStream_t stream) {
+  if (call.args.pool != Pool::kNone) return Invalid("jsc_direct has no pool; jsc_pecr has");
+  return Direct(call, workspace, device, stream);
+}
+
+ffi::Error RunDense(const ConvCall& call, Workspace workspace, ffi::Dictionary, int device, cudaStream_t stream) {
+  if (call.counts != nullptr) return Invalid("jsc_dense does not count; jsc_ecr, jsc_pecr and jsc_direct do");
+  return Dense(call, workspace, device, stream);
+}
+
+ffi::Error AdaptiveHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, ffi::AnyBuffer kernel,
+                           ffi::BufferR2<ffi::S32> nonzeros, ffi::RemainingArgs optional,
+                           ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace,
+                           ffi::RemainingRets counted, ffi::Dictionary attributes) {
+  return Handle(stream, device, x, kernel, optional, out, workspace, counted, attributes,
+                [&](const ConvCall& call, Workspace scratch) {
+                  const auto threshold = attributes.get<float>("threshold");
+                  if (!threshold.has_value()) return Invalid("attribute threshold must be a float32");
+                  const int64_t parts = nonzeros.dimensions()[0];
+                  if (parts < 1 || parts > std::numeric_limits<int32_t>::max() / 2 || nonzeros.dimensions()[1] != 2) {
+                    return Invalid("nonzeros must be int32 [parts, 2]");
+                  }
+                  Gate gate;
+                  gate.nonzeros = nonzeros.typed_data();
+                  gate.parts = static_cast<int>(parts);
+                  gate.threshold = *threshold;
+                  return Adaptive(call, gate, scratch, device, stream);
+                });
 }
 
 // Runs `launch` with the checked sizes of a CooStar, on the call's device.
@@ -148,7 +185,7 @@ ffi::Error CooToDenseHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer
   });
 }
 
-// Every handler takes the same operands, so that one lowering serves all.
+// Every handler takes the same operands, so that one lowering serves all; jsc_adaptive has `nonzeros` in addition.
 auto Binding() {
   return ffi::Ffi::Bind()
       .Ctx<ffi::PlatformStream<cudaStream_t>>()
@@ -158,17 +195,32 @@ auto Binding() {
       .RemainingArgs()        // bias [S, K] if has_bias, then residual [N, Ho, Wo, K] if has_residual
       .Ret<ffi::AnyBuffer>()  // out [N, Ho, Wo, K]
       .Ret<ffi::AnyBuffer>()  // workspace uint8 [bytes], of workspace_bytes(); its contents mean nothing
+      .RemainingRets()        // counts int32 [kCountRows, 2] (non-zeros, elements) of parts of out, or nothing
       .Attrs();               // int64: stride[2], padding[4] (low, high of H, then W), dilation[2], groups, has_bias,
                               // has_residual, activation (0 none, 1 ReLU), pool (0 none, 1 max, 2 average), window[2],
                               // window_stride[2], window_padding[4], precision
 }
 
 // Handlers only enqueue kernels on the call's stream, so XLA may capture them in command buffers.
-XLA_FFI_DEFINE_HANDLER(kEcr, EcrHandler, Binding(), {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kPecr, PecrHandler, Binding(), {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kCoo, CooHandler, Binding(), {ffi::Traits::kCmdBufferCompatible});  // and coo[4], see coo_plan.h
-XLA_FFI_DEFINE_HANDLER(kDirect, DirectHandler, Binding(), {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kDense, DenseHandler, Binding(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kEcr, Handler<RunEcr>, Binding(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kPecr, Handler<RunPecr>, Binding(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kCoo, Handler<RunCoo>, Binding(),
+                       {ffi::Traits::kCmdBufferCompatible});  // and coo[4], see coo_plan.h
+XLA_FFI_DEFINE_HANDLER(kDirect, Handler<RunDirect>, Binding(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kDense, Handler<RunDense>, Binding(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kAdaptive, AdaptiveHandler,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Ctx<ffi::DeviceOrdinal>()
+                           .Arg<ffi::AnyBuffer>()           // x
+                           .Arg<ffi::AnyBuffer>()           // kernel
+                           .Arg<ffi::BufferR2<ffi::S32>>()  // nonzeros [parts, 2] (non-zeros, elements) of parts of x
+                           .RemainingArgs()                 // bias, residual
+                           .Ret<ffi::AnyBuffer>()           // out
+                           .Ret<ffi::AnyBuffer>()           // workspace; with a pool its front is the unpooled result
+                           .RemainingRets()                 // counts
+                           .Attrs(),                        // and threshold: float32, a density
+                       {ffi::Traits::kCmdBufferCompatible});
 
 // CooStar; the shapes of the buffers are in coo_star_args.h.
 XLA_FFI_DEFINE_HANDLER(kCooFromDense, CooFromDenseHandler,
@@ -198,6 +250,7 @@ nb::dict Registrations() {
   handlers["jsc_pecr"] = nb::capsule(reinterpret_cast<void*>(+kPecr));
   handlers["jsc_direct"] = nb::capsule(reinterpret_cast<void*>(+kDirect));
   handlers["jsc_dense"] = nb::capsule(reinterpret_cast<void*>(+kDense));
+  handlers["jsc_adaptive"] = nb::capsule(reinterpret_cast<void*>(+kAdaptive));
   handlers["jsc_coo"] = nb::capsule(reinterpret_cast<void*>(+kCoo));
   handlers["jsc_coo_fromdense"] = nb::capsule(reinterpret_cast<void*>(+kCooFromDense));
   handlers["jsc_coo_todense"] = nb::capsule(reinterpret_cast<void*>(+kCooToDense));
@@ -205,7 +258,8 @@ nb::dict Registrations() {
 }
 
 // Bytes of the workspace operand for x [N, H, W, C], kernel [S, kh, kw, C / groups, K] and the sizes of the
-// convolution's and the operation's results. More does not help, less only costs speed.
+// convolution's and the operation's results. More does not help, less only costs speed. jsc_adaptive with a pool wants
+// room for the convolution's result as well.
 size_t WorkspaceBytes(const std::string& target, const std::vector<int64_t>& x_shape,
                       const std::vector<int64_t>& kernel_shape, const std::vector<int64_t>& conv_size,
                       const std::vector<int64_t>& out_size) {
@@ -213,11 +267,11 @@ size_t WorkspaceBytes(const std::string& target, const std::vector<int64_t>& x_s
     throw nb::value_error("workspace_bytes takes x_shape [4], kernel_shape [5], conv_size [2] and out_size [2]");
   }
   if (target == "jsc_dense") return DenseWorkspaceBytes(x_shape[0], kernel_shape[4]);
-  if (target == "jsc_direct") {
-    return DirectWorkspaceBytes(x_shape[0] * conv_size[0] * conv_size[1], kernel_shape[4],
-                                kernel_shape[1] * kernel_shape[2] * kernel_shape[3]);
-  }
-  return ConvWorkspaceBytes(x_shape[0], conv_size[0], conv_size[1], kernel_shape[4]);
+  const size_t direct = DirectWorkspaceBytes(x_shape[0] * conv_size[0] * conv_size[1], kernel_shape[4],
+                                             kernel_shape[1] * kernel_shape[2] * kernel_shape[3]);
+  if (target == "jsc_direct") return direct;
+  const size_t sparse = ConvWorkspaceBytes(x_shape[0], conv_size[0], conv_size[1], kernel_shape[4]);
+  return target == "jsc_adaptive" ? std::max(sparse, direct) : sparse;
 }
 
 nb::dict DeviceProperties(int device) {

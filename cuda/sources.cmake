@@ -1,4 +1,5 @@
 set(JSC_CUDA_SOURCES
+    cuda/adaptive.cc
     cuda/conv_plan.cc
     cuda/coo.cu
     cuda/coo_plan.cc

@@ -67,16 +67,18 @@ __device__ __forceinline__ float4 PoolWindow(const ConvTask<T>& task, const int 
   return {result[0], result[1], result[2], result[3]};
 }
 
-// Sums of the splits, bias, residual, ReLU, pool, out, for the share-th plan.share_quads quads of the tile's features.
+// Sums of the splits, bias, residual, ReLU, pool, out, for the share-th plan.share_quads quads of the tile's features;
+// returns the non-zeros and elements that the thread wrote, where they are asked for.
 // partial(split) points to [group, pixel, share quad, 4], there once wait() returned.
 template <typename T, int kLanes, bool kPool, typename Wait, typename Partial>
-__device__ __forceinline__ void Epilogue(const ConvTask<T>& task, const BlockPlace& b, int share, Wait wait,
+__device__ __forceinline__ int2 Epilogue(const ConvTask<T>& task, const BlockPlace& b, int share, Wait wait,
                                          Partial partial) {
   constexpr int kQuads = kLanes * kLaneChannels / 4;
   const ConvPlan& plan = task.plan;
   const int helpers = plan.helpers, helper = threadIdx.x & (helpers - 1);
   const unsigned team = ((1u << helpers) - 1) << (threadIdx.x % kWarp - helper);
   bool waited = false;
+  int2 written = {0, 0};
   const int total = b.images * plan.tile_out[0] * plan.tile_out[1] * plan.share_quads;
 #pragma unroll 1
   for (int i = threadIdx.x >> plan.helpers / 2; i < total; i += blockDim.x >> plan.helpers / 2) {
@@ -121,9 +123,13 @@ __device__ __forceinline__ void Epilogue(const ConvTask<T>& task, const BlockPla
     } else {
       result = conv(y, x);
     }
-    if (helper == 0) StoreUpTo4(task.out + at, result, valid, plan.vector_out);
+    if (helper == 0) {
+      StoreUpTo4(task.out + at, result, valid, plan.vector_out);
+      if (task.counts.rows) written = make_int2(written.x + CountNonzeros<T>(result, valid), written.y + valid);
+    }
   }
   if (!waited) wait();  // a block stays until all that is sent to it has come
+  return written;
 }
 
 // Brings the block's sums together with those of its splits and writes the outputs.
@@ -173,8 +179,9 @@ __device__ void Finish(const ConvTask<T>& task, const BlockMemory<T>& m,
   };
   if (!cluster) __syncthreads();
   const float* first = cluster ? m.inbox : m.sums + (plan.row_parts - 1) * slots * kQuads * 4;
-  Epilogue<T, kLanes, kPool>(task, b, cluster ? b.split : 0, wait,
-                             [&](int split) { return first + split * slots * plan.share_quads * 4; });
+  const int2 written = Epilogue<T, kLanes, kPool>(
+      task, b, cluster ? b.split : 0, wait, [&](int split) { return first + split * slots * plan.share_quads * 4; });
+  WriteCounts(task.counts, BlockIndex(), written, reinterpret_cast<int2*>(m.items));  // the items have served
 }
 
 }  // namespace jsc

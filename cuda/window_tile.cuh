@@ -48,6 +48,7 @@ template <typename T, int kLanes, bool kPool, bool kStream>
 __global__ void __launch_bounds__(kMaxWarps* kWarp)
     ConvKernel(const __grid_constant__ ConvTask<T> task, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(128) unsigned char shared[];
+  if (!PassesGate(task.gate)) return;
 #if __CUDA_ARCH__ >= 900
   if (kStream && threadIdx.x == 0) PrefetchMaps(maps);
 #endif
@@ -112,11 +113,15 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp)
 // The second step of Reduction::kWorkspace: one block per (tile, feature tile).
 template <typename T, int kLanes, bool kPool>
 __global__ void __launch_bounds__(256) ReduceKernel(const __grid_constant__ ConvTask<T> task) {
+  __shared__ int2 scratch[256 / kWarp];
+  if (!PassesGate(task.gate)) return;
   const ConvPlan& plan = task.plan;
   const BlockPlace b = Locate(task, blockIdx.x * plan.splits);
   const int64_t tile_elements = static_cast<int64_t>(plan.groups) * kPixels * plan.tile_features();
   const float* tile = task.partial + static_cast<int64_t>(b.tile) * plan.splits * tile_elements;
-  Epilogue<T, kLanes, kPool>(task, b, 0, [] {}, [&](int split) { return tile + split * tile_elements; });
+  const int2 written =
+      Epilogue<T, kLanes, kPool>(task, b, 0, [] {}, [&](int split) { return tile + split * tile_elements; });
+  WriteCounts(task.counts, blockIdx.x, written, scratch);
 }
 
 template <typename T, int kLanes, bool kPool, bool kStream>
@@ -130,12 +135,9 @@ ffi::Error LaunchLanes(const ConvTask<T>& task, const TensorMaps& maps, int64_t 
   config.blockDim = dim3(plan.warps * kWarp);
   config.dynamicSmemBytes = plan.shared_bytes;
   config.stream = stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = plan.splits;
-  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  config.attrs = &attribute;
-  config.numAttrs = plan.reduction == Reduction::kCluster ? 1 : 0;
+  LaunchAttributes attributes(plan.reduction == Reduction::kCluster ? plan.splits : 0, task.gate);
+  config.attrs = attributes.list;
+  config.numAttrs = attributes.count;
   error = CheckCuda(cudaLaunchKernelEx(&config, kKernel, task, maps), "ConvKernel");
   if (error.failure() || plan.reduction != Reduction::kWorkspace) return error;
   ReduceKernel<T, kLanes, kPool><<<static_cast<unsigned>(blocks), 256, 0, stream>>>(task);
@@ -145,13 +147,15 @@ ffi::Error LaunchLanes(const ConvTask<T>& task, const TensorMaps& maps, int64_t 
 // Launches a call under a plan that has warps > 0.
 template <typename T, bool kPool>
 ffi::Error LaunchConv(const ConvCall& call, const ConvPlan& plan, void* workspace, cudaStream_t stream) {
-  const ConvTask<T> task = MakeConvTask<T>(call, plan, workspace);
+  ConvTask<T> task = MakeConvTask<T>(call, plan, workspace);
   TensorMaps maps{};
   if (!MakeTensorMaps(call, plan, &maps)) {
     return ffi::Error(ffi::ErrorCode::kInternal, "ConvKernel: cuTensorMapEncodeTiled refused the sizes");
   }
   const int64_t blocks = call.args.stacks * plan.tiles[0] * static_cast<int64_t>(plan.tiles[1]) * plan.tiles[2] *
                          plan.channel_tiles * call.args.groups;
+  // Of a cluster every block writes results; with a workspace ReduceKernel does, a block a tile.
+  task.counts = CountsOf(call.counts, plan.reduction == Reduction::kCluster ? blocks * plan.splits : blocks);
   auto launch = [&](auto lanes) {
     constexpr int kLanes = decltype(lanes)::value;
     if (plan.stream) return LaunchLanes<T, kLanes, kPool, true>(task, maps, blocks, stream);

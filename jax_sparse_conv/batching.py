@@ -16,9 +16,12 @@ from jax_sparse_conv.geometry import MAX_ELEMENTS
 from jax_sparse_conv.primitives import Config, Operands, bias_per_image, bind, conv_p
 
 
-def _batch(values: Sequence[Any], axes: Sequence[Any], *, config: Config) -> tuple[jax.Array, int]:
+def batch(values: Sequence[Any], axes: Sequence[Any], *, config: Config) -> tuple[jax.Array, int | None]:
     """Every combination of batched operands as one call: fold the new axis into N, into K, or into both N and S."""
-    size = next(v.shape[a] for v, a in zip(values, axes, strict=True) if a is not None)
+    values, axes = _one_decision(values, axes, config)
+    size = next((v.shape[a] for v, a in zip(values, axes, strict=True) if a is not None), None)
+    if size is None:
+        return conv_p.bind(*values, config=config), None
     if size == 0:
         return _empty_batch(values, axes, config), 0
     moved = [v if a is None else jnp.moveaxis(v, a, 0) for v, a in zip(values, axes, strict=True)]
@@ -31,6 +34,13 @@ def _batch(values: Sequence[Any], axes: Sequence[Any], *, config: Config) -> tup
     else:
         return _batch_epilogue(operands, batched, config), 0
     return fold(operands, batched, size, config), 0
+
+
+def _one_decision(values: Sequence[Any], axes: Sequence[Any], config: Config) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Counts of all maps of the batch as one: the call is one, so it takes one side."""
+    if not config.has_nonzeros or axes[-1] is None:
+        return values, axes
+    return [*values[:-1], jnp.sum(values[-1], axes[-1], dtype=jnp.int32)], [*axes[:-1], None]
 
 
 def _empty_batch(values: Sequence[Any], axes: Sequence[Any], config: Config) -> jax.Array:
@@ -60,7 +70,7 @@ def _fold_into_images(operands: Operands, batched: Operands, size: int, config: 
         return jnp.moveaxis(split, 0, 1).reshape(size * images, *value.shape[2:])
 
     residual = fold(_every(operands.residual, batched.residual, size))
-    out = bind(fold(operands.x), operands.kernel, operands.bias, residual, config, operands.packed)
+    out = bind(fold(operands.x), operands.kernel, operands.bias, residual, config, operands.packed, operands.nonzeros)
     split = out.reshape(stacks, size, images // stacks, *out.shape[1:])
     return jnp.moveaxis(split, 1, 0).reshape(size, images, *out.shape[1:])
 
@@ -78,6 +88,7 @@ def _fold_into_stacks(operands: Operands, batched: Operands, size: int, config: 
         fold(operands.bias, batched.bias),
         fold(operands.residual, batched.residual),
         config,
+        nonzeros=operands.nonzeros,
     )
     return out.reshape(size, out.shape[0] // size, *out.shape[1:])
 
@@ -99,6 +110,7 @@ def _fold_into_features(operands: Operands, batched: Operands, size: int, config
         fold(operands.bias, batched.bias),
         fold(operands.residual, batched.residual),
         config,
+        nonzeros=operands.nonzeros,
     )
     features = operands.kernel.shape[-1]
     split = out.reshape(*out.shape[:-1], groups, size, features // groups)
@@ -114,7 +126,7 @@ def _fits_in_features(operands: Operands, size: int, config: Config) -> bool:
 
 def _batch_epilogue(operands: Operands, batched: Operands, config: Config) -> jax.Array:
     """Only bias or residual batched: one convolution, then the epilogue for each."""
-    y = bind(operands.x, operands.kernel, None, None, config.bare())
+    y = bind(operands.x, operands.kernel, None, None, config.bare(), nonzeros=operands.nonzeros)
 
     def finish(bias: Any, residual: Any) -> jax.Array:
         z = reference.epilogue(y, bias_per_image(bias, y.shape[0]), residual, config.activation)
@@ -124,4 +136,4 @@ def _batch_epilogue(operands: Operands, batched: Operands, config: Config) -> ja
     return jax.vmap(finish, in_axes=axes)(operands.bias, operands.residual)
 
 
-batching.primitive_batchers[conv_p] = _batch
+batching.primitive_batchers[conv_p] = batch

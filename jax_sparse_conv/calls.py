@@ -91,8 +91,8 @@ class Call:
 
     @property
     def implementations(self) -> tuple[str, ...]:
-        """The names that the operation takes, of which not all may run this call."""
-        return ops.IMPLEMENTATIONS[self.op]
+        """The kernels that the operation has, of which not all may run this call; "adaptive" is two of them."""
+        return tuple(name for name in ops.IMPLEMENTATIONS[self.op] if name != "adaptive")
 
     @property
     def rows(self) -> int:
@@ -170,8 +170,8 @@ def default_precision() -> Any:
     return getattr(jax.config, "jax_default_matmul_precision")  # noqa: B009  # jax's types do not know it
 
 
-def run(op: str, operands: Operands, arguments: Mapping[str, Any], implementation: str | None) -> jax.Array:
-    """`conv`, `conv_pool` or `dense` by name."""
+def run(op: str, operands: Operands, arguments: Mapping[str, Any], implementation: str | None) -> Any:
+    """`conv`, `conv_pool` or `dense` by name; a pair with the counts that `arguments` may ask for."""
     x, kernel, bias, residual = operands
     if op == "conv":
         return ops.conv(x, kernel, bias, residual=residual, implementation=implementation, **arguments)

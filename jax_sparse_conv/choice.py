@@ -5,9 +5,11 @@ dense convolution? (float32 convolutions of small batches go to "direct" on tens
 is not known before the program runs, so
 - above 1, the sparse kernel always serves; at 0, the dense convolution;
 - a CPU decides in the running program, by a sample of x: convolutions inside the native call, which has a dense kernel
-  of its own, those with a pool and dense layers by a branch to XLA's (`sampled_density`);
-- in between, a GPU decides by `ASSUMED_DENSITY`: with a branch of XLA's the host waits for the device (leads in
-  benchmarks/NOTES.md).
+  of its own, those with a pool and dense layers by a branch to XLA's (`is_at_most`), for which counts of the non-zeros
+  serve as well;
+- in between, a GPU decides by `ASSUMED_DENSITY`. With a branch of XLA's the host would wait for the device; one custom
+  call that holds "ecr" and "direct", which is what "adaptive" runs, costs about as much as it can gain
+  (benchmarks/NOTES.md).
 
 The papers' own rule (OCPA, Xu et al. 2023, section 7: PECR where a pool follows, ECR elsewhere) is what naming the
 implementations gives. The decision is made while a program is lowered, so it sees the images that `vmap` added.
@@ -25,7 +27,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_sparse_conv import _native, cost_model, reference
+from jax_sparse_conv import _native, cost_model
 from jax_sparse_conv.geometry import Geometry
 
 ASSUMED_DENSITY = 0.75
@@ -34,6 +36,7 @@ ASSUMED_DENSITY = 0.75
 _IMAGE_CHANNELS = 3  # a map of so few channels is an image: no ReLU has been there
 _DENSE_ROWS = 16  # of x up to which a dense layer is a stream of its weights, so that skipping kernel rows pays
 _SAMPLES = 1024  # of x, for a standard deviation of at most 1.6 %
+PARTS = 64  # rows of counts, kCountRows in cpu/conv_args.h
 
 # CPU, from benchmarks/results/cpu_layers.json: linear in density between 0 and 85 % zeros, the sparse kernel meets
 # XLA's time at a density of 0.71 to 1.3 on maps from 14x14 to 56x56, and of 0.98 and 1.8 at 7x7. Grouped, depthwise and
@@ -71,6 +74,12 @@ _DIRECT_FLOPS = 2.5e8
 _DIRECT_EXACT_FLOPS = 3.8e9
 _DIRECT_EXACT_FEATURES = 64
 _DIRECT_COPY = 4  # channels of a copy: others are copied one by one
+# Its time: shares of the peak, and cycles for each of a result's products; 7 to 8 % (rms) from the 39 times in
+# h200_direct_layers_*.json. By FFMA from a plan of ResNet-50 that it served at HIGHEST before.
+_DIRECT_FLOOR = 4.7  # us
+_DIRECT_FFMA = (0.47, 4.2)
+_DIRECT_EXACT = (0.105, 3.0)  # of the peak of TF32
+_DIRECT_TENSOR = {4: (0.19, 3.1), 2: (0.24, 1.6)}  # by bytes of an element
 _LEAST_LIST_FEATURES = 32  # output channels of a group that a warp's lanes cover
 
 
@@ -188,10 +197,33 @@ def threshold(work: Work, platform: str) -> float:
     return math.inf if found >= ASSUMED_DENSITY else 0.0
 
 
-def sampled_density(x: jax.Array) -> jax.Array:
-    """Fraction of non-zeros among some 1024 elements spread over x [N, H, W, C], float32."""
-    step = sample_step(x.shape)
-    return reference.density(lax.slice(x.reshape(-1), (0,), (x.size,), (step,)))
+def crossover_with_direct(work: Work) -> float:
+    """The density of x up to which the sparse CUDA kernel is expected to be as fast as "direct"; may be negative."""
+    if work.is_symbolic or work.flops == 0:
+        return math.inf
+    device, capability = _device()
+    fixed, per_density = _sparse_us(work, device)
+    return (_direct_us(work, device, capability) - fixed) / per_density
+
+
+def sampled_nonzeros(x: jax.Array) -> jax.Array:
+    """(non-zeros, elements) of some 1024 elements spread over x [N, H, W, C]: the first row of int32 [PARTS, 2]."""
+    if any(map(jax.export.is_symbolic_dim, x.shape)):
+        return all_nonzeros(x)
+    return all_nonzeros(lax.slice(x.reshape(-1), (0,), (x.size,), (sample_step(x.shape),)))
+
+
+def all_nonzeros(x: jax.Array) -> jax.Array:
+    """(non-zeros, elements) of x: the first row of int32 [PARTS, 2], zeros behind it."""
+    is_nonzero = x != 0
+    row = jnp.stack([jnp.sum(each, dtype=jnp.int32) for each in (is_nonzero, jnp.ones_like(is_nonzero))])
+    return jnp.pad(row[None], ((0, PARTS - 1), (0, 0)))
+
+
+def is_at_most(nonzeros: jax.Array, density: float) -> jax.Array:
+    """Whether counts [parts, 2] say so, as cuda/density.cuh decides it; true of nothing."""
+    total = jnp.sum(nonzeros, 0, dtype=jnp.float32)
+    return total[0] <= jnp.float32(density) * total[1]
 
 
 def sample_step(shape: Sequence[int]) -> int:
@@ -230,12 +262,28 @@ def _dense_us(work: Work, device: cost_model.Device, capability: tuple[int, int]
     return _DENSE_FLOOR + 1e6 * max(chain, work.flops / rate)
 
 
+def _direct_us(work: Work, device: cost_model.Device, capability: tuple[int, int]) -> float:
+    """Microseconds of "direct", without its pool."""
+    peak = _tensor_peak(work, device, capability)
+    if work.dtype == "float32" and (capability not in _TENSOR_CORES if work.exact else peak == 0):
+        (share, step), peak = _DIRECT_FFMA, device.flops
+    else:
+        share, step = _DIRECT_EXACT if work.exact and work.dtype == "float32" else _DIRECT_TENSOR[work.itemsize]
+    return _DIRECT_FLOOR + 1e6 * (work.products * step / device.clock_hz + work.flops / (share * peak))
+
+
 def _tensor_flops(work: Work, device: cost_model.Device, capability: tuple[int, int]) -> float:
-    is_float32 = work.dtype == "float32"
-    if (is_float32 and work.exact) or capability < _TF32_CAPABILITY:
+    if work.dtype == "float32" and work.exact:
         return 0.0
-    cycle = _TENSOR_CORES.get(capability, _TENSOR_CORES_ELSEWHERE)[0 if is_float32 else 1]
-    return _TENSOR_SHARE * cycle * device.multiprocessors * device.clock_hz
+    return _TENSOR_SHARE * _tensor_peak(work, device, capability)
+
+
+def _tensor_peak(work: Work, device: cost_model.Device, capability: tuple[int, int]) -> float:
+    """Operations a second of the tensor cores with elements of the work's dtype."""
+    if capability < _TF32_CAPABILITY:
+        return 0.0
+    cycle = _TENSOR_CORES.get(capability, _TENSOR_CORES_ELSEWHERE)[0 if work.dtype == "float32" else 1]
+    return float(cycle) * device.multiprocessors * device.clock_hz
 
 
 @functools.lru_cache(maxsize=1)

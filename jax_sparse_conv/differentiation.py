@@ -14,7 +14,7 @@ from jax_sparse_conv import reference
 from jax_sparse_conv.primitives import Config, Operands, bias_per_image, bind, conv_p, reference_conv
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, config: Config) -> tuple[jax.Array, Any]:
+def jvp(primals: Sequence[Any], tangents: Sequence[Any], *, config: Config) -> tuple[jax.Array, Any]:
     if config.is_bare:
         return _bilinear_jvp(primals, tangents, config)
     varying = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
@@ -24,7 +24,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, config: Config) -> 
         for index, value in zip(varying, moving, strict=True):
             values[index] = value
         operands = Operands.of(values, config)
-        y = bind(operands.x, operands.kernel, None, None, config.bare())
+        y = bind(operands.x, operands.kernel, None, None, config.bare(), nonzeros=operands.nonzeros)
         z = reference.epilogue(y, bias_per_image(operands.bias, y.shape[0]), operands.residual, config.activation)
         return reference.pool(z, config.geometry.pool)
 
@@ -33,15 +33,16 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, config: Config) -> 
 
 def _bilinear_jvp(primals: Sequence[Any], tangents: Sequence[Any], config: Config) -> tuple[jax.Array, Any]:
     """d conv(x, k) = conv(dx, k) + conv(x, dk): dense where dx is dense, sparse again where x is."""
-    x, kernel = primals[:2]
+    operands = Operands.of(primals, config)
+    x, kernel, nonzeros = operands.x, operands.kernel, operands.nonzeros
     dx, dkernel = tangents[:2]
-    out = bind(x, kernel, None, None, config, Operands.of(primals, config).packed)
+    out = bind(x, kernel, None, None, config, operands.packed, nonzeros)
     config = config.bare()
     terms = []
     if not isinstance(dx, ad.Zero):
         terms.append(reference_conv(dx, kernel, config=config))
     if not isinstance(dkernel, ad.Zero):
-        terms.append(bind(x, dkernel, None, None, config))
+        terms.append(bind(x, dkernel, None, None, config, nonzeros=nonzeros))
     return out, functools.reduce(jnp.add, terms)
 
 
@@ -64,5 +65,5 @@ def _transpose(cotangent: Any, *values: Any, config: Config) -> list[Any]:
     return results
 
 
-ad.primitive_jvps[conv_p] = _jvp
+ad.primitive_jvps[conv_p] = jvp
 ad.primitive_transposes[conv_p] = _transpose

@@ -15,26 +15,19 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_sparse_conv import (
-    _native,
-    batching,  # noqa: F401  # the primitive's rule for vmap
-    cost_model,
-    differentiation,  # noqa: F401  # and for derivatives
-    packing,
-    primitives,
-    reference,
-)
+from jax_sparse_conv import _native, cost_model, counting, packing, primitives, reference
 from jax_sparse_conv import geometry as geo
 from jax_sparse_conv.geometry import Geometry, Padding
 
-CONV_IMPLEMENTATIONS = ("xla", "ecr", "coo", "direct")
-CONV_POOL_IMPLEMENTATIONS = ("xla", "ecr", "coo", "pecr", "direct")
+CONV_IMPLEMENTATIONS = ("xla", "ecr", "coo", "direct", "adaptive")
+CONV_POOL_IMPLEMENTATIONS = ("xla", "ecr", "coo", "pecr", "direct", "adaptive")
 DENSE_IMPLEMENTATIONS = ("xla", "ecr")
 IMPLEMENTATIONS = {
     "conv": CONV_IMPLEMENTATIONS,
     "conv_pool": CONV_POOL_IMPLEMENTATIONS,
     "dense": DENSE_IMPLEMENTATIONS,
 }
+READS_NONZEROS = (None, "adaptive")  # implementations that take `nonzeros`
 ACTIVATIONS = (None, "relu")
 _KERNEL_DTYPES = _native.DTYPES["cpu"]  # a superset of every platform's; lowering knows the platform
 _NHWC = lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
@@ -53,7 +46,9 @@ def conv(
     activation: str | None = None,
     precision: lax.PrecisionLike = None,
     implementation: str | None = None,
-) -> jax.Array:
+    nonzeros: jax.typing.ArrayLike | None = None,
+    count_nonzeros: bool = False,
+) -> Any:
     """Two-dimensional convolution that skips the zeros of `x`: `activation(conv(x, kernel) + bias + residual)`.
 
     Equal to `jax.lax.conv_general_dilated` with NHWC and HWIO, with one difference: a skipped zero of x drops `0 * inf`
@@ -74,18 +69,25 @@ def conv(
         "direct" on a GPU multiplies float32 as TF32 unless it is HIGHEST; values below 2^-113 lose digits even then.
       implementation: "ecr" (windows compressed on the fly; Xu et al. 2023, section 5, made multi-channel and batched),
         "coo" (tiled lists, sums in registers; Xiang et al. 2022: square kernels of 1, 3, 5 or 7, strides 1 and 2, no
-        dilation), "direct" (dense, skips nothing, tuned for small batches; Cheng et al. 2018), "xla" (dense), or None:
-        ECR, "direct" or XLA's dense, as `jax_sparse_conv.choice` expects of sizes, dtype, precision and device, on a
-        CPU also by the zeros of x while the program runs; XLA's where there is no kernel for the platform and dtype.
+        dilation), "direct" (dense, skips nothing, tuned for small batches; Cheng et al. 2018), "xla" (dense),
+        "adaptive" (ECR up to the density of x that `jax_sparse_conv.choice` expects it to win at, beyond it "direct" on
+        a GPU and XLA's dense on a CPU, decided while the program runs, without the host), or None: ECR, "direct" or
+        XLA's dense, as `jax_sparse_conv.choice` expects of sizes, dtype, precision and device, on a CPU also by the
+        zeros of x while the program runs; XLA's where there is no kernel for the platform and dtype.
+      nonzeros: int32 [parts, 2], rows of (non-zeros, elements) of parts of x whose sums give its density, such as
+        `count_nonzeros` returns or [[count, x.size]]; for "adaptive" and None. Without them they sample x where they
+        need its density. Under `vmap` one decision is made for all.
+      count_nonzeros: whether to return such counts of the result, for the next layer: on a GPU of what up to 64 blocks
+        of the kernel have written, elsewhere of a sample, or of everything where there are several devices.
 
     Returns:
-      [N, Ho, Wo, K] in x's dtype.
+      [N, Ho, Wo, K] in x's dtype; with `count_nonzeros` a pair of that and int32 [64, 2].
 
     Raises:
       ValueError: a shape or argument that does not fit, or an implementation that cannot run.
       TypeError: dtypes that differ.
     """
-    operands = _Operands.of(x, kernel, bias, residual)
+    operands = _Operands.of(x, kernel, bias, residual, nonzeros)
     geometry = geo.resolve(
         operands.x.shape,
         operands.kernel.shape,
@@ -96,7 +98,8 @@ def conv(
     )
     operands.check(geometry, activation)
     _check_implementation(implementation, CONV_IMPLEMENTATIONS, "conv", operands.x.dtype)
-    return _run(implementation or "ecr", operands, geometry, activation, precision, implementation is None)
+    _check_nonzeros(operands.nonzeros, implementation)
+    return _run(operands, geometry, activation, precision, implementation, "ecr", count_nonzeros)
 
 
 def conv_pool(
@@ -115,7 +118,9 @@ def conv_pool(
     window_padding: Padding = "VALID",
     precision: lax.PrecisionLike = None,
     implementation: str | None = None,
-) -> jax.Array:
+    nonzeros: jax.typing.ArrayLike | None = None,
+    count_nonzeros: bool = False,
+) -> Any:
     """Convolution, bias, activation and pooling in one operation that skips the zeros of `x`.
 
     Args:
@@ -133,17 +138,20 @@ def conv_pool(
       window_padding: of the pool, as `padding` but not negative.
       precision: as in `conv`.
       implementation: "pecr" (all convolutions of a pooling window in one kernel; Xu et al. 2023, section 6), "ecr",
-        "coo" or "direct" (that convolution, then XLA's pool), "xla" (dense), or None: PECR or dense, chosen as
-        in `conv`. To name PECR here and ECR in `conv` is the paper's OCPA rule (section 7).
+        "coo" or "direct" (that convolution, then XLA's pool), "xla" (dense), "adaptive" (PECR or dense while the
+        program runs, as in `conv`), or None: PECR or dense, chosen as in `conv`. To name PECR here and ECR in `conv` is
+        the paper's OCPA rule (section 7).
+      nonzeros: of x, as in `conv`.
+      count_nonzeros: as in `conv`, of the pooled result.
 
     Returns:
-      [N, Po, Qo, K] in x's dtype.
+      [N, Po, Qo, K] in x's dtype; with `count_nonzeros` a pair of that and int32 [64, 2].
 
     Raises:
       ValueError: a shape or argument that does not fit, or an implementation that cannot run.
       TypeError: dtypes that differ.
     """
-    operands = _Operands.of(x, kernel, bias)
+    operands = _Operands.of(x, kernel, bias, None, nonzeros)
     geometry = geo.resolve(
         operands.x.shape,
         operands.kernel.shape,
@@ -162,10 +170,11 @@ def conv_pool(
     )
     operands.check(geometry, activation)
     _check_implementation(implementation, CONV_POOL_IMPLEMENTATIONS, "conv_pool", operands.x.dtype)
+    _check_nonzeros(operands.nonzeros, implementation)
     if implementation in ("ecr", "coo", "direct"):
-        y = _run(implementation, operands, geometry.without_pool(), activation, precision, False)
-        return reference.pool(y, geometry.pool)
-    return _run(implementation or "pecr", operands, geometry, activation, precision, implementation is None)
+        y = _run(operands, geometry.without_pool(), activation, precision, implementation, implementation, False)
+        return _with_counts(reference.pool(y, geometry.pool), count_nonzeros)
+    return _run(operands, geometry, activation, precision, implementation, "pecr", count_nonzeros)
 
 
 def dense(
@@ -211,7 +220,8 @@ def dense(
     if implementation == "xla" or (implementation is None and str(given.x.dtype) not in _KERNEL_DTYPES):
         y = jnp.matmul(given.x, given.kernel, precision=precision)
         return reference.epilogue(y, given.bias, None, activation)
-    out = _run("dense", operands, geometry, activation, precision, implementation is None)
+    method = None if implementation is None else "dense"
+    out = _run(operands, geometry, activation, precision, method, "dense", False)
     return out.reshape(*shape[:-1], features[1])
 
 
@@ -286,6 +296,7 @@ class _Operands(NamedTuple):
     kernel: jax.Array
     bias: jax.Array | None = None
     residual: jax.Array | None = None
+    nonzeros: jax.Array | None = None
 
     @classmethod
     def of(cls, *values: Any) -> _Operands:
@@ -304,19 +315,22 @@ class _Operands(NamedTuple):
         for name, value, shape in (("bias", self.bias, (features,)), ("residual", self.residual, result)):
             if value is not None and value.shape != shape:
                 raise ValueError(f"{name}.shape={value.shape} must be {shape}")
-        for name, value in zip(("kernel", "bias", "residual"), self[1:], strict=True):
+        for name, value in zip(("kernel", "bias", "residual"), self[1:4], strict=True):
             if value is not None and value.dtype != self.x.dtype:
                 raise TypeError(f"{name}.dtype={value.dtype} must equal x.dtype={self.x.dtype}")
 
 
 def _run(
-    method: str,
     operands: _Operands,
     geometry: Geometry,
     activation: str | None,
     precision: lax.PrecisionLike,
-    fallback: bool,
-) -> jax.Array:
+    implementation: str | None,
+    sparse: str,
+    count_nonzeros: bool,
+) -> Any:
+    """One call by `implementation`; under None `sparse` is the native method that may be chosen."""
+    method, fallback = implementation or sparse, implementation is None
     precision = _canonical_precision(precision)
     reason = geo.too_large(geometry, operands.x.shape, operands.kernel.shape)
     if reason is not None and not fallback and method != "xla":
@@ -325,23 +339,38 @@ def _run(
         raise ValueError(f"{missing}: implementation='coo' cannot run; None, 'ecr' or 'xla' can")
     nothing_to_skip = operands.x.shape[3] == 0
     if method == "xla" or reason is not None or nothing_to_skip or str(operands.x.dtype) not in _KERNEL_DTYPES:
-        return reference.conv_pool(*operands, geometry, activation, precision)
+        return _with_counts(reference.conv_pool(*operands[:4], geometry, activation, precision), count_nonzeros)
     config = primitives.Config(geometry, method, activation, fallback=fallback, precision=precision)
     packed = packing.of_constant(operands.x, operands.kernel, geometry) if method in ("ecr", "pecr") else None
-    return _sparse(*operands, packed=packed, config=config)
+    return _sparse(operands, packed, config, count_nonzeros)
 
 
-@functools.partial(jax.jit, static_argnames="config")
-def _sparse(
-    x: jax.Array,
-    kernel: jax.Array,
-    bias: jax.Array | None,
-    residual: jax.Array | None,
-    packed: jax.Array | None,
-    config: primitives.Config,
-) -> jax.Array:
+@functools.partial(jax.jit, static_argnames=("config", "count_nonzeros"))
+def _sparse(operands: _Operands, packed: jax.Array | None, config: primitives.Config, count_nonzeros: bool) -> Any:
     # Jitted so that an eager call does not copy the kernel to give it the stack axis.
-    return primitives.bind(x, kernel[None], None if bias is None else bias[None], residual, config, packed)
+    x, kernel, bias, residual, nonzeros = operands
+    kernel, bias = kernel[None], None if bias is None else bias[None]
+    if count_nonzeros:
+        return counting.bind(primitives.Operands(x, kernel, bias, residual, packed, nonzeros), config)
+    return primitives.bind(x, kernel, bias, residual, config, packed, nonzeros)
+
+
+def _with_counts(y: jax.Array, count_nonzeros: bool) -> Any:
+    return (y, counting.counted(y)) if count_nonzeros else y
+
+
+def _check_nonzeros(nonzeros: jax.Array | None, implementation: str | None) -> None:
+    if nonzeros is None:
+        return
+    if implementation not in READS_NONZEROS:
+        names = " and ".join(map(repr, READS_NONZEROS))
+        raise ValueError(f"nonzeros is given, but implementation={implementation!r} does not read it; {names} do")
+    if nonzeros.ndim != 2 or nonzeros.shape[0] < 1 or nonzeros.shape[1] != 2:
+        raise ValueError(
+            f"nonzeros.shape={nonzeros.shape} must be [parts, 2]: rows of (non-zeros, elements) of parts of x"
+        )
+    if nonzeros.dtype != jnp.int32:
+        raise TypeError(f"nonzeros.dtype={nonzeros.dtype} must be int32")
 
 
 def _check_implementation(implementation: str | None, names: tuple[str, ...], op: str, dtype: Any) -> None:

@@ -34,9 +34,18 @@ def is_partitioned(ctx: Any) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def partitioned(
-    function: Function, *, stacks: int, images: int, one_group: bool, has_bias: bool, has_residual: bool
+    function: Function,
+    *,
+    stacks: int,
+    images: int,
+    one_group: bool,
+    has_bias: bool,
+    has_residual: bool,
+    has_nonzeros: bool,
 ) -> Function:
     """`function` on x [N, H, W, C], kernel [S, kh, kw, C/g, K], bias [S, K], residual [N, Ho, Wo, K], with a rule.
+
+    Counts of non-zeros [parts, 2] come last and stay whole.
 
     With one kernel, N is split; with S of them, S is split and the images of each go along. Groups tie K to C, so K is
     split only where there is one group.
@@ -50,6 +59,7 @@ def partitioned(
         operands = [PartitionSpec(batch, None, None, None), PartitionSpec(kernels, None, None, None, features)]
         operands += [PartitionSpec(kernels, features)] * has_bias
         operands += [PartitionSpec(batch, None, None, features)] * has_residual
+        operands += [PartitionSpec(None, None)] * has_nonzeros
         result = PartitionSpec(batch, None, None, features)
         return mesh, function, NamedSharding(mesh, result), tuple(NamedSharding(mesh, o) for o in operands)
 
@@ -57,13 +67,15 @@ def partitioned(
     # A factor of size 1 must not be part of a product.
     batch_factors = "n" if stacks == 1 else "s" if per_stack == 1 else "(s n)"
     terms = [f"{batch_factors} h w c", "s i j d k"] + ["s k"] * has_bias + [f"{batch_factors} p q k"] * has_residual
+    terms += ["u v"] * has_nonzeros
+    rule = f"{', '.join(terms)} -> {batch_factors} p q k"
     # Factors that stay whole, in order of appearance, as the rule's verifier wants them.
-    appearance = "nhwcsijdkpq" if stacks == 1 else "shwcijdkpq" if per_stack == 1 else "snhwcijdkpq"
+    appearance = dict.fromkeys(letter for letter in rule if letter.isalpha())
     split = {"n" if stacks == 1 else "s"} | ({"k"} if one_group else set())
     wrapped = custom_partitioning(function)
     wrapped.def_partition(
         partition=partition,
-        sharding_rule=f"{', '.join(terms)} -> {batch_factors} p q k",
+        sharding_rule=rule,
         need_replication_factors=tuple(factor for factor in appearance if factor not in split),
         **({"n": per_stack} if batch_factors == "(s n)" else {}),
     )

@@ -1,40 +1,33 @@
-"""The primitive `jsc_conv`: one operation with native lowerings; its rules for `vmap` and derivatives are elsewhere.
+"""The primitive `jsc_conv`: one operation, called by the kernels or computed by lax.
 
-Operands (bias and residual only where the flags say so):
+Operands (bias, residual and nonzeros only where the flags say so):
 
     x         [N, H, W, C]
     kernel    [S, kh, kw, C / groups, K]   S kernels; image n uses kernel n // (N // S)
     bias      [S, K]
     residual  [N, Ho, Wo, K]               only without a pool
     packed    the kernel as the CPU's pixel loop reads it (`packing`), beside it; other platforms drop it
+    nonzeros  [parts, 2] int32             (non-zeros, elements) of parts of x, whose sums give its density
 
-The stack axis S is what `vmap` over kernels becomes (`batching.py`; derivatives are in `differentiation.py`).
+The stack axis S is what `vmap` over kernels becomes (`batching.py`). What runs where is in `lowering.py`, derivatives
+are in `differentiation.py`, and the primitive that counts the non-zeros of its result as well is in `counting.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.extend import core as jex_core
-from jax.interpreters import mlir
 from jax.sharding import PartitionSpec
 
-from jax_sparse_conv import _native, choice, cost_model, partitioning, reference
+from jax_sparse_conv import cost_model, partitioning, reference
 from jax_sparse_conv.geometry import Geometry
-
-_POOL_CODES = {None: 0, "max": 1, "avg": 2}
-_ACTIVATION_CODES = {None: 0, "relu": 1}
-_PRECISION_CODES = {lax.Precision.DEFAULT: 0, lax.Precision.HIGH: 1, lax.Precision.HIGHEST: 2}
-# Algorithms of lax that promise no more than TF32 does.
-_COARSE_ALGORITHMS = ("DEFAULT", "TF32_TF32_F32", "BF16_BF16_F32", "BF16_BF16_BF16", "F16_F16_F16", "F16_F16_F32")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +35,12 @@ class Config:
     """Everything about a call that is not an array.
 
     Attributes:
-      method: native target: "ecr", "pecr", "coo", "direct" or "dense".
+      method: native target: "ecr", "pecr", "coo", "direct" or "dense"; or "adaptive": `sparse_method` or a dense one.
       fallback: `implementation=None`: lower to the reference where the method has no kernel (platform, dtype), instead
         of raising, and where `choice` expects that to be faster.
       may_be_dense: the native code may skip nothing where that is expected to be faster (CPU, no pool).
-      below: run the method only where a sample of x is of at most this density, the reference elsewhere; None always.
+      below: run the method (its sparse side) only where x is of at most this density; None always, and for "adaptive"
+        what `choice` finds. Benchmarks and tests set it to force a side.
       precision: None, a pair of `lax.Precision`, or one of lax's dot algorithms.
       coo: `cost_model.Configuration.attribute` of a COO* call; None lets the cost model choose.
     """
@@ -57,6 +51,7 @@ class Config:
     has_bias: bool = False
     has_residual: bool = False
     has_packed: bool = False
+    has_nonzeros: bool = False
     fallback: bool = False
     precision: Any = None
     coo: cost_model.Attribute | None = None
@@ -69,6 +64,11 @@ class Config:
         return "ecr" if self.method == "dense" else self.method
 
     @property
+    def sparse_method(self) -> str:
+        """The native target that skips zeros."""
+        return ("pecr" if self.geometry.pool else "ecr") if self.method == "adaptive" else self.method
+
+    @property
     def is_bare(self) -> bool:
         """A convolution with nothing after it: bilinear in x and kernel."""
         return not (self.has_bias or self.has_residual or self.activation or self.geometry.pool)
@@ -76,7 +76,12 @@ class Config:
     def bare(self) -> Config:
         method = "ecr" if self.method == "pecr" else self.method
         return Config(
-            self.geometry.without_pool(), method, fallback=self.fallback, precision=self.precision, coo=self.coo
+            self.geometry.without_pool(),
+            method,
+            fallback=self.fallback,
+            precision=self.precision,
+            coo=self.coo,
+            below=self.below,
         )
 
 
@@ -89,6 +94,7 @@ class Operands:
     bias: Any = None
     residual: Any = None
     packed: Any = None
+    nonzeros: Any = None
 
     @classmethod
     def of(cls, values: Sequence[Any], config: Config) -> Operands:
@@ -100,7 +106,21 @@ class Operands:
             named.residual = rest.pop(0)
         if config.has_packed:
             named.packed = rest.pop(0)
+        if config.has_nonzeros:
+            named.nonzeros = rest.pop(0)
         return named
+
+    def present(self, config: Config) -> tuple[Config, list[Any]]:
+        """The operands that are there, in order, and `config` with its flags set to them."""
+        config = dataclasses.replace(
+            config,
+            has_bias=self.bias is not None,
+            has_residual=self.residual is not None,
+            has_packed=self.packed is not None,
+            has_nonzeros=self.nonzeros is not None,
+        )
+        values = (self.x, self.kernel, self.bias, self.residual, self.packed, self.nonzeros)
+        return config, [value for value in values if value is not None]
 
 
 conv_p = jex_core.Primitive("jsc_conv")
@@ -115,16 +135,14 @@ def bind(
     residual: jax.Array | None,
     config: Config,
     packed: jax.Array | None = None,
+    nonzeros: jax.Array | None = None,
 ) -> jax.Array:
     """Call the primitive with the operands that are there; shapes as in the module's docstring."""
-    config = dataclasses.replace(
-        config, has_bias=bias is not None, has_residual=residual is not None, has_packed=packed is not None
-    )
-    present = [operand for operand in (x, kernel, bias, residual, packed) if operand is not None]
-    return conv_p.bind(*_same_varying_axes(present), config=config)
+    config, present = Operands(x, kernel, bias, residual, packed, nonzeros).present(config)
+    return conv_p.bind(*same_varying_axes(present), config=config)
 
 
-def _same_varying_axes(operands: list[jax.Array]) -> list[jax.Array]:
+def same_varying_axes(operands: list[jax.Array]) -> list[jax.Array]:
     """Under `shard_map`, mark every operand as varying over the axes that any of them varies over."""
     axes = [_varying_axes(jax.typeof(operand)) for operand in operands]
     union = frozenset().union(*axes)
@@ -141,7 +159,8 @@ def _varying_axes(aval: Any) -> frozenset[Any]:
 # --- shapes ----------------------------------------------------------------------------------------------------------
 
 
-def _abstract_eval(*avals: Any, config: Config) -> Any:
+def result_aval(*avals: Any, config: Config) -> Any:
+    """The result's shape, dtype and sharding from those of the operands."""
     operands = Operands.of(avals, config)
     x, kernel = operands.x, operands.kernel
     height, width = config.geometry.out_size(x.shape[1:3], kernel.shape[1:3])
@@ -151,8 +170,8 @@ def _abstract_eval(*avals: Any, config: Config) -> Any:
     return x.update(shape=shape, sharding=sharding, weak_type=False)
 
 
-conv_p.def_abstract_eval(_abstract_eval)
-conv_on_device_p.def_abstract_eval(_abstract_eval)
+conv_p.def_abstract_eval(result_aval)
+conv_on_device_p.def_abstract_eval(result_aval)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -195,130 +214,3 @@ def reference_conv(*values: jax.Array, config: Config) -> jax.Array:
 def bias_per_image(bias: Any, images: int) -> Any:
     """bias [S, K] as [N, 1, 1, K]."""
     return None if bias is None else jnp.repeat(bias, images // bias.shape[0], axis=0)[:, None, None, :]
-
-
-# --- lowering --------------------------------------------------------------------------------------------------------
-
-
-def attributes(config: Config) -> dict[str, np.ndarray | np.int64]:
-    """The custom call's attributes, as `cpu/conv_args.h` reads them."""
-    geometry, pool = config.geometry, config.geometry.pool
-
-    def ints(values: Any) -> np.ndarray:
-        return np.asarray(values, np.int64).reshape(-1)
-
-    return {
-        "stride": ints(geometry.strides),
-        "padding": ints(geometry.padding),
-        "dilation": ints(geometry.dilation),
-        "groups": np.int64(geometry.groups),
-        "activation": np.int64(_ACTIVATION_CODES[config.activation]),
-        "has_bias": np.int64(config.has_bias),
-        "has_residual": np.int64(config.has_residual),
-        "has_packed": np.int64(config.has_packed),
-        "may_be_dense": np.int64(config.may_be_dense),
-        "pool": np.int64(_POOL_CODES[pool.kind if pool else None]),
-        "window": ints(pool.window if pool else (1, 1)),
-        "window_stride": ints(pool.strides if pool else (1, 1)),
-        "window_padding": ints(pool.padding if pool else ((0, 0), (0, 0))),
-        "precision": np.int64(_precision_code(config.precision)),
-    }
-
-
-def _precision_code(precision: Any) -> int:
-    """0 default, 1 high, 2 highest; of a pair the higher one."""
-    if precision is None:
-        return 0
-    if isinstance(precision, tuple):
-        return max(_PRECISION_CODES[each] for each in precision)
-    return 0 if getattr(precision, "name", None) in _COARSE_ALGORITHMS else 2
-
-
-def _lower(ctx: Any, *operands: Any, config: Config, platform: str | None) -> Any:
-    if config.has_packed and (platform != "cpu" or partitioning.is_partitioned(ctx)):
-        ctx, operands = ctx.replace(avals_in=ctx.avals_in[:-1]), operands[:-1]
-        config = dataclasses.replace(config, has_packed=False)
-    x, kernel = ctx.avals_in[:2]
-    # The rule without a platform serves those that no kernel is registered for.
-    name = platform or next((p for p in ctx.module_context.platforms if p not in _native.PLATFORMS), "unknown")
-    reason = _native.why_missing(config.method, name, x.dtype)
-    if reason is not None:
-        if config.fallback:
-            lower = mlir.lower_fun(functools.partial(reference_conv, config=config), multiple_results=False)
-            return lower(ctx, *operands)
-        raise ValueError(
-            f"implementation={config.implementation!r} cannot run here: {reason}. "
-            'implementation=None or "xla" works everywhere.'
-        )
-    if config.fallback:
-        work = _work(x, kernel, config)
-        if choice.prefers_direct(work, name) and _native.why_missing("direct", name, x.dtype) is None:
-            config = dataclasses.replace(config, method="direct")
-            below = math.inf
-        else:
-            below = choice.threshold(work, name)
-        if below <= 0:
-            lower = mlir.lower_fun(functools.partial(reference_conv, config=config), multiple_results=False)
-            return lower(ctx, *operands)
-        native = choice.chooses_natively(work, name)
-        config = dataclasses.replace(config, below=None if below >= 1 or native else below, may_be_dense=native)
-    if partitioning.is_partitioned(ctx):
-        return mlir.lower_fun(_partitioned(x, kernel, config), multiple_results=False)(ctx, *operands)
-    return _lower_on_device(ctx, *operands, config=config, platform=platform)
-
-
-def _work(x: Any, kernel: Any, config: Config) -> choice.Work:
-    exact = _precision_code(config.precision) == _PRECISION_CODES[lax.Precision.HIGHEST]
-    return choice.Work(config.method, x.shape, kernel.shape, config.geometry, str(x.dtype), exact)
-
-
-def _partitioned(x: Any, kernel: Any, config: Config) -> Any:
-    return partitioning.partitioned(
-        _on_device(config),
-        stacks=kernel.shape[0],
-        images=x.shape[0],
-        one_group=config.geometry.groups == 1,
-        has_bias=config.has_bias,
-        has_residual=config.has_residual,
-    )
-
-
-@functools.lru_cache(maxsize=4096)
-def _on_device(config: Config) -> Any:
-    return functools.partial(conv_on_device_p.bind, config=config)
-
-
-def _lower_on_device(ctx: Any, *operands: Any, config: Config, platform: str | None) -> Any:
-    x, kernel = ctx.avals_in[:2]
-    if config.below is not None:
-        return mlir.lower_fun(functools.partial(_by_density, config=config), multiple_results=False)(ctx, *operands)
-    extra: dict[str, np.ndarray] = {}
-    if platform == "cuda" and config.method == "coo":
-        chosen, scratch = cost_model.attribute_and_workspace(x, kernel, config.geometry, config.coo)
-        extra["coo"] = np.asarray(chosen, np.int64)
-        ctx = ctx.replace(avals_out=[*ctx.avals_out, jax.core.ShapedArray((scratch,), np.uint8)])
-    elif platform == "cuda":
-        conv_size = config.geometry.conv_size(x.shape[1:3], kernel.shape[1:3])
-        out_size = config.geometry.out_size(x.shape[1:3], kernel.shape[1:3])
-        scratch = _native.workspace_bytes(config.method, x.shape, kernel.shape, conv_size, out_size)
-        ctx = ctx.replace(avals_out=[*ctx.avals_out, jax.core.ShapedArray((scratch,), np.uint8)])
-    call = jax.ffi.ffi_lowering(_native.target_name(config.method))
-    return call(ctx, *operands, **attributes(config), **extra)[:1]
-
-
-def _by_density(*operands: jax.Array, config: Config) -> jax.Array:
-    """The method where x has few non-zeros, dense convolution elsewhere, decided while the program runs."""
-    assert config.below is not None
-    return lax.cond(
-        choice.sampled_density(operands[0]) <= config.below,
-        functools.partial(conv_on_device_p.bind, config=dataclasses.replace(config, below=None)),
-        functools.partial(reference_conv, config=config),
-        *operands,
-    )
-
-
-for _platform in (None, *_native.PLATFORMS):
-    mlir.register_lowering(conv_p, functools.partial(_lower, platform=_platform), platform=_platform)
-    mlir.register_lowering(
-        conv_on_device_p, functools.partial(_lower_on_device, platform=_platform), platform=_platform
-    )

@@ -173,7 +173,7 @@ DENSE_CASES = (
 def runs() -> list[tuple[Case, str]]:
     """Every case with every native implementation that computes all of it in one call."""
     convs = [name for name in ops.CONV_IMPLEMENTATIONS if name != "xla"]
-    fused = [name for name in ops.CONV_POOL_IMPLEMENTATIONS if name not in ops.CONV_IMPLEMENTATIONS]
+    fused = [*(name for name in ops.CONV_POOL_IMPLEMENTATIONS if name not in ops.CONV_IMPLEMENTATIONS), "adaptive"]
     return [(case, name) for name in convs for case in CONV_CASES if computes(name, case)] + [
         (case, name) for name in fused for case in CONV_POOL_CASES
     ]

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import oracle
+from test_adaptive import BOTH, DENSE, SPARSE, adaptive, check_counts
 from test_kernels import TOLERANCE, call
 
 import jax_sparse_conv as jsc
@@ -64,8 +65,19 @@ def check_non_finite(dtype: str) -> int:
     return len(chosen)
 
 
+def check_adaptive(dtype: str) -> int:
+    """Both sides, by counts from the host, and counting what they write."""
+    for case in BOTH:
+        inputs = cases.inputs(case, jnp.dtype(dtype))
+        for nonzeros in (SPARSE, DENSE):
+            result, counts = adaptive(case, inputs, nonzeros, counted=True)
+            assert oracle.relative_error(result, oracle.expected(case, inputs)) <= TOLERANCE[dtype], case.name
+            check_counts(result, counts)
+    return 2 * len(BOTH)
+
+
 def main(dtypes: list[str]) -> None:
-    checks = (check_runs, check_dense, check_stacks, check_non_finite)
+    checks = (check_runs, check_dense, check_stacks, check_non_finite, check_adaptive)
     count = sum(check(dtype) for dtype in dtypes for check in checks)
     print(f"{count} cases on {jax.devices()[0].device_kind}")
 

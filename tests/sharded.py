@@ -88,6 +88,29 @@ def check_kernels_split_by_hand(auto: jax.sharding.Mesh) -> None:
     print("shard_map, kernel split")
 
 
+def two_layers(x: Any, kernel: Any, bias: Any) -> tuple[jax.Array, jax.Array]:
+    """The second takes a side by the counts of the first; the counts are complete, or local under shard_map."""
+    y, counts = jsc.conv(x, kernel, bias, activation="relu", implementation="ecr", count_nonzeros=True)
+    second = jnp.swapaxes(kernel, 2, 3)
+    return jsc.conv(y, second, implementation="adaptive", precision="highest", nonzeros=counts), counts
+
+
+def check_counts(auto: jax.sharding.Mesh, values: Any, placed: Any) -> None:
+    x, kernel, bias, _ = values
+    first = jsc.conv(x, kernel, bias, activation="relu", precision="highest", implementation="xla")
+    wanted = np.asarray(jsc.conv(first, jnp.swapaxes(kernel, 2, 3), precision="highest", implementation="xla"))
+    total = [np.count_nonzero(first), first.size]
+    result, counts = jax.jit(two_layers)(*placed[:3])
+    np.testing.assert_allclose(np.asarray(result), wanted, rtol=1e-4, atol=1e-3)
+    np.testing.assert_array_equal(np.asarray(counts).sum(0), total)
+    manual = jax.shard_map(two_layers, mesh=auto, in_specs=(P("batch"), P(), P()), out_specs=(P("batch"), P("batch")))
+    result, counts = jax.jit(manual)(x, kernel, bias)
+    np.testing.assert_allclose(np.asarray(result), wanted, rtol=1e-4, atol=1e-3)
+    nonzeros, elements = np.asarray(counts).sum(0)
+    assert abs(nonzeros / elements - total[0] / total[1]) < 0.1
+    print("counts and adaptive")
+
+
 def main() -> None:
     values = operands()
     x, kernel, bias, residual = values
@@ -141,12 +164,16 @@ def main() -> None:
 
     check_kernels_split_by_hand(auto)
 
+    check_counts(auto, values, placed)
+
     explicit = mesh(AxisType.Explicit)
     with jax.set_mesh(explicit):
         typed = [jax.device_put(v, s) for v, s in zip(values, specs, strict=True)]
         result = jax.jit(sparse)(*typed)
         assert tuple(jax.typeof(result).sharding.spec) == ("batch", None, None, "channels"), jax.typeof(result)
         np.testing.assert_allclose(np.asarray(result), wanted, rtol=1e-4, atol=1e-4)
+        y, counts = jax.jit(lambda *v: jsc.conv(*v, count_nonzeros=True, implementation="ecr"))(*typed[:3])
+        assert np.asarray(counts).sum(0).tolist() == [np.count_nonzero(y), y.size]
     print("explicit sharding")
 
 

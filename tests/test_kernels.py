@@ -24,7 +24,8 @@ TF32 = 5e-4
 RUNS = cases.runs()
 RUN_IDS = [f"{implementation} {case.name}" for case, implementation in RUNS]
 NATIVE = [name for name in ops.CONV_IMPLEMENTATIONS if name != "xla"]
-THEN_POOL = [name for name in ops.CONV_POOL_IMPLEMENTATIONS if name in ops.CONV_IMPLEMENTATIONS and name != "xla"]
+FUSED = {implementation for case, implementation in RUNS if case.pool}
+THEN_POOL = [name for name in ops.CONV_POOL_IMPLEMENTATIONS if name not in ("xla", *FUSED)]
 
 
 def poison(shape: tuple[int, ...], dtype: Any) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from conftest import PLATFORM
 
-from jax_sparse_conv import _native, primitives
+from jax_sparse_conv import _native, lowering, primitives
 from jax_sparse_conv.geometry import Geometry
 
 
@@ -102,7 +102,7 @@ def test_the_native_side_checks_every_call_itself(change: dict[str, np.ndarray],
     reason = _native.why_missing("ecr", PLATFORM, "float32")
     if reason is not None:
         pytest.skip(reason)
-    attributes = primitives.attributes(primitives.Config(Geometry(padding=((1, 1), (1, 1))), "ecr")) | change
+    attributes = lowering.attributes(primitives.Config(Geometry(padding=((1, 1), (1, 1))), "ecr")) | change
     results = [jax.ShapeDtypeStruct((1, 4, 4, 3), jnp.float32)]
     if PLATFORM == "cuda":
         results.append(jax.ShapeDtypeStruct((0,), jnp.uint8))

@@ -22,6 +22,7 @@ CHECKED = [
     "shard_map",
     "grad through shard_map",
     "shard_map, kernel split",
+    "counts and adaptive",
     "explicit sharding",
 ]
 

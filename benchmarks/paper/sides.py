@@ -24,8 +24,8 @@ def dense_sides() -> tuple[str, ...]:
 
 
 def all_sides(op: str) -> tuple[str, ...]:
-    """XLA's, every implementation that `op` has, and "auto", which is `implementation=None`."""
-    return (*dense_sides(), *(name for name in IMPLEMENTATIONS_OF[op] if name != "xla"), AUTO)
+    """XLA's, every kernel that `op` has, and "auto", which is `implementation=None`."""
+    return (*dense_sides(), *(name for name in IMPLEMENTATIONS_OF[op] if name not in ("xla", "adaptive")), AUTO)
 
 
 def is_dense(side: str) -> bool:
