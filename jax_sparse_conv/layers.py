@@ -12,13 +12,13 @@ import contextvars
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_sparse_conv import calls, ops, reference
+from jax_sparse_conv import calls, counting, ops, reference
 from jax_sparse_conv import geometry as geo
 from jax_sparse_conv.calls import Call, Operands
 
@@ -92,6 +92,22 @@ class LayerCall:
     residual: jax.Array | None
     output: jax.Array
 
+
+class Counts(NamedTuple):
+    """What a call knows of the zeros of its input, and whether it is to tell of its result's.
+
+    Attributes:
+      nonzeros: of the input, as `jax_sparse_conv.conv` takes them, or None.
+      wanted: whether the result's are asked for.
+    """
+
+    nonzeros: Any = None
+    wanted: bool = False
+
+
+# A result and its counts, None where they are not wanted.
+Counted: TypeAlias = tuple[jax.Array, jax.Array | None]
+_NO_COUNTS = Counts()
 
 _calls: contextvars.ContextVar[list[LayerCall] | None] = contextvars.ContextVar("jax_sparse_conv_calls", default=None)
 
@@ -210,34 +226,47 @@ def masked(kernel: jax.Array, mask: Any) -> jax.Array:
 
 
 def conv(
-    layer: ConvLayer, inputs: jax.Array, kernel: jax.Array, bias: jax.Array | None, residual: Any = None
-) -> jax.Array:
+    layer: ConvLayer,
+    inputs: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    residual: Any = None,
+    counts: Counts = _NO_COUNTS,
+) -> Counted:
     """inputs [..., H, W, C] and residual [..., Ho, Wo, K] -> [..., Ho, Wo, K], with any number of leading axes."""
     x, added = _images(inputs, residual)
-    return _restore(_run(layer, "conv", (x, kernel, bias, added), conv_arguments(layer)), inputs)
+    y, nonzeros = _run(layer, "conv", (x, kernel, bias, added), conv_arguments(layer), counts)
+    return _restore(y, inputs), nonzeros
 
 
 def bare_conv(layer: ConvLayer, x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
     """The convolution and its bias alone, for a layer between which and its activation something else comes."""
-    return _run(layer, "conv", (x, kernel, bias, None), conv_arguments(layer) | {"activation": None})
+    return _run(layer, "conv", (x, kernel, bias, None), conv_arguments(layer) | {"activation": None})[0]
 
 
 def conv_pool(
-    layer: ConvPoolLayer, inputs: jax.Array, kernel: jax.Array, bias: jax.Array | None, residual: Any = None
-) -> jax.Array:
+    layer: ConvPoolLayer,
+    inputs: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    residual: Any = None,
+    counts: Counts = _NO_COUNTS,
+) -> Counted:
     """As `conv`, then the pool: [..., Po, Qo, K]. A residual is added between convolution and activation."""
     if residual is not None:
         if layer.implementation == "pecr":
             raise ValueError("implementation='pecr' has no residual; None, 'ecr' or 'xla' have")
-        return pooled(layer, conv(layer, inputs, kernel, bias, residual))
+        y, _ = conv(layer, inputs, kernel, bias, residual, Counts(counts.nonzeros))
+        return counted(pooled(layer, y), counts)
     x, _ = _images(inputs, None)
     arguments = conv_arguments(layer) | pool_arguments(layer)
-    return _restore(_run(layer, "conv_pool", (x, kernel, bias, None), arguments), inputs)
+    y, nonzeros = _run(layer, "conv_pool", (x, kernel, bias, None), arguments, counts)
+    return _restore(y, inputs), nonzeros
 
 
 def dense(layer: DenseLayer, x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
     """x [..., C] -> [..., K]."""
-    return _run(layer, "dense", (x, kernel, bias, None), dense_arguments(layer))
+    return _run(layer, "dense", (x, kernel, bias, None), dense_arguments(layer))[0]
 
 
 def pooled(layer: ConvPoolLayer, y: jax.Array) -> jax.Array:
@@ -258,16 +287,27 @@ def epilogue(y: jax.Array, residual: Any, activation: str | None) -> jax.Array:
     return reference.epilogue(y, None, residual, activation)
 
 
-def _run(layer: Any, op: str, operands: Operands, arguments: Mapping[str, Any]) -> jax.Array:
+def counted(y: jax.Array, counts: Counts) -> Counted:
+    """y, and its counts by lax where they are wanted."""
+    return y, counting.counted(y) if counts.wanted else None
+
+
+def _run(layer: Any, op: str, operands: Operands, arguments: Mapping[str, Any], counts: Counts = _NO_COUNTS) -> Counted:
     observer = _observer.get()
     if observer is not None:
-        return observer(layer, Call.of(op, operands, arguments), operands, arguments)
-    implementation = layer.implementation
+        return counted(observer(layer, Call.of(op, operands, arguments), operands, arguments), counts)
+    implementation, nonzeros = layer.implementation, counts.nonzeros
     if isinstance(implementation, Planned):
         implementation = implementation[Call.of(op, operands, arguments)]
+        if implementation not in ops.READS_NONZEROS:
+            nonzeros = None  # the plan has measured; nothing is left to decide
     elif implementation == "pecr" and op == "conv":
         implementation = "ecr"  # a pool that comes later, or apart
-    return calls.run(op, operands, arguments, implementation)
+    if nonzeros is not None:
+        arguments = {**arguments, "nonzeros": nonzeros}
+    if not counts.wanted:
+        return calls.run(op, operands, arguments, implementation), None
+    return calls.run(op, operands, {**arguments, "count_nonzeros": True}, implementation)
 
 
 def conv_arguments(layer: ConvLayer) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class SparseConv(nn.Conv):
 
     Attributes:
       activation: None or "relu", applied in the same operation.
-      implementation: "ecr", "coo", "direct", "xla" or None, as in `jax_sparse_conv.conv`.
+      implementation: "ecr", "coo", "direct", "adaptive", "xla" or None, as in `jax_sparse_conv.conv`.
 
     Raises:
       ValueError: an unknown activation or implementation.
@@ -43,26 +43,32 @@ class SparseConv(nn.Conv):
         super().__post_init__()
 
     @nn.compact
-    def __call__(self, inputs: jax.Array, residual: Any = None) -> jax.Array:
+    def __call__(
+        self, inputs: jax.Array, residual: Any = None, *, nonzeros: Any = None, count_nonzeros: bool = False
+    ) -> Any:
         """`activation(conv(inputs) + bias + residual)`.
 
         Args:
           inputs: [..., H, W, C], with none, one or several leading axes.
           residual: [..., Ho, Wo, K] or None, cast to the computation's dtype.
+          nonzeros: counts of the inputs' non-zeros, as in `jax_sparse_conv.conv`.
+          count_nonzeros: whether to return such counts of the result.
 
         Returns:
-          [..., Ho, Wo, K], pooled by `SparseConvPool`.
+          [..., Ho, Wo, K], pooled by `SparseConvPool`; with `count_nonzeros` a pair of that and the counts.
 
         Raises:
           ValueError: a shape that does not fit, or a named implementation that cannot run this layer.
         """
-        reason = layers.why_dense_conv(self)
+        reason, counts = layers.why_dense_conv(self), layers.Counts(nonzeros, count_nonzeros)
         if reason is None:
-            y = self._sparse(*self._promoted(inputs), residual)
+            y, counted = self._sparse(*self._promoted(inputs), residual, counts)
         else:
             layers.require_dense(self.implementation, reason)
             y = self._after(layers.epilogue(super().__call__(inputs), residual, self.activation))
-        return layers.recorded(self, inputs, residual, y)
+            y, counted = layers.counted(y, counts)
+        y = layers.recorded(self, inputs, residual, y)
+        return (y, counted) if count_nonzeros else y
 
     def _promoted(self, inputs: Any) -> tuple[jax.Array, jax.Array, jax.Array | None]:
         channels = jnp.shape(inputs)[-1]
@@ -76,8 +82,10 @@ class SparseConv(nn.Conv):
         bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype) if self.use_bias else None
         return _promoted(self, inputs, kernel, bias)
 
-    def _sparse(self, inputs: jax.Array, kernel: jax.Array, bias: jax.Array | None, residual: Any) -> jax.Array:
-        return layers.conv(self, inputs, kernel, bias, residual)
+    def _sparse(
+        self, inputs: jax.Array, kernel: jax.Array, bias: jax.Array | None, residual: Any, counts: layers.Counts
+    ) -> layers.Counted:
+        return layers.conv(self, inputs, kernel, bias, residual, counts)
 
     def _after(self, y: jax.Array) -> jax.Array:
         return y
@@ -90,7 +98,8 @@ class SparseConvPool(SparseConv):
 
     Attributes:
       activation: "relu" or None, before the pool.
-      implementation: "pecr", "ecr", "coo", "direct", "xla" or None, as in `jax_sparse_conv.conv_pool`.
+      implementation: "pecr", "ecr", "coo", "direct", "adaptive", "xla" or None, as in
+        `jax_sparse_conv.conv_pool`.
       pool: "max" or "avg".
       window_shape: rows and columns of a pooling window.
       window_strides: between pooling windows; None is `window_shape`.
@@ -114,8 +123,10 @@ class SparseConvPool(SparseConv):
         layers.check_pool(self.pool, self.window_shape, self.window_strides, self.window_padding)
         super().__post_init__()
 
-    def _sparse(self, inputs: jax.Array, kernel: jax.Array, bias: jax.Array | None, residual: Any) -> jax.Array:
-        return layers.conv_pool(self, inputs, kernel, bias, residual)
+    def _sparse(
+        self, inputs: jax.Array, kernel: jax.Array, bias: jax.Array | None, residual: Any, counts: layers.Counts
+    ) -> layers.Counted:
+        return layers.conv_pool(self, inputs, kernel, bias, residual, counts)
 
     def _after(self, y: jax.Array) -> jax.Array:
         return layers.pooled(self, y)

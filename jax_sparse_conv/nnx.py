@@ -43,7 +43,7 @@ class SparseConv(nnx.Conv):
       kernel_size: as in `nnx.Conv`.
       strides: as in `nnx.Conv`.
       activation: None or "relu", applied in the same operation.
-      implementation: "ecr", "coo", "direct", "xla" or None, as in `jax_sparse_conv.conv`.
+      implementation: "ecr", "coo", "direct", "adaptive", "xla" or None, as in `jax_sparse_conv.conv`.
       **conv_arguments: `nnx.Conv`'s other arguments, `rngs` among them.
 
     Raises:
@@ -71,17 +71,25 @@ class SparseConv(nnx.Conv):
         self.implementation = implementation
 
     def __call__(  # type: ignore[override]  # nnx.Conv's second argument is out_sharding; it is understood here too
-        self, inputs: jax.Array, residual: Any = None, out_sharding: Any = None
-    ) -> jax.Array:
+        self,
+        inputs: jax.Array,
+        residual: Any = None,
+        out_sharding: Any = None,
+        *,
+        nonzeros: Any = None,
+        count_nonzeros: bool = False,
+    ) -> Any:
         """`activation(conv(inputs) + bias + residual)`.
 
         Args:
           inputs: [..., H, W, C], with none, one or several leading axes.
           residual: [..., Ho, Wo, K] or None, cast to the computation's dtype.
           out_sharding: as in `nnx.Conv`.
+          nonzeros: counts of the inputs' non-zeros, as in `jax_sparse_conv.conv`.
+          count_nonzeros: whether to return such counts of the result.
 
         Returns:
-          [..., Ho, Wo, K].
+          [..., Ho, Wo, K]; with `count_nonzeros` a pair of that and the counts.
 
         Raises:
           ValueError: a shape that does not fit, or a named implementation that cannot run this layer.
@@ -89,17 +97,21 @@ class SparseConv(nnx.Conv):
         layers.check_arguments(self.activation, self.implementation, self.implementations)
         if isinstance(residual, (jax.sharding.Sharding, jax.sharding.PartitionSpec)):
             residual, out_sharding = None, residual
-        reason = layers.why_dense_conv(self)
+        reason, counts = layers.why_dense_conv(self), layers.Counts(nonzeros, count_nonzeros)
         if reason is None:
-            y = self._sparse(*_promoted(self, inputs, self.mask), residual)
+            y, counted = self._sparse(*_promoted(self, inputs, self.mask), residual, counts)
             y = y if out_sharding is None else jax.sharding.reshard(y, out_sharding)
         else:
             layers.require_dense(self.implementation, reason)
             y = self._after(layers.epilogue(super().__call__(inputs, out_sharding), residual, self.activation))
-        return layers.recorded(self, inputs, residual, y)
+            y, counted = layers.counted(y, counts)
+        y = layers.recorded(self, inputs, residual, y)
+        return (y, counted) if count_nonzeros else y
 
-    def _sparse(self, inputs: jax.Array, kernel: jax.Array, bias: jax.Array | None, residual: Any) -> jax.Array:
-        return layers.conv(self, inputs, kernel, bias, residual)
+    def _sparse(
+        self, inputs: jax.Array, kernel: jax.Array, bias: jax.Array | None, residual: Any, counts: layers.Counts
+    ) -> layers.Counted:
+        return layers.conv(self, inputs, kernel, bias, residual, counts)
 
     def _after(self, y: jax.Array) -> jax.Array:
         return y
@@ -120,7 +132,8 @@ class SparseConvPool(SparseConv):
       window_strides: between pooling windows; None is `window_shape`.
       window_padding: of the pool, as in `jax_sparse_conv.conv_pool`.
       activation: "relu" or None, before the pool.
-      implementation: "pecr", "ecr", "coo", "direct", "xla" or None, as in `jax_sparse_conv.conv_pool`.
+      implementation: "pecr", "ecr", "coo", "direct", "adaptive", "xla" or None, as in
+        `jax_sparse_conv.conv_pool`.
       **conv_arguments: `nnx.Conv`'s other arguments, `rngs` among them.
 
     Raises:
@@ -161,8 +174,10 @@ class SparseConvPool(SparseConv):
         self.window_strides = window_strides
         self.window_padding = window_padding
 
-    def _sparse(self, inputs: jax.Array, kernel: jax.Array, bias: jax.Array | None, residual: Any) -> jax.Array:
-        return layers.conv_pool(self, inputs, kernel, bias, residual)
+    def _sparse(
+        self, inputs: jax.Array, kernel: jax.Array, bias: jax.Array | None, residual: Any, counts: layers.Counts
+    ) -> layers.Counted:
+        return layers.conv_pool(self, inputs, kernel, bias, residual, counts)
 
     def _after(self, y: jax.Array) -> jax.Array:
         return layers.pooled(self, y)

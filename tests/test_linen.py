@@ -159,3 +159,14 @@ def test_bad_arguments() -> None:
         SparseConv(4, (3, 3), padding="CIRCULAR", implementation="ecr").init(jax.random.key(0), x)
     with pytest.raises(ValueError, match="feature_group_count=2 does not divide the C=3"):
         SparseConv(4, (3, 3), feature_group_count=2).init(jax.random.key(0), x)
+
+
+@pytest.mark.parametrize("kind", [SparseConv, SparseConvPool])
+def test_layers_take_and_return_counts(kind: Any) -> None:
+    x = feature_map((2, 6, 6, 4))
+    layer = kind(features=6, kernel_size=(3, 3), activation="relu")
+    variables = layer.init(jax.random.key(0), x)
+    for nonzeros in (None, [[1, 100]], [[99, 100]]):
+        y, counts = layer.apply(variables, x, nonzeros=nonzeros, count_nonzeros=True)
+        np.testing.assert_allclose(y, layer.apply(variables, x), rtol=1e-4, atol=1e-4)
+        np.testing.assert_array_equal(np.asarray(counts).sum(0), [np.count_nonzero(y), y.size])

@@ -133,6 +133,21 @@ def test_gradient_equals_dense(build: Any) -> None:
 
 
 @pytest.mark.parametrize("build", [small_vgg, small_resnet])
+def test_adaptive_neighbours_pass_counts_on(build: Any) -> None:
+    require("adaptive", "float32")
+    x = photographs(2, 16, 20)
+    model = build()
+    assert "jsc_conv_counted" not in str(jax.make_jaxpr(lambda v: model(v))(x))
+    models.set_network_implementation(model, "adaptive")
+    assert "jsc_conv_counted" not in str(jax.make_jaxpr(lambda v: model(v))(x)) or build is small_vgg  # batch norms
+    models.fold_batch_norm(model)
+    assert "jsc_conv_counted" in str(jax.make_jaxpr(lambda v: model(v))(x))
+    found = forward(model, x)
+    models.set_network_implementation(model, "xla")
+    assert_close(found, forward(model, x))
+
+
+@pytest.mark.parametrize("build", [small_vgg, small_resnet])
 @pytest.mark.parametrize("implementation", ["ecr", "pecr"])
 def test_implementations_agree(build: Any, implementation: str) -> None:
     for method in ("ecr", "pecr", "dense"):

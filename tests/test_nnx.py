@@ -411,3 +411,27 @@ def test_bad_arguments() -> None:
     with pytest.raises(TypeError, match=r"^model is a list, which is not an nnx\.Module$"):
         replace([Net(rngs)])  # type: ignore[arg-type]
     assert set(ops.DENSE_IMPLEMENTATIONS) <= set(ops.CONV_IMPLEMENTATIONS)  # what replace() assumes
+
+
+@pytest.mark.parametrize("kind", [SparseConv, SparseConvPool])
+def test_layers_take_and_return_counts(kind: Any) -> None:
+    require("adaptive", "float32")
+    x = feature_map((2, 1, 6, 6, 4))
+    arguments: Any = {"in_features": 4, "out_features": 6, "kernel_size": (3, 3), "activation": "relu"}
+    first = kind(**arguments, implementation="adaptive", rngs=nnx.Rngs(0))
+    plain = kind(**arguments, implementation="xla", rngs=nnx.Rngs(0))
+    for nonzeros in (None, [[1, 100]], [[99, 100]]):
+        y, counts = first(x, nonzeros=nonzeros, count_nonzeros=True)
+        np.testing.assert_allclose(y, plain(x), rtol=1e-4, atol=1e-4)
+        np.testing.assert_array_equal(np.asarray(counts).sum(0), [np.count_nonzero(y), y.size])
+    if kind is SparseConv:
+        y, counts = plain(x, plain(x), count_nonzeros=True)
+        np.testing.assert_array_equal(np.asarray(counts).sum(0), [np.count_nonzero(y), y.size])
+    with pytest.raises(ValueError, match="nonzeros is given, but implementation='xla' does not read it"):
+        plain(x, nonzeros=counts)
+
+
+def test_a_layer_that_runs_densely_counts_too() -> None:
+    layer = SparseConv(4, 6, (3,), padding="CAUSAL", activation="relu", rngs=nnx.Rngs(0))
+    y, counts = layer(feature_map((2, 9, 4)), count_nonzeros=True)
+    np.testing.assert_array_equal(np.asarray(counts).sum(0), [np.count_nonzero(y), y.size])

@@ -12,7 +12,15 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
-from jax_sparse_conv.models.layers import BeforeLayer, ConvNet, check_images, check_implementation, pairs, run_layer
+from jax_sparse_conv.models.layers import (
+    BeforeLayer,
+    ConvNet,
+    check_images,
+    check_implementation,
+    pairs,
+    run_layer,
+    run_units,
+)
 from jax_sparse_conv.models.units import ConvUnit, Layer, Pool, Shared, fully_connected, smallest_size
 
 
@@ -92,9 +100,7 @@ class Chain(ConvNet):
           ValueError: x is not [N, H, W, C], or so small that a window has nothing to see.
         """
         check_images(x, smallest_size(self.convs), self.channels)
-        for name, layer in zip(self.conv_names, self.convs, strict=True):
-            x = run_layer(name, layer, x, before_layer=before_layer)
-        return x
+        return run_units(zip(self.conv_names, self.convs, strict=True), x, before_layer=before_layer)
 
     def __call__(self, x: jax.Array, *, before_layer: BeforeLayer | None = None) -> jax.Array:
         """x [N, H, W, C] -> logits [N, num_classes].

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
 import jax
@@ -62,6 +62,28 @@ def run_layer(
     return out
 
 
+def run_units(
+    units: Iterable[tuple[str, ConvUnit]],
+    x: jax.Array,
+    residual: jax.Array | None = None,
+    *,
+    before_layer: BeforeLayer | None,
+) -> jax.Array:
+    """Convolutions by name, one after the other, the residual added by the last.
+
+    Where two neighbours are "adaptive", the first counts the non-zeros that the second goes by.
+    """
+    chain, nonzeros = list(units), None
+    for (name, unit), following in itertools.zip_longest(chain, chain[1:]):
+        added = residual if following is None else None
+        if before_layer is not None:
+            before_layer(name, unit, x, added)
+        counts = following is not None and unit.is_adaptive and following[1].is_adaptive
+        y = unit(x, added, nonzeros=nonzeros, count_nonzeros=counts)
+        x, nonzeros = y if counts else (y, None)
+    return x
+
+
 def pairs(names: Iterator[str] | list[str]) -> dict[str, str]:
     """Each name with the next one."""
     return dict(itertools.pairwise(names))
@@ -104,7 +126,7 @@ def is_folded(model: nnx.Module) -> bool:
 
 
 def set_network_implementation(model: nnx.Module, implementation: str | None) -> None:
-    """Set one implementation for a whole network, in place: None, "xla", "ecr", "coo", "direct" or "pecr".
+    """Set one implementation for a whole network, in place: None, "xla", "ecr", "coo", "direct", "adaptive" or "pecr".
 
     Dense layers choose themselves where they lack it. "pecr" is the paper's OCPA rule (Xu et al. 2023, section 7): PECR
     where a pool follows, ECR elsewhere.

@@ -16,6 +16,7 @@ from jax_sparse_conv.models.layers import (
     check_implementation,
     pairs,
     run_layer,
+    run_units,
 )
 from jax_sparse_conv.models.units import ConvUnit, Layer, Shared, fully_connected, smallest_size
 
@@ -75,13 +76,11 @@ class Block(nnx.Module):
             yield f"{prefix}_{i}", unit
 
     def __call__(self, x: jax.Array, prefix: str, before_layer: BeforeLayer | None) -> jax.Array:
-        residual, last = x, len(self.convs)
+        residual = x
         if self.shortcut is not None:
             residual = run_layer(f"{prefix}_0", self.shortcut, x, before_layer=before_layer)
-        for i, unit in enumerate(self.convs, 1):
-            added = residual if i == last else None
-            x = run_layer(f"{prefix}_{i}", unit, x, added, before_layer=before_layer)
-        return x
+        units = ((f"{prefix}_{i}", unit) for i, unit in enumerate(self.convs, 1))
+        return run_units(units, x, residual, before_layer=before_layer)
 
 
 class ResidualNet(ConvNet):

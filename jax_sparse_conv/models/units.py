@@ -26,7 +26,8 @@ class Shared(TypedDict, total=False):
     """Arguments that every network takes and passes on to every layer.
 
     Keys:
-      implementation: None, "xla", "ecr", "coo", "direct" or "pecr" (PECR where a pool follows, ECR elsewhere).
+      implementation: None, "xla", "ecr", "coo", "direct", "adaptive", or "pecr" (PECR where a pool follows, ECR
+        elsewhere).
       dtype: of the computation, None for what x and the parameters promote to.
       param_dtype: of the parameters.
       precision: as in lax.
@@ -113,12 +114,26 @@ class ConvUnit(nnx.Module):
         if batch_norm:
             self.batch_norm = _batch_norm(out_features, epsilon, shared)
 
-    def __call__(self, x: jax.Array, residual: jax.Array | None = None) -> jax.Array:
-        """x [N, H, W, C] and residual [N, Ho, Wo, K] (only without a pool) -> [N, Po, Qo, K]."""
+    def __call__(
+        self,
+        x: jax.Array,
+        residual: jax.Array | None = None,
+        *,
+        nonzeros: jax.Array | None = None,
+        count_nonzeros: bool = False,
+    ) -> Any:
+        """x [N, H, W, C] and residual [N, Ho, Wo, K] (only without a pool) -> [N, Po, Qo, K].
+
+        Counts as in `jax_sparse_conv.conv`, where the unit `is_adaptive`.
+        """
         if self.batch_norm is not None:
             return self.pooled(self.activated(self.preactivation(x, residual)))
-        out: jax.Array = self.conv(x) if residual is None else self.conv(x, residual)
-        return out
+        return self.conv(x, residual, nonzeros=nonzeros, count_nonzeros=count_nonzeros)
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether the unit is one operation that goes by the density of its input."""
+        return self.batch_norm is None and self.conv.implementation == "adaptive"
 
     def convolved(self, x: jax.Array) -> jax.Array:
         """The convolution and its bias alone, what a batch norm sees: x [N, H, W, C] -> [N, Ho, Wo, K]."""
