@@ -14,7 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are run from the repository's root
 
-from benchmarks import command, data, direct_ablation, layers, tables
+from benchmarks import adaptive, command, data, direct_ablation, layers, tables
 from benchmarks.cases import SETS, Layer, conv3x3
 
 LAYERS = (
@@ -164,3 +164,16 @@ def test_direct_ablation_compares_each_figure_with_its_predecessor_and_names_wro
     assert direct_ablation.wrong(rows) == [rows[2]]
     assert direct_ablation.report(direct_ablation.figures(rows), rows).count("WRONG") == 1
     assert direct_ablation.wrong([rows[2] | {"engine": "tensor cores"}]) == []
+
+
+def test_adaptive_times_every_side(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tiny = (conv3x3("16->8 6"), Layer("pooled", "conv_pool", 16, 8, 6))
+    monkeypatch.setattr(adaptive, "LAYERS", tiny)
+    path = tmp_path / "rows.json"
+    assert adaptive.main(["--zeros", "50", "--repeats", "2", "--precision", "highest", "--json", str(path)]) == 0
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["layer"] for row in rows] == [layer.name for layer in tiny]
+    for row in rows:
+        assert row["same_results"]
+        assert set(row["us"]) == {"ecr", "direct", "counted_ecr", "sparse", "dense", "adaptive"}
+        assert row["overhead_us"]["dense"] == row["us"]["dense"] - row["us"]["direct"]
