@@ -169,9 +169,9 @@ def _measure(
 ) -> tables.Row:
     requested = _requested(layer, options.implementation)
     functions = _functions(layer, precision, requested)
-    kernel, bias = (jnp.asarray(value, dtype) for value in data.weights(layer, options.seed))
+    kernel, bias = _weights(layer, dtype, options.seed)
     if options.weights == "constant":
-        functions = {side: _with_constants(function, kernel, bias) for side, function in functions.items()}
+        functions = _with_constants(layer, precision, requested, dtype, options.seed)
     xs = [jnp.asarray(x, dtype) for x in inputs]
     operands = _operands(xs, kernel, bias, options.cold_weights)
     errors = _errors(layer, functions, operands[0])
@@ -226,10 +226,27 @@ def _functions(layer: Layer, precision: str, requested: str | None) -> dict[str,
     return {side: jax.jit(call) for side, call in calls.items()}
 
 
-def _with_constants(function: timing.Function, kernel: jax.Array, bias: jax.Array) -> timing.Function:
-    """A function of the same operands that takes its weights from the program, not from them."""
-    call = function.__wrapped__  # type: ignore[attr-defined]  # a jit of its own would make them arguments again
-    return jax.jit(lambda x, *_: call(x, kernel, bias))
+@functools.lru_cache(maxsize=1)
+def _weights(layer: Layer, dtype: str, seed: int) -> tuple[jax.Array, jax.Array]:
+    kernel, bias = data.weights(layer, seed)
+    return jnp.asarray(kernel, dtype), jnp.asarray(bias, dtype)
+
+
+@functools.lru_cache(maxsize=1)
+def _with_constants(
+    layer: Layer, precision: str, requested: str | None, dtype: str, seed: int
+) -> dict[str, timing.Function]:
+    """Functions of the same operands that take their weights from the program, not from them."""
+    kernel, bias = _weights(layer, dtype, seed)
+
+    def constant(call: timing.Function) -> timing.Function:
+        return jax.jit(lambda x, *_: call(x, kernel, bias))
+
+    # Not jitted twice: an inner jit would make arguments of them again.
+    return {
+        side: constant(function.__wrapped__)  # type: ignore[attr-defined]
+        for side, function in _functions(layer, precision, requested).items()
+    }
 
 
 def _call(layer: Layer, precision: str, implementation: str | None) -> timing.Function:

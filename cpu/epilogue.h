@@ -79,24 +79,44 @@ inline Vector<A> PoolWindow(const ConvArgs& a, const Tile& tile, const TileImage
   return a.pool == Pool::kMax ? result : result / static_cast<A>(a.window[0] * a.window[1]);
 }
 
+// One vector of channels of a row of results, without residual and pool, from sums [columns, stride] to out
+// [columns, features]. The bias is read once, and nothing branches.
+template <typename T, typename A>
+inline void WriteRow(const ConvTask& task, int64_t columns, ChannelRange range, const A* sum, T* out) {
+  const ConvArgs& a = task.call->args;
+  const int64_t stride = task.plan->block;
+  Vector<A> bias = {}, least = {};
+  if (a.has_bias) bias = Load(static_cast<const T*>(task.call->bias) + task.stack * a.features + range.channel);
+  if (a.activation != Activation::kRelu) least -= static_cast<A>(__builtin_inf());
+  for (int64_t x = 0; x < columns; ++x, sum += stride, out += a.features) {
+    const Vector<A> value = Load(sum) + bias;
+    Store(out, value <= least ? least : value);
+  }
+}
+
 // Bias, residual and ReLU on a block's sums [rows, sum_cols, stride] of one image, in place where a pool follows, else
 // to out.
 template <typename T, typename A>
 void ActivateImage(const ConvTask& task, const Tile& tile, const TileImage& image, ChannelRange block, A* sums) {
   const ConvArgs& a = task.call->args;
-  const int64_t stride = task.plan->block;
+  const int64_t stride = task.plan->block, columns = tile.conv_cols.size();
   T* out = static_cast<T*>(task.call->out);  // [N, Ho, Wo, K]
   for (int64_t y = image.conv_rows.begin; y < image.conv_rows.end; ++y) {
-    A* sum = sums + (image.first_sum + y - image.conv_rows.begin) * tile.sum_cols * stride;
-    for (int64_t x = tile.conv_cols.begin; x < tile.conv_cols.end; ++x, sum += stride) {
-      const int64_t pixel = (image.image * a.conv_size[0] + y) * a.conv_size[1] + x;
-      for (int64_t v = 0; v < block.width; v += kLanes<A>) {
-        const ChannelRange range = {block.channel + v, Min(kLanes<A>, block.width - v)};
-        const Vector<A> value = Activate<T>(task, Load(sum + v), range, pixel);
+    A* row = sums + (image.first_sum + y - image.conv_rows.begin) * tile.sum_cols * stride;
+    const int64_t first = (image.image * a.conv_size[0] + y) * a.conv_size[1] + tile.conv_cols.begin;
+    for (int64_t v = 0; v < block.width; v += kLanes<A>) {
+      const ChannelRange range = {block.channel + v, Min(kLanes<A>, block.width - v)};
+      if (range.width == kLanes<A> && a.pool == Pool::kNone && !a.has_residual) {
+        WriteRow(task, columns, range, row + v, out + first * a.features + range.channel);
+        continue;
+      }
+      A* sum = row + v;
+      for (int64_t x = 0; x < columns; ++x, sum += stride) {
+        const Vector<A> value = Activate<T>(task, Load(sum), range, first + x);
         if (a.pool == Pool::kNone) {
-          StoreFirst(out + pixel * a.features + range.channel, value, range.width);
+          StoreFirst(out + (first + x) * a.features + range.channel, value, range.width);
         } else {
-          Store(sum + v, value);
+          Store(sum, value);
         }
       }
     }

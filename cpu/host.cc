@@ -131,12 +131,13 @@ ffi::Error RunTasks(ffi::ThreadPool& pool, int64_t threads, int64_t count, const
                     "a convolution task needs " + std::to_string(missing.load()) + " bytes of scratch memory");
 }
 
-// Fraction of non-zeros, from 256 runs of 16 elements spread over x: runs, because each place costs a cache miss.
+// Fraction of non-zeros, from up to 256 runs of 16 elements spread over x, a quarter of a small map: runs, because each
+// place costs a cache miss.
 double SampleDensity(const Isa& isa, int dtype, const ConvCall& call) {
-  constexpr int64_t kRuns = 256;
+  constexpr int64_t kRuns = 256, kShare = 4;
   const ConvArgs& a = call.args;
   const int64_t size = a.images * a.size[0] * a.size[1] * a.channels;
-  const int64_t step = std::max(kCountRun, size / kRuns | 1);  // odd: all channels have their turn
+  const int64_t step = std::max(kShare * kCountRun, size / kRuns) | 1;  // odd: all channels have their turn
   const int64_t runs = size < kCountRun ? 0 : (size - kCountRun) / step + 1;
   if (runs == 0) return 1;
   return static_cast<double>(isa.count[dtype](call.x, runs, step)) / static_cast<double>(runs * kCountRun);

@@ -8,15 +8,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are run from the repository's root
 
-from benchmarks import adaptive, command, data, direct_ablation, layers, tables
+from benchmarks import adaptive, command, cpu, crossover, data, direct_ablation, layers, tables
 from benchmarks.cases import SETS, Layer, conv3x3
+from jax_sparse_conv import _native
 
+CPU_EXTENSION = pytest.mark.skipif(
+    jax.default_backend() != "cpu" or not _native.cpu_isas(), reason="needs the CPU extension and backend"
+)
+LIMITS = {"threads": 1, "flops": 1e12, "cache_bytes_per_second": 1e9, "memory_bytes_per_second": 1e8}
 LAYERS = (
     Layer("odd", "conv", 5, 6, 7, maps="a/b"),
     Layer("strided", "conv", 3, 4, 8, strides=2),
@@ -177,3 +183,42 @@ def test_adaptive_times_every_side(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         assert row["same_results"]
         assert set(row["us"]) == {"ecr", "direct", "counted_ecr", "sparse", "dense", "adaptive"}
         assert row["overhead_us"]["dense"] == row["us"]["dense"] - row["us"]["direct"]
+
+
+@CPU_EXTENSION
+def test_cpu_table(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_native, "cpu_limits", lambda: LIMITS)
+    out = tmp_path / "rows.json"
+    arguments = ["--set", "cpu", "--zeros", "50", "--batch", "1", "2", "--repeats", "2", "--json", str(out)]
+    assert cpu.main(arguments) == 0
+    content = json.loads(out.read_text())
+    assert len(content["rows"]) == 2 * 2 * len(LAYERS)
+    assert all(0 < row["fma_percent"] <= row["roof_percent"] for row in content["rows"] if row["zeros_percent"] < 99)
+    assert all(row["then_pool_ratio"] > 0 for row in content["rows"] if row["op"] == "conv_pool")
+    assert "FMA %" in capsys.readouterr().out
+    assert cpu.main(["--layers", "nothing"]) == 1
+    assert crossover.main([str(out), "--out", str(tmp_path / "plot.png")]) == 0
+    assert (tmp_path / "plot.png").stat().st_size > 1000
+    assert crossover.main([str(tmp_path / "nowhere.json"), "--out", str(tmp_path / "plot.png")]) == 1
+
+
+def test_roofline() -> None:
+    row = {"op": "conv", "dense_flops": 2e6, "zeros_percent": 50.0, "kernel_shape": [3, 3, 10, 10], "batch": 1}
+    found = cpu.roofline(row | {"ours_us": 10.0}, LIMITS)
+    assert found["fma_percent"] == pytest.approx(10)
+    assert found["roof_percent"] == pytest.approx(36)  # 3600 bytes at 1 GB/s
+    dense = row | {"op": "dense", "kernel_shape": [100, 1000], "ours_us": 400.0}
+    assert cpu.roofline(dense, LIMITS)["roof_percent"] == pytest.approx(50)  # half of the rows
+
+
+def test_crossover() -> None:
+    assert crossover.crossover([(0, 0.5), (50, 2.0)]) == pytest.approx(25)
+    assert crossover.crossover([(0, 1.1), (50, 2.0)]) == 0
+    assert crossover.crossover([(0, 0.5), (50, 0.9)]) is None
+
+
+@CPU_EXTENSION
+def test_limits_are_measured() -> None:
+    limits = _native.cpu_limits()
+    assert limits["threads"] >= 1
+    assert min(limits["flops"], limits["cache_bytes_per_second"], limits["memory_bytes_per_second"]) > 1e8
