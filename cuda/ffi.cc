@@ -153,6 +153,22 @@ ffi::Error AdaptiveHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x
                 });
 }
 
+ffi::Error SegmentHandler(cudaStream_t stream, int32_t device, ffi::RemainingArgs operands, ffi::RemainingRets results,
+                          ffi::Dictionary attributes) try {
+  const ffi::ErrorOr<SegmentCall> call = MakeSegmentCall(operands, results, attributes);
+  if (call.has_error()) return call.error();
+  const DeviceScope scope(device);
+  if (scope.status() != cudaSuccess) {
+    return ffi::Error(ffi::ErrorCode::kInternal, std::string("cudaSetDevice: ") + cudaGetErrorString(scope.status()));
+  }
+  if (const char* error = GetDeviceInfo(device).error) {
+    return ffi::Error(ffi::ErrorCode::kInternal, "device " + std::to_string(device) + ": " + error);
+  }
+  return Segment(*call, device, stream);
+} catch (const std::exception& error) {
+  return ffi::Error(ffi::ErrorCode::kInternal, error.what());
+}
+
 // Runs `launch` with the checked sizes of a CooStar, on the call's device.
 template <typename Launch>
 ffi::Error HandleCooStar(int32_t device, ffi::AnyBuffer x, ffi::AnyBuffer values, ffi::AnyBuffer positions,
@@ -222,6 +238,16 @@ XLA_FFI_DEFINE_HANDLER(kAdaptive, AdaptiveHandler,
                            .Attrs(),                        // and threshold: float32, a density
                        {ffi::Traits::kCmdBufferCompatible});
 
+// A chain of convolutions; operands, results and attributes are described in segment_args.h.
+XLA_FFI_DEFINE_HANDLER(kSegment, SegmentHandler,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Ctx<ffi::DeviceOrdinal>()
+                           .RemainingArgs()  // maps, kernels and biases
+                           .RemainingRets()  // maps, then the workspace
+                           .Attrs(),
+                       {ffi::Traits::kCmdBufferCompatible});
+
 // CooStar; the shapes of the buffers are in coo_star_args.h.
 XLA_FFI_DEFINE_HANDLER(kCooFromDense, CooFromDenseHandler,
                        ffi::Ffi::Bind()
@@ -252,6 +278,7 @@ nb::dict Registrations() {
   handlers["jsc_dense"] = nb::capsule(reinterpret_cast<void*>(+kDense));
   handlers["jsc_adaptive"] = nb::capsule(reinterpret_cast<void*>(+kAdaptive));
   handlers["jsc_coo"] = nb::capsule(reinterpret_cast<void*>(+kCoo));
+  handlers["jsc_segment"] = nb::capsule(reinterpret_cast<void*>(+kSegment));
   handlers["jsc_coo_fromdense"] = nb::capsule(reinterpret_cast<void*>(+kCooFromDense));
   handlers["jsc_coo_todense"] = nb::capsule(reinterpret_cast<void*>(+kCooToDense));
   return handlers;

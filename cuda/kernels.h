@@ -10,6 +10,7 @@
 #include "conv_args.h"
 #include "coo_plan.h"
 #include "coo_star_args.h"
+#include "segment_args.h"
 
 namespace jsc {
 
@@ -29,6 +30,8 @@ ffi::Error PerOutput(const ConvCall& call, cudaStream_t stream, bool skip_zeros)
 ffi::Error PoolOf(const ConvCall& call, const void* conv, cudaStream_t stream);  // per_output.cu
 // Ecr or Pecr, or Direct and its pool: adaptive.cc. gate: which side is for which density; `above` is not read.
 ffi::Error Adaptive(const ConvCall& call, const Gate& gate, Workspace workspace, int device, cudaStream_t stream);
+
+ffi::Error Segment(const SegmentCall& call, int device, cudaStream_t stream);  // segment.cu
 
 // coo_star.cu
 ffi::Error CooFromDense(const CooStarArgs& args, const void* x, void* values, void* positions, void* counts,

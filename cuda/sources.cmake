@@ -15,4 +15,8 @@ set(JSC_CUDA_SOURCES
     cuda/ffi.cc
     cuda/kernel_map.cc
     cuda/pecr.cu
-    cuda/per_output.cu)
+    cuda/per_output.cu
+    cuda/segment.cu
+    cuda/segment_args.cc
+    cuda/segment_maps.cc
+    cuda/segment_plan.cc)

@@ -3,7 +3,7 @@
 The package reads along the path of the data: `geometry` (static shapes), `formats` and `coo_star` (a feature map as
 ECR, PECR or COO*), `reference` (what every operation means), `primitives` (the custom calls inside JAX), `ops` (the
 public operations), `nnx` and `linen` (layers), `models` (networks), `calibration`, `plan` and `cost_model` (which
-implementation for which layer) and `report` (what it brings).
+implementation for which layer), `segments` and `fusion` (chains of layers as one call) and `report` (what it brings).
 """
 
 import importlib
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from jax_sparse_conv.calibration import calibrate
     from jax_sparse_conv.coo_star import CooStar
     from jax_sparse_conv.formats import ECR, PECR
+    from jax_sparse_conv.fusion import fuse
     from jax_sparse_conv.plan import Plan, apply_plan
 
 __version__ = "0.1.0"
@@ -33,6 +34,7 @@ __all__ = [
     "conv_pool",
     "dense",
     "density",
+    "fuse",
     "linen",
     "models",
     "nnx",
@@ -46,6 +48,7 @@ _LAZY_NAMES = {
     "Plan": "plan",
     "apply_plan": "plan",
     "calibrate": "calibration",
+    "fuse": "fusion",
 }
 
 

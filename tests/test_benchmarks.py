@@ -15,7 +15,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are run from the repository's root
 
-from benchmarks import adaptive, command, cpu, crossover, data, direct_ablation, layers, tables
+from benchmarks import adaptive, command, cpu, crossover, data, direct_ablation, layers, segments, tables
 from benchmarks.cases import SETS, Layer, conv3x3
 from jax_sparse_conv import _native
 
@@ -222,3 +222,13 @@ def test_limits_are_measured() -> None:
     limits = _native.cpu_limits()
     assert limits["threads"] >= 1
     assert min(limits["flops"], limits["cache_bytes_per_second"], limits["memory_bytes_per_second"]) > 1e8
+
+
+def test_segments_writes_a_row_for_every_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "segments.json"
+    arguments = ["--networks", "block", "--kinds", "default", "--repeats", "2", "--json", str(path)]
+    assert segments.main(arguments) == 0
+    (row,) = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    assert row["ratio"] == pytest.approx(row["xla_us"] / row["fused_us"])
+    assert row["error"] < 1e-3
+    assert "XLA / fused" in capsys.readouterr().out

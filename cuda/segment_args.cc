@@ -1,0 +1,168 @@
+#include "segment_args.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+namespace jsc {
+namespace {
+
+constexpr int64_t kMaxElements = std::numeric_limits<int32_t>::max();
+
+ffi::Unexpected<ffi::Error> Invalid(const std::string& sentence) {
+  return ffi::Unexpected(ffi::Error(ffi::ErrorCode::kInvalidArgument, sentence));
+}
+
+struct Buffer {
+  void* data;
+  ffi::DataType dtype;
+  std::vector<int64_t> size;
+};
+
+Buffer Read(ffi::AnyBuffer buffer) {
+  return {buffer.untyped_data(), buffer.element_type(), {buffer.dimensions().begin(), buffer.dimensions().end()}};
+}
+
+int64_t ElementBytes(ffi::DataType dtype) { return dtype == ffi::DataType::F32 ? 4 : 2; }
+
+// The buffers of a call, and its values as they are made out of them.
+class Reader {
+ public:
+  std::string Collect(ffi::RemainingArgs operands, ffi::RemainingRets results) {
+    for (size_t i = 0; i < operands.size(); ++i) {
+      auto buffer = operands.get<ffi::AnyBuffer>(i);
+      if (!buffer.has_value()) return "operand " + std::to_string(i) + " is not a buffer";
+      operands_.push_back(Read(*buffer));
+    }
+    for (size_t i = 0; i < results.size(); ++i) {
+      auto buffer = results.get<ffi::AnyBuffer>(i);
+      if (!buffer.has_value()) return "result " + std::to_string(i) + " is not a buffer";
+      results_.push_back(Read(**buffer));
+    }
+    if (operands_.empty() || results_.size() < 2) return "a segment has an operand, a result and a workspace at least";
+    return "";
+  }
+  const Buffer& workspace() const { return results_.back(); }
+  ffi::DataType dtype() const { return operands_[0].dtype; }
+
+  std::string ReadValue(const int64_t* fields) {
+    const int64_t where = fields[0], index = fields[1];
+    SegmentValue value{nullptr, {fields[2], fields[3], fields[4], fields[5]}};
+    int64_t elements = 1;
+    for (int64_t n : value.size) {
+      if (n < 1 || n > kMaxElements / elements) return "sizes must be at least 1 and have at most 2^31 - 1 elements";
+      elements *= n;
+    }
+    if (where == 2) {
+      const int64_t bytes = workspace().size.empty() ? 0 : workspace().size[0];
+      if (index < kCounterBytes || index % 256 != 0 || index > bytes - elements * ElementBytes(dtype())) {
+        return "byte " + std::to_string(index) + " is no place in a workspace of " + std::to_string(bytes) + " bytes";
+      }
+      value.data = static_cast<char*>(workspace().data) + index;
+    } else {
+      const std::vector<Buffer>& buffers = where == 0 ? operands_ : results_;
+      const int64_t count = static_cast<int64_t>(buffers.size()) - (where == 0 ? 0 : 1);
+      if (where < 0 || where > 2 || index < 0 || index >= count) return "there is no such operand or result";
+      const Buffer& buffer = buffers[index];
+      if (buffer.dtype != dtype() || !std::equal(buffer.size.begin(), buffer.size.end(), value.size, value.size + 4)) {
+        return "the operand or result has another shape or dtype";
+      }
+      value.data = buffer.data;
+    }
+    values_.push_back(value);
+    return "";
+  }
+
+  const SegmentValue* Value(int64_t index) const {
+    return index >= 0 && index < static_cast<int64_t>(values_.size()) ? &values_[index] : nullptr;
+  }
+  // An operand of these sizes, or null.
+  const void* Operand(int64_t index, std::initializer_list<int64_t> size) const {
+    if (index < 0 || index >= static_cast<int64_t>(operands_.size())) return nullptr;
+    const Buffer& buffer = operands_[index];
+    const bool fits = buffer.dtype == dtype() && buffer.size.size() == size.size() &&
+                      std::equal(size.begin(), size.end(), buffer.size.begin());
+    return fits ? buffer.data : nullptr;
+  }
+
+ private:
+  std::vector<Buffer> operands_, results_;
+  std::vector<SegmentValue> values_;
+};
+
+bool SameSize(const SegmentValue& a, const SegmentValue& b) { return std::equal(a.size, a.size + 4, b.size); }
+
+// Fills a step from its fields; a sentence where they do not fit.
+std::string ReadStep(const int64_t* f, const Reader& reader, SegmentStep* step) {
+  const SegmentValue *x = reader.Value(f[2]), *out = reader.Value(f[6]), *residual = reader.Value(f[5]);
+  if (f[0] < 0 || f[0] > 1 || f[1] < 0 || f[1] > kMaxElements) return "kind must be 0 or 1 and phase not negative";
+  if (!x || !out || (f[5] >= 0 && !residual)) return "there is no such value";
+  step->kind = static_cast<SegmentKind>(f[0]);
+  step->phase = static_cast<int>(f[1]);
+  step->x = *x;
+  step->out = *out;
+  step->relu = f[17] != 0;
+  if (x->size[0] != out->size[0]) return "x and out have different numbers of images";
+  for (int i = 0; i < 2; ++i) {
+    step->window[i] = f[7 + i];
+    step->stride[i] = f[9 + i];
+    step->pad_low[i] = f[11 + 2 * i];
+    step->pad_high[i] = f[12 + 2 * i];
+    step->dilation[i] = f[15 + i];
+    if (step->window[i] < 1 || step->stride[i] < 1 || step->dilation[i] < 1) return "sizes of windows start at 1";
+    const int64_t span =
+        x->size[1 + i] + step->pad_low[i] + step->pad_high[i] - (step->window[i] - 1) * step->dilation[i] - 1;
+    if (span < 0 || span / step->stride[i] + 1 != out->size[1 + i]) return "out has another size than the windows of x";
+  }
+  const int64_t channels = x->size[3], features = out->size[3];
+  if (step->kind == SegmentKind::kMaxPool) {
+    if (channels != features || f[3] >= 0 || f[4] >= 0 || residual) return "a pool has x and out of the same channels";
+    return "";
+  }
+  step->kernel = reader.Operand(f[3], {1, step->window[0], step->window[1], channels, features});
+  if (!step->kernel) return "the kernel is not [1, kh, kw, C, K]";
+  if (f[4] >= 0 && !(step->bias = reader.Operand(f[4], {1, features}))) return "the bias is not [1, K]";
+  if (residual && !SameSize(*residual, *out)) return "the residual has another shape than out";
+  if (residual) step->residual = residual->data;
+  return "";
+}
+
+}  // namespace
+
+ffi::ErrorOr<SegmentCall> MakeSegmentCall(ffi::RemainingArgs operands, ffi::RemainingRets results,
+                                          ffi::Dictionary attributes) {
+  const auto values = attributes.get<ffi::Span<const int64_t>>("values");
+  const auto layers = attributes.get<ffi::Span<const int64_t>>("layers");
+  const auto precision = attributes.get<int64_t>("precision");
+  if (!values.has_value() || values->size() % kValueFields || !layers.has_value() || layers->size() % kStepFields) {
+    return Invalid("attributes values and layers must be arrays of " + std::to_string(kValueFields) + " and " +
+                   std::to_string(kStepFields) + " int64 for each");
+  }
+  if (!precision.has_value() || *precision < 0 || *precision > 2) {
+    return Invalid("attribute precision must be 0, 1 or 2, an int64");
+  }
+  Reader reader;
+  if (std::string wrong = reader.Collect(operands, results); !wrong.empty()) return Invalid(wrong);
+  SegmentCall call{reader.dtype(), *precision == static_cast<int64_t>(Precision::kHighest), {}, nullptr};
+  const Buffer& workspace = reader.workspace();
+  if (workspace.dtype != ffi::DataType::U8 || workspace.size.size() != 1 || workspace.size[0] < kCounterBytes) {
+    return Invalid("the last result must be a workspace, uint8 of " + std::to_string(kCounterBytes) + " bytes or more");
+  }
+  call.counter = workspace.data;
+  for (size_t i = 0; i < values->size(); i += kValueFields) {
+    if (std::string wrong = reader.ReadValue(values->begin() + i); !wrong.empty()) {
+      return Invalid("value " + std::to_string(i / kValueFields) + ": " + wrong);
+    }
+  }
+  for (size_t i = 0; i < layers->size(); i += kStepFields) {
+    SegmentStep step{};
+    std::string wrong = ReadStep(layers->begin() + i, reader, &step);
+    const int phase = call.steps.empty() ? -1 : call.steps.back().phase;
+    if (wrong.empty() && step.phase != phase && step.phase != phase + 1) wrong = "phases must be numbered from 0";
+    if (!wrong.empty()) return Invalid("layer " + std::to_string(i / kStepFields) + ": " + wrong);
+    call.steps.push_back(step);
+  }
+  return call;
+}
+
+}  // namespace jsc

@@ -1,0 +1,51 @@
+// A segment as its custom call describes it: values (operands, results and arrays in the workspace) and the layers that
+// make one from another, checked before anything trusts them.
+#ifndef JSC_CUDA_SEGMENT_ARGS_H_
+#define JSC_CUDA_SEGMENT_ARGS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "conv_args.h"
+
+namespace jsc {
+
+enum class SegmentKind : int { kConv = 0, kMaxPool = 1 };
+
+struct SegmentValue {
+  void* data;       // [N, H, W, C]
+  int64_t size[4];  // N, H, W, C
+};
+
+struct SegmentStep {
+  SegmentKind kind;
+  int phase;             // steps of a phase run side by side; phases follow each other
+  SegmentValue x, out;   // [N, H, W, C] and [N, Ho, Wo, K]
+  const void* kernel;    // [kh, kw, C, K] of a convolution
+  const void* bias;      // [K] or null
+  const void* residual;  // [N, Ho, Wo, K] or null
+  int64_t window[2], stride[2], pad_low[2], pad_high[2], dilation[2];
+  bool relu;
+};
+
+struct SegmentCall {
+  ffi::DataType dtype;  // of every value, kernel and bias
+  bool precise;         // float32 as float32 rather than as TF32
+  std::vector<SegmentStep> steps;
+  void* counter;  // [kCounterBytes] of the workspace
+};
+
+constexpr int64_t kCounterBytes = 256;  // at the workspace's start: blocks that came to a barrier of the grid
+constexpr int kValueFields = 6, kStepFields = 18;
+
+// Attributes, int64: precision; values [n, kValueFields]: where it is (0 operand, 1 result, 2 workspace), which operand
+// or result or at which byte, N, H, W, C; layers [n, kStepFields]: kind, phase, value of x, operand of the kernel
+// [1, kh, kw, C, K] or -1, operand of the bias [1, K] or -1, value of the residual or -1, value of out, then rows and
+// columns of window, stride, padding (low, high of H, then of W) and dilation, and 1 for a ReLU. The last result is the
+// workspace, uint8.
+ffi::ErrorOr<SegmentCall> MakeSegmentCall(ffi::RemainingArgs operands, ffi::RemainingRets results,
+                                          ffi::Dictionary attributes);
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_SEGMENT_ARGS_H_

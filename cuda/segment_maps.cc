@@ -1,0 +1,71 @@
+#include "segment_maps.h"
+
+#include <cuda_runtime_api.h>
+
+namespace jsc {
+namespace {
+
+// A function of the driver, found without linking to its library; null where there is none.
+template <typename Function>
+Function FindDriverFunction(const char* name) {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  const cudaError_t status = cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &found);
+  return status == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<Function>(function) : nullptr;
+}
+
+// float32 that is multiplied as TF32 is rounded while it is copied.
+CUtensorMapDataType MapType(ffi::DataType dtype, bool precise) {
+  if (dtype == ffi::DataType::F32) {
+    return precise ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
+  }
+  return dtype == ffi::DataType::BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+}
+
+bool MapKernel(const SegmentStep& step, const SegmentWork& work, CUtensorMapDataType type, cuuint64_t bytes,
+               CUtensorMap* map) {
+  static const auto encode = FindDriverFunction<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
+  const auto features = static_cast<cuuint64_t>(step.out.size[3]), channels = static_cast<cuuint64_t>(step.x.size[3]);
+  const auto taps = static_cast<cuuint64_t>(step.window[0] * step.window[1]);
+  const cuuint64_t depth = work.narrow ? taps * channels : channels;
+  const cuuint64_t size[] = {features, depth, work.narrow ? 1 : taps};
+  const cuuint64_t stride[] = {features * bytes, features * depth * bytes};
+  const auto side = static_cast<cuuint32_t>(kPieceBytes / bytes);
+  const cuuint32_t box[] = {side, side, 1}, step_of[] = {1, 1, 1};
+  return encode && encode(map, type, 3, const_cast<void*>(step.kernel), size, stride, box, step_of,
+                          CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+bool MapWindows(const SegmentStep& step, const SegmentWork& work, CUtensorMapDataType type, cuuint64_t bytes,
+                CUtensorMap* map) {
+  static const auto encode = FindDriverFunction<decltype(&cuTensorMapEncodeIm2col)>("cuTensorMapEncodeIm2col");
+  cuuint64_t size[4], stride[4];  // of channels, columns, rows, images; bytes of all before
+  for (int i = 0; i < 4; ++i) {
+    size[i] = static_cast<cuuint64_t>(step.x.size[3 - i]);
+    stride[i] = size[i] * (i > 0 ? stride[i - 1] : bytes);
+  }
+  int lower[2], upper[2];  // where the first and, from the last pixel, the last window begin; columns, then rows
+  for (int i = 0; i < 2; ++i) {
+    lower[i] = static_cast<int>(-step.pad_low[1 - i]);
+    upper[i] = static_cast<int>(step.pad_high[1 - i] - (step.window[1 - i] - 1) * step.dilation[1 - i]);
+  }
+  const cuuint32_t step_of[] = {1, static_cast<cuuint32_t>(step.stride[1]), static_cast<cuuint32_t>(step.stride[0]), 1};
+  const auto pixels = static_cast<cuuint32_t>(kWarpSide << work.cut.warps_p);
+  return encode &&
+         encode(map, type, 4, step.x.data, size, stride, lower, upper, static_cast<cuuint32_t>(kPieceBytes / bytes),
+                pixels, step_of, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+}  // namespace
+
+bool MakeSegmentMaps(const SegmentStep& step, const SegmentWork& work, ffi::DataType dtype, bool precise,
+                     SegmentMaps* maps) {
+  const CUtensorMapDataType type = MapType(dtype, precise);
+  const cuuint64_t bytes = dtype == ffi::DataType::F32 ? 4 : 2;
+  if (!MapKernel(step, work, type, bytes, &maps->kernel)) return false;
+  return work.narrow || MapWindows(step, work, type, bytes, &maps->x);
+}
+
+}  // namespace jsc

@@ -1,0 +1,257 @@
+"""`fuse`: a transformation that makes segments of the convolutions that feed each other in a function.
+
+It works on the function's jaxpr: convolutions of this package go into the segment that is open, equations that read
+none of its results stay before it, equations that do wait behind it, and a convolution that needs one of those closes
+the segment and opens the next.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.extend import core as jex_core
+
+from jax_sparse_conv import primitives, segments
+from jax_sparse_conv.segments import Layer
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def fuse(function: _Function) -> _Function:
+    """Run of convolutions as one call: each chain of this package's convolutions in `function` becomes one kernel.
+
+    On a Hopper GPU or later, convolutions that feed each other, with their bias, residual, ReLU and max pool, run as
+    one kernel that stays on the device from layer to layer: at small batches most of a layer's time is starting it and
+    getting its first data. The kernel is dense and skips no zeros, whatever implementation the layers name. Elsewhere
+    the layers run as they would without `fuse`.
+
+    What is fused: two or more convolutions of `jsc.conv`, `jsc.conv_pool` and the layers made of them, of up to 8
+    images, in float32, bfloat16 or float16, not grouped, with K a multiple of 16 bytes, max pools, and windows that the
+    copy engine takes (strides up to 8, reach up to 255). They must be in the function itself or in functions that it
+    calls under `jit`, not inside `scan`, `cond` or the like. All else is evaluated as before, so that the results
+    are those of `function` within the precision's tolerance. float32 is multiplied as TF32 unless the precision is
+    HIGHEST.
+
+    Works under `jit` (which it wants: otherwise the function is traced at every call), `vmap` over images, and
+    derivatives, for which the layers run separately.
+
+    Args:
+      function: of arrays and anything else; leaves that are no arrays are taken as they are.
+
+    Returns:
+      A function of the same arguments and results.
+
+    Raises:
+      TypeError: `function` cannot be called.
+    """
+    if not callable(function):
+        raise TypeError(f"function={function!r} cannot be called")
+
+    @functools.wraps(function)
+    def fused(*args: Any, **kwargs: Any) -> Any:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, (jax.Array, np.ndarray, np.generic))]
+
+        def of_arrays(*arrays: Any) -> Any:
+            filled = list(leaves)
+            for place, array in zip(places, arrays, strict=True):
+                filled[place] = array
+            positional, named = jax.tree.unflatten(tree, filled)
+            return function(*positional, **named)
+
+        arrays = [leaves[i] for i in places]
+        jaxpr, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
+        return jax.tree.unflatten(jax.tree.structure(shape), _evaluate(jaxpr, arrays))
+
+    return fused  # type: ignore[return-value]
+
+
+@dataclasses.dataclass
+class _Equation:
+    """An equation whose operands and results are numbers of values in one table, calls inlined."""
+
+    equation: Any
+    inputs: list[int]
+    outputs: list[int]
+
+
+class _Program:
+    """A jaxpr without calls that hold convolutions, and the values that are known from the start."""
+
+    def __init__(self, jaxpr: Any, arguments: Sequence[Any]) -> None:
+        self.known: dict[int, Any] = {}
+        self.equations: list[_Equation] = []
+        self._next = 0
+        constants = [self._know(value) for value in jaxpr.consts]
+        self.outputs = self._inline(jaxpr.jaxpr, constants, [self._know(value) for value in arguments])
+
+    def _new(self) -> int:
+        self._next += 1
+        return self._next
+
+    def _know(self, value: Any) -> int:
+        number = self._new()
+        self.known[number] = value
+        return number
+
+    def _inline(self, jaxpr: Any, constants: Sequence[int], arguments: Sequence[int]) -> list[int]:
+        numbers: dict[Any, int] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *arguments], strict=True))
+
+        def read(variable: Any) -> int:
+            is_literal = isinstance(variable, jex_core.Literal)
+            return self._know(variable.val) if is_literal else numbers[variable]
+
+        for equation in jaxpr.eqns:
+            inputs = [read(variable) for variable in equation.invars]
+            inner = _inner(equation)
+            if inner is not None:
+                outputs = self._inline(inner.jaxpr, [self._know(value) for value in inner.consts], inputs)
+            else:
+                outputs = [self._new() for _ in equation.outvars]
+                self.equations.append(_Equation(equation, inputs, outputs))
+            numbers.update(zip(equation.outvars, outputs, strict=True))
+        return [read(variable) for variable in jaxpr.outvars]
+
+
+def _inner(equation: Any) -> Any:
+    """The jaxpr of a call that may be inlined because convolutions are in it, or None."""
+    if equation.primitive.name not in ("jit", "pjit", "closed_call", "core_call"):
+        return None
+    inner = equation.params.get("jaxpr") or equation.params.get("call_jaxpr")
+    shardings = (*equation.params.get("in_shardings", ()), *equation.params.get("out_shardings", ()))
+    if inner is None or any(type(each).__name__ != "UnspecifiedValue" for each in shardings):
+        return None
+    inner = inner if hasattr(inner, "consts") else jex_core.ClosedJaxpr(inner, ())
+    return inner if any(_convolutions(inner.jaxpr)) else None
+
+
+def _convolutions(jaxpr: Any) -> Iterator[Any]:
+    for equation in jaxpr.eqns:
+        if equation.primitive is primitives.conv_p:
+            yield equation
+        elif (inner := _inner(equation)) is not None:
+            yield from _convolutions(inner.jaxpr)
+
+
+def _evaluate(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
+    program = _Program(jaxpr, arguments)
+    run = _Run(program)
+    for equation in program.equations:
+        run.add(equation)
+    run.close()
+    return [run.values[number] for number in program.outputs]
+
+
+class _Run:
+    """Evaluates a program in order, but for the segment that is open and the equations that wait for it."""
+
+    def __init__(self, program: _Program) -> None:
+        self.values: dict[int, Any] = dict(program.known)
+        self._needed = _last_uses(program)
+        self._open: list[_Equation] = []
+        self._steps = 0
+        self._waiting: list[_Equation] = []
+        self._position = 0
+
+    def add(self, equation: _Equation) -> None:
+        """Take the next equation of the program."""
+        fits = self._fits(equation)
+        if fits and self._blocks(equation):
+            self.close()
+        if fits:
+            self._open.append(equation)
+            self._steps += _steps(equation)
+        elif equation.equation.effects:
+            self.close()
+            self._evaluate(equation)
+        elif all(number in self.values for number in equation.inputs):
+            self._evaluate(equation)
+        else:
+            self._waiting.append(equation)
+        self._position += 1
+
+    def close(self) -> None:
+        """Evaluate the open segment, then what waits for it."""
+        if len(self._open) == 1:
+            self._evaluate(self._open[0])
+        elif self._open:
+            self._evaluate_segment()
+        self._open, self._steps = [], 0
+        waiting, self._waiting = self._waiting, []
+        for equation in waiting:
+            self._evaluate(equation)
+
+    def _fits(self, equation: _Equation) -> bool:
+        if equation.equation.primitive is not primitives.conv_p:
+            return False
+        x, kernel = (variable.aval for variable in equation.equation.invars[:2])
+        return segments.why_not(equation.equation.params["config"], x, kernel) is None
+
+    def _blocks(self, equation: _Equation) -> bool:
+        """Whether a convolution cannot join the open segment."""
+        if not self._open:
+            return not all(number in self.values for number in equation.inputs)
+        made = {number for other in self._open for number in other.outputs}
+        operands = primitives.Operands.of(equation.inputs, equation.equation.params["config"])
+        maps = {number for number in (operands.x, operands.residual) if number is not None}
+        if not all(number in self.values or (number in made and number in maps) for number in equation.inputs):
+            return True
+        first = self._open[0].equation
+        return _kind(first) != _kind(equation.equation) or self._steps + _steps(equation) > segments.MAX_LAYERS
+
+    def _evaluate(self, equation: _Equation) -> None:
+        traced = equation.equation
+        operands = [self.values[number] for number in equation.inputs]
+        with traced.ctx.manager:
+            out = traced.primitive.bind(*operands, **traced.primitive.get_bind_params(traced.params))
+        results = out if traced.primitive.multiple_results else [out]
+        self.values.update(zip(equation.outputs, results, strict=True))
+
+    def _evaluate_segment(self) -> None:
+        made = {equation.outputs[0]: index for index, equation in enumerate(self._open)}
+        operands: dict[int, int] = {}
+
+        def number_of(value: int | None) -> int | None:
+            if value is None:
+                return None
+            return ~made[value] if value in made else operands.setdefault(value, len(operands))
+
+        layers = []
+        for equation in self._open:
+            config = equation.equation.params["config"]
+            named = primitives.Operands.of(equation.inputs, config)
+            x, kernel = number_of(named.x), number_of(named.kernel)
+            assert x is not None
+            assert kernel is not None
+            rest = (number_of(named.bias), number_of(named.residual), number_of(named.packed))
+            layers.append(Layer(config, x, kernel, *rest))
+        end = self._position
+        results = tuple(i for value, i in made.items() if self._needed.get(value, -1) >= end or self._waits_for(value))
+        out = segments.segment_p.bind(
+            *[self.values[value] for value in operands], layers=tuple(layers), results=results
+        )
+        self.values.update(zip([self._open[i].outputs[0] for i in results], out, strict=True))
+
+    def _waits_for(self, value: int) -> bool:
+        return any(value in equation.inputs for equation in self._waiting)
+
+
+def _kind(equation: Any) -> tuple[Any, ...]:
+    """What the layers of a segment have in common."""
+    x = equation.invars[0].aval
+    return (x.dtype, segments.is_precise(equation.params["config"], x.dtype))
+
+
+def _steps(equation: _Equation) -> int:
+    return 2 if equation.equation.params["config"].geometry.pool else 1
+
+
+def _last_uses(program: _Program) -> dict[int, int]:
+    """By value, the last equation that reads it; results are read after all."""
+    uses = {number: index for index, equation in enumerate(program.equations) for number in equation.inputs}
+    return uses | {number: len(program.equations) for number in program.outputs}

@@ -1,0 +1,352 @@
+"""The primitive `jsc_segment`: convolutions that feed each other as one call. `fusion.py` finds them in a program.
+
+On CUDA devices with clusters (Hopper and later) a segment is one kernel that goes through all layers; everywhere else,
+and where the kernel cannot take a layer, it is the separate operations again. The kernel is dense: it skips no zeros.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core as jex_core
+from jax.interpreters import ad, batching, mlir
+
+from jax_sparse_conv import _native, lowering, partitioning, primitives
+from jax_sparse_conv.geometry import MAX_ELEMENTS, Geometry
+from jax_sparse_conv.primitives import Config
+
+MAX_IMAGES = 8
+"""Images of a batch up to which a layer is fused; beyond, cuDNN has enough work to fill the device."""
+MAX_LAYERS = 64
+"""Of one call, a pool counted as a layer; longer runs become several calls."""
+
+_BESIDE = 4  # layers that run side by side, kSegmentBeside
+_COUNTER_BYTES = 256  # kCounterBytes
+_CLUSTERS = (9, 0)  # compute capability
+_FAR = 2**13  # rows, columns and reach of a window
+_CORNER, _REACH, _STRIDE = 127, 255, 8  # what the copy engine takes
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """One convolution of a segment; operands by number, results of earlier layers as ~layer.
+
+    Attributes:
+      config: of the separate operation.
+      x: operand or layer.
+      kernel: operand [1, kh, kw, C, K].
+      bias: operand [1, K] or None.
+      residual: operand or layer, or None.
+      packed: operand that the separate operation reads on a CPU beside the kernel, or None.
+    """
+
+    config: Config
+    x: int
+    kernel: int
+    bias: int | None = None
+    residual: int | None = None
+    packed: int | None = None
+
+    @property
+    def steps(self) -> int:
+        """Layers of the kernel: one, and one for a pool."""
+        return 2 if self.config.geometry.pool else 1
+
+
+segment_p = jex_core.Primitive("jsc_segment")
+segment_p.multiple_results = True
+partitioning.needs_devices(segment_p)
+
+
+def why_not(config: Config, x: Any, kernel: Any) -> str | None:
+    """Why a convolution with these operands cannot be a layer of a segment, or None."""
+    geometry, pool = config.geometry, config.geometry.pool
+    if config.method == "dense":
+        return "it is a matrix product"
+    if config.has_nonzeros:
+        return "it chooses by the zeros that another operation counts"
+    if any(map(jax.export.is_symbolic_dim, (*x.shape, *kernel.shape))):
+        return "its sizes are not known yet"
+    if not 1 <= x.shape[0] <= MAX_IMAGES:
+        return f"x has {x.shape[0]} images, not 1 to {MAX_IMAGES}"
+    if kernel.shape[0] != 1 or geometry.groups != 1:
+        return f"it has {kernel.shape[0]} kernels and {geometry.groups} groups, not one each"
+    if str(x.dtype) not in _DTYPES:
+        return f"dtype {x.dtype} is not one of {', '.join(_DTYPES)}"
+    if kernel.shape[4] * x.dtype.itemsize % 16:
+        return f"K={kernel.shape[4]} does not come in whole 16 bytes"
+    if pool is not None and pool.kind != "max":
+        return f"its pool is {pool.kind!r}"
+    sizes = (x.shape[1:3], geometry.conv_size(x.shape[1:3], kernel.shape[1:3]))
+    if min(*sizes[1], *geometry.out_size(x.shape[1:3], kernel.shape[1:3]), *x.shape) < 1:
+        return "it has nothing to compute"
+    if math.prod(x.shape) > MAX_ELEMENTS or x.shape[0] * math.prod(sizes[1]) * kernel.shape[4] > MAX_ELEMENTS:
+        return "its map is too large"
+    return _why_no_window(geometry, x, kernel)
+
+
+def _why_no_window(geometry: Geometry, x: Any, kernel: Any) -> str | None:
+    windows = zip(kernel.shape[1:3], geometry.dilation, geometry.padding, geometry.strides, x.shape[1:3], strict=True)
+    by_engine = x.shape[3] * x.dtype.itemsize % 16 == 0  # else channels are copied one by one
+    for size, dilation, (low, high), stride, length in windows:
+        reach = (size - 1) * dilation
+        if max(length, reach, abs(low)) > _FAR:
+            return "its map or window is too large"
+        if by_engine and (max(abs(low), abs(high - reach)) > _CORNER or reach > _REACH or stride > _STRIDE):
+            return "its window, stride or padding is beyond what the copy engine takes"
+    return None
+
+
+def is_precise(config: Config, dtype: Any) -> bool:
+    """Whether float32 is to be multiplied as float32."""
+    return str(dtype) == "float32" and int(lowering.attributes(config)["precision"]) == 2
+
+
+def separate(*operands: jax.Array, layers: Sequence[Layer], results: Sequence[int]) -> list[jax.Array]:
+    """The segment's meaning: its layers one by one."""
+    made: list[jax.Array] = []
+    for layer in layers:
+
+        def value(number: int | None) -> jax.Array | None:
+            if number is None:
+                return None
+            return operands[number] if number >= 0 else made[~number]
+
+        x = value(layer.x)
+        assert x is not None
+        bias, residual, packed = value(layer.bias), value(layer.residual), value(layer.packed)
+        made.append(primitives.bind(x, operands[layer.kernel], bias, residual, layer.config, packed))
+    return [made[index] for index in results]
+
+
+# --- shapes ----------------------------------------------------------------------------------------------------------
+
+
+def _avals(operands: Sequence[Any], layers: Sequence[Layer]) -> list[Any]:
+    """The result of every layer."""
+    made: list[Any] = []
+    for layer in layers:
+        numbers = (layer.x, layer.kernel, layer.bias, layer.residual, layer.packed)
+        present = [operands[n] if n >= 0 else made[~n] for n in numbers if n is not None]
+        made.append(primitives.conv_p.abstract_eval(*present, config=layer.config)[0])
+    return made
+
+
+def _abstract_eval(*operands: Any, layers: tuple[Layer, ...], results: tuple[int, ...]) -> list[Any]:
+    made = _avals(operands, layers)
+    return [made[index] for index in results]
+
+
+segment_p.def_abstract_eval(_abstract_eval)
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(layers: tuple[Layer, ...], results: tuple[int, ...]) -> Any:
+    return jax.jit(functools.partial(segment_p.bind, layers=layers, results=results))
+
+
+def _impl(*operands: jax.Array, layers: tuple[Layer, ...], results: tuple[int, ...]) -> Any:
+    return _compiled(layers, results)(*operands)
+
+
+segment_p.def_impl(_impl)
+
+
+# --- lowering --------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class _Value:
+    """An array of the kernel: where it lies and when it is needed."""
+
+    shape: tuple[int, ...]
+    where: int  # 0 operand, 1 result, 2 workspace
+    index: int  # operand, result or byte
+    first: int = -1  # phase that writes it
+    last: int = -1  # and the last that reads it
+
+
+@dataclasses.dataclass
+class _Step:
+    kind: int  # 0 convolution, 1 max pool
+    phase: int
+    x: int
+    out: int
+    kernel: int = -1
+    bias: int = -1
+    residual: int = -1
+    numbers: tuple[int, ...] = ()  # window, stride, padding, dilation, ReLU
+
+
+class Schedule:
+    """Phases, places in the workspace and attributes of a segment's custom call; see `cuda/segment_args.h`."""
+
+    def __init__(self, operands: Sequence[Any], layers: Sequence[Layer], results: Sequence[int]) -> None:
+        self._operands, self._layers, self._results = operands, layers, results
+        self._made = _avals(operands, layers)
+        self._itemsize = self._made[0].dtype.itemsize
+        self.values: list[_Value] = []
+        self.steps: list[_Step] = []
+        self._of_number: dict[int, int] = {}  # operand or ~layer -> value
+        self._beside: list[int] = []  # layers of each phase
+        for index, layer in enumerate(layers):
+            self._add(index, layer)
+        self.steps.sort(key=lambda step: step.phase)
+        self.workspace_bytes = self._place()
+        self.precision = max(int(lowering.attributes(layer.config)["precision"]) for layer in layers)
+
+    def attributes(self) -> dict[str, np.ndarray | np.int64]:
+        """Of the custom call."""
+        values = [[value.where, value.index, *value.shape] for value in self.values]
+        layers = [[s.kind, s.phase, s.x, s.kernel, s.bias, s.residual, s.out, *s.numbers] for s in self.steps]
+        return {
+            "values": np.asarray(values, np.int64).reshape(-1),
+            "layers": np.asarray(layers, np.int64).reshape(-1),
+            "precision": np.int64(self.precision),
+        }
+
+    def _add(self, index: int, layer: Layer) -> None:
+        geometry, pool = layer.config.geometry, layer.config.geometry.pool
+        x = self._value(layer.x)
+        kernel = self._operands[layer.kernel]
+        residual = -1 if layer.residual is None else self._value(layer.residual)
+        size = geometry.conv_size(self.values[x].shape[1:3], kernel.shape[1:3])
+        shape = (self.values[x].shape[0], *size, kernel.shape[4])
+        phase = self._phase([x, residual], alone=False)
+        out = self._out(shape, phase, ~index if pool is None else None)
+        window = kernel.shape[1:3]
+        padding = (*geometry.padding[0], *geometry.padding[1])
+        numbers = (*window, *geometry.strides, *padding, *geometry.dilation)
+        relu = layer.config.activation == "relu"
+        bias = -1 if layer.bias is None else layer.bias
+        self.steps.append(_Step(0, phase, x, out, layer.kernel, bias, residual, (*numbers, int(relu))))
+        if pool is not None:
+            phase = self._phase([out], alone=True)
+            pooled = self._out(self._made[index].shape, phase, ~index)
+            numbers = (*pool.window, *pool.strides, *pool.padding[0], *pool.padding[1], 1, 1)
+            self.steps.append(_Step(1, phase, out, pooled, numbers=(*numbers, 0)))
+
+    def _value(self, number: int) -> int:
+        if number not in self._of_number:
+            self._of_number[number] = len(self.values)
+            self.values.append(_Value(tuple(self._operands[number].shape), 0, number))
+        return self._of_number[number]
+
+    def _out(self, shape: tuple[int, ...], phase: int, number: int | None) -> int:
+        is_result = number is not None and ~number in self._results
+        index = list(self._results).index(~number) if is_result and number is not None else 0
+        self.values.append(_Value(shape, 1 if is_result else 2, index, phase, phase))
+        if number is not None:
+            self._of_number[number] = len(self.values) - 1
+        return len(self.values) - 1
+
+    def _phase(self, inputs: Sequence[int], alone: bool) -> int:
+        """The first phase after those that write the inputs with room for one more; notes that it reads them."""
+        phase = 1 + max(self.values[value].first for value in inputs if value >= 0)
+        while phase < len(self._beside) and self._beside[phase] + (_BESIDE if alone else 1) > _BESIDE:
+            phase += 1
+        while phase >= len(self._beside):
+            self._beside.append(0)
+        self._beside[phase] += _BESIDE if alone else 1
+        for value in inputs:
+            if value >= 0:
+                self.values[value].last = max(self.values[value].last, phase)
+        return phase
+
+    def _place(self) -> int:
+        """Give every array of the workspace the first place that is free while it is needed; the bytes of all."""
+        placed: list[_Value] = []
+        end = _COUNTER_BYTES
+        for value in sorted((v for v in self.values if v.where == 2), key=lambda v: v.first):
+            offset = _COUNTER_BYTES
+            for other in sorted(placed, key=lambda v: v.index):
+                if other.last >= value.first and offset + self._bytes(value) > other.index:
+                    offset = max(offset, other.index + self._bytes(other))
+            value.index = offset
+            placed.append(value)
+            end = max(end, offset + self._bytes(value))
+        return end
+
+    def _bytes(self, value: _Value) -> int:
+        return -(-math.prod(value.shape) * self._itemsize // 256) * 256
+
+
+def _lower(ctx: Any, *operands: Any, layers: tuple[Layer, ...], results: tuple[int, ...], platform: str | None) -> Any:
+    if platform != "cuda" or partitioning.is_partitioned(ctx) or not _fits(ctx.avals_in, layers):
+        lower = functools.partial(separate, layers=layers, results=results)
+        return mlir.lower_fun(lower, multiple_results=True)(ctx, *operands)
+    schedule = Schedule(ctx.avals_in, layers, results)
+    scratch = jax.core.ShapedArray((schedule.workspace_bytes,), np.uint8)
+    ctx = ctx.replace(avals_out=[*ctx.avals_out, scratch])
+    call = jax.ffi.ffi_lowering(_native.target_name("segment"))
+    return call(ctx, *operands, **schedule.attributes())[:-1]
+
+
+def _fits(operands: Sequence[Any], layers: Sequence[Layer]) -> bool:
+    """Whether the kernel is there for the device and takes every layer, with the images that `vmap` added."""
+    if _native.why_missing("segment", "cuda", operands[0].dtype) is not None or not _has_clusters():
+        return False
+    made = _avals(operands, layers)
+    xs = [operands[layer.x] if layer.x >= 0 else made[~layer.x] for layer in layers]
+    return all(why_not(layer.config, x, operands[layer.kernel]) is None for layer, x in zip(layers, xs, strict=True))
+
+
+@functools.lru_cache(maxsize=1)
+def _has_clusters() -> bool:
+    try:
+        found = _native.device_properties(0)
+    except RuntimeError:
+        return False  # compiled where there is no device
+    return (found["major"], found["minor"]) >= _CLUSTERS
+
+
+for _platform in (None, *_native.PLATFORMS):
+    mlir.register_lowering(segment_p, functools.partial(_lower, platform=_platform), platform=_platform)
+
+
+# --- vmap and derivatives --------------------------------------------------------------------------------------------
+
+
+def _batch(
+    values: Sequence[Any], axes: Sequence[Any], *, layers: tuple[Layer, ...], results: tuple[int, ...]
+) -> tuple[list[jax.Array], list[int]]:
+    """Images are folded into N; with batched weights the layers go their separate ways."""
+    size = next(v.shape[a] for v, a in zip(values, axes, strict=True) if a is not None)
+    weights = {number for layer in layers for number in (layer.kernel, layer.bias, layer.packed)}
+    if size == 0 or any(axes[number] is not None for number in weights if number is not None):
+        out = jax.vmap(functools.partial(separate, layers=layers, results=results), in_axes=tuple(axes))(*values)
+        return out, [0] * len(out)
+
+    def fold(number: int, value: Any, axis: Any) -> Any:
+        if number in weights:
+            return value
+        every = jnp.broadcast_to(value, (size, *value.shape)) if axis is None else jnp.moveaxis(value, axis, 0)
+        return every.reshape(size * every.shape[1], *every.shape[2:])
+
+    folded = [fold(number, *each) for number, each in enumerate(zip(values, axes, strict=True))]
+    out = segment_p.bind(*folded, layers=layers, results=results)
+    return [y.reshape(size, y.shape[0] // size, *y.shape[1:]) for y in out], [0] * len(out)
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
+    varying = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
+
+    def moving(*values: Any) -> Any:
+        operands = list(primals)
+        for index, value in zip(varying, values, strict=True):
+            operands[index] = value
+        return separate(*operands, **params)
+
+    return jax.jvp(moving, [primals[i] for i in varying], [tangents[i] for i in varying])
+
+
+batching.primitive_batchers[segment_p] = _batch
+ad.primitive_jvps[segment_p] = _jvp
