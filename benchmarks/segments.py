@@ -48,15 +48,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"benchmarks.segments: {error}", file=sys.stderr)
         return 1
     content["command"] = command.portable("benchmarks.segments", arguments)
-    for row in content["rows"]:
-        print(
-            f"{row['network']} {row['kind']}, flags {row['flags']}: XLA {row['xla_us']:.1f} us, direct "
-            f"{row['direct_us']:.1f}, fused {row['fused_us']:.1f}, XLA / fused {row['ratio']:.2f}, "
-            f"error {row['error']:.1e}"
-        )
+    print("\n".join(map(_line, content["rows"])))
     if options.json:
         options.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return 0
+
+
+def _line(row: dict[str, Any]) -> str:
+    return (
+        f"{row['network']} {row['kind']}, flags {row['flags']}: XLA {row['xla_us']:.1f} us, direct "
+        f"{row['direct_us']:.1f}, fused {row['fused_us']:.1f}, XLA / fused {row['ratio']:.2f}, error {row['error']:.1e}"
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -88,6 +90,7 @@ def _one_process(options: argparse.Namespace) -> dict[str, Any]:
     for (network, kind), (functions, x) in sides.items():
         row = _measure(network, functions, x, options)
         rows.append({"network": network, "kind": kind, "flags": flags, "batch": options.batch, **row})
+        print(_line(rows[-1]), file=sys.stderr)
     return {**header, "xla_flags": os.environ.get("XLA_FLAGS", ""), "repeats": options.repeats, "rows": rows}
 
 
