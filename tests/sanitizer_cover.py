@@ -14,6 +14,7 @@ import numpy as np
 import oracle
 from test_adaptive import BOTH, DENSE, SPARSE, adaptive, check_counts
 from test_kernels import TOLERANCE, call
+from test_segments import CASES, KINDS, LARGER, check
 
 import jax_sparse_conv as jsc
 
@@ -76,8 +77,16 @@ def check_adaptive(dtype: str) -> int:
     return 2 * len(BOTH)
 
 
+def check_segments(dtype: str) -> int:
+    """Two layers as one kernel, at every precision: splits, several units, strides, pools, channels one by one."""
+    chosen = [(case, kind) for case in (*LARGER[1:4], *CASES[::6]) for kind in KINDS if kind[0] == dtype]
+    for case, (_, precision) in chosen:
+        check(case, dtype, precision, cases.inputs(case, jnp.dtype(dtype)))
+    return len(chosen)
+
+
 def main(dtypes: list[str]) -> None:
-    checks = (check_runs, check_dense, check_stacks, check_non_finite, check_adaptive)
+    checks = (check_runs, check_dense, check_stacks, check_non_finite, check_adaptive, check_segments)
     count = sum(check(dtype) for dtype in dtypes for check in checks)
     print(f"{count} cases on {jax.devices()[0].device_kind}")
 

@@ -31,6 +31,14 @@ CASES = [
 RUNS = [(case, *KINDS[0]) for case in CASES] + [
     (case, *kind) for index, kind in enumerate(KINDS[1:]) for case in CASES[index::4]
 ]
+LARGER = (
+    Case("many units", (2, 57, 61, 64), 200, kernel=(1, 1), bias=True, residual=True, activation="relu"),
+    Case("deep and small", (1, 7, 7, 512), 512, bias=True, residual=True, activation="relu"),
+    Case("strided", (3, 29, 27, 72), 136, strides=2, padding=((1, 0), (2, 1)), activation="relu"),
+    Case("dilated", (1, 21, 19, 40), 64, dilation=(2, 3), kernel=(3, 5), padding=((3, 1), (0, 5))),
+    Case("stem", (1, 224, 224, 3), 64, kernel=(7, 7), strides=2, padding=3, bias=True, activation="relu", pool="max",
+         window=(3, 3), window_strides=(2, 2), window_padding=((1, 1), (1, 1)), zeros=0.0),
+)  # fmt: skip
 
 
 def test_what_is_no_function_is_refused() -> None:
@@ -259,18 +267,7 @@ def test_layers_against_the_oracle(case: Case, dtype: str, precision: str, gpu: 
 
 
 @pytest.mark.parametrize(("dtype", "precision"), KINDS, ids=KIND_IDS)
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case("many units", (2, 57, 61, 64), 200, kernel=(1, 1), bias=True, residual=True, activation="relu"),
-        Case("deep and small", (1, 7, 7, 512), 512, bias=True, residual=True, activation="relu"),
-        Case("strided", (3, 29, 27, 72), 136, strides=2, padding=((1, 0), (2, 1)), activation="relu"),
-        Case("dilated", (1, 21, 19, 40), 64, dilation=(2, 3), kernel=(3, 5), padding=((3, 1), (0, 5))),
-        Case("stem", (1, 224, 224, 3), 64, kernel=(7, 7), strides=2, padding=3, bias=True, activation="relu",
-             pool="max", window=(3, 3), window_strides=(2, 2), window_padding=((1, 1), (1, 1)), zeros=0.0),
-    ],
-    ids=lambda case: case.name,
-)  # fmt: skip
+@pytest.mark.parametrize("case", LARGER, ids=lambda case: case.name)
 def test_larger_layers_against_the_oracle(case: Case, dtype: str, precision: str, gpu: jax.Device) -> None:
     require_kernel(dtype)
     check(case, dtype, precision, cases.inputs(case, jnp.dtype(dtype)))
