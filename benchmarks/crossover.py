@@ -9,6 +9,7 @@ which ours takes as long as XLA's, and a point for each real map.
 from __future__ import annotations
 
 import argparse
+import collections
 import itertools
 import json
 import math
@@ -44,8 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def curve(rows: Sequence[Row], batch: int) -> list[tuple[float, float]]:
-    """(zeros in percent, geometric mean of the ratios) of the i.i.d. maps of one batch, by zeros."""
-    chosen = [row for row in rows if row["source"] == "iid" and row["batch"] == batch]
+    """(zeros in percent, geometric mean of the ratios) of the i.i.d. maps of one batch, by zeros.
+
+    Of those layers that were timed at the most percentages, so that every point has the same layers.
+    """
+    iid = [row for row in rows if row["source"] == "iid" and row["batch"] == batch]
+    times = collections.Counter(row["layer"] for row in iid)
+    chosen = [row for row in iid if times[row["layer"]] == max(times.values())]
     targets = sorted({row["zeros_target"] for row in chosen})
     return [
         (target, timing.geometric_mean(row["ratio"] for row in chosen if row["zeros_target"] == target))
