@@ -38,9 +38,9 @@ _DENSE_ROWS = 16  # of x up to which a dense layer is a stream of its weights, s
 _SAMPLES = 1024  # of x, for a standard deviation of at most 1.6 %
 PARTS = 64  # rows of counts, kCountRows in cpu/conv_args.h
 
-# CPU, of calls that choose by a branch: those with a pool meet XLA's time between 10 and 30 % zeros, a dense layer of one
-# row at about as many (benchmarks/results/cpu_kernels_pool_dense.json). Grouped, depthwise and 16-bit convolutions of
-# XLA's are slower than ours at any density.
+# CPU, of calls that choose by a branch: those with a pool meet XLA's time between 10 and 30 % zeros, a dense layer of
+# one row at about as many (benchmarks/results/cpu_kernels_pool_dense.json). Grouped, depthwise and 16-bit convolutions
+# of XLA's are slower than ours at any density.
 _CPU_CROSSOVER = 0.65
 _CPU_FEW_PIXELS = 64
 _CPU_FEW_ROWS = 4  # of a dense layer; more rows share fewer zeros
