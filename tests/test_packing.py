@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -146,7 +149,7 @@ def test_a_packed_call_without_its_images() -> None:
     assert out.shape == (0, 4, 4, 32)
 
 
-def test_results_do_not_depend_on_threads_or_tiles(pixels: str) -> None:
+def test_results_do_not_depend_on_tiles(pixels: str) -> None:
     """Images alone and in a batch are cut into other tiles and tasks, and give the same bits."""
     case = Case("batch", (5, 21, 19, 80), 96, bias=True, zeros=0.6)
     inputs = cases.inputs(case)
@@ -155,3 +158,36 @@ def test_results_do_not_depend_on_threads_or_tiles(pixels: str) -> None:
     np.testing.assert_array_equal(whole, np.asarray(function(inputs.x)))
     one = np.asarray(function(inputs.x[:1]))
     np.testing.assert_array_equal(whole[:1], one)
+
+
+ON_SOME_CORES = """
+import hashlib, os, sys
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(sys.argv[1])])
+import jax, jax.numpy as jnp, numpy as np
+import jax_sparse_conv as jsc
+
+rng = np.random.default_rng(0)
+kernel = jnp.asarray(rng.standard_normal((3, 3, 96, 128)), jnp.float32)
+for zeros in (0.1, 0.5, 0.85, 0.97):
+    values = np.where(rng.random((2, 28, 28, 96)) < zeros, 0, rng.standard_normal((2, 28, 28, 96)))
+    x = jnp.asarray(values, jnp.float32)
+    for compute in (
+        jax.jit(lambda x: jsc.conv(x, kernel)),
+        lambda x: jsc.conv(x, kernel, implementation="ecr"),
+        jax.jit(lambda x: jsc.conv_pool(x, kernel, implementation="pecr")),
+    ):
+        print(zeros, hashlib.sha1(np.asarray(compute(x)).tobytes()).hexdigest())
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not bind processes to cores")
+def test_results_do_not_depend_on_the_number_of_threads() -> None:
+    """Nor does the loop that is chosen: a process on one core gives the bits of one on all of them."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("one core only")
+    one, some = (
+        subprocess.run([sys.executable, "-c", ON_SOME_CORES, cores], capture_output=True, text=True, check=True).stdout
+        for cores in ("1", "16")
+    )
+    assert len(one.splitlines()) == 12
+    assert one == some
