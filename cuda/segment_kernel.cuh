@@ -29,7 +29,7 @@ namespace jsc {
 constexpr int kClusterLog = 3;
 static_assert(kSegmentCluster == 1 << kClusterLog);
 
-__device__ __forceinline__ void ArriveAtAll() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+__device__ __forceinline__ void ArriveAtAll() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __device__ __forceinline__ void WaitForAll() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 __device__ __forceinline__ float4 LoadFromRank(const float* shared, int rank) {
