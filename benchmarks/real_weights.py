@@ -11,6 +11,8 @@ fails:
 2. the per-channel mean of what each batch norm sees correlates above 0.9 with its stored moving mean on at least 95 %
    of the layers, which a wrong stride, padding or order of channels does not survive;
 3. with `sparsity.csv`, zero fractions of the layers' inputs within 0.005 of it (all its images).
+
+With `--repeats N` both sides are timed as well, image by image, their weights constants of the jitted program.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ import safetensors
 from flax import nnx
 
 from benchmarks import command
-from jax_sparse_conv import environment, models
+from jax_sparse_conv import environment, models, timing
 from jax_sparse_conv.models.layers import BeforeLayer
 from jax_sparse_conv.models.names import rules
 from jax_sparse_conv.models.units import ConvUnit, Layer, PreActivation
@@ -94,12 +96,14 @@ def _run(options: argparse.Namespace, command_line: str) -> list[str]:
     correlations = correlate(model, means, weights)
     difference = compare(model, x, options.implementation, source.features)
     zero_differences = compare_zeros(zeros, options.data / "sparsity.csv", options.network)
+    times = time_both(model, x, options.implementation, source.features, options.repeats) if options.repeats else None
     result = environment.describe_run() | {
         "command": command_line,
         "network": options.network,
         "images": len(images),
         "implementation": options.implementation,
         "relative_frobenius": difference,
+        "times": times,
         "correlations": correlations,
         "zero_fractions": zeros,
         "zero_differences": zero_differences,
@@ -177,6 +181,29 @@ def compare(
     return float(np.linalg.norm(sparse - dense) / np.linalg.norm(dense))
 
 
+def time_both(
+    model: models.ConvNet,
+    x: jax.Array,
+    implementation: str | None,
+    features: Callable[..., jax.Array],
+    repeats: int,
+) -> dict[str, float]:
+    """Microseconds of one image, dense and sparse, to the last feature map, and their ratio."""
+    functions = {}
+    for side, name in (("dense", "xla"), ("sparse", implementation)):
+        models.set_network_implementation(model, name)
+        graph, state = nnx.split(model)
+
+        def forward(image: jax.Array, graph: Any = graph, state: Any = state) -> jax.Array:
+            return features(nnx.merge(graph, state), image)
+
+        functions[side] = jax.jit(forward)
+    operands = [(x[index : index + 1],) for index in range(min(len(x), timing.ROTATIONS))]
+    found = timing.per_call(functions, operands, repeats)
+    times = {f"{side}_us": timed.microseconds for side, timed in found.items()}
+    return times | {"ratio": found["dense"].median / found["sparse"].median}
+
+
 def compare_zeros(zeros: dict[str, jax.Array], table: Path, network: str) -> dict[str, float]:
     """Measured less tabulated zero fraction by layer, of the layers that the table has; empty without a table."""
     if not table.is_file():
@@ -205,6 +232,8 @@ def report(result: dict[str, Any], missing: tuple[str, ...]) -> list[str]:
     print(f"batch-norm inputs correlated above {LEAST_CORRELATION}: {above} of {len(correlations)}")
     print(f"largest difference from the table of zero fractions: {furthest:.4f} ({len(differences)} layers)")
     print(f"relative Frobenius difference of the last feature map: {difference:.2e}")
+    if times := result["times"]:
+        print("one image: {dense_us:.0f} us dense, {sparse_us:.0f} us sparse, ratio {ratio:.2f}".format(**times))
     checks = (
         (difference <= MOST_DIFFERENCE, f"dense and sparse differ by {difference:.2e}, more than {MOST_DIFFERENCE}"),
         (above >= LEAST_SHARE * len(correlations), f"only {above} of {len(correlations)} batch norms correlate"),
@@ -218,6 +247,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, required=True, help="folder of the weights and the photographs")
     parser.add_argument("--network", choices=SOURCES, default="resnet50")
     parser.add_argument("--json", type=Path, help="write the result here")
+    parser.add_argument("--repeats", type=int, default=0, help="samples for the time of each side; 0 times nothing")
     parser.add_argument(
         "--implementation",
         type=lambda name: None if name == "auto" else name,

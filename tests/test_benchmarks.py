@@ -12,12 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are run from the repository's root
 
 from benchmarks import adaptive, command, cpu, crossover, data, direct_ablation, layers, segments, tables
 from benchmarks.cases import SETS, Layer, conv3x3
-from jax_sparse_conv import _native
+from jax_sparse_conv import _native, models
 
 CPU_EXTENSION = pytest.mark.skipif(
     jax.default_backend() != "cpu" or not _native.cpu_isas(), reason="needs the CPU extension and backend"
@@ -232,3 +233,13 @@ def test_segments_writes_a_row_for_every_side(tmp_path: Path, capsys: pytest.Cap
     assert row["ratio"] == pytest.approx(row["xla_us"] / row["fused_us"])
     assert row["error"] < 1e-3
     assert "XLA / fused" in capsys.readouterr().out
+
+
+def test_both_sides_of_a_network_are_timed() -> None:
+    pytest.importorskip("safetensors")
+    from benchmarks import real_weights
+
+    model = models.lenet5(rngs=nnx.Rngs(0))
+    model.eval()
+    times = real_weights.time_both(model, jnp.ones((2, 28, 28, 1)), None, lambda m, x: m(x), 2)
+    assert times["ratio"] == pytest.approx(times["dense_us"] / times["sparse_us"])
