@@ -69,6 +69,9 @@ bool CanRunPixels(const ConvArgs& args);
 ConvPlan MakePixelPlan(const ConvArgs& args, const Machine& machine, int64_t accumulator_bytes, double density,
                        bool packed);
 
+// The cheapest of the loops that can run the call, unless SetLoop set one (plan_choice.cc).
+ConvPlan ChoosePlan(const ConvCall& call, const Machine& machine, int64_t accumulator_bytes, double density);
+
 ConvTask TaskAt(const ConvCall& call, const ConvPlan& plan, int64_t index);
 
 }  // namespace jsc
