@@ -233,7 +233,7 @@ XLA_FFI_DEFINE_HANDLER(kAdaptive, AdaptiveHandler,
                            .Arg<ffi::BufferR2<ffi::S32>>()  // nonzeros [parts, 2] (non-zeros, elements) of parts of x
                            .RemainingArgs()                 // bias, residual
                            .Ret<ffi::AnyBuffer>()           // out
-                           .Ret<ffi::AnyBuffer>()           // workspace; with a pool its front is the unpooled result
+                           .Ret<ffi::AnyBuffer>()           // workspace
                            .RemainingRets()                 // counts
                            .Attrs(),                        // and threshold: float32, a density
                        {ffi::Traits::kCmdBufferCompatible});
@@ -285,8 +285,7 @@ nb::dict Registrations() {
 }
 
 // Bytes of the workspace operand for x [N, H, W, C], kernel [S, kh, kw, C / groups, K] and the sizes of the
-// convolution's and the operation's results. More does not help, less only costs speed. jsc_adaptive with a pool wants
-// room for the convolution's result as well.
+// convolution's and the operation's results. More does not help, less only costs speed.
 size_t WorkspaceBytes(const std::string& target, const std::vector<int64_t>& x_shape,
                       const std::vector<int64_t>& kernel_shape, const std::vector<int64_t>& conv_size,
                       const std::vector<int64_t>& out_size) {

@@ -26,9 +26,7 @@ ffi::Error Coo(const ConvCall& call, CooPlan plan, Workspace workspace, int devi
 ffi::Error Direct(const ConvCall& call, Workspace workspace, int device, cudaStream_t stream);             // direct.cu
 ffi::Error Dense(const ConvCall& call, Workspace workspace, int device, cudaStream_t stream);              // dense.cu
 ffi::Error PerOutput(const ConvCall& call, cudaStream_t stream, bool skip_zeros);  // per_output.cu
-// The pool alone, of conv [N, conv_size, K], which bias, residual and activation are part of.
-ffi::Error PoolOf(const ConvCall& call, const void* conv, cudaStream_t stream);  // per_output.cu
-// Ecr or Pecr, or Direct and its pool: adaptive.cc. gate: which side is for which density; `above` is not read.
+// Ecr or Direct, without a pool: adaptive.cc. gate: which side is for which density; `above` is not read.
 ffi::Error Adaptive(const ConvCall& call, const Gate& gate, Workspace workspace, int device, cudaStream_t stream);
 
 ffi::Error Segment(const SegmentCall& call, int device, cudaStream_t stream);  // segment.cu

@@ -2,7 +2,6 @@
 //
 // Depthwise and nearly depthwise convolution: each list would serve fewer than 4 output channels, so compressing costs
 // more than it saves; threads along the channels read x and kernel coalesced and skip zeros by a test, or do not.
-// The pool alone, after a convolution that has none, is the same loop with sums that are there already.
 // Pooling windows and dilated kernels whose patch of a single output exceeds shared memory: right, and slow. Bound by
 // L1 and latency.
 #include <algorithm>
@@ -15,11 +14,8 @@ namespace {
 
 constexpr int kThreads = 128;
 
-// Where a result of the convolution comes from.
-enum class Source { kNonzeros, kAll, kDone };  // sums that skip zeros, sums that do not, task.x [N, conv size, K]
-
 // The convolution's sum for output channel k of one image at (conv_y, conv_x).
-template <typename T, Source kSource>
+template <typename T, bool kSkipZeros>
 __device__ __forceinline__ float Sum(const ConvTask<T>& task, const T* image, const T* kernel, int k, int conv_y,
                                      int conv_x) {
   const int group = Divide(k, task.by_group_tiles).quotient;  // divides by the features of a group here
@@ -37,7 +33,7 @@ __device__ __forceinline__ float Sum(const ConvTask<T>& task, const T* image, co
 #pragma unroll 1
       for (int c = 0; c < task.group_channels; ++c) {
         const float value = ToFloat(pixel[c]);
-        if (kSource == Source::kAll || value != 0.f) sum = fmaf(value, ToFloat(row[c * task.features]), sum);
+        if (!kSkipZeros || value != 0.f) sum = fmaf(value, ToFloat(row[c * task.features]), sum);
       }
     }
   }
@@ -45,50 +41,44 @@ __device__ __forceinline__ float Sum(const ConvTask<T>& task, const T* image, co
 }
 
 // Computes output number `index` of one image.
-template <typename T, Source kSource>
+template <typename T, bool kSkipZeros>
 __device__ __forceinline__ void WriteOutput(const ConvTask<T>& task, int64_t n, int64_t stack, int index,
                                             int2* written) {
   const Quotient pixel = Divide(index, task.by_features), row = Divide(pixel.quotient, task.by_out_width);
   const int k = pixel.remainder, oy = row.quotient, ox = row.remainder;
   const int64_t at = n * task.out_size[0] * task.out_size[1] * task.features + index;
   const T* image = task.x + n * task.height * static_cast<int64_t>(task.width) * task.channels;
-  const T* done = task.x + n * task.conv[0] * task.conv[1] * task.features + k;
   const T* kernel = task.kernel + stack * task.kernel_height * task.kernel_width * task.group_channels * task.features;
   float extra = task.bias ? ToFloat(task.bias[stack * task.features + k]) : 0.f;
   if (task.residual) extra += ToFloat(task.residual[at]);
   const int first[2] = {oy * task.window_stride[0] - task.window_pad[0],
                         ox * task.window_stride[1] - task.window_pad[1]};
   auto conv = [&](int y, int x) {
-    if constexpr (kSource == Source::kDone) {
-      return make_float4(ToFloat(done[(y * task.conv[1] + x) * task.features]), 0.f, 0.f, 0.f);
-    } else {
-      const float sum = Sum<T, kSource>(task, image, kernel, k, y, x) + extra;
-      return make_float4(task.relu ? Relu(sum) : sum, 0.f, 0.f, 0.f);
-    }
+    const float sum = Sum<T, kSkipZeros>(task, image, kernel, k, y, x) + extra;
+    return make_float4(task.relu ? Relu(sum) : sum, 0.f, 0.f, 0.f);
   };
   const float4 result = PoolWindow(task, first, conv);  // without a pool, the maximum over one result
   task.out[at] = FromFloat<T>(result.x);
   if (task.counts.rows) *written = make_int2(written->x + CountNonzeros<T>(result, 1), written->y + 1);
 }
 
-template <typename T, Source kSource>
+template <typename T, bool kSkipZeros>
 __global__ void __launch_bounds__(kThreads) PerOutputKernel(const __grid_constant__ ConvTask<T> task, int64_t stacks) {
   __shared__ int2 scratch[kThreads / kWarp];
   if (!PassesGate(task.gate)) return;
-  if (kSource == Source::kDone) WaitForKernelBefore();
   int2 written = {0, 0};
   const unsigned index = blockIdx.x * kThreads + threadIdx.x;
   const bool inside = index < static_cast<unsigned>(task.out_size[0] * task.out_size[1] * task.features);
   for (int64_t stack = blockIdx.z; stack < stacks && inside; stack += gridDim.z) {
     for (int64_t n = blockIdx.y; n < task.images_per_stack; n += gridDim.y) {
-      WriteOutput<T, kSource>(task, stack * task.images_per_stack + n, stack, index, &written);
+      WriteOutput<T, kSkipZeros>(task, stack * task.images_per_stack + n, stack, index, &written);
     }
   }
   WriteCounts(task.counts, GridBlock(), written, scratch);
   LeaveGate(task.gate);
 }
 
-template <typename T, Source kSource>
+template <typename T, bool kSkipZeros>
 ffi::Error Launch(const ConvCall& call, cudaStream_t stream) {
   const ConvArgs& a = call.args;
   const int64_t outputs = a.out_size[0] * a.out_size[1] * a.features;  // of an image: fewer than 2^31
@@ -106,7 +96,7 @@ ffi::Error Launch(const ConvCall& call, cudaStream_t stream) {
   LaunchAttributes attributes(0, call.gate);
   config.attrs = attributes.list;
   config.numAttrs = attributes.count;
-  return CheckCuda(cudaLaunchKernelEx(&config, PerOutputKernel<T, kSource>, task, a.stacks), "PerOutputKernel");
+  return CheckCuda(cudaLaunchKernelEx(&config, PerOutputKernel<T, kSkipZeros>, task, a.stacks), "PerOutputKernel");
 }
 
 }  // namespace
@@ -114,16 +104,8 @@ ffi::Error Launch(const ConvCall& call, cudaStream_t stream) {
 ffi::Error PerOutput(const ConvCall& call, cudaStream_t stream, bool skip_zeros) {
   return DispatchDtype(call.dtype, [&](auto element) {
     using T = decltype(element);
-    return skip_zeros ? Launch<T, Source::kNonzeros>(call, stream) : Launch<T, Source::kAll>(call, stream);
+    return skip_zeros ? Launch<T, true>(call, stream) : Launch<T, false>(call, stream);
   });
-}
-
-ffi::Error PoolOf(const ConvCall& call, const void* conv, cudaStream_t stream) {
-  ConvCall pool = call;
-  pool.x = conv;
-  pool.bias = pool.residual = nullptr;
-  return DispatchDtype(call.dtype,
-                       [&](auto element) { return Launch<decltype(element), Source::kDone>(pool, stream); });
 }
 
 }  // namespace jsc
