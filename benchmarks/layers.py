@@ -12,7 +12,6 @@ not come from the zeros.
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import dataclasses
 import functools
 import itertools
@@ -133,9 +132,9 @@ def rows_of(options: argparse.Namespace, maps: Mapping[str, data.Map]) -> Iterat
     if not layers:
         raise ValueError(f"--layers {options.layers!r} matches no layer of --set {options.set}")
     if options.weights == "arguments":  # programs with constants are compiled where the constants are made
-        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            calls = itertools.product(layers, options.dtype, options.batch, options.precision)
-            list(pool.map(lambda call: _compile(*call, options), calls))
+        calls = itertools.product(layers, options.dtype, options.batch, options.precision)
+        functions = itertools.chain.from_iterable(_to_compile(*call, options) for call in calls)
+        list(timing.compile_each([(functools.partial(_compile, *each), name == "xla") for name, *each in functions]))
     for layer in layers:
         for dtype in options.dtype:
             for batch in options.batch:
@@ -156,12 +155,19 @@ def _inputs(
         yield "iid", zeros, [data.iid_map(layer, batch, zeros, seed) for seed in seeds]
 
 
-def _compile(layer: Layer, dtype: str, batch: int, precision: str, options: argparse.Namespace) -> None:
+def _to_compile(
+    layer: Layer, dtype: str, batch: int, precision: str, options: argparse.Namespace
+) -> Iterator[tuple[Any, ...]]:
+    """(side, its function, its operands) of a layer."""
     shapes = (layer.x_shape(batch), layer.kernel_shape, (layer.features,))
     operands = tuple(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
-    for function in _functions(layer, precision, _requested(layer, options.implementation)).values():
-        function.lower(*operands).compile()  # type: ignore[attr-defined]
-        timing.compile_ahead(function, [operands])
+    for name, function in _functions(layer, precision, _requested(layer, options.implementation)).items():
+        yield name, function, operands
+
+
+def _compile(function: Any, operands: timing.Operands) -> None:
+    function.lower(*operands).compile()
+    timing.compile_ahead(function, [operands])
 
 
 def _measure(

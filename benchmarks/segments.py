@@ -10,7 +10,6 @@ comes from zeros.
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import functools
 import json
 import os
@@ -80,13 +79,8 @@ def _one_process(options: argparse.Namespace) -> dict[str, Any]:
     header = environment.describe_run()
     flags = "command buffers" if "command_buffer" in os.environ.get("XLA_FLAGS", "") else "default"
     rows = []
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        prepared = {
-            (network, kind): pool.submit(_prepare, network, kind, options)
-            for network in options.networks
-            for kind in options.kinds
-        }
-        sides = {key: future.result() for key, future in prepared.items()}  # compiled side by side
+    keys = [(network, kind) for network in options.networks for kind in options.kinds]
+    sides = {key: _prepare(*key, options) for key in keys}
     for (network, kind), (functions, x) in sides.items():
         row = _measure(network, functions, x, options)
         rows.append({"network": network, "kind": kind, "flags": flags, "batch": options.batch, **row})
@@ -105,9 +99,8 @@ def _prepare(network: str, kind: str, options: argparse.Namespace) -> tuple[dict
     }
     if network == "block":
         return sides, x
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        compiled = pool.map(lambda side: side.lower(x).compile(), sides.values())
-        return dict(zip(sides, compiled, strict=True)), x
+    # One after another: XLA tunes its convolutions by timing them.
+    return {name: side.lower(x).compile() for name, side in sides.items()}, x
 
 
 def _measure(

@@ -6,9 +6,9 @@ other than dense convolution is chosen only where it wins beyond the spread of t
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import datetime
+import functools
 import itertools
 import os
 import statistics
@@ -183,18 +183,17 @@ def _paths(model: nnx.Module) -> Iterable[tuple[int, str]]:
 
 
 def _compile(found: list[_Recorded], progress: Callable[[str], None]) -> None:
-    """Find each call's candidates by compiling them, equal calls once and several side by side."""
+    """Find each call's candidates by compiling them, equal calls once and those that XLA does not tune side by side."""
     firsts = {recorded.call: recorded for recorded in reversed(found)}
     jobs = [(recorded, name) for recorded in firsts.values() for name in recorded.call.implementations]
     precision = default_precision()
     reasons: dict[Call, dict[str, str | None]] = {call: {} for call in firsts}
-    with concurrent.futures.ThreadPoolExecutor(min(_COMPILE_THREADS, os.cpu_count() or 1)) as pool:
-        waiting = {pool.submit(_why_left_out, *job, precision): job for job in jobs}
-        for future in concurrent.futures.as_completed(waiting):
-            recorded, name = waiting[future]
-            reasons[recorded.call][name] = future.result()
-            if len(reasons[recorded.call]) == len(recorded.call.implementations):
-                progress(f"compiled {recorded.path}")
+    compiling = [(functools.partial(_why_left_out, *job, precision), job[1] == _DENSE) for job in jobs]
+    for index, reason in timing.compile_each(compiling, _COMPILE_THREADS):
+        recorded, name = jobs[index]
+        reasons[recorded.call][name] = reason
+        if len(reasons[recorded.call]) == len(recorded.call.implementations):
+            progress(f"compiled {recorded.path}")
     for recorded in found:
         for name in recorded.call.implementations:
             reason = reasons[recorded.call][name]

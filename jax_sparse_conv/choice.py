@@ -49,7 +49,8 @@ _CPU_SMALL = 1e5  # operations: such calls are over before a branch pays
 
 # CUDA, microseconds on an H200 from benchmarks/results/h200_layers.json and h200_run_*.json, as shares of what the
 # device's properties promise, so that they carry over. Checked with h200_plan_resnet50_highest.json and _default.json,
-# which came later: what None takes loses to XLA in none of the 54 layers of either.
+# which came later: what None takes loses to XLA in none of the 54 layers of either. Dense times there are too long by
+# up to a half (benchmarks/NOTES.md, the papers' experiments): to be checked again.
 _SPARSE_FLOOR = 5.5  # us: launch, first data, meeting of the cluster
 _SPARSE_LISTS = 0.9  # of the peak of FFMA, for dense-equivalent operations whatever the density
 _SPARSE_SUMS = 0.75  # and for those of non-zeros

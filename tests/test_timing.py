@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import threading
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -86,3 +89,26 @@ def test_geometric_mean() -> None:
 
 def test_what_ran_is_read_from_the_compiled_program() -> None:
     assert timing.what_ran(jax.jit(lambda x: x + 1), jnp.ones(3)) == "xla"
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+def test_what_xla_tunes_is_compiled_alone_on_an_accelerator(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    running: list[str] = []
+    beside: dict[str, list[str]] = {}
+    gate = threading.Barrier(2)
+
+    def job(name: str) -> str:
+        running.append(name)
+        if name.startswith("plain"):
+            gate.wait(60)  # two of them are under way at once
+        beside[name] = list(running)
+        running.remove(name)
+        return name.upper()
+
+    monkeypatch.setattr(timing.jax, "default_backend", lambda: backend)
+    names = ["plain 1", "tuned 1", "plain 2", "tuned 2"]
+    found = dict(timing.compile_each([(functools.partial(job, name), "tuned" in name) for name in names], threads=4))
+    assert [found[index] for index in range(4)] == [name.upper() for name in names]
+    if backend == "gpu":
+        assert beside["tuned 1"] == ["tuned 1"]
+        assert beside["tuned 2"] == ["tuned 2"]

@@ -32,7 +32,7 @@ def _fig10(context: Context) -> list[Row]:
     rows = runner.measure(context, cases)
     pairs = [(case.layer, inputs[0]) for case in cases for _, inputs in runner.inputs(context, case)]
     pipelines = [_Pipeline(layer, x) for layer, x in pairs]
-    runner.in_threads([pipeline.compile_ahead for pipeline in pipelines])
+    runner.compiled([pipeline.compile_ahead for pipeline in pipelines], [False] * len(pipelines))
     for row, pipeline in zip(rows, pipelines, strict=True):
         row["steps_us"] = pipeline.time(context.repeats)
         row["us"][WHOLE] = row["steps_us"].pop(WHOLE)

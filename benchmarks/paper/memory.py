@@ -26,7 +26,7 @@ _FLOAT = 4
 def _memory(context: Context) -> list[Row]:
     layers = (*vgg19_layers(), *ECR_LAYERS[:2], *PECR_LAYERS)
     cases = runner.chosen(context, [Case(layer) for layer in (layers[-4:] if context.quick else layers)])
-    return runner.in_threads([functools.partial(_row, case.layer) for case in cases])
+    return runner.compiled([functools.partial(_row, case.layer) for case in cases], [True] * len(cases))
 
 
 def _row(layer: PaperLayer) -> Row:

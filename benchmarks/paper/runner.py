@@ -1,19 +1,18 @@
 """How every experiment measures layers: all sides of a layer in turns, in one process, on the same rotated inputs.
 
-Everything is compiled first, in threads, and timed afterwards one after another. Times are medians per call with the
-conversion to a sparse format included; on a GPU they are device times of many calls in one jit
-(`jax_sparse_conv.timing`).
+Everything is compiled first, in threads but for what XLA tunes, and timed afterwards one after another. Times are
+medians per call with the conversion to a sparse format included; on a GPU they are device times of many calls in one
+jit (`jax_sparse_conv.timing`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
+import functools
 import re
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -138,10 +137,15 @@ def add_ratios(row: Row) -> Row:
     return row
 
 
-def in_threads(jobs: Sequence[Any]) -> list[Any]:
-    """What each of the jobs (functions without arguments) returns, in their order."""
-    with ThreadPoolExecutor(max(1, min(16, os.cpu_count() or 1))) as pool:
-        return [future.result() for future in [pool.submit(job) for job in jobs]]
+def compiled(jobs: Iterable[Callable[[], Any]], tuned: Iterable[bool]) -> list[Any]:
+    """What each of the jobs returns, in their order; those in which XLA tunes something run alone."""
+    found = dict(timing.compile_each(list(zip(jobs, tuned, strict=True))))
+    return [found[index] for index in range(len(found))]
+
+
+def is_tuned(side: str) -> bool:
+    """Whether XLA may run convolutions of its own on a layer's side."""
+    return side == sides.AUTO or sides.is_dense(side)
 
 
 def _quick(case: Case) -> Case:
@@ -159,7 +163,8 @@ def _key(case: Case, side: str) -> tuple[Any, ...]:
 def _compile(cases: Sequence[Case]) -> dict[tuple[Any, ...], str]:
     """Compile every side of every case once; the result says why some cannot run."""
     jobs = {_key(case, side): (case, side) for case in cases for side in case.all_sides}
-    reasons = in_threads([lambda case=case, side=side: _compile_one(case, side) for case, side in jobs.values()])
+    compiling = [functools.partial(_compile_one, case, side) for case, side in jobs.values()]
+    reasons = compiled(compiling, [is_tuned(side) for _, side in jobs.values()])
     return {key: reason for key, reason in zip(jobs, reasons, strict=True) if reason is not None}
 
 

@@ -39,7 +39,9 @@ def _measured(context: Context, names: Sequence[str], extra: Sequence[str]) -> l
 def _compiled(chosen: Sequence[Prepared], wanted: Sequence[str]) -> tuple[list[tuple[str, str]], list[str | None]]:
     """(network, side) of everything compiled, and why it cannot run or None."""
     jobs = [(network, side) for network in chosen for side in wanted]
-    reasons = runner.in_threads([functools.partial(_compile, network, side) for network, side in jobs])
+    # Every side has layers of XLA's, the fully connected ones, and is tuned.
+    compiling = [functools.partial(_compile, network, side) for network, side in jobs]
+    reasons = runner.compiled(compiling, [True] * len(jobs))
     return [(network.name, side) for network, side in jobs], reasons
 
 
