@@ -85,8 +85,8 @@ gain; several layers are a geometric mean. Batch 1 and float32 unless said other
 format is always included. `ecr`, `pecr`, `coo` and `direct` are implementations, `auto` is
 `implementation=None` (in `memory` still the OCPA rule: it is older than the cost model), `ocpa` is PECR where a
 pool follows and ECR elsewhere. `direct` skips no zeros, and `None` takes it for most layers at batch 1 on a GPU and
-for those with few zeros on a CPU: what `auto` gains there is the kernel. "Profile" maps are those of a network with seeded weights
-that has a trained network's zeros.
+for those with few zeros on a CPU: what `auto` gains there is the kernel. "Profile" maps are those of a network with
+seeded weights that has a trained network's zeros.
 
 ## ECR, PECR, OCPA (Xu et al. 2023, and their 2019 versions)
 """
