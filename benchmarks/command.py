@@ -1,13 +1,40 @@
-"""The command line that a result file carries."""
+"""What the commands of this folder share: the line a result carries, XLA's flag sets, where results go."""
 
 from __future__ import annotations
 
+import os
 import shlex
+import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from jax_sparse_conv import environment
+
+COMMAND_BUFFERS = (
+    "--xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONVOLUTION "
+    "--xla_gpu_graph_min_graph_size=1"
+)
 
 
 def portable(module: str, arguments: Sequence[str]) -> str:
     """`python -m module arguments` without the folders of this machine: of an absolute path its last part."""
     return shlex.join(["python", "-m", module, *map(environment.without_folders, arguments)])
+
+
+def run(module: str, arguments: Sequence[str], flags: str) -> None:
+    """Run `python -m module arguments` in a process of its own, because XLA reads its flags once.
+
+    The calling process must not take the GPU, so it asks nothing of JAX.
+    """
+    line = [sys.executable, "-m", module, *arguments]
+    merged = " ".join(filter(None, (os.environ.get("XLA_FLAGS", ""), flags)))
+    status = subprocess.run(line, env={**os.environ, "XLA_FLAGS": merged}, stdout=subprocess.DEVNULL).returncode
+    if status:
+        raise ValueError(f"{shlex.join(line)} ended with status {status}")
+
+
+def check_folder(option: str, path: Path | None) -> None:
+    """Raise a ValueError, before anything is measured, for a file in a folder that does not exist."""
+    if path is not None and not path.absolute().parent.is_dir():
+        raise ValueError(f"{option} {path}: the folder {path.absolute().parent} does not exist")

@@ -32,8 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     options = _parser().parse_args(arguments)
     try:
-        if options.json and not options.json.absolute().parent.is_dir():
-            raise ValueError(f"--json {options.json}: the folder {options.json.absolute().parent} does not exist")
+        command.check_folder("--json", options.json)
         maps = data.read_maps(options.maps) if options.maps else {}
         header = environment.describe_run()
         limits = _native.cpu_limits()

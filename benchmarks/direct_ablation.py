@@ -47,8 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     options = _parser().parse_args(arguments)
     try:
-        if options.json and not options.json.absolute().parent.is_dir():
-            raise ValueError(f"--json {options.json}: the folder {options.json.absolute().parent} does not exist")
+        command.check_folder("--json", options.json)
         if options.build_only:
             build(options.build_only, options.arch)
             return 0

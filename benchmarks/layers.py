@@ -18,8 +18,6 @@ import itertools
 import json
 import os
 import re
-import shlex
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,10 +36,6 @@ from jax_sparse_conv.comparison import IMPLEMENTATIONS_OF
 from jax_sparse_conv.geometry import Pool
 
 _POOL = Pool("max", (2, 2), (2, 2), ((0, 0), (0, 0)))
-COMMAND_BUFFERS = (
-    "--xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONVOLUTION "
-    "--xla_gpu_graph_min_graph_size=1"
-)
 _COLD_BYTES = 2**28  # of kernels, so that none is still in the cache when its turn comes again
 _MAX_KERNELS = 32
 WEIGHTS = ("arguments", "constant")
@@ -52,8 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     options = _parser().parse_args(arguments)
     try:
-        if options.json and not options.json.absolute().parent.is_dir():
-            raise ValueError(f"--json {options.json}: the folder {options.json.absolute().parent} does not exist")
+        command.check_folder("--json", options.json)
         content = _both_flags(arguments) if options.both_flags else _one_process(options)
     except (OSError, ValueError) as error:
         print(f"benchmarks.layers: {error}", file=sys.stderr)
@@ -282,7 +275,7 @@ def _errors(layer: Layer, functions: Mapping[str, timing.Function], operands: ti
 def _both_flags(arguments: Sequence[str]) -> dict[str, Any]:
     """Two processes, because XLA reads its flags once; this one must not take the GPU, so it asks nothing of JAX."""
     rest = [argument for argument in arguments if argument != "--both-flags"]
-    default, buffers = (_subprocess(rest, flags) for flags in ("", COMMAND_BUFFERS))
+    default, buffers = (_subprocess(rest, flags) for flags in ("", command.COMMAND_BUFFERS))
     rows = tables.better_of(default["rows"], buffers["rows"], ("default", "command buffers"))
     return {
         **default,
@@ -296,11 +289,7 @@ def _both_flags(arguments: Sequence[str]) -> dict[str, Any]:
 def _subprocess(arguments: Sequence[str], flags: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.json"
-        line = [sys.executable, "-m", "benchmarks.layers", *arguments, "--json", str(path)]
-        merged = " ".join(filter(None, (os.environ.get("XLA_FLAGS", ""), flags)))
-        status = subprocess.run(line, env={**os.environ, "XLA_FLAGS": merged}, stdout=subprocess.DEVNULL).returncode
-        if status:
-            raise ValueError(f"{shlex.join(line)} ended with status {status}")
+        command.run("benchmarks.layers", [*arguments, "--json", str(path)], flags)
         return dict(json.loads(path.read_text(encoding="utf-8")))
 
 

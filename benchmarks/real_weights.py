@@ -82,8 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace, command_line: str) -> list[str]:
     """The sentences of the checks that failed."""
-    if options.json and not options.json.absolute().parent.is_dir():
-        raise ValueError(f"--json {options.json}: the folder {options.json.absolute().parent} does not exist")
+    command.check_folder("--json", options.json)
     source = SOURCES[options.network]
     weights = options.data / source.weights
     images = read_images(options.data, source.weights)

@@ -13,8 +13,6 @@ import argparse
 import functools
 import json
 import os
-import shlex
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -28,7 +26,6 @@ from flax import nnx
 
 import jax_sparse_conv as jsc
 from benchmarks import command
-from benchmarks.layers import COMMAND_BUFFERS
 from jax_sparse_conv import environment, timing
 from jax_sparse_conv.models.resnet import resnet50
 
@@ -152,7 +149,7 @@ def _block(dtype: str, precision: Any, options: argparse.Namespace) -> tuple[Cal
 def _both_flags(arguments: Sequence[str]) -> dict[str, Any]:
     """Two processes, because XLA reads its flags once."""
     rest = [argument for argument in arguments if argument != "--both-flags"]
-    default, buffers = (_subprocess(rest, flags) for flags in ("", COMMAND_BUFFERS))
+    default, buffers = (_subprocess(rest, flags) for flags in ("", command.COMMAND_BUFFERS))
     flags = [default["xla_flags"], buffers["xla_flags"]]
     return {**default, "xla_flags": flags, "rows": default["rows"] + buffers["rows"]}
 
@@ -160,11 +157,7 @@ def _both_flags(arguments: Sequence[str]) -> dict[str, Any]:
 def _subprocess(arguments: Sequence[str], flags: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.json"
-        line = [sys.executable, "-m", "benchmarks.segments", *arguments, "--json", str(path)]
-        merged = " ".join(filter(None, (os.environ.get("XLA_FLAGS", ""), flags)))
-        status = subprocess.run(line, env={**os.environ, "XLA_FLAGS": merged}, stdout=subprocess.DEVNULL).returncode
-        if status:
-            raise ValueError(f"{shlex.join(line)} ended with status {status}")
+        command.run("benchmarks.segments", [*arguments, "--json", str(path)], flags)
         return dict(json.loads(path.read_text(encoding="utf-8")))
 
 

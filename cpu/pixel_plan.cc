@@ -1,7 +1,6 @@
 #include <algorithm>
-#include <limits>
 
-#include "plan.h"
+#include "plan_search.h"
 
 namespace jsc {
 namespace {
@@ -119,19 +118,8 @@ ConvPlan MakePixelPlan(const ConvArgs& a, const Machine& machine, int64_t accumu
   const double sums = l.places_per_row * static_cast<double>(p.block * accumulator_bytes);
   p.strip_rows = std::max<int64_t>(2, static_cast<int64_t>(static_cast<double>(machine.l1_bytes) / 4 / sums) - 2);
   const int64_t fewest = CeilDiv(l.rows, FittingRows(a, l, p, machine, accumulator_bytes));
-  ConvPlan best{};
-  best.cycles = std::numeric_limits<double>::infinity();
-  for (int64_t tiles = fewest; tiles <= std::min(l.rows, fewest + 2 * machine.threads); ++tiles) {
-    p.tile_rows = CeilDiv(l.rows, tiles);
-    p.row_tiles = CeilDiv(l.rows, p.tile_rows);
-    for (p.block_tiles = 1; p.block_tiles <= std::min<int64_t>(l.blocks, 64); ++p.block_tiles) {
-      p.task_blocks = CeilDiv(l.blocks, p.block_tiles);
-      p.tasks = l.parts * p.row_tiles * p.block_tiles;
-      p.cycles = Cycles(a, l, p, machine.threads);
-      if (p.cycles < best.cycles && CeilDiv(l.blocks, p.task_blocks) == p.block_tiles) best = p;
-    }
-  }
-  return best;
+  return SearchTasks(p, {l.rows, l.blocks, l.parts, fewest}, machine.threads,
+                     [&](const ConvPlan& cut) { return Cycles(a, l, cut, machine.threads); });
 }
 
 }  // namespace jsc

@@ -1,8 +1,7 @@
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
-#include "plan.h"
+#include "plan_search.h"
 
 namespace jsc {
 namespace {
@@ -115,19 +114,8 @@ ConvPlan MakeScatterPlan(const ConvArgs& a, const Machine& machine, int64_t accu
   p.strip_rows = std::max<int64_t>(1, machine.l1_bytes / std::max<int64_t>(1, l.row_bytes) - reach);
   const int64_t fit = std::max<int64_t>(1, FittingRows(a, l, machine) / std::max(0.1, l.in_rows_per_row));
   const int64_t fewest = CeilDiv(l.rows, std::min(fit, l.rows));
-  ConvPlan best{};
-  best.cycles = std::numeric_limits<double>::infinity();
-  for (int64_t tiles = fewest; tiles <= std::min(l.rows, fewest + 2 * machine.threads); ++tiles) {
-    p.tile_rows = CeilDiv(l.rows, tiles);
-    p.row_tiles = CeilDiv(l.rows, p.tile_rows);
-    for (p.block_tiles = 1; p.block_tiles <= std::min<int64_t>(l.blocks, 64); ++p.block_tiles) {
-      p.task_blocks = CeilDiv(l.blocks, p.block_tiles);
-      p.tasks = l.parts * p.row_tiles * p.block_tiles;
-      p.cycles = Cycles(a, l, p, machine.threads);
-      if (p.cycles < best.cycles && CeilDiv(l.blocks, p.task_blocks) == p.block_tiles) best = p;
-    }
-  }
-  return best;
+  return SearchTasks(p, {l.rows, l.blocks, l.parts, fewest}, machine.threads,
+                     [&](const ConvPlan& cut) { return Cycles(a, l, cut, machine.threads); });
 }
 
 }  // namespace jsc

@@ -14,15 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import command, data
-from benchmarks.layers import COMMAND_BUFFERS
 from benchmarks.paper import experiment, plots
 from benchmarks.paper.cusnn import SEARCHES
 from benchmarks.paper.experiment import Content, Experiment
@@ -91,9 +88,7 @@ def _check(options: argparse.Namespace) -> None:
     if len(options.names) > 1 and (options.json or options.plot):
         raise ValueError("--json and --plot are for one experiment; --out FOLDER is for several")
     for name in ("json", "plot"):
-        path = getattr(options, name)
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ValueError(f"--{name} {path}: the folder {path.absolute().parent} does not exist")
+        command.check_folder(f"--{name}", getattr(options, name))
     if options.repeats < 1:
         raise ValueError(f"--repeats {options.repeats} is not at least 1")
     if options.out is not None:
@@ -154,9 +149,9 @@ def _both_flags(options: argparse.Namespace, arguments: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         shared = [*_without_outputs(arguments), "--prepared", str(options.prepared or Path(folder) / "networks")]
         runs = []
-        for number, flags in enumerate(("", COMMAND_BUFFERS)):
+        for number, flags in enumerate(("", command.COMMAND_BUFFERS)):
             out = Path(folder) / str(number)
-            _subprocess([*shared, "--out", str(out)], flags)
+            command.run("benchmarks.paper", [*shared, "--out", str(out)], flags)
             runs.append({name: json.loads((out / f"{name}.json").read_text("utf-8")) for name in options.names})
         for name in options.names:
             content = _merged(runs[0][name], runs[1][name]) | {
@@ -201,14 +196,6 @@ def _without_outputs(arguments: Sequence[str]) -> list[str]:
             kept.append(argument)
         skip = not skip and name in ("--json", "--plot", "--out", "--prepared") and not equals
     return kept
-
-
-def _subprocess(arguments: Sequence[str], flags: str) -> None:
-    line = [sys.executable, "-m", "benchmarks.paper", *arguments]
-    merged = " ".join(filter(None, (os.environ.get("XLA_FLAGS", ""), flags)))
-    status = subprocess.run(line, env={**os.environ, "XLA_FLAGS": merged}, stdout=subprocess.DEVNULL).returncode
-    if status:
-        raise ValueError(f"{shlex.join(line)} ended with status {status}")
 
 
 if __name__ == "__main__":
