@@ -1,9 +1,10 @@
-"""Energy that the first GPU has used: NVML's counter, or its power integrated over samples of nvidia-smi."""
+"""Energy that the first visible GPU has used: NVML's counter, or its power integrated over samples of nvidia-smi."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import subprocess
 import threading
 import time
@@ -30,7 +31,9 @@ class _Nvml:
 
     def __init__(self, pynvml: Any) -> None:
         self._pynvml = pynvml
-        self._handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        name = visible_gpu()
+        by = pynvml.nvmlDeviceGetHandleByIndex if name.isdecimal() else pynvml.nvmlDeviceGetHandleByUUID
+        self._handle = by(int(name) if name.isdecimal() else name)
 
     def joules(self) -> float:
         return float(self._pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) / 1e3
@@ -70,9 +73,14 @@ class _Nothing:
         return 0.0
 
 
+def visible_gpu() -> str:
+    """The first GPU that CUDA gives this process, as NVML and nvidia-smi know it: an index or a UUID."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip() or "0"
+
+
 def power_of_smi() -> float | None:
-    """Watts of the first GPU by nvidia-smi, or None."""
-    query = ["nvidia-smi", "--query-gpu=power.draw", "--format=csv,noheader,nounits", "--id=0"]
+    """Watts of the first visible GPU by nvidia-smi, or None."""
+    query = ["nvidia-smi", "--query-gpu=power.draw", "--format=csv,noheader,nounits", f"--id={visible_gpu()}"]
     try:
         return float(subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout)
     except (OSError, ValueError, subprocess.SubprocessError):
