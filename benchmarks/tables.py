@@ -12,7 +12,9 @@ Row = dict[str, Any]
 _IDENTITY = ("layer", "source", "zeros_target", "batch", "dtype", "precision", "requested")
 _TIMES = ("xla_us", "ours_us", "xla_best_us", "ours_best_us", "xla_latency_us", "ours_latency_us")
 _RATIOS = ("ratio", "best_ratio", "latency_ratio")
-_COLUMNS = (
+Column = tuple[str, str, str, str]  # key, title, alignment, format
+
+_COLUMNS: tuple[Column, ...] = (
     ("layer", "layer", "<", "{}"),
     ("source", "maps", "<", "{}"),
     ("zeros_percent", "zeros %", ">", "{:.1f}"),
@@ -31,13 +33,17 @@ _COLUMNS = (
 )
 
 
-def table(rows: Sequence[Row], more: Sequence[tuple[str, str, str, str]] = ()) -> str:
-    """The rows as text.
+def table(rows: Sequence[Row], more: Sequence[Column] = ()) -> str:
+    """The rows of `layers` as text.
 
     "of best" is the ratio of the shortest times instead of the medians, "latency" that of single calls; TFLOP/s are
-    dense-equivalent; errors are relative (Frobenius) to float64. `more` columns are (key, title, alignment, format).
+    dense-equivalent; errors are relative (Frobenius) to float64. `more` columns come last.
     """
-    columns = (*_COLUMNS, *more)
+    return aligned(rows, (*_COLUMNS, *more))
+
+
+def aligned(rows: Sequence[Row], columns: Sequence[Column]) -> str:
+    """Rows as text, a line each below the titles."""
     cells = [[title for _, title, _, _ in columns]]
     cells += [[pattern.format(row[key]) for key, _, _, pattern in columns] for row in rows]
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]

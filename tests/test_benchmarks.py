@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from flax import nnx
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are run from the repository's root
 
-from benchmarks import adaptive, command, cpu, crossover, data, direct_ablation, layers, segments, tables
+from benchmarks import adaptive, command, cpu, crossover, data, direct_ablation, layers, scaling, segments, tables
 from benchmarks.cases import SETS, Layer, conv3x3
 from jax_sparse_conv import _native, models
 
@@ -243,3 +244,27 @@ def test_both_sides_of_a_network_are_timed() -> None:
     model.eval()
     times = real_weights.time_both(model, jnp.ones((2, 28, 28, 1)), None, lambda m, x: m(x), 2)
     assert times["ratio"] == pytest.approx(times["dense_us"] / times["sparse_us"])
+
+
+@CPU_EXTENSION
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not bind processes to cores")
+def test_scaling_runs_a_process_for_each_number_of_threads(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    cores = scaling.cores_in_order()
+    assert sorted(cores) == sorted(os.sched_getaffinity(0))
+    several = [1, 2] if len(cores) > 1 else [1]
+    options = ["--layers", "128->32 7x7", "--repeats", "1", "--json", str(tmp_path / "rows.json"), "--threads"]
+    assert scaling.main([*options, *map(str, several), "100000"]) == 0
+    found = json.loads((tmp_path / "rows.json").read_text())
+    assert (
+        [len(run["cores"]) for run in found["runs"]] == [run["limits"]["threads"] for run in found["runs"]] == several
+    )
+    assert [(row["maps"], row["threads"]) for row in found["rows"]] == [(k, t) for k in scaling.KINDS for t in several]
+    assert all(row["uneven"] == 1 for row in found["rows"] if row["maps"] == "iid")
+    assert scaling.main([*options, "100000"]) == 1
+    assert "this process may use" in capfd.readouterr().err
+
+
+def test_uneven_maps_have_as_many_zeros() -> None:
+    found = scaling.uneven((2, 28, 28, 64), 85, 0)
+    assert np.mean(found == 0) == pytest.approx(0.85, abs=0.01)
+    assert not found[:, 14:].any()
