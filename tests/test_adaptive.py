@@ -265,9 +265,8 @@ def test_counts_go_through_scan_and_eval_shape() -> None:
 
     def step(carry: Any, kernel: jax.Array) -> Any:
         x, counts = carry
-        return jsc.conv(
-            x, kernel, nonzeros=counts, count_nonzeros=True, activation="relu", implementation="adaptive"
-        ), None
+        layer = functools.partial(jsc.conv, activation="relu", precision="highest", implementation="adaptive")
+        return layer(x, kernel, nonzeros=counts, count_nonzeros=True), None
 
     start = (X, choice.sampled_nonzeros(X))
     (y, counts), _ = jax.lax.scan(step, start, jnp.stack(KERNELS))

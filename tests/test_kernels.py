@@ -43,9 +43,16 @@ def run(case: Case, inputs: cases.Inputs, implementation: str | None, precision:
 
 
 def call(
-    case: Case, x: Any, kernel: Any, bias: Any, residual: Any, implementation: str | None, precision: Any = "highest"
+    case: Case,
+    x: Any,
+    kernel: Any,
+    bias: Any,
+    residual: Any,
+    implementation: str | None,
+    precision: Any = "highest",
+    nonzeros: Any = None,
 ) -> jax.Array:
-    chosen = {"implementation": implementation, "precision": precision}
+    chosen = {"implementation": implementation, "precision": precision, "nonzeros": nonzeros}
     if case.pool is None:
         return jsc.conv(x, kernel, bias, residual=residual, **chosen, **case.arguments)
     return jsc.conv_pool(x, kernel, bias, **chosen, **case.arguments)

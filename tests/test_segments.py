@@ -300,7 +300,7 @@ def test_a_network_on_the_gpu(dtype: str, precision: str, gpu: jax.Device) -> No
         fused = jax.jit(jsc.fuse(model))
         assert (fused.lower(x).compile().as_text() or "").count("jsc_segment") >= 1
         expected = np.asarray(jax.jit(lambda x: model(x))(x), np.float64)
-    results = [np.asarray(fused(x), np.float64) for _ in range(20)]
+        results = [np.asarray(fused(x), np.float64) for _ in range(20)]
     assert all(np.array_equal(result, results[0]) for result in results)
     tolerance = 20 * TOLERANCE[precision if dtype == "float32" else dtype]
     assert np.linalg.norm(results[0] - expected) <= tolerance * np.linalg.norm(expected)
