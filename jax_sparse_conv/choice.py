@@ -68,12 +68,14 @@ _TF32_CAPABILITY = (8, 0)
 # Operations up to which "direct" beats cuDNN's TF32: in all 53 convolutions of ResNet-50 at batch 1, of which the
 # largest has 236 MFLOP, by 1.2 to 2.6 times, and "ecr" in most of them (h200_plan_resnet50_default.json).
 _DIRECT_FLOPS = 2.5e8
-# The same at HIGHEST, where tensor cores multiply float32 in parts: 15 layers of VGG-19 and ResNet-50 at batch 1 with
-# 103 to 3,700 MFLOP, 2.1 to 9.4 times as fast as cuDNN (h200_direct_layers_highest.json). Beside "ecr": VGG-19's 1.4
-# to 1.9 times as fast at 50 % zeros (h200_vgg19_layers_ecr_highest.json), ResNet-50's 1.05 to 1.8 times at the zeros
-# that they have, but for conv5's 3x3 with 0.9 to 1.0 (h200_plan_resnet50_highest.json).
-_DIRECT_EXACT_FLOPS = 3.8e9
-_DIRECT_EXACT_FEATURES = 64
+# The same at HIGHEST, where tensor cores multiply float32 in parts: of the layers in paper/fig9.json, fig12.json and
+# cusnn_fig11.json 1.07 to 10 times as fast as cuDNN up to here, with groups of 128 channels too, and 0.7 to 1.3 times
+# beyond. Beside "ecr" and "pecr", at the zeros that they have, XLA's pool behind it included: VGG-19's 1.0 to 1.4 times
+# as fast, ResNet-50's 1.0 to 1.8 but for conv5's 3x3 (0.85), RegNetX-16GF's grouped ones 1.2 to 1.8.
+_DIRECT_EXACT_FLOPS = 1.5e10
+_DIRECT_EXACT_FEATURES = 64  # of a group, fewer only ...
+_DIRECT_FEW_FEATURES = 32
+_DIRECT_FEW_FLOPS = 5e8  # ... with as much work: DenseNet's 3x3 layers from a batch of 4 to 16 on
 _DIRECT_COPY = 4  # channels of a copy: others are copied one by one
 # Its time: shares of the peak, and cycles for each of a result's products; 7 to 8 % (rms) from the 39 times in
 # h200_direct_layers_*.json. By FFMA from a plan of ResNet-50 that it served at HIGHEST before.
@@ -167,13 +169,15 @@ def prefers_direct(work: Work, platform: str) -> bool:
     """Whether the dense kernel of Cheng et al. is expected to be the fastest at any likely density of x."""
     if platform != "cuda" or work.method != "ecr" or work.dtype != "float32":
         return False
-    if work.is_symbolic or work.is_image or work.geometry.groups > 1:
+    if work.is_symbolic or work.is_image:
         return False  # not measured
     capability = _device()[1]
     if not work.exact:
-        return work.flops <= _DIRECT_FLOPS and capability >= _TF32_CAPABILITY
-    channels, features = work.kernel_shape[3:]
-    if channels % _DIRECT_COPY or features % _DIRECT_COPY or features < _DIRECT_EXACT_FEATURES:
+        is_small = work.flops <= _DIRECT_FLOPS and work.geometry.groups == 1  # others: not measured
+        return is_small and capability >= _TF32_CAPABILITY
+    channels, features = work.kernel_shape[3], work.kernel_shape[4] // work.geometry.groups
+    least = _DIRECT_EXACT_FEATURES if work.flops < _DIRECT_FEW_FLOPS else _DIRECT_FEW_FEATURES
+    if channels % _DIRECT_COPY or features % _DIRECT_COPY or features < least:
         return False  # not measured
     # Elsewhere tensor cores do TF32 at little more than the rate of FFMA; the same list is in cuda/device_info.cu.
     return 0 < work.flops <= _DIRECT_EXACT_FLOPS and capability in _TENSOR_CORES

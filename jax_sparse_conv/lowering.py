@@ -92,13 +92,17 @@ def resolved(x: Any, kernel: Any, config: Config, platform: str) -> Config | Non
 
 def _chosen(work: choice.Work, config: Config, platform: str) -> Config | None:
     """`implementation=None`."""
-    if choice.prefers_direct(work, platform) and _native.why_missing("direct", platform, work.dtype) is None:
+    if _is_direct(work, platform):
         return dataclasses.replace(config, method="direct")
     below = choice.threshold(work, platform)
     if below <= 0:
         return None
     native = choice.chooses_natively(work, platform)
     return dataclasses.replace(config, below=None if below >= 1 or native else below, may_be_dense=native)
+
+
+def _is_direct(work: choice.Work, platform: str) -> bool:
+    return choice.prefers_direct(work, platform) and _native.why_missing("direct", platform, work.dtype) is None
 
 
 def _up_to(below: float, config: Config, platform: str) -> Config | None:
@@ -127,7 +131,7 @@ def platform_name(ctx: Any, platform: str | None) -> str:
 
 def _lower(ctx: Any, *operands: Any, config: Config, platform: str | None) -> Any:
     x, kernel = ctx.avals_in[:2]
-    if _pools_apart(config, platform):
+    if _pools_apart(x, kernel, config, platform):
         return mlir.lower_fun(functools.partial(_then_pool, config=config), multiple_results=False)(ctx, *operands)
     chosen = resolved(x, kernel, config, platform_name(ctx, platform))
     if chosen is None:
@@ -139,14 +143,21 @@ def _lower(ctx: Any, *operands: Any, config: Config, platform: str | None) -> An
     return lower_on_device(ctx, *operands, config=chosen, platform=platform)
 
 
-def _pools_apart(config: Config, platform: str | None) -> bool:
+def _pools_apart(x: Any, kernel: Any, config: Config, platform: str | None) -> bool:
     """Whether a pool is XLA's: on CUDA "direct" has none, and a pool of ours behind it cost 10 to 27 us more."""
-    return platform == "cuda" and config.method == "adaptive" and config.geometry.pool is not None
+    if platform != "cuda" or config.geometry.pool is None:
+        return False
+    return config.method == "adaptive" or (config.fallback and _is_direct(_work(x, kernel, _unpooled(config)), "cuda"))
 
 
 def _then_pool(*values: jax.Array, config: Config) -> jax.Array:
-    y = conv_p.bind(*values, config=dataclasses.replace(config, geometry=config.geometry.without_pool()))
-    return reference.pool(y, config.geometry.pool)
+    return reference.pool(conv_p.bind(*values, config=_unpooled(config)), config.geometry.pool)
+
+
+def _unpooled(config: Config) -> Config:
+    """The convolution alone, with its bias and activation."""
+    method = "ecr" if config.method == "pecr" else config.method
+    return dataclasses.replace(config, method=method, geometry=config.geometry.without_pool())
 
 
 def _without_unused(
@@ -193,9 +204,9 @@ def lower_on_device(ctx: Any, *operands: Any, config: Config, platform: str | No
 
 def lower_counted(ctx: Any, *operands: Any, config: Config) -> Any | None:
     """Result and counts by one CUDA call, for one device; None where there is no such call."""
-    if _pools_apart(config, "cuda"):
-        return None
     x, kernel = ctx.avals_in[:2]
+    if _pools_apart(x, kernel, config, "cuda"):
+        return None
     chosen = resolved(x, kernel, config, "cuda")
     if chosen is None or chosen.method not in _COUNTING or partitioning.is_partitioned(ctx):
         return None

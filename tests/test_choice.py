@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import re
@@ -12,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import PLATFORM, require
+from jax import lax
 
 import jax_sparse_conv as jsc
-from jax_sparse_conv import choice, cost_model
+from jax_sparse_conv import _native, choice, cost_model, lowering, primitives
 from jax_sparse_conv.choice import Work
 from jax_sparse_conv.geometry import Geometry, Pool
 
@@ -83,10 +85,14 @@ def test_small_tf32_convolutions_on_h200_are_direct(h200: None) -> None:
         (conv3x3(1, 14, 256, 256), True),
         (conv3x3(1, 28, 512, 512), True),
         (conv3x3(1, 224, 64, 64), True),
+        (conv3x3(2, 28, 512, 512), True),
+        (conv3x3(1, 56, 64, 128, geometry=Geometry(padding=SAME.padding, groups=2)), True),
+        (conv3x3(4, 56, 128, 32), True),
+        (conv3x3(1, 56, 128, 32), False),
+        (conv3x3(64, 14, 512, 512), False),  # cuDNN is faster
         (conv3x3(1, 14, 256, 32), False),  # not measured, as those below
         (conv3x3(1, 14, 255, 256), False),
         (conv3x3(1, 14, 256, 254), False),
-        (conv3x3(2, 28, 512, 512), False),
         (conv3x3(1, 28, 512, 512, method="pecr"), False),
         (conv3x3(1, 56, 64, 64, geometry=Geometry(padding=SAME.padding, groups=2)), False),
         (conv3x3(1, 224, 3, 64), False),
@@ -216,3 +222,19 @@ def test_vmap_is_counted() -> None:
     assert "jsc_dense" in alone
     assert "jsc_dense" not in mapped
     np.testing.assert_allclose(jax.vmap(jsc.dense, (0, None))(x, kernel), jnp.full((32, 1, 64), 96.0))
+
+
+@pytest.mark.parametrize(
+    ("x_shape", "platform", "apart"),
+    [((1, 56, 56, 128), "cuda", True), ((1, 56, 56, 128), "cpu", False), ((64, 56, 56, 128), "cuda", False)],
+)
+def test_a_pool_behind_direct_is_xlas(
+    h200: None, monkeypatch: pytest.MonkeyPatch, x_shape: tuple[int, ...], platform: str, apart: bool
+) -> None:
+    monkeypatch.setattr(_native, "why_missing", lambda *_: None)
+    geometry = Geometry(padding=SAME.padding, pool=Pool("max", (2, 2), (2, 2), ((0, 0), (0, 0))))
+    config = primitives.Config(geometry, "pecr", "relu", fallback=True, precision=(lax.Precision.HIGHEST,) * 2)
+    operands = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (x_shape, (1, 3, 3, 128, 128))]
+    assert lowering._pools_apart(*operands, config, platform) == apart
+    named = dataclasses.replace(config, fallback=False)
+    assert not lowering._pools_apart(*operands, named, platform)

@@ -74,6 +74,9 @@ def _better(one: Row, other: Row, labels: tuple[str, str]) -> Row:
     both = [side for side in one["us"] if side in other["us"]]
     row["flags"] = {side: labels[one["us"][side] > other["us"][side]] for side in both}
     row["us"] = {side: min(one["us"][side], other["us"][side]) for side in both}
+    faster = {side: one if one["us"][side] <= other["us"][side] else other for side in both}
+    for key in ("quartiles_us", "ran", "error"):  # what belongs to a time goes with it
+        row[key] = {side: run[key][side] for side, run in faster.items() if side in run.get(key, {})}
     return runner.add_ratios(row)
 
 
