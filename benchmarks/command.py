@@ -28,10 +28,19 @@ def run(module: str, arguments: Sequence[str], flags: str) -> None:
     The calling process must not take the GPU, so it asks nothing of JAX.
     """
     line = [sys.executable, "-m", module, *arguments]
-    merged = " ".join(filter(None, (os.environ.get("XLA_FLAGS", ""), flags)))
-    status = subprocess.run(line, env={**os.environ, "XLA_FLAGS": merged}, stdout=subprocess.DEVNULL).returncode
+    status = subprocess.run(line, env=with_flags(flags), stdout=subprocess.DEVNULL).returncode
     if status:
         raise ValueError(f"{shlex.join(line)} ended with status {status}")
+
+
+def with_flags(*flags: str) -> dict[str, str]:
+    """This process's environment with more XLA flags."""
+    return {**os.environ, "XLA_FLAGS": " ".join(filter(None, (os.environ.get("XLA_FLAGS", ""), *flags)))}
+
+
+def without_dumps(flags: str) -> str:
+    """XLA flags as a result shows them: without those that only say what to write where."""
+    return " ".join(flag for flag in flags.split() if not flag.startswith("--xla_dump_"))
 
 
 def check_folder(option: str, path: Path | None) -> None:

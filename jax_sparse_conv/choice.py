@@ -283,11 +283,25 @@ def _tensor_flops(work: Work, device: cost_model.Device, capability: tuple[int, 
     return _TENSOR_SHARE * _tensor_peak(work, device, capability)
 
 
+def peak_flops(dtype: str, exact: bool) -> float:
+    """Operations a second that the device could do on a dense convolution of this dtype; float32 by TF32 or exact.
+
+    Exact products of float32 take one instruction, or three of the tensor cores.
+    """
+    device, capability = _device()
+    tensor = _tensor_rate(dtype, device, capability)
+    return max(device.flops, tensor / 3 if exact and dtype == "float32" else tensor)
+
+
 def _tensor_peak(work: Work, device: cost_model.Device, capability: tuple[int, int]) -> float:
     """Operations a second of the tensor cores with elements of the work's dtype."""
+    return _tensor_rate(work.dtype, device, capability)
+
+
+def _tensor_rate(dtype: str, device: cost_model.Device, capability: tuple[int, int]) -> float:
     if capability < _TF32_CAPABILITY:
         return 0.0
-    cycle = _TENSOR_CORES.get(capability, _TENSOR_CORES_ELSEWHERE)[0 if work.dtype == "float32" else 1]
+    cycle = _TENSOR_CORES.get(capability, _TENSOR_CORES_ELSEWHERE)[0 if dtype == "float32" else 1]
     return float(cycle) * device.multiprocessors * device.clock_hz
 
 

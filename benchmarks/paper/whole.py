@@ -11,9 +11,10 @@ import jax
 
 from benchmarks.paper import energy, networks, runner, sides
 from benchmarks.paper.experiment import Experiment
-from benchmarks.paper.networks import COO, OCPA, Prepared
+from benchmarks.paper.networks import COO, OCPA
 from benchmarks.paper.ocpa import OCPA_NETWORKS
 from benchmarks.paper.runner import Context, Row
+from benchmarks.prepared import Prepared
 from jax_sparse_conv import timing
 
 CUSNN_NETWORKS = ("densenet169", "densenet201", "resnet50", "resnet152", "vgg16", "vgg19")
@@ -47,7 +48,7 @@ def _compiled(chosen: Sequence[Prepared], wanted: Sequence[str]) -> tuple[list[t
 
 def _compile(network: Prepared, side: str) -> str | None:
     try:
-        _function(network, side).lower(*networks.operands(network)[0]).compile()  # type: ignore[attr-defined]
+        _function(network, side).lower(*network.operands()[0]).compile()  # type: ignore[attr-defined]
     except (ValueError, jax.errors.JaxRuntimeError) as error:
         return " ".join(str(error).split())[:300]
     return None
@@ -63,7 +64,7 @@ def _function(network: Prepared, side: str) -> timing.Function:
 
 def _row(context: Context, network: Prepared, wanted: Sequence[str], reasons: dict[tuple[str, str], str | None]) -> Row:
     functions = {side: _function(network, side) for side in wanted if reasons[network.name, side] is None}
-    operands = networks.operands(network)
+    operands = network.operands()
     calls = 1 if jax.default_backend() == "cpu" else _ASYNC_CALLS
     times = timing.blocked(functions, operands, context.repeats, calls)
     row = {
@@ -109,7 +110,7 @@ def _energy(context: Context) -> list[Row]:
 def _millijoules(context: Context, network: Prepared, side: str, meter: energy.Meter) -> float | None:
     if not meter.works:
         return None
-    function, operands = _function(network, side), networks.operands(network)
+    function, operands = _function(network, side), network.operands()
     jax.block_until_ready(function(*operands[0]))
     calls, before, start = 0, meter.joules(), time.perf_counter()
     while time.perf_counter() - start < context.seconds:

@@ -1,0 +1,140 @@
+"""`benchmarks.networks`: its arithmetic, what it does about processes that die, and one small run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are run from the repository's root
+
+from benchmarks import network_cases, network_rows, networks, prepared, program
+
+NETWORK = ["--quick", "--networks", "resnet50", "--kinds", "highest", "--batch", "1", "--repeats", "2"]
+HLO = """HloModule jit_run
+
+%fused_computation (p: f32[2,3]) -> f32[3,2] {
+  %copy.1 = f32[2,3]{1,0} copy(%p)
+  ROOT %transpose.2 = f32[3,2]{1,0} transpose(%copy.1), dimensions={1,0}
+}
+
+ENTRY %main.1 (a: f32[2,3]) -> f32[3,2] {
+  %a = f32[2,3]{1,0} parameter(0)
+  %loop_transpose_fusion = f32[3,2]{1,0} fusion(%a), kind=kLoop, calls=%fused_computation
+  %call.1 = (f32[3,2]{1,0}, u8[16]{0}) custom-call(%loop_transpose_fusion), custom_call_target="jsc_direct"
+  %call.2 = (f32[3,2]{1,0}, u8[16]{0}) custom-call(%loop_transpose_fusion), custom_call_target="__cudnn$convForward"
+  %loop_add_fusion = f32[3,2]{1,0} fusion(%call.1), kind=kLoop, calls=%fused_computation
+  ROOT %copy.3 = f32[3,2]{0,1} copy(%loop_add_fusion)
+}
+"""
+THUNKS = """000: kCopy	copy
+001: kCommandBuffer	command_buffer
+  000: kCustomCall	call.1
+  001: kKernel	loop_add_fusion
+002: kKernel	copy.3
+"""
+
+
+def test_a_program_is_counted() -> None:
+    calls = {"jsc_direct": 1, "__cudnn$convForward": 1}
+    assert program.counts(HLO) == {"custom_calls": calls, "fusions": 2, "moves": 2}
+    assert program.count_thunks(THUNKS) == {"launches": 3, "command_buffers": 1, "inside": 2}
+
+
+def test_thunks_are_found_by_the_name_of_the_function(tmp_path: Path) -> None:
+    assert program.thunks(tmp_path, "run") is None
+    (tmp_path / "module_0003.jit_run.sm_9.0_gpu.thunk_sequence.txt").write_text("000: kKernel\tone\n")
+    assert program.thunks(tmp_path, "run") == {"launches": 1, "command_buffers": 0, "inside": 0}
+    (tmp_path / "module_0003.jit_run.sm_9.0_gpu.thunk_sequence_after_thunk_passes.txt").write_text(THUNKS)
+    assert program.thunks(tmp_path, "run") == program.count_thunks(THUNKS)
+
+
+def test_networks_writes_a_row_for_every_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("sklearn")
+    files = [tmp_path / name for name in ("one.json", "other.json", "both.json")]
+    kept = ["--prepared", str(tmp_path / "networks")]
+    assert networks.main([*NETWORK, *kept, "--prepare"]) == 0
+    assert networks.main([*NETWORK, *kept, "--json", str(files[0])]) == 0
+    assert networks.main([*NETWORK, *kept, "--json", str(files[1]), "--kinds", "bfloat16", "--batch", "2"]) == 0
+    assert networks.main(["--merge", *map(str, files[:2]), "--json", str(files[2])]) == 0
+    content = json.loads(files[2].read_text("utf-8"))
+    assert {"date", "device", "environment", "command", "commands", "limits", "runs"} <= content.keys()
+    assert [row["case"] for row in content["rows"]] == ["resnet50/highest/1", "resnet50/bfloat16/2"]
+    for row in content["rows"]:
+        assert set(row["us"]) == set(row["no_zeros_us"]) == {"xla", "auto", "fused"}
+        assert row["ratio"]["auto"] == row["us"]["xla"] / row["us"]["auto"]
+        assert row["no_zeros_percent"] < 1 < row["zeros_percent"]
+        assert max(row["error"].values()) < (1e-5 if row["kind"] == "highest" and _on_cpu() else 5e-2)
+        assert row["skipped"] == {}
+        assert row["memory"]["xla"]["argument"] > 0
+    printed = capsys.readouterr().out
+    assert "resnet50/bfloat16/2  fused" in printed
+    assert networks.main([*NETWORK, "--cases", "vgg"]) == networks.main([*NETWORK, "--prepare"]) == 1
+    assert networks.main([*NETWORK, "--json", str(tmp_path / "nowhere" / "a.json")]) == 1
+
+
+def _on_cpu() -> bool:
+    return jax.default_backend() == "cpu"
+
+
+def test_a_side_that_ends_the_process_is_skipped_and_the_rest_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.json"
+    options = networks._parser().parse_args([*NETWORK, "--batch", "1", "2", "--json", str(path)])
+    first, second = networks._cases(options)
+    specs: list[dict[str, Any]] = []
+
+    def process(line: list[str], flags: str, dumps: Path, content: dict[str, Any], keep: Any) -> Any:
+        specs.append(json.loads(line[line.index("--child") + 1]))
+        if len(specs) == 1:
+            return [(first.name, "xla")], "the process ended by SIGABRT: unknown cudnn status: 5003"
+        if len(specs) == 2:
+            keep({**networks._described(first), "no_zeros_us": {}, "skipped": specs[1]["skipped"][first.name]})
+            return [], "the process ended by SIGKILL: "
+        raise AssertionError(specs)
+
+    monkeypatch.setattr(networks, "_one_process", process)
+    content: dict[str, Any] = {"runs": {}}
+    networks._isolated(options, [first, second], "", content, tmp_path)
+    assert specs[1]["skipped"] == {first.name: {"xla": "the process ended by SIGABRT: unknown cudnn status: 5003"}}
+    rows = json.loads(path.read_text("utf-8"))["rows"]
+    assert [row["case"] for row in rows] == [first.name, second.name]
+    assert set(rows[1]["skipped"]["default"]) == set(network_cases.SIDES)
+    assert "resnet50/highest/1 xla, default flags, skipped: the process ended by SIGABRT" in network_rows.table(rows)
+
+
+def test_the_reason_of_a_process_s_end_is_kept(tmp_path: Path) -> None:
+    script = """import os, sys
+print('{"event": {"header": {"device": "d"}}}')
+print('{"event": {"begin": "a/b/1", "side": "xla"}}')
+print('{"event": {"end": "a/b/1", "side": "xla"}}')
+print('{"event": {"begin": "a/b/1", "side": "auto"}}', flush=True)
+sys.stderr.write("F0000 Check failed: unknown cudnn status: 5003\\n*** somewhere\\n")
+sys.stderr.flush()
+os.abort()
+""".replace("\\\\", "\\")
+    content: dict[str, Any] = {"date": "d"}
+    found = networks._one_process([sys.executable, "-c", script], "", tmp_path, content, lambda row: None)
+    assert found == (
+        [("a/b/1", "auto")],
+        "the process ended by SIGABRT: F0000 Check failed: unknown cudnn status: 5003",
+    )
+    assert content == {"date": "d", "device": "d"}
+
+
+def test_roofline_of_a_network() -> None:
+    network = prepared.load("resnet50", quick=True)
+    limits = network_cases.Limits(1e12, {"highest": 1e12, "default": None, "bfloat16": None})
+    one, two = (network_cases.roofline(network, network_cases.Case("resnet50", "highest", b), limits) for b in (1, 2))
+    weights = 4 * sum(leaf.size for leaf in network.weights)
+    assert two["flops"] == 2 * one["flops"]
+    assert two["bytes"] - weights == 2 * (one["bytes"] - weights)
+    assert one["us"] == max(one["bytes_us"], one["flops_us"])
+    half = network_cases.roofline(network, network_cases.Case("resnet50", "bfloat16", 1), limits)
+    assert (half["bytes"], half["flops_us"]) == (one["bytes"] / 2, None)
+    assert half["us"] == half["bytes_us"]
