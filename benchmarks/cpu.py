@@ -5,7 +5,8 @@
 
 Nine 3x3 layers from 7x7 to 56x56, 1x1 layers, convolutions followed by a pool and a dense layer; by default with
 weights that are constants of the program, as those of a model are in `jax.jit(lambda x: model(x))`: kernels are then
-packed once, while it is traced. `--weights arguments` gives them to each call. Timing is `benchmarks.layers`'.
+packed once, while it is traced. `--weights arguments` gives them to each call, `--weights packed` gives each call what
+`jax_sparse_conv.pack` made of them. Timing is `benchmarks.layers`'.
 
 In the same run: the peak of multiply-adds in registers and the rates of reading, of all cores together. "FMA %" is the
 share of that peak that the products of non-zeros alone make up, "roof %" the share of the time that they or, if it
@@ -93,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--zeros", type=int, nargs="+", default=[50, 70, 85, 95], help="percentages of i.i.d. zeros; 0 is always added")
     add("--maps", type=Path, help="real maps, an npz file or the folder of the command maps")
     add("--batch", type=int, nargs="+", default=[1])
-    add("--weights", choices=layers.WEIGHTS, default="constant", help="of the program, or of each call")
+    add("--weights", choices=layers.WEIGHTS, default="constant", help=layers.WEIGHTS_HELP)
     add("--implementation", help="instead of each layer's own, where the operation has it; auto is None")
     add("--repeats", type=int, default=7)
     add("--seed", type=int, default=0)

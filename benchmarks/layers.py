@@ -38,7 +38,8 @@ from jax_sparse_conv.geometry import Pool
 _POOL = Pool("max", (2, 2), (2, 2), ((0, 0), (0, 0)))
 _COLD_BYTES = 2**28  # of kernels, so that none is still in the cache when its turn comes again
 _MAX_KERNELS = 32
-WEIGHTS = ("arguments", "constant")
+WEIGHTS_HELP = "of each call, constants of the jitted program, or of each call and packed by jax_sparse_conv.pack"
+WEIGHTS = ("arguments", "constant", "packed")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--precision", nargs="+", default=["highest"], help="of XLA's side: default, high, highest")
     add("--repeats", type=int, default=30)
     add("--cold-weights", action="store_true", help="rotate copies of the kernel too, more than a cache holds")
-    add("--weights", choices=WEIGHTS, default="arguments", help="of each call, or constants of the jitted program")
+    add("--weights", choices=WEIGHTS, default="arguments", help=WEIGHTS_HELP)
     add("--seed", type=int, default=0)
     add("--label", default="", help="written into the file, e.g. the XLA flags' name")
     add(
@@ -124,7 +125,7 @@ def rows_of(options: argparse.Namespace, maps: Mapping[str, data.Map]) -> Iterat
     layers = [layer for layer in SETS[options.set] if re.search(options.layers, layer.name)]
     if not layers:
         raise ValueError(f"--layers {options.layers!r} matches no layer of --set {options.set}")
-    if options.weights == "arguments":  # programs with constants are compiled where the constants are made
+    if options.weights != "constant":  # programs with constants are compiled where the constants are made
         calls = itertools.product(layers, options.dtype, options.batch, options.precision)
         functions = itertools.chain.from_iterable(_to_compile(*call, options) for call in calls)
         list(timing.compile_each([(functools.partial(_compile, *each), name == "xla") for name, *each in functions]))
@@ -153,7 +154,8 @@ def _to_compile(
 ) -> Iterator[tuple[Any, ...]]:
     """(side, its function, its operands) of a layer."""
     shapes = (layer.x_shape(batch), layer.kernel_shape, (layer.features,))
-    operands = tuple(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
+    x, kernel, bias = (jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
+    operands = (x, jax.eval_shape(jsc.pack, kernel) if options.weights == "packed" else kernel, bias)
     for name, function in _functions(layer, precision, _requested(layer, options.implementation)).items():
         yield name, function, operands
 
@@ -171,6 +173,8 @@ def _measure(
     kernel, bias = _weights(layer, dtype, options.seed)
     if options.weights == "constant":
         functions = _with_constants(layer, precision, requested, dtype, options.seed)
+    elif options.weights == "packed":
+        kernel = jsc.pack(kernel)
     xs = [jnp.asarray(x, dtype) for x in inputs]
     operands = _operands(xs, kernel, bias, options.cold_weights)
     errors = _errors(layer, functions, operands[0])
@@ -256,9 +260,9 @@ def _call(layer: Layer, precision: str, implementation: str | None) -> timing.Fu
     return functools.partial(jsc.conv_pool if layer.op == "conv_pool" else jsc.conv, **common)
 
 
-def _operands(xs: Sequence[jax.Array], kernel: jax.Array, bias: jax.Array, cold_weights: bool) -> list[timing.Operands]:
+def _operands(xs: Sequence[jax.Array], kernel: Any, bias: jax.Array, cold_weights: bool) -> list[timing.Operands]:
     copies = min(_MAX_KERNELS, 1 + _COLD_BYTES // kernel.nbytes) if cold_weights else 1
-    kernels = [kernel, *(jnp.copy(kernel) for _ in range(copies - 1))]
+    kernels = [kernel, *(jax.tree.map(jnp.copy, kernel) for _ in range(copies - 1))]
     return [(xs[i % len(xs)], kernels[i % copies], bias) for i in range(max(len(xs), copies))]
 
 

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from jax_sparse_conv.ops import conv, conv_general_dilated, conv_pool, dense, density
+from jax_sparse_conv.packing import PackedKernel, pack
 
 if TYPE_CHECKING:
     from jax_sparse_conv import linen, models, nnx
@@ -25,6 +26,7 @@ __all__ = [
     "ECR",
     "PECR",
     "CooStar",
+    "PackedKernel",
     "Plan",
     "__version__",
     "apply_plan",
@@ -38,6 +40,7 @@ __all__ = [
     "linen",
     "models",
     "nnx",
+    "pack",
 ]
 
 _LAZY_MODULES = ("linen", "models", "nnx")  # they import Flax's layers, which not every user needs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from jax_sparse_conv.primitives import Config, Operands, bias_per_image, bind, c
 def batch(values: Sequence[Any], axes: Sequence[Any], *, config: Config) -> tuple[jax.Array, int | None]:
     """Every combination of batched operands as one call: fold the new axis into N, into K, or into both N and S."""
     values, axes = _one_decision(values, axes, config)
+    values, axes, config = _without_stray_copy(values, axes, config)
     size = next((v.shape[a] for v, a in zip(values, axes, strict=True) if a is not None), None)
     if size is None:
         return conv_p.bind(*values, config=config), None
@@ -41,6 +43,18 @@ def _one_decision(values: Sequence[Any], axes: Sequence[Any], config: Config) ->
     if not config.has_nonzeros or axes[-1] is None:
         return values, axes
     return [*values[:-1], jnp.sum(values[-1], axes[-1], dtype=jnp.int32)], [*axes[:-1], None]
+
+
+def _without_stray_copy(
+    values: Sequence[Any], axes: Sequence[Any], config: Config
+) -> tuple[Sequence[Any], Sequence[Any], Config]:
+    """Without a packed kernel that is not batched as its kernel is."""
+    named = Operands.of(range(len(values)), config)
+    if named.packed is None or (axes[named.packed] is None) is (axes[named.kernel] is None):
+        return values, axes, config
+    keep = [index for index in range(len(values)) if index != named.packed]
+    config = dataclasses.replace(config, has_packed=False)
+    return [values[index] for index in keep], [axes[index] for index in keep], config
 
 
 def _empty_batch(values: Sequence[Any], axes: Sequence[Any], config: Config) -> jax.Array:
@@ -88,7 +102,8 @@ def _fold_into_stacks(operands: Operands, batched: Operands, size: int, config: 
         fold(operands.bias, batched.bias),
         fold(operands.residual, batched.residual),
         config,
-        nonzeros=operands.nonzeros,
+        fold(operands.packed, batched.packed) if batched.packed else None,
+        operands.nonzeros,
     )
     return out.reshape(size, out.shape[0] // size, *out.shape[1:])
 
@@ -126,7 +141,7 @@ def _fits_in_features(operands: Operands, size: int, config: Config) -> bool:
 
 def _batch_epilogue(operands: Operands, batched: Operands, config: Config) -> jax.Array:
     """Only bias or residual batched: one convolution, then the epilogue for each."""
-    y = bind(operands.x, operands.kernel, None, None, config.bare(), nonzeros=operands.nonzeros)
+    y = bind(operands.x, operands.kernel, None, None, config.bare(), operands.packed, operands.nonzeros)
 
     def finish(bias: Any, residual: Any) -> jax.Array:
         z = reference.epilogue(y, bias_per_image(bias, y.shape[0]), residual, config.activation)

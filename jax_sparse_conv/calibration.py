@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import jax
 from flax import nnx
 
-from jax_sparse_conv import layers, reference, timing
+from jax_sparse_conv import layers, packed_params, packing, reference, timing
 from jax_sparse_conv.calls import Call, Operands, default_precision
 from jax_sparse_conv.plan import Candidate, LayerPlan, Plan, check_model, device_label, sparse_layers, versions
 
@@ -137,6 +137,7 @@ class _Recorder:
         if recorded is None:
             recorded = self._by_call[id(layer), call] = _Recorded(path, layer, call)
             self.found.append(recorded)
+        present = _packed(recorded, present)
         recorded.densities.append(_density(present[0]))
         self._keep(recorded, present)
         return self._run(call, present)
@@ -160,6 +161,15 @@ class _Recorder:
             return result
         self._runs[call] = _DENSE
         return call.function(_DENSE)(*present)
+
+
+def _packed(recorded: _Recorded, present: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The operands with the kernel as `apply_plan` would have it: packed once, where sparse kernels read that."""
+    if recorded.call.op == "dense" or packed_params.why_not_packed(recorded.layer) is not None:
+        return present
+    if recorded.operands:
+        return (present[0], recorded.operands[0][1], *present[2:])
+    return (present[0], packing.pack(present[1], feature_group_count=recorded.call.geometry.groups), *present[2:])
 
 
 def _record(model: nnx.Module, batches: Iterable[Any], recorder: _Recorder, progress: Progress) -> None:

@@ -94,7 +94,8 @@ def choose(model: flax_nnx.Module, implementation: str | plan.Plan) -> None:
     """
     if isinstance(implementation, plan.Plan):
         try:
-            return plan.apply_plan(model, implementation)
+            # Not packed: on a CPU the weights become constants, which are packed anyway.
+            return plan.apply_plan(model, implementation, pack=False)
         except ValueError as error:
             raise UserError(f"--plan: {error}") from error
     check_implementation(implementation)

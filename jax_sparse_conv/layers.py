@@ -21,6 +21,7 @@ from jax import lax
 from jax_sparse_conv import calls, counting, ops, reference
 from jax_sparse_conv import geometry as geo
 from jax_sparse_conv.calls import Call, Operands
+from jax_sparse_conv.packing import PackedKernel
 
 _NOT_ZERO_PADDING = ("CIRCULAR", "REFLECT", "CAUSAL")
 
@@ -43,6 +44,7 @@ class Planned:
 
 
 Implementation: TypeAlias = str | Planned | None
+Kernel: TypeAlias = jax.Array | PackedKernel
 
 
 class ConvLayer(Protocol):
@@ -228,7 +230,7 @@ def masked(kernel: jax.Array, mask: Any) -> jax.Array:
 def conv(
     layer: ConvLayer,
     inputs: jax.Array,
-    kernel: jax.Array,
+    kernel: Kernel,
     bias: jax.Array | None,
     residual: Any = None,
     counts: Counts = _NO_COUNTS,
@@ -239,7 +241,7 @@ def conv(
     return _restore(y, inputs), nonzeros
 
 
-def bare_conv(layer: ConvLayer, x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
+def bare_conv(layer: ConvLayer, x: jax.Array, kernel: Kernel, bias: jax.Array | None) -> jax.Array:
     """The convolution and its bias alone, for a layer between which and its activation something else comes."""
     return _run(layer, "conv", (x, kernel, bias, None), conv_arguments(layer) | {"activation": None})[0]
 
@@ -247,7 +249,7 @@ def bare_conv(layer: ConvLayer, x: jax.Array, kernel: jax.Array, bias: jax.Array
 def conv_pool(
     layer: ConvPoolLayer,
     inputs: jax.Array,
-    kernel: jax.Array,
+    kernel: Kernel,
     bias: jax.Array | None,
     residual: Any = None,
     counts: Counts = _NO_COUNTS,
@@ -264,7 +266,7 @@ def conv_pool(
     return _restore(y, inputs), nonzeros
 
 
-def dense(layer: DenseLayer, x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
+def dense(layer: DenseLayer, x: jax.Array, kernel: Kernel, bias: jax.Array | None) -> jax.Array:
     """x [..., C] -> [..., K]."""
     return _run(layer, "dense", (x, kernel, bias, None), dense_arguments(layer))[0]
 

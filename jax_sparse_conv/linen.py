@@ -1,22 +1,24 @@
 """Layers for `flax.linen` that skip the zeros of their input.
 
 `SparseConv`, `SparseConvPool` and `SparseDense` have the fields and the parameters of `nn.Conv` and `nn.Dense`: their
-variables are interchangeable.
+variables are interchangeable. A parameter "kernel" may be what `jax_sparse_conv.pack` made of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jax_sparse_conv import layers, ops
+from jax_sparse_conv import layers, ops, packing
 from jax_sparse_conv.geometry import Padding
 
 __all__ = ["SparseConv", "SparseConvPool", "SparseDense"]
+
+Promoted: TypeAlias = tuple[jax.Array, layers.Kernel, jax.Array | None]
 
 
 class SparseConv(nn.Conv):
@@ -70,7 +72,7 @@ class SparseConv(nn.Conv):
         y = layers.recorded(self, inputs, residual, y)
         return (y, counted) if count_nonzeros else y
 
-    def _promoted(self, inputs: Any) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    def _promoted(self, inputs: Any) -> Promoted:
         channels = jnp.shape(inputs)[-1]
         if channels % self.feature_group_count:
             raise ValueError(
@@ -78,12 +80,12 @@ class SparseConv(nn.Conv):
                 f"inputs.shape={jnp.shape(inputs)}"
             )
         shape = (*self.kernel_size, channels // self.feature_group_count, self.features)  # type: ignore[misc]
-        kernel = layers.masked(self.param("kernel", self.kernel_init, shape, self.param_dtype), self.mask)
+        kernel = self.param("kernel", self.kernel_init, shape, self.param_dtype)
         bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype) if self.use_bias else None
-        return _promoted(self, inputs, kernel, bias)
+        return _promoted(self, inputs, kernel, bias, self.mask)
 
     def _sparse(
-        self, inputs: jax.Array, kernel: jax.Array, bias: jax.Array | None, residual: Any, counts: layers.Counts
+        self, inputs: jax.Array, kernel: layers.Kernel, bias: jax.Array | None, residual: Any, counts: layers.Counts
     ) -> layers.Counted:
         return layers.conv(self, inputs, kernel, bias, residual, counts)
 
@@ -124,7 +126,7 @@ class SparseConvPool(SparseConv):
         super().__post_init__()
 
     def _sparse(
-        self, inputs: jax.Array, kernel: jax.Array, bias: jax.Array | None, residual: Any, counts: layers.Counts
+        self, inputs: jax.Array, kernel: layers.Kernel, bias: jax.Array | None, residual: Any, counts: layers.Counts
     ) -> layers.Counted:
         return layers.conv_pool(self, inputs, kernel, bias, residual, counts)
 
@@ -170,13 +172,14 @@ class SparseDense(nn.Dense):
             y = layers.epilogue(super().__call__(inputs), None, self.activation)
         return layers.recorded(self, inputs, None, y)
 
-    def _promoted(self, inputs: Any) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    def _promoted(self, inputs: Any) -> Promoted:
         kernel = self.param("kernel", self.kernel_init, (jnp.shape(inputs)[-1], self.features), self.param_dtype)
         bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype) if self.use_bias else None
         return _promoted(self, inputs, kernel, bias)
 
 
-def _promoted(layer: Any, *arrays: Any) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Inputs, kernel and bias in the computation's dtype."""
-    inputs, kernel, bias = layer.promote_dtype(*arrays, dtype=layer.dtype)
-    return inputs, kernel, bias
+def _promoted(layer: Any, inputs: Any, kernel: Any, bias: Any, mask: Any = None) -> Promoted:
+    """Inputs, kernel and bias in the computation's dtype; a packed kernel stays one where nothing changes it."""
+    plain = packing.plain(kernel)
+    inputs, promoted, bias = layer.promote_dtype(inputs, layers.masked(plain, mask), bias, dtype=layer.dtype)
+    return inputs, packing.beside(promoted, plain, kernel), bias

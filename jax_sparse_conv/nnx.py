@@ -13,21 +13,25 @@ from typing import Any, ClassVar
 import jax
 from flax import nnx
 
-from jax_sparse_conv import layers, ops
+from jax_sparse_conv import layers, ops, packed_params, packing
 from jax_sparse_conv.geometry import Padding
 from jax_sparse_conv.layers import LayerCall, record_calls
+from jax_sparse_conv.packed_params import PackedParam
 
 __all__ = [
     "LayerCall",
+    "PackedParam",
     "Report",
     "ReportEntry",
     "SparseConv",
     "SparseConvPool",
     "SparseLinear",
     "layer_paths",
+    "pack",
     "record_calls",
     "replace",
     "set_implementation",
+    "unpack",
 ]
 
 
@@ -99,7 +103,7 @@ class SparseConv(nnx.Conv):
             residual, out_sharding = None, residual
         reason, counts = layers.why_dense_conv(self), layers.Counts(nonzeros, count_nonzeros)
         if reason is None:
-            y, counted = self._sparse(*_promoted(self, inputs, self.mask), residual, counts)
+            y, counted = self._sparse(*promoted(self, inputs, self.mask), residual, counts)
             y = y if out_sharding is None else jax.sharding.reshard(y, out_sharding)
         else:
             layers.require_dense(self.implementation, reason)
@@ -109,7 +113,7 @@ class SparseConv(nnx.Conv):
         return (y, counted) if count_nonzeros else y
 
     def _sparse(
-        self, inputs: jax.Array, kernel: jax.Array, bias: jax.Array | None, residual: Any, counts: layers.Counts
+        self, inputs: jax.Array, kernel: layers.Kernel, bias: jax.Array | None, residual: Any, counts: layers.Counts
     ) -> layers.Counted:
         return layers.conv(self, inputs, kernel, bias, residual, counts)
 
@@ -175,7 +179,7 @@ class SparseConvPool(SparseConv):
         self.window_padding = window_padding
 
     def _sparse(
-        self, inputs: jax.Array, kernel: jax.Array, bias: jax.Array | None, residual: Any, counts: layers.Counts
+        self, inputs: jax.Array, kernel: layers.Kernel, bias: jax.Array | None, residual: Any, counts: layers.Counts
     ) -> layers.Counted:
         return layers.conv_pool(self, inputs, kernel, bias, residual, counts)
 
@@ -228,7 +232,7 @@ class SparseLinear(nnx.Linear):
         if out_sharding is not None:
             reason = f"out_sharding={out_sharding!r} is set"
         if reason is None:
-            x, kernel, bias = _promoted(self, inputs, None)
+            x, kernel, bias = promoted(self, inputs)
             y = layers.dense(self, x, kernel, bias)
         else:
             layers.require_dense(self.implementation, reason)
@@ -236,12 +240,13 @@ class SparseLinear(nnx.Linear):
         return layers.recorded(self, inputs, None, y)
 
 
-def _promoted(layer: Any, inputs: Any, mask: Any) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Inputs, kernel and bias in the computation's dtype."""
-    kernel = layers.masked(layer.kernel[...], mask)
+def promoted(layer: Any, inputs: Any, mask: Any = None) -> tuple[jax.Array, layers.Kernel, jax.Array | None]:
+    """Inputs, kernel and bias in the computation's dtype; a packed kernel stays one where nothing changes it."""
+    given = packed_params.kernel_of(layer)
+    plain = packing.plain(given)
     bias = None if layer.bias is None else layer.bias[...]
-    inputs, kernel, bias = layer.promote_dtype((inputs, kernel, bias), dtype=layer.dtype)
-    return inputs, kernel, bias
+    inputs, kernel, bias = layer.promote_dtype((inputs, layers.masked(plain, mask), bias), dtype=layer.dtype)
+    return inputs, packing.beside(kernel, plain, given), bias
 
 
 # --- whole models ----------------------------------------------------------------------------------------------------
@@ -304,8 +309,7 @@ def replace(model: nnx.Module, *, implementation: str | None = None) -> Report:
       ValueError: an unknown implementation.
       TypeError: a model that is not an nnx module.
     """
-    if not isinstance(model, nnx.Module):
-        raise TypeError(f"model is a {type(model).__name__}, which is not an nnx.Module")
+    _check_module(model)
     layers.check_choice("implementation", implementation, (None, *ops.CONV_IMPLEMENTATIONS))
     layers.check_choice("implementation", implementation, (None, *ops.DENSE_IMPLEMENTATIONS))
     entries = [_replace_layer(path, module, implementation) for path, module in _modules(model) if _is_layer(module)]
@@ -338,6 +342,31 @@ def set_implementation(
             module.implementation = dense
 
 
+def pack(model: nnx.Module) -> int:
+    """Have the convolutions of `model` hold packed kernels, in place, for inference with weights as arguments.
+
+    Under `nnx.jit` or `jax.jit(lambda model, x: model(x))` a CPU packs every kernel in every call; so it does once, at
+    the price of a second copy. A packed parameter (`PackedParam`) is the kernel to Flax, and new weights are packed
+    when they are assigned; gradients by it are refused, so `unpack` before training. Layers that would not read the
+    copy (other windows, strides, dtypes, implementations) and everything on other devices are left as they are.
+
+    Args:
+      model: any nnx module, a layer itself included.
+
+    Returns:
+      How many layers are packed now.
+
+    Raises:
+      TypeError: a model that is not an nnx module.
+    """
+    return packed_params.pack(_convs(model))
+
+
+def unpack(model: nnx.Module) -> int:
+    """Undo `pack`, in place: the parameters are `nnx.Param`s of the kernels alone; returns how many were packed."""
+    return packed_params.unpack(_convs(model))
+
+
 def layer_paths(model: nnx.Module) -> dict[int, str]:
     """`id(layer)` -> path, such as `"layers.0"`, of every sparse layer of `model`; names what `record_calls` keeps."""
     return {id(module): path for path, module in _modules(model) if isinstance(module, (SparseConv, SparseLinear))}
@@ -346,6 +375,16 @@ def layer_paths(model: nnx.Module) -> dict[int, str]:
 def _modules(model: nnx.Module) -> Iterator[tuple[str, nnx.Module]]:
     for path, module in nnx.iter_modules(model):
         yield ".".join(map(str, path)), module
+
+
+def _check_module(model: Any) -> None:
+    if not isinstance(model, nnx.Module):
+        raise TypeError(f"model is a {type(model).__name__}, which is not an nnx.Module")
+
+
+def _convs(model: nnx.Module) -> list[SparseConv]:
+    _check_module(model)
+    return [module for _, module in _modules(model) if isinstance(module, SparseConv)]
 
 
 def _is_layer(module: nnx.Module) -> bool:

@@ -18,6 +18,7 @@ from jax import lax
 from jax_sparse_conv import _native, cost_model, counting, packing, primitives, reference
 from jax_sparse_conv import geometry as geo
 from jax_sparse_conv.geometry import Geometry, Padding
+from jax_sparse_conv.packing import PackedKernel
 
 CONV_IMPLEMENTATIONS = ("xla", "ecr", "coo", "direct", "adaptive")
 CONV_POOL_IMPLEMENTATIONS = ("xla", "ecr", "coo", "pecr", "direct", "adaptive")
@@ -35,7 +36,7 @@ _NHWC = lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
 
 def conv(
     x: jax.typing.ArrayLike,
-    kernel: jax.typing.ArrayLike,
+    kernel: jax.typing.ArrayLike | PackedKernel,
     bias: jax.typing.ArrayLike | None = None,
     *,
     strides: int | Sequence[int] = 1,
@@ -57,7 +58,7 @@ def conv(
 
     Args:
       x: [N, H, W, C], float32, bfloat16, float16 or float64 (float64 natively on CPU only).
-      kernel: [kh, kw, C / feature_group_count, K], x's dtype.
+      kernel: [kh, kw, C / feature_group_count, K], x's dtype; or what `jax_sparse_conv.pack` made of it.
       bias: [K], x's dtype, or None.
       strides: rows and columns between windows, an int or two.
       padding: "SAME", "SAME_LOWER", "VALID", an int, or two entries, each an int or (low, high); may be negative.
@@ -104,7 +105,7 @@ def conv(
 
 def conv_pool(
     x: jax.typing.ArrayLike,
-    kernel: jax.typing.ArrayLike,
+    kernel: jax.typing.ArrayLike | PackedKernel,
     bias: jax.typing.ArrayLike | None = None,
     *,
     strides: int | Sequence[int] = 1,
@@ -125,7 +126,7 @@ def conv_pool(
 
     Args:
       x: [N, H, W, C], float32, bfloat16, float16 or float64 (float64 natively on CPU only).
-      kernel: [kh, kw, C / feature_group_count, K], x's dtype.
+      kernel: as in `conv`.
       bias: [K], x's dtype, or None.
       strides: of the convolution, an int or two.
       padding: of the convolution, as in `conv`.
@@ -179,7 +180,7 @@ def conv_pool(
 
 def dense(
     x: jax.typing.ArrayLike,
-    kernel: jax.typing.ArrayLike,
+    kernel: jax.typing.ArrayLike | PackedKernel,
     bias: jax.typing.ArrayLike | None = None,
     *,
     activation: str | None = None,
@@ -193,7 +194,7 @@ def dense(
 
     Args:
       x: [..., C], float32, bfloat16, float16 or float64 (float64 natively on CPU only).
-      kernel: [C, K], x's dtype.
+      kernel: [C, K], x's dtype; or what `jax_sparse_conv.pack` made of it.
       bias: [K], x's dtype, or None.
       activation: None or "relu".
       precision: as in `conv`.
@@ -214,7 +215,8 @@ def dense(
         raise ValueError(f"x.shape={shape} and kernel.shape={features} are not [..., C] and [C, K]")
     _check_implementation(implementation, DENSE_IMPLEMENTATIONS, "dense", given.x.dtype)
     # A row of x is a one-pixel map and the kernel a 1x1 window.
-    operands = _Operands(given.x.reshape(math.prod(shape[:-1]), 1, 1, shape[-1]), given.kernel[None, None], given.bias)
+    rows = given.x.reshape(math.prod(shape[:-1]), 1, 1, shape[-1])
+    operands = _Operands(rows, given.kernel[None, None], given.bias, packed=given.packed)
     geometry = geo.resolve(operands.x.shape, operands.kernel.shape, padding="VALID")
     operands.check(geometry, activation)
     if implementation == "xla" or (implementation is None and str(given.x.dtype) not in _KERNEL_DTYPES):
@@ -297,13 +299,16 @@ class _Operands(NamedTuple):
     bias: jax.Array | None = None
     residual: jax.Array | None = None
     nonzeros: jax.Array | None = None
+    packed: PackedKernel | None = None  # what `kernel` was given as
 
     @classmethod
     def of(cls, *values: Any) -> _Operands:
         for name, value in zip(("x", "kernel"), values[:2], strict=True):
             if value is None:
                 raise TypeError(f"{name}=None is not an array")
-        return cls(*(None if value is None else jnp.asarray(value) for value in values))  # type: ignore[arg-type]
+        packed = values[1] if isinstance(values[1], PackedKernel) else None
+        arrays: Any = (None if value is None else jnp.asarray(value) for value in values)
+        return cls(*arrays)._replace(packed=packed)
 
     def check(self, geometry: Geometry, activation: str | None) -> None:
         """Shapes and dtypes of what follows the convolution, and that all dtypes agree."""
@@ -331,6 +336,7 @@ def _run(
 ) -> Any:
     """One call by `implementation`; under None `sparse` is the native method that may be chosen."""
     method, fallback = implementation or sparse, implementation is None
+    packed = packing.for_call(operands.x, operands.kernel, operands.packed, geometry, method)
     precision = _canonical_precision(precision)
     reason = geo.too_large(geometry, operands.x.shape, operands.kernel.shape)
     if reason is not None and not fallback and method != "xla":
@@ -341,15 +347,14 @@ def _run(
     if method == "xla" or reason is not None or nothing_to_skip or str(operands.x.dtype) not in _KERNEL_DTYPES:
         return _with_counts(reference.conv_pool(*operands[:4], geometry, activation, precision), count_nonzeros)
     config = primitives.Config(geometry, method, activation, fallback=fallback, precision=precision)
-    packed = packing.of_constant(operands.x, operands.kernel, geometry) if method in ("ecr", "pecr") else None
-    return _sparse(operands, packed, config, count_nonzeros)
+    return _sparse(operands._replace(packed=None), packed, config, count_nonzeros)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "count_nonzeros"))
 def _sparse(operands: _Operands, packed: jax.Array | None, config: primitives.Config, count_nonzeros: bool) -> Any:
     # Jitted so that an eager call does not copy the kernel to give it the stack axis.
-    x, kernel, bias, residual, nonzeros = operands
-    kernel, bias = kernel[None], None if bias is None else bias[None]
+    x, kernel, bias, residual, nonzeros, _ = operands
+    kernel, bias, packed = kernel[None], None if bias is None else bias[None], None if packed is None else packed[None]
     if count_nonzeros:
         return counting.bind(primitives.Operands(x, kernel, bias, residual, packed, nonzeros), config)
     return primitives.bind(x, kernel, bias, residual, config, packed, nonzeros)

@@ -134,15 +134,18 @@ class Plan:
         return "\n".join(_table(self))
 
 
-def apply_plan(model: nnx.Module, plan: Plan) -> None:
+def apply_plan(model: nnx.Module, plan: Plan, *, pack: bool = True) -> None:
     """Have `model` use the plan's choices, in place, eagerly and under `jax.jit`.
 
     Inputs of other shapes than those that were calibrated run as `implementation=None`. To undo it, use
-    `jax_sparse_conv.nnx.set_implementation(model)`.
+    `jax_sparse_conv.nnx.set_implementation(model)` and `jax_sparse_conv.nnx.unpack(model)`.
 
     Args:
       model: the nnx model that the plan was made with, or one built in the same way.
       plan: of `calibrate` or `Plan.load`.
+      pack: whether to pack, on a CPU, the kernels of the layers whose choice reads packed ones, as
+        `jax_sparse_conv.nnx.pack` does and as they were timed; without it these layers pack them in every call, unless
+        the weights are constants of a jitted program.
 
     Raises:
       TypeError: a model that is not an nnx module, or no plan.
@@ -164,6 +167,8 @@ def apply_plan(model: nnx.Module, plan: Plan) -> None:
         choices.setdefault(layer_plan.path, []).append((layer_plan.call, layer_plan.implementation))
     for path, chosen in choices.items():
         found[path].implementation = Planned(tuple(chosen))
+    if pack:
+        sparse_nnx.pack(model)
 
 
 _ANOTHER_MODEL = "it is for another model: calibrate this one"

@@ -204,6 +204,18 @@ def test_cpu_table(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypat
     assert crossover.main([str(tmp_path / "nowhere.json"), "--out", str(tmp_path / "plot.png")]) == 1
 
 
+@CPU_EXTENSION
+def test_cpu_with_packed_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_native, "cpu_limits", lambda: LIMITS)
+    monkeypatch.setitem(SETS, "cpu", (conv3x3("16->32 6"), *LAYERS))
+    out = tmp_path / "rows.json"
+    options = ["--set", "cpu", "--zeros", "50", "--repeats", "1", "--weights", "packed", "--json", str(out)]
+    assert cpu.main(options) == 0
+    content = json.loads(out.read_text())
+    assert content["weights"] == "packed"
+    assert max(row["error"] for row in content["rows"]) < 2e-6
+
+
 def test_roofline() -> None:
     row = {"op": "conv", "dense_flops": 2e6, "zeros_percent": 50.0, "kernel_shape": [3, 3, 10, 10], "batch": 1}
     found = cpu.roofline(row | {"ours_us": 10.0}, LIMITS)

@@ -17,7 +17,7 @@ from jax import lax
 
 from jax_sparse_conv import layers, ops
 from jax_sparse_conv.models.initializers import he_normal
-from jax_sparse_conv.nnx import SparseConv, SparseConvPool, SparseLinear
+from jax_sparse_conv.nnx import SparseConv, SparseConvPool, SparseLinear, promoted
 
 TORCH_EPSILON = 1e-5
 
@@ -137,9 +137,7 @@ class ConvUnit(nnx.Module):
 
     def convolved(self, x: jax.Array) -> jax.Array:
         """The convolution and its bias alone, what a batch norm sees: x [N, H, W, C] -> [N, Ho, Wo, K]."""
-        conv = self.conv
-        bias = None if conv.bias is None else conv.bias[...]
-        return layers.bare_conv(conv, *conv.promote_dtype((x, conv.kernel[...], bias), dtype=conv.dtype))
+        return layers.bare_conv(self.conv, *promoted(self.conv, x))
 
     def preactivation(self, x: jax.Array, residual: jax.Array | None = None) -> jax.Array:
         """Everything before the ReLU: x [N, H, W, C] -> [N, Ho, Wo, K]."""
