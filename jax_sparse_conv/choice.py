@@ -65,9 +65,15 @@ _TENSOR_STEP = 4
 _TENSOR_CORES = {(8, 0): (1024, 2048), (9, 0): (2048, 4096), (10, 0): (2048, 8192), (10, 3): (2048, 8192)}
 _TENSOR_CORES_ELSEWHERE = (256, 512)
 _TF32_CAPABILITY = (8, 0)
+_DIRECT_DTYPES = ("float32", "bfloat16", "float16")
 # Operations up to which "direct" beats cuDNN's TF32: in all 53 convolutions of ResNet-50 at batch 1, of which the
 # largest has 236 MFLOP, by 1.2 to 2.6 times, and "ecr" in most of them (h200_plan_resnet50_default.json).
 _DIRECT_FLOPS = 2.5e8
+# The same in 16 bits: VGG-19's conv5_1 with 925 MFLOP 1.26 times as fast as cuDNN under command buffers, ResNet-50's
+# smaller ones 1.01 to 1.86 times (h200_direct_layers_bfloat16.json). Beside "ecr" even direct's products of float32 in
+# parts, which take 1.5 times as long, are at most a quarter slower at the zeros of DenseNet's 3x3 layers.
+_DIRECT_16BIT_FLOPS = 9.3e8
+_DIRECT_16BIT_COPY = 8  # channels, as _DIRECT_COPY
 # The same at HIGHEST, where tensor cores multiply float32 in parts: of the layers in paper/fig9.json, fig12.json and
 # cusnn_fig11.json 1.07 to 10 times as fast as cuDNN up to here, with groups of 128 channels too, and 0.7 to 1.3 times
 # beyond. Beside "ecr" and "pecr", at the zeros that they have, XLA's pool behind it included: VGG-19's 1.0 to 1.4 times
@@ -167,15 +173,19 @@ def _cpu_crossover(work: Work) -> float:
 
 def prefers_direct(work: Work, platform: str) -> bool:
     """Whether the dense kernel of Cheng et al. is expected to be the fastest at any likely density of x."""
-    if platform != "cuda" or work.method != "ecr" or work.dtype != "float32":
+    if platform != "cuda" or work.method != "ecr" or work.dtype not in _DIRECT_DTYPES:
         return False
     if work.is_symbolic or work.is_image:
         return False  # not measured
     capability = _device()[1]
+    channels, features = work.kernel_shape[3], work.kernel_shape[4] // work.geometry.groups
+    if work.itemsize == 2:
+        if channels % _DIRECT_16BIT_COPY or features % _DIRECT_16BIT_COPY or features < _DIRECT_FEW_FEATURES:
+            return False  # not measured
+        return 0 < work.flops <= _DIRECT_16BIT_FLOPS and capability >= _TF32_CAPABILITY
     if not work.exact:
         is_small = work.flops <= _DIRECT_FLOPS and work.geometry.groups == 1  # others: not measured
         return is_small and capability >= _TF32_CAPABILITY
-    channels, features = work.kernel_shape[3], work.kernel_shape[4] // work.geometry.groups
     least = _DIRECT_EXACT_FEATURES if work.flops < _DIRECT_FEW_FLOPS else _DIRECT_FEW_FEATURES
     if channels % _DIRECT_COPY or features % _DIRECT_COPY or features < least:
         return False  # not measured

@@ -104,6 +104,26 @@ def test_small_batches_in_float32_on_h200_are_direct(h200: None, work: Work, dir
     assert not choice.prefers_direct(work, "cpu")
 
 
+@pytest.mark.parametrize(
+    ("work", "direct"),
+    [
+        (conv3x3(1, 14, 256, 256), True),
+        (conv3x3(1, 14, 512, 512), True),
+        (conv3x3(1, 28, 512, 512), False),  # cuDNN is faster
+        (conv3x3(1, 14, 896, 896, geometry=Geometry(padding=SAME.padding, groups=7)), True),
+        (conv3x3(1, 14, 260, 256), False),  # copied element by element
+        (conv3x3(1, 14, 128, 32), True),
+        (conv3x3(1, 14, 256, 16), False),  # not measured
+        (conv3x3(1, 224, 3, 64), False),
+        (conv3x3(0, 14, 256, 256), False),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_small_convolutions_in_16_bits_on_h200_are_direct(h200: None, work: Work, direct: bool, dtype: str) -> None:
+    assert choice.prefers_direct(dataclasses.replace(work, dtype=dtype, exact=False), "cuda") == direct
+    assert choice.prefers_direct(dataclasses.replace(work, dtype=dtype), "cuda") == direct
+
+
 def test_direct_in_float32_wants_tensor_cores_much_faster_than_ffma(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "_device", lambda: (cost_model.Device(), (8, 9)))
     assert not choice.prefers_direct(conv3x3(1, 14, 256, 256), "cuda")
