@@ -91,12 +91,14 @@ def test_the_steps_of_cusparse_are_the_convolution(layer: PaperLayer) -> None:
 def test_the_better_of_two_runs_keeps_the_faster_time_of_each_side() -> None:
     row = {"layer": "a", "source": "iid", "zeros_target": 0, "batch": 1, "strides": 1}
     one = row | {"us": {"xla highest": 10.0, "ecr": 2.0}, "ran": {"ecr": "ecr", "xla highest": "xla"}}
-    other = row | {"us": {"xla highest": 8.0, "ecr": 4.0}, "ran": {"ecr": "coo", "xla highest": "cudnn"}}
+    other = row | {"us": {"xla highest": 8.0, "ecr": 4.0}, "ran": {"ecr": "ecr", "xla highest": "xla"}}
     (found,) = experiment.better_of([one], [other], ("one", "other"))
     assert found["us"] == {"xla highest": 8.0, "ecr": 2.0}
     assert found["flags"] == {"xla highest": "other", "ecr": "one"}
     assert found["ratio"] == {"highest": {"ecr": 4.0}}
-    assert found["ran"] == {"xla highest": "cudnn", "ecr": "ecr"}
+    assert found["ran"] == {"xla highest": "xla", "ecr": "ecr"}
+    (found,) = experiment.better_of([one], [other | {"ran": {"ecr": "direct"}}], ("one", "other"))
+    assert (found["us"]["ecr"], found["ran"]["ecr"], found["flags"]["ecr"]) == (4.0, "direct", "other")
     with pytest.raises(ValueError, match="different rows"):
         experiment.better_of([one], [other | {"batch": 2}], ("one", "other"))
 

@@ -72,12 +72,18 @@ def _better(one: Row, other: Row, labels: tuple[str, str]) -> Row:
     if "us" not in one:
         return row
     both = [side for side in one["us"] if side in other["us"]]
-    row["flags"] = {side: labels[one["us"][side] > other["us"][side]] for side in both}
-    row["us"] = {side: min(one["us"][side], other["us"][side]) for side in both}
-    faster = {side: one if one["us"][side] <= other["us"][side] else other for side in both}
+    faster = {side: other if _prefers(side, one, other) else one for side in both}
+    row["flags"] = {side: labels[run is other] for side, run in faster.items()}
+    row["us"] = {side: run["us"][side] for side, run in faster.items()}
     for key in ("quartiles_us", "ran", "error"):  # what belongs to a time goes with it
         row[key] = {side: run[key][side] for side, run in faster.items() if side in run.get(key, {})}
     return runner.add_ratios(row)
+
+
+def _prefers(side: str, one: Row, other: Row) -> bool:
+    """Whether the second run counts: it was faster, or `None` has come to choose otherwise since the first."""
+    ran = [run.get("ran", {}).get(side) for run in (one, other)]
+    return ran[0] != ran[1] or one["us"][side] > other["us"][side]
 
 
 def table(columns: Sequence[str], rows: Sequence[Row]) -> str:
