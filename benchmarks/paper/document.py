@@ -83,10 +83,12 @@ convolution with bias and ReLU in the same jit, which picks the fastest of cuDNN
 float32, "default" is XLA's default precision, TF32 on this GPU. Ratios are XLA's time over ours, above 1 is a
 gain; several layers are a geometric mean. Batch 1 and float32 unless said otherwise; the conversion to a sparse
 format is always included. `ecr`, `pecr`, `coo` and `direct` are implementations, `auto` is
-`implementation=None` (in `memory` still the OCPA rule: it is older than the cost model), `ocpa` is PECR where a
-pool follows and ECR elsewhere. `direct` skips no zeros, and `None` takes it for most layers at batch 1 on a GPU and
-for those with few zeros on a CPU: what `auto` gains there is the kernel. "Profile" maps are those of a network with
-seeded weights that has a trained network's zeros.
+`implementation=None`, `ocpa` is PECR where a pool follows and ECR elsewhere. `direct` skips no zeros, and `None`
+takes it for most layers at batch 1 on a GPU and for those with few zeros on a CPU: what `auto` gains there is the
+kernel. "Profile" maps are those of a network with seeded weights that has a trained network's zeros. On the H200
+the faster of XLA's default flags and of command buffers counts, on either side; the list of files at the end says
+where only the default flags were run: there the host launches every kernel, which DenseNets at batch 1 wait for,
+and a ratio to XLA says as much about the host.
 
 ## ECR, PECR, OCPA (Xu et al. 2023, and their 2019 versions)
 """
