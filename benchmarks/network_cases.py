@@ -121,6 +121,7 @@ def measure(
         "dtype": KINDS[case.kind][0],
         "zeros_percent": network.zeros_percent,
         "us": us,
+        "best_us": {side: 1e6 * timed.best for side, timed in times["profile"].items()},
         "quartiles_us": {side: [1e6 * timed.low, 1e6 * timed.high] for side, timed in times["profile"].items()},
         "no_zeros_percent": beside.zeros_percent,
         "no_zeros_us": {side: timed.microseconds for side, timed in times["none"].items()},

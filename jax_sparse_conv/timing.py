@@ -33,6 +33,7 @@ _LARGER_THAN_CACHES = 2**28
 _TARGET = re.compile(r'custom_call_target="jsc_(\w+)"')
 _NAME_OF_TARGET = {"dense": "ecr"}  # targets whose name is not the one that `implementation=` takes
 _WARM_UP = 3
+_MANY_CALLS = 8  # of a sample, so that one more before it costs little
 _MAX_CALLS = 32  # in one chain
 _CHAIN_BYTES = 2**31  # of operands and results alive in one chain
 _CHAINS_PER_SAMPLE = 16  # dispatching and waiting cost the host some 0.4 ms a sample: under 1 us a call this way
@@ -92,9 +93,14 @@ def blocked(
             # Everyone meets all operands, but not those that the one before has just left in the cache.
             first = repeat * calls_of[name] + position * max(1, len(operands) // 2)
             chosen = [operands[(first + call) % len(operands)] for call in range(calls_of[name])]
+            if len(chosen) >= _MANY_CALLS:  # the first finds what another function left: caches, graphs, free memory
+                jax.block_until_ready(function(*chosen[-1]))
             start = time.perf_counter()
-            results = [function(*arguments) for arguments in chosen]
-            jax.block_until_ready(results)
+            for arguments in chosen:
+                # The result before is given back. Kept, each call would have buffers at new addresses, which every node
+                # of a CUDA graph has to be told.
+                result = function(*arguments)
+            jax.block_until_ready(result)
             samples[name].append((time.perf_counter() - start) / calls_of[name])
     return {name: Timing.of(values) for name, values in samples.items()}
 

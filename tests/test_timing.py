@@ -64,8 +64,8 @@ def test_calls_may_differ_between_functions() -> None:
         counts[name] += 1
 
     functions = {name: lambda name=name: count(name) for name in counts}
-    timing.blocked(functions, [()], repeats=2, calls={"a": 1, "b": 5})
-    assert counts == {"a": 3 + 2, "b": 3 + 10}
+    timing.blocked(functions, [()], repeats=2, calls={"a": 7, "b": 8})
+    assert counts == {"a": 3 + 14, "b": 3 + 2 * (8 + 1)}
 
 
 def test_compiling_ahead_spares_the_measurement_the_compilation() -> None:
