@@ -99,6 +99,11 @@ def test_the_better_of_two_runs_keeps_the_faster_time_of_each_side() -> None:
     assert found["ran"] == {"xla highest": "xla", "ecr": "ecr"}
     (found,) = experiment.better_of([one], [other | {"ran": {"ecr": "direct"}}], ("one", "other"))
     assert (found["us"]["ecr"], found["ran"]["ecr"], found["flags"]["ecr"]) == (4.0, "direct", "other")
+    row_of_one = one | {"source": "real"}
+    lost = other | {"us": {"ecr": 4.0}}  # XLA's side was skipped
+    found, kept = experiment.better_of([one, row_of_one], [lost], ("one", "other"))
+    assert found["flags"] == {"xla highest": "one", "ecr": "one"}
+    assert (kept["us"], kept["flags"]) == (one["us"], {"xla highest": "one", "ecr": "one"})
     with pytest.raises(ValueError, match="different rows"):
         experiment.better_of([one], [other | {"batch": 2}], ("one", "other"))
 

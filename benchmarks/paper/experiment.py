@@ -57,26 +57,34 @@ def means(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def better_of(one: Sequence[Row], other: Sequence[Row], labels: tuple[str, str]) -> list[Row]:
-    """Row by row each side's faster time, with the run that it is from, and the ratios of those."""
-    if [_identity(row) for row in one] != [_identity(row) for row in other]:
+    """Row by row each side's faster time, with the run that it is from, and the ratios of those.
+
+    What only one of the runs has, a row or a side, stays as it is there.
+    """
+    runs = [({_identity(row): row for row in rows}, label) for rows, label in zip((one, other), labels, strict=True)]
+    first, second = (rows for rows, _ in runs)
+    if not first.keys() & second.keys():
         raise ValueError("the two runs have different rows")
-    return [_better(first, second, labels) for first, second in zip(one, other, strict=True)]
+    return [_better([(rows[key], label) for rows, label in runs if key in rows]) for key in {**first, **second}]
 
 
 def _identity(row: Row) -> tuple[Any, ...]:
     return tuple(row.get(key) for key in ("layer", "source", "zeros_target", "batch", "strides"))
 
 
-def _better(one: Row, other: Row, labels: tuple[str, str]) -> Row:
-    row = dict(one)
-    if "us" not in one:
+def _better(runs: Sequence[tuple[Row, str]]) -> Row:
+    """Of a row in one run or in both, with their labels."""
+    row = dict(runs[0][0])
+    if "us" not in row:
         return row
-    both = [side for side in one["us"] if side in other["us"]]
-    faster = {side: other if _prefers(side, one, other) else one for side in both}
-    row["flags"] = {side: labels[run is other] for side, run in faster.items()}
-    row["us"] = {side: run["us"][side] for side, run in faster.items()}
-    for key in ("quartiles_us", "ran", "error"):  # what belongs to a time goes with it
-        row[key] = {side: run[key][side] for side, run in faster.items() if side in run.get(key, {})}
+    faster: dict[str, tuple[Row, str]] = {}
+    for run, label in runs:
+        for side in run["us"]:
+            if side not in faster or _prefers(side, faster[side][0], run):
+                faster[side] = (run, label)
+    row["flags"] = {side: label for side, (_, label) in faster.items()}
+    for key in ("us", "quartiles_us", "ran", "error"):  # what belongs to a time goes with it
+        row[key] = {side: run[key][side] for side, (run, _) in faster.items() if side in run.get(key, {})}
     return runner.add_ratios(row)
 
 
