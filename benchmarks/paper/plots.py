@@ -26,7 +26,10 @@ def save(draw: Callable[[Any, Sequence[Row]], None], rows: Sequence[Row], path: 
 
 
 def lines(x: str, label: str, panel: str = "layer") -> Callable[[Any, Sequence[Row]], None]:
-    """A panel for each value of `panel`; in it XLA's time over each side's, against the rows' `x`."""
+    """A panel for each value of `panel`; in it XLA's time over each side's, against the rows' `x`.
+
+    Where that is not the zeros: those of the layer, and faintly none.
+    """
 
     def draw(figure: Any, rows: Sequence[Row]) -> None:
         panels = list(dict.fromkeys(row[panel] for row in rows))
@@ -41,10 +44,13 @@ def lines(x: str, label: str, panel: str = "layer") -> Callable[[Any, Sequence[R
 
 
 def bars(label: Callable[[Row], str]) -> Callable[[Any, Sequence[Row]], None]:
-    """One panel for each of XLA's precisions: a bar for every row and side, XLA's time over the side's."""
+    """One panel for each of XLA's precisions: a bar for every row and side, XLA's time over the side's.
+
+    Maps of zeros are left out: beside their ratios nothing else would be seen.
+    """
 
     def draw(figure: Any, rows: Sequence[Row]) -> None:
-        timed = [row for row in rows if row.get("ratio")]
+        timed = [row for row in rows if row.get("ratio") and row["zeros_target"] != 100]
         precisions = list(dict.fromkeys(p for row in timed for p in row["ratio"]))
         axes = figure.subplots(max(1, len(precisions)), 1, sharex=True, squeeze=False).ravel()
         for chosen, precision in zip(axes, precisions, strict=False):
@@ -59,17 +65,23 @@ def bars(label: Callable[[Row], str]) -> Callable[[Any, Sequence[Row]], None]:
 def _curves(axes: Any, rows: Sequence[Row], x: str) -> None:
     iid = sorted((row for row in rows if row["source"] == "iid"), key=lambda row: row[x])
     others = [row for row in rows if row["source"] != "iid"]
+    by_zeros = x == "zeros_percent"
+    main = [row for row in iid if by_zeros or row["zeros_target"] not in (0, 100)]
+    without = [] if by_zeros else [row for row in iid if row["zeros_target"] == 0]
     for precision, style in _STYLES.items():
-        drawn = [row for row in iid if precision in row["ratio"]]
-        for index, side in enumerate(dict.fromkeys(s for row in drawn for s in row["ratio"][precision])):
-            colour = f"C{index}"
-            points = [(row[x], row["ratio"][precision][side]) for row in drawn if side in row["ratio"][precision]]
-            axes.plot(*zip(*points, strict=True), style, marker=".", color=colour, label=f"{precision} / {side}")
-            real = [
-                (row[x], row["ratio"][precision][side]) for row in others if side in row["ratio"].get(precision, {})
-            ]
-            if real:
-                axes.plot(*zip(*real, strict=True), "*" if precision == "highest" else "x", color=colour)
+        names = dict.fromkeys(side for row in main for side in row["ratio"].get(precision, {}))
+        for index, side in enumerate(names):
+            curve = {"linestyle": style, "marker": ".", "color": f"C{index}"}
+            _plot(axes, main, x, precision, side, label=f"{precision} / {side}", **curve)
+            _plot(axes, without, x, precision, side, alpha=0.3, **curve)
+            mark = "*" if precision == "highest" else "x"
+            _plot(axes, others, x, precision, side, linestyle="", marker=mark, color=f"C{index}")
+
+
+def _plot(axes: Any, rows: Sequence[Row], x: str, precision: str, side: str, **style: Any) -> None:
+    points = [(row[x], row["ratio"][precision][side]) for row in rows if side in row["ratio"].get(precision, {})]
+    if points:
+        axes.plot(*zip(*points, strict=True), **style)
 
 
 def _bars(axes: Any, rows: Sequence[Row], precision: str) -> None:
