@@ -11,7 +11,8 @@ from flax import nnx
 
 from benchmarks.paper import sides
 from benchmarks.paper.runner import Context, progress
-from benchmarks.prepared import Prepared, load
+from benchmarks.prepared import Beside, Prepared, load
+from benchmarks.prepared import beside as load_beside
 from jax_sparse_conv import cost_model, geometry, models, timing
 from jax_sparse_conv import nnx as sparse_nnx
 from jax_sparse_conv.comparison import IMPLEMENTATIONS_OF
@@ -32,6 +33,7 @@ def available(context: Context, names: Sequence[str]) -> list[str]:
 
 
 _prepared: dict[tuple[str, bool], Prepared] = {}
+_beside: dict[tuple[str, bool], Beside] = {}
 
 
 def prepared(context: Context, name: str) -> Prepared:
@@ -40,6 +42,15 @@ def prepared(context: Context, name: str) -> Prepared:
     if key not in _prepared:
         _prepared[key] = load(name, Path(context.prepared) if context.prepared else None, context.quick, progress)
     return _prepared[key]
+
+
+def beside(context: Context, name: str) -> Beside:
+    """What comparisons need beside the network, once for all experiments of a run."""
+    key = (name, context.quick)
+    if key not in _beside:
+        folder = Path(context.prepared) if context.prepared else None
+        _beside[key] = load_beside(prepared(context, name), folder, context.quick, progress)
+    return _beside[key]
 
 
 def network_sides(names: Sequence[str]) -> tuple[str, ...]:

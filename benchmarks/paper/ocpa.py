@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import jax_sparse_conv as jsc
+from benchmarks.data import Map
 from benchmarks.paper import layers, networks, plots, runner, sides
 from benchmarks.paper.experiment import Experiment
 from benchmarks.paper.layers import ECR_LAYERS, PECR_LAYERS, TABLE3, PaperLayer
@@ -48,7 +49,7 @@ def _fig11(context: Context) -> list[Row]:
 def _fig12(context: Context) -> list[Row]:
     chosen = (ECR_LAYERS[1], PECR_LAYERS[2])
     batches = _BATCHES[:2] if context.quick else _BATCHES
-    cases = [Case(layer, batch, (0, *layer.zeros, "real")) for layer in chosen for batch in batches]
+    cases = [Case(layer, batch, (0, *layer.zeros, 100, "real")) for layer in chosen for batch in batches]
     return runner.own_zeros(runner.measure(context, cases))
 
 
@@ -66,7 +67,7 @@ def vgg19_layers(strides: int = 1) -> list[PaperLayer]:
 def _fig13(context: Context) -> list[Row]:
     side_names = (*sides.dense_sides(), "ecr", sides.AUTO)
     cases = [
-        Case(layer, sources=(0, *layer.zeros), sides=side_names)
+        Case(layer, sources=(0, *layer.zeros, 100), inputs=_own_input(context, layer), sides=side_names)
         for strides in (1, 2, 3)
         for layer in _few(context, vgg19_layers(strides))
     ]
@@ -75,10 +76,17 @@ def _fig13(context: Context) -> list[Row]:
 
 def _size(context: Context) -> list[Row]:
     chosen = _few(context, vgg19_layers())
-    rows = runner.measure(context, [Case(layer, sources=(0, *layer.zeros)) for layer in chosen])
+    cases = [Case(layer, sources=(0, *layer.zeros, 100), inputs=_own_input(context, layer)) for layer in chosen]
+    rows = runner.measure(context, cases)
     for row in rows:
         row["theta"] = row["zeros_percent"] / row["x_shape"][1]
     return runner.own_zeros(rows)
+
+
+def _own_input(context: Context, layer: PaperLayer) -> dict[str, Map]:
+    """The layer's map in VGG-19 on a photograph, of those layers that stand for others too."""
+    inputs = {} if context.quick else networks.prepared(context, "vgg19").inputs
+    return {"profile": inputs[layer.name]} if layer.name in inputs else {}
 
 
 def _few(context: Context, chosen: list[PaperLayer]) -> list[PaperLayer]:

@@ -26,15 +26,23 @@ def _networks(context: Context) -> list[Row]:
     return _measured(context, OCPA_NETWORKS, (OCPA, sides.AUTO, _AUTO_DEFAULT))
 
 
-def _cusnn_networks(context: Context) -> list[Row]:
-    return _measured(context, CUSNN_NETWORKS, (COO, OCPA, sides.AUTO))
+def _cusnn_networks(context: Context, no_zeros: bool = True) -> list[Row]:
+    return _measured(context, CUSNN_NETWORKS, (COO, OCPA, sides.AUTO), no_zeros)
 
 
-def _measured(context: Context, names: Sequence[str], extra: Sequence[str]) -> list[Row]:
+def _measured(context: Context, names: Sequence[str], extra: Sequence[str], no_zeros: bool = True) -> list[Row]:
+    """A row for every network, and one with biases so high that no ReLU clips anything."""
     chosen = [networks.prepared(context, name) for name in networks.available(context, names)]
     wanted = networks.network_sides(extra)
     reasons = dict(zip(*_compiled(chosen, wanted), strict=True))
-    return [_row(context, network, wanted, reasons) for network in chosen]
+    rows = []
+    for network in chosen:
+        rows.append(_row(context, network, network.weights, wanted, reasons))
+        if no_zeros:
+            own = networks.beside(context, network.name)
+            described = {"source": "no zeros", "zeros_target": 0, "zeros_percent": own.zeros_percent}
+            rows.append(_row(context, network, own.weights, wanted, reasons) | described)
+    return rows
 
 
 def _compiled(chosen: Sequence[Prepared], wanted: Sequence[str]) -> tuple[list[tuple[str, str]], list[str | None]]:
@@ -62,9 +70,15 @@ def _function(network: Prepared, side: str) -> timing.Function:
     return _functions.setdefault((id(network.graph), side), networks.function(network, side))
 
 
-def _row(context: Context, network: Prepared, wanted: Sequence[str], reasons: dict[tuple[str, str], str | None]) -> Row:
+def _row(
+    context: Context,
+    network: Prepared,
+    weights: list[jax.Array],
+    wanted: Sequence[str],
+    reasons: dict[tuple[str, str], str | None],
+) -> Row:
     functions = {side: _function(network, side) for side in wanted if reasons[network.name, side] is None}
-    operands = network.operands()
+    operands = [(weights, x) for _, x in network.operands()]
     calls = 1 if jax.default_backend() == "cpu" else _ASYNC_CALLS
     times = timing.blocked(functions, operands, context.repeats, calls)
     row = {
@@ -97,7 +111,7 @@ def _errors(functions: dict[str, timing.Function], operands: timing.Operands) ->
 
 def _energy(context: Context) -> list[Row]:
     """Energy of a network's call in a loop of some seconds, each side in turn."""
-    rows = _cusnn_networks(context)
+    rows = _cusnn_networks(context, no_zeros=False)
     with energy.meter() as meter:
         for row in rows:
             network = networks.prepared(context, row["layer"])
@@ -134,7 +148,8 @@ def _draw(figure: Any, rows: Sequence[Row], key: str = "us", label: str = "micro
     for index, side in enumerate(names):
         places = [place - 0.4 + (index + 0.5) * 0.8 / len(names) for place in range(len(rows))]
         axes.bar(places, [row[key].get(side) or 0 for row in rows], 0.8 / len(names), label=side)
-    axes.set_xticks(range(len(rows)), [row["layer"] for row in rows])
+    labels = [row["layer"] if row["source"] == "profile" else f"{row['layer']}, {row['source']}" for row in rows]
+    axes.set_xticks(range(len(rows)), labels, rotation=90 if len(rows) > 6 else 0)
     axes.set_ylabel(f"{label} of a call, batch 1")
     axes.legend(fontsize=8)
 
