@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are run from th
 
 from benchmarks import data
 from benchmarks.paper import __main__ as command
-from benchmarks.paper import claims, cusnn, cusparse, document, experiment, layers, sides
+from benchmarks.paper import answers, claims, cusnn, cusparse, document, experiment, layers, sides
 from benchmarks.paper.layers import PaperLayer
 from benchmarks.paper.registry import EXPERIMENTS
 
@@ -156,6 +156,40 @@ def test_the_document_is_what_the_results_say() -> None:
     numbers = [claim.number for claim in claims.claims()]
     assert len(set(numbers)) == len(numbers)
     assert {claim.experiment for claim in claims.claims()} <= {*EXPERIMENTS, "-"}
+
+
+def test_whole_networks_are_in_the_document_once_measured(tmp_path: Path) -> None:
+    path = tmp_path / "h200_networks.json"
+    assert document._network_lines(path) == []
+    row = {"network": "n", "kind": "default", "batch": 1, "zeros_percent": 60.0, "us": {"xla": 300.0, "auto": 100.0}}
+    row |= {"ratio": {"auto": 3.0}, "no_zeros_ratio": {"auto": 2.0}, "roof_percent": {"xla": 10.0, "auto": 30.0}}
+    path.write_text(json.dumps({"rows": [row]}))
+    assert document._network_lines(path)[1:] == ["| n | default | 1 | 60 % | auto | 300 | 100 | 3.00x | 2.00x | 30 % |"]
+
+
+def test_energy_is_compared_with_both_precisions() -> None:
+    row = {"millijoules": {"xla highest": 4.0, "xla default": 1.0, "coo": 2.0}}
+    assert answers.energy({"rows": [row]}) == "coo 50 % less (highest), 100 % more (default)"
+    assert answers.energy({"rows": [{"millijoules": {"xla highest": None, "coo": None}}]}) == "-"
+
+
+def test_ocpa_of_layers_is_pecr_where_a_pool_follows() -> None:
+    rows = [
+        {"op": "conv", "ratio": {"highest": {"ecr": 2.0}}, "count": 2},
+        {"op": "conv_pool", "ratio": {"highest": {"ecr": 1.0, "pecr": 4.0}}},
+        {"op": "network", "ratio": {"highest": {"ocpa": 8.0}}},
+    ]
+    assert answers.ratios(rows, "ocpa", "highest") == [2.0, 2.0, 4.0, 8.0]
+
+
+def test_conversion_is_the_time_on_a_map_of_zeros() -> None:
+    shared = {"layer": "a", "batch": 1, "strides": 1, "op": "conv", "count": 1, "network": "n"}
+    rows = [
+        shared | {"source": source, "zeros_target": zeros, "us": {"ecr": us}, "ratio": {"highest": {"ecr": 8.0 / us}}}
+        for source, zeros, us in (("profile", None, 4.0), ("iid", 0, 8.0), ("iid", 100, 1.0))
+    ]
+    assert answers.zeros_lines("x", {"rows": rows}) == ["| `x` | ecr | 2.00x | - | 1.00x | 25 % |"]
+    assert answers.empty_share_of_networks("ecr", "conv", ("n", "m"))({"rows": rows}) == "ecr: n 25 %"
 
 
 def test_two_runs_made_apart_are_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.paper.claims import NOT_YET, Content, claims
+from benchmarks.paper import answers
+from benchmarks.paper.answers import NOT_YET, Content
+from benchmarks.paper.claims import claims
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -24,7 +26,12 @@ def document(results: Path = RESULTS) -> str:
     gpu, cpu = _contents(results / "paper"), _contents(results / "paper" / "cpu")
     runs = {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(results.glob("h200_run_*.json"))}
     lines = [_HEADER, _table(gpu, cpu, "O"), "", _RUNS, *map(_run_line, runs, runs.values())]
-    lines += [_CUSNN_HEADER, _table(gpu, cpu, "C"), _CHENG, *_cheng_lines(results), "", _FILES]
+    lines += _network_lines(results / "h200_networks.json")
+    lines += [_CUSNN_HEADER, _table(gpu, cpu, "C"), _ZEROS]
+    for folder, found in (("", gpu), ("cpu/", cpu)):
+        for name, content in found.items():
+            lines += answers.zeros_lines(f"{folder}{name}", content)
+    lines += [_CHENG, *_cheng_lines(results), "", _FILES]
     lines += [
         _file_line(f"{folder}{name}", content)
         for folder, found in (("", gpu), ("cpu/", cpu))
@@ -39,17 +46,34 @@ def _contents(folder: Path) -> dict[str, Content]:
 
 def _table(gpu: dict[str, Content], cpu: dict[str, Content], source: str) -> str:
     lines = [
-        "| no. | claim | paper | H200 | CPU, 2 cores | experiment | why they differ |",
-        "|---|---|---|---|---|---|---|",
+        "| no. | claim | paper | H200 | CPU, 2 cores | dense baseline here | experiment | why they differ |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for claim in claims():
         if claim.number.startswith(source):
             ours = [
                 claim.ours(found[claim.experiment]) if claim.experiment in found else NOT_YET for found in (gpu, cpu)
             ]
-            cells = (claim.number, claim.text, claim.theirs, *ours, f"`{claim.experiment}`", claim.why)
+            measured = (*ours, claim.baseline, f"`{claim.experiment}`")
+            cells = (claim.number, claim.text, claim.theirs, *measured, claim.why)
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _network_lines(path: Path) -> list[str]:
+    """What `benchmarks.networks` has measured, where it has."""
+    if not path.is_file():
+        return []
+    lines = [_NETWORKS]
+    for row in json.loads(path.read_text("utf-8"))["rows"]:
+        for side, us in row["us"].items():
+            zeros = "" if row["zeros_percent"] is None else f"{row['zeros_percent']:.0f} %"
+            times = [f"{row['us']['xla']:.0f}" if "xla" in row["us"] else NOT_YET, f"{us:.0f}"]
+            found = [f"{row[key][side]:.2f}x" if side in row[key] else NOT_YET for key in ("ratio", "no_zeros_ratio")]
+            if side != "xla":
+                cells = (row["network"], row["kind"], str(row["batch"]), zeros, side, *times, *found)
+                lines.append(f"| {' | '.join(cells)} | {row['roof_percent'][side]:.0f} % |")
+    return lines
 
 
 def _cheng_lines(results: Path) -> list[str]:
@@ -99,9 +123,29 @@ a call, dense and sparse, batch 1; XLA's default flags):
 | network | precision | dense us | sparse us | ratio | file |
 |---|---|---|---|---|---|"""
 
+_NETWORKS = """
+Whole networks by `python -m benchmarks.networks` on the H200 (`h200_networks.json`; microseconds of a call, of both of
+XLA's flag sets the faster, on either side; `fused` is `None` under `jsc.fuse`). Without zeros: biases so high that no
+ReLU clips anything; what is left of the gain there is the kernel. Roofline: the share of the time that moving weights
+and maps once, or the dense operations, must take.
+
+| network | precision | batch | zeros | side | XLA us | us | over XLA | without zeros | roofline |
+|---|---|---|---|---|---|---|---|---|---|"""
+
 _CUSNN_HEADER = """
 ## cuSNN, COO* (Xiang et al. 2022)
 """
+
+_ZEROS = """
+## Zeros, and what is left without them
+
+Every experiment's geometric means over XLA at HIGHEST: on real maps (of a trained network, or of a network with its
+zeros), on independent zeros (the layers' own, or all those of a sweep) and without zeros, where what is left of the
+gain is not from them; and the time on a map of nothing but zeros in that on the layer's own, which is the conversion to
+a sparse format and what a call costs anyway.
+
+| experiment | side | real maps | i.i.d. zeros | 0 % zeros | conversion, at most |
+|---|---|---|---|---|---|"""
 
 _CHENG = """
 ## Tuned direct convolution (Cheng et al. 2018)

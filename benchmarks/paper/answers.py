@@ -1,0 +1,248 @@
+"""How our number for a claim is read from a result file: functions from the file's content to text."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+from benchmarks.paper.cusparse import WHOLE
+from benchmarks.paper.layers import TABLE3
+from jax_sparse_conv.timing import geometric_mean
+
+Content: TypeAlias = dict[str, Any]
+Row: TypeAlias = dict[str, Any]
+Keep: TypeAlias = Callable[[Row], bool]
+Answer: TypeAlias = Callable[[Content], str]
+NOT_YET = "-"
+
+_PRECISIONS = ("highest", "default")
+_REAL = ("real", "profile")
+_OCPA = "ocpa"
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+
+
+def is_own(row: Row) -> bool:
+    """Whether the map has a layer's own zeros, drawn independently."""
+    return row.get("zeros") == "own"
+
+
+def is_empty(row: Row) -> bool:
+    """Whether the map is all zeros, so that what is left of the time is the conversion and what a call costs anyway."""
+    return row["zeros_target"] == 100
+
+
+def has_no_zeros(row: Row) -> bool:
+    return row["zeros_target"] == 0
+
+
+def is_real(row: Row) -> bool:
+    return row["source"] in _REAL
+
+
+def of_network(name: str) -> Keep:
+    """Rows of a network or its layers, with the zeros that it has."""
+    return lambda row: row.get("network") == name and row["source"] == "profile"
+
+
+def all_of(*tests: Keep) -> Keep:
+    return lambda row: all(test(row) for test in tests)
+
+
+def starts(text: str) -> Keep:
+    return lambda row: row["layer"].startswith(text)
+
+
+def op(name: str) -> Keep:
+    return lambda row: row["op"] == name
+
+
+def source(name: str) -> Keep:
+    return lambda row: row["source"] == name
+
+
+# --- ratios to XLA ---------------------------------------------------------------------------------------------------
+
+
+def over_xla(sides: Sequence[str], keep: Keep = lambda row: True, spread: bool = False) -> Answer:
+    """Geometric means of the ratios to XLA at HIGHEST and at its default precision, of the rows to keep.
+
+    "ocpa", where no row has it, is PECR where a pool follows and ECR elsewhere. With `spread` the smallest and the
+    largest ratio too.
+    """
+
+    def text(content: Content) -> str:
+        rows = [row for row in content["rows"] if keep(row)]
+        parts = []
+        for side in sides:
+            found = {precision: ratios(rows, side, precision) for precision in _PRECISIONS}
+            means = [_mean(values, precision, spread) for precision, values in found.items() if values]
+            if means:
+                parts.append(f"{side} {', '.join(means)}")
+        return "; ".join(parts) or NOT_YET
+
+    return text
+
+
+def ratios(rows: Iterable[Row], side: str, precision: str) -> list[float]:
+    """XLA's time over the side's, each row as often as its network has the layer."""
+    found = []
+    for row in rows:
+        own = row.get("ratio", {}).get(precision, {})
+        name = side
+        if side == _OCPA and side not in own:
+            name = "pecr" if row["op"] == "conv_pool" else "ecr"
+        found += [own[name]] * row.get("count", 1) if name in own else []
+    return found
+
+
+def _mean(values: Sequence[float], precision: str, spread: bool) -> str:
+    limits = f", {min(values):.2f}x to {max(values):.2f}x" if spread else ""
+    return f"{geometric_mean(values):.2f}x ({precision}{limits})"
+
+
+def each(side: str, keep: Keep, key: str) -> Answer:
+    """The ratio to XLA at HIGHEST against a quantity of the rows: "1: 5.1x, 8: 3.0x"."""
+
+    def text(content: Content) -> str:
+        groups: dict[Any, list[Row]] = {}
+        for row in content["rows"]:
+            if keep(row):
+                groups.setdefault(row[key], []).append(row)
+        means = {value: geometric_mean(ratios(rows, side, "highest")) for value, rows in groups.items()}
+        return f"{side} " + ", ".join(f"{value}: {mean:.2f}x" for value, mean in means.items() if mean == mean)
+
+    return text
+
+
+def by_theta(content: Content) -> str:
+    """ECR's ratio against zeros in percent over size of the map."""
+    rows = sorted(filter(is_own, content["rows"]), key=lambda row: row["theta"])
+    return "ecr " + ", ".join(f"{row['theta']:.1f}: {row['ratio']['highest']['ecr']:.2f}x" for row in rows)
+
+
+# --- other baselines -------------------------------------------------------------------------------------------------
+
+
+def over_cusparse(keep: Keep) -> Answer:
+    """ECR over im2col, CSR and SpMM."""
+
+    def text(content: Content) -> str:
+        rows = [row for row in content["rows"] if keep(row) and {WHOLE, "ecr"} <= row.get("us", {}).keys()]
+        found = [row["us"][WHOLE] / row["us"]["ecr"] for row in rows]
+        if not found:
+            return NOT_YET
+        kinds = "one kind of layer"
+        if len(found) > 1:
+            kinds = f"{len(found)} kinds of layer, {min(found):.1f}x to {max(found):.1f}x"
+        return f"ecr {geometric_mean(found):.1f}x over the three steps ({kinds})"
+
+    return text
+
+
+def is_table3(row: Row) -> bool:
+    """Whether it is one of Table 3's layers with the zeros that it has there."""
+    layers = {layer.name: layer.zeros[0] for layer in TABLE3}
+    return row["source"] == "iid" and layers.get(row["layer"]) == row["zeros_target"]
+
+
+def workspace(content: Content) -> str:
+    """Bytes beside operands and result, of im2col's."""
+    rows = content["rows"]
+    shares = {}
+    for side in dict.fromkeys(side for row in rows for side in row["workspace_bytes"]):
+        having = [row for row in rows if side in row["workspace_bytes"]]
+        own = sum(row["workspace_bytes"][side] for row in having)
+        shares[side] = 100 * own / sum(row["im2col_bytes"] for row in having)
+    return ", ".join(f"{side} {share:.0f} %" for side, share in shares.items()) + " of im2col's matrices"
+
+
+def energy(content: Content) -> str:
+    """What a side needs less than XLA at either precision."""
+    rows = [row for row in content["rows"] if any((row.get("millijoules") or {}).values())]
+    names = list(dict.fromkeys(side for row in rows for side in row["millijoules"] if not side.startswith("xla ")))
+    parts = []
+    for side in names:
+        means = [_saving(rows, side, precision) for precision in _PRECISIONS]
+        parts.append(f"{side} {', '.join(filter(None, means))}")
+    return "; ".join(parts) or NOT_YET
+
+
+def _saving(rows: Sequence[Row], side: str, precision: str) -> str:
+    pairs = [(row["millijoules"].get(side), row["millijoules"].get(f"xla {precision}")) for row in rows]
+    shares = [own / dense for own, dense in pairs if own and dense]
+    if not shares:
+        return ""
+    percent = 100 * (1 - geometric_mean(shares))
+    return f"{abs(percent):.0f} % {'less' if percent >= 0 else 'more'} ({precision})"
+
+
+def median_loss(key: str) -> Answer:
+    """Of the cost model's choice."""
+
+    def text(content: Content) -> str:
+        losses = [row[key] for row in content["rows"]]
+        return f"median {statistics.median(losses):.1%}, largest {max(losses):.1%}"
+
+    return text
+
+
+# --- conversion ------------------------------------------------------------------------------------------------------
+
+
+def empty_share(kind: str) -> Answer:
+    """Time on a map of zeros, in that on the layer's own zeros."""
+
+    def text(content: Content) -> str:
+        rows = [row for row in content["rows"] if row["op"] == kind and row["zeros_target"] not in (0, 100)]
+        found = [f"{row['layer']} {100 * row['empty_share']:.0f} %" for row in rows if row["source"] == "iid"]
+        return "; ".join(found) or NOT_YET
+
+    return text
+
+
+def empty_share_of_networks(side: str, kind: str, names: Sequence[str]) -> Answer:
+    """The same over all layers of a kind of each network, on the maps that it has."""
+
+    def text(content: Content) -> str:
+        parts = []
+        for name in names:
+            rows = [row for row in content["rows"] if row.get("network") == name and row["op"] == kind]
+            own, empty = ({row["layer"]: row for row in rows if test(row)} for test in (is_real, is_empty))
+            both = [layer for layer in own if layer in empty and side in own[layer]["us"]]
+            if both:
+                times = [sum(row[layer]["us"][side] * own[layer]["count"] for layer in both) for row in (empty, own)]
+                parts.append(f"{name} {100 * times[0] / times[1]:.0f} %")
+        return f"{side}: {', '.join(parts)}" if parts else NOT_YET
+
+    return text
+
+
+def zeros_lines(name: str, content: Content) -> list[str]:
+    """An experiment's ratios at HIGHEST on each kind of map and the share of a map of zeros, a table's line a side."""
+    rows = [row for row in content["rows"] if row.get("ratio", {}).get("highest")]
+    middle = [row for row in rows if row["source"] == "iid" and row["zeros_target"] not in (0, 100)]
+    columns = [list(filter(is_real, rows)), middle, list(filter(has_no_zeros, rows))]
+    lines = []
+    for side in ("ecr", "pecr", "coo", _OCPA, "auto"):
+        if side == _OCPA and not any(side in row["us"] for row in rows):
+            continue
+        found = [ratios(column, side, "highest") for column in columns]
+        cells = [f"{geometric_mean(values):.2f}x" if values else NOT_YET for values in found]
+        if any(found):
+            lines.append(f"| `{name}` | {side} | {' | '.join(cells)} | {_conversion(rows, side)} |")
+    return lines
+
+
+def _conversion(rows: Sequence[Row], side: str) -> str:
+    if side == "auto":
+        return NOT_YET  # it may not convert at all
+    keys = ("layer", "batch", "strides")
+    times: dict[tuple[Any, ...], dict[bool, float]] = {}
+    for row in rows:
+        if side in row["us"] and (is_own(row) or is_real(row) or is_empty(row)):
+            times.setdefault(tuple(row[key] for key in keys), {}).setdefault(is_empty(row), row["us"][side])
+    shares = [both[True] / both[False] for both in times.values() if len(both) == 2]
+    return f"{100 * geometric_mean(shares):.0f} %" if shares else NOT_YET
