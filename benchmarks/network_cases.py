@@ -157,8 +157,13 @@ def _function(case: Case, network: Prepared, side: str, plan: Path | None) -> An
 
 def _operands(case: Case, network: Prepared, weights: list[jax.Array]) -> list[timing.Operands]:
     dtype = KINDS[case.kind][0]
-    cast = [leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf for leaf in weights]
+    cast = weights if dtype == "float32" else _cast(weights, dtype)
     return [(cast, network.batch(case.batch, shift).astype(dtype)) for shift in range(timing.ROTATIONS)]
+
+
+@functools.partial(jax.jit, static_argnums=1)  # one program: hundreds of small ones take seconds to compile
+def _cast(weights: list[jax.Array], dtype: str) -> list[jax.Array]:
+    return [leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf for leaf in weights]
 
 
 def _compiled(
