@@ -5,8 +5,8 @@ dense convolution? (float32 convolutions of small batches go to "direct" on tens
 is not known before the program runs, so
 - above 1, the sparse kernel always serves; at 0, the dense convolution;
 - a CPU decides in the running program, by a sample of x: convolutions inside the native call, which has a dense kernel
-  of its own, those with a pool and dense layers by a branch to XLA's (`is_at_most`), for which counts of the non-zeros
-  serve as well;
+  of its own, with a pool of XLA's behind it unless they are small; dense layers of several rows by a branch to XLA's
+  (`is_at_most`), for which counts of the non-zeros serve as well;
 - in between, a GPU decides by `ASSUMED_DENSITY`. With a branch of XLA's the host would wait for the device; one custom
   call that holds "ecr" and "direct", which is what "adaptive" runs, costs about as much as it can gain
   (benchmarks/NOTES.md).
@@ -38,14 +38,19 @@ _DENSE_ROWS = 16  # of x up to which a dense layer is a stream of its weights, s
 _SAMPLES = 1024  # of x, for a standard deviation of at most 1.6 %
 PARTS = 64  # rows of counts, kCountRows in cpu/conv_args.h
 
-# CPU, of calls that choose by a branch: those with a pool meet XLA's time between 10 and 30 % zeros, a dense layer of
-# one row at about as many (benchmarks/results/cpu_kernels_pool_dense.json). Grouped, depthwise and 16-bit convolutions
-# of XLA's are slower than ours at any density.
+# CPU, of calls that choose by a branch: larger ones with a pool meet XLA's time between 10 and 30 % zeros
+# (benchmarks/results/cpu_kernels_pool_dense.json). Grouped, depthwise and 16-bit convolutions of XLA's are slower than
+# ours at any density, and so are small ones with a pool and dense layers of one row (cpu_zoo.json).
 _CPU_CROSSOVER = 0.65
 _CPU_FEW_PIXELS = 64
 _CPU_FEW_ROWS = 4  # of a dense layer; more rows share fewer zeros
 _CPU_ROWS_CROSSOVER = 0.35
 _CPU_SMALL = 1e5  # operations: such calls are over before a branch pays
+_CPU_SMALL_POOLED = 6e7
+# Operations of a convolution up to which "direct" is at least 1.4 times as fast as XLA's, and faster than the sparse
+# loops below 80 to 90 % zeros: these are over before a second thread has woken, or spend their time on lists.
+_CPU_DIRECT_FLOPS = {(1, 1): 7e6, (3, 3): 3e6}
+_CPU_DIRECT_PIXELS = 32  # and at least so many: fewer were not measured
 
 # CUDA, microseconds on an H200 from benchmarks/results/h200_layers.json and h200_run_*.json, as shares of what the
 # device's properties promise, so that they carry over. Checked with h200_plan_resnet50_highest.json and _default.json,
@@ -164,15 +169,21 @@ def _cpu_crossover(work: Work) -> float:
         return 0.0
     if work.flops < _CPU_SMALL:
         return math.inf
+    if work.method == "dense" and work.x_shape[0] == 1:
+        return math.inf
     if work.method == "dense":
         return _CPU_CROSSOVER if work.x_shape[0] <= _CPU_FEW_ROWS else _CPU_ROWS_CROSSOVER
     if work.geometry.groups > 1 or work.itemsize == 2 or work.pixels <= _CPU_FEW_PIXELS:
+        return math.inf
+    if work.geometry.pool is not None and work.flops <= _CPU_SMALL_POOLED:
         return math.inf
     return _CPU_CROSSOVER
 
 
 def prefers_direct(work: Work, platform: str) -> bool:
     """Whether the dense kernel of Cheng et al. is expected to be the fastest at any likely density of x."""
+    if platform == "cpu":
+        return _cpu_prefers_direct(work)
     if platform != "cuda" or work.method != "ecr" or work.dtype not in _DIRECT_DTYPES:
         return False
     if work.is_symbolic or work.is_image:
@@ -191,6 +202,13 @@ def prefers_direct(work: Work, platform: str) -> bool:
         return False  # not measured
     # Elsewhere tensor cores do TF32 at little more than the rate of FFMA; the same list is in cuda/device_info.cu.
     return 0 < work.flops <= _DIRECT_EXACT_FLOPS and capability in _TENSOR_CORES
+
+
+def _cpu_prefers_direct(work: Work) -> bool:
+    if not chooses_natively(work, "cpu") or work.pixels < _CPU_DIRECT_PIXELS:
+        return False
+    _, height, width, _, _ = work.kernel_shape
+    return _CPU_SMALL <= work.flops <= _CPU_DIRECT_FLOPS.get((height, width), 0.0)
 
 
 def chooses_natively(work: Work, platform: str) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jax.interpreters import mlir
 
-from jax_sparse_conv import _native, choice, cost_model, partitioning, reference
+from jax_sparse_conv import _native, choice, cost_model, packing, partitioning, reference
 from jax_sparse_conv.primitives import Config, Operands, conv_on_device_p, conv_p, reference_conv
 
 _POOL_CODES = {None: 0, "max": 1, "avg": 2}
@@ -144,9 +144,18 @@ def _lower(ctx: Any, *operands: Any, config: Config, platform: str | None) -> An
 
 
 def _pools_apart(x: Any, kernel: Any, config: Config, platform: str | None) -> bool:
-    """Whether a pool is XLA's: on CUDA "direct" has none, and a pool of ours behind it cost 10 to 27 us more."""
-    if platform != "cuda" or config.geometry.pool is None:
+    """Whether a pool is XLA's.
+
+    On CUDA "direct" has none, and a pool of ours behind it cost 10 to 27 us more. On a CPU the native call may then be
+    dense, without a branch of XLA's.
+    """
+    if config.geometry.pool is None or platform not in ("cpu", "cuda"):
         return False
+    if platform == "cpu":
+        pooled = _work(x, kernel, config)
+        if not config.fallback or not choice.chooses_natively(_work(x, kernel, _unpooled(config)), platform):
+            return False
+        return 0 < choice.threshold(pooled, platform) < 1
     return config.method == "adaptive" or (config.fallback and _is_direct(_work(x, kernel, _unpooled(config)), "cuda"))
 
 
@@ -165,7 +174,8 @@ def _without_unused(
 ) -> tuple[Any, tuple[Any, ...], Config]:
     """Without counts that are to decide nothing, which come last, and without a packed kernel where none is read."""
     keep = list(range(len(operands)))
-    if config.has_packed and (platform != "cpu" or partitioning.is_partitioned(ctx)):
+    reads_packed = platform == "cpu" and config.method in packing.READERS and not partitioning.is_partitioned(ctx)
+    if config.has_packed and not reads_packed:
         keep.pop(-2 if config.has_nonzeros else -1)
         config = dataclasses.replace(config, has_packed=False)
     if config.has_nonzeros and config.below is None:

@@ -33,7 +33,7 @@ from jax_sparse_conv.geometry import Geometry
 _MAX_BLOCK = 128
 _LEAST_BLOCK = 16
 _WINDOWS = ((3, 3), (1, 1))
-_READERS = ("ecr", "pecr")  # native methods with a pixel loop
+READERS = ("ecr", "pecr")  # native methods with a pixel loop
 
 # By id, for as long as the kernel is alive: arrays do not hash.
 _made: dict[int, tuple[weakref.ref[jax.Array], dict[int, jax.Array]]] = {}
@@ -177,7 +177,7 @@ def for_call(
             f"kernel is packed for feature_group_count={given.feature_group_count}, not {geometry.groups}; "
             f"jax_sparse_conv.pack(kernel, feature_group_count={geometry.groups}) packs it for this call"
         )
-    if method not in _READERS or not is_read(kernel.shape, geometry.strides, geometry.dilation):
+    if method not in READERS or not is_read(kernel.shape, geometry.strides, geometry.dilation):
         return None
     if given is None:
         return of_constant(x, kernel, geometry)

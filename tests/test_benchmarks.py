@@ -17,7 +17,20 @@ from flax import nnx
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are run from the repository's root
 
-from benchmarks import adaptive, command, cpu, crossover, data, direct_ablation, layers, scaling, segments, tables
+from benchmarks import (
+    adaptive,
+    command,
+    cpu,
+    crossover,
+    data,
+    direct_ablation,
+    layers,
+    scaling,
+    segments,
+    sorting,
+    tables,
+    zoo,
+)
 from benchmarks.cases import SETS, Layer, conv3x3
 from jax_sparse_conv import _native, models
 
@@ -274,7 +287,71 @@ def test_scaling_runs_a_process_for_each_number_of_threads(tmp_path: Path, capfd
     assert "this process may use" in capfd.readouterr().err
 
 
+def test_sorting_permutes_maps_and_kernels_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = np.linspace(0.1, 0.9, 5)
+    values = np.random.default_rng(0).random((4, 7, 7, 5), np.float32)
+    maps = {"a/b": np.where(np.random.default_rng(1).random(values.shape) < rates, values, 0).astype(np.float32)}
+    found = sorting.orders(maps["a/b"], 0)
+    np.testing.assert_array_equal(found["sorted"], np.arange(5)[::-1])
+    assert {name: sorted(order) for name, order in found.items()} == {name: [0, 1, 2, 3, 4] for name in found}
+    np.savez(tmp_path / "maps.npz", **maps)
+    monkeypatch.setattr(sorting.cases, "MAPS", LAYERS)
+    options = ["--maps", str(tmp_path / "maps.npz"), "--repeats", "1", "--implementation", "xla"]
+    assert sorting.main([*options, "--json", str(tmp_path / "rows.json")]) == 0
+    (row,) = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert row["sorted_gain"] == row["given_us"] / row["sorted_us"]
+    assert sorting.main([*options, "--layers", "nothing"]) == 1
+    kernel, bias = (jnp.asarray(value) for value in data.weights(LAYERS[0], 0))
+    results = [
+        sorting._function(0, kernel[:, :, order], bias, "xla")(jnp.asarray(maps["a/b"][..., order]))
+        for order in found.values()
+    ]
+    for result in results[1:]:
+        np.testing.assert_allclose(result, results[0], rtol=1e-5, atol=1e-6)
+
+
 def test_uneven_maps_have_as_many_zeros() -> None:
     found = scaling.uneven((2, 28, 28, 64), 85, 0)
     assert np.mean(found == 0) == pytest.approx(0.85, abs=0.01)
     assert not found[:, 14:].any()
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="a benchmark of the CPU")
+def test_zoo_times_what_its_file_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "rows.json"
+    options = ["--networks", "lenet5", "--weights", "packed", "--repeats", "1", "--json", str(out)]
+    monkeypatch.setattr(zoo, "LEAST", 0.0)
+    assert zoo.main([*options, "--seconds", "0"]) == 0
+    assert "9 left to be timed" in capsys.readouterr().out
+    assert zoo.main(options) == 0
+    content = json.loads(out.read_text())
+    rows = content["rows"]
+    assert [row["users"] for row in rows if not row["zeros_target"]] == [
+        [f"lenet5/{name}"] for name in ("conv1", "conv2", "fc1", "fc2", "fc3")
+    ]
+    assert all(row["ratio"] == row["xla_us"] / row["ours_us"] and row["rounds"] == 1 for row in rows)
+    monkeypatch.setattr(zoo, "LEAST", 1e9)  # everything loses, and is timed twice more
+    assert zoo.main(options) == 0
+    assert {row["rounds"] for row in json.loads(out.read_text())["rows"]} == {3}
+    capsys.readouterr()
+    assert zoo.main(["--list", str(out)]) == 0
+    assert "9 of 9 below 1000000000" in capsys.readouterr().out
+    assert zoo.main(["--networks", "lenet5", "--json", "nowhere/rows.json"]) == 1
+
+
+def test_zoo_layers_are_distinct_and_know_their_users() -> None:
+    found = zoo.layers_of(("vgg19", "vgg19_bn"), 1)
+    assert len(found) == 15  # of 19
+    assert all(len(layer.users) % 2 == 0 for layer in found)
+    assert [layer.zeros for layer in found[:1]] == [0]
+
+
+def test_profile_maps_have_the_zeros_asked_for() -> None:
+    for shape in ((2, 14, 14, 64), (1, 500)):
+        for zeros in (0, 30, 85):
+            assert np.mean(zoo.profile_map(shape, zeros, 0) == 0) == pytest.approx(zeros / 100, abs=0.05)
+    patches = zoo.profile_map((1, 56, 56, 64), 85, 0) != 0
+    groups = patches.reshape(1, 28, 2, 28, 2, 64).any((2, 4)).mean()
+    assert groups < 0.9 * (1 - 0.85**4)  # in patches

@@ -28,6 +28,9 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "_device", lambda: (cost_model.Device(), (9, 0)))
 
 
+POOLED = Geometry(padding=SAME.padding, pool=Pool("max", (2, 2), (2, 2), ((0, 0), (0, 0))))
+
+
 def conv3x3(n: int, size: int, channels: int, features: int, **fields: Any) -> Work:
     values = {"geometry": SAME, "dtype": "float32", "exact": True, "method": "ecr"} | fields
     groups = values["geometry"].groups
@@ -145,8 +148,11 @@ def test_overlapping_pools_cost_the_sparse_kernel_more(h200: None) -> None:
         (conv3x3(1, 28, 128, 128, geometry=Geometry(padding=SAME.padding, groups=8)), math.inf),
         (conv3x3(1, 224, 3, 64), 0.0),  # an image
         (conv3x3(1, 8, 8, 8), math.inf),  # small
-        (rows(1), 0.65),
+        (rows(1), math.inf),
+        (rows(4), 0.65),
         (rows(16), 0.35),
+        (conv3x3(1, 14, 32, 128, method="pecr", geometry=POOLED), math.inf),
+        (conv3x3(1, 56, 128, 128, method="pecr", geometry=POOLED), 0.65),
         (rows(17), 0.0),
     ],
 )
@@ -190,13 +196,37 @@ def test_the_running_program_follows_the_zeros(density: float) -> None:
 
 @pytest.mark.skipif(PLATFORM != "cpu", reason="only a CPU decides while the program runs")
 @pytest.mark.parametrize("density", [0.2, 1.0])
-def test_a_pool_follows_the_zeros_by_a_branch(density: float) -> None:
+@pytest.mark.parametrize(("size", "target"), [(16, "pecr"), (56, "ecr")])
+def test_a_call_with_a_pool_does_not_branch(density: float, size: int, target: str) -> None:
     require("pecr", "float32")
-    x = map_of(density).at[..., 0].set(0)
-    kernel = KERNEL.at[:, :, 0].set(jnp.inf)
+    x = jnp.asarray(np.random.default_rng(0).random((1, size, size, 64), np.float32))
+    x = jnp.where(x < density, x, 0).at[..., 0].set(0)
+    kernel = jnp.ones((3, 3, 64, 128)).at[:, :, 0].set(jnp.inf)
     call = jax.jit(functools.partial(jsc.conv_pool, activation=None, pool="avg"))
-    assert bool(jnp.isfinite(call(x, kernel)).all()) == (density < 0.65)
-    assert " conditional(" in call.lower(x, kernel).compile().as_text()
+    assert bool(jnp.isfinite(call(x, kernel)).all()) == (density < 0.65 or target == "pecr")
+    text = call.lower(x, kernel).compile().as_text()
+    assert re.findall(r'custom_call_target="jsc_(\w+)"', text) == [target]
+    assert " conditional(" not in text
+
+
+@pytest.mark.skipif(PLATFORM != "cpu", reason="only a CPU runs small convolutions so")
+def test_small_convolutions_are_direct_on_a_cpu() -> None:
+    for work, direct in (
+        (Work("ecr", (1, 14, 14, 480), (1, 1, 1, 480, 16), Geometry(), "float32", True), True),
+        (Work("ecr", (1, 14, 14, 480), (1, 1, 1, 480, 64), Geometry(), "float32", True), False),
+        (Work("ecr", (1, 14, 14, 480), (1, 1, 1, 480, 16), Geometry(), "bfloat16", True), False),
+        (Work("ecr", (1, 1, 1, 1024), (1, 1, 1, 1024, 256), Geometry(), "float32", True), False),
+        (conv3x3(1, 14, 16, 48), True),
+        (conv3x3(1, 14, 32, 64), False),
+        (conv3x3(1, 14, 8, 8), True),
+        (conv3x3(1, 4, 8, 8), False),
+    ):
+        assert choice.prefers_direct(work, "cpu") is direct, work
+    require("direct", "float32")
+    x, kernel = jnp.ones((1, 14, 14, 48)), jnp.ones((1, 1, 48, 16))
+    text = jax.jit(jsc.conv).lower(x, jsc.pack(kernel)).as_text()
+    assert "jsc_direct" in text
+    assert "has_packed = 1" not in text
 
 
 @pytest.mark.parametrize("density", [0.2, 1.0])
@@ -246,7 +276,12 @@ def test_vmap_is_counted() -> None:
 
 @pytest.mark.parametrize(
     ("x_shape", "platform", "apart"),
-    [((1, 56, 56, 128), "cuda", True), ((1, 56, 56, 128), "cpu", False), ((64, 56, 56, 128), "cuda", False)],
+    [
+        ((1, 56, 56, 128), "cuda", True),
+        ((1, 56, 56, 128), "cpu", True),  # where the native call may be direct
+        ((1, 14, 14, 128), "cpu", False),
+        ((64, 56, 56, 128), "cuda", False),
+    ],
 )
 def test_a_pool_behind_direct_is_xlas(
     h200: None, monkeypatch: pytest.MonkeyPatch, x_shape: tuple[int, ...], platform: str, apart: bool

@@ -24,8 +24,8 @@ PACKED = ("first", "pooled")  # layers of Net
 
 class Net(nnx.Module):
     def __init__(self, rngs: nnx.Rngs) -> None:
-        self.first = jsc.nnx.SparseConv(16, 32, (3, 3), activation="relu", rngs=rngs)
-        self.pooled = jsc.nnx.SparseConvPool(32, 64, (1, 1), rngs=rngs)
+        self.first = jsc.nnx.SparseConv(16, 96, (3, 3), activation="relu", rngs=rngs)
+        self.pooled = jsc.nnx.SparseConvPool(96, 64, (1, 1), rngs=rngs)
         self.strided = jsc.nnx.SparseConv(64, 32, (3, 3), strides=2, rngs=rngs)
         self.dense = jsc.nnx.SparseLinear(32, 10, rngs=rngs)
 

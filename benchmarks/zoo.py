@@ -1,0 +1,309 @@
+"""Every distinct layer of every network under `implementation=None` against XLA: does None lose anywhere?
+
+    python -m benchmarks.zoo --json results.json
+    python -m benchmarks.zoo --networks resnet50 --batch 8 --weights packed --json results.json
+    python -m benchmarks.zoo --networks resnet50 --plan resnet50.json --json results.json
+    python -m benchmarks.zoo --list results.json
+
+Layers are those of `models.NETWORKS` with folded batch norms, equal ones once, each at 0 % zeros and with as many as
+the networks' sparsity profiles give its input (the fewest of them), in patches as in `jax_sparse_conv.models.profile`.
+Timing is `jax_sparse_conv.timing.streaks`. What comes out below 0.97, by the median and by the best times, is timed
+again, longer, when everything else is done, and is a loss if it does so three times: other work on the machine lasts
+for seconds and meets the side that uses more threads. A run takes up where the file's last one stopped, and `--seconds`
+ends it early.
+
+With `--plan`, what `jax_sparse_conv calibrate` wrote for the one network runs in the place of None.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import functools
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+import jax_sparse_conv as jsc
+from benchmarks import command, data, tables
+from benchmarks.layers import WEIGHTS, WEIGHTS_HELP
+from jax_sparse_conv import environment, layers, models, timing
+from jax_sparse_conv.calls import Call
+from jax_sparse_conv.models.layers import layer_names
+
+LEAST = 0.97
+_LONGER = 4  # times as many repeats where a layer seems to lose
+_ROUNDS = 3
+_BLUR = (-1, 0, 1)
+_COLUMNS = (
+    ("call", "call", "<", "{}"),
+    ("op", "op", "<", "{}"),
+    ("batch", "batch", ">", "{}"),
+    ("zeros_percent", "zeros %", ">", "{:.0f}"),
+    ("implementation", "ran", "<", "{}"),
+    ("xla_us", "XLA us", ">", "{:.1f}"),
+    ("ours_us", "ours us", ">", "{:.1f}"),
+    ("ratio", "ratio", ">", "{:.2f}"),
+    ("best_ratio", "of best", ">", "{:.2f}"),
+    ("first", "a layer", "<", "{}"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ZooLayer:
+    """A call that networks make.
+
+    Attributes:
+      call: of `conv`, `conv_pool` or `dense`.
+      users: "network/layer" of each layer that makes it.
+      zeros: fewest zeros of their inputs by the profiles, in percent; 0 where a profile says nothing.
+    """
+
+    call: Call
+    users: tuple[str, ...]
+    zeros: float
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Time what is left to be timed, list what loses and write a JSON file; the result is the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    options = _parser().parse_args(arguments)
+    try:
+        if options.list:
+            rows = [row for path in options.list for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
+            print(summary(rows))
+            return 0
+        command.check_folder("--json", options.json)
+        content = _content(options, command.portable("benchmarks.zoo", arguments))
+        left = _measure_all(options, content)
+    except (OSError, ValueError) as error:
+        print(f"benchmarks.zoo: {error}", file=sys.stderr)
+        return 1
+    print(summary(content["rows"]))
+    print(f"{left} left to be timed" if left else "all timed")
+    return 0
+
+
+@functools.lru_cache(maxsize=8)
+def layers_of(names: tuple[str, ...], batch: int) -> list[ZooLayer]:
+    """The distinct calls of these networks, in the order of their first users; no weights are made."""
+    users: dict[Call, list[str]] = collections.defaultdict(list)
+    zeros: dict[Call, list[float]] = collections.defaultdict(list)
+    for name in names:
+        for call, layer, fraction in _calls(name, batch):
+            users[call].append(f"{name}/{layer}")
+            zeros[call].append(100 * fraction)
+    return [ZooLayer(call, tuple(users[call]), min(zeros[call])) for call in users]
+
+
+def losses(rows: Sequence[tables.Row]) -> list[tables.Row]:
+    """Rows that lose by the median and by the best times, as they were timed last."""
+    return [row for row in rows if max(row["ratio"], row["best_ratio"]) < LEAST]
+
+
+def summary(rows: Sequence[tables.Row]) -> str:
+    """What loses, and the distribution of the ratios."""
+    lost = losses(rows)
+    lines = [tables.aligned([row | {"first": row["users"][0]} for row in lost], _COLUMNS)] if lost else []
+    for label, chosen in (
+        ("0 % zeros", [row for row in rows if not row["zeros_target"]]),
+        ("the profiles' zeros", rows),
+    ):
+        found = sorted(row["ratio"] for row in chosen if label.startswith("0") or row["zeros_target"])
+        if found:
+            mean = timing.geometric_mean(found)
+            lines.append(f"{len(found)} at {label}: least {found[0]:.2f}, geometric mean {mean:.2f}")
+    return "\n".join([*lines, f"{len(lost)} of {len(rows)} below {LEAST}"])
+
+
+def profile_map(shape: Sequence[int], zeros: float, seed: int) -> data.Map:
+    """Non-negative values [N, H, W, C] or [..., C] with `zeros` percent of zeros.
+
+    In a map they lie in patches, and channels differ in them as in `jax_sparse_conv.models.profile`.
+    """
+    rng = np.random.default_rng([seed, round(zeros)])
+    field = rng.standard_normal(shape, np.float32)
+    if zeros <= 0:
+        return np.abs(field) + np.float32(1e-3)
+    if len(shape) != 4:
+        return np.where(rng.random(shape, np.float32) < zeros / 100, np.float32(0), np.abs(field) + np.float32(1e-3))
+    for axis in (1, 2):
+        field = sum(np.roll(field, shift, axis) for shift in _BLUR)
+    share = zeros / 100
+    spread = models.profile.CHANNEL_SPREAD * rng.standard_normal(shape[-1])
+    shares = 1 / (1 + np.exp(-math.log(share / (1 - share)) - spread))
+    ranks = np.argsort(np.argsort(field.reshape(-1, shape[-1]), axis=0), axis=0).reshape(shape)
+    is_zero = ranks < shares * share / shares.mean() * math.prod(shape[:-1])
+    return np.where(is_zero, np.float32(0), np.abs(field) + np.float32(1e-3))
+
+
+# --- what networks call ----------------------------------------------------------------------------------------------
+
+
+def _calls(name: str, batch: int) -> list[tuple[Call, str, float]]:
+    """(call, the layer's name, zero fraction of its input) of every layer of a network."""
+    network = models.NETWORKS[name]
+    found: list[tuple[Call, str, float]] = []
+
+    def run(images: jax.Array) -> jax.Array:
+        model = models.build(name, rngs=nnx.Rngs(0))
+        models.fold_batch_norm(model)
+        names, profile = layer_names(model), models.profile_of(model)
+
+        def observe(layer: Any, call: Call, operands: Any, arguments: Any) -> jax.Array:
+            found.append((call, names[id(layer)], profile.get(names[id(layer)], 0.0)))
+            return call.function("xla")(*call.present(operands))
+
+        with layers.observed(observe):
+            return model(network.preprocess(images))
+
+    jax.eval_shape(run, jax.ShapeDtypeStruct((batch, network.input_size, network.input_size, 3), jnp.uint8))
+    return found
+
+
+# --- timing ----------------------------------------------------------------------------------------------------------
+
+
+def _content(options: argparse.Namespace, line: str) -> dict[str, Any]:
+    """The file's content so far, or a new one."""
+    if options.json and options.json.is_file():
+        content: dict[str, Any] = json.loads(options.json.read_text(encoding="utf-8"))
+        return content
+    return {**environment.describe_run(), "command": line, "repeats": options.repeats, "rows": []}
+
+
+def _measure_all(options: argparse.Namespace, content: dict[str, Any]) -> int:
+    """Add a row for everything that the file lacks; returns how many did not fit into the time."""
+    end = time.monotonic() + options.seconds
+    planned = _planned(options.plan)
+    rows = {_key(row): row for row in content["rows"]}
+    waiting = {
+        _key(about): (layer.call, about)
+        for batch in options.batch
+        for layer in layers_of(tuple(options.networks), batch)
+        for about in _about(layer, options.weights)
+        if planned is None or planned.get(layer.call, "xla") != "xla"
+    }
+    for round_ in range(_ROUNDS):
+        due = [key for key in waiting if _is_due(rows.get(key), round_)]
+        for position, key in enumerate(due):
+            if time.monotonic() > end:
+                return len(due) - position
+            call, about = waiting[key]
+            repeats = options.repeats * (_LONGER if round_ else 1)
+            found = _measure(call, about["zeros_target"], planned and planned[call], options.weights, repeats)
+            rows[key] = row = about | {"rounds": round_ + 1} | found
+            print(
+                f"{row['call']}, {row['zeros_target']} %: {row['ratio']:.2f} ({row['best_ratio']:.2f})", file=sys.stderr
+            )
+            content["rows"] = list(rows.values())
+            if options.json:
+                options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def _about(layer: ZooLayer, weights: str) -> Iterator[tables.Row]:
+    """What is known of the rows of a layer before they are timed."""
+    call = layer.call
+    about = {"call": call.describe(), "op": call.op, "batch": call.x_shape[0], "details": repr(call)}
+    for zeros in dict.fromkeys((0, round(layer.zeros))):
+        yield about | {"users": list(layer.users), "weights": weights, "zeros_target": zeros}
+
+
+def _is_due(row: tables.Row | None, round_: int) -> bool:
+    """Whether to time a row in this round: all in the first one, what has lost in all so far in the others."""
+    if row is None or round_ == 0:
+        return row is None
+    return row["rounds"] == round_ and bool(losses([row]))
+
+
+def _key(row: tables.Row) -> tuple[Any, ...]:
+    return tuple(row[name] for name in ("details", "zeros_target", "weights"))
+
+
+def _planned(path: Path | None) -> dict[Call, str] | None:
+    """The implementation of each call by a plan."""
+    if path is None:
+        return None
+    return {layer.call: layer.implementation for layer in jsc.Plan.load(path).layers}
+
+
+def _measure(call: Call, zeros: int, implementation: str | None, weights: str, repeats: int) -> tables.Row:
+    functions, operands = _sides(call, zeros, implementation, weights)
+    times = timing.streaks(functions, operands, repeats)
+    row: tables.Row = {"zeros_percent": 100 * float(np.mean(np.asarray(operands[0][0]) == 0))}
+    row |= {"implementation": timing.what_ran(functions["ours"], *operands[0])}
+    row |= {f"{side}_us": found.microseconds for side, found in times.items()}
+    row |= {f"{side}_best_us": 1e6 * found.best for side, found in times.items()}
+    return row | {"ratio": row["xla_us"] / row["ours_us"], "best_ratio": row["xla_best_us"] / row["ours_best_us"]}
+
+
+def _sides(
+    call: Call, zeros: int, implementation: str | None, weights: str
+) -> tuple[dict[str, timing.Function], list[timing.Operands]]:
+    """Both sides, and what they are called with: maps in turn, weights unless they are constants."""
+    functions = {"xla": call.function("xla"), "ours": call.function(implementation)}
+    maps = timing.rotations(jnp.asarray(profile_map(call.x_shape, zeros, 0)))
+    present = tuple(_operands(call, weights))
+    if weights != "constant":
+        return functions, [(x, *present) for x in maps]
+
+    def constant(function: Any) -> timing.Function:
+        inner = function.__wrapped__  # not jitted twice, which would make arguments of them again
+        return jax.jit(lambda x: inner(x, *present))
+
+    return {side: constant(function) for side, function in functions.items()}, [(x,) for x in maps]
+
+
+def _operands(call: Call, weights: str) -> Iterator[Any]:
+    """Kernel, bias and residual, where the call has them."""
+    kernel, bias, residual = _values(call)
+    packed = weights == "packed" and call.op != "dense"
+    yield jsc.pack(kernel, feature_group_count=call.geometry.groups) if packed else kernel
+    if call.bias:
+        yield bias
+    if call.residual:
+        yield residual
+
+
+@functools.lru_cache(maxsize=1)
+def _values(call: Call) -> tuple[jax.Array, jax.Array, jax.Array]:
+    rng = np.random.default_rng(0)
+    scale = np.float32(math.sqrt(2 / math.prod(call.kernel_shape[:-1])))
+    kernel = scale * rng.standard_normal(call.kernel_shape, np.float32)
+    bias = 0.1 * rng.standard_normal(call.kernel_shape[-1:], np.float32)
+    residual = np.zeros(0, np.float32)
+    if call.residual:
+        size = call.geometry.conv_size(call.x_shape[1:3], call.kernel_shape[:2])
+        residual = rng.standard_normal((call.x_shape[0], *size, call.kernel_shape[-1]), np.float32)
+    return jnp.asarray(kernel), jnp.asarray(bias), jnp.asarray(residual)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.zoo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--networks", nargs="+", choices=sorted(models.NETWORKS), default=list(models.NETWORKS), metavar="NAME")
+    add("--batch", type=int, nargs="+", default=[1])
+    add("--weights", choices=WEIGHTS, default="arguments", help=WEIGHTS_HELP)
+    add("--plan", type=Path, help="a plan of the network, whose choices take None's place")
+    add("--repeats", type=int, default=5)
+    add("--seconds", type=float, default=math.inf, help="stop after this time; run again to go on")
+    add("--json", type=Path, help="read first, where it is there, and written after each layer")
+    add("--list", type=Path, nargs="+", help="print what loses in these files and measure nothing")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
