@@ -144,11 +144,11 @@ def _function(case: Case, network: Prepared, side: str, plan: Path | None) -> An
 
     def run(weights: list[jax.Array], x: jax.Array) -> Any:
         model = network.model(weights)
-        if chosen is None:
-            models.set_network_implementation(model, "xla" if side == XLA else None)
-        else:
-            jsc.apply_plan(model, chosen)
-        with jax.default_matmul_precision(KINDS[case.kind][1]):
+        with jax.default_matmul_precision(KINDS[case.kind][1]):  # which a plan is for, too
+            if chosen is None:
+                models.set_network_implementation(model, "xla" if side == XLA else None)
+            else:
+                jsc.apply_plan(model, chosen)
             return model(x)
 
     run.__name__ = run.__qualname__ = _name(case, side)

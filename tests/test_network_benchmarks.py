@@ -12,6 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are run from the repository's root
 
+import jax_sparse_conv as jsc
 from benchmarks import network_cases, network_rows, networks, prepared, program
 
 NETWORK = ["--quick", "--networks", "resnet50", "--kinds", "highest", "--batch", "1", "--repeats", "2"]
@@ -75,6 +76,27 @@ def test_networks_writes_a_row_for_every_case(tmp_path: Path, capsys: pytest.Cap
     assert "resnet50/bfloat16/2  fused" in printed
     assert networks.main([*NETWORK, "--cases", "vgg"]) == networks.main([*NETWORK, "--prepare"]) == 1
     assert networks.main([*NETWORK, "--json", str(tmp_path / "nowhere" / "a.json")]) == 1
+
+
+def test_a_plan_is_a_side(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    network = prepared.load("resnet50", tmp_path, quick=True)
+    model = network.model()
+    with jax.default_matmul_precision("highest"):
+        plan = jsc.calibrate(model, [network.batch(1)], repeats=1)
+    plan.save(tmp_path / "resnet50_highest_1.json")
+    case, other = (network_cases.Case("resnet50", "highest", batch) for batch in (1, 2))
+    assert [*case.sides(("xla", "planned"), tmp_path)] == ["xla", "planned"]
+    assert [*other.sides(("xla", "planned"), tmp_path)] == ["xla"]
+    row = network_cases.measure(
+        case, network, prepared.beside(network, tmp_path, quick=True), ("xla", "planned"), {}, lambda event: None,
+        limits=network_cases.Limits(1e12, {"highest": None}), repeats=2, plans=tmp_path, dumps=tmp_path,
+    )  # fmt: skip
+    assert row["skipped"] == {}
+    assert set(row["us"]) == {"xla", "planned"}
+    assert max(row["error"].values()) < 1e-4
+    chosen = {layer.implementation for layer in plan.layers} - {"xla"}
+    assert bool(chosen) == any(name.startswith("jsc_") for name in row["program"]["planned"]["custom_calls"])
 
 
 def _on_cpu() -> bool:
