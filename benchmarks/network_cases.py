@@ -112,6 +112,7 @@ def measure(
         say({"end": case.name, "side": side})
     say({"begin": case.name, "side": ALL})
     times = {zeros: _times(functions, given, repeats) for zeros, given in operands.items()}
+    single = timing.blocked(functions, operands["profile"], repeats)
     say({"end": case.name, "side": ALL})
     floor = roofline(network, case, limits)
     us = {side: timed.microseconds for side, timed in times["profile"].items()}
@@ -123,6 +124,7 @@ def measure(
         "us": us,
         "best_us": {side: 1e6 * timed.best for side, timed in times["profile"].items()},
         "quartiles_us": {side: [1e6 * timed.low, 1e6 * timed.high] for side, timed in times["profile"].items()},
+        "latency_us": {side: timed.microseconds for side, timed in single.items()},
         "no_zeros_percent": beside.zeros_percent,
         "no_zeros_us": {side: timed.microseconds for side, timed in times["none"].items()},
         "error": {side: _error(result, beside.logits) for side, result in results.items()},

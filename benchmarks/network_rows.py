@@ -51,8 +51,9 @@ def _best(by_label: Mapping[str, Row]) -> Row:
         for side in sides
     }  # fmt: skip
     row["flags"] = chosen
-    for key in ("us", "no_zeros_us"):
-        row[key] = {s: min(each[key][s] for each in rows if s in each.get(key, {})) for s in sides}
+    for key in ("us", "no_zeros_us", "latency_us"):
+        found = {side: [each[key][side] for each in rows if side in each.get(key, {})] for side in sides}
+        row[key] = {side: min(us) for side, us in found.items() if us}
     for key in ("error", "program", "memory"):
         row[key] = {side: by_label[label][key][side] for side, label in chosen.items()}
     for key in ("zeros_percent", "no_zeros_percent"):

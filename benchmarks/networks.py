@@ -9,7 +9,7 @@ Sides: "xla" is the same network in dense XLA, "auto" is `implementation=None`, 
 8 images), "planned" is the plan that `--plans FOLDER` holds as NETWORK_KIND_BATCH.json. Batch norm is folded on all of
 them, weights are seeded, their zeros those of a trained network, and once more with biases so high that no ReLU clips
 anything: a gain that stays there is not from zeros. Sides take turns on rotated images, calls are dispatched without
-waiting, times are medians per call.
+waiting, times are medians per call (those of calls that are waited for one by one are in --json, "latency_us").
 
 Every network runs in a process of its own, and what XLA tunes is compiled alone. If the process dies, the side that it
 was at is recorded as skipped and the rest goes on in another. Where JAX_COMPILATION_CACHE_DIR is set, later processes

@@ -67,6 +67,7 @@ def test_networks_writes_a_row_for_every_case(tmp_path: Path, capsys: pytest.Cap
     assert [row["case"] for row in content["rows"]] == ["resnet50/highest/1", "resnet50/bfloat16/2"]
     for row in content["rows"]:
         assert set(row["us"]) == set(row["no_zeros_us"]) == {"xla", "auto", "fused"}
+        assert row["latency_us"].keys() == row["us"].keys()
         assert row["ratio"]["auto"] == row["us"]["xla"] / row["us"]["auto"]
         assert row["no_zeros_percent"] < 1 < row["zeros_percent"]
         assert max(row["error"].values()) < (1e-5 if row["kind"] == "highest" and _on_cpu() else 5e-2)
