@@ -36,6 +36,7 @@ _BOTH = "XLA, HIGHEST and default"
 _HIGHEST = "XLA, HIGHEST"
 _CUSPARSE = "im2col, DenseToSparse and SpMM of cuSPARSE"
 _OWN = "our own kernel"
+_AUTO = ("auto", "auto default")
 
 _ONE_CHANNEL = (
     "The published ECR and PECR code times one channel and counts cudaMalloc on both sides; these are the real "
@@ -66,20 +67,20 @@ def claims() -> list[Claim]:
 
 
 def _ocpa_claims() -> Iterator[Claim]:
-    ours = answers.over_xla(("ecr", "coo", "auto"), answers.is_own, spread=True)
+    ours = answers.over_xla(("ecr", "coo", *_AUTO), answers.is_own, spread=True)
     text = "Table 3: ECR over cuDNN FAST, 14 layers"
     yield Claim("O3", text, "2.24x to 2.78x", "table3", ours, _BOTH, _ONE_CHANNEL)
     ours = answers.over_xla(("ecr", "coo"), answers.has_no_zeros)
     yield Claim("O3a", "Table 3's layers with 0 % zeros", "-", "table3", ours, _BOTH, _KERNEL)
     ours = answers.over_cusparse(answers.is_table3)
     yield Claim("O3b", "Table 3: ECR over cuSPARSE", "2.97x to 3.99x", "fig10", ours, _CUSPARSE, _STEPS)
-    sides = ("ocpa", "auto")
+    sides = ("ocpa", *_AUTO)
     for letter, (name, title, theirs, _, _) in zip("abcd", _OCPA_NETWORKS, strict=True):
         ours = answers.over_xla(sides, answers.of_network(name))
         text = f"Fig. 9: layers of {title} over cuDNN FAST"
         yield Claim(f"O9{letter}", text, theirs, "fig9", ours, _BOTH, _TENSOR_CORES)
     for letter, (name, title, _, theirs, _) in zip("abcd", _OCPA_NETWORKS, strict=True):
-        ours = answers.over_xla((*sides, "auto default"), answers.of_network(name))
+        ours = answers.over_xla(sides, answers.of_network(name))
         text = f"whole {title} over cuDNN FAST"
         yield Claim(f"O8.2{letter}", text, theirs, "networks", ours, _BOTH, _WHOLE)
     for letter, (name, title, _, _, theirs) in zip("abcd", _OCPA_NETWORKS, strict=True):
@@ -148,7 +149,7 @@ def _cusnn_claims() -> Iterator[Claim]:
     yield Claim("C9", text, "low for most layers", "cusnn_fig9", ours, "the best configuration of each map", why)
     for letter, family, theirs in (("a", "DenseNet", "3.11x (V100), 3.23x"), ("b", "ResNet", "2.83x (V100), 3.5x")):
         ours = answers.over_xla(
-            ("coo", "ecr", "auto"), answers.all_of(answers.starts(family), answers.source("real")), spread=True
+            ("coo", "ecr", *_AUTO), answers.all_of(answers.starts(family), answers.source("real")), spread=True
         )
         text = f"Fig. 10{letter}: 3x3 layers of {family} over cuDNN, real maps"
         yield Claim(f"C10{letter}", text, theirs, "cusnn_fig10", ours, _BOTH, _FIXED_ALGORITHM)

@@ -102,12 +102,12 @@ _HEADER = """# The papers' claims and today's answers
 
 Written by `python -m benchmarks.paper.document` from the files in `benchmarks/results/`; do not edit. A dash is
 what has not been measured. Each row is one claim, the paper's number, ours, and the experiment that measured it
-(`python -m benchmarks.paper NAME`; the figures are beside the JSON files). The dense baseline is XLA's
-convolution with bias and ReLU in the same jit, which picks the fastest of cuDNN's algorithms: "highest" is
-float32, "default" is XLA's default precision, TF32 on this GPU. Ratios are XLA's time over ours, above 1 is a
-gain; several layers are a geometric mean. Batch 1 and float32 unless said otherwise; the conversion to a sparse
-format is always included. `ecr`, `pecr`, `coo` and `direct` are implementations, `auto` is
-`implementation=None`, `ocpa` is PECR where a pool follows and ECR elsewhere. `direct` skips no zeros, and `None`
+(`python -m benchmarks.paper NAME`; the figures are beside the JSON files). The dense baseline is XLA's convolution
+with bias and ReLU in the same jit, which picks the fastest of cuDNN's algorithms: "highest" is float32, "default"
+is XLA's default precision, TF32 on this GPU. Ratios are XLA's time over ours, above 1 is a gain; several layers are
+a geometric mean. Batch 1 and float32 unless said otherwise; the conversion to a sparse format is always included.
+`ecr`, `pecr`, `coo` and `direct` are implementations, `auto` is `implementation=None` at HIGHEST and `auto default`
+at the default precision, `ocpa` is PECR where a pool follows and ECR elsewhere. `direct` skips no zeros, and `None`
 takes it for most layers at batch 1 on a GPU and for those with few zeros on a CPU: what `auto` gains there is the
 kernel. "Profile" maps are those of a network with seeded weights that has a trained network's zeros. On the H200
 the faster of XLA's default flags and of command buffers counts, on either side; the list of files at the end says

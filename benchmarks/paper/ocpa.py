@@ -65,7 +65,7 @@ def vgg19_layers(strides: int = 1) -> list[PaperLayer]:
 
 
 def _fig13(context: Context) -> list[Row]:
-    side_names = (*sides.dense_sides(), "ecr", sides.AUTO)
+    side_names = (*sides.dense_sides(), "ecr", *sides.auto_sides())
     cases = [
         Case(layer, sources=(0, *layer.zeros, 100), inputs=_own_input(context, layer), sides=side_names)
         for strides in (1, 2, 3)

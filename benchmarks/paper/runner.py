@@ -145,7 +145,7 @@ def compiled(jobs: Iterable[Callable[[], Any]], tuned: Iterable[bool]) -> list[A
 
 def is_tuned(side: str) -> bool:
     """Whether XLA may run convolutions of its own on a layer's side."""
-    return side == sides.AUTO or sides.is_dense(side)
+    return side in (sides.AUTO, sides.AUTO_DEFAULT) or sides.is_dense(side)
 
 
 def _quick(case: Case) -> Case:

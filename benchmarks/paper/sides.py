@@ -16,6 +16,7 @@ HIGHEST = "xla highest"
 DEFAULT = "xla default"
 DENSE = (HIGHEST, DEFAULT)
 AUTO = "auto"
+AUTO_DEFAULT = "auto default"
 
 
 def dense_sides() -> tuple[str, ...]:
@@ -24,8 +25,14 @@ def dense_sides() -> tuple[str, ...]:
 
 
 def all_sides(op: str) -> tuple[str, ...]:
-    """XLA's, every kernel that `op` has, and "auto", which is `implementation=None`."""
-    return (*dense_sides(), *(name for name in IMPLEMENTATIONS_OF[op] if name not in ("xla", "adaptive")), AUTO)
+    """XLA's, every kernel that `op` has, and `implementation=None` at HIGHEST and at the default precision."""
+    kernels = (name for name in IMPLEMENTATIONS_OF[op] if name not in ("xla", "adaptive"))
+    return (*dense_sides(), *kernels, *auto_sides())
+
+
+def auto_sides() -> tuple[str, ...]:
+    """`implementation=None` at each of `dense_sides`' precisions."""
+    return (AUTO, AUTO_DEFAULT)[: len(dense_sides())]
 
 
 def is_dense(side: str) -> bool:
@@ -60,4 +67,6 @@ def _function(
 def _of_side(side: str) -> dict[str, Any]:
     if is_dense(side):
         return {"implementation": "xla", "precision": side.removeprefix("xla ")}
+    if side == AUTO_DEFAULT:
+        return {"implementation": None, "precision": "default"}
     return {"implementation": None if side == AUTO else side, "precision": "highest"}

@@ -19,11 +19,10 @@ from jax_sparse_conv import timing
 
 CUSNN_NETWORKS = ("densenet169", "densenet201", "resnet50", "resnet152", "vgg16", "vgg19")
 _ASYNC_CALLS = 16
-_AUTO_DEFAULT = "auto default"
 
 
 def _networks(context: Context) -> list[Row]:
-    return _measured(context, OCPA_NETWORKS, (OCPA, sides.AUTO, _AUTO_DEFAULT))
+    return _measured(context, OCPA_NETWORKS, (OCPA, sides.AUTO, sides.AUTO_DEFAULT))
 
 
 def _cusnn_networks(context: Context, no_zeros: bool = True) -> list[Row]:
