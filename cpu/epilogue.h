@@ -94,60 +94,96 @@ inline void WriteRow(const ConvTask& task, int64_t columns, ChannelRange range, 
   }
 }
 
-// Bias, residual and ReLU on a block's sums [rows, sum_cols, stride] of one image, in place where a pool follows, else
-// to out.
+// Bias, residual and ReLU on a block's sums [rows, sum_cols, stride] in row y of one image, in place where a pool
+// follows, else to out.
 template <typename T, typename A>
-void ActivateImage(const ConvTask& task, const Tile& tile, const TileImage& image, ChannelRange block, A* sums) {
+void ActivateRow(const ConvTask& task, const Tile& tile, const TileImage& image, int64_t y, ChannelRange block,
+                 A* sums) {
   const ConvArgs& a = task.call->args;
   const int64_t stride = task.plan->block, columns = tile.conv_cols.size();
   T* out = static_cast<T*>(task.call->out);  // [N, Ho, Wo, K]
-  for (int64_t y = image.conv_rows.begin; y < image.conv_rows.end; ++y) {
-    A* row = sums + (image.first_sum + y - image.conv_rows.begin) * tile.sum_cols * stride;
-    const int64_t first = (image.image * a.conv_size[0] + y) * a.conv_size[1] + tile.conv_cols.begin;
-    for (int64_t v = 0; v < block.width; v += kLanes<A>) {
-      const ChannelRange range = {block.channel + v, Min(kLanes<A>, block.width - v)};
-      if (range.width == kLanes<A> && a.pool == Pool::kNone && !a.has_residual) {
-        WriteRow(task, columns, range, row + v, out + first * a.features + range.channel);
-        continue;
-      }
-      A* sum = row + v;
-      for (int64_t x = 0; x < columns; ++x, sum += stride) {
-        const Vector<A> value = Activate<T>(task, Load(sum), range, first + x);
-        if (a.pool == Pool::kNone) {
-          StoreFirst(out + (first + x) * a.features + range.channel, value, range.width);
-        } else {
-          Store(sum, value);
-        }
+  A* row = sums + (image.first_sum + y - image.conv_rows.begin) * tile.sum_cols * stride;
+  const int64_t first = (image.image * a.conv_size[0] + y) * a.conv_size[1] + tile.conv_cols.begin;
+  for (int64_t v = 0; v < block.width; v += kLanes<A>) {
+    const ChannelRange range = {block.channel + v, Min(kLanes<A>, block.width - v)};
+    if (range.width == kLanes<A> && a.pool == Pool::kNone && !a.has_residual) {
+      WriteRow(task, columns, range, row + v, out + first * a.features + range.channel);
+      continue;
+    }
+    A* sum = row + v;
+    for (int64_t x = 0; x < columns; ++x, sum += stride) {
+      const Vector<A> value = Activate<T>(task, Load(sum), range, first + x);
+      if (a.pool == Pool::kNone) {
+        StoreFirst(out + (first + x) * a.features + range.channel, value, range.width);
+      } else {
+        Store(sum, value);
       }
     }
   }
 }
 
-// The pooled results of a block of one image, from its activated sums.
+// The pooled results of a block in row y of one image, from its activated sums.
 template <typename T, typename A>
-void PoolImage(const ConvTask& task, const Tile& tile, const TileImage& image, ChannelRange block, const A* sums) {
+void PoolRow(const ConvTask& task, const Tile& tile, const TileImage& image, int64_t y, ChannelRange block,
+             const A* sums) {
   const ConvArgs& a = task.call->args;
   T* out = static_cast<T*>(task.call->out);  // [N, out_size, K]
-  for (int64_t y = image.out_rows.begin; y < image.out_rows.end; ++y) {
-    for (int64_t x = tile.out_cols.begin; x < tile.out_cols.end; ++x) {
-      const int64_t pixel = (image.image * a.out_size[0] + y) * a.out_size[1] + x;
-      for (int64_t v = 0; v < block.width; v += kLanes<A>) {
-        const Vector<A> value = PoolWindow(a, tile, image, y, x, sums + v, task.plan->block);
-        StoreFirst(out + pixel * a.features + block.channel + v, value, Min(kLanes<A>, block.width - v));
-      }
+  for (int64_t x = tile.out_cols.begin; x < tile.out_cols.end; ++x) {
+    const int64_t pixel = (image.image * a.out_size[0] + y) * a.out_size[1] + x;
+    for (int64_t v = 0; v < block.width; v += kLanes<A>) {
+      const Vector<A> value = PoolWindow(a, tile, image, y, x, sums + v, task.plan->block);
+      StoreFirst(out + pixel * a.features + block.channel + v, value, Min(kLanes<A>, block.width - v));
     }
   }
 }
+
+// Writes the results of one block of one image row by row, as its sums become complete. sums: [rows, sum_cols, stride]
+template <typename T, typename A>
+class BlockWriter {
+ public:
+  BlockWriter(const ConvTask& task, const Tile& tile, const TileImage& image, int64_t block, A* sums)
+      : task_(task),
+        tile_(tile),
+        image_(image),
+        sums_(sums),
+        done_(image.conv_rows.begin),
+        pooled_(image.out_rows.begin) {
+    const int64_t stride = task.plan->block, features = task.call->args.features / task.call->args.groups;
+    range_ = {task.group * features + block * stride, Min(stride, features - block * stride)};
+  }
+
+  // The sums of all rows in front of `end` are complete.
+  void WriteTo(int64_t end) {
+    const ConvArgs& a = task_.call->args;
+    for (; done_ < Min(end, image_.conv_rows.end); ++done_) {
+      ActivateRow<T>(task_, tile_, image_, done_, range_, sums_);
+    }
+    if (a.pool == Pool::kNone) return;
+    for (; pooled_ < image_.out_rows.end && LastOfWindow(a) < done_; ++pooled_) {
+      PoolRow<T>(task_, tile_, image_, pooled_, range_, sums_);
+    }
+  }
+
+ private:
+  // The last row that the next pooled one needs: windows may hang over the end, or lie in the padding.
+  int64_t LastOfWindow(const ConvArgs& a) const {
+    const int64_t end = pooled_ * a.window_stride[0] - a.window_pad_low[0] + a.window[0];
+    return Min(end, image_.conv_rows.end) - 1;
+  }
+
+  const ConvTask& task_;
+  const Tile& tile_;
+  const TileImage& image_;
+  A* sums_;
+  ChannelRange range_;
+  int64_t done_, pooled_;  // rows
+};
 
 // Writes one block of a task's results.
 template <typename T, typename A>
 void WriteBlock(const ConvTask& task, const Tile& tile, const TileImage* images, int64_t block, A* sums) {
-  const ConvArgs& a = task.call->args;
-  const int64_t stride = task.plan->block, features = a.features / a.groups, first = block * stride;
-  const ChannelRange range = {task.group * features + first, Min(stride, features - first)};
   for (int64_t i = 0; i < tile.images; ++i) {
-    ActivateImage<T>(task, tile, images[i], range, sums);
-    if (a.pool != Pool::kNone) PoolImage<T>(task, tile, images[i], range, sums);
+    BlockWriter<T, A>(task, tile, images[i], block, sums).WriteTo(images[i].conv_rows.end);
   }
 }
 

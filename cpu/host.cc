@@ -12,6 +12,7 @@
 
 #include "parallel.h"
 #include "plan.h"
+#include "plan_cache.h"
 
 namespace jsc {
 namespace {
@@ -111,10 +112,10 @@ char* Scratch(int64_t bytes, bool& kept) {
 // Runs make(i, previous) for i in [0, count): each task says how much memory it needs, then runs in it. `previous` is
 // the task that the same thread ran just before, if the memory is still as it left it, else -1.
 template <typename MakeTask, typename Task>
-ffi::Error RunTasks(ffi::ThreadPool& pool, int64_t threads, int64_t count, const MakeTask& make,
-                    int64_t (*bytes)(const Task&), void (*run)(const Task&, char*)) {
+ffi::Error RunTasks(Team& team, int64_t threads, int64_t count, const MakeTask& make, int64_t (*bytes)(const Task&),
+                    void (*run)(const Task&, char*)) {
   std::atomic<int64_t> missing{0};
-  ParallelFor(pool, threads, count, [&](int64_t index, int64_t previous) {
+  team.Run(threads, count, [&](int64_t index, int64_t previous) {
     Task task = make(index, previous);
     const int64_t needed = bytes(task);
     bool kept = true;
@@ -131,10 +132,10 @@ ffi::Error RunTasks(ffi::ThreadPool& pool, int64_t threads, int64_t count, const
                     "a convolution task needs " + std::to_string(missing.load()) + " bytes of scratch memory");
 }
 
-// Fraction of non-zeros, from up to 256 runs of 16 elements spread over x, a quarter of a small map: runs, because each
+// Fraction of non-zeros, from up to 128 runs of 16 elements spread over x, a quarter of a small map: runs, because each
 // place costs a cache miss.
 double SampleDensity(const Isa& isa, int dtype, const ConvCall& call) {
-  constexpr int64_t kRuns = 256, kShare = 4;
+  constexpr int64_t kRuns = 128, kShare = 4;
   const ConvArgs& a = call.args;
   const int64_t size = a.images * a.size[0] * a.size[1] * a.channels;
   const int64_t step = std::max(kShare * kCountRun, size / kRuns) | 1;  // odd: all channels have their turn
@@ -174,14 +175,17 @@ ffi::Error RunConvCall(ffi::ThreadPool& pool, const ConvCall& call) {
   const Isa& isa = CurrentIsa();
   const Machine machine = ThisMachine(isa, pool);
   const int64_t accumulator_bytes = dtype == kFloat64 ? 8 : 4;
+  Team team(pool);
   if (IsDepthwise(call.args)) {
     ConvCall flat = call;  // all channels as one group whose kernel has one input channel
     flat.args.groups = 1;
     const ConvPlan plan = MakePlan(flat.args, machine, accumulator_bytes, 1);
     const auto make = [&](int64_t index, int64_t) { return TaskAt(flat, plan, index); };
-    return RunTasks(pool, machine.threads, plan.tasks, make, isa.depthwise_bytes[dtype], isa.depthwise[dtype]);
+    return RunTasks(team, machine.threads, plan.tasks, make, isa.depthwise_bytes[dtype], isa.depthwise[dtype]);
   }
-  const ConvPlan plan = ChoosePlan(call, machine, accumulator_bytes, SampleDensity(isa, dtype, call));
+  const PlanKey key(call, machine, accumulator_bytes);
+  team.Invite(ExpectedThreads(key) - 1);
+  const ConvPlan plan = CachedPlan(key, call, machine, accumulator_bytes, SampleDensity(isa, dtype, call));
   const auto make = [&](int64_t index, int64_t previous) {
     ConvTask task = TaskAt(call, plan, index);
     task.lists_ready = previous >= 0 && previous / plan.block_tiles == index / plan.block_tiles;
@@ -189,13 +193,13 @@ ffi::Error RunConvCall(ffi::ThreadPool& pool, const ConvCall& call) {
   };
   switch (plan.loop) {
     case ConvLoop::kScatter:
-      return RunTasks(pool, machine.threads, plan.tasks, make, isa.scatter_bytes[dtype], isa.scatter[dtype]);
+      return RunTasks(team, machine.threads, plan.tasks, make, isa.scatter_bytes[dtype], isa.scatter[dtype]);
     case ConvLoop::kDirect:
-      return RunTasks(pool, machine.threads, plan.tasks, make, isa.direct_bytes[dtype], isa.direct[dtype]);
+      return RunTasks(team, machine.threads, plan.tasks, make, isa.direct_bytes[dtype], isa.direct[dtype]);
     case ConvLoop::kPixels:
-      return RunTasks(pool, machine.threads, plan.tasks, make, isa.pixel_bytes[dtype], isa.pixels[dtype]);
+      return RunTasks(team, machine.threads, plan.tasks, make, isa.pixel_bytes[dtype], isa.pixels[dtype]);
     default:
-      return RunTasks(pool, machine.threads, plan.tasks, make, isa.conv_bytes[dtype], isa.conv[dtype]);
+      return RunTasks(team, machine.threads, plan.tasks, make, isa.conv_bytes[dtype], isa.conv[dtype]);
   }
 }
 
@@ -235,7 +239,8 @@ ffi::Error RunCooCall(ffi::ThreadPool& pool, const ConvCall& call) {
     row.stack = row.image / (a.images / a.stacks);
     return row;
   };
-  return RunTasks(pool, threads, wholes * parts, make, isa.coo_bytes[dtype], isa.coo[dtype]);
+  Team team(pool);
+  return RunTasks(team, threads, wholes * parts, make, isa.coo_bytes[dtype], isa.coo[dtype]);
 }
 
 ffi::Error RunDirectCall(ffi::ThreadPool& pool, const ConvCall& call) {
@@ -249,7 +254,8 @@ ffi::Error RunDirectCall(ffi::ThreadPool& pool, const ConvCall& call) {
   if (depthwise) flat.args.groups = 1;  // all channels as one group whose kernel has one input channel
   const ConvPlan plan = MakeDirectPlan(flat.args, machine, dtype == kFloat64 ? 8 : 4);
   const auto make = [&](int64_t index, int64_t) { return TaskAt(flat, plan, index); };
-  return RunTasks(pool, machine.threads, plan.tasks, make, (depthwise ? isa.depthwise_bytes : isa.direct_bytes)[dtype],
+  Team team(pool);
+  return RunTasks(team, machine.threads, plan.tasks, make, (depthwise ? isa.depthwise_bytes : isa.direct_bytes)[dtype],
                   (depthwise ? isa.direct_depthwise : isa.direct)[dtype]);
 }
 
@@ -275,7 +281,8 @@ ffi::Error RunDenseCall(ffi::ThreadPool& pool, const ConvCall& call) {
     const int64_t begin = index % parts * columns;
     return DenseTask{&call, index / parts, begin, std::min(begin + columns, a.features)};
   };
-  return RunTasks(pool, machine.threads, a.stacks * parts, make, isa.dense_bytes[dtype], isa.dense[dtype]);
+  Team team(pool);
+  return RunTasks(team, machine.threads, a.stacks * parts, make, isa.dense_bytes[dtype], isa.dense[dtype]);
 }
 
 }  // namespace jsc

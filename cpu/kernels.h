@@ -22,6 +22,8 @@ int64_t CountNonZeros(const void* x, int64_t runs, int64_t step) {
   int64_t count = 0;
   const T* begin = static_cast<const T*>(x);
   for (int64_t run = 0; run < runs; ++run, begin += step) {
+    constexpr int64_t kRunsAhead = 16;  // each is a cache miss
+    if (run + kRunsAhead < runs) __builtin_prefetch(begin + kRunsAhead * step);
     int32_t here = 0;
     for (int64_t i = 0; i < kCountRun; ++i) here += !IsZero(Widen(begin[i]));
     count += here;

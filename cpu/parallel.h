@@ -2,7 +2,10 @@
 //
 // The caller may itself be a thread of that pool, so it never waits for a task that has not started: it takes work from
 // the same counter as its helpers and, once that is used up, waits only for helpers that are still inside a task. A
-// helper that starts later finds the work closed and touches nothing but the shared counter.
+// helper that starts later finds the work closed and touches nothing but the shared counters.
+//
+// Helpers take some 3 to 10 microseconds to wake up. Who knows that there will be work invites them first and finds out
+// meanwhile what the work is; a helper that is there before it spins.
 #ifndef JSC_CPU_PARALLEL_H_
 #define JSC_CPU_PARALLEL_H_
 
@@ -15,35 +18,72 @@
 
 namespace jsc {
 
-// Calls body(index, previous) once for each index in [0, count), on at most `threads` threads; `previous` is the index
-// that the same thread ran just before, with nothing else in between, or -1. The body must not throw.
-template <typename Body>
-void ParallelFor(xla::ffi::ThreadPool& pool, int64_t threads, int64_t count, const Body& body) {
+class Team {
+ public:
+  explicit Team(xla::ffi::ThreadPool& pool) : pool_(pool), shared_(std::make_shared<Shared>()) {}
+  Team(const Team&) = delete;
+  Team& operator=(const Team&) = delete;
+  ~Team() { Close(); }
+
+  // Has `helpers` threads come; what they are to do follows soon, or nothing does.
+  void Invite(int64_t helpers) {
+    for (; invited_ < helpers; ++invited_) {
+      pool_.Schedule([shared = shared_] {
+        ++shared->running;
+        while (shared->state == kPreparing) std::this_thread::yield();
+        if (shared->state == kOpen) shared->work(*shared, shared->body);
+        --shared->running;
+      });
+    }
+  }
+
+  // Calls body(index, previous) once for each index in [0, count), on at most `threads` threads and those that were
+  // invited; `previous` is the index that the same thread ran just before, with nothing else in between, or -1. The
+  // body must not throw. To be called once.
+  template <typename Body>
+  void Run(int64_t threads, int64_t count, const Body& body) {
+    shared_->count = count;
+    shared_->body = &body;
+    shared_->work = [](Shared& shared, const void* work) {
+      int64_t previous = -1;
+      for (int64_t i = shared.next++; i < shared.count; i = shared.next++) {
+        (*static_cast<const Body*>(work))(i, previous);
+        previous = i;
+      }
+    };
+    shared_->state = kOpen;
+    Invite(std::min(threads, count) - 1);
+    shared_->work(*shared_, &body);
+    Close();
+  }
+
+ private:
+  enum State { kPreparing, kOpen, kClosed };
+
   struct Shared {
     std::atomic<int64_t> next{0};
     std::atomic<int64_t> running{0};
-    std::atomic<bool> closed{false};
+    std::atomic<State> state{kPreparing};
+    // Written before the state is kOpen, read after. The body is alive until no helper is counted as running.
+    int64_t count = 0;
+    const void* body = nullptr;
+    void (*work)(Shared&, const void* body) = nullptr;
   };
-  const auto work = [count, &body](Shared& shared) {
-    int64_t previous = -1;
-    for (int64_t i = shared.next++; i < count; i = shared.next++) {
-      body(i, previous);
-      previous = i;
-    }
-  };
-  const int64_t helpers = std::min(threads, count) - 1;
-  auto shared = std::make_shared<Shared>();
-  for (int64_t i = 0; i < helpers; ++i) {
-    // `work` is copied; the body it points to is alive while the work is not closed or a helper is counted as running.
-    pool.Schedule([shared, work] {
-      ++shared->running;
-      if (!shared->closed) work(*shared);
-      --shared->running;
-    });
+
+  void Close() {
+    shared_->state = kClosed;
+    while (shared_->running != 0) std::this_thread::yield();
   }
-  work(*shared);
-  shared->closed = true;
-  while (shared->running != 0) std::this_thread::yield();
+
+  xla::ffi::ThreadPool& pool_;
+  std::shared_ptr<Shared> shared_;
+  int64_t invited_ = 0;
+};
+
+// Team::Run without an invitation.
+template <typename Body>
+void ParallelFor(xla::ffi::ThreadPool& pool, int64_t threads, int64_t count, const Body& body) {
+  Team(pool).Run(threads, count, body);
 }
 
 }  // namespace jsc

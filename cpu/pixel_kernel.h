@@ -1,124 +1,62 @@
 // One task of ECR / PECR pixel by pixel: each pixel's non-zeros times their kernel rows, summed in registers for all
 // windows that the pixel lies in; then bias, residual, ReLU and pool.
 //
-// What: for each chunk of channels and each pixel with a non-zero there: the sums of its kh x kw windows to registers;
-//   for each of its entries, for each kernel element: sums += value * slice[channel][element]; the sums back.
+// What: for each chunk of channels, each row of x and each part of the block that fills the registers: SweepRow
+//   (pixel_rows.h). Kernel rows whose result is not in the tile are left out, and columns at the sides likewise.
 // Layout: a slice is [chunk channels, kh * kw, block], so that all rows of an entry follow each other. Sums are
-//   [places, block], see sums_layout.h. The pixels of a strip are ordered by how many entries they have in the chunk.
+//   [places, block], see sums_layout.h.
 // Why this tiling: an entry costs a load for each multiply-add and two more, where conv_kernel.h has two more for each
-//   kernel element, and its list serves kh * kw windows, so there is nothing to copy for each of them. Pixels of equal
-//   length in a row are what the branch predictor knows: without the order, each would end in a miss of some 20 cycles.
-//   Sixteen output channels make lists longer for the same slice in L1, so that loading and storing sums is shared by
-//   more entries: that is how a packed kernel lies. Where it is packed here, in each call, blocks are 128 bytes wide,
-//   which is what the outer cache gives in one piece.
-// Bound by: loads, a multiply-add with its weight from L1 every 0.77 cycles whatever else the loop does; the kernel's
-//   way from the outer cache where maps are small and sparse, which a packed kernel halves and overlaps with the sums.
+//   kernel element, and its list serves kh * kw windows, so there is nothing to copy for each of them. Sixteen output
+//   channels make lists longer for the same slice in L1, so that loading and storing sums is shared by more entries:
+//   that is how a packed kernel lies. Where it is packed here, in each call, blocks are 128 bytes wide, which is what
+//   the outer cache gives in one piece. A row of sums is zeroed just before it is added to for the first time and
+//   becomes a row of results right after the last, while it is in L1; its lines of the result are fetched meanwhile.
+// Bound by: loads, see pixel_rows.h; the kernel's way from the outer cache where maps are small and sparse, which a
+//   packed kernel halves and overlaps with the sums.
 // Lost: prefetching the rows of the next slice before packing it; packing several blocks at once into L2.
-// Order of each sum: chunk, strip, length, pixel, channel: it does not depend on tiles and threads.
+// Order of each sum: chunk, row, pixel, channel: it does not depend on tiles and threads.
 #ifndef JSC_CPU_PIXEL_KERNEL_H_
 #define JSC_CPU_PIXEL_KERNEL_H_
 
 #include "epilogue.h"
-#include "pixel_runs.h"
+#include "pixel_rows.h"
+#include "sums_layout.h"
 
 namespace jsc {
 namespace JSC_ISA {
 namespace {
 
-// The next slice of a packed kernel, brought closer while this one's sums keep the core busy.
-struct SliceAhead {
-  const char* line;
-  int64_t lines;  // still to fetch
-  int64_t each;   // of them with each pixel
-
-  [[gnu::always_inline]] void Fetch() {
-    for (int64_t i = Min(each, lines); i > 0; --i, --lines, line += 64) __builtin_prefetch(line, 0, 2);
-  }
-};
-
-// What AddPixels reads and writes of one chunk and block.
-template <typename A>
-struct ChunkWork {
-  const PixelGroup* groups;
-  int64_t group_count;
-  const PixelRef* refs;
-  PixelList<A> list;
-  const A* slice;     // [channels, kRows * kCols, kPitch]
-  A* sums;            // [places, kPitch]
-  int64_t row_bytes;  // between the sums of neighbouring kernel rows
-  SliceAhead ahead;
-};
-
-// The first kVectors vectors of slice and sums.
+// All of a block's channels, kVectors registers at a time.
 template <int kRows, int kCols, int kVectors, int kPitch, typename A>
-[[gnu::noinline]] void AddPixels(const ChunkWork<A>& work) {
-  constexpr int kTaps = kRows * kCols;
-  const PixelRef* refs = work.refs;
-  const char* const slice = reinterpret_cast<const char*>(work.slice);
-  char* const sums = reinterpret_cast<char*>(work.sums);
-  const int64_t row_bytes = work.row_bytes;
-  SliceAhead ahead = work.ahead;
-  for (int64_t g = 0; g < work.group_count; ++g) {
-    const int64_t length = work.groups[g].length;
-    for (const PixelRef* end = refs + work.groups[g].pixels; refs != end; ++refs) {
-      char* const place = sums + refs->place;
-      Vector<A> sum[kTaps][kVectors];
-#pragma GCC unroll 16
-      for (int tap = 0; tap < kTaps; ++tap) {
-        const A* row = reinterpret_cast<const A*>(place + (kRows - 1 - tap / kCols) * row_bytes);
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) {
-          sum[tap][v] = Load(row + (kCols - 1 - tap % kCols) * kPitch + v * kLanes<A>);
-        }
-      }
-      ahead.Fetch();
-      const A* values = work.list.values + refs->entry;
-      const uint32_t* offsets = work.list.offsets + refs->entry;
-      for (int64_t i = 0; i < length; ++i) {
-        const A value = values[i];
-        const A* row = reinterpret_cast<const A*>(slice + offsets[i]);
-        asm("" : "+r"(row));  // one register: indexed operands would be split into two micro-operations
-#pragma GCC unroll 16
-        for (int tap = 0; tap < kTaps; ++tap) {
-#pragma GCC unroll 8
-          for (int v = 0; v < kVectors; ++v) sum[tap][v] += value * Load(row + tap * kPitch + v * kLanes<A>);
-        }
-      }
-#pragma GCC unroll 16
-      for (int tap = 0; tap < kTaps; ++tap) {
-        A* row = reinterpret_cast<A*>(place + (kRows - 1 - tap / kCols) * row_bytes);
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) {
-          Store(row + (kCols - 1 - tap % kCols) * kPitch + v * kLanes<A>, sum[tap][v]);
-        }
-      }
-    }
-  }
-}
-
-// All of a block's `pitch` channels, kVectors registers at a time.
-template <int kRows, int kCols, int kVectors, int kPitch, typename A>
-void AddBlock(ChunkWork<A> work, int64_t pitch) {
+void SweepBlock(RowWork<A> work, int64_t pitch) {
   for (int64_t k = 0; k < pitch; k += kVectors * kLanes<A>) {
-    AddPixels<kRows, kCols, kVectors, kPitch>(work);
+    SweepRow<kRows, kCols, kVectors, kPitch>(work);
     work.slice += kVectors * kLanes<A>;
     work.sums += kVectors * kLanes<A>;
-    work.ahead.lines = 0;
+    work.out = nullptr;
   }
 }
 
+template <int kVectors, int kPitch, typename A>
+void SweepSquare3(const RowWork<A>& work, int64_t kernel_rows, int64_t pitch) {
+  if (kernel_rows == 3) return SweepBlock<3, 3, kVectors, kPitch>(work, pitch);
+  if (kernel_rows == 2) return SweepBlock<2, 3, kVectors, kPitch>(work, pitch);
+  SweepBlock<1, 3, kVectors, kPitch>(work, pitch);
+}
+
+// kernel_rows: how many of them count.
 template <typename A>
-void AddChunk(const ConvTask& task, const ChunkWork<A>& work) {
+void Sweep(const ConvTask& task, const RowWork<A>& work, int64_t kernel_rows) {
   const int64_t pitch = task.plan->block;
   if (task.call->args.kernel_size[0] == 3) {
-    if (pitch == 16) return AddBlock<3, 3, 1, 16>(work, pitch);
-    return AddBlock<3, 3, kManyRegisters ? 2 : 1, 32>(work, pitch);
+    if (pitch == 16) return SweepSquare3<1, 16>(work, kernel_rows, pitch);
+    return SweepSquare3<kManyRegisters ? 2 : 1, 32>(work, kernel_rows, pitch);
   }
   const int64_t vectors = pitch / kLanes<A>;
-  if (vectors >= 8) return AddBlock<1, 1, 8, 0>(work, pitch);
-  if (vectors >= 4) return AddBlock<1, 1, 4, 0>(work, pitch);
-  if (vectors >= 2) return AddBlock<1, 1, 2, 0>(work, pitch);
-  AddBlock<1, 1, 1, 0>(work, pitch);
+  if (vectors >= 8) return SweepBlock<1, 1, 8, 0>(work, pitch);
+  if (vectors >= 4) return SweepBlock<1, 1, 4, 0>(work, pitch);
+  if (vectors >= 2) return SweepBlock<1, 1, 2, 0>(work, pitch);
+  SweepBlock<1, 1, 1, 0>(work, pitch);
 }
 
 // Channels [first, first + count) of a block of the kernel. packed: [count, kh * kw, block]; what is beyond the group's
@@ -144,12 +82,13 @@ template <typename T, typename A>
 template <typename A>
 struct PixelBuffers {
   TileImage* images;  // [tile images]
-  PixelLists<A> lists;
-  PixelRuns<A> runs;
-  A* packed;  // [chunk channels, kh * kw, block]
+  PixelEntries<A> entries;
+  A* packed;  // [chunk channels, kh * kw, block], where the call has no packed kernel
   A* sums;    // [places, block]
   int64_t bytes;
 };
+
+constexpr int64_t kPlacesBeyond = 4;  // that SweepRow reads and does not use
 
 // The lists come first: they stay where they are from one task of a tile to the next.
 template <typename A>
@@ -160,10 +99,9 @@ PixelBuffers<A> TakePixelBuffers(const ConvTask& task, const Tile& tile, const S
   Arena arena(scratch);
   PixelBuffers<A> buffers{};
   buffers.images = arena.Take<TileImage>(tile.images);
-  buffers.lists = TakePixelLists<A>(arena, task, tile, taps * p.block * sizeof(A), false);
-  buffers.runs = TakePixelRuns<A>(arena, task, tile, buffers.lists.chunks);
-  buffers.packed = arena.Take<A>(p.chunk_channels * taps * p.block);
-  buffers.sums = arena.Take<A>(layout.places * p.block);
+  buffers.entries = TakePixelEntries<A>(arena, task, tile);
+  buffers.packed = arena.Take<A>(task.call->packed == nullptr ? p.chunk_channels * taps * p.block : 0);
+  buffers.sums = arena.Take<A>((layout.places + kPlacesBeyond) * p.block);
   buffers.bytes = arena.used();
   return buffers;
 }
@@ -175,39 +113,125 @@ int64_t PixelBytes(const ConvTask& task) {
   return TakePixelBuffers<Accumulator<T>>(task, tile, layout, nullptr).bytes;
 }
 
-// Every chunk of one block.
+// One chunk of one block.
+template <typename A>
+struct ChunkWork {
+  int64_t block;
+  const A* slice;  // [channels, kh * kw, block]
+  EntryList<A> list;
+  A* sums;  // [rows, layout.columns, block], the tile's first result at the beginning
+  Ahead ahead;
+  bool first, last;  // of the block's chunks
+};
+
+// Row y of the convolution's results in one image, its first place.
+template <typename A>
+inline A* SumsOfRow(const ConvTask& task, const SumsLayout& layout, const TileImage& image, int64_t y, A* sums) {
+  return sums + (image.first_sum + y - image.conv_rows.begin) * layout.columns * task.plan->block;
+}
+
+// Adds row y of one image, which is the tile's `row`-th.
 template <typename T, typename A>
-void AddChunks(const ConvTask& task, const SumsLayout& layout, const PixelBuffers<A>& buffers, int64_t block) {
+void AddRow(const ConvTask& task, const Tile& tile, const SumsLayout& layout, const TileImage& image, int64_t y,
+            int64_t row, ChunkWork<A>& chunk) {
+  const ConvArgs& a = task.call->args;
+  const int64_t block = task.plan->block, columns = tile.in_cols.size(), step = a.dilation[0];
+  const int64_t* const kernel = a.kernel_size;
+  // Kernel rows first to last have a result in the tile, y + pad - ky * step.
+  const int64_t through_first = y + a.pad_low[0];
+  const int64_t first = Max(0, CeilDiv(through_first - image.conv_rows.end + 1, step));
+  const int64_t last = Min(kernel[0] - 1, (through_first - image.conv_rows.begin) / step);
+  RowWork<A> work{};
+  work.starts = chunk.list.starts + row * columns;
+  if (through_first < image.conv_rows.begin || first > last || work.starts[0] == work.starts[columns]) return;
+  work.pixels = columns;
+  work.values = chunk.list.values;
+  work.offsets = chunk.list.offsets;
+  work.slice = chunk.slice + first * kernel[1] * block;
+  work.pitch = block;
+  work.sums = SumsOfRow(task, layout, image, through_first - first * step, chunk.sums) + layout.first_x * block;
+  work.row_bytes = layout.columns * step * block * static_cast<int64_t>(sizeof(A));
+  work.trim_left = columns > 1 && layout.first_x == -1;
+  work.trim_right = columns > 1 && layout.first_x + columns + kernel[1] - 2 == tile.conv_cols.size();
+  work.ahead = &chunk.ahead;
+  const int64_t complete = through_first - (kernel[0] - 1) * step;
+  if (chunk.last && a.pool == Pool::kNone && complete >= image.conv_rows.begin) {
+    const int64_t pixel = (image.image * a.conv_size[0] + complete) * a.conv_size[1] + tile.conv_cols.begin;
+    work.out = static_cast<const char*>(task.call->out) +
+               (pixel * a.features + task.group * (a.features / a.groups) + chunk.block * block) * sizeof(T);
+    work.out_step = a.features * sizeof(T);
+  }
+  Sweep(task, work, last - first + 1);
+}
+
+// Adds one chunk. With the first one rows of sums are zeroed before they are added to, with the last one they become
+// results as soon as no row of x is left that adds to them.
+template <typename T, typename A>
+void AddChunk(const ConvTask& task, const Tile& tile, const SumsLayout& layout, const TileImage* images,
+              ChunkWork<A>& chunk) {
+  const ConvArgs& a = task.call->args;
+  const int64_t row_bytes = layout.columns * task.plan->block * sizeof(A);
+  int64_t row = 0;
+  for (int64_t i = 0; i < tile.images; ++i) {
+    const TileImage& image = images[i];
+    BlockWriter<T, A> writer(task, tile, image, chunk.block, chunk.sums);
+    int64_t zeroed = image.conv_rows.begin;
+    const auto zero_to = [&](int64_t end) {
+      for (; zeroed < Min(end, image.conv_rows.end); ++zeroed) {
+        __builtin_memset(SumsOfRow(task, layout, image, zeroed, chunk.sums), 0, row_bytes);
+      }
+    };
+    for (int64_t y = image.in_rows.begin; y < image.in_rows.end; ++y, ++row) {
+      const int64_t reached = y + a.pad_low[0];
+      if (chunk.first) zero_to(reached + 1);
+      AddRow<T>(task, tile, layout, image, y, row, chunk);
+      if (chunk.last) writer.WriteTo(reached - (a.kernel_size[0] - 1) * a.dilation[0] + 1);
+    }
+    if (chunk.first) zero_to(image.conv_rows.end);
+    if (chunk.last) writer.WriteTo(image.conv_rows.end);
+  }
+}
+
+// The slice after this one of a packed kernel, to be fetched while this one is added.
+template <typename A>
+Ahead NextSlice(const ConvTask& task, const Tile& tile, const A* next, int64_t channels, int64_t row) {
+  Ahead ahead = {reinterpret_cast<const char*>(next), 0, 0};
+  ahead.lines = Min(task.plan->chunk_channels, channels) * row * static_cast<int64_t>(sizeof(A)) / 64;
+  ahead.each = CeilDiv(ahead.lines, Max(1, tile.in_rows * tile.in_cols.size()));
+  return ahead;
+}
+
+template <typename T, typename A>
+void AddBlock(const ConvTask& task, const Tile& tile, const SumsLayout& layout, const PixelBuffers<A>& buffers,
+              int64_t block) {
   const ConvArgs& a = task.call->args;
   const ConvPlan& p = *task.plan;
-  const PixelRuns<A>& runs = buffers.runs;
   const int64_t row = a.kernel_size[0] * a.kernel_size[1] * p.block;  // elements of one channel in a slice
   const A* ready = static_cast<const A*>(task.call->packed);          // [S, groups, blocks, C / groups, kh * kw, block]
   if (ready != nullptr) {
     const int64_t blocks = CeilDiv(a.features / a.groups, p.block);
     ready += ((task.stack * a.groups + task.group) * blocks + block) * a.group_channels * row;
   }
-  ChunkWork<A> work{};
-  work.sums = buffers.sums;
-  work.row_bytes = layout.columns * a.dilation[0] * p.block * sizeof(A);
-  for (int64_t chunk = 0; chunk < buffers.lists.chunks; ++chunk) {
-    const int64_t first = chunk * p.chunk_channels, count = Min(p.chunk_channels, a.group_channels - first);
-    work.groups = runs.groups + chunk * runs.pixels;
-    work.group_count = runs.used[chunk];
-    work.refs = runs.refs + chunk * runs.pixels;
-    work.list = buffers.lists.At(chunk);
+  ChunkWork<A> chunk{};
+  chunk.block = block;
+  chunk.sums = buffers.sums + layout.before * p.block;
+  for (int64_t index = 0; index < buffers.entries.chunks; ++index) {
+    const int64_t first = index * p.chunk_channels, count = Min(p.chunk_channels, a.group_channels - first);
+    chunk.list = buffers.entries.At(index);
+    chunk.first = index == 0;
+    chunk.last = index + 1 == buffers.entries.chunks;
     if (ready != nullptr) {
-      work.slice = ready + first * row;
-      const bool last = chunk + 1 == buffers.lists.chunks && block + 1 == task.block_end;
-      const int64_t next = Min(p.chunk_channels, Max(a.group_channels - first - count, count));
-      work.ahead = {reinterpret_cast<const char*>(work.slice + count * row), 0, 0};
-      work.ahead.lines = last ? 0 : next * row * static_cast<int64_t>(sizeof(A)) / 64;
-      work.ahead.each = CeilDiv(work.ahead.lines, Max(1, runs.found[chunk]));
+      chunk.slice = ready + first * row;
+      const int64_t left = !chunk.last                  ? a.group_channels - first - count
+                           : block + 1 < task.block_end ? a.group_channels
+                                                        : 0;
+      chunk.ahead = NextSlice(task, tile, chunk.slice + count * row, left, row);
     } else {
       PackSlice<T>(task, block, first, count, buffers.packed);
-      work.slice = buffers.packed;
+      chunk.slice = buffers.packed;
+      chunk.ahead = {nullptr, 0, 0};
     }
-    AddChunk(task, work);
+    AddChunk<T>(task, tile, layout, buffers.images, chunk);
   }
 }
 
@@ -222,16 +246,14 @@ void RunPixels(const ConvTask& task, char* scratch) {
   if (!task.lists_ready) {
     MakeTile(task, buffers.images);
     LayOutSums(task, tile, buffers.images);
-    LocatePixels(task, tile, buffers.images, layout, buffers.runs);
-    __builtin_memset(buffers.lists.needed_rows, 1, tile.in_rows);
-    __builtin_memset(buffers.lists.needed_cols, 1, tile.in_cols.size());
-    CompressPixels<T>(task, tile, buffers.images, buffers.lists);
-    OrderPixels(task, tile, buffers.lists, buffers.runs);
+    ListEntries<T>(task, tile, buffers.images, buffers.entries);
   }
+  // Places around the results are added to as well: no subnormals may lie there.
+  const int64_t after = layout.before + layout.rows * layout.columns;
+  __builtin_memset(buffers.sums, 0, layout.before * p.block * sizeof(A));
+  __builtin_memset(buffers.sums + after * p.block, 0, (layout.places - after) * p.block * sizeof(A));
   for (int64_t block = task.block_begin; block < task.block_end; ++block) {
-    __builtin_memset(buffers.sums, 0, layout.places * p.block * sizeof(A));
-    AddChunks<T>(task, layout, buffers, block);
-    WriteBlock<T>(task, tile, buffers.images, block, buffers.sums + layout.before * p.block);
+    AddBlock<T>(task, tile, layout, buffers, block);
   }
 }
 

@@ -8,18 +8,19 @@ namespace {
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Cycles of one core, in the unit of plan.cc: only their ratios matter.
-constexpr double kPixel = 10;    // reading one pixel of x, ...
-constexpr double kCompress = 7;  // ... each vector of it ...
-constexpr double kOrder = 6;     // ... and giving it a place in one chunk
-constexpr double kVisit = 8;     // one pixel with something in a chunk, for one block: its part of branch misses, ...
-constexpr double kSum = 1;       // ... loading and storing one vector of sums, ...
-constexpr double kAdd = 0.86;    // ... and one multiply-add with a weight from L1
-constexpr double kLine = 9;      // 64 bytes of a packed kernel from the outer cache, while sums are added
-constexpr double kPack = 14;     // 64 bytes of a kernel as it lies, while nothing else is done
-constexpr double kPlace = 4;     // zeroing one vector of sums and writing its result
+constexpr double kPixel = 6;      // reading one pixel of x, ...
+constexpr double kCompress = 10;  // ... and each vector of it
+constexpr double kVisit = 14;     // one pixel in a chunk, for one block: its part of branch misses, ...
+constexpr double kSum = 1.5;      // ... loading and storing one vector of sums, ...
+constexpr double kAdd = 0.84;     // ... and one multiply-add with a weight from L1
+constexpr double kLine = 9;       // 64 bytes of a packed kernel from the outer cache, while sums are added
+constexpr double kPack = 14;      // 64 bytes of a kernel as it lies, while nothing else is done
+constexpr double kPlace = 4;      // zeroing one vector of sums and writing its result, ...
+constexpr double kFarPlace = 14;  // ... where the other blocks' results lie between, too many for the sets of L2
 constexpr double kTask = 1000;
-constexpr double kUneven = 0.1;  // of a task: how long threads wait for the last one
-constexpr double kWake = 100000;
+constexpr double kUneven = 0.06;        // of a task of rows: how much their zeros differ
+constexpr double kUnevenBlocks = 0.02;  // of one of blocks: how much its time does
+constexpr double kWake = 12000;         // until another thread has taken its first task
 
 // What does not depend on the cut into tasks.
 struct Layer {
@@ -31,15 +32,17 @@ struct Layer {
   double lines;            // of 64 bytes in the slices of one block
   double vectors;          // in the rows of one channel of a block
   double lanes;
-  double visits;   // pixels with something in a chunk, per row of x
-  double entries;  // non-zeros per row of x
+  double entries;     // non-zeros per row of x
+  double within;      // of kernel elements that meet a result, not the padding
+  double rows_bytes;  // of a row of results
+  double l2_bytes;
   bool packed;
 };
 
-double Power(double base, int64_t exponent) {
-  double result = 1;
-  for (; exponent > 0; exponent /= 2, base *= base) result *= exponent % 2 == 1 ? base : 1;
-  return result;
+// Of an axis's kernel elements, those that meet a result, if the padding keeps the size.
+double Within(int64_t size, int64_t kernel_size) {
+  const double all = static_cast<double>(size * kernel_size);
+  return std::max(1.0, all - static_cast<double>(kernel_size / 2 * 2)) / std::max(1.0, all);
 }
 
 Layer LayerOf(const ConvArgs& a, const ConvPlan& p, const Machine& machine, int64_t accumulator_bytes, double density,
@@ -58,31 +61,39 @@ Layer LayerOf(const ConvArgs& a, const ConvPlan& p, const Machine& machine, int6
   l.lines = static_cast<double>(a.group_channels * taps * p.block * accumulator_bytes) / 64;
   l.vectors = static_cast<double>(taps * p.block) / l.lanes;
   l.entries = density * static_cast<double>(a.size[1] * a.group_channels);
-  l.visits = static_cast<double>(a.size[1] * l.chunks) * (1 - Power(1 - density, p.chunk_channels));
+  l.within = Within(a.size[0], a.kernel_size[0]) * Within(a.size[1], a.kernel_size[1]);
+  l.rows_bytes = static_cast<double>(a.out_size[1] * a.features * accumulator_bytes);
+  l.l2_bytes = static_cast<double>(machine.l2_bytes);
   l.packed = packed;
   return l;
 }
 
 double ListCycles(const ConvArgs& a, const Layer& l, double in_rows) {
   const double vectors = static_cast<double>(a.group_channels) / l.lanes;
-  const double order = kOrder * static_cast<double>(l.chunks);
-  return in_rows * static_cast<double>(a.size[1]) * (kPixel + kCompress * vectors + order);
+  return in_rows * static_cast<double>(a.size[1]) * (kPixel + kCompress * vectors);
 }
 
-double BlockCycles(const Layer& l, const ConvPlan& p, double in_rows) {
-  const double add = in_rows * (l.visits * (kVisit + kSum * l.vectors) + kAdd * l.entries * l.vectors);
-  const double places = in_rows * l.places_per_row * static_cast<double>(p.block) / l.lanes * kPlace;
+// rows: of x, a halo counted by what it adds.
+double BlockCycles(const ConvArgs& a, const Layer& l, const ConvPlan& p, double rows) {
+  const double visits = static_cast<double>(a.size[1] * l.chunks);
+  const double column = l.vectors / static_cast<double>(a.kernel_size[1]);
+  const double add = rows * (visits * (kVisit + kSum * column) + kAdd * l.within * l.entries * l.vectors);
+  const double bytes = static_cast<double>(p.tile_rows) * l.rows_bytes;
+  const bool far = p.block_tiles > 1 && bytes > l.l2_bytes / 4;
+  const double places = rows * l.places_per_row * static_cast<double>(p.block) / l.lanes * (far ? kFarPlace : kPlace);
   return places + (l.packed ? std::max(add, kLine * l.lines) : add + kPack * l.lines);
 }
 
 // Time until the last thread is done. Threads that work on the same tile each list its non-zeros.
 double Cycles(const ConvArgs& a, const Layer& l, const ConvPlan& p, int64_t threads) {
-  const double in_rows = static_cast<double>(p.tile_rows) * l.in_rows_per_row + (p.row_tiles > 1 ? l.shared_rows : 0);
+  const double rows = static_cast<double>(p.tile_rows) * l.in_rows_per_row, halo = p.row_tiles > 1 ? l.shared_rows : 0;
   const int64_t rounds = CeilDiv(p.tasks, threads), tiles = l.parts * p.row_tiles;
   const int64_t lists = p.block_tiles == 1 ? rounds : std::min(tiles, rounds);
-  const double task = static_cast<double>(p.task_blocks) * BlockCycles(l, p, in_rows) + kTask;
-  const double cycles = static_cast<double>(lists) * ListCycles(a, l, in_rows) + static_cast<double>(rounds) * task;
-  return threads > 1 && p.tasks > 1 ? cycles + kWake + kUneven * task : cycles;
+  const double adding = rows + halo / static_cast<double>(a.kernel_size[0]);
+  const double task = static_cast<double>(p.task_blocks) * BlockCycles(a, l, p, adding) + kTask;
+  const double cycles = static_cast<double>(lists) * ListCycles(a, l, rows + halo) + static_cast<double>(rounds) * task;
+  const double uneven = tiles > 1 ? kUneven : kUnevenBlocks;
+  return threads > 1 && p.tasks > 1 ? cycles + kWake + uneven * task : cycles;
 }
 
 // Most rows of results in a tile whose sums and lists stay in L2.
@@ -115,8 +126,6 @@ ConvPlan MakePixelPlan(const ConvArgs& a, const Machine& machine, int64_t accumu
   p.tile_cols = std::max<int64_t>(1, a.out_size[1]);
   p.col_tiles = 1;
   const Layer l = LayerOf(a, p, machine, accumulator_bytes, density, packed);
-  const double sums = l.places_per_row * static_cast<double>(p.block * accumulator_bytes);
-  p.strip_rows = std::max<int64_t>(2, static_cast<int64_t>(static_cast<double>(machine.l1_bytes) / 4 / sums) - 2);
   const int64_t fewest = CeilDiv(l.rows, FittingRows(a, l, p, machine, accumulator_bytes));
   return SearchTasks(p, {l.rows, l.blocks, l.parts, fewest}, machine.threads,
                      [&](const ConvPlan& cut) { return Cycles(a, l, cut, machine.threads); });

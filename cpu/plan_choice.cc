@@ -4,6 +4,7 @@
 
 #include "host.h"
 #include "plan.h"
+#include "plan_cache.h"
 
 namespace jsc {
 namespace {
@@ -34,6 +35,7 @@ bool SetLoop(const std::string& name) {
   for (int i = 0; i < 4; ++i) {
     if (name != names[i]) continue;
     ForcedLoop() = i - 1;
+    ClearPlans();
     return true;
   }
   return false;

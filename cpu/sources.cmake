@@ -1,5 +1,5 @@
 # The kernels are compiled once per instruction set (isa_*.cc) and chosen at run time; see isa.h.
-set(JSC_CPU_SOURCES cpu/coo_star.cc cpu/direct_plan.cc cpu/ffi.cc cpu/host.cc cpu/machine_limits.cc cpu/plan.cc cpu/plan_choice.cc cpu/pixel_plan.cc cpu/scatter_plan.cc cpu/isa_portable.cc)
+set(JSC_CPU_SOURCES cpu/coo_star.cc cpu/direct_plan.cc cpu/ffi.cc cpu/host.cc cpu/machine_limits.cc cpu/plan.cc cpu/plan_cache.cc cpu/plan_choice.cc cpu/pixel_plan.cc cpu/scatter_plan.cc cpu/isa_portable.cc)
 set_source_files_properties(cpu/isa_portable.cc PROPERTIES COMPILE_OPTIONS "-O3;-ffp-contract=fast")
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   list(APPEND JSC_CPU_SOURCES cpu/isa_avx2.cc cpu/isa_avx512.cc)
