@@ -14,6 +14,7 @@
 #include <memory>
 #include <thread>
 
+#include "spread.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jsc {
@@ -27,9 +28,11 @@ class Team {
 
   // Has `helpers` threads come; what they are to do follows soon, or nothing does.
   void Invite(int64_t helpers) {
+    if (invited_ == 0 && helpers > 0) shared_->cores.Take();
     for (; invited_ < helpers; ++invited_) {
       pool_.Schedule([shared = shared_] {
         ++shared->running;
+        shared->cores.Take();
         while (shared->state == kPreparing) std::this_thread::yield();
         if (shared->state == kOpen) shared->work(*shared, shared->body);
         --shared->running;
@@ -63,6 +66,7 @@ class Team {
   struct Shared {
     std::atomic<int64_t> next{0};
     std::atomic<int64_t> running{0};
+    Cores cores;
     std::atomic<State> state{kPreparing};
     // Written before the state is kOpen, read after. The body is alive until no helper is counted as running.
     int64_t count = 0;
