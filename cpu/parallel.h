@@ -33,7 +33,7 @@ class Team {
       pool_.Schedule([shared = shared_] {
         ++shared->running;
         shared->cores.Take();
-        while (shared->state == kPreparing) std::this_thread::yield();
+        WaitWhile([&] { return shared->state == kPreparing; });
         if (shared->state == kOpen) shared->work(*shared, shared->body);
         --shared->running;
       });
@@ -74,9 +74,27 @@ class Team {
     void (*work)(Shared&, const void* body) = nullptr;
   };
 
+  // Spins for some 2 milliseconds before it yields: whom it waits for is on another core and about to be done, while
+  // whoever else is runnable here, and be it a pool's thread that looks for work, would keep the core for a time slice.
+  template <typename Condition>
+  static void WaitWhile(const Condition& condition) {
+    constexpr int kSpins = 50000;
+    for (int i = 0; condition(); ++i) {
+      if (i >= kSpins) {
+        std::this_thread::yield();
+        continue;
+      }
+#if defined(__x86_64__) || defined(__i386__)
+      __builtin_ia32_pause();
+#elif defined(__aarch64__)
+      asm volatile("yield");
+#endif
+    }
+  }
+
   void Close() {
     shared_->state = kClosed;
-    while (shared_->running != 0) std::this_thread::yield();
+    WaitWhile([&] { return shared_->running != 0; });
   }
 
   xla::ffi::ThreadPool& pool_;
