@@ -14,7 +14,6 @@ constexpr double kMultiplyAdd = 0.6;  // of one vector
 constexpr double kPackWeights = 8;    // of one vector of the kernel
 constexpr double kPackPixels = 1.5;   // of one element of x
 constexpr double kTask = 3000;
-constexpr double kWake = 100000;  // until another thread has taken its first task, as in plan.cc
 
 // Channels whose slice of the kernel takes about four fifths of L1, in multiples of 8 where there are that many.
 int64_t ChunkChannels(const ConvArgs& a, const Machine& machine, int64_t block_bytes) {

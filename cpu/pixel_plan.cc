@@ -20,7 +20,6 @@ constexpr double kFarPlace = 14;  // ... where the other blocks' results lie bet
 constexpr double kTask = 1000;
 constexpr double kUneven = 0.06;        // of a task of rows: how much their zeros differ
 constexpr double kUnevenBlocks = 0.02;  // of one of blocks: how much its time does
-constexpr double kWake = 12000;         // until another thread has taken its first task
 
 // What does not depend on the cut into tasks.
 struct Layer {

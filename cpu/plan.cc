@@ -32,8 +32,7 @@ constexpr double kVectorMiss = 0.25;  // more for each doubling of the slice bey
 constexpr double kPacked = 8;         // one vector of the kernel, from the outer cache into a slice in L1
 constexpr double kPackedMiss = 4;
 constexpr double kTask = 3000;
-constexpr double kWake = 100000;  // until another thread has taken its first task, on a machine that has other work
-constexpr double kUneven = 0.1;   // of a task: how much the zeros of tiles differ
+constexpr double kUneven = 0.1;  // of a task: how much the zeros of tiles differ
 
 double TaskCycles(const Work& w, const ConvPlan& p) {
   const double windows = p.tile_rows * w.windows_per_row * p.tile_cols / w.columns;

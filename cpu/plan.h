@@ -22,6 +22,9 @@ struct Machine {
   int64_t threads;
 };
 
+// Of expected cycles: until another thread has taken its first task.
+constexpr double kWake = 12000;
+
 // Which kernel runs: conv_kernel.h, window by window, scatter_kernel.h, channel by channel, pixel_kernel.h, pixel by
 // pixel, or direct_kernel.h, which skips nothing.
 enum class ConvLoop : int64_t { kWindows, kScatter, kPixels, kDirect };

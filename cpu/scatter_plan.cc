@@ -19,7 +19,6 @@ constexpr double kRowAgain = 4.5;    // ... and for the strips that follow
 constexpr double kPlace = 4;         // zeroing one vector of sums and writing its result
 constexpr double kTask = 1000;
 constexpr double kUneven = 0.3;  // of a task: how long threads wait for the last one
-constexpr double kWake = 100000;
 
 // What does not depend on the cut into tasks.
 struct Layer {
