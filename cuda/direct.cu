@@ -1,27 +1,57 @@
-// The direct convolution's entry: chooses a plan, then the file of the element type. See direct_kernel.cuh.
+// The direct convolution's entry: chooses a kernel (direct_kernel.cuh, direct_warpgroup.cuh) and its plan, then the
+// file of the element type.
 #include <map>
 #include <mutex>
 #include <vector>
 
 #include "direct_launch.cuh"
+#include "direct_warpgroup.h"
 #include "kernels.h"
 
 namespace jsc {
 namespace {
 
-DirectPlan CachedDirectPlan(const ConvArgs& a, int element_bytes, size_t workspace_bytes, int device) {
+// The kernel with the plan that is expected to be faster; either may be none.
+struct Plans {
+  DirectPlan direct;
+  WarpgroupPlan warpgroup;
+};
+
+Plans ChoosePlans(const ConvArgs& a, int element_bytes, size_t workspace_bytes, const DeviceInfo& info) {
+  Plans plans{ChooseDirectPlan(a, element_bytes, workspace_bytes, info), {}};
+  if (info.warpgroups) plans.warpgroup = ChooseWarpgroupPlan(a, element_bytes, info);
+  if (plans.direct.tile != DirectTile::kNone && plans.direct.cycles < plans.warpgroup.cycles) plans.warpgroup = {};
+  return plans;
+}
+
+Plans CachedPlans(const ConvArgs& a, int element_bytes, size_t workspace_bytes, int device) {
   static std::mutex mutex;
-  static std::map<std::vector<int64_t>, DirectPlan> known;
+  static std::map<std::vector<int64_t>, Plans> known;
   const std::vector<int64_t> key = {a.images,         a.size[0],      a.size[1],
                                     a.channels,       a.stacks,       a.kernel_size[0],
                                     a.kernel_size[1], a.features,     a.groups,
-                                    a.conv_size[0],   a.conv_size[1], static_cast<int64_t>(a.precision),
+                                    a.conv_size[0],   a.conv_size[1], a.stride[0],
+                                    a.stride[1],      a.pad_low[0],   a.pad_low[1],
+                                    a.dilation[0],    a.dilation[1],  static_cast<int64_t>(a.precision),
                                     element_bytes,    device,         static_cast<int64_t>(workspace_bytes)};
   const DeviceInfo& info = GetDeviceInfo(device);
   const std::lock_guard<std::mutex> lock(mutex);
   auto [entry, fresh] = known.try_emplace(key);
-  if (fresh) entry->second = ChooseDirectPlan(a, element_bytes, workspace_bytes, info);
+  if (fresh) entry->second = ChoosePlans(a, element_bytes, workspace_bytes, info);
   return entry->second;
+}
+
+// Without code for warpgroups no device has them, and no plan.
+ffi::Error LaunchWarpgroupPlan(const ConvCall& call, const WarpgroupPlan& plan, const WarpgroupMaps& maps,
+                               cudaStream_t stream) {
+#ifdef JSC_WARPGROUP
+  if (call.dtype == ffi::DataType::F32) return WarpgroupFloat32(call, plan, maps, stream);
+  const auto launch = call.dtype == ffi::DataType::BF16 ? WarpgroupBfloat16 : WarpgroupFloat16;
+  return launch(call, plan, maps, stream);
+#else
+  (void)call, (void)plan, (void)maps, (void)stream;
+  return ffi::Error(ffi::ErrorCode::kInternal, "WarpgroupKernel: not in this build");
+#endif
 }
 
 }  // namespace
@@ -29,9 +59,14 @@ DirectPlan CachedDirectPlan(const ConvArgs& a, int element_bytes, size_t workspa
 ffi::Error Direct(const ConvCall& call, Workspace workspace, int device, cudaStream_t stream) {
   return DispatchDtype(call.dtype, [&](auto element) {
     using T = decltype(element);
-    const DirectPlan plan = CachedDirectPlan(call.args, sizeof(T), workspace.bytes, device);
-    if (plan.tile == DirectTile::kNone) return PerOutput(call, stream, false);
-    return LaunchDirectPlan<T>(call, plan, workspace.data, stream);
+    const Plans plans = CachedPlans(call.args, sizeof(T), workspace.bytes, device);
+    WarpgroupMaps maps;
+    // The driver refuses buffers that do not begin at 16 bytes.
+    if (plans.warpgroup.filters > 0 && MakeWarpgroupMaps(call, plans.warpgroup, &maps)) {
+      return LaunchWarpgroupPlan(call, plans.warpgroup, maps, stream);
+    }
+    if (plans.direct.tile == DirectTile::kNone) return PerOutput(call, stream, false);
+    return LaunchDirectPlan<T>(call, plans.direct, workspace.data, stream);
   });
 }
 

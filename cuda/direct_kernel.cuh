@@ -14,7 +14,7 @@
 //   reduction axis and add their sums in a fixed order, through the shared memory of a cluster, or through workspace
 //   where there are no clusters. Results are bitwise repeatable.
 // Bound by: at batch 1, launch, the fetch of code that runs once, and the meeting of the cluster; on large maps by
-//   shared memory and mma.sync, which has some two thirds of the rate of Hopper's wgmma.
+//   shared memory and mma.sync, which has some two thirds of the rate of Hopper's wgmma (direct_warpgroup.cuh).
 // Lost: pixels through L1, copies spread between multiplications, an unrolled prologue; see benchmarks/NOTES.md.
 #ifndef JSC_CUDA_DIRECT_KERNEL_CUH_
 #define JSC_CUDA_DIRECT_KERNEL_CUH_

@@ -1,29 +1,15 @@
 #include "kernel_map.h"
 
-#include <cuda_runtime_api.h>
+#include "driver.h"
 
 namespace jsc {
 namespace {
 
 using Encode = decltype(&cuTensorMapEncodeTiled);
 
-// The driver's function, found without linking to the driver library.
-Encode FindEncode() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found;
-  const cudaError_t status =
-      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
-  return status == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(function) : nullptr;
-}
-
 Encode GetEncode() {
-  static const Encode encode = FindEncode();
+  static const auto encode = FindDriverFunction<Encode>("cuTensorMapEncodeTiled");
   return encode;
-}
-
-CUtensorMapDataType MapType(ffi::DataType dtype) {
-  if (dtype == ffi::DataType::F32) return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
-  return dtype == ffi::DataType::BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
 }
 
 // A map of a dense array, the innermost of its kRank axes first. Boxes beyond the array's edges are filled with zeros.
@@ -38,7 +24,7 @@ bool MakeMap(ffi::DataType dtype, const void* data, const cuuint64_t (&size)[kRa
     stride[i] = bytes;
     step[i] = 1;
   }
-  return GetEncode()(map, MapType(dtype), kRank, const_cast<void*>(data), size, stride, box, step,
+  return GetEncode()(map, TensorMapType(dtype, true), kRank, const_cast<void*>(data), size, stride, box, step,
                      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }

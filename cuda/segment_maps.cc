@@ -1,26 +1,9 @@
 #include "segment_maps.h"
 
-#include <cuda_runtime_api.h>
+#include "driver.h"
 
 namespace jsc {
 namespace {
-
-// A function of the driver, found without linking to its library; null where there is none.
-template <typename Function>
-Function FindDriverFunction(const char* name) {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found;
-  const cudaError_t status = cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &found);
-  return status == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<Function>(function) : nullptr;
-}
-
-// float32 that is multiplied as TF32 is rounded while it is copied.
-CUtensorMapDataType MapType(ffi::DataType dtype, bool precise) {
-  if (dtype == ffi::DataType::F32) {
-    return precise ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
-  }
-  return dtype == ffi::DataType::BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-}
 
 bool MapKernel(const SegmentStep& step, const SegmentWork& work, CUtensorMapDataType type, cuuint64_t bytes,
                CUtensorMap* map) {
@@ -62,7 +45,7 @@ bool MapWindows(const SegmentStep& step, const SegmentWork& work, CUtensorMapDat
 
 bool MakeSegmentMaps(const SegmentStep& step, const SegmentWork& work, ffi::DataType dtype, bool precise,
                      SegmentMaps* maps) {
-  const CUtensorMapDataType type = MapType(dtype, precise);
+  const CUtensorMapDataType type = TensorMapType(dtype, precise);
   const cuuint64_t bytes = dtype == ffi::DataType::F32 ? 4 : 2;
   if (!MapKernel(step, work, type, bytes, &maps->kernel)) return false;
   return work.narrow || MapWindows(step, work, type, bytes, &maps->x);

@@ -19,4 +19,10 @@ set(JSC_CUDA_SOURCES
     cuda/segment.cu
     cuda/segment_args.cc
     cuda/segment_maps.cc
-    cuda/segment_plan.cc)
+    cuda/segment_plan.cc
+    cuda/warpgroup_maps.cc
+    cuda/warpgroup_plan.cc)
+set(JSC_WARPGROUP_SOURCES
+    cuda/direct_warpgroup_bfloat16.cu
+    cuda/direct_warpgroup_float16.cu
+    cuda/direct_warpgroup_float32.cu)

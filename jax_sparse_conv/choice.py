@@ -79,6 +79,13 @@ _DIRECT_FLOPS = 2.5e8
 # parts, which take 1.5 times as long, are at most a quarter slower at the zeros of DenseNet's 3x3 layers.
 _DIRECT_16BIT_FLOPS = 9.3e8
 _DIRECT_16BIT_COPY = 8  # channels, as _DIRECT_COPY
+# The same of windows where "direct" has Hopper's warpgroup products, in TF32 and 16 bits: a development harness against
+# XLA's times in h200_direct_layers_*.json, VGG-19's layers with 925 to 3,700 MFLOP 1.16 to 1.98 times as fast at batch
+# 1; at batch 8 ResNet-50's 3x3 layers with 1,850 are ahead, VGG-19's with 29,600 and any at batch 32 not always.
+_WARPGROUP_FLOPS = 3.8e9
+_WARPGROUP_FEATURES = 64  # of a tile, at the least
+_WARPGROUP_CAPABILITY = (9, 0)
+_COPY_BYTES = 16  # of channels, and of features, that the copy engine moves at the least
 # The same at HIGHEST, where tensor cores multiply float32 in parts: of the layers in paper/fig9.json, fig12.json and
 # cusnn_fig11.json 1.07 to 10 times as fast as cuDNN up to here, with groups of 128 channels too, and 0.7 to 1.3 times
 # beyond. Beside "ecr" and "pecr", at the zeros that they have, XLA's pool behind it included: VGG-19's 1.0 to 1.4 times
@@ -190,6 +197,8 @@ def prefers_direct(work: Work, platform: str) -> bool:
         return False  # not measured
     capability = _device()[1]
     channels, features = work.kernel_shape[3], work.kernel_shape[4] // work.geometry.groups
+    if capability == _WARPGROUP_CAPABILITY and _has_warpgroups(work):
+        return True
     if work.itemsize == 2:
         if channels % _DIRECT_16BIT_COPY or features % _DIRECT_16BIT_COPY or features < _DIRECT_FEW_FEATURES:
             return False  # not measured
@@ -209,6 +218,16 @@ def _cpu_prefers_direct(work: Work) -> bool:
         return False
     _, height, width, _, _ = work.kernel_shape
     return _CPU_SMALL <= work.flops <= _CPU_DIRECT_FLOPS.get((height, width), 0.0)
+
+
+def _has_warpgroups(work: Work) -> bool:
+    """Whether warpgroup products are expected to beat cuDNN's; for windows, 1x1 layers are bound by memory before."""
+    taps, (channels, features) = math.prod(work.kernel_shape[1:3]), work.kernel_shape[3:]
+    if taps == 1 or work.geometry.groups > 1 or (work.exact and work.dtype == "float32"):
+        return False
+    if channels * work.itemsize % _COPY_BYTES or features * work.itemsize % _COPY_BYTES:
+        return False
+    return features >= _WARPGROUP_FEATURES and 0 < work.flops <= _WARPGROUP_FLOPS
 
 
 def chooses_natively(work: Work, platform: str) -> bool:

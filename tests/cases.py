@@ -130,6 +130,24 @@ LONG_CASES = (
     Case("18,433 products, 1x1", (1, 3, 3, 18433), 33, kernel=(1, 1), zeros=0.0),
 )
 
+# Layers that a GPU's tensor cores have much to do with, of sizes that no tile divides.
+LARGE_CASES = (
+    Case("64->64 57x55", (3, 57, 55, 64), 64, bias=True, activation="relu", zeros=0.3),
+    Case("136->200 29x31", (3, 29, 31, 136), 200, bias=True, residual=True, activation="relu", zeros=0.3),
+    Case("512->512 14x14", (1, 14, 14, 512), 512, bias=True, activation="relu", zeros=0.3),
+    Case("512->512 7x7 batch 9", (9, 7, 7, 512), 512, residual=True, zeros=0.3),
+    Case("256->256 28x28 without bias", (1, 28, 28, 256), 256, zeros=0.0),
+    Case("64->64 107x112", (2, 107, 112, 64), 64, bias=True, activation="relu", zeros=0.3),
+    Case("128->128 56x50", (5, 56, 50, 128), 128, bias=True, residual=True, activation="relu", zeros=0.3),
+    Case("3x3 stride 2", (3, 57, 55, 128), 128, strides=2, bias=True, zeros=0.3),
+    Case("1x1", (4, 28, 27, 264), 520, kernel=(1, 1), residual=True, activation="relu", zeros=0.3),
+    Case("1x1 stride 2", (4, 29, 27, 256), 512, kernel=(1, 1), strides=2, padding="VALID", zeros=0.3),
+    Case("dilation 2", (2, 41, 37, 96), 104, dilation=2, activation="relu", zeros=0.3),
+    Case("5x5", (2, 31, 30, 72), 80, kernel=(5, 5), bias=True, zeros=0.3),
+    Case("1x7", (2, 24, 40, 192), 192, kernel=(1, 7), zeros=0.3),
+    Case("wide and negative padding", (2, 33, 30, 64), 128, padding=((-1, 5), (4, -2)), bias=True, zeros=0.3),
+)
+
 CONV_POOL_CASES = (
     Case("2x2 max", (1, 8, 8, 32), 48, bias=True, activation="relu", pool="max"),
     Case("2x2 max without relu", (2, 7, 9, 16), 16, pool="max"),

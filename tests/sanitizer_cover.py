@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 from test_adaptive import BOTH, DENSE, SPARSE, adaptive, check_counts
-from test_kernels import TOLERANCE, call
+from test_kernels import TF32, TOLERANCE, call
 from test_segments import CASES, KINDS, LARGER, check
 
 import jax_sparse_conv as jsc
@@ -31,6 +31,16 @@ def check_runs(dtype: str) -> int:
         error = oracle.relative_error(result, oracle.expected(case, inputs))
         assert error <= TOLERANCE[dtype], (case.name, implementation)
     return len(chosen)
+
+
+def check_large(dtype: str) -> int:
+    """Large layers of "direct" at the default precision, which other kernels than small ones serve."""
+    for case in cases.LARGE_CASES:
+        inputs = cases.inputs(case, jnp.dtype(dtype))
+        result = call(case, *(None if v is None else jnp.asarray(v) for v in inputs), "direct", None)
+        error = oracle.relative_error(result, oracle.expected(case, inputs))
+        assert error <= (TF32 if dtype == "float32" else TOLERANCE[dtype]), case.name
+    return len(cases.LARGE_CASES)
 
 
 def check_dense(dtype: str) -> int:
@@ -91,7 +101,7 @@ def check_segments(dtype: str) -> int:
 
 
 def main(dtypes: list[str]) -> None:
-    checks = (check_runs, check_dense, check_stacks, check_non_finite, check_adaptive, check_segments)
+    checks = (check_runs, check_large, check_dense, check_stacks, check_non_finite, check_adaptive, check_segments)
     count = sum(check(dtype) for dtype in dtypes for check in checks)
     print(f"{count} cases on {jax.devices()[0].device_kind}")
 

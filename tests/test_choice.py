@@ -78,8 +78,32 @@ def test_small_tf32_convolutions_on_h200_are_direct(h200: None) -> None:
     assert choice.prefers_direct(conv3x3(1, 14, 256, 256, exact=False), "cuda")
     assert not choice.prefers_direct(conv3x3(1, 14, 256, 256, exact=False), "cpu")
     assert not choice.prefers_direct(conv3x3(1, 112, 3, 64, exact=False), "cuda")
-    assert not choice.prefers_direct(conv3x3(8, 14, 256, 256, exact=False), "cuda")
     assert not choice.prefers_direct(conv3x3(1, 14, 256, 256, exact=False, method="pecr"), "cuda")
+
+
+@pytest.mark.parametrize(
+    ("work", "direct"),
+    [
+        (conv3x3(8, 14, 256, 256), True),
+        (conv3x3(1, 28, 512, 512), True),
+        (conv3x3(1, 224, 64, 64), True),
+        (conv3x3(2, 28, 512, 512), False),  # not faster than cuDNN in every layer, as that below
+        (conv3x3(8, 112, 128, 128), False),
+        (conv3x3(1, 224, 64, 32), False),  # not measured, as those below
+        (conv3x3(1, 112, 130, 128), False),
+        (conv3x3(1, 112, 128, 130), False),
+        (conv3x3(1, 56, 256, 256, geometry=Geometry(padding=SAME.padding, groups=2)), False),
+        (conv3x3(1, 56, 256, 256, method="pecr"), False),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_larger_windows_on_h200_are_direct(
+    h200: None, monkeypatch: pytest.MonkeyPatch, work: Work, direct: bool, dtype: str
+) -> None:
+    work = dataclasses.replace(work, dtype=dtype, exact=False)
+    assert choice.prefers_direct(work, "cuda") == direct
+    monkeypatch.setattr(choice, "_device", lambda: (cost_model.Device(), (8, 0)))
+    assert not choice.prefers_direct(work, "cuda")  # has no warpgroup products
 
 
 @pytest.mark.parametrize(
@@ -112,7 +136,6 @@ def test_small_batches_in_float32_on_h200_are_direct(h200: None, work: Work, dir
     [
         (conv3x3(1, 14, 256, 256), True),
         (conv3x3(1, 14, 512, 512), True),
-        (conv3x3(1, 28, 512, 512), False),  # cuDNN is faster
         (conv3x3(1, 14, 896, 896, geometry=Geometry(padding=SAME.padding, groups=7)), True),
         (conv3x3(1, 14, 260, 256), False),  # copied element by element
         (conv3x3(1, 14, 128, 32), True),

@@ -114,6 +114,47 @@ def test_direct_at_default_precision(case: Case, precision: str | None) -> None:
     assert error <= (TF32 if PLATFORM == "cuda" else TOLERANCE["float32"])
 
 
+@pytest.mark.skipif(PLATFORM != "cuda", reason="a CPU has no kernels of its own for large layers")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("case", cases.LARGE_CASES, ids=lambda case: case.name)
+def test_direct_of_large_layers(case: Case, dtype: str) -> None:
+    """Close to float64, and bit for bit the same in every run."""
+    require("direct", dtype)
+    inputs = cases.inputs(case, jnp.dtype(dtype))
+    first = run(case, inputs, "direct", None)
+    error = oracle.relative_error(first, oracle.expected(case, inputs))
+    assert error <= (TF32 if dtype == "float32" else TOLERANCE[dtype])
+    for _ in range(3):
+        np.testing.assert_array_equal(np.asarray(run(case, inputs, "direct", None)), np.asarray(first))
+
+
+@pytest.mark.skipif(PLATFORM != "cuda", reason="a CPU has no kernels of its own for large layers")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_direct_of_large_stacks(dtype: str) -> None:
+    """Several kernels in one call, each with images of its own, which no tile divides."""
+    require("direct", dtype)
+    case = Case("stacked", (3, 29, 27, 64), 136, zeros=0.3)
+    inputs = [cases.inputs(case, jnp.dtype(dtype), seed) for seed in range(3)]
+    x, kernel = (jnp.stack([jnp.asarray(value) for value in values]) for values in list(zip(*inputs, strict=True))[:2])
+    result = jax.vmap(lambda x, k: jsc.conv(x, k, implementation="direct"))(x, kernel)
+    wanted = np.stack([oracle.expected(case, each) for each in inputs])
+    assert oracle.relative_error(result, wanted) <= (TF32 if dtype == "float32" else TOLERANCE[dtype])
+
+
+@pytest.mark.skipif(PLATFORM != "cuda", reason="a CPU has no kernels of its own for large layers")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_direct_of_large_layers_skips_nothing(value: float, dtype: str) -> None:
+    require("direct", dtype)
+    case = Case("non-finite", (2, 40, 39, 64), 136, bias=True, padding="VALID", zeros=0.6)
+    inputs = cases.inputs(case, jnp.dtype(dtype))
+    inputs.kernel[1, 1, 5, 3] = value
+    inputs.x[1, 17, 38, 7] = value
+    result = run(case, inputs, "direct", None)
+    error = oracle.relative_error(result, oracle.expected(case, inputs))
+    assert error <= (TF32 if dtype == "float32" else TOLERANCE[dtype])
+
+
 @pytest.mark.parametrize("implementation", ["xla", None])
 @pytest.mark.parametrize("case", [*cases.CONV_CASES, *cases.CONV_POOL_CASES], ids=lambda case: case.name)
 def test_definition_and_automatic_choice(case: Case, implementation: str | None) -> None:

@@ -1,0 +1,20 @@
+// Launches a planned convolution by warpgroup products; a file for each element type, compiled for sm_90a alone.
+#ifndef JSC_CUDA_DIRECT_WARPGROUP_H_
+#define JSC_CUDA_DIRECT_WARPGROUP_H_
+
+#include <cuda_runtime_api.h>
+
+#include "warpgroup_maps.h"
+
+namespace jsc {
+
+ffi::Error WarpgroupFloat32(const ConvCall& call, const WarpgroupPlan& plan, const WarpgroupMaps& maps,
+                            cudaStream_t stream);
+ffi::Error WarpgroupBfloat16(const ConvCall& call, const WarpgroupPlan& plan, const WarpgroupMaps& maps,
+                             cudaStream_t stream);
+ffi::Error WarpgroupFloat16(const ConvCall& call, const WarpgroupPlan& plan, const WarpgroupMaps& maps,
+                            cudaStream_t stream);
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_DIRECT_WARPGROUP_H_

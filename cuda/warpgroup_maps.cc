@@ -1,0 +1,63 @@
+#include "warpgroup_maps.h"
+
+#include "driver.h"
+
+namespace jsc {
+namespace {
+
+bool MapWarpgroupKernel(const ConvCall& call, CUtensorMapDataType type, cuuint64_t bytes, CUtensorMap* map) {
+  static const auto encode = FindDriverFunction<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
+  const ConvArgs& a = call.args;
+  const auto features = static_cast<cuuint64_t>(a.features), channels = static_cast<cuuint64_t>(a.channels);
+  const cuuint64_t size[] = {features, channels,
+                             static_cast<cuuint64_t>(a.stacks * a.kernel_size[0] * a.kernel_size[1])};
+  const cuuint64_t stride[] = {features * bytes, features * channels * bytes};
+  const auto side = static_cast<cuuint32_t>(kRowBytes / bytes);
+  const cuuint32_t box[] = {side, side, 1}, step[] = {1, 1, 1};
+  return encode && encode(map, type, 3, const_cast<void*>(call.kernel), size, stride, box, step,
+                          CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+bool MapPixels(const ConvCall& call, const WarpgroupPlan& plan, CUtensorMapDataType type, cuuint64_t bytes,
+               CUtensorMap* map) {
+  static const auto tiled = FindDriverFunction<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
+  static const auto windows = FindDriverFunction<decltype(&cuTensorMapEncodeIm2col)>("cuTensorMapEncodeIm2col");
+  const ConvArgs& a = call.args;
+  const int64_t axes[] = {a.channels, a.size[1], a.size[0], a.images};
+  cuuint64_t size[4], stride[4];  // stride: bytes of all axes up to this one
+  for (int i = 0; i < 4; ++i) {
+    size[i] = static_cast<cuuint64_t>(axes[i]);
+    stride[i] = size[i] * (i > 0 ? stride[i - 1] : bytes);
+  }
+  const auto side = static_cast<cuuint32_t>(kRowBytes / bytes);
+  if (plan.patch) {
+    const cuuint32_t box[] = {side, static_cast<cuuint32_t>(plan.patch_wide), static_cast<cuuint32_t>(plan.patch_high),
+                              1};
+    const cuuint32_t step[] = {1, 1, 1, 1};
+    return tiled && tiled(map, type, 4, const_cast<void*>(call.x), size, stride, box, step,
+                          CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  }
+  int lower[2], upper[2];  // where the first and, from the last pixel, the last window begin; columns, then rows
+  for (int i = 0; i < 2; ++i) {
+    const int axis = 1 - i;
+    lower[i] = static_cast<int>(-a.pad_low[axis]);
+    upper[i] = static_cast<int>((a.conv_size[axis] - 1) * a.stride[axis] - a.pad_low[axis] - (a.size[axis] - 1));
+  }
+  const cuuint32_t step[] = {1, static_cast<cuuint32_t>(a.stride[1]), static_cast<cuuint32_t>(a.stride[0]), 1};
+  return windows &&
+         windows(map, type, 4, const_cast<void*>(call.x), size, stride, lower, upper, side,
+                 static_cast<cuuint32_t>(plan.pixels), step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+}  // namespace
+
+bool MakeWarpgroupMaps(const ConvCall& call, const WarpgroupPlan& plan, WarpgroupMaps* maps) {
+  const CUtensorMapDataType type = TensorMapType(call.dtype, false);
+  const cuuint64_t bytes = call.dtype == ffi::DataType::F32 ? 4 : 2;
+  return MapWarpgroupKernel(call, type, bytes, &maps->kernel) && MapPixels(call, plan, type, bytes, &maps->x);
+}
+
+}  // namespace jsc

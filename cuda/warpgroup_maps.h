@@ -1,0 +1,22 @@
+// The operands of a warpgroup convolution as the copy engine sees them.
+#ifndef JSC_CUDA_WARPGROUP_MAPS_H_
+#define JSC_CUDA_WARPGROUP_MAPS_H_
+
+#include <cuda.h>
+
+#include "warpgroup_plan.h"
+
+namespace jsc {
+
+// Passed to a kernel by value.
+struct WarpgroupMaps {
+  CUtensorMap x;       // [N, H, W, C], boxes of a patch, or (im2col) of a tile's windows, x 128 bytes of channels
+  CUtensorMap kernel;  // [S * kh * kw, C, K], boxes of a block of channels x 128 bytes of filters
+};
+
+// False where the driver refuses.
+bool MakeWarpgroupMaps(const ConvCall& call, const WarpgroupPlan& plan, WarpgroupMaps* maps);
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_WARPGROUP_MAPS_H_

@@ -1,0 +1,43 @@
+// How a direct convolution by Hopper's warpgroup products (direct_warpgroup.cuh) is cut.
+#ifndef JSC_CUDA_WARPGROUP_PLAN_H_
+#define JSC_CUDA_WARPGROUP_PLAN_H_
+
+#include "conv_plan.h"
+
+namespace jsc {
+
+constexpr int kRowBytes = 128;       // channels of a staged pixel, filters of a staged channel: one row of the swizzle
+constexpr int kSwizzleBytes = 1024;  // after which it repeats: where a stage may begin
+constexpr int kPatchWidth = 8;       // results of a tile's row, where a tile is a patch
+constexpr int kMaxRing = 8;          // stages of either ring
+
+// Blocks of a multiprocessor that a tile's registers suffice for: of 112 pixels and filters in registers for fewer.
+constexpr int WarpgroupResident(int filters, int pixels, int element_bytes) {
+  if (pixels == 112 && element_bytes == 4) return filters > 64 ? 1 : 3;
+  if (pixels > 112) return filters > 64 ? 1 : 2;
+  return filters > 64 ? 2 : 4;
+}
+
+// A step is one tap of a block of channels, 128 bytes deep.
+struct WarpgroupPlan {
+  int filters, pixels;  // of a tile: 64 or 128, and 56, 112 or 224; no filters: no plan
+  bool patch;           // a tile is a patch of one map, staged once for all taps of a block; else pixels of the batch
+  int splits;           // blocks of a cluster that share a tile's steps
+  int steps, steps_per_split, taps;
+  int pixel_tiles, feature_tiles;  // of a stack
+  int tiles_high, tiles_wide;      // patches of a map
+  int patch_high, patch_wide;      // pixels of x under a patch
+  int pixel_stages, filter_stages, pixel_bytes;
+  int shared_bytes;  // of a block
+  double cycles;     // what the model expects
+};
+
+// Completes a plan that has a tile, `patch` and splits; false where it does not fit.
+bool CompleteWarpgroupPlan(const ConvArgs& args, int element_bytes, const DeviceInfo& device, WarpgroupPlan* plan);
+
+// The best plan under the model in warpgroup_plan.cc, or one without filters.
+WarpgroupPlan ChooseWarpgroupPlan(const ConvArgs& args, int element_bytes, const DeviceInfo& device);
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_WARPGROUP_PLAN_H_

@@ -1,0 +1,116 @@
+// A direct convolution by warpgroup products as its kernel gets it, and where in it a block is.
+#ifndef JSC_CUDA_WARPGROUP_TASK_CUH_
+#define JSC_CUDA_WARPGROUP_TASK_CUH_
+
+#include "density.cuh"
+#include "warpgroup_plan.h"
+
+namespace jsc {
+
+// A block's tile and threads. kDeep: channels of a step, kBox: filters of a box of the kernel, both 128 bytes.
+template <typename T, int kFilters_, int kPixels_>
+struct WarpgroupTile {
+  static constexpr int kFilters = kFilters_, kPixels = kPixels_;
+  static constexpr int kGroups = kFilters / 64;  // warpgroups, each with 64 filters and all pixels
+  static constexpr int kConsumers = kGroups * 128, kThreads = kConsumers + kWarp;  // the last warp asks for copies
+  static constexpr int kDeep = kRowBytes / static_cast<int>(sizeof(T)), kBox = kDeep;
+  static constexpr int kBoxBytes = kDeep * kRowBytes, kFilterBytes = kFilters / kBox * kBoxBytes;  // of a stage
+  static constexpr int kResident = WarpgroupResident(kFilters, kPixels, static_cast<int>(sizeof(T)));
+  static constexpr int kSumStride = kFilters + 4;  // words between pixels' sums, for distinct banks
+};
+
+template <typename T>
+struct WarpgroupTask {
+  const T* bias;      // [S, K] or null
+  const T* residual;  // [N, Ho, Wo, K] or null
+  T* out;             // [N, Ho, Wo, K]
+  CountTask counts;
+  Gate gate;
+  int images_per_stack, height, width, features;  // of out
+  int pixels;                                     // of a stack: images_per_stack * height * width
+  int stride[2], pad_low[2], dilation[2];
+  int steps, steps_per_split, splits, taps, kernel_width, feature_tiles;
+  int pixel_stages, filter_stages, pixel_bytes, copied_bytes;  // of a stage of pixels: its room, and what comes
+  int group_bytes, next_column, next_row;  // of staged pixels: between groups of eight, and from tap to tap
+  bool patch, relu;
+  Divider by_splits, by_feature_tiles, by_tiles_high, by_tiles_wide, by_height, by_width, by_taps, by_kernel_width;
+};
+
+template <typename T>
+WarpgroupTask<T> MakeWarpgroupTask(const ConvCall& call, const WarpgroupPlan& plan) {
+  const ConvArgs& a = call.args;
+  WarpgroupTask<T> t{};
+  t.bias = static_cast<const T*>(call.bias);
+  t.residual = static_cast<const T*>(call.residual);
+  t.out = static_cast<T*>(call.out);
+  t.gate = call.gate;
+  t.images_per_stack = static_cast<int>(a.images / a.stacks);
+  t.height = static_cast<int>(a.conv_size[0]);
+  t.width = static_cast<int>(a.conv_size[1]);
+  t.features = static_cast<int>(a.features);
+  t.pixels = t.images_per_stack * t.height * t.width;
+  t.kernel_width = static_cast<int>(a.kernel_size[1]);
+  for (int i = 0; i < 2; ++i) {
+    t.stride[i] = static_cast<int>(a.stride[i]);
+    t.pad_low[i] = static_cast<int>(a.pad_low[i]);
+    t.dilation[i] = static_cast<int>(a.dilation[i]);
+  }
+  t.steps = plan.steps;
+  t.steps_per_split = plan.steps_per_split;
+  t.splits = plan.splits;
+  t.taps = plan.taps;
+  t.feature_tiles = plan.feature_tiles;
+  t.pixel_stages = plan.pixel_stages;
+  t.filter_stages = plan.filter_stages;
+  t.pixel_bytes = plan.pixel_bytes;
+  t.copied_bytes = (plan.patch ? plan.patch_high * plan.patch_wide : plan.pixels) * kRowBytes;
+  t.group_bytes = (plan.patch ? plan.patch_wide : 8) * kRowBytes;
+  t.next_column = plan.patch ? t.dilation[1] * kRowBytes : 0;
+  t.next_row = plan.patch ? t.dilation[0] * t.group_bytes - (t.kernel_width - 1) * t.next_column : 0;
+  t.patch = plan.patch;
+  t.relu = a.activation == Activation::kRelu;
+  t.by_splits = Divider(plan.splits);
+  t.by_feature_tiles = Divider(plan.feature_tiles);
+  t.by_tiles_high = Divider(plan.tiles_high);
+  t.by_tiles_wide = Divider(plan.tiles_wide);
+  t.by_height = Divider(t.height);
+  t.by_width = Divider(t.width);
+  t.by_taps = Divider(plan.taps);
+  t.by_kernel_width = Divider(t.kernel_width);
+  return t;
+}
+
+// What a block does: its tile's first result, and of the steps those from first_step to end_step.
+struct WarpgroupPlace {
+  int feature, pixel;  // pixel: of the stack; where tiles are patches, 0
+  int image, y, x;     // image: of the stack
+  int split, first_step, end_step;
+};
+
+template <class U, typename T>
+__device__ __forceinline__ WarpgroupPlace FindWarpgroupPlace(const WarpgroupTask<T>& task, int block) {
+  const Quotient part = Divide(block, task.by_splits), tile = Divide(part.quotient, task.by_feature_tiles);
+  WarpgroupPlace at;
+  at.feature = tile.remainder * U::kFilters;
+  at.split = part.remainder;
+  at.first_step = at.split * task.steps_per_split;
+  at.end_step = min(at.first_step + task.steps_per_split, task.steps);
+  if (task.patch) {
+    const Quotient row = Divide(tile.quotient, task.by_tiles_wide), image = Divide(row.quotient, task.by_tiles_high);
+    at.pixel = 0;
+    at.image = image.quotient;
+    at.y = image.remainder * (U::kPixels / kPatchWidth);
+    at.x = row.remainder * kPatchWidth;
+  } else {
+    at.pixel = tile.quotient * U::kPixels;
+    const Quotient row = Divide(at.pixel, task.by_width), image = Divide(row.quotient, task.by_height);
+    at.image = image.quotient;
+    at.y = image.remainder;
+    at.x = row.remainder;
+  }
+  return at;
+}
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_WARPGROUP_TASK_CUH_
