@@ -124,10 +124,10 @@ a call, dense and sparse, batch 1; XLA's default flags):
 |---|---|---|---|---|---|"""
 
 _NETWORKS = """
-Whole networks by `python -m benchmarks.networks` on the H200 (`h200_networks.json`; microseconds of a call, of both of
-XLA's flag sets the faster, on either side; `fused` is `None` under `jsc.fuse`). Without zeros: biases so high that no
-ReLU clips anything; what is left of the gain there is the kernel. Roofline: the share of the time that moving weights
-and maps once, or the dense operations, must take.
+Whole networks by `python -m benchmarks.networks` on the H200 (`h200_networks.json`; microseconds of a call under
+command buffers; a dash where XLA's own side stopped there with cuDNN's status 5003; `fused` is `None` under
+`jsc.fuse`). Without zeros: biases so high that no ReLU clips anything; what is left of the gain there is the kernel.
+Roofline: the share of the time that moving weights and maps once, or the dense operations, must take.
 
 | network | precision | batch | zeros | side | XLA us | us | over XLA | without zeros | roofline |
 |---|---|---|---|---|---|---|---|---|---|"""
