@@ -53,9 +53,9 @@ _CPU_DIRECT_FLOPS = {(1, 1): 7e6, (3, 3): 3e6}
 _CPU_DIRECT_PIXELS = 32  # and at least so many: fewer were not measured
 
 # CUDA, microseconds on an H200 from benchmarks/results/h200_layers.json and h200_run_*.json, as shares of what the
-# device's properties promise, so that they carry over. Checked with h200_plan_resnet50_highest.json and _default.json,
-# which came later: what None takes loses to XLA in none of the 54 layers of either. Dense times there are too long by
-# up to a half (benchmarks/NOTES.md, the papers' experiments): to be checked again.
+# device's properties promise, so that they carry over. Checked with paper/networks.json, where None is level with XLA
+# or ahead on four networks at two precisions, whichever of XLA's flag sets is the faster, and layer by layer, against
+# XLA under its default flags, with h200_plan_resnet50_*.json: ahead in all 54.
 _SPARSE_FLOOR = 5.5  # us: launch, first data, meeting of the cluster
 _SPARSE_LISTS = 0.9  # of the peak of FFMA, for dense-equivalent operations whatever the density
 _SPARSE_SUMS = 0.75  # and for those of non-zeros
@@ -72,16 +72,18 @@ _TENSOR_CORES_ELSEWHERE = (256, 512)
 _TF32_CAPABILITY = (8, 0)
 _DIRECT_DTYPES = ("float32", "bfloat16", "float16")
 # Operations up to which "direct" beats cuDNN's TF32: in all 53 convolutions of ResNet-50 at batch 1, of which the
-# largest has 236 MFLOP, by 1.2 to 2.6 times, and "ecr" in most of them (h200_plan_resnet50_default.json).
+# largest has 236 MFLOP, by 1.4 to 4.1 times under default flags (h200_plan_resnet50_default.json), 0.94 to 2.7 of 7 under
+# command buffers (h200_direct_layers_default.json).
 _DIRECT_FLOPS = 2.5e8
-# The same in 16 bits: VGG-19's conv5_1 with 925 MFLOP 1.26 times as fast as cuDNN under command buffers, ResNet-50's
-# smaller ones 1.01 to 1.86 times (h200_direct_layers_bfloat16.json). Beside "ecr" even direct's products of float32 in
+# The same in 16 bits: VGG-19's conv5_1 with 925 MFLOP 1.8 times as fast as cuDNN under command buffers, ResNet-50's
+# smaller ones 0.97 to 2.5 times (h200_direct_layers_bfloat16.json). Beside "ecr" even direct's products of float32 in
 # parts, which take 1.5 times as long, are at most a quarter slower at the zeros of DenseNet's 3x3 layers.
 _DIRECT_16BIT_FLOPS = 9.3e8
 _DIRECT_16BIT_COPY = 8  # channels, as _DIRECT_COPY
-# The same of windows where "direct" has Hopper's warpgroup products, in TF32 and 16 bits: a development harness against
-# XLA's times in h200_direct_layers_*.json, VGG-19's layers with 925 to 3,700 MFLOP 1.16 to 1.98 times as fast at batch
-# 1; at batch 8 ResNet-50's 3x3 layers with 1,850 are ahead, VGG-19's with 29,600 and any at batch 32 not always.
+# The same of windows where "direct" has Hopper's warpgroup products, in TF32 and 16 bits: VGG-19's layers with 925 to
+# 3,700 MFLOP 1.05 to 2.05 times as fast at batch 1 (h200_direct_layers_bfloat16.json and _default.json). By a
+# development harness at batch 8 ResNet-50's 3x3 layers with 1,850 are ahead, VGG-19's with 29,600 and any at batch 32
+# not always.
 _WARPGROUP_FLOPS = 3.8e9
 _WARPGROUP_FEATURES = 64  # of a tile, at the least
 _WARPGROUP_CAPABILITY = (9, 0)
