@@ -22,11 +22,18 @@ int64_t ChunkChannels(const ConvArgs& a, const Machine& machine, int64_t block_b
   return std::min(fit >= 8 ? fit / 8 * 8 : fit, std::max<int64_t>(1, a.group_channels));
 }
 
+// Results of the convolution along one axis that `count` results need, pooled ones where there is a pool.
+int64_t ConvResults(const ConvArgs& a, int axis, int64_t count) {
+  const int64_t span = (count - 1) * a.window_stride[axis] + a.window[axis];
+  return std::clamp<int64_t>(span, 1, std::max<int64_t>(1, a.conv_size[axis]));
+}
+
 double TaskCycles(const ConvArgs& a, const ConvPlan& p, double lanes) {
   const double depth = static_cast<double>(a.kernel_size[0] * a.kernel_size[1] * a.group_channels);
-  const double windows = static_cast<double>(p.tile_rows * p.tile_cols), vectors = static_cast<double>(p.vectors);
-  const double rows = static_cast<double>(p.tile_rows * a.stride[0] + (a.kernel_size[0] - 1) * a.dilation[0]);
-  const double columns = static_cast<double>(p.tile_cols * a.stride[1] + (a.kernel_size[1] - 1) * a.dilation[1]);
+  const int64_t height = ConvResults(a, 0, p.tile_rows), width = ConvResults(a, 1, p.tile_cols);
+  const double windows = static_cast<double>(height * width), vectors = static_cast<double>(p.vectors);
+  const double rows = static_cast<double>(height * a.stride[0] + (a.kernel_size[0] - 1) * a.dilation[0]);
+  const double columns = static_cast<double>(width * a.stride[1] + (a.kernel_size[1] - 1) * a.dilation[1]);
   const double pixels = rows * columns * static_cast<double>(a.group_channels);
   const double blocks = static_cast<double>(p.task_blocks);
   return kTask + blocks * depth * vectors * (windows * kMultiplyAdd + kPackWeights) +
@@ -54,7 +61,8 @@ ConvPlan MakeDirectPlan(const ConvArgs& a, const Machine& machine, int64_t accum
     // Sums and packed pixels of a tile stay in L2.
     const int64_t window_bytes =
         (p.task_blocks * p.block + a.stride[0] * a.stride[1] * p.chunk_channels) * accumulator_bytes;
-    const int64_t fit = std::max<int64_t>(16, machine.l2_bytes * 6 / 10 / window_bytes);
+    const int64_t each = a.pool == Pool::kNone ? 1 : std::max<int64_t>(1, a.window_stride[0] * a.window_stride[1]);
+    const int64_t fit = std::max<int64_t>(16, machine.l2_bytes * 6 / 10 / window_bytes / each);
     p.tile_cols = std::min(columns, fit);
     p.col_tiles = CeilDiv(columns, p.tile_cols);
     const int64_t least = CeilDiv(rows, std::clamp<int64_t>(fit / p.tile_cols, 1, rows));

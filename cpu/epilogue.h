@@ -54,29 +54,25 @@ inline Vector<A> Activate(const ConvTask& task, Vector<A> sum, ChannelRange rang
   return a.activation == Activation::kRelu ? Relu<A>(sum) : sum;
 }
 
-// The pooled value at (y, x) of a tile image; sums: [rows, sum_cols, stride], already activated, at one vector of
-// channels.
+// The pooled value of rows x columns activated sums; sums: [rows, sum_cols, stride] at one vector of channels.
 template <typename A>
-inline Vector<A> PoolWindow(const ConvArgs& a, const Tile& tile, const TileImage& image, int64_t y, int64_t x,
-                            const A* sums, int64_t stride) {
-  const int64_t top = y * a.window_stride[0] - a.window_pad_low[0];
-  const int64_t left = x * a.window_stride[1] - a.window_pad_low[1];
-  const Range rows = {Max(top, 0), Min(top + a.window[0], a.conv_size[0])};
-  const Range columns = {Max(left, 0), Min(left + a.window[1], a.conv_size[1])};
-  Vector<A> result = {};
-  if (a.pool == Pool::kMax) result -= static_cast<A>(__builtin_inf());
-  for (int64_t row = rows.begin; row < rows.end; ++row) {
-    const int64_t sum_row = image.first_sum + row - image.conv_rows.begin;
-    for (int64_t column = columns.begin; column < columns.end; ++column) {
-      const Vector<A> value = Load(sums + (sum_row * tile.sum_cols + column - tile.conv_cols.begin) * stride);
-      if (a.pool == Pool::kMax) {
+[[gnu::always_inline]] inline Vector<A> PoolWindow(const ConvArgs& a, const A* sums, int64_t rows, int64_t columns,
+                                                   int64_t row_stride, int64_t stride) {
+  if (a.pool == Pool::kMax) {
+    Vector<A> result = Vector<A>{} - static_cast<A>(__builtin_inf());
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t column = 0; column < columns; ++column) {
+        const Vector<A> value = Load(sums + row * row_stride + column * stride);
         result = ((value > result) | (value != value)) ? value : result;  // a NaN is taken, and kept
-      } else {
-        result += value;
       }
     }
+    return result;
   }
-  return a.pool == Pool::kMax ? result : result / static_cast<A>(a.window[0] * a.window[1]);
+  Vector<A> result = {};
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t column = 0; column < columns; ++column) result += Load(sums + row * row_stride + column * stride);
+  }
+  return result / static_cast<A>(a.window[0] * a.window[1]);
 }
 
 // One vector of channels of a row of results, without residual and pool, from sums [columns, stride] to out
@@ -127,12 +123,21 @@ template <typename T, typename A>
 void PoolRow(const ConvTask& task, const Tile& tile, const TileImage& image, int64_t y, ChannelRange block,
              const A* sums) {
   const ConvArgs& a = task.call->args;
+  const int64_t stride = task.plan->block, row_stride = tile.sum_cols * stride;
+  const int64_t top = y * a.window_stride[0] - a.window_pad_low[0];
+  const Range rows = {Max(top, 0), Max(Max(top, 0), Min(top + a.window[0], a.conv_size[0]))};
   T* out = static_cast<T*>(task.call->out);  // [N, out_size, K]
   for (int64_t x = tile.out_cols.begin; x < tile.out_cols.end; ++x) {
-    const int64_t pixel = (image.image * a.out_size[0] + y) * a.out_size[1] + x;
+    const int64_t left = x * a.window_stride[1] - a.window_pad_low[1];
+    const Range columns = {Max(left, 0), Max(Max(left, 0), Min(left + a.window[1], a.conv_size[1]))};
+    const A* first = sums + (image.first_sum + rows.begin - image.conv_rows.begin) * row_stride +
+                     (columns.begin - tile.conv_cols.begin) * stride;
+    T* target = out + ((image.image * a.out_size[0] + y) * a.out_size[1] + x) * a.features + block.channel;
+    const bool two_by_two = rows.size() == 2 && columns.size() == 2;
     for (int64_t v = 0; v < block.width; v += kLanes<A>) {
-      const Vector<A> value = PoolWindow(a, tile, image, y, x, sums + v, task.plan->block);
-      StoreFirst(out + pixel * a.features + block.channel + v, value, Min(kLanes<A>, block.width - v));
+      const Vector<A> value = two_by_two ? PoolWindow(a, first + v, 2, 2, row_stride, stride)
+                                         : PoolWindow(a, first + v, rows.size(), columns.size(), row_stride, stride);
+      StoreFirst(target + v, value, Min(kLanes<A>, block.width - v));
     }
   }
 }

@@ -216,7 +216,7 @@ def prefers_direct(work: Work, platform: str) -> bool:
 
 
 def _cpu_prefers_direct(work: Work) -> bool:
-    if not chooses_natively(work, "cpu") or work.pixels < _CPU_DIRECT_PIXELS:
+    if not chooses_natively(work, "cpu") or work.geometry.pool is not None or work.pixels < _CPU_DIRECT_PIXELS:
         return False
     _, height, width, _, _ = work.kernel_shape
     return _CPU_SMALL <= work.flops <= _CPU_DIRECT_FLOPS.get((height, width), 0.0)
@@ -234,7 +234,7 @@ def _has_warpgroups(work: Work) -> bool:
 
 def chooses_natively(work: Work, platform: str) -> bool:
     """Whether the native call chooses by itself, by a sample of x, between sparse loops and a dense one."""
-    if platform != "cpu" or work.method != "ecr" or work.geometry.pool is not None or work.is_symbolic:
+    if platform != "cpu" or work.method not in ("ecr", "pecr") or work.is_symbolic:
         return False
     return not work.is_image and work.geometry.groups == 1 and work.itemsize > 2
 

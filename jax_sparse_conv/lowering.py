@@ -144,18 +144,9 @@ def _lower(ctx: Any, *operands: Any, config: Config, platform: str | None) -> An
 
 
 def _pools_apart(x: Any, kernel: Any, config: Config, platform: str | None) -> bool:
-    """Whether a pool is XLA's.
-
-    On CUDA "direct" has none, and a pool of ours behind it cost 10 to 27 us more. On a CPU the native call may then be
-    dense, without a branch of XLA's.
-    """
-    if config.geometry.pool is None or platform not in ("cpu", "cuda"):
+    """Whether a pool is XLA's: on CUDA "direct" has none, and a pool of ours behind it cost 10 to 27 us more."""
+    if config.geometry.pool is None or platform != "cuda":
         return False
-    if platform == "cpu":
-        pooled = _work(x, kernel, config)
-        if not config.fallback or not choice.chooses_natively(_work(x, kernel, _unpooled(config)), platform):
-            return False
-        return 0 < choice.threshold(pooled, platform) < 1
     return config.method == "adaptive" or (config.fallback and _is_direct(_work(x, kernel, _unpooled(config)), "cuda"))
 
 

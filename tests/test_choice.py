@@ -219,16 +219,16 @@ def test_the_running_program_follows_the_zeros(density: float) -> None:
 
 @pytest.mark.skipif(PLATFORM != "cpu", reason="only a CPU decides while the program runs")
 @pytest.mark.parametrize("density", [0.2, 1.0])
-@pytest.mark.parametrize(("size", "target"), [(16, "pecr"), (56, "ecr")])
-def test_a_call_with_a_pool_does_not_branch(density: float, size: int, target: str) -> None:
+@pytest.mark.parametrize("size", [16, 56])
+def test_a_call_with_a_pool_does_not_branch(density: float, size: int) -> None:
     require("pecr", "float32")
     x = jnp.asarray(np.random.default_rng(0).random((1, size, size, 64), np.float32))
     x = jnp.where(x < density, x, 0).at[..., 0].set(0)
     kernel = jnp.ones((3, 3, 64, 128)).at[:, :, 0].set(jnp.inf)
     call = jax.jit(functools.partial(jsc.conv_pool, activation=None, pool="avg"))
-    assert bool(jnp.isfinite(call(x, kernel)).all()) == (density < 0.65 or target == "pecr")
+    assert bool(jnp.isfinite(call(x, kernel)).all()) == (density < 0.65)
     text = call.lower(x, kernel).compile().as_text()
-    assert re.findall(r'custom_call_target="jsc_(\w+)"', text) == [target]
+    assert re.findall(r'custom_call_target="jsc_(\w+)"', text) == ["pecr"]
     assert " conditional(" not in text
 
 
@@ -301,8 +301,7 @@ def test_vmap_is_counted() -> None:
     ("x_shape", "platform", "apart"),
     [
         ((1, 56, 56, 128), "cuda", True),
-        ((1, 56, 56, 128), "cpu", True),  # where the native call may be direct
-        ((1, 14, 14, 128), "cpu", False),
+        ((1, 56, 56, 128), "cpu", False),  # the native call may be direct, with the pool
         ((64, 56, 56, 128), "cuda", False),
     ],
 )
