@@ -4,14 +4,15 @@
 
 Networks have seeded weights, folded batch norms and the zeros of a trained network. In turns: dense XLA ("xla"),
 `implementation=None` ("plain") and None after `jax_sparse_conv.nnx.pack(model)` ("packed"), each with the model's state
-as an argument of `jax.jit` and, as "nnx_...", under `nnx.jit`, which returns a copy of the state from every call (with
-`graph_updates=False` it does not); and dense XLA and None with the weights as constants, "constant_...", which packs
-while it traces.
+as an argument of `jax.jit`; as "nnx_..." under `nnx.jit`, which returns a copy of the state from every call; as
+"nnx_read_..." under `nnx.jit` with `graph_updates=False`, which does not; and dense XLA and None with the weights as
+constants, "constant_...", which packs while it traces.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -27,13 +28,14 @@ from benchmarks import command, tables
 from jax_sparse_conv import environment, models, photograph, timing
 
 NETWORKS = ("vgg19", "resnet50", "densenet169", "regnetx_400mf")
-GROUPS = {"": ("xla", "plain", "packed"), "nnx_": ("xla", "plain", "packed"), "constant_": ("xla", "plain")}
+_ALL = ("xla", "plain", "packed")
+GROUPS = {"": _ALL, "nnx_": _ALL, "nnx_read_": _ALL, "constant_": ("xla", "plain")}
 SIDES = tuple(prefix + side for prefix, sides in GROUPS.items() for side in sides)
 RATIOS = tuple(side for side in SIDES if not side.endswith("xla"))
 _COLUMNS = (
     ("network", "network", "<", "{}"),
     ("batch", "batch", ">", "{}"),
-    *((f"{side}_us", f"{side} us", ">", "{:.0f}") for side in SIDES),
+    *((f"{side}_us", f"{side} us", ">", "{:.0f}") for side in SIDES if side.endswith("xla")),
     *((f"{side}_ratio", side, ">", "{:.2f}") for side in RATIOS),
     ("weights_mb", "weights MB", ">", "{:.0f}"),
     ("copies_mb", "copies MB", ">", "{:.0f}"),
@@ -94,7 +96,8 @@ def _sides(model: models.ConvNet) -> tuple[dict[str, Callable[[jax.Array], Any]]
     """The sides as functions of the images, and the bytes of the packed copies."""
     chosen = {"xla": _copy(model, "xla"), "plain": _copy(model, None), "packed": _copy(model, None)}
     jsc.nnx.pack(chosen["packed"])
-    kinds = {"": _with_state, "nnx_": _under_nnx, "constant_": _constant}
+    read = functools.partial(_under_nnx, graph_updates=False)
+    kinds = {"": _with_state, "nnx_": _under_nnx, "nnx_read_": read, "constant_": _constant}
     functions = {prefix + side: kinds[prefix](chosen[side]) for prefix, sides in GROUPS.items() for side in sides}
     held = {side: sum(leaf.nbytes for leaf in jax.tree.leaves(nnx.state(each))) for side, each in chosen.items()}
     return functions, held["packed"] - held["plain"]
@@ -114,8 +117,8 @@ def _with_state(model: models.ConvNet) -> Callable[[jax.Array], Any]:
     return lambda x: run(leaves, x)
 
 
-def _under_nnx(model: models.ConvNet) -> Callable[[jax.Array], Any]:
-    run = nnx.jit(lambda model, x: model(x))
+def _under_nnx(model: models.ConvNet, **arguments: Any) -> Callable[[jax.Array], Any]:
+    run = nnx.jit(lambda model, x: model(x), **arguments)
     return lambda x: run(model, x)
 
 

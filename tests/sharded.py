@@ -111,6 +111,16 @@ def check_counts(auto: jax.sharding.Mesh, values: Any, placed: Any) -> None:
     print("counts and adaptive")
 
 
+def check_packed_kernels(auto: jax.sharding.Mesh, values: Any, placed: Any, wanted: Any) -> None:
+    """The compiler splits the kernel alone; shard_map takes the copy along; a kernel on several devices has none."""
+    x, kernel, bias, residual = values
+    packed = jax.device_put(jsc.pack(kernel), NamedSharding(auto, P()))
+    check("jit, packed kernel", sparse, [placed[0], packed, *placed[2:]], wanted)
+    manual = jax.shard_map(sparse, mesh=auto, in_specs=(P("batch"), P(), P(), P("batch")), out_specs=P("batch"))
+    check("shard_map, packed kernel", manual, [x, packed, bias, residual], wanted)
+    assert jsc.pack(placed[1]).packed is None
+
+
 def main() -> None:
     values = operands()
     x, kernel, bias, residual = values
@@ -165,6 +175,8 @@ def main() -> None:
     check_kernels_split_by_hand(auto)
 
     check_counts(auto, values, placed)
+
+    check_packed_kernels(auto, values, placed, wanted)
 
     explicit = mesh(AxisType.Explicit)
     with jax.set_mesh(explicit):

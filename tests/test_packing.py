@@ -319,6 +319,18 @@ def test_a_copy_that_is_batched_alone_is_not_read() -> None:
     assert oracle.relative_error(result[2], oracle.expected(case, inputs)) <= TOLERANCE["float32"]
 
 
+def test_packed_kernels_may_be_donated() -> None:
+    inputs = cases.inputs(CASE)
+    function = jax.jit(
+        lambda x, kernel: (jsc.conv(x, kernel, inputs.bias, activation="relu"), kernel), donate_argnums=1
+    )
+    kernel = jsc.pack(inputs.kernel)
+    for _ in range(2):
+        result, kernel = function(inputs.x, kernel)
+        assert oracle.relative_error(result, oracle.expected(CASE, inputs)) <= TOLERANCE["float32"]
+    np.testing.assert_array_equal(kernel.packed, jsc.pack(inputs.kernel).packed)
+
+
 def test_derivatives_by_a_copy_are_refused() -> None:
     x, kernel = jnp.ones((1, 6, 6, 16)), jnp.ones((3, 3, 16, 32))
     packed = jsc.pack(kernel)

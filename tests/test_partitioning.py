@@ -23,6 +23,8 @@ CHECKED = [
     "grad through shard_map",
     "shard_map, kernel split",
     "counts and adaptive",
+    "jit, packed kernel",
+    "shard_map, packed kernel",
     "explicit sharding",
 ]
 
