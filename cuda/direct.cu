@@ -11,7 +11,7 @@
 namespace jsc {
 namespace {
 
-// The kernel with the plan that is expected to be faster; either may be none.
+// Of both kernels; warpgroups have a plan only where they are expected to be faster.
 struct Plans {
   DirectPlan direct;
   WarpgroupPlan warpgroup;
@@ -20,7 +20,11 @@ struct Plans {
 Plans ChoosePlans(const ConvArgs& a, int element_bytes, size_t workspace_bytes, const DeviceInfo& info) {
   Plans plans{ChooseDirectPlan(a, element_bytes, workspace_bytes, info), {}};
   if (info.warpgroups) plans.warpgroup = ChooseWarpgroupPlan(a, element_bytes, info);
-  if (plans.direct.tile != DirectTile::kNone && plans.direct.cycles < plans.warpgroup.cycles) plans.warpgroup = {};
+  // Of two that are expected to take about as long the one that asks less of the rest: used from JAX, 64 to 256
+  // channels 1x1 on 56x56 in TF32 took 7.5 us by warpgroups and 5.5 before.
+  constexpr double kMargin = 1.1;
+  const bool is_close = plans.direct.cycles < kMargin * plans.warpgroup.cycles;
+  if (plans.direct.tile != DirectTile::kNone && is_close) plans.warpgroup = {};
   return plans;
 }
 

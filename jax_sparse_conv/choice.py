@@ -72,8 +72,8 @@ _TENSOR_CORES_ELSEWHERE = (256, 512)
 _TF32_CAPABILITY = (8, 0)
 _DIRECT_DTYPES = ("float32", "bfloat16", "float16")
 # Operations up to which "direct" beats cuDNN's TF32: in all 53 convolutions of ResNet-50 at batch 1, of which the
-# largest has 236 MFLOP, by 1.4 to 4.1 times under default flags (h200_plan_resnet50_default.json), 0.94 to 2.7 of 7 under
-# command buffers (h200_direct_layers_default.json).
+# largest has 236 MFLOP, by 1.4 to 4.1 times under default flags (h200_plan_resnet50_default.json), 0.94 to 2.7 of 7
+# under command buffers (h200_direct_layers_default.json).
 _DIRECT_FLOPS = 2.5e8
 # The same in 16 bits: VGG-19's conv5_1 with 925 MFLOP 1.8 times as fast as cuDNN under command buffers, ResNet-50's
 # smaller ones 0.97 to 2.5 times (h200_direct_layers_bfloat16.json). Beside "ecr" even direct's products of float32 in
