@@ -79,6 +79,12 @@ def device_properties(device: int) -> dict[str, int]:
     return dict(_modules["cuda"].device_properties(device))
 
 
+def has_warpgroups() -> bool:
+    """Whether this build has code for Hopper's warpgroup products (`cuda/direct_warpgroup.cuh`)."""
+    build = _find_build_info()
+    return build is not None and "90a-real" in build.CUDA_ARCHITECTURES.split(";")
+
+
 def registered_targets() -> dict[str, list[str]]:
     """Registered custom calls by platform; platforms whose extension is missing have an empty list."""
     return {platform: list(_registered.get(platform, [])) for platform in PLATFORMS}

@@ -1,8 +1,8 @@
 """What `implementation=None` does without a plan: a cost model of sizes, dtype, precision and device.
 
 The model answers one question: up to which density of x is the sparse kernel expected to be at least as fast as XLA's
-dense convolution? (float32 convolutions of small batches go to "direct" on tensor cores, whatever the density.) Density
-is not known before the program runs, so
+dense convolution? (Convolutions that are small for the device go to "direct", whatever the density, see
+`prefers_direct`.) Density is not known before the program runs, so
 - above 1, the sparse kernel always serves; at 0, the dense convolution;
 - a CPU decides in the running program, by a sample of x: convolutions inside the native call, which has a dense kernel
   of its own, with a pool of XLA's behind it unless they are small; dense layers of several rows by a branch to XLA's
@@ -199,7 +199,7 @@ def prefers_direct(work: Work, platform: str) -> bool:
         return False  # not measured
     capability = _device()[1]
     channels, features = work.kernel_shape[3], work.kernel_shape[4] // work.geometry.groups
-    if capability == _WARPGROUP_CAPABILITY and _has_warpgroups(work):
+    if capability == _WARPGROUP_CAPABILITY and _native.has_warpgroups() and _fits_warpgroups(work):
         return True
     if work.itemsize == 2:
         if channels % _DIRECT_16BIT_COPY or features % _DIRECT_16BIT_COPY or features < _DIRECT_FEW_FEATURES:
@@ -222,7 +222,7 @@ def _cpu_prefers_direct(work: Work) -> bool:
     return _CPU_SMALL <= work.flops <= _CPU_DIRECT_FLOPS.get((height, width), 0.0)
 
 
-def _has_warpgroups(work: Work) -> bool:
+def _fits_warpgroups(work: Work) -> bool:
     """Whether warpgroup products are expected to beat cuDNN's; for windows, 1x1 layers are bound by memory before."""
     taps, (channels, features) = math.prod(work.kernel_shape[1:3]), work.kernel_shape[3:]
     if taps == 1 or work.geometry.groups > 1 or (work.exact and work.dtype == "float32"):

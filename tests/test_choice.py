@@ -26,6 +26,7 @@ SAME = Geometry(padding=((1, 1), (1, 1)))
 @pytest.fixture
 def h200(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "_device", lambda: (cost_model.Device(), (9, 0)))
+    monkeypatch.setattr(_native, "has_warpgroups", lambda: True)
 
 
 POOLED = Geometry(padding=SAME.padding, pool=Pool("max", (2, 2), (2, 2), ((0, 0), (0, 0))))
@@ -102,6 +103,9 @@ def test_larger_windows_on_h200_are_direct(
 ) -> None:
     work = dataclasses.replace(work, dtype=dtype, exact=False)
     assert choice.prefers_direct(work, "cuda") == direct
+    with monkeypatch.context() as build:
+        build.setattr(_native, "has_warpgroups", lambda: False)  # compiled for other GPUs
+        assert not choice.prefers_direct(work, "cuda")
     monkeypatch.setattr(choice, "_device", lambda: (cost_model.Device(), (8, 0)))
     assert not choice.prefers_direct(work, "cuda")  # has no warpgroup products
 

@@ -41,6 +41,24 @@ def test_a_missing_extension_keeps_its_reason() -> None:
         assert _native.missing_reasons()["cuda"] in str(_native.why_missing("ecr", "cuda", "float32"))
 
 
+@pytest.mark.parametrize(
+    ("architectures", "has"),
+    [
+        ("80-real;90-real;90-virtual;90a-real", True),
+        ("90a;90a-real", True),
+        ("80", False),
+        ("120-real", False),
+        ("", False),
+    ],
+)
+def test_warpgroups_are_code_of_the_build(monkeypatch: pytest.MonkeyPatch, architectures: str, has: bool) -> None:
+    build = types.SimpleNamespace(CUDA_ARCHITECTURES=architectures)
+    monkeypatch.setattr(_native, "_find_build_info", lambda: build)
+    assert _native.has_warpgroups() is has
+    monkeypatch.setattr(_native, "_find_build_info", lambda: None)
+    assert not _native.has_warpgroups()
+
+
 def test_an_extension_that_does_not_load_is_an_answer_not_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(name: str) -> None:
         raise ImportError("libgone.so.1: cannot open shared object file")
