@@ -93,23 +93,10 @@ def measure(
     reasons = dict(skipped)
     sides = [side for side in case.sides(wanted, plans) if side not in reasons]
     operands = {"profile": _operands(case, network, network.weights), "none": _operands(case, network, beside.weights)}
-    lowered = {}
-    for side in sides:
-        path = case.plan(plans) if side == PLANNED else None
-        try:
-            lowered[side] = _function(case, network, side, path).lower(*operands["profile"][0])
-        except ValueError as error:
-            reasons[side] = _short(error)
+    lowered = _lowered(case, network, sides, plans, operands["profile"][0], reasons)
     functions, seconds = _compiled(case, lowered, reasons, say)
-    results = {}
-    for side in list(functions):
-        say({"begin": case.name, "side": side})
-        try:
-            results[side] = np.asarray(functions[side](*operands["profile"][0]), np.float32)
-        except (ValueError, jax.errors.JaxRuntimeError) as error:
-            reasons[side] = _short(error)
-            del functions[side]
-        say({"end": case.name, "side": side})
+    results = _results(case, functions, operands["profile"][0], reasons, say)
+    functions = {side: functions[side] for side in results}
     say({"begin": case.name, "side": ALL})
     times = {zeros: _times(functions, given, repeats) for zeros, given in operands.items()}
     single = timing.blocked(functions, operands["profile"], repeats)
@@ -166,6 +153,36 @@ def _operands(case: Case, network: Prepared, weights: list[jax.Array]) -> list[t
 @functools.partial(jax.jit, static_argnums=1)  # one program: hundreds of small ones take seconds to compile
 def _cast(weights: list[jax.Array], dtype: str) -> list[jax.Array]:
     return [leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf for leaf in weights]
+
+
+def _lowered(
+    case: Case, network: Prepared, sides: list[str], plans: Path | None, operands: timing.Operands,
+    reasons: dict[str, str],
+) -> dict[str, Any]:  # fmt: skip
+    """The programs as JAX hands them to XLA; why others have none goes into `reasons`."""
+    lowered = {}
+    for side in sides:
+        path = case.plan(plans) if side == PLANNED else None
+        try:
+            lowered[side] = _function(case, network, side, path).lower(*operands)
+        except ValueError as error:
+            reasons[side] = _short(error)
+    return lowered
+
+
+def _results(
+    case: Case, functions: Compiled, operands: timing.Operands, reasons: dict[str, str], say: Say
+) -> dict[str, np.ndarray]:
+    """What the programs compute; why others do not run goes into `reasons`."""
+    results = {}
+    for side, function in functions.items():
+        say({"begin": case.name, "side": side})
+        try:
+            results[side] = np.asarray(function(*operands), np.float32)
+        except (ValueError, jax.errors.JaxRuntimeError) as error:
+            reasons[side] = _short(error)
+        say({"end": case.name, "side": side})
+    return results
 
 
 def _compiled(

@@ -19,6 +19,9 @@ _HEADER = (
 def of_files(paths: Sequence[Path]) -> dict[str, Any]:
     """The runs of all files, later ones in the place of earlier ones of the same case and flags."""
     contents = [json.loads(path.read_text("utf-8")) for path in paths]
+    for path, content in zip(paths, contents, strict=True):
+        if "runs" not in content:
+            raise ValueError(f"--merge {path}: not a file that benchmarks.networks --json has written")
     for key in ("device", "repeats", "quick", "versions", "gpu_driver"):
         found = [{**content.get("environment", {}), **content}.get(key) for content in contents]
         if found.count(found[0]) != len(found):

@@ -138,9 +138,10 @@ def _prepare(options: argparse.Namespace) -> None:
         spec = {"network": name, "prepare": True}
         environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
         processes[name] = subprocess.Popen(_line(options, spec), env=environ, stdout=subprocess.DEVNULL)
-    for name, process in processes.items():
-        if process.wait():
-            raise ValueError(f"building {name} ended with status {process.returncode}")
+    ended = {name: process.wait() for name, process in processes.items()}
+    if any(ended.values()):
+        failed = ", ".join(f"{name} with status {status}" for name, status in ended.items() if status)
+        raise ValueError(f"building networks failed: {failed}")
     _progress("networks are there")
 
 
@@ -151,7 +152,7 @@ def _isolated(
     left = [case.name for case in cases]
     by_name = {case.name: case for case in cases}
     lost: dict[str, dict[str, str]] = {}
-    dumps = folder / f"dumps{len(content['runs'])}"
+    dumps = Path(tempfile.mkdtemp(prefix="dumps", dir=folder))  # programs have the same names under other flags
 
     def keep(row: Row, label: str) -> None:
         content["runs"].setdefault(label, []).append(row)

@@ -77,6 +77,10 @@ def test_networks_writes_a_row_for_every_case(tmp_path: Path, capsys: pytest.Cap
     assert "resnet50/bfloat16/2  fused" in printed
     assert networks.main([*NETWORK, "--cases", "vgg"]) == networks.main([*NETWORK, "--prepare"]) == 1
     assert networks.main([*NETWORK, "--json", str(tmp_path / "nowhere" / "a.json")]) == 1
+    files[0].write_text("{}")
+    capsys.readouterr()
+    assert networks.main(["--merge", str(files[0])]) == 1
+    assert "one.json: not a file that benchmarks.networks --json has written" in capsys.readouterr().err
 
 
 def test_a_plan_is_a_side(tmp_path: Path) -> None:
@@ -129,6 +133,26 @@ def test_a_side_that_ends_the_process_is_skipped_and_the_rest_goes_on(
     assert [row["case"] for row in rows] == [first.name, second.name]
     assert set(rows[1]["skipped"]["default"]) == set(network_cases.SIDES)
     assert "resnet50/highest/1 xla, default flags, skipped: the process ended by SIGABRT" in network_rows.table(rows)
+
+
+def test_every_flag_set_of_every_network_has_dumps_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    options = networks._parser().parse_args(
+        ["--networks", "vgg19", "resnet50", "--both-flags", "--prepared", str(tmp_path)]
+    )
+    used: list[Path] = []
+
+    def process(line: list[str], flags: str, dumps: Path, content: dict[str, Any], keep: Any) -> Any:
+        used.append(dumps)
+        for name in json.loads(line[line.index("--child") + 1])["cases"]:
+            parts = name.split("/")
+            keep({**networks._described(network_cases.Case(parts[0], parts[1], int(parts[2]))), "skipped": {}})
+        return [], None
+
+    monkeypatch.setattr(networks, "_one_process", process)
+    monkeypatch.setattr(networks, "_prepare", lambda options: None)
+    content = networks._measured(options, [])
+    assert len(used) == len(set(used)) == 4
+    assert set(content["runs"]) == {"default", "command buffers"}
 
 
 def test_the_reason_of_a_process_s_end_is_kept(tmp_path: Path) -> None:
