@@ -188,8 +188,8 @@ def _maps(options: argparse.Namespace) -> None:
     header = environment.describe_run(options.argv) | {
         **{name: getattr(options, name) for name in ("network", "batch", "dtype", "precision", "seed")},
         "size": size,
-        "images": [str(path) for path in options.image or [SAMPLE]],
-        "weights": None if options.weights is None else str(options.weights),
+        "images": [_without_folders(path) for path in options.image or [SAMPLE]],
+        "weights": _without_folders(options.weights),
     }
     with jax.default_matmul_precision(options.precision), report.progress() as advance:
         model, x = _prepare(network, images, options, advance)
@@ -301,10 +301,14 @@ def _record(options: argparse.Namespace, size: int) -> dict[str, Any]:
         **environment.describe_run(options.argv),
         **{name: getattr(options, name) for name in chosen},
         "size": size,
-        "image": str(options.image or SAMPLE),
-        "weights": None if options.weights is None else str(options.weights),
-        "plan": None if options.plan is None else str(options.plan),
+        "image": _without_folders(options.image or SAMPLE),
+        "weights": _without_folders(options.weights),
+        "plan": _without_folders(options.plan),
     }
+
+
+def _without_folders(path: Path | str | None) -> str | None:
+    return None if path is None else environment.without_folders(str(path))
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ def test_calibrate_writes_a_plan_that_run_takes(tmp_path: Path, capsys: pytest.C
     assert run("--batch", "2", "--plan", target, "--json", written) == 0
     found = json.loads(written.read_text())
     assert {row["path"]: row["implementation"] for row in found["layers"]} == chosen
-    assert found["plan"] == str(target)
+    assert found["plan"] == target.name  # without the folders of this machine
     assert "plan plan.json" in capsys.readouterr().out
     assert run("--batch", "2", "--precision", "highest", "--plan", target) == 1
     assert "--plan: layer 'conv1_1' has precision='highest', not 'default'" in capsys.readouterr().err
