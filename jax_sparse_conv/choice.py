@@ -47,10 +47,7 @@ _CPU_FEW_ROWS = 4  # of a dense layer; more rows share fewer zeros
 _CPU_ROWS_CROSSOVER = 0.35
 _CPU_SMALL = 1e5  # operations: such calls are over before a branch pays
 _CPU_SMALL_POOLED = 6e7
-# Operations of a convolution up to which "direct" is at least 1.4 times as fast as XLA's, and faster than the sparse
-# loops below 80 to 90 % zeros: these are over before a second thread has woken, or spend their time on lists.
-_CPU_DIRECT_FLOPS = {(1, 1): 7e6, (3, 3): 3e6}
-_CPU_DIRECT_PIXELS = 32  # and at least so many: fewer were not measured
+_CPU_SMALL_ROW = 1e8  # of a dense layer of one row: without zeros VGG's first loses 5 to 14 %, the others nothing
 
 # CUDA, microseconds on an H200 from benchmarks/results/h200_layers.json and h200_run_*.json, as shares of what the
 # device's properties promise, so that they carry over. Checked with paper/networks.json, where None is level with XLA
@@ -178,7 +175,7 @@ def _cpu_crossover(work: Work) -> float:
         return 0.0
     if work.flops < _CPU_SMALL:
         return math.inf
-    if work.method == "dense" and work.x_shape[0] == 1:
+    if work.method == "dense" and work.x_shape[0] == 1 and work.flops <= _CPU_SMALL_ROW:
         return math.inf
     if work.method == "dense":
         return _CPU_CROSSOVER if work.x_shape[0] <= _CPU_FEW_ROWS else _CPU_ROWS_CROSSOVER
@@ -191,8 +188,6 @@ def _cpu_crossover(work: Work) -> float:
 
 def prefers_direct(work: Work, platform: str) -> bool:
     """Whether the dense kernel of Cheng et al. is expected to be the fastest at any likely density of x."""
-    if platform == "cpu":
-        return _cpu_prefers_direct(work)
     if platform != "cuda" or work.method != "ecr" or work.dtype not in _DIRECT_DTYPES:
         return False
     if work.is_symbolic or work.is_image:
@@ -213,13 +208,6 @@ def prefers_direct(work: Work, platform: str) -> bool:
         return False  # not measured
     # Elsewhere tensor cores do TF32 at little more than the rate of FFMA; the same list is in cuda/device_info.cu.
     return 0 < work.flops <= _DIRECT_EXACT_FLOPS and capability in _TENSOR_CORES
-
-
-def _cpu_prefers_direct(work: Work) -> bool:
-    if not chooses_natively(work, "cpu") or work.geometry.pool is not None or work.pixels < _CPU_DIRECT_PIXELS:
-        return False
-    _, height, width, _, _ = work.kernel_shape
-    return _CPU_SMALL <= work.flops <= _CPU_DIRECT_FLOPS.get((height, width), 0.0)
 
 
 def _fits_warpgroups(work: Work) -> bool:

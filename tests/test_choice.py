@@ -177,6 +177,7 @@ def test_overlapping_pools_cost_the_sparse_kernel_more(h200: None) -> None:
         (conv3x3(1, 8, 8, 8), math.inf),  # small
         (rows(1), math.inf),
         (rows(4), 0.65),
+        (Work("dense", (1, 1, 1, 25088), (1, 1, 1, 25088, 4096), Geometry(), "float32", True), 0.65),
         (rows(16), 0.35),
         (conv3x3(1, 14, 32, 128, method="pecr", geometry=POOLED), math.inf),
         (conv3x3(1, 56, 128, 128, method="pecr", geometry=POOLED), 0.65),
@@ -234,26 +235,6 @@ def test_a_call_with_a_pool_does_not_branch(density: float, size: int) -> None:
     text = call.lower(x, kernel).compile().as_text()
     assert re.findall(r'custom_call_target="jsc_(\w+)"', text) == ["pecr"]
     assert " conditional(" not in text
-
-
-@pytest.mark.skipif(PLATFORM != "cpu", reason="only a CPU runs small convolutions so")
-def test_small_convolutions_are_direct_on_a_cpu() -> None:
-    for work, direct in (
-        (Work("ecr", (1, 14, 14, 480), (1, 1, 1, 480, 16), Geometry(), "float32", True), True),
-        (Work("ecr", (1, 14, 14, 480), (1, 1, 1, 480, 64), Geometry(), "float32", True), False),
-        (Work("ecr", (1, 14, 14, 480), (1, 1, 1, 480, 16), Geometry(), "bfloat16", True), False),
-        (Work("ecr", (1, 1, 1, 1024), (1, 1, 1, 1024, 256), Geometry(), "float32", True), False),
-        (conv3x3(1, 14, 16, 48), True),
-        (conv3x3(1, 14, 32, 64), False),
-        (conv3x3(1, 14, 8, 8), True),
-        (conv3x3(1, 4, 8, 8), False),
-    ):
-        assert choice.prefers_direct(work, "cpu") is direct, work
-    require("direct", "float32")
-    x, kernel = jnp.ones((1, 14, 14, 48)), jnp.ones((1, 1, 48, 16))
-    text = jax.jit(jsc.conv).lower(x, jsc.pack(kernel)).as_text()
-    assert "jsc_direct" in text
-    assert "has_packed = 1" not in text
 
 
 @pytest.mark.parametrize("density", [0.2, 1.0])
