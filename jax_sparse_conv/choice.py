@@ -5,8 +5,8 @@ dense convolution? (Convolutions that are small for the device go to "direct", w
 `prefers_direct`.) Density is not known before the program runs, so
 - above 1, the sparse kernel always serves; at 0, the dense convolution;
 - a CPU decides in the running program, by a sample of x: convolutions inside the native call, which has a dense kernel
-  of its own, with a pool of XLA's behind it unless they are small; dense layers of several rows by a branch to XLA's
-  (`is_at_most`), for which counts of the non-zeros serve as well;
+  of its own, dense layers of several rows by a branch to XLA's (`is_at_most`), for which counts of the non-zeros serve
+  as well;
 - in between, a GPU decides by `ASSUMED_DENSITY`. With a branch of XLA's the host would wait for the device; one custom
   call that holds "ecr" and "direct", which is what "adaptive" runs, costs about as much as it can gain
   (benchmarks/NOTES.md).
@@ -38,16 +38,18 @@ _DENSE_ROWS = 16  # of x up to which a dense layer is a stream of its weights, s
 _SAMPLES = 1024  # of x, for a standard deviation of at most 1.6 %
 PARTS = 64  # rows of counts, kCountRows in cpu/conv_args.h
 
-# CPU, of calls that choose by a branch: larger ones with a pool meet XLA's time between 10 and 30 % zeros
-# (benchmarks/results/cpu_kernels_pool_dense.json). Grouped, depthwise and 16-bit convolutions of XLA's are slower than
-# ours at any density, and so are small ones with a pool and dense layers of one row (cpu_zoo.json).
+# CPU, of calls that choose by a branch. Grouped, depthwise and 16-bit convolutions of XLA's are slower than ours at any
+# density, and so are dense layers of one row (benchmarks/results/cpu_zoo.json).
 _CPU_CROSSOVER = 0.65
 _CPU_FEW_PIXELS = 64
-_CPU_FEW_ROWS = 4  # of a dense layer; more rows share fewer zeros
+_CPU_FEW_ROWS = 4  # of a dense layer with many weights; more rows share fewer zeros
 _CPU_ROWS_CROSSOVER = 0.35
 _CPU_SMALL = 1e5  # operations: such calls are over before a branch pays
-_CPU_SMALL_POOLED = 6e7
-_CPU_SMALL_ROW = 1e8  # of a dense layer of one row: without zeros VGG's first loses 5 to 14 %, the others nothing
+# Weights of a dense layer: with several rows a branch costs small ones up to 10 %, and skipping gains little below 80 %
+# zeros. One row loses nothing without zeros, but 5 to 14 % in VGG's first layer.
+_CPU_ROW_WEIGHTS = (4e6, 5e7)
+_CPU_FEW_WEIGHTS = 1e7
+_CPU_STRIDED_FLOPS = 1e9  # of a 1x1 convolution that strides, from which "direct" is up to a quarter slower than XLA
 
 # CUDA, microseconds on an H200 from benchmarks/results/h200_layers.json and h200_run_*.json, as shares of what the
 # device's properties promise, so that they carry over. Checked with paper/networks.json, where None is level with XLA
@@ -175,15 +177,20 @@ def _cpu_crossover(work: Work) -> float:
         return 0.0
     if work.flops < _CPU_SMALL:
         return math.inf
-    if work.method == "dense" and work.x_shape[0] == 1 and work.flops <= _CPU_SMALL_ROW:
-        return math.inf
     if work.method == "dense":
-        return _CPU_CROSSOVER if work.x_shape[0] <= _CPU_FEW_ROWS else _CPU_ROWS_CROSSOVER
+        return _cpu_rows_crossover(work.x_shape[0], math.prod(work.kernel_shape))
     if work.geometry.groups > 1 or work.itemsize == 2 or work.pixels <= _CPU_FEW_PIXELS:
         return math.inf
-    if work.geometry.pool is not None and work.flops <= _CPU_SMALL_POOLED:
-        return math.inf
     return _CPU_CROSSOVER
+
+
+def _cpu_rows_crossover(rows: int, weights: int) -> float:
+    """Of a dense layer."""
+    if rows == 1:
+        return math.inf if weights <= _CPU_ROW_WEIGHTS[1] else _CPU_CROSSOVER
+    if weights < _CPU_ROW_WEIGHTS[0]:
+        return 0.0
+    return _CPU_CROSSOVER if rows <= _CPU_FEW_ROWS and weights > _CPU_FEW_WEIGHTS else _CPU_ROWS_CROSSOVER
 
 
 def prefers_direct(work: Work, platform: str) -> bool:
@@ -223,6 +230,9 @@ def _fits_warpgroups(work: Work) -> bool:
 def chooses_natively(work: Work, platform: str) -> bool:
     """Whether the native call chooses by itself, by a sample of x, between sparse loops and a dense one."""
     if platform != "cpu" or work.method not in ("ecr", "pecr") or work.is_symbolic:
+        return False
+    _, height, width, _, _ = work.kernel_shape
+    if height * width == 1 and max(work.geometry.strides) > 1 and work.flops > _CPU_STRIDED_FLOPS:
         return False
     return not work.is_image and work.geometry.groups == 1 and work.itemsize > 2
 

@@ -349,7 +349,7 @@ def test_crossover_with_direct_on_an_h200(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("pool", [False, True])
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
 def test_what_none_does_with_counts(monkeypatch: pytest.MonkeyPatch, platform: str, pool: bool) -> None:
-    """A CPU's branch goes by them; its kernels without a pool sample for themselves, and a GPU decides beforehand."""
+    """Nothing, for a convolution: a CPU's kernels sample for themselves, and a GPU decides beforehand."""
     monkeypatch.setattr(choice, "_device", lambda: (cost_model.Device(), (9, 0)))
     monkeypatch.setattr(lowering._native, "why_missing", lambda *_: None)
     x = jax.ShapeDtypeStruct((1, 14, 14, 256), jnp.float32)
@@ -363,7 +363,7 @@ def test_what_none_does_with_counts(monkeypatch: pytest.MonkeyPatch, platform: s
     assert found is not None
     wanted = {
         ("cpu", False): ("ecr", None),
-        ("cpu", True): ("pecr", 0.65),
+        ("cpu", True): ("pecr", None),
         ("cuda", False): ("direct", None),
         ("cuda", True): ("pecr", None),
     }

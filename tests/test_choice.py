@@ -176,16 +176,26 @@ def test_overlapping_pools_cost_the_sparse_kernel_more(h200: None) -> None:
         (conv3x3(1, 224, 3, 64), 0.0),  # an image
         (conv3x3(1, 8, 8, 8), math.inf),  # small
         (rows(1), math.inf),
-        (rows(4), 0.65),
+        (rows(2), 0.0),
+        (Work("dense", (8, 1, 1, 4096), (1, 1, 1, 4096, 1000), Geometry(), "float32", True), 0.35),
+        (Work("dense", (4, 1, 1, 4096), (1, 1, 1, 4096, 1000), Geometry(), "float32", True), 0.35),
+        (Work("dense", (4, 1, 1, 4096), (1, 1, 1, 4096, 4096), Geometry(), "float32", True), 0.65),
         (Work("dense", (1, 1, 1, 25088), (1, 1, 1, 25088, 4096), Geometry(), "float32", True), 0.65),
-        (rows(16), 0.35),
-        (conv3x3(1, 14, 32, 128, method="pecr", geometry=POOLED), math.inf),
+        (rows(16), 0.0),
         (conv3x3(1, 56, 128, 128, method="pecr", geometry=POOLED), 0.65),
         (rows(17), 0.0),
     ],
 )
 def test_cpu(work: Work, threshold: float) -> None:
     assert choice.threshold(work, "cpu") == threshold
+
+
+def test_large_strided_convolutions_of_1x1_branch_to_xlas_on_a_cpu() -> None:
+    strided = Geometry(strides=(2, 2))
+    for images, native in ((1, True), (8, False)):
+        work = Work("ecr", (images, 28, 28, 512), (1, 1, 1, 512, 1024), strided, "float32", True)
+        assert choice.chooses_natively(work, "cpu") is native
+        assert choice.threshold(work, "cpu") == 0.65
 
 
 @pytest.mark.parametrize("shape", [(1, 14, 14, 256), (2, 7, 9, 33), (1, 1, 1, 1), (3, 50, 50, 96)])
