@@ -3,6 +3,7 @@
 #include "warpgroup_plan.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
 
 namespace jsc {
@@ -104,35 +105,41 @@ double Cycles(const WarpgroupPlan& plan, const ConvArgs& a, int element_bytes, i
                            (maps + kernel) * element_bytes / kMemoryBytes);
 }
 
+// Tiles of a stack that are patches of a map, or 0 where patches do not fit.
+int64_t CutIntoPatches(const ConvArgs& a, WarpgroupPlan* plan) {
+  const int64_t rows = plan->pixels / kPatchWidth;
+  const int64_t high = rows + (a.kernel_size[0] - 1) * a.dilation[0];
+  const int64_t wide = kPatchWidth + (a.kernel_size[1] - 1) * a.dilation[1];
+  if (a.stride[0] != 1 || a.stride[1] != 1 || plan->taps == 1 || std::max(high, wide) > kMaxBox) return 0;
+  plan->patch_high = static_cast<int>(high);
+  plan->patch_wide = static_cast<int>(wide);
+  plan->pixel_bytes = RoundUp(plan->patch_high * plan->patch_wide * kRowBytes);
+  plan->tiles_high = static_cast<int>(DivideUp(a.conv_size[0], rows));
+  plan->tiles_wide = static_cast<int>(DivideUp(a.conv_size[1], kPatchWidth));
+  return a.images / a.stacks * plan->tiles_high * plan->tiles_wide;
+}
+
+// Tiles of a stack that are consecutive pixels of its images, or 0 where the copy engine cannot bring their windows.
+int64_t CutIntoWindows(const ConvArgs& a, WarpgroupPlan* plan) {
+  if (!FitsIm2col(a)) return 0;
+  plan->pixel_bytes = plan->pixels * kRowBytes;
+  plan->tiles_high = plan->tiles_wide = 1;
+  return DivideUp(a.images / a.stacks * a.conv_size[0] * a.conv_size[1], plan->pixels);
+}
+
 }  // namespace
 
 bool CompleteWarpgroupPlan(const ConvArgs& a, int element_bytes, const DeviceInfo& device, WarpgroupPlan* plan) {
   if (plan->splits > 1 && device.clusters[plan->splits] == 0) return false;
   const int deep = kRowBytes / element_bytes;
   plan->taps = static_cast<int>(a.kernel_size[0] * a.kernel_size[1]);
-  const int64_t steps = DivideUp(a.channels, deep) * plan->taps, images = a.images / a.stacks;
+  const int64_t steps = DivideUp(a.channels, deep) * plan->taps;
   if (steps > kMaxCount || plan->splits > steps) return false;
   plan->steps = static_cast<int>(steps);
   plan->steps_per_split = static_cast<int>(DivideUp(steps, plan->splits));
   if (DivideUp(steps, plan->steps_per_split) != plan->splits) return false;  // a split would be empty
-  int64_t tiles;
-  if (plan->patch) {
-    const int64_t rows = plan->pixels / kPatchWidth;
-    const int64_t high = rows + (a.kernel_size[0] - 1) * a.dilation[0];
-    const int64_t wide = kPatchWidth + (a.kernel_size[1] - 1) * a.dilation[1];
-    if (a.stride[0] != 1 || a.stride[1] != 1 || plan->taps == 1 || std::max(high, wide) > kMaxBox) return false;
-    plan->patch_high = static_cast<int>(high);
-    plan->patch_wide = static_cast<int>(wide);
-    plan->pixel_bytes = RoundUp(plan->patch_high * plan->patch_wide * kRowBytes);
-    plan->tiles_high = static_cast<int>(DivideUp(a.conv_size[0], rows));
-    plan->tiles_wide = static_cast<int>(DivideUp(a.conv_size[1], kPatchWidth));
-    tiles = images * plan->tiles_high * plan->tiles_wide;
-  } else {
-    if (!FitsIm2col(a)) return false;
-    plan->pixel_bytes = plan->pixels * kRowBytes;
-    plan->tiles_high = plan->tiles_wide = 1;
-    tiles = DivideUp(images * a.conv_size[0] * a.conv_size[1], plan->pixels);
-  }
+  const int64_t tiles = plan->patch ? CutIntoPatches(a, plan) : CutIntoWindows(a, plan);
+  if (tiles == 0) return false;
   const int64_t feature_tiles = DivideUp(a.features, plan->filters);
   if (tiles * feature_tiles > kMaxCount / plan->splits) return false;
   plan->pixel_tiles = static_cast<int>(tiles);
