@@ -105,7 +105,7 @@ def resolve(
 
 
 def too_large(geometry: Geometry, x_shape: Sequence[int], kernel_shape: Sequence[int]) -> str | None:
-    """Why the native kernels, which index one image and one kernel in 31 bits, cannot take these sizes, or None."""
+    """Why the native kernels, which index one image and one kernel in 31 bits, cannot take a call, or None."""
     conv_size = geometry.conv_size(x_shape[1:3], kernel_shape[:2])
     pieces = {
         "one image of x": x_shape[1:],
@@ -115,6 +115,11 @@ def too_large(geometry: Geometry, x_shape: Sequence[int], kernel_shape: Sequence
     for name, shape in pieces.items():
         if math.prod(shape) > MAX_ELEMENTS:
             return f"{name} has {math.prod(shape)} elements, shape {tuple(shape)}; at most 2**31 - 1 are supported"
+    along = zip(x_shape[1:3], kernel_shape[:2], geometry.strides, geometry.padding, geometry.dilation, strict=True)
+    for size, window, stride, (low, high), dilation in along:
+        reach = max(size + abs(low) + abs(high), (window - 1) * dilation + 1, stride)
+        if reach > MAX_ELEMENTS:
+            return f"padding, kernel_dilation or strides reach {reach} pixels; at most 2**31 - 1 are supported"
     return None
 
 

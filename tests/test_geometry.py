@@ -96,6 +96,12 @@ def test_sizes_beyond_31_bits_are_named() -> None:
     assert "one image of x has 17179869184" in str(geo.too_large(geometry, (1, 2**16, 2**15, 8), (1, 1, 8, 4)))
     assert "kernel has 8589934592 elements" in str(geo.too_large(geometry, (1, 2, 2, 8), (1, 1, 8, 2**30)))
     assert "one image's result has" in str(geo.too_large(geometry, (1, 2**12, 2**12, 1), (1, 1, 1, 128)))
+    for far in (
+        geo.Geometry(padding=((2**32, -(2**32)), (1, 1))),
+        geo.Geometry(dilation=(1, 2**31)),
+        geo.Geometry(strides=(2**31, 1)),
+    ):
+        assert "pixels; at most 2**31 - 1" in str(geo.too_large(far, (1, 8, 8, 8), (3, 3, 8, 4)))
 
 
 def test_numpy_arrays_are_sequences() -> None:
