@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,9 @@ def _kept(
         built = build()
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(path, **built)  # type: ignore[arg-type]
+        partial = path.with_suffix(f".{os.getpid()}.npz")  # a run that is stopped leaves no file that looks complete
+        np.savez(partial, **built)  # type: ignore[arg-type]
+        partial.replace(path)
     return built
 
 

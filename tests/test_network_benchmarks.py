@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are run from the repository's root
@@ -172,6 +173,22 @@ os.abort()
         "the process ended by SIGABRT: F0000 Check failed: unknown cudnn status: 5003",
     )
     assert content == {"date": "d", "device": "d"}
+
+
+def test_what_stopped_while_it_was_written_is_built_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def stopped(path: Path, **arrays: np.ndarray) -> None:
+        path.write_bytes(b"PK")
+        raise KeyboardInterrupt
+
+    def kept() -> dict[str, np.ndarray]:
+        return prepared._kept(tmp_path, "network", lambda: {"x": np.ones(2)}, lambda text: None)
+
+    with monkeypatch.context() as writing:
+        writing.setattr(np, "savez", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            kept()
+    np.testing.assert_array_equal(kept()["x"], np.ones(2))
+    assert (tmp_path / "network.npz").is_file()
 
 
 def test_roofline_of_a_network() -> None:
