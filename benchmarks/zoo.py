@@ -12,7 +12,8 @@ again, longer, when everything else is done, and is a loss if it does so three t
 for seconds and meets the side that uses more threads. A run takes up where the file's last one stopped, and `--seconds`
 ends it early.
 
-With `--plan`, what `jax_sparse_conv calibrate` wrote for the one network runs in the place of None.
+With `--plan`, what `jax_sparse_conv calibrate` wrote for the one network runs in the place of None, on the profile's
+zeros alone and for the layers that the plan does not leave to XLA.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from jax_sparse_conv.models.layers import layer_names
 LEAST = 0.97
 _LONGER = 4  # times as many repeats where a layer seems to lose
 _ROUNDS = 3
+_USERS = 3  # layers of a kind that are named
 _BLUR = (-1, 0, 1)
 _COLUMNS = (
     ("call", "call", "<", "{}"),
@@ -191,7 +193,7 @@ def _measure_all(options: argparse.Namespace, content: dict[str, Any]) -> int:
         _key(about): (layer.call, about)
         for batch in options.batch
         for layer in layers_of(tuple(options.networks), batch)
-        for about in _about(layer, options.weights)
+        for about in _about(layer, options)
         if planned is None or planned.get(layer.call, "xla") != "xla"
     }
     for round_ in range(_ROUNDS):
@@ -208,16 +210,24 @@ def _measure_all(options: argparse.Namespace, content: dict[str, Any]) -> int:
             )
             content["rows"] = list(rows.values())
             if options.json:
-                options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+                options.json.write_text(_text(content), encoding="utf-8")
     return 0
 
 
-def _about(layer: ZooLayer, weights: str) -> Iterator[tables.Row]:
+def _about(layer: ZooLayer, options: argparse.Namespace) -> Iterator[tables.Row]:
     """What is known of the rows of a layer before they are timed."""
     call = layer.call
     about = {"call": call.describe(), "op": call.op, "batch": call.x_shape[0], "details": repr(call)}
-    for zeros in dict.fromkeys((0, round(layer.zeros))):
-        yield about | {"users": list(layer.users), "weights": weights, "zeros_target": zeros}
+    for zeros in dict.fromkeys((round(layer.zeros),) if options.plan else (0, round(layer.zeros))):
+        users = {"users": list(layer.users[:_USERS]), "layers": len(layer.users)}
+        yield about | users | {"weights": options.weights, "zeros_target": zeros}
+
+
+def _text(content: dict[str, Any]) -> str:
+    """JSON with a row a line."""
+    head = json.dumps({**content, "rows": []}, indent=1).removesuffix("[]\n}")
+    short = [{k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()} for row in content["rows"]]
+    return head + "[\n" + ",\n".join(map(json.dumps, short)) + "\n]}\n"
 
 
 def _is_due(row: tables.Row | None, round_: int) -> bool:

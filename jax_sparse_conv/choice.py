@@ -188,9 +188,11 @@ def _cpu_rows_crossover(rows: int, weights: int) -> float:
     """Of a dense layer."""
     if rows == 1:
         return math.inf if weights <= _CPU_ROW_WEIGHTS[1] else _CPU_CROSSOVER
-    if weights < _CPU_ROW_WEIGHTS[0]:
-        return 0.0
-    return _CPU_CROSSOVER if rows <= _CPU_FEW_ROWS and weights > _CPU_FEW_WEIGHTS else _CPU_ROWS_CROSSOVER
+    if rows > _CPU_FEW_ROWS:
+        return _CPU_ROWS_CROSSOVER if weights > _CPU_FEW_WEIGHTS else 0.0
+    if weights > _CPU_FEW_WEIGHTS:
+        return _CPU_CROSSOVER
+    return _CPU_ROWS_CROSSOVER if weights > _CPU_ROW_WEIGHTS[0] else 0.0
 
 
 def prefers_direct(work: Work, platform: str) -> bool:

@@ -177,7 +177,8 @@ def test_overlapping_pools_cost_the_sparse_kernel_more(h200: None) -> None:
         (conv3x3(1, 8, 8, 8), math.inf),  # small
         (rows(1), math.inf),
         (rows(2), 0.0),
-        (Work("dense", (8, 1, 1, 4096), (1, 1, 1, 4096, 1000), Geometry(), "float32", True), 0.35),
+        (Work("dense", (8, 1, 1, 4096), (1, 1, 1, 4096, 1000), Geometry(), "float32", True), 0.0),
+        (Work("dense", (8, 1, 1, 4096), (1, 1, 1, 4096, 4096), Geometry(), "float32", True), 0.35),
         (Work("dense", (4, 1, 1, 4096), (1, 1, 1, 4096, 1000), Geometry(), "float32", True), 0.35),
         (Work("dense", (4, 1, 1, 4096), (1, 1, 1, 4096, 4096), Geometry(), "float32", True), 0.65),
         (Work("dense", (1, 1, 1, 25088), (1, 1, 1, 25088, 4096), Geometry(), "float32", True), 0.65),
