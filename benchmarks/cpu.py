@@ -8,9 +8,10 @@ weights that are constants of the program, as those of a model are in `jax.jit(l
 packed once, while it is traced. `--weights arguments` gives them to each call, `--weights packed` gives each call what
 `jax_sparse_conv.pack` made of them. Timing is `benchmarks.layers`'.
 
-In the same run: the peak of multiply-adds in registers and the rates of reading, of all cores together. "FMA %" is the
-share of that peak that the products of non-zeros alone make up, "roof %" the share of the time that they or, if it
-takes longer, reading the kernel must take.
+In the same run: the peak of multiply-adds in registers, that of those which each read a vector of weights from L1, as
+the loop over non-zeros must, and the rates of reading, of all cores together. "FMA %" is the share of the first peak
+that the products of non-zeros alone make up, "roof %" the share of the time that they or, if it takes longer, reading
+the kernel must take.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(tables.table(rows, _COLUMNS))
     print(tables.means_table(means))
     print(
-        f"{limits['threads']:.0f} threads: {limits['flops'] / 1e9:.0f} GFLOP/s, reading "
+        f"{limits['threads']:.0f} threads: {limits['flops'] / 1e9:.0f} GFLOP/s, "
+        f"{limits['loaded_flops'] / 1e9:.0f} with a weight from L1 for each multiply-add, reading "
         f"{limits['cache_bytes_per_second'] / 1e9:.0f} GB/s from the outer cache and "
         f"{limits['memory_bytes_per_second'] / 1e9:.0f} GB/s from memory"
     )

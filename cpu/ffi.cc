@@ -130,6 +130,7 @@ NB_MODULE(_cpu, m) {
         nanobind::dict values;
         values["threads"] = limits.threads;
         values["flops"] = limits.flops;
+        values["loaded_flops"] = limits.loaded_flops;
         values["cache_bytes_per_second"] = limits.cache_bytes;
         values["memory_bytes_per_second"] = limits.memory_bytes;
         return values;

@@ -24,6 +24,7 @@ struct DenseTask {
 
 constexpr int64_t kCountRun = 16;
 constexpr int64_t kChains = 10;
+constexpr int64_t kLimitEntries = 32, kLimitTaps = 9;
 
 struct Isa {
   const char* name;
@@ -46,9 +47,10 @@ struct Isa {
   void (*coo[kDtypes])(const CooRow& row, char* scratch);
   // Non-zeros among `runs` runs of kCountRun elements of x; the runs begin `step` elements apart.
   int64_t (*count[kDtypes])(const void* x, int64_t runs, int64_t step);
-  // For machine_limits.cc: kChains multiply-adds of independent vectors, `rounds` times; and reading `bytes`, whole
-  // lines.
+  // For machine_limits.cc: kChains multiply-adds of independent vectors, `rounds` times; kLimitEntries * kLimitTaps of
+  // them with each a vector of `rows`, `rounds` times; and reading `bytes`, whole lines.
   void (*multiply_adds)(int64_t rounds);
+  void (*loaded_multiply_adds)(const char* rows, int64_t rounds);
   void (*read)(const char* begin, int64_t bytes);
 };
 

@@ -58,6 +58,7 @@ int64_t CountNonZeros(const void* x, int64_t runs, int64_t step) {
    JSC_PER_DTYPE(RunCoo),             \
    JSC_PER_DTYPE(CountNonZeros),      \
    JSC_ISA::MultiplyAdds,             \
+   JSC_ISA::LoadedMultiplyAdds,       \
    JSC_ISA::ReadLines}
 
 #endif  // JSC_CPU_KERNELS_H_

@@ -1,4 +1,5 @@
-// What a core can do at most, to hold kernels against: multiply-adds in registers, and reading memory.
+// What a core can do at most, to hold kernels against: multiply-adds in registers, those with a weight from L1 each,
+// and reading memory.
 #ifndef JSC_CPU_LIMITS_KERNEL_H_
 #define JSC_CPU_LIMITS_KERNEL_H_
 
@@ -29,6 +30,29 @@ inline void MultiplyAdds(int64_t rounds) {
       Keep(sums[i]);
     }
   }
+}
+
+// As the loop of pixel_rows.h has them: an entry's value and offset are read, then kLimitTaps rows of weights. rows:
+// for each entry kLimitTaps vectors.
+inline void LoadedMultiplyAdds(const char* rows, int64_t rounds) {
+  float values[kLimitEntries];
+  uint32_t offsets[kLimitEntries];
+  for (int i = 0; i < kLimitEntries; ++i) {
+    values[i] = 0.5f;
+    offsets[i] = static_cast<uint32_t>(i * kLimitTaps * kVectorBytes);
+  }
+  Vector<float> sums[kLimitTaps] = {};
+  for (int64_t round = 0; round < rounds; ++round) {
+    asm volatile("" : : : "memory");
+    for (int i = 0; i < kLimitEntries; ++i) {
+      const float value = values[i];
+      const char* row = rows + offsets[i];
+      asm("" : "+r"(row));
+#pragma GCC unroll 16
+      for (int tap = 0; tap < kLimitTaps; ++tap) sums[tap] += value * LoadAs<Vector<float>>(row + tap * kVectorBytes);
+    }
+  }
+  for (Vector<float>& sum : sums) Keep(sum);
 }
 
 inline void ReadLines(const char* begin, int64_t bytes) {

@@ -39,6 +39,11 @@ Limits MeasureLimits() {
   const double lanes = static_cast<double>(isa.vector_bytes) / sizeof(float);
   limits.flops = threads * 2 * lanes * kChains * kRounds /
                  BestSeconds(limits.threads, [&](int64_t) { isa.multiply_adds(kRounds); });
+  constexpr int64_t kPasses = kRounds / (kLimitEntries * kLimitTaps) * kChains,
+                    kRowBytes = kLimitEntries * kLimitTaps * 64;
+  alignas(64) static const char rows[kRowBytes] = {};
+  limits.loaded_flops = threads * 2 * lanes * kLimitEntries * kLimitTaps * kPasses /
+                        BestSeconds(limits.threads, [&](int64_t) { isa.loaded_multiply_adds(rows, kPasses); });
   const std::vector<char> memory(limits.threads * kMemoryBytes, 1);
   const auto rate = [&](int64_t bytes) {
     return threads * static_cast<double>(bytes) /

@@ -9,6 +9,7 @@ namespace jsc {
 struct Limits {
   int64_t threads;
   double flops;         // float32 operations a second, of multiply-adds in registers
+  double loaded_flops;  // of multiply-adds that each read a vector of weights from L1, as the pixel loop has them
   double cache_bytes;   // bytes a second, read again and again from 16 MiB for each thread
   double memory_bytes;  // and from 256 MiB
 };
