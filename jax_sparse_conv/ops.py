@@ -199,8 +199,8 @@ def dense(
       activation: None or "relu".
       precision: as in `conv`.
       implementation: "ecr" (each row of x is one compressed window), "xla" (dense), or None: dense for more than 16
-        rows (those that `vmap` adds are counted) or without a kernel for the platform and dtype, else ECR; on a CPU
-        also by the zeros of x while the program runs.
+        rows (those that `vmap` adds are counted), on a CPU for more than one if the kernel is small, or without a
+        kernel for the platform and dtype, else ECR; on a CPU several rows also by the zeros of x as the program runs.
 
     Returns:
       [..., K] in x's dtype.
