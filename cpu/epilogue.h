@@ -90,6 +90,28 @@ inline void WriteRow(const ConvTask& task, int64_t columns, ChannelRange range, 
   }
 }
 
+// A row of results with a residual, pixel by pixel: residual and out are K apart from pixel to pixel, too far for the
+// hardware to see it coming, so the lines of the pixels to come are asked for here.
+template <typename T, typename A>
+void AddResidualRow(const ConvTask& task, int64_t columns, int64_t first, ChannelRange block, const A* sum, T* out) {
+  constexpr int64_t kAhead = 6, kLine = 64 / sizeof(T);
+  const ConvArgs& a = task.call->args;
+  const T* residual = static_cast<const T*>(task.call->residual);
+  const int64_t pixels = task.call->args.images * a.conv_size[0] * a.conv_size[1];
+  for (int64_t x = 0; x < columns; ++x, sum += task.plan->block) {
+    const int64_t ahead = Min(first + x + kAhead, pixels - 1) * a.features + block.channel;
+    for (int64_t c = 0; c < block.width; c += kLine) {
+      __builtin_prefetch(residual + ahead + c);
+      __builtin_prefetch(out + ahead + c, 1);
+    }
+    for (int64_t v = 0; v < block.width; v += kLanes<A>) {
+      const ChannelRange range = {block.channel + v, Min(kLanes<A>, block.width - v)};
+      StoreFirst(out + (first + x) * a.features + range.channel, Activate<T>(task, Load(sum + v), range, first + x),
+                 range.width);
+    }
+  }
+}
+
 // Bias, residual and ReLU on a block's sums [rows, sum_cols, stride] in row y of one image, in place where a pool
 // follows, else to out.
 template <typename T, typename A>
@@ -100,9 +122,12 @@ void ActivateRow(const ConvTask& task, const Tile& tile, const TileImage& image,
   T* out = static_cast<T*>(task.call->out);  // [N, Ho, Wo, K]
   A* row = sums + (image.first_sum + y - image.conv_rows.begin) * tile.sum_cols * stride;
   const int64_t first = (image.image * a.conv_size[0] + y) * a.conv_size[1] + tile.conv_cols.begin;
+  if (a.has_residual && a.pool == Pool::kNone) {
+    return AddResidualRow(task, columns, first, block, row, out);
+  }
   for (int64_t v = 0; v < block.width; v += kLanes<A>) {
     const ChannelRange range = {block.channel + v, Min(kLanes<A>, block.width - v)};
-    if (range.width == kLanes<A> && a.pool == Pool::kNone && !a.has_residual) {
+    if (range.width == kLanes<A> && a.pool == Pool::kNone) {
       WriteRow(task, columns, range, row + v, out + first * a.features + range.channel);
       continue;
     }

@@ -50,6 +50,9 @@ _CPU_SMALL = 1e5  # operations: such calls are over before a branch pays
 _CPU_ROW_WEIGHTS = (4e6, 5e7)
 _CPU_FEW_WEIGHTS = 1e7
 _CPU_STRIDED_FLOPS = 1e9  # of a 1x1 convolution that strides, from which "direct" is up to a quarter slower than XLA
+# 1x1 convolutions to many more channels, from so many pixels on: "direct" is up to a tenth slower than XLA for 256 to
+# 1024 channels at 8 x 14x14 and 1.4 times as fast for 512 to 2048 at 8 x 7x7.
+_CPU_WIDENING, _CPU_WIDE_CHANNELS, _CPU_WIDE_PIXELS = 4, 256, 1024
 
 # CUDA, microseconds on an H200 from benchmarks/results/h200_layers.json and h200_run_*.json, as shares of what the
 # device's properties promise, so that they carry over. Checked with paper/networks.json, where None is level with XLA
@@ -233,10 +236,17 @@ def chooses_natively(work: Work, platform: str) -> bool:
     """Whether the native call chooses by itself, by a sample of x, between sparse loops and a dense one."""
     if platform != "cpu" or work.method not in ("ecr", "pecr") or work.is_symbolic:
         return False
-    _, height, width, _, _ = work.kernel_shape
-    if height * width == 1 and max(work.geometry.strides) > 1 and work.flops > _CPU_STRIDED_FLOPS:
+    if work.kernel_shape[1] * work.kernel_shape[2] == 1 and _is_xlas_at_full_density(work):
         return False
     return not work.is_image and work.geometry.groups == 1 and work.itemsize > 2
+
+
+def _is_xlas_at_full_density(work: Work) -> bool:
+    """Whether XLA is the fastest for a 1x1 convolution without zeros on a CPU."""
+    channels, features = work.kernel_shape[3:]
+    widens = channels >= _CPU_WIDE_CHANNELS and features >= _CPU_WIDENING * channels
+    strides = max(work.geometry.strides) > 1
+    return (widens and work.pixels >= _CPU_WIDE_PIXELS) or (strides and work.flops > _CPU_STRIDED_FLOPS)
 
 
 def threshold(work: Work, platform: str) -> float:

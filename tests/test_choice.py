@@ -191,6 +191,19 @@ def test_cpu(work: Work, threshold: float) -> None:
     assert choice.threshold(work, "cpu") == threshold
 
 
+@pytest.mark.parametrize(
+    ("images", "size", "channels", "features", "native"),
+    [(8, 14, 256, 1024, False), (1, 14, 256, 1024, True), (8, 7, 512, 2048, True), (8, 28, 128, 512, True)],
+)
+def test_wide_convolutions_of_1x1_branch_to_xlas_on_a_cpu(
+    images: int, size: int, channels: int, features: int, native: bool
+) -> None:
+    x_shape, kernel_shape = (images, size, size, channels), (1, 1, 1, channels, features)
+    work = Work("ecr", x_shape, kernel_shape, Geometry(), "float32", True)
+    assert choice.chooses_natively(work, "cpu") == native
+    assert native or 0 < choice.threshold(work, "cpu") < 1
+
+
 def test_large_strided_convolutions_of_1x1_branch_to_xlas_on_a_cpu() -> None:
     strided = Geometry(strides=(2, 2))
     for images, native in ((1, True), (8, False)):
