@@ -44,8 +44,8 @@ _ONE_CHANNEL = (
 )
 _TENSOR_CORES = f"{_ONE_CHANNEL} The paper's Tensor Core GEMM is what default is here: TF32."
 _LAUNCHES = (
-    "On the H200 under XLA's default flags alone so far: there a DenseNet waits for the host's launches, XLA's side by far "
-    "the most, so that the ratio is too good (compare O8.2)."
+    "On the H200 under XLA's default flags alone so far: there a DenseNet waits for the host's launches, XLA's side by "
+    "far the most, so that the ratio is too good (compare O8.2)."
 )
 _FIXED_ALGORITHM = (
     "cuSNN's baseline fixes one cuDNN algorithm, and its maps come from unnormalised, padded images; XLA picks the "
