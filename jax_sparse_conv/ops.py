@@ -140,8 +140,8 @@ def conv_pool(
       precision: as in `conv`.
       implementation: "pecr" (all convolutions of a pooling window in one kernel; Xu et al. 2023, section 6), "ecr",
         "coo" or "direct" (that convolution, then XLA's pool), "xla" (dense), "adaptive" (on a CPU PECR or dense
-        while the program runs; on a GPU the convolution as in `conv`, then XLA's pool), or None: PECR or dense, chosen
-        as in `conv`. To name PECR here and ECR in `conv` is the paper's OCPA rule (section 7).
+        while the program runs; on a GPU the convolution as in `conv`, then XLA's pool), or None: PECR, dense or
+        "direct", chosen as in `conv`. To name PECR here and ECR in `conv` is the paper's OCPA rule (section 7).
       nonzeros: of x, as in `conv`.
       count_nonzeros: as in `conv`, of the pooled result.
 
