@@ -5,19 +5,11 @@
 namespace jsc {
 namespace {
 
-bool MapKernel(const SegmentStep& step, const SegmentWork& work, CUtensorMapDataType type, cuuint64_t bytes,
+bool MapKernel(const SegmentStep& step, const SegmentWork& work, CUtensorMapDataType type, int64_t bytes,
                CUtensorMap* map) {
-  static const auto encode = FindDriverFunction<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
-  const auto features = static_cast<cuuint64_t>(step.out.size[3]), channels = static_cast<cuuint64_t>(step.x.size[3]);
-  const auto taps = static_cast<cuuint64_t>(step.window[0] * step.window[1]);
-  const cuuint64_t depth = work.narrow ? taps * channels : channels;
-  const cuuint64_t size[] = {features, depth, work.narrow ? 1 : taps};
-  const cuuint64_t stride[] = {features * bytes, features * depth * bytes};
-  const auto side = static_cast<cuuint32_t>(kPieceBytes / bytes);
-  const cuuint32_t box[] = {side, side, 1}, step_of[] = {1, 1, 1};
-  return encode && encode(map, type, 3, const_cast<void*>(step.kernel), size, stride, box, step_of,
-                          CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  const int64_t features = step.out.size[3], channels = step.x.size[3], taps = step.window[0] * step.window[1];
+  return work.narrow ? MapKernelPieces(step.kernel, features, taps * channels, 1, type, bytes, map)
+                     : MapKernelPieces(step.kernel, features, channels, taps, type, bytes, map);
 }
 
 bool MapWindows(const SegmentStep& step, const SegmentWork& work, CUtensorMapDataType type, cuuint64_t bytes,

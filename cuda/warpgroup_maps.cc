@@ -5,20 +5,6 @@
 namespace jsc {
 namespace {
 
-bool MapWarpgroupKernel(const ConvCall& call, CUtensorMapDataType type, cuuint64_t bytes, CUtensorMap* map) {
-  static const auto encode = FindDriverFunction<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
-  const ConvArgs& a = call.args;
-  const auto features = static_cast<cuuint64_t>(a.features), channels = static_cast<cuuint64_t>(a.channels);
-  const cuuint64_t size[] = {features, channels,
-                             static_cast<cuuint64_t>(a.stacks * a.kernel_size[0] * a.kernel_size[1])};
-  const cuuint64_t stride[] = {features * bytes, features * channels * bytes};
-  const auto side = static_cast<cuuint32_t>(kRowBytes / bytes);
-  const cuuint32_t box[] = {side, side, 1}, step[] = {1, 1, 1};
-  return encode && encode(map, type, 3, const_cast<void*>(call.kernel), size, stride, box, step,
-                          CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
 bool MapPixels(const ConvCall& call, const WarpgroupPlan& plan, CUtensorMapDataType type, cuuint64_t bytes,
                CUtensorMap* map) {
   static const auto tiled = FindDriverFunction<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
@@ -57,7 +43,10 @@ bool MapPixels(const ConvCall& call, const WarpgroupPlan& plan, CUtensorMapDataT
 bool MakeWarpgroupMaps(const ConvCall& call, const WarpgroupPlan& plan, WarpgroupMaps* maps) {
   const CUtensorMapDataType type = TensorMapType(call.dtype, false);
   const cuuint64_t bytes = call.dtype == ffi::DataType::F32 ? 4 : 2;
-  return MapWarpgroupKernel(call, type, bytes, &maps->kernel) && MapPixels(call, plan, type, bytes, &maps->x);
+  const ConvArgs& a = call.args;
+  const int64_t taps = a.stacks * a.kernel_size[0] * a.kernel_size[1];
+  return MapKernelPieces(call.kernel, a.features, a.channels, taps, type, bytes, &maps->kernel) &&
+         MapPixels(call, plan, type, bytes, &maps->x);
 }
 
 }  // namespace jsc
