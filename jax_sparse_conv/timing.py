@@ -129,12 +129,11 @@ def on_device(functions: Mapping[str, Function], operands: Sequence[Operands], r
     Every call of the chain has operands of its own as far as the compiler knows (they are separate parameters), and
     something of every result is returned, so nothing is merged or dropped.
     """
-    length = _chain_length(functions.values(), operands)
-    chained = tuple(itertools.islice(itertools.cycle(operands), length))
+    chained = _rotated(functions.values(), operands)
     chains = {name: _chain(function) for name, function in functions.items()}
     calls = {name: _chains_per_sample(chain, chained) for name, chain in chains.items()}
     whole = blocked(chains, [(chained,)], repeats, calls)
-    return {name: _per_call(timing, length) for name, timing in whole.items()}
+    return {name: _per_call(timing, len(chained)) for name, timing in whole.items()}
 
 
 def per_call(functions: Mapping[str, Function], operands: Sequence[Operands], repeats: int = 30) -> dict[str, Timing]:
@@ -142,6 +141,30 @@ def per_call(functions: Mapping[str, Function], operands: Sequence[Operands], re
     if jax.default_backend() == "cpu":
         return streaks(functions, operands, repeats)
     return on_device(functions, operands, repeats)
+
+
+def failures(functions: Mapping[str, Function], operands: Sequence[Operands], chained: bool = False) -> dict[str, str]:
+    """Why functions do not run, by name; those that run are not in it. What compiles may still fail when it is run.
+
+    XLA's own convolutions do in some command buffers, by the algorithm that its tuning took (cuDNN status 5003).
+
+    Args:
+      functions: compiled functions by name.
+      operands: argument tuples; the functions are called with the first.
+      chained: call the chains of calls that `on_device` times.
+    """
+    if chained and jax.default_backend() != "cpu":
+        arguments: Operands = (_rotated(functions.values(), operands),)
+        functions = {name: _chain(function) for name, function in functions.items()}
+    else:
+        arguments = operands[0]
+    reasons = {}
+    for name, function in functions.items():
+        try:
+            jax.block_until_ready(function(*arguments))
+        except (ValueError, jax.errors.JaxRuntimeError) as error:
+            reasons[name] = " ".join(str(error).split())[:300]
+    return reasons
 
 
 def rotations(x: jax.Array) -> list[jax.Array]:
@@ -183,9 +206,7 @@ def compile_ahead(function: Function, operands: Sequence[Operands]) -> None:
     if jax.default_backend() == "cpu":
         function.lower(*operands[0]).compile()  # type: ignore[attr-defined]
         return
-    length = _chain_length([function], operands)
-    chained = tuple(itertools.islice(itertools.cycle(operands), length))
-    _chain(function).lower(chained).compile()  # type: ignore[attr-defined]
+    _chain(function).lower(_rotated([function], operands)).compile()  # type: ignore[attr-defined]
 
 
 def what_ran(function: Function, *arguments: Any) -> str:
@@ -216,6 +237,11 @@ def _chain(function: Function) -> Function:
         return jnp.stack([result.reshape(-1)[0] for result in results])
 
     return chain
+
+
+def _rotated(functions: Iterable[Function], operands: Sequence[Operands]) -> tuple[Operands, ...]:
+    """The operands of a chain of calls of any of the functions."""
+    return tuple(itertools.islice(itertools.cycle(operands), _chain_length(functions, operands)))
 
 
 def _chain_length(functions: Iterable[Function], operands: Sequence[Operands]) -> int:

@@ -108,6 +108,24 @@ def test_the_better_of_two_runs_keeps_the_faster_time_of_each_side() -> None:
         experiment.better_of([one], [other | {"batch": 2}], ("one", "other"))
 
 
+def test_the_better_of_two_runs_keeps_the_energy_of_the_faster_and_what_neither_could_run() -> None:
+    row = {"layer": "a", "source": "profile", "zeros_target": None, "batch": 1, "strides": None}
+    one = row | {
+        "us": {"xla highest": 10.0, "coo": 2.0},
+        "millijoules": {"xla highest": 6.0, "coo": 3.0},
+        "skipped": {"auto": "no room", "ocpa": "no room"},
+    }
+    other = row | {
+        "us": {"coo": 1.0, "ocpa": 3.0},
+        "millijoules": {"coo": 2.0, "ocpa": 4.0},
+        "skipped": {"xla highest": "status 5003", "auto": "no room"},
+    }
+    (found,) = experiment.better_of([one], [other], ("one", "other"))
+    assert found["millijoules"] == {"xla highest": 6.0, "coo": 2.0, "ocpa": 4.0}
+    assert found["energy_ratio"] == {"xla highest": 1.0, "coo": 3.0, "ocpa": 1.5}
+    assert found["skipped"] == {"auto": "no room"}
+
+
 def test_means_count_a_layer_as_often_as_its_network_has_it() -> None:
     row = {"source": "profile", "zeros_target": None, "batch": 1, "strides": 1, "op": "conv", "network": "n"}
     rows = [

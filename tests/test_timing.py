@@ -7,6 +7,7 @@ import threading
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jax_sparse_conv import timing
@@ -66,6 +67,20 @@ def test_calls_may_differ_between_functions() -> None:
     functions = {name: lambda name=name: count(name) for name in counts}
     timing.blocked(functions, [()], repeats=2, calls={"a": 7, "b": 8})
     assert counts == {"a": 3 + 14, "b": 3 + 2 * (8 + 1)}
+
+
+def test_what_fails_when_it_is_run_is_named_with_the_reason() -> None:
+    def refuse(x: np.ndarray) -> np.ndarray:
+        raise RuntimeError("refused")
+
+    works = jax.jit(lambda x: x + 1)
+    fails = jax.jit(lambda x: jax.pure_callback(refuse, jax.ShapeDtypeStruct((3,), jnp.float32), x))
+    operands = [(jnp.ones(3),), (jnp.zeros(3),)]
+    for chained in (False, True):
+        found = timing.failures({"works": works, "fails": fails}, operands, chained=chained)
+        assert list(found) == ["fails"]
+        assert "callback" in found["fails"].lower()
+        assert len(found["fails"]) <= 300
 
 
 def test_compiling_ahead_spares_the_measurement_the_compilation() -> None:

@@ -83,8 +83,13 @@ def _better(runs: Sequence[tuple[Row, str]]) -> Row:
             if side not in faster or _prefers(side, faster[side][0], run):
                 faster[side] = (run, label)
     row["flags"] = {side: label for side, (_, label) in faster.items()}
-    for key in ("us", "quartiles_us", "ran", "error"):  # what belongs to a time goes with it
-        row[key] = {side: run[key][side] for side, (run, _) in faster.items() if side in run.get(key, {})}
+    for key in ("us", "quartiles_us", "ran", "error", "millijoules"):  # what belongs to a time goes with it
+        if any(key in run for run, _ in runs):
+            row[key] = {side: run[key][side] for side, (run, _) in faster.items() if side in run.get(key, {})}
+    if "skipped" in row:
+        row["skipped"] = {s: why for run, _ in runs for s, why in run.get("skipped", {}).items() if s not in faster}
+    if "millijoules" in row:
+        runner.add_saving(row)
     return runner.add_ratios(row)
 
 

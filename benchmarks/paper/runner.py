@@ -137,6 +137,14 @@ def add_ratios(row: Row) -> Row:
     return row
 
 
+def add_saving(row: Row) -> Row:
+    """`row` with `energy_ratio[side]`: XLA's energy at HIGHEST over the side's, where it was measured."""
+    used: dict[str, Any] = row["millijoules"]
+    dense = used.get(sides.HIGHEST)
+    row["energy_ratio"] = {side: dense / own for side, own in used.items() if dense and own}
+    return row
+
+
 def compiled(jobs: Iterable[Callable[[], Any]], tuned: Iterable[bool]) -> list[Any]:
     """What each of the jobs returns, in their order; those in which XLA tunes something run alone."""
     found = dict(timing.compile_each(list(zip(jobs, tuned, strict=True))))
@@ -194,6 +202,8 @@ def _row(
     functions = {s: sides.function(layer, s) for s in case.all_sides if _key(case, s) not in skipped}
     kernel, bias = map(jnp.asarray, data.weights(layer, 0))
     operands = [(jnp.asarray(x), kernel, bias) for x in rotated]
+    failed = timing.failures(functions, operands, chained=True)
+    functions = {side: function for side, function in functions.items() if side not in failed}
     times = timing.per_call(functions, operands, context.repeats)
     row = {
         "layer": layer.name,
@@ -211,7 +221,7 @@ def _row(
         "quartiles_us": {side: [1e6 * timed.low, 1e6 * timed.high] for side, timed in times.items()},
         "ran": {s: timing.what_ran(f, *operands[0]) for s, f in functions.items() if not sides.is_dense(s)},
         "error": _errors(functions, operands[0]),
-        "skipped": {s: skipped[_key(case, s)] for s in case.all_sides if s not in functions},
+        "skipped": {s: failed.get(s) or skipped[_key(case, s)] for s in case.all_sides if s not in functions},
         **case.notes,
     }
     return add_ratios(row)

@@ -78,6 +78,8 @@ def _row(
 ) -> Row:
     functions = {side: _function(network, side) for side in wanted if reasons[network.name, side] is None}
     operands = [(weights, x) for _, x in network.operands()]
+    failed = timing.failures(functions, operands)
+    functions = {side: function for side, function in functions.items() if side not in failed}
     calls = 1 if jax.default_backend() == "cpu" else _ASYNC_CALLS
     times = timing.blocked(functions, operands, context.repeats, calls)
     row = {
@@ -93,13 +95,15 @@ def _row(
         "us": {side: timed.microseconds for side, timed in times.items()},
         "quartiles_us": {side: [1e6 * timed.low, 1e6 * timed.high] for side, timed in times.items()},
         "error": _errors(functions, operands[0]),
-        "skipped": {side: reasons[network.name, side] for side in wanted if side not in functions},
+        "skipped": {s: failed.get(s) or reasons[network.name, s] for s in wanted if s not in functions},
     }
     runner.progress(f"{network.name}: {row['us']}")
     return runner.add_ratios(row)
 
 
 def _errors(functions: dict[str, timing.Function], operands: timing.Operands) -> dict[str, float]:
+    if sides.HIGHEST not in functions:
+        return {}
     expected = functions[sides.HIGHEST](*operands)
     return {
         side: float(jax.numpy.linalg.norm(function(*operands) - expected) / jax.numpy.linalg.norm(expected))
@@ -116,7 +120,7 @@ def _energy(context: Context) -> list[Row]:
             network = networks.prepared(context, row["layer"])
             row["energy_source"] = meter.source
             row["millijoules"] = {side: _millijoules(context, network, side, meter) for side in row["us"]}
-            add_saving(row)
+            runner.add_saving(row)
     return rows
 
 
@@ -131,14 +135,6 @@ def _millijoules(context: Context, network: Prepared, side: str, meter: energy.M
         jax.block_until_ready(results)
         calls += len(results)
     return 1e3 * (meter.joules() - before) / calls
-
-
-def add_saving(row: Row) -> Row:
-    """`row` with `energy_ratio[side]`: XLA's energy at HIGHEST over the side's, where it was measured."""
-    used: dict[str, Any] = row["millijoules"]
-    dense = used.get(sides.HIGHEST)
-    row["energy_ratio"] = {side: dense / own for side, own in used.items() if dense and own}
-    return row
 
 
 def _draw(figure: Any, rows: Sequence[Row], key: str = "us", label: str = "microseconds") -> None:
