@@ -72,7 +72,8 @@ __device__ __forceinline__ void AskForStages(const WarpgroupTask<T>& task, const
   const int stack = static_cast<int>(blockIdx.z), image = stack * task.images_per_stack + at.image;
   const int y = at.y * task.stride[0] - task.pad_low[0], x = at.x * task.stride[1] - task.pad_low[1];
   const Quotient start = Divide(at.first_step, task.by_taps);
-  int channel = start.quotient * U::kDeep, tap = start.remainder;
+  const int first_channel = Divide(at.feature, task.by_group_features).quotient * task.group_channels;  // the group's
+  int channel = start.quotient * U::kDeep, tap = start.remainder;  // channel: of the group
   RingPlace to_pixels, to_filters;
 #pragma unroll 1
   for (int step = at.first_step; step < at.end_step; ++step) {
@@ -84,9 +85,9 @@ __device__ __forceinline__ void AskForStages(const WarpgroupTask<T>& task, const
       if (IsElected()) {
         ExpectBytes(full, task.copied_bytes);
         if (task.patch) {
-          CopyBox(stage, &maps.x, channel, x, y, image, full);
+          CopyBox(stage, &maps.x, first_channel + channel, x, y, image, full);
         } else {
-          CopyUnderTap(stage, &maps.x, channel, x, y, image, place.remainder * task.dilation[1],
+          CopyUnderTap(stage, &maps.x, first_channel + channel, x, y, image, place.remainder * task.dilation[1],
                        place.quotient * task.dilation[0], full);
         }
       }

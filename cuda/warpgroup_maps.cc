@@ -45,7 +45,7 @@ bool MakeWarpgroupMaps(const ConvCall& call, const WarpgroupPlan& plan, Warpgrou
   const cuuint64_t bytes = call.dtype == ffi::DataType::F32 ? 4 : 2;
   const ConvArgs& a = call.args;
   const int64_t taps = a.stacks * a.kernel_size[0] * a.kernel_size[1];
-  return MapKernelPieces(call.kernel, a.features, a.channels, taps, type, bytes, &maps->kernel) &&
+  return MapKernelPieces(call.kernel, a.features, a.group_channels, taps, type, bytes, &maps->kernel) &&
          MapPixels(call, plan, type, bytes, &maps->x);
 }
 

@@ -11,7 +11,7 @@ namespace jsc {
 // Passed to a kernel by value.
 struct WarpgroupMaps {
   CUtensorMap x;       // [N, H, W, C], boxes of a patch, or (im2col) of a tile's windows, x 128 bytes of channels
-  CUtensorMap kernel;  // [S * kh * kw, C, K], boxes of a block of channels x 128 bytes of filters
+  CUtensorMap kernel;  // [S * kh * kw, C / groups, K], boxes of a block of channels x 128 bytes of filters
 };
 
 // False where the driver refuses.

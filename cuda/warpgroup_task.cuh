@@ -30,10 +30,12 @@ struct WarpgroupTask {
   int pixels;                                     // of a stack: images_per_stack * height * width
   int stride[2], pad_low[2], dilation[2];
   int steps, steps_per_split, splits, taps, kernel_width, feature_tiles;
+  int group_channels;                                          // of x, that a tile's filters see
   int pixel_stages, filter_stages, pixel_bytes, copied_bytes;  // of a stage of pixels: its room, and what comes
   int group_bytes, next_column, next_row;  // of staged pixels: between groups of eight, and from tap to tap
   bool patch, relu;
-  Divider by_splits, by_feature_tiles, by_tiles_high, by_tiles_wide, by_height, by_width, by_taps, by_kernel_width;
+  Divider by_splits, by_feature_tiles, by_tiles_high, by_tiles_wide, by_height, by_width, by_taps, by_kernel_width,
+      by_group_features;
 };
 
 template <typename T>
@@ -60,6 +62,7 @@ WarpgroupTask<T> MakeWarpgroupTask(const ConvCall& call, const WarpgroupPlan& pl
   t.splits = plan.splits;
   t.taps = plan.taps;
   t.feature_tiles = plan.feature_tiles;
+  t.group_channels = static_cast<int>(a.group_channels);
   t.pixel_stages = plan.pixel_stages;
   t.filter_stages = plan.filter_stages;
   t.pixel_bytes = plan.pixel_bytes;
@@ -77,6 +80,7 @@ WarpgroupTask<T> MakeWarpgroupTask(const ConvCall& call, const WarpgroupPlan& pl
   t.by_width = Divider(t.width);
   t.by_taps = Divider(plan.taps);
   t.by_kernel_width = Divider(t.kernel_width);
+  t.by_group_features = Divider(a.features / a.groups);
   return t;
 }
 
