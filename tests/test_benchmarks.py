@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are run from th
 
 from benchmarks import (
     adaptive,
+    calls,
     command,
     cpu,
     crossover,
@@ -244,6 +245,34 @@ def test_roofline() -> None:
     assert found["roof_percent"] == pytest.approx(36)  # 3600 bytes at 1 GB/s
     dense = row | {"op": "dense", "kernel_shape": [100, 1000], "ours_us": 400.0}
     assert cpu.roofline(dense, LIMITS)["roof_percent"] == pytest.approx(50)  # half of the rows
+
+
+@CPU_EXTENSION
+def test_the_cost_of_a_call_is_the_difference_between_chains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "calls.json"
+    assert calls.main(["--repeats", "2", "--json", str(out)]) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["side"] for row in rows] == list(calls.SIDES)
+    assert rows[0]["over_xla_us"] == 0
+    assert "us a call" in capsys.readouterr().out
+    x, kernel = jnp.full((1, 1, 1, 64), 2.0), jnp.eye(64).reshape(1, 1, 64, 64)
+    for side in calls.SIDES:
+        np.testing.assert_array_equal(calls._chain(side, 3)(x, kernel), x + 3 * (side == "xla"))
+
+
+def test_crossover_of_sides(tmp_path: Path) -> None:
+    rows = [
+        {"op": "conv", "kernel_shape": [3, 3, 8, 8], "source": source, "zeros_target": zeros, "zeros_percent": zeros}
+        | {"us": {"xla highest": 8.0, "direct": 2.0, "ecr": 4.0 - zeros / 25}}
+        for source, zeros in (("iid", 0), ("iid", 75), ("real", 50))
+    ]
+    assert crossover.gains(rows, "ecr", "direct") == [(0, pytest.approx(0.5)), (75, pytest.approx(2.0))]
+    file, plot = tmp_path / "fig11.json", tmp_path / "plot.png"
+    file.write_text(json.dumps({"rows": rows}))
+    assert crossover.main([str(file), "--out", str(plot)]) == 0
+    assert plot.stat().st_size > 1000
 
 
 def test_crossover() -> None:
