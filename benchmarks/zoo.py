@@ -3,14 +3,15 @@
     python -m benchmarks.zoo --json results.json
     python -m benchmarks.zoo --networks resnet50 --batch 8 --weights packed --json results.json
     python -m benchmarks.zoo --networks resnet50 --plan resnet50.json --json results.json
+    python -m benchmarks.zoo --networks regnetx_16gf --kinds default bfloat16 --zeros none --also direct --json gpu.json
     python -m benchmarks.zoo --list results.json
 
 Layers are those of `models.NETWORKS` with folded batch norms, equal ones once, each at 0 % zeros and with as many as
 the networks' sparsity profiles give its input (the fewest of them), in patches as in `jax_sparse_conv.models.profile`.
-Timing is `jax_sparse_conv.timing.streaks`. What comes out below 0.97, by the median and by the best times, is timed
-again, longer, when everything else is done, and is a loss if it does so three times: other work on the machine lasts
-for seconds and meets the side that uses more threads. A run takes up where the file's last one stopped, and `--seconds`
-ends it early.
+Timing is `jax_sparse_conv.timing.per_call`; implementations that `--also` names take turns with both sides. What comes
+out below 0.97, by the median and by the best times, is timed again, longer, when everything else is done, and is a loss
+if it does so three times: other work on the machine lasts for seconds and meets the side that uses more threads. A run
+takes up where the file's last one stopped, and `--seconds` ends it early; the most frequent layers come first.
 
 With `--plan`, what `jax_sparse_conv calibrate` wrote for the one network runs in the place of None, on the profile's
 zeros alone and for the layers that the plan does not leave to XLA.
@@ -22,8 +23,10 @@ import argparse
 import collections
 import dataclasses
 import functools
+import itertools
 import json
 import math
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -38,6 +41,7 @@ from flax import nnx
 import jax_sparse_conv as jsc
 from benchmarks import command, data, tables
 from benchmarks.layers import WEIGHTS, WEIGHTS_HELP
+from benchmarks.segments import KINDS
 from jax_sparse_conv import environment, layers, models, timing
 from jax_sparse_conv.calls import Call
 from jax_sparse_conv.models.layers import layer_names
@@ -191,8 +195,7 @@ def _measure_all(options: argparse.Namespace, content: dict[str, Any]) -> int:
     rows = {_key(row): row for row in content["rows"]}
     waiting = {
         _key(about): (layer.call, about)
-        for batch in options.batch
-        for layer in layers_of(tuple(options.networks), batch)
+        for layer in _chosen(options)
         for about in _about(layer, options)
         if planned is None or planned.get(layer.call, "xla") != "xla"
     }
@@ -203,7 +206,8 @@ def _measure_all(options: argparse.Namespace, content: dict[str, Any]) -> int:
                 return len(due) - position
             call, about = waiting[key]
             repeats = options.repeats * (_LONGER if round_ else 1)
-            found = _measure(call, about["zeros_target"], planned and planned[call], options.weights, repeats)
+            requested = planned and planned[call]
+            found = _measure(call, about["zeros_target"], requested, options.also, options.weights, repeats)
             rows[key] = row = about | {"rounds": round_ + 1} | found
             print(
                 f"{row['call']}, {row['zeros_target']} %: {row['ratio']:.2f} ({row['best_ratio']:.2f})", file=sys.stderr
@@ -214,11 +218,22 @@ def _measure_all(options: argparse.Namespace, content: dict[str, Any]) -> int:
     return 0
 
 
+def _chosen(options: argparse.Namespace) -> Iterator[ZooLayer]:
+    """The layers to be timed, of every batch and kind the most frequent ones first."""
+    for batch, kind in itertools.product(options.batch, options.kinds):
+        dtype, precision = KINDS[kind]
+        for layer in sorted(layers_of(tuple(options.networks), batch), key=lambda layer: -len(layer.users)):
+            call = dataclasses.replace(layer.call, dtype=dtype, precision=precision or layer.call.precision)
+            if re.search(options.calls, call.describe()):
+                yield dataclasses.replace(layer, call=call)
+
+
 def _about(layer: ZooLayer, options: argparse.Namespace) -> Iterator[tables.Row]:
     """What is known of the rows of a layer before they are timed."""
     call = layer.call
     about = {"call": call.describe(), "op": call.op, "batch": call.x_shape[0], "details": repr(call)}
-    for zeros in dict.fromkeys((round(layer.zeros),) if options.plan else (0, round(layer.zeros))):
+    of_zeros = {"none": 0, "profile": round(layer.zeros)}
+    for zeros in dict.fromkeys(of_zeros[name] for name in (("profile",) if options.plan else options.zeros)):
         users = {"users": list(layer.users[:_USERS]), "layers": len(layer.users)}
         yield about | users | {"weights": options.weights, "zeros_target": zeros}
 
@@ -248,9 +263,15 @@ def _planned(path: Path | None) -> dict[Call, str] | None:
     return {layer.call: layer.implementation for layer in jsc.Plan.load(path).layers}
 
 
-def _measure(call: Call, zeros: int, implementation: str | None, weights: str, repeats: int) -> tables.Row:
-    functions, operands = _sides(call, zeros, implementation, weights)
-    times = timing.streaks(functions, operands, repeats)
+def _measure(
+    call: Call, zeros: int, implementation: str | None, also: Sequence[str], weights: str, repeats: int
+) -> tables.Row:
+    functions, operands = _sides(call, zeros, implementation, also, weights)
+    jobs = [
+        (functools.partial(timing.compile_ahead, each, operands), name == "xla") for name, each in functions.items()
+    ]
+    list(timing.compile_each(jobs))
+    times = timing.per_call(functions, operands, repeats)
     row: tables.Row = {"zeros_percent": 100 * float(np.mean(np.asarray(operands[0][0]) == 0))}
     row |= {"implementation": timing.what_ran(functions["ours"], *operands[0])}
     row |= {f"{side}_us": found.microseconds for side, found in times.items()}
@@ -259,11 +280,12 @@ def _measure(call: Call, zeros: int, implementation: str | None, weights: str, r
 
 
 def _sides(
-    call: Call, zeros: int, implementation: str | None, weights: str
+    call: Call, zeros: int, implementation: str | None, also: Sequence[str], weights: str
 ) -> tuple[dict[str, timing.Function], list[timing.Operands]]:
-    """Both sides, and what they are called with: maps in turn, weights unless they are constants."""
+    """All sides, and what they are called with: maps in turn, weights unless they are constants."""
     functions = {"xla": call.function("xla"), "ours": call.function(implementation)}
-    maps = timing.rotations(jnp.asarray(profile_map(call.x_shape, zeros, 0)))
+    functions |= {name: call.function(name) for name in also if name in call.implementations}
+    maps = timing.rotations(jnp.asarray(profile_map(call.x_shape, zeros, 0), call.dtype))
     present = tuple(_operands(call, weights))
     if weights != "constant":
         return functions, [(x, *present) for x in maps]
@@ -296,7 +318,7 @@ def _values(call: Call) -> tuple[jax.Array, jax.Array, jax.Array]:
     if call.residual:
         size = call.geometry.conv_size(call.x_shape[1:3], call.kernel_shape[:2])
         residual = rng.standard_normal((call.x_shape[0], *size, call.kernel_shape[-1]), np.float32)
-    return jnp.asarray(kernel), jnp.asarray(bias), jnp.asarray(residual)
+    return jnp.asarray(kernel, call.dtype), jnp.asarray(bias, call.dtype), jnp.asarray(residual, call.dtype)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -306,6 +328,10 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--networks", nargs="+", choices=sorted(models.NETWORKS), default=list(models.NETWORKS), metavar="NAME")
     add("--batch", type=int, nargs="+", default=[1])
+    add("--kinds", nargs="+", choices=tuple(KINDS), default=["default"], help="precision or dtype")
+    add("--calls", default="", help="regular expression: only calls in which it is found, as printed")
+    add("--zeros", nargs="+", choices=("none", "profile"), default=["none", "profile"])
+    add("--also", nargs="+", choices=("direct", "ecr"), default=[], help="timed as well, where a call has it")
     add("--weights", choices=WEIGHTS, default="arguments", help=WEIGHTS_HELP)
     add("--plan", type=Path, help="a plan of the network, whose choices take None's place")
     add("--repeats", type=int, default=5)

@@ -146,6 +146,12 @@ LARGE_CASES = (
     Case("5x5", (2, 31, 30, 72), 80, kernel=(5, 5), bias=True, zeros=0.3),
     Case("1x7", (2, 24, 40, 192), 192, kernel=(1, 7), zeros=0.3),
     Case("wide and negative padding", (2, 33, 30, 64), 128, padding=((-1, 5), (4, -2)), bias=True, zeros=0.3),
+    Case("groups of 128", (2, 29, 27, 512), 512, groups=4, bias=True, residual=True, activation="relu", zeros=0.3),
+    Case("groups of 128, 7x7", (3, 7, 7, 896), 896, groups=7, bias=True, activation="relu", zeros=0.3),
+    Case("groups of 128, stride 2", (3, 28, 29, 384), 192, groups=3, strides=2, bias=True, zeros=0.3),
+    Case("groups of 64, 1x1", (2, 31, 30, 256), 512, kernel=(1, 1), groups=4, residual=True, zeros=0.3),
+    Case("groups of 32, dilation 2", (2, 33, 31, 96), 192, groups=3, dilation=2, activation="relu", zeros=0.3),
+    Case("groups of 80", (1, 30, 29, 160), 128, groups=2, bias=True, zeros=0.3),
 )
 
 CONV_POOL_CASES = (

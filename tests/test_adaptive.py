@@ -166,10 +166,12 @@ def check_counts(y: Any, counts: Any) -> None:
         assert nonzeros == (elements if found else 0)
 
 
-def counted_call(case: Case, inputs: cases.Inputs, implementation: str | None) -> Any:
+def counted_call(
+    case: Case, inputs: cases.Inputs, implementation: str | None, precision: str | None = "highest"
+) -> Any:
     x, kernel, bias, residual = (None if v is None else jnp.asarray(v) for v in inputs)
     poison((choice.PARTS, 2), jnp.float32)
-    chosen = {"implementation": implementation, "precision": "highest", "count_nonzeros": True}
+    chosen = {"implementation": implementation, "precision": precision, "count_nonzeros": True}
     if case.pool is None:
         return jsc.conv(x, kernel, bias, residual=residual, **chosen, **case.arguments)
     return jsc.conv_pool(x, kernel, bias, **chosen, **case.arguments)
@@ -193,6 +195,14 @@ def test_counts_of_other_dtypes(dtype: str) -> None:
     with jax.enable_x64(dtype == "float64"):
         inputs = cases.Inputs(*(None if v is None else (4 * v).astype(jnp.dtype(dtype)) for v in cases.inputs(CONV)))
         check_counts(*counted_call(CONV, inputs, None))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["64->64 57x55", "groups of 128"])
+def test_counts_of_large_layers_at_default_precision(name: str, dtype: str) -> None:
+    case = next(case for case in cases.LARGE_CASES if case.name == name)
+    require("direct", dtype)
+    check_counts(*counted_call(case, cases.inputs(case, jnp.dtype(dtype)), "direct", None))
 
 
 @pytest.mark.parametrize("implementation", ["ecr", "direct", "xla", None])

@@ -155,6 +155,23 @@ def test_direct_of_large_layers_skips_nothing(value: float, dtype: str) -> None:
     assert error <= (TF32 if dtype == "float32" else TOLERANCE[dtype])
 
 
+@pytest.mark.skipif(PLATFORM != "cuda", reason="a CPU has no kernels of its own for large layers")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("strides", [1, 2])
+def test_groups_of_large_layers_stay_apart(strides: int, dtype: str) -> None:
+    """No infinity of one group meets another's kernel, not even where that is zero."""
+    require("direct", dtype)
+    case = Case("groups apart", (2, 40, 39, 192), 192, groups=3, strides=strides, bias=True, padding="VALID", zeros=0.6)
+    inputs = cases.inputs(case, jnp.dtype(dtype))
+    inputs.x[..., 64:128] = np.inf
+    result = np.asarray(run(case, inputs, "direct", None)).astype(np.float64)
+    wanted = oracle.expected(case, inputs)
+    assert not np.isfinite(result[..., 64:128]).any()
+    for kept in (slice(64), slice(128, None)):
+        error = oracle.relative_error(result[..., kept], wanted[..., kept])
+        assert error <= (TF32 if dtype == "float32" else TOLERANCE[dtype])
+
+
 @pytest.mark.parametrize("implementation", ["xla", None])
 @pytest.mark.parametrize("case", [*cases.CONV_CASES, *cases.CONV_POOL_CASES], ids=lambda case: case.name)
 def test_definition_and_automatic_choice(case: Case, implementation: str | None) -> None:
