@@ -11,14 +11,15 @@
 namespace jsc {
 namespace {
 
-// Of both kernels; warpgroups have a plan only where they are expected to be faster.
+// Of both kernels; warpgroups have a plan only where they are expected to be faster, or the only one with the pool.
 struct Plans {
   DirectPlan direct;
   WarpgroupPlan warpgroup;
 };
 
 Plans ChoosePlans(const ConvArgs& a, int element_bytes, size_t workspace_bytes, const DeviceInfo& info) {
-  Plans plans{ChooseDirectPlan(a, element_bytes, workspace_bytes, info), {}};
+  Plans plans{};
+  if (a.pool == Pool::kNone) plans.direct = ChooseDirectPlan(a, element_bytes, workspace_bytes, info);
   if (info.warpgroups) plans.warpgroup = ChooseWarpgroupPlan(a, element_bytes, info);
   // Of two that are expected to take about as long the one that asks less of the rest: used from JAX, 64 to 256
   // channels 1x1 on 56x56 in TF32 took 7.5 us by warpgroups and 5.5 before.
@@ -31,13 +32,15 @@ Plans ChoosePlans(const ConvArgs& a, int element_bytes, size_t workspace_bytes, 
 Plans CachedPlans(const ConvArgs& a, int element_bytes, size_t workspace_bytes, int device) {
   static std::mutex mutex;
   static std::map<std::vector<int64_t>, Plans> known;
+  const int64_t pool = static_cast<int64_t>(a.pool) * 2 + (PoolsPairs(a) ? 1 : 0);
   const std::vector<int64_t> key = {a.images,         a.size[0],      a.size[1],
                                     a.channels,       a.stacks,       a.kernel_size[0],
                                     a.kernel_size[1], a.features,     a.groups,
                                     a.conv_size[0],   a.conv_size[1], a.stride[0],
                                     a.stride[1],      a.pad_low[0],   a.pad_low[1],
                                     a.dilation[0],    a.dilation[1],  static_cast<int64_t>(a.precision),
-                                    element_bytes,    device,         static_cast<int64_t>(workspace_bytes)};
+                                    element_bytes,    device,         static_cast<int64_t>(workspace_bytes),
+                                    pool};
   const DeviceInfo& info = GetDeviceInfo(device);
   const std::lock_guard<std::mutex> lock(mutex);
   auto [entry, fresh] = known.try_emplace(key);

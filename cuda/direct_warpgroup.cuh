@@ -1,6 +1,6 @@
 // The direct convolution by Hopper's warpgroup products (wgmma), for layers that are bound by multiplication; dense.
 //
-//   out[pixel][filter] = relu(sum over taps and channels of x * kernel + bias + residual)
+//   out[pixel][filter] = pool(relu(sum over taps and channels of x * kernel + bias + residual))
 //
 // Layout: NHWC and HWIO, as they lie; the copy engine brings both to shared memory (warpgroup_copies.cuh).
 // Why this tiling: filters are the rows of a product, pixels its columns, of which it takes any multiple of 8, and
@@ -8,6 +8,7 @@
 //   patch 8 results wide: its pixels are staged once for all taps, and a tap is a shift of the address at which a
 //   product begins to read, so the copies of pixels are a quarter to a ninth of im2col's, from the L2 cache as into
 //   shared memory. Elsewhere the copy engine brings the pixels under each tap.
+// A pool of 2x2 windows is taken of the sums of a patch of 14 or 28 rows, which no window crosses.
 // Small maps: blocks of a cluster share the steps of a tile and add their sums in a fixed order.
 // Bound by: the tensor cores on large maps, else launch, first copies and the meeting of a cluster.
 // Lost: barriers made by a lane each, TF32 filters waited for before every product; see benchmarks/NOTES.md.
@@ -45,7 +46,7 @@ __device__ __forceinline__ void LoadIf(float4& v, const float* from, bool yes) {
 // filters, and its column of the row.
 template <class U, typename T>
 struct WarpgroupWriter {
-  static constexpr int kQuads = U::kFilters / 4;
+  static constexpr int kQuads = U::kFilters / 4, kPooledWidth = kPatchWidth / 2;
   static_assert(U::kConsumers / kQuads == kPatchWidth, "a thread keeps its column");
   const WarpgroupTask<T>& task;
   int column, filter, rows, row_step;  // rows: in which this thread's column has results
@@ -72,6 +73,13 @@ struct WarpgroupWriter {
       pixel += at.pixel;
       rows = min(kRows, (task.pixels - at.pixel - column + kPatchWidth - 1) / kPatchWidth);
       row_step = kPatchWidth * task.features;
+    }
+    if (task.pool != Pool::kNone) {  // a column of pooled results, every second row of them
+      const int pooled = at.x / 2 + column % kPooledWidth;
+      pixel = static_cast<int64_t>(blockIdx.z) * task.images_per_stack + at.image;
+      pixel = (pixel * task.pooled_height + at.y / 2) * task.pooled_width + pooled;
+      rows = pooled < task.pooled_width ? min(kRows / 2, task.pooled_height - at.y / 2) : 0;
+      row_step = task.pooled_width * task.features;
     }
     if (threadIdx.x >= U::kConsumers || at.feature + filter >= task.features) rows = 0;
     first = pixel * task.features + at.feature + filter;
@@ -120,13 +128,57 @@ struct WarpgroupWriter {
         const int row = from + i * parts;
         sum[i] = sum[i] + (bias + extra[i]);
         if (task.relu) sum[i] = {Relu(sum[i].x), Relu(sum[i].y), Relu(sum[i].z), Relu(sum[i].w)};
-        if (row < rows) StoreQuad(task.out + Element(row), sum[i]);
-        if (task.counts.rows && row < rows) {
-          nonzeros += CountNonzeros<T>(sum[i], 4);
-          written += 4;
-        }
+        if (row < rows) Store(row, sum[i]);
       }
     }
+  }
+  __device__ __forceinline__ void Store(int row, float4 result) {
+    StoreQuad(task.out + Element(row), result);
+    if (task.counts.rows) {
+      nonzeros += CountNonzeros<T>(result, 4);
+      written += 4;
+    }
+  }
+  // The same of pooled rows: four sums for each result.
+  template <int kSplits, typename TileOf>
+  __device__ __forceinline__ void WritePooled(int part, int parts, float4 bias, const TileOf& tile_of) {
+#pragma unroll 1
+    for (int row = part * 2 + column / kPooledWidth; row < rows; row += parts * 2) {
+      const int corner = (row * 2 * kPatchWidth + column % kPooledWidth * 2) * U::kSumStride + filter;
+      float4 sum[4] = {};
+#pragma unroll 1
+      for (int split = 0; split < parts; split += kSplits) {
+        float4 next[kSplits][4] = {};
+#pragma unroll
+        for (int j = 0; j < kSplits; ++j) {
+          const float* tile = tile_of(min(split + j, parts - 1)) + corner;
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            LoadIf(next[j][i], tile + (i / 2 * kPatchWidth + i % 2) * U::kSumStride, split + j < parts);
+          }
+        }
+#pragma unroll
+        for (int j = 0; j < kSplits; ++j) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) sum[i] = sum[i] + next[j][i];
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        sum[i] = sum[i] + bias;
+        if (task.relu) sum[i] = {Relu(sum[i].x), Relu(sum[i].y), Relu(sum[i].z), Relu(sum[i].w)};
+      }
+      Store(row, Pooled(sum));
+    }
+  }
+  __device__ __forceinline__ float4 Pooled(const float4 (&v)[4]) const {
+    if (task.pool == Pool::kAverage) {
+      const float4 sum = (v[0] + v[1]) + (v[2] + v[3]);
+      return {0.25f * sum.x, 0.25f * sum.y, 0.25f * sum.z, 0.25f * sum.w};
+    }
+    const auto most = [](float a, float b, float c, float d) { return MaxOrNan(MaxOrNan(a, b), MaxOrNan(c, d)); };
+    return {most(v[0].x, v[1].x, v[2].x, v[3].x), most(v[0].y, v[1].y, v[2].y, v[3].y),
+            most(v[0].z, v[1].z, v[2].z, v[3].z), most(v[0].w, v[1].w, v[2].w, v[3].w)};
   }
 };
 
@@ -137,8 +189,12 @@ __device__ __forceinline__ void WriteTogether(WarpgroupWriter<U, T>& writer, int
                                               float* tile) {
   auto cluster = cooperative_groups::this_cluster();
   cluster.sync();
-  writer.template Write<kBatch, kSplits>(part, parts, bias,
-                                         [&](int split) { return cluster.map_shared_rank(tile, split); });
+  const auto tile_of = [&](int split) { return cluster.map_shared_rank(tile, split); };
+  if (writer.task.pool == Pool::kNone) {
+    writer.template Write<kBatch, kSplits>(part, parts, bias, tile_of);
+  } else {
+    writer.template WritePooled<2>(part, parts, bias, tile_of);
+  }
   ArriveAtCluster();
   WaitForCluster();  // a block's sums stay until all have read them
 }
@@ -178,7 +234,11 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
   WarpgroupWriter<U, T> writer(task, at);
   if (task.splits == 1) {
     __syncthreads();
-    writer.template Write<7, 1>(0, 1, bias, [&](int) { return tile; });
+    if (task.pool == Pool::kNone) {
+      writer.template Write<7, 1>(0, 1, bias, [&](int) { return tile; });
+    } else {
+      writer.template WritePooled<1>(0, 1, bias, [&](int) { return tile; });
+    }
   } else if (task.splits == 2) {
     WriteTogether<4, 2>(writer, at.split, task.splits, bias, tile);
   } else if (task.splits <= 4) {

@@ -124,7 +124,6 @@ ffi::Error RunCoo(const ConvCall& call, Workspace workspace, ffi::Dictionary att
 }
 
 ffi::Error RunDirect(const ConvCall& call, Workspace workspace, ffi::Dictionary, int device, cudaStream_t stream) {
-  if (call.args.pool != Pool::kNone) return Invalid("jsc_direct has no pool; jsc_pecr has");
   return Direct(call, workspace, device, stream);
 }
 

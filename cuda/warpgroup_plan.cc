@@ -138,8 +138,18 @@ int64_t CutIntoWindows(const ConvArgs& a, WarpgroupPlan* plan) {
 
 }  // namespace
 
+bool PoolsPairs(const ConvArgs& a) {
+  for (int i = 0; i < 2; ++i) {
+    if (a.window[i] != 2 || a.window_stride[i] != 2 || a.window_pad_low[i] != 0) return false;
+    if (a.out_size[i] != a.conv_size[i] / 2) return false;  // padded behind
+  }
+  return a.pool != Pool::kNone;
+}
+
 bool CompleteWarpgroupPlan(const ConvArgs& a, int element_bytes, const DeviceInfo& device, WarpgroupPlan* plan) {
   if (plan->splits > 1 && device.clusters[plan->splits] == 0) return false;
+  const bool pools = a.pool != Pool::kNone;
+  if (pools && (!plan->patch || plan->pixels / kPatchWidth % 2 != 0 || !PoolsPairs(a))) return false;
   const int deep = kRowBytes / element_bytes;
   if (!FitsGroups(a, plan->filters, deep)) return false;
   plan->taps = static_cast<int>(a.kernel_size[0] * a.kernel_size[1]);

@@ -32,6 +32,10 @@ struct WarpgroupPlan {
   double cycles;     // what the model expects
 };
 
+// Whether a pool is of windows of 2x2 side by side without padding, which do not cross patches of an even number of
+// rows.
+bool PoolsPairs(const ConvArgs& args);
+
 // Completes a plan that has a tile, `patch` and splits; false where it does not fit.
 bool CompleteWarpgroupPlan(const ConvArgs& args, int element_bytes, const DeviceInfo& device, WarpgroupPlan* plan);
 

@@ -23,10 +23,10 @@ template <typename T>
 struct WarpgroupTask {
   const T* bias;      // [S, K] or null
   const T* residual;  // [N, Ho, Wo, K] or null
-  T* out;             // [N, Ho, Wo, K]
+  T* out;             // [N, Ho, Wo, K], pooled
   CountTask counts;
   Gate gate;
-  int images_per_stack, height, width, features;  // of out
+  int images_per_stack, height, width, features;  // of the convolution's result
   int pixels;                                     // of a stack: images_per_stack * height * width
   int stride[2], pad_low[2], dilation[2];
   int steps, steps_per_split, splits, taps, kernel_width, feature_tiles;
@@ -34,6 +34,8 @@ struct WarpgroupTask {
   int pixel_stages, filter_stages, pixel_bytes, copied_bytes;  // of a stage of pixels: its room, and what comes
   int group_bytes, next_column, next_row;  // of staged pixels: between groups of eight, and from tap to tap
   bool patch, relu;
+  Pool pool;  // of pairs of rows and columns, see PoolsPairs
+  int pooled_height, pooled_width;
   Divider by_splits, by_feature_tiles, by_tiles_high, by_tiles_wide, by_height, by_width, by_taps, by_kernel_width,
       by_group_features;
 };
@@ -72,6 +74,9 @@ WarpgroupTask<T> MakeWarpgroupTask(const ConvCall& call, const WarpgroupPlan& pl
   t.next_row = plan.patch ? t.dilation[0] * t.group_bytes - (t.kernel_width - 1) * t.next_column : 0;
   t.patch = plan.patch;
   t.relu = a.activation == Activation::kRelu;
+  t.pool = a.pool;
+  t.pooled_height = static_cast<int>(a.out_size[0]);
+  t.pooled_width = static_cast<int>(a.out_size[1]);
   t.by_splits = Divider(plan.splits);
   t.by_feature_tiles = Divider(plan.feature_tiles);
   t.by_tiles_high = Divider(plan.tiles_high);

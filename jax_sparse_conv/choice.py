@@ -88,6 +88,7 @@ _DIRECT_16BIT_COPY = 8  # channels, as _DIRECT_COPY
 # not always.
 _WARPGROUP_FLOPS = 3.8e9
 _WARPGROUP_FEATURES = 64  # of a tile, at the least
+_WARPGROUP_REACH = 8  # pixels, of a window: patches of 28 rows and their rims then have room in shared memory twice
 _WARPGROUP_CAPABILITY = (9, 0)
 _COPY_BYTES = 16  # of channels, and of features, that the copy engine moves at the least
 # The same at HIGHEST, where tensor cores multiply float32 in parts: of the layers in paper/fig9.json, fig12.json and
@@ -230,6 +231,22 @@ def _fits_warpgroups(work: Work) -> bool:
     if channels * work.itemsize % _COPY_BYTES or features * work.itemsize % _COPY_BYTES:
         return False
     return features >= _WARPGROUP_FEATURES and 0 < work.flops <= _WARPGROUP_FLOPS
+
+
+def pools_in_direct(work: Work) -> bool:
+    """Whether "direct" takes the pool into its kernel on this CUDA device: cuda/warpgroup_plan.cc has the same list."""
+    pool, geometry, capability = work.geometry.pool, work.geometry, _device()[1]
+    if pool is None or work.is_symbolic or capability != _WARPGROUP_CAPABILITY or not _native.has_warpgroups():
+        return False
+    is_of_pairs = pool.window == (2, 2) and pool.strides == (2, 2) and not any(map(any, pool.padding))
+    reach = [(side - 1) * step for side, step in zip(work.kernel_shape[1:3], geometry.dilation, strict=True)]
+    if not is_of_pairs or geometry.strides != (1, 1) or max(reach) == 0 or max(reach) > _WARPGROUP_REACH:
+        return False
+    if work.flops == 0 or work.flops > _WARPGROUP_FLOPS or (work.exact and work.dtype == "float32"):
+        return False
+    channels, features = work.kernel_shape[3:]
+    is_copied = not (channels * work.itemsize % _COPY_BYTES or features * work.itemsize % _COPY_BYTES)
+    return work.dtype in _DIRECT_DTYPES and geometry.groups == 1 and is_copied
 
 
 def chooses_natively(work: Work, platform: str) -> bool:

@@ -81,6 +81,8 @@ def resolved(x: Any, kernel: Any, config: Config, platform: str) -> Config | Non
         )
     work = _work(x, kernel, config)
     if config.fallback:
+        if config.geometry.pool is not None and _is_direct_before_pool(x, kernel, config, platform):
+            return dataclasses.replace(config, method="direct")
         return _chosen(work, config, platform)
     if config.method != "adaptive":
         return config
@@ -144,10 +146,17 @@ def _lower(ctx: Any, *operands: Any, config: Config, platform: str | None) -> An
 
 
 def _pools_apart(x: Any, kernel: Any, config: Config, platform: str | None) -> bool:
-    """Whether a pool is XLA's: on CUDA "direct" has none, and a pool of ours behind it cost 10 to 27 us more."""
+    """Whether a pool is XLA's, because "direct" does not pool it; a kernel of ours behind it cost 10 to 27 us more."""
     if config.geometry.pool is None or platform != "cuda":
-        return False
-    return config.method == "adaptive" or (config.fallback and _is_direct(_work(x, kernel, _unpooled(config)), "cuda"))
+        return config.geometry.pool is not None and config.method == "direct"
+    if config.method in ("adaptive", "direct"):
+        return config.method == "adaptive" or not choice.pools_in_direct(_work(x, kernel, config))
+    return _is_direct_before_pool(x, kernel, config, platform) and not choice.pools_in_direct(_work(x, kernel, config))
+
+
+def _is_direct_before_pool(x: Any, kernel: Any, config: Config, platform: str) -> bool:
+    """Whether `implementation=None` takes "direct" for the convolution in front of a pool."""
+    return config.fallback and platform == "cuda" and _is_direct(_work(x, kernel, _unpooled(config)), platform)
 
 
 def _then_pool(*values: jax.Array, config: Config) -> jax.Array:

@@ -139,9 +139,10 @@ def conv_pool(
       window_padding: of the pool, as `padding` but not negative.
       precision: as in `conv`.
       implementation: "pecr" (all convolutions of a pooling window in one kernel; Xu et al. 2023, section 6), "ecr",
-        "coo" or "direct" (that convolution, then XLA's pool), "xla" (dense), "adaptive" (on a CPU PECR or dense
-        while the program runs; on a GPU the convolution as in `conv`, then XLA's pool), or None: PECR, dense or
-        "direct", chosen as in `conv`. To name PECR here and ECR in `conv` is the paper's OCPA rule (section 7).
+        "coo" or "direct" (that convolution, then XLA's pool; "direct" takes 2x2 windows side by side into its kernel
+        for convolutions of stride 1 on Hopper GPUs), "xla" (dense), "adaptive" (on a CPU PECR or dense while the
+        program runs; on a GPU the convolution as in `conv`, then XLA's pool), or None: PECR, dense or "direct", chosen
+        as in `conv`. To name PECR here and ECR in `conv` is the paper's OCPA rule (section 7).
       nonzeros: of x, as in `conv`.
       count_nonzeros: as in `conv`, of the pooled result.
 
@@ -172,10 +173,11 @@ def conv_pool(
     operands.check(geometry, activation)
     _check_implementation(implementation, CONV_POOL_IMPLEMENTATIONS, "conv_pool", operands.x.dtype)
     _check_nonzeros(operands.nonzeros, implementation)
-    if implementation in ("ecr", "coo", "direct"):
+    if implementation in ("ecr", "coo"):
         y = _run(operands, geometry.without_pool(), activation, precision, implementation, implementation, False)
         return _with_counts(reference.pool(y, geometry.pool), count_nonzeros)
-    return _run(operands, geometry, activation, precision, implementation, "pecr", count_nonzeros)
+    method = "direct" if implementation == "direct" else "pecr"
+    return _run(operands, geometry, activation, precision, implementation, method, count_nonzeros)
 
 
 def dense(

@@ -154,6 +154,16 @@ LARGE_CASES = (
     Case("groups of 80", (1, 30, 29, 160), 128, groups=2, bias=True, zeros=0.3),
 )
 
+# The same with pools that tensor cores' kernels take themselves, on Hopper.
+LARGE_POOL_CASES = (
+    Case("64->64 56x56, max", (2, 56, 56, 64), 64, bias=True, activation="relu", pool="max", zeros=0.3),
+    Case("512->512 14x14, max", (1, 14, 14, 512), 512, bias=True, activation="relu", pool="max", zeros=0.3),
+    Case("136->200 29x31, max without relu", (3, 29, 31, 136), 200, pool="max", zeros=0.3),
+    Case("72->136 45x27, average", (2, 45, 27, 72), 136, bias=True, activation="relu", pool="avg", zeros=0.3),
+    Case("5x5, average without relu", (1, 31, 30, 72), 80, kernel=(5, 5), bias=True, pool="avg", zeros=0.3),
+    Case("1x7, 256->64 5x9", (3, 5, 9, 256), 64, kernel=(1, 7), pool="max", zeros=0.3),
+)
+
 CONV_POOL_CASES = (
     Case("2x2 max", (1, 8, 8, 32), 48, bias=True, activation="relu", pool="max"),
     Case("2x2 max without relu", (2, 7, 9, 16), 16, pool="max"),

@@ -35,12 +35,12 @@ def check_runs(dtype: str) -> int:
 
 def check_large(dtype: str) -> int:
     """Large layers of "direct" at the default precision, which other kernels than small ones serve."""
-    for case in cases.LARGE_CASES:
+    for case in (*cases.LARGE_CASES, *cases.LARGE_POOL_CASES):
         inputs = cases.inputs(case, jnp.dtype(dtype))
         result = call(case, *(None if v is None else jnp.asarray(v) for v in inputs), "direct", None)
         error = oracle.relative_error(result, oracle.expected(case, inputs))
         assert error <= (TF32 if dtype == "float32" else TOLERANCE[dtype]), case.name
-    return len(cases.LARGE_CASES)
+    return len(cases.LARGE_CASES) + len(cases.LARGE_POOL_CASES)
 
 
 def check_dense(dtype: str) -> int:

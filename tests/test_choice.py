@@ -324,3 +324,45 @@ def test_a_pool_behind_direct_is_xlas(
     assert lowering._pools_apart(*operands, config, platform) == apart
     named = dataclasses.replace(config, fallback=False)
     assert not lowering._pools_apart(*operands, named, platform)
+
+
+@pytest.mark.parametrize(
+    ("changes", "inside"),
+    [
+        ({}, True),
+        ({"dtype": "bfloat16"}, True),
+        ({"exact": True}, False),  # at HIGHEST other kernels serve
+        ({"x_shape": (64, 56, 56, 128)}, False),  # cuDNN's
+        ({"x_shape": (1, 56, 56, 126), "kernel_shape": (1, 3, 3, 126, 128)}, False),
+        ({"kernel_shape": (1, 1, 1, 128, 128)}, False),  # a tile is no patch
+        ({"kernel_shape": (1, 11, 11, 128, 128)}, False),  # patches too large
+    ],
+)
+def test_pools_of_pairs_are_inside_direct_on_h200(
+    h200: None, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], inside: bool
+) -> None:
+    work = dataclasses.replace(conv3x3(1, 56, 128, 128, exact=False, geometry=POOLED), **changes)
+    assert choice.pools_in_direct(work) == inside
+    for pool in (None, Pool("max", (3, 3), (2, 2), ((0, 0), (0, 0))), Pool("max", (2, 2), (2, 2), ((0, 1), (0, 0)))):
+        other = dataclasses.replace(POOLED, pool=pool)
+        assert not choice.pools_in_direct(dataclasses.replace(work, geometry=other))
+    assert not choice.pools_in_direct(dataclasses.replace(work, geometry=dataclasses.replace(POOLED, strides=(2, 2))))
+    monkeypatch.setattr(choice, "_device", lambda: (cost_model.Device(), (8, 0)))
+    assert not choice.pools_in_direct(work)
+
+
+@pytest.mark.parametrize("implementation", ["direct", None])
+def test_a_pool_inside_direct_is_lowered_as_one_call(
+    h200: None, monkeypatch: pytest.MonkeyPatch, implementation: str | None
+) -> None:
+    monkeypatch.setattr(_native, "why_missing", lambda *_: None)
+    method = "direct" if implementation else "pecr"
+    config = primitives.Config(POOLED, method, "relu", fallback=implementation is None)
+    operands = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((1, 56, 56, 128), (1, 3, 3, 128, 128))]
+    assert not lowering._pools_apart(*operands, config, "cuda")
+    chosen = lowering.resolved(*operands, config, "cuda")
+    assert chosen is not None
+    assert (chosen.method, chosen.geometry) == ("direct", POOLED)
+    assert lowering._pools_apart(*operands, config, "cpu") == (implementation == "direct")
+    large = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((64, 56, 56, 128), (1, 3, 3, 128, 128))]
+    assert lowering._pools_apart(*large, config, "cuda") == (implementation == "direct")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import jax_sparse_conv as jsc
-from jax_sparse_conv import _native, ops
+from jax_sparse_conv import _native, choice, ops
 
 TOLERANCE = {"float32": 2e-6, "bfloat16": 6e-3, "float16": 8e-4, "float64": 1e-14}
 TF32 = 5e-4
@@ -116,7 +117,7 @@ def test_direct_at_default_precision(case: Case, precision: str | None) -> None:
 
 @pytest.mark.skipif(PLATFORM != "cuda", reason="a CPU has no kernels of its own for large layers")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("case", cases.LARGE_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*cases.LARGE_CASES, *cases.LARGE_POOL_CASES], ids=lambda case: case.name)
 def test_direct_of_large_layers(case: Case, dtype: str) -> None:
     """Close to float64, and bit for bit the same in every run."""
     require("direct", dtype)
@@ -126,6 +127,23 @@ def test_direct_of_large_layers(case: Case, dtype: str) -> None:
     assert error <= (TF32 if dtype == "float32" else TOLERANCE[dtype])
     for _ in range(3):
         np.testing.assert_array_equal(np.asarray(run(case, inputs, "direct", None)), np.asarray(first))
+
+
+@pytest.mark.parametrize("case", cases.LARGE_POOL_CASES, ids=lambda case: case.name)
+def test_a_pool_of_pairs_is_in_direct_on_hopper(case: Case) -> None:
+    """And its counts are of the pooled result."""
+    if PLATFORM != "cuda" or choice._device()[1] != (9, 0) or not _native.has_warpgroups():
+        pytest.skip("only Hopper GPUs' warpgroup products have pools")
+    inputs = cases.inputs(case, jnp.dtype(jnp.bfloat16))
+    layer = functools.partial(jsc.conv_pool, **case.arguments, implementation="direct", count_nonzeros=True)
+    layer = jax.jit(layer)
+    operands = [None if v is None else jnp.asarray(v) for v in (inputs.x, inputs.kernel, inputs.bias)]
+    assert "reduce-window" not in (layer.lower(*operands).compile().as_text() or "")
+    y, counts = layer(*operands)
+    rows = np.asarray(counts).sum(0)
+    assert 0 < rows[1] <= y.size
+    assert rows[0] <= rows[1]
+    assert oracle.relative_error(y, oracle.expected(case, inputs)) <= TOLERANCE["bfloat16"]
 
 
 @pytest.mark.skipif(PLATFORM != "cuda", reason="a CPU has no kernels of its own for large layers")
@@ -144,9 +162,10 @@ def test_direct_of_large_stacks(dtype: str) -> None:
 @pytest.mark.skipif(PLATFORM != "cuda", reason="a CPU has no kernels of its own for large layers")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-def test_direct_of_large_layers_skips_nothing(value: float, dtype: str) -> None:
+@pytest.mark.parametrize("pool", [None, "max", "avg"])
+def test_direct_of_large_layers_skips_nothing(pool: str | None, value: float, dtype: str) -> None:
     require("direct", dtype)
-    case = Case("non-finite", (2, 40, 39, 64), 136, bias=True, padding="VALID", zeros=0.6)
+    case = Case("non-finite", (2, 40, 39, 64), 136, bias=True, padding="VALID", pool=pool, zeros=0.6)
     inputs = cases.inputs(case, jnp.dtype(dtype))
     inputs.kernel[1, 1, 5, 3] = value
     inputs.x[1, 17, 38, 7] = value
