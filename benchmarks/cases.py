@@ -127,6 +127,18 @@ DIRECT = tuple(
     )
 )
 
+# VGG-19's five convolutions with a pool.
+POOL = tuple(
+    Layer(f"vgg19 {name} + pool", "conv_pool", channels, channels, size, zeros=(), implementation="direct")
+    for name, channels, size in (
+        ("conv1_2", 64, 224),
+        ("conv2_2", 128, 112),
+        ("conv3_4", 256, 56),
+        ("conv4_4", 512, 28),
+        ("conv5_4", 512, 14),
+    )
+)
+
 # What the CPU kernels are measured on (benchmarks/cpu.py): CPU, and what else they do.
 CPU_KERNELS = (
     *(dataclasses.replace(layer, maps=None) for layer in CPU),
@@ -142,5 +154,6 @@ SETS: dict[str, tuple[Layer, ...]] = {
     "gpu": GPU,
     "maps": MAPS,
     "direct": DIRECT,
+    "pool": POOL,
     "all": tuple({layer.name: layer for layer in (*CPU, *GPU, *MAPS)}.values()),
 }

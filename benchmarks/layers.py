@@ -41,6 +41,8 @@ _MAX_KERNELS = 32
 WEIGHTS_HELP = "of each call, constants of the jitted program, or of each call and packed by jax_sparse_conv.pack"
 WEIGHTS = ("arguments", "constant", "packed")
 
+_THEN_POOL: tuple[tables.Column, ...] = (("then_pool_ratio", "then pool", ">", "{:.2f}"),)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Time the chosen layers, print a table and write a JSON file; the result is the exit status."""
@@ -53,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"benchmarks.layers: {error}", file=sys.stderr)
         return 1
     content["command"] = command.portable("benchmarks.layers", arguments)
-    print(tables.table(content["rows"]))
+    pooled = all("then_pool_ratio" in row for row in content["rows"])
+    print(tables.table(content["rows"], _THEN_POOL if pooled else ()))
     print(tables.means_table(content["geometric_means"]))
     if options.json:
         options.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
@@ -223,8 +226,9 @@ def _functions(layer: Layer, precision: str, requested: str | None) -> dict[str,
     Where ours is a convolution with its pool, there is a third: ours without the pool, then XLA's pool.
     """
     calls = {"xla": _call(layer, precision, "xla"), "ours": _call(layer, precision, requested)}
-    if layer.op == "conv_pool" and jax.default_backend() == "cpu":
-        conv = _call(dataclasses.replace(layer, op="conv"), precision, "ecr")
+    if layer.op == "conv_pool":
+        alone = "ecr" if requested == "pecr" or jax.default_backend() == "cpu" else requested
+        conv = _call(dataclasses.replace(layer, op="conv"), precision, alone)
         calls["then_pool"] = lambda *operands: reference.pool(conv(*operands), _POOL)
     return {side: jax.jit(call) for side, call in calls.items()}
 
