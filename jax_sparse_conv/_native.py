@@ -59,7 +59,7 @@ def why_missing(method: str, platform: str, dtype: Any) -> str | None:
 def workspace_bytes(
     method: str, x_shape: Sequence[int], kernel_shape: Sequence[int], conv_size: Sequence[int], out_size: Sequence[int]
 ) -> int:
-    """Bytes of scratch memory that the CUDA kernel of `method` wants as an extra result; a function of sizes only."""
+    """Bytes of scratch memory that the CUDA kernel of `method` wants as an extra result; 0 on GPUs with clusters."""
     return int(
         _modules["cuda"].workspace_bytes(
             target_name(method), list(x_shape), list(kernel_shape), list(conv_size), list(out_size)
