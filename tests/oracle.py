@@ -39,7 +39,10 @@ def _compute(case: Case, x: Any, kernel: Any, bias: Any, residual: Any) -> jax.A
     if not isinstance(padding, str):
         padding = ((0, 0), *padding, (0, 0))
     if case.pool == "max":
-        return lax.reduce_window(y, np.float64(-np.inf), lax.max, window, strides, padding)
+        most = lax.reduce_window(y, np.float64(-np.inf), lax.max, window, strides, padding)
+        # XLA loses NaN in windows of larger maps on a CPU, and keeps it elsewhere.
+        nans = lax.reduce_window((y != y).astype(y.dtype), np.float64(0), lax.add, window, strides, padding)
+        return lax.select(nans > 0, lax.full_like(most, np.nan), most)
     total = lax.reduce_window(y, np.float64(0), lax.add, window, strides, padding)
     return total / (case.window[0] * case.window[1])
 
