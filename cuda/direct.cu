@@ -32,15 +32,15 @@ Plans ChoosePlans(const ConvArgs& a, int element_bytes, size_t workspace_bytes, 
 Plans CachedPlans(const ConvArgs& a, int element_bytes, size_t workspace_bytes, int device) {
   static std::mutex mutex;
   static std::map<std::vector<int64_t>, Plans> known;
-  const int64_t pool = static_cast<int64_t>(a.pool) * 2 + (PoolsPairs(a) ? 1 : 0);
+  const int64_t kind =
+      static_cast<int64_t>(a.precision) * 8 + static_cast<int64_t>(a.pool) * 2 + (PoolsPairs(a) ? 1 : 0);
   const std::vector<int64_t> key = {a.images,         a.size[0],      a.size[1],
                                     a.channels,       a.stacks,       a.kernel_size[0],
                                     a.kernel_size[1], a.features,     a.groups,
                                     a.conv_size[0],   a.conv_size[1], a.stride[0],
                                     a.stride[1],      a.pad_low[0],   a.pad_low[1],
-                                    a.dilation[0],    a.dilation[1],  static_cast<int64_t>(a.precision),
-                                    element_bytes,    device,         static_cast<int64_t>(workspace_bytes),
-                                    pool};
+                                    a.dilation[0],    a.dilation[1],  kind,
+                                    element_bytes,    device,         static_cast<int64_t>(workspace_bytes)};
   const DeviceInfo& info = GetDeviceInfo(device);
   const std::lock_guard<std::mutex> lock(mutex);
   auto [entry, fresh] = known.try_emplace(key);
