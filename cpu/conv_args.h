@@ -44,13 +44,15 @@ struct ConvArgs {
   Precision precision;        // of float32 products, where a kernel has a choice
 };
 
-// Which of two kernels runs, by a density that only the device knows. CUDA only: on a CPU XLA branches.
+// When a kernel runs. CUDA only: which of two does, by a density that only the device knows (on a CPU XLA branches),
+// and how it stands to the kernel in front of it on the stream.
 struct Gate {
   const int32_t* nonzeros = nullptr;  // [parts, 2] (non-zeros, elements) of parts of x; null: the kernel runs
   int parts = 0;
   float threshold = 0.f;  // of the density, non-zeros / elements
   bool above = false;     // runs where the density is above the threshold, else where it is at most that
   bool overlaps = false;  // launched to start before the kernel in front of it is done
+  bool in_chain = false;  // lets the next kernel start at once, and waits for the one in front of it before it reads x
 };
 
 constexpr int kCountRows = 64;  // rows of counts that a CUDA kernel writes; PARTS in jax_sparse_conv/choice.py

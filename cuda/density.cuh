@@ -58,13 +58,21 @@ __device__ inline void WaitForKernelBefore() {
 #endif
 }
 
-// Whether this kernel is to run: the first thing that a kernel asks, with all threads of its warps. The answer is the
-// same for the whole grid. A kernel that is not to run must return; the second of two calls LeaveGate in the end.
-__device__ inline bool PassesGate(const Gate& gate) {
-  if (gate.nonzeros == nullptr) return true;
+// Lets the next kernel start where there is room, if it was launched to overlap this one; it waits for this one's end.
+__device__ inline void LetNextKernelStart() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
+}
+
+// Whether this kernel is to run: the first thing that a kernel asks, with all threads of its warps. The answer is the
+// same for the whole grid. A kernel that is not to run must return; the second of two calls LeaveGate in the end.
+__device__ inline bool PassesGate(const Gate& gate) {
+  if (gate.nonzeros == nullptr) {
+    if (gate.in_chain) LetNextKernelStart();
+    return true;
+  }
+  LetNextKernelStart();
   const auto* rows = reinterpret_cast<const int2*>(gate.nonzeros);
   const int lane = threadIdx.x % kWarp;
   auto row = [&](int i) { return i < gate.parts ? rows[i] : make_int2(0, 0); };

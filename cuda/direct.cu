@@ -63,6 +63,11 @@ ffi::Error LaunchWarpgroupPlan(const ConvCall& call, const WarpgroupPlan& plan, 
 
 }  // namespace
 
+bool DirectPools(const ConvCall& call, int device) {
+  const int bytes = call.dtype == ffi::DataType::F32 ? 4 : 2;
+  return call.args.pool != Pool::kNone && CachedPlans(call.args, bytes, 0, device).warpgroup.filters > 0;
+}
+
 ffi::Error Direct(const ConvCall& call, Workspace workspace, int device, cudaStream_t stream) {
   return DispatchDtype(call.dtype, [&](auto element) {
     using T = decltype(element);

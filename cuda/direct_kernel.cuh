@@ -35,10 +35,18 @@ __device__ __forceinline__ void MainLoop(const DirectTask<T>& task, const Direct
                     at.group * task.group_features + at.feature;
   const PixelSource<U, T> pixels = FindPixels<U, T>(task, at, table);
   if constexpr (U::kAddresses == Addresses::kTable) __syncthreads();
+  const bool in_chain = task.gate.in_chain;
+  if (in_chain) {  // filters are there before the kernel in front is done
+#pragma unroll 1
+    for (int s = 0; s < kAhead && at.first_chunk + s < at.end_chunk; ++s) {
+      CopyFilters<U, T, kChecked>(task, kernel, features, at.first_chunk + s, stages + s * kStage);
+    }
+    WaitForKernelBefore();
+  }
 #pragma unroll 1  // code that runs once is fetched once: unrolled, the first copies leave 300 cycles later
   for (int s = 0; s < kAhead; ++s) {
     if (at.first_chunk + s < at.end_chunk) {
-      CopyFilters<U, T, kChecked>(task, kernel, features, at.first_chunk + s, stages + s * kStage);
+      if (!in_chain) CopyFilters<U, T, kChecked>(task, kernel, features, at.first_chunk + s, stages + s * kStage);
       CopyPixels<U, T, kChecked>(task, pixels, at.first_chunk + s, stages + s * kStage);
     }
     CommitCopies();

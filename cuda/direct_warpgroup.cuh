@@ -228,6 +228,7 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
     asm volatile("bar.sync 2, %0;" ::"n"(U::kConsumers) : "memory");  // all stages are read
     StepFilters<U, T>::Store(sums, tile);
   }
+  if (task.gate.in_chain) WaitForKernelBefore();  // it may have read what is written now, and wrote the residual
   int block = blockIdx.x;
   asm volatile("" : "+r"(block));  // the place is found again, not kept in registers
   at = FindWarpgroupPlace<U>(task, block);

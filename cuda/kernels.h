@@ -29,7 +29,11 @@ ffi::Error PerOutput(const ConvCall& call, cudaStream_t stream, bool skip_zeros)
 // Ecr or Direct, without a pool: adaptive.cc. gate: which side is for which density; `above` is not read.
 ffi::Error Adaptive(const ConvCall& call, const Gate& gate, Workspace workspace, int device, cudaStream_t stream);
 
-ffi::Error Segment(const SegmentCall& call, int device, cudaStream_t stream);  // segment.cu
+// Whether Direct takes the pool of a call into a kernel that is made for it.
+bool DirectPools(const ConvCall& call, int device);
+
+ffi::Error Segment(const SegmentCall& call, int device, cudaStream_t stream);  // segment.cu: one kernel
+ffi::Error Chain(const SegmentCall& call, int device, cudaStream_t stream);    // chain.cu: a kernel for each layer
 
 // coo_star.cu
 ffi::Error CooFromDense(const CooStarArgs& args, const void* x, void* values, void* positions, void* counts,

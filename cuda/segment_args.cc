@@ -102,6 +102,7 @@ std::string ReadStep(const int64_t* f, const Reader& reader, SegmentStep* step) 
   step->x = *x;
   step->out = *out;
   step->relu = f[17] != 0;
+  step->groups = f[18];
   if (x->size[0] != out->size[0]) return "x and out have different numbers of images";
   for (int i = 0; i < 2; ++i) {
     step->window[i] = f[7 + i];
@@ -119,8 +120,11 @@ std::string ReadStep(const int64_t* f, const Reader& reader, SegmentStep* step) 
     if (channels != features || f[3] >= 0 || f[4] >= 0 || residual) return "a pool has x and out of the same channels";
     return "";
   }
-  step->kernel = reader.Operand(f[3], {1, step->window[0], step->window[1], channels, features});
-  if (!step->kernel) return "the kernel is not [1, kh, kw, C, K]";
+  if (step->groups < 1 || channels % step->groups != 0 || features % step->groups != 0) {
+    return "groups do not divide the channels of x and out";
+  }
+  step->kernel = reader.Operand(f[3], {1, step->window[0], step->window[1], channels / step->groups, features});
+  if (!step->kernel) return "the kernel is not [1, kh, kw, C / groups, K]";
   if (f[4] >= 0 && !(step->bias = reader.Operand(f[4], {1, features}))) return "the bias is not [1, K]";
   if (residual && !SameSize(*residual, *out)) return "the residual has another shape than out";
   if (residual) step->residual = residual->data;
@@ -141,9 +145,14 @@ ffi::ErrorOr<SegmentCall> MakeSegmentCall(ffi::RemainingArgs operands, ffi::Rema
   if (!precision.has_value() || *precision < 0 || *precision > 2) {
     return Invalid("attribute precision must be 0, 1 or 2, an int64");
   }
+  const auto one_kernel = attributes.get<int64_t>("one_kernel");
+  if (!one_kernel.has_value() || *one_kernel < 0 || *one_kernel > 1) {
+    return Invalid("attribute one_kernel must be 0 or 1, an int64");
+  }
   Reader reader;
   if (std::string wrong = reader.Collect(operands, results); !wrong.empty()) return Invalid(wrong);
-  SegmentCall call{reader.dtype(), *precision == static_cast<int64_t>(Precision::kHighest), {}, nullptr};
+  SegmentCall call{
+      reader.dtype(), *precision == static_cast<int64_t>(Precision::kHighest), *one_kernel != 0, {}, nullptr};
   const Buffer& workspace = reader.workspace();
   if (workspace.dtype != ffi::DataType::U8 || workspace.size.size() != 1 || workspace.size[0] < kCounterBytes) {
     return Invalid("the last result must be a workspace, uint8 of " + std::to_string(kCounterBytes) + " bytes or more");

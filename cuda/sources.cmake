@@ -1,5 +1,6 @@
 set(JSC_CUDA_SOURCES
     cuda/adaptive.cc
+    cuda/chain.cu
     cuda/conv_plan.cc
     cuda/coo.cu
     cuda/coo_plan.cc

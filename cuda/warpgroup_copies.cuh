@@ -75,6 +75,32 @@ __device__ __forceinline__ void AskForStages(const WarpgroupTask<T>& task, const
   const int first_channel = Divide(at.feature, task.by_group_features).quotient * task.group_channels;  // the group's
   int channel = start.quotient * U::kDeep, tap = start.remainder;  // channel: of the group
   RingPlace to_pixels, to_filters;
+  const auto ask_for_filters = [&](int channel, int tap) {
+    uint64_t* full = barriers.filters_full + to_filters.stage;
+    WaitForBytes(barriers.filters_empty + to_filters.stage, to_filters.parity ^ 1);
+    if (IsElected()) {
+      ExpectBytes(full, U::kFilterBytes);
+#pragma unroll
+      for (int box = 0; box < U::kFilters / U::kBox; ++box) {
+        CopyBox(filters + to_filters.stage * U::kFilterBytes + box * U::kBoxBytes, &maps.kernel,
+                at.feature + box * U::kBox, channel, stack * task.taps + tap, full);
+      }
+    }
+    to_filters.Advance(task.filter_stages);
+  };
+  int asked = at.first_step;  // steps before this one have their filters asked for
+  if (task.gate.in_chain) {   // as many as there is room for, before the kernel in front is done
+    int early_channel = channel, early_tap = tap;
+#pragma unroll 1
+    for (; asked < min(at.first_step + task.filter_stages, at.end_step); ++asked) {
+      ask_for_filters(early_channel, early_tap);
+      if (++early_tap == task.taps) {
+        early_tap = 0;
+        early_channel += U::kDeep;
+      }
+    }
+    WaitForKernelBefore();
+  }
 #pragma unroll 1
   for (int step = at.first_step; step < at.end_step; ++step) {
     if (!task.patch || tap == 0 || step == at.first_step) {
@@ -93,17 +119,7 @@ __device__ __forceinline__ void AskForStages(const WarpgroupTask<T>& task, const
       }
       to_pixels.Advance(task.pixel_stages);
     }
-    uint64_t* full = barriers.filters_full + to_filters.stage;
-    WaitForBytes(barriers.filters_empty + to_filters.stage, to_filters.parity ^ 1);
-    if (IsElected()) {
-      ExpectBytes(full, U::kFilterBytes);
-#pragma unroll
-      for (int box = 0; box < U::kFilters / U::kBox; ++box) {
-        CopyBox(filters + to_filters.stage * U::kFilterBytes + box * U::kBoxBytes, &maps.kernel,
-                at.feature + box * U::kBox, channel, stack * task.taps + tap, full);
-      }
-    }
-    to_filters.Advance(task.filter_stages);
+    if (step >= asked) ask_for_filters(channel, tap);
     if (++tap == task.taps) {
       tap = 0;
       channel += U::kDeep;

@@ -223,6 +223,11 @@ def prefers_direct(work: Work, platform: str) -> bool:
     return 0 < work.flops <= _DIRECT_EXACT_FLOPS and capability in _TENSOR_CORES
 
 
+def most_direct_flops(work: Work) -> float:
+    """Operations from which on cuDNN is expected to beat "direct" in the best case that this was measured for."""
+    return _DIRECT_EXACT_FLOPS if work.exact and work.dtype == "float32" else _WARPGROUP_FLOPS
+
+
 def _fits_warpgroups(work: Work) -> bool:
     """Whether warpgroup products are expected to beat cuDNN's; for windows, 1x1 layers are bound by memory before."""
     taps, (channels, features) = math.prod(work.kernel_shape[1:3]), work.kernel_shape[3:]

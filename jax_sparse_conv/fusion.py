@@ -22,13 +22,14 @@ from jax_sparse_conv.segments import Layer
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def fuse(function: _Function) -> _Function:
-    """Run of convolutions as one call: each chain of this package's convolutions in `function` becomes one kernel.
+def fuse(function: _Function, *, one_kernel: bool = False) -> _Function:
+    """Run of convolutions as one call: each chain of this package's convolutions in `function` becomes one call.
 
     On a Hopper GPU or later, convolutions that feed each other, with their bias, residual, ReLU and max pool, run as
-    one kernel that stays on the device from layer to layer: at small batches most of a layer's time is starting it and
-    getting its first data. The kernel is dense and skips no zeros, whatever implementation the layers name. Elsewhere
-    the layers run as they would without `fuse`.
+    one call whose kernels overlap: each starts, and fetches its first filters, while the one before it still runs. At
+    small batches most of a layer's time is starting it and getting its first data. The kernels are those of "direct",
+    dense, and skip no zeros, whatever implementation the layers name. Elsewhere the layers run as they would without
+    `fuse`.
 
     What is fused: two or more convolutions of `jsc.conv`, `jsc.conv_pool` and the layers made of them, of up to 8
     images, in float32, bfloat16 or float16, not grouped, with K a multiple of 16 bytes, max pools, and windows that the
@@ -42,6 +43,7 @@ def fuse(function: _Function) -> _Function:
 
     Args:
       function: of arrays and anything else; leaves that are no arrays are taken as they are.
+      one_kernel: run all layers of a call in one kernel that stays on the device, instead of a kernel each.
 
     Returns:
       A function of the same arguments and results.
@@ -66,7 +68,7 @@ def fuse(function: _Function) -> _Function:
 
         arrays = [leaves[i] for i in places]
         jaxpr, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
-        return jax.tree.unflatten(jax.tree.structure(shape), _evaluate(jaxpr, arrays))
+        return jax.tree.unflatten(jax.tree.structure(shape), _evaluate(jaxpr, arrays, one_kernel))
 
     return fused  # type: ignore[return-value]
 
@@ -138,9 +140,9 @@ def _convolutions(jaxpr: Any) -> Iterator[Any]:
             yield from _convolutions(inner.jaxpr)
 
 
-def _evaluate(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
+def _evaluate(jaxpr: Any, arguments: Sequence[Any], one_kernel: bool) -> list[Any]:
     program = _Program(jaxpr, arguments)
-    run = _Run(program)
+    run = _Run(program, one_kernel)
     for equation in program.equations:
         run.add(equation)
     run.close()
@@ -150,7 +152,8 @@ def _evaluate(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
 class _Run:
     """Evaluates a program in order, but for the segment that is open and the equations that wait for it."""
 
-    def __init__(self, program: _Program) -> None:
+    def __init__(self, program: _Program, one_kernel: bool) -> None:
+        self._one_kernel = one_kernel
         self.values: dict[int, Any] = dict(program.known)
         self._needed = _last_uses(program)
         self._open: list[_Equation] = []
@@ -190,7 +193,7 @@ class _Run:
         if equation.equation.primitive is not primitives.conv_p:
             return False
         x, kernel = (variable.aval for variable in equation.equation.invars[:2])
-        return segments.why_not(equation.equation.params["config"], x, kernel) is None
+        return segments.why_not(equation.equation.params["config"], x, kernel, self._one_kernel) is None
 
     def _blocks(self, equation: _Equation) -> bool:
         """Whether a convolution cannot join the open segment."""
@@ -233,7 +236,10 @@ class _Run:
         end = self._position
         results = tuple(i for value, i in made.items() if self._needed.get(value, -1) >= end or self._waits_for(value))
         out = segments.segment_p.bind(
-            *[self.values[value] for value in operands], layers=tuple(layers), results=results
+            *[self.values[value] for value in operands],
+            layers=tuple(layers),
+            results=results,
+            one_kernel=self._one_kernel,
         )
         self.values.update(zip([self._open[i].outputs[0] for i in results], out, strict=True))
 

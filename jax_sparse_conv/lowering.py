@@ -79,7 +79,7 @@ def resolved(x: Any, kernel: Any, config: Config, platform: str) -> Config | Non
             f"implementation={config.implementation!r} cannot run here: {reason}. "
             'implementation=None or "xla" works everywhere.'
         )
-    work = _work(x, kernel, config)
+    work = work_of(x, kernel, config)
     if config.fallback:
         if config.geometry.pool is not None and _is_direct_before_pool(x, kernel, config, platform):
             return dataclasses.replace(config, method="direct")
@@ -118,7 +118,8 @@ def _up_to(below: float, config: Config, platform: str) -> Config | None:
     return None if below <= 0 else dataclasses.replace(config, method=config.sparse_method, below=below)
 
 
-def _work(x: Any, kernel: Any, config: Config) -> choice.Work:
+def work_of(x: Any, kernel: Any, config: Config) -> choice.Work:
+    """The call as `choice` sees it."""
     exact = _precision_code(config.precision) == _PRECISION_CODES[lax.Precision.HIGHEST]
     return choice.Work(config.sparse_method, x.shape, kernel.shape, config.geometry, str(x.dtype), exact)
 
@@ -150,13 +151,15 @@ def _pools_apart(x: Any, kernel: Any, config: Config, platform: str | None) -> b
     if config.geometry.pool is None or platform != "cuda":
         return config.geometry.pool is not None and config.method == "direct"
     if config.method in ("adaptive", "direct"):
-        return config.method == "adaptive" or not choice.pools_in_direct(_work(x, kernel, config))
-    return _is_direct_before_pool(x, kernel, config, platform) and not choice.pools_in_direct(_work(x, kernel, config))
+        return config.method == "adaptive" or not choice.pools_in_direct(work_of(x, kernel, config))
+    return _is_direct_before_pool(x, kernel, config, platform) and not choice.pools_in_direct(
+        work_of(x, kernel, config)
+    )
 
 
 def _is_direct_before_pool(x: Any, kernel: Any, config: Config, platform: str) -> bool:
     """Whether `implementation=None` takes "direct" for the convolution in front of a pool."""
-    return config.fallback and platform == "cuda" and _is_direct(_work(x, kernel, _unpooled(config)), platform)
+    return config.fallback and platform == "cuda" and _is_direct(work_of(x, kernel, _unpooled(config)), platform)
 
 
 def _then_pool(*values: jax.Array, config: Config) -> jax.Array:

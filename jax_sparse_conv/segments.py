@@ -1,7 +1,8 @@
 """The primitive `jsc_segment`: convolutions that feed each other as one call. `fusion.py` finds them in a program.
 
-On CUDA devices with clusters (Hopper and later) a segment is one kernel that goes through all layers; everywhere else,
-and where the kernel cannot take a layer, it is the separate operations again. The kernel is dense: it skips no zeros.
+On CUDA devices with clusters (Hopper and later) a segment is a chain of "direct" kernels that overlap
+(`cuda/chain.cu`), or one kernel that goes through all layers (`cuda/segment_kernel.cuh`); everywhere else it is the
+separate operations again. The kernels are dense: they skip no zeros.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
-from jax_sparse_conv import _native, lowering, partitioning, primitives
+from jax_sparse_conv import _native, choice, lowering, partitioning, primitives
 from jax_sparse_conv.geometry import MAX_ELEMENTS, Geometry
 from jax_sparse_conv.primitives import Config
 
@@ -32,6 +33,7 @@ _COUNTER_BYTES = 256  # kCounterBytes
 _CLUSTERS = (9, 0)  # compute capability
 _FAR = 2**13  # rows, columns and reach of a window
 _CORNER, _REACH, _STRIDE = 127, 255, 8  # what the copy engine takes
+_GROUP_FEATURES = 32  # output channels of a group that "direct" has tiles for
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -66,7 +68,7 @@ segment_p.multiple_results = True
 partitioning.needs_devices(segment_p)
 
 
-def why_not(config: Config, x: Any, kernel: Any) -> str | None:
+def why_not(config: Config, x: Any, kernel: Any, one_kernel: bool) -> str | None:
     """Why a convolution with these operands cannot be a layer of a segment, or None."""
     geometry, pool = config.geometry, config.geometry.pool
     if config.method == "dense":
@@ -77,7 +79,7 @@ def why_not(config: Config, x: Any, kernel: Any) -> str | None:
         return "its sizes are not known yet"
     if not 1 <= x.shape[0] <= MAX_IMAGES:
         return f"x has {x.shape[0]} images, not 1 to {MAX_IMAGES}"
-    if kernel.shape[0] != 1 or geometry.groups != 1:
+    if kernel.shape[0] != 1 or (one_kernel and geometry.groups != 1):
         return f"it has {kernel.shape[0]} kernels and {geometry.groups} groups, not one each"
     if str(x.dtype) not in _DTYPES:
         return f"dtype {x.dtype} is not one of {', '.join(_DTYPES)}"
@@ -90,7 +92,21 @@ def why_not(config: Config, x: Any, kernel: Any) -> str | None:
         return "it has nothing to compute"
     if math.prod(x.shape) > MAX_ELEMENTS or x.shape[0] * math.prod(sizes[1]) * kernel.shape[4] > MAX_ELEMENTS:
         return "its map is too large"
-    return _why_no_window(geometry, x, kernel)
+    return _why_no_window(geometry, x, kernel) if one_kernel else _why_not_direct(lowering.work_of(x, kernel, config))
+
+
+def _why_not_direct(work: choice.Work) -> str | None:
+    """Why "direct" is not a good kernel for a layer of a chain."""
+    groups, features = work.geometry.groups, work.kernel_shape[4] // work.geometry.groups
+    if work.is_image:
+        return "its input is an image, for which XLA has a faster kernel"
+    if groups > 1 and (features < _GROUP_FEATURES or work.kernel_shape[3] * work.itemsize % 16):
+        return f"its {groups} groups are too narrow"
+    if groups > 1 and features * work.itemsize % 16:
+        return f"K={features} of a group does not come in whole 16 bytes"
+    if work.flops > choice.most_direct_flops(work):
+        return "it has so much work that its start does not matter"
+    return None
 
 
 def _why_no_window(geometry: Geometry, x: Any, kernel: Any) -> str | None:
@@ -110,8 +126,11 @@ def is_precise(config: Config, dtype: Any) -> bool:
     return str(dtype) == "float32" and int(lowering.attributes(config)["precision"]) == 2
 
 
-def separate(*operands: jax.Array, layers: Sequence[Layer], results: Sequence[int]) -> list[jax.Array]:
+def separate(
+    *operands: jax.Array, layers: Sequence[Layer], results: Sequence[int], one_kernel: bool = False
+) -> list[jax.Array]:
     """The segment's meaning: its layers one by one."""
+    del one_kernel
     made: list[jax.Array] = []
     for layer in layers:
 
@@ -140,7 +159,7 @@ def _avals(operands: Sequence[Any], layers: Sequence[Layer]) -> list[Any]:
     return made
 
 
-def _abstract_eval(*operands: Any, layers: tuple[Layer, ...], results: tuple[int, ...]) -> list[Any]:
+def _abstract_eval(*operands: Any, layers: tuple[Layer, ...], results: tuple[int, ...], one_kernel: bool) -> list[Any]:
     made = _avals(operands, layers)
     return [made[index] for index in results]
 
@@ -149,12 +168,12 @@ segment_p.def_abstract_eval(_abstract_eval)
 
 
 @functools.lru_cache(maxsize=256)
-def _compiled(layers: tuple[Layer, ...], results: tuple[int, ...]) -> Any:
-    return jax.jit(functools.partial(segment_p.bind, layers=layers, results=results))
+def _compiled(layers: tuple[Layer, ...], results: tuple[int, ...], one_kernel: bool) -> Any:
+    return jax.jit(functools.partial(segment_p.bind, layers=layers, results=results, one_kernel=one_kernel))
 
 
-def _impl(*operands: jax.Array, layers: tuple[Layer, ...], results: tuple[int, ...]) -> Any:
-    return _compiled(layers, results)(*operands)
+def _impl(*operands: jax.Array, layers: tuple[Layer, ...], results: tuple[int, ...], one_kernel: bool) -> Any:
+    return _compiled(layers, results, one_kernel)(*operands)
 
 
 segment_p.def_impl(_impl)
@@ -183,13 +202,16 @@ class _Step:
     kernel: int = -1
     bias: int = -1
     residual: int = -1
-    numbers: tuple[int, ...] = ()  # window, stride, padding, dilation, ReLU
+    numbers: tuple[int, ...] = ()  # window, stride, padding, dilation, ReLU, groups
 
 
 class Schedule:
     """Phases, places in the workspace and attributes of a segment's custom call; see `cuda/segment_args.h`."""
 
-    def __init__(self, operands: Sequence[Any], layers: Sequence[Layer], results: Sequence[int]) -> None:
+    def __init__(
+        self, operands: Sequence[Any], layers: Sequence[Layer], results: Sequence[int], one_kernel: bool = True
+    ) -> None:
+        self._one_kernel = one_kernel
         self._operands, self._layers, self._results = operands, layers, results
         self._made = _avals(operands, layers)
         self._itemsize = self._made[0].dtype.itemsize
@@ -211,6 +233,7 @@ class Schedule:
             "values": np.asarray(values, np.int64).reshape(-1),
             "layers": np.asarray(layers, np.int64).reshape(-1),
             "precision": np.int64(self.precision),
+            "one_kernel": np.int64(self._one_kernel),
         }
 
     def _add(self, index: int, layer: Layer) -> None:
@@ -227,12 +250,12 @@ class Schedule:
         numbers = (*window, *geometry.strides, *padding, *geometry.dilation)
         relu = layer.config.activation == "relu"
         bias = -1 if layer.bias is None else layer.bias
-        self.steps.append(_Step(0, phase, x, out, layer.kernel, bias, residual, (*numbers, int(relu))))
+        self.steps.append(_Step(0, phase, x, out, layer.kernel, bias, residual, (*numbers, int(relu), geometry.groups)))
         if pool is not None:
             phase = self._phase([out], alone=True)
             pooled = self._out(self._made[index].shape, phase, ~index)
             numbers = (*pool.window, *pool.strides, *pool.padding[0], *pool.padding[1], 1, 1)
-            self.steps.append(_Step(1, phase, out, pooled, numbers=(*numbers, 0)))
+            self.steps.append(_Step(1, phase, out, pooled, numbers=(*numbers, 0, 1)))
 
     def _value(self, number: int) -> int:
         if number not in self._of_number:
@@ -279,24 +302,32 @@ class Schedule:
         return -(-math.prod(value.shape) * self._itemsize // 256) * 256
 
 
-def _lower(ctx: Any, *operands: Any, layers: tuple[Layer, ...], results: tuple[int, ...], platform: str | None) -> Any:
-    if platform != "cuda" or partitioning.is_partitioned(ctx) or not _fits(ctx.avals_in, layers):
+def _lower(
+    ctx: Any,
+    *operands: Any,
+    layers: tuple[Layer, ...],
+    results: tuple[int, ...],
+    one_kernel: bool,
+    platform: str | None,
+) -> Any:
+    if platform != "cuda" or partitioning.is_partitioned(ctx) or not _fits(ctx.avals_in, layers, one_kernel):
         lower = functools.partial(separate, layers=layers, results=results)
         return mlir.lower_fun(lower, multiple_results=True)(ctx, *operands)
-    schedule = Schedule(ctx.avals_in, layers, results)
+    schedule = Schedule(ctx.avals_in, layers, results, one_kernel)
     scratch = jax.core.ShapedArray((schedule.workspace_bytes,), np.uint8)
     ctx = ctx.replace(avals_out=[*ctx.avals_out, scratch])
     call = jax.ffi.ffi_lowering(_native.target_name("segment"))
     return call(ctx, *operands, **schedule.attributes())[:-1]
 
 
-def _fits(operands: Sequence[Any], layers: Sequence[Layer]) -> bool:
+def _fits(operands: Sequence[Any], layers: Sequence[Layer], one_kernel: bool) -> bool:
     """Whether the kernel is there for the device and takes every layer, with the images that `vmap` added."""
     if _native.why_missing("segment", "cuda", operands[0].dtype) is not None or not _has_clusters():
         return False
     made = _avals(operands, layers)
     xs = [operands[layer.x] if layer.x >= 0 else made[~layer.x] for layer in layers]
-    return all(why_not(layer.config, x, operands[layer.kernel]) is None for layer, x in zip(layers, xs, strict=True))
+    calls = [(layer.config, x, operands[layer.kernel]) for layer, x in zip(layers, xs, strict=True)]
+    return all(why_not(*call, one_kernel) is None for call in calls)
 
 
 @functools.lru_cache(maxsize=1)
@@ -316,7 +347,7 @@ for _platform in (None, *_native.PLATFORMS):
 
 
 def _batch(
-    values: Sequence[Any], axes: Sequence[Any], *, layers: tuple[Layer, ...], results: tuple[int, ...]
+    values: Sequence[Any], axes: Sequence[Any], *, layers: tuple[Layer, ...], results: tuple[int, ...], one_kernel: bool
 ) -> tuple[list[jax.Array], list[int]]:
     """Images are folded into N; with batched weights the layers go their separate ways."""
     size = next(v.shape[a] for v, a in zip(values, axes, strict=True) if a is not None)
@@ -332,7 +363,7 @@ def _batch(
         return every.reshape(size * every.shape[1], *every.shape[2:])
 
     folded = [fold(number, *each) for number, each in enumerate(zip(values, axes, strict=True))]
-    out = segment_p.bind(*folded, layers=layers, results=results)
+    out = segment_p.bind(*folded, layers=layers, results=results, one_kernel=one_kernel)
     return [y.reshape(size, y.shape[0] // size, *y.shape[1:]) for y in out], [0] * len(out)
 
 

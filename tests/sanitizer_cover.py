@@ -93,11 +93,12 @@ def check_adaptive(dtype: str) -> int:
 
 
 def check_segments(dtype: str) -> int:
-    """Two layers as one kernel, at every precision: splits, several units, strides, pools, channels one by one."""
+    """Two layers as a chain and as one kernel: splits, several units, strides, pools, channels one by one."""
     chosen = [(case, kind) for case in (*LARGER[1:4], *CASES[::6]) for kind in KINDS if kind[0] == dtype]
     for case, (_, precision) in chosen:
-        check(case, dtype, precision, cases.inputs(case, jnp.dtype(dtype)))
-    return len(chosen)
+        for one_kernel in (False, True):
+            check(case, dtype, precision, cases.inputs(case, jnp.dtype(dtype)), one_kernel)
+    return 2 * len(chosen)
 
 
 def main(dtypes: list[str]) -> None:

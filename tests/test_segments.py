@@ -128,6 +128,19 @@ def test_what_the_kernel_lacks_stays_a_convolution() -> None:
     assert names(jsc.fuse(function), x) == ["segment 3"]
     assert names(jsc.fuse(function), weights(0, 9, 9, 9, 8)) == ["conv"] * 3
     assert names(jsc.fuse(lambda x: jsc.conv(function(x), grouped, feature_group_count=2)), x) == ["segment 3", "conv"]
+    wide = weights(1, 1, 1, 8, 128), weights(2, 3, 3, 32, 256)
+    in_groups = lambda x: jsc.conv(jsc.conv(x, wide[0]), wide[1], feature_group_count=4)  # noqa: E731
+    assert names(jsc.fuse(in_groups), x) == ["segment 2"]
+    assert names(jsc.fuse(in_groups, one_kernel=True), x) == ["conv", "conv"]
+    image = weights(0, 1, 9, 9, 3)
+    of_image = lambda x: jsc.conv(jsc.conv(x, weights(1, 3, 3, 3, 8)), plain)  # noqa: E731
+    assert names(jsc.fuse(of_image), image) == ["conv", "conv"]
+    assert names(jsc.fuse(of_image, one_kernel=True), image) == ["segment 2"]
+    large = jax.ShapeDtypeStruct((8, 224, 224, 64), jnp.bfloat16)
+    kernel = jax.ShapeDtypeStruct((3, 3, 64, 64), jnp.bfloat16)
+    twice = lambda x, kernel: jsc.conv(jsc.conv(x, kernel), kernel)  # noqa: E731
+    assert names(jsc.fuse(twice), large, kernel) == ["conv", "conv"]  # so much work that its start does not matter
+    assert names(jsc.fuse(twice, one_kernel=True), large, kernel) == ["segment 2"]
     assert names(jsc.fuse(lambda x: function(x, precision="highest")), x) == ["conv"] * 3
     pooled = jsc.fuse(lambda x: jsc.conv_pool(jsc.conv(x, plain), plain, pool="avg"))
     assert names(pooled, x) == ["conv", "conv"]
@@ -185,15 +198,20 @@ def small_resnet() -> Any:
     return model
 
 
-def test_a_network_is_one_segment() -> None:
+@pytest.mark.parametrize("one_kernel", [False, True])
+def test_a_network_is_one_segment(one_kernel: bool) -> None:
     model, x = small_resnet(), weights(0, 1, 40, 40, 3)
-    fused = jsc.fuse(model)
-    assert names(fused, x)[0] == "segment 12"
+    fused = jsc.fuse(model, one_kernel=one_kernel)
+    assert names(fused, x)[:2] == (["segment 12", "conv"] if one_kernel else ["conv", "segment 11"])
     np.testing.assert_allclose(jax.jit(fused)(x), jax.jit(lambda x: model(x))(x), rtol=2e-3, atol=2e-3)
 
 
 def test_the_schedule_reuses_memory_and_runs_branches_side_by_side() -> None:
-    (equation,) = [e for e in equations(jsc.fuse(small_resnet()), weights(0, 1, 40, 40, 3)) if "layers" in e.params]
+    (equation,) = [
+        e
+        for e in equations(jsc.fuse(small_resnet(), one_kernel=True), weights(0, 1, 40, 40, 3))
+        if "layers" in e.params
+    ]
     schedule = segments.Schedule([v.aval for v in equation.invars], **equation.params)
     assert [step.phase for step in schedule.steps] == sorted(step.phase for step in schedule.steps)
     assert len(schedule.steps) == 13  # the stem's pool is one of its own
@@ -229,7 +247,7 @@ def poison(function: Callable[..., Any], *arguments: Any) -> None:
         buffer.delete()
 
 
-def run_twice(case: Case, inputs: cases.Inputs, kernel: Any, precision: str) -> tuple[Any, Any]:
+def run_twice(case: Case, inputs: cases.Inputs, kernel: Any, precision: str, one_kernel: bool) -> tuple[Any, Any]:
     """The case's operation, then a 1x1 convolution of its result, as one segment where the kernel takes both."""
 
     def function(x: Any, first: Any, bias: Any, residual: Any, second: Any) -> tuple[jax.Array, jax.Array]:
@@ -240,7 +258,7 @@ def run_twice(case: Case, inputs: cases.Inputs, kernel: Any, precision: str) -> 
         return y, jsc.conv(y, second, activation="relu", precision=precision)
 
     operands = [None if v is None else jnp.asarray(v) for v in (*inputs, kernel)]
-    fused = jax.jit(jsc.fuse(function))
+    fused = jax.jit(jsc.fuse(function, one_kernel=one_kernel))
     poison(fused, *operands)
     first = fused(*operands)
     again = fused(*operands)
@@ -249,9 +267,9 @@ def run_twice(case: Case, inputs: cases.Inputs, kernel: Any, precision: str) -> 
     return first
 
 
-def check(case: Case, dtype: str, precision: str, inputs: cases.Inputs) -> None:
+def check(case: Case, dtype: str, precision: str, inputs: cases.Inputs, one_kernel: bool) -> None:
     kernel = np.asarray(weights(7, 1, 1, case.features, 24)).astype(jnp.dtype(dtype))
-    first, second = run_twice(case, inputs, kernel, precision)
+    first, second = run_twice(case, inputs, kernel, precision, one_kernel)
     tolerance = TOLERANCE[precision if dtype == "float32" else dtype]
     assert first.dtype == second.dtype == jnp.dtype(dtype)
     assert oracle.relative_error(first, oracle.expected(case, inputs)) <= tolerance
@@ -260,35 +278,42 @@ def check(case: Case, dtype: str, precision: str, inputs: cases.Inputs) -> None:
     assert oracle.relative_error(second, oracle.expected(then, operands)) <= tolerance
 
 
+@pytest.fixture(params=[False, True], ids=["chain", "one kernel"])
+def one_kernel(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
 @pytest.mark.parametrize(("case", "dtype", "precision"), RUNS, ids=[f"{c.name} {d} {p}" for c, d, p in RUNS])
-def test_layers_against_the_oracle(case: Case, dtype: str, precision: str, gpu: jax.Device) -> None:
+def test_layers_against_the_oracle(case: Case, dtype: str, precision: str, one_kernel: bool, gpu: jax.Device) -> None:
     require_kernel(dtype)
-    check(case, dtype, precision, cases.inputs(case, jnp.dtype(dtype)))
+    check(case, dtype, precision, cases.inputs(case, jnp.dtype(dtype)), one_kernel)
 
 
 @pytest.mark.parametrize(("dtype", "precision"), KINDS, ids=KIND_IDS)
 @pytest.mark.parametrize("case", LARGER, ids=lambda case: case.name)
-def test_larger_layers_against_the_oracle(case: Case, dtype: str, precision: str, gpu: jax.Device) -> None:
+def test_larger_layers_against_the_oracle(
+    case: Case, dtype: str, precision: str, one_kernel: bool, gpu: jax.Device
+) -> None:
     require_kernel(dtype)
-    check(case, dtype, precision, cases.inputs(case, jnp.dtype(dtype)))
+    check(case, dtype, precision, cases.inputs(case, jnp.dtype(dtype)), one_kernel)
 
 
 @pytest.mark.parametrize(("dtype", "precision"), KINDS, ids=KIND_IDS)
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-def test_what_is_not_finite(value: float, dtype: str, precision: str, gpu: jax.Device) -> None:
+def test_what_is_not_finite(value: float, dtype: str, precision: str, one_kernel: bool, gpu: jax.Device) -> None:
     """Non-finite values go where lax's go, in x and in the kernel: nothing is skipped."""
     require_kernel(dtype)
     case = Case("extreme", (1, 9, 9, 40), 72, bias=True, zeros=0.0)
     inputs = cases.inputs(case, jnp.dtype(dtype))
     inputs.x[0, 1, 1, 3] = value
-    check(case, dtype, precision, inputs)
+    check(case, dtype, precision, inputs, one_kernel)
     inputs = cases.inputs(case, jnp.dtype(dtype))
     inputs.kernel[1, 1, 2, 5] = value
-    check(case, dtype, precision, inputs)
+    check(case, dtype, precision, inputs, one_kernel)
 
 
 @pytest.mark.parametrize(("dtype", "precision"), KINDS, ids=KIND_IDS)
-def test_a_network_on_the_gpu(dtype: str, precision: str, gpu: jax.Device) -> None:
+def test_a_network_on_the_gpu(dtype: str, precision: str, one_kernel: bool, gpu: jax.Device) -> None:
     """One custom call, results within the tolerance that many layers need, and the same in every run."""
     require_kernel(dtype)
     model = small_resnet()
@@ -297,10 +322,40 @@ def test_a_network_on_the_gpu(dtype: str, precision: str, gpu: jax.Device) -> No
 
     nnx.update(model, jax.tree.map(lambda leaf: leaf.astype(dtype), nnx.state(model)))
     with jax.default_matmul_precision(precision):
-        fused = jax.jit(jsc.fuse(model))
+        fused = jax.jit(jsc.fuse(model, one_kernel=one_kernel))
         assert (fused.lower(x).compile().as_text() or "").count("jsc_segment") >= 1
         expected = np.asarray(jax.jit(lambda x: model(x))(x), np.float64)
         results = [np.asarray(fused(x), np.float64) for _ in range(20)]
     assert all(np.array_equal(result, results[0]) for result in results)
     tolerance = 20 * TOLERANCE[precision if dtype == "float32" else dtype]
     assert np.linalg.norm(results[0] - expected) <= tolerance * np.linalg.norm(expected)
+
+
+def large_layers(x: jax.Array, parameters: list[jax.Array], **options: Any) -> jax.Array:
+    """x [1, 56, 56, 64]: layers of every kind of kernel, whose results soon take the place of earlier ones."""
+    first, narrow, grouped, wide = parameters
+    for _ in range(4):
+        y = jsc.conv(x, first, activation="relu", **options)
+        y = jsc.conv(y, narrow, activation="relu", **options)
+        y = jsc.conv(y, grouped, feature_group_count=2, activation="relu", **options)
+        x = jsc.conv(y, wide, residual=x, activation="relu", **options)
+    return jsc.conv_pool(jsc.conv_pool(x, first, **options), first, window_shape=(3, 3), window_strides=2, **options)
+
+
+@pytest.mark.parametrize(("dtype", "precision"), KINDS, ids=KIND_IDS)
+def test_a_chain_of_large_layers_on_the_gpu(dtype: str, precision: str, gpu: jax.Device) -> None:
+    """Kernels that overlap neither read what is not there yet nor write over what is still read."""
+    require_kernel(dtype)
+    shapes = ((3, 3, 64, 64), (1, 1, 64, 128), (3, 3, 64, 128), (1, 1, 128, 64))
+    parameters = [weights(i, *shape).astype(dtype) for i, shape in enumerate(shapes)]
+    x = weights(9, 1, 56, 56, 64).astype(dtype)
+    fused = jax.jit(jsc.fuse(lambda x: large_layers(x, parameters, precision=precision)))
+    assert (fused.lower(x).compile().as_text() or "").count('custom_call_target="jsc_segment"') == 1
+    x64, *wide = (np.asarray(value, np.float64) for value in (x, *parameters))
+    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+        expected = np.asarray(large_layers(jnp.asarray(x64), list(map(jnp.asarray, wide)), implementation="xla"))
+    results = [fused(x) for _ in range(50)]  # not waited for one by one
+    for result in results:
+        np.testing.assert_array_equal(np.asarray(result, np.float64), np.asarray(results[0], np.float64))
+    tolerance = 10 * TOLERANCE[precision if dtype == "float32" else dtype]
+    assert np.linalg.norm(np.asarray(results[0], np.float64) - expected) <= tolerance * np.linalg.norm(expected)

@@ -1,0 +1,167 @@
+// A segment as a chain of kernels, one for each layer: those of Direct, and a kernel for max pools.
+//
+// Each is launched so that it may start while the one in front of it runs (programmatic dependent launch, sm_90): it
+// takes the places that are free, makes its barriers, and asks for its filters, which nothing before it writes, then
+// waits for the end of the one in front before it reads a map or writes one. That one has waited likewise, so all
+// before it are done too. XLA orders whole calls, so only kernels of one call can overlap so.
+//
+// Bound by: each layer's own kernel; what a launch costs besides is hidden but for the last copies, see NOTES.md.
+#include <algorithm>
+
+#include "density.cuh"
+#include "direct_plan.h"
+#include "kernels.h"
+#include "warpgroup_plan.h"
+
+namespace jsc {
+namespace {
+
+constexpr int kPoolThreads = 128, kPoolBytes = 16;  // of channels, a thread
+
+template <typename T>
+struct PoolTask {
+  const T* x;                 // [N, H, W, C]
+  T* out;                     // [N, Ho, Wo, C]
+  int height, width, pieces;  // of x, whose channels are so many pieces of kPoolBytes
+  int window[2], stride[2], pad_low[2];
+  int results;  // N * Ho * Wo * pieces
+  bool relu;
+  Divider by_pieces, by_out_height, by_out_width;
+};
+
+// The maximum of each window, its padding left out; a thread has one piece of a pixel.
+template <typename T>
+__global__ void __launch_bounds__(kPoolThreads) MaxPoolKernel(const __grid_constant__ PoolTask<T> task) {
+  constexpr int kValues = kPoolBytes / static_cast<int>(sizeof(T));
+  LetNextKernelStart();
+  WaitForKernelBefore();
+  const int index = static_cast<int>(blockIdx.x) * kPoolThreads + static_cast<int>(threadIdx.x);
+  if (index >= task.results) return;
+  const Quotient pixel = Divide(index, task.by_pieces), row = Divide(pixel.quotient, task.by_out_width);
+  const Quotient image = Divide(row.quotient, task.by_out_height);
+  const int top = image.remainder * task.stride[0] - task.pad_low[0];
+  const int left = row.remainder * task.stride[1] - task.pad_low[1];
+  const int64_t channel = static_cast<int64_t>(pixel.remainder) * kValues;
+  const int64_t row_pixels = task.width, channels = static_cast<int64_t>(task.pieces) * kValues;
+  float most[kValues];
+#pragma unroll
+  for (float& v : most) v = task.relu ? 0.f : -INFINITY;
+  for (int y = max(top, 0); y < min(top + task.window[0], task.height); ++y) {
+    for (int x = max(left, 0); x < min(left + task.window[1], task.width); ++x) {
+      const int64_t at =
+          ((static_cast<int64_t>(image.quotient) * task.height + y) * row_pixels + x) * channels + channel;
+      const uint4 words = *reinterpret_cast<const uint4*>(task.x + at);
+      const T* value = reinterpret_cast<const T*>(&words);
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) most[i] = MaxOrNan(most[i], ToFloat(value[i]));
+    }
+  }
+  T result[kValues];
+#pragma unroll
+  for (int i = 0; i < kValues; ++i) result[i] = FromFloat<T>(most[i]);
+  *reinterpret_cast<uint4*>(task.out + static_cast<int64_t>(index) * kValues) = *reinterpret_cast<const uint4*>(result);
+}
+
+template <typename T>
+ffi::Error MaxPool(const SegmentStep& step, const Gate& gate, cudaStream_t stream) {
+  constexpr int64_t kValues = kPoolBytes / static_cast<int64_t>(sizeof(T));
+  PoolTask<T> task{};
+  task.x = static_cast<const T*>(step.x.data);
+  task.out = static_cast<T*>(step.out.data);
+  task.height = static_cast<int>(step.x.size[1]);
+  task.width = static_cast<int>(step.x.size[2]);
+  task.pieces = static_cast<int>(step.x.size[3] / kValues);
+  for (int i = 0; i < 2; ++i) {
+    task.window[i] = static_cast<int>(step.window[i]);
+    task.stride[i] = static_cast<int>(step.stride[i]);
+    task.pad_low[i] = static_cast<int>(step.pad_low[i]);
+  }
+  task.results = static_cast<int>(step.out.size[0] * step.out.size[1] * step.out.size[2] * task.pieces);
+  task.relu = step.relu;
+  task.by_pieces = Divider(task.pieces);
+  task.by_out_height = Divider(step.out.size[1]);
+  task.by_out_width = Divider(step.out.size[2]);
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>((task.results + kPoolThreads - 1) / kPoolThreads));
+  config.blockDim = dim3(kPoolThreads);
+  config.stream = stream;
+  LaunchAttributes attributes(0, gate);
+  config.attrs = attributes.list;
+  config.numAttrs = attributes.count;
+  return CheckCuda(cudaLaunchKernelEx(&config, MaxPoolKernel<T>, task), "MaxPoolKernel");
+}
+
+ConvCall CallOf(const SegmentCall& call, const SegmentStep& step) {
+  ConvCall conv{};
+  ConvArgs& a = conv.args;
+  a.images = step.x.size[0];
+  a.channels = step.x.size[3];
+  a.groups = step.groups;
+  a.group_channels = a.channels / a.groups;
+  a.stacks = 1;
+  a.features = step.out.size[3];
+  for (int i = 0; i < 2; ++i) {
+    a.size[i] = step.x.size[1 + i];
+    a.kernel_size[i] = step.window[i];
+    a.stride[i] = step.stride[i];
+    a.pad_low[i] = step.pad_low[i];
+    a.dilation[i] = step.dilation[i];
+    a.conv_size[i] = a.out_size[i] = step.out.size[1 + i];
+    a.window[i] = a.window_stride[i] = 1;
+  }
+  a.activation = step.relu ? Activation::kRelu : Activation::kNone;
+  a.has_bias = step.bias != nullptr;
+  a.has_residual = step.residual != nullptr;
+  a.precision = call.precise ? Precision::kHighest : Precision::kDefault;
+  conv.dtype = call.dtype;
+  conv.x = step.x.data;
+  conv.kernel = step.kernel;
+  conv.bias = step.bias;
+  conv.residual = step.residual;
+  conv.out = step.out.data;
+  return conv;
+}
+
+// Whether the convolution's kernel takes the pool that follows it; then `conv` has it.
+bool TakePool(const SegmentStep& pool, int device, ConvCall* conv) {
+  ConvCall pooled = *conv;
+  ConvArgs& a = pooled.args;
+  if (pool.kind != SegmentKind::kMaxPool || pool.x.data != conv->out || pool.relu || a.has_residual) return false;
+  a.pool = Pool::kMax;
+  for (int i = 0; i < 2; ++i) {
+    a.window[i] = pool.window[i];
+    a.window_stride[i] = pool.stride[i];
+    a.window_pad_low[i] = pool.pad_low[i];
+    a.out_size[i] = pool.out.size[1 + i];
+  }
+  pooled.out = pool.out.data;
+  if (!DirectPools(pooled, device)) return false;
+  *conv = pooled;
+  return true;
+}
+
+}  // namespace
+
+ffi::Error Chain(const SegmentCall& call, int device, cudaStream_t stream) {
+  Gate gate;
+  gate.in_chain = true;
+  const bool may_overlap = GetDeviceInfo(device).clusters[1] > 0;  // Hopper and later have both
+  for (size_t i = 0; i < call.steps.size(); ++i) {
+    const SegmentStep& step = call.steps[i];
+    ffi::Error error = ffi::Error::Success();
+    if (step.kind == SegmentKind::kMaxPool) {
+      error = DispatchDtype(call.dtype, [&](auto element) { return MaxPool<decltype(element)>(step, gate, stream); });
+    } else {
+      ConvCall conv = CallOf(call, step);
+      // Nothing but its pool reads the result of a convolution that has one: segments.py makes two steps of them.
+      if (i + 1 < call.steps.size() && TakePool(call.steps[i + 1], device, &conv)) ++i;
+      conv.gate = gate;
+      error = Direct(conv, Workspace{nullptr, 0}, device, stream);
+    }
+    if (error.failure()) return error;
+    gate.overlaps = may_overlap;
+  }
+  return ffi::Error::Success();
+}
+
+}  // namespace jsc
