@@ -52,7 +52,13 @@ struct Gate {
   float threshold = 0.f;  // of the density, non-zeros / elements
   bool above = false;     // runs where the density is above the threshold, else where it is at most that
   bool overlaps = false;  // launched to start before the kernel in front of it is done
-  bool in_chain = false;  // lets the next kernel start at once, and waits for the one in front of it before it reads x
+  bool in_chain = false;  // waits for the kernel in front before it reads x, and then lets the next one start
+};
+
+// What a kernel takes of a GPU.
+struct Footprint {
+  int64_t blocks = 0;                              // 0: there is no kernel
+  int64_t shared = 0, registers = 0, threads = 0;  // of a block
 };
 
 constexpr int kCountRows = 64;  // rows of counts that a CUDA kernel writes; PARTS in jax_sparse_conv/choice.py
@@ -72,6 +78,7 @@ struct ConvCall {
   void* out;                       // [N, Ho, Wo, K]
   int32_t* counts = nullptr;       // [kCountRows, 2] (non-zeros, elements) of parts of out, to be written; or null
   Gate gate;
+  Footprint* in_front = nullptr;  // in a chain: of the kernel in front, and after the launch of this call's
 };
 
 // Output channels of one block of a packed kernel.

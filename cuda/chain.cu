@@ -1,11 +1,13 @@
 // A segment as a chain of kernels, one for each layer: those of Direct, and a kernel for max pools.
 //
-// Each is launched so that it may start while the one in front of it runs (programmatic dependent launch, sm_90): it
-// takes the places that are free, makes its barriers, and asks for its filters, which nothing before it writes, then
-// waits for the end of the one in front before it reads a map or writes one. That one has waited likewise, so all
-// before it are done too. XLA orders whole calls, so only kernels of one call can overlap so.
+// Each is launched so that it may start while the one in front of it runs (programmatic dependent launch, sm_90), if
+// all its blocks find room beside that one's: it makes its barriers and asks for its filters, which nothing before it
+// writes, then waits for the end of the one in front before it reads a map or writes one. That one has waited likewise,
+// so all before it are done too. XLA orders whole calls, so only kernels of one call can overlap so.
 //
-// Bound by: each layer's own kernel; what a launch costs besides is hidden but for the last copies, see NOTES.md.
+// Bound by: each layer's own kernel.
+// Lost: kernels that start whatever room there is (ResNet-50 at HIGHEST 712 us instead of 531: the few multiprocessors
+// that are free get all blocks of the next layer), and that let the next one start before they have waited themselves.
 #include <algorithm>
 
 #include "density.cuh"
@@ -33,8 +35,8 @@ struct PoolTask {
 template <typename T>
 __global__ void __launch_bounds__(kPoolThreads) MaxPoolKernel(const __grid_constant__ PoolTask<T> task) {
   constexpr int kValues = kPoolBytes / static_cast<int>(sizeof(T));
-  LetNextKernelStart();
   WaitForKernelBefore();
+  LetNextKernelStart();
   const int index = static_cast<int>(blockIdx.x) * kPoolThreads + static_cast<int>(threadIdx.x);
   if (index >= task.results) return;
   const Quotient pixel = Divide(index, task.by_pieces), row = Divide(pixel.quotient, task.by_out_width);
@@ -63,7 +65,7 @@ __global__ void __launch_bounds__(kPoolThreads) MaxPoolKernel(const __grid_const
 }
 
 template <typename T>
-ffi::Error MaxPool(const SegmentStep& step, const Gate& gate, cudaStream_t stream) {
+ffi::Error MaxPool(const SegmentStep& step, Gate gate, Footprint* in_front, cudaStream_t stream) {
   constexpr int64_t kValues = kPoolBytes / static_cast<int64_t>(sizeof(T));
   PoolTask<T> task{};
   task.x = static_cast<const T*>(step.x.data);
@@ -85,6 +87,7 @@ ffi::Error MaxPool(const SegmentStep& step, const Gate& gate, cudaStream_t strea
   config.gridDim = dim3(static_cast<unsigned>((task.results + kPoolThreads - 1) / kPoolThreads));
   config.blockDim = dim3(kPoolThreads);
   config.stream = stream;
+  gate.overlaps = MayOverlap<MaxPoolKernel<T>>(config, in_front);
   LaunchAttributes attributes(0, gate);
   config.attrs = attributes.list;
   config.numAttrs = attributes.count;
@@ -145,21 +148,22 @@ bool TakePool(const SegmentStep& pool, int device, ConvCall* conv) {
 ffi::Error Chain(const SegmentCall& call, int device, cudaStream_t stream) {
   Gate gate;
   gate.in_chain = true;
-  const bool may_overlap = GetDeviceInfo(device).clusters[1] > 0;  // Hopper and later have both
+  Footprint in_front;
   for (size_t i = 0; i < call.steps.size(); ++i) {
     const SegmentStep& step = call.steps[i];
     ffi::Error error = ffi::Error::Success();
     if (step.kind == SegmentKind::kMaxPool) {
-      error = DispatchDtype(call.dtype, [&](auto element) { return MaxPool<decltype(element)>(step, gate, stream); });
+      error = DispatchDtype(call.dtype,
+                            [&](auto element) { return MaxPool<decltype(element)>(step, gate, &in_front, stream); });
     } else {
       ConvCall conv = CallOf(call, step);
       // Nothing but its pool reads the result of a convolution that has one: segments.py makes two steps of them.
       if (i + 1 < call.steps.size() && TakePool(call.steps[i + 1], device, &conv)) ++i;
       conv.gate = gate;
+      conv.in_front = &in_front;
       error = Direct(conv, Workspace{nullptr, 0}, device, stream);
     }
     if (error.failure()) return error;
-    gate.overlaps = may_overlap;
   }
   return ffi::Error::Success();
 }

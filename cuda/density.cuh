@@ -68,10 +68,7 @@ __device__ inline void LetNextKernelStart() {
 // Whether this kernel is to run: the first thing that a kernel asks, with all threads of its warps. The answer is the
 // same for the whole grid. A kernel that is not to run must return; the second of two calls LeaveGate in the end.
 __device__ inline bool PassesGate(const Gate& gate) {
-  if (gate.nonzeros == nullptr) {
-    if (gate.in_chain) LetNextKernelStart();
-    return true;
-  }
+  if (gate.nonzeros == nullptr) return true;
   LetNextKernelStart();
   const auto* rows = reinterpret_cast<const int2*>(gate.nonzeros);
   const int lane = threadIdx.x % kWarp;
@@ -151,6 +148,30 @@ struct LaunchAttributes {
     }
   }
 };
+
+// In a chain: whether a kernel may start while the one in front runs, because each multiprocessor has room for one of
+// its blocks beside theirs. (Where only some have, those are given several blocks each, and the rest idles later.)
+template <auto kKernel>
+bool MayOverlap(const cudaLaunchConfig_t& config, Footprint* in_front) {
+  constexpr int64_t kRegisters = 65536, kThreads = 2048, kReserved = 1024;
+  static const int64_t registers = [] {
+    cudaFuncAttributes code{};
+    return cudaFuncGetAttributes(&code, kKernel) == cudaSuccess ? code.numRegs + 7 : kRegisters;
+  }();
+  int ordinal = 0;
+  if (in_front == nullptr || cudaGetDevice(&ordinal) != cudaSuccess) return false;
+  const DeviceInfo& device = GetDeviceInfo(ordinal);
+  Footprint own;
+  own.blocks = static_cast<int64_t>(config.gridDim.x) * config.gridDim.y * config.gridDim.z;
+  own.threads = config.blockDim.x;
+  own.shared = static_cast<int64_t>(config.dynamicSmemBytes) + 2 * kReserved;
+  own.registers = registers / 8 * 8 * own.threads;
+  const Footprint front = *in_front;
+  *in_front = own;
+  const int64_t beside = (front.blocks + device.multiprocessors - 1) / device.multiprocessors;
+  return device.clusters[1] > 0 && front.blocks > 0 && beside * front.shared + own.shared <= device.shared_memory_sm &&
+         beside * front.registers + own.registers <= kRegisters && beside * front.threads + own.threads <= kThreads;
+}
 
 }  // namespace jsc
 

@@ -42,6 +42,7 @@ __device__ __forceinline__ void MainLoop(const DirectTask<T>& task, const Direct
       CopyFilters<U, T, kChecked>(task, kernel, features, at.first_chunk + s, stages + s * kStage);
     }
     WaitForKernelBefore();
+    LetNextKernelStart();
   }
 #pragma unroll 1  // code that runs once is fetched once: unrolled, the first copies leave 300 cycles later
   for (int s = 0; s < kAhead; ++s) {
@@ -177,6 +178,7 @@ ffi::Error LaunchDirect(const ConvCall& call, const DirectPlan& plan, void* work
   config.blockDim = dim3(U::kThreads);
   config.dynamicSmemBytes = U::template SharedBytes<T>(task.taps);
   config.stream = stream;
+  if (MayOverlap<kKernel>(config, call.in_front)) task.gate.overlaps = true;
   LaunchAttributes attributes(plan.reduction == Reduction::kCluster ? plan.splits : 0, task.gate);
   config.attrs = attributes.list;
   config.numAttrs = attributes.count;

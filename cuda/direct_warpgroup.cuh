@@ -266,6 +266,7 @@ ffi::Error LaunchWarpgroup(const ConvCall& call, const WarpgroupPlan& plan, cons
   config.dynamicSmemBytes = plan.shared_bytes;
   config.stream = stream;
   task.counts = CountsOf(call.counts, static_cast<int64_t>(config.gridDim.x) * config.gridDim.z);
+  if (MayOverlap<kKernel>(config, call.in_front)) task.gate.overlaps = true;
   LaunchAttributes attributes(plan.splits > 1 ? plan.splits : 0, task.gate);
   config.attrs = attributes.list;
   config.numAttrs = attributes.count;

@@ -100,6 +100,7 @@ __device__ __forceinline__ void AskForStages(const WarpgroupTask<T>& task, const
       }
     }
     WaitForKernelBefore();
+    LetNextKernelStart();
   }
 #pragma unroll 1
   for (int step = at.first_step; step < at.end_step; ++step) {
