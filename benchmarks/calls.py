@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -50,7 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(tables.aligned(rows, _COLUMNS))
     if options.json:
         content = {**environment.describe_run(), "command": command.portable("benchmarks.calls", arguments)}
-        content |= {"repeats": options.repeats, "lengths": LENGTHS, "rows": rows}
+        content |= {"xla_flags": os.environ.get("XLA_FLAGS", ""), "repeats": options.repeats}
+        content |= {"lengths": LENGTHS, "rows": rows}
         options.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return 0
 
