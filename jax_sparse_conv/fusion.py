@@ -32,18 +32,20 @@ def fuse(function: _Function, *, one_kernel: bool = False) -> _Function:
     `fuse`.
 
     What is fused: two or more convolutions of `jsc.conv`, `jsc.conv_pool` and the layers made of them, of up to 8
-    images, in float32, bfloat16 or float16, not grouped, with K a multiple of 16 bytes, max pools, and windows that the
-    copy engine takes (strides up to 8, reach up to 255). They must be in the function itself or in functions that it
-    calls under `jit`, not inside `scan`, `cond` or the like. All else is evaluated as before, so that the results
-    are those of `function` within the precision's tolerance. float32 is multiplied as TF32 unless the precision is
-    HIGHEST.
+    images, in float32, bfloat16 or float16, with K a multiple of 16 bytes, in one group or in groups of at least 32
+    output channels, and max pools; not of images, nor with so much work that starting it does not matter. They must be
+    in the function itself or in functions that it calls under `jit`, not inside `scan`, `cond` or the like. All else is
+    evaluated as before, so that the results are those of `function` within the precision's tolerance. float32 is
+    multiplied as TF32 unless the precision is HIGHEST.
 
     Works under `jit` (which it wants: otherwise the function is traced at every call), `vmap` over images, and
     derivatives, for which the layers run separately.
 
     Args:
       function: of arrays and anything else; leaves that are no arrays are taken as they are.
-      one_kernel: run all layers of a call in one kernel that stays on the device, instead of a kernel each.
+      one_kernel: run all layers of a call in one kernel that stays on the device, instead of a kernel each. It takes
+        images and any amount of work, but no groups, and only windows that the copy engine takes (strides up to 8,
+        reach up to 255).
 
     Returns:
       A function of the same arguments and results.
