@@ -1,13 +1,14 @@
 #include "segment_args.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
 #include <string>
 
 namespace jsc {
 namespace {
 
-constexpr int64_t kMaxElements = std::numeric_limits<int32_t>::max();
+constexpr int64_t kMaxElements = std::numeric_limits<int32_t>::max(), kFar = 1 << 13;
 
 ffi::Unexpected<ffi::Error> Invalid(const std::string& sentence) {
   return ffi::Unexpected(ffi::Error(ffi::ErrorCode::kInvalidArgument, sentence));
@@ -110,7 +111,10 @@ std::string ReadStep(const int64_t* f, const Reader& reader, SegmentStep* step) 
     step->pad_low[i] = f[11 + 2 * i];
     step->pad_high[i] = f[12 + 2 * i];
     step->dilation[i] = f[15 + i];
-    if (step->window[i] < 1 || step->stride[i] < 1 || step->dilation[i] < 1) return "sizes of windows start at 1";
+    const auto sizes = {step->window[i], step->stride[i], step->dilation[i]};
+    if (std::min(sizes) < 1 || std::max(sizes) > kFar || std::abs(step->pad_low[i]) > kFar) {
+      return "sizes of windows are 1 to " + std::to_string(kFar) + " and padding is at most that";
+    }
     const int64_t span =
         x->size[1 + i] + step->pad_low[i] + step->pad_high[i] - (step->window[i] - 1) * step->dilation[i] - 1;
     if (span < 0 || span / step->stride[i] + 1 != out->size[1 + i]) return "out has another size than the windows of x";

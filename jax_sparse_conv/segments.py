@@ -31,7 +31,7 @@ MAX_LAYERS = 64
 _BESIDE = 4  # layers that run side by side, kSegmentBeside
 _COUNTER_BYTES = 256  # kCounterBytes
 _CLUSTERS = (9, 0)  # compute capability
-_FAR = 2**13  # rows, columns and reach of a window
+_FAR = 2**13  # rows, columns, strides and reach of a window
 _CORNER, _REACH, _STRIDE = 127, 255, 8  # what the copy engine takes
 _GROUP_FEATURES = 32  # output channels of a group that "direct" has tiles for
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -92,7 +92,8 @@ def why_not(config: Config, x: Any, kernel: Any, one_kernel: bool) -> str | None
         return "it has nothing to compute"
     if math.prod(x.shape) > MAX_ELEMENTS or x.shape[0] * math.prod(sizes[1]) * kernel.shape[4] > MAX_ELEMENTS:
         return "its map is too large"
-    return _why_no_window(geometry, x, kernel) if one_kernel else _why_not_direct(lowering.work_of(x, kernel, config))
+    why = _why_no_window(geometry, x, kernel, one_kernel)
+    return why if why is not None or one_kernel else _why_not_direct(lowering.work_of(x, kernel, config))
 
 
 def _why_not_direct(work: choice.Work) -> str | None:
@@ -109,12 +110,12 @@ def _why_not_direct(work: choice.Work) -> str | None:
     return None
 
 
-def _why_no_window(geometry: Geometry, x: Any, kernel: Any) -> str | None:
+def _why_no_window(geometry: Geometry, x: Any, kernel: Any, one_kernel: bool) -> str | None:
     windows = zip(kernel.shape[1:3], geometry.dilation, geometry.padding, geometry.strides, x.shape[1:3], strict=True)
-    by_engine = x.shape[3] * x.dtype.itemsize % 16 == 0  # else channels are copied one by one
+    by_engine = one_kernel and x.shape[3] * x.dtype.itemsize % 16 == 0  # else channels are copied one by one
     for size, dilation, (low, high), stride, length in windows:
         reach = (size - 1) * dilation
-        if max(length, reach, abs(low)) > _FAR:
+        if max(length, reach, abs(low), stride) > _FAR:
             return "its map or window is too large"
         if by_engine and (max(abs(low), abs(high - reach)) > _CORNER or reach > _REACH or stride > _STRIDE):
             return "its window, stride or padding is beyond what the copy engine takes"
