@@ -18,7 +18,7 @@ constexpr int kMostSplits = 8;  // clusters of more blocks lose
 constexpr int kMaxReach = 255;  // of the taps of an im2col map
 
 // Convolutions in groups have no plans until they have been checked on a Hopper GPU.
-constexpr bool kGroups = false;
+constexpr bool kGroups = true;
 
 int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
