@@ -17,9 +17,6 @@ constexpr int kMaxStride = 8;
 constexpr int kMostSplits = 8;  // clusters of more blocks lose
 constexpr int kMaxReach = 255;  // of the taps of an im2col map
 
-// Convolutions in groups have no plans until they have been checked on a Hopper GPU.
-constexpr bool kGroups = true;
-
 int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int RoundUp(int bytes) { return static_cast<int>(DivideUp(bytes, kSwizzleBytes)) * kSwizzleBytes; }
@@ -177,7 +174,7 @@ WarpgroupPlan ChooseWarpgroupPlan(const ConvArgs& a, int element_bytes, const De
   WarpgroupPlan best{};
   best.cycles = std::numeric_limits<double>::infinity();
   const int64_t step = 16 / element_bytes;  // elements of 16 bytes, which the copy engine asks of rows
-  if ((a.groups != 1 && !kGroups) || a.channels % step != 0 || a.features % step != 0) return best;
+  if (a.channels % step != 0 || a.features % step != 0) return best;
   if (element_bytes == 4 && a.precision == Precision::kHighest) return best;
   constexpr int64_t kSlack = 1 << 10;  // numbers of pixels beyond the last, in a tile
   const int64_t results = a.images * a.conv_size[0] * a.conv_size[1];
