@@ -143,9 +143,10 @@ void ActivateRow(const ConvTask& task, const Tile& tile, const TileImage& image,
   }
 }
 
-// The pooled results of a block in row y of one image, from its activated sums.
+// The pooled results of a block in row y of one image, from its sums: those before bias and ReLU where `late`, which
+// then follow here.
 template <typename T, typename A>
-void PoolRow(const ConvTask& task, const Tile& tile, const TileImage& image, int64_t y, ChannelRange block,
+void PoolRow(const ConvTask& task, const Tile& tile, const TileImage& image, int64_t y, ChannelRange block, bool late,
              const A* sums) {
   const ConvArgs& a = task.call->args;
   const int64_t stride = task.plan->block, row_stride = tile.sum_cols * stride;
@@ -159,12 +160,27 @@ void PoolRow(const ConvTask& task, const Tile& tile, const TileImage& image, int
                      (columns.begin - tile.conv_cols.begin) * stride;
     T* target = out + ((image.image * a.out_size[0] + y) * a.out_size[1] + x) * a.features + block.channel;
     const bool two_by_two = rows.size() == 2 && columns.size() == 2;
+    const bool activate = late && rows.size() > 0 && columns.size() > 0;  // the padding is not
     for (int64_t v = 0; v < block.width; v += kLanes<A>) {
+      const ChannelRange range = {block.channel + v, Min(kLanes<A>, block.width - v)};
       const Vector<A> value = two_by_two ? PoolWindow(a, first + v, 2, 2, row_stride, stride)
                                          : PoolWindow(a, first + v, rows.size(), columns.size(), row_stride, stride);
-      StoreFirst(target + v, value, Min(kLanes<A>, block.width - v));
+      StoreFirst(target + v, activate ? Activate<T>(task, value, range, 0) : value, range.width);
     }
   }
+}
+
+// Whether bias and ReLU may follow the pool: a maximum is the same before and after them, and there are fewer of it.
+// But an infinite bias may meet a sum that is infinite the other way, which makes a NaN of what is no maximum.
+template <typename T>
+inline bool MayActivateLate(const ConvTask& task, ChannelRange block) {
+  const ConvArgs& a = task.call->args;
+  if (a.pool != Pool::kMax) return false;
+  for (int64_t k = 0; a.has_bias && k < block.width; ++k) {
+    const auto bias = Widen(static_cast<const T*>(task.call->bias)[task.stack * a.features + block.channel + k]);
+    if (!(bias - bias == 0)) return false;
+  }
+  return true;
 }
 
 // Writes the results of one block of one image row by row, as its sums become complete. sums: [rows, sum_cols, stride]
@@ -180,17 +196,18 @@ class BlockWriter {
         pooled_(image.out_rows.begin) {
     const int64_t stride = task.plan->block, features = task.call->args.features / task.call->args.groups;
     range_ = {task.group * features + block * stride, Min(stride, features - block * stride)};
+    late_ = MayActivateLate<T>(task, range_);
   }
 
   // The sums of all rows in front of `end` are complete.
   void WriteTo(int64_t end) {
     const ConvArgs& a = task_.call->args;
     for (; done_ < Min(end, image_.conv_rows.end); ++done_) {
-      ActivateRow<T>(task_, tile_, image_, done_, range_, sums_);
+      if (!late_) ActivateRow<T>(task_, tile_, image_, done_, range_, sums_);
     }
     if (a.pool == Pool::kNone) return;
     for (; pooled_ < image_.out_rows.end && LastOfWindow(a) < done_; ++pooled_) {
-      PoolRow<T>(task_, tile_, image_, pooled_, range_, sums_);
+      PoolRow<T>(task_, tile_, image_, pooled_, range_, late_, sums_);
     }
   }
 
@@ -206,6 +223,7 @@ class BlockWriter {
   const TileImage& image_;
   A* sums_;
   ChannelRange range_;
+  bool late_;              // bias and ReLU follow the pool
   int64_t done_, pooled_;  // rows
 };
 

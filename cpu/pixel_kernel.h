@@ -37,20 +37,25 @@ void SweepBlock(RowWork<A> work, int64_t pitch) {
   }
 }
 
-template <int kVectors, int kPitch, typename A>
-void SweepSquare3(const RowWork<A>& work, int64_t kernel_rows, int64_t pitch) {
-  if (kernel_rows == 3) return SweepBlock<3, 3, kVectors, kPitch>(work, pitch);
-  if (kernel_rows == 2) return SweepBlock<2, 3, kVectors, kPitch>(work, pitch);
-  SweepBlock<1, 3, kVectors, kPitch>(work, pitch);
+// Of a kernel of kSize columns, with kernel_rows of its rows, at most kRows.
+template <int kRows, int kSize, int kVectors, int kPitch, typename A>
+void SweepRows(const RowWork<A>& work, int64_t kernel_rows, int64_t pitch) {
+  if constexpr (kRows > 1) {
+    if (kernel_rows < kRows) return SweepRows<kRows - 1, kSize, kVectors, kPitch>(work, kernel_rows, pitch);
+  }
+  SweepBlock<kRows, kSize, kVectors, kPitch>(work, pitch);
 }
 
 // kernel_rows: how many of them count.
 template <typename A>
 void Sweep(const ConvTask& task, const RowWork<A>& work, int64_t kernel_rows) {
-  const int64_t pitch = task.plan->block;
-  if (task.call->args.kernel_size[0] == 3) {
-    if (pitch == 16) return SweepSquare3<1, 16>(work, kernel_rows, pitch);
-    return SweepSquare3<kManyRegisters ? 2 : 1, 32>(work, kernel_rows, pitch);
+  const int64_t pitch = task.plan->block, size = task.call->args.kernel_size[0];
+  if (size == 3) {
+    if (pitch == 16) return SweepRows<3, 3, 1, 16>(work, kernel_rows, pitch);
+    return SweepRows<3, 3, kManyRegisters ? 2 : 1, 32>(work, kernel_rows, pitch);
+  }
+  if constexpr (kManyRegisters) {
+    if (size == 5) return SweepRows<5, 5, 1, 16>(work, kernel_rows, pitch);
   }
   const int64_t vectors = pitch / kLanes<A>;
   if (vectors >= 8) return SweepBlock<1, 1, 8, 0>(work, pitch);
@@ -151,8 +156,8 @@ void AddRow(const ConvTask& task, const Tile& tile, const SumsLayout& layout, co
   work.pitch = block;
   work.sums = SumsOfRow(task, layout, image, through_first - first * step, chunk.sums) + layout.first_x * block;
   work.row_bytes = layout.columns * step * block * static_cast<int64_t>(sizeof(A));
-  work.trim_left = columns > 1 && layout.first_x == -1;
-  work.trim_right = columns > 1 && layout.first_x + columns + kernel[1] - 2 == tile.conv_cols.size();
+  work.trim_left = columns > 1 && layout.first_x < 0;
+  work.trim_right = columns > 1 && layout.first_x + columns + kernel[1] - 2 >= tile.conv_cols.size();
   work.ahead = &chunk.ahead;
   const int64_t complete = through_first - (kernel[0] - 1) * step;
   if (chunk.last && a.pool == Pool::kNone && complete >= image.conv_rows.begin) {

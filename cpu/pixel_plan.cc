@@ -107,9 +107,12 @@ int64_t FittingRows(const ConvArgs& a, const Layer& l, const ConvPlan& p, const 
 
 }  // namespace
 
-bool CanRunPixels(const ConvArgs& a) {
-  const bool square3 = a.kernel_size[0] == 3 && a.kernel_size[1] == 3 && a.dilation[1] == 1;
-  return CanScatter(a) && (square3 || (a.kernel_size[0] == 1 && a.kernel_size[1] == 1));
+bool CanRunPixels(const ConvArgs& a, const Machine& machine) {
+  constexpr int64_t kManyRegisters = 64;  // vectors of so many bytes come with 32 of them, which a window of 5x5 needs
+  const int64_t size = a.kernel_size[0];
+  if (!CanScatter(a) || a.kernel_size[1] != size) return false;
+  if (size == 1) return true;
+  return a.dilation[1] == 1 && (size == 3 || (size == 5 && machine.vector_bytes >= kManyRegisters));
 }
 
 ConvPlan MakePixelPlan(const ConvArgs& a, const Machine& machine, int64_t accumulator_bytes, double density,
@@ -118,7 +121,7 @@ ConvPlan MakePixelPlan(const ConvArgs& a, const Machine& machine, int64_t accumu
   ConvPlan p{};
   p.loop = ConvLoop::kPixels;
   p.block = PackedBlock(a);
-  if (!packed && taps > 1 && a.features / a.groups > 16) p.block = 32;  // 128 bytes, as the outer cache gives them
+  if (!packed && taps == 9 && a.features / a.groups > 16) p.block = 32;  // 128 bytes, as the outer cache gives them
   const int64_t row_bytes = taps * p.block * accumulator_bytes;
   const int64_t fit = std::max<int64_t>(1, machine.l1_bytes * 3 / 4 / row_bytes);
   p.chunk_channels = std::clamp<int64_t>(fit >= 16 ? fit / 16 * 16 : fit, 1, std::max<int64_t>(1, a.group_channels));

@@ -67,8 +67,8 @@ ConvPlan MakeDirectPlan(const ConvArgs& args, const Machine& machine, int64_t ac
 bool CanScatter(const ConvArgs& args);
 ConvPlan MakeScatterPlan(const ConvArgs& args, const Machine& machine, int64_t accumulator_bytes, double density);
 
-// Stride 1, 3x3 or 1x1. Only where CanRunPixels. `packed`: the call's kernel is packed.
-bool CanRunPixels(const ConvArgs& args);
+// Stride 1, 1x1, 3x3 or, with AVX-512, 5x5. Only where CanRunPixels. `packed`: the call's kernel is packed.
+bool CanRunPixels(const ConvArgs& args, const Machine& machine);
 ConvPlan MakePixelPlan(const ConvArgs& args, const Machine& machine, int64_t accumulator_bytes, double density,
                        bool packed);
 

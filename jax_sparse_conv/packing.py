@@ -33,6 +33,7 @@ from jax_sparse_conv.geometry import Geometry
 _MAX_BLOCK = 128
 _LEAST_BLOCK = 16
 _WINDOWS = ((3, 3), (1, 1))
+_LARGE_WINDOWS = ((5, 5),)  # whose sums need 32 registers
 READERS = ("ecr", "pecr")  # native methods with a pixel loop
 
 # By id, for as long as the kernel is alive: arrays do not hash.
@@ -194,7 +195,11 @@ def for_call(
 
 def is_read(kernel_shape: tuple[int, ...], strides: Sequence[int], dilation: Sequence[int]) -> bool:
     """Whether the pixel loop can run the convolution; kernel_shape is [kh, kw, C / groups, K]."""
-    return kernel_shape[:2] in _WINDOWS and dilation[1] == 1 and tuple(strides) == (1, 1)
+    return _has_window(kernel_shape[:2]) and dilation[1] == 1 and tuple(strides) == (1, 1)
+
+
+def _has_window(size: Sequence[int]) -> bool:
+    return tuple(size) in _WINDOWS or (tuple(size) in _LARGE_WINDOWS and _native.cpu_isa() == "avx512")
 
 
 def plain(kernel: Any) -> Any:
@@ -254,4 +259,4 @@ def _has_copy(kernel: jax.Array, groups: int) -> bool:
         return False
     if not isinstance(kernel, jax.core.Tracer) and (not kernel.is_fully_addressable or len(kernel.devices()) != 1):
         return False
-    return kernel.shape[:2] in _WINDOWS and kernel.shape[3] // groups >= _LEAST_BLOCK
+    return _has_window(kernel.shape[:2]) and kernel.shape[3] // groups >= _LEAST_BLOCK

@@ -88,6 +88,8 @@ CONV_CASES = (
     Case("1x1 stride 2", (1, 9, 9, 64), 32, kernel=(1, 1), strides=2, padding="VALID"),
     Case("1x3", (1, 6, 8, 16), 16, kernel=(1, 3)),
     Case("5x5", (1, 9, 9, 12), 20, kernel=(5, 5)),
+    Case("5x5 in several slices", (2, 11, 13, 50), 37, kernel=(5, 5), bias=True, activation="relu", zeros=0.6),
+    Case("5x5 of one row", (2, 1, 8, 20), 16, kernel=(5, 5)),
     Case("11x11 stride 4", (1, 35, 35, 3), 16, kernel=(11, 11), strides=4, padding=2, zeros=0.2),
     Case("13x2", (1, 15, 5, 4), 6, kernel=(13, 2)),
     Case("kernel larger than map", (1, 3, 3, 8), 8, kernel=(5, 5), padding=2),

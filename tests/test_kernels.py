@@ -312,6 +312,20 @@ def test_non_finite_and_tiny_values(pool: str | None, implementation: str, activ
     assert oracle.relative_error(result, oracle.expected(case, inputs)) <= TOLERANCE["float32"]
 
 
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_non_finite_bias_before_a_max_pool(activation: str | None) -> None:
+    """A bias that is infinite the other way makes a NaN of a sum that is not the window's largest."""
+    require("pecr", "float32")
+    case = Case("bias", (1, 4, 4, 3), 16, kernel=(1, 1), bias=True, pool="max", activation=activation, zeros=0.0)
+    inputs = cases.inputs(case)
+    inputs.x[0, 1, 1, 0] = -np.inf
+    inputs.kernel[:] = 1
+    inputs.bias[:4] = np.inf, -np.inf, np.nan, 1
+    result = np.asarray(run(case, inputs, "pecr"))
+    np.testing.assert_array_equal(result[..., :3], np.asarray(run(case, inputs, "xla"))[..., :3])
+    assert oracle.relative_error(result[..., 3:], oracle.expected(case, inputs)[..., 3:]) <= TOLERANCE["float32"]
+
+
 def test_subnormal_input_is_not_a_zero() -> None:
     require("ecr", "float32")
     x = np.full((1, 3, 3, 4), 1e-40, np.float32)

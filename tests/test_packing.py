@@ -32,6 +32,7 @@ LAYERS = [
     Case("packed, an incomplete block", (1, 9, 9, 130), 50, bias=True, residual=True, activation="relu"),
     Case("packed, groups", (2, 8, 8, 64), 96, groups=2),
     Case("packed, rows apart", (1, 12, 12, 40), 48, dilation=(2, 1), padding="VALID"),
+    Case("packed 5x5", (2, 9, 10, 40), 50, kernel=(5, 5), bias=True, activation="relu"),
     Case("packed 1x1", (2, 7, 7, 200), 272, kernel=(1, 1), bias=True),
     Case("packed 1x1, one block", (2, 7, 7, 200), 32, kernel=(1, 1), zeros=0.2),
     Case("packed pool", (2, 12, 12, 64), 64, bias=True, activation="relu", pool="max"),
@@ -245,7 +246,7 @@ def test_a_packed_kernel_stands_for_its_kernel() -> None:
 
 def test_kernels_without_a_copy_run_as_they_are() -> None:
     x = jnp.ones((2, 6, 6, 16))
-    for shape, arguments in (((5, 5, 16, 32), {}), ((3, 3, 16, 8), {}), ((3, 3, 4, 32), {"feature_group_count": 4})):
+    for shape, arguments in (((7, 7, 16, 32), {}), ((3, 3, 16, 8), {}), ((3, 3, 4, 32), {"feature_group_count": 4})):
         kernel = jnp.ones(shape)
         packed = jsc.pack(kernel, **arguments)
         assert packed.packed is None
