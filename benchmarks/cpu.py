@@ -11,7 +11,12 @@ packed once, while it is traced. `--weights arguments` gives them to each call, 
 In the same run: the peak of multiply-adds in registers, that of those which each read a vector of weights from L1, as
 the loop over non-zeros must, and the rates of reading, of all cores together. "FMA %" is the share of the first peak
 that the products of non-zeros alone make up, "roof %" the share of the time that they or, if it takes longer, reading
-the kernel must take.
+the kernel must take. "in program" is XLA's time over ours, "FMA % in p." that share, of a call among several in one
+program, where no Python is between two calls; "bound %" is the share of its time that multiply-adds which each load a
+weight, or reading the kernel, must take, and 100 the most there is for this loop.
+
+A long measurement can be made in parts: `--update` keeps the rows of the file that `--json` names, but for those that
+are measured now.
 """
 
 from __future__ import annotations
@@ -21,12 +26,18 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks import cases, command, data, layers, tables
-from jax_sparse_conv import _native, environment
+from jax_sparse_conv import _native, environment, timing
 
 _CACHE_BYTES = 2**27  # a larger kernel comes from memory
 _COLUMNS = (("fma_percent", "FMA %", ">", "{:.0f}"), ("roof_percent", "roof %", ">", "{:.0f}"))
+_PROGRAM_COLUMNS = (
+    ("program_ratio", "in program", ">", "{:.2f}"),
+    ("fma_program_percent", "FMA % in p.", ">", "{:.0f}"),
+    ("bound_program_percent", "bound %", ">", "{:.0f}"),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         command.check_folder("--json", options.json)
+        kept = _kept(options)
         maps = data.read_maps(options.maps) if options.maps else {}
         header = environment.describe_run()
         limits = _native.cpu_limits()
@@ -45,8 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, RuntimeError, ValueError) as error:
         print(f"benchmarks.cpu: {error}", file=sys.stderr)
         return 1
+    print(tables.table(rows, _COLUMNS + (_PROGRAM_COLUMNS if options.in_program else ())))
+    line = command.portable("benchmarks.cpu", arguments)
+    if kept:
+        rows = tables.updated(kept["rows"], rows)
     means = [*tables.geometric_means(rows), *_real_means(rows)]
-    print(tables.table(rows, _COLUMNS))
     print(tables.means_table(means))
     print(
         f"{limits['threads']:.0f} threads: {limits['flops'] / 1e9:.0f} GFLOP/s, "
@@ -55,8 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{limits['memory_bytes_per_second'] / 1e9:.0f} GB/s from memory"
     )
     if options.json:
-        content = {**header, "command": command.portable("benchmarks.cpu", arguments), "repeats": options.repeats}
+        content = {**header, "command": line, "commands": [*kept.get("commands", []), line], "repeats": options.repeats}
         content |= {"weights": options.weights, "limits": limits, "rows": rows, "geometric_means": means}
+        content["fma_means"] = fma_means(rows)
         options.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return 0
 
@@ -73,7 +89,43 @@ def roofline(row: tables.Row, limits: dict[str, float]) -> dict[str, float]:
     source = "cache" if kernel_bytes <= _CACHE_BYTES else "memory"
     reading = kernel_bytes / limits[f"{source}_bytes_per_second"]
     seconds = row["ours_us"] * 1e-6
-    return {"fma_percent": 100 * products / seconds, "roof_percent": 100 * max(products, reading) / seconds}
+    shares = {"fma_percent": 100 * products / seconds, "roof_percent": 100 * max(products, reading) / seconds}
+    if "ours_program_us" in row:
+        seconds = row["ours_program_us"] * 1e-6
+        loaded = products * limits["flops"] / limits["loaded_flops"]
+        shares |= {"fma_program_percent": 100 * products / seconds}
+        shares |= {"bound_program_percent": 100 * max(loaded, reading) / seconds}
+    return shares | {"peak_gflops": limits["flops"] / 1e9, "loaded_gflops": limits["loaded_flops"] / 1e9}
+
+
+def fma_means(rows: Iterable[tables.Row]) -> list[tables.Row]:
+    """Geometric means of the 3x3 convolutions' shares of the peak, by zeros and batch."""
+    groups: dict[tuple[int, int], list[tables.Row]] = {}
+    for row in rows:
+        if row["source"] == "iid" and row["op"] == "conv" and row["kernel_shape"][0] == 3:
+            groups.setdefault((row["zeros_target"], row["batch"]), []).append(row)
+    means = []
+    for (zeros, batch), members in sorted(groups.items()):
+        mean: tables.Row = {"zeros_target": zeros, "batch": batch, "layers": len(members)}
+        for key in ("fma_percent", "fma_program_percent", "bound_program_percent"):
+            if all(key in row for row in members):
+                mean[key] = timing.geometric_mean(row[key] for row in members)
+        means.append(mean)
+    return means
+
+
+def _kept(options: argparse.Namespace) -> dict[str, Any]:
+    """What `--update` finds in the file that it adds to; nothing without one."""
+    if not options.update:
+        return {}
+    if options.json is None:
+        raise ValueError("--update needs --json FILE")
+    if not options.json.exists():
+        return {}
+    content = dict(json.loads(options.json.read_text(encoding="utf-8")))
+    if content.get("weights") != options.weights:
+        raise ValueError(f"--update: {options.json} has weights={content.get('weights')!r}, not {options.weights!r}")
+    return content
 
 
 def _real_means(rows: Iterable[tables.Row]) -> list[tables.Row]:
@@ -100,7 +152,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--implementation", help="instead of each layer's own, where the operation has it; auto is None")
     add("--repeats", type=int, default=7)
     add("--seed", type=int, default=0)
+    add("--in-program", action="store_true", help="time calls among others in one program too")
     add("--json", type=Path)
+    add("--update", action="store_true", help="keep the rows of --json that are not measured now")
     parser.set_defaults(dtype=["float32"], precision=["highest"], cold_weights=False)
     return parser
 

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_sparse_conv as jsc
-from benchmarks import command, data, tables
+from benchmarks import command, data, programs, tables
 from benchmarks.cases import SETS, Layer
 from jax_sparse_conv import environment, reference, timing
 from jax_sparse_conv.comparison import IMPLEMENTATIONS_OF
@@ -96,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         help="run with XLA's default flags and with command buffers; keep the faster",
     )
     add("--json", type=Path)
+    parser.set_defaults(in_program=False)
     return parser
 
 
@@ -180,7 +181,7 @@ def _measure(
         kernel = jsc.pack(kernel)
     xs = [jnp.asarray(x, dtype) for x in inputs]
     operands = _operands(xs, kernel, bias, options.cold_weights)
-    errors = _errors(layer, functions, operands[0])
+    errors = _errors(layer, {side: functions[side] for side in ("xla", "ours")}, operands[0])
     times = timing.per_call(functions, operands, options.repeats)
     batch = xs[0].shape[0]
     row = {
@@ -209,8 +210,37 @@ def _measure(
     single = timing.blocked(functions, operands, options.repeats)
     row |= {f"{side}_latency_us": timed.microseconds for side, timed in single.items()}
     if "then_pool" in times:
-        row["then_pool_ratio"] = times["then_pool"].median / times["ours"].median
+        row |= _beside_pool(times)
+    if options.in_program:
+        row |= _in_program(layer, precision, requested, xs, (kernel, bias), options)
     return row | {"latency_ratio": single["xla"].median / single["ours"].median}
+
+
+def _beside_pool(times: Mapping[str, timing.Timing]) -> dict[str, float]:
+    """What ours is beside a convolution and XLA's pool, and what it would be if a pool cost nothing."""
+    ours, then_pool, alone = times["ours"], times["then_pool"], times["without_pool"]
+    return {
+        "then_pool_ratio": then_pool.median / ours.median,
+        "then_pool_best_ratio": then_pool.best / ours.best,
+        "free_pool_ratio": then_pool.median / alone.median,
+        "free_pool_best_ratio": then_pool.best / alone.best,
+    }
+
+
+def _in_program(
+    layer: Layer,
+    precision: str,
+    requested: str | None,
+    xs: Sequence[jax.Array],
+    weights: tuple[Any, jax.Array],
+    options: argparse.Namespace,
+) -> dict[str, float]:
+    functions = _functions(layer, precision, requested)
+    calls = {side: functions[side].__wrapped__ for side in ("xla", "ours")}  # type: ignore[attr-defined]
+    times = programs.times(calls, xs, weights, options.weights == "constant", options.repeats)
+    found = {f"{side}_program_us": timed.microseconds for side, timed in times.items()}
+    found |= {f"{side}_program_best_us": 1e6 * timed.best for side, timed in times.items()}
+    return found | {"program_ratio": times["xla"].median / times["ours"].median}
 
 
 def _requested(layer: Layer, implementation: str | None) -> str | None:
@@ -223,13 +253,13 @@ def _requested(layer: Layer, implementation: str | None) -> str | None:
 def _functions(layer: Layer, precision: str, requested: str | None) -> dict[str, timing.Function]:
     """Both sides jitted; the same objects for the same call, so that each compiles once.
 
-    Where ours is a convolution with its pool, there is a third: ours without the pool, then XLA's pool.
+    Where ours is a convolution with its pool, there are two more: ours without the pool, alone and with XLA's pool.
     """
     calls = {"xla": _call(layer, precision, "xla"), "ours": _call(layer, precision, requested)}
     if layer.op == "conv_pool":
         alone = "ecr" if requested == "pecr" or jax.default_backend() == "cpu" else requested
         conv = _call(dataclasses.replace(layer, op="conv"), precision, alone)
-        calls["then_pool"] = lambda *operands: reference.pool(conv(*operands), _POOL)
+        calls |= {"then_pool": lambda *operands: reference.pool(conv(*operands), _POOL), "without_pool": conv}
     return {side: jax.jit(call) for side, call in calls.items()}
 
 

@@ -84,6 +84,12 @@ def better_of(first: Sequence[Row], second: Sequence[Row], labels: tuple[str, st
     return [_better(row, others[_identity(row)], labels) for row in first]
 
 
+def updated(rows: Sequence[Row], newer: Sequence[Row]) -> list[Row]:
+    """The rows where they were, with those in their place that are newer, and what is new after them."""
+    found = {_identity(row): row for row in rows}
+    return list((found | {_identity(row): row for row in newer}).values())
+
+
 def _better(one: Row, other: Row, labels: tuple[str, str]) -> Row:
     row = dict(one)
     for key in _TIMES:

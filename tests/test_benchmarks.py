@@ -26,6 +26,7 @@ from benchmarks import (
     crossover,
     data,
     direct_ablation,
+    instructions,
     layers,
     packed,
     scaling,
@@ -224,6 +225,55 @@ def test_cpu_table(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypat
     assert crossover.main([str(out), "--out", str(tmp_path / "plot.png")]) == 0
     assert (tmp_path / "plot.png").stat().st_size > 1000
     assert crossover.main([str(tmp_path / "nowhere.json"), "--out", str(tmp_path / "plot.png")]) == 1
+
+
+@CPU_EXTENSION
+def test_cpu_in_program_and_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_native, "cpu_limits", lambda: LIMITS)
+    monkeypatch.setitem(SETS, "cpu", (conv3x3("4->8 6"), *LAYERS[2:]))
+    out = tmp_path / "rows.json"
+    common = ["--set", "cpu", "--repeats", "1", "--in-program", "--update", "--json", str(out)]
+    assert cpu.main([*common, "--zeros", "50"]) == 0
+    first = json.loads(out.read_text())
+    assert cpu.main([*common, "--zeros", "50", "80", "--layers", "3x3"]) == 0
+    content = json.loads(out.read_text())
+    assert len(content["commands"]) == 2
+    layers = [(row["layer"], row["zeros_target"]) for row in content["rows"]]
+    assert layers == [(row["layer"], row["zeros_target"]) for row in first["rows"]] + [("conv 3x3 4->8 6x6", 80)]
+    assert content["rows"][2:6] == first["rows"][2:6]
+    assert content["rows"][0] != first["rows"][0]
+    assert all(0 < row["fma_program_percent"] <= row["bound_program_percent"] for row in content["rows"])
+    assert [mean["zeros_target"] for mean in content["fma_means"]] == [0, 50, 80]
+    assert all(row["free_pool_ratio"] > 0 for row in content["rows"] if row["op"] == "conv_pool")
+    assert cpu.main([*common, "--weights", "arguments"]) == 1
+    assert cpu.main(["--set", "cpu", "--update"]) == 1
+
+
+def test_instructions_are_counted_where_they_were_executed() -> None:
+    dump = """events: Ir
+ob=(1) /site/jax_sparse_conv/_cpu.so
+fl=(1) a.cc
+fn=(1) sweep
+10 100
++2 20
+cob=(2) /lib/libc.so
+cfn=(2) memset
+calls=1 30
+10 5000
+* 3
+ob=(2)
+fn=(2)
+0 7
+totals: 5130
+"""
+    assert instructions.count(dump.splitlines()) == {"/site/jax_sparse_conv/_cpu.so": 123, "/lib/libc.so": 7}
+
+
+@CPU_EXTENSION
+def test_instructions_say_what_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert instructions.main([]) == 1
+    assert capsys.readouterr().err == "benchmarks.instructions: valgrind is not on the path\n"
 
 
 @CPU_EXTENSION

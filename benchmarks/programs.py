@@ -1,0 +1,60 @@
+"""Times of a layer among others in one program, as the layers of a network run: without Python between two calls."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_sparse_conv import timing
+
+CALLS = 8  # in one program
+
+
+def times(
+    calls: Mapping[str, Callable[..., jax.Array]],
+    xs: Sequence[jax.Array],
+    weights: tuple[Any, jax.Array],
+    constant: bool,
+    repeats: int,
+) -> dict[str, timing.Timing]:
+    """Time per call in a program of `CALLS` calls, for each function in turn, in streaks.
+
+    Args:
+      calls: by name, functions of x, kernel and bias that are not jitted.
+      xs: the inputs that calls rotate through.
+      weights: kernel and bias.
+      constant: whether they belong to the program; else they are arguments of it.
+      repeats: samples.
+    """
+    kernel, bias = weights
+    inputs = tuple(itertools.islice(itertools.cycle(xs), CALLS))
+    programs = {name: _program(call, weights if constant else None) for name, call in calls.items()}
+    whole = timing.streaks(programs, [(inputs, kernel, bias)], repeats)
+    return {name: _per_call(found) for name, found in whole.items()}
+
+
+def _program(call: Callable[..., jax.Array], constants: tuple[Any, jax.Array] | None) -> timing.Function:
+    @jax.jit
+    def program(inputs: tuple[jax.Array, ...], kernel: Any, bias: jax.Array) -> jax.Array:
+        if constants is not None:
+            kernel, bias = constants
+        given, found = bias, []
+        for x in inputs:
+            # The barrier keeps the result whole. The next bias needs it, so that one call follows the other; XLA may
+            # still begin its next convolution before, which takes no bias.
+            found.append(lax.optimization_barrier(call(x, kernel, given)).reshape(-1)[0])
+            given = bias + 0 * found[-1]
+        return jnp.stack(found)
+
+    return program
+
+
+def _per_call(whole: timing.Timing) -> timing.Timing:
+    parts = {name: getattr(whole, name) / CALLS for name in ("best", "median", "low", "high")}
+    return dataclasses.replace(whole, **parts, samples=tuple(sample / CALLS for sample in whole.samples))
