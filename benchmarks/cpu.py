@@ -15,8 +15,10 @@ the kernel must take. "in program" is XLA's time over ours, "FMA % in p." that s
 program, where no Python is between two calls; "bound %" is the share of its time that multiply-adds which each load a
 weight, or reading the kernel, must take, and 100 the most there is for this loop.
 
-A long measurement can be made in parts: `--update` keeps the rows of the file that `--json` names, but for those that
-are measured now.
+The limits are the best of those that are measured before and after each row; "peak_gflops" in a row of the JSON file is
+the lower one of the two peaks beside it: where it is far below the limit, the machine had other work. A measurement can
+be made in parts and repeated: with `--update` the rows of the file that `--json` names stay, and of two of the same
+case the one with the higher peak.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,18 +51,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         kept = _kept(options)
         maps = data.read_maps(options.maps) if options.maps else {}
         header = environment.describe_run()
-        limits = _native.cpu_limits()
-        rows = []
-        for row in layers.rows_of(options, maps):
-            print(f"{row['layer']}, {row['source']} {row['zeros_percent']:.0f} %: {row['ratio']:.2f}", file=sys.stderr)
-            rows.append(row | roofline(row, limits))
+        rows, limits = _measured(options, maps)
     except (OSError, RuntimeError, ValueError) as error:
         print(f"benchmarks.cpu: {error}", file=sys.stderr)
         return 1
+    limits = _best(limits, kept.get("limits", limits))
+    rows = [row | roofline(row, limits) for row in rows]
     print(tables.table(rows, _COLUMNS + (_PROGRAM_COLUMNS if options.in_program else ())))
     line = command.portable("benchmarks.cpu", arguments)
     if kept:
-        rows = tables.updated(kept["rows"], rows)
+        rows = [row | roofline(row, limits) for row in tables.merged(kept["rows"], rows, "peak_gflops")]
     means = [*tables.geometric_means(rows), *_real_means(rows)]
     print(tables.means_table(means))
     print(
@@ -75,6 +75,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         content["fma_means"] = fma_means(rows)
         options.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return 0
+
+
+def _measured(options: argparse.Namespace, maps: Mapping[str, data.Map]) -> tuple[list[tables.Row], dict[str, float]]:
+    """The rows and the limits, which are measured before and after each row: other work on the machine lowers them."""
+    before = best = _native.cpu_limits()
+    rows = []
+    for row in layers.rows_of(options, maps):
+        after = _native.cpu_limits()
+        peak = min(before["flops"], after["flops"]) / 1e9
+        zeros = f"{row['source']} {row['zeros_percent']:.0f} %"
+        print(f"{row['layer']}, {zeros}: {row['ratio']:.2f}, peak {peak:.0f} GFLOP/s", file=sys.stderr)
+        rows.append(row | {"peak_gflops": peak})
+        before, best = after, _best(best, after)
+    return rows, best
+
+
+def _best(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    return {key: max(value, other[key]) for key, value in one.items()}
 
 
 def roofline(row: tables.Row, limits: dict[str, float]) -> dict[str, float]:
@@ -95,7 +113,7 @@ def roofline(row: tables.Row, limits: dict[str, float]) -> dict[str, float]:
         loaded = products * limits["flops"] / limits["loaded_flops"]
         shares |= {"fma_program_percent": 100 * products / seconds}
         shares |= {"bound_program_percent": 100 * max(loaded, reading) / seconds}
-    return shares | {"peak_gflops": limits["flops"] / 1e9, "loaded_gflops": limits["loaded_flops"] / 1e9}
+    return shares
 
 
 def fma_means(rows: Iterable[tables.Row]) -> list[tables.Row]:
@@ -154,7 +172,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=0)
     add("--in-program", action="store_true", help="time calls among others in one program too")
     add("--json", type=Path)
-    add("--update", action="store_true", help="keep the rows of --json that are not measured now")
+    add("--update", action="store_true", help="add to the rows of --json, see above")
     parser.set_defaults(dtype=["float32"], precision=["highest"], cold_weights=False)
     return parser
 

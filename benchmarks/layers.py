@@ -212,7 +212,8 @@ def _measure(
     if "then_pool" in times:
         row |= _beside_pool(times)
     if options.in_program:
-        row |= _in_program(layer, precision, requested, xs, (kernel, bias), options)
+        chains = _chains(layer, precision, requested, dtype if options.weights == "constant" else None, options.seed)
+        row |= _in_program(programs.times(chains, xs, (kernel, bias), options.repeats))
     return row | {"latency_ratio": single["xla"].median / single["ours"].median}
 
 
@@ -227,20 +228,20 @@ def _beside_pool(times: Mapping[str, timing.Timing]) -> dict[str, float]:
     }
 
 
-def _in_program(
-    layer: Layer,
-    precision: str,
-    requested: str | None,
-    xs: Sequence[jax.Array],
-    weights: tuple[Any, jax.Array],
-    options: argparse.Namespace,
-) -> dict[str, float]:
-    functions = _functions(layer, precision, requested)
-    calls = {side: functions[side].__wrapped__ for side in ("xla", "ours")}  # type: ignore[attr-defined]
-    times = programs.times(calls, xs, weights, options.weights == "constant", options.repeats)
+def _in_program(times: Mapping[str, timing.Timing]) -> dict[str, float]:
     found = {f"{side}_program_us": timed.microseconds for side, timed in times.items()}
     found |= {f"{side}_program_best_us": 1e6 * timed.best for side, timed in times.items()}
     return found | {"program_ratio": times["xla"].median / times["ours"].median}
+
+
+@functools.lru_cache(maxsize=1)
+def _chains(
+    layer: Layer, precision: str, requested: str | None, constants: str | None, seed: int
+) -> dict[str, timing.Function]:
+    """Programs of both sides; `constants` is the dtype of weights that belong to them, or None."""
+    weights = None if constants is None else _weights(layer, constants, seed)
+    functions = _functions(layer, precision, requested)
+    return {side: programs.of(functions[side].__wrapped__, weights) for side in ("xla", "ours")}  # type: ignore[attr-defined]
 
 
 def _requested(layer: Layer, implementation: str | None) -> str | None:

@@ -17,29 +17,32 @@ CALLS = 8  # in one program
 
 
 def times(
-    calls: Mapping[str, Callable[..., jax.Array]],
+    programs: Mapping[str, timing.Function],
     xs: Sequence[jax.Array],
     weights: tuple[Any, jax.Array],
-    constant: bool,
     repeats: int,
 ) -> dict[str, timing.Timing]:
-    """Time per call in a program of `CALLS` calls, for each function in turn, in streaks.
+    """Time per call of each of these `of` functions in turn, in streaks.
 
     Args:
-      calls: by name, functions of x, kernel and bias that are not jitted.
+      programs: by name.
       xs: the inputs that calls rotate through.
       weights: kernel and bias.
-      constant: whether they belong to the program; else they are arguments of it.
       repeats: samples.
     """
-    kernel, bias = weights
     inputs = tuple(itertools.islice(itertools.cycle(xs), CALLS))
-    programs = {name: _program(call, weights if constant else None) for name, call in calls.items()}
-    whole = timing.streaks(programs, [(inputs, kernel, bias)], repeats)
+    whole = timing.streaks(programs, [(inputs, *weights)], repeats)
     return {name: _per_call(found) for name, found in whole.items()}
 
 
-def _program(call: Callable[..., jax.Array], constants: tuple[Any, jax.Array] | None) -> timing.Function:
+def of(call: Callable[..., jax.Array], constants: tuple[Any, jax.Array] | None) -> timing.Function:
+    """A program of `CALLS` inputs, kernel and bias that calls a function of x, kernel and bias for each input.
+
+    Args:
+      call: not jitted.
+      constants: kernel and bias to take instead of those that are given.
+    """
+
     @jax.jit
     def program(inputs: tuple[jax.Array, ...], kernel: Any, bias: jax.Array) -> jax.Array:
         if constants is not None:

@@ -241,6 +241,12 @@ def test_cpu_in_program_and_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyP
     layers = [(row["layer"], row["zeros_target"]) for row in content["rows"]]
     assert layers == [(row["layer"], row["zeros_target"]) for row in first["rows"]] + [("conv 3x3 4->8 6x6", 80)]
     assert content["rows"][2:6] == first["rows"][2:6]
+    assert content["rows"][0]["peak_gflops"] == 1000
+    monkeypatch.setattr(_native, "cpu_limits", lambda: LIMITS | {"flops": 5e11})
+    assert cpu.main([*common, "--zeros", "50", "90", "--layers", "3x3"]) == 0
+    disturbed = json.loads(out.read_text())
+    assert disturbed["limits"]["flops"] == 1e12
+    assert disturbed["rows"][:-1] == content["rows"]
     assert content["rows"][0] != first["rows"][0]
     assert all(0 < row["fma_program_percent"] <= row["bound_program_percent"] for row in content["rows"])
     assert [mean["zeros_target"] for mean in content["fma_means"]] == [0, 50, 80]
