@@ -144,7 +144,10 @@ CPU_KERNELS = (
     *(dataclasses.replace(layer, maps=None) for layer in CPU),
     *MAPS,
     Layer("vgg19 conv5_4 + pool", "conv_pool", 512, 512, 14, implementation="pecr"),
+    Layer("vgg19 conv4_4 + pool", "conv_pool", 512, 512, 28, implementation="pecr"),
     Layer("vgg19 conv3_4 + pool", "conv_pool", 256, 256, 56, implementation="pecr"),
+    Layer("vgg19 conv2_2 + pool", "conv_pool", 128, 128, 112, implementation="pecr"),
+    Layer("vgg19 conv1_2 + pool", "conv_pool", 64, 64, 224, implementation="pecr"),
     Layer("vgg19 first fully connected", "dense", 25088, 4096, kernel=1),
 )
 
