@@ -82,12 +82,19 @@ _DIRECT_FLOPS = 2.5e8
 # parts, which take 1.5 times as long, are at most a quarter slower at the zeros of DenseNet's 3x3 layers.
 _DIRECT_16BIT_FLOPS = 9.3e8
 _DIRECT_16BIT_COPY = 8  # channels, as _DIRECT_COPY
-# The same of windows where "direct" has Hopper's warpgroup products, in TF32 and 16 bits: VGG-19's layers with 925 to
-# 3,700 MFLOP 1.05 to 2.05 times as fast at batch 1 (h200_direct_layers_bfloat16.json and _default.json). By a
-# development harness at batch 8 ResNet-50's 3x3 layers with 1,850 are ahead, VGG-19's with 29,600 and any at batch 32
-# not always.
-_WARPGROUP_FLOPS = 3.8e9
-_WARPGROUP_FEATURES = 64  # of a tile, at the least
+# Where "direct" has Hopper's warpgroup products, in TF32 and 16 bits, by 218 calls of four networks at batch 1, 8 and
+# 32 under command buffers (h200_network_layers.json): cuDNN is ahead once maps and kernel together have more than so
+# many elements for each multiprocessor, because no tile's results are written while the next is multiplied. Of what is
+# within, none is below 0.97.
+_WARPGROUP_ELEMENTS = 6.8e4
+_WARPGROUP_MOST_FLOPS = 3e10  # the most among them
+_WARPGROUP_FEATURES = 64  # of a tile; fewer, as DenseNet's 32, ...
+_WARPGROUP_FEW_FLOPS = 2.5e8  # ... with as much work as measured
+_WARPGROUP_ROW = 128  # bytes of channels of a step, which has to end where a group does
+# 1x1 convolutions of 16 bits without strides, where cuDNN's products are as fast on maps larger than 14x14: 0.9 to 1.1.
+_WARPGROUP_FEW_PIXELS = 400
+_WARPGROUP_SMALL = (800, 1.1e8)  # pixels, operations
+_WARPGROUP_FLOPS = 3.8e9  # with a pool in the same kernel, and in chains of kernels
 _WARPGROUP_REACH = 8  # pixels, of a window: patches of 28 rows and their rims then have room in shared memory twice
 _WARPGROUP_CAPABILITY = (9, 0)
 _COPY_BYTES = 16  # of channels, and of features, that the copy engine moves at the least
@@ -208,7 +215,7 @@ def prefers_direct(work: Work, platform: str) -> bool:
     capability = _device()[1]
     channels, features = work.kernel_shape[3], work.kernel_shape[4] // work.geometry.groups
     if capability == _WARPGROUP_CAPABILITY and _native.has_warpgroups() and _fits_warpgroups(work):
-        return True
+        return _is_faster_by_warpgroups(work)
     if work.itemsize == 2:
         if channels % _DIRECT_16BIT_COPY or features % _DIRECT_16BIT_COPY or features < _DIRECT_FEW_FEATURES:
             return False  # not measured
@@ -229,13 +236,28 @@ def most_direct_flops(work: Work) -> float:
 
 
 def _fits_warpgroups(work: Work) -> bool:
-    """Whether warpgroup products are expected to beat cuDNN's; for windows, 1x1 layers are bound by memory before."""
-    taps, (channels, features) = math.prod(work.kernel_shape[1:3]), work.kernel_shape[3:]
-    if taps == 1 or work.geometry.groups > 1 or (work.exact and work.dtype == "float32"):
+    """Whether "direct" would take warpgroup products, as cuda/warpgroup_plan.cc decides it, on sizes as measured."""
+    groups, (channels, features) = work.geometry.groups, work.kernel_shape[3:]
+    if work.flops == 0 or (work.exact and work.dtype == "float32"):
         return False
+    if groups > 1:
+        return channels * work.itemsize % _WARPGROUP_ROW == 0 and features // groups % _WARPGROUP_FEATURES == 0
     if channels * work.itemsize % _COPY_BYTES or features * work.itemsize % _COPY_BYTES:
         return False
-    return features >= _WARPGROUP_FEATURES and 0 < work.flops <= _WARPGROUP_FLOPS
+    is_small = features >= _DIRECT_FEW_FEATURES and work.flops <= _WARPGROUP_FEW_FLOPS
+    return features >= _WARPGROUP_FEATURES or is_small
+
+
+def _is_faster_by_warpgroups(work: Work) -> bool:
+    """Whether warpgroup products are expected to beat cuDNN's."""
+    kernel = math.prod(work.kernel_shape)
+    elements = math.prod(work.x_shape) + work.pixels * work.kernel_shape[4] + kernel
+    if elements > _WARPGROUP_ELEMENTS * _device()[0].multiprocessors or work.flops > _WARPGROUP_MOST_FLOPS:
+        return False
+    is_product = math.prod(work.kernel_shape[1:3]) == 1 and max(work.geometry.strides) == 1
+    if work.itemsize > 2 or not is_product or work.pixels <= _WARPGROUP_FEW_PIXELS:
+        return True
+    return work.pixels <= _WARPGROUP_SMALL[0] and work.flops <= _WARPGROUP_SMALL[1]
 
 
 def pools_in_direct(work: Work) -> bool:

@@ -375,6 +375,6 @@ def test_what_none_does_with_counts(monkeypatch: pytest.MonkeyPatch, platform: s
         ("cpu", False): ("ecr", None),
         ("cpu", True): ("pecr", None),
         ("cuda", False): ("direct", None),
-        ("cuda", True): ("pecr", None),
+        ("cuda", True): ("direct", None),
     }
     assert (found.method, found.below) == wanted[platform, pool]

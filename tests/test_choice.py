@@ -38,6 +38,11 @@ def conv3x3(n: int, size: int, channels: int, features: int, **fields: Any) -> W
     return Work(x_shape=(n, size, size, channels), kernel_shape=(1, 3, 3, channels // groups, features), **values)
 
 
+def conv1x1(n: int, size: int, channels: int, features: int, strides: int = 1) -> Work:
+    geometry = Geometry(strides=(strides, strides))
+    return Work("ecr", (n, size, size, channels), (1, 1, 1, channels, features), geometry, "float32", False)
+
+
 def rows(count: int) -> Work:
     return Work("dense", (count, 1, 1, 2048), (1, 1, 1, 2048, 1000), Geometry(), "float32", True)
 
@@ -88,12 +93,16 @@ def test_small_tf32_convolutions_on_h200_are_direct(h200: None) -> None:
         (conv3x3(8, 14, 256, 256), True),
         (conv3x3(1, 28, 512, 512), True),
         (conv3x3(1, 224, 64, 64), True),
-        (conv3x3(2, 28, 512, 512), False),  # not faster than cuDNN in every layer, as that below
+        (conv3x3(8, 28, 512, 512), True),
+        (conv3x3(8, 56, 256, 256), False),  # not faster than cuDNN, as those below
         (conv3x3(8, 112, 128, 128), False),
+        (conv3x3(32, 14, 896, 896, geometry=Geometry(padding=SAME.padding, groups=7)), False),
         (conv3x3(1, 224, 64, 32), False),  # not measured, as those below
         (conv3x3(1, 112, 130, 128), False),
         (conv3x3(1, 112, 128, 130), False),
-        (conv3x3(1, 56, 256, 256, geometry=Geometry(padding=SAME.padding, groups=2)), False),
+        (conv3x3(1, 56, 256, 256, geometry=Geometry(padding=SAME.padding, groups=2)), True),
+        (conv3x3(8, 14, 896, 896, geometry=Geometry(padding=SAME.padding, groups=7)), True),
+        (conv3x3(8, 28, 360, 360, geometry=Geometry(padding=SAME.padding, groups=3)), False),  # of 120: not measured
         (conv3x3(1, 56, 256, 256, method="pecr"), False),
     ],
 )
@@ -108,6 +117,35 @@ def test_larger_windows_on_h200_are_direct(
         assert not choice.prefers_direct(work, "cuda")
     monkeypatch.setattr(choice, "_device", lambda: (cost_model.Device(), (8, 0)))
     assert not choice.prefers_direct(work, "cuda")  # has no warpgroup products
+
+
+@pytest.mark.parametrize(
+    ("work", "tf32", "sixteen_bits"),
+    [
+        (conv1x1(1, 14, 896, 896), True, True),
+        (conv1x1(8, 7, 2048, 2048), True, True),
+        (conv1x1(1, 28, 128, 512), True, True),
+        (conv1x1(1, 28, 512, 512), True, False),
+        (conv1x1(1, 56, 256, 512), True, False),
+        (conv1x1(8, 28, 512, 896, strides=2), True, True),
+        (conv1x1(8, 56, 256, 512), False, False),
+        (conv1x1(32, 14, 896, 896), False, False),
+    ],
+)
+def test_products_on_h200_are_direct_where_they_are_faster(
+    h200: None, work: Work, tf32: bool, sixteen_bits: bool
+) -> None:
+    assert choice.prefers_direct(dataclasses.replace(work, dtype="float32", exact=False), "cuda") == tf32
+    for dtype in ("bfloat16", "float16"):
+        assert choice.prefers_direct(dataclasses.replace(work, dtype=dtype, exact=False), "cuda") == sixteen_bits
+
+
+def test_a_smaller_hopper_takes_direct_for_less(h200: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = conv3x3(8, 28, 512, 512, exact=False)
+    half = dataclasses.replace(cost_model.Device(), multiprocessors=66)
+    monkeypatch.setattr(choice, "_device", lambda: (half, (9, 0)))
+    assert not choice.prefers_direct(work, "cuda")
+    assert choice.prefers_direct(conv3x3(2, 28, 512, 512, exact=False), "cuda")
 
 
 @pytest.mark.parametrize(
