@@ -52,6 +52,7 @@ Plans CachedPlans(const ConvArgs& a, int element_bytes, size_t workspace_bytes, 
 ffi::Error LaunchWarpgroupPlan(const ConvCall& call, const WarpgroupPlan& plan, const WarpgroupMaps& maps,
                                cudaStream_t stream) {
 #ifdef JSC_WARPGROUP
+  if (plan.parts) return WarpgroupHighest(call, plan, maps, stream);
   if (call.dtype == ffi::DataType::F32) return WarpgroupFloat32(call, plan, maps, stream);
   const auto launch = call.dtype == ffi::DataType::BF16 ? WarpgroupBfloat16 : WarpgroupFloat16;
   return launch(call, plan, maps, stream);

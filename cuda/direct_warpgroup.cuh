@@ -17,7 +17,7 @@
 
 #include <cooperative_groups.h>
 
-#include "warpgroup_engine.cuh"
+#include "warpgroup_parts.cuh"
 
 namespace jsc {
 
@@ -202,10 +202,10 @@ __device__ __forceinline__ void WriteTogether(WarpgroupWriter<U, T>& writer, int
 
 template <class U, typename T>
 __global__ void __launch_bounds__(U::kThreads, U::kResident)
-    WarpgroupKernel(const __grid_constant__ WarpgroupTask<T> task, const __grid_constant__ WarpgroupMaps maps) {
+    WarpgroupKernel(const __grid_constant__ WarpgroupTaskOf<U, T> task, const __grid_constant__ WarpgroupMaps maps) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ unsigned char shared[];
-  __shared__ WarpgroupBarriers barriers;
+  __shared__ std::conditional_t<U::kParts, PartsBarriers, WarpgroupBarriers> barriers;
   __shared__ int2 scratch[U::kThreads / kWarp];
   if (!PassesGate(task.gate)) return;
   unsigned char* stages = shared + (-SharedAddress(shared) & (kSwizzleBytes - 1));
@@ -213,7 +213,8 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
   auto* tile = reinterpret_cast<float*>(stages);  // sums take the stages' place
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarp, 0);
   WarpgroupPlace at = FindWarpgroupPlace<U>(task, blockIdx.x);
-  const float4 bias = WarpgroupWriter<U, T>::LoadBias(task, at);
+  float4 bias;
+  if constexpr (!U::kParts) bias = WarpgroupWriter<U, T>::LoadBias(task, at);
   if (warp == U::kConsumers / kWarp) {
     if (threadIdx.x % kWarp == 0) InitBarriers(barriers, U::kConsumers / kWarp);
     __syncwarp();
@@ -223,15 +224,20 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
   } else {
     asm volatile("bar.sync 1, %0;" ::"n"(U::kThreads) : "memory");
     float sums[U::kPixels / 2];
-    MultiplySteps(StepWalk<U, T>(task, at, SharedAddress(stages), SharedAddress(filters), barriers),
+    MultiplySteps(WalkOf<U, T>(task, at, SharedAddress(stages), SharedAddress(filters), barriers),
                   at.end_step - at.first_step, sums);
-    asm volatile("bar.sync 2, %0;" ::"n"(U::kConsumers) : "memory");  // all stages are read
-    StepFilters<U, T>::Store(sums, tile);
+    if constexpr (U::kParts) {
+      StoreParts<U>(task, sums, tile);
+    } else {
+      asm volatile("bar.sync 2, %0;" ::"n"(U::kConsumers) : "memory");  // all stages are read
+      StepFilters<U, T>::Store(sums, tile);
+    }
   }
   if (task.gate.in_chain) WaitForKernelBefore();  // it may have read what is written now, and wrote the residual
   int block = blockIdx.x;
   asm volatile("" : "+r"(block));  // the place is found again, not kept in registers
   at = FindWarpgroupPlace<U>(task, block);
+  if constexpr (U::kParts) bias = WarpgroupWriter<U, T>::LoadBias(task, at);  // registers are scarce before
   WarpgroupWriter<U, T> writer(task, at);
   if (task.splits == 1) {
     __syncthreads();
@@ -258,7 +264,8 @@ ffi::Error LaunchWarpgroup(const ConvCall& call, const WarpgroupPlan& plan, cons
   constexpr auto kKernel = WarpgroupKernel<U, T>;
   ffi::Error error = Prepare<kKernel>("WarpgroupKernel");
   if (error.failure()) return error;
-  WarpgroupTask<T> task = MakeWarpgroupTask<T>(call, plan);
+  WarpgroupTaskOf<U, T> task{MakeWarpgroupTask<T>(call, plan)};
+  if constexpr (U::kParts) AddOperands(call, &task);
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(plan.pixel_tiles * plan.feature_tiles * plan.splits), 1,
                         static_cast<unsigned>(call.args.stacks));

@@ -26,4 +26,5 @@ set(JSC_CUDA_SOURCES
 set(JSC_WARPGROUP_SOURCES
     cuda/direct_warpgroup_bfloat16.cu
     cuda/direct_warpgroup_float16.cu
-    cuda/direct_warpgroup_float32.cu)
+    cuda/direct_warpgroup_float32.cu
+    cuda/direct_warpgroup_highest.cu)

@@ -28,6 +28,11 @@ struct WarpgroupBarriers {
   uint64_t pixels_full[kMaxRing], pixels_empty[kMaxRing], filters_full[kMaxRing], filters_empty[kMaxRing];
 };
 
+// ready: the small parts of a stage's pixels lie beside it.
+struct PartsBarriers : WarpgroupBarriers {
+  uint64_t pixels_ready[kMaxRing];
+};
+
 #if __CUDA_ARCH__ >= 900
 // By one thread. (By a lane each they would be made one after the other all the same, 1 us later.)
 __device__ __forceinline__ void InitBarriers(WarpgroupBarriers& barriers, int readers) {
@@ -40,6 +45,15 @@ __device__ __forceinline__ void InitBarriers(WarpgroupBarriers& barriers, int re
     }
   }
   FenceBarriers();
+}
+
+__device__ __forceinline__ void InitBarriers(PartsBarriers& barriers, int readers) {
+#pragma unroll
+  for (int i = 0; i < kMaxRing; ++i) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barriers.pixels_ready + i)),
+                 "r"(readers));
+  }
+  InitBarriers(static_cast<WarpgroupBarriers&>(barriers), readers);
 }
 
 __device__ __forceinline__ void Arrive(uint32_t barrier) {

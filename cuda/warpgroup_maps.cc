@@ -41,7 +41,7 @@ bool MapPixels(const ConvCall& call, const WarpgroupPlan& plan, CUtensorMapDataT
 }  // namespace
 
 bool MakeWarpgroupMaps(const ConvCall& call, const WarpgroupPlan& plan, WarpgroupMaps* maps) {
-  const CUtensorMapDataType type = TensorMapType(call.dtype, false);
+  const CUtensorMapDataType type = TensorMapType(call.dtype, plan.parts);
   const cuuint64_t bytes = call.dtype == ffi::DataType::F32 ? 4 : 2;
   const ConvArgs& a = call.args;
   const int64_t taps = a.stacks * a.kernel_size[0] * a.kernel_size[1];

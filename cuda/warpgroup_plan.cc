@@ -64,10 +64,17 @@ struct StepCycles {
   double alone, busy;
 };
 
-StepCycles CyclesOfStep(const WarpgroupPlan& plan, int element_bytes) {
+// rows: of pixels, copied for a step.
+StepCycles CyclesOfStep(const WarpgroupPlan& plan, int element_bytes, double rows) {
   // By elements of 2 and 4 bytes, 64 and 128 filters, 56, 112 and 224 pixels.
   constexpr StepCycles kSteps[2][2][3] = {{{{340, 140}, {535, 220}, {275, 435}}, {{385, 290}, {435, 425}, {845, 790}}},
                                           {{{335, 170}, {425, 260}, {490, 440}}, {{425, 320}, {310, 535}, {865, 595}}}};
+  constexpr StepCycles kParts[] = {{500, 420}, {850, 710}, {1450, 1420}};  // 64 x 56, 64 x 112, 128 x 112
+  constexpr StepCycles kSplitRow = {1.5, 1};
+  if (plan.parts) {
+    const StepCycles& step = kParts[(plan.pixels == 112) + (plan.filters == 128)];
+    return {step.alone + kSplitRow.alone * rows, step.busy + kSplitRow.busy * rows};
+  }
   const int pixels = plan.pixels == 56 ? 0 : plan.pixels == 112 ? 1 : 2;
   return kSteps[element_bytes == 4][plan.filters == 128][pixels];
 }
@@ -86,23 +93,25 @@ int MeetingRounds(const WarpgroupPlan& plan) {
 // most.
 double Cycles(const WarpgroupPlan& plan, const ConvArgs& a, int element_bytes, int64_t tiles,
               const DeviceInfo& device) {
-  constexpr double kBlock = 4750, kCacheBytes = 58, kWindows = 1.22, kTileEnd = 740, kNextWave = 2130, kTapWait = 20;
+  constexpr double kBlock = 4750, kCacheBytes = 58, kWindows = 1.22, kTileEnd = 740, kNextWave = 2130, kTapWait = 20,
+                   kFirstParts = 1500;
   constexpr double kMeet = 290, kSplit = 36, kRound = 380, kMemoryBytes = 2080;
   const int64_t places =
       plan.splits > 1 ? static_cast<int64_t>(device.clusters[plan.splits]) * plan.splits : device.multiprocessors;
-  const int64_t resident = std::min<int64_t>(WarpgroupResident(plan.filters, plan.pixels, element_bytes),
+  const int64_t resident = std::min<int64_t>(WarpgroupResident(plan.filters, plan.pixels, element_bytes, plan.parts),
                                              device.shared_memory_sm / (plan.shared_bytes + 1024));
   const int64_t blocks = tiles * plan.splits, layers = DivideUp(blocks, places), waves = DivideUp(layers, resident);
-  const StepCycles step = CyclesOfStep(plan, element_bytes);
-  const double steps = plan.steps_per_split, alone = step.alone + (!plan.patch && plan.taps > 1 ? kTapWait : 0);
   const double rows = plan.patch ? static_cast<double>(plan.patch_high * plan.patch_wide) / plan.taps
                                  : kWindows * plan.pixels;  // of pixels, copied for a step
+  const StepCycles step = CyclesOfStep(plan, element_bytes, rows);
+  const double steps = plan.steps_per_split, alone = step.alone + (!plan.patch && plan.taps > 1 ? kTapWait : 0);
   const double copied = (plan.filters + rows) * kRowBytes;
   const double work =
       std::max({static_cast<double>(layers) * steps * step.busy, static_cast<double>(waves) * steps * alone,
                 static_cast<double>(blocks) * steps * copied / (kCacheBytes * device.multiprocessors)});
-  const double ends = static_cast<double>(layers) * kTileEnd * plan.filters * plan.pixels / 4096 +
-                      (waves > 1 ? static_cast<double>(waves) * kNextWave : 0);
+  const double ends =
+      static_cast<double>(layers) * (kTileEnd * plan.filters * plan.pixels / 4096 + (plan.parts ? kFirstParts : 0)) +
+      (waves > 1 ? static_cast<double>(waves) * kNextWave : 0);
   const double meeting = kMeet + kSplit * plan.splits + kRound * MeetingRounds(plan);
   const double maps = static_cast<double>(
       a.images * (a.size[0] * a.size[1] * a.channels + a.conv_size[0] * a.conv_size[1] * a.features));
@@ -147,6 +156,8 @@ bool CompleteWarpgroupPlan(const ConvArgs& a, int element_bytes, const DeviceInf
   if (plan->splits > 1 && device.clusters[plan->splits] == 0) return false;
   const bool pools = a.pool != Pool::kNone;
   if (pools && (!plan->patch || plan->pixels / kPatchWidth % 2 != 0 || !PoolsPairs(a))) return false;
+  plan->parts = element_bytes == 4 && a.precision == Precision::kHighest;
+  if (plan->parts && plan->filters * plan->pixels != 64 * 56 && plan->pixels != 112) return false;  // no such tile
   const int deep = kRowBytes / element_bytes;
   if (!FitsGroups(a, plan->filters, deep)) return false;
   plan->taps = static_cast<int>(a.kernel_size[0] * a.kernel_size[1]);
@@ -157,12 +168,13 @@ bool CompleteWarpgroupPlan(const ConvArgs& a, int element_bytes, const DeviceInf
   if (DivideUp(steps, plan->steps_per_split) != plan->splits) return false;  // a split would be empty
   const int64_t tiles = plan->patch ? CutIntoPatches(a, plan) : CutIntoWindows(a, plan);
   if (tiles == 0) return false;
+  if (plan->parts) plan->pixel_bytes *= 2;  // small parts beside the pixels
   const int64_t feature_tiles = DivideUp(a.features, plan->filters);
   if (tiles * feature_tiles > kMaxCount / plan->splits) return false;
   plan->pixel_tiles = static_cast<int>(tiles);
   plan->feature_tiles = static_cast<int>(feature_tiles);
   constexpr int kStatic = 2048;  // shared memory of barriers, and what the system keeps of a block
-  const int resident = WarpgroupResident(plan->filters, plan->pixels, element_bytes);
+  const int resident = WarpgroupResident(plan->filters, plan->pixels, element_bytes, plan->parts);
   const int room = std::min(device.shared_memory, device.shared_memory_sm / resident) - kStatic - kSwizzleBytes;
   const int64_t blocks = std::min<int64_t>(steps / plan->taps, plan->steps_per_split / plan->taps + 2);
   if (!FindStages(room, static_cast<int>(blocks), plan)) return false;
@@ -175,7 +187,6 @@ WarpgroupPlan ChooseWarpgroupPlan(const ConvArgs& a, int element_bytes, const De
   best.cycles = std::numeric_limits<double>::infinity();
   const int64_t step = 16 / element_bytes;  // elements of 16 bytes, which the copy engine asks of rows
   if (a.channels % step != 0 || a.features % step != 0) return best;
-  if (element_bytes == 4 && a.precision == Precision::kHighest) return best;
   constexpr int64_t kSlack = 1 << 10;  // numbers of pixels beyond the last, in a tile
   const int64_t results = a.images * a.conv_size[0] * a.conv_size[1];
   if (results > kMaxCount - kSlack || a.images * a.size[0] * a.size[1] > kMaxCount - kSlack || a.stacks > kMaxStacks ||

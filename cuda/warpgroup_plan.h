@@ -12,7 +12,9 @@ constexpr int kPatchWidth = 8;       // results of a tile's row, where a tile is
 constexpr int kMaxRing = 8;          // stages of either ring
 
 // Blocks of a multiprocessor that a tile's registers suffice for: of 112 pixels and filters in registers for fewer.
-constexpr int WarpgroupResident(int filters, int pixels, int element_bytes) {
+// parts: products of float32 in parts, which have tiles of 64 x 56, 64 x 112 and 128 x 112.
+constexpr int WarpgroupResident(int filters, int pixels, int element_bytes, bool parts) {
+  if (parts) return filters > 64 ? 1 : 2;
   if (pixels == 112 && element_bytes == 4) return filters > 64 ? 1 : 3;
   if (pixels > 112) return filters > 64 ? 1 : 2;
   return filters > 64 ? 2 : 4;
@@ -21,6 +23,7 @@ constexpr int WarpgroupResident(int filters, int pixels, int element_bytes) {
 // A step is one tap of a block of channels, 128 bytes deep.
 struct WarpgroupPlan {
   int filters, pixels;  // of a tile: 64 or 128, and 56, 112 or 224; no filters: no plan
+  bool parts;           // float32-accurate, by products of parts
   bool patch;           // a tile is a patch of one map, staged once for all taps of a block; else pixels of the batch
   int splits;           // blocks of a cluster that share a tile's steps
   int steps, steps_per_split, taps;

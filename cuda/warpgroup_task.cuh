@@ -7,15 +7,17 @@
 
 namespace jsc {
 
-// A block's tile and threads. kDeep: channels of a step, kBox: filters of a box of the kernel, both 128 bytes.
-template <typename T, int kFilters_, int kPixels_>
+// A block's tile and threads. kDeep: channels of a step, kBox: filters of a box of the kernel, both 128 bytes. kParts:
+// float32-accurate products (warpgroup_parts.cuh).
+template <typename T, int kFilters_, int kPixels_, bool kParts_ = false>
 struct WarpgroupTile {
   static constexpr int kFilters = kFilters_, kPixels = kPixels_;
+  static constexpr bool kParts = kParts_;
   static constexpr int kGroups = kFilters / 64;  // warpgroups, each with 64 filters and all pixels
   static constexpr int kConsumers = kGroups * 128, kThreads = kConsumers + kWarp;  // the last warp asks for copies
   static constexpr int kDeep = kRowBytes / static_cast<int>(sizeof(T)), kBox = kDeep;
   static constexpr int kBoxBytes = kDeep * kRowBytes, kFilterBytes = kFilters / kBox * kBoxBytes;  // of a stage
-  static constexpr int kResident = WarpgroupResident(kFilters, kPixels, static_cast<int>(sizeof(T)));
+  static constexpr int kResident = WarpgroupResident(kFilters, kPixels, static_cast<int>(sizeof(T)), kParts);
   static constexpr int kSumStride = kFilters + 4;  // words between pixels' sums, for distinct banks
 };
 
@@ -39,6 +41,16 @@ struct WarpgroupTask {
   Divider by_splits, by_feature_tiles, by_tiles_high, by_tiles_wide, by_height, by_width, by_taps, by_kernel_width,
       by_group_features;
 };
+
+// Where products in parts are to find what they compute again.
+struct PartsTask : WarpgroupTask<float> {
+  const float* x;       // [N, H, W, C]
+  const float* kernel;  // [S, kh, kw, C / groups, K]
+  int in_height, in_width, channels;
+};
+
+template <class U, typename T>
+using WarpgroupTaskOf = std::conditional_t<U::kParts, PartsTask, WarpgroupTask<T>>;
 
 template <typename T>
 WarpgroupTask<T> MakeWarpgroupTask(const ConvCall& call, const WarpgroupPlan& plan) {
@@ -87,6 +99,14 @@ WarpgroupTask<T> MakeWarpgroupTask(const ConvCall& call, const WarpgroupPlan& pl
   t.by_kernel_width = Divider(t.kernel_width);
   t.by_group_features = Divider(a.features / a.groups);
   return t;
+}
+
+inline void AddOperands(const ConvCall& call, PartsTask* t) {
+  t->x = static_cast<const float*>(call.x);
+  t->kernel = static_cast<const float*>(call.kernel);
+  t->in_height = static_cast<int>(call.args.size[0]);
+  t->in_width = static_cast<int>(call.args.size[1]);
+  t->channels = static_cast<int>(call.args.channels);
 }
 
 // What a block does: its tile's first result, and of the steps those from first_step to end_step.

@@ -154,6 +154,11 @@ LARGE_CASES = (
     Case("groups of 64, 1x1", (2, 31, 30, 256), 512, kernel=(1, 1), groups=4, residual=True, zeros=0.3),
     Case("groups of 32, dilation 2", (2, 33, 31, 96), 192, groups=3, dilation=2, activation="relu", zeros=0.3),
     Case("groups of 80", (1, 30, 29, 160), 128, groups=2, bias=True, zeros=0.3),
+    Case("128->2048 14x14", (1, 14, 14, 128), 2048, bias=True, zeros=0.3),
+    Case("1x1 128->1024", (1, 28, 28, 128), 1024, kernel=(1, 1), zeros=0.3),
+    Case("7x7 64->1024", (1, 14, 14, 64), 1024, kernel=(7, 7), activation="relu", zeros=0.3),
+    Case("7x7 256->512", (1, 28, 28, 256), 512, kernel=(7, 7), zeros=0.3),
+    Case("7x7 64->2048", (1, 14, 14, 64), 2048, kernel=(7, 7), zeros=0.3),
 )
 
 # The same with pools that tensor cores' kernels take themselves, on Hopper.
@@ -164,6 +169,15 @@ LARGE_POOL_CASES = (
     Case("72->136 45x27, average", (2, 45, 27, 72), 136, bias=True, activation="relu", pool="avg", zeros=0.3),
     Case("5x5, average without relu", (1, 31, 30, 72), 80, kernel=(5, 5), bias=True, pool="avg", zeros=0.3),
     Case("1x7, 256->64 5x9", (3, 5, 9, 256), 64, kernel=(1, 7), pool="max", zeros=0.3),
+)
+
+# Float32-accurate sums of large layers: long ones, and of values whose magnitudes differ.
+LARGE_EXACT_CASES = (
+    Case("large, 9,216 products of one sign", (1, 14, 14, 1024), 256, zeros=0.3, one_sign=True),
+    Case("large, 18,432 products", (1, 16, 16, 2048), 136, padding="VALID", zeros=0.0),
+    Case("large, 4,096 products of one sign", (2, 14, 14, 4096), 520, kernel=(1, 1), zeros=0.0, one_sign=True),
+    Case("large, magnitudes", (2, 28, 27, 256), 256, zeros=0.2, spread=40),
+    Case("large, magnitudes, stride 2", (4, 29, 31, 264), 256, strides=2, zeros=0.2, spread=40),
 )
 
 CONV_POOL_CASES = (

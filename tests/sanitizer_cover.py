@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 from test_adaptive import BOTH, DENSE, SPARSE, adaptive, check_counts
-from test_kernels import TF32, TOLERANCE, call
+from test_kernels import LARGE_KINDS, TOLERANCE, call
 from test_segments import CASES, KINDS, LARGER, check
 
 import jax_sparse_conv as jsc
@@ -34,13 +34,15 @@ def check_runs(dtype: str) -> int:
 
 
 def check_large(dtype: str) -> int:
-    """Large layers of "direct" at the default precision, which other kernels than small ones serve."""
+    """Large layers of "direct", which other kernels than small ones serve, at every precision."""
+    kinds = [kind for kind in LARGE_KINDS if kind[0] == dtype]
     for case in (*cases.LARGE_CASES, *cases.LARGE_POOL_CASES):
         inputs = cases.inputs(case, jnp.dtype(dtype))
-        result = call(case, *(None if v is None else jnp.asarray(v) for v in inputs), "direct", None)
-        error = oracle.relative_error(result, oracle.expected(case, inputs))
-        assert error <= (TF32 if dtype == "float32" else TOLERANCE[dtype]), case.name
-    return len(cases.LARGE_CASES) + len(cases.LARGE_POOL_CASES)
+        wanted = oracle.expected(case, inputs)
+        for _, precision, tolerance in kinds:
+            result = call(case, *(None if v is None else jnp.asarray(v) for v in inputs), "direct", precision)
+            assert oracle.relative_error(result, wanted) <= tolerance, (case.name, precision)
+    return len(kinds) * (len(cases.LARGE_CASES) + len(cases.LARGE_POOL_CASES))
 
 
 def check_dense(dtype: str) -> int:
@@ -72,6 +74,7 @@ def check_non_finite(dtype: str) -> int:
         return 0
     chosen = [case for case in cases.CONV_CASES if case.name in ("3x3", "3x3 residual relu", "odd C and K")]
     chosen.append(cases.Case("large tiles", (1, 28, 28, 256), 512, padding="VALID", zeros=0.0))
+    chosen.append(cases.Case("large windows", (2, 57, 55, 96), 136, strides=2, padding="VALID", zeros=0.0))
     for case in chosen:
         inputs = cases.inputs(case, jnp.dtype(dtype))
         inputs.x[0, 3, 3, 3], inputs.x[0, 1, 2, 5] = np.inf, np.nan

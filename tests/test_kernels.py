@@ -22,6 +22,13 @@ from jax_sparse_conv import _native, choice, ops
 
 TOLERANCE = {"float32": 2e-6, "bfloat16": 6e-3, "float16": 8e-4, "float64": 1e-14}
 TF32 = 5e-4
+# Element types and precisions that large layers of "direct" are computed in, and how exact they are then.
+LARGE_KINDS = (
+    ("float32", None, TF32),
+    ("float32", "highest", TOLERANCE["float32"]),
+    ("bfloat16", None, TOLERANCE["bfloat16"]),
+    ("float16", None, TOLERANCE["float16"]),
+)
 RUNS = cases.runs()
 RUN_IDS = [f"{implementation} {case.name}" for case, implementation in RUNS]
 NATIVE = [name for name in ops.CONV_IMPLEMENTATIONS if name != "xla"]
@@ -115,18 +122,21 @@ def test_direct_at_default_precision(case: Case, precision: str | None) -> None:
     assert error <= (TF32 if PLATFORM == "cuda" else TOLERANCE["float32"])
 
 
-@pytest.mark.skipif(PLATFORM != "cuda", reason="a CPU has no kernels of its own for large layers")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+of_large_kinds = pytest.mark.parametrize(("dtype", "precision", "tolerance"), LARGE_KINDS)
+on_cuda_alone = pytest.mark.skipif(PLATFORM != "cuda", reason="a CPU has no kernels of its own for large layers")
+
+
+@on_cuda_alone
+@of_large_kinds
 @pytest.mark.parametrize("case", [*cases.LARGE_CASES, *cases.LARGE_POOL_CASES], ids=lambda case: case.name)
-def test_direct_of_large_layers(case: Case, dtype: str) -> None:
+def test_direct_of_large_layers(case: Case, dtype: str, precision: str | None, tolerance: float) -> None:
     """Close to float64, and bit for bit the same in every run."""
     require("direct", dtype)
     inputs = cases.inputs(case, jnp.dtype(dtype))
-    first = run(case, inputs, "direct", None)
-    error = oracle.relative_error(first, oracle.expected(case, inputs))
-    assert error <= (TF32 if dtype == "float32" else TOLERANCE[dtype])
+    first = run(case, inputs, "direct", precision)
+    assert oracle.relative_error(first, oracle.expected(case, inputs)) <= tolerance
     for _ in range(3):
-        np.testing.assert_array_equal(np.asarray(run(case, inputs, "direct", None)), np.asarray(first))
+        np.testing.assert_array_equal(np.asarray(run(case, inputs, "direct", precision)), np.asarray(first))
 
 
 @pytest.mark.parametrize("case", cases.LARGE_POOL_CASES, ids=lambda case: case.name)
@@ -146,49 +156,72 @@ def test_a_pool_of_pairs_is_in_direct_on_hopper(case: Case) -> None:
     assert oracle.relative_error(y, oracle.expected(case, inputs)) <= TOLERANCE["bfloat16"]
 
 
-@pytest.mark.skipif(PLATFORM != "cuda", reason="a CPU has no kernels of its own for large layers")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_direct_of_large_stacks(dtype: str) -> None:
+@on_cuda_alone
+@of_large_kinds
+def test_direct_of_large_stacks(dtype: str, precision: str | None, tolerance: float) -> None:
     """Several kernels in one call, each with images of its own, which no tile divides."""
     require("direct", dtype)
     case = Case("stacked", (3, 29, 27, 64), 136, zeros=0.3)
     inputs = [cases.inputs(case, jnp.dtype(dtype), seed) for seed in range(3)]
     x, kernel = (jnp.stack([jnp.asarray(value) for value in values]) for values in list(zip(*inputs, strict=True))[:2])
-    result = jax.vmap(lambda x, k: jsc.conv(x, k, implementation="direct"))(x, kernel)
+    result = jax.vmap(lambda x, k: jsc.conv(x, k, precision=precision, implementation="direct"))(x, kernel)
     wanted = np.stack([oracle.expected(case, each) for each in inputs])
-    assert oracle.relative_error(result, wanted) <= (TF32 if dtype == "float32" else TOLERANCE[dtype])
+    assert oracle.relative_error(result, wanted) <= tolerance
 
 
-@pytest.mark.skipif(PLATFORM != "cuda", reason="a CPU has no kernels of its own for large layers")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@on_cuda_alone
+@of_large_kinds
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("pool", [None, "max", "avg"])
-def test_direct_of_large_layers_skips_nothing(pool: str | None, value: float, dtype: str) -> None:
+def test_direct_of_large_layers_skips_nothing(
+    pool: str | None, value: float, dtype: str, precision: str | None, tolerance: float
+) -> None:
     require("direct", dtype)
     case = Case("non-finite", (2, 40, 39, 64), 136, bias=True, padding="VALID", pool=pool, zeros=0.6)
     inputs = cases.inputs(case, jnp.dtype(dtype))
     inputs.kernel[1, 1, 5, 3] = value
     inputs.x[1, 17, 38, 7] = value
-    result = run(case, inputs, "direct", None)
-    error = oracle.relative_error(result, oracle.expected(case, inputs))
-    assert error <= (TF32 if dtype == "float32" else TOLERANCE[dtype])
+    result = run(case, inputs, "direct", precision)
+    assert oracle.relative_error(result, oracle.expected(case, inputs)) <= tolerance
 
 
-@pytest.mark.skipif(PLATFORM != "cuda", reason="a CPU has no kernels of its own for large layers")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@on_cuda_alone
+@pytest.mark.parametrize("case", cases.LARGE_EXACT_CASES, ids=lambda case: case.name)
+def test_direct_of_large_layers_in_parts(case: Case) -> None:
+    """Long sums, of one sign, of values whose magnitudes differ: as accurate as small layers."""
+    require("direct", "float32")
+    inputs = cases.inputs(case)
+    assert oracle.relative_error(run(case, inputs, "direct"), oracle.expected(case, inputs)) <= TOLERANCE["float32"]
+
+
+@on_cuda_alone
+@pytest.mark.parametrize("kernel", [(1, 1), (3, 3)])
+@pytest.mark.parametrize(("value", "weight"), [(np.inf, 1.0), (-np.inf, 0.1), (np.nan, 1.0), (3.4028e38, 0.7)])
+def test_direct_of_extremes_in_large_layers(value: float, weight: float, kernel: tuple[int, int]) -> None:
+    """What their sums in parts cannot tell is computed again, result by result."""
+    require("direct", "float32")
+    case = Case("large extremes", (2, 60, 58, 128), 200, kernel=kernel, padding="VALID", bias=True, zeros=0.0)
+    inputs = cases.inputs(case)
+    inputs.kernel[-1, -1, 9, 100:] = weight
+    inputs.x[1, 33, 34, 9], inputs.x[0, 0, 0, 9] = value, value
+    result = run(case, inputs, "direct")
+    assert oracle.relative_error(result, oracle.expected(case, inputs)) <= TOLERANCE["float32"]
+
+
+@on_cuda_alone
+@of_large_kinds
 @pytest.mark.parametrize("strides", [1, 2])
-def test_groups_of_large_layers_stay_apart(strides: int, dtype: str) -> None:
+def test_groups_of_large_layers_stay_apart(strides: int, dtype: str, precision: str | None, tolerance: float) -> None:
     """No infinity of one group meets another's kernel, not even where that is zero."""
     require("direct", dtype)
     case = Case("groups apart", (2, 40, 39, 192), 192, groups=3, strides=strides, bias=True, padding="VALID", zeros=0.6)
     inputs = cases.inputs(case, jnp.dtype(dtype))
     inputs.x[..., 64:128] = np.inf
-    result = np.asarray(run(case, inputs, "direct", None)).astype(np.float64)
+    result = np.asarray(run(case, inputs, "direct", precision)).astype(np.float64)
     wanted = oracle.expected(case, inputs)
     assert not np.isfinite(result[..., 64:128]).any()
     for kept in (slice(64), slice(128, None)):
-        error = oracle.relative_error(result[..., kept], wanted[..., kept])
-        assert error <= (TF32 if dtype == "float32" else TOLERANCE[dtype])
+        assert oracle.relative_error(result[..., kept], wanted[..., kept]) <= tolerance
 
 
 @pytest.mark.parametrize("implementation", ["xla", None])

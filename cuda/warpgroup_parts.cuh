@@ -1,0 +1,289 @@
+// float32-accurate products of warpgroups: two TF32 parts of each operand and three products, as in direct_split.cuh.
+//
+// Pixels: large(x) is what the tensor cores keep of x as the copy engine brought it, since they drop the last 13 bits;
+//   small(x) = x - large(x), rounded to TF32, is written beside the stage, in the same layout, by those who multiply,
+//   while their products of the step before are under way: once a block of channels for all taps of a patch.
+// Filters: split in registers when they are loaded, large(w) rounded.
+// Accuracy: tensor cores truncate when they add, so the products of 32 channels (of 16, in tiles of 56 pixels) are
+//   summed from zero there and then added to the tile's sums by FADD. There are two sets of such partial sums, each of
+//   56 pixels, so that one is added up while the products of the other are under way.
+// Not finite: as in direct_split.cuh, infinities and values that round up to one leave NaN in the sums that they reach.
+//   Those are computed again by FFMA, from memory (SumAgain).
+// Bound by: the tensor cores.
+#ifndef JSC_CUDA_WARPGROUP_PARTS_CUH_
+#define JSC_CUDA_WARPGROUP_PARTS_CUH_
+
+#include "warpgroup_engine.cuh"
+
+namespace jsc {
+
+// Two slices of a step's filters, in parts; which filters a thread has is as in StepFilters<U, float>.
+template <class U>
+struct FilterParts {
+  using Whole = StepFilters<U, float>;
+  uint32_t large[Whole::kHeld][4], small[Whole::kHeld][4];
+
+  // Of the calling thread's first filter, from the stage on.
+  static __device__ __forceinline__ uint32_t Offset() {
+    const int channel = threadIdx.x % 4;
+    return Whole::Box() * U::kBoxBytes + Whole::Half() * 8 + channel * kRowBytes + ((Whole::Slot() ^ channel) << 4);
+  }
+  // address: of a slice in a stage, plus Offset()
+  __device__ __forceinline__ void Load(uint32_t address) {
+#pragma unroll
+    for (int k = 0; k < Whole::kHeld; ++k) {
+      LoadPair(address + k * 1024, large[k][0], large[k][1]);
+      LoadPair((address ^ 64) + 4 * kRowBytes + k * 1024, large[k][2], large[k][3]);  // four channels on
+    }
+#pragma unroll
+    for (int k = 0; k < Whole::kHeld; ++k) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float value = __uint_as_float(large[k][i]);
+        large[k][i] += 0x1000u;  // half of what is dropped
+        small[k][i] = __float_as_uint(value - __uint_as_float(large[k][i] & 0xffffe000u));
+      }
+    }
+  }
+  static __device__ __forceinline__ void LoadPair(uint32_t address, uint32_t& first, uint32_t& second) {
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(first), "=r"(second) : "r"(address) : "memory");
+  }
+  // sums (+)= filters x pixels, the small products first; small_pixels: from a matrix of pixels to its small parts
+  template <int kCount>
+  __device__ __forceinline__ void Multiply(float (&sums)[kCount], uint64_t pixels, uint64_t small_pixels,
+                                           bool add) const {
+    using Products = Wgmma<float, kCount * 2>;
+    BeginProducts();
+#pragma unroll
+    for (int k = 0; k < Whole::kHeld; ++k) {
+      Products::Multiply(sums, small[k], pixels + k * 2, add || k > 0);
+      Products::Multiply(sums, large[k], pixels + small_pixels + k * 2, true);
+    }
+#pragma unroll
+    for (int k = 0; k < Whole::kHeld; ++k) Products::Multiply(sums, large[k], pixels + k * 2, true);
+    CommitProducts();
+  }
+};
+
+// sums += partial, when its products are done.
+template <int kCount>
+__device__ __forceinline__ void AddPartial(float (&sums)[kCount], float (&partial)[kCount]) {
+  PinSums(partial);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) sums[i] += partial[i];
+}
+
+// 16 bytes of pixels.
+__device__ __forceinline__ void LoadSlot(uint32_t address, uint32_t (&v)[4]) {
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+               : "r"(address)
+               : "memory");
+}
+
+__device__ __forceinline__ void StoreSmall(uint32_t address, const uint32_t (&v)[4]) {
+  uint32_t small[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float rest = __uint_as_float(v[i]) - __uint_as_float(v[i] & 0xffffe000u);
+    small[i] = __float_as_uint(rest) + 0x1000u;  // half of what is dropped
+  }
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(small[0]), "r"(small[1]), "r"(small[2]),
+               "r"(small[3])
+               : "memory");
+}
+
+#if __CUDA_ARCH__ >= 900
+// The walk of a block whose pixels have small parts: in the second half of a stage.
+template <class U>
+struct PartsWalk : StepWalk<U, float> {
+  using Base = StepWalk<U, float>;
+  using Base::task, Base::of_pixels, Base::new_pixels;
+  PartsBarriers& barriers;
+
+  __device__ __forceinline__ PartsWalk(const WarpgroupTask<float>& task, const WarpgroupPlace& at, uint32_t pixels,
+                                       uint32_t filters, PartsBarriers& barriers)
+      : Base(task, at, pixels, filters + FilterParts<U>::Offset(), barriers), barriers(barriers) {}
+  __device__ __forceinline__ uint32_t SmallBytes() const { return static_cast<uint32_t>(task.pixel_bytes) / 2; }
+  __device__ __forceinline__ void WaitForParts() {
+    if (new_pixels) WaitForBytes(barriers.pixels_ready + of_pixels.stage, of_pixels.parity);
+  }
+  // Writes the small parts of the stage that comes next, all consumers together; a thread kBatch slots at a time.
+  template <int kBatch>
+  __device__ __forceinline__ void SplitPixels() {
+    Base::WaitForPixels();
+    const uint32_t stage = Base::pixels + of_pixels.stage * task.pixel_bytes, small = SmallBytes();
+    const auto end = static_cast<uint32_t>(task.copied_bytes);
+#pragma unroll 1
+    for (uint32_t at = threadIdx.x * 16; at < end; at += kBatch * U::kConsumers * 16) {
+      uint32_t v[kBatch][4];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (at + i * U::kConsumers * 16 < end) LoadSlot(stage + at + i * U::kConsumers * 16, v[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (at + i * U::kConsumers * 16 < end) StoreSmall(stage + small + at + i * U::kConsumers * 16, v[i]);
+      }
+    }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncwarp();
+    if (threadIdx.x % kWarp == 0) Arrive(SharedAddress(barriers.pixels_ready + of_pixels.stage));
+  }
+  // To the next step, whose pixels are split where they are new.
+  __device__ __forceinline__ void Next(bool is_last) {
+    Base::Advance();
+    if (is_last) return;
+    if (new_pixels) SplitPixels<U::kPixels == 56 ? 4 : 1>();  // as many as there are registers for
+    Base::WaitForFilters();
+  }
+};
+
+// Tiles of 56 pixels: one partial sum for each half of a step's channels. No products are under way when a step ends,
+// as the compiler wants it; but by then the next ones have all they need.
+template <class U>
+__device__ __forceinline__ void MultiplyInParts(PartsWalk<U> walk, int steps, float (&sums)[28]) {
+  FilterParts<U> low, high;
+  float of_low[28], of_high[28] = {};
+  const uint64_t small = walk.SmallBytes() >> 4;
+  low.Load(walk.Filters());
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    walk.WaitForParts();
+    const uint64_t pixels = walk.Pixels();
+    low.Multiply(of_low, pixels, small, false);
+    WaitForProducts<1>();  // of the step before: there are none left, but the compiler does not know
+    walk.FreeStages();
+    high.Load(walk.Filters() + 2048);
+    AddPartial(sums, of_high);
+    high.Multiply(of_high, pixels + 4, small, false);
+    walk.Next(step + 1 == steps);
+    WaitForProducts<1>();
+    low.Load(walk.Filters());  // after the last step of anything
+    AddPartial(sums, of_low);
+    WaitForProducts<0>();
+  }
+  AddPartial(sums, of_high);
+}
+
+// Tiles of 112 pixels: there are registers for one partial sum.
+template <class U>
+__device__ __forceinline__ void MultiplyInParts(PartsWalk<U> walk, int steps, float (&sums)[56]) {
+  FilterParts<U> low, high;
+  float partial[56];
+  const uint64_t small = walk.SmallBytes() >> 4;
+  low.Load(walk.Filters());
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    walk.WaitForParts();
+    const uint64_t pixels = walk.Pixels();
+    low.Multiply(partial, pixels, small, false);
+    walk.FreeStages();
+    high.Load(walk.Filters() + 2048);
+    high.Multiply(partial, pixels + 4, small, true);
+    walk.Next(step + 1 == steps);
+    WaitForProducts<1>();
+    low.Load(walk.Filters());  // after the last step of anything
+    WaitForProducts<0>();
+    AddPartial(sums, partial);
+  }
+}
+
+template <class U>
+__device__ __forceinline__ void MultiplySteps(PartsWalk<U> walk, int steps, float (&sums)[U::kPixels / 2]) {
+#pragma unroll
+  for (float& sum : sums) sum = 0.f;
+  walk.template SplitPixels<6>();
+  walk.WaitForFilters();
+  MultiplyInParts(walk, steps, sums);
+}
+#endif
+
+template <int kCount>
+__device__ __forceinline__ bool AreFinite(const float (&sums)[kCount]) {
+  float all = 0.f;  // zero times a sum is zero, or NaN
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) all = fmaf(sums[i], 0.f, all);
+  return all == 0.f;
+}
+
+// Whether anything is NaN or infinite.
+__device__ __forceinline__ bool IsFinite(float4 v) {
+  return fmaf(v.x, 0.f, fmaf(v.y, 0.f, fmaf(v.z, 0.f, v.w * 0.f))) == 0.f;
+}
+
+// The sums of four filters of a result of the stack, over the block's steps; pixels beyond x count as zeros.
+__device__ inline float4 SumAgain(const PartsTask& task, const WarpgroupPlace& at, int image, int y, int x,
+                                  int feature) {
+  constexpr int kDeep = kRowBytes / 4;
+  const int stack = static_cast<int>(blockIdx.z), group = Divide(at.feature, task.by_group_features).quotient;
+  const float* pixels =
+      task.x + group * task.group_channels +
+      static_cast<int64_t>(stack * task.images_per_stack + image) * task.in_height * task.in_width * task.channels;
+  float4 sum = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll 1
+  for (int step = at.first_step; step < at.end_step; ++step) {
+    const Quotient by = Divide(step, task.by_taps), tap = Divide(by.remainder, task.by_kernel_width);
+    const int channel = by.quotient * kDeep, end = min(channel + kDeep, task.group_channels);
+    const int row = y * task.stride[0] - task.pad_low[0] + tap.quotient * task.dilation[0];
+    const int column = x * task.stride[1] - task.pad_low[1] + tap.remainder * task.dilation[1];
+    const bool inside = row >= 0 && row < task.in_height && column >= 0 && column < task.in_width;
+    const float* from = pixels + (static_cast<int64_t>(row) * task.in_width + column) * task.channels;
+    const float* weight =
+        task.kernel + feature +
+        (static_cast<int64_t>(stack * task.taps + by.remainder) * task.group_channels + channel) * task.features;
+#pragma unroll 1
+    for (int c = channel; c < end; ++c, weight += task.features) {
+      const float value = inside ? from[c] : 0.f;
+      const float4 w = Load4(weight);
+      sum = {fmaf(value, w.x, sum.x), fmaf(value, w.y, sum.y), fmaf(value, w.z, sum.z), fmaf(value, w.w, sum.w)};
+    }
+  }
+  return sum;
+}
+
+// Computes again what of the tile is not finite. Not inlined: it runs where there are infinities or NaN.
+template <class U>
+__device__ __noinline__ void ComputeAgain(const PartsTask& task, float* tile) {
+  const WarpgroupPlace at = FindWarpgroupPlace<U>(task, blockIdx.x);
+  constexpr int kQuads = U::kFilters / 4;
+  const int filter = static_cast<int>(threadIdx.x) % kQuads * 4;
+  if (at.feature + filter >= task.features) return;
+#pragma unroll 1
+  for (int pixel = static_cast<int>(threadIdx.x) / kQuads; pixel < U::kPixels; pixel += U::kConsumers / kQuads) {
+    auto* sums = reinterpret_cast<float4*>(tile + pixel * U::kSumStride + filter);
+    if (IsFinite(*sums)) continue;
+    int image = at.image, y = at.y + pixel / kPatchWidth, x = at.x + pixel % kPatchWidth;
+    if (!task.patch) {
+      if (at.pixel + pixel >= task.pixels) break;
+      const Quotient row = Divide(at.pixel + pixel, task.by_width), place = Divide(row.quotient, task.by_height);
+      image = place.quotient, y = place.remainder, x = row.remainder;
+    }
+    *sums = SumAgain(task, at, image, y, x, at.feature + filter);
+  }
+}
+
+#if __CUDA_ARCH__ >= 900
+// Stores a block's sums where its stages were, those that are not finite computed again.
+template <class U>
+__device__ __forceinline__ void StoreParts(const PartsTask& task, const float (&sums)[U::kPixels / 2], float* tile) {
+  int again;  // of any thread; and all stages are read
+  asm volatile(
+      "{\n .reg .pred mine, any;\n setp.ne.b32 mine, %1, 0;\n bar.red.or.pred any, 2, %2, mine;\n"
+      " selp.b32 %0, 1, 0, any;\n}"
+      : "=r"(again)
+      : "r"(static_cast<int>(!AreFinite(sums))), "n"(U::kConsumers)
+      : "memory");
+  StepFilters<U, float>::Store(sums, tile);
+  if (again == 0) return;
+  asm volatile("bar.sync 2, %0;" ::"n"(U::kConsumers) : "memory");
+  ComputeAgain<U>(task, tile);
+}
+
+template <class U, typename T>
+using WalkOf = std::conditional_t<U::kParts, PartsWalk<U>, StepWalk<U, T>>;
+#endif
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_WARPGROUP_PARTS_CUH_
