@@ -269,7 +269,8 @@ def pools_in_direct(work: Work) -> bool:
     reach = [(side - 1) * step for side, step in zip(work.kernel_shape[1:3], geometry.dilation, strict=True)]
     if not is_of_pairs or geometry.strides != (1, 1) or max(reach) == 0 or max(reach) > _WARPGROUP_REACH:
         return False
-    if work.flops == 0 or work.flops > _WARPGROUP_FLOPS or (work.exact and work.dtype == "float32"):
+    most = _DIRECT_EXACT_FLOPS if work.exact and work.dtype == "float32" else _WARPGROUP_FLOPS
+    if work.flops == 0 or work.flops > most:
         return False
     channels, features = work.kernel_shape[3:]
     is_copied = not (channels * work.itemsize % _COPY_BYTES or features * work.itemsize % _COPY_BYTES)
