@@ -1,15 +1,19 @@
 // float32-accurate products of warpgroups: two TF32 parts of each operand and three products, as in direct_split.cuh.
 //
 // Pixels: large(x) is what the tensor cores keep of x as the copy engine brought it, since they drop the last 13 bits;
-//   small(x) = x - large(x), rounded to TF32, is written beside the stage, in the same layout, by those who multiply,
-//   while their products of the step before are under way: once a block of channels for all taps of a patch.
+//   small(x) = x - large(x), rounded to TF32, is written beside the stage, in the same layout, by the warps that
+//   multiply, while their products of the step before are under way: once a block of channels for all taps of a patch.
 // Filters: split in registers when they are loaded, large(w) rounded.
-// Accuracy: tensor cores truncate when they add, so the products of 32 channels (of 16, in tiles of 56 pixels) are
-//   summed from zero there and then added to the tile's sums by FADD. There are two sets of such partial sums, each of
-//   56 pixels, so that one is added up while the products of the other are under way.
+// Accuracy: tensor cores truncate when they add, so the products of a step, 32 channels, are summed from zero there and
+//   then added to the tile's sums by FADD.
 // Not finite: as in direct_split.cuh, infinities and values that round up to one leave NaN in the sums that they reach.
-//   Those are computed again by FFMA, from memory (SumAgain).
-// Bound by: the tensor cores.
+//   Those are computed again by FFMA, from memory.
+// Bound by: the tensor cores on large maps, where two or three warpgroups of a multiprocessor cover for each other
+//   while one adds its sums; else as in direct_warpgroup.cuh.
+// Lost: two partial sums in turns, each of half of the step, to add one during the other's products: the narrower
+//   products of 112 pixels cost more (35.3 against 33.9 us for 128->128 112x112), and registers of 56 pixels a third
+//   block (17.0 against 16.3 us for 512->512 14x14). Products under way from step to step, while others' sums are
+//   added: the compiler serializes them (C7514).
 #ifndef JSC_CUDA_WARPGROUP_PARTS_CUH_
 #define JSC_CUDA_WARPGROUP_PARTS_CUH_
 
@@ -65,7 +69,7 @@ struct FilterParts {
   }
 };
 
-// sums += partial, when its products are done.
+// sums += partial, whose products are done.
 template <int kCount>
 __device__ __forceinline__ void AddPartial(float (&sums)[kCount], float (&partial)[kCount]) {
   PinSums(partial);
@@ -134,44 +138,22 @@ struct PartsWalk : StepWalk<U, float> {
   __device__ __forceinline__ void Next(bool is_last) {
     Base::Advance();
     if (is_last) return;
-    if (new_pixels) SplitPixels<U::kPixels == 56 ? 4 : 1>();  // as many as there are registers for
+    if (new_pixels) SplitPixels<U::kPixels == 56 ? 2 : 1>();  // as many as there are registers for
     Base::WaitForFilters();
   }
 };
 
-// Tiles of 56 pixels: one partial sum for each half of a step's channels. No products are under way when a step ends,
-// as the compiler wants it; but by then the next ones have all they need.
+// Multiplies all of a block's steps; every thread of the warpgroups. No products are under way when a step ends, but by
+// then those of the next have all they need.
 template <class U>
-__device__ __forceinline__ void MultiplyInParts(PartsWalk<U> walk, int steps, float (&sums)[28]) {
-  FilterParts<U> low, high;
-  float of_low[28], of_high[28] = {};
+__device__ __forceinline__ void MultiplySteps(PartsWalk<U> walk, int steps, float (&sums)[U::kPixels / 2]) {
+  FilterParts<U> low, high;  // halves of a step's channels
+  float partial[U::kPixels / 2];
   const uint64_t small = walk.SmallBytes() >> 4;
-  low.Load(walk.Filters());
-#pragma unroll 1
-  for (int step = 0; step < steps; ++step) {
-    walk.WaitForParts();
-    const uint64_t pixels = walk.Pixels();
-    low.Multiply(of_low, pixels, small, false);
-    WaitForProducts<1>();  // of the step before: there are none left, but the compiler does not know
-    walk.FreeStages();
-    high.Load(walk.Filters() + 2048);
-    AddPartial(sums, of_high);
-    high.Multiply(of_high, pixels + 4, small, false);
-    walk.Next(step + 1 == steps);
-    WaitForProducts<1>();
-    low.Load(walk.Filters());  // after the last step of anything
-    AddPartial(sums, of_low);
-    WaitForProducts<0>();
-  }
-  AddPartial(sums, of_high);
-}
-
-// Tiles of 112 pixels: there are registers for one partial sum.
-template <class U>
-__device__ __forceinline__ void MultiplyInParts(PartsWalk<U> walk, int steps, float (&sums)[56]) {
-  FilterParts<U> low, high;
-  float partial[56];
-  const uint64_t small = walk.SmallBytes() >> 4;
+#pragma unroll
+  for (float& sum : sums) sum = 0.f;
+  walk.template SplitPixels<6>();
+  walk.WaitForFilters();
   low.Load(walk.Filters());
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
@@ -188,15 +170,6 @@ __device__ __forceinline__ void MultiplyInParts(PartsWalk<U> walk, int steps, fl
     AddPartial(sums, partial);
   }
 }
-
-template <class U>
-__device__ __forceinline__ void MultiplySteps(PartsWalk<U> walk, int steps, float (&sums)[U::kPixels / 2]) {
-#pragma unroll
-  for (float& sum : sums) sum = 0.f;
-  walk.template SplitPixels<6>();
-  walk.WaitForFilters();
-  MultiplyInParts(walk, steps, sums);
-}
 #endif
 
 template <int kCount>
@@ -207,7 +180,6 @@ __device__ __forceinline__ bool AreFinite(const float (&sums)[kCount]) {
   return all == 0.f;
 }
 
-// Whether anything is NaN or infinite.
 __device__ __forceinline__ bool IsFinite(float4 v) {
   return fmaf(v.x, 0.f, fmaf(v.y, 0.f, fmaf(v.z, 0.f, v.w * 0.f))) == 0.f;
 }
@@ -245,6 +217,7 @@ __device__ inline float4 SumAgain(const PartsTask& task, const WarpgroupPlace& a
 // Computes again what of the tile is not finite. Not inlined: it runs where there are infinities or NaN.
 template <class U>
 __device__ __noinline__ void ComputeAgain(const PartsTask& task, float* tile) {
+  if (task.gate.in_chain) WaitForKernelBefore();  // which wrote x
   const WarpgroupPlace at = FindWarpgroupPlace<U>(task, blockIdx.x);
   constexpr int kQuads = U::kFilters / 4;
   const int filter = static_cast<int>(threadIdx.x) % kQuads * 4;

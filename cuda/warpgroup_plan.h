@@ -14,7 +14,7 @@ constexpr int kMaxRing = 8;          // stages of either ring
 // Blocks of a multiprocessor that a tile's registers suffice for: of 112 pixels and filters in registers for fewer.
 // parts: products of float32 in parts, which have tiles of 64 x 56, 64 x 112 and 128 x 112.
 constexpr int WarpgroupResident(int filters, int pixels, int element_bytes, bool parts) {
-  if (parts) return filters > 64 ? 1 : 2;
+  if (parts) return filters > 64 ? 1 : pixels > 56 ? 2 : 3;
   if (pixels == 112 && element_bytes == 4) return filters > 64 ? 1 : 3;
   if (pixels > 112) return filters > 64 ? 1 : 2;
   return filters > 64 ? 2 : 4;

@@ -103,6 +103,9 @@ _COPY_BYTES = 16  # of channels, and of features, that the copy engine moves at 
 # beyond. Beside "ecr" and "pecr", at the zeros that they have, XLA's pool behind it included: VGG-19's 1.0 to 1.4 times
 # as fast, ResNet-50's 1.0 to 1.8 but for conv5's 3x3 (0.85), RegNetX-16GF's grouped ones 1.2 to 1.8.
 _DIRECT_EXACT_FLOPS = 1.5e10
+# And by warpgroup products, without groups: VGG-19's and ResNet-50's layers 2.4 to 4.5 times as fast at batch 8 and
+# 1.5 to 4.5 times at batch 32, where VGG-19's have up to here (h200_direct_layers_highest_batches.json).
+_WARPGROUP_EXACT_FLOPS = 1.2e11
 _DIRECT_EXACT_FEATURES = 64  # of a group, fewer only ...
 _DIRECT_FEW_FEATURES = 32
 _DIRECT_FEW_FLOPS = 5e8  # ... with as much work: DenseNet's 3x3 layers from a batch of 4 to 16 on
@@ -112,6 +115,7 @@ _DIRECT_COPY = 4  # channels of a copy: others are copied one by one
 _DIRECT_FLOOR = 4.7  # us
 _DIRECT_FFMA = (0.47, 4.2)
 _DIRECT_EXACT = (0.105, 3.0)  # of the peak of TF32
+_WARPGROUP_EXACT = (0.21, 2.4)  # 10 % (rms) from the 15 times in h200_direct_layers_highest.json
 _DIRECT_TENSOR = {4: (0.19, 3.1), 2: (0.24, 1.6)}  # by bytes of an element
 _LEAST_LIST_FEATURES = 32  # output channels of a group that a warp's lanes cover
 
@@ -214,7 +218,7 @@ def prefers_direct(work: Work, platform: str) -> bool:
         return False  # not measured
     capability = _device()[1]
     channels, features = work.kernel_shape[3], work.kernel_shape[4] // work.geometry.groups
-    if capability == _WARPGROUP_CAPABILITY and _native.has_warpgroups() and _fits_warpgroups(work):
+    if _has_warpgroups() and _fits_warpgroups(work):
         return _is_faster_by_warpgroups(work)
     if work.itemsize == 2:
         if channels % _DIRECT_16BIT_COPY or features % _DIRECT_16BIT_COPY or features < _DIRECT_FEW_FEATURES:
@@ -227,7 +231,18 @@ def prefers_direct(work: Work, platform: str) -> bool:
     if channels % _DIRECT_COPY or features % _DIRECT_COPY or features < least:
         return False  # not measured
     # Elsewhere tensor cores do TF32 at little more than the rate of FFMA; the same list is in cuda/device_info.cu.
-    return 0 < work.flops <= _DIRECT_EXACT_FLOPS and capability in _TENSOR_CORES
+    return 0 < work.flops <= _most_exact_flops(work) and capability in _TENSOR_CORES
+
+
+def _most_exact_flops(work: Work) -> float:
+    """Operations up to which "direct" is expected to beat cuDNN at HIGHEST."""
+    is_measured = work.geometry.groups == 1 and work.kernel_shape[4] >= _WARPGROUP_FEATURES
+    return _WARPGROUP_EXACT_FLOPS if is_measured and _has_warpgroups() else _DIRECT_EXACT_FLOPS
+
+
+def _has_warpgroups() -> bool:
+    """Whether "direct" has Hopper's warpgroup products on this CUDA device."""
+    return _device()[1] == _WARPGROUP_CAPABILITY and _native.has_warpgroups()
 
 
 def most_direct_flops(work: Work) -> float:
@@ -262,14 +277,14 @@ def _is_faster_by_warpgroups(work: Work) -> bool:
 
 def pools_in_direct(work: Work) -> bool:
     """Whether "direct" takes the pool into its kernel on this CUDA device: cuda/warpgroup_plan.cc has the same list."""
-    pool, geometry, capability = work.geometry.pool, work.geometry, _device()[1]
-    if pool is None or work.is_symbolic or capability != _WARPGROUP_CAPABILITY or not _native.has_warpgroups():
+    pool, geometry = work.geometry.pool, work.geometry
+    if pool is None or work.is_symbolic or not _has_warpgroups():
         return False
     is_of_pairs = pool.window == (2, 2) and pool.strides == (2, 2) and not any(map(any, pool.padding))
     reach = [(side - 1) * step for side, step in zip(work.kernel_shape[1:3], geometry.dilation, strict=True)]
     if not is_of_pairs or geometry.strides != (1, 1) or max(reach) == 0 or max(reach) > _WARPGROUP_REACH:
         return False
-    most = _DIRECT_EXACT_FLOPS if work.exact and work.dtype == "float32" else _WARPGROUP_FLOPS
+    most = _most_exact_flops(work) if work.exact and work.dtype == "float32" else _WARPGROUP_FLOPS
     if work.flops == 0 or work.flops > most:
         return False
     channels, features = work.kernel_shape[3:]
@@ -376,8 +391,10 @@ def _direct_us(work: Work, device: cost_model.Device, capability: tuple[int, int
     peak = _tensor_peak(work, device, capability)
     if work.dtype == "float32" and (capability not in _TENSOR_CORES if work.exact else peak == 0):
         (share, step), peak = _DIRECT_FFMA, device.flops
+    elif work.exact and work.dtype == "float32":
+        share, step = _WARPGROUP_EXACT if _has_warpgroups() else _DIRECT_EXACT
     else:
-        share, step = _DIRECT_EXACT if work.exact and work.dtype == "float32" else _DIRECT_TENSOR[work.itemsize]
+        share, step = _DIRECT_TENSOR[work.itemsize]
     return _DIRECT_FLOOR + 1e6 * (work.products * step / device.clock_hz + work.flops / (share * peak))
 
 

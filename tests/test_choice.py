@@ -158,8 +158,9 @@ def test_a_smaller_hopper_takes_direct_for_less(h200: None, monkeypatch: pytest.
         (conv3x3(1, 56, 64, 128, geometry=Geometry(padding=SAME.padding, groups=2)), True),
         (conv3x3(4, 56, 128, 32), True),
         (conv3x3(1, 56, 128, 32), False),
-        (conv3x3(64, 14, 512, 512), False),  # cuDNN is faster
-        (conv3x3(1, 14, 256, 32), False),  # not measured, as those below
+        (conv3x3(64, 14, 512, 512), True),
+        (conv3x3(64, 28, 512, 512), False),  # not measured, as those below
+        (conv3x3(1, 14, 256, 32), False),
         (conv3x3(1, 14, 255, 256), False),
         (conv3x3(1, 14, 256, 254), False),
         (conv3x3(1, 28, 512, 512, method="pecr"), False),
@@ -349,7 +350,7 @@ def test_vmap_is_counted() -> None:
     [
         ((1, 56, 56, 128), "cuda", True),
         ((1, 56, 56, 128), "cpu", False),  # the native call may be direct, with the pool
-        ((64, 56, 56, 128), "cuda", False),
+        ((256, 56, 56, 128), "cuda", False),
     ],
 )
 def test_a_pool_behind_direct_is_xlas(
@@ -370,7 +371,7 @@ def test_a_pool_behind_direct_is_xlas(
         ({}, True),
         ({"dtype": "bfloat16"}, True),
         ({"exact": True}, True),
-        ({"exact": True, "x_shape": (64, 56, 56, 128)}, False),
+        ({"exact": True, "x_shape": (256, 56, 56, 128)}, False),
         ({"x_shape": (64, 56, 56, 128)}, False),  # cuDNN's
         ({"x_shape": (1, 56, 56, 126), "kernel_shape": (1, 3, 3, 126, 128)}, False),
         ({"kernel_shape": (1, 1, 1, 128, 128)}, False),  # a tile is no patch
