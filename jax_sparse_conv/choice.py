@@ -231,13 +231,7 @@ def prefers_direct(work: Work, platform: str) -> bool:
     if channels % _DIRECT_COPY or features % _DIRECT_COPY or features < least:
         return False  # not measured
     # Elsewhere tensor cores do TF32 at little more than the rate of FFMA; the same list is in cuda/device_info.cu.
-    return 0 < work.flops <= _most_exact_flops(work) and capability in _TENSOR_CORES
-
-
-def _most_exact_flops(work: Work) -> float:
-    """Operations up to which "direct" is expected to beat cuDNN at HIGHEST."""
-    is_measured = work.geometry.groups == 1 and work.kernel_shape[4] >= _WARPGROUP_FEATURES
-    return _WARPGROUP_EXACT_FLOPS if is_measured and _has_warpgroups() else _DIRECT_EXACT_FLOPS
+    return 0 < work.flops <= most_direct_flops(work) and capability in _TENSOR_CORES
 
 
 def _has_warpgroups() -> bool:
@@ -247,7 +241,10 @@ def _has_warpgroups() -> bool:
 
 def most_direct_flops(work: Work) -> float:
     """Operations from which on cuDNN is expected to beat "direct" in the best case that this was measured for."""
-    return _DIRECT_EXACT_FLOPS if work.exact and work.dtype == "float32" else _WARPGROUP_FLOPS
+    if not work.exact or work.dtype != "float32":
+        return _WARPGROUP_FLOPS
+    is_measured = work.geometry.groups == 1 and work.kernel_shape[4] >= _WARPGROUP_FEATURES
+    return _WARPGROUP_EXACT_FLOPS if is_measured and _has_warpgroups() else _DIRECT_EXACT_FLOPS
 
 
 def _fits_warpgroups(work: Work) -> bool:
@@ -284,8 +281,7 @@ def pools_in_direct(work: Work) -> bool:
     reach = [(side - 1) * step for side, step in zip(work.kernel_shape[1:3], geometry.dilation, strict=True)]
     if not is_of_pairs or geometry.strides != (1, 1) or max(reach) == 0 or max(reach) > _WARPGROUP_REACH:
         return False
-    most = _most_exact_flops(work) if work.exact and work.dtype == "float32" else _WARPGROUP_FLOPS
-    if work.flops == 0 or work.flops > most:
+    if work.flops == 0 or work.flops > most_direct_flops(work):
         return False
     channels, features = work.kernel_shape[3:]
     is_copied = not (channels * work.itemsize % _COPY_BYTES or features * work.itemsize % _COPY_BYTES)
