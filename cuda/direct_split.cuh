@@ -13,7 +13,8 @@
 //   (MultiplyAgain in direct_kernel.cuh), and what is not finite comes out as there.
 // Why when fragments are loaded: a split is 3 instructions an element (add, mask, subtract), 24 elements beside 48
 //   mma.sync of a warp's 64 x 32 x 8 part; split parts in shared memory would double what is read from there.
-// Bound by: mma.sync on large maps, 8 to 11 cycles of a scheduler for each of 16 x 8 x 8.
+// Bound by: mma.sync on large maps, 8 to 11 cycles of a scheduler for each of 16 x 8 x 8. Hopper's warpgroup products
+//   of the same parts take half the time there (warpgroup_parts.cuh).
 // Lost by count: three bfloat16 parts, six products: the same time on tensor cores and 5.5 instructions an element.
 #ifndef JSC_CUDA_DIRECT_SPLIT_CUH_
 #define JSC_CUDA_DIRECT_SPLIT_CUH_

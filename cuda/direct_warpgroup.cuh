@@ -9,6 +9,7 @@
 //   product begins to read, so the copies of pixels are a quarter to a ninth of im2col's, from the L2 cache as into
 //   shared memory. Elsewhere the copy engine brings the pixels under each tap.
 // A pool of 2x2 windows is taken of the sums of a patch of 14 or 28 rows, which no window crosses.
+// float32 at HIGHEST: three products of two parts each, warpgroup_parts.cuh.
 // Small maps: blocks of a cluster share the steps of a tile and add their sums in a fixed order.
 // Bound by: the tensor cores on large maps, else launch, first copies and the meeting of a cluster.
 // Lost: barriers made by a lane each, TF32 filters waited for before every product; see benchmarks/NOTES.md.
