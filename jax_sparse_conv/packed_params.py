@@ -83,7 +83,7 @@ def why_not_packed(layer: Any) -> str | None:
         for name, value in (("strides", layer.strides), ("kernel_dilation", layer.kernel_dilation))
     )
     if not packing.is_read(tuple(layer.kernel.shape), strides, dilation):
-        return "only convolutions of 3x3 and 1x1 with a stride of 1 read a packed kernel"
+        return "only convolutions of 1x1, 3x3 and, with AVX-512, 5x5 with a stride of 1 read a packed kernel"
     return None
 
 

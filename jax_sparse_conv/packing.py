@@ -107,8 +107,8 @@ def pack(kernel: jax.typing.ArrayLike | PackedKernel, *, feature_group_count: in
 
     Worth it where weights are arguments of a jitted function and change seldom or never; those that are constants of it
     are packed while it is traced. Inside `jit` the copy is made where `pack` is called, in front of a `lax.scan`, say.
-    Only float32 kernels of 3x3 and 1x1 on one CPU get a copy, and calls with a stride of 1 read it; for any other
-    kernel or device the result holds the kernel alone and runs as the kernel does.
+    Only float32 kernels of 1x1, 3x3 and, with AVX-512, 5x5 on one CPU get a copy, and calls with a stride of 1 read it;
+    for any other kernel or device the result holds the kernel alone and runs as the kernel does.
 
     Args:
       kernel: [kh, kw, C / feature_group_count, K], or [C, K] of a dense layer, which is read as it lies; a packed one
