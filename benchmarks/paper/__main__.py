@@ -176,6 +176,7 @@ def _merged(default: Content, buffers: Content) -> Content:
     rows = experiment.better_of(default["rows"], buffers["rows"], _LABELS)
     return {
         **default,
+        "date": max(default["date"], buffers["date"]),
         "xla_flags": [default["xla_flags"], buffers["xla_flags"]],
         "rows": rows,
         "geometric_means": experiment.means(rows),

@@ -94,7 +94,9 @@ def _run_line(name: str, content: Content) -> str:
 
 
 def _file_line(name: str, content: Content) -> str:
-    flags = "both XLA flag sets, the faster" if isinstance(content["xla_flags"], list) else "XLA's default flags"
+    found = content["xla_flags"]
+    alone = "command buffers" if "command_buffer" in found else "XLA's default flags"
+    flags = "both XLA flag sets, the faster" if isinstance(found, list) else alone
     return f"| `{name}.json` | {content['device']} | {content['date'][:10]} | {content['repeats']} | {flags} |"
 
 
@@ -111,8 +113,8 @@ at the default precision, `ocpa` is PECR where a pool follows and ECR elsewhere.
 takes it for most layers at batch 1 on a GPU and for those with few zeros on a CPU: what `auto` gains there is the
 kernel. "Profile" maps are those of a network with seeded weights that has a trained network's zeros. On the H200
 the faster of XLA's default flags and of command buffers counts, on either side; the list of files at the end says
-where only the default flags were run: there the host launches every kernel, which DenseNets at batch 1 wait for,
-and a ratio to XLA says as much about the host.
+where only one of them was run. Under command buffers XLA's own side is the faster in nearly every row of which there
+are both; under the default flags the host launches every kernel, which DenseNets at batch 1 wait for.
 
 ## ECR, PECR, OCPA (Xu et al. 2023, and their 2019 versions)
 """
