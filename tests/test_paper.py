@@ -226,11 +226,13 @@ def test_two_runs_made_apart_are_merged(tmp_path: Path, capsys: pytest.CaptureFi
     for name, (flags, dense) in runs.items():
         (tmp_path / name).mkdir()
         content = shared | {"xla_flags": flags, "rows": [row | {"us": {"xla highest": dense, "ecr": 2.0}}]}
+        content["date"] = "2026-11-21" if name == "one" else "2026-11-22"
         (tmp_path / name / "fig11.json").write_text(json.dumps(content))
     folders = [str(tmp_path / name) for name in runs]
     assert command.main(["fig11", "--merge", *folders, "--out", str(tmp_path / "both")]) == 0
     found = json.loads((tmp_path / "both" / "fig11.json").read_text("utf-8"))
     assert found["xla_flags"] == [flags for flags, _ in runs.values()]
+    assert found["date"] == "2026-11-22"  # of the later run
     assert found["rows"][0]["ratio"] == {"highest": {"ecr": 4.0}}
     assert command.main(["fig11", "--merge", *reversed(folders), "--out", str(tmp_path / "both")]) == 1
     assert "the second must be the run with command buffers" in capsys.readouterr().err
