@@ -1,7 +1,7 @@
 """Plot of ratio against zeros, from the JSON files of `benchmarks.cpu`, or from that of the papers' Fig. 11.
 
     python -m benchmarks.crossover results.json [more.json ...] --out plot.png
-    python -m benchmarks.crossover fig11.json --out plot.png
+    python -m benchmarks.crossover fig11.json --sides ecr coo 'xla default' --out plot.png
 
 Of `benchmarks.cpu`: a line for each batch through the geometric means of the i.i.d. maps' 3x3 convolutions, with its
 crossover, the zeros at which ours takes as long as XLA's, and a point for each real map. Of Fig. 11: a line for each
@@ -41,13 +41,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--sides", nargs="+", help="of Fig. 11, only these; all by default")
     options = parser.parse_args(argv)
     try:
         rows = [row for file in options.files for row in json.loads(file.read_text(encoding="utf-8"))["rows"]]
         chosen = [row for row in rows if row["op"] == "conv" and row["kernel_shape"][0] == 3]
         figure = optional("matplotlib.figure", "matplotlib").Figure(figsize=(7, 4.2), layout="constrained")
         axes = figure.subplots()
-        (_draw_sides if any("us" in row for row in chosen) else _draw)(axes, chosen)
+        if any("us" in row for row in chosen):
+            _draw_sides(axes, chosen, options.sides)
+        else:
+            _draw(axes, chosen)
         _finish(axes, any("us" in row for row in chosen))
         figure.savefig(options.out, dpi=150)
     except (KeyError, OSError, UserError, ValueError) as error:
@@ -93,10 +97,11 @@ def gains(rows: Sequence[Row], side: str, over: str) -> list[tuple[float, float]
     ]
 
 
-def _draw_sides(axes: Any, rows: Sequence[Row]) -> None:
+def _draw_sides(axes: Any, rows: Sequence[Row], wanted: Sequence[str] | None) -> None:
     """Sides of the papers' experiments: XLA's time at HIGHEST over theirs."""
     axes.axhline(1, color="0.3", linewidth=1, linestyle="--")
-    names = dict.fromkeys(side for row in rows for side in row["us"] if side not in (_BASELINE, *_CHOOSING))
+    measured = dict.fromkeys(side for row in rows for side in row["us"] if side not in (_BASELINE, *_CHOOSING))
+    names = [side for side in measured if wanted is None or side in wanted]
     for side, colour in zip(names, _COLOURS, strict=False):
         where = ""
         if side not in _SPARSE:
