@@ -83,17 +83,18 @@ _DIRECT_FLOPS = 2.5e8
 _DIRECT_16BIT_FLOPS = 9.3e8
 _DIRECT_16BIT_COPY = 8  # channels, as _DIRECT_COPY
 # Where "direct" has Hopper's warpgroup products, in TF32 and 16 bits, by 218 calls of four networks at batch 1, 8 and
-# 32 under command buffers (h200_network_layers.json): cuDNN is ahead once maps and kernel together have more than so
-# many elements for each multiprocessor, because no tile's results are written while the next is multiplied. Of what is
-# within, none is below 0.97.
+# 32 under command buffers (a development run; h200_network_layers.json at batch 1): cuDNN is ahead once maps and kernel
+# together have more than so many elements for each multiprocessor, because no tile's results are written while the next
+# is multiplied. Of what is within, none was below 0.97. The sparse kernels are behind both there.
 _WARPGROUP_ELEMENTS = 6.8e4
 _WARPGROUP_MOST_FLOPS = 3e10  # the most among them
 _WARPGROUP_FEATURES = 64  # of a tile; fewer, as DenseNet's 32, ...
 _WARPGROUP_FEW_FLOPS = 2.5e8  # ... with as much work as measured
 _WARPGROUP_ROW = 128  # bytes of channels of a step, which has to end where a group does
-# 1x1 convolutions of 16 bits without strides, where cuDNN's products are as fast on maps larger than 14x14: 0.9 to 1.1.
+# 1x1 convolutions without strides are matrix products of cuDNN's: those of one step are its, and in 16 bits those on
+# maps larger than 14x14 with more work, where it takes 0.9 to 1.0 times as long.
 _WARPGROUP_FEW_PIXELS = 400
-_WARPGROUP_SMALL = (800, 1.1e8)  # pixels, operations
+_WARPGROUP_PRODUCT_FLOPS = 1.1e8
 _WARPGROUP_FLOPS = 3.8e9  # with a pool in the same kernel, and in chains of kernels
 _WARPGROUP_REACH = 8  # pixels, of a window: patches of 28 rows and their rims then have room in shared memory twice
 _WARPGROUP_CAPABILITY = (9, 0)
@@ -179,6 +180,8 @@ def crossover(work: Work, platform: str) -> float:
     if work.method == "dense":
         return math.inf
     if work.is_image or work.flops == 0:
+        return 0.0
+    if _has_warpgroups() and _fits_warpgroups(work):
         return 0.0
     device, capability = _device()
     if work.kernel_shape[4] // work.geometry.groups < 4:
@@ -266,10 +269,12 @@ def _is_faster_by_warpgroups(work: Work) -> bool:
     elements = math.prod(work.x_shape) + work.pixels * work.kernel_shape[4] + kernel
     if elements > _WARPGROUP_ELEMENTS * _device()[0].multiprocessors or work.flops > _WARPGROUP_MOST_FLOPS:
         return False
-    is_product = math.prod(work.kernel_shape[1:3]) == 1 and max(work.geometry.strides) == 1
-    if work.itemsize > 2 or not is_product or work.pixels <= _WARPGROUP_FEW_PIXELS:
+    if math.prod(work.kernel_shape[1:3]) > 1 or max(work.geometry.strides) > 1:
         return True
-    return work.pixels <= _WARPGROUP_SMALL[0] and work.flops <= _WARPGROUP_SMALL[1]
+    if work.kernel_shape[3] * work.itemsize <= _WARPGROUP_ROW:
+        return False
+    is_wide = work.itemsize > 2
+    return is_wide or work.pixels <= _WARPGROUP_FEW_PIXELS or work.flops <= _WARPGROUP_PRODUCT_FLOPS
 
 
 def pools_in_direct(work: Work) -> bool:

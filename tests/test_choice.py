@@ -125,6 +125,10 @@ def test_larger_windows_on_h200_are_direct(
         (conv1x1(1, 14, 896, 896), True, True),
         (conv1x1(8, 7, 2048, 2048), True, True),
         (conv1x1(1, 28, 128, 512), True, True),
+        (conv1x1(1, 56, 128, 128), True, True),
+        (conv1x1(1, 56, 64, 256), True, False),
+        (conv1x1(1, 112, 32, 256), False, False),
+        (conv1x1(1, 112, 32, 256, strides=2), True, True),
         (conv1x1(1, 28, 512, 512), True, False),
         (conv1x1(1, 56, 256, 512), True, False),
         (conv1x1(8, 28, 512, 896, strides=2), True, True),
@@ -135,9 +139,10 @@ def test_larger_windows_on_h200_are_direct(
 def test_products_on_h200_are_direct_where_they_are_faster(
     h200: None, work: Work, tf32: bool, sixteen_bits: bool
 ) -> None:
-    assert choice.prefers_direct(dataclasses.replace(work, dtype="float32", exact=False), "cuda") == tf32
-    for dtype in ("bfloat16", "float16"):
-        assert choice.prefers_direct(dataclasses.replace(work, dtype=dtype, exact=False), "cuda") == sixteen_bits
+    for dtype, wanted in (("float32", tf32), ("bfloat16", sixteen_bits), ("float16", sixteen_bits)):
+        given = dataclasses.replace(work, dtype=dtype, exact=False)
+        assert choice.prefers_direct(given, "cuda") == wanted
+        assert choice.threshold(given, "cuda") == 0  # what is not for it is for cuDNN
 
 
 def test_a_smaller_hopper_takes_direct_for_less(h200: None, monkeypatch: pytest.MonkeyPatch) -> None:
