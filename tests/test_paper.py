@@ -189,6 +189,9 @@ def test_energy_is_compared_with_both_precisions() -> None:
     row = {"millijoules": {"xla highest": 4.0, "xla default": 1.0, "coo": 2.0}}
     assert answers.energy({"rows": [row]}) == "coo 50 % less (highest), 100 % more (default)"
     assert answers.energy({"rows": [{"millijoules": {"xla highest": None, "coo": None}}]}) == "-"
+    beside = row | {"source": "no zeros", "millijoules": {"xla highest": 4.0, "coo": 8.0}}
+    assert answers.energy({"rows": [row, beside]}) == answers.energy({"rows": [row]})
+    assert answers.energy({"rows": [row, beside]}, zeros=False) == "coo 100 % more (highest)"
 
 
 def test_ocpa_of_layers_is_pecr_where_a_pool_follows() -> None:

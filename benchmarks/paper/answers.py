@@ -159,9 +159,10 @@ def workspace(content: Content) -> str:
     return ", ".join(f"{side} {share:.0f} %" for side, share in shares.items()) + " of im2col's matrices"
 
 
-def energy(content: Content) -> str:
-    """What a side needs less than XLA at either precision."""
-    rows = [row for row in content["rows"] if any((row.get("millijoules") or {}).values())]
+def energy(content: Content, zeros: bool = True) -> str:
+    """What a side needs less than XLA at either precision, with the networks' zeros or without any."""
+    measured = [row for row in content["rows"] if any((row.get("millijoules") or {}).values())]
+    rows = [row for row in measured if (row.get("source") != "no zeros") == zeros]
     names = list(dict.fromkeys(side for row in rows for side in row["millijoules"] if not side.startswith("xla ")))
     parts = []
     for side in names:

@@ -19,17 +19,18 @@ from jax_sparse_conv import timing
 
 CUSNN_NETWORKS = ("densenet169", "densenet201", "resnet50", "resnet152", "vgg16", "vgg19")
 _ASYNC_CALLS = 16
+_NO_ZEROS = "no zeros"  # the source of rows with biases so high that no ReLU clips anything
 
 
 def _networks(context: Context) -> list[Row]:
     return _measured(context, OCPA_NETWORKS, (OCPA, sides.AUTO, sides.AUTO_DEFAULT))
 
 
-def _cusnn_networks(context: Context, no_zeros: bool = True) -> list[Row]:
-    return _measured(context, CUSNN_NETWORKS, (COO, OCPA, sides.AUTO), no_zeros)
+def _cusnn_networks(context: Context) -> list[Row]:
+    return _measured(context, CUSNN_NETWORKS, (COO, OCPA, sides.AUTO))
 
 
-def _measured(context: Context, names: Sequence[str], extra: Sequence[str], no_zeros: bool = True) -> list[Row]:
+def _measured(context: Context, names: Sequence[str], extra: Sequence[str]) -> list[Row]:
     """A row for every network, and one with biases so high that no ReLU clips anything."""
     chosen = [networks.prepared(context, name) for name in networks.available(context, names)]
     wanted = networks.network_sides(extra)
@@ -37,10 +38,9 @@ def _measured(context: Context, names: Sequence[str], extra: Sequence[str], no_z
     rows = []
     for network in chosen:
         rows.append(_row(context, network, network.weights, wanted, reasons))
-        if no_zeros:
-            own = networks.beside(context, network.name)
-            described = {"source": "no zeros", "zeros_target": 0, "zeros_percent": own.zeros_percent}
-            rows.append(_row(context, network, own.weights, wanted, reasons) | described)
+        own = networks.beside(context, network.name)
+        described = {"source": _NO_ZEROS, "zeros_target": 0, "zeros_percent": own.zeros_percent}
+        rows.append(_row(context, network, own.weights, wanted, reasons) | described)
     return rows
 
 
@@ -114,20 +114,24 @@ def _errors(functions: dict[str, timing.Function], operands: timing.Operands) ->
 
 def _energy(context: Context) -> list[Row]:
     """Energy of a network's call in a loop of some seconds, each side in turn."""
-    rows = _cusnn_networks(context, no_zeros=False)
+    rows = _cusnn_networks(context)
     with energy.meter() as meter:
         for row in rows:
             network = networks.prepared(context, row["layer"])
+            has_zeros = row["source"] != _NO_ZEROS
+            weights = network.weights if has_zeros else networks.beside(context, network.name).weights
             row["energy_source"] = meter.source
-            row["millijoules"] = {side: _millijoules(context, network, side, meter) for side in row["us"]}
+            row["millijoules"] = {side: _millijoules(context, network, weights, side, meter) for side in row["us"]}
             runner.add_saving(row)
     return rows
 
 
-def _millijoules(context: Context, network: Prepared, side: str, meter: energy.Meter) -> float | None:
+def _millijoules(
+    context: Context, network: Prepared, weights: list[jax.Array], side: str, meter: energy.Meter
+) -> float | None:
     if not meter.works:
         return None
-    function, operands = _function(network, side), network.operands()
+    function, operands = _function(network, side), [(weights, x) for _, x in network.operands()]
     jax.block_until_ready(function(*operands[0]))
     calls, before, start = 0, meter.joules(), time.perf_counter()
     while time.perf_counter() - start < context.seconds:
