@@ -77,6 +77,9 @@ _DIRECT_DTYPES = ("float32", "bfloat16", "float16")
 # largest has 236 MFLOP, by 1.4 to 4.1 times under default flags (h200_plan_resnet50_default.json), 0.94 to 2.7 of 7
 # under command buffers (h200_direct_layers_default.json).
 _DIRECT_FLOPS = 2.5e8
+# Of images so many, on Hopper: VGG-19's first layer 1.65 times as fast as cuDNN's, 7x7 stems with their pool 1.24, but
+# RegNetX's with 32 0.89 (h200_network_layers.json). In 16 bits they are copied element by element.
+_DIRECT_IMAGE_FEATURES = 64
 # The same in 16 bits: VGG-19's conv5_1 with 925 MFLOP 1.8 times as fast as cuDNN under command buffers, ResNet-50's
 # smaller ones 0.97 to 2.5 times (h200_direct_layers_bfloat16.json). Beside "ecr" even direct's products of float32 in
 # parts, which take 1.5 times as long, are at most a quarter slower at the zeros of DenseNet's 3x3 layers.
@@ -217,10 +220,13 @@ def prefers_direct(work: Work, platform: str) -> bool:
     """Whether the dense kernel of Cheng et al. is expected to be the fastest at any likely density of x."""
     if platform != "cuda" or work.method != "ecr" or work.dtype not in _DIRECT_DTYPES:
         return False
-    if work.is_symbolic or work.is_image:
-        return False  # not measured
+    if work.is_symbolic:
+        return False
     capability = _device()[1]
     channels, features = work.kernel_shape[3], work.kernel_shape[4] // work.geometry.groups
+    if work.is_image:
+        is_measured = capability == _WARPGROUP_CAPABILITY and work.itemsize > 2 and not work.exact
+        return is_measured and features >= _DIRECT_IMAGE_FEATURES and 0 < work.flops <= _DIRECT_FLOPS
     if _has_warpgroups() and _fits_warpgroups(work):
         return _is_faster_by_warpgroups(work)
     if work.itemsize == 2:

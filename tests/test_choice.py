@@ -83,8 +83,16 @@ def test_nothing_to_compute_is_dense_on_cuda(h200: None, work: Work) -> None:
 def test_small_tf32_convolutions_on_h200_are_direct(h200: None) -> None:
     assert choice.prefers_direct(conv3x3(1, 14, 256, 256, exact=False), "cuda")
     assert not choice.prefers_direct(conv3x3(1, 14, 256, 256, exact=False), "cpu")
-    assert not choice.prefers_direct(conv3x3(1, 112, 3, 64, exact=False), "cuda")
     assert not choice.prefers_direct(conv3x3(1, 14, 256, 256, exact=False, method="pecr"), "cuda")
+
+
+def test_images_on_h200_are_direct_in_tf32(h200: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choice.prefers_direct(conv3x3(1, 224, 3, 64, exact=False), "cuda")
+    assert not choice.prefers_direct(conv3x3(8, 224, 3, 64, exact=False), "cuda")  # not measured
+    assert not choice.prefers_direct(conv3x3(1, 112, 3, 32, exact=False), "cuda")
+    assert not choice.prefers_direct(conv3x3(1, 224, 3, 64), "cuda")
+    monkeypatch.setattr(choice, "_device", lambda: (cost_model.Device(), (8, 0)))
+    assert not choice.prefers_direct(conv3x3(1, 224, 3, 64, exact=False), "cuda")
 
 
 @pytest.mark.parametrize(
