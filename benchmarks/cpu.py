@@ -112,6 +112,7 @@ def roofline(row: tables.Row, limits: dict[str, float]) -> dict[str, float]:
         seconds = row["ours_program_us"] * 1e-6
         loaded = products * limits["flops"] / limits["loaded_flops"]
         shares |= {"fma_program_percent": 100 * products / seconds}
+        shares |= {"fma_program_best_percent": 1e8 * products / row["ours_program_best_us"]}
         shares |= {"bound_program_percent": 100 * max(loaded, reading) / seconds}
     return shares
 
@@ -125,7 +126,7 @@ def fma_means(rows: Iterable[tables.Row]) -> list[tables.Row]:
     means = []
     for (zeros, batch), members in sorted(groups.items()):
         mean: tables.Row = {"zeros_target": zeros, "batch": batch, "layers": len(members)}
-        for key in ("fma_percent", "fma_program_percent", "bound_program_percent"):
+        for key in ("fma_percent", "fma_program_percent", "fma_program_best_percent", "bound_program_percent"):
             if all(key in row for row in members):
                 mean[key] = timing.geometric_mean(row[key] for row in members)
         means.append(mean)

@@ -143,6 +143,34 @@ void ActivateRow(const ConvTask& task, const Tile& tile, const TileImage& image,
   }
 }
 
+// One vector of channels of a row of 2x2 max pools that lie within the map, from sums before bias and ReLU: sums at the
+// first window, the rows row_stride apart, the windows `step`; to out [columns, features]. Nothing branches.
+template <typename T, typename A>
+inline void WriteMaxPoolRow(const ConvTask& task, int64_t columns, ChannelRange range, int64_t row_stride, int64_t step,
+                            const A* sum, T* out) {
+  const ConvArgs& a = task.call->args;
+  const int64_t stride = task.plan->block;
+  const auto larger = [](Vector<A> one, Vector<A> other) {  // a NaN is taken, and kept
+    return ((other > one) | (other != other)) ? other : one;
+  };
+  Vector<A> bias = {}, least = {};
+  if (a.has_bias) bias = Load(static_cast<const T*>(task.call->bias) + task.stack * a.features + range.channel);
+  if (a.activation != Activation::kRelu) least -= static_cast<A>(__builtin_inf());
+  for (int64_t x = 0; x < columns; ++x, sum += step, out += a.features) {
+    const Vector<A> top = larger(Load(sum), Load(sum + stride));
+    const Vector<A> bottom = larger(Load(sum + row_stride), Load(sum + row_stride + stride));
+    const Vector<A> value = larger(top, bottom) + bias;
+    Store(out, value <= least ? least : value);
+  }
+}
+
+// Whether windows [columns.begin, columns.end) of a pool are 2x2 and within rows of `size` columns.
+inline bool AreWhole2x2(const ConvArgs& a, Range rows, Range columns, int64_t size) {
+  const int64_t left = columns.begin * a.window_stride[1] - a.window_pad_low[1];
+  const int64_t right = (columns.end - 1) * a.window_stride[1] - a.window_pad_low[1] + 2;
+  return rows.size() == 2 && a.window[1] == 2 && left >= 0 && right <= size;
+}
+
 // The pooled results of a block in row y of one image, from its sums: those before bias and ReLU where `late`, which
 // then follow here.
 template <typename T, typename A>
@@ -153,6 +181,17 @@ void PoolRow(const ConvTask& task, const Tile& tile, const TileImage& image, int
   const int64_t top = y * a.window_stride[0] - a.window_pad_low[0];
   const Range rows = {Max(top, 0), Max(Max(top, 0), Min(top + a.window[0], a.conv_size[0]))};
   T* out = static_cast<T*>(task.call->out);  // [N, out_size, K]
+  if (late && block.width % kLanes<A> == 0 && AreWhole2x2(a, rows, tile.out_cols, a.conv_size[1])) {
+    const int64_t left = tile.out_cols.begin * a.window_stride[1] - a.window_pad_low[1] - tile.conv_cols.begin;
+    const A* first = sums + (image.first_sum + rows.begin - image.conv_rows.begin) * row_stride + left * stride;
+    T* row = out + ((image.image * a.out_size[0] + y) * a.out_size[1] + tile.out_cols.begin) * a.features;
+    for (int64_t v = 0; v < block.width; v += kLanes<A>) {
+      const ChannelRange range = {block.channel + v, kLanes<A>};
+      WriteMaxPoolRow(task, tile.out_cols.size(), range, row_stride, a.window_stride[1] * stride, first + v,
+                      row + range.channel);
+    }
+    return;
+  }
   for (int64_t x = tile.out_cols.begin; x < tile.out_cols.end; ++x) {
     const int64_t left = x * a.window_stride[1] - a.window_pad_low[1];
     const Range columns = {Max(left, 0), Max(Max(left, 0), Min(left + a.window[1], a.conv_size[1]))};
