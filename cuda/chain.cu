@@ -27,7 +27,6 @@ struct PoolTask {
   int height, width, pieces;  // of x, whose channels are so many pieces of kPoolBytes
   int window[2], stride[2], pad_low[2];
   int results;  // N * Ho * Wo * pieces
-  bool relu;
   Divider by_pieces, by_out_height, by_out_width;
 };
 
@@ -47,7 +46,7 @@ __global__ void __launch_bounds__(kPoolThreads) MaxPoolKernel(const __grid_const
   const int64_t row_pixels = task.width, channels = static_cast<int64_t>(task.pieces) * kValues;
   float most[kValues];
 #pragma unroll
-  for (float& v : most) v = task.relu ? 0.f : -INFINITY;
+  for (float& v : most) v = -INFINITY;
   for (int y = max(top, 0); y < min(top + task.window[0], task.height); ++y) {
     for (int x = max(left, 0); x < min(left + task.window[1], task.width); ++x) {
       const int64_t at =
@@ -79,7 +78,6 @@ ffi::Error MaxPool(const SegmentStep& step, Gate gate, Footprint* in_front, cuda
     task.pad_low[i] = static_cast<int>(step.pad_low[i]);
   }
   task.results = static_cast<int>(step.out.size[0] * step.out.size[1] * step.out.size[2] * task.pieces);
-  task.relu = step.relu;
   task.by_pieces = Divider(task.pieces);
   task.by_out_height = Divider(step.out.size[1]);
   task.by_out_width = Divider(step.out.size[2]);
@@ -129,7 +127,7 @@ ConvCall CallOf(const SegmentCall& call, const SegmentStep& step) {
 bool TakePool(const SegmentStep& pool, int device, ConvCall* conv) {
   ConvCall pooled = *conv;
   ConvArgs& a = pooled.args;
-  if (pool.kind != SegmentKind::kMaxPool || pool.x.data != conv->out || pool.relu || a.has_residual) return false;
+  if (pool.kind != SegmentKind::kMaxPool || pool.x.data != conv->out || a.has_residual) return false;
   a.pool = Pool::kMax;
   for (int i = 0; i < 2; ++i) {
     a.window[i] = pool.window[i];

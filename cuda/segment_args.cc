@@ -121,11 +121,16 @@ std::string ReadStep(const int64_t* f, const Reader& reader, SegmentStep* step) 
   }
   const int64_t channels = x->size[3], features = out->size[3];
   if (step->kind == SegmentKind::kMaxPool) {
-    if (channels != features || f[3] >= 0 || f[4] >= 0 || residual) return "a pool has x and out of the same channels";
-    return "";
+    if (channels != features || f[3] >= 0 || f[4] >= 0 || residual || step->relu || step->groups != 1) {
+      return "a pool has x and out of the same channels and nothing else";
+    }
+    return channels * ElementBytes(reader.dtype()) % 16 ? "a pool's channels do not come in whole 16 bytes" : "";
   }
   if (step->groups < 1 || channels % step->groups != 0 || features % step->groups != 0) {
     return "groups do not divide the channels of x and out";
+  }
+  if (step->window[0] * step->window[1] > kMaxElements / (channels / step->groups) / features) {
+    return "the kernel has more than 2^31 - 1 elements";
   }
   step->kernel = reader.Operand(f[3], {1, step->window[0], step->window[1], channels / step->groups, features});
   if (!step->kernel) return "the kernel is not [1, kh, kw, C / groups, K]";

@@ -47,6 +47,7 @@ double Cycles(const SegmentWork& work, int element_bytes, bool precise, int clus
 std::string WhyNot(const SegmentStep& step, int element_bytes) {
   const int64_t channels = step.x.size[3], features = step.out.size[3];
   if (features * element_bytes % 16) return "K=" + std::to_string(features) + " does not come in whole 16 bytes";
+  if (step.groups != 1) return "it has " + std::to_string(step.groups) + " groups";
   const bool wide = channels * element_bytes % 16 == 0 && step.kind == SegmentKind::kConv;
   for (int i = 0; i < 2; ++i) {
     const int64_t reach = (step.window[i] - 1) * step.dilation[i];

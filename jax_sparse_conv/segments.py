@@ -127,11 +127,8 @@ def is_precise(config: Config, dtype: Any) -> bool:
     return str(dtype) == "float32" and int(lowering.attributes(config)["precision"]) == 2
 
 
-def separate(
-    *operands: jax.Array, layers: Sequence[Layer], results: Sequence[int], one_kernel: bool = False
-) -> list[jax.Array]:
+def separate(*operands: jax.Array, layers: Sequence[Layer], results: Sequence[int]) -> list[jax.Array]:
     """The segment's meaning: its layers one by one."""
-    del one_kernel
     made: list[jax.Array] = []
     for layer in layers:
 
@@ -209,10 +206,7 @@ class _Step:
 class Schedule:
     """Phases, places in the workspace and attributes of a segment's custom call; see `cuda/segment_args.h`."""
 
-    def __init__(
-        self, operands: Sequence[Any], layers: Sequence[Layer], results: Sequence[int], one_kernel: bool = True
-    ) -> None:
-        self._one_kernel = one_kernel
+    def __init__(self, operands: Sequence[Any], layers: Sequence[Layer], results: Sequence[int]) -> None:
         self._operands, self._layers, self._results = operands, layers, results
         self._made = _avals(operands, layers)
         self._itemsize = self._made[0].dtype.itemsize
@@ -226,7 +220,7 @@ class Schedule:
         self.workspace_bytes = self._place()
         self.precision = max(int(lowering.attributes(layer.config)["precision"]) for layer in layers)
 
-    def attributes(self) -> dict[str, np.ndarray | np.int64]:
+    def attributes(self, one_kernel: bool) -> dict[str, np.ndarray | np.int64]:
         """Of the custom call."""
         values = [[value.where, value.index, *value.shape] for value in self.values]
         layers = [[s.kind, s.phase, s.x, s.kernel, s.bias, s.residual, s.out, *s.numbers] for s in self.steps]
@@ -234,7 +228,7 @@ class Schedule:
             "values": np.asarray(values, np.int64).reshape(-1),
             "layers": np.asarray(layers, np.int64).reshape(-1),
             "precision": np.int64(self.precision),
-            "one_kernel": np.int64(self._one_kernel),
+            "one_kernel": np.int64(one_kernel),
         }
 
     def _add(self, index: int, layer: Layer) -> None:
@@ -314,11 +308,11 @@ def _lower(
     if platform != "cuda" or partitioning.is_partitioned(ctx) or not _fits(ctx.avals_in, layers, one_kernel):
         lower = functools.partial(separate, layers=layers, results=results)
         return mlir.lower_fun(lower, multiple_results=True)(ctx, *operands)
-    schedule = Schedule(ctx.avals_in, layers, results, one_kernel)
+    schedule = Schedule(ctx.avals_in, layers, results)
     scratch = jax.core.ShapedArray((schedule.workspace_bytes,), np.uint8)
     ctx = ctx.replace(avals_out=[*ctx.avals_out, scratch])
     call = jax.ffi.ffi_lowering(_native.target_name("segment"))
-    return call(ctx, *operands, **schedule.attributes())[:-1]
+    return call(ctx, *operands, **schedule.attributes(one_kernel))[:-1]
 
 
 def _fits(operands: Sequence[Any], layers: Sequence[Layer], one_kernel: bool) -> bool:
@@ -368,14 +362,22 @@ def _batch(
     return [y.reshape(size, y.shape[0] // size, *y.shape[1:]) for y in out], [0] * len(out)
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
+def _jvp(
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    layers: tuple[Layer, ...],
+    results: tuple[int, ...],
+    one_kernel: bool,
+) -> Any:
+    del one_kernel  # the layers run one by one
     varying = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
 
     def moving(*values: Any) -> Any:
         operands = list(primals)
         for index, value in zip(varying, values, strict=True):
             operands[index] = value
-        return separate(*operands, **params)
+        return separate(*operands, layers=layers, results=results)
 
     return jax.jvp(moving, [primals[i] for i in varying], [tangents[i] for i in varying])
 

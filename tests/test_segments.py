@@ -212,7 +212,9 @@ def test_the_schedule_reuses_memory_and_runs_branches_side_by_side() -> None:
         for e in equations(jsc.fuse(small_resnet(), one_kernel=True), weights(0, 1, 40, 40, 3))
         if "layers" in e.params
     ]
-    schedule = segments.Schedule([v.aval for v in equation.invars], **equation.params)
+    schedule = segments.Schedule(
+        [v.aval for v in equation.invars], equation.params["layers"], equation.params["results"]
+    )
     assert [step.phase for step in schedule.steps] == sorted(step.phase for step in schedule.steps)
     assert len(schedule.steps) == 13  # the stem's pool is one of its own
     assert schedule.steps[-1].phase == 10  # two projections run beside a 1x1
