@@ -8,12 +8,8 @@
 // Bound by: each layer's own kernel.
 // Lost: kernels that start whatever room there is (ResNet-50 at HIGHEST 712 us instead of 531: the few multiprocessors
 // that are free get all blocks of the next layer), and that let the next one start before they have waited themselves.
-#include <algorithm>
-
-#include "density.cuh"
-#include "direct_plan.h"
 #include "kernels.h"
-#include "warpgroup_plan.h"
+#include "overlap.cuh"
 
 namespace jsc {
 namespace {

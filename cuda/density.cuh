@@ -17,7 +17,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "common.cuh"
+#include "overlap.cuh"
 
 namespace jsc {
 
@@ -48,20 +48,6 @@ __device__ inline int2 WarpSum(int2 v) {
   return make_int2(__reduce_add_sync(0xffffffffu, v.x), __reduce_add_sync(0xffffffffu, v.y));
 #else
   return make_int2(WarpSum<int>(v.x), WarpSum<int>(v.y));
-#endif
-}
-
-// Waits for the kernel before this one to be done, where this one was launched to overlap it.
-__device__ inline void WaitForKernelBefore() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-// Lets the next kernel start where there is room, if it was launched to overlap this one; it waits for this one's end.
-__device__ inline void LetNextKernelStart() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 
@@ -128,49 +114,6 @@ __device__ __forceinline__ void WriteCounts(const CountTask& task, uint64_t bloc
 // The number of this block in its grid.
 __device__ inline uint64_t GridBlock() {
   return blockIdx.x + gridDim.x * (blockIdx.y + static_cast<uint64_t>(gridDim.y) * blockIdx.z);
-}
-
-// How a kernel is launched: by clusters of `cluster` blocks unless that is 0, and as its gate wants it.
-struct LaunchAttributes {
-  cudaLaunchAttribute list[2] = {};
-  unsigned count = 0;
-
-  LaunchAttributes(int cluster, const Gate& gate) {
-    if (cluster > 0) {
-      list[count].id = cudaLaunchAttributeClusterDimension;
-      list[count].val.clusterDim.x = cluster;
-      list[count].val.clusterDim.y = list[count].val.clusterDim.z = 1;
-      ++count;
-    }
-    if (gate.overlaps) {
-      list[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-      list[count++].val.programmaticStreamSerializationAllowed = 1;
-    }
-  }
-};
-
-// In a chain: whether a kernel may start while the one in front runs, because each multiprocessor has room for one of
-// its blocks beside theirs. (Where only some have, those are given several blocks each, and the rest idles later.)
-template <auto kKernel>
-bool MayOverlap(const cudaLaunchConfig_t& config, Footprint* in_front) {
-  constexpr int64_t kRegisters = 65536, kThreads = 2048, kReserved = 1024;
-  static const int64_t registers = [] {
-    cudaFuncAttributes code{};
-    return cudaFuncGetAttributes(&code, kKernel) == cudaSuccess ? code.numRegs + 7 : kRegisters;
-  }();
-  int ordinal = 0;
-  if (in_front == nullptr || cudaGetDevice(&ordinal) != cudaSuccess) return false;
-  const DeviceInfo& device = GetDeviceInfo(ordinal);
-  Footprint own;
-  own.blocks = static_cast<int64_t>(config.gridDim.x) * config.gridDim.y * config.gridDim.z;
-  own.threads = config.blockDim.x;
-  own.shared = static_cast<int64_t>(config.dynamicSmemBytes) + 2 * kReserved;
-  own.registers = registers / 8 * 8 * own.threads;
-  const Footprint front = *in_front;
-  *in_front = own;
-  const int64_t beside = (front.blocks + device.multiprocessors - 1) / device.multiprocessors;
-  return device.clusters[1] > 0 && front.blocks > 0 && beside * front.shared + own.shared <= device.shared_memory_sm &&
-         beside * front.registers + own.registers <= kRegisters && beside * front.threads + own.threads <= kThreads;
 }
 
 }  // namespace jsc
