@@ -61,7 +61,7 @@ struct Footprint {
   int64_t shared = 0, registers = 0, threads = 0;  // of a block
 };
 
-constexpr int kCountRows = 64;  // rows of counts that a CUDA kernel writes; PARTS in jax_sparse_conv/choice.py
+constexpr int kCountRows = 64;  // rows of counts that a CUDA kernel writes; PARTS in jax_sparse_conv/sampling.py
 
 // One call: sizes, buffers and their one element type.
 struct ConvCall {

@@ -20,12 +20,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jax_sparse_conv import _native, cost_model
 from jax_sparse_conv.geometry import Geometry
@@ -35,8 +33,6 @@ ASSUMED_DENSITY = 0.75
 
 _IMAGE_CHANNELS = 3  # a map of so few channels is an image: no ReLU has been there
 _DENSE_ROWS = 16  # of x up to which a dense layer is a stream of its weights, so that skipping kernel rows pays
-_SAMPLES = 1024  # of x, for a standard deviation of at most 1.6 %
-PARTS = 64  # rows of counts, kCountRows in cpu/conv_args.h
 
 # CPU, of calls that choose by a branch. Grouped, depthwise and 16-bit convolutions of XLA's are slower than ours at any
 # density, and so are dense layers of one row (benchmarks/results/cpu_zoo.json).
@@ -335,34 +331,6 @@ def crossover_with_direct(work: Work) -> float:
     device, capability = _device()
     fixed, per_density = _sparse_us(work, device)
     return (_direct_us(work, device, capability) - fixed) / per_density
-
-
-def sampled_nonzeros(x: jax.Array) -> jax.Array:
-    """(non-zeros, elements) of some 1024 elements spread over x [N, H, W, C]: the first row of int32 [PARTS, 2]."""
-    if any(map(jax.export.is_symbolic_dim, x.shape)):
-        return all_nonzeros(x)
-    return all_nonzeros(lax.slice(x.reshape(-1), (0,), (x.size,), (sample_step(x.shape),)))
-
-
-def all_nonzeros(x: jax.Array) -> jax.Array:
-    """(non-zeros, elements) of x: the first row of int32 [PARTS, 2], zeros behind it."""
-    is_nonzero = x != 0
-    row = jnp.stack([jnp.sum(each, dtype=jnp.int32) for each in (is_nonzero, jnp.ones_like(is_nonzero))])
-    return jnp.pad(row[None], ((0, PARTS - 1), (0, 0)))
-
-
-def is_at_most(nonzeros: jax.Array, density: float) -> jax.Array:
-    """Whether counts [parts, 2] say so, as cuda/density.cuh decides it; true of nothing."""
-    total = jnp.sum(nonzeros, 0, dtype=jnp.float32)
-    return total[0] <= jnp.float32(density) * total[1]
-
-
-def sample_step(shape: Sequence[int]) -> int:
-    """Distance between samples: prime to the channels, so that every channel is met, and to powers of two."""
-    step = max(1, math.prod(shape) // _SAMPLES) | 1
-    while math.gcd(step, max(1, shape[-1])) != 1:
-        step += 2
-    return step
 
 
 def _sparse_us(work: Work, device: cost_model.Device) -> tuple[float, float]:

@@ -19,10 +19,8 @@ from jax.interpreters import ad, mlir
 from jax.interpreters import batching as jax_batching
 from jax.sharding import PartitionSpec
 
-from jax_sparse_conv import _native, batching, choice, differentiation, lowering, partitioning
+from jax_sparse_conv import _native, batching, differentiation, lowering, partitioning, sampling
 from jax_sparse_conv.primitives import Config, Operands, conv_p, result_aval, same_varying_axes
-
-PARTS = choice.PARTS
 
 conv_counted_p = jex_core.Primitive("jsc_conv_counted")
 conv_counted_p.multiple_results = True
@@ -39,14 +37,14 @@ def bind(operands: Operands, config: Config) -> tuple[jax.Array, jax.Array]:
 def counted(y: jax.Array) -> jax.Array:
     """Counts of a map [N, H, W, C], taken by lax: of a sample of it, or of all where it is sharded."""
     if any(axis is not None for axis in jax.typeof(y).sharding.spec):
-        return choice.all_nonzeros(y)
-    return choice.sampled_nonzeros(y)
+        return sampling.all_nonzeros(y)
+    return sampling.sampled_nonzeros(y)
 
 
 def _abstract_eval(*avals: Any, config: Config) -> list[Any]:
     out = result_aval(*avals, config=config)
     whole = out.sharding.update(spec=PartitionSpec(None, None))
-    return [out, out.update(shape=(PARTS, 2), dtype=jnp.dtype(jnp.int32), sharding=whole)]
+    return [out, out.update(shape=(sampling.PARTS, 2), dtype=jnp.dtype(jnp.int32), sharding=whole)]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -62,7 +60,7 @@ def _lower(ctx: Any, *operands: Any, config: Config, platform: str | None) -> An
     together = lowering.lower_counted(ctx, *operands, config=config) if platform == "cuda" else None
     if together is not None:
         return together
-    count = choice.all_nonzeros if partitioning.is_partitioned(ctx) else counted
+    count = sampling.all_nonzeros if partitioning.is_partitioned(ctx) else counted
 
     def apart(*values: jax.Array) -> list[jax.Array]:
         out = conv_p.bind(*values, config=config)
@@ -82,7 +80,7 @@ def _batch(values: Sequence[Any], axes: Sequence[Any], *, config: Config) -> tup
     if axis is None:
         return [out, counted(out)], [None, None]
     if out.shape[0] == 0:
-        return [out, jnp.zeros((0, PARTS, 2), jnp.int32)], [0, 0]
+        return [out, jnp.zeros((0, sampling.PARTS, 2), jnp.int32)], [0, 0]
     return [out, jax.vmap(counted)(out)], [0, 0]
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jax.interpreters import mlir
 
-from jax_sparse_conv import _native, choice, cost_model, packing, partitioning, reference
+from jax_sparse_conv import _native, choice, cost_model, packing, partitioning, reference, sampling
 from jax_sparse_conv.primitives import Config, Operands, conv_on_device_p, conv_p, reference_conv
 
 _POOL_CODES = {None: 0, "max": 1, "avg": 2}
@@ -262,11 +262,11 @@ def _by_density(*values: jax.Array, config: Config) -> jax.Array:
     """The method where x has few non-zeros, dense convolution elsewhere, decided while the program runs."""
     assert config.below is not None
     operands = Operands.of(values, config)
-    nonzeros = choice.sampled_nonzeros(operands.x) if operands.nonzeros is None else operands.nonzeros
+    nonzeros = sampling.sampled_nonzeros(operands.x) if operands.nonzeros is None else operands.nonzeros
     operands.nonzeros = None
     plain, present = operands.present(dataclasses.replace(config, below=None))
     return lax.cond(
-        choice.is_at_most(nonzeros, config.below),
+        sampling.is_at_most(nonzeros, config.below),
         functools.partial(conv_on_device_p.bind, config=plain),
         functools.partial(reference_conv, config=plain),
         *present,
@@ -276,7 +276,7 @@ def _by_density(*values: jax.Array, config: Config) -> jax.Array:
 def _sampling(*values: jax.Array, config: Config) -> jax.Array:
     """ "adaptive" without counts: by those of a sample of x."""
     sampled = dataclasses.replace(config, has_nonzeros=True)
-    return conv_on_device_p.bind(*values, choice.sampled_nonzeros(values[0]), config=sampled)
+    return conv_on_device_p.bind(*values, sampling.sampled_nonzeros(values[0]), config=sampled)
 
 
 for _platform in (None, *_native.PLATFORMS):

@@ -17,7 +17,7 @@ from jax import lax
 from test_kernels import TOLERANCE, call, poison
 
 import jax_sparse_conv as jsc
-from jax_sparse_conv import _native, choice, cost_model, counting, lowering, primitives
+from jax_sparse_conv import _native, choice, cost_model, counting, lowering, primitives, sampling
 from jax_sparse_conv import geometry as geo
 
 HALF = 0.5
@@ -150,7 +150,7 @@ def test_a_threshold_beyond_every_density(below: float) -> None:
 
 def check_counts(y: Any, counts: Any) -> None:
     values, rows = np.asarray(y), np.asarray(counts)
-    assert rows.shape == (choice.PARTS, 2)
+    assert rows.shape == (sampling.PARTS, 2)
     assert rows.dtype == np.int32
     nonzeros, elements = rows.sum(0)
     assert (rows[:, 0] <= rows[:, 1]).all()
@@ -170,7 +170,7 @@ def counted_call(
     case: Case, inputs: cases.Inputs, implementation: str | None, precision: str | None = "highest"
 ) -> Any:
     x, kernel, bias, residual = (None if v is None else jnp.asarray(v) for v in inputs)
-    poison((choice.PARTS, 2), jnp.float32)
+    poison((sampling.PARTS, 2), jnp.float32)
     chosen = {"implementation": implementation, "precision": precision, "count_nonzeros": True}
     if case.pool is None:
         return jsc.conv(x, kernel, bias, residual=residual, **chosen, **case.arguments)
@@ -278,7 +278,7 @@ def test_counts_go_through_scan_and_eval_shape() -> None:
         layer = functools.partial(jsc.conv, activation="relu", precision="highest", implementation="adaptive")
         return layer(x, kernel, nonzeros=counts, count_nonzeros=True), None
 
-    start = (X, choice.sampled_nonzeros(X))
+    start = (X, sampling.sampled_nonzeros(X))
     (y, counts), _ = jax.lax.scan(step, start, jnp.stack(KERNELS))
     close(y, two_layers(X, *KERNELS, implementation="xla"))
     check_counts(y, counts)

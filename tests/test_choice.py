@@ -16,7 +16,7 @@ from conftest import PLATFORM, require
 from jax import lax
 
 import jax_sparse_conv as jsc
-from jax_sparse_conv import _native, choice, cost_model, lowering, primitives
+from jax_sparse_conv import _native, choice, cost_model, lowering, primitives, sampling
 from jax_sparse_conv.choice import Work
 from jax_sparse_conv.geometry import Geometry, Pool
 
@@ -266,12 +266,12 @@ def test_large_strided_convolutions_of_1x1_branch_to_xlas_on_a_cpu() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 14, 14, 256), (2, 7, 9, 33), (1, 1, 1, 1), (3, 50, 50, 96)])
 def test_samples_meet_every_channel_and_estimate_the_density(shape: tuple[int, ...]) -> None:
-    step = choice.sample_step(shape)
+    step = sampling.sample_step(shape)
     assert math.gcd(step, shape[-1]) == 1
     x = jnp.asarray(np.random.default_rng(0).random(shape) < 0.3, jnp.float32)
     samples = -(-x.size // step)
     assert samples >= min(x.size, 500)
-    nonzeros, elements = np.asarray(choice.sampled_nonzeros(x)).sum(0)
+    nonzeros, elements = np.asarray(sampling.sampled_nonzeros(x)).sum(0)
     assert elements == samples
     assert abs(nonzeros / elements - float(jsc.density(x))) < 4 * math.sqrt(0.21 / samples)
 
