@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 from test_adaptive import BOTH, DENSE, SPARSE, adaptive, check_counts
-from test_kernels import LARGE_KINDS, TOLERANCE, call
+from test_direct import LARGE_KINDS
+from test_kernels import TOLERANCE, call
 from test_segments import CASES, KINDS, LARGER, check
 
 import jax_sparse_conv as jsc

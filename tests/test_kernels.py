@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,17 +17,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import jax_sparse_conv as jsc
-from jax_sparse_conv import _native, choice, ops
+from jax_sparse_conv import _native, ops
 
 TOLERANCE = {"float32": 2e-6, "bfloat16": 6e-3, "float16": 8e-4, "float64": 1e-14}
 TF32 = 5e-4
-# Element types and precisions that large layers of "direct" are computed in, and how exact they are then.
-LARGE_KINDS = (
-    ("float32", None, TF32),
-    ("float32", "highest", TOLERANCE["float32"]),
-    ("bfloat16", None, TOLERANCE["bfloat16"]),
-    ("float16", None, TOLERANCE["float16"]),
-)
 RUNS = cases.runs()
 RUN_IDS = [f"{implementation} {case.name}" for case, implementation in RUNS]
 NATIVE = [name for name in ops.CONV_IMPLEMENTATIONS if name != "xla"]
@@ -84,14 +76,6 @@ def test_float32_accuracy(case: Case, implementation: str) -> None:
     assert oracle.relative_error(result, oracle.expected(case, inputs)) <= TOLERANCE["float32"]
 
 
-@pytest.mark.skipif(PLATFORM != "cuda", reason="the CPU's kernels add products one after another")
-@pytest.mark.parametrize("case", cases.LONG_CASES, ids=lambda case: case.name)
-def test_direct_adds_sums_of_chunks(case: Case) -> None:
-    require("direct", "float32")
-    inputs = cases.inputs(case)
-    assert oracle.relative_error(run(case, inputs, "direct"), oracle.expected(case, inputs)) <= TOLERANCE["float32"]
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(("case", "implementation"), RUNS, ids=RUN_IDS)
 def test_sixteen_bits(case: Case, implementation: str, dtype: str) -> None:
@@ -110,118 +94,6 @@ def test_float64(case: Case, implementation: str) -> None:
         result = run(case, inputs, implementation)
         assert result.dtype == jnp.float64
     assert oracle.relative_error(result, oracle.expected(case, inputs)) <= TOLERANCE["float64"]
-
-
-@pytest.mark.parametrize("precision", [None, "high"])
-@pytest.mark.parametrize("case", cases.CONV_CASES, ids=lambda case: case.name)
-def test_direct_at_default_precision(case: Case, precision: str | None) -> None:
-    """TF32 where the platform has it, which the native side is told by an attribute."""
-    require("direct", "float32")
-    inputs = cases.inputs(case)
-    error = oracle.relative_error(run(case, inputs, "direct", precision), oracle.expected(case, inputs))
-    assert error <= (TF32 if PLATFORM == "cuda" else TOLERANCE["float32"])
-
-
-of_large_kinds = pytest.mark.parametrize(("dtype", "precision", "tolerance"), LARGE_KINDS)
-on_cuda_alone = pytest.mark.skipif(PLATFORM != "cuda", reason="a CPU has no kernels of its own for large layers")
-
-
-@on_cuda_alone
-@of_large_kinds
-@pytest.mark.parametrize("case", [*cases.LARGE_CASES, *cases.LARGE_POOL_CASES], ids=lambda case: case.name)
-def test_direct_of_large_layers(case: Case, dtype: str, precision: str | None, tolerance: float) -> None:
-    """Close to float64, and bit for bit the same in every run."""
-    require("direct", dtype)
-    inputs = cases.inputs(case, jnp.dtype(dtype))
-    first = run(case, inputs, "direct", precision)
-    assert oracle.relative_error(first, oracle.expected(case, inputs)) <= tolerance
-    for _ in range(3):
-        np.testing.assert_array_equal(np.asarray(run(case, inputs, "direct", precision)), np.asarray(first))
-
-
-@pytest.mark.parametrize("case", cases.LARGE_POOL_CASES, ids=lambda case: case.name)
-def test_a_pool_of_pairs_is_in_direct_on_hopper(case: Case) -> None:
-    """And its counts are of the pooled result."""
-    if PLATFORM != "cuda" or choice._device()[1] != (9, 0) or not _native.has_warpgroups():
-        pytest.skip("only Hopper GPUs' warpgroup products have pools")
-    inputs = cases.inputs(case, jnp.dtype(jnp.bfloat16))
-    layer = functools.partial(jsc.conv_pool, **case.arguments, implementation="direct", count_nonzeros=True)
-    layer = jax.jit(layer)
-    operands = [None if v is None else jnp.asarray(v) for v in (inputs.x, inputs.kernel, inputs.bias)]
-    assert "reduce-window" not in (layer.lower(*operands).compile().as_text() or "")
-    y, counts = layer(*operands)
-    rows = np.asarray(counts).sum(0)
-    assert 0 < rows[1] <= y.size
-    assert rows[0] <= rows[1]
-    assert oracle.relative_error(y, oracle.expected(case, inputs)) <= TOLERANCE["bfloat16"]
-
-
-@on_cuda_alone
-@of_large_kinds
-def test_direct_of_large_stacks(dtype: str, precision: str | None, tolerance: float) -> None:
-    """Several kernels in one call, each with images of its own, which no tile divides."""
-    require("direct", dtype)
-    case = Case("stacked", (3, 29, 27, 64), 136, zeros=0.3)
-    inputs = [cases.inputs(case, jnp.dtype(dtype), seed) for seed in range(3)]
-    x, kernel = (jnp.stack([jnp.asarray(value) for value in values]) for values in list(zip(*inputs, strict=True))[:2])
-    result = jax.vmap(lambda x, k: jsc.conv(x, k, precision=precision, implementation="direct"))(x, kernel)
-    wanted = np.stack([oracle.expected(case, each) for each in inputs])
-    assert oracle.relative_error(result, wanted) <= tolerance
-
-
-@on_cuda_alone
-@of_large_kinds
-@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-@pytest.mark.parametrize("pool", [None, "max", "avg"])
-def test_direct_of_large_layers_skips_nothing(
-    pool: str | None, value: float, dtype: str, precision: str | None, tolerance: float
-) -> None:
-    require("direct", dtype)
-    case = Case("non-finite", (2, 40, 39, 64), 136, bias=True, padding="VALID", pool=pool, zeros=0.6)
-    inputs = cases.inputs(case, jnp.dtype(dtype))
-    inputs.kernel[1, 1, 5, 3] = value
-    inputs.x[1, 17, 38, 7] = value
-    result = run(case, inputs, "direct", precision)
-    assert oracle.relative_error(result, oracle.expected(case, inputs)) <= tolerance
-
-
-@on_cuda_alone
-@pytest.mark.parametrize("case", cases.LARGE_EXACT_CASES, ids=lambda case: case.name)
-def test_direct_of_large_layers_in_parts(case: Case) -> None:
-    """Long sums, of one sign, of values whose magnitudes differ: as accurate as small layers."""
-    require("direct", "float32")
-    inputs = cases.inputs(case)
-    assert oracle.relative_error(run(case, inputs, "direct"), oracle.expected(case, inputs)) <= TOLERANCE["float32"]
-
-
-@on_cuda_alone
-@pytest.mark.parametrize("kernel", [(1, 1), (3, 3)])
-@pytest.mark.parametrize(("value", "weight"), [(np.inf, 1.0), (-np.inf, 0.1), (np.nan, 1.0), (3.4028e38, 0.7)])
-def test_direct_of_extremes_in_large_layers(value: float, weight: float, kernel: tuple[int, int]) -> None:
-    """What their sums in parts cannot tell is computed again, result by result."""
-    require("direct", "float32")
-    case = Case("large extremes", (2, 60, 58, 128), 200, kernel=kernel, padding="VALID", bias=True, zeros=0.0)
-    inputs = cases.inputs(case)
-    inputs.kernel[-1, -1, 9, 100:] = weight
-    inputs.x[1, 33, 34, 9], inputs.x[0, 0, 0, 9] = value, value
-    result = run(case, inputs, "direct")
-    assert oracle.relative_error(result, oracle.expected(case, inputs)) <= TOLERANCE["float32"]
-
-
-@on_cuda_alone
-@of_large_kinds
-@pytest.mark.parametrize("strides", [1, 2])
-def test_groups_of_large_layers_stay_apart(strides: int, dtype: str, precision: str | None, tolerance: float) -> None:
-    """No infinity of one group meets another's kernel, not even where that is zero."""
-    require("direct", dtype)
-    case = Case("groups apart", (2, 40, 39, 192), 192, groups=3, strides=strides, bias=True, padding="VALID", zeros=0.6)
-    inputs = cases.inputs(case, jnp.dtype(dtype))
-    inputs.x[..., 64:128] = np.inf
-    result = np.asarray(run(case, inputs, "direct", precision)).astype(np.float64)
-    wanted = oracle.expected(case, inputs)
-    assert not np.isfinite(result[..., 64:128]).any()
-    for kept in (slice(64), slice(128, None)):
-        assert oracle.relative_error(result[..., kept], wanted[..., kept]) <= tolerance
 
 
 @pytest.mark.parametrize("implementation", ["xla", None])
@@ -393,42 +265,6 @@ def test_non_finite_kernel_meets_non_zeros_as_in_lax(value: float) -> None:
     inputs.kernel[0, 2, 32, 39] = value
     result = run(case, inputs, "ecr")
     assert oracle.relative_error(result, oracle.expected(case, inputs)) <= TOLERANCE["float32"]
-
-
-@pytest.mark.parametrize("precision", ["highest", None])
-@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-def test_direct_skips_nothing(value: float, precision: str | None) -> None:
-    """A zero of x times a non-finite weight is NaN, as in lax; values and weights without one stay finite."""
-    require("direct", "float32")
-    case = Case("non-finite kernel and zeros", (2, 7, 7, 32), 40, padding="VALID", zeros=0.6)
-    inputs = cases.inputs(case)
-    inputs.kernel[1, 1, 5, 3] = value
-    inputs.x[1, 2, 2, 7] = value
-    result = run(case, inputs, "direct", precision)
-    tolerance = TOLERANCE["float32"] if precision or PLATFORM == "cpu" else TF32
-    assert oracle.relative_error(result, oracle.expected(case, inputs)) <= tolerance
-
-
-@pytest.mark.parametrize(("value", "weight"), [(np.inf, 1.0), (-np.inf, 0.1), (np.nan, 1.0), (3.4028e38, 0.7)])
-def test_direct_of_extremes_in_parts(value: float, weight: float) -> None:
-    """Infinity times weights that TF32 holds or rounds up, and values that round up to infinity in TF32."""
-    require("direct", "float32")
-    case = Case("extremes", (1, 20, 9, 64), 72, kernel=(1, 1), zeros=0.0)
-    inputs = cases.inputs(case)
-    inputs.kernel[:] = weight
-    inputs.x[0, 3, 4, 17] = value
-    result = run(case, inputs, "direct")
-    assert oracle.relative_error(result, oracle.expected(case, inputs)) <= TOLERANCE["float32"]
-
-
-def test_direct_of_tiny_values() -> None:
-    """Below 2^-113 a float32 has fewer digits where tensor cores multiply it in parts, and below 2^-137 none."""
-    require("direct", "float32")
-    kernel = np.full((1, 1, 32, 8), 2.0**96, np.float32)
-    for exponent, tolerance in ((-112, 1e-6), (-120, 1e-4), (-126, 1e-2), (-130, 0.1)):
-        x = np.full((1, 4, 4, 32), 1.7 * 2.0**exponent, np.float32)
-        result = np.asarray(jsc.conv(x, kernel, precision="highest", implementation="direct"), np.float64)
-        np.testing.assert_allclose(result, 32 * float(x.flat[0]) * 2.0**96, rtol=tolerance)
 
 
 @pytest.fixture(params=["portable", "avx2", "avx512"])
