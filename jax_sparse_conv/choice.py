@@ -74,7 +74,7 @@ _DIRECT_DTYPES = ("float32", "bfloat16", "float16")
 # under command buffers (h200_direct_layers_default.json).
 _DIRECT_FLOPS = 2.5e8
 # Of images so many, on Hopper: VGG-19's first layer 1.65 times as fast as cuDNN's, 7x7 stems with their pool 1.24, but
-# RegNetX's with 32 0.89 (h200_network_layers.json). In 16 bits they are copied element by element.
+# RegNetX's with 32 0.88 (h200_network_layers.json). In 16 bits they are copied element by element.
 _DIRECT_IMAGE_FEATURES = 64
 # The same in 16 bits: VGG-19's conv5_1 with 925 MFLOP 1.8 times as fast as cuDNN under command buffers, ResNet-50's
 # smaller ones 0.97 to 2.5 times (h200_direct_layers_bfloat16.json). Beside "ecr" even direct's products of float32 in
