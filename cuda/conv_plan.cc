@@ -208,6 +208,7 @@ ConvPlan ChooseConvPlan(const ConvArgs& args, int element_bytes, size_t workspac
 }
 
 ConvPlan CachedConvPlan(const ConvArgs& args, int element_bytes, size_t workspace_bytes, int device) {
+  constexpr size_t kMostPlans = 4096;  // of different calls: beyond that all are forgotten
   static std::mutex mutex;
   static std::map<std::vector<int64_t>, ConvPlan> known;
   const ConvArgs& a = args;
@@ -221,6 +222,7 @@ ConvPlan CachedConvPlan(const ConvArgs& args, int element_bytes, size_t workspac
       device};
   const DeviceInfo& info = GetDeviceInfo(device);
   const std::lock_guard<std::mutex> lock(mutex);
+  if (known.size() >= kMostPlans && known.find(key) == known.end()) known.clear();
   auto [entry, fresh] = known.try_emplace(key);
   if (fresh) entry->second = ChooseConvPlan(args, element_bytes, workspace_bytes, info);
   return entry->second;
