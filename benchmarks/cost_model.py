@@ -31,7 +31,7 @@ import numpy as np
 
 from benchmarks import command, data
 from benchmarks.cases import SETS, Layer
-from jax_sparse_conv import cost_model, environment, primitives, timing
+from jax_sparse_conv import coo_configurations, cost_model, devices, environment, primitives, timing
 from jax_sparse_conv import geometry as geo
 
 Row = dict[str, Any]
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         content = {
             **environment.describe_run(),
             "command": command.portable("benchmarks.cost_model", arguments),
-            "device_properties": vars(cost_model.this_device()),
+            "device_properties": vars(devices.this_device()),
             "median_loss": losses,
             "rows": rows,
         }
@@ -94,11 +94,11 @@ def _layers(options: argparse.Namespace) -> list[Layer]:
 def _search(layer: Layer, maps: dict[str, data.Map], options: argparse.Namespace) -> Iterator[Row]:
     geometry = geo.resolve(layer.x_shape(options.batch), layer.kernel_shape, strides=layer.strides)
     kernel, bias = (jnp.asarray(value) for value in data.weights(layer, 0))
-    covering = [v for v in cost_model.variants() if v.covers(kernel.shape[:2], geometry)]
-    device = cost_model.this_device()
+    covering = [v for v in coo_configurations.variants() if v.covers(kernel.shape[:2], geometry)]
+    device = devices.this_device()
     x_shape = layer.x_shape(options.batch)
     blind_call = cost_model.call_of(x_shape, (1, *kernel.shape), geometry, 4)
-    every = list(cost_model.configurations(covering, blind_call, device))
+    every = list(coo_configurations.configurations(covering, blind_call, device))
     chains = {c.attribute: _chain(geometry, c.attribute) for c in every}
     operands = ((jax.ShapeDtypeStruct(x_shape, jnp.float32),) * _CALLS, kernel, bias)
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -130,7 +130,7 @@ def _search(layer: Layer, maps: dict[str, data.Map], options: argparse.Namespace
         }
 
 
-def _name(configuration: cost_model.Configuration) -> str:
+def _name(configuration: coo_configurations.Configuration) -> str:
     variant = configuration.variant
     return (
         f"{variant.height}x{variant.width}x{variant.features} "
@@ -148,7 +148,7 @@ def _inputs(
 
 
 @functools.lru_cache(maxsize=4096)
-def _chain(geometry: geo.Geometry, attribute: cost_model.Attribute) -> Any:
+def _chain(geometry: geo.Geometry, attribute: coo_configurations.Attribute) -> Any:
     """Several calls with one configuration in one jit."""
     config = primitives.Config(geometry, "coo", "relu", coo=attribute)
 

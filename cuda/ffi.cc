@@ -331,7 +331,7 @@ nb::dict DeviceProperties(int device) {
 
 NB_MODULE(_cuda, m) {
   m.def("device_properties", &jsc::DeviceProperties, nb::arg("device"),
-        "What the cost model has to know of a device, by the name that cost_model.py gives it.");
+        "What the cost model has to know of a device, by the name that devices.py gives it.");
   m.def("registrations", &jsc::Registrations, "Custom call targets and their handlers, for jax.ffi");
   m.def("workspace_bytes", &jsc::WorkspaceBytes, nb::arg("target"), nb::arg("x_shape"), nb::arg("kernel_shape"),
         nb::arg("conv_size"), nb::arg("out_size"));

@@ -73,7 +73,7 @@ def coo_variants() -> list[list[int]]:
 
 
 def device_properties(device: int) -> dict[str, int]:
-    """Properties of the CUDA device with this ordinal, see `cost_model.Device`; a RuntimeError where there is none."""
+    """Properties of the CUDA device with this ordinal, see `devices.Device`; a RuntimeError where there is none."""
     if "cuda" not in _modules:
         raise RuntimeError(_reasons["cuda"])
     return dict(_modules["cuda"].device_properties(device))

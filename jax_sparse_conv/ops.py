@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_sparse_conv import _native, cost_model, counting, packing, primitives, reference
+from jax_sparse_conv import _native, coo_configurations, counting, packing, primitives, reference
 from jax_sparse_conv import geometry as geo
 from jax_sparse_conv.geometry import Geometry, Padding
 from jax_sparse_conv.packing import PackedKernel
@@ -343,7 +343,7 @@ def _run(
     reason = geo.too_large(geometry, operands.x.shape, operands.kernel.shape)
     if reason is not None and not fallback and method != "xla":
         raise ValueError(f"implementation={method!r} cannot run: {reason}; implementation=None or 'xla' can")
-    if method == "coo" and (missing := cost_model.why_not(operands.kernel.shape, geometry)):
+    if method == "coo" and (missing := coo_configurations.why_not(operands.kernel.shape, geometry)):
         raise ValueError(f"{missing}: implementation='coo' cannot run; None, 'ecr' or 'xla' can")
     nothing_to_skip = operands.x.shape[3] == 0
     if method == "xla" or reason is not None or nothing_to_skip or str(operands.x.dtype) not in _KERNEL_DTYPES:

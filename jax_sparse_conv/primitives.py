@@ -26,7 +26,7 @@ from jax import lax
 from jax.extend import core as jex_core
 from jax.sharding import PartitionSpec
 
-from jax_sparse_conv import cost_model, partitioning, reference
+from jax_sparse_conv import coo_configurations, partitioning, reference
 from jax_sparse_conv.geometry import Geometry
 
 
@@ -42,7 +42,7 @@ class Config:
       below: run the method (its sparse side) only where x is of at most this density; None always, and for "adaptive"
         what `choice` finds. Benchmarks and tests set it to force a side.
       precision: None, a pair of `lax.Precision`, or one of lax's dot algorithms.
-      coo: `cost_model.Configuration.attribute` of a COO* call; None lets the cost model choose.
+      coo: `coo_configurations.Configuration.attribute` of a COO* call; None lets the cost model choose.
     """
 
     geometry: Geometry
@@ -54,7 +54,7 @@ class Config:
     has_nonzeros: bool = False
     fallback: bool = False
     precision: Any = None
-    coo: cost_model.Attribute | None = None
+    coo: coo_configurations.Attribute | None = None
     may_be_dense: bool = False
     below: float | None = None
 

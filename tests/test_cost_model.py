@@ -10,8 +10,9 @@ import pytest
 
 import jax_sparse_conv as jsc
 from benchmarks import cost_model as benchmark
-from jax_sparse_conv import _native, cost_model, primitives
-from jax_sparse_conv.cost_model import Configuration, CooCall, Device, Variant
+from jax_sparse_conv import _native, coo_configurations, cost_model, devices, primitives
+from jax_sparse_conv.coo_configurations import Configuration, CooCall, Variant
+from jax_sparse_conv.devices import Device
 from jax_sparse_conv.geometry import Geometry
 
 TILE = Variant(0, kernel=3, stride=1, height=4, width=4, features=2, max_warps=8, min_blocks=2)
@@ -43,7 +44,7 @@ def test_the_equations_by_hand() -> None:
 def test_what_is_chosen_can_run(density: float, channels: int) -> None:
     device = Device()
     call = CooCall(images=1, height=7, width=7, channels=channels, features=33, density=density)
-    table = [v for v in cost_model.variants() if v.covers((3, 3), Geometry())]
+    table = [v for v in coo_configurations.variants() if v.covers((3, 3), Geometry())]
     assert table
     found = cost_model.choose(table, call, device)
     assert found.variant in table
@@ -57,7 +58,7 @@ def test_what_is_chosen_can_run(density: float, channels: int) -> None:
 
 def test_denser_maps_and_more_images_take_longer() -> None:
     device = Device()
-    for variant in cost_model.variants():
+    for variant in coo_configurations.variants():
         found = Configuration(variant, 1, 2, 1)
         times = [
             cost_model.estimated_time(found, CooCall(images, 28, 28, 64, 64, density=density), device)
@@ -68,7 +69,7 @@ def test_denser_maps_and_more_images_take_longer() -> None:
 
 
 def test_every_row_of_the_table_fits_one_byte_and_a_block() -> None:
-    for variant in cost_model.variants():
+    for variant in coo_configurations.variants():
         assert variant.positions < 256
         call = CooCall(1, 32, 32, 64, 64)
         widest = Configuration(variant, variant.max_warps, 1, 1)
@@ -89,7 +90,7 @@ def test_a_device_that_is_not_there() -> None:
         pytest.skip("this machine has the CUDA extension")
     with pytest.raises(RuntimeError):
         Device.of(0)
-    assert cost_model.this_device() == Device()
+    assert devices.this_device() == Device()
 
 
 def test_a_forced_configuration_gives_the_same_result() -> None:
@@ -98,7 +99,7 @@ def test_a_forced_configuration_gives_the_same_result() -> None:
     kernel = jnp.asarray(rng.standard_normal((3, 3, 32, 40)), jnp.float32)
     geometry = Geometry(padding=((1, 1), (1, 1)))
     wanted = jsc.conv(x, kernel, implementation="xla", precision="highest")
-    for variant in cost_model.variants():
+    for variant in coo_configurations.variants():
         if variant.covers((3, 3), geometry):
             config = primitives.Config(geometry, "coo", coo=(variant.index, 1, 4, 2))
             found = primitives.bind(x, kernel[None], None, None, config)

@@ -13,7 +13,7 @@ from benchmarks.paper import sides
 from benchmarks.paper.runner import Context, progress
 from benchmarks.prepared import Beside, Prepared, load
 from benchmarks.prepared import beside as load_beside
-from jax_sparse_conv import cost_model, geometry, models, timing
+from jax_sparse_conv import coo_configurations, geometry, models, timing
 from jax_sparse_conv import nnx as sparse_nnx
 from jax_sparse_conv.comparison import IMPLEMENTATIONS_OF
 
@@ -101,4 +101,4 @@ def _coo_has(layer: sparse_nnx.SparseConv) -> bool:
         kernel_dilation=layer.kernel_dilation or 1,
         feature_group_count=layer.feature_group_count,
     )
-    return cost_model.why_not(shape, resolved) is None
+    return coo_configurations.why_not(shape, resolved) is None
