@@ -3,6 +3,11 @@
 //
 // Those files use nothing from the standard library that emits code: an inline function compiled with AVX-512 flags
 // could otherwise be the copy that the linker keeps for everybody.
+//
+// Why not Google Highway: the loops are multiply-adds on vectors, which GCC's and Clang's vector extensions write as
+// they are, for any width, aarch64 included; what needs intrinsics is 70 lines of simd.h (compression, float16).
+// Highway would be a library to fetch for each build, and its static dispatch is this file's, a table of functions for
+// each set.
 #ifndef JSC_CPU_ISA_H_
 #define JSC_CPU_ISA_H_
 

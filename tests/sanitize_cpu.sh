@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # AddressSanitizer and UndefinedBehaviorSanitizer over our CPU kernels: every case, with the best and the portable
-# instruction set, then test_kernels.py and test_packing.py; needs GCC and the build tools of the [dev] extra.
+# instruction set, then the files of tests that run them in other ways; needs GCC and the build tools of the [dev] extra.
 # Arguments: passed on to pytest; DTYPES: element types of the cases, by default all.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -28,4 +28,5 @@ import sanitizer_cover
 from jax_sparse_conv import _native
 _native.set_cpu_isa('portable')
 sanitizer_cover.main(sys.argv[1:] or ['float32', 'bfloat16', 'float16'])" ${DTYPES:-}
-sanitized -m pytest -q -p no:cacheprovider tests/test_kernels.py tests/test_packing.py "$@"
+sanitized -m pytest -q -p no:cacheprovider tests/test_kernels.py tests/test_direct.py tests/test_packing.py \
+  tests/test_packed_params.py tests/test_coo_star.py tests/test_formats.py tests/test_adaptive.py tests/test_segments.py "$@"

@@ -13,11 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 from test_adaptive import BOTH, DENSE, SPARSE, adaptive, check_counts
+from test_coo_star import SHAPES_AND_TILES, feature_map
+from test_coo_star import check as check_lists
 from test_direct import LARGE_KINDS
 from test_kernels import TOLERANCE, call
 from test_segments import CASES, KINDS, LARGER, check
 
 import jax_sparse_conv as jsc
+from jax_sparse_conv.coo_star import CooStar
 
 
 def check_runs(dtype: str) -> int:
@@ -55,6 +58,16 @@ def check_dense(dtype: str) -> int:
         wanted = oracle.expected(case, inputs).reshape(rows, features)
         assert oracle.relative_error(result, wanted) <= TOLERANCE[dtype], (rows, channels, features)
     return len(cases.DENSE_CASES)
+
+
+def check_coo_star(dtype: str) -> int:
+    """Conversions to COO* and back: tiles beyond the map's edge, positions of one byte and of two."""
+    for shape, tile in SHAPES_AND_TILES:
+        x = feature_map(shape, dtype=jnp.dtype(dtype))
+        made = CooStar.fromdense(jnp.asarray(x), tile)
+        check_lists(made, x, tile)
+        np.testing.assert_array_equal(np.asarray(made.todense()), x)
+    return len(SHAPES_AND_TILES)
 
 
 def check_stacks(dtype: str) -> int:
@@ -106,7 +119,10 @@ def check_segments(dtype: str) -> int:
 
 
 def main(dtypes: list[str]) -> None:
-    checks = (check_runs, check_large, check_dense, check_stacks, check_non_finite, check_adaptive, check_segments)
+    checks = (
+        check_runs, check_large, check_dense, check_coo_star, check_stacks, check_non_finite, check_adaptive,
+        check_segments,
+    )  # fmt: skip
     count = sum(check(dtype) for dtype in dtypes for check in checks)
     print(f"{count} cases on {jax.devices()[0].device_kind}")
 
