@@ -20,9 +20,11 @@ from jax_sparse_conv import models, photograph, timing
 
 REFERENCE_IMAGES = 8
 """Images of a batch whose logits are kept."""
+SHIFT = 3
+"""Columns between the images of a batch."""
 
 _QUICK_SIZE = 16
-_SHIFT = 3  # columns, between images of a batch
+_BELOW_ALL = 1e6  # a bias so low that its ReLU clips everything
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,9 +56,17 @@ class Prepared:
         state = jax.tree.unflatten(self.structure, self.weights if weights is None else weights)
         return nnx.merge(self.graph, state)
 
+    def empty_weights(self) -> list[jax.Array]:
+        """The weights with biases so low that every ReLU clips everything: all maps but the image are zeros."""
+        state = jax.tree.unflatten(self.structure, self.weights)
+        return [
+            leaf - _BELOW_ALL if "'bias'" in jax.tree_util.keystr(path) else leaf
+            for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+        ]
+
     def batch(self, images: int, shift: int = 0) -> jax.Array:
         """Shifted copies of the input, float32 [images, H, W, 3], all shifted by another `shift` columns."""
-        return jnp.concatenate([jnp.roll(self.x, _SHIFT * image + shift, axis=2) for image in range(images)])
+        return jnp.concatenate([jnp.roll(self.x, SHIFT * image + shift, axis=2) for image in range(images)])
 
     def operands(self, images: int = 1) -> list[timing.Operands]:
         """(weights, batch), rotated so that no call finds its own in a cache."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are run from the repository's root
 
-from benchmarks import data
+from benchmarks import data, prepared
 from benchmarks.paper import __main__ as command
-from benchmarks.paper import answers, claims, cusnn, cusparse, document, experiment, layers, sides
+from benchmarks.paper import answers, claims, cusnn, cusparse, document, experiment, layers, networks, sides
 from benchmarks.paper.layers import PaperLayer
 from benchmarks.paper.registry import EXPERIMENTS
+from benchmarks.paper.runner import Context
+from jax_sparse_conv import models
 
 SMALL = PaperLayer("small", "conv", 3, 4, 7)
 STRIDED = PaperLayer("strided", "conv", 3, 4, 8, strides=2, padding=((1, 1), (1, 1)))
@@ -124,6 +127,37 @@ def test_the_better_of_two_runs_keeps_the_energy_of_the_faster_and_what_neither_
     assert found["millijoules"] == {"xla highest": 6.0, "coo": 2.0, "ocpa": 4.0}
     assert found["energy_ratio"] == {"xla highest": 1.0, "coo": 3.0, "ocpa": 1.5}
     assert found["skipped"] == {"auto": "no room"}
+
+
+@pytest.mark.parametrize("name", ["vgg19", "resnet50", "densenet121", "regnetx_16gf"])
+def test_weights_that_clip_everything(name: str) -> None:
+    network = prepared.load(name, quick=True)
+    inputs = models.layer_inputs(network.model(network.empty_weights()), network.x)
+    image, *maps = [x for x, _ in inputs.values()]
+    assert (np.asarray(image) != 0).any()
+    assert not any(np.asarray(x).any() for x in maps)
+
+
+def test_maps_on_a_photograph_are_cut_and_shifted(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = layers.of_network("alexnet")[3]
+    x = np.random.default_rng(0).random(kept.x_shape(1), np.float32)
+    network = types.SimpleNamespace(layers=(kept,), inputs={kept.name: x})
+    monkeypatch.setattr(networks, "prepared", lambda context, name: network)
+    layer = next(layer for layer in layers.TABLE3 if layer.name == "AlexNetI conv4")
+    found = networks.profile_map(Context(), layer, *layers.TABLE3_MAPS[layer.name], batch=2)["profile"]
+    assert found.shape == layer.x_shape(2)
+    assert np.array_equal(found[0], x[0, 4:9, 4:9])
+    assert np.array_equal(found[1], np.roll(found[0], 3, axis=1))
+    assert networks.profile_map(Context(quick=True), layer, "alexnet", "conv4") == {}
+
+
+def test_the_layers_of_table_3_have_maps() -> None:
+    for layer in layers.TABLE3:
+        assert (layer.maps is None) == (layer.name in layers.TABLE3_MAPS)
+    for name, like in layers.TABLE3_MAPS.values():
+        found = next(found for found in layers.of_network(name) if found.name == f"{name} {like}")
+        (layer,) = {layer.channels for layer in layers.TABLE3 if layers.TABLE3_MAPS.get(layer.name) == (name, like)}
+        assert layer == found.channels
 
 
 def test_means_count_a_layer_as_often_as_its_network_has_it() -> None:

@@ -93,6 +93,24 @@ TABLE3 = (
     _conv("ResNet-50", "conv46", 7, 90, "512->512", 3),
 )
 
+# Of which network and layer Table 3's layers without real maps take one on a photograph, cut to the paper's size.
+# AlexNetC has AlexNetI's channels, whose map is large enough.
+TABLE3_MAPS = {
+    "LeNet conv2": ("lenet5", "conv2"),
+    "AlexNetC conv3": ("alexnet", "conv3"),
+    "AlexNetI conv4": ("alexnet", "conv4"),
+    "GoogLeNet inception4a.1": ("googlenet", "inception4a_1"),
+    "GoogLeNet inception4a.2": ("googlenet", "inception4a_2"),
+    "GoogLeNet inception4e.3": ("googlenet", "inception4e_3"),
+    "GoogLeNet inception5a.1": ("googlenet", "inception5a_1"),
+    "GoogLeNet inception5a.2": ("googlenet", "inception5a_2"),
+    "GoogLeNet inception5b.3": ("googlenet", "inception5b_3"),
+    "GoogLeNet inception4a.7": ("googlenet", "inception4a_1"),
+    "VGG-19 conv13": ("vgg19", "conv5_1"),
+    "VGG-19 conv15": ("vgg19", "conv5_3"),
+    "ResNet-50 conv46": ("resnet50", "conv5_block2_2"),
+}
+
 # One layer for each kind of map that the sensitivity figures vary (sections 8.3 to 8.6).
 ECR_LAYERS = (
     _conv("ResNet-50", "conv3 3x3", 28, 70, "128->128", 3, maps="resnet50/conv3_block4_2_conv"),
@@ -136,7 +154,7 @@ def of_model(model: models.ConvNet, size: int, network: str) -> tuple[PaperLayer
             found.append(_of_conv(conv, name, x.shape, network))
 
     graph, state = nnx.split(model)
-    images = jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
+    images = jax.ShapeDtypeStruct((1, size, size, getattr(model, "channels", 3)), jnp.float32)
     jax.eval_shape(lambda state, x: nnx.merge(graph, state)(x, before_layer=keep), state, images)
     return tuple(found)
 
@@ -181,7 +199,11 @@ def distinct(layers: Sequence[PaperLayer]) -> tuple[PaperLayer, ...]:
     """
     groups: dict[tuple[Any, ...], list[PaperLayer]] = {}
     for layer in layers:
-        many_channels = layer.channels > 3
-        key = (layer.op, many_channels, layer.features, layer.size, layer.kernel, layer.strides, layer.groups > 1)
-        groups.setdefault(key, []).append(layer)
+        groups.setdefault(kind(layer), []).append(layer)
     return tuple(dataclasses.replace(members[len(members) // 2], count=len(members)) for members in groups.values())
+
+
+def kind(layer: PaperLayer) -> tuple[Any, ...]:
+    """What layers have in common for which `distinct` has one."""
+    has_many_channels = layer.channels > 3
+    return layer.op, has_many_channels, layer.features, layer.size, layer.kernel, layer.strides, layer.groups > 1

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 
-from benchmarks.paper import sides
+from benchmarks.data import Map
+from benchmarks.paper import layers, sides
+from benchmarks.paper.layers import PaperLayer
 from benchmarks.paper.runner import Context, progress
-from benchmarks.prepared import Beside, Prepared, load
+from benchmarks.prepared import SHIFT, Beside, Prepared, load
 from benchmarks.prepared import beside as load_beside
 from jax_sparse_conv import coo_configurations, geometry, models, timing
 from jax_sparse_conv import nnx as sparse_nnx
@@ -42,6 +45,27 @@ def prepared(context: Context, name: str) -> Prepared:
     if key not in _prepared:
         _prepared[key] = load(name, Path(context.prepared) if context.prepared else None, context.quick, progress)
     return _prepared[key]
+
+
+def profile_map(context: Context, layer: PaperLayer, name: str, like: str, batch: int = 1) -> dict[str, Map]:
+    """The map of a layer of a network on a photograph, as the inputs of a `Case`; nothing for tiny layers.
+
+    Args:
+      context: what the command line asked for.
+      layer: the layer that takes the map; a larger map is cut to its size.
+      name: the network, of the registry.
+      like: its layer, or one of the same shape in the place of which another was kept.
+      batch: images; all but the first are shifted.
+    """
+    if context.quick:
+        return {}
+    network = prepared(context, name)
+    wanted = next(found for found in layers.of_network(name) if found.name == f"{name} {like}")
+    kept = next(found for found in network.layers if layers.kind(found) == layers.kind(wanted))
+    x = network.inputs[kept.name]
+    first = (x.shape[1] - layer.size) // 2
+    cut = x[:, first : first + layer.size, first : first + layer.size]
+    return {"profile": np.concatenate([np.roll(cut, SHIFT * image, axis=2) for image in range(batch)])}
 
 
 def beside(context: Context, name: str) -> Beside:

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 import jax_sparse_conv as jsc
 from benchmarks.data import Map
 from benchmarks.paper import layers, networks, plots, runner, sides
 from benchmarks.paper.experiment import Experiment
-from benchmarks.paper.layers import ECR_LAYERS, PECR_LAYERS, TABLE3, PaperLayer
+from benchmarks.paper.layers import ECR_LAYERS, PECR_LAYERS, TABLE3, TABLE3_MAPS, PaperLayer
 from benchmarks.paper.runner import Case, Context, Row
 from jax_sparse_conv import timing
 
@@ -24,33 +25,56 @@ _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def _table3(context: Context) -> list[Row]:
-    return runner.own_zeros(
-        runner.measure(context, [Case(layer, sources=(0, *layer.zeros, 100, "real")) for layer in TABLE3])
-    )
+    cases = [
+        Case(
+            layer,
+            sources=(0, *layer.zeros, 100, "real"),
+            inputs=networks.profile_map(context, layer, *TABLE3_MAPS[layer.name]) if layer.maps is None else {},
+        )
+        for layer in TABLE3
+    ]
+    return runner.own_zeros(runner.measure(context, cases))
 
 
 def _fig9(context: Context) -> list[Row]:
-    return runner.measure(context, _layers_of_networks(context))
+    return runner.own_zeros(runner.measure(context, _layers_of_networks(context)))
 
 
 def _layers_of_networks(context: Context) -> Iterator[Case]:
+    """Every kind of layer of the networks; those beyond 1x1 on as many independent zeros as their maps have, too."""
     for name in networks.available(context, OCPA_NETWORKS):
         network = networks.prepared(context, name)
         for layer in network.layers:
-            x = {"profile": network.inputs[layer.name]}
-            yield Case(layer, sources=(0, 100), inputs=x, notes={"network": name})
+            x, notes = network.inputs[layer.name], {"network": name}
+            yield Case(layer, sources=(0, 100), inputs={"profile": x}, notes=notes)
+            zeros = round(100 * np.mean(x == 0))
+            if layer.kernel > 1 and 0 < zeros < 100:
+                kernels = (sides.HIGHEST, layer.implementation, "coo")
+                yield Case(layer, sources=(zeros,), sides=kernels, notes=notes)
 
 
 def _fig11(context: Context) -> list[Row]:
     chosen = (*ECR_LAYERS, *PECR_LAYERS[1:])
-    return runner.measure(context, [Case(layer, sources=(*_LEVELS, "real")) for layer in chosen])
+    cases = [Case(layer, sources=(*_LEVELS, "real"), inputs=_vgg19_map(context, layer)) for layer in chosen]
+    return runner.measure(context, cases)
 
 
 def _fig12(context: Context) -> list[Row]:
     chosen = (ECR_LAYERS[1], PECR_LAYERS[2])
     batches = _BATCHES[:2] if context.quick else _BATCHES
-    cases = [Case(layer, batch, (0, *layer.zeros, 100, "real")) for layer in chosen for batch in batches]
+    cases = [
+        Case(layer, batch, (0, *layer.zeros, 100, "real"), inputs=_vgg19_map(context, layer, batch))
+        for layer in chosen
+        for batch in batches
+    ]
     return runner.own_zeros(runner.measure(context, cases))
+
+
+def _vgg19_map(context: Context, layer: PaperLayer, batch: int = 1) -> dict[str, Map]:
+    """The map of a layer "VGG-19 ..." in VGG-19 on a photograph."""
+    if layer.maps is not None:
+        return {}
+    return networks.profile_map(context, layer, "vgg19", layer.name.split()[1], batch)
 
 
 def vgg19_layers(strides: int = 1) -> list[PaperLayer]:
@@ -100,7 +124,12 @@ def _fig14(context: Context) -> list[Row]:
     kernels do not.
     """
     cases = [
-        Case(layer, sources=(0, *layer.zeros, "real", 100), sides=(*sides.dense_sides(), layer.implementation))
+        Case(
+            layer,
+            sources=(0, *layer.zeros, "real", 100),
+            sides=(*sides.dense_sides(), layer.implementation),
+            inputs=_vgg19_map(context, layer),
+        )
         for layer in (*ECR_LAYERS, *PECR_LAYERS)
     ]
     rows = runner.measure(context, cases)

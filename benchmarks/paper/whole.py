@@ -20,6 +20,7 @@ from jax_sparse_conv import timing
 CUSNN_NETWORKS = ("densenet169", "densenet201", "resnet50", "resnet152", "vgg16", "vgg19")
 _ASYNC_CALLS = 16
 _NO_ZEROS = "no zeros"  # the source of rows with biases so high that no ReLU clips anything
+_ALL_ZEROS = "all zeros"  # and so low that every ReLU clips everything
 
 
 def _networks(context: Context) -> list[Row]:
@@ -31,7 +32,7 @@ def _cusnn_networks(context: Context) -> list[Row]:
 
 
 def _measured(context: Context, names: Sequence[str], extra: Sequence[str]) -> list[Row]:
-    """A row for every network, and one with biases so high that no ReLU clips anything."""
+    """A row for every network, one with biases so high that no ReLU clips anything and one with such that all do."""
     chosen = [networks.prepared(context, name) for name in networks.available(context, names)]
     wanted = networks.network_sides(extra)
     reasons = dict(zip(*_compiled(chosen, wanted), strict=True))
@@ -41,6 +42,8 @@ def _measured(context: Context, names: Sequence[str], extra: Sequence[str]) -> l
         own = networks.beside(context, network.name)
         described = {"source": _NO_ZEROS, "zeros_target": 0, "zeros_percent": own.zeros_percent}
         rows.append(_row(context, network, own.weights, wanted, reasons) | described)
+        described = {"source": _ALL_ZEROS, "zeros_target": 100, "zeros_percent": 100.0}
+        rows.append(_row(context, network, network.empty_weights(), wanted, reasons) | described)
     return rows
 
 
@@ -117,6 +120,8 @@ def _energy(context: Context) -> list[Row]:
     rows = _cusnn_networks(context)
     with energy.meter() as meter:
         for row in rows:
+            if row["source"] == _ALL_ZEROS:
+                continue  # nobody runs that; the time says what converting takes
             network = networks.prepared(context, row["layer"])
             has_zeros = row["source"] != _NO_ZEROS
             weights = network.weights if has_zeros else networks.beside(context, network.name).weights
@@ -143,6 +148,7 @@ def _millijoules(
 
 def _draw(figure: Any, rows: Sequence[Row], key: str = "us", label: str = "microseconds") -> None:
     axes = figure.subplots()
+    rows = [row for row in rows if key in row]
     names = list(dict.fromkeys(side for row in rows for side in row[key]))
     for index, side in enumerate(names):
         places = [place - 0.4 + (index + 0.5) * 0.8 / len(names) for place in range(len(rows))]
