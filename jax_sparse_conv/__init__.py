@@ -9,7 +9,8 @@ implementation for which layer), `segments` and `fusion` (chains of layers as on
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from jax_sparse_conv.ops import conv, conv_general_dilated, conv_pool, dense, density
+from jax_sparse_conv.lax_signature import conv_general_dilated
+from jax_sparse_conv.ops import conv, conv_pool, dense, density
 from jax_sparse_conv.packing import PackedKernel, pack
 
 if TYPE_CHECKING:

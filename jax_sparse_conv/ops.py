@@ -1,4 +1,4 @@
-"""The public operations: argument checks and the choice of implementation.
+"""The public operations and the choice of implementation.
 
 `implementation` follows `jax.nn.dot_product_attention`: `None` chooses and always works, a name runs that one or raises
 a `ValueError` that says what would work.
@@ -9,29 +9,42 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_sparse_conv import _native, coo_configurations, counting, packing, primitives, reference
+from jax_sparse_conv import coo_configurations, counting, packing, primitives, reference
 from jax_sparse_conv import geometry as geo
+from jax_sparse_conv.arguments import (
+    ACTIVATIONS,
+    CONV_IMPLEMENTATIONS,
+    CONV_POOL_IMPLEMENTATIONS,
+    DENSE_IMPLEMENTATIONS,
+    IMPLEMENTATIONS,
+    KERNEL_DTYPES,
+    READS_NONZEROS,
+    Operands,
+    canonical_precision,
+    check_implementation,
+    check_nonzeros,
+)
 from jax_sparse_conv.geometry import Geometry, Padding
 from jax_sparse_conv.packing import PackedKernel
 
-CONV_IMPLEMENTATIONS = ("xla", "ecr", "coo", "direct", "adaptive")
-CONV_POOL_IMPLEMENTATIONS = ("xla", "ecr", "coo", "pecr", "direct", "adaptive")
-DENSE_IMPLEMENTATIONS = ("xla", "ecr")
-IMPLEMENTATIONS = {
-    "conv": CONV_IMPLEMENTATIONS,
-    "conv_pool": CONV_POOL_IMPLEMENTATIONS,
-    "dense": DENSE_IMPLEMENTATIONS,
-}
-READS_NONZEROS = (None, "adaptive")  # implementations that take `nonzeros`
-ACTIVATIONS = (None, "relu")
-_KERNEL_DTYPES = _native.DTYPES["cpu"]  # a superset of every platform's; lowering knows the platform
-_NHWC = lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
+__all__ = [
+    "ACTIVATIONS",
+    "CONV_IMPLEMENTATIONS",
+    "CONV_POOL_IMPLEMENTATIONS",
+    "DENSE_IMPLEMENTATIONS",
+    "IMPLEMENTATIONS",
+    "READS_NONZEROS",
+    "conv",
+    "conv_pool",
+    "dense",
+    "density",
+]
 
 
 def conv(
@@ -88,7 +101,7 @@ def conv(
       ValueError: a shape or argument that does not fit, or an implementation that cannot run.
       TypeError: dtypes that differ.
     """
-    operands = _Operands.of(x, kernel, bias, residual, nonzeros)
+    operands = Operands.of(x, kernel, bias, residual, nonzeros)
     geometry = geo.resolve(
         operands.x.shape,
         operands.kernel.shape,
@@ -98,8 +111,8 @@ def conv(
         feature_group_count=feature_group_count,
     )
     operands.check(geometry, activation)
-    _check_implementation(implementation, CONV_IMPLEMENTATIONS, "conv", operands.x.dtype)
-    _check_nonzeros(operands.nonzeros, implementation)
+    check_implementation(implementation, CONV_IMPLEMENTATIONS, "conv", operands.x.dtype)
+    check_nonzeros(operands.nonzeros, implementation)
     return _run(operands, geometry, activation, precision, implementation, "ecr", count_nonzeros)
 
 
@@ -153,7 +166,7 @@ def conv_pool(
       ValueError: a shape or argument that does not fit, or an implementation that cannot run.
       TypeError: dtypes that differ.
     """
-    operands = _Operands.of(x, kernel, bias, None, nonzeros)
+    operands = Operands.of(x, kernel, bias, None, nonzeros)
     geometry = geo.resolve(
         operands.x.shape,
         operands.kernel.shape,
@@ -171,8 +184,8 @@ def conv_pool(
         window_padding=window_padding,
     )
     operands.check(geometry, activation)
-    _check_implementation(implementation, CONV_POOL_IMPLEMENTATIONS, "conv_pool", operands.x.dtype)
-    _check_nonzeros(operands.nonzeros, implementation)
+    check_implementation(implementation, CONV_POOL_IMPLEMENTATIONS, "conv_pool", operands.x.dtype)
+    check_nonzeros(operands.nonzeros, implementation)
     if implementation in ("ecr", "coo"):
         y = _run(operands, geometry.without_pool(), activation, precision, implementation, implementation, False)
         return _with_counts(reference.pool(y, geometry.pool), count_nonzeros)
@@ -211,80 +224,22 @@ def dense(
       ValueError: a shape or argument that does not fit, or an implementation that cannot run.
       TypeError: dtypes that differ.
     """
-    given = _Operands.of(x, kernel, bias)
+    given = Operands.of(x, kernel, bias)
     shape, features = given.x.shape, given.kernel.shape
     if len(shape) < 1 or len(features) != 2 or shape[-1] != features[0]:
         raise ValueError(f"x.shape={shape} and kernel.shape={features} are not [..., C] and [C, K]")
-    _check_implementation(implementation, DENSE_IMPLEMENTATIONS, "dense", given.x.dtype)
+    check_implementation(implementation, DENSE_IMPLEMENTATIONS, "dense", given.x.dtype)
     # A row of x is a one-pixel map and the kernel a 1x1 window.
     rows = given.x.reshape(math.prod(shape[:-1]), 1, 1, shape[-1])
-    operands = _Operands(rows, given.kernel[None, None], given.bias, packed=given.packed)
+    operands = Operands(rows, given.kernel[None, None], given.bias, packed=given.packed)
     geometry = geo.resolve(operands.x.shape, operands.kernel.shape, padding="VALID")
     operands.check(geometry, activation)
-    if implementation == "xla" or (implementation is None and str(given.x.dtype) not in _KERNEL_DTYPES):
+    if implementation == "xla" or (implementation is None and str(given.x.dtype) not in KERNEL_DTYPES):
         y = jnp.matmul(given.x, given.kernel, precision=precision)
         return reference.epilogue(y, given.bias, None, activation)
     method = None if implementation is None else "dense"
     out = _run(operands, geometry, activation, precision, method, "dense", False)
     return out.reshape(*shape[:-1], features[1])
-
-
-def conv_general_dilated(
-    lhs: jax.typing.ArrayLike,
-    rhs: jax.typing.ArrayLike,
-    window_strides: Sequence[int],
-    padding: str | Sequence[tuple[int, int]],
-    lhs_dilation: Sequence[int] | None = None,
-    rhs_dilation: Sequence[int] | None = None,
-    dimension_numbers: Any = None,
-    feature_group_count: int = 1,
-    batch_group_count: int = 1,
-    precision: lax.PrecisionLike = None,
-    preferred_element_type: jax.typing.DTypeLike | None = None,
-    out_sharding: Any = None,
-    *,
-    implementation: str | None = None,
-) -> jax.Array:
-    """`jax.lax.conv_general_dilated` that skips the zeros of `lhs` where it can, to pass to a Flax layer.
-
-    Takes lax's arguments. Two-dimensional convolutions with NHWC input and output and HWIO kernel, without input
-    dilation, batch groups or another result dtype, run as `conv`; anything else runs as lax's own convolution under
-    `implementation=None` and raises under a name. Array arguments are as in lax; `out_sharding` is passed on.
-
-    Raises:
-      ValueError: a convolution that the named implementation does not have; and whatever lax raises, by its names.
-    """
-    _check_implementation(implementation, CONV_IMPLEMENTATIONS, "conv_general_dilated", jnp.asarray(lhs).dtype)
-    reason = _why_not_conv(lhs, rhs, lhs_dilation, dimension_numbers, batch_group_count, preferred_element_type)
-    if reason is not None and implementation not in (None, "xla"):
-        raise ValueError(f"implementation={implementation!r} cannot run this convolution: {reason}; None or 'xla' can")
-    dense = functools.partial(
-        lax.conv_general_dilated,
-        window_strides=window_strides,
-        padding=padding,
-        lhs_dilation=lhs_dilation,
-        rhs_dilation=rhs_dilation,
-        dimension_numbers=dimension_numbers,
-        feature_group_count=feature_group_count,
-        batch_group_count=batch_group_count,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-    )
-    if reason is not None or implementation == "xla":
-        return dense(jnp.asarray(lhs), jnp.asarray(rhs), out_sharding=out_sharding)
-    # Lax's own errors, which name the arguments as this caller knows them.
-    jax.eval_shape(dense, *(jax.ShapeDtypeStruct(jnp.shape(a), jnp.asarray(a).dtype) for a in (lhs, rhs)))
-    out = conv(
-        lhs,
-        rhs,
-        strides=tuple(window_strides),
-        padding=padding,
-        kernel_dilation=1 if rhs_dilation is None else tuple(rhs_dilation),
-        feature_group_count=feature_group_count,
-        precision=precision,
-        implementation=implementation,
-    )
-    return out if out_sharding is None else jax.sharding.reshard(out, out_sharding)
 
 
 def density(x: jax.typing.ArrayLike, axis: int | tuple[int, ...] | None = None) -> jax.Array:
@@ -295,40 +250,8 @@ def density(x: jax.typing.ArrayLike, axis: int | tuple[int, ...] | None = None) 
     return reference.density(jnp.asarray(x), axis)
 
 
-class _Operands(NamedTuple):
-    x: jax.Array
-    kernel: jax.Array
-    bias: jax.Array | None = None
-    residual: jax.Array | None = None
-    nonzeros: jax.Array | None = None
-    packed: PackedKernel | None = None  # what `kernel` was given as
-
-    @classmethod
-    def of(cls, *values: Any) -> _Operands:
-        for name, value in zip(("x", "kernel"), values[:2], strict=True):
-            if value is None:
-                raise TypeError(f"{name}=None is not an array")
-        packed = values[1] if isinstance(values[1], PackedKernel) else None
-        arrays: Any = (None if value is None else jnp.asarray(value) for value in values)
-        return cls(*arrays)._replace(packed=packed)
-
-    def check(self, geometry: Geometry, activation: str | None) -> None:
-        """Shapes and dtypes of what follows the convolution, and that all dtypes agree."""
-        features = self.kernel.shape[-1]
-        conv_size = geometry.conv_size(self.x.shape[1:3], self.kernel.shape[:2])
-        if activation not in ACTIVATIONS:
-            raise ValueError(f"activation={activation!r} is not one of {', '.join(map(repr, ACTIVATIONS))}")
-        result = (self.x.shape[0], *conv_size, features)
-        for name, value, shape in (("bias", self.bias, (features,)), ("residual", self.residual, result)):
-            if value is not None and value.shape != shape:
-                raise ValueError(f"{name}.shape={value.shape} must be {shape}")
-        for name, value in zip(("kernel", "bias", "residual"), self[1:4], strict=True):
-            if value is not None and value.dtype != self.x.dtype:
-                raise TypeError(f"{name}.dtype={value.dtype} must equal x.dtype={self.x.dtype}")
-
-
 def _run(
-    operands: _Operands,
+    operands: Operands,
     geometry: Geometry,
     activation: str | None,
     precision: lax.PrecisionLike,
@@ -339,21 +262,21 @@ def _run(
     """One call by `implementation`; under None `sparse` is the native method that may be chosen."""
     method, fallback = implementation or sparse, implementation is None
     packed = packing.for_call(operands.x, operands.kernel, operands.packed, geometry, method)
-    precision = _canonical_precision(precision)
+    precision = canonical_precision(precision)
     reason = geo.too_large(geometry, operands.x.shape, operands.kernel.shape)
     if reason is not None and not fallback and method != "xla":
         raise ValueError(f"implementation={method!r} cannot run: {reason}; implementation=None or 'xla' can")
     if method == "coo" and (missing := coo_configurations.why_not(operands.kernel.shape, geometry)):
         raise ValueError(f"{missing}: implementation='coo' cannot run; None, 'ecr' or 'xla' can")
     nothing_to_skip = operands.x.shape[3] == 0
-    if method == "xla" or reason is not None or nothing_to_skip or str(operands.x.dtype) not in _KERNEL_DTYPES:
+    if method == "xla" or reason is not None or nothing_to_skip or str(operands.x.dtype) not in KERNEL_DTYPES:
         return _with_counts(reference.conv_pool(*operands[:4], geometry, activation, precision), count_nonzeros)
     config = primitives.Config(geometry, method, activation, fallback=fallback, precision=precision)
     return _sparse(operands._replace(packed=None), packed, config, count_nonzeros)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "count_nonzeros"))
-def _sparse(operands: _Operands, packed: jax.Array | None, config: primitives.Config, count_nonzeros: bool) -> Any:
+def _sparse(operands: Operands, packed: jax.Array | None, config: primitives.Config, count_nonzeros: bool) -> Any:
     # Jitted so that an eager call does not copy the kernel to give it the stack axis.
     x, kernel, bias, residual, nonzeros, _ = operands
     kernel, bias, packed = kernel[None], None if bias is None else bias[None], None if packed is None else packed[None]
@@ -364,69 +287,3 @@ def _sparse(operands: _Operands, packed: jax.Array | None, config: primitives.Co
 
 def _with_counts(y: jax.Array, count_nonzeros: bool) -> Any:
     return (y, counting.counted(y)) if count_nonzeros else y
-
-
-def _check_nonzeros(nonzeros: jax.Array | None, implementation: str | None) -> None:
-    if nonzeros is None:
-        return
-    if implementation not in READS_NONZEROS:
-        names = " and ".join(map(repr, READS_NONZEROS))
-        raise ValueError(f"nonzeros is given, but implementation={implementation!r} does not read it; {names} do")
-    if nonzeros.ndim != 2 or nonzeros.shape[0] < 1 or nonzeros.shape[1] != 2:
-        raise ValueError(
-            f"nonzeros.shape={nonzeros.shape} must be [parts, 2]: rows of (non-zeros, elements) of parts of x"
-        )
-    if nonzeros.dtype != jnp.int32:
-        raise TypeError(f"nonzeros.dtype={nonzeros.dtype} must be int32")
-
-
-def _check_implementation(implementation: str | None, names: tuple[str, ...], op: str, dtype: Any) -> None:
-    choices = ", ".join(map(repr, (None, *names)))
-    if implementation is not None and implementation not in names:
-        raise ValueError(f"implementation={implementation!r} is not one that {op} has: {choices}")
-    if implementation not in (None, "xla") and str(dtype) not in _KERNEL_DTYPES:
-        raise ValueError(
-            f"implementation={implementation!r} cannot run with x.dtype={dtype}; it takes "
-            f"{', '.join(_KERNEL_DTYPES)}, and implementation=None or 'xla' whatever lax takes"
-        )
-
-
-def _canonical_precision(precision: lax.PrecisionLike) -> Any:
-    """None, a pair of `lax.Precision` or a dot algorithm, as lax has it now (`jax.default_matmul_precision` counts).
-
-    Checked at trace time also where no kernel needs the answer.
-    """
-    one = jax.ShapeDtypeStruct((1, 1), jnp.float32)
-    try:
-        product = jax.make_jaxpr(functools.partial(lax.dot, precision=precision))(one, one)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"precision={precision!r} is not None, 'default', 'high', 'highest', a jax.lax.Precision, a pair of them "
-            "or another that lax takes"
-        ) from error
-    return product.eqns[0].params["precision"]
-
-
-def _why_not_conv(
-    lhs: Any,
-    rhs: Any,
-    lhs_dilation: Sequence[int] | None,
-    dimension_numbers: Any,
-    batch_group_count: int,
-    preferred_element_type: Any,
-) -> str | None:
-    """Why a call of lax's signature is not one of `conv`, or None."""
-    lhs_shape, rhs_shape = jnp.shape(lhs), jnp.shape(rhs)
-    if len(lhs_shape) != 4 or len(rhs_shape) != 4:
-        return f"lhs.shape={lhs_shape} is not two-dimensional (four axes)"
-    if lax.conv_dimension_numbers(lhs_shape, rhs_shape, dimension_numbers) != _NHWC:
-        return f"dimension_numbers={dimension_numbers!r} is not ('NHWC', 'HWIO', 'NHWC')"
-    if lhs_dilation is not None and any(d != 1 for d in lhs_dilation):
-        return f"lhs_dilation={tuple(lhs_dilation)} is not 1"
-    if batch_group_count != 1:
-        return f"batch_group_count={batch_group_count} is not 1"
-    if preferred_element_type is not None and jnp.dtype(preferred_element_type) != jnp.asarray(lhs).dtype:
-        return f"preferred_element_type={preferred_element_type!r} is not lhs's dtype"
-    if 0 in rhs_shape[:2]:
-        return f"rhs.shape={rhs_shape} has an empty window"
-    return None

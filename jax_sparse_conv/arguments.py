@@ -1,0 +1,103 @@
+"""The arguments of the public operations: their names, and the checks that say what would have been right."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_sparse_conv import _native
+from jax_sparse_conv.geometry import Geometry
+from jax_sparse_conv.packing import PackedKernel
+
+CONV_IMPLEMENTATIONS = ("xla", "ecr", "coo", "direct", "adaptive")
+CONV_POOL_IMPLEMENTATIONS = ("xla", "ecr", "coo", "pecr", "direct", "adaptive")
+DENSE_IMPLEMENTATIONS = ("xla", "ecr")
+IMPLEMENTATIONS = {
+    "conv": CONV_IMPLEMENTATIONS,
+    "conv_pool": CONV_POOL_IMPLEMENTATIONS,
+    "dense": DENSE_IMPLEMENTATIONS,
+}
+READS_NONZEROS = (None, "adaptive")  # implementations that take `nonzeros`
+ACTIVATIONS = (None, "relu")
+KERNEL_DTYPES = _native.DTYPES["cpu"]  # a superset of every platform's; lowering knows the platform
+
+
+class Operands(NamedTuple):
+    """The arrays of a call; shapes as in `ops.conv`."""
+
+    x: jax.Array
+    kernel: jax.Array
+    bias: jax.Array | None = None
+    residual: jax.Array | None = None
+    nonzeros: jax.Array | None = None
+    packed: PackedKernel | None = None  # what `kernel` was given as
+
+    @classmethod
+    def of(cls, *values: Any) -> Operands:
+        for name, value in zip(("x", "kernel"), values[:2], strict=True):
+            if value is None:
+                raise TypeError(f"{name}=None is not an array")
+        packed = values[1] if isinstance(values[1], PackedKernel) else None
+        arrays: Any = (None if value is None else jnp.asarray(value) for value in values)
+        return cls(*arrays)._replace(packed=packed)
+
+    def check(self, geometry: Geometry, activation: str | None) -> None:
+        """Shapes and dtypes of what follows the convolution, and that all dtypes agree."""
+        features = self.kernel.shape[-1]
+        conv_size = geometry.conv_size(self.x.shape[1:3], self.kernel.shape[:2])
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation={activation!r} is not one of {', '.join(map(repr, ACTIVATIONS))}")
+        result = (self.x.shape[0], *conv_size, features)
+        for name, value, shape in (("bias", self.bias, (features,)), ("residual", self.residual, result)):
+            if value is not None and value.shape != shape:
+                raise ValueError(f"{name}.shape={value.shape} must be {shape}")
+        for name, value in zip(("kernel", "bias", "residual"), self[1:4], strict=True):
+            if value is not None and value.dtype != self.x.dtype:
+                raise TypeError(f"{name}.dtype={value.dtype} must equal x.dtype={self.x.dtype}")
+
+
+def check_nonzeros(nonzeros: jax.Array | None, implementation: str | None) -> None:
+    """Raise for counts that nothing would read, or of another shape or dtype."""
+    if nonzeros is None:
+        return
+    if implementation not in READS_NONZEROS:
+        names = " and ".join(map(repr, READS_NONZEROS))
+        raise ValueError(f"nonzeros is given, but implementation={implementation!r} does not read it; {names} do")
+    if nonzeros.ndim != 2 or nonzeros.shape[0] < 1 or nonzeros.shape[1] != 2:
+        raise ValueError(
+            f"nonzeros.shape={nonzeros.shape} must be [parts, 2]: rows of (non-zeros, elements) of parts of x"
+        )
+    if nonzeros.dtype != jnp.int32:
+        raise TypeError(f"nonzeros.dtype={nonzeros.dtype} must be int32")
+
+
+def check_implementation(implementation: str | None, names: tuple[str, ...], op: str, dtype: Any) -> None:
+    """Raise a ValueError for an implementation that `op` does not have, or not for this dtype."""
+    choices = ", ".join(map(repr, (None, *names)))
+    if implementation is not None and implementation not in names:
+        raise ValueError(f"implementation={implementation!r} is not one that {op} has: {choices}")
+    if implementation not in (None, "xla") and str(dtype) not in KERNEL_DTYPES:
+        raise ValueError(
+            f"implementation={implementation!r} cannot run with x.dtype={dtype}; it takes "
+            f"{', '.join(KERNEL_DTYPES)}, and implementation=None or 'xla' whatever lax takes"
+        )
+
+
+def canonical_precision(precision: lax.PrecisionLike) -> Any:
+    """None, a pair of `lax.Precision` or a dot algorithm, as lax has it now (`jax.default_matmul_precision` counts).
+
+    Checked at trace time also where no kernel needs the answer.
+    """
+    one = jax.ShapeDtypeStruct((1, 1), jnp.float32)
+    try:
+        product = jax.make_jaxpr(functools.partial(lax.dot, precision=precision))(one, one)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"precision={precision!r} is not None, 'default', 'high', 'highest', a jax.lax.Precision, a pair of them "
+            "or another that lax takes"
+        ) from error
+    return product.eqns[0].params["precision"]
