@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import jax
 from flax import nnx
 
-from jax_sparse_conv import layers, packed_params, packing, reference, timing
+from jax_sparse_conv import layer_calls, packed_params, packing, reference, timing
 from jax_sparse_conv.calls import Call, Operands, default_precision
 from jax_sparse_conv.plan import Candidate, LayerPlan, Plan, check_model, device_label, sparse_layers, versions
 
@@ -178,7 +178,7 @@ def _record(model: nnx.Module, batches: Iterable[Any], recorder: _Recorder, prog
     count = 0
     for count, batch in enumerate(batches, 1):
         progress(f"recording batch {count}", None)
-        with layers.observed(recorder):
+        with layer_calls.observed(recorder):
             model(*batch) if isinstance(batch, tuple) else model(batch)
     if count == 0:
         raise ValueError("batches is empty; calibrate needs at least one")

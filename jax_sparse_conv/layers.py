@@ -1,4 +1,4 @@
-"""What the Flax layers of `nnx` and `linen` share: how a layer's attributes become one operation, and call recording.
+"""What the Flax layers of `nnx` and `linen` share: how a layer's attributes become one operation.
 
 A layer's `implementation` is None, a name, or what a plan made of it (`Planned`).
 
@@ -7,18 +7,16 @@ A `ConvLayer` is any object with the attributes of `flax.nnx.Conv` or `flax.line
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_sparse_conv import calls, counting, ops, reference
+from jax_sparse_conv import calls, counting, layer_calls, ops, reference
 from jax_sparse_conv import geometry as geo
 from jax_sparse_conv.calls import Call, Operands
 from jax_sparse_conv.packing import PackedKernel
@@ -78,23 +76,6 @@ class ConvPoolLayer(ConvLayer, Protocol):
     window_padding: Any
 
 
-@dataclasses.dataclass(frozen=True)
-class LayerCall:
-    """One call of a sparse layer, as `record_calls` keeps it.
-
-    Attributes:
-      layer: the layer that was called.
-      inputs: its input, as given.
-      residual: its residual, as given, or None.
-      output: its result.
-    """
-
-    layer: Any
-    inputs: jax.Array
-    residual: jax.Array | None
-    output: jax.Array
-
-
 class Counts(NamedTuple):
     """What a call knows of the zeros of its input, and whether it is to tell of its result's.
 
@@ -110,46 +91,6 @@ class Counts(NamedTuple):
 # A result and its counts, None where they are not wanted.
 Counted: TypeAlias = tuple[jax.Array, jax.Array | None]
 _NO_COUNTS = Counts()
-
-_calls: contextvars.ContextVar[list[LayerCall] | None] = contextvars.ContextVar("jax_sparse_conv_calls", default=None)
-
-
-@contextlib.contextmanager
-def record_calls() -> Iterator[list[LayerCall]]:
-    """Collect every call of a sparse layer inside the `with` block, in order.
-
-    Calls under `jax.jit` or another transformation have no values to keep and are left out.
-    """
-    calls: list[LayerCall] = []
-    token = _calls.set(calls)
-    try:
-        yield calls
-    finally:
-        _calls.reset(token)
-
-
-def recorded(layer: Any, inputs: Any, residual: Any, output: jax.Array) -> jax.Array:
-    """`output`, noted down where `record_calls` is active."""
-    calls = _calls.get()
-    if calls is not None and not isinstance(output, jax.core.Tracer):
-        calls.append(LayerCall(layer, inputs, residual, output))
-    return output
-
-
-# Runs an operation in a layer's place: (layer, call, operands, arguments) -> result.
-Observer: TypeAlias = Callable[[Any, Call, Operands, Mapping[str, Any]], jax.Array]
-_observer: contextvars.ContextVar[Observer | None] = contextvars.ContextVar("jax_sparse_conv_observer", default=None)
-
-
-@contextlib.contextmanager
-def observed(observer: Observer) -> Iterator[None]:
-    """Inside the `with` block, `observer` runs every operation of every sparse layer."""
-    token = _observer.set(observer)
-    try:
-        yield
-    finally:
-        _observer.reset(token)
-
 
 # --- arguments -------------------------------------------------------------------------------------------------------
 
@@ -295,7 +236,7 @@ def counted(y: jax.Array, counts: Counts) -> Counted:
 
 
 def _run(layer: Any, op: str, operands: Operands, arguments: Mapping[str, Any], counts: Counts = _NO_COUNTS) -> Counted:
-    observer = _observer.get()
+    observer = layer_calls.observer()
     if observer is not None:
         return counted(observer(layer, Call.of(op, operands, arguments), operands, arguments), counts)
     implementation, nonzeros = layer.implementation, counts.nonzeros

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jax_sparse_conv import layers, ops, packing
+from jax_sparse_conv import layer_calls, layers, ops, packing
 from jax_sparse_conv.geometry import Padding
 
 __all__ = ["SparseConv", "SparseConvPool", "SparseDense"]
@@ -69,7 +69,7 @@ class SparseConv(nn.Conv):
             layers.require_dense(self.implementation, reason)
             y = self._after(layers.epilogue(super().__call__(inputs), residual, self.activation))
             y, counted = layers.counted(y, counts)
-        y = layers.recorded(self, inputs, residual, y)
+        y = layer_calls.recorded(self, inputs, residual, y)
         return (y, counted) if count_nonzeros else y
 
     def _promoted(self, inputs: Any) -> Promoted:
@@ -170,7 +170,7 @@ class SparseDense(nn.Dense):
         else:
             layers.require_dense(self.implementation, reason)
             y = layers.epilogue(super().__call__(inputs), None, self.activation)
-        return layers.recorded(self, inputs, None, y)
+        return layer_calls.recorded(self, inputs, None, y)
 
     def _promoted(self, inputs: Any) -> Promoted:
         kernel = self.param("kernel", self.kernel_init, (jnp.shape(inputs)[-1], self.features), self.param_dtype)

@@ -17,7 +17,8 @@ from jax import lax
 
 from jax_sparse_conv import layers, ops
 from jax_sparse_conv.models.initializers import he_normal
-from jax_sparse_conv.nnx import SparseConv, SparseConvPool, SparseLinear, promoted
+from jax_sparse_conv.nnx import SparseConv, SparseConvPool, SparseLinear
+from jax_sparse_conv.nnx.layers import promoted
 
 TORCH_EPSILON = 1e-5
 

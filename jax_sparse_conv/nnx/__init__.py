@@ -1,0 +1,27 @@
+"""Layers for `flax.nnx` that skip the zeros of their input, and `replace`, which puts them into any nnx model.
+
+`SparseConv`, `SparseConvPool` and `SparseLinear` have the parameters and the state tree of `nnx.Conv` and `nnx.Linear`:
+checkpoints, optimizers and transformations do not see a difference. The layers are in `layers`, what is done to whole
+models in `models`.
+"""
+
+from jax_sparse_conv.layer_calls import LayerCall, record_calls
+from jax_sparse_conv.nnx.layers import SparseConv, SparseConvPool, SparseLinear
+from jax_sparse_conv.nnx.models import Report, ReportEntry, layer_paths, pack, replace, set_implementation, unpack
+from jax_sparse_conv.packed_params import PackedParam
+
+__all__ = [
+    "LayerCall",
+    "PackedParam",
+    "Report",
+    "ReportEntry",
+    "SparseConv",
+    "SparseConvPool",
+    "SparseLinear",
+    "layer_paths",
+    "pack",
+    "record_calls",
+    "replace",
+    "set_implementation",
+    "unpack",
+]
