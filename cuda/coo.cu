@@ -4,7 +4,7 @@
 // What: a block computes TH x TW results for 32 * feature_warps * KT output channels, KT of them per thread, and keeps
 // all their sums in registers (output stationary).
 //
-// How, per chunk of 32 input channels of the block:
+// How, per chunk of 32 input channels of the block (1 and 2 in coo_lists.cuh):
 //   1. The tile's patch of x with its halo comes to shared memory by cp.async, during the chunk before.
 //   2. Convert: a lane owns a channel, each warp a run of positions; they count, meet, and write (value, position) to
 //      the channel's list, in the order of position. Every list has room for all positions, so there is no prefix sum
@@ -12,140 +12,21 @@
 //   3. Multiply: the warps of a slice take the channels whose share of the chunk's non-zeros falls to it, so that work
 //      and not channels is what slices share. A channel's weights stream through two buffers of a warp by cp.async,
 //      each lane its own, and are in registers while coo_micro.cuh runs over the list.
-// Then the slices' sums meet in shared memory in a fixed order, and the block writes results, or with splits > 1 its
-// partial sums meet again: blocks of a cluster read each other's shared memory; without clusters they go through the
-// workspace and CooReduceKernel; in a fixed order either way. No atomics: results repeat bit for
-// bit.
+// Then (coo_sums.cuh) the slices' sums meet in shared memory in a fixed order, and the block writes results, or with
+// splits > 1 its partial sums meet again: blocks of a cluster read each other's shared memory; without clusters they go
+// through the workspace and CooReduceKernel; in a fixed order either way. No atomics: results repeat bit for bit.
 //
 // Layout: x NHWC, kernel HWIO; threads along output channels, so weights, sums and results are coalesced.
 //
 // What bounds it: an entry costs 8 instructions around its FFMAs (16 inside a 4x4 tile with KT = 4, 11 inside 7x7 with
 // KT = 2) and some 80 cycles of latency, which other warps hide; at high sparsity weights: R * R words for each
 // tile, channel and output channel, whatever the non-zeros.
-#include "coo_micro.cuh"
-#include "coo_task.cuh"
+#include "coo_lists.cuh"
+#include "coo_sums.cuh"
 #include "kernels.h"
 
 namespace jsc {
 namespace {
-
-// Where a block works.
-struct CooPlace {
-  int64_t image;
-  int stack, group, feature;  // first output channel, within the group
-  int out[2];                 // first result
-  int split, channel, channels_end;
-};
-
-// Found again wherever it is needed: the volatile read keeps the compiler from holding it in registers instead, of
-// which the sums leave few.
-template <typename T, int kVariant>
-__device__ CooPlace LocateCoo(const CooTask<T>& task) {
-  constexpr CooVariant kShape = kCooVariants[kVariant];
-  int block;
-  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
-  const Quotient split = Divide(block, task.by_splits);  // first: the splits of a tile are a cluster
-  const Quotient feature = Divide(split.quotient, task.by_feature_tiles);
-  const Quotient x = Divide(feature.quotient, task.by_tiles[1]);
-  const Quotient y = Divide(x.quotient, task.by_tiles[0]);
-  const Quotient group = Divide(y.quotient, task.by_groups);
-  CooPlace b;
-  b.image = group.quotient;
-  b.stack = group.quotient / task.images_per_stack;
-  b.group = group.remainder;
-  b.feature = feature.remainder * (kWarp * kShape.features * task.plan.feature_warps);
-  b.out[0] = y.remainder * kShape.height;
-  b.out[1] = x.remainder * kShape.width;
-  b.split = split.remainder;
-  b.channel = split.remainder * task.split_channels;
-  b.channels_end = min(b.channel + task.split_channels, task.group_channels);
-  return b;
-}
-
-// Shared memory of a block; the sums take its place at the end.
-template <typename T, int kVariant>
-struct CooMemory {
-  static constexpr CooVariant kShape = kCooVariants[kVariant];
-  static constexpr int kPitch = (kShape.positions() + 2) | 1;  // odd: lanes' lists begin in different banks
-  static constexpr int kStage = kShape.taps() * kWarp * kShape.features;
-
-  CooEntry* lists;  // [chunk channel, kPitch]
-  T* weights;       // [stage, tap, lane, feature] of this warp
-  T* patch;         // [position, chunk channel]
-  int* totals;      // [chunk channel]
-  int* counts;      // [warp, chunk channel]
-
-  __device__ CooMemory(unsigned char* shared, int warps) {
-    lists = reinterpret_cast<CooEntry*>(shared);
-    shared += kCooChunk * kPitch * sizeof(CooEntry);
-    weights = reinterpret_cast<T*>(shared) + threadIdx.x / kWarp * 2 * kStage;
-    shared += warps * 2 * kStage * sizeof(T);
-    patch = reinterpret_cast<T*>(shared);
-    shared += kShape.positions() * kCooChunk * sizeof(T);
-    totals = reinterpret_cast<int*>(shared);
-    counts = totals + kCooChunk;
-  }
-};
-
-// Asks for the patch of channels [first, first + kCooChunk), with zeros outside the image and the block's channels.
-template <typename T, int kVariant>
-__device__ void StageCooPatch(const CooTask<T>& task, T* patch, int first) {
-  constexpr CooVariant kShape = kCooVariants[kVariant];
-  const CooPlace b = LocateCoo<T, kVariant>(task);
-  const int shift = task.copy_x_shift, units_shift = 5 - shift;
-  const int origin[2] = {b.out[0] * task.stride[0] - task.pad_low[0], b.out[1] * task.stride[1] - task.pad_low[1]};
-  const T* corner = task.x + b.image * task.height * task.width * static_cast<int64_t>(task.channels) +
-                    b.group * task.group_channels + first;
-  for (int i = threadIdx.x; i < kShape.positions() << units_shift; i += blockDim.x) {
-    const int position = i >> units_shift, channel = (i & ((1 << units_shift) - 1)) << shift;
-    const int y = origin[0] + position / kShape.patch_width() * task.step[0];
-    const int x = origin[1] + position % kShape.patch_width() * task.step[1];
-    const bool valid = static_cast<unsigned>(y) < task.height && static_cast<unsigned>(x) < task.width &&
-                       first + channel < b.channels_end;
-    const T* source = corner + (y * task.width + x) * static_cast<int64_t>(task.channels) + channel;
-    CopyAsync<0>(patch + (i << shift), valid ? source : task.x, static_cast<int>(sizeof(T)) << shift, valid);
-  }
-}
-
-// The patch as lists, all warps together; ends with the lists visible to all.
-template <typename T, int kVariant>
-__device__ void ConvertCoo(const CooMemory<T, kVariant>& m) {
-  constexpr int kPositions = kCooVariants[kVariant].positions();
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
-  const int first = warp * kPositions / warps, last = (warp + 1) * kPositions / warps;
-  int count = 0;
-#pragma unroll 4
-  for (int p = first; p < last; ++p) count += ToFloat(m.patch[p * kCooChunk + lane]) != 0.f;
-  m.counts[warp * kCooChunk + lane] = count;
-  __syncthreads();
-  int slot = 0;
-  for (int w = 0; w < warp; ++w) slot += m.counts[w * kCooChunk + lane];
-  CooEntry* list = m.lists + lane * CooMemory<T, kVariant>::kPitch;
-#pragma unroll 4
-  for (int p = first; p < last; ++p) {
-    const float value = ToFloat(m.patch[p * kCooChunk + lane]);
-    if (value != 0.f) list[slot++] = {value, static_cast<uint32_t>(p)};
-  }
-  if (warp == warps - 1) {
-    list[slot] = {0.f, kPositions};
-    m.totals[lane] = slot;
-  }
-  __syncthreads();
-}
-
-// The chunk's channels whose non-zeros fall to this warp's slice, as bits.
-__device__ inline unsigned ChannelsOfSlice(const int* totals, int slice, int slices) {
-  const int lane = threadIdx.x % kWarp, count = totals[lane];
-  int upto = count;
-#pragma unroll
-  for (int distance = 1; distance < kWarp; distance *= 2) {
-    const int before = __shfl_up_sync(0xffffffffu, upto, distance);
-    if (lane >= distance) upto += before;
-  }
-  const int all = __shfl_sync(0xffffffffu, upto, kWarp - 1);
-  const int middle = 2 * upto - count;  // of the channel's part of [0, 2 * all)
-  return __ballot_sync(0xffffffffu, count > 0 && middle * slices / (2 * all) == slice);
-}
 
 // Asks for one channel's weights for this lane's output channels, with zeros for those that do not exist.
 template <typename T, int kVariant>
@@ -249,82 +130,6 @@ __device__ __forceinline__ void StoreSums(float* sums, std::integer_sequence<int
    ...);
 }
 
-template <typename T>
-__device__ void FinishResult(const CooTask<T>& task, int stack, int64_t at, int feature, float4 sum, int valid) {
-  if (task.bias) {
-    sum = sum + LoadUpTo4(task.bias + static_cast<int64_t>(stack) * task.features + feature, valid, task.vector_out);
-  }
-  if (task.residual) sum = sum + LoadUpTo4(task.residual + at, valid, task.vector_out);
-  if (task.relu) sum = make_float4(Relu(sum.x), Relu(sum.y), Relu(sum.z), Relu(sum.w));
-  StoreUpTo4(task.out + at, sum, valid, task.vector_out);
-}
-
-#if __CUDA_ARCH__ >= 900
-__device__ inline int ClusterRank() {
-  int rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-__device__ inline void ClusterSync() {
-  asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory");
-}
-
-// Four floats of another block of the cluster.
-__device__ inline float4 LoadOfCluster(const float* shared, int rank) {
-  const auto own = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  float4 v;
-  asm volatile(
-      "{\n\t.reg .b32 there;\n\tmapa.shared::cluster.u32 there, %4, %5;\n\t"
-      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n\t}"
-      : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-      : "r"(own), "r"(rank)
-      : "memory");
-  return v;
-}
-#endif
-
-// Adds up the slices' sums [slice, feature warp, pixel, warp feature] in the place of the first.
-template <int kVariant>
-__device__ void AddSlices(float* sums, int warps, int slices) {
-  constexpr int kWarpSums = CooMicro<kVariant>::kSums * kWarp;
-  for (int i = threadIdx.x * 4; i < warps * kWarpSums; i += blockDim.x * 4) {
-    float4 sum = Load4(sums + i);
-    for (int slice = 1; slice < slices; ++slice) sum = sum + Load4(sums + i + slice * warps * kWarpSums);
-    *reinterpret_cast<float4*>(sums + i) = sum;
-  }
-}
-
-// Adds up the sums [feature warp, pixel, warp feature] of `parts` parts, part(p, i) being four at i, always in the same
-// order, and writes this block's share of the results, or of its partial sums.
-template <typename T, int kVariant, typename Part>
-__device__ void FinishCoo(const CooTask<T>& task, int share, int shares, int parts, Part part) {
-  constexpr CooVariant kShape = kCooVariants[kVariant];
-  constexpr int kWarpFeatures = kWarp * kShape.features, kWarpSums = kShape.pixels() * kWarpFeatures;
-  const CooPlace b = LocateCoo<T, kVariant>(task);
-  const int warps = task.plan.feature_warps;
-  const int64_t results = static_cast<int64_t>(task.by_image.divisor) * task.features;  // of an image
-  for (int i = share * blockDim.x + threadIdx.x; i < warps * kWarpSums / 4; i += blockDim.x * shares) {
-    const int in_warp = i * 4 % kWarpFeatures, rest = i * 4 / kWarpFeatures;
-    const int warp = rest & (warps - 1), pixel = rest / warps;
-    const int y = b.out[0] + pixel / kShape.width, x = b.out[1] + pixel % kShape.width;
-    const int feature = b.feature + warp * kWarpFeatures + in_warp;  // within the group
-    const int valid = min(task.group_features - feature, 4);
-    if (valid <= 0 || y >= task.out_size[0] || x >= task.out_size[1]) continue;
-    const int from = warp * kWarpSums + pixel * kWarpFeatures + in_warp;
-    float4 sum = part(0, from);
-#pragma unroll 8
-    for (int p = 1; p < parts; ++p) sum = sum + part(p, from);
-    const int all = b.group * task.group_features + feature;
-    const int64_t at = b.image * results + (y * task.out_size[1] + x) * static_cast<int64_t>(task.features) + all;
-    if (task.plan.splits == 1 || task.plan.cluster) {
-      FinishResult(task, b.stack, at, all, sum, valid);
-    } else {
-      StoreUpTo4(task.partial + b.split * results * task.images + at, sum, valid, task.vector_out);
-    }
-  }
-}
-
 template <typename T, int kVariant>
 __global__ void __launch_bounds__(kWarp* kCooVariants[kVariant].max_warps(), kCooVariants[kVariant].min_blocks())
     CooKernel(const __grid_constant__ CooTask<T> task) {
@@ -364,34 +169,6 @@ __global__ void __launch_bounds__(kWarp* kCooVariants[kVariant].max_warps(), kCo
   const int slice_sums = task.plan.feature_warps * Micro::kSums * kWarp;
   FinishCoo<T, kVariant>(task, 0, 1, task.plan.slices,
                          [&](int slice, int i) { return Load4(sums + slice * slice_sums + i); });
-}
-
-// Adds up the splits of every four results.
-template <typename T>
-__global__ void __launch_bounds__(256) CooReduceKernel(const __grid_constant__ CooTask<T> task, int total) {
-  const unsigned first = (blockIdx.x * 256 + threadIdx.x) * 4;  // beyond 2^31 in the last block of a full workspace
-  if (first >= static_cast<unsigned>(total)) return;
-  const int at = static_cast<int>(first);
-  const int valid = min(total - at, 4);
-  float4 sum = {0.f, 0.f, 0.f, 0.f};
-#pragma unroll 4
-  for (int split = 0; split < task.plan.splits; ++split) {
-    sum = sum + LoadUpTo4(task.partial + static_cast<int64_t>(split) * total + at, valid, task.vector_out);
-  }
-  if (task.vector_out) {
-    const Quotient pixel = Divide(at, task.by_features);
-    const int stack = Divide(pixel.quotient, task.by_image).quotient / task.images_per_stack;
-    FinishResult(task, stack, at, pixel.remainder, sum, valid);
-    return;
-  }
-  const float each[4] = {sum.x, sum.y, sum.z, sum.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (i >= valid) break;
-    const Quotient pixel = Divide(at + i, task.by_features);
-    const int stack = Divide(pixel.quotient, task.by_image).quotient / task.images_per_stack;
-    FinishResult(task, stack, at + i, pixel.remainder, {each[i], 0.f, 0.f, 0.f}, 1);
-  }
 }
 
 template <typename T, int kVariant>

@@ -38,7 +38,7 @@ std::string CompleteCooPlan(const ConvArgs& args, int element_bytes, size_t work
   if (blocks > std::numeric_limits<int32_t>::max()) return "the call takes 2^31 blocks or more";
   plan->blocks = static_cast<int64_t>(blocks);
   const int warps = plan->feature_warps * plan->slices;
-  // coo.cu's CooMemory, and the sums that take its place at the end.
+  // CooMemory of coo_lists.cuh, and the sums that take its place at the end.
   const int stages = 2 * warps * shape.taps() * 32 * shape.features * element_bytes;
   const int lists = 32 * ((shape.positions() + 2) | 1) * 8;
   const int patch = shape.positions() * 32 * element_bytes;

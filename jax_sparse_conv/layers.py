@@ -19,6 +19,7 @@ from jax import lax
 from jax_sparse_conv import calls, counting, layer_calls, ops, reference
 from jax_sparse_conv import geometry as geo
 from jax_sparse_conv.calls import Call, Operands
+from jax_sparse_conv.layer_calls import observed as observed
 from jax_sparse_conv.packing import PackedKernel
 
 _NOT_ZERO_PADDING = ("CIRCULAR", "REFLECT", "CAUSAL")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several workers share a GPU
 
@@ -40,3 +41,23 @@ def gpu() -> jax.Device:
     if PLATFORM != "cuda":
         pytest.skip(f"needs an NVIDIA GPU; the default backend is {jax.default_backend()!r}")
     return jax.devices("gpu")[0]
+
+
+@pytest.fixture(params=["portable", "avx2", "avx512"])
+def pixels(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Has the CPU run its pixel loop, on each instruction set that this machine has."""
+    if request.param not in _native.cpu_isas():
+        pytest.skip(f"{request.param} is not one of {_native.cpu_isas()}")
+    chosen = _native.cpu_isa()
+    _native.set_cpu_isa(request.param)
+    _native.set_cpu_loop("pixels")
+    yield request.param
+    _native.set_cpu_loop("auto")
+    _native.set_cpu_isa(chosen)
+
+
+@pytest.fixture
+def float32_products() -> Iterator[None]:
+    """No TF32 on a GPU: for tests whose tolerances are those of float32."""
+    with jax.default_matmul_precision("highest"):
+        yield

@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import oracle
-from test_adaptive import BOTH, DENSE, SPARSE, adaptive, check_counts
+from test_adaptive import BOTH, DENSE, SPARSE, adaptive
 from test_coo_star import SHAPES_AND_TILES, feature_map
 from test_coo_star import check as check_lists
+from test_counting import check_counts
 from test_direct import LARGE_KINDS
 from test_kernels import TOLERANCE, call
 from test_segments import CASES, KINDS, LARGER, check

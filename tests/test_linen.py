@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import flax.linen as nn
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_sparse_conv.layers import record_calls
+from jax_sparse_conv.layer_calls import record_calls
 from jax_sparse_conv.linen import SparseConv, SparseConvPool, SparseDense
 
 CONVOLUTIONS: dict[str, dict[str, Any]] = {
@@ -30,11 +29,7 @@ CONVOLUTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _float32_is_float32() -> Iterator[None]:
-    """Keep GPUs from computing the dense parts in TF32."""
-    with jax.default_matmul_precision("float32"):
-        yield
+pytestmark = pytest.mark.usefixtures("float32_products")
 
 
 def feature_map(shape: tuple[int, ...]) -> jax.Array:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -31,11 +30,7 @@ from jax_sparse_conv.nnx import SparseConv, SparseConvPool, SparseLinear
 forward = nnx.jit(lambda model, x: model(x))
 
 
-@pytest.fixture(autouse=True)
-def float32_products() -> Iterator[None]:
-    """No TF32 on a GPU: the tolerances are those of float32."""
-    with jax.default_matmul_precision("highest"):
-        yield
+pytestmark = pytest.mark.usefixtures("float32_products")
 
 
 def test_use_version_moves_the_strides() -> None:

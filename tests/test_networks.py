@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -61,11 +60,7 @@ PARAMETERS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def float32_products() -> Iterator[None]:
-    """No TF32 on a GPU: the tolerances are those of float32."""
-    with jax.default_matmul_precision("highest"):
-        yield
+pytestmark = pytest.mark.usefixtures("float32_products")
 
 
 @functools.cache
