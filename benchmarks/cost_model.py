@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         content = {
             **environment.describe_run(),
             "command": command.portable("benchmarks.cost_model", arguments),
-            "device_properties": vars(devices.this_device()),
+            "device_properties": vars(devices.current()),
             "median_loss": losses,
             "rows": rows,
         }
@@ -95,7 +95,7 @@ def _search(layer: Layer, maps: dict[str, data.Map], options: argparse.Namespace
     geometry = geo.resolve(layer.x_shape(options.batch), layer.kernel_shape, strides=layer.strides)
     kernel, bias = (jnp.asarray(value) for value in data.weights(layer, 0))
     covering = [v for v in coo_configurations.variants() if v.covers(kernel.shape[:2], geometry)]
-    device = devices.this_device()
+    device = devices.current()
     x_shape = layer.x_shape(options.batch)
     blind_call = cost_model.call_of(x_shape, (1, *kernel.shape), geometry, 4)
     every = list(coo_configurations.configurations(covering, blind_call, device))

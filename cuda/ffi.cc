@@ -284,15 +284,15 @@ nb::dict Registrations() {
 }
 
 // Bytes of the workspace operand for x [N, H, W, C], kernel [S, kh, kw, C / groups, K] and the sizes of the
-// convolution's and the operation's results. More does not help, less only costs speed. Where blocks meet in clusters,
-// as on this process's first device from Hopper on, there is nothing to put there.
+// convolution's and the operation's results, on a device. More does not help, less only costs speed. Where blocks meet
+// in clusters, from Hopper on, there is nothing to put there.
 size_t WorkspaceBytes(const std::string& target, const std::vector<int64_t>& x_shape,
                       const std::vector<int64_t>& kernel_shape, const std::vector<int64_t>& conv_size,
-                      const std::vector<int64_t>& out_size) {
+                      const std::vector<int64_t>& out_size, int device) {
   if (x_shape.size() != 4 || kernel_shape.size() != 5 || conv_size.size() != 2 || out_size.size() != 2) {
     throw nb::value_error("workspace_bytes takes x_shape [4], kernel_shape [5], conv_size [2] and out_size [2]");
   }
-  if (GetDeviceInfo(0).clusters[1] > 0) return 0;
+  if (GetDeviceInfo(device).clusters[1] > 0) return 0;
   if (target == "jsc_dense") return DenseWorkspaceBytes(x_shape[0], kernel_shape[4]);
   const size_t direct = DirectWorkspaceBytes(x_shape[0] * conv_size[0] * conv_size[1], kernel_shape[4],
                                              kernel_shape[1] * kernel_shape[2] * kernel_shape[3]);
@@ -334,5 +334,5 @@ NB_MODULE(_cuda, m) {
         "What the cost model has to know of a device, by the name that devices.py gives it.");
   m.def("registrations", &jsc::Registrations, "Custom call targets and their handlers, for jax.ffi");
   m.def("workspace_bytes", &jsc::WorkspaceBytes, nb::arg("target"), nb::arg("x_shape"), nb::arg("kernel_shape"),
-        nb::arg("conv_size"), nb::arg("out_size"));
+        nb::arg("conv_size"), nb::arg("out_size"), nb::arg("device"));
 }

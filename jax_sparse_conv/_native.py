@@ -57,12 +57,17 @@ def why_missing(method: str, platform: str, dtype: Any) -> str | None:
 
 
 def workspace_bytes(
-    method: str, x_shape: Sequence[int], kernel_shape: Sequence[int], conv_size: Sequence[int], out_size: Sequence[int]
+    method: str,
+    x_shape: Sequence[int],
+    kernel_shape: Sequence[int],
+    conv_size: Sequence[int],
+    out_size: Sequence[int],
+    device: int,
 ) -> int:
-    """Bytes of scratch memory that the CUDA kernel of `method` wants as an extra result; 0 on GPUs with clusters."""
+    """Scratch memory that the CUDA kernel of `method` takes as a result on a device, bytes; 0 with clusters."""
     return int(
         _modules["cuda"].workspace_bytes(
-            target_name(method), list(x_shape), list(kernel_shape), list(conv_size), list(out_size)
+            target_name(method), list(x_shape), list(kernel_shape), list(conv_size), list(out_size), device
         )
     )
 

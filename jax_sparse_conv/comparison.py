@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx as flax_nnx
 
-from jax_sparse_conv import layers, nnx, ops, plan, timing
+from jax_sparse_conv import devices, layers, nnx, ops, plan, timing
 from jax_sparse_conv.calibration import Progress
 from jax_sparse_conv.models.layers import layer_names
 from jax_sparse_conv.photograph import UserError
@@ -193,7 +193,7 @@ def _functional(module: flax_nnx.Module) -> tuple[timing.Function, list[jax.Arra
     """
     graph, state = flax_nnx.split(module)
     leaves, structure = jax.tree.flatten(state)
-    constants = leaves if jax.default_backend() == "cpu" else []
+    constants = leaves if devices.default_platform() == "cpu" else []
 
     @jax.jit
     def function(weights: list[jax.Array], *arguments: jax.Array) -> Any:
@@ -211,7 +211,7 @@ def _first_run(function: timing.Function, *arguments: Any) -> Any:
 
 def _time_network(dense: timing.Function, sparse: timing.Function, x: jax.Array, repeats: int) -> Totals:
     operands = [(variant,) for variant in timing.rotations(x)]
-    calls = 1 if jax.default_backend() == "cpu" else _ASYNC_CALLS
+    calls = 1 if devices.default_platform() == "cpu" else _ASYNC_CALLS
     times = timing.blocked({"dense": dense, "sparse": sparse}, operands, repeats, calls)
     return Totals(times["dense"].microseconds, times["sparse"].microseconds)
 

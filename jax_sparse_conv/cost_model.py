@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 
+from jax_sparse_conv import devices
 from jax_sparse_conv.coo_configurations import (
     CHUNK,
     DENSITY,
@@ -23,7 +24,6 @@ from jax_sparse_conv.coo_configurations import (
     variants,
 )
 from jax_sparse_conv.devices import Device as Device
-from jax_sparse_conv.devices import this_device
 from jax_sparse_conv.geometry import Geometry
 
 _LEAST_OCCUPANCY = 0.5
@@ -167,9 +167,9 @@ def for_operands(
     element_bytes: int,
     density: float = DENSITY,
 ) -> Configuration:
-    """The configuration for x [N, H, W, C] and kernel [S, kh, kw, C / groups, K] on this process's GPU."""
+    """The configuration for x [N, H, W, C] and kernel [S, kh, kw, C / groups, K] on the GPU that is lowered for."""
     covering = tuple(v for v in variants() if v.covers(kernel_shape[1:3], geometry))
-    return _choose(covering, call_of(x_shape, kernel_shape, geometry, element_bytes, density), this_device())
+    return _choose(covering, call_of(x_shape, kernel_shape, geometry, element_bytes, density), devices.current())
 
 
 _choose = functools.lru_cache(maxsize=4096)(choose)

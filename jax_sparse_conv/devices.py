@@ -1,15 +1,27 @@
-"""What the models of this package know of a GPU."""
+"""Which device a computation is for, and what the models of this package know of a GPU.
+
+While a program is lowered JAX knows its devices: those of its committed arrays, of `jax.default_device`, or of a mesh.
+`for_lowering` makes the first of them that is a GPU of this process `current()`, by which everything is chosen that
+depends on a GPU. Before that, as where a kernel is packed while a function is traced, only `default()` is known.
+"""
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 
 from jax_sparse_conv import _native
 
+_GPU = "gpu"  # `jax.Device.platform` of CUDA devices
 _FP32_LANES = {(7, 0): 64, (7, 5): 64, (8, 0): 64}  # of a multiprocessor; 128 in every other since
+
+_ordinal: contextvars.ContextVar[int | None] = contextvars.ContextVar("jax_sparse_conv_ordinal", default=None)
+Rule = TypeVar("Rule", bound=Callable[..., Any])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +38,7 @@ class Device:
       clock_hz: of the multiprocessors.
       memory_bytes_per_second: bandwidth of device memory.
       lanes: float32 multiply-adds of a multiprocessor in one cycle.
+      capability: compute capability.
     """
 
     multiprocessors: int = 132
@@ -37,6 +50,7 @@ class Device:
     clock_hz: float = 1.98e9
     memory_bytes_per_second: float = 4.8e12
     lanes: int = 128
+    capability: tuple[int, int] = (9, 0)
 
     @property
     def flops(self) -> float:
@@ -44,6 +58,7 @@ class Device:
         return 2.0 * self.multiprocessors * self.lanes * self.clock_hz
 
     @classmethod
+    @functools.lru_cache(maxsize=64)
     def of(cls, ordinal: int) -> Device:
         """The CUDA device of this ordinal.
 
@@ -57,14 +72,64 @@ class Device:
             clock_hz=found["clock_khz"] * 1e3,
             memory_bytes_per_second=2 * found["memory_clock_khz"] * 1e3 * found["memory_bus_bits"] / 8,
             lanes=_FP32_LANES.get((found["major"], found["minor"]), 128),
+            capability=(found["major"], found["minor"]),
         )
 
 
-@functools.lru_cache(maxsize=1)
-def this_device() -> Device:
-    """The first GPU of this process; the default `Device` where there is none, as in an export."""
+def default() -> jax.Device:
+    """The device of computations on uncommitted arrays: `jax.default_device`'s, or the first one."""
+    chosen: Any = getattr(jax.config, "jax_default_device", None)
+    if chosen is None or isinstance(chosen, str):
+        return jax.local_devices(backend=chosen)[0]
+    device: jax.Device = chosen
+    return device
+
+
+def default_platform() -> str:
+    """The platform of `default()`: "cpu", "gpu" or another."""
+    return str(default().platform)
+
+
+def for_lowering(rule: Rule) -> Rule:
+    """A lowering rule that knows the GPU it is for, as `ordinal()` and `current()`."""
+
+    @functools.wraps(rule)
+    def knowing(ctx: Any, *operands: Any, **parameters: Any) -> Any:
+        found = _ordinal_of(ctx)
+        if found is None:  # another platform's device, or a rule inside one that knows
+            return rule(ctx, *operands, **parameters)
+        token = _ordinal.set(found)
+        try:
+            return rule(ctx, *operands, **parameters)
+        finally:
+            _ordinal.reset(token)
+
+    return knowing  # type: ignore[return-value]
+
+
+def _ordinal_of(ctx: Any) -> int | None:
+    """Of the first GPU of this process among the devices of a lowering's context."""
+    axes = ctx.module_context.axis_context
+    mesh = getattr(axes, "mesh", None)
+    assigned = mesh.devices.flat if isinstance(mesh, jax.sharding.Mesh) else getattr(axes, "device_assignment", None)
+    here = (d for d in assigned or () if d.platform == _GPU and d.process_index == jax.process_index())
+    return next((device.local_hardware_id or 0 for device in here), None)
+
+
+def ordinal() -> int:
+    """CUDA's number of the GPU that is lowered for, or of this process's first one where that is not known."""
+    known = _ordinal.get()
+    if known is not None:
+        return known
     try:
-        ordinal = jax.local_devices(backend="cuda")[0].local_hardware_id
-        return Device.of(ordinal or 0)
+        return jax.local_devices(backend="cuda")[0].local_hardware_id or 0
+    except RuntimeError:
+        return 0  # JAX has no GPU
+
+
+def current() -> Device:
+    """The GPU of `ordinal()`; the default `Device` where there is none, as in an export."""
+    try:
+        return Device.of(ordinal())
     except RuntimeError:
         return Device()

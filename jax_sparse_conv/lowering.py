@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jax.interpreters import mlir
 
-from jax_sparse_conv import _native, choice, cost_model, packing, partitioning, reference, sampling
+from jax_sparse_conv import _native, choice, cost_model, devices, packing, partitioning, reference, sampling
 from jax_sparse_conv.primitives import Config, Operands, conv_on_device_p, conv_p, reference_conv
 
 _POOL_CODES = {None: 0, "max": 1, "avg": 2}
@@ -132,6 +132,7 @@ def platform_name(ctx: Any, platform: str | None) -> str:
     return platform or next((p for p in ctx.module_context.platforms if p not in _native.PLATFORMS), "unknown")
 
 
+@devices.for_lowering
 def _lower(ctx: Any, *operands: Any, config: Config, platform: str | None) -> Any:
     x, kernel = ctx.avals_in[:2]
     if _pools_apart(x, kernel, config, platform):
@@ -204,6 +205,7 @@ def _on_device(config: Config) -> Any:
     return functools.partial(conv_on_device_p.bind, config=config)
 
 
+@devices.for_lowering
 def lower_on_device(ctx: Any, *operands: Any, config: Config, platform: str | None) -> Any:
     """What one device computes; `config` as `resolved` returns it."""
     if config.below is None:
@@ -215,6 +217,7 @@ def lower_on_device(ctx: Any, *operands: Any, config: Config, platform: str | No
     return _custom_call(ctx, operands, config, platform)[:1]
 
 
+@devices.for_lowering
 def lower_counted(ctx: Any, *operands: Any, config: Config) -> Any | None:
     """Result and counts by one CUDA call, for one device; None where there is no such call."""
     x, kernel = ctx.avals_in[:2]
@@ -255,7 +258,7 @@ def _workspace(x: Any, kernel: Any, config: Config, extra: dict[str, Any]) -> in
         return scratch
     conv_size = config.geometry.conv_size(x.shape[1:3], kernel.shape[1:3])
     out_size = config.geometry.out_size(x.shape[1:3], kernel.shape[1:3])
-    return _native.workspace_bytes(config.method, x.shape, kernel.shape, conv_size, out_size)
+    return _native.workspace_bytes(config.method, x.shape, kernel.shape, conv_size, out_size, devices.ordinal())
 
 
 def _by_density(*values: jax.Array, config: Config) -> jax.Array:

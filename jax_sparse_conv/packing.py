@@ -27,7 +27,7 @@ import numpy.typing as npt
 from jax import export
 from jax.custom_derivatives import SymbolicZero
 
-from jax_sparse_conv import _native
+from jax_sparse_conv import _native, devices
 from jax_sparse_conv.geometry import Geometry
 
 _MAX_BLOCK = 128
@@ -127,9 +127,7 @@ def pack(kernel: jax.typing.ArrayLike | PackedKernel, *, feature_group_count: in
     if not _has_copy(kernel, feature_group_count):
         return PackedKernel(kernel, None, feature_group_count)
     # A copy of constants, so that derivatives go through the kernel alone.
-    fixed = jax.lax.stop_gradient(kernel)
-    copy = reordered(fixed if isinstance(fixed, jax.core.Tracer) else np.asarray(fixed), feature_group_count)
-    return PackedKernel(kernel, jnp.asarray(copy), feature_group_count)
+    return PackedKernel(kernel, _copy(jax.lax.stop_gradient(kernel), feature_group_count), feature_group_count)
 
 
 def block_features(kernel_shape: tuple[int, ...], groups: int) -> int:
@@ -249,14 +247,27 @@ def of_constant(x: Any, kernel: Any, geometry: Geometry) -> jax.Array | None:
         _made[key] = known
     if geometry.groups not in known[1]:
         with jax.ensure_compile_time_eval():
-            known[1][geometry.groups] = jnp.asarray(reordered(np.asarray(kernel), geometry.groups))
+            known[1][geometry.groups] = _copy(kernel, geometry.groups)
     return known[1][geometry.groups]
 
 
 def _has_copy(kernel: jax.Array, groups: int) -> bool:
     """Whether there are kernels here that would read a copy."""
-    if jax.default_backend() != "cpu" or not _native.cpu_isas() or kernel.dtype != jnp.float32 or kernel.ndim != 4:
-        return False
-    if not isinstance(kernel, jax.core.Tracer) and (not kernel.is_fully_addressable or len(kernel.devices()) != 1):
+    if not _native.cpu_isas() or kernel.dtype != jnp.float32 or kernel.ndim != 4 or not _is_on_one_cpu(kernel):
         return False
     return _has_window(kernel.shape[:2]) and kernel.shape[3] // groups >= _LEAST_BLOCK
+
+
+def _is_on_one_cpu(kernel: jax.Array) -> bool:
+    """Whether it is; of one that is traced, whether the default device is a CPU."""
+    if isinstance(kernel, jax.core.Tracer):
+        return devices.default_platform() == "cpu"
+    return kernel.is_fully_addressable and [device.platform for device in kernel.devices()] == ["cpu"]
+
+
+def _copy(kernel: jax.Array, groups: int) -> jax.Array:
+    """The packed kernel, where the kernel is."""
+    if isinstance(kernel, jax.core.Tracer):
+        return jnp.asarray(reordered(kernel, groups))
+    with jax.default_device(next(iter(kernel.devices()))):
+        return jnp.asarray(reordered(np.asarray(kernel), groups))

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 from flax import linen, nnx
 
-from jax_sparse_conv import _native, environment, layers
+from jax_sparse_conv import _native, devices, environment, layers
 from jax_sparse_conv import nnx as sparse_nnx
 from jax_sparse_conv.calls import Call
 from jax_sparse_conv.layers import Planned
@@ -196,7 +196,7 @@ def sparse_layers(model: nnx.Module) -> Iterator[tuple[str, Any]]:
 def device_label() -> str:
     """What a plan depends on: a GPU's kind, or a CPU's model, cores and instruction set."""
     name = environment.device_name()
-    if jax.default_backend() != "cpu":
+    if devices.default_platform() != "cpu":
         return name
     return f"{name}, {environment.cores()} cores, {_native.cpu_isa()}"
 

@@ -23,6 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jax_sparse_conv import devices
+
 Operands: TypeAlias = tuple[Any, ...]
 Function: TypeAlias = Callable[..., Any]
 _Result = TypeVar("_Result")
@@ -137,8 +139,8 @@ def on_device(functions: Mapping[str, Function], operands: Sequence[Operands], r
 
 
 def per_call(functions: Mapping[str, Function], operands: Sequence[Operands], repeats: int = 30) -> dict[str, Timing]:
-    """The time a call costs its user on the default backend: `streaks` on a CPU, `on_device` elsewhere."""
-    if jax.default_backend() == "cpu":
+    """The time a call costs its user on the default device: `streaks` on a CPU, `on_device` elsewhere."""
+    if devices.default_platform() == "cpu":
         return streaks(functions, operands, repeats)
     return on_device(functions, operands, repeats)
 
@@ -153,7 +155,7 @@ def failures(functions: Mapping[str, Function], operands: Sequence[Operands], ch
       operands: argument tuples; the functions are called with the first.
       chained: call the chains of calls that `on_device` times.
     """
-    if chained and jax.default_backend() != "cpu":
+    if chained and devices.default_platform() != "cpu":
         arguments: Operands = (_rotated(functions.values(), operands),)
         functions = {name: _chain(function) for name, function in functions.items()}
     else:
@@ -190,7 +192,7 @@ def compile_each(
       jobs: (job, whether XLA chooses algorithms in it).
       threads: at most so many at a time; None for a thread a core.
     """
-    is_alone = [tuned and jax.default_backend() != "cpu" for _, tuned in jobs]
+    is_alone = [tuned and devices.default_platform() != "cpu" for _, tuned in jobs]
     for index in itertools.compress(range(len(jobs)), is_alone):
         yield index, jobs[index][0]()
     with concurrent.futures.ThreadPoolExecutor(threads or os.cpu_count()) as pool:
@@ -203,7 +205,7 @@ def compile_each(
 
 def compile_ahead(function: Function, operands: Sequence[Operands]) -> None:
     """Compile what `per_call` will run for a jitted function, so that it need not; threads may do so side by side."""
-    if jax.default_backend() == "cpu":
+    if devices.default_platform() == "cpu":
         function.lower(*operands[0]).compile()  # type: ignore[attr-defined]
         return
     _chain(function).lower(_rotated([function], operands)).compile()  # type: ignore[attr-defined]

@@ -90,7 +90,7 @@ def test_a_device_that_is_not_there() -> None:
         pytest.skip("this machine has the CUDA extension")
     with pytest.raises(RuntimeError):
         Device.of(0)
-    assert devices.this_device() == Device()
+    assert devices.current() == Device()
 
 
 def test_a_forced_configuration_gives_the_same_result() -> None:
