@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import functools
-import json
 import math
 import os
 import re
@@ -63,8 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for row in _rows(layers, options, maps):
             rows.append(row)
             print(_line(row), flush=True)
-            if options.json:  # after every row: a run that is cut short keeps what it has
-                options.json.write_text(json.dumps({**content, "rows": rows}, indent=2) + "\n", encoding="utf-8")
+            command.write(options.json, {**content, "rows": rows})  # all: a run that is cut short keeps what it has
     except (OSError, ValueError) as error:
         print(f"benchmarks.adaptive: {error}", file=sys.stderr)
         return 1
@@ -73,9 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.adaptive", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.parser("benchmarks.adaptive", __doc__)
     add = parser.add_argument
     add("--layers", default="", help="only layers whose name matches this regular expression")
     add("--maps", type=Path, help="real maps, as in benchmarks.layers")

@@ -12,7 +12,6 @@ elements: what any operation costs there. Run it under command buffers too: call
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -53,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         content = {**environment.describe_run(), "command": command.portable("benchmarks.calls", arguments)}
         content |= {"xla_flags": os.environ.get("XLA_FLAGS", ""), "repeats": options.repeats}
         content |= {"lengths": LENGTHS, "rows": rows}
-        options.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        command.write(options.json, content)
     return 0
 
 
@@ -90,9 +89,7 @@ def _call(side: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.calls", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.parser("benchmarks.calls", __doc__)
     add: Any = parser.add_argument
     add("--repeats", type=int, default=30)
     add("--json", type=Path)

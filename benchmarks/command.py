@@ -1,13 +1,16 @@
-"""What the commands of this folder share: the line a result carries, XLA's flag sets, where results go."""
+"""What the commands of this folder share: parsers, the line a result carries, XLA's flag sets, where results go."""
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from jax_sparse_conv import environment
 
@@ -15,6 +18,16 @@ COMMAND_BUFFERS = (
     "--xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONVOLUTION "
     "--xla_gpu_graph_min_graph_size=1"
 )
+
+
+def parser(module: str, description: str | None, epilog: str | None = None) -> argparse.ArgumentParser:
+    """Of `python -m module`, whose docstring is the help as it is written."""
+    return argparse.ArgumentParser(
+        prog=f"python -m {module}",
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
 
 
 def portable(module: str, arguments: Sequence[str]) -> str:
@@ -47,3 +60,9 @@ def check_folder(option: str, path: Path | None) -> None:
     """Raise a ValueError, before anything is measured, for a file in a folder that does not exist."""
     if path is not None and not path.absolute().parent.is_dir():
         raise ValueError(f"{option} {path}: the folder {path.absolute().parent} does not exist")
+
+
+def write(path: Path | None, content: Mapping[str, Any], indent: int = 2) -> None:
+    """Write a result, where a file was asked for."""
+    if path is not None:
+        path.write_text(json.dumps(content, indent=indent) + "\n", encoding="utf-8")

@@ -16,7 +16,6 @@ import concurrent.futures
 import dataclasses
 import functools
 import itertools
-import json
 import os
 import statistics
 import sys
@@ -66,16 +65,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             "median_loss": losses,
             "rows": rows,
         }
-        options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        command.write(options.json, content, indent=1)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.cost_model",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser("benchmarks.cost_model", __doc__)
     add = parser.add_argument
     add("--set", choices=SETS, default="maps", help="layers (benchmarks/cases.py); those that COO* has")
     add("--layers", default="", help="only layers whose name contains this")

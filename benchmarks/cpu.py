@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         content = {**header, "command": line, "commands": [*kept.get("commands", []), line], "repeats": options.repeats}
         content |= {"weights": options.weights, "limits": limits, "rows": rows, "geometric_means": means}
         content["fma_means"] = fma_means(rows)
-        options.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        command.write(options.json, content)
     return 0
 
 
@@ -158,9 +158,7 @@ def _real_means(rows: Iterable[tables.Row]) -> list[tables.Row]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.cpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.parser("benchmarks.cpu", __doc__)
     add = parser.add_argument
     add("--layers", default="", help="only layers whose name matches this regular expression")
     add("--set", choices=cases.SETS, default="cpu_kernels", help="layers (benchmarks/cases.py)")

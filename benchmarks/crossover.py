@@ -11,7 +11,6 @@ zeros at which the sparse kernel takes as long as each dense one.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import itertools
 import json
@@ -21,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import command
 from benchmarks.tables import Row
 from jax_sparse_conv import timing
 from jax_sparse_conv.comparison import UserError
@@ -34,11 +34,7 @@ _CHOOSING = ("auto", "auto default")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw the plot; the result is the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.crossover",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser("benchmarks.crossover", __doc__)
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--sides", nargs="+", help="of Fig. 11, only these; all by default")

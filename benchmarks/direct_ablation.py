@@ -61,16 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         from jax_sparse_conv import environment
 
         header = environment.describe_run() | {"command": command.portable("benchmarks.direct_ablation", arguments)}
-        options.json.write_text(json.dumps(header | content, indent=2) + "\n", encoding="utf-8")
+        command.write(options.json, header | content)
     return 1 if wrong(rows) else 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.direct_ablation",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser("benchmarks.direct_ablation", __doc__)
     parser.add_argument("--arch", default="native", help="nvcc's -arch, e.g. sm_90 (default: this machine's GPU)")
     parser.add_argument("--build-only", type=Path, metavar="PROGRAM", help="compile to this file and stop")
     parser.add_argument("--program", type=Path, help="run this file instead of compiling")

@@ -48,11 +48,7 @@ _COLUMNS: tuple[tables.Column, ...] = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Count, print a table and write a JSON file; the result is the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.instructions",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser("benchmarks.instructions", __doc__)
     parser.add_argument("--maps", type=Path, help="real maps, an npz file or the folder of the command maps")
     parser.add_argument("--layers", default="", help="only layers whose name matches this regular expression")
     parser.add_argument("--json", type=Path)
@@ -71,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(tables.aligned(rows, _COLUMNS))
     if options.json:
         content = {**environment.describe_run(), "command": command.portable("benchmarks.instructions", arguments)}
-        options.json.write_text(json.dumps(content | {"rows": rows}, indent=2) + "\n", encoding="utf-8")
+        command.write(options.json, content | {"rows": rows})
     return 0
 
 

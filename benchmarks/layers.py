@@ -58,15 +58,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     pooled = all("then_pool_ratio" in row for row in content["rows"])
     print(tables.table(content["rows"], _THEN_POOL if pooled else ()))
     print(tables.means_table(content["geometric_means"]))
-    if options.json:
-        options.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    command.write(options.json, content)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.layers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.parser("benchmarks.layers", __doc__)
     add = parser.add_argument
     add("--set", choices=SETS, default="cpu", help="layers (benchmarks/cases.py)")
     add("--layers", default="", help="only layers whose name matches this regular expression")

@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         content = network_rows.of_files(options.merge) if options.merge else _measured(options, arguments)
         content["command"] = command.portable(_MODULE, arguments)
-        _write(options.json, content)
+        command.write(options.json, content, indent=1)
     except (OSError, ValueError) as error:
         print(f"{_MODULE}: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
@@ -68,9 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {_MODULE}", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.parser(_MODULE, __doc__)
     add = parser.add_argument
     add("--networks", nargs="+", choices=sorted(models.NETWORKS), default=list(NETWORKS), metavar="NAME")
     add("--kinds", nargs="+", choices=tuple(KINDS), default=list(KINDS), help="precision or dtype")
@@ -157,7 +155,7 @@ def _isolated(
     def keep(row: Row, label: str) -> None:
         content["runs"].setdefault(label, []).append(row)
         content["rows"] = network_rows.best(content["runs"])
-        _write(options.json, content)
+        command.write(options.json, content, indent=1)
         left.remove(row["case"])
 
     label = "command buffers" if "command_buffer" in flags + os.environ.get("XLA_FLAGS", "") else "default"
@@ -253,11 +251,6 @@ def _child(options: argparse.Namespace, spec: Mapping[str, Any]) -> int:
         _progress(f"{name}, {row['flags']} flags: {times}")
         say({"row": row})
     return 0
-
-
-def _write(path: Path | None, content: Mapping[str, Any]) -> None:
-    if path is not None:
-        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

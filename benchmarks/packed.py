@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -89,7 +88,7 @@ def report(rows: Sequence[tables.Row], options: argparse.Namespace, line: str) -
     print(tables.aligned(rows, _COLUMNS))
     if options.json:
         content = {**environment.describe_run(), "command": line, "repeats": options.repeats, "rows": rows}
-        options.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        command.write(options.json, content)
 
 
 def _sides(model: models.ConvNet) -> tuple[dict[str, Callable[[jax.Array], Any]], int]:
@@ -127,9 +126,7 @@ def _constant(model: models.ConvNet) -> Callable[[jax.Array], Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.packed", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.parser("benchmarks.packed", __doc__)
     add = parser.add_argument
     add("--networks", nargs="+", choices=sorted(models.NETWORKS), default=list(NETWORKS), metavar="NAME")
     add("--batch", type=int, default=1)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import sys
 import zipfile
 from collections.abc import Callable, Sequence
@@ -109,8 +108,7 @@ def _run(options: argparse.Namespace, command_line: str) -> list[str]:
     }
     failures = report(result, loaded.missing)
     result["failures"] = failures
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    command.write(options.json, result, indent=1)
     return failures
 
 

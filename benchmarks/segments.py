@@ -45,8 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     content["command"] = command.portable("benchmarks.segments", arguments)
     print("\n".join(map(_line, content["rows"])))
-    if options.json:
-        options.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    command.write(options.json, content)
     return 0
 
 
@@ -58,9 +57,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.segments", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.parser("benchmarks.segments", __doc__)
     add = parser.add_argument
     add("--kinds", nargs="+", choices=tuple(KINDS), default=list(KINDS), help="precision or dtype")
     add("--networks", nargs="+", choices=("block", "resnet50"), default=["block", "resnet50"])

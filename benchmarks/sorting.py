@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -62,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.json:
         content = {**environment.describe_run(), "command": command.portable("benchmarks.sorting", arguments)}
         content |= {"repeats": options.repeats, "rows": rows, "geometric_means": means}
-        options.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        command.write(options.json, content)
     return 0
 
 
@@ -101,9 +100,7 @@ def _function(index: int, kernel: jax.Array, bias: jax.Array, implementation: st
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.sorting", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.parser("benchmarks.sorting", __doc__)
     add: Any = parser.add_argument
     add("--maps", type=Path, required=True, help="real maps, an npz file or the folder of the command maps")
     add("--layers", default="", help="only layers whose name matches this regular expression")

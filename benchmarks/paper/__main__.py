@@ -58,12 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     names = "\n".join(f"  {e.name:12} {e.source}: {e.summary}" for e in EXPERIMENTS.values())
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.paper",
-        description=__doc__,
-        epilog=f"experiments:\n{names}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser("benchmarks.paper", __doc__, f"experiments:\n{names}")
     add = parser.add_argument
     add("names", nargs="+", choices=EXPERIMENTS, metavar="NAME", help="experiments, listed below")
     add("--json", type=Path, help="write the result of the one experiment here")
@@ -138,8 +133,7 @@ def _finish(chosen: Experiment, content: Content, options: argparse.Namespace) -
     print(experiment.means_table(content["geometric_means"]), flush=True)
     json_path = options.out / f"{chosen.name}.json" if options.out else options.json
     plot_path = options.out / f"{chosen.name}.png" if options.out else options.plot
-    if json_path:
-        json_path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    command.write(json_path, content, indent=1)
     if plot_path:
         plots.save(chosen.draw, content["rows"], plot_path, f"{chosen.source}: {chosen.summary} {content['device']}")
 
