@@ -130,15 +130,15 @@ def test_the_native_side_checks_every_call_itself(change: dict[str, np.ndarray],
 
 
 def test_import_adds_little_to_importing_jax_and_flax() -> None:
-    """Counted in modules, not seconds: nothing heavy comes with the package itself."""
+    """Counted in modules of others, not seconds: nothing heavy comes with the package itself."""
     code = (
         "import sys, jax, flax, flax.nnx\n"
         "before = set(sys.modules)\n"
         "import jax_sparse_conv\n"
         "added = set(sys.modules) - before\n"
-        "print(len(added))\n"
+        "print(len([m for m in added if not m.startswith('jax_sparse_conv')]))\n"
         "print(*[m for m in ('matplotlib', 'rich', 'sklearn', 'PIL', 'safetensors') if m in added])\n"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
-    assert int(out[0]) <= 20
+    assert int(out[0]) <= 4
     assert out[1] == ""
