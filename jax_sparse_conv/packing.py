@@ -108,7 +108,8 @@ def pack(kernel: jax.typing.ArrayLike | PackedKernel, *, feature_group_count: in
     Worth it where weights are arguments of a jitted function and change seldom or never; those that are constants of it
     are packed while it is traced. Inside `jit` the copy is made where `pack` is called, in front of a `lax.scan`, say.
     Only float32 kernels of 1x1, 3x3 and, with AVX-512, 5x5 on one CPU get a copy, and calls with a stride of 1 read it;
-    for any other kernel or device the result holds the kernel alone and runs as the kernel does.
+    for any other kernel or device the result holds the kernel alone and runs as the kernel does. While a function is
+    traced its device is not known: a traced kernel gets a copy where `jax.default_device`, or else the first, is a CPU.
 
     Args:
       kernel: [kh, kw, C / feature_group_count, K], or [C, K] of a dense layer, which is read as it lies; a packed one
