@@ -8,6 +8,9 @@ from typing import Literal, TypeAlias
 
 Op: TypeAlias = Literal["conv", "conv_pool", "dense"]
 
+KINDS = {"highest": ("float32", "highest"), "default": ("float32", None), "bfloat16": ("bfloat16", None)}
+"""Of a whole network: dtype and precision."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Layer:

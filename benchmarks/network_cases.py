@@ -17,8 +17,8 @@ import numpy as np
 
 import jax_sparse_conv as jsc
 from benchmarks import program
+from benchmarks.cases import KINDS
 from benchmarks.prepared import REFERENCE_IMAGES, Beside, Prepared
-from benchmarks.segments import KINDS
 from jax_sparse_conv import _native, choice, models, timing
 from jax_sparse_conv.models.units import PreActivation
 from jax_sparse_conv.segments import MAX_IMAGES

@@ -34,8 +34,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import command, network_rows, prepared
+from benchmarks.cases import KINDS
 from benchmarks.network_cases import ALL, DUMPED, SIDES, Case, Limits, Row, flags_label, measure
-from benchmarks.segments import KINDS
 from jax_sparse_conv import environment, models
 
 NETWORKS = ("vgg19", "resnet50", "densenet121", "regnetx_16gf")

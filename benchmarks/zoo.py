@@ -40,8 +40,8 @@ from flax import nnx
 
 import jax_sparse_conv as jsc
 from benchmarks import command, data, tables
+from benchmarks.cases import KINDS
 from benchmarks.layers import WEIGHTS, WEIGHTS_HELP
-from benchmarks.segments import KINDS
 from jax_sparse_conv import environment, layers, models, timing
 from jax_sparse_conv.calls import Call
 from jax_sparse_conv.models.layers import layer_names

@@ -163,7 +163,7 @@ ffi::Error SegmentHandler(cudaStream_t stream, int32_t device, ffi::RemainingArg
   if (const char* error = GetDeviceInfo(device).error) {
     return ffi::Error(ffi::ErrorCode::kInternal, "device " + std::to_string(device) + ": " + error);
   }
-  return call->one_kernel ? Segment(*call, device, stream) : Chain(*call, device, stream);
+  return Chain(*call, device, stream);
 } catch (const std::exception& error) {
   return ffi::Error(ffi::ErrorCode::kInternal, error.what());
 }

@@ -32,8 +32,7 @@ ffi::Error Adaptive(const ConvCall& call, const Gate& gate, Workspace workspace,
 // Whether Direct takes the pool of a call into a kernel that is made for it.
 bool DirectPools(const ConvCall& call, int device);
 
-ffi::Error Segment(const SegmentCall& call, int device, cudaStream_t stream);  // segment.cu: one kernel
-ffi::Error Chain(const SegmentCall& call, int device, cudaStream_t stream);    // chain.cu: a kernel for each layer
+ffi::Error Chain(const SegmentCall& call, int device, cudaStream_t stream);  // chain.cu: a kernel for each layer
 
 // coo_star.cu
 ffi::Error CooFromDense(const CooStarArgs& args, const void* x, void* values, void* positions, void* counts,

@@ -56,7 +56,7 @@ class Reader {
     }
     if (where == 2) {
       const int64_t bytes = workspace().size.empty() ? 0 : workspace().size[0];
-      if (index < kCounterBytes || index % 256 != 0 || index > bytes - elements * ElementBytes(dtype())) {
+      if (index < 0 || index % 256 != 0 || index > bytes - elements * ElementBytes(dtype())) {
         return "byte " + std::to_string(index) + " is no place in a workspace of " + std::to_string(bytes) + " bytes";
       }
       value.data = static_cast<char*>(workspace().data) + index;
@@ -95,22 +95,21 @@ bool SameSize(const SegmentValue& a, const SegmentValue& b) { return std::equal(
 
 // Fills a step from its fields; a sentence where they do not fit.
 std::string ReadStep(const int64_t* f, const Reader& reader, SegmentStep* step) {
-  const SegmentValue *x = reader.Value(f[2]), *out = reader.Value(f[6]), *residual = reader.Value(f[5]);
-  if (f[0] < 0 || f[0] > 1 || f[1] < 0 || f[1] > kMaxElements) return "kind must be 0 or 1 and phase not negative";
-  if (!x || !out || (f[5] >= 0 && !residual)) return "there is no such value";
+  const SegmentValue *x = reader.Value(f[1]), *out = reader.Value(f[5]), *residual = reader.Value(f[4]);
+  if (f[0] < 0 || f[0] > 1) return "kind must be 0 or 1";
+  if (!x || !out || (f[4] >= 0 && !residual)) return "there is no such value";
   step->kind = static_cast<SegmentKind>(f[0]);
-  step->phase = static_cast<int>(f[1]);
   step->x = *x;
   step->out = *out;
-  step->relu = f[17] != 0;
-  step->groups = f[18];
+  step->relu = f[16] != 0;
+  step->groups = f[17];
   if (x->size[0] != out->size[0]) return "x and out have different numbers of images";
   for (int i = 0; i < 2; ++i) {
-    step->window[i] = f[7 + i];
-    step->stride[i] = f[9 + i];
-    step->pad_low[i] = f[11 + 2 * i];
-    step->pad_high[i] = f[12 + 2 * i];
-    step->dilation[i] = f[15 + i];
+    step->window[i] = f[6 + i];
+    step->stride[i] = f[8 + i];
+    step->pad_low[i] = f[10 + 2 * i];
+    step->pad_high[i] = f[11 + 2 * i];
+    step->dilation[i] = f[14 + i];
     const auto sizes = {step->window[i], step->stride[i], step->dilation[i]};
     if (std::min(sizes) < 1 || std::max(sizes) > kFar || std::abs(step->pad_low[i]) > kFar) {
       return "sizes of windows are 1 to " + std::to_string(kFar) + " and padding is at most that";
@@ -121,7 +120,7 @@ std::string ReadStep(const int64_t* f, const Reader& reader, SegmentStep* step) 
   }
   const int64_t channels = x->size[3], features = out->size[3];
   if (step->kind == SegmentKind::kMaxPool) {
-    if (channels != features || f[3] >= 0 || f[4] >= 0 || residual || step->relu || step->groups != 1) {
+    if (channels != features || f[2] >= 0 || f[3] >= 0 || residual || step->relu || step->groups != 1) {
       return "a pool has x and out of the same channels and nothing else";
     }
     return channels * ElementBytes(reader.dtype()) % 16 ? "a pool's channels do not come in whole 16 bytes" : "";
@@ -132,9 +131,9 @@ std::string ReadStep(const int64_t* f, const Reader& reader, SegmentStep* step) 
   if (step->window[0] * step->window[1] > kMaxElements / (channels / step->groups) / features) {
     return "the kernel has more than 2^31 - 1 elements";
   }
-  step->kernel = reader.Operand(f[3], {1, step->window[0], step->window[1], channels / step->groups, features});
+  step->kernel = reader.Operand(f[2], {1, step->window[0], step->window[1], channels / step->groups, features});
   if (!step->kernel) return "the kernel is not [1, kh, kw, C / groups, K]";
-  if (f[4] >= 0 && !(step->bias = reader.Operand(f[4], {1, features}))) return "the bias is not [1, K]";
+  if (f[3] >= 0 && !(step->bias = reader.Operand(f[3], {1, features}))) return "the bias is not [1, K]";
   if (residual && !SameSize(*residual, *out)) return "the residual has another shape than out";
   if (residual) step->residual = residual->data;
   return "";
@@ -154,19 +153,13 @@ ffi::ErrorOr<SegmentCall> MakeSegmentCall(ffi::RemainingArgs operands, ffi::Rema
   if (!precision.has_value() || *precision < 0 || *precision > 2) {
     return Invalid("attribute precision must be 0, 1 or 2, an int64");
   }
-  const auto one_kernel = attributes.get<int64_t>("one_kernel");
-  if (!one_kernel.has_value() || *one_kernel < 0 || *one_kernel > 1) {
-    return Invalid("attribute one_kernel must be 0 or 1, an int64");
-  }
   Reader reader;
   if (std::string wrong = reader.Collect(operands, results); !wrong.empty()) return Invalid(wrong);
-  SegmentCall call{
-      reader.dtype(), *precision == static_cast<int64_t>(Precision::kHighest), *one_kernel != 0, {}, nullptr};
+  SegmentCall call{reader.dtype(), *precision == static_cast<int64_t>(Precision::kHighest), {}};
   const Buffer& workspace = reader.workspace();
-  if (workspace.dtype != ffi::DataType::U8 || workspace.size.size() != 1 || workspace.size[0] < kCounterBytes) {
-    return Invalid("the last result must be a workspace, uint8 of " + std::to_string(kCounterBytes) + " bytes or more");
+  if (workspace.dtype != ffi::DataType::U8 || workspace.size.size() != 1) {
+    return Invalid("the last result must be a workspace, uint8 of one axis");
   }
-  call.counter = workspace.data;
   for (size_t i = 0; i < values->size(); i += kValueFields) {
     if (std::string wrong = reader.ReadValue(values->begin() + i); !wrong.empty()) {
       return Invalid("value " + std::to_string(i / kValueFields) + ": " + wrong);
@@ -174,10 +167,9 @@ ffi::ErrorOr<SegmentCall> MakeSegmentCall(ffi::RemainingArgs operands, ffi::Rema
   }
   for (size_t i = 0; i < layers->size(); i += kStepFields) {
     SegmentStep step{};
-    std::string wrong = ReadStep(layers->begin() + i, reader, &step);
-    const int phase = call.steps.empty() ? -1 : call.steps.back().phase;
-    if (wrong.empty() && step.phase != phase && step.phase != phase + 1) wrong = "phases must be numbered from 0";
-    if (!wrong.empty()) return Invalid("layer " + std::to_string(i / kStepFields) + ": " + wrong);
+    if (std::string wrong = ReadStep(layers->begin() + i, reader, &step); !wrong.empty()) {
+      return Invalid("layer " + std::to_string(i / kStepFields) + ": " + wrong);
+    }
     call.steps.push_back(step);
   }
   return call;

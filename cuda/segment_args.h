@@ -19,7 +19,6 @@ struct SegmentValue {
 
 struct SegmentStep {
   SegmentKind kind;
-  int phase;             // steps of a phase run side by side; phases follow each other
   SegmentValue x, out;   // [N, H, W, C] and [N, Ho, Wo, K]
   const void* kernel;    // [kh, kw, C / groups, K] of a convolution
   const void* bias;      // [K] or null
@@ -32,19 +31,16 @@ struct SegmentStep {
 struct SegmentCall {
   ffi::DataType dtype;  // of every value, kernel and bias
   bool precise;         // float32 as float32 rather than as TF32
-  bool one_kernel;      // for all layers, or one for each
   std::vector<SegmentStep> steps;
-  void* counter;  // [kCounterBytes] of the workspace
 };
 
-constexpr int64_t kCounterBytes = 256;  // at the workspace's start: blocks that came to a barrier of the grid
-constexpr int kValueFields = 6, kStepFields = 19;
+constexpr int kValueFields = 6, kStepFields = 18;
 
-// Attributes, int64: precision; one_kernel, 0 or 1; values [n, kValueFields]: where it is (0 operand, 1 result, 2
-// workspace), which operand or result or at which byte, N, H, W, C; layers [n, kStepFields]: kind, phase, value of x,
-// operand of the kernel [1, kh, kw, C / groups, K] or -1, operand of the bias [1, K] or -1, value of the residual or
-// -1, value of out, then rows and columns of window, stride, padding (low, high of H, then of W) and dilation, 1 for a
-// ReLU, and groups. The last result is the workspace, uint8.
+// Attributes, int64: precision; values [n, kValueFields]: where it is (0 operand, 1 result, 2 workspace), which operand
+// or result or at which byte, N, H, W, C; layers [n, kStepFields]: kind, value of x, operand of the kernel
+// [1, kh, kw, C / groups, K] or -1, operand of the bias [1, K] or -1, value of the residual or -1, value of out, then
+// rows and columns of window, stride, padding (low, high of H, then of W) and dilation, 1 for a ReLU, and groups. The
+// last result is the workspace, uint8.
 ffi::ErrorOr<SegmentCall> MakeSegmentCall(ffi::RemainingArgs operands, ffi::RemainingRets results,
                                           ffi::Dictionary attributes);
 

@@ -17,10 +17,7 @@ set(JSC_CUDA_SOURCES
     cuda/kernel_map.cc
     cuda/pecr.cu
     cuda/per_output.cu
-    cuda/segment.cu
     cuda/segment_args.cc
-    cuda/segment_maps.cc
-    cuda/segment_plan.cc
     cuda/warpgroup_maps.cc
     cuda/warpgroup_plan.cc)
 set(JSC_WARPGROUP_SOURCES

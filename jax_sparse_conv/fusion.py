@@ -22,7 +22,7 @@ from jax_sparse_conv.segments import Layer
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def fuse(function: _Function, *, one_kernel: bool = False) -> _Function:
+def fuse(function: _Function) -> _Function:
     """Run of convolutions as one call: each chain of this package's convolutions in `function` becomes one call.
 
     On a Hopper GPU or later, convolutions that feed each other, with their bias, residual, ReLU and max pool, run as
@@ -43,9 +43,6 @@ def fuse(function: _Function, *, one_kernel: bool = False) -> _Function:
 
     Args:
       function: of arrays and anything else; leaves that are no arrays are taken as they are.
-      one_kernel: run all layers of a call in one kernel that stays on the device, instead of a kernel each. It takes
-        images and any amount of work, but no groups, and only windows that the copy engine takes (strides up to 8,
-        reach up to 255).
 
     Returns:
       A function of the same arguments and results.
@@ -70,7 +67,7 @@ def fuse(function: _Function, *, one_kernel: bool = False) -> _Function:
 
         arrays = [leaves[i] for i in places]
         jaxpr, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
-        return jax.tree.unflatten(jax.tree.structure(shape), _evaluate(jaxpr, arrays, one_kernel))
+        return jax.tree.unflatten(jax.tree.structure(shape), _evaluate(jaxpr, arrays))
 
     return fused  # type: ignore[return-value]
 
@@ -142,9 +139,9 @@ def _convolutions(jaxpr: Any) -> Iterator[Any]:
             yield from _convolutions(inner.jaxpr)
 
 
-def _evaluate(jaxpr: Any, arguments: Sequence[Any], one_kernel: bool) -> list[Any]:
+def _evaluate(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
     program = _Program(jaxpr, arguments)
-    run = _Run(program, one_kernel)
+    run = _Run(program)
     for equation in program.equations:
         run.add(equation)
     run.close()
@@ -154,8 +151,7 @@ def _evaluate(jaxpr: Any, arguments: Sequence[Any], one_kernel: bool) -> list[An
 class _Run:
     """Evaluates a program in order, but for the segment that is open and the equations that wait for it."""
 
-    def __init__(self, program: _Program, one_kernel: bool) -> None:
-        self._one_kernel = one_kernel
+    def __init__(self, program: _Program) -> None:
         self.values: dict[int, Any] = dict(program.known)
         self._needed = _last_uses(program)
         self._open: list[_Equation] = []
@@ -195,7 +191,7 @@ class _Run:
         if equation.equation.primitive is not primitives.conv_p:
             return False
         x, kernel = (variable.aval for variable in equation.equation.invars[:2])
-        return segments.why_not(equation.equation.params["config"], x, kernel, self._one_kernel) is None
+        return segments.why_not(equation.equation.params["config"], x, kernel) is None
 
     def _blocks(self, equation: _Equation) -> bool:
         """Whether a convolution cannot join the open segment."""
@@ -241,7 +237,6 @@ class _Run:
             *[self.values[value] for value in operands],
             layers=tuple(layers),
             results=results,
-            one_kernel=self._one_kernel,
         )
         self.values.update(zip([self._open[i].outputs[0] for i in results], out, strict=True))
 

@@ -1,8 +1,7 @@
 """The primitive `jsc_segment`: convolutions that feed each other as one call. `fusion.py` finds them in a program.
 
 On CUDA devices with clusters (Hopper and later) a segment is a chain of "direct" kernels that overlap
-(`cuda/chain.cu`), or one kernel that goes through all layers (`cuda/segment_kernel.cuh`); everywhere else it is the
-separate operations again. The kernels are dense: they skip no zeros.
+(`cuda/chain.cu`); everywhere else it is the separate operations again. The kernels are dense: they skip no zeros.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
 from jax_sparse_conv import _native, choice, lowering, partitioning, primitives
-from jax_sparse_conv.geometry import MAX_ELEMENTS, Geometry
+from jax_sparse_conv.geometry import MAX_ELEMENTS
 from jax_sparse_conv.primitives import Config
 
 MAX_IMAGES = 8
@@ -28,11 +27,9 @@ MAX_IMAGES = 8
 MAX_LAYERS = 64
 """Of one call, a pool counted as a layer; longer runs become several calls."""
 
-_BESIDE = 4  # layers that run side by side, kSegmentBeside
-_COUNTER_BYTES = 256  # kCounterBytes
+_ALIGNMENT = 256  # bytes, of arrays in the workspace
 _CLUSTERS = (9, 0)  # compute capability
 _FAR = 2**13  # rows, columns, strides and reach of a window
-_CORNER, _REACH, _STRIDE = 127, 255, 8  # what the copy engine takes
 _GROUP_FEATURES = 32  # output channels of a group that "direct" has tiles for
 _DTYPES = ("float32", "bfloat16", "float16")
 
@@ -68,7 +65,7 @@ segment_p.multiple_results = True
 partitioning.needs_devices(segment_p)
 
 
-def why_not(config: Config, x: Any, kernel: Any, one_kernel: bool) -> str | None:
+def why_not(config: Config, x: Any, kernel: Any) -> str | None:
     """Why a convolution with these operands cannot be a layer of a segment, or None."""
     geometry, pool = config.geometry, config.geometry.pool
     if config.method == "dense":
@@ -79,8 +76,8 @@ def why_not(config: Config, x: Any, kernel: Any, one_kernel: bool) -> str | None
         return "its sizes are not known yet"
     if not 1 <= x.shape[0] <= MAX_IMAGES:
         return f"x has {x.shape[0]} images, not 1 to {MAX_IMAGES}"
-    if kernel.shape[0] != 1 or (one_kernel and geometry.groups != 1):
-        return f"it has {kernel.shape[0]} kernels and {geometry.groups} groups, not one each"
+    if kernel.shape[0] != 1:
+        return f"it has {kernel.shape[0]} kernels, not one"
     if str(x.dtype) not in _DTYPES:
         return f"dtype {x.dtype} is not one of {', '.join(_DTYPES)}"
     if kernel.shape[4] * x.dtype.itemsize % 16:
@@ -92,8 +89,11 @@ def why_not(config: Config, x: Any, kernel: Any, one_kernel: bool) -> str | None
         return "it has nothing to compute"
     if math.prod(x.shape) > MAX_ELEMENTS or x.shape[0] * math.prod(sizes[1]) * kernel.shape[4] > MAX_ELEMENTS:
         return "its map is too large"
-    why = _why_no_window(geometry, x, kernel, one_kernel)
-    return why if why is not None or one_kernel else _why_not_direct(lowering.work_of(x, kernel, config))
+    windows = zip(kernel.shape[1:3], geometry.dilation, geometry.padding, geometry.strides, x.shape[1:3], strict=True)
+    for size, dilation, (low, _), stride, length in windows:
+        if max(length, (size - 1) * dilation, abs(low), stride) > _FAR:
+            return "its map or window is too large"
+    return _why_not_direct(lowering.work_of(x, kernel, config))
 
 
 def _why_not_direct(work: choice.Work) -> str | None:
@@ -107,18 +107,6 @@ def _why_not_direct(work: choice.Work) -> str | None:
         return f"K={features} of a group does not come in whole 16 bytes"
     if work.flops > choice.most_direct_flops(work):
         return "it has so much work that its start does not matter"
-    return None
-
-
-def _why_no_window(geometry: Geometry, x: Any, kernel: Any, one_kernel: bool) -> str | None:
-    windows = zip(kernel.shape[1:3], geometry.dilation, geometry.padding, geometry.strides, x.shape[1:3], strict=True)
-    by_engine = one_kernel and x.shape[3] * x.dtype.itemsize % 16 == 0  # else channels are copied one by one
-    for size, dilation, (low, high), stride, length in windows:
-        reach = (size - 1) * dilation
-        if max(length, reach, abs(low), stride) > _FAR:
-            return "its map or window is too large"
-        if by_engine and (max(abs(low), abs(high - reach)) > _CORNER or reach > _REACH or stride > _STRIDE):
-            return "its window, stride or padding is beyond what the copy engine takes"
     return None
 
 
@@ -157,7 +145,7 @@ def _avals(operands: Sequence[Any], layers: Sequence[Layer]) -> list[Any]:
     return made
 
 
-def _abstract_eval(*operands: Any, layers: tuple[Layer, ...], results: tuple[int, ...], one_kernel: bool) -> list[Any]:
+def _abstract_eval(*operands: Any, layers: tuple[Layer, ...], results: tuple[int, ...]) -> list[Any]:
     made = _avals(operands, layers)
     return [made[index] for index in results]
 
@@ -166,12 +154,12 @@ segment_p.def_abstract_eval(_abstract_eval)
 
 
 @functools.lru_cache(maxsize=256)
-def _compiled(layers: tuple[Layer, ...], results: tuple[int, ...], one_kernel: bool) -> Any:
-    return jax.jit(functools.partial(segment_p.bind, layers=layers, results=results, one_kernel=one_kernel))
+def _compiled(layers: tuple[Layer, ...], results: tuple[int, ...]) -> Any:
+    return jax.jit(functools.partial(segment_p.bind, layers=layers, results=results))
 
 
-def _impl(*operands: jax.Array, layers: tuple[Layer, ...], results: tuple[int, ...], one_kernel: bool) -> Any:
-    return _compiled(layers, results, one_kernel)(*operands)
+def _impl(*operands: jax.Array, layers: tuple[Layer, ...], results: tuple[int, ...]) -> Any:
+    return _compiled(layers, results)(*operands)
 
 
 segment_p.def_impl(_impl)
@@ -187,14 +175,13 @@ class _Value:
     shape: tuple[int, ...]
     where: int  # 0 operand, 1 result, 2 workspace
     index: int  # operand, result or byte
-    first: int = -1  # phase that writes it
+    first: int = -1  # step that writes it
     last: int = -1  # and the last that reads it
 
 
 @dataclasses.dataclass
 class _Step:
     kind: int  # 0 convolution, 1 max pool
-    phase: int
     x: int
     out: int
     kernel: int = -1
@@ -204,7 +191,7 @@ class _Step:
 
 
 class Schedule:
-    """Phases, places in the workspace and attributes of a segment's custom call; see `cuda/segment_args.h`."""
+    """Steps, places in the workspace and attributes of a segment's custom call; see `cuda/segment_args.h`."""
 
     def __init__(self, operands: Sequence[Any], layers: Sequence[Layer], results: Sequence[int]) -> None:
         self._operands, self._layers, self._results = operands, layers, results
@@ -213,78 +200,64 @@ class Schedule:
         self.values: list[_Value] = []
         self.steps: list[_Step] = []
         self._of_number: dict[int, int] = {}  # operand or ~layer -> value
-        self._beside: list[int] = []  # layers of each phase
         for index, layer in enumerate(layers):
             self._add(index, layer)
-        self.steps.sort(key=lambda step: step.phase)
         self.workspace_bytes = self._place()
         self.precision = max(int(lowering.attributes(layer.config)["precision"]) for layer in layers)
 
-    def attributes(self, one_kernel: bool) -> dict[str, np.ndarray | np.int64]:
+    def attributes(self) -> dict[str, np.ndarray | np.int64]:
         """Of the custom call."""
         values = [[value.where, value.index, *value.shape] for value in self.values]
-        layers = [[s.kind, s.phase, s.x, s.kernel, s.bias, s.residual, s.out, *s.numbers] for s in self.steps]
+        layers = [[s.kind, s.x, s.kernel, s.bias, s.residual, s.out, *s.numbers] for s in self.steps]
         return {
             "values": np.asarray(values, np.int64).reshape(-1),
             "layers": np.asarray(layers, np.int64).reshape(-1),
             "precision": np.int64(self.precision),
-            "one_kernel": np.int64(one_kernel),
         }
 
     def _add(self, index: int, layer: Layer) -> None:
         geometry, pool = layer.config.geometry, layer.config.geometry.pool
-        x = self._value(layer.x)
+        step = len(self.steps)
+        x = self._value(layer.x, step)
         kernel = self._operands[layer.kernel]
-        residual = -1 if layer.residual is None else self._value(layer.residual)
+        residual = -1 if layer.residual is None else self._value(layer.residual, step)
         size = geometry.conv_size(self.values[x].shape[1:3], kernel.shape[1:3])
         shape = (self.values[x].shape[0], *size, kernel.shape[4])
-        phase = self._phase([x, residual], alone=False)
-        out = self._out(shape, phase, ~index if pool is None else None)
+        out = self._out(shape, step, ~index if pool is None else None)
         window = kernel.shape[1:3]
         padding = (*geometry.padding[0], *geometry.padding[1])
         numbers = (*window, *geometry.strides, *padding, *geometry.dilation)
         relu = layer.config.activation == "relu"
         bias = -1 if layer.bias is None else layer.bias
-        self.steps.append(_Step(0, phase, x, out, layer.kernel, bias, residual, (*numbers, int(relu), geometry.groups)))
+        self.steps.append(_Step(0, x, out, layer.kernel, bias, residual, (*numbers, int(relu), geometry.groups)))
         if pool is not None:
-            phase = self._phase([out], alone=True)
-            pooled = self._out(self._made[index].shape, phase, ~index)
+            pooled = self._out(self._made[index].shape, step, ~index)  # the convolution's kernel may write it
+            self.values[out].last = self.values[pooled].last = step + 1
             numbers = (*pool.window, *pool.strides, *pool.padding[0], *pool.padding[1], 1, 1)
-            self.steps.append(_Step(1, phase, out, pooled, numbers=(*numbers, 0, 1)))
+            self.steps.append(_Step(1, out, pooled, numbers=(*numbers, 0, 1)))
 
-    def _value(self, number: int) -> int:
+    def _value(self, number: int, reader: int) -> int:
         if number not in self._of_number:
             self._of_number[number] = len(self.values)
             self.values.append(_Value(tuple(self._operands[number].shape), 0, number))
-        return self._of_number[number]
+        value = self._of_number[number]
+        self.values[value].last = max(self.values[value].last, reader)
+        return value
 
-    def _out(self, shape: tuple[int, ...], phase: int, number: int | None) -> int:
+    def _out(self, shape: tuple[int, ...], step: int, number: int | None) -> int:
         is_result = number is not None and ~number in self._results
         index = list(self._results).index(~number) if is_result and number is not None else 0
-        self.values.append(_Value(shape, 1 if is_result else 2, index, phase, phase))
+        self.values.append(_Value(shape, 1 if is_result else 2, index, step, step))
         if number is not None:
             self._of_number[number] = len(self.values) - 1
         return len(self.values) - 1
 
-    def _phase(self, inputs: Sequence[int], alone: bool) -> int:
-        """The first phase after those that write the inputs with room for one more; notes that it reads them."""
-        phase = 1 + max(self.values[value].first for value in inputs if value >= 0)
-        while phase < len(self._beside) and self._beside[phase] + (_BESIDE if alone else 1) > _BESIDE:
-            phase += 1
-        while phase >= len(self._beside):
-            self._beside.append(0)
-        self._beside[phase] += _BESIDE if alone else 1
-        for value in inputs:
-            if value >= 0:
-                self.values[value].last = max(self.values[value].last, phase)
-        return phase
-
     def _place(self) -> int:
         """Give every array of the workspace the first place that is free while it is needed; the bytes of all."""
         placed: list[_Value] = []
-        end = _COUNTER_BYTES
+        end = _ALIGNMENT  # never empty
         for value in sorted((v for v in self.values if v.where == 2), key=lambda v: v.first):
-            offset = _COUNTER_BYTES
+            offset = 0
             for other in sorted(placed, key=lambda v: v.index):
                 if other.last >= value.first and offset + self._bytes(value) > other.index:
                     offset = max(offset, other.index + self._bytes(other))
@@ -294,7 +267,7 @@ class Schedule:
         return end
 
     def _bytes(self, value: _Value) -> int:
-        return -(-math.prod(value.shape) * self._itemsize // 256) * 256
+        return -(-math.prod(value.shape) * self._itemsize // _ALIGNMENT) * _ALIGNMENT
 
 
 def _lower(
@@ -302,27 +275,26 @@ def _lower(
     *operands: Any,
     layers: tuple[Layer, ...],
     results: tuple[int, ...],
-    one_kernel: bool,
     platform: str | None,
 ) -> Any:
-    if platform != "cuda" or partitioning.is_partitioned(ctx) or not _fits(ctx.avals_in, layers, one_kernel):
+    if platform != "cuda" or partitioning.is_partitioned(ctx) or not _fits(ctx.avals_in, layers):
         lower = functools.partial(separate, layers=layers, results=results)
         return mlir.lower_fun(lower, multiple_results=True)(ctx, *operands)
     schedule = Schedule(ctx.avals_in, layers, results)
     scratch = jax.core.ShapedArray((schedule.workspace_bytes,), np.uint8)
     ctx = ctx.replace(avals_out=[*ctx.avals_out, scratch])
     call = jax.ffi.ffi_lowering(_native.target_name("segment"))
-    return call(ctx, *operands, **schedule.attributes(one_kernel))[:-1]
+    return call(ctx, *operands, **schedule.attributes())[:-1]
 
 
-def _fits(operands: Sequence[Any], layers: Sequence[Layer], one_kernel: bool) -> bool:
+def _fits(operands: Sequence[Any], layers: Sequence[Layer]) -> bool:
     """Whether the kernel is there for the device and takes every layer, with the images that `vmap` added."""
     if _native.why_missing("segment", "cuda", operands[0].dtype) is not None or not _has_clusters():
         return False
     made = _avals(operands, layers)
     xs = [operands[layer.x] if layer.x >= 0 else made[~layer.x] for layer in layers]
     calls = [(layer.config, x, operands[layer.kernel]) for layer, x in zip(layers, xs, strict=True)]
-    return all(why_not(*call, one_kernel) is None for call in calls)
+    return all(why_not(*call) is None for call in calls)
 
 
 @functools.lru_cache(maxsize=1)
@@ -342,7 +314,7 @@ for _platform in (None, *_native.PLATFORMS):
 
 
 def _batch(
-    values: Sequence[Any], axes: Sequence[Any], *, layers: tuple[Layer, ...], results: tuple[int, ...], one_kernel: bool
+    values: Sequence[Any], axes: Sequence[Any], *, layers: tuple[Layer, ...], results: tuple[int, ...]
 ) -> tuple[list[jax.Array], list[int]]:
     """Images are folded into N; with batched weights the layers go their separate ways."""
     size = next(v.shape[a] for v, a in zip(values, axes, strict=True) if a is not None)
@@ -358,7 +330,7 @@ def _batch(
         return every.reshape(size * every.shape[1], *every.shape[2:])
 
     folded = [fold(number, *each) for number, each in enumerate(zip(values, axes, strict=True))]
-    out = segment_p.bind(*folded, layers=layers, results=results, one_kernel=one_kernel)
+    out = segment_p.bind(*folded, layers=layers, results=results)
     return [y.reshape(size, y.shape[0] // size, *y.shape[1:]) for y in out], [0] * len(out)
 
 
@@ -368,9 +340,7 @@ def _jvp(
     *,
     layers: tuple[Layer, ...],
     results: tuple[int, ...],
-    one_kernel: bool,
 ) -> Any:
-    del one_kernel  # the layers run one by one
     varying = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
 
     def moving(*values: Any) -> Any:

@@ -25,7 +25,6 @@ from benchmarks import (
     direct_ablation,
     layers,
     packed,
-    segments,
     sorting,
     tables,
     zoo,
@@ -211,16 +210,6 @@ def test_the_cost_of_a_call_is_the_difference_between_chains(
     x, kernel = jnp.full((1, 1, 1, 64), 2.0), jnp.eye(64).reshape(1, 1, 64, 64)
     for side in calls.SIDES:
         np.testing.assert_array_equal(calls._chain(side, 3)(x, kernel), x + 3 * (side == "xla"))
-
-
-def test_segments_writes_a_row_for_every_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "segments.json"
-    arguments = ["--networks", "block", "--kinds", "default", "--repeats", "2", "--json", str(path)]
-    assert segments.main(arguments) == 0
-    (row,) = json.loads(path.read_text(encoding="utf-8"))["rows"]
-    assert row["ratio"] == pytest.approx(row["xla_us"] / row["fused_us"])
-    assert row["error"] < 1e-3
-    assert "XLA / fused" in capsys.readouterr().out
 
 
 def test_both_sides_of_a_network_are_timed() -> None:

@@ -131,16 +131,13 @@ def test_what_the_kernel_lacks_stays_a_convolution() -> None:
     wide = weights(1, 1, 1, 8, 128), weights(2, 3, 3, 32, 256)
     in_groups = lambda x: jsc.conv(jsc.conv(x, wide[0]), wide[1], feature_group_count=4)  # noqa: E731
     assert names(jsc.fuse(in_groups), x) == ["segment 2"]
-    assert names(jsc.fuse(in_groups, one_kernel=True), x) == ["conv", "conv"]
     image = weights(0, 1, 9, 9, 3)
     of_image = lambda x: jsc.conv(jsc.conv(x, weights(1, 3, 3, 3, 8)), plain)  # noqa: E731
     assert names(jsc.fuse(of_image), image) == ["conv", "conv"]
-    assert names(jsc.fuse(of_image, one_kernel=True), image) == ["segment 2"]
     large = jax.ShapeDtypeStruct((8, 224, 224, 64), jnp.bfloat16)
     kernel = jax.ShapeDtypeStruct((3, 3, 64, 64), jnp.bfloat16)
     twice = lambda x, kernel: jsc.conv(jsc.conv(x, kernel), kernel)  # noqa: E731
     assert names(jsc.fuse(twice), large, kernel) == ["conv", "conv"]  # so much work that its start does not matter
-    assert names(jsc.fuse(twice, one_kernel=True), large, kernel) == ["segment 2"]
     assert names(jsc.fuse(lambda x: function(x, precision="highest")), x) == ["conv"] * 3
     pooled = jsc.fuse(lambda x: jsc.conv_pool(jsc.conv(x, plain), plain, pool="avg"))
     assert names(pooled, x) == ["conv", "conv"]
@@ -198,29 +195,27 @@ def small_resnet() -> Any:
     return model
 
 
-@pytest.mark.parametrize("one_kernel", [False, True])
-def test_a_network_is_one_segment(one_kernel: bool) -> None:
+def test_a_network_is_one_segment() -> None:
     model, x = small_resnet(), weights(0, 1, 40, 40, 3)
-    fused = jsc.fuse(model, one_kernel=one_kernel)
-    assert names(fused, x)[:2] == (["segment 12", "conv"] if one_kernel else ["conv", "segment 11"])
+    fused = jsc.fuse(model)
+    assert names(fused, x)[:2] == ["conv", "segment 11"]
     np.testing.assert_allclose(jax.jit(fused)(x), jax.jit(lambda x: model(x))(x), rtol=2e-3, atol=2e-3)
 
 
-def test_the_schedule_reuses_memory_and_runs_branches_side_by_side() -> None:
-    (equation,) = [
-        e
-        for e in equations(jsc.fuse(small_resnet(), one_kernel=True), weights(0, 1, 40, 40, 3))
-        if "layers" in e.params
-    ]
+def test_the_schedule_reuses_memory() -> None:
+    def function(x: jax.Array) -> jax.Array:
+        y = jsc.conv_pool(jsc.conv(x, weights(1, 3, 3, 8, 8)), weights(2, 3, 3, 8, 8))
+        return block(y, block_parameters())
+
+    (equation,) = equations(jsc.fuse(function), weights(0, 1, 40, 40, 8))
     schedule = segments.Schedule(
         [v.aval for v in equation.invars], equation.params["layers"], equation.params["results"]
     )
-    assert [step.phase for step in schedule.steps] == sorted(step.phase for step in schedule.steps)
-    assert len(schedule.steps) == 13  # the stem's pool is one of its own
-    assert schedule.steps[-1].phase == 10  # two projections run beside a 1x1
-    for step in schedule.steps:
+    assert len(schedule.steps) == 7  # the pool is one of its own
+    for number, step in enumerate(schedule.steps):
+        assert schedule.values[step.out].first == number - step.kind  # a convolution's kernel may write its pool
         for value in (step.x, step.residual):
-            assert value < 0 or schedule.values[value].first < step.phase <= schedule.values[value].last
+            assert value < 0 or schedule.values[value].first < number <= schedule.values[value].last
     stored = [value for value in schedule.values if value.where == 2]
     sizes = {id(value): int(np.prod(value.shape)) * 4 for value in stored}
     for a, b in itertools.combinations(stored, 2):
@@ -249,7 +244,7 @@ def poison(function: Callable[..., Any], *arguments: Any) -> None:
         buffer.delete()
 
 
-def run_twice(case: Case, inputs: cases.Inputs, kernel: Any, precision: str, one_kernel: bool) -> tuple[Any, Any]:
+def run_twice(case: Case, inputs: cases.Inputs, kernel: Any, precision: str) -> tuple[Any, Any]:
     """The case's operation, then a 1x1 convolution of its result, as one segment where the kernel takes both."""
 
     def function(x: Any, first: Any, bias: Any, residual: Any, second: Any) -> tuple[jax.Array, jax.Array]:
@@ -260,7 +255,7 @@ def run_twice(case: Case, inputs: cases.Inputs, kernel: Any, precision: str, one
         return y, jsc.conv(y, second, activation="relu", precision=precision)
 
     operands = [None if v is None else jnp.asarray(v) for v in (*inputs, kernel)]
-    fused = jax.jit(jsc.fuse(function, one_kernel=one_kernel))
+    fused = jax.jit(jsc.fuse(function))
     poison(fused, *operands)
     first = fused(*operands)
     again = fused(*operands)
@@ -269,9 +264,9 @@ def run_twice(case: Case, inputs: cases.Inputs, kernel: Any, precision: str, one
     return first
 
 
-def check(case: Case, dtype: str, precision: str, inputs: cases.Inputs, one_kernel: bool) -> None:
+def check(case: Case, dtype: str, precision: str, inputs: cases.Inputs) -> None:
     kernel = np.asarray(weights(7, 1, 1, case.features, 24)).astype(jnp.dtype(dtype))
-    first, second = run_twice(case, inputs, kernel, precision, one_kernel)
+    first, second = run_twice(case, inputs, kernel, precision)
     tolerance = TOLERANCE[precision if dtype == "float32" else dtype]
     assert first.dtype == second.dtype == jnp.dtype(dtype)
     assert oracle.relative_error(first, oracle.expected(case, inputs)) <= tolerance
@@ -280,42 +275,35 @@ def check(case: Case, dtype: str, precision: str, inputs: cases.Inputs, one_kern
     assert oracle.relative_error(second, oracle.expected(then, operands)) <= tolerance
 
 
-@pytest.fixture(params=[False, True], ids=["chain", "one kernel"])
-def one_kernel(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
 @pytest.mark.parametrize(("case", "dtype", "precision"), RUNS, ids=[f"{c.name} {d} {p}" for c, d, p in RUNS])
-def test_layers_against_the_oracle(case: Case, dtype: str, precision: str, one_kernel: bool, gpu: jax.Device) -> None:
+def test_layers_against_the_oracle(case: Case, dtype: str, precision: str, gpu: jax.Device) -> None:
     require_kernel(dtype)
-    check(case, dtype, precision, cases.inputs(case, jnp.dtype(dtype)), one_kernel)
+    check(case, dtype, precision, cases.inputs(case, jnp.dtype(dtype)))
 
 
 @pytest.mark.parametrize(("dtype", "precision"), KINDS, ids=KIND_IDS)
 @pytest.mark.parametrize("case", LARGER, ids=lambda case: case.name)
-def test_larger_layers_against_the_oracle(
-    case: Case, dtype: str, precision: str, one_kernel: bool, gpu: jax.Device
-) -> None:
+def test_larger_layers_against_the_oracle(case: Case, dtype: str, precision: str, gpu: jax.Device) -> None:
     require_kernel(dtype)
-    check(case, dtype, precision, cases.inputs(case, jnp.dtype(dtype)), one_kernel)
+    check(case, dtype, precision, cases.inputs(case, jnp.dtype(dtype)))
 
 
 @pytest.mark.parametrize(("dtype", "precision"), KINDS, ids=KIND_IDS)
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-def test_what_is_not_finite(value: float, dtype: str, precision: str, one_kernel: bool, gpu: jax.Device) -> None:
+def test_what_is_not_finite(value: float, dtype: str, precision: str, gpu: jax.Device) -> None:
     """Non-finite values go where lax's go, in x and in the kernel: nothing is skipped."""
     require_kernel(dtype)
     case = Case("extreme", (1, 9, 9, 40), 72, bias=True, zeros=0.0)
     inputs = cases.inputs(case, jnp.dtype(dtype))
     inputs.x[0, 1, 1, 3] = value
-    check(case, dtype, precision, inputs, one_kernel)
+    check(case, dtype, precision, inputs)
     inputs = cases.inputs(case, jnp.dtype(dtype))
     inputs.kernel[1, 1, 2, 5] = value
-    check(case, dtype, precision, inputs, one_kernel)
+    check(case, dtype, precision, inputs)
 
 
 @pytest.mark.parametrize(("dtype", "precision"), KINDS, ids=KIND_IDS)
-def test_a_network_on_the_gpu(dtype: str, precision: str, one_kernel: bool, gpu: jax.Device) -> None:
+def test_a_network_on_the_gpu(dtype: str, precision: str, gpu: jax.Device) -> None:
     """One custom call, results within the tolerance that many layers need, and the same in every run."""
     require_kernel(dtype)
     model = small_resnet()
@@ -324,7 +312,7 @@ def test_a_network_on_the_gpu(dtype: str, precision: str, one_kernel: bool, gpu:
 
     nnx.update(model, jax.tree.map(lambda leaf: leaf.astype(dtype), nnx.state(model)))
     with jax.default_matmul_precision(precision):
-        fused = jax.jit(jsc.fuse(model, one_kernel=one_kernel))
+        fused = jax.jit(jsc.fuse(model))
         assert (fused.lower(x).compile().as_text() or "").count("jsc_segment") >= 1
         expected = np.asarray(jax.jit(lambda x: model(x))(x), np.float64)
         results = [np.asarray(fused(x), np.float64) for _ in range(20)]
