@@ -25,7 +25,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_sparse_conv import _native, cost_model
+from jax_sparse_conv import _native, cost_model, crossing
 from jax_sparse_conv.geometry import Geometry
 
 ASSUMED_DENSITY = 0.75
@@ -110,13 +110,6 @@ _DIRECT_EXACT_FEATURES = 64  # of a group, fewer only ...
 _DIRECT_FEW_FEATURES = 32
 _DIRECT_FEW_FLOPS = 5e8  # ... with as much work: DenseNet's 3x3 layers from a batch of 4 to 16 on
 _DIRECT_COPY = 4  # channels of a copy: others are copied one by one
-# Its time: shares of the peak, and cycles for each of a result's products; 7 to 8 % (rms) from the 39 times in
-# h200_direct_layers_*.json. By FFMA from a plan of ResNet-50 that it served at HIGHEST before.
-_DIRECT_FLOOR = 4.7  # us
-_DIRECT_FFMA = (0.47, 4.2)
-_DIRECT_EXACT = (0.105, 3.0)  # of the peak of TF32
-_WARPGROUP_EXACT = (0.21, 2.4)  # 14 % (rms) from the best of the times in h200_direct_layers_highest.json
-_DIRECT_TENSOR = {4: (0.19, 3.1), 2: (0.24, 1.6)}  # by bytes of an element
 _LEAST_LIST_FEATURES = 32  # output channels of a group that a warp's lanes cover
 
 
@@ -253,9 +246,14 @@ def most_direct_flops(work: Work) -> float:
 
 
 def _fits_warpgroups(work: Work) -> bool:
+    """Whether "direct" would take warpgroup products of TF32 or 16 bits."""
+    return takes_warpgroups(work) and not (work.exact and work.dtype == "float32")
+
+
+def takes_warpgroups(work: Work) -> bool:
     """Whether "direct" would take warpgroup products, as cuda/warpgroup_plan.cc decides it, on sizes as measured."""
     groups, (channels, features) = work.geometry.groups, work.kernel_shape[3:]
-    if work.flops == 0 or (work.exact and work.dtype == "float32"):
+    if work.flops == 0:
         return False
     if groups > 1:
         return channels * work.itemsize % _WARPGROUP_ROW == 0 and features // groups % _WARPGROUP_FEATURES == 0
@@ -325,12 +323,21 @@ def threshold(work: Work, platform: str) -> float:
 
 
 def crossover_with_direct(work: Work) -> float:
-    """The density of x up to which the sparse CUDA kernel is expected to be as fast as "direct"; may be negative."""
+    """The density of x up to which the sparse CUDA kernel is expected to be as fast as "direct".
+
+    Infinite or 0 where one of them is to run whatever the density.
+    """
     if work.is_symbolic or work.flops == 0:
         return math.inf
     device, capability = _device()
-    fixed, per_density = _sparse_us(work, device)
-    return (_direct_us(work, device, capability) - fixed) / per_density
+    exact = work.exact and work.dtype == "float32"
+    peak = _tensor_peak(work, device, capability)
+    products: crossing.Products = "mma"
+    if _has_warpgroups() and takes_warpgroups(work):
+        products = "warpgroups"
+    elif work.dtype == "float32" and (peak == 0 or (exact and capability not in _TENSOR_CORES)):
+        products, peak = "ffma", device.flops
+    return crossing.density(work, device, crossing.direct_us(work, device, products, peak))
 
 
 def _sparse_us(work: Work, device: cost_model.Device) -> tuple[float, float]:
@@ -359,18 +366,6 @@ def _dense_us(work: Work, device: cost_model.Device, capability: tuple[int, int]
         rate, step = tensor, _TENSOR_STEP
     chain = work.products * step / device.clock_hz
     return _DENSE_FLOOR + 1e6 * max(chain, work.flops / rate)
-
-
-def _direct_us(work: Work, device: cost_model.Device, capability: tuple[int, int]) -> float:
-    """Microseconds of "direct", without its pool."""
-    peak = _tensor_peak(work, device, capability)
-    if work.dtype == "float32" and (capability not in _TENSOR_CORES if work.exact else peak == 0):
-        (share, step), peak = _DIRECT_FFMA, device.flops
-    elif work.exact and work.dtype == "float32":
-        share, step = _WARPGROUP_EXACT if _has_warpgroups() else _DIRECT_EXACT
-    else:
-        share, step = _DIRECT_TENSOR[work.itemsize]
-    return _DIRECT_FLOOR + 1e6 * (work.products * step / device.clock_hz + work.flops / (share * peak))
 
 
 def _tensor_flops(work: Work, device: cost_model.Device, capability: tuple[int, int]) -> float:
