@@ -194,6 +194,9 @@ def test_adaptive_times_every_side(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     for row in rows:
         assert row["same_results"]
         assert set(row["us"]) == {"ecr", "direct", "counted_ecr", "sparse", "dense", "adaptive"}
+        better = min(row["us"]["ecr"], row["us"]["direct"])
+        assert row["adaptive_over_better"] == pytest.approx(row["us"]["adaptive"] / better)
+        assert row["adaptive_within"] == (row["us"]["adaptive"] <= 1.03 * better + 2)
         assert row["overhead_us"]["dense"] == row["us"]["dense"] - row["us"]["direct"]
 
 
