@@ -228,6 +228,27 @@ def test_energy_is_compared_with_both_precisions() -> None:
     assert answers.energy({"rows": [row, beside]}, zeros=False) == "coo 100 % more (highest)"
 
 
+def test_networks_over_cusparse_are_sums_of_their_layers() -> None:
+    shared = {"network": "n", "source": "profile", "layer": "a"}
+    rows = [
+        shared | {"count": 3, "us": {cusparse.WHOLE: 10.0, "ecr": 1.0}},
+        shared | {"count": 1, "us": {cusparse.WHOLE: 10.0, "ecr": 5.0}},
+        shared | {"count": 1, "us": {"ecr": 100.0}},
+        shared | {"count": 1, "us": {cusparse.WHOLE: 10.0, "ecr": 100.0}, "source": "iid"},
+    ]
+    assert answers.sums_over_cusparse(("n", "m"))({"rows": rows}) == "sums of layers: n 5.0x"
+    assert answers.sums_over_cusparse(("m",))({"rows": rows}) == "-"
+
+
+def test_losses_of_the_cost_model_by_kind_of_map() -> None:
+    rows = [{"source": "real", "model_loss": 0.1}, {"source": "0 % i.i.d.", "model_loss": 0.3}]
+    assert answers.median_loss("model_loss")({"rows": rows}) == (
+        "median 20.0%, largest 30.0% (real 10.0%, 0 % i.i.d. 30.0%)"
+    )
+    rows = [row | {"published_loss": 0.5} for row in rows]
+    assert answers.median_loss("model_loss")({"rows": rows}).endswith("; by the paper's own rule 50.0%")
+
+
 def test_ocpa_of_layers_is_pecr_where_a_pool_follows() -> None:
     rows = [
         {"op": "conv", "ratio": {"highest": {"ecr": 2.0}}, "count": 2},

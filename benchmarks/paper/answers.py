@@ -142,6 +142,21 @@ def over_cusparse(keep: Keep) -> Answer:
     return text
 
 
+def sums_over_cusparse(names: Sequence[str]) -> Answer:
+    """ECR over im2col, CSR and SpMM, of the sums of a network's layers, each as often as the network has it."""
+
+    def text(content: Content) -> str:
+        parts = []
+        for name in names:
+            rows = [row for row in content["rows"] if of_network(name)(row) and {WHOLE, "ecr"} <= row["us"].keys()]
+            if rows:
+                steps, ours = (sum(row["us"][side] * row["count"] for row in rows) for side in (WHOLE, "ecr"))
+                parts.append(f"{name} {steps / ours:.1f}x")
+        return f"sums of layers: {', '.join(parts)}" if parts else NOT_YET
+
+    return text
+
+
 def is_table3(row: Row) -> bool:
     """Whether it is one of Table 3's layers with the zeros that it has there."""
     layers = {layer.name: layer.zeros[0] for layer in TABLE3}
@@ -181,13 +196,22 @@ def _saving(rows: Sequence[Row], side: str, precision: str) -> str:
 
 
 def median_loss(key: str) -> Answer:
-    """Of the cost model's choice."""
+    """Of the cost model's choice: over all maps, on each kind of map, and by the paper's own rule where it is known."""
 
     def text(content: Content) -> str:
-        losses = [row[key] for row in content["rows"]]
-        return f"median {statistics.median(losses):.1%}, largest {max(losses):.1%}"
+        rows = content["rows"]
+        kinds = dict.fromkeys(row["source"] for row in rows)
+        parts = [f"{kind} {_median([row for row in rows if row['source'] == kind], key)}" for kind in kinds]
+        losses = f"median {_median(rows, key)}, largest {max(row[key] for row in rows):.1%} ({', '.join(parts)})"
+        if key != "model_loss" or not all("published_loss" in row for row in rows):
+            return losses
+        return f"{losses}; by the paper's own rule {_median(rows, 'published_loss')}"
 
     return text
+
+
+def _median(rows: Sequence[Row], key: str) -> str:
+    return f"{statistics.median(row[key] for row in rows):.1%}"
 
 
 # --- conversion ------------------------------------------------------------------------------------------------------
