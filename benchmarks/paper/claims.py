@@ -58,7 +58,7 @@ _MODEL = (
     "The model has eq. (4) the right way up and is fed by the device's own properties. It departs from the paper in "
     "three ways: occupancy counts against half of the best that any configuration reaches, because sums in registers "
     "keep all of them under half of what a multiprocessor holds; two thirds of the configurations stay instead of the "
-    "third that moves least data; and the time is fitted to an H200, with all that a wave does beside its multiply-adds."
+    "third that moves least data; and the time is fitted to an H200, with what a wave does beside its multiply-adds."
 )
 _BOUND = "Here an upper bound: the time with a map of zeros, fixed costs of a call included."
 _KERNEL = "What is left is not from zeros."
