@@ -4,14 +4,18 @@
     python -m benchmarks.zoo --networks resnet50 --batch 8 --weights packed --json results.json
     python -m benchmarks.zoo --networks resnet50 --plan resnet50.json --json results.json
     python -m benchmarks.zoo --networks regnetx_16gf --kinds default bfloat16 --zeros none --also direct --json gpu.json
+    python -m benchmarks.zoo --networks vgg19 --batch 1 8 --zeros none 50 95 profile --json gpu.json
     python -m benchmarks.zoo --list results.json
 
 Layers are those of `models.NETWORKS` with folded batch norms, equal ones once, each at 0 % zeros and with as many as
 the networks' sparsity profiles give its input (the fewest of them), in patches as in `jax_sparse_conv.models.profile`.
-Timing is `jax_sparse_conv.timing.per_call`; implementations that `--also` names take turns with both sides. What comes
-out below 0.97, by the median and by the best times, is timed again, longer, when everything else is done, and is a loss
-if it does so three times: other work on the machine lasts for seconds and meets the side that uses more threads. A run
-takes up where the file's last one stopped, and `--seconds` ends it early; the most frequent layers come first.
+A layer that None leaves to XLA, whose program has no kernel of ours in it, is listed and not timed: both sides are the
+same. One whose kernels skip nothing ("direct") is timed with the first of the zeros only. Timing is
+`jax_sparse_conv.timing.per_call`; implementations that `--also` names take turns with both sides. What comes out below
+0.97, by the median and by the best times, is timed again, longer, when everything else is done, and is a loss if it
+does so three times: other work on the machine lasts for seconds and meets the side that uses more threads. A run takes
+up where the file's last one stopped, but for rows for which None takes something else by now, and `--seconds` ends it
+early ("left" in the file: how many rows are missing); the most frequent layers come first.
 
 With `--plan`, what `jax_sparse_conv calibrate` wrote for the one network runs in the place of None, on the profile's
 zeros alone and for the layers that the plan does not leave to XLA.
@@ -47,10 +51,15 @@ from jax_sparse_conv.calls import Call
 from jax_sparse_conv.models.layers import layer_names
 
 LEAST = 0.97
+LAYER_KINDS = KINDS | {"float16": ("float16", None)}
 _LONGER = 4  # times as many repeats where a layer seems to lose
 _ROUNDS = 3
 _USERS = 3  # layers of a kind that are named
 _BLUR = (-1, 0, 1)
+_MAP_ELEMENTS = 2**24  # drawn for a map; the images of a larger one repeat
+_BLOCK = 2**20 + 7  # random values that repeat
+_TARGET = re.compile(r"@jsc_(\w+)")
+_SKIPS_NOTHING = ("direct",)  # implementations whose time does not depend on zeros
 _COLUMNS = (
     ("call", "call", "<", "{}"),
     ("op", "op", "<", "{}"),
@@ -100,13 +109,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-@functools.lru_cache(maxsize=8)
 def layers_of(names: tuple[str, ...], batch: int) -> list[ZooLayer]:
     """The distinct calls of these networks, in the order of their first users; no weights are made."""
+    found = _layers_of_one_image(names)
+    calls = [dataclasses.replace(layer.call, x_shape=(batch, *layer.call.x_shape[1:])) for layer in found]
+    return [dataclasses.replace(layer, call=call) for layer, call in zip(found, calls, strict=True)]
+
+
+@functools.lru_cache(maxsize=8)
+def _layers_of_one_image(names: tuple[str, ...]) -> list[ZooLayer]:
     users: dict[Call, list[str]] = collections.defaultdict(list)
     zeros: dict[Call, list[float]] = collections.defaultdict(list)
     for name in names:
-        for call, layer, fraction in _calls(name, batch):
+        for call, layer, fraction in _calls(name):
             users[call].append(f"{name}/{layer}")
             zeros[call].append(100 * fraction)
     return [ZooLayer(call, tuple(users[call]), min(zeros[call])) for call in users]
@@ -114,22 +129,29 @@ def layers_of(names: tuple[str, ...], batch: int) -> list[ZooLayer]:
 
 def losses(rows: Sequence[tables.Row]) -> list[tables.Row]:
     """Rows that lose by the median and by the best times, as they were timed last."""
-    return [row for row in rows if max(row["ratio"], row["best_ratio"]) < LEAST]
+    return [row for row in _timed(rows) if max(row["ratio"], row["best_ratio"]) < LEAST]
 
 
 def summary(rows: Sequence[tables.Row]) -> str:
     """What loses, and the distribution of the ratios."""
-    lost = losses(rows)
+    timed, lost = _timed(rows), losses(rows)
     lines = [tables.aligned([row | {"first": row["users"][0]} for row in lost], _COLUMNS)] if lost else []
     for label, chosen in (
-        ("0 % zeros", [row for row in rows if not row["zeros_target"]]),
-        ("the profiles' zeros", rows),
+        ("0 % zeros", [row for row in timed if not row["zeros_target"]]),
+        ("other zeros", [row for row in timed if row["zeros_target"]]),
     ):
-        found = sorted(row["ratio"] for row in chosen if label.startswith("0") or row["zeros_target"])
+        found = sorted(row["ratio"] for row in chosen)
         if found:
             mean = timing.geometric_mean(found)
             lines.append(f"{len(found)} at {label}: least {found[0]:.2f}, geometric mean {mean:.2f}")
-    return "\n".join([*lines, f"{len(lost)} of {len(rows)} below {LEAST}"])
+    lines.append(f"{len(lost)} of {len(timed)} below {LEAST}")
+    if len(rows) > len(timed):
+        lines.append(f"{len(rows) - len(timed)} more are XLA's own operation")
+    return "\n".join(lines)
+
+
+def _timed(rows: Sequence[tables.Row]) -> list[tables.Row]:
+    return [row for row in rows if "ratio" in row]
 
 
 def profile_map(shape: Sequence[int], zeros: float, seed: int) -> data.Map:
@@ -137,10 +159,13 @@ def profile_map(shape: Sequence[int], zeros: float, seed: int) -> data.Map:
 
     In a map they lie in patches, and channels differ in them as in `jax_sparse_conv.models.profile`.
     """
+    images = max(1, _MAP_ELEMENTS // math.prod(shape[1:]))
+    if len(shape) == 4 and images < shape[0]:
+        return np.resize(profile_map((images, *shape[1:]), zeros, seed), shape)
+    if zeros <= 0:
+        return np.abs(_normal(shape, seed)) + np.float32(1e-3)
     rng = np.random.default_rng([seed, round(zeros)])
     field = rng.standard_normal(shape, np.float32)
-    if zeros <= 0:
-        return np.abs(field) + np.float32(1e-3)
     if len(shape) != 4:
         return np.where(rng.random(shape, np.float32) < zeros / 100, np.float32(0), np.abs(field) + np.float32(1e-3))
     for axis in (1, 2):
@@ -153,11 +178,21 @@ def profile_map(shape: Sequence[int], zeros: float, seed: int) -> data.Map:
     return np.where(is_zero, np.float32(0), np.abs(field) + np.float32(1e-3))
 
 
+def _normal(shape: Sequence[int], seed: int) -> data.Map:
+    """Normal values, which repeat in large arrays."""
+    return np.resize(_normal_block(seed), shape)
+
+
+@functools.lru_cache(maxsize=4)
+def _normal_block(seed: int) -> data.Map:
+    return np.random.default_rng(seed).standard_normal(_BLOCK, np.float32)
+
+
 # --- what networks call ----------------------------------------------------------------------------------------------
 
 
-def _calls(name: str, batch: int) -> list[tuple[Call, str, float]]:
-    """(call, the layer's name, zero fraction of its input) of every layer of a network."""
+def _calls(name: str) -> list[tuple[Call, str, float]]:
+    """(call, the layer's name, zero fraction of its input) of every layer of a network on one image."""
     network = models.NETWORKS[name]
     found: list[tuple[Call, str, float]] = []
 
@@ -173,7 +208,7 @@ def _calls(name: str, batch: int) -> list[tuple[Call, str, float]]:
         with layers.observed(observe):
             return model(network.preprocess(images))
 
-    jax.eval_shape(run, jax.ShapeDtypeStruct((batch, network.input_size, network.input_size, 3), jnp.uint8))
+    jax.eval_shape(run, jax.ShapeDtypeStruct((1, network.input_size, network.input_size, 3), jnp.uint8))
     return found
 
 
@@ -181,11 +216,13 @@ def _calls(name: str, batch: int) -> list[tuple[Call, str, float]]:
 
 
 def _content(options: argparse.Namespace, line: str) -> dict[str, Any]:
-    """The file's content so far, or a new one."""
+    """What describes this run, with the rows that the file has so far and the runs that they are of."""
+    content: dict[str, Any] = {**environment.describe_run(), "command": line, "repeats": options.repeats}
+    rows, runs = [], []
     if options.json and options.json.is_file():
-        content: dict[str, Any] = json.loads(options.json.read_text(encoding="utf-8"))
-        return content
-    return {**environment.describe_run(), "command": line, "repeats": options.repeats, "rows": []}
+        before = json.loads(options.json.read_text(encoding="utf-8"))
+        rows, runs = before["rows"], before.get("runs") or [{name: before[name] for name in ("date", "command")}]
+    return content | {"runs": [*runs, {name: content[name] for name in ("date", "command")}], "rows": rows}
 
 
 def _measure_all(options: argparse.Namespace, content: dict[str, Any]) -> int:
@@ -196,13 +233,20 @@ def _measure_all(options: argparse.Namespace, content: dict[str, Any]) -> int:
     waiting = {
         _key(about): (layer.call, about)
         for layer in _chosen(options)
-        for about in _about(layer, options)
+        for about in _about(layer, options, planned)
         if planned is None or planned.get(layer.call, "xla") != "xla"
     }
+    for key, (_, about) in waiting.items():
+        if about["implementation"] != rows.get(key, about)["implementation"]:
+            del rows[key]  # None takes something else by now
+    rows |= {key: about for key, (_, about) in waiting.items() if about["implementation"] == "xla"}
+    content["rows"] = list(rows.values())
     for round_ in range(_ROUNDS):
         due = [key for key in waiting if _is_due(rows.get(key), round_)]
         for position, key in enumerate(due):
+            content["left"] = len(due) - position
             if time.monotonic() > end:
+                _write(options, content)
                 return len(due) - position
             call, about = waiting[key]
             repeats = options.repeats * (_LONGER if round_ else 1)
@@ -213,34 +257,62 @@ def _measure_all(options: argparse.Namespace, content: dict[str, Any]) -> int:
                 f"{row['call']}, {row['zeros_target']} %: {row['ratio']:.2f} ({row['best_ratio']:.2f})", file=sys.stderr
             )
             content["rows"] = list(rows.values())
-            if options.json:
-                options.json.write_text(_text(content), encoding="utf-8")
+            content["left"] -= 1
+            _write(options, content)
+    _write(options, content)
     return 0
+
+
+def _write(options: argparse.Namespace, content: dict[str, Any]) -> None:
+    if options.json:
+        options.json.write_text(_text(content), encoding="utf-8")
 
 
 def _chosen(options: argparse.Namespace) -> Iterator[ZooLayer]:
     """The layers to be timed, of every batch and kind the most frequent ones first."""
     for batch, kind in itertools.product(options.batch, options.kinds):
-        dtype, precision = KINDS[kind]
+        dtype, precision = LAYER_KINDS[kind]
         for layer in sorted(layers_of(tuple(options.networks), batch), key=lambda layer: -len(layer.users)):
             call = dataclasses.replace(layer.call, dtype=dtype, precision=precision or layer.call.precision)
             if re.search(options.calls, call.describe()):
                 yield dataclasses.replace(layer, call=call)
 
 
-def _about(layer: ZooLayer, options: argparse.Namespace) -> Iterator[tables.Row]:
+def _about(
+    layer: ZooLayer, options: argparse.Namespace, planned: dict[Call, str] | None = None
+) -> Iterator[tables.Row]:
     """What is known of the rows of a layer before they are timed."""
     call = layer.call
     about = {"call": call.describe(), "op": call.op, "batch": call.x_shape[0], "details": repr(call)}
-    of_zeros = {"none": 0, "profile": round(layer.zeros)}
-    for zeros in dict.fromkeys(of_zeros[name] for name in (("profile",) if options.plan else options.zeros)):
+    about["implementation"] = implementation = will_run(call, planned and planned.get(call))
+    of_zeros = {"none": 0, "profile": round(layer.zeros), "50": 50, "95": 95}
+    names = ("profile",) if options.plan else options.zeros
+    if implementation in _SKIPS_NOTHING:
+        names = names[:1]
+    for zeros in dict.fromkeys(of_zeros[name] for name in names):
         users = {"users": list(layer.users[:_USERS]), "layers": len(layer.users)}
         yield about | users | {"weights": options.weights, "zeros_target": zeros}
 
 
+@functools.lru_cache(maxsize=4096)
+def will_run(call: Call, implementation: str | None = None) -> str:
+    """The native kernels in a call's program by name, as in `timing.what_ran`, but without compiling it."""
+    shapes = [jax.ShapeDtypeStruct(call.x_shape, call.dtype), jax.ShapeDtypeStruct(call.kernel_shape, call.dtype)]
+    if call.bias:
+        shapes.append(jax.ShapeDtypeStruct(call.kernel_shape[-1:], call.dtype))
+    if call.residual:
+        size = call.geometry.conv_size(call.x_shape[1:3], call.kernel_shape[:2])
+        shapes.append(jax.ShapeDtypeStruct((call.x_shape[0], *size, call.kernel_shape[-1]), call.dtype))
+    text = call.function(implementation).lower(*shapes).as_text()  # type: ignore[attr-defined]
+    names = dict.fromkeys(timing.NAME_OF_TARGET.get(name, name) for name in _TARGET.findall(text))
+    ran = "+".join(names) or "xla"
+    return f"{ran}|xla" if names and "stablehlo.case" in text else ran
+
+
 def _text(content: dict[str, Any]) -> str:
     """JSON with a row a line."""
-    head = json.dumps({**content, "rows": []}, indent=1).removesuffix("[]\n}")
+    others = {key: value for key, value in content.items() if key != "rows"}
+    head = json.dumps(others | {"rows": []}, indent=1).removesuffix("[]\n}")
     short = [{k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()} for row in content["rows"]]
     return head + "[\n" + ",\n".join(map(json.dumps, short)) + "\n]}\n"
 
@@ -249,7 +321,7 @@ def _is_due(row: tables.Row | None, round_: int) -> bool:
     """Whether to time a row in this round: all in the first one, what has lost in all so far in the others."""
     if row is None or round_ == 0:
         return row is None
-    return row["rounds"] == round_ and bool(losses([row]))
+    return row.get("rounds") == round_ and bool(losses([row]))
 
 
 def _key(row: tables.Row) -> tuple[Any, ...]:
@@ -273,7 +345,6 @@ def _measure(
     list(timing.compile_each(jobs))
     times = timing.per_call(functions, operands, repeats)
     row: tables.Row = {"zeros_percent": 100 * float(np.mean(np.asarray(operands[0][0]) == 0))}
-    row |= {"implementation": timing.what_ran(functions["ours"], *operands[0])}
     row |= {f"{side}_us": found.microseconds for side, found in times.items()}
     row |= {f"{side}_best_us": 1e6 * found.best for side, found in times.items()}
     return row | {"ratio": row["xla_us"] / row["ours_us"], "best_ratio": row["xla_best_us"] / row["ours_best_us"]}
@@ -310,14 +381,13 @@ def _operands(call: Call, weights: str) -> Iterator[Any]:
 
 @functools.lru_cache(maxsize=1)
 def _values(call: Call) -> tuple[jax.Array, jax.Array, jax.Array]:
-    rng = np.random.default_rng(0)
     scale = np.float32(math.sqrt(2 / math.prod(call.kernel_shape[:-1])))
-    kernel = scale * rng.standard_normal(call.kernel_shape, np.float32)
-    bias = 0.1 * rng.standard_normal(call.kernel_shape[-1:], np.float32)
+    kernel = scale * _normal(call.kernel_shape, 0)
+    bias = np.float32(0.1) * _normal(call.kernel_shape[-1:], 1)
     residual = np.zeros(0, np.float32)
     if call.residual:
         size = call.geometry.conv_size(call.x_shape[1:3], call.kernel_shape[:2])
-        residual = rng.standard_normal((call.x_shape[0], *size, call.kernel_shape[-1]), np.float32)
+        residual = _normal((call.x_shape[0], *size, call.kernel_shape[-1]), 2)
     return jnp.asarray(kernel, call.dtype), jnp.asarray(bias, call.dtype), jnp.asarray(residual, call.dtype)
 
 
@@ -328,9 +398,9 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--networks", nargs="+", choices=sorted(models.NETWORKS), default=list(models.NETWORKS), metavar="NAME")
     add("--batch", type=int, nargs="+", default=[1])
-    add("--kinds", nargs="+", choices=tuple(KINDS), default=["default"], help="precision or dtype")
+    add("--kinds", nargs="+", choices=tuple(LAYER_KINDS), default=["default"], help="precision or dtype")
     add("--calls", default="", help="regular expression: only calls in which it is found, as printed")
-    add("--zeros", nargs="+", choices=("none", "profile"), default=["none", "profile"])
+    add("--zeros", nargs="+", choices=("none", "profile", "50", "95"), default=["none", "profile"])
     add("--also", nargs="+", choices=("direct", "ecr"), default=[], help="timed as well, where a call has it")
     add("--weights", choices=WEIGHTS, default="arguments", help=WEIGHTS_HELP)
     add("--plan", type=Path, help="a plan of the network, whose choices take None's place")

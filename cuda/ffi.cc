@@ -293,7 +293,7 @@ size_t WorkspaceBytes(const std::string& target, const std::vector<int64_t>& x_s
     throw nb::value_error("workspace_bytes takes x_shape [4], kernel_shape [5], conv_size [2] and out_size [2]");
   }
   if (GetDeviceInfo(device).clusters[1] > 0) return 0;
-  if (target == "jsc_dense") return DenseWorkspaceBytes(x_shape[0], kernel_shape[4]);
+  if (target == "jsc_dense") return 0;
   const size_t direct = DirectWorkspaceBytes(x_shape[0] * conv_size[0] * conv_size[1], kernel_shape[4],
                                              kernel_shape[1] * kernel_shape[2] * kernel_shape[3]);
   if (target == "jsc_direct") return direct;

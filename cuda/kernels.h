@@ -40,8 +40,6 @@ ffi::Error CooFromDense(const CooStarArgs& args, const void* x, void* values, vo
 ffi::Error CooToDense(const CooStarArgs& args, const void* values, const void* positions, const void* counts, void* x,
                       cudaStream_t stream);
 
-size_t DenseWorkspaceBytes(int64_t images, int64_t features);
-
 }  // namespace jsc
 
 #endif  // JSC_CUDA_KERNELS_H_

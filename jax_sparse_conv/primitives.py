@@ -198,7 +198,8 @@ def reference_conv(*values: jax.Array, config: Config) -> jax.Array:
     def one(x: Any, kernel: Any, bias: Any, residual: Any) -> jax.Array:
         if config.method == "dense":  # rows of a matrix as maps of one pixel
             y = jnp.matmul(x[:, 0, 0], kernel[0, 0], precision=config.precision)
-            return reference.epilogue(y[:, None, None], bias, residual, config.activation)
+            rest = None if residual is None else residual[:, 0, 0]
+            return reference.epilogue(y, bias, rest, config.activation)[:, None, None]
         return reference.conv_pool(x, kernel, bias, residual, config.geometry, config.activation, config.precision)
 
     if stacks == 1:

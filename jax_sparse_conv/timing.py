@@ -33,7 +33,7 @@ ROTATIONS = 4  # inputs that successive calls are given
 
 _LARGER_THAN_CACHES = 2**28
 _TARGET = re.compile(r'custom_call_target="jsc_(\w+)"')
-_NAME_OF_TARGET = {"dense": "ecr"}  # targets whose name is not the one that `implementation=` takes
+NAME_OF_TARGET = {"dense": "ecr"}  # targets whose name is not the one that `implementation=` takes
 _WARM_UP = 3
 _MANY_CALLS = 8  # of a sample, so that one more before it costs little
 _MAX_CALLS = 32  # in one chain
@@ -217,7 +217,7 @@ def what_ran(function: Function, *arguments: Any) -> str:
     "|xla" after them says that the running program may take dense convolution in their place.
     """
     text = function.lower(*arguments).compile().as_text() or ""  # type: ignore[attr-defined]
-    names = dict.fromkeys(_NAME_OF_TARGET.get(name, name) for name in _TARGET.findall(text))
+    names = dict.fromkeys(NAME_OF_TARGET.get(name, name) for name in _TARGET.findall(text))
     ran = "+".join(names) or "xla"
     return f"{ran}|xla" if names and " conditional(" in text else ran
 

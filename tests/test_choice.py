@@ -348,6 +348,38 @@ def test_exported_for_any_number_of_images() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("op", "x_shape", "kernel_shape", "arguments"),
+    [
+        (jsc.conv, (64, 28, 28, 128), (3, 3, 128, 128), {"padding": "SAME", "activation": "relu"}),
+        (jsc.conv, (128, 28, 28, 128), (3, 3, 64, 128), {"strides": 2, "feature_group_count": 2}),
+        (jsc.conv, (8, 56, 56, 64), (1, 1, 64, 256), {}),
+        (jsc.conv_pool, (64, 56, 56, 64), (3, 3, 64, 64), {}),
+        (jsc.dense, (64, 4096), (4096, 1000), {"activation": "relu"}),
+    ],
+)
+def test_what_none_leaves_to_xla_is_xlas_operation(
+    h200: None,
+    monkeypatch: pytest.MonkeyPatch,
+    op: Any,
+    x_shape: tuple[int, ...],
+    kernel_shape: tuple[int, ...],
+    arguments: dict[str, Any],
+) -> None:
+    monkeypatch.setattr(_native, "why_missing", lambda *_: None)
+    shapes = (x_shape, kernel_shape, kernel_shape[-1:])
+    operands = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+
+    def operations(implementation: str | None) -> list[str]:
+        function = jax.jit(functools.partial(op, implementation=implementation, **arguments))
+        text = function.trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
+        lines = [re.sub(r"%\w+", "", line).strip() for line in text.splitlines() if " stablehlo." in line]
+        shaping = ("stablehlo.reshape", "stablehlo.broadcast_in_dim")  # which XLA folds away
+        return [line for line in lines if not any(name in line for name in shaping)]
+
+    assert operations(None) == operations("xla")
+
+
 def test_vmap_is_counted() -> None:
     x, kernel = jnp.ones((32, 1, 96)), jnp.ones((96, 64))
     alone = jax.jit(jsc.dense).lower(x[0], kernel).compile().as_text()

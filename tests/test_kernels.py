@@ -133,6 +133,43 @@ def check_dense(sizes: tuple[int, int, int], zeros: float, dtype: str) -> None:
     assert oracle.relative_error(result, wanted) <= TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_dense_with_non_finite_values(rows: int, dtype: str) -> None:
+    """What is not finite goes through as in lax where no row of x is zero, and is dropped where all are."""
+    require("dense", dtype)
+    rng = np.random.default_rng(rows)
+    x = np.abs(rng.standard_normal((rows, 900), np.float32)) + np.float32(0.1)
+    kernel = rng.standard_normal((900, 136), np.float32)
+    x[:, 5::9] = 0.0
+    kernel[5::18], kernel[14::18] = np.inf, np.nan  # rows of zeros
+    kernel[301, 7], kernel[302, 8], kernel[899, 135], x[0, 411] = np.inf, np.nan, -np.inf, np.inf
+    operands = jnp.asarray(x, dtype), jnp.asarray(kernel, dtype)
+    result = np.asarray(jsc.dense(*operands, implementation="ecr"), np.float64)
+    kept = np.flatnonzero(x[0])
+    wide = [np.asarray(operand, np.float64) for operand in operands]
+    with np.errstate(invalid="ignore"):
+        wanted = wide[0][:, kept] @ wide[1][kept]
+    np.testing.assert_array_equal(np.isnan(result), np.isnan(wanted))
+    infinite = np.isinf(wanted)
+    np.testing.assert_array_equal(result[infinite], wanted[infinite])
+    finite = np.isfinite(wanted)
+    assert not finite.any() or oracle.relative_error(result[finite], wanted[finite]) <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("rows", [1, 4, 8])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_dense_is_bitwise_repeatable(rows: int, dtype: str) -> None:
+    require("dense", dtype)
+    rng = np.random.default_rng(rows)
+    x = np.maximum(rng.standard_normal((rows, 5000), np.float32), 0)
+    kernel, bias = rng.standard_normal((5000, 1000), np.float32), rng.standard_normal(1000, np.float32)
+    operands = [jnp.asarray(value, dtype) for value in (x, kernel, bias)]
+    results = [np.asarray(jsc.dense(*operands, activation="relu", implementation="ecr")) for _ in range(3)]
+    for result in results[1:]:
+        np.testing.assert_array_equal(result, results[0])
+
+
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_geometry(data: st.DataObject) -> None:
