@@ -9,6 +9,7 @@ import datetime
 import functools
 import importlib
 import importlib.metadata
+import os
 import pathlib
 import platform
 import shlex
@@ -44,7 +45,7 @@ def collect() -> dict[str, Any]:
 
 
 def describe_run(argv: list[str] | None = None) -> dict[str, Any]:
-    """Date, command and environment: what every result file of this package starts with.
+    """Date, command, device, environment and XLA's flags: what every result file of this package starts with.
 
     Args:
       argv: the arguments after `python -m module`; None takes the process's own command line.
@@ -55,6 +56,7 @@ def describe_run(argv: list[str] | None = None) -> dict[str, Any]:
         "command": shlex.join(map(without_folders, command)),
         "device": device_name(),
         "environment": collect(),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
     }
 
 

@@ -102,16 +102,22 @@ def _direct_today(results: Path) -> list[str]:
 
 def _run_line(name: str, content: Content) -> str:
     times = content["totals"]["network"]
-    return (
-        f"| {content['network']} | {content['precision']} | {times['dense_us']:.0f} | {times['sparse_us']:.0f} | "
-        f"{times['ratio']:.2f}x | {content['date'][:10]}, `{name}.json` |"
-    )
+    slowest = min(content["layers"], key=lambda layer: layer["ratio"])
+    chosen = "plan" if content.get("plan") else f"`{content['implementation']}`"
+    cells = (content["network"], content["precision"], chosen, _flags(content.get("xla_flags", "")))
+    measured = (f"{times['dense_us']:.0f}", f"{times['sparse_us']:.0f}", f"{times['ratio']:.2f}x")
+    where = (f"{slowest['ratio']:.2f}x, {slowest['path']}", f"{content['date'][:10]}, `{name}.json`")
+    return f"| {' | '.join((*cells, *measured, *where))} |"
+
+
+def _flags(found: str | list[str]) -> str:
+    if isinstance(found, list):
+        return "both XLA flag sets, the faster"
+    return "command buffers" if "command_buffer" in found else "XLA's default flags"
 
 
 def _file_line(name: str, content: Content) -> str:
-    found = content["xla_flags"]
-    alone = "command buffers" if "command_buffer" in found else "XLA's default flags"
-    flags = "both XLA flag sets, the faster" if isinstance(found, list) else alone
+    flags = _flags(content["xla_flags"])
     return f"| `{name}.json` | {content['device']} | {content['date'][:10]} | {content['repeats']} | {flags} |"
 
 
@@ -135,10 +141,11 @@ are both; under the default flags the host launches every kernel, which DenseNet
 """
 
 _RUNS = """Whole networks by `python -m jax_sparse_conv run` on the H200, with the kernels of that date (microseconds of
-a call, dense and sparse, batch 1; XLA's default flags):
+a call, dense and sparse, batch 1). Sparse: a plan, or an implementation for all layers; the slowest layer is the one
+with the least gain, timed by itself:
 
-| network | precision | dense us | sparse us | ratio | file |
-|---|---|---|---|---|---|"""
+| network | precision | sparse | flags | dense us | sparse us | ratio | slowest layer | file |
+|---|---|---|---|---|---|---|---|---|"""
 
 _NETWORKS = """
 Whole networks by `python -m benchmarks.networks` on the H200 (`h200_networks.json`; microseconds of a call under
