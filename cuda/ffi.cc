@@ -14,6 +14,7 @@
 
 #include "conv_args.h"
 #include "conv_plan.h"
+#include "dense_block.h"
 #include "direct_plan.h"
 #include "kernels.h"
 
@@ -168,6 +169,22 @@ ffi::Error SegmentHandler(cudaStream_t stream, int32_t device, ffi::RemainingArg
   return ffi::Error(ffi::ErrorCode::kInternal, error.what());
 }
 
+ffi::Error DenseBlockHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, ffi::RemainingArgs parameters,
+                             ffi::Result<ffi::AnyBuffer> out, int64_t precision) try {
+  const ffi::ErrorOr<DenseBlockCall> call = MakeDenseBlockCall(x, parameters, *out, precision);
+  if (call.has_error()) return call.error();
+  const DeviceScope scope(device);
+  if (scope.status() != cudaSuccess) {
+    return ffi::Error(ffi::ErrorCode::kInternal, std::string("cudaSetDevice: ") + cudaGetErrorString(scope.status()));
+  }
+  if (const char* error = GetDeviceInfo(device).error) {
+    return ffi::Error(ffi::ErrorCode::kInternal, "device " + std::to_string(device) + ": " + error);
+  }
+  return DenseBlock(*call, device, stream);
+} catch (const std::exception& error) {
+  return ffi::Error(ffi::ErrorCode::kInternal, error.what());
+}
+
 // Runs `launch` with the checked sizes of a CooStar, on the call's device.
 template <typename Launch>
 ffi::Error HandleCooStar(int32_t device, ffi::AnyBuffer x, ffi::AnyBuffer values, ffi::AnyBuffer positions,
@@ -247,6 +264,16 @@ XLA_FFI_DEFINE_HANDLER(kSegment, SegmentHandler,
                            .Attrs(),
                        {ffi::Traits::kCmdBufferCompatible});
 
+XLA_FFI_DEFINE_HANDLER(kDenseBlock, DenseBlockHandler,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Ctx<ffi::DeviceOrdinal>()
+                           .Arg<ffi::AnyBuffer>()        // x [N, H, W, C0]
+                           .RemainingArgs()              // of each layer what DenseLayerArgs has
+                           .Ret<ffi::AnyBuffer>()        // out [N, H, W, C0 + 32 * layers]
+                           .Attr<int64_t>("precision"),  // 0 default, 1 high, 2 highest
+                       {ffi::Traits::kCmdBufferCompatible});
+
 // CooStar; the shapes of the buffers are in coo_star_args.h.
 XLA_FFI_DEFINE_HANDLER(kCooFromDense, CooFromDenseHandler,
                        ffi::Ffi::Bind()
@@ -278,6 +305,7 @@ nb::dict Registrations() {
   handlers["jsc_adaptive"] = nb::capsule(reinterpret_cast<void*>(+kAdaptive));
   handlers["jsc_coo"] = nb::capsule(reinterpret_cast<void*>(+kCoo));
   handlers["jsc_segment"] = nb::capsule(reinterpret_cast<void*>(+kSegment));
+  handlers["jsc_dense_block"] = nb::capsule(reinterpret_cast<void*>(+kDenseBlock));
   handlers["jsc_coo_fromdense"] = nb::capsule(reinterpret_cast<void*>(+kCooFromDense));
   handlers["jsc_coo_todense"] = nb::capsule(reinterpret_cast<void*>(+kCooToDense));
   return handlers;

@@ -6,6 +6,8 @@ set(JSC_CUDA_SOURCES
     cuda/coo_plan.cc
     cuda/coo_star.cu
     cuda/dense.cu
+    cuda/dense_block.cu
+    cuda/dense_block_args.cc
     cuda/device_info.cu
     cuda/direct.cu
     cuda/direct_bfloat16.cu

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from jax_sparse_conv import linen, models, nnx
     from jax_sparse_conv.calibration import calibrate
     from jax_sparse_conv.coo_star import CooStar
+    from jax_sparse_conv.dense_blocks import DenseBlockLayer, dense_block
     from jax_sparse_conv.formats import ECR, PECR
     from jax_sparse_conv.fusion import fuse
     from jax_sparse_conv.plan import Plan, apply_plan
@@ -27,6 +28,7 @@ __all__ = [
     "ECR",
     "PECR",
     "CooStar",
+    "DenseBlockLayer",
     "PackedKernel",
     "Plan",
     "__version__",
@@ -36,6 +38,7 @@ __all__ = [
     "conv_general_dilated",
     "conv_pool",
     "dense",
+    "dense_block",
     "density",
     "fuse",
     "linen",
@@ -49,10 +52,12 @@ _LAZY_NAMES = {
     "ECR": "formats",
     "PECR": "formats",
     "CooStar": "coo_star",
+    "DenseBlockLayer": "dense_blocks",
     "Plan": "plan",
     "apply_plan": "plan",
     "calibrate": "calibration",
     "fuse": "fusion",
+    "dense_block": "dense_blocks",
 }
 
 

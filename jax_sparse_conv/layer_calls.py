@@ -73,3 +73,8 @@ def observed(observer: Observer) -> Iterator[None]:
 def observer() -> Observer | None:
     """The observer of the `with` block, if there is one."""
     return _observer.get()
+
+
+def are_observed() -> bool:
+    """Whether somebody records or runs every operation of every sparse layer, so that layers must not be joined."""
+    return _calls.get() is not None or _observer.get() is not None

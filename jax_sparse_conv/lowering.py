@@ -48,11 +48,11 @@ def attributes(config: Config) -> dict[str, np.ndarray | np.int64]:
         "window": ints(pool.window if pool else (1, 1)),
         "window_stride": ints(pool.strides if pool else (1, 1)),
         "window_padding": ints(pool.padding if pool else ((0, 0), (0, 0))),
-        "precision": np.int64(_precision_code(config.precision)),
+        "precision": np.int64(precision_code(config.precision)),
     }
 
 
-def _precision_code(precision: Any) -> int:
+def precision_code(precision: Any) -> int:
     """0 default, 1 high, 2 highest; of a pair the higher one."""
     if precision is None:
         return 0
@@ -120,7 +120,7 @@ def _up_to(below: float, config: Config, platform: str) -> Config | None:
 
 def work_of(x: Any, kernel: Any, config: Config) -> choice.Work:
     """The call as `choice` sees it."""
-    exact = _precision_code(config.precision) == _PRECISION_CODES[lax.Precision.HIGHEST]
+    exact = precision_code(config.precision) == _PRECISION_CODES[lax.Precision.HIGHEST]
     return choice.Work(config.sparse_method, x.shape, kernel.shape, config.geometry, str(x.dtype), exact)
 
 

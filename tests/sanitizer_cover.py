@@ -16,6 +16,9 @@ from test_adaptive import BOTH, DENSE, SPARSE, adaptive
 from test_coo_star import SHAPES_AND_TILES, feature_map
 from test_coo_star import check as check_lists
 from test_counting import check_counts
+from test_dense_blocks import BLOCKS, run, values
+from test_dense_blocks import TOLERANCE as BLOCK_TOLERANCE
+from test_dense_blocks import check as check_block
 from test_direct import LARGE_KINDS
 from test_kernels import TOLERANCE, call
 from test_segments import CASES, KINDS, LARGER, check
@@ -118,10 +121,20 @@ def check_segments(dtype: str) -> int:
     return len(chosen)
 
 
+def check_dense_blocks(dtype: str) -> int:
+    """Each shape of tile, with edges, and one layer alone."""
+    chosen = [(block, kind) for block in BLOCKS for kind in KINDS if kind[0] == dtype and block.layers <= 3]
+    for block, (_, precision) in chosen:
+        x, layers = values(block, jnp.dtype(dtype))
+        tolerance = BLOCK_TOLERANCE[precision if dtype == "float32" else dtype]
+        check_block(run(x, layers, precision), x, layers, tolerance)
+    return len(chosen)
+
+
 def main(dtypes: list[str]) -> None:
     checks = (
         check_runs, check_large, check_dense, check_coo_star, check_stacks, check_non_finite, check_adaptive,
-        check_segments,
+        check_segments, check_dense_blocks,
     )  # fmt: skip
     count = sum(check(dtype) for dtype in dtypes for check in checks)
     print(f"{count} cases on {jax.devices()[0].device_kind}")

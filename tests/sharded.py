@@ -14,6 +14,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_sparse_conv as jsc
+from jax_sparse_conv import dense_blocks, primitives
 
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute")
 
@@ -121,6 +122,26 @@ def check_packed_kernels(auto: jax.sharding.Mesh, values: Any, placed: Any, want
     assert jsc.pack(placed[1]).packed is None
 
 
+def check_dense_block(auto: jax.sharding.Mesh) -> None:
+    """Split by the compiler a block runs layer by layer, by hand as one call a device."""
+    rng = np.random.default_rng(3)
+    shapes = [shape for c in (32, 64) for shape in ((c,), (c,), (1, 1, c, 128), (128,), (3, 3, 128, 32))]
+    parameters = [rng.standard_normal(shape).astype(np.float32) / np.sqrt(shape[-1] * len(shape)) for shape in shapes]
+    x = rng.standard_normal((4, 6, 6, 32)).astype(np.float32)
+    precision = (jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGHEST)
+    wanted = np.asarray(dense_blocks.separate(x, *parameters, precision=precision, implementation="xla"))
+
+    def block(x: Any, *parameters: Any) -> jax.Array:
+        operands = primitives.same_varying_axes([x, *parameters])
+        out: jax.Array = dense_blocks.dense_block_p.bind(*operands, precision=precision, must=False)
+        return out
+
+    placed = [jax.device_put(x, NamedSharding(auto, P("batch"))), *parameters]
+    check("jit, dense block", block, placed, wanted)
+    manual = jax.shard_map(block, mesh=auto, in_specs=(P("batch"), *[P()] * len(parameters)), out_specs=P("batch"))
+    check("shard_map, dense block", manual, [x, *parameters], wanted)
+
+
 def main() -> None:
     values = operands()
     x, kernel, bias, residual = values
@@ -177,6 +198,8 @@ def main() -> None:
     check_counts(auto, values, placed)
 
     check_packed_kernels(auto, values, placed, wanted)
+
+    check_dense_block(auto)
 
     explicit = mesh(AxisType.Explicit)
     with jax.set_mesh(explicit):

@@ -25,6 +25,8 @@ CHECKED = [
     "counts and adaptive",
     "jit, packed kernel",
     "shard_map, packed kernel",
+    "jit, dense block",
+    "shard_map, dense block",
     "explicit sharding",
 ]
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Unpack
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jax_sparse_conv import dense_blocks, layer_calls
+from jax_sparse_conv import layers as sparse_layers
+from jax_sparse_conv.dense_blocks import DenseBlockLayer
 from jax_sparse_conv.models.layers import (
     LAST,
     BeforeLayer,
@@ -19,6 +22,8 @@ from jax_sparse_conv.models.layers import (
     run_layer,
 )
 from jax_sparse_conv.models.units import ConvUnit, Layer, Pool, PreActivation, Shared, fully_connected, smallest_size
+from jax_sparse_conv.nnx import SparseConv
+from jax_sparse_conv.packed_params import PackedParam
 
 _BOTTLENECK = 4
 
@@ -44,6 +49,43 @@ class DenseLayer(nnx.Module):
         for name, layer in self.named_layers(prefix):
             y = run_layer(name, layer, y, before_layer=before_layer)
         return jnp.concatenate([x, y], axis=-1)
+
+    def parameters(self, dtype: Any) -> DenseBlockLayer | None:
+        """What `dense_block` takes of the layer for maps of this dtype, or None where the layer is something else."""
+        norm, convs = self.norm, (self.conv1.conv, self.conv2.conv)
+        first, second = convs
+        if norm.scale is None or norm.bias is None or self.conv1.batch_norm is not None or first.bias is None:
+            return None
+        if second.bias is not None or any(not _is_plain(conv, dtype) for conv in convs):
+            return None
+        scale, shift = norm.scale[...].astype(dtype), norm.bias[...].astype(dtype)
+        return DenseBlockLayer(scale, shift, first.kernel[...], first.bias[...], second.kernel[...])
+
+
+def _is_plain(conv: SparseConv, dtype: Any) -> bool:
+    """Whether a convolution leaves the choice of what runs open and multiplies maps of this dtype as they are."""
+    if isinstance(conv.kernel, PackedParam) or conv.mask is not None or sparse_layers.why_dense_conv(conv) is not None:
+        return False
+    return conv.implementation is None and conv.dtype in (None, dtype) and conv.kernel[...].dtype == dtype
+
+
+def _joined(block: Iterable[DenseLayer], x: jax.Array) -> jax.Array | None:
+    """The block's result as one call, or None where its layers are better off one by one."""
+    if layer_calls.are_observed() or not dense_blocks.is_available(x.dtype):
+        return None
+    found = [layer.parameters(x.dtype) for layer in block]
+    layers = [layer for layer in found if layer is not None]
+    precisions = [conv.conv.precision for layer in block for conv in (layer.conv1, layer.conv2)]
+    if len(layers) < len(found) or precisions.count(precisions[0]) != len(precisions):
+        return None
+    if not dense_blocks.is_one_call(x, layers):
+        return None
+    return dense_blocks.dense_block(x, layers, precision=precisions[0])
+
+
+def _named(index: int, block: Iterable[DenseLayer]) -> Iterator[tuple[str, DenseLayer]]:
+    """(name, layer) of the layers of a block."""
+    yield from ((f"conv{index + 2}_block{i}", layer) for i, layer in enumerate(block, 1))
 
 
 class Transition(nnx.Module):
@@ -108,7 +150,7 @@ class DenseNet(ConvNet):
         for index, block in enumerate(self.blocks):
             if index:
                 yield f"pool{index + 1}", self.transitions[index - 1]
-            yield from ((f"conv{index + 2}_block{i}", layer) for i, layer in enumerate(block, 1))
+            yield from _named(index, block)
 
     def named_layers(self) -> Iterator[tuple[str, Layer]]:
         """(name, layer) of every layer with weights, in the order they run."""
@@ -131,8 +173,15 @@ class DenseNet(ConvNet):
         """
         check_images(x, smallest_size([self.stem, *(transition.conv for transition in self.transitions)]))
         x = run_layer("conv1", self.stem, x, before_layer=before_layer)
-        for prefix, part in self.named_parts():
-            x = part(x, prefix, before_layer)
+        for index, block in enumerate(self.blocks):
+            if index:
+                x = self.transitions[index - 1](x, f"pool{index + 1}", before_layer)
+            joined = _joined(block, x) if before_layer is None else None
+            if joined is None:
+                for prefix, layer in _named(index, block):
+                    x = layer(x, prefix, before_layer)
+            else:
+                x = joined
         return run_layer("norm", self.norm, x, before_layer=before_layer)
 
 

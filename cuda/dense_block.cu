@@ -1,0 +1,138 @@
+// A dense block as a chain of kernels, one for each layer, that overlap; see dense_block_kernel.cuh.
+#include <algorithm>
+#include <cstdlib>
+
+#include "dense_block_kernel.cuh"
+#include "driver.h"
+
+namespace jsc {
+namespace {
+
+// Tiles: 16, 56 and 112 results, and up to 48 (64 in 16 bits), 96 and 160 pixels with those around them.
+template <typename T, bool kPrecise>
+struct DenseShapes {
+  static constexpr bool kWide = sizeof(T) == 4;
+  using Small = DenseShape<T, kPrecise, 8, 5, 2, kWide ? 2 : 4, 8, 2>;
+  using Middle = DenseShape<T, kPrecise, 8, 12, 7, kWide ? 1 : 2, kWide ? 4 : 6, 2>;
+  using Large = DenseShape<T, kPrecise, 4, 20, 14, 1, kWide ? 2 : 4, kWide ? 1 : 2>;
+};
+
+unsigned Inverse(int64_t n) { return static_cast<unsigned>((65536 + n - 1) / n); }
+
+// Boxes of a tile with the pixels around it x kDenseChannels of a map [N, H, W, C].
+bool MapPixels(const void* data, const DenseBlockCall& call, int64_t channels, const DensePlan& plan,
+               CUtensorMapDataType type, cuuint64_t bytes, CUtensorMap* map) {
+  static const auto encode = FindDriverFunction<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
+  const int64_t axes[] = {channels, call.width, call.height, call.images};
+  cuuint64_t size[4], stride[4];
+  for (int i = 0; i < 4; ++i) {
+    size[i] = static_cast<cuuint64_t>(axes[i]);
+    stride[i] = size[i] * (i > 0 ? stride[i - 1] : bytes);
+  }
+  const cuuint32_t box[] = {kDenseChannels, static_cast<cuuint32_t>(plan.tile_width + 2),
+                            static_cast<cuuint32_t>(plan.tile_height + 2), 1};
+  const cuuint32_t step[] = {1, 1, 1, 1};
+  return encode && encode(map, type, 4, const_cast<void*>(data), size, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                          bytes == 4 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+                          CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+// Boxes of 16 filters x `deep` channels x all taps of a kernel [taps, channels, filters].
+bool MapFilters(const void* data, int64_t taps, int64_t channels, int64_t filters, int64_t deep,
+                CUtensorMapDataType type, cuuint64_t bytes, CUtensorMap* map) {
+  static const auto encode = FindDriverFunction<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
+  auto size_of = [](int64_t n) { return static_cast<cuuint64_t>(n); };
+  const cuuint64_t size[] = {size_of(filters), size_of(channels), size_of(taps)};
+  const cuuint64_t stride[] = {size_of(filters) * bytes, size_of(filters * channels) * bytes};
+  const cuuint32_t box[] = {16, static_cast<cuuint32_t>(deep), static_cast<cuuint32_t>(taps)}, step[] = {1, 1, 1};
+  return encode && encode(map, type, 3, const_cast<void*>(data), size, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                          bytes == 4 ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_32B,
+                          CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+template <class U>
+ffi::Error LaunchLayers(const DenseBlockCall& call, const DensePlan& plan, cudaStream_t stream) {
+  using T = typename U::T;
+  constexpr auto kKernel = DenseLayerKernel<U>;
+  ffi::Error error = Prepare<kKernel>("DenseLayerKernel");
+  if (error.failure()) return error;
+  const CUtensorMapDataType type = TensorMapType(call.dtype, true),
+                            filter_type = TensorMapType(call.dtype, call.precise);
+  DenseLayerTask<T> task{};
+  const int64_t layers = static_cast<int64_t>(call.layers.size());
+  task.first_channels = static_cast<int>(call.channels);
+  task.total = static_cast<int>(call.channels + layers * kGrowth);
+  task.out = static_cast<T*>(call.out);
+  task.height = static_cast<int>(call.height);
+  task.width = static_cast<int>(call.width);
+  task.pixels = static_cast<int>(call.images * call.height * call.width);
+  task.tile_height = plan.tile_height, task.tile_width = plan.tile_width;
+  task.tiles_y = plan.tiles_y, task.tiles_x = plan.tiles_x;
+  task.by_box_width = Inverse(plan.tile_width + 2), task.by_tile_width = Inverse(plan.tile_width);
+  DenseLayerMaps maps{};
+  bool mapped = MapPixels(call.x, call, call.channels, plan, type, U::kBytes, &maps.x) &&
+                MapPixels(call.out, call, task.total, plan, type, U::kBytes, &maps.block);
+  const int64_t blocks = call.images * plan.tiles_y * plan.tiles_x * U::kSplit;
+  for (int64_t i = 0; i < layers && mapped; ++i) {
+    const DenseLayerArgs& layer = call.layers[i];
+    const int64_t channels = call.channels + i * kGrowth;
+    mapped = MapFilters(layer.kernel1, 1, channels, kMiddle, kDenseChannels, filter_type, U::kBytes, &maps.kernel1) &&
+             MapFilters(layer.kernel2, 9, kMiddle, kGrowth, U::kMids, filter_type, U::kBytes, &maps.kernel2);
+    if (!mapped) break;
+    task.scale = static_cast<const T*>(layer.scale);
+    task.shift = static_cast<const T*>(layer.shift);
+    task.bias = static_cast<const T*>(layer.bias1);
+    task.x = i == std::min<int64_t>(1, layers - 1) ? static_cast<const T*>(call.x) : nullptr;
+    task.channels = static_cast<int>(channels);
+    task.early_channels = task.channels - (i > 0 ? kGrowth : 0);
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.blockDim = dim3(U::kThreads);
+    config.dynamicSmemBytes = U::SharedBytes(task.channels);
+    config.stream = stream;
+    Gate gate;
+    gate.overlaps = i > 0;
+    LaunchAttributes attributes(U::kSplit, gate);
+    config.attrs = attributes.list;
+    config.numAttrs = attributes.count;
+    error = CheckCuda(cudaLaunchKernelEx(&config, kKernel, task, maps), "DenseLayerKernel");
+    if (error.failure()) return error;
+  }
+  if (mapped) return ffi::Error::Success();
+  return ffi::Error(ffi::ErrorCode::kInternal, "cuTensorMapEncodeTiled refuses the maps of a dense block");
+}
+
+template <typename T, bool kPrecise>
+ffi::Error LaunchShape(const DenseBlockCall& call, const DensePlan& plan, cudaStream_t stream) {
+  using Shapes = DenseShapes<T, kPrecise>;
+  if (plan.shape == 0) return LaunchLayers<typename Shapes::Small>(call, plan, stream);
+  if (plan.shape == 1) return LaunchLayers<typename Shapes::Middle>(call, plan, stream);
+  return LaunchLayers<typename Shapes::Large>(call, plan, stream);
+}
+
+}  // namespace
+
+DensePlan ChooseDensePlan(const DenseBlockCall& call) {
+  // Rows and columns of a tile, and how many of its clusters run at once.
+  constexpr int kTiles[3][3] = {{2, 7, 15}, {4, 14, 15}, {8, 14, 30}};
+  DensePlan plan{};
+  for (int shape = 0; shape < 3; ++shape) {
+    plan = {shape, kTiles[shape][0], kTiles[shape][1], 0, 0};
+    plan.tiles_y = static_cast<int>((call.height + plan.tile_height - 1) / plan.tile_height);
+    plan.tiles_x = static_cast<int>((call.width + plan.tile_width - 1) / plan.tile_width);
+    if (call.images * plan.tiles_y * plan.tiles_x <= kTiles[shape][2]) break;
+  }
+  return plan;
+}
+
+ffi::Error DenseBlock(const DenseBlockCall& call, int device, cudaStream_t stream) {
+  if (GetDeviceInfo(device).clusters[8] == 0 || !GetDeviceInfo(device).tensor_maps) {
+    return ffi::Error(ffi::ErrorCode::kUnimplemented, "jsc_dense_block needs clusters of 8 blocks (Hopper or later)");
+  }
+  DensePlan plan = ChooseDensePlan(call);
+  if (call.precise) return LaunchShape<float, true>(call, plan, stream);
+  return DispatchDtype(call.dtype,
+                       [&](auto element) { return LaunchShape<decltype(element), false>(call, plan, stream); });
+}
+
+}  // namespace jsc

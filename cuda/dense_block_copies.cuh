@@ -1,0 +1,114 @@
+// What the copy engine brings to a block of a dense layer's kernel, asked for by two warps: one goes through the
+// channels that are there when the kernel starts, in a ring of stages, the other brings parameters and waits for the
+// kernel before.
+#ifndef JSC_CUDA_DENSE_BLOCK_COPIES_CUH_
+#define JSC_CUDA_DENSE_BLOCK_COPIES_CUH_
+
+#include "dense_block_shape.cuh"
+#include "overlap.cuh"
+
+namespace jsc {
+
+template <int kRing>
+struct DenseBarriers {
+  uint64_t full[kRing], empty[kRing];
+  uint64_t params, kernel2, newest, mail;
+};
+
+// The tile of a cluster.
+struct DensePlace {
+  int image, y, x, rank;
+};
+
+template <class U>
+__device__ __forceinline__ DensePlace FindDensePlace(const DenseLayerTask<typename U::T>& task) {
+  const int cluster = static_cast<int>(blockIdx.x) / U::kSplit, row = cluster / task.tiles_x;
+  return {row / task.tiles_y, row % task.tiles_y * task.tile_height, cluster % task.tiles_x * task.tile_width,
+          static_cast<int>(blockIdx.x) % U::kSplit};
+}
+
+#if __CUDA_ARCH__ >= 900
+// Copies `bytes`, a multiple of 16, to shared memory; counted at `barrier`.
+__device__ __forceinline__ void CopyRow(void* shared, const void* global, int bytes, uint64_t* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   SharedAddress(shared)),
+               "l"(global), "r"(bytes), "r"(SharedAddress(barrier))
+               : "memory");
+}
+
+// The boxes of a chunk of channels: kernel1's part, and x.
+template <class U>
+__device__ __forceinline__ void AskForFilters(const DenseLayerMaps& maps, unsigned char* stage, int channel, int rank,
+                                              uint64_t* barrier) {
+#pragma unroll
+  for (int i = 0; i < U::kMidTiles; ++i) {
+    CopyBox(stage + U::kFilters + i * (kDenseChannels * 16 * U::kBytes), &maps.kernel1, rank * U::kMids + i * 16,
+            channel, 0, barrier);
+  }
+}
+
+template <class U>
+__device__ __forceinline__ void AskForPixels(const DenseLayerTask<typename U::T>& task, const DenseLayerMaps& maps,
+                                             const DensePlace& at, unsigned char* stage, int channel,
+                                             uint64_t* barrier) {
+  const CUtensorMap* map = channel < task.first_channels ? &maps.x : &maps.block;
+  CopyBox(stage, map, channel, at.x - 1, at.y - 1, at.image, barrier);
+}
+
+// By one warp: chunks of the channels that are there when the kernel starts.
+template <class U>
+__device__ __forceinline__ void AskForEarly(const DenseLayerTask<typename U::T>& task, const DenseLayerMaps& maps,
+                                            const DensePlace& at, unsigned char* shared,
+                                            DenseBarriers<U::kRing>& barriers) {
+  const int box_bytes = (task.tile_height + 2) * (task.tile_width + 2) * U::kRowBytes;
+  RingPlace to;
+#pragma unroll 1
+  for (int channel = 0; channel < task.early_channels; channel += kDenseChannels) {
+    uint64_t* full = barriers.full + to.stage;
+    WaitForBytes(barriers.empty + to.stage, to.parity ^ 1);
+    if (IsElected()) {
+      unsigned char* stage = shared + to.stage * U::kStageBytes;
+      ExpectBytes(full, box_bytes + U::kFilterBytes);
+      AskForPixels<U>(task, maps, at, stage, channel, full);
+      AskForFilters<U>(maps, stage, channel, at.rank, full);
+    }
+    to.Advance(U::kRing);
+  }
+}
+
+// By one warp: everything that is copied once, and the channels of the kernel before.
+template <class U>
+__device__ __forceinline__ void AskForRest(const DenseLayerTask<typename U::T>& task, const DenseLayerMaps& maps,
+                                           const DensePlace& at, unsigned char* shared,
+                                           DenseBarriers<U::kRing>& barriers) {
+  using T = typename U::T;
+  const bool has_newest = task.early_channels < task.channels;
+  if (IsElected()) {
+    const int row_bytes = task.channels * U::kBytes;
+    ExpectBytes(&barriers.params, 2 * row_bytes + U::kMids * U::kBytes);
+    CopyRow(shared + U::kScale, task.scale, row_bytes, &barriers.params);
+    CopyRow(shared + U::kScale + row_bytes, task.shift, row_bytes, &barriers.params);
+    CopyRow(shared + U::kBias, task.bias + at.rank * U::kMids, U::kMids * U::kBytes, &barriers.params);
+    ExpectBytes(&barriers.kernel2, U::kFeatureTiles * U::kTapBytes);
+#pragma unroll
+    for (int i = 0; i < U::kFeatureTiles; ++i) {
+      CopyBox(shared + U::kKernel2 + i * U::kTapBytes, &maps.kernel2, i * 16, at.rank * U::kMids, 0, &barriers.kernel2);
+    }
+    if (has_newest) {
+      ExpectBytes(&barriers.newest, (task.tile_height + 2) * (task.tile_width + 2) * U::kRowBytes + U::kFilterBytes);
+      AskForFilters<U>(maps, shared + U::kNewStage, task.early_channels, at.rank, &barriers.newest);
+      asm volatile("prefetch.tensormap [%0];" ::"l"(&maps.block) : "memory");
+    }
+  }
+  __syncwarp();
+  WaitForKernelBefore();
+  LetNextKernelStart();  // not before: it reads at once what the kernel before has written
+  if (has_newest && IsElected()) {
+    AskForPixels<U>(task, maps, at, shared + U::kNewStage, task.early_channels, &barriers.newest);
+  }
+}
+#endif
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_DENSE_BLOCK_COPIES_CUH_

@@ -1,0 +1,91 @@
+// Sizes of a dense layer's kernel: what a cluster computes, how its warps share that, and where it lies in shared
+// memory.
+#ifndef JSC_CUDA_DENSE_BLOCK_SHAPE_CUH_
+#define JSC_CUDA_DENSE_BLOCK_SHAPE_CUH_
+
+#include "dense_block.h"
+#include "warpgroup_copies.cuh"
+
+namespace jsc {
+
+// Passed to a kernel by value.
+struct DenseLayerMaps {
+  CUtensorMap x;        // [N, H, W, C0], boxes of a tile and the pixels around it x kDenseChannels
+  CUtensorMap block;    // [N, H, W, C0 + layers * kGrowth], the same
+  CUtensorMap kernel1;  // [1, C, kMiddle], boxes of kDenseChannels x 16
+  CUtensorMap kernel2;  // [9, kMiddle, kGrowth], boxes of 9 x a block's middle channels x 16
+};
+
+template <typename T>
+struct DenseLayerTask {
+  const T* scale;  // [C]
+  const T* shift;  // [C]
+  const T* bias;   // [kMiddle]
+  const T* x;      // [N * H * W, C0], to be copied into out by this layer, or null
+  T* out;          // [N, H, W, total]; this layer writes channels [C, C + kGrowth)
+  int first_channels, channels, total;
+  int early_channels;  // of C, that no kernel writes that may still run
+  int height, width, pixels;
+  int tile_height, tile_width, tiles_y, tiles_x;
+  unsigned by_box_width, by_tile_width;  // 2^16 / width, rounded up
+};
+
+// kSplit: blocks of a cluster, each with its middle channels. kBoxTiles, kOutTiles: pixels of the tile with those
+// around it, and of its results, in eights. kTurns: groups of warps that take chunks of channels in turns. kRing:
+// chunks in shared memory.
+template <typename T_, bool kPrecise_, int kSplit_, int kBoxTiles, int kOutTiles_, int kTurns_, int kRing_,
+          int kResident_>
+struct DenseShape {
+  using T = T_;
+  static constexpr bool kPrecise = kPrecise_;
+  static constexpr int kSplit = kSplit_, kOutTiles = kOutTiles_, kTurns = kTurns_, kRing = kRing_;
+  static constexpr int kResident = kResident_;
+  static constexpr int kWarps = 8, kConsumers = kWarps * 32, kThreads = kConsumers + 64;
+  static constexpr int kBytes = static_cast<int>(sizeof(T));
+  static constexpr int kStep = 32 / kBytes;  // channels of a product
+  static constexpr int kMids = kMiddle / kSplit, kMidTiles = kMids / 16;
+
+  // 1x1: warps share a chunk's channels, middle channels and pixels.
+  static constexpr int kSteps = kDenseChannels / kStep;
+  static constexpr int kDeepWarps = kMidTiles == 1 ? kSteps : 2;
+  static constexpr int kPixelWarps = kWarps / kMidTiles / kDeepWarps / kTurns;
+  static constexpr int kSums = kDeepWarps * kTurns;  // of a pixel and middle channel
+  static constexpr int kWarpSteps = kSteps / kDeepWarps;
+  static constexpr int kWarpTiles = (kBoxTiles + kPixelWarps - 1) / kPixelWarps;
+  static constexpr int kRows = kWarpTiles * kPixelWarps * 8;
+  static constexpr int kNewTiles = (kWarpTiles + kTurns - 1) / kTurns;  // of the newest chunk, which all share
+  static_assert(kSums * kPixelWarps * kMidTiles == kWarps && kRing % kTurns == 0);
+  // 3x3: the same of taps and middle channels, results and pixels.
+  static constexpr int kFeatureTiles = kGrowth / 16;
+  static constexpr int kOutPixelWarps = kOutTiles > 8 ? 2 : 1;
+  static constexpr int kOutDeepWarps = kWarps / kFeatureTiles / kOutPixelWarps;
+  static constexpr int kOutSteps = 9 * kMids / kStep;
+  static constexpr int kOutWarpTiles = (kOutTiles + kOutPixelWarps - 1) / kOutPixelWarps;
+  static constexpr int kOutRows = kOutWarpTiles * kOutPixelWarps * 8;
+
+  static constexpr int kRowBytes = kDenseChannels * kBytes;  // of a pixel in a stage
+  static constexpr int kFilterBytes = kMidTiles * kDenseChannels * 16 * kBytes;
+  static constexpr int kStageBytes = (kRows * kRowBytes + kFilterBytes + 1023) / 1024 * 1024;
+  static constexpr int kFilters = kRows * kRowBytes;      // in a stage
+  static constexpr int kMidStride = kMids * kBytes + 16;  // of a pixel, so that eight rows meet all banks
+  static constexpr int kSumStride = kMids + 4, kOutStride = kGrowth + 4;  // of a pixel's sums
+  static constexpr int kQuads = kOutTiles * 8 * kGrowth / 4;              // results of a tile, in fours
+  static constexpr int kMailQuads = (kQuads + kSplit - 1) / kSplit;
+  static constexpr int kTapBytes = 9 * kMids * 16 * kBytes;  // of 16 results
+
+  // Shared memory, from an address that is a multiple of 1024. Sums take the ring's place.
+  static constexpr int kNewStage = kRing * kStageBytes;
+  static constexpr int kKernel2 = kNewStage + kStageBytes;
+  static constexpr int kMail = kKernel2 + kFeatureTiles * kTapBytes;  // [block of the cluster, quad]
+  static constexpr int kMid = kMail + kSplit * kMailQuads * 16;       // [pixel, middle channel]
+  static constexpr int kBias = kMid + kRows * kMidStride;
+  static constexpr int kScale = kBias + kMids * kBytes;  // [C], then shift [C]
+  static_assert(kFilters % 256 == 0 && kTapBytes % 256 == 0 && kKernel2 % 256 == 0 && kScale % 16 == 0);
+  static_assert(kNewStage >= kSums * kRows * kSumStride * 4 && kNewStage >= kOutDeepWarps * kOutRows * kOutStride * 4);
+
+  static constexpr int SharedBytes(int channels) { return kScale + 2 * channels * kBytes + 1024; }
+};
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_DENSE_BLOCK_SHAPE_CUH_

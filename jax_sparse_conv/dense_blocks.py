@@ -1,0 +1,263 @@
+"""Dense blocks (Huang et al. 2017) as one call: layers that each read the maps of all before them.
+
+On CUDA devices with clusters (Hopper and later) a block of few images is one custom call, `cuda/dense_block.cu`: one
+buffer that every layer reads and appends to, and one kernel for each layer, which starts while the one before it runs.
+Everywhere else it is the separate operations. The kernels are dense: they skip no zeros.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend import core as jex_core
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import PartitionSpec
+
+from jax_sparse_conv import _native, arguments, devices, lowering, ops, partitioning, primitives
+from jax_sparse_conv.geometry import MAX_ELEMENTS
+
+IMPLEMENTATIONS = ("xla", "fused")
+MAX_IMAGES = 2
+"""Images of a batch up to which `implementation=None` runs a block as one call; beyond, layers fill the device."""
+
+_GROWTH, _MIDDLE, _CHANNELS = 32, 128, 32  # kGrowth, kMiddle, kDenseChannels
+_MAX_CHANNELS, _MAX_LAYERS, _FAR = 4096, 128, 2**13
+_CLUSTERS = (9, 0)  # compute capability
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+class DenseBlockLayer(NamedTuple):
+    """The parameters of one layer of a dense block, for the C channels that the layers before it leave.
+
+    Attributes:
+      scale: [C], of the batch norm in front, folded: y = relu(scale * x + shift).
+      shift: [C].
+      kernel1: [1, 1, C, M], of the 1x1 convolution, whose own batch norm is folded into it.
+      bias1: [M], followed by a ReLU.
+      kernel2: [3, 3, M, G], of the 3x3 convolution with zero padding of 1, whose G channels are appended to x.
+    """
+
+    scale: Any
+    shift: Any
+    kernel1: Any
+    bias1: Any
+    kernel2: Any
+
+
+def dense_block(
+    x: jax.typing.ArrayLike,
+    layers: Sequence[DenseBlockLayer],
+    *,
+    precision: lax.PrecisionLike = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """A dense block of DenseNet-BC (Huang et al. 2017, section 3) at inference.
+
+    Each layer appends to x, as `conv` would compute it,
+
+        conv(conv(relu(scale * x + shift), kernel1, bias1, activation="relu"), kernel2)
+
+    On a Hopper GPU or later a block of one or two images is one custom call in which a layer's kernel does all but the
+    newest channels' share of its first convolution while the layer before still runs. It needs M = 128, G = 32, C a
+    multiple of 32, and float32, bfloat16 or float16. float32 is multiplied as TF32 unless the precision is HIGHEST,
+    with relative errors below 2e-6 then; 16-bit types are summed in float32. Under `vmap` over images it stays one
+    call; derivatives, `vmap` over parameters and blocks split over several devices by `jit` run layer by layer.
+
+    Args:
+      x: [N, H, W, C0].
+      layers: one or more, the i-th for C0 plus what those before it append; x's dtype.
+      precision: as in lax.
+      implementation: None: one call where that is expected to be faster, else the layers one by one, each as
+        `implementation=None` of `conv` chooses; "xla": one by one, dense, by XLA; "fused": one call.
+
+    Returns:
+      [N, H, W, C0 + sum of G], in x's dtype: x, then what each layer appends.
+
+    Raises:
+      ValueError: a shape or argument that does not fit, or an implementation that cannot run.
+      TypeError: dtypes that differ, or layers that are no `DenseBlockLayer`.
+    """
+    x = jnp.asarray(x)
+    block = _checked(x, layers)
+    if implementation is not None and implementation not in IMPLEMENTATIONS:
+        choices = ", ".join(map(repr, (None, *IMPLEMENTATIONS)))
+        raise ValueError(f"implementation={implementation!r} is not one that dense_block has: {choices}")
+    precision = arguments.canonical_precision(precision)
+    operands = [x, *(parameter for layer in block for parameter in layer)]
+    reason = why_not(operands)
+    if implementation == "fused" and reason is not None:
+        raise ValueError(f"implementation='fused' cannot run: {reason}; implementation=None or 'xla' can")
+    is_few = reason is None and x.shape[0] <= MAX_IMAGES
+    if implementation == "xla" or (implementation is None and not is_few):
+        return separate(*operands, precision=precision, implementation=implementation)
+    operands = primitives.same_varying_axes(operands)
+    out: jax.Array = dense_block_p.bind(*operands, precision=precision, must=implementation == "fused")
+    return out
+
+
+def separate(*operands: jax.Array, precision: Any, implementation: str | None = None) -> jax.Array:
+    """The block's meaning: its layers one by one, of operands as the primitive has them."""
+    x = operands[0]
+    options: dict[str, Any] = {"precision": precision, "implementation": implementation}
+    for start in range(1, len(operands), len(DenseBlockLayer._fields)):
+        layer = DenseBlockLayer(*operands[start : start + len(DenseBlockLayer._fields)])
+        y = jax.nn.relu(x * layer.scale + layer.shift)
+        y = ops.conv(y, layer.kernel1, layer.bias1, activation="relu", **options)
+        y = ops.conv(y, layer.kernel2, padding=1, **options)
+        x = jnp.concatenate([x, y], axis=-1)
+    return x
+
+
+def is_available(dtype: Any) -> bool:
+    """Whether this installation has the kernel for a dtype, on whatever GPU."""
+    return _native.why_missing("dense_block", "cuda", dtype) is None
+
+
+def is_one_call(x: jax.Array, layers: Sequence[DenseBlockLayer]) -> bool:
+    """Whether `implementation=None` would run such a block as one call where there is a GPU for it."""
+    operands = [x, *(parameter for layer in layers for parameter in layer)]
+    return why_not(operands) is None and x.shape[0] <= MAX_IMAGES
+
+
+def why_not(operands: Sequence[Any]) -> str | None:
+    """Why a block cannot be one call on any device that this installation has kernels for, or None."""
+    x, first = operands[0], DenseBlockLayer(*operands[1:6])
+    if (missing := _native.why_missing("dense_block", "cuda", x.dtype)) is not None:
+        return missing
+    if any(map(jax.export.is_symbolic_dim, x.shape)):
+        return "its sizes are not known yet"
+    if str(x.dtype) not in _DTYPES:
+        return f"dtype {x.dtype} is not one of {', '.join(_DTYPES)}"
+    middle, growth, layers = first.kernel1.shape[3], first.kernel2.shape[3], (len(operands) - 1) // 5
+    if (middle, growth) != (_MIDDLE, _GROWTH) or any(k.shape[3] != _GROWTH for k in operands[5::5]):
+        return f"M={middle} and G={growth} of its layers are not {_MIDDLE} and {_GROWTH}"
+    if x.shape[3] % _CHANNELS or x.shape[3] + layers * _GROWTH > _MAX_CHANNELS:
+        return f"C0={x.shape[3]} is not a multiple of {_CHANNELS}, or the result has more than {_MAX_CHANNELS} channels"
+    if layers > _MAX_LAYERS:
+        return f"it has {layers} layers, more than {_MAX_LAYERS}"
+    if min(x.shape) < 1:
+        return "it has nothing to compute"
+    if max(x.shape[1:3]) > _FAR or math.prod(x.shape[:3]) * (x.shape[3] + layers * _GROWTH) > MAX_ELEMENTS:
+        return "its map is too large"
+    return None
+
+
+def _checked(x: jax.Array, layers: Sequence[DenseBlockLayer]) -> list[DenseBlockLayer]:
+    """The layers as arrays of the right shapes and of x's dtype."""
+    if x.ndim != 4:
+        raise ValueError(f"x.shape={x.shape} must be [N, H, W, C]")
+    if not layers:
+        raise ValueError(f"layers={layers!r} must be one DenseBlockLayer or more")
+    channels, checked = x.shape[3], []
+    for index, layer in enumerate(layers):
+        if not isinstance(layer, DenseBlockLayer):
+            raise TypeError(f"layers[{index}] is {type(layer).__name__}, not DenseBlockLayer")
+        arrays = DenseBlockLayer(*map(jnp.asarray, layer))
+        middle, growth = (kernel.shape[-1] if kernel.ndim == 4 else -1 for kernel in (arrays.kernel1, arrays.kernel2))
+        wanted = ((channels,), (channels,), (1, 1, channels, middle), (middle,), (3, 3, middle, growth))
+        texts = (f"({channels},)", f"({channels},)", f"(1, 1, {channels}, M)", "(M,)", "(3, 3, M, G)")
+        for name, array, shape, text in zip(layer._fields, arrays, wanted, texts, strict=True):
+            if array.shape != shape:
+                raise ValueError(f"layers[{index}].{name}.shape={array.shape} must be {text}")
+            if array.dtype != x.dtype:
+                raise TypeError(f"layers[{index}].{name}.dtype={array.dtype} must equal x.dtype={x.dtype}")
+        checked.append(arrays)
+        channels += growth
+    return checked
+
+
+# --- the primitive ---------------------------------------------------------------------------------------------------
+
+dense_block_p = jex_core.Primitive("jsc_dense_block")  # x, then the five parameters of every layer
+partitioning.needs_devices(dense_block_p)
+
+
+def _abstract_eval(x: Any, *parameters: Any, precision: Any, must: bool) -> Any:
+    del precision, must
+    channels = x.shape[3] + sum(kernel.shape[3] for kernel in parameters[4::5])
+    sharding = x.sharding.update(spec=PartitionSpec(x.sharding.spec[0], None, None, None))
+    return x.update(shape=(*x.shape[:3], channels), sharding=sharding, weak_type=False)
+
+
+dense_block_p.def_abstract_eval(_abstract_eval)
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(precision: Any, must: bool) -> Any:
+    return jax.jit(functools.partial(dense_block_p.bind, precision=precision, must=must))
+
+
+def _impl(*operands: jax.Array, precision: Any, must: bool) -> Any:
+    return _compiled(precision, must)(*operands)
+
+
+dense_block_p.def_impl(_impl)
+
+
+@devices.for_lowering
+def _lower(ctx: Any, *operands: Any, precision: Any, must: bool, platform: str | None) -> Any:
+    reason = _why_not_here(ctx, platform)
+    if must and reason is not None:
+        raise ValueError(
+            f"implementation='fused' cannot run here: {reason}. implementation=None or 'xla' works everywhere"
+        )
+    images = ctx.avals_in[0].shape[0]  # with those that vmap added
+    if reason is not None or partitioning.is_partitioned(ctx) or not (must or images <= MAX_IMAGES):
+        lower = functools.partial(separate, precision=precision)
+        return mlir.lower_fun(lower, multiple_results=False)(ctx, *operands)
+    call = jax.ffi.ffi_lowering(_native.target_name("dense_block"))
+    return call(ctx, *operands, precision=np.int64(lowering.precision_code(precision)))
+
+
+def _why_not_here(ctx: Any, platform: str | None) -> str | None:
+    if platform != "cuda":
+        return f"there is no kernel for platform {lowering.platform_name(ctx, platform)!r}, only for 'cuda'"
+    if not _has_clusters():
+        return "it needs a GPU with clusters (compute capability 9.0 or later)"
+    return why_not(ctx.avals_in)
+
+
+def _has_clusters() -> bool:
+    try:
+        return devices.Device.of(devices.ordinal()).capability >= _CLUSTERS
+    except RuntimeError:
+        return False  # compiled where there is no device
+
+
+for _platform in (None, *_native.PLATFORMS):
+    mlir.register_lowering(dense_block_p, functools.partial(_lower, platform=_platform), platform=_platform)
+
+
+def _batch(values: Sequence[Any], axes: Sequence[Any], *, precision: Any, must: bool) -> tuple[jax.Array, int]:
+    """Images are folded into N; with batched parameters the layers go their separate ways."""
+    size = next(v.shape[a] for v, a in zip(values, axes, strict=True) if a is not None)
+    if size == 0 or any(axis is not None for axis in axes[1:]):
+        return jax.vmap(functools.partial(separate, precision=precision), in_axes=tuple(axes))(*values), 0
+    x = jnp.moveaxis(values[0], axes[0], 0)
+    folded = x.reshape(size * x.shape[1], *x.shape[2:])
+    out = dense_block_p.bind(folded, *values[1:], precision=precision, must=must)
+    return out.reshape(size, x.shape[1], *out.shape[1:]), 0
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, precision: Any, must: bool) -> Any:
+    del must  # the layers run one by one
+    varying = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
+
+    def moving(*values: Any) -> Any:
+        operands = list(primals)
+        for index, value in zip(varying, values, strict=True):
+            operands[index] = value
+        return separate(*operands, precision=precision)
+
+    return jax.jvp(moving, [primals[i] for i in varying], [tangents[i] for i in varying])
+
+
+batching.primitive_batchers[dense_block_p] = _batch
+ad.primitive_jvps[dense_block_p] = _jvp

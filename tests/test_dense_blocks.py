@@ -1,0 +1,337 @@
+"""`dense_block`: its meaning against float64, arguments, transformations, and the kernel on DenseNet's sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from cases import Case
+from conftest import PLATFORM
+from flax import nnx
+
+import jax_sparse_conv as jsc
+from jax_sparse_conv import _native, dense_blocks, models
+from jax_sparse_conv.dense_blocks import DenseBlockLayer, dense_block_p
+from jax_sparse_conv.models.densenet import DenseNet
+
+# Of two convolutions, one after the other: TF32 may be off by 5e-4 in each.
+TOLERANCE = {"highest": 2e-6, "default": 8e-4, "bfloat16": 6e-3, "float16": 8e-4}
+KINDS = [("float32", "highest"), ("float32", "default"), ("bfloat16", "default"), ("float16", "default")]
+KIND_IDS = [f"{dtype} {precision}" for dtype, precision in KINDS]
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """Sizes of a block: x [N, H, W, C0] and how many layers."""
+
+    name: str
+    x: tuple[int, int, int, int]
+    layers: int
+
+
+BLOCKS = (
+    Block("56x56", (1, 56, 56, 64), 6),
+    Block("28x28", (1, 28, 28, 128), 12),
+    Block("14x14", (1, 14, 14, 256), 24),
+    Block("7x7", (1, 7, 7, 512), 16),
+    Block("batch 2", (2, 14, 14, 256), 3),
+    Block("batch 8", (8, 28, 28, 128), 2),
+    Block("batch 8, 7x7", (8, 7, 7, 512), 2),
+    Block("batch 9", (9, 7, 7, 64), 2),
+    Block("one pixel", (1, 1, 1, 32), 2),
+    Block("one row", (1, 1, 37, 64), 2),
+    Block("one column", (2, 41, 1, 64), 2),
+    Block("odd sizes", (3, 13, 19, 96), 3),
+    Block("one layer", (1, 9, 8, 160), 1),
+    Block("larger map", (1, 61, 59, 64), 2),
+)
+
+
+def values(block: Block, dtype: Any, middle: int = 128, growth: int = 32) -> tuple[Any, list[DenseBlockLayer]]:
+    """x with negative values, and parameters that keep magnitudes; as a trained network's, half of y is zero."""
+    random = np.random.default_rng(len(block.name) + block.layers)
+
+    def draw(*shape: int, by: float = 1.0, at: float = 0.0) -> Any:
+        return (by * random.standard_normal(shape) + at).astype(dtype)
+
+    layers, channels = [], block.x[3]
+    for _ in range(block.layers):
+        scale, shift = draw(channels, by=0.3, at=1.0), draw(channels, by=0.5, at=-0.2)
+        kernel1 = draw(1, 1, channels, middle, by=1.6 / np.sqrt(max(channels, 1)))
+        kernel2 = draw(3, 3, middle, growth, by=1.6 / np.sqrt(9 * middle))
+        layers.append(DenseBlockLayer(scale, shift, kernel1, draw(middle, by=0.3), kernel2))
+        channels += growth
+    return draw(*block.x), layers
+
+
+def expected_layer(map_before: Any, layer: DenseBlockLayer) -> np.ndarray:
+    """What a layer appends, in float64, of the map [N, H, W, C] that it reads."""
+    wide = [np.asarray(v).astype(np.float64) for v in (map_before, *layer)]
+    with np.errstate(all="ignore"):
+        y = wide[0] * wide[1] + wide[2]
+        y = np.where(y < 0, 0, y)  # keeps NaN
+    first = Case("1x1", y.shape, wide[3].shape[3], kernel=(1, 1), bias=True, activation="relu")
+    mid = oracle.expected(first, cases.Inputs(y, wide[3], wide[4], None))
+    second = Case("3x3", mid.shape, wide[5].shape[3], padding=1)
+    return oracle.expected(second, cases.Inputs(mid, wide[5], None, None))
+
+
+def check(out: Any, x: Any, layers: list[DenseBlockLayer], tolerance: float) -> None:
+    """Every layer against float64 of the map that it was given; the first channels are x itself."""
+    out = np.asarray(out)
+    np.testing.assert_array_equal(out[..., : x.shape[3]].astype(np.float64), np.asarray(x).astype(np.float64))
+    channels = x.shape[3]
+    for index, layer in enumerate(layers):
+        growth = layer.kernel2.shape[3]
+        wanted = expected_layer(out[..., :channels], layer)
+        error = oracle.relative_error(out[..., channels : channels + growth], wanted)
+        assert error <= tolerance, f"layer {index}: {error}"
+        channels += growth
+    assert channels == out.shape[3]
+
+
+# --- meaning and arguments -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("implementation", [None, "xla"])
+@pytest.mark.parametrize(("dtype", "precision"), KINDS, ids=KIND_IDS)
+def test_its_meaning_against_float64(dtype: str, precision: str, implementation: str | None) -> None:
+    x, layers = values(Block("small", (2, 9, 7, 12), 3), jnp.dtype(dtype), middle=10, growth=6)
+    out = jsc.dense_block(x, layers, precision=precision, implementation=implementation)
+    assert out.dtype == jnp.dtype(dtype)
+    tolerance = {"float32": TOLERANCE[precision], "bfloat16": 2e-2, "float16": 3e-3}[dtype]
+    check(out, x, layers, tolerance)
+
+
+def test_nothing_to_compute() -> None:
+    for shape in ((0, 7, 7, 64), (1, 0, 7, 64)):
+        x, layers = values(Block("empty", shape, 2), np.float32)
+        assert jsc.dense_block(x, layers).shape == (*shape[:3], 128)
+
+
+def test_arguments_that_do_not_fit_are_named() -> None:
+    x, layers = values(Block("small", (1, 5, 5, 32), 2), np.float32)
+    with pytest.raises(ValueError, match=r"x.shape=\(5, 5, 32\) must be \[N, H, W, C\]"):
+        jsc.dense_block(x[0], layers)
+    with pytest.raises(ValueError, match=r"layers=\[\] must be one DenseBlockLayer or more"):
+        jsc.dense_block(x, [])
+    with pytest.raises(TypeError, match=r"layers\[1\] is tuple, not DenseBlockLayer"):
+        jsc.dense_block(x, [layers[0], tuple(layers[1])])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match=r"layers\[0\].scale.shape=\(64,\) must be \(32,\)"):
+        jsc.dense_block(x, layers[1:])
+    with pytest.raises(ValueError, match=r"layers\[1\].kernel2.shape=\(1, 3, 128, 32\) must be \(3, 3, M, G\)"):
+        jsc.dense_block(x, [layers[0], layers[1]._replace(kernel2=layers[1].kernel2[:1])])
+    with pytest.raises(ValueError, match=r"layers\[0\].bias1.shape=\(64,\) must be \(M,\)"):
+        jsc.dense_block(x, [layers[0]._replace(bias1=layers[0].bias1[:64])])
+    with pytest.raises(TypeError, match=r"layers\[0\].shift.dtype=float16 must equal x.dtype=float32"):
+        jsc.dense_block(x, [layers[0]._replace(shift=layers[0].shift.astype(np.float16))])
+    with pytest.raises(ValueError, match=r"implementation='ecr' is not one that dense_block has: None, 'xla', 'fused'"):
+        jsc.dense_block(x, layers, implementation="ecr")
+    with pytest.raises(ValueError, match="precision='exact' is not None"):
+        jsc.dense_block(x, layers, precision="exact")  # type: ignore[arg-type]
+
+
+def test_a_named_call_says_why_it_cannot_run() -> None:
+    x, layers = values(Block("small", (1, 5, 5, 12), 1), np.float32, middle=16, growth=8)
+    with pytest.raises(ValueError, match="implementation='fused' cannot run"):
+        jsc.dense_block(x, layers, implementation="fused")
+    operands = [v for layer in layers for v in layer]
+    if PLATFORM == "cpu":
+        with pytest.raises(ValueError, match="'fused' cannot run here: there is no kernel for platform 'cpu'"):
+            jax.jit(lambda x: dense_block_p.bind(x, *operands, precision=None, must=True))(x)
+
+
+# --- the primitive, by whatever runs here ----------------------------------------------------------------------------
+
+
+def bound(x: Any, layers: Any) -> Any:
+    """The primitive itself, which `dense_block` passes by where no kernel is installed."""
+    precision = (jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGHEST)
+    return dense_block_p.bind(x, *(v for layer in layers for v in layer), precision=precision, must=False)
+
+
+def plain(x: Any, layers: Any) -> Any:
+    return jsc.dense_block(x, layers, precision="highest", implementation="xla")
+
+
+def arrays(block: Block) -> tuple[jax.Array, list[DenseBlockLayer]]:
+    x, layers = values(block, np.float32)
+    return jnp.asarray(x), jax.tree.map(jnp.asarray, layers)
+
+
+def test_transformations() -> None:
+    x, layers = arrays(Block("small", (2, 6, 5, 32), 2))
+    wanted = plain(x, layers)
+    np.testing.assert_allclose(bound(x, layers), wanted, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(jax.jit(bound)(x, layers), wanted, rtol=1e-5, atol=1e-5)
+    images = jnp.stack([x, -x, 2 * x])
+    mapped = jnp.stack([plain(each, layers) for each in images])
+    for batch, axis in ((images, 0), (jnp.moveaxis(images, 0, 2), 2)):
+        found = jax.vmap(bound, (axis, None))(batch, layers)
+        np.testing.assert_allclose(found, mapped, rtol=1e-5, atol=1e-5)
+    assert jax.vmap(bound, (0, None))(images[:0], layers).shape == (0, *wanted.shape)
+    stacked = jax.tree.map(lambda leaf: jnp.stack([leaf, 0.5 * leaf]), layers)
+    each = jnp.stack([wanted, plain(x, jax.tree.map(lambda leaf: 0.5 * leaf, layers))])
+    np.testing.assert_allclose(jax.vmap(bound, (None, 0))(x, stacked), each, rtol=1e-5, atol=1e-5)
+
+
+def test_derivatives() -> None:
+    x, layers = arrays(Block("small", (1, 5, 6, 32), 2))
+    gradients = [
+        jax.grad(lambda x, layers, f=f: jnp.sum(f(x, layers) ** 2), argnums=(0, 1))(x, layers) for f in (bound, plain)
+    ]
+    for ours, theirs in zip(*map(jax.tree.leaves, gradients), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-3)
+    tangents = [jax.jvp(lambda x, f=f: f(x, layers), (x,), (jnp.ones_like(x),))[1] for f in (bound, plain)]
+    np.testing.assert_allclose(*tangents, rtol=1e-4, atol=1e-4)
+    mapped = jax.vmap(jax.grad(lambda x: jnp.sum(bound(x, layers) ** 2)))(jnp.stack([x, 2 * x]))
+    np.testing.assert_allclose(mapped[0], gradients[1][0], rtol=1e-3, atol=1e-3)
+
+
+def test_shapes_are_abstract(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, layers = arrays(Block("small", (2, 6, 5, 32), 2))
+    assert jax.eval_shape(bound, x, layers).shape == (2, 6, 5, 96)
+    symbolic = jax.ShapeDtypeStruct((*jax.export.symbolic_shape("n"), 6, 5, 32), np.float32)
+    operands = [symbolic, *(v for layer in layers for v in layer)]
+    monkeypatch.setattr(_native, "why_missing", lambda *_: None)
+    assert dense_blocks.why_not(operands) == "its sizes are not known yet"
+    assert not dense_blocks.is_one_call(symbolic, layers)  # type: ignore[arg-type]
+    assert jax.eval_shape(bound, symbolic, layers).shape[1:] == (6, 5, 96)
+
+
+def test_what_the_kernel_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_native, "why_missing", lambda *_: None)
+
+    def why(block: Block, dtype: Any = np.float32, **sizes: int) -> str | None:
+        x, layers = values(block, dtype, **sizes)
+        return dense_blocks.why_not([x, *(v for layer in layers for v in layer)])
+
+    assert why(Block("fits", (1, 7, 7, 64), 2)) is None
+    assert "dtype float64 is not one of" in str(why(Block("wide", (1, 7, 7, 64), 1), np.float64))
+    assert "M=64 and G=32 of its layers are not 128 and 32" in str(why(Block("m", (1, 7, 7, 64), 1), middle=64))
+    assert "M=128 and G=16" in str(why(Block("g", (1, 7, 7, 64), 1), growth=16))
+    assert "C0=40 is not a multiple of 32" in str(why(Block("c", (1, 7, 7, 40), 1)))
+    assert why(Block("empty", (1, 7, 0, 64), 1)) == "it has nothing to compute"
+    assert why(Block("tall", (1, 9000, 1, 32), 1)) == "its map is too large"
+
+
+# --- networks --------------------------------------------------------------------------------------------------------
+
+
+def small_densenet(fold: bool = True) -> DenseNet:
+    model = DenseNet((2, 3), 10, width=64, rngs=nnx.Rngs(0))
+    if fold:
+        models.fold_batch_norm(model)
+    return model
+
+
+def blocks_of(model: DenseNet, x: jax.Array) -> int:
+    """How many blocks of a network are one call."""
+    return str(jax.make_jaxpr(lambda x: model(x))(x)).count("jsc_dense_block[")
+
+
+def test_a_network_joins_the_layers_of_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = jax.random.normal(jax.random.key(0), (2, 32, 32, 3))
+    model = small_densenet()
+    monkeypatch.setattr(_native, "why_missing", lambda *_: "no kernel")
+    wanted = jax.jit(lambda x: model(x))(x)
+    assert blocks_of(model, x) == 0
+    monkeypatch.undo()
+    monkeypatch.setattr(dense_blocks, "is_available", lambda dtype: True)
+    monkeypatch.setattr(dense_blocks, "why_not", lambda operands: None)
+    assert blocks_of(model, x) == 2
+    np.testing.assert_allclose(jax.jit(lambda x: model(x))(x), wanted, rtol=1e-3, atol=1e-3)
+    many = jnp.zeros((dense_blocks.MAX_IMAGES + 1, 32, 32, 3))
+    assert blocks_of(model, many) == 0
+    assert blocks_of(small_densenet(fold=False), x) == 0
+    models.set_network_implementation(model, "xla")
+    assert blocks_of(model, x) == 0
+
+
+def test_what_looks_at_layers_sees_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dense_blocks, "is_available", lambda dtype: True)
+    monkeypatch.setattr(dense_blocks, "why_not", lambda operands: None)
+    model, x = small_densenet(), jax.random.normal(jax.random.key(0), (1, 32, 32, 3))
+    assert "conv3_block3_2" in models.layer_inputs(model, x)
+    assert len(jsc.calibrate(model, [x], repeats=1).layers) == len([*model.named_layers()]) - 7  # batch norms apart
+
+
+# --- the kernel ------------------------------------------------------------------------------------------------------
+
+
+def require_kernel(dtype: str) -> None:
+    reason = _native.why_missing("dense_block", PLATFORM, dtype)
+    if reason is None and _native.device_properties(0)["major"] < 9:
+        reason = "the kernel of dense blocks needs compute capability 9.0"
+    if reason is not None:
+        pytest.skip(reason)
+
+
+def run(x: Any, layers: list[DenseBlockLayer], precision: str) -> np.ndarray:
+    """The kernel's result, of memory that held NaN before; twice the same."""
+    function = jax.jit(lambda x, layers: jsc.dense_block(x, layers, precision=precision, implementation="fused"))
+    x, layers = jnp.asarray(x), jax.tree.map(jnp.asarray, layers)
+    assert "jsc_dense_block" in function.lower(x, layers).as_text()
+    shape = jax.eval_shape(function, x, layers)
+    buffers = [jnp.full(shape.shape, jnp.nan, shape.dtype) for _ in range(3)]
+    jax.block_until_ready(buffers)
+    for buffer in buffers:
+        buffer.delete()
+    first, again = np.asarray(function(x, layers)), np.asarray(function(x, layers))
+    np.testing.assert_array_equal(first.astype(np.float64), again.astype(np.float64))
+    return first
+
+
+@pytest.mark.parametrize(("dtype", "precision"), KINDS, ids=KIND_IDS)
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.name)
+def test_the_kernel_against_float64(block: Block, dtype: str, precision: str, gpu: jax.Device) -> None:
+    require_kernel(dtype)
+    x, layers = values(block, jnp.dtype(dtype))
+    check(run(x, layers, precision), x, layers, TOLERANCE[precision if dtype == "float32" else dtype])
+
+
+@pytest.mark.parametrize(("dtype", "precision"), KINDS, ids=KIND_IDS)
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_what_is_not_finite(value: float, dtype: str, precision: str, gpu: jax.Device) -> None:
+    """It goes where lax's goes, in x and in the parameters: nothing is skipped."""
+    require_kernel(dtype)
+    tolerance = TOLERANCE[precision if dtype == "float32" else dtype]
+    block = Block("extreme", (1, 14, 14, 64), 2)
+    x, layers = values(block, jnp.dtype(dtype))
+    x[0, 3, 5, 7] = value
+    check(run(x, layers, precision), x, layers, tolerance)
+    for name, place in (("scale", 5), ("shift", 6), ("kernel1", (0, 0, 9, 5)), ("kernel2", (1, 1, 60, 3))):
+        x, layers = values(block, jnp.dtype(dtype))
+        getattr(layers[1], name)[place] = value
+        check(run(x, layers, precision), x, layers, tolerance)
+
+
+def test_none_takes_the_kernel_and_vmap_keeps_one_call(gpu: jax.Device) -> None:
+    require_kernel("float32")
+    x, layers = arrays(Block("small", (1, 14, 14, 64), 2))
+    function = jax.jit(lambda x: jsc.dense_block(x, layers, precision="highest"))
+    assert function.lower(x).as_text().count("@jsc_dense_block") == 1
+    np.testing.assert_allclose(function(x), plain(x, layers), rtol=1e-4, atol=1e-4)
+    images = jnp.stack([x, -x])
+    mapped = jax.jit(jax.vmap(lambda x: jsc.dense_block(x, layers, precision="highest")))
+    assert mapped.lower(images).as_text().count("@jsc_dense_block") == 1
+    np.testing.assert_allclose(mapped(images), jnp.stack([plain(v, layers) for v in images]), rtol=1e-4, atol=1e-4)
+    many = jnp.tile(x, (dense_blocks.MAX_IMAGES + 1, 1, 1, 1))
+    assert "jsc_dense_block" not in function.lower(many).as_text()
+
+
+def test_a_network_on_the_gpu(gpu: jax.Device) -> None:
+    require_kernel("float32")
+    model, x = small_densenet(), jax.random.normal(jax.random.key(0), (1, 64, 64, 3))
+    with jax.default_matmul_precision("highest"):
+        joined = jax.jit(lambda x: model(x))
+        assert joined.lower(x).as_text().count("@jsc_dense_block") == 2
+        found = joined(x)
+        models.set_network_implementation(model, "xla")
+        np.testing.assert_allclose(found, jax.jit(lambda x: model(x))(x), rtol=1e-4, atol=1e-4)
