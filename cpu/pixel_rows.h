@@ -32,19 +32,23 @@ struct Ahead {
 // What SweepRow reads and writes.
 template <typename A>
 struct RowWork {
-  const int32_t* starts;  // [pixels + 1]: first entry of each
-  int64_t pixels;
+  const int32_t* starts;  // [rows * pixels + 1]: first entry of each
+  int64_t rows;
+  int64_t pixels;           // of a row
   const A* values;          // of all entries, ...
   const uint32_t* offsets;  // ... and where their channels' rows lie in the slice, in bytes
+  int64_t kernel_rows;      // that count; 0: nothing is to be added
   const A* slice;           // [channels, kernel rows, kCols, kPitch] from the first kernel row that counts on
   int64_t pitch;            // kPitch, or where that is 0
   A* sums;                  // what the first pixel adds to through that row and the last kernel column
   int64_t row_bytes;        // from there to the sums of the next kernel row, upwards
+  int64_t sums_step;        // ... and of the next row's first pixel, in elements
   bool trim_left;           // the first pixel has no result through the last kernel column, ...
   bool trim_right;          // ... and the last one none through the first
   Ahead* ahead;             // of the kernel
   const char* out;          // lines of the result that are written soon, or null: one per pixel, ...
   int64_t out_step;         // ... so many bytes apart
+  int64_t out_row;          // from a row's first one to the next row's
 };
 
 // The entries of one pixel, to columns [kFirst, kLast) of the window; column j is kernel column kCols - 1 - j.
@@ -71,12 +75,13 @@ template <int kRows, int kCols, int kVectors, int kPitch, int kFirst, int kLast,
   }
 }
 
-// The first kVectors vectors of slice and sums, through kRows kernel rows.
+// One row. starts: [pixels + 1]; sums: of its first pixel.
 template <int kRows, int kCols, int kVectors, int kPitch, typename A>
-[[gnu::noinline]] void SweepRow(const RowWork<A> work) {
+[[gnu::always_inline]] inline void SweepRow(const RowWork<A>& work, const int32_t* starts, A* sums, const char* out,
+                                            Ahead& ahead) {
   const int64_t pitch = kPitch == 0 ? work.pitch : kPitch;
   Vector<A> sum[kRows][kCols][kVectors];
-  char* place = reinterpret_cast<char*>(work.sums);
+  char* place = reinterpret_cast<char*>(sums);
   const int64_t row_bytes = work.row_bytes;
   const auto at = [&](int ky, int column) { return reinterpret_cast<A*>(place - ky * row_bytes) + column * pitch; };
 #pragma GCC unroll 16
@@ -87,9 +92,6 @@ template <int kRows, int kCols, int kVectors, int kPitch, typename A>
       for (int v = 0; v < kVectors; ++v) sum[ky][j][v] = Load(at(ky, j) + v * kLanes<A>);
     }
   }
-  const int32_t* starts = work.starts;
-  const char* out = work.out;
-  Ahead ahead = *work.ahead;
   const auto next = [&] {
 #pragma GCC unroll 16
     for (int ky = 0; ky < kRows; ++ky) {
@@ -130,6 +132,24 @@ template <int kRows, int kCols, int kVectors, int kPitch, typename A>
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) Store(at(ky, j) + v * kLanes<A>, sum[ky][j][v]);
     }
+  }
+}
+
+// The kVectors vectors of slice and sums from channel k of the block on, through kRows kernel rows.
+template <int kRows, int kCols, int kVectors, int kPitch, typename A>
+[[gnu::noinline]] void SweepRows(const RowWork<A>& given, int64_t k) {
+  RowWork<A> work = given;  // whose fields stay in registers while sums are stored
+  work.slice += k;
+  if (k > 0) work.out = nullptr;
+  Ahead ahead = *work.ahead;
+  const int32_t* starts = work.starts;
+  const char* out = work.out;
+  A* sums = work.sums + k;
+  for (int64_t row = 0; row < work.rows; ++row) {
+    SweepRow<kRows, kCols, kVectors, kPitch>(work, starts, sums, out, ahead);
+    starts += work.pixels;
+    sums += work.sums_step;
+    if (out != nullptr) out += work.out_row;
   }
   *work.ahead = ahead;
 }
