@@ -113,9 +113,9 @@ char* Scratch(int64_t bytes, bool& kept) {
 // the task that the same thread ran just before, if the memory is still as it left it, else -1.
 template <typename MakeTask, typename Task>
 ffi::Error RunTasks(Team& team, int64_t threads, int64_t count, const MakeTask& make, int64_t (*bytes)(const Task&),
-                    void (*run)(const Task&, char*)) {
+                    void (*run)(const Task&, char*), bool in_ranges = false) {
   std::atomic<int64_t> missing{0};
-  team.Run(threads, count, [&](int64_t index, int64_t previous) {
+  team.Run(threads, count, in_ranges, [&](int64_t index, int64_t previous) {
     Task task = make(index, previous);
     const int64_t needed = bytes(task);
     bool kept = true;
@@ -197,7 +197,7 @@ ffi::Error RunConvCall(ffi::ThreadPool& pool, const ConvCall& call) {
     case ConvLoop::kDirect:
       return RunTasks(team, machine.threads, plan.tasks, make, isa.direct_bytes[dtype], isa.direct[dtype]);
     case ConvLoop::kPixels:
-      return RunTasks(team, machine.threads, plan.tasks, make, isa.pixel_bytes[dtype], isa.pixels[dtype]);
+      return RunTasks(team, machine.threads, plan.tasks, make, isa.pixel_bytes[dtype], isa.pixels[dtype], true);
     default:
       return RunTasks(team, machine.threads, plan.tasks, make, isa.conv_bytes[dtype], isa.conv[dtype]);
   }

@@ -11,13 +11,42 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <thread>
+#include <vector>
 
 #include "spread.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jsc {
+
+// Tasks [begin, end) of one thread: it takes them from the front; others, when theirs are done, from the back.
+class alignas(64) TaskRange {
+ public:
+  static constexpr int64_t kMost = int64_t{1} << 32;  // tasks
+
+  void Set(int64_t begin, int64_t end) { ends_ = static_cast<uint64_t>(begin) << 32 | static_cast<uint64_t>(end); }
+
+  // -1 where there are none left.
+  int64_t Take(bool first) {
+    uint64_t ends = ends_;
+    while (Size(ends) > 0) {
+      const int64_t taken = static_cast<int64_t>(first ? ends >> 32 : (ends & 0xffffffffu) - 1);
+      if (ends_.compare_exchange_weak(ends, first ? ends + (uint64_t{1} << 32) : ends - 1)) return taken;
+    }
+    return -1;
+  }
+
+  int64_t size() const { return Size(ends_); }
+
+ private:
+  static int64_t Size(uint64_t ends) {
+    return static_cast<int64_t>(ends & 0xffffffffu) - static_cast<int64_t>(ends >> 32);
+  }
+
+  std::atomic<uint64_t> ends_{0};
+};
 
 class Team {
  public:
@@ -42,14 +71,17 @@ class Team {
 
   // Calls body(index, previous) once for each index in [0, count), on at most `threads` threads and those that were
   // invited; `previous` is the index that the same thread ran just before, with nothing else in between, or -1. The
-  // body must not throw. To be called once.
+  // body must not throw. Threads take the indices in turn or, with `in_ranges`, each goes through a part of its own
+  // first. To be called once.
   template <typename Body>
-  void Run(int64_t threads, int64_t count, const Body& body) {
+  void Run(int64_t threads, int64_t count, bool in_ranges, const Body& body) {
     shared_->count = count;
     shared_->body = &body;
+    if (in_ranges && count < TaskRange::kMost) shared_->Divide(std::min(std::max(threads, invited_ + 1), count));
     shared_->work = [](Shared& shared, const void* work) {
+      const int64_t self = shared.arrived++;
       int64_t previous = -1;
-      for (int64_t i = shared.next++; i < shared.count; i = shared.next++) {
+      for (int64_t i = shared.Take(self); i >= 0; i = shared.Take(self)) {
         (*static_cast<const Body*>(work))(i, previous);
         previous = i;
       }
@@ -64,12 +96,38 @@ class Team {
   enum State { kPreparing, kOpen, kClosed };
 
   struct Shared {
+    // Between `parts` threads.
+    void Divide(int64_t parts) {
+      ranges = std::vector<TaskRange>(parts);
+      for (int64_t i = 0; i < parts; ++i) ranges[i].Set(i * count / parts, (i + 1) * count / parts);
+    }
+
+    // The next index of the thread that came as number `self`, or -1.
+    int64_t Take(int64_t self) {
+      if (ranges.empty()) {
+        const int64_t index = next++;
+        return index < count ? index : -1;
+      }
+      const int64_t own = self < static_cast<int64_t>(ranges.size()) ? ranges[self].Take(true) : -1;
+      if (own >= 0) return own;
+      for (;;) {
+        const auto most =
+            std::max_element(ranges.begin(), ranges.end(),
+                             [](const TaskRange& one, const TaskRange& other) { return one.size() < other.size(); });
+        if (most->size() == 0) return -1;
+        const int64_t taken = most->Take(false);
+        if (taken >= 0) return taken;
+      }
+    }
+
     std::atomic<int64_t> next{0};
+    std::atomic<int64_t> arrived{0};
     std::atomic<int64_t> running{0};
     Cores cores;
     std::atomic<State> state{kPreparing};
     // Written before the state is kOpen, read after. The body is alive until no helper is counted as running.
     int64_t count = 0;
+    std::vector<TaskRange> ranges;  // none: indices are taken in turn
     const void* body = nullptr;
     void (*work)(Shared&, const void* body) = nullptr;
   };
@@ -105,7 +163,7 @@ class Team {
 // Team::Run without an invitation.
 template <typename Body>
 void ParallelFor(xla::ffi::ThreadPool& pool, int64_t threads, int64_t count, const Body& body) {
-  Team(pool).Run(threads, count, body);
+  Team(pool).Run(threads, count, false, body);
 }
 
 }  // namespace jsc

@@ -223,8 +223,8 @@ void AddBlock(const ConvTask& task, const Tile& tile, const SumsLayout& layout, 
   const ConvPlan& p = *task.plan;
   const int64_t row = a.kernel_size[0] * a.kernel_size[1] * p.block;  // elements of one channel in a slice
   const A* ready = static_cast<const A*>(task.call->packed);          // [S, groups, blocks, C / groups, kh * kw, block]
+  const int64_t blocks = CeilDiv(a.features / a.groups, p.block);
   if (ready != nullptr) {
-    const int64_t blocks = CeilDiv(a.features / a.groups, p.block);
     ready += ((task.stack * a.groups + task.group) * blocks + block) * a.group_channels * row;
   }
   ChunkWork<A> chunk{};
@@ -237,9 +237,8 @@ void AddBlock(const ConvTask& task, const Tile& tile, const SumsLayout& layout, 
     chunk.last = index + 1 == buffers.entries.chunks;
     if (ready != nullptr) {
       chunk.slice = ready + first * row;
-      const int64_t left = !chunk.last                  ? a.group_channels - first - count
-                           : block + 1 < task.block_end ? a.group_channels
-                                                        : 0;
+      // Behind the task's last block too: its thread is likely to take the task after it.
+      const int64_t left = !chunk.last ? a.group_channels - first - count : block + 1 < blocks ? a.group_channels : 0;
       chunk.ahead = NextSlice(task, tile, chunk.slice + count * row, left, row);
     } else {
       PackSlice<T>(task, block, first, count, buffers.packed);
