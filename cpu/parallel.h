@@ -4,8 +4,8 @@
 // the same counter as its helpers and, once that is used up, waits only for helpers that are still inside a task. A
 // helper that starts later finds the work closed and touches nothing but the shared counters.
 //
-// Tasks in ranges, one for each thread, and the rest of another's once its own is done: neighbouring tasks share lists and
-// follow each other in the kernel, and what a late helper leaves is taken task by task.
+// Tasks in ranges, one for each thread, and the rest of another's once its own is done: neighbouring tasks share lists
+// and follow each other in the kernel, and what a late helper leaves is taken task by task.
 //
 // Helpers take some 3 to 10 microseconds to wake up. Who knows that there will be work invites them first and finds out
 // meanwhile what the work is; a helper that is there before it spins.
