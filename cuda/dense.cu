@@ -13,10 +13,10 @@
 // Runs are dealt out in turns (worker w: runs w, w + workers, ...) because zeros come in clumps: after a pool, the
 // channels of one pixel lie together.
 //
-// Segments are as narrow as gives each multiprocessor at most one block. Where even the narrowest leave most of them
-// idle, blocks of a cluster share the channels and their sums meet in distributed shared memory, in fixed order.
-#include <cooperative_groups.h>
-
+// Segments are as narrow as gives each multiprocessor at most one block, so a small layer is one block after all its
+// channels and nothing meets. Long streams want whole lines (64-byte segments of 25088 x 4096 in bfloat16: 3.9 TB/s
+// where 128-byte ones of float32 have 4.4); where that leaves multiprocessors idle, blocks of a cluster share the
+// channels and send each other their sums, added in fixed order.
 #include <algorithm>
 
 #include "common.cuh"
@@ -29,6 +29,10 @@ constexpr int kWarps = 16;
 constexpr int kThreads = kWarps * kWarp;
 constexpr int kRun = 8;  // kernel rows, or parts of them, that a lane has asked for at a time
 constexpr int kMaxLaneShift = 5;
+constexpr int kLineShift = 3;             // lanes of a line of the cache, 128 bytes
+constexpr int64_t kLongStream = 1 << 25;  // bytes of a kernel
+constexpr int kMaxParts = 8;              // blocks of a cluster
+constexpr int kBarrierBytes = 16;
 
 // What depends on the rows of x that a block serves.
 template <int kImages>
@@ -56,6 +60,7 @@ struct DenseTask {
   int lane_shift;  // logarithm of the lanes that read a segment of one kernel row
   int first;       // channels at most that a warp asks for before it knows x
   int ring;        // entries of a warp's list, a power of two
+  int inbox_at;    // in shared memory
   bool relu;
 };
 
@@ -368,6 +373,48 @@ __device__ __forceinline__ void AddGroups(float (&sums)[kImages][kFeatures], int
   }
 }
 
+#if __CUDA_ARCH__ >= 900
+// Where the blocks of a cluster, which have parts of the channels, send each other their sums, one way: thread i of
+// block i % parts adds the sums of thread i of all blocks, in their order.
+struct Inbox {
+  uint64_t* full;  // barrier
+  float4* sums;    // [parts, slots]
+  int part, parts, slots;
+
+  __device__ Inbox(unsigned char* memory, const Place& at, int all_parts, int results)
+      : full(reinterpret_cast<uint64_t*>(memory)),
+        sums(reinterpret_cast<float4*>(memory + kBarrierBytes)),
+        part(static_cast<int>(at.part)),
+        parts(all_parts),
+        slots((results + parts - 1) / parts) {
+    if (parts == 1) return;
+    if (threadIdx.x == 0) {
+      InitBarrier(full);
+      FenceBarriers();
+      const int own = (results - part + parts - 1) / parts;
+      ExpectBytes(full, own * (parts - 1) * static_cast<int>(sizeof(float4)));
+    }
+    ArriveAtCluster();
+  }
+
+  // The sum over the blocks, in the threads that own one; `valid`: this thread has a sum.
+  __device__ float4 Exchange(float4 own, bool valid) const {
+    WaitForCluster();
+    const int owner = static_cast<int>(threadIdx.x) % parts, slot = static_cast<int>(threadIdx.x) / parts;
+    if (!valid) return own;
+    if (owner != part) {
+      SendToBlock(owner, &sums[part * slots + slot], own, full);
+      return own;
+    }
+    WaitForBytes(full, 0);
+    float4 sum = part == 0 ? own : sums[slot];
+#pragma unroll 1
+    for (int p = 1; p < parts; ++p) sum = sum + (p == part ? own : sums[p * slots + slot]);
+    return sum;
+  }
+};
+#endif
+
 template <typename T, int kImages, bool kVector>
 __global__ void __launch_bounds__(kThreads, 1) DenseKernel(const __grid_constant__ DenseTask<T> task) {
   constexpr int kFeatures = kLaneFeatures<T>, kQuads = kFeatures / 4;
@@ -379,6 +426,9 @@ __global__ void __launch_bounds__(kThreads, 1) DenseKernel(const __grid_constant
   const Unseen unseen = FindUnseen(task, at);
   uint4 weight[kRun];
   LoadUnseen<T, kVector>(task, at, unseen, kernel, weight);
+#if __CUDA_ARCH__ >= 900
+  const Inbox inbox(shared + task.inbox_at, at, static_cast<int>(task.parts), kImages * quads);
+#endif
   Result<T, kVector> result;
   if constexpr (kImages == 1) {  // with more rows registers are short
     result = FindResult<T, kVector>(task, at);
@@ -411,6 +461,7 @@ __global__ void __launch_bounds__(kThreads, 1) DenseKernel(const __grid_constant
   }
   __syncthreads();
   const int results = kImages * quads, thread = threadIdx.x;
+  if (thread >= results && task.parts == 1) return;
   float4 sum = {0.f, 0.f, 0.f, 0.f};
   if (thread < results) {
     sum = warp_sums[thread];
@@ -418,20 +469,7 @@ __global__ void __launch_bounds__(kThreads, 1) DenseKernel(const __grid_constant
     for (int w = 1; w < kWarps; ++w) sum = sum + warp_sums[w * results + thread];
   }
 #if __CUDA_ARCH__ >= 900
-  if (task.parts > 1) {
-    float4* block_sums = warp_sums;  // [kImages, quads]: of one warp, which the same thread has read
-    if (thread < results) block_sums[thread] = sum;
-    auto cluster = cooperative_groups::this_cluster();
-    cluster.sync();
-    if (result.valid > 0) {
-      sum = *cluster.map_shared_rank(&block_sums[thread], 0);
-#pragma unroll 1
-      for (unsigned p = 1; p < task.parts; ++p) sum = sum + *cluster.map_shared_rank(&block_sums[thread], p);
-    }
-    result.Write(task, sum);
-    cluster.sync();  // a block's sums stay until all have read them
-    return;
-  }
+  if (task.parts > 1) sum = inbox.Exchange(sum, thread < results);
 #endif
   result.Write(task, sum);
 }
@@ -447,9 +485,8 @@ int RingEntries(int lane_shift) {
 
 template <typename T, int kImages>
 size_t SharedBytes(const DenseTask<T>& task) {
-  const size_t rings = static_cast<size_t>(kWarps) * task.ring * (kImages * sizeof(float) + sizeof(int));
-  const size_t sums = static_cast<size_t>(kWarps) * kImages * (kLaneFeatures<T> << task.lane_shift) * sizeof(float);
-  return std::max(rings, sums);
+  const size_t results = kImages * (kLaneFeatures<T> << task.lane_shift) / 4 + task.parts;
+  return task.inbox_at + (task.parts > 1 ? kBarrierBytes + results * sizeof(float4) : 0);
 }
 
 // Completes a task whose lane_shift and parts are set.
@@ -460,17 +497,28 @@ void CompleteTask(DenseTask<T>* task) {
   const int workers = kWarps * static_cast<int>(task->parts);
   task->first = std::min(kRun * (kWarp >> task->lane_shift), (task->channels + workers - 1) / workers);
   task->ring = RingEntries<kImages>(task->lane_shift);
+  const int rings = kWarps * task->ring * (kImages + 1) * static_cast<int>(sizeof(float));
+  const int sums = kWarps * kImages * features * static_cast<int>(sizeof(float));
+  task->inbox_at = std::max(rings, sums);
 }
 
-// The narrowest segments with at most a block for each multiprocessor.
+// The narrowest segments with at most a block for each multiprocessor; a long stream's are whole lines of the cache,
+// and then blocks of a cluster share the channels.
 template <typename T, int kImages>
 void ChooseTiles(const DeviceInfo& device, int64_t tiles_of_images, DenseTask<T>* task) {
+  const int64_t bytes = static_cast<int64_t>(task->channels) * task->features * sizeof(T);
+  const bool is_long = bytes >= kLongStream && device.clusters[2] > 0;
   task->parts = 1;
-  for (int shift = Rows<kImages>::kMinLaneShift; shift <= kMaxLaneShift; ++shift) {
+  for (int shift = is_long ? kLineShift : Rows<kImages>::kMinLaneShift; shift <= kMaxLaneShift; ++shift) {
     task->lane_shift = shift;
     CompleteTask<T, kImages>(task);
     if (task->feature_tiles * tiles_of_images <= device.multiprocessors) break;
   }
+  while (is_long && task->parts < kMaxParts &&
+         task->feature_tiles * tiles_of_images <= device.clusters[2 * task->parts]) {
+    task->parts *= 2;
+  }
+  CompleteTask<T, kImages>(task);
 }
 
 template <typename T, int kImages, bool kVector>
