@@ -91,8 +91,8 @@ _WARPGROUP_FEATURES = 64  # of a tile; fewer, as DenseNet's 32, ...
 _WARPGROUP_FEW_FLOPS = 2.5e8  # ... with as much work as measured
 _WARPGROUP_ROW = 128  # bytes of channels of a step, which has to end where a group does
 # 1x1 convolutions without strides are matrix products of cuDNN's: those of one step are its, and in 16 bits those on
-# maps larger than 14x14 with more work, where it takes 0.9 to 1.0 times as long, or with small kernels: at batch 1 twelve
-# layers of 12 to 49 thousand elements are at 0.92 in the geometric mean of best times, five of 53 to 66 at 1.02.
+# maps larger than 14x14 with more work, where it takes 0.9 to 1.0 times as long, or with small kernels: at batch 1 the
+# geometric mean of best times is 0.92 in twelve layers of 12 to 49 thousand elements and 1.02 in five of 53 to 66.
 _WARPGROUP_FEW_PIXELS = 400
 _WARPGROUP_PRODUCT_FLOPS = 1.1e8
 _WARPGROUP_PRODUCT_KERNEL = 5.2e4
