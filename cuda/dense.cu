@@ -31,7 +31,8 @@ constexpr int kRun = 8;  // kernel rows, or parts of them, that a lane has asked
 constexpr int kMaxLaneShift = 5;
 constexpr int kLineShift = 3;             // lanes of a line of the cache, 128 bytes
 constexpr int64_t kLongStream = 1 << 25;  // bytes of a kernel
-constexpr int kMaxParts = 8;              // blocks of a cluster
+constexpr int64_t kVeryLongStream = 1 << 27;
+constexpr int kMaxParts = 8;  // blocks of a cluster
 constexpr int kBarrierBytes = 16;
 
 // What depends on the rows of x that a block serves.
@@ -502,22 +503,37 @@ void CompleteTask(DenseTask<T>* task) {
   task->inbox_at = std::max(rings, sums);
 }
 
-// The narrowest segments with at most a block for each multiprocessor; a long stream's are whole lines of the cache,
-// and then blocks of a cluster share the channels.
+// Segments of 2^lane_shift lanes, and as many blocks of a cluster to share the channels as run at once.
+template <typename T, int kImages>
+int64_t CompleteWithParts(int lane_shift, const DeviceInfo& device, int64_t tiles_of_images, DenseTask<T>* task) {
+  task->lane_shift = lane_shift;
+  task->parts = 1;
+  CompleteTask<T, kImages>(task);
+  const int64_t tiles = task->feature_tiles * tiles_of_images;
+  while (task->parts < kMaxParts && tiles <= device.clusters[2 * task->parts]) task->parts *= 2;
+  CompleteTask<T, kImages>(task);
+  return tiles * task->parts;
+}
+
+// The narrowest segments with at most a block for each multiprocessor; a long stream's are whole lines of the cache, a
+// very long one's two lines, where clusters make as many blocks of them.
 template <typename T, int kImages>
 void ChooseTiles(const DeviceInfo& device, int64_t tiles_of_images, DenseTask<T>* task) {
   const int64_t bytes = static_cast<int64_t>(task->channels) * task->features * sizeof(T);
-  const bool is_long = bytes >= kLongStream && device.clusters[2] > 0;
+  for (int lines = bytes >= kVeryLongStream ? 1 : 0; bytes >= kLongStream && lines >= 0; --lines) {
+    const int64_t blocks = CompleteWithParts<T, kImages>(kLineShift + lines, device, tiles_of_images, task);
+    if (blocks <= device.multiprocessors && 10 * blocks >= 9 * device.multiprocessors) return;
+  }
   task->parts = 1;
-  for (int shift = is_long ? kLineShift : Rows<kImages>::kMinLaneShift; shift <= kMaxLaneShift; ++shift) {
+  int chosen = kLineShift;
+  for (int shift = Rows<kImages>::kMinLaneShift; shift <= kMaxLaneShift; ++shift) {
     task->lane_shift = shift;
     CompleteTask<T, kImages>(task);
+    if (SharedBytes<T, kImages>(*task) > static_cast<size_t>(device.shared_memory)) continue;
+    chosen = shift;
     if (task->feature_tiles * tiles_of_images <= device.multiprocessors) break;
   }
-  while (is_long && task->parts < kMaxParts &&
-         task->feature_tiles * tiles_of_images <= device.clusters[2 * task->parts]) {
-    task->parts *= 2;
-  }
+  task->lane_shift = chosen;
   CompleteTask<T, kImages>(task);
 }
 

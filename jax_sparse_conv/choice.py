@@ -33,6 +33,10 @@ ASSUMED_DENSITY = 0.75
 
 _IMAGE_CHANNELS = 3  # a map of so few channels is an image: no ReLU has been there
 _DENSE_ROWS = 16  # of x up to which a dense layer is a stream of its weights, so that skipping kernel rows pays
+# On CUDA, for a kernel each: cuBLAS streams its weights for some rows as fast as for one where tensor cores multiply
+# them, and ours does not (4096 to 4096 without zeros in TF32: 19 us for 1 row; 19 and 22 for 2, 20 and 24 for 8; in 16
+# bits 7 and 14 for 2). More rows share fewer zeros, too. At HIGHEST FFMA is as good as what cuBLAS has.
+_CUDA_DENSE_ROWS, _CUDA_DENSE_ROWS_EXACT = 1, 8
 
 # CPU, of calls that choose by a branch. Grouped, depthwise and 16-bit convolutions of XLA's are slower than ours at any
 # density, and so are dense layers of one row (benchmarks/results/cpu_zoo.json).
@@ -172,7 +176,8 @@ def crossover(work: Work, platform: str) -> float:
     if platform == "cpu":
         return _cpu_crossover(work)
     if work.method == "dense":
-        return math.inf
+        most = _CUDA_DENSE_ROWS_EXACT if work.exact and work.itemsize > 2 else _CUDA_DENSE_ROWS
+        return math.inf if work.x_shape[0] <= most * work.kernel_shape[0] else 0.0
     if work.is_image or work.flops == 0:
         return 0.0
     if _has_warpgroups() and _fits_warpgroups(work):

@@ -60,6 +60,13 @@ def rows(count: int) -> Work:
         (conv3x3(1, 224, 3, 64), False),  # an image
         (conv3x3(1, 56, 64, 64, geometry=Geometry(padding=SAME.padding, groups=64)), False),  # depthwise
         (rows(1), True),
+        (rows(8), True),
+        (rows(9), False),
+        (dataclasses.replace(rows(1), exact=False), True),
+        (dataclasses.replace(rows(2), exact=False), False),
+        (dataclasses.replace(rows(4), exact=False, kernel_shape=(4, 1, 1, 2048, 1000)), True),
+        (dataclasses.replace(rows(1), dtype="bfloat16"), True),
+        (dataclasses.replace(rows(2), dtype="bfloat16"), False),
         (rows(64), False),
     ],
 )
