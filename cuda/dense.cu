@@ -9,320 +9,33 @@
 //   that a list of non-zeros could be there;
 // - of all other channels it keeps a list (row, values) in a ring in shared memory: those of which any of the rows of x
 //   is non-zero, appended by 32-channel runs whose values were asked for one turn earlier;
-// - it takes kRun loads a lane from the list, and each register that has been used is at once loaded for the next turn.
-// Runs are dealt out in turns (worker w: runs w, w + workers, ...) because zeros come in clumps: after a pool, the
-// channels of one pixel lie together.
+// - it takes kDenseRun loads a lane from the list, and each register that has been used is at once loaded for the next
+// turn. Runs are dealt out in turns (worker w: runs w, w + workers, ...) because zeros come in clumps: after a pool,
+// the channels of one pixel lie together.
 //
 // Segments are as narrow as gives each multiprocessor at most one block, so a small layer is one block after all its
-// channels and nothing meets. Long streams want whole lines (64-byte segments of 25088 x 4096 in bfloat16: 3.9 TB/s
-// where 128-byte ones of float32 have 4.4); where that leaves multiprocessors idle, blocks of a cluster share the
-// channels and send each other their sums, added in fixed order.
+// channels and nothing meets. Long streams want whole lines: where that leaves multiprocessors idle, blocks of a
+// cluster share the channels and send each other their sums, added in fixed order.
+//
+// H200, us of a call from JAX without zeros: 25088 -> 4096 in bfloat16 54.4 with segments of 128 bytes, 59.2 with 64 and
+// 68 to 79 where too few blocks run at once; in float32 99.2 with 256 bytes, 101.4 with 128, 108.5 with 512; cuBLAS 53.0
+// and 95.6. Lost: kernel rows before x is known left out (102.1), 12 loads a lane (101.0, and 99.0 with 256 bytes), 24
+// warps with 6 (99.9 and 99.6), 8 warps with 16 (118), loads that bring the next line to L2 (103). More rows of x are
+// bound by FFMA and by reading their lists: 4096 -> 4096 in bfloat16 14 us for 2 and 4 rows, 22 for 8.
 #include <algorithm>
 
-#include "common.cuh"
+#include "dense_stream.cuh"
 #include "kernels.h"
 
 namespace jsc {
 namespace {
 
-constexpr int kWarps = 16;
-constexpr int kThreads = kWarps * kWarp;
-constexpr int kRun = 8;  // kernel rows, or parts of them, that a lane has asked for at a time
 constexpr int kMaxLaneShift = 5;
 constexpr int kLineShift = 3;             // lanes of a line of the cache, 128 bytes
 constexpr int64_t kLongStream = 1 << 25;  // bytes of a kernel
 constexpr int64_t kVeryLongStream = 1 << 27;
 constexpr int kMaxParts = 8;  // blocks of a cluster
 constexpr int kBarrierBytes = 16;
-
-// What depends on the rows of x that a block serves.
-template <int kImages>
-struct Rows {
-  static constexpr int kRuns = kImages == 1 ? 4 : kImages == 4 ? 2 : 1;  // of 32 channels, listed at a time
-  static constexpr int kListed = kRuns * kWarp;
-  static constexpr int kMinLaneShift = kImages == 8 ? 2 : 1;  // narrower segments need longer rings
-  static constexpr int kUnseen = kRun >> kMinLaneShift;       // channels of a lane that are not listed
-};
-
-template <typename T>
-constexpr int kLaneFeatures = 16 / static_cast<int>(sizeof(T));  // of a lane: one 16-byte load
-
-// A call and its blocks, as small as can be: a kernel's first read of each line of its parameters takes long.
-template <typename T>
-struct DenseTask {
-  const T* x;         // [M, C]
-  const T* kernel;    // [S, C, K]
-  const T* bias;      // [S, K] or null
-  const T* residual;  // [M, K] or null
-  T* out;             // [M, K]
-  int64_t stack_images;
-  unsigned image_tiles, feature_tiles, parts;  // of a stack; of K; blocks of a cluster
-  int channels, features;
-  int lane_shift;  // logarithm of the lanes that read a segment of one kernel row
-  int first;       // channels at most that a warp asks for before it knows x
-  int ring;        // entries of a warp's list, a power of two
-  int inbox_at;    // in shared memory
-  bool relu;
-};
-
-// A warp's list: entries [used, produced) of a ring.
-template <int kImages>
-struct Ring {
-  int* rows;      // [ring]
-  float* values;  // [ring, kImages]
-  int mask;
-  int produced = 0;
-
-  __device__ void Put(int entry, unsigned row, const float (&value)[kImages]) {
-    const int at = entry & mask;
-    rows[at] = static_cast<int>(row);
-#pragma unroll
-    for (int m = 0; m < kImages; ++m) values[at * kImages + m] = value[m];
-  }
-
-  __device__ void Get(int entry, float (&value)[kImages]) const {
-    const float* from = values + (entry & mask) * kImages;
-    if constexpr (kImages % 4 == 0) {
-#pragma unroll
-      for (int m = 0; m < kImages; m += 4) {
-        const float4 four = *reinterpret_cast<const float4*>(from + m);
-        value[m] = four.x, value[m + 1] = four.y, value[m + 2] = four.z, value[m + 3] = four.w;
-      }
-    } else {
-#pragma unroll
-      for (int m = 0; m < kImages; ++m) value[m] = from[m];
-    }
-  }
-};
-
-// Which part of the operation a thread works on.
-struct Place {
-  int warp, lane, group, feature, valid;  // group: of the rows that a warp loads at a time
-  int worker, workers;                    // warps that share the channels
-  unsigned part;
-  int stack, images;
-  int64_t image;
-};
-
-template <typename T, int kImages>
-__device__ Place FindPlace(const DenseTask<T>& task) {
-  Place at;
-  at.warp = threadIdx.x / kWarp;
-  at.lane = threadIdx.x % kWarp;
-  unsigned tile = blockIdx.x, image_tile = 0;
-  at.part = 0;
-  if (task.parts > 1) {
-    at.part = tile % task.parts;
-    tile /= task.parts;
-  }
-  if (tile >= task.feature_tiles) {
-    image_tile = tile / task.feature_tiles;
-    tile %= task.feature_tiles;
-  }
-  at.stack = image_tile >= task.image_tiles ? static_cast<int>(image_tile / task.image_tiles) : 0;
-  const int64_t in_stack = static_cast<int64_t>(image_tile - at.stack * task.image_tiles) * kImages;
-  at.image = at.stack * task.stack_images + in_stack;
-  at.images = static_cast<int>(min(static_cast<int64_t>(kImages), task.stack_images - in_stack));
-  at.group = at.lane >> task.lane_shift;
-  const int column = at.lane & ((1 << task.lane_shift) - 1);
-  at.feature = static_cast<int>((tile << task.lane_shift) + column) * kLaneFeatures<T>;
-  at.valid = max(0, min(task.features - at.feature, kLaneFeatures<T>));
-  at.worker = static_cast<int>(at.part) * kWarps + at.warp;
-  at.workers = static_cast<int>(task.parts) * kWarps;
-  return at;
-}
-
-// `valid` elements of p, zeros after them. kVector: p is aligned and valid is 0 or all of them.
-template <typename T, bool kVector>
-__device__ __forceinline__ uint4 LoadWeights(const T* p, int valid) {
-  uint4 raw = {0, 0, 0, 0};
-  if constexpr (kVector) {
-    if (valid > 0) {
-      asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
-                   : "l"(p));
-    }
-  } else {
-    T element[kLaneFeatures<T>];
-#pragma unroll
-    for (int i = 0; i < kLaneFeatures<T>; ++i) element[i] = i < valid ? p[i] : FromFloat<T>(0.f);
-    raw = *reinterpret_cast<const uint4*>(element);
-  }
-  return raw;
-}
-
-__device__ __forceinline__ void Unpack(uint4 raw, float (&weight)[4], float) {
-  weight[0] = __uint_as_float(raw.x), weight[1] = __uint_as_float(raw.y);
-  weight[2] = __uint_as_float(raw.z), weight[3] = __uint_as_float(raw.w);
-}
-
-__device__ __forceinline__ void Unpack(uint4 raw, float (&weight)[8], __nv_bfloat16) {
-  const uint32_t pair[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    weight[2 * i] = __uint_as_float(pair[i] << 16);
-    weight[2 * i + 1] = __uint_as_float(pair[i] & 0xffff0000u);
-  }
-}
-
-__device__ __forceinline__ void Unpack(uint4 raw, float (&weight)[8], __half) {
-  const uint32_t pair[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 both = __half22float2(reinterpret_cast<const __half2&>(pair[i]));
-    weight[2 * i] = both.x;
-    weight[2 * i + 1] = both.y;
-  }
-}
-
-template <typename T, int kImages>
-__device__ void LoadValues(const T* x, int channels, unsigned channel, bool inside, int images,
-                           float (&value)[kImages]) {
-#pragma unroll
-  for (int m = 0; m < kImages; ++m) {
-    value[m] = inside && m < images ? ToFloat(x[static_cast<int64_t>(m) * channels + channel]) : 0.f;
-  }
-}
-
-template <int kImages>
-__device__ bool AnyNonZero(const float (&value)[kImages]) {
-  bool any = false;
-#pragma unroll
-  for (int m = 0; m < kImages; ++m) any |= value[m] != 0.f;
-  return any;
-}
-
-// The channels beyond those that are loaded unseen: lists them run by run, values asked for one turn ahead.
-template <typename T, int kImages>
-struct Lister {
-  static constexpr int kRuns = Rows<kImages>::kRuns;
-  const T* x;  // [images, C] from this block's first row of x
-  int channels, images;
-  unsigned run_stride;  // channels from one of this warp's runs to the next
-  unsigned next;        // channel of this lane, in the first run whose values are there
-  float value[kRuns][kImages];
-
-  __device__ void Ask() {
-#pragma unroll
-    for (int i = 0; i < kRuns; ++i) {
-      const unsigned channel = next + i * run_stride;
-      LoadValues<T, kImages>(x, channels, channel, channel < static_cast<unsigned>(channels), images, value[i]);
-    }
-  }
-
-  // Uniform in a warp: whether there is a turn left.
-  __device__ bool Left(int lane) const { return next - lane < static_cast<unsigned>(channels); }
-
-  __device__ void Append(Ring<kImages>& ring, int lane) {
-    __syncwarp();  // what it overwrites has been read
-#pragma unroll
-    for (int i = 0; i < kRuns; ++i) {
-      const bool keep = AnyNonZero(value[i]);
-      const unsigned kept = __ballot_sync(0xffffffffu, keep);
-      if (keep) ring.Put(ring.produced + __popc(kept & ((1u << lane) - 1)), next + i * run_stride, value[i]);
-      ring.produced += __popc(kept);
-    }
-    next += kRuns * run_stride;
-    Ask();
-    __syncwarp();
-  }
-};
-
-// The channels that a warp asks for before it knows x.
-struct Unseen {
-  int first, count;
-};
-
-template <typename T>
-__device__ Unseen FindUnseen(const DenseTask<T>& task, const Place& at) {
-  const int first = at.worker * task.first;
-  return {first, max(0, min(task.first, task.channels - first))};
-}
-
-template <typename T, bool kVector>
-__device__ __forceinline__ void LoadUnseen(const DenseTask<T>& task, const Place& at, const Unseen& unseen,
-                                           const T* kernel, uint4 (&weight)[kRun]) {
-  const int groups = kWarp >> task.lane_shift;
-  const T* row = kernel + static_cast<int64_t>(unseen.first + at.group) * task.features;
-  const int64_t step = static_cast<int64_t>(groups) * task.features;
-#pragma unroll
-  for (int e = 0; e < kRun; ++e) {
-    weight[e] = LoadWeights<T, kVector>(row, e * groups + at.group < unseen.count ? at.valid : 0);
-    row += step;
-  }
-}
-
-// Lists the values of the unseen channels and drops the weights of those that are zero, whatever they are.
-template <int kImages>
-__device__ __forceinline__ void ListUnseen(const float (&value)[Rows<kImages>::kUnseen][kImages], int lane, int group,
-                                           int groups, Ring<kImages>& ring, uint4 (&weight)[kRun]) {
-#pragma unroll
-  for (int i = 0; i < Rows<kImages>::kUnseen; ++i) {
-    if (i * kWarp < groups * kRun) ring.Put(i * kWarp + lane, 0, value[i]);
-  }
-  ring.produced = groups * kRun;
-  __syncwarp();
-#pragma unroll
-  for (int e = 0; e < kRun; ++e) {
-    float found[kImages];
-    ring.Get(e * groups + group, found);
-    if (!AnyNonZero(found)) weight[e] = {0, 0, 0, 0};
-  }
-}
-
-// What fills the last turn up to entry `end` adds nothing.
-template <int kImages>
-__device__ __forceinline__ void FillUp(Ring<kImages>& ring, int lane, int end) {
-  const float none[kImages] = {};
-  __syncwarp();
-  for (int entry = ring.produced + lane; entry < end; entry += kWarp) ring.Put(entry, 0, none);
-  __syncwarp();
-}
-
-// sums[image][feature] of a warp's channels, of the rows that this thread's group loads; the weights of the unseen
-// ones are on their way.
-template <typename T, int kImages, bool kVector>
-__device__ __forceinline__ void SumRows(const DenseTask<T>& task, const Place& at, const Unseen& unseen,
-                                        const T* kernel, Ring<kImages>& ring, uint4 (&weight)[kRun],
-                                        float (&sums)[kImages][kLaneFeatures<T>]) {
-  const int groups = kWarp >> task.lane_shift, batch = groups * kRun;
-  const T* x = task.x + at.image * task.channels;
-  float value[Rows<kImages>::kUnseen][kImages];
-#pragma unroll
-  for (int i = 0; i < Rows<kImages>::kUnseen; ++i) {
-    const int entry = i * kWarp + at.lane;
-    LoadValues<T, kImages>(x, task.channels, unseen.first + entry, entry < unseen.count, at.images, value[i]);
-  }
-  Lister<T, kImages> lister{x,
-                            task.channels,
-                            at.images,
-                            static_cast<unsigned>(at.workers) * kWarp,
-                            static_cast<unsigned>(at.workers * task.first + at.worker * kWarp + at.lane),
-                            {}};
-  lister.Ask();
-  ListUnseen<kImages>(value, at.lane, at.group, groups, ring, weight);
-
-  for (int base = 0;; base += batch) {
-    const int end = base + 2 * batch;
-    while (ring.produced < end && lister.Left(at.lane)) lister.Append(ring, at.lane);
-    if (ring.produced < end) FillUp<kImages>(ring, at.lane, end);
-#pragma unroll
-    for (int e = 0; e < kRun; ++e) {
-      const int entry = base + e * groups + at.group, later = entry + batch;
-      float w[kLaneFeatures<T>], v[kImages];
-      Unpack(weight[e], w, T{});
-      ring.Get(entry, v);
-#pragma unroll
-      for (int m = 0; m < kImages; ++m) {
-#pragma unroll
-        for (int i = 0; i < kLaneFeatures<T>; ++i) sums[m][i] = fmaf(v[m], w[i], sums[m][i]);
-      }
-      const T* row = kernel + static_cast<int64_t>(ring.rows[later & ring.mask]) * task.features;
-      weight[e] = LoadWeights<T, kVector>(row, later < ring.produced ? at.valid : 0);
-    }
-    if (base + batch >= ring.produced) return;
-  }
-}
 
 // Up to four results of a row, which a thread writes at the end: none, or with kVector all four.
 template <typename T, bool kVector>
@@ -348,7 +61,7 @@ struct Result {
 };
 
 template <typename T, bool kVector>
-__device__ __forceinline__ Result<T, kVector> FindResult(const DenseTask<T>& task, const Place& at) {
+__device__ __forceinline__ Result<T, kVector> FindResult(const DenseTask<T>& task, const DensePlace& at) {
   const int quad_shift = task.lane_shift + (kLaneFeatures<T> == 8 ? 1 : 0);
   const int image = static_cast<int>(threadIdx.x) >> quad_shift;
   const int quad = static_cast<int>(threadIdx.x) & ((1 << quad_shift) - 1);
@@ -382,7 +95,7 @@ struct Inbox {
   float4* sums;    // [parts, slots]
   int part, parts, slots;
 
-  __device__ Inbox(unsigned char* memory, const Place& at, int all_parts, int results)
+  __device__ Inbox(unsigned char* memory, const DensePlace& at, int all_parts, int results)
       : full(reinterpret_cast<uint64_t*>(memory)),
         sums(reinterpret_cast<float4*>(memory + kBarrierBytes)),
         part(static_cast<int>(at.part)),
@@ -417,15 +130,15 @@ struct Inbox {
 #endif
 
 template <typename T, int kImages, bool kVector>
-__global__ void __launch_bounds__(kThreads, 1) DenseKernel(const __grid_constant__ DenseTask<T> task) {
+__global__ void __launch_bounds__(kDenseThreads, 1) DenseKernel(const __grid_constant__ DenseTask<T> task) {
   constexpr int kFeatures = kLaneFeatures<T>, kQuads = kFeatures / 4;
   extern __shared__ __align__(16) unsigned char shared[];
-  const Place at = FindPlace<T, kImages>(task);
+  const DensePlace at = FindDensePlace<T, kImages>(task);
   const int lanes = 1 << task.lane_shift, quads = lanes * kQuads;  // quads: float4 of a row of a block's results
   const T* kernel =                                                // [C, K] from this lane's features on
       task.kernel + static_cast<int64_t>(at.stack) * task.channels * task.features + at.feature;
   const Unseen unseen = FindUnseen(task, at);
-  uint4 weight[kRun];
+  uint4 weight[kDenseRun];
   LoadUnseen<T, kVector>(task, at, unseen, kernel, weight);
 #if __CUDA_ARCH__ >= 900
   const Inbox inbox(shared + task.inbox_at, at, static_cast<int>(task.parts), kImages * quads);
@@ -436,9 +149,9 @@ __global__ void __launch_bounds__(kThreads, 1) DenseKernel(const __grid_constant
     result.AskForAddends(task);
   }
 
-  Ring<kImages> ring;
+  DenseRing<kImages> ring;
   ring.values = reinterpret_cast<float*>(shared) + at.warp * task.ring * kImages;
-  ring.rows = reinterpret_cast<int*>(shared) + kWarps * task.ring * kImages + at.warp * task.ring;
+  ring.rows = reinterpret_cast<int*>(shared) + kDenseWarps * task.ring * kImages + at.warp * task.ring;
   ring.mask = task.ring - 1;
   float sums[kImages][kFeatures] = {};
   SumRows<T, kImages, kVector>(task, at, unseen, kernel, ring, weight, sums);
@@ -448,7 +161,7 @@ __global__ void __launch_bounds__(kThreads, 1) DenseKernel(const __grid_constant
   }
   AddGroups<kImages, kFeatures>(sums, task.lane_shift);
 
-  float4* warp_sums = reinterpret_cast<float4*>(shared);  // [kWarps, kImages, quads], in the place of the rings
+  float4* warp_sums = reinterpret_cast<float4*>(shared);  // [kDenseWarps, kImages, quads], in the place of the rings
   __syncthreads();
   if (at.group == 0) {
 #pragma unroll
@@ -467,7 +180,7 @@ __global__ void __launch_bounds__(kThreads, 1) DenseKernel(const __grid_constant
   if (thread < results) {
     sum = warp_sums[thread];
 #pragma unroll
-    for (int w = 1; w < kWarps; ++w) sum = sum + warp_sums[w * results + thread];
+    for (int w = 1; w < kDenseWarps; ++w) sum = sum + warp_sums[w * results + thread];
   }
 #if __CUDA_ARCH__ >= 900
   if (task.parts > 1) sum = inbox.Exchange(sum, thread < results);
@@ -478,7 +191,7 @@ __global__ void __launch_bounds__(kThreads, 1) DenseKernel(const __grid_constant
 // Entries of a ring that holds two turns of loads and what one turn of the lister adds.
 template <int kImages>
 int RingEntries(int lane_shift) {
-  const int wanted = 2 * kRun * (kWarp >> lane_shift) + Rows<kImages>::kListed;
+  const int wanted = 2 * kDenseRun * (kWarp >> lane_shift) + DenseRows<kImages>::kListed;
   int entries = kWarp;
   while (entries < wanted) entries *= 2;
   return entries;
@@ -495,11 +208,11 @@ template <typename T, int kImages>
 void CompleteTask(DenseTask<T>* task) {
   const int features = kLaneFeatures<T> << task->lane_shift;
   task->feature_tiles = static_cast<unsigned>((task->features + features - 1) / features);
-  const int workers = kWarps * static_cast<int>(task->parts);
-  task->first = std::min(kRun * (kWarp >> task->lane_shift), (task->channels + workers - 1) / workers);
+  const int workers = kDenseWarps * static_cast<int>(task->parts);
+  task->first = std::min(kDenseRun * (kWarp >> task->lane_shift), (task->channels + workers - 1) / workers);
   task->ring = RingEntries<kImages>(task->lane_shift);
-  const int rings = kWarps * task->ring * (kImages + 1) * static_cast<int>(sizeof(float));
-  const int sums = kWarps * kImages * features * static_cast<int>(sizeof(float));
+  const int rings = kDenseWarps * task->ring * (kImages + 1) * static_cast<int>(sizeof(float));
+  const int sums = kDenseWarps * kImages * features * static_cast<int>(sizeof(float));
   task->inbox_at = std::max(rings, sums);
 }
 
@@ -526,7 +239,7 @@ void ChooseTiles(const DeviceInfo& device, int64_t tiles_of_images, DenseTask<T>
   }
   task->parts = 1;
   int chosen = kLineShift;
-  for (int shift = Rows<kImages>::kMinLaneShift; shift <= kMaxLaneShift; ++shift) {
+  for (int shift = DenseRows<kImages>::kMinLaneShift; shift <= kMaxLaneShift; ++shift) {
     task->lane_shift = shift;
     CompleteTask<T, kImages>(task);
     if (SharedBytes<T, kImages>(*task) > static_cast<size_t>(device.shared_memory)) continue;
@@ -544,7 +257,7 @@ ffi::Error LaunchTask(const DenseTask<T>& task, int64_t tiles_of_images, cudaStr
   if (error.failure()) return error;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(tiles_of_images * task.feature_tiles * task.parts));
-  config.blockDim = dim3(kThreads);
+  config.blockDim = dim3(kDenseThreads);
   config.dynamicSmemBytes = SharedBytes<T, kImages>(task);
   config.stream = stream;
   cudaLaunchAttribute attribute{};
