@@ -9,7 +9,7 @@
 //   that a list of non-zeros could be there;
 // - of all other channels it keeps a list (row, values) in a ring in shared memory: those of which any of the rows of x
 //   is non-zero, appended by 32-channel runs whose values were asked for one turn earlier;
-// - it takes kDenseRun loads a lane from the list, and each register that has been used is at once loaded for the next
+// - it takes kDenseRun loads a lane from the list, and a register that has been used is at once loaded for the next
 // turn. Runs are dealt out in turns (worker w: runs w, w + workers, ...) because zeros come in clumps: after a pool,
 // the channels of one pixel lie together.
 //
@@ -17,11 +17,11 @@
 // channels and nothing meets. Long streams want whole lines: where that leaves multiprocessors idle, blocks of a
 // cluster share the channels and send each other their sums, added in fixed order.
 //
-// H200, us of a call from JAX without zeros: 25088 -> 4096 in bfloat16 54.4 with segments of 128 bytes, 59.2 with 64 and
-// 68 to 79 where too few blocks run at once; in float32 99.2 with 256 bytes, 101.4 with 128, 108.5 with 512; cuBLAS 53.0
-// and 95.6. Lost: kernel rows before x is known left out (102.1), 12 loads a lane (101.0, and 99.0 with 256 bytes), 24
+// H200, us of a call from JAX without zeros: 25088 to 4096 in bfloat16 54.4 with segments of 128 bytes, 59.2 with 64,
+// 68 to 79 where too few blocks run at once; in float32 99.2 with 256 bytes, 101.4 with 128, 108.5 with 512; cuBLAS
+// 53.0 and 95.6. Lost: no kernel rows before x is known (102.1), 12 loads a lane (101.0, and 99.0 with 256 bytes), 24
 // warps with 6 (99.9 and 99.6), 8 warps with 16 (118), loads that bring the next line to L2 (103). More rows of x are
-// bound by FFMA and by reading their lists: 4096 -> 4096 in bfloat16 14 us for 2 and 4 rows, 22 for 8.
+// bound by FFMA and by reading their lists: 4096 to 4096 in bfloat16 takes 14 us for 2 and 4 rows, 22 for 8.
 #include <algorithm>
 
 #include "dense_stream.cuh"
