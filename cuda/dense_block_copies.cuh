@@ -36,41 +36,60 @@ __device__ __forceinline__ void CopyRow(void* shared, const void* global, int by
                : "memory");
 }
 
-// The boxes of a chunk of channels: kernel1's part, and x.
+// The box of a map [N, C / 32, H, W, 32] at chunk `chunk` and pixel (x, y) of an image.
+__device__ __forceinline__ void CopyChunks(void* shared, const CUtensorMap* map, int x, int y, int chunk, int image,
+                                           uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
+      "[%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(SharedAddress(shared)),
+      "l"(map), "r"(0), "r"(x), "r"(y), "r"(chunk), "r"(image), "r"(SharedAddress(barrier))
+      : "memory");
+}
+
+// kernel1's part of so many chunks.
 template <class U>
-__device__ __forceinline__ void AskForFilters(const DenseLayerMaps& maps, unsigned char* stage, int channel, int rank,
-                                              uint64_t* barrier) {
+__device__ __forceinline__ void AskForFilters(const CUtensorMap* map, unsigned char* to, int chunks, int channel,
+                                              int rank, uint64_t* barrier) {
 #pragma unroll
   for (int i = 0; i < U::kMidTiles; ++i) {
-    CopyBox(stage + U::kFilters + i * (kDenseChannels * 16 * U::kBytes), &maps.kernel1, rank * U::kMids + i * 16,
-            channel, 0, barrier);
+    CopyBox(to + i * chunks * (kDenseChannels * 16 * U::kBytes), map, rank * U::kMids + i * 16, channel, 0, barrier);
   }
 }
 
+// The stages of a kernel: chunks of x, then of the block as far as they are there; the last of either may hold more
+// than is used.
 template <class U>
-__device__ __forceinline__ void AskForPixels(const DenseLayerTask<typename U::T>& task, const DenseLayerMaps& maps,
-                                             const DensePlace& at, unsigned char* stage, int channel,
-                                             uint64_t* barrier) {
-  const CUtensorMap* map = channel < task.first_channels ? &maps.x : &maps.block;
-  CopyBox(stage, map, channel, at.x - 1, at.y - 1, at.image, barrier);
-}
+struct DenseStages {
+  static constexpr int kChannels = U::kTurns * kDenseChannels;
+  int of_x, all;
+  __device__ __forceinline__ explicit DenseStages(const DenseLayerTask<typename U::T>& task) {
+    of_x = (task.first_channels + kChannels - 1) / kChannels;
+    all = of_x + (task.early_channels - task.first_channels + kChannels - 1) / kChannels;
+  }
+  __device__ __forceinline__ int Channel(const DenseLayerTask<typename U::T>& task, int stage) const {
+    return stage < of_x ? stage * kChannels : task.first_channels + (stage - of_x) * kChannels;
+  }
+};
 
-// By one warp: chunks of the channels that are there when the kernel starts.
+// By one warp: the channels that are there when the kernel starts.
 template <class U>
 __device__ __forceinline__ void AskForEarly(const DenseLayerTask<typename U::T>& task, const DenseLayerMaps& maps,
                                             const DensePlace& at, unsigned char* shared,
                                             DenseBarriers<U::kRing>& barriers) {
   const int box_bytes = (task.tile_height + 2) * (task.tile_width + 2) * U::kRowBytes;
+  const DenseStages<U> stages(task);
   RingPlace to;
 #pragma unroll 1
-  for (int channel = 0; channel < task.early_channels; channel += kDenseChannels) {
+  for (int i = 0; i < stages.all; ++i) {
     uint64_t* full = barriers.full + to.stage;
     WaitForBytes(barriers.empty + to.stage, to.parity ^ 1);
     if (IsElected()) {
       unsigned char* stage = shared + to.stage * U::kStageBytes;
-      ExpectBytes(full, box_bytes + U::kFilterBytes);
-      AskForPixels<U>(task, maps, at, stage, channel, full);
-      AskForFilters<U>(maps, stage, channel, at.rank, full);
+      const int channel = stages.Channel(task, i);
+      ExpectBytes(full, U::kTurns * (box_bytes + U::kFilterBytes));
+      CopyChunks(stage, i < stages.of_x ? &maps.x : &maps.block, at.x - 1, at.y - 1, channel / kDenseChannels, at.image,
+                 full);
+      AskForFilters<U>(&maps.kernel1, stage + U::kTurns * U::kRows * U::kRowBytes, U::kTurns, channel, at.rank, full);
     }
     to.Advance(U::kRing);
   }
@@ -96,15 +115,17 @@ __device__ __forceinline__ void AskForRest(const DenseLayerTask<typename U::T>& 
     }
     if (has_newest) {
       ExpectBytes(&barriers.newest, (task.tile_height + 2) * (task.tile_width + 2) * U::kRowBytes + U::kFilterBytes);
-      AskForFilters<U>(maps, shared + U::kNewStage, task.early_channels, at.rank, &barriers.newest);
-      asm volatile("prefetch.tensormap [%0];" ::"l"(&maps.block) : "memory");
+      AskForFilters<U>(&maps.filters, shared + U::kNewStage + U::kRows * U::kRowBytes, 1, task.early_channels, at.rank,
+                       &barriers.newest);
+      asm volatile("prefetch.tensormap [%0];" ::"l"(&maps.newest) : "memory");
     }
   }
   __syncwarp();
   WaitForKernelBefore();
   LetNextKernelStart();  // not before: it reads at once what the kernel before has written
   if (has_newest && IsElected()) {
-    AskForPixels<U>(task, maps, at, shared + U::kNewStage, task.early_channels, &barriers.newest);
+    CopyChunks(shared + U::kNewStage, &maps.newest, at.x - 1, at.y - 1, task.early_channels / kDenseChannels, at.image,
+               &barriers.newest);
   }
 }
 #endif

@@ -94,6 +94,12 @@ __device__ __forceinline__ void LoadMatrixPair(uint32_t (&v)[4], const void* row
                : "r"(SharedWord(row)));
 }
 
+__device__ __forceinline__ float ReluOrNan(float v) {
+  float y;
+  asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(v));
+  return y;
+}
+
 // relu(scale * x + shift) of a thread's two words of pixels, and as the tensor cores take it.
 template <typename T, bool kPrecise>
 struct DenseInput {
@@ -111,7 +117,7 @@ struct DenseInput {
   }
   __device__ __forceinline__ uint32_t Apply(uint32_t word, int i) const {
     if constexpr (sizeof(T) == 4) {
-      const float y = Relu(fmaf(__uint_as_float(word), __uint_as_float(scale[i]), __uint_as_float(shift[i])));
+      const float y = ReluOrNan(fmaf(__uint_as_float(word), __uint_as_float(scale[i]), __uint_as_float(shift[i])));
       return kPrecise ? __float_as_uint(y) : RoundToTf32(__float_as_uint(y));
     } else {
       using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
@@ -122,11 +128,12 @@ struct DenseInput {
   }
 };
 
-// sums[tile] += filters x relu(scale * x + shift) over the calling warp's part of a stage, kCount tiles from kFirst on
+// sums[tile] += filters x relu(scale * x + shift) over the calling warp's part of a chunk, kCount tiles from kFirst on.
+// pixels: a stage; from: filters of the chunk; first_row: of the warp's pixels in the stage.
 template <class U, int kFirst, int kCount>
-__device__ __forceinline__ void MultiplyChunk(const unsigned char* stage, const typename U::T* scale,
-                                              const typename U::T* shift, int deep, int mid_tile, int pixel_warp,
-                                              float (&sums)[U::kWarpTiles][4]) {
+__device__ __forceinline__ void MultiplyChunk(const unsigned char* pixels, const unsigned char* from,
+                                              const typename U::T* scale, const typename U::T* shift, int deep,
+                                              int first_row, float (&sums)[U::kWarpTiles][4]) {
   using T = typename U::T;
   constexpr int kEnd = kFirst + kCount < U::kWarpTiles ? kFirst + kCount : U::kWarpTiles;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -134,13 +141,13 @@ __device__ __forceinline__ void MultiplyChunk(const unsigned char* stage, const 
   for (int i = 0; i < U::kWarpSteps; ++i) {
     const int step = deep * U::kWarpSteps + i;
     DenseFilters<T, U::kPrecise> filters;
-    filters.Load(stage + U::kFilters + (mid_tile * kDenseChannels + step * U::kStep) * 16 * U::kBytes);
+    filters.Load(from + step * U::kStep * 16 * U::kBytes);
     DenseInput<T, U::kPrecise> input;
     input.Load(scale + step * U::kStep, shift + step * U::kStep);
     // Slots of 16 bytes are permuted by the row, by 128 or 64 bytes.
-    const int row = pixel_warp * U::kWarpTiles * 8 + lane / 16 * 8 + lane % 8, slot = step * 2 + lane / 8 % 2;
+    const int row = first_row + lane / 16 * 8 + lane % 8, slot = step * 2 + lane / 8 % 2;
     const unsigned char* at =
-        stage + row * U::kRowBytes + ((U::kBytes == 4 ? slot ^ (row & 7) : slot ^ (row >> 1 & 3)) << 4);
+        pixels + row * U::kRowBytes + ((U::kBytes == 4 ? slot ^ (row & 7) : slot ^ (row >> 1 & 3)) << 4);
 #pragma unroll
     for (int tile = kFirst; tile < kEnd; tile += 2) {
       uint32_t b[4];
@@ -157,16 +164,16 @@ __device__ __forceinline__ void MultiplyChunk(const unsigned char* stage, const 
   }
 }
 
-// The same of the newest chunk, whose tiles the groups that took turns share.
+// The same of the newest chunk, whose tiles the groups that have chunks of their own elsewhere share.
 template <class U, int kTurn = 0>
-__device__ __forceinline__ void MultiplyNewest(const unsigned char* stage, const typename U::T* scale,
-                                               const typename U::T* shift, int deep, int mid_tile, int pixel_warp,
-                                               int turn, float (&sums)[U::kWarpTiles][4]) {
+__device__ __forceinline__ void MultiplyNewest(const unsigned char* pixels, const unsigned char* from,
+                                               const typename U::T* scale, const typename U::T* shift, int deep,
+                                               int first_row, int turn, float (&sums)[U::kWarpTiles][4]) {
   if constexpr (kTurn < U::kTurns) {
     if (turn == kTurn) {
-      MultiplyChunk<U, kTurn * U::kNewTiles, U::kNewTiles>(stage, scale, shift, deep, mid_tile, pixel_warp, sums);
+      MultiplyChunk<U, kTurn * U::kNewTiles, U::kNewTiles>(pixels, from, scale, shift, deep, first_row, sums);
     } else {
-      MultiplyNewest<U, kTurn + 1>(stage, scale, shift, deep, mid_tile, pixel_warp, turn, sums);
+      MultiplyNewest<U, kTurn + 1>(pixels, from, scale, shift, deep, first_row, turn, sums);
     }
   }
 }

@@ -54,7 +54,8 @@ __device__ __forceinline__ void StoreMid(const DenseLayerTask<typename U::T>& ta
     }
     const int box_y = static_cast<int>(row * task.by_box_width >> 16), box_x = row - box_y * (task.tile_width + 2);
     const auto y = static_cast<unsigned>(at.y + box_y - 1), x = static_cast<unsigned>(at.x + box_x - 1);
-    const bool inside = y < static_cast<unsigned>(task.height) && x < static_cast<unsigned>(task.width);
+    const bool inside =
+        box_y < task.tile_height + 2 && y < static_cast<unsigned>(task.height) && x < static_cast<unsigned>(task.width);
     v = inside ? make_float4(Relu(v.x), Relu(v.y), Relu(v.z), Relu(v.w)) : make_float4(0.f, 0.f, 0.f, 0.f);
     if constexpr (sizeof(T) == 4 && !U::kPrecise) {
       float* values[4] = {&v.x, &v.y, &v.z, &v.w};
@@ -138,21 +139,30 @@ __device__ __forceinline__ void MakeResults(const DenseLayerTask<typename U::T>&
   {
     float sums[U::kWarpTiles][4] = {};
     WaitForBytes(&barriers.params, 0);
-    RingPlace from{turn, 0};
+    const int box = (task.tile_height + 2) * (task.tile_width + 2), first_row = pixel_warp * U::kWarpTiles * 8;
+    const int chunk_filters = kDenseChannels * 16 * U::kBytes;  // of 16 middle channels
+    const DenseStages<U> stages(task);
+    RingPlace from;
 #pragma unroll 1
-    for (int channel = turn * kDenseChannels; channel < task.early_channels; channel += U::kTurns * kDenseChannels) {
+    for (int i = 0; i < stages.all; ++i) {
+      const unsigned char* stage = shared + from.stage * U::kStageBytes;
+      const int channel = stages.Channel(task, i) + turn * kDenseChannels;
       WaitForBytes(barriers.full + from.stage, from.parity);
-      MultiplyChunk<U, 0, U::kWarpTiles>(shared + from.stage * U::kStageBytes, scale + channel, shift + channel, deep,
-                                         mid_tile, pixel_warp, sums);
+      if (channel < (i < stages.of_x ? task.first_channels : task.early_channels)) {
+        MultiplyChunk<U, 0, U::kWarpTiles>(
+            stage, stage + U::kTurns * U::kRows * U::kRowBytes + (mid_tile * U::kTurns + turn) * chunk_filters,
+            scale + channel, shift + channel, deep, turn * box + first_row, sums);
+      }
       __syncwarp();
       if (lane == 0) Arrive(SharedAddress(barriers.empty + from.stage));
-      if ((from.stage += U::kTurns) >= U::kRing) from = {from.stage - U::kRing, from.parity ^ 1};
+      from.Advance(U::kRing);
     }
     SyncConsumers(U::kConsumers);  // the ring is read
     if (task.early_channels < task.channels) {
+      const unsigned char* stage = shared + U::kNewStage;
       WaitForBytes(&barriers.newest, 0);
-      MultiplyNewest<U>(shared + U::kNewStage, scale + task.early_channels, shift + task.early_channels, deep, mid_tile,
-                        pixel_warp, turn, sums);
+      MultiplyNewest<U>(stage, stage + U::kRows * U::kRowBytes + mid_tile * chunk_filters, scale + task.early_channels,
+                        shift + task.early_channels, deep, first_row, turn, sums);
     }
     float* to = sums_at + ((turn * U::kDeepWarps + deep) * U::kRows + pixel_warp * U::kWarpTiles * 8) * U::kSumStride +
                 mid_tile * 16;
@@ -210,8 +220,7 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
 #pragma unroll
     for (int i = 0; i < U::kRing; ++i) {
       InitBarrier(barriers.full + i);
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barriers.empty + i)),
-                   "n"(U::kWarps / U::kTurns));
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barriers.empty + i)), "n"(U::kWarps));
     }
     for (uint64_t* each : {&barriers.params, &barriers.kernel2, &barriers.newest, &barriers.mail}) InitBarrier(each);
     FenceBarriers();

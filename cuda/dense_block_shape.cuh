@@ -10,9 +10,11 @@ namespace jsc {
 
 // Passed to a kernel by value.
 struct DenseLayerMaps {
-  CUtensorMap x;        // [N, H, W, C0], boxes of a tile and the pixels around it x kDenseChannels
-  CUtensorMap block;    // [N, H, W, C0 + layers * kGrowth], the same
-  CUtensorMap kernel1;  // [1, C, kMiddle], boxes of kDenseChannels x 16
+  CUtensorMap x;        // [N, C0 / 32, H, W, 32], boxes of a stage's chunks x a tile and the pixels around it x 32
+  CUtensorMap block;    // [N, C / 32, H, W, 32] of the result, the same
+  CUtensorMap newest;   // the same of one chunk
+  CUtensorMap kernel1;  // [1, C, kMiddle], boxes of a stage's channels x 16
+  CUtensorMap filters;  // the same of one chunk
   CUtensorMap kernel2;  // [9, kMiddle, kGrowth], boxes of 9 x a block's middle channels x 16
 };
 
@@ -31,8 +33,8 @@ struct DenseLayerTask {
 };
 
 // kSplit: blocks of a cluster, each with its middle channels. kBoxTiles, kOutTiles: pixels of the tile with those
-// around it, and of its results, in eights. kTurns: groups of warps that take chunks of channels in turns. kRing:
-// chunks in shared memory.
+// around it, and of its results, in eights. kTurns: chunks of 32 channels in a stage, each of which has its own group
+// of warps: a copy costs the warp that asks some 100 cycles, however large it is. kRing: stages in shared memory.
 template <typename T_, bool kPrecise_, int kSplit_, int kBoxTiles, int kOutTiles_, int kTurns_, int kRing_,
           int kResident_>
 struct DenseShape {
@@ -54,7 +56,7 @@ struct DenseShape {
   static constexpr int kWarpTiles = (kBoxTiles + kPixelWarps - 1) / kPixelWarps;
   static constexpr int kRows = kWarpTiles * kPixelWarps * 8;
   static constexpr int kNewTiles = (kWarpTiles + kTurns - 1) / kTurns;  // of the newest chunk, which all share
-  static_assert(kSums * kPixelWarps * kMidTiles == kWarps && kRing % kTurns == 0);
+  static_assert(kSums * kPixelWarps * kMidTiles == kWarps);
   // 3x3: the same of taps and middle channels, results and pixels.
   static constexpr int kFeatureTiles = kGrowth / 16;
   static constexpr int kOutPixelWarps = kOutTiles > 8 ? 2 : 1;
@@ -63,10 +65,10 @@ struct DenseShape {
   static constexpr int kOutWarpTiles = (kOutTiles + kOutPixelWarps - 1) / kOutPixelWarps;
   static constexpr int kOutRows = kOutWarpTiles * kOutPixelWarps * 8;
 
-  static constexpr int kRowBytes = kDenseChannels * kBytes;  // of a pixel in a stage
-  static constexpr int kFilterBytes = kMidTiles * kDenseChannels * 16 * kBytes;
-  static constexpr int kStageBytes = (kRows * kRowBytes + kFilterBytes + 1023) / 1024 * 1024;
-  static constexpr int kFilters = kRows * kRowBytes;      // in a stage
+  static constexpr int kRowBytes = kDenseChannels * kBytes;                      // of a pixel in a stage
+  static constexpr int kFilterBytes = kMidTiles * kDenseChannels * 16 * kBytes;  // of a chunk
+  static constexpr int kChunkBytes = (kRows * kRowBytes + kFilterBytes + 1023) / 1024 * 1024;
+  static constexpr int kStageBytes = (kTurns * (kRows * kRowBytes + kFilterBytes) + 1023) / 1024 * 1024;
   static constexpr int kMidStride = kMids * kBytes + 16;  // of a pixel, so that eight rows meet all banks
   static constexpr int kSumStride = kMids + 4, kOutStride = kGrowth + 4;  // of a pixel's sums
   static constexpr int kQuads = kOutTiles * 8 * kGrowth / 4;              // results of a tile, in fours
@@ -75,12 +77,12 @@ struct DenseShape {
 
   // Shared memory, from an address that is a multiple of 1024. Sums take the ring's place.
   static constexpr int kNewStage = kRing * kStageBytes;
-  static constexpr int kKernel2 = kNewStage + kStageBytes;
+  static constexpr int kKernel2 = kNewStage + kChunkBytes;
   static constexpr int kMail = kKernel2 + kFeatureTiles * kTapBytes;  // [block of the cluster, quad]
   static constexpr int kMid = kMail + kSplit * kMailQuads * 16;       // [pixel, middle channel]
   static constexpr int kBias = kMid + kRows * kMidStride;
   static constexpr int kScale = kBias + kMids * kBytes;  // [C], then shift [C]
-  static_assert(kFilters % 256 == 0 && kTapBytes % 256 == 0 && kKernel2 % 256 == 0 && kScale % 16 == 0);
+  static_assert(kRows * kRowBytes % 256 == 0 && kTapBytes % 256 == 0 && kKernel2 % 256 == 0 && kScale % 16 == 0);
   static_assert(kNewStage >= kSums * kRows * kSumStride * 4 && kNewStage >= kOutDeepWarps * kOutRows * kOutStride * 4);
 
   static constexpr int SharedBytes(int channels) { return kScale + 2 * channels * kBytes + 1024; }

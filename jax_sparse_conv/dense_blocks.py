@@ -24,8 +24,10 @@ from jax_sparse_conv import _native, arguments, devices, lowering, ops, partitio
 from jax_sparse_conv.geometry import MAX_ELEMENTS
 
 IMPLEMENTATIONS = ("xla", "fused")
-MAX_IMAGES = 2
-"""Images of a batch up to which `implementation=None` runs a block as one call; beyond, layers fill the device."""
+# Images of a batch up to which `implementation=None` runs a block as one call. DenseNet-121 on an H200 so and layer by
+# layer, us: TF32 577 and 993 at batch 2, 1396 and 1538 at 8; HIGHEST 1016 and 1177 at 2, 3391 and 2169 at 8; 16 bits at
+# batch 4 some 350 for the blocks, less than all layers take at batch 1 (development runs, benchmarks/NOTES.md).
+_MOST_IMAGES, _MOST_IMAGES_EXACT, _MOST_IMAGES_16BIT = 8, 2, 4
 
 _GROWTH, _MIDDLE, _CHANNELS = 32, 128, 32  # kGrowth, kMiddle, kDenseChannels
 _MAX_CHANNELS, _MAX_LAYERS, _FAR = 4096, 128, 2**13
@@ -64,11 +66,12 @@ def dense_block(
 
         conv(conv(relu(scale * x + shift), kernel1, bias1, activation="relu"), kernel2)
 
-    On a Hopper GPU or later a block of one or two images is one custom call in which a layer's kernel does all but the
-    newest channels' share of its first convolution while the layer before still runs. It needs M = 128, G = 32, C a
-    multiple of 32, and float32, bfloat16 or float16. float32 is multiplied as TF32 unless the precision is HIGHEST,
-    with relative errors below 2e-6 then; 16-bit types are summed in float32. Under `vmap` over images it stays one
-    call; derivatives, `vmap` over parameters and blocks split over several devices by `jit` run layer by layer.
+    On a Hopper GPU or later a block of few images (2 at HIGHEST, 4 in 16 bits, 8 in TF32) is one custom call in which a
+    layer's kernel does all but the newest channels' share of its first convolution while the layer before still runs.
+    It needs M = 128, G = 32, C a multiple of 32, and float32, bfloat16 or float16. float32 is multiplied as TF32 unless
+    the precision is HIGHEST, with relative errors below 2e-6 then; 16-bit types are summed in float32. Under `vmap`
+    over images it stays one call; derivatives, `vmap` over parameters and blocks split over several devices by `jit`
+    run layer by layer.
 
     Args:
       x: [N, H, W, C0].
@@ -94,7 +97,7 @@ def dense_block(
     reason = why_not(operands)
     if implementation == "fused" and reason is not None:
         raise ValueError(f"implementation='fused' cannot run: {reason}; implementation=None or 'xla' can")
-    is_few = reason is None and x.shape[0] <= MAX_IMAGES
+    is_few = reason is None and x.shape[0] <= most_images(x.dtype, precision)
     if implementation == "xla" or (implementation is None and not is_few):
         return separate(*operands, precision=precision, implementation=implementation)
     operands = primitives.same_varying_axes(operands)
@@ -120,10 +123,18 @@ def is_available(dtype: Any) -> bool:
     return _native.why_missing("dense_block", "cuda", dtype) is None
 
 
-def is_one_call(x: jax.Array, layers: Sequence[DenseBlockLayer]) -> bool:
+def most_images(dtype: Any, precision: Any) -> int:
+    """Images of a batch up to which a block as one call is expected to be the faster; precision as lax has it."""
+    if str(dtype) != "float32":
+        return _MOST_IMAGES_16BIT
+    return _MOST_IMAGES_EXACT if lowering.is_highest(precision) else _MOST_IMAGES
+
+
+def is_one_call(x: jax.Array, layers: Sequence[DenseBlockLayer], precision: lax.PrecisionLike = None) -> bool:
     """Whether `implementation=None` would run such a block as one call where there is a GPU for it."""
     operands = [x, *(parameter for layer in layers for parameter in layer)]
-    return why_not(operands) is None and x.shape[0] <= MAX_IMAGES
+    most = most_images(x.dtype, arguments.canonical_precision(precision))
+    return why_not(operands) is None and x.shape[0] <= most
 
 
 def why_not(operands: Sequence[Any]) -> str | None:
@@ -208,8 +219,8 @@ def _lower(ctx: Any, *operands: Any, precision: Any, must: bool, platform: str |
         raise ValueError(
             f"implementation='fused' cannot run here: {reason}. implementation=None or 'xla' works everywhere"
         )
-    images = ctx.avals_in[0].shape[0]  # with those that vmap added
-    if reason is not None or partitioning.is_partitioned(ctx) or not (must or images <= MAX_IMAGES):
+    images, most = ctx.avals_in[0].shape[0], most_images(ctx.avals_in[0].dtype, precision)  # with those of vmap
+    if reason is not None or partitioning.is_partitioned(ctx) or not (must or images <= most):
         lower = functools.partial(separate, precision=precision)
         return mlir.lower_fun(lower, multiple_results=False)(ctx, *operands)
     call = jax.ffi.ffi_lowering(_native.target_name("dense_block"))

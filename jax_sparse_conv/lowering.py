@@ -61,6 +61,11 @@ def precision_code(precision: Any) -> int:
     return 0 if getattr(precision, "name", None) in _COARSE_ALGORITHMS else 2
 
 
+def is_highest(precision: Any) -> bool:
+    """Whether float32 is to be multiplied as float32."""
+    return precision_code(precision) == _PRECISION_CODES[lax.Precision.HIGHEST]
+
+
 # --- what runs -------------------------------------------------------------------------------------------------------
 
 
@@ -120,7 +125,7 @@ def _up_to(below: float, config: Config, platform: str) -> Config | None:
 
 def work_of(x: Any, kernel: Any, config: Config) -> choice.Work:
     """The call as `choice` sees it."""
-    exact = precision_code(config.precision) == _PRECISION_CODES[lax.Precision.HIGHEST]
+    exact = is_highest(config.precision)
     return choice.Work(config.sparse_method, x.shape, kernel.shape, config.geometry, str(x.dtype), exact)
 
 

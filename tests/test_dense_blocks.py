@@ -205,6 +205,14 @@ def test_shapes_are_abstract(monkeypatch: pytest.MonkeyPatch) -> None:
     assert jax.eval_shape(bound, symbolic, layers).shape[1:] == (6, 5, 96)
 
 
+def test_few_images_are_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_native, "why_missing", lambda *_: None)
+    for (dtype, precision), most in zip(KINDS, (2, 8, 4, 4), strict=True):
+        for images in (1, most, most + 1):
+            x, layers = values(Block("few", (images, 2, 2, 32), 1), jnp.dtype(dtype))
+            assert dense_blocks.is_one_call(x, layers, precision) == (images <= most)
+
+
 def test_what_the_kernel_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_native, "why_missing", lambda *_: None)
 
@@ -247,7 +255,7 @@ def test_a_network_joins_the_layers_of_its_blocks(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(dense_blocks, "why_not", lambda operands: None)
     assert blocks_of(model, x) == 2
     np.testing.assert_allclose(jax.jit(lambda x: model(x))(x), wanted, rtol=1e-3, atol=1e-3)
-    many = jnp.zeros((dense_blocks.MAX_IMAGES + 1, 32, 32, 3))
+    many = jnp.zeros((dense_blocks.most_images("float32", None) + 1, 32, 32, 3))
     assert blocks_of(model, many) == 0
     assert blocks_of(small_densenet(fold=False), x) == 0
     models.set_network_implementation(model, "xla")
@@ -322,8 +330,7 @@ def test_none_takes_the_kernel_and_vmap_keeps_one_call(gpu: jax.Device) -> None:
     mapped = jax.jit(jax.vmap(lambda x: jsc.dense_block(x, layers, precision="highest")))
     assert mapped.lower(images).as_text().count("@jsc_dense_block") == 1
     np.testing.assert_allclose(mapped(images), jnp.stack([plain(v, layers) for v in images]), rtol=1e-4, atol=1e-4)
-    many = jnp.tile(x, (dense_blocks.MAX_IMAGES + 1, 1, 1, 1))
-    assert "jsc_dense_block" not in function.lower(many).as_text()
+    assert "jsc_dense_block" not in function.lower(jnp.tile(x, (9, 1, 1, 1))).as_text()
 
 
 def test_a_network_on_the_gpu(gpu: jax.Device) -> None:

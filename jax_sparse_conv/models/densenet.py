@@ -78,7 +78,7 @@ def _joined(block: Iterable[DenseLayer], x: jax.Array) -> jax.Array | None:
     precisions = [conv.conv.precision for layer in block for conv in (layer.conv1, layer.conv2)]
     if len(layers) < len(found) or precisions.count(precisions[0]) != len(precisions):
         return None
-    if not dense_blocks.is_one_call(x, layers):
+    if not dense_blocks.is_one_call(x, layers, precisions[0]):
         return None
     return dense_blocks.dense_block(x, layers, precision=precisions[0])
 
