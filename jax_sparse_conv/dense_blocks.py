@@ -31,7 +31,7 @@ _MOST_IMAGES, _MOST_IMAGES_EXACT, _MOST_IMAGES_16BIT = 8, 2, 4
 
 _GROWTH, _MIDDLE, _CHANNELS = 32, 128, 32  # kGrowth, kMiddle, kDenseChannels
 _MAX_CHANNELS, _MAX_LAYERS, _FAR = 4096, 128, 2**13
-_CLUSTERS = (9, 0)  # compute capability
+_CLUSTERS, _SHARED_MEMORY = (9, 0), 200_000  # compute capability, bytes of a block
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -231,15 +231,17 @@ def _why_not_here(ctx: Any, platform: str | None) -> str | None:
     if platform != "cuda":
         return f"there is no kernel for platform {lowering.platform_name(ctx, platform)!r}, only for 'cuda'"
     if not _has_clusters():
-        return "it needs a GPU with clusters (compute capability 9.0 or later)"
+        return "it needs a data-center GPU with clusters (compute capability 9.0 or later)"
     return why_not(ctx.avals_in)
 
 
 def _has_clusters() -> bool:
+    """Whether the GPU has clusters, and blocks as much shared memory as the largest tiles need."""
     try:
-        return devices.Device.of(devices.ordinal()).capability >= _CLUSTERS
+        device = devices.Device.of(devices.ordinal())
     except RuntimeError:
         return False  # compiled where there is no device
+    return device.capability >= _CLUSTERS and device.block_shared_memory >= _SHARED_MEMORY
 
 
 for _platform in (None, *_native.PLATFORMS):
