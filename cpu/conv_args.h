@@ -49,10 +49,13 @@ struct ConvArgs {
 struct Gate {
   const int32_t* nonzeros = nullptr;  // [parts, 2] (non-zeros, elements) of parts of x; null: the kernel runs
   int parts = 0;
-  float threshold = 0.f;  // of the density, non-zeros / elements
-  bool above = false;     // runs where the density is above the threshold, else where it is at most that
-  bool overlaps = false;  // launched to start before the kernel in front of it is done
-  bool in_chain = false;  // waits for the kernel in front before it reads x, and then lets the next one start
+  float threshold = 0.f;        // of the density, non-zeros / elements
+  bool above = false;           // runs where the density is above the threshold, else where it is at most that
+  bool overlaps = false;        // launched to start before the kernel in front of it is done
+  bool in_chain = false;        // waits for the kernel in front before it reads x, and then lets the next one start
+  const void* ahead = nullptr;  // in a chain: filters that the next kernel reads, to be brought to the L2 cache
+  uint32_t ahead_bytes = 0;     // in whole 16 bytes
+  bool x_is_older = false;      // in a chain: the kernel in front does not write x, so it may be read at once
 };
 
 // What a kernel takes of a GPU.

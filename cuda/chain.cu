@@ -3,11 +3,15 @@
 // Each is launched so that it may start while the one in front of it runs (programmatic dependent launch, sm_90), if
 // all its blocks find room beside that one's: it makes its barriers and asks for its filters, which nothing before it
 // writes, then waits for the end of the one in front before it reads a map or writes one. That one has waited likewise,
-// so all before it are done too. XLA orders whole calls, so only kernels of one call can overlap so.
+// so all before it are done too. A kernel that reads nothing of the one in front, as where a block begins with two
+// convolutions of its input, starts to multiply at once and waits before it writes. XLA orders whole calls, so only
+// kernels of one call can overlap so.
 //
 // Bound by: each layer's own kernel.
 // Lost: kernels that start whatever room there is (ResNet-50 at HIGHEST 712 us instead of 531: the few multiprocessors
 // that are free get all blocks of the next layer), and that let the next one start before they have waited themselves.
+#include <limits>
+
 #include "kernels.h"
 #include "overlap.cuh"
 
@@ -81,7 +85,7 @@ ffi::Error MaxPool(const SegmentStep& step, Gate gate, Footprint* in_front, cuda
   config.gridDim = dim3(static_cast<unsigned>((task.results + kPoolThreads - 1) / kPoolThreads));
   config.blockDim = dim3(kPoolThreads);
   config.stream = stream;
-  gate.overlaps = MayOverlap<MaxPoolKernel<T>>(config, in_front);
+  gate.overlaps = MayOverlap<MaxPoolKernel<T>>(&config, in_front);
   LaunchAttributes attributes(0, gate);
   config.attrs = attributes.list;
   config.numAttrs = attributes.count;
@@ -137,23 +141,41 @@ bool TakePool(const SegmentStep& pool, int device, ConvCall* conv) {
   return true;
 }
 
+// What of the convolution that comes next, from steps[next] on, is to be in the L2 cache when it starts.
+void LookAhead(const SegmentCall& call, size_t next, Gate* gate) {
+  constexpr uintptr_t kWhole = 16;  // bytes, of which the copy engine wants multiples
+  while (next < call.steps.size() && call.steps[next].kind != SegmentKind::kConv) ++next;
+  if (next == call.steps.size()) return;
+  const SegmentStep& step = call.steps[next];
+  const int64_t elements = step.window[0] * step.window[1] * (step.x.size[3] / step.groups) * step.out.size[3];
+  const int64_t bytes = elements * static_cast<int64_t>(ffi::ByteWidth(call.dtype));
+  if (reinterpret_cast<uintptr_t>(step.kernel) % kWhole != 0 || bytes > std::numeric_limits<int32_t>::max()) return;
+  gate->ahead = step.kernel;
+  gate->ahead_bytes = static_cast<uint32_t>(bytes / kWhole * kWhole);
+}
+
 }  // namespace
 
 ffi::Error Chain(const SegmentCall& call, int device, cudaStream_t stream) {
   Gate gate;
   gate.in_chain = true;
   Footprint in_front;
+  const void* written = nullptr;  // by the kernel in front
   for (size_t i = 0; i < call.steps.size(); ++i) {
     const SegmentStep& step = call.steps[i];
     ffi::Error error = ffi::Error::Success();
     if (step.kind == SegmentKind::kMaxPool) {
       error = DispatchDtype(call.dtype,
                             [&](auto element) { return MaxPool<decltype(element)>(step, gate, &in_front, stream); });
+      written = step.out.data;
     } else {
       ConvCall conv = CallOf(call, step);
+      conv.gate = gate;
       // Nothing but its pool reads the result of a convolution that has one: segments.py makes two steps of them.
       if (i + 1 < call.steps.size() && TakePool(call.steps[i + 1], device, &conv)) ++i;
-      conv.gate = gate;
+      LookAhead(call, i + 1, &conv.gate);
+      conv.gate.x_is_older = written != nullptr && written != conv.x;
+      written = conv.out;
       conv.in_front = &in_front;
       error = Direct(conv, Workspace{nullptr, 0}, device, stream);
     }

@@ -41,6 +41,7 @@ __device__ __forceinline__ void MainLoop(const DirectTask<T>& task, const Direct
     for (int s = 0; s < kAhead && at.first_chunk + s < at.end_chunk; ++s) {
       CopyFilters<U, T, kChecked>(task, kernel, features, at.first_chunk + s, stages + s * kStage);
     }
+    if (threadIdx.x == 0) FetchAhead(task.gate);
     WaitForKernelBefore();
     LetNextKernelStart();
   }
@@ -178,7 +179,7 @@ ffi::Error LaunchDirect(const ConvCall& call, const DirectPlan& plan, void* work
   config.blockDim = dim3(U::kThreads);
   config.dynamicSmemBytes = U::template SharedBytes<T>(task.taps);
   config.stream = stream;
-  if (MayOverlap<kKernel>(config, call.in_front)) task.gate.overlaps = true;
+  if (MayOverlap<kKernel>(&config, call.in_front)) task.gate.overlaps = true;
   LaunchAttributes attributes(plan.reduction == Reduction::kCluster ? plan.splits : 0, task.gate);
   config.attrs = attributes.list;
   config.numAttrs = attributes.count;

@@ -235,6 +235,7 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
     }
   }
   if (task.gate.in_chain) WaitForKernelBefore();  // it may have read what is written now, and wrote the residual
+  if (task.gate.x_is_older) LetNextKernelStart();
   int block = blockIdx.x;
   asm volatile("" : "+r"(block));  // the place is found again, not kept in registers
   at = FindWarpgroupPlace<U>(task, block);
@@ -274,7 +275,7 @@ ffi::Error LaunchWarpgroup(const ConvCall& call, const WarpgroupPlan& plan, cons
   config.dynamicSmemBytes = plan.shared_bytes;
   config.stream = stream;
   task.counts = CountsOf(call.counts, static_cast<int64_t>(config.gridDim.x) * config.gridDim.z);
-  if (MayOverlap<kKernel>(config, call.in_front)) task.gate.overlaps = true;
+  if (MayOverlap<kKernel>(&config, call.in_front)) task.gate.overlaps = true;
   LaunchAttributes attributes(plan.splits > 1 ? plan.splits : 0, task.gate);
   config.attrs = attributes.list;
   config.numAttrs = attributes.count;

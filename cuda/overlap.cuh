@@ -21,6 +21,23 @@ __device__ inline void LetNextKernelStart() {
 #endif
 }
 
+// Brings the calling block's share of what the next kernel of a chain reads to the L2 cache; by one thread.
+__device__ inline void FetchAhead(const Gate& gate) {
+#if __CUDA_ARCH__ >= 900
+  constexpr uint32_t kLine = 128, kPiece = 8192;
+  const uint32_t blocks = gridDim.x * gridDim.y * gridDim.z;
+  const uint32_t block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+  const uint32_t share = (gate.ahead_bytes / blocks / kLine + 1) * kLine;
+  const uint32_t end = min((block + 1) * share, gate.ahead_bytes);
+#pragma unroll 1
+  for (uint32_t at = block * share; at < end; at += kPiece) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(static_cast<const char*>(gate.ahead) + at),
+                 "r"(min(kPiece, end - at))
+                 : "memory");
+  }
+#endif
+}
+
 // How a kernel is launched: by clusters of `cluster` blocks unless that is 0, and as its gate wants it.
 struct LaunchAttributes {
   cudaLaunchAttribute list[2] = {};
@@ -40,10 +57,12 @@ struct LaunchAttributes {
   }
 };
 
-// In a chain: whether a kernel may start while the one in front runs, because each multiprocessor has room for one of
-// its blocks beside theirs. (Where only some have, those are given several blocks each, and the rest idles later.)
+// In a chain: whether a kernel may start while the one in front runs, because each multiprocessor has room for its
+// share of the blocks of both. So that none is given more while others idle, which the hardware does where the one in
+// front left multiprocessors free, a block is given its share of half a multiprocessor's shared memory, whatever it
+// needs.
 template <auto kKernel>
-bool MayOverlap(const cudaLaunchConfig_t& config, Footprint* in_front) {
+bool MayOverlap(cudaLaunchConfig_t* config, Footprint* in_front) {
   constexpr int64_t kRegisters = 65536, kThreads = 2048, kReserved = 1024;
   int ordinal = 0;
   if (in_front == nullptr || cudaGetDevice(&ordinal) != cudaSuccess) return false;
@@ -52,14 +71,22 @@ bool MayOverlap(const cudaLaunchConfig_t& config, Footprint* in_front) {
     return cudaFuncGetAttributes(&code, kKernel) == cudaSuccess ? (code.numRegs + 7) / 8 * 8 : kRegisters;
   }();
   const DeviceInfo& device = GetDeviceInfo(ordinal);
+  const auto on_one = [&](const Footprint& kernel) {
+    return (kernel.blocks + device.multiprocessors - 1) / device.multiprocessors;
+  };
   Footprint own;
-  own.blocks = static_cast<int64_t>(config.gridDim.x) * config.gridDim.y * config.gridDim.z;
-  own.threads = config.blockDim.x;
-  own.shared = static_cast<int64_t>(config.dynamicSmemBytes) + 2 * kReserved;  // the system's and the kernel's own
+  own.blocks = static_cast<int64_t>(config->gridDim.x) * config->gridDim.y * config->gridDim.z;
+  own.threads = config->blockDim.x;
+  own.shared = static_cast<int64_t>(config->dynamicSmemBytes) + 2 * kReserved;  // the system's and the kernel's own
   own.registers = registers * own.threads;
+  const int64_t share = device.shared_memory_sm / 2 / on_one(own);
+  if (config->dynamicSmemBytes > 0 && own.shared < share) {
+    config->dynamicSmemBytes += static_cast<size_t>(share - own.shared);
+    own.shared = share;
+  }
   const Footprint front = *in_front;
   *in_front = own;
-  const int64_t beside = (front.blocks + device.multiprocessors - 1) / device.multiprocessors;
+  const int64_t beside = on_one(front);
   return device.clusters[1] > 0 && front.blocks > 0 && beside * front.shared + own.shared <= device.shared_memory_sm &&
          beside * front.registers + own.registers <= kRegisters && beside * front.threads + own.threads <= kThreads;
 }

@@ -113,8 +113,11 @@ __device__ __forceinline__ void AskForStages(const WarpgroupTask<T>& task, const
         early_channel += U::kDeep;
       }
     }
-    WaitForKernelBefore();
-    LetNextKernelStart();
+    if (IsElected()) FetchAhead(task.gate);
+    if (!task.gate.x_is_older) {
+      WaitForKernelBefore();
+      LetNextKernelStart();
+    }
   }
 #pragma unroll 1
   for (int step = at.first_step; step < at.end_step; ++step) {

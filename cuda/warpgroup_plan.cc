@@ -174,18 +174,22 @@ bool CompleteWarpgroupPlan(const ConvArgs& a, int element_bytes, const DeviceInf
   plan->feature_tiles = static_cast<int>(feature_tiles);
   constexpr int kStatic = 2048;  // shared memory of barriers, and what the system keeps of a block
   const int resident = WarpgroupResident(plan->filters, plan->pixels, element_bytes, plan->parts);
-  const int room = std::min(device.shared_memory, device.shared_memory_sm / resident) - kStatic - kSwizzleBytes;
+  // Where there is a multiprocessor for each block, it takes what leaves room for as large a one of the next kernel.
+  const bool is_alone = tiles * feature_tiles * plan->splits * a.stacks <= device.multiprocessors;
+  const int beside = is_alone ? std::min(resident, 2) : resident;
+  const int room = std::min(device.shared_memory, device.shared_memory_sm / beside) - kStatic - kSwizzleBytes;
   const int64_t blocks = std::min<int64_t>(steps / plan->taps, plan->steps_per_split / plan->taps + 2);
   if (!FindStages(room, static_cast<int>(blocks), plan)) return false;
   plan->cycles = Cycles(*plan, a, element_bytes, tiles * feature_tiles * a.stacks, device);
   return true;
 }
 
-WarpgroupPlan ChooseWarpgroupPlan(const ConvArgs& a, int element_bytes, const DeviceInfo& device) {
+WarpgroupPlan ChooseWarpgroupPlan(const ConvArgs& a, int element_bytes, bool in_chain, const DeviceInfo& device) {
   WarpgroupPlan best{};
   best.cycles = std::numeric_limits<double>::infinity();
   const int64_t step = 16 / element_bytes;  // elements of 16 bytes, which the copy engine asks of rows
   if (a.channels % step != 0 || a.features % step != 0) return best;
+  constexpr double kSharing = 1400;    // in a chain, of blocks that share multiprocessors with those in front
   constexpr int64_t kSlack = 1 << 10;  // numbers of pixels beyond the last, in a tile
   const int64_t results = a.images * a.conv_size[0] * a.conv_size[1];
   if (results > kMaxCount - kSlack || a.images * a.size[0] * a.size[1] > kMaxCount - kSlack || a.stacks > kMaxStacks ||
@@ -202,6 +206,8 @@ WarpgroupPlan ChooseWarpgroupPlan(const ConvArgs& a, int element_bytes, const De
           plan.patch = patch != 0;
           plan.splits = splits;
           if (!CompleteWarpgroupPlan(a, element_bytes, device, &plan)) continue;
+          const int64_t blocks = int64_t{plan.pixel_tiles} * plan.feature_tiles * plan.splits * a.stacks;
+          if (in_chain && !plan.parts && blocks > device.multiprocessors) plan.cycles += kSharing;
           if (plan.cycles < best.cycles) best = plan;
         }
       }

@@ -43,7 +43,7 @@ bool PoolsPairs(const ConvArgs& args);
 bool CompleteWarpgroupPlan(const ConvArgs& args, int element_bytes, const DeviceInfo& device, WarpgroupPlan* plan);
 
 // The best plan under the model in warpgroup_plan.cc, or one without filters.
-WarpgroupPlan ChooseWarpgroupPlan(const ConvArgs& args, int element_bytes, const DeviceInfo& device);
+WarpgroupPlan ChooseWarpgroupPlan(const ConvArgs& args, int element_bytes, bool in_chain, const DeviceInfo& device);
 
 }  // namespace jsc
 
