@@ -10,12 +10,13 @@
 Layers are those of `models.NETWORKS` with folded batch norms, equal ones once, each at 0 % zeros and with as many as
 the networks' sparsity profiles give its input (the fewest of them), in patches as in `jax_sparse_conv.models.profile`.
 A layer that None leaves to XLA, whose program has no kernel of ours in it, is listed and not timed: both sides are the
-same. One whose kernels skip nothing ("direct") is timed with the first of the zeros only. Timing is
-`jax_sparse_conv.timing.per_call`; implementations that `--also` names take turns with both sides. What comes out below
-0.97, by the median and by the best times, is timed again, longer, when everything else is done, and is a loss if it
-does so three times: other work on the machine lasts for seconds and meets the side that uses more threads. A run takes
-up where the file's last one stopped, but for rows for which None takes something else by now, and `--seconds` ends it
-early ("left" in the file: how many rows are missing); the most frequent layers come first.
+same (with `--also` it is, beside what None could take). One whose kernels skip nothing ("direct") is timed with the
+first of the zeros only. Timing is `jax_sparse_conv.timing.per_call`; implementations that `--also` names take turns
+with both sides. What comes out below 0.97, by the median and by the best times, is timed again, longer, when everything
+else is done, and is a loss if it does so three times: other work on the machine lasts for seconds and meets the side
+that uses more threads. A run takes up where the file's last one stopped, but for rows for which None takes something
+else by now, and `--seconds` ends it early ("left" in the file: how many rows are missing); the most frequent layers
+come first.
 
 With `--plan`, what `jax_sparse_conv calibrate` wrote for the one network runs in the place of None, on the profile's
 zeros alone and for the layers that the plan does not leave to XLA.
@@ -151,7 +152,7 @@ def summary(rows: Sequence[tables.Row]) -> str:
 
 
 def _timed(rows: Sequence[tables.Row]) -> list[tables.Row]:
-    return [row for row in rows if "ratio" in row]
+    return [row for row in rows if "ratio" in row and row["implementation"] != "xla"]
 
 
 def profile_map(shape: Sequence[int], zeros: float, seed: int) -> data.Map:
@@ -237,9 +238,11 @@ def _measure_all(options: argparse.Namespace, content: dict[str, Any]) -> int:
         if planned is None or planned.get(layer.call, "xla") != "xla"
     }
     for key, (_, about) in waiting.items():
-        if about["implementation"] != rows.get(key, about)["implementation"]:
-            del rows[key]  # None takes something else by now
-    rows |= {key: about for key, (_, about) in waiting.items() if about["implementation"] == "xla"}
+        row = rows.get(key, about)
+        if about["implementation"] != row["implementation"] or (options.also and "ratio" not in row):
+            rows.pop(key, None)  # None takes something else by now
+    if not options.also:
+        rows |= {key: about for key, (_, about) in waiting.items() if about["implementation"] == "xla"}
     content["rows"] = list(rows.values())
     for round_ in range(_ROUNDS):
         due = [key for key in waiting if _is_due(rows.get(key), round_)]

@@ -280,6 +280,27 @@ def test_zoo_times_what_its_file_lacks(
     assert zoo.main(["--networks", "lenet5", "--json", "nowhere/rows.json"]) == 1
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="a benchmark of the CPU")
+def test_zoo_times_what_is_xlas_beside_what_none_could_take(tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    options = [
+        "--networks",
+        "lenet5",
+        "--calls",
+        "28x28x1|32x32x1",
+        "--zeros",
+        "none",
+        "--repeats",
+        "1",
+        "--json",
+        str(out),
+    ]
+    assert zoo.main([*options, "--also", "direct"]) == 0
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["implementation"] == "xla"
+    assert row["direct_us"] > 0
+
+
 def test_zoo_layers_are_distinct_and_know_their_users() -> None:
     found = zoo.layers_of(("vgg19", "vgg19_bn"), 1)
     assert len(found) == 15  # of 19
