@@ -1,9 +1,10 @@
-// The direct convolution's entry: chooses a kernel (direct_kernel.cuh, direct_warpgroup.cuh) and its plan, then the
-// file of the element type.
+// The direct convolution's entry: chooses a kernel (direct_kernel.cuh, direct_warpgroup.cuh, direct_image.cuh) and its
+// plan, then the file of the element type.
 #include <map>
 #include <mutex>
 #include <vector>
 
+#include "direct_image.h"
 #include "direct_launch.cuh"
 #include "direct_warpgroup.h"
 #include "kernels.h"
@@ -11,14 +12,20 @@
 namespace jsc {
 namespace {
 
-// Of both kernels; warpgroups have a plan only where they are expected to be faster, or the only one with the pool.
+constexpr double kMostPooledParts = 1.25e8;  // products of a call: one image's 7x7 stem
+
+// Of the kernels; that of few channels is taken wherever it has a plan, and warpgroups have one only where they are
+// expected to be faster, or the only one with the pool.
 struct Plans {
+  ImagePlan image;
   DirectPlan direct;
   WarpgroupPlan warpgroup;
 };
 
 Plans ChoosePlans(const ConvArgs& a, int element_bytes, size_t workspace_bytes, bool in_chain, const DeviceInfo& info) {
   Plans plans{};
+  plans.image = ChooseImagePlan(a, element_bytes, info);
+  if (plans.image.filters > 0) return plans;
   if (a.pool == Pool::kNone) plans.direct = ChooseDirectPlan(a, element_bytes, workspace_bytes, info);
   if (info.warpgroups) plans.warpgroup = ChooseWarpgroupPlan(a, element_bytes, in_chain, info);
   // The other model knows no bound by memory: of calls where it expects up to a tenth less or more, warpgroups took as
@@ -33,15 +40,17 @@ Plans ChoosePlans(const ConvArgs& a, int element_bytes, size_t workspace_bytes, 
 Plans CachedPlans(const ConvArgs& a, int element_bytes, size_t workspace_bytes, bool in_chain, int device) {
   static std::mutex mutex;
   static std::map<std::vector<int64_t>, Plans> known;
-  const int64_t kind =
-      static_cast<int64_t>(a.precision) * 16 + static_cast<int64_t>(a.pool) * 4 + (PoolsPairs(a) ? 2 : 0) + in_chain;
-  const std::vector<int64_t> key = {a.images,         a.size[0],      a.size[1],
-                                    a.channels,       a.stacks,       a.kernel_size[0],
-                                    a.kernel_size[1], a.features,     a.groups,
-                                    a.conv_size[0],   a.conv_size[1], a.stride[0],
-                                    a.stride[1],      a.pad_low[0],   a.pad_low[1],
-                                    a.dilation[0],    a.dilation[1],  kind,
-                                    element_bytes,    device,         static_cast<int64_t>(workspace_bytes)};
+  const int64_t kind = static_cast<int64_t>(a.precision) * 8 + static_cast<int64_t>(a.pool) * 2 + in_chain;
+  std::vector<int64_t> key = {a.images,         a.size[0],      a.size[1],
+                              a.channels,       a.stacks,       a.kernel_size[0],
+                              a.kernel_size[1], a.features,     a.groups,
+                              a.conv_size[0],   a.conv_size[1], a.stride[0],
+                              a.stride[1],      a.pad_low[0],   a.pad_low[1],
+                              a.dilation[0],    a.dilation[1],  kind,
+                              element_bytes,    device,         static_cast<int64_t>(workspace_bytes)};
+  for (int i = 0; i < 2; ++i) {
+    key.insert(key.end(), {a.window[i], a.window_stride[i], a.window_pad_low[i], a.out_size[i]});
+  }
   const DeviceInfo& info = GetDeviceInfo(device);
   const std::lock_guard<std::mutex> lock(mutex);
   auto [entry, fresh] = known.try_emplace(key);
@@ -67,14 +76,21 @@ ffi::Error LaunchWarpgroupPlan(const ConvCall& call, const WarpgroupPlan& plan, 
 
 bool DirectPools(const ConvCall& call, int device) {
   const int bytes = call.dtype == ffi::DataType::F32 ? 4 : 2;
-  return call.args.pool != Pool::kNone &&
-         CachedPlans(call.args, bytes, 0, call.gate.in_chain, device).warpgroup.filters > 0;
+  if (call.args.pool == Pool::kNone) return false;
+  const Plans plans = CachedPlans(call.args, bytes, 0, call.gate.in_chain, device);
+  // At HIGHEST what tiles compute twice costs more than a pool behind many images.
+  const ConvArgs& a = call.args;
+  const double products =
+      1.0 * a.images * a.conv_size[0] * a.conv_size[1] * a.features * a.kernel_size[0] * a.kernel_size[1] * a.channels;
+  const bool image = plans.image.filters > 0 && (!plans.image.parts || products <= kMostPooledParts);
+  return image || plans.warpgroup.filters > 0;
 }
 
 ffi::Error Direct(const ConvCall& call, Workspace workspace, int device, cudaStream_t stream) {
   return DispatchDtype(call.dtype, [&](auto element) {
     using T = decltype(element);
     const Plans plans = CachedPlans(call.args, sizeof(T), workspace.bytes, call.gate.in_chain, device);
+    if (plans.image.filters > 0) return LaunchImagePlan<T>(call, plans.image, stream);
     WarpgroupMaps maps;
     // The driver refuses buffers that do not begin at 16 bytes.
     if (plans.warpgroup.filters > 0 && MakeWarpgroupMaps(call, plans.warpgroup, &maps)) {

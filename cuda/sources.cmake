@@ -13,6 +13,10 @@ set(JSC_CUDA_SOURCES
     cuda/direct_bfloat16.cu
     cuda/direct_float16.cu
     cuda/direct_float32.cu
+    cuda/direct_image_bfloat16.cu
+    cuda/direct_image_float16.cu
+    cuda/direct_image_float32.cu
+    cuda/direct_image_plan.cc
     cuda/direct_plan.cc
     cuda/ecr.cu
     cuda/ffi.cc

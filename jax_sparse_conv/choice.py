@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_sparse_conv import _native, cost_model, crossing
-from jax_sparse_conv.geometry import Geometry
+from jax_sparse_conv.geometry import Geometry, Pool
 
 ASSUMED_DENSITY = 0.75
 """Of a feature map that nothing is known of, on a GPU: early layers have about 25 % zeros, and None shall not lose."""
@@ -77,9 +77,15 @@ _DIRECT_DTYPES = ("float32", "bfloat16", "float16")
 # largest has 236 MFLOP, by 1.4 to 4.1 times under default flags (h200_plan_resnet50_default.json), 0.94 to 2.7 of 7
 # under command buffers (h200_direct_layers_default.json).
 _DIRECT_FLOPS = 2.5e8
-# Of images so many, on Hopper: VGG-19's first layer 1.65 times as fast as cuDNN's, 7x7 stems with their pool 1.24, but
-# RegNetX's with 32 0.88 (h200_network_layers.json). In 16 bits they are copied element by element.
-_DIRECT_IMAGE_FEATURES = 64
+# Images have a kernel of their own. On an H200 under command buffers, first layers of VGG, ResNet (with their pool),
+# RegNet and AlexNet at batch 1 and 8 in TF32, at HIGHEST and in bfloat16: 0.97 to 4.8 times as fast as cuDNN's (a
+# development run of benchmarks.zoo); with fewer features or more work not measured.
+_DIRECT_IMAGE_CHANNELS = 4
+_DIRECT_IMAGE_FEATURES = 32
+_DIRECT_IMAGE_FLOPS = 2e9
+_DIRECT_IMAGE_POOL = 3  # side of a window, of pools in the same kernel ...
+_DIRECT_IMAGE_STRIDE = 4  # ... behind convolutions whose weights and pixels find room in shared memory
+_DIRECT_IMAGE_PRODUCTS = 400
 # The same in 16 bits: VGG-19's conv5_1 with 925 MFLOP 1.8 times as fast as cuDNN under command buffers, ResNet-50's
 # smaller ones 0.97 to 2.5 times (h200_direct_layers_bfloat16.json). Beside "ecr" even direct's products of float32 in
 # parts, which take 1.5 times as long, are at most a quarter slower at the zeros of DenseNet's 3x3 layers.
@@ -221,8 +227,8 @@ def prefers_direct(work: Work, platform: str) -> bool:
     capability = _device()[1]
     channels, features = work.kernel_shape[3], work.kernel_shape[4] // work.geometry.groups
     if work.is_image:
-        is_measured = capability == _WARPGROUP_CAPABILITY and work.itemsize > 2 and not work.exact
-        return is_measured and features >= _DIRECT_IMAGE_FEATURES and 0 < work.flops <= _DIRECT_FLOPS
+        is_measured = capability == _WARPGROUP_CAPABILITY and features >= _DIRECT_IMAGE_FEATURES
+        return is_measured and has_image_kernel(work) and 0 < work.flops <= _DIRECT_IMAGE_FLOPS
     if _has_warpgroups() and _fits_warpgroups(work):
         return _is_faster_by_warpgroups(work)
     if work.itemsize == 2:
@@ -285,10 +291,22 @@ def _is_faster_by_warpgroups(work: Work) -> bool:
     return work.flops <= _WARPGROUP_PRODUCT_FLOPS and kernel >= _WARPGROUP_PRODUCT_KERNEL
 
 
+def has_image_kernel(work: Work) -> bool:
+    """Whether "direct" has a kernel for so few channels: cuda/direct_image_plan.cc has the same list."""
+    geometry = work.geometry
+    if work.x_shape[3] > _DIRECT_IMAGE_CHANNELS or geometry.groups > 1 or geometry.dilation != (1, 1):
+        return False
+    return not work.exact or work.itemsize == 2 or _device()[1] in _TENSOR_CORES
+
+
 def pools_in_direct(work: Work) -> bool:
-    """Whether "direct" takes the pool into its kernel on this CUDA device: cuda/warpgroup_plan.cc has the same list."""
+    """Whether "direct" takes the pool into its kernel on this CUDA device: cuda/*_plan.cc have the same lists."""
     pool, geometry = work.geometry.pool, work.geometry
-    if pool is None or work.is_symbolic or not _has_warpgroups():
+    if pool is None or work.is_symbolic:
+        return False
+    if has_image_kernel(work):
+        return _pools_images(work, pool)
+    if not _has_warpgroups():
         return False
     is_of_pairs = pool.window == (2, 2) and pool.strides == (2, 2) and not any(map(any, pool.padding))
     reach = [(side - 1) * step for side, step in zip(work.kernel_shape[1:3], geometry.dilation, strict=True)]
@@ -299,6 +317,16 @@ def pools_in_direct(work: Work) -> bool:
     channels, features = work.kernel_shape[3:]
     is_copied = not (channels * work.itemsize % _COPY_BYTES or features * work.itemsize % _COPY_BYTES)
     return work.dtype in _DIRECT_DTYPES and geometry.groups == 1 and is_copied
+
+
+def _pools_images(work: Work, pool: Pool) -> bool:
+    """Whether the kernel for few channels takes a pool and is expected to be faster than with XLA's pool behind it."""
+    if work.dtype not in _DIRECT_DTYPES or work.flops == 0 or pool.kind != "max":
+        return False
+    if max(pool.window) > _DIRECT_IMAGE_POOL or min(pool.strides) < 2 or work.products > _DIRECT_IMAGE_PRODUCTS:
+        return False
+    is_exact = work.exact and work.itemsize > 2  # what tiles compute twice costs more there
+    return max(work.geometry.strides) <= _DIRECT_IMAGE_STRIDE and not (is_exact and work.flops > _DIRECT_FLOPS)
 
 
 def chooses_natively(work: Work, platform: str) -> bool:

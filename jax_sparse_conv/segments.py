@@ -99,8 +99,8 @@ def why_not(config: Config, x: Any, kernel: Any) -> str | None:
 def _why_not_direct(work: choice.Work) -> str | None:
     """Why "direct" is not a good kernel for a layer of a chain."""
     groups, features = work.geometry.groups, work.kernel_shape[4] // work.geometry.groups
-    if work.is_image:
-        return "its input is an image, whose channels are copied one by one"
+    if work.is_image and not choice.has_image_kernel(work):
+        return "its input is an image with dilated or grouped windows, whose channels are copied one by one"
     if groups > 1 and (features < _GROUP_FEATURES or work.kernel_shape[3] * work.itemsize % 16):
         return f"its {groups} groups are too narrow"
     if groups > 1 and features * work.itemsize % 16:

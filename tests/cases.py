@@ -171,6 +171,32 @@ LARGE_POOL_CASES = (
     Case("1x7, 256->64 5x9", (3, 5, 9, 256), 64, kernel=(1, 7), pool="max", zeros=0.3),
 )
 
+# First layers of networks, whose x has few channels.
+IMAGE_CASES = (
+    Case("VGG", (1, 40, 48, 3), 64, bias=True, activation="relu", zeros=0.0),
+    Case("stem", (2, 45, 64, 3), 64, kernel=(7, 7), strides=2, padding=3, bias=True, activation="relu", zeros=0.0),
+    Case("RegNet", (3, 33, 40, 3), 32, strides=2, padding=1, bias=True, activation="relu", zeros=0.0),
+    Case("AlexNet", (2, 67, 64, 3), 64, kernel=(11, 11), strides=4, padding=2, bias=True, zeros=0.0),
+    Case("rows of no whole pieces", (2, 45, 37, 3), 96, kernel=(7, 7), strides=2, padding=3, zeros=0.0),
+    Case("one channel", (3, 28, 28, 1), 6, kernel=(5, 5), bias=True, activation="relu", zeros=0.0),
+    Case("two channels, residual", (2, 19, 24, 2), 72, kernel=(3, 5), residual=True, activation="relu", zeros=0.0),
+    Case("four channels", (3, 21, 17, 4), 136, kernel=(5, 3), strides=(3, 1), bias=True, zeros=0.0),
+    Case("odd K", (5, 23, 19, 3), 41, kernel=(7, 7), strides=2, padding=((4, 2), (3, 1)), bias=True, zeros=0.0),
+    Case("crop", (2, 20, 24, 3), 24, strides=(1, 2), padding=((-1, 0), (-2, -1)), zeros=0.0),
+    Case("padding beyond the window", (1, 5, 7, 3), 8, kernel=(4, 4), padding=((6, 7), (5, 4)), zeros=0.0),
+    Case("1x1 of an image", (2, 13, 16, 3), 16, kernel=(1, 1), bias=True, zeros=0.0),
+    Case("many tiles", (17, 64, 72, 3), 64, bias=True, activation="relu", zeros=0.0),
+)
+
+IMAGE_POOL_CASES = (
+    Case("stem and pool", (2, 45, 64, 3), 64, kernel=(7, 7), strides=2, padding=3, bias=True, activation="relu",
+         pool="max", window=(3, 3), window_strides=(2, 2), window_padding=((1, 1), (1, 1)), zeros=0.0),
+    Case("VGG and pool", (3, 40, 48, 3), 64, bias=True, activation="relu", pool="max", zeros=0.0),
+    Case("overlapping windows, odd K", (2, 23, 19, 3), 41, kernel=(5, 5), strides=2, padding=2, bias=True, pool="max",
+         window=(3, 3), window_strides=(1, 1), window_padding=((2, 0), (1, 2)), zeros=0.0),
+    Case("windows far apart", (2, 31, 29, 2), 32, bias=True, pool="max", window_strides=(4, 3), zeros=0.0),
+)  # fmt: skip
+
 # Float32-accurate sums of large layers: long ones, and of values whose magnitudes differ.
 LARGE_EXACT_CASES = (
     Case("large, 9,216 products of one sign", (1, 14, 14, 1024), 256, zeros=0.3, one_sign=True),

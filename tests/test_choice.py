@@ -93,13 +93,39 @@ def test_small_tf32_convolutions_on_h200_are_direct(h200: None) -> None:
     assert not choice.prefers_direct(conv3x3(1, 14, 256, 256, exact=False, method="pecr"), "cuda")
 
 
-def test_images_on_h200_are_direct_in_tf32(h200: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert choice.prefers_direct(conv3x3(1, 224, 3, 64, exact=False), "cuda")
-    assert not choice.prefers_direct(conv3x3(8, 224, 3, 64, exact=False), "cuda")  # not measured
-    assert not choice.prefers_direct(conv3x3(1, 112, 3, 32, exact=False), "cuda")
-    assert not choice.prefers_direct(conv3x3(1, 224, 3, 64), "cuda")
+@pytest.mark.parametrize("kind", [{"exact": False}, {"exact": True}, {"dtype": "bfloat16", "exact": False}])
+def test_images_on_h200_are_direct(h200: None, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any]) -> None:
+    assert choice.prefers_direct(conv3x3(1, 224, 3, 64, **kind), "cuda")
+    assert choice.prefers_direct(conv3x3(8, 224, 3, 64, **kind), "cuda")
+    assert choice.prefers_direct(conv3x3(1, 112, 3, 32, **kind), "cuda")
+    assert not choice.prefers_direct(conv3x3(32, 224, 3, 64, **kind), "cuda")  # not measured, as those below
+    assert not choice.prefers_direct(conv3x3(1, 112, 3, 16, **kind), "cuda")
+    dilated = Geometry(padding=SAME.padding, dilation=(2, 2))
+    assert not choice.prefers_direct(conv3x3(1, 224, 3, 64, geometry=dilated, **kind), "cuda")
     monkeypatch.setattr(choice, "_device", lambda: (cost_model.Device(), (8, 0)))
-    assert not choice.prefers_direct(conv3x3(1, 224, 3, 64, exact=False), "cuda")
+    assert not choice.prefers_direct(conv3x3(1, 224, 3, 64, **kind), "cuda")
+
+
+@pytest.mark.parametrize(
+    ("changes", "inside"),
+    [
+        ({}, True),
+        ({"dtype": "bfloat16"}, True),
+        ({"exact": True}, True),
+        ({"exact": True, "x_shape": (8, 224, 224, 3)}, False),  # what tiles compute twice costs more
+        ({"x_shape": (8, 224, 224, 3)}, True),
+        ({"dtype": "float64"}, False),
+        ({"kernel_shape": (1, 13, 13, 3, 64)}, False),  # weights too large
+    ],
+)
+def test_pools_of_images_are_inside_direct(h200: None, changes: dict[str, Any], inside: bool) -> None:
+    pool = Pool("max", (3, 3), (2, 2), ((1, 1), (1, 1)))
+    stem = Geometry(strides=(2, 2), padding=((3, 3), (3, 3)), pool=pool)
+    work = Work("ecr", (1, 224, 224, 3), (1, 7, 7, 3, 64), stem, "float32", False)
+    work = dataclasses.replace(work, **changes)
+    assert choice.pools_in_direct(work) == inside
+    for other in (Pool("avg", (3, 3), (2, 2), pool.padding), Pool("max", (5, 5), (2, 2), pool.padding)):
+        assert not choice.pools_in_direct(dataclasses.replace(work, geometry=dataclasses.replace(stem, pool=other)))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +213,7 @@ def test_a_smaller_hopper_takes_direct_for_less(h200: None, monkeypatch: pytest.
         (conv3x3(1, 14, 256, 254), False),
         (conv3x3(1, 28, 512, 512, method="pecr"), False),
         (conv3x3(1, 56, 64, 64, geometry=Geometry(padding=SAME.padding, groups=2)), False),
-        (conv3x3(1, 224, 3, 64), False),
+        (conv3x3(1, 224, 3, 64), True),
         (conv3x3(0, 14, 256, 256), False),
     ],
 )
@@ -205,7 +231,7 @@ def test_small_batches_in_float32_on_h200_are_direct(h200: None, work: Work, dir
         (conv3x3(1, 14, 260, 256), False),  # copied element by element
         (conv3x3(1, 14, 128, 32), True),
         (conv3x3(1, 14, 256, 16), False),  # not measured
-        (conv3x3(1, 224, 3, 64), False),
+        (conv3x3(1, 224, 3, 64), True),
         (conv3x3(0, 14, 256, 256), False),
     ],
 )

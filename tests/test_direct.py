@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import cases
@@ -77,6 +78,60 @@ def test_a_pool_of_pairs_is_in_direct_on_hopper(case: Case) -> None:
     assert 0 < rows[1] <= y.size
     assert rows[0] <= rows[1]
     assert oracle.relative_error(y, oracle.expected(case, inputs)) <= TOLERANCE["bfloat16"]
+
+
+@of_large_kinds
+@pytest.mark.parametrize("case", [*cases.IMAGE_CASES, *cases.IMAGE_POOL_CASES], ids=lambda case: case.name)
+def test_direct_of_images(case: Case, dtype: str, precision: str | None, tolerance: float) -> None:
+    """Few channels: close to float64, and bit for bit the same in every run."""
+    require("direct", dtype)
+    inputs = cases.inputs(case, jnp.dtype(dtype))
+    first = run(case, inputs, "direct", precision)
+    assert oracle.relative_error(first, oracle.expected(case, inputs)) <= tolerance
+    np.testing.assert_array_equal(np.asarray(run(case, inputs, "direct", precision)), np.asarray(first))
+
+
+@of_large_kinds
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("case", [cases.IMAGE_CASES[1], cases.IMAGE_CASES[4]], ids=lambda case: case.name)
+def test_direct_of_images_skips_nothing(
+    case: Case, value: float, dtype: str, precision: str | None, tolerance: float
+) -> None:
+    """Values beside a window meet no weight, though they are multiplied with zeros; padding meets infinite weights."""
+    require("direct", dtype)
+    case = dataclasses.replace(case, padding="VALID")
+    inputs = cases.inputs(case, jnp.dtype(dtype))
+    inputs.kernel[2, 0, 0, 5] = value
+    inputs.x[1, 17, 18:20, 2] = value
+    result = run(case, inputs, "direct", precision)
+    assert oracle.relative_error(result, oracle.expected(case, inputs)) <= tolerance
+
+
+@of_large_kinds
+def test_direct_of_images_in_stacks(dtype: str, precision: str | None, tolerance: float) -> None:
+    """Several kernels in one call, each with images of its own."""
+    require("direct", dtype)
+    case = cases.IMAGE_CASES[1]
+    inputs = [cases.inputs(case, jnp.dtype(dtype), seed) for seed in range(3)]
+    x, kernel, bias = (jnp.stack([jnp.asarray(v) for v in each]) for each in list(zip(*inputs, strict=True))[:3])
+    layer = functools.partial(jsc.conv, **case.arguments, precision=precision, implementation="direct")
+    result = jax.vmap(layer)(x, kernel, bias)
+    wanted = np.stack([oracle.expected(case, each) for each in inputs])
+    assert oracle.relative_error(result, wanted) <= tolerance
+
+
+@of_large_kinds
+@pytest.mark.parametrize("case", cases.IMAGE_CASES, ids=lambda case: case.name)
+def test_direct_counts_what_it_makes_of_images(case: Case, dtype: str, precision: str | None, tolerance: float) -> None:
+    require("direct", dtype)
+    x, kernel, bias, residual = (None if v is None else jnp.asarray(v) for v in cases.inputs(case, jnp.dtype(dtype)))
+    layer = functools.partial(jsc.conv, **case.arguments, precision=precision, implementation="direct")
+    y, counts = layer(x, kernel, bias, residual=residual, count_nonzeros=True)
+    np.testing.assert_array_equal(np.asarray(layer(x, kernel, bias, residual=residual)), np.asarray(y))
+    nonzeros, elements = np.asarray(counts).sum(0)
+    assert 0 < nonzeros <= elements <= y.size
+    share = np.count_nonzero(np.asarray(y, np.float64)) / y.size
+    assert abs(nonzeros / elements - share) < 0.1
 
 
 @on_cuda_alone
