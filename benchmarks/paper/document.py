@@ -170,9 +170,10 @@ a sparse format and what a call costs anyway. `auto` has no such share, because 
 
 Whole networks (`networks`, `cusnn_fig12`, `cusnn_fig13`) have no independent zeros: a layer's map is what the layers
 before make of it. Theirs without zeros and of nothing but zeros come from biases so high that no ReLU clips anything
-and so low that each clips everything. Two kinds of experiment are not in the table: `cusnn_fig8` and `cusnn_fig9`
-compare configurations of one kernel with each other (on real maps and 0, 50 and 85 % of independent zeros: C8 and C9),
-and `memory` times nothing, nor does what it counts depend on zeros.
+and so low that each clips everything; the layer that reads the image and the fully connected ones are in all of them.
+Two kinds of experiment are not in the table: `cusnn_fig8` and `cusnn_fig9` compare configurations of one kernel with
+each other (on real maps and 0, 50 and 85 % of independent zeros: C8 and C9), and `memory` times nothing, nor does what
+it counts depend on zeros.
 
 | experiment | side | real maps | i.i.d. zeros | 0 % zeros | conversion, at most |
 |---|---|---|---|---|---|"""
