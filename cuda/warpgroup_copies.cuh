@@ -78,17 +78,23 @@ __device__ __forceinline__ bool IsElected() {
   return elected != 0;
 }
 
-// All of a block's copies, by a warp.
+// Where a block's next copies go.
+struct NextStages {
+  RingPlace pixels, filters;
+};
+
+// All copies of a block's tile, by a warp. early: as many filters as there is room for are asked for before the kernel
+// in front is done.
 template <class U, typename T>
 __device__ __forceinline__ void AskForStages(const WarpgroupTask<T>& task, const WarpgroupMaps& maps,
                                              const WarpgroupPlace& at, unsigned char* pixels, unsigned char* filters,
-                                             WarpgroupBarriers& barriers) {
+                                             WarpgroupBarriers& barriers, NextStages& next, bool early) {
   const int stack = static_cast<int>(blockIdx.z), image = stack * task.images_per_stack + at.image;
   const int y = at.y * task.stride[0] - task.pad_low[0], x = at.x * task.stride[1] - task.pad_low[1];
   const Quotient start = Divide(at.first_step, task.by_taps);
   const int first_channel = Divide(at.feature, task.by_group_features).quotient * task.group_channels;  // the group's
   int channel = start.quotient * U::kDeep, tap = start.remainder;  // channel: of the group
-  RingPlace to_pixels, to_filters;
+  RingPlace &to_pixels = next.pixels, &to_filters = next.filters;
   const auto ask_for_filters = [&](int channel, int tap) {
     uint64_t* full = barriers.filters_full + to_filters.stage;
     WaitForBytes(barriers.filters_empty + to_filters.stage, to_filters.parity ^ 1);
@@ -103,7 +109,7 @@ __device__ __forceinline__ void AskForStages(const WarpgroupTask<T>& task, const
     to_filters.Advance(task.filter_stages);
   };
   int asked = at.first_step;  // steps before this one have their filters asked for
-  if (task.gate.in_chain) {   // as many as there is room for, before the kernel in front is done
+  if (early) {
     int early_channel = channel, early_tap = tap;
 #pragma unroll 1
     for (; asked < min(at.first_step + task.filter_stages, at.end_step); ++asked) {

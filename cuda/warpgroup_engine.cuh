@@ -34,8 +34,7 @@ struct StepFilters {
 // neighbours four slots on, so that the eight bytes that each of 16 lanes loads are in distinct banks.
 template <class U>
 struct StepFilters<U, float> {
-  static constexpr int kHeld = 2;  // slices, of a step's four
-  uint32_t part[kHeld][4];
+  uint32_t slice[4];  // one of a step's four
 
   static __device__ __forceinline__ int Slot() {
     const int row = threadIdx.x % kWarp / 4, warp = threadIdx.x / kWarp % 4;
@@ -43,25 +42,25 @@ struct StepFilters<U, float> {
   }
   static __device__ __forceinline__ int Half() { return threadIdx.x / 4 % 2; }
   static __device__ __forceinline__ int Box() { return threadIdx.x / 64 % 2; }  // of the warpgroup's two
-
-  __device__ __forceinline__ void Load(uint32_t address) {
+  // Of the calling thread's first filter, from the warpgroup's stage on.
+  static __device__ __forceinline__ uint32_t Offset() {
     const int channel = threadIdx.x % 4;
-    const uint32_t box = address + Box() * U::kBoxBytes + Half() * 8;
-#pragma unroll
-    for (int k = 0; k < kHeld; ++k) {
-#pragma unroll
-      for (int high = 0; high < 2; ++high) {
-        const int row = channel + high * 4;
-        asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
-                     : "=r"(part[k][high * 2]), "=r"(part[k][high * 2 + 1])
-                     : "r"(box + k * 1024 + row * kRowBytes + ((Slot() ^ row) << 4))
-                     : "memory");
-      }
-    }
+    return Box() * U::kBoxBytes + Half() * 8 + channel * kRowBytes + ((Slot() ^ channel) << 4);
   }
+  static __device__ __forceinline__ void LoadPair(uint32_t address, uint32_t& first, uint32_t& second) {
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(first), "=r"(second) : "r"(address) : "memory");
+  }
+  // Slice k; filters: the warpgroup's stage plus Offset()
+  __device__ __forceinline__ void Load(uint32_t filters, int k) {
+    LoadPair(filters + k * 1024, slice[0], slice[1]);
+    LoadPair((filters ^ 64) + 4 * kRowBytes + k * 1024, slice[2], slice[3]);  // four channels on
+  }
+  // sums (+)= filters x pixels, asked for
   template <typename Sums>
-  __device__ __forceinline__ void Multiply(Sums& sums, int k, uint64_t pixels, bool add) const {
-    Wgmma<float, U::kPixels>::Multiply(sums, part[k], pixels, add);
+  __device__ __forceinline__ void Multiply(Sums& sums, uint64_t pixels, bool add) const {
+    BeginProducts();
+    Wgmma<float, U::kPixels>::Multiply(sums, slice, pixels, add);
+    CommitProducts();
   }
   static __device__ __forceinline__ void Store(const float (&sums)[U::kPixels / 2], float* tile) {
     const int lane = threadIdx.x % kWarp, group = threadIdx.x / 128;
@@ -91,6 +90,10 @@ struct StepWalk {
   __device__ __forceinline__ StepWalk(const WarpgroupTask<T>& task, const WarpgroupPlace& at, uint32_t pixels,
                                       uint32_t filters, WarpgroupBarriers& barriers)
       : task(task), barriers(barriers), pixels(pixels), filters(filters + threadIdx.x / 128 * (64 * kRowBytes)) {
+    Begin(at);
+  }
+  // The steps of a tile.
+  __device__ __forceinline__ void Begin(const WarpgroupPlace& at) {
     tap = Divide(at.first_step, task.by_taps).remainder;
     const Quotient place = Divide(tap, task.by_kernel_width);
     column = place.remainder;
@@ -112,6 +115,12 @@ struct StepWalk {
     if (read_filters != 0) Arrive(read_filters);
     if (read_pixels != 0) Arrive(read_pixels);
   }
+  // All products of a tile are done, and another tile follows.
+  __device__ __forceinline__ void End() {
+    FreeStages();
+    read_filters = read_pixels = 0;
+    new_pixels = true;
+  }
   __device__ __forceinline__ void Advance() {
     if (++column == task.kernel_width) {
       column = 0;
@@ -131,7 +140,7 @@ struct StepWalk {
 // Multiplies all of a block's steps; every thread of the warpgroups. There are always products under way: a step's are
 // asked for before those of the step before are waited for.
 template <class U, typename T>
-__device__ __forceinline__ void MultiplySteps(StepWalk<U, T> walk, int steps, float (&sums)[U::kPixels / 2]) {
+__device__ __forceinline__ void MultiplySteps(StepWalk<U, T>& walk, int steps, float (&sums)[U::kPixels / 2]) {
   bool add = false;
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
@@ -154,33 +163,38 @@ __device__ __forceinline__ void MultiplySteps(StepWalk<U, T> walk, int steps, fl
   PinSums(sums);
 }
 
-// The same with filters in registers: half of a step's are loaded while the other half are multiplied.
+// The same with filters in registers, a slice of eight channels at a time: two slices' products are under way while
+// the next is at hand and the one after it is loaded.
 template <class U>
-__device__ __forceinline__ void MultiplySteps(StepWalk<U, float> walk, int steps, float (&sums)[U::kPixels / 2]) {
-  StepFilters<U, float> low, high;
-  bool add = false;
+__device__ __forceinline__ void MultiplySteps(StepWalk<U, float>& walk, int steps, float (&sums)[U::kPixels / 2]) {
+  using Filters = StepFilters<U, float>;
+  Filters slices[4];
+  const uint32_t offset = Filters::Offset();
   walk.WaitForFilters();
-  low.Load(walk.Filters());
+  slices[0].Load(walk.Filters() + offset, 0);
+  slices[1].Load(walk.Filters() + offset, 1);
+  bool add = false;
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     walk.WaitForPixels();
     const uint64_t pixels = walk.Pixels();
-    BeginProducts();
-    low.Multiply(sums, 0, pixels, add);
-    low.Multiply(sums, 1, pixels + 2, true);
-    CommitProducts();
+    const uint32_t filters = walk.Filters() + offset;
+    slices[0].Multiply(sums, pixels, add);
     add = true;
-    WaitForProducts<1>();  // of the step before
+    WaitForProducts<2>();
+    slices[2].Load(filters, 2);
+    slices[1].Multiply(sums, pixels + 2, true);
+    WaitForProducts<2>();  // all of the step before
     walk.FreeStages();
-    high.Load(walk.Filters() + 2048);
-    BeginProducts();
-    high.Multiply(sums, 0, pixels + 4, true);
-    high.Multiply(sums, 1, pixels + 6, true);
-    CommitProducts();
+    slices[3].Load(filters, 3);
+    slices[2].Multiply(sums, pixels + 4, true);
     walk.Advance();
     if (step + 1 < steps) walk.WaitForFilters();
-    WaitForProducts<1>();
-    low.Load(walk.Filters());  // after the last step of anything
+    WaitForProducts<2>();
+    slices[0].Load(walk.Filters() + offset, 0);  // after the last step of anything
+    slices[3].Multiply(sums, pixels + 6, true);
+    WaitForProducts<2>();
+    slices[1].Load(walk.Filters() + offset, 1);
   }
   WaitForProducts<0>();
   PinSums(sums);

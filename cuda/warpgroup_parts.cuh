@@ -25,22 +25,18 @@ namespace jsc {
 template <class U>
 struct FilterParts {
   using Whole = StepFilters<U, float>;
-  uint32_t large[Whole::kHeld][4], small[Whole::kHeld][4];
+  static constexpr int kHeld = 2;  // slices, of a step's four
+  uint32_t large[kHeld][4], small[kHeld][4];
 
-  // Of the calling thread's first filter, from the stage on.
-  static __device__ __forceinline__ uint32_t Offset() {
-    const int channel = threadIdx.x % 4;
-    return Whole::Box() * U::kBoxBytes + Whole::Half() * 8 + channel * kRowBytes + ((Whole::Slot() ^ channel) << 4);
-  }
-  // address: of a slice in a stage, plus Offset()
+  // address: of a slice in a stage, plus Whole::Offset()
   __device__ __forceinline__ void Load(uint32_t address) {
 #pragma unroll
-    for (int k = 0; k < Whole::kHeld; ++k) {
-      LoadPair(address + k * 1024, large[k][0], large[k][1]);
-      LoadPair((address ^ 64) + 4 * kRowBytes + k * 1024, large[k][2], large[k][3]);  // four channels on
+    for (int k = 0; k < kHeld; ++k) {
+      Whole::LoadPair(address + k * 1024, large[k][0], large[k][1]);
+      Whole::LoadPair((address ^ 64) + 4 * kRowBytes + k * 1024, large[k][2], large[k][3]);  // four channels on
     }
 #pragma unroll
-    for (int k = 0; k < Whole::kHeld; ++k) {
+    for (int k = 0; k < kHeld; ++k) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float value = __uint_as_float(large[k][i]);
@@ -49,9 +45,6 @@ struct FilterParts {
       }
     }
   }
-  static __device__ __forceinline__ void LoadPair(uint32_t address, uint32_t& first, uint32_t& second) {
-    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(first), "=r"(second) : "r"(address) : "memory");
-  }
   // sums (+)= filters x pixels, the small products first; small_pixels: from a matrix of pixels to its small parts
   template <int kCount>
   __device__ __forceinline__ void Multiply(float (&sums)[kCount], uint64_t pixels, uint64_t small_pixels,
@@ -59,12 +52,12 @@ struct FilterParts {
     using Products = Wgmma<float, kCount * 2>;
     BeginProducts();
 #pragma unroll
-    for (int k = 0; k < Whole::kHeld; ++k) {
+    for (int k = 0; k < kHeld; ++k) {
       Products::Multiply(sums, small[k], pixels + k * 2, add || k > 0);
       Products::Multiply(sums, large[k], pixels + small_pixels + k * 2, true);
     }
 #pragma unroll
-    for (int k = 0; k < Whole::kHeld; ++k) Products::Multiply(sums, large[k], pixels + k * 2, true);
+    for (int k = 0; k < kHeld; ++k) Products::Multiply(sums, large[k], pixels + k * 2, true);
     CommitProducts();
   }
 };
@@ -107,7 +100,7 @@ struct PartsWalk : StepWalk<U, float> {
 
   __device__ __forceinline__ PartsWalk(const WarpgroupTask<float>& task, const WarpgroupPlace& at, uint32_t pixels,
                                        uint32_t filters, PartsBarriers& barriers)
-      : Base(task, at, pixels, filters + FilterParts<U>::Offset(), barriers), barriers(barriers) {}
+      : Base(task, at, pixels, filters + StepFilters<U, float>::Offset(), barriers), barriers(barriers) {}
   __device__ __forceinline__ uint32_t SmallBytes() const { return static_cast<uint32_t>(task.pixel_bytes) / 2; }
   __device__ __forceinline__ void WaitForParts() {
     if (new_pixels) WaitForBytes(barriers.pixels_ready + of_pixels.stage, of_pixels.parity);
@@ -146,7 +139,7 @@ struct PartsWalk : StepWalk<U, float> {
 // Multiplies all of a block's steps; every thread of the warpgroups. No products are under way when a step ends, but by
 // then those of the next have all they need.
 template <class U>
-__device__ __forceinline__ void MultiplySteps(PartsWalk<U> walk, int steps, float (&sums)[U::kPixels / 2]) {
+__device__ __forceinline__ void MultiplySteps(PartsWalk<U>& walk, int steps, float (&sums)[U::kPixels / 2]) {
   FilterParts<U> low, high;  // halves of a step's channels
   float partial[U::kPixels / 2];
   const uint64_t small = walk.SmallBytes() >> 4;

@@ -3,6 +3,7 @@
 #include "warpgroup_plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <limits>
 
@@ -16,6 +17,7 @@ constexpr int kMaxCorner = 127;        // of an im2col map's corners
 constexpr int kMaxStride = 8;
 constexpr int kMostSplits = 8;  // clusters of more blocks lose
 constexpr int kMaxReach = 255;  // of the taps of an im2col map
+constexpr int kTilePixels[] = {56, 96, 112, 192, 224};
 
 int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -39,22 +41,30 @@ bool FitsGroups(const ConvArgs& a, int filters, int deep) {
   return a.groups == 1 || (a.features / a.groups % filters == 0 && a.group_channels % deep == 0);
 }
 
-// Shares a block's shared memory among both rings.
-bool FindStages(int room, int blocks, WarpgroupPlan* plan) {
+Turns FindTurns(const ConvArgs& a, const WarpgroupPlan& plan, int resident, const DeviceInfo& device) {
+  const int64_t at_once = static_cast<int64_t>(resident) * device.multiprocessors;
+  const int64_t tiles = static_cast<int64_t>(plan.pixel_tiles) * plan.feature_tiles;
+  if (plan.splits > 1 || plan.parts || tiles * a.stacks <= at_once) return {0, 1};
+  const bool whole = a.stacks == 1 && device.multiprocessors % resident == 0;
+  return {static_cast<int>(std::max<int64_t>(at_once / a.stacks, 1)), whole ? resident : 1};
+}
+
+// Shares a block's shared memory among both rings. steps, blocks: of channels, of all tiles that a block takes.
+bool FindStages(int room, int steps, int blocks, WarpgroupPlan* plan) {
   const int filter_bytes = plan->filters * kRowBytes;
   if (plan->patch) {
     plan->pixel_stages = std::min(2, blocks);
     const int left = room - plan->pixel_stages * plan->pixel_bytes;
-    plan->filter_stages = std::min({kMaxRing, left / filter_bytes, plan->steps_per_split});
+    plan->filter_stages = std::min({kMaxRing, left / filter_bytes, steps});
     if (left < 0 || plan->filter_stages < std::min(3, plan->steps_per_split)) return false;
   } else {
-    const int stages = std::min({kMaxRing, room / (plan->pixel_bytes + filter_bytes), plan->steps_per_split});
+    const int stages = std::min({kMaxRing, room / (plan->pixel_bytes + filter_bytes), steps});
     if (stages < std::min(2, plan->steps_per_split)) return false;
     plan->pixel_stages = plan->filter_stages = stages;
   }
   const int rings = plan->pixel_stages * plan->pixel_bytes + plan->filter_stages * filter_bytes;
   const int sums = plan->pixels * (plan->filters + 4) * static_cast<int>(sizeof(float));
-  plan->shared_bytes = kSwizzleBytes + std::max(rings, sums);
+  plan->shared_bytes = kSwizzleBytes + (plan->turns.blocks > 0 ? rings : std::max(rings, sums));
   return true;
 }
 
@@ -66,18 +76,24 @@ struct StepCycles {
 
 // rows: of pixels, copied for a step.
 StepCycles CyclesOfStep(const WarpgroupPlan& plan, int element_bytes, double rows) {
-  // By elements of 2 and 4 bytes, 64 and 128 filters, 56, 112 and 224 pixels.
-  constexpr StepCycles kSteps[2][2][3] = {{{{340, 140}, {535, 220}, {275, 435}}, {{385, 290}, {435, 425}, {845, 790}}},
-                                          {{{335, 170}, {425, 260}, {490, 440}}, {{425, 320}, {310, 535}, {865, 595}}}};
+  // By elements of 2 and 4 bytes, 64 and 128 filters, 56, 96, 112, 192 and 224 pixels.
+  constexpr StepCycles kSteps[2][2][5] = {{{{335, 193}, {782, 391}, {550, 275}, {320, 556}, {595, 513}},
+                                           {{404, 330}, {507, 406}, {253, 465}, {511, 666}, {636, 949}}},
+                                          {{{339, 191}, {692, 376}, {329, 268}, {286, 421}, {393, 471}},
+                                           {{400, 317}, {595, 405}, {499, 396}, {595, 769}, {583, 943}}}};
   constexpr StepCycles kParts[] = {{490, 385}, {755, 640}, {1110, 1110}};  // 64 x 56, 64 x 112, 128 x 112
   constexpr StepCycles kSplitRow = {2.9, 1.6};                             // for each row of pixels
   if (plan.parts) {
     const StepCycles& step = kParts[(plan.pixels == 112) + (plan.filters == 128)];
     return {step.alone + kSplitRow.alone * rows, step.busy + kSplitRow.busy * rows};
   }
-  const int pixels = plan.pixels == 56 ? 0 : plan.pixels == 112 ? 1 : 2;
-  return kSteps[element_bytes == 4][plan.filters == 128][pixels];
+  int tile = 0;
+  while (kTilePixels[tile] < plan.pixels) ++tile;
+  return kSteps[element_bytes == 4][plan.filters == 128][tile];
 }
+
+// Cycles of two kinds of work that go on at the same time: hardly more than the longer, unless they are as long.
+double Both(double a, double b) { return std::cbrt(a * a * a + b * b * b); }
 
 // Times that blocks of a cluster wait for sums of each other, when WarpgroupKernel reads eight at a time.
 int MeetingRounds(const WarpgroupPlan& plan) {
@@ -89,34 +105,42 @@ int MeetingRounds(const WarpgroupPlan& plan) {
 }
 
 // Cycles until the last block is done, comparable to those of direct_plan.cc (1,500 a microsecond). The figures fit
-// 2,500 times of 16 layers at batch 1, 8 and 32 on an H200; the plan chosen loses 2 % there on average and 19 % at
-// most. Products in parts: 700 times of the same layers, 1 % and 11 %.
+// 2,700 times of 21 layers at batch 1, 8 and 32 on an H200; the plan chosen loses 1 % there on average and 9 % at
+// most. Products in parts: 700 times of 16 layers, 1 % and 11 %.
 double Cycles(const WarpgroupPlan& plan, const ConvArgs& a, int element_bytes, int64_t tiles,
               const DeviceInfo& device) {
   constexpr double kBlock = 4750, kCacheBytes = 58, kWindows = 1.22, kTapWait = 20;
-  constexpr double kMeet = 290, kSplit = 36, kRound = 380, kMemoryBytes = 2080;
+  constexpr double kMeet = 290, kSplit = 36, kRound = 380;
   const double tile_end = plan.parts ? 870 : 740, next_wave = plan.parts ? 3400 : 2130;
   const int64_t places =
       plan.splits > 1 ? static_cast<int64_t>(device.clusters[plan.splits]) * plan.splits : device.multiprocessors;
   const int64_t resident = std::min<int64_t>(WarpgroupResident(plan.filters, plan.pixels, element_bytes, plan.parts),
                                              device.shared_memory_sm / (plan.shared_bytes + 1024));
-  const int64_t blocks = tiles * plan.splits, layers = DivideUp(blocks, places), waves = DivideUp(layers, resident);
+  const int64_t blocks = tiles * plan.splits;
+  const auto layers = static_cast<double>(DivideUp(blocks, places));
+  const auto waves = static_cast<double>(DivideUp(DivideUp(blocks, places), resident));
   const double rows = plan.patch ? static_cast<double>(plan.patch_high * plan.patch_wide) / plan.taps
                                  : kWindows * plan.pixels;  // of pixels, copied for a step
   const StepCycles step = CyclesOfStep(plan, element_bytes, rows);
   const double steps = plan.steps_per_split, alone = step.alone + (!plan.patch && plan.taps > 1 ? kTapWait : 0);
-  const double copied = (plan.filters + rows) * kRowBytes;
-  const double work =
-      std::max({static_cast<double>(layers) * steps * step.busy, static_cast<double>(waves) * steps * alone,
-                static_cast<double>(blocks) * steps * copied / (kCacheBytes * device.multiprocessors)});
-  const double ends = static_cast<double>(layers) * tile_end * plan.filters * plan.pixels / 4096 +
-                      (waves > 1 ? static_cast<double>(waves) * next_wave : 0);
-  const double meeting = kMeet + kSplit * plan.splits + kRound * MeetingRounds(plan);
+  const double of_pixels = plan.parts ? rows : 1.22 * rows;  // their boxes cost more than those of filters
+  const double copied = static_cast<double>(blocks) * steps * (plan.filters + of_pixels) * kRowBytes;
+  const double copying = copied / (kCacheBytes * device.multiprocessors), sums = plan.filters * plan.pixels / 4096.0;
   const double maps = static_cast<double>(
       a.images * (a.size[0] * a.size[1] * a.channels + a.conv_size[0] * a.conv_size[1] * a.features));
   const double kernel = static_cast<double>(a.stacks * plan.taps * a.group_channels * a.features);
-  return kBlock + std::max(work + ends + (plan.splits > 1 ? static_cast<double>(waves) * meeting : 0),
-                           (maps + kernel) * element_bytes / kMemoryBytes);
+  const double bytes = (maps + kernel) * element_bytes;
+  if (plan.turns.blocks > 0) {  // a block's ends meet other blocks' products, and its own copies
+    constexpr double kTurn = 434, kSums = 1077, kBusySums = 611, kWindowsWait = 30;
+    const double own = waves * (steps * alone + kTurn + kSums * sums);
+    const double busy = step.busy + (!plan.patch && plan.taps > 1 ? kWindowsWait : 0);
+    return kBlock + Both(std::max({layers * (steps * busy + kBusySums * sums), own, copying}), bytes / 2518);
+  }
+  const double work = std::max({layers * steps * step.busy, waves * steps * alone, copying});
+  const double ends = layers * tile_end * sums + (waves > 1 ? waves * next_wave : 0);
+  const double meeting = plan.splits > 1 ? waves * (kMeet + kSplit * plan.splits + kRound * MeetingRounds(plan)) : 0;
+  if (plan.parts) return kBlock + std::max(work + ends + meeting, bytes / 2080);
+  return kBlock + Both(work + ends + meeting, bytes / 2383);
 }
 
 // Tiles of a stack that are patches of a map, or 0 where patches do not fit.
@@ -179,7 +203,10 @@ bool CompleteWarpgroupPlan(const ConvArgs& a, int element_bytes, const DeviceInf
   const int beside = is_alone ? std::min(resident, 2) : resident;
   const int room = std::min(device.shared_memory, device.shared_memory_sm / beside) - kStatic - kSwizzleBytes;
   const int64_t blocks = std::min<int64_t>(steps / plan->taps, plan->steps_per_split / plan->taps + 2);
-  if (!FindStages(room, static_cast<int>(blocks), plan)) return false;
+  plan->turns = FindTurns(a, *plan, resident, device);
+  const int64_t turns = plan->turns.blocks > 0 ? 2 : 1;  // or more
+  const int most = static_cast<int>(std::min<int64_t>(turns * plan->steps_per_split, kMaxRing));
+  if (!FindStages(room, most, static_cast<int>(turns * blocks), plan)) return false;
   plan->cycles = Cycles(*plan, a, element_bytes, tiles * feature_tiles * a.stacks, device);
   return true;
 }
@@ -198,7 +225,7 @@ WarpgroupPlan ChooseWarpgroupPlan(const ConvArgs& a, int element_bytes, bool in_
   }
   for (int patch = 0; patch < 2; ++patch) {
     for (int filters : {64, 128}) {
-      for (int pixels : {56, 112, 224}) {
+      for (int pixels : kTilePixels) {
         for (int splits = 1; splits <= kMostSplits; ++splits) {
           WarpgroupPlan plan{};
           plan.filters = filters;

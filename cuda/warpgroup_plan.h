@@ -20,9 +20,16 @@ constexpr int WarpgroupResident(int filters, int pixels, int element_bytes, bool
   return filters > 64 ? 2 : 4;
 }
 
+// Blocks that take the tiles of a stack in turns: where there are more than run at once, and sums that no other block
+// has, so that they never leave registers and the next tile's copies come while results are written.
+struct Turns {
+  int blocks;     // 0: a block for every tile
+  int residents;  // of them on a multiprocessor, in so many rounds of the device's; 1: not known
+};
+
 // A step is one tap of a block of channels, 128 bytes deep.
 struct WarpgroupPlan {
-  int filters, pixels;  // of a tile: 64 or 128, and 56, 112 or 224; no filters: no plan
+  int filters, pixels;  // of a tile: 64 or 128, and 56, 96, 112, 192 or 224; no filters: no plan
   bool parts;           // float32-accurate, by products of parts
   bool patch;           // a tile is a patch of one map, staged once for all taps of a block; else pixels of the batch
   int splits;           // blocks of a cluster that share a tile's steps
@@ -30,6 +37,7 @@ struct WarpgroupPlan {
   int pixel_tiles, feature_tiles;  // of a stack
   int tiles_high, tiles_wide;      // patches of a map
   int patch_high, patch_wide;      // pixels of x under a patch
+  Turns turns;
   int pixel_stages, filter_stages, pixel_bytes;
   int shared_bytes;  // of a block
   double cycles;     // what the model expects

@@ -32,7 +32,8 @@ struct WarpgroupTask {
   int pixels;                                     // of a stack: images_per_stack * height * width
   int stride[2], pad_low[2], dilation[2];
   int steps, steps_per_split, splits, taps, kernel_width, feature_tiles;
-  int group_channels;                                          // of x, that a tile's filters see
+  int tiles, residents;  // where blocks take tiles in turns: of a stack, and blocks of a multiprocessor
+  int group_channels;    // of x, that a tile's filters see
   int pixel_stages, filter_stages, pixel_bytes, copied_bytes;  // of a stage of pixels: its room, and what comes
   int group_bytes, next_column, next_row;  // of staged pixels: between groups of eight, and from tap to tap
   bool patch, relu;
@@ -76,6 +77,8 @@ WarpgroupTask<T> MakeWarpgroupTask(const ConvCall& call, const WarpgroupPlan& pl
   t.splits = plan.splits;
   t.taps = plan.taps;
   t.feature_tiles = plan.feature_tiles;
+  t.tiles = plan.pixel_tiles * plan.feature_tiles;
+  t.residents = plan.turns.residents;
   t.group_channels = static_cast<int>(a.group_channels);
   t.pixel_stages = plan.pixel_stages;
   t.filter_stages = plan.filter_stages;

@@ -42,28 +42,30 @@ struct Wgmma;
 
 // clang-format off
 // Operands of the sums, and their names in the text, which count from 0.
-#define JSC_SUMS_28(first) \
-  "+f"(sums[first + 0]), "+f"(sums[first + 1]), "+f"(sums[first + 2]), "+f"(sums[first + 3]), \
-  "+f"(sums[first + 4]), "+f"(sums[first + 5]), "+f"(sums[first + 6]), "+f"(sums[first + 7]), \
-  "+f"(sums[first + 8]), "+f"(sums[first + 9]), "+f"(sums[first + 10]), "+f"(sums[first + 11]), \
-  "+f"(sums[first + 12]), "+f"(sums[first + 13]), "+f"(sums[first + 14]), "+f"(sums[first + 15]), \
-  "+f"(sums[first + 16]), "+f"(sums[first + 17]), "+f"(sums[first + 18]), "+f"(sums[first + 19]), \
-  "+f"(sums[first + 20]), "+f"(sums[first + 21]), "+f"(sums[first + 22]), "+f"(sums[first + 23]), \
-  "+f"(sums[first + 24]), "+f"(sums[first + 25]), "+f"(sums[first + 26]), "+f"(sums[first + 27])
-#define JSC_SUMS_56 JSC_SUMS_28(0)
-#define JSC_SUMS_112 JSC_SUMS_56, JSC_SUMS_28(28)
-#define JSC_SUMS_224 JSC_SUMS_112, JSC_SUMS_28(56), JSC_SUMS_28(84)
+#define JSC_SUMS_4(first) \
+  "+f"(sums[first + 0]), "+f"(sums[first + 1]), "+f"(sums[first + 2]), "+f"(sums[first + 3])
+#define JSC_SUMS_8(first) JSC_SUMS_4(first), JSC_SUMS_4(first + 4)
+#define JSC_SUMS_20(first) JSC_SUMS_8(first), JSC_SUMS_8(first + 8), JSC_SUMS_4(first + 16)
+#define JSC_SUMS_56 JSC_SUMS_20(0), JSC_SUMS_8(20)
+#define JSC_SUMS_96 JSC_SUMS_56, JSC_SUMS_20(28)
+#define JSC_SUMS_112 JSC_SUMS_96, JSC_SUMS_8(48)
+#define JSC_SUMS_192 JSC_SUMS_112, JSC_SUMS_20(56), JSC_SUMS_20(76)
+#define JSC_SUMS_224 JSC_SUMS_192, JSC_SUMS_8(96), JSC_SUMS_8(104)
 #define JSC_NAMES_56 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13" \
   ", %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27"
-#define JSC_NAMES_112 JSC_NAMES_56 \
+#define JSC_NAMES_96 JSC_NAMES_56 \
   ", %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41" \
-  ", %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55"
-#define JSC_NAMES_224 JSC_NAMES_112 \
+  ", %42, %43, %44, %45, %46, %47"
+#define JSC_NAMES_112 JSC_NAMES_96 \
+  ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define JSC_NAMES_192 JSC_NAMES_112 \
   ", %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69" \
   ", %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83" \
-  ", %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97" \
-  ", %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
+  ", %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define JSC_NAMES_224 JSC_NAMES_192 \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109" \
+  ", %110, %111"
 
 // The last three are the operands after the sums: filters, pixels and whether to add.
 #define JSC_WGMMA_16_BIT(T, type, columns, results, a, b, p) \
@@ -96,25 +98,37 @@ struct Wgmma;
   };
 
 JSC_WGMMA_16_BIT(__nv_bfloat16, "bf16", 56, 28, 28, 29, 30)
+JSC_WGMMA_16_BIT(__nv_bfloat16, "bf16", 96, 48, 48, 49, 50)
 JSC_WGMMA_16_BIT(__nv_bfloat16, "bf16", 112, 56, 56, 57, 58)
+JSC_WGMMA_16_BIT(__nv_bfloat16, "bf16", 192, 96, 96, 97, 98)
 JSC_WGMMA_16_BIT(__nv_bfloat16, "bf16", 224, 112, 112, 113, 114)
 JSC_WGMMA_16_BIT(__half, "f16", 56, 28, 28, 29, 30)
+JSC_WGMMA_16_BIT(__half, "f16", 96, 48, 48, 49, 50)
 JSC_WGMMA_16_BIT(__half, "f16", 112, 56, 56, 57, 58)
+JSC_WGMMA_16_BIT(__half, "f16", 192, 96, 96, 97, 98)
 JSC_WGMMA_16_BIT(__half, "f16", 224, 112, 112, 113, 114)
 JSC_WGMMA_TF32(56, 28, 28, 29, 30, 31, 32, 33)
+JSC_WGMMA_TF32(96, 48, 48, 49, 50, 51, 52, 53)
 JSC_WGMMA_TF32(112, 56, 56, 57, 58, 59, 60, 61)
+JSC_WGMMA_TF32(192, 96, 96, 97, 98, 99, 100, 101)
 JSC_WGMMA_TF32(224, 112, 112, 113, 114, 115, 116, 117)
 // clang-format on
 
 #undef JSC_WGMMA_TF32
 #undef JSC_WGMMA_16_BIT
 #undef JSC_NAMES_224
+#undef JSC_NAMES_192
 #undef JSC_NAMES_112
+#undef JSC_NAMES_96
 #undef JSC_NAMES_56
 #undef JSC_SUMS_224
+#undef JSC_SUMS_192
 #undef JSC_SUMS_112
+#undef JSC_SUMS_96
 #undef JSC_SUMS_56
-#undef JSC_SUMS_28
+#undef JSC_SUMS_20
+#undef JSC_SUMS_8
+#undef JSC_SUMS_4
 
 }  // namespace jsc
 

@@ -1,0 +1,196 @@
+// Results of a tile whose sums lie in shared memory: of the blocks of a cluster that share its steps, added in the
+// order of the splits, or of a block alone whose registers do not suffice for more.
+//
+// Blocks of a cluster share the rows of their tile. A thread keeps four filters, and its column of a row.
+// Lost: sums sent to each other instead of read.
+#ifndef JSC_CUDA_WARPGROUP_MEETING_CUH_
+#define JSC_CUDA_WARPGROUP_MEETING_CUH_
+
+#include <cooperative_groups.h>
+
+#include "warpgroup_engine.cuh"
+
+namespace jsc {
+
+// Four results in one store; to: aligned to four elements.
+template <typename T>
+__device__ __forceinline__ void StoreQuad(T* to, float4 v) {
+  if constexpr (sizeof(T) == 4) {
+    *reinterpret_cast<float4*>(to) = v;
+  } else {
+    const T element[4] = {FromFloat<T>(v.x), FromFloat<T>(v.y), FromFloat<T>(v.z), FromFloat<T>(v.w)};
+    const uint2 words = *reinterpret_cast<const uint2*>(element);
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(words.x), "r"(words.y) : "memory");
+  }
+}
+
+// Four sums of any block of the cluster, where `yes`; without a branch. What is loaded has to be used: no load
+// may be under way when the cluster parts.
+__device__ __forceinline__ void LoadIf(float4& v, const float* from, bool yes) {
+  asm volatile("{\n .reg .pred yes;\n setp.ne.b32 yes, %5, 0;\n @yes ld.v4.f32 {%0, %1, %2, %3}, [%4];\n}"
+               : "+f"(v.x), "+f"(v.y), "+f"(v.z), "+f"(v.w)
+               : "l"(from), "r"(static_cast<int>(yes))
+               : "memory");
+}
+
+// Completes a tile's rows of kPatchWidth pixels `part`, part + parts, ...: bias, residual and ReLU. A thread keeps four
+// filters, and its column of the row.
+template <class U, typename T>
+struct WarpgroupWriter {
+  static constexpr int kQuads = U::kFilters / 4, kPooledWidth = kPatchWidth / 2;
+  static_assert(U::kConsumers / kQuads == kPatchWidth, "a thread keeps its column");
+  const WarpgroupTask<T>& task;
+  int column, filter, rows, row_step;  // rows: in which this thread's column has results
+  int64_t first;                       // element of out, of row 0
+  int nonzeros = 0, written = 0;
+
+  static __device__ __forceinline__ int Filter() { return static_cast<int>(threadIdx.x) % kQuads * 4; }
+  // The bias of the calling thread's filters.
+  static __device__ __forceinline__ float4 LoadBias(const WarpgroupTask<T>& task, const WarpgroupPlace& at) {
+    const int feature = at.feature + Filter();
+    if (task.bias == nullptr || feature >= task.features) return {0.f, 0.f, 0.f, 0.f};
+    return Load4(task.bias + static_cast<int64_t>(blockIdx.z) * task.features + feature);
+  }
+  __device__ __forceinline__ WarpgroupWriter(const WarpgroupTask<T>& task, const WarpgroupPlace& at) : task(task) {
+    constexpr int kRows = U::kPixels / kPatchWidth;
+    column = static_cast<int>(threadIdx.x) / kQuads;
+    filter = Filter();
+    int64_t pixel = static_cast<int64_t>(blockIdx.z) * task.pixels + column;
+    if (task.patch) {
+      pixel += static_cast<int64_t>(at.image * task.height + at.y) * task.width + at.x;
+      rows = at.x + column < task.width ? min(kRows, task.height - at.y) : 0;
+      row_step = task.width * task.features;
+    } else {
+      pixel += at.pixel;
+      rows = min(kRows, (task.pixels - at.pixel - column + kPatchWidth - 1) / kPatchWidth);
+      row_step = kPatchWidth * task.features;
+    }
+    if (task.pool != Pool::kNone) {  // a column of pooled results, every second row of them
+      const int pooled = at.x / 2 + column % kPooledWidth;
+      pixel = static_cast<int64_t>(blockIdx.z) * task.images_per_stack + at.image;
+      pixel = (pixel * task.pooled_height + at.y / 2) * task.pooled_width + pooled;
+      rows = pooled < task.pooled_width ? min(kRows / 2, task.pooled_height - at.y / 2) : 0;
+      row_step = task.pooled_width * task.features;
+    }
+    if (threadIdx.x >= U::kConsumers || at.feature + filter >= task.features) rows = 0;
+    first = pixel * task.features + at.feature + filter;
+  }
+  __device__ __forceinline__ int64_t Element(int row) const { return first + static_cast<int64_t>(row) * row_step; }
+  // Rows part, part + parts, ...; tile_of(split): the sums of a split, which are added in the order of the splits.
+  // kBatch rows of kSplits splits are asked for at a time.
+  template <int kBatch, int kSplits, typename TileOf>
+  __device__ __forceinline__ void Write(int part, int parts, float4 bias, const TileOf& tile_of) {
+#pragma unroll 1
+    for (int from = part; from < rows; from += kBatch * parts) {
+      float4 sum[kBatch] = {}, extra[kBatch] = {};
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int row = from + i * parts;
+        if (task.residual && row < rows) extra[i] = Load4(task.residual + Element(row));
+      }
+#pragma unroll 1
+      for (int split = 0; split < parts; split += kSplits) {
+        float4 next[kSplits][kBatch] = {};
+#pragma unroll
+        for (int j = 0; j < kSplits; ++j) {
+          const float* tile = tile_of(min(split + j, parts - 1)) + column * U::kSumStride + filter;
+#pragma unroll
+          for (int i = 0; i < kBatch; ++i) {
+            const int row = from + i * parts;
+            const float* at = tile + row * (kPatchWidth * U::kSumStride);
+            if constexpr (kSplits > 1) {
+              LoadIf(next[j][i], at, row < rows && split + j < parts);
+            } else if (row < rows) {
+              next[j][i] = *reinterpret_cast<const float4*>(at);
+            }
+          }
+        }
+#pragma unroll
+        for (int j = 0; j < kSplits; ++j) {
+#pragma unroll
+          for (int i = 0; i < kBatch; ++i) {
+            sum[i] = sum[i] + next[j][i];
+          }
+        }
+        if (kSplits == 1) break;
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int row = from + i * parts;
+        sum[i] = sum[i] + (bias + extra[i]);
+        if (task.relu) sum[i] = {Relu(sum[i].x), Relu(sum[i].y), Relu(sum[i].z), Relu(sum[i].w)};
+        if (row < rows) Store(row, sum[i]);
+      }
+    }
+  }
+  __device__ __forceinline__ void Store(int row, float4 result) {
+    StoreQuad(task.out + Element(row), result);
+    if (task.counts.rows) {
+      nonzeros += CountNonzeros<T>(result, 4);
+      written += 4;
+    }
+  }
+  // The same of pooled rows: four sums for each result.
+  template <int kSplits, typename TileOf>
+  __device__ __forceinline__ void WritePooled(int part, int parts, float4 bias, const TileOf& tile_of) {
+#pragma unroll 1
+    for (int row = part * 2 + column / kPooledWidth; row < rows; row += parts * 2) {
+      const int corner = (row * 2 * kPatchWidth + column % kPooledWidth * 2) * U::kSumStride + filter;
+      float4 sum[4] = {};
+#pragma unroll 1
+      for (int split = 0; split < parts; split += kSplits) {
+        float4 next[kSplits][4] = {};
+#pragma unroll
+        for (int j = 0; j < kSplits; ++j) {
+          const float* tile = tile_of(min(split + j, parts - 1)) + corner;
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            LoadIf(next[j][i], tile + (i / 2 * kPatchWidth + i % 2) * U::kSumStride, split + j < parts);
+          }
+        }
+#pragma unroll
+        for (int j = 0; j < kSplits; ++j) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) sum[i] = sum[i] + next[j][i];
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        sum[i] = sum[i] + bias;
+        if (task.relu) sum[i] = {Relu(sum[i].x), Relu(sum[i].y), Relu(sum[i].z), Relu(sum[i].w)};
+      }
+      Store(row, Pooled(sum));
+    }
+  }
+  __device__ __forceinline__ float4 Pooled(const float4 (&v)[4]) const {
+    if (task.pool == Pool::kAverage) {
+      const float4 sum = (v[0] + v[1]) + (v[2] + v[3]);
+      return {0.25f * sum.x, 0.25f * sum.y, 0.25f * sum.z, 0.25f * sum.w};
+    }
+    const auto most = [](float a, float b, float c, float d) { return MaxOrNan(MaxOrNan(a, b), MaxOrNan(c, d)); };
+    return {most(v[0].x, v[1].x, v[2].x, v[3].x), most(v[0].y, v[1].y, v[2].y, v[3].y),
+            most(v[0].z, v[1].z, v[2].z, v[3].z), most(v[0].w, v[1].w, v[2].w, v[3].w)};
+  }
+};
+
+#if __CUDA_ARCH__ >= 900
+// Blocks of a cluster share the rows of their tile.
+template <int kBatch, int kSplits, class U, typename T>
+__device__ __forceinline__ void WriteTogether(WarpgroupWriter<U, T>& writer, int part, int parts, float4 bias,
+                                              float* tile) {
+  auto cluster = cooperative_groups::this_cluster();
+  cluster.sync();
+  const auto tile_of = [&](int split) { return cluster.map_shared_rank(tile, split); };
+  if (writer.task.pool == Pool::kNone) {
+    writer.template Write<kBatch, kSplits>(part, parts, bias, tile_of);
+  } else {
+    writer.template WritePooled<2>(part, parts, bias, tile_of);
+  }
+  ArriveAtCluster();
+  WaitForCluster();  // a block's sums stay until all have read them
+}
+#endif
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_WARPGROUP_MEETING_CUH_
