@@ -18,14 +18,12 @@ implementations gives. The decision is made while a program is lowered, so it se
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jax_sparse_conv import _native, cost_model, crossing
+from jax_sparse_conv import _native, cost_model, crossing, devices
 from jax_sparse_conv.geometry import Geometry, Pool
 
 ASSUMED_DENSITY = 0.75
@@ -432,11 +430,7 @@ def _tensor_rate(dtype: str, device: cost_model.Device, capability: tuple[int, i
     return float(cycle) * device.multiprocessors * device.clock_hz
 
 
-@functools.lru_cache(maxsize=1)
 def _device() -> tuple[cost_model.Device, tuple[int, int]]:
-    """The first CUDA device and its compute capability; an H200 for programs compiled where there is none."""
-    try:
-        found: dict[str, Any] = _native.device_properties(0)
-        return cost_model.Device.of(0), (found["major"], found["minor"])
-    except RuntimeError:
-        return cost_model.Device(), (9, 0)
+    """The GPU that is lowered for and its compute capability; an H200 for programs compiled where there is none."""
+    found = devices.current()
+    return found, found.capability

@@ -23,15 +23,18 @@ from jax_sparse_conv import _native, devices, lowering
 devices._GPU = "cpu"
 _native.why_missing = lambda *_: None
 _native.workspace_bytes = lambda *arguments: found.append(arguments[-1]) or 0
+names = ("clock_khz", "memory_clock_khz", "memory_bus_bits", "major", "minor")
+_native.device_properties = lambda ordinal: found.append(ordinal) or dict.fromkeys(names, 8)
 found = []
 x, kernel = jnp.ones((2, 8, 8, 16)), jnp.ones((3, 3, 16, 16))
 conv = jax.jit(lambda x, kernel: jsc.conv(x, kernel, implementation="ecr"))
 counted = jax.jit(lambda x, kernel: jsc.conv(x, kernel, implementation="ecr", count_nonzeros=True))
+auto = jax.jit(lambda x, kernel: jsc.conv(x, kernel))
 mesh = jax.make_mesh((2,), ("images",), devices=jax.devices()[1:], axis_types=(AxisType.Auto,))
 
 def show(name, function, *arguments):
     function.trace(*arguments).lower(lowering_platforms=("cuda",))
-    print(name, found)
+    print(name, *sorted(set(found)))
     found.clear()
 
 show("first", conv, x, kernel)
@@ -41,6 +44,7 @@ with jax.default_device(jax.devices()[1]):
     show("counted", counted, jnp.ones((2, 8, 8, 16)), jnp.ones((3, 3, 16, 16)))
 split = jax.shard_map(conv, mesh=mesh, in_specs=(P("images"), P()), out_specs=P("images"))
 show("mesh", jax.jit(split), x, kernel)
+show("chosen", auto, jax.device_put(x, jax.devices()[2]), kernel)
 """
 
 
@@ -50,7 +54,7 @@ def test_a_lowering_knows_its_device() -> None:
         [sys.executable, "-c", LOWERED], env=os.environ | flags, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.splitlines() == ["first [0]", "committed [2]", "default [1]", "counted [1]", "mesh [1]"]
+    assert done.stdout.splitlines() == ["first 0", "committed 2", "default 1", "counted 1", "mesh 1", "chosen 2"]
 
 
 def test_properties_are_those_of_the_device_that_is_lowered_for(monkeypatch: pytest.MonkeyPatch) -> None:
