@@ -18,7 +18,7 @@ import numpy as np
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
-from jax_sparse_conv import _native, choice, lowering, partitioning, primitives
+from jax_sparse_conv import _native, choice, devices, lowering, partitioning, primitives
 from jax_sparse_conv.geometry import MAX_ELEMENTS
 from jax_sparse_conv.primitives import Config
 
@@ -270,6 +270,7 @@ class Schedule:
         return -(-math.prod(value.shape) * self._itemsize // _ALIGNMENT) * _ALIGNMENT
 
 
+@devices.for_lowering
 def _lower(
     ctx: Any,
     *operands: Any,
@@ -297,13 +298,11 @@ def _fits(operands: Sequence[Any], layers: Sequence[Layer]) -> bool:
     return all(why_not(*call) is None for call in calls)
 
 
-@functools.lru_cache(maxsize=1)
 def _has_clusters() -> bool:
     try:
-        found = _native.device_properties(0)
+        return devices.Device.of(devices.ordinal()).capability >= _CLUSTERS
     except RuntimeError:
         return False  # compiled where there is no device
-    return (found["major"], found["minor"]) >= _CLUSTERS
 
 
 for _platform in (None, *_native.PLATFORMS):
