@@ -33,10 +33,10 @@ def fuse(function: _Function) -> _Function:
 
     What is fused: two or more convolutions of `jsc.conv`, `jsc.conv_pool` and the layers made of them, of up to 8
     images, in float32, bfloat16 or float16, with K a multiple of 16 bytes, in one group or in groups of at least 32
-    output channels, and max pools; not of images, nor with so much work that starting it does not matter. They must be
-    in the function itself or in functions that it calls under `jit`, not inside `scan`, `cond` or the like. All else is
-    evaluated as before, so that the results are those of `function` within the precision's tolerance. float32 is
-    multiplied as TF32 unless the precision is HIGHEST.
+    output channels, and max pools; first layers too, in one group and without dilation; not with so much work that
+    starting it does not matter. They must be in the function itself or in functions that it calls under `jit`, not
+    inside `scan`, `cond` or the like. All else is evaluated as before, so that the results are those of `function`
+    within the precision's tolerance. float32 is multiplied as TF32 unless the precision is HIGHEST.
 
     Works under `jit` (which it wants: otherwise the function is traced at every call), `vmap` over images, and
     derivatives, for which the layers run separately.
