@@ -120,7 +120,7 @@ def test_what_xla_tunes_is_compiled_alone_on_an_accelerator(backend: str, monkey
         running.remove(name)
         return name.upper()
 
-    monkeypatch.setattr(timing.jax, "default_backend", lambda: backend)
+    monkeypatch.setattr(timing.devices, "default_platform", lambda: backend)
     names = ["plain 1", "tuned 1", "plain 2", "tuned 2"]
     found = dict(timing.compile_each([(functools.partial(job, name), "tuned" in name) for name in names], threads=4))
     assert [found[index] for index in range(4)] == [name.upper() for name in names]
