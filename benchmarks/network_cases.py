@@ -19,7 +19,7 @@ import jax_sparse_conv as jsc
 from benchmarks import program
 from benchmarks.cases import KINDS
 from benchmarks.prepared import REFERENCE_IMAGES, Beside, Prepared
-from jax_sparse_conv import _native, choice, models, timing
+from jax_sparse_conv import _native, devices, models, timing
 from jax_sparse_conv.models.units import PreActivation
 from jax_sparse_conv.segments import MAX_IMAGES
 
@@ -82,7 +82,7 @@ class Limits:
 def _peak(dtype: str, precision: str | None) -> float | None:
     if jax.default_backend() == "cpu":
         return _native.cpu_limits()["flops"] if _native.cpu_isas() and dtype == "float32" else None
-    return choice.peak_flops(dtype, precision == "highest")
+    return devices.current().dense_flops(dtype, precision == "highest")
 
 
 def measure(

@@ -23,7 +23,7 @@ from jax_sparse_conv.coo_configurations import (
     configurations,
     variants,
 )
-from jax_sparse_conv.devices import Device as Device
+from jax_sparse_conv.devices import Device
 from jax_sparse_conv.geometry import Geometry
 
 _LEAST_OCCUPANCY = 0.5

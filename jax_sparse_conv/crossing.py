@@ -8,12 +8,10 @@ slowly until few non-zeros are left and then steeply.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from jax_sparse_conv.devices import Device
-
-if TYPE_CHECKING:
-    from jax_sparse_conv.choice import Work
+from jax_sparse_conv.work import Work
 
 Products: TypeAlias = Literal["ffma", "mma", "warpgroups"]
 
@@ -73,16 +71,16 @@ def sparse_us(work: Work, device: Device, density: float) -> float:
     return _SPARSE_FLOOR + 1e6 * ((maps + weights) / device.memory_bytes_per_second + sums)
 
 
-def direct_us(work: Work, device: Device, products: Products, peak: float) -> float:
+def direct_us(work: Work, device: Device, products: Products) -> float:
     """Microseconds of "direct", without its pool.
 
     Args:
       work: the call.
       device: the GPU.
       products: what multiplies.
-      peak: operations a second that it does at the most, on elements of the call's dtype.
     """
     exact = work.exact and work.dtype == "float32"
+    peak = device.flops if products == "ffma" else device.tensor_flops(work.dtype)
     if products == "ffma":
         share, step = _FFMA
     elif products == "mma":

@@ -31,7 +31,7 @@ _MOST_IMAGES, _MOST_IMAGES_EXACT, _MOST_IMAGES_16BIT = 8, 2, 4
 
 _GROWTH, _MIDDLE, _CHANNELS = 32, 128, 32  # kGrowth, kMiddle, kDenseChannels
 _MAX_CHANNELS, _MAX_LAYERS, _FAR = 4096, 128, 2**13
-_CLUSTERS, _SHARED_MEMORY = (9, 0), 200_000  # compute capability, bytes of a block
+_SHARED_MEMORY = 200_000  # bytes of a block
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -237,11 +237,8 @@ def _why_not_here(ctx: Any, platform: str | None) -> str | None:
 
 def _has_clusters() -> bool:
     """Whether the GPU has clusters, and blocks as much shared memory as the largest tiles need."""
-    try:
-        device = devices.Device.of(devices.ordinal())
-    except RuntimeError:
-        return False  # compiled where there is no device
-    return device.capability >= _CLUSTERS and device.block_shared_memory >= _SHARED_MEMORY
+    device = devices.known()
+    return device is not None and device.has_clusters and device.block_shared_memory >= _SHARED_MEMORY
 
 
 for _platform in (None, *_native.PLATFORMS):

@@ -19,6 +19,11 @@ from jax_sparse_conv import _native
 
 _GPU = "gpu"  # `jax.Device.platform` of CUDA devices
 _FP32_LANES = {(7, 0): 64, (7, 5): 64, (8, 0): 64}  # of a multiprocessor; 128 in every other since
+_TF32 = (8, 0)  # compute capability from which on there is TF32 ...
+_CLUSTERS = (9, 0)  # ... and clusters of blocks
+# Operations a cycle of a multiprocessor's tensor cores by compute capability: float32 as TF32, 16-bit types.
+_TENSOR_CORES = {(8, 0): (1024, 2048), (9, 0): (2048, 4096), (10, 0): (2048, 8192), (10, 3): (2048, 8192)}
+_TENSOR_CORES_ELSEWHERE = (256, 512)
 
 _ordinal: contextvars.ContextVar[int | None] = contextvars.ContextVar("jax_sparse_conv_ordinal", default=None)
 Rule = TypeVar("Rule", bound=Callable[..., Any])
@@ -57,6 +62,36 @@ class Device:
         """Floating-point operations a second, a multiply-add counted as two: the paper's comp_thr."""
         return 2.0 * self.multiprocessors * self.lanes * self.clock_hz
 
+    @property
+    def has_tf32(self) -> bool:
+        """Whether tensor cores take float32, rounded to TF32."""
+        return self.capability >= _TF32
+
+    @property
+    def has_fast_tf32(self) -> bool:
+        """Whether they do so much faster than FFMA; the same list is in `cuda/device_info.cu`."""
+        return self.capability in _TENSOR_CORES
+
+    @property
+    def has_clusters(self) -> bool:
+        """Whether blocks of a cluster share memory, as from Hopper on."""
+        return self.capability >= _CLUSTERS
+
+    def tensor_flops(self, dtype: str) -> float:
+        """Operations a second of the tensor cores on "float32" as TF32 or on a 16-bit type."""
+        if not self.has_tf32:
+            return 0.0
+        cycle = _TENSOR_CORES.get(self.capability, _TENSOR_CORES_ELSEWHERE)[0 if dtype == "float32" else 1]
+        return float(cycle) * self.multiprocessors * self.clock_hz
+
+    def dense_flops(self, dtype: str, exact: bool) -> float:
+        """Operations a second on a dense convolution of this dtype; float32 as TF32 or exact.
+
+        Exact products of float32 take one instruction, or three of the tensor cores.
+        """
+        tensor = self.tensor_flops(dtype)
+        return max(self.flops, tensor / 3 if exact and dtype == "float32" else tensor)
+
     @classmethod
     @functools.lru_cache(maxsize=64)
     def of(cls, ordinal: int) -> Device:
@@ -91,7 +126,7 @@ def default_platform() -> str:
 
 
 def for_lowering(rule: Rule) -> Rule:
-    """A lowering rule that knows the GPU it is for, as `ordinal()` and `current()`."""
+    """A lowering rule that knows the GPU it is for, as `ordinal()`, `known()` and `current()`."""
 
     @functools.wraps(rule)
     def knowing(ctx: Any, *operands: Any, **parameters: Any) -> Any:
@@ -127,9 +162,14 @@ def ordinal() -> int:
         return 0  # JAX has no GPU
 
 
-def current() -> Device:
-    """The GPU of `ordinal()`; the default `Device` where there is none, as in an export."""
+def known() -> Device | None:
+    """The GPU of `ordinal()`; None where there is none, as in an export."""
     try:
         return Device.of(ordinal())
     except RuntimeError:
-        return Device()
+        return None
+
+
+def current() -> Device:
+    """The GPU of `ordinal()`; the default `Device` where there is none."""
+    return known() or Device()

@@ -16,8 +16,19 @@ import numpy as np
 from jax import lax
 from jax.interpreters import mlir
 
-from jax_sparse_conv import _native, choice, cost_model, devices, packing, partitioning, reference, sampling
+from jax_sparse_conv import (
+    _native,
+    choice,
+    cost_model,
+    devices,
+    direct_choice,
+    packing,
+    partitioning,
+    reference,
+    sampling,
+)
 from jax_sparse_conv.primitives import Config, Operands, conv_on_device_p, conv_p, reference_conv
+from jax_sparse_conv.work import Work
 
 _POOL_CODES = {None: 0, "max": 1, "avg": 2}
 _ACTIVATION_CODES = {None: 0, "relu": 1}
@@ -97,7 +108,7 @@ def resolved(x: Any, kernel: Any, config: Config, platform: str) -> Config | Non
     return _up_to(below, config, platform)
 
 
-def _chosen(work: choice.Work, config: Config, platform: str) -> Config | None:
+def _chosen(work: Work, config: Config, platform: str) -> Config | None:
     """`implementation=None`."""
     if _is_direct(work, platform):
         return dataclasses.replace(config, method="direct")
@@ -108,8 +119,8 @@ def _chosen(work: choice.Work, config: Config, platform: str) -> Config | None:
     return dataclasses.replace(config, below=None if below >= 1 or native else below, may_be_dense=native)
 
 
-def _is_direct(work: choice.Work, platform: str) -> bool:
-    return choice.prefers_direct(work, platform) and _native.why_missing("direct", platform, work.dtype) is None
+def _is_direct(work: Work, platform: str) -> bool:
+    return direct_choice.prefers_direct(work, platform) and _native.why_missing("direct", platform, work.dtype) is None
 
 
 def _up_to(below: float, config: Config, platform: str) -> Config | None:
@@ -123,10 +134,10 @@ def _up_to(below: float, config: Config, platform: str) -> Config | None:
     return None if below <= 0 else dataclasses.replace(config, method=config.sparse_method, below=below)
 
 
-def work_of(x: Any, kernel: Any, config: Config) -> choice.Work:
-    """The call as `choice` sees it."""
+def work_of(x: Any, kernel: Any, config: Config) -> Work:
+    """The call as the models see it."""
     exact = is_highest(config.precision)
-    return choice.Work(config.sparse_method, x.shape, kernel.shape, config.geometry, str(x.dtype), exact)
+    return Work(config.sparse_method, x.shape, kernel.shape, config.geometry, str(x.dtype), exact)
 
 
 # --- lowering --------------------------------------------------------------------------------------------------------
@@ -157,8 +168,8 @@ def _pools_apart(x: Any, kernel: Any, config: Config, platform: str | None) -> b
     if config.geometry.pool is None or platform != "cuda":
         return config.geometry.pool is not None and config.method == "direct"
     if config.method in ("adaptive", "direct"):
-        return config.method == "adaptive" or not choice.pools_in_direct(work_of(x, kernel, config))
-    return _is_direct_before_pool(x, kernel, config, platform) and not choice.pools_in_direct(
+        return config.method == "adaptive" or not direct_choice.pools_in_direct(work_of(x, kernel, config))
+    return _is_direct_before_pool(x, kernel, config, platform) and not direct_choice.pools_in_direct(
         work_of(x, kernel, config)
     )
 

@@ -18,9 +18,10 @@ import numpy as np
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
-from jax_sparse_conv import _native, choice, devices, lowering, partitioning, primitives
+from jax_sparse_conv import _native, devices, direct_choice, lowering, partitioning, primitives
 from jax_sparse_conv.geometry import MAX_ELEMENTS
 from jax_sparse_conv.primitives import Config
+from jax_sparse_conv.work import Work
 
 MAX_IMAGES = 8
 """Images of a batch up to which a layer is fused; beyond, cuDNN has enough work to fill the device."""
@@ -28,7 +29,6 @@ MAX_LAYERS = 64
 """Of one call, a pool counted as a layer; longer runs become several calls."""
 
 _ALIGNMENT = 256  # bytes, of arrays in the workspace
-_CLUSTERS = (9, 0)  # compute capability
 _FAR = 2**13  # rows, columns, strides and reach of a window
 _GROUP_FEATURES = 32  # output channels of a group that "direct" has tiles for
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -96,16 +96,16 @@ def why_not(config: Config, x: Any, kernel: Any) -> str | None:
     return _why_not_direct(lowering.work_of(x, kernel, config))
 
 
-def _why_not_direct(work: choice.Work) -> str | None:
+def _why_not_direct(work: Work) -> str | None:
     """Why "direct" is not a good kernel for a layer of a chain."""
     groups, features = work.geometry.groups, work.kernel_shape[4] // work.geometry.groups
-    if work.is_image and not choice.has_image_kernel(work):
+    if work.is_image and not direct_choice.has_image_kernel(work):
         return "its input is an image with dilated or grouped windows, whose channels are copied one by one"
     if groups > 1 and (features < _GROUP_FEATURES or work.kernel_shape[3] * work.itemsize % 16):
         return f"its {groups} groups are too narrow"
     if groups > 1 and features * work.itemsize % 16:
         return f"K={features} of a group does not come in whole 16 bytes"
-    if work.flops > choice.most_direct_flops(work):
+    if work.flops > direct_choice.most_direct_flops(work):
         return "it has so much work that its start does not matter"
     return None
 
@@ -299,10 +299,8 @@ def _fits(operands: Sequence[Any], layers: Sequence[Layer]) -> bool:
 
 
 def _has_clusters() -> bool:
-    try:
-        return devices.Device.of(devices.ordinal()).capability >= _CLUSTERS
-    except RuntimeError:
-        return False  # compiled where there is no device
+    device = devices.known()
+    return device is not None and device.has_clusters
 
 
 for _platform in (None, *_native.PLATFORMS):

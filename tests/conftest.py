@@ -11,7 +11,8 @@ import hypothesis
 import jax
 import pytest
 
-from jax_sparse_conv import _native
+from jax_sparse_conv import _native, devices
+from jax_sparse_conv.devices import Device
 
 # The same draws in every run: what fails on a change comes from the change.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -41,6 +42,18 @@ def gpu() -> jax.Device:
     if PLATFORM != "cuda":
         pytest.skip(f"needs an NVIDIA GPU; the default backend is {jax.default_backend()!r}")
     return jax.devices("gpu")[0]
+
+
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], *, has_warpgroups: bool) -> None:
+    """As if programs were lowered for an H200 of this compute capability, by kernels with warpgroup products or not."""
+    monkeypatch.setattr(devices, "current", lambda: Device(capability=capability))
+    monkeypatch.setattr(_native, "has_warpgroups", lambda: has_warpgroups)
+
+
+@pytest.fixture
+def h200(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if programs were lowered for an H200."""
+    on_a_gpu(monkeypatch, (9, 0), has_warpgroups=True)
 
 
 @pytest.fixture(params=["portable", "avx2", "avx512"])

@@ -13,14 +13,15 @@ import numpy as np
 import oracle
 import pytest
 from cases import Case
-from conftest import PLATFORM, require
+from conftest import PLATFORM, on_a_gpu, require
 from jax import lax
 from test_counting import check_counts
 from test_kernels import TOLERANCE, call, poison
 
 import jax_sparse_conv as jsc
-from jax_sparse_conv import _native, choice, cost_model, counting, lowering, primitives, sampling
+from jax_sparse_conv import choice, counting, lowering, primitives, sampling
 from jax_sparse_conv import geometry as geo
+from jax_sparse_conv.work import Work
 
 HALF = 0.5
 SPARSE, DENSE = [[1, 4], [0, 0], [2, 2]], [[3, 4], [0, 0], [1, 2]]  # at the threshold of a half, and above
@@ -261,31 +262,26 @@ def test_counts_that_nothing_reads(implementation: str) -> None:
 # --- the model -------------------------------------------------------------------------------------------------------
 
 
-def work(size: int, channels: int, features: int, exact: bool, kernel: int = 3) -> choice.Work:
+def work(size: int, channels: int, features: int, exact: bool, kernel: int = 3) -> Work:
     padding = ((kernel // 2, kernel // 2),) * 2
     shapes = ((1, size, size, channels), (1, kernel, kernel, channels, features))
-    return choice.Work("ecr", *shapes, geo.Geometry(padding=padding), "float32", exact)
-
-
-def on_a_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], has_warpgroups: bool) -> None:
-    monkeypatch.setattr(choice, "_device", lambda: (cost_model.Device(), capability))
-    monkeypatch.setattr(_native, "has_warpgroups", lambda: has_warpgroups)
+    return Work("ecr", *shapes, geo.Geometry(padding=padding), "float32", exact)
 
 
 def test_crossover_with_direct_on_an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
     """By warpgroup products "direct" is ahead but for nearly empty maps of layers where they leave much to gain."""
-    on_a_gpu(monkeypatch, (9, 0), True)
+    on_a_gpu(monkeypatch, (9, 0), has_warpgroups=True)
     assert choice.crossover_with_direct(work(14, 256, 256, exact=True)) == 0
     assert choice.crossover_with_direct(work(7, 512, 512, exact=True)) == 0
     assert 0.02 < choice.crossover_with_direct(work(14, 512, 512, exact=True)) < 0.06
     assert 0.02 < choice.crossover_with_direct(work(28, 512, 512, exact=True)) < 0.06
     for size, channels, features, kernel in ((14, 256, 256, 3), (28, 512, 512, 3), (56, 256, 64, 1)):
         assert choice.crossover_with_direct(work(size, channels, features, False, kernel)) == 0
-    on_a_gpu(monkeypatch, (9, 0), False)
+    on_a_gpu(monkeypatch, (9, 0), has_warpgroups=False)
     assert 0.1 < choice.crossover_with_direct(work(14, 256, 256, exact=True)) < 0.5
     assert choice.crossover_with_direct(work(14, 256, 256, exact=False)) < 0.15
     assert choice.crossover_with_direct(work(56, 256, 64, exact=False, kernel=1)) == 0
-    on_a_gpu(monkeypatch, (8, 9), False)  # "direct" multiplies by FFMA there
+    on_a_gpu(monkeypatch, (8, 9), has_warpgroups=False)  # "direct" multiplies by FFMA there
     assert choice.crossover_with_direct(work(14, 256, 256, exact=True)) > 0.9
 
 
@@ -319,7 +315,7 @@ def test_the_side_that_is_expected_is_the_faster(
     ecr: float,
     direct: float,
 ) -> None:
-    on_a_gpu(monkeypatch, (9, 0), True)
+    on_a_gpu(monkeypatch, (9, 0), has_warpgroups=True)
     one = work(size, channels, features, exact=True)
     below = choice.crossover_with_direct(dataclasses.replace(one, x_shape=(images, *one.x_shape[1:])))
     chosen = ecr if density <= below and below > 0 else direct
@@ -330,7 +326,7 @@ def test_the_side_that_is_expected_is_the_faster(
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
 def test_what_none_does_with_counts(monkeypatch: pytest.MonkeyPatch, platform: str, pool: bool) -> None:
     """Nothing, for a convolution: a CPU's kernels sample for themselves, and a GPU decides beforehand."""
-    monkeypatch.setattr(choice, "_device", lambda: (cost_model.Device(), (9, 0)))
+    on_a_gpu(monkeypatch, (9, 0), has_warpgroups=True)
     monkeypatch.setattr(lowering._native, "why_missing", lambda *_: None)
     x = jax.ShapeDtypeStruct((1, 14, 14, 256), jnp.float32)
     kernel = jax.ShapeDtypeStruct((1, 3, 3, 256, 256), jnp.float32)

@@ -16,7 +16,7 @@ from conftest import PLATFORM, require
 from test_kernels import TF32, TOLERANCE, run
 
 import jax_sparse_conv as jsc
-from jax_sparse_conv import _native, choice
+from jax_sparse_conv import direct_choice
 
 # Element types and precisions that large layers of "direct" are computed in, and how exact they are then.
 LARGE_KINDS = (
@@ -66,7 +66,7 @@ def test_direct_of_large_layers(case: Case, dtype: str, precision: str | None, t
 @pytest.mark.parametrize("case", cases.LARGE_POOL_CASES, ids=lambda case: case.name)
 def test_a_pool_of_pairs_is_in_direct_on_hopper(case: Case) -> None:
     """And its counts are of the pooled result."""
-    if PLATFORM != "cuda" or choice._device()[1] != (9, 0) or not _native.has_warpgroups():
+    if PLATFORM != "cuda" or not direct_choice.has_warpgroups():
         pytest.skip("only Hopper GPUs' warpgroup products have pools")
     inputs = cases.inputs(case, jnp.dtype(jnp.bfloat16))
     layer = functools.partial(jsc.conv_pool, **case.arguments, implementation="direct", count_nonzeros=True)

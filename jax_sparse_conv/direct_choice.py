@@ -1,0 +1,178 @@
+"""When "direct", the dense kernels after Cheng et al., is expected to be the fastest on a GPU, and which of them runs.
+
+There are kernels for images, for Hopper's warpgroup products and for the products of a warp, each with sizes that it
+takes and sizes that it wins at. What a kernel takes `cuda/*_plan.cc` decides again when the program runs. Where it wins
+was measured on an H200, as each constant says; what was not measured is left to others.
+"""
+
+from __future__ import annotations
+
+import math
+
+from jax_sparse_conv import _native, devices
+from jax_sparse_conv.geometry import Pool
+from jax_sparse_conv.work import Work
+
+_DTYPES = ("float32", "bfloat16", "float16")
+
+# Operations up to which products of a warp beat cuDNN's TF32: in all 53 convolutions of ResNet-50 at batch 1, of which
+# the largest has 236 MFLOP, by 1.4 to 4.1 times under default flags (h200_plan_resnet50_default.json), 0.94 to 2.7 of 7
+# under command buffers (h200_direct_layers_default.json).
+_TF32_FLOPS = 2.5e8
+# The same in 16 bits: VGG-19's conv5_1 with 925 MFLOP 1.8 times as fast as cuDNN under command buffers, ResNet-50's
+# smaller ones 0.97 to 2.5 times (h200_direct_layers_bfloat16.json). Beside "ecr" even direct's products of float32 in
+# parts, which take 1.5 times as long, are at most a quarter slower at the zeros of DenseNet's 3x3 layers.
+_16BIT_FLOPS = 9.3e8
+_16BIT_COPY = 8  # channels, as _COPY
+# The same at HIGHEST, where tensor cores multiply float32 in parts: of the layers in paper/fig9.json, fig12.json and
+# cusnn_fig11.json 1.07 to 10 times as fast as cuDNN up to here, with groups of 128 channels too, and 0.7 to 1.3 times
+# beyond. Beside "ecr" and "pecr", at the zeros that they have, XLA's pool behind it included: VGG-19's 1.0 to 1.4 times
+# as fast, ResNet-50's 1.0 to 1.8 but for conv5's 3x3 (0.85), RegNetX-16GF's grouped ones 1.2 to 1.8.
+_EXACT_FLOPS = 1.5e10
+_EXACT_FEATURES = 64  # of a group, fewer only ...
+_FEW_FEATURES = 32
+_FEW_FLOPS = 5e8  # ... with as much work: DenseNet's 3x3 layers from a batch of 4 to 16 on
+_COPY = 4  # channels of a copy: others are copied one by one
+
+# Where there are Hopper's warpgroup products, in TF32 and 16 bits, by 218 calls of four networks at batch 1, 8 and 32
+# under command buffers (a development run; h200_network_layers.json at batch 1): cuDNN is ahead once maps and kernel
+# together have more than so many elements for each multiprocessor, because no tile's results are written while the next
+# is multiplied. Of what is within, none was below 0.97. The sparse kernels are behind both there.
+_WARPGROUP_ELEMENTS = 6.8e4
+_WARPGROUP_MOST_FLOPS = 3e10  # the most among them
+_WARPGROUP_FEATURES = 64  # of a tile; fewer, as DenseNet's 32, ...
+_WARPGROUP_FEW_FLOPS = 2.5e8  # ... with as much work as measured
+_WARPGROUP_ROW = 128  # bytes of channels of a step, which has to end where a group does
+_WARPGROUP_BYTES = 16  # of channels, and of features, that the copy engine moves at the least
+_WARPGROUP_CAPABILITY = (9, 0)
+# 1x1 convolutions without strides are matrix products of cuDNN's: those of one step are its, and in 16 bits those on
+# maps larger than 14x14 with more work, where it takes 0.9 to 1.0 times as long, or with small kernels: at batch 1 the
+# geometric mean of best times is 0.92 in twelve layers of 12 to 49 thousand elements and 1.02 in five of 53 to 66.
+_WARPGROUP_FEW_PIXELS = 400
+_WARPGROUP_PRODUCT_FLOPS = 1.1e8
+_WARPGROUP_PRODUCT_KERNEL = 5.2e4
+# At HIGHEST, without groups: VGG-19's and ResNet-50's layers 2.6 to 4.5 times as fast at batch 8 and 1.5 to 4.5 times
+# at batch 32, where VGG-19's have up to here (h200_direct_layers_highest_batches.json).
+_WARPGROUP_EXACT_FLOPS = 1.2e11
+_WARPGROUP_FLOPS = 3.8e9  # with a pool in the same kernel, and in chains of kernels
+_WARPGROUP_REACH = 8  # pixels, of a window: patches of 28 rows and their rims then have room in shared memory twice
+
+# Images have a kernel of their own. On an H200 under command buffers, first layers of VGG, ResNet (with their pool),
+# RegNet and AlexNet at batch 1 and 8 in TF32, at HIGHEST and in bfloat16: 0.97 to 4.8 times as fast as cuDNN's (a
+# development run of benchmarks.zoo); with fewer features or more work not measured.
+_IMAGE_CHANNELS = 4
+_IMAGE_FEATURES = 32
+_IMAGE_FLOPS = 2e9
+_IMAGE_POOL = 3  # side of a window, of pools in the same kernel ...
+_IMAGE_STRIDE = 4  # ... behind convolutions whose weights and pixels find room in shared memory
+_IMAGE_PRODUCTS = 400
+
+
+def prefers_direct(work: Work, platform: str) -> bool:
+    """Whether the dense kernel of Cheng et al. is expected to be the fastest at any likely density of x."""
+    if platform != "cuda" or work.method != "ecr" or work.dtype not in _DTYPES:
+        return False
+    if work.is_symbolic:
+        return False
+    device = devices.current()
+    channels, features = work.kernel_shape[3], work.kernel_shape[4] // work.geometry.groups
+    if work.is_image:
+        is_measured = device.capability == _WARPGROUP_CAPABILITY and features >= _IMAGE_FEATURES
+        return is_measured and has_image_kernel(work) and 0 < work.flops <= _IMAGE_FLOPS
+    if has_warpgroups() and fits_warpgroups(work):
+        return _is_faster_by_warpgroups(work)
+    if work.itemsize == 2:
+        if channels % _16BIT_COPY or features % _16BIT_COPY or features < _FEW_FEATURES:
+            return False  # not measured
+        return 0 < work.flops <= _16BIT_FLOPS and device.has_tf32
+    if not work.exact:
+        is_small = work.flops <= _TF32_FLOPS and work.geometry.groups == 1  # others: not measured
+        return is_small and device.has_tf32
+    least = _EXACT_FEATURES if work.flops < _FEW_FLOPS else _FEW_FEATURES
+    if channels % _COPY or features % _COPY or features < least:
+        return False  # not measured
+    return 0 < work.flops <= most_direct_flops(work) and device.has_fast_tf32
+
+
+def has_warpgroups() -> bool:
+    """Whether "direct" has Hopper's warpgroup products on this CUDA device."""
+    return devices.current().capability == _WARPGROUP_CAPABILITY and _native.has_warpgroups()
+
+
+def most_direct_flops(work: Work) -> float:
+    """Operations from which on cuDNN is expected to beat "direct" in the best case that this was measured for."""
+    if not work.exact or work.dtype != "float32":
+        return _WARPGROUP_FLOPS
+    is_measured = work.geometry.groups == 1 and work.kernel_shape[4] >= _WARPGROUP_FEATURES
+    return _WARPGROUP_EXACT_FLOPS if is_measured and has_warpgroups() else _EXACT_FLOPS
+
+
+def fits_warpgroups(work: Work) -> bool:
+    """Whether "direct" would take warpgroup products of TF32 or 16 bits."""
+    return takes_warpgroups(work) and not (work.exact and work.dtype == "float32")
+
+
+def takes_warpgroups(work: Work) -> bool:
+    """Whether "direct" would take warpgroup products, as cuda/warpgroup_plan.cc decides it, on sizes as measured."""
+    groups, (channels, features) = work.geometry.groups, work.kernel_shape[3:]
+    if work.flops == 0:
+        return False
+    if groups > 1:
+        return channels * work.itemsize % _WARPGROUP_ROW == 0 and features // groups % _WARPGROUP_FEATURES == 0
+    if channels * work.itemsize % _WARPGROUP_BYTES or features * work.itemsize % _WARPGROUP_BYTES:
+        return False
+    is_small = features >= _FEW_FEATURES and work.flops <= _WARPGROUP_FEW_FLOPS
+    return features >= _WARPGROUP_FEATURES or is_small
+
+
+def _is_faster_by_warpgroups(work: Work) -> bool:
+    """Whether warpgroup products are expected to beat cuDNN's."""
+    kernel = math.prod(work.kernel_shape)
+    elements = math.prod(work.x_shape) + work.pixels * work.kernel_shape[4] + kernel
+    if elements > _WARPGROUP_ELEMENTS * devices.current().multiprocessors or work.flops > _WARPGROUP_MOST_FLOPS:
+        return False
+    if math.prod(work.kernel_shape[1:3]) > 1 or max(work.geometry.strides) > 1:
+        return True
+    if work.kernel_shape[3] * work.itemsize <= _WARPGROUP_ROW:
+        return False
+    if work.itemsize > 2 or work.pixels <= _WARPGROUP_FEW_PIXELS:
+        return True
+    return work.flops <= _WARPGROUP_PRODUCT_FLOPS and kernel >= _WARPGROUP_PRODUCT_KERNEL
+
+
+def has_image_kernel(work: Work) -> bool:
+    """Whether "direct" has a kernel for so few channels: cuda/direct_image_plan.cc has the same list."""
+    geometry = work.geometry
+    if work.x_shape[3] > _IMAGE_CHANNELS or geometry.groups > 1 or geometry.dilation != (1, 1):
+        return False
+    return not work.exact or work.itemsize == 2 or devices.current().has_fast_tf32
+
+
+def pools_in_direct(work: Work) -> bool:
+    """Whether "direct" takes the pool into its kernel on this CUDA device: cuda/*_plan.cc have the same lists."""
+    pool, geometry = work.geometry.pool, work.geometry
+    if pool is None or work.is_symbolic:
+        return False
+    if has_image_kernel(work):
+        return _pools_images(work, pool)
+    if not has_warpgroups():
+        return False
+    is_of_pairs = pool.window == (2, 2) and pool.strides == (2, 2) and not any(map(any, pool.padding))
+    reach = [(side - 1) * step for side, step in zip(work.kernel_shape[1:3], geometry.dilation, strict=True)]
+    if not is_of_pairs or geometry.strides != (1, 1) or max(reach) == 0 or max(reach) > _WARPGROUP_REACH:
+        return False
+    if work.flops == 0 or work.flops > most_direct_flops(work):
+        return False
+    channels, features = work.kernel_shape[3:]
+    is_copied = not (channels * work.itemsize % _WARPGROUP_BYTES or features * work.itemsize % _WARPGROUP_BYTES)
+    return work.dtype in _DTYPES and geometry.groups == 1 and is_copied
+
+
+def _pools_images(work: Work, pool: Pool) -> bool:
+    """Whether the kernel for few channels takes a pool and is expected to be faster than with XLA's pool behind it."""
+    if work.dtype not in _DTYPES or work.flops == 0 or pool.kind != "max":
+        return False
+    if max(pool.window) > _IMAGE_POOL or min(pool.strides) < 2 or work.products > _IMAGE_PRODUCTS:
+        return False
+    is_exact = work.exact and work.itemsize > 2  # what tiles compute twice costs more there
+    return max(work.geometry.strides) <= _IMAGE_STRIDE and not (is_exact and work.flops > _TF32_FLOPS)

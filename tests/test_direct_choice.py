@@ -1,0 +1,244 @@
+"""When `implementation=None` takes "direct" on a GPU, and which pools are in its kernels."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from conftest import on_a_gpu
+from jax import lax
+from works import POOLED, SAME, conv1x1, conv3x3
+
+from jax_sparse_conv import _native, choice, devices, direct_choice, lowering, primitives
+from jax_sparse_conv.devices import Device
+from jax_sparse_conv.geometry import Geometry, Pool
+from jax_sparse_conv.work import Work
+
+
+def test_small_tf32_convolutions_on_h200_are_direct(h200: None) -> None:
+    assert direct_choice.prefers_direct(conv3x3(1, 14, 256, 256, exact=False), "cuda")
+    assert not direct_choice.prefers_direct(conv3x3(1, 14, 256, 256, exact=False), "cpu")
+    assert not direct_choice.prefers_direct(conv3x3(1, 14, 256, 256, exact=False, method="pecr"), "cuda")
+
+
+@pytest.mark.parametrize("kind", [{"exact": False}, {"exact": True}, {"dtype": "bfloat16", "exact": False}])
+def test_images_on_h200_are_direct(h200: None, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any]) -> None:
+    assert direct_choice.prefers_direct(conv3x3(1, 224, 3, 64, **kind), "cuda")
+    assert direct_choice.prefers_direct(conv3x3(8, 224, 3, 64, **kind), "cuda")
+    assert direct_choice.prefers_direct(conv3x3(1, 112, 3, 32, **kind), "cuda")
+    assert not direct_choice.prefers_direct(conv3x3(32, 224, 3, 64, **kind), "cuda")  # not measured, as those below
+    assert not direct_choice.prefers_direct(conv3x3(1, 112, 3, 16, **kind), "cuda")
+    dilated = Geometry(padding=SAME.padding, dilation=(2, 2))
+    assert not direct_choice.prefers_direct(conv3x3(1, 224, 3, 64, geometry=dilated, **kind), "cuda")
+    on_a_gpu(monkeypatch, (8, 0), has_warpgroups=True)
+    assert not direct_choice.prefers_direct(conv3x3(1, 224, 3, 64, **kind), "cuda")
+
+
+@pytest.mark.parametrize(
+    ("changes", "inside"),
+    [
+        ({}, True),
+        ({"dtype": "bfloat16"}, True),
+        ({"exact": True}, True),
+        ({"exact": True, "x_shape": (8, 224, 224, 3)}, False),  # what tiles compute twice costs more
+        ({"x_shape": (8, 224, 224, 3)}, True),
+        ({"dtype": "float64"}, False),
+        ({"kernel_shape": (1, 13, 13, 3, 64)}, False),  # weights too large
+    ],
+)
+def test_pools_of_images_are_inside_direct(h200: None, changes: dict[str, Any], inside: bool) -> None:
+    pool = Pool("max", (3, 3), (2, 2), ((1, 1), (1, 1)))
+    stem = Geometry(strides=(2, 2), padding=((3, 3), (3, 3)), pool=pool)
+    work = Work("ecr", (1, 224, 224, 3), (1, 7, 7, 3, 64), stem, "float32", False)
+    work = dataclasses.replace(work, **changes)
+    assert direct_choice.pools_in_direct(work) == inside
+    for other in (Pool("avg", (3, 3), (2, 2), pool.padding), Pool("max", (5, 5), (2, 2), pool.padding)):
+        assert not direct_choice.pools_in_direct(
+            dataclasses.replace(work, geometry=dataclasses.replace(stem, pool=other))
+        )
+
+
+@pytest.mark.parametrize(
+    ("work", "direct"),
+    [
+        (conv3x3(8, 14, 256, 256), True),
+        (conv3x3(1, 28, 512, 512), True),
+        (conv3x3(1, 224, 64, 64), True),
+        (conv3x3(8, 28, 512, 512), True),
+        (conv3x3(8, 56, 256, 256), False),  # not faster than cuDNN, as those below
+        (conv3x3(8, 112, 128, 128), False),
+        (conv3x3(32, 14, 896, 896, geometry=Geometry(padding=SAME.padding, groups=7)), False),
+        (conv3x3(1, 224, 64, 32), False),  # not measured, as those below
+        (conv3x3(1, 112, 130, 128), False),
+        (conv3x3(1, 112, 128, 130), False),
+        (conv3x3(1, 56, 256, 256, geometry=Geometry(padding=SAME.padding, groups=2)), True),
+        (conv3x3(8, 14, 896, 896, geometry=Geometry(padding=SAME.padding, groups=7)), True),
+        (conv3x3(8, 28, 360, 360, geometry=Geometry(padding=SAME.padding, groups=3)), False),  # of 120: not measured
+        (conv3x3(1, 56, 256, 256, method="pecr"), False),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_larger_windows_on_h200_are_direct(
+    h200: None, monkeypatch: pytest.MonkeyPatch, work: Work, direct: bool, dtype: str
+) -> None:
+    work = dataclasses.replace(work, dtype=dtype, exact=False)
+    assert direct_choice.prefers_direct(work, "cuda") == direct
+    with monkeypatch.context() as build:
+        build.setattr(_native, "has_warpgroups", lambda: False)  # compiled for other GPUs
+        assert not direct_choice.prefers_direct(work, "cuda")
+    on_a_gpu(monkeypatch, (8, 0), has_warpgroups=True)
+    assert not direct_choice.prefers_direct(work, "cuda")  # has no warpgroup products
+
+
+@pytest.mark.parametrize(
+    ("work", "tf32", "sixteen_bits"),
+    [
+        (conv1x1(1, 14, 896, 896), True, True),
+        (conv1x1(8, 7, 2048, 2048), True, True),
+        (conv1x1(1, 28, 128, 512), True, True),
+        (conv1x1(1, 28, 448, 128), True, True),
+        (conv1x1(1, 28, 352, 128), True, False),
+        (conv1x1(1, 56, 128, 128), True, False),
+        (conv1x1(1, 56, 64, 256), True, False),
+        (conv1x1(1, 112, 32, 256), False, False),
+        (conv1x1(1, 112, 32, 256, strides=2), True, True),
+        (conv1x1(1, 28, 512, 512), True, False),
+        (conv1x1(1, 56, 256, 512), True, False),
+        (conv1x1(8, 28, 512, 896, strides=2), True, True),
+        (conv1x1(8, 56, 256, 512), False, False),
+        (conv1x1(32, 14, 896, 896), False, False),
+    ],
+)
+def test_products_on_h200_are_direct_where_they_are_faster(
+    h200: None, work: Work, tf32: bool, sixteen_bits: bool
+) -> None:
+    for dtype, wanted in (("float32", tf32), ("bfloat16", sixteen_bits), ("float16", sixteen_bits)):
+        given = dataclasses.replace(work, dtype=dtype, exact=False)
+        assert direct_choice.prefers_direct(given, "cuda") == wanted
+        assert choice.threshold(given, "cuda") == 0  # what is not for it is for cuDNN
+
+
+def test_a_smaller_hopper_takes_direct_for_less(h200: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = conv3x3(8, 28, 512, 512, exact=False)
+    monkeypatch.setattr(devices, "current", lambda: Device(multiprocessors=66))
+    assert not direct_choice.prefers_direct(work, "cuda")
+    assert direct_choice.prefers_direct(conv3x3(2, 28, 512, 512, exact=False), "cuda")
+
+
+@pytest.mark.parametrize(
+    ("work", "direct"),
+    [
+        (conv3x3(1, 14, 256, 256), True),
+        (conv3x3(1, 28, 512, 512), True),
+        (conv3x3(1, 224, 64, 64), True),
+        (conv3x3(2, 28, 512, 512), True),
+        (conv3x3(1, 56, 64, 128, geometry=Geometry(padding=SAME.padding, groups=2)), True),
+        (conv3x3(4, 56, 128, 32), True),
+        (conv3x3(1, 56, 128, 32), False),
+        (conv3x3(64, 14, 512, 512), True),
+        (conv3x3(64, 28, 512, 512), False),  # not measured, as those below
+        (conv3x3(1, 14, 256, 32), False),
+        (conv3x3(1, 14, 255, 256), False),
+        (conv3x3(1, 14, 256, 254), False),
+        (conv3x3(1, 28, 512, 512, method="pecr"), False),
+        (conv3x3(1, 56, 64, 64, geometry=Geometry(padding=SAME.padding, groups=2)), False),
+        (conv3x3(1, 224, 3, 64), True),
+        (conv3x3(0, 14, 256, 256), False),
+    ],
+)
+def test_small_batches_in_float32_on_h200_are_direct(h200: None, work: Work, direct: bool) -> None:
+    assert direct_choice.prefers_direct(work, "cuda") == direct
+    assert not direct_choice.prefers_direct(work, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("work", "direct"),
+    [
+        (conv3x3(1, 14, 256, 256), True),
+        (conv3x3(1, 14, 512, 512), True),
+        (conv3x3(1, 14, 896, 896, geometry=Geometry(padding=SAME.padding, groups=7)), True),
+        (conv3x3(1, 14, 260, 256), False),  # copied element by element
+        (conv3x3(1, 14, 128, 32), True),
+        (conv3x3(1, 14, 256, 16), False),  # not measured
+        (conv3x3(1, 224, 3, 64), True),
+        (conv3x3(0, 14, 256, 256), False),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_small_convolutions_in_16_bits_on_h200_are_direct(h200: None, work: Work, direct: bool, dtype: str) -> None:
+    assert direct_choice.prefers_direct(dataclasses.replace(work, dtype=dtype, exact=False), "cuda") == direct
+    assert direct_choice.prefers_direct(dataclasses.replace(work, dtype=dtype), "cuda") == direct
+
+
+def test_direct_in_float32_wants_tensor_cores_much_faster_than_ffma(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_gpu(monkeypatch, (8, 9), has_warpgroups=True)
+    assert not direct_choice.prefers_direct(conv3x3(1, 14, 256, 256), "cuda")
+    assert direct_choice.prefers_direct(conv3x3(1, 14, 256, 256, exact=False), "cuda")
+
+
+@pytest.mark.parametrize(
+    ("x_shape", "platform", "apart"),
+    [
+        ((1, 56, 56, 128), "cuda", True),
+        ((1, 56, 56, 128), "cpu", False),  # the native call may be direct, with the pool
+        ((256, 56, 56, 128), "cuda", False),
+    ],
+)
+def test_a_pool_behind_direct_is_xlas(
+    h200: None, monkeypatch: pytest.MonkeyPatch, x_shape: tuple[int, ...], platform: str, apart: bool
+) -> None:
+    monkeypatch.setattr(_native, "why_missing", lambda *_: None)
+    geometry = Geometry(padding=SAME.padding, pool=Pool("max", (3, 3), (2, 2), ((0, 0), (0, 0))))
+    config = primitives.Config(geometry, "pecr", "relu", fallback=True, precision=(lax.Precision.HIGHEST,) * 2)
+    operands = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (x_shape, (1, 3, 3, 128, 128))]
+    assert lowering._pools_apart(*operands, config, platform) == apart
+    named = dataclasses.replace(config, fallback=False)
+    assert not lowering._pools_apart(*operands, named, platform)
+
+
+@pytest.mark.parametrize(
+    ("changes", "inside"),
+    [
+        ({}, True),
+        ({"dtype": "bfloat16"}, True),
+        ({"exact": True}, True),
+        ({"exact": True, "x_shape": (256, 56, 56, 128)}, False),
+        ({"x_shape": (64, 56, 56, 128)}, False),  # cuDNN's
+        ({"x_shape": (1, 56, 56, 126), "kernel_shape": (1, 3, 3, 126, 128)}, False),
+        ({"kernel_shape": (1, 1, 1, 128, 128)}, False),  # a tile is no patch
+        ({"kernel_shape": (1, 11, 11, 128, 128)}, False),  # patches too large
+    ],
+)
+def test_pools_of_pairs_are_inside_direct_on_h200(
+    h200: None, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], inside: bool
+) -> None:
+    work = dataclasses.replace(conv3x3(1, 56, 128, 128, exact=False, geometry=POOLED), **changes)
+    assert direct_choice.pools_in_direct(work) == inside
+    for pool in (None, Pool("max", (3, 3), (2, 2), ((0, 0), (0, 0))), Pool("max", (2, 2), (2, 2), ((0, 1), (0, 0)))):
+        other = dataclasses.replace(POOLED, pool=pool)
+        assert not direct_choice.pools_in_direct(dataclasses.replace(work, geometry=other))
+    assert not direct_choice.pools_in_direct(
+        dataclasses.replace(work, geometry=dataclasses.replace(POOLED, strides=(2, 2)))
+    )
+    on_a_gpu(monkeypatch, (8, 0), has_warpgroups=True)
+    assert not direct_choice.pools_in_direct(work)
+
+
+@pytest.mark.parametrize("implementation", ["direct", None])
+def test_a_pool_inside_direct_is_lowered_as_one_call(
+    h200: None, monkeypatch: pytest.MonkeyPatch, implementation: str | None
+) -> None:
+    monkeypatch.setattr(_native, "why_missing", lambda *_: None)
+    method = "direct" if implementation else "pecr"
+    config = primitives.Config(POOLED, method, "relu", fallback=implementation is None)
+    operands = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((1, 56, 56, 128), (1, 3, 3, 128, 128))]
+    assert not lowering._pools_apart(*operands, config, "cuda")
+    chosen = lowering.resolved(*operands, config, "cuda")
+    assert chosen is not None
+    assert (chosen.method, chosen.geometry) == ("direct", POOLED)
+    assert lowering._pools_apart(*operands, config, "cpu") == (implementation == "direct")
+    large = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((64, 56, 56, 128), (1, 3, 3, 128, 128))]
+    assert lowering._pools_apart(*large, config, "cuda") == (implementation == "direct")
