@@ -1,7 +1,8 @@
 """Calibration: run a model on batches, note what each of its layers is given, and time every implementation on that.
 
 Times are taken in turns, so that what else happens on the machine meets all candidates alike, and an implementation
-other than dense convolution is chosen only where it wins beyond the spread of those turns.
+other than dense convolution is chosen only where it wins beyond the spread of those turns. The time of "direct" does
+not depend on what a layer is given, so it is judged by the turns of all layers with equal calls.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import itertools
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -27,6 +28,7 @@ from jax_sparse_conv.plan import Candidate, LayerPlan, Plan, check_model, device
 Progress: TypeAlias = Callable[[str, int | None], None]
 
 _DENSE = "xla"
+_WHATEVER_ZEROS = "direct"  # takes as long on any map, as dense convolution does
 _GAIN = 1.03  # an implementation must win by this much over dense convolution ...
 _QUANTILE = 4  # ... in three of four turns
 _KEPT_BYTES = 2**30  # of inputs, beyond the first batch's
@@ -84,11 +86,13 @@ def calibrate(
     _record(model, batches, recorder, progress)
     steps = len({recorded.call for recorded in recorder.found}) + len(recorder.found)
     _compile(recorder.found, lambda step: progress(step, steps))
-    planned = []
+    timed = []
     for recorded in recorder.found:
         progress(f"timing {recorded.path or type(model).__name__}", steps)
-        planned.append(_time(recorded, repeats))
+        timed.append(_time(recorded, repeats))
         recorded.operands.clear()  # the maps are freed once they are timed
+    chosen = choose([recorded.call for recorded in recorder.found], timed)
+    planned = [_planned(*layer) for layer in zip(recorder.found, timed, chosen, strict=True)]
     called = {layer.path for layer in planned}
     return Plan(
         device=device_label(),
@@ -108,6 +112,27 @@ def wins(dense: timing.Timing, other: timing.Timing) -> bool:
     if len(ratios) < 2:
         return ratios[0] > _GAIN
     return statistics.quantiles(ratios, n=_QUANTILE, method="inclusive")[0] > _GAIN
+
+
+def choose(calls: Sequence[Call], timed: Sequence[Mapping[str, timing.Timing]]) -> list[str]:
+    """Of each layer, by its call and the times of its candidates, the fastest that wins, or dense convolution."""
+    alike: dict[Call, list[Mapping[str, timing.Timing]]] = {}
+    for call, times in zip(calls, timed, strict=True):
+        alike.setdefault(call, []).append(times)
+
+    def wins_in(name: str, layers: Sequence[Mapping[str, timing.Timing]]) -> bool:
+        dense, other = ([s for times in layers for s in times[side].samples] for side in (_DENSE, name))
+        return wins(timing.Timing.of(dense), timing.Timing.of(other))
+
+    def fastest(call: Call, times: Mapping[str, timing.Timing]) -> str:
+        better = [
+            name
+            for name in times
+            if name != _DENSE and wins_in(name, alike[call] if name == _WHATEVER_ZEROS else [times])
+        ]
+        return min(better, key=lambda name: times[name].median, default=_DENSE)
+
+    return [fastest(call, times) for call, times in zip(calls, timed, strict=True)]
 
 
 class _Recorder:
@@ -224,19 +249,20 @@ def _why_left_out(recorded: _Recorded, name: str, precision: Any) -> str | None:
     return None
 
 
-def _time(recorded: _Recorded, repeats: int) -> LayerPlan:
+def _time(recorded: _Recorded, repeats: int) -> dict[str, timing.Timing]:
     functions = {name: recorded.call.function(name) for name in recorded.candidates}
-    times = timing.per_call(functions, _rotations(recorded.operands), repeats)
-    dense = times[_DENSE]
-    better = [name for name in functions if name != _DENSE and wins(dense, times[name])]
+    return timing.per_call(functions, _rotations(recorded.operands), repeats)
+
+
+def _planned(recorded: _Recorded, times: Mapping[str, timing.Timing], implementation: str) -> LayerPlan:
     return LayerPlan(
         path=recorded.path,
         call=recorded.call,
         kernel_dtype=str(recorded.layer.kernel.dtype),
         densities=tuple(float(value) for value in recorded.densities),
-        candidates=tuple(_candidate(name, times[name]) for name in functions),
+        candidates=tuple(_candidate(name, found) for name, found in times.items()),
         left_out=tuple(recorded.left_out),
-        implementation=min(better, key=lambda name: times[name].median, default=_DENSE),
+        implementation=implementation,
     )
 
 

@@ -245,6 +245,22 @@ def test_only_a_win_beyond_the_spread_counts() -> None:
     assert calibration.wins(timed(1.2), timed(1))
 
 
+def test_direct_is_judged_by_all_layers_with_equal_calls_and_a_sparse_kernel_by_its_own_map() -> None:
+    call, other = (layer.call for layer in calibrated().layers[:2])
+    assert call != other
+
+    def timed(xla: float, direct: float, ecr: float = 9.0) -> dict[str, timing.Timing]:
+        return {name: timing.Timing.of([us] * 3) for name, us in {"xla": xla, "direct": direct, "ecr": ecr}.items()}
+
+    lucky, unlucky = timed(8, 7), timed(8, 8.5)
+    assert calibration.choose([call], [lucky]) == ["direct"]
+    assert calibration.choose([call, call], [lucky, unlucky]) == ["xla", "xla"]
+    assert calibration.choose([call, other], [lucky, unlucky]) == ["direct", "xla"]
+    assert calibration.choose([call] * 5, [lucky] * 4 + [unlucky]) == ["direct"] * 5
+    assert calibration.choose([call, call], [timed(8, 7, 4), timed(8, 7)]) == ["ecr", "direct"]
+    assert calibration.choose([call, call], [timed(8, 9, 4), timed(8, 9)]) == ["ecr", "xla"]
+
+
 def test_calls_survive_json_and_know_the_precision_in_force() -> None:
     for layer in calibrated().layers:
         assert Call.from_json(json.loads(json.dumps(dataclasses.asdict(layer.call)))) == layer.call
