@@ -8,7 +8,8 @@
     python -m benchmarks.zoo --list results.json
 
 Layers are those of `models.NETWORKS` with folded batch norms, equal ones once, each at 0 % zeros and with as many as
-the networks' sparsity profiles give its input (the fewest of them), in patches as in `jax_sparse_conv.models.profile`.
+the networks' sparsity profiles give its input (the fewest of them), in patches as in `jax_sparse_conv.models.profile`
+(`zoo_layers.py` makes both).
 A layer that None leaves to XLA, whose program has no kernel of ours in it, is listed and not timed: both sides are the
 same (with `--also` it is, beside what None could take). One whose kernels skip nothing ("direct") is timed with the
 first of the zeros only. Timing is `jax_sparse_conv.timing.per_call`; implementations that `--also` names take turns
@@ -25,7 +26,6 @@ zeros alone and for the layers that the plan does not leave to XLA.
 from __future__ import annotations
 
 import argparse
-import collections
 import dataclasses
 import functools
 import itertools
@@ -41,24 +41,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 import jax_sparse_conv as jsc
-from benchmarks import command, data, tables
+from benchmarks import command, tables, zoo_layers
 from benchmarks.cases import KINDS
 from benchmarks.layers import WEIGHTS, WEIGHTS_HELP
-from jax_sparse_conv import environment, layers, models, timing
+from benchmarks.zoo_layers import ZooLayer
+from jax_sparse_conv import environment, models, timing
 from jax_sparse_conv.calls import Call
-from jax_sparse_conv.models.layers import layer_names
 
 LEAST = 0.97
 LAYER_KINDS = KINDS | {"float16": ("float16", None)}
 _LONGER = 4  # times as many repeats where a layer seems to lose
 _ROUNDS = 3
 _USERS = 3  # layers of a kind that are named
-_BLUR = (-1, 0, 1)
-_MAP_ELEMENTS = 2**24  # drawn for a map; the images of a larger one repeat
-_BLOCK = 2**20 + 7  # random values that repeat
 _TARGET = re.compile(r"@jsc_(\w+)")
 _SKIPS_NOTHING = ("direct",)  # implementations whose time does not depend on zeros
 _COLUMNS = (
@@ -73,21 +69,6 @@ _COLUMNS = (
     ("best_ratio", "of best", ">", "{:.2f}"),
     ("first", "a layer", "<", "{}"),
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class ZooLayer:
-    """A call that networks make.
-
-    Attributes:
-      call: of `conv`, `conv_pool` or `dense`.
-      users: "network/layer" of each layer that makes it.
-      zeros: fewest zeros of their inputs by the profiles, in percent; 0 where a profile says nothing.
-    """
-
-    call: Call
-    users: tuple[str, ...]
-    zeros: float
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,24 +89,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(summary(content["rows"]))
     print(f"{left} left to be timed" if left else "all timed")
     return 0
-
-
-def layers_of(names: tuple[str, ...], batch: int) -> list[ZooLayer]:
-    """The distinct calls of these networks, in the order of their first users; no weights are made."""
-    found = _layers_of_one_image(names)
-    calls = [dataclasses.replace(layer.call, x_shape=(batch, *layer.call.x_shape[1:])) for layer in found]
-    return [dataclasses.replace(layer, call=call) for layer, call in zip(found, calls, strict=True)]
-
-
-@functools.lru_cache(maxsize=8)
-def _layers_of_one_image(names: tuple[str, ...]) -> list[ZooLayer]:
-    users: dict[Call, list[str]] = collections.defaultdict(list)
-    zeros: dict[Call, list[float]] = collections.defaultdict(list)
-    for name in names:
-        for call, layer, fraction in _calls(name):
-            users[call].append(f"{name}/{layer}")
-            zeros[call].append(100 * fraction)
-    return [ZooLayer(call, tuple(users[call]), min(zeros[call])) for call in users]
 
 
 def losses(rows: Sequence[tables.Row]) -> list[tables.Row]:
@@ -153,67 +116,6 @@ def summary(rows: Sequence[tables.Row]) -> str:
 
 def _timed(rows: Sequence[tables.Row]) -> list[tables.Row]:
     return [row for row in rows if "ratio" in row and row["implementation"] != "xla"]
-
-
-def profile_map(shape: Sequence[int], zeros: float, seed: int) -> data.Map:
-    """Non-negative values [N, H, W, C] or [..., C] with `zeros` percent of zeros.
-
-    In a map they lie in patches, and channels differ in them as in `jax_sparse_conv.models.profile`.
-    """
-    images = max(1, _MAP_ELEMENTS // math.prod(shape[1:]))
-    if len(shape) == 4 and images < shape[0]:
-        return np.resize(profile_map((images, *shape[1:]), zeros, seed), shape)
-    if zeros <= 0:
-        return np.abs(_normal(shape, seed)) + np.float32(1e-3)
-    rng = np.random.default_rng([seed, round(zeros)])
-    field = rng.standard_normal(shape, np.float32)
-    if len(shape) != 4:
-        return np.where(rng.random(shape, np.float32) < zeros / 100, np.float32(0), np.abs(field) + np.float32(1e-3))
-    for axis in (1, 2):
-        field = sum(np.roll(field, shift, axis) for shift in _BLUR)
-    share = zeros / 100
-    spread = models.profile.CHANNEL_SPREAD * rng.standard_normal(shape[-1])
-    shares = 1 / (1 + np.exp(-math.log(share / (1 - share)) - spread))
-    ranks = np.argsort(np.argsort(field.reshape(-1, shape[-1]), axis=0), axis=0).reshape(shape)
-    is_zero = ranks < shares * share / shares.mean() * math.prod(shape[:-1])
-    return np.where(is_zero, np.float32(0), np.abs(field) + np.float32(1e-3))
-
-
-def _normal(shape: Sequence[int], seed: int) -> data.Map:
-    """Normal values, which repeat in large arrays."""
-    return np.resize(_normal_block(seed), shape)
-
-
-@functools.lru_cache(maxsize=4)
-def _normal_block(seed: int) -> data.Map:
-    return np.random.default_rng(seed).standard_normal(_BLOCK, np.float32)
-
-
-# --- what networks call ----------------------------------------------------------------------------------------------
-
-
-def _calls(name: str) -> list[tuple[Call, str, float]]:
-    """(call, the layer's name, zero fraction of its input) of every layer of a network on one image."""
-    network = models.NETWORKS[name]
-    found: list[tuple[Call, str, float]] = []
-
-    def run(images: jax.Array) -> jax.Array:
-        model = models.build(name, rngs=nnx.Rngs(0))
-        models.fold_batch_norm(model)
-        names, profile = layer_names(model), models.profile_of(model)
-
-        def observe(layer: Any, call: Call, operands: Any, arguments: Any) -> jax.Array:
-            found.append((call, names[id(layer)], profile.get(names[id(layer)], 0.0)))
-            return call.function("xla")(*call.present(operands))
-
-        with layers.observed(observe):
-            return model(network.preprocess(images))
-
-    jax.eval_shape(run, jax.ShapeDtypeStruct((1, network.input_size, network.input_size, 3), jnp.uint8))
-    return found
-
-
-# --- timing ----------------------------------------------------------------------------------------------------------
 
 
 def _content(options: argparse.Namespace, line: str) -> dict[str, Any]:
@@ -275,7 +177,7 @@ def _chosen(options: argparse.Namespace) -> Iterator[ZooLayer]:
     """The layers to be timed, of every batch and kind the most frequent ones first."""
     for batch, kind in itertools.product(options.batch, options.kinds):
         dtype, precision = LAYER_KINDS[kind]
-        for layer in sorted(layers_of(tuple(options.networks), batch), key=lambda layer: -len(layer.users)):
+        for layer in sorted(zoo_layers.layers_of(tuple(options.networks), batch), key=lambda layer: -len(layer.users)):
             call = dataclasses.replace(layer.call, dtype=dtype, precision=precision or layer.call.precision)
             if re.search(options.calls, call.describe()):
                 yield dataclasses.replace(layer, call=call)
@@ -359,8 +261,8 @@ def _sides(
     """All sides, and what they are called with: maps in turn, weights unless they are constants."""
     functions = {"xla": call.function("xla"), "ours": call.function(implementation)}
     functions |= {name: call.function(name) for name in also if name in call.implementations}
-    maps = timing.rotations(jnp.asarray(profile_map(call.x_shape, zeros, 0), call.dtype))
-    present = tuple(_operands(call, weights))
+    maps = timing.rotations(jnp.asarray(zoo_layers.profile_map(call.x_shape, zeros, 0), call.dtype))
+    present = tuple(zoo_layers.operands_of(call, weights))
     if weights != "constant":
         return functions, [(x, *present) for x in maps]
 
@@ -369,29 +271,6 @@ def _sides(
         return jax.jit(lambda x: inner(x, *present))
 
     return {side: constant(function) for side, function in functions.items()}, [(x,) for x in maps]
-
-
-def _operands(call: Call, weights: str) -> Iterator[Any]:
-    """Kernel, bias and residual, where the call has them."""
-    kernel, bias, residual = _values(call)
-    packed = weights == "packed" and call.op != "dense"
-    yield jsc.pack(kernel, feature_group_count=call.geometry.groups) if packed else kernel
-    if call.bias:
-        yield bias
-    if call.residual:
-        yield residual
-
-
-@functools.lru_cache(maxsize=1)
-def _values(call: Call) -> tuple[jax.Array, jax.Array, jax.Array]:
-    scale = np.float32(math.sqrt(2 / math.prod(call.kernel_shape[:-1])))
-    kernel = scale * _normal(call.kernel_shape, 0)
-    bias = np.float32(0.1) * _normal(call.kernel_shape[-1:], 1)
-    residual = np.zeros(0, np.float32)
-    if call.residual:
-        size = call.geometry.conv_size(call.x_shape[1:3], call.kernel_shape[:2])
-        residual = _normal((call.x_shape[0], *size, call.kernel_shape[-1]), 2)
-    return jnp.asarray(kernel, call.dtype), jnp.asarray(bias, call.dtype), jnp.asarray(residual, call.dtype)
 
 
 def _parser() -> argparse.ArgumentParser:

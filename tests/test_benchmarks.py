@@ -28,6 +28,7 @@ from benchmarks import (
     sorting,
     tables,
     zoo,
+    zoo_layers,
 )
 from benchmarks.cases import SETS, Layer, conv3x3
 from jax_sparse_conv import _native, models
@@ -302,7 +303,7 @@ def test_zoo_times_what_is_xlas_beside_what_none_could_take(tmp_path: Path) -> N
 
 
 def test_zoo_layers_are_distinct_and_know_their_users() -> None:
-    found = zoo.layers_of(("vgg19", "vgg19_bn"), 1)
+    found = zoo_layers.layers_of(("vgg19", "vgg19_bn"), 1)
     assert len(found) == 15  # of 19
     assert all(len(layer.users) % 2 == 0 for layer in found)
     assert [layer.zeros for layer in found[:1]] == [0]
@@ -327,7 +328,7 @@ def test_packed_networks(tmp_path: Path, capsys: pytest.CaptureFixture[str], mon
 def test_profile_maps_have_the_zeros_asked_for() -> None:
     for shape in ((2, 14, 14, 64), (1, 500)):
         for zeros in (0, 30, 85):
-            assert np.mean(zoo.profile_map(shape, zeros, 0) == 0) == pytest.approx(zeros / 100, abs=0.05)
-    patches = zoo.profile_map((1, 56, 56, 64), 85, 0) != 0
+            assert np.mean(zoo_layers.profile_map(shape, zeros, 0) == 0) == pytest.approx(zeros / 100, abs=0.05)
+    patches = zoo_layers.profile_map((1, 56, 56, 64), 85, 0) != 0
     groups = patches.reshape(1, 28, 2, 28, 2, 64).any((2, 4)).mean()
     assert groups < 0.9 * (1 - 0.85**4)  # in patches

@@ -1,4 +1,4 @@
-"""Every native implementation against float64 lax on the CPU: all cases, dtypes and the extremes."""
+"""Every native convolution against float64 lax on the CPU: all cases, dtypes and the extremes."""
 
 from __future__ import annotations
 
@@ -114,62 +114,6 @@ def test_convolution_then_pool(case: Case, implementation: str) -> None:
     assert error <= TOLERANCE["float32"]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize(("sizes", "zeros"), cases.DENSE_CASES, ids=lambda value: str(value))
-def test_dense(sizes: tuple[int, int, int], zeros: float, dtype: str) -> None:
-    check_dense(sizes, zeros, dtype)
-
-
-def check_dense(sizes: tuple[int, int, int], zeros: float, dtype: str) -> None:
-    require("dense", dtype)
-    rows, channels, features = sizes
-    case = Case("dense", (rows, 1, 1, channels), features, kernel=(1, 1), bias=True, activation="relu", zeros=zeros)
-    inputs = cases.inputs(case, jnp.dtype(dtype))
-    x = jnp.asarray(inputs.x).reshape(rows, channels)
-    poison((rows, features), dtype)
-    kernel, bias = jnp.asarray(inputs.kernel)[0, 0], jnp.asarray(inputs.bias)
-    result = jsc.dense(x, kernel, bias, activation="relu", implementation="ecr")
-    wanted = oracle.expected(case, inputs).reshape(rows, features)
-    assert oracle.relative_error(result, wanted) <= TOLERANCE[dtype]
-
-
-@pytest.mark.parametrize("rows", [1, 3, 8])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_dense_with_non_finite_values(rows: int, dtype: str) -> None:
-    """What is not finite goes through as in lax where no row of x is zero, and is dropped where all are."""
-    require("dense", dtype)
-    rng = np.random.default_rng(rows)
-    x = np.abs(rng.standard_normal((rows, 900), np.float32)) + np.float32(0.1)
-    kernel = rng.standard_normal((900, 136), np.float32)
-    x[:, 5::9] = 0.0
-    kernel[5::18], kernel[14::18] = np.inf, np.nan  # rows of zeros
-    kernel[301, 7], kernel[302, 8], kernel[899, 135], x[0, 411] = np.inf, np.nan, -np.inf, np.inf
-    operands = jnp.asarray(x, dtype), jnp.asarray(kernel, dtype)
-    result = np.asarray(jsc.dense(*operands, implementation="ecr"), np.float64)
-    kept = np.flatnonzero(x[0])
-    wide = [np.asarray(operand, np.float64) for operand in operands]
-    with np.errstate(invalid="ignore"):
-        wanted = wide[0][:, kept] @ wide[1][kept]
-    np.testing.assert_array_equal(np.isnan(result), np.isnan(wanted))
-    infinite = np.isinf(wanted)
-    np.testing.assert_array_equal(result[infinite], wanted[infinite])
-    finite = np.isfinite(wanted)
-    assert not finite.any() or oracle.relative_error(result[finite], wanted[finite]) <= TOLERANCE[dtype]
-
-
-@pytest.mark.parametrize("rows", [1, 4, 8])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_dense_is_bitwise_repeatable(rows: int, dtype: str) -> None:
-    require("dense", dtype)
-    rng = np.random.default_rng(rows)
-    x = np.maximum(rng.standard_normal((rows, 5000), np.float32), 0)
-    kernel, bias = rng.standard_normal((5000, 1000), np.float32), rng.standard_normal(1000, np.float32)
-    operands = [jnp.asarray(value, dtype) for value in (x, kernel, bias)]
-    results = [np.asarray(jsc.dense(*operands, activation="relu", implementation="ecr")) for _ in range(3)]
-    for result in results[1:]:
-        np.testing.assert_array_equal(result, results[0])
-
-
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_geometry(data: st.DataObject) -> None:
@@ -227,16 +171,6 @@ def test_any_residual(data: st.DataObject) -> None:
     require("ecr", dtype)
     inputs = cases.inputs(case, jnp.dtype(dtype))
     assert oracle.relative_error(run(case, inputs, "ecr"), oracle.expected(case, inputs)) <= TOLERANCE[dtype]
-
-
-@settings(max_examples=20, deadline=None, derandomize=True)
-@given(data=st.data())
-def test_any_dense(data: st.DataObject) -> None:
-    rows, channels = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 700))
-    features = data.draw(st.integers(1, 300))
-    dtype = data.draw(st.sampled_from(["float32", "float32", "bfloat16", "float16"]))
-    zeros = data.draw(st.sampled_from([0.0, 0.5, 0.9, 1.0]))
-    check_dense((rows, channels, features), zeros, dtype)
 
 
 @pytest.mark.parametrize(
