@@ -84,10 +84,7 @@ class SparseConv(nn.Conv):
         bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype) if self.use_bias else None
         return _promoted(self, inputs, kernel, bias, self.mask)
 
-    def _sparse(
-        self, inputs: jax.Array, kernel: layers.Kernel, bias: jax.Array | None, residual: Any, counts: layers.Counts
-    ) -> layers.Counted:
-        return layers.conv(self, inputs, kernel, bias, residual, counts)
+    _sparse = layers.conv
 
     def _after(self, y: jax.Array) -> jax.Array:
         return y
@@ -125,13 +122,8 @@ class SparseConvPool(SparseConv):
         layers.check_pool(self.pool, self.window_shape, self.window_strides, self.window_padding)
         super().__post_init__()
 
-    def _sparse(
-        self, inputs: jax.Array, kernel: layers.Kernel, bias: jax.Array | None, residual: Any, counts: layers.Counts
-    ) -> layers.Counted:
-        return layers.conv_pool(self, inputs, kernel, bias, residual, counts)
-
-    def _after(self, y: jax.Array) -> jax.Array:
-        return layers.pooled(self, y)
+    _sparse = layers.conv_pool
+    _after = layers.pooled
 
 
 class SparseDense(nn.Dense):

@@ -89,10 +89,7 @@ class SparseConv(nnx.Conv):
         y = layer_calls.recorded(self, inputs, residual, y)
         return (y, counted) if count_nonzeros else y
 
-    def _sparse(
-        self, inputs: jax.Array, kernel: layers.Kernel, bias: jax.Array | None, residual: Any, counts: layers.Counts
-    ) -> layers.Counted:
-        return layers.conv(self, inputs, kernel, bias, residual, counts)
+    _sparse = layers.conv
 
     def _after(self, y: jax.Array) -> jax.Array:
         return y
@@ -155,13 +152,8 @@ class SparseConvPool(SparseConv):
         self.window_strides = window_strides
         self.window_padding = window_padding
 
-    def _sparse(
-        self, inputs: jax.Array, kernel: layers.Kernel, bias: jax.Array | None, residual: Any, counts: layers.Counts
-    ) -> layers.Counted:
-        return layers.conv_pool(self, inputs, kernel, bias, residual, counts)
-
-    def _after(self, y: jax.Array) -> jax.Array:
-        return layers.pooled(self, y)
+    _sparse = layers.conv_pool
+    _after = layers.pooled
 
 
 class SparseLinear(nnx.Linear):
