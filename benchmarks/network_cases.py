@@ -21,7 +21,7 @@ from benchmarks.cases import KINDS
 from benchmarks.prepared import REFERENCE_IMAGES, Beside, Prepared
 from jax_sparse_conv import _native, devices, models, timing
 from jax_sparse_conv.models.units import PreActivation
-from jax_sparse_conv.segments import MAX_IMAGES
+from jax_sparse_conv.segment_rules import MAX_IMAGES
 
 Row: TypeAlias = dict[str, Any]
 Say: TypeAlias = Callable[[dict[str, Any]], None]

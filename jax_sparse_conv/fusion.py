@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.extend import core as jex_core
 
-from jax_sparse_conv import primitives, segments
+from jax_sparse_conv import primitives, segment_rules, segments
 from jax_sparse_conv.segments import Layer
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -38,6 +38,8 @@ def fuse(function: _Function) -> _Function:
     inside `scan`, `cond` or the like. All else is evaluated as before, so that the results are those of `function`
     within the precision's tolerance. float32 is multiplied as TF32 unless the precision is HIGHEST.
 
+    The networks of `jax_sparse_conv.models` do this by themselves under `jit` where it is expected to be faster.
+
     Works under `jit` (which it wants: otherwise the function is traced at every call), `vmap` over images, and
     derivatives, for which the layers run separately.
 
@@ -52,7 +54,15 @@ def fuse(function: _Function) -> _Function:
     """
     if not callable(function):
         raise TypeError(f"function={function!r} cannot be called")
+    return _fused(function, chosen=False)
 
+
+def fuse_where_faster(function: _Function) -> _Function:
+    """As `fuse`, of the layers under `implementation=None` only, and only on devices where that is expected to pay."""
+    return _fused(function, chosen=True)
+
+
+def _fused(function: _Function, chosen: bool) -> _Function:
     @functools.wraps(function)
     def fused(*args: Any, **kwargs: Any) -> Any:
         leaves, tree = jax.tree.flatten((args, kwargs))
@@ -67,7 +77,7 @@ def fuse(function: _Function) -> _Function:
 
         arrays = [leaves[i] for i in places]
         jaxpr, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
-        return jax.tree.unflatten(jax.tree.structure(shape), _evaluate(jaxpr, arrays))
+        return jax.tree.unflatten(jax.tree.structure(shape), _evaluate(jaxpr, arrays, chosen))
 
     return fused  # type: ignore[return-value]
 
@@ -139,9 +149,9 @@ def _convolutions(jaxpr: Any) -> Iterator[Any]:
             yield from _convolutions(inner.jaxpr)
 
 
-def _evaluate(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
+def _evaluate(jaxpr: Any, arguments: Sequence[Any], chosen: bool) -> list[Any]:
     program = _Program(jaxpr, arguments)
-    run = _Run(program)
+    run = _Run(program, chosen)
     for equation in program.equations:
         run.add(equation)
     run.close()
@@ -149,9 +159,15 @@ def _evaluate(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
 
 
 class _Run:
-    """Evaluates a program in order, but for the segment that is open and the equations that wait for it."""
+    """Evaluates a program in order, but for the segment that is open and the equations that wait for it.
 
-    def __init__(self, program: _Program) -> None:
+    Args:
+      program: to evaluate.
+      chosen: as in `segments.segment_p`; then only layers under `implementation=None` join.
+    """
+
+    def __init__(self, program: _Program, chosen: bool) -> None:
+        self._chosen = chosen
         self.values: dict[int, Any] = dict(program.known)
         self._needed = _last_uses(program)
         self._open: list[_Equation] = []
@@ -190,8 +206,9 @@ class _Run:
     def _fits(self, equation: _Equation) -> bool:
         if equation.equation.primitive is not primitives.conv_p:
             return False
+        config = equation.equation.params["config"]
         x, kernel = (variable.aval for variable in equation.equation.invars[:2])
-        return segments.why_not(equation.equation.params["config"], x, kernel) is None
+        return (config.fallback or not self._chosen) and segment_rules.why_not(config, x, kernel) is None
 
     def _blocks(self, equation: _Equation) -> bool:
         """Whether a convolution cannot join the open segment."""
@@ -203,7 +220,7 @@ class _Run:
         if not all(number in self.values or (number in made and number in maps) for number in equation.inputs):
             return True
         first = self._open[0].equation
-        return _kind(first) != _kind(equation.equation) or self._steps + _steps(equation) > segments.MAX_LAYERS
+        return _kind(first) != _kind(equation.equation) or self._steps + _steps(equation) > segment_rules.MAX_LAYERS
 
     def _evaluate(self, equation: _Equation) -> None:
         traced = equation.equation
@@ -234,9 +251,10 @@ class _Run:
         end = self._position
         results = tuple(i for value, i in made.items() if self._needed.get(value, -1) >= end or self._waits_for(value))
         out = segments.segment_p.bind(
-            *[self.values[value] for value in operands],
+            *primitives.same_varying_axes([self.values[value] for value in operands]),
             layers=tuple(layers),
             results=results,
+            chosen=self._chosen,
         )
         self.values.update(zip([self._open[i].outputs[0] for i in results], out, strict=True))
 
@@ -247,7 +265,7 @@ class _Run:
 def _kind(equation: Any) -> tuple[Any, ...]:
     """What the layers of a segment have in common."""
     x = equation.invars[0].aval
-    return (x.dtype, segments.is_precise(equation.params["config"], x.dtype))
+    return (x.dtype, segment_rules.is_precise(equation.params["config"], x.dtype))
 
 
 def _steps(equation: _Equation) -> int:

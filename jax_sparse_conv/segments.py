@@ -18,20 +18,10 @@ import numpy as np
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
-from jax_sparse_conv import _native, devices, direct_choice, lowering, partitioning, primitives
-from jax_sparse_conv.geometry import MAX_ELEMENTS
+from jax_sparse_conv import _native, devices, lowering, partitioning, primitives, segment_rules
 from jax_sparse_conv.primitives import Config
-from jax_sparse_conv.work import Work
-
-MAX_IMAGES = 8
-"""Images of a batch up to which a layer is fused; beyond, cuDNN has enough work to fill the device."""
-MAX_LAYERS = 64
-"""Of one call, a pool counted as a layer; longer runs become several calls."""
 
 _ALIGNMENT = 256  # bytes, of arrays in the workspace
-_FAR = 2**13  # rows, columns, strides and reach of a window
-_GROUP_FEATURES = 32  # output channels of a group that "direct" has tiles for
-_DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,59 +50,10 @@ class Layer:
         return 2 if self.config.geometry.pool else 1
 
 
+# Parameters: layers, which of them are results, and `chosen`: a chain only where `segment_rules.pays`.
 segment_p = jex_core.Primitive("jsc_segment")
 segment_p.multiple_results = True
 partitioning.needs_devices(segment_p)
-
-
-def why_not(config: Config, x: Any, kernel: Any) -> str | None:
-    """Why a convolution with these operands cannot be a layer of a segment, or None."""
-    geometry, pool = config.geometry, config.geometry.pool
-    if config.method == "dense":
-        return "it is a matrix product"
-    if config.has_nonzeros:
-        return "it chooses by the zeros that another operation counts"
-    if any(map(jax.export.is_symbolic_dim, (*x.shape, *kernel.shape))):
-        return "its sizes are not known yet"
-    if not 1 <= x.shape[0] <= MAX_IMAGES:
-        return f"x has {x.shape[0]} images, not 1 to {MAX_IMAGES}"
-    if kernel.shape[0] != 1:
-        return f"it has {kernel.shape[0]} kernels, not one"
-    if str(x.dtype) not in _DTYPES:
-        return f"dtype {x.dtype} is not one of {', '.join(_DTYPES)}"
-    if kernel.shape[4] * x.dtype.itemsize % 16:
-        return f"K={kernel.shape[4]} does not come in whole 16 bytes"
-    if pool is not None and pool.kind != "max":
-        return f"its pool is {pool.kind!r}"
-    sizes = (x.shape[1:3], geometry.conv_size(x.shape[1:3], kernel.shape[1:3]))
-    if min(*sizes[1], *geometry.out_size(x.shape[1:3], kernel.shape[1:3]), *x.shape) < 1:
-        return "it has nothing to compute"
-    if math.prod(x.shape) > MAX_ELEMENTS or x.shape[0] * math.prod(sizes[1]) * kernel.shape[4] > MAX_ELEMENTS:
-        return "its map is too large"
-    windows = zip(kernel.shape[1:3], geometry.dilation, geometry.padding, geometry.strides, x.shape[1:3], strict=True)
-    for size, dilation, (low, _), stride, length in windows:
-        if max(length, (size - 1) * dilation, abs(low), stride) > _FAR:
-            return "its map or window is too large"
-    return _why_not_direct(lowering.work_of(x, kernel, config))
-
-
-def _why_not_direct(work: Work) -> str | None:
-    """Why "direct" is not a good kernel for a layer of a chain."""
-    groups, features = work.geometry.groups, work.kernel_shape[4] // work.geometry.groups
-    if work.is_image and not direct_choice.has_image_kernel(work):
-        return "its input is an image with dilated or grouped windows, whose channels are copied one by one"
-    if groups > 1 and (features < _GROUP_FEATURES or work.kernel_shape[3] * work.itemsize % 16):
-        return f"its {groups} groups are too narrow"
-    if groups > 1 and features * work.itemsize % 16:
-        return f"K={features} of a group does not come in whole 16 bytes"
-    if work.flops > direct_choice.most_direct_flops(work):
-        return "it has so much work that its start does not matter"
-    return None
-
-
-def is_precise(config: Config, dtype: Any) -> bool:
-    """Whether float32 is to be multiplied as float32."""
-    return str(dtype) == "float32" and int(lowering.attributes(config)["precision"]) == 2
 
 
 def separate(*operands: jax.Array, layers: Sequence[Layer], results: Sequence[int]) -> list[jax.Array]:
@@ -145,7 +86,8 @@ def _avals(operands: Sequence[Any], layers: Sequence[Layer]) -> list[Any]:
     return made
 
 
-def _abstract_eval(*operands: Any, layers: tuple[Layer, ...], results: tuple[int, ...]) -> list[Any]:
+def _abstract_eval(*operands: Any, layers: tuple[Layer, ...], results: tuple[int, ...], chosen: bool) -> list[Any]:
+    del chosen
     made = _avals(operands, layers)
     return [made[index] for index in results]
 
@@ -154,12 +96,12 @@ segment_p.def_abstract_eval(_abstract_eval)
 
 
 @functools.lru_cache(maxsize=256)
-def _compiled(layers: tuple[Layer, ...], results: tuple[int, ...]) -> Any:
-    return jax.jit(functools.partial(segment_p.bind, layers=layers, results=results))
+def _compiled(layers: tuple[Layer, ...], results: tuple[int, ...], chosen: bool) -> Any:
+    return jax.jit(functools.partial(segment_p.bind, layers=layers, results=results, chosen=chosen))
 
 
-def _impl(*operands: jax.Array, layers: tuple[Layer, ...], results: tuple[int, ...]) -> Any:
-    return _compiled(layers, results)(*operands)
+def _impl(*operands: jax.Array, layers: tuple[Layer, ...], results: tuple[int, ...], chosen: bool) -> Any:
+    return _compiled(layers, results, chosen)(*operands)
 
 
 segment_p.def_impl(_impl)
@@ -276,9 +218,10 @@ def _lower(
     *operands: Any,
     layers: tuple[Layer, ...],
     results: tuple[int, ...],
+    chosen: bool,
     platform: str | None,
 ) -> Any:
-    if platform != "cuda" or partitioning.is_partitioned(ctx) or not _fits(ctx.avals_in, layers):
+    if platform != "cuda" or partitioning.is_partitioned(ctx) or not _is_chain(ctx.avals_in, layers, chosen):
         lower = functools.partial(separate, layers=layers, results=results)
         return mlir.lower_fun(lower, multiple_results=True)(ctx, *operands)
     schedule = Schedule(ctx.avals_in, layers, results)
@@ -288,14 +231,19 @@ def _lower(
     return call(ctx, *operands, **schedule.attributes())[:-1]
 
 
-def _fits(operands: Sequence[Any], layers: Sequence[Layer]) -> bool:
-    """Whether the kernel is there for the device and takes every layer, with the images that `vmap` added."""
-    if _native.why_missing("segment", "cuda", operands[0].dtype) is not None or not _has_clusters():
-        return False
+def _is_chain(operands: Sequence[Any], layers: Sequence[Layer], chosen: bool) -> bool:
+    """Whether the segment becomes a chain on this GPU."""
     made = _avals(operands, layers)
     xs = [operands[layer.x] if layer.x >= 0 else made[~layer.x] for layer in layers]
     calls = [(layer.config, x, operands[layer.kernel]) for layer, x in zip(layers, xs, strict=True)]
-    return all(why_not(*call) is None for call in calls)
+    return _fits(operands[0].dtype, calls) and (not chosen or segment_rules.pays(calls))
+
+
+def _fits(dtype: Any, calls: Sequence[tuple[Config, Any, Any]]) -> bool:
+    """Whether the kernel is there for the device and takes every layer, with the images that `vmap` added."""
+    if _native.why_missing("segment", "cuda", dtype) is not None or not _has_clusters():
+        return False
+    return all(segment_rules.why_not(*call) is None for call in calls)
 
 
 def _has_clusters() -> bool:
@@ -311,7 +259,7 @@ for _platform in (None, *_native.PLATFORMS):
 
 
 def _batch(
-    values: Sequence[Any], axes: Sequence[Any], *, layers: tuple[Layer, ...], results: tuple[int, ...]
+    values: Sequence[Any], axes: Sequence[Any], *, layers: tuple[Layer, ...], results: tuple[int, ...], chosen: bool
 ) -> tuple[list[jax.Array], list[int]]:
     """Images are folded into N; with batched weights the layers go their separate ways."""
     size = next(v.shape[a] for v, a in zip(values, axes, strict=True) if a is not None)
@@ -327,7 +275,7 @@ def _batch(
         return every.reshape(size * every.shape[1], *every.shape[2:])
 
     folded = [fold(number, *each) for number, each in enumerate(zip(values, axes, strict=True))]
-    out = segment_p.bind(*folded, layers=layers, results=results)
+    out = segment_p.bind(*folded, layers=layers, results=results, chosen=chosen)
     return [y.reshape(size, y.shape[0] // size, *y.shape[1:]) for y in out], [0] * len(out)
 
 
@@ -337,7 +285,9 @@ def _jvp(
     *,
     layers: tuple[Layer, ...],
     results: tuple[int, ...],
+    chosen: bool,
 ) -> Any:
+    del chosen  # the layers run one by one
     varying = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
 
     def moving(*values: Any) -> Any:

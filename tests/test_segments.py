@@ -17,7 +17,7 @@ from cases import Case
 from conftest import PLATFORM
 
 import jax_sparse_conv as jsc
-from jax_sparse_conv import _native, primitives, segments
+from jax_sparse_conv import _native, primitives, segment_rules, segments
 from jax_sparse_conv.models.resnet import ResNet
 
 TOLERANCE = {"highest": 2e-6, "default": 5e-4, "bfloat16": 6e-3, "float16": 8e-4}
@@ -26,7 +26,7 @@ KIND_IDS = [f"{dtype} {precision}" for dtype, precision in KINDS]
 CASES = [
     case
     for case in (*cases.CONV_CASES, *cases.CONV_POOL_CASES)
-    if case.groups == 1 and case.features % 8 == 0 and 1 <= case.x[0] <= segments.MAX_IMAGES and case.pool != "avg"
+    if case.groups == 1 and case.features % 8 == 0 and 1 <= case.x[0] <= segment_rules.MAX_IMAGES and case.pool != "avg"
 ]
 RUNS = [(case, *KINDS[0]) for case in CASES] + [
     (case, *kind) for index, kind in enumerate(KINDS[1:]) for case in CASES[index::4]
@@ -39,7 +39,7 @@ LARGER = (
     Case("stem", (1, 224, 224, 3), 64, kernel=(7, 7), strides=2, padding=3, bias=True, activation="relu", pool="max",
          window=(3, 3), window_strides=(2, 2), window_padding=((1, 1), (1, 1)), zeros=0.0),
     *(case for case in (*cases.IMAGE_CASES, *cases.IMAGE_POOL_CASES)
-      if case.features % 8 == 0 and case.x[0] <= segments.MAX_IMAGES),
+      if case.features % 8 == 0 and case.x[0] <= segment_rules.MAX_IMAGES),
 )  # fmt: skip
 
 
@@ -151,11 +151,11 @@ def test_long_chains_are_cut() -> None:
     kernel = weights(1, 1, 1, 8, 8)
 
     def chain(x: jax.Array) -> jax.Array:
-        for _ in range(segments.MAX_LAYERS + 3):
+        for _ in range(segment_rules.MAX_LAYERS + 3):
             x = jsc.conv(x, kernel)
         return x
 
-    assert names(jsc.fuse(chain), weights(0, 1, 3, 3, 8)) == [f"segment {segments.MAX_LAYERS}", "segment 3"]
+    assert names(jsc.fuse(chain), weights(0, 1, 3, 3, 8)) == [f"segment {segment_rules.MAX_LAYERS}", "segment 3"]
 
 
 def test_effects_keep_their_order(capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,7 +102,7 @@ class Chain(ConvNet):
         check_images(x, smallest_size(self.convs), self.channels)
         return run_units(zip(self.conv_names, self.convs, strict=True), x, before_layer=before_layer)
 
-    def __call__(self, x: jax.Array, *, before_layer: BeforeLayer | None = None) -> jax.Array:
+    def logits(self, x: jax.Array, *, before_layer: BeforeLayer | None = None) -> jax.Array:
         """x [N, H, W, C] -> logits [N, num_classes].
 
         At sizes other than the published one the last feature map is averaged as torch's AdaptiveAvgPool2d does.

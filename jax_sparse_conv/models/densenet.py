@@ -176,7 +176,7 @@ class DenseNet(ConvNet):
         for index, block in enumerate(self.blocks):
             if index:
                 x = self.transitions[index - 1](x, f"pool{index + 1}", before_layer)
-            joined = _joined(block, x) if before_layer is None else None
+            joined = _joined(block, x) if before_layer is None and self.fuses else None
             if joined is None:
                 for prefix, layer in _named(index, block):
                     x = layer(x, prefix, before_layer)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jax_sparse_conv import layers, ops
+from jax_sparse_conv import fusion, layer_calls, layers, ops, segment_rules
 from jax_sparse_conv import nnx as sparse_nnx
 from jax_sparse_conv.models.units import ConvUnit, Layer, PreActivation, dense_implementation, without_pool
 from jax_sparse_conv.nnx import SparseLinear
@@ -25,8 +25,13 @@ class ConvNet(nnx.Module):
     """Base of the networks: layers by name, in the order they run.
 
     What is here serves networks that average their last feature map before one fully connected layer, `fc`.
+
+    Attributes:
+      fuses: whether layers under `implementation=None` may run as one call where that is expected to be faster, as by
+        `jax_sparse_conv.fuse`: under `jit`, for few images, on GPUs that this was measured on. True unless it is set.
     """
 
+    fuses: bool = True
     fc: SparseLinear
 
     def named_layers(self) -> Iterator[tuple[str, Layer]]:
@@ -43,8 +48,27 @@ class ConvNet(nnx.Module):
 
     def __call__(self, x: jax.Array, *, before_layer: BeforeLayer | None = None) -> jax.Array:
         """x [N, H, W, C] -> logits [N, num_classes]."""
+        if before_layer is None and self._may_fuse(x):
+            logits: jax.Array = fusion.fuse_where_faster(self.logits)(x)
+            return logits
+        return self.logits(x, before_layer=before_layer)
+
+    def logits(self, x: jax.Array, *, before_layer: BeforeLayer | None = None) -> jax.Array:
+        """As the network itself, layer by layer."""
         x = self.features(x, before_layer=before_layer)
         return run_layer("fc", self.fc, jnp.mean(x, axis=(1, 2)), before_layer=before_layer)
+
+    def _may_fuse(self, x: jax.Array) -> bool:
+        """Whether to trace the layers as a chain, which lowering may undo.
+
+        Only where a program is traced for x itself: derivatives and batches run layer by layer anyway.
+        """
+        if not self.fuses or type(x).__name__ != "DynamicJaxprTracer" or layer_calls.are_observed():
+            return False
+        if x.ndim != 4 or not segment_rules.may_be_chosen(x):
+            return False
+        layers = (layer.conv if isinstance(layer, ConvUnit) else layer for _, layer in self.named_layers())
+        return any(layer.implementation is None for layer in layers if not isinstance(layer, PreActivation))
 
 
 def run_layer(

@@ -1,0 +1,101 @@
+"""What can be a layer of a segment (`segments.py`), and where a chain of kernels is expected to pay."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jax_sparse_conv import _native, devices, direct_choice, lowering
+from jax_sparse_conv.geometry import MAX_ELEMENTS
+from jax_sparse_conv.primitives import Config
+from jax_sparse_conv.work import Work
+
+MAX_IMAGES = 8
+"""Images of a batch up to which a layer is fused; beyond, cuDNN has enough work to fill the device."""
+MAX_LAYERS = 256
+"""Of one call, a pool counted as a layer; longer runs become several calls."""
+
+_FAR = 2**13  # rows, columns, strides and reach of a window
+_GROUP_FEATURES = 32  # output channels of a group that "direct" has tiles for
+_DTYPES = ("float32", "bfloat16", "float16")
+# Where a chain gains over `implementation=None`, layer by layer: on this capability, up to so many images, from so many
+# layers on, of so many operations on average. By h200_networks.json at batch 1: ResNet-50's 1.5e8 gain at HIGHEST,
+# where RegNetX-16GF's 4.5e8 and VGG-19's 2.4e9 lose; in TF32 these two gain 9 % and nothing, in bfloat16 11 and 7 %.
+# ResNet-50 in TF32 and bfloat16 gains 8 and 16 % at batch 2, 5 % at batch 4, and loses 5 % at HIGHEST at batch 2
+# (development runs). Shorter chains have not been measured.
+_MEASURED = (9, 0)
+_MOST_IMAGES, _MOST_IMAGES_EXACT = 4, 1
+_LEAST_LAYERS = 8
+_FLOPS, _FLOPS_EXACT, _FLOPS_16BIT = 7e8, 2.5e8, 2.5e9  # the last for one image
+
+
+def why_not(config: Config, x: Any, kernel: Any) -> str | None:
+    """Why a convolution with these operands cannot be a layer of a segment, or None."""
+    geometry, pool = config.geometry, config.geometry.pool
+    if config.method == "dense":
+        return "it is a matrix product"
+    if config.has_nonzeros:
+        return "it chooses by the zeros that another operation counts"
+    if any(map(jax.export.is_symbolic_dim, (*x.shape, *kernel.shape))):
+        return "its sizes are not known yet"
+    if not 1 <= x.shape[0] <= MAX_IMAGES:
+        return f"x has {x.shape[0]} images, not 1 to {MAX_IMAGES}"
+    if kernel.shape[0] != 1:
+        return f"it has {kernel.shape[0]} kernels, not one"
+    if str(x.dtype) not in _DTYPES:
+        return f"dtype {x.dtype} is not one of {', '.join(_DTYPES)}"
+    if kernel.shape[4] * x.dtype.itemsize % 16:
+        return f"K={kernel.shape[4]} does not come in whole 16 bytes"
+    if pool is not None and pool.kind != "max":
+        return f"its pool is {pool.kind!r}"
+    sizes = (x.shape[1:3], geometry.conv_size(x.shape[1:3], kernel.shape[1:3]))
+    if min(*sizes[1], *geometry.out_size(x.shape[1:3], kernel.shape[1:3]), *x.shape) < 1:
+        return "it has nothing to compute"
+    if math.prod(x.shape) > MAX_ELEMENTS or x.shape[0] * math.prod(sizes[1]) * kernel.shape[4] > MAX_ELEMENTS:
+        return "its map is too large"
+    windows = zip(kernel.shape[1:3], geometry.dilation, geometry.padding, geometry.strides, x.shape[1:3], strict=True)
+    for size, dilation, (low, _), stride, length in windows:
+        if max(length, (size - 1) * dilation, abs(low), stride) > _FAR:
+            return "its map or window is too large"
+    return _why_not_direct(lowering.work_of(x, kernel, config))
+
+
+def _why_not_direct(work: Work) -> str | None:
+    """Why "direct" is not a good kernel for a layer of a chain."""
+    groups, features = work.geometry.groups, work.kernel_shape[4] // work.geometry.groups
+    if work.is_image and not direct_choice.has_image_kernel(work):
+        return "its input is an image with dilated or grouped windows, whose channels are copied one by one"
+    if groups > 1 and (features < _GROUP_FEATURES or work.kernel_shape[3] * work.itemsize % 16):
+        return f"its {groups} groups are too narrow"
+    if groups > 1 and features * work.itemsize % 16:
+        return f"K={features} of a group does not come in whole 16 bytes"
+    if work.flops > direct_choice.most_direct_flops(work):
+        return "it has so much work that its start does not matter"
+    return None
+
+
+def may_be_chosen(x: Any) -> bool:
+    """Whether layers of images like x could run as a chain by choice on some device that this installation serves."""
+    if jax.export.is_symbolic_dim(x.shape[0]) or not 1 <= x.shape[0] <= _MOST_IMAGES:
+        return False
+    return _native.why_missing("segment", "cuda", x.dtype) is None
+
+
+def is_precise(config: Config, dtype: Any) -> bool:
+    """Whether float32 is to be multiplied as float32."""
+    return str(dtype) == "float32" and int(lowering.attributes(config)["precision"]) == 2
+
+
+def pays(calls: Sequence[tuple[Config, Any, Any]]) -> bool:
+    """Whether a chain of these (config, x, kernel) is expected to be faster than each under `implementation=None`."""
+    config, x, _ = calls[0]
+    images, exact = x.shape[0], is_precise(config, x.dtype)
+    if devices.current().capability != _MEASURED or len(calls) < _LEAST_LAYERS:
+        return False
+    if images > (_MOST_IMAGES_EXACT if exact else _MOST_IMAGES):
+        return False
+    most = _FLOPS_EXACT if exact else _FLOPS_16BIT if images == 1 and x.dtype.itemsize == 2 else _FLOPS
+    return sum(lowering.work_of(x, kernel, config).flops for config, x, kernel in calls) <= most * len(calls)

@@ -1,0 +1,165 @@
+"""Networks under `implementation=None` as chains: when they are traced so, what lowering makes of it, and results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import PLATFORM
+from flax import nnx
+from test_segments import names, require_kernel, weights
+
+from jax_sparse_conv import _native, layer_calls, models, segment_rules
+from jax_sparse_conv.devices import Device
+from jax_sparse_conv.models.resnet import ResNet
+from jax_sparse_conv.models.vgg import VGG
+
+CHAIN = ["segment 12", "conv"]
+
+
+@pytest.fixture
+def extension(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installation with the kernel of segments."""
+    missing = _native.why_missing
+    monkeypatch.setattr(_native, "why_missing", lambda name, *of: None if name == "segment" else missing(name, *of))
+
+
+def network(**options: Any) -> ResNet:
+    model = ResNet((1, 2), 16, width=8, rngs=nnx.Rngs(0), **options)
+    models.fold_batch_norm(model)
+    return model
+
+
+@pytest.fixture(scope="module")
+def model() -> ResNet:
+    return network()
+
+
+def image(images: int = 1) -> jax.Array:
+    return weights(0, images, 40, 40, 3)
+
+
+def layers_of(model: Any, x: Any) -> list[str]:
+    return names(lambda x: model(x), x)
+
+
+def test_a_network_is_traced_as_a_chain(extension: None, model: ResNet) -> None:
+    assert layers_of(model, image()) == CHAIN
+    assert layers_of(nnx.clone(model), image().astype(jnp.bfloat16))[0].startswith("segment")
+    vgg = VGG((1, 1), 10, features=(8, 8), hidden=16, pool_size=2, rngs=nnx.Rngs(0))
+    assert layers_of(vgg, image())[0] == "segment 2"
+
+
+def test_where_it_is_not(extension: None, model: ResNet, monkeypatch: pytest.MonkeyPatch) -> None:
+    apart = ["conv"] * 13
+    assert layers_of(model, image(5)) == apart  # more than was measured
+    named = network()
+    named.fuses = False
+    assert layers_of(named, image()) == apart
+    assert layers_of(network(implementation="direct"), image())[:12] == apart[:12]
+    names_of_layers = lambda x: model(x, before_layer=lambda *_: None)  # noqa: E731
+    assert names(names_of_layers, image()) == apart
+    with layer_calls.record_calls():
+        assert layers_of(model, image()) == apart
+    monkeypatch.setattr(_native, "why_missing", lambda *_: "there is no kernel")
+    assert layers_of(model, image()) == apart
+
+
+def test_named_layers_stay_apart(extension: None) -> None:
+    model = network()
+    dict(model.named_blocks())["conv3_block1"].convs[1].conv.implementation = "ecr"
+    found = layers_of(model, image())
+    assert found.count("conv") == 2  # and the last layer
+    assert [name.startswith("segment") for name in found].count(True) == 2
+
+
+def test_results_are_those_of_the_layers(extension: None, model: ResNet) -> None:
+    """Where lowering takes the chain apart, under every transformation."""
+    apart = network()
+    apart.fuses = False
+    x = image()
+    for one, other in (
+        (jax.jit(lambda x: model(x))(x), jax.jit(lambda x: apart(x))(x)),
+        (nnx.jit(lambda m, x: m(x))(model, x), nnx.jit(lambda m, x: m(x))(apart, x)),
+        (model(x), apart(x)),
+        (jax.vmap(jax.jit(lambda x: model(x)))(image(3)[:, None]), jax.jit(lambda x: apart(x))(image(3))[:, None]),
+        (jax.jit(jax.vmap(lambda x: model(x)))(image(3)[:, None]), jax.jit(lambda x: apart(x))(image(3))[:, None]),
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("order", [lambda f: jax.jit(jax.grad(f)), lambda f: jax.grad(jax.jit(f)), jax.grad])
+def test_derivatives(extension: None, order: Callable[[Any], Any]) -> None:
+    found = []
+    for fuses in (True, False):
+        model = network()
+        model.fuses = fuses
+        graph, state = nnx.split(model)
+        loss = order(lambda state, x, graph=graph: jnp.sum(nnx.merge(graph, state)(x) ** 2))
+        found.append((loss(state, image()), order(lambda x, m=model: jnp.sum(m(x) ** 2))(image())))
+    for ours, theirs in zip(*map(jax.tree.leaves, found), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-3 * float(np.abs(theirs).max()))
+
+
+def lowered(monkeypatch: pytest.MonkeyPatch, model: Any, x: jax.Array, **device: Any) -> str:
+    """The program for a GPU, of an installation with all kernels."""
+    monkeypatch.setattr(_native, "why_missing", lambda *_: None)
+    monkeypatch.setattr(_native, "workspace_bytes", lambda *_: 0)
+    monkeypatch.setattr(_native, "has_warpgroups", lambda: True)
+    if device:
+        monkeypatch.setattr(Device, "of", classmethod(lambda cls, ordinal: Device(**device)))
+    text = jax.jit(lambda x: model(x)).trace(x).lower(lowering_platforms=("cuda",)).as_text()
+    return str(text)
+
+
+def test_lowering_decides(model: ResNet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a Hopper GPU, and layer by layer on another one, for a batch of vmap's, and where no GPU is known."""
+    assert lowered(monkeypatch, model, image(), capability=(9, 0)).count("@jsc_segment") == 1
+    assert lowered(monkeypatch, model, image(), capability=(10, 0)).count("@jsc_segment") == 0
+    assert lowered(monkeypatch, model, image(), capability=(8, 0)).count("@jsc_segment") == 0
+    batched = jax.vmap(jax.jit(lambda x: model(x)))
+    assert lowered(monkeypatch, batched, image(4)[:, None], capability=(9, 0)).count("@jsc_segment") == 1
+    assert lowered(monkeypatch, batched, image(5)[:, None], capability=(9, 0)).count("@jsc_segment") == 0
+    monkeypatch.setattr(Device, "of", classmethod(no_device))
+    assert lowered(monkeypatch, model, image()).count("@jsc_segment") == 0
+
+
+def no_device(cls: type[Device], ordinal: int) -> Device:
+    raise RuntimeError(f"{cls} {ordinal} is not there")
+
+
+def test_short_chains_are_taken_apart(model: ResNet, monkeypatch: pytest.MonkeyPatch) -> None:
+    dict(model.named_blocks())["conv3_block1"].convs[1].conv.implementation = "direct"
+    try:
+        text = lowered(monkeypatch, model, image(), capability=(9, 0))
+    finally:
+        dict(model.named_blocks())["conv3_block1"].convs[1].conv.implementation = None
+    assert text.count("@jsc_segment") == 0
+
+
+def test_chains_are_of_small_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = network(precision="highest")
+    assert lowered(monkeypatch, small, image(), capability=(9, 0)).count("@jsc_segment") == 1
+    monkeypatch.setattr(segment_rules, "_FLOPS_EXACT", 1e5)
+    assert lowered(monkeypatch, small, image(), capability=(9, 0)).count("@jsc_segment") == 0
+    monkeypatch.setattr(segment_rules, "_FLOPS_EXACT", 0)
+    assert lowered(monkeypatch, network(), image(), capability=(9, 0)).count("@jsc_segment") == 1
+    monkeypatch.setattr(segment_rules, "_FLOPS", 1e5)
+    assert lowered(monkeypatch, network(), image(), capability=(9, 0)).count("@jsc_segment") == 0
+
+
+def test_on_the_gpu(model: ResNet, gpu: jax.Device) -> None:
+    require_kernel("float32")
+    apart = network()
+    apart.fuses = False
+    x = weights(0, 1, 64, 64, 3)
+    chain, layers = (jax.jit(lambda x, m=m: m(x)) for m in (model, apart))
+    is_measured = _native.device_properties(0)["major"] == 9
+    assert (chain.lower(x).compile().as_text() or "").count('custom_call_target="jsc_segment"') == is_measured
+    assert "jsc_segment" not in (layers.lower(x).compile().as_text() or "")
+    np.testing.assert_allclose(chain(x), layers(x), rtol=2e-2, atol=2e-2 * float(jnp.abs(layers(x)).max()))
+    assert PLATFORM != "cpu"
