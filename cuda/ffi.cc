@@ -14,7 +14,7 @@
 
 #include "conv_args.h"
 #include "conv_plan.h"
-#include "dense_block.h"
+#include "dense_layers.h"
 #include "direct_plan.h"
 #include "kernels.h"
 
@@ -170,7 +170,8 @@ ffi::Error SegmentHandler(cudaStream_t stream, int32_t device, ffi::RemainingArg
 }
 
 ffi::Error DenseBlockHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, ffi::RemainingArgs parameters,
-                             ffi::Result<ffi::AnyBuffer> out, int64_t precision) try {
+                             ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace,
+                             int64_t precision) try {
   const ffi::ErrorOr<DenseBlockCall> call = MakeDenseBlockCall(x, parameters, *out, precision);
   if (call.has_error()) return call.error();
   const DeviceScope scope(device);
@@ -180,7 +181,8 @@ ffi::Error DenseBlockHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer
   if (const char* error = GetDeviceInfo(device).error) {
     return ffi::Error(ffi::ErrorCode::kInternal, "device " + std::to_string(device) + ": " + error);
   }
-  return DenseBlock(*call, device, stream);
+  if (workspace->size_bytes() == 0) return DenseBlock(*call, device, stream);
+  return DenseLayers(*call, Workspace{workspace->untyped_data(), workspace->size_bytes()}, device, stream);
 } catch (const std::exception& error) {
   return ffi::Error(ffi::ErrorCode::kInternal, error.what());
 }
@@ -271,6 +273,7 @@ XLA_FFI_DEFINE_HANDLER(kDenseBlock, DenseBlockHandler,
                            .Arg<ffi::AnyBuffer>()        // x [N, H, W, C0]
                            .RemainingArgs()              // of each layer what DenseLayerArgs has
                            .Ret<ffi::AnyBuffer>()        // out [N, H, W, C0 + 32 * layers]
+                           .Ret<ffi::AnyBuffer>()        // workspace: dense_layers_bytes, or nothing for few images
                            .Attr<int64_t>("precision"),  // 0 default, 1 high, 2 highest
                        {ffi::Traits::kCmdBufferCompatible});
 
@@ -363,4 +366,6 @@ NB_MODULE(_cuda, m) {
   m.def("registrations", &jsc::Registrations, "Custom call targets and their handlers, for jax.ffi");
   m.def("workspace_bytes", &jsc::WorkspaceBytes, nb::arg("target"), nb::arg("x_shape"), nb::arg("kernel_shape"),
         nb::arg("conv_size"), nb::arg("out_size"), nb::arg("device"));
+  m.def("dense_layers_bytes", &jsc::DenseLayersBytes, nb::arg("element_bytes"), nb::arg("precise"), nb::arg("pixels"),
+        nb::arg("channels"), nb::arg("layers"), "Bytes of the workspace of a dense block of many images.");
 }

@@ -8,6 +8,7 @@ set(JSC_CUDA_SOURCES
     cuda/dense.cu
     cuda/dense_block.cu
     cuda/dense_block_args.cc
+    cuda/dense_layers_plan.cc
     cuda/device_info.cu
     cuda/direct.cu
     cuda/direct_bfloat16.cu
@@ -27,6 +28,7 @@ set(JSC_CUDA_SOURCES
     cuda/warpgroup_maps.cc
     cuda/warpgroup_plan.cc)
 set(JSC_WARPGROUP_SOURCES
+    cuda/dense_layers.cu
     cuda/direct_warpgroup_bfloat16.cu
     cuda/direct_warpgroup_float16.cu
     cuda/direct_warpgroup_float32.cu

@@ -72,6 +72,11 @@ def workspace_bytes(
     )
 
 
+def dense_layers_bytes(element_bytes: int, precise: bool, pixels: int, channels: int, layers: int) -> int:
+    """Scratch memory of a dense block of many images, bytes: `cuda/dense_layers.h`."""
+    return int(_modules["cuda"].dense_layers_bytes(element_bytes, precise, pixels, channels, layers))
+
+
 def coo_variants() -> list[list[int]]:
     """Rows of `cpu/coo_variants.h`: kernel, stride, height, width, features, max_warps, min_blocks; none if unbuilt."""
     return [list(row) for row in _modules["cpu"].coo_variants()] if "cpu" in _modules else []

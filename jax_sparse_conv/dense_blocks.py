@@ -2,7 +2,8 @@
 
 On CUDA devices with clusters (Hopper and later) a block of few images is one custom call, `cuda/dense_block.cu`: one
 buffer that every layer reads and appends to, and one kernel for each layer, which starts while the one before it runs.
-Everywhere else it is the separate operations. The kernels are dense: they skip no zeros.
+On Hopper a block of many images is one as well, with two kernels for each layer, `cuda/dense_layers.cu`. Everywhere
+else it is the separate operations. The kernels are dense: they skip no zeros.
 """
 
 from __future__ import annotations
@@ -24,14 +25,18 @@ from jax_sparse_conv import _native, arguments, devices, lowering, ops, partitio
 from jax_sparse_conv.geometry import MAX_ELEMENTS
 
 IMPLEMENTATIONS = ("xla", "fused")
-# Images of a batch up to which `implementation=None` runs a block as one call. DenseNet-121 on an H200 so and layer by
-# layer, us: TF32 577 and 993 at batch 2, 1396 and 1538 at 8; HIGHEST 1016 and 1177 at 2, 3391 and 2169 at 8; 16 bits at
-# batch 4 some 350 for the blocks, less than all layers take at batch 1 (development runs, benchmarks/NOTES.md).
+# Images of a batch up to which `implementation=None` runs a block by the kernels for few where there are none for many.
+# DenseNet-121 on an H200 so and layer by layer, us: TF32 577 and 993 at batch 2, 1396 and 1538 at 8; HIGHEST 1016
+# and 1177 at 2, 3391 and 2169 at 8; 16 bits at batch 4 some 350 for the blocks, less than all layers take at batch 1
+# (development runs, benchmarks/NOTES.md).
 _MOST_IMAGES, _MOST_IMAGES_EXACT, _MOST_IMAGES_16BIT = 8, 2, 4
+# Images, or pixels of all of two or more, from which the kernels for many are faster also where those for few would do.
+_MANY_IMAGES, _MANY_PIXELS = 8, 700
 
 _GROWTH, _MIDDLE, _CHANNELS = 32, 128, 32  # kGrowth, kMiddle, kDenseChannels
 _MAX_CHANNELS, _MAX_LAYERS, _FAR = 4096, 128, 2**13
 _SHARED_MEMORY = 200_000  # bytes of a block
+_WARPGROUPS = (9, 0)  # compute capability
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -67,8 +72,9 @@ def dense_block(
         conv(conv(relu(scale * x + shift), kernel1, bias1, activation="relu"), kernel2)
 
     On a Hopper GPU or later a block of few images (2 at HIGHEST, 4 in 16 bits, 8 in TF32) is one custom call in which a
-    layer's kernel does all but the newest channels' share of its first convolution while the layer before still runs.
-    It needs M = 128, G = 32, C a multiple of 32, and float32, bfloat16 or float16. float32 is multiplied as TF32 unless
+    layer's kernel does all but the newest channels' share of its first convolution while the layer before still runs;
+    on Hopper one of many images is one too, with two kernels for a layer that read and write slices of the result. It
+    needs M = 128, G = 32, C a multiple of 32, and float32, bfloat16 or float16. float32 is multiplied as TF32 unless
     the precision is HIGHEST, with relative errors below 2e-6 then; 16-bit types are summed in float32. Under `vmap`
     over images it stays one call; derivatives, `vmap` over parameters and blocks split over several devices by `jit`
     run layer by layer.
@@ -97,8 +103,7 @@ def dense_block(
     reason = why_not(operands)
     if implementation == "fused" and reason is not None:
         raise ValueError(f"implementation='fused' cannot run: {reason}; implementation=None or 'xla' can")
-    is_few = reason is None and x.shape[0] <= most_images(x.dtype, precision)
-    if implementation == "xla" or (implementation is None and not is_few):
+    if implementation == "xla" or (implementation is None and not (reason is None and _may_join(x, precision))):
         return separate(*operands, precision=precision, implementation=implementation)
     operands = primitives.same_varying_axes(operands)
     out: jax.Array = dense_block_p.bind(*operands, precision=precision, must=implementation == "fused")
@@ -124,7 +129,7 @@ def is_available(dtype: Any) -> bool:
 
 
 def most_images(dtype: Any, precision: Any) -> int:
-    """Images of a batch up to which a block as one call is expected to be the faster; precision as lax has it."""
+    """Images of a batch up to which the kernels for few are expected to be faster than layers one by one."""
     if str(dtype) != "float32":
         return _MOST_IMAGES_16BIT
     return _MOST_IMAGES_EXACT if lowering.is_highest(precision) else _MOST_IMAGES
@@ -133,8 +138,12 @@ def most_images(dtype: Any, precision: Any) -> int:
 def is_one_call(x: jax.Array, layers: Sequence[DenseBlockLayer], precision: lax.PrecisionLike = None) -> bool:
     """Whether `implementation=None` would run such a block as one call where there is a GPU for it."""
     operands = [x, *(parameter for layer in layers for parameter in layer)]
-    most = most_images(x.dtype, arguments.canonical_precision(precision))
-    return why_not(operands) is None and x.shape[0] <= most
+    return why_not(operands) is None and _may_join(x, arguments.canonical_precision(precision))
+
+
+def _may_join(x: Any, precision: Any) -> bool:
+    """Whether some GPU that this installation has kernels for is expected to be faster with one call."""
+    return bool(x.shape[0] <= most_images(x.dtype, precision)) or _native.has_warpgroups()
 
 
 def why_not(operands: Sequence[Any]) -> str | None:
@@ -219,12 +228,24 @@ def _lower(ctx: Any, *operands: Any, precision: Any, must: bool, platform: str |
         raise ValueError(
             f"implementation='fused' cannot run here: {reason}. implementation=None or 'xla' works everywhere"
         )
-    images, most = ctx.avals_in[0].shape[0], most_images(ctx.avals_in[0].dtype, precision)  # with those of vmap
-    if reason is not None or partitioning.is_partitioned(ctx) or not (must or images <= most):
+    scratch = None if reason is not None else _scratch(ctx.avals_in, precision, must)  # with the images of vmap
+    if scratch is None or partitioning.is_partitioned(ctx):
         lower = functools.partial(separate, precision=precision)
         return mlir.lower_fun(lower, multiple_results=False)(ctx, *operands)
+    ctx = ctx.replace(avals_out=[*ctx.avals_out, jax.core.ShapedArray((scratch,), np.uint8)])
     call = jax.ffi.ffi_lowering(_native.target_name("dense_block"))
-    return call(ctx, *operands, precision=np.int64(lowering.precision_code(precision)))
+    return call(ctx, *operands, precision=np.int64(lowering.precision_code(precision)))[:1]
+
+
+def _scratch(operands: Sequence[Any], precision: Any, must: bool) -> int | None:
+    """Bytes of scratch memory of one call, 0 for few images; None where layers one by one are expected to be faster."""
+    x, layers = operands[0], (len(operands) - 1) // len(DenseBlockLayer._fields)
+    images, most, pixels = x.shape[0], most_images(x.dtype, precision), math.prod(x.shape[:3])
+    many = images > min(most, _MANY_IMAGES - 1) or (images > 1 and pixels >= _MANY_PIXELS)
+    if many and _has_warpgroups():
+        exact = str(x.dtype) == "float32" and lowering.is_highest(precision)
+        return _native.dense_layers_bytes(x.dtype.itemsize, exact, pixels, x.shape[3], layers)
+    return 0 if must or images <= most else None
 
 
 def _why_not_here(ctx: Any, platform: str | None) -> str | None:
@@ -239,6 +260,12 @@ def _has_clusters() -> bool:
     """Whether the GPU has clusters, and blocks as much shared memory as the largest tiles need."""
     device = devices.known()
     return device is not None and device.has_clusters and device.block_shared_memory >= _SHARED_MEMORY
+
+
+def _has_warpgroups() -> bool:
+    """Whether the GPU and this installation have the kernels for many images."""
+    device = devices.known()
+    return device is not None and device.capability == _WARPGROUPS and _native.has_warpgroups()
 
 
 for _platform in (None, *_native.PLATFORMS):

@@ -50,6 +50,14 @@ BLOCKS = (
     Block("odd sizes", (3, 13, 19, 96), 3),
     Block("one layer", (1, 9, 8, 160), 1),
     Block("larger map", (1, 61, 59, 64), 2),
+    Block("batch 12, 56x56", (12, 56, 56, 64), 3),
+    Block("batch 32, 14x14", (32, 14, 14, 256), 2),
+    Block("batch 33, 7x7", (33, 7, 7, 512), 2),
+    Block("batch 10, odd sizes", (10, 13, 19, 96), 3),
+    Block("batch 9, wide map", (9, 5, 130, 32), 3),
+    Block("batch 9, 64 columns", (9, 6, 64, 64), 2),
+    Block("batch 10, one column", (10, 41, 1, 64), 2),
+    Block("batch 20, one pixel", (20, 1, 1, 32), 2),
 )
 
 
@@ -205,12 +213,14 @@ def test_shapes_are_abstract(monkeypatch: pytest.MonkeyPatch) -> None:
     assert jax.eval_shape(bound, symbolic, layers).shape[1:] == (6, 5, 96)
 
 
-def test_few_images_are_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("many", [False, True])
+def test_few_images_are_one_call(monkeypatch: pytest.MonkeyPatch, many: bool) -> None:
     monkeypatch.setattr(_native, "why_missing", lambda *_: None)
+    monkeypatch.setattr(_native, "has_warpgroups", lambda: many)
     for (dtype, precision), most in zip(KINDS, (2, 8, 4, 4), strict=True):
         for images in (1, most, most + 1):
             x, layers = values(Block("few", (images, 2, 2, 32), 1), jnp.dtype(dtype))
-            assert dense_blocks.is_one_call(x, layers, precision) == (images <= most)
+            assert dense_blocks.is_one_call(x, layers, precision) == (many or images <= most)
 
 
 def test_what_the_kernel_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,6 +265,7 @@ def test_a_network_joins_the_layers_of_its_blocks(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(dense_blocks, "why_not", lambda operands: None)
     assert blocks_of(model, x) == 2
     np.testing.assert_allclose(jax.jit(lambda x: model(x))(x), wanted, rtol=1e-3, atol=1e-3)
+    monkeypatch.setattr(_native, "has_warpgroups", lambda: False)
     many = jnp.zeros((dense_blocks.most_images("float32", None) + 1, 32, 32, 3))
     assert blocks_of(model, many) == 0
     assert blocks_of(small_densenet(fold=False), x) == 0
@@ -305,12 +316,13 @@ def test_the_kernel_against_float64(block: Block, dtype: str, precision: str, gp
 
 
 @pytest.mark.parametrize(("dtype", "precision"), KINDS, ids=KIND_IDS)
+@pytest.mark.parametrize("images", [1, 9])
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-def test_what_is_not_finite(value: float, dtype: str, precision: str, gpu: jax.Device) -> None:
+def test_what_is_not_finite(value: float, images: int, dtype: str, precision: str, gpu: jax.Device) -> None:
     """It goes where lax's goes, in x and in the parameters: nothing is skipped."""
     require_kernel(dtype)
     tolerance = TOLERANCE[precision if dtype == "float32" else dtype]
-    block = Block("extreme", (1, 14, 14, 64), 2)
+    block = Block("extreme", (images, 14, 14, 64), 2)
     x, layers = values(block, jnp.dtype(dtype))
     x[0, 3, 5, 7] = value
     check(run(x, layers, precision), x, layers, tolerance)
@@ -330,7 +342,8 @@ def test_none_takes_the_kernel_and_vmap_keeps_one_call(gpu: jax.Device) -> None:
     mapped = jax.jit(jax.vmap(lambda x: jsc.dense_block(x, layers, precision="highest")))
     assert mapped.lower(images).as_text().count("@jsc_dense_block") == 1
     np.testing.assert_allclose(mapped(images), jnp.stack([plain(v, layers) for v in images]), rtol=1e-4, atol=1e-4)
-    assert "jsc_dense_block" not in function.lower(jnp.tile(x, (9, 1, 1, 1))).as_text()
+    many = function.lower(jnp.tile(x, (9, 1, 1, 1))).as_text()
+    assert ("jsc_dense_block" in many) == dense_blocks._has_warpgroups()
 
 
 def test_a_network_on_the_gpu(gpu: jax.Device) -> None:
