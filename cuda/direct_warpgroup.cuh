@@ -11,9 +11,10 @@
 //   shared memory. Elsewhere the copy engine brings the pixels under each tap.
 // A pool of 2x2 windows is taken of the sums of a patch of 14 or 28 rows, which no window crosses.
 // float32 at HIGHEST: three products of two parts each, warpgroup_parts.cuh.
-// Small maps: blocks of a cluster share the steps of a tile and add their sums in a fixed order. Large maps: blocks
-// take
-//   tiles in turns, and write results from registers while the next tile's copies come.
+// Small maps: blocks of a cluster share the steps of a tile and add their sums in a fixed order (warpgroup_mail.cuh,
+// and
+//   warpgroup_meeting.cuh of two blocks and at HIGHEST). Large maps: blocks take tiles in turns, and write results from
+//   registers while the next tile's copies come.
 // Bound by: the tensor cores on large maps, else launch, first copies and the meeting of a cluster.
 // Lost: barriers made by a lane each, TF32 filters waited for before every product, pairs of blocks that share copies
 // of
@@ -21,51 +22,20 @@
 #ifndef JSC_CUDA_DIRECT_WARPGROUP_CUH_
 #define JSC_CUDA_DIRECT_WARPGROUP_CUH_
 
+#include "warpgroup_mail.cuh"
 #include "warpgroup_meeting.cuh"
 #include "warpgroup_parts.cuh"
 #include "warpgroup_results.cuh"
 
 namespace jsc {
 
-template <class U, typename T>
-__global__ void __launch_bounds__(U::kThreads, U::kResident)
-    WarpgroupKernel(const __grid_constant__ WarpgroupTaskOf<U, T> task, const __grid_constant__ WarpgroupMaps maps) {
 #if __CUDA_ARCH__ >= 900
-  extern __shared__ unsigned char shared[];
-  __shared__ std::conditional_t<U::kParts, PartsBarriers, WarpgroupBarriers> barriers;
-  __shared__ int2 scratch[U::kThreads / kWarp];
-  if (!PassesGate(task.gate)) return;
-  unsigned char* stages = shared + (-SharedAddress(shared) & (kSwizzleBytes - 1));
-  unsigned char* filters = stages + task.pixel_stages * task.pixel_bytes;
-  auto* tile = reinterpret_cast<float*>(stages);  // sums take the stages' place
-  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarp, 0);
-  WarpgroupPlace at = FindWarpgroupPlace<U>(task, blockIdx.x);
-  float4 bias;
-  if constexpr (!U::kParts) bias = WarpgroupWriter<U, T>::LoadBias(task, at);
-  if (warp == U::kConsumers / kWarp) {
-    if (threadIdx.x % kWarp == 0) InitBarriers(barriers, U::kConsumers / kWarp);
-    __syncwarp();
-    asm volatile("bar.arrive 1, %0;" ::"n"(U::kThreads) : "memory");  // the first copies wait for nobody
-    NextStages next;
-    AskForStages<U>(task, maps, at, stages, filters, barriers, next, task.gate.in_chain);
-    __syncwarp();
-  } else {
-    asm volatile("bar.sync 1, %0;" ::"n"(U::kThreads) : "memory");
-    float sums[U::kPixels / 2];
-    WalkOf<U, T> walk(task, at, SharedAddress(stages), SharedAddress(filters), barriers);
-    MultiplySteps(walk, at.end_step - at.first_step, sums);
-    if constexpr (U::kParts) {
-      StoreParts<U>(task, sums, tile);
-    } else {
-      asm volatile("bar.sync 2, %0;" ::"n"(U::kConsumers) : "memory");  // all stages are read
-      StepFilters<U, T>::Store(sums, tile);
-    }
-  }
-  if (task.gate.in_chain) WaitForKernelBefore();  // it may have read what is written now, and wrote the residual
-  if (task.gate.x_is_older) LetNextKernelStart();
+// From a block's sums in its shared memory to results, alone or with the blocks that share the tile. All threads.
+template <class U, typename T, typename Task>
+__device__ __forceinline__ int2 FinishTile(const Task& task, float4 bias, float* tile) {
   int block = blockIdx.x;
   asm volatile("" : "+r"(block));  // the place is found again, not kept in registers
-  at = FindWarpgroupPlace<U>(task, block);
+  const WarpgroupPlace at = FindWarpgroupPlace<U>(task, block);
   if constexpr (U::kParts) bias = WarpgroupWriter<U, T>::LoadBias(task, at);  // registers are scarce before
   WarpgroupWriter<U, T> writer(task, at);
   if (task.splits == 1) {
@@ -75,14 +45,80 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
     } else {
       writer.template WritePooled<1>(0, 1, bias, [&](int) { return tile; });
     }
-  } else if (task.splits == 2) {
+  } else if (task.splits == 2 || HasMail(U::kPixels, U::kParts)) {  // more blocks come together by mail
     WriteTogether<4, 2>(writer, at.split, task.splits, bias, tile);
   } else if (task.splits <= 4) {
     WriteTogether<2, 4>(writer, at.split, task.splits, bias, tile);
   } else {
     WriteTogether<1, 8>(writer, at.split, task.splits, bias, tile);
   }
-  WriteCounts(task.counts, GridBlock(), make_int2(writer.nonzeros, writer.written), scratch);
+  return make_int2(writer.nonzeros, writer.written);
+}
+#endif
+
+template <class U, typename T>
+__global__ void __launch_bounds__(U::kThreads, U::kResident)
+    WarpgroupKernel(const __grid_constant__ WarpgroupTaskOf<U, T> task, const __grid_constant__ WarpgroupMaps maps) {
+#if __CUDA_ARCH__ >= 900
+  extern __shared__ unsigned char shared[];
+  __shared__ std::conditional_t<U::kParts, PartsBarriers, WarpgroupBarriers> barriers;
+  __shared__ int2 scratch[U::kThreads / kWarp];
+  __shared__ uint64_t mail_full;
+  if (!PassesGate(task.gate)) return;
+  unsigned char* stages = shared + (-SharedAddress(shared) & (kSwizzleBytes - 1));
+  unsigned char *filters = stages + task.pixel_stages * task.pixel_bytes, *mailbox = stages + task.mail_at;
+  auto* tile = reinterpret_cast<float*>(stages);  // sums take the stages' place
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarp, 0);
+  WarpgroupPlace at = FindWarpgroupPlace<U>(task, blockIdx.x);
+  const bool by_mail = MeetByMail(task.splits, U::kPixels, U::kParts), mail_apart = by_mail && task.mail_at > 0;
+  int2 counted = {0, 0};
+  float4 bias = {};
+  if constexpr (!U::kParts) bias = WarpgroupWriter<U, T>::LoadBias(task, at);
+  if (warp == U::kConsumers / kWarp) {
+    if (threadIdx.x % kWarp == 0) InitBarriers(barriers, U::kConsumers / kWarp);
+    __syncwarp();
+    asm volatile("bar.arrive 1, %0;" ::"n"(U::kThreads) : "memory");  // the first copies wait for nobody
+    if (mail_apart) ArriveAtCluster();
+    NextStages next;
+    AskForStages<U>(task, maps, at, stages, filters, barriers, next, task.gate.in_chain);
+    __syncwarp();
+    if (by_mail && !mail_apart) ArriveAtCluster();
+    if (by_mail) WaitForCluster();
+  } else {
+    asm volatile("bar.sync 1, %0;" ::"n"(U::kThreads) : "memory");
+    float sums[U::kPixels / 2];
+    WalkOf<U, T> walk(task, at, SharedAddress(stages), SharedAddress(filters), barriers);
+    if constexpr (HasMail(U::kPixels, U::kParts)) {
+      Mail<U, T> mail(task);
+      if (by_mail) {  // while the first copies come
+        if (threadIdx.x == 0) mail.Init(at, &mail_full);
+        mail.Find(at, warp, SharedAddress(mailbox), SharedAddress(&mail_full));
+        if (mail_apart) ArriveAtCluster();
+      }
+      MultiplySteps(walk, at.end_step - at.first_step, sums);
+      if (by_mail) {
+        if (!mail_apart) ArriveAtCluster();  // done with the stages
+        WaitForCluster();
+        mail.Send(sums);
+        WaitToWrite(task.gate);
+        mail.Write(mailbox, &mail_full);
+        counted = make_int2(mail.nonzeros, mail.written);
+      }
+    } else {
+      MultiplySteps(walk, at.end_step - at.first_step, sums);
+    }
+    if constexpr (U::kParts) {
+      StoreParts<U>(task, sums, tile);
+    } else if (!by_mail) {
+      asm volatile("bar.sync 2, %0;" ::"n"(U::kConsumers) : "memory");  // all stages are read
+      StepFilters<U, T>::Store(sums, tile);
+    }
+  }
+  if (!by_mail) {
+    WaitToWrite(task.gate);
+    counted = FinishTile<U, T>(task, bias, tile);
+  }
+  WriteCounts(task.counts, GridBlock(), counted, scratch);
   LeaveGate(task.gate);
 #endif
 }
@@ -127,8 +163,7 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
       float sums[U::kPixels / 2];
       MultiplySteps(walk, at.end_step - at.first_step, sums);
       walk.End();
-      if (task.gate.in_chain) WaitForKernelBefore();  // it may have read what is written now, and wrote the residual
-      if (task.gate.x_is_older) LetNextKernelStart();
+      WaitToWrite(task.gate);
       writer.Write(FindWarpgroupPlace<U>(task, tile), bias, sums);
     }
     counted = make_int2(writer.nonzeros, writer.written);

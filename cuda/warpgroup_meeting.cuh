@@ -1,8 +1,8 @@
-// Results of a tile whose sums lie in shared memory: of the blocks of a cluster that share its steps, added in the
-// order of the splits, or of a block alone whose registers do not suffice for more.
+// Results of a tile whose sums lie in shared memory: of a block alone whose registers do not suffice for more, or of
+// the blocks of a cluster that share its steps, added in the order of the splits, where they do not send them
+// (warpgroup_mail.cuh).
 //
 // Blocks of a cluster share the rows of their tile. A thread keeps four filters, and its column of a row.
-// Lost: sums sent to each other instead of read.
 #ifndef JSC_CUDA_WARPGROUP_MEETING_CUH_
 #define JSC_CUDA_WARPGROUP_MEETING_CUH_
 
@@ -172,6 +172,12 @@ struct WarpgroupWriter {
             most(v[0].z, v[1].z, v[2].z, v[3].z), most(v[0].w, v[1].w, v[2].w, v[3].w)};
   }
 };
+
+// Before a kernel writes: the one in front may have read what is written now, and wrote the residual.
+__device__ __forceinline__ void WaitToWrite(const Gate& gate) {
+  if (gate.in_chain) WaitForKernelBefore();
+  if (gate.x_is_older) LetNextKernelStart();
+}
 
 #if __CUDA_ARCH__ >= 900
 // Blocks of a cluster share the rows of their tile.

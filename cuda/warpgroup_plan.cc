@@ -49,22 +49,50 @@ Turns FindTurns(const ConvArgs& a, const WarpgroupPlan& plan, int resident, cons
   return {static_cast<int>(std::max<int64_t>(at_once / a.stacks, 1)), whole ? resident : 1};
 }
 
-// Shares a block's shared memory among both rings. steps, blocks: of channels, of all tiles that a block takes.
+// Shares `room` among both rings. steps, blocks: of channels, of all tiles that a block takes.
 bool FindStages(int room, int steps, int blocks, WarpgroupPlan* plan) {
   const int filter_bytes = plan->filters * kRowBytes;
   if (plan->patch) {
     plan->pixel_stages = std::min(2, blocks);
     const int left = room - plan->pixel_stages * plan->pixel_bytes;
     plan->filter_stages = std::min({kMaxRing, left / filter_bytes, steps});
-    if (left < 0 || plan->filter_stages < std::min(3, plan->steps_per_split)) return false;
-  } else {
-    const int stages = std::min({kMaxRing, room / (plan->pixel_bytes + filter_bytes), steps});
-    if (stages < std::min(2, plan->steps_per_split)) return false;
-    plan->pixel_stages = plan->filter_stages = stages;
+    return left >= 0 && plan->filter_stages >= std::min(3, plan->steps_per_split);
   }
-  const int rings = plan->pixel_stages * plan->pixel_bytes + plan->filter_stages * filter_bytes;
-  const int sums = plan->pixels * (plan->filters + 4) * static_cast<int>(sizeof(float));
-  plan->shared_bytes = kSwizzleBytes + (plan->turns.blocks > 0 ? rings : std::max(rings, sums));
+  const int stages = std::min({kMaxRing, room / (plan->pixel_bytes + filter_bytes), steps});
+  plan->pixel_stages = plan->filter_stages = stages;
+  return stages >= std::min(2, plan->steps_per_split);
+}
+
+int RingBytes(const WarpgroupPlan& plan) {
+  return plan.pixel_stages * plan.pixel_bytes + plan.filter_stages * plan.filters * kRowBytes;
+}
+
+// The most pieces of mail that come to a block from each block of its cluster (warpgroup_mail.cuh), and their rows.
+int MailPieces(const WarpgroupPlan& plan, int rows) {
+  return static_cast<int>(DivideUp(plan.pixels / kPatchWidth / rows * (plan.filters / 16), plan.splits));
+}
+
+// Lays out a block's shared memory: rings and, in their place when they are done with, sums or mail; or mail behind
+// them where that leaves rings deep enough.
+bool LayOut(int room, int steps, int blocks, bool pools, WarpgroupPlan* plan) {
+  constexpr int kDeepEnough = 4, kMailRowBytes = 512;  // stages; a warp's sums of a row
+  WarpgroupPlan apart = *plan;
+  if (!FindStages(room, steps, blocks, plan)) return false;
+  plan->mail_at = 0;
+  const int rings = RingBytes(*plan), rows = pools ? 2 : 1;
+  if (!MeetByMail(plan->splits, plan->pixels, plan->parts)) {
+    const int sums = plan->pixels * (plan->filters + 4) * static_cast<int>(sizeof(float));
+    plan->shared_bytes = kSwizzleBytes + (plan->turns.blocks > 0 ? rings : std::max(rings, sums));
+    return true;
+  }
+  const int mail = MailPieces(*plan, rows) * rows * plan->splits * kMailRowBytes;
+  plan->shared_bytes = kSwizzleBytes + std::max(rings, mail);
+  if (FindStages(room - mail, steps, blocks, &apart) &&
+      apart.filter_stages >= std::min(plan->filter_stages, kDeepEnough)) {
+    *plan = apart;
+    plan->mail_at = RingBytes(apart);
+    plan->shared_bytes = kSwizzleBytes + plan->mail_at + mail;
+  }
   return true;
 }
 
@@ -74,8 +102,9 @@ struct StepCycles {
   double alone, busy;
 };
 
-// rows: of pixels, copied for a step.
-StepCycles CyclesOfStep(const WarpgroupPlan& plan, int element_bytes, double rows) {
+// rows: of pixels, copied for a step. In a chain filters, and the kernels in front and behind, ask for the same memory
+// and multiprocessors.
+StepCycles CyclesOfStep(const WarpgroupPlan& plan, int element_bytes, bool in_chain, double rows) {
   // By elements of 2 and 4 bytes, 64 and 128 filters, 56, 96, 112, 192 and 224 pixels.
   constexpr StepCycles kSteps[2][2][5] = {{{{335, 193}, {782, 391}, {550, 275}, {320, 556}, {595, 513}},
                                            {{404, 330}, {507, 406}, {253, 465}, {511, 666}, {636, 949}}},
@@ -83,13 +112,18 @@ StepCycles CyclesOfStep(const WarpgroupPlan& plan, int element_bytes, double row
                                            {{400, 317}, {595, 405}, {499, 396}, {595, 769}, {583, 943}}}};
   constexpr StepCycles kParts[] = {{490, 385}, {755, 640}, {1110, 1110}};  // 64 x 56, 64 x 112, 128 x 112
   constexpr StepCycles kSplitRow = {2.9, 1.6};                             // for each row of pixels
+  // Of a block alone in a chain, by elements, filters and 56 or 112 pixels.
+  constexpr double kChain[2][2][2] = {{{433, 415}, {467, 253}}, {{343, 311}, {391, 499}}};
+  const int wide = plan.filters == 128, high = plan.pixels == 112, size = element_bytes == 4;
   if (plan.parts) {
-    const StepCycles& step = kParts[(plan.pixels == 112) + (plan.filters == 128)];
+    const StepCycles& step = kParts[high + wide];
     return {step.alone + kSplitRow.alone * rows, step.busy + kSplitRow.busy * rows};
   }
   int tile = 0;
   while (kTilePixels[tile] < plan.pixels) ++tile;
-  return kSteps[element_bytes == 4][plan.filters == 128][tile];
+  StepCycles step = kSteps[size][wide][tile];
+  if (in_chain && (high || plan.pixels == 56)) step.alone = kChain[size][wide][high];
+  return step;
 }
 
 // Cycles of two kinds of work that go on at the same time: hardly more than the longer, unless they are as long.
@@ -104,14 +138,31 @@ int MeetingRounds(const WarpgroupPlan& plan) {
   return static_cast<int>(rounds);
 }
 
+// From a block's last product, or from its sums in shared memory, to the last result.
+double MeetingCycles(const WarpgroupPlan& plan, bool in_chain) {
+  if (plan.splits == 1) return 0;
+  if (!MeetByMail(plan.splits, plan.pixels, plan.parts)) {
+    constexpr double kMeet = 290, kSplit = 36, kRound = 380;
+    return kMeet + kSplit * plan.splits + kRound * MeetingRounds(plan);
+  }
+  struct Mail {
+    double meet, split, kilobyte, piece;  // piece: of a warp
+  };
+  const Mail mail = in_chain ? Mail{280, 23, 19, 210} : Mail{872, 31, 15, 124};
+  const double pieces = MailPieces(plan, 1), of_warp = std::ceil(pieces * 16 / plan.filters);
+  return mail.meet + mail.split * plan.splits + mail.kilobyte * pieces * plan.splits / 2 + mail.piece * of_warp;
+}
+
 // Cycles until the last block is done, comparable to those of direct_plan.cc (1,500 a microsecond). The figures fit
 // 2,700 times of 21 layers at batch 1, 8 and 32 on an H200; the plan chosen loses 1 % there on average and 9 % at
-// most. Products in parts: 700 times of 16 layers, 1 % and 11 %.
-double Cycles(const WarpgroupPlan& plan, const ConvArgs& a, int element_bytes, int64_t tiles,
+// most. Products in parts: 700 times of 16 layers, 1 % and 11 %. Mail, and what differs in chains: 3,000 times of 15
+// layers at batch 1, 0.5 % and 7 % in chains of equal layers, 1 % and 12 % alone.
+double Cycles(const WarpgroupPlan& plan, const ConvArgs& a, int element_bytes, bool in_chain, int64_t tiles,
               const DeviceInfo& device) {
   constexpr double kBlock = 4750, kCacheBytes = 58, kWindows = 1.22, kTapWait = 20;
-  constexpr double kMeet = 290, kSplit = 36, kRound = 380;
-  const double tile_end = plan.parts ? 870 : 740, next_wave = plan.parts ? 3400 : 2130;
+  const bool by_mail = MeetByMail(plan.splits, plan.pixels, plan.parts);
+  const double of_mail = in_chain ? 690 : 618, tile_end = plan.parts ? 870 : by_mail ? of_mail : 740;
+  const double next_wave = plan.parts ? 3400 : 2130;
   const int64_t places =
       plan.splits > 1 ? static_cast<int64_t>(device.clusters[plan.splits]) * plan.splits : device.multiprocessors;
   const int64_t resident = std::min<int64_t>(WarpgroupResident(plan.filters, plan.pixels, element_bytes, plan.parts),
@@ -121,7 +172,7 @@ double Cycles(const WarpgroupPlan& plan, const ConvArgs& a, int element_bytes, i
   const auto waves = static_cast<double>(DivideUp(DivideUp(blocks, places), resident));
   const double rows = plan.patch ? static_cast<double>(plan.patch_high * plan.patch_wide) / plan.taps
                                  : kWindows * plan.pixels;  // of pixels, copied for a step
-  const StepCycles step = CyclesOfStep(plan, element_bytes, rows);
+  const StepCycles step = CyclesOfStep(plan, element_bytes, in_chain, rows);
   const double steps = plan.steps_per_split, alone = step.alone + (!plan.patch && plan.taps > 1 ? kTapWait : 0);
   const double of_pixels = plan.parts ? rows : 1.22 * rows;  // their boxes cost more than those of filters
   const double copied = static_cast<double>(blocks) * steps * (plan.filters + of_pixels) * kRowBytes;
@@ -138,7 +189,7 @@ double Cycles(const WarpgroupPlan& plan, const ConvArgs& a, int element_bytes, i
   }
   const double work = std::max({layers * steps * step.busy, waves * steps * alone, copying});
   const double ends = layers * tile_end * sums + (waves > 1 ? waves * next_wave : 0);
-  const double meeting = plan.splits > 1 ? waves * (kMeet + kSplit * plan.splits + kRound * MeetingRounds(plan)) : 0;
+  const double meeting = waves * MeetingCycles(plan, in_chain);
   if (plan.parts) return kBlock + std::max(work + ends + meeting, bytes / 2080);
   return kBlock + Both(work + ends + meeting, bytes / 2383);
 }
@@ -175,7 +226,8 @@ bool PoolsPairs(const ConvArgs& a) {
   return a.pool != Pool::kNone;
 }
 
-bool CompleteWarpgroupPlan(const ConvArgs& a, int element_bytes, const DeviceInfo& device, WarpgroupPlan* plan) {
+bool CompleteWarpgroupPlan(const ConvArgs& a, int element_bytes, bool in_chain, const DeviceInfo& device,
+                           WarpgroupPlan* plan) {
   if (plan->splits > 1 && device.clusters[plan->splits] == 0) return false;
   const bool pools = a.pool != Pool::kNone;
   if (pools && (!plan->patch || plan->pixels / kPatchWidth % 2 != 0 || !PoolsPairs(a))) return false;
@@ -206,8 +258,8 @@ bool CompleteWarpgroupPlan(const ConvArgs& a, int element_bytes, const DeviceInf
   plan->turns = FindTurns(a, *plan, resident, device);
   const int64_t turns = plan->turns.blocks > 0 ? 2 : 1;  // or more
   const int most = static_cast<int>(std::min<int64_t>(turns * plan->steps_per_split, kMaxRing));
-  if (!FindStages(room, most, static_cast<int>(turns * blocks), plan)) return false;
-  plan->cycles = Cycles(*plan, a, element_bytes, tiles * feature_tiles * a.stacks, device);
+  if (!LayOut(room, most, static_cast<int>(turns * blocks), pools, plan)) return false;
+  plan->cycles = Cycles(*plan, a, element_bytes, in_chain, tiles * feature_tiles * a.stacks, device);
   return true;
 }
 
@@ -216,7 +268,7 @@ WarpgroupPlan ChooseWarpgroupPlan(const ConvArgs& a, int element_bytes, bool in_
   best.cycles = std::numeric_limits<double>::infinity();
   const int64_t step = 16 / element_bytes;  // elements of 16 bytes, which the copy engine asks of rows
   if (a.channels % step != 0 || a.features % step != 0) return best;
-  constexpr double kSharing = 1400;    // in a chain, of blocks that share multiprocessors with those in front
+  constexpr double kSharing = 478;     // in a chain, of blocks that share multiprocessors with those in front
   constexpr int64_t kSlack = 1 << 10;  // numbers of pixels beyond the last, in a tile
   const int64_t results = a.images * a.conv_size[0] * a.conv_size[1];
   if (results > kMaxCount - kSlack || a.images * a.size[0] * a.size[1] > kMaxCount - kSlack || a.stacks > kMaxStacks ||
@@ -232,7 +284,7 @@ WarpgroupPlan ChooseWarpgroupPlan(const ConvArgs& a, int element_bytes, bool in_
           plan.pixels = pixels;
           plan.patch = patch != 0;
           plan.splits = splits;
-          if (!CompleteWarpgroupPlan(a, element_bytes, device, &plan)) continue;
+          if (!CompleteWarpgroupPlan(a, element_bytes, in_chain, device, &plan)) continue;
           const int64_t blocks = int64_t{plan.pixel_tiles} * plan.feature_tiles * plan.splits * a.stacks;
           if (in_chain && !plan.parts && blocks > device.multiprocessors) plan.cycles += kSharing;
           if (plan.cycles < best.cycles) best = plan;

@@ -20,6 +20,11 @@ constexpr int WarpgroupResident(int filters, int pixels, int element_bytes, bool
   return filters > 64 ? 2 : 4;
 }
 
+// Whether blocks that share a tile's steps send each other their sums (warpgroup_mail.cuh), or read them: only tiles of
+// 56 and 112 pixels have registers for it.
+constexpr bool HasMail(int pixels, bool parts) { return (pixels == 56 || pixels == 112) && !parts; }
+constexpr bool MeetByMail(int splits, int pixels, bool parts) { return splits > 2 && HasMail(pixels, parts); }
+
 // Blocks that take the tiles of a stack in turns: where there are more than run at once, and sums that no other block
 // has, so that they never leave registers and the next tile's copies come while results are written.
 struct Turns {
@@ -39,6 +44,7 @@ struct WarpgroupPlan {
   int patch_high, patch_wide;      // pixels of x under a patch
   Turns turns;
   int pixel_stages, filter_stages, pixel_bytes;
+  int mail_at;       // where the mailbox of blocks that share steps is, see WarpgroupTask
   int shared_bytes;  // of a block
   double cycles;     // what the model expects
 };
@@ -48,7 +54,8 @@ struct WarpgroupPlan {
 bool PoolsPairs(const ConvArgs& args);
 
 // Completes a plan that has a tile, `patch` and splits; false where it does not fit.
-bool CompleteWarpgroupPlan(const ConvArgs& args, int element_bytes, const DeviceInfo& device, WarpgroupPlan* plan);
+bool CompleteWarpgroupPlan(const ConvArgs& args, int element_bytes, bool in_chain, const DeviceInfo& device,
+                           WarpgroupPlan* plan);
 
 // The best plan under the model in warpgroup_plan.cc, or one without filters.
 WarpgroupPlan ChooseWarpgroupPlan(const ConvArgs& args, int element_bytes, bool in_chain, const DeviceInfo& device);

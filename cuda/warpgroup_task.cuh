@@ -35,6 +35,7 @@ struct WarpgroupTask {
   int tiles, residents;  // where blocks take tiles in turns: of a stack, and blocks of a multiprocessor
   int group_channels;    // of x, that a tile's filters see
   int pixel_stages, filter_stages, pixel_bytes, copied_bytes;  // of a stage of pixels: its room, and what comes
+  int mail_at;  // bytes from the first stage to the mailbox, where blocks meet by mail; 0: in the stages' place
   int group_bytes, next_column, next_row;  // of staged pixels: between groups of eight, and from tap to tap
   bool patch, relu;
   Pool pool;  // of pairs of rows and columns, see PoolsPairs
@@ -84,6 +85,7 @@ WarpgroupTask<T> MakeWarpgroupTask(const ConvCall& call, const WarpgroupPlan& pl
   t.filter_stages = plan.filter_stages;
   t.pixel_bytes = plan.pixel_bytes;
   t.copied_bytes = (plan.patch ? plan.patch_high * plan.patch_wide : plan.pixels) * kRowBytes;
+  t.mail_at = plan.mail_at;
   t.group_bytes = (plan.patch ? plan.patch_wide : 8) * kRowBytes;
   t.next_column = plan.patch ? t.dilation[1] * kRowBytes : 0;
   t.next_row = plan.patch ? t.dilation[0] * t.group_bytes - (t.kernel_width - 1) * t.next_column : 0;
