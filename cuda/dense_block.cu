@@ -3,19 +3,25 @@
 #include <cstdlib>
 
 #include "dense_block_kernel.cuh"
+#include "dense_block_transition.cuh"
 #include "driver.h"
 
 namespace jsc {
 namespace {
 
-// Tiles: 16, 56 and 112 results, and up to 48 (64 in 16 bits), 96 and 160 pixels with those around them.
+// Tiles: 16, 56 and 112 results, and up to 48, 96 and 160 pixels with those around them. Where float32 has large tiles,
+// two blocks of a multiprocessor overlap in TF32 (8.1 to 7.0 us a layer at 56x56); at HIGHEST one block with all
+// registers is the faster (13.8 and 12.3).
 template <typename T, bool kPrecise>
 struct DenseShapes {
-  static constexpr bool kWide = sizeof(T) == 4;
-  using Small = DenseShape<T, kPrecise, 8, 5, 2, kWide ? 2 : 4, kWide ? 4 : 3, 2>;
-  using Middle = DenseShape<T, kPrecise, 8, 12, 7, kWide ? 1 : 2, kWide ? 4 : 3, 2>;
-  using Large = DenseShape<T, kPrecise, 4, 20, 14, 1, kWide ? 2 : 4, kWide ? 1 : 2>;
+  static constexpr bool kIsFloat = sizeof(T) == 4, kTight = kIsFloat && !kPrecise;
+  using Small = DenseShape<T, kPrecise, 8, 5, 2, kTight ? 2 : 4, kPrecise ? 2 : kIsFloat ? 4 : 3, 2>;
+  using Middle = DenseShape<T, kPrecise, 8, 12, 7, kIsFloat ? 1 : 2, kIsFloat ? 4 : 3, 2>;
+  using Large = DenseShape<T, kPrecise, 4, 20, 14, 1, kIsFloat ? 2 : 4, kPrecise ? 1 : 2, kIsFloat, kTight>;
 };
+
+// Channels of a block of a transition's clusters of 8: whole products.
+int TransitionShare(int64_t channels) { return static_cast<int>((channels + 127) / 128 * 16); }
 
 unsigned Inverse(int64_t n) { return static_cast<unsigned>((65536 + n - 1) / n); }
 
@@ -84,7 +90,10 @@ ffi::Error LaunchLayers(const DenseBlockCall& call, const DensePlan& plan, cudaS
     task.scale = static_cast<const T*>(layer.scale);
     task.shift = static_cast<const T*>(layer.shift);
     task.bias = static_cast<const T*>(layer.bias1);
-    task.x = i == std::min<int64_t>(1, layers - 1) ? static_cast<const T*>(call.x) : nullptr;
+    task.kernel1 = static_cast<const T*>(layer.kernel1);
+    task.input = static_cast<const T*>(call.x);
+    const bool copies = call.transition.scale == nullptr && i == std::min<int64_t>(1, layers - 1);
+    task.x = copies ? static_cast<const T*>(call.x) : nullptr;
     task.channels = static_cast<int>(channels);
     task.early_channels = task.channels - (i > 0 ? kGrowth : 0);
     cudaLaunchConfig_t config{};
@@ -102,6 +111,50 @@ ffi::Error LaunchLayers(const DenseBlockCall& call, const DensePlan& plan, cudaS
   }
   if (mapped) return ffi::Error::Success();
   return ffi::Error(ffi::ErrorCode::kInternal, "cuTensorMapEncodeTiled refuses the maps of a dense block");
+}
+
+template <class U>
+ffi::Error LaunchTransition(const DenseBlockCall& call, cudaStream_t stream) {
+  using T = typename U::T;
+  constexpr auto kKernel = TransitionKernel<U>;
+  ffi::Error error = Prepare<kKernel>("TransitionKernel");
+  if (error.failure()) return error;
+  const DenseTransitionArgs& transition = call.transition;
+  TransitionTask<T> task{};
+  task.x = static_cast<const T*>(call.x);
+  task.map = static_cast<const T*>(call.out);
+  task.scale = static_cast<const T*>(transition.scale);
+  task.shift = static_cast<const T*>(transition.shift);
+  task.kernel = static_cast<const T*>(transition.kernel);
+  task.out = static_cast<T*>(transition.out);
+  task.first_channels = static_cast<int>(call.channels);
+  task.total = static_cast<int>(call.channels + static_cast<int64_t>(call.layers.size()) * kGrowth);
+  task.early_channels = task.total - kGrowth;
+  task.features = static_cast<int>(transition.features);
+  task.height = static_cast<int>(call.height);
+  task.width = static_cast<int>(call.width);
+  task.pixels = static_cast<int>(call.images * (call.height / 2) * (call.width / 2));
+  task.share = TransitionShare(task.total);
+  task.feature_tiles = (task.features + U::kFeatures - 1) / U::kFeatures;
+  cudaLaunchConfig_t config{};
+  config.gridDim =
+      dim3(static_cast<unsigned>((task.pixels + U::kPixels - 1) / U::kPixels * task.feature_tiles * U::kSplit));
+  config.blockDim = dim3(U::kThreads);
+  config.dynamicSmemBytes = U::SharedBytes(task.share);
+  config.stream = stream;
+  Gate gate;
+  gate.overlaps = true;
+  LaunchAttributes attributes(U::kSplit, gate);
+  config.attrs = attributes.list;
+  config.numAttrs = attributes.count;
+  return CheckCuda(cudaLaunchKernelEx(&config, kKernel, task), "TransitionKernel");
+}
+
+template <typename T, bool kPrecise>
+ffi::Error LaunchTransition(const DenseBlockCall& call, cudaStream_t stream) {
+  const int64_t total = call.channels + static_cast<int64_t>(call.layers.size()) * kGrowth;
+  if (TransitionShare(total) <= 64) return LaunchTransition<TransitionShape<T, kPrecise, 128>>(call, stream);
+  return LaunchTransition<TransitionShape<T, kPrecise, 64>>(call, stream);
 }
 
 template <typename T, bool kPrecise>
@@ -133,14 +186,19 @@ DensePlan ChooseDensePlan(const DenseBlockCall& call) {
   return plan;
 }
 
+template <typename T, bool kPrecise>
+ffi::Error LaunchBlock(const DenseBlockCall& call, cudaStream_t stream) {
+  ffi::Error error = LaunchShape<T, kPrecise>(call, ChooseDensePlan(call), stream);
+  if (error.failure() || call.transition.scale == nullptr) return error;
+  return LaunchTransition<T, kPrecise>(call, stream);
+}
+
 ffi::Error DenseBlock(const DenseBlockCall& call, int device, cudaStream_t stream) {
   if (GetDeviceInfo(device).clusters[8] == 0 || !GetDeviceInfo(device).tensor_maps) {
     return ffi::Error(ffi::ErrorCode::kUnimplemented, "jsc_dense_block needs clusters of 8 blocks (Hopper or later)");
   }
-  DensePlan plan = ChooseDensePlan(call);
-  if (call.precise) return LaunchShape<float, true>(call, plan, stream);
-  return DispatchDtype(call.dtype,
-                       [&](auto element) { return LaunchShape<decltype(element), false>(call, plan, stream); });
+  if (call.precise) return LaunchBlock<float, true>(call, stream);
+  return DispatchDtype(call.dtype, [&](auto element) { return LaunchBlock<decltype(element), false>(call, stream); });
 }
 
 }  // namespace jsc

@@ -27,17 +27,27 @@ struct DenseLayerArgs {
   const void* kernel2;  // [3, 3, kMiddle, kGrowth]
 };
 
+// What follows a block: relu(scale * x + shift), 1x1 convolution and the average of 2x2 pixels.
+struct DenseTransitionArgs {
+  const void* scale = nullptr;   // [C]; null: nothing follows
+  const void* shift = nullptr;   // [C]
+  const void* kernel = nullptr;  // [1, 1, C, features]
+  void* out = nullptr;           // [N, H / 2, W / 2, features]
+  int64_t features = 0;
+};
+
 struct DenseBlockCall {
   ffi::DataType dtype;
   bool precise;  // float32 is multiplied as float32
   int64_t images, height, width, channels;
   const void* x;  // [N, H, W, C0]
-  void* out;      // [N, H, W, C0 + layers * kGrowth]
+  void* out;      // [N, H, W, C0 + layers * kGrowth]; without the first C0 where a transition follows
   std::vector<DenseLayerArgs> layers;
+  DenseTransitionArgs transition;
 };
 
 ffi::ErrorOr<DenseBlockCall> MakeDenseBlockCall(ffi::AnyBuffer x, ffi::RemainingArgs parameters, ffi::AnyBuffer out,
-                                                int64_t precision);
+                                                ffi::RemainingRets rest, int64_t precision);
 
 // How a layer's map is cut: a tile of results for each cluster, of one of the kernel's shapes.
 struct DensePlan {

@@ -71,7 +71,25 @@ struct DenseStages {
   }
 };
 
-// By one warp: the channels that are there when the kernel starts.
+// The chunk of the kernel before: what is there when the kernel starts, and the rest.
+template <class U>
+__device__ __forceinline__ void AskForNewFilters(const DenseLayerTask<typename U::T>& task, const DenseLayerMaps& maps,
+                                                 const DensePlace& at, unsigned char* stage,
+                                                 DenseBarriers<U::kRing>& barriers) {
+  ExpectBytes(&barriers.newest, (task.tile_height + 2) * (task.tile_width + 2) * U::kRowBytes + U::kFilterBytes);
+  AskForFilters<U>(&maps.filters, stage + U::kRows * U::kRowBytes, 1, task.early_channels, at.rank, &barriers.newest);
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&maps.newest) : "memory");
+}
+
+template <class U>
+__device__ __forceinline__ void AskForNewPixels(const DenseLayerTask<typename U::T>& task, const DenseLayerMaps& maps,
+                                                const DensePlace& at, unsigned char* stage,
+                                                DenseBarriers<U::kRing>& barriers) {
+  CopyChunks(stage, &maps.newest, at.x - 1, at.y - 1, task.early_channels / kDenseChannels, at.image, &barriers.newest);
+}
+
+// By one warp: the channels that are there when the kernel starts; where shared memory is tight, those of the kernel
+// before too, behind them in the ring.
 template <class U>
 __device__ __forceinline__ void AskForEarly(const DenseLayerTask<typename U::T>& task, const DenseLayerMaps& maps,
                                             const DensePlace& at, unsigned char* shared,
@@ -93,15 +111,22 @@ __device__ __forceinline__ void AskForEarly(const DenseLayerTask<typename U::T>&
     }
     to.Advance(U::kRing);
   }
+  if (!U::kTight || task.early_channels == task.channels) return;
+  WaitForBytes(barriers.empty + to.stage, to.parity ^ 1);
+  unsigned char* stage = shared + to.stage * U::kStageBytes;
+  if (IsElected()) AskForNewFilters<U>(task, maps, at, stage, barriers);
+  __syncwarp();
+  WaitForKernelBefore();
+  if (IsElected()) AskForNewPixels<U>(task, maps, at, stage, barriers);
 }
 
-// By one warp: everything that is copied once, and the channels of the kernel before.
+// By one warp: everything that is copied once, and unless that is done above the channels of the kernel before.
 template <class U>
 __device__ __forceinline__ void AskForRest(const DenseLayerTask<typename U::T>& task, const DenseLayerMaps& maps,
                                            const DensePlace& at, unsigned char* shared,
                                            DenseBarriers<U::kRing>& barriers) {
   using T = typename U::T;
-  const bool has_newest = task.early_channels < task.channels;
+  const bool has_newest = !U::kTight && task.early_channels < task.channels;
   if (IsElected()) {
     const int row_bytes = task.channels * U::kBytes;
     ExpectBytes(&barriers.params, 2 * row_bytes + U::kMids * U::kBytes);
@@ -113,20 +138,12 @@ __device__ __forceinline__ void AskForRest(const DenseLayerTask<typename U::T>& 
     for (int i = 0; i < U::kFeatureTiles; ++i) {
       CopyBox(shared + U::kKernel2 + i * U::kTapBytes, &maps.kernel2, i * 16, at.rank * U::kMids, 0, &barriers.kernel2);
     }
-    if (has_newest) {
-      ExpectBytes(&barriers.newest, (task.tile_height + 2) * (task.tile_width + 2) * U::kRowBytes + U::kFilterBytes);
-      AskForFilters<U>(&maps.filters, shared + U::kNewStage + U::kRows * U::kRowBytes, 1, task.early_channels, at.rank,
-                       &barriers.newest);
-      asm volatile("prefetch.tensormap [%0];" ::"l"(&maps.newest) : "memory");
-    }
+    if (has_newest) AskForNewFilters<U>(task, maps, at, shared + U::kNewStage, barriers);
   }
   __syncwarp();
   WaitForKernelBefore();
   LetNextKernelStart();  // not before: it reads at once what the kernel before has written
-  if (has_newest && IsElected()) {
-    CopyChunks(shared + U::kNewStage, &maps.newest, at.x - 1, at.y - 1, task.early_channels / kDenseChannels, at.image,
-               &barriers.newest);
-  }
+  if (has_newest && IsElected()) AskForNewPixels<U>(task, maps, at, shared + U::kNewStage, barriers);
 }
 #endif
 

@@ -20,11 +20,13 @@ struct DenseLayerMaps {
 
 template <typename T>
 struct DenseLayerTask {
-  const T* scale;  // [C]
-  const T* shift;  // [C]
-  const T* bias;   // [kMiddle]
-  const T* x;      // [N * H * W, C0], to be copied into out by this layer, or null
-  T* out;          // [N, H, W, total]; this layer writes channels [C, C + kGrowth)
+  const T* scale;    // [C]
+  const T* shift;    // [C]
+  const T* bias;     // [kMiddle]
+  const T* kernel1;  // [C, kMiddle]
+  const T* input;    // [N * H * W, C0]
+  const T* x;        // the same, to be copied into out by this layer, or null
+  T* out;            // [N, H, W, total]; this layer writes channels [C, C + kGrowth)
   int first_channels, channels, total;
   int early_channels;  // of C, that no kernel writes that may still run
   int height, width, pixels;
@@ -35,32 +37,38 @@ struct DenseLayerTask {
 // kSplit: blocks of a cluster, each with its middle channels. kBoxTiles, kOutTiles: pixels of the tile with those
 // around it, and of its results, in eights. kTurns: chunks of 32 channels in a stage, each of which has its own group
 // of warps: a copy costs the warp that asks some 100 cycles, however large it is. kRing: stages in shared memory.
+// kResident: blocks of a multiprocessor that there are registers for. kWide: a warp makes all middle channels of the
+// block, and all results, of fewer pixels, which it then loads and splits once. kTight: less shared memory, so that two
+// blocks of a large tile fit.
 template <typename T_, bool kPrecise_, int kSplit_, int kBoxTiles, int kOutTiles_, int kTurns_, int kRing_,
-          int kResident_>
+          int kResident_, bool kWide = false, bool kTight_ = false>
 struct DenseShape {
   using T = T_;
   static constexpr bool kPrecise = kPrecise_;
   static constexpr int kSplit = kSplit_, kOutTiles = kOutTiles_, kTurns = kTurns_, kRing = kRing_;
   static constexpr int kResident = kResident_;
+  static constexpr bool kTight = kTight_;
   static constexpr int kWarps = 8, kConsumers = kWarps * 32, kThreads = kConsumers + 64;
   static constexpr int kBytes = static_cast<int>(sizeof(T));
-  static constexpr int kStep = 32 / kBytes;  // channels of a product
+  static constexpr int kStep = kPrecise ? 16 : 32 / kBytes;  // channels of a product
   static constexpr int kMids = kMiddle / kSplit, kMidTiles = kMids / 16;
 
-  // 1x1: warps share a chunk's channels, middle channels and pixels.
+  // 1x1: warps share a chunk's channels, middle channels (unless wide) and pixels.
+  static constexpr int kWarpMids = kWide ? kMidTiles : 1, kMidWarps = kMidTiles / kWarpMids;  // in sixteens
   static constexpr int kSteps = kDenseChannels / kStep;
   static constexpr int kDeepWarps = kMidTiles == 1 ? kSteps : 2;
-  static constexpr int kPixelWarps = kWarps / kMidTiles / kDeepWarps / kTurns;
+  static constexpr int kPixelWarps = kWarps / kMidWarps / kDeepWarps / kTurns;
   static constexpr int kSums = kDeepWarps * kTurns;  // of a pixel and middle channel
   static constexpr int kWarpSteps = kSteps / kDeepWarps;
   static constexpr int kWarpTiles = (kBoxTiles + kPixelWarps - 1) / kPixelWarps;
   static constexpr int kRows = kWarpTiles * kPixelWarps * 8;
   static constexpr int kNewTiles = (kWarpTiles + kTurns - 1) / kTurns;  // of the newest chunk, which all share
-  static_assert(kSums * kPixelWarps * kMidTiles == kWarps);
+  static_assert(kSums * kPixelWarps * kMidWarps == kWarps);
   // 3x3: the same of taps and middle channels, results and pixels.
   static constexpr int kFeatureTiles = kGrowth / 16;
-  static constexpr int kOutPixelWarps = kOutTiles > 8 ? 2 : 1;
-  static constexpr int kOutDeepWarps = kWarps / kFeatureTiles / kOutPixelWarps;
+  static constexpr int kWarpFeatures = kWide ? kFeatureTiles : 1, kFeatureWarps = kFeatureTiles / kWarpFeatures;
+  static constexpr int kOutPixelWarps = kOutTiles > 8 ? 2 * kWarpFeatures : 1;
+  static constexpr int kOutDeepWarps = kWarps / kFeatureWarps / kOutPixelWarps;
   static constexpr int kOutSteps = 9 * kMids / kStep;
   static constexpr int kOutWarpTiles = (kOutTiles + kOutPixelWarps - 1) / kOutPixelWarps;
   static constexpr int kOutRows = kOutWarpTiles * kOutPixelWarps * 8;
@@ -75,15 +83,24 @@ struct DenseShape {
   static constexpr int kMailQuads = (kQuads + kSplit - 1) / kSplit;
   static constexpr int kTapBytes = 9 * kMids * 16 * kBytes;  // of 16 results
 
-  // Shared memory, from an address that is a multiple of 1024. Sums take the ring's place.
-  static constexpr int kNewStage = kRing * kStageBytes;
-  static constexpr int kKernel2 = kNewStage + kChunkBytes;
-  static constexpr int kMail = kKernel2 + kFeatureTiles * kTapBytes;  // [block of the cluster, quad]
-  static constexpr int kMid = kMail + kSplit * kMailQuads * 16;       // [pixel, middle channel]
+  // Shared memory, from an address that is a multiple of 1024. Sums take the ring's place; where it is tight, the
+  // newest chunk is in the ring too and mail comes to where it was, behind the sums.
+  static constexpr int kRingBytes = kRing * kStageBytes;
+  static constexpr int kMailBytes = kSplit * kMailQuads * 16;
+  static constexpr int kOutSumBytes = kOutDeepWarps * kOutRows * kOutStride * 4;
+  static constexpr int kNewStage = kRingBytes;  // unless tight
+  static constexpr int kTightBytes = (kOutSumBytes + kMailBytes + 1023) / 1024 * 1024;
+  static constexpr int kKernel2 =
+      !kTight ? kNewStage + kChunkBytes : (kRingBytes > kTightBytes ? kRingBytes : kTightBytes);
+  static constexpr int kMail = kTight ? kOutSumBytes : kKernel2 + kFeatureTiles * kTapBytes;
+  static constexpr int kMid =  // [pixel, middle channel]
+      kTight ? kKernel2 + kFeatureTiles * kTapBytes : kMail + kMailBytes;
   static constexpr int kBias = kMid + kRows * kMidStride;
   static constexpr int kScale = kBias + kMids * kBytes;  // [C], then shift [C]
   static_assert(kRows * kRowBytes % 256 == 0 && kTapBytes % 256 == 0 && kKernel2 % 256 == 0 && kScale % 16 == 0);
-  static_assert(kNewStage >= kSums * kRows * kSumStride * 4 && kNewStage >= kOutDeepWarps * kOutRows * kOutStride * 4);
+  static_assert(kMail % 16 == 0 && (!kTight || kTurns == 1));
+  static_assert(kKernel2 >= kSums * kRows * kSumStride * 4 && kKernel2 >= kOutSumBytes);
+  static_assert(kTight || kNewStage >= kSums * kRows * kSumStride * 4);
 
   static constexpr int SharedBytes(int channels) { return kScale + 2 * channels * kBytes + 1024; }
 };

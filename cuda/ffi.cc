@@ -171,8 +171,8 @@ ffi::Error SegmentHandler(cudaStream_t stream, int32_t device, ffi::RemainingArg
 
 ffi::Error DenseBlockHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, ffi::RemainingArgs parameters,
                              ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace,
-                             int64_t precision) try {
-  const ffi::ErrorOr<DenseBlockCall> call = MakeDenseBlockCall(x, parameters, *out, precision);
+                             ffi::RemainingRets rest, int64_t precision) try {
+  const ffi::ErrorOr<DenseBlockCall> call = MakeDenseBlockCall(x, parameters, *out, rest, precision);
   if (call.has_error()) return call.error();
   const DeviceScope scope(device);
   if (scope.status() != cudaSuccess) {
@@ -271,9 +271,10 @@ XLA_FFI_DEFINE_HANDLER(kDenseBlock, DenseBlockHandler,
                            .Ctx<ffi::PlatformStream<cudaStream_t>>()
                            .Ctx<ffi::DeviceOrdinal>()
                            .Arg<ffi::AnyBuffer>()        // x [N, H, W, C0]
-                           .RemainingArgs()              // of each layer what DenseLayerArgs has
-                           .Ret<ffi::AnyBuffer>()        // out [N, H, W, C0 + 32 * layers]
+                           .RemainingArgs()              // of each layer what DenseLayerArgs has; a transition's
+                           .Ret<ffi::AnyBuffer>()        // its result, or [N, H, W, C0 + 32 * layers]
                            .Ret<ffi::AnyBuffer>()        // workspace: dense_layers_bytes, or nothing for few images
+                           .RemainingRets()              // [N, H, W, C0 + 32 * layers] with a transition
                            .Attr<int64_t>("precision"),  // 0 default, 1 high, 2 highest
                        {ffi::Traits::kCmdBufferCompatible});
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jax_sparse_conv import linen, models, nnx
     from jax_sparse_conv.calibration import calibrate
     from jax_sparse_conv.coo_star import CooStar
-    from jax_sparse_conv.dense_blocks import DenseBlockLayer, dense_block
+    from jax_sparse_conv.dense_blocks import DenseBlockLayer, DenseTransition, dense_block
     from jax_sparse_conv.formats import ECR, PECR
     from jax_sparse_conv.fusion import fuse
     from jax_sparse_conv.plan import Plan, apply_plan
@@ -29,6 +29,7 @@ __all__ = [
     "PECR",
     "CooStar",
     "DenseBlockLayer",
+    "DenseTransition",
     "PackedKernel",
     "Plan",
     "__version__",
@@ -53,6 +54,7 @@ _LAZY_NAMES = {
     "PECR": "formats",
     "CooStar": "coo_star",
     "DenseBlockLayer": "dense_blocks",
+    "DenseTransition": "dense_blocks",
     "Plan": "plan",
     "apply_plan": "plan",
     "calibrate": "calibration",

@@ -35,6 +35,7 @@ _MANY_IMAGES, _MANY_PIXELS = 8, 700
 
 _GROWTH, _MIDDLE, _CHANNELS = 32, 128, 32  # kGrowth, kMiddle, kDenseChannels
 _MAX_CHANNELS, _MAX_LAYERS, _FAR = 4096, 128, 2**13
+_MAX_TRANSITION, _FEATURES = 2048, 8  # channels of a transition's input; of its result, a multiple of
 _SHARED_MEMORY = 200_000  # bytes of a block
 _WARPGROUPS = (9, 0)  # compute capability
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -58,10 +59,25 @@ class DenseBlockLayer(NamedTuple):
     kernel2: Any
 
 
+class DenseTransition(NamedTuple):
+    """The parameters of a transition: batch norm and ReLU of a block's C channels, 1x1 convolution, 2x2 average.
+
+    Attributes:
+      scale: [C], of the batch norm, folded: y = relu(scale * x + shift).
+      shift: [C].
+      kernel: [1, 1, C, K].
+    """
+
+    scale: Any
+    shift: Any
+    kernel: Any
+
+
 def dense_block(
     x: jax.typing.ArrayLike,
     layers: Sequence[DenseBlockLayer],
     *,
+    transition: DenseTransition | None = None,
     precision: lax.PrecisionLike = None,
     implementation: str | None = None,
 ) -> jax.Array:
@@ -71,35 +87,43 @@ def dense_block(
 
         conv(conv(relu(scale * x + shift), kernel1, bias1, activation="relu"), kernel2)
 
+    and a transition, if there is one, makes of the block's result what goes to the next block:
+
+        conv_pool(relu(scale * x + shift), kernel, activation=None, pool="avg")
+
     On a Hopper GPU or later a block of few images (2 at HIGHEST, 4 in 16 bits, 8 in TF32) is one custom call in which a
     layer's kernel does all but the newest channels' share of its first convolution while the layer before still runs;
     on Hopper one of many images is one too, with two kernels for a layer that read and write slices of the result. It
     needs M = 128, G = 32, C a multiple of 32, and float32, bfloat16 or float16. float32 is multiplied as TF32 unless
-    the precision is HIGHEST, with relative errors below 2e-6 then; 16-bit types are summed in float32. Under `vmap`
-    over images it stays one call; derivatives, `vmap` over parameters and blocks split over several devices by `jit`
-    run layer by layer.
+    the precision is HIGHEST, with relative errors below 2e-6 then; 16-bit types are summed in float32. A transition is
+    one more kernel of the call of few images, for at most 2048 channels and K a multiple of 8; it averages first and
+    multiplies a quarter of the pixels, the same sums in another order (an infinite weight gives NaN only where a whole
+    window is 0). Behind many images it is separate. Under `vmap` over images all stays as it is; derivatives, `vmap`
+    over parameters and blocks split over several devices by `jit` run layer by layer.
 
     Args:
       x: [N, H, W, C0].
       layers: one or more, the i-th for C0 plus what those before it append; x's dtype.
+      transition: what follows the block, for the channels that it leaves; x's dtype.
       precision: as in lax.
       implementation: None: one call where that is expected to be faster, else the layers one by one, each as
         `implementation=None` of `conv` chooses; "xla": one by one, dense, by XLA; "fused": one call.
 
     Returns:
-      [N, H, W, C0 + sum of G], in x's dtype: x, then what each layer appends.
+      [N, H, W, C0 + sum of G], in x's dtype: x, then what each layer appends; with a transition [N, H // 2, W // 2, K].
 
     Raises:
       ValueError: a shape or argument that does not fit, or an implementation that cannot run.
-      TypeError: dtypes that differ, or layers that are no `DenseBlockLayer`.
+      TypeError: dtypes that differ, layers that are no `DenseBlockLayer`, or a transition that is no `DenseTransition`.
     """
     x = jnp.asarray(x)
     block = _checked(x, layers)
+    behind = _checked_transition(x, block, transition)
     if implementation is not None and implementation not in IMPLEMENTATIONS:
         choices = ", ".join(map(repr, (None, *IMPLEMENTATIONS)))
         raise ValueError(f"implementation={implementation!r} is not one that dense_block has: {choices}")
     precision = arguments.canonical_precision(precision)
-    operands = [x, *(parameter for layer in block for parameter in layer)]
+    operands = [x, *(parameter for part in (*block, *behind) for parameter in part)]
     reason = why_not(operands)
     if implementation == "fused" and reason is not None:
         raise ValueError(f"implementation='fused' cannot run: {reason}; implementation=None or 'xla' can")
@@ -112,15 +136,29 @@ def dense_block(
 
 def separate(*operands: jax.Array, precision: Any, implementation: str | None = None) -> jax.Array:
     """The block's meaning: its layers one by one, of operands as the primitive has them."""
-    x = operands[0]
+    x, layers, transition = _parts(operands)
     options: dict[str, Any] = {"precision": precision, "implementation": implementation}
-    for start in range(1, len(operands), len(DenseBlockLayer._fields)):
-        layer = DenseBlockLayer(*operands[start : start + len(DenseBlockLayer._fields)])
+    for layer in layers:
         y = jax.nn.relu(x * layer.scale + layer.shift)
         y = ops.conv(y, layer.kernel1, layer.bias1, activation="relu", **options)
         y = ops.conv(y, layer.kernel2, padding=1, **options)
         x = jnp.concatenate([x, y], axis=-1)
-    return x
+    return x if transition is None else _transition(x, transition, **options)
+
+
+def _transition(x: jax.Array, transition: DenseTransition, **options: Any) -> jax.Array:
+    """What a transition makes of the block's map."""
+    y = jax.nn.relu(x * transition.scale + transition.shift)
+    return ops.conv_pool(y, transition.kernel, activation=None, pool="avg", **options)
+
+
+def _parts(operands: Sequence[Any]) -> tuple[Any, list[DenseBlockLayer], DenseTransition | None]:
+    """x, the layers and the transition of operands as the primitive has them: of every layer 5, of a transition 3."""
+    each = len(DenseBlockLayer._fields)
+    ends = range(1 + each, len(operands) + 1, each)
+    layers = [DenseBlockLayer(*operands[end - each : end]) for end in ends]
+    rest = operands[1 + each * len(layers) :]
+    return operands[0], layers, DenseTransition(*rest) if rest else None
 
 
 def is_available(dtype: Any) -> bool:
@@ -135,9 +173,14 @@ def most_images(dtype: Any, precision: Any) -> int:
     return _MOST_IMAGES_EXACT if lowering.is_highest(precision) else _MOST_IMAGES
 
 
-def is_one_call(x: jax.Array, layers: Sequence[DenseBlockLayer], precision: lax.PrecisionLike = None) -> bool:
+def is_one_call(
+    x: jax.Array,
+    layers: Sequence[DenseBlockLayer],
+    precision: lax.PrecisionLike = None,
+    transition: DenseTransition | None = None,
+) -> bool:
     """Whether `implementation=None` would run such a block as one call where there is a GPU for it."""
-    operands = [x, *(parameter for layer in layers for parameter in layer)]
+    operands = [x, *(parameter for layer in layers for parameter in layer), *(transition or ())]
     return why_not(operands) is None and _may_join(x, arguments.canonical_precision(precision))
 
 
@@ -148,15 +191,16 @@ def _may_join(x: Any, precision: Any) -> bool:
 
 def why_not(operands: Sequence[Any]) -> str | None:
     """Why a block cannot be one call on any device that this installation has kernels for, or None."""
-    x, first = operands[0], DenseBlockLayer(*operands[1:6])
+    x, block, transition = _parts(operands)
+    first, layers = block[0], len(block)
     if (missing := _native.why_missing("dense_block", "cuda", x.dtype)) is not None:
         return missing
     if any(map(jax.export.is_symbolic_dim, x.shape)):
         return "its sizes are not known yet"
     if str(x.dtype) not in _DTYPES:
         return f"dtype {x.dtype} is not one of {', '.join(_DTYPES)}"
-    middle, growth, layers = first.kernel1.shape[3], first.kernel2.shape[3], (len(operands) - 1) // 5
-    if (middle, growth) != (_MIDDLE, _GROWTH) or any(k.shape[3] != _GROWTH for k in operands[5::5]):
+    middle, growth = first.kernel1.shape[3], first.kernel2.shape[3]
+    if (middle, growth) != (_MIDDLE, _GROWTH) or any(layer.kernel2.shape[3] != _GROWTH for layer in block):
         return f"M={middle} and G={growth} of its layers are not {_MIDDLE} and {_GROWTH}"
     if x.shape[3] % _CHANNELS or x.shape[3] + layers * _GROWTH > _MAX_CHANNELS:
         return f"C0={x.shape[3]} is not a multiple of {_CHANNELS}, or the result has more than {_MAX_CHANNELS} channels"
@@ -166,7 +210,17 @@ def why_not(operands: Sequence[Any]) -> str | None:
         return "it has nothing to compute"
     if max(x.shape[1:3]) > _FAR or math.prod(x.shape[:3]) * (x.shape[3] + layers * _GROWTH) > MAX_ELEMENTS:
         return "its map is too large"
-    return None
+    return None if transition is None else _why_no_transition(x, transition)
+
+
+def _why_no_transition(x: Any, transition: DenseTransition) -> str | None:
+    channels, features = transition.kernel.shape[2:]
+    if channels > _MAX_TRANSITION or features % _FEATURES or not 0 < features <= _MAX_CHANNELS:
+        return (
+            f"its transition from C={channels} to K={features} channels is not from at most {_MAX_TRANSITION} to a "
+            f"multiple of {_FEATURES}"
+        )
+    return "its map is too small for a pool" if min(x.shape[1:3]) < 2 else None
 
 
 def _checked(x: jax.Array, layers: Sequence[DenseBlockLayer]) -> list[DenseBlockLayer]:
@@ -193,17 +247,47 @@ def _checked(x: jax.Array, layers: Sequence[DenseBlockLayer]) -> list[DenseBlock
     return checked
 
 
+def _checked_transition(
+    x: jax.Array, layers: Sequence[DenseBlockLayer], transition: DenseTransition | None
+) -> list[DenseTransition]:
+    """The transition, if there is one, as arrays of the right shapes and of x's dtype."""
+    if transition is None:
+        return []
+    if not isinstance(transition, DenseTransition):
+        raise TypeError(f"transition is {type(transition).__name__}, not DenseTransition")
+    arrays = DenseTransition(*map(jnp.asarray, transition))
+    channels = x.shape[3] + sum(layer.kernel2.shape[3] for layer in layers)
+    features = arrays.kernel.shape[-1] if arrays.kernel.ndim == 4 else -1
+    wanted = ((channels,), (channels,), (1, 1, channels, features))
+    texts = (f"({channels},)", f"({channels},)", f"(1, 1, {channels}, K)")
+    for name, array, shape, text in zip(transition._fields, arrays, wanted, texts, strict=True):
+        if array.shape != shape:
+            raise ValueError(f"transition.{name}.shape={array.shape} must be {text}")
+        if array.dtype != x.dtype:
+            raise TypeError(f"transition.{name}.dtype={array.dtype} must equal x.dtype={x.dtype}")
+    return [arrays]
+
+
 # --- the primitive ---------------------------------------------------------------------------------------------------
 
-dense_block_p = jex_core.Primitive("jsc_dense_block")  # x, then the five parameters of every layer
+dense_block_p = jex_core.Primitive("jsc_dense_block")  # x, the five parameters of every layer, three of a transition
 partitioning.needs_devices(dense_block_p)
 
 
-def _abstract_eval(x: Any, *parameters: Any, precision: Any, must: bool) -> Any:
-    del precision, must
-    channels = x.shape[3] + sum(kernel.shape[3] for kernel in parameters[4::5])
+def _map_of(x: Any, layers: Sequence[DenseBlockLayer]) -> Any:
+    """The block's map, as an abstract value."""
+    channels = x.shape[3] + sum(layer.kernel2.shape[3] for layer in layers)
     sharding = x.sharding.update(spec=PartitionSpec(x.sharding.spec[0], None, None, None))
     return x.update(shape=(*x.shape[:3], channels), sharding=sharding, weak_type=False)
+
+
+def _abstract_eval(*operands: Any, precision: Any, must: bool) -> Any:
+    del precision, must
+    x, layers, transition = _parts(operands)
+    out = _map_of(x, layers)
+    if transition is None:
+        return out
+    return out.update(shape=(x.shape[0], x.shape[1] // 2, x.shape[2] // 2, transition.kernel.shape[3]))
 
 
 dense_block_p.def_abstract_eval(_abstract_eval)
@@ -232,19 +316,35 @@ def _lower(ctx: Any, *operands: Any, precision: Any, must: bool, platform: str |
     if scratch is None or partitioning.is_partitioned(ctx):
         lower = functools.partial(separate, precision=precision)
         return mlir.lower_fun(lower, multiple_results=False)(ctx, *operands)
-    ctx = ctx.replace(avals_out=[*ctx.avals_out, jax.core.ShapedArray((scratch,), np.uint8)])
+    x, layers, transition = _parts(ctx.avals_in)
+    if scratch > 0 and transition is not None:
+        lower = functools.partial(_then_transition, precision=precision)
+        return mlir.lower_fun(lower, multiple_results=False)(ctx, *operands)
+    results = [*ctx.avals_out, jax.core.ShapedArray((scratch,), np.uint8)]
+    if transition is not None:  # the block's map is scratch memory
+        results.append(_map_of(x, layers))
     call = jax.ffi.ffi_lowering(_native.target_name("dense_block"))
-    return call(ctx, *operands, precision=np.int64(lowering.precision_code(precision)))[:1]
+    attribute = np.int64(lowering.precision_code(precision))
+    return call(ctx.replace(avals_out=results), *operands, precision=attribute)[:1]
+
+
+def _then_transition(*operands: jax.Array, precision: Any) -> jax.Array:
+    """The block as one call of many images, which has no kernel for the transition."""
+    x, layers, transition = _parts(operands)
+    assert transition is not None
+    parameters = (parameter for layer in layers for parameter in layer)
+    out = dense_block_p.bind(x, *parameters, precision=precision, must=False)
+    return _transition(out, transition, precision=precision, implementation=None)
 
 
 def _scratch(operands: Sequence[Any], precision: Any, must: bool) -> int | None:
     """Bytes of scratch memory of one call, 0 for few images; None where layers one by one are expected to be faster."""
-    x, layers = operands[0], (len(operands) - 1) // len(DenseBlockLayer._fields)
+    x, layers, transition = _parts(operands)
     images, most, pixels = x.shape[0], most_images(x.dtype, precision), math.prod(x.shape[:3])
     many = images > min(most, _MANY_IMAGES - 1) or (images > 1 and pixels >= _MANY_PIXELS)
-    if many and _has_warpgroups():
+    if many and _has_warpgroups() and (transition is None or not must):
         exact = str(x.dtype) == "float32" and lowering.is_highest(precision)
-        return _native.dense_layers_bytes(x.dtype.itemsize, exact, pixels, x.shape[3], layers)
+        return _native.dense_layers_bytes(x.dtype.itemsize, exact, pixels, x.shape[3], len(layers))
     return 0 if must or images <= most else None
 
 

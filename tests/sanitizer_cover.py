@@ -16,7 +16,7 @@ from test_adaptive import BOTH, DENSE, SPARSE, adaptive
 from test_coo_star import SHAPES_AND_TILES, feature_map
 from test_coo_star import check as check_lists
 from test_counting import check_counts
-from test_dense_blocks import BLOCKS, run, values
+from test_dense_blocks import BLOCKS, check_transition, run, transition_values, values
 from test_dense_blocks import TOLERANCE as BLOCK_TOLERANCE
 from test_dense_blocks import check as check_block
 from test_direct import LARGE_KINDS
@@ -129,7 +129,11 @@ def check_dense_blocks(dtype: str) -> int:
     for block, (_, precision) in chosen:
         x, layers = values(block, jnp.dtype(dtype))
         tolerance = BLOCK_TOLERANCE[precision if dtype == "float32" else dtype]
-        check_block(run(x, layers, precision), x, layers, tolerance)
+        out = run(x, layers, precision)
+        check_block(out, x, layers, tolerance)
+        if min(block.x[1:3]) > 1:
+            transition = transition_values(block, jnp.dtype(dtype))
+            check_transition(run(x, layers, precision, transition), out, transition, tolerance)
     return len(chosen)
 
 

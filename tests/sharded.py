@@ -123,9 +123,10 @@ def check_packed_kernels(auto: jax.sharding.Mesh, values: Any, placed: Any, want
 
 
 def check_dense_block(auto: jax.sharding.Mesh) -> None:
-    """Split by the compiler a block runs layer by layer, by hand as one call a device."""
+    """Split by the compiler a block and the transition behind it run layer by layer, by hand as one call a device."""
     rng = np.random.default_rng(3)
     shapes = [shape for c in (32, 64) for shape in ((c,), (c,), (1, 1, c, 128), (128,), (3, 3, 128, 32))]
+    shapes += [(96,), (96,), (1, 1, 96, 64)]
     parameters = [rng.standard_normal(shape).astype(np.float32) / np.sqrt(shape[-1] * len(shape)) for shape in shapes]
     x = rng.standard_normal((4, 6, 6, 32)).astype(np.float32)
     precision = (jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGHEST)

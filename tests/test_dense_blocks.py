@@ -17,12 +17,13 @@ from flax import nnx
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv import _native, dense_blocks, models
-from jax_sparse_conv.dense_blocks import DenseBlockLayer, dense_block_p
+from jax_sparse_conv.dense_blocks import DenseBlockLayer, DenseTransition, dense_block_p
 from jax_sparse_conv.models.densenet import DenseNet
 
 # Of two convolutions, one after the other: TF32 may be off by 5e-4 in each.
 TOLERANCE = {"highest": 2e-6, "default": 8e-4, "bfloat16": 6e-3, "float16": 8e-4}
 KINDS = [("float32", "highest"), ("float32", "default"), ("bfloat16", "default"), ("float16", "default")]
+EXTREMES = [np.inf, -np.inf, np.nan]
 KIND_IDS = [f"{dtype} {precision}" for dtype, precision in KINDS]
 
 
@@ -78,6 +79,28 @@ def values(block: Block, dtype: Any, middle: int = 128, growth: int = 32) -> tup
     return draw(*block.x), layers
 
 
+def transition_values(block: Block, dtype: Any, features: int = 48, growth: int = 32) -> DenseTransition:
+    """Parameters of a transition behind a block."""
+    random = np.random.default_rng(block.layers)
+    channels = block.x[3] + block.layers * growth
+    scale, shift = 1 + 0.3 * random.standard_normal(channels), 0.5 * random.standard_normal(channels) - 0.2
+    kernel = random.standard_normal((1, 1, channels, features)) * 1.6 / np.sqrt(channels)
+    return DenseTransition(scale.astype(dtype), shift.astype(dtype), kernel.astype(dtype))
+
+
+def check_transition(out: Any, map_before: Any, transition: DenseTransition, tolerance: float) -> None:
+    """What a transition makes of a map [N, H, W, C], against float64."""
+    wide = [np.asarray(v).astype(np.float64) for v in (map_before, *transition)]
+    with np.errstate(all="ignore"):
+        y = wide[0] * wide[1] + wide[2]
+        y = np.where(y < 0, 0, y)  # keeps NaN
+    case = Case("transition", y.shape, wide[3].shape[3], kernel=(1, 1), pool="avg")
+    wanted = oracle.expected(case, cases.Inputs(y, wide[3], None, None))
+    assert out.shape == wanted.shape
+    error = oracle.relative_error(np.asarray(out), wanted)
+    assert error <= tolerance, f"transition: {error}"
+
+
 def expected_layer(map_before: Any, layer: DenseBlockLayer) -> np.ndarray:
     """What a layer appends, in float64, of the map [N, H, W, C] that it reads."""
     wide = [np.asarray(v).astype(np.float64) for v in (map_before, *layer)]
@@ -115,6 +138,33 @@ def test_its_meaning_against_float64(dtype: str, precision: str, implementation:
     assert out.dtype == jnp.dtype(dtype)
     tolerance = {"float32": TOLERANCE[precision], "bfloat16": 2e-2, "float16": 3e-3}[dtype]
     check(out, x, layers, tolerance)
+
+
+@pytest.mark.parametrize("implementation", [None, "xla"])
+@pytest.mark.parametrize(("dtype", "precision"), KINDS, ids=KIND_IDS)
+def test_a_transition_against_float64(dtype: str, precision: str, implementation: str | None) -> None:
+    block = Block("small", (2, 9, 7, 12), 2)
+    x, layers = values(block, jnp.dtype(dtype), middle=10, growth=6)
+    transition = transition_values(block, jnp.dtype(dtype), features=14, growth=6)
+    options: Any = {"precision": precision, "implementation": implementation}
+    out = jsc.dense_block(x, layers, transition=transition, **options)
+    assert out.dtype == jnp.dtype(dtype)
+    tolerance = {"float32": TOLERANCE[precision], "bfloat16": 2e-2, "float16": 3e-3}[dtype]
+    check_transition(out, jsc.dense_block(x, layers, **options), transition, tolerance)
+
+
+def test_transitions_that_do_not_fit_are_named() -> None:
+    block = Block("small", (1, 5, 5, 32), 2)
+    x, layers = values(block, np.float32)
+    transition = transition_values(block, np.float32)
+    with pytest.raises(TypeError, match="transition is tuple, not DenseTransition"):
+        jsc.dense_block(x, layers, transition=tuple(transition))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"transition.scale.shape=\(64,\) must be \(96,\)"):
+        jsc.dense_block(x, layers, transition=transition._replace(scale=transition.scale[:64]))
+    with pytest.raises(ValueError, match=r"transition.kernel.shape=\(1, 96, 48\) must be \(1, 1, 96, K\)"):
+        jsc.dense_block(x, layers, transition=transition._replace(kernel=transition.kernel[0]))
+    with pytest.raises(TypeError, match=r"transition.shift.dtype=float16 must equal x.dtype=float32"):
+        jsc.dense_block(x, layers, transition=transition._replace(shift=transition.shift.astype(np.float16)))
 
 
 def test_nothing_to_compute() -> None:
@@ -158,14 +208,15 @@ def test_a_named_call_says_why_it_cannot_run() -> None:
 # --- the primitive, by whatever runs here ----------------------------------------------------------------------------
 
 
-def bound(x: Any, layers: Any) -> Any:
+def bound(x: Any, layers: Any, transition: Any = None) -> Any:
     """The primitive itself, which `dense_block` passes by where no kernel is installed."""
     precision = (jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGHEST)
-    return dense_block_p.bind(x, *(v for layer in layers for v in layer), precision=precision, must=False)
+    operands = [x, *(v for layer in layers for v in layer), *(transition or ())]
+    return dense_block_p.bind(*operands, precision=precision, must=False)
 
 
-def plain(x: Any, layers: Any) -> Any:
-    return jsc.dense_block(x, layers, precision="highest", implementation="xla")
+def plain(x: Any, layers: Any, transition: Any = None) -> Any:
+    return jsc.dense_block(x, layers, transition=transition, precision="highest", implementation="xla")
 
 
 def arrays(block: Block) -> tuple[jax.Array, list[DenseBlockLayer]]:
@@ -187,6 +238,27 @@ def test_transformations() -> None:
     stacked = jax.tree.map(lambda leaf: jnp.stack([leaf, 0.5 * leaf]), layers)
     each = jnp.stack([wanted, plain(x, jax.tree.map(lambda leaf: 0.5 * leaf, layers))])
     np.testing.assert_allclose(jax.vmap(bound, (None, 0))(x, stacked), each, rtol=1e-5, atol=1e-5)
+
+
+def test_transformations_of_a_transition() -> None:
+    block = Block("small", (2, 6, 5, 32), 2)
+    x, layers = arrays(block)
+    transition = jax.tree.map(jnp.asarray, transition_values(block, np.float32))
+    wanted = plain(x, layers, transition)
+    assert wanted.shape == jax.eval_shape(bound, x, layers, transition).shape == (2, 3, 2, 48)
+    np.testing.assert_allclose(jax.jit(bound)(x, layers, transition), wanted, rtol=1e-5, atol=1e-5)
+    images = jnp.stack([x, -x, 2 * x])
+    mapped = jnp.stack([plain(each, layers, transition) for each in images])
+    found = jax.vmap(bound, (0, None, None))(images, layers, transition)
+    np.testing.assert_allclose(found, mapped, rtol=1e-5, atol=1e-5)
+    stacked = jax.tree.map(lambda leaf: jnp.stack([leaf, 0.5 * leaf]), transition)
+    each = jnp.stack([wanted, plain(x, layers, jax.tree.map(lambda leaf: 0.5 * leaf, transition))])
+    np.testing.assert_allclose(jax.vmap(bound, (None, None, 0))(x, layers, stacked), each, rtol=1e-5, atol=1e-5)
+    gradients = [
+        jax.grad(lambda *v, f=f: jnp.sum(f(*v) ** 2), argnums=(0, 1, 2))(x, layers, transition) for f in (bound, plain)
+    ]
+    for ours, theirs in zip(*map(jax.tree.leaves, gradients), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-3)
 
 
 def test_derivatives() -> None:
@@ -236,6 +308,16 @@ def test_what_the_kernel_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "M=128 and G=16" in str(why(Block("g", (1, 7, 7, 64), 1), growth=16))
     assert "C0=40 is not a multiple of 32" in str(why(Block("c", (1, 7, 7, 40), 1)))
     assert why(Block("empty", (1, 7, 0, 64), 1)) == "it has nothing to compute"
+
+    def why_transition(block: Block, features: int) -> str | None:
+        x, layers = values(block, np.float32)
+        parameters = transition_values(block, np.float32, features)
+        return dense_blocks.why_not([x, *(v for layer in layers for v in layer), *parameters])
+
+    assert why_transition(Block("fits", (1, 7, 7, 64), 2), 64) is None
+    assert "from C=128 to K=60 channels is not" in str(why_transition(Block("k", (1, 7, 7, 64), 2), 60))
+    assert "from C=2080 to K=64 channels is not" in str(why_transition(Block("c", (1, 2, 2, 2048), 1), 64))
+    assert why_transition(Block("row", (1, 1, 7, 64), 1), 64) == "its map is too small for a pool"
     assert why(Block("tall", (1, 9000, 1, 32), 1)) == "its map is too large"
 
 
@@ -254,6 +336,12 @@ def blocks_of(model: DenseNet, x: jax.Array) -> int:
     return str(jax.make_jaxpr(lambda x: model(x))(x)).count("jsc_dense_block[")
 
 
+def transitions_of(model: DenseNet, x: jax.Array) -> int:
+    """How many of them have the transition behind them too."""
+    equations = jax.make_jaxpr(lambda x: model(x))(x).jaxpr.eqns
+    return sum(e.primitive is dense_block_p and (len(e.invars) - 1) % 5 == 3 for e in equations)
+
+
 def test_a_network_joins_the_layers_of_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     x = jax.random.normal(jax.random.key(0), (2, 32, 32, 3))
     model = small_densenet()
@@ -264,7 +352,12 @@ def test_a_network_joins_the_layers_of_its_blocks(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(dense_blocks, "is_available", lambda dtype: True)
     monkeypatch.setattr(dense_blocks, "why_not", lambda operands: None)
     assert blocks_of(model, x) == 2
+    assert transitions_of(model, x) == 1
     np.testing.assert_allclose(jax.jit(lambda x: model(x))(x), wanted, rtol=1e-3, atol=1e-3)
+    model.transitions[0].conv.conv.implementation = "xla"
+    assert (blocks_of(model, x), transitions_of(model, x)) == (2, 0)
+    np.testing.assert_allclose(jax.jit(lambda x: model(x))(x), wanted, rtol=1e-3, atol=1e-3)
+    model.transitions[0].conv.conv.implementation = None
     monkeypatch.setattr(_native, "has_warpgroups", lambda: False)
     many = jnp.zeros((dense_blocks.most_images("float32", None) + 1, 32, 32, 3))
     assert blocks_of(model, many) == 0
@@ -292,17 +385,18 @@ def require_kernel(dtype: str) -> None:
         pytest.skip(reason)
 
 
-def run(x: Any, layers: list[DenseBlockLayer], precision: str) -> np.ndarray:
+def run(x: Any, layers: list[DenseBlockLayer], precision: str, transition: DenseTransition | None = None) -> np.ndarray:
     """The kernel's result, of memory that held NaN before; twice the same."""
-    function = jax.jit(lambda x, layers: jsc.dense_block(x, layers, precision=precision, implementation="fused"))
-    x, layers = jnp.asarray(x), jax.tree.map(jnp.asarray, layers)
-    assert "jsc_dense_block" in function.lower(x, layers).as_text()
-    shape = jax.eval_shape(function, x, layers)
+    options: Any = {"precision": precision, "implementation": "fused"}
+    function = jax.jit(lambda x, layers, behind: jsc.dense_block(x, layers, transition=behind, **options))
+    operands = jax.tree.map(jnp.asarray, (x, layers, transition))
+    assert "jsc_dense_block" in function.lower(*operands).as_text()
+    shape = jax.eval_shape(function, *operands)
     buffers = [jnp.full(shape.shape, jnp.nan, shape.dtype) for _ in range(3)]
     jax.block_until_ready(buffers)
     for buffer in buffers:
         buffer.delete()
-    first, again = np.asarray(function(x, layers)), np.asarray(function(x, layers))
+    first, again = np.asarray(function(*operands)), np.asarray(function(*operands))
     np.testing.assert_array_equal(first.astype(np.float64), again.astype(np.float64))
     return first
 
@@ -316,8 +410,29 @@ def test_the_kernel_against_float64(block: Block, dtype: str, precision: str, gp
 
 
 @pytest.mark.parametrize(("dtype", "precision"), KINDS, ids=KIND_IDS)
+@pytest.mark.parametrize("block", [b for b in BLOCKS if min(b.x[1:3]) > 1], ids=lambda block: block.name)
+def test_the_transition_against_float64(block: Block, dtype: str, precision: str, gpu: jax.Device) -> None:
+    require_kernel(dtype)
+    x, layers = values(block, jnp.dtype(dtype))
+    transition = transition_values(block, jnp.dtype(dtype), features=(block.x[3] + 32 * block.layers) // 16 * 8)
+    map_before = run(x, layers, precision)
+    tolerance = TOLERANCE[precision if dtype == "float32" else dtype]
+    check_transition(run(x, layers, precision, transition), map_before, transition, tolerance)
+    if block.layers == 1:  # an infinite weight times an average is not NaN where only some of the window are 0
+        for name, place, extremes in (
+            ("scale", 5, EXTREMES),
+            ("shift", 6, EXTREMES),
+            ("kernel", (0, 0, 9, 5), [np.nan]),
+        ):
+            for value in extremes:
+                extreme = transition_values(block, jnp.dtype(dtype))
+                getattr(extreme, name)[place] = value
+                check_transition(run(x, layers, precision, extreme), map_before, extreme, tolerance)
+
+
+@pytest.mark.parametrize(("dtype", "precision"), KINDS, ids=KIND_IDS)
 @pytest.mark.parametrize("images", [1, 9])
-@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("value", EXTREMES)
 def test_what_is_not_finite(value: float, images: int, dtype: str, precision: str, gpu: jax.Device) -> None:
     """It goes where lax's goes, in x and in the parameters: nothing is skipped."""
     require_kernel(dtype)

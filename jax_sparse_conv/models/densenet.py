@@ -12,7 +12,7 @@ from flax import nnx
 
 from jax_sparse_conv import dense_blocks, layer_calls
 from jax_sparse_conv import layers as sparse_layers
-from jax_sparse_conv.dense_blocks import DenseBlockLayer
+from jax_sparse_conv.dense_blocks import DenseBlockLayer, DenseTransition
 from jax_sparse_conv.models.layers import (
     LAST,
     BeforeLayer,
@@ -69,18 +69,22 @@ def _is_plain(conv: SparseConv, dtype: Any) -> bool:
     return conv.implementation is None and conv.dtype in (None, dtype) and conv.kernel[...].dtype == dtype
 
 
-def _joined(block: Iterable[DenseLayer], x: jax.Array) -> jax.Array | None:
-    """The block's result as one call, or None where its layers are better off one by one."""
+def _joined(block: Iterable[DenseLayer], behind: Transition | None, x: jax.Array) -> tuple[jax.Array, bool] | None:
+    """The result of a block as one call and whether the transition behind it is in there, or None: one by one then."""
     if layer_calls.are_observed() or not dense_blocks.is_available(x.dtype):
         return None
     found = [layer.parameters(x.dtype) for layer in block]
     layers = [layer for layer in found if layer is not None]
     precisions = [conv.conv.precision for layer in block for conv in (layer.conv1, layer.conv2)]
-    if len(layers) < len(found) or precisions.count(precisions[0]) != len(precisions):
+    precision = precisions[0]
+    if len(layers) < len(found) or precisions.count(precision) != len(precisions):
         return None
-    if not dense_blocks.is_one_call(x, layers, precisions[0]):
+    transition = None if behind is None or behind.conv.conv.precision != precision else behind.parameters(x.dtype)
+    if transition is not None and dense_blocks.is_one_call(x, layers, precision, transition):
+        return dense_blocks.dense_block(x, layers, transition=transition, precision=precision), True
+    if not dense_blocks.is_one_call(x, layers, precision):
         return None
-    return dense_blocks.dense_block(x, layers, precision=precisions[0])
+    return dense_blocks.dense_block(x, layers, precision=precision), False
 
 
 def _named(index: int, block: Iterable[DenseLayer]) -> Iterator[tuple[str, DenseLayer]]:
@@ -103,6 +107,15 @@ class Transition(nnx.Module):
         for name, layer in self.named_layers(prefix):
             x = run_layer(name, layer, x, before_layer=before_layer)
         return x
+
+    def parameters(self, dtype: Any) -> DenseTransition | None:
+        """What `dense_block` takes of the transition for maps of this dtype, or None where it is something else."""
+        norm, conv = self.norm, self.conv.conv
+        if norm.scale is None or norm.bias is None or self.conv.batch_norm is not None or conv.bias is not None:
+            return None
+        if not _is_plain(conv, dtype):
+            return None
+        return DenseTransition(norm.scale[...].astype(dtype), norm.bias[...].astype(dtype), conv.kernel[...])
 
 
 class DenseNet(ConvNet):
@@ -174,14 +187,15 @@ class DenseNet(ConvNet):
         check_images(x, smallest_size([self.stem, *(transition.conv for transition in self.transitions)]))
         x = run_layer("conv1", self.stem, x, before_layer=before_layer)
         for index, block in enumerate(self.blocks):
-            if index:
-                x = self.transitions[index - 1](x, f"pool{index + 1}", before_layer)
-            joined = _joined(block, x) if before_layer is None and self.fuses else None
+            transition = self.transitions[index] if index < len(self.transitions) else None
+            joined = _joined(block, transition, x) if before_layer is None and self.fuses else None
             if joined is None:
                 for prefix, layer in _named(index, block):
                     x = layer(x, prefix, before_layer)
             else:
-                x = joined
+                x = joined[0]
+            if transition is not None and (joined is None or not joined[1]):
+                x = transition(x, f"pool{index + 2}", before_layer)
         return run_layer("norm", self.norm, x, before_layer=before_layer)
 
 
