@@ -4,6 +4,7 @@
 
 #include "conv_plan.h"
 #include "density.cuh"
+#include "task_head.h"
 
 namespace jsc {
 
@@ -56,26 +57,15 @@ template <typename T>
 ConvTask<T> MakeConvTask(const ConvCall& call, const ConvPlan& plan, void* workspace) {
   const ConvArgs& a = call.args;
   ConvTask<T> t{};
-  t.x = static_cast<const T*>(call.x);
-  t.kernel = static_cast<const T*>(call.kernel);
-  t.bias = static_cast<const T*>(call.bias);
-  t.residual = static_cast<const T*>(call.residual);
-  t.out = static_cast<T*>(call.out);
+  SetBuffers(call, &t);
+  SetSizes(a, &t);
   t.partial = static_cast<float*>(workspace);
   t.plan = plan;
   t.images_per_stack = a.images / a.stacks;
-  t.height = static_cast<int>(a.size[0]);
-  t.width = static_cast<int>(a.size[1]);
-  t.channels = static_cast<int>(a.channels);
-  t.group_channels = static_cast<int>(a.group_channels);
-  t.features = static_cast<int>(a.features);
   t.groups = static_cast<int>(a.groups);
-  t.group_features = t.features / t.groups;
   t.kernel_height = static_cast<int>(a.kernel_size[0]);
   t.kernel_width = static_cast<int>(a.kernel_size[1]);
   for (int i = 0; i < 2; ++i) {
-    t.stride[i] = static_cast<int>(a.stride[i]);
-    t.pad_low[i] = static_cast<int>(a.pad_low[i]);
     t.dilation[i] = static_cast<int>(a.dilation[i]);
     t.conv[i] = static_cast<int>(a.conv_size[i]);
     t.out_size[i] = static_cast<int>(a.out_size[i]);

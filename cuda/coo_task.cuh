@@ -7,6 +7,7 @@
 #include "common.cuh"
 #include "coo_plan.h"
 #include "coo_variants.h"
+#include "task_head.h"
 
 namespace jsc {
 
@@ -39,23 +40,12 @@ CooTask<T> MakeCooTask(const ConvCall& call, const CooPlan& plan, void* workspac
   const ConvArgs& a = call.args;
   const CooVariant& shape = kCooVariants[plan.variant];
   CooTask<T> t{};
-  t.x = static_cast<const T*>(call.x);
-  t.kernel = static_cast<const T*>(call.kernel);
-  t.bias = static_cast<const T*>(call.bias);
-  t.residual = static_cast<const T*>(call.residual);
-  t.out = static_cast<T*>(call.out);
+  SetBuffers(call, &t);
+  SetSizes(a, &t);
   t.partial = static_cast<float*>(workspace);
   t.plan = plan;
-  t.height = static_cast<int>(a.size[0]);
-  t.width = static_cast<int>(a.size[1]);
-  t.channels = static_cast<int>(a.channels);
-  t.group_channels = static_cast<int>(a.group_channels);
-  t.features = static_cast<int>(a.features);
-  t.group_features = static_cast<int>(a.features / a.groups);
   for (int i = 0; i < 2; ++i) {
-    t.stride[i] = static_cast<int>(a.stride[i]);
     t.step[i] = shape.kernel == 1 ? t.stride[i] : 1;
-    t.pad_low[i] = static_cast<int>(a.pad_low[i]);
     t.out_size[i] = static_cast<int>(a.conv_size[i]);
     t.by_tiles[i] = Divider(plan.tiles[i]);
   }

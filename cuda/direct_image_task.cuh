@@ -6,6 +6,7 @@
 
 #include "density.cuh"
 #include "direct_image_plan.h"
+#include "task_head.h"
 
 namespace jsc {
 
@@ -52,11 +53,7 @@ ImageTask<T> MakeImageTask(const ConvCall& call, const ImagePlan& plan) {
   constexpr int kPiece = 16 / static_cast<int>(sizeof(T));
   const ConvArgs& a = call.args;
   ImageTask<T> t{};
-  t.x = static_cast<const T*>(call.x);
-  t.kernel = static_cast<const T*>(call.kernel);
-  t.bias = static_cast<const T*>(call.bias);
-  t.residual = static_cast<const T*>(call.residual);
-  t.out = static_cast<T*>(call.out);
+  SetBuffers(call, &t);
   t.gate = call.gate;
   t.images = static_cast<int>(a.images / a.stacks);
   t.height = static_cast<int>(a.size[0]);

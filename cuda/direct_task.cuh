@@ -5,6 +5,7 @@
 
 #include "density.cuh"
 #include "direct_plan.h"
+#include "task_head.h"
 
 namespace jsc {
 
@@ -33,26 +34,15 @@ template <typename T>
 DirectTask<T> MakeDirectTask(const ConvCall& call, const DirectPlan& plan, void* workspace) {
   const ConvArgs& a = call.args;
   DirectTask<T> t{};
-  t.x = static_cast<const T*>(call.x);
-  t.kernel = static_cast<const T*>(call.kernel);
-  t.bias = static_cast<const T*>(call.bias);
-  t.residual = static_cast<const T*>(call.residual);
-  t.out = static_cast<T*>(call.out);
+  SetBuffers(call, &t);
+  SetSizes(a, &t);
   t.gate = call.gate;
   t.partial = static_cast<float*>(workspace);
   t.images_per_stack = a.images / a.stacks;
   t.pixels = static_cast<int>(t.images_per_stack * a.conv_size[0] * a.conv_size[1]);
   t.taps = static_cast<int>(a.kernel_size[0] * a.kernel_size[1]);
   t.depth = static_cast<int>(t.taps * a.group_channels);
-  t.height = static_cast<int>(a.size[0]);
-  t.width = static_cast<int>(a.size[1]);
-  t.channels = static_cast<int>(a.channels);
-  t.group_channels = static_cast<int>(a.group_channels);
-  t.features = static_cast<int>(a.features);
-  t.group_features = static_cast<int>(a.features / a.groups);
   for (int i = 0; i < 2; ++i) {
-    t.stride[i] = static_cast<int>(a.stride[i]);
-    t.pad_low[i] = static_cast<int>(a.pad_low[i]);
     t.dilation[i] = static_cast<int>(a.dilation[i]);
   }
   t.chunks = plan.chunks;
