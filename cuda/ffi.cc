@@ -153,9 +153,10 @@ ffi::Error AdaptiveHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x
                 });
 }
 
-ffi::Error SegmentHandler(cudaStream_t stream, int32_t device, ffi::RemainingArgs operands, ffi::RemainingRets results,
-                          ffi::Dictionary attributes) try {
-  const ffi::ErrorOr<SegmentCall> call = MakeSegmentCall(operands, results, attributes);
+// Runs `launch` on the call that `make` decodes and checks, with the call's device current.
+template <typename Make, typename Launch>
+ffi::Error CheckAndLaunch(int device, Make make, Launch launch) try {
+  const auto call = make();
   if (call.has_error()) return call.error();
   const DeviceScope scope(device);
   if (scope.status() != cudaSuccess) {
@@ -164,9 +165,16 @@ ffi::Error SegmentHandler(cudaStream_t stream, int32_t device, ffi::RemainingArg
   if (const char* error = GetDeviceInfo(device).error) {
     return ffi::Error(ffi::ErrorCode::kInternal, "device " + std::to_string(device) + ": " + error);
   }
-  return Chain(*call, device, stream);
+  return launch(*call);
 } catch (const std::exception& error) {
   return ffi::Error(ffi::ErrorCode::kInternal, error.what());
+}
+
+ffi::Error SegmentHandler(cudaStream_t stream, int32_t device, ffi::RemainingArgs operands, ffi::RemainingRets results,
+                          ffi::Dictionary attributes) {
+  return CheckAndLaunch(
+      device, [&] { return MakeSegmentCall(operands, results, attributes); },
+      [&](const SegmentCall& call) { return Chain(call, device, stream); });
 }
 
 ffi::Error DenseBlockHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, ffi::RemainingArgs parameters,
@@ -187,36 +195,25 @@ ffi::Error DenseBlockHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer
   return ffi::Error(ffi::ErrorCode::kInternal, error.what());
 }
 
-// Runs `launch` with the checked sizes of a CooStar, on the call's device.
-template <typename Launch>
-ffi::Error HandleCooStar(int32_t device, ffi::AnyBuffer x, ffi::AnyBuffer values, ffi::AnyBuffer positions,
-                         ffi::AnyBuffer counts, ffi::Span<const int64_t> tile, Launch launch) try {
-  const ffi::ErrorOr<CooStarArgs> args = MakeCooStarArgs(x, values, positions, counts, tile);
-  if (args.has_error()) return args.error();
-  const DeviceScope scope(device);
-  if (scope.status() != cudaSuccess) {
-    return ffi::Error(ffi::ErrorCode::kInternal, std::string("cudaSetDevice: ") + cudaGetErrorString(scope.status()));
-  }
-  return launch(*args);
-} catch (const std::exception& error) {
-  return ffi::Error(ffi::ErrorCode::kInternal, error.what());
-}
-
 ffi::Error CooFromDenseHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x,
                                ffi::Result<ffi::AnyBuffer> values, ffi::Result<ffi::AnyBuffer> positions,
                                ffi::Result<ffi::AnyBuffer> counts, ffi::Span<const int64_t> tile) {
-  return HandleCooStar(device, x, *values, *positions, *counts, tile, [&](const CooStarArgs& args) {
-    return CooFromDense(args, x.untyped_data(), values->untyped_data(), positions->untyped_data(),
-                        counts->untyped_data(), stream);
-  });
+  return CheckAndLaunch(
+      device, [&] { return MakeCooStarArgs(x, *values, *positions, *counts, tile); },
+      [&](const CooStarArgs& args) {
+        return CooFromDense(args, x.untyped_data(), values->untyped_data(), positions->untyped_data(),
+                            counts->untyped_data(), stream);
+      });
 }
 
 ffi::Error CooToDenseHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer values, ffi::AnyBuffer positions,
                              ffi::AnyBuffer counts, ffi::Result<ffi::AnyBuffer> x, ffi::Span<const int64_t> tile) {
-  return HandleCooStar(device, *x, values, positions, counts, tile, [&](const CooStarArgs& args) {
-    return CooToDense(args, values.untyped_data(), positions.untyped_data(), counts.untyped_data(), x->untyped_data(),
-                      stream);
-  });
+  return CheckAndLaunch(
+      device, [&] { return MakeCooStarArgs(*x, values, positions, counts, tile); },
+      [&](const CooStarArgs& args) {
+        return CooToDense(args, values.untyped_data(), positions.untyped_data(), counts.untyped_data(),
+                          x->untyped_data(), stream);
+      });
 }
 
 // Every handler takes the same operands, so that one lowering serves all; jsc_adaptive has `nonzeros` in addition.
