@@ -108,6 +108,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp)
     }
   }
   Finish<T, kLanes, kPool>(task, m, sums);
+  LeaveGate(task.gate);
 }
 
 // The second step of Reduction::kWorkspace: one block per (tile, feature tile).
