@@ -109,18 +109,19 @@ char* Scratch(int64_t bytes, bool& kept) {
   return memory.data.get();
 }
 
-// Runs make(i, previous) for i in [0, count): each task says how much memory it needs, then runs in it. `previous` is
-// the task that the same thread ran just before, if the memory is still as it left it, else -1.
+// Runs make(taken, previous) until all of [0, count) are done: each task, or those that are taken together, says how
+// much memory it needs, then runs in it. `previous` is the task that the same thread ran just before, if the memory is
+// still as it left it, else -1.
 template <typename MakeTask, typename Task>
 ffi::Error RunTasks(Team& team, int64_t threads, int64_t count, const MakeTask& make, int64_t (*bytes)(const Task&),
-                    void (*run)(const Task&, char*), bool in_ranges = false) {
+                    void (*run)(const Task&, char*), Together together = {0, 1}) {
   std::atomic<int64_t> missing{0};
-  team.Run(threads, count, in_ranges, [&](int64_t index, int64_t previous) {
-    Task task = make(index, previous);
+  team.Run(threads, count, together, [&](Taken taken, int64_t previous) {
+    Task task = make(taken, previous);
     const int64_t needed = bytes(task);
     bool kept = true;
     char* scratch = Scratch(needed, kept);
-    if (!kept) task = make(index, -1);
+    if (!kept) task = make(taken, -1);
     if (scratch == nullptr) {
       missing = needed;
     } else {
@@ -143,6 +144,8 @@ double SampleDensity(const Isa& isa, int dtype, const ConvCall& call) {
   if (runs == 0) return 1;
   return static_cast<double>(isa.count[dtype](call.x, runs, step)) / static_cast<double>(runs * kCountRun);
 }
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 bool IsDepthwise(const ConvArgs& a) { return a.groups > 1 && a.group_channels == 1 && a.features == a.groups; }
 
@@ -180,15 +183,16 @@ ffi::Error RunConvCall(ffi::ThreadPool& pool, const ConvCall& call) {
     ConvCall flat = call;  // all channels as one group whose kernel has one input channel
     flat.args.groups = 1;
     const ConvPlan plan = MakePlan(flat.args, machine, accumulator_bytes, 1);
-    const auto make = [&](int64_t index, int64_t) { return TaskAt(flat, plan, index); };
+    const auto make = [&](Taken taken, int64_t) { return TaskAt(flat, plan, taken.begin); };
     return RunTasks(team, machine.threads, plan.tasks, make, isa.depthwise_bytes[dtype], isa.depthwise[dtype]);
   }
   const PlanKey key(call, machine, accumulator_bytes);
   team.Invite(ExpectedThreads(key) - 1);
   const ConvPlan plan = CachedPlan(key, call, machine, accumulator_bytes, SampleDensity(isa, dtype, call));
-  const auto make = [&](int64_t index, int64_t previous) {
-    ConvTask task = TaskAt(call, plan, index);
-    task.lists_ready = previous >= 0 && previous / plan.block_tiles == index / plan.block_tiles;
+  const auto make = [&](Taken taken, int64_t previous) {
+    ConvTask task = TaskAt(call, plan, taken.begin);
+    task.block_end = TaskAt(call, plan, taken.end - 1).block_end;
+    task.lists_ready = previous >= 0 && previous / plan.block_tiles == taken.begin / plan.block_tiles;
     return task;
   };
   switch (plan.loop) {
@@ -197,7 +201,8 @@ ffi::Error RunConvCall(ffi::ThreadPool& pool, const ConvCall& call) {
     case ConvLoop::kDirect:
       return RunTasks(team, machine.threads, plan.tasks, make, isa.direct_bytes[dtype], isa.direct[dtype]);
     case ConvLoop::kPixels:
-      return RunTasks(team, machine.threads, plan.tasks, make, isa.pixel_bytes[dtype], isa.pixels[dtype], true);
+      return RunTasks(team, machine.threads, plan.tasks, make, isa.pixel_bytes[dtype], isa.pixels[dtype],
+                      {CeilDiv(plan.sweep_blocks, plan.task_blocks), plan.block_tiles});
     default:
       return RunTasks(team, machine.threads, plan.tasks, make, isa.conv_bytes[dtype], isa.conv[dtype]);
   }
@@ -224,7 +229,8 @@ ffi::Error RunCooCall(ffi::ThreadPool& pool, const ConvCall& call) {
   const int64_t wanted = std::clamp<int64_t>(2 * threads / wholes, 1, 64);
   const int64_t part = std::max<int64_t>(64, (features / wanted + 63) / 64 * 64);
   const int64_t parts = (features + part - 1) / part;
-  const auto make = [&](int64_t index, int64_t) {
+  const auto make = [&](Taken taken, int64_t) {
+    int64_t index = taken.begin;
     CooRow row{&call, shape, 0, 0, 0, 0, 0, 0};
     const auto take = [&index](int64_t count) {
       const int64_t digit = index % count;
@@ -253,7 +259,7 @@ ffi::Error RunDirectCall(ffi::ThreadPool& pool, const ConvCall& call) {
   ConvCall flat = call;
   if (depthwise) flat.args.groups = 1;  // all channels as one group whose kernel has one input channel
   const ConvPlan plan = MakeDirectPlan(flat.args, machine, dtype == kFloat64 ? 8 : 4);
-  const auto make = [&](int64_t index, int64_t) { return TaskAt(flat, plan, index); };
+  const auto make = [&](Taken taken, int64_t) { return TaskAt(flat, plan, taken.begin); };
   Team team(pool);
   return RunTasks(team, machine.threads, plan.tasks, make, (depthwise ? isa.depthwise_bytes : isa.direct_bytes)[dtype],
                   (depthwise ? isa.direct_depthwise : isa.direct)[dtype]);
@@ -277,9 +283,9 @@ ffi::Error RunDenseCall(ffi::ThreadPool& pool, const ConvCall& call) {
   const int64_t wanted = (a.features + 2 * machine.threads - 1) / (2 * machine.threads);
   const int64_t columns = std::clamp<int64_t>((wanted + 63) / 64 * 64, 256, 4096);
   const int64_t parts = (a.features + columns - 1) / columns;
-  const auto make = [&](int64_t index, int64_t) {
-    const int64_t begin = index % parts * columns;
-    return DenseTask{&call, index / parts, begin, std::min(begin + columns, a.features)};
+  const auto make = [&](Taken taken, int64_t) {
+    const int64_t begin = taken.begin % parts * columns;
+    return DenseTask{&call, taken.begin / parts, begin, std::min(begin + columns, a.features)};
   };
   Team team(pool);
   return RunTasks(team, machine.threads, a.stacks * parts, make, isa.dense_bytes[dtype], isa.dense[dtype]);

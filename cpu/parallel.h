@@ -5,7 +5,8 @@
 // helper that starts later finds the work closed and touches nothing but the shared counters.
 //
 // Tasks in ranges, one for each thread, and the rest of another's once its own is done: neighbouring tasks share lists
-// and follow each other in the kernel, and what a late helper leaves is taken task by task.
+// and follow each other in the kernel. A thread takes half of what is left of its range at once, so that tasks can be
+// done together and few are left to wait for at the end; what a late helper leaves is taken task by task.
 //
 // Helpers take some 3 to 10 microseconds to wake up. Who knows that there will be work invites them first and finds out
 // meanwhile what the work is; a helper that is there before it spins.
@@ -24,6 +25,16 @@
 
 namespace jsc {
 
+// Tasks [begin, end).
+struct Taken {
+  int64_t begin, end;
+};
+
+// Which neighbouring tasks may be taken at once: up to `most`, and none on both sides of a multiple of `period`.
+struct Together {
+  int64_t most, period;
+};
+
 // Tasks [begin, end) of one thread: it takes them from the front; others, when theirs are done, from the back.
 class alignas(64) TaskRange {
  public:
@@ -31,14 +42,26 @@ class alignas(64) TaskRange {
 
   void Set(int64_t begin, int64_t end) { ends_ = static_cast<uint64_t>(begin) << 32 | static_cast<uint64_t>(end); }
 
-  // -1 where there are none left.
-  int64_t Take(bool first) {
+  // Up to half of the tasks, those at the front; empty where there are none left.
+  Taken TakeFirst(Together together) {
     uint64_t ends = ends_;
     while (Size(ends) > 0) {
-      const int64_t taken = static_cast<int64_t>(first ? ends >> 32 : (ends & 0xffffffffu) - 1);
-      if (ends_.compare_exchange_weak(ends, first ? ends + (uint64_t{1} << 32) : ends - 1)) return taken;
+      const int64_t begin = static_cast<int64_t>(ends >> 32);
+      const int64_t half = (Size(ends) + 1) / 2, room = together.period - begin % together.period;
+      const int64_t count = std::min(std::min(half, room), together.most);
+      if (ends_.compare_exchange_weak(ends, ends + (static_cast<uint64_t>(count) << 32))) return {begin, begin + count};
     }
-    return -1;
+    return {0, 0};
+  }
+
+  // The one at the back.
+  Taken TakeLast() {
+    uint64_t ends = ends_;
+    while (Size(ends) > 0) {
+      const int64_t last = static_cast<int64_t>((ends & 0xffffffffu) - 1);
+      if (ends_.compare_exchange_weak(ends, ends - 1)) return {last, last + 1};
+    }
+    return {0, 0};
   }
 
   int64_t size() const { return Size(ends_); }
@@ -72,21 +95,24 @@ class Team {
     }
   }
 
-  // Calls body(index, previous) once for each index in [0, count), on at most `threads` threads and those that were
-  // invited; `previous` is the index that the same thread ran just before, with nothing else in between, or -1. The
-  // body must not throw. Threads take the indices in turn or, with `in_ranges`, each goes through a part of its own
-  // first. To be called once.
+  // Calls body(taken, previous) until each index in [0, count) was taken once, on at most `threads` threads and those
+  // that were invited; `previous` is the last index that the same thread ran just before, with nothing else in between,
+  // or -1. The body must not throw. Threads take one index after another or, where `together.most` is above 0, each
+  // goes through a part of its own first, several at a time. To be called once.
   template <typename Body>
-  void Run(int64_t threads, int64_t count, bool in_ranges, const Body& body) {
+  void Run(int64_t threads, int64_t count, Together together, const Body& body) {
     shared_->count = count;
     shared_->body = &body;
-    if (in_ranges && count < TaskRange::kMost) shared_->Divide(std::min(std::max(threads, invited_ + 1), count));
+    shared_->together = together;
+    if (together.most > 0 && count < TaskRange::kMost) {
+      shared_->Divide(std::min(std::max(threads, invited_ + 1), count));
+    }
     shared_->work = [](Shared& shared, const void* work) {
       const int64_t self = shared.arrived++;
       int64_t previous = -1;
-      for (int64_t i = shared.Take(self); i >= 0; i = shared.Take(self)) {
-        (*static_cast<const Body*>(work))(i, previous);
-        previous = i;
+      for (Taken taken = shared.Take(self); taken.begin < taken.end; taken = shared.Take(self)) {
+        (*static_cast<const Body*>(work))(taken, previous);
+        previous = taken.end - 1;
       }
     };
     shared_->state = kOpen;
@@ -105,21 +131,23 @@ class Team {
       for (int64_t i = 0; i < parts; ++i) ranges[i].Set(i * count / parts, (i + 1) * count / parts);
     }
 
-    // The next index of the thread that came as number `self`, or -1.
-    int64_t Take(int64_t self) {
+    // What the thread that came as number `self` does next; empty where nothing is left.
+    Taken Take(int64_t self) {
       if (ranges.empty()) {
         const int64_t index = next++;
-        return index < count ? index : -1;
+        return {index, std::min(index + 1, count)};
       }
-      const int64_t own = self < static_cast<int64_t>(ranges.size()) ? ranges[self].Take(true) : -1;
-      if (own >= 0) return own;
+      if (self < static_cast<int64_t>(ranges.size())) {
+        const Taken own = ranges[self].TakeFirst(together);
+        if (own.begin < own.end) return own;
+      }
       for (;;) {
         const auto most =
             std::max_element(ranges.begin(), ranges.end(),
                              [](const TaskRange& one, const TaskRange& other) { return one.size() < other.size(); });
-        if (most->size() == 0) return -1;
-        const int64_t taken = most->Take(false);
-        if (taken >= 0) return taken;
+        if (most->size() == 0) return {0, 0};
+        const Taken taken = most->TakeLast();
+        if (taken.begin < taken.end) return taken;
       }
     }
 
@@ -131,6 +159,7 @@ class Team {
     // Written before the state is kOpen, read after. The body is alive until no helper is counted as running.
     int64_t count = 0;
     std::vector<TaskRange> ranges;  // none: indices are taken in turn
+    Together together{0, 1};
     const void* body = nullptr;
     void (*work)(Shared&, const void* body) = nullptr;
   };
@@ -166,7 +195,7 @@ class Team {
 // Team::Run without an invitation.
 template <typename Body>
 void ParallelFor(xla::ffi::ThreadPool& pool, int64_t threads, int64_t count, const Body& body) {
-  Team(pool).Run(threads, count, false, body);
+  Team(pool).Run(threads, count, {0, 1}, [&body](Taken taken, int64_t previous) { body(taken.begin, previous); });
 }
 
 }  // namespace jsc

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 
 #include "plan_search.h"
 
@@ -10,13 +11,16 @@ int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // Cycles of one core, in the unit of plan.cc: only their ratios matter.
 constexpr double kPixel = 6;      // reading one pixel of x, ...
 constexpr double kCompress = 10;  // ... and each vector of it
-constexpr double kVisit = 14;     // one pixel in a chunk, for one block: its part of branch misses, ...
+constexpr double kVisit = 10;     // one pixel in a chunk, for one block, ...
+constexpr double kMiss = 7;       // ... the branch miss at the end of its list, where that is one of too many, ...
+constexpr double kLearnt = 512;   // ... of these, which the next blocks' sweeps find in the branch predictor, ...
 constexpr double kSum = 1.5;      // ... loading and storing one vector of sums, ...
 constexpr double kAdd = 0.84;     // ... and one multiply-add with a weight from L1
-constexpr double kLine = 9;       // 64 bytes of a packed kernel from the outer cache, while sums are added
+constexpr double kLine = 9;       // 64 bytes of a packed kernel from the outer cache, while sums are added, ...
+constexpr double kBeside = 2;     // ... which then take so much longer
 constexpr double kPack = 14;      // 64 bytes of a kernel as it lies, while nothing else is done
 constexpr double kPlace = 4;      // zeroing one vector of sums and writing its result, ...
-constexpr double kFarPlace = 14;  // ... where the other blocks' results lie between, too many for the sets of L2
+constexpr double kFarPlace = 14;  // ... where other threads write the results between, too many for the sets of L2
 constexpr double kTask = 1000;
 constexpr double kUneven = 0.06;        // of a task of rows: how much their zeros differ
 constexpr double kUnevenBlocks = 0.02;  // of one of blocks: how much its time does
@@ -72,25 +76,28 @@ double ListCycles(const ConvArgs& a, const Layer& l, double in_rows) {
   return in_rows * static_cast<double>(a.size[1]) * (kPixel + kCompress * vectors);
 }
 
-// rows: of x, a halo counted by what it adds.
-double BlockCycles(const ConvArgs& a, const Layer& l, const ConvPlan& p, double rows) {
-  const double visits = static_cast<double>(a.size[1] * l.chunks);
+// rows: of x; halo: of them, those that neighbouring tiles have as well; parted: other threads have blocks of the tile.
+double BlockCycles(const ConvArgs& a, const Layer& l, const ConvPlan& p, double rows, double halo, bool parted) {
+  const double visits = (rows + halo / static_cast<double>(a.kernel_size[0])) * static_cast<double>(a.size[1]);
+  const double miss = kMiss * std::max(0.0, 1 - kLearnt / ((rows + halo) * static_cast<double>(a.size[1])));
   const double column = l.vectors / static_cast<double>(a.kernel_size[1]);
-  const double add = rows * (visits * (kVisit + kSum * column) + kAdd * l.within * l.entries * l.vectors);
+  const double add = visits * static_cast<double>(l.chunks) * (kVisit + miss + kSum * column) +
+                     rows * kAdd * l.within * l.entries * l.vectors;
   const double bytes = static_cast<double>(p.tile_rows) * l.rows_bytes;
-  const bool far = p.block_tiles > 1 && bytes > l.l2_bytes / 4;
+  const bool far = parted && bytes > l.l2_bytes / 4;
   const double places = rows * l.places_per_row * static_cast<double>(p.block) / l.lanes * (far ? kFarPlace : kPlace);
-  return places + (l.packed ? std::max(add, kLine * l.lines) : add + kPack * l.lines);
+  return places + (l.packed ? std::max(add + kBeside * l.lines, kLine * l.lines) : add + kPack * l.lines);
 }
 
-// Time until the last thread is done. Threads that work on the same tile each list its non-zeros.
+// Time until the last thread is done. Each has neighbouring tasks, of which it takes half of what is left at once where
+// blocks take turns; threads that work on the same tile each list its non-zeros.
 double Cycles(const ConvArgs& a, const Layer& l, const ConvPlan& p, int64_t threads) {
   const double rows = static_cast<double>(p.tile_rows) * l.in_rows_per_row, halo = p.row_tiles > 1 ? l.shared_rows : 0;
   const int64_t rounds = CeilDiv(p.tasks, threads), tiles = l.parts * p.row_tiles;
-  const int64_t lists = p.block_tiles == 1 ? rounds : std::min(tiles, rounds);
-  const double adding = rows + halo / static_cast<double>(a.kernel_size[0]);
-  const double task = static_cast<double>(p.task_blocks) * BlockCycles(a, l, p, adding) + kTask;
-  const double cycles = static_cast<double>(lists) * ListCycles(a, l, rows + halo) + static_cast<double>(rounds) * task;
+  const double lists = static_cast<double>(CeilDiv(rounds, p.block_tiles));
+  const double each = static_cast<double>(rounds) / lists, taken = lists * (l.packed ? 1 + std::log2(each) : each);
+  const double task = static_cast<double>(p.task_blocks) * BlockCycles(a, l, p, rows, halo, rounds < p.block_tiles);
+  const double cycles = lists * ListCycles(a, l, rows + halo) + static_cast<double>(rounds) * task + taken * kTask;
   const double uneven = tiles > 1 ? kUneven : kUnevenBlocks;
   return threads > 1 && p.tasks > 1 ? cycles + kWake + uneven * task : cycles;
 }
@@ -129,8 +136,14 @@ ConvPlan MakePixelPlan(const ConvArgs& a, const Machine& machine, int64_t accumu
   p.col_tiles = 1;
   const Layer l = LayerOf(a, p, machine, accumulator_bytes, density, packed);
   const int64_t fewest = CeilDiv(l.rows, FittingRows(a, l, p, machine, accumulator_bytes));
-  return SearchTasks(p, {l.rows, l.blocks, l.parts, fewest}, machine.threads,
-                     [&](const ConvPlan& cut) { return Cycles(a, l, cut, machine.threads); });
+  p = SearchTasks(p, {l.rows, l.blocks, l.parts, fewest}, machine.threads,
+                  [&](const ConvPlan& cut) { return Cycles(a, l, cut, machine.threads); });
+  p.sweep_blocks = 1;
+  if (!packed || taps == 1) return p;
+  const double sums = static_cast<double>(p.tile_rows + a.kernel_size[0]) * l.places_per_row *
+                      static_cast<double>(p.block * accumulator_bytes);
+  p.sweep_blocks = std::clamp<int64_t>(static_cast<int64_t>(l.l2_bytes / 2 / sums), 1, 16);
+  return p;
 }
 
 }  // namespace jsc

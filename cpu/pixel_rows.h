@@ -6,8 +6,8 @@
 // Layout: a slice is [channels, kernel rows, kCols, kPitch], so that all rows of an entry follow each other; sums are
 //   rows of places, [columns, kPitch], the one of kernel row ky below that of ky + 1.
 // Why this order: a pixel alone would load and store its kRows * kCols sums, which took a fifth of the whole loop at
-//   85 % zeros and a third at 95; in a row it is one column of them. Pixels of equal length beside each other, for the
-//   branch predictor's sake, gain nothing: while multiply-adds wait for their loads, a miss costs no time.
+//   85 % zeros and a third at 95; in a row it is one column of them. The end of a list is a branch miss, which other
+//   work does not hide, unless the predictor has met the same lists just before: see pixel_kernel.h.
 // Bound by: loads, a multiply-add with its weight from L1 every 0.75 cycles whatever else the loop does.
 #ifndef JSC_CPU_PIXEL_ROWS_H_
 #define JSC_CPU_PIXEL_ROWS_H_

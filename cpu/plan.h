@@ -43,8 +43,9 @@ struct ConvPlan {
   int64_t row_tiles, col_tiles, block_tiles;  // how many of each
   int64_t tasks;                              // stacks * groups * row_tiles * col_tiles * block_tiles
 
-  int64_t strip_rows;  // of kScatter: rows of x whose sums stay in L1
-  double cycles;       // expected, until the last thread is done
+  int64_t strip_rows;    // of kScatter: rows of x whose sums stay in L1
+  int64_t sweep_blocks;  // of kPixels: most blocks that take their turns at each chunk, those of several tasks
+  double cycles;         // expected, until the last thread is done
 };
 
 struct ConvTask {

@@ -35,6 +35,7 @@ LAYERS = [
     Case("packed 1x1", (2, 7, 7, 200), 272, kernel=(1, 1), bias=True),
     Case("packed 1x1, one block", (2, 7, 7, 200), 32, kernel=(1, 1), zeros=0.2),
     Case("packed pool", (2, 12, 12, 64), 64, bias=True, activation="relu", pool="max"),
+    Case("packed, more blocks than take turns", (1, 15, 6, 80), 1200, bias=True, zeros=0.8),
     Case("packed, nothing in x", (1, 6, 6, 64), 64, zeros=1.0, bias=True),
 ]
 
