@@ -31,7 +31,8 @@ def of_files(paths: Sequence[Path]) -> dict[str, Any]:
         for label, rows in content["runs"].items():
             runs.setdefault(label, {}).update({row["case"]: row for row in rows})
     merged = {label: list(rows.values()) for label, rows in runs.items()}
-    return {**contents[0], "commands": [c["command"] for c in contents], "runs": merged, "rows": best(merged)}
+    latest = {**contents[0], "date": max(content["date"] for content in contents)}
+    return {**latest, "commands": [c["command"] for c in contents], "runs": merged, "rows": best(merged)}
 
 
 def best(runs: Mapping[str, Sequence[Row]]) -> list[Row]:
