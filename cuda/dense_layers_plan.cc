@@ -31,6 +31,9 @@ DenseLayersPlan ChooseDenseLayersPlan(const DenseBlockCall& call, int multiproce
 
 ffi::Error DenseLayers(const DenseBlockCall& call, Workspace workspace, int device,
                        [[maybe_unused]] cudaStream_t stream) {
+  if (call.transition.scale != nullptr) {
+    return ffi::Error(ffi::ErrorCode::kInvalidArgument, "a dense block of many images has no transition in its call");
+  }
   const int element_bytes = call.dtype == ffi::DataType::F32 ? 4 : 2;
   const int64_t pixels = call.images * call.height * call.width, layers = static_cast<int64_t>(call.layers.size());
   const int64_t needed = DenseLayersBytes(element_bytes, call.precise, pixels, call.channels, layers);

@@ -98,8 +98,8 @@ def dense_block(
     the precision is HIGHEST, with relative errors below 2e-6 then; 16-bit types are summed in float32. A transition is
     one more kernel of the call of few images, for at most 2048 channels and K a multiple of 8; it averages first and
     multiplies a quarter of the pixels, the same sums in another order (an infinite weight gives NaN only where a whole
-    window is 0). Behind many images it is separate. Under `vmap` over images all stays as it is; derivatives, `vmap`
-    over parameters and blocks split over several devices by `jit` run layer by layer.
+    window is 0). Behind many images it is separate, unless "fused" is asked for. Under `vmap` over images all stays as
+    it is; derivatives, `vmap` over parameters and blocks split over several devices by `jit` run layer by layer.
 
     Args:
       x: [N, H, W, C0].

@@ -130,7 +130,14 @@ class _Program:
 
 
 def _inner(equation: Any) -> Any:
-    """The jaxpr of a call that may be inlined because convolutions are in it, or None."""
+    """The jaxpr of a call that may be inlined because convolutions are in it, or None.
+
+    A segment that a network has made by itself is taken apart again, so that what is asked for decides.
+    """
+    if equation.primitive is segments.segment_p and equation.params["chosen"]:
+        layers, results = equation.params["layers"], equation.params["results"]
+        operands = [jax.ShapeDtypeStruct(each.aval.shape, each.aval.dtype) for each in equation.invars]
+        return jax.make_jaxpr(functools.partial(segments.separate, layers=layers, results=results))(*operands)
     if equation.primitive.name not in ("jit", "pjit", "closed_call", "core_call"):
         return None
     inner = equation.params.get("jaxpr") or equation.params.get("call_jaxpr")

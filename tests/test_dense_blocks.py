@@ -18,6 +18,7 @@ from flax import nnx
 import jax_sparse_conv as jsc
 from jax_sparse_conv import _native, dense_blocks, models
 from jax_sparse_conv.dense_blocks import DenseBlockLayer, DenseTransition, dense_block_p
+from jax_sparse_conv.devices import Device
 from jax_sparse_conv.models.densenet import DenseNet
 
 # Of two convolutions, one after the other: TF32 may be off by 5e-4 in each.
@@ -295,6 +296,24 @@ def test_few_images_are_one_call(monkeypatch: pytest.MonkeyPatch, many: bool) ->
             assert dense_blocks.is_one_call(x, layers, precision) == (many or images <= most)
 
 
+def test_many_images_have_the_transition_behind_their_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("why_missing", None), ("has_warpgroups", True), ("dense_layers_bytes", 4096)):
+        monkeypatch.setattr(_native, name, lambda *_, value=value: value)
+    monkeypatch.setattr(_native, "workspace_bytes", lambda *_: 0)
+    monkeypatch.setattr(Device, "of", classmethod(lambda cls, ordinal: Device(capability=(9, 0))))
+    block = Block("many", (9, 6, 6, 64), 2)
+    x, layers = arrays(block)
+    transition = jax.tree.map(jnp.asarray, transition_values(block, np.float32))
+    function = jax.jit(lambda x: jsc.dense_block(x, layers, transition=transition))
+    calls = []
+    for images in (9, 1):
+        lowered = function.trace(x[:images]).lower(lowering_platforms=("cuda",)).as_text()
+        (line,) = (line for line in lowered.splitlines() if "@jsc_dense_block" in line)
+        calls.append(line)
+    assert "tensor<9x6x6x128xf32>, tensor<4096xui8>)" in calls[0]  # the block's map, and scratch memory
+    assert f"tensor<1x3x3x{transition.kernel.shape[-1]}xf32>, tensor<0xui8>, tensor<1x6x6x128xf32>)" in calls[1]
+
+
 def test_what_the_kernel_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_native, "why_missing", lambda *_: None)
 
@@ -457,8 +476,11 @@ def test_none_takes_the_kernel_and_vmap_keeps_one_call(gpu: jax.Device) -> None:
     mapped = jax.jit(jax.vmap(lambda x: jsc.dense_block(x, layers, precision="highest")))
     assert mapped.lower(images).as_text().count("@jsc_dense_block") == 1
     np.testing.assert_allclose(mapped(images), jnp.stack([plain(v, layers) for v in images]), rtol=1e-4, atol=1e-4)
-    many = function.lower(jnp.tile(x, (9, 1, 1, 1))).as_text()
-    assert ("jsc_dense_block" in many) == dense_blocks._has_warpgroups()
+    many = jnp.concatenate([x * (1 + image) for image in range(9)])
+    assert ("jsc_dense_block" in function.lower(many).as_text()) == dense_blocks._has_warpgroups()
+    transition = transition_values(Block("small", (1, 14, 14, 64), 2), np.float32)
+    found = jsc.dense_block(many, layers, transition=jax.tree.map(jnp.asarray, transition), precision="highest")
+    check_transition(np.asarray(found), np.asarray(plain(many, layers)), transition, 1e-5)
 
 
 def test_a_network_on_the_gpu(gpu: jax.Device) -> None:

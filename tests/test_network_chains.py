@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import PLATFORM
 from flax import nnx
-from test_segments import names, require_kernel, weights
+from test_segments import equations, names, require_kernel, weights
 
-from jax_sparse_conv import _native, layer_calls, models, segment_rules
+import jax_sparse_conv as jsc
+from jax_sparse_conv import _native, devices, layer_calls, models, segment_rules, segments
 from jax_sparse_conv.devices import Device
 from jax_sparse_conv.models.resnet import ResNet
 from jax_sparse_conv.models.vgg import VGG
@@ -67,6 +67,48 @@ def test_where_it_is_not(extension: None, model: ResNet, monkeypatch: pytest.Mon
         assert layers_of(model, image()) == apart
     monkeypatch.setattr(_native, "why_missing", lambda *_: "there is no kernel")
     assert layers_of(model, image()) == apart
+
+
+def test_fuse_takes_what_a_network_has_chosen(extension: None, model: ResNet) -> None:
+    """Asked for, a chain is made wherever it can be, also of a network that was traced under `jit` before."""
+    jitted = jax.jit(lambda x: model(x))
+    jax.eval_shape(jitted, image())
+    for function in (lambda x: model(x), jitted, lambda x: jnp.tanh(jitted(x))):
+        assert names(jsc.fuse(function), image())[:2] == CHAIN
+        (segment,) = (e for e in equations(jsc.fuse(function), image()) if e.primitive is segments.segment_p)
+        assert not segment.params["chosen"]
+    x = image()
+    np.testing.assert_allclose(jax.jit(jsc.fuse(model))(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_network_that_changes_when_it_runs_is_not_fused(extension: None) -> None:
+    class Dropping(ResNet):
+        def logits(self, x: jax.Array, **options: Any) -> jax.Array:
+            return self.drop(super().logits(x, **options))
+
+    class Watched(nnx.Linear):
+        def __call__(self, x: jax.Array) -> jax.Array:  # type: ignore[override]
+            self.sow(nnx.Intermediate, "x", x)
+            return super().__call__(x)
+
+    x = image()
+    training = ResNet((1, 2), 16, width=8, rngs=nnx.Rngs(0))
+    training.train()
+    before = jax.tree.leaves(nnx.state(training, nnx.BatchStat))
+    nnx.jit(lambda model, x: model(x))(training, x)
+    after = jax.tree.leaves(nnx.state(training, nnx.BatchStat))
+    assert not all(np.array_equal(old, new) for old, new in zip(before, after, strict=True))
+    dropping = Dropping((1, 2), 16, width=8, rngs=nnx.Rngs(0))
+    models.fold_batch_norm(dropping)
+    dropping.drop = nnx.Dropout(0.5, rngs=nnx.Rngs(1))
+    first, second = (nnx.jit(lambda model, x: model(x))(dropping, x) for _ in range(2))
+    assert not np.array_equal(first, second)
+    watched = network(implementation="direct")
+    watched.fc = Watched(64, 16, rngs=nnx.Rngs(2))  # type: ignore[assignment]
+    captured: Any = nnx.jit(lambda model, x: nnx.capture(model, nnx.Intermediate)(x))(watched, x)
+    assert jax.tree.leaves(captured[1])[0].shape == (1, 64)
+    outputs: Any = jax.jit(lambda x: nnx.capture(network(), nnx.Intermediate, method_outputs=nnx.Intermediate)(x))(x)
+    assert len(jax.tree.leaves(outputs[1])) > 10
 
 
 def test_named_layers_stay_apart(extension: None) -> None:
@@ -158,8 +200,7 @@ def test_on_the_gpu(model: ResNet, gpu: jax.Device) -> None:
     apart.fuses = False
     x = weights(0, 1, 64, 64, 3)
     chain, layers = (jax.jit(lambda x, m=m: m(x)) for m in (model, apart))
-    is_measured = _native.device_properties(0)["major"] == 9
+    is_measured = getattr(devices.known(), "capability", None) == (9, 0)
     assert (chain.lower(x).compile().as_text() or "").count('custom_call_target="jsc_segment"') == is_measured
     assert "jsc_segment" not in (layers.lower(x).compile().as_text() or "")
     np.testing.assert_allclose(chain(x), layers(x), rtol=2e-2, atol=2e-2 * float(jnp.abs(layers(x)).max()))
-    assert PLATFORM != "cpu"

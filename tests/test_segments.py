@@ -196,6 +196,7 @@ def small_resnet() -> Any:
 
     model = ResNet((1, 2), 10, width=8, rngs=nnx.Rngs(0))
     jsc.models.fold_batch_norm(model)
+    model.fuses = False  # without `fuse` it is what a chain is compared with
     return model
 
 
@@ -317,7 +318,7 @@ def test_a_network_on_the_gpu(dtype: str, precision: str, gpu: jax.Device) -> No
     nnx.update(model, jax.tree.map(lambda leaf: leaf.astype(dtype), nnx.state(model)))
     with jax.default_matmul_precision(precision):
         fused = jax.jit(jsc.fuse(model))
-        assert (fused.lower(x).compile().as_text() or "").count("jsc_segment") >= 1
+        assert (fused.lower(x).compile().as_text() or "").count('custom_call_target="jsc_segment"') == 1
         expected = np.asarray(jax.jit(lambda x: model(x))(x), np.float64)
         results = [np.asarray(fused(x), np.float64) for _ in range(20)]
     assert all(np.array_equal(result, results[0]) for result in results)

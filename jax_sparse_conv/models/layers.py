@@ -13,7 +13,7 @@ from flax import nnx
 from jax_sparse_conv import fusion, layer_calls, layers, ops, segment_rules
 from jax_sparse_conv import nnx as sparse_nnx
 from jax_sparse_conv.models.units import ConvUnit, Layer, PreActivation, dense_implementation, without_pool
-from jax_sparse_conv.nnx import SparseLinear
+from jax_sparse_conv.nnx import SparseConv, SparseConvPool, SparseLinear
 
 # Called before every layer with its name, the layer, its input and its residual.
 BeforeLayer: TypeAlias = Callable[[str, Layer, jax.Array, jax.Array | None], None]
@@ -28,7 +28,8 @@ class ConvNet(nnx.Module):
 
     Attributes:
       fuses: whether layers under `implementation=None` may run as one call where that is expected to be faster, as by
-        `jax_sparse_conv.fuse`: under `jit`, for few images, on GPUs that this was measured on. True unless it is set.
+        `jax_sparse_conv.fuse`: under `jit`, for few images, on GPUs that this was measured on. Without it dense blocks
+        run layer by layer too. True unless it is set.
     """
 
     fuses: bool = True
@@ -54,21 +55,26 @@ class ConvNet(nnx.Module):
         return self.logits(x, before_layer=before_layer)
 
     def logits(self, x: jax.Array, *, before_layer: BeforeLayer | None = None) -> jax.Array:
-        """As the network itself, layer by layer."""
+        """As the network itself, layer by layer: x [N, H, W, C] -> [N, num_classes]."""
         x = self.features(x, before_layer=before_layer)
         return run_layer("fc", self.fc, jnp.mean(x, axis=(1, 2)), before_layer=before_layer)
 
     def _may_fuse(self, x: jax.Array) -> bool:
         """Whether to trace the layers as a chain, which lowering may undo.
 
-        Only where a program is traced for x itself: derivatives and batches run layer by layer anyway.
+        Only where a program is traced for x itself, and where running the network changes nothing: no statistics,
+        random streams or captured values (`nnx.capture`), and all layers are this package's own.
         """
         if not self.fuses or type(x).__name__ != "DynamicJaxprTracer" or layer_calls.are_observed():
             return False
-        if x.ndim != 4 or not segment_rules.may_be_chosen(x):
+        if x.ndim != 4 or not segment_rules.may_be_chosen(x) or hasattr(self, "__captures__"):
             return False
-        layers = (layer.conv if isinstance(layer, ConvUnit) else layer for _, layer in self.named_layers())
-        return any(layer.implementation is None for layer in layers if not isinstance(layer, PreActivation))
+        layers = [layer.conv if type(layer) is ConvUnit else layer for _, layer in self.named_layers()]
+        if any(type(layer) not in (SparseConv, SparseConvPool, SparseLinear) for layer in layers):
+            return False
+        if jax.tree.leaves(nnx.state(self, nnx.Not(nnx.Param))):
+            return False
+        return any(layer.implementation is None for layer in layers)  # type: ignore[union-attr]
 
 
 def run_layer(
