@@ -12,13 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import oracle
+from blocks import BLOCKS, check_transition, transition_values, values
+from blocks import TOLERANCE as BLOCK_TOLERANCE
+from blocks import check as check_block
 from test_adaptive import BOTH, DENSE, SPARSE, adaptive
 from test_coo_star import SHAPES_AND_TILES, feature_map
 from test_coo_star import check as check_lists
 from test_counting import check_counts
-from test_dense_blocks import BLOCKS, check_transition, run, transition_values, values
-from test_dense_blocks import TOLERANCE as BLOCK_TOLERANCE
-from test_dense_blocks import check as check_block
+from test_dense_blocks import run
 from test_direct import LARGE_KINDS
 from test_kernels import TOLERANCE, call
 from test_segments import CASES, KINDS, LARGER, check
