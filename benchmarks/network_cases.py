@@ -30,6 +30,9 @@ Compiled: TypeAlias = dict[str, Any]  # side -> jax.stages.Compiled
 XLA, AUTO, FUSED, PLANNED = "xla", "auto", "fused", "planned"
 SIDES = (XLA, AUTO, FUSED, PLANNED)
 ALL = "all"  # where the sides take turns
+ARGUMENTS, CONSTANTS = "arguments", "constants"
+WEIGHTS = (ARGUMENTS, CONSTANTS)
+"""What a network's weights are to its program: `jax.jit(lambda weights, x: ...)` or `jax.jit(lambda x: model(x))`."""
 DUMPED = "_jsc_network_"
 """In the names of programs whose thunks are counted."""
 
@@ -46,6 +49,7 @@ class Case:
     network: str
     kind: str
     batch: int
+    weights: str = ARGUMENTS
 
     @property
     def name(self) -> str:
@@ -92,13 +96,19 @@ def measure(
     """The row of a case. `skipped` are sides that failed before, and why; `say` hears which side is compiled or run."""
     reasons = dict(skipped)
     sides = [side for side in case.sides(wanted, plans) if side not in reasons]
-    operands = {"profile": _operands(case, network, network.weights), "none": _operands(case, network, beside.weights)}
-    lowered = _lowered(case, network, sides, plans, operands["profile"][0], reasons)
-    functions, seconds = _compiled(case, lowered, reasons, say)
+    weights = {"profile": _cast(case, network.weights), "none": _cast(case, beside.weights)}
+    operands = {zeros: _operands(case, network, given) for zeros, given in weights.items()}
+    functions, seconds = _programs(case, network, sides, plans, weights["profile"], operands["profile"], reasons, say)
     results = _results(case, functions, operands["profile"][0], reasons, say)
     functions = {side: functions[side] for side in results}
+    without = functions
+    if case.weights == CONSTANTS:  # other weights, another program
+        without, _ = _programs(case, network, [*results], plans, weights["none"], operands["none"], reasons, say)
     say({"begin": case.name, "side": ALL})
-    times = {zeros: _times(functions, given, repeats) for zeros, given in operands.items()}
+    times = {
+        "profile": _times(functions, operands["profile"], repeats),
+        "none": _times(without, operands["none"], repeats),
+    }
     single = timing.blocked(functions, operands["profile"], repeats)
     say({"end": case.name, "side": ALL})
     floor = roofline(network, case, limits)
@@ -127,8 +137,8 @@ def _name(case: Case, side: str) -> str:
     return f"{case.kind}_{side}_{case.batch}{DUMPED}{case.network}"
 
 
-def _function(case: Case, network: Prepared, side: str, plan: Path | None) -> Any:
-    """The whole network as a jitted function of (weights, x)."""
+def _function(case: Case, network: Prepared, side: str, plan: Path | None, weights: list[jax.Array]) -> Any:
+    """The whole network as a jitted function of `_operands`."""
     chosen = None if plan is None else jsc.Plan.load(plan)
 
     def run(weights: list[jax.Array], x: jax.Array) -> Any:
@@ -141,33 +151,41 @@ def _function(case: Case, network: Prepared, side: str, plan: Path | None) -> An
             return model(x)
 
     run.__name__ = run.__qualname__ = _name(case, side)
-    return jax.jit(jsc.fuse(run) if side == FUSED else run)
+    function = jsc.fuse(run) if side == FUSED else run
+    if case.weights == CONSTANTS:
+        function = functools.wraps(run)(functools.partial(function, weights))
+    return jax.jit(function)
 
 
 def _operands(case: Case, network: Prepared, weights: list[jax.Array]) -> list[timing.Operands]:
+    """(weights, batch), or (batch,) where weights are constants, rotated so that no call finds its own in a cache."""
+    images = (network.batch(case.batch, shift).astype(KINDS[case.kind][0]) for shift in range(timing.ROTATIONS))
+    return [(x,) if case.weights == CONSTANTS else (weights, x) for x in images]
+
+
+def _cast(case: Case, weights: list[jax.Array]) -> list[jax.Array]:
     dtype = KINDS[case.kind][0]
-    cast = weights if dtype == "float32" else _cast(weights, dtype)
-    return [(cast, network.batch(case.batch, shift).astype(dtype)) for shift in range(timing.ROTATIONS)]
+    return weights if dtype == "float32" else _converted(weights, dtype)
 
 
 @functools.partial(jax.jit, static_argnums=1)  # one program: hundreds of small ones take seconds to compile
-def _cast(weights: list[jax.Array], dtype: str) -> list[jax.Array]:
+def _converted(weights: list[jax.Array], dtype: str) -> list[jax.Array]:
     return [leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf for leaf in weights]
 
 
-def _lowered(
-    case: Case, network: Prepared, sides: list[str], plans: Path | None, operands: timing.Operands,
-    reasons: dict[str, str],
-) -> dict[str, Any]:  # fmt: skip
-    """The programs as JAX hands them to XLA; why others have none goes into `reasons`."""
+def _programs(
+    case: Case, network: Prepared, sides: list[str], plans: Path | None, weights: list[jax.Array],
+    operands: list[timing.Operands], reasons: dict[str, str], say: Say,
+) -> tuple[Compiled, dict[str, float]]:  # fmt: skip
+    """The sides' programs for these weights, compiled; why others have none goes into `reasons`."""
     lowered = {}
     for side in sides:
         path = case.plan(plans) if side == PLANNED else None
         try:
-            lowered[side] = _function(case, network, side, path).lower(*operands)
+            lowered[side] = _function(case, network, side, path, weights).lower(*operands[0])
         except ValueError as error:
             reasons[side] = _short(error)
-    return lowered
+    return _compiled(case, lowered, reasons, say)
 
 
 def _results(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.network_cases import XLA, Row
+from benchmarks.network_cases import ARGUMENTS, XLA, Row
 from benchmarks.paper.experiment import aligned
 
 _HEADER = (
@@ -22,8 +22,8 @@ def of_files(paths: Sequence[Path]) -> dict[str, Any]:
     for path, content in zip(paths, contents, strict=True):
         if "runs" not in content:
             raise ValueError(f"--merge {path}: not a file that benchmarks.networks --json has written")
-    for key in ("device", "repeats", "quick", "versions", "gpu_driver"):
-        found = [{**content.get("environment", {}), **content}.get(key) for content in contents]
+    for key in ("device", "repeats", "quick", "weights", "versions", "gpu_driver"):
+        found = [{"weights": ARGUMENTS, **content.get("environment", {}), **content}.get(key) for content in contents]
         if found.count(found[0]) != len(found):
             raise ValueError(f"--merge: the files differ in {key}: {found}")
     runs: dict[str, dict[str, Row]] = {}
@@ -79,7 +79,7 @@ def table(rows: Sequence[Row]) -> str:
     "XLA/" is XLA's time over the side's, "at 0 %" the same without zeros: what stays of the gain there is not from
     zeros. "roof %" is the share of the side's time that moving the bytes or doing the dense operations must take.
     Custom calls are the package's ("native") and others, cuDNN's and cuBLAS's; launches are what the host starts, 1
-    where all is one command buffer; MB are weights, image, result and what the program needs beside them.
+    where all is one command buffer; MB are weights that are arguments, image, result and what the program needs.
     """
     lines = [list(_HEADER)]
     for row in rows:

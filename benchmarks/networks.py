@@ -8,8 +8,10 @@
 Sides: "xla" is the same network in dense XLA, "auto" is `implementation=None`, "fused" is that under `jsc.fuse` (up to
 8 images), "planned" is the plan that `--plans FOLDER` holds as NETWORK_KIND_BATCH.json. Batch norm is folded on all of
 them, weights are seeded, their zeros those of a trained network, and once more with biases so high that no ReLU clips
-anything: a gain that stays there is not from zeros. Sides take turns on rotated images, calls are dispatched without
-waiting, times are medians per call (those of calls that are waited for one by one are in --json, "latency_us").
+anything: a gain that stays there is not from zeros. With `--weights constants` weights are constants of the program, as
+in `jax.jit(lambda x: model(x))`: a call then hands over one array, not hundreds. Sides take turns on rotated images,
+calls are dispatched without waiting, times are medians per call (those of calls that are waited for one by one are in
+--json, "latency_us").
 
 Every network runs in a process of its own, and what XLA tunes is compiled alone. If the process dies, the side that it
 was at is recorded as skipped and the rest goes on in another. Where JAX_COMPILATION_CACHE_DIR is set, later processes
@@ -35,7 +37,18 @@ from typing import Any
 
 from benchmarks import command, network_rows, prepared
 from benchmarks.cases import KINDS
-from benchmarks.network_cases import ALL, DUMPED, SIDES, Case, Limits, Row, flags_label, measure
+from benchmarks.network_cases import (
+    ALL,
+    ARGUMENTS,
+    DUMPED,
+    SIDES,
+    WEIGHTS,
+    Case,
+    Limits,
+    Row,
+    flags_label,
+    measure,
+)
 from jax_sparse_conv import environment, models
 
 NETWORKS = ("vgg19", "resnet50", "densenet121", "regnetx_16gf")
@@ -76,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--cases", default="", help="regular expression: only cases NETWORK/KIND/BATCH in which it is found")
     add("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     add("--plans", type=Path, help="folder of plans, NETWORK_KIND_BATCH.json")
+    add("--weights", choices=WEIGHTS, default=ARGUMENTS, help="of each call, or constants of the program")
     add("--prepared", type=Path, help="keep networks with their weights here, for the next run")
     add("--prepare", action="store_true", help="only build the networks of --prepared, on the CPU")
     add("--repeats", type=int, default=30)
@@ -100,7 +114,7 @@ def _check(options: argparse.Namespace) -> None:
 
 def _cases(options: argparse.Namespace) -> list[Case]:
     every = itertools.product(options.networks, options.batch, options.kinds)
-    cases = [Case(network, kind, batch) for network, batch, kind in every]
+    cases = [Case(network, kind, batch, options.weights) for network, batch, kind in every]
     return [case for case in cases if re.search(options.cases, case.name)]
 
 
@@ -114,7 +128,7 @@ def _progress(text: str) -> None:
 def _measured(options: argparse.Namespace, arguments: Sequence[str]) -> dict[str, Any]:
     cases = _cases(options)
     content: dict[str, Any] = {"command": command.portable(_MODULE, arguments), "repeats": options.repeats, "rows": []}
-    content |= {"quick": options.quick, "runs": {}}
+    content |= {"weights": options.weights, "quick": options.quick, "runs": {}}
     with tempfile.TemporaryDirectory() as folder:
         options.prepared = options.prepared or Path(folder) / "networks"
         _prepare(options)
@@ -179,7 +193,7 @@ def _described(case: Case) -> Row:
 def _line(options: argparse.Namespace, spec: Mapping[str, Any]) -> list[str]:
     """The command of a process that does what `spec` says."""
     line = [sys.executable, "-m", _MODULE, "--child", json.dumps(spec), "--repeats", str(options.repeats)]
-    line += ["--prepared", str(options.prepared), "--sides", *options.sides]
+    line += ["--prepared", str(options.prepared), "--weights", options.weights, "--sides", *options.sides]
     line += ["--plans", str(options.plans)] if options.plans else []
     return [*line, "--quick"] if options.quick else line
 
@@ -240,7 +254,7 @@ def _child(options: argparse.Namespace, spec: Mapping[str, Any]) -> int:
     say({"header": {**environment.describe_run(), "limits": {**vars(limits)}}})
     for name in spec["cases"]:
         parts = name.split("/")
-        case = Case(parts[0], parts[1], int(parts[2]))
+        case = Case(parts[0], parts[1], int(parts[2]), options.weights)
         skipped = spec["skipped"].get(name, {})
         row = measure(
             case, network, beside, tuple(options.sides), skipped, say,

@@ -84,6 +84,22 @@ def test_networks_writes_a_row_for_every_case(tmp_path: Path, capsys: pytest.Cap
     assert "one.json: not a file that benchmarks.networks --json has written" in capsys.readouterr().err
 
 
+def test_weights_can_be_constants_of_the_program(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    kept = ["--prepared", str(tmp_path / "networks")]
+    files = [tmp_path / name for name in ("constants.json", "arguments.json")]
+    assert networks.main([*NETWORK, *kept, "--weights", "constants", "--json", str(files[0])]) == 0
+    content = json.loads(files[0].read_text("utf-8"))
+    (row,) = content["runs"]["default"]
+    assert content["weights"] == row["weights"] == "constants"
+    assert set(row["us"]) == set(row["no_zeros_us"]) == {"xla", "auto", "fused"}
+    assert max(row["error"].values()) < (1e-5 if _on_cpu() else 5e-2)
+    weight_bytes = sum(leaf.nbytes for leaf in prepared.load("resnet50", tmp_path / "networks", quick=True).weights)
+    assert all(memory["argument"] < weight_bytes for memory in row["memory"].values())
+    files[1].write_text(json.dumps({key: value for key, value in content.items() if key != "weights"}))
+    assert networks.main(["--merge", *map(str, files), "--json", str(tmp_path / "both.json")]) == 1
+
+
 def test_a_plan_is_a_side(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     network = prepared.load("resnet50", tmp_path, quick=True)
