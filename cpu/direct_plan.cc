@@ -22,10 +22,13 @@ int64_t ChunkChannels(const ConvArgs& a, const Machine& machine, int64_t block_b
   return std::min(fit >= 8 ? fit / 8 * 8 : fit, std::max<int64_t>(1, a.group_channels));
 }
 
-// Results of the convolution along one axis that `count` results need, pooled ones where there is a pool.
+// Results of the convolution along one axis that `count` results need, pooled ones where there is a pool. Rows go on
+// through the images of a stack, as those of a tile do.
 int64_t ConvResults(const ConvArgs& a, int axis, int64_t count) {
-  const int64_t span = (count - 1) * a.window_stride[axis] + a.window[axis];
-  return std::clamp<int64_t>(span, 1, std::max<int64_t>(1, a.conv_size[axis]));
+  const int64_t size = std::max<int64_t>(1, a.conv_size[axis]), whole = std::max<int64_t>(1, a.out_size[axis]);
+  const int64_t images = count / whole, rest = count % whole;
+  const int64_t span = rest > 0 ? std::min(size, (rest - 1) * a.window_stride[axis] + a.window[axis]) : 0;
+  return std::max<int64_t>(1, images * size + span);
 }
 
 double TaskCycles(const ConvArgs& a, const ConvPlan& p, double lanes) {

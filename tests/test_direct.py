@@ -236,3 +236,20 @@ def test_direct_of_tiny_values() -> None:
         x = np.full((1, 4, 4, 32), 1.7 * 2.0**exponent, np.float32)
         result = np.asarray(jsc.conv(x, kernel, precision="highest", implementation="direct"), np.float64)
         np.testing.assert_allclose(result, 32 * float(x.flat[0]) * 2.0**96, rtol=tolerance)
+
+
+@pytest.mark.skipif(PLATFORM != "cpu", reason="only the CPU's kernels look at x before they choose a loop")
+@pytest.mark.parametrize("images", [1, 3, 8])
+def test_none_skips_zeros_in_batches(images: int) -> None:
+    """Loops add in different orders: the bits of the result say which of them ran."""
+    require("ecr", "float32")
+    rng = np.random.default_rng(images)
+    shape = (images, 14, 14, 64)
+    x = jnp.asarray(np.where(rng.random(shape) < 0.85, 0, rng.standard_normal(shape)), jnp.float32)
+    kernel = jnp.asarray(rng.standard_normal((3, 3, 64, 64)), jnp.float32)
+    results = {
+        name: np.asarray(jax.jit(functools.partial(jsc.conv, kernel=kernel, padding=1, implementation=name))(x))
+        for name in (None, "ecr", "direct")
+    }
+    assert not np.array_equal(results["ecr"], results["direct"])
+    assert np.array_equal(results[None], results["ecr"])
