@@ -12,7 +12,8 @@ fails:
    of the layers, which a wrong stride, padding or order of channels does not survive;
 3. with `sparsity.csv`, zero fractions of the layers' inputs within 0.005 of it (all its images).
 
-With `--repeats N` both sides are timed as well, image by image, their weights constants of the jitted program.
+With `--repeats N` both sides are timed as well, `--batch` images at a time, their weights constants of the jitted
+program.
 """
 
 from __future__ import annotations
@@ -85,6 +86,8 @@ def _run(options: argparse.Namespace, command_line: str) -> list[str]:
     source = SOURCES[options.network]
     weights = options.data / source.weights
     images = read_images(options.data, source.weights)
+    if not 1 <= options.batch <= len(images):
+        raise ValueError(f"--batch {options.batch} must be 1 to {len(images)}, the photographs in {IMAGES}")
     model = models.build(options.network, precision="highest", rngs=nnx.Rngs(0))
     loaded = models.load_weights(model, weights, partial=True)
     if loaded.convention != "keras":
@@ -94,7 +97,9 @@ def _run(options: argparse.Namespace, command_line: str) -> list[str]:
     correlations = correlate(model, means, weights)
     difference = compare(model, x, options.implementation, source.features)
     zero_differences = compare_zeros(zeros, options.data / "sparsity.csv", options.network)
-    times = time_both(model, x, options.implementation, source.features, options.repeats) if options.repeats else None
+    times = None
+    if options.repeats:
+        times = time_both(model, x, options.implementation, source.features, options.repeats, options.batch)
     result = environment.describe_run() | {
         "command": command_line,
         "network": options.network,
@@ -184,8 +189,9 @@ def time_both(
     implementation: str | None,
     features: Callable[..., jax.Array],
     repeats: int,
+    batch: int = 1,
 ) -> dict[str, float]:
-    """Microseconds of one image, dense and sparse, to the last feature map, and their ratio."""
+    """Microseconds of so many images, dense and sparse, to the last feature map, and their ratio."""
     functions = {}
     for side, name in (("dense", "xla"), ("sparse", implementation)):
         models.set_network_implementation(model, name)
@@ -195,10 +201,10 @@ def time_both(
             return features(nnx.merge(graph, state), image)
 
         functions[side] = jax.jit(forward)
-    operands = [(x[index : index + 1],) for index in range(min(len(x), timing.ROTATIONS))]
+    operands = [(jnp.roll(x, -index, axis=0)[:batch],) for index in range(min(len(x), timing.ROTATIONS))]
     found = timing.per_call(functions, operands, repeats)
     times = {f"{side}_us": timed.microseconds for side, timed in found.items()}
-    return times | {"ratio": found["dense"].median / found["sparse"].median}
+    return times | {"batch": batch, "ratio": found["dense"].median / found["sparse"].median}
 
 
 def compare_zeros(zeros: dict[str, jax.Array], table: Path, network: str) -> dict[str, float]:
@@ -230,7 +236,7 @@ def report(result: dict[str, Any], missing: tuple[str, ...]) -> list[str]:
     print(f"largest difference from the table of zero fractions: {furthest:.4f} ({len(differences)} layers)")
     print(f"relative Frobenius difference of the last feature map: {difference:.2e}")
     if times := result["times"]:
-        print("one image: {dense_us:.0f} us dense, {sparse_us:.0f} us sparse, ratio {ratio:.2f}".format(**times))
+        print("{batch} at a time: {dense_us:.0f} us dense, {sparse_us:.0f} us sparse, ratio {ratio:.2f}".format(**times))
     checks = (
         (difference <= MOST_DIFFERENCE, f"dense and sparse differ by {difference:.2e}, more than {MOST_DIFFERENCE}"),
         (above >= LEAST_SHARE * len(correlations), f"only {above} of {len(correlations)} batch norms correlate"),
@@ -245,6 +251,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--network", choices=SOURCES, default="resnet50")
     parser.add_argument("--json", type=Path, help="write the result here")
     parser.add_argument("--repeats", type=int, default=0, help="samples for the time of each side; 0 times nothing")
+    parser.add_argument("--batch", type=int, default=1, help="images of a call that is timed")
     parser.add_argument(
         "--implementation",
         type=lambda name: None if name == "auto" else name,
