@@ -236,7 +236,7 @@ def report(result: dict[str, Any], missing: tuple[str, ...]) -> list[str]:
     print(f"largest difference from the table of zero fractions: {furthest:.4f} ({len(differences)} layers)")
     print(f"relative Frobenius difference of the last feature map: {difference:.2e}")
     if times := result["times"]:
-        print("{batch} at a time: {dense_us:.0f} us dense, {sparse_us:.0f} us sparse, ratio {ratio:.2f}".format(**times))
+        print("{batch} at once: {dense_us:.0f} us dense, {sparse_us:.0f} us sparse, ratio {ratio:.2f}".format(**times))
     checks = (
         (difference <= MOST_DIFFERENCE, f"dense and sparse differ by {difference:.2e}, more than {MOST_DIFFERENCE}"),
         (above >= LEAST_SHARE * len(correlations), f"only {above} of {len(correlations)} batch norms correlate"),
