@@ -5,7 +5,8 @@
     python -m benchmarks.zoo --networks resnet50 --plan resnet50.json --json results.json
     python -m benchmarks.zoo --networks regnetx_16gf --kinds default bfloat16 --zeros none --also direct --json gpu.json
     python -m benchmarks.zoo --networks vgg19 --batch 1 8 --zeros none 50 95 profile --json gpu.json
-    python -m benchmarks.zoo --list results.json
+    python -m benchmarks.zoo --kinds default highest --batch 8 32 --part 1 2 --seconds 300 --again 30 --json first.json
+    python -m benchmarks.zoo --list first.json second.json
 
 Layers are those of `models.NETWORKS` with folded batch norms, equal ones once, each at 0 % zeros and with as many as
 the networks' sparsity profiles give its input (the fewest of them), in patches as in `jax_sparse_conv.models.profile`
@@ -15,9 +16,11 @@ same (with `--also` it is, beside what None could take). One whose kernels skip 
 first of the zeros only. Timing is `jax_sparse_conv.timing.per_call`; implementations that `--also` names take turns
 with both sides. What comes out below 0.97, by the median and by the best times, is timed again, longer, when everything
 else is done, and is a loss if it does so three times: other work on the machine lasts for seconds and meets the side
-that uses more threads. A run takes up where the file's last one stopped, but for rows for which None takes something
-else by now, and `--seconds` ends it early ("left" in the file: how many rows are missing); the most frequent layers
-come first.
+that uses more threads. What fails, as XLA's own convolutions do in some command buffers, is listed with the reason.
+A run takes up where the file's last one stopped, but for rows for which None takes something else by now, and
+`--seconds` ends it early ("left" in the file: how many rows are missing), with `--again` of them kept for what seems to
+lose. Kinds and batches come in the order given, of each the most frequent layers first. `--part 1 2` and `--part 2 2`
+are for two GPUs, with a file each; `--list` takes both.
 
 With `--plan`, what `jax_sparse_conv calibrate` wrote for the one network runs in the place of None, on the profile's
 zeros alone and for the layers that the plan does not leave to XLA.
@@ -34,9 +37,9 @@ import math
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +57,9 @@ LEAST = 0.97
 LAYER_KINDS = KINDS | {"float16": ("float16", None)}
 _LONGER = 4  # times as many repeats where a layer seems to lose
 _ROUNDS = 3
+_WRITE_SECONDS = 2.0  # between two versions of the file
 _USERS = 3  # layers of a kind that are named
+_Wanted: TypeAlias = tuple[Call, tables.Row]  # a call, and what is known of one of its rows before it is timed
 _TARGET = re.compile(r"@jsc_(\w+)")
 _SKIPS_NOTHING = ("direct",)  # implementations whose time does not depend on zeros
 _COLUMNS = (
@@ -77,8 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         if options.list:
-            rows = [row for path in options.list for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
-            print(summary(rows))
+            print(summary(_read(options.list)))
             return 0
         command.check_folder("--json", options.json)
         content = _content(options, command.portable("benchmarks.zoo", arguments))
@@ -97,21 +101,46 @@ def losses(rows: Sequence[tables.Row]) -> list[tables.Row]:
 
 
 def summary(rows: Sequence[tables.Row]) -> str:
-    """What loses, and the distribution of the ratios."""
+    """What loses, and the distribution of the ratios by kind and batch."""
     timed, lost = _timed(rows), losses(rows)
     lines = [tables.aligned([row | {"first": row["users"][0]} for row in lost], _COLUMNS)] if lost else []
-    for label, chosen in (
-        ("0 % zeros", [row for row in timed if not row["zeros_target"]]),
-        ("other zeros", [row for row in timed if row["zeros_target"]]),
-    ):
-        found = sorted(row["ratio"] for row in chosen)
-        if found:
-            mean = timing.geometric_mean(found)
-            lines.append(f"{len(found)} at {label}: least {found[0]:.2f}, geometric mean {mean:.2f}")
+    grouped: dict[tuple[Any, ...], list[tables.Row]] = {}
+    for row in timed:
+        zeros = "other zeros" if row["zeros_target"] else "0 % zeros"
+        grouped.setdefault((_kind(row), row["batch"], zeros), []).append(row)
+    for (kind, batch, zeros), chosen in grouped.items():
+        found = [row["ratio"] for row in chosen]
+        lines.append(
+            f"{kind}, batch {batch}, {len(found)} at {zeros}: least {min(found):.2f}, "
+            f"geometric mean {timing.geometric_mean(found):.2f}, {len(losses(chosen))} below {LEAST}"
+        )
     lines.append(f"{len(lost)} of {len(timed)} below {LEAST}")
-    if len(rows) > len(timed):
-        lines.append(f"{len(rows) - len(timed)} more are XLA's own operation")
+    lines += [f"{row['call']} failed: {row['failed']}" for row in rows if "failed" in row]
+    are_xlas = sum(row["implementation"] == "xla" for row in rows)
+    if are_xlas:
+        lines.append(f"{are_xlas} more are XLA's own operation")
     return "\n".join(lines)
+
+
+def _kind(row: tables.Row) -> str:
+    dtype, precision = (_field(row["details"], name) for name in ("dtype", "precision"))
+    return precision if dtype == "float32" else dtype
+
+
+def _field(details: str, name: str) -> str:
+    found = re.search(rf"\b{name}='(\w+)'", details)
+    assert found, details
+    return found[1]
+
+
+def _read(paths: Sequence[Path]) -> list[tables.Row]:
+    """The rows of files, of those of the same call and zeros the one that was timed, and the last of those."""
+    rows: dict[tuple[Any, ...], tables.Row] = {}
+    for path in paths:
+        for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
+            if "ratio" in row or "ratio" not in rows.get(_key(row), {}):
+                rows[_key(row)] = row
+    return list(rows.values())
 
 
 def _timed(rows: Sequence[tables.Row]) -> list[tables.Row]:
@@ -130,57 +159,84 @@ def _content(options: argparse.Namespace, line: str) -> dict[str, Any]:
 
 def _measure_all(options: argparse.Namespace, content: dict[str, Any]) -> int:
     """Add a row for everything that the file lacks; returns how many did not fit into the time."""
-    end = time.monotonic() + options.seconds
+    start = written = time.monotonic()
     planned = _planned(options.plan)
     rows = {_key(row): row for row in content["rows"]}
-    waiting = {
-        _key(about): (layer.call, about)
-        for layer in _chosen(options)
-        for about in _about(layer, options, planned)
-        if planned is None or planned.get(layer.call, "xla") != "xla"
-    }
+    waiting = _waiting(options, planned)
     for key, (_, about) in waiting.items():
         row = rows.get(key, about)
         if about["implementation"] != row["implementation"] or (options.also and "ratio" not in row):
             rows.pop(key, None)  # None takes something else by now
     if not options.also:
         rows |= {key: about for key, (_, about) in waiting.items() if about["implementation"] == "xla"}
-    content["rows"] = list(rows.values())
+    left = 0
     for round_ in range(_ROUNDS):
         due = [key for key in waiting if _is_due(rows.get(key), round_)]
-        for position, key in enumerate(due):
-            content["left"] = len(due) - position
-            if time.monotonic() > end:
-                _write(options, content)
-                return len(due) - position
-            call, about = waiting[key]
-            repeats = options.repeats * (_LONGER if round_ else 1)
-            requested = planned and planned[call]
-            found = _measure(call, about["zeros_target"], requested, options.also, options.weights, repeats)
-            rows[key] = row = about | {"rounds": round_ + 1} | found
-            print(
-                f"{row['call']}, {row['zeros_target']} %: {row['ratio']:.2f} ({row['best_ratio']:.2f})", file=sys.stderr
-            )
-            content["rows"] = list(rows.values())
-            content["left"] -= 1
-            _write(options, content)
-    _write(options, content)
-    return 0
+        end = start + options.seconds - (0 if round_ else options.again)
+        while due and time.monotonic() <= end:
+            key = due.pop(0)
+            next_ = waiting[due[0]] if due else None
+            rows[key] = {"rounds": round_ + 1} | _row(options, planned, *waiting[key], round_, next_)
+            if time.monotonic() > written + _WRITE_SECONDS:
+                written = time.monotonic()
+                _write(options, content, rows, left + len(due))
+        left += len(due)
+    _write(options, content, rows, left)
+    return left
 
 
-def _write(options: argparse.Namespace, content: dict[str, Any]) -> None:
+def _waiting(options: argparse.Namespace, planned: dict[Call, str] | None) -> dict[tuple[Any, ...], _Wanted]:
+    return {
+        _key(about): (layer.call, about)
+        for layer in _chosen(options)
+        for about in _about(layer, options, planned)
+        if planned is None or planned.get(layer.call, "xla") != "xla"
+    }
+
+
+def _row(
+    options: argparse.Namespace,
+    planned: dict[Call, str] | None,
+    call: Call,
+    about: tables.Row,
+    round_: int,
+    next_: _Wanted | None,
+) -> tables.Row:
+    """A row of times, or of why there are none."""
+    repeats = options.repeats * (_LONGER if round_ else 1)
+    requested = planned and planned[call]
+    beside = next_ and functools.partial(zoo_layers.profile_map, next_[0].x_shape, next_[1]["zeros_target"], 0)
+    try:
+        found = _measure(call, about["zeros_target"], requested, options.also, options.weights, repeats, beside)
+    except jax.errors.JaxRuntimeError as error:
+        found = {"failed": " ".join(str(error).split())[:200]}
+    row = about | found
+    said = row.get("failed") or f"{row['ratio']:.2f} ({row['best_ratio']:.2f})"
+    print(f"{_kind(row)}, {row['call']}, {row['zeros_target']} %: {said}", file=sys.stderr)
+    return row
+
+
+def _write(
+    options: argparse.Namespace, content: dict[str, Any], rows: dict[tuple[Any, ...], tables.Row], left: int
+) -> None:
+    content["rows"], content["left"] = list(rows.values()), left
     if options.json:
         options.json.write_text(_text(content), encoding="utf-8")
 
 
 def _chosen(options: argparse.Namespace) -> Iterator[ZooLayer]:
-    """The layers to be timed, of every batch and kind the most frequent ones first."""
-    for batch, kind in itertools.product(options.batch, options.kinds):
+    """The layers to be timed, of every kind and batch the most frequent ones first."""
+    part, parts = options.part
+    found = (layer for layer in _layers(options) if re.search(options.calls, layer.call.describe()))
+    return itertools.islice(found, part - 1, None, parts)
+
+
+def _layers(options: argparse.Namespace) -> Iterator[ZooLayer]:
+    for kind, batch in itertools.product(options.kinds, options.batch):
         dtype, precision = LAYER_KINDS[kind]
         for layer in sorted(zoo_layers.layers_of(tuple(options.networks), batch), key=lambda layer: -len(layer.users)):
             call = dataclasses.replace(layer.call, dtype=dtype, precision=precision or layer.call.precision)
-            if re.search(options.calls, call.describe()):
-                yield dataclasses.replace(layer, call=call)
+            yield dataclasses.replace(layer, call=call)
 
 
 def _about(
@@ -225,7 +281,7 @@ def _text(content: dict[str, Any]) -> str:
 def _is_due(row: tables.Row | None, round_: int) -> bool:
     """Whether to time a row in this round: all in the first one, what has lost in all so far in the others."""
     if row is None or round_ == 0:
-        return row is None
+        return row is None and round_ == 0
     return row.get("rounds") == round_ and bool(losses([row]))
 
 
@@ -241,13 +297,20 @@ def _planned(path: Path | None) -> dict[Call, str] | None:
 
 
 def _measure(
-    call: Call, zeros: int, implementation: str | None, also: Sequence[str], weights: str, repeats: int
+    call: Call,
+    zeros: int,
+    implementation: str | None,
+    also: Sequence[str],
+    weights: str,
+    repeats: int,
+    beside: Callable[[], Any] | None = None,
 ) -> tables.Row:
+    """Times of all sides; `beside` is done while other sides than XLA's compile."""
     functions, operands = _sides(call, zeros, implementation, also, weights)
-    jobs = [
+    jobs: list[tuple[Callable[[], Any], bool]] = [
         (functools.partial(timing.compile_ahead, each, operands), name == "xla") for name, each in functions.items()
     ]
-    list(timing.compile_each(jobs))
+    list(timing.compile_each(jobs if beside is None else [*jobs, (beside, False)]))
     times = timing.per_call(functions, operands, repeats)
     row: tables.Row = {"zeros_percent": 100 * float(np.mean(np.asarray(operands[0][0]) == 0))}
     row |= {f"{side}_us": found.microseconds for side, found in times.items()}
@@ -288,7 +351,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--plan", type=Path, help="a plan of the network, whose choices take None's place")
     add("--repeats", type=int, default=5)
     add("--seconds", type=float, default=math.inf, help="stop after this time; run again to go on")
-    add("--json", type=Path, help="read first, where it is there, and written after each layer")
+    add("--again", type=float, default=0.0, help="of these, seconds kept for what seems to lose")
+    add("--part", type=int, nargs=2, default=(1, 1), metavar=("I", "N"), help="the I-th call of every N")
+    add("--json", type=Path, help="read first, where it is there, and written every few seconds")
     add("--list", type=Path, nargs="+", help="print what loses in these files and measure nothing")
     return parser
 

@@ -9,7 +9,7 @@ import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -85,10 +85,12 @@ def _calls(name: str) -> list[tuple[Call, str, float]]:
 # --- operands --------------------------------------------------------------------------------------------------------
 
 
-def profile_map(shape: Sequence[int], zeros: float, seed: int) -> data.Map:
+@functools.lru_cache(maxsize=4)
+def profile_map(shape: tuple[int, ...], zeros: float, seed: int) -> data.Map:
     """Non-negative values [N, H, W, C] or [..., C] with `zeros` percent of zeros.
 
-    In a map they lie in patches, and channels differ in them as in `jax_sparse_conv.models.profile`.
+    In a map they lie in patches, and channels differ in them as in `jax_sparse_conv.models.profile`. The same array for
+    the same arguments: not to be written to.
     """
     images = max(1, _MAP_ELEMENTS // math.prod(shape[1:]))
     if len(shape) == 4 and images < shape[0]:
@@ -109,7 +111,7 @@ def profile_map(shape: Sequence[int], zeros: float, seed: int) -> data.Map:
     return np.where(is_zero, np.float32(0), np.abs(field) + np.float32(1e-3))
 
 
-def _normal(shape: Sequence[int], seed: int) -> data.Map:
+def _normal(shape: tuple[int, ...], seed: int) -> data.Map:
     """Normal values, which repeat in large arrays."""
     return np.resize(_normal_block(seed), shape)
 

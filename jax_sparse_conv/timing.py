@@ -228,7 +228,7 @@ def geometric_mean(values: Iterable[float]) -> float:
     return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=4096)
 def _chain(function: Function) -> Function:
     """Many calls of a function in one jit; the same object for the same function, so that it compiles once."""
 

@@ -302,6 +302,37 @@ def test_zoo_times_what_is_xlas_beside_what_none_could_take(tmp_path: Path) -> N
     assert row["direct_us"] > 0
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="a benchmark of the CPU")
+def test_zoo_deals_out_calls_and_lists_what_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [tmp_path / "first.json", tmp_path / "second.json"]
+    options = ["--networks", "lenet5", "--weights", "packed", "--repeats", "1", "--zeros", "none"]
+    for part, path in enumerate(paths, 1):
+        assert zoo.main([*options, "--part", str(part), "2", "--seconds", "0", "--json", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert "2 left to be timed" in printed
+    assert "1 more are XLA's own operation" in printed
+
+    def fails(*_: Any) -> dict[str, Any]:
+        raise jax.errors.JaxRuntimeError("INTERNAL: status\n5003")
+
+    assert zoo.main([*options, "--part", "1", "2", "--json", str(paths[0])]) == 0
+    monkeypatch.setattr(zoo, "_measure", fails)
+    assert zoo.main([*options, "--json", str(paths[1])]) == 0
+    assert "failed: INTERNAL: status 5003" in capsys.readouterr().out
+    rows = json.loads(paths[1].read_text())["rows"]
+    assert sorted(row["users"] for row in rows) == [
+        [f"lenet5/{name}"] for name in ("conv1", "conv2", "fc1", "fc2", "fc3")
+    ]
+    assert zoo.main(["--list", *map(str, paths)]) == 0
+    listed = capsys.readouterr().out
+    assert "default, batch 1, 2 at 0 % zeros: least" in listed
+    assert listed.count(" failed: ") == 2
+    assert zoo.main(["--list", *map(str, reversed(paths))]) == 0
+    assert capsys.readouterr().out == listed
+
+
 def test_zoo_layers_are_distinct_and_know_their_users() -> None:
     found = zoo_layers.layers_of(("vgg19", "vgg19_bn"), 1)
     assert len(found) == 15  # of 19
