@@ -32,21 +32,19 @@ inline void MultiplyAdds(int64_t rounds) {
   }
 }
 
-// As the loop of pixel_rows.h has them: an entry's value and offset are read, then kLimitTaps rows of weights. rows:
-// for each entry kLimitTaps vectors.
+// As the loop of pixel_rows.h has them: an entry is a bit and a value, then kLimitTaps rows of weights. rows: for each
+// entry kLimitTaps vectors.
 inline void LoadedMultiplyAdds(const char* rows, int64_t rounds) {
   float values[kLimitEntries];
-  uint32_t offsets[kLimitEntries];
-  for (int i = 0; i < kLimitEntries; ++i) {
-    values[i] = 0.5f;
-    offsets[i] = static_cast<uint32_t>(i * kLimitTaps * kVectorBytes);
-  }
+  for (float& value : values) value = 0.5f;
   Vector<float> sums[kLimitTaps] = {};
   for (int64_t round = 0; round < rounds; ++round) {
-    asm volatile("" : : : "memory");
-    for (int i = 0; i < kLimitEntries; ++i) {
-      const float value = values[i];
-      const char* row = rows + offsets[i];
+    uint64_t bits = (uint64_t{1} << kLimitEntries) - 1;
+    asm volatile("" : "+r"(bits) : : "memory");
+    for (; bits != 0; bits &= bits - 1) {
+      const int64_t channel = __builtin_ctzll(bits);
+      const float value = values[channel];
+      const char* row = rows + channel * kLimitTaps * kVectorBytes;
       asm("" : "+r"(row));
 #pragma GCC unroll 16
       for (int tap = 0; tap < kLimitTaps; ++tap) sums[tap] += value * LoadAs<Vector<float>>(row + tap * kVectorBytes);

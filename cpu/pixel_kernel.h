@@ -6,8 +6,8 @@
 //   sides likewise.
 // Layout: a slice is [chunk channels, kh * kw, block], so that all rows of an entry follow each other. Sums are
 //   [places, block] for each block, see sums_layout.h.
-// Why this tiling: an entry costs a load for each multiply-add and two more, where conv_kernel.h has two more for each
-//   kernel element, and its list serves kh * kw windows, so there is nothing to copy for each of them. Sixteen output
+// Why this tiling: an entry costs a load for each multiply-add and one more, where conv_kernel.h has two more for each
+//   kernel element, and its bit serves kh * kw windows, so there is nothing to copy for each of them. Sixteen output
 //   channels make lists longer for the same slice in L1, so that loading and storing sums is shared by more entries:
 //   that is how a packed kernel lies. Where it is packed here, in each call, blocks are 128 bytes wide, which is what
 //   the outer cache gives in one piece. A row of sums is zeroed just before it is added to for the first time and
@@ -97,13 +97,19 @@ struct PixelBuffers {
 
 constexpr int64_t kPlacesBeyond = 4;  // that SweepRow reads and does not use
 
+// Whether lists have the values of the non-zeros, or x is read for them, which must be of the type of sums then.
+template <typename T>
+inline bool IsCopied(const ConvTask& task) {
+  return task.plan->copied || sizeof(T) != sizeof(Accumulator<T>);
+}
+
 // Blocks that take their turns at each chunk.
 inline int64_t BlocksTogether(const ConvTask& task) {
   return Min(task.block_end - task.block_begin, task.plan->sweep_blocks);
 }
 
 // The lists come first: they stay where they are from one task of a tile to the next.
-template <typename A>
+template <typename T, typename A = Accumulator<T>>
 PixelBuffers<A> TakePixelBuffers(const ConvTask& task, const Tile& tile, const SumsLayout& layout, char* scratch) {
   const ConvArgs& a = task.call->args;
   const ConvPlan& p = *task.plan;
@@ -111,7 +117,7 @@ PixelBuffers<A> TakePixelBuffers(const ConvTask& task, const Tile& tile, const S
   Arena arena(scratch);
   PixelBuffers<A> buffers{};
   buffers.images = arena.Take<TileImage>(tile.images);
-  buffers.entries = TakePixelEntries<A>(arena, task, tile);
+  buffers.entries = TakePixelEntries<A>(arena, task, tile, IsCopied<T>(task));
   buffers.packed = arena.Take<A>(task.call->packed == nullptr ? p.chunk_channels * taps * p.block : 0);
   buffers.places = layout.places + kPlacesBeyond;
   buffers.sums = arena.Take<A>(BlocksTogether(task) * buffers.places * p.block);
@@ -123,7 +129,7 @@ template <typename T>
 int64_t PixelBytes(const ConvTask& task) {
   Tile tile = MakeTile(task, nullptr);
   const SumsLayout layout = LayOutSums(task, tile, nullptr);
-  return TakePixelBuffers<Accumulator<T>>(task, tile, layout, nullptr).bytes;
+  return TakePixelBuffers<T>(task, tile, layout, nullptr).bytes;
 }
 
 // One chunk of one block.
@@ -132,7 +138,9 @@ struct ChunkWork {
   int64_t block;
   const A* slice;  // [channels, kh * kw, block]
   EntryList<A> list;
-  A* sums;  // [rows, layout.columns, block], the tile's first result at the beginning
+  int64_t words;      // of bits for a pixel
+  const A* channels;  // of x, the chunk's first of the first pixel; not read where the list has the values
+  A* sums;            // [rows, layout.columns, block], the tile's first result at the beginning
   Ahead ahead;
   bool first, last;   // of the block's chunks
   int64_t most_rows;  // of x, swept in one go
@@ -162,12 +170,19 @@ RowWork<A> WorkOfRows(const ConvTask& task, const Tile& tile, const SumsLayout& 
   if (first == 0 && last + 1 == kernel[0]) {
     work.rows = Min(Min(image.in_rows.end, image.conv_rows.end - a.pad_low[0]) - y, chunk.most_rows);
   }
-  work.starts = chunk.list.starts + row * columns;
   if (through_first < image.conv_rows.begin || first > last) return work;
-  if (work.starts[0] == work.starts[work.rows * columns]) return work;
+  if (chunk.list.starts[row] == chunk.list.starts[row + work.rows]) return work;
   work.pixels = columns;
-  work.values = chunk.list.values;
-  work.offsets = chunk.list.offsets;
+  work.words = chunk.words;
+  work.bits = chunk.list.bits + row * columns * work.words;
+  work.copied = chunk.list.values != nullptr;
+  if (work.copied) {
+    work.values = chunk.list.values + chunk.list.starts[row];
+  } else {
+    work.values_step = a.channels;
+    work.values_row = a.size[1] * a.channels;
+    work.values = chunk.channels + (image.image * a.size[0] + y) * work.values_row + tile.in_cols.begin * a.channels;
+  }
   work.slice = chunk.slice + first * kernel[1] * block;
   work.pitch = block;
   work.sums = SumsOfRow(task, layout, image, through_first - first * step, chunk.sums) + layout.first_x * block;
@@ -261,9 +276,13 @@ void AddBlocks(const ConvTask& task, const Tile& tile, const SumsLayout& layout,
     ready += (task.stack * a.groups + task.group) * CeilDiv(a.features / a.groups, p.block) * a.group_channels * row;
   }
   ChunkWork<A> chunk{};
+  chunk.words = buffers.entries.words;
   for (int64_t index = 0; index < buffers.entries.chunks; ++index) {
     const int64_t first = index * p.chunk_channels, count = Min(p.chunk_channels, a.group_channels - first);
-    chunk.list = buffers.entries.At(index);
+    chunk.list = EntriesOf(buffers.entries, index);
+    if (chunk.list.values == nullptr) {
+      chunk.channels = static_cast<const A*>(task.call->x) + task.group * a.group_channels + first;
+    }
     chunk.first = index == 0;
     chunk.last = index + 1 == buffers.entries.chunks;
     for (int64_t block = blocks.begin; block < blocks.end; ++block) {
@@ -289,7 +308,7 @@ void RunPixels(const ConvTask& task, char* scratch) {
   const ConvPlan& p = *task.plan;
   Tile tile = MakeTile(task, nullptr);
   const SumsLayout layout = LayOutSums(task, tile, nullptr);
-  PixelBuffers<A> buffers = TakePixelBuffers<A>(task, tile, layout, scratch);
+  PixelBuffers<A> buffers = TakePixelBuffers<T>(task, tile, layout, scratch);
   if (!task.lists_ready) {
     MakeTile(task, buffers.images);
     LayOutSums(task, tile, buffers.images);

@@ -10,12 +10,13 @@ int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Cycles of one core, in the unit of plan.cc: only their ratios matter.
 constexpr double kPixel = 6;      // reading one pixel of x, ...
-constexpr double kCompress = 10;  // ... and each vector of it
+constexpr double kCompare = 2.5;  // ... each vector of it, ...
+constexpr double kCompress = 6;   // ... and where its non-zeros are copied
 constexpr double kVisit = 10;     // one pixel in a chunk, for one block, ...
 constexpr double kMiss = 7;       // ... the branch miss at the end of its list, where that is one of too many, ...
 constexpr double kLearnt = 512;   // ... of these, which the next blocks' sweeps find in the branch predictor, ...
 constexpr double kSum = 1.5;      // ... loading and storing one vector of sums, ...
-constexpr double kAdd = 0.84;     // ... and one multiply-add with a weight from L1
+constexpr double kAdd = 0.64;     // ... and one multiply-add with a weight from L1
 constexpr double kLine = 9;       // 64 bytes of a packed kernel from the outer cache, while sums are added, ...
 constexpr double kBeside = 2;     // ... which then take so much longer
 constexpr double kPack = 14;      // 64 bytes of a kernel as it lies, while nothing else is done
@@ -39,7 +40,7 @@ struct Layer {
   double within;      // of kernel elements that meet a result, not the padding
   double rows_bytes;  // of a row of results
   double l2_bytes;
-  bool packed;
+  bool packed, copied;
 };
 
 // Of an axis's kernel elements, those that meet a result, if the padding keeps the size.
@@ -68,12 +69,13 @@ Layer LayerOf(const ConvArgs& a, const ConvPlan& p, const Machine& machine, int6
   l.rows_bytes = static_cast<double>(a.out_size[1] * a.features * accumulator_bytes);
   l.l2_bytes = static_cast<double>(machine.l2_bytes);
   l.packed = packed;
+  l.copied = p.copied;
   return l;
 }
 
 double ListCycles(const ConvArgs& a, const Layer& l, double in_rows) {
   const double vectors = static_cast<double>(a.group_channels) / l.lanes;
-  return in_rows * static_cast<double>(a.size[1]) * (kPixel + kCompress * vectors);
+  return in_rows * static_cast<double>(a.size[1]) * (kPixel + (l.copied ? kCompress : kCompare) * vectors);
 }
 
 // rows: of x; halo: of them, those that neighbouring tiles have as well; parted: other threads have blocks of the tile.
@@ -106,8 +108,9 @@ double Cycles(const ConvArgs& a, const Layer& l, const ConvPlan& p, int64_t thre
 int64_t FittingRows(const ConvArgs& a, const Layer& l, const ConvPlan& p, const Machine& machine,
                     int64_t accumulator_bytes) {
   const double sums = l.places_per_row * static_cast<double>(p.block * accumulator_bytes);
-  const double touched = l.in_rows_per_row * l.entries * 8 + sums;
-  const double room = l.in_rows_per_row * static_cast<double>(a.size[1] * l.chunks * p.chunk_channels * 8);
+  const double all = static_cast<double>(a.size[1] * l.chunks * p.chunk_channels);
+  const double values = l.in_rows_per_row * static_cast<double>(accumulator_bytes);  // times those of a row
+  const double touched = values * (l.copied ? l.entries : all) + sums, room = l.copied ? values * all : 0;
   const double fit = std::min(0.5 * static_cast<double>(machine.l2_bytes) / touched, 64e6 / std::max(1.0, room));
   return std::clamp<int64_t>(static_cast<int64_t>(fit), 1, l.rows);
 }
@@ -130,10 +133,13 @@ ConvPlan MakePixelPlan(const ConvArgs& a, const Machine& machine, int64_t accumu
   p.block = PackedBlock(a);
   if (!packed && taps == 9 && a.features / a.groups > 16) p.block = 32;  // 128 bytes, as the outer cache gives them
   const int64_t row_bytes = taps * p.block * accumulator_bytes;
-  const int64_t fit = std::max<int64_t>(1, machine.l1_bytes * 3 / 4 / row_bytes);
+  int64_t fit = std::max<int64_t>(1, machine.l1_bytes * 3 / 4 / row_bytes);
+  if (taps > 1) fit = std::min<int64_t>(fit, 64);  // bits of a word
   p.chunk_channels = std::clamp<int64_t>(fit >= 16 ? fit / 16 * 16 : fit, 1, std::max<int64_t>(1, a.group_channels));
   p.tile_cols = std::max<int64_t>(1, a.out_size[1]);
   p.col_tiles = 1;
+  constexpr int64_t kManyBlocks = 8;  // for which a copy of the non-zeros pays
+  p.copied = CeilDiv(a.features / a.groups, p.block) >= kManyBlocks;
   const Layer l = LayerOf(a, p, machine, accumulator_bytes, density, packed);
   const int64_t fewest = CeilDiv(l.rows, FittingRows(a, l, p, machine, accumulator_bytes));
   p = SearchTasks(p, {l.rows, l.blocks, l.parts, fewest}, machine.threads,

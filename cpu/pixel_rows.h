@@ -4,7 +4,8 @@
 //   each of its entries, for each kernel element: sums += value * slice[channel][element]; then the window's first
 //   column goes back to memory and a new last one comes in.
 // Layout: a slice is [channels, kernel rows, kCols, kPitch], so that all rows of an entry follow each other; sums are
-//   rows of places, [columns, kPitch], the one of kernel row ky below that of ky + 1.
+//   rows of places, [columns, kPitch], the one of kernel row ky below that of ky + 1. Entries are bits, see
+//   pixel_entries.h: their channels are counted from below, and each takes its value from x or from a copy.
 // Why this order: a pixel alone would load and store its kRows * kCols sums, which took a fifth of the whole loop at
 //   85 % zeros and a third at 95; in a row it is one column of them. The end of a list is a branch miss, which other
 //   work does not hide, unless the predictor has met the same lists just before: see pixel_kernel.h.
@@ -32,53 +33,62 @@ struct Ahead {
 // What SweepRow reads and writes.
 template <typename A>
 struct RowWork {
-  const int32_t* starts;  // [rows * pixels + 1]: first entry of each
+  const uint64_t* bits;  // [rows, pixels, words]: of the channels that are not zero
+  int64_t words;
+  const A* values;      // of the first pixel: its channels or, where copied, its non-zeros and those behind it, ...
+  int64_t values_step;  // ... not copied: from a pixel to the next one, in elements, ...
+  int64_t values_row;   // ... and from a row to the next one
+  bool copied;
   int64_t rows;
-  int64_t pixels;           // of a row
-  const A* values;          // of all entries, ...
-  const uint32_t* offsets;  // ... and where their channels' rows lie in the slice, in bytes
-  int64_t kernel_rows;      // that count; 0: nothing is to be added
-  const A* slice;           // [channels, kernel rows, kCols, kPitch] from the first kernel row that counts on
-  int64_t pitch;            // kPitch, or where that is 0
-  A* sums;                  // what the first pixel adds to through that row and the last kernel column
-  int64_t row_bytes;        // from there to the sums of the next kernel row, upwards
-  int64_t sums_step;        // ... and of the next row's first pixel, in elements
-  bool trim_left;           // the first pixel has no result through the last kernel column, ...
-  bool trim_right;          // ... and the last one none through the first
-  Ahead* ahead;             // of the kernel
-  const char* out;          // lines of the result that are written soon, or null: one per pixel, ...
-  int64_t out_step;         // ... so many bytes apart
-  int64_t out_row;          // from a row's first one to the next row's
+  int64_t pixels;       // of a row
+  int64_t kernel_rows;  // that count; 0: nothing is to be added
+  const A* slice;       // [channels, kernel rows, kCols, kPitch] from the first kernel row that counts on
+  int64_t pitch;        // kPitch, or where that is 0
+  A* sums;              // what the first pixel adds to through that row and the last kernel column
+  int64_t row_bytes;    // from there to the sums of the next kernel row, upwards
+  int64_t sums_step;    // ... and of the next row's first pixel, in elements
+  bool trim_left;       // the first pixel has no result through the last kernel column, ...
+  bool trim_right;      // ... and the last one none through the first
+  Ahead* ahead;         // of the kernel
+  const char* out;      // lines of the result that are written soon, or null: one per pixel, ...
+  int64_t out_step;     // ... so many bytes apart
+  int64_t out_row;      // from a row's first one to the next row's
 };
 
-// The entries of one pixel, to columns [kFirst, kLast) of the window; column j is kernel column kCols - 1 - j.
-template <int kRows, int kCols, int kVectors, int kPitch, int kFirst, int kLast, typename A>
-[[gnu::always_inline]] inline void AddEntries(const RowWork<A>& work, int32_t begin, int32_t end,
+// The entries of one pixel, to columns [kFirst, kLast) of the window; column j is kernel column kCols - 1 - j. Then
+// bits and values are those of the next pixel.
+template <int kRows, int kCols, int kVectors, int kPitch, bool kCopied, int kFirst, int kLast, typename A>
+[[gnu::always_inline]] inline void AddEntries(const RowWork<A>& work, const uint64_t*& bits, const A*& values,
                                               Vector<A> (&sum)[kRows][kCols][kVectors]) {
-  const char* const slice = reinterpret_cast<const char*>(work.slice);
-  const A* const values = work.values;
-  const uint32_t* const offsets = work.offsets;
-  for (int64_t i = begin; i < end; ++i) {
-    const A value = values[i];
-    const A* row = reinterpret_cast<const A*>(slice + offsets[i]);
-    asm("" : "+r"(row));  // one register: indexed operands would be split into two micro-operations
+  const int64_t words = kCols == 1 ? work.words : 1;
+  const int64_t row_bytes = kCols * kCols * (kPitch == 0 ? work.pitch : kPitch) * static_cast<int64_t>(sizeof(A));
+  const char* slice = reinterpret_cast<const char*>(work.slice);
+  const A* channels = values;
+  for (int64_t word = 0; word < words; ++word, slice += kWordBits * row_bytes, channels += kWordBits) {
+    for (uint64_t rest = *bits++; rest != 0; rest &= rest - 1) {
+      const int64_t channel = __builtin_ctzll(rest);
+      const A value = kCopied ? *values++ : channels[channel];
+      const A* row = reinterpret_cast<const A*>(slice + channel * row_bytes);
+      asm("" : "+r"(row));  // one register: indexed operands would be split into two micro-operations
 #pragma GCC unroll 16
-    for (int ky = 0; ky < kRows; ++ky) {
+      for (int ky = 0; ky < kRows; ++ky) {
 #pragma GCC unroll 16
-      for (int j = kLast - 1; j >= kFirst; --j) {
+        for (int j = kLast - 1; j >= kFirst; --j) {
 #pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) {
-          sum[ky][j][v] += value * Load(row + (ky * kCols + kCols - 1 - j) * kPitch + v * kLanes<A>);
+          for (int v = 0; v < kVectors; ++v) {
+            sum[ky][j][v] += value * Load(row + (ky * kCols + kCols - 1 - j) * kPitch + v * kLanes<A>);
+          }
         }
       }
     }
   }
+  if (!kCopied) values += work.values_step;
 }
 
-// One row. starts: [pixels + 1]; sums: of its first pixel.
-template <int kRows, int kCols, int kVectors, int kPitch, typename A>
-[[gnu::always_inline]] inline void SweepRow(const RowWork<A>& work, const int32_t* starts, A* sums, const char* out,
-                                            Ahead& ahead) {
+// One row. sums: of its first pixel.
+template <int kRows, int kCols, int kVectors, int kPitch, bool kCopied, typename A>
+[[gnu::always_inline]] inline void SweepRow(const RowWork<A>& work, const uint64_t*& bits, const A*& values, A* sums,
+                                            const char* out, Ahead& ahead) {
   const int64_t pitch = kPitch == 0 ? work.pitch : kPitch;
   Vector<A> sum[kRows][kCols][kVectors];
   char* place = reinterpret_cast<char*>(sums);
@@ -112,17 +122,17 @@ template <int kRows, int kCols, int kVectors, int kPitch, typename A>
   };
   int64_t x = 0;
   if (kCols > 1 && work.trim_left) {
-    AddEntries<kRows, kCols, kVectors, kPitch, 1, kCols>(work, starts[0], starts[1], sum);
+    AddEntries<kRows, kCols, kVectors, kPitch, kCopied, 1, kCols>(work, bits, values, sum);
     next();
     x = 1;
   }
   const int64_t whole = work.pixels - (kCols > 1 && work.trim_right ? 1 : 0);
   for (; x < whole; ++x) {
-    AddEntries<kRows, kCols, kVectors, kPitch, 0, kCols>(work, starts[x], starts[x + 1], sum);
+    AddEntries<kRows, kCols, kVectors, kPitch, kCopied, 0, kCols>(work, bits, values, sum);
     next();
   }
   if (x < work.pixels) {
-    AddEntries<kRows, kCols, kVectors, kPitch, 0, kCols - 1>(work, starts[x], starts[x + 1], sum);
+    AddEntries<kRows, kCols, kVectors, kPitch, kCopied, 0, kCols - 1>(work, bits, values, sum);
     next();
   }
 #pragma GCC unroll 16
@@ -135,23 +145,30 @@ template <int kRows, int kCols, int kVectors, int kPitch, typename A>
   }
 }
 
-// The kVectors vectors of slice and sums from channel k of the block on, through kRows kernel rows.
-template <int kRows, int kCols, int kVectors, int kPitch, typename A>
-[[gnu::noinline]] void SweepRows(const RowWork<A>& given, int64_t k) {
+template <int kRows, int kCols, int kVectors, int kPitch, bool kCopied, typename A>
+[[gnu::noinline]] void SweepRowsOf(const RowWork<A>& given, int64_t k) {
   RowWork<A> work = given;  // whose fields stay in registers while sums are stored
   work.slice += k;
   if (k > 0) work.out = nullptr;
   Ahead ahead = *work.ahead;
-  const int32_t* starts = work.starts;
+  const uint64_t* bits = work.bits;
+  const A* values = work.values;
   const char* out = work.out;
   A* sums = work.sums + k;
   for (int64_t row = 0; row < work.rows; ++row) {
-    SweepRow<kRows, kCols, kVectors, kPitch>(work, starts, sums, out, ahead);
-    starts += work.pixels;
+    if (!kCopied) values = work.values + row * work.values_row;
+    SweepRow<kRows, kCols, kVectors, kPitch, kCopied>(work, bits, values, sums, out, ahead);
     sums += work.sums_step;
     if (out != nullptr) out += work.out_row;
   }
   *work.ahead = ahead;
+}
+
+// The kVectors vectors of slice and sums from channel k of the block on, through kRows kernel rows.
+template <int kRows, int kCols, int kVectors, int kPitch, typename A>
+inline void SweepRows(const RowWork<A>& work, int64_t k) {
+  if (work.copied) return SweepRowsOf<kRows, kCols, kVectors, kPitch, true>(work, k);
+  SweepRowsOf<kRows, kCols, kVectors, kPitch, false>(work, k);
 }
 
 }  // namespace

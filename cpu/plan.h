@@ -23,7 +23,7 @@ struct Machine {
 };
 
 // Of expected cycles: until another thread has taken its first task.
-constexpr double kWake = 12000;
+constexpr double kWake = 4000;
 
 // Which kernel runs: conv_kernel.h, window by window, scatter_kernel.h, channel by channel, pixel_kernel.h, pixel by
 // pixel, or direct_kernel.h, which skips nothing.
@@ -45,6 +45,7 @@ struct ConvPlan {
 
   int64_t strip_rows;    // of kScatter: rows of x whose sums stay in L1
   int64_t sweep_blocks;  // of kPixels: most blocks that take their turns at each chunk, those of several tasks
+  bool copied;           // of kPixels: lists have the values of the non-zeros, which are else read from x
   double cycles;         // expected, until the last thread is done
 };
 
