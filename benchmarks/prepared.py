@@ -25,6 +25,7 @@ SHIFT = 3
 
 _QUICK_SIZE = 16
 _BELOW_ALL = 1e6  # a bias so low that its ReLU clips everything
+_APART = 1e-3  # deviation of the channels' scales and biases where all were equal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +138,7 @@ def _build(name: str, quick: bool) -> dict[str, np.ndarray]:
     """The weights, the input and the inputs of one of each kind of convolution, as arrays."""
     model, x = _folded(name, quick), _image(name, quick)
     models.set_sparsity_profile(model, x)
+    _set_apart(model)
     models.set_network_implementation(model, "xla")
     inputs = {layer: np.asarray(pair[0]) for layer, pair in models.layer_inputs(model, x).items()}
     kinds = layers.distinct(layers.of_model(model, _size(name, quick), name))
@@ -150,6 +152,7 @@ def _build_beside(network: Prepared, quick: bool) -> dict[str, np.ndarray]:
     model, x = _folded(network.name, quick), np.asarray(network.x)
     names = [name for name, _ in model.named_layers()]
     found = models.set_sparsity_profile(model, jnp.asarray(x), dict.fromkeys(names, 0.0))
+    _set_apart(model)
     convolutions = [name for name in names if name in found and name != "fc"]
     return {
         **_weights(model),
@@ -174,6 +177,22 @@ def _logits(network: Prepared) -> np.ndarray:
 
 def _weights(model: models.ConvNet) -> dict[str, np.ndarray]:
     return {f"weight/{index}": np.asarray(leaf) for index, leaf in enumerate(jax.tree.leaves(nnx.state(model)))}
+
+
+def _set_apart(model: models.ConvNet) -> None:
+    """Vectors of one number become vectors of many, as training leaves them.
+
+    XLA makes one number again in every call, by a kernel of its own, where such a vector is a constant that a custom
+    call reads.
+    """
+    rng = np.random.default_rng(0)
+
+    def apart(leaf: jax.Array) -> jax.Array:
+        if leaf.ndim != 1 or bool((leaf != leaf[0]).any()):
+            return leaf
+        return leaf + jnp.asarray(_APART * rng.standard_normal(leaf.shape), leaf.dtype)
+
+    nnx.update(model, jax.tree.map(apart, nnx.state(model)))
 
 
 def _folded(name: str, quick: bool) -> models.ConvNet:

@@ -84,6 +84,15 @@ def test_networks_writes_a_row_for_every_case(tmp_path: Path, capsys: pytest.Cap
     assert "one.json: not a file that benchmarks.networks --json has written" in capsys.readouterr().err
 
 
+def test_no_vector_of_weights_is_one_number() -> None:
+    """XLA would make it anew in every call."""
+    pytest.importorskip("sklearn")
+    network = prepared.load("densenet121", quick=True)
+    vectors = [np.asarray(leaf) for leaf in network.weights if leaf.ndim == 1]
+    assert len(vectors) > 10
+    assert all(len(np.unique(vector)) > 1 for vector in vectors)
+
+
 def test_weights_can_be_constants_of_the_program(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     kept = ["--prepared", str(tmp_path / "networks")]
