@@ -1,18 +1,19 @@
 """Every case of tests/cases.py once on the GPU, without pytest, for compute-sanitizer; see sanitize.sh.
 
-Arguments: the element types to cover; by default all.
+Arguments: the element types to cover, and names of checks ("chains" is check_chains); by default all of either.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import oracle
-from blocks import BLOCKS, check_transition, transition_values, values
+from blocks import BLOCKS, Block, check_transition, transition_values, values
 from blocks import TOLERANCE as BLOCK_TOLERANCE
 from blocks import check as check_block
 from test_adaptive import BOTH, DENSE, SPARSE, adaptive
@@ -26,6 +27,28 @@ from test_segments import CASES, KINDS, LARGER, check
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv.coo_star import CooStar
+
+# Chains of two layers whose blocks send each other sums (splits of 3 or more, by warpgroup_plan.cc); the last two where
+# stages were.
+SENT = (
+    cases.Case("sent", (1, 7, 7, 64), 64, bias=True, residual=True, activation="relu"),
+    cases.Case("sent, odd sizes", (2, 5, 9, 96), 72, residual=True),
+    cases.Case("sent, pooled", (1, 7, 10, 64), 64, bias=True, activation="relu", pool="max"),
+    cases.Case("sent, pixels of several images", (3, 5, 5, 256), 72, kernel=(1, 1), bias=True),
+)
+SENT_LATE = (
+    cases.Case("sent late, pooled", (1, 27, 26, 64), 64, kernel=(5, 5), pool="max"),
+    cases.Case("sent late", (4, 7, 7, 512), 512, bias=True, activation="relu"),
+)
+# A tile or a few of each kernel of dense blocks, with edges: racecheck needs seconds for each block of threads.
+SMALL_BLOCKS = (
+    Block("few", (1, 3, 5, 32), 2),
+    Block("few, middle tiles", (1, 17, 15, 64), 2),
+    Block("few, large tiles", (1, 29, 57, 32), 2),
+    Block("many", (9, 2, 3, 32), 2),
+    Block("many, half a chunk", (10, 3, 5, 96), 2),
+    Block("many, wide map", (9, 2, 66, 64), 2),
+)
 
 
 def check_runs(dtype: str) -> int:
@@ -122,30 +145,56 @@ def check_segments(dtype: str) -> int:
     return len(chosen)
 
 
-def check_dense_blocks(dtype: str) -> int:
-    """Each shape of tile, with edges, and one layer alone; on a GPU, elsewhere a block is separate operations."""
+def check_chains(dtype: str) -> int:
+    """Chains whose blocks send each other sums."""
+    kinds = [kind for kind in KINDS if kind[0] == dtype]
+    for case in (*SENT, *SENT_LATE):
+        for _, precision in kinds:
+            check(case, dtype, precision, cases.inputs(case, jnp.dtype(dtype)))
+    return len(kinds) * len(SENT + SENT_LATE)
+
+
+def run_block(block: Block, dtype: str, precision: str) -> None:
+    """The block, and where it has windows of 2x2 the block with a transition."""
+    x, layers = values(block, jnp.dtype(dtype))
+    tolerance = BLOCK_TOLERANCE[precision if dtype == "float32" else dtype]
+    out = run(x, layers, precision)
+    check_block(out, x, layers, tolerance)
+    if min(block.x[1:3]) > 1:
+        transition = transition_values(block, jnp.dtype(dtype))
+        check_transition(run(x, layers, precision, transition), out, transition, tolerance)
+
+
+def check_blocks(dtype: str, blocks: Sequence[Block] = SMALL_BLOCKS) -> int:
+    """Dense blocks, on a GPU; elsewhere a block is separate operations."""
     if jax.default_backend() != "gpu":
         return 0
-    chosen = [(block, kind) for block in BLOCKS for kind in KINDS if kind[0] == dtype and block.layers <= 3]
+    chosen = [(block, kind) for block in blocks for kind in KINDS if kind[0] == dtype]
     for block, (_, precision) in chosen:
-        x, layers = values(block, jnp.dtype(dtype))
-        tolerance = BLOCK_TOLERANCE[precision if dtype == "float32" else dtype]
-        out = run(x, layers, precision)
-        check_block(out, x, layers, tolerance)
-        if min(block.x[1:3]) > 1:
-            transition = transition_values(block, jnp.dtype(dtype))
-            check_transition(run(x, layers, precision, transition), out, transition, tolerance)
+        run_block(block, dtype, precision)
     return len(chosen)
 
 
-def main(dtypes: list[str]) -> None:
-    checks = (
+def check_dense_blocks(dtype: str) -> int:
+    """Larger ones: each shape of tile, with edges, and one layer alone."""
+    return check_blocks(dtype, [block for block in BLOCKS if block.layers <= 3])
+
+
+CHECKS = {
+    check.__name__.removeprefix("check_"): check
+    for check in (
         check_runs, check_large, check_dense, check_coo_star, check_stacks, check_non_finite, check_adaptive,
-        check_segments, check_dense_blocks,
-    )  # fmt: skip
-    count = sum(check(dtype) for dtype in dtypes for check in checks)
+        check_segments, check_chains, check_blocks, check_dense_blocks,
+    )
+}  # fmt: skip
+
+
+def main(arguments: list[str]) -> None:
+    names = [name for name in arguments if name in CHECKS] or list(CHECKS)
+    dtypes = [name for name in arguments if name not in CHECKS] or ["float32", "bfloat16", "float16"]
+    count = sum(CHECKS[name](dtype) for dtype in dtypes for name in names)
     print(f"{count} cases on {jax.devices()[0].device_kind}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or ["float32", "bfloat16", "float16"])
+    main(sys.argv[1:])
