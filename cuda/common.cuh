@@ -245,6 +245,8 @@ __device__ inline void CopyBox(void* shared, const CUtensorMap* map, int channel
       : "memory");
 }
 
+// At the scope of the block, for mail too: what comes lies in its shared memory, and a wait at the cluster's scope
+// would empty the L1 cache as well.
 __device__ inline void WaitForBytes(uint64_t* barrier, int parity) {
   asm volatile(
       "{\n .reg .pred done;\n $wait_%=:\n mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n @!done bra "
