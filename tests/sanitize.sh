@@ -5,13 +5,16 @@ set -euo pipefail
 cd "$(dirname "$0")"
 # One allocation per buffer, so that a read beyond its end is a read beyond an allocation.
 export XLA_PYTHON_CLIENT_ALLOCATOR=platform XLA_PYTHON_CLIENT_PREALLOCATE=false
-# racecheck takes hours over large blocks; small ones have the same kernels.
+# racecheck takes long over large layers; small ones have the same kernels. It sees what the copy engine writes, but not
+# what blocks of a cluster send each other (st.async). initcheck sees neither, nor what XLA's kernels write.
 small="runs dense coo_star stacks non_finite adaptive chains blocks"
 for tool in "${@:-memcheck racecheck initcheck}"; do
   for name in $tool; do
-    checks=${CHECKS:-}
+    checks=${CHECKS:-} options=
     if [[ $name == racecheck ]]; then checks=${CHECKS:-$small}; fi
+    if [[ $name == initcheck ]]; then options="--check-api-memory-access no"; fi
     echo "== $name"
-    compute-sanitizer --tool "$name" --kernel-name kernel_substring=jsc --error-exitcode 9 "${PYTHON:-python3}" sanitizer_cover.py ${DTYPES:-} $checks
+    compute-sanitizer --tool "$name" $options --kernel-name kernel_substring=jsc --error-exitcode 9 \
+      "${PYTHON:-python3}" sanitizer_cover.py ${DTYPES:-} $checks
   done
 done
