@@ -7,6 +7,7 @@
     python -m benchmarks.zoo --networks vgg19 --batch 1 8 --zeros none 50 95 profile --json gpu.json
     python -m benchmarks.zoo --kinds default highest --batch 8 32 --part 1 2 --seconds 300 --again 30 --json first.json
     python -m benchmarks.zoo --list first.json second.json
+    python -m benchmarks.zoo --below 1 --of first.json second.json --repeats 15 --also direct ecr --json again.json
 
 Layers are those of `models.NETWORKS` with folded batch norms, equal ones once, each at 0 % zeros and with as many as
 the networks' sparsity profiles give its input (the fewest of them), in patches as in `jax_sparse_conv.models.profile`
@@ -60,8 +61,11 @@ _ROUNDS = 3
 _WRITE_SECONDS = 2.0  # between two versions of the file
 _USERS = 3  # layers of a kind that are named
 _Wanted: TypeAlias = tuple[Call, tables.Row]  # a call, and what is known of one of its rows before it is timed
+_WEIGHTS_HELP = f"{WEIGHTS_HELP}; cold: arguments, copies of the kernel in turn, more than a cache holds"
+_COLD_BYTES = 2**28  # of kernels, so that none is still in a cache when its turn comes again
+_MOST_KERNELS = 32
 _TARGET = re.compile(r"@jsc_(\w+)")
-_SKIPS_NOTHING = ("direct",)  # implementations whose time does not depend on zeros
+_SKIPS_NOTHING = ("direct", "xla")  # implementations whose time does not depend on zeros
 _COLUMNS = (
     ("call", "call", "<", "{}"),
     ("op", "op", "<", "{}"),
@@ -95,9 +99,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def losses(rows: Sequence[tables.Row]) -> list[tables.Row]:
+def losses(rows: Sequence[tables.Row], least: float | None = None) -> list[tables.Row]:
     """Rows that lose by the median and by the best times, as they were timed last."""
-    return [row for row in _timed(rows) if max(row["ratio"], row["best_ratio"]) < LEAST]
+    return [row for row in _timed(rows) if max(row["ratio"], row["best_ratio"]) < (LEAST if least is None else least)]
 
 
 def summary(rows: Sequence[tables.Row]) -> str:
@@ -161,8 +165,11 @@ def _measure_all(options: argparse.Namespace, content: dict[str, Any]) -> int:
     """Add a row for everything that the file lacks; returns how many did not fit into the time."""
     start = written = time.monotonic()
     planned = _planned(options.plan)
+    below = {_key(row) for row in losses(_read(options.of), options.below)}
     rows = {_key(row): row for row in content["rows"]}
     waiting = _waiting(options, planned)
+    if options.of:
+        waiting = {key: wanted for key, wanted in waiting.items() if key in below}
     for key, (_, about) in waiting.items():
         row = rows.get(key, about)
         if about["implementation"] != row["implementation"] or (options.also and "ratio" not in row):
@@ -248,7 +255,7 @@ def _about(
     about["implementation"] = implementation = will_run(call, planned and planned.get(call))
     of_zeros = {"none": 0, "profile": round(layer.zeros), "50": 50, "95": 95}
     names = ("profile",) if options.plan else options.zeros
-    if implementation in _SKIPS_NOTHING:
+    if implementation in _SKIPS_NOTHING and not options.also:
         names = names[:1]
     for zeros in dict.fromkeys(of_zeros[name] for name in names):
         users = {"users": list(layer.users[:_USERS]), "layers": len(layer.users)}
@@ -325,9 +332,11 @@ def _sides(
     functions = {"xla": call.function("xla"), "ours": call.function(implementation)}
     functions |= {name: call.function(name) for name in also if name in call.implementations}
     maps = timing.rotations(jnp.asarray(zoo_layers.profile_map(call.x_shape, zeros, 0), call.dtype))
-    present = tuple(zoo_layers.operands_of(call, weights))
+    kernel, *others = present = tuple(zoo_layers.operands_of(call, weights))
     if weights != "constant":
-        return functions, [(x, *present) for x in maps]
+        copies = min(_MOST_KERNELS, 1 + _COLD_BYTES // kernel.nbytes) if weights == "cold" else 1
+        kernels = [kernel, *(jnp.copy(kernel) for _ in range(copies - 1))]
+        return functions, [(maps[i % len(maps)], kernels[i % copies], *others) for i in range(max(len(maps), copies))]
 
     def constant(function: Any) -> timing.Function:
         inner = function.__wrapped__  # not jitted twice, which would make arguments of them again
@@ -347,12 +356,19 @@ def _parser() -> argparse.ArgumentParser:
     add("--calls", default="", help="regular expression: only calls in which it is found, as printed")
     add("--zeros", nargs="+", choices=("none", "profile", "50", "95"), default=["none", "profile"])
     add("--also", nargs="+", choices=("direct", "ecr"), default=[], help="timed as well, where a call has it")
-    add("--weights", choices=WEIGHTS, default="arguments", help=WEIGHTS_HELP)
+    add("--weights", choices=(*WEIGHTS, "cold"), default="arguments", help=_WEIGHTS_HELP)
     add("--plan", type=Path, help="a plan of the network, whose choices take None's place")
     add("--repeats", type=int, default=5)
     add("--seconds", type=float, default=math.inf, help="stop after this time; run again to go on")
     add("--again", type=float, default=0.0, help="of these, seconds kept for what seems to lose")
     add("--part", type=int, nargs=2, default=(1, 1), metavar=("I", "N"), help="the I-th call of every N")
+    add(
+        "--below",
+        type=float,
+        default=LEAST,
+        help="with --of: what came out below this in those files, and nothing else",
+    )
+    add("--of", type=Path, nargs="+", default=[], help="files of earlier runs")
     add("--json", type=Path, help="read first, where it is there, and written every few seconds")
     add("--list", type=Path, nargs="+", help="print what loses in these files and measure nothing")
     return parser

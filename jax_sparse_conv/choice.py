@@ -27,10 +27,10 @@ ASSUMED_DENSITY = 0.75
 """Of a feature map that nothing is known of, on a GPU: early layers have about 25 % zeros, and None shall not lose."""
 
 _DENSE_ROWS = 16  # of x up to which a dense layer is a stream of its weights, so that skipping kernel rows pays
-# On CUDA, for a kernel each: cuBLAS streams its weights for some rows as fast as for one where tensor cores multiply
-# them, and ours does not (4096 to 4096 without zeros in TF32: 19 us for 1 row; 19 and 22 for 2, 20 and 24 for 8; in 16
-# bits 7 and 14 for 2). More rows share fewer zeros, too. At HIGHEST FFMA is as good as what cuBLAS has.
-_CUDA_DENSE_ROWS, _CUDA_DENSE_ROWS_EXACT = 1, 8
+# On CUDA, for a kernel each: cuBLAS streams its weights for some rows as fast as for one, and ours does not (4096 to
+# 4096 without zeros in TF32: 19 us for 1 row; 19 and 22 for 2, 20 and 24 for 8; in 16 bits 7 and 14 for 2; 4096 to 1000
+# at HIGHEST 8 and 14 for 8). More rows share fewer zeros, too.
+_CUDA_DENSE_ROWS = 1
 
 # CPU, of calls that choose by a branch. Grouped, depthwise and 16-bit convolutions of XLA's are slower than ours at any
 # density, and so are dense layers of one row (benchmarks/results/cpu_zoo.json).
@@ -72,8 +72,7 @@ def crossover(work: Work, platform: str) -> float:
     if platform == "cpu":
         return _cpu_crossover(work)
     if work.method == "dense":
-        most = _CUDA_DENSE_ROWS_EXACT if work.exact and work.itemsize > 2 else _CUDA_DENSE_ROWS
-        return math.inf if work.x_shape[0] <= most * work.kernel_shape[0] else 0.0
+        return math.inf if work.x_shape[0] <= _CUDA_DENSE_ROWS * work.kernel_shape[0] else 0.0
     if work.is_image or work.flops == 0:
         return 0.0
     if direct_choice.has_warpgroups() and direct_choice.fits_warpgroups(work):

@@ -24,6 +24,10 @@ _TF32_FLOPS = 2.5e8
 # parts, which take 1.5 times as long, are at most a quarter slower at the zeros of DenseNet's 3x3 layers.
 _16BIT_FLOPS = 9.3e8
 _16BIT_COPY = 8  # channels, as _COPY
+# Without groups, to fewer than so many features: DenseNet's 3x3 layers of 6,272 pixels with 462 MFLOP take 1.09 to 1.11
+# times as long as cuDNN's, those with 116 and 231 MFLOP 0.5 to 0.9 times (h200_network_layers_*.json).
+_16BIT_FEATURES = 64
+_16BIT_FEW_FLOPS = 2.5e8
 # The same at HIGHEST, where tensor cores multiply float32 in parts: of the layers in paper/fig9.json, fig12.json and
 # cusnn_fig11.json 1.07 to 10 times as fast as cuDNN up to here, with groups of 128 channels too, and 0.7 to 1.3 times
 # beyond. Beside "ecr" and "pecr", at the zeros that they have, XLA's pool behind it included: VGG-19's 1.0 to 1.4 times
@@ -47,10 +51,15 @@ _WARPGROUP_BYTES = 16  # of channels, and of features, that the copy engine move
 _WARPGROUP_CAPABILITY = (9, 0)
 # 1x1 convolutions without strides are matrix products of cuDNN's: those of one step are its, and in 16 bits those on
 # maps larger than 14x14 with more work, where it takes 0.9 to 1.0 times as long, or with small kernels: at batch 1 the
-# geometric mean of best times is 0.92 in twelve layers of 12 to 49 thousand elements and 1.02 in five of 53 to 66.
+# geometric mean of best times is 0.92 in twelve layers of 12 to 49 thousand elements and 1.02 in five of 53 to 66, and
+# on 14x14 maps three of 33 to 41 thousand are at 0.89 to 0.96.
 _WARPGROUP_FEW_PIXELS = 400
 _WARPGROUP_PRODUCT_FLOPS = 1.1e8
 _WARPGROUP_PRODUCT_KERNEL = 5.2e4
+# In TF32 those to a single tile of features with so much work are cuDNN's: 0.88 to 1.01 times as fast in 22 layers on
+# 6,272 and 25,088 pixels, 1.09 and 1.15 in two; 0.99 to 1.25 with less work, 1.0 to 1.14 with more.
+_WARPGROUP_TILE_FEATURES = 128
+_WARPGROUP_TILE_FLOPS = 8e8, 1.24e9
 # At HIGHEST, without groups: VGG-19's and ResNet-50's layers 2.6 to 4.5 times as fast at batch 8 and 1.5 to 4.5 times
 # at batch 32, where VGG-19's have up to here (h200_direct_layers_highest_batches.json).
 _WARPGROUP_EXACT_FLOPS = 1.2e11
@@ -84,7 +93,8 @@ def prefers_direct(work: Work, platform: str) -> bool:
     if work.itemsize == 2:
         if channels % _16BIT_COPY or features % _16BIT_COPY or features < _FEW_FEATURES:
             return False  # not measured
-        return 0 < work.flops <= _16BIT_FLOPS and device.has_tf32
+        is_narrow = work.geometry.groups == 1 and features < _16BIT_FEATURES
+        return 0 < work.flops <= (_16BIT_FEW_FLOPS if is_narrow else _16BIT_FLOPS) and device.has_tf32
     if not work.exact:
         is_small = work.flops <= _TF32_FLOPS and work.geometry.groups == 1  # others: not measured
         return is_small and device.has_tf32
@@ -135,9 +145,12 @@ def _is_faster_by_warpgroups(work: Work) -> bool:
         return True
     if work.kernel_shape[3] * work.itemsize <= _WARPGROUP_ROW:
         return False
-    if work.itemsize > 2 or work.pixels <= _WARPGROUP_FEW_PIXELS:
-        return True
-    return work.flops <= _WARPGROUP_PRODUCT_FLOPS and kernel >= _WARPGROUP_PRODUCT_KERNEL
+    if work.itemsize > 2:
+        is_a_tile = _WARPGROUP_FEATURES < work.kernel_shape[4] <= _WARPGROUP_TILE_FEATURES
+        least, most = _WARPGROUP_TILE_FLOPS
+        return not (is_a_tile and least < work.flops < most)
+    is_small = work.pixels <= _WARPGROUP_FEW_PIXELS or work.flops <= _WARPGROUP_PRODUCT_FLOPS
+    return is_small and kernel >= _WARPGROUP_PRODUCT_KERNEL
 
 
 def has_image_kernel(work: Work) -> bool:

@@ -333,6 +333,31 @@ def test_zoo_deals_out_calls_and_lists_what_fails(
     assert capsys.readouterr().out == listed
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="a benchmark of the CPU")
+def test_zoo_times_again_what_came_out_below(tmp_path: Path) -> None:
+    first, again = tmp_path / "first.json", tmp_path / "again.json"
+    options = ["--networks", "lenet5", "--repeats", "1", "--zeros", "none"]
+    assert zoo.main([*options, "--json", str(first)]) == 0
+    content = json.loads(first.read_text())
+    for row in content["rows"]:
+        row.update(ratio=0.99, best_ratio=0.9) if row["users"] == ["lenet5/fc1"] else row.update(ratio=1.2)
+    first.write_text(json.dumps(content))
+    assert zoo.main([*options, "--below", "1", "--of", str(first), "--also", "ecr", "--json", str(again)]) == 0
+    (row,) = json.loads(again.read_text())["rows"]
+    assert row["users"] == ["lenet5/fc1"]
+    assert row["ecr_us"] > 0
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="a benchmark of the CPU")
+def test_zoo_rotates_kernels_that_are_to_be_cold(monkeypatch: pytest.MonkeyPatch) -> None:
+    (layer,) = (layer for layer in zoo_layers.layers_of(("lenet5",), 1) if layer.users == ("lenet5/fc1",))
+    monkeypatch.setattr(zoo, "_COLD_BYTES", 10 * 4 * int(np.prod(layer.call.kernel_shape)))
+    _, operands = zoo._sides(layer.call, 0, None, (), "cold")
+    assert len(operands) == 11
+    assert len({id(kernel) for _, kernel, _ in operands}) == 11
+    assert len({id(x) for x, _, _ in operands}) == 4
+
+
 def test_zoo_layers_are_distinct_and_know_their_users() -> None:
     found = zoo_layers.layers_of(("vgg19", "vgg19_bn"), 1)
     assert len(found) == 15  # of 19

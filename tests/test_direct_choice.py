@@ -110,6 +110,14 @@ def test_larger_windows_on_h200_are_direct(
         (conv1x1(8, 28, 512, 896, strides=2), True, True),
         (conv1x1(8, 56, 256, 512), False, False),
         (conv1x1(32, 14, 896, 896), False, False),
+        (conv1x1(1, 14, 384, 128), True, False),  # a small kernel
+        (conv1x1(1, 14, 448, 128), True, True),
+        (conv1x1(8, 28, 480, 128), True, False),
+        (conv1x1(8, 28, 512, 128), False, False),  # a single tile of features, as the next
+        (conv1x1(8, 56, 192, 128), False, False),
+        (conv1x1(32, 14, 800, 128), True, False),
+        (conv1x1(8, 56, 256, 64), True, False),
+        (conv1x1(8, 28, 512, 256), True, False),
     ],
 )
 def test_products_on_h200_are_direct_where_they_are_faster(
@@ -162,6 +170,9 @@ def test_small_batches_in_float32_on_h200_are_direct(h200: None, work: Work, dir
         (conv3x3(1, 14, 896, 896, geometry=Geometry(padding=SAME.padding, groups=7)), True),
         (conv3x3(1, 14, 260, 256), False),  # copied element by element
         (conv3x3(1, 14, 128, 32), True),
+        (conv3x3(1, 56, 128, 32), True),
+        (conv3x3(8, 28, 128, 32), False),  # as much work for so few features
+        (conv3x3(8, 28, 256, 64, geometry=Geometry(padding=SAME.padding, groups=2)), True),
         (conv3x3(1, 14, 256, 16), False),  # not measured
         (conv3x3(1, 224, 3, 64), True),
         (conv3x3(0, 14, 256, 256), False),
