@@ -10,6 +10,7 @@ namespace JSC_ISA {
 namespace {
 
 constexpr int64_t kWordBits = 64;
+constexpr bool kFindsBitsFast = kVectorBytes == 64;  // in a few operations
 
 template <typename T>
 inline uint64_t NonZeroBitsScalar(const T* source, int64_t count) {
@@ -42,7 +43,16 @@ inline uint64_t NonZeroBits(const T* source, int64_t count) {
   }
   return bits;
 }
-inline uint64_t NonZeroBits(const double* source, int64_t count) { return NonZeroBitsScalar(source, count); }
+inline uint64_t NonZeroBits(const double* source, int64_t count) {
+  const __m512i magnitude = _mm512_set1_epi64(0x7fffffffffffffff);
+  uint64_t bits = 0;
+  for (int64_t i = 0; i < count; i += 8) {
+    const auto lanes = static_cast<__mmask8>(count - i >= 8 ? 0xff : (1u << (count - i)) - 1);
+    const __m512i value = _mm512_maskz_loadu_epi64(lanes, source + i);
+    bits |= static_cast<uint64_t>(_mm512_test_epi64_mask(value, magnitude)) << i;
+  }
+  return bits;
+}
 
 // The same, and the non-zeros themselves side by side to values, up to kListSlack more behind them.
 template <typename T>

@@ -138,9 +138,9 @@ struct ChunkWork {
   int64_t block;
   const A* slice;  // [channels, kh * kw, block]
   EntryList<A> list;
-  int64_t words;      // of bits for a pixel
-  const A* channels;  // of x, the chunk's first of the first pixel; not read where the list has the values
-  A* sums;            // [rows, layout.columns, block], the tile's first result at the beginning
+  int64_t channels;
+  const A* x;  // the chunk's first channel of the first pixel; null where the list has the values
+  A* sums;     // [rows, layout.columns, block], the tile's first result at the beginning
   Ahead ahead;
   bool first, last;   // of the block's chunks
   int64_t most_rows;  // of x, swept in one go
@@ -170,18 +170,19 @@ RowWork<A> WorkOfRows(const ConvTask& task, const Tile& tile, const SumsLayout& 
   if (first == 0 && last + 1 == kernel[0]) {
     work.rows = Min(Min(image.in_rows.end, image.conv_rows.end - a.pad_low[0]) - y, chunk.most_rows);
   }
-  if (through_first < image.conv_rows.begin || first > last) return work;
-  if (chunk.list.starts[row] == chunk.list.starts[row + work.rows]) return work;
+  if (through_first < image.conv_rows.begin || first > last || columns == 0) return work;
+  const int32_t* const starts = chunk.list.starts;
+  if (starts != nullptr && starts[row] == starts[row + work.rows]) return work;
   work.pixels = columns;
-  work.words = chunk.words;
-  work.bits = chunk.list.bits + row * columns * work.words;
+  work.channels = chunk.channels;
+  if (chunk.list.bits != nullptr) work.bits = chunk.list.bits + row * columns;
   work.copied = chunk.list.values != nullptr;
   if (work.copied) {
-    work.values = chunk.list.values + chunk.list.starts[row];
+    work.values = chunk.list.values + starts[row];
   } else {
     work.values_step = a.channels;
     work.values_row = a.size[1] * a.channels;
-    work.values = chunk.channels + (image.image * a.size[0] + y) * work.values_row + tile.in_cols.begin * a.channels;
+    work.values = chunk.x + (image.image * a.size[0] + y) * work.values_row + tile.in_cols.begin * a.channels;
   }
   work.slice = chunk.slice + first * kernel[1] * block;
   work.pitch = block;
@@ -276,12 +277,12 @@ void AddBlocks(const ConvTask& task, const Tile& tile, const SumsLayout& layout,
     ready += (task.stack * a.groups + task.group) * CeilDiv(a.features / a.groups, p.block) * a.group_channels * row;
   }
   ChunkWork<A> chunk{};
-  chunk.words = buffers.entries.words;
   for (int64_t index = 0; index < buffers.entries.chunks; ++index) {
     const int64_t first = index * p.chunk_channels, count = Min(p.chunk_channels, a.group_channels - first);
     chunk.list = EntriesOf(buffers.entries, index);
+    chunk.channels = count;
     if (chunk.list.values == nullptr) {
-      chunk.channels = static_cast<const A*>(task.call->x) + task.group * a.group_channels + first;
+      chunk.x = static_cast<const A*>(task.call->x) + task.group * a.group_channels + first;
     }
     chunk.first = index == 0;
     chunk.last = index + 1 == buffers.entries.chunks;

@@ -133,12 +133,12 @@ ConvPlan MakePixelPlan(const ConvArgs& a, const Machine& machine, int64_t accumu
   p.block = PackedBlock(a);
   if (!packed && taps == 9 && a.features / a.groups > 16) p.block = 32;  // 128 bytes, as the outer cache gives them
   const int64_t row_bytes = taps * p.block * accumulator_bytes;
-  int64_t fit = std::max<int64_t>(1, machine.l1_bytes * 3 / 4 / row_bytes);
-  if (taps > 1) fit = std::min<int64_t>(fit, 64);  // bits of a word
+  constexpr int64_t kWordBits = 64;  // one for each channel
+  const int64_t fit = std::clamp<int64_t>(machine.l1_bytes * 3 / 4 / row_bytes, 1, kWordBits);
   p.chunk_channels = std::clamp<int64_t>(fit >= 16 ? fit / 16 * 16 : fit, 1, std::max<int64_t>(1, a.group_channels));
   p.tile_cols = std::max<int64_t>(1, a.out_size[1]);
   p.col_tiles = 1;
-  constexpr int64_t kManyBlocks = 8;  // for which a copy of the non-zeros pays
+  constexpr int64_t kManyBlocks = 5;  // for which a copy of the non-zeros pays
   p.copied = CeilDiv(a.features / a.groups, p.block) >= kManyBlocks;
   const Layer l = LayerOf(a, p, machine, accumulator_bytes, density, packed);
   const int64_t fewest = CeilDiv(l.rows, FittingRows(a, l, p, machine, accumulator_bytes));
