@@ -39,9 +39,10 @@ _FEW_FLOPS = 5e8  # ... with as much work: DenseNet's 3x3 layers from a batch of
 _COPY = 4  # channels of a copy: others are copied one by one
 
 # Where there are Hopper's warpgroup products, in TF32 and 16 bits, by 218 calls of four networks at batch 1, 8 and 32
-# under command buffers (a development run; h200_network_layers.json at batch 1): cuDNN is ahead once maps and kernel
-# together have more than so many elements for each multiprocessor, because no tile's results are written while the next
-# is multiplied. Of what is within, none was below 0.97. The sparse kernels are behind both there.
+# under command buffers (a development run): cuDNN is ahead once maps and kernel together have more than so many
+# elements for each multiprocessor, because no tile's results are written while the next is multiplied. Of what is
+# within, 1x1 convolutions but for those below, none is below 0.97 (h200_network_layers_*.json). The sparse kernels are
+# behind both there.
 _WARPGROUP_ELEMENTS = 6.8e4
 _WARPGROUP_MOST_FLOPS = 3e10  # the most among them
 _WARPGROUP_FEATURES = 64  # of a tile; fewer, as DenseNet's 32, ...
@@ -56,10 +57,11 @@ _WARPGROUP_CAPABILITY = (9, 0)
 _WARPGROUP_FEW_PIXELS = 400
 _WARPGROUP_PRODUCT_FLOPS = 1.1e8
 _WARPGROUP_PRODUCT_KERNEL = 5.2e4
-# In TF32 those to a single tile of features with so much work are cuDNN's: 0.88 to 1.01 times as fast in 22 layers on
-# 6,272 and 25,088 pixels, 1.09 and 1.15 in two; 0.99 to 1.25 with less work, 1.0 to 1.14 with more.
+# In TF32 those to a single tile of features with so much work are cuDNN's: of 34 layers on 6,272 and 25,088 pixels 15
+# are 0.89 to 0.96 times as fast, 14 0.98 to 1.01 and five 1.04 to 1.15 (h200_network_layers_left_to_xla.json). With
+# less work 1.0 to 1.25, with more 1.0 to 1.14.
 _WARPGROUP_TILE_FEATURES = 128
-_WARPGROUP_TILE_FLOPS = 8e8, 1.24e9
+_WARPGROUP_TILE_FLOPS = 6e8, 1.24e9
 # At HIGHEST, without groups: VGG-19's and ResNet-50's layers 2.6 to 4.5 times as fast at batch 8 and 1.5 to 4.5 times
 # at batch 32, where VGG-19's have up to here (h200_direct_layers_highest_batches.json).
 _WARPGROUP_EXACT_FLOPS = 1.2e11
