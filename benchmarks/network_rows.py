@@ -17,12 +17,12 @@ _HEADER = (
 
 
 def of_files(paths: Sequence[Path]) -> dict[str, Any]:
-    """The runs of all files, later ones in the place of earlier ones of the same case and flags."""
+    """The runs of all files, later ones in the place of earlier ones of the same case and flags; the fewest repeats."""
     contents = [json.loads(path.read_text("utf-8")) for path in paths]
     for path, content in zip(paths, contents, strict=True):
         if "runs" not in content:
             raise ValueError(f"--merge {path}: not a file that benchmarks.networks --json has written")
-    for key in ("device", "repeats", "quick", "weights", "versions", "gpu_driver"):
+    for key in ("device", "quick", "weights", "versions", "gpu_driver"):
         found = [{"weights": ARGUMENTS, **content.get("environment", {}), **content}.get(key) for content in contents]
         if found.count(found[0]) != len(found):
             raise ValueError(f"--merge: the files differ in {key}: {found}")
@@ -32,6 +32,7 @@ def of_files(paths: Sequence[Path]) -> dict[str, Any]:
             runs.setdefault(label, {}).update({row["case"]: row for row in rows})
     merged = {label: list(rows.values()) for label, rows in runs.items()}
     latest = {**contents[0], "date": max(content["date"] for content in contents)}
+    latest["repeats"] = min(content["repeats"] for content in contents)
     return {**latest, "commands": [c["command"] for c in contents], "runs": merged, "rows": best(merged)}
 
 
