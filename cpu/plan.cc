@@ -14,6 +14,7 @@ struct Work {
   double windows_per_row;  // convolution results per row of results, a whole row wide
   int64_t parts;           // stacks * groups
   double threads;
+  double end;  // of a list: cycles
   // Of one candidate plan:
   int64_t blocks;      // of output channels
   int64_t chunks;      // of kernel rows and channels
@@ -26,6 +27,7 @@ struct Work {
 constexpr double kList = 80;          // compressing, counting, ordering and copying one window's list, ...
 constexpr double kListEntry = 1.5;    // ... and each of its entries
 constexpr double kSum = 1.5;          // loading and storing one vector of sums, per window and chunk
+constexpr double kShort = 30;         // more where windows are single pixels: the branch miss at the end of a list
 constexpr double kEntry = 0.8;        // value and offset of one entry, per block
 constexpr double kVector = 0.5;       // one multiply-add with a weight from L1
 constexpr double kVectorMiss = 0.25;  // more for each doubling of the slice beyond L1
@@ -38,7 +40,7 @@ double TaskCycles(const Work& w, const ConvPlan& p) {
   const double windows = p.tile_rows * w.windows_per_row * p.tile_cols / w.columns;
   const double lists = windows * (kList + kListEntry * w.entries);
   const double vector = kVector + kVectorMiss * w.doublings;
-  const double sums = windows * (kSum * p.vectors + (kEntry + vector * p.vectors) * w.entries);
+  const double sums = windows * (w.end + kSum * p.vectors + (kEntry + vector * p.vectors) * w.entries);
   const double packing = w.slice_lines * (kPacked + kPackedMiss * w.doublings);
   return kTask + w.chunks * (lists + p.task_blocks * (sums + packing));
 }
@@ -101,6 +103,7 @@ Work WorkOf(const ConvArgs& a, const Machine& machine) {
   w.windows_per_row = across * std::max<int64_t>(1, std::min(a.conv_size[0], a.window_stride[0]));
   w.parts = a.stacks * a.groups;
   w.threads = static_cast<double>(machine.threads);
+  w.end = a.kernel_size[0] * a.kernel_size[1] == 1 ? kShort : 0;
   return w;
 }
 
