@@ -114,7 +114,7 @@ StepCycles CyclesOfStep(const WarpgroupPlan& plan, int element_bytes, bool in_ch
   constexpr StepCycles kSplitRow = {3.1, 1.6};                             // for each row of pixels
   // In a chain, by filters and 56 or 112 pixels.
   constexpr double kChainAlone[2][2] = {{433, 415}, {467, 253}};
-  constexpr StepCycles kChainTf32[2][2] = {{{343, 191}, {311, 268}}, {{391, 317}, {499, 396}}};
+  constexpr StepCycles kChainTf32[2][2] = {{{366, 220}, {382, 254}}, {{480, 509}, {600, 630}}};
   const int wide = plan.filters == 128, high = plan.pixels == 112, size = element_bytes == 4;
   if (plan.parts) {
     const StepCycles& step = kParts[high + wide];
@@ -150,7 +150,7 @@ double MeetingCycles(const WarpgroupPlan& plan, int element_bytes, bool in_chain
     };
     const bool tf32_in_chain = in_chain && element_bytes == 4;
     const Reading reading = plan.parts      ? Reading{461, 217, 83}
-                            : tf32_in_chain ? Reading{290, 36, 380}
+                            : tf32_in_chain ? Reading{20, 276, 399}
                                             : Reading{290, 36, 380};
     return reading.meet + reading.split * plan.splits + reading.round * MeetingRounds(plan);
   }
@@ -281,7 +281,7 @@ namespace {
 
 // What a kernel of a chain costs beside its own cycles. shares: there are more blocks than multiprocessors.
 double ChainCycles(const WarpgroupPlan& plan, int element_bytes, bool shares) {
-  constexpr double kSharing = 478, kStart[2][2] = {{0, 0}, {0, 0}};  // of TF32, as kChainTf32
+  constexpr double kSharing = 478, kStart[2][2] = {{290, -40}, {240, 1600}};  // of TF32, as kChainTf32
   const bool is_known = element_bytes == 4 && (plan.pixels == 56 || plan.pixels == 112);
   return (shares ? kSharing : 0) + (is_known ? kStart[plan.filters == 128][plan.pixels == 112] : 0);
 }
