@@ -24,8 +24,8 @@ _TF32_FLOPS = 2.5e8
 # parts, which take 1.5 times as long, are at most a quarter slower at the zeros of DenseNet's 3x3 layers.
 _16BIT_FLOPS = 9.3e8
 _16BIT_COPY = 8  # channels, as _COPY
-# Without groups, to fewer than so many features: DenseNet's 3x3 layers of 6,272 pixels with 462 MFLOP take 1.09 to 1.11
-# times as long as cuDNN's, those with 116 and 231 MFLOP 0.5 to 0.9 times (h200_network_layers_*.json).
+# Without groups, to fewer than so many features: DenseNet's 3x3 layers of 6,272 pixels with 462 MFLOP take 1.08 to 1.18
+# times as long as cuDNN's, those with up to 231 MFLOP 0.59 to 0.86 times (h200_network_layers_*.json).
 _16BIT_FEATURES = 64
 _16BIT_FEW_FLOPS = 2.5e8
 # The same at HIGHEST, where tensor cores multiply float32 in parts: of the layers in paper/fig9.json, fig12.json and
