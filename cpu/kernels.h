@@ -24,9 +24,7 @@ int64_t CountNonZeros(const void* x, int64_t runs, int64_t step) {
   for (int64_t run = 0; run < runs; ++run, begin += step) {
     constexpr int64_t kRunsAhead = 16;  // each is a cache miss
     if (run + kRunsAhead < runs) __builtin_prefetch(begin + kRunsAhead * step);
-    int32_t here = 0;
-    for (int64_t i = 0; i < kCountRun; ++i) here += !IsZero(Widen(begin[i]));
-    count += here;
+    count += __builtin_popcountll(NonZeroBits(begin, kCountRun));
   }
   return count;
 }

@@ -152,7 +152,7 @@ inline A* SumsOfRow(const ConvTask& task, const SumsLayout& layout, const TileIm
   return sums + (image.first_sum + y - image.conv_rows.begin) * layout.columns * task.plan->block;
 }
 
-constexpr int64_t kSweepBytes = 4096;  // of sums that are zeroed, added to and written in one go
+constexpr int64_t kSweepBytes = 8192;  // of sums that are zeroed, added to and written in one go
 
 // What adds row y of one image, which is the tile's `row`-th, and if it meets all kernel rows those after it that do.
 template <typename T, typename A>
