@@ -38,11 +38,11 @@ from benchmarks.cases import GPU, MAPS, Layer
 from jax_sparse_conv import environment, primitives, timing
 from jax_sparse_conv import geometry as geo
 
-LEAST_CHANNELS = 32
+_LEAST_CHANNELS = 32
 LAYERS = tuple(
     layer
     for layer in {layer.name: layer for layer in (*GPU, *MAPS)}.values()
-    if layer.op != "dense" and layer.channels >= LEAST_CHANNELS
+    if layer.op != "dense" and layer.channels >= _LEAST_CHANNELS
 )
 ZEROS = (0, 85, 90, 93, 95, 97, 99, 100)  # close together where the sides cross
 SHARE, MICROSECONDS = 0.03, 2.0  # allowed

@@ -104,6 +104,8 @@ def measure(
     without = functions
     if case.weights == CONSTANTS:  # other weights, another program
         without, _ = _programs(case, network, [*results], plans, weights["none"], operands["none"], reasons, say)
+        functions = {side: functions[side] for side in without}
+        results = {side: results[side] for side in without}
     say({"begin": case.name, "side": ALL})
     times = {
         "profile": _times(functions, operands["profile"], repeats),

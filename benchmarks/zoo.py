@@ -7,7 +7,7 @@
     python -m benchmarks.zoo --networks vgg19 --batch 1 8 --zeros none 50 95 profile --json gpu.json
     python -m benchmarks.zoo --kinds default highest --batch 8 32 --part 1 2 --seconds 300 --again 30 --json first.json
     python -m benchmarks.zoo --list first.json second.json
-    python -m benchmarks.zoo --below 1 --of first.json second.json --repeats 15 --also direct ecr --json again.json
+    python -m benchmarks.zoo --kinds default --batch 8 --below 1 --of first.json second.json --json again.json
 
 Layers are those of `models.NETWORKS` with folded batch norms, equal ones once, each at 0 % zeros and with as many as
 the networks' sparsity profiles give its input (the fewest of them), in patches as in `jax_sparse_conv.models.profile`
@@ -61,7 +61,7 @@ _ROUNDS = 3
 _WRITE_SECONDS = 2.0  # between two versions of the file
 _USERS = 3  # layers of a kind that are named
 _Wanted: TypeAlias = tuple[Call, tables.Row]  # a call, and what is known of one of its rows before it is timed
-_WEIGHTS_HELP = f"{WEIGHTS_HELP}; cold: arguments, copies of the kernel in turn, more than a cache holds"
+_WEIGHTS_HELP = f"{WEIGHTS_HELP}; cold: arguments, up to 32 copies of the kernel in turn"
 _COLD_BYTES = 2**28  # of kernels, so that none is still in a cache when its turn comes again
 _MOST_KERNELS = 32
 _TARGET = re.compile(r"@jsc_(\w+)")
@@ -170,6 +170,8 @@ def _measure_all(options: argparse.Namespace, content: dict[str, Any]) -> int:
     waiting = _waiting(options, planned)
     if options.of:
         waiting = {key: wanted for key, wanted in waiting.items() if key in below}
+        if below and not waiting:
+            raise ValueError("--of: what lost there is not among these networks, kinds, batches, zeros and weights")
     for key, (_, about) in waiting.items():
         row = rows.get(key, about)
         if about["implementation"] != row["implementation"] or (options.also and "ratio" not in row):
@@ -183,7 +185,9 @@ def _measure_all(options: argparse.Namespace, content: dict[str, Any]) -> int:
         while due and time.monotonic() <= end:
             key = due.pop(0)
             next_ = waiting[due[0]] if due else None
-            rows[key] = {"rounds": round_ + 1} | _row(options, planned, *waiting[key], round_, next_)
+            new = _row(options, planned, *waiting[key], round_, next_)
+            kept = rows[key] if round_ and "failed" in new else {}  # a loss stays one where another try fails
+            rows[key] = kept | {"rounds": round_ + 1} | new
             if time.monotonic() > written + _WRITE_SECONDS:
                 written = time.monotonic()
                 _write(options, content, rows, left + len(due))
@@ -234,6 +238,8 @@ def _write(
 def _chosen(options: argparse.Namespace) -> Iterator[ZooLayer]:
     """The layers to be timed, of every kind and batch the most frequent ones first."""
     part, parts = options.part
+    if not 1 <= part <= parts:
+        raise ValueError(f"--part {part} {parts}: the first must be 1 to the second")
     found = (layer for layer in _layers(options) if re.search(options.calls, layer.call.describe()))
     return itertools.islice(found, part - 1, None, parts)
 

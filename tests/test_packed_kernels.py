@@ -46,7 +46,7 @@ def test_packed_arguments_against_float64(case: Case, pixels: str) -> None:
             assert not np.asarray(result).any()
 
 
-@pytest.mark.parametrize("features", [32, 200])  # few blocks read their values from x, many from a copy
+@pytest.mark.parametrize("features", [32, 520])  # one block of 128 reads its values from x, five read a copy
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_every_channel_is_found(features: int, dtype: str, pixels: str) -> None:
     channels = 130  # more than two words have bits; each pixel has another one
