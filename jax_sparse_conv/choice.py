@@ -47,6 +47,8 @@ _CPU_STRIDED_FLOPS = 1e9  # of a 1x1 convolution that strides, from which "direc
 # 1x1 convolutions to many more channels, from so many pixels on: "direct" is up to a tenth slower than XLA for 256 to
 # 1024 channels at 8 x 14x14 and 1.4 times as fast for 512 to 2048 at 8 x 7x7.
 _CPU_WIDENING, _CPU_WIDE_CHANNELS, _CPU_WIDE_PIXELS = 4, 256, 1024
+# Pooled 1x1 convolutions: "direct" takes a tenth longer than XLA for 256 to 128 channels at 8 x 56x56.
+_CPU_POOLED_FLOPS = 1e9
 
 # CUDA, microseconds on an H200 from benchmarks/results/h200_layers.json and h200_run_*.json, as shares of what the
 # device's properties promise, so that they carry over. Checked with paper/networks.json, where None is level with XLA
@@ -111,14 +113,18 @@ def chooses_natively(work: Work, platform: str) -> bool:
     """Whether the native call chooses by itself, by a sample of x, between sparse loops and a dense one."""
     if platform != "cpu" or work.method not in ("ecr", "pecr") or work.is_symbolic:
         return False
-    if work.kernel_shape[1] * work.kernel_shape[2] == 1 and _is_xlas_at_full_density(work):
+    if _is_xlas_at_full_density(work):
         return False
     return not work.is_image and work.geometry.groups == 1 and work.itemsize > 2
 
 
 def _is_xlas_at_full_density(work: Work) -> bool:
-    """Whether XLA is the fastest for a 1x1 convolution without zeros on a CPU."""
+    """Whether XLA is the fastest for a convolution without zeros on a CPU."""
     channels, features = work.kernel_shape[3:]
+    if work.kernel_shape[1] * work.kernel_shape[2] > 1:
+        return False
+    if work.geometry.pool is not None and work.flops > _CPU_POOLED_FLOPS:
+        return True
     widens = channels >= _CPU_WIDE_CHANNELS and features >= _CPU_WIDENING * channels
     strides = max(work.geometry.strides) > 1
     return (widens and work.pixels >= _CPU_WIDE_PIXELS) or (strides and work.flops > _CPU_STRIDED_FLOPS)

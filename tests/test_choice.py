@@ -113,6 +113,14 @@ def test_large_strided_convolutions_of_1x1_branch_to_xlas_on_a_cpu() -> None:
         assert choice.threshold(work, "cpu") == 0.65
 
 
+def test_large_pooled_convolutions_of_1x1_branch_to_xlas_on_a_cpu() -> None:
+    pooled = Geometry(pool=Pool("avg", (2, 2), (2, 2), ((0, 0), (0, 0))))
+    for images, native in ((1, True), (8, False)):
+        work = Work("pecr", (images, 56, 56, 256), (1, 1, 1, 256, 128), pooled, "float32", True)
+        assert choice.chooses_natively(work, "cpu") is native
+        assert choice.threshold(work, "cpu") == 0.65
+
+
 @pytest.mark.parametrize("shape", [(1, 14, 14, 256), (2, 7, 9, 33), (1, 1, 1, 1), (3, 50, 50, 96)])
 def test_samples_meet_every_channel_and_estimate_the_density(shape: tuple[int, ...]) -> None:
     step = sampling.sample_step(shape)
