@@ -45,7 +45,7 @@ __device__ __forceinline__ int2 FinishTile(const Task& task, float4 bias, float*
     } else {
       writer.template WritePooled<1>(0, 1, bias, [&](int) { return tile; });
     }
-  } else if (task.splits == 2 || MeetByMail(3, U::kPixels, U::kParts)) {  // more blocks come together by mail
+  } else if (task.splits == 2 || HasMail(U::kPixels, U::kParts)) {  // more blocks come together by mail
     WriteTogether<4, 2>(writer, at.split, task.splits, bias, tile);
   } else if (task.splits <= 4) {
     WriteTogether<2, 4>(writer, at.split, task.splits, bias, tile);
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
   auto* tile = reinterpret_cast<float*>(stages);  // sums take the stages' place
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarp, 0);
   WarpgroupPlace at = FindWarpgroupPlace<U>(task, blockIdx.x);
-  const bool by_mail = U::kMail && task.splits > 2, mail_apart = by_mail && task.mail_at > 0;
+  const bool by_mail = MeetByMail(task.splits, U::kPixels, U::kParts), mail_apart = by_mail && task.mail_at > 0;
   int2 counted = {0, 0};
   float4 bias = {};
   if constexpr (!U::kParts) bias = WarpgroupWriter<U, T>::LoadBias(task, at);
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
     asm volatile("bar.sync 1, %0;" ::"n"(U::kThreads) : "memory");
     float sums[U::kPixels / 2];
     WalkOf<U, T> walk(task, at, SharedAddress(stages), SharedAddress(filters), barriers);
-    if constexpr (U::kMail) {
+    if constexpr (HasMail(U::kPixels, U::kParts)) {
       Mail<U, T> mail(task);
       if (by_mail) {  // while the first copies come
         if (threadIdx.x == 0) mail.Init(at, &mail_full);
@@ -97,7 +97,6 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
       }
       MultiplySteps(walk, at.end_step - at.first_step, sums);
       if (by_mail) {
-        if constexpr (U::kParts) RepairParts<U>(task, sums, tile);
         if (!mail_apart) ArriveAtCluster();  // done with the stages
         WaitForCluster();
         mail.Send(sums);
@@ -109,7 +108,7 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
       MultiplySteps(walk, at.end_step - at.first_step, sums);
     }
     if constexpr (U::kParts) {
-      if (!by_mail) StoreParts<U>(task, sums, tile);
+      StoreParts<U>(task, sums, tile);
     } else if (!by_mail) {
       asm volatile("bar.sync 2, %0;" ::"n"(U::kConsumers) : "memory");  // all stages are read
       StepFilters<U, T>::Store(sums, tile);

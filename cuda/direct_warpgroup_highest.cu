@@ -9,9 +9,7 @@ ffi::Error WarpgroupHighest(const ConvCall& call, const WarpgroupPlan& plan, con
   if (plan.filters == 128)
     return LaunchWarpgroup<WarpgroupTile<float, 128, 112, true>, float>(call, plan, maps, stream);
   if (plan.pixels == 112) return LaunchWarpgroup<WarpgroupTile<float, 64, 112, true>, float>(call, plan, maps, stream);
-  if (plan.splits > 2) return LaunchWarpgroup<WarpgroupTile<float, 64, 56, true>, float>(call, plan, maps, stream);
-  // Without mail registers suffice for a third block of a multiprocessor.
-  return LaunchWarpgroup<WarpgroupTile<float, 64, 56, true, false>, float>(call, plan, maps, stream);
+  return LaunchWarpgroup<WarpgroupTile<float, 64, 56, true>, float>(call, plan, maps, stream);
 }
 
 }  // namespace jsc

@@ -12,8 +12,7 @@
 //   and the places of a warp's rows by a lane each.
 // Lost: the same with 23 KB of code (0.7 us slower than reading, instead of 0.4 faster); sums staged and sent by the
 //   copy engine, a lane asking for each row (0.1 us slower); two blocks, each with half of the tile to write, piece by
-//   piece (0.3 to 1 us slower than reading); products in parts with registers for a third block of a multiprocessor,
-//   which leave none for places found early (2 % slower; with a second block only, 1 to 2 % faster).
+//   piece (0.3 to 1 us slower than reading); products in parts, which have no registers for places found early.
 #ifndef JSC_CUDA_WARPGROUP_MAIL_CUH_
 #define JSC_CUDA_WARPGROUP_MAIL_CUH_
 

@@ -230,38 +230,20 @@ __device__ __noinline__ void ComputeAgain(const PartsTask& task, float* tile) {
 }
 
 #if __CUDA_ARCH__ >= 900
-// Whether any thread of the block has sums that are not finite; and all stages are read.
-template <class U>
-__device__ __forceinline__ bool AnyNotFinite(const float (&sums)[U::kPixels / 2]) {
-  int any;
-  asm volatile(
-      "{\n .reg .pred mine, any;\n setp.ne.b32 mine, %1, 0;\n bar.red.or.pred any, 2, %2, mine;\n"
-      " selp.b32 %0, 1, 0, any;\n}"
-      : "=r"(any)
-      : "r"(static_cast<int>(!AreFinite(sums))), "n"(U::kConsumers)
-      : "memory");
-  return any != 0;
-}
-
 // Stores a block's sums where its stages were, those that are not finite computed again.
 template <class U>
 __device__ __forceinline__ void StoreParts(const PartsTask& task, const float (&sums)[U::kPixels / 2], float* tile) {
-  const bool again = AnyNotFinite<U>(sums);
+  int again;  // of any thread; and all stages are read
+  asm volatile(
+      "{\n .reg .pred mine, any;\n setp.ne.b32 mine, %1, 0;\n bar.red.or.pred any, 2, %2, mine;\n"
+      " selp.b32 %0, 1, 0, any;\n}"
+      : "=r"(again)
+      : "r"(static_cast<int>(!AreFinite(sums))), "n"(U::kConsumers)
+      : "memory");
   StepFilters<U, float>::Store(sums, tile);
-  if (!again) return;
+  if (again == 0) return;
   asm volatile("bar.sync 2, %0;" ::"n"(U::kConsumers) : "memory");
   ComputeAgain<U>(task, tile);
-}
-
-// The same where sums stay in registers. Until then nothing may be sent to where the stages were.
-template <class U>
-__device__ __forceinline__ void RepairParts(const PartsTask& task, float (&sums)[U::kPixels / 2], float* tile) {
-  if (!AnyNotFinite<U>(sums)) return;
-  StepFilters<U, float>::Store(sums, tile);
-  asm volatile("bar.sync 2, %0;" ::"n"(U::kConsumers) : "memory");
-  ComputeAgain<U>(task, tile);
-  asm volatile("bar.sync 2, %0;" ::"n"(U::kConsumers) : "memory");
-  StepFilters<U, float>::LoadBack(sums, tile);
 }
 
 template <class U, typename T>

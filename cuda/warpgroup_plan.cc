@@ -103,18 +103,17 @@ struct StepCycles {
 };
 
 // rows: of pixels, copied for a step. In a chain filters, and the kernels in front and behind, ask for the same memory
-// and multiprocessors, and of 16-bit elements a block alone is the only one that was measured there.
+// and multiprocessors.
 StepCycles CyclesOfStep(const WarpgroupPlan& plan, int element_bytes, bool in_chain, double rows) {
   // By elements of 2 and 4 bytes, 64 and 128 filters, 56, 96, 112, 192 and 224 pixels.
   constexpr StepCycles kSteps[2][2][5] = {{{{335, 193}, {782, 391}, {550, 275}, {320, 556}, {595, 513}},
                                            {{404, 330}, {507, 406}, {253, 465}, {511, 666}, {636, 949}}},
                                           {{{339, 191}, {692, 376}, {329, 268}, {286, 421}, {393, 471}},
                                            {{400, 317}, {595, 405}, {499, 396}, {595, 769}, {583, 943}}}};
-  constexpr StepCycles kParts[] = {{460, 383}, {781, 610}, {1147, 1147}};  // 64 x 56, 64 x 112, 128 x 112
-  constexpr StepCycles kSplitRow = {3.1, 1.6};                             // for each row of pixels
-  // In a chain, by filters and 56 or 112 pixels.
-  constexpr double kChainAlone[2][2] = {{433, 415}, {467, 253}};
-  constexpr StepCycles kChainTf32[2][2] = {{{366, 220}, {382, 254}}, {{480, 509}, {600, 630}}};
+  constexpr StepCycles kParts[] = {{490, 385}, {755, 640}, {1110, 1110}};  // 64 x 56, 64 x 112, 128 x 112
+  constexpr StepCycles kSplitRow = {2.9, 1.6};                             // for each row of pixels
+  // Of a block alone in a chain, by elements, filters and 56 or 112 pixels.
+  constexpr double kChain[2][2][2] = {{{433, 415}, {467, 253}}, {{343, 311}, {391, 499}}};
   const int wide = plan.filters == 128, high = plan.pixels == 112, size = element_bytes == 4;
   if (plan.parts) {
     const StepCycles& step = kParts[high + wide];
@@ -123,9 +122,7 @@ StepCycles CyclesOfStep(const WarpgroupPlan& plan, int element_bytes, bool in_ch
   int tile = 0;
   while (kTilePixels[tile] < plan.pixels) ++tile;
   StepCycles step = kSteps[size][wide][tile];
-  if (!in_chain || (plan.pixels != 56 && plan.pixels != 112)) return step;
-  if (size) return kChainTf32[wide][high];
-  step.alone = kChainAlone[wide][high];
+  if (in_chain && (high || plan.pixels == 56)) step.alone = kChain[size][wide][high];
   return step;
 }
 
@@ -142,44 +139,34 @@ int MeetingRounds(const WarpgroupPlan& plan) {
 }
 
 // From a block's last product, or from its sums in shared memory, to the last result.
-double MeetingCycles(const WarpgroupPlan& plan, int element_bytes, bool in_chain) {
+double MeetingCycles(const WarpgroupPlan& plan, bool in_chain) {
   if (plan.splits == 1) return 0;
   if (!MeetByMail(plan.splits, plan.pixels, plan.parts)) {
-    struct Reading {
-      double meet, split, round;
-    };
-    const bool tf32_in_chain = in_chain && element_bytes == 4;
-    const Reading reading = plan.parts      ? Reading{461, 217, 83}
-                            : tf32_in_chain ? Reading{20, 276, 399}
-                                            : Reading{290, 36, 380};
-    return reading.meet + reading.split * plan.splits + reading.round * MeetingRounds(plan);
+    constexpr double kMeet = 290, kSplit = 36, kRound = 380;
+    return kMeet + kSplit * plan.splits + kRound * MeetingRounds(plan);
   }
   struct Mail {
     double meet, split, kilobyte, piece;  // piece: of a warp
   };
-  const Mail mail = plan.parts ? Mail{5, 115, 1, 373} : in_chain ? Mail{280, 23, 19, 210} : Mail{872, 31, 15, 124};
+  const Mail mail = in_chain ? Mail{280, 23, 19, 210} : Mail{872, 31, 15, 124};
   const double pieces = MailPieces(plan, 1), of_warp = std::ceil(pieces * 16 / plan.filters);
   return mail.meet + mail.split * plan.splits + mail.kilobyte * pieces * plan.splits / 2 + mail.piece * of_warp;
 }
 
 // Cycles until the last block is done, comparable to those of direct_plan.cc (1,500 a microsecond). The figures fit
 // 2,700 times of 21 layers at batch 1, 8 and 32 on an H200; the plan chosen loses 1 % there on average and 9 % at
-// most. Mail, and 16-bit elements in chains: 3,000 times of 15 layers at batch 1, 0.5 % and 7 % in chains of equal
-// layers, 1 % and 12 % alone. TF32 in chains: 750 times of three whole networks, of which one layer's plan changed; the
-// plans chosen lose 4 % (36 of 911 us, layer by layer; by constants of chains of equal layers 65). Products in parts:
-// 900 times of 12 layers at batch 1 and 8, 1 % and 12 %, and 600 of the same networks, 34 of 1,690 us (56 before).
+// most. Products in parts: 700 times of 16 layers, 1 % and 11 %. Mail, and what differs in chains: 3,000 times of 15
+// layers at batch 1, 0.5 % and 7 % in chains of equal layers, 1 % and 12 % alone.
 double Cycles(const WarpgroupPlan& plan, const ConvArgs& a, int element_bytes, bool in_chain, int64_t tiles,
               const DeviceInfo& device) {
   constexpr double kBlock = 4750, kCacheBytes = 58, kWindows = 1.22, kTapWait = 20;
   const bool by_mail = MeetByMail(plan.splits, plan.pixels, plan.parts);
-  const double of_mail = plan.parts ? 773 : in_chain ? 690 : 618, of_sums = plan.parts ? 818 : 740;
-  const double tile_end = by_mail ? of_mail : of_sums;
-  const double next_wave = plan.parts ? 458 : 2130;
+  const double of_mail = in_chain ? 690 : 618, tile_end = plan.parts ? 870 : by_mail ? of_mail : 740;
+  const double next_wave = plan.parts ? 3400 : 2130;
   const int64_t places =
       plan.splits > 1 ? static_cast<int64_t>(device.clusters[plan.splits]) * plan.splits : device.multiprocessors;
-  const int64_t resident =
-      std::min<int64_t>(WarpgroupResident(plan.filters, plan.pixels, element_bytes, plan.parts, by_mail),
-                        device.shared_memory_sm / (plan.shared_bytes + 1024));
+  const int64_t resident = std::min<int64_t>(WarpgroupResident(plan.filters, plan.pixels, element_bytes, plan.parts),
+                                             device.shared_memory_sm / (plan.shared_bytes + 1024));
   const int64_t blocks = tiles * plan.splits;
   const auto layers = static_cast<double>(DivideUp(blocks, places));
   const auto waves = static_cast<double>(DivideUp(DivideUp(blocks, places), resident));
@@ -202,7 +189,7 @@ double Cycles(const WarpgroupPlan& plan, const ConvArgs& a, int element_bytes, b
   }
   const double work = std::max({layers * steps * step.busy, waves * steps * alone, copying});
   const double ends = layers * tile_end * sums + (waves > 1 ? waves * next_wave : 0);
-  const double meeting = waves * MeetingCycles(plan, element_bytes, in_chain);
+  const double meeting = waves * MeetingCycles(plan, in_chain);
   if (plan.parts) return kBlock + std::max(work + ends + meeting, bytes / 2080);
   return kBlock + Both(work + ends + meeting, bytes / 2383);
 }
@@ -262,8 +249,7 @@ bool CompleteWarpgroupPlan(const ConvArgs& a, int element_bytes, bool in_chain, 
   plan->pixel_tiles = static_cast<int>(tiles);
   plan->feature_tiles = static_cast<int>(feature_tiles);
   constexpr int kStatic = 2048;  // shared memory of barriers, and what the system keeps of a block
-  const bool by_mail = MeetByMail(plan->splits, plan->pixels, plan->parts);
-  const int resident = WarpgroupResident(plan->filters, plan->pixels, element_bytes, plan->parts, by_mail);
+  const int resident = WarpgroupResident(plan->filters, plan->pixels, element_bytes, plan->parts);
   // Where there is a multiprocessor for each block, it takes what leaves room for as large a one of the next kernel.
   const bool is_alone = tiles * feature_tiles * plan->splits * a.stacks <= device.multiprocessors;
   const int beside = is_alone ? std::min(resident, 2) : resident;
@@ -277,22 +263,12 @@ bool CompleteWarpgroupPlan(const ConvArgs& a, int element_bytes, bool in_chain, 
   return true;
 }
 
-namespace {
-
-// What a kernel of a chain costs beside its own cycles. shares: there are more blocks than multiprocessors.
-double ChainCycles(const WarpgroupPlan& plan, int element_bytes, bool shares) {
-  constexpr double kSharing = 478, kStart[2][2] = {{290, -40}, {240, 1600}};  // of TF32, as kChainTf32
-  const bool is_known = element_bytes == 4 && (plan.pixels == 56 || plan.pixels == 112);
-  return (shares ? kSharing : 0) + (is_known ? kStart[plan.filters == 128][plan.pixels == 112] : 0);
-}
-
-}  // namespace
-
 WarpgroupPlan ChooseWarpgroupPlan(const ConvArgs& a, int element_bytes, bool in_chain, const DeviceInfo& device) {
   WarpgroupPlan best{};
   best.cycles = std::numeric_limits<double>::infinity();
   const int64_t step = 16 / element_bytes;  // elements of 16 bytes, which the copy engine asks of rows
   if (a.channels % step != 0 || a.features % step != 0) return best;
+  constexpr double kSharing = 478;     // in a chain, of blocks that share multiprocessors with those in front
   constexpr int64_t kSlack = 1 << 10;  // numbers of pixels beyond the last, in a tile
   const int64_t results = a.images * a.conv_size[0] * a.conv_size[1];
   if (results > kMaxCount - kSlack || a.images * a.size[0] * a.size[1] > kMaxCount - kSlack || a.stacks > kMaxStacks ||
@@ -310,7 +286,7 @@ WarpgroupPlan ChooseWarpgroupPlan(const ConvArgs& a, int element_bytes, bool in_
           plan.splits = splits;
           if (!CompleteWarpgroupPlan(a, element_bytes, in_chain, device, &plan)) continue;
           const int64_t blocks = int64_t{plan.pixel_tiles} * plan.feature_tiles * plan.splits * a.stacks;
-          if (in_chain && !plan.parts) plan.cycles += ChainCycles(plan, element_bytes, blocks > device.multiprocessors);
+          if (in_chain && !plan.parts && blocks > device.multiprocessors) plan.cycles += kSharing;
           if (plan.cycles < best.cycles) best = plan;
         }
       }

@@ -11,20 +11,19 @@ constexpr int kSwizzleBytes = 1024;  // after which it repeats: where a stage ma
 constexpr int kPatchWidth = 8;       // results of a tile's row, where a tile is a patch
 constexpr int kMaxRing = 8;          // stages of either ring
 
-// Whether blocks that share a tile's steps send each other their sums (warpgroup_mail.cuh), or read them: only tiles of
-// 56 and, but for products in parts, 112 pixels have registers for it.
-constexpr bool MeetByMail(int splits, int pixels, bool parts) {
-  return splits > 2 && (pixels == 56 || (pixels == 112 && !parts));
-}
-
 // Blocks of a multiprocessor that a tile's registers suffice for: of 112 pixels and filters in registers for fewer.
 // parts: products of float32 in parts, which have tiles of 64 x 56, 64 x 112 and 128 x 112.
-constexpr int WarpgroupResident(int filters, int pixels, int element_bytes, bool parts, bool by_mail) {
-  if (parts) return filters > 64 ? 1 : pixels > 56 || by_mail ? 2 : 3;
+constexpr int WarpgroupResident(int filters, int pixels, int element_bytes, bool parts) {
+  if (parts) return filters > 64 ? 1 : pixels > 56 ? 2 : 3;
   if (pixels == 112 && element_bytes == 4) return filters > 64 ? 1 : 3;
   if (pixels > 112) return filters > 64 ? 1 : 2;
   return filters > 64 ? 2 : 4;
 }
+
+// Whether blocks that share a tile's steps send each other their sums (warpgroup_mail.cuh), or read them: only tiles of
+// 56 and 112 pixels have registers for it.
+constexpr bool HasMail(int pixels, bool parts) { return (pixels == 56 || pixels == 112) && !parts; }
+constexpr bool MeetByMail(int splits, int pixels, bool parts) { return splits > 2 && HasMail(pixels, parts); }
 
 // Blocks that take the tiles of a stack in turns: where there are more than run at once, and sums that no other block
 // has, so that they never leave registers and the next tile's copies come while results are written.

@@ -8,16 +8,16 @@
 namespace jsc {
 
 // A block's tile and threads. kDeep: channels of a step, kBox: filters of a box of the kernel, both 128 bytes. kParts:
-// float32-accurate products (warpgroup_parts.cuh). kMail: blocks that share steps may meet by mail.
-template <typename T, int kFilters_, int kPixels_, bool kParts_ = false, bool kMail_ = MeetByMail(3, kPixels_, kParts_)>
+// float32-accurate products (warpgroup_parts.cuh).
+template <typename T, int kFilters_, int kPixels_, bool kParts_ = false>
 struct WarpgroupTile {
   static constexpr int kFilters = kFilters_, kPixels = kPixels_;
-  static constexpr bool kParts = kParts_, kMail = kMail_;
+  static constexpr bool kParts = kParts_;
   static constexpr int kGroups = kFilters / 64;  // warpgroups, each with 64 filters and all pixels
   static constexpr int kConsumers = kGroups * 128, kThreads = kConsumers + kWarp;  // the last warp asks for copies
   static constexpr int kDeep = kRowBytes / static_cast<int>(sizeof(T)), kBox = kDeep;
   static constexpr int kBoxBytes = kDeep * kRowBytes, kFilterBytes = kFilters / kBox * kBoxBytes;  // of a stage
-  static constexpr int kResident = WarpgroupResident(kFilters, kPixels, static_cast<int>(sizeof(T)), kParts, kMail);
+  static constexpr int kResident = WarpgroupResident(kFilters, kPixels, static_cast<int>(sizeof(T)), kParts);
   static constexpr int kSumStride = kFilters + 4;  // words between pixels' sums, for distinct banks
 };
 
