@@ -49,6 +49,9 @@ _CPU_STRIDED_FLOPS = 1e9  # of a 1x1 convolution that strides, from which "direc
 _CPU_WIDENING, _CPU_WIDE_CHANNELS, _CPU_WIDE_PIXELS = 4, 256, 1024
 # Pooled 1x1 convolutions: "direct" takes a tenth longer than XLA for 256 to 128 channels at 8 x 56x56.
 _CPU_POOLED_FLOPS = 1e9
+# Results of more bytes are memory that is new in every call: nearly without zeros our loops take a tenth longer than
+# XLA for 64 to 128 channels at 8 x 112x112.
+_CPU_LARGE_RESULT, _CPU_LARGE_CROSSOVER = 2**25, 0.9
 
 # CUDA, microseconds on an H200 from benchmarks/results/h200_layers.json and h200_run_*.json, as shares of what the
 # device's properties promise, so that they carry over. Checked with paper/networks.json, where None is level with XLA
@@ -95,7 +98,11 @@ def _cpu_crossover(work: Work) -> float:
         return _cpu_rows_crossover(work.x_shape[0], math.prod(work.kernel_shape))
     if work.geometry.groups > 1 or work.itemsize == 2 or work.pixels <= _CPU_FEW_PIXELS:
         return math.inf
-    return _CPU_CROSSOVER
+    return _CPU_LARGE_CROSSOVER if _has_large_result(work) else _CPU_CROSSOVER
+
+
+def _has_large_result(work: Work) -> bool:
+    return work.geometry.pool is None and work.pixels * work.kernel_shape[4] * work.itemsize > _CPU_LARGE_RESULT
 
 
 def _cpu_rows_crossover(rows: int, weights: int) -> float:
@@ -113,7 +120,7 @@ def chooses_natively(work: Work, platform: str) -> bool:
     """Whether the native call chooses by itself, by a sample of x, between sparse loops and a dense one."""
     if platform != "cpu" or work.method not in ("ecr", "pecr") or work.is_symbolic:
         return False
-    if _is_xlas_at_full_density(work):
+    if _has_large_result(work) or _is_xlas_at_full_density(work):
         return False
     return not work.is_image and work.geometry.groups == 1 and work.itemsize > 2
 

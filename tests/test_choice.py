@@ -113,6 +113,13 @@ def test_large_strided_convolutions_of_1x1_branch_to_xlas_on_a_cpu() -> None:
         assert choice.threshold(work, "cpu") == 0.65
 
 
+def test_convolutions_with_large_results_branch_to_xlas_on_a_cpu() -> None:
+    for images, native, crossover in ((1, True, 0.65), (8, False, 0.9)):
+        work = Work("ecr", (images, 112, 112, 64), (1, 3, 3, 64, 128), SAME, "float32", True)
+        assert choice.chooses_natively(work, "cpu") is native
+        assert choice.threshold(work, "cpu") == crossover
+
+
 def test_large_pooled_convolutions_of_1x1_branch_to_xlas_on_a_cpu() -> None:
     pooled = Geometry(pool=Pool("avg", (2, 2), (2, 2), ((0, 0), (0, 0))))
     for images, native in ((1, True), (8, False)):
