@@ -71,8 +71,8 @@ PixelEntries<A> TakePixelEntries(Arena& arena, const ConvTask& task, const Tile&
 // One row of pixels of one chunk, of `count` channels; asks for the next row, row_stride elements on. Returns how many
 // entries there are. pixels: [columns, pixel_stride]; bits: [columns]; values: null or what to append to.
 template <typename T, typename A>
-inline int64_t ListRow(const T* pixels, int64_t columns, int64_t pixel_stride, int64_t row_stride, int64_t count,
-                       uint64_t* bits, A* values) {
+inline int64_t ListPixelRow(const T* pixels, int64_t columns, int64_t pixel_stride, int64_t row_stride, int64_t count,
+                            uint64_t* bits, A* values) {
   constexpr int64_t kLine = 64 / sizeof(T);
   int64_t used = 0;
   for (int64_t x = 0; x < columns; ++x, pixels += pixel_stride) {
@@ -101,7 +101,7 @@ void ListEntries(const ConvTask& task, const Tile& tile, const TileImage* images
         uint64_t* const bits = entries.bits + c * entries.pixels + row * columns;
         A* const values = entries.values == nullptr ? nullptr : entries.values + c * entries.capacity + starts[row];
         const int64_t used =
-            ListRow(pixels + c * chunk_channels, columns, a.channels, a.size[1] * a.channels, count, bits, values);
+            ListPixelRow(pixels + c * chunk_channels, columns, a.channels, a.size[1] * a.channels, count, bits, values);
         starts[row + 1] = starts[row] + static_cast<int32_t>(used);
       }
     }

@@ -2,9 +2,8 @@
 //
 // Layout: one list per chunk of channels; in it the pixels of a tile row of x follow each other, with starts[] at each.
 // An entry is a value and an offset: where the packed kernel slice holds the rows that the value multiplies, in bytes.
-// For windows (conv_kernel.h) the offset is that of the tile's first column: the part of a window that lies in one row
-// of x is one contiguous segment, and a single addition moves it to the window's own column and kernel row. Pixels by
-// themselves (pixel_kernel.h) have the rows of all kernel elements from there on.
+// The offset is that of the tile's first column: the part of a window that lies in one row of x is one contiguous
+// segment, and a single addition moves it to the window's own column and kernel row.
 //
 // Why all chunks at once: pixels are C elements apart, so reading one chunk at a time meets every page of x again for
 //   each chunk. One pass over whole pixels takes 3 % less of the whole layer.
