@@ -39,7 +39,6 @@ _CPU_FEW_PIXELS = 64
 _CPU_FEW_ROWS = 4  # of a dense layer with many weights; more rows share fewer zeros
 _CPU_ROWS_CROSSOVER = 0.35
 _CPU_SMALL = 1e5  # operations: such calls are over before a branch pays
-_CPU_SMALLEST_DENSE = 5e4  # of a dense layer, which is a call's overhead alone: 120 to 84 takes 6.5 us and XLA 6.0
 # Weights of a dense layer: with several rows a branch costs small ones up to 10 %, and skipping gains little below 80 %
 # zeros. One row loses nothing without zeros, but 5 to 14 % in VGG's first layer.
 _CPU_ROW_WEIGHTS = (4e6, 5e7)
@@ -92,8 +91,6 @@ def crossover(work: Work, platform: str) -> float:
 
 def _cpu_crossover(work: Work) -> float:
     if work.is_image:
-        return 0.0
-    if work.method == "dense" and work.flops < _CPU_SMALLEST_DENSE:
         return 0.0
     if work.flops < _CPU_SMALL:
         return math.inf
