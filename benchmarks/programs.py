@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,8 +14,6 @@ from jax import lax
 from jax_sparse_conv import timing
 
 CALLS = 8  # in one program
-_STREAK_SECONDS = 0.01
-_MAX_STREAK = 200  # programs
 
 
 def times(
@@ -25,7 +22,7 @@ def times(
     weights: tuple[Any, jax.Array],
     repeats: int,
 ) -> dict[str, timing.Timing]:
-    """Time per call of each of these `of` functions in turn, in streaks of some 10 ms.
+    """Time per call of each of these `of` functions in turn, in streaks.
 
     A program in front of each streak is not timed: it finds what another function left in the caches, and the first
     calls of a layer whose kernel was driven out of them take twice to four times as long.
@@ -36,17 +33,9 @@ def times(
       weights: kernel and bias.
       repeats: samples.
     """
-    operands = (tuple(itertools.islice(itertools.cycle(xs), CALLS)), *weights)
-    for program in programs.values():
-        _seconds(program, operands, 1)  # compiles
-    slowest = max(_seconds(program, operands, 1) for program in programs.values())
-    length = min(_MAX_STREAK, math.ceil(_STREAK_SECONDS / slowest))
-    samples: dict[str, list[float]] = {name: [] for name in programs}
-    for _ in range(repeats):
-        for name, program in programs.items():
-            _seconds(program, operands, 1)
-            samples[name].append(_seconds(program, operands, length) / CALLS)
-    return {name: timing.Timing.of(found) for name, found in samples.items()}
+    inputs = tuple(itertools.islice(itertools.cycle(xs), CALLS))
+    whole = timing.streaks(programs, [(inputs, *weights)], repeats, untimed=1)
+    return {name: _per_call(found) for name, found in whole.items()}
 
 
 def of(call: Callable[..., jax.Array], constants: tuple[Any, jax.Array] | None) -> timing.Function:
@@ -72,9 +61,6 @@ def of(call: Callable[..., jax.Array], constants: tuple[Any, jax.Array] | None) 
     return program
 
 
-def _seconds(program: timing.Function, operands: timing.Operands, count: int) -> float:
-    """Per program, each waited for before the next."""
-    start = time.perf_counter()
-    for _ in range(count):
-        jax.block_until_ready(program(*operands))
-    return (time.perf_counter() - start) / count
+def _per_call(whole: timing.Timing) -> timing.Timing:
+    parts = {name: getattr(whole, name) / CALLS for name in ("best", "median", "low", "high")}
+    return dataclasses.replace(whole, **parts, samples=tuple(sample / CALLS for sample in whole.samples))

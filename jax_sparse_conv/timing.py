@@ -107,12 +107,15 @@ def blocked(
     return {name: Timing.of(values) for name, values in samples.items()}
 
 
-def streaks(functions: Mapping[str, Function], operands: Sequence[Operands], repeats: int = 30) -> dict[str, Timing]:
+def streaks(
+    functions: Mapping[str, Function], operands: Sequence[Operands], repeats: int = 30, untimed: int = 0
+) -> dict[str, Timing]:
     """Time of a call until its result is there, among calls of the same function: streaks of some 10 ms, in turns.
 
     Calls that follow another function's find its data in the caches and its threads asleep or on each other's core,
     which says more of the neighbour than of the function (`blocked` measures that). All functions make streaks of as
-    many calls as the slowest needs for 10 ms, but at least one for every tuple of operands.
+    many calls as the slowest needs for 10 ms, but at least one for every tuple of operands. The `untimed` calls in
+    front of each streak count for nothing: where a streak is one call, it still finds caches as it left them.
     """
     blocked(functions, operands, 1)  # warm
     slowest = max(_seconds(function, operands) for function in functions.values())
@@ -120,6 +123,8 @@ def streaks(functions: Mapping[str, Function], operands: Sequence[Operands], rep
     samples: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(repeats):
         for name, function in functions.items():
+            for arguments in itertools.islice(itertools.cycle(operands), untimed):
+                jax.block_until_ready(function(*arguments))
             chosen = list(itertools.islice(itertools.cycle(operands), length))
             samples[name].append(_seconds(function, chosen))
     return {name: Timing.of(values) for name, values in samples.items()}

@@ -35,6 +35,12 @@ def test_streaks_are_of_one_function_and_take_every_operand() -> None:
     assert [i for _, i in calls[-6:]] == [(timing._MAX_STREAK - 6 + i) % 3 for i in range(6)]
 
 
+def test_calls_in_front_of_streaks_are_not_timed() -> None:
+    calls: list[int] = []
+    timing.streaks({"f": calls.append}, [(0,), (1,)], repeats=1, untimed=3)
+    assert calls[-timing._MAX_STREAK - 3 :] == [0, 1, 0, *[i % 2 for i in range(timing._MAX_STREAK)]]
+
+
 def test_a_single_repeat_is_its_own_median() -> None:
     found = timing.blocked({"f": lambda: None}, [()], repeats=1)["f"]
     assert found.low == found.median == found.high
