@@ -331,6 +331,28 @@ def test_zoo_deals_out_calls_and_lists_what_fails(
     assert listed.count(" failed: ") == 2
     assert zoo.main(["--list", *map(str, reversed(paths))]) == 0
     assert capsys.readouterr().out == listed
+    assert zoo.main([*options, "--part", "3", "2"]) == 1
+    assert "--part 3 2: the first must be 1 to the second" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="a benchmark of the CPU")
+def test_zoo_keeps_a_loss_that_fails_when_it_is_timed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rows.json"
+    options = ["--networks", "lenet5", "--repeats", "1", "--zeros", "none", "--calls", "400", "--json", str(path)]
+    assert zoo.main(options) == 0
+    content = json.loads(path.read_text())
+    content["rows"][0].update(ratio=0.5, best_ratio=0.5, rounds=1)
+    path.write_text(json.dumps(content))
+
+    def fails(*_: Any) -> dict[str, Any]:
+        raise jax.errors.JaxRuntimeError("INTERNAL: status 5003")
+
+    monkeypatch.setattr(zoo, "_measure", fails)
+    assert zoo.main(options) == 0
+    (row,) = json.loads(path.read_text())["rows"]
+    assert row["ratio"] == 0.5
+    assert row["failed"] == "INTERNAL: status 5003"
+    assert zoo.losses([row]) == [row]
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="a benchmark of the CPU")
@@ -343,6 +365,7 @@ def test_zoo_times_again_what_came_out_below(tmp_path: Path) -> None:
         row.update(ratio=0.99, best_ratio=0.9) if row["users"] == ["lenet5/fc1"] else row.update(ratio=1.2)
     first.write_text(json.dumps(content))
     assert zoo.main([*options, "--below", "1", "--of", str(first), "--also", "ecr", "--json", str(again)]) == 0
+    assert zoo.main([*options, "--batch", "2", "--below", "1", "--of", str(first)]) == 1  # none of these lost
     (row,) = json.loads(again.read_text())["rows"]
     assert row["users"] == ["lenet5/fc1"]
     assert row["ecr_us"] > 0
