@@ -81,13 +81,14 @@ def lines(found: dict[str, Any]) -> list[str]:
 
 def device_name() -> str:
     """The default device's kind ("NVIDIA H200"), or the processor's model name on CPU."""
-    try:
+
+    def ask() -> str:
         from jax_sparse_conv import devices
 
         device = devices.default()
         return _cpu_model() if device.platform == "cpu" else str(device.device_kind)
-    except Exception as error:
-        return _reason(error)
+
+    return str(_or_reason(ask))
 
 
 def gpu_driver() -> str | None:
