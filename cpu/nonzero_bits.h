@@ -12,13 +12,6 @@ namespace {
 constexpr int64_t kWordBits = 64;
 constexpr bool kFindsBitsFast = kVectorBytes == 64;  // in a few operations
 
-template <typename T>
-inline uint64_t NonZeroBitsScalar(const T* source, int64_t count) {
-  uint64_t bits = 0;
-  for (int64_t i = 0; i < count; ++i) bits |= static_cast<uint64_t>(!IsZero(Widen(source[i]))) << i;
-  return bits;
-}
-
 #if defined(__AVX512F__)
 template <typename T>
 inline __mmask16 NonZeroBits16(const T* source, int64_t count, __m512& value) {
@@ -68,6 +61,13 @@ inline uint64_t CompressNonZeros(const T* source, int64_t count, float* values) 
   return bits;
 }
 #else
+template <typename T>
+inline uint64_t NonZeroBitsScalar(const T* source, int64_t count) {
+  uint64_t bits = 0;
+  for (int64_t i = 0; i < count; ++i) bits |= static_cast<uint64_t>(!IsZero(Widen(source[i]))) << i;
+  return bits;
+}
+
 template <typename T>
 inline uint64_t NonZeroBits(const T* source, int64_t count) {
   return NonZeroBitsScalar(source, count);
