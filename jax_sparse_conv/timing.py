@@ -1,7 +1,8 @@
 """How this package times calls: both sides in one process, in turns, on rotated operands, as medians.
 
 On a CPU a call is timed from start to `block_until_ready`, in streaks of the same function. On an accelerator such a
-call is mostly the latency of the host, so the device time is taken from many calls inside one jit as well.
+call is mostly the latency of the host, so the device time is taken from many calls inside one jit as well, dispatched
+while the device still has other work.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +41,9 @@ _MAX_CALLS = 32  # in one chain
 _CHAIN_BYTES = 2**31  # of operands and results alive in one chain
 _CHAINS_PER_SAMPLE = 16  # dispatching and waiting cost the host some 0.4 ms a sample: under 1 us a call this way
 _SAMPLE_SECONDS = 0.04  # fewer chains where that is 1 % of the sample
+_BUSY_SIZE, _BUSY_SECONDS = 1024, 1e-3  # of the other work, at least: products of matrices
+_MOST_BUSY = 8  # such products, because JAX lets 32 programs wait on a GPU
+_MARGIN = 1.3  # of their time over that of dispatching
 _STREAK_SECONDS = 0.01
 _MAX_STREAK = 200  # calls
 
@@ -135,12 +139,24 @@ def on_device(functions: Mapping[str, Function], operands: Sequence[Operands], r
 
     Every call of the chain has operands of its own as far as the compiler knows (they are separate parameters), and
     something of every result is returned, so nothing is merged or dropped.
+
+    Handing 100 parameters over takes the host longer than small layers take the device. So chains wait for a device
+    that is busy until the last of them is dispatched, and a sample is the difference of several of them and one.
     """
     chained = _rotated(functions.values(), operands)
     chains = {name: _chain(function) for name, function in functions.items()}
-    calls = {name: _chains_per_sample(chain, chained) for name, chain in chains.items()}
-    whole = blocked(chains, [(chained,)], repeats, calls)
-    return {name: _per_call(timing, len(chained)) for name, timing in whole.items()}
+    counts = {name: _chains_per_sample(chain, chained) for name, chain in chains.items()}
+    busy = _busy()
+    ahead = dict.fromkeys(chains, 1)  # products in front of each chain's samples
+    samples: dict[str, list[float]] = {name: [] for name in chains}
+    for repeat in range(repeats + 1):
+        for name, chain in chains.items():
+            one, _ = _behind(busy, ahead[name], chain, chained, 1)
+            more, dispatching = _behind(busy, ahead[name], chain, chained, 1 + counts[name])
+            ahead[name] = min(_MOST_BUSY, max(ahead[name], math.ceil(_MARGIN * dispatching / busy.seconds)))
+            if repeat > 0:  # the first finds out how much work is wanted in front
+                samples[name].append((more - one) / counts[name] / len(chained))
+    return {name: Timing.of(values) for name, values in samples.items()}
 
 
 def per_call(functions: Mapping[str, Function], operands: Sequence[Operands], repeats: int = 30) -> dict[str, Timing]:
@@ -256,6 +272,39 @@ def _chain_length(functions: Iterable[Function], operands: Sequence[Operands]) -
     return max(2, min(_MAX_CALLS, _CHAIN_BYTES // max(1, results * _CHAINS_PER_SAMPLE)))
 
 
+class _Busy(NamedTuple):
+    """A program that keeps the device busy for some milliseconds."""
+
+    function: Function
+    operand: jax.Array
+    seconds: float
+
+
+@functools.cache
+def _busy() -> _Busy:
+    """Products of matrices as large as that takes."""
+    function = jax.jit(functools.partial(jnp.matmul, precision="highest"))
+    size, seconds = _BUSY_SIZE // 2, 0.0
+    while seconds < _BUSY_SECONDS:
+        size *= 2
+        operand = jnp.zeros((size, size), jnp.float32)
+        seconds = blocked({"": functools.partial(function, operand)}, [(operand,)], 3)[""].best
+    return _Busy(function, operand, seconds)
+
+
+def _behind(busy: _Busy, ahead: int, chain: Function, chained: tuple[Operands, ...], count: int) -> tuple[float, float]:
+    """Seconds of so many chains behind so many products, and of dispatching the chains."""
+    start = time.perf_counter()
+    for _ in range(ahead):
+        busy.function(busy.operand, busy.operand)
+    dispatched = time.perf_counter()
+    for _ in range(count):
+        result = chain(chained)
+    dispatching = time.perf_counter() - dispatched
+    jax.block_until_ready(result)
+    return time.perf_counter() - start, dispatching
+
+
 def _chains_per_sample(chain: Function, chained: tuple[Operands, ...]) -> int:
     jax.block_until_ready(chain(chained))
     start = time.perf_counter()
@@ -274,6 +323,3 @@ def _seconds(function: Function, operands: Sequence[Operands]) -> float:
 def _nbytes(tree: Any) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
-
-def _per_call(timing: Timing, calls: int) -> Timing:
-    return Timing.of([sample / calls for sample in timing.samples])

@@ -51,8 +51,31 @@ def test_on_device_calls_are_neither_merged_nor_dropped() -> None:
         x = jnp.ones((4, 4))
         text = timing._chain(jax.jit(lambda x: x @ x)).lower(((x,),) * 3).compile().as_text()
     assert text.count("__onednn$matmul") + text.count(" dot(") >= 3
-    found = timing.on_device({"f": jax.jit(lambda x: x @ x)}, [(x,), (x,)], repeats=2)
-    assert found["f"].median > 0
+    x = jnp.ones((512, 512))
+    found = timing.on_device({"f": jax.jit(lambda x: x @ x)}, [(x,), (x,)], repeats=2)["f"]
+    assert found.repeats == 2
+    assert found.median > 0
+
+
+def test_chains_wait_for_a_device_that_is_busy_until_all_are_dispatched(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, device = [0.0], [0.0]  # the host's clock, and when the device will be done
+
+    def work(dispatching: float, seconds: float) -> None:
+        now[0] += dispatching
+        device[0] = max(device[0], now[0]) + seconds
+
+    def wait(_: None) -> None:
+        now[0] = max(now[0], device[0]) + 1e-3
+
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(timing.jax, "block_until_ready", wait)
+    monkeypatch.setattr(timing, "_busy", lambda: timing._Busy(lambda *_: work(1e-5, 2e-3), jnp.zeros(()), 2e-3))
+    monkeypatch.setattr(timing, "_chain", lambda function: lambda _: function())
+    monkeypatch.setattr(timing, "_rotated", lambda *_: [()] * 32)
+    functions = {"short": lambda: work(200e-6, 100e-6), "long": lambda: work(200e-6, 3e-3)}
+    found = timing.on_device(functions, [()], repeats=3)
+    assert found["short"].median * 32 == pytest.approx(100e-6)
+    assert found["long"].median * 32 == pytest.approx(3e-3)
 
 
 def test_chains_are_fewer_where_a_call_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
