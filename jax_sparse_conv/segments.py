@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -119,6 +119,7 @@ class _Value:
     index: int  # operand, result or byte
     first: int = -1  # step that writes it
     last: int = -1  # and the last that reads it
+    over: _Value | None = None  # the residual in whose place it is written, element by element
 
 
 @dataclasses.dataclass
@@ -133,19 +134,49 @@ class _Step:
 
 
 class Schedule:
-    """Steps, places in the workspace and attributes of a segment's custom call; see `cuda/segment_args.h`."""
+    """Steps, places in the workspace and attributes of a segment's custom call; see `cuda/segment_args.h`.
 
-    def __init__(self, operands: Sequence[Any], layers: Sequence[Layer], results: Sequence[int]) -> None:
-        self._operands, self._layers, self._results = operands, layers, results
+    Args:
+      operands: of the segment, as abstract values.
+      layers: of the segment.
+      results: which layers' results are the segment's.
+      order: of the layers, each behind those that it reads; as they are given where it is None.
+    """
+
+    def __init__(
+        self,
+        operands: Sequence[Any],
+        layers: Sequence[Layer],
+        results: Sequence[int],
+        order: Sequence[int] | None = None,
+    ) -> None:
+        self._operands, self._results = operands, results
         self._made = _avals(operands, layers)
         self._itemsize = self._made[0].dtype.itemsize
         self.values: list[_Value] = []
         self.steps: list[_Step] = []
         self._of_number: dict[int, int] = {}  # operand or ~layer -> value
-        for index, layer in enumerate(layers):
-            self._add(index, layer)
+        for index in range(len(layers)) if order is None else order:
+            self._add(index, layers[index])
+        self._share_places()
         self.workspace_bytes = self._place()
         self.precision = max(int(lowering.attributes(layer.config)["precision"]) for layer in layers)
+
+    @classmethod
+    def in_least_memory(cls, operands: Sequence[Any], layers: Sequence[Layer], results: Sequence[int]) -> Schedule:
+        """Layers as they are given, but for those that cost memory so and not right before the first that reads them.
+
+        A projection beside the first layer of its block lets kernels overlap, and its result waits beside larger maps.
+        """
+        order = list(range(len(layers)))
+        best = cls(operands, layers, results, order)
+        for index, first_reader in _early(layers):
+            rest = [other for other in order if other != index]
+            at = rest.index(first_reader)
+            later = cls(operands, layers, results, [*rest[:at], index, *rest[at:]])
+            if later.workspace_bytes < best.workspace_bytes:
+                best, order = later, [*rest[:at], index, *rest[at:]]
+        return best
 
     def attributes(self) -> dict[str, np.ndarray | np.int64]:
         """Of the custom call."""
@@ -194,11 +225,25 @@ class Schedule:
             self._of_number[number] = len(self.values) - 1
         return len(self.values) - 1
 
+    def _share_places(self) -> None:
+        """Results that may take the place of a residual: nothing else reads it then or later.
+
+        Every kernel reads an element of the residual before it writes that of the result, in the same thread.
+        """
+        for number, step in enumerate(self.steps):
+            out, residual = self.values[step.out], self.values[step.residual]
+            if step.residual >= 0 and out.where == residual.where == 2:
+                out.over = residual if residual.last == number and step.x != step.residual else None
+
     def _place(self) -> int:
         """Give every array of the workspace the first place that is free while it is needed; the bytes of all."""
         placed: list[_Value] = []
         end = _ALIGNMENT  # never empty
         for value in sorted((v for v in self.values if v.where == 2), key=lambda v: v.first):
+            if value.over is not None:
+                value.index = value.over.index
+                placed.append(value)
+                continue
             offset = 0
             for other in sorted(placed, key=lambda v: v.index):
                 if other.last >= value.first and offset + self._bytes(value) > other.index:
@@ -210,6 +255,14 @@ class Schedule:
 
     def _bytes(self, value: _Value) -> int:
         return -(-math.prod(value.shape) * self._itemsize // _ALIGNMENT) * _ALIGNMENT
+
+
+def _early(layers: Sequence[Layer]) -> Iterator[tuple[int, int]]:
+    """(layer, the first that reads it) of layers that the one behind them does not read."""
+    for index in range(len(layers)):
+        readers = [i for i, layer in enumerate(layers) if ~index in (layer.x, layer.residual)]
+        if readers and readers[0] > index + 1:
+            yield index, readers[0]
 
 
 @devices.for_lowering
@@ -224,7 +277,7 @@ def _lower(
     if platform != "cuda" or partitioning.is_partitioned(ctx) or not _is_chain(ctx.avals_in, layers, chosen):
         lower = functools.partial(separate, layers=layers, results=results)
         return mlir.lower_fun(lower, multiple_results=True)(ctx, *operands)
-    schedule = Schedule(ctx.avals_in, layers, results)
+    schedule = Schedule.in_least_memory(ctx.avals_in, layers, results)
     scratch = jax.core.ShapedArray((schedule.workspace_bytes,), np.uint8)
     ctx = ctx.replace(avals_out=[*ctx.avals_out, scratch])
     call = jax.ffi.ffi_lowering(_native.target_name("segment"))

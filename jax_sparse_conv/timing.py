@@ -322,4 +322,3 @@ def _seconds(function: Function, operands: Sequence[Operands]) -> float:
 
 def _nbytes(tree: Any) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-

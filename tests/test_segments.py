@@ -212,21 +212,78 @@ def test_the_schedule_reuses_memory() -> None:
         y = jsc.conv_pool(jsc.conv(x, weights(1, 3, 3, 8, 8)), weights(2, 3, 3, 8, 8))
         return block(y, block_parameters())
 
-    (equation,) = equations(jsc.fuse(function), weights(0, 1, 40, 40, 8))
-    schedule = segments.Schedule(
-        [v.aval for v in equation.invars], equation.params["layers"], equation.params["results"]
-    )
+    schedule = schedule_of(function, weights(0, 1, 40, 40, 8))
     assert len(schedule.steps) == 7  # the pool is one of its own
     for number, step in enumerate(schedule.steps):
         assert schedule.values[step.out].first == number - step.kind  # a convolution's kernel may write its pool
         for value in (step.x, step.residual):
             assert value < 0 or schedule.values[value].first < number <= schedule.values[value].last
+    check_places(schedule)
+    stored = [value for value in schedule.values if value.where == 2]
+    assert schedule.workspace_bytes < 4 * sum(int(np.prod(value.shape)) for value in stored)
+
+
+def check_places(schedule: segments.Schedule) -> None:
+    """No two arrays share memory while both are needed, but a residual and the result that takes its place."""
     stored = [value for value in schedule.values if value.where == 2]
     sizes = {id(value): int(np.prod(value.shape)) * 4 for value in stored}
     for a, b in itertools.combinations(stored, 2):
-        if a.first <= b.last and b.first <= a.last:
+        if b.over is a:
+            assert a.last == b.first
+            assert (a.index, a.shape) == (b.index, b.shape)
+        elif a.first <= b.last and b.first <= a.last:
             assert a.index + sizes[id(a)] <= b.index or b.index + sizes[id(b)] <= a.index
-    assert schedule.workspace_bytes < sum(sizes.values())
+    assert schedule.workspace_bytes <= sum(sizes.values())
+
+
+def schedule_of(function: Callable[..., Any], x: jax.Array, least: bool = True) -> segments.Schedule:
+    (equation,) = equations(jsc.fuse(function), x)
+    make = segments.Schedule.in_least_memory if least else segments.Schedule
+    return make([v.aval for v in equation.invars], equation.params["layers"], equation.params["results"])
+
+
+def test_a_result_takes_the_place_of_a_residual_that_nothing_reads_behind_it() -> None:
+    def function(x: jax.Array) -> jax.Array:
+        y = block(jsc.conv(x, weights(1, 1, 1, 8, 8)), block_parameters())
+        return jsc.conv(y, weights(2, 1, 1, 16, 8))
+
+    schedule = schedule_of(function, weights(0, 1, 40, 40, 8))
+    (step,) = [step for step in schedule.steps if step.residual >= 0]
+    assert schedule.values[step.out].over is schedule.values[step.residual]
+    check_places(schedule)
+
+
+@pytest.mark.parametrize("kind", ["is x", "read behind it"])
+def test_a_residual_that_is_read_elsewhere_keeps_its_place(kind: str) -> None:
+    def function(x: jax.Array) -> jax.Array:
+        y = jsc.conv(x, weights(1, 1, 1, 8, 8))
+        z = jsc.conv(y if kind == "is x" else x, weights(2, 3, 3, 8, 8), residual=y)
+        return jsc.conv(z, weights(3, 1, 1, 8, 8), residual=None if kind == "is x" else y)
+
+    schedule = schedule_of(function, weights(0, 1, 40, 40, 8))
+    assert all(value.over is None for value in schedule.values)
+    check_places(schedule)
+
+
+def test_a_projection_waits_where_that_takes_less_memory() -> None:
+    def function(x: jax.Array, wide: int) -> jax.Array:
+        y = jsc.conv(x, weights(1, 1, 1, 8, 8))
+        shortcut = jsc.conv(y, weights(2, 1, 1, 8, 64), strides=2)
+        z = jsc.conv(y, weights(3, 1, 1, 8, wide))
+        z = jsc.conv(z, weights(4, 3, 3, wide, 16), strides=2, padding=1)
+        return jsc.conv(jsc.conv(z, weights(5, 1, 1, 16, 64), residual=shortcut), weights(6, 1, 1, 64, 8))
+
+    for wide, moved in ((64, True), (8, False)):
+        plain, least = (
+            schedule_of(lambda x, wide=wide: function(x, wide), weights(0, 1, 40, 40, 8), least)
+            for least in (False, True)
+        )
+        assert (least.workspace_bytes < plain.workspace_bytes) == moved
+        assert ([step.kernel for step in least.steps] != [step.kernel for step in plain.steps]) == moved
+        for number, step in enumerate(least.steps):
+            for value in (step.x, step.residual):
+                assert value < 0 or least.values[value].first < number <= least.values[value].last
+        check_places(least)
 
 
 # --- the kernel ------------------------------------------------------------------------------------------------------
