@@ -147,15 +147,18 @@ def on_device(functions: Mapping[str, Function], operands: Sequence[Operands], r
     chains = {name: _chain(function) for name, function in functions.items()}
     counts = {name: _chains_per_sample(chain, chained) for name, chain in chains.items()}
     busy = _busy()
-    ahead = dict.fromkeys(chains, 1)  # products in front of each chain's samples
+    ahead = {}  # products in front of each chain's samples
+    for name, chain in chains.items():
+        _, dispatching = _behind(busy, _MOST_BUSY, chain, chained, 1 + counts[name])
+        products = _MARGIN * dispatching / (1 + counts[name]) / busy.seconds  # for each chain
+        counts[name] = max(1, min(counts[name], int(_MOST_BUSY / products) - 1))
+        ahead[name] = min(_MOST_BUSY, math.ceil(products * (1 + counts[name])))
     samples: dict[str, list[float]] = {name: [] for name in chains}
-    for repeat in range(repeats + 1):
+    for _ in range(repeats):
         for name, chain in chains.items():
             one, _ = _behind(busy, ahead[name], chain, chained, 1)
-            more, dispatching = _behind(busy, ahead[name], chain, chained, 1 + counts[name])
-            ahead[name] = min(_MOST_BUSY, max(ahead[name], math.ceil(_MARGIN * dispatching / busy.seconds)))
-            if repeat > 0:  # the first finds out how much work is wanted in front
-                samples[name].append((more - one) / counts[name] / len(chained))
+            more, _ = _behind(busy, ahead[name], chain, chained, 1 + counts[name])
+            samples[name].append((more - one) / counts[name] / len(chained))
     return {name: Timing.of(values) for name, values in samples.items()}
 
 
@@ -298,7 +301,9 @@ def _behind(busy: _Busy, ahead: int, chain: Function, chained: tuple[Operands, .
     for _ in range(ahead):
         busy.function(busy.operand, busy.operand)
     dispatched = time.perf_counter()
+    result = None
     for _ in range(count):
+        del result  # its memory is free again: with other addresses every node of a CUDA graph has to be told them
         result = chain(chained)
     dispatching = time.perf_counter() - dispatched
     jax.block_until_ready(result)
