@@ -92,7 +92,7 @@ class Beside:
 def load(name: str, folder: Path | None = None, quick: bool = False, say: Callable[[str], None] = print) -> Prepared:
     """A network of the registry on a photograph, from a folder where it is there, else built and kept there."""
     arrays = _kept(folder, f"{name}{'_quick' if quick else ''}", lambda: _build(name, quick), say)
-    graph, state = nnx.split(nnx.eval_shape(lambda: _folded(name, quick)))
+    graph, state = shapes(name, quick)
     leaves, structure = jax.tree.flatten(state)
     return Prepared(
         name,
@@ -101,9 +101,15 @@ def load(name: str, folder: Path | None = None, quick: bool = False, say: Callab
         [jnp.asarray(arrays[f"weight/{index}"]) for index in range(len(leaves))],
         jnp.asarray(arrays["x"]),
         float(arrays["zeros_percent"]),
-        layers.distinct(layers.of_model(nnx.merge(graph, state), _size(name, quick), name)),
+        layers.distinct(layers.of_model(nnx.merge(graph, state), input_size(name, quick), name)),
         {key.removeprefix("input/"): value for key, value in arrays.items() if key.startswith("input/")},
     )
+
+
+def shapes(name: str, quick: bool = False) -> tuple[Any, Any]:
+    """A network's graph definition and state, batch norm folded: shapes and dtypes, no weights."""
+    graph, state = nnx.split(nnx.eval_shape(lambda: _folded(name, quick)))
+    return graph, state
 
 
 def beside(
@@ -141,7 +147,7 @@ def _build(name: str, quick: bool) -> dict[str, np.ndarray]:
     _set_apart(model)
     models.set_network_implementation(model, "xla")
     inputs = {layer: np.asarray(pair[0]) for layer, pair in models.layer_inputs(model, x).items()}
-    kinds = layers.distinct(layers.of_model(model, _size(name, quick), name))
+    kinds = layers.distinct(layers.of_model(model, input_size(name, quick), name))
     found = {f"input/{kind.name}": inputs[kind.name.removeprefix(f"{name} ")] for kind in kinds}
     maps = [value for value in inputs.values() if value.ndim == 4]
     zeros = np.asarray(100 * np.mean([np.mean(value == 0) for value in maps]))
@@ -202,10 +208,11 @@ def _folded(name: str, quick: bool) -> models.ConvNet:
 
 
 def _image(name: str, quick: bool) -> jax.Array:
-    return models.NETWORKS[name].preprocess(photograph.batch_of(photograph.load(None, _size(name, quick)), 1))
+    return models.NETWORKS[name].preprocess(photograph.batch_of(photograph.load(None, input_size(name, quick)), 1))
 
 
-def _size(name: str, quick: bool) -> int:
+def input_size(name: str, quick: bool = False) -> int:
+    """Rows and columns of a network's images."""
     return _QUICK_SIZE if quick else models.NETWORKS[name].input_size
 
 

@@ -58,6 +58,15 @@ struct Gate {
   bool x_is_older = false;      // in a chain: the kernel in front does not write x, so it may be read at once
 };
 
+// The tile that a convolution by warpgroup products is to have (cuda/warpgroup_plan.h), where it has such a plan. CUDA
+// only.
+struct TileChoice {
+  int filters = 0;  // 0: the model chooses
+  int pixels = 0;
+  bool patch = false;
+  int splits = 0;
+};
+
 // What a kernel takes of a GPU.
 struct Footprint {
   int64_t blocks = 0;                              // 0: there is no kernel
@@ -82,6 +91,7 @@ struct ConvCall {
   int32_t* counts = nullptr;       // [kCountRows, 2] (non-zeros, elements) of parts of out, to be written; or null
   Gate gate;
   Footprint* in_front = nullptr;  // in a chain: of the kernel in front, and after the launch of this call's
+  TileChoice tile;
 };
 
 // Output channels of one block of a packed kernel.

@@ -120,6 +120,7 @@ ConvCall CallOf(const SegmentCall& call, const SegmentStep& step) {
   conv.bias = step.bias;
   conv.residual = step.residual;
   conv.out = step.out.data;
+  conv.tile = step.tile;
   return conv;
 }
 

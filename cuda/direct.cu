@@ -15,19 +15,23 @@ namespace {
 constexpr double kMostPooledParts = 1.25e8;  // products of a call: one image's 7x7 stem
 
 // Of the kernels; that of few channels is taken wherever it has a plan, and warpgroups have one only where they are
-// expected to be faster, or the only one with the pool.
+// expected to be faster, the only one with the pool, or asked for by their tile.
 struct Plans {
   ImagePlan image;
   DirectPlan direct;
   WarpgroupPlan warpgroup;
 };
 
-Plans ChoosePlans(const ConvArgs& a, int element_bytes, size_t workspace_bytes, bool in_chain, const DeviceInfo& info) {
+Plans ChoosePlans(const ConvArgs& a, int element_bytes, size_t workspace_bytes, bool in_chain, const TileChoice& tile,
+                  const DeviceInfo& info) {
   Plans plans{};
   plans.image = ChooseImagePlan(a, element_bytes, info);
   if (plans.image.filters > 0) return plans;
   if (a.pool == Pool::kNone) plans.direct = ChooseDirectPlan(a, element_bytes, workspace_bytes, info);
-  if (info.warpgroups) plans.warpgroup = ChooseWarpgroupPlan(a, element_bytes, in_chain, info);
+  if (!info.warpgroups) return plans;
+  plans.warpgroup = WarpgroupPlanOf(tile, a, element_bytes, in_chain, info);
+  if (plans.warpgroup.filters > 0) return plans;
+  plans.warpgroup = ChooseWarpgroupPlan(a, element_bytes, in_chain, info);
   // The other model knows no bound by memory: of calls where it expects up to a tenth less or more, warpgroups took as
   // long on an H200 (at most 5 % more) or up to a quarter less. At HIGHEST small layers take 0.85 of what it expects.
   // In a chain they fetch their first data earlier.
@@ -37,7 +41,10 @@ Plans ChoosePlans(const ConvArgs& a, int element_bytes, size_t workspace_bytes, 
   return plans;
 }
 
-Plans CachedPlans(const ConvArgs& a, int element_bytes, size_t workspace_bytes, bool in_chain, int device) {
+Plans CachedPlans(const ConvCall& call, int element_bytes, size_t workspace_bytes, int device) {
+  const ConvArgs& a = call.args;
+  const TileChoice& tile = call.tile;
+  const bool in_chain = call.gate.in_chain;
   static std::mutex mutex;
   static std::map<std::vector<int64_t>, Plans> known;
   const int64_t kind = static_cast<int64_t>(a.precision) * 8 + static_cast<int64_t>(a.pool) * 2 + in_chain;
@@ -48,13 +55,14 @@ Plans CachedPlans(const ConvArgs& a, int element_bytes, size_t workspace_bytes, 
                               a.stride[1],      a.pad_low[0],   a.pad_low[1],
                               a.dilation[0],    a.dilation[1],  kind,
                               element_bytes,    device,         static_cast<int64_t>(workspace_bytes)};
+  key.insert(key.end(), {tile.filters, tile.pixels, tile.patch, tile.splits});
   for (int i = 0; i < 2; ++i) {
     key.insert(key.end(), {a.window[i], a.window_stride[i], a.window_pad_low[i], a.out_size[i]});
   }
   const DeviceInfo& info = GetDeviceInfo(device);
   const std::lock_guard<std::mutex> lock(mutex);
   auto [entry, fresh] = known.try_emplace(key);
-  if (fresh) entry->second = ChoosePlans(a, element_bytes, workspace_bytes, in_chain, info);
+  if (fresh) entry->second = ChoosePlans(a, element_bytes, workspace_bytes, in_chain, tile, info);
   return entry->second;
 }
 
@@ -77,7 +85,7 @@ ffi::Error LaunchWarpgroupPlan(const ConvCall& call, const WarpgroupPlan& plan, 
 bool DirectPools(const ConvCall& call, int device) {
   const int bytes = call.dtype == ffi::DataType::F32 ? 4 : 2;
   if (call.args.pool == Pool::kNone) return false;
-  const Plans plans = CachedPlans(call.args, bytes, 0, call.gate.in_chain, device);
+  const Plans plans = CachedPlans(call, bytes, 0, device);
   // At HIGHEST what tiles compute twice costs more than a pool behind many images.
   const ConvArgs& a = call.args;
   const double products =
@@ -89,7 +97,7 @@ bool DirectPools(const ConvCall& call, int device) {
 ffi::Error Direct(const ConvCall& call, Workspace workspace, int device, cudaStream_t stream) {
   return DispatchDtype(call.dtype, [&](auto element) {
     using T = decltype(element);
-    const Plans plans = CachedPlans(call.args, sizeof(T), workspace.bytes, call.gate.in_chain, device);
+    const Plans plans = CachedPlans(call, sizeof(T), workspace.bytes, device);
     if (plans.image.filters > 0) return LaunchImagePlan<T>(call, plans.image, stream);
     WarpgroupMaps maps;
     // The driver refuses buffers that do not begin at 16 bytes.

@@ -5,6 +5,8 @@
 #include <limits>
 #include <string>
 
+#include "warpgroup_plan.h"
+
 namespace jsc {
 namespace {
 
@@ -139,6 +141,22 @@ std::string ReadStep(const int64_t* f, const Reader& reader, SegmentStep* step) 
   return "";
 }
 
+// Fills a step's tile from its fields; a sentence where there is no such tile.
+std::string ReadTile(const int64_t* f, SegmentStep* step) {
+  if (std::all_of(f, f + kTileFields, [](int64_t field) { return field == 0; })) return "";
+  if (step->kind != SegmentKind::kConv) return "only a convolution has a tile";
+  const bool small = std::all_of(f, f + kTileFields, [](int64_t field) { return field >= 0 && field <= kFar; });
+  const TileChoice tile{small ? static_cast<int>(f[0]) : 0, small ? static_cast<int>(f[1]) : 0, f[2] == 1,
+                        small ? static_cast<int>(f[3]) : 0};
+  if (f[2] > 1 || !IsWarpgroupTile(tile)) {
+    std::string fields = std::to_string(f[0]);
+    for (int i = 1; i < kTileFields; ++i) fields += ", " + std::to_string(f[i]);
+    return "there is no tile of (" + fields + ") as filters, pixels, patch, splits";
+  }
+  step->tile = tile;
+  return "";
+}
+
 }  // namespace
 
 ffi::ErrorOr<SegmentCall> MakeSegmentCall(ffi::RemainingArgs operands, ffi::RemainingRets results,
@@ -149,6 +167,11 @@ ffi::ErrorOr<SegmentCall> MakeSegmentCall(ffi::RemainingArgs operands, ffi::Rema
   if (!values.has_value() || values->size() % kValueFields || !layers.has_value() || layers->size() % kStepFields) {
     return Invalid("attributes values and layers must be arrays of " + std::to_string(kValueFields) + " and " +
                    std::to_string(kStepFields) + " int64 for each");
+  }
+  const auto tiles = attributes.get<ffi::Span<const int64_t>>("tiles");
+  const bool has_tiles = attributes.contains("tiles");
+  if (has_tiles && (!tiles.has_value() || tiles->size() != layers->size() / kStepFields * kTileFields)) {
+    return Invalid("attribute tiles must be an array of " + std::to_string(kTileFields) + " int64 for each layer");
   }
   if (!precision.has_value() || *precision < 0 || *precision > 2) {
     return Invalid("attribute precision must be 0, 1 or 2, an int64");
@@ -169,6 +192,11 @@ ffi::ErrorOr<SegmentCall> MakeSegmentCall(ffi::RemainingArgs operands, ffi::Rema
     SegmentStep step{};
     if (std::string wrong = ReadStep(layers->begin() + i, reader, &step); !wrong.empty()) {
       return Invalid("layer " + std::to_string(i / kStepFields) + ": " + wrong);
+    }
+    if (has_tiles) {
+      if (std::string wrong = ReadTile(tiles->begin() + i / kStepFields * kTileFields, &step); !wrong.empty()) {
+        return Invalid("layer " + std::to_string(i / kStepFields) + ": " + wrong);
+      }
     }
     call.steps.push_back(step);
   }

@@ -26,6 +26,7 @@ struct SegmentStep {
   int64_t window[2], stride[2], pad_low[2], pad_high[2], dilation[2];
   bool relu;
   int64_t groups;
+  TileChoice tile;  // of a convolution
 };
 
 struct SegmentCall {
@@ -34,12 +35,14 @@ struct SegmentCall {
   std::vector<SegmentStep> steps;
 };
 
-constexpr int kValueFields = 6, kStepFields = 18;
+constexpr int kValueFields = 6, kStepFields = 18, kTileFields = 4;
 
 // Attributes, int64: precision; values [n, kValueFields]: where it is (0 operand, 1 result, 2 workspace), which operand
 // or result or at which byte, N, H, W, C; layers [n, kStepFields]: kind, value of x, operand of the kernel
 // [1, kh, kw, C / groups, K] or -1, operand of the bias [1, K] or -1, value of the residual or -1, value of out, then
-// rows and columns of window, stride, padding (low, high of H, then of W) and dilation, 1 for a ReLU, and groups. The
+// rows and columns of window, stride, padding (low, high of H, then of W) and dilation, 1 for a ReLU, and groups;
+// tiles [n, kTileFields], which may be left out: of each layer's tile filters and pixels, 1 where it is a patch, and
+// splits, or zeros for what the model chooses, which also runs where the tile does not fit the layer on the device. The
 // last result is the workspace, uint8.
 ffi::ErrorOr<SegmentCall> MakeSegmentCall(ffi::RemainingArgs operands, ffi::RemainingRets results,
                                           ffi::Dictionary attributes);

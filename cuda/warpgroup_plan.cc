@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <iterator>
 #include <limits>
+#include <vector>
 
 namespace jsc {
 namespace {
@@ -17,6 +19,7 @@ constexpr int kMaxCorner = 127;        // of an im2col map's corners
 constexpr int kMaxStride = 8;
 constexpr int kMostSplits = 8;  // clusters of more blocks lose
 constexpr int kMaxReach = 255;  // of the taps of an im2col map
+constexpr int kTileFilters[] = {64, 128};
 constexpr int kTilePixels[] = {56, 96, 112, 192, 224};
 
 int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -216,16 +219,7 @@ int64_t CutIntoWindows(const ConvArgs& a, WarpgroupPlan* plan) {
   return DivideUp(a.images / a.stacks * a.conv_size[0] * a.conv_size[1], plan->pixels);
 }
 
-}  // namespace
-
-bool PoolsPairs(const ConvArgs& a) {
-  for (int i = 0; i < 2; ++i) {
-    if (a.window[i] != 2 || a.window_stride[i] != 2 || a.window_pad_low[i] != 0) return false;
-    if (a.out_size[i] != a.conv_size[i] / 2) return false;  // padded behind
-  }
-  return a.pool != Pool::kNone;
-}
-
+// Completes a plan that has a tile, `patch` and splits; false where it does not fit.
 bool CompleteWarpgroupPlan(const ConvArgs& a, int element_bytes, bool in_chain, const DeviceInfo& device,
                            WarpgroupPlan* plan) {
   if (plan->splits > 1 && device.clusters[plan->splits] == 0) return false;
@@ -263,34 +257,71 @@ bool CompleteWarpgroupPlan(const ConvArgs& a, int element_bytes, bool in_chain, 
   return true;
 }
 
-WarpgroupPlan ChooseWarpgroupPlan(const ConvArgs& a, int element_bytes, bool in_chain, const DeviceInfo& device) {
-  WarpgroupPlan best{};
-  best.cycles = std::numeric_limits<double>::infinity();
+// What holds for every tile: maps and kernels that the copy engine can describe, and pixels that have numbers.
+bool FitsWarpgroups(const ConvArgs& a, int element_bytes) {
   const int64_t step = 16 / element_bytes;  // elements of 16 bytes, which the copy engine asks of rows
-  if (a.channels % step != 0 || a.features % step != 0) return best;
-  constexpr double kSharing = 478;     // in a chain, of blocks that share multiprocessors with those in front
+  if (a.channels % step != 0 || a.features % step != 0) return false;
   constexpr int64_t kSlack = 1 << 10;  // numbers of pixels beyond the last, in a tile
   const int64_t results = a.images * a.conv_size[0] * a.conv_size[1];
-  if (results > kMaxCount - kSlack || a.images * a.size[0] * a.size[1] > kMaxCount - kSlack || a.stacks > kMaxStacks ||
-      a.conv_size[1] * a.features > kMaxCount || kPatchWidth * a.features > kMaxCount) {
-    return best;
+  return results <= kMaxCount - kSlack && a.images * a.size[0] * a.size[1] <= kMaxCount - kSlack &&
+         a.stacks <= kMaxStacks && a.conv_size[1] * a.features <= kMaxCount && kPatchWidth * a.features <= kMaxCount;
+}
+
+}  // namespace
+
+bool PoolsPairs(const ConvArgs& a) {
+  for (int i = 0; i < 2; ++i) {
+    if (a.window[i] != 2 || a.window_stride[i] != 2 || a.window_pad_low[i] != 0) return false;
+    if (a.out_size[i] != a.conv_size[i] / 2) return false;  // padded behind
   }
-  for (int patch = 0; patch < 2; ++patch) {
-    for (int filters : {64, 128}) {
+  return a.pool != Pool::kNone;
+}
+
+bool IsWarpgroupTile(const TileChoice& tile) {
+  const auto has = [](const auto& list, int value) {
+    return std::find(std::begin(list), std::end(list), value) != std::end(list);
+  };
+  return has(kTileFilters, tile.filters) && has(kTilePixels, tile.pixels) && tile.splits >= 1 &&
+         tile.splits <= kMostSplits;
+}
+
+WarpgroupPlan WarpgroupPlanOf(const TileChoice& tile, const ConvArgs& a, int element_bytes, bool in_chain,
+                              const DeviceInfo& device) {
+  constexpr double kSharing = 478;  // in a chain, of blocks that share multiprocessors with those in front
+  if (!IsWarpgroupTile(tile) || !FitsWarpgroups(a, element_bytes)) return {};
+  WarpgroupPlan plan{};
+  plan.filters = tile.filters;
+  plan.pixels = tile.pixels;
+  plan.patch = tile.patch;
+  plan.splits = tile.splits;
+  if (!CompleteWarpgroupPlan(a, element_bytes, in_chain, device, &plan)) return {};
+  const int64_t blocks = int64_t{plan.pixel_tiles} * plan.feature_tiles * plan.splits * a.stacks;
+  if (in_chain && !plan.parts && blocks > device.multiprocessors) plan.cycles += kSharing;
+  return plan;
+}
+
+std::vector<WarpgroupPlan> WarpgroupPlans(const ConvArgs& a, int element_bytes, bool in_chain,
+                                          const DeviceInfo& device) {
+  std::vector<WarpgroupPlan> plans;
+  for (bool patch : {false, true}) {
+    for (int filters : kTileFilters) {
       for (int pixels : kTilePixels) {
         for (int splits = 1; splits <= kMostSplits; ++splits) {
-          WarpgroupPlan plan{};
-          plan.filters = filters;
-          plan.pixels = pixels;
-          plan.patch = patch != 0;
-          plan.splits = splits;
-          if (!CompleteWarpgroupPlan(a, element_bytes, in_chain, device, &plan)) continue;
-          const int64_t blocks = int64_t{plan.pixel_tiles} * plan.feature_tiles * plan.splits * a.stacks;
-          if (in_chain && !plan.parts && blocks > device.multiprocessors) plan.cycles += kSharing;
-          if (plan.cycles < best.cycles) best = plan;
+          const TileChoice tile{filters, pixels, patch, splits};
+          const WarpgroupPlan plan = WarpgroupPlanOf(tile, a, element_bytes, in_chain, device);
+          if (plan.filters > 0) plans.push_back(plan);
         }
       }
     }
+  }
+  return plans;
+}
+
+WarpgroupPlan ChooseWarpgroupPlan(const ConvArgs& a, int element_bytes, bool in_chain, const DeviceInfo& device) {
+  WarpgroupPlan best{};
+  best.cycles = std::numeric_limits<double>::infinity();
+  for (const WarpgroupPlan& plan : WarpgroupPlans(a, element_bytes, in_chain, device)) {
+    if (plan.cycles < best.cycles) best = plan;
   }
   return best;
 }

@@ -2,6 +2,8 @@
 #ifndef JSC_CUDA_WARPGROUP_PLAN_H_
 #define JSC_CUDA_WARPGROUP_PLAN_H_
 
+#include <vector>
+
 #include "conv_plan.h"
 
 namespace jsc {
@@ -53,9 +55,16 @@ struct WarpgroupPlan {
 // rows.
 bool PoolsPairs(const ConvArgs& args);
 
-// Completes a plan that has a tile, `patch` and splits; false where it does not fit.
-bool CompleteWarpgroupPlan(const ConvArgs& args, int element_bytes, bool in_chain, const DeviceInfo& device,
-                           WarpgroupPlan* plan);
+// Whether kernels of such tiles are compiled, for some calls at least.
+bool IsWarpgroupTile(const TileChoice& tile);
+
+// Every plan that fits a call, in the order in which tiles are tried.
+std::vector<WarpgroupPlan> WarpgroupPlans(const ConvArgs& args, int element_bytes, bool in_chain,
+                                          const DeviceInfo& device);
+
+// The plan with this tile, or one without filters where that does not fit.
+WarpgroupPlan WarpgroupPlanOf(const TileChoice& tile, const ConvArgs& args, int element_bytes, bool in_chain,
+                              const DeviceInfo& device);
 
 // The best plan under the model in warpgroup_plan.cc, or one without filters.
 WarpgroupPlan ChooseWarpgroupPlan(const ConvArgs& args, int element_bytes, bool in_chain, const DeviceInfo& device);

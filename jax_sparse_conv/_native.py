@@ -89,6 +89,15 @@ def device_properties(device: int) -> dict[str, int]:
     return dict(_modules["cuda"].device_properties(device))
 
 
+def chain_tiles(
+    layer: Sequence[int], pool: Sequence[int], element_bytes: int, precise: bool, device: int
+) -> list[tuple[int, int, int, int, float]]:
+    """(filters, pixels, patch, splits, cycles) that a layer of a chain may have: see `chain_tiles.candidates`."""
+    if "cuda" not in _modules:
+        raise RuntimeError(_reasons["cuda"])
+    return list(_modules["cuda"].chain_tiles(list(layer), list(pool), element_bytes, precise, device))
+
+
 def has_warpgroups() -> bool:
     """Whether this build has code for Hopper's warpgroup products (`cuda/direct_warpgroup.cuh`)."""
     build = _find_build_info()

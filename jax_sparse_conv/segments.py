@@ -18,7 +18,7 @@ import numpy as np
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
-from jax_sparse_conv import _native, devices, lowering, partitioning, primitives, segment_rules
+from jax_sparse_conv import _native, chain_tiles, devices, lowering, partitioning, primitives, segment_rules
 from jax_sparse_conv.primitives import Config
 
 _ALIGNMENT = 256  # bytes, of arrays in the workspace
@@ -35,6 +35,8 @@ class Layer:
       bias: operand [1, K] or None.
       residual: operand or layer, or None.
       packed: operand that the separate operation reads on a CPU beside the kernel, or None.
+      tile: of its kernel in the chain, where the planner has a plan with it; None for what `chain_tiles` knows of it,
+        `chain_tiles.BY_MODEL` for what the model chooses.
     """
 
     config: Config
@@ -43,6 +45,7 @@ class Layer:
     bias: int | None = None
     residual: int | None = None
     packed: int | None = None
+    tile: chain_tiles.Tile | None = None
 
     @property
     def steps(self) -> int:
@@ -73,11 +76,17 @@ def separate(*operands: jax.Array, layers: Sequence[Layer], results: Sequence[in
     return [made[index] for index in results]
 
 
+def keys(operands: Sequence[Any], layers: Sequence[Layer]) -> list[chain_tiles.Key]:
+    """What `chain_tiles` knows each layer by."""
+    calls = calls_of(operands, layers)
+    return [chain_tiles.key_of(x.shape, kernel.shape, config.geometry) for config, x, kernel in calls]
+
+
 # --- shapes ----------------------------------------------------------------------------------------------------------
 
 
-def _avals(operands: Sequence[Any], layers: Sequence[Layer]) -> list[Any]:
-    """The result of every layer."""
+def results_of(operands: Sequence[Any], layers: Sequence[Layer]) -> list[Any]:
+    """The result of every layer, as shape and dtype."""
     made: list[Any] = []
     for layer in layers:
         numbers = (layer.x, layer.kernel, layer.bias, layer.residual, layer.packed)
@@ -86,9 +95,16 @@ def _avals(operands: Sequence[Any], layers: Sequence[Layer]) -> list[Any]:
     return made
 
 
+def calls_of(operands: Sequence[Any], layers: Sequence[Layer]) -> list[tuple[Config, Any, Any]]:
+    """Of every layer its configuration, and what it reads as x and kernel."""
+    made = results_of(operands, layers)
+    xs = [operands[layer.x] if layer.x >= 0 else made[~layer.x] for layer in layers]
+    return [(layer.config, x, operands[layer.kernel]) for layer, x in zip(layers, xs, strict=True)]
+
+
 def _abstract_eval(*operands: Any, layers: tuple[Layer, ...], results: tuple[int, ...], chosen: bool) -> list[Any]:
     del chosen
-    made = _avals(operands, layers)
+    made = results_of(operands, layers)
     return [made[index] for index in results]
 
 
@@ -131,6 +147,7 @@ class _Step:
     bias: int = -1
     residual: int = -1
     numbers: tuple[int, ...] = ()  # window, stride, padding, dilation, ReLU, groups
+    tile: chain_tiles.Tile = chain_tiles.BY_MODEL
 
 
 class Schedule:
@@ -151,11 +168,13 @@ class Schedule:
         order: Sequence[int] | None = None,
     ) -> None:
         self._operands, self._results = operands, results
-        self._made = _avals(operands, layers)
+        self._made = results_of(operands, layers)
         self._itemsize = self._made[0].dtype.itemsize
         self.values: list[_Value] = []
         self.steps: list[_Step] = []
         self._of_number: dict[int, int] = {}  # operand or ~layer -> value
+        is_precise = segment_rules.is_precise(layers[0].config, self._made[0].dtype)
+        self._tiles = chain_tiles.known(chain_tiles.kind_of(self._itemsize, is_precise))
         for index in range(len(layers)) if order is None else order:
             self._add(index, layers[index])
         self._share_places()
@@ -185,6 +204,7 @@ class Schedule:
         return {
             "values": np.asarray(values, np.int64).reshape(-1),
             "layers": np.asarray(layers, np.int64).reshape(-1),
+            "tiles": np.asarray([step.tile for step in self.steps], np.int64).reshape(-1),
             "precision": np.int64(self.precision),
         }
 
@@ -202,7 +222,12 @@ class Schedule:
         numbers = (*window, *geometry.strides, *padding, *geometry.dilation)
         relu = layer.config.activation == "relu"
         bias = -1 if layer.bias is None else layer.bias
-        self.steps.append(_Step(0, x, out, layer.kernel, bias, residual, (*numbers, int(relu), geometry.groups)))
+        numbers = (*numbers, int(relu), geometry.groups)
+        tile = layer.tile
+        if tile is None:
+            key = chain_tiles.key_of(self.values[x].shape, kernel.shape, geometry)
+            tile = self._tiles.get(key, chain_tiles.BY_MODEL)
+        self.steps.append(_Step(0, x, out, layer.kernel, bias, residual, numbers, tile))
         if pool is not None:
             pooled = self._out(self._made[index].shape, step, ~index)  # the convolution's kernel may write it
             self.values[out].last = self.values[pooled].last = step + 1
@@ -286,9 +311,7 @@ def _lower(
 
 def _is_chain(operands: Sequence[Any], layers: Sequence[Layer], chosen: bool) -> bool:
     """Whether the segment becomes a chain on this GPU."""
-    made = _avals(operands, layers)
-    xs = [operands[layer.x] if layer.x >= 0 else made[~layer.x] for layer in layers]
-    calls = [(layer.config, x, operands[layer.kernel]) for layer, x in zip(layers, xs, strict=True)]
+    calls = calls_of(operands, layers)
     return _fits(operands[0].dtype, calls) and (not chosen or segment_rules.pays(calls))
 
 
