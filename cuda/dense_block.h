@@ -46,8 +46,10 @@ struct DenseBlockCall {
   DenseTransitionArgs transition;
 };
 
-ffi::ErrorOr<DenseBlockCall> MakeDenseBlockCall(ffi::AnyBuffer x, ffi::RemainingArgs parameters, ffi::AnyBuffer out,
-                                                ffi::RemainingRets rest, int64_t precision);
+// attributes: precision, int64, and offsets, int64 [parameters], where one operand [size] holds all of them: the
+// elements in front of each, whole multiples of 128 bytes.
+ffi::ErrorOr<DenseBlockCall> MakeDenseBlockCall(ffi::AnyBuffer x, ffi::RemainingArgs operands, ffi::AnyBuffer out,
+                                                ffi::RemainingRets rest, ffi::Dictionary attributes);
 
 // How a layer's map is cut: a tile of results for each cluster, of one of the kernel's shapes.
 struct DensePlan {

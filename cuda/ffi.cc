@@ -181,8 +181,8 @@ ffi::Error SegmentHandler(cudaStream_t stream, int32_t device, ffi::RemainingArg
 
 ffi::Error DenseBlockHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, ffi::RemainingArgs parameters,
                              ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace,
-                             ffi::RemainingRets rest, int64_t precision) try {
-  const ffi::ErrorOr<DenseBlockCall> call = MakeDenseBlockCall(x, parameters, *out, rest, precision);
+                             ffi::RemainingRets rest, ffi::Dictionary attributes) try {
+  const ffi::ErrorOr<DenseBlockCall> call = MakeDenseBlockCall(x, parameters, *out, rest, attributes);
   if (call.has_error()) return call.error();
   const DeviceScope scope(device);
   if (scope.status() != cudaSuccess) {
@@ -269,12 +269,12 @@ XLA_FFI_DEFINE_HANDLER(kDenseBlock, DenseBlockHandler,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::PlatformStream<cudaStream_t>>()
                            .Ctx<ffi::DeviceOrdinal>()
-                           .Arg<ffi::AnyBuffer>()        // x [N, H, W, C0]
-                           .RemainingArgs()              // of each layer what DenseLayerArgs has; a transition's
-                           .Ret<ffi::AnyBuffer>()        // its result, or [N, H, W, C0 + 32 * layers]
-                           .Ret<ffi::AnyBuffer>()        // workspace: dense_layers_bytes, or nothing for few images
-                           .RemainingRets()              // [N, H, W, C0 + 32 * layers] with a transition
-                           .Attr<int64_t>("precision"),  // 0 default, 1 high, 2 highest
+                           .Arg<ffi::AnyBuffer>()  // x [N, H, W, C0]
+                           .RemainingArgs()  // of each layer what DenseLayerArgs has; a transition's; or one array
+                           .Ret<ffi::AnyBuffer>()  // its result, or [N, H, W, C0 + 32 * layers]
+                           .Ret<ffi::AnyBuffer>()  // workspace: dense_layers_bytes, or nothing for few images
+                           .RemainingRets()        // [N, H, W, C0 + 32 * layers] with a transition
+                           .Attrs(),               // precision (0 default, 1 high, 2 highest); offsets of that array
                        {ffi::Traits::kCmdBufferCompatible});
 
 // CooStar; the shapes of the buffers are in coo_star_args.h.

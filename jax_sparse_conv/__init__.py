@@ -15,9 +15,15 @@ from jax_sparse_conv.packing import PackedKernel, pack
 
 if TYPE_CHECKING:
     from jax_sparse_conv import linen, models, nnx
+    from jax_sparse_conv.block_parameters import (
+        DenseBlockLayer,
+        DenseTransition,
+        PackedDenseBlock,
+        pack_dense_block,
+    )
     from jax_sparse_conv.calibration import calibrate
     from jax_sparse_conv.coo_star import CooStar
-    from jax_sparse_conv.dense_blocks import DenseBlockLayer, DenseTransition, dense_block
+    from jax_sparse_conv.dense_blocks import dense_block
     from jax_sparse_conv.formats import ECR, PECR
     from jax_sparse_conv.fusion import fuse
     from jax_sparse_conv.plan import Plan, apply_plan
@@ -30,6 +36,7 @@ __all__ = [
     "CooStar",
     "DenseBlockLayer",
     "DenseTransition",
+    "PackedDenseBlock",
     "PackedKernel",
     "Plan",
     "__version__",
@@ -46,6 +53,7 @@ __all__ = [
     "models",
     "nnx",
     "pack",
+    "pack_dense_block",
 ]
 
 _LAZY_MODULES = ("linen", "models", "nnx")  # they import Flax's layers, which not every user needs
@@ -53,13 +61,15 @@ _LAZY_NAMES = {
     "ECR": "formats",
     "PECR": "formats",
     "CooStar": "coo_star",
-    "DenseBlockLayer": "dense_blocks",
-    "DenseTransition": "dense_blocks",
+    "DenseBlockLayer": "block_parameters",
+    "DenseTransition": "block_parameters",
+    "PackedDenseBlock": "block_parameters",
     "Plan": "plan",
     "apply_plan": "plan",
     "calibrate": "calibration",
     "fuse": "fusion",
     "dense_block": "dense_blocks",
+    "pack_dense_block": "block_parameters",
 }
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,8 @@ from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import PartitionSpec
 
-from jax_sparse_conv import _native, arguments, devices, lowering, ops, partitioning, primitives
+from jax_sparse_conv import _native, arguments, block_parameters, devices, lowering, ops, partitioning, primitives
+from jax_sparse_conv.block_parameters import BlockSizes, DenseBlockLayer, DenseTransition, PackedDenseBlock, parts_of
 from jax_sparse_conv.geometry import MAX_ELEMENTS
 
 IMPLEMENTATIONS = ("xla", "fused")
@@ -41,41 +42,9 @@ _WARPGROUPS = (9, 0)  # compute capability
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
-class DenseBlockLayer(NamedTuple):
-    """The parameters of one layer of a dense block, for the C channels that the layers before it leave.
-
-    Attributes:
-      scale: [C], of the batch norm in front, folded: y = relu(scale * x + shift).
-      shift: [C].
-      kernel1: [1, 1, C, M], of the 1x1 convolution, whose own batch norm is folded into it.
-      bias1: [M], followed by a ReLU.
-      kernel2: [3, 3, M, G], of the 3x3 convolution with zero padding of 1, whose G channels are appended to x.
-    """
-
-    scale: Any
-    shift: Any
-    kernel1: Any
-    bias1: Any
-    kernel2: Any
-
-
-class DenseTransition(NamedTuple):
-    """The parameters of a transition: batch norm and ReLU of a block's C channels, 1x1 convolution, 2x2 average.
-
-    Attributes:
-      scale: [C], of the batch norm, folded: y = relu(scale * x + shift).
-      shift: [C].
-      kernel: [1, 1, C, K].
-    """
-
-    scale: Any
-    shift: Any
-    kernel: Any
-
-
 def dense_block(
     x: jax.typing.ArrayLike,
-    layers: Sequence[DenseBlockLayer],
+    layers: Sequence[DenseBlockLayer] | PackedDenseBlock,
     *,
     transition: DenseTransition | None = None,
     precision: lax.PrecisionLike = None,
@@ -103,8 +72,8 @@ def dense_block(
 
     Args:
       x: [N, H, W, C0].
-      layers: one or more, the i-th for C0 plus what those before it append; x's dtype.
-      transition: what follows the block, for the channels that it leaves; x's dtype.
+      layers: one or more, the i-th for C0 plus what those before it append, or `pack_dense_block` of them; x's dtype.
+      transition: what follows the block, for the channels that it leaves; x's dtype. Packed layers hold their own.
       precision: as in lax.
       implementation: None: one call where that is expected to be faster, else the layers one by one, each as
         `implementation=None` of `conv` chooses; "xla": one by one, dense, by XLA; "fused": one call.
@@ -117,26 +86,41 @@ def dense_block(
       TypeError: dtypes that differ, layers that are no `DenseBlockLayer`, or a transition that is no `DenseTransition`.
     """
     x = jnp.asarray(x)
-    block = _checked(x, layers)
-    behind = _checked_transition(x, block, transition)
+    if x.ndim != 4:
+        raise ValueError(f"x.shape={x.shape} must be [N, H, W, C]")
+    operands, packed = _operands(x, layers, transition)
     if implementation is not None and implementation not in IMPLEMENTATIONS:
         choices = ", ".join(map(repr, (None, *IMPLEMENTATIONS)))
         raise ValueError(f"implementation={implementation!r} is not one that dense_block has: {choices}")
     precision = arguments.canonical_precision(precision)
-    operands = [x, *(parameter for part in (*block, *behind) for parameter in part)]
-    reason = why_not(operands)
+    reason = why_not(operands, packed)
     if implementation == "fused" and reason is not None:
         raise ValueError(f"implementation='fused' cannot run: {reason}; implementation=None or 'xla' can")
     if implementation == "xla" or (implementation is None and not (reason is None and _may_join(x, precision))):
-        return separate(*operands, precision=precision, implementation=implementation)
+        return separate(*operands, precision=precision, packed=packed, implementation=implementation)
     operands = primitives.same_varying_axes(operands)
-    out: jax.Array = dense_block_p.bind(*operands, precision=precision, must=implementation == "fused")
+    out: jax.Array = dense_block_p.bind(*operands, precision=precision, must=implementation == "fused", packed=packed)
     return out
 
 
-def separate(*operands: jax.Array, precision: Any, implementation: str | None = None) -> jax.Array:
+def _operands(
+    x: jax.Array, layers: Sequence[DenseBlockLayer] | PackedDenseBlock, transition: DenseTransition | None
+) -> tuple[list[jax.Array], BlockSizes | None]:
+    """Checked operands as the primitive has them, and the sizes of parameters that are packed."""
+    if isinstance(layers, PackedDenseBlock):
+        packed = block_parameters.checked_packed(layers, x, transition)
+        return [x, packed.values], packed.sizes
+    block = block_parameters.checked_layers(layers, x.shape[3], x.dtype, "x")
+    behind = block_parameters.checked_transition(transition, block, x.shape[3], x.dtype, "x")
+    return [x, *(parameter for part in (*block, *behind) for parameter in part)], None
+
+
+def separate(
+    *operands: jax.Array, precision: Any, packed: BlockSizes | None, implementation: str | None = None
+) -> jax.Array:
     """The block's meaning: its layers one by one, of operands as the primitive has them."""
-    x, layers, transition = _parts(operands)
+    x, *parameters = operands
+    layers, transition = parts_of(parameters) if packed is None else packed.slices(parameters[0])
     options: dict[str, Any] = {"precision": precision, "implementation": implementation}
     for layer in layers:
         y = jax.nn.relu(x * layer.scale + layer.shift)
@@ -152,13 +136,10 @@ def _transition(x: jax.Array, transition: DenseTransition, **options: Any) -> ja
     return ops.conv_pool(y, transition.kernel, activation=None, pool="avg", **options)
 
 
-def _parts(operands: Sequence[Any]) -> tuple[Any, list[DenseBlockLayer], DenseTransition | None]:
-    """x, the layers and the transition of operands as the primitive has them: of every layer 5, of a transition 3."""
-    each = len(DenseBlockLayer._fields)
-    ends = range(1 + each, len(operands) + 1, each)
-    layers = [DenseBlockLayer(*operands[end - each : end]) for end in ends]
-    rest = operands[1 + each * len(layers) :]
-    return operands[0], layers, DenseTransition(*rest) if rest else None
+def _described(operands: Sequence[Any], packed: BlockSizes | None) -> tuple[Any, list[DenseBlockLayer], Any]:
+    """x, the layers and the transition of operands as the primitive has them; of packed ones without values."""
+    x, *parameters = operands
+    return x, *(parts_of(parameters) if packed is None else packed.abstract(parameters[0].dtype))
 
 
 def is_available(dtype: Any) -> bool:
@@ -175,13 +156,33 @@ def most_images(dtype: Any, precision: Any) -> int:
 
 def is_one_call(
     x: jax.Array,
-    layers: Sequence[DenseBlockLayer],
+    layers: Sequence[DenseBlockLayer] | PackedDenseBlock,
     precision: lax.PrecisionLike = None,
     transition: DenseTransition | None = None,
 ) -> bool:
     """Whether `implementation=None` would run such a block as one call where there is a GPU for it."""
-    operands = [x, *(parameter for layer in layers for parameter in layer), *(transition or ())]
-    return why_not(operands) is None and _may_join(x, arguments.canonical_precision(precision))
+    if isinstance(layers, PackedDenseBlock):
+        reason = why_not([x, layers.values], layers.sizes)
+    else:
+        reason = why_not([x, *(parameter for layer in layers for parameter in layer), *(transition or ())])
+    return reason is None and _may_join(x, arguments.canonical_precision(precision))
+
+
+def reads_packed(layers: Sequence[DenseBlockLayer], transition: DenseTransition | None = None) -> bool:
+    """Whether a block of these parameters may be one call where they are, on one GPU."""
+    parameters = [parameter for part in (*layers, *([] if transition is None else [transition])) for parameter in part]
+    if not _are_on_one_gpu(parameters) or not _has_clusters():
+        return False
+    x = jax.ShapeDtypeStruct((1, 2, 2, layers[0].scale.shape[0]), layers[0].scale.dtype)
+    return why_not([x, *parameters]) is None
+
+
+def _are_on_one_gpu(parameters: Sequence[jax.Array]) -> bool:
+    """Whether they are; of those that are traced, whether the default device is a GPU."""
+    if any(isinstance(parameter, jax.core.Tracer) for parameter in parameters):
+        return devices.default_platform() == "gpu"
+    places = {device for parameter in parameters for device in parameter.devices()}
+    return [device.platform for device in places] == ["gpu"]
 
 
 def _may_join(x: Any, precision: Any) -> bool:
@@ -189,9 +190,9 @@ def _may_join(x: Any, precision: Any) -> bool:
     return bool(x.shape[0] <= most_images(x.dtype, precision)) or _native.has_warpgroups()
 
 
-def why_not(operands: Sequence[Any]) -> str | None:
+def why_not(operands: Sequence[Any], packed: BlockSizes | None = None) -> str | None:
     """Why a block cannot be one call on any device that this installation has kernels for, or None."""
-    x, block, transition = _parts(operands)
+    x, block, transition = _described(operands, packed)
     first, layers = block[0], len(block)
     if (missing := _native.why_missing("dense_block", "cuda", x.dtype)) is not None:
         return missing
@@ -223,54 +224,10 @@ def _why_no_transition(x: Any, transition: DenseTransition) -> str | None:
     return "its map is too small for a pool" if min(x.shape[1:3]) < 2 else None
 
 
-def _checked(x: jax.Array, layers: Sequence[DenseBlockLayer]) -> list[DenseBlockLayer]:
-    """The layers as arrays of the right shapes and of x's dtype."""
-    if x.ndim != 4:
-        raise ValueError(f"x.shape={x.shape} must be [N, H, W, C]")
-    if not layers:
-        raise ValueError(f"layers={layers!r} must be one DenseBlockLayer or more")
-    channels, checked = x.shape[3], []
-    for index, layer in enumerate(layers):
-        if not isinstance(layer, DenseBlockLayer):
-            raise TypeError(f"layers[{index}] is {type(layer).__name__}, not DenseBlockLayer")
-        arrays = DenseBlockLayer(*map(jnp.asarray, layer))
-        middle, growth = (kernel.shape[-1] if kernel.ndim == 4 else -1 for kernel in (arrays.kernel1, arrays.kernel2))
-        wanted = ((channels,), (channels,), (1, 1, channels, middle), (middle,), (3, 3, middle, growth))
-        texts = (f"({channels},)", f"({channels},)", f"(1, 1, {channels}, M)", "(M,)", "(3, 3, M, G)")
-        for name, array, shape, text in zip(layer._fields, arrays, wanted, texts, strict=True):
-            if array.shape != shape:
-                raise ValueError(f"layers[{index}].{name}.shape={array.shape} must be {text}")
-            if array.dtype != x.dtype:
-                raise TypeError(f"layers[{index}].{name}.dtype={array.dtype} must equal x.dtype={x.dtype}")
-        checked.append(arrays)
-        channels += growth
-    return checked
-
-
-def _checked_transition(
-    x: jax.Array, layers: Sequence[DenseBlockLayer], transition: DenseTransition | None
-) -> list[DenseTransition]:
-    """The transition, if there is one, as arrays of the right shapes and of x's dtype."""
-    if transition is None:
-        return []
-    if not isinstance(transition, DenseTransition):
-        raise TypeError(f"transition is {type(transition).__name__}, not DenseTransition")
-    arrays = DenseTransition(*map(jnp.asarray, transition))
-    channels = x.shape[3] + sum(layer.kernel2.shape[3] for layer in layers)
-    features = arrays.kernel.shape[-1] if arrays.kernel.ndim == 4 else -1
-    wanted = ((channels,), (channels,), (1, 1, channels, features))
-    texts = (f"({channels},)", f"({channels},)", f"(1, 1, {channels}, K)")
-    for name, array, shape, text in zip(transition._fields, arrays, wanted, texts, strict=True):
-        if array.shape != shape:
-            raise ValueError(f"transition.{name}.shape={array.shape} must be {text}")
-        if array.dtype != x.dtype:
-            raise TypeError(f"transition.{name}.dtype={array.dtype} must equal x.dtype={x.dtype}")
-    return [arrays]
-
-
 # --- the primitive ---------------------------------------------------------------------------------------------------
 
-dense_block_p = jex_core.Primitive("jsc_dense_block")  # x, the five parameters of every layer, three of a transition
+# x, the five parameters of every layer and three of a transition; or x and one array that `packed` says the sizes of.
+dense_block_p = jex_core.Primitive("jsc_dense_block")
 partitioning.needs_devices(dense_block_p)
 
 
@@ -281,9 +238,9 @@ def _map_of(x: Any, layers: Sequence[DenseBlockLayer]) -> Any:
     return x.update(shape=(*x.shape[:3], channels), sharding=sharding, weak_type=False)
 
 
-def _abstract_eval(*operands: Any, precision: Any, must: bool) -> Any:
+def _abstract_eval(*operands: Any, precision: Any, must: bool, packed: BlockSizes | None) -> Any:
     del precision, must
-    x, layers, transition = _parts(operands)
+    x, layers, transition = _described(operands, packed)
     out = _map_of(x, layers)
     if transition is None:
         return out
@@ -294,52 +251,60 @@ dense_block_p.def_abstract_eval(_abstract_eval)
 
 
 @functools.lru_cache(maxsize=256)
-def _compiled(precision: Any, must: bool) -> Any:
-    return jax.jit(functools.partial(dense_block_p.bind, precision=precision, must=must))
+def _compiled(precision: Any, must: bool, packed: BlockSizes | None) -> Any:
+    return jax.jit(functools.partial(dense_block_p.bind, precision=precision, must=must, packed=packed))
 
 
-def _impl(*operands: jax.Array, precision: Any, must: bool) -> Any:
-    return _compiled(precision, must)(*operands)
+def _impl(*operands: jax.Array, precision: Any, must: bool, packed: BlockSizes | None) -> Any:
+    return _compiled(precision, must, packed)(*operands)
 
 
 dense_block_p.def_impl(_impl)
 
 
 @devices.for_lowering
-def _lower(ctx: Any, *operands: Any, precision: Any, must: bool, platform: str | None) -> Any:
-    reason = _why_not_here(ctx, platform)
+def _lower(
+    ctx: Any, *operands: Any, precision: Any, must: bool, packed: BlockSizes | None, platform: str | None
+) -> Any:
+    reason = _why_not_here(ctx, packed, platform)
     if must and reason is not None:
         raise ValueError(
             f"implementation='fused' cannot run here: {reason}. implementation=None or 'xla' works everywhere"
         )
-    scratch = None if reason is not None else _scratch(ctx.avals_in, precision, must)  # with the images of vmap
+    scratch = None if reason is not None else _scratch(ctx.avals_in, precision, must, packed)  # with the images of vmap
     if scratch is None or partitioning.is_partitioned(ctx):
-        lower = functools.partial(separate, precision=precision)
+        lower = functools.partial(separate, precision=precision, packed=packed)
         return mlir.lower_fun(lower, multiple_results=False)(ctx, *operands)
-    x, layers, transition = _parts(ctx.avals_in)
+    x, layers, transition = _described(ctx.avals_in, packed)
     if scratch > 0 and transition is not None:
-        lower = functools.partial(_then_transition, precision=precision)
+        lower = functools.partial(_then_transition, precision=precision, packed=packed)
         return mlir.lower_fun(lower, multiple_results=False)(ctx, *operands)
     results = [*ctx.avals_out, jax.core.ShapedArray((scratch,), np.uint8)]
     if transition is not None:  # the block's map is scratch memory
         results.append(_map_of(x, layers))
     call = jax.ffi.ffi_lowering(_native.target_name("dense_block"))
-    attribute = np.int64(lowering.precision_code(precision))
-    return call(ctx.replace(avals_out=results), *operands, precision=attribute)[:1]
+    attributes: dict[str, Any] = {"precision": np.int64(lowering.precision_code(precision))}
+    if packed is not None:
+        attributes["offsets"] = np.array(packed.offsets(), np.int64)
+    return call(ctx.replace(avals_out=results), *operands, **attributes)[:1]
 
 
-def _then_transition(*operands: jax.Array, precision: Any) -> jax.Array:
+def _then_transition(*operands: jax.Array, precision: Any, packed: BlockSizes | None) -> jax.Array:
     """The block as one call of many images, which has no kernel for the transition."""
-    x, layers, transition = _parts(operands)
+    x, *parameters = operands
+    if packed is None:
+        layers, transition = parts_of(parameters)
+        parameters = [parameter for layer in layers for parameter in layer]
+    else:
+        transition, packed = packed.slices(parameters[0])[1], packed._replace(features=None)
     assert transition is not None
-    parameters = (parameter for layer in layers for parameter in layer)
-    out = dense_block_p.bind(x, *parameters, precision=precision, must=False)
+    out = dense_block_p.bind(x, *parameters, precision=precision, must=False, packed=packed)
     return _transition(out, transition, precision=precision, implementation=None)
 
 
-def _scratch(operands: Sequence[Any], precision: Any, must: bool) -> int | None:
+def _scratch(operands: Sequence[Any], precision: Any, must: bool, packed: BlockSizes | None) -> int | None:
     """Bytes of scratch memory of one call, 0 for few images; None where layers one by one are expected to be faster."""
-    x, layers, transition = _parts(operands)
+    x, layers, transition = _described(operands, packed)
     images, most, pixels = x.shape[0], most_images(x.dtype, precision), math.prod(x.shape[:3])
     many = images > min(most, _MANY_IMAGES - 1) or (images > 1 and pixels >= _MANY_PIXELS)
     if many and _has_warpgroups() and (transition is None or not must):
@@ -348,12 +313,12 @@ def _scratch(operands: Sequence[Any], precision: Any, must: bool) -> int | None:
     return 0 if must or images <= most else None
 
 
-def _why_not_here(ctx: Any, platform: str | None) -> str | None:
+def _why_not_here(ctx: Any, packed: BlockSizes | None, platform: str | None) -> str | None:
     if platform != "cuda":
         return f"there is no kernel for platform {lowering.platform_name(ctx, platform)!r}, only for 'cuda'"
     if not _has_clusters():
         return "it needs a data-center GPU with clusters (compute capability 9.0 or later)"
-    return why_not(ctx.avals_in)
+    return why_not(ctx.avals_in, packed)
 
 
 def _has_clusters() -> bool:
@@ -372,18 +337,23 @@ for _platform in (None, *_native.PLATFORMS):
     mlir.register_lowering(dense_block_p, functools.partial(_lower, platform=_platform), platform=_platform)
 
 
-def _batch(values: Sequence[Any], axes: Sequence[Any], *, precision: Any, must: bool) -> tuple[jax.Array, int]:
+def _batch(
+    values: Sequence[Any], axes: Sequence[Any], *, precision: Any, must: bool, packed: BlockSizes | None
+) -> tuple[jax.Array, int]:
     """Images are folded into N; with batched parameters the layers go their separate ways."""
     size = next(v.shape[a] for v, a in zip(values, axes, strict=True) if a is not None)
     if size == 0 or any(axis is not None for axis in axes[1:]):
-        return jax.vmap(functools.partial(separate, precision=precision), in_axes=tuple(axes))(*values), 0
+        each = functools.partial(separate, precision=precision, packed=packed)
+        return jax.vmap(each, in_axes=tuple(axes))(*values), 0
     x = jnp.moveaxis(values[0], axes[0], 0)
     folded = x.reshape(size * x.shape[1], *x.shape[2:])
-    out = dense_block_p.bind(folded, *values[1:], precision=precision, must=must)
+    out = dense_block_p.bind(folded, *values[1:], precision=precision, must=must, packed=packed)
     return out.reshape(size, x.shape[1], *out.shape[1:]), 0
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, precision: Any, must: bool) -> Any:
+def _jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, precision: Any, must: bool, packed: BlockSizes | None
+) -> Any:
     del must  # the layers run one by one
     varying = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
 
@@ -391,7 +361,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, precision: Any, mus
         operands = list(primals)
         for index, value in zip(varying, values, strict=True):
             operands[index] = value
-        return separate(*operands, precision=precision)
+        return separate(*operands, precision=precision, packed=packed)
 
     return jax.jvp(moving, [primals[i] for i in varying], [tangents[i] for i in varying])
 

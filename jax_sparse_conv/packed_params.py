@@ -13,6 +13,7 @@ from flax import nnx
 from jax_sparse_conv import geometry as geo
 from jax_sparse_conv import layers, packing
 from jax_sparse_conv.layers import Planned
+from jax_sparse_conv.packed_blocks import PackedPart
 from jax_sparse_conv.packing import PackedKernel
 
 _READERS = (None, "ecr", "pecr")  # implementations that may read a packed copy
@@ -72,6 +73,8 @@ def unpack(convs: Iterable[Any]) -> int:
 
 def why_not_packed(layer: Any) -> str | None:
     """Why no implementation of a convolution layer would read a packed kernel, or None."""
+    if isinstance(layer.kernel, PackedPart):
+        return f"the kernel is packed with all parameters of dense block {layer.kernel.block!r}"
     if layer.mask is not None:
         return "the kernel is masked in every call"
     if layer.dtype is not None and layer.dtype != layer.kernel.dtype:

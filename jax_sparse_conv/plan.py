@@ -17,7 +17,7 @@ from typing import Any
 import jax
 from flax import linen, nnx
 
-from jax_sparse_conv import _native, devices, environment, layers
+from jax_sparse_conv import _native, devices, environment, layers, packed_blocks
 from jax_sparse_conv import nnx as sparse_nnx
 from jax_sparse_conv.calls import Call
 from jax_sparse_conv.layers import Planned
@@ -137,7 +137,8 @@ class Plan:
 def apply_plan(model: nnx.Module, plan: Plan, *, pack: bool = True) -> None:
     """Have `model` use the plan's choices, in place, eagerly and under `jax.jit`.
 
-    Inputs of other shapes than those that were calibrated run as `implementation=None`. To undo it, use
+    Inputs of other shapes than those that were calibrated run as `implementation=None`. Dense blocks that are packed
+    are unpacked: a planned layer runs by itself. To undo it, use
     `jax_sparse_conv.nnx.set_implementation(model)` and `jax_sparse_conv.nnx.unpack(model)`.
 
     Args:
@@ -165,6 +166,8 @@ def apply_plan(model: nnx.Module, plan: Plan, *, pack: bool = True) -> None:
     for layer_plan in plan.layers:
         _check_layer(found[layer_plan.path], layer_plan)
         choices.setdefault(layer_plan.path, []).append((layer_plan.call, layer_plan.implementation))
+    for owner in packed_blocks.owners(model):
+        owner.unpack_blocks()
     for path, chosen in choices.items():
         found[path].implementation = Planned(tuple(chosen))
     if pack:

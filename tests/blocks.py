@@ -10,7 +10,7 @@ import numpy as np
 import oracle
 from cases import Case
 
-from jax_sparse_conv.dense_blocks import DenseBlockLayer, DenseTransition
+from jax_sparse_conv.block_parameters import DenseBlockLayer, DenseTransition
 
 # Of two convolutions, one after the other: TF32 may be off by 5e-4 in each.
 TOLERANCE = {"highest": 2e-6, "default": 8e-4, "bfloat16": 6e-3, "float16": 8e-4}

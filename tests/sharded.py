@@ -14,7 +14,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_sparse_conv as jsc
-from jax_sparse_conv import dense_blocks, primitives
+from jax_sparse_conv import block_parameters, dense_blocks, primitives
 
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute")
 
@@ -130,17 +130,29 @@ def check_dense_block(auto: jax.sharding.Mesh) -> None:
     parameters = [rng.standard_normal(shape).astype(np.float32) / np.sqrt(shape[-1] * len(shape)) for shape in shapes]
     x = rng.standard_normal((4, 6, 6, 32)).astype(np.float32)
     precision = (jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGHEST)
-    wanted = np.asarray(dense_blocks.separate(x, *parameters, precision=precision, implementation="xla"))
+    wanted = np.asarray(dense_blocks.separate(x, *parameters, precision=precision, packed=None, implementation="xla"))
 
     def block(x: Any, *parameters: Any) -> jax.Array:
         operands = primitives.same_varying_axes([x, *parameters])
-        out: jax.Array = dense_blocks.dense_block_p.bind(*operands, precision=precision, must=False)
+        out: jax.Array = dense_blocks.dense_block_p.bind(*operands, precision=precision, must=False, packed=None)
         return out
 
     placed = [jax.device_put(x, NamedSharding(auto, P("batch"))), *parameters]
     check("jit, dense block", block, placed, wanted)
     manual = jax.shard_map(block, mesh=auto, in_specs=(P("batch"), *[P()] * len(parameters)), out_specs=P("batch"))
     check("shard_map, dense block", manual, [x, *parameters], wanted)
+    packed = jsc.pack_dense_block(*block_parameters.parts_of(parameters))
+
+    def packed_block(x: Any, packed: Any) -> jax.Array:
+        operands = primitives.same_varying_axes([x, packed.values])
+        out: jax.Array = dense_blocks.dense_block_p.bind(
+            *operands, precision=precision, must=False, packed=packed.sizes
+        )
+        return out
+
+    check("jit, packed dense block", packed_block, [placed[0], packed], wanted)
+    manual = jax.shard_map(packed_block, mesh=auto, in_specs=(P("batch"), P()), out_specs=P("batch"))
+    check("shard_map, packed dense block", manual, [x, packed], wanted)
 
 
 def main() -> None:

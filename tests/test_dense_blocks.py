@@ -24,7 +24,8 @@ from conftest import PLATFORM
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv import _native, dense_blocks
-from jax_sparse_conv.dense_blocks import DenseBlockLayer, DenseTransition, dense_block_p
+from jax_sparse_conv.block_parameters import DenseBlockLayer, DenseTransition
+from jax_sparse_conv.dense_blocks import dense_block_p
 from jax_sparse_conv.devices import Device
 
 # --- meaning and arguments -------------------------------------------------------------------------------------------
@@ -102,7 +103,7 @@ def test_a_named_call_says_why_it_cannot_run() -> None:
     operands = [v for layer in layers for v in layer]
     if PLATFORM == "cpu":
         with pytest.raises(ValueError, match="'fused' cannot run here: there is no kernel for platform 'cpu'"):
-            jax.jit(lambda x: dense_block_p.bind(x, *operands, precision=None, must=True))(x)
+            jax.jit(lambda x: dense_block_p.bind(x, *operands, precision=None, must=True, packed=None))(x)
 
 
 # --- the primitive, by whatever runs here ----------------------------------------------------------------------------
@@ -112,7 +113,7 @@ def bound(x: Any, layers: Any, transition: Any = None) -> Any:
     """The primitive itself, which `dense_block` passes by where no kernel is installed."""
     precision = (jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGHEST)
     operands = [x, *(v for layer in layers for v in layer), *(transition or ())]
-    return dense_block_p.bind(*operands, precision=precision, must=False)
+    return dense_block_p.bind(*operands, precision=precision, must=False, packed=None)
 
 
 def plain(x: Any, layers: Any, transition: Any = None) -> Any:

@@ -41,7 +41,7 @@ def test_a_network_joins_the_layers_of_its_blocks(monkeypatch: pytest.MonkeyPatc
     assert blocks_of(model, x) == 0
     monkeypatch.undo()
     monkeypatch.setattr(dense_blocks, "is_available", lambda dtype: True)
-    monkeypatch.setattr(dense_blocks, "why_not", lambda operands: None)
+    monkeypatch.setattr(dense_blocks, "why_not", lambda *_: None)
     assert blocks_of(model, x) == 2
     assert transitions_of(model, x) == 1
     np.testing.assert_allclose(jax.jit(lambda x: model(x))(x), wanted, rtol=1e-3, atol=1e-3)
@@ -59,7 +59,7 @@ def test_a_network_joins_the_layers_of_its_blocks(monkeypatch: pytest.MonkeyPatc
 
 def test_what_looks_at_layers_sees_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dense_blocks, "is_available", lambda dtype: True)
-    monkeypatch.setattr(dense_blocks, "why_not", lambda operands: None)
+    monkeypatch.setattr(dense_blocks, "why_not", lambda *_: None)
     model, x = small_densenet(), jax.random.normal(jax.random.key(0), (1, 32, 32, 3))
     assert "conv3_block3_2" in models.layer_inputs(model, x)
     assert len(jsc.calibrate(model, [x], repeats=1).layers) == len([*model.named_layers()]) - 7  # batch norms apart

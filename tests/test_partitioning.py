@@ -27,6 +27,8 @@ CHECKED = [
     "shard_map, packed kernel",
     "jit, dense block",
     "shard_map, dense block",
+    "jit, packed dense block",
+    "shard_map, packed dense block",
     "explicit sharding",
 ]
 

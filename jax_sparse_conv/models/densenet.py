@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jax_sparse_conv import dense_blocks, layer_calls
+from jax_sparse_conv import dense_blocks, layer_calls, packed_blocks
 from jax_sparse_conv import layers as sparse_layers
-from jax_sparse_conv.dense_blocks import DenseBlockLayer, DenseTransition
+from jax_sparse_conv.block_parameters import DenseBlockLayer, DenseTransition, PackedDenseBlock, pack_dense_block
 from jax_sparse_conv.models.layers import (
     LAST,
     BeforeLayer,
@@ -23,6 +23,7 @@ from jax_sparse_conv.models.layers import (
 )
 from jax_sparse_conv.models.units import ConvUnit, Layer, Pool, PreActivation, Shared, fully_connected, smallest_size
 from jax_sparse_conv.nnx import SparseConv
+from jax_sparse_conv.packed_blocks import Place, WithDenseBlocks
 from jax_sparse_conv.packed_params import PackedParam
 
 _BOTTLENECK = 4
@@ -50,41 +51,91 @@ class DenseLayer(nnx.Module):
             y = run_layer(name, layer, y, before_layer=before_layer)
         return jnp.concatenate([x, y], axis=-1)
 
-    def parameters(self, dtype: Any) -> DenseBlockLayer | None:
-        """What `dense_block` takes of the layer for maps of this dtype, or None where the layer is something else."""
-        norm, convs = self.norm, (self.conv1.conv, self.conv2.conv)
-        first, second = convs
-        if norm.scale is None or norm.bias is None or self.conv1.batch_norm is not None or first.bias is None:
-            return None
-        if second.bias is not None or any(not _is_plain(conv, dtype) for conv in convs):
-            return None
-        scale, shift = norm.scale[...].astype(dtype), norm.bias[...].astype(dtype)
-        return DenseBlockLayer(scale, shift, first.kernel[...], first.bias[...], second.kernel[...])
+    def may_join(self, dtype: Any) -> bool:
+        """Whether the layer is what `dense_block` computes of maps of this dtype."""
+        convs = self.conv1.conv, self.conv2.conv
+        if self.norm.scale is None or self.norm.bias is None or self.conv1.batch_norm is not None:
+            return False
+        return convs[0].bias is not None and convs[1].bias is None and all(_is_plain(conv, dtype) for conv in convs)
+
+    def parameters(self, dtype: Any) -> DenseBlockLayer:
+        """What `dense_block` takes of a layer that may join, for maps of this dtype."""
+        return DenseBlockLayer(*(getattr(module, name)[...].astype(dtype) for module, name in self.places()))
+
+    def places(self) -> list[Place]:
+        """Where the parameters are, in the order of `DenseBlockLayer`."""
+        first, second = self.conv1.conv, self.conv2.conv
+        return [*_places(self.norm), (first, "kernel"), (first, "bias"), (second, "kernel")]
+
+
+def _places(norm: PreActivation) -> list[Place]:
+    return [(norm, "scale"), (norm, "bias")]
 
 
 def _is_plain(conv: SparseConv, dtype: Any) -> bool:
     """Whether a convolution leaves the choice of what runs open and multiplies maps of this dtype as they are."""
     if isinstance(conv.kernel, PackedParam) or conv.mask is not None or sparse_layers.why_dense_conv(conv) is not None:
         return False
-    return conv.implementation is None and conv.dtype in (None, dtype) and conv.kernel[...].dtype == dtype
+    return conv.implementation is None and conv.dtype in (None, dtype) and conv.kernel.dtype == dtype
 
 
-def _joined(block: Iterable[DenseLayer], behind: Transition | None, x: jax.Array) -> tuple[jax.Array, bool] | None:
+def _joined(
+    block: Sequence[DenseLayer], behind: Transition | None, packed: PackedDenseBlock | None, x: jax.Array
+) -> tuple[jax.Array, bool] | None:
     """The result of a block as one call and whether the transition behind it is in there, or None: one by one then."""
     if layer_calls.are_observed() or not dense_blocks.is_available(x.dtype):
         return None
-    found = [layer.parameters(x.dtype) for layer in block]
-    layers = [layer for layer in found if layer is not None]
+    if not _may_join(block, x.dtype):
+        return None
+    precision = block[0].conv1.conv.precision
+    if behind is not None and (behind.conv.conv.precision != precision or not behind.may_join(x.dtype)):
+        behind = None
+    for given, transition, is_whole in _choices(block, behind, packed, x.dtype):
+        if dense_blocks.is_one_call(x, given, precision, transition):
+            return dense_blocks.dense_block(x, given, transition=transition, precision=precision), is_whole
+    return None
+
+
+def _may_join(block: Sequence[DenseLayer], dtype: Any) -> bool:
+    """Whether all layers of a block may join, at one precision."""
     precisions = [conv.conv.precision for layer in block for conv in (layer.conv1, layer.conv2)]
-    precision = precisions[0]
-    if len(layers) < len(found) or precisions.count(precision) != len(precisions):
+    return precisions.count(precisions[0]) == len(precisions) and all(layer.may_join(dtype) for layer in block)
+
+
+def _choices(
+    block: Sequence[DenseLayer], behind: Transition | None, packed: PackedDenseBlock | None, dtype: Any
+) -> Iterator[tuple[Sequence[DenseBlockLayer] | PackedDenseBlock, DenseTransition | None, bool]]:
+    """Layers and transition for `dense_block`, the whole first, and whether it is the whole."""
+    if packed is not None:
+        if behind is not None and packed.sizes.features is not None:
+            yield packed, None, True
+        yield packed.without_transition(), None, False
+        return
+    layers = [layer.parameters(dtype) for layer in block]
+    if behind is not None:
+        yield layers, behind.parameters(dtype), True
+    yield layers, None, False
+
+
+def _packed(block: Sequence[DenseLayer], behind: Transition | None) -> PackedDenseBlock | None:
+    """The parameters of a block and of the transition behind it, if they may be joined, as one; None where not."""
+    dtype = block[0].conv1.conv.kernel.dtype
+    if not _may_join(block, dtype) or not all(_are_plain(layer.places(), dtype) for layer in block):
         return None
-    transition = None if behind is None or behind.conv.conv.precision != precision else behind.parameters(x.dtype)
-    if transition is not None and dense_blocks.is_one_call(x, layers, precision, transition):
-        return dense_blocks.dense_block(x, layers, transition=transition, precision=precision), True
-    if not dense_blocks.is_one_call(x, layers, precision):
+    layers = [layer.parameters(dtype) for layer in block]
+    if not dense_blocks.reads_packed(layers):
         return None
-    return dense_blocks.dense_block(x, layers, precision=precision), False
+    if behind is not None and behind.may_join(dtype) and _are_plain(behind.places(), dtype):
+        transition = behind.parameters(dtype)
+        if dense_blocks.reads_packed(layers, transition):
+            return pack_dense_block(layers, transition)
+    return pack_dense_block(layers)
+
+
+def _are_plain(places: Iterable[Place], dtype: Any) -> bool:
+    """Whether parameters are of this dtype and nothing but `nnx.Param`s, whose class would be lost."""
+    parameters = [getattr(module, name) for module, name in places]
+    return all(type(parameter) is nnx.Param and parameter.dtype == dtype for parameter in parameters)
 
 
 def _named(index: int, block: Iterable[DenseLayer]) -> Iterator[tuple[str, DenseLayer]]:
@@ -108,18 +159,31 @@ class Transition(nnx.Module):
             x = run_layer(name, layer, x, before_layer=before_layer)
         return x
 
-    def parameters(self, dtype: Any) -> DenseTransition | None:
-        """What `dense_block` takes of the transition for maps of this dtype, or None where it is something else."""
-        norm, conv = self.norm, self.conv.conv
-        if norm.scale is None or norm.bias is None or self.conv.batch_norm is not None or conv.bias is not None:
-            return None
-        if not _is_plain(conv, dtype):
-            return None
-        return DenseTransition(norm.scale[...].astype(dtype), norm.bias[...].astype(dtype), conv.kernel[...])
+    def may_join(self, dtype: Any) -> bool:
+        """Whether the transition is what `dense_block` computes behind a block of maps of this dtype."""
+        if self.norm.scale is None or self.norm.bias is None or self.conv.batch_norm is not None:
+            return False
+        return self.conv.conv.bias is None and _is_plain(self.conv.conv, dtype)
+
+    def parameters(self, dtype: Any) -> DenseTransition:
+        """What `dense_block` takes of a transition that may join, for maps of this dtype."""
+        return DenseTransition(*(getattr(module, name)[...].astype(dtype) for module, name in self.places()))
+
+    def places(self) -> list[Place]:
+        """Where the parameters are, in the order of `DenseTransition`."""
+        return [*_places(self.norm), (self.conv.conv, "kernel")]
 
 
-class DenseNet(ConvNet):
+def _parameter_places(block: Iterable[DenseLayer], behind: Transition | None, packed: PackedDenseBlock) -> list[Place]:
+    """Where the parameters are that a block packs, in order."""
+    places = [place for layer in block for place in layer.places()]
+    return places if behind is None or packed.sizes.features is None else [*places, *behind.places()]
+
+
+class DenseNet(ConvNet, WithDenseBlocks):
     """A stem, dense blocks with transitions between them, a global average and one fully connected layer.
+
+    `jax_sparse_conv.nnx.pack` leaves one parameter of each block and the transition behind it, in `packed`.
 
     Layers are named as in Keras: conv1, conv2_block1_1, conv2_block1_2, ..., pool2 (the transition's convolution), ...,
     fc. The batch norm and ReLU in front of a layer is <layer>_norm, the last one norm.
@@ -155,6 +219,7 @@ class DenseNet(ConvNet):
             blocks.append(nnx.List([DenseLayer(channels + i * growth, growth, **shared) for i in range(depth)]))
             channels += depth * growth
         self.blocks, self.transitions = nnx.List(blocks), nnx.List(transitions)
+        self.packed: nnx.Dict[nnx.Param[PackedDenseBlock]] = nnx.Dict()
         self.norm = PreActivation(channels, **shared)
         self.fc = fully_connected(channels, num_classes, relu=False, **shared)
 
@@ -186,17 +251,54 @@ class DenseNet(ConvNet):
         """
         check_images(x, smallest_size([self.stem, *(transition.conv for transition in self.transitions)]))
         x = run_layer("conv1", self.stem, x, before_layer=before_layer)
-        for index, block in enumerate(self.blocks):
-            transition = self.transitions[index] if index < len(self.transitions) else None
-            joined = _joined(block, transition, x) if before_layer is None and self.fuses else None
-            if joined is None:
-                for prefix, layer in _named(index, block):
-                    x = layer(x, prefix, before_layer)
-            else:
-                x = joined[0]
-            if transition is not None and (joined is None or not joined[1]):
-                x = transition(x, f"pool{index + 2}", before_layer)
+        packed = {name: param.get_value() for name, param in self.packed.items()}
+        with packed_blocks.lent(packed):
+            for index, (name, block, transition) in enumerate(self._blocks()):
+                may_join = before_layer is None and self.fuses
+                joined = _joined(block, transition, packed.get(name), x) if may_join else None
+                if joined is None:
+                    for prefix, layer in _named(index, block):
+                        x = layer(x, prefix, before_layer)
+                else:
+                    x = joined[0]
+                if transition is not None and (joined is None or not joined[1]):
+                    x = transition(x, f"pool{index + 2}", before_layer)
         return run_layer("norm", self.norm, x, before_layer=before_layer)
+
+    def _blocks(self) -> Iterator[tuple[str, Sequence[DenseLayer], Transition | None]]:
+        """(name, layers, the transition behind them) of every block."""
+        for index, block in enumerate(self.blocks):
+            yield f"conv{index + 2}", block, self.transitions[index] if index < len(self.transitions) else None
+
+    def pack_blocks(self) -> int:
+        """Have each block, and the transition behind it, hold one parameter, in place, where a GPU would read that.
+
+        What stays as it is: blocks whose batch norms are not folded, whose layers name an implementation, follow a plan
+        or are masked, or whose parameters are of several dtypes; everything on other devices.
+
+        Returns:
+          How many convolutions are in packed blocks now.
+        """
+        for name, block, transition in self._blocks():
+            made = None if name in self.packed else _packed(block, transition)
+            if made is not None:
+                packed_blocks.take(name, _parameter_places(block, transition, made), made)
+                self.packed[name] = nnx.Param(made)
+        return self._packed_convolutions()
+
+    def unpack_blocks(self) -> int:
+        """Undo `pack_blocks`; returns how many convolutions have their own parameters again."""
+        count = self._packed_convolutions()
+        for name, block, transition in self._blocks():
+            if name in self.packed:
+                packed = self.packed[name].get_value()
+                packed_blocks.give_back(_parameter_places(block, transition, packed), packed)
+                del self.packed[name]
+        return count
+
+    def _packed_convolutions(self) -> int:
+        sizes = [param.get_value().sizes for param in self.packed.values()]
+        return sum(2 * each.layers + (each.features is not None) for each in sizes)
 
 
 # Parameters at 1000 classes.

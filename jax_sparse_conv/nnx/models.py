@@ -8,7 +8,7 @@ from typing import Any
 
 from flax import nnx
 
-from jax_sparse_conv import layers, ops, packed_params
+from jax_sparse_conv import layers, ops, packed_blocks, packed_params
 from jax_sparse_conv.nnx.layers import SparseConv, SparseConvPool, SparseLinear
 
 
@@ -103,28 +103,34 @@ def set_implementation(
 
 
 def pack(model: nnx.Module) -> int:
-    """Have the convolutions of `model` hold packed kernels, in place, for inference with weights as arguments.
+    """Have `model` hold packed parameters, in place, for inference with weights as arguments of a jitted function.
 
-    Under `nnx.jit` or `jax.jit(lambda model, x: model(x))` a CPU packs every kernel in every call; so it does once, at
-    the price of a second copy. A packed parameter (`PackedParam`) is the kernel to Flax, and new weights are packed
-    when they are assigned; gradients by it are refused, so `unpack` before training. Layers that would not read the
-    copy (other windows, strides, dtypes, implementations) and everything on other devices are left as they are.
+    On a CPU: under `nnx.jit` or `jax.jit(lambda model, x: model(x))` a convolution packs its kernel in every call; so
+    it does once, at the price of a second copy. A packed parameter (`PackedParam`) is the kernel to Flax, and new
+    weights are packed when they are assigned; gradients by it are refused, so `unpack` before training. Layers that
+    would not read the copy (other windows, strides, dtypes, implementations) are left as they are.
+
+    On a GPU that runs dense blocks as one call: each block of a `DenseNet` whose batch norms are folded, and the
+    transition behind it, have one parameter (`PackedDenseBlock`, in `model.packed`) in the place of five a layer, each
+    of which costs the host in every call; there is no second copy. Their layers have no parameters of their own then:
+    they read them while the model runs and refuse new ones. Blocks that would not run as one call (layers that are
+    masked, name an implementation or follow a plan, other dtypes) are left as they are.
 
     Args:
       model: any nnx module, a layer itself included.
 
     Returns:
-      How many layers are packed now.
+      How many convolutions are packed now.
 
     Raises:
       TypeError: a model that is not an nnx module.
     """
-    return packed_params.pack(_convs(model))
+    return packed_params.pack(_convs(model)) + sum(owner.pack_blocks() for owner in packed_blocks.owners(model))
 
 
 def unpack(model: nnx.Module) -> int:
-    """Undo `pack`, in place: the parameters are `nnx.Param`s of the kernels alone; returns how many were packed."""
-    return packed_params.unpack(_convs(model))
+    """Undo `pack`, in place: every layer has `nnx.Param`s of its own; returns how many convolutions were packed."""
+    return packed_params.unpack(_convs(model)) + sum(owner.unpack_blocks() for owner in packed_blocks.owners(model))
 
 
 def layer_paths(model: nnx.Module) -> dict[int, str]:
