@@ -30,9 +30,10 @@ Compiled: TypeAlias = dict[str, Any]  # side -> jax.stages.Compiled
 XLA, AUTO, FUSED, PLANNED = "xla", "auto", "fused", "planned"
 SIDES = (XLA, AUTO, FUSED, PLANNED)
 ALL = "all"  # where the sides take turns
-ARGUMENTS, CONSTANTS = "arguments", "constants"
-WEIGHTS = (ARGUMENTS, CONSTANTS)
-"""What a network's weights are to its program: `jax.jit(lambda weights, x: ...)` or `jax.jit(lambda x: model(x))`."""
+ARGUMENTS, PACKED, CONSTANTS = "arguments", "packed", "constants"
+WEIGHTS = (ARGUMENTS, PACKED, CONSTANTS)
+"""What a network's weights are to its program: `jax.jit(lambda weights, x: ...)`, where "packed" has what
+`jax_sparse_conv.nnx.pack` makes of them for the sides that choose themselves, or `jax.jit(lambda x: model(x))`."""
 DUMPED = "_jsc_network_"
 """In the names of programs whose thunks are counted."""
 
@@ -96,22 +97,25 @@ def measure(
     """The row of a case. `skipped` are sides that failed before, and why; `say` hears which side is compiled or run."""
     reasons = dict(skipped)
     sides = [side for side in case.sides(wanted, plans) if side not in reasons]
-    weights = {"profile": _cast(case, network.weights), "none": _cast(case, beside.weights)}
-    operands = {zeros: _operands(case, network, given) for zeros, given in weights.items()}
-    functions, seconds = _programs(case, network, sides, plans, weights["profile"], operands["profile"], reasons, say)
-    results = _results(case, functions, operands["profile"][0], reasons, say)
+    given = {"profile": network.weights, "none": beside.weights}
+    held = {zeros: _held(case, network, weights, sides, reasons) for zeros, weights in given.items()}
+    images = _images(case, network)
+    functions, seconds = _programs(case, held["profile"], plans, images[0], reasons, say)
+    results = _results(case, _calling(case, functions, held["profile"]), images[0], reasons, say)
     functions = {side: functions[side] for side in results}
     without = functions
     if case.weights == CONSTANTS:  # other weights, another program
-        without, _ = _programs(case, network, [*results], plans, weights["none"], operands["none"], reasons, say)
+        others = {side: held["none"][side] for side in results}
+        without, _ = _programs(case, others, plans, images[0], reasons, say)
         functions = {side: functions[side] for side in without}
         results = {side: results[side] for side in without}
     say({"begin": case.name, "side": ALL})
+    called = _calling(case, functions, held["profile"])
     times = {
-        "profile": _times(functions, operands["profile"], repeats),
-        "none": _times(without, operands["none"], repeats),
+        "profile": _times(called, images, repeats),
+        "none": _times(_calling(case, without, held["none"]), images, repeats),
     }
-    single = timing.blocked(functions, operands["profile"], repeats)
+    single = timing.blocked(called, images, repeats)
     say({"end": case.name, "side": ALL})
     floor = roofline(network, case, limits)
     us = {side: timed.microseconds for side, timed in times["profile"].items()}
@@ -139,8 +143,8 @@ def _name(case: Case, side: str) -> str:
     return f"{case.kind}_{side}_{case.batch}{DUMPED}{case.network}"
 
 
-def _function(case: Case, network: Prepared, side: str, plan: Path | None, weights: list[jax.Array]) -> Any:
-    """The whole network as a jitted function of `_operands`."""
+def _function(case: Case, network: Prepared, side: str, plan: Path | None) -> Any:
+    """The whole network as a jitted function of `_weights` and images."""
     chosen = None if plan is None else jsc.Plan.load(plan)
 
     def run(weights: list[jax.Array], x: jax.Array) -> Any:
@@ -155,14 +159,38 @@ def _function(case: Case, network: Prepared, side: str, plan: Path | None, weigh
     run.__name__ = run.__qualname__ = _name(case, side)
     function = jsc.fuse(run) if side == FUSED else run
     if case.weights == CONSTANTS:
-        function = functools.wraps(run)(functools.partial(function, weights))
+        function = functools.wraps(run)(functools.partial(function, network.weights))
     return jax.jit(function)
 
 
-def _operands(case: Case, network: Prepared, weights: list[jax.Array]) -> list[timing.Operands]:
-    """(weights, batch), or (batch,) where weights are constants, rotated so that no call finds its own in a cache."""
-    images = (network.batch(case.batch, shift).astype(KINDS[case.kind][0]) for shift in range(timing.ROTATIONS))
-    return [(x,) if case.weights == CONSTANTS else (weights, x) for x in images]
+def _images(case: Case, network: Prepared) -> list[timing.Operands]:
+    """Batches, rotated so that no call finds its own in a cache."""
+    dtype = KINDS[case.kind][0]
+    return [(network.batch(case.batch, shift).astype(dtype),) for shift in range(timing.ROTATIONS)]
+
+
+def _held(
+    case: Case, network: Prepared, weights: list[jax.Array], sides: list[str], reasons: dict[str, str]
+) -> dict[str, Prepared]:
+    """The network with these weights as each side has it; why a side has none goes into `reasons`."""
+    plain = dataclasses.replace(network, weights=_cast(case, weights))
+    held = dict.fromkeys(sides, plain)
+    packing = [side for side in sides if case.weights == PACKED and side in (AUTO, FUSED)]
+    try:
+        return held | dict.fromkeys(packing, plain.packed()) if packing else held
+    except ValueError as error:
+        reasons |= dict.fromkeys(packing, _short(error))
+        return {side: plain for side in sides if side not in packing}
+
+
+def _weights(case: Case, network: Prepared) -> tuple[list[jax.Array], ...]:
+    """What a call is given in front of its images."""
+    return () if case.weights == CONSTANTS else (network.weights,)
+
+
+def _calling(case: Case, functions: Compiled, held: Mapping[str, Prepared]) -> dict[str, timing.Function]:
+    """The programs as functions of images."""
+    return {side: functools.partial(function, *_weights(case, held[side])) for side, function in functions.items()}
 
 
 def _cast(case: Case, weights: list[jax.Array]) -> list[jax.Array]:
@@ -176,29 +204,29 @@ def _converted(weights: list[jax.Array], dtype: str) -> list[jax.Array]:
 
 
 def _programs(
-    case: Case, network: Prepared, sides: list[str], plans: Path | None, weights: list[jax.Array],
-    operands: list[timing.Operands], reasons: dict[str, str], say: Say,
+    case: Case, held: Mapping[str, Prepared], plans: Path | None, images: timing.Operands, reasons: dict[str, str],
+    say: Say,
 ) -> tuple[Compiled, dict[str, float]]:  # fmt: skip
-    """The sides' programs for these weights, compiled; why others have none goes into `reasons`."""
+    """The sides' programs for what they hold, compiled; why others have none goes into `reasons`."""
     lowered = {}
-    for side in sides:
+    for side, network in held.items():
         path = case.plan(plans) if side == PLANNED else None
         try:
-            lowered[side] = _function(case, network, side, path, weights).lower(*operands[0])
+            lowered[side] = _function(case, network, side, path).lower(*_weights(case, network), *images)
         except ValueError as error:
             reasons[side] = _short(error)
     return _compiled(case, lowered, reasons, say)
 
 
 def _results(
-    case: Case, functions: Compiled, operands: timing.Operands, reasons: dict[str, str], say: Say
+    case: Case, functions: Mapping[str, timing.Function], images: timing.Operands, reasons: dict[str, str], say: Say
 ) -> dict[str, np.ndarray]:
     """What the programs compute; why others do not run goes into `reasons`."""
     results = {}
     for side, function in functions.items():
         say({"begin": case.name, "side": side})
         try:
-            results[side] = np.asarray(function(*operands), np.float32)
+            results[side] = np.asarray(function(*images), np.float32)
         except (ValueError, jax.errors.JaxRuntimeError) as error:
             reasons[side] = _short(error)
         say({"end": case.name, "side": side})
@@ -234,7 +262,9 @@ def _compiled(
     )
 
 
-def _times(functions: Compiled, operands: list[timing.Operands], repeats: int) -> dict[str, timing.Timing]:
+def _times(
+    functions: Mapping[str, timing.Function], operands: list[timing.Operands], repeats: int
+) -> dict[str, timing.Timing]:
     if not functions:
         return {}
     calls = {side: _calls(function, operands) for side, function in functions.items()}

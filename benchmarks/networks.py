@@ -9,9 +9,10 @@ Sides: "xla" is the same network in dense XLA, "auto" is `implementation=None`, 
 8 images), "planned" is the plan that `--plans FOLDER` holds as NETWORK_KIND_BATCH.json. Batch norm is folded on all of
 them, weights are seeded, their zeros those of a trained network, and once more with biases so high that no ReLU clips
 anything: a gain that stays there is not from zeros. With `--weights constants` weights are constants of the program, as
-in `jax.jit(lambda x: model(x))`: a call then hands over one array, not hundreds. Sides take turns on rotated images,
-calls are dispatched without waiting, times are medians per call (those of calls that are waited for one by one are in
---json, "latency_us").
+in `jax.jit(lambda x: model(x))`: a call then hands over one array, not hundreds. With `--weights packed` "auto" and
+"fused" have arguments as `jax_sparse_conv.nnx.pack` leaves them, on a GPU one of each dense block; the others have
+theirs as they are. Sides take turns on rotated images, calls are dispatched without waiting, times are medians per call
+(those of calls that are waited for one by one are in --json, "latency_us").
 
 Every network runs in a process of its own, and what XLA tunes is compiled alone. If the process dies, the side that it
 was at is recorded as skipped and the rest goes on in another. Where JAX_COMPILATION_CACHE_DIR is set, later processes
@@ -89,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--cases", default="", help="regular expression: only cases NETWORK/KIND/BATCH in which it is found")
     add("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     add("--plans", type=Path, help="folder of plans, NETWORK_KIND_BATCH.json")
-    add("--weights", choices=WEIGHTS, default=ARGUMENTS, help="of each call, or constants of the program")
+    add("--weights", choices=WEIGHTS, default=ARGUMENTS, help="of each call, so packed once, or constants")
     add("--prepared", type=Path, help="keep networks with their weights here, for the next run")
     add("--prepare", action="store_true", help="only build the networks of --prepared, on the CPU")
     add("--repeats", type=int, default=30)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+import jax_sparse_conv as jsc
 from benchmarks import data
 from benchmarks.paper import layers
 from benchmarks.paper.layers import PaperLayer
@@ -56,6 +57,19 @@ class Prepared:
         """The network with these weights, by default its own."""
         state = jax.tree.unflatten(self.structure, self.weights if weights is None else weights)
         return nnx.merge(self.graph, state)
+
+    def packed(self) -> Prepared:
+        """The network as `jax_sparse_conv.nnx.pack` leaves it.
+
+        Raises:
+          ValueError: nothing of it would be packed here.
+        """
+        model = self.model()
+        if jsc.nnx.pack(model) == 0:
+            raise ValueError(f"nothing of {self.name} would be packed in {self.weights[0].dtype} on this device")
+        graph, state = nnx.split(model)
+        weights, structure = jax.tree.flatten(state)
+        return dataclasses.replace(self, graph=graph, structure=structure, weights=weights)
 
     def empty_weights(self) -> list[jax.Array]:
         """The weights with biases so low that every ReLU clips everything: all maps but the image are zeros."""

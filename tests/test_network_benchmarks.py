@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are run from th
 
 import jax_sparse_conv as jsc
 from benchmarks import network_cases, network_rows, networks, prepared, program
+from jax_sparse_conv import _native, dense_blocks, packing
 
 NETWORK = ["--quick", "--networks", "resnet50", "--kinds", "highest", "--batch", "1", "--repeats", "2"]
 HLO = """HloModule jit_run
@@ -107,6 +108,45 @@ def test_weights_can_be_constants_of_the_program(tmp_path: Path) -> None:
     assert all(memory["argument"] < weight_bytes for memory in row["memory"].values())
     files[1].write_text(json.dumps({key: value for key, value in content.items() if key != "weights"}))
     assert networks.main(["--merge", *map(str, files), "--json", str(tmp_path / "both.json")]) == 1
+
+
+@pytest.mark.skipif(
+    jax.default_backend() != "cpu" or not _native.cpu_isas(), reason="kernels are packed for the CPU extension only"
+)
+def test_weights_can_be_packed(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    kept = ["--prepared", str(tmp_path / "networks")]
+    file = tmp_path / "packed.json"
+    assert (
+        networks.main([*NETWORK, *kept, "--kinds", "highest", "bfloat16", "--weights", "packed", "--json", str(file)])
+        == 0
+    )
+    content = json.loads(file.read_text("utf-8"))
+    rows = {row["kind"]: row for row in content["runs"]["default"]}
+    row = rows["highest"]
+    assert content["weights"] == row["weights"] == "packed"
+    assert set(row["us"]) == set(row["no_zeros_us"]) == {"xla", "auto", "fused"}
+    assert max(row["error"].values()) < 1e-5
+    network = prepared.load("resnet50", tmp_path / "networks", quick=True)
+    copies = sum(leaf.nbytes for leaf in network.packed().weights) - sum(leaf.nbytes for leaf in network.weights)
+    memory = {side: found["argument"] for side, found in row["memory"].items()}
+    assert memory["auto"] - memory["xla"] == copies > 0
+    assert set(rows["bfloat16"]["us"]) == {"xla"}
+    assert set(rows["bfloat16"]["skipped"]) == {"auto", "fused"}
+    assert "nothing of resnet50 would be packed in bfloat16" in rows["bfloat16"]["skipped"]["auto"]
+
+
+def test_dense_blocks_are_packed_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sklearn")
+    monkeypatch.setattr(packing, "_is_on_one_cpu", lambda kernel: False)
+    monkeypatch.setattr(dense_blocks, "reads_packed", lambda *_: True)
+    network = prepared.load("densenet121", quick=True)
+    packed = network.packed()
+    assert len(network.weights) - len(packed.weights) == 3 * 5 + 3 - 2
+    with jax.default_matmul_precision("highest"):
+        run = jax.jit(lambda weights, x: packed.model(weights)(x))
+        found, wanted = run(packed.weights, network.x), network.model()(network.x)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_a_plan_is_a_side(tmp_path: Path) -> None:
