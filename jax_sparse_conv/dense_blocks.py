@@ -179,6 +179,8 @@ def reads_packed(layers: Sequence[DenseBlockLayer], transition: DenseTransition 
 
 def _are_on_one_gpu(parameters: Sequence[jax.Array]) -> bool:
     """Whether they are; of those that are traced, whether the default device is a GPU."""
+    if not all(isinstance(parameter, jax.Array) for parameter in parameters):
+        return False
     if any(isinstance(parameter, jax.core.Tracer) for parameter in parameters):
         return devices.default_platform() == "gpu"
     places = {device for parameter in parameters for device in parameter.devices()}
