@@ -1,7 +1,8 @@
 """The parameters of a dense block: layer by layer, or all of them in one array.
 
-An argument of a jitted program costs the host 1.3 us in every call under command buffers, and a dense block has five a
-layer, 290 in DenseNet-121. `pack_dense_block` puts them into one array, once.
+An argument of a jitted program costs the host some 1.3 us in every call under command buffers (an H200's, development
+runs, benchmarks/NOTES.md), and a dense block has five a layer, 290 in DenseNet-121. `pack_dense_block` puts them into
+one array, once.
 """
 
 from __future__ import annotations
