@@ -44,6 +44,7 @@ _SAMPLE_SECONDS = 0.04  # fewer chains where that is 1 % of the sample
 _BUSY_SIZE, _BUSY_SECONDS = 1024, 2e-4  # of the other work, at least: products of matrices
 _MOST_BUSY = 12  # such products, because JAX lets 32 programs wait on a GPU
 _MARGIN = 1.3  # of their time over that of dispatching
+_TRIES = 4  # of a sample, while dispatching takes longer
 _STREAK_SECONDS = 0.01
 _MAX_STREAK = 200  # calls
 
@@ -147,18 +148,27 @@ def on_device(functions: Mapping[str, Function], operands: Sequence[Operands], r
     chains = {name: _chain(function) for name, function in functions.items()}
     counts = {name: _chains_per_sample(chain, chained) for name, chain in chains.items()}
     busy = _busy()
-    ahead = {}  # products in front of each chain's samples
-    for name, chain in chains.items():
-        _, dispatching = _behind(busy, _MOST_BUSY, chain, chained, 1 + counts[name])
+    ahead = dict.fromkeys(chains, _MOST_BUSY)  # products in front of each chain's samples
+
+    def fit(name: str, dispatching: float) -> None:
+        """As many chains as are dispatched while the device is busy, and products for no more than that."""
         products = _MARGIN * dispatching / (1 + counts[name]) / busy.seconds  # for each chain
         counts[name] = max(1, min(counts[name], int(_MOST_BUSY / products) - 1))
         ahead[name] = min(_MOST_BUSY, math.ceil(products * (1 + counts[name])))
+
+    for name, chain in chains.items():
+        fit(name, _behind(busy, _MOST_BUSY, chain, chained, 1 + counts[name])[1])
     samples: dict[str, list[float]] = {name: [] for name in chains}
     for _ in range(repeats):
         for name, chain in chains.items():
-            one, _ = _behind(busy, ahead[name], chain, chained, 1)
-            more, _ = _behind(busy, ahead[name], chain, chained, 1 + counts[name])
-            samples[name].append((more - one) / counts[name] / len(chained))
+            for _ in range(_TRIES):
+                one, _ = _behind(busy, ahead[name], chain, chained, 1)
+                more, dispatching = _behind(busy, ahead[name], chain, chained, 1 + counts[name])
+                seconds = (more - one) / counts[name] / len(chained)
+                if dispatching < ahead[name] * busy.seconds:
+                    break
+                fit(name, dispatching)  # the host was late: its time, not the device's
+            samples[name].append(seconds)
     return {name: Timing.of(values) for name, values in samples.items()}
 
 
@@ -291,7 +301,7 @@ def _busy() -> _Busy:
     while seconds < _BUSY_SECONDS:
         size *= 2
         operand = jnp.zeros((size, size), jnp.float32)
-        seconds = blocked({"": functools.partial(function, operand)}, [(operand,)], 3)[""].best
+        seconds = blocked({"": functools.partial(function, operand)}, [(operand,)], 3, _MOST_BUSY)[""].best
     return _Busy(function, operand, seconds)
 
 
