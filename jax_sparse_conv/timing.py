@@ -142,13 +142,15 @@ def on_device(functions: Mapping[str, Function], operands: Sequence[Operands], r
     something of every result is returned, so nothing is merged or dropped.
 
     Handing 100 parameters over takes the host longer than small layers take the device. So chains wait for a device
-    that is busy until the last of them is dispatched, and a sample is the difference of several of them and one.
+    that is busy until the last of them is dispatched, and a sample is the difference of several of them and one. What a
+    call makes the host wait for on the device, as a `lax.cond` may, and dispatching that takes longer than the device
+    can be kept busy, stay in the time.
     """
     chained = _rotated(functions.values(), operands)
     chains = {name: _chain(function) for name, function in functions.items()}
     counts = {name: _chains_per_sample(chain, chained) for name, chain in chains.items()}
-    busy = _busy()
-    ahead = dict.fromkeys(chains, _MOST_BUSY)  # products in front of each chain's samples
+    busy = _busy(_device_of(chained))
+    ahead = dict.fromkeys(chains, _MOST_BUSY)  # products in front of each chain's samples; 0 where they hide nothing
 
     def fit(name: str, dispatching: float) -> None:
         """As many chains as are dispatched while the device is busy, and products for no more than that."""
@@ -157,17 +159,24 @@ def on_device(functions: Mapping[str, Function], operands: Sequence[Operands], r
         ahead[name] = min(_MOST_BUSY, math.ceil(products * (1 + counts[name])))
 
     for name, chain in chains.items():
-        fit(name, _behind(busy, _MOST_BUSY, chain, chained, 1 + counts[name])[1])
+        # Twice, because a pause of the host's is not how fast it dispatches.
+        longest = _MOST_BUSY * busy.seconds
+        if all(_behind(busy, _MOST_BUSY, chain, chained, 1)[1] >= longest for _ in range(2)):
+            ahead[name] = 0
+        else:
+            fit(name, min(_behind(busy, _MOST_BUSY, chain, chained, 1 + counts[name])[1] for _ in range(2)))
     samples: dict[str, list[float]] = {name: [] for name in chains}
     for _ in range(repeats):
         for name, chain in chains.items():
-            for _ in range(_TRIES):
-                one, _ = _behind(busy, ahead[name], chain, chained, 1)
-                more, dispatching = _behind(busy, ahead[name], chain, chained, 1 + counts[name])
+            for number in range(_TRIES):
+                one, of_one = _behind(busy, ahead[name], chain, chained, 1)
+                more, of_more = _behind(busy, ahead[name], chain, chained, 1 + counts[name])
                 seconds = (more - one) / counts[name] / len(chained)
-                if dispatching < ahead[name] * busy.seconds:
+                most = ahead[name] * busy.seconds  # beyond it the host was late: its time, not the device's
+                if ahead[name] == 0 or max(of_one, of_more) < most:
                     break
-                fit(name, dispatching)  # the host was late: its time, not the device's
+                if number > 0 and of_more >= most:  # once may be a pause, and fewer chains are for all samples to come
+                    fit(name, of_more)
             samples[name].append(seconds)
     return {name: Timing.of(values) for name, values in samples.items()}
 
@@ -293,14 +302,20 @@ class _Busy(NamedTuple):
     seconds: float
 
 
+def _device_of(tree: Any) -> jax.Device | None:
+    """Of the arrays in a tree, or None where they are on several, or there are none."""
+    found = {device for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array) for device in leaf.devices()}
+    return found.pop() if len(found) == 1 else None
+
+
 @functools.cache
-def _busy() -> _Busy:
-    """Products of matrices as large as that takes."""
+def _busy(device: jax.Device | None) -> _Busy:
+    """Products of matrices as large as that takes, on a device; None for JAX's default."""
     function = jax.jit(functools.partial(jnp.matmul, precision="highest"))
     size, seconds = _BUSY_SIZE // 2, 0.0
     while seconds < _BUSY_SECONDS:
         size *= 2
-        operand = jnp.zeros((size, size), jnp.float32)
+        operand = jnp.zeros((size, size), jnp.float32, device=device)
         seconds = blocked({"": functools.partial(function, operand)}, [(operand,)], 3, _MOST_BUSY)[""].best
     return _Busy(function, operand, seconds)
 

@@ -57,21 +57,28 @@ def test_on_device_calls_are_neither_merged_nor_dropped() -> None:
     assert found.median > 0
 
 
+class Clock:
+    """A host and a device whose times are known, in the place of both for `on_device`: chains are their functions."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = self.done = 0.0  # the host's clock, and when the device will be done
+        monkeypatch.setattr(timing.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(timing.jax, "block_until_ready", lambda _: self.wait(1e-3))
+        busy = timing._Busy(lambda *_: self.work(1e-5, 2e-3), jnp.zeros(()), 2e-3)
+        monkeypatch.setattr(timing, "_busy", lambda *_: busy)
+        monkeypatch.setattr(timing, "_chain", lambda function: lambda _: function())
+        monkeypatch.setattr(timing, "_rotated", lambda *_: [()] * 32)
+
+    def work(self, dispatching: float, seconds: float) -> None:
+        self.now += dispatching
+        self.done = max(self.done, self.now) + seconds
+
+    def wait(self, latency: float = 0.0) -> None:
+        self.now = max(self.now, self.done) + latency
+
+
 def test_chains_wait_for_a_device_that_is_busy_until_all_are_dispatched(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, device = [0.0], [0.0]  # the host's clock, and when the device will be done
-
-    def work(dispatching: float, seconds: float) -> None:
-        now[0] += dispatching
-        device[0] = max(device[0], now[0]) + seconds
-
-    def wait(_: None) -> None:
-        now[0] = max(now[0], device[0]) + 1e-3
-
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(timing.jax, "block_until_ready", wait)
-    monkeypatch.setattr(timing, "_busy", lambda: timing._Busy(lambda *_: work(1e-5, 2e-3), jnp.zeros(()), 2e-3))
-    monkeypatch.setattr(timing, "_chain", lambda function: lambda _: function())
-    monkeypatch.setattr(timing, "_rotated", lambda *_: [()] * 32)
+    work = Clock(monkeypatch).work
     functions = {"short": lambda: work(200e-6, 100e-6), "long": lambda: work(200e-6, 3e-3)}
     functions["slow to dispatch"] = lambda: work(4e-3, 1e-3)
     calls = iter(range(10**6))
@@ -81,6 +88,44 @@ def test_chains_wait_for_a_device_that_is_busy_until_all_are_dispatched(monkeypa
     assert seconds == pytest.approx(
         {"short": 100e-6, "long": 3e-3, "slow to dispatch": 1e-3, "late now and then": 1e-4}
     )
+
+
+def test_a_pause_of_the_host_neither_counts_nor_makes_samples_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    calls = 0
+
+    def function() -> None:
+        nonlocal calls
+        calls += 1
+        clock.work(50e-3 if calls in (60, 92) else 200e-6, 100e-6)  # in several chains, and in one
+
+    found = timing.on_device({"": function}, [()], repeats=5)[""]
+    assert [32 * seconds for seconds in found.samples] == pytest.approx([100e-6] * 5)
+    first = 2 + 1 + 2 * (1 + timing._CHAINS_PER_SAMPLE)  # how many, whether the host waits, how fast it dispatches
+    assert calls == first + (5 + 2) * (1 + 1 + timing._CHAINS_PER_SAMPLE)
+
+
+def test_functions_that_wait_for_the_device_are_timed_without_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    waits = 0
+
+    def function() -> None:
+        nonlocal waits
+        waits += 1
+        clock.wait()
+        clock.work(200e-6, 100e-6)
+
+    found = timing.on_device({"": function}, [()], repeats=9)[""]
+    assert [32 * seconds for seconds in found.samples] == pytest.approx([300e-6] * 9)
+    assert waits == 2 + 2 + 9 * (1 + 1 + timing._CHAINS_PER_SAMPLE)
+
+
+def test_the_device_that_is_kept_busy_is_that_of_the_operands() -> None:
+    one = jax.devices()[-1]
+    assert timing._device_of([((jax.device_put(1.0, one), np.zeros(3)),)]) == one
+    assert timing._device_of([np.zeros(3)]) is None
+    if len(jax.devices()) > 1:
+        assert timing._device_of([jax.device_put(1.0, device) for device in jax.devices()]) is None
 
 
 def test_chains_are_fewer_where_a_call_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
