@@ -139,7 +139,13 @@ def _row(chain: Mapping[str, Any]) -> tables.Row:
 
 
 def _write(contents: Sequence[Mapping[str, Any]]) -> None:
-    """Add what results kept to the package's table."""
+    """Add what results kept to the package's table.
+
+    Raises:
+      ValueError: results of --quick, whose networks nobody has.
+    """
+    if any(content.get("quick") for content in contents):
+        raise ValueError("--write takes no results of --quick, whose networks are not those of the registry")
     tables_of_gpus = chain_tiles.load(chain_tiles.TABLE)
     for found in kept_tiles(contents):
         tables_of_gpus = chain_tiles.merged(tables_of_gpus, found)

@@ -193,6 +193,11 @@ def test_results_that_are_none_and_options_that_make_no_sense(
     assert "no.json has no chains" in capsys.readouterr().err
     assert benchmark.main(["--batch", "9"]) == 1
     assert "--batch 9 is not 1 to 8" in capsys.readouterr().err
+    before = chain_tiles.TABLE.read_text()
+    (tmp_path / "quick.json").write_text(json.dumps({"quick": True, **result(chain_of("vgg19", (9.0, 8.0)))}))
+    assert benchmark.main(["--from", str(tmp_path / "quick.json"), "--write"]) == 1
+    assert "no results of --quick" in capsys.readouterr().err
+    assert chain_tiles.TABLE.read_text() == before
     assert benchmark.main(["--json", str(tmp_path / "none" / "t.json")]) == 1
     assert "does not exist" in capsys.readouterr().err
     (tmp_path / "failed.json").write_text(
