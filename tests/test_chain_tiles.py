@@ -18,7 +18,17 @@ import oracle
 import pytest
 from cases import Case
 from conftest import PLATFORM
-from test_segments import KIND_IDS, KINDS, TOLERANCE, block, block_parameters, equations, require_kernel, weights
+from test_segments import (
+    KIND_IDS,
+    KINDS,
+    TOLERANCE,
+    block,
+    block_parameters,
+    equations,
+    require_kernel,
+    then_1x1,
+    weights,
+)
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv import _native, chain_tiles, devices, geometry, segments
@@ -290,16 +300,8 @@ def test_without_an_extension_there_is_no_planner(monkeypatch: pytest.MonkeyPatc
 def as_equation(case: Case, inputs: cases.Inputs, precision: str) -> tuple[Any, list[jax.Array]]:
     """The case's operation, then a 1x1 convolution of its result, as a segment and its operands."""
     kernel = np.asarray(weights(7, 1, 1, case.features, 24)).astype(inputs.x.dtype)
-
-    def function(x: Any, first: Any, bias: Any, residual: Any, second: Any) -> tuple[jax.Array, jax.Array]:
-        if case.pool is None:
-            y = jsc.conv(x, first, bias, residual=residual, precision=precision, **case.arguments)
-        else:
-            y = jsc.conv_pool(x, first, bias, precision=precision, **case.arguments)
-        return y, jsc.conv(y, second, activation="relu", precision=precision)
-
     values = [None if v is None else jnp.asarray(v) for v in (*inputs, kernel)]
-    (equation,) = equations(jsc.fuse(function), *values)
+    (equation,) = equations(jsc.fuse(then_1x1(case, precision)), *values)
     present = [v for v in (inputs.x, inputs.kernel[None], inputs.bias, inputs.residual, kernel[None]) if v is not None]
     shapes = [v.aval.shape for v in equation.invars]
     return equation, [jnp.asarray(v).reshape(shape) for v, shape in zip(present, shapes, strict=True)]

@@ -356,8 +356,8 @@ def poison(function: Callable[..., Any], *arguments: Any) -> None:
         buffer.delete()
 
 
-def run_twice(case: Case, inputs: cases.Inputs, kernel: Any, precision: str) -> tuple[Any, Any]:
-    """The case's operation, then a 1x1 convolution of its result, as one segment where the kernel takes both."""
+def then_1x1(case: Case, precision: str) -> Callable[..., tuple[jax.Array, jax.Array]]:
+    """The case's operation, then a 1x1 convolution of its result: of x, kernel, bias, residual and the second kernel."""
 
     def function(x: Any, first: Any, bias: Any, residual: Any, second: Any) -> tuple[jax.Array, jax.Array]:
         if case.pool is None:
@@ -366,8 +366,14 @@ def run_twice(case: Case, inputs: cases.Inputs, kernel: Any, precision: str) -> 
             y = jsc.conv_pool(x, first, bias, precision=precision, **case.arguments)
         return y, jsc.conv(y, second, activation="relu", precision=precision)
 
+    return function
+
+
+def run_twice(case: Case, inputs: cases.Inputs, kernel: Any, precision: str) -> tuple[Any, Any]:
+    """The case's operation and a 1x1 convolution as one segment where the kernel takes both."""
+
     operands = [None if v is None else jnp.asarray(v) for v in (*inputs, kernel)]
-    fused = jax.jit(jsc.fuse(function))
+    fused = jax.jit(jsc.fuse(then_1x1(case, precision)))
     poison(fused, *operands)
     first = fused(*operands)
     again = fused(*operands)
