@@ -357,7 +357,7 @@ def poison(function: Callable[..., Any], *arguments: Any) -> None:
 
 
 def then_1x1(case: Case, precision: str) -> Callable[..., tuple[jax.Array, jax.Array]]:
-    """The case's operation, then a 1x1 convolution of its result: of x, kernel, bias, residual and the second kernel."""
+    """The case's operation, then a 1x1 convolution: of x, kernel, bias, residual and the second kernel."""
 
     def function(x: Any, first: Any, bias: Any, residual: Any, second: Any) -> tuple[jax.Array, jax.Array]:
         if case.pool is None:
