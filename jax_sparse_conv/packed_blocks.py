@@ -124,6 +124,22 @@ def take(name: str, places: Iterable[Place], packed: PackedDenseBlock) -> None:
         setattr(module, attribute, nnx.static(PackedPart(name, offset, shape, str(packed.dtype))))
 
 
+def check_taken(name: str, places: Iterable[Place]) -> None:
+    """Raise unless a `PackedPart` stands in the place of every parameter of a packed block.
+
+    Raises:
+      ValueError: a layer has a parameter of its own too, by `nnx.update` with another model's state or an assignment.
+    """
+    for module, attribute in places:
+        if not isinstance(getattr(module, attribute), PackedPart):
+            raise ValueError(
+                f"dense block {name!r} is packed, and the {attribute} of a {type(module).__name__} in it is there a "
+                "second time. A packed state is for a packed model, so call jax_sparse_conv.nnx.pack(model) before "
+                "nnx.update, and jax_sparse_conv.nnx.unpack(model) before layers get new parameters; unpack(model) now "
+                "gives all layers the packed ones"
+            )
+
+
 def give_back(places: Iterable[Place], packed: PackedDenseBlock) -> None:
     """Undo `take`."""
     layers, transition = packed.sizes.slices(packed.values)

@@ -361,6 +361,27 @@ def test_new_weights_and_other_dtypes(x: jax.Array) -> None:
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
+def test_parameters_are_not_there_twice(x: jax.Array) -> None:
+    model, packed = small_densenet(), small_densenet()
+    jsc.nnx.pack(packed)
+    halved = jax.tree.map(lambda leaf: 0.5 * leaf, nnx.state(packed))
+    nnx.update(packed, halved)
+    wanted = call(packed, x)
+    nnx.update(model, halved)  # which has no packed blocks, but now does
+    for function in (lambda: model(x), lambda: call(model, x), lambda: jsc.nnx.pack(model)):
+        with pytest.raises(ValueError, match=r"dense block 'conv2' is packed, and the scale of a PreActivation in it"):
+            function()
+    assert jsc.nnx.unpack(model) == 11
+    np.testing.assert_allclose(call(model, x), wanted, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="static attribute"):  # by Flax
+        nnx.update(packed, nnx.state(model))
+    conv = packed.blocks[1][2].conv2.conv
+    conv.kernel = nnx.data(nnx.Param(jnp.zeros(conv.kernel.shape)))  # as Flax advises
+    with pytest.raises(ValueError, match=r"'conv3' is packed, and the kernel of a SparseConv.*nnx.unpack\(model\)"):
+        packed(x)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
 def test_gradients_by_a_packed_parameter(x: jax.Array) -> None:
     model = small_densenet()
 

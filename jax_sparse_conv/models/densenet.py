@@ -12,7 +12,13 @@ from flax import nnx
 
 from jax_sparse_conv import dense_blocks, layer_calls, packed_blocks
 from jax_sparse_conv import layers as sparse_layers
-from jax_sparse_conv.block_parameters import DenseBlockLayer, DenseTransition, PackedDenseBlock, pack_dense_block
+from jax_sparse_conv.block_parameters import (
+    BlockSizes,
+    DenseBlockLayer,
+    DenseTransition,
+    PackedDenseBlock,
+    pack_dense_block,
+)
 from jax_sparse_conv.models.layers import (
     LAST,
     BeforeLayer,
@@ -174,10 +180,10 @@ class Transition(nnx.Module):
         return [*_places(self.norm), (self.conv.conv, "kernel")]
 
 
-def _parameter_places(block: Iterable[DenseLayer], behind: Transition | None, packed: PackedDenseBlock) -> list[Place]:
+def _parameter_places(block: Iterable[DenseLayer], behind: Transition | None, sizes: BlockSizes) -> list[Place]:
     """Where the parameters are that a block packs, in order."""
     places = [place for layer in block for place in layer.places()]
-    return places if behind is None or packed.sizes.features is None else [*places, *behind.places()]
+    return places if behind is None or sizes.features is None else [*places, *behind.places()]
 
 
 class DenseNet(ConvNet, WithDenseBlocks):
@@ -247,9 +253,11 @@ class DenseNet(ConvNet, WithDenseBlocks):
         """The last feature map, after batch norm and ReLU: x [N, H, W, 3] -> [N, ceil(H / 4) // 8, ..., K].
 
         Raises:
-          ValueError: x is not [N, H, W, 3], or so small that a pool has nothing to pool.
+          ValueError: x is not [N, H, W, 3], or so small that a pool has nothing to pool; a packed block whose layers
+            have parameters of their own too.
         """
         check_images(x, smallest_size([self.stem, *(transition.conv for transition in self.transitions)]))
+        self._check_packed()
         x = run_layer("conv1", self.stem, x, before_layer=before_layer)
         packed = {name: param.get_value() for name, param in self.packed.items()}
         with packed_blocks.lent(packed):
@@ -278,11 +286,15 @@ class DenseNet(ConvNet, WithDenseBlocks):
 
         Returns:
           How many convolutions are in packed blocks now.
+
+        Raises:
+          ValueError: a packed block whose layers have parameters of their own too.
         """
+        self._check_packed()
         for name, block, transition in self._blocks():
             made = None if name in self.packed else _packed(block, transition)
             if made is not None:
-                packed_blocks.take(name, _parameter_places(block, transition, made), made)
+                packed_blocks.take(name, _parameter_places(block, transition, made.sizes), made)
                 self.packed[name] = nnx.Param(made)
         return self._packed_convolutions()
 
@@ -292,9 +304,15 @@ class DenseNet(ConvNet, WithDenseBlocks):
         for name, block, transition in self._blocks():
             if name in self.packed:
                 packed = self.packed[name].get_value()
-                packed_blocks.give_back(_parameter_places(block, transition, packed), packed)
+                packed_blocks.give_back(_parameter_places(block, transition, packed.sizes), packed)
                 del self.packed[name]
         return count
+
+    def _check_packed(self) -> None:
+        for name, block, transition in self._blocks():
+            if name in self.packed:
+                sizes = self.packed[name].get_value().sizes
+                packed_blocks.check_taken(name, _parameter_places(block, transition, sizes))
 
     def _packed_convolutions(self) -> int:
         sizes = [param.get_value().sizes for param in self.packed.values()]
