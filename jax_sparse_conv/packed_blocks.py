@@ -6,6 +6,7 @@ array and no variable: the state has the block's parameter alone. While the mode
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import contextvars
 import dataclasses
@@ -112,6 +113,12 @@ class WithDenseBlocks(nnx.Module):
 def owners(model: nnx.Module) -> list[WithDenseBlocks]:
     """The modules of a model that have dense blocks."""
     return [module for _, module in nnx.iter_modules(model) if isinstance(module, WithDenseBlocks)]
+
+
+def references(model: nnx.Module) -> Mapping[int, int]:
+    """`id(parameter)` -> how many attributes of the model's modules are that parameter."""
+    values = (value for _, module in nnx.iter_modules(model) for value in vars(module).values())
+    return collections.Counter(id(value) for value in values if isinstance(value, nnx.Variable))
 
 
 # A layer's attribute that is a parameter: (module, name).

@@ -97,6 +97,8 @@ def _reads_packed(implementation: layers.Implementation) -> bool:
 
 
 def _packed(param: nnx.Variable[Any], groups: int) -> nnx.Variable[Any]:
-    """The parameter with a packed copy; itself where there would be none."""
+    """The parameter with a packed copy; itself where there would be none, as for a kernel without values."""
+    if isinstance(param.get_value(), jax.ShapeDtypeStruct):
+        return param
     made = packing.pack(param[...], feature_group_count=groups)
     return param if made.packed is None else PackedParam.from_metadata(made, param.get_metadata())

@@ -382,6 +382,22 @@ def test_parameters_are_not_there_twice(x: jax.Array) -> None:
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
+def test_a_model_without_values(x: jax.Array) -> None:
+    abstract = nnx.eval_shape(small_densenet)
+    assert jsc.nnx.pack(abstract) == 0
+    assert not abstract.packed
+
+    def packed() -> DenseNet:
+        model = small_densenet()
+        jsc.nnx.pack(model)
+        return model
+
+    graph, state = nnx.split(nnx.eval_shape(packed))
+    assert jax.eval_shape(lambda state, x: nnx.merge(graph, state)(x), state, x).shape == (2, 10)
+    check_same(call(nnx.merge(graph, nnx.state(packed())), x), call(packed(), x))
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
 def test_gradients_by_a_packed_parameter(x: jax.Array) -> None:
     model = small_densenet()
 
@@ -416,7 +432,19 @@ def test_what_would_not_be_one_call_is_left(monkeypatch: pytest.MonkeyPatch) -> 
     def name_transition(model: DenseNet) -> None:
         model.transitions[0].conv.conv.implementation = "direct"
 
+    def name_axes(model: DenseNet) -> None:
+        conv = model.blocks[0][0].conv1.conv
+        conv.kernel = nnx.Param(conv.kernel[...], features="model")
+
+    def share(model: DenseNet) -> None:
+        model.blocks[1][2].conv2.conv.kernel = model.blocks[1][0].conv2.conv.kernel
+
+    def share_elsewhere(model: DenseNet) -> None:
+        model.norm.scale = model.blocks[1][2].norm.scale
+
     assert packed(lambda model: None) == (11, ["conv2", "conv3"])
+    assert packed(name_axes) == (6, ["conv3"])
+    assert packed(share) == packed(share_elsewhere) == (5, ["conv2"])
     assert packed(lambda model: None, fold=False) == (0, [])
     assert packed(mask) == (6, ["conv3"])
     assert packed(name_one) == packed(halve) == (5, ["conv2"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Unpack
 
@@ -123,25 +123,35 @@ def _choices(
     yield layers, None, False
 
 
-def _packed(block: Sequence[DenseLayer], behind: Transition | None) -> PackedDenseBlock | None:
+def _packed(
+    block: Sequence[DenseLayer], behind: Transition | None, references: Mapping[int, int]
+) -> PackedDenseBlock | None:
     """The parameters of a block and of the transition behind it, if they may be joined, as one; None where not."""
     dtype = block[0].conv1.conv.kernel.dtype
-    if not _may_join(block, dtype) or not all(_are_plain(layer.places(), dtype) for layer in block):
+    if not _may_join(block, dtype) or not all(_may_move(layer.places(), dtype, references) for layer in block):
         return None
     layers = [layer.parameters(dtype) for layer in block]
     if not dense_blocks.reads_packed(layers):
         return None
-    if behind is not None and behind.may_join(dtype) and _are_plain(behind.places(), dtype):
+    if behind is not None and behind.may_join(dtype) and _may_move(behind.places(), dtype, references):
         transition = behind.parameters(dtype)
         if dense_blocks.reads_packed(layers, transition):
             return pack_dense_block(layers, transition)
     return pack_dense_block(layers)
 
 
-def _are_plain(places: Iterable[Place], dtype: Any) -> bool:
-    """Whether parameters are of this dtype and nothing but `nnx.Param`s, whose class would be lost."""
+def _may_move(places: Iterable[Place], dtype: Any, references: Mapping[int, int]) -> bool:
+    """Whether parameters are arrays of this dtype that nothing shares, and `nnx.Param`s with nothing to lose."""
     parameters = [getattr(module, name) for module, name in places]
-    return all(type(parameter) is nnx.Param and parameter.dtype == dtype for parameter in parameters)
+    return all(_is_bare(param, dtype) and references[id(param)] == 1 for param in parameters)
+
+
+def _is_bare(param: Any, dtype: Any) -> bool:
+    """Whether a parameter is an array in an `nnx.Param` without metadata: mesh axes, hooks or what a user gave it."""
+    if type(param) is not nnx.Param or not isinstance(param.get_value(), jax.Array) or param.dtype != dtype:
+        return False
+    usual = nnx.Param(0).get_metadata()
+    return all(value is None for name, value in param.get_metadata().items() if name not in usual)
 
 
 def _named(index: int, block: Iterable[DenseLayer]) -> Iterator[tuple[str, DenseLayer]]:
@@ -282,7 +292,8 @@ class DenseNet(ConvNet, WithDenseBlocks):
         """Have each block, and the transition behind it, hold one parameter, in place, where a GPU would read that.
 
         What stays as it is: blocks whose batch norms are not folded, whose layers name an implementation, follow a plan
-        or are masked, or whose parameters are of several dtypes; everything on other devices.
+        or are masked, or whose parameters are of several dtypes, are shared or have metadata; everything on other
+        devices.
 
         Returns:
           How many convolutions are in packed blocks now.
@@ -291,8 +302,9 @@ class DenseNet(ConvNet, WithDenseBlocks):
           ValueError: a packed block whose layers have parameters of their own too.
         """
         self._check_packed()
+        references = packed_blocks.references(self)
         for name, block, transition in self._blocks():
-            made = None if name in self.packed else _packed(block, transition)
+            made = None if name in self.packed else _packed(block, transition, references)
             if made is not None:
                 packed_blocks.take(name, _parameter_places(block, transition, made.sizes), made)
                 self.packed[name] = nnx.Param(made)

@@ -114,7 +114,10 @@ def pack(model: nnx.Module) -> int:
     transition behind it, have one parameter (`PackedDenseBlock`, in `model.packed`) in the place of five a layer, each
     of which costs the host in every call; there is no second copy. Their layers have no parameters of their own then:
     they read them while the model runs and refuse new ones. Blocks that would not run as one call (layers that are
-    masked, name an implementation or follow a plan, other dtypes) are left as they are.
+    masked, name an implementation or follow a plan, other dtypes) are left as they are, and so are those whose
+    parameters other layers share, or have metadata. A state (of a checkpoint, for `nnx.update`) is for a model that is
+    packed as the one it is of. Gradients and optax take the state as any other; `nnx.Optimizer` keeps moments only for
+    parameters of one array, so `unpack` before training by it.
 
     Args:
       model: any nnx module, a layer itself included.
