@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import lax
 
@@ -90,6 +91,12 @@ class PackedPart:
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self.set_value(value)
+
+    def __jax_array__(self) -> jax.Array:
+        return self.get_value()
+
+    def __array__(self, dtype: Any = None, *, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.get_value(), dtype, copy=copy)
 
     def _refuse(self, what: str) -> NoReturn:
         raise ValueError(

@@ -335,6 +335,9 @@ def test_parts_are_read_while_the_model_runs_and_never_set(x: jax.Array) -> None
     np.testing.assert_array_equal(model.packed["conv3"].get_value().layers[2].kernel2, kernel)
     with pytest.raises(ValueError, match=r"dense block 'conv3' and is read only while.*nnx.unpack\(model\)"):
         part[...]
+    for convert in (np.asarray, jnp.asarray):
+        with pytest.raises(ValueError, match="is read only while"):
+            convert(part)
     for write in (lambda: part.set_value(kernel), lambda: part.__setitem__(..., kernel)):
         with pytest.raises(ValueError, match="cannot be set"):
             write()
@@ -342,6 +345,15 @@ def test_parts_are_read_while_the_model_runs_and_never_set(x: jax.Array) -> None
         models.set_sparsity_profile(model, x)
     for layer in (model.blocks[0][0].conv1.conv, model.transitions[0].conv.conv):
         assert jsc.nnx.pack(layer) == 0
+    seen: dict[str, Any] = {}
+
+    def read(name: str, layer: Any, x: jax.Array, residual: jax.Array | None) -> None:
+        if name == "conv3_block3_2":
+            part = layer.conv.kernel
+            seen.update(numpy=np.asarray(part), jax=jnp.asarray(part), row=part[0])
+
+    model(x, before_layer=read)
+    check_same(seen, {"numpy": kernel, "jax": kernel, "row": kernel[0]})
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
@@ -409,6 +421,28 @@ def test_gradients_by_a_packed_parameter(x: jax.Array) -> None:
     found = nnx.grad(loss)(model)
     kernel = found["packed"]["conv2"].get_value().layers[1].kernel1
     np.testing.assert_allclose(kernel, wanted["blocks"][0][1]["conv1"]["conv"]["kernel"][...], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_an_optimizer_takes_a_packed_state(x: jax.Array) -> None:
+    optax = pytest.importorskip("optax")
+    optimizer = optax.adam(1e-4)
+
+    def trained(packed: bool) -> DenseNet:
+        model = small_densenet()
+        if packed:
+            assert jsc.nnx.pack(model) == 11
+        graph, state = nnx.split(model)
+        moments = optimizer.init(state)
+        gradient = jax.jit(jax.grad(lambda state: (nnx.merge(graph, state)(x) ** 2).sum()))
+        for _ in range(2):
+            updates, moments = optimizer.update(gradient(state), moments)
+            state = optax.apply_updates(state, updates)
+        return nnx.merge(graph, state)
+
+    wanted = call(trained(packed=False), x)
+    assert np.max(np.abs(wanted - call(small_densenet(), x))) > 0.1
+    np.testing.assert_allclose(call(trained(packed=True), x), wanted, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
