@@ -215,6 +215,8 @@ def _joined(arrays: list[jax.Array]) -> jax.Array:
 
 def require_layers(layers: Sequence[DenseBlockLayer]) -> None:
     """Raise unless there are layers, all of them of the right class."""
+    if not isinstance(layers, Sequence):  # a packed block again, or the nnx.Param that holds one
+        raise TypeError(f"layers is {type(layers).__name__}, not a sequence of DenseBlockLayer")
     if not layers:
         raise ValueError(f"layers={layers!r} must be one DenseBlockLayer or more")
     for index, layer in enumerate(layers):

@@ -182,12 +182,16 @@ def narrow() -> tuple[list[DenseBlockLayer], DenseTransition]:
 
 
 def test_what_cannot_be_packed_is_named() -> None:
-    _, layers, transition = parameters(SMALL[0])
+    x, layers, transition = parameters(SMALL[0])
     pack: Any = jsc.pack_dense_block
     with pytest.raises(ValueError, match=r"layers=\[\] must be one DenseBlockLayer or more"):
         pack([])
     with pytest.raises(TypeError, match=r"layers\[1\] is tuple, not DenseBlockLayer"):
         pack([layers[0], tuple(layers[1])])
+    with pytest.raises(TypeError, match="layers is PackedDenseBlock, not a sequence of DenseBlockLayer"):
+        pack(pack(layers))
+    with pytest.raises(TypeError, match="layers is Param, not a sequence of DenseBlockLayer"):
+        jsc.dense_block(x, nnx.Param(pack(layers)))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"layers\[0\].scale.shape=\(1, 32\) must be \(C0,\)"):
         pack([layers[0]._replace(scale=layers[0].scale[None])])
     with pytest.raises(ValueError, match=r"layers\[1\].scale.shape=\(32,\) must be \(64,\)"):
