@@ -127,6 +127,7 @@ def pack(model: nnx.Module) -> int:
 
     Raises:
       TypeError: a model that is not an nnx module.
+      ValueError: a packed block whose layers have parameters of their own too.
     """
     return packed_params.pack(_convs(model)) + sum(owner.pack_blocks() for owner in packed_blocks.owners(model))
 
