@@ -194,3 +194,12 @@ def test_errors_name_the_argument() -> None:
         models.ResNet((1,), block="wide", rngs=rngs)
     with pytest.raises(ValueError, match=r"x.shape=\(1, 40, 40, 3\) must be \[N, H, W, 1\]"):
         SMALL["lenet"].build()(photographs(1, 40, 40))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_tabulate_counts_every_parameter(name: str) -> None:
+    """Flax compiles every public method of a module that runs, so those must take and return arrays."""
+    model = SMALL[name].build()
+    text = nnx.tabulate(model, images_of(name), console_kwargs={"width": 400})
+    count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, (nnx.Param, nnx.BatchStat))))
+    assert f"Total Parameters: {count:,} " in text

@@ -49,11 +49,14 @@ class DenseLayer(nnx.Module):
         self.conv2 = ConvUnit(inner, growth, 3, padding=1, batch_norm=False, relu=False, **shared)
 
     def named_layers(self, prefix: str) -> Iterator[tuple[str, Layer]]:
+        yield from self._named(prefix)
+
+    def _named(self, prefix: str) -> Iterator[tuple[str, Layer]]:
         yield from ((f"{prefix}_1_norm", self.norm), (f"{prefix}_1", self.conv1), (f"{prefix}_2", self.conv2))
 
     def __call__(self, x: jax.Array, prefix: str, before_layer: BeforeLayer | None) -> jax.Array:
         y = x
-        for name, layer in self.named_layers(prefix):
+        for name, layer in self._named(prefix):
             y = run_layer(name, layer, y, before_layer=before_layer)
         return jnp.concatenate([x, y], axis=-1)
 
@@ -64,7 +67,7 @@ class DenseLayer(nnx.Module):
             return False
         return convs[0].bias is not None and convs[1].bias is None and all(_is_plain(conv, dtype) for conv in convs)
 
-    def parameters(self, dtype: Any) -> DenseBlockLayer:
+    def _parameters(self, dtype: Any) -> DenseBlockLayer:
         """What `dense_block` takes of a layer that may join, for maps of this dtype."""
         return DenseBlockLayer(*(getattr(module, name)[...].astype(dtype) for module, name in self.places()))
 
@@ -117,9 +120,9 @@ def _choices(
             yield packed, None, True
         yield packed.without_transition(), None, False
         return
-    layers = [layer.parameters(dtype) for layer in block]
+    layers = [layer._parameters(dtype) for layer in block]
     if behind is not None:
-        yield layers, behind.parameters(dtype), True
+        yield layers, behind._parameters(dtype), True
     yield layers, None, False
 
 
@@ -130,11 +133,11 @@ def _packed(
     dtype = block[0].conv1.conv.kernel.dtype
     if not _may_join(block, dtype) or not all(_may_move(layer.places(), dtype, references) for layer in block):
         return None
-    layers = [layer.parameters(dtype) for layer in block]
+    layers = [layer._parameters(dtype) for layer in block]
     if not dense_blocks.reads_packed(layers):
         return None
     if behind is not None and behind.may_join(dtype) and _may_move(behind.places(), dtype, references):
-        transition = behind.parameters(dtype)
+        transition = behind._parameters(dtype)
         if dense_blocks.reads_packed(layers, transition):
             return pack_dense_block(layers, transition)
     return pack_dense_block(layers)
@@ -168,10 +171,13 @@ class Transition(nnx.Module):
         self.conv = ConvUnit(in_features, in_features // 2, 1, batch_norm=False, relu=False, pool=pool, **shared)
 
     def named_layers(self, prefix: str) -> Iterator[tuple[str, Layer]]:
+        yield from self._named(prefix)
+
+    def _named(self, prefix: str) -> Iterator[tuple[str, Layer]]:
         yield from ((f"{prefix}_norm", self.norm), (prefix, self.conv))
 
     def __call__(self, x: jax.Array, prefix: str, before_layer: BeforeLayer | None) -> jax.Array:
-        for name, layer in self.named_layers(prefix):
+        for name, layer in self._named(prefix):
             x = run_layer(name, layer, x, before_layer=before_layer)
         return x
 
@@ -181,7 +187,7 @@ class Transition(nnx.Module):
             return False
         return self.conv.conv.bias is None and _is_plain(self.conv.conv, dtype)
 
-    def parameters(self, dtype: Any) -> DenseTransition:
+    def _parameters(self, dtype: Any) -> DenseTransition:
         """What `dense_block` takes of a transition that may join, for maps of this dtype."""
         return DenseTransition(*(getattr(module, name)[...].astype(dtype) for module, name in self.places()))
 
@@ -269,7 +275,7 @@ class DenseNet(ConvNet, WithDenseBlocks):
         check_images(x, smallest_size([self.stem, *(transition.conv for transition in self.transitions)]))
         self._check_packed()
         x = run_layer("conv1", self.stem, x, before_layer=before_layer)
-        packed = {name: param.get_value() for name, param in self.packed.items()}
+        packed = {name: self.packed[name].get_value() for name, *_ in self._blocks() if name in self.packed}
         with packed_blocks.lent(packed):
             for index, (name, block, transition) in enumerate(self._blocks()):
                 may_join = before_layer is None and self.fuses

@@ -155,7 +155,7 @@ class GoogLeNet(ConvNet):
         check_images(x, smallest_size([self.conv1, self.conv3, *(module.conv1 for module in self.inceptions)]))
         for name, layer in (("conv1", self.conv1), ("conv2", self.conv2), ("conv3", self.conv3)):
             x = run_layer(name, layer, x, before_layer=before_layer)
-        for prefix, inception in self.named_modules():
+        for prefix, inception in zip(self.module_names, self.inceptions, strict=True):
             x = inception(x, prefix, before_layer)
         return x
 

@@ -118,6 +118,9 @@ class ResidualNet(ConvNet):
 
     def named_blocks(self, stages: int | None = None) -> Iterator[tuple[str, Block]]:
         """(name, block) of the first `stages` stages, by default all."""
+        yield from self._blocks(stages)
+
+    def _blocks(self, stages: int | None = None) -> Iterator[tuple[str, Block]]:
         for name, stage in zip(self.names[1:], list(self.stages)[:stages], strict=False):
             for b, block in enumerate(stage, 1):
                 yield f"{name}_block{b}", block
@@ -142,6 +145,6 @@ class ResidualNet(ConvNet):
         if not 1 <= last <= len(self.stages) + 1:
             raise ValueError(f"last_stage={last_stage!r} is not between 1 and {len(self.stages) + 1}")
         x = run_layer(self.names[0], self.stem, x, before_layer=before_layer)
-        for prefix, block in self.named_blocks(last - 1):
+        for prefix, block in self._blocks(last - 1):
             x = block(x, prefix, before_layer)
         return x

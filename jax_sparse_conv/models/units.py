@@ -166,18 +166,6 @@ class ConvUnit(nnx.Module):
         self.batch_norm, self.folded = nnx.data(None), True
         return True
 
-    def result_size(self, size: int) -> int:
-        """Rows of the result for rows of x; 0 where a window does not fit."""
-        conv = self.conv
-        padding: Any = conv.padding
-        strides: Any = conv.strides
-        size = _windows(size + sum(padding[0]), conv.kernel_size[0], strides[0])
-        if isinstance(conv, SparseConvPool):
-            window, padding = conv.window_shape, conv.window_padding
-            strides = conv.window_strides
-            size = size and _windows(size + sum(padding[0]), window[0], strides[0])  # type: ignore[index]
-        return size
-
 
 class PreActivation(nnx.Module):
     """Batch norm and ReLU in front of a convolution, on a map that other layers see without them (DenseNet).
@@ -238,12 +226,25 @@ def dense_implementation(implementation: str | None) -> str | None:
     return elsewhere if elsewhere in ops.DENSE_IMPLEMENTATIONS else None
 
 
+def result_size(unit: ConvUnit, size: int) -> int:
+    """Rows of a unit's result for rows of x; 0 where a window does not fit."""
+    conv = unit.conv
+    padding: Any = conv.padding
+    strides: Any = conv.strides
+    size = _windows(size + sum(padding[0]), conv.kernel_size[0], strides[0])
+    if isinstance(conv, SparseConvPool):
+        window, padding = conv.window_shape, conv.window_padding
+        strides = conv.window_strides
+        size = size and _windows(size + sum(padding[0]), window[0], strides[0])  # type: ignore[index]
+    return size
+
+
 def smallest_size(path: Sequence[ConvUnit]) -> int:
     """Fewest rows and columns that leave something after every unit of a path through a network."""
 
     def fits(size: int) -> bool:
         for unit in path:
-            size = size and unit.result_size(size)
+            size = size and result_size(unit, size)
         return size > 0
 
     return next(filter(fits, itertools.count(1)))
