@@ -12,10 +12,10 @@
 #include <utility>
 #include <vector>
 
+#include "chain_plans.h"
 #include "conv_args.h"
 #include "conv_plan.h"
 #include "dense_layers.h"
-#include "direct_image_plan.h"
 #include "direct_plan.h"
 #include "kernels.h"
 #include "warpgroup_plan.h"
@@ -43,6 +43,19 @@ class DeviceScope {
   bool changed_ = false;
   cudaError_t status_;
 };
+
+// Runs `launch` with a device current that could be read.
+template <typename Launch>
+ffi::Error OnDevice(int device, Launch launch) {
+  const DeviceScope scope(device);
+  if (scope.status() != cudaSuccess) {
+    return ffi::Error(ffi::ErrorCode::kInternal, std::string("cudaSetDevice: ") + cudaGetErrorString(scope.status()));
+  }
+  if (const char* error = GetDeviceInfo(device).error) {
+    return ffi::Error(ffi::ErrorCode::kInternal, "device " + std::to_string(device) + ": " + error);
+  }
+  return launch();
+}
 
 // Where `counted` holds a result for counts, has the call write it.
 ffi::Error TakeCounts(ffi::RemainingRets counted, ConvCall* call) {
@@ -75,19 +88,14 @@ ffi::Error Handle(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, ffi::An
                       "dtype float64 is not implemented on CUDA; float32, bfloat16 and float16 are");
   }
   if (out->element_count() == 0 && call->counts == nullptr) return ffi::Error::Success();
-  const DeviceScope scope(device);
-  if (scope.status() != cudaSuccess) {
-    return ffi::Error(ffi::ErrorCode::kInternal, std::string("cudaSetDevice: ") + cudaGetErrorString(scope.status()));
-  }
-  if (out->element_count() == 0) {
+  return OnDevice(device, [&] {
+    if (out->element_count() > 0) {
+      return launch(*call, Workspace{workspace->untyped_data(), workspace->size_bytes()});
+    }
     const cudaError_t status = cudaMemsetAsync(call->counts, 0, kCountRows * 2 * sizeof(int32_t), stream);
     if (status == cudaSuccess) return ffi::Error::Success();
     return ffi::Error(ffi::ErrorCode::kInternal, std::string("cudaMemsetAsync: ") + cudaGetErrorString(status));
-  }
-  if (const char* error = GetDeviceInfo(device).error) {
-    return ffi::Error(ffi::ErrorCode::kInternal, "device " + std::to_string(device) + ": " + error);
-  }
-  return launch(*call, Workspace{workspace->untyped_data(), workspace->size_bytes()});
+  });
 } catch (const std::exception& error) {
   return ffi::Error(ffi::ErrorCode::kInternal, error.what());
 }
@@ -160,14 +168,7 @@ template <typename Make, typename Launch>
 ffi::Error CheckAndLaunch(int device, Make make, Launch launch) try {
   const auto call = make();
   if (call.has_error()) return call.error();
-  const DeviceScope scope(device);
-  if (scope.status() != cudaSuccess) {
-    return ffi::Error(ffi::ErrorCode::kInternal, std::string("cudaSetDevice: ") + cudaGetErrorString(scope.status()));
-  }
-  if (const char* error = GetDeviceInfo(device).error) {
-    return ffi::Error(ffi::ErrorCode::kInternal, "device " + std::to_string(device) + ": " + error);
-  }
-  return launch(*call);
+  return OnDevice(device, [&] { return launch(*call); });
 } catch (const std::exception& error) {
   return ffi::Error(ffi::ErrorCode::kInternal, error.what());
 }
@@ -181,20 +182,13 @@ ffi::Error SegmentHandler(cudaStream_t stream, int32_t device, ffi::RemainingArg
 
 ffi::Error DenseBlockHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, ffi::RemainingArgs parameters,
                              ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace,
-                             ffi::RemainingRets rest, ffi::Dictionary attributes) try {
-  const ffi::ErrorOr<DenseBlockCall> call = MakeDenseBlockCall(x, parameters, *out, rest, attributes);
-  if (call.has_error()) return call.error();
-  const DeviceScope scope(device);
-  if (scope.status() != cudaSuccess) {
-    return ffi::Error(ffi::ErrorCode::kInternal, std::string("cudaSetDevice: ") + cudaGetErrorString(scope.status()));
-  }
-  if (const char* error = GetDeviceInfo(device).error) {
-    return ffi::Error(ffi::ErrorCode::kInternal, "device " + std::to_string(device) + ": " + error);
-  }
-  if (workspace->size_bytes() == 0) return DenseBlock(*call, device, stream);
-  return DenseLayers(*call, Workspace{workspace->untyped_data(), workspace->size_bytes()}, device, stream);
-} catch (const std::exception& error) {
-  return ffi::Error(ffi::ErrorCode::kInternal, error.what());
+                             ffi::RemainingRets rest, ffi::Dictionary attributes) {
+  return CheckAndLaunch(
+      device, [&] { return MakeDenseBlockCall(x, parameters, *out, rest, attributes); },
+      [&](const DenseBlockCall& call) {
+        if (workspace->size_bytes() == 0) return DenseBlock(call, device, stream);
+        return DenseLayers(call, Workspace{workspace->untyped_data(), workspace->size_bytes()}, device, stream);
+      });
 }
 
 ffi::Error CooFromDenseHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x,
@@ -357,86 +351,11 @@ nb::dict DeviceProperties(int device) {
   return properties;
 }
 
-// A layer of a chain without its buffers; an std::exception where it makes no sense. layer: N, H, W, C, kh, kw, K,
-// rows and columns of strides, padding (low, high of H, then of W) and dilation, groups. pool: rows and columns of
-// window, strides and padding of a max pool behind it, or nothing.
-ConvArgs ArgsOfLayer(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool, bool precise) {
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max(), kFar = 1 << 13;
-  constexpr size_t kLayer = 16, kPool = 8;
-  if (layer.size() != kLayer || (!pool.empty() && pool.size() != kPool)) {
-    throw nb::value_error("layer must have 16 entries and pool 8 or none");
-  }
-  ConvArgs a{};
-  a.images = layer[0];
-  a.channels = layer[3];
-  a.features = layer[6];
-  a.groups = layer[15];
-  a.stacks = 1;
-  const auto size_of = [](int64_t size, int64_t reach, int64_t stride) {
-    const int64_t span = size - reach;
-    if (span < 0) throw nb::value_error("a window is larger than its map");
-    return span / stride + 1;
-  };
-  for (int64_t field : {a.images, a.channels, a.features, a.groups}) {
-    if (field < 1 || field > kMost) throw nb::value_error("images, channels, features and groups must be 1 or more");
-  }
-  for (int i = 0; i < 2; ++i) {
-    const int64_t size = layer[1 + i], window = layer[4 + i], stride = layer[7 + i], dilation = layer[13 + i];
-    for (int64_t field : {size, window, stride, dilation}) {
-      if (field < 1 || field > kFar) throw nb::value_error("sizes and strides must be 1 to 8192");
-    }
-    const int64_t low = layer[9 + 2 * i], high = layer[10 + 2 * i];
-    if (std::min(low, high) < -kFar || std::max(low, high) > kFar) throw nb::value_error("padding is at most 8192");
-    a.size[i] = size;
-    a.kernel_size[i] = window;
-    a.stride[i] = stride;
-    a.dilation[i] = dilation;
-    a.pad_low[i] = low;
-    a.conv_size[i] = a.out_size[i] = size_of(size + low + high, (window - 1) * dilation + 1, stride);
-    a.window[i] = a.window_stride[i] = 1;
-    if (pool.empty()) continue;
-    const int64_t pads[] = {pool[4 + 2 * i], pool[5 + 2 * i]};
-    for (int64_t field : {pool[i], pool[2 + i], pads[0] + 1, pads[1] + 1}) {
-      if (field < 1 || field > kFar) throw nb::value_error("a pool's windows and strides must be 1 to 8192");
-    }
-    a.window[i] = pool[i];
-    a.window_stride[i] = pool[2 + i];
-    a.window_pad_low[i] = pads[0];
-    a.out_size[i] = size_of(a.conv_size[i] + pads[0] + pads[1], pool[i], pool[2 + i]);
-  }
-  if (a.channels % a.groups != 0 || a.features % a.groups != 0) {
-    throw nb::value_error("groups must divide channels and features");
-  }
-  a.group_channels = a.channels / a.groups;
-  const int64_t deep = a.kernel_size[0] * a.kernel_size[1], results = a.conv_size[0] * a.conv_size[1];
-  if (a.size[0] * a.size[1] > kMost / a.images / a.channels || results > kMost / a.images / a.features ||
-      deep > kMost / a.group_channels / a.features) {
-    throw nb::value_error("maps and kernel must have at most 2^31 - 1 elements");
-  }
-  if (!pool.empty()) a.pool = Pool::kMax;
-  a.precision = precise ? Precision::kHighest : Precision::kDefault;
-  return a;
-}
-
-// (filters, pixels, patch, splits, cycles that the model expects) of every plan that a layer of a chain may have by
-// warpgroup products, the best first; with its pool where there is a plan with it.
+// (filters, pixels, patch, splits, cycles that the model expects) of every tile that a layer of a chain may have.
 nb::list ChainTiles(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool, int element_bytes,
                     bool precise, int device) {
-  if (element_bytes != 2 && element_bytes != 4) throw nb::value_error("element_bytes must be 2 or 4");
-  ConvArgs a = ArgsOfLayer(layer, pool, precise);
-  const DeviceInfo& info = GetDeviceInfo(device);
-  if (info.error) throw std::runtime_error("device " + std::to_string(device) + ": " + info.error);
   nb::list found;
-  if (!info.warpgroups || ChooseImagePlan(a, element_bytes, info).filters > 0) return found;
-  std::vector<WarpgroupPlan> plans = WarpgroupPlans(a, element_bytes, true, info);
-  if (plans.empty() && a.pool != Pool::kNone) {
-    a.pool = Pool::kNone;
-    for (int i = 0; i < 2; ++i) a.out_size[i] = a.conv_size[i];
-    plans = WarpgroupPlans(a, element_bytes, true, info);
-  }
-  std::stable_sort(plans.begin(), plans.end(),
-                   [](const WarpgroupPlan& one, const WarpgroupPlan& other) { return one.cycles < other.cycles; });
-  for (const WarpgroupPlan& plan : plans) {
+  for (const WarpgroupPlan& plan : ChainPlans(layer, pool, element_bytes, precise, device)) {
     found.append(nb::make_tuple(plan.filters, plan.pixels, plan.patch ? 1 : 0, plan.splits, plan.cycles));
   }
   return found;

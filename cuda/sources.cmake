@@ -1,6 +1,7 @@
 set(JSC_CUDA_SOURCES
     cuda/adaptive.cc
     cuda/chain.cu
+    cuda/chain_plans.cc
     cuda/conv_plan.cc
     cuda/coo.cu
     cuda/coo_plan.cc

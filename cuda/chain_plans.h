@@ -1,0 +1,20 @@
+// What the search for tiles of chains (jax_sparse_conv/chain_tiles.py) asks the planner.
+#ifndef JSC_CUDA_CHAIN_PLANS_H_
+#define JSC_CUDA_CHAIN_PLANS_H_
+
+#include <vector>
+
+#include "warpgroup_plan.h"
+
+namespace jsc {
+
+// Every plan that a layer of a chain may have by warpgroup products, the best first; with its pool where there is a
+// plan with it. layer: N, H, W, C, kh, kw, K, rows and columns of strides, padding (low, high of H, then of W) and
+// dilation, groups. pool: rows and columns of window, strides and padding of a max pool behind it, or nothing.
+// std::invalid_argument where they make no sense.
+std::vector<WarpgroupPlan> ChainPlans(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool,
+                                      int element_bytes, bool precise, int device);
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_CHAIN_PLANS_H_
