@@ -273,8 +273,8 @@ def checked_packed(packed: PackedDenseBlock, x: jax.Array, transition: DenseTran
             "transition must be None where layers are packed; pack_dense_block(layers, transition) packs it with them"
         )
     values, size = jnp.asarray(packed.values), packed.sizes.size()
-    if values.ndim != 1 or values.shape[0] < size:
-        raise ValueError(f"layers.values.shape={values.shape} must be ({size},); make it by pack_dense_block")
+    if values.ndim != 1 or values.shape[0] < size:  # more: a transition that runs by itself
+        raise ValueError(f"layers.values.shape={values.shape} must be ({size},) or longer; make it by pack_dense_block")
     if values.dtype != x.dtype:
         raise TypeError(f"layers.values.dtype={values.dtype} must equal x.dtype={x.dtype}")
     if x.shape[3] != packed.sizes.channels:
