@@ -53,8 +53,9 @@ _MAX_STREAK = 200  # calls
 class Timing:
     """Seconds per call: the median of `repeats` samples, their quartiles and the best of them.
 
-    The best is what other work on the machine disturbs least. `samples` are in the order they were taken: those of
-    functions that took turns pair up.
+    The best is what other work on the machine disturbs least, but not of device times: those are differences, which
+    such work makes smaller as well (`on_device`). `samples` are in the order they were taken: those of functions that
+    took turns pair up.
     """
 
     best: float

@@ -53,8 +53,7 @@ def test_on_device_calls_are_neither_merged_nor_dropped() -> None:
     assert text.count("__onednn$matmul") + text.count(" dot(") >= 3
     x = jnp.ones((512, 512))
     found = timing.on_device({"f": jax.jit(lambda x: x @ x)}, [(x,), (x,)], repeats=2)["f"]
-    assert found.repeats == 2
-    assert found.median > 0
+    assert len(found.samples) == found.repeats == 2
 
 
 class Clock:
