@@ -75,6 +75,17 @@ def test_a_network_holds_one_parameter_a_block(x: jax.Array) -> None:
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("packed", [False, True])
+def test_tabulate_counts_every_parameter_where_blocks_are_one_call(packed: bool, x: jax.Array) -> None:
+    model = small_densenet()
+    if packed:
+        jsc.nnx.pack(model)
+    text = nnx.tabulate(model, x, console_kwargs={"width": 400})
+    count = sum(leaf.size for leaf in leaves(model))
+    assert f"Total Parameters: {count:,} " in text
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
 def test_its_layers_run_by_themselves(x: jax.Array, monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_densenet()
     wanted, inputs = call(model, x), models.layer_inputs(model, x)

@@ -60,7 +60,7 @@ class DenseLayer(nnx.Module):
             y = run_layer(name, layer, y, before_layer=before_layer)
         return jnp.concatenate([x, y], axis=-1)
 
-    def may_join(self, dtype: Any) -> bool:
+    def _joins(self, dtype: Any) -> bool:
         """Whether the layer is what `dense_block` computes of maps of this dtype."""
         convs = self.conv1.conv, self.conv2.conv
         if self.norm.scale is None or self.norm.bias is None or self.conv1.batch_norm is not None:
@@ -69,9 +69,9 @@ class DenseLayer(nnx.Module):
 
     def _parameters(self, dtype: Any) -> DenseBlockLayer:
         """What `dense_block` takes of a layer that may join, for maps of this dtype."""
-        return DenseBlockLayer(*(getattr(module, name)[...].astype(dtype) for module, name in self.places()))
+        return DenseBlockLayer(*(getattr(module, name)[...].astype(dtype) for module, name in self._own_places()))
 
-    def places(self) -> list[Place]:
+    def _own_places(self) -> list[Place]:
         """Where the parameters are, in the order of `DenseBlockLayer`."""
         first, second = self.conv1.conv, self.conv2.conv
         return [*_places(self.norm), (first, "kernel"), (first, "bias"), (second, "kernel")]
@@ -97,7 +97,7 @@ def _joined(
     if not _may_join(block, x.dtype):
         return None
     precision = block[0].conv1.conv.precision
-    if behind is not None and (behind.conv.conv.precision != precision or not behind.may_join(x.dtype)):
+    if behind is not None and (behind.conv.conv.precision != precision or not behind._joins(x.dtype)):
         behind = None
     for given, transition, is_whole in _choices(block, behind, packed, x.dtype):
         if dense_blocks.is_one_call(x, given, precision, transition):
@@ -108,7 +108,7 @@ def _joined(
 def _may_join(block: Sequence[DenseLayer], dtype: Any) -> bool:
     """Whether all layers of a block may join, at one precision."""
     precisions = [conv.conv.precision for layer in block for conv in (layer.conv1, layer.conv2)]
-    return precisions.count(precisions[0]) == len(precisions) and all(layer.may_join(dtype) for layer in block)
+    return precisions.count(precisions[0]) == len(precisions) and all(layer._joins(dtype) for layer in block)
 
 
 def _choices(
@@ -131,12 +131,12 @@ def _packed(
 ) -> PackedDenseBlock | None:
     """The parameters of a block and of the transition behind it, if they may be joined, as one; None where not."""
     dtype = block[0].conv1.conv.kernel.dtype
-    if not _may_join(block, dtype) or not all(_may_move(layer.places(), dtype, references) for layer in block):
+    if not _may_join(block, dtype) or not all(_may_move(layer._own_places(), dtype, references) for layer in block):
         return None
     layers = [layer._parameters(dtype) for layer in block]
     if not dense_blocks.reads_packed(layers):
         return None
-    if behind is not None and behind.may_join(dtype) and _may_move(behind.places(), dtype, references):
+    if behind is not None and behind._joins(dtype) and _may_move(behind._own_places(), dtype, references):
         transition = behind._parameters(dtype)
         if dense_blocks.reads_packed(layers, transition):
             return pack_dense_block(layers, transition)
@@ -181,7 +181,7 @@ class Transition(nnx.Module):
             x = run_layer(name, layer, x, before_layer=before_layer)
         return x
 
-    def may_join(self, dtype: Any) -> bool:
+    def _joins(self, dtype: Any) -> bool:
         """Whether the transition is what `dense_block` computes behind a block of maps of this dtype."""
         if self.norm.scale is None or self.norm.bias is None or self.conv.batch_norm is not None:
             return False
@@ -189,17 +189,17 @@ class Transition(nnx.Module):
 
     def _parameters(self, dtype: Any) -> DenseTransition:
         """What `dense_block` takes of a transition that may join, for maps of this dtype."""
-        return DenseTransition(*(getattr(module, name)[...].astype(dtype) for module, name in self.places()))
+        return DenseTransition(*(getattr(module, name)[...].astype(dtype) for module, name in self._own_places()))
 
-    def places(self) -> list[Place]:
+    def _own_places(self) -> list[Place]:
         """Where the parameters are, in the order of `DenseTransition`."""
         return [*_places(self.norm), (self.conv.conv, "kernel")]
 
 
 def _parameter_places(block: Iterable[DenseLayer], behind: Transition | None, sizes: BlockSizes) -> list[Place]:
     """Where the parameters are that a block packs, in order."""
-    places = [place for layer in block for place in layer.places()]
-    return places if behind is None or sizes.features is None else [*places, *behind.places()]
+    places = [place for layer in block for place in layer._own_places()]
+    return places if behind is None or sizes.features is None else [*places, *behind._own_places()]
 
 
 class DenseNet(ConvNet, WithDenseBlocks):
