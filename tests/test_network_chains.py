@@ -196,8 +196,11 @@ def test_chains_are_of_small_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lowered(monkeypatch, small, image(), capability=(9, 0)).count("@jsc_segment") == 0
     monkeypatch.setattr(segment_rules, "_FLOPS_EXACT", 0)
     assert lowered(monkeypatch, network(), image(), capability=(9, 0)).count("@jsc_segment") == 1
-    monkeypatch.setattr(segment_rules, "_FLOPS", 1e5)
+    monkeypatch.setattr(segment_rules, "_FLOPS_OF_ONE", 1e5)
     assert lowered(monkeypatch, network(), image(), capability=(9, 0)).count("@jsc_segment") == 0
+    assert lowered(monkeypatch, network(), image(2), capability=(9, 0)).count("@jsc_segment") == 1
+    monkeypatch.setattr(segment_rules, "_FLOPS", 1e5)
+    assert lowered(monkeypatch, network(), image(2), capability=(9, 0)).count("@jsc_segment") == 0
 
 
 def test_on_the_gpu(model: ResNet, gpu: jax.Device) -> None:

@@ -159,6 +159,8 @@ def test_what_fails_when_it_is_run_is_named_with_the_reason() -> None:
         assert list(found) == ["fails"]
         assert "callback" in found["fails"].lower()
         assert len(found["fails"]) <= 300
+    # JAX looks at the last callback of a device again when the process ends, so let that be one that works.
+    jax.block_until_ready(jax.jit(lambda x: jax.pure_callback(np.asarray, x, x))(jnp.ones(3)))
 
 
 def test_compiling_ahead_spares_the_measurement_the_compilation() -> None:
