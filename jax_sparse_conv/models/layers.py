@@ -57,7 +57,7 @@ class ConvNet(nnx.Module):
     def logits(self, x: jax.Array, *, before_layer: BeforeLayer | None = None) -> jax.Array:
         """As the network itself, layer by layer: x [N, H, W, C] -> [N, num_classes]."""
         x = self.features(x, before_layer=before_layer)
-        return run_layer("fc", self.fc, jnp.mean(x, axis=(1, 2)), before_layer=before_layer)
+        return run_layer("fc", self.fc, average_of_pixels(x), before_layer=before_layer)
 
     def _may_fuse(self, x: jax.Array) -> bool:
         """Whether to trace the layers as a chain, which lowering may undo.
@@ -90,6 +90,15 @@ def run_layer(
         before_layer(name, layer, x, residual)
     out: jax.Array = layer(x) if residual is None else layer(x, residual)  # type: ignore[call-arg]
     return out
+
+
+def average_of_pixels(x: jax.Array) -> jax.Array:
+    """x [N, H, W, C] -> [N, C], summed in float32 at least.
+
+    Scaled first: XLA puts that into the sum's kernel on a GPU, where `jnp.mean` has another one that divides behind it.
+    """
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return jnp.sum(wide * (1 / (x.shape[1] * x.shape[2])), axis=(1, 2)).astype(x.dtype)
 
 
 def run_units(
