@@ -2,13 +2,14 @@
 
 It works on the function's jaxpr: convolutions of this package go into the segment that is open, equations that read
 none of its results stay before it, equations that do wait behind it, and a convolution that needs one of those closes
-the segment and opens the next.
+the segment and opens the next. What only the next one reads goes into it where that takes less memory meanwhile.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from jax_sparse_conv import primitives, segment_rules, segments
 from jax_sparse_conv.segments import Layer
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_FEWEST = 2  # layers of a segment
 
 
 def fuse(function: _Function) -> _Function:
@@ -176,17 +178,19 @@ class _Run:
     def __init__(self, program: _Program, chosen: bool) -> None:
         self._chosen = chosen
         self.values: dict[int, Any] = dict(program.known)
+        self._given = frozenset(program.known)
         self._needed = _last_uses(program)
         self._open: list[_Equation] = []
         self._steps = 0
         self._waiting: list[_Equation] = []
+        self._held: list[_Equation] = []  # of the open segment, for the next one
         self._position = 0
 
     def add(self, equation: _Equation) -> None:
         """Take the next equation of the program."""
         fits = self._fits(equation)
-        if fits and self._blocks(equation):
-            self.close()
+        while fits and self._blocks(equation):
+            self._open_next()
         if fits:
             self._open.append(equation)
             self._steps += _steps(equation)
@@ -201,14 +205,41 @@ class _Run:
 
     def close(self) -> None:
         """Evaluate the open segment, then what waits for it."""
-        if len(self._open) == 1:
-            self._evaluate(self._open[0])
-        elif self._open:
+        if len(self._open) >= _FEWEST:
             self._evaluate_segment()
+        elif self._open:
+            self._evaluate(self._open[0])
         self._open, self._steps = [], 0
         waiting, self._waiting = self._waiting, []
         for equation in waiting:
             self._evaluate(equation)
+
+    def _open_next(self) -> None:
+        """Close the open segment, but for layers that take less memory in the next one."""
+        self._held = [equation for equation in self._open if self._may_be_held(equation)]
+        stay = [equation for equation in self._open if equation not in self._held]
+        if len(stay) < _FEWEST:
+            self._held, stay = [], self._open
+        self._open = stay
+        self.close()
+        self._open, self._held = self._held, []
+        self._steps = sum(map(_steps, self._open))
+
+    def _may_be_held(self, equation: _Equation) -> bool:
+        """Whether nothing reads a layer's result until the next segment, and what it reads is smaller.
+
+        As of a projection whose block goes on in a layer that is no part of segments: there the result would wait.
+        """
+        (result,) = equation.outputs
+        if any(result in other.inputs for other in (*self._open, *self._waiting)):
+            return False
+        variables = zip(equation.inputs, equation.equation.invars, strict=True)
+        kept = (_bytes(variable.aval) for number, variable in variables if not self._is_kept(number))
+        return sum(kept) < _bytes(equation.equation.outvars[0].aval)
+
+    def _is_kept(self, number: int) -> bool:
+        """Whether a value stays whatever becomes of the layers that are open."""
+        return number in self._given or self._needed[number] >= self._position
 
     def _fits(self, equation: _Equation) -> bool:
         if equation.equation.primitive is not primitives.conv_p:
@@ -266,7 +297,7 @@ class _Run:
         self.values.update(zip([self._open[i].outputs[0] for i in results], out, strict=True))
 
     def _waits_for(self, value: int) -> bool:
-        return any(value in equation.inputs for equation in self._waiting)
+        return any(value in equation.inputs for equation in (*self._waiting, *self._held))
 
 
 def _kind(equation: Any) -> tuple[Any, ...]:
@@ -277,6 +308,10 @@ def _kind(equation: Any) -> tuple[Any, ...]:
 
 def _steps(equation: _Equation) -> int:
     return 2 if equation.equation.params["config"].geometry.pool else 1
+
+
+def _bytes(shape: Any) -> int:
+    return math.prod(shape.shape) * shape.dtype.itemsize
 
 
 def _last_uses(program: _Program) -> dict[int, int]:

@@ -158,6 +158,58 @@ def test_long_chains_are_cut() -> None:
     assert names(jsc.fuse(chain), weights(0, 1, 3, 3, 8)) == [f"segment {segment_rules.MAX_LAYERS}", "segment 3"]
 
 
+def early_projection(x: jax.Array, wide: int, last: bool = True) -> jax.Array:
+    """x [N, H, W, 3]: a stem and a block whose middle layer is depthwise, so that it is no part of a segment."""
+    stem = jsc.conv(x, weights(1, 3, 3, 3, 8))
+    shortcut = jsc.conv(stem, weights(2, 1, 1, 8, wide))
+    y = jsc.conv(jsc.conv(stem, weights(3, 1, 1, 8, 8)), weights(4, 1, 1, 8, 16))
+    y = jsc.conv(y, weights(5, 3, 3, 1, 16), feature_group_count=16)
+    y = jsc.conv(y, weights(6, 1, 1, 16, wide), residual=shortcut if last else None)
+    return jsc.conv(y, weights(7, 1, 1, wide, 8)) + jnp.sum(shortcut)
+
+
+def test_what_only_the_next_segment_reads_goes_there_where_it_would_wait_in_more_memory() -> None:
+    x = weights(0, 1, 9, 9, 3)
+    for wide, found in ((32, ["segment 3", "conv", "segment 3"]), (8, ["segment 4", "conv", "segment 2"])):
+        function = lambda x, wide=wide: early_projection(x, wide)  # noqa: E731
+        assert names(jsc.fuse(function), x) == found
+        np.testing.assert_allclose(jsc.fuse(function)(x), function(x), rtol=1e-4, atol=1e-4)
+    front = next(iter(equations(jsc.fuse(lambda x: early_projection(x, 32)), x)))
+    assert [variable.aval.shape[3] for variable in front.outvars] == [8, 16]  # the stem's result, of which it is made
+
+
+def test_what_the_next_segment_does_not_read_goes_on_to_the_end() -> None:
+    x = weights(0, 1, 9, 9, 3)
+    function = lambda x: early_projection(x, 32, last=False)  # noqa: E731
+    assert names(jsc.fuse(function), x) == ["segment 3", "conv", "segment 3"]
+    np.testing.assert_allclose(jsc.fuse(function)(x), function(x), rtol=1e-4, atol=1e-4)
+
+
+def test_nothing_is_kept_for_the_next_segment_that_leaves_one_layer_alone() -> None:
+    def function(x: jax.Array) -> jax.Array:
+        shortcut = jsc.conv(x, weights(1, 1, 1, 8, 32))
+        y = jsc.conv(x, weights(2, 1, 1, 8, 16))
+        y = jsc.conv(y, weights(3, 3, 3, 1, 16), feature_group_count=16)
+        return jsc.conv(jsc.conv(y, weights(4, 1, 1, 16, 32), residual=shortcut), weights(5, 1, 1, 32, 8))
+
+    x = weights(0, 1, 9, 9, 8)
+    assert names(jsc.fuse(function), x) == ["segment 2", "conv", "segment 2"]
+    np.testing.assert_allclose(jsc.fuse(function)(x), function(x), rtol=1e-4, atol=1e-4)
+
+
+def test_layers_of_another_kind_do_not_join_what_was_kept() -> None:
+    def function(x: jax.Array) -> jax.Array:
+        stem = jsc.conv(x, weights(1, 3, 3, 8, 8))
+        shortcut = jsc.conv(stem, weights(2, 1, 1, 8, 32))
+        y = jsc.conv(stem, weights(3, 1, 1, 8, 8))
+        y = jsc.conv(jnp.tanh(y), weights(4, 1, 1, 8, 32), precision="highest")
+        return jsc.conv(y, weights(5, 1, 1, 32, 8), precision="highest") + jnp.sum(shortcut)
+
+    x = weights(0, 1, 9, 9, 8)
+    assert names(jsc.fuse(function), x) == ["segment 2", "conv", "segment 2"]
+    np.testing.assert_allclose(jsc.fuse(function)(x), function(x), rtol=1e-4, atol=1e-4)
+
+
 def test_effects_keep_their_order(capsys: pytest.CaptureFixture[str]) -> None:
     kernel = weights(1, 1, 1, 8, 8)
 
