@@ -11,6 +11,7 @@
 // Lost: kernels that start whatever room there is (ResNet-50 at HIGHEST 712 us instead of 531: the few multiprocessors
 // that are free get all blocks of the next layer), and that let the next one start before they have waited themselves.
 #include <limits>
+#include <string>
 
 #include "kernels.h"
 #include "overlap.cuh"
@@ -124,7 +125,8 @@ ConvCall CallOf(const SegmentCall& call, const SegmentStep& step) {
   return conv;
 }
 
-// Whether the convolution's kernel takes the pool that follows it; then `conv` has it.
+// Whether the convolution's kernel takes the pool that follows it; then `conv` has it. ChainTakesPool (chain_plans.cc)
+// asks DirectPools the same before there are buffers, so that no more may count here than it is told.
 bool TakePool(const SegmentStep& pool, int device, ConvCall* conv) {
   ConvCall pooled = *conv;
   ConvArgs& a = pooled.args;
@@ -173,7 +175,14 @@ ffi::Error Chain(const SegmentCall& call, int device, cudaStream_t stream) {
       ConvCall conv = CallOf(call, step);
       conv.gate = gate;
       // Nothing but its pool reads the result of a convolution that has one: segments.py makes two steps of them.
-      if (i + 1 < call.steps.size() && TakePool(call.steps[i + 1], device, &conv)) ++i;
+      if (i + 1 < call.steps.size() && TakePool(call.steps[i + 1], device, &conv)) {
+        ++i;
+      } else if (conv.out == nullptr) {
+        return ffi::Error(ffi::ErrorCode::kFailedPrecondition,
+                          "layer " + std::to_string(i) + ": its kernel does not take the pool behind it on device " +
+                              std::to_string(device) + ", and the call, which is for a device where it does, has no " +
+                              "place for the map between them");
+      }
       LookAhead(call, i + 1, &conv.gate);
       conv.gate.x_is_older = written != nullptr && written != conv.x;
       written = conv.out;

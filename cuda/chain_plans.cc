@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
 #include "direct_image_plan.h"
+#include "kernels.h"
 
 namespace jsc {
 namespace {
@@ -71,14 +73,23 @@ ConvArgs ArgsOfLayer(const std::vector<int64_t>& layer, const std::vector<int64_
   return a;
 }
 
+const DeviceInfo& ReadableDevice(int device) {
+  const DeviceInfo& info = GetDeviceInfo(device);
+  if (info.error) throw std::runtime_error("device " + std::to_string(device) + ": " + info.error);
+  return info;
+}
+
+void CheckElementBytes(int element_bytes) {
+  if (element_bytes != 2 && element_bytes != 4) throw std::invalid_argument("element_bytes must be 2 or 4");
+}
+
 }  // namespace
 
 std::vector<WarpgroupPlan> ChainPlans(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool,
                                       int element_bytes, bool precise, int device) {
-  if (element_bytes != 2 && element_bytes != 4) throw std::invalid_argument("element_bytes must be 2 or 4");
+  CheckElementBytes(element_bytes);
   ConvArgs a = ArgsOfLayer(layer, pool, precise);
-  const DeviceInfo& info = GetDeviceInfo(device);
-  if (info.error) throw std::runtime_error("device " + std::to_string(device) + ": " + info.error);
+  const DeviceInfo& info = ReadableDevice(device);
   if (!info.warpgroups || ChooseImagePlan(a, element_bytes, info).filters > 0) return {};
   std::vector<WarpgroupPlan> plans = WarpgroupPlans(a, element_bytes, true, info);
   if (plans.empty() && a.pool != Pool::kNone) {
@@ -89,6 +100,21 @@ std::vector<WarpgroupPlan> ChainPlans(const std::vector<int64_t>& layer, const s
   std::stable_sort(plans.begin(), plans.end(),
                    [](const WarpgroupPlan& one, const WarpgroupPlan& other) { return one.cycles < other.cycles; });
   return plans;
+}
+
+bool ChainTakesPool(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool,
+                    const std::vector<int64_t>& tile, int element_bytes, bool precise, int device) {
+  CheckElementBytes(element_bytes);
+  if (pool.empty() || tile.size() != kTileFields) throw std::invalid_argument("pool must have 8 entries and tile 4");
+  ConvCall call{};
+  call.args = ArgsOfLayer(layer, pool, precise);
+  call.dtype = element_bytes == 4 ? ffi::DataType::F32 : ffi::DataType::BF16;  // every 16-bit type has the same plans
+  call.gate.in_chain = true;
+  ReadableDevice(device);
+  const std::optional<TileChoice> choice = ReadTile(tile.data());
+  if (!choice) return false;  // the call itself is refused, with the reason
+  call.tile = *choice;
+  return DirectPools(call, device);
 }
 
 }  // namespace jsc

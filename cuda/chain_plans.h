@@ -1,4 +1,5 @@
-// What the search for tiles of chains (jax_sparse_conv/chain_tiles.py) asks the planner.
+// What the search for tiles of chains (jax_sparse_conv/chain_tiles.py) and the lowering of one (segments.py) ask the
+// planner.
 #ifndef JSC_CUDA_CHAIN_PLANS_H_
 #define JSC_CUDA_CHAIN_PLANS_H_
 
@@ -14,6 +15,12 @@ namespace jsc {
 // std::invalid_argument where they make no sense.
 std::vector<WarpgroupPlan> ChainPlans(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool,
                                       int element_bytes, bool precise, int device);
+
+// Whether the kernel of a layer in a chain takes the pool behind it, with this tile (kTileFields of segment_args.h):
+// what Chain will do on the device. layer and pool as above; precise: as Precision::kHighest is, of any type.
+// std::invalid_argument likewise, std::runtime_error where there is no such device.
+bool ChainTakesPool(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool,
+                    const std::vector<int64_t>& tile, int element_bytes, bool precise, int device);
 
 }  // namespace jsc
 

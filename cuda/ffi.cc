@@ -369,6 +369,9 @@ NB_MODULE(_cuda, m) {
         "What the cost model has to know of a device, by the name that devices.py gives it.");
   m.def("chain_tiles", &jsc::ChainTiles, nb::arg("layer"), nb::arg("pool"), nb::arg("element_bytes"),
         nb::arg("precise"), nb::arg("device"), "Tiles that a layer of a chain may have, see chain_tiles.py.");
+  m.def("chain_takes_pool", &jsc::ChainTakesPool, nb::arg("layer"), nb::arg("pool"), nb::arg("tile"),
+        nb::arg("element_bytes"), nb::arg("precise"), nb::arg("device"),
+        "Whether the kernel of a layer of a chain takes the pool behind it, see segments.py.");
   m.def("registrations", &jsc::Registrations, "Custom call targets and their handlers, for jax.ffi");
   m.def("workspace_bytes", &jsc::WorkspaceBytes, nb::arg("target"), nb::arg("x_shape"), nb::arg("kernel_shape"),
         nb::arg("conv_size"), nb::arg("out_size"), nb::arg("device"));

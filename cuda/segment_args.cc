@@ -50,6 +50,7 @@ class Reader {
 
   std::string ReadValue(const int64_t* fields) {
     const int64_t where = fields[0], index = fields[1];
+    constexpr int64_t kNowhere = 3;
     SegmentValue value{nullptr, {fields[2], fields[3], fields[4], fields[5]}};
     int64_t elements = 1;
     for (int64_t n : value.size) {
@@ -62,7 +63,7 @@ class Reader {
         return "byte " + std::to_string(index) + " is no place in a workspace of " + std::to_string(bytes) + " bytes";
       }
       value.data = static_cast<char*>(workspace().data) + index;
-    } else {
+    } else if (where != kNowhere) {
       const std::vector<Buffer>& buffers = where == 0 ? operands_ : results_;
       const int64_t count = static_cast<int64_t>(buffers.size()) - (where == 0 ? 0 : 1);
       if (where < 0 || where > 2 || index < 0 || index >= count) return "there is no such operand or result";
@@ -92,6 +93,17 @@ class Reader {
   std::vector<Buffer> operands_, results_;
   std::vector<SegmentValue> values_;
 };
+
+// Whether only a convolution's result is nowhere, and only the pool behind it reads that. `in_front`, `behind`: the
+// fields of the steps beside f's, or null.
+bool HasPlaces(const int64_t* f, const int64_t* in_front, const int64_t* behind, const Reader& reader) {
+  const auto is_nowhere = [&](int64_t value) { return value >= 0 && !reader.Value(value)->data; };
+  const auto takes = [](const int64_t* conv, const int64_t* pool) {
+    return conv && pool && conv[0] == static_cast<int64_t>(SegmentKind::kConv) && conv[4] < 0 &&
+           pool[0] == static_cast<int64_t>(SegmentKind::kMaxPool) && pool[1] == conv[5];
+  };
+  return !is_nowhere(f[4]) && (!is_nowhere(f[1]) || takes(in_front, f)) && (!is_nowhere(f[5]) || takes(f, behind));
+}
 
 bool SameSize(const SegmentValue& a, const SegmentValue& b) { return std::equal(a.size, a.size + 4, b.size); }
 
@@ -142,22 +154,26 @@ std::string ReadStep(const int64_t* f, const Reader& reader, SegmentStep* step) 
 }
 
 // Fills a step's tile from its fields; a sentence where there is no such tile.
-std::string ReadTile(const int64_t* f, SegmentStep* step) {
-  if (std::all_of(f, f + kTileFields, [](int64_t field) { return field == 0; })) return "";
-  if (step->kind != SegmentKind::kConv) return "only a convolution has a tile";
-  const bool small = std::all_of(f, f + kTileFields, [](int64_t field) { return field >= 0 && field <= kFar; });
-  const TileChoice tile{small ? static_cast<int>(f[0]) : 0, small ? static_cast<int>(f[1]) : 0, f[2] == 1,
-                        small ? static_cast<int>(f[3]) : 0};
-  if (f[2] > 1 || !IsWarpgroupTile(tile)) {
+std::string ReadStepTile(const int64_t* f, SegmentStep* step) {
+  const std::optional<TileChoice> tile = ReadTile(f);
+  if (!tile) {
     std::string fields = std::to_string(f[0]);
     for (int i = 1; i < kTileFields; ++i) fields += ", " + std::to_string(f[i]);
     return "there is no tile of (" + fields + ") as filters, pixels, patch, splits";
   }
-  step->tile = tile;
+  if (tile->filters > 0 && step->kind != SegmentKind::kConv) return "only a convolution has a tile";
+  step->tile = *tile;
   return "";
 }
 
 }  // namespace
+
+std::optional<TileChoice> ReadTile(const int64_t* f) {
+  if (std::all_of(f, f + kTileFields, [](int64_t field) { return field == 0; })) return TileChoice{};
+  if (std::any_of(f, f + kTileFields, [](int64_t field) { return field < 0 || field > kFar; }) || f[2] > 1) return {};
+  const TileChoice tile{static_cast<int>(f[0]), static_cast<int>(f[1]), f[2] == 1, static_cast<int>(f[3])};
+  return IsWarpgroupTile(tile) ? std::optional(tile) : std::nullopt;
+}
 
 ffi::ErrorOr<SegmentCall> MakeSegmentCall(ffi::RemainingArgs operands, ffi::RemainingRets results,
                                           ffi::Dictionary attributes) {
@@ -190,11 +206,17 @@ ffi::ErrorOr<SegmentCall> MakeSegmentCall(ffi::RemainingArgs operands, ffi::Rema
   }
   for (size_t i = 0; i < layers->size(); i += kStepFields) {
     SegmentStep step{};
-    if (std::string wrong = ReadStep(layers->begin() + i, reader, &step); !wrong.empty()) {
+    const int64_t* fields = layers->begin() + i;
+    if (std::string wrong = ReadStep(fields, reader, &step); !wrong.empty()) {
       return Invalid("layer " + std::to_string(i / kStepFields) + ": " + wrong);
     }
+    const int64_t* behind = i + kStepFields < layers->size() ? fields + kStepFields : nullptr;
+    if (!HasPlaces(fields, i > 0 ? fields - kStepFields : nullptr, behind, reader)) {
+      return Invalid("layer " + std::to_string(i / kStepFields) +
+                     ": only what the pool behind a convolution without a residual reads may be nowhere");
+    }
     if (has_tiles) {
-      if (std::string wrong = ReadTile(tiles->begin() + i / kStepFields * kTileFields, &step); !wrong.empty()) {
+      if (std::string wrong = ReadStepTile(tiles->begin() + i / kStepFields * kTileFields, &step); !wrong.empty()) {
         return Invalid("layer " + std::to_string(i / kStepFields) + ": " + wrong);
       }
     }

@@ -4,6 +4,7 @@
 #define JSC_CUDA_SEGMENT_ARGS_H_
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "conv_args.h"
@@ -13,7 +14,7 @@ namespace jsc {
 enum class SegmentKind : int { kConv = 0, kMaxPool = 1 };
 
 struct SegmentValue {
-  void* data;       // [N, H, W, C]
+  void* data;       // [N, H, W, C]; null: nowhere
   int64_t size[4];  // N, H, W, C
 };
 
@@ -37,13 +38,18 @@ struct SegmentCall {
 
 constexpr int kValueFields = 6, kStepFields = 18, kTileFields = 4;
 
-// Attributes, int64: precision; values [n, kValueFields]: where it is (0 operand, 1 result, 2 workspace), which operand
-// or result or at which byte, N, H, W, C; layers [n, kStepFields]: kind, value of x, operand of the kernel
-// [1, kh, kw, C / groups, K] or -1, operand of the bias [1, K] or -1, value of the residual or -1, value of out, then
-// rows and columns of window, stride, padding (low, high of H, then of W) and dilation, 1 for a ReLU, and groups;
+// The tile of these kTileFields: of none where they are zeros, or nothing where there is no such tile.
+std::optional<TileChoice> ReadTile(const int64_t* fields);
+
+// Attributes, int64: precision; values [n, kValueFields]: where it is (0 operand, 1 result, 2 workspace, 3 nowhere),
+// which operand or result or at which byte, N, H, W, C; layers [n, kStepFields]: kind, value of x, operand of the
+// kernel [1, kh, kw, C / groups, K] or -1, operand of the bias [1, K] or -1, value of the residual or -1, value of out,
+// then rows and columns of window, stride, padding (low, high of H, then of W) and dilation, 1 for a ReLU, and groups;
 // tiles [n, kTileFields], which may be left out: of each layer's tile filters and pixels, 1 where it is a patch, and
 // splits, or zeros for what the model chooses, which also runs where the tile does not fit the layer on the device. The
-// last result is the workspace, uint8.
+// last result is the workspace, uint8. Nowhere is what a convolution hands to the pool that is the next layer, inside
+// its kernel: the call was lowered for a device whose kernel takes the pool (chain_plans.h), and is an error on others.
+// With a place the map is written where the kernel does not take the pool.
 ffi::ErrorOr<SegmentCall> MakeSegmentCall(ffi::RemainingArgs operands, ffi::RemainingRets results,
                                           ffi::Dictionary attributes);
 

@@ -98,6 +98,15 @@ def chain_tiles(
     return list(_modules["cuda"].chain_tiles(list(layer), list(pool), element_bytes, precise, device))
 
 
+def chain_takes_pool(
+    layer: Sequence[int], pool: Sequence[int], tile: Sequence[int], element_bytes: int, precise: bool, device: int
+) -> bool:
+    """Whether the kernel of a layer of a chain takes the pool behind it: see `chain_tiles.takes_pool`."""
+    if "cuda" not in _modules:
+        raise RuntimeError(_reasons["cuda"])
+    return bool(_modules["cuda"].chain_takes_pool(list(layer), list(pool), list(tile), element_bytes, precise, device))
+
+
 def has_warpgroups() -> bool:
     """Whether this build has code for Hopper's warpgroup products (`cuda/direct_warpgroup.cuh`)."""
     build = _find_build_info()

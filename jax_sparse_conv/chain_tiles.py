@@ -89,6 +89,23 @@ def candidates(key: Key, kind: str, device: int) -> list[Candidate]:
     return [Candidate((filters, pixels, patch, splits), cycles) for filters, pixels, patch, splits, cycles in found]
 
 
+def takes_pool(key: Key, tile: Tile, element_bytes: int, precise: bool, device: int) -> bool:
+    """Whether the kernel of a layer of a chain takes the pool behind it on a CUDA device: what the custom call will do.
+
+    Args:
+      key: of a layer with a pool.
+      tile: that the custom call is given for it.
+      element_bytes: of x, kernel and result.
+      precise: whether the custom call's precision is HIGHEST.
+      device: ordinal.
+
+    Raises:
+      RuntimeError: there is no such device, or no CUDA extension.
+      ValueError: a key that is no layer with a pool.
+    """
+    return _native.chain_takes_pool(key[:_LAYER], key[_LAYER:], tile, element_bytes, precise, device)
+
+
 def known(kind: str) -> Mapping[Key, Tile]:
     """The tiles kept for the GPU that is lowered for; none where there is no GPU, or another one."""
     device = devices.known()

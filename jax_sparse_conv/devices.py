@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextvars
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import jax
@@ -130,7 +130,7 @@ def for_lowering(rule: Rule) -> Rule:
 
     @functools.wraps(rule)
     def knowing(ctx: Any, *operands: Any, **parameters: Any) -> Any:
-        found = _ordinal_of(ctx)
+        found = next(_ordinals_of(ctx), None)  # the first
         if found is None:  # another platform's device, or a rule inside one that knows
             return rule(ctx, *operands, **parameters)
         token = _ordinal.set(found)
@@ -142,13 +142,18 @@ def for_lowering(rule: Rule) -> Rule:
     return knowing  # type: ignore[return-value]
 
 
-def _ordinal_of(ctx: Any) -> int | None:
-    """Of the first GPU of this process among the devices of a lowering's context."""
+def ordinals(ctx: Any) -> tuple[int, ...]:
+    """CUDA's numbers of this process's GPUs that a lowering's program runs on; none for an export, which others run."""
+    return () if ctx.module_context.lowering_parameters.for_export else tuple(_ordinals_of(ctx))
+
+
+def _ordinals_of(ctx: Any) -> Iterator[int]:
+    """Of the GPUs of this process among the devices of a lowering's context."""
     axes = ctx.module_context.axis_context
     mesh = getattr(axes, "mesh", None)
     assigned = mesh.devices.flat if isinstance(mesh, jax.sharding.Mesh) else getattr(axes, "device_assignment", None)
     here = (d for d in assigned or () if d.platform == _GPU and d.process_index == jax.process_index())
-    return next((device.local_hardware_id or 0 for device in here), None)
+    return (device.local_hardware_id or 0 for device in here)
 
 
 def ordinal() -> int:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +18,25 @@ import numpy as np
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
-from jax_sparse_conv import _native, chain_tiles, devices, lowering, partitioning, primitives, segment_rules
+from jax_sparse_conv import (
+    _native,
+    chain_tiles,
+    devices,
+    lowering,
+    partitioning,
+    placement,
+    primitives,
+    segment_rules,
+)
+from jax_sparse_conv.placement import Span
 from jax_sparse_conv.primitives import Config
 
 _ALIGNMENT = 256  # bytes, of arrays in the workspace
+_HIGHEST = 2  # of the custom call's precision
+
+TakesPool: TypeAlias = Callable[[chain_tiles.Key, chain_tiles.Tile, int, bool], bool]
+"""Whether a kernel takes the pool behind it: of a layer with this key and tile, of elements of so many bytes, and of
+products as HIGHEST has them or others."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +146,7 @@ class _Value:
     """An array of the kernel: where it lies and when it is needed."""
 
     shape: tuple[int, ...]
-    where: int  # 0 operand, 1 result, 2 workspace
+    where: int  # 0 operand, 1 result, 2 workspace, 3 nowhere: a kernel hands it to the pool inside
     index: int  # operand, result or byte
     first: int = -1  # step that writes it
     last: int = -1  # and the last that reads it
@@ -158,6 +173,9 @@ class Schedule:
       layers: of the segment.
       results: which layers' results are the segment's.
       order: of the layers, each behind those that it reads; as they are given where it is None.
+      takes_pool: what kernels do on the devices that the call is for. The map in front of a pool that they take has no
+        place, so that the call is an error where they do not. None for a call that suits any device: every such map
+        has a place, whether it is used or not.
     """
 
     def __init__(
@@ -166,8 +184,9 @@ class Schedule:
         layers: Sequence[Layer],
         results: Sequence[int],
         order: Sequence[int] | None = None,
+        takes_pool: TakesPool | None = None,
     ) -> None:
-        self._operands, self._results = operands, results
+        self._operands, self._results, self._takes_pool = operands, results, takes_pool
         self._made = results_of(operands, layers)
         self._itemsize = self._made[0].dtype.itemsize
         self.values: list[_Value] = []
@@ -175,24 +194,30 @@ class Schedule:
         self._of_number: dict[int, int] = {}  # operand or ~layer -> value
         is_precise = segment_rules.is_precise(layers[0].config, self._made[0].dtype)
         self._tiles = chain_tiles.known(chain_tiles.kind_of(self._itemsize, is_precise))
+        self.precision = max(int(lowering.attributes(layer.config)["precision"]) for layer in layers)
         for index in range(len(layers)) if order is None else order:
             self._add(index, layers[index])
         self._share_places()
         self.workspace_bytes = self._place()
-        self.precision = max(int(lowering.attributes(layer.config)["precision"]) for layer in layers)
 
     @classmethod
-    def in_least_memory(cls, operands: Sequence[Any], layers: Sequence[Layer], results: Sequence[int]) -> Schedule:
+    def in_least_memory(
+        cls,
+        operands: Sequence[Any],
+        layers: Sequence[Layer],
+        results: Sequence[int],
+        takes_pool: TakesPool | None = None,
+    ) -> Schedule:
         """Layers as they are given, but for those that cost memory so and not right before the first that reads them.
 
         A projection beside the first layer of its block lets kernels overlap, and its result waits beside larger maps.
         """
         order = list(range(len(layers)))
-        best = cls(operands, layers, results, order)
+        best = cls(operands, layers, results, order, takes_pool)
         for index, first_reader in _early(layers):
             rest = [other for other in order if other != index]
             at = rest.index(first_reader)
-            later = cls(operands, layers, results, [*rest[:at], index, *rest[at:]])
+            later = cls(operands, layers, results, [*rest[:at], index, *rest[at:]], takes_pool)
             if later.workspace_bytes < best.workspace_bytes:
                 best, order = later, [*rest[:at], index, *rest[at:]]
         return best
@@ -223,14 +248,14 @@ class Schedule:
         relu = layer.config.activation == "relu"
         bias = -1 if layer.bias is None else layer.bias
         numbers = (*numbers, int(relu), geometry.groups)
-        tile = layer.tile
-        if tile is None:
-            key = chain_tiles.key_of(self.values[x].shape, kernel.shape, geometry)
-            tile = self._tiles.get(key, chain_tiles.BY_MODEL)
+        key = chain_tiles.key_of(self.values[x].shape, kernel.shape, geometry)
+        tile = self._tiles.get(key, chain_tiles.BY_MODEL) if layer.tile is None else layer.tile
         self.steps.append(_Step(0, x, out, layer.kernel, bias, residual, numbers, tile))
         if pool is not None:
             pooled = self._out(self._made[index].shape, step, ~index)  # the convolution's kernel may write it
             self.values[out].last = self.values[pooled].last = step + 1
+            if self._takes_pool is not None and self._takes_pool(key, tile, self._itemsize, self.precision == _HIGHEST):
+                self.values[out].where = 3
             numbers = (*pool.window, *pool.strides, *pool.padding[0], *pool.padding[1], 1, 1)
             self.steps.append(_Step(1, out, pooled, numbers=(*numbers, 0, 1)))
 
@@ -261,25 +286,24 @@ class Schedule:
                 out.over = residual if residual.last == number and step.x != step.residual else None
 
     def _place(self) -> int:
-        """Give every array of the workspace the first place that is free while it is needed; the bytes of all."""
-        placed: list[_Value] = []
-        end = _ALIGNMENT  # never empty
-        for value in sorted((v for v in self.values if v.where == 2), key=lambda v: v.first):
-            if value.over is not None:
-                value.index = value.over.index
-                placed.append(value)
-                continue
-            offset = 0
-            for other in sorted(placed, key=lambda v: v.index):
-                if other.last >= value.first and offset + self._bytes(value) > other.index:
-                    offset = max(offset, other.index + self._bytes(other))
-            value.index = offset
-            placed.append(value)
-            end = max(end, offset + self._bytes(value))
-        return end
+        """Give every array of the workspace a place that is free while it is needed; the bytes of all."""
+        shared: dict[int, list[_Value]] = {}  # by the first in a place: all that take it one after the other
+        for value in self.values:
+            if value.where == 2:
+                shared.setdefault(id(_first_in_place(value)), []).append(value)
+        spans = [Span(values[0].first, values[-1].last, self._bytes(values[0])) for values in shared.values()]
+        places = placement.place(spans)
+        for values, place in zip(shared.values(), places, strict=True):
+            for value in values:
+                value.index = place
+        return max(_ALIGNMENT, placement.size_of(spans, places))  # never empty
 
     def _bytes(self, value: _Value) -> int:
         return -(-math.prod(value.shape) * self._itemsize // _ALIGNMENT) * _ALIGNMENT
+
+
+def _first_in_place(value: _Value) -> _Value:
+    return value if value.over is None else _first_in_place(value.over)
 
 
 def _early(layers: Sequence[Layer]) -> Iterator[tuple[int, int]]:
@@ -302,11 +326,22 @@ def _lower(
     if platform != "cuda" or partitioning.is_partitioned(ctx) or not _is_chain(ctx.avals_in, layers, chosen):
         lower = functools.partial(separate, layers=layers, results=results)
         return mlir.lower_fun(lower, multiple_results=True)(ctx, *operands)
-    schedule = Schedule.in_least_memory(ctx.avals_in, layers, results)
+    schedule = Schedule.in_least_memory(ctx.avals_in, layers, results, _pools_of(devices.ordinals(ctx)))
     scratch = jax.core.ShapedArray((schedule.workspace_bytes,), np.uint8)
     ctx = ctx.replace(avals_out=[*ctx.avals_out, scratch])
     call = jax.ffi.ffi_lowering(_native.target_name("segment"))
     return call(ctx, *operands, **schedule.attributes())[:-1]
+
+
+def _pools_of(ordinals: Sequence[int]) -> TakesPool | None:
+    """What the kernels of all of these GPUs do; None where there is none, so that the call must suit any."""
+    if not ordinals:
+        return None
+
+    def take(key: chain_tiles.Key, tile: chain_tiles.Tile, element_bytes: int, precise: bool) -> bool:
+        return all(chain_tiles.takes_pool(key, tile, element_bytes, precise, each) for each in ordinals)
+
+    return take
 
 
 def _is_chain(operands: Sequence[Any], layers: Sequence[Layer], chosen: bool) -> bool:
