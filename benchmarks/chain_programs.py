@@ -18,9 +18,9 @@ from flax import nnx
 import jax_sparse_conv as jsc
 from benchmarks import data, prepared
 from benchmarks.cases import KINDS
-from jax_sparse_conv import chain_tiles, models, segments
+from jax_sparse_conv import chain_tiles, models, segment_schedule, segments
 from jax_sparse_conv.chain_tiles import Key, Tiles
-from jax_sparse_conv.segments import Layer
+from jax_sparse_conv.segment_schedule import Layer
 
 COPIES, CALLS = 4, 5
 """Chains of a program, each after the other, and calls that are dispatched before one waits: a sample."""
@@ -59,7 +59,7 @@ class Segment:
     def alone(self, index: int) -> Segment:
         """One layer as a segment; operands and results of others become operands."""
         layer = self.layers[index]
-        made = segments.results_of(self.operands, self.layers)
+        made = segment_schedule.results_of(self.operands, self.layers)
         shapes: list[jax.core.ShapedArray] = []
 
         def number(of: int | None) -> int | None:
@@ -130,7 +130,7 @@ class Programs:
     def __init__(self, segment: Segment, kind: str) -> None:
         self._segment, self._kind = segment, kind
         self._operands = random_operands(segment)
-        made = segments.results_of(segment.operands, segment.layers)[segment.results[0]]
+        made = segment_schedule.results_of(segment.operands, segment.layers)[segment.results[0]]
         self._first = jnp.zeros(made.shape, made.dtype)
         self._compiled: dict[frozenset[Any], Any] = {}
         self._expected: list[np.ndarray] | None = None

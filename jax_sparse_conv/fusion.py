@@ -18,7 +18,7 @@ import numpy as np
 from jax.extend import core as jex_core
 
 from jax_sparse_conv import primitives, segment_rules, segments
-from jax_sparse_conv.segments import Layer
+from jax_sparse_conv.segment_schedule import Layer
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _FEWEST = 2  # layers of a segment

@@ -20,6 +20,7 @@ from test_segments import KIND_IDS, KINDS, TOLERANCE, equations, require_kernel,
 import jax_sparse_conv as jsc
 from jax_sparse_conv import _native, chain_tiles, devices, segments
 from jax_sparse_conv.chain_tiles import BY_MODEL, Tile
+from jax_sparse_conv.segment_schedule import Layer, Schedule
 
 NOWHERE = 3
 EXPORTED = [jax.export.DisabledSafetyCheck.custom_call("jsc_segment")]
@@ -137,7 +138,7 @@ CASES = (
 )  # fmt: skip
 
 
-def call_of(equation: Any, schedule: segments.Schedule, **changed: np.ndarray) -> Callable[..., Any]:
+def call_of(equation: Any, schedule: Schedule, **changed: np.ndarray) -> Callable[..., Any]:
     """The custom call of a schedule of an equation, with other attributes."""
     shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.outvars]
     shapes.append(jax.ShapeDtypeStruct((schedule.workspace_bytes,), jnp.uint8))
@@ -145,11 +146,11 @@ def call_of(equation: Any, schedule: segments.Schedule, **changed: np.ndarray) -
     return jax.jit(lambda *of: jax.ffi.ffi_call("jsc_segment", shapes)(*of, **attributes)[:-1])
 
 
-def schedules(equation: Any, first: segments.Layer) -> tuple[segments.Schedule, segments.Schedule]:
+def schedules(equation: Any, first: Layer) -> tuple[Schedule, Schedule]:
     """Of a case and the layer behind it: for any GPU, and with the pool promised."""
     operands, layers = [v.aval for v in equation.invars], (first, *equation.params["layers"][1:])
     made = [
-        segments.Schedule(operands, layers, equation.params["results"], takes_pool=takes_pool)
+        Schedule(operands, layers, equation.params["results"], takes_pool=takes_pool)
         for takes_pool in (None, lambda *_: True)
     ]
     return made[0], made[1]
@@ -226,7 +227,7 @@ def test_a_residual_is_somewhere(which: str, gpu: jax.Device) -> None:
     require_kernel("float32")
     case = Case("residual", (1, 14, 14, 64), 64, kernel=(1, 1), residual=True)
     equation, operands = as_equation(case, cases.inputs(case), "default")
-    schedule = segments.Schedule([v.aval for v in equation.invars], equation.params["layers"], (0, 1))
+    schedule = Schedule([v.aval for v in equation.invars], equation.params["layers"], (0, 1))
     values = np.asarray(schedule.attributes()["values"]).reshape(-1, 6)
     step = schedule.steps[0]
     values[step.residual if which == "residual" else step.out, 0] = NOWHERE
@@ -251,7 +252,7 @@ def test_a_program_takes_no_room_for_maps_that_are_not_written(dtype: str, preci
     function = jax.jit(jsc.fuse(lambda x, of: small_vgg(x, of, precision=precision)))
     (equation,) = equations(function, x, parameters)
     operands, layers = [v.aval for v in equation.invars], equation.params["layers"]
-    reserved = segments.Schedule.in_least_memory(operands, layers, equation.params["results"]).workspace_bytes
+    reserved = Schedule.in_least_memory(operands, layers, equation.params["results"]).workspace_bytes
     analysis = function.lower(x, parameters).compile().memory_analysis()
     assert analysis.temp_size_in_bytes < 0.7 * reserved
     exported = jax.export.export(function, disabled_checks=EXPORTED)(x, parameters)

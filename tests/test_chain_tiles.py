@@ -34,6 +34,7 @@ import jax_sparse_conv as jsc
 from jax_sparse_conv import _native, chain_tiles, devices, geometry, segments
 from jax_sparse_conv.chain_tiles import BY_MODEL, Searched, Tile
 from jax_sparse_conv.devices import Device
+from jax_sparse_conv.segment_schedule import Schedule
 
 LAYER = (1, 14, 14, 256, 3, 3, 256, 1, 1, 1, 1, 1, 1, 1, 1, 1)
 POOLED = (1, 28, 28, 64, 3, 3, 64, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 0, 0, 0, 0)
@@ -189,7 +190,7 @@ def attributes(function: Any, *arguments: Any) -> np.ndarray:
     """The attribute `tiles` of a function's one segment, a row a step."""
     (equation,) = (e for e in equations(function, *arguments) if e.primitive is segments.segment_p)
     operands = [v.aval for v in equation.invars]
-    found = segments.Schedule(operands, equation.params["layers"], equation.params["results"]).attributes()
+    found = Schedule(operands, equation.params["layers"], equation.params["results"]).attributes()
     return np.asarray(found["tiles"]).reshape(-1, len(BY_MODEL))
 
 
@@ -361,7 +362,7 @@ def test_attributes_that_make_no_sense_are_errors(tiles: list[int], reason: str,
     case = CASES[4]
     equation, operands = as_equation(case, cases.inputs(case), "highest")
     avals = [v.aval for v in equation.invars]
-    schedule = segments.Schedule(avals, equation.params["layers"], equation.params["results"])
+    schedule = Schedule(avals, equation.params["layers"], equation.params["results"])
     shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.outvars]
     shapes.append(jax.ShapeDtypeStruct((schedule.workspace_bytes,), jnp.uint8))
     given = {**schedule.attributes(), "tiles": np.asarray(tiles, np.int64)}
@@ -377,7 +378,7 @@ def test_without_the_attribute_the_model_chooses(gpu: jax.Device) -> None:
     inputs = cases.inputs(case)
     equation, operands = as_equation(case, inputs, "highest")
     avals = [v.aval for v in equation.invars]
-    schedule = segments.Schedule(avals, equation.params["layers"], equation.params["results"])
+    schedule = Schedule(avals, equation.params["layers"], equation.params["results"])
     shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.outvars]
     shapes.append(jax.ShapeDtypeStruct((schedule.workspace_bytes,), jnp.uint8))
     given = {name: value for name, value in schedule.attributes().items() if name != "tiles"}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -55,6 +57,19 @@ def test_a_lowering_knows_its_device() -> None:
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.splitlines() == ["first 0", "committed 2", "default 1", "counted 1", "mesh 1", "chosen 2"]
+
+
+@pytest.mark.parametrize(("is_export", "found"), [(False, (2, 0)), (True, ())])
+def test_gpus_that_a_program_runs_on(is_export: bool, found: tuple[int, ...]) -> None:
+    def device(platform: str, process: int, ordinal: int | None) -> Any:
+        return SimpleNamespace(platform=platform, process_index=process, local_hardware_id=ordinal)
+
+    assigned = [device("cpu", 0, 0), device("gpu", 0, 2), device("gpu", 1, 3), device("gpu", 0, None)]
+    module = SimpleNamespace(
+        axis_context=SimpleNamespace(device_assignment=assigned),
+        lowering_parameters=SimpleNamespace(for_export=is_export),
+    )
+    assert devices.ordinals(SimpleNamespace(module_context=module)) == found
 
 
 def test_properties_are_those_of_the_device_that_is_lowered_for(monkeypatch: pytest.MonkeyPatch) -> None:

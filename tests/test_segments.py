@@ -1,9 +1,8 @@
-"""`fuse`: which equations end in a segment, what the native plan of one is, and its results against the oracle."""
+"""`fuse`: which equations end in a segment, and its results against the oracle."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,7 +16,7 @@ from cases import Case
 from conftest import PLATFORM
 
 import jax_sparse_conv as jsc
-from jax_sparse_conv import _native, chain_tiles, primitives, segment_rules, segments
+from jax_sparse_conv import _native, primitives, segment_rules, segments
 from jax_sparse_conv.models.resnet import ResNet
 
 TOLERANCE = {"highest": 2e-6, "default": 5e-4, "bfloat16": 6e-3, "float16": 8e-4}
@@ -257,192 +256,6 @@ def test_a_network_is_one_segment() -> None:
     fused = jsc.fuse(model)
     assert names(fused, x)[:2] == ["segment 12", "conv"]
     np.testing.assert_allclose(jax.jit(fused)(x), jax.jit(lambda x: model(x))(x), rtol=2e-3, atol=2e-3)
-
-
-def test_the_schedule_reuses_memory() -> None:
-    def function(x: jax.Array) -> jax.Array:
-        y = jsc.conv_pool(jsc.conv(x, weights(1, 3, 3, 8, 8)), weights(2, 3, 3, 8, 8))
-        return block(y, block_parameters())
-
-    schedule = schedule_of(function, weights(0, 1, 40, 40, 8))
-    assert len(schedule.steps) == 7  # the pool is one of its own
-    for number, step in enumerate(schedule.steps):
-        assert schedule.values[step.out].first == number - step.kind  # a convolution's kernel may write its pool
-        for value in (step.x, step.residual):
-            assert value < 0 or schedule.values[value].first < number <= schedule.values[value].last
-    check_places(schedule)
-    stored = [value for value in schedule.values if value.where == 2]
-    assert schedule.workspace_bytes < 4 * sum(int(np.prod(value.shape)) for value in stored)
-
-
-def with_pools(x: jax.Array) -> jax.Array:
-    """x [1, 40, 40, 8], the first map by far the largest."""
-    first, second, third = (
-        weights(*of).astype(x.dtype) for of in ((1, 3, 3, 8, 32), (2, 3, 3, 32, 8), (3, 3, 3, 8, 8))
-    )
-    y = jsc.conv_pool(x, first, precision="highest")
-    y = jsc.conv_pool(y, second, window_shape=3, window_strides=2, precision="highest")
-    return jsc.conv(y, third, precision="highest")
-
-
-def test_a_map_has_no_place_where_the_kernel_takes_the_pool() -> None:
-    x = weights(0, 1, 40, 40, 8)
-    asked: list[Any] = []
-
-    def first_only(*layer: Any) -> bool:
-        asked.append(layer)
-        return len(asked) == 1
-
-    reserved, taken = (schedule_of(with_pools, x, takes_pool=answer) for answer in (None, first_only))
-    by_model = chain_tiles.BY_MODEL
-    first = (1, 40, 40, 8, 3, 3, 32, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 0, 0, 0, 0)
-    second = (1, 20, 20, 32, 3, 3, 8, 1, 1, 1, 1, 1, 1, 1, 1, 1, 3, 3, 2, 2, 0, 0, 0, 0)
-    assert asked == [(first, by_model, 4, True), (second, by_model, 4, True)]
-    assert [step.kind for step in taken.steps] == [0, 1, 0, 1, 0]
-    assert [taken.values[step.out].where for step in taken.steps] == [3, 2, 2, 2, 1]
-    assert [reserved.values[step.out].where for step in reserved.steps] == [2, 2, 2, 2, 1]
-    maps = 4 * np.array([40 * 40 * 32, 20 * 20 * 32, 20 * 20 * 8, 9 * 9 * 8])
-    assert reserved.workspace_bytes == maps[0] + maps[1]
-    assert taken.workspace_bytes == maps[1] + maps[2] + -(-maps[3] // 256) * 256
-    check_places(taken)
-    rows = taken.attributes()["values"].reshape(-1, 6)  # type: ignore[union-attr]
-    assert rows[taken.steps[0].out].tolist() == [3, 0, 1, 40, 40, 32]
-    assert np.array_equal(taken.attributes()["layers"], reserved.attributes()["layers"])
-
-
-def test_answers_are_for_the_tile_that_the_call_has() -> None:
-    (equation,) = equations(jsc.fuse(with_pools), weights(0, 1, 40, 40, 8).astype(jnp.bfloat16))
-    first, *rest = equation.params["layers"]
-    layers = [dataclasses.replace(first, tile=(64, 112, 1, 2)), *rest]
-    operands = [v.aval for v in equation.invars]
-    asked: list[Any] = []
-    segments.Schedule(operands, layers, equation.params["results"], takes_pool=lambda *of: bool(asked.append(of)))
-    assert [of[1:] for of in asked] == [((64, 112, 1, 2), 2, True), (chain_tiles.BY_MODEL, 2, True)]
-
-
-def check_places(schedule: segments.Schedule) -> None:
-    """No two arrays share memory while both are needed, but a residual and the result that takes its place."""
-    stored = [value for value in schedule.values if value.where == 2]
-    sizes = {id(value): int(np.prod(value.shape)) * 4 for value in stored}
-    for a, b in itertools.combinations(stored, 2):
-        if b.over is a:
-            assert a.last == b.first
-            assert (a.index, a.shape) == (b.index, b.shape)
-        elif a.first <= b.last and b.first <= a.last:
-            assert a.index + sizes[id(a)] <= b.index or b.index + sizes[id(b)] <= a.index
-    assert schedule.workspace_bytes <= max(segments._ALIGNMENT, sum(map(schedule._bytes, stored)))
-
-
-def schedule_of(
-    function: Callable[..., Any], x: jax.Array, least: bool = True, takes_pool: segments.TakesPool | None = None
-) -> segments.Schedule:
-    (equation,) = equations(jsc.fuse(function), x)
-    make = segments.Schedule.in_least_memory if least else segments.Schedule
-    operands = [v.aval for v in equation.invars]
-    return make(operands, equation.params["layers"], equation.params["results"], takes_pool=takes_pool)
-
-
-def test_a_result_takes_the_place_of_a_residual_that_nothing_reads_behind_it() -> None:
-    def function(x: jax.Array) -> jax.Array:
-        y = block(jsc.conv(x, weights(1, 1, 1, 8, 8)), block_parameters())
-        return jsc.conv(y, weights(2, 1, 1, 16, 8))
-
-    schedule = schedule_of(function, weights(0, 1, 40, 40, 8))
-    (step,) = [step for step in schedule.steps if step.residual >= 0]
-    assert schedule.values[step.out].over is schedule.values[step.residual]
-    check_places(schedule)
-
-
-@pytest.mark.parametrize("kind", ["is x", "read behind it"])
-def test_a_residual_that_is_read_elsewhere_keeps_its_place(kind: str) -> None:
-    def function(x: jax.Array) -> jax.Array:
-        y = jsc.conv(x, weights(1, 1, 1, 8, 8))
-        z = jsc.conv(y if kind == "is x" else x, weights(2, 3, 3, 8, 8), residual=y)
-        return jsc.conv(z, weights(3, 1, 1, 8, 8), residual=None if kind == "is x" else y)
-
-    schedule = schedule_of(function, weights(0, 1, 40, 40, 8))
-    assert all(value.over is None for value in schedule.values)
-    check_places(schedule)
-
-
-def test_a_projection_waits_where_that_takes_less_memory() -> None:
-    def function(x: jax.Array, wide: int) -> jax.Array:
-        y = jsc.conv(x, weights(1, 1, 1, 8, 8))
-        shortcut = jsc.conv(y, weights(2, 1, 1, 8, wide), strides=2)
-        z = jsc.conv(y, weights(3, 1, 1, 8, wide))
-        z = jsc.conv(z, weights(4, 3, 3, wide, 16), strides=2, padding=1)
-        return jsc.conv(jsc.conv(z, weights(5, 1, 1, 16, wide), residual=shortcut), weights(6, 1, 1, wide, 8))
-
-    for wide, moved in ((64, True), (8, False)):
-        plain, least = (
-            schedule_of(lambda x, wide=wide: function(x, wide), weights(0, 1, 40, 40, 8), least)
-            for least in (False, True)
-        )
-        assert (least.workspace_bytes < plain.workspace_bytes) == moved
-        assert ([step.kernel for step in least.steps] != [step.kernel for step in plain.steps]) == moved
-        for number, step in enumerate(least.steps):
-            for value in (step.x, step.residual):
-                assert value < 0 or least.values[value].first < number <= least.values[value].last
-        check_places(least)
-
-
-def check_reads(schedule: segments.Schedule) -> None:
-    """Every step finds what it reads in the workspace, and writes over what is needed no more, or its residual."""
-    lies: dict[int, int] = {}  # byte -> value
-    for number, step in enumerate(schedule.steps):
-        for read in (step.x, step.residual):
-            if read >= 0 and schedule.values[read].where == 2:
-                assert lies[schedule.values[read].index] == read
-        out = schedule.values[step.out]
-        if out.where != 2:
-            continue
-        for index, value in list(lies.items()):
-            old = schedule.values[value]
-            if index < out.index + schedule._bytes(out) and out.index < index + schedule._bytes(old):
-                is_residual = value == step.residual != step.x and (index, old.shape) == (out.index, out.shape)
-                assert old.last < number or (old.last == number and is_residual)
-                del lies[index]
-        lies[out.index] = step.out
-
-
-@pytest.mark.parametrize("takes", [None, 0, 2, 1])
-@pytest.mark.parametrize("seed", range(20))
-def test_places_and_order_of_segments_of_any_form(seed: int, takes: int | None) -> None:
-    """With pools that are not known to be taken, or known: none, those behind some numbers of features, or all."""
-    rng = np.random.default_rng(seed)
-
-    def function(x: jax.Array) -> list[jax.Array]:
-        maps, results = [x], []
-        for _ in range(rng.integers(4, 16)):
-            source = maps[-1 - int(rng.integers(min(4, len(maps))))]
-            features, window = int(rng.choice([8, 16, 32])), int(rng.choice([1, 3]))
-            alike = [y for y in maps[1:] if y.shape == (*source.shape[:3], features)]
-            residual = alike[rng.integers(len(alike))] if alike and rng.random() < 0.6 else None
-            kernel = jnp.zeros((window, window, source.shape[3], features))
-            if source.shape[1] > 3 and rng.random() < 0.2:
-                maps.append(jsc.conv_pool(source, kernel, padding="SAME"))
-            else:
-                maps.append(jsc.conv(source, kernel, padding="SAME", residual=residual))
-            if rng.random() < 0.1:
-                results.append(maps[-1])
-        return [*results, maps[-1]]
-
-    def takes_pool(key: chain_tiles.Key, *_: Any) -> bool:
-        return bool(takes) and key[6] % (16 // takes) == 0
-
-    found = [e for e in equations(jsc.fuse(function), weights(0, 1, 17, 17, 8)) if e.primitive is segments.segment_p]
-    assert found
-    for equation in found:
-        options = {} if takes is None else {"takes_pool": takes_pool}
-        plain, least = (
-            make([v.aval for v in equation.invars], equation.params["layers"], equation.params["results"], **options)
-            for make in (segments.Schedule, segments.Schedule.in_least_memory)
-        )
-        assert sorted(step.kernel for step in plain.steps) == sorted(step.kernel for step in least.steps)
-        assert least.workspace_bytes <= plain.workspace_bytes
-        for schedule in (plain, least):
-            check_reads(schedule)
-            check_places(schedule)
 
 
 # --- the kernel ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,233 @@
+"""Layers of a segment (`segments.py`), and in which order and places the custom call that runs it has them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from jax_sparse_conv import chain_tiles, lowering, placement, primitives, segment_rules
+from jax_sparse_conv.placement import Span
+from jax_sparse_conv.primitives import Config
+
+_ALIGNMENT = 256  # bytes, of arrays in the workspace
+_HIGHEST = 2  # of the custom call's precision
+
+TakesPool: TypeAlias = Callable[[chain_tiles.Key, chain_tiles.Tile, int, bool], bool]
+"""Whether a kernel takes the pool behind it: of a layer with this key and tile, of elements of so many bytes, and of
+products as HIGHEST has them or others."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """One convolution of a segment; operands by number, results of earlier layers as ~layer.
+
+    Attributes:
+      config: of the separate operation.
+      x: operand or layer.
+      kernel: operand [1, kh, kw, C, K].
+      bias: operand [1, K] or None.
+      residual: operand or layer, or None.
+      packed: operand that the separate operation reads on a CPU beside the kernel, or None.
+      tile: of its kernel in the chain, where the planner has a plan with it; None for what `chain_tiles` knows of it,
+        `chain_tiles.BY_MODEL` for what the model chooses.
+    """
+
+    config: Config
+    x: int
+    kernel: int
+    bias: int | None = None
+    residual: int | None = None
+    packed: int | None = None
+    tile: chain_tiles.Tile | None = None
+
+    @property
+    def steps(self) -> int:
+        """Layers of the kernel: one, and one for a pool."""
+        return 2 if self.config.geometry.pool else 1
+
+
+def results_of(operands: Sequence[Any], layers: Sequence[Layer]) -> list[Any]:
+    """The result of every layer, as shape and dtype."""
+    made: list[Any] = []
+    for layer in layers:
+        numbers = (layer.x, layer.kernel, layer.bias, layer.residual, layer.packed)
+        present = [operands[n] if n >= 0 else made[~n] for n in numbers if n is not None]
+        made.append(primitives.conv_p.abstract_eval(*present, config=layer.config)[0])
+    return made
+
+
+@dataclasses.dataclass
+class _Value:
+    """An array of the kernel: where it lies and when it is needed."""
+
+    shape: tuple[int, ...]
+    where: int  # 0 operand, 1 result, 2 workspace, 3 nowhere: a kernel hands it to the pool inside
+    index: int  # operand, result or byte
+    first: int = -1  # step that writes it
+    last: int = -1  # and the last that reads it
+    over: _Value | None = None  # the residual in whose place it is written, element by element
+
+
+@dataclasses.dataclass
+class _Step:
+    kind: int  # 0 convolution, 1 max pool
+    x: int
+    out: int
+    kernel: int = -1
+    bias: int = -1
+    residual: int = -1
+    numbers: tuple[int, ...] = ()  # window, stride, padding, dilation, ReLU, groups
+    tile: chain_tiles.Tile = chain_tiles.BY_MODEL
+
+
+class Schedule:
+    """Steps, places in the workspace and attributes of a segment's custom call; see `cuda/segment_args.h`.
+
+    Args:
+      operands: of the segment, as abstract values.
+      layers: of the segment.
+      results: which layers' results are the segment's.
+      order: of the layers, each behind those that it reads; as they are given where it is None.
+      takes_pool: what kernels do on the devices that the call is for. The map in front of a pool that they take has no
+        place, so that the call is an error where they do not. None for a call that suits any device: every such map
+        has a place, whether it is used or not.
+    """
+
+    def __init__(
+        self,
+        operands: Sequence[Any],
+        layers: Sequence[Layer],
+        results: Sequence[int],
+        order: Sequence[int] | None = None,
+        takes_pool: TakesPool | None = None,
+    ) -> None:
+        self._operands, self._results, self._takes_pool = operands, results, takes_pool
+        self._made = results_of(operands, layers)
+        self._itemsize = self._made[0].dtype.itemsize
+        self.values: list[_Value] = []
+        self.steps: list[_Step] = []
+        self._of_number: dict[int, int] = {}  # operand or ~layer -> value
+        is_precise = segment_rules.is_precise(layers[0].config, self._made[0].dtype)
+        self._tiles = chain_tiles.known(chain_tiles.kind_of(self._itemsize, is_precise))
+        self.precision = max(int(lowering.attributes(layer.config)["precision"]) for layer in layers)
+        for index in range(len(layers)) if order is None else order:
+            self._add(index, layers[index])
+        self._share_places()
+        self.workspace_bytes = self._place()
+
+    @classmethod
+    def in_least_memory(
+        cls,
+        operands: Sequence[Any],
+        layers: Sequence[Layer],
+        results: Sequence[int],
+        takes_pool: TakesPool | None = None,
+    ) -> Schedule:
+        """Layers as they are given, but for those that cost memory so and not right before the first that reads them.
+
+        A projection beside the first layer of its block lets kernels overlap, and its result waits beside larger maps.
+        """
+        order = list(range(len(layers)))
+        best = cls(operands, layers, results, order, takes_pool)
+        for index, first_reader in _early(layers):
+            rest = [other for other in order if other != index]
+            at = rest.index(first_reader)
+            later = cls(operands, layers, results, [*rest[:at], index, *rest[at:]], takes_pool)
+            if later.workspace_bytes < best.workspace_bytes:
+                best, order = later, [*rest[:at], index, *rest[at:]]
+        return best
+
+    def attributes(self) -> dict[str, np.ndarray | np.int64]:
+        """Of the custom call."""
+        values = [[value.where, value.index, *value.shape] for value in self.values]
+        layers = [[s.kind, s.x, s.kernel, s.bias, s.residual, s.out, *s.numbers] for s in self.steps]
+        return {
+            "values": np.asarray(values, np.int64).reshape(-1),
+            "layers": np.asarray(layers, np.int64).reshape(-1),
+            "tiles": np.asarray([step.tile for step in self.steps], np.int64).reshape(-1),
+            "precision": np.int64(self.precision),
+        }
+
+    def _add(self, index: int, layer: Layer) -> None:
+        geometry, pool = layer.config.geometry, layer.config.geometry.pool
+        step = len(self.steps)
+        x = self._value(layer.x, step)
+        kernel = self._operands[layer.kernel]
+        residual = -1 if layer.residual is None else self._value(layer.residual, step)
+        size = geometry.conv_size(self.values[x].shape[1:3], kernel.shape[1:3])
+        shape = (self.values[x].shape[0], *size, kernel.shape[4])
+        out = self._out(shape, step, ~index if pool is None else None)
+        window = kernel.shape[1:3]
+        padding = (*geometry.padding[0], *geometry.padding[1])
+        numbers = (*window, *geometry.strides, *padding, *geometry.dilation)
+        relu = layer.config.activation == "relu"
+        bias = -1 if layer.bias is None else layer.bias
+        numbers = (*numbers, int(relu), geometry.groups)
+        key = chain_tiles.key_of(self.values[x].shape, kernel.shape, geometry)
+        tile = self._tiles.get(key, chain_tiles.BY_MODEL) if layer.tile is None else layer.tile
+        self.steps.append(_Step(0, x, out, layer.kernel, bias, residual, numbers, tile))
+        if pool is not None:
+            pooled = self._out(self._made[index].shape, step, ~index)  # the convolution's kernel may write it
+            self.values[out].last = self.values[pooled].last = step + 1
+            if self._takes_pool is not None and self._takes_pool(key, tile, self._itemsize, self.precision == _HIGHEST):
+                self.values[out].where = 3
+            numbers = (*pool.window, *pool.strides, *pool.padding[0], *pool.padding[1], 1, 1)
+            self.steps.append(_Step(1, out, pooled, numbers=(*numbers, 0, 1)))
+
+    def _value(self, number: int, reader: int) -> int:
+        if number not in self._of_number:
+            self._of_number[number] = len(self.values)
+            self.values.append(_Value(tuple(self._operands[number].shape), 0, number))
+        value = self._of_number[number]
+        self.values[value].last = max(self.values[value].last, reader)
+        return value
+
+    def _out(self, shape: tuple[int, ...], step: int, number: int | None) -> int:
+        is_result = number is not None and ~number in self._results
+        index = list(self._results).index(~number) if is_result and number is not None else 0
+        self.values.append(_Value(shape, 1 if is_result else 2, index, step, step))
+        if number is not None:
+            self._of_number[number] = len(self.values) - 1
+        return len(self.values) - 1
+
+    def _share_places(self) -> None:
+        """Results that may take the place of a residual: nothing else reads it then or later.
+
+        Every kernel reads an element of the residual before it writes that of the result, in the same thread.
+        """
+        for number, step in enumerate(self.steps):
+            out, residual = self.values[step.out], self.values[step.residual]
+            if step.residual >= 0 and out.where == residual.where == 2:
+                out.over = residual if residual.last == number and step.x != step.residual else None
+
+    def _place(self) -> int:
+        """Give every array of the workspace a place that is free while it is needed; the bytes of all."""
+        shared: dict[int, list[_Value]] = {}  # by the first in a place: all that take it one after the other
+        for value in self.values:
+            if value.where == 2:
+                shared.setdefault(id(_first_in_place(value)), []).append(value)
+        spans = [Span(values[0].first, values[-1].last, self._bytes(values[0])) for values in shared.values()]
+        places = placement.place(spans)
+        for values, place in zip(shared.values(), places, strict=True):
+            for value in values:
+                value.index = place
+        return max(_ALIGNMENT, placement.size_of(spans, places))  # never empty
+
+    def _bytes(self, value: _Value) -> int:
+        return -(-math.prod(value.shape) * self._itemsize // _ALIGNMENT) * _ALIGNMENT
+
+
+def _first_in_place(value: _Value) -> _Value:
+    return value if value.over is None else _first_in_place(value.over)
+
+
+def _early(layers: Sequence[Layer]) -> Iterator[tuple[int, int]]:
+    """(layer, the first that reads it) of layers that the one behind them does not read."""
+    for index in range(len(layers)):
+        readers = [i for i, layer in enumerate(layers) if ~index in (layer.x, layer.residual)]
+        if readers and readers[0] > index + 1:
+            yield index, readers[0]
