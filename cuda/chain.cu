@@ -174,7 +174,8 @@ ffi::Error Chain(const SegmentCall& call, int device, cudaStream_t stream) {
     } else {
       ConvCall conv = CallOf(call, step);
       conv.gate = gate;
-      // Nothing but its pool reads the result of a convolution that has one: segment_schedule.py makes two steps of them.
+      // Nothing but its pool reads the result of a convolution that has one: segment_schedule.py makes two steps of
+      // them.
       if (i + 1 < call.steps.size() && TakePool(call.steps[i + 1], device, &conv)) {
         ++i;
       } else if (conv.out == nullptr) {
