@@ -57,9 +57,10 @@ def places(text: str) -> list[int]:
 
 def test_the_gpu_that_is_lowered_for_is_asked(asked: list[Asked], monkeypatch: pytest.MonkeyPatch) -> None:
     x, parameters = weights(0, 1, 28, 28, 64), chain_parameters()
-    assert NOWHERE not in places(lowered(jsc.fuse(chain), x, parameters))  # for GPUs that are not here
+    monkeypatch.setattr(devices, "_GPU", "none that is here")
+    assert NOWHERE not in places(lowered(jsc.fuse(chain), x, parameters))
     assert not asked
-    monkeypatch.setattr(devices, "_GPU", "cpu")
+    monkeypatch.setattr(devices, "_GPU", jax.default_backend())
     assert places(lowered(jsc.fuse(chain), x, parameters)).count(NOWHERE) == 1
     assert asked == [(POOLED, BY_MODEL, 4, False, 0)] * len(asked)
     asked.clear()
@@ -69,7 +70,7 @@ def test_the_gpu_that_is_lowered_for_is_asked(asked: list[Asked], monkeypatch: p
 
 
 def test_an_exported_program_suits_any_gpu(asked: list[Asked], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "_GPU", "cpu")
+    monkeypatch.setattr(devices, "_GPU", jax.default_backend())
     function = jax.jit(jsc.fuse(chain))
     exported = jax.export.export(function, platforms=("cuda",), disabled_checks=EXPORTED)
     found = places(exported(weights(0, 1, 28, 28, 64), chain_parameters()).mlir_module())
@@ -80,7 +81,7 @@ def test_an_exported_program_suits_any_gpu(asked: list[Asked], monkeypatch: pyte
 def test_a_map_has_a_place_where_the_kernel_does_not_take_the_pool(
     asked: list[Asked], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices, "_GPU", "cpu")
+    monkeypatch.setattr(devices, "_GPU", jax.default_backend())
     monkeypatch.setattr(_native, "chain_takes_pool", lambda *_: False)
     assert NOWHERE not in places(lowered(jsc.fuse(chain), weights(0, 1, 28, 28, 64), chain_parameters()))
 
