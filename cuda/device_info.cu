@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "common.cuh"
+#include "device_scope.h"
 #include "kernel_map.h"
 
 namespace jsc {
@@ -35,6 +36,8 @@ int CountClusters(int size, const DeviceInfo& info) {
 }
 
 cudaError_t ReadDevice(int device, DeviceInfo* info) {
+  const DeviceScope scope(device);  // functions have attributes, and clusters room, on the device that is current
+  if (scope.status() != cudaSuccess) return scope.status();
   int major = 0, minor = 0;
   const std::pair<int*, cudaDeviceAttr> wanted[] = {
       {&major, cudaDevAttrComputeCapabilityMajor},

@@ -16,6 +16,7 @@
 #include "conv_args.h"
 #include "conv_plan.h"
 #include "dense_layers.h"
+#include "device_scope.h"
 #include "direct_plan.h"
 #include "kernels.h"
 #include "warpgroup_plan.h"
@@ -24,25 +25,6 @@ namespace nb = nanobind;
 
 namespace jsc {
 namespace {
-
-// Makes the call's device current while a handler runs.
-class DeviceScope {
- public:
-  explicit DeviceScope(int device) {
-    status_ = cudaGetDevice(&previous_);
-    if (status_ == cudaSuccess && previous_ != device) status_ = cudaSetDevice(device);
-    changed_ = previous_ != device;
-  }
-  ~DeviceScope() {
-    if (changed_) cudaSetDevice(previous_);
-  }
-  cudaError_t status() const { return status_; }
-
- private:
-  int previous_ = 0;
-  bool changed_ = false;
-  cudaError_t status_;
-};
 
 // Runs `launch` with a device current that could be read.
 template <typename Launch>

@@ -125,7 +125,8 @@ std::string ReadStep(const int64_t* f, const Reader& reader, SegmentStep* step) 
     step->pad_high[i] = f[11 + 2 * i];
     step->dilation[i] = f[14 + i];
     const auto sizes = {step->window[i], step->stride[i], step->dilation[i]};
-    if (std::min(sizes) < 1 || std::max(sizes) > kFar || std::abs(step->pad_low[i]) > kFar) {
+    const auto padding = {step->pad_low[i], step->pad_high[i]};
+    if (std::min(sizes) < 1 || std::max(sizes) > kFar || std::min(padding) < -kFar || std::max(padding) > kFar) {
       return "sizes of windows are 1 to " + std::to_string(kFar) + " and padding is at most that";
     }
     const int64_t span =

@@ -190,7 +190,7 @@ class _Run:
         """Take the next equation of the program."""
         fits = self._fits(equation)
         while fits and self._blocks(equation):
-            self._open_next()
+            self._open_next(equation)
         if fits:
             self._open.append(equation)
             self._steps += _steps(equation)
@@ -214,11 +214,13 @@ class _Run:
         for equation in waiting:
             self._evaluate(equation)
 
-    def _open_next(self) -> None:
-        """Close the open segment, but for layers that take less memory in the next one."""
-        self._held = [equation for equation in self._open if self._may_be_held(equation)]
-        stay = [equation for equation in self._open if equation not in self._held]
-        if len(stay) < _FEWEST:
+    def _open_next(self, equation: _Equation) -> None:
+        """Close the open segment in front of an equation, but for layers that take less memory in the equation's."""
+        kind = _kind(equation.equation)
+        self._held = [each for each in self._open if _kind(each.equation) == kind and self._may_be_held(each)]
+        stay = [each for each in self._open if each not in self._held]
+        least = segment_rules.LEAST_LAYERS if self._chosen else _FEWEST
+        if len(stay) < min(least, len(self._open)):  # or there is no chain any more
             self._held, stay = [], self._open
         self._open = stay
         self.close()

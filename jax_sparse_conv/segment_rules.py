@@ -17,18 +17,19 @@ MAX_IMAGES = 8
 """Images of a batch up to which a layer is fused; beyond, cuDNN has enough work to fill the device."""
 MAX_LAYERS = 256
 """Of one call, a pool counted as a layer; longer runs become several calls."""
+LEAST_LAYERS = 8
+"""Of a chain that may pay; shorter ones have not been measured."""
 
 _FAR = 2**13  # rows, columns, strides and reach of a window
 _GROUP_FEATURES = 32  # output channels of a group that "direct" has tiles for
 _DTYPES = ("float32", "bfloat16", "float16")
 # Where a chain gains over `implementation=None`, layer by layer: on this capability, up to so many images, from so many
-# layers on, of so many operations on average. By h200_networks.json at batch 1: ResNet-50's 1.5e8 gain at HIGHEST,
+# layers on (`LEAST_LAYERS`), of so many operations on average. By h200_networks.json at batch 1: ResNet-50's 1.5e8 gain at HIGHEST,
 # where RegNetX-16GF's 4.5e8 are level and VGG-19's 2.4e9 lose 4 %; in TF32 these two gain 9 and 3 %, in bfloat16 11 and
 # 7 %. ResNet-50 in TF32 and bfloat16 gains 8 and 16 % at batch 2, 5 % at batch 4, and loses 5 % at HIGHEST at batch 2
-# (development runs). Shorter chains have not been measured.
+# (development runs).
 _MEASURED = (9, 0)
 _MOST_IMAGES, _MOST_IMAGES_EXACT = 4, 1
-_LEAST_LAYERS = 8
 _FLOPS, _FLOPS_EXACT, _FLOPS_OF_ONE = 7e8, 2.5e8, 2.5e9  # the last for one image, but not at HIGHEST
 
 
@@ -57,9 +58,11 @@ def why_not(config: Config, x: Any, kernel: Any) -> str | None:
     if math.prod(x.shape) > MAX_ELEMENTS or x.shape[0] * math.prod(sizes[1]) * kernel.shape[4] > MAX_ELEMENTS:
         return "its map is too large"
     windows = zip(kernel.shape[1:3], geometry.dilation, geometry.padding, geometry.strides, x.shape[1:3], strict=True)
-    for size, dilation, (low, _), stride, length in windows:
-        if max(length, (size - 1) * dilation, abs(low), stride) > _FAR:
+    for size, dilation, (low, high), stride, length in windows:
+        if max(length, size, dilation, (size - 1) * dilation, abs(low), abs(high), stride) > _FAR:
             return "its map or window is too large"
+    if pool is not None and max(*pool.window, *pool.strides, *(1 + pad for pads in pool.padding for pad in pads)) > _FAR:
+        return "its pool's window is too large"
     return _why_not_direct(lowering.work_of(x, kernel, config))
 
 
@@ -93,7 +96,7 @@ def pays(calls: Sequence[tuple[Config, Any, Any]]) -> bool:
     """Whether a chain of these (config, x, kernel) is expected to be faster than each under `implementation=None`."""
     config, x, _ = calls[0]
     images, exact = x.shape[0], is_precise(config, x.dtype)
-    if devices.current().capability != _MEASURED or len(calls) < _LEAST_LAYERS:
+    if devices.current().capability != _MEASURED or len(calls) < LEAST_LAYERS:
         return False
     if images > (_MOST_IMAGES_EXACT if exact else _MOST_IMAGES):
         return False
