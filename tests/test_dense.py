@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+
 import cases
+import jax
 import jax.numpy as jnp
 import numpy as np
 import oracle
@@ -70,6 +73,18 @@ def test_dense_is_bitwise_repeatable(rows: int, dtype: str) -> None:
     results = [np.asarray(jsc.dense(*operands, activation="relu", implementation="ecr")) for _ in range(3)]
     for result in results[1:]:
         np.testing.assert_array_equal(result, results[0])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_dense_of_several_kernels(dtype: str) -> None:
+    require("dense", dtype)
+    rng = np.random.default_rng(5)
+    x = np.maximum(rng.standard_normal((3, 1, 1032), np.float32), 0)
+    kernel, bias = rng.standard_normal((3, 1032, 520), np.float32), rng.standard_normal((3, 520), np.float32)
+    operands = [jnp.asarray(value, dtype) for value in (x, kernel, bias)]
+    result = jax.vmap(functools.partial(jsc.dense, implementation="ecr"))(*operands)
+    wide = [np.asarray(operand, np.float64) for operand in operands]
+    assert oracle.relative_error(result, wide[0] @ wide[1] + wide[2][:, None]) <= TOLERANCE[dtype]
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)
