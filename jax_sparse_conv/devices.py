@@ -143,7 +143,10 @@ def for_lowering(rule: Rule) -> Rule:
 
 
 def ordinals(ctx: Any) -> tuple[int, ...]:
-    """CUDA's numbers of this process's GPUs that a lowering's program runs on; none for an export, which others run."""
+    """CUDA's numbers of this process's GPUs that a lowering's program runs on.
+
+    None for an export, which others run, and under an abstract mesh, which names none.
+    """
     return () if ctx.module_context.lowering_parameters.for_export else tuple(_ordinals_of(ctx))
 
 

@@ -145,23 +145,38 @@ def test_a_projection_waits_where_that_takes_less_memory() -> None:
         check_places(least)
 
 
-def check_reads(schedule: Schedule) -> None:
-    """Every step finds what it reads in the workspace, and writes over what is needed no more, or its residual."""
-    lies: dict[int, int] = {}  # byte -> value
-    for number, step in enumerate(schedule.steps):
-        for read in (step.x, step.residual):
-            if read >= 0 and schedule.values[read].where == 2:
-                assert lies[schedule.values[read].index] == read
-        out = schedule.values[step.out]
-        if out.where != 2:
-            continue
-        for index, value in list(lies.items()):
-            old = schedule.values[value]
-            if index < out.index + schedule._bytes(out) and out.index < index + schedule._bytes(old):
-                is_residual = value == step.residual != step.x and (index, old.shape) == (out.index, out.shape)
-                assert old.last < number or (old.last == number and is_residual)
-                del lies[index]
-        lies[out.index] = step.out
+def check_reads(schedule: Schedule, inside: bool) -> None:
+    """Plays the steps in a workspace: each finds what it reads, whole, and leaves it whole but for a residual.
+
+    inside: kernels take the pools behind them, and write where the pool would while they read x.
+    """
+    unit = _ALIGNMENT
+    lies: list[tuple[int, int] | None] = [None] * (schedule.workspace_bytes // unit)  # (value, which part of it)
+
+    def parts(number: int) -> range:
+        value = schedule.values[number]
+        return range(value.index // unit, (value.index + schedule._bytes(value)) // unit)
+
+    def check(number: int) -> None:
+        assert number < 0 or schedule.values[number].where != 3
+        if number >= 0 and schedule.values[number].where == 2:
+            assert [lies[at] for at in parts(number)] == [(number, part) for part in range(len(parts(number)))]
+
+    steps = iter(zip(schedule.steps, [*schedule.steps[1:], None], strict=True))
+    for step, behind in steps:
+        check(step.x)
+        check(step.residual)
+        out = step.out
+        is_pooled = behind is not None and step.kind == 0 and (behind.kind, behind.x) == (1, out)
+        if behind is not None and is_pooled and (inside or schedule.values[out].where == 3):
+            out = behind.out
+            next(steps)
+        if schedule.values[out].where == 2:
+            for part, at in enumerate(parts(out)):
+                lies[at] = out, part
+        check(step.x)
+        if schedule.values[out].over is None:
+            check(step.residual)
 
 
 @pytest.mark.parametrize("takes", [None, 0, 2, 1])
@@ -200,5 +215,6 @@ def test_places_and_order_of_segments_of_any_form(seed: int, takes: int | None) 
         assert sorted(step.kernel for step in plain.steps) == sorted(step.kernel for step in least.steps)
         assert least.workspace_bytes <= plain.workspace_bytes
         for schedule in (plain, least):
-            check_reads(schedule)
+            check_reads(schedule, inside=False)
+            check_reads(schedule, inside=True)
             check_places(schedule)

@@ -16,7 +16,7 @@ from cases import Case
 from conftest import PLATFORM
 
 import jax_sparse_conv as jsc
-from jax_sparse_conv import _native, primitives, segment_rules, segments
+from jax_sparse_conv import _native, fusion, primitives, segment_rules, segments
 from jax_sparse_conv.models.resnet import ResNet
 
 TOLERANCE = {"highest": 2e-6, "default": 5e-4, "bfloat16": 6e-3, "float16": 8e-4}
@@ -209,6 +209,66 @@ def test_nothing_is_kept_for_layers_of_another_kind() -> None:
     with jax.default_matmul_precision("highest"):
         expected = np.asarray(function(x))
     assert np.linalg.norm(jsc.fuse(function)(x) - expected) <= 10 * TOLERANCE["default"] * np.linalg.norm(expected)
+
+
+def test_layers_stay_where_a_chain_pays_only_with_them() -> None:
+    def function(x: jax.Array) -> jax.Array:
+        for _ in range(segment_rules.LEAST_LAYERS - 1):
+            x = jsc.conv(x, weights(1, 1, 1, 8, 8))
+        shortcut = jsc.conv(x, weights(2, 1, 1, 8, 32))
+        y = jsc.conv(jnp.tanh(x), weights(3, 1, 1, 8, 32), residual=shortcut)
+        return jsc.conv(y, weights(4, 1, 1, 32, 8))
+
+    x = weights(0, 1, 9, 9, 8)
+    assert names(fusion.fuse_where_faster(function), x) == [f"segment {segment_rules.LEAST_LAYERS}", "segment 2"]
+    assert names(jsc.fuse(function), x) == [f"segment {segment_rules.LEAST_LAYERS - 1}", "segment 3"]
+
+
+FAR = {
+    "padding": lambda x, kernel: jsc.conv(x, kernel, padding=((0, 9000), (0, 0))),
+    "strides": lambda x, kernel: jsc.conv(x, kernel, strides=9000),
+    "dilation": lambda x, kernel: jsc.conv(x, kernel, kernel_dilation=9000),
+    "strides of a pool": lambda x, kernel: jsc.conv_pool(x, kernel, window_shape=2, window_strides=9000),
+}
+
+
+@pytest.mark.parametrize("kind", FAR)
+def test_far_windows_are_no_layers(kind: str) -> None:
+    kernel, x = weights(1, 1, 1, 8, 8), weights(0, 1, 4, 4, 8)
+    assert names(jsc.fuse(lambda x: jsc.conv(FAR[kind](x, kernel), kernel)), x) == ["conv", "conv"]
+
+
+@pytest.mark.parametrize("most", [256, 4])
+@pytest.mark.parametrize("seed", range(6))
+def test_programs_of_any_form(seed: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Residuals, pools, depthwise layers and other operations between, segments that end early: the same results."""
+    monkeypatch.setattr(segment_rules, "MAX_LAYERS", most)
+
+    def function(x: jax.Array) -> list[jax.Array]:
+        rng, maps, results = np.random.default_rng(seed), [x], []
+        for number in range(16):
+            source = maps[-1 - int(rng.integers(min(4, len(maps))))]
+            channels, features, kind = source.shape[3], int(rng.choice([8, 16, 32])), rng.random()
+            kernel = weights(number, 1, 1, channels, features)
+            if kind < 0.6:
+                alike = [y for y in maps if y.shape == (*source.shape[:3], features)]
+                residual = alike[rng.integers(len(alike))] if alike and rng.random() < 0.6 else None
+                maps.append(jsc.conv(source, kernel, residual=residual, activation="relu", precision="highest"))
+            elif kind < 0.7 and source.shape[1] > 3:
+                maps.append(jsc.conv_pool(source, kernel, precision="highest"))
+            elif kind < 0.8:
+                depthwise = weights(number, 3, 3, 1, channels)
+                maps.append(jsc.conv(source, depthwise, feature_group_count=channels, precision="highest"))
+            else:
+                maps.append(jnp.tanh(source))
+            if rng.random() < 0.2:
+                results.append(maps[-1])
+        return [*results, maps[-1]]
+
+    x = weights(20, 1, 9, 9, 8)
+    assert any(name.startswith("segment") for name in names(jsc.fuse(function), x))
+    for expected, found in zip(jax.jit(function)(x), jax.jit(jsc.fuse(function))(x), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_effects_keep_their_order(capsys: pytest.CaptureFixture[str]) -> None:
