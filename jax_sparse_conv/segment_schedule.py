@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
@@ -60,12 +61,21 @@ def results_of(operands: Sequence[Any], layers: Sequence[Layer]) -> list[Any]:
     return made
 
 
+class Where(enum.IntEnum):
+    """Where an array of a call lies; the custom call's numbers."""
+
+    OPERAND = 0
+    RESULT = 1
+    WORKSPACE = 2
+    NOWHERE = 3  # a kernel hands it to the pool inside
+
+
 @dataclasses.dataclass
 class _Value:
     """An array of the kernel: where it lies and when it is needed."""
 
     shape: tuple[int, ...]
-    where: int  # 0 operand, 1 result, 2 workspace, 3 nowhere: a kernel hands it to the pool inside
+    where: Where
     index: int  # operand, result or byte
     first: int = -1  # step that writes it
     last: int = -1  # and the last that reads it
@@ -174,14 +184,14 @@ class Schedule:
             pooled = self._out(self._made[index].shape, step, ~index)  # the convolution's kernel may write it
             self.values[out].last = self.values[pooled].last = step + 1
             if self._takes_pool is not None and self._takes_pool(key, tile, self._itemsize, self.precision == _HIGHEST):
-                self.values[out].where = 3
+                self.values[out].where = Where.NOWHERE
             numbers = (*pool.window, *pool.strides, *pool.padding[0], *pool.padding[1], 1, 1)
             self.steps.append(_Step(1, out, pooled, numbers=(*numbers, 0, 1)))
 
     def _value(self, number: int, reader: int) -> int:
         if number not in self._of_number:
             self._of_number[number] = len(self.values)
-            self.values.append(_Value(tuple(self._operands[number].shape), 0, number))
+            self.values.append(_Value(tuple(self._operands[number].shape), Where.OPERAND, number))
         value = self._of_number[number]
         self.values[value].last = max(self.values[value].last, reader)
         return value
@@ -189,7 +199,7 @@ class Schedule:
     def _out(self, shape: tuple[int, ...], step: int, number: int | None) -> int:
         is_result = number is not None and ~number in self._results
         index = list(self._results).index(~number) if is_result and number is not None else 0
-        self.values.append(_Value(shape, 1 if is_result else 2, index, step, step))
+        self.values.append(_Value(shape, Where.RESULT if is_result else Where.WORKSPACE, index, step, step))
         if number is not None:
             self._of_number[number] = len(self.values) - 1
         return len(self.values) - 1
@@ -201,14 +211,14 @@ class Schedule:
         """
         for number, step in enumerate(self.steps):
             out, residual = self.values[step.out], self.values[step.residual]
-            if step.residual >= 0 and out.where == residual.where == 2:
+            if step.residual >= 0 and out.where == residual.where == Where.WORKSPACE:
                 out.over = residual if residual.last == number and step.x != step.residual else None
 
     def _place(self) -> int:
         """Give every array of the workspace a place that is free while it is needed; the bytes of all."""
         shared: dict[int, list[_Value]] = {}  # by the first in a place: all that take it one after the other
         for value in self.values:
-            if value.where == 2:
+            if value.where == Where.WORKSPACE:
                 shared.setdefault(id(_first_in_place(value)), []).append(value)
         spans = [Span(values[0].first, values[-1].last, self._bytes(values[0])) for values in shared.values()]
         places = placement.place(spans)

@@ -14,8 +14,9 @@ import numpy as np
 import oracle
 import pytest
 from cases import Case
+from chains import equations, weights
 from test_chain_tiles import POOLED, as_equation, chain, chain_parameters, on
-from test_segments import KIND_IDS, KINDS, TOLERANCE, equations, require_kernel, weights
+from test_segments import KIND_IDS, KINDS, TOLERANCE, require_kernel
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv import _native, chain_tiles, devices, segments

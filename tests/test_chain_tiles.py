@@ -17,18 +17,9 @@ import numpy as np
 import oracle
 import pytest
 from cases import Case
+from chains import block, block_parameters, equations, weights
 from conftest import PLATFORM
-from test_segments import (
-    KIND_IDS,
-    KINDS,
-    TOLERANCE,
-    block,
-    block_parameters,
-    equations,
-    require_kernel,
-    then_1x1,
-    weights,
-)
+from test_segments import KIND_IDS, KINDS, TOLERANCE, require_kernel, then_1x1
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv import _native, chain_tiles, devices, geometry, segments

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from chains import equations, names, weights
 from flax import nnx
-from test_segments import equations, names, require_kernel, weights
+from test_segments import require_kernel
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv import _native, devices, layer_calls, models, segment_rules, segments

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_segments import block, block_parameters, equations, weights
+from chains import block, block_parameters, equations, weights
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv import chain_tiles, segments
-from jax_sparse_conv.segment_schedule import _ALIGNMENT, Schedule, TakesPool
+from jax_sparse_conv.segment_schedule import _ALIGNMENT, Schedule, TakesPool, Where
 
 
 def test_the_schedule_reuses_memory() -> None:
@@ -30,7 +30,7 @@ def test_the_schedule_reuses_memory() -> None:
         for value in (step.x, step.residual):
             assert value < 0 or schedule.values[value].first < number <= schedule.values[value].last
     check_places(schedule)
-    stored = [value for value in schedule.values if value.where == 2]
+    stored = [value for value in schedule.values if value.where is Where.WORKSPACE]
     assert schedule.workspace_bytes < 4 * sum(int(np.prod(value.shape)) for value in stored)
 
 
@@ -58,8 +58,9 @@ def test_a_map_has_no_place_where_the_kernel_takes_the_pool() -> None:
     second = (1, 20, 20, 32, 3, 3, 8, 1, 1, 1, 1, 1, 1, 1, 1, 1, 3, 3, 2, 2, 0, 0, 0, 0)
     assert asked == [(first, by_model, 4, True), (second, by_model, 4, True)]
     assert [step.kind for step in taken.steps] == [0, 1, 0, 1, 0]
-    assert [taken.values[step.out].where for step in taken.steps] == [3, 2, 2, 2, 1]
-    assert [reserved.values[step.out].where for step in reserved.steps] == [2, 2, 2, 2, 1]
+    of_taken, of_reserved = ([each.values[step.out].where for step in each.steps] for each in (taken, reserved))
+    assert of_taken == [Where.NOWHERE, *3 * [Where.WORKSPACE], Where.RESULT]
+    assert of_reserved == [*4 * [Where.WORKSPACE], Where.RESULT]
     maps = 4 * np.array([40 * 40 * 32, 20 * 20 * 32, 20 * 20 * 8, 9 * 9 * 8])
     assert reserved.workspace_bytes == maps[0] + maps[1]
     assert taken.workspace_bytes == maps[1] + maps[2] + -(-maps[3] // 256) * 256
@@ -81,7 +82,7 @@ def test_answers_are_for_the_tile_that_the_call_has() -> None:
 
 def check_places(schedule: Schedule) -> None:
     """No two arrays share memory while both are needed, but a residual and the result that takes its place."""
-    stored = [value for value in schedule.values if value.where == 2]
+    stored = [value for value in schedule.values if value.where is Where.WORKSPACE]
     sizes = {id(value): int(np.prod(value.shape)) * 4 for value in stored}
     for a, b in itertools.combinations(stored, 2):
         if b.over is a:
@@ -158,8 +159,8 @@ def check_reads(schedule: Schedule, inside: bool) -> None:
         return range(value.index // unit, (value.index + schedule._bytes(value)) // unit)
 
     def check(number: int) -> None:
-        assert number < 0 or schedule.values[number].where != 3
-        if number >= 0 and schedule.values[number].where == 2:
+        assert number < 0 or schedule.values[number].where is not Where.NOWHERE
+        if number >= 0 and schedule.values[number].where is Where.WORKSPACE:
             assert [lies[at] for at in parts(number)] == [(number, part) for part in range(len(parts(number)))]
 
     steps = iter(zip(schedule.steps, [*schedule.steps[1:], None], strict=True))
@@ -168,10 +169,10 @@ def check_reads(schedule: Schedule, inside: bool) -> None:
         check(step.residual)
         out = step.out
         is_pooled = behind is not None and step.kind == 0 and (behind.kind, behind.x) == (1, out)
-        if behind is not None and is_pooled and (inside or schedule.values[out].where == 3):
+        if behind is not None and is_pooled and (inside or schedule.values[out].where is Where.NOWHERE):
             out = behind.out
             next(steps)
-        if schedule.values[out].where == 2:
+        if schedule.values[out].where is Where.WORKSPACE:
             for part, at in enumerate(parts(out)):
                 lies[at] = out, part
         check(step.x)
