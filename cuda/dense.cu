@@ -17,7 +17,7 @@
 // channels and nothing meets. Long streams want whole lines: where that leaves multiprocessors idle, blocks of a
 // cluster share the channels and send each other their sums, added in fixed order.
 //
-// One row of x whose kernel rows start 16 bytes has a kernel of its own on Hopper GPUs (dense_row.cuh), which does the
+// One row of x whose kernel rows start 16 bytes has a kernel of its own on Hopper GPUs (dense_row.cu), which does the
 // same in fewer instructions; what follows is of the other one, and of tiles that both have.
 //
 // H200, us of a call from JAX without zeros: 25088 to 4096 in bfloat16 54.4 with segments of 128 bytes, 59.2 with 64,
@@ -27,17 +27,13 @@
 // bound by FFMA and by reading their lists: 4096 to 4096 in bfloat16 takes 14 us for 2 and 4 rows, 22 for 8.
 #include <algorithm>
 
-#include "dense_row.cuh"
+#include "dense_row.h"
+#include "dense_stream.cuh"
 #include "kernels.h"
 
 namespace jsc {
 namespace {
 
-constexpr int kMaxLaneShift = 5;
-constexpr int kLineShift = 3;             // lanes of a line of the cache, 128 bytes
-constexpr int64_t kLongStream = 1 << 25;  // bytes of a kernel
-constexpr int64_t kVeryLongStream = 1 << 27;
-constexpr int kMaxParts = 8;  // blocks of a cluster
 constexpr int kBarrierBytes = 16;
 
 // Up to four results of a row, which a thread writes at the end: none, or with kVector all four.
@@ -292,93 +288,6 @@ ffi::Error LaunchDense(const ConvCall& call, const DeviceInfo& device, cudaStrea
   return LaunchTask<T, kImages, false>(task, tiles_of_images, stream);
 }
 
-// Segments of 2^lane_shift lanes, and blocks of a cluster to share the channels.
-template <typename T>
-int64_t CompleteRowTask(int lane_shift, int part_shift, DenseRowTask<T>* task) {
-  const int features = kLaneFeatures<T> << lane_shift, groups = kWarp >> lane_shift;
-  const int batch = kDenseRun * groups, parts = 1 << part_shift;
-  task->lane_shift = lane_shift;
-  task->part_shift = part_shift;
-  const int pieces = (task->channels + (1 << kPieceShift) - 1) >> kPieceShift;
-  const int share = (pieces + parts - 1) / parts << kPieceShift;  // channels of a block at most
-  const int of_warp = (std::min(share, task->channels) + kDenseWarps - 1) / kDenseWarps;
-  task->first = std::min(batch, (of_warp + kDenseRun - 1) / kDenseRun * kDenseRun);
-  task->ring = kWarp;
-  while (task->ring < batch + kRowRuns * kWarp) task->ring *= 2;
-  task->x_at = kDenseWarps * task->ring * kRowEntryBytes;
-  task->partials_at = task->x_at + share * static_cast<int>(sizeof(T));
-  task->barriers_at = task->partials_at + kDenseWarps * groups * (features + 4) * static_cast<int>(sizeof(float));
-  return (task->features + features - 1) / features;
-}
-
-template <typename T>
-size_t SharedBytes(const DenseRowTask<T>& task) {
-  const int features = kLaneFeatures<T> << task.lane_shift;
-  return task.barriers_at + kRowBarrierBytes + features * static_cast<int>(sizeof(float));
-}
-
-// As ChooseTiles.
-template <typename T>
-int64_t ChooseRowTiles(const DeviceInfo& device, int64_t stacks, DenseRowTask<T>* task) {
-  const int64_t bytes = static_cast<int64_t>(task->channels) * task->features * sizeof(T);
-  for (int lines = bytes >= kVeryLongStream ? 1 : 0; bytes >= kLongStream && lines >= 0; --lines) {
-    const int shift = kLineShift + lines;
-    const int64_t tiles = CompleteRowTask<T>(shift, 0, task);
-    int part_shift = 0;
-    while (2 << part_shift <= kMaxParts && tiles * stacks <= device.clusters[2 << part_shift]) ++part_shift;
-    const int64_t blocks = tiles * stacks << part_shift;
-    CompleteRowTask<T>(shift, part_shift, task);
-    if (blocks <= device.multiprocessors && 10 * blocks >= 9 * device.multiprocessors) return tiles;
-  }
-  for (int shift = DenseRows<1>::kMinLaneShift; shift <= kMaxLaneShift; ++shift) {
-    const int64_t tiles = CompleteRowTask<T>(shift, 0, task);
-    if (tiles * stacks <= device.multiprocessors) return tiles;
-  }
-  return CompleteRowTask<T>(kMaxLaneShift, 0, task);
-}
-
-// Whether DenseRowKernel takes a call: one row for each kernel, whose rows, and x, start 16 bytes each.
-template <typename T>
-bool IsRow(const ConvCall& call, const DeviceInfo& device) {
-  constexpr int64_t kMostStacks = 65535, kElse = 1 << 16;  // kElse: bytes of shared memory beside x
-  const ConvArgs& a = call.args;
-  return device.clusters[1] > 0 && a.images == a.stacks && a.stacks <= kMostStacks &&
-         a.features % kLaneFeatures<T> == 0 && a.channels % kLaneFeatures<T> == 0 &&
-         a.channels * static_cast<int64_t>(sizeof(T)) + kElse <= device.shared_memory &&
-         reinterpret_cast<uintptr_t>(call.x) % 16 == 0;
-}
-
-template <typename T>
-ffi::Error LaunchDenseRow(const ConvCall& call, const DeviceInfo& device, cudaStream_t stream) {
-  constexpr auto kKernel = DenseRowKernel<T>;
-  const ConvArgs& a = call.args;
-  DenseRowTask<T> task{};
-  task.x = static_cast<const T*>(call.x);
-  task.kernel = static_cast<const T*>(call.kernel);
-  task.bias = static_cast<const T*>(call.bias);
-  task.residual = static_cast<const T*>(call.residual);
-  task.out = static_cast<T*>(call.out);
-  task.channels = static_cast<int>(a.channels);
-  task.features = static_cast<int>(a.features);
-  task.row_pieces = static_cast<int>(a.features / kLaneFeatures<T>);
-  task.relu = a.activation == Activation::kRelu;
-  const int64_t tiles = ChooseRowTiles<T>(device, a.stacks, &task);
-  ffi::Error error = Prepare<kKernel>("DenseRowKernel");
-  if (error.failure()) return error;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(tiles << task.part_shift), static_cast<unsigned>(a.stacks));
-  config.blockDim = dim3(kRowThreads);
-  config.dynamicSmemBytes = SharedBytes<T>(task);
-  config.stream = stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = 1u << task.part_shift;
-  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  config.attrs = &attribute;
-  config.numAttrs = task.part_shift > 0 ? 1 : 0;
-  return CheckCuda(cudaLaunchKernelEx(&config, kKernel, task), "DenseRowKernel");
-}
-
 bool IsMatrixProduct(const ConvArgs& a) {
   for (int i = 0; i < 2; ++i) {
     if (a.size[i] != 1 || a.kernel_size[i] != 1 || a.pad_low[i] != 0 || a.out_size[i] != 1) return false;
@@ -391,11 +300,11 @@ bool IsMatrixProduct(const ConvArgs& a) {
 ffi::Error Dense(const ConvCall& call, Workspace workspace, int device, cudaStream_t stream) {
   if (call.args.pool != Pool::kNone) return Pecr(call, workspace, device, stream);
   if (!IsMatrixProduct(call.args)) return Ecr(call, workspace, device, stream);
+  const DeviceInfo& info = GetDeviceInfo(device);
+  if (IsDenseRow(call, info)) return DenseRow(call, info, stream);
   return DispatchDtype(call.dtype, [&](auto element) {
     using T = decltype(element);
-    const DeviceInfo& info = GetDeviceInfo(device);
     const int64_t images = call.args.images / call.args.stacks;
-    if (IsRow<T>(call, info)) return LaunchDenseRow<T>(call, info, stream);
     if (images == 1) return LaunchDense<T, 1>(call, info, stream);
     if (images <= 4) return LaunchDense<T, 4>(call, info, stream);
     return LaunchDense<T, 8>(call, info, stream);

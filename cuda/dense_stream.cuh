@@ -10,6 +10,13 @@ constexpr int kDenseWarps = 16;
 constexpr int kDenseThreads = kDenseWarps * kWarp;
 constexpr int kDenseRun = 8;  // kernel rows, or parts of them, that a lane has asked for at a time
 
+// Of tiles: segments of 2^shift lanes, and what makes them wide.
+constexpr int kMaxLaneShift = 5;
+constexpr int kLineShift = 3;             // lanes of a line of the cache, 128 bytes
+constexpr int64_t kLongStream = 1 << 25;  // bytes of a kernel
+constexpr int64_t kVeryLongStream = 1 << 27;
+constexpr int kMaxParts = 8;  // blocks of a cluster
+
 // What depends on the rows of x that a block serves.
 template <int kImages>
 struct DenseRows {

@@ -10,6 +10,7 @@ set(JSC_CUDA_SOURCES
     cuda/dense_block.cu
     cuda/dense_block_args.cc
     cuda/dense_layers_plan.cc
+    cuda/dense_row.cu
     cuda/device_info.cu
     cuda/direct.cu
     cuda/direct_bfloat16.cu
