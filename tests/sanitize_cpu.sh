@@ -30,4 +30,4 @@ _native.set_cpu_isa('portable')
 sanitizer_cover.main(sys.argv[1:] or ['float32', 'bfloat16', 'float16'])" ${DTYPES:-}
 sanitized -m pytest -q -p no:cacheprovider tests/test_kernels.py tests/test_direct.py tests/test_packing.py \
   tests/test_packed_kernels.py tests/test_packed_params.py tests/test_coo_star.py tests/test_formats.py \
-  tests/test_adaptive.py tests/test_counting.py tests/test_segments.py "$@"
+  tests/test_adaptive.py tests/test_counting.py tests/test_fusion.py "$@"

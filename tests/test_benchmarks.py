@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import networks
 import numpy as np
 import pytest
 from flax import nnx
@@ -24,7 +23,6 @@ from benchmarks import (
     data,
     direct_ablation,
     layers,
-    packed,
     sorting,
     tables,
     zoo,
@@ -386,22 +384,6 @@ def test_zoo_layers_are_distinct_and_know_their_users() -> None:
     assert len(found) == 15  # of 19
     assert all(len(layer.users) % 2 == 0 for layer in found)
     assert [layer.zeros for layer in found[:1]] == [0]
-
-
-@CPU_EXTENSION
-def test_packed_networks(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    model = networks.small_resnet()
-    models.fold_batch_norm(model)
-    x = jax.random.normal(jax.random.key(0), (1, 32, 32, 3))
-    monkeypatch.setattr(packed, "prepare", lambda name: (model, x))
-    options = ["--networks", "resnet50", "--repeats", "1", "--batch", "2", "--json", str(tmp_path / "rows.json")]
-    assert packed.main(options) == 0
-    (row,) = json.loads((tmp_path / "rows.json").read_text())["rows"]
-    assert row["error"] < 1e-5
-    assert row["packed_ratio"] == pytest.approx(row["xla_us"] / row["packed_us"])
-    assert row["nnx_plain_ratio"] == pytest.approx(row["nnx_xla_us"] / row["nnx_plain_us"])
-    assert "copies MB" in capsys.readouterr().out
-    assert packed.main(["--json", "nowhere/rows.json"]) == 1
 
 
 def test_profile_maps_have_the_zeros_asked_for() -> None:

@@ -1,4 +1,4 @@
-"""The benchmarks of the CPU: rows, shares of its limits, threads, instructions; and where lines of ratios cross 1."""
+"""The benchmarks of the CPU: rows, shares of its limits, threads, instructions, packed networks; crossings of 1."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import json
 import os
 from pathlib import Path
 
+import jax
+import networks
 import numpy as np
 import pytest
 from test_benchmarks import CPU_EXTENSION, LAYERS
 
-from benchmarks import cpu, crossover, instructions, scaling
+from benchmarks import cpu, crossover, instructions, packed, scaling
 from benchmarks.cases import SETS, conv3x3
-from jax_sparse_conv import _native
+from jax_sparse_conv import _native, models
 
 LIMITS = {
     "threads": 1,
@@ -167,3 +169,19 @@ def test_uneven_maps_have_as_many_zeros() -> None:
     found = scaling.uneven((2, 28, 28, 64), 85, 0)
     assert np.mean(found == 0) == pytest.approx(0.85, abs=0.01)
     assert not found[:, 14:].any()
+
+
+@CPU_EXTENSION
+def test_packed_networks(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = networks.small_resnet()
+    models.fold_batch_norm(model)
+    x = jax.random.normal(jax.random.key(0), (1, 32, 32, 3))
+    monkeypatch.setattr(packed, "prepare", lambda name: (model, x))
+    options = ["--networks", "resnet50", "--repeats", "1", "--batch", "2", "--json", str(tmp_path / "rows.json")]
+    assert packed.main(options) == 0
+    (row,) = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert row["error"] < 1e-5
+    assert row["packed_ratio"] == pytest.approx(row["xla_us"] / row["packed_us"])
+    assert row["nnx_plain_ratio"] == pytest.approx(row["nnx_xla_us"] / row["nnx_plain_us"])
+    assert "copies MB" in capsys.readouterr().out
+    assert packed.main(["--json", "nowhere/rows.json"]) == 1
