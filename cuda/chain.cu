@@ -10,11 +10,14 @@
 // Bound by: each layer's own kernel.
 // Lost: kernels that start whatever room there is (ResNet-50 at HIGHEST 712 us instead of 531: the few multiprocessors
 // that are free get all blocks of the next layer), and that let the next one start before they have waited themselves.
+#include <algorithm>
 #include <limits>
+#include <optional>
 #include <string>
 
 #include "kernels.h"
 #include "overlap.cuh"
+#include "pair.h"
 
 namespace jsc {
 namespace {
@@ -157,20 +160,68 @@ void LookAhead(const SegmentCall& call, size_t next, Gate* gate) {
   gate->ahead_bytes = static_cast<uint32_t>(bytes / kWhole * kWhole);
 }
 
+bool IsPointwise(const SegmentStep& step) {
+  bool is = step.kind == SegmentKind::kConv && step.groups == 1;
+  for (int i = 0; i < 2; ++i) {
+    is = is && step.window[i] == 1 && step.stride[i] == 1 && step.pad_low[i] == 0 && step.pad_high[i] == 0;
+  }
+  return is;
+}
+
+// Two layers as one kernel gets them, where both are 1x1 and the second multiplies the first's result.
+std::optional<PairCall> PairOf(const SegmentCall& call, size_t first) {
+  if (first + 1 >= call.steps.size()) return std::nullopt;
+  const SegmentStep &step = call.steps[first], &next = call.steps[first + 1];
+  if (!IsPointwise(step) || !IsPointwise(next) || next.residual != nullptr || step.out.data == nullptr ||
+      next.out.data == nullptr || next.x.data != step.out.data ||
+      !std::equal(next.x.size, next.x.size + 4, step.out.size)) {
+    return std::nullopt;
+  }
+  PairCall pair{};
+  pair.dtype = call.dtype;
+  pair.precise = call.precise;
+  pair.shape = {step.x.size[0] * step.x.size[1] * step.x.size[2], step.x.size[3], step.out.size[3], next.out.size[3]};
+  pair.x = step.x.data;
+  pair.kernel = step.kernel;
+  pair.bias = step.bias;
+  pair.residual = step.residual;
+  pair.next_kernel = next.kernel;
+  pair.next_bias = next.bias;
+  pair.middle = step.out.data;
+  pair.out = next.out.data;
+  pair.relu = step.relu;
+  pair.next_relu = next.relu;
+  return SuitsPair(pair) ? std::optional(pair) : std::nullopt;
+}
+
+PairPlan PlanOf(const PairCall& pair, int device) {
+  const bool parts = pair.dtype == ffi::DataType::F32 && pair.precise;
+  return ChoosePairPlan(pair.shape, static_cast<int>(ffi::ByteWidth(pair.dtype)), parts, GetDeviceInfo(device));
+}
+
 }  // namespace
 
 ffi::Error Chain(const SegmentCall& call, int device, cudaStream_t stream) {
   Gate gate;
   gate.in_chain = true;
   Footprint in_front;
-  const void* written = nullptr;  // by the kernel in front
+  const void *written = nullptr, *also_written = nullptr;  // by the kernel in front
   for (size_t i = 0; i < call.steps.size(); ++i) {
     const SegmentStep& step = call.steps[i];
     ffi::Error error = ffi::Error::Success();
     if (step.kind == SegmentKind::kMaxPool) {
       error = DispatchDtype(call.dtype,
                             [&](auto element) { return MaxPool<decltype(element)>(step, gate, &in_front, stream); });
-      written = step.out.data;
+      written = also_written = step.out.data;
+#ifdef JSC_WARPGROUP
+    } else if (std::optional<PairCall> pair = PairOf(call, i); pair && PlanOf(*pair, device).blocks > 0) {
+      ++i;
+      pair->gate = gate;
+      pair->in_front = &in_front;
+      LookAhead(call, i + 1, &pair->gate);
+      written = pair->middle, also_written = pair->out;
+      error = LaunchPair(*pair, PlanOf(*pair, device), stream);
+#endif
     } else {
       ConvCall conv = CallOf(call, step);
       conv.gate = gate;
@@ -185,8 +236,8 @@ ffi::Error Chain(const SegmentCall& call, int device, cudaStream_t stream) {
                               "place for the map between them");
       }
       LookAhead(call, i + 1, &conv.gate);
-      conv.gate.x_is_older = written != nullptr && written != conv.x;
-      written = conv.out;
+      conv.gate.x_is_older = written != nullptr && written != conv.x && also_written != conv.x;
+      written = also_written = conv.out;
       conv.in_front = &in_front;
       error = Direct(conv, Workspace{nullptr, 0}, device, stream);
     }

@@ -8,13 +8,16 @@
 
 #include "direct_image_plan.h"
 #include "kernels.h"
+#include "pair.h"
 
 namespace jsc {
 namespace {
 
+constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+
 // The layer without its buffers.
 ConvArgs ArgsOfLayer(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool, bool precise) {
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max(), kFar = 1 << 13;
+  constexpr int64_t kFar = 1 << 13;
   constexpr size_t kLayer = 16, kPool = 8;
   if (layer.size() != kLayer || (!pool.empty() && pool.size() != kPool)) {
     throw std::invalid_argument("layer must have 16 entries and pool 8 or none");
@@ -115,6 +118,17 @@ bool ChainTakesPool(const std::vector<int64_t>& layer, const std::vector<int64_t
   if (!choice) return false;  // the call itself is refused, with the reason
   call.tile = *choice;
   return DirectPools(call, device);
+}
+
+bool ChainPairs(int64_t pixels, int64_t in_channels, int64_t channels, int64_t features, int element_bytes,
+                bool precise, int device) {
+  CheckElementBytes(element_bytes);
+  if (std::min({pixels, in_channels, channels, features}) < 1 ||
+      std::max({pixels, in_channels, channels, features}) > kMost) {
+    throw std::invalid_argument("sizes must be from 1 to 2^31 - 1");
+  }
+  const PairShape shape{pixels, in_channels, channels, features};
+  return ChoosePairPlan(shape, element_bytes, precise && element_bytes == 4, ReadableDevice(device)).blocks > 0;
 }
 
 }  // namespace jsc

@@ -354,6 +354,9 @@ NB_MODULE(_cuda, m) {
   m.def("chain_takes_pool", &jsc::ChainTakesPool, nb::arg("layer"), nb::arg("pool"), nb::arg("tile"),
         nb::arg("element_bytes"), nb::arg("precise"), nb::arg("device"),
         "Whether the kernel of a layer of a chain takes the pool behind it, see segments.py.");
+  m.def("chain_pairs", &jsc::ChainPairs, nb::arg("pixels"), nb::arg("in_channels"), nb::arg("channels"),
+        nb::arg("features"), nb::arg("element_bytes"), nb::arg("precise"), nb::arg("device"),
+        "Whether one kernel runs two 1x1 convolutions of a chain, see chain_tiles.py.");
   m.def("registrations", &jsc::Registrations, "Custom call targets and their handlers, for jax.ffi");
   m.def("workspace_bytes", &jsc::WorkspaceBytes, nb::arg("target"), nb::arg("x_shape"), nb::arg("kernel_shape"),
         nb::arg("conv_size"), nb::arg("out_size"), nb::arg("device"));

@@ -24,6 +24,7 @@ set(JSC_CUDA_SOURCES
     cuda/ecr.cu
     cuda/ffi.cc
     cuda/kernel_map.cc
+    cuda/pair_plan.cc
     cuda/pecr.cu
     cuda/per_output.cu
     cuda/segment_args.cc
@@ -34,4 +35,5 @@ set(JSC_WARPGROUP_SOURCES
     cuda/direct_warpgroup_bfloat16.cu
     cuda/direct_warpgroup_float16.cu
     cuda/direct_warpgroup_float32.cu
-    cuda/direct_warpgroup_highest.cu)
+    cuda/direct_warpgroup_highest.cu
+    cuda/pair.cu)

@@ -20,6 +20,24 @@
 
 namespace jsc {
 
+// From two filters of two pixels to the four filters of one pixel: of neighbouring filters (float32), which lanes
+// four apart swap, or of filters eight apart, which four lanes do.
+template <typename T>
+__device__ __forceinline__ float4 Turn(float4 v) {
+  const bool odd = threadIdx.x / 4 % 2 != 0, high = threadIdx.x / 8 % 2 != 0;
+  const float keep[2] = {odd ? v.y : v.x, odd ? v.w : v.z};
+  const float got[2] = {__shfl_xor_sync(0xffffffffu, odd ? v.x : v.y, 4),
+                        __shfl_xor_sync(0xffffffffu, odd ? v.z : v.w, 4)};
+  if constexpr (sizeof(T) == 4) {
+    return odd ? make_float4(got[0], got[1], keep[0], keep[1]) : make_float4(keep[0], keep[1], got[0], got[1]);
+  }
+  const float2 pair[2] = {odd ? make_float2(got[0], keep[0]) : make_float2(keep[0], got[0]),
+                          odd ? make_float2(got[1], keep[1]) : make_float2(keep[1], got[1])};
+  const float2 mine = high ? pair[1] : pair[0], give = high ? pair[0] : pair[1];
+  const float2 other = {__shfl_xor_sync(0xffffffffu, give.x, 8), __shfl_xor_sync(0xffffffffu, give.y, 8)};
+  return high ? make_float4(other.x, other.y, mine.x, mine.y) : make_float4(mine.x, mine.y, other.x, other.y);
+}
+
 // What a warp sends, and which results it completes: a thread one column of a row and four filters.
 template <class U, typename T>
 struct Mail {
@@ -143,28 +161,12 @@ struct Mail {
 #endif
 
  private:
-  // From two filters of two pixels to the four filters of one pixel: of neighbouring filters (float32), which lanes
-  // four apart swap, or of filters eight apart, which four lanes do.
-  static __device__ __forceinline__ float4 Turn(float4 v) {
-    const bool odd = threadIdx.x / 4 % 2 != 0, high = threadIdx.x / 8 % 2 != 0;
-    const float keep[2] = {odd ? v.y : v.x, odd ? v.w : v.z};
-    const float got[2] = {__shfl_xor_sync(0xffffffffu, odd ? v.x : v.y, 4),
-                          __shfl_xor_sync(0xffffffffu, odd ? v.z : v.w, 4)};
-    if constexpr (sizeof(T) == 4) {
-      return odd ? make_float4(got[0], got[1], keep[0], keep[1]) : make_float4(keep[0], keep[1], got[0], got[1]);
-    }
-    const float2 pair[2] = {odd ? make_float2(got[0], keep[0]) : make_float2(keep[0], got[0]),
-                            odd ? make_float2(got[1], keep[1]) : make_float2(keep[1], got[1])};
-    const float2 mine = high ? pair[1] : pair[0], give = high ? pair[0] : pair[1];
-    const float2 other = {__shfl_xor_sync(0xffffffffu, give.x, 8), __shfl_xor_sync(0xffffffffu, give.y, 8)};
-    return high ? make_float4(other.x, other.y, mine.x, mine.y) : make_float4(mine.x, mine.y, other.x, other.y);
-  }
   __device__ __forceinline__ float4 SumOfRow(const unsigned char* mail, int row) const {
     float4 sum = {0.f, 0.f, 0.f, 0.f};
     const unsigned char* from = mail + row * task.splits * kPiece + threadIdx.x % kWarp * 16;
 #pragma unroll 4
     for (int i = 0; i < task.splits; ++i) sum = sum + *reinterpret_cast<const float4*>(from + i * kPiece);
-    return Turn(sum);
+    return Turn<T>(sum);
   }
   __device__ __forceinline__ float4 Finish(float4 sum, float4 rest) const {
     sum = sum + rest;

@@ -107,6 +107,15 @@ def chain_takes_pool(
     return bool(_modules["cuda"].chain_takes_pool(list(layer), list(pool), list(tile), element_bytes, precise, device))
 
 
+def chain_pairs(
+    pixels: int, in_channels: int, channels: int, features: int, element_bytes: int, precise: bool, device: int
+) -> bool:
+    """Whether one kernel runs two 1x1 layers of a chain: see `chain_tiles.pairs`."""
+    if "cuda" not in _modules:
+        raise RuntimeError(_reasons["cuda"])
+    return bool(_modules["cuda"].chain_pairs(pixels, in_channels, channels, features, element_bytes, precise, device))
+
+
 def has_warpgroups() -> bool:
     """Whether this build has code for Hopper's warpgroup products (`cuda/direct_warpgroup.cuh`)."""
     build = _find_build_info()

@@ -106,6 +106,25 @@ def takes_pool(key: Key, tile: Tile, element_bytes: int, precise: bool, device: 
     return _native.chain_takes_pool(key[:_LAYER], key[_LAYER:], tile, element_bytes, precise, device)
 
 
+def pairs(key: Key, features: int, kind: str, device: int) -> bool:
+    """Whether one kernel runs a 1x1 layer of a chain with the 1x1 layer behind it, whatever tiles they are given.
+
+    Args:
+      key: of the first layer, without a pool.
+      features: K of the second one, which reads nothing but the first one's result.
+      kind: "highest", "tf32" or "16bit".
+      device: ordinal.
+
+    Raises:
+      RuntimeError: there is no such device, or no CUDA extension.
+      ValueError: sizes below 1.
+    """
+    images, height, width, channels, *_ = key
+    element_bytes = 2 if kind == "16bit" else 4
+    pixels = images * height * width
+    return _native.chain_pairs(pixels, channels, key[6], features, element_bytes, kind == "highest", device)
+
+
 def known(kind: str) -> Mapping[Key, Tile]:
     """The tiles kept for the GPU that is lowered for; none where there is no GPU, or another one."""
     device = devices.known()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
@@ -16,6 +17,9 @@ from jax_sparse_conv.primitives import Config
 
 _ALIGNMENT = 256  # bytes, of arrays in the workspace
 _HIGHEST = 2  # of the custom call's precision
+# Two 1x1 layers in one kernel (`cuda/pair_plan.cc`): channels of a block, of a cluster of 16, and of x; elements
+# between the layers, of 132 blocks with 56 pixels each.
+_PAIR_CHANNELS, _MOST_PAIR_CHANNELS, _MOST_PAIR_INPUTS, _MOST_PAIR_ELEMENTS = 64, 1024, 512, 64 * 56 * 132
 
 TakesPool: TypeAlias = Callable[[chain_tiles.Key, chain_tiles.Tile, int, bool], bool]
 """Whether a kernel takes the pool behind it: of a layer with this key and tile, of elements of so many bytes, and of
@@ -34,7 +38,7 @@ class Layer:
       residual: operand or layer, or None.
       packed: operand that the separate operation reads on a CPU beside the kernel, or None.
       tile: of its kernel in the chain, where the planner has a plan with it; None for what `chain_tiles` knows of it,
-        `chain_tiles.BY_MODEL` for what the model chooses.
+        `chain_tiles.BY_MODEL` for what the model chooses. Where one kernel runs two 1x1 layers neither tile counts.
     """
 
     config: Config
@@ -127,6 +131,7 @@ class Schedule:
         for index in range(len(layers)) if order is None else order:
             self._add(index, layers[index])
         self._share_places()
+        self._keep_operands_of_pairs()
         self.workspace_bytes = self._place()
 
     @classmethod
@@ -139,10 +144,15 @@ class Schedule:
     ) -> Schedule:
         """Layers as they are given, but for those that cost memory so and not right before the first that reads them.
 
-        A projection beside the first layer of its block lets kernels overlap, and its result waits beside larger maps.
+        Nor do layers part two that one kernel may run, where that costs no memory. A projection beside the first layer
+        of its block lets kernels overlap, and its result waits beside larger maps.
         """
-        order = list(range(len(layers)))
+        given, order = list(range(len(layers))), _with_pairs(operands, layers)
         best = cls(operands, layers, results, order, takes_pool)
+        if order != given:
+            plain = cls(operands, layers, results, given, takes_pool)
+            if plain.workspace_bytes < best.workspace_bytes:
+                best, order = plain, given
         for index, first_reader in _early(layers):
             rest = [other for other in order if other != index]
             at = rest.index(first_reader)
@@ -214,6 +224,19 @@ class Schedule:
             if step.residual >= 0 and out.where == residual.where == Where.WORKSPACE:
                 out.over = residual if residual.last == number and step.x != step.residual else None
 
+    def _keep_operands_of_pairs(self) -> None:
+        """One kernel may run two 1x1 convolutions, and writes the second's result while others read the first's x."""
+        for number, (step, following) in enumerate(itertools.pairwise(self.steps)):
+            if following.x == step.out and following.residual < 0 and self._may_be_pair(step, following):
+                shared = {step.residual} if self.values[step.out].over is not None else set()
+                for read in {step.x, step.residual} - {-1} - shared:
+                    self.values[read].last = max(self.values[read].last, number + 1)
+
+    def _may_be_pair(self, step: _Step, following: _Step) -> bool:
+        """Whether GPUs may run both in one kernel, which their handler decides."""
+        x, middle, out = (self.values[number].shape for number in (step.x, step.out, following.out))
+        return _suits_pair(x, middle, out) and _is_pointwise(step) and _is_pointwise(following)
+
     def _place(self) -> int:
         """Give every array of the workspace a place that is free while it is needed; the bytes of all."""
         shared: dict[int, list[_Value]] = {}  # by the first in a place: all that take it one after the other
@@ -231,8 +254,40 @@ class Schedule:
         return -(-math.prod(value.shape) * self._itemsize // _ALIGNMENT) * _ALIGNMENT
 
 
+def _suits_pair(x: Sequence[int], middle: Sequence[int], out: Sequence[int]) -> bool:
+    """Whether one kernel may have two 1x1 layers from x over the middle to out, [N, H, W, C] each."""
+    whole = all(shape[3] % _PAIR_CHANNELS == 0 for shape in (x, middle, out))
+    few = x[3] <= _MOST_PAIR_INPUTS and 2 * _PAIR_CHANNELS <= middle[3] <= _MOST_PAIR_CHANNELS
+    return whole and few and math.prod(middle) <= _MOST_PAIR_ELEMENTS
+
+
+def _is_pointwise(step: _Step) -> bool:
+    """Whether it is a 1x1 convolution without strides, padding and groups."""
+    return step.kind == 0 and step.numbers[:8] == (1, 1, 1, 1, 0, 0, 0, 0) and step.numbers[-1] == 1
+
+
 def _first_in_place(value: _Value) -> _Value:
     return value if value.over is None else _first_in_place(value.over)
+
+
+def _with_pairs(operands: Sequence[Any], layers: Sequence[Layer]) -> list[int]:
+    """Layers as they are given, but a projection behind two 1x1 layers that it would part: one kernel takes both."""
+    order, made = list(range(len(layers))), results_of(operands, layers)
+
+    def shape(number: int) -> Sequence[int]:
+        return operands[number].shape if number >= 0 else made[~number].shape
+
+    def is_pointwise(layer: Layer) -> bool:
+        geometry = layer.config.geometry
+        alone = geometry.pool is None and geometry.groups == 1 and geometry.strides == (1, 1)
+        return alone and operands[layer.kernel].shape[1:3] == (1, 1) and not any(map(any, geometry.padding))
+
+    for first in range(len(layers) - 2):
+        pair, between = (layers[first], layers[first + 2]), layers[first + 1]
+        behind = pair[1].x == between.x == ~first and pair[1].residual is None and all(map(is_pointwise, pair))
+        if behind and _suits_pair(shape(pair[0].x), made[first].shape, made[first + 2].shape):
+            order[first + 1 : first + 3] = [first + 2, first + 1]
+    return order
 
 
 def _early(layers: Sequence[Layer]) -> Iterator[tuple[int, int]]:

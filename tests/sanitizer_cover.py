@@ -16,7 +16,9 @@ import oracle
 from blocks import BLOCKS, Block, check_transition, transition_values, values
 from blocks import TOLERANCE as BLOCK_TOLERANCE
 from blocks import check as check_block
+from cases import Case
 from test_adaptive import BOTH, DENSE, SPARSE, adaptive
+from test_chain_pairs import PAIRS
 from test_coo_star import SHAPES_AND_TILES, feature_map
 from test_coo_star import check as check_lists
 from test_counting import check_counts
@@ -41,6 +43,7 @@ SENT_LATE = (
     cases.Case("sent late", (4, 7, 7, 512), 512, bias=True, activation="relu"),
 )
 # A tile or a few of each kernel of dense blocks, with edges: racecheck needs seconds for each block of threads.
+SMALL_PAIRS = [pair for pair in PAIRS if pair[0].features < 512]
 SMALL_BLOCKS = (
     Block("few", (1, 3, 5, 32), 2),
     Block("few, middle tiles", (1, 17, 15, 64), 2),
@@ -154,6 +157,20 @@ def check_chains(dtype: str) -> int:
     return len(kinds) * len(SENT + SENT_LATE)
 
 
+def check_pairs(dtype: str, pairs: Sequence[tuple[Case, int]] = SMALL_PAIRS) -> int:
+    """Two 1x1 layers in one kernel, where there is one."""
+    kinds = [kind for kind in KINDS if kind[0] == dtype]
+    for case, features in pairs:
+        for _, precision in kinds:
+            check(case, dtype, precision, cases.inputs(case, jnp.dtype(dtype)), features)
+    return len(kinds) * len(pairs)
+
+
+def check_large_pairs(dtype: str) -> int:
+    """Those of ResNet-50, by clusters of 8 and 16."""
+    return check_pairs(dtype, [pair for pair in PAIRS if pair not in SMALL_PAIRS])
+
+
 def run_block(block: Block, dtype: str, precision: str) -> None:
     """The block, and where it has windows of 2x2 the block with a transition."""
     x, layers = values(block, jnp.dtype(dtype))
@@ -184,7 +201,7 @@ CHECKS = {
     check.__name__.removeprefix("check_"): check
     for check in (
         check_runs, check_large, check_dense, check_coo_star, check_stacks, check_non_finite, check_adaptive,
-        check_segments, check_chains, check_blocks, check_dense_blocks,
+        check_segments, check_chains, check_pairs, check_large_pairs, check_blocks, check_dense_blocks,
     )
 }  # fmt: skip
 

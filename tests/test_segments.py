@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -85,13 +84,14 @@ def run_twice(case: Case, inputs: cases.Inputs, kernel: Any, precision: str) -> 
     return first
 
 
-def check(case: Case, dtype: str, precision: str, inputs: cases.Inputs) -> None:
-    kernel = np.asarray(weights(7, 1, 1, case.features, 24)).astype(jnp.dtype(dtype))
+def check(case: Case, dtype: str, precision: str, inputs: cases.Inputs, features: int = 24) -> None:
+    """The case's operation and a 1x1 convolution of its result to so many features, each beside the oracle."""
+    kernel = np.asarray(weights(7, 1, 1, case.features, features)).astype(jnp.dtype(dtype))
     first, second = run_twice(case, inputs, kernel, precision)
     tolerance = TOLERANCE[precision if dtype == "float32" else dtype]
     assert first.dtype == second.dtype == jnp.dtype(dtype)
     assert oracle.relative_error(first, oracle.expected(case, inputs)) <= tolerance
-    then = dataclasses.replace(Case("then", first.shape, 24, kernel=(1, 1), activation="relu"), features=24)
+    then = Case("then", first.shape, features, kernel=(1, 1), activation="relu")
     operands = cases.Inputs(np.asarray(first), kernel, None, None)
     assert oracle.relative_error(second, oracle.expected(then, operands)) <= tolerance
 
