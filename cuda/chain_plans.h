@@ -22,8 +22,8 @@ std::vector<WarpgroupPlan> ChainPlans(const std::vector<int64_t>& layer, const s
 bool ChainTakesPool(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool,
                     const std::vector<int64_t>& tile, int element_bytes, bool precise, int device);
 
-// Whether one kernel runs two 1x1 convolutions of a chain, pixels x in_channels -> channels -> features: what Chain will
-// do on the device where buffers lie apart. Errors likewise.
+// Whether one kernel runs two 1x1 convolutions of a chain, pixels x in_channels -> channels -> features: what Chain
+// will do on the device where buffers lie apart. Errors likewise.
 bool ChainPairs(int64_t pixels, int64_t in_channels, int64_t channels, int64_t features, int element_bytes,
                 bool precise, int device);
 
