@@ -50,7 +50,7 @@ ffi::Error Launch(const PairCall& call, const PairPlan& plan, cudaStream_t strea
   task.in_channels = static_cast<int>(call.shape.in_channels);
   task.steps = static_cast<int>(call.shape.in_channels / U::kDeep);
   task.blocks = plan.blocks;
-  task.pieces = static_cast<int>(call.shape.features / 16 / plan.blocks);
+  task.pieces = static_cast<int>(call.shape.features / kPairPiece / plan.blocks);
   task.box_rows = plan.box_rows;
   task.sharing = plan.sharing;
   task.slots = plan.slots;

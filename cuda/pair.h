@@ -8,6 +8,10 @@
 
 namespace jsc {
 
+constexpr int kPairFilters = 64;                      // of a slot of the ring, and middle channels of a block
+constexpr int kPairPiece = 16;                        // filters of the second layer that a block completes together
+constexpr int kMaxPairSteps = 8, kMaxPairSlots = 12;  // of pixels; of filters
+
 struct PairShape {
   int64_t pixels, in_channels, channels, features;  // channels: of the middle, which is the first one's result
 };

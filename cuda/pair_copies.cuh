@@ -7,8 +7,6 @@
 
 namespace jsc {
 
-constexpr int kMaxPairSteps = 8, kMaxPairSlots = 12;
-
 struct PairBarriers {
   uint64_t pixels_full[kMaxPairSteps], full[kMaxPairSlots], empty[kMaxPairSlots], mail_full;
 };

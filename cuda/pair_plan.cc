@@ -8,10 +8,8 @@
 namespace jsc {
 namespace {
 
-constexpr int64_t kFilters = 64;        // middle channels of a block, and filters of a slot
-constexpr int64_t kPiece = 16;          // filters of the next kernel that a block completes together
 constexpr int64_t kRooms[] = {32, 56};  // for pixels, that kernels are compiled for; 112 lost (benchmarks/NOTES.md)
-constexpr int64_t kMaxSteps = 8, kMaxSlots = 12, kLeastSlots = 3, kSlotBytes = kFilters * kRowBytes;
+constexpr int64_t kFilters = kPairFilters, kSlotBytes = kFilters * kRowBytes, kLeastSlots = 3;
 
 bool Overlap(const void* a, int64_t a_bytes, const void* b, int64_t b_bytes) {
   const auto first = reinterpret_cast<uintptr_t>(a), second = reinterpret_cast<uintptr_t>(b);
@@ -40,22 +38,23 @@ bool SuitsPair(const PairCall& call) {
 
 PairPlan ChoosePairPlan(const PairShape& shape, int element_bytes, bool parts, const DeviceInfo& device) {
   const int64_t deep = kRowBytes / element_bytes, copies = parts ? 2 : 1;  // of pixels: small parts beside the large
-  const int64_t blocks = shape.channels / kFilters, steps = shape.in_channels / deep, pieces = shape.features / kPiece;
+  const int64_t blocks = shape.channels / kFilters, steps = shape.in_channels / deep,
+                pieces = shape.features / kPairPiece;
   if (!device.warpgroups || shape.channels % kFilters != 0 || shape.in_channels % kFilters != 0 ||
-      shape.features % kFilters != 0 || blocks < 2 || blocks > kMaxSplits || steps > kMaxSteps ||
+      shape.features % kFilters != 0 || blocks < 2 || blocks > kMaxSplits || steps > kMaxPairSteps ||
       pieces % blocks != 0) {
     return {};
   }
   for (const int64_t room : kRooms) {
     const int64_t tiles = (shape.pixels + room - 1) / room, row = room * kRowBytes;
     if (tiles > device.clusters[blocks]) continue;
-    const int64_t mail = pieces * kPiece * room * 4;  // sums of all blocks for its pieces
+    const int64_t mail = pieces * kPairPiece * room * 4;  // sums of all blocks for its pieces
     const int64_t middle_at = std::max(copies * steps * row, mail),
                   filters_at = middle_at + copies * room * kFilters * 4;
     // Two blocks fit a multiprocessor, as MayOverlap wants it: 1 KB is the system's, 1 the kernel's own.
     const int64_t most = device.shared_memory_sm / 2 - 2 * 1024 - kSwizzleBytes;
     const int64_t items = steps + shape.features / kFilters * (kFilters / deep);
-    const int64_t slots = std::min({kMaxSlots, items, (most - filters_at) / kSlotBytes});
+    const int64_t slots = std::min({int64_t{kMaxPairSlots}, items, (most - filters_at) / kSlotBytes});
     if (slots < std::min(items, kLeastSlots)) continue;
     const int64_t sharing = std::max<int64_t>(1, blocks / steps);
     PairPlan plan{};

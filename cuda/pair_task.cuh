@@ -12,7 +12,7 @@ namespace jsc {
 // float32-accurate products (warpgroup_parts.cuh).
 template <typename T, int kPixels_, bool kParts_ = false>
 struct PairTile {
-  static constexpr int kPixels = kPixels_, kFilters = 64;
+  static constexpr int kPixels = kPixels_, kFilters = kPairFilters;
   static constexpr bool kParts = kParts_;
   static constexpr int kConsumers = 256, kThreads = kConsumers + kWarp;
   // Blocks of a multiprocessor that registers suffice for.

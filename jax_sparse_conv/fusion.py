@@ -29,9 +29,10 @@ def fuse(function: _Function) -> _Function:
 
     On a Hopper GPU or later, convolutions that feed each other, with their bias, residual, ReLU and max pool, run as
     one call whose kernels overlap: each starts, and fetches its first filters, while the one before it still runs. At
-    small batches most of a layer's time is starting it and getting its first data. The kernels are those of "direct",
-    dense, and skip no zeros, whatever implementation the layers name. Elsewhere the layers run as they would without
-    `fuse`.
+    small batches most of a layer's time is starting it and getting its first data. Where a cluster of blocks has all
+    their channels, two 1x1 layers of which the second reads the first's result share a kernel. The kernels are those
+    of "direct", dense, and skip no zeros, whatever implementation the layers name. Elsewhere the layers run as they
+    would without `fuse`.
 
     What is fused: two or more convolutions of `jsc.conv`, `jsc.conv_pool` and the layers made of them, of up to 8
     images, in float32, bfloat16 or float16, with K a multiple of 16 bytes, in one group or in groups of at least 32
