@@ -11,14 +11,12 @@
 //   shared memory. Elsewhere the copy engine brings the pixels under each tap.
 // A pool of 2x2 windows is taken of the sums of a patch of 14 or 28 rows, which no window crosses.
 // float32 at HIGHEST: three products of two parts each, warpgroup_parts.cuh.
-// Small maps: blocks of a cluster share the steps of a tile and add their sums in a fixed order (warpgroup_mail.cuh,
-// and
-//   warpgroup_meeting.cuh of two blocks and at HIGHEST). Large maps: blocks take tiles in turns, and write results from
-//   registers while the next tile's copies come.
+// Small maps: blocks of a cluster share the steps of a tile and add their sums in a fixed order (warpgroup_mail.cuh;
+//   two blocks warpgroup_meeting.cuh). Large maps: blocks take tiles in turns, and write results from registers while
+//   the next tile's copies come.
 // Bound by: the tensor cores on large maps, else launch, first copies and the meeting of a cluster.
 // Lost: barriers made by a lane each, TF32 filters waited for before every product, pairs of blocks that share copies
-// of
-//   filters or pixels (multicast); see benchmarks/NOTES.md.
+//   of filters or pixels (multicast); see benchmarks/NOTES.md.
 #ifndef JSC_CUDA_DIRECT_WARPGROUP_CUH_
 #define JSC_CUDA_DIRECT_WARPGROUP_CUH_
 
@@ -45,7 +43,7 @@ __device__ __forceinline__ int2 FinishTile(const Task& task, float4 bias, float*
     } else {
       writer.template WritePooled<1>(0, 1, bias, [&](int) { return tile; });
     }
-  } else if (task.splits == 2 || HasMail(U::kPixels, U::kParts)) {  // more blocks come together by mail
+  } else if (task.splits == 2 || U::kMail) {  // more blocks come together by mail
     WriteTogether<4, 2>(writer, at.split, task.splits, bias, tile);
   } else if (task.splits <= 4) {
     WriteTogether<2, 4>(writer, at.split, task.splits, bias, tile);
@@ -70,7 +68,7 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
   auto* tile = reinterpret_cast<float*>(stages);  // sums take the stages' place
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarp, 0);
   WarpgroupPlace at = FindWarpgroupPlace<U>(task, blockIdx.x);
-  const bool by_mail = MeetByMail(task.splits, U::kPixels, U::kParts), mail_apart = by_mail && task.mail_at > 0;
+  const bool by_mail = U::kKeepsMail || (U::kMail && task.by_mail), mail_apart = by_mail && task.mail_at > 0;
   int2 counted = {0, 0};
   float4 bias = {};
   if constexpr (!U::kParts) bias = WarpgroupWriter<U, T>::LoadBias(task, at);
@@ -88,18 +86,22 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
     asm volatile("bar.sync 1, %0;" ::"n"(U::kThreads) : "memory");
     float sums[U::kPixels / 2];
     WalkOf<U, T> walk(task, at, SharedAddress(stages), SharedAddress(filters), barriers);
-    if constexpr (HasMail(U::kPixels, U::kParts)) {
+    if constexpr (U::kMail) {
       Mail<U, T> mail(task);
       if (by_mail) {  // while the first copies come
         if (threadIdx.x == 0) mail.Init(at, &mail_full);
         mail.Find(at, warp, SharedAddress(mailbox), SharedAddress(&mail_full));
+        if constexpr (U::kKeepsMail) mail.Keep(SharedAddress(stages + task.kept_at));
         if (mail_apart) ArriveAtCluster();
       }
       MultiplySteps(walk, at.end_step - at.first_step, sums);
       if (by_mail) {
+        if constexpr (U::kParts) RepairParts<U>(task, sums, tile);
         if (!mail_apart) ArriveAtCluster();  // done with the stages
         WaitForCluster();
+        if constexpr (U::kKeepsMail) mail.Recall(warp, SharedAddress(&mail_full), SharedAddress(stages + task.kept_at));
         mail.Send(sums);
+        if constexpr (U::kKeepsMail) mail.LoadBias();
         WaitToWrite(task.gate);
         mail.Write(mailbox, &mail_full);
         counted = make_int2(mail.nonzeros, mail.written);
@@ -108,7 +110,7 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
       MultiplySteps(walk, at.end_step - at.first_step, sums);
     }
     if constexpr (U::kParts) {
-      StoreParts<U>(task, sums, tile);
+      if (!by_mail) StoreParts<U>(task, sums, tile);
     } else if (!by_mail) {
       asm volatile("bar.sync 2, %0;" ::"n"(U::kConsumers) : "memory");  // all stages are read
       StepFilters<U, T>::Store(sums, tile);

@@ -3,13 +3,25 @@
 #include "direct_warpgroup.h"
 
 namespace jsc {
+namespace {
+
+template <int kFilters, int kPixels, PartsMail kMail = PartsMail::kNone>
+ffi::Error Launch(const ConvCall& call, const WarpgroupPlan& plan, const WarpgroupMaps& maps, cudaStream_t stream) {
+  return LaunchWarpgroup<WarpgroupTile<float, kFilters, kPixels, true, kMail>, float>(call, plan, maps, stream);
+}
+
+}  // namespace
 
 ffi::Error WarpgroupHighest(const ConvCall& call, const WarpgroupPlan& plan, const WarpgroupMaps& maps,
                             cudaStream_t stream) {
-  if (plan.filters == 128)
-    return LaunchWarpgroup<WarpgroupTile<float, 128, 112, true>, float>(call, plan, maps, stream);
-  if (plan.pixels == 112) return LaunchWarpgroup<WarpgroupTile<float, 64, 112, true>, float>(call, plan, maps, stream);
-  return LaunchWarpgroup<WarpgroupTile<float, 64, 56, true>, float>(call, plan, maps, stream);
+  if (plan.filters == 128) return Launch<128, 112>(call, plan, maps, stream);
+  if (plan.pixels == 112) {
+    return plan.by_mail ? Launch<64, 112, PartsMail::kKept>(call, plan, maps, stream)
+                        : Launch<64, 112>(call, plan, maps, stream);
+  }
+  if (plan.roomy) return Launch<64, 56, PartsMail::kRoomy>(call, plan, maps, stream);
+  return plan.by_mail ? Launch<64, 56, PartsMail::kKept>(call, plan, maps, stream)
+                      : Launch<64, 56>(call, plan, maps, stream);
 }
 
 }  // namespace jsc

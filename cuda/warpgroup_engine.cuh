@@ -73,6 +73,19 @@ struct StepFilters<U, float> {
       }
     }
   }
+  // What Store has stored.
+  static __device__ __forceinline__ void LoadBack(float (&sums)[U::kPixels / 2], const float* tile) {
+    const int lane = threadIdx.x % kWarp, group = threadIdx.x / 128;
+    const float* first = tile + lane % 4 * 2 * U::kSumStride + group * 64 + Box() * 32 + Slot() * 4 + Half() * 2;
+#pragma unroll
+    for (int i = 0; i < U::kPixels / 2; i += 4) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float2 v = *reinterpret_cast<const float2*>(first + (i * 2 + e) * U::kSumStride);
+        sums[i + e] = v.x, sums[i + 2 + e] = v.y;
+      }
+    }
+  }
 };
 
 #if __CUDA_ARCH__ >= 900

@@ -12,8 +12,7 @@
 //   while one adds its sums; else as in direct_warpgroup.cuh.
 // Lost: two partial sums in turns, each of half of the step, to add one during the other's products: the narrower
 //   products of 112 pixels cost more (35.3 against 33.9 us for 128->128 112x112), and registers of 56 pixels a third
-//   block (17.0 against 16.3 us for 512->512 14x14). Products under way from step to step, while others' sums are
-//   added: the compiler serializes them (C7514).
+//   block (17.0 against 16.3 us for 512->512 14x14).
 #ifndef JSC_CUDA_WARPGROUP_PARTS_CUH_
 #define JSC_CUDA_WARPGROUP_PARTS_CUH_
 
@@ -142,14 +141,10 @@ struct PartsWalk : StepWalk<U, float> {
 // Multiplies all of a block's steps; every thread of the warpgroups. No products are under way when a step ends, but by
 // then those of the next have all they need.
 template <class U>
-__device__ __forceinline__ void MultiplySteps(PartsWalk<U>& walk, int steps, float (&sums)[U::kPixels / 2]) {
+__device__ __forceinline__ void MultiplyOneByOne(PartsWalk<U>& walk, int steps, float (&sums)[U::kPixels / 2]) {
   FilterParts<U> low, high;  // halves of a step's channels
   float partial[U::kPixels / 2];
   const uint64_t small = walk.SmallBytes() >> 4;
-#pragma unroll
-  for (float& sum : sums) sum = 0.f;
-  walk.template SplitPixels<6>();
-  walk.WaitForFilters();
   low.Load(walk.Filters());
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
@@ -164,6 +159,74 @@ __device__ __forceinline__ void MultiplySteps(PartsWalk<U>& walk, int steps, flo
     low.Load(walk.Filters());  // after the last step of anything
     WaitForProducts<0>();
     AddPartial(sums, partial);
+  }
+}
+
+// The same where there are registers for the sums of two steps: one's are added during the other's products. Four steps
+// of straight code, since the compiler serializes products that are under way where a loop turns (C7514).
+template <class U>
+struct StepsInTurns {
+  using Sums = float[U::kPixels / 2];
+  PartsWalk<U>& walk;
+  Sums& sums;
+  int left;  // steps
+  const uint64_t small;
+  FilterParts<U> low, high;  // halves of a step's channels
+
+  __device__ __forceinline__ StepsInTurns(PartsWalk<U>& walk, int steps, Sums& sums)
+      : walk(walk), sums(sums), left(steps), small(walk.SmallBytes() >> 4) {
+    low.Load(walk.Filters());
+  }
+  __device__ __forceinline__ void Begin(Sums& partial) {
+    walk.WaitForParts();
+    low.Multiply(partial, walk.Pixels(), small, false);
+  }
+  // The step's other half, and what the next one needs.
+  __device__ __forceinline__ void End(Sums& partial) {
+    const uint64_t pixels = walk.Pixels();
+    walk.FreeStages();
+    high.Load(walk.Filters() + 2048);
+    high.Multiply(partial, pixels + 4, small, true);
+    walk.Next(--left == 0);
+    WaitForProducts<1>();
+    low.Load(walk.Filters());  // after the last step of anything
+  }
+  __device__ __forceinline__ void Turn(Sums& done, Sums& partial) {
+    Begin(partial);
+    WaitForProducts<1>();
+    AddPartial(sums, done);
+    End(partial);
+  }
+  __device__ __forceinline__ void Finish(Sums& done) {
+    WaitForProducts<0>();
+    AddPartial(sums, done);
+  }
+  __device__ __forceinline__ void MultiplyFour() {
+    float even[U::kPixels / 2], odd[U::kPixels / 2];
+    Begin(even);
+    End(even);
+    if (left == 0) return Finish(even);
+    Turn(even, odd);
+    if (left == 0) return Finish(odd);
+    Turn(odd, even);
+    if (left == 0) return Finish(even);
+    Turn(even, odd);
+    Finish(odd);
+  }
+};
+
+template <class U>
+__device__ __forceinline__ void MultiplySteps(PartsWalk<U>& walk, int steps, float (&sums)[U::kPixels / 2]) {
+#pragma unroll
+  for (float& sum : sums) sum = 0.f;
+  walk.template SplitPixels<6>();
+  walk.WaitForFilters();
+  if constexpr (U::kRoomy) {
+    StepsInTurns<U> turns(walk, steps, sums);
+#pragma unroll 1
+    while (turns.left > 0) turns.MultiplyFour();
+  } else {
+    MultiplyOneByOne(walk, steps, sums);
   }
 }
 #endif
@@ -233,20 +296,39 @@ __device__ __noinline__ void ComputeAgain(const PartsTask& task, float* tile) {
 }
 
 #if __CUDA_ARCH__ >= 900
-// Stores a block's sums where its stages were, those that are not finite computed again.
+// Whether any thread of the block has sums that are not finite; and all stages are read.
 template <class U>
-__device__ __forceinline__ void StoreParts(const PartsTask& task, const float (&sums)[U::kPixels / 2], float* tile) {
-  int again;  // of any thread; and all stages are read
+__device__ __forceinline__ bool AnyNotFinite(const float (&sums)[U::kPixels / 2]) {
+  int any;
   asm volatile(
       "{\n .reg .pred mine, any;\n setp.ne.b32 mine, %1, 0;\n bar.red.or.pred any, 2, %2, mine;\n"
       " selp.b32 %0, 1, 0, any;\n}"
-      : "=r"(again)
+      : "=r"(any)
       : "r"(static_cast<int>(!AreFinite(sums))), "n"(U::kConsumers)
       : "memory");
+  return any != 0;
+}
+
+// Stores a block's sums where its stages were, those that are not finite computed again.
+template <class U>
+__device__ __forceinline__ void StoreParts(const PartsTask& task, const float (&sums)[U::kPixels / 2], float* tile) {
+  const bool again = AnyNotFinite<U>(sums);
   StepFilters<U, float>::Store(sums, tile);
-  if (again == 0) return;
+  if (!again) return;
   asm volatile("bar.sync 2, %0;" ::"n"(U::kConsumers) : "memory");
   ComputeAgain<U>(task, tile);
+}
+
+// The same where sums stay in registers. Mail that takes the stages' place may not come before this.
+template <class U>
+__device__ __forceinline__ void RepairParts(const PartsTask& task, float (&sums)[U::kPixels / 2], float* tile) {
+  if (!AnyNotFinite<U>(sums)) return;
+  StepFilters<U, float>::Store(sums, tile);
+  asm volatile("bar.sync 2, %0;" ::"n"(U::kConsumers) : "memory");
+  ComputeAgain<U>(task, tile);
+  asm volatile("bar.sync 2, %0;" ::"n"(U::kConsumers) : "memory");
+  StepFilters<U, float>::LoadBack(sums, tile);
+  asm volatile("fence.acq_rel.cluster;" ::: "memory");  // the arrival behind it is relaxed, and lets mail come here
 }
 
 template <class U, typename T>

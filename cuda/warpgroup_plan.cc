@@ -70,32 +70,49 @@ int RingBytes(const WarpgroupPlan& plan) {
   return plan.pixel_stages * plan.pixel_bytes + plan.filter_stages * plan.filters * kRowBytes;
 }
 
+// Whether blocks that share steps send each other their sums. In parts four that have tiles of 64 x 112 read them in
+// one go, which is as fast and in whole networks faster; a tile of 128 x 112 takes all registers there are.
+bool MeetByMail(const WarpgroupPlan& plan) {
+  if (!HasMail(plan.pixels)) return false;
+  if (plan.parts && plan.pixels > 56) return plan.filters == 64 && plan.splits > 4;
+  return plan.splits > 2;
+}
+
 // The most pieces of mail that come to a block from each block of its cluster (warpgroup_mail.cuh), and their rows.
 int MailPieces(const WarpgroupPlan& plan, int rows) {
   return static_cast<int>(DivideUp(plan.pixels / kPatchWidth / rows * (plan.filters / 16), plan.splits));
 }
 
 // Lays out a block's shared memory: rings and, in their place when they are done with, sums or mail; or mail behind
-// them where that leaves rings deep enough.
+// them where that leaves rings deep enough. Behind all, what is kept of a block's mail where registers are short.
 bool LayOut(int room, int steps, int blocks, bool pools, WarpgroupPlan* plan) {
   constexpr int kDeepEnough = 4, kMailRowBytes = 512;  // stages; a warp's sums of a row
+  int kept = plan->by_mail && plan->parts && !plan->roomy ? kKeptBytes * plan->filters * 2 : 0;
   WarpgroupPlan apart = *plan;
+  if (kept > 0 && !FindStages(room - kept, steps, blocks, &apart)) {
+    plan->by_mail = false;  // there is room for the rings alone
+    kept = 0;
+  }
+  room -= kept;
   if (!FindStages(room, steps, blocks, plan)) return false;
   plan->mail_at = 0;
   const int rings = RingBytes(*plan), rows = pools ? 2 : 1;
-  if (!MeetByMail(plan->splits, plan->pixels, plan->parts)) {
-    const int sums = plan->pixels * (plan->filters + 4) * static_cast<int>(sizeof(float));
+  const int sums = plan->pixels * (plan->filters + 4) * static_cast<int>(sizeof(float));
+  if (!plan->by_mail) {
     plan->shared_bytes = kSwizzleBytes + (plan->turns.blocks > 0 ? rings : std::max(rings, sums));
     return true;
   }
   const int mail = MailPieces(*plan, rows) * rows * plan->splits * kMailRowBytes;
-  plan->shared_bytes = kSwizzleBytes + std::max(rings, mail);
+  const int repaired = plan->parts ? sums : 0;  // where sums are computed again, once the stages are read
+  plan->shared_bytes = kSwizzleBytes + std::max({rings, mail, repaired});
   if (FindStages(room - mail, steps, blocks, &apart) &&
-      apart.filter_stages >= std::min(plan->filter_stages, kDeepEnough)) {
+      apart.filter_stages >= std::min(plan->filter_stages, kDeepEnough) && RingBytes(apart) >= repaired) {
     *plan = apart;
     plan->mail_at = RingBytes(apart);
     plan->shared_bytes = kSwizzleBytes + plan->mail_at + mail;
   }
+  plan->kept_at = plan->shared_bytes - kSwizzleBytes;
+  plan->shared_bytes += kept;
   return true;
 }
 
@@ -144,9 +161,11 @@ int MeetingRounds(const WarpgroupPlan& plan) {
 // From a block's last product, or from its sums in shared memory, to the last result.
 double MeetingCycles(const WarpgroupPlan& plan, bool in_chain) {
   if (plan.splits == 1) return 0;
-  if (!MeetByMail(plan.splits, plan.pixels, plan.parts)) {
+  if (plan.parts || !plan.by_mail) {  // parts were fitted before they had mail
     constexpr double kMeet = 290, kSplit = 36, kRound = 380;
-    return kMeet + kSplit * plan.splits + kRound * MeetingRounds(plan);
+    constexpr double kNoMail = 600;  // of 64 x 56 in parts, not fitted: VGG-19's chain takes 64 x 112 by mail for it
+    const bool lacks_mail = plan.parts && plan.pixels == 56 && plan.splits > 2 && !plan.by_mail;
+    return kMeet + kSplit * plan.splits + kRound * MeetingRounds(plan) + (lacks_mail ? kNoMail : 0);
   }
   struct Mail {
     double meet, split, kilobyte, piece;  // piece: of a warp
@@ -163,13 +182,13 @@ double MeetingCycles(const WarpgroupPlan& plan, bool in_chain) {
 double Cycles(const WarpgroupPlan& plan, const ConvArgs& a, int element_bytes, bool in_chain, int64_t tiles,
               const DeviceInfo& device) {
   constexpr double kBlock = 4750, kCacheBytes = 58, kWindows = 1.22, kTapWait = 20;
-  const bool by_mail = MeetByMail(plan.splits, plan.pixels, plan.parts);
-  const double of_mail = in_chain ? 690 : 618, tile_end = plan.parts ? 870 : by_mail ? of_mail : 740;
+  const double of_mail = in_chain ? 690 : 618, tile_end = plan.parts ? 870 : plan.by_mail ? of_mail : 740;
   const double next_wave = plan.parts ? 3400 : 2130;
   const int64_t places =
       plan.splits > 1 ? static_cast<int64_t>(device.clusters[plan.splits]) * plan.splits : device.multiprocessors;
-  const int64_t resident = std::min<int64_t>(WarpgroupResident(plan.filters, plan.pixels, element_bytes, plan.parts),
-                                             device.shared_memory_sm / (plan.shared_bytes + 1024));
+  const int64_t resident =
+      std::min<int64_t>(WarpgroupResident(plan.filters, plan.pixels, element_bytes, plan.parts, plan.roomy),
+                        device.shared_memory_sm / (plan.shared_bytes + 1024));
   const int64_t blocks = tiles * plan.splits;
   const auto layers = static_cast<double>(DivideUp(blocks, places));
   const auto waves = static_cast<double>(DivideUp(DivideUp(blocks, places), resident));
@@ -243,9 +262,11 @@ bool CompleteWarpgroupPlan(const ConvArgs& a, int element_bytes, bool in_chain, 
   plan->pixel_tiles = static_cast<int>(tiles);
   plan->feature_tiles = static_cast<int>(feature_tiles);
   constexpr int kStatic = 2048;  // shared memory of barriers, and what the system keeps of a block
-  const int resident = WarpgroupResident(plan->filters, plan->pixels, element_bytes, plan->parts);
   // Where there is a multiprocessor for each block, it takes what leaves room for as large a one of the next kernel.
   const bool is_alone = tiles * feature_tiles * plan->splits * a.stacks <= device.multiprocessors;
+  plan->roomy = plan->parts && plan->pixels == 56 && is_alone && in_chain;
+  plan->by_mail = MeetByMail(*plan);
+  const int resident = WarpgroupResident(plan->filters, plan->pixels, element_bytes, plan->parts, plan->roomy);
   const int beside = is_alone ? std::min(resident, 2) : resident;
   const int room = std::min(device.shared_memory, device.shared_memory_sm / beside) - kStatic - kSwizzleBytes;
   const int64_t blocks = std::min<int64_t>(steps / plan->taps, plan->steps_per_split / plan->taps + 2);

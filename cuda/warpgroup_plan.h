@@ -12,20 +12,20 @@ constexpr int kRowBytes = 128;       // channels of a staged pixel, filters of a
 constexpr int kSwizzleBytes = 1024;  // after which it repeats: where a stage may begin
 constexpr int kPatchWidth = 8;       // results of a tile's row, where a tile is a patch
 constexpr int kMaxRing = 8;          // stages of either ring
+constexpr int kKeptBytes = 20;       // of a thread's mail, in parts, while registers are short
 
 // Blocks of a multiprocessor that a tile's registers suffice for: of 112 pixels and filters in registers for fewer.
-// parts: products of float32 in parts, which have tiles of 64 x 56, 64 x 112 and 128 x 112.
-constexpr int WarpgroupResident(int filters, int pixels, int element_bytes, bool parts) {
-  if (parts) return filters > 64 ? 1 : pixels > 56 ? 2 : 3;
+// parts: products of float32 in parts, which have tiles of 64 x 56, 64 x 112 and 128 x 112. roomy: 64 x 56 in parts
+// with registers for two blocks in the place of three, for the sums of two steps.
+constexpr int WarpgroupResident(int filters, int pixels, int element_bytes, bool parts, bool roomy) {
+  if (parts) return filters > 64 ? 1 : pixels > 56 || roomy ? 2 : 3;
   if (pixels == 112 && element_bytes == 4) return filters > 64 ? 1 : 3;
   if (pixels > 112) return filters > 64 ? 1 : 2;
   return filters > 64 ? 2 : 4;
 }
 
-// Whether blocks that share a tile's steps send each other their sums (warpgroup_mail.cuh), or read them: only tiles of
-// 56 and 112 pixels have registers for it.
-constexpr bool HasMail(int pixels, bool parts) { return (pixels == 56 || pixels == 112) && !parts; }
-constexpr bool MeetByMail(int splits, int pixels, bool parts) { return splits > 2 && HasMail(pixels, parts); }
+// Whether kernels of a tile have registers for blocks that send each other their sums (warpgroup_mail.cuh).
+constexpr bool HasMail(int pixels) { return pixels == 56 || pixels == 112; }
 
 // Blocks that take the tiles of a stack in turns: where there are more than run at once, and sums that no other block
 // has, so that they never leave registers and the next tile's copies come while results are written.
@@ -38,17 +38,19 @@ struct Turns {
 struct WarpgroupPlan {
   int filters, pixels;  // of a tile: 64 or 128, and 56, 96, 112, 192 or 224; no filters: no plan
   bool parts;           // float32-accurate, by products of parts
+  bool roomy;           // a tile of 64 x 56 in parts with the registers of two blocks, see WarpgroupResident
   bool patch;           // a tile is a patch of one map, staged once for all taps of a block; else pixels of the batch
   int splits;           // blocks of a cluster that share a tile's steps
+  bool by_mail;         // and send each other their sums
   int steps, steps_per_split, taps;
   int pixel_tiles, feature_tiles;  // of a stack
   int tiles_high, tiles_wide;      // patches of a map
   int patch_high, patch_wide;      // pixels of x under a patch
   Turns turns;
   int pixel_stages, filter_stages, pixel_bytes;
-  int mail_at;       // where the mailbox of blocks that share steps is, see WarpgroupTask
-  int shared_bytes;  // of a block
-  double cycles;     // what the model expects
+  int mail_at, kept_at;  // where the mailbox of blocks that share steps is and what is kept of it, see WarpgroupTask
+  int shared_bytes;      // of a block
+  double cycles;         // what the model expects
 };
 
 // Whether a pool is of windows of 2x2 side by side without padding, which do not cross patches of an even number of

@@ -7,17 +7,23 @@
 
 namespace jsc {
 
+// How blocks whose products are in parts send each other sums, in kernels of their own: not at all; with what is found
+// early kept in shared memory, as registers are short; or with the registers of two blocks, see WarpgroupResident.
+enum class PartsMail { kNone, kKept, kRoomy };
+
 // A block's tile and threads. kDeep: channels of a step, kBox: filters of a box of the kernel, both 128 bytes. kParts:
 // float32-accurate products (warpgroup_parts.cuh).
-template <typename T, int kFilters_, int kPixels_, bool kParts_ = false>
+template <typename T, int kFilters_, int kPixels_, bool kParts_ = false, PartsMail kPartsMail = PartsMail::kNone>
 struct WarpgroupTile {
   static constexpr int kFilters = kFilters_, kPixels = kPixels_;
-  static constexpr bool kParts = kParts_;
+  static constexpr bool kParts = kParts_, kRoomy = kPartsMail == PartsMail::kRoomy;
+  static constexpr bool kMail = kParts ? kPartsMail != PartsMail::kNone : HasMail(kPixels);
+  static constexpr bool kKeepsMail = kPartsMail == PartsMail::kKept;
   static constexpr int kGroups = kFilters / 64;  // warpgroups, each with 64 filters and all pixels
   static constexpr int kConsumers = kGroups * 128, kThreads = kConsumers + kWarp;  // the last warp asks for copies
   static constexpr int kDeep = kRowBytes / static_cast<int>(sizeof(T)), kBox = kDeep;
   static constexpr int kBoxBytes = kDeep * kRowBytes, kFilterBytes = kFilters / kBox * kBoxBytes;  // of a stage
-  static constexpr int kResident = WarpgroupResident(kFilters, kPixels, static_cast<int>(sizeof(T)), kParts);
+  static constexpr int kResident = WarpgroupResident(kFilters, kPixels, static_cast<int>(sizeof(T)), kParts, kRoomy);
   static constexpr int kSumStride = kFilters + 4;  // words between pixels' sums, for distinct banks
 };
 
@@ -36,8 +42,9 @@ struct WarpgroupTask {
   int group_channels;    // of x, that a tile's filters see
   int pixel_stages, filter_stages, pixel_bytes, copied_bytes;  // of a stage of pixels: its room, and what comes
   int mail_at;  // bytes from the first stage to the mailbox, where blocks meet by mail; 0: in the stages' place
+  int kept_at;  // bytes from the first stage to what the threads of a kKeepsMail tile keep
   int group_bytes, next_column, next_row;  // of staged pixels: between groups of eight, and from tap to tap
-  bool patch, relu;
+  bool patch, by_mail, relu;
   Pool pool;  // of pairs of rows and columns, see PoolsPairs
   int pooled_height, pooled_width;
   Divider by_splits, by_feature_tiles, by_tiles_high, by_tiles_wide, by_height, by_width, by_taps, by_kernel_width,
@@ -85,7 +92,9 @@ WarpgroupTask<T> MakeWarpgroupTask(const ConvCall& call, const WarpgroupPlan& pl
   t.filter_stages = plan.filter_stages;
   t.pixel_bytes = plan.pixel_bytes;
   t.copied_bytes = (plan.patch ? plan.patch_high * plan.patch_wide : plan.pixels) * kRowBytes;
+  t.by_mail = plan.by_mail;
   t.mail_at = plan.mail_at;
+  t.kept_at = plan.kept_at;
   t.group_bytes = (plan.patch ? plan.patch_wide : 8) * kRowBytes;
   t.next_column = plan.patch ? t.dilation[1] * kRowBytes : 0;
   t.next_row = plan.patch ? t.dilation[0] * t.group_bytes - (t.kernel_width - 1) * t.next_column : 0;

@@ -238,6 +238,7 @@ CASES = (
     Case("strided", (1, 28, 28, 128), 128, strides=2, activation="relu"),
     Case("groups", (1, 14, 14, 128), 128, groups=2, activation="relu"),
     Case("pooled", (1, 28, 30, 64), 72, bias=True, activation="relu", pool="max"),
+    Case("pooled, high", (1, 66, 18, 64), 72, bias=True, activation="relu", pool="max"),
     Case("wide pool", (1, 28, 30, 64), 72, activation="relu", pool="max", window=(3, 3), window_strides=(2, 2)),
 )
 MOST = 12  # tiles of a case, evenly among all that there are
@@ -299,20 +300,18 @@ def as_equation(case: Case, inputs: cases.Inputs, precision: str) -> tuple[Any, 
     return equation, [jnp.asarray(v).reshape(shape) for v, shape in zip(present, shapes, strict=True)]
 
 
-@pytest.mark.parametrize(("dtype", "precision"), KINDS, ids=KIND_IDS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_given_tiles_against_the_oracle(case: Case, dtype: str, precision: str, gpu: jax.Device) -> None:
-    require_kernel(dtype)
-    inputs = cases.inputs(case, jnp.dtype(dtype))
+def check_tiles(case: Case, inputs: cases.Inputs, precision: str, most: int) -> None:
+    """The case as the first layer of a chain, by so many of its tiles, evenly among all that there are."""
+    dtype = inputs.x.dtype.name
     equation, operands = as_equation(case, inputs, precision)
     first, second = equation.params["layers"]
     key = segments.keys([v.aval for v in equation.invars], (first, second))[0]
-    kind = chain_tiles.kind_of(jnp.dtype(dtype).itemsize, precision == "highest")
+    kind = chain_tiles.kind_of(inputs.x.itemsize, precision == "highest")
     found = chain_tiles.candidates(key, kind, 0)
     assert found
     wanted = oracle.expected(case, inputs)
     tolerance = TOLERANCE[precision if dtype == "float32" else dtype]
-    for candidate in (*found[:: -(-len(found) // MOST)], chain_tiles.Candidate((64, 224, 1, 7), 0.0)):  # or the model's
+    for candidate in (*found[:: -(-len(found) // most)], chain_tiles.Candidate((64, 224, 1, 7), 0.0)):  # or the model's
         layers = (dataclasses.replace(first, tile=candidate.tile), second)
         bound = jax.jit(
             lambda *of, layers=layers: segments.segment_p.bind(*of, **{**equation.params, "layers": layers})
@@ -323,6 +322,24 @@ def test_given_tiles_against_the_oracle(case: Case, dtype: str, precision: str, 
                 np.testing.assert_array_equal(np.asarray(one, np.float64), np.asarray(other, np.float64))
         error = oracle.relative_error(results[0][0], wanted)
         assert error <= tolerance, f"{candidate.tile}: {error}"
+
+
+@pytest.mark.parametrize(("dtype", "precision"), KINDS, ids=KIND_IDS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_given_tiles_against_the_oracle(case: Case, dtype: str, precision: str, gpu: jax.Device) -> None:
+    require_kernel(dtype)
+    check_tiles(case, cases.inputs(case, jnp.dtype(dtype)), precision, MOST)
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+@pytest.mark.parametrize("case", CASES[:6], ids=lambda case: case.name)
+def test_given_tiles_at_highest_with_what_is_not_finite(case: Case, value: float, gpu: jax.Device) -> None:
+    """Whether blocks hand on sums in registers, from shared memory or keep them: what parts cannot tell is found."""
+    require_kernel("float32")
+    inputs = cases.inputs(dataclasses.replace(case, zeros=0.3))
+    inputs.x[0, 1, 2, 5], inputs.x[0, -1, -1, -1] = value, value
+    inputs.kernel[0, 0, 3, 2] = value
+    check_tiles(case, inputs, "highest", 2 * MOST)
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,36 @@ def test_direct_of_extremes_in_large_layers(value: float, weight: float, kernel:
     assert oracle.relative_error(result, oracle.expected(case, inputs)) <= TOLERANCE["float32"]
 
 
+# Layers of so little work that blocks share the channels of a tile: patches and pixels, of 56 and 112, pooled.
+SHARED_TILES = (
+    Case("patches", (1, 14, 14, 192), 192, bias=True, residual=True, activation="relu", zeros=0.5),
+    Case("a patch", (1, 7, 7, 512), 136, bias=True, zeros=0.5),
+    Case("pixels", (1, 14, 13, 512), 200, kernel=(1, 1), residual=True, activation="relu", zeros=0.5),
+    Case("pooled patches", (1, 14, 14, 384), 512, bias=True, activation="relu", pool="max", zeros=0.5),
+    Case("a high pooled map", (1, 66, 64, 128), 64, bias=True, activation="relu", pool="max", zeros=0.5),
+    Case("a narrow pooled map", (1, 128, 8, 256), 64, activation="relu", pool="avg", zeros=0.5),
+)
+
+
+@on_cuda_alone
+@of_large_kinds
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+@pytest.mark.parametrize("case", SHARED_TILES, ids=lambda case: case.name)
+def test_blocks_that_share_a_tile_skip_nothing(
+    case: Case, value: float, dtype: str, precision: str | None, tolerance: float
+) -> None:
+    """Sums of one block are non-finite, or of several; and the same bits in every run."""
+    require("direct", dtype)
+    for channels in ((3,), (1, case.x[-1] - 2)):
+        inputs = cases.inputs(case, jnp.dtype(dtype))
+        inputs.x[0, 2, 5, list(channels)] = value
+        inputs.kernel[0, 0, 40, 7] = value
+        result = run(case, inputs, "direct", precision)
+        assert oracle.relative_error(result, oracle.expected(case, inputs)) <= tolerance
+        again = run(case, inputs, "direct", precision)
+        np.testing.assert_array_equal(np.asarray(result, np.float64), np.asarray(again, np.float64))
+
+
 @on_cuda_alone
 @of_large_kinds
 @pytest.mark.parametrize("strides", [1, 2])
