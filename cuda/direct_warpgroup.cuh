@@ -23,6 +23,7 @@
 #include "warpgroup_mail.cuh"
 #include "warpgroup_meeting.cuh"
 #include "warpgroup_parts.cuh"
+#include "warpgroup_repair.cuh"
 #include "warpgroup_results.cuh"
 
 namespace jsc {

@@ -62,9 +62,14 @@ struct StepFilters<U, float> {
     Wgmma<float, U::kPixels>::Multiply(sums, slice, pixels, add);
     CommitProducts();
   }
-  static __device__ __forceinline__ void Store(const float (&sums)[U::kPixels / 2], float* tile) {
+  // The calling thread's first sum in a tile.
+  template <typename Sum>
+  static __device__ __forceinline__ Sum* First(Sum* tile) {
     const int lane = threadIdx.x % kWarp, group = threadIdx.x / 128;
-    float* first = tile + lane % 4 * 2 * U::kSumStride + group * 64 + Box() * 32 + Slot() * 4 + Half() * 2;
+    return tile + lane % 4 * 2 * U::kSumStride + group * 64 + Box() * 32 + Slot() * 4 + Half() * 2;
+  }
+  static __device__ __forceinline__ void Store(const float (&sums)[U::kPixels / 2], float* tile) {
+    float* first = First(tile);
 #pragma unroll
     for (int i = 0; i < U::kPixels / 2; i += 4) {
 #pragma unroll
@@ -75,8 +80,7 @@ struct StepFilters<U, float> {
   }
   // What Store has stored.
   static __device__ __forceinline__ void LoadBack(float (&sums)[U::kPixels / 2], const float* tile) {
-    const int lane = threadIdx.x % kWarp, group = threadIdx.x / 128;
-    const float* first = tile + lane % 4 * 2 * U::kSumStride + group * 64 + Box() * 32 + Slot() * 4 + Half() * 2;
+    const float* first = First(tile);
 #pragma unroll
     for (int i = 0; i < U::kPixels / 2; i += 4) {
 #pragma unroll

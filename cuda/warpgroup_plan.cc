@@ -87,14 +87,13 @@ int MailPieces(const WarpgroupPlan& plan, int rows) {
 // them where that leaves rings deep enough. Behind all, what is kept of a block's mail where registers are short.
 bool LayOut(int room, int steps, int blocks, bool pools, WarpgroupPlan* plan) {
   constexpr int kDeepEnough = 4, kMailRowBytes = 512;  // stages; a warp's sums of a row
-  int kept = plan->by_mail && plan->parts && !plan->roomy ? kKeptBytes * plan->filters * 2 : 0;
+  const int kept = plan->by_mail && plan->parts && !plan->roomy ? kKeptBytes * plan->filters * 2 : 0;
   WarpgroupPlan apart = *plan;
-  if (kept > 0 && !FindStages(room - kept, steps, blocks, &apart)) {
-    plan->by_mail = false;  // there is room for the rings alone
-    kept = 0;
+  if (!FindStages(room - kept, steps, blocks, plan)) {
+    if (kept == 0) return false;
+    plan->by_mail = false;  // there may be room for the rings alone
+    return LayOut(room, steps, blocks, pools, plan);
   }
-  room -= kept;
-  if (!FindStages(room, steps, blocks, plan)) return false;
   plan->mail_at = 0;
   const int rings = RingBytes(*plan), rows = pools ? 2 : 1;
   const int sums = plan->pixels * (plan->filters + 4) * static_cast<int>(sizeof(float));
@@ -105,7 +104,7 @@ bool LayOut(int room, int steps, int blocks, bool pools, WarpgroupPlan* plan) {
   const int mail = MailPieces(*plan, rows) * rows * plan->splits * kMailRowBytes;
   const int repaired = plan->parts ? sums : 0;  // where sums are computed again, once the stages are read
   plan->shared_bytes = kSwizzleBytes + std::max({rings, mail, repaired});
-  if (FindStages(room - mail, steps, blocks, &apart) &&
+  if (FindStages(room - kept - mail, steps, blocks, &apart) &&
       apart.filter_stages >= std::min(plan->filter_stages, kDeepEnough) && RingBytes(apart) >= repaired) {
     *plan = apart;
     plan->mail_at = RingBytes(apart);
