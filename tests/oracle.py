@@ -31,7 +31,8 @@ def _compute(case: Case, x: Any, kernel: Any, bias: Any, residual: Any) -> jax.A
     )
     y = y if bias is None else y + bias
     y = y if residual is None else y + residual
-    y = lax.max(y, np.float64(0)) if case.activation == "relu" else y
+    if case.activation == "relu":  # not lax.max, with which XLA loses NaN in front of some pools on a CPU
+        y = lax.select(y <= 0, lax.full_like(y, 0), y)
     if case.pool is None:
         return y
     window, strides = (1, *case.window, 1), (1, *(case.window_strides or case.window), 1)

@@ -23,7 +23,7 @@ from test_coo_star import SHAPES_AND_TILES, feature_map
 from test_coo_star import check as check_lists
 from test_counting import check_counts
 from test_dense_blocks import run
-from test_direct import LARGE_KINDS
+from test_direct import LARGE_KINDS, SHARED_TILES
 from test_kernels import TOLERANCE, call
 from test_segments import CASES, KINDS, LARGER, check
 
@@ -120,6 +120,7 @@ def check_non_finite(dtype: str) -> int:
     chosen = [case for case in cases.CONV_CASES if case.name in ("3x3", "3x3 residual relu", "odd C and K")]
     chosen.append(cases.Case("large tiles", (1, 28, 28, 256), 512, padding="VALID", zeros=0.0))
     chosen.append(cases.Case("large windows", (2, 57, 55, 96), 136, strides=2, padding="VALID", zeros=0.0))
+    chosen.extend(SHARED_TILES)
     for case in chosen:
         inputs = cases.inputs(case, jnp.dtype(dtype))
         inputs.x[0, 3, 3, 3], inputs.x[0, 1, 2, 5] = np.inf, np.nan
