@@ -3,6 +3,7 @@
 #define JSC_CUDA_PAIR_RESULTS_CUH_
 
 #include "pair_products.cuh"
+#include "warpgroup_repair.cuh"
 
 namespace jsc {
 
