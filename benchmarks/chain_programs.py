@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import functools
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,8 +23,9 @@ from jax_sparse_conv import chain_tiles, models, segment_schedule, segments
 from jax_sparse_conv.chain_tiles import Key, Tiles
 from jax_sparse_conv.segment_schedule import Layer
 
-COPIES, CALLS = 4, 5
-"""Chains of a program, each after the other, and calls that are dispatched before one waits: a sample."""
+COPIES, CALLS, SAMPLE_SECONDS = 4, 5, 0.03
+"""Chains of a program, each after the other; of a sample the fewest calls that are dispatched before one waits, and how
+long it takes at least: the host's part of a sample is 0.1 ms more or less."""
 TOLERANCE = {"highest": 2e-6, "tf32": 5e-4, "16bit": 5e-3}
 """Relative (Frobenius), of one layer; a chain, whose layers hand on what they round, may have `_OF_CHAIN` times it."""
 
@@ -133,6 +135,7 @@ class Programs:
         made = segment_schedule.results_of(segment.operands, segment.layers)[segment.results[0]]
         self._first = jnp.zeros(made.shape, made.dtype)
         self._compiled: dict[frozenset[Any], Any] = {}
+        self._calls = 0  # of a sample; not known yet
         self._expected: list[np.ndarray] | None = None
 
     def prepare(self, sides: Sequence[Tiles]) -> list[str | None]:
@@ -147,14 +150,20 @@ class Programs:
 
     def seconds(self, tiles: Tiles) -> float:
         """As in `Chain`."""
-        program, arguments = self._compiled[_name(tiles)], self._arguments
-        jax.block_until_ready(program(*arguments))  # finds what another program left
+        program = self._compiled[_name(tiles)]
+        jax.block_until_ready(program(*self._arguments))  # finds what another program left
+        if self._calls == 0:
+            self._calls = max(CALLS, math.ceil(SAMPLE_SECONDS * CALLS / self._run_calls(program, CALLS)))
+        return self._run_calls(program, self._calls) / (self._calls * COPIES)
+
+    def _run_calls(self, program: Any, calls: int) -> float:
+        """Seconds of so many calls, all dispatched before they are waited for."""
         start = time.perf_counter()
-        for _ in range(CALLS):
+        for _ in range(calls):
             result = None  # given back first: at other addresses the next call's would have the graph told of it
-            result = program(*arguments)
+            result = program(*self._arguments)
         jax.block_until_ready(result)
-        return (time.perf_counter() - start) / (CALLS * COPIES)
+        return time.perf_counter() - start
 
     def why_wrong(self, key: Key, tiles: Tiles) -> str | None:
         """As in `Chain`: the layer by itself, then the whole chain, beside what the model chooses."""

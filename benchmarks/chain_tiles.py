@@ -7,9 +7,10 @@ Chains are those that `jsc.fuse` makes of a network, compiled by themselves with
 For one kind of layer after the other, those with most of the time first, every tile that the planner expects to take at
 most 1.5 times as long as its best, up to 16 of them, takes turns with the tiles kept so far; the two best do so again,
 and one is kept where the chain is faster by more than 0.2 % and by more than the noise, and its results are right. Two
-passes at most. Times are of a chain, from samples of 20, without what a call costs the host. "us" has the model's tiles
-beside those kept, in turns once more at the end and of programs compiled anew; "gain_us" of a layer is what its turns
-said when it was kept, which is more than it is worth: the best of many, each timed by one program.
+passes at most. Times are of a chain, from samples of 30 ms, without what a call costs the host. "us" has the model's
+tiles beside those that the search began with and those kept, in turns once more at the end and of programs compiled
+anew; "gain_us" of a layer is what its turns said when it was kept, which is more than it is worth: the best of many,
+each timed by one program. --from-table begins with the tiles that the package's table has.
 
 Every network runs in a process of its own. --json is written after every tile that is kept, and a network that fails
 keeps what it had; without --json nothing is kept but by --write, which adds to the table of the package.
@@ -47,6 +48,7 @@ _COLUMNS = (
     ("kind", "kind", "<", "{}"),
     ("layers", "layers", ">", "{}"),
     ("model_us", "model us", ">", "{:.1f}"),
+    ("start_us", "start us", ">", "{:.1f}"),
     ("kept_us", "kept us", ">", "{:.1f}"),
     ("ratio", "ratio", ">", "{:.3f}"),
     ("changed", "tiles kept", ">", "{}"),
@@ -90,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seconds", type=float, default=600.0, help="for each network and kind; then what has been kept is the result")
     add("--json", type=Path)
     add("--write", action="store_true", help="add the tiles kept to the package's table")
+    add("--from-table", action="store_true", help="begin with the package's tiles in the place of the model's")
     add("--from", dest="files", nargs="+", type=Path, help="take the results of these files, measure nothing")
     add("--quick", action="store_true", help="tiny networks: does everything run?")
     add("--child", action="store_true", help=argparse.SUPPRESS)
@@ -112,6 +115,7 @@ def _measured(options: argparse.Namespace, arguments: Sequence[str]) -> dict[str
         for network in options.networks:
             line = ["--child", "--networks", network, "--kinds", *options.kinds, "--batch", str(options.batch)]
             line += ["--seconds", str(options.seconds), "--json", str(path), *(["--quick"] if options.quick else [])]
+            line += ["--from-table"] if options.from_table else []
             try:
                 command.run(_MODULE, line, command.COMMAND_BUFFERS)
             except ValueError as error:
@@ -136,7 +140,8 @@ def _row(chain: Mapping[str, Any]) -> tables.Row:
     us = chain["us"]
     changed = sum(group["kept"] is not None for group in chain["groups"])
     named = {name: chain[name] for name in ("network", "kind", "layers", "tried", "seconds", "complete")}
-    times = {"model_us": us["model"], "kept_us": us["kept"], "ratio": us["model"] / us["kept"]}
+    times = {"model_us": us["model"], "start_us": us.get("start", us["model"]), "kept_us": us["kept"]}
+    times |= {"ratio": us["model"] / us["kept"]}
     return {**named, **times, "changed": changed}
 
 
@@ -167,7 +172,8 @@ def kept_tiles(contents: Sequence[Mapping[str, Any]]) -> list[Searched]:
         tiles = best.setdefault((str(gpu["device"]), (major, minor), int(gpu["multiprocessors"])), {})
         for chain in content["chains"]:
             us = chain["us"]
-            if us["model"] - us["kept"] <= LEAST_OF_ALL * us["model"]:
+            start = us.get("start", us["model"])
+            if start - us["kept"] <= LEAST_OF_ALL * start:
                 continue
             for group in (group for group in chain["groups"] if group["kept"] is not None):
                 place = chain["products"], chain_tiles.checked_key(group["layer"])
@@ -223,7 +229,9 @@ def _search_all(options: argparse.Namespace, report: _Report) -> None:
                 for index, segment in enumerate(found):
                     left = options.seconds - (time.perf_counter() - start)
                     end = time.perf_counter() + left / (len(found) - index)
-                    _search_chain(_Search(network, kind, options.batch, index, segment, end), report)
+                    _search_chain(
+                        _Search(network, kind, options.batch, index, segment, end, options.from_table), report
+                    )
             except (RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:  # and XLA's, a RuntimeError
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
                 _progress(f"{network}, {kind}: {reason}")
@@ -232,7 +240,7 @@ def _search_all(options: argparse.Namespace, report: _Report) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Search:
-    """A chain to be searched until a time of `time.perf_counter`."""
+    """A chain to be searched until a time of `time.perf_counter`, from the table's tiles or the model's on."""
 
     network: str
     kind: str
@@ -240,6 +248,12 @@ class _Search:
     index: int
     segment: Segment
     end: float
+    from_table: bool = False
+
+    def start(self) -> Tiles:
+        """The tiles that the search begins with, of the layers that have them."""
+        table = chain_tiles.known(self.products) if self.from_table else {}
+        return {key: table[key] for key in dict.fromkeys(self.segment.keys) if key in table}
 
     @property
     def products(self) -> str:
@@ -261,20 +275,22 @@ def _search_chain(of: _Search, report: _Report) -> None:
     start = time.perf_counter()
     groups = groups_of(of.segment, of.products, devices.ordinal())
     chain = chain_programs.Programs(of.segment, of.products)
-    reason = chain.prepare([{}])[0]
+    begun = of.start()
+    reason = chain.prepare([begun])[0]
     if reason is not None:
         raise ValueError(f"the chain does not run: {reason}")
-    first = sorted(chain.seconds({}) for _ in range(5))[2]
-    kept: Tiles = {}
+    first = sorted(chain.seconds(begun) for _ in range(5))[2]
+    kept = dict(begun)
     gains: dict[Key, float] = {}
     trials: list[Trial] = []
-    us = {"model": 1e6 * first, "kept": 1e6 * first}
+    us = dict.fromkeys(("model", "start", "kept"), 1e6 * first)
 
     def write(complete: bool) -> None:
         row = {"network": of.network, "kind": of.kind, "batch": of.batch, "chain": of.index, "products": of.products}
         row |= {"layers": len(of.segment.layers), "us": us, "complete": complete, "tried": len(trials)}
         row |= {"pays": _pays(of.segment), "seconds": time.perf_counter() - start}
-        report.add({**row, "groups": [_described(group, kept, gains) for group in groups], "trials": _trials(trials)})
+        described = [_described(group, begun, kept, gains) for group in groups]
+        report.add({**row, "groups": described, "trials": _trials(trials)})
 
     def tried(trial: Trial, tiles: Tiles) -> None:
         trials.append(trial)
@@ -287,24 +303,23 @@ def _search_chain(of: _Search, report: _Report) -> None:
             us["kept"] = 1e6 * (trial.before - trial.gain)
             write(False)
 
-    _progress(f"{of.network}, {of.kind}: {len(of.segment.layers)} layers, {us['model']:.1f} us")
+    _progress(f"{of.network}, {of.kind}: {len(of.segment.layers)} layers, {us['start']:.1f} us")
     complete = chain_search.search(groups, chain, kept, has_time=lambda: time.perf_counter() < of.end, tried=tried)
-    us |= dict(zip(("model", "kept"), _last_turns(of, kept), strict=True))
+    us |= dict(zip(us, _last_turns(of, [{}, begun, kept]), strict=True))
     write(complete)
-    _progress(
-        f"{of.network}, {of.kind}: {us['model']:.1f} us by the model, {us['kept']:.1f} us by {len(kept)} tiles kept"
-    )
+    times = f"{us['model']:.1f} us by the model, {us['start']:.1f} at the start"
+    _progress(f"{of.network}, {of.kind}: {times}, {us['kept']:.1f} by {len(kept)} tiles kept")
 
 
-def _last_turns(of: _Search, kept: Tiles) -> list[float]:
-    """Microseconds of the chain by the model's tiles and by those kept, in programs that no turn has chosen.
+def _last_turns(of: _Search, sides: Sequence[Tiles]) -> list[float]:
+    """Microseconds of the chain by each of these tiles, in programs that no turn has chosen.
 
     Programs of the same tiles differ, by where their buffers lie perhaps, and the search kept the fastest of many.
     """
     found = []
     for _ in range(_PROGRAMS):
         fresh = chain_programs.Programs(of.segment, of.products)
-        found.append(chain_search.turns(fresh, [{}, kept], _ROUNDS))
+        found.append(chain_search.turns(fresh, sides, _ROUNDS))
     return [1e6 * statistics.median(side) for side in zip(*found, strict=True)]
 
 
@@ -313,10 +328,11 @@ def _pays(segment: Segment) -> bool:
     return segment_rules.pays(segment.calls)
 
 
-def _described(group: Group, kept: Tiles, gains: Mapping[Key, float]) -> dict[str, Any]:
+def _described(group: Group, begun: Tiles, kept: Tiles, gains: Mapping[Key, float]) -> dict[str, Any]:
     model = group.candidates[0].tile if group.candidates else None
     found = {"layer": group.key, "count": group.count, "candidates": len(group.candidates), "model": model}
-    return {**found, "kept": kept.get(group.key), "gain_us": gains.get(group.key, 0.0)}
+    given_way = model if group.key in begun else None  # to the model's, which is to take the place of what was there
+    return {**found, "kept": kept.get(group.key, given_way), "gain_us": gains.get(group.key, 0.0)}
 
 
 def _trials(trials: Sequence[Trial]) -> list[dict[str, Any]]:

@@ -283,6 +283,32 @@ def test_a_small_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     )
 
 
+def test_a_search_from_the_tables_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is worse than the model's tile gives way to it, and what nothing is faster than stays."""
+    if jax.default_backend() != "cpu":
+        pytest.skip("the planner and the times are made up here")
+    (segment,) = chain_programs.segments_of("resnet50", "default", 1, quick=True)
+    bad, good = segment.keys[1], segment.keys[2]
+    table: Tiles = {bad: TILES[3], good: TILES[1], A: TILES[1]}
+    monkeypatch.setattr(chain_tiles, "known", lambda kind: table)
+    monkeypatch.setattr(_native, "chain_tiles", lambda *_: [(*each.tile, each.cycles) for each in CANDIDATES])
+
+    def seconds(self: chain_programs.Programs, tiles: Tiles) -> float:
+        return 1e-4 + (9e-6 if bad in tiles else 0) - (5e-6 if tiles.get(good) == TILES[1] else 0)
+
+    monkeypatch.setattr(chain_programs.Programs, "seconds", seconds)
+    monkeypatch.setattr(benchmark.command, "run", lambda module, line, flags: benchmark.main(line))
+    path = tmp_path / "t.json"
+    assert benchmark.main([*QUICK, "--kinds", "default", "--from-table", "--json", str(path)]) == 0
+    content = json.loads(path.read_text())
+    (chain,) = content["chains"]
+    assert [chain["us"][name] for name in ("model", "start", "kept")] == pytest.approx([100, 104, 95])
+    kept = {tuple(group["layer"]): group["kept"] for group in chain["groups"] if group["kept"] is not None}
+    assert kept == {bad: list(TILES[0]), good: list(TILES[1])}
+    (found,) = benchmark.kept_tiles([content])
+    assert found.tiles["tf32"] == {bad: TILES[0], good: TILES[1]}
+
+
 def test_a_network_that_fails_keeps_what_others_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def segments_of(name: str, kind: str, batch: int, quick: bool) -> list[Any]:
         raise ValueError(f"{kind} is broken")
