@@ -3,6 +3,8 @@
 #ifndef JSC_CUDA_OVERLAP_CUH_
 #define JSC_CUDA_OVERLAP_CUH_
 
+#include <algorithm>
+
 #include "common.cuh"
 
 namespace jsc {
@@ -57,10 +59,11 @@ struct LaunchAttributes {
   }
 };
 
-// In a chain: whether a kernel may start while the one in front runs, because each multiprocessor has room for its
-// share of the blocks of both. So that none is given more while others idle, which the hardware does where the one in
-// front left multiprocessors free, a block is given its share of half a multiprocessor's shared memory, whatever it
-// needs.
+// In a chain: whether a kernel may start while the one in front runs. Either because each multiprocessor has room for
+// its share of the blocks of both, or because none has room for more than its share of this one's: its blocks then
+// start where blocks in front leave. Else the few multiprocessors that are free would be given all blocks of the kernel
+// while others idle. For the same reason a block is given its share of half a multiprocessor's shared memory, whatever
+// it needs.
 template <auto kKernel>
 bool MayOverlap(cudaLaunchConfig_t* config, Footprint* in_front) {
   constexpr int64_t kRegisters = 65536, kThreads = 2048, kReserved = 1024;
@@ -86,9 +89,14 @@ bool MayOverlap(cudaLaunchConfig_t* config, Footprint* in_front) {
   }
   const Footprint front = *in_front;
   *in_front = own;
+  if (device.clusters[1] == 0 || front.blocks == 0) return false;
   const int64_t beside = on_one(front);
-  return device.clusters[1] > 0 && front.blocks > 0 && beside * front.shared + own.shared <= device.shared_memory_sm &&
-         beside * front.registers + own.registers <= kRegisters && beside * front.threads + own.threads <= kThreads;
+  const bool has_room = beside * front.shared + own.shared <= device.shared_memory_sm &&
+                        beside * front.registers + own.registers <= kRegisters &&
+                        beside * front.threads + own.threads <= kThreads;
+  const int64_t most =
+      std::min({device.shared_memory_sm / own.shared, kRegisters / own.registers, kThreads / own.threads});
+  return has_room || (most > 0 && most <= on_one(own));
 }
 
 }  // namespace jsc
