@@ -1,15 +1,15 @@
 // A segment as a chain of kernels, one for each layer: those of Direct, and a kernel for max pools.
 //
 // Each is launched so that it may start while the one in front of it runs (programmatic dependent launch, sm_90), if
-// all its blocks find room beside that one's: it makes its barriers and asks for its filters, which nothing before it
-// writes, then waits for the end of the one in front before it reads a map or writes one. That one has waited likewise,
-// so all before it are done too. A kernel that reads nothing of the one in front, as where a block begins with two
-// convolutions of its input, starts to multiply at once and waits before it writes. XLA orders whole calls, so only
-// kernels of one call can overlap so.
+// all its blocks find room beside that one's, or where that one's leave (overlap.cuh): it makes its barriers and asks
+// for its filters, which nothing before it writes, then waits for the end of the one in front before it reads a map or
+// writes one. That one has waited likewise, so all before it are done too. A kernel that reads nothing of the one in
+// front, as where a block begins with two convolutions of its input, starts to multiply at once and waits before it
+// writes. XLA orders whole calls, so only kernels of one call can overlap so.
 //
 // Bound by: each layer's own kernel.
-// Lost: kernels that start whatever room there is (ResNet-50 at HIGHEST 712 us instead of 531: the few multiprocessors
-// that are free get all blocks of the next layer), and that let the next one start before they have waited themselves.
+// Lost: kernels that start whatever room there is (ResNet-50 at HIGHEST 359 us instead of 340: the few multiprocessors
+// that are free get most blocks of the next layer), and that let the next one start before they have waited themselves.
 #include <algorithm>
 #include <limits>
 #include <optional>
