@@ -140,9 +140,18 @@ def _row(chain: Mapping[str, Any]) -> tables.Row:
     us = chain["us"]
     changed = sum(group["kept"] is not None for group in chain["groups"])
     named = {name: chain[name] for name in ("network", "kind", "layers", "tried", "seconds", "complete")}
-    times = {"model_us": us["model"], "start_us": us.get("start", us["model"]), "kept_us": us["kept"]}
-    times |= {"ratio": us["model"] / us["kept"]}
+    times = {
+        "model_us": us["model"],
+        "start_us": _start_of(us),
+        "kept_us": us["kept"],
+        "ratio": us["model"] / us["kept"],
+    }
     return {**named, **times, "changed": changed}
+
+
+def _start_of(us: Mapping[str, float]) -> float:
+    """A chain's time by the tiles that its search began with: the model's in files from before there was a choice."""
+    return us.get("start", us["model"])
 
 
 def _write(contents: Sequence[Mapping[str, Any]]) -> None:
@@ -171,9 +180,8 @@ def kept_tiles(contents: Sequence[Mapping[str, Any]]) -> list[Searched]:
         major, minor = gpu["capability"]
         tiles = best.setdefault((str(gpu["device"]), (major, minor), int(gpu["multiprocessors"])), {})
         for chain in content["chains"]:
-            us = chain["us"]
-            start = us.get("start", us["model"])
-            if start - us["kept"] <= LEAST_OF_ALL * start:
+            start = _start_of(chain["us"])
+            if start - chain["us"]["kept"] <= LEAST_OF_ALL * start:
                 continue
             for group in (group for group in chain["groups"] if group["kept"] is not None):
                 place = chain["products"], chain_tiles.checked_key(group["layer"])

@@ -24,10 +24,10 @@ _FAR = 2**13  # rows, columns, strides and reach of a window
 _GROUP_FEATURES = 32  # output channels of a group that "direct" has tiles for
 _DTYPES = ("float32", "bfloat16", "float16")
 # Where a chain gains over `implementation=None`, layer by layer: on this capability, up to so many images, from so many
-# layers on (`LEAST_LAYERS`), of so many operations on average. By h200_networks.json at batch 1: at HIGHEST ResNet-50's
-# 1.5e8 and RegNetX-16GF's 4.5e8 gain (2 % the latter), VGG-19's 2.4e9 are level; in TF32 these two gain 9 and 3 %, in
-# bfloat16 11 and 7 %. ResNet-50 in TF32 and bfloat16 gains 8 and 16 % at batch 2, 5 % at batch 4, and loses 5 % at
-# HIGHEST at batch 2 (development runs).
+# layers on (`LEAST_LAYERS`), of so many operations on average. By h200_networks.json at batch 1 and HIGHEST
+# RegNetX-16GF's 4.5e8 gain 2 %, VGG-19's 2.4e9 are level. By its rows from before chains were chosen ResNet-50's 1.5e8
+# gain at every precision, RegNetX-16GF 9 % in TF32 and 11 in bfloat16, VGG-19 3 and 7. ResNet-50 in TF32 and bfloat16
+# gains 8 and 16 % at batch 2, 5 % at batch 4, and loses 5 % at HIGHEST at batch 2 (development runs).
 _MEASURED = (9, 0)
 _MOST_IMAGES, _MOST_IMAGES_EXACT = 4, 1
 _FLOPS, _FLOPS_OF_ONE = 7e8, 2.5e9  # the latter for one image, but not at HIGHEST

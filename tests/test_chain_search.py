@@ -185,6 +185,14 @@ def test_results_go_into_the_table(
     assert "regnetx_16gf" in capsys.readouterr().out
 
 
+def test_the_packages_table_is_what_the_results_say() -> None:
+    files = sorted((Path(__file__).parents[1] / "benchmarks" / "results").glob("h200_chain_tiles_*.json"))
+    (found,) = benchmark.kept_tiles([json.loads(path.read_text()) for path in files])
+    (table,) = chain_tiles.load(chain_tiles.TABLE)
+    assert table.tiles == found.tiles
+    assert sum(map(len, table.tiles.values())) > 0
+
+
 def test_results_that_are_none_and_options_that_make_no_sense(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
