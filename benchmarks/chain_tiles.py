@@ -271,8 +271,8 @@ class _Search:
 
 
 def groups_of(segment: Segment, products: str, device: int) -> list[Group]:
-    """The kinds of layers of a segment, with what is worth timing of each."""
-    keys = segment.keys
+    """The kinds of convolutions of a segment, with what is worth timing of each."""
+    keys = [key for key, layer in zip(segment.keys, segment.layers, strict=True) if not layer.is_dense]
     return [
         Group(key, keys.count(key), chain_search.chosen_candidates(chain_tiles.candidates(key, products, device)))
         for key in dict.fromkeys(keys)

@@ -1,4 +1,5 @@
-// A segment as a chain of kernels, one for each layer: those of Direct, and a kernel for max pools.
+// A segment as a chain of kernels, one for each layer: those of Direct, a kernel for max pools, and at the end those of
+// dense layers of one row (dense_row.cuh).
 //
 // Each is launched so that it may start while the one in front of it runs (programmatic dependent launch, sm_90), if
 // all its blocks find room beside that one's, or where that one's leave (overlap.cuh): it makes its barriers and asks
@@ -15,6 +16,7 @@
 #include <optional>
 #include <string>
 
+#include "dense_row.h"
 #include "kernels.h"
 #include "overlap.cuh"
 #include "pair.h"
@@ -128,6 +130,26 @@ ConvCall CallOf(const SegmentCall& call, const SegmentStep& step) {
   return conv;
 }
 
+// The dense layer `index`, of one row.
+ffi::Error DenseOf(const SegmentCall& call, size_t index, int device, Footprint* in_front, cudaStream_t stream) {
+  const SegmentStep& step = call.steps[index];
+  ConvCall dense = CallOf(call, step);
+  ConvArgs& a = dense.args;
+  ChainRow row;
+  row.averaged = step.window[0] * step.window[1];
+  row.behind_dense = index > 0 && call.steps[index - 1].kind == SegmentKind::kDense;
+  a.channels = a.group_channels = step.x.size[1] * step.x.size[2] * step.x.size[3] / row.averaged;
+  for (int i = 0; i < 2; ++i) a.size[i] = a.kernel_size[i] = a.conv_size[i] = a.out_size[i] = a.stride[i] = 1;
+  dense.in_front = in_front;
+  const DeviceInfo& info = GetDeviceInfo(device);
+  if (!IsDenseRow(dense, info)) {
+    return ffi::Error(ffi::ErrorCode::kFailedPrecondition,
+                      "a dense layer of " + std::to_string(a.channels) + " to " + std::to_string(a.features) +
+                          " features has no kernel in chains on device " + std::to_string(device));
+  }
+  return DenseRowInChain(dense, row, info, stream);
+}
+
 // Whether the convolution's kernel takes the pool that follows it; then `conv` has it. ChainTakesPool (chain_plans.cc)
 // asks DirectPools the same before there are buffers, so that no more may count here than it is told.
 bool TakePool(const SegmentStep& pool, int device, ConvCall* conv) {
@@ -212,6 +234,9 @@ ffi::Error Chain(const SegmentCall& call, int device, cudaStream_t stream) {
     if (step.kind == SegmentKind::kMaxPool) {
       error = DispatchDtype(call.dtype,
                             [&](auto element) { return MaxPool<decltype(element)>(step, gate, &in_front, stream); });
+      written = also_written = step.out.data;
+    } else if (step.kind == SegmentKind::kDense) {
+      error = DenseOf(call, i, device, &in_front, stream);
       written = also_written = step.out.data;
 #ifdef JSC_WARPGROUP
     } else if (std::optional<PairCall> pair = PairOf(call, i); pair && PlanOf(*pair, device).blocks > 0) {

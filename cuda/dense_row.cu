@@ -23,7 +23,8 @@ int64_t CompleteRowTask(int lane_shift, int part_shift, DenseRowTask<T>* task) {
   while (task->ring < batch + kRowRuns * kWarp) task->ring *= 2;
   task->x_at = kDenseWarps * task->ring * kRowEntryBytes;
   task->partials_at = task->x_at + share * static_cast<int>(sizeof(T));
-  task->barriers_at = task->partials_at + kDenseWarps * groups * (features + 4) * static_cast<int>(sizeof(float));
+  const int partials = kDenseWarps * groups * (features + 4) * static_cast<int>(sizeof(float));
+  task->barriers_at = task->partials_at + (task->pixels > 0 ? std::max(partials, kAverageBytes) : partials);
   return (task->features + features - 1) / features;
 }
 
@@ -33,9 +34,16 @@ size_t SharedBytes(const DenseRowTask<T>& task) {
   return task.barriers_at + kRowBarrierBytes + features * static_cast<int>(sizeof(float));
 }
 
-// As ChooseTiles.
+// As ChooseTiles. What averages its input reads its share of a map, so the largest clusters share the channels. Behind
+// a dense layer, where a few scattered kernel rows are read, segments are whole lines of the cache.
 template <typename T>
-int64_t ChooseRowTiles(const DeviceInfo& device, int64_t stacks, DenseRowTask<T>* task) {
+int64_t ChooseRowTiles(const DeviceInfo& device, int64_t stacks, bool behind_dense, DenseRowTask<T>* task) {
+  constexpr int kMostPartShift = 3, kLeast = DenseRows<1>::kMinLaneShift;
+  static_assert(kMaxParts == 1 << kMostPartShift);
+  for (int shift = kLeast; task->pixels > 0 && shift <= kMaxLaneShift; ++shift) {
+    const int64_t tiles = CompleteRowTask<T>(shift, kMostPartShift, task);
+    if (tiles <= device.clusters[kMaxParts]) return tiles;
+  }
   const int64_t bytes = static_cast<int64_t>(task->channels) * task->features * sizeof(T);
   for (int lines = bytes >= kVeryLongStream ? 1 : 0; bytes >= kLongStream && lines >= 0; --lines) {
     const int shift = kLineShift + lines;
@@ -46,16 +54,16 @@ int64_t ChooseRowTiles(const DeviceInfo& device, int64_t stacks, DenseRowTask<T>
     CompleteRowTask<T>(shift, part_shift, task);
     if (blocks <= device.multiprocessors && 10 * blocks >= 9 * device.multiprocessors) return tiles;
   }
-  for (int shift = DenseRows<1>::kMinLaneShift; shift <= kMaxLaneShift; ++shift) {
+  for (int shift = behind_dense && sizeof(T) == 4 ? kLineShift : kLeast; shift <= kMaxLaneShift; ++shift) {
     const int64_t tiles = CompleteRowTask<T>(shift, 0, task);
     if (tiles * stacks <= device.multiprocessors) return tiles;
   }
   return CompleteRowTask<T>(kMaxLaneShift, 0, task);
 }
 
-template <typename T>
-ffi::Error LaunchDenseRow(const ConvCall& call, const DeviceInfo& device, cudaStream_t stream) {
-  constexpr auto kKernel = DenseRowKernel<T>;
+template <typename T, bool kInChain>
+ffi::Error LaunchDenseRow(const ConvCall& call, const ChainRow& row, const DeviceInfo& device, cudaStream_t stream) {
+  constexpr auto kKernel = DenseRowKernel<T, kInChain>;
   const ConvArgs& a = call.args;
   DenseRowTask<T> task{};
   task.x = static_cast<const T*>(call.x);
@@ -67,7 +75,9 @@ ffi::Error LaunchDenseRow(const ConvCall& call, const DeviceInfo& device, cudaSt
   task.features = static_cast<int>(a.features);
   task.row_pieces = static_cast<int>(a.features / kLaneFeatures<T>);
   task.relu = a.activation == Activation::kRelu;
-  const int64_t tiles = ChooseRowTiles<T>(device, a.stacks, &task);
+  task.pixels = row.averaged > 1 ? static_cast<int>(row.averaged) : 0;
+  const int64_t tiles = ChooseRowTiles<T>(device, a.stacks, row.behind_dense, &task);
+  if (row.behind_dense) task.first = 0;  // most of them would be of zeros, and x would wait for them
   ffi::Error error = Prepare<kKernel>("DenseRowKernel");
   if (error.failure()) return error;
   cudaLaunchConfig_t config{};
@@ -75,12 +85,11 @@ ffi::Error LaunchDenseRow(const ConvCall& call, const DeviceInfo& device, cudaSt
   config.blockDim = dim3(kRowThreads);
   config.dynamicSmemBytes = SharedBytes<T>(task);
   config.stream = stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = 1u << task.part_shift;
-  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  config.attrs = &attribute;
-  config.numAttrs = task.part_shift > 0 ? 1 : 0;
+  Gate gate;
+  gate.overlaps = kInChain && MayOverlap<kKernel>(&config, call.in_front);
+  LaunchAttributes attributes(task.part_shift > 0 ? 1 << task.part_shift : 0, gate);
+  config.attrs = attributes.list;
+  config.numAttrs = attributes.count;
   return CheckCuda(cudaLaunchKernelEx(&config, kKernel, task), "DenseRowKernel");
 }
 
@@ -96,8 +105,15 @@ bool IsDenseRow(const ConvCall& call, const DeviceInfo& device) {
 }
 
 ffi::Error DenseRow(const ConvCall& call, const DeviceInfo& device, cudaStream_t stream) {
-  return DispatchDtype(call.dtype,
-                       [&](auto element) { return LaunchDenseRow<decltype(element)>(call, device, stream); });
+  constexpr ChainRow kAsItIs{1, false};
+  return DispatchDtype(call.dtype, [&](auto element) {
+    return LaunchDenseRow<decltype(element), false>(call, kAsItIs, device, stream);
+  });
+}
+
+ffi::Error DenseRowInChain(const ConvCall& call, const ChainRow& row, const DeviceInfo& device, cudaStream_t stream) {
+  return DispatchDtype(
+      call.dtype, [&](auto element) { return LaunchDenseRow<decltype(element), true>(call, row, device, stream); });
 }
 
 }  // namespace jsc

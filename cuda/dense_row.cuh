@@ -10,10 +10,15 @@
 // - loads take the registers of the turn before in place, entries of the next turn are there before the weights of this
 //   one are waited for;
 // - sums of all warps and groups of lanes meet in shared memory once, where every thread has a part in adding them.
+// At the end of a chain (chain.cu) the kernel rows that are asked for unseen come while the kernel in front runs, and x
+// may be the average of a map's pixels, which all warps take: of the channels of a block, whose cluster shares them
+// all. Behind another dense layer nothing is asked for unseen: most of it would be of zeros, and x would wait behind it
+// (VGG-19's last two layers take 10 us so, and took 14).
 #ifndef JSC_CUDA_DENSE_ROW_CUH_
 #define JSC_CUDA_DENSE_ROW_CUH_
 
 #include "dense_stream.cuh"
+#include "overlap.cuh"
 
 namespace jsc {
 
@@ -21,6 +26,7 @@ constexpr int kRowThreads = kDenseThreads + kWarp;  // a warp copies x
 constexpr int kRowRuns = 4;                         // of 32 channels, listed at a time
 constexpr int kPieceShift = 8;                      // of x: blocks of a cluster have pieces of 256 channels in turns
 constexpr int kRowBarrierBytes = 16;                // two of them
+constexpr int kAverageBytes = kDenseThreads * 16;   // where warps add pixels of the same channels
 
 // A call and its blocks: blockIdx.x has tiles of features, of each `parts` blocks of a cluster, blockIdx.y stacks.
 template <typename T>
@@ -38,6 +44,7 @@ struct DenseRowTask {
   int ring;                            // entries of a warp's list, a power of two
   int x_at, partials_at, barriers_at;  // in shared memory
   bool relu;
+  int pixels;  // of x, [pixels, C], that are averaged; 0: x is [S, C]
 };
 
 // What a warp's list holds of a channel: where its kernel row starts, in pieces of 16 bytes, and the input.
@@ -211,8 +218,51 @@ __device__ __forceinline__ void CopyRow(const T* x, const RowShare& share, T* to
 }
 #endif
 
-// For sm_90 and later.
+#if __CUDA_ARCH__ >= 900
+// The block's share of x as the average of its pixels, by all warps but the one that copies. `sums`: shared memory of
+// kAverageBytes.
 template <typename T>
+__device__ __forceinline__ void AverageRow(const DenseRowTask<T>& task, const RowShare& share, T* to, float* sums) {
+  constexpr int kPiece = 1 << kPieceShift, kQuads = kPiece / 4, kGroups = kDenseThreads / kQuads, kAtOnce = 8;
+  const int quad = static_cast<int>(threadIdx.x) % kQuads, group = static_cast<int>(threadIdx.x) / kQuads;
+  const float scale = 1.f / static_cast<float>(task.pixels);
+#pragma unroll 1
+  for (int piece = 0; piece < share.channels; piece += kPiece) {
+    float4 sum = {0.f, 0.f, 0.f, 0.f};
+    if (piece + quad * 4 < share.channels) {
+      const T* from = task.x + share.InX(piece + quad * 4);
+#pragma unroll 1
+      for (int first = group; first < task.pixels; first += kGroups * kAtOnce) {
+        float4 v[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const int pixel = first + i * kGroups;
+          v[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+          if (pixel < task.pixels) v[i] = Load4(from + static_cast<int64_t>(pixel) * task.channels);
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          sum = {fmaf(v[i].x, scale, sum.x), fmaf(v[i].y, scale, sum.y), fmaf(v[i].z, scale, sum.z),
+                 fmaf(v[i].w, scale, sum.w)};
+        }
+      }
+    }
+    *reinterpret_cast<float4*>(sums + group * kPiece + quad * 4) = sum;
+    asm volatile("bar.sync 1, %0;" ::"n"(kDenseThreads) : "memory");
+    const int channel = static_cast<int>(threadIdx.x);
+    if (channel < kPiece && piece + channel < share.channels) {
+      float all = 0.f;
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) all += sums[g * kPiece + channel];
+      to[piece + channel] = FromFloat<T>(all);
+    }
+    asm volatile("bar.sync 1, %0;" ::"n"(kDenseThreads) : "memory");
+  }
+}
+#endif
+
+// For sm_90 and later. kInChain: as a kernel of a chain, of one stack.
+template <typename T, bool kInChain>
 __global__ void __launch_bounds__(kRowThreads, 1) DenseRowKernel(const __grid_constant__ DenseRowTask<T> task) {
 #if __CUDA_ARCH__ >= 900
   constexpr int kFeatures = kLaneFeatures<T>, kFeatureShift = kFeatures == 8 ? 3 : 2;
@@ -234,7 +284,11 @@ __global__ void __launch_bounds__(kRowThreads, 1) DenseRowKernel(const __grid_co
     }
     __syncwarp();
     if (lane == 0 && parts > 1) ExpectBytes(full, ((parts - 1) << slot_shift) * static_cast<int>(sizeof(float)));
-    CopyRow<T>(task.x + stack * task.channels, share_of_x, x, full + 1, lane);
+    if constexpr (kInChain) {
+      WaitForKernelBefore();
+      LetNextKernelStart();
+    }
+    if (!kInChain || task.pixels == 0) CopyRow<T>(task.x + stack * task.channels, share_of_x, x, full + 1, lane);
     if (parts > 1) ArriveAtCluster();
     __syncthreads();
     return;
@@ -276,7 +330,12 @@ __global__ void __launch_bounds__(kRowThreads, 1) DenseRowKernel(const __grid_co
   list.mask = task.ring * kRowEntryBytes - 1;
   if (parts > 1) ArriveAtCluster();
   __syncthreads();
-  WaitForBytes(full + 1, 0);
+  if (kInChain && task.pixels > 0) {
+    WaitForKernelBefore();  // which wrote x
+    AverageRow<T>(task, share_of_x, x, reinterpret_cast<float*>(shared + task.partials_at));
+  } else {
+    WaitForBytes(full + 1, 0);
+  }
 #pragma unroll
   for (int e = 0; e < kDenseRun; ++e) turn.value[e] = e < count ? ToFloat(x[unseen + e]) : 0.f;
 

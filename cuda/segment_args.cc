@@ -107,16 +107,37 @@ bool HasPlaces(const int64_t* f, const int64_t* in_front, const int64_t* behind,
 
 bool SameSize(const SegmentValue& a, const SegmentValue& b) { return std::equal(a.size, a.size + 4, b.size); }
 
+// Fills the rest of a dense layer's step.
+std::string ReadDense(const int64_t* f, const Reader& reader, SegmentStep* step) {
+  const SegmentValue &x = step->x, &out = step->out;
+  const int64_t pixels = x.size[1] * x.size[2], features = out.size[3];
+  if (x.size[0] != 1 || out.size[0] != 1 || out.size[1] != 1 || out.size[2] != 1) {
+    return "a dense layer has an image, and results of a pixel";
+  }
+  std::copy(f + 6, f + 8, step->window);
+  const bool averages = step->window[0] == x.size[1] && step->window[1] == x.size[2];
+  if (!averages && (step->window[0] != 1 || step->window[1] != 1)) return "window must be all of x, or a pixel";
+  if (f[4] >= 0 || step->groups != 1) return "a dense layer has no residual and no groups";
+  const int64_t channels = averages ? x.size[3] : pixels * x.size[3];
+  if (channels > kMaxElements / features) return "the kernel has more than 2^31 - 1 elements";
+  step->kernel = reader.Operand(f[2], {1, 1, 1, channels, features});
+  if (!step->kernel) return "the kernel is not [1, 1, 1, C, K]";
+  if (f[3] >= 0 && !(step->bias = reader.Operand(f[3], {1, features}))) return "the bias is not [1, K]";
+  const int64_t bytes = ElementBytes(reader.dtype());
+  return x.size[3] * bytes % 16 || features * bytes % 16 ? "channels or features do not come in whole 16 bytes" : "";
+}
+
 // Fills a step from its fields; a sentence where they do not fit.
 std::string ReadStep(const int64_t* f, const Reader& reader, SegmentStep* step) {
   const SegmentValue *x = reader.Value(f[1]), *out = reader.Value(f[5]), *residual = reader.Value(f[4]);
-  if (f[0] < 0 || f[0] > 1) return "kind must be 0 or 1";
+  if (f[0] < 0 || f[0] > 2) return "kind must be 0, 1 or 2";
   if (!x || !out || (f[4] >= 0 && !residual)) return "there is no such value";
   step->kind = static_cast<SegmentKind>(f[0]);
   step->x = *x;
   step->out = *out;
   step->relu = f[16] != 0;
   step->groups = f[17];
+  if (step->kind == SegmentKind::kDense) return ReadDense(f, reader, step);
   if (x->size[0] != out->size[0]) return "x and out have different numbers of images";
   for (int i = 0; i < 2; ++i) {
     step->window[i] = f[6 + i];

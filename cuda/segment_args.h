@@ -11,7 +11,7 @@
 
 namespace jsc {
 
-enum class SegmentKind : int { kConv = 0, kMaxPool = 1 };
+enum class SegmentKind : int { kConv = 0, kMaxPool = 1, kDense = 2 };
 
 struct SegmentValue {
   void* data;       // [N, H, W, C]; null: nowhere
@@ -21,7 +21,7 @@ struct SegmentValue {
 struct SegmentStep {
   SegmentKind kind;
   SegmentValue x, out;   // [N, H, W, C] and [N, Ho, Wo, K]
-  const void* kernel;    // [kh, kw, C / groups, K] of a convolution
+  const void* kernel;    // [kh, kw, C / groups, K] of a convolution, [C, K] of a dense layer
   const void* bias;      // [K] or null
   const void* residual;  // [N, Ho, Wo, K] or null
   int64_t window[2], stride[2], pad_low[2], pad_high[2], dilation[2];
@@ -41,6 +41,9 @@ constexpr int kValueFields = 6, kStepFields = 18, kTileFields = 4;
 // The tile of these kTileFields: of none where they are zeros, or nothing where there is no such tile.
 std::optional<TileChoice> ReadTile(const int64_t* fields);
 
+// A dense layer, of one image: x is [1, H, W, C] and out [1, 1, 1, K], window is H and W where x is averaged over its
+// pixels first, and 1 and 1 where it is taken as H W C inputs; all other numbers are those of a 1x1 convolution.
+//
 // Attributes, int64: precision; values [n, kValueFields]: where it is (0 operand, 1 result, 2 workspace, 3 nowhere),
 // which operand or result or at which byte, N, H, W, C; layers [n, kStepFields]: kind, value of x, operand of the
 // kernel [1, kh, kw, C / groups, K] or -1, operand of the bias [1, K] or -1, value of the residual or -1, value of out,

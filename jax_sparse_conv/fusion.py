@@ -2,18 +2,21 @@
 
 It works on the function's jaxpr: convolutions of this package go into the segment that is open, equations that read
 none of its results stay before it, equations that do wait behind it, and a convolution that needs one of those closes
-the segment and opens the next. What only the next one reads goes into it where that takes less memory meanwhile.
+the segment and opens the next. What only the next one reads goes into it where that takes less memory meanwhile. Dense
+layers of one row that read a result, flat or averaged over its pixels, go in at the end.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex_core
 
@@ -31,15 +34,17 @@ def fuse(function: _Function) -> _Function:
     one call whose kernels overlap: each starts, and fetches its first filters, while the one before it still runs. At
     small batches most of a layer's time is starting it and getting its first data. Where a cluster of blocks has all
     their channels, two 1x1 layers of which the second reads the first's result share a kernel. The kernels are those
-    of "direct", dense, and skip no zeros, whatever implementation the layers name. Elsewhere the layers run as they
-    would without `fuse`.
+    of "direct", dense, and skip no zeros, whatever implementation the layers name. Dense layers behind them, of one
+    image, end the call and skip zeros. Elsewhere the layers run as they would without `fuse`.
 
     What is fused: two or more convolutions of `jsc.conv`, `jsc.conv_pool` and the layers made of them, of up to 8
     images, in float32, bfloat16 or float16, with K a multiple of 16 bytes, in one group or in groups of at least 32
     output channels, and max pools; first layers too, in one group and without dilation; not with so much work that
-    starting it does not matter. They must be in the function itself or in functions that it calls under `jit`, not
-    inside `scan`, `cond` or the like. All else is evaluated as before, so that the results are those of `function`
-    within the precision's tolerance. float32 is multiplied as TF32 unless the precision is HIGHEST.
+    starting it does not matter. Behind them `jsc.dense` and the layers made of it, of one row without a residual, with
+    C and K multiples of 16 bytes, which reads the last map flat, its mean over height and width (`jnp.mean`), or a
+    dense layer's result. They must be in the function itself or in functions that it calls under `jit`, not inside
+    `scan`, `cond` or the like. All else is evaluated as before, so that the results are those of `function` within the
+    precision's tolerance. float32 is multiplied as TF32 unless the precision is HIGHEST.
 
     The networks of `jax_sparse_conv.models` do this by themselves under `jit` where it is expected to be faster.
 
@@ -92,6 +97,16 @@ class _Equation:
     equation: Any
     inputs: list[int]
     outputs: list[int]
+    row: _Row | None = None  # of a dense layer in a segment: what it reads in the place of its x
+
+
+@dataclasses.dataclass(frozen=True)
+class _Row:
+    """What a dense layer reads of a segment: the value of a layer, and the equations between that it makes needless."""
+
+    source: int
+    averages: bool
+    between: tuple[_Equation, ...]
 
 
 class _Program:
@@ -181,6 +196,8 @@ class _Run:
         self.values: dict[int, Any] = dict(program.known)
         self._given = frozenset(program.known)
         self._needed = _last_uses(program)
+        self._readers = collections.Counter(number for each in program.equations for number in each.inputs)
+        self._readers.update(program.outputs)
         self._open: list[_Equation] = []
         self._steps = 0
         self._waiting: list[_Equation] = []
@@ -189,6 +206,13 @@ class _Run:
 
     def add(self, equation: _Equation) -> None:
         """Take the next equation of the program."""
+        row = self._row_of(equation)
+        if row is not None:
+            self._waiting = [each for each in self._waiting if not any(each is other for other in row.between)]
+            self._open.append(dataclasses.replace(equation, row=row))
+            self._steps += 1
+            self._position += 1
+            return
         fits = self._fits(equation)
         while fits and self._blocks(equation):
             self._open_next(equation)
@@ -228,12 +252,45 @@ class _Run:
         self._open, self._held = self._held, []
         self._steps = sum(map(_steps, self._open))
 
+    def _row_of(self, equation: _Equation) -> _Row | None:
+        """What a dense layer that joins the open segment reads of it, or None for all other equations."""
+        traced = equation.equation
+        if not self._open or traced.primitive is not primitives.conv_p or traced.params["config"].method != "dense":
+            return None
+        config, operands = traced.params["config"], primitives.Operands.of(equation.inputs, traced.params["config"])
+        x, kernel = (variable.aval for variable in traced.invars[:2])
+        if (self._chosen and not config.fallback) or segment_rules.why_not(config, x, kernel) is not None:
+            return None
+        if any(number not in self.values for number in equation.inputs if number != operands.x):
+            return None
+        first = self._open[0].equation
+        if _kind(first) != _kind(traced) or self._steps + 1 > segment_rules.MAX_LAYERS:
+            return None
+        made = {each.outputs[0]: each.equation.outvars[0].aval for each in self._open}
+        between: list[_Equation] = []
+        number = operands.x
+        while number not in made:
+            producer = next((each for each in self._waiting if number in each.outputs), None)
+            if producer is None or self._readers[number] != 1:
+                return None
+            between.insert(0, producer)
+            unknown = [each for each in producer.inputs if each not in self.values]
+            if len(unknown) != 1:
+                return None
+            number = unknown[0]
+        form = _form_of(between, made[number], self.values)
+        return None if form is None else _Row(number, form == "average", tuple(between))
+
     def _may_be_held(self, equation: _Equation) -> bool:
         """Whether nothing reads a layer's result until the next segment, and what it reads is smaller.
 
         As of a projection whose block goes on in a layer that is no part of segments: there the result would wait.
         """
         (result,) = equation.outputs
+        if equation.row is not None or any(
+            other.row is not None and other.row.source == result for other in self._open
+        ):
+            return False
         if any(result in other.inputs for other in (*self._open, *self._waiting)):
             return False
         variables = zip(equation.inputs, equation.equation.invars, strict=True)
@@ -249,12 +306,16 @@ class _Run:
             return False
         config = equation.equation.params["config"]
         x, kernel = (variable.aval for variable in equation.equation.invars[:2])
+        if config.method == "dense":
+            return False
         return (config.fallback or not self._chosen) and segment_rules.why_not(config, x, kernel) is None
 
     def _blocks(self, equation: _Equation) -> bool:
         """Whether a convolution cannot join the open segment."""
         if not self._open:
             return not all(number in self.values for number in equation.inputs)
+        if self._open[-1].row is not None:
+            return True
         made = {number for other in self._open for number in other.outputs}
         operands = primitives.Operands.of(equation.inputs, equation.equation.params["config"])
         maps = {number for number in (operands.x, operands.residual) if number is not None}
@@ -283,12 +344,12 @@ class _Run:
         layers = []
         for equation in self._open:
             config = equation.equation.params["config"]
-            named = primitives.Operands.of(equation.inputs, config)
-            x, kernel = number_of(named.x), number_of(named.kernel)
+            named, row = primitives.Operands.of(equation.inputs, config), equation.row
+            x, kernel = number_of(named.x if row is None else row.source), number_of(named.kernel)
             assert x is not None
             assert kernel is not None
             rest = (number_of(named.bias), number_of(named.residual), number_of(named.packed))
-            layers.append(Layer(config, x, kernel, *rest))
+            layers.append(Layer(config, x, kernel, *rest, averages=row is not None and row.averages))
         end = self._position
         results = tuple(i for value, i in made.items() if self._needed.get(value, -1) >= end or self._waits_for(value))
         out = segments.segment_p.bind(
@@ -301,6 +362,40 @@ class _Run:
 
     def _waits_for(self, value: int) -> bool:
         return any(value in equation.inputs for equation in (*self._waiting, *self._held))
+
+
+def _form_of(between: Sequence[_Equation], source: Any, known: Mapping[int, Any]) -> str | None:
+    """Whether equations take a map [N, H, W, C] as a row ("flat") or average it, as `jnp.mean` does or scaled first.
+
+    The latter is `reference.average_of_pixels`. Maps of 16 bits are summed in float32, and converted back.
+    """
+    core = [each.equation for each in between if each.equation.primitive.name != "reshape"]
+    if not core:
+        return "flat"
+    if _is_conversion(core[0], source.dtype, jnp.float32):
+        core = core[1:]
+    if core and _is_conversion(core[-1], jnp.float32, source.dtype):
+        core = core[:-1]
+    names = tuple(each.primitive.name for each in core)
+    if names not in (("mul", "reduce_sum"), ("reduce_sum", "div")):
+        return None
+    is_scaled_first = names[0] == "mul"
+    scaled, summed = core if is_scaled_first else core[::-1]
+    inputs = next(each.inputs for each in between if each.equation is scaled)
+    factor = next((known[number] for number in inputs if number in known), None)
+    if factor is None or np.ndim(factor) != 0 or isinstance(factor, jax.core.Tracer):
+        return None
+    if not is_scaled_first and inputs[1] not in known:
+        return None
+    of_map, pixels = summed.invars[0].aval, source.shape[1] * source.shape[2]
+    is_mean = math.isclose(float(factor), 1 / pixels if is_scaled_first else pixels, rel_tol=1e-6)
+    is_wide = of_map.dtype == jnp.float32 and of_map.shape == source.shape
+    return "average" if is_mean and is_wide and tuple(summed.params["axes"]) == (1, 2) else None
+
+
+def _is_conversion(equation: Any, source: Any, to: Any) -> bool:
+    is_one = equation.primitive.name == "convert_element_type"
+    return is_one and equation.invars[0].aval.dtype == source and equation.outvars[0].aval.dtype == to
 
 
 def _kind(equation: Any) -> tuple[Any, ...]:

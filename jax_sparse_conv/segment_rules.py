@@ -23,6 +23,7 @@ LEAST_LAYERS = 8
 _FAR = 2**13  # rows, columns, strides and reach of a window
 _GROUP_FEATURES = 32  # output channels of a group that "direct" has tiles for
 _DTYPES = ("float32", "bfloat16", "float16")
+_BESIDE_ROW = 2**16  # bytes of shared memory that a dense layer's kernel wants beside its inputs
 # Where a chain gains over `implementation=None`, layer by layer: on this capability, up to so many images, from so many
 # layers on (`LEAST_LAYERS`), of so many operations on average. By h200_networks.json at batch 1 and HIGHEST
 # RegNetX-16GF's 4.5e8 gain 2 %, VGG-19's 2.4e9 are level. By its rows from before chains were chosen ResNet-50's 1.5e8
@@ -33,15 +34,22 @@ _MOST_IMAGES, _MOST_IMAGES_EXACT = 4, 1
 _FLOPS, _FLOPS_OF_ONE = 7e8, 2.5e9  # the latter for one image, but not at HIGHEST
 
 
-def why_not(config: Config, x: Any, kernel: Any) -> str | None:
-    """Why a convolution with these operands cannot be a layer of a segment, or None."""
+def why_not(config: Config, x: Any, kernel: Any, shared_memory: int | None = None) -> str | None:
+    """Why a convolution or dense layer with these operands cannot be a layer of a segment, or None.
+
+    Args:
+      config: of the separate operation.
+      x: its x, as shape and dtype.
+      kernel: its kernel, as shape.
+      shared_memory: bytes that a block of the device may have; None where the device is not known yet.
+    """
     geometry, pool = config.geometry, config.geometry.pool
-    if config.method == "dense":
-        return "it is a matrix product"
     if config.has_nonzeros:
         return "it chooses by the zeros that another operation counts"
     if any(map(jax.export.is_symbolic_dim, (*x.shape, *kernel.shape))):
         return "its sizes are not known yet"
+    if config.method == "dense":
+        return _why_not_dense(config, x, kernel, shared_memory)
     if not 1 <= x.shape[0] <= MAX_IMAGES:
         return f"x has {x.shape[0]} images, not 1 to {MAX_IMAGES}"
     if kernel.shape[0] != 1:
@@ -64,6 +72,22 @@ def why_not(config: Config, x: Any, kernel: Any) -> str | None:
     if pool is not None and max(*pool.window, *pool.strides, *(1 + max(pads) for pads in pool.padding)) > _FAR:
         return "its pool's window is too large"
     return _why_not_direct(lowering.work_of(x, kernel, config))
+
+
+def _why_not_dense(config: Config, x: Any, kernel: Any, shared_memory: int | None) -> str | None:
+    """Why the kernel of one row (`cuda/dense_row.cu`) does not take a dense layer."""
+    channels, features = kernel.shape[3:]
+    if x.shape[0] != 1 or kernel.shape[0] != 1:
+        return f"it is a product of {x.shape[0]} rows and {kernel.shape[0]} kernels, not of one"
+    if str(x.dtype) not in _DTYPES:
+        return f"dtype {x.dtype} is not one of {', '.join(_DTYPES)}"
+    if config.has_residual or min(channels, features) < 1:
+        return "it has a residual, or nothing to compute"
+    if channels * x.dtype.itemsize % 16 or features * x.dtype.itemsize % 16:
+        return f"C={channels} or K={features} does not come in whole 16 bytes"
+    if shared_memory is not None and channels * x.dtype.itemsize + _BESIDE_ROW > shared_memory:
+        return f"its C={channels} inputs do not fit shared memory"
+    return None if channels * features <= MAX_ELEMENTS else "its kernel is too large"
 
 
 def _why_not_direct(work: Work) -> str | None:
@@ -94,6 +118,7 @@ def is_precise(config: Config, dtype: Any) -> bool:
 
 def pays(calls: Sequence[tuple[Config, Any, Any]]) -> bool:
     """Whether a chain of these (config, x, kernel) is expected to be faster than each under `implementation=None`."""
+    calls = [call for call in calls if call[0].method != "dense"]
     config, x, _ = calls[0]
     images, exact = x.shape[0], is_precise(config, x.dtype)
     if devices.current().capability != _MEASURED or len(calls) < LEAST_LAYERS:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
+import jax
 import numpy as np
 
 from jax_sparse_conv import chain_tiles, lowering, placement, primitives, segment_rules
@@ -28,7 +29,10 @@ products as HIGHEST has them or others."""
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """One convolution of a segment; operands by number, results of earlier layers as ~layer.
+    """One convolution or dense layer of a segment; operands by number, results of earlier layers as ~layer.
+
+    Dense layers come behind all convolutions. What they read, [N, H, W, C], is a row [N, 1, 1, H * W * C] to them, or
+    [N, 1, 1, C] where it is averaged.
 
     Attributes:
       config: of the separate operation.
@@ -48,6 +52,12 @@ class Layer:
     residual: int | None = None
     packed: int | None = None
     tile: chain_tiles.Tile | None = None
+    averages: bool = False  # over the pixels of x first
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether it is a matrix product."""
+        return self.config.method == "dense"
 
     @property
     def steps(self) -> int:
@@ -59,10 +69,19 @@ def results_of(operands: Sequence[Any], layers: Sequence[Layer]) -> list[Any]:
     """The result of every layer, as shape and dtype."""
     made: list[Any] = []
     for layer in layers:
-        numbers = (layer.x, layer.kernel, layer.bias, layer.residual, layer.packed)
+        numbers = (layer.kernel, layer.bias, layer.residual, layer.packed)
         present = [operands[n] if n >= 0 else made[~n] for n in numbers if n is not None]
-        made.append(primitives.conv_p.abstract_eval(*present, config=layer.config)[0])
+        x = input_of(layer, operands[layer.x] if layer.x >= 0 else made[~layer.x])
+        made.append(primitives.conv_p.abstract_eval(x, *present, config=layer.config)[0])
     return made
+
+
+def input_of(layer: Layer, x: Any) -> Any:
+    """What the separate operation of a layer that reads x has as its own x, as shape and dtype."""
+    if not layer.is_dense:
+        return x
+    channels = x.shape[3] if layer.averages else math.prod(x.shape[1:])
+    return jax.core.ShapedArray((x.shape[0], 1, 1, channels), x.dtype)
 
 
 class Where(enum.IntEnum):
@@ -88,7 +107,7 @@ class _Value:
 
 @dataclasses.dataclass
 class _Step:
-    kind: int  # 0 convolution, 1 max pool
+    kind: int  # 0 convolution, 1 max pool, 2 dense layer
     x: int
     out: int
     kernel: int = -1
@@ -172,7 +191,18 @@ class Schedule:
             "precision": np.int64(self.precision),
         }
 
+    def _add_dense(self, index: int, layer: Layer) -> None:
+        x = self._value(layer.x, len(self.steps))
+        out = self._out(self._made[index].shape, len(self.steps), ~index)
+        window = self.values[x].shape[1:3] if layer.averages else (1, 1)
+        bias = -1 if layer.bias is None else layer.bias
+        numbers = (*window, 1, 1, 0, 0, 0, 0, 1, 1, int(layer.config.activation == "relu"), 1)
+        self.steps.append(_Step(2, x, out, layer.kernel, bias, numbers=numbers))
+
     def _add(self, index: int, layer: Layer) -> None:
+        if layer.is_dense:
+            self._add_dense(index, layer)
+            return
         geometry, pool = layer.config.geometry, layer.config.geometry.pool
         step = len(self.steps)
         x = self._value(layer.x, step)
@@ -279,7 +309,7 @@ def _with_pairs(operands: Sequence[Any], layers: Sequence[Layer]) -> list[int]:
 
     def is_pointwise(layer: Layer) -> bool:
         geometry = layer.config.geometry
-        alone = geometry.pool is None and geometry.groups == 1 and geometry.strides == (1, 1)
+        alone = not layer.is_dense and geometry.pool is None and geometry.groups == 1 and geometry.strides == (1, 1)
         return alone and operands[layer.kernel].shape[1:3] == (1, 1) and not any(map(any, geometry.padding))
 
     for first in range(len(layers) - 2):

@@ -1,13 +1,14 @@
-"""The primitive `jsc_segment`: convolutions that feed each other as one call. `fusion.py` finds them in a program.
+"""The primitive `jsc_segment`: convolutions that feed each other, and dense layers behind them, as one call.
 
-On CUDA devices with clusters (Hopper and later) a segment is a chain of "direct" kernels that overlap
-(`cuda/chain.cu`); everywhere else it is the separate operations again. The kernels are dense: they skip no zeros.
+`fusion.py` finds them in a program. On CUDA devices with clusters (Hopper and later) a segment is a chain of kernels
+that overlap (`cuda/chain.cu`), "direct" for convolutions, which skips no zeros, and the one of `dense`, which does;
+everywhere else it is the separate operations again.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,9 +17,9 @@ import numpy as np
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
-from jax_sparse_conv import _native, chain_tiles, devices, partitioning, primitives, segment_rules
+from jax_sparse_conv import _native, chain_tiles, devices, partitioning, primitives, reference, segment_rules
 from jax_sparse_conv.primitives import Config
-from jax_sparse_conv.segment_schedule import Layer, Schedule, TakesPool, results_of
+from jax_sparse_conv.segment_schedule import Layer, Schedule, TakesPool, input_of, results_of
 
 # Parameters: layers, which of them are results, and `chosen`: a chain only where `segment_rules.pays`.
 segment_p = jex_core.Primitive("jsc_segment")
@@ -28,19 +29,27 @@ partitioning.needs_devices(segment_p)
 
 def separate(*operands: jax.Array, layers: Sequence[Layer], results: Sequence[int]) -> list[jax.Array]:
     """The segment's meaning: its layers one by one."""
-    made: list[jax.Array] = []
-    for layer in layers:
-
-        def value(number: int | None) -> jax.Array | None:
-            if number is None:
-                return None
-            return operands[number] if number >= 0 else made[~number]
-
-        x = value(layer.x)
-        assert x is not None
-        bias, residual, packed = value(layer.bias), value(layer.residual), value(layer.packed)
-        made.append(primitives.bind(x, operands[layer.kernel], bias, residual, layer.config, packed))
+    made: dict[int, jax.Array] = {}
+    for index, layer in enumerate(layers):
+        made[index] = _one(operands, made, layer)
     return [made[index] for index in results]
+
+
+def _one(operands: Sequence[jax.Array], made: Mapping[int, jax.Array], layer: Layer) -> jax.Array:
+    """A layer's separate operation."""
+
+    def value(number: int | None) -> jax.Array | None:
+        if number is None:
+            return None
+        return operands[number] if number >= 0 else made[~number]
+
+    x = value(layer.x)
+    assert x is not None
+    if layer.is_dense:
+        x = reference.average_of_pixels(x) if layer.averages else x
+        x = x.reshape(x.shape[0], 1, 1, -1)
+    bias, residual, packed = value(layer.bias), value(layer.residual), value(layer.packed)
+    return primitives.bind(x, operands[layer.kernel], bias, residual, layer.config, packed)
 
 
 def keys(operands: Sequence[Any], layers: Sequence[Layer]) -> list[chain_tiles.Key]:
@@ -55,7 +64,7 @@ def keys(operands: Sequence[Any], layers: Sequence[Layer]) -> list[chain_tiles.K
 def calls_of(operands: Sequence[Any], layers: Sequence[Layer]) -> list[tuple[Config, Any, Any]]:
     """Of every layer its configuration, and what it reads as x and kernel."""
     made = results_of(operands, layers)
-    xs = [operands[layer.x] if layer.x >= 0 else made[~layer.x] for layer in layers]
+    xs = [input_of(layer, operands[layer.x] if layer.x >= 0 else made[~layer.x]) for layer in layers]
     return [(layer.config, x, operands[layer.kernel]) for layer, x in zip(layers, xs, strict=True)]
 
 
@@ -93,13 +102,29 @@ def _lower(
     platform: str | None,
 ) -> Any:
     if platform != "cuda" or partitioning.is_partitioned(ctx) or not _is_chain(ctx.avals_in, layers, chosen):
-        lower = functools.partial(separate, layers=layers, results=results)
+        lower = functools.partial(_without_dense, layers=layers, results=results, chosen=chosen)
+        if platform != "cuda" or not any(layer.is_dense for layer in layers):
+            lower = functools.partial(separate, layers=layers, results=results)
         return mlir.lower_fun(lower, multiple_results=True)(ctx, *operands)
     schedule = Schedule.in_least_memory(ctx.avals_in, layers, results, _pools_of(devices.ordinals(ctx)))
     scratch = jax.core.ShapedArray((schedule.workspace_bytes,), np.uint8)
     ctx = ctx.replace(avals_out=[*ctx.avals_out, scratch])
     call = jax.ffi.ffi_lowering(_native.target_name("segment"))
     return call(ctx, *operands, **schedule.attributes())[:-1]
+
+
+def _without_dense(
+    *operands: jax.Array, layers: tuple[Layer, ...], results: Sequence[int], chosen: bool
+) -> list[jax.Array]:
+    """The convolutions as a segment of their own, and the dense layers behind it one by one."""
+    count = next(index for index, layer in enumerate(layers) if layer.is_dense)
+    read = {~layer.x for layer in layers[count:]}
+    kept = tuple(index for index in range(count) if index in results or index in read)
+    out = segment_p.bind(*operands, layers=layers[:count], results=kept, chosen=chosen)
+    made = dict(zip(kept, out, strict=True))
+    for index, layer in enumerate(layers[count:], count):
+        made[index] = _one(operands, made, layer)
+    return [made[index] for index in results]
 
 
 def _pools_of(ordinals: Sequence[int]) -> TakesPool | None:
@@ -123,7 +148,9 @@ def _fits(dtype: Any, calls: Sequence[tuple[Config, Any, Any]]) -> bool:
     """Whether the kernel is there for the device and takes every layer, with the images that `vmap` added."""
     if _native.why_missing("segment", "cuda", dtype) is not None or not _has_clusters():
         return False
-    return all(segment_rules.why_not(*call) is None for call in calls)
+    device = devices.known()
+    assert device is not None
+    return all(segment_rules.why_not(*call, device.block_shared_memory) is None for call in calls)
 
 
 def _has_clusters() -> bool:

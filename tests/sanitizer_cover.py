@@ -25,7 +25,7 @@ from test_counting import check_counts
 from test_dense_blocks import run
 from test_direct import LARGE_KINDS, SHARED_TILES
 from test_kernels import TOLERANCE, call
-from test_segments import CASES, KINDS, LARGER, check
+from test_segments import CASES, ENDS, KINDS, LARGER, check, check_end
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv.coo_star import CooStar
@@ -158,6 +158,17 @@ def check_chains(dtype: str) -> int:
     return len(kinds) * len(SENT + SENT_LATE)
 
 
+def check_ends(dtype: str) -> int:
+    """Chains that end in dense layers, on a GPU; elsewhere they are separate operations."""
+    if jax.default_backend() != "gpu":
+        return 0
+    kinds = [kind for kind in KINDS if kind[0] == dtype]
+    for end in ENDS:
+        for _, precision in kinds:
+            check_end(end, 80, dtype, precision)
+    return len(kinds) * len(ENDS)
+
+
 def check_pairs(dtype: str, pairs: Sequence[tuple[Case, int]] = SMALL_PAIRS) -> int:
     """Two 1x1 layers in one kernel, where there is one."""
     kinds = [kind for kind in KINDS if kind[0] == dtype]
@@ -202,7 +213,7 @@ CHECKS = {
     check.__name__.removeprefix("check_"): check
     for check in (
         check_runs, check_large, check_dense, check_coo_star, check_stacks, check_non_finite, check_adaptive,
-        check_segments, check_chains, check_pairs, check_large_pairs, check_blocks, check_dense_blocks,
+        check_segments, check_chains, check_ends, check_pairs, check_large_pairs, check_blocks, check_dense_blocks,
     )
 }  # fmt: skip
 

@@ -245,6 +245,15 @@ def test_the_segments_of_a_network(kind: str) -> None:
         assert 0.01 < np.sqrt(np.mean(each**2)) < 100
 
 
+def test_dense_layers_have_no_tiles_to_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chain_tiles, "candidates", lambda *of: [])
+    (segment,) = chain_programs.segments_of("vgg19", "highest", 1)
+    assert [layer.is_dense for layer in segment.layers] == [False] * 16 + [True] * 3
+    groups = benchmark.groups_of(segment, "highest", 0)
+    assert [group.key for group in groups] == list(dict.fromkeys(segment.keys[:16]))
+    assert sum(group.count for group in groups) == 16
+
+
 def test_programs_of_a_segment() -> None:
     (segment,) = chain_programs.segments_of("resnet50", "highest", 1, quick=True)
     key = segment.keys[2]

@@ -244,3 +244,105 @@ def test_a_network_is_one_segment() -> None:
     fused = jsc.fuse(model)
     assert names(fused, x)[:2] == ["segment 12", "conv"]
     np.testing.assert_allclose(jax.jit(fused)(x), jax.jit(lambda x: model(x))(x), rtol=2e-3, atol=2e-3)
+
+
+# --- dense layers behind the convolutions -----------------------------------------------------------------------------
+
+
+def classifier(
+    x: jax.Array, *, scale: float | None = None, axes: tuple[int, ...] = (1, 2), flat: bool = False, features: int = 12
+) -> jax.Array:
+    """Two convolutions of x [N, 5, 7, 8], the average of their pixels or all of them, and two dense layers."""
+    with jax.default_matmul_precision("highest"):
+        y = jsc.conv(jsc.conv(x, weights(1, 3, 3, 8, 8)), weights(2, 3, 3, 8, 8), activation="relu")
+        row = y.reshape(y.shape[0], -1) if flat else jnp.sum(y * (1 / 35 if scale is None else scale), axis=axes)
+        row = jsc.dense(row.reshape(y.shape[0], -1), weights(3, row.size // y.shape[0], 16), activation="relu")
+        return jsc.dense(row, weights(4, 16, features), weights(5, features))
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_dense_layers_of_a_row_end_a_segment(flat: bool) -> None:
+    x = weights(0, 1, 5, 7, 8)
+    fused = jsc.fuse(lambda x: classifier(x, flat=flat))
+    assert names(fused, x) == ["segment 4"]
+    (equation,) = equations(fused, x)
+    layers = equation.params["layers"]
+    assert equation.params["results"] == (3,)
+    assert [(layer.x, layer.averages) for layer in layers] == [(0, False), (~0, False), (~1, not flat), (~2, False)]
+    np.testing.assert_allclose(fused(x), classifier(x, flat=flat), rtol=1e-5, atol=1e-5)
+
+
+def test_dense_layers_that_do_not_end_a_segment() -> None:
+    x, two = weights(0, 1, 5, 7, 8), weights(0, 2, 5, 7, 8)
+    assert names(jsc.fuse(classifier), two) == ["segment 2", "conv", "conv"]  # two rows
+    assert names(jsc.fuse(lambda x: classifier(x, scale=0.5)), x) == ["segment 2", "conv", "conv"]  # no average
+    assert names(jsc.fuse(lambda x: classifier(x, axes=(1,))), x) == ["segment 2", "conv", "conv"]
+    assert names(jsc.fuse(lambda x: classifier(x, features=10)), x) == ["segment 3", "conv"]  # not whole 16 bytes
+
+    def with_another_reader(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        y = jsc.conv(jsc.conv(x, weights(1, 3, 3, 8, 8)), weights(2, 3, 3, 8, 8))
+        row = jnp.sum(y * (1 / 35), axis=(1, 2))
+        return jsc.dense(row, weights(3, 8, 12)), row
+
+    assert names(jsc.fuse(with_another_reader), x) == ["segment 2", "conv"]
+    for found, expected in zip(jsc.fuse(with_another_reader)(x), with_another_reader(x), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_mean_over_height_and_width_is_part_of_a_segment(dtype: str) -> None:
+    def function(x: jax.Array, between: Any = None, scale: float | None = None) -> jax.Array:
+        y = jsc.conv(jsc.conv(x, kernels[0]), kernels[1], activation="relu")
+        row = jnp.mean(y if between is None else y.astype(between).astype(dtype), axis=(1, 2))
+        return jsc.dense(row if scale is None else row * scale, kernels[2])
+
+    shapes = ((3, 3, 8, 8), (3, 3, 8, 16), (16, 24))
+    kernels = [weights(i, *shape).astype(dtype) for i, shape in enumerate(shapes)]
+    x = weights(9, 1, 5, 7, 8).astype(dtype)
+    with jax.default_matmul_precision("highest"):
+        assert names(jsc.fuse(function), x) == ["segment 3"]
+        found, expected = (np.asarray(each(x), np.float64) for each in (jsc.fuse(function), function))
+        np.testing.assert_allclose(found, expected, rtol=0, atol={"float32": 1e-5}.get(dtype, 0.05))
+        assert names(jsc.fuse(lambda x: function(x, scale=2.0)), x) == ["segment 2", "conv"]
+        rounded = "float8_e4m3fn" if dtype == "bfloat16" else "bfloat16"
+        assert names(jsc.fuse(lambda x: function(x, between=rounded)), x) == ["segment 2", "conv"]
+
+
+def test_a_map_that_others_read_too_is_a_result() -> None:
+    def function(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        y = jsc.conv(jsc.conv(x, weights(1, 3, 3, 8, 8)), weights(2, 3, 3, 8, 8))
+        return jsc.dense(y.reshape(1, -1), weights(3, 280, 12)), jnp.tanh(y)
+
+    x = weights(0, 1, 5, 7, 8)
+    assert names(jsc.fuse(function), x) == ["segment 3"]
+    (equation,) = equations(jsc.fuse(function), x)
+    assert equation.params["results"] == (1, 2)
+    for found, expected in zip(jsc.fuse(function)(x), function(x), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_convolutions_behind_a_dense_layer_are_another_segment() -> None:
+    def function(x: jax.Array) -> jax.Array:
+        y = jsc.conv(jsc.conv(x, weights(1, 3, 3, 8, 8)), weights(2, 3, 3, 8, 8))
+        row = jsc.dense(y.reshape(1, -1), weights(3, 280, 32)).reshape(1, 2, 2, 8)
+        return jsc.conv(jsc.conv(row, weights(1, 3, 3, 8, 8)), weights(2, 3, 3, 8, 8))
+
+    x = weights(0, 1, 5, 7, 8)
+    assert names(jsc.fuse(function), x) == ["segment 3", "segment 2"]
+    np.testing.assert_allclose(jsc.fuse(function)(x), function(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_transformations_of_a_segment_with_dense_layers(flat: bool) -> None:
+    x, images = weights(0, 1, 5, 7, 8), weights(0, 3, 1, 5, 7, 8)
+    fused = jsc.fuse(lambda x: classifier(x, flat=flat))
+    expected = jnp.stack([classifier(image, flat=flat) for image in images])
+    np.testing.assert_allclose(jax.jit(jax.vmap(fused))(images), expected, rtol=1e-5, atol=1e-5)
+
+    def loss(function: Any, x: jax.Array) -> jax.Array:
+        return jnp.sum(function(x) ** 2)
+
+    found = jax.grad(lambda x: loss(fused, x))(x)
+    np.testing.assert_allclose(
+        found, jax.grad(lambda x: loss(lambda y: classifier(y, flat=flat), x))(x), rtol=1e-3, atol=1e-3
+    )

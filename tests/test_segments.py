@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import cases
 import jax
@@ -17,6 +18,7 @@ from conftest import PLATFORM
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv import _native, segment_rules
+from jax_sparse_conv.reference import average_of_pixels
 
 TOLERANCE = {"highest": 2e-6, "default": 5e-4, "bfloat16": 6e-3, "float16": 8e-4}
 KINDS = [("float32", "highest"), ("float32", "default"), ("bfloat16", "default"), ("float16", "default")]
@@ -170,3 +172,72 @@ def test_a_chain_of_large_layers_on_the_gpu(dtype: str, precision: str, gpu: jax
         np.testing.assert_array_equal(np.asarray(result, np.float64), np.asarray(results[0], np.float64))
     tolerance = 10 * TOLERANCE[precision if dtype == "float32" else dtype]
     assert np.linalg.norm(np.asarray(results[0], np.float64) - expected) <= tolerance * np.linalg.norm(expected)
+
+
+class End(NamedTuple):
+    """Two 1x1 convolutions, and dense layers behind them."""
+
+    name: str
+    x: tuple[int, ...]
+    channels: int
+    averages: bool  # the pixels of the convolutions' result, or a row of all
+    features: tuple[int, ...]
+
+
+ENDS = (
+    End("one pixel", (1, 1, 1, 8), 16, True, (8,)),
+    End("few channels", (1, 5, 3, 8), 24, True, (1000,)),
+    End("part of a piece", (1, 7, 7, 16), 264, True, (72, 8)),
+    End("as ResNet's", (1, 7, 7, 64), 2048, True, (1000,)),
+    End("many pixels", (1, 23, 19, 8), 520, True, (136,)),
+    End("many channels", (1, 3, 3, 8), 4104, True, (2048,)),
+    End("flat", (1, 7, 7, 8), 512, False, (4096, 1000)),
+    End("flat, odd", (1, 3, 5, 8), 40, False, (1000, 24, 8)),
+)
+
+
+@pytest.mark.parametrize(("dtype", "precision"), KINDS, ids=KIND_IDS)
+@pytest.mark.parametrize("zeros", [0, 80, 100, "not finite"])
+@pytest.mark.parametrize("end", ENDS, ids=[end.name for end in ENDS])
+def test_dense_layers_at_the_end(end: End, zeros: int | str, dtype: str, precision: str, gpu: jax.Device) -> None:
+    require_kernel(dtype)
+    check_end(end, zeros, dtype, precision)
+
+
+def check_end(end: End, zeros: int | str, dtype: str, precision: str) -> None:
+    """As a chain on a GPU with clusters, each layer beside float64 of what it reads, the same in every run."""
+    kernels = [weights(1, 1, 1, end.x[3], 8), weights(2, 1, 1, 8, end.channels)]
+    bias = jnp.full(end.channels, {0: 9.0, 80: -2.0, 100: -1e4}.get(zeros, 0.0))  # type: ignore[call-overload]
+    if zeros == "not finite":
+        bias = bias.at[1].set(jnp.nan).at[2].set(jnp.inf).at[5].set(-jnp.inf)
+    sizes = (end.channels if end.averages else end.x[1] * end.x[2] * end.channels, *end.features)
+    dense = [weights(3 + i, *pair) for i, pair in enumerate(itertools.pairwise(sizes))]
+    operands = [value.astype(dtype) for value in (weights(0, *end.x), *kernels, bias, *dense)]
+
+    def layers(x: Any, first: Any, second: Any, bias: Any, *dense: Any) -> list[jax.Array]:
+        y = jsc.conv(jsc.conv(x, first, precision=precision), second, bias, activation="relu", precision=precision)
+        row = average_of_pixels(y) if end.averages else y.reshape(1, -1)
+        found = [y]
+        for weight in dense:
+            row = jsc.dense(row, weight, activation="relu", precision=precision)
+            found.append(row)
+        return found
+
+    fused = jax.jit(jsc.fuse(layers))
+    assert (fused.lower(*operands).compile().as_text() or "").count('custom_call_target="jsc_segment"') == 1
+    poison(fused, *operands)
+    results = [fused(*operands) for _ in range(10)]  # not waited for one by one
+    for again in results[1:]:
+        for a, b in zip(results[0], again, strict=True):
+            np.testing.assert_array_equal(np.asarray(a, np.float64), np.asarray(b, np.float64))
+    y, *rows = (np.asarray(each, np.float64) for each in results[0])
+    row = y.mean(axis=(1, 2)).astype(jnp.dtype(dtype)).astype(np.float64) if end.averages else y.reshape(1, -1)
+    tolerance = TOLERANCE["highest" if dtype == "float32" else dtype]
+    for found, weight in zip(rows, dense, strict=True):
+        wide = np.asarray(weight.astype(dtype), np.float64)
+        used = np.where(row.T == 0, 0, wide)  # kernel rows of zeros are skipped
+        with np.errstate(invalid="ignore"):
+            sums = row @ used
+        expected = np.where(sums <= 0, 0, sums)
+        assert oracle.relative_error(found, expected) <= tolerance
+        row = found

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from jax_sparse_conv import fusion, layer_calls, layers, ops, segment_rules
 from jax_sparse_conv import nnx as sparse_nnx
 from jax_sparse_conv.models.units import ConvUnit, Layer, PreActivation, dense_implementation, without_pool
 from jax_sparse_conv.nnx import SparseConv, SparseConvPool, SparseLinear
+from jax_sparse_conv.reference import average_of_pixels
 
 # Called before every layer with its name, the layer, its input and its residual.
 BeforeLayer: TypeAlias = Callable[[str, Layer, jax.Array, jax.Array | None], None]
@@ -90,15 +90,6 @@ def run_layer(
         before_layer(name, layer, x, residual)
     out: jax.Array = layer(x) if residual is None else layer(x, residual)  # type: ignore[call-arg]
     return out
-
-
-def average_of_pixels(x: jax.Array) -> jax.Array:
-    """x [N, H, W, C] -> [N, C], summed in float32 at least.
-
-    Scaled first: XLA puts that into the sum's kernel on a GPU, where `jnp.mean` has another one that divides behind it.
-    """
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    return jnp.sum(wide * (1 / (x.shape[1] * x.shape[2])), axis=(1, 2)).astype(x.dtype)
 
 
 def run_units(
