@@ -137,15 +137,17 @@ ffi::Error DenseOf(const SegmentCall& call, size_t index, int device, Footprint*
   ConvArgs& a = dense.args;
   ChainRow row;
   row.averaged = step.window[0] * step.window[1];
-  row.behind_dense = index > 0 && call.steps[index - 1].kind == SegmentKind::kDense;
+  const SegmentStep* before = index > 0 ? &call.steps[index - 1] : nullptr;
+  row.behind_dense = before && before->kind == SegmentKind::kDense && before->out.data == step.x.data;
   a.channels = a.group_channels = step.x.size[1] * step.x.size[2] * step.x.size[3] / row.averaged;
   for (int i = 0; i < 2; ++i) a.size[i] = a.kernel_size[i] = a.conv_size[i] = a.out_size[i] = a.stride[i] = 1;
   dense.in_front = in_front;
   const DeviceInfo& info = GetDeviceInfo(device);
   if (!IsDenseRow(dense, info)) {
     return ffi::Error(ffi::ErrorCode::kFailedPrecondition,
-                      "a dense layer of " + std::to_string(a.channels) + " to " + std::to_string(a.features) +
-                          " features has no kernel in chains on device " + std::to_string(device));
+                      "layer " + std::to_string(index) + ": a dense layer of " + std::to_string(a.channels) + " to " +
+                          std::to_string(a.features) + " features has no kernel in chains on device " +
+                          std::to_string(device));
   }
   return DenseRowInChain(dense, row, info, stream);
 }

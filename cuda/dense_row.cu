@@ -34,7 +34,8 @@ size_t SharedBytes(const DenseRowTask<T>& task) {
   return task.barriers_at + kRowBarrierBytes + features * static_cast<int>(sizeof(float));
 }
 
-// As ChooseTiles. What averages its input reads its share of a map, so the largest clusters share the channels. Behind
+// As ChooseTiles. What averages its input reads its share of a map, so the largest clusters share the channels, if all
+// run at once. Behind
 // a dense layer, where a few scattered kernel rows are read, segments are whole lines of the cache.
 template <typename T>
 int64_t ChooseRowTiles(const DeviceInfo& device, int64_t stacks, bool behind_dense, DenseRowTask<T>* task) {
@@ -96,7 +97,8 @@ ffi::Error LaunchDenseRow(const ConvCall& call, const ChainRow& row, const Devic
 }  // namespace
 
 bool IsDenseRow(const ConvCall& call, const DeviceInfo& device) {
-  constexpr int64_t kMostStacks = 65535, kElse = 1 << 16, kPiece = 16;  // kElse: bytes of shared memory beside x
+  // kElse: bytes of shared memory beside x; segment_rules.py has them too.
+  constexpr int64_t kMostStacks = 65535, kElse = 1 << 16, kPiece = 16;
   const ConvArgs& a = call.args;
   const int64_t bytes = static_cast<int64_t>(ffi::ByteWidth(call.dtype));
   return device.clusters[1] > 0 && a.images == a.stacks && a.stacks <= kMostStacks &&

@@ -330,6 +330,7 @@ nb::dict DeviceProperties(int device) {
     }
     properties[name] = value;
   }
+  properties["cluster_code"] = GetDeviceInfo(device).clusters[1] > 0;
   return properties;
 }
 

@@ -44,6 +44,7 @@ class Device:
       memory_bytes_per_second: bandwidth of device memory.
       lanes: float32 multiply-adds of a multiprocessor in one cycle.
       capability: compute capability.
+      cluster_code: whether the CUDA extension was compiled for architectures with clusters.
     """
 
     multiprocessors: int = 132
@@ -56,6 +57,7 @@ class Device:
     memory_bytes_per_second: float = 4.8e12
     lanes: int = 128
     capability: tuple[int, int] = (9, 0)
+    cluster_code: bool = True
 
     @property
     def flops(self) -> float:
@@ -74,8 +76,8 @@ class Device:
 
     @property
     def has_clusters(self) -> bool:
-        """Whether blocks of a cluster share memory, as from Hopper on."""
-        return self.capability >= _CLUSTERS
+        """Whether blocks of a cluster share memory, as from Hopper on, in code that is there for it."""
+        return self.capability >= _CLUSTERS and self.cluster_code
 
     def tensor_flops(self, dtype: str) -> float:
         """Operations a second of the tensor cores on "float32" as TF32 or on a 16-bit type."""
@@ -101,9 +103,11 @@ class Device:
           RuntimeError: there is no such device, or no CUDA extension.
         """
         found = _native.device_properties(ordinal)
-        named = {field.name: found[field.name] for field in dataclasses.fields(cls) if field.name in found}
+        numbers = found.keys() - {"cluster_code"}
+        named = {field.name: found[field.name] for field in dataclasses.fields(cls) if field.name in numbers}
         return cls(
             **named,
+            cluster_code=bool(found["cluster_code"]),
             clock_hz=found["clock_khz"] * 1e3,
             memory_bytes_per_second=2 * found["memory_clock_khz"] * 1e3 * found["memory_bus_bits"] / 8,
             lanes=_FP32_LANES.get((found["major"], found["minor"]), 128),

@@ -43,8 +43,9 @@ def fuse(function: _Function) -> _Function:
     starting it does not matter. Behind them `jsc.dense` and the layers made of it, of one row without a residual, with
     C and K multiples of 16 bytes, which reads the last map flat, its mean over height and width (`jnp.mean`), or a
     dense layer's result. They must be in the function itself or in functions that it calls under `jit`, not inside
-    `scan`, `cond` or the like. All else is evaluated as before, so that the results are those of `function` within the
-    precision's tolerance. float32 is multiplied as TF32 unless the precision is HIGHEST.
+    `scan`, `cond` or the like, and what lies between a map and a dense layer in the layers' own function. All else is
+    evaluated as before, so that the results are those of `function` within the precision's tolerance. float32 is
+    multiplied as TF32 unless the precision is HIGHEST.
 
     The networks of `jax_sparse_conv.models` do this by themselves under `jit` where it is expected to be faster.
 
@@ -206,13 +207,6 @@ class _Run:
 
     def add(self, equation: _Equation) -> None:
         """Take the next equation of the program."""
-        row = self._row_of(equation)
-        if row is not None:
-            self._waiting = [each for each in self._waiting if not any(each is other for other in row.between)]
-            self._open.append(dataclasses.replace(equation, row=row))
-            self._steps += 1
-            self._position += 1
-            return
         fits = self._fits(equation)
         while fits and self._blocks(equation):
             self._open_next(equation)
@@ -229,8 +223,9 @@ class _Run:
         self._position += 1
 
     def close(self) -> None:
-        """Evaluate the open segment, then what waits for it."""
+        """Evaluate the open segment, with dense layers at its end, then what waits for it."""
         if len(self._open) >= _FEWEST:
+            self._take_rows()
             self._evaluate_segment()
         elif self._open:
             self._evaluate(self._open[0])
@@ -252,10 +247,20 @@ class _Run:
         self._open, self._held = self._held, []
         self._steps = sum(map(_steps, self._open))
 
+    def _take_rows(self) -> None:
+        """Put the dense layers that wait for the open segment at its end."""
+        for equation in self._waiting:
+            row = self._row_of(equation)
+            if row is not None:
+                gone = (equation, *row.between)
+                self._waiting = [each for each in self._waiting if not any(each is other for other in gone)]
+                self._open.append(dataclasses.replace(equation, row=row))
+                self._steps += 1
+
     def _row_of(self, equation: _Equation) -> _Row | None:
-        """What a dense layer that joins the open segment reads of it, or None for all other equations."""
+        """What a dense layer at the end of the open segment reads of it, or None for all other equations."""
         traced = equation.equation
-        if not self._open or traced.primitive is not primitives.conv_p or traced.params["config"].method != "dense":
+        if traced.primitive is not primitives.conv_p or traced.params["config"].method != "dense":
             return None
         config, operands = traced.params["config"], primitives.Operands.of(equation.inputs, traced.params["config"])
         x, kernel = (variable.aval for variable in traced.invars[:2])
@@ -278,8 +283,15 @@ class _Run:
             if len(unknown) != 1:
                 return None
             number = unknown[0]
-        form = _form_of(between, made[number], self.values)
-        return None if form is None else _Row(number, form == "average", tuple(between))
+        source = made[number]
+        form = _form_of(between, source, self.values)
+        averages = form == "average"
+        channels = source.shape[3] if averages else math.prod(source.shape[1:])
+        if form is None or source.shape[0] != 1 or channels != x.shape[3]:
+            return None
+        if averages and segment_rules.why_not_average(source.shape, kernel.shape[4], x.dtype.itemsize) is not None:
+            return None
+        return _Row(number, averages, tuple(between))
 
     def _may_be_held(self, equation: _Equation) -> bool:
         """Whether nothing reads a layer's result until the next segment, and what it reads is smaller.
@@ -287,10 +299,6 @@ class _Run:
         As of a projection whose block goes on in a layer that is no part of segments: there the result would wait.
         """
         (result,) = equation.outputs
-        if equation.row is not None or any(
-            other.row is not None and other.row.source == result for other in self._open
-        ):
-            return False
         if any(result in other.inputs for other in (*self._open, *self._waiting)):
             return False
         variables = zip(equation.inputs, equation.equation.invars, strict=True)
@@ -314,8 +322,6 @@ class _Run:
         """Whether a convolution cannot join the open segment."""
         if not self._open:
             return not all(number in self.values for number in equation.inputs)
-        if self._open[-1].row is not None:
-            return True
         made = {number for other in self._open for number in other.outputs}
         operands = primitives.Operands.of(equation.inputs, equation.equation.params["config"])
         maps = {number for number in (operands.x, operands.residual) if number is not None}
@@ -369,7 +375,7 @@ def _form_of(between: Sequence[_Equation], source: Any, known: Mapping[int, Any]
 
     The latter is `reference.average_of_pixels`. Maps of 16 bits are summed in float32, and converted back.
     """
-    core = [each.equation for each in between if each.equation.primitive.name != "reshape"]
+    core = [each.equation for each in between if not _is_plain_reshape(each.equation)]
     if not core:
         return "flat"
     if _is_conversion(core[0], source.dtype, jnp.float32):
@@ -391,6 +397,11 @@ def _form_of(between: Sequence[_Equation], source: Any, known: Mapping[int, Any]
     is_mean = math.isclose(float(factor), 1 / pixels if is_scaled_first else pixels, rel_tol=1e-6)
     is_wide = of_map.dtype == jnp.float32 and of_map.shape == source.shape
     return "average" if is_mean and is_wide and tuple(summed.params["axes"]) == (1, 2) else None
+
+
+def _is_plain_reshape(equation: Any) -> bool:
+    """Not `lax.reshape` with another order of the dimensions, which moves elements."""
+    return equation.primitive.name == "reshape" and equation.params["dimensions"] is None
 
 
 def _is_conversion(equation: Any, source: Any, to: Any) -> bool:

@@ -23,7 +23,10 @@ LEAST_LAYERS = 8
 _FAR = 2**13  # rows, columns, strides and reach of a window
 _GROUP_FEATURES = 32  # output channels of a group that "direct" has tiles for
 _DTYPES = ("float32", "bfloat16", "float16")
-_BESIDE_ROW = 2**16  # bytes of shared memory that a dense layer's kernel wants beside its inputs
+_BESIDE_ROW = 2**16  # bytes of shared memory that a dense layer's kernel wants beside its inputs (cuda/dense_row.cu)
+# Of an average: pixels that a warp takes at a time, channels of a block's piece, blocks that share them and bytes of
+# results for which they do, and how many rounds of loads are less than a kernel of its own.
+_AVERAGED, _PIECE, _PARTS, _SHARED_RESULTS, _MOST_ROUNDS = 64, 256, 8, 7680, 8
 # Where a chain gains over `implementation=None`, layer by layer: on this capability, up to so many images, from so many
 # layers on (`LEAST_LAYERS`), of so many operations on average. By h200_networks.json at batch 1 and HIGHEST
 # RegNetX-16GF's 4.5e8 gain 2 %, VGG-19's 2.4e9 are level. By its rows from before chains were chosen ResNet-50's 1.5e8
@@ -90,6 +93,13 @@ def _why_not_dense(config: Config, x: Any, kernel: Any, shared_memory: int | Non
     return None if channels * features <= MAX_ELEMENTS else "its kernel is too large"
 
 
+def why_not_average(shape: Sequence[int], features: int, itemsize: int) -> str | None:
+    """Why a dense layer does not average a map [1, H, W, C] that it reads: blocks would take too long over it."""
+    parts = _PARTS if features * itemsize <= _SHARED_RESULTS else 1
+    rounds = -(-shape[1] * shape[2] // _AVERAGED) * -(-shape[3] // (_PIECE * parts))
+    return f"the average of {tuple(shape)} takes a block {rounds} rounds" if rounds > _MOST_ROUNDS else None
+
+
 def _why_not_direct(work: Work) -> str | None:
     """Why "direct" is not a good kernel for a layer of a chain."""
     groups, features = work.geometry.groups, work.kernel_shape[4] // work.geometry.groups
@@ -117,7 +127,10 @@ def is_precise(config: Config, dtype: Any) -> bool:
 
 
 def pays(calls: Sequence[tuple[Config, Any, Any]]) -> bool:
-    """Whether a chain of these (config, x, kernel) is expected to be faster than each under `implementation=None`."""
+    """Whether a chain of these (config, x, kernel) is expected to be faster than each under `implementation=None`.
+
+    Dense layers, which come last, do not count.
+    """
     calls = [call for call in calls if call[0].method != "dense"]
     config, x, _ = calls[0]
     images, exact = x.shape[0], is_precise(config, x.dtype)

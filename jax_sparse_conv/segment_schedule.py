@@ -43,6 +43,7 @@ class Layer:
       packed: operand that the separate operation reads on a CPU beside the kernel, or None.
       tile: of its kernel in the chain, where the planner has a plan with it; None for what `chain_tiles` knows of it,
         `chain_tiles.BY_MODEL` for what the model chooses. Where one kernel runs two 1x1 layers neither tile counts.
+      averages: whether a dense layer reads the mean of x over its pixels.
     """
 
     config: Config
@@ -52,7 +53,7 @@ class Layer:
     residual: int | None = None
     packed: int | None = None
     tile: chain_tiles.Tile | None = None
-    averages: bool = False  # over the pixels of x first
+    averages: bool = False
 
     @property
     def is_dense(self) -> bool:

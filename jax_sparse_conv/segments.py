@@ -7,6 +7,7 @@ everywhere else it is the separate operations again.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -120,7 +121,20 @@ def _without_dense(
     count = next(index for index, layer in enumerate(layers) if layer.is_dense)
     read = {~layer.x for layer in layers[count:]}
     kept = tuple(index for index in range(count) if index in results or index in read)
-    out = segment_p.bind(*operands, layers=layers[:count], results=kept, chosen=chosen)
+    numbers: dict[int, int] = {}  # of the operands that convolutions use
+
+    def number_of(operand: int | None) -> int | None:
+        return operand if operand is None or operand < 0 else numbers.setdefault(operand, len(numbers))
+
+    found = []
+    for each in layers[:count]:
+        x, kernel = number_of(each.x), number_of(each.kernel)
+        assert x is not None
+        assert kernel is not None
+        bias, residual, packed = number_of(each.bias), number_of(each.residual), number_of(each.packed)
+        found.append(dataclasses.replace(each, x=x, kernel=kernel, bias=bias, residual=residual, packed=packed))
+    used = [operands[number] for number in numbers]
+    out = segment_p.bind(*used, layers=tuple(found), results=kept, chosen=chosen)
     made = dict(zip(kept, out, strict=True))
     for index, layer in enumerate(layers[count:], count):
         made[index] = _one(operands, made, layer)

@@ -25,7 +25,7 @@ from jax_sparse_conv import _native, devices, lowering
 devices._GPU = "cpu"
 _native.why_missing = lambda *_: None
 _native.workspace_bytes = lambda *arguments: found.append(arguments[-1]) or 0
-names = ("clock_khz", "memory_clock_khz", "memory_bus_bits", "major", "minor")
+names = ("clock_khz", "memory_clock_khz", "memory_bus_bits", "major", "minor", "cluster_code")
 _native.device_properties = lambda ordinal: found.append(ordinal) or dict.fromkeys(names, 8)
 found = []
 x, kernel = jnp.ones((2, 8, 8, 16)), jnp.ones((3, 3, 16, 16))
@@ -73,7 +73,7 @@ def test_gpus_that_a_program_runs_on(is_export: bool, found: tuple[int, ...]) ->
 
 
 def test_properties_are_those_of_the_device_that_is_lowered_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("clock_khz", "memory_clock_khz", "memory_bus_bits", "minor", "major")
+    names = ("clock_khz", "memory_clock_khz", "memory_bus_bits", "minor", "major", "cluster_code")
     properties = dict.fromkeys(names, 8)
     monkeypatch.setattr(_native, "device_properties", lambda ordinal: properties | {"multiprocessors": 10 + ordinal})
     Device.of.cache_clear()

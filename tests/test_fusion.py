@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chains import block, block_parameters, equations, names, small_resnet, weights
+from jax import lax
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv import fusion, segment_rules
@@ -306,6 +307,74 @@ def test_a_mean_over_height_and_width_is_part_of_a_segment(dtype: str) -> None:
         assert names(jsc.fuse(lambda x: function(x, scale=2.0)), x) == ["segment 2", "conv"]
         rounded = "float8_e4m3fn" if dtype == "bfloat16" else "bfloat16"
         assert names(jsc.fuse(lambda x: function(x, between=rounded)), x) == ["segment 2", "conv"]
+
+
+def body(x: jax.Array, features: int = 8, layers: int = 2) -> jax.Array:
+    """3x3 convolutions of x [N, H, W, 8]."""
+    for index in range(layers):
+        kernel = weights(index, 3, 3, 8, features if index == layers - 1 else 8)
+        x = jsc.conv(x, kernel, activation="relu", precision="highest")
+    return x
+
+
+def dense(x: jax.Array, features: int = 16) -> jax.Array:
+    return jsc.dense(x, weights(9, x.shape[-1], features), precision="highest")
+
+
+@pytest.mark.parametrize(
+    ("function", "images"),
+    [
+        (lambda x: dense(body(x).ravel(order="F")), 1),
+        (lambda x: dense(lax.reshape(body(x), (1, 280), (0, 3, 1, 2))), 1),
+        (lambda x: dense(jnp.mean(lax.reshape(body(x[:, :, :5]), (1, 5, 5, 8), (0, 2, 1, 3)), (1, 2))), 1),
+        (lambda x: dense(body(x).reshape(1, -1)), 2),
+        (lambda x: dense(body(x).reshape(-1)), 2),
+        (lambda x: dense(jnp.mean(body(x), (1, 2)).reshape(1, -1)), 2),
+    ],
+    ids=["columns first", "channels first", "mean of a transposed map", "two images", "a vector", "two means"],
+)
+def test_rows_in_another_order_or_of_several_images_stay_outside(function: Any, images: int) -> None:
+    x = weights(0, images, 5, 7, 8)
+    assert names(jsc.fuse(function), x) == ["segment 2", "conv"]
+    np.testing.assert_allclose(jax.jit(jsc.fuse(function))(x), function(x), rtol=1e-5, atol=1e-5)
+
+
+def test_heads_do_not_part_the_convolutions() -> None:
+    def heads(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        y = body(x)
+        first = dense(jnp.mean(y, (1, 2)))
+        return first, dense(body(y).reshape(1, -1))
+
+    def towers(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        first = dense(jnp.mean(body(x), (1, 2)))
+        return first, dense(jnp.mean(body(x, 16), (1, 2)))
+
+    def of_one_map(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        y = body(x)
+        return dense(y.reshape(1, -1)), dense(jnp.mean(y, (1, 2)))
+
+    x = weights(0, 1, 5, 7, 8)
+    for function, layers in ((heads, 6), (towers, 6), (of_one_map, 4)):
+        assert names(jsc.fuse(function), x) == [f"segment {layers}"]
+        for found, expected in zip(jax.jit(jsc.fuse(function))(x), function(x), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_convolution_and_a_dense_layer_are_no_segment() -> None:
+    assert names(jsc.fuse(lambda x: dense(body(x, layers=1).reshape(1, -1))), weights(0, 1, 5, 7, 8)) == [
+        "conv",
+        "conv",
+    ]
+
+
+def test_means_of_large_maps_stay_outside() -> None:
+    x = weights(0, 1, 24, 24, 8)
+    assert names(jsc.fuse(lambda x: dense(jnp.mean(body(x), (1, 2)))), x) == ["segment 2", "conv"]
+    assert names(jsc.fuse(lambda x: dense(jnp.mean(body(x[:, ::2]), (1, 2)))), x) == ["segment 3"]
+    assert names(jsc.fuse(lambda x: dense(body(x).reshape(1, -1))), x) == ["segment 3"]
+    reason = segment_rules.why_not_average((1, 7, 7, 4104), 2048, 4)
+    assert reason == "the average of (1, 7, 7, 4104) takes a block 17 rounds"
+    assert segment_rules.why_not_average((1, 7, 7, 4104), 1000, 4) is None
 
 
 def test_a_map_that_others_read_too_is_a_result() -> None:

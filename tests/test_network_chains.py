@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -179,6 +180,27 @@ def test_lowering_decides(model: ResNet, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def no_device(cls: type[Device], ordinal: int) -> Device:
     raise RuntimeError(f"{cls} {ordinal} is not there")
+
+
+def test_dense_layers_that_do_not_fit_leave_the_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rows, or inputs that shared memory does not hold: the rest stays one call, where code has clusters."""
+
+    @jsc.fuse
+    def fused(x: jax.Array) -> jax.Array:
+        y = jsc.conv(jsc.conv(x, weights(1, 3, 3, 8, 8)), weights(2, 3, 3, 8, 8))
+        return jsc.dense(y.reshape(1, -1), weights(3, 8 * y.shape[1] * y.shape[2], 16))
+
+    def targets(function: Any, x: jax.Array, **device: Any) -> list[tuple[str, int]]:
+        """Calls of this package, and of how many arrays."""
+        text = lowered(monkeypatch, function, x, **{"capability": (9, 0), **device})
+        return [(name, operands.count("%")) for name, operands in re.findall(r"custom_call @(jsc_\w+)\((.*?)\)", text)]
+
+    x = weights(0, 1, 6, 6, 8)
+    assert names(fused, x) == ["segment 3"]
+    assert targets(fused, x) == [("jsc_segment", 4)]
+    assert targets(jax.vmap(fused), weights(0, 2, 1, 6, 6, 8))[0] == ("jsc_segment", 3)
+    assert targets(fused, x, block_shared_memory=2**16) == [("jsc_segment", 3), ("jsc_dense", 2)]
+    assert all(name != "jsc_segment" for name, _ in targets(fused, x, cluster_code=False))
 
 
 def test_short_chains_are_taken_apart(model: ResNet, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,25 @@ def test_a_map_has_no_place_where_the_kernel_takes_the_pool() -> None:
     assert np.array_equal(taken.attributes()["layers"], reserved.attributes()["layers"])
 
 
+def test_dense_layers_are_the_last_steps() -> None:
+    def function(x: jax.Array, dtype: str = "float32") -> jax.Array:
+        y = jsc.conv(jsc.conv(x, weights(1, 3, 3, 8, 8)), weights(2, 3, 3, 8, 16))
+        row = jsc.dense(jnp.mean(y, (1, 2)), weights(3, 16, 8), activation="relu")
+        return jsc.dense(row, weights(4, 8, 4), weights(5, 4))
+
+    schedule = schedule_of(function, weights(0, 1, 9, 7, 8))
+    first, second = schedule.steps[2:]
+    assert [step.kind for step in schedule.steps] == [0, 0, 2, 2]
+    assert first.numbers == (9, 7, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1)  # of all pixels, with ReLU
+    assert second.numbers == (1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 0, 1)
+    assert (first.x, second.x) == (schedule.steps[1].out, first.out)
+    assert [schedule.values[step.out].shape for step in (first, second)] == [(1, 1, 1, 8), (1, 1, 1, 4)]
+    assert schedule.values[second.out].where is Where.RESULT
+    assert (first.bias, second.bias >= 0) == (-1, True)
+    check_places(schedule)
+    check_reads(schedule, inside=False)
+
+
 def test_answers_are_for_the_tile_that_the_call_has() -> None:
     (equation,) = equations(jsc.fuse(with_pools), weights(0, 1, 40, 40, 8).astype(jnp.bfloat16))
     first, *rest = equation.params["layers"]

@@ -13,12 +13,13 @@ import numpy as np
 import oracle
 import pytest
 from cases import Case
-from chains import small_resnet, weights
+from chains import equations, small_resnet, weights
 from conftest import PLATFORM
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv import _native, segment_rules
 from jax_sparse_conv.reference import average_of_pixels
+from jax_sparse_conv.segment_schedule import Schedule
 
 TOLERANCE = {"highest": 2e-6, "default": 5e-4, "bfloat16": 6e-3, "float16": 8e-4}
 KINDS = [("float32", "highest"), ("float32", "default"), ("bfloat16", "default"), ("float16", "default")]
@@ -190,7 +191,8 @@ ENDS = (
     End("part of a piece", (1, 7, 7, 16), 264, True, (72, 8)),
     End("as ResNet's", (1, 7, 7, 64), 2048, True, (1000,)),
     End("many pixels", (1, 23, 19, 8), 520, True, (136,)),
-    End("many channels", (1, 3, 3, 8), 4104, True, (2048,)),
+    End("many channels", (1, 5, 3, 8), 4104, True, (1024,)),
+    End("many features", (1, 3, 3, 8), 1032, True, (2048,)),
     End("flat", (1, 7, 7, 8), 512, False, (4096, 1000)),
     End("flat, odd", (1, 3, 5, 8), 40, False, (1000, 24, 8)),
 )
@@ -202,6 +204,60 @@ ENDS = (
 def test_dense_layers_at_the_end(end: End, zeros: int | str, dtype: str, precision: str, gpu: jax.Device) -> None:
     require_kernel(dtype)
     check_end(end, zeros, dtype, precision)
+
+
+def test_two_heads_of_one_map(gpu: jax.Device) -> None:
+    require_kernel("float32")
+    first, second, flat, mean = (
+        weights(i, *of) for i, of in enumerate(((3, 3, 8, 8), (3, 3, 8, 64), (2240, 40), (64, 24)))
+    )
+
+    def heads(x: Any) -> tuple[jax.Array, jax.Array]:
+        y = jsc.conv(jsc.conv(x, first, precision="highest"), second, activation="relu", precision="highest")
+        return jsc.dense(y.reshape(1, -1), flat), jsc.dense(jnp.mean(y, axis=(1, 2)), mean)
+
+    x, fused = weights(9, 1, 5, 7, 8), jax.jit(jsc.fuse(heads))
+    assert (fused.lower(x).compile().as_text() or "").count('custom_call_target="jsc_') == 1
+    poison(fused, x)
+    with jax.default_device(jax.devices("cpu")[0]):
+        expected = heads(jax.device_put(x, jax.devices("cpu")[0]))
+    for found, other in zip(fused(x), expected, strict=True):
+        assert oracle.relative_error(found, np.asarray(other, np.float64)) <= TOLERANCE["highest"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        (6, 3, "window must be all of x, or a pixel"),
+        (17, 2, "a dense layer has no residual and no groups"),
+        (4, 0, "a dense layer has no residual and no groups"),
+        (2, 0, r"the kernel is not \[1, 1, 1, C, K\]"),
+        (3, 0, r"the bias is not \[1, K\]"),
+        (1, 99, "there is no such value"),
+        (5, 99, "there is no such value"),
+        (5, 0, "a dense layer has an image, and results of a pixel"),
+    ],
+)
+def test_dense_layers_that_make_no_sense_are_errors(field: int, value: int, reason: str, gpu: jax.Device) -> None:
+    require_kernel("float32")
+    kernels = [weights(i, 3, 3, 8, 8) for i in range(2)]
+    dense = weights(2, 8, 16)
+    x = weights(9, 1, 5, 7, 8)
+
+    def function(x: Any) -> jax.Array:
+        return jsc.dense(jnp.mean(jsc.conv(jsc.conv(x, kernels[0]), kernels[1]), axis=(1, 2)), dense)
+
+    (equation,) = equations(jsc.fuse(function), x)
+    schedule = Schedule([v.aval for v in equation.invars], equation.params["layers"], equation.params["results"])
+    given = schedule.attributes()
+    layers = np.array(given["layers"]).reshape(3, -1)
+    layers[2, field] = value
+    shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.outvars]
+    shapes.append(jax.ShapeDtypeStruct((schedule.workspace_bytes,), jnp.uint8))
+    operands = [jnp.zeros(v.aval.shape, v.aval.dtype) for v in equation.invars]
+    call = jax.jit(lambda *of: jax.ffi.ffi_call("jsc_segment", shapes)(*of, **{**given, "layers": layers.reshape(-1)}))
+    with pytest.raises(jax.errors.JaxRuntimeError, match=reason):
+        jax.block_until_ready(call(*operands))
 
 
 def check_end(end: End, zeros: int | str, dtype: str, precision: str) -> None:
@@ -224,7 +280,9 @@ def check_end(end: End, zeros: int | str, dtype: str, precision: str) -> None:
         return found
 
     fused = jax.jit(jsc.fuse(layers))
-    assert (fused.lower(*operands).compile().as_text() or "").count('custom_call_target="jsc_segment"') == 1
+    text = fused.lower(*operands).compile().as_text() or ""
+    assert text.count('custom_call_target="jsc_segment"') == 1
+    assert "jsc_dense" not in text
     poison(fused, *operands)
     results = [fused(*operands) for _ in range(10)]  # not waited for one by one
     for again in results[1:]:
