@@ -35,8 +35,8 @@ size_t SharedBytes(const DenseRowTask<T>& task) {
 }
 
 // As ChooseTiles. What averages its input reads its share of a map, so the largest clusters share the channels, if all
-// run at once. Behind
-// a dense layer, where a few scattered kernel rows are read, segments are whole lines of the cache.
+// run at once. Behind a dense layer, where a few scattered kernel rows are read, segments of float32 are whole lines of
+// the cache. In 16 bits that gained nothing, and without zeros cost 8 us of VGG-19's 226: 16 blocks had its last layer.
 template <typename T>
 int64_t ChooseRowTiles(const DeviceInfo& device, int64_t stacks, bool behind_dense, DenseRowTask<T>* task) {
   constexpr int kMostPartShift = 3, kLeast = DenseRows<1>::kMinLaneShift;

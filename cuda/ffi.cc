@@ -330,7 +330,9 @@ nb::dict DeviceProperties(int device) {
     }
     properties[name] = value;
   }
-  properties["cluster_code"] = GetDeviceInfo(device).clusters[1] > 0;
+  const DeviceInfo& info = GetDeviceInfo(device);
+  if (info.error) throw std::runtime_error("device " + std::to_string(device) + ": " + info.error);
+  properties["cluster_code"] = info.clusters[1] > 0 ? 1 : 0;
   return properties;
 }
 

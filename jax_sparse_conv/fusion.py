@@ -41,11 +41,12 @@ def fuse(function: _Function) -> _Function:
     images, in float32, bfloat16 or float16, with K a multiple of 16 bytes, in one group or in groups of at least 32
     output channels, and max pools; first layers too, in one group and without dilation; not with so much work that
     starting it does not matter. Behind them `jsc.dense` and the layers made of it, of one row without a residual, with
-    C and K multiples of 16 bytes, which reads the last map flat, its mean over height and width (`jnp.mean`), or a
-    dense layer's result. They must be in the function itself or in functions that it calls under `jit`, not inside
-    `scan`, `cond` or the like, and what lies between a map and a dense layer in the layers' own function. All else is
-    evaluated as before, so that the results are those of `function` within the precision's tolerance. float32 is
-    multiplied as TF32 unless the precision is HIGHEST.
+    C and K multiples of 16 bytes, of the convolutions' precision, which reads a map flat, or a dense layer's result, or
+    the mean of a small map over height and width (`jnp.mean` without `keepdims`) that nothing else reads. They must be
+    in the function itself or in functions that it calls under `jit`, not inside `scan`, `cond` or the like, and the
+    mean or reshape in front of a dense layer not in a function under `jit` of its own. All else is evaluated as before,
+    so that the results are those of `function` within the precision's tolerance. float32 is multiplied as TF32 unless
+    the precision is HIGHEST.
 
     The networks of `jax_sparse_conv.models` do this by themselves under `jit` where it is expected to be faster.
 
@@ -103,7 +104,7 @@ class _Equation:
 
 @dataclasses.dataclass(frozen=True)
 class _Row:
-    """What a dense layer reads of a segment: the value of a layer, and the equations between that it makes needless."""
+    """What a dense layer reads of a segment: a layer's value, and the equations between, which nothing else needs."""
 
     source: int
     averages: bool
@@ -242,7 +243,7 @@ class _Run:
         least = segment_rules.LEAST_LAYERS if self._chosen else _FEWEST
         if len(stay) < min(least, len(self._open)):  # or there is no chain any more
             self._held, stay = [], self._open
-        self._open = stay
+        self._open, self._steps = stay, sum(map(_steps, stay))
         self.close()
         self._open, self._held = self._held, []
         self._steps = sum(map(_steps, self._open))
@@ -273,11 +274,12 @@ class _Run:
             return None
         made = {each.outputs[0]: each.equation.outvars[0].aval for each in self._open}
         between: list[_Equation] = []
-        number = operands.x
+        number, is_shared = operands.x, False
         while number not in made:
             producer = next((each for each in self._waiting if number in each.outputs), None)
-            if producer is None or self._readers[number] != 1:
+            if producer is None:
                 return None
+            is_shared |= self._readers[number] != 1
             between.insert(0, producer)
             unknown = [each for each in producer.inputs if each not in self.values]
             if len(unknown) != 1:
@@ -286,12 +288,14 @@ class _Run:
         source = made[number]
         form = _form_of(between, source, self.values)
         averages = form == "average"
+        if averages and is_shared:
+            return None
         channels = source.shape[3] if averages else math.prod(source.shape[1:])
         if form is None or source.shape[0] != 1 or channels != x.shape[3]:
             return None
         if averages and segment_rules.why_not_average(source.shape, kernel.shape[4], x.dtype.itemsize) is not None:
             return None
-        return _Row(number, averages, tuple(between))
+        return _Row(number, averages, () if is_shared else tuple(between))
 
     def _may_be_held(self, equation: _Equation) -> bool:
         """Whether nothing reads a layer's result until the next segment, and what it reads is smaller.
@@ -396,7 +400,7 @@ def _form_of(between: Sequence[_Equation], source: Any, known: Mapping[int, Any]
     of_map, pixels = summed.invars[0].aval, source.shape[1] * source.shape[2]
     is_mean = math.isclose(float(factor), 1 / pixels if is_scaled_first else pixels, rel_tol=1e-6)
     is_wide = of_map.dtype == jnp.float32 and of_map.shape == source.shape
-    return "average" if is_mean and is_wide and tuple(summed.params["axes"]) == (1, 2) else None
+    return "average" if is_mean and is_wide and sorted(summed.params["axes"]) == [1, 2] else None
 
 
 def _is_plain_reshape(equation: Any) -> bool:

@@ -325,5 +325,5 @@ def _early(layers: Sequence[Layer]) -> Iterator[tuple[int, int]]:
     """(layer, the first that reads it) of layers that the one behind them does not read."""
     for index in range(len(layers)):
         readers = [i for i, layer in enumerate(layers) if ~index in (layer.x, layer.residual)]
-        if readers and readers[0] > index + 1:
+        if readers and readers[0] > index + 1 and not layers[readers[0]].is_dense:  # dense layers stay last
             yield index, readers[0]

@@ -353,11 +353,36 @@ def test_heads_do_not_part_the_convolutions() -> None:
         y = body(x)
         return dense(y.reshape(1, -1)), dense(jnp.mean(y, (1, 2)))
 
+    def of_one_row(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        row = body(x).reshape(1, -1)
+        hidden = dense(row)
+        return hidden, dense(hidden), dense(row, 24)
+
     x = weights(0, 1, 5, 7, 8)
-    for function, layers in ((heads, 6), (towers, 6), (of_one_map, 4)):
+    for function, layers in ((heads, 6), (towers, 6), (of_one_map, 4), (of_one_row, 5)):
         assert names(jsc.fuse(function), x) == [f"segment {layers}"]
         for found, expected in zip(jax.jit(jsc.fuse(function))(x), function(x), strict=True):
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_what_a_convolution_waits_for_ends_the_segment_in_front(float32_products: None) -> None:
+    """Squeeze and excitation, with a projection that the next segment has."""
+
+    def function(x: jax.Array) -> jax.Array:
+        y = body(x)
+        scale = jax.nn.sigmoid(dense(dense(jnp.mean(y, (1, 2))), 8))
+        return body(y * scale[:, None, None, :])
+
+    x = weights(0, 1, 5, 7, 8)
+    assert names(jsc.fuse(function), x) == ["segment 4", "segment 2"]
+    np.testing.assert_allclose(jax.jit(jsc.fuse(function))(x), function(x), rtol=1e-4, atol=1e-4)
+
+
+def test_dense_layers_count_as_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = weights(0, 1, 5, 7, 8)
+    for most, found in ((5, ["segment 5"]), (4, ["segment 4", "conv"])):
+        monkeypatch.setattr(segment_rules, "MAX_LAYERS", most)
+        assert names(jsc.fuse(lambda x: dense(body(x, layers=4).reshape(1, -1))), x) == found
 
 
 def test_a_convolution_and_a_dense_layer_are_no_segment() -> None:

@@ -89,6 +89,22 @@ def test_dense_layers_are_the_last_steps() -> None:
     check_reads(schedule, inside=False)
 
 
+def test_no_convolution_waits_behind_a_dense_layer() -> None:
+    """As it would for the sake of memory: the wide map is needed at the end only."""
+
+    def towers(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        y = jsc.conv(x, weights(1, 1, 1, 8, 8))
+        wide = jsc.conv(y, weights(2, 1, 1, 8, 512))
+        other = jsc.conv(jsc.conv(y, weights(3, 1, 1, 8, 8)), weights(4, 1, 1, 8, 512))
+        flat = jsc.dense(wide.reshape(1, -1), weights(5, 16 * 16 * 512, 8))
+        return flat, jsc.dense(jnp.mean(other, (1, 2)), weights(6, 512, 8))
+
+    schedule = schedule_of(towers, weights(0, 1, 16, 16, 8))
+    assert [step.kind for step in schedule.steps] == [0, 0, 0, 0, 2, 2]
+    check_places(schedule)
+    check_reads(schedule, inside=False)
+
+
 def test_answers_are_for_the_tile_that_the_call_has() -> None:
     (equation,) = equations(jsc.fuse(with_pools), weights(0, 1, 40, 40, 8).astype(jnp.bfloat16))
     first, *rest = equation.params["layers"]
