@@ -12,15 +12,15 @@ import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import core as jex_core
 
 from jax_sparse_conv import primitives, segment_rules, segments
+from jax_sparse_conv.programs import Equation, Program, last_uses
 from jax_sparse_conv.segment_schedule import Layer
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -92,92 +92,17 @@ def _fused(function: _Function, chosen: bool) -> _Function:
     return fused  # type: ignore[return-value]
 
 
-@dataclasses.dataclass
-class _Equation:
-    """An equation whose operands and results are numbers of values in one table, calls inlined."""
-
-    equation: Any
-    inputs: list[int]
-    outputs: list[int]
-    row: _Row | None = None  # of a dense layer in a segment: what it reads in the place of its x
-
-
 @dataclasses.dataclass(frozen=True)
 class _Row:
     """What a dense layer reads of a segment: a layer's value, and the equations between, which nothing else needs."""
 
     source: int
     averages: bool
-    between: tuple[_Equation, ...]
-
-
-class _Program:
-    """A jaxpr without calls that hold convolutions, and the values that are known from the start."""
-
-    def __init__(self, jaxpr: Any, arguments: Sequence[Any]) -> None:
-        self.known: dict[int, Any] = {}
-        self.equations: list[_Equation] = []
-        self._next = 0
-        constants = [self._know(value) for value in jaxpr.consts]
-        self.outputs = self._inline(jaxpr.jaxpr, constants, [self._know(value) for value in arguments])
-
-    def _new(self) -> int:
-        self._next += 1
-        return self._next
-
-    def _know(self, value: Any) -> int:
-        number = self._new()
-        self.known[number] = value
-        return number
-
-    def _inline(self, jaxpr: Any, constants: Sequence[int], arguments: Sequence[int]) -> list[int]:
-        numbers: dict[Any, int] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *arguments], strict=True))
-
-        def read(variable: Any) -> int:
-            is_literal = isinstance(variable, jex_core.Literal)
-            return self._know(variable.val) if is_literal else numbers[variable]
-
-        for equation in jaxpr.eqns:
-            inputs = [read(variable) for variable in equation.invars]
-            inner = _inner(equation)
-            if inner is not None:
-                outputs = self._inline(inner.jaxpr, [self._know(value) for value in inner.consts], inputs)
-            else:
-                outputs = [self._new() for _ in equation.outvars]
-                self.equations.append(_Equation(equation, inputs, outputs))
-            numbers.update(zip(equation.outvars, outputs, strict=True))
-        return [read(variable) for variable in jaxpr.outvars]
-
-
-def _inner(equation: Any) -> Any:
-    """The jaxpr of a call that may be inlined because convolutions are in it, or None.
-
-    A segment that a network has made by itself is taken apart again, so that what is asked for decides.
-    """
-    if equation.primitive is segments.segment_p and equation.params["chosen"]:
-        layers, results = equation.params["layers"], equation.params["results"]
-        operands = [jax.ShapeDtypeStruct(each.aval.shape, each.aval.dtype) for each in equation.invars]
-        return jax.make_jaxpr(functools.partial(segments.separate, layers=layers, results=results))(*operands)
-    if equation.primitive.name not in ("jit", "pjit", "closed_call", "core_call"):
-        return None
-    inner = equation.params.get("jaxpr") or equation.params.get("call_jaxpr")
-    shardings = (*equation.params.get("in_shardings", ()), *equation.params.get("out_shardings", ()))
-    if inner is None or any(type(each).__name__ != "UnspecifiedValue" for each in shardings):
-        return None
-    inner = inner if hasattr(inner, "consts") else jex_core.ClosedJaxpr(inner, ())
-    return inner if any(_convolutions(inner.jaxpr)) else None
-
-
-def _convolutions(jaxpr: Any) -> Iterator[Any]:
-    for equation in jaxpr.eqns:
-        if equation.primitive is primitives.conv_p:
-            yield equation
-        elif (inner := _inner(equation)) is not None:
-            yield from _convolutions(inner.jaxpr)
+    between: tuple[Equation, ...]
 
 
 def _evaluate(jaxpr: Any, arguments: Sequence[Any], chosen: bool) -> list[Any]:
-    program = _Program(jaxpr, arguments)
+    program = Program(jaxpr, arguments)
     run = _Run(program, chosen)
     for equation in program.equations:
         run.add(equation)
@@ -193,20 +118,21 @@ class _Run:
       chosen: as in `segments.segment_p`; then only layers under `implementation=None` join.
     """
 
-    def __init__(self, program: _Program, chosen: bool) -> None:
+    def __init__(self, program: Program, chosen: bool) -> None:
         self._chosen = chosen
         self.values: dict[int, Any] = dict(program.known)
         self._given = frozenset(program.known)
-        self._needed = _last_uses(program)
+        self._needed = last_uses(program)
         self._readers = collections.Counter(number for each in program.equations for number in each.inputs)
         self._readers.update(program.outputs)
-        self._open: list[_Equation] = []
+        self._open: list[Equation] = []
         self._steps = 0
-        self._waiting: list[_Equation] = []
-        self._held: list[_Equation] = []  # of the open segment, for the next one
+        self._waiting: list[Equation] = []
+        self._held: list[Equation] = []  # of the open segment, for the next one
+        self._rows: dict[int, _Row] = {}  # of dense layers in segments, by their results
         self._position = 0
 
-    def add(self, equation: _Equation) -> None:
+    def add(self, equation: Equation) -> None:
         """Take the next equation of the program."""
         fits = self._fits(equation)
         while fits and self._blocks(equation):
@@ -235,7 +161,7 @@ class _Run:
         for equation in waiting:
             self._evaluate(equation)
 
-    def _open_next(self, equation: _Equation) -> None:
+    def _open_next(self, equation: Equation) -> None:
         """Close the open segment in front of an equation, but for layers that take less memory in the equation's."""
         kind = _kind(equation.equation)
         self._held = [each for each in self._open if _kind(each.equation) == kind and self._may_be_held(each)]
@@ -255,10 +181,11 @@ class _Run:
             if row is not None:
                 gone = (equation, *row.between)
                 self._waiting = [each for each in self._waiting if not any(each is other for other in gone)]
-                self._open.append(dataclasses.replace(equation, row=row))
+                self._open.append(equation)
+                self._rows[equation.outputs[0]] = row
                 self._steps += 1
 
-    def _row_of(self, equation: _Equation) -> _Row | None:
+    def _row_of(self, equation: Equation) -> _Row | None:
         """What a dense layer at the end of the open segment reads of it, or None for all other equations."""
         traced = equation.equation
         if traced.primitive is not primitives.conv_p or traced.params["config"].method != "dense":
@@ -273,7 +200,7 @@ class _Run:
         if _kind(first) != _kind(traced) or self._steps + 1 > segment_rules.MAX_LAYERS:
             return None
         made = {each.outputs[0]: each.equation.outvars[0].aval for each in self._open}
-        between: list[_Equation] = []
+        between: list[Equation] = []
         number, is_shared = operands.x, False
         while number not in made:
             producer = next((each for each in self._waiting if number in each.outputs), None)
@@ -297,7 +224,7 @@ class _Run:
             return None
         return _Row(number, averages, () if is_shared else tuple(between))
 
-    def _may_be_held(self, equation: _Equation) -> bool:
+    def _may_be_held(self, equation: Equation) -> bool:
         """Whether nothing reads a layer's result until the next segment, and what it reads is smaller.
 
         As of a projection whose block goes on in a layer that is no part of segments: there the result would wait.
@@ -313,7 +240,7 @@ class _Run:
         """Whether a value stays whatever becomes of the layers that are open."""
         return number in self._given or self._needed[number] >= self._position
 
-    def _fits(self, equation: _Equation) -> bool:
+    def _fits(self, equation: Equation) -> bool:
         if equation.equation.primitive is not primitives.conv_p:
             return False
         config = equation.equation.params["config"]
@@ -322,7 +249,7 @@ class _Run:
             return False
         return (config.fallback or not self._chosen) and segment_rules.why_not(config, x, kernel) is None
 
-    def _blocks(self, equation: _Equation) -> bool:
+    def _blocks(self, equation: Equation) -> bool:
         """Whether a convolution cannot join the open segment."""
         if not self._open:
             return not all(number in self.values for number in equation.inputs)
@@ -334,7 +261,7 @@ class _Run:
         first = self._open[0].equation
         return _kind(first) != _kind(equation.equation) or self._steps + _steps(equation) > segment_rules.MAX_LAYERS
 
-    def _evaluate(self, equation: _Equation) -> None:
+    def _evaluate(self, equation: Equation) -> None:
         traced = equation.equation
         operands = [self.values[number] for number in equation.inputs]
         with traced.ctx.manager:
@@ -354,7 +281,7 @@ class _Run:
         layers = []
         for equation in self._open:
             config = equation.equation.params["config"]
-            named, row = primitives.Operands.of(equation.inputs, config), equation.row
+            named, row = primitives.Operands.of(equation.inputs, config), self._rows.get(equation.outputs[0])
             x, kernel = number_of(named.x if row is None else row.source), number_of(named.kernel)
             assert x is not None
             assert kernel is not None
@@ -374,7 +301,7 @@ class _Run:
         return any(value in equation.inputs for equation in (*self._waiting, *self._held))
 
 
-def _form_of(between: Sequence[_Equation], source: Any, known: Mapping[int, Any]) -> str | None:
+def _form_of(between: Sequence[Equation], source: Any, known: Mapping[int, Any]) -> str | None:
     """Whether equations take a map [N, H, W, C] as a row ("flat") or average it, as `jnp.mean` does or scaled first.
 
     The latter is `reference.average_of_pixels`. Maps of 16 bits are summed in float32, and converted back.
@@ -419,15 +346,9 @@ def _kind(equation: Any) -> tuple[Any, ...]:
     return (x.dtype, segment_rules.is_precise(equation.params["config"], x.dtype))
 
 
-def _steps(equation: _Equation) -> int:
+def _steps(equation: Equation) -> int:
     return 2 if equation.equation.params["config"].geometry.pool else 1
 
 
 def _bytes(shape: Any) -> int:
     return math.prod(shape.shape) * shape.dtype.itemsize
-
-
-def _last_uses(program: _Program) -> dict[int, int]:
-    """By value, the last equation that reads it; results are read after all."""
-    uses = {number: index for index, equation in enumerate(program.equations) for number in equation.inputs}
-    return uses | {number: len(program.equations) for number in program.outputs}

@@ -24,7 +24,7 @@ _FAR = 2**13  # rows, columns, strides and reach of a window
 _GROUP_FEATURES = 32  # output channels of a group that "direct" has tiles for
 _DTYPES = ("float32", "bfloat16", "float16")
 _BESIDE_ROW = 2**16  # bytes of shared memory that a dense layer's kernel wants beside its inputs (cuda/dense_row.cu)
-# Of an average: pixels that a warp takes at a time, channels of a block's piece, blocks that share them and bytes of
+# Of an average: pixels that a block takes at a time, channels of a block's piece, blocks that share them and bytes of
 # results for which they do, and how many rounds of loads are less than a kernel of its own.
 _AVERAGED, _PIECE, _PARTS, _SHARED_RESULTS, _MOST_ROUNDS = 64, 256, 8, 7680, 8
 # Where a chain gains over `implementation=None`, layer by layer: on this capability, up to so many images, from so many
