@@ -214,7 +214,8 @@ def test_two_heads_of_one_map(gpu: jax.Device) -> None:
 
     def heads(x: Any) -> tuple[jax.Array, jax.Array]:
         y = jsc.conv(jsc.conv(x, first, precision="highest"), second, activation="relu", precision="highest")
-        return jsc.dense(y.reshape(1, -1), flat), jsc.dense(jnp.mean(y, axis=(1, 2)), mean)
+        row = jnp.mean(y, axis=(1, 2))
+        return jsc.dense(y.reshape(1, -1), flat, precision="highest"), jsc.dense(row, mean, precision="highest")
 
     x, fused = weights(9, 1, 5, 7, 8), jax.jit(jsc.fuse(heads))
     assert (fused.lower(x).compile().as_text() or "").count('custom_call_target="jsc_') == 1
