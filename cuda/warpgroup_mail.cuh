@@ -109,7 +109,7 @@ struct Mail {
   // What has been found, kept in shared memory (kKeptBytes a thread) where registers are short.
   __device__ __forceinline__ void Keep(uint32_t kept) const {
     const int tile_end = min(max(end, 0), kRows);  // that of pooled rows is the map's
-    const auto numbers = static_cast<uint32_t>(rows | tile_end << 5 | split << 10 | pairs << 13 | count << 14);
+    const auto numbers = static_cast<uint32_t>(rows | tile_end << 5 | split << 10 | pairs << 14 | count << 15);
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(kept + threadIdx.x * 16), "r"(to), "r"(numbers),
                  "r"(static_cast<uint32_t>(first)), "r"(static_cast<uint32_t>(first >> 32))
                  : "memory");
@@ -128,8 +128,8 @@ struct Mail {
                  : "memory");
     warp = of_warp;
     rows = static_cast<int>(numbers & 31), end = static_cast<int>(numbers >> 5 & 31);
-    split = static_cast<int>(numbers >> 10 & 7), pairs = static_cast<int>(numbers >> 13 & 1);
-    count = static_cast<int>(numbers >> 14);
+    split = static_cast<int>(numbers >> 10 & 15), pairs = static_cast<int>(numbers >> 14 & 1);
+    count = static_cast<int>(numbers >> 15);
     first = static_cast<int64_t>(static_cast<uint64_t>(high) << 32 | low);
     uint32_t rank;
     asm volatile("getctarank.shared::cluster.u32 %0, %1;" : "=r"(rank) : "r"(to));

@@ -17,8 +17,8 @@ constexpr int64_t kMaxStacks = 65535;  // the grid's third axis
 constexpr int kMaxBox = 256;           // pixels of a box along an axis
 constexpr int kMaxCorner = 127;        // of an im2col map's corners
 constexpr int kMaxStride = 8;
-constexpr int kMostSplits = 8;  // clusters of more blocks lose
-constexpr int kMaxReach = 255;  // of the taps of an im2col map
+constexpr int kMostSplits = 16, kMostRead = 8;  // blocks of a cluster; where they read each other's sums
+constexpr int kMaxReach = 255;                  // of the taps of an im2col map
 constexpr int kTileFilters[] = {64, 128};
 constexpr int kTilePixels[] = {56, 96, 112, 192, 224};
 
@@ -273,8 +273,27 @@ bool CompleteWarpgroupPlan(const ConvArgs& a, int element_bytes, bool in_chain, 
   const int64_t turns = plan->turns.blocks > 0 ? 2 : 1;  // or more
   const int most = static_cast<int>(std::min<int64_t>(turns * plan->steps_per_split, kMaxRing));
   if (!LayOut(room, most, static_cast<int>(turns * blocks), pools, plan)) return false;
+  if (plan->splits > kMostRead && !plan->by_mail) return false;
   plan->cycles = Cycles(*plan, a, element_bytes, in_chain, tiles * feature_tiles * a.stacks, device);
   return true;
+}
+
+// Every plan of at most so many splits.
+std::vector<WarpgroupPlan> PlansUpTo(int most_splits, const ConvArgs& a, int element_bytes, bool in_chain,
+                                     const DeviceInfo& device) {
+  std::vector<WarpgroupPlan> plans;
+  for (bool patch : {false, true}) {
+    for (int filters : kTileFilters) {
+      for (int pixels : kTilePixels) {
+        for (int splits = 1; splits <= most_splits; ++splits) {
+          const TileChoice tile{filters, pixels, patch, splits};
+          const WarpgroupPlan plan = WarpgroupPlanOf(tile, a, element_bytes, in_chain, device);
+          if (plan.filters > 0) plans.push_back(plan);
+        }
+      }
+    }
+  }
+  return plans;
 }
 
 // What holds for every tile: maps and kernels that the copy engine can describe, and pixels that have numbers.
@@ -322,25 +341,14 @@ WarpgroupPlan WarpgroupPlanOf(const TileChoice& tile, const ConvArgs& a, int ele
 
 std::vector<WarpgroupPlan> WarpgroupPlans(const ConvArgs& a, int element_bytes, bool in_chain,
                                           const DeviceInfo& device) {
-  std::vector<WarpgroupPlan> plans;
-  for (bool patch : {false, true}) {
-    for (int filters : kTileFilters) {
-      for (int pixels : kTilePixels) {
-        for (int splits = 1; splits <= kMostSplits; ++splits) {
-          const TileChoice tile{filters, pixels, patch, splits};
-          const WarpgroupPlan plan = WarpgroupPlanOf(tile, a, element_bytes, in_chain, device);
-          if (plan.filters > 0) plans.push_back(plan);
-        }
-      }
-    }
-  }
-  return plans;
+  return PlansUpTo(kMostSplits, a, element_bytes, in_chain, device);
 }
 
+// Clusters of more than eight lose on most layers, so they are for those that a search has found them for.
 WarpgroupPlan ChooseWarpgroupPlan(const ConvArgs& a, int element_bytes, bool in_chain, const DeviceInfo& device) {
   WarpgroupPlan best{};
   best.cycles = std::numeric_limits<double>::infinity();
-  for (const WarpgroupPlan& plan : WarpgroupPlans(a, element_bytes, in_chain, device)) {
+  for (const WarpgroupPlan& plan : PlansUpTo(kMostRead, a, element_bytes, in_chain, device)) {
     if (plan.cycles < best.cycles) best = plan;
   }
   return best;
