@@ -192,6 +192,14 @@ bool IsPointwise(const SegmentStep& step) {
   return is;
 }
 
+// Whether every convolution has windows of several pixels at stride 1, as VGG's have.
+bool HasOnlyWindows(const SegmentCall& call) {
+  return std::all_of(call.steps.begin(), call.steps.end(), [](const SegmentStep& step) {
+    return step.kind != SegmentKind::kConv ||
+           (step.window[0] * step.window[1] > 1 && step.stride[0] == 1 && step.stride[1] == 1);
+  });
+}
+
 // Two layers as one kernel gets them, where both are 1x1 and the second multiplies the first's result.
 std::optional<PairCall> PairOf(const SegmentCall& call, size_t first) {
   if (first + 1 >= call.steps.size()) return std::nullopt;
@@ -229,6 +237,7 @@ ffi::Error Chain(const SegmentCall& call, int device, cudaStream_t stream) {
   Gate gate;
   gate.in_chain = true;
   Footprint in_front;
+  const bool only_windows = HasOnlyWindows(call);
   const void *written = nullptr, *also_written = nullptr;  // by the kernel in front
   for (size_t i = 0; i < call.steps.size(); ++i) {
     const SegmentStep& step = call.steps[i];
@@ -266,6 +275,7 @@ ffi::Error Chain(const SegmentCall& call, int device, cudaStream_t stream) {
       conv.gate.x_is_older = written != nullptr && written != conv.x && also_written != conv.x;
       written = also_written = conv.out;
       conv.in_front = &in_front;
+      conv.among_windows = only_windows;
       error = Direct(conv, Workspace{nullptr, 0}, device, stream);
     }
     if (error.failure()) return error;

@@ -56,7 +56,7 @@ __device__ __forceinline__ int2 FinishTile(const Task& task, float4 bias, float*
 #endif
 
 template <class U, typename T>
-__global__ void __launch_bounds__(U::kThreads, U::kResident)
+__global__ void __launch_bounds__(U::kBound, U::kResident)
     WarpgroupKernel(const __grid_constant__ WarpgroupTaskOf<U, T> task, const __grid_constant__ WarpgroupMaps maps) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ unsigned char shared[];
@@ -73,17 +73,30 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
   int2 counted = {0, 0};
   float4 bias = {};
   if constexpr (!U::kParts) bias = WarpgroupWriter<U, T>::LoadBias(task, at);
-  if (warp == U::kConsumers / kWarp) {
-    if (threadIdx.x % kWarp == 0) InitBarriers(barriers, U::kConsumers / kWarp);
-    __syncwarp();
-    asm volatile("bar.arrive 1, %0;" ::"n"(U::kThreads) : "memory");  // the first copies wait for nobody
-    if (mail_apart) ArriveAtCluster();
-    NextStages next;
-    AskForStages<U>(task, maps, at, stages, filters, barriers, next, task.gate.in_chain);
-    __syncwarp();
+  if (warp >= U::kConsumers / kWarp) {
+    if constexpr (U::kSplitters > 0) SetFewerRegisters<U::kOfSplitters>();
+    if (warp == U::kConsumers / kWarp) {
+      constexpr int kSplitting = U::kSplitters > 0 ? U::kSplitters : U::kConsumers;
+      if (threadIdx.x % kWarp == 0) InitBarriers(barriers, U::kConsumers / kWarp, kSplitting / kWarp);
+      __syncwarp();
+      asm volatile("bar.arrive 1, %0;" ::"n"(U::kThreads) : "memory");  // the first copies wait for nobody
+      if (mail_apart) ArriveAtCluster();
+      NextStages next;
+      AskForStages<U>(task, maps, at, stages, filters, barriers, next, task.gate.in_chain);
+      __syncwarp();
+    } else if constexpr (U::kSplitters > 0) {
+      asm volatile("bar.sync 1, %0;" ::"n"(U::kThreads) : "memory");
+      if (mail_apart) ArriveAtCluster();
+      SplitPatch<U>(task, at, SharedAddress(stages), barriers);
+    }
     if (by_mail && !mail_apart) ArriveAtCluster();
     if (by_mail) WaitForCluster();
+    if constexpr (U::kSplitters > 0) {
+      asm volatile("bar.sync 3, %0;" ::"n"(U::kThreads - U::kConsumers) : "memory");
+      SetMoreRegisters<U::kRegisters>();
+    }
   } else {
+    if constexpr (U::kSplitters > 0) SetMoreRegisters<U::kOfConsumers>();
     asm volatile("bar.sync 1, %0;" ::"n"(U::kThreads) : "memory");
     float sums[U::kPixels / 2];
     WalkOf<U, T> walk(task, at, SharedAddress(stages), SharedAddress(filters), barriers);
@@ -116,6 +129,7 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
       asm volatile("bar.sync 2, %0;" ::"n"(U::kConsumers) : "memory");  // all stages are read
       StepFilters<U, T>::Store(sums, tile);
     }
+    if constexpr (U::kSplitters > 0) SetFewerRegisters<U::kRegisters>();
   }
   if (!by_mail) {
     WaitToWrite(task.gate);

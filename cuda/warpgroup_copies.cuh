@@ -35,7 +35,8 @@ struct PartsBarriers : WarpgroupBarriers {
 
 #if __CUDA_ARCH__ >= 900
 // By one thread. (By a lane each they would be made one after the other all the same, 1 us later.)
-__device__ __forceinline__ void InitBarriers(WarpgroupBarriers& barriers, int readers) {
+// readers, splitters: warps that multiply, and warps that write small parts.
+__device__ __forceinline__ void InitBarriers(WarpgroupBarriers& barriers, int readers, int /*splitters*/ = 0) {
 #pragma unroll
   for (int i = 0; i < kMaxRing; ++i) {
     InitBarrier(barriers.pixels_full + i);
@@ -47,11 +48,11 @@ __device__ __forceinline__ void InitBarriers(WarpgroupBarriers& barriers, int re
   FenceBarriers();
 }
 
-__device__ __forceinline__ void InitBarriers(PartsBarriers& barriers, int readers) {
+__device__ __forceinline__ void InitBarriers(PartsBarriers& barriers, int readers, int splitters) {
 #pragma unroll
   for (int i = 0; i < kMaxRing; ++i) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barriers.pixels_ready + i)),
-                 "r"(readers));
+                 "r"(splitters));
   }
   InitBarriers(static_cast<WarpgroupBarriers&>(barriers), readers);
 }

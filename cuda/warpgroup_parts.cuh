@@ -1,8 +1,9 @@
 // float32-accurate products of warpgroups: two TF32 parts of each operand and three products, as in direct_split.cuh.
 //
 // Pixels: large(x) is what the tensor cores keep of x as the copy engine brought it, since they drop the last 13 bits;
-//   small(x) = x - large(x), rounded to TF32, is written beside the stage, in the same layout, by the warps that
-//   multiply, while their products of the step before are under way: once a block of channels for all taps of a patch.
+//   small(x) = x - large(x), rounded to TF32, is written beside the stage, in the same layout: of patches, once a block
+//   of channels for all taps, by three warps of their own; else by the warps that multiply, while their products of the
+//   step before are under way.
 // Filters: split in registers when they are loaded, large(w) rounded.
 // Accuracy: tensor cores truncate when they add, so the products of a step, 32 channels, are summed from zero there and
 //   then added to the tile's sums by FADD.
@@ -93,6 +94,57 @@ __device__ __forceinline__ void StoreSmall(uint32_t address, const uint32_t (&v)
 }
 
 #if __CUDA_ARCH__ >= 900
+// Writes the small parts of a stage's pixels behind them, where the stage's second half is; `thread` of kThreads,
+// kBatch slots at a time.
+template <int kThreads, int kBatch>
+__device__ __forceinline__ void SplitStage(const WarpgroupTask<float>& task, uint32_t stage, uint32_t thread) {
+  const auto small = static_cast<uint32_t>(task.pixel_bytes) / 2, end = static_cast<uint32_t>(task.copied_bytes);
+#pragma unroll 1
+  for (uint32_t at = thread * 16; at < end; at += kBatch * kThreads * 16) {
+    uint32_t v[kBatch][4];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (at + i * kThreads * 16 < end) LoadSlot(stage + at + i * kThreads * 16, v[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (at + i * kThreads * 16 < end) StoreSmall(stage + small + at + i * kThreads * 16, v[i]);
+    }
+  }
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// With splitters, a block's first stage, for which all wait: by all threads but those of the warp that asks for copies.
+template <class U>
+__device__ __forceinline__ void SplitFirst(const WarpgroupTask<float>& task, uint32_t pixels, PartsBarriers& barriers,
+                                           uint32_t thread) {
+  constexpr int kAll = U::kConsumers + U::kSplitters;
+  WaitForBytes(barriers.pixels_full, 0);
+  SplitStage<kAll, 4>(task, pixels, thread);
+  asm volatile("bar.sync 4, %0;" ::"n"(kAll) : "memory");
+}
+
+// All stages of a block's patch, by its splitters.
+template <class U>
+__device__ __forceinline__ void SplitPatch(const WarpgroupTask<float>& task, const WarpgroupPlace& at, uint32_t pixels,
+                                           PartsBarriers& barriers) {
+  const uint32_t thread = threadIdx.x - U::kConsumers - kWarp;
+  const int first = Divide(at.first_step, task.by_taps).quotient, last = Divide(at.end_step - 1, task.by_taps).quotient;
+  RingPlace next;
+#pragma unroll 1
+  for (int block = first; block <= last; ++block) {
+    if (block == first) {
+      SplitFirst<U>(task, pixels, barriers, U::kConsumers + thread);
+    } else {
+      WaitForBytes(barriers.pixels_full + next.stage, next.parity);
+      SplitStage<U::kSplitters, 4>(task, pixels + next.stage * task.pixel_bytes, thread);
+      __syncwarp();
+    }
+    if (threadIdx.x % kWarp == 0) Arrive(SharedAddress(barriers.pixels_ready + next.stage));
+    next.Advance(task.pixel_stages);
+  }
+}
+
 // The walk of a block whose pixels have small parts: in the second half of a stage.
 template <class U>
 struct PartsWalk : StepWalk<U, float> {
@@ -107,33 +159,29 @@ struct PartsWalk : StepWalk<U, float> {
   __device__ __forceinline__ void WaitForParts() {
     if (new_pixels) WaitForBytes(barriers.pixels_ready + of_pixels.stage, of_pixels.parity);
   }
-  // Writes the small parts of the stage that comes next, all consumers together; a thread kBatch slots at a time.
+  // Without splitters: the small parts of the stage that comes next, by all consumers together.
   template <int kBatch>
-  __device__ __forceinline__ void SplitPixels() {
+  __device__ __forceinline__ void SplitNext() {
     Base::WaitForPixels();
-    const uint32_t stage = Base::pixels + of_pixels.stage * task.pixel_bytes, small = SmallBytes();
-    const auto end = static_cast<uint32_t>(task.copied_bytes);
-#pragma unroll 1
-    for (uint32_t at = threadIdx.x * 16; at < end; at += kBatch * U::kConsumers * 16) {
-      uint32_t v[kBatch][4];
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        if (at + i * U::kConsumers * 16 < end) LoadSlot(stage + at + i * U::kConsumers * 16, v[i]);
-      }
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        if (at + i * U::kConsumers * 16 < end) StoreSmall(stage + small + at + i * U::kConsumers * 16, v[i]);
-      }
-    }
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    SplitStage<U::kConsumers, kBatch>(task, Base::pixels + of_pixels.stage * task.pixel_bytes, threadIdx.x);
     __syncwarp();
     if (threadIdx.x % kWarp == 0) Arrive(SharedAddress(barriers.pixels_ready + of_pixels.stage));
   }
-  // To the next step, whose pixels are split where they are new.
+  // To the first step, and to the next one.
+  __device__ __forceinline__ void Start() {
+    if constexpr (U::kSplitters > 0) {
+      SplitFirst<U>(task, Base::pixels, barriers, threadIdx.x);
+    } else {
+      SplitNext<6>();
+    }
+    Base::WaitForFilters();
+  }
   __device__ __forceinline__ void Next(bool is_last) {
     Base::Advance();
     if (is_last) return;
-    if (new_pixels) SplitPixels<U::kPixels == 56 ? 2 : 1>();  // as many as there are registers for
+    if constexpr (U::kSplitters == 0) {
+      if (new_pixels) SplitNext<U::kPixels == 56 ? 2 : 1>();  // as many as there are registers for
+    }
     Base::WaitForFilters();
   }
 };
@@ -219,8 +267,7 @@ template <class U>
 __device__ __forceinline__ void MultiplySteps(PartsWalk<U>& walk, int steps, float (&sums)[U::kPixels / 2]) {
 #pragma unroll
   for (float& sum : sums) sum = 0.f;
-  walk.template SplitPixels<6>();
-  walk.WaitForFilters();
+  walk.Start();
   if constexpr (U::kRoomy) {
     StepsInTurns<U> turns(walk, steps, sums);
 #pragma unroll 1

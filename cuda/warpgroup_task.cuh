@@ -12,19 +12,30 @@ namespace jsc {
 enum class PartsMail { kNone, kKept, kRoomy };
 
 // A block's tile and threads. kDeep: channels of a step, kBox: filters of a box of the kernel, both 128 bytes. kParts:
-// float32-accurate products (warpgroup_parts.cuh).
-template <typename T, int kFilters_, int kPixels_, bool kParts_ = false, PartsMail kPartsMail = PartsMail::kNone>
+// float32-accurate products (warpgroup_parts.cuh). kHasSplitters: of patches, whose pixels' small parts are written by
+// warps of their own.
+template <typename T, int kFilters_, int kPixels_, bool kParts_ = false, PartsMail kPartsMail = PartsMail::kNone,
+          bool kHasSplitters = false>
 struct WarpgroupTile {
   static constexpr int kFilters = kFilters_, kPixels = kPixels_;
   static constexpr bool kParts = kParts_, kRoomy = kPartsMail == PartsMail::kRoomy;
   static constexpr bool kMail = kParts ? kPartsMail != PartsMail::kNone : HasMail(kPixels);
   static constexpr bool kKeepsMail = kPartsMail == PartsMail::kKept;
   static constexpr int kGroups = kFilters / 64;  // warpgroups, each with 64 filters and all pixels
-  static constexpr int kConsumers = kGroups * 128, kThreads = kConsumers + kWarp;  // the last warp asks for copies
+  static constexpr int kConsumers = kGroups * 128, kSplitters = kHasSplitters ? 3 * kWarp : 0;
+  // Behind those who multiply a warp that asks for copies, and the splitters: together a warpgroup.
+  static constexpr int kThreads = kConsumers + kWarp + kSplitters;
   static constexpr int kDeep = kRowBytes / static_cast<int>(sizeof(T)), kBox = kDeep;
   static constexpr int kBoxBytes = kDeep * kRowBytes, kFilterBytes = kFilters / kBox * kBoxBytes;  // of a stage
   static constexpr int kResident = WarpgroupResident(kFilters, kPixels, static_cast<int>(sizeof(T)), kParts, kRoomy);
   static constexpr int kSumStride = kFilters + 4;  // words between pixels' sums, for distinct banks
+  // Threads that the compiler is told of, by which it bounds registers. With splitters: as few as leave the kernels in
+  // front and behind room in each of a multiprocessor's four partitions, to which warps are dealt.
+  static constexpr int kBound = !kHasSplitters ? kThreads : kFilters > 64 ? 512 : kResident == 2 ? 320 : kThreads;
+  // With splitters, registers of a thread at a block's start and end, and between while it brings or splits operands,
+  // or multiplies: what the others hand over.
+  static constexpr int kRegisters = 65536 / kResident / kBound / 8 * 8, kOfSplitters = 32;
+  static constexpr int kOfConsumers = kRegisters + (kRegisters - kOfSplitters) * 128 / kConsumers / 8 * 8;
 };
 
 template <typename T>

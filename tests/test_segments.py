@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import cases
@@ -156,18 +156,38 @@ def large_layers(x: jax.Array, parameters: list[jax.Array], **options: Any) -> j
     return jsc.conv_pool(jsc.conv_pool(x, first, **options), first, window_shape=(3, 3), window_strides=2, **options)
 
 
+def windows_alone(x: jax.Array, parameters: list[jax.Array], **options: Any) -> jax.Array:
+    """x [1, 56, 56, 64]: as VGG, without 1x1 layers and strides; at HIGHEST some kernels then have other threads."""
+    first, wider, wide, wider_yet, widest = parameters
+    for kernel in (first, first, wider):
+        x = jsc.conv(x, kernel, activation="relu", **options)
+    x = jsc.conv_pool(x, wide, **options)
+    for _ in range(3):
+        x = jsc.conv(x, wide, residual=x, activation="relu", **options)
+    x = jsc.conv_pool(x, wider_yet, **options)
+    return jsc.conv_pool(x, widest, **options)
+
+
+LARGE = (
+    (large_layers, ((3, 3, 64, 64), (1, 1, 64, 128), (3, 3, 64, 128), (1, 1, 128, 64))),
+    (windows_alone, ((3, 3, 64, 64), (3, 3, 64, 128), (3, 3, 128, 128), (5, 3, 128, 256), (3, 3, 256, 256))),
+)
+
+
 @pytest.mark.parametrize(("dtype", "precision"), KINDS, ids=KIND_IDS)
-def test_a_chain_of_large_layers_on_the_gpu(dtype: str, precision: str, gpu: jax.Device) -> None:
+@pytest.mark.parametrize(("layers", "shapes"), LARGE, ids=[layers.__name__ for layers, _ in LARGE])
+def test_a_chain_of_large_layers_on_the_gpu(
+    layers: Any, shapes: Sequence[Sequence[int]], dtype: str, precision: str, gpu: jax.Device
+) -> None:
     """Kernels that overlap neither read what is not there yet nor write over what is still read."""
     require_kernel(dtype)
-    shapes = ((3, 3, 64, 64), (1, 1, 64, 128), (3, 3, 64, 128), (1, 1, 128, 64))
     parameters = [weights(i, *shape).astype(dtype) for i, shape in enumerate(shapes)]
     x = weights(9, 1, 56, 56, 64).astype(dtype)
-    fused = jax.jit(jsc.fuse(lambda x: large_layers(x, parameters, precision=precision)))
+    fused = jax.jit(jsc.fuse(lambda x: layers(x, parameters, precision=precision)))
     assert (fused.lower(x).compile().as_text() or "").count('custom_call_target="jsc_segment"') == 1
     x64, *wide = (np.asarray(value, np.float64) for value in (x, *parameters))
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
-        expected = np.asarray(large_layers(jnp.asarray(x64), list(map(jnp.asarray, wide)), implementation="xla"))
+        expected = np.asarray(layers(jnp.asarray(x64), list(map(jnp.asarray, wide)), implementation="xla"))
     results = [fused(x) for _ in range(50)]  # not waited for one by one
     for result in results:
         np.testing.assert_array_equal(np.asarray(result, np.float64), np.asarray(results[0], np.float64))
