@@ -91,7 +91,7 @@ struct ConvCall {
   int32_t* counts = nullptr;       // [kCountRows, 2] (non-zeros, elements) of parts of out, to be written; or null
   Gate gate;
   Footprint* in_front = nullptr;  // in a chain: of the kernel in front, and after the launch of this call's
-  bool among_windows = false;     // in a chain: all its convolutions have windows of several pixels, at stride 1
+  bool among_patches = false;     // in a chain: every convolution's plan has patches (DirectHasPatches)
   TileChoice tile;
 };
 

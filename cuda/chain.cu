@@ -192,12 +192,20 @@ bool IsPointwise(const SegmentStep& step) {
   return is;
 }
 
-// Whether every convolution has windows of several pixels at stride 1, as VGG's have.
-bool HasOnlyWindows(const SegmentCall& call) {
-  return std::all_of(call.steps.begin(), call.steps.end(), [](const SegmentStep& step) {
-    return step.kind != SegmentKind::kConv ||
-           (step.window[0] * step.window[1] > 1 && step.stride[0] == 1 && step.stride[1] == 1);
-  });
+// The convolution steps[*index], with the pool behind it if its kernel takes that; then *index becomes the pool's.
+// Nothing but its pool reads the result of a convolution that has one: segment_schedule.py makes two steps of them.
+ConvCall ConvOf(const SegmentCall& call, int device, size_t* index) {
+  ConvCall conv = CallOf(call, call.steps[*index]);
+  conv.gate.in_chain = true;
+  if (*index + 1 < call.steps.size() && TakePool(call.steps[*index + 1], device, &conv)) ++*index;
+  return conv;
+}
+
+bool HasOnlyPatches(const SegmentCall& call, int device) {
+  for (size_t i = 0; i < call.steps.size(); ++i) {
+    if (call.steps[i].kind == SegmentKind::kConv && !DirectHasPatches(ConvOf(call, device, &i), device)) return false;
+  }
+  return true;
 }
 
 // Two layers as one kernel gets them, where both are 1x1 and the second multiplies the first's result.
@@ -237,7 +245,7 @@ ffi::Error Chain(const SegmentCall& call, int device, cudaStream_t stream) {
   Gate gate;
   gate.in_chain = true;
   Footprint in_front;
-  const bool only_windows = HasOnlyWindows(call);
+  const bool only_patches = HasOnlyPatches(call, device);
   const void *written = nullptr, *also_written = nullptr;  // by the kernel in front
   for (size_t i = 0; i < call.steps.size(); ++i) {
     const SegmentStep& step = call.steps[i];
@@ -259,13 +267,8 @@ ffi::Error Chain(const SegmentCall& call, int device, cudaStream_t stream) {
       error = LaunchPair(*pair, PlanOf(*pair, device), stream);
 #endif
     } else {
-      ConvCall conv = CallOf(call, step);
-      conv.gate = gate;
-      // Nothing but its pool reads the result of a convolution that has one: segment_schedule.py makes two steps of
-      // them.
-      if (i + 1 < call.steps.size() && TakePool(call.steps[i + 1], device, &conv)) {
-        ++i;
-      } else if (conv.out == nullptr) {
+      ConvCall conv = ConvOf(call, device, &i);
+      if (conv.out == nullptr) {
         return ffi::Error(ffi::ErrorCode::kFailedPrecondition,
                           "layer " + std::to_string(i) + ": its kernel does not take the pool behind it on device " +
                               std::to_string(device) + ", and the call, which is for a device where it does, has no " +
@@ -275,7 +278,7 @@ ffi::Error Chain(const SegmentCall& call, int device, cudaStream_t stream) {
       conv.gate.x_is_older = written != nullptr && written != conv.x && also_written != conv.x;
       written = also_written = conv.out;
       conv.in_front = &in_front;
-      conv.among_windows = only_windows;
+      conv.among_patches = only_patches;
       error = Direct(conv, Workspace{nullptr, 0}, device, stream);
     }
     if (error.failure()) return error;

@@ -94,6 +94,11 @@ bool DirectPools(const ConvCall& call, int device) {
   return image || plans.warpgroup.filters > 0;
 }
 
+bool DirectHasPatches(const ConvCall& call, int device) {
+  const Plans plans = CachedPlans(call, call.dtype == ffi::DataType::F32 ? 4 : 2, 0, device);
+  return plans.image.filters > 0 || (plans.warpgroup.parts && plans.warpgroup.patch);
+}
+
 ffi::Error Direct(const ConvCall& call, Workspace workspace, int device, cudaStream_t stream) {
   return DispatchDtype(call.dtype, [&](auto element) {
     using T = decltype(element);

@@ -21,7 +21,7 @@ bool HasRegisters() {
 template <int kFilters, int kPixels, PartsMail kMail = PartsMail::kNone>
 ffi::Error Launch(const ConvCall& call, const WarpgroupPlan& plan, const WarpgroupMaps& maps, cudaStream_t stream) {
   using Splitting = WarpgroupTile<float, kFilters, kPixels, true, kMail, true>;
-  if (plan.patch && call.among_windows && HasRegisters<Splitting>()) {
+  if (plan.patch && call.among_patches && HasRegisters<Splitting>()) {
     return LaunchWarpgroup<Splitting, float>(call, plan, maps, stream);
   }
   return LaunchWarpgroup<WarpgroupTile<float, kFilters, kPixels, true, kMail>, float>(call, plan, maps, stream);

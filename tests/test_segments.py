@@ -61,8 +61,8 @@ def poison(function: Callable[..., Any], *arguments: Any) -> None:
         buffer.delete()
 
 
-def then_1x1(case: Case, precision: str) -> Callable[..., tuple[jax.Array, jax.Array]]:
-    """The case's operation, then a 1x1 convolution: of x, kernel, bias, residual and the second kernel."""
+def then_another(case: Case, precision: str) -> Callable[..., tuple[jax.Array, jax.Array]]:
+    """The case's operation, then another convolution: of x, kernel, bias, residual and the second kernel."""
 
     def function(x: Any, first: Any, bias: Any, residual: Any, second: Any) -> tuple[jax.Array, jax.Array]:
         if case.pool is None:
@@ -78,7 +78,7 @@ def run_twice(case: Case, inputs: cases.Inputs, kernel: Any, precision: str) -> 
     """The case's operation and a 1x1 convolution as one segment where the kernel takes both."""
 
     operands = [None if v is None else jnp.asarray(v) for v in (*inputs, kernel)]
-    fused = jax.jit(jsc.fuse(then_1x1(case, precision)))
+    fused = jax.jit(jsc.fuse(then_another(case, precision)))
     poison(fused, *operands)
     first = fused(*operands)
     again = fused(*operands)
