@@ -5,6 +5,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "direct_image_plan.h"
 #include "kernels.h"
@@ -100,8 +101,9 @@ std::vector<WarpgroupPlan> ChainPlans(const std::vector<int64_t>& layer, const s
     for (int i = 0; i < 2; ++i) a.out_size[i] = a.conv_size[i];
     plans = WarpgroupPlans(a, element_bytes, true, info);
   }
+  const auto rank = [](const WarpgroupPlan& plan) { return std::pair(plan.splits > kModelSplits, plan.cycles); };
   std::stable_sort(plans.begin(), plans.end(),
-                   [](const WarpgroupPlan& one, const WarpgroupPlan& other) { return one.cycles < other.cycles; });
+                   [&](const WarpgroupPlan& one, const WarpgroupPlan& other) { return rank(one) < rank(other); });
   return plans;
 }
 

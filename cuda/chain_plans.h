@@ -9,10 +9,10 @@
 
 namespace jsc {
 
-// Every plan that a layer of a chain may have by warpgroup products, the best first; with its pool where there is a
-// plan with it. layer: N, H, W, C, kh, kw, K, rows and columns of strides, padding (low, high of H, then of W) and
-// dilation, groups. pool: rows and columns of window, strides and padding of a max pool behind it, or nothing.
-// std::invalid_argument where they make no sense.
+// Every plan that a layer of a chain may have by warpgroup products, the best first, and behind all that the model may
+// choose those of larger clusters; with its pool where there is a plan with it. layer: N, H, W, C, kh, kw, K, rows and
+// columns of strides, padding (low, high of H, then of W) and dilation, groups. pool: rows and columns of window,
+// strides and padding of a max pool behind it, or nothing. std::invalid_argument where they make no sense.
 std::vector<WarpgroupPlan> ChainPlans(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool,
                                       int element_bytes, bool precise, int device);
 

@@ -73,9 +73,9 @@ __global__ void __launch_bounds__(U::kBound, U::kResident)
   int2 counted = {0, 0};
   float4 bias = {};
   if constexpr (!U::kParts) bias = WarpgroupWriter<U, T>::LoadBias(task, at);
-  if (warp >= U::kConsumers / kWarp) {
+  if (U::kSplitters > 0 ? warp >= U::kConsumers / kWarp : warp == U::kConsumers / kWarp) {
     if constexpr (U::kSplitters > 0) SetFewerRegisters<U::kOfSplitters>();
-    if (warp == U::kConsumers / kWarp) {
+    if (U::kSplitters == 0 || warp == U::kConsumers / kWarp) {
       constexpr int kSplitting = U::kSplitters > 0 ? U::kSplitters : U::kConsumers;
       if (threadIdx.x % kWarp == 0) InitBarriers(barriers, U::kConsumers / kWarp, kSplitting / kWarp);
       __syncwarp();

@@ -11,7 +11,7 @@ template <class U>
 bool HasRegisters() {
   static const bool has = [] {
     cudaFuncAttributes code{};
-    return cudaFuncGetAttributes(&code, WarpgroupKernel<U, float>) == cudaSuccess && code.numRegs >= U::kRegisters;
+    return cudaFuncGetAttributes(&code, WarpgroupKernel<U, float>) == cudaSuccess && code.numRegs == U::kRegisters;
   }();
   return has;
 }

@@ -17,7 +17,7 @@ constexpr int64_t kMaxStacks = 65535;  // the grid's third axis
 constexpr int kMaxBox = 256;           // pixels of a box along an axis
 constexpr int kMaxCorner = 127;        // of an im2col map's corners
 constexpr int kMaxStride = 8;
-constexpr int kMostSplits = 16, kMostRead = 8;  // blocks of a cluster; where they read each other's sums
+constexpr int kMostSplits = 16, kMostRead = 8;  // blocks of a cluster by mail, and where they read each other's sums
 constexpr int kMaxReach = 255;                  // of the taps of an im2col map
 constexpr int kTileFilters[] = {64, 128};
 constexpr int kTilePixels[] = {56, 96, 112, 192, 224};
@@ -321,7 +321,7 @@ bool IsWarpgroupTile(const TileChoice& tile) {
     return std::find(std::begin(list), std::end(list), value) != std::end(list);
   };
   return has(kTileFilters, tile.filters) && has(kTilePixels, tile.pixels) && tile.splits >= 1 &&
-         tile.splits <= kMostSplits;
+         tile.splits <= (HasMail(tile.pixels) ? kMostSplits : kMostRead);
 }
 
 WarpgroupPlan WarpgroupPlanOf(const TileChoice& tile, const ConvArgs& a, int element_bytes, bool in_chain,
@@ -344,11 +344,10 @@ std::vector<WarpgroupPlan> WarpgroupPlans(const ConvArgs& a, int element_bytes, 
   return PlansUpTo(kMostSplits, a, element_bytes, in_chain, device);
 }
 
-// Clusters of more than eight lose on most layers, so they are for those that a search has found them for.
 WarpgroupPlan ChooseWarpgroupPlan(const ConvArgs& a, int element_bytes, bool in_chain, const DeviceInfo& device) {
   WarpgroupPlan best{};
   best.cycles = std::numeric_limits<double>::infinity();
-  for (const WarpgroupPlan& plan : PlansUpTo(kMostRead, a, element_bytes, in_chain, device)) {
+  for (const WarpgroupPlan& plan : PlansUpTo(kModelSplits, a, element_bytes, in_chain, device)) {
     if (plan.cycles < best.cycles) best = plan;
   }
   return best;

@@ -29,8 +29,9 @@ struct WarpgroupTile {
   static constexpr int kBoxBytes = kDeep * kRowBytes, kFilterBytes = kFilters / kBox * kBoxBytes;  // of a stage
   static constexpr int kResident = WarpgroupResident(kFilters, kPixels, static_cast<int>(sizeof(T)), kParts, kRoomy);
   static constexpr int kSumStride = kFilters + 4;  // words between pixels' sums, for distinct banks
-  // Threads that the compiler is told of, by which it bounds registers. With splitters: as few as leave the kernels in
-  // front and behind room in each of a multiprocessor's four partitions, to which warps are dealt.
+  // Threads that the compiler is told of, by which it bounds the registers of each. With splitters more than there are,
+  // so that kernels in front and behind find registers in every one of a multiprocessor's four partitions, to which
+  // warps are dealt.
   static constexpr int kBound = !kHasSplitters ? kThreads : kFilters > 64 ? 512 : kResident == 2 ? 320 : kThreads;
   // With splitters, registers of a thread at a block's start and end, and between while it brings or splits operands,
   // or multiplies: what the others hand over.

@@ -29,6 +29,8 @@ Tiles: TypeAlias = dict[Key, Tile]
 
 BY_MODEL: Tile = (0, 0, 0, 0)
 """What the custom call takes for a tile that the model is to choose."""
+MODEL_SPLITS = 8
+"""Blocks that share the steps of a tile that the model chooses; of given tiles it may be 16."""
 KINDS = ("highest", "tf32", "16bit")
 """Of products; bfloat16 and float16 take the same time."""
 TABLE = Path(__file__).with_name("chain_tiles.json")
@@ -77,6 +79,8 @@ def kind_of(itemsize: int, precise: bool) -> str:
 
 def candidates(key: Key, kind: str, device: int) -> list[Candidate]:
     """Every tile that the planner has a plan with for a layer of a chain on a CUDA device, the model's best first.
+
+    Tiles that more than `MODEL_SPLITS` blocks share, which the model does not choose, come behind all others.
 
     None for layers that another kernel takes, such as images, and on devices without warpgroup products.
 

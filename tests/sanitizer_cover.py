@@ -158,6 +158,16 @@ def check_chains(dtype: str) -> int:
     return len(kinds) * len(SENT + SENT_LATE)
 
 
+def check_windows(dtype: str) -> int:
+    """Chains without 1x1 layers and strides, of which at HIGHEST some kernels have other threads."""
+    kinds = [kind for kind in KINDS if kind[0] == dtype]
+    chosen = (*SENT[:3], *SENT_LATE)
+    for case in chosen:
+        for _, precision in kinds:
+            check(case, dtype, precision, cases.inputs(case, jnp.dtype(dtype)), window=3)
+    return len(kinds) * len(chosen)
+
+
 def check_ends(dtype: str) -> int:
     """Chains that end in dense layers, on a GPU; elsewhere they are separate operations."""
     if jax.default_backend() != "gpu":
@@ -213,7 +223,8 @@ CHECKS = {
     check.__name__.removeprefix("check_"): check
     for check in (
         check_runs, check_large, check_dense, check_coo_star, check_stacks, check_non_finite, check_adaptive,
-        check_segments, check_chains, check_ends, check_pairs, check_large_pairs, check_blocks, check_dense_blocks,
+        check_segments, check_chains, check_windows, check_ends, check_pairs, check_large_pairs, check_blocks,
+        check_dense_blocks,
     )
 }  # fmt: skip
 

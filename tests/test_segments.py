@@ -75,7 +75,7 @@ def then_another(case: Case, precision: str) -> Callable[..., tuple[jax.Array, j
 
 
 def run_twice(case: Case, inputs: cases.Inputs, kernel: Any, precision: str) -> tuple[Any, Any]:
-    """The case's operation and a 1x1 convolution as one segment where the kernel takes both."""
+    """The case's operation and another convolution as one segment where the kernel takes both."""
 
     operands = [None if v is None else jnp.asarray(v) for v in (*inputs, kernel)]
     fused = jax.jit(jsc.fuse(then_another(case, precision)))
@@ -87,14 +87,14 @@ def run_twice(case: Case, inputs: cases.Inputs, kernel: Any, precision: str) -> 
     return first
 
 
-def check(case: Case, dtype: str, precision: str, inputs: cases.Inputs, features: int = 24) -> None:
-    """The case's operation and a 1x1 convolution of its result to so many features, each beside the oracle."""
-    kernel = np.asarray(weights(7, 1, 1, case.features, features)).astype(jnp.dtype(dtype))
+def check(case: Case, dtype: str, precision: str, inputs: cases.Inputs, features: int = 24, window: int = 1) -> None:
+    """The case's operation and a convolution of its result by square windows, each beside the oracle."""
+    kernel = np.asarray(weights(7, window, window, case.features, features)).astype(jnp.dtype(dtype))
     first, second = run_twice(case, inputs, kernel, precision)
     tolerance = TOLERANCE[precision if dtype == "float32" else dtype]
     assert first.dtype == second.dtype == jnp.dtype(dtype)
     assert oracle.relative_error(first, oracle.expected(case, inputs)) <= tolerance
-    then = Case("then", first.shape, features, kernel=(1, 1), activation="relu")
+    then = Case("then", first.shape, features, kernel=(window, window), activation="relu")
     operands = cases.Inputs(np.asarray(first), kernel, None, None)
     assert oracle.relative_error(second, oracle.expected(then, operands)) <= tolerance
 
