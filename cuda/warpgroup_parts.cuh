@@ -1,19 +1,21 @@
 // float32-accurate products of warpgroups: two TF32 parts of each operand and three products, as in direct_split.cuh.
 //
 // Pixels: large(x) is what the tensor cores keep of x as the copy engine brought it, since they drop the last 13 bits;
-//   small(x) = x - large(x), rounded to TF32, is written beside the stage, in the same layout: of patches, once a block
-//   of channels for all taps, by three warps of their own; else by the warps that multiply, while their products of the
-//   step before are under way.
+//   small(x) = x - large(x), rounded to TF32, is written beside the stage, in the same layout, once a block of channels
+//   for all taps of a patch: by the warps that multiply, while their products of the step before are under way, or, in
+//   chains of patches alone, by three warps of their own (splitters).
 // Filters: split in registers when they are loaded, large(w) rounded.
 // Accuracy: tensor cores truncate when they add, so the products of a step, 32 channels, are summed from zero there and
 //   then added to the tile's sums by FADD.
 // Not finite: as in direct_split.cuh, infinities and values that round up to one leave NaN in the sums that they reach.
 //   Those are computed again (warpgroup_repair.cuh).
 // Bound by: the tensor cores on large maps, where two or three warpgroups of a multiprocessor cover for each other
-//   while one adds its sums; else as in direct_warpgroup.cuh.
-// Lost: two partial sums in turns, each of half of the step, to add one during the other's products: the narrower
-//   products of 112 pixels cost more (35.3 against 33.9 us for 128->128 112x112), and registers of 56 pixels a third
-//   block (17.0 against 16.3 us for 512->512 14x14).
+//   while one adds its sums; windows under a tap, whose pixels are split for every step, by shared memory; else as in
+//   direct_warpgroup.cuh.
+// Lost: splitters beside kernels without (their registers leave each other no room on a multiprocessor's partitions),
+//   and for windows under a tap; two partial sums in turns, each of half of the step, to add one during the other's
+//   products: the narrower products of 112 pixels cost more (35.3 against 33.9 us for 128->128 112x112), and registers
+//   of 56 pixels a third block (17.0 against 16.3 us for 512->512 14x14).
 #ifndef JSC_CUDA_WARPGROUP_PARTS_CUH_
 #define JSC_CUDA_WARPGROUP_PARTS_CUH_
 
