@@ -76,8 +76,14 @@ __global__ void __launch_bounds__(U::kBound, U::kResident)
   if (U::kSplitters > 0 ? warp >= U::kConsumers / kWarp : warp == U::kConsumers / kWarp) {
     if constexpr (U::kSplitters > 0) SetFewerRegisters<U::kOfSplitters>();
     if (U::kSplitters == 0 || warp == U::kConsumers / kWarp) {
-      constexpr int kSplitting = U::kSplitters > 0 ? U::kSplitters : U::kConsumers;
-      if (threadIdx.x % kWarp == 0) InitBarriers(barriers, U::kConsumers / kWarp, kSplitting / kWarp);
+      if (threadIdx.x % kWarp == 0) {
+        constexpr int kReaders = U::kConsumers / kWarp;
+        if constexpr (U::kParts) {
+          InitBarriers(barriers, kReaders, U::kSplitters > 0 ? U::kSplitters / kWarp : kReaders);
+        } else {
+          InitBarriers(barriers, kReaders);
+        }
+      }
       __syncwarp();
       asm volatile("bar.arrive 1, %0;" ::"n"(U::kThreads) : "memory");  // the first copies wait for nobody
       if (mail_apart) ArriveAtCluster();

@@ -35,8 +35,8 @@ struct PartsBarriers : WarpgroupBarriers {
 
 #if __CUDA_ARCH__ >= 900
 // By one thread. (By a lane each they would be made one after the other all the same, 1 us later.)
-// readers, splitters: warps that multiply, and warps that write small parts.
-__device__ __forceinline__ void InitBarriers(WarpgroupBarriers& barriers, int readers, int /*splitters*/ = 0) {
+// readers: warps that multiply.
+__device__ __forceinline__ void InitBarriers(WarpgroupBarriers& barriers, int readers) {
 #pragma unroll
   for (int i = 0; i < kMaxRing; ++i) {
     InitBarrier(barriers.pixels_full + i);
@@ -48,6 +48,7 @@ __device__ __forceinline__ void InitBarriers(WarpgroupBarriers& barriers, int re
   FenceBarriers();
 }
 
+// splitters: warps that write small parts.
 __device__ __forceinline__ void InitBarriers(PartsBarriers& barriers, int readers, int splitters) {
 #pragma unroll
   for (int i = 0; i < kMaxRing; ++i) {

@@ -13,7 +13,7 @@ constexpr int kSwizzleBytes = 1024;  // after which it repeats: where a stage ma
 constexpr int kPatchWidth = 8;       // results of a tile's row, where a tile is a patch
 constexpr int kMaxRing = 8;          // stages of either ring
 constexpr int kKeptBytes = 20;       // of a thread's mail, in parts, while registers are short
-constexpr int kModelSplits = 8;      // up to which the model chooses: larger clusters lose on most layers
+constexpr int kModelSplits = 8;      // up to which the model chooses, as MODEL_SPLITS of chain_tiles.py says
 
 // Blocks of a multiprocessor that a tile's registers suffice for: of 112 pixels and filters in registers for fewer.
 // parts: products of float32 in parts, which have tiles of 64 x 56, 64 x 112 and 128 x 112. roomy: 64 x 56 in parts

@@ -30,7 +30,8 @@ Tiles: TypeAlias = dict[Key, Tile]
 BY_MODEL: Tile = (0, 0, 0, 0)
 """What the custom call takes for a tile that the model is to choose."""
 MODEL_SPLITS = 8
-"""Blocks that share the steps of a tile that the model chooses; of given tiles it may be 16."""
+"""Blocks that share the steps of a tile that the model chooses (`kModelSplits` of cuda/warpgroup_plan.h), at most; of
+given tiles it may be 16."""
 KINDS = ("highest", "tf32", "16bit")
 """Of products; bfloat16 and float16 take the same time."""
 TABLE = Path(__file__).with_name("chain_tiles.json")

@@ -15,7 +15,8 @@ import oracle
 import pytest
 from cases import Case
 from chains import equations, weights
-from test_chain_tiles import POOLED, as_equation, chain, chain_parameters, on
+from test_chain_tiles import POOLED, chain, chain_parameters, on
+from test_given_tiles import as_equation
 from test_segments import KIND_IDS, KINDS, TOLERANCE, require_kernel
 
 import jax_sparse_conv as jsc
