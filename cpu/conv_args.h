@@ -73,6 +73,13 @@ struct Footprint {
   int64_t shared = 0, registers = 0, threads = 0;  // of a block
 };
 
+// Small parts (cuda/small_parts.cuh) in a chain of float32 at HIGHEST; each null where there are none.
+struct SmallParts {
+  const void* x = nullptr;  // [N, H, W, C]; kernels that want them make them where they are not in memory
+  void* out = nullptr;      // [N, Ho, Wo, K], to be written
+  bool* written = nullptr;  // where the launch says whether its kernel writes them, which not all do
+};
+
 constexpr int kCountRows = 64;  // rows of counts that a CUDA kernel writes; PARTS in jax_sparse_conv/sampling.py
 
 // One call: sizes, buffers and their one element type.
@@ -91,7 +98,7 @@ struct ConvCall {
   int32_t* counts = nullptr;       // [kCountRows, 2] (non-zeros, elements) of parts of out, to be written; or null
   Gate gate;
   Footprint* in_front = nullptr;  // in a chain: of the kernel in front, and after the launch of this call's
-  bool among_patches = false;     // in a chain: every convolution's plan has patches (DirectHasPatches)
+  SmallParts small;
   TileChoice tile;
 };
 

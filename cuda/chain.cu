@@ -14,12 +14,14 @@
 #include <algorithm>
 #include <limits>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "dense_row.h"
 #include "kernels.h"
 #include "overlap.cuh"
 #include "pair.h"
+#include "small_parts.cuh"
 
 namespace jsc {
 namespace {
@@ -30,6 +32,7 @@ template <typename T>
 struct PoolTask {
   const T* x;                 // [N, H, W, C]
   T* out;                     // [N, Ho, Wo, C]
+  T* small_out;               // float32: as out, or null
   int height, width, pieces;  // of x, whose channels are so many pieces of kPoolBytes
   int window[2], stride[2], pad_low[2];
   int results;  // N * Ho * Wo * pieces
@@ -66,15 +69,22 @@ __global__ void __launch_bounds__(kPoolThreads) MaxPoolKernel(const __grid_const
   T result[kValues];
 #pragma unroll
   for (int i = 0; i < kValues; ++i) result[i] = FromFloat<T>(most[i]);
-  *reinterpret_cast<uint4*>(task.out + static_cast<int64_t>(index) * kValues) = *reinterpret_cast<const uint4*>(result);
+  const int64_t to = static_cast<int64_t>(index) * kValues;
+  *reinterpret_cast<uint4*>(task.out + to) = *reinterpret_cast<const uint4*>(result);
+  if constexpr (kValues == 4) {
+    if (task.small_out) {
+      *reinterpret_cast<float4*>(task.small_out + to) = SmallPart(float4{most[0], most[1], most[2], most[3]});
+    }
+  }
 }
 
 template <typename T>
-ffi::Error MaxPool(const SegmentStep& step, Gate gate, Footprint* in_front, cudaStream_t stream) {
+ffi::Error MaxPool(const SegmentStep& step, void* small_out, Gate gate, Footprint* in_front, cudaStream_t stream) {
   constexpr int64_t kValues = kPoolBytes / static_cast<int64_t>(sizeof(T));
   PoolTask<T> task{};
   task.x = static_cast<const T*>(step.x.data);
   task.out = static_cast<T*>(step.out.data);
+  task.small_out = static_cast<T*>(small_out);
   task.height = static_cast<int>(step.x.size[1]);
   task.width = static_cast<int>(step.x.size[2]);
   task.pieces = static_cast<int>(step.x.size[3] / kValues);
@@ -201,13 +211,6 @@ ConvCall ConvOf(const SegmentCall& call, int device, size_t* index) {
   return conv;
 }
 
-bool HasOnlyPatches(const SegmentCall& call, int device) {
-  for (size_t i = 0; i < call.steps.size(); ++i) {
-    if (call.steps[i].kind == SegmentKind::kConv && !DirectHasPatches(ConvOf(call, device, &i), device)) return false;
-  }
-  return true;
-}
-
 // Two layers as one kernel gets them, where both are 1x1 and the second multiplies the first's result.
 std::optional<PairCall> PairOf(const SegmentCall& call, size_t first) {
   if (first + 1 >= call.steps.size()) return std::nullopt;
@@ -229,6 +232,8 @@ std::optional<PairCall> PairOf(const SegmentCall& call, size_t first) {
   pair.next_bias = next.bias;
   pair.middle = step.out.data;
   pair.out = next.out.data;
+  pair.small_middle = step.out.small;
+  pair.small_out = next.out.small;
   pair.relu = step.relu;
   pair.next_relu = next.relu;
   return SuitsPair(pair) ? std::optional(pair) : std::nullopt;
@@ -239,24 +244,44 @@ PairPlan PlanOf(const PairCall& pair, int device) {
   return ChoosePairPlan(pair.shape, static_cast<int>(ffi::ByteWidth(pair.dtype)), parts, GetDeviceInfo(device));
 }
 
+// Maps whose small parts are in memory, by where the maps are.
+class Split {
+ public:
+  // Of a kernel's x and results, once it is launched, whether it has written their small parts.
+  void Set(const void* map, bool is_split) {
+    if (is_split) {
+      maps_.insert(map);
+    } else {
+      maps_.erase(map);
+    }
+  }
+  const void* SmallOf(const SegmentValue& x) const { return x.small && maps_.count(x.data) > 0 ? x.small : nullptr; }
+
+ private:
+  std::set<const void*> maps_;
+};
+
 }  // namespace
 
 ffi::Error Chain(const SegmentCall& call, int device, cudaStream_t stream) {
   Gate gate;
   gate.in_chain = true;
   Footprint in_front;
-  const bool only_patches = HasOnlyPatches(call, device);
+  Split split;
   const void *written = nullptr, *also_written = nullptr;  // by the kernel in front
   for (size_t i = 0; i < call.steps.size(); ++i) {
     const SegmentStep& step = call.steps[i];
     ffi::Error error = ffi::Error::Success();
     if (step.kind == SegmentKind::kMaxPool) {
-      error = DispatchDtype(call.dtype,
-                            [&](auto element) { return MaxPool<decltype(element)>(step, gate, &in_front, stream); });
+      error = DispatchDtype(call.dtype, [&](auto element) {
+        return MaxPool<decltype(element)>(step, step.out.small, gate, &in_front, stream);
+      });
       written = also_written = step.out.data;
+      split.Set(written, step.out.small != nullptr);
     } else if (step.kind == SegmentKind::kDense) {
       error = DenseOf(call, i, device, &in_front, stream);
       written = also_written = step.out.data;
+      split.Set(written, false);
 #ifdef JSC_WARPGROUP
     } else if (std::optional<PairCall> pair = PairOf(call, i); pair && PlanOf(*pair, device).blocks > 0) {
       ++i;
@@ -264,7 +289,10 @@ ffi::Error Chain(const SegmentCall& call, int device, cudaStream_t stream) {
       pair->in_front = &in_front;
       LookAhead(call, i + 1, &pair->gate);
       written = pair->middle, also_written = pair->out;
+      pair->small_x = split.SmallOf(step.x);
       error = LaunchPair(*pair, PlanOf(*pair, device), stream);
+      split.Set(written, pair->small_middle != nullptr);
+      split.Set(also_written, pair->small_out != nullptr);
 #endif
     } else {
       ConvCall conv = ConvOf(call, device, &i);
@@ -278,8 +306,10 @@ ffi::Error Chain(const SegmentCall& call, int device, cudaStream_t stream) {
       conv.gate.x_is_older = written != nullptr && written != conv.x && also_written != conv.x;
       written = also_written = conv.out;
       conv.in_front = &in_front;
-      conv.among_patches = only_patches;
+      bool is_split = false;
+      conv.small = {split.SmallOf(step.x), call.steps[i].out.small, &is_split};
       error = Direct(conv, Workspace{nullptr, 0}, device, stream);
+      split.Set(conv.out, is_split && conv.small.out != nullptr);
     }
     if (error.failure()) return error;
   }

@@ -67,7 +67,7 @@ Plans CachedPlans(const ConvCall& call, int element_bytes, size_t workspace_byte
 }
 
 // Without code for warpgroups no device has them, and no plan.
-ffi::Error LaunchWarpgroupPlan(const ConvCall& call, const WarpgroupPlan& plan, const WarpgroupMaps& maps,
+ffi::Error LaunchWarpgroupPlan(const ConvCall& call, const WarpgroupPlan& plan, const PartsMaps& maps,
                                cudaStream_t stream) {
 #ifdef JSC_WARPGROUP
   if (plan.parts) return WarpgroupHighest(call, plan, maps, stream);
@@ -94,17 +94,12 @@ bool DirectPools(const ConvCall& call, int device) {
   return image || plans.warpgroup.filters > 0;
 }
 
-bool DirectHasPatches(const ConvCall& call, int device) {
-  const Plans plans = CachedPlans(call, call.dtype == ffi::DataType::F32 ? 4 : 2, 0, device);
-  return plans.image.filters > 0 || (plans.warpgroup.parts && plans.warpgroup.patch);
-}
-
 ffi::Error Direct(const ConvCall& call, Workspace workspace, int device, cudaStream_t stream) {
   return DispatchDtype(call.dtype, [&](auto element) {
     using T = decltype(element);
     const Plans plans = CachedPlans(call, sizeof(T), workspace.bytes, device);
     if (plans.image.filters > 0) return LaunchImagePlan<T>(call, plans.image, stream);
-    WarpgroupMaps maps;
+    PartsMaps maps;
     // The driver refuses buffers that do not begin at 16 bytes.
     if (plans.warpgroup.filters > 0 && MakeWarpgroupMaps(call, plans.warpgroup, &maps)) {
       return LaunchWarpgroupPlan(call, plans.warpgroup, maps, stream);

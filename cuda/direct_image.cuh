@@ -111,6 +111,7 @@ ffi::Error LaunchImage(const ConvCall& call, const ImagePlan& plan, cudaStream_t
   ffi::Error error = Prepare<kKernel>("ImageKernel");
   if (error.failure()) return error;
   ImageTask<T> task = MakeImageTask<T>(call, plan);
+  if (U::kParts && call.small.written) *call.small.written = true;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(plan.blocks), static_cast<unsigned>(plan.feature_tiles),
                         static_cast<unsigned>(call.args.stacks));

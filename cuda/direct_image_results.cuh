@@ -4,6 +4,7 @@
 #define JSC_CUDA_DIRECT_IMAGE_RESULTS_CUH_
 
 #include "direct_image_sums.cuh"
+#include "small_parts.cuh"
 
 namespace jsc {
 
@@ -66,9 +67,20 @@ struct ImageWriter {
   int nonzeros = 0, written = 0;
 
   template <int kCount>
-  __device__ __forceinline__ void Store(T* to, const float (&v)[kCount], int filter) {
+  __device__ __forceinline__ void StoreBoth(int64_t element, const float (&v)[kCount], int valid, bool vector) const {
+    StorePiece(task.out + element, v, valid, vector);
+    if constexpr (U::kParts) {
+      if (task.small_out == nullptr) return;
+      float small[kCount];
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) small[i] = SmallPart(v[i]);
+      StorePiece(task.small_out + element, small, valid, vector);
+    }
+  }
+  template <int kCount>
+  __device__ __forceinline__ void Store(int64_t element, const float (&v)[kCount], int filter) {
     const int valid = max(0, min(kCount, task.features - feature - filter));
-    StorePiece(to, v, valid, task.vector_out);
+    StoreBoth(element, v, valid, task.vector_out);
     if (task.counts.rows == nullptr) return;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) nonzeros += i < valid && ToFloat(FromFloat<T>(v[i])) != 0.f;
@@ -117,9 +129,9 @@ struct ImageWriter {
                                  : make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
       }
     } else if (kTarget == ImageTarget::kPlain) {
-      if (to.there) StorePiece(task.out + to.element + beyond, v, end, true);
+      if (to.there) StoreBoth(to.element + beyond, v, end, true);
     } else if (to.there) {
-      Store(task.out + to.element + beyond, v, filter + beyond);
+      Store(to.element + beyond, v, filter + beyond);
     }
   }
   // The maxima of the tile's windows.
@@ -153,7 +165,7 @@ struct ImageWriter {
         }
       }
       const int64_t result = static_cast<int64_t>(at.stack_image * task.out_size[0] + row) * task.out_size[1] + column;
-      Store(task.out + result * task.features + feature + filter, most, filter);
+      Store(result * task.features + feature + filter, most, filter);
     }
   }
 };

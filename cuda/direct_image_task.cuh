@@ -30,6 +30,7 @@ struct ImageTask {
   const T* bias;      // [S, K] or null
   const T* residual;  // [N, Ho, Wo, K] or null
   T* out;             // [N, Ho, Wo, K]
+  T* small_out;       // in parts: as out, or null
   CountTask counts;
   Gate gate;
   int images;                                           // of a stack
@@ -54,6 +55,7 @@ ImageTask<T> MakeImageTask(const ConvCall& call, const ImagePlan& plan) {
   const ConvArgs& a = call.args;
   ImageTask<T> t{};
   SetBuffers(call, &t);
+  t.small_out = static_cast<T*>(call.small.out);
   t.gate = call.gate;
   t.images = static_cast<int>(a.images / a.stacks);
   t.height = static_cast<int>(a.size[0]);

@@ -56,11 +56,11 @@ __device__ __forceinline__ int2 FinishTile(const Task& task, float4 bias, float*
 #endif
 
 template <class U, typename T>
-__global__ void __launch_bounds__(U::kBound, U::kResident)
-    WarpgroupKernel(const __grid_constant__ WarpgroupTaskOf<U, T> task, const __grid_constant__ WarpgroupMaps maps) {
+__global__ void __launch_bounds__(U::kThreads, U::kResident)
+    WarpgroupKernel(const __grid_constant__ WarpgroupTaskOf<U, T> task, const __grid_constant__ MapsOf<U> maps) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ unsigned char shared[];
-  __shared__ std::conditional_t<U::kParts, PartsBarriers, WarpgroupBarriers> barriers;
+  __shared__ BarriersOf<U> barriers;
   __shared__ int2 scratch[U::kThreads / kWarp];
   __shared__ uint64_t mail_full;
   if (!PassesGate(task.gate)) return;
@@ -73,36 +73,17 @@ __global__ void __launch_bounds__(U::kBound, U::kResident)
   int2 counted = {0, 0};
   float4 bias = {};
   if constexpr (!U::kParts) bias = WarpgroupWriter<U, T>::LoadBias(task, at);
-  if (U::kSplitters > 0 ? warp >= U::kConsumers / kWarp : warp == U::kConsumers / kWarp) {
-    if constexpr (U::kSplitters > 0) SetFewerRegisters<U::kOfSplitters>();
-    if (U::kSplitters == 0 || warp == U::kConsumers / kWarp) {
-      if (threadIdx.x % kWarp == 0) {
-        constexpr int kReaders = U::kConsumers / kWarp;
-        if constexpr (U::kParts) {
-          InitBarriers(barriers, kReaders, U::kSplitters > 0 ? U::kSplitters / kWarp : kReaders);
-        } else {
-          InitBarriers(barriers, kReaders);
-        }
-      }
-      __syncwarp();
-      asm volatile("bar.arrive 1, %0;" ::"n"(U::kThreads) : "memory");  // the first copies wait for nobody
-      if (mail_apart) ArriveAtCluster();
-      NextStages next;
-      AskForStages<U>(task, maps, at, stages, filters, barriers, next, task.gate.in_chain);
-      __syncwarp();
-    } else if constexpr (U::kSplitters > 0) {
-      asm volatile("bar.sync 1, %0;" ::"n"(U::kThreads) : "memory");
-      if (mail_apart) ArriveAtCluster();
-      SplitPatch<U>(task, at, SharedAddress(stages), barriers);
-    }
+  if (warp == U::kConsumers / kWarp) {
+    if (threadIdx.x % kWarp == 0) InitBarriers(barriers, U::kConsumers / kWarp);
+    __syncwarp();
+    asm volatile("bar.arrive 1, %0;" ::"n"(U::kThreads) : "memory");  // the first copies wait for nobody
+    if (mail_apart) ArriveAtCluster();
+    NextStages next;
+    AskForStages<U>(task, maps, at, stages, filters, barriers, next, task.gate.in_chain);
+    __syncwarp();
     if (by_mail && !mail_apart) ArriveAtCluster();
     if (by_mail) WaitForCluster();
-    if constexpr (U::kSplitters > 0) {
-      asm volatile("bar.sync 3, %0;" ::"n"(U::kThreads - U::kConsumers) : "memory");
-      SetMoreRegisters<U::kRegisters>();
-    }
   } else {
-    if constexpr (U::kSplitters > 0) SetMoreRegisters<U::kOfConsumers>();
     asm volatile("bar.sync 1, %0;" ::"n"(U::kThreads) : "memory");
     float sums[U::kPixels / 2];
     WalkOf<U, T> walk(task, at, SharedAddress(stages), SharedAddress(filters), barriers);
@@ -135,7 +116,6 @@ __global__ void __launch_bounds__(U::kBound, U::kResident)
       asm volatile("bar.sync 2, %0;" ::"n"(U::kConsumers) : "memory");  // all stages are read
       StepFilters<U, T>::Store(sums, tile);
     }
-    if constexpr (U::kSplitters > 0) SetFewerRegisters<U::kRegisters>();
   }
   if (!by_mail) {
     WaitToWrite(task.gate);
@@ -198,8 +178,8 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
 
 // Launches either kernel on a grid of `blocks` for each stack.
 template <class U, typename Task, auto kKernel>
-ffi::Error LaunchKernel(const ConvCall& call, const WarpgroupPlan& plan, int blocks, Task task,
-                        const WarpgroupMaps& maps, cudaStream_t stream) {
+ffi::Error LaunchKernel(const ConvCall& call, const WarpgroupPlan& plan, int blocks, Task task, const MapsOf<U>& maps,
+                        cudaStream_t stream) {
   ffi::Error error = Prepare<kKernel>("WarpgroupKernel");
   if (error.failure()) return error;
   cudaLaunchConfig_t config{};
@@ -216,7 +196,7 @@ ffi::Error LaunchKernel(const ConvCall& call, const WarpgroupPlan& plan, int blo
 }
 
 template <class U, typename T>
-ffi::Error LaunchWarpgroup(const ConvCall& call, const WarpgroupPlan& plan, const WarpgroupMaps& maps,
+ffi::Error LaunchWarpgroup(const ConvCall& call, const WarpgroupPlan& plan, const PartsMaps& maps,
                            cudaStream_t stream) {
   using Task = WarpgroupTaskOf<U, T>;
   Task task{MakeWarpgroupTask<T>(call, plan)};
@@ -231,7 +211,7 @@ ffi::Error LaunchWarpgroup(const ConvCall& call, const WarpgroupPlan& plan, cons
 
 // A call of elements T by the tile that its plan has, of those whose pixels are listed.
 template <typename T, int kFilters, int kPixels, int... kMorePixels>
-ffi::Error LaunchWarpgroupPixels(const ConvCall& call, const WarpgroupPlan& plan, const WarpgroupMaps& maps,
+ffi::Error LaunchWarpgroupPixels(const ConvCall& call, const WarpgroupPlan& plan, const PartsMaps& maps,
                                  cudaStream_t stream) {
   if constexpr (sizeof...(kMorePixels) > 0) {
     if (plan.pixels != kPixels) {
@@ -242,7 +222,7 @@ ffi::Error LaunchWarpgroupPixels(const ConvCall& call, const WarpgroupPlan& plan
 }
 
 template <typename T>
-ffi::Error LaunchWarpgroupTile(const ConvCall& call, const WarpgroupPlan& plan, const WarpgroupMaps& maps,
+ffi::Error LaunchWarpgroupTile(const ConvCall& call, const WarpgroupPlan& plan, const PartsMaps& maps,
                                cudaStream_t stream) {
   const auto launch = plan.filters == 64 ? LaunchWarpgroupPixels<T, 64, 56, 96, 112, 192, 224>
                                          : LaunchWarpgroupPixels<T, 128, 56, 96, 112, 192, 224>;

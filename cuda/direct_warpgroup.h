@@ -8,14 +8,14 @@
 
 namespace jsc {
 
-ffi::Error WarpgroupFloat32(const ConvCall& call, const WarpgroupPlan& plan, const WarpgroupMaps& maps,
+ffi::Error WarpgroupFloat32(const ConvCall& call, const WarpgroupPlan& plan, const PartsMaps& maps,
                             cudaStream_t stream);
 // The same at HIGHEST: products of parts.
-ffi::Error WarpgroupHighest(const ConvCall& call, const WarpgroupPlan& plan, const WarpgroupMaps& maps,
+ffi::Error WarpgroupHighest(const ConvCall& call, const WarpgroupPlan& plan, const PartsMaps& maps,
                             cudaStream_t stream);
-ffi::Error WarpgroupBfloat16(const ConvCall& call, const WarpgroupPlan& plan, const WarpgroupMaps& maps,
+ffi::Error WarpgroupBfloat16(const ConvCall& call, const WarpgroupPlan& plan, const PartsMaps& maps,
                              cudaStream_t stream);
-ffi::Error WarpgroupFloat16(const ConvCall& call, const WarpgroupPlan& plan, const WarpgroupMaps& maps,
+ffi::Error WarpgroupFloat16(const ConvCall& call, const WarpgroupPlan& plan, const PartsMaps& maps,
                             cudaStream_t stream);
 
 }  // namespace jsc

@@ -4,7 +4,7 @@
 
 namespace jsc {
 
-ffi::Error WarpgroupBfloat16(const ConvCall& call, const WarpgroupPlan& plan, const WarpgroupMaps& maps,
+ffi::Error WarpgroupBfloat16(const ConvCall& call, const WarpgroupPlan& plan, const PartsMaps& maps,
                              cudaStream_t stream) {
   return LaunchWarpgroupTile<__nv_bfloat16>(call, plan, maps, stream);
 }

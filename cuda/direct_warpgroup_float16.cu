@@ -4,7 +4,7 @@
 
 namespace jsc {
 
-ffi::Error WarpgroupFloat16(const ConvCall& call, const WarpgroupPlan& plan, const WarpgroupMaps& maps,
+ffi::Error WarpgroupFloat16(const ConvCall& call, const WarpgroupPlan& plan, const PartsMaps& maps,
                             cudaStream_t stream) {
   return LaunchWarpgroupTile<__half>(call, plan, maps, stream);
 }

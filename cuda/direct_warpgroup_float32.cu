@@ -4,7 +4,7 @@
 
 namespace jsc {
 
-ffi::Error WarpgroupFloat32(const ConvCall& call, const WarpgroupPlan& plan, const WarpgroupMaps& maps,
+ffi::Error WarpgroupFloat32(const ConvCall& call, const WarpgroupPlan& plan, const PartsMaps& maps,
                             cudaStream_t stream) {
   return LaunchWarpgroupTile<float>(call, plan, maps, stream);
 }

@@ -32,9 +32,6 @@ ffi::Error Adaptive(const ConvCall& call, const Gate& gate, Workspace workspace,
 // Whether Direct takes the pool of a call into a kernel that is made for it.
 bool DirectPools(const ConvCall& call, int device);
 
-// Whether Direct's kernel is that of images, or has patches of float32 at HIGHEST by warpgroup products.
-bool DirectHasPatches(const ConvCall& call, int device);
-
 ffi::Error Chain(const SegmentCall& call, int device, cudaStream_t stream);  // chain.cu: a kernel for each layer
 
 // coo_star.cu

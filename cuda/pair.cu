@@ -6,8 +6,8 @@ namespace jsc {
 namespace {
 
 // Boxes of some of a tile's pixels x 128 bytes of channels of a map [pixels, channels].
-bool MapTilePixels(const PairCall& call, const PairPlan& plan, CUtensorMapDataType type, int64_t bytes,
-                   CUtensorMap* map) {
+bool MapTilePixels(const PairCall& call, const void* data, const PairPlan& plan, CUtensorMapDataType type,
+                   int64_t bytes, CUtensorMap* map) {
   static const auto encode = FindDriverFunction<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
   const auto channels = static_cast<cuuint64_t>(call.shape.in_channels),
              pixels = static_cast<cuuint64_t>(call.shape.pixels);
@@ -15,8 +15,8 @@ bool MapTilePixels(const PairCall& call, const PairPlan& plan, CUtensorMapDataTy
   const cuuint64_t stride[] = {channels * bytes, channels * pixels * bytes};
   const cuuint32_t box[] = {static_cast<cuuint32_t>(kRowBytes / bytes), static_cast<cuuint32_t>(plan.box_rows), 1};
   const cuuint32_t step[] = {1, 1, 1};
-  return encode && encode(map, type, 3, const_cast<void*>(call.x), size, stride, box, step,
-                          CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+  return encode && encode(map, type, 3, const_cast<void*>(data), size, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                          CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                           CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
@@ -27,7 +27,8 @@ ffi::Error Launch(const PairCall& call, const PairPlan& plan, cudaStream_t strea
   if (error.failure()) return error;
   const CUtensorMapDataType type = TensorMapType(call.dtype, call.precise);
   PairMaps maps;
-  if (!MapTilePixels(call, plan, type, sizeof(T), &maps.x) ||
+  if (!MapTilePixels(call, call.x, plan, type, sizeof(T), &maps.x) ||
+      (call.small_x && !MapTilePixels(call, call.small_x, plan, type, sizeof(T), &maps.small)) ||
       !MapKernelPieces(call.kernel, call.shape.channels, call.shape.in_channels, 1, type, sizeof(T), &maps.kernel) ||
       !MapKernelPieces(call.next_kernel, call.shape.features, call.shape.channels, 1, type, sizeof(T),
                        &maps.next_kernel)) {
@@ -42,6 +43,9 @@ ffi::Error Launch(const PairCall& call, const PairPlan& plan, cudaStream_t strea
   task.next_kernel = static_cast<const T*>(call.next_kernel);
   task.middle = static_cast<T*>(call.middle);
   task.out = static_cast<T*>(call.out);
+  task.small_middle = static_cast<T*>(call.small_middle);
+  task.small_out = static_cast<T*>(call.small_out);
+  task.copies_small = call.small_x != nullptr;
   task.gate = call.gate;
   task.pixels = static_cast<int>(call.shape.pixels);
   task.tile_pixels = plan.tile_pixels;

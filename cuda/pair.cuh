@@ -45,7 +45,8 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
       for (uint64_t& full : barriers.pixels_full) InitBarrier(&full);
       InitBarrier(&barriers.mail_full);
       FenceBarriers();
-      for (int step = 0; step < task.steps; ++step) ExpectBytes(barriers.pixels_full + step, U::kStageBytes);
+      const int stage_bytes = U::kParts && task.copies_small ? 2 * U::kStageBytes : U::kStageBytes;
+      for (int step = 0; step < task.steps; ++step) ExpectBytes(barriers.pixels_full + step, stage_bytes);
       ExpectBytes(&barriers.mail_full, task.pieces * task.blocks * ((own_pixels + 1) / 2) * 8 * 16);
     }
     __syncwarp();
@@ -73,7 +74,7 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
   float sums[U::kPixels / 2];
   PairRing<U> ring{barriers, SharedAddress(filters), task.slots};
   if constexpr (U::kParts) {
-    MultiplyPartsFirst<U>(ring, barriers, SharedAddress(pixels), task.steps, group, sums);
+    MultiplyPartsFirst<U>(ring, barriers, SharedAddress(pixels), task.steps, !task.copies_small, group, sums);
   } else {
     FirstProduct<U, T>::Multiply(ring, barriers, SharedAddress(pixels), task.steps, group, sums);
   }
@@ -146,8 +147,10 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
 #pragma unroll 4
     for (int block = 0; block < task.blocks; ++block) sum = sum + mail[block * (U::kRows * kWarp)];
     const float4 result = Cut(Turn<T>(sum) + next_bias, next_least);
-    StoreQuadIf(task.out + static_cast<int64_t>(first_pixel + pixel) * task.features + feature_of(i), result,
-                pixel < own_pixels);
+    const int64_t element = static_cast<int64_t>(first_pixel + pixel) * task.features + feature_of(i);
+    StoreQuadIf(task.out + element, result, pixel < own_pixels);
+    if constexpr (U::kParts)
+      StoreQuadIf(task.small_out + element, SmallPart(result), task.small_out && pixel < own_pixels);
     next_bias = bias_of(i + U::kConsumers / kWarp);
   }
 #endif

@@ -33,8 +33,12 @@ __device__ __forceinline__ void AskForPixels(const PairTask<T>& task, const Pair
   for (int step = part.remainder; step < task.steps; step += task.blocks) {
 #pragma unroll 1
     for (int row = part.quotient * task.box_rows; row < U::kPixels; row += task.sharing * task.box_rows) {
-      CopyBoxToBlocks(pixels + step * U::kStageBytes + row * kRowBytes, &maps.x, step * U::kDeep,
-                      tile * task.tile_pixels + row, 0, barriers.pixels_full + step, blocks);
+      const auto copy = [&](int stage, const CUtensorMap* map) {
+        CopyBoxToBlocks(pixels + stage * U::kStageBytes + row * kRowBytes, map, step * U::kDeep,
+                        tile * task.tile_pixels + row, 0, barriers.pixels_full + step, blocks);
+      };
+      copy(step, &maps.x);
+      if (U::kParts && task.copies_small) copy(task.steps + step, &maps.small);
     }
   }
 }

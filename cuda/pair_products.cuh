@@ -117,13 +117,15 @@ struct NextProduct<U, float> {
 };
 
 // Both products in parts. Products of 32 channels are summed in the tensor cores before they are added.
+// split: the small parts of pixels are made here, else they come with the pixels.
 template <class U>
 __device__ __forceinline__ void MultiplyPartsFirst(PairRing<U>& ring, PairBarriers& barriers, uint32_t pixels,
-                                                   int steps, int group, float (&sums)[U::kPixels / 2]) {
+                                                   int steps, bool split, int group, float (&sums)[U::kPixels / 2]) {
   const uint32_t small = steps * U::kStageBytes;
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {  // small parts of the warpgroup's half of the step's channels
     WaitForBytes(barriers.pixels_full + step, 0);
+    if (!split) continue;
 #pragma unroll
     for (int i = 0; i < (U::kPixels * 4 + 127) / 128; ++i) {
       const int slot = static_cast<int>(threadIdx.x) % 128 + i * 128, row = slot / 4;
@@ -134,11 +136,13 @@ __device__ __forceinline__ void MultiplyPartsFirst(PairRing<U>& ring, PairBarrie
       StoreSmall(at + small, v);
     }
   }
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-  if (group == 0) {
-    asm volatile("bar.sync 3, 128;" ::: "memory");
-  } else {
-    asm volatile("bar.sync 4, 128;" ::: "memory");
+  if (split) {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    if (group == 0) {
+      asm volatile("bar.sync 3, 128;" ::: "memory");
+    } else {
+      asm volatile("bar.sync 4, 128;" ::: "memory");
+    }
   }
   FilterParts<U> filters[2];
   float partial[U::kPixels / 2];

@@ -141,7 +141,8 @@ struct Middle {
     const uint32_t column = middle + channel / U::kDeep * U::kStageBytes + pixel * kRowBytes + byte % 16;
     const uint32_t to = column + ((byte / 16 ^ pixel % 8) << 4);
     const uint32_t next = column + kRowBytes + ((byte / 16 ^ (pixel % 8 + 1)) << 4);  // of the next pixel
-    T* out = task.middle + first;
+    T *out = task.middle + first, *small_out = task.small_middle + first;
+    const bool has_small = U::kParts && task.small_middle != nullptr;
 #pragma unroll
     for (int i = 0; i < U::kFirst; ++i) {
       if (i >= rows) break;
@@ -158,6 +159,11 @@ struct Middle {
         Stage(next + i * kStep, v.y, v.w);
         StorePair(out + i * RowStep(), float2{v.x, v.z}, Has(i, 0));
         StorePair(out + i * RowStep() + task.channels, float2{v.y, v.w}, Has(i, 1));
+        if constexpr (U::kParts) {
+          const float4 small = SmallPart(v);
+          StorePair(small_out + i * RowStep(), float2{small.x, small.z}, has_small && Has(i, 0));
+          StorePair(small_out + i * RowStep() + task.channels, float2{small.y, small.w}, has_small && Has(i, 1));
+        }
       }
     }
   }

@@ -26,25 +26,27 @@ struct PairTile {
 
 template <typename T>
 struct PairTask {
-  const T *bias, *next_bias;  // of the middle and of the result, or null
-  const T* residual;          // [pixels, channels] or null
-  const T *x, *kernel;        // [pixels, in_channels], [in_channels, channels]
-  const T* next_kernel;       // [channels, features]
-  T* middle;                  // [pixels, channels]
-  T* out;                     // [pixels, features]
+  const T *bias, *next_bias;    // of the middle and of the result, or null
+  const T* residual;            // [pixels, channels] or null
+  const T *x, *kernel;          // [pixels, in_channels], [in_channels, channels]
+  const T* next_kernel;         // [channels, features]
+  T* middle;                    // [pixels, channels]
+  T* out;                       // [pixels, features]
+  T *small_middle, *small_out;  // in parts: as middle and out, or null
   Gate gate;
   int pixels, tile_pixels, channels, features;
-  int in_channels, steps;     // of x; blocks of kDeep of them
-  int blocks, pieces;         // of a cluster; of 16 filters of a tile's results, that a block completes
-  int box_rows, sharing;      // pixels of a copy, and blocks that share a step's
-  int slots;                  // of the filters' ring
-  int middle_at, filters_at;  // bytes from the first stage of pixels on
-  bool relu, next_relu;
+  int in_channels, steps;              // of x; blocks of kDeep of them
+  int blocks, pieces;                  // of a cluster; of 16 filters of a tile's results, that a block completes
+  int box_rows, sharing;               // pixels of a copy, and blocks that share a step's
+  int slots;                           // of the filters' ring
+  int middle_at, filters_at;           // bytes from the first stage of pixels on
+  bool relu, next_relu, copies_small;  // copies_small: in parts, those of x are in memory
   Divider by_blocks, by_steps;
 };
 
 struct PairMaps {
   CUtensorMap x;                    // [1, pixels, C], boxes of box_rows pixels x 128 bytes of channels
+  CUtensorMap small;                // of x's small parts, as x
   CUtensorMap kernel, next_kernel;  // as WarpgroupMaps::kernel
 };
 

@@ -48,21 +48,17 @@ class Reader {
   const Buffer& workspace() const { return results_.back(); }
   ffi::DataType dtype() const { return operands_[0].dtype; }
 
-  std::string ReadValue(const int64_t* fields) {
+  std::string ReadValue(const int64_t* fields, bool precise) {
     const int64_t where = fields[0], index = fields[1];
     constexpr int64_t kNowhere = 3;
-    SegmentValue value{nullptr, {fields[2], fields[3], fields[4], fields[5]}};
+    SegmentValue value{nullptr, {fields[2], fields[3], fields[4], fields[5]}, nullptr};
     int64_t elements = 1;
     for (int64_t n : value.size) {
       if (n < 1 || n > kMaxElements / elements) return "sizes must be at least 1 and have at most 2^31 - 1 elements";
       elements *= n;
     }
     if (where == 2) {
-      const int64_t bytes = workspace().size.empty() ? 0 : workspace().size[0];
-      if (index < 0 || index % 256 != 0 || index > bytes - elements * ElementBytes(dtype())) {
-        return "byte " + std::to_string(index) + " is no place in a workspace of " + std::to_string(bytes) + " bytes";
-      }
-      value.data = static_cast<char*>(workspace().data) + index;
+      if (std::string wrong = Place(index, elements, &value.data); !wrong.empty()) return wrong;
     } else if (where != kNowhere) {
       const std::vector<Buffer>& buffers = where == 0 ? operands_ : results_;
       const int64_t count = static_cast<int64_t>(buffers.size()) - (where == 0 ? 0 : 1);
@@ -72,6 +68,12 @@ class Reader {
         return "the operand or result has another shape or dtype";
       }
       value.data = buffer.data;
+    }
+    if (fields[6] >= 0) {
+      if (dtype() != ffi::DataType::F32 || !precise || !value.data || where == 0) {
+        return "only what a layer of float32 at HIGHEST writes has small parts";
+      }
+      if (std::string wrong = Place(fields[6], elements, &value.small); !wrong.empty()) return wrong;
     }
     values_.push_back(value);
     return "";
@@ -90,6 +92,16 @@ class Reader {
   }
 
  private:
+  // So many elements from a byte of the workspace on.
+  std::string Place(int64_t byte, int64_t elements, void** data) const {
+    const int64_t bytes = workspace().size.empty() ? 0 : workspace().size[0];
+    if (byte < 0 || byte % 256 != 0 || byte > bytes - elements * ElementBytes(dtype())) {
+      return "byte " + std::to_string(byte) + " is no place in a workspace of " + std::to_string(bytes) + " bytes";
+    }
+    *data = static_cast<char*>(workspace().data) + byte;
+    return "";
+  }
+
   std::vector<Buffer> operands_, results_;
   std::vector<SegmentValue> values_;
 };
@@ -222,7 +234,7 @@ ffi::ErrorOr<SegmentCall> MakeSegmentCall(ffi::RemainingArgs operands, ffi::Rema
     return Invalid("the last result must be a workspace, uint8 of one axis");
   }
   for (size_t i = 0; i < values->size(); i += kValueFields) {
-    if (std::string wrong = reader.ReadValue(values->begin() + i); !wrong.empty()) {
+    if (std::string wrong = reader.ReadValue(values->begin() + i, call.precise); !wrong.empty()) {
       return Invalid("value " + std::to_string(i / kValueFields) + ": " + wrong);
     }
   }

@@ -16,6 +16,7 @@ enum class SegmentKind : int { kConv = 0, kMaxPool = 1, kDense = 2 };
 struct SegmentValue {
   void* data;       // [N, H, W, C]; null: nowhere
   int64_t size[4];  // N, H, W, C
+  void* small;      // room for its small parts (small_parts.cuh), or null
 };
 
 struct SegmentStep {
@@ -36,7 +37,7 @@ struct SegmentCall {
   std::vector<SegmentStep> steps;
 };
 
-constexpr int kValueFields = 6, kStepFields = 18, kTileFields = 4;
+constexpr int kValueFields = 7, kStepFields = 18, kTileFields = 4;
 
 // The tile of these kTileFields: of none where they are zeros, or nothing where there is no such tile.
 std::optional<TileChoice> ReadTile(const int64_t* fields);
@@ -45,7 +46,8 @@ std::optional<TileChoice> ReadTile(const int64_t* fields);
 // pixels first, and 1 and 1 where it is taken as H W C inputs; all other numbers are those of a 1x1 convolution.
 //
 // Attributes, int64: precision; values [n, kValueFields]: where it is (0 operand, 1 result, 2 workspace, 3 nowhere),
-// which operand or result or at which byte, N, H, W, C; layers [n, kStepFields]: kind, value of x, operand of the
+// which operand or result or at which byte, N, H, W, C, and at which byte of the workspace there is room for its small
+// parts or -1, as of all but float32 at HIGHEST; layers [n, kStepFields]: kind, value of x, operand of the
 // kernel [1, kh, kw, C / groups, K] or -1, operand of the bias [1, K] or -1, value of the residual or -1, value of out,
 // then rows and columns of window, stride, padding (low, high of H, then of W) and dilation, 1 for a ReLU, and groups;
 // tiles [n, kTileFields], which may be left out: of each layer's tile filters and pixels, 1 where it is a patch, and

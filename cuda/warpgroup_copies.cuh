@@ -2,7 +2,8 @@
 //
 // Layout: a stage of filters is boxes of 128 bytes of filters [channels, 128 bytes]; a stage of pixels is
 // [pixel, 128 bytes of channels], of a patch of x with the pixels around it that windows reach, or of the pixels under
-// one tap of consecutive results (im2col). 16-byte slots of a row are permuted by the row's address.
+// one tap of consecutive results (im2col). 16-byte slots of a row are permuted by the row's address. Of products in
+// parts a stage's second half is the same of small parts.
 #ifndef JSC_CUDA_WARPGROUP_COPIES_CUH_
 #define JSC_CUDA_WARPGROUP_COPIES_CUH_
 
@@ -28,10 +29,15 @@ struct WarpgroupBarriers {
   uint64_t pixels_full[kMaxRing], pixels_empty[kMaxRing], filters_full[kMaxRing], filters_empty[kMaxRing];
 };
 
-// ready: the small parts of a stage's pixels lie beside it.
+// ready: the small parts of a stage's pixels have been made beside it.
 struct PartsBarriers : WarpgroupBarriers {
   uint64_t pixels_ready[kMaxRing];
 };
+
+template <class U>
+using BarriersOf = std::conditional_t<U::kSplits, PartsBarriers, WarpgroupBarriers>;
+template <class U>
+using MapsOf = std::conditional_t<U::kCopiesSmall, PartsMaps, WarpgroupMaps>;
 
 #if __CUDA_ARCH__ >= 900
 // By one thread. (By a lane each they would be made one after the other all the same, 1 us later.)
@@ -48,12 +54,11 @@ __device__ __forceinline__ void InitBarriers(WarpgroupBarriers& barriers, int re
   FenceBarriers();
 }
 
-// splitters: warps that write small parts.
-__device__ __forceinline__ void InitBarriers(PartsBarriers& barriers, int readers, int splitters) {
+__device__ __forceinline__ void InitBarriers(PartsBarriers& barriers, int readers) {
 #pragma unroll
   for (int i = 0; i < kMaxRing; ++i) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barriers.pixels_ready + i)),
-                 "r"(splitters));
+                 "r"(readers));
   }
   InitBarriers(static_cast<WarpgroupBarriers&>(barriers), readers);
 }
@@ -88,7 +93,7 @@ struct NextStages {
 // All copies of a block's tile, by a warp. early: as many filters as there is room for are asked for before the kernel
 // in front is done.
 template <class U, typename T>
-__device__ __forceinline__ void AskForStages(const WarpgroupTask<T>& task, const WarpgroupMaps& maps,
+__device__ __forceinline__ void AskForStages(const WarpgroupTask<T>& task, const MapsOf<U>& maps,
                                              const WarpgroupPlace& at, unsigned char* pixels, unsigned char* filters,
                                              WarpgroupBarriers& barriers, NextStages& next, bool early) {
   const int stack = static_cast<int>(blockIdx.z), image = stack * task.images_per_stack + at.image;
@@ -135,13 +140,17 @@ __device__ __forceinline__ void AskForStages(const WarpgroupTask<T>& task, const
       unsigned char* stage = pixels + to_pixels.stage * task.pixel_bytes;
       const Quotient place = Divide(tap, task.by_kernel_width);
       if (IsElected()) {
-        ExpectBytes(full, task.copied_bytes);
-        if (task.patch) {
-          CopyBox(stage, &maps.x, first_channel + channel, x, y, image, full);
-        } else {
-          CopyUnderTap(stage, &maps.x, first_channel + channel, x, y, image, place.remainder * task.dilation[1],
-                       place.quotient * task.dilation[0], full);
-        }
+        const auto copy = [&](unsigned char* to, const CUtensorMap* map) {
+          if (task.patch) {
+            CopyBox(to, map, first_channel + channel, x, y, image, full);
+          } else {
+            CopyUnderTap(to, map, first_channel + channel, x, y, image, place.remainder * task.dilation[1],
+                         place.quotient * task.dilation[0], full);
+          }
+        };
+        ExpectBytes(full, U::kCopiesSmall ? 2 * task.copied_bytes : task.copied_bytes);
+        copy(stage, &maps.x);
+        if constexpr (U::kCopiesSmall) copy(stage + task.pixel_bytes / 2, &maps.small);
       }
       to_pixels.Advance(task.pixel_stages);
     }

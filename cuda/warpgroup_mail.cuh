@@ -43,7 +43,7 @@ __device__ __forceinline__ float4 Turn(float4 v) {
 template <class U, typename T>
 struct Mail {
   static constexpr int kWarps = U::kConsumers / kWarp, kRows = U::kPixels / kPatchWidth, kPiece = kWarp * 16;
-  const WarpgroupTask<T>& task;
+  const WarpgroupTaskOf<U, T>& task;
   int warp, split, pairs;   // pairs: 1 where two rows go together, else 0
   int rows, count;          // rows that are sent, and pieces that come to this block
   uint32_t to, full;        // of row `lane` of this warp: where it goes, and the barrier there
@@ -52,7 +52,7 @@ struct Mail {
   float4 bias;
   int nonzeros = 0, written = 0;
 
-  __device__ __forceinline__ explicit Mail(const WarpgroupTask<T>& task) : task(task) {}
+  __device__ __forceinline__ explicit Mail(const WarpgroupTaskOf<U, T>& task) : task(task) {}
 
   __device__ __forceinline__ void FindRows(const WarpgroupPlace& at) {
     split = at.split;
@@ -205,7 +205,7 @@ struct Mail {
     return task.relu ? float4{Relu(sum.x), Relu(sum.y), Relu(sum.z), Relu(sum.w)} : sum;
   }
   __device__ __forceinline__ void Store(int64_t element, float4 result) {
-    StoreQuad(task.out + element, result);
+    StoreResults<U, T>(task, element, result);
     if (task.counts.rows) {
       nonzeros += CountNonzeros<T>(result, 4);
       written += 4;

@@ -5,8 +5,9 @@
 namespace jsc {
 namespace {
 
-bool MapPixels(const ConvCall& call, const WarpgroupPlan& plan, CUtensorMapDataType type, cuuint64_t bytes,
-               CUtensorMap* map) {
+// data: x, or its small parts
+bool MapPixels(const ConvCall& call, const void* data, const WarpgroupPlan& plan, CUtensorMapDataType type,
+               cuuint64_t bytes, CUtensorMap* map) {
   static const auto tiled = FindDriverFunction<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
   static const auto windows = FindDriverFunction<decltype(&cuTensorMapEncodeIm2col)>("cuTensorMapEncodeIm2col");
   const ConvArgs& a = call.args;
@@ -21,8 +22,8 @@ bool MapPixels(const ConvCall& call, const WarpgroupPlan& plan, CUtensorMapDataT
     const cuuint32_t box[] = {side, static_cast<cuuint32_t>(plan.patch_wide), static_cast<cuuint32_t>(plan.patch_high),
                               1};
     const cuuint32_t step[] = {1, 1, 1, 1};
-    return tiled && tiled(map, type, 4, const_cast<void*>(call.x), size, stride, box, step,
-                          CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+    return tiled && tiled(map, type, 4, const_cast<void*>(data), size, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                          CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                           CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
   }
   int lower[2], upper[2];  // where the first and, from the last pixel, the last window begin; columns, then rows
@@ -33,20 +34,21 @@ bool MapPixels(const ConvCall& call, const WarpgroupPlan& plan, CUtensorMapDataT
   }
   const cuuint32_t step[] = {1, static_cast<cuuint32_t>(a.stride[1]), static_cast<cuuint32_t>(a.stride[0]), 1};
   return windows &&
-         windows(map, type, 4, const_cast<void*>(call.x), size, stride, lower, upper, side,
+         windows(map, type, 4, const_cast<void*>(data), size, stride, lower, upper, side,
                  static_cast<cuuint32_t>(plan.pixels), step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 }  // namespace
 
-bool MakeWarpgroupMaps(const ConvCall& call, const WarpgroupPlan& plan, WarpgroupMaps* maps) {
+bool MakeWarpgroupMaps(const ConvCall& call, const WarpgroupPlan& plan, PartsMaps* maps) {
   const CUtensorMapDataType type = TensorMapType(call.dtype, plan.parts);
   const cuuint64_t bytes = call.dtype == ffi::DataType::F32 ? 4 : 2;
   const ConvArgs& a = call.args;
   const int64_t taps = a.stacks * a.kernel_size[0] * a.kernel_size[1];
   return MapKernelPieces(call.kernel, a.features, a.group_channels, taps, type, bytes, &maps->kernel) &&
-         MapPixels(call, plan, type, bytes, &maps->x);
+         MapPixels(call, call.x, plan, type, bytes, &maps->x) &&
+         (!call.small.x || MapPixels(call, call.small.x, plan, type, bytes, &maps->small));
 }
 
 }  // namespace jsc

@@ -14,8 +14,13 @@ struct WarpgroupMaps {
   CUtensorMap kernel;  // [S * kh * kw, C / groups, K], boxes of a block of channels x 128 bytes of filters
 };
 
-// False where the driver refuses.
-bool MakeWarpgroupMaps(const ConvCall& call, const WarpgroupPlan& plan, WarpgroupMaps* maps);
+// With the small parts of x.
+struct PartsMaps : WarpgroupMaps {
+  CUtensorMap small;  // as x
+};
+
+// `small` is left out where the call has none. False where the driver refuses.
+bool MakeWarpgroupMaps(const ConvCall& call, const WarpgroupPlan& plan, PartsMaps* maps);
 
 }  // namespace jsc
 

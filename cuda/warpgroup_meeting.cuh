@@ -8,6 +8,7 @@
 
 #include <cooperative_groups.h>
 
+#include "small_parts.cuh"
 #include "warpgroup_engine.cuh"
 
 namespace jsc {
@@ -21,6 +22,15 @@ __device__ __forceinline__ void StoreQuad(T* to, float4 v) {
     const T element[4] = {FromFloat<T>(v.x), FromFloat<T>(v.y), FromFloat<T>(v.z), FromFloat<T>(v.w)};
     const uint2 words = *reinterpret_cast<const uint2*>(element);
     asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(words.x), "r"(words.y) : "memory");
+  }
+}
+
+// Four results, and of products in parts their small parts where another kernel wants them.
+template <class U, typename T>
+__device__ __forceinline__ void StoreResults(const WarpgroupTaskOf<U, T>& task, int64_t element, float4 v) {
+  StoreQuad(task.out + element, v);
+  if constexpr (U::kParts) {
+    if (task.small_out) StoreQuad(task.small_out + element, SmallPart(v));
   }
 }
 
@@ -39,7 +49,7 @@ template <class U, typename T>
 struct WarpgroupWriter {
   static constexpr int kQuads = U::kFilters / 4, kPooledWidth = kPatchWidth / 2;
   static_assert(U::kConsumers / kQuads == kPatchWidth, "a thread keeps its column");
-  const WarpgroupTask<T>& task;
+  const WarpgroupTaskOf<U, T>& task;
   int column, filter, rows, row_step;  // rows: in which this thread's column has results
   int64_t first;                       // element of out, of row 0
   int nonzeros = 0, written = 0;
@@ -51,7 +61,7 @@ struct WarpgroupWriter {
     if (task.bias == nullptr || feature >= task.features) return {0.f, 0.f, 0.f, 0.f};
     return Load4(task.bias + static_cast<int64_t>(blockIdx.z) * task.features + feature);
   }
-  __device__ __forceinline__ WarpgroupWriter(const WarpgroupTask<T>& task, const WarpgroupPlace& at) : task(task) {
+  __device__ __forceinline__ WarpgroupWriter(const WarpgroupTaskOf<U, T>& task, const WarpgroupPlace& at) : task(task) {
     constexpr int kRows = U::kPixels / kPatchWidth;
     column = static_cast<int>(threadIdx.x) / kQuads;
     filter = Filter();
@@ -124,7 +134,7 @@ struct WarpgroupWriter {
     }
   }
   __device__ __forceinline__ void Store(int row, float4 result) {
-    StoreQuad(task.out + Element(row), result);
+    StoreResults<U, T>(task, Element(row), result);
     if (task.counts.rows) {
       nonzeros += CountNonzeros<T>(result, 4);
       written += 4;

@@ -1,24 +1,25 @@
 // float32-accurate products of warpgroups: two TF32 parts of each operand and three products, as in direct_split.cuh.
 //
 // Pixels: large(x) is what the tensor cores keep of x as the copy engine brought it, since they drop the last 13 bits;
-//   small(x) = x - large(x), rounded to TF32, is written beside the stage, in the same layout, once a block of channels
-//   for all taps of a patch: by the warps that multiply, while their products of the step before are under way, or, in
-//   chains of patches alone, by three warps of their own (splitters).
+//   small(x) = x - large(x), rounded to TF32, lies beside the stage, in the same layout, once a block of channels for all
+//   taps of a patch. In a chain the copy engine brings it likewise, from where the kernel in front has written it
+//   (small_parts.cuh); else the warps that multiply write it while their products of the step before are under way.
 // Filters: split in registers when they are loaded, large(w) rounded.
 // Accuracy: tensor cores truncate when they add, so the products of a step, 32 channels, are summed from zero there and
 //   then added to the tile's sums by FADD.
 // Not finite: as in direct_split.cuh, infinities and values that round up to one leave NaN in the sums that they reach.
 //   Those are computed again (warpgroup_repair.cuh).
 // Bound by: the tensor cores on large maps, where two or three warpgroups of a multiprocessor cover for each other
-//   while one adds its sums; windows under a tap, whose pixels are split for every step, by shared memory; else as in
-//   direct_warpgroup.cuh.
-// Lost: splitters beside kernels without (their registers leave each other no room on a multiprocessor's partitions),
-//   and for windows under a tap; two partial sums in turns, each of half of the step, to add one during the other's
+//   while one adds its sums; windows under a tap, of which every step has its own pixels, by shared memory: a step of
+//   64 x 56 is 336 cycles of products, 408 of bytes there, and 112 more where it splits; else as in direct_warpgroup.cuh.
+// Lost: small parts by warps of their own (registers that warps hand to each other leave kernels beside them no room on
+//   a multiprocessor's partitions; of VGG-19, where all kernels had such, it gained less); two partial sums in turns, each of half of the step, to add one during the other's
 //   products: the narrower products of 112 pixels cost more (35.3 against 33.9 us for 128->128 112x112), and registers
 //   of 56 pixels a third block (17.0 against 16.3 us for 512->512 14x14).
 #ifndef JSC_CUDA_WARPGROUP_PARTS_CUH_
 #define JSC_CUDA_WARPGROUP_PARTS_CUH_
 
+#include "small_parts.cuh"
 #include "warpgroup_engine.cuh"
 
 namespace jsc {
@@ -80,12 +81,6 @@ __device__ __forceinline__ void LoadSlot(uint32_t address, uint32_t (&v)[4]) {
                : "memory");
 }
 
-// What tensor cores drop of v, with half of what they drop of that.
-__device__ __forceinline__ float SmallPart(float v) {
-  const float rest = v - __uint_as_float(__float_as_uint(v) & 0xffffe000u);
-  return __uint_as_float(__float_as_uint(rest) + 0x1000u);
-}
-
 __device__ __forceinline__ void StoreSmall(uint32_t address, const uint32_t (&v)[4]) {
   uint32_t small[4];
 #pragma unroll
@@ -116,52 +111,25 @@ __device__ __forceinline__ void SplitStage(const WarpgroupTask<float>& task, uin
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// With splitters, a block's first stage, for which all wait: by all threads but those of the warp that asks for copies.
-template <class U>
-__device__ __forceinline__ void SplitFirst(const WarpgroupTask<float>& task, uint32_t pixels, PartsBarriers& barriers,
-                                           uint32_t thread) {
-  constexpr int kAll = U::kConsumers + U::kSplitters;
-  WaitForBytes(barriers.pixels_full, 0);
-  SplitStage<kAll, 4>(task, pixels, thread);
-  asm volatile("bar.sync 4, %0;" ::"n"(kAll) : "memory");
-}
-
-// All stages of a block's patch, by its splitters.
-template <class U>
-__device__ __forceinline__ void SplitPatch(const WarpgroupTask<float>& task, const WarpgroupPlace& at, uint32_t pixels,
-                                           PartsBarriers& barriers) {
-  const uint32_t thread = threadIdx.x - U::kConsumers - kWarp;
-  const int first = Divide(at.first_step, task.by_taps).quotient, last = Divide(at.end_step - 1, task.by_taps).quotient;
-  RingPlace next;
-#pragma unroll 1
-  for (int block = first; block <= last; ++block) {
-    if (block == first) {
-      SplitFirst<U>(task, pixels, barriers, U::kConsumers + thread);
-    } else {
-      WaitForBytes(barriers.pixels_full + next.stage, next.parity);
-      SplitStage<U::kSplitters, 4>(task, pixels + next.stage * task.pixel_bytes, thread);
-      __syncwarp();
-    }
-    if (threadIdx.x % kWarp == 0) Arrive(SharedAddress(barriers.pixels_ready + next.stage));
-    next.Advance(task.pixel_stages);
-  }
-}
-
 // The walk of a block whose pixels have small parts: in the second half of a stage.
 template <class U>
 struct PartsWalk : StepWalk<U, float> {
   using Base = StepWalk<U, float>;
   using Base::task, Base::of_pixels, Base::new_pixels;
-  PartsBarriers& barriers;
+  BarriersOf<U>& barriers;
 
   __device__ __forceinline__ PartsWalk(const WarpgroupTask<float>& task, const WarpgroupPlace& at, uint32_t pixels,
-                                       uint32_t filters, PartsBarriers& barriers)
+                                       uint32_t filters, BarriersOf<U>& barriers)
       : Base(task, at, pixels, filters + StepFilters<U, float>::Offset(), barriers), barriers(barriers) {}
   __device__ __forceinline__ uint32_t SmallBytes() const { return static_cast<uint32_t>(task.pixel_bytes) / 2; }
   __device__ __forceinline__ void WaitForParts() {
-    if (new_pixels) WaitForBytes(barriers.pixels_ready + of_pixels.stage, of_pixels.parity);
+    if constexpr (U::kSplits) {
+      if (new_pixels) WaitForBytes(barriers.pixels_ready + of_pixels.stage, of_pixels.parity);
+    } else {
+      Base::WaitForPixels();
+    }
   }
-  // Without splitters: the small parts of the stage that comes next, by all consumers together.
+  // The small parts of the stage that comes next, by all consumers together.
   template <int kBatch>
   __device__ __forceinline__ void SplitNext() {
     Base::WaitForPixels();
@@ -171,17 +139,13 @@ struct PartsWalk : StepWalk<U, float> {
   }
   // To the first step, and to the next one.
   __device__ __forceinline__ void Start() {
-    if constexpr (U::kSplitters > 0) {
-      SplitFirst<U>(task, Base::pixels, barriers, threadIdx.x);
-    } else {
-      SplitNext<6>();
-    }
+    if constexpr (U::kSplits) SplitNext<6>();
     Base::WaitForFilters();
   }
   __device__ __forceinline__ void Next(bool is_last) {
     Base::Advance();
     if (is_last) return;
-    if constexpr (U::kSplitters == 0) {
+    if constexpr (U::kSplits) {
       if (new_pixels) SplitNext<U::kPixels == 56 ? 2 : 1>();  // as many as there are registers for
     }
     Base::WaitForFilters();

@@ -12,31 +12,22 @@ namespace jsc {
 enum class PartsMail { kNone, kKept, kRoomy };
 
 // A block's tile and threads. kDeep: channels of a step, kBox: filters of a box of the kernel, both 128 bytes. kParts:
-// float32-accurate products (warpgroup_parts.cuh). kHasSplitters: of patches, whose pixels' small parts are written by
-// warps of their own.
+// float32-accurate products (warpgroup_parts.cuh). kCopiesSmall: pixels' small parts are in memory; else kSplits: a
+// block makes them.
 template <typename T, int kFilters_, int kPixels_, bool kParts_ = false, PartsMail kPartsMail = PartsMail::kNone,
-          bool kHasSplitters = false>
+          bool kCopiesSmall_ = false>
 struct WarpgroupTile {
   static constexpr int kFilters = kFilters_, kPixels = kPixels_;
   static constexpr bool kParts = kParts_, kRoomy = kPartsMail == PartsMail::kRoomy;
+  static constexpr bool kCopiesSmall = kCopiesSmall_, kSplits = kParts && !kCopiesSmall;
   static constexpr bool kMail = kParts ? kPartsMail != PartsMail::kNone : HasMail(kPixels);
   static constexpr bool kKeepsMail = kPartsMail == PartsMail::kKept;
   static constexpr int kGroups = kFilters / 64;  // warpgroups, each with 64 filters and all pixels
-  static constexpr int kConsumers = kGroups * 128, kSplitters = kHasSplitters ? 3 * kWarp : 0;
-  // Behind those who multiply a warp that asks for copies, and the splitters: together a warpgroup.
-  static constexpr int kThreads = kConsumers + kWarp + kSplitters;
+  static constexpr int kConsumers = kGroups * 128, kThreads = kConsumers + kWarp;  // the last warp asks for copies
   static constexpr int kDeep = kRowBytes / static_cast<int>(sizeof(T)), kBox = kDeep;
   static constexpr int kBoxBytes = kDeep * kRowBytes, kFilterBytes = kFilters / kBox * kBoxBytes;  // of a stage
   static constexpr int kResident = WarpgroupResident(kFilters, kPixels, static_cast<int>(sizeof(T)), kParts, kRoomy);
   static constexpr int kSumStride = kFilters + 4;  // words between pixels' sums, for distinct banks
-  // Threads that the compiler is told of, by which it bounds the registers of each. With splitters more than there are,
-  // so that kernels in front and behind find registers in every one of a multiprocessor's four partitions, to which
-  // warps are dealt.
-  static constexpr int kBound = !kHasSplitters ? kThreads : kFilters > 64 ? 512 : kResident == 2 ? 320 : kThreads;
-  // With splitters, registers of a thread at a block's start and end, and between while it brings or splits operands,
-  // or multiplies: what the others hand over.
-  static constexpr int kRegisters = 65536 / kResident / kBound / 8 * 8, kOfSplitters = 32;
-  static constexpr int kOfConsumers = kRegisters + (kRegisters - kOfSplitters) * 128 / kConsumers / 8 * 8;
 };
 
 template <typename T>
@@ -63,8 +54,9 @@ struct WarpgroupTask {
       by_group_features;
 };
 
-// Where products in parts are to find what they compute again.
+// Products in parts: where small parts of the results go, and where they find what they compute again.
 struct PartsTask : WarpgroupTask<float> {
+  float* small_out;     // as out, or null
   const float* x;       // [N, H, W, C]
   const float* kernel;  // [S, kh, kw, C / groups, K]
   int in_height, in_width, channels;
@@ -128,6 +120,7 @@ WarpgroupTask<T> MakeWarpgroupTask(const ConvCall& call, const WarpgroupPlan& pl
 }
 
 inline void AddOperands(const ConvCall& call, PartsTask* t) {
+  t->small_out = static_cast<float*>(call.small.out);
   t->x = static_cast<const float*>(call.x);
   t->kernel = static_cast<const float*>(call.kernel);
   t->in_height = static_cast<int>(call.args.size[0]);

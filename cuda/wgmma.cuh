@@ -18,17 +18,6 @@ __device__ __forceinline__ uint64_t SwizzledMatrix(uint32_t shared, uint32_t gro
   return kSwizzle128 | uint64_t{group_bytes >> 4} << 32 | uint64_t{1} << 16 | (shared >> 4 & 0x3fff);
 }
 
-// From here on a thread has so many registers, which are more or fewer than before; by all threads of a warpgroup, who
-// meet at a barrier between two such changes. More are waited for until others of the block have fewer.
-template <int kCount>
-__device__ __forceinline__ void SetMoreRegisters() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount) : "memory");
-}
-template <int kCount>
-__device__ __forceinline__ void SetFewerRegisters() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount) : "memory");
-}
-
 // Before the first product that follows other use of its registers.
 __device__ __forceinline__ void BeginProducts() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void CommitProducts() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }

@@ -104,6 +104,8 @@ class _Value:
     first: int = -1  # step that writes it
     last: int = -1  # and the last that reads it
     over: _Value | None = None  # the residual in whose place it is written, element by element
+    is_split: bool = False  # it has room for its small parts: convolutions at HIGHEST read both
+    small: int = -1  # byte of that room
 
 
 @dataclasses.dataclass
@@ -145,8 +147,8 @@ class Schedule:
         self.values: list[_Value] = []
         self.steps: list[_Step] = []
         self._of_number: dict[int, int] = {}  # operand or ~layer -> value
-        is_precise = segment_rules.is_precise(layers[0].config, self._made[0].dtype)
-        self._tiles = chain_tiles.known(chain_tiles.kind_of(self._itemsize, is_precise))
+        self._is_precise = segment_rules.is_precise(layers[0].config, self._made[0].dtype)
+        self._tiles = chain_tiles.known(chain_tiles.kind_of(self._itemsize, self._is_precise))
         self.precision = max(int(lowering.attributes(layer.config)["precision"]) for layer in layers)
         for index in range(len(layers)) if order is None else order:
             self._add(index, layers[index])
@@ -183,7 +185,7 @@ class Schedule:
 
     def attributes(self) -> dict[str, np.ndarray | np.int64]:
         """Of the custom call."""
-        values = [[value.where, value.index, *value.shape] for value in self.values]
+        values = [[value.where, value.index, *value.shape, value.small] for value in self.values]
         layers = [[s.kind, s.x, s.kernel, s.bias, s.residual, s.out, *s.numbers] for s in self.steps]
         return {
             "values": np.asarray(values, np.int64).reshape(-1),
@@ -207,6 +209,7 @@ class Schedule:
         geometry, pool = layer.config.geometry, layer.config.geometry.pool
         step = len(self.steps)
         x = self._value(layer.x, step)
+        self.values[x].is_split = self._is_precise and self.values[x].where is not Where.OPERAND
         kernel = self._operands[layer.kernel]
         residual = -1 if layer.residual is None else self._value(layer.residual, step)
         size = geometry.conv_size(self.values[x].shape[1:3], kernel.shape[1:3])
@@ -274,11 +277,15 @@ class Schedule:
         for value in self.values:
             if value.where == Where.WORKSPACE:
                 shared.setdefault(id(_first_in_place(value)), []).append(value)
+        split = [value for value in self.values if value.is_split]
         spans = [Span(values[0].first, values[-1].last, self._bytes(values[0])) for values in shared.values()]
+        spans += [Span(value.first, value.last, self._bytes(value)) for value in split]
         places = placement.place(spans)
-        for values, place in zip(shared.values(), places, strict=True):
+        for values, place in zip(shared.values(), places, strict=False):
             for value in values:
                 value.index = place
+        for value, place in zip(split, places[len(shared) :], strict=True):
+            value.small = place
         return max(_ALIGNMENT, placement.size_of(spans, places))  # never empty
 
     def _bytes(self, value: _Value) -> int:

@@ -26,6 +26,8 @@ from test_dense_blocks import run
 from test_direct import LARGE_KINDS, SHARED_TILES
 from test_kernels import TOLERANCE, call
 from test_segments import CASES, ENDS, KINDS, LARGER, check, check_end
+from test_small_parts import FIRST, TILED
+from test_small_parts import check as check_split
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv.coo_star import CooStar
@@ -158,14 +160,15 @@ def check_chains(dtype: str) -> int:
     return len(kinds) * len(SENT + SENT_LATE)
 
 
-def check_windows(dtype: str) -> int:
-    """Chains without 1x1 layers and strides, of which at HIGHEST some kernels have other threads."""
-    kinds = [kind for kind in KINDS if kind[0] == dtype]
-    chosen = (*SENT[:3], *SENT_LATE)
-    for case in chosen:
-        for _, precision in kinds:
-            check(case, dtype, precision, cases.inputs(case, jnp.dtype(dtype)), window=3)
-    return len(kinds) * len(chosen)
+def check_small_parts(dtype: str) -> int:
+    """Chains at HIGHEST, whose kernels leave small parts to each other, on a GPU."""
+    if dtype != "float32" or jax.default_backend() != "gpu":
+        return 0
+    chosen = [(case, 24, True) for case in TILED] + [(case, 24, False) for case in FIRST]
+    chosen += [(case, features, True) for case, features in SMALL_PAIRS]
+    for case, features, has_front in chosen:
+        check_split(case, cases.inputs(case), features, window=3 if has_front else 1, has_front=has_front)
+    return len(chosen)
 
 
 def check_ends(dtype: str) -> int:
@@ -223,7 +226,7 @@ CHECKS = {
     check.__name__.removeprefix("check_"): check
     for check in (
         check_runs, check_large, check_dense, check_coo_star, check_stacks, check_non_finite, check_adaptive,
-        check_segments, check_chains, check_windows, check_ends, check_pairs, check_large_pairs, check_blocks,
+        check_segments, check_chains, check_small_parts, check_ends, check_pairs, check_large_pairs, check_blocks,
         check_dense_blocks,
     )
 }  # fmt: skip

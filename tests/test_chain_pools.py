@@ -54,7 +54,7 @@ def lowered(function: Callable[..., Any], *operands: Any) -> str:
 def places(text: str) -> list[int]:
     """Where the values of a program's one segment are."""
     (found,) = re.findall(r"values = dense<\[([-0-9, ]*)\]>", text)
-    return [int(each) for each in found.split(",")][::6]
+    return [int(each) for each in found.split(",")][::7]
 
 
 def test_the_gpu_that_is_lowered_for_is_asked(asked: list[Asked], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +218,7 @@ def test_only_what_a_pool_reads_may_be_nowhere(case: int, value: int, layer: int
     require_kernel("float32")
     equation, operands = as_equation(CASES[case], cases.inputs(CASES[case]), "default")
     for schedule in schedules(equation, equation.params["layers"][0]):
-        values = np.asarray(schedule.attributes()["values"]).reshape(-1, 6)
+        values = np.asarray(schedule.attributes()["values"]).reshape(-1, 7)
         values[value, 0] = NOWHERE
         reason = f"layer {layer}: only what the pool behind a convolution without a residual reads may be nowhere"
         with pytest.raises(jax.errors.JaxRuntimeError, match=reason):
@@ -231,7 +231,7 @@ def test_a_residual_is_somewhere(which: str, gpu: jax.Device) -> None:
     case = Case("residual", (1, 14, 14, 64), 64, kernel=(1, 1), residual=True)
     equation, operands = as_equation(case, cases.inputs(case), "default")
     schedule = Schedule([v.aval for v in equation.invars], equation.params["layers"], (0, 1))
-    values = np.asarray(schedule.attributes()["values"]).reshape(-1, 6)
+    values = np.asarray(schedule.attributes()["values"]).reshape(-1, 7)
     step = schedule.steps[0]
     values[step.residual if which == "residual" else step.out, 0] = NOWHERE
     with pytest.raises(jax.errors.JaxRuntimeError, match="layer 0: only what the pool"):
@@ -257,7 +257,7 @@ def test_a_program_takes_no_room_for_maps_that_are_not_written(dtype: str, preci
     operands, layers = [v.aval for v in equation.invars], equation.params["layers"]
     reserved = Schedule.in_least_memory(operands, layers, equation.params["results"]).workspace_bytes
     analysis = function.lower(x, parameters).compile().memory_analysis()
-    assert analysis.temp_size_in_bytes < 0.7 * reserved
+    assert analysis.temp_size_in_bytes < reserved - 0.9 * 64 * 64 * 64 * x.dtype.itemsize  # a map in front of a pool
     exported = jax.export.export(function, disabled_checks=EXPORTED)(x, parameters)
     expected = np.asarray(exported.call(x, parameters), np.float64)
     for _ in range(3):

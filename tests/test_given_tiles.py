@@ -31,7 +31,6 @@ CASES = (
     Case("pooled, high", (1, 66, 18, 64), 72, bias=True, activation="relu", pool="max"),
     Case("wide pool", (1, 28, 30, 64), 72, activation="relu", pool="max", window=(3, 3), window_strides=(2, 2)),
 )
-DEEP = Case("deep", (1, 7, 7, 520), 136, bias=True, residual=True, activation="relu")
 MOST = 12  # tiles of a case, evenly among all that there are
 
 
@@ -82,9 +81,9 @@ def test_without_an_extension_there_is_no_planner(monkeypatch: pytest.MonkeyPatc
         chain_tiles.candidates(LAYER, "tf32", 0)
 
 
-def as_equation(case: Case, inputs: cases.Inputs, precision: str, window: int = 1) -> tuple[Any, list[jax.Array]]:
-    """The case's operation, then a convolution of its result by square windows, as a segment and its operands."""
-    kernel = np.asarray(weights(7, window, window, case.features, 24)).astype(inputs.x.dtype)
+def as_equation(case: Case, inputs: cases.Inputs, precision: str) -> tuple[Any, list[jax.Array]]:
+    """The case's operation, then a 1x1 convolution of its result, as a segment and its operands."""
+    kernel = np.asarray(weights(7, 1, 1, case.features, 24)).astype(inputs.x.dtype)
     values = [None if v is None else jnp.asarray(v) for v in (*inputs, kernel)]
     (equation,) = equations(jsc.fuse(then_another(case, precision)), *values)
     present = [v for v in (inputs.x, inputs.kernel[None], inputs.bias, inputs.residual, kernel[None]) if v is not None]
@@ -92,19 +91,14 @@ def as_equation(case: Case, inputs: cases.Inputs, precision: str, window: int = 
     return equation, [jnp.asarray(v).reshape(shape) for v, shape in zip(present, shapes, strict=True)]
 
 
-def check_tiles(case: Case, inputs: cases.Inputs, precision: str, most: int, patches: bool = False) -> None:
-    """The case as the first layer of a chain, by so many of its tiles, evenly among all that there are.
-
-    patches: of those that are patches, before a layer of patches, for whose chains HIGHEST has other kernels.
-    """
+def check_tiles(case: Case, inputs: cases.Inputs, precision: str, most: int) -> None:
+    """The case as the first layer of a chain, by so many of its tiles, evenly among all that there are."""
     dtype = inputs.x.dtype.name
-    equation, operands = as_equation(case, inputs, precision, window=3 if patches else 1)
+    equation, operands = as_equation(case, inputs, precision)
     first, second = equation.params["layers"]
-    if patches:
-        second = dataclasses.replace(second, tile=(64, 56, 1, 1))
     key = segments.keys([v.aval for v in equation.invars], (first, second))[0]
     kind = chain_tiles.kind_of(inputs.x.itemsize, precision == "highest")
-    found = [each for each in chain_tiles.candidates(key, kind, 0) if each.tile[2] or not patches]
+    found = chain_tiles.candidates(key, kind, 0)
     assert found
     wanted = oracle.expected(case, inputs)
     tolerance = TOLERANCE[precision if dtype == "float32" else dtype]
@@ -137,18 +131,6 @@ def test_given_tiles_at_highest_with_what_is_not_finite(case: Case, value: float
     inputs.x[0, 1, 2, 5], inputs.x[0, -1, -1, -1] = value, value
     inputs.kernel[0, 0, 3, 2] = value
     check_tiles(case, inputs, "highest", 2 * MOST)
-
-
-@pytest.mark.parametrize("value", [None, np.inf, np.nan])
-@pytest.mark.parametrize("case", [CASES[1], *CASES[4:6], DEEP], ids=lambda case: case.name)
-def test_patches_alone_at_highest(case: Case, value: float | None, gpu: jax.Device) -> None:
-    """Whose small parts warps of their own write, for one block of channels or more than there are stages."""
-    require_kernel("float32")
-    inputs = cases.inputs(dataclasses.replace(case, zeros=0.3))
-    if value is not None:
-        inputs.x[0, 1, 2, 5], inputs.x[0, -1, -1, -1] = value, value
-        inputs.kernel[0, 0, 3, 2] = value
-    check_tiles(case, inputs, "highest", 2 * MOST, patches=True)
 
 
 @pytest.mark.parametrize(

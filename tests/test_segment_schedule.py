@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -62,11 +63,12 @@ def test_a_map_has_no_place_where_the_kernel_takes_the_pool() -> None:
     assert of_taken == [Where.NOWHERE, *3 * [Where.WORKSPACE], Where.RESULT]
     assert of_reserved == [*4 * [Where.WORKSPACE], Where.RESULT]
     maps = 4 * np.array([40 * 40 * 32, 20 * 20 * 32, 20 * 20 * 8, 9 * 9 * 8])
-    assert reserved.workspace_bytes == maps[0] + maps[1]
-    assert taken.workspace_bytes == maps[1] + maps[2] + -(-maps[3] // 256) * 256
+    maps[3] = -(-maps[3] // 256) * 256
+    assert reserved.workspace_bytes == maps[0] + 2 * maps[1]  # those that convolutions read, with their small parts
+    assert taken.workspace_bytes == 2 * maps[1] + maps[2] + 2 * maps[3]
     check_places(taken)
-    rows = taken.attributes()["values"].reshape(-1, 6)  # type: ignore[union-attr]
-    assert rows[taken.steps[0].out].tolist() == [3, 0, 1, 40, 40, 32]
+    rows = taken.attributes()["values"].reshape(-1, 7)  # type: ignore[union-attr]
+    assert rows[taken.steps[0].out].tolist() == [3, 0, 1, 40, 40, 32, -1]
     assert np.array_equal(taken.attributes()["layers"], reserved.attributes()["layers"])
 
 
@@ -117,15 +119,16 @@ def test_answers_are_for_the_tile_that_the_call_has() -> None:
 
 def check_places(schedule: Schedule) -> None:
     """No two arrays share memory while both are needed, but a residual and the result that takes its place."""
-    stored = [value for value in schedule.values if value.where is Where.WORKSPACE]
-    sizes = {id(value): int(np.prod(value.shape)) * 4 for value in stored}
-    for a, b in itertools.combinations(stored, 2):
-        if b.over is a:
+    stored = [(value, value.index) for value in schedule.values if value.where is Where.WORKSPACE]
+    stored += [(value, value.small) for value in schedule.values if value.is_split]
+    for (a, at), (b, b_at) in itertools.combinations(stored, 2):
+        if b.over is a and (at, b_at) == (a.index, b.index):
             assert a.last == b.first
-            assert (a.index, a.shape) == (b.index, b.shape)
+            assert (at, a.shape) == (b_at, b.shape)
         elif a.first <= b.last and b.first <= a.last:
-            assert a.index + sizes[id(a)] <= b.index or b.index + sizes[id(b)] <= a.index
-    assert schedule.workspace_bytes <= max(_ALIGNMENT, sum(map(schedule._bytes, stored)))
+            sizes = [int(np.prod(value.shape)) * schedule._itemsize for value in (a, b)]
+            assert at + sizes[0] <= b_at or b_at + sizes[1] <= at
+    assert schedule.workspace_bytes <= max(_ALIGNMENT, sum(schedule._bytes(value) for value, _ in stored))
 
 
 def schedule_of(
@@ -135,6 +138,28 @@ def schedule_of(
     make = Schedule.in_least_memory if least else Schedule
     operands = [v.aval for v in equation.invars]
     return make(operands, equation.params["layers"], equation.params["results"], takes_pool=takes_pool)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["highest", "high", "default"])
+def test_small_parts_of_what_convolutions_read_at_highest(precision: str, dtype: str) -> None:
+    def function(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        conv = functools.partial(jsc.conv, precision=precision)
+        y = conv(x, weights(1, 3, 3, 8, 8).astype(dtype))
+        pooled = jsc.conv_pool(y, weights(2, 3, 3, 8, 8).astype(dtype), precision=precision)
+        also_read = conv(pooled, weights(3, 3, 3, 8, 8).astype(dtype))
+        last = conv(also_read, weights(4, 1, 1, 8, 8).astype(dtype), residual=pooled)
+        row = jsc.dense(jnp.mean(last, (1, 2)), weights(5, 8, 8).astype(dtype), precision=precision)
+        return also_read, last, row
+
+    schedule = schedule_of(function, weights(0, 1, 14, 14, 8).astype(dtype))
+    read = {step.x for step in schedule.steps if step.kind == 0} - {schedule.steps[0].x}
+    split = {number for number, value in enumerate(schedule.values) if value.is_split}
+    assert len(read) == 3
+    assert split == (read if (precision, dtype) == ("highest", "float32") else set())
+    assert all((value.small >= 0) == value.is_split for value in schedule.values)
+    check_places(schedule)
+    check_reads(schedule, inside=False)
 
 
 def test_a_result_takes_the_place_of_a_residual_that_nothing_reads_behind_it() -> None:
@@ -186,12 +211,19 @@ def check_pairs(schedule: Schedule) -> None:
     for step, following in itertools.pairwise(schedule.steps):
         if following.x != step.out or following.residual >= 0 or not schedule._may_be_pair(step, following):
             continue
-        last = schedule.values[following.out]
+        last = spans(schedule, following.out)
         for number in {step.x, step.out, step.residual} - {-1}:
-            read = schedule.values[number]
-            if read.where == last.where == Where.WORKSPACE:
-                low, high = sorted((read, last), key=lambda value: value.index)
-                assert low.index + schedule._bytes(low) <= high.index
+            small = number != step.residual  # a residual's are not read
+            for read, written in itertools.product(spans(schedule, number, small), last):
+                assert read.stop <= written.start or written.stop <= read.start
+
+
+def spans(schedule: Schedule, number: int, small: bool = True) -> list[range]:
+    """What a value, and its small parts, take of the workspace, in units of its alignment."""
+    value = schedule.values[number]
+    firsts = [value.index] if value.where is Where.WORKSPACE else []
+    firsts += [value.small] if small and value.is_split else []
+    return [range(at // _ALIGNMENT, (at + schedule._bytes(value)) // _ALIGNMENT) for at in firsts]
 
 
 def check_reads(schedule: Schedule, inside: bool) -> None:
@@ -199,31 +231,27 @@ def check_reads(schedule: Schedule, inside: bool) -> None:
 
     inside: kernels take the pools behind them, and write where the pool would while they read x.
     """
-    unit = _ALIGNMENT
-    lies: list[tuple[int, int] | None] = [None] * (schedule.workspace_bytes // unit)  # (value, which part of it)
+    lies: list[tuple[int, int, int] | None]  # (value, whether of its small parts, which part of it)
+    lies = [None] * (schedule.workspace_bytes // _ALIGNMENT)
 
-    def parts(number: int) -> range:
-        value = schedule.values[number]
-        return range(value.index // unit, (value.index + schedule._bytes(value)) // unit)
-
-    def check(number: int) -> None:
+    def check(number: int, small: bool = False) -> None:
         assert number < 0 or schedule.values[number].where is not Where.NOWHERE
-        if number >= 0 and schedule.values[number].where is Where.WORKSPACE:
-            assert [lies[at] for at in parts(number)] == [(number, part) for part in range(len(parts(number)))]
+        for kind, span in enumerate(spans(schedule, number, small) if number >= 0 else []):
+            assert [lies[at] for at in span] == [(number, kind, part) for part in range(len(span))]
 
     steps = iter(zip(schedule.steps, [*schedule.steps[1:], None], strict=True))
     for step, behind in steps:
-        check(step.x)
+        check(step.x, small=step.kind == 0)
         check(step.residual)
         out = step.out
         is_pooled = behind is not None and step.kind == 0 and (behind.kind, behind.x) == (1, out)
         if behind is not None and is_pooled and (inside or schedule.values[out].where is Where.NOWHERE):
             out = behind.out
             next(steps)
-        if schedule.values[out].where is Where.WORKSPACE:
-            for part, at in enumerate(parts(out)):
-                lies[at] = out, part
-        check(step.x)
+        for kind, span in enumerate(spans(schedule, out)):
+            for part, at in enumerate(span):
+                lies[at] = out, kind, part
+        check(step.x, small=step.kind == 0)
         if schedule.values[out].over is None:
             check(step.residual)
 
@@ -237,6 +265,7 @@ def test_places_and_order_of_segments_of_any_form(seed: int, takes: int | None) 
     """
     rng = np.random.default_rng(seed)
     widths = [64, 128, 192] if seed % 2 else [8, 16, 32]
+    precision = "highest" if seed % 4 < 2 else "default"
 
     def function(x: jax.Array) -> list[jax.Array]:
         maps, results = [x], []
@@ -247,9 +276,9 @@ def test_places_and_order_of_segments_of_any_form(seed: int, takes: int | None) 
             residual = alike[rng.integers(len(alike))] if alike and rng.random() < 0.6 else None
             kernel = jnp.zeros((window, window, source.shape[3], features))
             if source.shape[1] > 3 and rng.random() < 0.2:
-                maps.append(jsc.conv_pool(source, kernel, padding="SAME"))
+                maps.append(jsc.conv_pool(source, kernel, padding="SAME", precision=precision))
             else:
-                maps.append(jsc.conv(source, kernel, padding="SAME", residual=residual))
+                maps.append(jsc.conv(source, kernel, padding="SAME", residual=residual, precision=precision))
             if rng.random() < 0.1:
                 results.append(maps[-1])
         return [*results, maps[-1]]

@@ -157,7 +157,7 @@ def large_layers(x: jax.Array, parameters: list[jax.Array], **options: Any) -> j
 
 
 def windows_alone(x: jax.Array, parameters: list[jax.Array], **options: Any) -> jax.Array:
-    """x [1, 56, 56, 64]: as VGG, without 1x1 layers and strides; at HIGHEST some kernels then have other threads."""
+    """x [1, 56, 56, 64]: as VGG, without 1x1 layers and strides."""
     first, wider, wide, wider_yet, widest = parameters
     for kernel in (first, first, wider):
         x = jsc.conv(x, kernel, activation="relu", **options)
