@@ -130,13 +130,15 @@ StepCycles CyclesOfStep(const WarpgroupPlan& plan, int element_bytes, bool in_ch
                                           {{{339, 191}, {692, 376}, {329, 268}, {286, 421}, {393, 471}},
                                            {{400, 317}, {595, 405}, {499, 396}, {595, 769}, {583, 943}}}};
   constexpr StepCycles kParts[] = {{490, 385}, {755, 640}, {1110, 1110}};  // 64 x 56, 64 x 112, 128 x 112
-  constexpr StepCycles kSplitRow = {2.9, 1.6};                             // for each row of pixels
+  // For each row of pixels: split, or in a chain with small parts that come like the pixels.
+  constexpr StepCycles kSplitRow = {2.9, 1.6}, kCopiedRow = {0, 0.4};
   // Of a block alone in a chain, by elements, filters and 56 or 112 pixels.
   constexpr double kChain[2][2][2] = {{{433, 415}, {467, 253}}, {{343, 311}, {391, 499}}};
   const int wide = plan.filters == 128, high = plan.pixels == 112, size = element_bytes == 4;
   if (plan.parts) {
     const StepCycles& step = kParts[high + wide];
-    return {step.alone + kSplitRow.alone * rows, step.busy + kSplitRow.busy * rows};
+    const StepCycles& row = in_chain ? kCopiedRow : kSplitRow;
+    return {step.alone + row.alone * rows, step.busy + row.busy * rows};
   }
   int tile = 0;
   while (kTilePixels[tile] < plan.pixels) ++tile;
@@ -176,8 +178,9 @@ double MeetingCycles(const WarpgroupPlan& plan, bool in_chain) {
 
 // Cycles until the last block is done, comparable to those of direct_plan.cc (1,500 a microsecond). The figures fit
 // 2,700 times of 21 layers at batch 1, 8 and 32 on an H200; the plan chosen loses 1 % there on average and 9 % at
-// most. Products in parts: 700 times of 16 layers, 1 % and 11 %. Mail, and what differs in chains: 3,000 times of 15
-// layers at batch 1, 0.5 % and 7 % in chains of equal layers, 1 % and 12 % alone.
+// most. Products in parts: 700 times of 16 layers, 1 % and 11 %, but for kCopiedRow, which is the best of four for
+// whole chains. Mail, and what differs in chains: 3,000 times of 15 layers at batch 1, 0.5 % and 7 % in chains of equal
+// layers, 1 % and 12 % alone.
 double Cycles(const WarpgroupPlan& plan, const ConvArgs& a, int element_bytes, bool in_chain, int64_t tiles,
               const DeviceInfo& device) {
   constexpr double kBlock = 4750, kCacheBytes = 58, kWindows = 1.22, kTapWait = 20;
@@ -195,7 +198,8 @@ double Cycles(const WarpgroupPlan& plan, const ConvArgs& a, int element_bytes, b
                                  : kWindows * plan.pixels;  // of pixels, copied for a step
   const StepCycles step = CyclesOfStep(plan, element_bytes, in_chain, rows);
   const double steps = plan.steps_per_split, alone = step.alone + (!plan.patch && plan.taps > 1 ? kTapWait : 0);
-  const double of_pixels = plan.parts ? rows : 1.22 * rows;  // their boxes cost more than those of filters
+  // Boxes of pixels cost more than those of filters; small parts come too.
+  const double of_pixels = !plan.parts ? 1.22 * rows : in_chain ? 2 * rows : rows;
   const double copied = static_cast<double>(blocks) * steps * (plan.filters + of_pixels) * kRowBytes;
   const double copying = copied / (kCacheBytes * device.multiprocessors), sums = plan.filters * plan.pixels / 4096.0;
   const double maps = static_cast<double>(
