@@ -12,6 +12,9 @@ tiles beside those that the search began with and those kept, in turns once more
 anew; "gain_us" of a layer is what its turns said when it was kept, which is more than it is worth: the best of many,
 each timed by one program. --from-table begins with the tiles that the package's table has.
 
+What goes into the table are the tiles of all layers of a chain that is faster so than by the model, its own where no
+other was kept: together they took that time, whatever a later model would choose for some of them.
+
 Every network runs in a process of its own. --json is written after every tile that is kept, and a network that fails
 keeps what it had; without --json nothing is kept but by --write, which adds to the table of the package.
 """
@@ -142,16 +145,11 @@ def _row(chain: Mapping[str, Any]) -> tables.Row:
     named = {name: chain[name] for name in ("network", "kind", "layers", "tried", "seconds", "complete")}
     times = {
         "model_us": us["model"],
-        "start_us": _start_of(us),
+        "start_us": us.get("start", us["model"]),  # files from before there was a choice
         "kept_us": us["kept"],
         "ratio": us["model"] / us["kept"],
     }
     return {**named, **times, "changed": changed}
-
-
-def _start_of(us: Mapping[str, float]) -> float:
-    """A chain's time by the tiles that its search began with: the model's in files from before there was a choice."""
-    return us.get("start", us["model"])
 
 
 def _write(contents: Sequence[Mapping[str, Any]]) -> None:
@@ -163,16 +161,19 @@ def _write(contents: Sequence[Mapping[str, Any]]) -> None:
     if any(content.get("quick") for content in contents):
         raise ValueError("--write takes no results of --quick, whose networks are not those of the registry")
     tables_of_gpus = chain_tiles.load(chain_tiles.TABLE)
-    for found in kept_tiles(contents):
+    for found in found_tiles(contents):
         tables_of_gpus = chain_tiles.merged(tables_of_gpus, found)
         count = sum(map(len, found.tiles.values()))
         _progress(f"{count} tiles of {found.device} go into {chain_tiles.TABLE.name}")
     chain_tiles.save(chain_tiles.TABLE, tables_of_gpus)
 
 
-def kept_tiles(contents: Sequence[Mapping[str, Any]]) -> list[Searched]:
-    """What results have kept, by GPU: of chains that it makes faster, of layers in several what gained most."""
-    best: dict[tuple[str, tuple[int, int], int], dict[tuple[str, Key], tuple[float, chain_tiles.Tile]]] = {}
+def found_tiles(contents: Sequence[Mapping[str, Any]]) -> list[Searched]:
+    """The tiles of results, by GPU: of chains that are faster by them, of layers in several what gained most.
+
+    The model's own stand behind all that were kept.
+    """
+    best: dict[tuple[str, tuple[int, int], int], dict[tuple[str, Key], tuple[bool, float, chain_tiles.Tile]]] = {}
     for content in contents:
         if not content["chains"]:
             continue
@@ -180,18 +181,19 @@ def kept_tiles(contents: Sequence[Mapping[str, Any]]) -> list[Searched]:
         major, minor = gpu["capability"]
         tiles = best.setdefault((str(gpu["device"]), (major, minor), int(gpu["multiprocessors"])), {})
         for chain in content["chains"]:
-            start = _start_of(chain["us"])
-            if start - chain["us"]["kept"] <= LEAST_OF_ALL * start:
+            model, kept = chain["us"]["model"], chain["us"]["kept"]
+            if model - kept <= LEAST_OF_ALL * model:
                 continue
-            for group in (group for group in chain["groups"] if group["kept"] is not None):
-                place = chain["products"], chain_tiles.checked_key(group["layer"])
-                found = float(group["gain_us"]), chain_tiles.checked_tile(group["kept"])
+            for group in (group for group in chain["groups"] if group["model"] is not None):
+                place, is_kept = (chain["products"], chain_tiles.checked_key(group["layer"])), group["kept"] is not None
+                tile = chain_tiles.checked_tile(group["kept"] if is_kept else group["model"])
+                found = is_kept, float(group["gain_us"]), tile
                 tiles[place] = max(found, tiles.get(place, found))
     return [Searched(*gpu, {kind: _of_kind(tiles, kind) for kind in chain_tiles.KINDS}) for gpu, tiles in best.items()]
 
 
-def _of_kind(tiles: Mapping[tuple[str, Key], tuple[float, chain_tiles.Tile]], kind: str) -> Tiles:
-    return {key: tile for (of, key), (_, tile) in tiles.items() if of == kind}
+def _of_kind(tiles: Mapping[tuple[str, Key], tuple[bool, float, chain_tiles.Tile]], kind: str) -> Tiles:
+    return {key: tile for (of, key), (*_, tile) in tiles.items() if of == kind}
 
 
 # --- the process of one network ---------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 // float32-accurate products of warpgroups: two TF32 parts of each operand and three products, as in direct_split.cuh.
 //
 // Pixels: large(x) is what the tensor cores keep of x as the copy engine brought it, since they drop the last 13 bits;
-//   small(x) = x - large(x), rounded to TF32, lies beside the stage, in the same layout, once a block of channels for all
-//   taps of a patch. In a chain the copy engine brings it likewise, from where the kernel in front has written it
+//   small(x) = x - large(x), rounded to TF32, lies beside the stage, in the same layout, once a block of channels for
+//   all taps of a patch. In a chain the copy engine brings it likewise, from where the kernel in front has written it
 //   (small_parts.cuh); else the warps that multiply write it while their products of the step before are under way.
 // Filters: split in registers when they are loaded, large(w) rounded.
 // Accuracy: tensor cores truncate when they add, so the products of a step, 32 channels, are summed from zero there and
@@ -11,11 +11,12 @@
 //   Those are computed again (warpgroup_repair.cuh).
 // Bound by: the tensor cores on large maps, where two or three warpgroups of a multiprocessor cover for each other
 //   while one adds its sums; windows under a tap, of which every step has its own pixels, by shared memory: a step of
-//   64 x 56 is 336 cycles of products, 408 of bytes there, and 112 more where it splits; else as in direct_warpgroup.cuh.
+//   64 x 56 is 336 cycles of products, 408 of bytes there, and 56 more where it splits; else as in
+//   direct_warpgroup.cuh.
 // Lost: small parts by warps of their own (registers that warps hand to each other leave kernels beside them no room on
-//   a multiprocessor's partitions; of VGG-19, where all kernels had such, it gained less); two partial sums in turns, each of half of the step, to add one during the other's
-//   products: the narrower products of 112 pixels cost more (35.3 against 33.9 us for 128->128 112x112), and registers
-//   of 56 pixels a third block (17.0 against 16.3 us for 512->512 14x14).
+//   a multiprocessor's partitions); tiles of 128 x 56; two partial sums in turns, each of half of the step, to add one
+//   during the other's products: the narrower products of 112 pixels cost more (35.3 against 33.9 us for 128->128
+//   112x112), and registers of 56 pixels a third block (17.0 against 16.3 us for 512->512 14x14).
 #ifndef JSC_CUDA_WARPGROUP_PARTS_CUH_
 #define JSC_CUDA_WARPGROUP_PARTS_CUH_
 

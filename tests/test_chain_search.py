@@ -20,7 +20,7 @@ from benchmarks.chain_search import Group, Trial
 from jax_sparse_conv import _native, chain_tiles
 from jax_sparse_conv.chain_tiles import Candidate, Key, Tile, Tiles
 
-A, B, C = (tuple([1, 14, 14, channels] + [1] * 12) for channels in (64, 128, 256))
+A, B, C, D = (tuple([1, 14, 14, channels] + [1] * 12) for channels in (64, 128, 256, 512))
 TILES: list[Tile] = [(64, 56, 0, splits) for splits in (1, 2, 3, 4)]
 CANDIDATES = tuple(Candidate(tile, 5000.0 + 100 * index) for index, tile in enumerate(TILES))
 QUICK = ["--quick", "--networks", "resnet50", "--kinds", "default"]
@@ -168,11 +168,11 @@ def test_results_go_into_the_table(
     known = chain_tiles.Searched("NVIDIA H200", (9, 0), 132, {"tf32": {B: TILES[3]}, "highest": {B: TILES[3]}})
     chain_tiles.save(chain_tiles.TABLE, [known])
     first = result(
-        chain_of("resnet50", (100.0, 90.0), (A, TILES[1], 2.0), (B, TILES[2], 8.0), (C, None, 0.0)),
+        chain_of("resnet50", (100.0, 90.0), (A, TILES[1], 2.0), (B, TILES[2], 8.0), (C, None, 9.0), (D, None, 0.0)),
         chain_of("resnet50", (100.0, 90.0), (A, TILES[2], 9.0), kind="16bit"),
     )
     second = result(
-        chain_of("vgg19", (100.0, 95.0), (A, TILES[3], 5.0)),
+        chain_of("vgg19", (100.0, 95.0), (A, TILES[3], 5.0), (C, TILES[2], 0.0)),
         chain_of("regnetx_16gf", (100.0, 99.9), (A, TILES[2], 50.0), (C, TILES[2], 50.0)),  # not faster, all in all
     )
     for name, content in (("1.json", first), ("2.json", second), ("3.json", result())):
@@ -182,7 +182,7 @@ def test_results_go_into_the_table(
     assert (found.device, found.capability, found.multiprocessors) == ("NVIDIA H200", (9, 0), 132)
     assert found.tiles == {
         "highest": {B: TILES[3]},
-        "tf32": {A: TILES[3], B: TILES[2]},
+        "tf32": {A: TILES[3], B: TILES[2], C: TILES[2], D: TILES[0]},  # the model's own where no other was kept
         "16bit": {A: TILES[2]},
     }
     assert "regnetx_16gf" in capsys.readouterr().out
@@ -190,7 +190,7 @@ def test_results_go_into_the_table(
 
 def test_the_packages_table_is_what_the_results_say() -> None:
     files = sorted((Path(__file__).parents[1] / "benchmarks" / "results").glob("h200_chain_tiles_*.json"))
-    (found,) = benchmark.kept_tiles([json.loads(path.read_text()) for path in files])
+    (found,) = benchmark.found_tiles([json.loads(path.read_text()) for path in files])
     (table,) = chain_tiles.load(chain_tiles.TABLE)
     assert table.tiles == found.tiles
     assert sum(map(len, table.tiles.values())) > 0
@@ -298,7 +298,7 @@ def test_a_small_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         assert all(group["model"] == list(TILES[0]) and group["kept"] for group in chain["groups"])
         assert chain["tried"] == len(chain["trials"]) > 0
     assert "resnet50" in capsys.readouterr().out
-    assert sum(len(each.tiles["tf32"]) for each in benchmark.kept_tiles([content])) == len(
+    assert sum(len(each.tiles["tf32"]) for each in benchmark.found_tiles([content])) == len(
         content["chains"][0]["groups"]
     )
 
@@ -325,8 +325,8 @@ def test_a_search_from_the_tables_tiles(tmp_path: Path, monkeypatch: pytest.Monk
     assert [chain["us"][name] for name in ("model", "start", "kept")] == pytest.approx([100, 104, 95])
     kept = {tuple(group["layer"]): group["kept"] for group in chain["groups"] if group["kept"] is not None}
     assert kept == {bad: list(TILES[0]), good: list(TILES[1])}
-    (found,) = benchmark.kept_tiles([content])
-    assert found.tiles["tf32"] == {bad: TILES[0], good: TILES[1]}
+    (found,) = benchmark.found_tiles([content])
+    assert found.tiles["tf32"] == {tuple(group["layer"]): TILES[0] for group in chain["groups"]} | {good: TILES[1]}
 
 
 def test_a_network_that_fails_keeps_what_others_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
