@@ -63,13 +63,15 @@ class ConvNet(nnx.Module):
         """Whether to trace the layers as a chain, which lowering may undo.
 
         Only where a program is traced for x itself, and where running the network changes nothing: no statistics,
-        random streams or captured values (`nnx.capture`), and all layers are this package's own.
+        random streams or captured values (`nnx.capture`), and all layers are this package's own. By no public method:
+        `nnx.tabulate` compiles those that are called.
         """
         if not self.fuses or type(x).__name__ != "DynamicJaxprTracer" or layer_calls.are_observed():
             return False
         if x.ndim != 4 or not segment_rules.may_be_chosen(x) or hasattr(self, "__captures__"):
             return False
-        layers = [layer.conv if type(layer) is ConvUnit else layer for _, layer in self.named_layers()]
+        modules = (module for _, module in nnx.iter_modules(self))
+        layers = [each for each in modules if any(isinstance(held, nnx.Variable) for held in vars(each).values())]
         if any(type(layer) not in (SparseConv, SparseConvPool, SparseLinear) for layer in layers):
             return False
         if jax.tree.leaves(nnx.state(self, nnx.Not(nnx.Param))):
