@@ -77,13 +77,6 @@ def test_where_it_is_not(extension: None, model: ResNet, monkeypatch: pytest.Mon
     assert layers_of(model, image()) == apart
 
 
-def test_flax_lists_a_network_that_is_a_chain(extension: None, model: ResNet) -> None:
-    """`nnx.tabulate` compiles every public method that runs, so those that run then take and return arrays."""
-    assert layers_of(model, image()) == CHAIN
-    count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
-    assert f"Total Parameters: {count:,} " in nnx.tabulate(model, image(), console_kwargs={"width": 400})
-
-
 def test_fuse_takes_what_a_network_has_chosen(extension: None, model: ResNet) -> None:
     """Asked for, a chain is made wherever it can be, also of a network that was traced under `jit` before."""
     jitted = jax.jit(lambda x: model(x))

@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 from networks import SMALL, assert_close, images_of, parameters, photographs
 
-from jax_sparse_conv import models
+from jax_sparse_conv import models, segment_rules
 from jax_sparse_conv.models.layers import layer_names
 from jax_sparse_conv.nnx import SparseConv, SparseConvPool, SparseLinear
 
@@ -203,3 +203,9 @@ def test_tabulate_counts_every_parameter(name: str) -> None:
     text = nnx.tabulate(model, images_of(name), console_kwargs={"width": 400})
     count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, (nnx.Param, nnx.BatchStat))))
     assert f"Total Parameters: {count:,} " in text
+
+
+@pytest.mark.parametrize("name", ["resnet", "vgg"])
+def test_tabulate_where_a_network_may_be_a_chain(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment_rules, "may_be_chosen", lambda x: True)
+    test_tabulate_counts_every_parameter(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 from flax import nnx
@@ -71,12 +71,16 @@ class ConvNet(nnx.Module):
         if x.ndim != 4 or not segment_rules.may_be_chosen(x) or hasattr(self, "__captures__"):
             return False
         modules = (module for _, module in nnx.iter_modules(self))
-        layers = [each for each in modules if any(isinstance(held, nnx.Variable) for held in vars(each).values())]
+        layers: list[Any] = [each for each in modules if any(map(_is_variable, vars(each).values()))]
         if any(type(layer) not in (SparseConv, SparseConvPool, SparseLinear) for layer in layers):
             return False
         if jax.tree.leaves(nnx.state(self, nnx.Not(nnx.Param))):
             return False
-        return any(layer.implementation is None for layer in layers)  # type: ignore[union-attr]
+        return any(layer.implementation is None for layer in layers)
+
+
+def _is_variable(value: object) -> bool:
+    return isinstance(value, nnx.Variable)
 
 
 def run_layer(
