@@ -171,7 +171,7 @@ def _write(contents: Sequence[Mapping[str, Any]]) -> None:
 def found_tiles(contents: Sequence[Mapping[str, Any]]) -> list[Searched]:
     """The tiles of results, by GPU: of chains that are faster by them, of layers in several what gained most.
 
-    The model's own stand behind all that were kept.
+    The model's own, of layers that warpgroups take, stand behind all that were kept; of two as good it is the larger.
     """
     best: dict[tuple[str, tuple[int, int], int], dict[tuple[str, Key], tuple[bool, float, chain_tiles.Tile]]] = {}
     for content in contents:

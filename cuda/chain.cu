@@ -167,7 +167,11 @@ ffi::Error DenseOf(const SegmentCall& call, size_t index, int device, Footprint*
 bool TakePool(const SegmentStep& pool, int device, ConvCall* conv) {
   ConvCall pooled = *conv;
   ConvArgs& a = pooled.args;
-  if (pool.kind != SegmentKind::kMaxPool || pool.x.data != conv->out || a.has_residual) return false;
+  const int64_t result[] = {a.images, a.conv_size[0], a.conv_size[1], a.features};
+  if (pool.kind != SegmentKind::kMaxPool || pool.x.data != conv->out || a.has_residual ||
+      !std::equal(result, result + 4, pool.x.size)) {
+    return false;
+  }
   a.pool = Pool::kMax;
   for (int i = 0; i < 2; ++i) {
     a.window[i] = pool.window[i];
@@ -232,6 +236,7 @@ std::optional<PairCall> PairOf(const SegmentCall& call, size_t first) {
   pair.next_bias = next.bias;
   pair.middle = step.out.data;
   pair.out = next.out.data;
+  pair.small_x = step.x.small;  // where it is, if it is written
   pair.small_middle = step.out.small;
   pair.small_out = next.out.small;
   pair.relu = step.relu;
@@ -247,7 +252,7 @@ PairPlan PlanOf(const PairCall& pair, int device) {
 // Maps whose small parts are in memory, by where the maps are.
 class Split {
  public:
-  // Of a kernel's x and results, once it is launched, whether it has written their small parts.
+  // Of a kernel's results, whether it writes their small parts.
   void Set(const void* map, bool is_split) {
     if (is_split) {
       maps_.insert(map);
@@ -268,16 +273,18 @@ ffi::Error Chain(const SegmentCall& call, int device, cudaStream_t stream) {
   gate.in_chain = true;
   Footprint in_front;
   Split split;
+  const bool reads_small = GetDeviceInfo(device).warpgroups;  // other kernels split what they read
+  const auto small_of = [&](const SegmentValue& out) { return reads_small ? out.small : nullptr; };
   const void *written = nullptr, *also_written = nullptr;  // by the kernel in front
   for (size_t i = 0; i < call.steps.size(); ++i) {
     const SegmentStep& step = call.steps[i];
     ffi::Error error = ffi::Error::Success();
     if (step.kind == SegmentKind::kMaxPool) {
       error = DispatchDtype(call.dtype, [&](auto element) {
-        return MaxPool<decltype(element)>(step, step.out.small, gate, &in_front, stream);
+        return MaxPool<decltype(element)>(step, small_of(step.out), gate, &in_front, stream);
       });
       written = also_written = step.out.data;
-      split.Set(written, step.out.small != nullptr);
+      split.Set(written, small_of(step.out) != nullptr);
     } else if (step.kind == SegmentKind::kDense) {
       error = DenseOf(call, i, device, &in_front, stream);
       written = also_written = step.out.data;
@@ -307,7 +314,7 @@ ffi::Error Chain(const SegmentCall& call, int device, cudaStream_t stream) {
       written = also_written = conv.out;
       conv.in_front = &in_front;
       bool is_split = false;
-      conv.small = {split.SmallOf(step.x), call.steps[i].out.small, &is_split};
+      conv.small = {split.SmallOf(step.x), small_of(call.steps[i].out), &is_split};
       error = Direct(conv, Workspace{nullptr, 0}, device, stream);
       split.Set(conv.out, is_split && conv.small.out != nullptr);
     }

@@ -11,9 +11,15 @@ namespace {
 constexpr int64_t kRooms[] = {32, 56};  // for pixels, that kernels are compiled for; 112 lost (benchmarks/NOTES.md)
 constexpr int64_t kFilters = kPairFilters, kSlotBytes = kFilters * kRowBytes, kLeastSlots = 3;
 
-bool Overlap(const void* a, int64_t a_bytes, const void* b, int64_t b_bytes) {
-  const auto first = reinterpret_cast<uintptr_t>(a), second = reinterpret_cast<uintptr_t>(b);
-  return first < second + static_cast<uintptr_t>(b_bytes) && second < first + static_cast<uintptr_t>(a_bytes);
+struct Room {
+  const void* data;  // or null: nowhere
+  int64_t bytes;
+};
+
+bool Overlap(const Room& a, const Room& b) {
+  const auto first = reinterpret_cast<uintptr_t>(a.data), second = reinterpret_cast<uintptr_t>(b.data);
+  return a.data && b.data && first < second + static_cast<uintptr_t>(b.bytes) &&
+         second < first + static_cast<uintptr_t>(a.bytes);
 }
 
 }  // namespace
@@ -27,13 +33,18 @@ bool SuitsPair(const PairCall& call) {
   const int64_t pixel = call.shape.pixels * (call.dtype == ffi::DataType::F32 ? 4 : 2);
   const int64_t x = pixel * call.shape.in_channels, middle = pixel * call.shape.channels,
                 out = pixel * call.shape.features;
-  if (Overlap(call.out, out, call.x, x) || Overlap(call.out, out, call.middle, middle) ||
-      Overlap(call.middle, middle, call.x, x)) {
-    return false;
+  const Room written[] = {{call.middle, middle}, {call.out, out}, {call.small_middle, middle}, {call.small_out, out}};
+  const Room read[] = {{call.x, x}, {call.small_x, x}, {call.residual, middle}};
+  for (const Room& to : written) {
+    for (const Room& other : written) {
+      if (&to != &other && Overlap(to, other)) return false;
+    }
+    for (const Room& from : read) {
+      const bool is_residual = from.data == call.residual && to.data == call.middle && from.data == to.data;
+      if (!is_residual && Overlap(to, from)) return false;
+    }
   }
-  return call.residual == nullptr ||
-         (!Overlap(call.out, out, call.residual, middle) &&
-          (call.residual == call.middle || !Overlap(call.middle, middle, call.residual, middle)));
+  return true;
 }
 
 PairPlan ChoosePairPlan(const PairShape& shape, int element_bytes, bool parts, const DeviceInfo& device) {

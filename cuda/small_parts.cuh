@@ -10,7 +10,8 @@
 
 namespace jsc {
 
-// What tensor cores drop of v, with half of what they drop of that. Of infinities NaN.
+// What tensor cores drop of v, with half of what they drop of that. Of what is not finite nothing that says so: the
+// large part does.
 __device__ __forceinline__ float SmallPart(float v) {
   const float rest = v - __uint_as_float(__float_as_uint(v) & 0xffffe000u);
   return __uint_as_float(__float_as_uint(rest) + 0x1000u);

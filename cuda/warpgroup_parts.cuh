@@ -92,13 +92,14 @@ __device__ __forceinline__ void StoreSmall(uint32_t address, const uint32_t (&v)
 }
 
 #if __CUDA_ARCH__ >= 900
-// Writes the small parts of a stage's pixels behind them, where the stage's second half is; `thread` of kThreads,
-// kBatch slots at a time.
-template <int kThreads, int kBatch>
-__device__ __forceinline__ void SplitStage(const WarpgroupTask<float>& task, uint32_t stage, uint32_t thread) {
+// Writes the small parts of a stage's pixels behind them, where the stage's second half is, kBatch slots at a time; by
+// all warps that multiply.
+template <class U, int kBatch>
+__device__ __forceinline__ void SplitStage(const WarpgroupTask<float>& task, uint32_t stage) {
+  constexpr int kThreads = U::kConsumers;
   const auto small = static_cast<uint32_t>(task.pixel_bytes) / 2, end = static_cast<uint32_t>(task.copied_bytes);
 #pragma unroll 1
-  for (uint32_t at = thread * 16; at < end; at += kBatch * kThreads * 16) {
+  for (uint32_t at = threadIdx.x * 16; at < end; at += kBatch * kThreads * 16) {
     uint32_t v[kBatch][4];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
@@ -134,7 +135,7 @@ struct PartsWalk : StepWalk<U, float> {
   template <int kBatch>
   __device__ __forceinline__ void SplitNext() {
     Base::WaitForPixels();
-    SplitStage<U::kConsumers, kBatch>(task, Base::pixels + of_pixels.stage * task.pixel_bytes, threadIdx.x);
+    SplitStage<U, kBatch>(task, Base::pixels + of_pixels.stage * task.pixel_bytes);
     __syncwarp();
     if (threadIdx.x % kWarp == 0) Arrive(SharedAddress(barriers.pixels_ready + of_pixels.stage));
   }

@@ -130,7 +130,8 @@ StepCycles CyclesOfStep(const WarpgroupPlan& plan, int element_bytes, bool in_ch
                                           {{{339, 191}, {692, 376}, {329, 268}, {286, 421}, {393, 471}},
                                            {{400, 317}, {595, 405}, {499, 396}, {595, 769}, {583, 943}}}};
   constexpr StepCycles kParts[] = {{490, 385}, {755, 640}, {1110, 1110}};  // 64 x 56, 64 x 112, 128 x 112
-  // For each row of pixels: split, or in a chain with small parts that come like the pixels.
+  // For each row of pixels: split, or in a chain with small parts that come like the pixels, as those of all maps but
+  // its first do.
   constexpr StepCycles kSplitRow = {2.9, 1.6}, kCopiedRow = {0, 0.4};
   // Of a block alone in a chain, by elements, filters and 56 or 112 pixels.
   constexpr double kChain[2][2][2] = {{{433, 415}, {467, 253}}, {{343, 311}, {391, 499}}};
