@@ -206,15 +206,6 @@ bool IsPointwise(const SegmentStep& step) {
   return is;
 }
 
-// The convolution steps[*index], with the pool behind it if its kernel takes that; then *index becomes the pool's.
-// Nothing but its pool reads the result of a convolution that has one: segment_schedule.py makes two steps of them.
-ConvCall ConvOf(const SegmentCall& call, int device, size_t* index) {
-  ConvCall conv = CallOf(call, call.steps[*index]);
-  conv.gate.in_chain = true;
-  if (*index + 1 < call.steps.size() && TakePool(call.steps[*index + 1], device, &conv)) ++*index;
-  return conv;
-}
-
 // Two layers as one kernel gets them, where both are 1x1 and the second multiplies the first's result.
 std::optional<PairCall> PairOf(const SegmentCall& call, size_t first) {
   if (first + 1 >= call.steps.size()) return std::nullopt;
@@ -302,8 +293,13 @@ ffi::Error Chain(const SegmentCall& call, int device, cudaStream_t stream) {
       split.Set(also_written, pair->small_out != nullptr);
 #endif
     } else {
-      ConvCall conv = ConvOf(call, device, &i);
-      if (conv.out == nullptr) {
+      ConvCall conv = CallOf(call, step);
+      conv.gate = gate;
+      // Nothing but its pool reads the result of a convolution that has one: segment_schedule.py makes two steps of
+      // them.
+      if (i + 1 < call.steps.size() && TakePool(call.steps[i + 1], device, &conv)) {
+        ++i;
+      } else if (conv.out == nullptr) {
         return ffi::Error(ffi::ErrorCode::kFailedPrecondition,
                           "layer " + std::to_string(i) + ": its kernel does not take the pool behind it on device " +
                               std::to_string(device) + ", and the call, which is for a device where it does, has no " +

@@ -92,27 +92,6 @@ __device__ __forceinline__ void StoreSmall(uint32_t address, const uint32_t (&v)
 }
 
 #if __CUDA_ARCH__ >= 900
-// Writes the small parts of a stage's pixels behind them, where the stage's second half is, kBatch slots at a time; by
-// all warps that multiply.
-template <class U, int kBatch>
-__device__ __forceinline__ void SplitStage(const WarpgroupTask<float>& task, uint32_t stage) {
-  constexpr int kThreads = U::kConsumers;
-  const auto small = static_cast<uint32_t>(task.pixel_bytes) / 2, end = static_cast<uint32_t>(task.copied_bytes);
-#pragma unroll 1
-  for (uint32_t at = threadIdx.x * 16; at < end; at += kBatch * kThreads * 16) {
-    uint32_t v[kBatch][4];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      if (at + i * kThreads * 16 < end) LoadSlot(stage + at + i * kThreads * 16, v[i]);
-    }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      if (at + i * kThreads * 16 < end) StoreSmall(stage + small + at + i * kThreads * 16, v[i]);
-    }
-  }
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
 // The walk of a block whose pixels have small parts: in the second half of a stage.
 template <class U>
 struct PartsWalk : StepWalk<U, float> {
@@ -131,24 +110,38 @@ struct PartsWalk : StepWalk<U, float> {
       Base::WaitForPixels();
     }
   }
-  // The small parts of the stage that comes next, by all consumers together.
+  // Writes the small parts of the stage that comes next, all consumers together; a thread kBatch slots at a time.
   template <int kBatch>
-  __device__ __forceinline__ void SplitNext() {
+  __device__ __forceinline__ void SplitPixels() {
     Base::WaitForPixels();
-    SplitStage<U, kBatch>(task, Base::pixels + of_pixels.stage * task.pixel_bytes);
+    const uint32_t stage = Base::pixels + of_pixels.stage * task.pixel_bytes, small = SmallBytes();
+    const auto end = static_cast<uint32_t>(task.copied_bytes);
+#pragma unroll 1
+    for (uint32_t at = threadIdx.x * 16; at < end; at += kBatch * U::kConsumers * 16) {
+      uint32_t v[kBatch][4];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (at + i * U::kConsumers * 16 < end) LoadSlot(stage + at + i * U::kConsumers * 16, v[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (at + i * U::kConsumers * 16 < end) StoreSmall(stage + small + at + i * U::kConsumers * 16, v[i]);
+      }
+    }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncwarp();
     if (threadIdx.x % kWarp == 0) Arrive(SharedAddress(barriers.pixels_ready + of_pixels.stage));
   }
   // To the first step, and to the next one.
   __device__ __forceinline__ void Start() {
-    if constexpr (U::kSplits) SplitNext<6>();
+    if constexpr (U::kSplits) SplitPixels<6>();
     Base::WaitForFilters();
   }
   __device__ __forceinline__ void Next(bool is_last) {
     Base::Advance();
     if (is_last) return;
     if constexpr (U::kSplits) {
-      if (new_pixels) SplitNext<U::kPixels == 56 ? 2 : 1>();  // as many as there are registers for
+      if (new_pixels) SplitPixels<U::kPixels == 56 ? 2 : 1>();  // as many as there are registers for
     }
     Base::WaitForFilters();
   }

@@ -281,7 +281,7 @@ class Schedule:
         spans = [Span(values[0].first, values[-1].last, self._bytes(values[0])) for values in shared.values()]
         spans += [Span(value.first, value.last, self._bytes(value)) for value in split]
         places = placement.place(spans)
-        for values, place in zip(shared.values(), places, strict=False):
+        for values, place in zip(shared.values(), places[: len(shared)], strict=True):
             for value in values:
                 value.index = place
         for value, place in zip(split, places[len(shared) :], strict=True):
