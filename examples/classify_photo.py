@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> float:
     logits = {}
     for name, implementation in (("sparse", None), ("dense", "xla")):
         jsc.models.set_network_implementation(model, implementation)
-        logits[name] = nnx.jit(lambda network, x: network(x))(model, x)
+        logits[name] = jsc.nnx.jit_inference(model)(x)
         probabilities = jax.nn.softmax(logits[name][0])
         best = jnp.argsort(-probabilities)[:5]
         print(f"{name}: " + ", ".join(f"class {c} {100 * probabilities[c]:.1f} %" for c in best.tolist()))

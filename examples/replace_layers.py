@@ -35,11 +35,11 @@ def main() -> float:
     """Replace the layers; returns the largest relative difference of the outputs."""
     model = Network(nnx.Rngs(0))
     x = jax.random.normal(jax.random.key(1), (1, 16, 16, 3))
-    run = nnx.jit(lambda model, x: model(x))
 
-    dense = run(model, x)
+    dense = jsc.nnx.jit_inference(model)(x)
     report = jsc.nnx.replace(model)  # in place; parameters and the state tree stay as they are
-    sparse = run(model, x)
+    predict = jsc.nnx.jit_inference(model)  # costs the host less in every call than nnx.jit
+    sparse = predict(x)
     print(report)
 
     difference = float(jnp.abs(sparse - dense).max() / jnp.abs(dense).max())

@@ -10,9 +10,10 @@ import jax
 import networks
 import numpy as np
 import pytest
+from flax import nnx
 from test_benchmarks import CPU_EXTENSION, LAYERS
 
-from benchmarks import cpu, crossover, instructions, packed, scaling
+from benchmarks import cpu, crossover, host, instructions, packed, scaling
 from benchmarks.cases import SETS, conv3x3
 from jax_sparse_conv import _native, models
 
@@ -185,3 +186,25 @@ def test_packed_networks(tmp_path: Path, capsys: pytest.CaptureFixture[str], mon
     assert row["nnx_plain_ratio"] == pytest.approx(row["nnx_xla_us"] / row["nnx_plain_us"])
     assert "copies MB" in capsys.readouterr().out
     assert packed.main(["--json", "nowhere/rows.json"]) == 1
+
+
+@pytest.mark.usefixtures("float32_products")
+def test_every_way_to_call_a_network_gives_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = networks.small_resnet()
+    models.fold_batch_norm(model)
+    x = jax.random.normal(jax.random.key(0), (1, 32, 32, 3))
+    for run in host.RUNS.values():
+        found = {side: np.asarray(function(x)) for side, function in host.sides(model, run).items()}
+        assert tuple(found) == host.SIDES
+        for result in found.values():
+            np.testing.assert_allclose(result, found["state"], rtol=1e-5, atol=1e-5)
+    monkeypatch.setattr(host, "prepare", lambda name: (model, x))
+    assert host.main(["--networks", "resnet50", "--repeats", "1", "--json", str(tmp_path / "rows.json")]) == 0
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert [row["what"] for row in rows] == ["host", "network"]
+    assert {row["weights"] for row in rows} == {len(jax.tree.leaves(nnx.state(model)))}
+    assert all(min(row["us"].values()) > 0 for row in rows)
+    assert "jit_inference" in capsys.readouterr().out
+    assert host.main(["--json", "nowhere/rows.json"]) == 1

@@ -2,15 +2,17 @@
 
 `SparseConv`, `SparseConvPool` and `SparseLinear` have the parameters and the state tree of `nnx.Conv` and `nnx.Linear`:
 checkpoints, optimizers and transformations do not see a difference. The layers are in `layers`, what is done to whole
-models in `models`.
+models in `models`, and how they are called without cost to the host in `inference`.
 """
 
 from jax_sparse_conv.layer_calls import LayerCall, record_calls
+from jax_sparse_conv.nnx.inference import Inference, jit_inference
 from jax_sparse_conv.nnx.layers import SparseConv, SparseConvPool, SparseLinear
 from jax_sparse_conv.nnx.models import Report, ReportEntry, layer_paths, pack, replace, set_implementation, unpack
 from jax_sparse_conv.packed_params import PackedParam
 
 __all__ = [
+    "Inference",
     "LayerCall",
     "PackedParam",
     "Report",
@@ -18,6 +20,7 @@ __all__ = [
     "SparseConv",
     "SparseConvPool",
     "SparseLinear",
+    "jit_inference",
     "layer_paths",
     "pack",
     "record_calls",

@@ -1,0 +1,134 @@
+"""A model with its weights as one jitted function whose calls cost the host little.
+
+Under `nnx.jit` a call walks through the whole model and hands every parameter back, and `jax.jit` of a state sorts it
+in Python (`benchmarks/host.py`), for networks that take a GPU a fraction of a millisecond. Here weights are a flat
+list, which JAX hands over without Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jax_sparse_conv import fusion
+
+
+class Inference:
+    """A model's weights and a jitted function of them, made by `jit_inference`: called with what the model is."""
+
+    def __init__(self, model: nnx.Module, function: Callable[..., Any], fuse: bool, **jit_options: Any) -> None:
+        self._parts = _Parts(model)
+        self._function = function
+        self._jitted = jax.jit(fusion.fuse(self._run) if fuse else self._run, **jit_options)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """`function(model, *args, **kwargs)`."""
+        return self._jitted(self._parts.weights, *args, **kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """As `lower` of a jitted function; what it compiles to takes the weights, a list, in front of the arguments."""
+        return self._jitted.lower(self._parts.weights, *args, **kwargs)
+
+    def update(self, model: nnx.Module) -> None:
+        """Take the weights that `model` has now; nothing is traced anew unless a shape, dtype or sharding changes.
+
+        Args:
+          model: the one that this was made of, or one like it.
+
+        Raises:
+          TypeError: a model that is not an nnx module.
+          ValueError: other layers, settings or parameters than the model had, or a parameter without a value.
+        """
+        parts = _Parts(model)
+        if parts.graph != self._parts.graph or parts.structure != self._parts.structure:
+            raise ValueError(
+                f"the {type(model).__name__} has other layers, settings or parameters than the model that this was "
+                "made of (replace, pack and eval change them, too); jax_sparse_conv.nnx.jit_inference(model) makes a "
+                "new one"
+            )
+        self._parts = parts
+
+    def _run(self, weights: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        model = self._parts.model(weights)
+        result = self._function(model, *args, **kwargs)
+        written = self._parts.written(weights, model)
+        if written:
+            more = f" and {len(written) - 1} more" if written[1:] else ""
+            raise ValueError(
+                f"the model writes {written[0]}{more} while it runs, which inference with fixed weights would lose; "
+                "model.eval() keeps batch norms and dropout from it, and nnx.jit keeps what is written"
+            )
+        return result
+
+
+class _Parts:
+    """A model taken apart: what makes it up, and the leaves of its state as a flat list."""
+
+    def __init__(self, model: nnx.Module) -> None:
+        if not isinstance(model, nnx.Module):
+            raise TypeError(f"model is a {type(model).__name__}, which is not an nnx.Module")
+        self.graph, state = nnx.split(model)
+        self.structure: Any
+        named, self.structure = jax.tree.flatten_with_path(state)
+        for path, leaf in named:
+            if isinstance(leaf, jax.ShapeDtypeStruct):
+                raise ValueError(
+                    f"the model's {_name(path)} has no value, it is {leaf.dtype}{list(leaf.shape)} only; nnx.update "
+                    "gives it one"
+                )
+        self.paths = [path for path, _ in named]
+        self.weights = [jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf for _, leaf in named]
+
+    def model(self, weights: Sequence[Any]) -> nnx.Module:
+        """The model with these weights."""
+        module: nnx.Module = nnx.merge(self.graph, jax.tree.unflatten(self.structure, weights))
+        return module
+
+    def written(self, weights: Sequence[Any], model: nnx.Module) -> list[str]:
+        """Which of the weights are other values in the model now."""
+        now = dict(jax.tree.leaves_with_path(nnx.state(model)))
+        pairs = zip(self.paths, weights, strict=True)
+        return [_name(path) for path, leaf in pairs if now.get(path) is not leaf]
+
+
+def jit_inference(
+    model: nnx.Module,
+    function: Callable[..., Any] | None = None,
+    *,
+    fuse: bool = False,
+    static_argnames: str | Sequence[str] | None = None,
+) -> Inference:
+    """`jax.jit` of a model whose weights stay as they are, with little to do for the host in every call.
+
+    At batch 1 a network takes a GPU less time than `nnx.jit` takes to walk through its modules. The result of this is
+    called like the model and has its weights as they were; `update` takes new ones. They are arguments of the compiled
+    program, so they are in memory once. `jax_sparse_conv.nnx.pack(model)` before it makes them fewer, or spares packing
+    them in each call.
+
+    Args:
+      model: any nnx module, in the mode that it is to run in (`model.eval()`).
+      function: of the model and the arguments of a call; by default the model's `__call__`.
+      fuse: whether to run the layers as chains, as by `jax_sparse_conv.fuse`. The networks of `jax_sparse_conv.models`
+        do so by themselves where that is faster.
+      static_argnames: as in `jax.jit`, of arguments given by name.
+
+    Returns:
+      An `Inference`, called with the arguments of `function` behind the model. What the model sows is dropped.
+
+    Raises:
+      TypeError: a model that is not an nnx module, or a function that cannot be called.
+      ValueError: a parameter without a value; when called, a model that writes its state, such as a batch norm's.
+    """
+    if function is not None and not callable(function):
+        raise TypeError(f"function={function!r} cannot be called")
+    return Inference(model, function or type(model).__call__, fuse, static_argnames=static_argnames)
+
+
+def _name(path: Sequence[Any]) -> str:
+    keys = [str(getattr(key, "key", getattr(key, "name", key))) for key in path]
+    return ".".join(keys[:-1] if keys[-1] == "value" else keys)
