@@ -4,7 +4,7 @@
 
 Sides, each called with an image: "nnx.jit" of the model, the same by `nnx.cached_partial`, "state" (`jax.jit` of the
 state that `nnx.split` gives), "jit_inference" (`jax_sparse_conv.nnx.jit_inference`) and "constants" (`jax.jit(lambda x:
-model(x))`). "host" is a program that reads one element of every weight, so that handing them over is all there is;
+model(x))`), each in streaks of 20 calls. "host" is a program that reads one element of every weight, so that handing them over is all there is;
 "network" is the network itself under `implementation=None`. Batch norms are folded.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from jax_sparse_conv import environment, models, timing
 
 NETWORKS = ("vgg19", "resnet50", "densenet121", "regnetx_16gf")
 SIDES = ("nnx.jit", "cached_partial", "state", "jit_inference", "constants")
+_STREAK = 20  # calls
 _Run = Callable[[Any, jax.Array], Any]
 
 
@@ -62,13 +64,25 @@ def measure(name: str, repeats: int, what: Sequence[str]) -> list[tables.Row]:
     model, x = prepare(name)
     rows = []
     for each in what:
-        times = timing.streaks(sides(model, RUNS[each]), [(x,)], repeats)
+        times = {side: timed(function, x, repeats) for side, function in sides(model, RUNS[each]).items()}
         rows.append({
             "network": name, "weights": len(jax.tree.leaves(nnx.state(model))), "what": each,
             "us": {side: found.microseconds for side, found in times.items()},
             "best_us": {side: 1e6 * found.best for side, found in times.items()},
         })  # fmt: skip
     return rows
+
+
+def timed(function: Callable[[jax.Array], Any], x: jax.Array, repeats: int) -> timing.Timing:
+    """Time of a call among `_STREAK`, which are dispatched one after the other before the last result is waited for."""
+    samples = []
+    for _ in range(1 + repeats):
+        start = time.perf_counter()
+        for _ in range(_STREAK):
+            result = function(x)
+        jax.block_until_ready(result)
+        samples.append((time.perf_counter() - start) / _STREAK)
+    return timing.Timing.of(samples[1:])  # the first compiles
 
 
 def sides(model: nnx.Module, run: _Run) -> dict[str, Callable[[jax.Array], Any]]:
@@ -85,8 +99,8 @@ def sides(model: nnx.Module, run: _Run) -> dict[str, Callable[[jax.Array], Any]]
 
 
 def _touch(model: Any, x: jax.Array) -> jax.Array:
-    firsts = [leaf.ravel()[0] for leaf in jax.tree.leaves(nnx.state(model))]
-    return jnp.stack(firsts).sum() + x.ravel()[0]
+    firsts = [jnp.ravel(leaf)[0] for leaf in jax.tree.leaves(nnx.state(model))]
+    return sum(firsts, jnp.ravel(x)[0])  # which is one loop
 
 
 def _call(model: Any, x: jax.Array) -> Any:
