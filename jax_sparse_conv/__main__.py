@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import jax
 
     from jax_sparse_conv.calibration import Progress
+    from jax_sparse_conv.comparison import Comparison
     from jax_sparse_conv.models import Network
     from jax_sparse_conv.models.layers import ConvNet
     from jax_sparse_conv.plan import Plan
@@ -85,7 +86,13 @@ def _add_network(parser: argparse.ArgumentParser, images: str | None = None) -> 
     add("--size", type=_positive, help="height and width of the images (default: the network's)")
     add("--dtype", choices=DTYPES, default="float32")
     add("--precision", choices=PRECISIONS, default="default", help="of the dense layers, as in lax (default: default)")
-    add("--seed", type=int, default=0, help="of the weights, without --weights")
+    add("--seed", type=_seed, default=0, help="of the weights, without --weights")
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 2**32:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 2**32 - 1")
+    return int(text)
 
 
 def _positive(text: str) -> int:
@@ -121,6 +128,8 @@ def _run(options: argparse.Namespace) -> None:
     notes = []
     if options.weights is None:
         notes.append(f"Without --weights the weights are seeded (seed {options.seed}): the classes mean nothing.")
+    if not isinstance(implementation, str):
+        notes += _beyond_plan(implementation, found)
     chosen = f"plan {options.plan.name}" if options.plan else f"implementation {implementation}"
     title = (
         f"{network.name}, {environment.device_name()}, batch {options.batch}, {size}x{size}, {options.dtype}, "
@@ -150,6 +159,20 @@ def _implementation(options: argparse.Namespace) -> str | Plan:
         return plan.Plan.load(options.plan)
     except (OSError, ValueError) as error:
         raise UserError(f"--plan: {error}") from error
+
+
+def _beyond_plan(plan: Plan, found: Comparison) -> list[str]:
+    """What the plan says nothing of: it is for calls of the shapes that it was made with."""
+    planned = {(layer.path, layer.call.x_shape) for layer in plan.layers}
+    others = [row for row in found.layers if (row.path, row.input_shape) not in planned]
+    if not others:
+        return []
+    made = dict.fromkeys(layer.call.x_shape for layer in plan.layers if layer.path == others[0].path)
+    return [
+        f"The plan has nothing for {len(others)} of {len(found.layers)} layers as they are called here, which choose "
+        f"for themselves: it has {others[0].path} for inputs of {' and '.join(map(str, made)) or 'no shape'}, not "
+        f"{others[0].input_shape}."
+    ]
 
 
 def _calibrate(options: argparse.Namespace) -> None:

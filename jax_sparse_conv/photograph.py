@@ -76,10 +76,20 @@ def _sample() -> Any:
     return optional("sklearn.datasets", "scikit-learn").load_sample_image(SAMPLE)
 
 
+def _eight_bits(image_module: ModuleType, image: Any, path: Path) -> Any:
+    """An image of 16 bits in 8, which Pillow would cut off at 255 instead."""
+    if image.mode.startswith("I;16"):
+        return image_module.fromarray((np.asarray(image, np.uint32) // 257).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise UserError(f"--image {path} has pixels of mode {image.mode!r}, whose range is not known; 8 or 16 bits are")
+    return image
+
+
 def _open(image_module: ModuleType, path: Path) -> Any:
     try:
         with image_module.open(path) as file:
-            return file.convert("RGB")
+            upright = optional("PIL.ImageOps", "Pillow").exif_transpose(file)  # as a camera has noted it
+            return _eight_bits(image_module, upright, path).convert("RGB")
     except FileNotFoundError as error:
         raise UserError(f"--image {path}: there is no such file") from error
     except (OSError, ValueError, SyntaxError) as error:

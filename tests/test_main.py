@@ -123,13 +123,26 @@ def test_calibrate_writes_a_plan_that_run_takes(tmp_path: Path, capsys: pytest.C
     found = json.loads(written.read_text())
     assert {row["path"]: row["implementation"] for row in found["layers"]} == chosen
     assert found["plan"] == target.name  # without the folders of this machine
-    assert "plan plan.json" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "plan plan.json" in out
+    assert "The plan has nothing for" not in out
+    assert run("--plan", target) == 0  # one image
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"The plan has nothing for {len(LAYERS)} of {len(LAYERS)} layers as they are called here" in out
+    assert "it has conv1_1 for inputs of (2, " in out
     assert run("--batch", "2", "--precision", "highest", "--plan", target) == 1
     assert "--plan: layer 'conv1_1' has precision='highest', not 'default'" in capsys.readouterr().err
     assert run("--plan", target, "--implementation", "xla") == 1
     assert "--implementation xla and --plan exclude each other" in capsys.readouterr().err
     assert run("--plan", tmp_path / "none.json") == 1
     assert "--plan: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seed", ["-1", "1.5", str(2**32), "a"])
+def test_seeds_are_of_32_bits(seed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "--network", "tiny", "--seed", seed])
+    assert f"'{seed}' is not a whole number from 0 to 2**32 - 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["densenet", "regnet"])

@@ -109,6 +109,28 @@ def test_a_batch_has_no_two_equal_images() -> None:
     assert len({one.tobytes() for one in batch}) == 7
 
 
+def test_photographs_lie_as_the_camera_was_held(tmp_path: Path) -> None:
+    image_module = pytest.importorskip("PIL.Image")
+    upright = np.zeros((32, 32, 3), np.uint8)
+    upright[:16] = 200
+    turned = image_module.fromarray(np.ascontiguousarray(np.rot90(upright)))
+    exif = turned.getexif()
+    exif[0x0112] = 6  # to be turned clockwise
+    turned.save(tmp_path / "turned.png", exif=exif)
+    np.testing.assert_array_equal(photograph.load(tmp_path / "turned.png", 32), upright)
+
+
+def test_photographs_of_more_than_8_bits(tmp_path: Path) -> None:
+    image_module = pytest.importorskip("PIL.Image")
+    values = np.linspace(0, 65535, 32 * 32).reshape(32, 32)
+    image_module.fromarray(values.astype(np.uint16)).save(tmp_path / "16.png")
+    found = photograph.load(tmp_path / "16.png", 32)
+    np.testing.assert_allclose(found, np.repeat(values[..., None] / 257, 3, -1), atol=1)
+    image_module.fromarray(values.astype(np.float32)).save(tmp_path / "float.tiff")
+    with pytest.raises(photograph.UserError, match=r"float\.tiff has pixels of mode 'F', whose range is not known"):
+        photograph.load(tmp_path / "float.tiff", 32)
+
+
 def test_the_sample_photograph_is_a_square() -> None:
     pytest.importorskip("sklearn")
     image = photograph.load(None, 48)
