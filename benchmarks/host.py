@@ -4,8 +4,8 @@
 
 Sides, each called with an image: "nnx.jit" of the model, the same by `nnx.cached_partial`, "state" (`jax.jit` of the
 state that `nnx.split` gives), "jit_inference" (`jax_sparse_conv.nnx.jit_inference`) and "constants" (`jax.jit(lambda x:
-model(x))`), each in streaks of 20 calls. "host" is a program that reads one element of every weight, so that handing them over is all there is;
-"network" is the network itself under `implementation=None`. Batch norms are folded.
+model(x))`), each in streaks of 20 calls. "host" is a program that reads one element of every weight, so that handing
+them over is all there is; "network" is the network itself under `implementation=None`. Batch norms are folded.
 """
 
 from __future__ import annotations

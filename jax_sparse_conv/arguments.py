@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jax_sparse_conv import _native
-from jax_sparse_conv.geometry import Geometry
 from jax_sparse_conv.packing import PackedKernel
 
 CONV_IMPLEMENTATIONS = ("xla", "ecr", "coo", "direct", "adaptive")
@@ -24,6 +24,9 @@ IMPLEMENTATIONS = {
 READS_NONZEROS = (None, "adaptive")  # implementations that take `nonzeros`
 ACTIVATIONS = (None, "relu")
 KERNEL_DTYPES = _native.DTYPES["cpu"]  # a superset of every platform's; lowering knows the platform
+
+
+_ARRAYS = ("x", "kernel", "bias", "residual", "nonzeros")
 
 
 class Operands(NamedTuple):
@@ -42,22 +45,40 @@ class Operands(NamedTuple):
             if value is None:
                 raise TypeError(f"{name}=None is not an array")
         packed = values[1] if isinstance(values[1], PackedKernel) else None
-        arrays: Any = (None if value is None else jnp.asarray(value) for value in values)
+        arrays: Any = (_array(name, value) for name, value in zip(_ARRAYS, values, strict=False))
         return cls(*arrays)._replace(packed=packed)
 
-    def check(self, geometry: Geometry, activation: str | None) -> None:
-        """Shapes and dtypes of what follows the convolution, and that all dtypes agree."""
-        features = self.kernel.shape[-1]
-        conv_size = geometry.conv_size(self.x.shape[1:3], self.kernel.shape[:2])
-        if activation not in ACTIVATIONS:
+    def check(self, result: tuple[int, ...], activation: str | None) -> None:
+        """Shapes and dtypes of what is added to a convolution's or product's result, and that all dtypes agree."""
+        if not is_one_of(activation, ACTIVATIONS):
             raise ValueError(f"activation={activation!r} is not one of {', '.join(map(repr, ACTIVATIONS))}")
-        result = (self.x.shape[0], *conv_size, features)
-        for name, value, shape in (("bias", self.bias, (features,)), ("residual", self.residual, result)):
+        for name, value, shape in (("bias", self.bias, result[-1:]), ("residual", self.residual, result)):
             if value is not None and value.shape != shape:
                 raise ValueError(f"{name}.shape={value.shape} must be {shape}")
         for name, value in zip(("kernel", "bias", "residual"), self[1:4], strict=True):
             if value is not None and value.dtype != self.x.dtype:
                 raise TypeError(f"{name}.dtype={value.dtype} must equal x.dtype={self.x.dtype}")
+
+
+def _array(name: str, value: Any) -> jax.Array | None:
+    """An array whose dtype is its own, as a kernel's result has it: promotion is not to depend on what ran."""
+    if value is None:
+        return None
+    if isinstance(value, jax.ShapeDtypeStruct):
+        raise TypeError(f"{name} is a ShapeDtypeStruct, which has no values; jax.eval_shape takes those")
+    array = jnp.asarray(value)
+    return lax.convert_element_type(array, array.dtype) if jax.typeof(array).weak_type else array
+
+
+def is_one_of(value: Any, choices: tuple[Any, ...]) -> bool:
+    """Whether `value` is among the choices, also for an array, which compares with nothing."""
+    return any(isinstance(value, type(choice)) and value == choice for choice in choices)
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raise for a flag that is no bool; it decides what is returned, so it cannot be traced."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name}={value!r} is not True or False")
 
 
 def check_nonzeros(nonzeros: jax.Array | None, implementation: str | None) -> None:
@@ -78,7 +99,7 @@ def check_nonzeros(nonzeros: jax.Array | None, implementation: str | None) -> No
 def check_implementation(implementation: str | None, names: tuple[str, ...], op: str, dtype: Any) -> None:
     """Raise a ValueError for an implementation that `op` does not have, or not for this dtype."""
     choices = ", ".join(map(repr, (None, *names)))
-    if implementation is not None and implementation not in names:
+    if not is_one_of(implementation, (None, *names)):
         raise ValueError(f"implementation={implementation!r} is not one that {op} has: {choices}")
     if implementation not in (None, "xla") and str(dtype) not in KERNEL_DTYPES:
         raise ValueError(
@@ -92,6 +113,25 @@ def canonical_precision(precision: lax.PrecisionLike) -> Any:
 
     Checked at trace time also where no kernel needs the answer.
     """
+    try:
+        hash(precision)
+    except TypeError:  # of a list
+        return _traced_precision(precision)
+    return _known_precision(precision, default_precision())
+
+
+def default_precision() -> Any:
+    """`jax.default_matmul_precision` as it is set here and now."""
+    return getattr(jax.config, "jax_default_matmul_precision")  # noqa: B009  # jax's types do not know it
+
+
+@functools.lru_cache(maxsize=64)
+def _known_precision(precision: lax.PrecisionLike, default: Any) -> Any:
+    del default  # which lax reads by itself
+    return _traced_precision(precision)
+
+
+def _traced_precision(precision: lax.PrecisionLike) -> Any:
     one = jax.ShapeDtypeStruct((1, 1), jnp.float32)
     try:
         product = jax.make_jaxpr(functools.partial(lax.dot, precision=precision))(one, one)

@@ -21,7 +21,8 @@ import jax
 from flax import nnx
 
 from jax_sparse_conv import layer_calls, packed_params, packing, reference, timing
-from jax_sparse_conv.calls import Call, Operands, default_precision
+from jax_sparse_conv.arguments import default_precision
+from jax_sparse_conv.calls import Call, Operands
 from jax_sparse_conv.plan import Candidate, LayerPlan, Plan, check_model, device_label, sparse_layers, versions
 
 # Told before each step what it is, with the number of steps, None before that is known.

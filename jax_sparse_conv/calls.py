@@ -13,6 +13,7 @@ from jax import lax
 
 from jax_sparse_conv import geometry as geo
 from jax_sparse_conv import ops
+from jax_sparse_conv.arguments import default_precision
 from jax_sparse_conv.geometry import Geometry, Pool
 
 # x, kernel, bias or None, residual or None: as the operation takes them.
@@ -156,18 +157,13 @@ def precision_name(precision: Any) -> str:
         precision = default_precision()
     if precision is None:
         return "default"
-    if isinstance(precision, (tuple, list)):
+    if isinstance(precision, (tuple, list)) and not isinstance(precision, lax.DotAlgorithm):
         names = [precision_name(part) for part in precision]
         return names[0] if len(set(names)) == 1 else ",".join(names)
     try:
         return lax.Precision(precision).name.lower()
     except ValueError:
         return str(getattr(precision, "name", precision))  # an algorithm
-
-
-def default_precision() -> Any:
-    """`jax.default_matmul_precision` as it is set here and now."""
-    return getattr(jax.config, "jax_default_matmul_precision")  # noqa: B009  # jax's types do not know it
 
 
 def run(op: str, operands: Operands, arguments: Mapping[str, Any], implementation: str | None) -> Any:

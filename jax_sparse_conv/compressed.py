@@ -16,7 +16,7 @@ from jax_sparse_conv.geometry import Geometry, Pair
 _MAX_INT32 = 2**31 - 1
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Compressed:
     """Lists of `capacity` slots, one per window, in the order of (row, column, channel)."""
 

@@ -31,7 +31,7 @@ Tile = tuple[int, int, int]
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class CooStar:
     """COO* format of a feature map [N, H, W, C], tiles of TH x TW x TC (Xiang et al. 2022, Figure 6).
 
@@ -165,9 +165,14 @@ def _reference_fromdense(x: jax.Array, tile: Tile) -> tuple[jax.Array, jax.Array
     # A stable sort that only asks "zero or not" brings non-zeros to the front in their order.
     order = jnp.argsort(~kept, axis=-1, stable=True)
     counts = jnp.sum(kept, axis=-1, dtype=jnp.int32)
-    used = jnp.arange(tiles.shape[-1]) < counts[..., None]
+    used = _slots_of(counts, tiles.shape[-1]) < counts[..., None]
     values = jnp.where(used, jnp.take_along_axis(tiles, order, axis=-1), 0).astype(x.dtype)
     return values, jnp.where(used, order, 0).astype(_position_dtype(tile)), counts
+
+
+def _slots_of(counts: jax.Array, slots: int) -> jax.Array:
+    """counts [..., tC] -> [..., tC, slots], the slots' numbers."""
+    return lax.broadcasted_iota(jnp.int32, (*counts.shape, slots), counts.ndim)
 
 
 def _tiled(x: jax.Array, tile: Tile) -> jax.Array:
@@ -185,7 +190,7 @@ def _reference_todense(
     values: jax.Array, positions: jax.Array, counts: jax.Array, size: tuple[int, ...], tile: Tile
 ) -> jax.Array:
     slots = values.shape[-1]
-    slot = jnp.arange(slots)
+    slot = _slots_of(counts, slots)
     target = jnp.where(slot < counts[..., None], positions.astype(jnp.int32), slots + slot)  # unused: out of bounds
     flat = math.prod(counts.shape)
 
@@ -237,7 +242,7 @@ def _fromdense(x: jax.Array, tile: Tile) -> tuple[jax.Array, jax.Array, jax.Arra
 def _fromdense_jvp(tile: Tile, primals: Any, tangents: Any) -> Any:
     values, positions, counts = _fromdense(primals[0], tile)
     moved = jnp.take_along_axis(_tiled(tangents[0], tile), positions.astype(jnp.int32), axis=-1)
-    used = jnp.arange(values.shape[-1]) < counts[..., None]
+    used = _slots_of(counts, values.shape[-1]) < counts[..., None]
     no_tangent = [np.zeros(a.shape, jax.dtypes.float0) for a in (positions, counts)]
     return (values, positions, counts), (jnp.where(used, moved, 0), *no_tangent)
 

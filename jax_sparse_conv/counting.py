@@ -19,12 +19,12 @@ from jax.interpreters import ad, mlir
 from jax.interpreters import batching as jax_batching
 from jax.sharding import PartitionSpec
 
-from jax_sparse_conv import _native, batching, differentiation, lowering, partitioning, sampling
+from jax_sparse_conv import _native, batching, differentiation, jax_internals, lowering, partitioning, sampling
 from jax_sparse_conv.primitives import Config, Operands, conv_p, result_aval, same_varying_axes
 
 conv_counted_p = jex_core.Primitive("jsc_conv_counted")
 conv_counted_p.multiple_results = True
-partitioning.needs_devices(conv_counted_p)
+jax_internals.needs_devices(conv_counted_p)
 
 
 def bind(operands: Operands, config: Config) -> tuple[jax.Array, jax.Array]:
@@ -47,15 +47,6 @@ def _abstract_eval(*avals: Any, config: Config) -> list[Any]:
     return [out, out.update(shape=(sampling.PARTS, 2), dtype=jnp.dtype(jnp.int32), sharding=whole)]
 
 
-@functools.lru_cache(maxsize=4096)
-def _compiled(config: Config) -> Any:
-    return jax.jit(functools.partial(conv_counted_p.bind, config=config))
-
-
-def _impl(*operands: jax.Array, config: Config) -> list[jax.Array]:
-    return _compiled(config)(*operands)
-
-
 def _lower(ctx: Any, *operands: Any, config: Config, platform: str | None) -> Any:
     together = lowering.lower_counted(ctx, *operands, config=config) if platform == "cuda" else None
     if together is not None:
@@ -70,7 +61,7 @@ def _lower(ctx: Any, *operands: Any, config: Config, platform: str | None) -> An
 
 
 conv_counted_p.def_abstract_eval(_abstract_eval)
-conv_counted_p.def_impl(_impl)
+jax_internals.runs_alone(conv_counted_p)
 for _platform in (None, *_native.PLATFORMS):
     mlir.register_lowering(conv_counted_p, functools.partial(_lower, platform=_platform), platform=_platform)
 
@@ -90,5 +81,10 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, config: Config) -> 
     return [out, counts], [tangent, ad.Zero(jax.typeof(counts).to_tangent_aval())]
 
 
+def _transpose(cotangents: Sequence[Any], *values: Any, config: Config) -> list[Any]:
+    return differentiation.transpose(cotangents[0], *values, config=config)
+
+
 jax_batching.primitive_batchers[conv_counted_p] = _batch
 ad.primitive_jvps[conv_counted_p] = _jvp
+ad.primitive_transposes[conv_counted_p] = _transpose

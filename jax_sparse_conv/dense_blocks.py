@@ -21,7 +21,18 @@ from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import PartitionSpec
 
-from jax_sparse_conv import _native, arguments, block_parameters, devices, lowering, ops, partitioning, primitives
+from jax_sparse_conv import (
+    _native,
+    arguments,
+    block_parameters,
+    devices,
+    jax_internals,
+    lowering,
+    ops,
+    partitioning,
+    primitives,
+    reference,
+)
 from jax_sparse_conv.block_parameters import BlockSizes, DenseBlockLayer, DenseTransition, PackedDenseBlock, parts_of
 from jax_sparse_conv.geometry import MAX_ELEMENTS
 
@@ -123,16 +134,21 @@ def separate(
     layers, transition = parts_of(parameters) if packed is None else packed.slices(parameters[0])
     options: dict[str, Any] = {"precision": precision, "implementation": implementation}
     for layer in layers:
-        y = jax.nn.relu(x * layer.scale + layer.shift)
+        y = _scaled(x, layer.scale, layer.shift)
         y = ops.conv(y, layer.kernel1, layer.bias1, activation="relu", **options)
         y = ops.conv(y, layer.kernel2, padding=1, **options)
         x = jnp.concatenate([x, y], axis=-1)
     return x if transition is None else _transition(x, transition, **options)
 
 
+def _scaled(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
+    """A batch norm and ReLU: x [N, H, W, C], scale and shift [C]."""
+    return jax.nn.relu(x * reference.for_channels_of(x, scale) + reference.for_channels_of(x, shift))
+
+
 def _transition(x: jax.Array, transition: DenseTransition, **options: Any) -> jax.Array:
     """What a transition makes of the block's map."""
-    y = jax.nn.relu(x * transition.scale + transition.shift)
+    y = _scaled(x, transition.scale, transition.shift)
     return ops.conv_pool(y, transition.kernel, activation=None, pool="avg", **options)
 
 
@@ -230,7 +246,7 @@ def _why_no_transition(x: Any, transition: DenseTransition) -> str | None:
 
 # x, the five parameters of every layer and three of a transition; or x and one array that `packed` says the sizes of.
 dense_block_p = jex_core.Primitive("jsc_dense_block")
-partitioning.needs_devices(dense_block_p)
+jax_internals.needs_devices(dense_block_p)
 
 
 def _map_of(x: Any, layers: Sequence[DenseBlockLayer]) -> Any:
@@ -252,16 +268,7 @@ def _abstract_eval(*operands: Any, precision: Any, must: bool, packed: BlockSize
 dense_block_p.def_abstract_eval(_abstract_eval)
 
 
-@functools.lru_cache(maxsize=256)
-def _compiled(precision: Any, must: bool, packed: BlockSizes | None) -> Any:
-    return jax.jit(functools.partial(dense_block_p.bind, precision=precision, must=must, packed=packed))
-
-
-def _impl(*operands: jax.Array, precision: Any, must: bool, packed: BlockSizes | None) -> Any:
-    return _compiled(precision, must, packed)(*operands)
-
-
-dense_block_p.def_impl(_impl)
+jax_internals.runs_alone(dense_block_p)
 
 
 @devices.for_lowering

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -46,24 +46,31 @@ def _bilinear_jvp(primals: Sequence[Any], tangents: Sequence[Any], config: Confi
     return out, functools.reduce(jnp.add, terms)
 
 
-def _transpose(cotangent: Any, *values: Any, config: Config) -> list[Any]:
+def transpose(cotangent: Any, *values: Any, config: Config) -> list[Any]:
     """The bare convolution is linear in x and in kernel; its transposes are dense."""
+    return transposed(lambda *operands: [reference_conv(*operands, config=config)], [cotangent], values)
+
+
+def transposed(function: Callable[..., Sequence[Any]], cotangents: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    """The cotangents of those values that are missing, of a function that is linear in them; None for the others."""
     results: list[Any] = [None] * len(values)
     missing = [i for i, value in enumerate(values) if ad.is_undefined_primal(value)]
-    if isinstance(cotangent, ad.Zero):
+    if all(isinstance(cotangent, ad.Zero) for cotangent in cotangents):
         return results
 
-    def linear(*unknown: Any) -> jax.Array:
+    def linear(*unknown: Any) -> list[Any]:
         filled = list(values)
         for index, value in zip(missing, unknown, strict=True):
             filled[index] = value
-        return reference_conv(*filled, config=config)
+        return list(function(*filled))
 
-    gradients = jax.linear_transpose(linear, *[values[i].aval for i in missing])(cotangent)
+    gradients = jax.linear_transpose(linear, *[values[i].aval for i in missing])(
+        [ad.instantiate_zeros(cotangent) for cotangent in cotangents]
+    )
     for index, gradient in zip(missing, gradients, strict=True):
         results[index] = gradient
     return results
 
 
 ad.primitive_jvps[conv_p] = jvp
-ad.primitive_transposes[conv_p] = _transpose
+ad.primitive_transposes[conv_p] = transpose

@@ -30,7 +30,7 @@ _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class ECR(Compressed):
     """Extended and Compressed Row format (Xu et al. 2023, section 5.2) of a feature map [N, H, W, C].
 
@@ -108,7 +108,7 @@ class ECR(Compressed):
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class PECR(Compressed):
     """Pooling-pack Extended and Compressed Row format (Xu et al. 2023, section 6.2) of a feature map [N, H, W, C].
 

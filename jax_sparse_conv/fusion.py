@@ -107,7 +107,12 @@ def _evaluate(jaxpr: Any, arguments: Sequence[Any], chosen: bool) -> list[Any]:
     for equation in program.equations:
         run.add(equation)
     run.close()
-    return [run.values[number] for number in program.outputs]
+    return [_array(run.values[number]) for number in program.outputs]
+
+
+def _array(value: Any) -> jax.Array:
+    """A result as `jit` gives it: JAX keeps constants of a trace as values of its own."""
+    return value if isinstance(value, jax.Array) else jnp.asarray(value)
 
 
 class _Run:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from jax import lax
+from jax import export, lax
 
 Pair: TypeAlias = tuple[int, int]
 Pads: TypeAlias = tuple[Pair, Pair]
@@ -68,9 +68,14 @@ class Geometry:
 
 
 def windowed_size(size: int, window: int, stride: int, padding: Pair, dilation: int) -> int:
-    """Number of windows along one axis, 0 where none fits."""
+    """Number of windows along one axis, 0 where none fits; of a symbolic size, where at least one does."""
     span = size + padding[0] + padding[1] - ((window - 1) * dilation + 1)
-    return 0 if span < 0 else span // stride + 1
+    return 0 if not is_symbolic(span) and span < 0 else span // stride + 1
+
+
+def is_symbolic(*sizes: Any) -> bool:
+    """Whether one of these is a dimension of `jax.export.symbolic_shape`, which is not known yet."""
+    return any(export.is_symbolic_dim(size) for size in sizes)
 
 
 def resolve(
@@ -89,7 +94,7 @@ def resolve(
     """
     _check_rank("x", x_shape, 4, "[N, H, W, C]")
     _check_rank("kernel", kernel_shape, 4, "[kh, kw, C / feature_group_count, K]")
-    groups = _positive_int("feature_group_count", feature_group_count)
+    groups = positive_int("feature_group_count", feature_group_count)
     _check_channels(x_shape, kernel_shape, groups)
     stride_pair = pair("strides", strides)
     dilation_pair = pair("kernel_dilation", kernel_dilation)
@@ -99,13 +104,15 @@ def resolve(
     spans = tuple((k - 1) * d + 1 for k, d in zip(kernel_size, dilation_pair, strict=True))
     pads = resolve_padding("padding", padding, (x_shape[1], x_shape[2]), spans, stride_pair)
     for size, (low, high) in zip(x_shape[1:3], pads, strict=True):
-        if size + low + high < 0:
+        if not is_symbolic(size) and size + low + high < 0:
             raise ValueError(f"padding={padding!r} crops more than there is of x.shape={tuple(x_shape)}")
     return Geometry(stride_pair, pads, dilation_pair, groups)
 
 
 def too_large(geometry: Geometry, x_shape: Sequence[int], kernel_shape: Sequence[int]) -> str | None:
     """Why the native kernels, which index one image and one kernel in 31 bits, cannot take a call, or None."""
+    if is_symbolic(*x_shape[1:], *kernel_shape):
+        return f"x.shape={tuple(x_shape)} is symbolic, and the kernels need to know H, W and C when they are lowered"
     conv_size = geometry.conv_size(x_shape[1:3], kernel_shape[:2])
     pieces = {
         "one image of x": x_shape[1:],
@@ -138,7 +145,7 @@ def with_pool(
     window = pair("window_shape", window_shape)
     strides = window if window_strides is None else pair("window_strides", window_strides)
     pads = resolve_padding("window_padding", window_padding, conv_size, window, strides)
-    if min(pads[0] + pads[1]) < 0:
+    if not is_symbolic(*pads[0], *pads[1]) and min(pads[0] + pads[1]) < 0:
         raise ValueError(f"window_padding={window_padding!r} is negative; a pool pads by 0 or more")
     return dataclasses.replace(geometry, pool=Pool("max" if kind == "max" else "avg", window, strides, pads))
 
@@ -152,8 +159,8 @@ def resolve_padding(name: str, padding: Padding, size: Sequence[int], spans: Seq
     if isinstance(padding, str):
         if padding.upper() not in ("SAME", "SAME_LOWER", "VALID"):
             raise ValueError(wanted)
-        low_high = lax.padtype_to_pads(size, spans, strides, padding.upper())
-        return (_int_pair(low_high[0]), _int_pair(low_high[1]))
+        height, width = lax.padtype_to_pads(size, spans, strides, padding.upper())
+        return (_known_pair(height), _known_pair(width))
     try:
         if isinstance(padding, Sequence):
             entries = [_pad_entry(entry) for entry in padding]
@@ -164,6 +171,13 @@ def resolve_padding(name: str, padding: Padding, size: Sequence[int], spans: Seq
     if len(entries) != 2:
         raise ValueError(wanted)
     return entries[0], entries[1]
+
+
+def named_padding(padding: Pads, size: Sequence[int], spans: Sequence[int], strides: Pair) -> Pads | str:
+    """The padding, by its name where a symbolic size leaves it open: lax takes such pads by name only."""
+    if not is_symbolic(*padding[0], *padding[1]):
+        return padding
+    return next(name for name in ("SAME", "SAME_LOWER") if resolve_padding("", name, size, spans, strides) == padding)
 
 
 def pair(name: str, value: int | Sequence[int]) -> Pair:
@@ -181,6 +195,8 @@ def pair(name: str, value: int | Sequence[int]) -> Pair:
 
 
 def _pad_entry(entry: Any) -> Pair:
+    if isinstance(entry, np.ndarray):
+        entry = entry.tolist()
     if isinstance(entry, Sequence) and not isinstance(entry, str):
         if len(entry) != 2:
             raise TypeError("a padding entry has a low and a high end")
@@ -189,11 +205,17 @@ def _pad_entry(entry: Any) -> Pair:
     return value, value
 
 
+def _known_pair(values: Sequence[Any]) -> Pair:
+    """As ints, but for what a symbolic size leaves open."""
+    low, high = (value if is_symbolic(value) else operator.index(value) for value in values)
+    return low, high
+
+
 def _int_pair(values: Sequence[Any]) -> Pair:
     return operator.index(values[0]), operator.index(values[1])
 
 
-def _positive_int(name: str, value: int) -> int:
+def positive_int(name: str, value: int) -> int:
     try:
         result = operator.index(value)
     except TypeError as error:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_sparse_conv import calls, counting, layer_calls, ops, reference
+from jax_sparse_conv import arguments, calls, counting, layer_calls, ops, reference
 from jax_sparse_conv import geometry as geo
 from jax_sparse_conv.calls import Call, Operands
 from jax_sparse_conv.layer_calls import observed as observed
@@ -104,7 +104,7 @@ def check_arguments(activation: str | None, implementation: Implementation, name
 
 
 def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
-    if value not in choices:
+    if not arguments.is_one_of(value, choices):
         raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, choices))}")
 
 

@@ -67,7 +67,7 @@ def precision_code(precision: Any) -> int:
     """0 default, 1 high, 2 highest; of a pair the higher one."""
     if precision is None:
         return 0
-    if isinstance(precision, tuple):
+    if isinstance(precision, tuple) and not isinstance(precision, lax.DotAlgorithm):
         return max(_PRECISION_CODES[each] for each in precision)
     return 0 if getattr(precision, "name", None) in _COARSE_ALGORITHMS else 2
 

@@ -27,6 +27,7 @@ from jax_sparse_conv.arguments import (
     READS_NONZEROS,
     Operands,
     canonical_precision,
+    check_flag,
     check_implementation,
     check_nonzeros,
 )
@@ -70,7 +71,8 @@ def conv(
     four neighbouring results share them, so whether a lone zero meets a non-finite weight is not defined.
 
     Args:
-      x: [N, H, W, C], float32, bfloat16, float16 or float64 (float64 natively on CPU only).
+      x: [N, H, W, C], float32, bfloat16, float16 or float64 (float64 natively on CPU only). N may be symbolic
+        (`jax.export.symbolic_shape`); with a symbolic H or W None is XLA's dense convolution.
       kernel: [kh, kw, C / feature_group_count, K], x's dtype; or what `jax_sparse_conv.pack` made of it.
       bias: [K], x's dtype, or None.
       strides: rows and columns between windows, an int or two.
@@ -99,7 +101,7 @@ def conv(
 
     Raises:
       ValueError: a shape or argument that does not fit, or an implementation that cannot run.
-      TypeError: dtypes that differ.
+      TypeError: dtypes that differ, or a count_nonzeros that is no bool.
     """
     operands = Operands.of(x, kernel, bias, residual, nonzeros)
     geometry = geo.resolve(
@@ -110,7 +112,8 @@ def conv(
         kernel_dilation=kernel_dilation,
         feature_group_count=feature_group_count,
     )
-    operands.check(geometry, activation)
+    operands.check(_result_shape(operands, geometry), activation)
+    check_flag("count_nonzeros", count_nonzeros)
     check_implementation(implementation, CONV_IMPLEMENTATIONS, "conv", operands.x.dtype)
     check_nonzeros(operands.nonzeros, implementation)
     return _run(operands, geometry, activation, precision, implementation, "ecr", count_nonzeros)
@@ -164,7 +167,7 @@ def conv_pool(
 
     Raises:
       ValueError: a shape or argument that does not fit, or an implementation that cannot run.
-      TypeError: dtypes that differ.
+      TypeError: dtypes that differ, or a count_nonzeros that is no bool.
     """
     operands = Operands.of(x, kernel, bias, None, nonzeros)
     geometry = geo.resolve(
@@ -183,7 +186,8 @@ def conv_pool(
         window_strides=window_strides,
         window_padding=window_padding,
     )
-    operands.check(geometry, activation)
+    operands.check(_result_shape(operands, geometry), activation)
+    check_flag("count_nonzeros", count_nonzeros)
     check_implementation(implementation, CONV_POOL_IMPLEMENTATIONS, "conv_pool", operands.x.dtype)
     check_nonzeros(operands.nonzeros, implementation)
     if implementation in ("ecr", "coo"):
@@ -229,17 +233,29 @@ def dense(
     if len(shape) < 1 or len(features) != 2 or shape[-1] != features[0]:
         raise ValueError(f"x.shape={shape} and kernel.shape={features} are not [..., C] and [C, K]")
     check_implementation(implementation, DENSE_IMPLEMENTATIONS, "dense", given.x.dtype)
+    given.check((*shape[:-1], features[1]), activation)
+    precision = canonical_precision(precision)
+    is_xla = implementation == "xla" or (implementation is None and str(given.x.dtype) not in KERNEL_DTYPES)
+    method = "xla" if is_xla else None if implementation is None else "dense"
+    is_traced = any(isinstance(value, jax.core.Tracer) for value in given[:3])
+    return (_dense if is_traced else _dense_alone)(given, activation, precision, method)
+
+
+def _dense(given: Operands, activation: str | None, precision: Any, method: str | None) -> jax.Array:
+    if method == "xla":
+        y = jnp.matmul(given.x, given.kernel, precision=precision)
+        return reference.epilogue(y, given.bias, None, activation)
     # A row of x is a one-pixel map and the kernel a 1x1 window.
+    shape, features = given.x.shape, given.kernel.shape[1]
     rows = given.x.reshape(math.prod(shape[:-1]), 1, 1, shape[-1])
     operands = Operands(rows, given.kernel[None, None], given.bias, packed=given.packed)
     geometry = geo.resolve(operands.x.shape, operands.kernel.shape, padding="VALID")
-    operands.check(geometry, activation)
-    if implementation == "xla" or (implementation is None and str(given.x.dtype) not in KERNEL_DTYPES):
-        y = jnp.matmul(given.x, given.kernel, precision=precision)
-        return reference.epilogue(y, given.bias, None, activation)
-    method = None if implementation is None else "dense"
     out = _run(operands, geometry, activation, precision, method, "dense", False)
-    return out.reshape(*shape[:-1], features[1])
+    return out.reshape(*shape[:-1], features)
+
+
+# Of an eager call: reshaped outside of `jit`, the kernel would be copied.
+_dense_alone = jax.jit(_dense, static_argnames=("activation", "precision", "method"))
 
 
 def density(x: jax.typing.ArrayLike, axis: int | tuple[int, ...] | None = None) -> jax.Array:
@@ -248,6 +264,12 @@ def density(x: jax.typing.ArrayLike, axis: int | tuple[int, ...] | None = None) 
     -0.0 counts as zero; NaN, infinities and subnormals count as non-zero, as in every kernel of this package.
     """
     return reference.density(jnp.asarray(x), axis)
+
+
+def _result_shape(operands: Operands, geometry: Geometry) -> tuple[int, ...]:
+    """[N, Ho, Wo, K], in front of a pool."""
+    x_shape, kernel_shape = operands.x.shape, operands.kernel.shape
+    return (x_shape[0], *geometry.conv_size(x_shape[1:3], kernel_shape[:2]), kernel_shape[-1])
 
 
 def _run(

@@ -92,6 +92,12 @@ class PackedPart:
     def __setitem__(self, index: Any, value: Any) -> None:
         self.set_value(value)
 
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[jax.Array]:
+        return iter(self.get_value())
+
     def __jax_array__(self) -> jax.Array:
         return self.get_value()
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -28,7 +28,7 @@ from jax import export
 from jax.custom_derivatives import SymbolicZero
 
 from jax_sparse_conv import _native, devices
-from jax_sparse_conv.geometry import Geometry
+from jax_sparse_conv.geometry import Geometry, positive_int
 
 _MAX_BLOCK = 128
 _LEAST_BLOCK = 16
@@ -93,6 +93,12 @@ class PackedKernel:
     def __getitem__(self, index: Any) -> jax.Array:
         return self.__jax_array__()[index]
 
+    def __len__(self) -> int:
+        return len(self.kernel)
+
+    def __iter__(self) -> Iterator[jax.Array]:
+        return iter(self.__jax_array__())
+
 
 export.register_pytree_node_serialization(
     PackedKernel,
@@ -120,10 +126,11 @@ def pack(kernel: jax.typing.ArrayLike | PackedKernel, *, feature_group_count: in
       A `PackedKernel` for the `kernel` of `conv`, `conv_pool` or `dense`.
 
     Raises:
-      ValueError: a feature_group_count that does not divide K.
+      ValueError: a feature_group_count that is not an int of at least 1 or does not divide K.
     """
     kernel = jnp.asarray(kernel)
-    if feature_group_count < 1 or (kernel.ndim and kernel.shape[-1] % feature_group_count):
+    feature_group_count = positive_int("feature_group_count", feature_group_count)
+    if kernel.ndim and kernel.shape[-1] % feature_group_count:
         raise ValueError(f"feature_group_count={feature_group_count} does not divide K of kernel.shape={kernel.shape}")
     if not _has_copy(kernel, feature_group_count):
         return PackedKernel(kernel, None, feature_group_count)

@@ -12,18 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax._src import dispatch  # no public way to ask for the devices of a lowering
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.extend import core as jex_core
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 Function = Callable[..., jax.Array]
-
-
-def needs_devices(primitive: jex_core.Primitive) -> None:
-    """Have lowerings of `primitive` know how many devices they are for."""
-    dispatch.prim_requires_devices_during_lowering.add(primitive)
 
 
 def is_partitioned(ctx: Any) -> bool:

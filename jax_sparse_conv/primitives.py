@@ -16,7 +16,6 @@ are in `differentiation.py`, and the primitive that counts the non-zeros of its 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +25,7 @@ from jax import lax
 from jax.extend import core as jex_core
 from jax.sharding import PartitionSpec
 
-from jax_sparse_conv import coo_configurations, partitioning, reference
+from jax_sparse_conv import coo_configurations, jax_internals, reference
 from jax_sparse_conv.geometry import Geometry
 
 
@@ -125,7 +124,8 @@ class Operands:
 
 conv_p = jex_core.Primitive("jsc_conv")
 conv_on_device_p = jex_core.Primitive("jsc_conv_on_device")  # the part that one device computes
-partitioning.needs_devices(conv_p)
+jax_internals.needs_devices(conv_p)
+jax_internals.runs_alone(conv_p)
 
 
 def bind(
@@ -172,18 +172,6 @@ def result_aval(*avals: Any, config: Config) -> Any:
 
 conv_p.def_abstract_eval(result_aval)
 conv_on_device_p.def_abstract_eval(result_aval)
-
-
-@functools.lru_cache(maxsize=4096)
-def _compiled(config: Config) -> Any:
-    return jax.jit(functools.partial(conv_p.bind, config=config))
-
-
-def _impl(*operands: jax.Array, config: Config) -> jax.Array:
-    return _compiled(config)(*operands)
-
-
-conv_p.def_impl(_impl)
 
 
 # --- the same operation in lax ---------------------------------------------------------------------------------------

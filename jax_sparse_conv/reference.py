@@ -8,11 +8,14 @@ skipped zero drops `0 * inf` and `0 * nan`.
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jax_sparse_conv import geometry as geo
 from jax_sparse_conv.geometry import Geometry, Pool
 
 _DIMENSIONS = ("NHWC", "HWIO", "NHWC")
@@ -20,11 +23,12 @@ _DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 
 def conv(x: jax.Array, kernel: jax.Array, geometry: Geometry, precision: lax.PrecisionLike = None) -> jax.Array:
     """The convolution alone: x [N, H, W, C], kernel [kh, kw, C / groups, K] -> [N, Ho, Wo, K]."""
+    spans = [(k - 1) * d + 1 for k, d in zip(kernel.shape[:2], geometry.dilation, strict=True)]
     return lax.conv_general_dilated(
         x,
         kernel,
         window_strides=geometry.strides,
-        padding=geometry.padding,
+        padding=geo.named_padding(geometry.padding, x.shape[1:3], spans, geometry.strides),
         rhs_dilation=geometry.dilation,
         dimension_numbers=_DIMENSIONS,
         feature_group_count=geometry.groups,
@@ -35,10 +39,15 @@ def conv(x: jax.Array, kernel: jax.Array, geometry: Geometry, precision: lax.Pre
 def epilogue(y: jax.Array, bias: jax.Array | None, residual: jax.Array | None, activation: str | None) -> jax.Array:
     """Bias [K] and residual [N, Ho, Wo, K] added to y [N, Ho, Wo, K], then the activation."""
     if bias is not None:
-        y = y + bias
+        y = y + for_channels_of(y, bias)
     if residual is not None:
         y = y + residual
     return jax.nn.relu(y) if activation == "relu" else y
+
+
+def for_channels_of(y: jax.Array, values: jax.Array) -> jax.Array:
+    """Values [C] as they go with y [..., C]: [1, ..., C], so that `jax.numpy_rank_promotion` has nothing to say."""
+    return lax.expand_dims(values, range(y.ndim - values.ndim))
 
 
 def pool(y: jax.Array, spec: Pool | None) -> jax.Array:
@@ -46,10 +55,10 @@ def pool(y: jax.Array, spec: Pool | None) -> jax.Array:
     if spec is None:
         return y
     window, strides = (1, *spec.window, 1), (1, *spec.strides, 1)
-    padding = ((0, 0), *spec.padding, (0, 0))
+    named = geo.named_padding(spec.padding, y.shape[1:3], spec.window, spec.strides)
+    padding = named if isinstance(named, str) else ((0, 0), *named, (0, 0))
     if spec.kind == "max":
-        lowest = -jnp.inf if jnp.issubdtype(y.dtype, jnp.inexact) else jnp.iinfo(y.dtype).min
-        return lax.reduce_window(y, _scalar(lowest, y), lax.max, window, strides, padding)
+        return lax.reduce_window(y, _scalar(_lowest(y.dtype), y), lax.max, window, strides, padding)
     # Sums of 16-bit types are taken in float32, as the kernels do.
     wide = y.astype(jnp.promote_types(y.dtype, jnp.float32))
     total = lax.reduce_window(wide, _scalar(0, wide), lax.add, window, strides, padding)
@@ -89,8 +98,15 @@ def is_nonzero(x: jax.Array) -> jax.Array:
     """Where x is neither 0.0 nor -0.0. Compares bits: XLA's CPU backend takes a subnormal for zero."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return x != 0
-    bits = lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
+    bits = lax.bitcast_convert_type(x, jnp.dtype(f"uint{jnp.finfo(x.dtype).bits}"))
     return (bits << 1) != 0
+
+
+def _lowest(dtype: np.dtype) -> float:
+    """-inf, or where there is none the least number."""
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        return float(jnp.iinfo(dtype).min)
+    return float(jnp.finfo(dtype).min) if np.isnan(np.asarray(-np.inf, dtype)) else -math.inf
 
 
 def _scalar(value: float, like: jax.Array) -> np.ndarray:

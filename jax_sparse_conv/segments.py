@@ -18,14 +18,24 @@ import numpy as np
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
-from jax_sparse_conv import _native, chain_tiles, devices, partitioning, primitives, reference, segment_rules
+from jax_sparse_conv import (
+    _native,
+    chain_tiles,
+    devices,
+    differentiation,
+    jax_internals,
+    partitioning,
+    primitives,
+    reference,
+    segment_rules,
+)
 from jax_sparse_conv.primitives import Config
 from jax_sparse_conv.segment_schedule import Layer, Schedule, TakesPool, input_of, results_of
 
 # Parameters: layers, which of them are results, and `chosen`: a chain only where `segment_rules.pays`.
 segment_p = jex_core.Primitive("jsc_segment")
 segment_p.multiple_results = True
-partitioning.needs_devices(segment_p)
+jax_internals.needs_devices(segment_p)
 
 
 def separate(*operands: jax.Array, layers: Sequence[Layer], results: Sequence[int]) -> list[jax.Array]:
@@ -78,16 +88,7 @@ def _abstract_eval(*operands: Any, layers: tuple[Layer, ...], results: tuple[int
 segment_p.def_abstract_eval(_abstract_eval)
 
 
-@functools.lru_cache(maxsize=256)
-def _compiled(layers: tuple[Layer, ...], results: tuple[int, ...], chosen: bool) -> Any:
-    return jax.jit(functools.partial(segment_p.bind, layers=layers, results=results, chosen=chosen))
-
-
-def _impl(*operands: jax.Array, layers: tuple[Layer, ...], results: tuple[int, ...], chosen: bool) -> Any:
-    return _compiled(layers, results, chosen)(*operands)
-
-
-segment_p.def_impl(_impl)
+jax_internals.runs_alone(segment_p)
 
 
 # --- lowering --------------------------------------------------------------------------------------------------------
@@ -220,5 +221,14 @@ def _jvp(
     return jax.jvp(moving, [primals[i] for i in varying], [tangents[i] for i in varying])
 
 
+def _transpose(
+    cotangents: Sequence[Any], *values: Any, layers: tuple[Layer, ...], results: tuple[int, ...], chosen: bool
+) -> list[Any]:
+    """Of a segment that is linear in what is missing: layer by layer."""
+    del chosen
+    return differentiation.transposed(functools.partial(separate, layers=layers, results=results), cotangents, values)
+
+
 batching.primitive_batchers[segment_p] = _batch
 ad.primitive_jvps[segment_p] = _jvp
+ad.primitive_transposes[segment_p] = _transpose

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import require
+from flax import nnx
 from jax import lax
 
 import jax_sparse_conv as jsc
@@ -35,6 +36,31 @@ def test_conv_names_a_bad_argument(arguments: dict[str, Any], sentence: str) -> 
     x, kernel = arrays()
     with pytest.raises(ValueError, match=sentence):
         jax.jit(lambda: jsc.conv(x, kernel, **arguments))()
+
+
+@pytest.mark.parametrize("argument", ["activation", "implementation"])
+def test_an_array_is_no_name(argument: str) -> None:
+    x, kernel = arrays()
+    for operation in (jsc.conv, jsc.conv_pool):
+        with pytest.raises(ValueError, match=rf"{argument}=.*array.* is not one "):
+            operation(x, kernel, **{argument: np.zeros(3)})
+    with pytest.raises(ValueError, match=rf"{argument}=.*array.* is not one "):
+        jsc.nnx.SparseConv(6, 8, (3, 3), rngs=nnx.Rngs(0), **{argument: np.zeros(3)})
+
+
+@pytest.mark.parametrize("flag", ["no", None, 1, np.ones(2)])
+def test_a_flag_is_a_bool(flag: Any) -> None:
+    x, kernel = arrays()
+    for operation in (jsc.conv, jsc.conv_pool):
+        with pytest.raises(TypeError, match=r"count_nonzeros=.* is not True or False"):
+            operation(x, kernel, count_nonzeros=flag)
+
+
+def test_shapes_have_no_values() -> None:
+    x, kernel = arrays()
+    with pytest.raises(TypeError, match=r"kernel is a ShapeDtypeStruct, which has no values; jax\.eval_shape takes"):
+        jsc.conv(x, jax.eval_shape(lambda: kernel))
+    assert jax.eval_shape(jsc.conv, x, kernel).shape == (2, 8, 9, 8)
 
 
 def test_dtypes_must_agree() -> None:
@@ -189,6 +215,14 @@ def test_eager_calls_do_not_retrace(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         jsc.conv(x, kernel)
     assert len(traced) == 1
+
+
+def test_eager_products_do_not_copy_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, kernel = jnp.ones((2, 3, 16)), jnp.ones((16, 8))
+    monkeypatch.setattr(type(kernel), "__getitem__", lambda *_: pytest.fail("a copy with more axes"))
+    for implementation in (None, "xla"):
+        found = jsc.dense(x, kernel, jnp.ones(8), implementation=implementation)
+        np.testing.assert_allclose(found, np.full((2, 3, 8), 17.0))
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,9 @@ def test_packed_kernels_that_do_not_fit_are_refused() -> None:
         jsc.conv(x[..., :16], kernel)
     with pytest.raises(ValueError, match=r"copy of kernel.shape=.* has shape"):
         jsc.conv(x, jax.tree.map(lambda leaf: leaf[..., :1], jsc.pack(jnp.ones((3, 3, 32, 32)))), implementation="ecr")
+    for wrong in (0, 2.0, "2", None):
+        with pytest.raises(ValueError, match=f"feature_group_count={wrong!r} is not an int of at least 1"):
+            jsc.pack(jnp.ones((3, 3, 16, 64)), feature_group_count=wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="feature_group_count=3 does not divide K"):
         jsc.pack(jnp.ones((3, 3, 16, 64)), feature_group_count=3)
 
@@ -196,3 +199,12 @@ def test_exported_programs_take_packed_kernels() -> None:
     allowed = jax.export.DisabledSafetyCheck.custom_call("jsc_ecr")
     exported = jax.export.export(function, disabled_checks=[allowed])(inputs.x, packed)
     np.testing.assert_array_equal(exported.call(inputs.x, packed), function(inputs.x, packed))
+
+
+def test_it_is_iterated_as_the_kernel() -> None:
+    kernel = jax.random.normal(jax.random.key(0), (3, 3, 16, 64))
+    packed = jsc.pack(kernel)
+    assert len(packed) == 3
+    rows = list(packed)
+    assert len(rows) == 3
+    np.testing.assert_array_equal(np.stack(rows), kernel)

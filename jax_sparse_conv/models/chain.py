@@ -12,6 +12,7 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
+from jax_sparse_conv.geometry import is_symbolic
 from jax_sparse_conv.models.layers import (
     BeforeLayer,
     ConvNet,
@@ -118,6 +119,11 @@ def adaptive_average_pool(x: jax.Array, size: int) -> jax.Array:
     """torch's AdaptiveAvgPool2d: x [N, H, W, C] -> [N, size, size, C]; x itself where it has that size."""
     if x.shape[1:3] == (size, size):
         return x
+    if is_symbolic(*x.shape[1:3]):
+        raise ValueError(
+            f"a feature map of {x.shape[1]} x {x.shape[2]} pixels is averaged to {size} x {size} by windows that "
+            "depend on its size, which must be known: only the number of images may be symbolic"
+        )
     rows, columns = (jnp.asarray(_averages(n, size), x.dtype) for n in x.shape[1:3])
     highest = lax.Precision.HIGHEST
     return jnp.einsum("ih,nhwc,jw->nijc", rows, x, columns, precision=highest)

@@ -11,6 +11,7 @@ from flax import nnx
 
 from jax_sparse_conv import fusion, layer_calls, layers, ops, segment_rules
 from jax_sparse_conv import nnx as sparse_nnx
+from jax_sparse_conv.geometry import is_symbolic
 from jax_sparse_conv.models.units import ConvUnit, Layer, PreActivation, dense_implementation, without_pool
 from jax_sparse_conv.nnx import SparseConv, SparseConvPool, SparseLinear
 from jax_sparse_conv.reference import average_of_pixels
@@ -186,5 +187,5 @@ def check_images(x: jax.Array, smallest: int = 1, channels: int = 3) -> None:
     """Raise a ValueError for an x that is not [N, H, W, channels] with H and W of at least `smallest`."""
     if x.ndim != 4 or x.shape[3] != channels:
         raise ValueError(f"x.shape={x.shape} must be [N, H, W, {channels}]")
-    if min(x.shape[1:3]) < smallest:
+    if any(not is_symbolic(size) and size < smallest for size in x.shape[1:3]):
         raise ValueError(f"x.shape={x.shape} is too small: height and width must be at least {smallest}")

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from jax_sparse_conv import layers, ops
+from jax_sparse_conv import layers, ops, reference
 from jax_sparse_conv.models.initializers import he_normal
 from jax_sparse_conv.nnx import SparseConv, SparseConvPool, SparseLinear
 from jax_sparse_conv.nnx.layers import promoted
@@ -195,7 +195,8 @@ class PreActivation(nnx.Module):
             return self.batch_norm(x).astype(x.dtype if self.dtype is None else self.dtype)
         assert self.scale is not None
         assert self.bias is not None
-        return x * self.scale[...].astype(x.dtype) + self.bias[...].astype(x.dtype)
+        scale, shift = (reference.for_channels_of(x, each[...].astype(x.dtype)) for each in (self.scale, self.bias))
+        return x * scale + shift
 
     def fold_batch_norm(self) -> bool:
         """Replace the batch norm by its scale and shift; False where that is done."""
@@ -286,7 +287,7 @@ def _folded(
 ) -> tuple[jax.Array, jax.Array]:
     """Kernel [kh, kw, C / groups, K] and bias [K] of a convolution with the scale and shift [K] that followed it."""
     conv_bias = 0.0 if bias is None else bias.astype(jnp.float32)
-    folded = (kernel.astype(jnp.float32) * scale).astype(kernel.dtype)
+    folded = (kernel.astype(jnp.float32) * reference.for_channels_of(kernel, scale)).astype(kernel.dtype)
     return folded, (shift + conv_bias * scale).astype(kernel.dtype)
 
 
