@@ -3,9 +3,10 @@
     python -m benchmarks.host --networks resnet50 densenet121 --json results.json
 
 Sides, each called with an image: "nnx.jit" of the model, the same by `nnx.cached_partial`, "state" (`jax.jit` of the
-state that `nnx.split` gives), "jit_inference" (`jax_sparse_conv.nnx.jit_inference`) and "constants" (`jax.jit(lambda x:
-model(x))`), each in streaks of 20 calls. "host" is a program that reads one element of every weight, so that handing
-them over is all there is; "network" is the network itself under `implementation=None`. Batch norms are folded.
+state that `nnx.split` gives), "jit_inference" (`jax_sparse_conv.nnx.jit_inference`, which packs) and "constants"
+(`jax.jit(lambda x: model(x))`), each in streaks of 20 calls. "host" is a program that reads one element of every
+weight, so that handing them over is all there is; "network" is the network itself under `implementation=None`, with
+the zeros of a trained one. Batch norms are folded.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from flax import nnx
 
 import jax_sparse_conv as jsc
 from benchmarks import command, tables
+from benchmarks.packed import prepare
 from jax_sparse_conv import environment, models, timing
 
 NETWORKS = ("vgg19", "resnet50", "densenet121", "regnetx_16gf")
@@ -49,14 +51,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.json, {**environment.describe_run(), "command": line, "repeats": options.repeats, "rows": rows}
     )
     return 0
-
-
-def prepare(name: str) -> tuple[models.ConvNet, jax.Array]:
-    """A network and an image."""
-    model = models.build(name, rngs=nnx.Rngs(0))
-    models.fold_batch_norm(model)
-    size = models.NETWORKS[name].input_size
-    return model, jax.random.normal(jax.random.key(0), (1, size, size, 3))
 
 
 def measure(name: str, repeats: int, what: Sequence[str]) -> list[tables.Row]:

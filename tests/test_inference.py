@@ -165,11 +165,27 @@ def test_packed_kernels_are_read() -> None:
     model = jsc.nnx.SparseConv(32, 64, (3, 3), implementation="ecr", rngs=nnx.Rngs(0))
     x = jax.nn.relu(feature_map((1, 7, 7, 32)))
     wanted = model(x)
+    shape = "x".join(map(str, jsc.pack(model.kernel[...]).packed.shape))  # type: ignore[union-attr]
+    predict, plain = jit_inference(model), jit_inference(model, pack=False)
+    for each, is_packed in ((predict, True), (plain, False)):
+        same(each(x), wanted)
+        assert (shape in each.lower(x).as_text()) == is_packed
+    assert not isinstance(model.kernel, jsc.nnx.PackedParam)
+    model.kernel[...] = 2 * model.kernel[...]
+    predict.update(model)
+    same(predict(x), model(x))
     assert jsc.nnx.pack(model) == 1
+    predict.update(model)  # packed by itself, and so the same
+    same(jit_inference(model)(x), predict(x))
+
+
+@pytest.mark.skipif(PLATFORM != "cpu", reason="kernels have packed copies on a CPU only")
+def test_what_is_not_packed_are_the_model_s_own_arrays() -> None:
+    model = small_resnet()
+    before = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(nnx.state(model))]
     predict = jit_inference(model)
-    same(predict(x), wanted)
-    packed = model.kernel.get_raw_value().packed
-    assert "x".join(map(str, packed.shape)) in predict.lower(x).as_text()
+    found = {leaf.unsafe_buffer_pointer() for leaf in predict._parts.weights}
+    assert set(before) <= found
 
 
 def test_arrays_of_numpy_are_put_on_the_device_once(x: jax.Array) -> None:

@@ -16,13 +16,17 @@ import numpy as np
 from flax import nnx
 
 from jax_sparse_conv import fusion
+from jax_sparse_conv.nnx import models
 
 
 class Inference:
     """A model's weights and a jitted function of them, made by `jit_inference`: called with what the model is."""
 
-    def __init__(self, model: nnx.Module, function: Callable[..., Any], fuse: bool, **jit_options: Any) -> None:
-        self._parts = _Parts(model)
+    def __init__(
+        self, model: nnx.Module, function: Callable[..., Any], fuse: bool, pack: bool, **jit_options: Any
+    ) -> None:
+        self._packs = pack
+        self._parts = _Parts(model, pack)
         self._function = function
         self._jitted = jax.jit(fusion.fuse(self._run) if fuse else self._run, **jit_options)
 
@@ -44,11 +48,11 @@ class Inference:
           TypeError: a model that is not an nnx module.
           ValueError: other layers, settings or parameters than the model had, or a parameter without a value.
         """
-        parts = _Parts(model)
+        parts = _Parts(model, self._packs)
         if parts.graph != self._parts.graph or parts.structure != self._parts.structure:
             raise ValueError(
                 f"the {type(model).__name__} has other layers, settings or parameters than the model that this was "
-                "made of (replace, pack and eval change them, too); jax_sparse_conv.nnx.jit_inference(model) makes a "
+                "made of (replace and eval change them, too); jax_sparse_conv.nnx.jit_inference(model) makes a "
                 "new one"
             )
         self._parts = parts
@@ -69,9 +73,12 @@ class Inference:
 class _Parts:
     """A model taken apart: what makes it up, and the leaves of its state as a flat list."""
 
-    def __init__(self, model: nnx.Module) -> None:
+    def __init__(self, model: nnx.Module, pack: bool) -> None:
         if not isinstance(model, nnx.Module):
             raise TypeError(f"model is a {type(model).__name__}, which is not an nnx.Module")
+        if pack:
+            model = nnx.merge(*nnx.split(model))  # the caller's stays as it is, and shares its arrays
+            models.pack(model)
         self.graph, state = nnx.split(model)
         self.structure: Any
         named, self.structure = jax.tree.flatten_with_path(state)
@@ -101,20 +108,22 @@ def jit_inference(
     function: Callable[..., Any] | None = None,
     *,
     fuse: bool = False,
+    pack: bool = True,
     static_argnames: str | Sequence[str] | None = None,
 ) -> Inference:
     """`jax.jit` of a model whose weights stay as they are, with little to do for the host in every call.
 
     At batch 1 a network takes a GPU less time than `nnx.jit` takes to walk through its modules. The result of this is
     called like the model and has its weights as they were; `update` takes new ones. They are arguments of the compiled
-    program, so they are in memory once. `jax_sparse_conv.nnx.pack(model)` before it makes them fewer, or spares packing
-    them in each call.
+    program, and all but those that are packed are the model's own arrays.
 
     Args:
       model: any nnx module, in the mode that it is to run in (`model.eval()`).
       function: of the model and the arguments of a call; by default the model's `__call__`.
       fuse: whether to run the layers as chains, as by `jax_sparse_conv.fuse`. The networks of `jax_sparse_conv.models`
         do so by themselves where that is faster.
+      pack: whether to pack the weights as `jax_sparse_conv.nnx.pack` does, once, where kernels read them so. The packed
+        ones take memory beside the model's, which are not touched; on a GPU those of dense blocks only.
       static_argnames: as in `jax.jit`, of arguments given by name.
 
     Returns:
@@ -126,7 +135,7 @@ def jit_inference(
     """
     if function is not None and not callable(function):
         raise TypeError(f"function={function!r} cannot be called")
-    return Inference(model, function or type(model).__call__, fuse, static_argnames=static_argnames)
+    return Inference(model, function or type(model).__call__, fuse, pack, static_argnames=static_argnames)
 
 
 def _name(path: Sequence[Any]) -> str:
