@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad
 
-from jax_sparse_conv import reference
+from jax_sparse_conv import explicit, reference
 from jax_sparse_conv.primitives import Config, Operands, bias_per_image, bind, conv_p, reference_conv
 
 
@@ -25,7 +25,9 @@ def jvp(primals: Sequence[Any], tangents: Sequence[Any], *, config: Config) -> t
             values[index] = value
         operands = Operands.of(values, config)
         y = bind(operands.x, operands.kernel, None, None, config.bare(), nonzeros=operands.nonzeros)
-        z = reference.epilogue(y, bias_per_image(operands.bias, y.shape[0]), operands.residual, config.activation)
+        added = (bias_per_image(operands.bias, y.shape[0]), operands.residual)
+        bias, residual = (None if value is None else explicit.as_split(value, y) for value in added)
+        z = reference.epilogue(y, bias, residual, config.activation)
         return reference.pool(z, config.geometry.pool)
 
     return jax.jvp(unfused, [primals[i] for i in varying], [tangents[i] for i in varying])

@@ -16,6 +16,7 @@ are in `differentiation.py`, and the primitive that counts the non-zeros of its 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,9 +24,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend import core as jex_core
-from jax.sharding import PartitionSpec
 
-from jax_sparse_conv import coo_configurations, jax_internals, reference
+from jax_sparse_conv import coo_configurations, explicit, jax_internals, reference
 from jax_sparse_conv.geometry import Geometry
 
 
@@ -165,8 +165,7 @@ def result_aval(*avals: Any, config: Config) -> Any:
     x, kernel = operands.x, operands.kernel
     height, width = config.geometry.out_size(x.shape[1:3], kernel.shape[1:3])
     shape = (x.shape[0], height, width, kernel.shape[4])
-    features = kernel.sharding.spec[4] if config.geometry.groups == 1 else None
-    sharding = x.sharding.update(spec=PartitionSpec(x.sharding.spec[0], None, None, features))
+    sharding = explicit.result_sharding(x, kernel, config.geometry.groups)
     return x.update(shape=shape, sharding=sharding, weak_type=False)
 
 
@@ -180,8 +179,15 @@ conv_on_device_p.def_abstract_eval(result_aval)
 def reference_conv(*values: jax.Array, config: Config) -> jax.Array:
     """The primitive's meaning in lax: the fallback lowering and what is differentiated densely."""
     operands = Operands.of(values, config)
-    stacks = operands.kernel.shape[0]
-    images = operands.x.shape[0]
+    given = (operands.x, operands.kernel, operands.bias, operands.residual)
+    function = functools.partial(_reference_conv, config=config)
+    return (
+        explicit.convolved(function, *given, config.geometry.groups) if explicit.is_split(*given) else function(*given)
+    )
+
+
+def _reference_conv(x: Any, kernel: Any, bias: Any, residual: Any, config: Config) -> jax.Array:
+    stacks, images = kernel.shape[0], x.shape[0]
 
     def one(x: Any, kernel: Any, bias: Any, residual: Any) -> jax.Array:
         if config.method == "dense":  # rows of a matrix as maps of one pixel
@@ -191,12 +197,11 @@ def reference_conv(*values: jax.Array, config: Config) -> jax.Array:
         return reference.conv_pool(x, kernel, bias, residual, config.geometry, config.activation, config.precision)
 
     if stacks == 1:
-        bias = None if operands.bias is None else operands.bias[0]
-        return one(operands.x, operands.kernel[0], bias, operands.residual)
+        return one(x, kernel[0], None if bias is None else bias[0], residual)
     per_stack = (stacks, images // stacks)
-    x = operands.x.reshape(per_stack + operands.x.shape[1:])
-    residual = None if operands.residual is None else operands.residual.reshape(per_stack + operands.residual.shape[1:])
-    out = jax.vmap(one)(x, operands.kernel, operands.bias, residual)
+    x = x.reshape(per_stack + x.shape[1:])
+    residual = None if residual is None else residual.reshape(per_stack + residual.shape[1:])
+    out = jax.vmap(one)(x, kernel, bias, residual)
     return out.reshape((images, *out.shape[2:]))
 
 

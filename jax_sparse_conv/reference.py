@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jax_sparse_conv import explicit
 from jax_sparse_conv import geometry as geo
 from jax_sparse_conv.geometry import Geometry, Pool
 
@@ -23,6 +24,20 @@ _DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 
 def conv(x: jax.Array, kernel: jax.Array, geometry: Geometry, precision: lax.PrecisionLike = None) -> jax.Array:
     """The convolution alone: x [N, H, W, C], kernel [kh, kw, C / groups, K] -> [N, Ho, Wo, K]."""
+
+    def local(x: jax.Array, kernels: jax.Array, *_: None) -> jax.Array:
+        return _conv(x, kernels[0], geometry, precision)
+
+    if (
+        explicit.is_split(kernel)
+        or explicit.spec_of(x)[3] is not None
+        or (geometry.groups > 1 and explicit.is_split(x))
+    ):
+        return explicit.convolved(local, x, kernel[None], None, None, geometry.groups)
+    return _conv(x, kernel, geometry, precision)
+
+
+def _conv(x: jax.Array, kernel: jax.Array, geometry: Geometry, precision: lax.PrecisionLike) -> jax.Array:
     spans = [(k - 1) * d + 1 for k, d in zip(kernel.shape[:2], geometry.dilation, strict=True)]
     return lax.conv_general_dilated(
         x,

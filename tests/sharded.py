@@ -155,6 +155,65 @@ def check_dense_block(auto: jax.sharding.Mesh) -> None:
     check("shard_map, packed dense block", manual, [x, packed], wanted)
 
 
+def check_explicit_derivatives(values: Any) -> None:
+    """By all operands, split as they are; groups too, whose gradients XLA's partitioner doubles on such a mesh."""
+
+    def gradients(implementation: str | None, groups: int, arguments: Any) -> Any:
+        def loss(x: Any, kernel: Any, bias: Any, residual: Any) -> jax.Array:
+            y = jsc.conv(
+                x,
+                kernel,
+                bias,
+                residual=residual,
+                feature_group_count=groups,
+                activation="relu",
+                precision="highest",
+                implementation=implementation,
+            )
+            return (y**2).sum()
+
+        return jax.jit(jax.grad(loss, (0, 1, 2, 3)))(*arguments)
+
+    channels = P(None, None, None, "channels")
+    layouts: tuple[tuple[P, P, P, P], ...] = (
+        (P("batch"), channels, P("channels"), P("batch", None, None, "channels")),
+        (P("batch"), channels, P("batch"), P(None, "channels")),
+        (P("batch", "channels"), P(), P(), P("batch")),
+        (P("batch", None, None, "channels"), P(None, None, "channels"), P(), P()),
+    )
+    for groups in (1, 2):
+        arguments = [values[0], values[1][:, :, : 8 // groups], *values[2:]]
+        with jax.set_mesh(jax.sharding.Mesh(np.asarray(jax.devices()[:1]), ("one",))):
+            wanted = gradients("xla", groups, arguments)
+        for specs in layouts[: 4 if groups == 1 else 3]:
+            placed = [jax.device_put(v, s) for v, s in zip(arguments, specs, strict=True)]
+            for implementation in ("ecr", None):
+                for ours, theirs, given in zip(gradients(implementation, groups, placed), wanted, placed, strict=True):
+                    assert jax.typeof(ours) == jax.typeof(given)
+                    np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=1e-3, atol=1e-2)
+    print("explicit sharding, derivatives")
+
+
+def check_explicit_layouts(values: Any) -> None:
+    """One axis of the mesh for images and output channels; sums left open; a kernel split for lax."""
+    x, kernel = jax.device_put(values[0], P("batch")), values[1]
+    same = jax.device_put(kernel, P(None, None, None, "batch"))
+    for implementation in ("ecr", "xla", None):
+        with pytest.raises(
+            ValueError, match=r"P\('batch', .*P\(None, None, None, 'batch'\).*jax.sharding.reshard\(kernel"
+        ):
+            jsc.conv(x, same, implementation=implementation)
+    reduced = jax.sharding.reshard(same, P(reduced={"channels"}))
+    with pytest.raises(ValueError, match=r"kernel is split as .*reduced"):
+        jsc.conv(x, reduced, implementation="ecr")
+    split = jax.device_put(kernel, P(None, None, None, "channels"))
+    result = jsc.conv(x, split, precision="highest", implementation="xla")
+    assert tuple(jax.typeof(result).sharding.spec) == ("batch", None, None, "channels")
+    wanted = jsc.conv(values[0], kernel, precision="highest", implementation="xla")
+    np.testing.assert_allclose(np.asarray(result), np.asarray(wanted), rtol=1e-4, atol=1e-4)
+    print("explicit sharding, layouts")
+
+
 def main() -> None:
     values = operands()
     x, kernel, bias, residual = values
@@ -222,7 +281,9 @@ def main() -> None:
         np.testing.assert_allclose(np.asarray(result), wanted, rtol=1e-4, atol=1e-4)
         y, counts = jax.jit(lambda *v: jsc.conv(*v, count_nonzeros=True, implementation="ecr"))(*typed[:3])
         assert np.asarray(counts).sum(0).tolist() == [np.count_nonzero(y), y.size]
-    print("explicit sharding")
+        print("explicit sharding")
+        check_explicit_derivatives(values)
+        check_explicit_layouts(values)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ CHECKED = [
     "jit, packed dense block",
     "shard_map, packed dense block",
     "explicit sharding",
+    "explicit sharding, derivatives",
+    "explicit sharding, layouts",
 ]
 
 

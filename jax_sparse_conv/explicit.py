@@ -1,0 +1,147 @@
+"""Arrays whose types say how they lie over devices (`AxisType.Explicit`): types of results, and how to get them.
+
+Where the axes of a mesh are `Auto`, or there is no mesh, types say nothing and everything here is plain. Elsewhere each
+device computes what it has by `shard_map`: XLA's partitioner, left to split a convolution in groups, may sum the
+gradient of its kernel over more devices than there are parts.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec, reshard
+
+
+def spec_of(array: Any) -> tuple[Any, ...]:
+    """For every axis of an array, or of its type, what it is split over, or None."""
+    return tuple(_type(array).sharding.spec.partitions)
+
+
+def is_split(*arrays: Any) -> bool:
+    """Whether the type of one of the arrays (or of pytrees of them) says that it is split."""
+    return any(entry is not None for array in jax.tree.leaves(arrays) for entry in spec_of(array))
+
+
+def result_sharding(x: Any, kernel: Any, groups: int) -> NamedSharding:
+    """Of x [N, H, W, C] and kernel [..., C / groups, K]: [N, Ho, Wo, K] split as N and, with one group, as K is.
+
+    Raises:
+      ValueError: N and K split over one axis of the mesh, or sums that are not taken yet.
+    """
+    for name, array in (("x", x), ("kernel", kernel)):
+        _check_reduced(name, array)
+    if groups == 1:
+        check_apart(x, kernel)
+    features = spec_of(kernel)[-1] if groups == 1 else None
+    return NamedSharding(_mesh(x, kernel), PartitionSpec(spec_of(x)[0], None, None, features))
+
+
+def check_apart(x: Any, kernel: Any, leading: int = 1) -> None:
+    """Raise where one axis of the mesh splits leading axes of x and the last one of kernel: a result has both."""
+    images = [name for entry in spec_of(x)[:leading] for name in _names(entry)]
+    both = [name for name in _names(spec_of(kernel)[-1]) if name in images]
+    if both:
+        given = _given(kernel)
+        raise ValueError(
+            f"x is split as {_given(x)} and kernel as {given}: {both[0]!r} cannot split the result's output channels "
+            "beside what it splits of x. Accepted are different axes of the mesh, or a kernel of whole output "
+            f"channels: jax.sharding.reshard(kernel, {PartitionSpec(*given.partitions[:-1], None)})."
+        )
+
+
+def on_devices(
+    function: Callable[..., Any], operands: Sequence[Any], specs: Sequence[PartitionSpec], result: PartitionSpec
+) -> Any:
+    """`function(*operands)` on each device of the parts that `specs` give it; operands lie so beforehand, or are moved.
+
+    One spec serves all arrays of an operand that is a pytree, and `result` all results.
+    """
+    mesh = _mesh(*jax.tree.leaves(operands))
+    shardings = [NamedSharding(mesh, spec) for spec in specs]
+    placed = [
+        jax.tree.map(functools.partial(reshard, out_shardings=sharding), operand)
+        for operand, sharding in zip(operands, shardings, strict=True)
+    ]
+    axes = set(mesh.explicit_axes)
+    return jax.shard_map(function, mesh=mesh, in_specs=tuple(specs), out_specs=result, axis_names=axes)(*placed)
+
+
+def convolved(
+    function: Callable[..., jax.Array],
+    x: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    residual: jax.Array | None,
+    groups: int,
+) -> jax.Array:
+    """`function(x, kernel, bias, residual)`, operands and result as `primitives` has them, on each device of its parts.
+
+    Images lie kernel by kernel. Where several kernels are split in another way than the images, all become whole.
+    """
+    sharding = result_sharding(x, kernel, groups)
+    images, _, _, features = sharding.spec.partitions
+    kernels = spec_of(kernel)[0] if kernel.shape[0] > 1 else None
+    if kernel.shape[0] > 1 and kernels != images:
+        images = kernels = None
+    result = PartitionSpec(images, None, None, features)
+    wanted = (
+        (x, PartitionSpec(images)),
+        (kernel, PartitionSpec(kernels, None, None, None, features)),
+        (bias, PartitionSpec(kernels, features)),
+        (residual, result),
+    )
+    there = [index for index, (operand, _) in enumerate(wanted) if operand is not None]
+
+    def local(*operands: jax.Array) -> jax.Array:
+        every: list[Any] = [None] * len(wanted)
+        for index, operand in zip(there, operands, strict=True):
+            every[index] = operand
+        return function(*every)
+
+    out = on_devices(local, [wanted[i][0] for i in there], [wanted[i][1] for i in there], result)
+    return reshard(out, sharding)
+
+
+def as_split(value: jax.Array, like: jax.Array) -> jax.Array:
+    """`value`, whose axes are the last ones of `like` or 1, split as those are."""
+    entries = zip(value.shape, spec_of(like)[like.ndim - value.ndim :], strict=True)
+    spec = tuple(None if size == 1 else entry for size, entry in entries)
+    return value if spec_of(value) == spec else reshard(value, NamedSharding(_mesh(like), PartitionSpec(*spec)))
+
+
+# --- types -----------------------------------------------------------------------------------------------------------
+
+
+def _type(array: Any) -> Any:
+    return array if isinstance(array, jax.core.ShapedArray) else jax.typeof(array)
+
+
+def _check_reduced(name: str, array: Any) -> None:
+    """Raise for parts of sums, which add up before a convolution and not behind a ReLU, and for their duals."""
+    spec = _given(array)
+    if spec.unreduced or spec.reduced:
+        raise ValueError(
+            f"{name} is split as {spec}, with sums that are left open; accepted is an array that is reduced and not "
+            f"marked so: jax.sharding.reshard({name}, {PartitionSpec(*spec.partitions)})."
+        )
+
+
+def _given(array: Any) -> PartitionSpec:
+    """How a caller's array is split: kernels of `primitives` have one axis in front of that."""
+    spec = _type(array).sharding.spec
+    entries = spec.partitions[1:] if len(spec.partitions) == 5 else spec.partitions
+    return PartitionSpec(*entries, unreduced=spec.unreduced, reduced=spec.reduced)
+
+
+def _names(entry: Any) -> tuple[Any, ...]:
+    """The mesh's axes of one entry of a spec."""
+    return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+
+
+def _mesh(*arrays: Any) -> Any:
+    """The mesh of the first array that has one: constants have none."""
+    meshes = [_type(array).sharding.mesh for array in arrays]
+    return next((mesh for mesh in meshes if not mesh.empty), meshes[0])
