@@ -8,10 +8,12 @@ gradient of its kernel over more devices than there are parts.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec, reshard
 
 
@@ -110,6 +112,60 @@ def as_split(value: jax.Array, like: jax.Array) -> jax.Array:
     entries = zip(value.shape, spec_of(like)[like.ndim - value.ndim :], strict=True)
     spec = tuple(None if size == 1 else entry for size, entry in entries)
     return value if spec_of(value) == spec else reshard(value, NamedSharding(_mesh(like), PartitionSpec(*spec)))
+
+
+# --- rows of a matrix ------------------------------------------------------------------------------------------------
+
+
+def rows_of(x: jax.Array) -> jax.Array:
+    """x [..., C] as maps of one pixel, [rows, 1, 1, C]: of leading axes that are split nothing moves, C becomes whole.
+
+    Every device's rows lie together, so where several axes are split the rows' order is one that `of_rows` knows.
+    """
+    shape = (math.prod(x.shape[:-1]), 1, 1, x.shape[-1])
+    if not is_split(x):
+        return x.reshape(shape)
+    split = _Leading(x, _mesh(x))
+    whole = reshard(x, split.sharding(*spec_of(x)[:-1], None))
+    apart = lax.reshape(whole, (*split.apart, x.shape[-1]), out_sharding=split.sharding(*split.entries, None))
+    together = apart.transpose(*split.order, len(split.order))
+    return lax.reshape(together, shape, out_sharding=split.sharding(split.names, None, None, None))
+
+
+def of_rows(rows: jax.Array, like: jax.Array) -> jax.Array:
+    """Rows [rows, 1, 1, K], in the order of `rows_of(like)`, as [..., K] split as `like` is."""
+    features, shape = spec_of(rows)[-1], (*like.shape[:-1], rows.shape[-1])
+    if not is_split(rows):
+        return rows.reshape(shape)
+    split = _Leading(like, _mesh(rows))
+    sizes, entries = ([values[i] for i in split.order] for values in (split.apart, split.entries))
+    together = lax.reshape(rows, (*sizes, rows.shape[-1]), out_sharding=split.sharding(*entries, features))
+    apart = together.transpose(*sorted(range(len(split.order)), key=split.order.__getitem__), len(split.order))
+    return lax.reshape(apart, shape, out_sharding=split.sharding(*spec_of(like)[:-1], features))
+
+
+class _Leading:
+    """The leading axes of x [..., C], each as two: over the devices that it is split over, and on one device.
+
+    Attributes:
+      apart: sizes of those axes.
+      entries: what each is split over.
+      order: the ones over devices, then the ones on a device.
+      names: all axes of the mesh that the rows are split over.
+    """
+
+    def __init__(self, x: jax.Array, mesh: Any) -> None:
+        self.mesh = mesh
+        leading = spec_of(x)[:-1]
+        devices = [math.prod(self.mesh.shape[name] for name in _names(entry)) for entry in leading]
+        pairs = zip(devices, x.shape[:-1], strict=True)
+        self.apart = [size for parts, whole in pairs for size in (parts, whole // parts)]
+        self.entries = [entry for given in leading for entry in (given, None)]
+        self.order = [*range(0, len(self.apart), 2), *range(1, len(self.apart), 2)]
+        self.names = tuple(name for entry in leading for name in _names(entry))
+
+    def sharding(self, *spec: Any) -> NamedSharding:
+        return NamedSharding(self.mesh, PartitionSpec(*spec))
 
 
 # --- types -----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ a `ValueError` that says what would work.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_sparse_conv import coo_configurations, counting, packing, primitives, reference
+from jax_sparse_conv import coo_configurations, counting, explicit, packing, primitives, reference
 from jax_sparse_conv import geometry as geo
 from jax_sparse_conv.arguments import (
     ACTIVATIONS,
@@ -246,12 +245,11 @@ def _dense(given: Operands, activation: str | None, precision: Any, method: str 
         y = jnp.matmul(given.x, given.kernel, precision=precision)
         return reference.epilogue(y, given.bias, None, activation)
     # A row of x is a one-pixel map and the kernel a 1x1 window.
-    shape, features = given.x.shape, given.kernel.shape[1]
-    rows = given.x.reshape(math.prod(shape[:-1]), 1, 1, shape[-1])
-    operands = Operands(rows, given.kernel[None, None], given.bias, packed=given.packed)
+    explicit.check_apart(given.x, given.kernel, given.x.ndim - 1)
+    operands = Operands(explicit.rows_of(given.x), given.kernel[None, None], given.bias, packed=given.packed)
     geometry = geo.resolve(operands.x.shape, operands.kernel.shape, padding="VALID")
     out = _run(operands, geometry, activation, precision, method, "dense", False)
-    return out.reshape(*shape[:-1], features)
+    return explicit.of_rows(out, given.x)
 
 
 # Of an eager call: reshaped outside of `jit`, the kernel would be copied.

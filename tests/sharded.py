@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -214,6 +215,40 @@ def check_explicit_layouts(values: Any) -> None:
     print("explicit sharding, layouts")
 
 
+def check_explicit_rows(values: Any) -> None:
+    """Rows of every leading axis, where they lie."""
+    x, kernel = values[0], values[1][0, 0]
+
+    def product(x: Any, kernel: Any, implementation: str | None) -> jax.Array:
+        return jsc.dense(x, kernel, activation="relu", precision="highest", implementation=implementation)
+
+    wanted = np.maximum(np.einsum("nhwc,cd->nhwd", x, kernel), 0)
+    by_x, by_kernel = jax.grad(lambda x, k: (product(x, k, "xla") ** 2).sum(), (0, 1))(x, kernel)
+    for rows, columns in (
+        (P("batch", "channels"), P()),
+        (P(None, "channels", "batch"), P()),
+        (P(("batch", "channels")), P()),
+        (P(None, "batch"), P(None, "channels")),
+        (P(), P(None, "channels")),
+        (P("batch", None, None, "channels"), P("channels")),  # gathered
+    ):
+        placed = jax.device_put(x, rows), jax.device_put(kernel, columns)
+        for implementation in ("ecr", None):
+            function = jax.jit(functools.partial(product, implementation=implementation))
+            compiled = function.lower(*placed).compile()
+            np.testing.assert_allclose(np.asarray(compiled(*placed)), wanted, rtol=1e-4, atol=1e-4)
+            split = (*jax.typeof(placed[0]).sharding.spec[:3], jax.typeof(placed[1]).sharding.spec[1])
+            assert tuple(jax.typeof(compiled(*placed)).sharding.spec) == split
+            text = compiled.as_text()
+            assert columns == P("channels") or not [c for c in COLLECTIVES if c in text], text
+            loss = lambda x, k: (product(x, k, implementation) ** 2).sum()  # noqa: B023, E731
+            for ours, theirs in zip(jax.jit(jax.grad(loss, (0, 1)))(*placed), (by_x, by_kernel), strict=True):
+                np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=1e-3, atol=1e-3)
+    with pytest.raises(ValueError, match=r"P\(None, 'batch', None, None\) and kernel as P\(None, 'batch'\)"):
+        product(jax.device_put(x, P(None, "batch")), jax.device_put(kernel, P(None, "batch")), "ecr")
+    print("explicit sharding, dense")
+
+
 def main() -> None:
     values = operands()
     x, kernel, bias, residual = values
@@ -284,6 +319,7 @@ def main() -> None:
         print("explicit sharding")
         check_explicit_derivatives(values)
         check_explicit_layouts(values)
+        check_explicit_rows(values)
 
 
 if __name__ == "__main__":

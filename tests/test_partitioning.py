@@ -32,6 +32,7 @@ CHECKED = [
     "explicit sharding",
     "explicit sharding, derivatives",
     "explicit sharding, layouts",
+    "explicit sharding, dense",
 ]
 
 
