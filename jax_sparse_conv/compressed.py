@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import PartitionSpec
 
+from jax_sparse_conv import explicit, primitives
 from jax_sparse_conv.geometry import Geometry, Pair
 
 _MAX_INT32 = 2**31 - 1
@@ -113,6 +115,17 @@ class Compressed:
 
     @jax.jit
     def _sum_slots(self, kernel: jax.Array) -> jax.Array:
+        if not explicit.is_split(self, kernel):
+            return self._sum_slots_of(kernel)
+        explicit.check_apart(self.counts, kernel, self.counts.ndim)
+        lists, features = explicit.spec_of(self.counts), explicit.spec_of(kernel)[-1]
+        specs = (PartitionSpec(*lists), PartitionSpec(None, None, None, features))
+        out: jax.Array = explicit.on_devices(
+            type(self)._sum_slots_of, (self, kernel), specs, PartitionSpec(*lists, features)
+        )
+        return out
+
+    def _sum_slots_of(self, kernel: jax.Array) -> jax.Array:
         shape = (*self.counts.shape, kernel.shape[3])
         if 0 in self.values.shape:
             return jnp.zeros(shape, self.dtype)
@@ -124,8 +137,11 @@ class Compressed:
             row = rows.at[index[..., 0]].get(mode="fill", fill_value=0, wrap_negative_indices=False)
             return total + jnp.where(index < 0, 0, value.astype(accumulator) * row), None
 
-        slots = (jnp.moveaxis(self.values, -1, 0), jnp.moveaxis(self.indices, -1, 0))
-        return lax.scan(step, jnp.zeros(shape, accumulator), slots)[0].astype(self.dtype)
+        start, rows, values, indices = primitives.same_varying_axes(
+            [jnp.zeros(shape, accumulator), rows, self.values, self.indices]
+        )
+        slots = (jnp.moveaxis(values, -1, 0), jnp.moveaxis(indices, -1, 0))
+        return lax.scan(step, start, slots)[0].astype(self.dtype)
 
     def _total(self, per_window: jax.Array) -> jax.Array:
         fits = self.dense_multiplications <= _MAX_INT32

@@ -21,8 +21,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
-from jax_sparse_conv import _native, reference
+from jax_sparse_conv import _native, explicit, reference
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 _MAX_POSITIONS = 2**16
@@ -75,13 +76,14 @@ class CooStar:
         if x.ndim != 4:
             raise ValueError(f"x.shape={x.shape} has {x.ndim} dimensions; it must be [N, H, W, C]")
         checked = _tile(tile)
-        values, positions, counts = _fromdense(x, checked)
+        values, positions, counts = explicit.by_image(lambda x: _fromdense(x, checked), x)
         return cls(values, positions, counts, (x.shape[1], x.shape[2]), x.shape[3], checked)
 
     @jax.jit
     def todense(self) -> jax.Array:
         """The feature map [N, H, W, C], bit for bit but for -0.0, which comes back as 0.0."""
-        return _todense(self.values, self.positions, self.counts, self.shape[-3:], self.tile)
+        size, tile = self.shape[-3:], self.tile
+        return explicit.by_image(lambda *lists: _todense(*lists, size, tile), self.values, self.positions, self.counts)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -220,16 +222,26 @@ def _on_platforms(method: str, native: Callable[..., Any], fallback: Callable[..
     return lax.platform_dependent(*operands, default=fallback, **dict.fromkeys(having, native))
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-@functools.partial(jax.jit, static_argnums=1)
+def _result(shape: tuple[int, ...], dtype: Any, like: jax.Array) -> jax.ShapeDtypeStruct:
+    """Of a native call; under `shard_map` it varies over devices as `like` does, which takes its mesh to say."""
+    of = jax.typeof(like)
+    if not of.mat.varying:
+        return jax.ShapeDtypeStruct(shape, dtype)
+    whole = NamedSharding(of.sharding.mesh, PartitionSpec())
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=whole, manual_axis_type=of.mat)
+
+
 def _fromdense(x: jax.Array, tile: Tile) -> tuple[jax.Array, jax.Array, jax.Array]:
+    values, positions, counts = _lists(lax.stop_gradient(x), tile)
+    return _differentiable(x, values, positions, counts, tile), positions, counts
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _lists(x: jax.Array, tile: Tile) -> tuple[jax.Array, jax.Array, jax.Array]:
     counts = _counts_of(x.shape[-3:], tile)
     lists = (*x.shape[:-3], *counts, math.prod(tile))
-    results = (
-        jax.ShapeDtypeStruct(lists, x.dtype),
-        jax.ShapeDtypeStruct(lists, _position_dtype(tile)),
-        jax.ShapeDtypeStruct(lists[:-1], jnp.int32),
-    )
+    shapes = ((lists, x.dtype), (lists, _position_dtype(tile)), (lists[:-1], jnp.int32))
+    results = [_result(shape, dtype, x) for shape, dtype in shapes]
 
     def native(x: jax.Array) -> Any:
         call = jax.ffi.ffi_call("jsc_coo_fromdense", results, vmap_method="broadcast_all")
@@ -238,13 +250,19 @@ def _fromdense(x: jax.Array, tile: Tile) -> tuple[jax.Array, jax.Array, jax.Arra
     return _on_platforms("coo_fromdense", native, functools.partial(_reference_fromdense, tile=tile), x)
 
 
-@_fromdense.defjvp
-def _fromdense_jvp(tile: Tile, primals: Any, tangents: Any) -> Any:
-    values, positions, counts = _fromdense(primals[0], tile)
+@functools.partial(jax.custom_jvp, nondiff_argnums=(4,))
+def _differentiable(x: jax.Array, values: jax.Array, positions: jax.Array, counts: jax.Array, tile: Tile) -> jax.Array:
+    """The values as a function of x."""
+    del x, positions, counts, tile
+    return values
+
+
+@_differentiable.defjvp
+def _values_jvp(tile: Tile, primals: Any, tangents: Any) -> Any:
+    _, values, positions, counts = primals
     moved = jnp.take_along_axis(_tiled(tangents[0], tile), positions.astype(jnp.int32), axis=-1)
     used = _slots_of(counts, values.shape[-1]) < counts[..., None]
-    no_tangent = [np.zeros(a.shape, jax.dtypes.float0) for a in (positions, counts)]
-    return (values, positions, counts), (jnp.where(used, moved, 0), *no_tangent)
+    return values, jnp.where(used, moved, 0)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(3, 4))
@@ -252,7 +270,7 @@ def _fromdense_jvp(tile: Tile, primals: Any, tangents: Any) -> Any:
 def _todense(
     values: jax.Array, positions: jax.Array, counts: jax.Array, size: tuple[int, ...], tile: Tile
 ) -> jax.Array:
-    result = jax.ShapeDtypeStruct((*counts.shape[:-3], *size), values.dtype)
+    result = _result((*counts.shape[:-3], *size), values.dtype, values)
 
     def native(values: jax.Array, positions: jax.Array, counts: jax.Array) -> jax.Array:
         call = jax.ffi.ffi_call("jsc_coo_todense", result, vmap_method="broadcast_all")

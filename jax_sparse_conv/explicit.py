@@ -71,6 +71,14 @@ def on_devices(
     return jax.shard_map(function, mesh=mesh, in_specs=tuple(specs), out_specs=result, axis_names=axes)(*placed)
 
 
+def by_image(function: Callable[..., Any], *operands: jax.Array) -> Any:
+    """`function` of arrays [N, ...] that takes every image by itself, on each device of those that it has."""
+    if not is_split(*operands):
+        return function(*operands)
+    images = PartitionSpec(spec_of(operands[0])[0])
+    return on_devices(function, operands, [images] * len(operands), images)
+
+
 def convolved(
     function: Callable[..., jax.Array],
     x: jax.Array,

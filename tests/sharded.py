@@ -249,6 +249,43 @@ def check_explicit_rows(values: Any) -> None:
     print("explicit sharding, dense")
 
 
+def check_formats(explicit: jax.sharding.Mesh, values: Any) -> None:
+    """Compressed maps of each device's images, of explicit types and by hand."""
+    x, kernel, _, _ = values
+    tiles = functools.partial(jsc.CooStar.fromdense, tile=(2, 2, 4))
+    windows = lambda x, k: jsc.ECR.fromdense(x, 3).conv(k)  # noqa: E731
+    pooled = lambda x, k: jsc.PECR.fromdense(x, 3).conv_pool(k)  # noqa: E731
+    loss = lambda x: (tiles(x).values ** 2).sum() + (tiles(x).todense() ** 3).sum()  # noqa: E731
+    gradient = np.asarray(jax.grad(loss)(x))
+    wanted = tiles(x), np.asarray(windows(x, kernel)), np.asarray(pooled(x, kernel))
+    with jax.set_mesh(explicit):
+        for spec in (P("batch"), P("batch", "channels"), P(("batch", "channels"))):
+            placed = jax.device_put(x, spec)
+            ours = tiles(placed)
+            jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b)), ours, wanted[0])
+            assert jax.typeof(ours.values).sharding.spec[0] == spec[0]
+            assert jax.typeof(ours.todense()).sharding.spec[0] == spec[0]
+            np.testing.assert_array_equal(np.asarray(ours.todense()), x)
+            np.testing.assert_allclose(np.asarray(jax.grad(loss)(placed)), gradient, rtol=1e-5)
+        placed = jax.device_put(x, P("batch")), jax.device_put(kernel, P(None, None, None, "channels"))
+        text = jax.jit(tiles).lower(placed[0]).compile().as_text()
+        assert "jsc_coo_fromdense" in text
+        assert not [c for c in COLLECTIVES if c in text], text
+        for function, expected in zip((windows, pooled), wanted[1:], strict=True):
+            result = function(*placed)
+            assert tuple(jax.typeof(result).sharding.spec) == ("batch", None, None, "channels")
+            np.testing.assert_allclose(np.asarray(result), expected, rtol=1e-4, atol=1e-4)
+        with pytest.raises(ValueError, match="'batch' cannot split the result's output channels"):
+            windows(placed[0], jax.device_put(kernel, P(None, None, None, "batch")))
+    auto = mesh(AxisType.Auto)
+    by_hand = functools.partial(jax.shard_map, mesh=auto, out_specs=P("batch"))
+    result = by_hand(lambda x: tiles(x).todense(), in_specs=P("batch"))(x)
+    np.testing.assert_array_equal(np.asarray(result), x)
+    result = by_hand(windows, in_specs=(P("batch"), P()))(x, kernel)
+    np.testing.assert_allclose(np.asarray(result), wanted[1], rtol=1e-4, atol=1e-4)
+    print("compressed maps")
+
+
 def main() -> None:
     values = operands()
     x, kernel, bias, residual = values
@@ -320,6 +357,8 @@ def main() -> None:
         check_explicit_derivatives(values)
         check_explicit_layouts(values)
         check_explicit_rows(values)
+
+    check_formats(explicit, values)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ CHECKED = [
     "explicit sharding, derivatives",
     "explicit sharding, layouts",
     "explicit sharding, dense",
+    "compressed maps",
 ]
 
 
