@@ -154,13 +154,26 @@ def _lower(ctx: Any, *operands: Any, config: Config, platform: str | None) -> An
     if _pools_apart(x, kernel, config, platform):
         return mlir.lower_fun(functools.partial(_then_pool, config=config), multiple_results=False)(ctx, *operands)
     chosen = resolved(x, kernel, config, platform_name(ctx, platform))
-    if chosen is None:
+    if chosen is None or _is_split_in_export(ctx, config):
         lower = mlir.lower_fun(functools.partial(reference_conv, config=config), multiple_results=False)
         return lower(ctx, *operands)
     ctx, operands, chosen = _without_unused(ctx, operands, chosen, platform)
     if partitioning.is_partitioned(ctx):
         return mlir.lower_fun(_partitioned(x, kernel, chosen), multiple_results=False)(ctx, *operands)
     return lower_on_device(ctx, *operands, config=chosen, platform=platform)
+
+
+def _is_split_in_export(ctx: Any, config: Config) -> bool:
+    """Whether a call is lax's, because native ones that the compiler splits cannot be exported."""
+    if not (partitioning.is_partitioned(ctx) and partitioning.is_exported(ctx)):
+        return False
+    if not config.fallback:
+        raise ValueError(
+            f"implementation={config.implementation!r} cannot be exported in a program that jit splits over "
+            f"{ctx.module_context.axis_context.num_devices} devices, as what splits it is a callback of this process; "
+            'implementation=None or "xla" can be, and so can every one inside jax.shard_map.'
+        )
+    return True
 
 
 def _pools_apart(x: Any, kernel: Any, config: Config, platform: str | None) -> bool:

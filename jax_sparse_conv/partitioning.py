@@ -25,6 +25,11 @@ def is_partitioned(ctx: Any) -> bool:
     return isinstance(axes, mlir.ShardingContext) and axes.num_devices > 1
 
 
+def is_exported(ctx: Any) -> bool:
+    """Whether a lowering is for `jax.export`, which keeps no callbacks, such as the ones that `partitioned` has."""
+    return bool(ctx.module_context.lowering_parameters.for_export)
+
+
 @functools.lru_cache(maxsize=4096)
 def partitioned(
     function: Function,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -286,6 +287,32 @@ def check_formats(explicit: jax.sharding.Mesh, values: Any) -> None:
     print("compressed maps")
 
 
+def check_export(auto: jax.sharding.Mesh, values: Any, placed: Any) -> None:
+    """What `jit` splits is exported as lax computes it; calls by hand, and on one device, are native ones."""
+    checks = [jax.export.DisabledSafetyCheck.custom_call("jsc_ecr")]
+    wanted = np.asarray(jsc.conv(*values[:3], precision="highest", implementation="xla"))
+    shardings = [value.sharding for value in placed[:3]]
+
+    def exported(function: Callable[..., jax.Array]) -> str:
+        program = jax.export.export(jax.jit(function, in_shardings=shardings), disabled_checks=checks)(*placed[:3])
+        assert program.nr_devices == auto.size
+        result = jax.jit(program.call)(*placed[:3])
+        np.testing.assert_allclose(np.asarray(result), wanted, rtol=1e-4, atol=1e-4)
+        return program.mlir_module()
+
+    text = exported(lambda *v: jsc.conv(*v, precision="highest"))
+    assert "@jsc_" not in text
+    assert "CustomSPMDPartitioning" not in text
+    native = lambda *v: jsc.conv(*v, precision="highest", implementation="ecr")  # noqa: E731
+    with pytest.raises(ValueError, match=r"implementation='ecr' cannot be exported .* jax.shard_map"):
+        exported(native)
+    manual = jax.shard_map(native, mesh=auto, in_specs=(P("batch"), P(), P()), out_specs=P("batch"))
+    assert "@jsc_ecr" in exported(manual)
+    alone = jax.export.export(jax.jit(native), disabled_checks=checks)(*values[:3])
+    assert "@jsc_ecr" in alone.mlir_module()
+    print("export")
+
+
 def main() -> None:
     values = operands()
     x, kernel, bias, residual = values
@@ -359,6 +386,8 @@ def main() -> None:
         check_explicit_rows(values)
 
     check_formats(explicit, values)
+
+    check_export(auto, values, placed)
 
 
 if __name__ == "__main__":

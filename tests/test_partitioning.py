@@ -34,6 +34,7 @@ CHECKED = [
     "explicit sharding, layouts",
     "explicit sharding, dense",
     "compressed maps",
+    "export",
 ]
 
 
