@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -48,14 +48,23 @@ def kernel_of(layer: Any) -> jax.Array | PackedKernel:
     return param.get_raw_value() if isinstance(param, PackedParam) else param[...]
 
 
-def pack(convs: Iterable[Any]) -> int:
-    """Pack the kernels of those layers that read a copy; returns how many hold one now."""
-    made: dict[int, nnx.Variable[Any]] = {}  # layers that share a parameter go on doing so
-    packed = 0
+def pack(convs: Iterable[Any], references: Mapping[int, int]) -> int:
+    """Pack the kernels of those layers that read a copy; returns how many hold one now.
+
+    A kernel that other layers share, of `references` to it, is packed where all of them would read the same copy.
+    """
+    readers: dict[int, list[Any]] = {}
     for layer in convs:
         if _reads_packed(layer.implementation) and why_not_packed(layer) is None:
-            layer.kernel = made.setdefault(id(layer.kernel), _packed(layer.kernel, layer.feature_group_count))
-            packed += isinstance(layer.kernel, PackedParam)
+            readers.setdefault(id(layer.kernel), []).append(layer)
+    packed = 0
+    for key, sharing in readers.items():
+        groups = {layer.feature_group_count for layer in sharing}
+        if len(sharing) == references[key] and len(groups) == 1:
+            kernel = _packed(sharing[0].kernel, groups.pop())
+            for layer in sharing:
+                layer.kernel = kernel
+            packed += isinstance(kernel, PackedParam) * len(sharing)
     return packed
 
 
@@ -75,6 +84,8 @@ def why_not_packed(layer: Any) -> str | None:
     """Why no implementation of a convolution layer would read a packed kernel, or None."""
     if isinstance(layer.kernel, PackedPart):
         return f"the kernel is packed with all parameters of dense block {layer.kernel.block!r}"
+    if type(layer.kernel) not in (nnx.Param, PackedParam) or _has_hooks(layer.kernel):
+        return f"the kernel is a {type(layer.kernel).__name__} of its own, or has hooks"
     if layer.mask is not None:
         return "the kernel is masked in every call"
     if layer.dtype is not None and layer.dtype != layer.kernel.dtype:
@@ -88,6 +99,10 @@ def why_not_packed(layer: Any) -> str | None:
     if not packing.is_read(tuple(layer.kernel.shape), strides, dilation):
         return "only convolutions of 1x1, 3x3 and, with AVX-512, 5x5 with a stride of 1 read a packed kernel"
     return None
+
+
+def _has_hooks(param: nnx.Variable[Any]) -> bool:
+    return any(value for name, value in param.get_metadata().items() if name.startswith("on_"))
 
 
 def _reads_packed(implementation: layers.Implementation) -> bool:

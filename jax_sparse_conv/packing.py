@@ -36,6 +36,12 @@ _WINDOWS = ((3, 3), (1, 1))
 _LARGE_WINDOWS = ((5, 5),)  # whose sums need 32 registers
 READERS = ("ecr", "pecr")  # native methods with a pixel loop
 
+# What layers that compute with their kernel first, such as those that standardize it, ask of an array.
+_ARRAY_ATTRIBUTES = (
+    *("T", "at", "astype", "copy", "flatten", "item", "max", "mean", "min", "prod", "ravel", "reshape", "squeeze"),
+    *("std", "sum", "swapaxes", "tolist", "transpose", "var"),
+)
+
 # By id, for as long as the kernel is alive: arrays do not hash.
 _made: dict[int, tuple[weakref.ref[jax.Array], dict[int, jax.Array]]] = {}
 
@@ -82,6 +88,11 @@ class PackedKernel:
     def nbytes(self) -> int:
         """Bytes of both parts."""
         return self.kernel.nbytes + (0 if self.packed is None else self.packed.nbytes)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _ARRAY_ATTRIBUTES:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.__jax_array__(), name)
 
     def __jax_array__(self) -> jax.Array:
         kernel: jax.Array = plain(self)

@@ -118,6 +118,32 @@ def test_update_takes_a_model_like_it_only(x: jax.Array) -> None:
         predict.update({})  # type: ignore[arg-type]
 
 
+@pytest.mark.skipif(PLATFORM != "cpu", reason="kernels have packed copies on a CPU only")
+def test_update_takes_weights_that_are_packed_otherwise() -> None:
+    model = jsc.nnx.SparseConv(32, 64, (3, 3), rngs=nnx.Rngs(0))
+    x = jax.nn.relu(feature_map((1, 7, 7, 32)))
+    predict = jit_inference(model)
+    predict(x)
+    nnx.update(model, jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), nnx.state(model)))
+    predict.update(model)
+    found = predict(x.astype(jnp.bfloat16))
+    assert found.dtype == jnp.bfloat16
+    np.testing.assert_allclose(found.astype(jnp.float32), model(x), rtol=0.05, atol=0.05)
+
+
+def test_arguments_of_any_name(x: jax.Array) -> None:
+    model = evaluating()
+    predict = jit_inference(model, lambda model, x, weights, args: model(x) * weights + args)
+    same(predict(x, weights=2.0, args=1.0), 2 * model(x) + 1)
+
+
+def test_references_are_refused() -> None:
+    with nnx.var_defaults(ref=True):
+        model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"the model's (kernel|bias) is a reference that anyone may write"):
+        jit_inference(model)
+
+
 def test_a_model_that_writes_its_state_is_refused(x: jax.Array) -> None:
     training = jit_inference(Net(nnx.Rngs(0)))
     with pytest.raises(ValueError, match=r"writes \S+ and 2 more while it runs.*model\.eval\(\)"):
@@ -175,7 +201,6 @@ def test_packed_kernels_are_read() -> None:
     predict.update(model)
     same(predict(x), model(x))
     assert jsc.nnx.pack(model) == 1
-    predict.update(model)  # packed by itself, and so the same
     same(jit_inference(model)(x), predict(x))
 
 

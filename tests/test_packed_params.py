@@ -222,3 +222,61 @@ def test_other_devices_have_no_copies(net: Net, x: jax.Array, monkeypatch: pytes
     np.testing.assert_array_equal(
         jsc.conv(x, packed, implementation="ecr"), jsc.conv(x, packed[...], implementation="ecr")
     )
+
+
+def tied(**second: Any) -> nnx.Sequential:
+    first = jsc.nnx.SparseConv(16, 16, (3, 3), rngs=nnx.Rngs(0))
+    other = jsc.nnx.SparseConv(16, 16, (3, 3), rngs=nnx.Rngs(1), **second)
+    other.kernel = first.kernel
+    return nnx.Sequential(first, other)
+
+
+@pytest.mark.parametrize("second", [{"strides": 2}, {"mask": jnp.ones((3, 3, 16, 16))}, {}])
+def test_kernels_that_layers_share_stay_shared(second: dict[str, Any]) -> None:
+    model = tied(**second)
+    x = jax.random.normal(jax.random.key(0), (1, 8, 8, 16))
+    wanted, leaves = model(x), len(jax.tree.leaves(nnx.state(model)))
+    packed = jsc.nnx.pack(model)
+    assert packed in ((0,) if second else (0, 2))
+    assert model.layers[0].kernel is model.layers[1].kernel
+    np.testing.assert_allclose(model(x), wanted, rtol=1e-4, atol=1e-4)
+    assert jsc.nnx.unpack(model) == packed
+    assert model.layers[0].kernel is model.layers[1].kernel
+    assert len(jax.tree.leaves(nnx.state(model))) == leaves
+
+
+def test_a_kernel_shared_by_other_groups_is_left() -> None:
+    first = jsc.nnx.SparseConv(16, 32, (3, 3), rngs=nnx.Rngs(0))
+    second = jsc.nnx.SparseConv(32, 32, (3, 3), feature_group_count=2, rngs=nnx.Rngs(1))
+    second.kernel = first.kernel
+    model = nnx.Sequential(first, second)
+    x = jax.random.normal(jax.random.key(0), (1, 8, 8, 16))
+    wanted = model(x)
+    assert jsc.nnx.pack(model) == 0
+    np.testing.assert_allclose(jsc.nnx.jit_inference(model)(x), wanted, rtol=1e-3, atol=1e-3)
+
+
+class Frozen(nnx.Variable[Any]):
+    """A kind of parameter that optimizers do not see."""
+
+
+@pytest.mark.parametrize("kernel", [Frozen, lambda k: nnx.Param(k, on_get_value=lambda _, value: 2 * value)])
+def test_parameters_of_other_kinds_are_left(kernel: Any) -> None:
+    layer = jsc.nnx.SparseConv(16, 16, (3, 3), rngs=nnx.Rngs(0))
+    layer.kernel = kernel(layer.kernel[...])
+    x = jax.random.normal(jax.random.key(0), (1, 8, 8, 16))
+    wanted, kind = layer(x), type(layer.kernel)
+    assert jsc.nnx.pack(layer) == 0
+    assert type(layer.kernel) is kind
+    np.testing.assert_allclose(layer(x), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_layers_may_compute_with_a_packed_kernel_first() -> None:
+    layer = jsc.nnx.SparseConv(16, 16, (3, 3), rngs=nnx.Rngs(0))
+    kernel = layer.kernel[...]
+    jsc.nnx.pack(layer)
+    np.testing.assert_allclose(layer.kernel.mean(), kernel.mean(), rtol=1e-6)
+    np.testing.assert_array_equal(layer.kernel.T, kernel.T)
+    np.testing.assert_array_equal(jsc.pack(kernel).reshape(9, -1), kernel.reshape(9, -1))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        jsc.pack(kernel).nothing  # noqa: B018

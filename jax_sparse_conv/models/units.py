@@ -19,6 +19,7 @@ from jax_sparse_conv import layers, ops, reference
 from jax_sparse_conv.models.initializers import he_normal
 from jax_sparse_conv.nnx import SparseConv, SparseConvPool, SparseLinear
 from jax_sparse_conv.nnx.layers import promoted
+from jax_sparse_conv.packed_params import PackedParam
 
 TORCH_EPSILON = 1e-5
 
@@ -138,7 +139,7 @@ class ConvUnit(nnx.Module):
 
     def convolved(self, x: jax.Array) -> jax.Array:
         """The convolution and its bias alone, what a batch norm sees: x [N, H, W, C] -> [N, Ho, Wo, K]."""
-        return layers.bare_conv(self.conv, *promoted(self.conv, x))
+        return layers.bare_conv(self.conv, *promoted(self.conv, x, self.conv.mask))
 
     def preactivation(self, x: jax.Array, residual: jax.Array | None = None) -> jax.Array:
         """Everything before the ReLU: x [N, H, W, C] -> [N, Ho, Wo, K]."""
@@ -161,7 +162,9 @@ class ConvUnit(nnx.Module):
         if norm is None:
             return False
         kernel, bias = _folded(conv.kernel[...], None if conv.bias is None else conv.bias[...], *_scale_and_shift(norm))
-        conv.kernel, conv.bias = nnx.Param(kernel), nnx.Param(bias)
+        kind: Any = nnx.Param if isinstance(conv.kernel, PackedParam) else type(conv.kernel)
+        conv.kernel = kind.from_metadata(kernel, conv.kernel.get_metadata())
+        conv.bias = nnx.Param(bias)
         conv.use_bias = True
         self.batch_norm, self.folded = nnx.data(None), True
         return True

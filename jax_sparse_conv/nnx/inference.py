@@ -7,7 +7,7 @@ list, which JAX hands over without Python.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,21 +25,29 @@ class Inference:
     def __init__(
         self, model: nnx.Module, function: Callable[..., Any], fuse: bool, pack: bool, **jit_options: Any
     ) -> None:
-        self._packs = pack
+        self._function, self._fuses, self._packs, self._jit_options = function, fuse, pack, jit_options
         self._parts = _Parts(model, pack)
-        self._function = function
-        self._jitted = jax.jit(fusion.fuse(self._run) if fuse else self._run, **jit_options)
+        self._jitted = self._compiled()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def _compiled(self) -> Any:
+        # Names that no argument has: JAX takes one named as the tuple of the others for that.
+        def run(_weights: Sequence[Any], /, *_positional: Any, **_named: Any) -> Any:
+            return self._run(_weights, _positional, _named)
+
+        return jax.jit(fusion.fuse(run) if self._fuses else run, **self._jit_options)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """`function(model, *args, **kwargs)`."""
         return self._jitted(self._parts.weights, *args, **kwargs)
 
-    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+    def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """As `lower` of a jitted function; what it compiles to takes the weights, a list, in front of the arguments."""
         return self._jitted.lower(self._parts.weights, *args, **kwargs)
 
     def update(self, model: nnx.Module) -> None:
-        """Take the weights that `model` has now; nothing is traced anew unless a shape, dtype or sharding changes.
+        """Take the weights that `model` has now.
+
+        Nothing is traced anew unless a shape, a dtype, a sharding, or what of the weights is packed changes.
 
         Args:
           model: the one that this was made of, or one like it.
@@ -49,15 +57,18 @@ class Inference:
           ValueError: other layers, settings or parameters than the model had, or a parameter without a value.
         """
         parts = _Parts(model, self._packs)
-        if parts.graph != self._parts.graph or parts.structure != self._parts.structure:
+        if parts.given != self._parts.given:
             raise ValueError(
                 f"the {type(model).__name__} has other layers, settings or parameters than the model that this was "
                 "made of (replace and eval change them, too); jax_sparse_conv.nnx.jit_inference(model) makes a "
                 "new one"
             )
+        is_same = (parts.graph, parts.structure) == (self._parts.graph, self._parts.structure)
         self._parts = parts
+        if not is_same:
+            self._jitted = self._compiled()
 
-    def _run(self, weights: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+    def _run(self, weights: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         model = self._parts.model(weights)
         result = self._function(model, *args, **kwargs)
         written = self._parts.written(weights, model)
@@ -65,7 +76,8 @@ class Inference:
             more = f" and {len(written) - 1} more" if written[1:] else ""
             raise ValueError(
                 f"the model writes {written[0]}{more} while it runs, which inference with fixed weights would lose; "
-                "model.eval() keeps batch norms and dropout from it, and nnx.jit keeps what is written"
+                "model.eval() keeps batch norms and dropout from it, nnx.jit keeps what is written, and "
+                "jit_inference(model, lambda model, x: nnx.clone(model)(x)) drops it"
             )
         return result
 
@@ -76,10 +88,13 @@ class _Parts:
     def __init__(self, model: nnx.Module, pack: bool) -> None:
         if not isinstance(model, nnx.Module):
             raise TypeError(f"model is a {type(model).__name__}, which is not an nnx.Module")
+        graph, state = nnx.split(model)
+        self.given = graph, jax.tree.structure(state)  # as the caller has the model
         if pack:
-            model = nnx.merge(*nnx.split(model))  # the caller's stays as it is, and shares its arrays
-            models.pack(model)
-        self.graph, state = nnx.split(model)
+            packed = nnx.merge(graph, state)  # the caller's stays as it is, and shares its arrays
+            models.pack(packed)
+            graph, state = nnx.split(packed)
+        self.graph = graph
         self.structure: Any
         named, self.structure = jax.tree.flatten_with_path(state)
         for path, leaf in named:
@@ -87,6 +102,11 @@ class _Parts:
                 raise ValueError(
                     f"the model's {_name(path)} has no value, it is {leaf.dtype}{list(leaf.shape)} only; nnx.update "
                     "gives it one"
+                )
+            if isinstance(leaf, jax.Ref):
+                raise ValueError(
+                    f"the model's {_name(path)} is a reference that anyone may write, and weights that are to stay "
+                    "must be arrays: make the model without nnx.var_defaults(ref=True)"
                 )
         self.paths = [path for path, _ in named]
         self.weights = [jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf for _, leaf in named]
@@ -131,11 +151,13 @@ def jit_inference(
 
     Raises:
       TypeError: a model that is not an nnx module, or a function that cannot be called.
-      ValueError: a parameter without a value; when called, a model that writes its state, such as a batch norm's.
+      ValueError: a parameter without a value, or that is a reference; when called, a model that writes its state, such
+        as a batch norm's.
     """
     if function is not None and not callable(function):
         raise TypeError(f"function={function!r} cannot be called")
-    return Inference(model, function or type(model).__call__, fuse, pack, static_argnames=static_argnames)
+    called = type(model).__call__ if function is None else function
+    return Inference(model, called, fuse, pack, static_argnames=static_argnames)
 
 
 def _name(path: Sequence[Any]) -> str:

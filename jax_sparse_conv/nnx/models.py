@@ -89,7 +89,9 @@ def set_implementation(
 
     Raises:
       ValueError: a name that the operation does not have.
+      TypeError: a model that is not an nnx module.
     """
+    _check_module(model)
     layers.check_choice("conv", conv, (None, *SparseConv.implementations))
     layers.check_choice("conv_pool", conv_pool, (None, *SparseConvPool.implementations))
     layers.check_choice("dense", dense, (None, *SparseLinear.implementations))
@@ -108,7 +110,8 @@ def pack(model: nnx.Module) -> int:
     On a CPU: under `nnx.jit` or `jax.jit(lambda model, x: model(x))` a convolution packs its kernel in every call; so
     it does once, at the price of a second copy. A packed parameter (`PackedParam`) is the kernel to Flax, and new
     weights are packed when they are assigned; gradients by it are refused, so `unpack` before training. Layers that
-    would not read the copy (other windows, strides, dtypes, implementations) are left as they are.
+    would not read the copy (other windows, strides, dtypes, implementations) are left as they are, and so are kernels
+    that others share who would not, that are no plain `nnx.Param`, or that have hooks.
 
     On a GPU that runs dense blocks as one call: each block of a `DenseNet` whose batch norms are folded, and the
     transition behind it, have one parameter (`PackedDenseBlock`, in `model.packed`) in the place of five a layer, each
@@ -129,7 +132,8 @@ def pack(model: nnx.Module) -> int:
       TypeError: a model that is not an nnx module.
       ValueError: a packed block whose layers have parameters of their own too.
     """
-    return packed_params.pack(_convs(model)) + sum(owner.pack_blocks() for owner in packed_blocks.owners(model))
+    kernels = packed_params.pack(_convs(model), packed_blocks.references(model))
+    return kernels + sum(owner.pack_blocks() for owner in packed_blocks.owners(model))
 
 
 def unpack(model: nnx.Module) -> int:
