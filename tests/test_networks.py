@@ -209,3 +209,12 @@ def test_tabulate_counts_every_parameter(name: str) -> None:
 def test_tabulate_where_a_network_may_be_a_chain(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment_rules, "may_be_chosen", lambda x: True)
     test_tabulate_counts_every_parameter(name)
+
+
+def test_a_convolution_in_front_of_a_batch_norm_has_its_mask() -> None:
+    unit = models.ConvUnit(8, 8, 3, padding=1, rngs=nnx.Rngs(0))
+    unit.conv.mask = nnx.data(jnp.zeros((3, 3, 8, 8)))
+    x = jax.random.normal(jax.random.key(0), (1, 5, 5, 8))
+    assert_close(unit(x), jnp.zeros_like(x))
+    assert unit.fold_batch_norm()
+    assert_close(unit(x), jnp.zeros_like(x))
