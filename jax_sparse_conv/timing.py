@@ -174,7 +174,7 @@ def on_device(functions: Mapping[str, Function], operands: Sequence[Operands], r
                 more, of_more = _behind(busy, ahead[name], chain, chained, 1 + counts[name])
                 seconds = (more - one) / counts[name] / len(chained)
                 most = ahead[name] * busy.seconds  # beyond it the host was late: its time, not the device's
-                if ahead[name] == 0 or max(of_one, of_more) < most:
+                if seconds > 0 and (ahead[name] == 0 or max(of_one, of_more) < most):
                     break
                 if number > 0 and of_more >= most:  # once may be a pause, and fewer chains are for all samples to come
                     fit(name, of_more)

@@ -177,7 +177,12 @@ def test_transformations(x: jax.Array) -> None:
 def test_in_several_threads(x: jax.Array) -> None:
     model = evaluating()
     predict, found = jit_inference(model), {}
-    threads = [threading.Thread(target=lambda i=i: found.update({i: predict(i * x)})) for i in range(4)]
+
+    def run(i: int) -> None:
+        with jax.default_matmul_precision("highest"):  # a setting of each thread's own
+            found[i] = predict(i * x)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
