@@ -75,6 +75,12 @@ def is_one_of(value: Any, choices: tuple[Any, ...]) -> bool:
     return any(isinstance(value, type(choice)) and value == choice for choice in choices)
 
 
+def is_dtype(name: str) -> bool:
+    """Whether `name` is how an array's dtype is written, such as "float32"."""
+    scalar = getattr(jnp, name, None)
+    return isinstance(scalar, type(jnp.float32)) and str(jnp.dtype(scalar)) == name
+
+
 def check_flag(name: str, value: Any) -> None:
     """Raise for a flag that is no bool; it decides what is returned, so it cannot be traced."""
     if not isinstance(value, (bool, np.bool_)):

@@ -13,8 +13,8 @@ from jax import lax
 
 from jax_sparse_conv import geometry as geo
 from jax_sparse_conv import ops
-from jax_sparse_conv.arguments import default_precision
-from jax_sparse_conv.geometry import Geometry, Pool
+from jax_sparse_conv.arguments import ACTIVATIONS, default_precision, is_dtype
+from jax_sparse_conv.geometry import Geometry
 
 # x, kernel, bias or None, residual or None: as the operation takes them.
 Operands: TypeAlias = tuple[Any, Any, Any, Any]
@@ -75,20 +75,38 @@ class Call:
             activation=activation,
         )
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Call:
-        """The inverse of `dataclasses.asdict`, from JSON's lists.
+    def check(self) -> None:
+        """Raise for fields that no `Call.of` has, as those of a damaged file may be.
 
         Raises:
-          KeyError, TypeError: values that are no call.
+          ValueError: names the first field that is none, or does not fit the others, and its value.
         """
-        fields = dict(values)
-        geometry = dict(fields.pop("geometry"))
-        pool = geometry.pop("pool")
-        geometry = {name: _tuples(value) for name, value in geometry.items()}
-        if pool is not None:
-            geometry["pool"] = Pool(**{name: _tuples(value) for name, value in pool.items()})
-        return cls(**{name: _tuples(value) for name, value in fields.items()}, geometry=Geometry(**geometry))
+        for name, value, choices in (
+            ("op", self.op, tuple(ops.IMPLEMENTATIONS)),
+            ("activation", self.activation, ACTIVATIONS),
+        ):
+            if value not in choices:
+                raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, choices))}")
+        if not is_dtype(self.dtype):
+            raise ValueError(f"dtype={self.dtype!r} is not the name of a dtype, such as 'float32'")
+        for name, shape in (("x_shape", self.x_shape), ("kernel_shape", self.kernel_shape)):
+            if min(shape, default=0) < 0:
+                raise ValueError(f"{name}={shape} is not a shape; sizes are 0 or more")
+        if self.residual and self.op != "conv":
+            raise ValueError(f"residual=True is not of op={self.op!r}; only a conv takes one")
+        if (self.geometry.pool is not None) != (self.op == "conv_pool"):
+            raise ValueError(
+                f"geometry.pool={self.geometry.pool} is not of op={self.op!r}; conv_pool has one, and only that"
+            )
+        self._check_shapes()
+
+    def _check_shapes(self) -> None:
+        x, kernel = (jax.ShapeDtypeStruct(shape, self.dtype) for shape in (self.x_shape, self.kernel_shape))
+        if self.op == "dense" and (x.ndim < 1 or kernel.ndim != 2 or x.shape[-1] != kernel.shape[0]):
+            raise ValueError(f"x_shape={x.shape} and kernel_shape={kernel.shape} are not [..., C] and [C, K]")
+        resolved = Call.of(self.op, (x, kernel, None, None), self._arguments()).geometry
+        if resolved != self.geometry:
+            raise ValueError(f"geometry={self.geometry} is not what {self.op} resolves it to, {resolved}")
 
     @property
     def implementations(self) -> tuple[str, ...]:
@@ -185,10 +203,6 @@ def _function(call: Call, implementation: str | None) -> Callable[..., jax.Array
         return run(call.op, (x, kernel, bias, residual), call._arguments(), implementation)
 
     return function
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _shape(shape: Sequence[int]) -> str:

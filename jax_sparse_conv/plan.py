@@ -17,8 +17,9 @@ from typing import Any
 import jax
 from flax import linen, nnx
 
-from jax_sparse_conv import _native, devices, environment, layers, packed_blocks
+from jax_sparse_conv import _native, devices, environment, layers, packed_blocks, typed_json
 from jax_sparse_conv import nnx as sparse_nnx
+from jax_sparse_conv.arguments import is_dtype
 from jax_sparse_conv.calls import Call
 from jax_sparse_conv.layers import Planned
 from jax_sparse_conv.models.layers import layer_names
@@ -109,14 +110,16 @@ class Plan:
             `apply_plan` will not take it.
 
         Raises:
-          ValueError: no plan in the file, or one for another device or other versions; names the first difference.
+          ValueError: no plan in the file, which names the file, the first entry that is wrong, its value and what is
+            accepted; or a plan for another device or other versions, which names the first difference.
           OSError: the file cannot be read.
         """
         try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-            plan = _from_json(content)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{os.fspath(path)} holds no plan: {type(error).__name__}: {error}") from error
+            plan = _from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+        except RecursionError as error:  # of a file of many brackets
+            raise ValueError(f"{os.fspath(path)} holds no plan: its entries are nested too deeply") from error
+        except ValueError as error:
+            raise ValueError(f"{os.fspath(path)} holds no plan: {error}") from error
         if not any_device:
             plan.check_device()
         return plan
@@ -244,27 +247,40 @@ def _call_of(layer: Any, call: Call) -> Call:
     return Call.of(call.op, (x, kernel, call.bias or None, call.residual or None), arguments)
 
 
-def _from_json(content: Mapping[str, Any]) -> Plan:
-    fields = dict(content)
-    if fields.pop("format") != _FORMAT:
-        raise ValueError(f"its format is {content['format']!r}, not {_FORMAT}")
-    fields["layers"] = tuple(map(_layer_from_json, fields["layers"]))
-    fields["uncalled"] = tuple(fields["uncalled"])
-    return Plan(**fields)
+def _from_json(content: Any) -> Plan:
+    if isinstance(content, dict):
+        found = content.get("format")
+        if type(found) is not int or found != _FORMAT:
+            raise ValueError(f"its format is {json.dumps(found)}, not {_FORMAT}")
+        content = {name: value for name, value in content.items() if name != "format"}
+    plan: Plan = typed_json.read(Plan, content, "")
+    for index, layer in enumerate(plan.layers):
+        try:
+            _check_loaded(layer)
+        except ValueError as error:
+            raise ValueError(f"layers[{index}] ({layer.path!r}): {error}") from error
+    return plan
 
 
-def _layer_from_json(content: Mapping[str, Any]) -> LayerPlan:
-    fields = dict(content)
-    fields["call"] = Call.from_json(fields["call"])
-    fields["densities"] = tuple(fields["densities"])
-    fields["candidates"] = tuple(Candidate(**candidate) for candidate in fields["candidates"])
-    fields["left_out"] = tuple((name, reason) for name, reason in fields["left_out"])
-    if fields["implementation"] not in fields["call"].implementations:
-        raise ValueError(
-            f"layer {fields['path']!r} has implementation={fields['implementation']!r}, which no "
-            f"{fields['call'].op} takes: {', '.join(fields['call'].implementations)}"
-        )
-    return LayerPlan(**fields)
+def _check_loaded(layer: LayerPlan) -> None:
+    """Raise a ValueError for what no calibration could have found, though it has the right types."""
+    try:
+        layer.call.check()
+    except ValueError as error:
+        raise ValueError(f"call: {error}") from error
+    if not is_dtype(layer.kernel_dtype):
+        raise ValueError(f"kernel_dtype={layer.kernel_dtype!r} is not the name of a dtype, such as 'float32'")
+    if not layer.densities:
+        raise ValueError("densities=() is empty; there is one for each batch")
+    names = {"implementation": layer.implementation}
+    names |= {f"candidates[{i}].implementation": each.implementation for i, each in enumerate(layer.candidates)}
+    names |= {f"left_out[{i}][0]": name for i, (name, _) in enumerate(layer.left_out)}
+    for name, implementation in names.items():
+        if implementation not in layer.call.implementations:
+            raise ValueError(
+                f"{name}={implementation!r} is not one that {layer.call.op} has: "
+                f"{', '.join(map(repr, layer.call.implementations))}"
+            )
 
 
 def _pairs(here: Mapping[str, str], there: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, str]]]:
