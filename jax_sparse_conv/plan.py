@@ -23,6 +23,7 @@ from jax_sparse_conv.arguments import is_dtype
 from jax_sparse_conv.calls import Call
 from jax_sparse_conv.layers import Planned
 from jax_sparse_conv.models.layers import layer_names
+from jax_sparse_conv.nnx.models import check_module
 
 _FORMAT = 2
 _VERSIONS = ("jax_sparse_conv", "jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin", "nvidia-cudnn-cu13",
@@ -187,8 +188,7 @@ def check_model(model: Any) -> None:
             f"model is a Linen module ({type(model).__name__}), whose layers cannot be set after they are made; "
             "calibrate its layers in an nnx model, or give the Linen layers their implementation= by name"
         )
-    if not isinstance(model, nnx.Module):
-        raise TypeError(f"model is a {type(model).__name__}, which is not an nnx.Module")
+    check_module(model)
 
 
 def sparse_layers(model: nnx.Module) -> Iterator[tuple[str, Any]]:

@@ -18,6 +18,7 @@ from networks import (
     dense_vgg,
     parameters,
     photographs,
+    small_densenet,
     small_resnet,
     small_vgg,
 )
@@ -54,6 +55,64 @@ def test_folding_leaves_one_convolution_with_a_bias() -> None:
     last = model.stages[0][0].convs[2]
     x = jax.nn.relu(jax.random.normal(jax.random.key(0), (1, 4, 4, 8)))
     assert_close(last(x, residual), last.conv(x, residual), 0)
+
+
+def test_folding_needs_values_and_leaves_a_model_without_them_as_it_is() -> None:
+    model = nnx.eval_shape(small_resnet)
+    with pytest.raises(ValueError, match=r"stages.0.0.convs.0.batch_norm.bias has no value, it is float32\[8\] only"):
+        models.fold_batch_norm(model)
+    assert any(isinstance(module, nnx.BatchNorm) for _, module in nnx.iter_modules(model))
+    dense = nnx.eval_shape(small_densenet)
+    dense.blocks[0][0].norm.batch_norm.mean.set_value(jnp.zeros(8))
+    with pytest.raises(ValueError, match=r"the model's blocks.0.0.conv1.batch_norm.bias has no value"):
+        models.fold_batch_norm(dense)
+    nnx.update(model, nnx.state(small_resnet()))
+    folded = models.fold_batch_norm(model)
+    assert folded > 0
+    x = photographs(1, 32, 32)
+    assert_close(forward(model, x), forward(small_resnet(), x))
+
+    def made_and_folded() -> models.ResNet:
+        made = small_resnet()
+        assert models.fold_batch_norm(made) == folded
+        return made
+
+    shapes, wanted = nnx.state(nnx.eval_shape(made_and_folded)), nnx.state(model)
+    assert jax.tree.map(jnp.shape, shapes) == jax.tree.map(jnp.shape, wanted)
+
+
+class Siblings(nnx.Module):
+    """Two units of one convolution, each with or without a batch norm."""
+
+    def __init__(self, *, second_norm: bool) -> None:
+        self.first = models.ConvUnit(4, 4, 3, padding=1, rngs=nnx.Rngs(0))
+        self.second = models.ConvUnit(4, 4, 3, padding=1, batch_norm=second_norm, rngs=nnx.Rngs(1))
+        self.second.conv = self.first.conv
+        self.first.batch_norm.mean[...] = jnp.arange(4.0)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.second(self.first(x))
+
+
+@pytest.mark.parametrize("second_norm", [True, False])
+def test_a_convolution_that_units_share_is_folded_into_none_of_them(second_norm: bool) -> None:
+    model, x = Siblings(second_norm=second_norm), jax.random.normal(jax.random.key(0), (1, 5, 5, 4))
+    expected = model(x)
+    with pytest.raises(
+        ValueError, match=r"'first' and 'second' share one convolution, .* by nnx.clone, before folding"
+    ):
+        models.fold_batch_norm(model)
+    assert_close(model(x), expected, 0)
+    model.second.conv = nnx.clone(model.first.conv)
+    assert models.fold_batch_norm(model) == 1 + second_norm
+    assert_close(model(x), expected)
+
+
+def test_a_convolution_that_units_share_without_batch_norms_stays_shared() -> None:
+    model = Siblings(second_norm=False)
+    model.first.batch_norm = nnx.data(None)
+    assert models.fold_batch_norm(model) == 0
+    assert model.first.conv is model.second.conv
 
 
 def test_pools_are_part_of_their_convolutions() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,15 +14,17 @@ from flax import nnx
 from test_nnx import close, expected, feature_map
 
 import jax_sparse_conv as jsc
-from jax_sparse_conv import ops
+from jax_sparse_conv import models, ops
 from jax_sparse_conv.nnx import (
     SparseConv,
     SparseConvPool,
     SparseLinear,
+    jit_inference,
     layer_paths,
     record_calls,
     replace,
     set_implementation,
+    unpack,
 )
 
 pytestmark = pytest.mark.usefixtures("float32_products")
@@ -132,6 +136,13 @@ def test_record_calls() -> None:
     assert calls[1].inputs is calls[0].output
     assert calls[2].output is y
     assert all(call.residual is None for call in calls)
+
+
+@pytest.mark.parametrize("model", [{}, None, nn.Dense(3), [SparseLinear(2, 2, rngs=nnx.Rngs(0))], SparseLinear])
+@pytest.mark.parametrize("function", [layer_paths, unpack, jit_inference, models.fold_batch_norm])
+def test_what_is_no_model_is_refused(function: Callable[[Any], Any], model: Any) -> None:
+    with pytest.raises(TypeError, match=rf"model is a {type(model).__name__}, which is not an nnx.Module"):
+        function(model)
 
 
 def test_bad_arguments_of_replace() -> None:

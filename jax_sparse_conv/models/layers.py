@@ -14,6 +14,7 @@ from jax_sparse_conv import nnx as sparse_nnx
 from jax_sparse_conv.geometry import is_symbolic
 from jax_sparse_conv.models.units import ConvUnit, Layer, PreActivation, dense_implementation, without_pool
 from jax_sparse_conv.nnx import SparseConv, SparseConvPool, SparseLinear
+from jax_sparse_conv.nnx.models import check_module
 from jax_sparse_conv.reference import average_of_pixels
 
 # Called before every layer with its name, the layer, its input and its residual.
@@ -150,16 +151,55 @@ def fold_batch_norm(model: nnx.Module) -> int:
     """Fold every batch norm into its convolution's kernel and bias, in place; returns how many there were.
 
     Exact up to float32 rounding. From then on each layer is one fused operation, its residual, ReLU and pool included.
-    A batch norm in front of a convolution (DenseNet) becomes a scale and a shift.
+    A batch norm in front of a convolution (DenseNet) becomes a scale and a shift. Where it fails, nothing is folded.
+
+    Raises:
+      TypeError: a model that is not an nnx module.
+      ValueError: a parameter without a value, as of `nnx.eval_shape`, or a convolution that several units share, at
+        least one of them with a batch norm.
     """
-    units = [module for _, module in nnx.iter_modules(model) if isinstance(module, (ConvUnit, PreActivation))]
-    return sum([unit.fold_batch_norm() for unit in units])
+    check_module(model)
+    units = list(_units(model))
+    _check_unshared([(path, unit) for path, unit in units if isinstance(unit, ConvUnit)])
+    for path, unit in units:
+        if unit.batch_norm is not None:
+            _check_values(path, unit)
+    return sum([unit.fold_batch_norm() for _, unit in units])
 
 
 def is_folded(model: nnx.Module) -> bool:
     """Whether a batch norm of the network has been folded."""
-    units = [module for _, module in nnx.iter_modules(model) if isinstance(module, (ConvUnit, PreActivation))]
-    return any(unit.folded for unit in units)
+    return any(unit.folded for _, unit in _units(model))
+
+
+def _units(model: nnx.Module) -> Iterator[tuple[str, ConvUnit | PreActivation]]:
+    for path, module in nnx.iter_modules(model):
+        if isinstance(module, (ConvUnit, PreActivation)):
+            yield ".".join(map(str, path)), module
+
+
+def _check_unshared(units: Iterable[tuple[str, ConvUnit]]) -> None:
+    """Raise where one convolution would take several batch norms, or one that another unit does without."""
+    users: dict[int, list[tuple[str, ConvUnit]]] = {}
+    for path, unit in units:
+        users.setdefault(id(unit.conv), []).append((path, unit))
+    for sharing in users.values():
+        if len(sharing) > 1 and any(unit.batch_norm is not None for _, unit in sharing):
+            raise ValueError(
+                f"{' and '.join(repr(path) for path, _ in sharing)} share one convolution, whose kernel can take in "
+                "one batch norm, for all of them; give each a convolution of its own, by nnx.clone, before folding"
+            )
+
+
+def _check_values(path: str, unit: nnx.Module) -> None:
+    for place, variable in nnx.to_flat_state(nnx.state(unit)):
+        value = variable.get_value()
+        if isinstance(value, jax.ShapeDtypeStruct):
+            name = ".".join(map(str, (path, *place) if path else place))
+            raise ValueError(
+                f"the model's {name} has no value, it is {value.dtype}{list(value.shape)} only, and folding computes "
+                "with values; nnx.update gives it one, or fold inside of nnx.eval_shape"
+            )
 
 
 def set_network_implementation(model: nnx.Module, implementation: str | None) -> None:

@@ -86,8 +86,7 @@ class _Parts:
     """A model taken apart: what makes it up, and the leaves of its state as a flat list."""
 
     def __init__(self, model: nnx.Module, pack: bool) -> None:
-        if not isinstance(model, nnx.Module):
-            raise TypeError(f"model is a {type(model).__name__}, which is not an nnx.Module")
+        models.check_module(model)
         graph, state = nnx.split(model)
         self.given = graph, jax.tree.structure(state)  # as the caller has the model
         if pack:

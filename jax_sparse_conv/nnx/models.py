@@ -69,7 +69,7 @@ def replace(model: nnx.Module, *, implementation: str | None = None) -> Report:
       ValueError: an unknown implementation.
       TypeError: a model that is not an nnx module.
     """
-    _check_module(model)
+    check_module(model)
     layers.check_choice("implementation", implementation, (None, *ops.CONV_IMPLEMENTATIONS))
     layers.check_choice("implementation", implementation, (None, *ops.DENSE_IMPLEMENTATIONS))
     entries = [_replace_layer(path, module, implementation) for path, module in _modules(model) if _is_layer(module)]
@@ -91,7 +91,7 @@ def set_implementation(
       ValueError: a name that the operation does not have.
       TypeError: a model that is not an nnx module.
     """
-    _check_module(model)
+    check_module(model)
     layers.check_choice("conv", conv, (None, *SparseConv.implementations))
     layers.check_choice("conv_pool", conv_pool, (None, *SparseConvPool.implementations))
     layers.check_choice("dense", dense, (None, *SparseLinear.implementations))
@@ -137,12 +137,21 @@ def pack(model: nnx.Module) -> int:
 
 
 def unpack(model: nnx.Module) -> int:
-    """Undo `pack`, in place: every layer has `nnx.Param`s of its own; returns how many convolutions were packed."""
+    """Undo `pack`, in place: every layer has `nnx.Param`s of its own; returns how many convolutions were packed.
+
+    Raises:
+      TypeError: a model that is not an nnx module.
+    """
     return packed_params.unpack(_convs(model)) + sum(owner.unpack_blocks() for owner in packed_blocks.owners(model))
 
 
 def layer_paths(model: nnx.Module) -> dict[int, str]:
-    """`id(layer)` -> path, such as `"layers.0"`, of every sparse layer of `model`; names what `record_calls` keeps."""
+    """`id(layer)` -> path, such as `"layers.0"`, of every sparse layer of `model`; names what `record_calls` keeps.
+
+    Raises:
+      TypeError: a model that is not an nnx module.
+    """
+    check_module(model)
     return {id(module): path for path, module in _modules(model) if isinstance(module, (SparseConv, SparseLinear))}
 
 
@@ -151,13 +160,14 @@ def _modules(model: nnx.Module) -> Iterator[tuple[str, nnx.Module]]:
         yield ".".join(map(str, path)), module
 
 
-def _check_module(model: Any) -> None:
+def check_module(model: Any) -> None:
+    """Raise a TypeError for a model that is not an nnx module, which `nnx.iter_modules` may find nothing in."""
     if not isinstance(model, nnx.Module):
         raise TypeError(f"model is a {type(model).__name__}, which is not an nnx.Module")
 
 
 def _convs(model: nnx.Module) -> list[SparseConv]:
-    _check_module(model)
+    check_module(model)
     return [module for _, module in _modules(model) if isinstance(module, SparseConv)]
 
 
