@@ -23,7 +23,7 @@ from flax import nnx
 from jax_sparse_conv import layer_calls, packed_params, packing, reference, timing
 from jax_sparse_conv.arguments import default_precision
 from jax_sparse_conv.calls import Call, Operands
-from jax_sparse_conv.plan import Candidate, LayerPlan, Plan, check_model, device_label, sparse_layers, versions
+from jax_sparse_conv.plan import Candidate, LayerPlan, Plan, check_model, device_label, layers_by_name, versions
 
 # Told before each step what it is, with the number of steps, None before that is known.
 Progress: TypeAlias = Callable[[str, int | None], None]
@@ -74,8 +74,8 @@ def calibrate(
 
     Raises:
       TypeError: a model that is not an nnx module, or batches that are neither an array nor iterable.
-      ValueError: repeats below 1, no batches, no call of a layer of this package, or a layer whose input has no values
-        when it is called (under `jit`, `vmap` or `scan` inside the model).
+      ValueError: repeats below 1, no batches, no call of a layer of this package, two layers of one name, or a layer
+        whose input has no values when it is called (under `jit`, `vmap` or `scan` inside the model).
     """
     check_model(model)
     if not isinstance(repeats, int) or repeats < 1:
@@ -83,7 +83,8 @@ def calibrate(
     if not isinstance(batches, Iterable):
         raise TypeError(f"batches is a {type(batches).__name__}, not an array or an iterable of batches")
     start = time.perf_counter()
-    recorder = _Recorder(dict(_paths(model)))
+    layers = layers_by_name(model)
+    recorder = _Recorder({id(layer): path for path, layer in layers.items()})
     _record(model, batches, recorder, progress)
     steps = len({recorded.call for recorded in recorder.found}) + len(recorder.found)
     _compile(recorder.found, lambda step: progress(step, steps))
@@ -103,7 +104,7 @@ def calibrate(
         seconds=round(time.perf_counter() - start, 1),
         model=type(model).__name__,
         layers=tuple(planned),
-        uncalled=tuple(path for path, _ in sparse_layers(model) if path not in called),
+        uncalled=tuple(path for path in layers if path not in called),
     )
 
 
@@ -212,10 +213,6 @@ def _record(model: nnx.Module, batches: Iterable[Any], recorder: _Recorder, prog
         raise ValueError(
             f"{type(model).__name__} calls no layer of this package; jax_sparse_conv.nnx.replace(model) puts some in"
         )
-
-
-def _paths(model: nnx.Module) -> Iterable[tuple[int, str]]:
-    return ((id(layer), path) for path, layer in sparse_layers(model))
 
 
 def _compile(found: list[_Recorded], progress: Callable[[str], None]) -> None:

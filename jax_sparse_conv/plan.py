@@ -154,13 +154,14 @@ def apply_plan(model: nnx.Module, plan: Plan, *, pack: bool = True) -> None:
 
     Raises:
       TypeError: a model that is not an nnx module, or no plan.
-      ValueError: the plan is for another device, other versions or another model; names the first difference.
+      ValueError: the plan is for another device, other versions or another model; names the first difference. Two
+        layers of the model have one name.
     """
     check_model(model)
     if not isinstance(plan, Plan):
         raise TypeError(f"plan is a {type(plan).__name__}, not a jax_sparse_conv.Plan")
     plan.check_device()
-    found = dict(sparse_layers(model))
+    found = layers_by_name(model)
     planned = {layer.path for layer in plan.layers} | set(plan.uncalled)
     for path in sorted(planned - found.keys()):
         raise ValueError(f"the plan has a layer {path!r}, and the model has none of that name; {_ANOTHER_MODEL}")
@@ -197,6 +198,31 @@ def sparse_layers(model: nnx.Module) -> Iterator[tuple[str, Any]]:
     for _, module in nnx.iter_modules(model):
         if id(module) in names:
             yield names[id(module)], module
+
+
+def layers_by_name(model: nnx.Module) -> dict[str, Any]:
+    """Every sparse layer by the name that a plan has it under.
+
+    Raises:
+      ValueError: two layers have one name, as where a layer of a subclass stands at a place that is a network's name
+        for another; says which two.
+    """
+    found: dict[str, Any] = {}
+    for name, layer in sparse_layers(model):
+        other = found.setdefault(name, layer)
+        if other is not layer:
+            first, second = (_place(model, each) for each in (other, layer))
+            raise ValueError(
+                f"two layers of the {type(model).__name__} are named {name!r}, those at {first} and {second}; a plan "
+                "tells layers apart by their names, so rename one"
+            )
+    return found
+
+
+def _place(model: nnx.Module, layer: Any) -> str:
+    """Where a layer is, with the names of attributes and keys apart even if they have dots."""
+    path = next(path for path, module in nnx.iter_modules(model) if module is layer)
+    return " > ".join(map(repr, path))
 
 
 def device_label() -> str:

@@ -330,6 +330,45 @@ def test_what_cannot_be_calibrated_is_said() -> None:
         calibrated(Mapped())
 
 
+class Preceded(jsc.models.VGG):
+    """A network of the package with a layer of its own in front, at a place that is the name of another."""
+
+    def __init__(self) -> None:
+        super().__init__((1,), 3, features=(4,), hidden=4, pool_size=1, rngs=nnx.Rngs(0))
+        self.conv1_1 = SparseConv(3, 3, (3, 3), rngs=nnx.Rngs(0))
+
+    def __call__(self, x: jax.Array, **arguments: Any) -> jax.Array:
+        return super().__call__(self.conv1_1(x), **arguments)
+
+
+class Dotted(nnx.Module):
+    """Two layers of one shape whose places differ in a dot that is a key's own."""
+
+    def __init__(self) -> None:
+        first, second = (SparseConv(3, 3, (3, 3), rngs=nnx.Rngs(0)) for _ in range(2))
+        self.layers = nnx.Dict({"a.b": first, "a": nnx.Dict({"b": second})})
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.layers["a"]["b"](self.layers["a.b"](x))
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        (Preceded, r"two layers of the Preceded are named 'conv1_1', those at 'conv1_1' and 'convs' > 0 > 'conv'; "),
+        (
+            Dotted,
+            r"two layers of the Dotted are named 'layers.a.b', those at 'layers' > 'a' > 'b' and 'layers' > 'a.b'",
+        ),
+    ],
+)
+def test_layers_of_one_name_are_refused(model: type[nnx.Module], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        jsc.calibrate(model(), jnp.ones((1, 8, 8, 3)))
+    with pytest.raises(ValueError, match=sentence):
+        jsc.apply_plan(model(), calibrated())
+
+
 def test_only_a_win_beyond_the_spread_counts() -> None:
     def timed(*samples: float) -> timing.Timing:
         return timing.Timing.of(samples)
