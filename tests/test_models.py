@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import types
 from typing import Any
 
 import jax
@@ -293,7 +294,29 @@ def test_initial_kernels_have_he_variance_and_do_not_depend_on_tracing() -> None
     assert he_normal(key, (2, 4), jnp.bfloat16).dtype == jnp.bfloat16
 
 
-@pytest.mark.parametrize("classes", [0, -3, True, 2.5])
+@pytest.mark.parametrize("classes", [0, -3, True, 2.5, "10", jnp.ones(2)])
 def test_a_number_of_classes_that_is_none_is_refused(classes: Any) -> None:
-    with pytest.raises(ValueError, match=rf"num_classes={re.escape(repr(classes))} must be an int of at least 1"):
+    wanted = rf"num_classes={re.escape(repr(classes))} must be an int of at least 1"
+    with pytest.raises(ValueError, match=wanted):
         models.build("resnet18", classes, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=wanted):
+        models.lenet5(classes, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize(
+    "build", ["alexnet", "alexnet_cifar", "googlenet", "vgg11", "resnet18", "densenet121", "regnetx_004"]
+)
+def test_every_builder_refuses_a_number_of_classes_below_one(build: str) -> None:
+    def built(key: jax.Array) -> models.ConvNet:
+        rngs: Any = types.SimpleNamespace(params=lambda: key)  # one key for every layer, which is traced faster
+        return getattr(models, build)(num_classes=-1, rngs=rngs)
+
+    with pytest.raises(ValueError, match=r"num_classes=-1 must be an int of at least 1"):
+        nnx.eval_shape(built, jax.random.key(0))
+
+
+def test_classes_may_be_numpys_and_hidden_features_are_checked_too() -> None:
+    model = models.LeNet5(np.int64(3), rngs=nnx.Rngs(0))
+    assert model(jnp.ones((1, 32, 32, 1))).shape == (1, 3)
+    with pytest.raises(ValueError, match=r"out_features=0 must be an int of at least 1"):
+        models.VGG((1,), features=(4,), hidden=0, pool_size=1, rngs=nnx.Rngs(0))

@@ -19,7 +19,7 @@ class AlexNet(Chain):
       **shared: see `Shared`.
 
     Raises:
-      ValueError: an unknown implementation.
+      ValueError: an unknown implementation, or a num_classes or hidden that is no int of at least 1.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class AlexNetCifar(Chain):
       **shared: see `Shared`.
 
     Raises:
-      ValueError: an unknown implementation.
+      ValueError: an unknown implementation, or a num_classes that is no int of at least 1.
     """
 
     def __init__(

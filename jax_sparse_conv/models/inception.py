@@ -101,7 +101,7 @@ class GoogLeNet(ConvNet):
       **shared: see `Shared`.
 
     Raises:
-      ValueError: an unknown implementation.
+      ValueError: an unknown implementation, or a num_classes that is no int of at least 1.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ class LeNet5(Chain):
       **shared: see `Shared`.
 
     Raises:
-      ValueError: an unknown implementation.
+      ValueError: an unknown implementation, or a num_classes that is no int of at least 1.
     """
 
     def __init__(self, num_classes: int = 10, **shared: Unpack[Shared]) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from jax_sparse_conv.models import alexnets, densenet, inception, lenet, regnet, resnet, vgg
 from jax_sparse_conv.models.layers import ConvNet
+from jax_sparse_conv.models.units import check_positive
 
 CONVENTIONS = ("torchvision", "timm", "keras")
 _CAFFE_BGR_MEAN = (103.939, 116.779, 123.68)
@@ -135,11 +136,10 @@ def build(name: str, num_classes: int | None = None, **arguments: Any) -> ConvNe
       **arguments: those of the network's class; `rngs` is required.
 
     Raises:
-      ValueError: a name that is not in `NETWORKS`, with the names that are, or a number of classes below 1.
+      ValueError: a name that is not in `NETWORKS`, with the names that are, or a num_classes that is no int of
+        at least 1.
     """
-    if num_classes is not None and (
-        isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 1
-    ):
-        raise ValueError(f"num_classes={num_classes!r} must be an int of at least 1, or None for the published number")
+    if num_classes is not None:
+        check_positive("num_classes", num_classes)  # before large layers are made
     classes = () if num_classes is None else (num_classes,)
     return get(name).build(*classes, **arguments)

@@ -40,7 +40,7 @@ class ResNet(ResidualNet):
       **shared: see `Shared`.
 
     Raises:
-      ValueError: an unknown block, version or implementation.
+      ValueError: an unknown block, version or implementation, or a num_classes that is no int of at least 1.
     """
 
     def __init__(

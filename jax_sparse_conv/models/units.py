@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Required, TypeAlias, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import lax
 
@@ -217,11 +218,22 @@ Layer: TypeAlias = ConvUnit | PreActivation | SparseLinear
 
 
 def fully_connected(in_features: int, out_features: int, *, relu: bool, **shared: Unpack[Shared]) -> SparseLinear:
-    """A fully connected layer [N, C] -> [N, K], with a ReLU or without."""
+    """A fully connected layer [N, C] -> [N, K], with a ReLU or without: a network's last one, which gives its logits.
+
+    Raises:
+      ValueError: a K that is no int of at least 1.
+    """
+    check_positive("out_features" if relu else "num_classes", out_features)
     implementation = dense_implementation(shared.pop("implementation", None))
     arguments: dict[str, Any] = {"kernel_init": he_normal, **shared}
     activation = "relu" if relu else None
     return SparseLinear(in_features, out_features, activation=activation, implementation=implementation, **arguments)
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Raise a ValueError for a number of features or classes that is no int of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise ValueError(f"{name}={value!r} must be an int of at least 1")
 
 
 def dense_implementation(implementation: str | None) -> str | None:

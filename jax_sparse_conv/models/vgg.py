@@ -25,6 +25,9 @@ class VGG(Chain):
       pool_size: rows and columns that the feature map is averaged to before fc6.
       batch_norm: whether a batch norm follows every convolution (which keeps its own bias, as in torchvision).
       **shared: see `Shared`.
+
+    Raises:
+      ValueError: an unknown implementation, or a num_classes or hidden that is no int of at least 1.
     """
 
     def __init__(
