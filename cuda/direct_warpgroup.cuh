@@ -29,23 +29,38 @@
 namespace jsc {
 
 #if __CUDA_ARCH__ >= 900
+// Whether threads find the places of their results while the first copies come, rather than when all is multiplied: in
+// parts registers are scarce before.
+template <class U>
+constexpr bool kFindsEarly = kShortSteps && !U::kParts;
+
 // From a block's sums in its shared memory to results, alone or with the blocks that share the tile. All threads.
+// early: where they are and go, if that was found early.
 template <class U, typename T, typename Task>
-__device__ __forceinline__ int2 FinishTile(const Task& task, float4 bias, float* tile) {
+__device__ __forceinline__ int2 FinishTile(const Task& task, float4 bias, float* tile, const WarpgroupPlace& early,
+                                           const WarpgroupWriter<U, T>& early_writer) {
   int block = blockIdx.x;
   asm volatile("" : "+r"(block));  // the place is found again, not kept in registers
-  const WarpgroupPlace at = FindWarpgroupPlace<U>(task, block);
+  const WarpgroupPlace at = kFindsEarly<U> ? early : FindWarpgroupPlace<U>(task, block);
   if constexpr (U::kParts) bias = WarpgroupWriter<U, T>::LoadBias(task, at);  // registers are scarce before
-  WarpgroupWriter<U, T> writer(task, at);
+  WarpgroupWriter<U, T> writer = kFindsEarly<U> ? early_writer : WarpgroupWriter<U, T>(task, at);
   if (task.splits == 1) {
     __syncthreads();
     if (task.pool == Pool::kNone) {
-      writer.template Write<7, 1>(0, 1, bias, [&](int) { return tile; });
+      if constexpr (kFindsEarly<U>) {
+        writer.template WriteRows<7, 1>(0, bias, {tile});
+      } else {
+        writer.template Write<7, 1>(0, 1, bias, [&](int) { return tile; });
+      }
     } else {
       writer.template WritePooled<1>(0, 1, bias, [&](int) { return tile; });
     }
   } else if (task.splits == 2 || U::kMail) {  // more blocks come together by mail
-    WriteTogether<4, 2>(writer, at.split, task.splits, bias, tile);
+    if constexpr (kFindsEarly<U>) {
+      WriteAsPair<4>(writer, at.split, bias, tile);
+    } else {
+      WriteTogether<4, 2>(writer, at.split, task.splits, bias, tile);
+    }
   } else if (task.splits <= 4) {
     WriteTogether<2, 4>(writer, at.split, task.splits, bias, tile);
   } else {
@@ -72,6 +87,7 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
   const bool by_mail = U::kKeepsMail || (U::kMail && task.by_mail), mail_apart = by_mail && task.mail_at > 0;
   int2 counted = {0, 0};
   float4 bias = {};
+  [[maybe_unused]] WarpgroupWriter<U, T> writer(task);
   if constexpr (!U::kParts) bias = WarpgroupWriter<U, T>::LoadBias(task, at);
   if (warp == U::kConsumers / kWarp) {
     if (threadIdx.x % kWarp == 0) InitBarriers(barriers, U::kConsumers / kWarp);
@@ -87,6 +103,9 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
     asm volatile("bar.sync 1, %0;" ::"n"(U::kThreads) : "memory");
     float sums[U::kPixels / 2];
     WalkOf<U, T> walk(task, at, SharedAddress(stages), SharedAddress(filters), barriers);
+    if constexpr (kFindsEarly<U>) {
+      if (!by_mail) writer.Find(at);  // while the first copies come
+    }
     if constexpr (U::kMail) {
       Mail<U, T> mail(task);
       if (by_mail) {  // while the first copies come
@@ -119,7 +138,7 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
   }
   if (!by_mail) {
     WaitToWrite(task.gate);
-    counted = FinishTile<U, T>(task, bias, tile);
+    counted = FinishTile<U, T>(task, bias, tile, at, writer);
   }
   WriteCounts(task.counts, GridBlock(), counted, scratch);
   LeaveGate(task.gate);
@@ -157,7 +176,7 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
     WarpgroupPlace at = FindWarpgroupPlace<U>(task, first);
     ResultWriter<U, T> writer(task);
     asm volatile("bar.sync 1, %0;" ::"n"(U::kThreads) : "memory");
-    StepWalk<U, T> walk(task, at, SharedAddress(stages), SharedAddress(filters), barriers);
+    StepsOf<U, T> walk(task, at, SharedAddress(stages), SharedAddress(filters), barriers);
 #pragma unroll 1
     for (int tile = first; tile < task.tiles; tile += blocks) {
       at = FindWarpgroupPlace<U>(task, tile);

@@ -15,6 +15,7 @@ namespace jsc {
 template <class U, typename T>
 struct StepFilters {
   uint32_t stage;
+  static __device__ __forceinline__ uint32_t Offset() { return 0; }
   // Slice k is 16 channels; between groups of eight channels 1024 bytes.
   template <typename Sums>
   __device__ __forceinline__ void Multiply(Sums& sums, int k, uint64_t pixels, bool add) const {

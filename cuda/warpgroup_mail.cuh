@@ -179,6 +179,7 @@ struct Mail {
       WritePooled(mail);
       return;
     }
+    if constexpr (kShortSteps && !U::kParts) return WriteByPointers(mail, barrier);
     float4 extra = Residual(warp), next = Residual(warp + kWarps);
     WaitForBytes(barrier, 0);
 #pragma unroll 1
@@ -193,6 +194,42 @@ struct Mail {
 #endif
 
  private:
+#if __CUDA_ARCH__ >= 900
+  // Write in fewer instructions: a warp's pieces are `splits` rows apart.
+  __device__ __forceinline__ void WriteByPointers(const unsigned char* mail, uint64_t* barrier) {
+    const int64_t step = static_cast<int64_t>(RowStep()) * task.splits;
+    int row = Row(warp);
+    const int64_t at = first + static_cast<int64_t>(row) * RowStep();
+    T* out = task.out + at;
+    const T* residual = task.residual ? task.residual + at : nullptr;
+    const bool counts = task.counts.rows != nullptr;
+    const auto load = [&](int of_row) {
+      float4 v = {0.f, 0.f, 0.f, 0.f};
+      if (residual) {
+        if (of_row < end) v = Load4(residual);
+        residual += step;
+      }
+      return v;
+    };
+    float4 extra = load(row), next = load(row + task.splits);
+    WaitForBytes(barrier, 0);
+#pragma unroll 1
+    for (int piece = warp; piece < count; piece += kWarps) {
+      const float4 result = Finish(SumOfRow(mail, piece), bias + extra);
+      if (row < end) {
+        StoreQuad(out, result);
+        if (counts) {
+          nonzeros += CountNonzeros<T>(result, 4);
+          written += 4;
+        }
+      }
+      out += step;
+      row += task.splits;
+      extra = next;
+      next = load(row + task.splits);
+    }
+  }
+#endif
   __device__ __forceinline__ float4 SumOfRow(const unsigned char* mail, int row) const {
     float4 sum = {0.f, 0.f, 0.f, 0.f};
     const unsigned char* from = mail + row * task.splits * kPiece + threadIdx.x % kWarp * 16;

@@ -61,6 +61,13 @@ struct WarpgroupWriter {
     if (task.bias == nullptr || feature >= task.features) return {0.f, 0.f, 0.f, 0.f};
     return Load4(task.bias + static_cast<int64_t>(blockIdx.z) * task.features + feature);
   }
+  // Without results; those of a place come by Find.
+  __device__ __forceinline__ explicit WarpgroupWriter(const WarpgroupTaskOf<U, T>& task)
+      : task(task), column(0), filter(0), rows(0), row_step(0), first(0) {}
+  __device__ __forceinline__ void Find(const WarpgroupPlace& at) {
+    const WarpgroupWriter found(task, at);
+    column = found.column, filter = found.filter, rows = found.rows, row_step = found.row_step, first = found.first;
+  }
   __device__ __forceinline__ WarpgroupWriter(const WarpgroupTaskOf<U, T>& task, const WarpgroupPlace& at) : task(task) {
     constexpr int kRows = U::kPixels / kPatchWidth;
     column = static_cast<int>(threadIdx.x) / kQuads;
@@ -130,6 +137,61 @@ struct WarpgroupWriter {
         sum[i] = sum[i] + (bias + extra[i]);
         if (task.relu) sum[i] = {Relu(sum[i].x), Relu(sum[i].y), Relu(sum[i].z), Relu(sum[i].w)};
         if (row < rows) Store(row, sum[i]);
+      }
+    }
+  }
+  // The same of one or two tiles, of products that are not in parts, in fewer instructions: a row is a step of
+  // pointers.
+  template <int kBatch, int kTiles>
+  __device__ __forceinline__ void WriteRows(int part, float4 bias, const float* const (&tiles)[kTiles]) {
+    constexpr int kRowWords = kTiles * kPatchWidth * U::kSumStride;
+    const int64_t step = static_cast<int64_t>(row_step) * kTiles;
+    const int corner = (part * kPatchWidth + column) * U::kSumStride + filter;
+    const bool counts = task.counts.rows != nullptr;
+    T* out = task.out + Element(part);
+    const T* residual = task.residual ? task.residual + Element(part) : nullptr;
+    bias = bias + float4{0.f, 0.f, 0.f, 0.f};  // a sum of -0 without a bias is 0, as with one
+    int word = corner;
+#pragma unroll 1
+    for (int left = (rows - part + kTiles - 1) / kTiles; left > 0; left -= kBatch) {
+      float4 sum[kTiles][kBatch], rest[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) rest[i] = bias;
+      if (residual) {
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          if (i < left) rest[i] = bias + Load4(residual + i * step);
+        }
+        residual += kBatch * step;
+      }
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          sum[t][i] = {0.f, 0.f, 0.f, 0.f};
+          const float* from = tiles[t] + word + i * kRowWords;
+          if constexpr (kTiles > 1) {
+            LoadIf(sum[t][i], from, i < left);
+          } else if (i < left) {
+            sum[t][i] = *reinterpret_cast<const float4*>(from);
+          }
+        }
+      }
+      word += kBatch * kRowWords;
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        float4 v = sum[0][i];
+        if constexpr (kTiles > 1) v = v + sum[1][i];
+        v = v + rest[i];
+        if (task.relu) v = {Relu(v.x), Relu(v.y), Relu(v.z), Relu(v.w)};
+        if (i < left) {
+          StoreQuad(out, v);
+          if (counts) {
+            nonzeros += CountNonzeros<T>(v, 4);
+            written += 4;
+          }
+        }
+        out += step;
       }
     }
   }
@@ -204,6 +266,21 @@ __device__ __forceinline__ void WriteTogether(WarpgroupWriter<U, T>& writer, int
   }
   ArriveAtCluster();
   WaitForCluster();  // a block's sums stay until all have read them
+}
+
+// The same of two blocks by WriteRows.
+template <int kBatch, class U, typename T>
+__device__ __forceinline__ void WriteAsPair(WarpgroupWriter<U, T>& writer, int part, float4 bias, float* tile) {
+  auto cluster = cooperative_groups::this_cluster();
+  cluster.sync();
+  const float* const tiles[] = {cluster.map_shared_rank(tile, 0), cluster.map_shared_rank(tile, 1)};
+  if (writer.task.pool == Pool::kNone) {
+    writer.template WriteRows<kBatch, 2>(part, bias, tiles);
+  } else {
+    writer.template WritePooled<2>(part, 2, bias, [&](int split) { return tiles[split]; });
+  }
+  ArriveAtCluster();
+  WaitForCluster();
 }
 #endif
 

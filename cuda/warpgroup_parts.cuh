@@ -21,7 +21,7 @@
 #define JSC_CUDA_WARPGROUP_PARTS_CUH_
 
 #include "small_parts.cuh"
-#include "warpgroup_engine.cuh"
+#include "warpgroup_steps.cuh"
 
 namespace jsc {
 
@@ -239,7 +239,7 @@ __device__ __forceinline__ void MultiplySteps(PartsWalk<U>& walk, int steps, flo
 }
 
 template <class U, typename T>
-using WalkOf = std::conditional_t<U::kParts, PartsWalk<U>, StepWalk<U, T>>;
+using WalkOf = std::conditional_t<U::kParts, PartsWalk<U>, StepsOf<U, T>>;
 #endif
 
 }  // namespace jsc

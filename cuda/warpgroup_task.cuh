@@ -7,6 +7,15 @@
 
 namespace jsc {
 
+// Whether kernels, but for those of products in parts, take the loops of few instructions: the steps of
+// warpgroup_steps.cuh, and results by WriteRows and WriteByPointers, whose places are found early. Not yet run on a
+// GPU, so only in builds that ask for it (CMakeLists.txt).
+#ifdef JSC_SHORT_STEPS
+constexpr bool kShortSteps = true;
+#else
+constexpr bool kShortSteps = false;
+#endif
+
 // How blocks whose products are in parts send each other sums, in kernels of their own: not at all; with what is found
 // early kept in shared memory, as registers are short; or with the registers of two blocks, see WarpgroupResident.
 enum class PartsMail { kNone, kKept, kRoomy };
