@@ -56,7 +56,7 @@ __device__ __forceinline__ int2 FinishTile(const Task& task, float4 bias, float*
       writer.template WritePooled<1>(0, 1, bias, [&](int) { return tile; });
     }
   } else if (task.splits == 2 || U::kMail) {  // more blocks come together by mail
-    if constexpr (kFindsEarly<U>) {
+    if constexpr (kFindsEarly<U>) {           // two: outside of parts all others of a kMail tile come by mail
       WriteAsPair<4>(writer, at.split, bias, tile);
     } else {
       WriteTogether<4, 2>(writer, at.split, task.splits, bias, tile);

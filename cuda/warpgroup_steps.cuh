@@ -57,10 +57,11 @@ struct ShortWalk {
     taps = stage_taps - tap;
     pixels = stage_pixels + ((place.quotient * row + place.remainder * task.next_column) >> 4);
   }
-  // For what the step reads.
-  __device__ __forceinline__ void Wait(bool is_first) const {
-    WaitAt(filters_barrier, filters_parity);
-    if (is_first || taps == stage_taps) WaitAt(pixels_barrier, pixels_parity);
+  // For what the step reads; of pixels, where they are not those of the step before.
+  __device__ __forceinline__ void WaitForFilters() const { WaitAt(filters_barrier, filters_parity); }
+  __device__ __forceinline__ void WaitForPixels() const { WaitAt(pixels_barrier, pixels_parity); }
+  __device__ __forceinline__ void WaitForNewPixels() const {
+    if (taps == stage_taps) WaitForPixels();
   }
   __device__ __forceinline__ uint64_t Pixels() const { return uint64_t{high} << 32 | pixels; }
   // All that the step before has read may be filled again.
@@ -137,7 +138,8 @@ struct ShortWalk {
 template <class U, typename T>
 __device__ __forceinline__ void MultiplySteps(ShortWalk<U, T>& walk, int steps, float (&sums)[U::kPixels / 2]) {
   bool add = false;
-  walk.Wait(true);
+  walk.WaitForFilters();
+  walk.WaitForPixels();
 #pragma unroll 1
   for (int left = steps; left > 0; --left) {
     const StepFilters<U, T> filters{walk.stage_filters};
@@ -153,7 +155,10 @@ __device__ __forceinline__ void MultiplySteps(ShortWalk<U, T>& walk, int steps, 
     walk.FreeStages();
     walk.NextFilters();
     walk.NextTap();
-    if (left > 1) walk.Wait(false);
+    if (left > 1) {
+      walk.WaitForFilters();
+      walk.WaitForNewPixels();
+    }
   }
   WaitForProducts<0>();
   PinSums(sums);
@@ -165,9 +170,10 @@ template <class U>
 __device__ __forceinline__ void MultiplySteps(ShortWalk<U, float>& walk, int steps, float (&sums)[U::kPixels / 2]) {
   using Filters = StepFilters<U, float>;
   Filters slices[4];
-  walk.Wait(true);
+  walk.WaitForFilters();
   slices[0].Load(walk.stage_filters, 0);
   slices[1].Load(walk.stage_filters, 1);
+  walk.WaitForPixels();
   bool add = false;
 #pragma unroll 1
   for (int left = steps; left > 0; --left) {
@@ -184,10 +190,11 @@ __device__ __forceinline__ void MultiplySteps(ShortWalk<U, float>& walk, int ste
     slices[3].Load(filters, 3);
     walk.NextTap();
     slices[2].Multiply(sums, pixels + 4, true);
-    if (left > 1) walk.Wait(false);
+    if (left > 1) walk.WaitForFilters();
     WaitForProducts<2>();
     slices[0].Load(walk.stage_filters, 0);  // after the last step of anything
     slices[3].Multiply(sums, pixels + 6, true);
+    if (left > 1) walk.WaitForNewPixels();
     WaitForProducts<2>();
     slices[1].Load(walk.stage_filters, 1);
   }
