@@ -75,6 +75,12 @@ def is_one_of(value: Any, choices: tuple[Any, ...]) -> bool:
     return any(isinstance(value, type(choice)) and value == choice for choice in choices)
 
 
+def check_positive(name: str, value: Any) -> None:
+    """Raise a ValueError for a number that is no int of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise ValueError(f"{name}={value!r} must be an int of at least 1")
+
+
 def is_dtype(name: str) -> bool:
     """Whether `name` is how an array's dtype is written, such as "float32"."""
     scalar = getattr(jnp, name, None)

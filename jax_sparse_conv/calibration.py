@@ -21,7 +21,7 @@ import jax
 from flax import nnx
 
 from jax_sparse_conv import layer_calls, packed_params, packing, reference, timing
-from jax_sparse_conv.arguments import default_precision
+from jax_sparse_conv.arguments import check_positive, default_precision
 from jax_sparse_conv.calls import Call, Operands
 from jax_sparse_conv.plan import Candidate, LayerPlan, Plan, check_model, device_label, layers_by_name, versions
 
@@ -78,8 +78,7 @@ def calibrate(
         whose input has no values when it is called (under `jit`, `vmap` or `scan` inside the model).
     """
     check_model(model)
-    if not isinstance(repeats, int) or repeats < 1:
-        raise ValueError(f"repeats={repeats!r} must be an int of at least 1")
+    check_positive("repeats", repeats)
     if not isinstance(batches, Iterable):
         raise TypeError(f"batches is a {type(batches).__name__}, not an array or an iterable of batches")
     start = time.perf_counter()

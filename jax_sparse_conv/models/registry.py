@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_sparse_conv.arguments import check_positive
 from jax_sparse_conv.models import alexnets, densenet, inception, lenet, regnet, resnet, vgg
 from jax_sparse_conv.models.layers import ConvNet
-from jax_sparse_conv.models.units import check_positive
 
 CONVENTIONS = ("torchvision", "timm", "keras")
 _CAFFE_BGR_MEAN = (103.939, 116.779, 123.68)

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, Required, TypeAlias, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax import lax
 
 from jax_sparse_conv import layers, ops, reference
+from jax_sparse_conv.arguments import check_positive
 from jax_sparse_conv.models.initializers import he_normal
 from jax_sparse_conv.nnx import SparseConv, SparseConvPool, SparseLinear
 from jax_sparse_conv.nnx.layers import promoted
@@ -228,12 +228,6 @@ def fully_connected(in_features: int, out_features: int, *, relu: bool, **shared
     arguments: dict[str, Any] = {"kernel_init": he_normal, **shared}
     activation = "relu" if relu else None
     return SparseLinear(in_features, out_features, activation=activation, implementation=implementation, **arguments)
-
-
-def check_positive(name: str, value: Any) -> None:
-    """Raise a ValueError for a number of features or classes that is no int of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise ValueError(f"{name}={value!r} must be an int of at least 1")
 
 
 def dense_implementation(implementation: str | None) -> str | None:
