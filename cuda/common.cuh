@@ -220,39 +220,60 @@ __device__ inline void SendToBlock(int block, float4* to, float4 v, uint64_t* ba
       : "memory");
 }
 
-__device__ inline void ExpectBytes(uint64_t* barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(SharedAddress(barrier)), "r"(bytes)
-               : "memory");
+// barrier, shared: addresses in shared memory, here and below
+__device__ inline void ExpectBytes(uint32_t barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ inline void ExpectBytes(uint64_t* barrier, int bytes) { ExpectBytes(SharedAddress(barrier), bytes); }
+// The same without arriving there.
+__device__ inline void ExpectMoreBytes(uint32_t barrier, int bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// The copy engine is to know a map before the first copy by it.
+__device__ inline void PrefetchMap(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
 // Copies the box of a tensor map that starts at {feature, channel, tap}, with zeros outside the tensor.
-__device__ inline void CopyBox(void* shared, const CUtensorMap* map, int feature, int channel, int tap,
-                               uint64_t* barrier) {
+__device__ inline void CopyBox(uint32_t shared, const CUtensorMap* map, int feature, int channel, int tap,
+                               uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
-      "[%5];" ::"r"(SharedAddress(shared)),
-      "l"(map), "r"(feature), "r"(channel), "r"(tap), "r"(SharedAddress(barrier))
+      "[%5];" ::"r"(shared),
+      "l"(map), "r"(feature), "r"(channel), "r"(tap), "r"(barrier)
       : "memory");
 }
-
-// The same for the map of an image batch, from {channel, x, y, image}, which may be negative.
-__device__ inline void CopyBox(void* shared, const CUtensorMap* map, int channel, int x, int y, int image,
+__device__ inline void CopyBox(void* shared, const CUtensorMap* map, int feature, int channel, int tap,
                                uint64_t* barrier) {
+  CopyBox(SharedAddress(shared), map, feature, channel, tap, SharedAddress(barrier));
+}
+
+// The same for a map of four axes, as that of an image batch from {channel, x, y, image}, which may be negative.
+__device__ inline void CopyBox(uint32_t shared, const CUtensorMap* map, int channel, int x, int y, int image,
+                               uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
-      "[%6];" ::"r"(SharedAddress(shared)),
-      "l"(map), "r"(channel), "r"(x), "r"(y), "r"(image), "r"(SharedAddress(barrier))
+      "[%6];" ::"r"(shared),
+      "l"(map), "r"(channel), "r"(x), "r"(y), "r"(image), "r"(barrier)
       : "memory");
+}
+__device__ inline void CopyBox(void* shared, const CUtensorMap* map, int channel, int x, int y, int image,
+                               uint64_t* barrier) {
+  CopyBox(SharedAddress(shared), map, channel, x, y, image, SharedAddress(barrier));
 }
 
 // At the scope of the block, for mail too: what comes lies in its shared memory, and a wait at the cluster's scope
 // would empty the L1 cache as well.
-__device__ inline void WaitForBytes(uint64_t* barrier, int parity) {
+__device__ inline void WaitForBytes(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n .reg .pred done;\n $wait_%=:\n mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n @!done bra "
-      "$wait_%=;\n}" ::"r"(SharedAddress(barrier)),
+      "$wait_%=;\n}" ::"r"(barrier),
       "r"(parity)
       : "memory");
+}
+__device__ inline void WaitForBytes(uint64_t* barrier, uint32_t parity) {
+  WaitForBytes(SharedAddress(barrier), parity);
 }
 #endif
 

@@ -78,7 +78,7 @@ __device__ __forceinline__ void AskForNewFilters(const DenseLayerTask<typename U
                                                  DenseBarriers<U::kRing>& barriers) {
   ExpectBytes(&barriers.newest, (task.tile_height + 2) * (task.tile_width + 2) * U::kRowBytes + U::kFilterBytes);
   AskForFilters<U>(&maps.filters, stage + U::kRows * U::kRowBytes, 1, task.early_channels, at.rank, &barriers.newest);
-  asm volatile("prefetch.tensormap [%0];" ::"l"(&maps.newest) : "memory");
+  PrefetchMap(maps.newest);
 }
 
 template <class U>

@@ -55,6 +55,7 @@ __device__ __forceinline__ void AskForSecond(const SecondTask<typename U::T>& ta
                                              SecondBarriers<U::kChunks>& barriers) {
   using T = typename U::T;
   if (IsElected()) {
+    PrefetchMap(maps.mid);
 #pragma unroll
     for (int chunk = 0; chunk < U::kChunks; ++chunk) {
       ExpectBytes(barriers.kernel + chunk, 3 * kSecondPiece);
@@ -88,6 +89,8 @@ template <class U>
 __device__ __forceinline__ void AskForParts(const SecondTask<float>& task, const SecondMaps& maps,
                                             unsigned char* kernel, unsigned char* stages,
                                             SecondBarriers<U::kChunks>& barriers) {
+  if (IsElected()) PrefetchMap(maps.mid);
+  __syncwarp();
   WaitForKernelBefore();
   LetNextKernelStart();
   RingPlace to, piece;

@@ -32,7 +32,7 @@ namespace jsc {
 // Whether threads find the places of their results while the first copies come, rather than when all is multiplied: in
 // parts registers are scarce before.
 template <class U>
-constexpr bool kFindsEarly = kShortSteps && !U::kParts;
+constexpr bool kFindsEarly = !U::kParts;
 
 // From a block's sums in its shared memory to results, alone or with the blocks that share the tile. All threads.
 // early: where they are and go, if that was found early.
@@ -47,20 +47,12 @@ __device__ __forceinline__ int2 FinishTile(const Task& task, float4 bias, float*
   if (task.splits == 1) {
     __syncthreads();
     if (task.pool == Pool::kNone) {
-      if constexpr (kFindsEarly<U>) {
-        writer.template WriteRows<7, 1>(0, bias, {tile});
-      } else {
-        writer.template Write<7, 1>(0, 1, bias, [&](int) { return tile; });
-      }
+      writer.template WriteRows<7, 1>(0, bias, {tile});
     } else {
       writer.template WritePooled<1>(0, 1, bias, [&](int) { return tile; });
     }
-  } else if (task.splits == 2 || U::kMail) {  // more blocks come together by mail
-    if constexpr (kFindsEarly<U>) {           // two: outside of parts all others of a kMail tile come by mail
-      WriteAsPair<4>(writer, at.split, bias, tile);
-    } else {
-      WriteTogether<4, 2>(writer, at.split, task.splits, bias, tile);
-    }
+  } else if (task.splits == 2 || U::kMail) {  // of which three and more come together by mail
+    WriteAsPair<4>(writer, at.split, bias, tile);
   } else if (task.splits <= 4) {
     WriteTogether<2, 4>(writer, at.split, task.splits, bias, tile);
   } else {
@@ -90,12 +82,15 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
   [[maybe_unused]] WarpgroupWriter<U, T> writer(task);
   if constexpr (!U::kParts) bias = WarpgroupWriter<U, T>::LoadBias(task, at);
   if (warp == U::kConsumers / kWarp) {
-    if (threadIdx.x % kWarp == 0) InitBarriers(barriers, U::kConsumers / kWarp);
+    if (IsElected()) {
+      PrefetchMapsOf<U>(maps);
+      InitBarriers(barriers, U::kConsumers / kWarp);
+    }
     __syncwarp();
     asm volatile("bar.arrive 1, %0;" ::"n"(U::kThreads) : "memory");  // the first copies wait for nobody
     if (mail_apart) ArriveAtCluster();
-    NextStages next;
-    AskForStages<U>(task, maps, at, stages, filters, barriers, next, task.gate.in_chain);
+    StageCopies<U, T> copies(task, maps, stages, filters, barriers);
+    copies.AskForTile(at, task.gate.in_chain);
     __syncwarp();
     if (by_mail && !mail_apart) ArriveAtCluster();
     if (by_mail) WaitForCluster();
@@ -162,21 +157,23 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
   const int first = (block + block / round) % task.residents * round + block / task.residents;
   int2 counted = {0, 0};
   if (warp == U::kConsumers / kWarp) {
-    if (threadIdx.x % kWarp == 0) InitBarriers(barriers, U::kConsumers / kWarp);
+    if (IsElected()) {
+      PrefetchMapsOf<U>(maps);
+      InitBarriers(barriers, U::kConsumers / kWarp);
+    }
     __syncwarp();
     asm volatile("bar.arrive 1, %0;" ::"n"(U::kThreads) : "memory");
-    NextStages next;
+    StageCopies<U, T> copies(task, maps, stages, filters, barriers);
 #pragma unroll 1
     for (int tile = first; tile < task.tiles; tile += blocks) {
-      const WarpgroupPlace at = FindWarpgroupPlace<U>(task, tile);
-      AskForStages<U>(task, maps, at, stages, filters, barriers, next, task.gate.in_chain && tile == first);
+      copies.AskForTile(FindWarpgroupPlace<U>(task, tile), task.gate.in_chain && tile == first);
     }
     __syncwarp();
   } else {
     WarpgroupPlace at = FindWarpgroupPlace<U>(task, first);
     ResultWriter<U, T> writer(task);
     asm volatile("bar.sync 1, %0;" ::"n"(U::kThreads) : "memory");
-    StepsOf<U, T> walk(task, at, SharedAddress(stages), SharedAddress(filters), barriers);
+    StepWalk<U, T> walk(task, at, SharedAddress(stages), SharedAddress(filters), barriers);
 #pragma unroll 1
     for (int tile = first; tile < task.tiles; tile += blocks) {
       at = FindWarpgroupPlace<U>(task, tile);

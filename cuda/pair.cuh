@@ -35,6 +35,9 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
   const int own_pixels = min(task.tile_pixels, task.pixels - first_pixel);
   if (warp == U::kConsumers / kWarp) {
     if (lane == 0) {
+      PrefetchMap(maps.kernel);
+      PrefetchMap(maps.x);
+      if (U::kParts && task.copies_small) PrefetchMap(maps.small);
 #pragma unroll
       for (int i = 0; i < kMaxPairSlots; ++i) {
         InitBarrier(barriers.full + i);

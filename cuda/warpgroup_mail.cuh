@@ -166,12 +166,6 @@ struct Mail {
       }
     }
   }
-  __device__ __forceinline__ float4 Residual(int piece) const {
-    const int row = Row(piece);
-    float4 v = {0.f, 0.f, 0.f, 0.f};
-    if (task.residual && row < end) v = Load4(task.residual + first + static_cast<int64_t>(row) * RowStep());
-    return v;
-  }
   // All of the warp's pieces.
   __device__ __forceinline__ void Write(const unsigned char* mail, uint64_t* barrier) {
     if (pairs != 0) {
@@ -179,23 +173,13 @@ struct Mail {
       WritePooled(mail);
       return;
     }
-    if constexpr (kShortSteps && !U::kParts) return WriteByPointers(mail, barrier);
-    float4 extra = Residual(warp), next = Residual(warp + kWarps);
-    WaitForBytes(barrier, 0);
-#pragma unroll 1
-    for (int piece = warp; piece < count; piece += kWarps) {
-      const float4 result = Finish(SumOfRow(mail, piece), bias + extra);
-      const int row = Row(piece);
-      if (row < end) Store(first + static_cast<int64_t>(row) * RowStep(), result);
-      extra = next;
-      next = Residual(piece + 2 * kWarps);
-    }
+    WriteByPointers(mail, barrier);
   }
 #endif
 
  private:
 #if __CUDA_ARCH__ >= 900
-  // Write in fewer instructions: a warp's pieces are `splits` rows apart.
+  // Of results that are not pooled: a warp's pieces are `splits` rows apart.
   __device__ __forceinline__ void WriteByPointers(const unsigned char* mail, uint64_t* barrier) {
     const int64_t step = static_cast<int64_t>(RowStep()) * task.splits;
     int row = Row(warp);
@@ -218,6 +202,9 @@ struct Mail {
       const float4 result = Finish(SumOfRow(mail, piece), bias + extra);
       if (row < end) {
         StoreQuad(out, result);
+        if constexpr (U::kParts) {
+          if (task.small_out) StoreQuad(out + (task.small_out - task.out), SmallPart(result));
+        }
         if (counts) {
           nonzeros += CountNonzeros<T>(result, 4);
           written += 4;

@@ -39,15 +39,32 @@ bool MapPixels(const ConvCall& call, const void* data, const WarpgroupPlan& plan
                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
+// All filters of a tile's step at once, 128 bytes of them behind the other; or by pieces, where the last has fewer.
+bool MapFilters(const ConvCall& call, const WarpgroupPlan& plan, CUtensorMapDataType type, cuuint64_t bytes,
+                CUtensorMap* map) {
+  static const auto tiled = FindDriverFunction<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
+  const ConvArgs& a = call.args;
+  const int64_t taps = a.stacks * a.kernel_size[0] * a.kernel_size[1];
+  if (!HasWholeFilters(a, static_cast<int>(bytes))) {
+    return MapKernelPieces(call.kernel, a.features, a.group_channels, taps, type, static_cast<int64_t>(bytes), map);
+  }
+  const auto side = static_cast<cuuint32_t>(kRowBytes / bytes);
+  const auto features = static_cast<cuuint64_t>(a.features), depth = static_cast<cuuint64_t>(a.group_channels);
+  const cuuint64_t size[] = {side, depth, features / side, static_cast<cuuint64_t>(taps)};
+  const cuuint64_t stride[] = {features * bytes, kRowBytes, features * depth * bytes};
+  const cuuint32_t box[] = {side, side, static_cast<cuuint32_t>(plan.filters) / side, 1}, step[] = {1, 1, 1, 1};
+  return tiled && tiled(map, type, 4, const_cast<void*>(call.kernel), size, stride, box, step,
+                        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
 }  // namespace
 
 bool MakeWarpgroupMaps(const ConvCall& call, const WarpgroupPlan& plan, PartsMaps* maps) {
   const CUtensorMapDataType type = TensorMapType(call.dtype, plan.parts);
   const cuuint64_t bytes = call.dtype == ffi::DataType::F32 ? 4 : 2;
   const ConvArgs& a = call.args;
-  const int64_t taps = a.stacks * a.kernel_size[0] * a.kernel_size[1];
-  return MapKernelPieces(call.kernel, a.features, a.group_channels, taps, type, bytes, &maps->kernel) &&
-         MapPixels(call, call.x, plan, type, bytes, &maps->x) &&
+  return MapFilters(call, plan, type, bytes, &maps->kernel) && MapPixels(call, call.x, plan, type, bytes, &maps->x) &&
          (!call.small.x || MapPixels(call, call.small.x, plan, type, bytes, &maps->small));
 }
 

@@ -93,8 +93,8 @@ struct WarpgroupWriter {
     first = pixel * task.features + at.feature + filter;
   }
   __device__ __forceinline__ int64_t Element(int row) const { return first + static_cast<int64_t>(row) * row_step; }
-  // Rows part, part + parts, ...; tile_of(split): the sums of a split, which are added in the order of the splits.
-  // kBatch rows of kSplits splits are asked for at a time.
+  // Rows part, part + parts, ... of more than two splits; tile_of(split): the sums of a split, which are added in the
+  // order of the splits. kBatch rows of kSplits splits are asked for at a time.
   template <int kBatch, int kSplits, typename TileOf>
   __device__ __forceinline__ void Write(int part, int parts, float4 bias, const TileOf& tile_of) {
 #pragma unroll 1
@@ -114,12 +114,7 @@ struct WarpgroupWriter {
 #pragma unroll
           for (int i = 0; i < kBatch; ++i) {
             const int row = from + i * parts;
-            const float* at = tile + row * (kPatchWidth * U::kSumStride);
-            if constexpr (kSplits > 1) {
-              LoadIf(next[j][i], at, row < rows && split + j < parts);
-            } else if (row < rows) {
-              next[j][i] = *reinterpret_cast<const float4*>(at);
-            }
+            LoadIf(next[j][i], tile + row * (kPatchWidth * U::kSumStride), row < rows && split + j < parts);
           }
         }
 #pragma unroll
@@ -129,7 +124,6 @@ struct WarpgroupWriter {
             sum[i] = sum[i] + next[j][i];
           }
         }
-        if (kSplits == 1) break;
       }
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
@@ -140,8 +134,7 @@ struct WarpgroupWriter {
       }
     }
   }
-  // The same of one or two tiles, of products that are not in parts, in fewer instructions: a row is a step of
-  // pointers.
+  // The same of one or two tiles in fewer instructions: a row is a step of pointers.
   template <int kBatch, int kTiles>
   __device__ __forceinline__ void WriteRows(int part, float4 bias, const float* const (&tiles)[kTiles]) {
     constexpr int kRowWords = kTiles * kPatchWidth * U::kSumStride;
@@ -186,6 +179,9 @@ struct WarpgroupWriter {
         if (task.relu) v = {Relu(v.x), Relu(v.y), Relu(v.z), Relu(v.w)};
         if (i < left) {
           StoreQuad(out, v);
+          if constexpr (U::kParts) {
+            if (task.small_out) StoreQuad(out + (task.small_out - task.out), SmallPart(v));
+          }
           if (counts) {
             nonzeros += CountNonzeros<T>(v, 4);
             written += 4;
@@ -268,7 +264,7 @@ __device__ __forceinline__ void WriteTogether(WarpgroupWriter<U, T>& writer, int
   WaitForCluster();  // a block's sums stay until all have read them
 }
 
-// The same of two blocks by WriteRows.
+// The same of two blocks, by WriteRows.
 template <int kBatch, class U, typename T>
 __device__ __forceinline__ void WriteAsPair(WarpgroupWriter<U, T>& writer, int part, float4 bias, float* tile) {
   auto cluster = cooperative_groups::this_cluster();

@@ -96,25 +96,25 @@ __device__ __forceinline__ void StoreSmall(uint32_t address, const uint32_t (&v)
 template <class U>
 struct PartsWalk : StepWalk<U, float> {
   using Base = StepWalk<U, float>;
-  using Base::task, Base::of_pixels, Base::new_pixels;
-  BarriersOf<U>& barriers;
+  using Base::task, Base::of_pixels;
 
   __device__ __forceinline__ PartsWalk(const WarpgroupTask<float>& task, const WarpgroupPlace& at, uint32_t pixels,
-                                       uint32_t filters, BarriersOf<U>& barriers)
-      : Base(task, at, pixels, filters + StepFilters<U, float>::Offset(), barriers), barriers(barriers) {}
+                                       uint32_t filters, const BarriersOf<U>& barriers)
+      : Base(task, at, pixels, filters, barriers) {}
   __device__ __forceinline__ uint32_t SmallBytes() const { return static_cast<uint32_t>(task.pixel_bytes) / 2; }
-  __device__ __forceinline__ void WaitForParts() {
+  __device__ __forceinline__ void WaitForParts() const {
     if constexpr (U::kSplits) {
-      if (new_pixels) WaitForBytes(barriers.pixels_ready + of_pixels.stage, of_pixels.parity);
+      if (HasNewPixels()) WaitForSplit();
     } else {
-      Base::WaitForPixels();
+      Base::WaitForNewPixels();
     }
   }
   // Writes the small parts of the stage that comes next, all consumers together; a thread kBatch slots at a time.
   template <int kBatch>
-  __device__ __forceinline__ void SplitPixels() {
-    Base::WaitForPixels();
-    const uint32_t stage = Base::pixels + of_pixels.stage * task.pixel_bytes, small = SmallBytes();
+  __device__ __forceinline__ void SplitPixels() const {
+    Full().WaitForFull();
+    const uint32_t block = of_pixels.barrier & ~kMatrixStarts;  // the block's place in a cluster's shared memory
+    const uint32_t stage = block | StartOfMatrix(task.patch ? of_pixels.stage : Base::pixels), small = SmallBytes();
     const auto end = static_cast<uint32_t>(task.copied_bytes);
 #pragma unroll 1
     for (uint32_t at = threadIdx.x * 16; at < end; at += kBatch * U::kConsumers * 16) {
@@ -130,20 +130,36 @@ struct PartsWalk : StepWalk<U, float> {
     }
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncwarp();
-    if (threadIdx.x % kWarp == 0) Arrive(SharedAddress(barriers.pixels_ready + of_pixels.stage));
+    if (threadIdx.x % kWarp == 0) Arrive(Full().barrier + Ready());
   }
   // To the first step, and to the next one.
   __device__ __forceinline__ void Start() {
-    if constexpr (U::kSplits) SplitPixels<6>();
+    if constexpr (U::kSplits) {
+      SplitPixels<6>();
+      WaitForSplit();
+    } else {
+      Base::WaitForFirstPixels();
+    }
     Base::WaitForFilters();
   }
   __device__ __forceinline__ void Next(bool is_last) {
-    Base::Advance();
+    Base::NextFilters();
+    Base::NextPixels();
     if (is_last) return;
     if constexpr (U::kSplits) {
-      if (new_pixels) SplitPixels<U::kPixels == 56 ? 2 : 1>();  // as many as there are registers for
+      if (HasNewPixels()) SplitPixels<U::kPixels == 56 ? 2 : 1>();  // as many as there are registers for
     }
     Base::WaitForFilters();
+  }
+
+ private:
+  __device__ __forceinline__ bool HasNewPixels() const { return !task.patch || Base::stage_left == task.stage_steps; }
+  __device__ __forceinline__ void WaitForSplit() const { WaitForBytes(Full().barrier + Ready(), Full().parity); }
+  // Whose barriers stages of pixels have, and from that of a full stage to that of a split one.
+  __device__ __forceinline__ const StageRing& Full() const { return task.patch ? Base::of_pixels : Base::of_filters; }
+  __device__ __forceinline__ uint32_t Ready() const {
+    constexpr uint32_t kReady = sizeof(WarpgroupBarriers), kFilters = offsetof(WarpgroupBarriers, filters_full);
+    return task.patch ? kReady : kReady - kFilters;
   }
 };
 
@@ -156,14 +172,14 @@ __device__ __forceinline__ void MultiplyOneByOne(PartsWalk<U>& walk, int steps, 
   const uint64_t small = walk.SmallBytes() >> 4;
   low.Load(walk.Filters());
 #pragma unroll 1
-  for (int step = 0; step < steps; ++step) {
+  for (int left = steps; left > 0; --left) {
     walk.WaitForParts();
     const uint64_t pixels = walk.Pixels();
     low.Multiply(partial, pixels, small, false);
     walk.FreeStages();
     high.Load(walk.Filters() + 2048);
     high.Multiply(partial, pixels + 4, small, true);
-    walk.Next(step + 1 == steps);
+    walk.Next(left == 1);
     WaitForProducts<1>();
     low.Load(walk.Filters());  // after the last step of anything
     WaitForProducts<0>();
@@ -239,7 +255,7 @@ __device__ __forceinline__ void MultiplySteps(PartsWalk<U>& walk, int steps, flo
 }
 
 template <class U, typename T>
-using WalkOf = std::conditional_t<U::kParts, PartsWalk<U>, StepsOf<U, T>>;
+using WalkOf = std::conditional_t<U::kParts, PartsWalk<U>, StepWalk<U, T>>;
 #endif
 
 }  // namespace jsc

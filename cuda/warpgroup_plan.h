@@ -28,6 +28,11 @@ constexpr int WarpgroupResident(int filters, int pixels, int element_bytes, bool
 // Whether kernels of a tile have registers for blocks that send each other their sums (warpgroup_mail.cuh).
 constexpr bool HasMail(int pixels) { return pixels == 56 || pixels == 112; }
 
+// Whether one copy brings the filters of a tile's step: the map of a kernel then has rows of 128 bytes of filters.
+inline bool HasWholeFilters(const ConvArgs& args, int element_bytes) {
+  return args.features % (kRowBytes / element_bytes) == 0;
+}
+
 // Blocks that take the tiles of a stack in turns: where there are more than run at once, and sums that no other block
 // has, so that they never leave registers and the next tile's copies come while results are written.
 struct Turns {

@@ -7,15 +7,6 @@
 
 namespace jsc {
 
-// Whether kernels, but for those of products in parts, take the loops of few instructions: the steps of
-// warpgroup_steps.cuh, and results by WriteRows and WriteByPointers, whose places are found early. Not yet run on a
-// GPU, so only in builds that ask for it (CMakeLists.txt).
-#ifdef JSC_SHORT_STEPS
-constexpr bool kShortSteps = true;
-#else
-constexpr bool kShortSteps = false;
-#endif
-
 // How blocks whose products are in parts send each other sums, in kernels of their own: not at all; with what is found
 // early kept in shared memory, as registers are short; or with the registers of two blocks, see WarpgroupResident.
 enum class PartsMail { kNone, kKept, kRoomy };
@@ -55,7 +46,11 @@ struct WarpgroupTask {
   int pixel_stages, filter_stages, pixel_bytes, copied_bytes;  // of a stage of pixels: its room, and what comes
   int mail_at;  // bytes from the first stage to the mailbox, where blocks meet by mail; 0: in the stages' place
   int kept_at;  // bytes from the first stage to what the threads of a kKeepsMail tile keep
-  int group_bytes, next_column, next_row;  // of staged pixels: between groups of eight, and from tap to tap
+  int group_bytes, next_column, next_row;  // of staged pixels: between groups of eight, and from step to step
+  int stage_steps, row_steps;              // of a patch, and of a row of the window; else both those of the ring
+  int new_stage, rings;                    // steps left in a new patch, else -1; patches of the ring, else 1
+  uint32_t end_offset;                     // of the tap behind the last one, see StageCopies
+  bool whole_filters;                      // one copy brings a step's
   bool patch, by_mail, relu;
   Pool pool;  // of pairs of rows and columns, see PoolsPairs
   int pooled_height, pooled_width;
@@ -109,8 +104,14 @@ WarpgroupTask<T> MakeWarpgroupTask(const ConvCall& call, const WarpgroupPlan& pl
   t.mail_at = plan.mail_at;
   t.kept_at = plan.kept_at;
   t.group_bytes = (plan.patch ? plan.patch_wide : 8) * kRowBytes;
-  t.next_column = plan.patch ? t.dilation[1] * kRowBytes : 0;
-  t.next_row = plan.patch ? t.dilation[0] * t.group_bytes - (t.kernel_width - 1) * t.next_column : 0;
+  t.row_steps = plan.patch ? t.kernel_width : plan.pixel_stages;
+  t.next_column = plan.patch ? t.dilation[1] * kRowBytes : plan.pixel_bytes;
+  t.next_row = plan.patch ? t.dilation[0] * t.group_bytes - (t.row_steps - 1) * t.next_column : 0;
+  t.stage_steps = plan.patch ? plan.taps : plan.pixel_stages;
+  t.new_stage = plan.patch ? plan.taps : -1;
+  t.rings = plan.patch ? plan.pixel_stages : 1;
+  t.end_offset = static_cast<uint32_t>(a.kernel_size[0]) * static_cast<uint32_t>(a.dilation[0]) << 16;
+  t.whole_filters = HasWholeFilters(a, static_cast<int>(sizeof(T)));
   t.patch = plan.patch;
   t.relu = a.activation == Activation::kRelu;
   t.pool = a.pool;

@@ -18,6 +18,10 @@ __device__ __forceinline__ uint64_t SwizzledMatrix(uint32_t shared, uint32_t gro
   return kSwizzle128 | uint64_t{group_bytes >> 4} << 32 | uint64_t{1} << 16 | (shared >> 4 & 0x3fff);
 }
 
+// The address at which it begins, of which a block's place in its cluster is no part.
+constexpr uint32_t kMatrixStarts = 0x3ffff;
+__device__ __forceinline__ uint32_t StartOfMatrix(uint32_t low_word) { return low_word << 4 & kMatrixStarts; }
+
 // Before the first product that follows other use of its registers.
 __device__ __forceinline__ void BeginProducts() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void CommitProducts() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }

@@ -80,8 +80,8 @@ __device__ void Fetch(const ConvTask<T>& task, const TensorMaps& maps, const Fet
 }
 
 __device__ inline void PrefetchMaps(const TensorMaps& maps) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(&maps.x) : "memory");
-  asm volatile("prefetch.tensormap [%0];" ::"l"(&maps.kernel) : "memory");
+  PrefetchMap(maps.x);
+  PrefetchMap(maps.kernel);
 }
 
 // The first chunks of a block, and the barriers.

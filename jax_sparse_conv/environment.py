@@ -24,7 +24,6 @@ _BUILD_FIELDS = {
     "cuda_built": "CUDA_BUILT",
     "cuda_reason": "CUDA_REASON",
     "cuda_architectures": "CUDA_ARCHITECTURES",
-    "cuda_short_steps": "CUDA_SHORT_STEPS",
     "cuda_compiler": "CUDA_COMPILER",
     "cxx_compiler": "CXX_COMPILER",
     "build_type": "BUILD_TYPE",
