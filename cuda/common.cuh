@@ -89,7 +89,18 @@ __device__ inline T FromFloat(float v) {
 }
 
 __device__ inline float Relu(float v) { return v < 0.f ? 0.f : v; }  // keeps NaN
-__device__ inline float MaxOrNan(float a, float b) { return b > a || b != b ? b : a; }
+__device__ inline float MaxOrNan(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+  float most;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+  return most;
+#else
+  return b > a || b != b ? b : a;
+#endif
+}
+
+// Whether the greatest of sums stays so when a bias has been added: an infinite one makes NaN of some.
+__device__ inline bool KeepsOrder(float bias) { return bias * 0.f == 0.f; }
 
 // Four consecutive elements of p as float32; p aligned to four elements.
 __device__ inline float4 Load4(const float* p) { return *reinterpret_cast<const float4*>(p); }

@@ -49,7 +49,7 @@ __device__ __forceinline__ int2 FinishTile(const Task& task, float4 bias, float*
     if (task.pool == Pool::kNone) {
       writer.template WriteRows<7, 1>(0, bias, {tile});
     } else {
-      writer.template WritePooled<1>(0, 1, bias, [&](int) { return tile; });
+      writer.template WritePooledRows<2, 1>(0, bias, {tile});
     }
   } else if (task.splits == 2 || U::kMail) {  // of which three and more come together by mail
     WriteAsPair<4>(writer, at.split, bias, tile);

@@ -14,12 +14,19 @@ namespace jsc {
 // Filters of a step as the product takes them, and which rows of the product they are.
 template <class U, typename T>
 struct StepFilters {
-  uint32_t stage;
-  static __device__ __forceinline__ uint32_t Offset() { return 0; }
+  static constexpr uint32_t kStage = U::kFilterBytes >> 4;  // from stage to stage, of words of operands
+  uint32_t word;  // of the calling warpgroup's filters in a stage, the low one
+  // In the first of the stages at an address.
+  static __device__ __forceinline__ uint32_t First(uint32_t stages) {
+    const uint32_t group = U::kGroups > 1 ? __shfl_sync(0xffffffffu, threadIdx.x / 128, 0) : 0;  // the same in a warp
+    return static_cast<uint32_t>(SwizzledMatrix(stages + group * (64 * kRowBytes), 0));
+  }
   // Slice k is 16 channels; between groups of eight channels 1024 bytes.
   template <typename Sums>
   __device__ __forceinline__ void Multiply(Sums& sums, int k, uint64_t pixels, bool add) const {
-    Wgmma<T, U::kPixels>::Multiply(sums, SwizzledMatrix(stage + k * 2048, 1024), pixels, add);
+    constexpr uint32_t kSlice = 2048 >> 4;
+    const uint64_t filters = SwizzledMatrix(0, 1024) >> 32 << 32 | word;
+    Wgmma<T, U::kPixels>::Multiply(sums, filters + k * kSlice, pixels, add);
   }
   static __device__ __forceinline__ void Store(const float (&sums)[U::kPixels / 2], float* tile) {
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
@@ -35,7 +42,13 @@ struct StepFilters {
 // neighbours four slots on, so that the eight bytes that each of 16 lanes loads are in distinct banks.
 template <class U>
 struct StepFilters<U, float> {
-  uint32_t slice[4];  // one of a step's four
+  static constexpr uint32_t kStage = U::kFilterBytes;  // from stage to stage, of addresses
+  uint32_t slice[4];                                   // one of a step's four
+
+  // Of the calling thread's first filter in the first of the stages at an address.
+  static __device__ __forceinline__ uint32_t First(uint32_t stages) {
+    return stages + threadIdx.x / 128 * (64 * kRowBytes) + Offset();
+  }
 
   static __device__ __forceinline__ int Slot() {
     const int row = threadIdx.x % kWarp / 4, warp = threadIdx.x / kWarp % 4;
@@ -59,7 +72,6 @@ struct StepFilters<U, float> {
   // sums (+)= filters x pixels, asked for
   template <typename Sums>
   __device__ __forceinline__ void Multiply(Sums& sums, uint64_t pixels, bool add) const {
-    BeginProducts();
     Wgmma<float, U::kPixels>::Multiply(sums, slice, pixels, add);
     CommitProducts();
   }

@@ -239,16 +239,25 @@ struct Mail {
   __device__ __forceinline__ void WritePooled(const unsigned char* mail) {
 #pragma unroll 1
     for (int piece = warp; piece < count; piece += kWarps) {
-      const float4 top = Finish(SumOfRow(mail, piece * 2), bias), low = Finish(SumOfRow(mail, piece * 2 + 1), bias);
-      const float4 result = {Pooled(top.x, low.x), Pooled(top.y, low.y), Pooled(top.z, low.z), Pooled(top.w, low.w)};
+      const float4 result = Pooled(SumOfRow(mail, piece * 2), SumOfRow(mail, piece * 2 + 1));
       const int row = Row(piece);
       if (row < end) Store(first + static_cast<int64_t>(row) * (task.pooled_width * task.features), result);
     }
   }
-  __device__ __forceinline__ float Pooled(float top, float low) const {
-    const float other_top = __shfl_xor_sync(0xffffffffu, top, 4), other_low = __shfl_xor_sync(0xffffffffu, low, 4);
-    if (task.pool == Pool::kAverage) return 0.25f * ((top + other_top) + (low + other_low));
-    return MaxOrNan(MaxOrNan(top, other_top), MaxOrNan(low, other_low));
+  // Of a column's two sums the result of a window; the greatest is found before bias and ReLU, if those leave it so.
+  __device__ __forceinline__ float4 Pooled(float4 top, float4 low) const {
+    const auto beside = [](float4 v) {
+      const auto other = [](float of) { return __shfl_xor_sync(0xffffffffu, of, 4); };
+      return float4{other(v.x), other(v.y), other(v.z), other(v.w)};
+    };
+    const bool finishes_first = task.pool == Pool::kAverage || !KeepsOrder(bias);
+    if (finishes_first) top = Finish(top, bias), low = Finish(low, bias);
+    if (task.pool == Pool::kAverage) {
+      const float4 sum = (top + beside(top)) + (low + beside(low));
+      return {0.25f * sum.x, 0.25f * sum.y, 0.25f * sum.z, 0.25f * sum.w};
+    }
+    const float4 of_column = MaxOrNan(top, low), most = MaxOrNan(of_column, beside(of_column));
+    return finishes_first ? most : Finish(most, bias);
   }
 };
 

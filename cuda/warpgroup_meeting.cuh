@@ -43,6 +43,14 @@ __device__ __forceinline__ void LoadIf(float4& v, const float* from, bool yes) {
                : "memory");
 }
 
+__device__ __forceinline__ float4 MaxOrNan(float4 a, float4 b) {
+  return {MaxOrNan(a.x, b.x), MaxOrNan(a.y, b.y), MaxOrNan(a.z, b.z), MaxOrNan(a.w, b.w)};
+}
+
+__device__ __forceinline__ bool KeepsOrder(float4 bias) {
+  return KeepsOrder(bias.x) && KeepsOrder(bias.y) && KeepsOrder(bias.z) && KeepsOrder(bias.w);
+}
+
 // Completes a tile's rows of kPatchWidth pixels `part`, part + parts, ...: bias, residual and ReLU. A thread keeps four
 // filters, and its column of the row.
 template <class U, typename T>
@@ -128,9 +136,7 @@ struct WarpgroupWriter {
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         const int row = from + i * parts;
-        sum[i] = sum[i] + (bias + extra[i]);
-        if (task.relu) sum[i] = {Relu(sum[i].x), Relu(sum[i].y), Relu(sum[i].z), Relu(sum[i].w)};
-        if (row < rows) Store(row, sum[i]);
+        if (row < rows) Store(row, Finish(sum[i], bias + extra[i]));
       }
     }
   }
@@ -175,8 +181,58 @@ struct WarpgroupWriter {
       for (int i = 0; i < kBatch; ++i) {
         float4 v = sum[0][i];
         if constexpr (kTiles > 1) v = v + sum[1][i];
-        v = v + rest[i];
-        if (task.relu) v = {Relu(v.x), Relu(v.y), Relu(v.z), Relu(v.w)};
+        v = Finish(v, rest[i]);
+        if (i < left) {
+          StoreQuad(out, v);
+          if constexpr (U::kParts) {
+            if (task.small_out) StoreQuad(out + (task.small_out - task.out), SmallPart(v));
+          }
+          if (counts) {
+            nonzeros += CountNonzeros<T>(v, 4);
+            written += 4;
+          }
+        }
+        out += step;
+      }
+    }
+  }
+  // The same of pooled rows: four sums for each result.
+  template <int kBatch, int kTiles>
+  __device__ __forceinline__ void WritePooledRows(int part, float4 bias, const float* const (&tiles)[kTiles]) {
+    constexpr int kThreadRows = 2 * kTiles;  // between those of a thread
+    constexpr int kRowWords = kThreadRows * 2 * kPatchWidth * U::kSumStride;
+    const int row = part * 2 + column / kPooledWidth;
+    const int64_t step = static_cast<int64_t>(row_step) * kThreadRows;
+    const bool counts = task.counts.rows != nullptr;
+    T* out = task.out + Element(row);
+    bias = bias + float4{0.f, 0.f, 0.f, 0.f};
+    int word = (row * 2 * kPatchWidth + column % kPooledWidth * 2) * U::kSumStride + filter;
+#pragma unroll 1
+    for (int left = (rows - row + kThreadRows - 1) / kThreadRows; left > 0; left -= kBatch) {
+      float4 sum[kTiles][kBatch][4];
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+        for (int i = 0; i < kBatch * 4; ++i) {
+          const int of = i / 4, of_row = i / 2 % 2, of_column = i % 2;
+          sum[t][of][i % 4] = {0.f, 0.f, 0.f, 0.f};
+          const float* from = tiles[t] + word + of * kRowWords + (of_row * kPatchWidth + of_column) * U::kSumStride;
+          if constexpr (kTiles > 1) {
+            LoadIf(sum[t][of][i % 4], from, of < left);
+          } else if (of < left) {
+            sum[t][of][i % 4] = *reinterpret_cast<const float4*>(from);
+          }
+        }
+      }
+      word += kBatch * kRowWords;
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        float4(&four)[4] = sum[0][i];
+        if constexpr (kTiles > 1) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) four[j] = four[j] + sum[1][i][j];
+        }
+        const float4 v = Pooled(four, bias);
         if (i < left) {
           StoreQuad(out, v);
           if constexpr (U::kParts) {
@@ -198,7 +254,7 @@ struct WarpgroupWriter {
       written += 4;
     }
   }
-  // The same of pooled rows: four sums for each result.
+  // The same of more than two splits, as Write.
   template <int kSplits, typename TileOf>
   __device__ __forceinline__ void WritePooled(int part, int parts, float4 bias, const TileOf& tile_of) {
 #pragma unroll 1
@@ -222,22 +278,26 @@ struct WarpgroupWriter {
           for (int i = 0; i < 4; ++i) sum[i] = sum[i] + next[j][i];
         }
       }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        sum[i] = sum[i] + bias;
-        if (task.relu) sum[i] = {Relu(sum[i].x), Relu(sum[i].y), Relu(sum[i].z), Relu(sum[i].w)};
-      }
-      Store(row, Pooled(sum));
+      Store(row, Pooled(sum, bias));
     }
   }
-  __device__ __forceinline__ float4 Pooled(const float4 (&v)[4]) const {
+  // Of four sums the result. The greatest is found before bias and ReLU, if those leave it the greatest.
+  __device__ __forceinline__ float4 Pooled(float4 (&v)[4], float4 bias) const {
+    const bool finishes_first = task.pool == Pool::kAverage || !KeepsOrder(bias);
+    if (finishes_first) {
+#pragma unroll
+      for (float4& each : v) each = Finish(each, bias);
+    }
     if (task.pool == Pool::kAverage) {
       const float4 sum = (v[0] + v[1]) + (v[2] + v[3]);
       return {0.25f * sum.x, 0.25f * sum.y, 0.25f * sum.z, 0.25f * sum.w};
     }
-    const auto most = [](float a, float b, float c, float d) { return MaxOrNan(MaxOrNan(a, b), MaxOrNan(c, d)); };
-    return {most(v[0].x, v[1].x, v[2].x, v[3].x), most(v[0].y, v[1].y, v[2].y, v[3].y),
-            most(v[0].z, v[1].z, v[2].z, v[3].z), most(v[0].w, v[1].w, v[2].w, v[3].w)};
+    const float4 most = MaxOrNan(MaxOrNan(v[0], v[1]), MaxOrNan(v[2], v[3]));
+    return finishes_first ? most : Finish(most, bias);
+  }
+  __device__ __forceinline__ float4 Finish(float4 sum, float4 rest) const {
+    sum = sum + rest;
+    return task.relu ? float4{Relu(sum.x), Relu(sum.y), Relu(sum.z), Relu(sum.w)} : sum;
   }
 };
 
@@ -273,7 +333,7 @@ __device__ __forceinline__ void WriteAsPair(WarpgroupWriter<U, T>& writer, int p
   if (writer.task.pool == Pool::kNone) {
     writer.template WriteRows<kBatch, 2>(part, bias, tiles);
   } else {
-    writer.template WritePooled<2>(part, 2, bias, [&](int split) { return tiles[split]; });
+    writer.template WritePooledRows<1, 2>(part, bias, tiles);
   }
   ArriveAtCluster();
   WaitForCluster();

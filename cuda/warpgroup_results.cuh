@@ -11,10 +11,15 @@
 
 namespace jsc {
 
-// Four results of a 2x2 window, rows first, as one.
-__device__ __forceinline__ float PoolFour(Pool pool, float a, float b, float c, float d) {
+// Four sums of a 2x2 window, rows first, as one result; the greatest is found before bias and ReLU, if those leave it
+// the greatest.
+__device__ __forceinline__ float PoolFour(Pool pool, bool relu, float bias, float a, float b, float c, float d) {
+  const auto finish = [&](float sum) { return relu ? Relu(sum + bias) : sum + bias; };
+  const bool finishes_first = pool == Pool::kAverage || !KeepsOrder(bias);
+  if (finishes_first) a = finish(a), b = finish(b), c = finish(c), d = finish(d);
   if (pool == Pool::kAverage) return 0.25f * ((a + b) + (c + d));
-  return MaxOrNan(MaxOrNan(a, b), MaxOrNan(c, d));
+  const float most = MaxOrNan(MaxOrNan(a, b), MaxOrNan(c, d));
+  return finishes_first ? most : finish(most);
 }
 
 // Where a tile's results, or pooled results, lie: rows of kPatchWidth columns, or half as many.
@@ -175,7 +180,7 @@ struct ResultWriter {
   __device__ __forceinline__ float PoolAt(const float (&sums)[U::kPixels / 2], int row, int h, float bias) const {
     if (row >= kRows / 2) return 0.f;
     const float* v = sums + row * 8 + h * 2;
-    return PoolFour(task.pool, Finish(v[0], bias), Finish(v[1], bias), Finish(v[4], bias), Finish(v[5], bias));
+    return PoolFour(task.pool, task.relu, bias, v[0], v[1], v[4], v[5]);
   }
 };
 
@@ -220,11 +225,8 @@ struct ResultWriter<U, float> {
 #pragma unroll
       for (int row = 0; row < kRows / 2; ++row) {
         const float* v = sums + row * 8;
-        float2 result;
-        result.x =
-            PoolFour(task.pool, Finish(v[0], bias.x), Finish(v[1], bias.x), Finish(v[4], bias.x), Finish(v[5], bias.x));
-        result.y =
-            PoolFour(task.pool, Finish(v[2], bias.y), Finish(v[3], bias.y), Finish(v[6], bias.y), Finish(v[7], bias.y));
+        const float2 result = {PoolFour(task.pool, task.relu, bias.x, v[0], v[1], v[4], v[5]),
+                               PoolFour(task.pool, task.relu, bias.y, v[2], v[3], v[6], v[7])};
         if (row < rows) Store(first + static_cast<int64_t>(row) * place.row_step, result);
       }
       return;

@@ -122,6 +122,21 @@ def test_given_tiles_against_the_oracle(case: Case, dtype: str, precision: str, 
     check_tiles(case, cases.inputs(case, jnp.dtype(dtype)), precision, MOST)
 
 
+@pytest.mark.parametrize(("dtype", "precision"), KINDS, ids=KIND_IDS)
+def test_given_tiles_of_pools_of_infinite_sums_and_biases(dtype: str, precision: str, gpu: jax.Device) -> None:
+    """Where a sum and a bias make NaN, that is the window's result, whichever of its sums is the greatest."""
+    require_kernel(dtype)
+    case = CASES[4]
+    inputs = cases.inputs(case, jnp.dtype(dtype))
+    assert inputs.bias is not None
+    inputs.x[0, 3, 4, 5] = np.inf
+    inputs.bias[::3], inputs.bias[1::3] = np.inf, -np.inf
+    wanted = oracle.expected(case, inputs)
+    assert np.isnan(wanted).any()
+    assert np.isposinf(wanted).any()
+    check_tiles(case, inputs, precision, MOST)
+
+
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 @pytest.mark.parametrize("case", CASES[:6], ids=lambda case: case.name)
 def test_given_tiles_at_highest_with_what_is_not_finite(case: Case, value: float, gpu: jax.Device) -> None:
