@@ -72,6 +72,7 @@ struct StepFilters<U, float> {
   // sums (+)= filters x pixels, asked for
   template <typename Sums>
   __device__ __forceinline__ void Multiply(Sums& sums, uint64_t pixels, bool add) const {
+    BeginProducts();
     Wgmma<float, U::kPixels>::Multiply(sums, slice, pixels, add);
     CommitProducts();
   }

@@ -130,64 +130,10 @@ __device__ __forceinline__ void MultiplySteps(StepWalk<U, T>& walk, int steps, f
   PinSums(sums);
 }
 
-// The same with filters in registers: those of a step are loaded while the products of the one before are under way, so
-// that a step's products follow each other without a wait.
+// The same with filters in registers, a slice of eight channels at a time: two slices' products are under way while the
+// next is at hand and the one after it is loaded.
 template <class U>
-struct FilterSteps {
-  using Filters = StepFilters<U, float>;
-  using Sums = float[U::kPixels / 2];
-  StepWalk<U, float>& walk;
-  Sums& sums;
-  int left;  // steps
-  bool add = false;
-
-  static __device__ __forceinline__ void Load(Filters (&step)[4], uint32_t filters) {
-#pragma unroll
-    for (int k = 0; k < 4; ++k) step[k].Load(filters, k);
-  }
-  // The products of a step, whose filters are at hand, and the filters of the next one. A product of registers is
-  // issued when the one in front of it begins, and what stands behind it here runs in the meantime.
-  __device__ __forceinline__ void Multiply(const Filters (&step)[4], Filters (&next)[4]) {
-    const uint64_t pixels = walk.Pixels();
-    BeginProducts();
-    step[0].Multiply(sums, pixels, add);
-    add = true;
-    walk.NextFilters();
-    step[1].Multiply(sums, pixels + 2, true);
-    WaitForProducts<2>();  // all of the step before
-    walk.FreeStages();
-    walk.NextPixels();
-    step[2].Multiply(sums, pixels + 4, true);
-    if (left > 1) walk.WaitForFilters();
-    Load(next, walk.Filters());  // after the last step of anything
-    step[3].Multiply(sums, pixels + 6, true);
-    if (--left > 0) walk.WaitForNewPixels();
-  }
-};
-
-template <class U>
-__device__ __forceinline__ void MultiplyWholeSteps(StepWalk<U, float>& walk, int steps, float (&sums)[U::kPixels / 2]) {
-  using Steps = FilterSteps<U>;
-  typename Steps::Filters even[4], odd[4];
-  walk.WaitForFilters();
-  Steps::Load(even, walk.Filters());
-  walk.WaitForFirstPixels();
-  Steps all{walk, sums, steps};
-#pragma unroll 1
-  while (true) {
-    all.Multiply(even, odd);
-    if (all.left == 0) break;
-    all.Multiply(odd, even);
-    if (all.left == 0) break;
-  }
-  WaitForProducts<0>();
-  PinSums(sums);
-}
-
-// The same where registers do not suffice for two steps' filters: a slice of eight channels at a time: two slices'
-// products are under way while the next is at hand and the one after it is loaded.
-template <class U>
-__device__ __forceinline__ void MultiplySlices(StepWalk<U, float>& walk, int steps, float (&sums)[U::kPixels / 2]) {
+__device__ __forceinline__ void MultiplySteps(StepWalk<U, float>& walk, int steps, float (&sums)[U::kPixels / 2]) {
   using Filters = StepFilters<U, float>;
   Filters slices[4];
   walk.WaitForFilters();
@@ -199,24 +145,20 @@ __device__ __forceinline__ void MultiplySlices(StepWalk<U, float>& walk, int ste
   for (int left = steps; left > 0; --left) {
     const uint64_t pixels = walk.Pixels();
     const uint32_t filters = walk.Filters();
-    BeginProducts();
     slices[0].Multiply(sums, pixels, add);
     add = true;
     walk.NextFilters();
     WaitForProducts<2>();
     slices[2].Load(filters, 2);
-    BeginProducts();
     slices[1].Multiply(sums, pixels + 2, true);
     WaitForProducts<2>();  // all of the step before
     walk.FreeStages();
     slices[3].Load(filters, 3);
     walk.NextPixels();
-    BeginProducts();
     slices[2].Multiply(sums, pixels + 4, true);
     if (left > 1) walk.WaitForFilters();
     WaitForProducts<2>();
     slices[0].Load(walk.Filters(), 0);  // after the last step of anything
-    BeginProducts();
     slices[3].Multiply(sums, pixels + 6, true);
     if (left > 1) walk.WaitForNewPixels();
     WaitForProducts<2>();
@@ -224,19 +166,6 @@ __device__ __forceinline__ void MultiplySlices(StepWalk<U, float>& walk, int ste
   }
   WaitForProducts<0>();
   PinSums(sums);
-}
-
-// Whether registers suffice for the filters of two steps.
-template <class U>
-constexpr bool kLoadsSteps = U::kPixels == 56 || U::kPixels == 112 || U::kPixels == 192;
-
-template <class U>
-__device__ __forceinline__ void MultiplySteps(StepWalk<U, float>& walk, int steps, float (&sums)[U::kPixels / 2]) {
-  if constexpr (kLoadsSteps<U>) {
-    MultiplyWholeSteps(walk, steps, sums);
-  } else {
-    MultiplySlices(walk, steps, sums);
-  }
 }
 #endif
 
