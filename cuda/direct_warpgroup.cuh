@@ -51,7 +51,7 @@ __device__ __forceinline__ int2 FinishTile(const Task& task, float4 bias, float*
     } else {
       writer.template WritePooledRows<2, 1>(0, bias, {tile});
     }
-  } else if (task.splits == 2 || U::kMail) {  // of which three and more come together by mail
+  } else if (task.splits == 2 || U::kMail) {  // more blocks of a kMail tile come together by mail
     WriteAsPair<4>(writer, at.split, bias, tile);
   } else if (task.splits <= 4) {
     WriteTogether<2, 4>(writer, at.split, task.splits, bias, tile);

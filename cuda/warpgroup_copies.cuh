@@ -7,6 +7,8 @@
 #ifndef JSC_CUDA_WARPGROUP_COPIES_CUH_
 #define JSC_CUDA_WARPGROUP_COPIES_CUH_
 
+#include <cstddef>
+
 #include "warpgroup_maps.h"
 #include "warpgroup_task.cuh"
 
@@ -98,7 +100,9 @@ __device__ __forceinline__ uint32_t Kept(uint32_t value) {
 struct StageRing {
   static constexpr uint32_t kBarrierBytes = sizeof(uint64_t);
   static constexpr uint32_t kEmpty = kMaxRing * kBarrierBytes;  // from the barrier of a full stage to the empty one's
-  const uint32_t first_stage, first_barrier, end;               // end: behind the last barrier
+  static_assert(offsetof(WarpgroupBarriers, pixels_empty) - offsetof(WarpgroupBarriers, pixels_full) == kEmpty);
+  static_assert(offsetof(WarpgroupBarriers, filters_empty) - offsetof(WarpgroupBarriers, filters_full) == kEmpty);
+  const uint32_t first_stage, first_barrier, end;  // end: behind the last barrier
   uint32_t stage, barrier, parity;
 
   // parity: of the first phase that is waited for
@@ -132,7 +136,7 @@ __device__ __forceinline__ void PrefetchMapsOf(const MapsOf<U>& maps) {
   if constexpr (U::kCopiesSmall) PrefetchMap(maps.small);
 }
 
-// The warp that asks for all copies of a block, one of its lanes at a time.
+// The warp that asks for all copies of a block, by one of its lanes.
 template <class U, typename T>
 struct StageCopies {
   const WarpgroupTask<T>& task;
@@ -209,7 +213,7 @@ struct StageCopies {
       ExpectBytes(to_filters.barrier, U::kFilterBytes);
       CopyFilters();
     }
-    NextFilters();
+    NextFilterTap();
     to_filters.Advance(U::kFilterBytes);
   }
   // A stage of pixels for every tap. It and the stage of filters have one barrier, the filters'.
@@ -221,7 +225,7 @@ struct StageCopies {
           ExpectMoreBytes(to_filters.barrier, U::kFilterBytes);
           CopyFilters();
         }
-        NextFilters();
+        NextFilterTap();
         to_filters.Advance(U::kFilterBytes);
       }
       to_filters.Restart(1);
@@ -232,7 +236,8 @@ struct StageCopies {
           ExpectBytes(to_filters.barrier, PixelBytes());
           CopyWindows();
         }
-        NextWindows();
+        NextStages();
+        NextPixelTap();
       }
     }
 #pragma unroll 1
@@ -243,8 +248,9 @@ struct StageCopies {
         CopyWindows();
         CopyFilters();
       }
-      NextFilters();
-      NextWindows();
+      NextFilterTap();
+      NextStages();
+      NextPixelTap();
     }
   }
   __device__ __forceinline__ void CopyWindows() const {
@@ -276,17 +282,19 @@ struct StageCopies {
               to_filters.barrier);
     }
   }
-  __device__ __forceinline__ void NextFilters() {
+  __device__ __forceinline__ void NextFilterTap() {
     if (++tap == end_tap) {
       tap -= task.taps;
       channel += U::kDeep;
     }
   }
-  // To the next tap's stage.
-  __device__ __forceinline__ void NextWindows() {
+  // Of both rings, where they have the filters' barriers.
+  __device__ __forceinline__ void NextStages() {
     to_filters.Advance(U::kFilterBytes);
     to_pixels.stage += task.pixel_bytes;
     if (to_filters.barrier == to_filters.first_barrier) to_pixels.stage = to_pixels.first_stage;
+  }
+  __device__ __forceinline__ void NextPixelTap() {
     if (++column < task.kernel_width) {
       offset += task.dilation[1];
       return;

@@ -17,7 +17,7 @@ struct StepFilters {
   static constexpr uint32_t kStage = U::kFilterBytes >> 4;  // from stage to stage, of words of operands
   uint32_t word;  // of the calling warpgroup's filters in a stage, the low one
   // In the first of the stages at an address.
-  static __device__ __forceinline__ uint32_t First(uint32_t stages) {
+  static __device__ __forceinline__ uint32_t FirstStage(uint32_t stages) {
     const uint32_t group = U::kGroups > 1 ? __shfl_sync(0xffffffffu, threadIdx.x / 128, 0) : 0;  // the same in a warp
     return static_cast<uint32_t>(SwizzledMatrix(stages + group * (64 * kRowBytes), 0));
   }
@@ -46,7 +46,7 @@ struct StepFilters<U, float> {
   uint32_t slice[4];                                   // one of a step's four
 
   // Of the calling thread's first filter in the first of the stages at an address.
-  static __device__ __forceinline__ uint32_t First(uint32_t stages) {
+  static __device__ __forceinline__ uint32_t FirstStage(uint32_t stages) {
     return stages + threadIdx.x / 128 * (64 * kRowBytes) + Offset();
   }
 

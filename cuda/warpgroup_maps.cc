@@ -39,7 +39,8 @@ bool MapPixels(const ConvCall& call, const void* data, const WarpgroupPlan& plan
                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-// All filters of a tile's step at once, 128 bytes of them behind the other; or by pieces, where the last has fewer.
+// All filters of a tile's step at once, boxes of 128 bytes of them one behind the other; or by pieces, where the last
+// has fewer. Strides need not grow from axis to axis.
 bool MapFilters(const ConvCall& call, const WarpgroupPlan& plan, CUtensorMapDataType type, cuuint64_t bytes,
                 CUtensorMap* map) {
   static const auto tiled = FindDriverFunction<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");

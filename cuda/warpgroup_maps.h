@@ -10,8 +10,10 @@ namespace jsc {
 
 // Passed to a kernel by value.
 struct WarpgroupMaps {
-  CUtensorMap x;       // [N, H, W, C], boxes of a patch, or (im2col) of a tile's windows, x 128 bytes of channels
-  CUtensorMap kernel;  // [S * kh * kw, C / groups, K], boxes of a block of channels x 128 bytes of filters
+  CUtensorMap x;  // [N, H, W, C], boxes of a patch, or (im2col) of a tile's windows, x 128 bytes of channels
+  // [S * kh * kw, K / f, C / groups, f] where HasWholeFilters, boxes of all filters of a tile's step; else
+  // [S * kh * kw, C / groups, K]; boxes of a block of channels x f filters, 128 bytes.
+  CUtensorMap kernel;
 };
 
 // With the small parts of x.

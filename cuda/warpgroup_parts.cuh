@@ -158,6 +158,7 @@ struct PartsWalk : StepWalk<U, float> {
   // Whose barriers stages of pixels have, and from that of a full stage to that of a split one.
   __device__ __forceinline__ const StageRing& Full() const { return task.patch ? Base::of_pixels : Base::of_filters; }
   __device__ __forceinline__ uint32_t Ready() const {
+    static_assert(sizeof(WarpgroupBarriers) == 4 * kMaxRing * sizeof(uint64_t));  // then come those of split stages
     constexpr uint32_t kReady = sizeof(WarpgroupBarriers), kFilters = offsetof(WarpgroupBarriers, filters_full);
     return task.patch ? kReady : kReady - kFilters;
   }

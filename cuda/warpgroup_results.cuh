@@ -11,16 +11,25 @@
 
 namespace jsc {
 
-// Four sums of a 2x2 window, rows first, as one result; the greatest is found before bias and ReLU, if those leave it
-// the greatest.
-__device__ __forceinline__ float PoolFour(Pool pool, bool relu, float bias, float a, float b, float c, float d) {
-  const auto finish = [&](float sum) { return relu ? Relu(sum + bias) : sum + bias; };
-  const bool finishes_first = pool == Pool::kAverage || !KeepsOrder(bias);
-  if (finishes_first) a = finish(a), b = finish(b), c = finish(c), d = finish(d);
-  if (pool == Pool::kAverage) return 0.25f * ((a + b) + (c + d));
-  const float most = MaxOrNan(MaxOrNan(a, b), MaxOrNan(c, d));
-  return finishes_first ? most : finish(most);
-}
+// Sums of 2x2 windows as results. The greatest is found before bias and ReLU, if those leave it so for all of a warp.
+struct WindowPool {
+  const Pool pool;
+  const bool relu, finishes_first;
+
+  __device__ __forceinline__ WindowPool(Pool pool, bool relu, float2 bias)
+      : pool(pool),
+        relu(relu),
+        finishes_first(pool == Pool::kAverage ||
+                       __any_sync(0xffffffffu, !KeepsOrder(bias.x) || !KeepsOrder(bias.y)) != 0) {}
+  // Of four sums, rows first.
+  __device__ __forceinline__ float Of(float bias, float a, float b, float c, float d) const {
+    const auto finish = [&](float sum) { return relu ? Relu(sum + bias) : sum + bias; };
+    if (finishes_first) a = finish(a), b = finish(b), c = finish(c), d = finish(d);
+    if (pool == Pool::kAverage) return 0.25f * ((a + b) + (c + d));
+    const float most = MaxOrNan(MaxOrNan(a, b), MaxOrNan(c, d));
+    return finishes_first ? most : finish(most);
+  }
+};
 
 // Where a tile's results, or pooled results, lie: rows of kPatchWidth columns, or half as many.
 struct ResultPlace {
@@ -128,6 +137,7 @@ struct ResultWriter {
     const int four = of_tile + Four();
     const bool has_filters = at.feature + four < task.features;
     if (task.pool != Pool::kNone) {
+      const WindowPool pooled(task.pool, task.relu, both);
       const int column = lane / 4 / 2, parity = lane / 4 % 2;
       const int rows = has_filters ? place.RowsOf(column) : 0;
       const int64_t first = place.first + four + column * place.features;
@@ -135,8 +145,13 @@ struct ResultWriter {
       for (int row = 0; row < kRows / 2; row += 2) {
         uint32_t turned[2];
 #pragma unroll
-        for (int h = 0; h < 2; ++h)
-          turned[h] = Transpose(Pack(PoolAt(sums, row, h, bias[h]), PoolAt(sums, row + 1, h, bias[h])));
+        for (int h = 0; h < 2; ++h) {
+          const auto at = [&](int row) {
+            const float* v = sums + row * 8 + h * 2;
+            return row < kRows / 2 ? pooled.Of(bias[h], v[0], v[1], v[4], v[5]) : 0.f;
+          };
+          turned[h] = Transpose(Pack(at(row), at(row + 1)));
+        }
         const uint2 result = Swap(turned[0], turned[1]);
         if (row + parity < rows) Store(first + static_cast<int64_t>(row + parity) * place.row_step, result);
       }
@@ -177,11 +192,6 @@ struct ResultWriter {
       }
     }
   }
-  __device__ __forceinline__ float PoolAt(const float (&sums)[U::kPixels / 2], int row, int h, float bias) const {
-    if (row >= kRows / 2) return 0.f;
-    const float* v = sums + row * 8 + h * 2;
-    return PoolFour(task.pool, task.relu, bias, v[0], v[1], v[4], v[5]);
-  }
 };
 
 // float32: a thread has two neighbouring filters of two neighbouring columns.
@@ -220,13 +230,13 @@ struct ResultWriter<U, float> {
     const ResultPlace place = ResultPlace::Of<U>(task, at);
     const bool has_filters = at.feature + filter < task.features;
     if (task.pool != Pool::kNone) {
+      const WindowPool pooled(task.pool, task.relu, bias);
       const int rows = has_filters ? place.RowsOf(pair) : 0;
       const int64_t first = place.first + filter + pair * place.features;
 #pragma unroll
       for (int row = 0; row < kRows / 2; ++row) {
         const float* v = sums + row * 8;
-        const float2 result = {PoolFour(task.pool, task.relu, bias.x, v[0], v[1], v[4], v[5]),
-                               PoolFour(task.pool, task.relu, bias.y, v[2], v[3], v[6], v[7])};
+        const float2 result = {pooled.Of(bias.x, v[0], v[1], v[4], v[5]), pooled.Of(bias.y, v[2], v[3], v[6], v[7])};
         if (row < rows) Store(first + static_cast<int64_t>(row) * place.row_step, result);
       }
       return;

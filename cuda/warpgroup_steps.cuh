@@ -2,9 +2,9 @@
 //
 // Why so few instructions: a block alone on its multiprocessor has one warp a scheduler, which waits for each of them.
 // With some 95 in a step of four products it took 475 to 530 cycles a step whatever its tile, where the products of
-// 64 x 112 are 224 (benchmarks/NOTES.md). Here a step has some 65, spread over its products: rings are addresses,
-// which wrap by one comparison; a stage is freed by predicate, without a branch; and what follows when a stage's last
-// tap is done, a new stage of pixels, is behind the one branch that there is.
+// 64 x 112 are 224 (benchmarks/NOTES.md). Here a step has some 66 in TF32 and 75 in 16 bits: rings are addresses, which
+// wrap by one comparison; a stage is freed by predicate, without a branch; and what follows when a patch's last tap, or
+// the last stage of a ring, is done is behind the one branch that there is.
 #ifndef JSC_CUDA_WARPGROUP_STEPS_CUH_
 #define JSC_CUDA_WARPGROUP_STEPS_CUH_
 
@@ -24,15 +24,15 @@ struct StepWalk {
   uint32_t pixels;                             // of the step
   int row_left, stage_left;                    // steps of the window's row, and of the stage, from this one on
   uint32_t read_filters = 0, read_pixels = 0;  // barriers of stages that the step before has read, or 0
-  uint32_t next_read = 0;
+  uint32_t next_read = 0;  // of the step that is asked for: what the step before it has read is freed first
 
   __device__ __forceinline__ StepWalk(const WarpgroupTask<T>& task, const WarpgroupPlace& at, uint32_t pixels,
                                       uint32_t filters, const WarpgroupBarriers& barriers)
       : task(task),
         mine(Kept(threadIdx.x % kWarp == 0 ? ~0u : 0u)),
         high(Kept(static_cast<uint32_t>(SwizzledMatrix(0, task.group_bytes) >> 32))),
-        of_filters(StepFilters<U, T>::First(filters), barriers.filters_full, task.filter_stages, 0),
-        of_pixels(static_cast<uint32_t>(SwizzledMatrix(pixels, 0)), barriers.pixels_full, task.rings, 0),
+        of_filters(StepFilters<U, T>::FirstStage(filters), barriers.filters_full, task.filter_stages, 0),
+        of_pixels(static_cast<uint32_t>(SwizzledMatrix(pixels, 0)), barriers.pixels_full, task.patches, 0),
         pixels(of_pixels.stage),
         row_left(task.row_steps),
         stage_left(task.stage_steps) {
@@ -54,7 +54,7 @@ struct StepWalk {
     if (task.patch) of_pixels.WaitForFull();
   }
   __device__ __forceinline__ void WaitForNewPixels() const {
-    if (stage_left == task.new_stage) of_pixels.WaitForFull();
+    if (stage_left == task.new_patch) of_pixels.WaitForFull();
   }
   __device__ __forceinline__ uint32_t Filters() const { return of_filters.stage; }
   __device__ __forceinline__ uint64_t Pixels() const { return uint64_t{high} << 32 | pixels; }

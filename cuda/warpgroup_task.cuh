@@ -47,8 +47,8 @@ struct WarpgroupTask {
   int mail_at;  // bytes from the first stage to the mailbox, where blocks meet by mail; 0: in the stages' place
   int kept_at;  // bytes from the first stage to what the threads of a kKeepsMail tile keep
   int group_bytes, next_column, next_row;  // of staged pixels: between groups of eight, and from step to step
-  int stage_steps, row_steps;              // of a patch, and of a row of the window; else both those of the ring
-  int new_stage, rings;                    // steps left in a new patch, else -1; patches of the ring, else 1
+  int stage_steps, row_steps;              // of a patch, and of a row of its window; else both the stages of the ring
+  int new_patch, patches;                  // steps left in a new one, else -1; stages of them, else 1
   uint32_t end_offset;                     // of the tap behind the last one, see StageCopies
   bool whole_filters;                      // one copy brings a step's
   bool patch, by_mail, relu;
@@ -108,8 +108,8 @@ WarpgroupTask<T> MakeWarpgroupTask(const ConvCall& call, const WarpgroupPlan& pl
   t.next_column = plan.patch ? t.dilation[1] * kRowBytes : plan.pixel_bytes;
   t.next_row = plan.patch ? t.dilation[0] * t.group_bytes - (t.row_steps - 1) * t.next_column : 0;
   t.stage_steps = plan.patch ? plan.taps : plan.pixel_stages;
-  t.new_stage = plan.patch ? plan.taps : -1;
-  t.rings = plan.patch ? plan.pixel_stages : 1;
+  t.new_patch = plan.patch ? plan.taps : -1;
+  t.patches = plan.patch ? plan.pixel_stages : 1;
   t.end_offset = static_cast<uint32_t>(a.kernel_size[0]) * static_cast<uint32_t>(a.dilation[0]) << 16;
   t.whole_filters = HasWholeFilters(a, static_cast<int>(sizeof(T)));
   t.patch = plan.patch;

@@ -163,6 +163,22 @@ def test_direct_of_large_layers_skips_nothing(
     assert oracle.relative_error(result, oracle.expected(case, inputs)) <= tolerance
 
 
+@on_cuda_alone  # XLA's pool on a CPU loses NaN
+@of_large_kinds
+def test_pools_of_infinite_sums_and_biases(dtype: str, precision: str | None, tolerance: float) -> None:
+    """Many tiles. Where a sum and a bias make NaN, so is the window's result, whichever of its sums is the greatest."""
+    require("direct", dtype)
+    case = dataclasses.replace(cases.LARGE_POOL_CASES[-1], pool="max")
+    inputs = cases.inputs(case, jnp.dtype(dtype))
+    assert inputs.bias is not None
+    inputs.x[0, 7, 9, 3], inputs.x[0, -8, -8, 5] = np.inf, -np.inf
+    inputs.bias[::3], inputs.bias[1::3] = np.inf, -np.inf
+    wanted = oracle.expected(case, inputs)
+    assert np.isnan(wanted).any()
+    assert np.isposinf(wanted).any()
+    assert oracle.relative_error(run(case, inputs, "direct", precision), wanted) <= tolerance
+
+
 @on_cuda_alone
 @pytest.mark.parametrize("case", cases.LARGE_EXACT_CASES, ids=lambda case: case.name)
 def test_direct_of_large_layers_in_parts(case: Case) -> None:
