@@ -182,16 +182,7 @@ struct WarpgroupWriter {
         float4 v = sum[0][i];
         if constexpr (kTiles > 1) v = v + sum[1][i];
         v = Finish(v, rest[i]);
-        if (i < left) {
-          StoreQuad(out, v);
-          if constexpr (U::kParts) {
-            if (task.small_out) StoreQuad(out + (task.small_out - task.out), SmallPart(v));
-          }
-          if (counts) {
-            nonzeros += CountNonzeros<T>(v, 4);
-            written += 4;
-          }
-        }
+        if (i < left) Store(out, v, counts);
         out += step;
       }
     }
@@ -233,26 +224,26 @@ struct WarpgroupWriter {
           for (int j = 0; j < 4; ++j) four[j] = four[j] + sum[1][i][j];
         }
         const float4 v = Pooled(four, bias);
-        if (i < left) {
-          StoreQuad(out, v);
-          if constexpr (U::kParts) {
-            if (task.small_out) StoreQuad(out + (task.small_out - task.out), SmallPart(v));
-          }
-          if (counts) {
-            nonzeros += CountNonzeros<T>(v, 4);
-            written += 4;
-          }
-        }
+        if (i < left) Store(out, v, counts);
         out += step;
       }
     }
   }
+  // to: in task.out; counts: whether anybody wants to know how many are not zero.
+  __device__ __forceinline__ void Store(T* to, float4 v, bool counts) {
+    StoreQuad(to, v);
+    if constexpr (U::kParts) {
+      if (task.small_out) StoreQuad(to + (task.small_out - task.out), SmallPart(v));
+    }
+    if (counts) Count(v);
+  }
+  __device__ __forceinline__ void Count(float4 v) {
+    nonzeros += CountNonzeros<T>(v, 4);
+    written += 4;
+  }
   __device__ __forceinline__ void Store(int row, float4 result) {
     StoreResults<U, T>(task, Element(row), result);
-    if (task.counts.rows) {
-      nonzeros += CountNonzeros<T>(result, 4);
-      written += 4;
-    }
+    if (task.counts.rows) Count(result);
   }
   // The same of more than two splits, as Write.
   template <int kSplits, typename TileOf>
