@@ -262,6 +262,12 @@ def test_layer_inputs_are_named_and_ordered() -> None:
     assert value.shape == (1, 2, 2, 16)
 
 
+def test_only_networks_have_layer_inputs() -> None:
+    linear = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match="model is a Linear, which is no network"):
+        models.layer_inputs(linear, jnp.ones((1, 8, 8, 3)))
+
+
 def test_errors_name_the_argument() -> None:
     with pytest.raises(ValueError, match=r"height and width must be at least 4"):
         small_vgg()(photographs(1, 3, 8))

@@ -128,7 +128,13 @@ def pairs(names: Iterator[str] | list[str]) -> dict[str, str]:
 
 
 def layer_inputs(model: ConvNet, x: jax.Array) -> dict[str, tuple[jax.Array, jax.Array | None]]:
-    """Input and residual (or None) of every layer by name, for network input x [N, H, W, C]; works under jit."""
+    """Input and residual (or None) of every layer by name, for network input x [N, H, W, C]; works under jit.
+
+    Raises:
+      TypeError: a model that is no network of this package.
+    """
+    if not isinstance(model, ConvNet):
+        raise TypeError(f"model is a {type(model).__name__}, which is no network of jax_sparse_conv.models")
     inputs: dict[str, tuple[jax.Array, jax.Array | None]] = {}
 
     def keep(name: str, layer: Layer, value: jax.Array, residual: jax.Array | None) -> None:
