@@ -1,6 +1,6 @@
-// The warpgroups that multiply: sums of 64 filters x a tile's pixels in registers, over a block's steps.
+// Filters of a step as the warpgroups that multiply take them, for sums of 64 filters x a tile's pixels in registers.
 //
-// Filters lie in shared memory with the filters of a channel side by side, where pixels have their channels side by
+// They lie in shared memory with the filters of a channel side by side, where pixels have their channels side by
 // side. 16-bit products take both as they lie. TF32 products want channels side by side, of both: there filters go
 // through registers, where a thread's may come from anywhere, so each takes pairs of neighbouring filters.
 #ifndef JSC_CUDA_WARPGROUP_ENGINE_CUH_

@@ -2,9 +2,9 @@
 //
 // Why so few instructions: a block alone on its multiprocessor has one warp a scheduler, which waits for each of them.
 // With some 95 in a step of four products it took 475 to 530 cycles a step whatever its tile, where the products of
-// 64 x 112 are 224 (benchmarks/NOTES.md). Here a step has some 66 in TF32 and 75 in 16 bits: rings are addresses, which
-// wrap by one comparison; a stage is freed by predicate, without a branch; and what follows when a patch's last tap, or
-// the last stage of a ring, is done is behind the one branch that there is.
+// 64 x 112 are 224 (benchmarks/NOTES.md). Here most steps have some 66 in TF32 and 56 in 16 bits: rings are addresses,
+// which wrap by one comparison; a stage is freed by predicate, without a branch; and what follows when a patch's last
+// tap, or the last stage of a ring, is done is behind the one branch that there is.
 #ifndef JSC_CUDA_WARPGROUP_STEPS_CUH_
 #define JSC_CUDA_WARPGROUP_STEPS_CUH_
 
