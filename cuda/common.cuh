@@ -190,6 +190,18 @@ __device__ inline void StoreShared(uint32_t to, uint32_t v, bool yes) {
       : "memory");
 }
 
+// A place in a ring of stages: which, and the parity of its barrier's phase.
+struct RingPlace {
+  int stage = 0;
+  unsigned parity = 0;
+  __device__ __forceinline__ void Advance(int stages) {
+    if (++stage == stages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
 // The copy engine (Hopper and later): one thread asks, the engine counts the bytes of a stage at a barrier in shared
 // memory, whose phases alternate in parity, from 0.
 #if __CUDA_ARCH__ >= 900

@@ -14,18 +14,6 @@
 
 namespace jsc {
 
-// A place in a ring of stages: which, and the parity of its barrier's phase.
-struct RingPlace {
-  int stage = 0;
-  unsigned parity = 0;
-  __device__ __forceinline__ void Advance(int stages) {
-    if (++stage == stages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 // Barriers of both rings. full: bytes have come; empty: all warps that multiply are done with a stage. Where every step
 // has its own pixels, a stage of them has the barriers of its filters.
 struct WarpgroupBarriers {

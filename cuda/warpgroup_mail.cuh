@@ -173,14 +173,14 @@ struct Mail {
       WritePooled(mail);
       return;
     }
-    WriteByPointers(mail, barrier);
+    WriteRows(mail, barrier);
   }
 #endif
 
  private:
 #if __CUDA_ARCH__ >= 900
   // Of results that are not pooled: a warp's pieces are `splits` rows apart.
-  __device__ __forceinline__ void WriteByPointers(const unsigned char* mail, uint64_t* barrier) {
+  __device__ __forceinline__ void WriteRows(const unsigned char* mail, uint64_t* barrier) {
     const int64_t step = static_cast<int64_t>(RowStep()) * task.splits;
     int row = Row(warp);
     const int64_t at = first + static_cast<int64_t>(row) * RowStep();
