@@ -178,7 +178,8 @@ def on_device(functions: Mapping[str, Function], operands: Sequence[Operands], r
                     break
                 if number > 0 and of_more >= most:  # once may be a pause, and fewer chains are for all samples to come
                     fit(name, of_more)
-            samples[name].append(seconds)
+            # With other work on the device the one chain may take longer than the several, every time.
+            samples[name].append(seconds if seconds > 0 else more / (1 + counts[name]) / len(chained))
     return {name: Timing.of(values) for name, values in samples.items()}
 
 

@@ -104,6 +104,23 @@ def test_a_pause_of_the_host_neither_counts_nor_makes_samples_shorter(monkeypatc
     assert calls == first + (5 + 2) * (1 + 1 + timing._CHAINS_PER_SAMPLE)
 
 
+def test_times_are_positive_beside_other_work_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That always meets the one chain, so that the several seem to take less; all of what they take is counted then."""
+    clock = Clock(monkeypatch)
+    calls = 0
+    first = 2 + 1 + 2 * (1 + timing._CHAINS_PER_SAMPLE)
+    of_sample = 1 + 1 + timing._CHAINS_PER_SAMPLE
+
+    def function() -> None:
+        nonlocal calls
+        calls += 1
+        meets = calls > first and (calls - first) % of_sample == 1
+        clock.work(200e-6, 10.0 if meets else 100e-6)
+
+    found = timing.on_device({"": function}, [()], repeats=2)[""]
+    assert all(100e-6 < 32 * seconds < 10.0 for seconds in found.samples)
+
+
 def test_functions_that_wait_for_the_device_are_timed_without_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     waits = 0
