@@ -27,7 +27,7 @@ Plans ChoosePlans(const ConvArgs& a, int element_bytes, size_t workspace_bytes, 
   Plans plans{};
   plans.image = ChooseImagePlan(a, element_bytes, info);
   if (plans.image.filters > 0) return plans;
-  if (a.pool == Pool::kNone) plans.direct = ChooseDirectPlan(a, element_bytes, workspace_bytes, info);
+  if (a.pool == Pool::kNone) plans.direct = ChooseDirectPlan(a, element_bytes, workspace_bytes, in_chain, info);
   if (!info.warpgroups) return plans;
   plans.warpgroup = WarpgroupPlanOf(tile, a, element_bytes, in_chain, info);
   if (plans.warpgroup.filters > 0) return plans;
@@ -35,7 +35,8 @@ Plans ChoosePlans(const ConvArgs& a, int element_bytes, size_t workspace_bytes, 
   // The other model knows no bound by memory: of calls where it expects up to a tenth less or more, warpgroups took as
   // long on an H200 (at most 5 % more) or up to a quarter less. At HIGHEST small layers take 0.85 of what it expects.
   // In a chain they fetch their first data earlier.
-  const double margin = in_chain ? 0.6 : plans.warpgroup.parts ? 1.2 : 0.9;
+  const bool is_deep = IsDeep(plans.direct.tile);
+  const double margin = is_deep ? 1 : in_chain ? 0.6 : plans.warpgroup.parts ? 1.2 : 0.9;
   const bool is_faster = plans.direct.cycles < margin * plans.warpgroup.cycles;
   if (plans.direct.tile != DirectTile::kNone && is_faster) plans.warpgroup = {};
   return plans;

@@ -1,4 +1,5 @@
 // The direct convolution of float16, on tensor cores.
+#include "direct_deep.cuh"
 #include "direct_kernel.cuh"
 #include "direct_launch.cuh"
 
@@ -7,6 +8,8 @@ namespace jsc {
 template <>
 ffi::Error LaunchDirectPlan<__half>(const ConvCall& call, const DirectPlan& plan, void* workspace,
                                     cudaStream_t stream) {
+  ffi::Error error;
+  if (LaunchDeepPlan<__half, false>(call, plan, stream, &error)) return error;
   using Fast = DirectTunings<__half>;
   if (plan.tile == DirectTile::kSmall) return LaunchDirect<Fast::Small, __half>(call, plan, workspace, stream);
   if (plan.tile == DirectTile::kTall) return LaunchDirect<Fast::Tall, __half>(call, plan, workspace, stream);

@@ -1,5 +1,6 @@
 // The direct convolution of float32: TF32 on tensor cores, or where the call is to be precise two parts of TF32 or
 // FFMA.
+#include "direct_deep.cuh"
 #include "direct_kernel.cuh"
 #include "direct_launch.cuh"
 
@@ -23,6 +24,12 @@ ffi::Error LaunchPrecise(const ConvCall& call, const DirectPlan& plan, void* wor
 template <>
 ffi::Error LaunchDirectPlan<float>(const ConvCall& call, const DirectPlan& plan, void* workspace, cudaStream_t stream) {
   using Fast = DirectTunings<float>;
+  ffi::Error error;
+  const bool split = plan.engine == Engine::kSplitTensorCores;
+  if (split ? LaunchDeepPlan<float, true>(call, plan, stream, &error)
+            : LaunchDeepPlan<float, false>(call, plan, stream, &error)) {
+    return error;
+  }
   if (plan.engine == Engine::kSplitTensorCores) return LaunchPrecise<SplitTunings>(call, plan, workspace, stream);
   if (plan.engine == Engine::kOuterProduct) return LaunchPrecise<PreciseTunings>(call, plan, workspace, stream);
   if (plan.tile == DirectTile::kSmall) return LaunchDirect<Fast::Small, float>(call, plan, workspace, stream);

@@ -38,7 +38,21 @@ struct PreciseTunings {
   using Narrow = Tuning<Engine::kOuterProduct, 8, 4, 8, 16, kChunk, 3, false, Addresses::kTable>;  // 64 x 64, any sizes
 };
 
-enum class DirectTile : int { kNone, kSmall, kTall, kLarge, kNarrow, kFlat };
+// kDeep: filters x pixels of the kernel whose warps share the reduction axis; kDeepNarrow: 16 x 8, any sizes.
+enum class DirectTile : int {
+  kNone,
+  kSmall,
+  kTall,
+  kLarge,
+  kNarrow,
+  kFlat,
+  kDeep16x8,
+  kDeep16x16,
+  kDeep32x16,
+  kDeepNarrow
+};
+
+constexpr bool IsDeep(DirectTile tile) { return tile >= DirectTile::kDeep16x8; }
 
 struct DirectPlan {
   DirectTile tile;  // kNone: PerOutput has to serve
@@ -50,8 +64,9 @@ struct DirectPlan {
   double cycles;                   // what the model expects
 };
 
-// The best plan under the model in direct_plan.cc.
-DirectPlan ChooseDirectPlan(const ConvArgs& args, int element_bytes, size_t workspace_bytes, const DeviceInfo& device);
+// The best plan under the model in direct_plan.cc. In a chain no tile is of the kernel whose warps share the axis.
+DirectPlan ChooseDirectPlan(const ConvArgs& args, int element_bytes, size_t workspace_bytes, bool in_chain,
+                            const DeviceInfo& device);
 
 // Cuts a call whose plan has a tile and splits into chunks and tiles; false where that does not fit.
 bool CompleteDirectPlan(const ConvArgs& args, int element_bytes, size_t workspace_bytes, const DeviceInfo& device,

@@ -23,6 +23,17 @@
 
 namespace jsc {
 
+// From values as they lie in memory to both parts.
+template <int kCount>
+__device__ __forceinline__ void SplitInParts(uint32_t (&v)[kCount], uint32_t (&small)[kCount]) {
+#pragma unroll
+  for (int e = 0; e < kCount; ++e) {
+    const float value = __uint_as_float(v[e]);
+    v[e] += 0x1000u;  // half of what is dropped
+    small[e] = __float_as_uint(value - __uint_as_float(v[e] & 0xffffe000u));
+  }
+}
+
 template <class U>
 struct SplitEngine : TensorEngine<U, float> {
   using Base = TensorEngine<U, float>;
@@ -36,13 +47,13 @@ struct SplitEngine : TensorEngine<U, float> {
       Base::LoadFilters(stage + Base::Layout::kFilters, slice, b);
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) {
-        Split(b[j], small_b[j]);
+        SplitInParts(b[j], small_b[j]);
       }
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         uint32_t a[4], small_a[4];
         Base::LoadPixels(stage, slice, i, a);
-        Split(a, small_a);
+        SplitInParts(a, small_a);
         MultiplyRow(chunk[i], small_a, b);
         MultiplyRow(chunk[i], a, small_b);
         MultiplyRow(chunk[i], a, b);
@@ -72,16 +83,6 @@ struct SplitEngine : TensorEngine<U, float> {
   }
 
  private:
-  // From values as they lie in memory to both parts.
-  template <int kCount>
-  static __device__ __forceinline__ void Split(uint32_t (&v)[kCount], uint32_t (&small)[kCount]) {
-#pragma unroll
-    for (int e = 0; e < kCount; ++e) {
-      const float value = __uint_as_float(v[e]);
-      v[e] += 0x1000u;  // half of what is dropped
-      small[e] = __float_as_uint(value - __uint_as_float(v[e] & 0xffffe000u));
-    }
-  }
   static __device__ __forceinline__ void MultiplyRow(float (&d)[kColumns][4], const uint32_t (&a)[4],
                                                      const uint32_t (&b)[kColumns][2]) {
 #pragma unroll

@@ -73,6 +73,31 @@ struct Tuning {
   }
 };
 
+// A tile of the kernel whose warps share the reduction axis (direct_deep.cuh). Filters are a multiple of 16 and pixels
+// of 8; kSplit: float32 in two TF32 parts; kVector: copies of 16 bytes, else of one element.
+template <typename T, int kFilters_, int kPixels_, bool kSplit_, bool kVector_ = true>
+struct DeepTuning {
+  static constexpr int kFilters = kFilters_, kPixels = kPixels_;
+  static constexpr bool kSplit = kSplit_, kVector = kVector_;
+  static constexpr int kWarps = 8, kThreads = 32 * kWarps;
+  static constexpr int kDepth = 64 / static_cast<int>(sizeof(T));  // of a step
+  static constexpr int kStages = 4;                                // of a warp's ring
+  // Bytes of a row in shared memory, so that what a warp reads at once lies in distinct banks.
+  static constexpr int kPixelRow = 64 + 16;
+  static constexpr int kFilterRow = kFilters * static_cast<int>(sizeof(T)) + (sizeof(T) == 4 ? 32 : 16);
+  static constexpr int kStageBytes = kPixels * kPixelRow + kDepth * kFilterRow;
+  static constexpr int kSumStride = kFilters + 4;
+  static constexpr int kSumBytes = kWarps * kPixels * kSumStride * static_cast<int>(sizeof(float));
+  static constexpr int kRingBytes = kWarps * kStages * kStageBytes;
+  static constexpr int kSharedBytes = kRingBytes > kSumBytes ? kRingBytes : kSumBytes;
+
+  // Where in a stage an element of the pixels [kPixels, kDepth] and of the filters [kDepth, kFilters] is.
+  static constexpr int Pixel(int pixel, int k) { return pixel * kPixelRow + k * static_cast<int>(sizeof(T)); }
+  static constexpr int Filter(int k, int filter) {
+    return kPixels * kPixelRow + k * kFilterRow + filter * static_cast<int>(sizeof(T));
+  }
+};
+
 }  // namespace jsc
 
 #endif  // JSC_CUDA_DIRECT_TUNING_H_

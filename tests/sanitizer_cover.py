@@ -82,6 +82,20 @@ def check_large(dtype: str) -> int:
     return len(kinds) * (len(cases.LARGE_CASES) + len(cases.LARGE_POOL_CASES))
 
 
+def check_small(dtype: str) -> int:
+    """Small layers of "direct" at every precision, and of float32 with sums that are computed again."""
+    kinds = [kind for kind in LARGE_KINDS if kind[0] == dtype]
+    for case in cases.SMALL_CASES:
+        inputs = cases.inputs(case, jnp.dtype(dtype))
+        for value in (1.0, np.nan):
+            inputs.x[-1, -1, 0, 3] = value
+            wanted = oracle.expected(case, inputs)
+            for _, precision, tolerance in kinds:
+                result = call(case, *(None if v is None else jnp.asarray(v) for v in inputs), "direct", precision)
+                assert oracle.relative_error(result, wanted) <= tolerance, (case.name, precision)
+    return 2 * len(kinds) * len(cases.SMALL_CASES)
+
+
 def check_dense(dtype: str) -> int:
     for (rows, channels, features), zeros in cases.DENSE_CASES:
         case = cases.Case("dense", (rows, 1, 1, channels), features, kernel=(1, 1), zeros=zeros)
@@ -225,9 +239,9 @@ def check_dense_blocks(dtype: str) -> int:
 CHECKS = {
     check.__name__.removeprefix("check_"): check
     for check in (
-        check_runs, check_large, check_dense, check_coo_star, check_stacks, check_non_finite, check_adaptive,
-        check_segments, check_chains, check_small_parts, check_ends, check_pairs, check_large_pairs, check_blocks,
-        check_dense_blocks,
+        check_runs, check_large, check_small, check_dense, check_coo_star, check_stacks, check_non_finite,
+        check_adaptive, check_segments, check_chains, check_small_parts, check_ends, check_pairs, check_large_pairs,
+        check_blocks, check_dense_blocks,
     )
 }  # fmt: skip
 

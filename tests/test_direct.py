@@ -63,6 +63,60 @@ def test_direct_of_large_layers(case: Case, dtype: str, precision: str | None, t
         np.testing.assert_array_equal(np.asarray(run(case, inputs, "direct", precision)), np.asarray(first))
 
 
+def name_of(case: Case) -> str:
+    return case.name
+
+
+@of_large_kinds
+@pytest.mark.parametrize("case", cases.SMALL_CASES, ids=name_of)
+def test_direct_of_small_maps(case: Case, dtype: str, precision: str | None, tolerance: float) -> None:
+    """Close to float64, bit for bit the same in every run, and the same beside counts, which are right."""
+    require("direct", dtype)
+    inputs = cases.inputs(case, jnp.dtype(dtype))
+    first = run(case, inputs, "direct", precision)
+    assert oracle.relative_error(first, oracle.expected(case, inputs)) <= tolerance
+    np.testing.assert_array_equal(np.asarray(run(case, inputs, "direct", precision)), np.asarray(first))
+    x, kernel, bias, residual = (None if v is None else jnp.asarray(v) for v in inputs)
+    layer = functools.partial(jsc.conv, **case.arguments, precision=precision, implementation="direct")
+    y, counts = layer(x, kernel, bias, residual=residual, count_nonzeros=True)
+    np.testing.assert_array_equal(np.asarray(y), np.asarray(first))
+    nonzeros, elements = np.asarray(counts).sum(0)
+    assert 0 < nonzeros <= elements <= y.size
+    share = np.count_nonzero(np.asarray(y, np.float64)) / y.size
+    assert abs(nonzeros / elements - share) < 0.25
+
+
+@of_large_kinds
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("case", [case for case in cases.SMALL_CASES if "padding" not in case.name], ids=name_of)
+def test_direct_of_small_maps_skips_nothing(
+    case: Case, value: float, dtype: str, precision: str | None, tolerance: float
+) -> None:
+    """Infinities and NaN come out where float64 has them, of weights under SAME padding too."""
+    require("direct", dtype)
+    inputs = cases.inputs(case, jnp.dtype(dtype))
+    inputs.x[-1, -1, 0, 3] = value
+    inputs.kernel[0, -1, 1, 5] = -value
+    result = run(case, inputs, "direct", precision)
+    assert oracle.relative_error(result, oracle.expected(case, inputs)) <= tolerance
+
+
+@of_large_kinds
+@pytest.mark.parametrize(
+    "case", [cases.SMALL_CASES[0], cases.SMALL_CASES[6], cases.SMALL_CASES[13]], ids=lambda case: case.name
+)
+def test_direct_of_small_maps_in_stacks(case: Case, dtype: str, precision: str | None, tolerance: float) -> None:
+    """Several kernels in one call, each with images of its own."""
+    require("direct", dtype)
+    case = dataclasses.replace(case, residual=False)
+    inputs = [cases.inputs(case, jnp.dtype(dtype), seed) for seed in range(3)]
+    x, kernel, bias = (jnp.stack([jnp.asarray(v) for v in each]) for each in list(zip(*inputs, strict=True))[:3])
+    layer = functools.partial(jsc.conv, **case.arguments, precision=precision, implementation="direct")
+    result = jax.vmap(layer)(x, kernel, bias)
+    wanted = np.stack([oracle.expected(case, each) for each in inputs])
+    assert oracle.relative_error(result, wanted) <= tolerance
+
+
 @pytest.mark.parametrize("case", cases.LARGE_POOL_CASES, ids=lambda case: case.name)
 def test_a_pool_of_pairs_is_in_direct_on_hopper(case: Case) -> None:
     """And its counts are of the pooled result."""
