@@ -240,8 +240,16 @@ def _chosen(options: argparse.Namespace) -> Iterator[ZooLayer]:
     part, parts = options.part
     if not 1 <= part <= parts:
         raise ValueError(f"--part {part} {parts}: the first must be 1 to the second")
-    found = (layer for layer in _layers(options) if re.search(options.calls, layer.call.describe()))
+    of_size = (layer for layer in _layers(options) if _flops(layer.call) <= options.most_flops)
+    found = (layer for layer in of_size if re.search(options.calls, layer.call.describe()))
     return itertools.islice(found, part - 1, None, parts)
+
+
+def _flops(call: Call) -> float:
+    if call.op == "dense":
+        return 2.0 * math.prod(call.x_shape[:-1]) * math.prod(call.kernel_shape)
+    size = call.geometry.conv_size(call.x_shape[1:3], call.kernel_shape[:2])
+    return 2.0 * call.x_shape[0] * math.prod(size) * math.prod(call.kernel_shape)
 
 
 def _layers(options: argparse.Namespace) -> Iterator[ZooLayer]:
@@ -360,6 +368,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--batch", type=int, nargs="+", default=[1])
     add("--kinds", nargs="+", choices=tuple(LAYER_KINDS), default=["default"], help="precision or dtype")
     add("--calls", default="", help="regular expression: only calls in which it is found, as printed")
+    add("--most-flops", type=float, default=math.inf, help="only calls of at most so many operations, without zeros")
     add("--zeros", nargs="+", choices=("none", "profile", "50", "95"), default=["none", "profile"])
     add("--also", nargs="+", choices=("direct", "ecr"), default=[], help="timed as well, where a call has it")
     add("--weights", choices=(*WEIGHTS, "cold"), default="arguments", help=_WEIGHTS_HELP)

@@ -301,6 +301,18 @@ def test_zoo_times_what_is_xlas_beside_what_none_could_take(tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="a benchmark of the CPU")
+@pytest.mark.parametrize(
+    ("most", "users"), [("95999", ["fc2", "fc3"]), ("96000", ["fc1", "fc2", "fc3"]), ("235199", ["fc1", "fc2", "fc3"])]
+)
+def test_zoo_of_calls_with_few_operations(tmp_path: Path, most: str, users: list[str]) -> None:
+    """2 x 400 x 120 of the first fully connected layer, 2 x 784 x 25 x 6 of the first convolution."""
+    out = tmp_path / "rows.json"
+    options = ["--networks", "lenet5", "--zeros", "none", "--repeats", "1", "--json", str(out)]
+    assert zoo.main([*options, "--most-flops", most]) == 0
+    assert [row["users"] for row in json.loads(out.read_text())["rows"]] == [[f"lenet5/{name}"] for name in users]
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="a benchmark of the CPU")
 def test_zoo_deals_out_calls_and_lists_what_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
