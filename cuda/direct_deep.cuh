@@ -20,52 +20,107 @@
 
 namespace jsc {
 
-// The same for all steps of a lane's copies: of the pixels of its rows, where their windows begin.
+template <typename T>
+struct DeepTask {
+  DirectTask<T> direct;
+  int64_t stack_x, stack_kernel;  // elements of a stack
+};
+
+// What a lane copies, step after step. The plan sees to it that places in a map have 32-bit numbers.
 template <class U, typename T>
 struct DeepSource {
   static constexpr int kElements = U::kVector ? 16 / static_cast<int>(sizeof(T)) : 1;  // of a copy
   static constexpr int kPixelLanes = U::kDepth / kElements, kPixelStep = kWarp / kPixelLanes;
   static constexpr int kFilterLanes = U::kFilters / kElements, kFilterStep = kWarp / kFilterLanes;
   static constexpr int kPixelCopies = U::kPixels / kPixelStep, kFilterCopies = U::kDepth / kFilterStep;
+  static constexpr int kStride = U::kWarps * U::kDepth;  // from a warp's step to its next
   static_assert(kWarp % kPixelLanes == 0 && kWarp % kFilterLanes == 0, "a lane keeps one column of copies");
   static_assert(U::kPixels % kPixelStep == 0 && U::kDepth % kFilterStep == 0, "all lanes copy as much");
 
   const DirectTask<T>& task;
-  const T* kernel;  // of the stack and group, at the lane's filters
-  WindowStart<T> windows[kPixelCopies];
-  int lane;
+  const T* filters;  // the lane's first of the next step
+  int row, column;   // of the axis: where those are, and the lane's elements of the next step's pixels
+  unsigned lane;
   bool has_filters;
+  WindowStart<T> windows[kPixelCopies];
 
-  __device__ __forceinline__ DeepSource(const DirectTask<T>& task, const DirectPlace& at)
-      : task(task), lane(static_cast<int>(threadIdx.x) % kWarp) {
-    const int filter = at.feature + lane % kFilterLanes * kElements;
+  __device__ __forceinline__ DeepSource(const DeepTask<T>& deep, const DirectPlace& at)
+      : task(deep.direct), lane(threadIdx.x % kWarp) {
+    const int first = static_cast<int>(threadIdx.x / kWarp) * U::kDepth;
+    row = first + FilterRow();
+    column = first + PixelColumn();
+    const int filter = at.feature + FilterColumn();
     has_filters = filter < task.group_features;
-    kernel = task.kernel + static_cast<int64_t>(at.stack) * task.depth * task.features +
-             at.group * task.group_features + filter;
-    const T* x = task.x + at.stack * task.images_per_stack * task.height * task.width * task.channels +
-                 at.group * task.group_channels;
+    filters = task.kernel + at.stack * deep.stack_kernel + static_cast<int64_t>(row) * task.features +
+              at.group * task.group_features + filter;
+    const T* x = task.x + at.stack * deep.stack_x + at.group * task.group_channels;
 #pragma unroll
     for (int i = 0; i < kPixelCopies; ++i) {
-      windows[i] = FindWindow(task, x, at.pixel + lane / kPixelLanes + i * kPixelStep);
+      const int pixel = at.pixel + PixelRow() + i * kPixelStep;
+      const Quotient line = Divide(min(pixel, task.pixels - 1), task.by_out_width);
+      const Quotient image = Divide(line.quotient, task.by_out_height);
+      WindowStart<T>& window = windows[i];
+      window.y = image.remainder * task.stride[0] - task.pad_low[0];
+      window.x = line.remainder * task.stride[1] - task.pad_low[1];
+      const int place = (image.quotient * task.height + window.y) * task.width + window.x;
+      window.first = x + static_cast<int64_t>(place) * task.channels;
+      if (pixel >= task.pixels) window.y = kOutside;
     }
   }
 
-  // Step number `step` of the axis to a warp's stage.
-  __device__ __forceinline__ void Copy(int step, unsigned char* stage) const {
-    const int row = step * U::kDepth + lane / kFilterLanes;
+  // Of the lane's first copies in a stage.
+  __device__ __forceinline__ int FilterRow() const { return static_cast<int>(lane / kFilterLanes); }
+  __device__ __forceinline__ int FilterColumn() const { return static_cast<int>(lane % kFilterLanes) * kElements; }
+  __device__ __forceinline__ int PixelRow() const { return static_cast<int>(lane / kPixelLanes); }
+  __device__ __forceinline__ int PixelColumn() const { return static_cast<int>(lane % kPixelLanes) * kElements; }
+
+  // The next step to a warp's stage.
+  __device__ __forceinline__ void Copy(unsigned char* stage) {
+    constexpr int kCopies = kFilterCopies + kPixelCopies;
+    const T* from[kCopies];
+    bool valid[kCopies];
 #pragma unroll
     for (int i = 0; i < kFilterCopies; ++i) {
-      const int k = row + i * kFilterStep;
-      CopyPiece<U>(stage + U::Filter(lane / kFilterLanes + i * kFilterStep, lane % kFilterLanes * kElements),
-                   kernel + static_cast<int64_t>(k) * task.features, has_filters && k < task.depth);
+      from[i] = filters + static_cast<int64_t>(i * kFilterStep) * task.features;
+      valid[i] = has_filters && row + i * kFilterStep < task.depth;
     }
-    const int column = lane % kPixelLanes * kElements, k = step * U::kDepth + column;
-    const Reach reach = FindReach(task, k);
+    int dy = 0, dx = 0, offset = column;
+    if (task.taps > 1) {
+      const Quotient tap = Divide(column, task.by_group_channels), place = Divide(tap.quotient, task.by_kernel_width);
+      dy = place.quotient * task.dilation[0];
+      dx = place.remainder * task.dilation[1];
+      offset = (dy * task.width + dx) * task.channels + tap.remainder;
+    }
 #pragma unroll
     for (int i = 0; i < kPixelCopies; ++i) {
       const WindowStart<T>& window = windows[i];
-      CopyPiece<U>(stage + U::Pixel(lane / kPixelLanes + i * kPixelStep, column), window.first + reach.offset,
-                   k < task.depth && Inside(task, window.y + reach.dy, window.x + reach.dx));
+      from[kFilterCopies + i] = window.first + offset;
+      valid[kFilterCopies + i] = column < task.depth && Inside(task, window.y + dy, window.x + dx);
+    }
+    CopyAll(stage, from, valid);
+    filters += static_cast<int64_t>(kStride) * task.features;
+    row += kStride;
+    column += kStride;
+  }
+
+ private:
+  // Filters first, then pixels.
+  __device__ __forceinline__ unsigned char* Target(unsigned char* stage, int copy) const {
+    if (copy < kFilterCopies) return stage + U::Filter(FilterRow() + copy * kFilterStep, FilterColumn());
+    return stage + U::Pixel(PixelRow() + (copy - kFilterCopies) * kPixelStep, PixelColumn());
+  }
+  template <int kCopies>
+  __device__ __forceinline__ void CopyAll(unsigned char* stage, const T* const (&from)[kCopies],
+                                          const bool (&valid)[kCopies]) const {
+    if constexpr (sizeof(T) < 4 && !U::kVector) {  // there is no asynchronous copy of two bytes: all loads, then stores
+      T values[kCopies];
+#pragma unroll
+      for (int i = 0; i < kCopies; ++i) values[i] = valid[i] ? *from[i] : T{};
+#pragma unroll
+      for (int i = 0; i < kCopies; ++i) *reinterpret_cast<T*>(Target(stage, i)) = values[i];
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCopies; ++i) CopyPiece<U>(Target(stage, i), from[i], valid[i]);
     }
   }
 };
@@ -78,7 +133,9 @@ struct DeepEngine {
   static constexpr int kSlice = 32 / static_cast<int>(sizeof(T));
   float sums[kRows][kColumns][4] = {};
 
-  static __device__ __forceinline__ int Lane() { return static_cast<int>(threadIdx.x) % kWarp; }
+  // A lane's row and column in the fragments of mma.sync.
+  static __device__ __forceinline__ int Row() { return static_cast<int>(threadIdx.x % kWarp / 4); }
+  static __device__ __forceinline__ int Column() { return static_cast<int>(threadIdx.x % 4); }
 
   static __device__ __forceinline__ uint32_t Word(const unsigned char* p) {
     return *reinterpret_cast<const uint32_t*>(p);
@@ -87,11 +144,12 @@ struct DeepEngine {
     if constexpr (sizeof(T) == 4) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        a[e] = Word(stage + U::Filter(slice * kSlice + Lane() % 4 + e / 2 * 4, row * 16 + Lane() / 4 + e % 2 * 8));
+        a[e] = Word(stage + U::Filter(slice * kSlice + Column() + e / 2 * 4, row * 16 + Row() + e % 2 * 8));
       }
     } else {
-      const int k = slice * kSlice + Lane() / 16 * 8 + Lane() % 8;
-      LoadMatricesTransposed(a, stage + U::Filter(k, row * 16 + Lane() / 8 % 2 * 8));
+      const unsigned lane = threadIdx.x % kWarp;
+      const int k = static_cast<int>(lane / 16 * 8 + lane % 8), filter = static_cast<int>(lane / 8 % 2) * 8;
+      LoadMatricesTransposed(a, stage + U::Filter(slice * kSlice + k, row * 16 + filter));
     }
   }
   static __device__ __forceinline__ void LoadPixels(const unsigned char* stage, int slice, int column,
@@ -99,58 +157,67 @@ struct DeepEngine {
     constexpr int kWord = 4 / static_cast<int>(sizeof(T));  // elements
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      b[half] = Word(stage + U::Pixel(column * 8 + Lane() / 4, slice * kSlice + (Lane() % 4 + half * 4) * kWord));
+      b[half] = Word(stage + U::Pixel(column * 8 + Row(), slice * kSlice + (Column() + half * 4) * kWord));
     }
   }
 
   __device__ __forceinline__ void Multiply(const unsigned char* stage) {
-    if constexpr (U::kSplit) {
-      MultiplyParts(stage);
-    } else {
+    uint32_t a[kSlices][kRows][4], b[kSlices][kColumns][2];
 #pragma unroll
-      for (int slice = 0; slice < kSlices; ++slice) {
-        uint32_t b[kColumns][2];
+    for (int slice = 0; slice < kSlices; ++slice) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) LoadFilters(stage, slice, i, a[slice][i]);
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) LoadPixels(stage, slice, j, b[slice][j]);
+    }
+    if constexpr (U::kSplit) {
+      MultiplyParts(a, b);
+    } else {
+      MultiplyWhole(a, b);
+    }
+  }
+
+  __device__ __forceinline__ void MultiplyWhole(uint32_t (&a)[kSlices][kRows][4], uint32_t (&b)[kSlices][kColumns][2]) {
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) {
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) Round(b[slice][j]);
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        Round(a[slice][i]);
 #pragma unroll
         for (int j = 0; j < kColumns; ++j) {
-          LoadPixels(stage, slice, j, b[j]);
-          if constexpr (sizeof(T) == 4) b[j][0] = RoundToTf32(b[j][0]), b[j][1] = RoundToTf32(b[j][1]);
-        }
-#pragma unroll
-        for (int i = 0; i < kRows; ++i) {
-          uint32_t a[4];
-          LoadFilters(stage, slice, i, a);
-          if constexpr (sizeof(T) == 4) {
-#pragma unroll
-            for (int e = 0; e < 4; ++e) a[e] = RoundToTf32(a[e]);
-          }
-#pragma unroll
-          for (int j = 0; j < kColumns; ++j) MultiplyFragment(sums[i][j], a, b[j][0], b[j][1], T{});
+          MultiplyFragment(sums[i][j], a[slice][i], b[slice][j][0], b[slice][j][1], T{});
         }
       }
     }
   }
 
+  template <int kCount>
+  static __device__ __forceinline__ void Round(uint32_t (&v)[kCount]) {
+    if constexpr (sizeof(T) == 4) {
+#pragma unroll
+      for (int e = 0; e < kCount; ++e) v[e] = RoundToTf32(v[e]);
+    }
+  }
+
   // As SplitEngine (direct_split.cuh) has it, with sums of a step's 16 products.
-  __device__ __forceinline__ void MultiplyParts(const unsigned char* stage) {
+  __device__ __forceinline__ void MultiplyParts(uint32_t (&a)[kSlices][kRows][4], uint32_t (&b)[kSlices][kColumns][2]) {
     float step[kRows][kColumns][4] = {};
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
-      uint32_t b[kColumns][2], small_b[kColumns][2];
+      uint32_t small_b[kColumns][2];
 #pragma unroll
-      for (int j = 0; j < kColumns; ++j) {
-        LoadPixels(stage, slice, j, b[j]);
-        SplitInParts(b[j], small_b[j]);
-      }
+      for (int j = 0; j < kColumns; ++j) SplitInParts(b[slice][j], small_b[j]);
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
-        uint32_t a[4], small_a[4];
-        LoadFilters(stage, slice, i, a);
-        SplitInParts(a, small_a);
+        uint32_t small_a[4];
+        SplitInParts(a[slice][i], small_a);
 #pragma unroll
         for (int j = 0; j < kColumns; ++j) {
-          MultiplyFragment(step[i][j], small_a, b[j][0], b[j][1], 0.f);
-          MultiplyFragment(step[i][j], a, small_b[j][0], small_b[j][1], 0.f);
-          MultiplyFragment(step[i][j], a, b[j][0], b[j][1], 0.f);
+          MultiplyFragment(step[i][j], small_a, b[slice][j][0], b[slice][j][1], 0.f);
+          MultiplyFragment(step[i][j], a[slice][i], small_b[j][0], small_b[j][1], 0.f);
+          MultiplyFragment(step[i][j], a[slice][i], b[slice][j][0], b[slice][j][1], 0.f);
         }
       }
     }
@@ -172,11 +239,48 @@ struct DeepEngine {
       for (int j = 0; j < kColumns; ++j) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const int pixel = j * 8 + Lane() % 4 * 2 + e % 2, filter = i * 16 + Lane() / 4 + e / 2 * 8;
+          const int pixel = j * 8 + Column() * 2 + e % 2, filter = i * 16 + Row() + e / 2 * 8;
           tile[pixel * U::kSumStride + filter] = sums[i][j][e];
         }
       }
     }
+  }
+};
+
+// A tile's results: a thread has four filters of one pixel, or none. Bias and residual are asked for when it is made,
+// in front of the first copies: by then they are there when the sums are.
+template <class U, typename T>
+struct DeepWriter {
+  static constexpr int kQuads = U::kFilters / 4;
+  static_assert(kQuads * U::kPixels <= U::kThreads, "four results of a thread are all");
+  const DirectTask<T>& task;
+  int pixel, filter;  // of the tile
+  int valid;          // filters that there are
+  int64_t element;
+  float4 bias = {0.f, 0.f, 0.f, 0.f}, residual = {0.f, 0.f, 0.f, 0.f};
+
+  __device__ __forceinline__ DeepWriter(const DirectTask<T>& task, const DirectPlace& at)
+      : task(task), pixel(static_cast<int>(threadIdx.x / kQuads)), filter(static_cast<int>(threadIdx.x % kQuads) * 4) {
+    const bool is_pixel = pixel < U::kPixels && at.pixel + pixel < task.pixels;
+    valid = is_pixel ? min(task.group_features - at.feature - filter, 4) : 0;
+    if (valid <= 0) return;
+    const int feature = at.group * task.group_features + at.feature + filter;
+    element = static_cast<int64_t>(at.stack * task.pixels + at.pixel + pixel) * task.features + feature;
+    if (task.bias) bias = Load(task.bias + static_cast<int64_t>(at.stack) * task.features + feature);
+    if (task.residual) residual = Load(task.residual + element);
+  }
+  // With kVector filters come in whole fours.
+  __device__ __forceinline__ float4 Load(const T* p) const {
+    return U::kVector ? Load4(p) : LoadUpTo4(p, valid, task.vector_out);
+  }
+  // Returns how many results are not zero, and how many there are.
+  template <typename Sum>
+  __device__ __forceinline__ int2 Write(const Sum& sum_of) const {
+    if (valid <= 0) return make_int2(0, 0);
+    float4 sum = sum_of(pixel, filter) + (bias + residual);
+    if (task.relu) sum = {Relu(sum.x), Relu(sum.y), Relu(sum.z), Relu(sum.w)};
+    StoreUpTo4(task.out + element, sum, U::kVector ? 4 : valid, U::kVector || task.vector_out);
+    return make_int2(task.counts.rows ? CountNonzeros<T>(sum, valid) : 0, valid);
   }
 };
 
@@ -213,12 +317,14 @@ __device__ __noinline__ float4 SumAgain(const DirectTask<T>& task, DirectPlace a
 }
 
 template <class U, typename T>
-__global__ void __launch_bounds__(U::kThreads) DeepKernel(const __grid_constant__ DirectTask<T> task) {
+__global__ void __launch_bounds__(U::kThreads) DeepKernel(const __grid_constant__ DeepTask<T> deep) {
   extern __shared__ __align__(128) unsigned char shared[];
+  const DirectTask<T>& task = deep.direct;
   if (task.gate.nonzeros && !PassesGateApart(task.gate)) return;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int warp = static_cast<int>(threadIdx.x / kWarp);
   const DirectPlace at = FindDirectPlace<U>(task, blockIdx.x, 0);
-  const DeepSource<U, T> source(task, at);
+  DeepSource<U, T> source(deep, at);
+  const DeepWriter<U, T> writer(task, at);
   unsigned char* ring = shared + warp * (U::kStages * U::kStageBytes);
   DeepEngine<U, T> engine;
   int stage = 0;
@@ -231,17 +337,16 @@ __global__ void __launch_bounds__(U::kThreads) DeepKernel(const __grid_constant_
       engine.Multiply(place);
       __syncwarp();
     }
-    if (step + U::kStages * U::kWarps < task.chunks) source.Copy(step + U::kStages * U::kWarps, place);
+    if (step + U::kStages * U::kWarps < task.chunks) source.Copy(place);
     CommitCopies();
     stage = stage + 1 == U::kStages ? 0 : stage + 1;
   }
-  TileWriter<U, T> writer(task, at, 0, 1);
   float* sums = reinterpret_cast<float*>(shared);
   constexpr int kTile = U::kPixels * U::kSumStride;
   __syncthreads();  // sums take the rings' place
   engine.Store(sums + warp * kTile);
   __syncthreads();
-  writer.Write([&](int pixel, int filter) {
+  const int2 written = writer.Write([&](int pixel, int filter) {
     const float* from = sums + pixel * U::kSumStride + filter;
     float4 sum = *reinterpret_cast<const float4*>(from);
 #pragma unroll
@@ -254,7 +359,7 @@ __global__ void __launch_bounds__(U::kThreads) DeepKernel(const __grid_constant_
     }
     return sum;
   });
-  if (task.counts.rows) WriteCountsApart(task.counts, writer.Written(), reinterpret_cast<int2*>(shared));
+  if (task.counts.rows) WriteCountsApart(task.counts, written, reinterpret_cast<int2*>(shared));
   LeaveGate(task.gate);
 }
 
@@ -263,7 +368,10 @@ ffi::Error LaunchDeep(const ConvCall& call, const DirectPlan& plan, cudaStream_t
   constexpr auto kKernel = DeepKernel<U, T>;
   const ffi::Error error = Prepare<kKernel>("DeepKernel");
   if (error.failure()) return error;
-  DirectTask<T> task = MakeDirectTask<T>(call, plan, nullptr);
+  DeepTask<T> deep{MakeDirectTask<T>(call, plan, nullptr), 0, 0};
+  DirectTask<T>& task = deep.direct;
+  deep.stack_x = task.images_per_stack * task.height * task.width * task.channels;
+  deep.stack_kernel = static_cast<int64_t>(task.depth) * task.features;
   task.counts = CountsOf(call.counts, static_cast<int64_t>(task.tiles) * call.args.groups * call.args.stacks);
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(task.tiles), static_cast<unsigned>(call.args.groups),
@@ -274,7 +382,7 @@ ffi::Error LaunchDeep(const ConvCall& call, const DirectPlan& plan, cudaStream_t
   LaunchAttributes attributes(0, task.gate);
   config.attrs = attributes.list;
   config.numAttrs = attributes.count;
-  return CheckCuda(cudaLaunchKernelEx(&config, kKernel, task), "DeepKernel");
+  return CheckCuda(cudaLaunchKernelEx(&config, kKernel, deep), "DeepKernel");
 }
 
 // The kernel of a plan's tile; false where it is of another kernel.

@@ -30,8 +30,7 @@ struct TileSides {
 // blocks that share a tile have few pixels each, and less code to fetch matters more.
 template <class U, typename T>
 struct TileWriter {
-  static constexpr int kQuads = U::kFilters / 4, kStep = U::kThreads / kQuads;
-  static constexpr int kBatch = U::kPixels >= 8 * kStep ? 8 : (U::kPixels + kStep - 1) / kStep;
+  static constexpr int kQuads = U::kFilters / 4, kStep = U::kThreads / kQuads, kBatch = 8;
   static_assert(U::kThreads % kQuads == 0, "a thread keeps its filters");
   const DirectTask<T>& task;
   int part, parts, pixels, filter, valid;

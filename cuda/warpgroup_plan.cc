@@ -125,20 +125,20 @@ struct StepCycles {
 // and multiprocessors.
 StepCycles CyclesOfStep(const WarpgroupPlan& plan, int element_bytes, bool in_chain, double rows) {
   // By elements of 2 and 4 bytes, 64 and 128 filters, 56, 96, 112, 192 and 224 pixels.
-  constexpr StepCycles kSteps[2][2][5] = {{{{335, 193}, {782, 391}, {550, 275}, {320, 556}, {595, 513}},
-                                           {{404, 330}, {507, 406}, {253, 465}, {511, 666}, {636, 949}}},
+  constexpr StepCycles kSteps[2][2][5] = {{{{228, 211}, {581, 236}, {273, 264}, {319, 557}, {528, 487}},
+                                           {{305, 305}, {505, 414}, {255, 452}, {507, 663}, {634, 1105}}},
                                           {{{339, 191}, {692, 376}, {329, 268}, {286, 421}, {393, 471}},
                                            {{400, 317}, {595, 405}, {499, 396}, {595, 769}, {583, 943}}}};
-  constexpr StepCycles kParts[] = {{490, 385}, {755, 640}, {1110, 1110}};  // 64 x 56, 64 x 112, 128 x 112
+  // 64 x 56, 64 x 112 and 128 x 112 in parts, alone and in a chain.
+  constexpr StepCycles kParts[2][3] = {{{516, 345}, {780, 721}, {1144, 1175}}, {{490, 385}, {755, 640}, {1110, 1110}}};
   // For each row of pixels: split, or in a chain with small parts that come like the pixels, as those of all maps but
   // its first do.
-  constexpr StepCycles kSplitRow = {2.9, 1.6}, kCopiedRow = {0, 0.4};
+  constexpr StepCycles kRow[2] = {{3.2, 2.0}, {0, 0.4}};
   // Of a block alone in a chain, by elements, filters and 56 or 112 pixels.
-  constexpr double kChain[2][2][2] = {{{433, 415}, {467, 253}}, {{343, 311}, {391, 499}}};
+  constexpr double kChain[2][2][2] = {{{191, 269}, {305, 256}}, {{343, 311}, {391, 499}}};
   const int wide = plan.filters == 128, high = plan.pixels == 112, size = element_bytes == 4;
   if (plan.parts) {
-    const StepCycles& step = kParts[high + wide];
-    const StepCycles& row = in_chain ? kCopiedRow : kSplitRow;
+    const StepCycles &step = kParts[in_chain][high + wide], &row = kRow[in_chain];
     return {step.alone + row.alone * rows, step.busy + row.busy * rows};
   }
   int tile = 0;
@@ -179,9 +179,11 @@ double MeetingCycles(const WarpgroupPlan& plan, bool in_chain) {
 
 // Cycles until the last block is done, comparable to those of direct_plan.cc (1,500 a microsecond). The figures fit
 // 2,700 times of 21 layers at batch 1, 8 and 32 on an H200; the plan chosen loses 1 % there on average and 9 % at
-// most. Products in parts: 700 times of 16 layers, 1 % and 11 %, but for kCopiedRow, which is the best of four for
-// whole chains. Mail, and what differs in chains: 3,000 times of 15 layers at batch 1, 0.5 % and 7 % in chains of equal
-// layers, 1 % and 12 % alone.
+// most. Mail, and what differs in chains: 3,000 times of 15 layers at batch 1, 0.5 % and 7 % in chains of equal layers,
+// 1 % and 12 % alone. Since then the loops have become shorter; with these figures TF32 still loses 1 % (11 % at most)
+// alone and 2 % (13 %) in chains of equal layers, of 12,000 times of 72 layers. Steps of 16 bits, and in parts those of
+// kernels alone, are fitted to those again: 1.2 % (17 %) and 0.3 % (12 %) alone, 0.3 % (6 %) in chains of 16 bits.
+// Steps of parts in a chain are older, and kRow there is the best of four for whole chains.
 double Cycles(const WarpgroupPlan& plan, const ConvArgs& a, int element_bytes, bool in_chain, int64_t tiles,
               const DeviceInfo& device) {
   constexpr double kBlock = 4750, kCacheBytes = 58, kWindows = 1.22, kTapWait = 20;
