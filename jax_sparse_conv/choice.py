@@ -31,6 +31,9 @@ _DENSE_ROWS = 16  # of x up to which a dense layer is a stream of its weights, s
 # 4096 without zeros in TF32: 19 us for 1 row; 19 and 22 for 2, 20 and 24 for 8; in 16 bits 7 and 14 for 2; 4096 to 1000
 # at HIGHEST 8 and 14 for 8). More rows share fewer zeros, too.
 _CUDA_DENSE_ROWS = 1
+# With fewer weights XLA has no call of cuBLAS's but a loop of its own, at 0.5 and 0.8 of our time for 840 and 10,080
+# weights; 48,000 are 1.3 times as fast by ours, 384,000 as fast (h200_small_layers.json).
+_CUDA_DENSE_WEIGHTS = 4e4
 
 # CPU, of calls that choose by a branch. Grouped, depthwise and 16-bit convolutions of XLA's are slower than ours at any
 # density, and so are dense layers of one row (benchmarks/results/cpu_zoo.json).
@@ -77,7 +80,8 @@ def crossover(work: Work, platform: str) -> float:
     if platform == "cpu":
         return _cpu_crossover(work)
     if work.method == "dense":
-        return math.inf if work.x_shape[0] <= _CUDA_DENSE_ROWS * work.kernel_shape[0] else 0.0
+        is_row = work.x_shape[0] <= _CUDA_DENSE_ROWS * work.kernel_shape[0]
+        return math.inf if is_row and math.prod(work.kernel_shape[1:]) >= _CUDA_DENSE_WEIGHTS else 0.0
     if work.is_image or work.flops == 0:
         return 0.0
     if direct_choice.has_warpgroups() and direct_choice.fits_warpgroups(work):

@@ -42,6 +42,9 @@ from jax_sparse_conv.work import Work
         (dataclasses.replace(rows(1), dtype="bfloat16"), True),
         (dataclasses.replace(rows(2), dtype="bfloat16"), False),
         (rows(64), False),
+        (Work("dense", (1, 1, 1, 400), (1, 1, 1, 400, 120), Geometry(), "float32", True), True),
+        (Work("dense", (1, 1, 1, 120), (1, 1, 1, 120, 84), Geometry(), "float32", True), False),
+        (Work("dense", (2, 1, 1, 120), (2, 1, 1, 120, 200), Geometry(), "float32", True), False),
     ],
 )
 def test_h200(h200: None, work: Work, sparse: bool) -> None:
@@ -245,10 +248,10 @@ def test_what_none_leaves_to_xla_is_xlas_operation(
 
 
 def test_vmap_is_counted() -> None:
-    x, kernel = jnp.ones((32, 1, 96)), jnp.ones((96, 64))
+    x, kernel = jnp.ones((32, 1, 96)), jnp.ones((96, 640))
     alone = jax.jit(jsc.dense).lower(x[0], kernel).compile().as_text()
     mapped = jax.jit(jax.vmap(jsc.dense, (0, None))).lower(x, kernel).compile().as_text()
     require("dense", "float32")
     assert "jsc_dense" in alone
     assert "jsc_dense" not in mapped
-    np.testing.assert_allclose(jax.vmap(jsc.dense, (0, None))(x, kernel), jnp.full((32, 1, 64), 96.0))
+    np.testing.assert_allclose(jax.vmap(jsc.dense, (0, None))(x, kernel), jnp.full((32, 1, 640), 96.0))

@@ -110,7 +110,8 @@ def test_larger_windows_on_h200_are_direct(
         (conv1x1(8, 28, 512, 896, strides=2), True, True),
         (conv1x1(8, 56, 256, 512), False, False),
         (conv1x1(32, 14, 896, 896), False, False),
-        (conv1x1(1, 14, 384, 128), True, False),  # a small kernel
+        (conv1x1(1, 14, 400, 128), True, False),  # a small kernel
+        (conv1x1(1, 14, 384, 128), True, True),  # a small layer
         (conv1x1(1, 14, 448, 128), True, True),
         (conv1x1(8, 28, 352, 128), True, False),
         (conv1x1(8, 28, 512, 128), False, False),  # a single tile of features, as the next
@@ -173,7 +174,7 @@ def test_small_batches_in_float32_on_h200_are_direct(h200: None, work: Work, dir
         (conv3x3(1, 56, 128, 32), True),
         (conv3x3(8, 28, 128, 32), False),  # as much work for so few features
         (conv3x3(8, 28, 256, 64, geometry=Geometry(padding=SAME.padding, groups=2)), True),
-        (conv3x3(1, 14, 256, 16), False),  # not measured
+        (conv3x3(1, 28, 256, 16), False),  # not measured
         (conv3x3(1, 224, 3, 64), True),
         (conv3x3(0, 14, 256, 256), False),
     ],
@@ -182,6 +183,27 @@ def test_small_batches_in_float32_on_h200_are_direct(h200: None, work: Work, dir
 def test_small_convolutions_in_16_bits_on_h200_are_direct(h200: None, work: Work, direct: bool, dtype: str) -> None:
     assert direct_choice.prefers_direct(dataclasses.replace(work, dtype=dtype, exact=False), "cuda") == direct
     assert direct_choice.prefers_direct(dataclasses.replace(work, dtype=dtype), "cuda") == direct
+
+
+@pytest.mark.parametrize(
+    ("work", "in_float32", "in_16_bits"),
+    [
+        (conv3x3(1, 14, 256, 16), True, True),
+        (conv1x1(1, 56, 32, 64), True, True),
+        (conv3x3(1, 11, 6, 16), True, False),  # copied element by element
+        (conv3x3(1, 11, 8, 12), True, False),
+        (conv3x3(1, 11, 8, 4), False, False),  # not measured
+        (conv3x3(1, 14, 160, 160, geometry=Geometry(padding=SAME.padding, groups=10)), True, True),
+        (conv3x3(1, 14, 120, 120, geometry=Geometry(padding=SAME.padding, groups=10)), True, False),
+        (conv3x3(1, 14, 100, 100, geometry=Geometry(padding=SAME.padding, groups=10)), False, False),
+        (conv3x3(1, 14, 60, 60, geometry=Geometry(padding=SAME.padding, groups=10)), False, False),
+        (conv3x3(1, 14, 256, 16, method="pecr"), False, False),
+    ],
+)
+def test_small_layers_on_h200_are_direct(h200: None, work: Work, in_float32: bool, in_16_bits: bool) -> None:
+    assert direct_choice.prefers_direct(dataclasses.replace(work, exact=True), "cuda") == in_float32
+    for dtype in ("bfloat16", "float16"):
+        assert direct_choice.prefers_direct(dataclasses.replace(work, dtype=dtype, exact=False), "cuda") == in_16_bits
 
 
 def test_direct_in_float32_wants_tensor_cores_much_faster_than_ffma(monkeypatch: pytest.MonkeyPatch) -> None:
