@@ -102,13 +102,6 @@ struct PartsWalk : StepWalk<U, float> {
                                        uint32_t filters, const BarriersOf<U>& barriers)
       : Base(task, at, pixels, filters, barriers) {}
   __device__ __forceinline__ uint32_t SmallBytes() const { return static_cast<uint32_t>(task.pixel_bytes) / 2; }
-  __device__ __forceinline__ void WaitForParts() const {
-    if constexpr (U::kSplits) {
-      if (HasNewPixels()) WaitForSplit();
-    } else {
-      Base::WaitForNewPixels();
-    }
-  }
   // Writes the small parts of the stage that comes next, all consumers together; a thread kBatch slots at a time.
   template <int kBatch>
   __device__ __forceinline__ void SplitPixels() const {
@@ -132,7 +125,8 @@ struct PartsWalk : StepWalk<U, float> {
     __syncwarp();
     if (threadIdx.x % kWarp == 0) Arrive(Full().barrier + Ready());
   }
-  // To the first step, and to the next one.
+  // To the first step, and to the next one, which has all that it reads then: it is waited for while products are under
+  // way, as there are none when a step begins.
   __device__ __forceinline__ void Start() {
     if constexpr (U::kSplits) {
       SplitPixels<6>();
@@ -147,9 +141,14 @@ struct PartsWalk : StepWalk<U, float> {
     Base::NextPixels();
     if (is_last) return;
     if constexpr (U::kSplits) {
-      if (HasNewPixels()) SplitPixels<U::kPixels == 56 ? 2 : 1>();  // as many as there are registers for
+      const bool is_new = HasNewPixels();
+      if (is_new) SplitPixels<U::kPixels == 56 ? 2 : 1>();  // as many as there are registers for
+      Base::WaitForFilters();
+      if (is_new) WaitForSplit();
+    } else {
+      Base::WaitForFilters();
+      Base::WaitForNewPixels();
     }
-    Base::WaitForFilters();
   }
 
  private:
@@ -174,7 +173,6 @@ __device__ __forceinline__ void MultiplyOneByOne(PartsWalk<U>& walk, int steps, 
   low.Load(walk.Filters());
 #pragma unroll 1
   for (int left = steps; left > 0; --left) {
-    walk.WaitForParts();
     const uint64_t pixels = walk.Pixels();
     low.Multiply(partial, pixels, small, false);
     walk.FreeStages();
@@ -203,10 +201,7 @@ struct StepsInTurns {
       : walk(walk), sums(sums), left(steps), small(walk.SmallBytes() >> 4) {
     low.Load(walk.Filters());
   }
-  __device__ __forceinline__ void Begin(Sums& partial) {
-    walk.WaitForParts();
-    low.Multiply(partial, walk.Pixels(), small, false);
-  }
+  __device__ __forceinline__ void Begin(Sums& partial) { low.Multiply(partial, walk.Pixels(), small, false); }
   // The step's other half, and what the next one needs.
   __device__ __forceinline__ void End(Sums& partial) {
     const uint64_t pixels = walk.Pixels();

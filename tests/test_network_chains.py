@@ -188,7 +188,7 @@ def test_dense_layers_that_do_not_fit_leave_the_chain(monkeypatch: pytest.Monkey
     @jsc.fuse
     def fused(x: jax.Array) -> jax.Array:
         y = jsc.conv(jsc.conv(x, weights(1, 3, 3, 8, 8)), weights(2, 3, 3, 8, 8))
-        return jsc.dense(y.reshape(1, -1), weights(3, 8 * y.shape[1] * y.shape[2], 16))
+        return jsc.dense(y.reshape(1, -1), weights(3, 8 * y.shape[1] * y.shape[2], 160))
 
     def targets(function: Any, x: jax.Array, **device: Any) -> list[tuple[str, int]]:
         """Calls of this package, and of how many arrays."""
