@@ -27,8 +27,12 @@ LARGE_KINDS = (
 )
 
 
+def name_of(case: Case) -> str:
+    return case.name
+
+
 @pytest.mark.skipif(PLATFORM != "cuda", reason="the CPU's kernels add products one after another")
-@pytest.mark.parametrize("case", cases.LONG_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", cases.LONG_CASES, ids=name_of)
 def test_direct_adds_sums_of_chunks(case: Case) -> None:
     require("direct", "float32")
     inputs = cases.inputs(case)
@@ -36,7 +40,7 @@ def test_direct_adds_sums_of_chunks(case: Case) -> None:
 
 
 @pytest.mark.parametrize("precision", [None, "high"])
-@pytest.mark.parametrize("case", cases.CONV_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", cases.CONV_CASES, ids=name_of)
 def test_direct_at_default_precision(case: Case, precision: str | None) -> None:
     """TF32 where the platform has it, which the native side is told by an attribute."""
     require("direct", "float32")
@@ -46,13 +50,12 @@ def test_direct_at_default_precision(case: Case, precision: str | None) -> None:
 
 
 of_large_kinds = pytest.mark.parametrize(("dtype", "precision", "tolerance"), LARGE_KINDS)
-
 on_cuda_alone = pytest.mark.skipif(PLATFORM != "cuda", reason="a CPU has no kernels of its own for large layers")
 
 
 @on_cuda_alone
 @of_large_kinds
-@pytest.mark.parametrize("case", [*cases.LARGE_CASES, *cases.LARGE_POOL_CASES], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*cases.LARGE_CASES, *cases.LARGE_POOL_CASES], ids=name_of)
 def test_direct_of_large_layers(case: Case, dtype: str, precision: str | None, tolerance: float) -> None:
     """Close to float64, and bit for bit the same in every run."""
     require("direct", dtype)
@@ -61,29 +64,6 @@ def test_direct_of_large_layers(case: Case, dtype: str, precision: str | None, t
     assert oracle.relative_error(first, oracle.expected(case, inputs)) <= tolerance
     for _ in range(3):
         np.testing.assert_array_equal(np.asarray(run(case, inputs, "direct", precision)), np.asarray(first))
-
-
-def name_of(case: Case) -> str:
-    return case.name
-
-
-@of_large_kinds
-@pytest.mark.parametrize("case", cases.SMALL_CASES, ids=name_of)
-def test_direct_of_small_maps(case: Case, dtype: str, precision: str | None, tolerance: float) -> None:
-    """Close to float64, bit for bit the same in every run, and the same beside counts, which are right."""
-    require("direct", dtype)
-    inputs = cases.inputs(case, jnp.dtype(dtype))
-    first = run(case, inputs, "direct", precision)
-    assert oracle.relative_error(first, oracle.expected(case, inputs)) <= tolerance
-    np.testing.assert_array_equal(np.asarray(run(case, inputs, "direct", precision)), np.asarray(first))
-    x, kernel, bias, residual = (None if v is None else jnp.asarray(v) for v in inputs)
-    layer = functools.partial(jsc.conv, **case.arguments, precision=precision, implementation="direct")
-    y, counts = layer(x, kernel, bias, residual=residual, count_nonzeros=True)
-    np.testing.assert_array_equal(np.asarray(y), np.asarray(first))
-    nonzeros, elements = np.asarray(counts).sum(0)
-    assert 0 < nonzeros <= elements <= y.size
-    share = np.count_nonzero(np.asarray(y, np.float64)) / y.size
-    assert abs(nonzeros / elements - share) < 0.25
 
 
 @of_large_kinds
@@ -101,23 +81,7 @@ def test_direct_of_small_maps_skips_nothing(
     assert oracle.relative_error(result, oracle.expected(case, inputs)) <= tolerance
 
 
-@of_large_kinds
-@pytest.mark.parametrize(
-    "case", [cases.SMALL_CASES[0], cases.SMALL_CASES[6], cases.SMALL_CASES[13]], ids=lambda case: case.name
-)
-def test_direct_of_small_maps_in_stacks(case: Case, dtype: str, precision: str | None, tolerance: float) -> None:
-    """Several kernels in one call, each with images of its own."""
-    require("direct", dtype)
-    case = dataclasses.replace(case, residual=False)
-    inputs = [cases.inputs(case, jnp.dtype(dtype), seed) for seed in range(3)]
-    x, kernel, bias = (jnp.stack([jnp.asarray(v) for v in each]) for each in list(zip(*inputs, strict=True))[:3])
-    layer = functools.partial(jsc.conv, **case.arguments, precision=precision, implementation="direct")
-    result = jax.vmap(layer)(x, kernel, bias)
-    wanted = np.stack([oracle.expected(case, each) for each in inputs])
-    assert oracle.relative_error(result, wanted) <= tolerance
-
-
-@pytest.mark.parametrize("case", cases.LARGE_POOL_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", cases.LARGE_POOL_CASES, ids=name_of)
 def test_a_pool_of_pairs_is_in_direct_on_hopper(case: Case) -> None:
     """And its counts are of the pooled result."""
     if PLATFORM != "cuda" or not direct_choice.has_warpgroups():
@@ -135,9 +99,9 @@ def test_a_pool_of_pairs_is_in_direct_on_hopper(case: Case) -> None:
 
 
 @of_large_kinds
-@pytest.mark.parametrize("case", [*cases.IMAGE_CASES, *cases.IMAGE_POOL_CASES], ids=lambda case: case.name)
-def test_direct_of_images(case: Case, dtype: str, precision: str | None, tolerance: float) -> None:
-    """Few channels: close to float64, and bit for bit the same in every run."""
+@pytest.mark.parametrize("case", [*cases.IMAGE_CASES, *cases.IMAGE_POOL_CASES, *cases.SMALL_CASES], ids=name_of)
+def test_direct_of_images_and_small_maps(case: Case, dtype: str, precision: str | None, tolerance: float) -> None:
+    """Few channels, or few results: close to float64, and bit for bit the same in every run."""
     require("direct", dtype)
     inputs = cases.inputs(case, jnp.dtype(dtype))
     first = run(case, inputs, "direct", precision)
@@ -147,7 +111,7 @@ def test_direct_of_images(case: Case, dtype: str, precision: str | None, toleran
 
 @of_large_kinds
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-@pytest.mark.parametrize("case", [cases.IMAGE_CASES[1], cases.IMAGE_CASES[4]], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [cases.IMAGE_CASES[1], cases.IMAGE_CASES[4]], ids=name_of)
 def test_direct_of_images_skips_nothing(
     case: Case, value: float, dtype: str, precision: str | None, tolerance: float
 ) -> None:
@@ -162,10 +126,13 @@ def test_direct_of_images_skips_nothing(
 
 
 @of_large_kinds
-def test_direct_of_images_in_stacks(dtype: str, precision: str | None, tolerance: float) -> None:
+@pytest.mark.parametrize("case", [cases.IMAGE_CASES[1], *cases.SMALL_CASES[::3]], ids=name_of)
+def test_direct_of_images_and_small_maps_in_stacks(
+    case: Case, dtype: str, precision: str | None, tolerance: float
+) -> None:
     """Several kernels in one call, each with images of its own."""
     require("direct", dtype)
-    case = cases.IMAGE_CASES[1]
+    case = dataclasses.replace(case, bias=True, residual=False)
     inputs = [cases.inputs(case, jnp.dtype(dtype), seed) for seed in range(3)]
     x, kernel, bias = (jnp.stack([jnp.asarray(v) for v in each]) for each in list(zip(*inputs, strict=True))[:3])
     layer = functools.partial(jsc.conv, **case.arguments, precision=precision, implementation="direct")
@@ -175,8 +142,8 @@ def test_direct_of_images_in_stacks(dtype: str, precision: str | None, tolerance
 
 
 @of_large_kinds
-@pytest.mark.parametrize("case", cases.IMAGE_CASES, ids=lambda case: case.name)
-def test_direct_counts_what_it_makes_of_images(case: Case, dtype: str, precision: str | None, tolerance: float) -> None:
+@pytest.mark.parametrize("case", [*cases.IMAGE_CASES, *cases.SMALL_CASES], ids=name_of)
+def test_direct_counts_what_it_makes(case: Case, dtype: str, precision: str | None, tolerance: float) -> None:
     require("direct", dtype)
     x, kernel, bias, residual = (None if v is None else jnp.asarray(v) for v in cases.inputs(case, jnp.dtype(dtype)))
     layer = functools.partial(jsc.conv, **case.arguments, precision=precision, implementation="direct")
@@ -185,7 +152,7 @@ def test_direct_counts_what_it_makes_of_images(case: Case, dtype: str, precision
     nonzeros, elements = np.asarray(counts).sum(0)
     assert 0 < nonzeros <= elements <= y.size
     share = np.count_nonzero(np.asarray(y, np.float64)) / y.size
-    assert abs(nonzeros / elements - share) < 0.1
+    assert abs(nonzeros / elements - share) < (0.1 if y.size > 25_000 else 0.25)  # of a sample
 
 
 @on_cuda_alone
@@ -234,7 +201,7 @@ def test_pools_of_infinite_sums_and_biases(dtype: str, precision: str | None, to
 
 
 @on_cuda_alone
-@pytest.mark.parametrize("case", cases.LARGE_EXACT_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", cases.LARGE_EXACT_CASES, ids=name_of)
 def test_direct_of_large_layers_in_parts(case: Case) -> None:
     """Long sums, of one sign, of values whose magnitudes differ: as accurate as small layers."""
     require("direct", "float32")
@@ -270,7 +237,7 @@ SHARED_TILES = (
 @on_cuda_alone
 @of_large_kinds
 @pytest.mark.parametrize("value", [np.inf, np.nan])
-@pytest.mark.parametrize("case", SHARED_TILES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", SHARED_TILES, ids=name_of)
 def test_blocks_that_share_a_tile_skip_nothing(
     case: Case, value: float, dtype: str, precision: str | None, tolerance: float
 ) -> None:
