@@ -1,5 +1,5 @@
-// The direct convolution's entry: chooses a kernel (direct_kernel.cuh, direct_warpgroup.cuh, direct_image.cuh) and its
-// plan, then the file of the element type.
+// The direct convolution's entry: chooses a kernel (direct_kernel.cuh, direct_deep.cuh, direct_warpgroup.cuh,
+// direct_image.cuh) and its plan, then the file of the element type.
 #include <map>
 #include <mutex>
 #include <vector>
@@ -27,7 +27,7 @@ Plans ChoosePlans(const ConvArgs& a, int element_bytes, size_t workspace_bytes, 
   Plans plans{};
   plans.image = ChooseImagePlan(a, element_bytes, info);
   if (plans.image.filters > 0) return plans;
-  if (a.pool == Pool::kNone) plans.direct = ChooseDirectPlan(a, element_bytes, workspace_bytes, in_chain, info);
+  if (a.pool == Pool::kNone) plans.direct = ChooseDirectPlan(a, element_bytes, workspace_bytes, !in_chain, info);
   if (!info.warpgroups) return plans;
   plans.warpgroup = WarpgroupPlanOf(tile, a, element_bytes, in_chain, info);
   if (plans.warpgroup.filters > 0) return plans;
@@ -36,9 +36,13 @@ Plans ChoosePlans(const ConvArgs& a, int element_bytes, size_t workspace_bytes, 
   // long on an H200 (at most 5 % more) or up to a quarter less. At HIGHEST small layers take 0.85 of what it expects.
   // In a chain they fetch their first data earlier. Of the tiles that are small in all ways, with which 2 to 5 us are
   // compared, choices by these lose 0.9 % on average (12 % at most, but for one layer of 5x5 in 16 bits).
-  const bool is_deep = IsDeep(plans.direct.tile), parts = plans.warpgroup.parts;
-  const double of_deep = parts ? 0.95 : element_bytes == 2 ? 0.85 : 0.75;
-  const double margin = is_deep ? of_deep : in_chain ? 0.6 : parts ? 1.2 : 0.9;
+  const bool parts = plans.warpgroup.parts;
+  const double of_large = in_chain ? 0.6 : parts ? 1.2 : 0.9, of_deep = parts ? 0.95 : element_bytes == 2 ? 0.85 : 0.75;
+  if (IsDeep(plans.direct.tile)) {
+    const DirectPlan large = ChooseDirectPlan(a, element_bytes, workspace_bytes, false, info);
+    if (large.cycles / of_large < plans.direct.cycles / of_deep) plans.direct = large;
+  }
+  const double margin = IsDeep(plans.direct.tile) ? of_deep : of_large;
   const bool is_faster = plans.direct.cycles < margin * plans.warpgroup.cycles;
   if (plans.direct.tile != DirectTile::kNone && is_faster) plans.warpgroup = {};
   return plans;

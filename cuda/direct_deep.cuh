@@ -294,12 +294,11 @@ inline __device__ __noinline__ void WriteCountsApart(const CountTask& task, int2
 // Four sums again by FFMA, in the order of the axis, with zeros outside the map. Not inlined: it runs where sums of
 // parts are not finite.
 template <typename T>
-__device__ __noinline__ float4 SumAgain(const DirectTask<T>& task, DirectPlace at, int pixel, int filter) {
-  const T* x = task.x + at.stack * task.images_per_stack * task.height * task.width * task.channels +
-               at.group * task.group_channels;
+__device__ __noinline__ float4 SumAgain(const DeepTask<T>& deep, DirectPlace at, int pixel, int filter) {
+  const DirectTask<T>& task = deep.direct;
+  const T* x = task.x + at.stack * deep.stack_x + at.group * task.group_channels;
   const int valid = min(task.group_features - at.feature - filter, 4);
-  const T* kernel = task.kernel + static_cast<int64_t>(at.stack) * task.depth * task.features +
-                    at.group * task.group_features + at.feature + filter;
+  const T* kernel = task.kernel + at.stack * deep.stack_kernel + at.group * task.group_features + at.feature + filter;
   const WindowStart<T> window = FindWindow(task, x, at.pixel + pixel);
   float4 sum = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll 1
@@ -354,13 +353,12 @@ __global__ void __launch_bounds__(U::kThreads) DeepKernel(const __grid_constant_
     if constexpr (U::kSplit) {
       // Zero times a sum is zero, or NaN.
       if (fmaf(sum.x, 0.f, sum.y * 0.f) + fmaf(sum.z, 0.f, sum.w * 0.f) != 0.f) {
-        sum = SumAgain(task, at, pixel, filter);
+        sum = SumAgain(deep, at, pixel, filter);
       }
     }
     return sum;
   });
   if (task.counts.rows) WriteCountsApart(task.counts, written, reinterpret_cast<int2*>(shared));
-  LeaveGate(task.gate);
 }
 
 template <class U, typename T>

@@ -148,7 +148,7 @@ bool HasSmallNumbers(const ConvArgs& a) {
     if (a.pad_low[i] > kMaxCount || a.pad_low[i] < -kMaxCount) return false;
     kernel[i] = a.kernel_size[i] * a.dilation[i];
     reach[i] = std::abs(a.pad_low[i]) + a.conv_size[i] * a.stride[i] + kernel[i];
-    if (reach[i] > kMaxCount) return false;
+    if (reach[i] > kMaxCount || kernel[i] >= kMaxCount / 2) return false;  // rows that lie nowhere are below those
   }
   const int64_t windows = a.images * a.size[0] * a.size[1] + reach[0] * a.size[1] + reach[1];
   return windows <= kMaxCount && (kernel[0] * a.size[1] + kernel[1]) * a.channels <= kMaxCount &&
@@ -213,7 +213,7 @@ bool CompleteDirectPlan(const ConvArgs& a, int element_bytes, size_t workspace_b
   return true;
 }
 
-DirectPlan ChooseDirectPlan(const ConvArgs& a, int element_bytes, size_t workspace_bytes, bool in_chain,
+DirectPlan ChooseDirectPlan(const ConvArgs& a, int element_bytes, size_t workspace_bytes, bool with_deep,
                             const DeviceInfo& device) {
   DirectPlan best{};
   best.cycles = std::numeric_limits<double>::infinity();
@@ -229,7 +229,7 @@ DirectPlan ChooseDirectPlan(const ConvArgs& a, int element_bytes, size_t workspa
   const Engine engine = EngineFor(a, element_bytes, device);
   for (DirectTile tile :
        {DirectTile::kDeep16x8, DirectTile::kDeep16x16, DirectTile::kDeep32x16, DirectTile::kDeepNarrow}) {
-    if ((tile == DirectTile::kDeepNarrow) == wide || engine == Engine::kOuterProduct || in_chain) continue;
+    if ((tile == DirectTile::kDeepNarrow) == wide || engine == Engine::kOuterProduct || !with_deep) continue;
     DirectPlan plan{};
     plan.tile = tile;
     plan.engine = engine;

@@ -64,8 +64,9 @@ struct DirectPlan {
   double cycles;                   // what the model expects
 };
 
-// The best plan under the model in direct_plan.cc. In a chain no tile is of the kernel whose warps share the axis.
-DirectPlan ChooseDirectPlan(const ConvArgs& args, int element_bytes, size_t workspace_bytes, bool in_chain,
+// The best plan under the model in direct_plan.cc. with_deep: with tiles of the kernel whose warps share the axis,
+// which is for calls that are in no chain.
+DirectPlan ChooseDirectPlan(const ConvArgs& args, int element_bytes, size_t workspace_bytes, bool with_deep,
                             const DeviceInfo& device);
 
 // Cuts a call whose plan has a tile and splits into chunks and tiles; false where that does not fit.

@@ -10,7 +10,8 @@
 //   accuracy of 2^-136: most subnormals lose digits, those below 2^-137 count as zero.
 // Not finite: infinity times a small part that is zero or of the other sign would be NaN, and values beyond
 //   3.4e38 * (1 - 2^-12) round up to infinity. So a block whose sums are not all finite computes its part again by FFMA
-//   (MultiplyAgain in direct_kernel.cuh), and what is not finite comes out as there.
+//   (MultiplyAgain in direct_kernel.cuh; in direct_deep.cuh four sums, SumAgain), and what is not finite comes out as
+//   there.
 // Why when fragments are loaded: a split is 3 instructions an element (add, mask, subtract), 24 elements beside 48
 //   mma.sync of a warp's 64 x 32 x 8 part; split parts in shared memory would double what is read from there.
 // Bound by: mma.sync on large maps, 8 to 11 cycles of a scheduler for each of 16 x 8 x 8. Hopper's warpgroup products

@@ -1,4 +1,5 @@
-// The parameters of the direct convolution's kernel (direct_kernel.cuh), all known when it is compiled.
+// The parameters of the direct convolution's kernels (direct_kernel.cuh, direct_deep.cuh), known when they are
+// compiled.
 //
 // They are those of Cheng et al. 2018 ("Software and Hardware Enhancement of Convolutional Neural Networks on GPGPUs"),
 // section 2.2, and their techniques, sections 3 and 4. A "pixel" is one result position of one image, which is what the

@@ -178,23 +178,25 @@ LARGE_POOL_CASES = (
 )
 
 # Layers of few results, for which the warps of a GPU's block share the reduction axis: tiles of 16 x 8, 16 x 16 and
-# 32 x 16, by element types and precisions, with edges on every side; the last four of channels or features that no 16
-# bytes divide.
+# 32 x 16, each in all element types and precisions, with edges on every side; the last five of channels or features
+# that no 16 bytes divide.
 SMALL_CASES = (
     Case("480->64 7x7, 1x1", (1, 7, 7, 480), 64, kernel=(1, 1), bias=True, activation="relu", zeros=0.3),
     Case("480->96 14x14, 1x1", (1, 14, 14, 480), 96, kernel=(1, 1), bias=True, residual=True, zeros=0.3),
     Case("480->192 14x14, 1x1", (1, 14, 14, 480), 192, kernel=(1, 1), activation="relu", zeros=0.3),
-    Case("256->128 13x15, 1x1", (1, 13, 15, 256), 120, kernel=(1, 1), residual=True, activation="relu", zeros=0.3),
+    Case("256->120 13x15, 1x1", (1, 13, 15, 256), 120, kernel=(1, 1), residual=True, activation="relu", zeros=0.3),
     Case("16->32 14x14", (1, 14, 14, 16), 32, bias=True, zeros=0.3),
     Case("24->72 14x13, 5x5", (1, 14, 13, 24), 72, kernel=(5, 5), activation="relu", zeros=0.3),
     Case("small, stride 2", (3, 15, 13, 48), 40, strides=2, bias=True, zeros=0.3),
     Case("small, dilation 2", (1, 13, 13, 32), 24, dilation=2, activation="relu", zeros=0.3),
     Case("small, groups", (2, 9, 9, 64), 96, groups=4, bias=True, zeros=0.3),
+    Case("small, groups of 104 features", (3, 7, 9, 256), 208, groups=2, bias=True, residual=True, zeros=0.3),
     Case("small, one step", (1, 1, 1, 8), 8, kernel=(1, 1), bias=True, zeros=0.0),
     Case("small, half a step", (1, 5, 6, 24), 56, kernel=(1, 1), zeros=0.3),
     Case("small, wide and negative padding", (2, 6, 5, 16), 24, padding=((-1, 5), (4, -2)), bias=True, zeros=0.3),
     Case("LeNet", (2, 11, 11, 6), 16, kernel=(5, 5), padding="VALID", bias=True, activation="relu", zeros=0.3),
     Case("small, odd sizes", (2, 7, 9, 37), 41, bias=True, residual=True, activation="relu", zeros=0.3),
+    Case("small, odd sizes, 1x1", (2, 5, 6, 37), 41, kernel=(1, 1), residual=True, zeros=0.3),
     Case("small, odd K", (1, 7, 7, 64), 50, kernel=(1, 1), bias=True, activation="relu", zeros=0.3),
     Case("small, odd sizes in groups", (1, 8, 7, 30), 33, groups=3, bias=True, zeros=0.3),
 )
