@@ -43,6 +43,7 @@ _COPY = 4  # channels of a copy: others are copied one by one
 # as cuDNN's, RegNetX-400MF's groups of 16 channels too (h200_small_layers.json). In 16 bits and groups with whole
 # copies.
 _SMALL_FLOPS = 2e7
+_SMALL_PIXELS = 56 * 56  # results without their features, the most among them
 _SMALL_FEATURES = 8
 
 # Where there are Hopper's warpgroup products, in TF32 and 16 bits, by 218 calls of four networks at batch 1, 8 and 32
@@ -118,7 +119,7 @@ def prefers_direct(work: Work, platform: str) -> bool:
 def _is_small(work: Work) -> bool:
     """Whether "direct" would take small blocks, as cuda/direct_plan.cc decides it, on sizes as measured."""
     groups, (channels, features) = work.geometry.groups, work.kernel_shape[3:]
-    if features // groups < _SMALL_FEATURES or not 0 < work.flops <= _SMALL_FLOPS:
+    if features // groups < _SMALL_FEATURES or work.pixels > _SMALL_PIXELS or not 0 < work.flops <= _SMALL_FLOPS:
         return False
     copy = _16BIT_COPY if work.itemsize == 2 else _COPY if groups > 1 else 1
     return channels % copy == 0 and features // groups % copy == 0

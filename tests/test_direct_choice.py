@@ -198,6 +198,8 @@ def test_small_convolutions_in_16_bits_on_h200_are_direct(h200: None, work: Work
         (conv3x3(1, 14, 100, 100, geometry=Geometry(padding=SAME.padding, groups=10)), False, False),
         (conv3x3(1, 14, 60, 60, geometry=Geometry(padding=SAME.padding, groups=10)), False, False),
         (conv3x3(1, 14, 256, 16, method="pecr"), False, False),
+        (conv1x1(8, 112, 8, 8), False, False),  # not measured
+        (conv1x1(8, 7, 64, 64), True, True),
     ],
 )
 def test_small_layers_on_h200_are_direct(h200: None, work: Work, in_float32: bool, in_16_bits: bool) -> None:
