@@ -31,8 +31,8 @@ _DENSE_ROWS = 16  # of x up to which a dense layer is a stream of its weights, s
 # 4096 without zeros in TF32: 19 us for 1 row; 19 and 22 for 2, 20 and 24 for 8; in 16 bits 7 and 14 for 2; 4096 to 1000
 # at HIGHEST 8 and 14 for 8). More rows share fewer zeros, too.
 _CUDA_DENSE_ROWS = 1
-# With fewer weights XLA has no call of cuBLAS's but a loop of its own, at 0.5 and 0.8 of our time for 840 and 10,080
-# weights; 48,000 are 1.3 times as fast by ours, 384,000 as fast (h200_small_layers.json).
+# With fewer weights XLA is faster: it takes 0.5 and 0.8 of our time for 840 and 10,080 (h200_small_layers_dense.json).
+# 48,000 are 1.3 times as fast by ours in float32 and 0.94 in bfloat16, 384,000 as fast (h200_small_layers.json).
 _CUDA_DENSE_WEIGHTS = 4e4
 
 # CPU, of calls that choose by a branch. Grouped, depthwise and 16-bit convolutions of XLA's are slower than ours at any
