@@ -205,9 +205,17 @@ struct RingPlace {
 // The copy engine (Hopper and later): one thread asks, the engine counts the bytes of a stage at a barrier in shared
 // memory, whose phases alternate in parity, from 0.
 #if __CUDA_ARCH__ >= 900
-__device__ inline void InitBarrier(uint64_t* barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(SharedAddress(barrier)));
+// One lane of a warp whose lanes are all there: the compiler then knows that what the lane uses is the same in all.
+__device__ inline bool IsElected() {
+  uint32_t elected;
+  asm volatile("{\n .reg .pred yes;\n elect.sync _|yes, 0xffffffff;\n selp.b32 %0, 1, 0, yes;\n}" : "=r"(elected));
+  return elected != 0;
 }
+
+__device__ inline void InitBarrier(uint32_t barrier) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier));
+}
+__device__ inline void InitBarrier(uint64_t* barrier) { InitBarrier(SharedAddress(barrier)); }
 
 // Barriers made by the calling thread are ready for the copy engine.
 __device__ inline void FenceBarriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
@@ -241,6 +249,25 @@ __device__ inline void SendToBlock(int block, float4* to, float4 v, uint64_t* ba
           SharedAddress(to)),
       "r"(SharedAddress(barrier)), "r"(block), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
       : "memory");
+}
+
+// An address in shared memory as block `block` of the cluster has it.
+__device__ inline uint32_t InBlock(uint32_t address, int block) {
+  uint32_t there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(block));
+  return there;
+}
+
+// The same as SendToBlock, with addresses in that block.
+__device__ inline void SendTo(uint32_t to, float4 v, uint32_t barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+               "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier)
+               : "memory");
+}
+__device__ inline void SendTo(uint32_t to, float2 v, uint32_t barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(to), "f"(v.x),
+               "f"(v.y), "r"(barrier)
+               : "memory");
 }
 
 // barrier, shared: addresses in shared memory, here and below
@@ -284,6 +311,16 @@ __device__ inline void CopyBox(uint32_t shared, const CUtensorMap* map, int chan
 __device__ inline void CopyBox(void* shared, const CUtensorMap* map, int channel, int x, int y, int image,
                                uint64_t* barrier) {
   CopyBox(SharedAddress(shared), map, channel, x, y, image, SharedAddress(barrier));
+}
+
+// And of a map of five, from {element, x, y, image, slice}.
+__device__ inline void CopyBox(uint32_t shared, const CUtensorMap* map, int element, int x, int y, int image, int slice,
+                               uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, "
+      "%6}], [%7];" ::"r"(shared),
+      "l"(map), "r"(element), "r"(x), "r"(y), "r"(image), "r"(slice), "r"(barrier)
+      : "memory");
 }
 
 // At the scope of the block, for mail too: what comes lies in its shared memory, and a wait at the cluster's scope

@@ -1,11 +1,12 @@
-// The direct convolution's entry: chooses a kernel (direct_kernel.cuh, direct_deep.cuh, direct_warpgroup.cuh,
-// direct_image.cuh) and its plan, then the file of the element type.
+// The direct convolution's entry: chooses a kernel (direct_kernel.cuh, direct_deep.cuh, direct_slice.cuh,
+// direct_warpgroup.cuh, direct_image.cuh) and its plan, then the file of the element type.
 #include <map>
 #include <mutex>
 #include <vector>
 
 #include "direct_image.h"
 #include "direct_launch.cuh"
+#include "direct_slice.h"
 #include "direct_warpgroup.h"
 #include "kernels.h"
 
@@ -20,6 +21,7 @@ struct Plans {
   ImagePlan image;
   DirectPlan direct;
   WarpgroupPlan warpgroup;
+  SlicePlan slice;  // where it is expected to be faster than either
 };
 
 Plans ChoosePlans(const ConvArgs& a, int element_bytes, size_t workspace_bytes, bool in_chain, const TileChoice& tile,
@@ -45,6 +47,11 @@ Plans ChoosePlans(const ConvArgs& a, int element_bytes, size_t workspace_bytes, 
   const double margin = IsDeep(plans.direct.tile) ? of_deep : of_large;
   const bool is_faster = plans.direct.cycles < margin * plans.warpgroup.cycles;
   if (plans.direct.tile != DirectTile::kNone && is_faster) plans.warpgroup = {};
+  if (in_chain) return plans;
+  plans.slice = ChooseSlicePlan(FlattenedArgs(a), element_bytes, info);
+  // By the times of 78 small layers on an H200 in each precision; models are 8 % off (rms), on either side.
+  const double other = plans.warpgroup.filters > 0 ? plans.warpgroup.cycles : plans.direct.cycles / margin;
+  if (plans.slice.cycles > (plans.slice.parts ? 0.9 : 0.7) * other) plans.slice = {};
   return plans;
 }
 
@@ -106,6 +113,12 @@ ffi::Error Direct(const ConvCall& call, Workspace workspace, int device, cudaStr
     using T = decltype(element);
     const Plans plans = CachedPlans(call, sizeof(T), workspace.bytes, device);
     if (plans.image.filters > 0) return LaunchImagePlan<T>(call, plans.image, stream);
+    if (plans.slice.filters > 0) {
+      ConvCall flat = call;
+      flat.args = FlattenedArgs(call.args);
+      SliceMaps of_slices;
+      if (MakeSliceMaps(flat, plans.slice, &of_slices)) return LaunchSlicePlan(flat, plans.slice, of_slices, stream);
+    }
     PartsMaps maps;
     // The driver refuses buffers that do not begin at 16 bytes.
     if (plans.warpgroup.filters > 0 && MakeWarpgroupMaps(call, plans.warpgroup, &maps)) {

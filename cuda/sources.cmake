@@ -21,6 +21,7 @@ set(JSC_CUDA_SOURCES
     cuda/direct_image_float32.cu
     cuda/direct_image_plan.cc
     cuda/direct_plan.cc
+    cuda/direct_slice.cu
     cuda/ecr.cu
     cuda/ffi.cc
     cuda/kernel_map.cc
@@ -28,6 +29,8 @@ set(JSC_CUDA_SOURCES
     cuda/pecr.cu
     cuda/per_output.cu
     cuda/segment_args.cc
+    cuda/slice_maps.cc
+    cuda/slice_plan.cc
     cuda/warpgroup_maps.cc
     cuda/warpgroup_plan.cc)
 set(JSC_WARPGROUP_SOURCES

@@ -70,13 +70,6 @@ __device__ __forceinline__ void CopyUnderTap(uint32_t shared, const CUtensorMap*
       : "memory");
 }
 
-// One lane of a warp whose lanes are all there: the compiler then knows that what the lane uses is the same in all.
-__device__ __forceinline__ bool IsElected() {
-  uint32_t elected;
-  asm volatile("{\n .reg .pred yes;\n elect.sync _|yes, 0xffffffff;\n selp.b32 %0, 1, 0, yes;\n}" : "=r"(elected));
-  return elected != 0;
-}
-
 // A value that is kept in a register, where the compiler would find it again in every step.
 __device__ __forceinline__ uint32_t Kept(uint32_t value) {
   asm volatile("" : "+r"(value));

@@ -201,6 +201,27 @@ SMALL_CASES = (
     Case("small, odd sizes in groups", (1, 8, 7, 30), 33, groups=3, bias=True, zeros=0.3),
 )
 
+# Small maps of more channels in float32: what slices of channels are for, by each of their tiles, with edges.
+SLICE_CASES = (
+    Case("192->384 7x7", (1, 7, 7, 192), 384, bias=True, activation="relu", zeros=0.3),
+    Case("384->256 5x5", (1, 5, 5, 384), 256, residual=True, activation="relu", zeros=0.3),
+    Case("832->160 7x7, 1x1", (1, 7, 7, 832), 160, kernel=(1, 1), bias=True, residual=True, zeros=0.3),
+    Case("640->96 of three images, 1x1", (3, 7, 7, 640), 96, kernel=(1, 1), activation="relu", zeros=0.3),
+    Case("832->64 28x28, 1x1", (1, 28, 28, 832), 64, kernel=(1, 1), bias=True, zeros=0.3),
+    Case("slices, stride 2", (2, 13, 15, 192), 72, strides=2, bias=True, zeros=0.3),
+    Case("slices, stride 2, 384", (1, 9, 9, 384), 384, strides=2, bias=True, zeros=0.3),
+    Case("slices, 1x1, stride 2", (1, 13, 14, 640), 96, kernel=(1, 1), strides=2, bias=True, zeros=0.3),
+    Case("slices, 1x3, stride (1, 2)", (1, 7, 15, 384), 96, kernel=(1, 3), strides=(1, 2), bias=True, zeros=0.3),
+    Case("slices, dilation 2", (1, 13, 13, 192), 60, dilation=2, activation="relu", zeros=0.3),
+    Case("slices, groups", (1, 9, 9, 512), 256, groups=2, bias=True, residual=True, zeros=0.3),
+    Case("slices, 5x5", (1, 7, 9, 192), 44, kernel=(5, 5), bias=True, zeros=0.3),
+    Case("slices, 104 channels", (1, 7, 7, 104), 40, bias=True, activation="relu", zeros=0.3),
+    Case("slices, negative padding", (2, 8, 7, 256), 100, padding=((-1, 3), (2, -2)), bias=True, zeros=0.3),
+    Case("slices, 14x13", (1, 14, 13, 320), 132, bias=True, activation="relu", zeros=0.3),
+    Case("slices, no zeros", (1, 7, 7, 96), 16, bias=True, zeros=0.0),
+    Case("slices, zeros alone", (1, 6, 6, 192), 384, bias=True, zeros=1.0),
+)
+
 # First layers of networks, whose x has few channels.
 IMAGE_CASES = (
     Case("VGG", (1, 40, 48, 3), 64, bias=True, activation="relu", zeros=0.0),

@@ -85,7 +85,8 @@ def check_large(dtype: str) -> int:
 def check_small(dtype: str) -> int:
     """Small layers of "direct" at every precision, and of float32 with sums that are computed again."""
     kinds = [kind for kind in LARGE_KINDS if kind[0] == dtype]
-    for case in cases.SMALL_CASES:
+    of_dtype = (*cases.SMALL_CASES, *(cases.SLICE_CASES if dtype == "float32" else ()))
+    for case in of_dtype:
         inputs = cases.inputs(case, jnp.dtype(dtype))
         for value in (1.0, np.nan):
             inputs.x[-1, -1, 0, 3] = value
@@ -93,7 +94,7 @@ def check_small(dtype: str) -> int:
             for _, precision, tolerance in kinds:
                 result = call(case, *(None if v is None else jnp.asarray(v) for v in inputs), "direct", precision)
                 assert oracle.relative_error(result, wanted) <= tolerance, (case.name, precision)
-    return 2 * len(kinds) * len(cases.SMALL_CASES)
+    return 2 * len(kinds) * len(of_dtype)
 
 
 def check_dense(dtype: str) -> int:
