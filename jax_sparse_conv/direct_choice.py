@@ -38,9 +38,9 @@ _FEW_FEATURES = 32
 _FEW_FLOPS = 5e8  # ... with as much work: DenseNet's 3x3 layers from a batch of 4 to 16 on
 _COPY = 4  # channels of a copy: others are copied one by one
 
-# Layers of so few operations take a kernel whose blocks are small and share nothing (cuda/direct_deep.cuh), at any
-# precision: those of LeNet, GoogLeNet, ResNet-18, DenseNet-121 and RegNetX-400MF at batch 1 are 1.1 to 14 times as fast
-# as cuDNN's, RegNetX-400MF's groups of 16 channels too (h200_small_layers.json). In 16 bits and groups with whole
+# Layers of so few operations take kernels for small maps (cuda/direct_deep.cuh, direct_slice.cuh), at any precision:
+# those of LeNet, GoogLeNet, ResNet-18, DenseNet-121 and RegNetX-400MF at batch 1 are 1.02 to 14 times as fast as
+# cuDNN's, RegNetX-400MF's groups of 16 channels too (h200_small_layers.json). In 16 bits and groups with whole
 # copies.
 _SMALL_FLOPS = 2e7
 _SMALL_PIXELS = 56 * 56  # results without their features, the most among them
