@@ -138,13 +138,8 @@ def test_direct_of_places_that_32_bits_do_not_number(dtype: str, precision: str 
     assert oracle.relative_error(result, oracle.expected(case, inputs)) <= tolerance
 
 
-@of_large_kinds
-@pytest.mark.parametrize("value", [None, np.inf])
-@pytest.mark.parametrize("case", [cases.IMAGE_CASES[1], *cases.SMALL_CASES[::3]], ids=name_of)
-def test_direct_of_images_and_small_maps_in_stacks(
-    case: Case, value: float | None, dtype: str, precision: str | None, tolerance: float
-) -> None:
-    """Several kernels in one call, each with images and residuals of its own, of which one may have an infinity."""
+def check_stacks(case: Case, value: float | None, dtype: str, precision: str | None, tolerance: float) -> None:
+    """Several kernels in one call, each with images and residuals of its own, of which one has `value`."""
     require("direct", dtype)
     case = dataclasses.replace(case, bias=True)
     inputs = [cases.inputs(case, jnp.dtype(dtype), seed) for seed in range(3)]
@@ -160,9 +155,8 @@ def test_direct_of_images_and_small_maps_in_stacks(
     assert oracle.relative_error(result, wanted) <= tolerance
 
 
-@of_large_kinds
-@pytest.mark.parametrize("case", [*cases.IMAGE_CASES, *cases.SMALL_CASES], ids=name_of)
-def test_direct_counts_what_it_makes(case: Case, dtype: str, precision: str | None, tolerance: float) -> None:
+def check_counts(case: Case, dtype: str, precision: str | None) -> None:
+    """The counts of a call are of what it makes, which is what it makes without them."""
     require("direct", dtype)
     x, kernel, bias, residual = (None if v is None else jnp.asarray(v) for v in cases.inputs(case, jnp.dtype(dtype)))
     layer = functools.partial(jsc.conv, **case.arguments, precision=precision, implementation="direct")
@@ -173,6 +167,21 @@ def test_direct_counts_what_it_makes(case: Case, dtype: str, precision: str | No
     found = np.count_nonzero(np.asarray(y, np.float64))
     assert abs(nonzeros / elements - found / y.size) < (0.1 if y.size > 25_000 else 0.25)  # of a sample
     assert elements < y.size or nonzeros == found
+
+
+@of_large_kinds
+@pytest.mark.parametrize("value", [None, np.inf])
+@pytest.mark.parametrize("case", [cases.IMAGE_CASES[1], *cases.SMALL_CASES[::3]], ids=name_of)
+def test_direct_of_images_and_small_maps_in_stacks(
+    case: Case, value: float | None, dtype: str, precision: str | None, tolerance: float
+) -> None:
+    check_stacks(case, value, dtype, precision, tolerance)
+
+
+@of_large_kinds
+@pytest.mark.parametrize("case", [*cases.IMAGE_CASES, *cases.SMALL_CASES], ids=name_of)
+def test_direct_counts_what_it_makes(case: Case, dtype: str, precision: str | None, tolerance: float) -> None:
+    check_counts(case, dtype, precision)
 
 
 @on_cuda_alone

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-
 import cases
-import jax
 import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
 from cases import Case
 from conftest import PLATFORM, require
-from test_direct import LARGE_KINDS, name_of
+from test_direct import LARGE_KINDS, check_counts, check_stacks, name_of
 from test_kernels import poison, run
-
-import jax_sparse_conv as jsc
 
 pytestmark = pytest.mark.skipif(PLATFORM != "cuda", reason="a CPU has no kernels of its own for small maps")
 of_kinds = pytest.mark.parametrize(("precision", "tolerance"), [kind[1:] for kind in LARGE_KINDS[:2]])
@@ -53,35 +47,13 @@ def test_slices_skip_nothing(case: Case, value: float, precision: str | None, to
 @pytest.mark.parametrize("value", [None, np.inf])
 @pytest.mark.parametrize("case", cases.SLICE_CASES[::2], ids=name_of)
 def test_slices_in_stacks(case: Case, value: float | None, precision: str | None, tolerance: float) -> None:
-    """Several kernels in one call, each with images and residuals of its own, of which one may have an infinity."""
-    require("direct", "float32")
-    case = dataclasses.replace(case, bias=True)
-    inputs = [cases.inputs(case, seed=seed) for seed in range(3)]
-    if value is not None:
-        inputs[1].x[-1, -1, 0, 2] = value
-    stacked = [[jnp.asarray(v) for v in each if v is not None] for each in zip(*inputs, strict=True)]
-    x, kernel, bias, *residual = (jnp.stack(each) for each in stacked if each)
-    layer = functools.partial(jsc.conv, **case.arguments, precision=precision, implementation="direct")
-    result = jax.vmap(lambda x, kernel, bias, *rest: layer(x, kernel, bias, residual=next(iter(rest), None)))(
-        x, kernel, bias, *residual
-    )
-    wanted = np.stack([oracle.expected(case, each) for each in inputs])
-    assert oracle.relative_error(result, wanted) <= tolerance
+    check_stacks(case, value, "float32", precision, tolerance)
 
 
 @of_kinds
 @of_cases
 def test_slices_count_what_they_make(case: Case, precision: str | None, tolerance: float) -> None:
-    require("direct", "float32")
-    x, kernel, bias, residual = (None if v is None else jnp.asarray(v) for v in cases.inputs(case))
-    layer = functools.partial(jsc.conv, **case.arguments, precision=precision, implementation="direct")
-    y, counts = layer(x, kernel, bias, residual=residual, count_nonzeros=True)
-    np.testing.assert_array_equal(np.asarray(layer(x, kernel, bias, residual=residual)), np.asarray(y))
-    nonzeros, elements = np.asarray(counts).sum(0)
-    assert 0 < nonzeros <= elements <= y.size
-    found = np.count_nonzero(np.asarray(y, np.float64))
-    assert abs(nonzeros / elements - found / y.size) < 0.25  # of a sample
-    assert elements < y.size or nonzeros == found
+    check_counts(case, "float32", precision)
 
 
 @of_kinds
