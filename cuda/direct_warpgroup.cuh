@@ -5,7 +5,8 @@
 // Layout: NHWC and HWIO, as they lie; the copy engine brings both to shared memory (warpgroup_copies.cuh).
 // Why this tiling: filters are the rows of a product, pixels its columns, of which it takes any multiple of 8, and
 //   tiles of 56, 112 or 224 pixels cut the maps of the common networks without rest, while those of 96 and 192 make as
-//   many tiles of large batches as an H100 or H200 has multiprocessors, 132 of them. Where the stride is 1 a tile is a
+//   many tiles of large batches as an H100 or H200 has multiprocessors, 132 of them, and in parts those of 64 of maps
+//   of 56 to 224 rows. Where the stride is 1 a tile is a
 //   patch 8 results wide: its pixels are staged once for all taps, and a tap is a shift of the address at which a
 //   product begins to read, so the copies of pixels are a quarter to a ninth of im2col's, from the L2 cache as into
 //   shared memory. Elsewhere the copy engine brings the pixels under each tap.
@@ -44,10 +45,11 @@ __device__ __forceinline__ int2 FinishTile(const Task& task, float4 bias, float*
   const WarpgroupPlace at = kFindsEarly<U> ? early : FindWarpgroupPlace<U>(task, block);
   if constexpr (U::kParts) bias = WarpgroupWriter<U, T>::LoadBias(task, at);  // registers are scarce before
   WarpgroupWriter<U, T> writer = kFindsEarly<U> ? early_writer : WarpgroupWriter<U, T>(task, at);
+  constexpr int kBatch = U::kPixels == 64 ? 8 : 7;  // rows
   if (task.splits == 1) {
     __syncthreads();
     if (task.pool == Pool::kNone) {
-      writer.template WriteRows<7, 1>(0, bias, {tile});
+      writer.template WriteRows<kBatch, 1>(0, bias, {tile});
     } else {
       writer.template WritePooledRows<2, 1>(0, bias, {tile});
     }

@@ -19,9 +19,11 @@ ffi::Error WarpgroupHighest(const ConvCall& call, const WarpgroupPlan& plan, con
                             cudaStream_t stream) {
   if (plan.filters == 128) return Launch<128, 112>(call, plan, maps, stream);
   if (plan.pixels == 112) {
+    if (plan.roomy) return Launch<64, 112, PartsMail::kRoomy>(call, plan, maps, stream);
     return plan.by_mail ? Launch<64, 112, PartsMail::kKept>(call, plan, maps, stream)
                         : Launch<64, 112>(call, plan, maps, stream);
   }
+  if (plan.pixels == 64) return Launch<64, 64>(call, plan, maps, stream);
   if (plan.roomy) return Launch<64, 56, PartsMail::kRoomy>(call, plan, maps, stream);
   return plan.by_mail ? Launch<64, 56, PartsMail::kKept>(call, plan, maps, stream)
                       : Launch<64, 56>(call, plan, maps, stream);

@@ -20,7 +20,7 @@ constexpr int kMaxStride = 8;
 constexpr int kMostSplits = 16, kMostRead = 8;  // blocks of a cluster by mail, and where they read each other's sums
 constexpr int kMaxReach = 255;                  // of the taps of an im2col map
 constexpr int kTileFilters[] = {64, 128};
-constexpr int kTilePixels[] = {56, 96, 112, 192, 224};
+constexpr int kTilePixels[] = {56, 64, 96, 112, 192, 224};  // 64 in parts alone
 
 int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -59,7 +59,8 @@ bool FindStages(int room, int steps, int blocks, WarpgroupPlan* plan) {
     plan->pixel_stages = std::min(2, blocks);
     const int left = room - plan->pixel_stages * plan->pixel_bytes;
     plan->filter_stages = std::min({kMaxRing, left / filter_bytes, steps});
-    return left >= 0 && plan->filter_stages >= std::min(3, plan->steps_per_split);
+    const int least = plan->pixels == 64 ? 2 : 3;  // three blocks of 64 x 64 on a multiprocessor cover for each other
+    return left >= 0 && plan->filter_stages >= std::min(least, plan->steps_per_split);
   }
   const int stages = std::min({kMaxRing, room / (plan->pixel_bytes + filter_bytes), steps});
   plan->pixel_stages = plan->filter_stages = stages;
@@ -71,11 +72,20 @@ int RingBytes(const WarpgroupPlan& plan) {
 }
 
 // Whether blocks that share steps send each other their sums. In parts four that have tiles of 64 x 112 read them in
-// one go, which is as fast and in whole networks faster; a tile of 128 x 112 takes all registers there are.
+// one go, which is as fast and in whole networks faster, unless they are roomy; a tile of 128 x 112 takes all registers
+// there are.
 bool MeetByMail(const WarpgroupPlan& plan) {
   if (!HasMail(plan.pixels)) return false;
+  if (plan.roomy) return plan.splits > 2;
   if (plan.parts && plan.pixels > 56) return plan.filters == 64 && plan.splits > 4;
   return plan.splits > 2;
+}
+
+// Whether blocks that have a multiprocessor each, of clusters that run at once, take more registers. Single layers of
+// 56 pixels, which have few steps, are 5 % slower so.
+bool IsRoomy(const WarpgroupPlan& plan, int64_t clusters, bool in_chain, const DeviceInfo& device) {
+  if (!plan.parts || plan.filters > 64 || plan.pixels == 64) return false;
+  return plan.pixels == 56 ? in_chain : clusters <= device.clusters[plan.splits];
 }
 
 // The most pieces of mail that come to a block from each block of its cluster (warpgroup_mail.cuh), and their rows.
@@ -129,8 +139,10 @@ StepCycles CyclesOfStep(const WarpgroupPlan& plan, int element_bytes, bool in_ch
                                            {{305, 305}, {505, 414}, {255, 452}, {507, 663}, {634, 1105}}},
                                           {{{339, 191}, {692, 376}, {329, 268}, {286, 421}, {393, 471}},
                                            {{400, 317}, {595, 405}, {499, 396}, {595, 769}, {583, 943}}}};
-  // 64 x 56, 64 x 112 and 128 x 112 in parts, alone and in a chain.
-  constexpr StepCycles kParts[2][3] = {{{516, 345}, {780, 721}, {1144, 1175}}, {{490, 385}, {755, 640}, {1110, 1110}}};
+  // 64 x 56, 64 x 64, 64 x 112 and 128 x 112 in parts, alone and in a chain.
+  constexpr StepCycles kParts[2][4] = {{{516, 345}, {546, 350}, {780, 721}, {1144, 1175}},
+                                       {{490, 385}, {520, 340}, {755, 640}, {1110, 1110}}};
+  constexpr double kRoomy = 0.95;  // of 64 x 112 alone, with registers for the sums of two steps
   // For each row of pixels: split, or in a chain with small parts that come like the pixels, as those of all maps but
   // its first do.
   constexpr StepCycles kRow[2] = {{3.2, 2.0}, {0, 0.4}};
@@ -138,11 +150,13 @@ StepCycles CyclesOfStep(const WarpgroupPlan& plan, int element_bytes, bool in_ch
   constexpr double kChain[2][2][2] = {{{191, 269}, {305, 256}}, {{343, 311}, {391, 499}}};
   const int wide = plan.filters == 128, high = plan.pixels == 112, size = element_bytes == 4;
   if (plan.parts) {
-    const StepCycles &step = kParts[in_chain][high + wide], &row = kRow[in_chain];
-    return {step.alone + row.alone * rows, step.busy + row.busy * rows};
+    const StepCycles &step = kParts[in_chain][plan.pixels == 56 ? 0 : plan.pixels == 64 ? 1 : 2 + wide];
+    const StepCycles& row = kRow[in_chain];
+    return {step.alone * (plan.roomy && high ? kRoomy : 1) + row.alone * rows, step.busy + row.busy * rows};
   }
+  constexpr int kWholePixels[] = {56, 96, 112, 192, 224};
   int tile = 0;
-  while (kTilePixels[tile] < plan.pixels) ++tile;
+  while (kWholePixels[tile] < plan.pixels) ++tile;
   StepCycles step = kSteps[size][wide][tile];
   if (in_chain && (high || plan.pixels == 56)) step.alone = kChain[size][wide][high];
   return step;
@@ -251,7 +265,8 @@ bool CompleteWarpgroupPlan(const ConvArgs& a, int element_bytes, bool in_chain, 
   const bool pools = a.pool != Pool::kNone;
   if (pools && (!plan->patch || plan->pixels / kPatchWidth % 2 != 0 || !PoolsPairs(a))) return false;
   plan->parts = element_bytes == 4 && a.precision == Precision::kHighest;
-  if (plan->parts && plan->filters * plan->pixels != 64 * 56 && plan->pixels != 112) return false;  // no such tile
+  const bool is_small = plan->pixels == 56 || plan->pixels == 64;
+  if (plan->parts ? plan->pixels != 112 && (!is_small || plan->filters > 64) : plan->pixels == 64) return false;
   const int deep = kRowBytes / element_bytes;
   if (!FitsGroups(a, plan->filters, deep)) return false;
   plan->taps = static_cast<int>(a.kernel_size[0] * a.kernel_size[1]);
@@ -269,11 +284,12 @@ bool CompleteWarpgroupPlan(const ConvArgs& a, int element_bytes, bool in_chain, 
   plan->feature_tiles = static_cast<int>(feature_tiles);
   constexpr int kStatic = 2048;  // shared memory of barriers, and what the system keeps of a block
   // Where there is a multiprocessor for each block, it takes what leaves room for as large a one of the next kernel.
-  const bool is_alone = tiles * feature_tiles * plan->splits * a.stacks <= device.multiprocessors;
-  plan->roomy = plan->parts && plan->pixels == 56 && is_alone && in_chain;
+  const int64_t clusters = tiles * feature_tiles * a.stacks;  // or blocks, without splits
+  const bool is_alone = clusters * plan->splits <= device.multiprocessors;
+  plan->roomy = is_alone && IsRoomy(*plan, clusters, in_chain, device);
   plan->by_mail = MeetByMail(*plan);
   const int resident = WarpgroupResident(plan->filters, plan->pixels, element_bytes, plan->parts, plan->roomy);
-  const int beside = is_alone ? std::min(resident, 2) : resident;
+  const int beside = plan->roomy ? 2 : is_alone ? std::min(resident, 2) : resident;
   const int room = std::min(device.shared_memory, device.shared_memory_sm / beside) - kStatic - kSwizzleBytes;
   const int64_t blocks = std::min<int64_t>(steps / plan->taps, plan->steps_per_split / plan->taps + 2);
   plan->turns = FindTurns(a, *plan, resident, device);
@@ -281,7 +297,7 @@ bool CompleteWarpgroupPlan(const ConvArgs& a, int element_bytes, bool in_chain, 
   const int most = static_cast<int>(std::min<int64_t>(turns * plan->steps_per_split, kMaxRing));
   if (!LayOut(room, most, static_cast<int>(turns * blocks), pools, plan)) return false;
   if (plan->splits > kMostRead && !plan->by_mail) return false;
-  plan->cycles = Cycles(*plan, a, element_bytes, in_chain, tiles * feature_tiles * a.stacks, device);
+  plan->cycles = Cycles(*plan, a, element_bytes, in_chain, clusters, device);
   return true;
 }
 

@@ -52,6 +52,7 @@ struct Wgmma;
 #define JSC_SUMS_20(first) JSC_SUMS_8(first), JSC_SUMS_8(first + 8), JSC_SUMS_4(first + 16)
 #define JSC_SUMS_32 JSC_SUMS_8(0), JSC_SUMS_8(8)
 #define JSC_SUMS_56 JSC_SUMS_20(0), JSC_SUMS_8(20)
+#define JSC_SUMS_64 JSC_SUMS_56, JSC_SUMS_4(28)
 #define JSC_SUMS_96 JSC_SUMS_56, JSC_SUMS_20(28)
 #define JSC_SUMS_112 JSC_SUMS_96, JSC_SUMS_8(48)
 #define JSC_SUMS_192 JSC_SUMS_112, JSC_SUMS_20(56), JSC_SUMS_20(76)
@@ -61,6 +62,8 @@ struct Wgmma;
 #define JSC_NAMES_56 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13" \
   ", %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27"
+#define JSC_NAMES_64 JSC_NAMES_56 \
+  ", %28, %29, %30, %31"
 #define JSC_NAMES_96 JSC_NAMES_56 \
   ", %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41" \
   ", %42, %43, %44, %45, %46, %47"
@@ -118,6 +121,7 @@ JSC_WGMMA_16_BIT(__half, "f16", 192, 96, 96, 97, 98)
 JSC_WGMMA_16_BIT(__half, "f16", 224, 112, 112, 113, 114)
 JSC_WGMMA_TF32(32, 16, 16, 17, 18, 19, 20, 21)
 JSC_WGMMA_TF32(56, 28, 28, 29, 30, 31, 32, 33)
+JSC_WGMMA_TF32(64, 32, 32, 33, 34, 35, 36, 37)
 JSC_WGMMA_TF32(96, 48, 48, 49, 50, 51, 52, 53)
 JSC_WGMMA_TF32(112, 56, 56, 57, 58, 59, 60, 61)
 JSC_WGMMA_TF32(192, 96, 96, 97, 98, 99, 100, 101)
@@ -130,12 +134,14 @@ JSC_WGMMA_TF32(224, 112, 112, 113, 114, 115, 116, 117)
 #undef JSC_NAMES_192
 #undef JSC_NAMES_112
 #undef JSC_NAMES_96
+#undef JSC_NAMES_64
 #undef JSC_NAMES_56
 #undef JSC_NAMES_32
 #undef JSC_SUMS_224
 #undef JSC_SUMS_192
 #undef JSC_SUMS_112
 #undef JSC_SUMS_96
+#undef JSC_SUMS_64
 #undef JSC_SUMS_56
 #undef JSC_SUMS_32
 #undef JSC_SUMS_20

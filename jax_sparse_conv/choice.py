@@ -34,6 +34,11 @@ _CUDA_DENSE_ROWS = 1
 # With fewer weights XLA is faster: it takes 0.5 and 0.8 of our time for 840 and 10,080 (h200_small_layers_dense.json).
 # 48,000 are 1.3 times as fast by ours in float32 and 0.94 in bfloat16, 384,000 as fast (h200_small_layers.json).
 _CUDA_DENSE_WEIGHTS = 4e4
+# Bytes of weights that are many, but may still lie in the cache when they are read again: from there cuBLAS reads them
+# half again as fast as from memory, and ours does not (4096 to 4096 in 16 bits without zeros: 7 and 10.5 us, and from
+# memory 10.5 and 10.7; h200_network_layers_bfloat16.json, h200_network_layers_cold.json). 8 MB are 2.8 times as fast by
+# ours from the cache, too.
+_CUDA_CACHED_BYTES = 2.4e7, 5e7
 
 # CPU, of calls that choose by a branch. Grouped, depthwise and 16-bit convolutions of XLA's are slower than ours at any
 # density, and so are dense layers of one row (benchmarks/results/cpu_zoo.json).
@@ -81,7 +86,10 @@ def crossover(work: Work, platform: str) -> float:
         return _cpu_crossover(work)
     if work.method == "dense":
         is_row = work.x_shape[0] <= _CUDA_DENSE_ROWS * work.kernel_shape[0]
-        return math.inf if is_row and math.prod(work.kernel_shape[1:]) >= _CUDA_DENSE_WEIGHTS else 0.0
+        weights = math.prod(work.kernel_shape[1:])
+        least, most = _CUDA_CACHED_BYTES
+        is_cached = least <= weights * work.itemsize <= most
+        return math.inf if is_row and weights >= _CUDA_DENSE_WEIGHTS and not is_cached else 0.0
     if work.is_image or work.flops == 0:
         return 0.0
     if direct_choice.has_warpgroups() and direct_choice.fits_warpgroups(work):

@@ -45,6 +45,9 @@ from jax_sparse_conv.work import Work
         (Work("dense", (1, 1, 1, 400), (1, 1, 1, 400, 120), Geometry(), "float32", True), True),
         (Work("dense", (1, 1, 1, 120), (1, 1, 1, 120, 84), Geometry(), "float32", True), False),
         (Work("dense", (2, 1, 1, 120), (2, 1, 1, 120, 200), Geometry(), "float32", True), False),
+        (Work("dense", (1, 1, 1, 4096), (1, 1, 1, 4096, 4096), Geometry(), "bfloat16", False), False),  # may be cached
+        (Work("dense", (1, 1, 1, 4096), (1, 1, 1, 4096, 4096), Geometry(), "float32", False), True),
+        (Work("dense", (1, 1, 1, 25088), (1, 1, 1, 25088, 4096), Geometry(), "bfloat16", False), True),
     ],
 )
 def test_h200(h200: None, work: Work, sparse: bool) -> None:

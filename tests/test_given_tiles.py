@@ -49,7 +49,7 @@ def test_the_planner(gpu: jax.Device) -> None:
     ranks = [(each.tile[3] > chain_tiles.MODEL_SPLITS, each.cycles) for each in found]
     assert ranks == sorted(ranks)
     assert len({each.tile for each in found}) == len(found) > 10
-    assert {each.tile[1] for each in native_planner()(LAYER, "highest", 0)} == {56, 112}
+    assert {each.tile[1] for each in native_planner()(LAYER, "highest", 0)} == {56, 64, 112}
     assert all(each.tile[2] and each.tile[1] // 8 % 2 == 0 for each in native_planner()(POOLED, "16bit", 0))
     image = (1, 224, 224, 3, 7, 7, 64, 2, 2, 3, 3, 3, 3, 1, 1, 1)
     assert native_planner()(image, "tf32", 0) == []
@@ -92,14 +92,14 @@ def as_equation(case: Case, inputs: cases.Inputs, precision: str) -> tuple[Any, 
     return equation, [jnp.asarray(v).reshape(shape) for v, shape in zip(present, shapes, strict=True)]
 
 
-def check_tiles(case: Case, inputs: cases.Inputs, precision: str, most: int) -> None:
-    """The case as the first layer of a chain, by so many of its tiles, evenly among all that there are."""
+def check_tiles(case: Case, inputs: cases.Inputs, precision: str, most: int, pixels: int | None = None) -> None:
+    """The case as the first layer of a chain, by so many of its tiles (of `pixels`), evenly among all that there are."""
     dtype = inputs.x.dtype.name
     equation, operands = as_equation(case, inputs, precision)
     first, second = equation.params["layers"]
     key = segments.keys([v.aval for v in equation.invars], (first, second))[0]
     kind = chain_tiles.kind_of(inputs.x.itemsize, precision == "highest")
-    found = chain_tiles.candidates(key, kind, 0)
+    found = [each for each in chain_tiles.candidates(key, kind, 0) if pixels in (None, each.tile[1])]
     assert found
     wanted = oracle.expected(case, inputs)
     tolerance = TOLERANCE[precision if dtype == "float32" else dtype]
@@ -121,6 +121,14 @@ def check_tiles(case: Case, inputs: cases.Inputs, precision: str, most: int) -> 
 def test_given_tiles_against_the_oracle(case: Case, dtype: str, precision: str, gpu: jax.Device) -> None:
     require_kernel(dtype)
     check_tiles(case, cases.inputs(case, jnp.dtype(dtype)), precision, MOST)
+
+
+@pytest.mark.parametrize("pixels", [64, 112])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_given_tiles_in_parts(case: Case, pixels: int, gpu: jax.Device) -> None:
+    """Blocks alone keep the sums of two steps, and meet by mail where others read each other's."""
+    require_kernel("float32")
+    check_tiles(case, cases.inputs(case), "highest", 2 * MOST, pixels)
 
 
 @pytest.mark.parametrize(("dtype", "precision"), KINDS, ids=KIND_IDS)
