@@ -150,7 +150,7 @@ StepCycles CyclesOfStep(const WarpgroupPlan& plan, int element_bytes, bool in_ch
   constexpr double kChain[2][2][2] = {{{191, 269}, {305, 256}}, {{343, 311}, {391, 499}}};
   const int wide = plan.filters == 128, high = plan.pixels == 112, size = element_bytes == 4;
   if (plan.parts) {
-    const StepCycles &step = kParts[in_chain][plan.pixels == 56 ? 0 : plan.pixels == 64 ? 1 : 2 + wide];
+    const StepCycles& step = kParts[in_chain][plan.pixels == 56 ? 0 : plan.pixels == 64 ? 1 : 2 + wide];
     const StepCycles& row = kRow[in_chain];
     return {step.alone * (plan.roomy && high ? kRoomy : 1) + row.alone * rows, step.busy + row.busy * rows};
   }

@@ -93,7 +93,7 @@ def as_equation(case: Case, inputs: cases.Inputs, precision: str) -> tuple[Any, 
 
 
 def check_tiles(case: Case, inputs: cases.Inputs, precision: str, most: int, pixels: int | None = None) -> None:
-    """The case as the first layer of a chain, by so many of its tiles (of `pixels`), evenly among all that there are."""
+    """The case as the first layer of a chain, by so many of its tiles (of `pixels`), evenly among them all."""
     dtype = inputs.x.dtype.name
     equation, operands = as_equation(case, inputs, precision)
     first, second = equation.params["layers"]
