@@ -81,11 +81,13 @@ bool MeetByMail(const WarpgroupPlan& plan) {
   return plan.splits > 2;
 }
 
-// Whether blocks that have a multiprocessor each, of clusters that run at once, take more registers. Single layers of
-// 56 pixels, which have few steps, are 5 % slower so.
+// Whether blocks that have a multiprocessor each, of clusters that run at once, take more registers. Single layers are
+// up to 5 % slower so where they have few steps, as those of 56 pixels do.
 bool IsRoomy(const WarpgroupPlan& plan, int64_t clusters, bool in_chain, const DeviceInfo& device) {
+  constexpr int kManySteps = 16;
   if (!plan.parts || plan.filters > 64 || plan.pixels == 64) return false;
-  return plan.pixels == 56 ? in_chain : clusters <= device.clusters[plan.splits];
+  if (plan.pixels == 56) return in_chain;
+  return clusters <= device.clusters[plan.splits] && (in_chain || plan.steps_per_split >= kManySteps);
 }
 
 // The most pieces of mail that come to a block from each block of its cluster (warpgroup_mail.cuh), and their rows.
@@ -140,9 +142,9 @@ StepCycles CyclesOfStep(const WarpgroupPlan& plan, int element_bytes, bool in_ch
                                           {{{339, 191}, {692, 376}, {329, 268}, {286, 421}, {393, 471}},
                                            {{400, 317}, {595, 405}, {499, 396}, {595, 769}, {583, 943}}}};
   // 64 x 56, 64 x 64, 64 x 112 and 128 x 112 in parts, alone and in a chain.
-  constexpr StepCycles kParts[2][4] = {{{516, 345}, {546, 350}, {780, 721}, {1144, 1175}},
+  constexpr StepCycles kParts[2][4] = {{{516, 345}, {546, 356}, {780, 721}, {1144, 1175}},
                                        {{490, 385}, {520, 340}, {755, 640}, {1110, 1110}}};
-  constexpr double kRoomy = 0.95;  // of 64 x 112 alone, with registers for the sums of two steps
+  constexpr double kRoomy = 0.83;  // of 64 x 112 alone, with registers for the sums of two steps
   // For each row of pixels: split, or in a chain with small parts that come like the pixels, as those of all maps but
   // its first do.
   constexpr StepCycles kRow[2] = {{3.2, 2.0}, {0, 0.4}};
@@ -179,8 +181,8 @@ double MeetingCycles(const WarpgroupPlan& plan, bool in_chain) {
   if (plan.splits == 1) return 0;
   if (plan.parts || !plan.by_mail) {  // parts were fitted before they had mail
     constexpr double kMeet = 290, kSplit = 36, kRound = 380;
-    constexpr double kNoMail = 600;  // of 64 x 56 in parts, not fitted: VGG-19's chain takes 64 x 112 by mail for it
-    const bool lacks_mail = plan.parts && plan.pixels == 56 && plan.splits > 2 && !plan.by_mail;
+    constexpr double kNoMail = 600;  // of small tiles in parts, not fitted: VGG-19 takes 64 x 112 by mail for it
+    const bool lacks_mail = plan.parts && plan.pixels <= 64 && plan.splits > 2 && !plan.by_mail;
     return kMeet + kSplit * plan.splits + kRound * MeetingRounds(plan) + (lacks_mail ? kNoMail : 0);
   }
   struct Mail {
