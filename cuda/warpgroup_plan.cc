@@ -144,7 +144,7 @@ StepCycles CyclesOfStep(const WarpgroupPlan& plan, int element_bytes, bool in_ch
   // 64 x 56, 64 x 64, 64 x 112 and 128 x 112 in parts, alone and in a chain.
   constexpr StepCycles kParts[2][4] = {{{516, 345}, {546, 356}, {780, 721}, {1144, 1175}},
                                        {{490, 385}, {520, 340}, {755, 640}, {1110, 1110}}};
-  constexpr double kRoomy = 0.83;  // of 64 x 112 alone, with registers for the sums of two steps
+  constexpr double kRoomy = 0.86;  // of 64 x 112 alone, with registers for the sums of two steps
   // For each row of pixels: split, or in a chain with small parts that come like the pixels, as those of all maps but
   // its first do.
   constexpr StepCycles kRow[2] = {{3.2, 2.0}, {0, 0.4}};
@@ -154,7 +154,8 @@ StepCycles CyclesOfStep(const WarpgroupPlan& plan, int element_bytes, bool in_ch
   if (plan.parts) {
     const StepCycles& step = kParts[in_chain][plan.pixels == 56 ? 0 : plan.pixels == 64 ? 1 : 2 + wide];
     const StepCycles& row = kRow[in_chain];
-    return {step.alone * (plan.roomy && high ? kRoomy : 1) + row.alone * rows, step.busy + row.busy * rows};
+    if (plan.roomy && high) return {step.alone * kRoomy + row.alone * rows, 0};  // a block a multiprocessor
+    return {step.alone + row.alone * rows, step.busy + row.busy * rows};
   }
   constexpr int kWholePixels[] = {56, 96, 112, 192, 224};
   int tile = 0;
