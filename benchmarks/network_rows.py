@@ -33,7 +33,8 @@ def of_files(paths: Sequence[Path]) -> dict[str, Any]:
     merged = {label: list(rows.values()) for label, rows in runs.items()}
     latest = {**contents[0], "date": max(content["date"] for content in contents)}
     latest["repeats"] = min(content["repeats"] for content in contents)
-    return {**latest, "commands": [c["command"] for c in contents], "runs": merged, "rows": best(merged)}
+    commands = dict.fromkeys(each for c in contents for each in c.get("commands", [c["command"]]))
+    return {**latest, "commands": list(commands), "runs": merged, "rows": best(merged)}
 
 
 def best(runs: Mapping[str, Sequence[Row]]) -> list[Row]:

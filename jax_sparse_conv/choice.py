@@ -36,7 +36,7 @@ _CUDA_DENSE_ROWS = 1
 _CUDA_DENSE_WEIGHTS = 4e4
 # Bytes of weights that are many, but may still lie in the cache when they are read again: from there cuBLAS reads them
 # half again as fast as from memory, and ours does not (4096 to 4096 in 16 bits without zeros: 7 and 10.5 us, and from
-# memory 10.5 and 10.7; h200_network_layers_bfloat16.json, h200_network_layers_cold.json). 8 MB are 2.8 times as fast by
+# memory 10.5 and 10.7; h200_network_layers_dense16.json, h200_network_layers_cold.json). 8 MB are 2.8 times as fast by
 # ours from the cache, too.
 _CUDA_CACHED_BYTES = 2.4e7, 5e7
 

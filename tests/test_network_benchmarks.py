@@ -67,6 +67,8 @@ def test_networks_writes_a_row_for_every_case(tmp_path: Path, capsys: pytest.Cap
     content = json.loads(files[2].read_text("utf-8"))
     assert {"date", "device", "environment", "command", "commands", "limits", "runs"} <= content.keys()
     assert [row["case"] for row in content["rows"]] == ["resnet50/highest/1", "resnet50/bfloat16/2"]
+    assert networks.main(["--merge", str(files[2]), str(files[0]), "--json", str(tmp_path / "again.json")]) == 0
+    assert json.loads((tmp_path / "again.json").read_text("utf-8"))["commands"] == content["commands"]
     for row in content["rows"]:
         assert set(row["us"]) == set(row["no_zeros_us"]) == {"xla", "auto", "fused"}
         assert row["latency_us"].keys() == row["us"].keys()
