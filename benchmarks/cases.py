@@ -130,6 +130,21 @@ DIRECT = tuple(
     )
 )
 
+# 3x3 layers of the networks that cuSNN (Xiang et al. 2022, section 4) was measured on, with the densities that its own
+# kernels were timed at here (benchmarks/NOTES.md), and their real maps.
+CUSNN = tuple(
+    dataclasses.replace(layer, zeros=(50, 70, 85, 95), implementation="coo")
+    for layer in (
+        *(layer for layer in MAPS if layer.kernel == 3),
+        conv3x3("512->512 7"),
+        conv3x3("512->512 14"),
+        conv3x3("512->512 28"),
+        conv3x3("256->256 56"),
+        conv3x3("128->128 112"),
+        conv3x3("64->64 224"),
+    )
+)
+
 # VGG-19's five convolutions with a pool.
 POOL = tuple(
     Layer(f"vgg19 {name} + pool", "conv_pool", channels, channels, size, zeros=(), implementation="direct")
@@ -160,6 +175,7 @@ SETS: dict[str, tuple[Layer, ...]] = {
     "gpu": GPU,
     "maps": MAPS,
     "direct": DIRECT,
+    "cusnn": CUSNN,
     "pool": POOL,
     "all": tuple({layer.name: layer for layer in (*CPU, *GPU, *MAPS)}.values()),
 }
