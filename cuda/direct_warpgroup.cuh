@@ -5,11 +5,11 @@
 // Layout: NHWC and HWIO, as they lie; the copy engine brings both to shared memory (warpgroup_copies.cuh).
 // Why this tiling: filters are the rows of a product, pixels its columns, of which it takes any multiple of 8, and
 //   tiles of 56, 112 or 224 pixels cut the maps of the common networks without rest, while those of 96 and 192 make as
-//   many tiles of large batches as an H100 or H200 has multiprocessors, 132 of them, and in parts those of 64 of maps
-//   of 56 to 224 rows. Where the stride is 1 a tile is a
-//   patch 8 results wide: its pixels are staged once for all taps, and a tap is a shift of the address at which a
-//   product begins to read, so the copies of pixels are a quarter to a ninth of im2col's, from the L2 cache as into
-//   shared memory. Elsewhere the copy engine brings the pixels under each tap.
+//   many tiles of large batches as an H100 or H200 has multiprocessors, 132 of them, and those of 64, in parts, of maps
+//   of 56 to 224 rows. Where the stride is 1 a tile is a patch 8 results wide: its pixels are staged once for all taps,
+//   and a tap is a shift of the address at which a product begins to read, so the copies of pixels are a quarter to a
+//   ninth of im2col's, from the L2 cache as into shared memory. Elsewhere the copy engine brings the pixels under each
+//   tap.
 // A pool of 2x2 windows is taken of the sums of a patch of 14 or 28 rows, which no window crosses.
 // float32 at HIGHEST: three products of two parts each, warpgroup_parts.cuh.
 // Small maps: blocks of a cluster share the steps of a tile and add their sums in a fixed order (warpgroup_mail.cuh;

@@ -26,6 +26,12 @@ int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int RoundUp(int bytes) { return static_cast<int>(DivideUp(bytes, kSwizzleBytes)) * kSwizzleBytes; }
 
+// Whether a plan's kind of products has kernels of its tile.
+bool HasKernel(const WarpgroupPlan& plan) {
+  if (!plan.parts) return plan.pixels != 64;
+  return plan.pixels == 112 || (plan.pixels <= 64 && plan.filters == 64);
+}
+
 // Whether the copy engine can describe the windows of a call.
 bool FitsIm2col(const ConvArgs& a) {
   for (int i = 0; i < 2; ++i) {
@@ -268,8 +274,7 @@ bool CompleteWarpgroupPlan(const ConvArgs& a, int element_bytes, bool in_chain, 
   const bool pools = a.pool != Pool::kNone;
   if (pools && (!plan->patch || plan->pixels / kPatchWidth % 2 != 0 || !PoolsPairs(a))) return false;
   plan->parts = element_bytes == 4 && a.precision == Precision::kHighest;
-  const bool is_small = plan->pixels == 56 || plan->pixels == 64;
-  if (plan->parts ? plan->pixels != 112 && (!is_small || plan->filters > 64) : plan->pixels == 64) return false;
+  if (!HasKernel(*plan)) return false;
   const int deep = kRowBytes / element_bytes;
   if (!FitsGroups(a, plan->filters, deep)) return false;
   plan->taps = static_cast<int>(a.kernel_size[0] * a.kernel_size[1]);

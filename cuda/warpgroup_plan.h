@@ -17,7 +17,7 @@ constexpr int kModelSplits = 8;      // up to which the model chooses, as MODEL_
 
 // Blocks of a multiprocessor that a tile's registers suffice for: of 112 pixels and filters in registers for fewer.
 // parts: products of float32 in parts, which have tiles of 64 x 56, 64 x 64, 64 x 112 and 128 x 112. roomy: 64 x 56 and
-// 64 x 112 in parts with the registers of one block more, for the sums of two steps.
+// 64 x 112 in parts, a block less on a multiprocessor, with registers for the sums of two steps.
 constexpr int WarpgroupResident(int filters, int pixels, int element_bytes, bool parts, bool roomy) {
   if (parts) return filters > 64 ? 1 : (pixels > 64 ? 2 : 3) - (roomy ? 1 : 0);
   if (pixels == 112 && element_bytes == 4) return filters > 64 ? 1 : 3;
@@ -44,7 +44,7 @@ struct Turns {
 struct WarpgroupPlan {
   int filters, pixels;  // of a tile: 64 or 128, and 56, 96, 112, 192 or 224, in parts 56, 64 or 112; none: no plan
   bool parts;           // float32-accurate, by products of parts
-  bool roomy;           // a tile in parts with the registers of one block more, see WarpgroupResident
+  bool roomy;           // a tile in parts with registers for the sums of two steps, see WarpgroupResident
   bool patch;           // a tile is a patch of one map, staged once for all taps of a block; else pixels of the batch
   int splits;           // blocks of a cluster that share a tile's steps
   bool by_mail;         // and send each other their sums

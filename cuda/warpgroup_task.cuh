@@ -8,7 +8,7 @@
 namespace jsc {
 
 // How blocks whose products are in parts send each other sums, in kernels of their own: not at all; with what is found
-// early kept in shared memory, as registers are short; or with the registers of one block more, see WarpgroupResident.
+// early kept in shared memory, as registers are short; or in registers, of which roomy tiles have enough.
 enum class PartsMail { kNone, kKept, kRoomy };
 
 // A block's tile and threads. kDeep: channels of a step, kBox: filters of a box of the kernel, both 128 bytes. kParts:

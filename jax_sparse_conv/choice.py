@@ -38,7 +38,7 @@ _CUDA_DENSE_WEIGHTS = 4e4
 # half again as fast as from memory, and ours does not (4096 to 4096 in 16 bits without zeros: 7 and 10.5 us, and from
 # memory 10.5 and 10.7; h200_network_layers_dense16.json, h200_network_layers_cold.json). 8 MB are 2.8 times as fast by
 # ours from the cache, too.
-_CUDA_CACHED_BYTES = 2.4e7, 5e7
+_CUDA_CACHED_BYTES = 2.4e7, 5e7  # float32 of so many was not measured
 
 # CPU, of calls that choose by a branch. Grouped, depthwise and 16-bit convolutions of XLA's are slower than ours at any
 # density, and so are dense layers of one row (benchmarks/results/cpu_zoo.json).
