@@ -64,26 +64,56 @@ __device__ __forceinline__ int2 FinishTile(const Task& task, float4 bias, float*
 }
 #endif
 
+#if __CUDA_ARCH__ >= 900
+// Adds the second team's sums to the first's, by way of its own stages.
+template <class U>
+__device__ __forceinline__ void JoinTeams(int team, float (&sums)[U::kPixels / 2], unsigned char* stages) {
+  constexpr int kQuads = U::kPixels / 8;
+  auto* shared = reinterpret_cast<float4*>(stages) + threadIdx.x % U::kConsumers;
+  if (team == 1) {
+    asm volatile("bar.sync 3, %0;" ::"n"(U::kConsumers) : "memory");  // all of its stages are read
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+      shared[i * U::kConsumers] = {sums[i * 4], sums[i * 4 + 1], sums[i * 4 + 2], sums[i * 4 + 3]};
+    }
+    asm volatile("bar.arrive 4, %0;" ::"n"(U::kMultipliers) : "memory");
+    return;
+  }
+  asm volatile("bar.sync 4, %0;" ::"n"(U::kMultipliers) : "memory");
+#pragma unroll
+  for (int i = 0; i < kQuads; ++i) {
+    const float4 v = shared[i * U::kConsumers];
+    sums[i * 4] += v.x, sums[i * 4 + 1] += v.y, sums[i * 4 + 2] += v.z, sums[i * 4 + 3] += v.w;
+  }
+}
+#endif
+
 template <class U, typename T>
 __global__ void __launch_bounds__(U::kThreads, U::kResident)
     WarpgroupKernel(const __grid_constant__ WarpgroupTaskOf<U, T> task, const __grid_constant__ MapsOf<U> maps) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ unsigned char shared[];
-  __shared__ BarriersOf<U> barriers;
+  __shared__ BarriersOf<U> all_barriers[U::kTeams];
   __shared__ int2 scratch[U::kThreads / kWarp];
   __shared__ uint64_t mail_full;
   if (!PassesGate(task.gate)) return;
   unsigned char* stages = shared + (-SharedAddress(shared) & (kSwizzleBytes - 1));
-  unsigned char *filters = stages + task.pixel_stages * task.pixel_bytes, *mailbox = stages + task.mail_at;
+  unsigned char* mailbox = stages + task.mail_at;
   auto* tile = reinterpret_cast<float*>(stages);  // sums take the stages' place
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarp, 0);
+  constexpr int kMultiplying = U::kMultipliers / kWarp;  // warps
+  const bool copies_stages = warp >= kMultiplying;
+  const int team = U::kTeams == 1 ? 0 : copies_stages ? warp - kMultiplying : warp / (U::kConsumers / kWarp);
+  unsigned char *pixels = stages + team * task.team_bytes, *filters = pixels + task.pixel_stages * task.pixel_bytes;
+  BarriersOf<U>& barriers = all_barriers[team];
   WarpgroupPlace at = FindWarpgroupPlace<U>(task, blockIdx.x);
+  const WarpgroupPlace mine = PlaceOfTeam<U>(at, team);
   const bool by_mail = U::kKeepsMail || (U::kMail && task.by_mail), mail_apart = by_mail && task.mail_at > 0;
   int2 counted = {0, 0};
   float4 bias = {};
   [[maybe_unused]] WarpgroupWriter<U, T> writer(task);
   if constexpr (!U::kParts) bias = WarpgroupWriter<U, T>::LoadBias(task, at);
-  if (warp == U::kConsumers / kWarp) {
+  if (copies_stages) {
     if (IsElected()) {
       PrefetchMapsOf<U>(maps);
       InitBarriers(barriers, U::kConsumers / kWarp);
@@ -91,15 +121,15 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
     __syncwarp();
     asm volatile("bar.arrive 1, %0;" ::"n"(U::kThreads) : "memory");  // the first copies wait for nobody
     if (mail_apart) ArriveAtCluster();
-    StageCopies<U, T> copies(task, maps, stages, filters, barriers);
-    copies.AskForTile(at, task.gate.in_chain);
+    StageCopies<U, T> copies(task, maps, pixels, filters, barriers);
+    copies.AskForTile(mine, task.gate.in_chain);
     __syncwarp();
     if (by_mail && !mail_apart) ArriveAtCluster();
     if (by_mail) WaitForCluster();
   } else {
     asm volatile("bar.sync 1, %0;" ::"n"(U::kThreads) : "memory");
     float sums[U::kPixels / 2];
-    WalkOf<U, T> walk(task, at, SharedAddress(stages), SharedAddress(filters), barriers);
+    WalkOf<U, T> walk(task, mine, SharedAddress(pixels), SharedAddress(filters), barriers);
     if constexpr (kFindsEarly<U>) {
       if (!by_mail) writer.Find(at);  // while the first copies come
     }
@@ -107,12 +137,16 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
       Mail<U, T> mail(task);
       if (by_mail) {  // while the first copies come
         if (threadIdx.x == 0) mail.Init(at, &mail_full);
-        mail.Find(at, warp, SharedAddress(mailbox), SharedAddress(&mail_full));
-        if constexpr (U::kKeepsMail) mail.Keep(SharedAddress(stages + task.kept_at));
+        if (team == 0) mail.Find(at, warp, SharedAddress(mailbox), SharedAddress(&mail_full));
+        if (U::kKeepsMail && team == 0) mail.Keep(SharedAddress(stages + task.kept_at));
         if (mail_apart) ArriveAtCluster();
       }
-      MultiplySteps(walk, at.end_step - at.first_step, sums);
-      if (by_mail) {
+      MultiplySteps(walk, mine.end_step - mine.first_step, sums);
+      if constexpr (U::kTeams > 1) JoinTeams<U>(team, sums, stages + task.team_bytes);
+      if (by_mail && team != 0) {
+        if (!mail_apart) ArriveAtCluster();
+        WaitForCluster();
+      } else if (by_mail) {
         if constexpr (U::kParts) RepairParts<U>(task, sums, tile);
         if (!mail_apart) ArriveAtCluster();  // done with the stages
         WaitForCluster();
@@ -124,10 +158,11 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
         counted = make_int2(mail.nonzeros, mail.written);
       }
     } else {
-      MultiplySteps(walk, at.end_step - at.first_step, sums);
+      MultiplySteps(walk, mine.end_step - mine.first_step, sums);
+      if constexpr (U::kTeams > 1) JoinTeams<U>(team, sums, stages + task.team_bytes);
     }
     if constexpr (U::kParts) {
-      if (!by_mail) StoreParts<U>(task, sums, tile);
+      if (!by_mail && team == 0) StoreParts<U>(task, sums, tile);
     } else if (!by_mail) {
       asm volatile("bar.sync 2, %0;" ::"n"(U::kConsumers) : "memory");  // all stages are read
       StepFilters<U, T>::Store(sums, tile);

@@ -13,10 +13,21 @@ ffi::Error Launch(const ConvCall& call, const WarpgroupPlan& plan, const PartsMa
   return launch(call, plan, maps, stream);
 }
 
+// Blocks of two teams: not in chains, so without small parts in memory.
+template <int kPixels>
+ffi::Error LaunchTeams(const ConvCall& call, const WarpgroupPlan& plan, const PartsMaps& maps, cudaStream_t stream) {
+  const auto launch =
+      plan.by_mail ? LaunchWarpgroup<WarpgroupTile<float, 64, kPixels, true, PartsMail::kKept, false, 2>, float>
+                   : LaunchWarpgroup<WarpgroupTile<float, 64, kPixels, true, PartsMail::kNone, false, 2>, float>;
+  if (call.small.written) *call.small.written = true;
+  return launch(call, plan, maps, stream);
+}
+
 }  // namespace
 
 ffi::Error WarpgroupHighest(const ConvCall& call, const WarpgroupPlan& plan, const PartsMaps& maps,
                             cudaStream_t stream) {
+  if (plan.teams > 1) return (plan.pixels == 112 ? LaunchTeams<112> : LaunchTeams<56>)(call, plan, maps, stream);
   if (plan.filters == 128) return Launch<128, 112>(call, plan, maps, stream);
   if (plan.pixels == 112) {
     if (plan.roomy) return Launch<64, 112, PartsMail::kRoomy>(call, plan, maps, stream);

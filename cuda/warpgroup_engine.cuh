@@ -47,7 +47,7 @@ struct StepFilters<U, float> {
 
   // Of the calling thread's first filter in the first of the stages at an address.
   static __device__ __forceinline__ uint32_t FirstStage(uint32_t stages) {
-    return stages + threadIdx.x / 128 * (64 * kRowBytes) + Offset();
+    return stages + (U::kGroups > 1 ? threadIdx.x / 128 * (64 * kRowBytes) : 0) + Offset();
   }
 
   static __device__ __forceinline__ int Slot() {
@@ -79,7 +79,7 @@ struct StepFilters<U, float> {
   // The calling thread's first sum in a tile.
   template <typename Sum>
   static __device__ __forceinline__ Sum* First(Sum* tile) {
-    const int lane = threadIdx.x % kWarp, group = threadIdx.x / 128;
+    const int lane = threadIdx.x % kWarp, group = U::kGroups > 1 ? threadIdx.x / 128 : 0;
     return tile + lane % 4 * 2 * U::kSumStride + group * 64 + Box() * 32 + Slot() * 4 + Half() * 2;
   }
   static __device__ __forceinline__ void Store(const float (&sums)[U::kPixels / 2], float* tile) {

@@ -104,15 +104,16 @@ struct PartsWalk : StepWalk<U, float> {
                                        uint32_t filters, const BarriersOf<U>& barriers)
       : Base(task, at, pixels, filters, barriers) {}
   __device__ __forceinline__ uint32_t SmallBytes() const { return static_cast<uint32_t>(task.pixel_bytes) / 2; }
-  // Writes the small parts of the stage that comes next, all consumers together; a thread kBatch slots at a time.
+  // Writes the small parts of the stage that comes next, a team's consumers together; a thread kBatch slots at a time.
   template <int kBatch>
   __device__ __forceinline__ void SplitPixels() const {
     Full().WaitForFull();
     const uint32_t block = of_pixels.barrier & ~kMatrixStarts;  // the block's place in a cluster's shared memory
     const uint32_t stage = block | StartOfMatrix(task.patch ? of_pixels.stage : Base::pixels), small = SmallBytes();
     const auto end = static_cast<uint32_t>(task.copied_bytes);
+    const uint32_t thread = U::kTeams > 1 ? threadIdx.x % U::kConsumers : threadIdx.x;
 #pragma unroll 1
-    for (uint32_t at = threadIdx.x * 16; at < end; at += kBatch * U::kConsumers * 16) {
+    for (uint32_t at = thread * 16; at < end; at += kBatch * U::kConsumers * 16) {
       uint32_t v[kBatch][4];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
@@ -242,6 +243,7 @@ template <class U>
 __device__ __forceinline__ void MultiplySteps(PartsWalk<U>& walk, int steps, float (&sums)[U::kPixels / 2]) {
 #pragma unroll
   for (float& sum : sums) sum = 0.f;
+  if (U::kTeams > 1 && steps == 0) return;
   walk.Start();
   if constexpr (U::kRoomy) {
     StepsInTurns<U> turns(walk, steps, sums);

@@ -58,23 +58,19 @@ Turns FindTurns(const ConvArgs& a, const WarpgroupPlan& plan, int resident, cons
   return {static_cast<int>(std::max<int64_t>(at_once / a.stacks, 1)), whole ? resident : 1};
 }
 
-// Shares `room` among both rings. steps, blocks: of channels, of all tiles that a block takes.
+// Shares the `room` of a team among both rings. steps, blocks: of channels, of all tiles that a block takes.
 bool FindStages(int room, int steps, int blocks, WarpgroupPlan* plan) {
-  const int filter_bytes = plan->filters * kRowBytes;
+  const int filter_bytes = plan->filters * kRowBytes, of_tile = plan->steps_of_team();
   if (plan->patch) {
     plan->pixel_stages = std::min(2, blocks);
     const int left = room - plan->pixel_stages * plan->pixel_bytes;
     plan->filter_stages = std::min({kMaxRing, left / filter_bytes, steps});
     const int least = plan->pixels == 64 ? 2 : 3;  // three blocks of 64 x 64 on a multiprocessor cover for each other
-    return left >= 0 && plan->filter_stages >= std::min(least, plan->steps_per_split);
+    return left >= 0 && plan->filter_stages >= std::min(least, of_tile);
   }
   const int stages = std::min({kMaxRing, room / (plan->pixel_bytes + filter_bytes), steps});
   plan->pixel_stages = plan->filter_stages = stages;
-  return stages >= std::min(2, plan->steps_per_split);
-}
-
-int RingBytes(const WarpgroupPlan& plan) {
-  return plan.pixel_stages * plan.pixel_bytes + plan.filter_stages * plan.filters * kRowBytes;
+  return stages >= std::min(2, of_tile);
 }
 
 // Whether blocks that share steps send each other their sums. In parts four that have tiles of 64 x 112 read them in
@@ -87,13 +83,14 @@ bool MeetByMail(const WarpgroupPlan& plan) {
   return plan.splits > 2;
 }
 
-// Whether blocks that have a multiprocessor each, of clusters that run at once, take more registers. Single layers are
-// up to 5 % slower so where they have few steps, as those of 56 pixels do.
-bool IsRoomy(const WarpgroupPlan& plan, int64_t clusters, bool in_chain, const DeviceInfo& device) {
-  constexpr int kManySteps = 16;
-  if (!plan.parts || plan.filters > 64 || plan.pixels == 64) return false;
-  if (plan.pixels == 56) return in_chain;
-  return clusters <= device.clusters[plan.splits] && (in_chain || plan.steps_per_split >= kManySteps);
+// What blocks of products in parts that have a multiprocessor each take of it, where their clusters run at once: in a
+// chain registers for the sums of two steps, which leave room for the kernels in front and behind; else two teams.
+void TakeMultiprocessor(int64_t clusters, bool in_chain, const DeviceInfo& device, WarpgroupPlan* plan) {
+  constexpr int kFewSteps = 2;
+  if (!plan->parts || plan->filters > 64 || plan->pixels == 64) return;
+  const bool at_once = clusters <= device.clusters[plan->splits];
+  plan->roomy = in_chain && (plan->pixels == 56 || at_once);
+  if (!in_chain && at_once && plan->steps_per_split > kFewSteps) plan->teams = 2;
 }
 
 // The most pieces of mail that come to a block from each block of its cluster (warpgroup_mail.cuh), and their rows.
@@ -107,13 +104,13 @@ bool LayOut(int room, int steps, int blocks, bool pools, WarpgroupPlan* plan) {
   constexpr int kDeepEnough = 4, kMailRowBytes = 512;  // stages; a warp's sums of a row
   const int kept = plan->by_mail && plan->parts && !plan->roomy ? kKeptBytes * plan->filters * 2 : 0;
   WarpgroupPlan apart = *plan;
-  if (!FindStages(room - kept, steps, blocks, plan)) {
+  if (!FindStages((room - kept) / plan->teams, steps, blocks, plan)) {
     if (kept == 0) return false;
     plan->by_mail = false;  // there may be room for the rings alone
     return LayOut(room, steps, blocks, pools, plan);
   }
   plan->mail_at = 0;
-  const int rings = RingBytes(*plan), rows = pools ? 2 : 1;
+  const int rings = plan->teams * plan->RingBytes(), rows = pools ? 2 : 1;
   const int sums = plan->pixels * (plan->filters + 4) * static_cast<int>(sizeof(float));
   if (!plan->by_mail) {
     plan->shared_bytes = kSwizzleBytes + (plan->turns.blocks > 0 ? rings : std::max(rings, sums));
@@ -122,10 +119,10 @@ bool LayOut(int room, int steps, int blocks, bool pools, WarpgroupPlan* plan) {
   const int mail = MailPieces(*plan, rows) * rows * plan->splits * kMailRowBytes;
   const int repaired = plan->parts ? sums : 0;  // where sums are computed again, once the stages are read
   plan->shared_bytes = kSwizzleBytes + std::max({rings, mail, repaired});
-  if (FindStages(room - kept - mail, steps, blocks, &apart) &&
-      apart.filter_stages >= std::min(plan->filter_stages, kDeepEnough) && RingBytes(apart) >= repaired) {
+  if (FindStages((room - kept - mail) / plan->teams, steps, blocks, &apart) &&
+      apart.filter_stages >= std::min(plan->filter_stages, kDeepEnough) && apart.RingBytes() >= repaired) {
     *plan = apart;
-    plan->mail_at = RingBytes(apart);
+    plan->mail_at = plan->teams * plan->RingBytes();
     plan->shared_bytes = kSwizzleBytes + plan->mail_at + mail;
   }
   plan->kept_at = plan->shared_bytes - kSwizzleBytes;
@@ -151,6 +148,10 @@ StepCycles CyclesOfStep(const WarpgroupPlan& plan, int element_bytes, bool in_ch
   constexpr StepCycles kParts[2][4] = {{{516, 345}, {546, 356}, {780, 721}, {1144, 1175}},
                                        {{490, 385}, {520, 340}, {755, 640}, {1110, 1110}}};
   constexpr double kRoomy = 0.86;  // of 64 x 112 alone, with registers for the sums of two steps
+  // 64 x 56 and 64 x 112 alone by two teams, and for each row of pixels.
+  constexpr struct {
+    double step, row;
+  } kOfTeams[2] = {{339, 2.8}, {590, 1.9}};
   // For each row of pixels: split, or in a chain with small parts that come like the pixels, as those of all maps but
   // its first do.
   constexpr StepCycles kRow[2] = {{3.2, 2.0}, {0, 0.4}};
@@ -161,6 +162,7 @@ StepCycles CyclesOfStep(const WarpgroupPlan& plan, int element_bytes, bool in_ch
     const StepCycles& step = kParts[in_chain][plan.pixels == 56 ? 0 : plan.pixels == 64 ? 1 : 2 + wide];
     const StepCycles& row = kRow[in_chain];
     if (plan.roomy && high) return {step.alone * kRoomy + row.alone * rows, 0};  // a block a multiprocessor
+    if (plan.teams > 1) return {kOfTeams[high].step + kOfTeams[high].row * rows, 0};
     return {step.alone + row.alone * rows, step.busy + row.busy * rows};
   }
   constexpr int kWholePixels[] = {56, 96, 112, 192, 224};
@@ -209,7 +211,7 @@ double MeetingCycles(const WarpgroupPlan& plan, bool in_chain) {
 // Steps of parts in a chain are older, and kRow there is the best of four for whole chains.
 double Cycles(const WarpgroupPlan& plan, const ConvArgs& a, int element_bytes, bool in_chain, int64_t tiles,
               const DeviceInfo& device) {
-  constexpr double kBlock = 4750, kCacheBytes = 58, kWindows = 1.22, kTapWait = 20;
+  constexpr double kBlock = 4750, kCacheBytes = 58, kWindows = 1.22, kTapWait = 20, kJoin = 450;
   const double of_mail = in_chain ? 690 : 618, tile_end = plan.parts ? 870 : plan.by_mail ? of_mail : 740;
   const double next_wave = plan.parts ? 3400 : 2130;
   const int64_t places =
@@ -239,7 +241,8 @@ double Cycles(const WarpgroupPlan& plan, const ConvArgs& a, int element_bytes, b
     return kBlock + Both(std::max({layers * (steps * busy + kBusySums * sums), own, copying}), bytes / 2518);
   }
   const double work = std::max({layers * steps * step.busy, waves * steps * alone, copying});
-  const double ends = layers * tile_end * sums + (waves > 1 ? waves * next_wave : 0);
+  const double ends =
+      layers * tile_end * sums + (waves > 1 ? waves * next_wave : 0) + (plan.teams > 1 ? kJoin : 0);
   const double meeting = waves * MeetingCycles(plan, in_chain);
   if (plan.parts) return kBlock + std::max(work + ends + meeting, bytes / 2080);
   return kBlock + Both(work + ends + meeting, bytes / 2383);
@@ -294,15 +297,16 @@ bool CompleteWarpgroupPlan(const ConvArgs& a, int element_bytes, bool in_chain, 
   // Where there is a multiprocessor for each block, it takes what leaves room for as large a one of the next kernel.
   const int64_t clusters = tiles * feature_tiles * a.stacks;  // or blocks, without splits
   const bool is_alone = clusters * plan->splits <= device.multiprocessors;
-  plan->roomy = is_alone && IsRoomy(*plan, clusters, in_chain, device);
+  plan->teams = 1;
+  if (is_alone) TakeMultiprocessor(clusters, in_chain, device, plan);
   plan->by_mail = MeetByMail(*plan);
   const int resident = WarpgroupResident(plan->filters, plan->pixels, element_bytes, plan->parts, plan->roomy);
-  const int beside = plan->roomy ? 2 : is_alone ? std::min(resident, 2) : resident;
+  const int beside = plan->teams > 1 ? 1 : plan->roomy ? 2 : is_alone ? std::min(resident, 2) : resident;
   const int room = std::min(device.shared_memory, device.shared_memory_sm / beside) - kStatic - kSwizzleBytes;
   const int64_t blocks = std::min<int64_t>(steps / plan->taps, plan->steps_per_split / plan->taps + 2);
   plan->turns = FindTurns(a, *plan, resident, device);
   const int64_t turns = plan->turns.blocks > 0 ? 2 : 1;  // or more
-  const int most = static_cast<int>(std::min<int64_t>(turns * plan->steps_per_split, kMaxRing));
+  const int most = static_cast<int>(std::min<int64_t>(turns * plan->steps_of_team(), kMaxRing));
   if (!LayOut(room, most, static_cast<int>(turns * blocks), pools, plan)) return false;
   if (plan->splits > kMostRead && !plan->by_mail) return false;
   plan->cycles = Cycles(*plan, a, element_bytes, in_chain, clusters, device);

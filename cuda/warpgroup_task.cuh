@@ -13,9 +13,10 @@ enum class PartsMail { kNone, kKept, kRoomy };
 
 // A block's tile and threads. kDeep: channels of a step, kBox: filters of a box of the kernel, both 128 bytes. kParts:
 // float32-accurate products (warpgroup_parts.cuh). kCopiesSmall: pixels' small parts are in memory; else kSplits: a
-// block makes them.
+// block makes them. kTeams: of warps, each with its share of the block's steps and rings of its own; their sums are
+// added in the first one's registers, which writes. So a block alone on its multiprocessor keeps it as busy as two.
 template <typename T, int kFilters_, int kPixels_, bool kParts_ = false, PartsMail kPartsMail = PartsMail::kNone,
-          bool kCopiesSmall_ = false>
+          bool kCopiesSmall_ = false, int kTeams_ = 1>
 struct WarpgroupTile {
   static constexpr int kFilters = kFilters_, kPixels = kPixels_;
   static constexpr bool kParts = kParts_, kRoomy = kPartsMail == PartsMail::kRoomy;
@@ -23,10 +24,15 @@ struct WarpgroupTile {
   static constexpr bool kMail = kParts ? kPartsMail != PartsMail::kNone : HasMail(kPixels);
   static constexpr bool kKeepsMail = kPartsMail == PartsMail::kKept;
   static constexpr int kGroups = kFilters / 64;  // warpgroups, each with 64 filters and all pixels
-  static constexpr int kConsumers = kGroups * 128, kThreads = kConsumers + kWarp;  // the last warp asks for copies
+  static constexpr int kTeams = kTeams_;
+  static_assert(kTeams == 1 || (kTeams == 2 && kGroups == 1));
+  static constexpr int kConsumers = kGroups * 128;              // threads of a team that multiply
+  static constexpr int kMultipliers = kTeams * kConsumers;      // then comes a warp for each team that asks for copies
+  static constexpr int kThreads = kMultipliers + kTeams * kWarp;
   static constexpr int kDeep = kRowBytes / static_cast<int>(sizeof(T)), kBox = kDeep;
   static constexpr int kBoxBytes = kDeep * kRowBytes, kFilterBytes = kFilters / kBox * kBoxBytes;  // of a stage
-  static constexpr int kResident = WarpgroupResident(kFilters, kPixels, static_cast<int>(sizeof(T)), kParts, kRoomy);
+  static constexpr int kResident =
+      kTeams > 1 ? 1 : WarpgroupResident(kFilters, kPixels, static_cast<int>(sizeof(T)), kParts, kRoomy);
   static constexpr int kSumStride = kFilters + 4;  // words between pixels' sums, for distinct banks
 };
 
@@ -44,7 +50,8 @@ struct WarpgroupTask {
   int tiles, residents;  // where blocks take tiles in turns: of a stack, and blocks of a multiprocessor
   int group_channels;    // of x, that a tile's filters see
   int pixel_stages, filter_stages, pixel_bytes, copied_bytes;  // of a stage of pixels: its room, and what comes
-  int mail_at;  // bytes from the first stage to the mailbox, where blocks meet by mail; 0: in the stages' place
+  int team_bytes;  // of the rings of a team
+  int mail_at;     // bytes from the first stage to the mailbox, where blocks meet by mail; 0: in the stages' place
   int kept_at;  // bytes from the first stage to what the threads of a kKeepsMail tile keep
   int group_bytes, next_column, next_row;  // of staged pixels: between groups of eight, and from step to step
   int stage_steps, row_steps;              // of a patch, and of a row of its window; else both the stages of the ring
@@ -100,6 +107,7 @@ WarpgroupTask<T> MakeWarpgroupTask(const ConvCall& call, const WarpgroupPlan& pl
   t.filter_stages = plan.filter_stages;
   t.pixel_bytes = plan.pixel_bytes;
   t.copied_bytes = (plan.patch ? plan.patch_high * plan.patch_wide : plan.pixels) * kRowBytes;
+  t.team_bytes = plan.RingBytes();
   t.by_mail = plan.by_mail;
   t.mail_at = plan.mail_at;
   t.kept_at = plan.kept_at;
@@ -165,6 +173,17 @@ __device__ __forceinline__ WarpgroupPlace FindWarpgroupPlace(const WarpgroupTask
     at.image = image.quotient;
     at.y = image.remainder;
     at.x = row.remainder;
+  }
+  return at;
+}
+
+// The same for a team of a block's warps: its share of the steps, which may be none.
+template <class U>
+__device__ __forceinline__ WarpgroupPlace PlaceOfTeam(WarpgroupPlace at, int team) {
+  if constexpr (U::kTeams > 1) {
+    const int half = at.first_step + (at.end_step - at.first_step + 1) / 2;
+    if (team == 0) at.end_step = half;
+    if (team == 1) at.first_step = half;
   }
   return at;
 }

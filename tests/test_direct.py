@@ -282,6 +282,33 @@ def test_blocks_that_share_a_tile_skip_nothing(
         np.testing.assert_array_equal(np.asarray(result, np.float64), np.asarray(again, np.float64))
 
 
+# float32 layers of one block a multiprocessor, whose two teams of warps share its steps: as many as one has, or a step
+# more, one block's or those of several, of which the last may have a single one.
+TEAM_CASES = (
+    *(Case(f"{deep} channels", (1, 14, 13, deep), 136, kernel=(1, 1), bias=True) for deep in range(96, 449, 64)),
+    *(Case(f"{deep} channels, 3x3", (1, 13, 14, deep), 72, activation="relu") for deep in (32, 96, 200)),
+    Case("one block of a tile", (1, 56, 55, 96), 64, bias=True, residual=True, activation="relu"),
+    Case("one block of a high tile", (1, 112, 55, 64), 72, bias=True, activation="relu", pool="max"),
+    Case("strided", (1, 27, 28, 160), 128, strides=2, bias=True),
+    Case("dilated groups", (1, 14, 14, 192), 192, groups=3, dilation=(2, 2), bias=True),
+)  # fmt: skip
+
+
+@on_cuda_alone
+@pytest.mark.parametrize("value", [None, np.inf])
+@pytest.mark.parametrize("case", TEAM_CASES, ids=name_of)
+def test_teams_of_a_block_share_its_steps(case: Case, value: float | None) -> None:
+    """Results of float32 at HIGHEST, and the same bits in every run."""
+    require("direct", "float32")
+    inputs = cases.inputs(case)
+    if value is not None:
+        inputs.x[0, -1, 5, -1] = value
+    first = run(case, inputs, "direct")
+    assert oracle.relative_error(first, oracle.expected(case, inputs)) <= TOLERANCE["float32"]
+    for _ in range(3):
+        np.testing.assert_array_equal(np.asarray(run(case, inputs, "direct")), np.asarray(first))
+
+
 @on_cuda_alone
 @of_large_kinds
 @pytest.mark.parametrize("strides", [1, 2])
