@@ -11,7 +11,8 @@
 //   ninth of im2col's, from the L2 cache as into shared memory. Elsewhere the copy engine brings the pixels under each
 //   tap.
 // A pool of 2x2 windows is taken of the sums of a patch of 14 or 28 rows, which no window crosses.
-// float32 at HIGHEST: three products of two parts each, warpgroup_parts.cuh.
+// float32 at HIGHEST: three products of two parts each, warpgroup_parts.cuh. A block that has a multiprocessor for
+//   itself has two teams of warps there, each with half of its steps and rings of its own: two warps a scheduler.
 // Small maps: blocks of a cluster share the steps of a tile and add their sums in a fixed order (warpgroup_mail.cuh;
 //   two blocks warpgroup_meeting.cuh). Large maps: blocks take tiles in turns, and write results from registers while
 //   the next tile's copies come.

@@ -16,9 +16,9 @@ ffi::Error Launch(const ConvCall& call, const WarpgroupPlan& plan, const PartsMa
 // Blocks of two teams: not in chains, so without small parts in memory.
 template <int kPixels>
 ffi::Error LaunchTeams(const ConvCall& call, const WarpgroupPlan& plan, const PartsMaps& maps, cudaStream_t stream) {
-  const auto launch =
-      plan.by_mail ? LaunchWarpgroup<WarpgroupTile<float, 64, kPixels, true, PartsMail::kKept, false, 2>, float>
-                   : LaunchWarpgroup<WarpgroupTile<float, 64, kPixels, true, PartsMail::kNone, false, 2>, float>;
+  const auto launch = plan.by_mail
+                          ? LaunchWarpgroup<WarpgroupTile<float, 64, kPixels, true, PartsMail::kKept, false, 2>, float>
+                          : LaunchWarpgroup<WarpgroupTile<float, 64, kPixels, true, PartsMail::kNone, false, 2>, float>;
   if (call.small.written) *call.small.written = true;
   return launch(call, plan, maps, stream);
 }

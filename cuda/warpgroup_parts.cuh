@@ -11,14 +11,16 @@
 //   Those are computed again (warpgroup_repair.cuh).
 // Bound by: the tensor cores on large maps, where two or three warpgroups of a multiprocessor cover for each other
 //   while one adds its sums; windows under a tap, of which every step has its own pixels, by shared memory: a step of
-//   64 x 56 is 336 cycles of products, 408 of bytes there, and 56 more where it splits; a block alone by its additions,
-//   unless it has registers for the sums of two steps (roomy); else as in direct_warpgroup.cuh.
+//   64 x 56 is 336 cycles of products, 408 of bytes there, and 56 more where it splits; a block alone by its additions
+//   and by what lies between products, unless it has registers for the sums of two steps (roomy, in chains) or a second
+//   team; else as in direct_warpgroup.cuh.
 // Lost: small parts by warps of their own (registers that warps hand to each other leave kernels beside them no room on
 //   a multiprocessor's partitions); tiles of 128 x 56; two partial sums in turns, each of half of the step's pixels, to
 //   add one during the other's products: the narrower products of 112 pixels cost more (35.3 against 33.9 us for
 //   128->128 112x112), and registers of 56 pixels a third block (17.0 against 16.3 us for 512->512 14x14); partial sums
 //   in turns, of half of the step's channels, or of steps where the loop turns: ptxas 13.0 serializes the products
-//   (C7514), or copies sums that are still under way.
+//   (C7514), or copies sums that are still under way; filters of a step loaded and split among the products of the one
+//   before, or slice by slice behind waits of their own; two teams in chains (benchmarks/NOTES.md).
 #ifndef JSC_CUDA_WARPGROUP_PARTS_CUH_
 #define JSC_CUDA_WARPGROUP_PARTS_CUH_
 

@@ -241,8 +241,7 @@ double Cycles(const WarpgroupPlan& plan, const ConvArgs& a, int element_bytes, b
     return kBlock + Both(std::max({layers * (steps * busy + kBusySums * sums), own, copying}), bytes / 2518);
   }
   const double work = std::max({layers * steps * step.busy, waves * steps * alone, copying});
-  const double ends =
-      layers * tile_end * sums + (waves > 1 ? waves * next_wave : 0) + (plan.teams > 1 ? kJoin : 0);
+  const double ends = layers * tile_end * sums + (waves > 1 ? waves * next_wave : 0) + (plan.teams > 1 ? kJoin : 0);
   const double meeting = waves * MeetingCycles(plan, in_chain);
   if (plan.parts) return kBlock + std::max(work + ends + meeting, bytes / 2080);
   return kBlock + Both(work + ends + meeting, bytes / 2383);

@@ -45,7 +45,7 @@ struct WarpgroupPlan {
   int filters, pixels;  // of a tile: 64 or 128, and 56, 96, 112, 192 or 224, in parts 56, 64 or 112; none: no plan
   bool parts;           // float32-accurate, by products of parts
   bool roomy;           // a tile in parts with registers for the sums of two steps, see WarpgroupResident
-  int teams;            // of a block's warps, each with rings of its own, see WarpgroupTile
+  int teams;            // of a block's warps, each with steps and rings of its own, see WarpgroupTile
   bool patch;           // a tile is a patch of one map, staged once for all taps of a block; else pixels of the batch
   int splits;           // blocks of a cluster that share a tile's steps
   bool by_mail;         // and send each other their sums

@@ -26,8 +26,8 @@ struct WarpgroupTile {
   static constexpr int kGroups = kFilters / 64;  // warpgroups, each with 64 filters and all pixels
   static constexpr int kTeams = kTeams_;
   static_assert(kTeams == 1 || (kTeams == 2 && kGroups == 1));
-  static constexpr int kConsumers = kGroups * 128;              // threads of a team that multiply
-  static constexpr int kMultipliers = kTeams * kConsumers;      // then comes a warp for each team that asks for copies
+  static constexpr int kConsumers = kGroups * 128;          // threads of a team that multiply
+  static constexpr int kMultipliers = kTeams * kConsumers;  // then comes a warp for each team that asks for copies
   static constexpr int kThreads = kMultipliers + kTeams * kWarp;
   static constexpr int kDeep = kRowBytes / static_cast<int>(sizeof(T)), kBox = kDeep;
   static constexpr int kBoxBytes = kDeep * kRowBytes, kFilterBytes = kFilters / kBox * kBoxBytes;  // of a stage
@@ -50,8 +50,8 @@ struct WarpgroupTask {
   int tiles, residents;  // where blocks take tiles in turns: of a stack, and blocks of a multiprocessor
   int group_channels;    // of x, that a tile's filters see
   int pixel_stages, filter_stages, pixel_bytes, copied_bytes;  // of a stage of pixels: its room, and what comes
-  int team_bytes;  // of the rings of a team
-  int mail_at;     // bytes from the first stage to the mailbox, where blocks meet by mail; 0: in the stages' place
+  int team_bytes;                                              // of the rings of a team
+  int mail_at;  // bytes from the first stage to the mailbox, where blocks meet by mail; 0: in the stages' place
   int kept_at;  // bytes from the first stage to what the threads of a kKeepsMail tile keep
   int group_bytes, next_column, next_row;  // of staged pixels: between groups of eight, and from step to step
   int stage_steps, row_steps;              // of a patch, and of a row of its window; else both the stages of the ring

@@ -307,6 +307,8 @@ def test_teams_of_a_block_share_its_steps(case: Case, value: float | None) -> No
     assert oracle.relative_error(first, oracle.expected(case, inputs)) <= TOLERANCE["float32"]
     for _ in range(3):
         np.testing.assert_array_equal(np.asarray(run(case, inputs, "direct")), np.asarray(first))
+    if value is None and case.pool is None:
+        check_counts(case, "float32", "highest")
 
 
 @on_cuda_alone
