@@ -66,13 +66,14 @@ __device__ __forceinline__ int2 FinishTile(const Task& task, float4 bias, float*
 #endif
 
 #if __CUDA_ARCH__ >= 900
-// Adds the second team's sums to the first's, by way of its own stages.
+// Adds the second team's sums to the first's. stages: of the second team, of which one of pixels has room for its sums.
 template <class U>
 __device__ __forceinline__ void JoinTeams(int team, float (&sums)[U::kPixels / 2], unsigned char* stages) {
   constexpr int kQuads = U::kPixels / 8;
+  static_assert(U::kSplits && 2 * U::kPixels * kRowBytes >= U::kConsumers * static_cast<int>(sizeof(sums)));
   auto* shared = reinterpret_cast<float4*>(stages) + threadIdx.x % U::kConsumers;
   if (team == 1) {
-    asm volatile("bar.sync 3, %0;" ::"n"(U::kConsumers) : "memory");  // all of its stages are read
+    asm volatile("bar.sync 3, %0;" ::"n"(U::kConsumers) : "memory");  // all stages are read
 #pragma unroll
     for (int i = 0; i < kQuads; ++i) {
       shared[i * U::kConsumers] = {sums[i * 4], sums[i * 4 + 1], sums[i * 4 + 2], sums[i * 4 + 3]};
