@@ -11,8 +11,9 @@
 //   ninth of im2col's, from the L2 cache as into shared memory. Elsewhere the copy engine brings the pixels under each
 //   tap.
 // A pool of 2x2 windows is taken of the sums of a patch of 14 or 28 rows, which no window crosses.
-// float32 at HIGHEST: three products of two parts each, warpgroup_parts.cuh. A block that has a multiprocessor for
-//   itself has two teams of warps there, each with half of its steps and rings of its own: two warps a scheduler.
+// float32 at HIGHEST: three products of two parts each, warpgroup_parts.cuh. A block of 64 filters that has a
+//   multiprocessor for itself, but in chains, has two teams of warps, each with half of its steps and rings of its own:
+//   two warps a scheduler.
 // Small maps: blocks of a cluster share the steps of a tile and add their sums in a fixed order (warpgroup_mail.cuh;
 //   two blocks warpgroup_meeting.cuh). Large maps: blocks take tiles in turns, and write results from registers while
 //   the next tile's copies come.
@@ -66,7 +67,7 @@ __device__ __forceinline__ int2 FinishTile(const Task& task, float4 bias, float*
 #endif
 
 #if __CUDA_ARCH__ >= 900
-// Adds the second team's sums to the first's. stages: of the second team, of which one of pixels has room for its sums.
+// Adds the second team's sums to the first's. stages: the second team's rings, whose first stage has room for its sums.
 template <class U>
 __device__ __forceinline__ void JoinTeams(int team, float (&sums)[U::kPixels / 2], unsigned char* stages) {
   constexpr int kQuads = U::kPixels / 8;

@@ -19,7 +19,6 @@ ffi::Error LaunchTeams(const ConvCall& call, const WarpgroupPlan& plan, const Pa
   const auto launch = plan.by_mail
                           ? LaunchWarpgroup<WarpgroupTile<float, 64, kPixels, true, PartsMail::kKept, false, 2>, float>
                           : LaunchWarpgroup<WarpgroupTile<float, 64, kPixels, true, PartsMail::kNone, false, 2>, float>;
-  if (call.small.written) *call.small.written = true;
   return launch(call, plan, maps, stream);
 }
 

@@ -14,8 +14,8 @@
 
 namespace jsc {
 
-// Barriers of both rings. full: bytes have come; empty: all warps that multiply are done with a stage. Where every step
-// has its own pixels, a stage of them has the barriers of its filters.
+// Barriers of both rings of a team. full: bytes have come; empty: all of its warps that multiply are done with a stage.
+// Where every step has its own pixels, a stage of them has the barriers of its filters.
 struct WarpgroupBarriers {
   uint64_t pixels_full[kMaxRing], pixels_empty[kMaxRing], filters_full[kMaxRing], filters_empty[kMaxRing];
 };
@@ -32,7 +32,7 @@ using MapsOf = std::conditional_t<U::kCopiesSmall, PartsMaps, WarpgroupMaps>;
 
 #if __CUDA_ARCH__ >= 900
 // By one thread. (By a lane each they would be made one after the other all the same, 1 us later.)
-// readers: warps that multiply.
+// readers: warps of the team that multiply.
 __device__ __forceinline__ void InitBarriers(WarpgroupBarriers& barriers, int readers) {
 #pragma unroll
   for (int i = 0; i < kMaxRing; ++i) {
@@ -117,7 +117,7 @@ __device__ __forceinline__ void PrefetchMapsOf(const MapsOf<U>& maps) {
   if constexpr (U::kCopiesSmall) PrefetchMap(maps.small);
 }
 
-// The warp that asks for all copies of a block, by one of its lanes.
+// The warp that asks for all copies of a team, by one of its lanes.
 template <class U, typename T>
 struct StageCopies {
   const WarpgroupTask<T>& task;

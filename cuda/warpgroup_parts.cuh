@@ -168,7 +168,7 @@ struct PartsWalk : StepWalk<U, float> {
   }
 };
 
-// Multiplies all of a block's steps; every thread of the warpgroups. No products are under way when a step ends, but by
+// Multiplies all steps of a team; every thread of its warpgroups. No products are under way when a step ends, but by
 // then those of the next have all they need.
 template <class U>
 __device__ __forceinline__ void MultiplyOneByOne(PartsWalk<U>& walk, int steps, float (&sums)[U::kPixels / 2]) {

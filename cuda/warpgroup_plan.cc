@@ -83,8 +83,9 @@ bool MeetByMail(const WarpgroupPlan& plan) {
   return plan.splits > 2;
 }
 
-// What blocks of products in parts that have a multiprocessor each take of it, where their clusters run at once: in a
-// chain registers for the sums of two steps, which leave room for the kernels in front and behind; else two teams.
+// What blocks of products in parts that have a multiprocessor each take of it. In a chain registers for the sums of two
+// steps, which leave room for the kernels in front and behind (64 x 112 only where all clusters run at once). Else two
+// teams, where all clusters run at once and a block has steps for them.
 void TakeMultiprocessor(int64_t clusters, bool in_chain, const DeviceInfo& device, WarpgroupPlan* plan) {
   constexpr int kFewSteps = 2;
   if (!plan->parts || plan->filters > 64 || plan->pixels == 64) return;
@@ -293,7 +294,8 @@ bool CompleteWarpgroupPlan(const ConvArgs& a, int element_bytes, bool in_chain, 
   plan->pixel_tiles = static_cast<int>(tiles);
   plan->feature_tiles = static_cast<int>(feature_tiles);
   constexpr int kStatic = 2048;  // shared memory of barriers, and what the system keeps of a block
-  // Where there is a multiprocessor for each block, it takes what leaves room for as large a one of the next kernel.
+  // Where there is a multiprocessor for each block, it takes what leaves room for as large a one of the next kernel;
+  // two teams take all, as nothing overlaps them.
   const int64_t clusters = tiles * feature_tiles * a.stacks;  // or blocks, without splits
   const bool is_alone = clusters * plan->splits <= device.multiprocessors;
   plan->teams = 1;

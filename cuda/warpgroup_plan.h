@@ -44,7 +44,7 @@ struct Turns {
 struct WarpgroupPlan {
   int filters, pixels;  // of a tile: 64 or 128, and 56, 96, 112, 192 or 224, in parts 56, 64 or 112; none: no plan
   bool parts;           // float32-accurate, by products of parts
-  bool roomy;           // a tile in parts with registers for the sums of two steps, see WarpgroupResident
+  bool roomy;           // a tile in parts with registers for the sums of two steps, in chains, see WarpgroupResident
   int teams;            // of a block's warps, each with steps and rings of its own, see WarpgroupTile
   bool patch;           // a tile is a patch of one map, staged once for all taps of a block; else pixels of the batch
   int splits;           // blocks of a cluster that share a tile's steps
@@ -54,13 +54,14 @@ struct WarpgroupPlan {
   int tiles_high, tiles_wide;      // patches of a map
   int patch_high, patch_wide;      // pixels of x under a patch
   Turns turns;
-  int pixel_stages, filter_stages, pixel_bytes;
+  int pixel_stages, filter_stages, pixel_bytes;  // of the rings of a team
   int mail_at, kept_at;  // where the mailbox of blocks that share steps is and what is kept of it, see WarpgroupTask
   int shared_bytes;      // of a block
   double cycles;         // what the model expects
 
-  // Of a team, at most.
+  // At most.
   int steps_of_team() const { return (steps_per_split + teams - 1) / teams; }
+  // Of a team.
   int RingBytes() const { return pixel_stages * pixel_bytes + filter_stages * filters * kRowBytes; }
 };
 

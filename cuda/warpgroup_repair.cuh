@@ -72,7 +72,8 @@ __device__ __noinline__ void ComputeAgain(const PartsTask& task, float* tile) {
 }
 
 #if __CUDA_ARCH__ >= 900
-// Whether any thread of the block has sums that are not finite; and all stages are read.
+// Whether any thread of the first team, which has the block's sums, has some that are not finite; and all stages are
+// read (those of the second team were when its sums came).
 template <class U>
 __device__ __forceinline__ bool AnyNotFinite(const float (&sums)[U::kPixels / 2]) {
   int any;

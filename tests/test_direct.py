@@ -282,16 +282,18 @@ def test_blocks_that_share_a_tile_skip_nothing(
         np.testing.assert_array_equal(np.asarray(result, np.float64), np.asarray(again, np.float64))
 
 
-# float32 layers of one block a multiprocessor, whose two teams of warps share its steps: as many as one has, or a step
-# more, one block's or those of several, of which the last may have a single one.
+# Layers whose blocks have two teams of warps at HIGHEST on 132 multiprocessors: one or two blocks of a tile, of 56 and
+# 112 pixels; several that meet by mail, apart from the stages or in their place, of which the last may have one step,
+# so that its second team has none; and those that share tiles above.
 TEAM_CASES = (
-    *(Case(f"{deep} channels", (1, 14, 13, deep), 136, kernel=(1, 1), bias=True) for deep in range(96, 449, 64)),
-    *(Case(f"{deep} channels, 3x3", (1, 13, 14, deep), 72, activation="relu") for deep in (32, 96, 200)),
-    Case("one block of a tile", (1, 56, 55, 96), 64, bias=True, residual=True, activation="relu"),
     Case("one block of a high tile", (1, 112, 55, 64), 72, bias=True, activation="relu", pool="max"),
-    Case("strided", (1, 27, 28, 160), 128, strides=2, bias=True),
-    Case("dilated groups", (1, 14, 14, 192), 192, groups=3, dilation=(2, 2), bias=True),
-)  # fmt: skip
+    Case("two blocks of a tile", (1, 56, 55, 96), 64, bias=True, residual=True, activation="relu"),
+    Case("mail apart", (1, 20, 11, 128), 128, bias=True, activation="relu"),
+    Case("windows", (1, 22, 10, 984), 288, kernel=(1, 1), residual=True),
+    Case("mail apart, high", (1, 22, 7, 96), 432, bias=True, activation="relu", pool="max"),
+    Case("mail in place, high", (1, 23, 7, 128), 400, activation="relu", pool="max"),
+    *SHARED_TILES,
+)
 
 
 @on_cuda_alone
