@@ -60,17 +60,17 @@ Turns FindTurns(const ConvArgs& a, const WarpgroupPlan& plan, int resident, cons
 
 // Shares the `room` of a team among both rings. steps, blocks: of channels, of all tiles that a block takes.
 bool FindStages(int room, int steps, int blocks, WarpgroupPlan* plan) {
-  const int filter_bytes = plan->filters * kRowBytes, of_tile = plan->steps_of_team();
+  const int filter_bytes = plan->filters * kRowBytes, of_team = plan->steps_of_team();
   if (plan->patch) {
     plan->pixel_stages = std::min(2, blocks);
     const int left = room - plan->pixel_stages * plan->pixel_bytes;
     plan->filter_stages = std::min({kMaxRing, left / filter_bytes, steps});
     const int least = plan->pixels == 64 ? 2 : 3;  // three blocks of 64 x 64 on a multiprocessor cover for each other
-    return left >= 0 && plan->filter_stages >= std::min(least, of_tile);
+    return left >= 0 && plan->filter_stages >= std::min(least, of_team);
   }
   const int stages = std::min({kMaxRing, room / (plan->pixel_bytes + filter_bytes), steps});
   plan->pixel_stages = plan->filter_stages = stages;
-  return stages >= std::min(2, of_tile);
+  return stages >= std::min(2, of_team);
 }
 
 // Whether blocks that share steps send each other their sums. In parts four that have tiles of 64 x 112 read them in
@@ -85,9 +85,9 @@ bool MeetByMail(const WarpgroupPlan& plan) {
 
 // What blocks of products in parts that have a multiprocessor each take of it. In a chain registers for the sums of two
 // steps, which leave room for the kernels in front and behind (64 x 112 only where all clusters run at once). Else two
-// teams, where all clusters run at once and a block has steps for them.
+// teams, where all clusters run at once and a block has more than a few steps.
 void TakeMultiprocessor(int64_t clusters, bool in_chain, const DeviceInfo& device, WarpgroupPlan* plan) {
-  constexpr int kFewSteps = 2;
+  constexpr int kFewSteps = 2;  // of a block, for two teams
   if (!plan->parts || plan->filters > 64 || plan->pixels == 64) return;
   const bool at_once = clusters <= device.clusters[plan->splits];
   plan->roomy = in_chain && (plan->pixels == 56 || at_once);
@@ -111,7 +111,7 @@ bool LayOut(int room, int steps, int blocks, bool pools, WarpgroupPlan* plan) {
     return LayOut(room, steps, blocks, pools, plan);
   }
   plan->mail_at = 0;
-  const int rings = plan->teams * plan->RingBytes(), rows = pools ? 2 : 1;
+  const int rings = plan->teams * plan->ring_bytes(), rows = pools ? 2 : 1;
   const int sums = plan->pixels * (plan->filters + 4) * static_cast<int>(sizeof(float));
   if (!plan->by_mail) {
     plan->shared_bytes = kSwizzleBytes + (plan->turns.blocks > 0 ? rings : std::max(rings, sums));
@@ -121,9 +121,9 @@ bool LayOut(int room, int steps, int blocks, bool pools, WarpgroupPlan* plan) {
   const int repaired = plan->parts ? sums : 0;  // where sums are computed again, once the stages are read
   plan->shared_bytes = kSwizzleBytes + std::max({rings, mail, repaired});
   if (FindStages((room - kept - mail) / plan->teams, steps, blocks, &apart) &&
-      apart.filter_stages >= std::min(plan->filter_stages, kDeepEnough) && apart.RingBytes() >= repaired) {
+      apart.filter_stages >= std::min(plan->filter_stages, kDeepEnough) && apart.ring_bytes() >= repaired) {
     *plan = apart;
-    plan->mail_at = plan->teams * plan->RingBytes();
+    plan->mail_at = plan->teams * plan->ring_bytes();
     plan->shared_bytes = kSwizzleBytes + plan->mail_at + mail;
   }
   plan->kept_at = plan->shared_bytes - kSwizzleBytes;
@@ -209,7 +209,8 @@ double MeetingCycles(const WarpgroupPlan& plan, bool in_chain) {
 // 1 % and 12 % alone. Since then the loops have become shorter; with these figures TF32 still loses 1 % (11 % at most)
 // alone and 2 % (13 %) in chains of equal layers, of 12,000 times of 72 layers. Steps of 16 bits, and in parts those of
 // kernels alone, are fitted to those again: 1.2 % (17 %) and 0.3 % (12 %) alone, 0.3 % (6 %) in chains of 16 bits.
-// Steps of parts in a chain are older, and kRow there is the best of four for whole chains.
+// Steps of parts in a chain are older, and kRow there is the best of four for whole chains; those of two teams are
+// fitted to times of five tiles of two depths.
 double Cycles(const WarpgroupPlan& plan, const ConvArgs& a, int element_bytes, bool in_chain, int64_t tiles,
               const DeviceInfo& device) {
   constexpr double kBlock = 4750, kCacheBytes = 58, kWindows = 1.22, kTapWait = 20, kJoin = 450;

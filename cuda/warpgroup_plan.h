@@ -62,7 +62,7 @@ struct WarpgroupPlan {
   // At most.
   int steps_of_team() const { return (steps_per_split + teams - 1) / teams; }
   // Of a team.
-  int RingBytes() const { return pixel_stages * pixel_bytes + filter_stages * filters * kRowBytes; }
+  int ring_bytes() const { return pixel_stages * pixel_bytes + filter_stages * filters * kRowBytes; }
 };
 
 // Whether a pool is of windows of 2x2 side by side without padding, which do not cross patches of an even number of

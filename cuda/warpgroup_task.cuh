@@ -107,7 +107,7 @@ WarpgroupTask<T> MakeWarpgroupTask(const ConvCall& call, const WarpgroupPlan& pl
   t.filter_stages = plan.filter_stages;
   t.pixel_bytes = plan.pixel_bytes;
   t.copied_bytes = (plan.patch ? plan.patch_high * plan.patch_wide : plan.pixels) * kRowBytes;
-  t.team_bytes = plan.RingBytes();
+  t.team_bytes = plan.ring_bytes();
   t.by_mail = plan.by_mail;
   t.mail_at = plan.mail_at;
   t.kept_at = plan.kept_at;
@@ -181,9 +181,9 @@ __device__ __forceinline__ WarpgroupPlace FindWarpgroupPlace(const WarpgroupTask
 template <class U>
 __device__ __forceinline__ WarpgroupPlace PlaceOfTeam(WarpgroupPlace at, int team) {
   if constexpr (U::kTeams > 1) {
-    const int half = at.first_step + (at.end_step - at.first_step + 1) / 2;
-    if (team == 0) at.end_step = half;
-    if (team == 1) at.first_step = half;
+    const int middle = at.first_step + (at.end_step - at.first_step + 1) / 2;
+    if (team == 0) at.end_step = middle;
+    if (team == 1) at.first_step = middle;
   }
   return at;
 }

@@ -37,10 +37,10 @@ class _Rates(NamedTuple):
 
 
 # By warpgroups at HIGHEST 14 % (rms) at batch 1, from h200_direct_layers_highest.json, h200_cusnn_layers_auto.json and
-# a development run of 34 layers, and 16 to 18 % at batch 8 to 128, from h200_network_layers_highest.json, whose kernels
-# are older; below it 16 % from h200_direct_layers_*.json and h200_network_layers*.json; by mma.sync 7 to 8 % from some
-# of those files before there were warpgroups, and by FFMA from a plan of ResNet-50 that it served at HIGHEST before. By
-# bytes of an element where they differ.
+# h200_network_layers_highest_batch1.json, and 16 to 18 % at batch 8 to 128, from h200_network_layers_highest.json, of
+# older kernels; below it 16 % from h200_direct_layers_*.json and h200_network_layers*.json; by mma.sync 7 to 8 % from
+# some of those files before there were warpgroups, and by FFMA from a plan of ResNet-50 that it served at HIGHEST
+# before. By bytes of an element where they differ.
 _FFMA = _Rates(4.7, 0.47, 4.2)
 _MMA_EXACT = _Rates(4.7, 0.105, 3.0)  # of the peak of TF32
 _MMA = {4: _Rates(4.7, 0.19, 3.1), 2: _Rates(4.7, 0.24, 1.6)}

@@ -284,7 +284,7 @@ def test_blocks_that_share_a_tile_skip_nothing(
 
 # Layers whose blocks have two teams of warps at HIGHEST on 132 multiprocessors: one or two blocks of a tile, of 56 and
 # 112 pixels; several that meet by mail, apart from the stages or in their place, of which the last may have one step,
-# so that its second team has none; and those that share tiles above.
+# so that its second team has none; and the layers above, most of which do.
 TEAM_CASES = (
     Case("one block of a high tile", (1, 112, 55, 64), 72, bias=True, activation="relu", pool="max"),
     Case("two blocks of a tile", (1, 56, 55, 96), 64, bias=True, residual=True, activation="relu"),
