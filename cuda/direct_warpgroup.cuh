@@ -79,10 +79,10 @@ __device__ __forceinline__ void JoinTeams(int team, float (&sums)[U::kPixels / 2
     for (int i = 0; i < kQuads; ++i) {
       shared[i * U::kConsumers] = {sums[i * 4], sums[i * 4 + 1], sums[i * 4 + 2], sums[i * 4 + 3]};
     }
-    asm volatile("bar.arrive 4, %0;" ::"n"(U::kMultipliers) : "memory");
-    return;
   }
+  // Both wait, though the second team's arrival would do: racecheck takes that for no meeting.
   asm volatile("bar.sync 4, %0;" ::"n"(U::kMultipliers) : "memory");
+  if (team == 1) return;
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
     const float4 v = shared[i * U::kConsumers];

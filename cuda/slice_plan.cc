@@ -47,23 +47,24 @@ double Cycles(const ConvArgs& a, int element_bytes, const SliceShape& shape, con
       plan.splits == 1 ? device.multiprocessors : kPlaced * device.clusters[plan.splits] * plan.splits;
   const double blocks =
       1.0 * a.images * plan.tiles_down * plan.tiles_across * plan.feature_tiles * a.groups * plan.splits;
-  const double layers = std::ceil(blocks / places);
+  const double layers = std::ceil(blocks / places);  // of blocks, on a multiprocessor
   const int64_t threads = kWarp * plan.warps;
   const int64_t resident =
       std::max<int64_t>(1, std::min({device.shared_memory_sm / (plan.shared_bytes + kReserved), kThreads / threads,
                                      kRegisters / (threads * shape.registers[kind])}));
-  const double together = std::min(layers, static_cast<double>(resident)), waves = std::ceil(layers / resident);
+  // Where blocks wait for others the figures below are up to 3.7 times too fast: larger layers have other kernels.
+  if (layers > static_cast<double>(resident)) return std::numeric_limits<double>::infinity();
   const double rows = static_cast<double>(a.kernel_size[0]), slices = plan.slices * plan.warps;
   const double steps = rows * a.kernel_size[1] * plan.slices;
   const double pixels = slices * plan.box_high * plan.box_wide * kSliceBytes;
   const double filters =
       slices * rows * a.kernel_size[1] * (kSliceBytes / element_bytes) * plan.filters * element_bytes;
-  const double first = together * (pixels + filters / rows) / costs.bytes;
-  const double rest = together * (filters - filters / rows) / costs.bytes;
-  const double loop = std::max(steps * shape.alone[kind], together * plan.warps / 4 * steps * shape.busy[kind]);
+  const double first = layers * (pixels + filters / rows) / costs.bytes;
+  const double rest = layers * (filters - filters / rows) / costs.bytes;
+  const double loop = std::max(steps * shape.alone[kind], layers * plan.warps / 4 * steps * shape.busy[kind]);
   const double sums = plan.filters * plan.columns;  // of eight results
-  double cycles = costs.block + (plan.warps > 4 ? costs.wide_block : 0) + waves * (first + std::max(loop, rest)) +
-                  costs.row * rows + together * costs.sums * plan.warps * sums * 32 / 1000;
+  double cycles = costs.block + (plan.warps > 4 ? costs.wide_block : 0) + first + std::max(loop, rest) +
+                  costs.row * rows + layers * costs.sums * plan.warps * sums * 32 / 1000;
   if (plan.splits > 1) cycles += costs.meeting + costs.member * plan.splits + costs.mail * sums / 100;
   return cycles;
 }
