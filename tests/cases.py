@@ -164,6 +164,7 @@ LARGE_CASES = (
     Case("7x7 64->2048", (1, 14, 14, 64), 2048, kernel=(7, 7), zeros=0.3),
     Case("many tiles", (5, 160, 151, 32), 40, bias=True, residual=True, activation="relu", zeros=0.3),
     Case("many tiles, 1x1", (6, 160, 149, 64), 72, kernel=(1, 1), bias=True, residual=True, zeros=0.3),
+    Case("320->1096 53x27, 1x1", (1, 53, 27, 320), 1096, kernel=(1, 1), bias=True, residual=True, zeros=0.3),
 )
 
 # The same with pools that tensor cores' kernels take themselves, on Hopper.
@@ -173,6 +174,7 @@ LARGE_POOL_CASES = (
     Case("136->200 29x31, max without relu", (3, 29, 31, 136), 200, pool="max", zeros=0.3),
     Case("72->136 45x27, average", (2, 45, 27, 72), 136, bias=True, activation="relu", pool="avg", zeros=0.3),
     Case("5x5, average without relu", (1, 31, 30, 72), 80, kernel=(5, 5), bias=True, pool="avg", zeros=0.3),
+    Case("5x5, 72->264, average", (1, 31, 30, 72), 264, kernel=(5, 5), bias=True, pool="avg", zeros=0.3),
     Case("1x7, 256->64 5x9", (3, 5, 9, 256), 64, kernel=(1, 7), pool="max", zeros=0.3),
     Case("32->40 160x151, max, many tiles", (5, 160, 151, 32), 40, bias=True, pool="max", zeros=0.3),
 )
