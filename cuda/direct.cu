@@ -35,11 +35,15 @@ Plans ChoosePlans(const ConvArgs& a, int element_bytes, size_t workspace_bytes, 
   if (plans.warpgroup.filters > 0) return plans;
   plans.warpgroup = ChooseWarpgroupPlan(a, element_bytes, in_chain, info);
   // The other model knows no bound by memory: of calls where it expects up to a tenth less or more, warpgroups took as
-  // long on an H200 (at most 5 % more) or up to a quarter less. At HIGHEST small layers take 0.85 of what it expects.
+  // long on an H200 (at most 5 % more) or up to a quarter less. At HIGHEST small layers take 0.85 of what it expects,
+  // those of 20 us and more as long.
   // In a chain they fetch their first data earlier. Of the tiles that are small in all ways, with which 2 to 5 us are
   // compared, choices by these lose 0.9 % on average (12 % at most, but for one layer of 5x5 in 16 bits).
+  constexpr double kSmall = 30000;  // cycles
   const bool parts = plans.warpgroup.parts;
-  const double of_large = in_chain ? 0.6 : parts ? 1.2 : 0.9, of_deep = parts ? 0.95 : element_bytes == 2 ? 0.85 : 0.75;
+  const double of_parts = plans.warpgroup.cycles < kSmall ? 1.2 : 1;
+  const double of_large = in_chain ? 0.6 : parts ? of_parts : 0.9;
+  const double of_deep = parts ? 0.95 : element_bytes == 2 ? 0.85 : 0.75;
   if (IsDeep(plans.direct.tile)) {
     const DirectPlan large = ChooseDirectPlan(a, element_bytes, workspace_bytes, false, info);
     if (large.cycles / of_large < plans.direct.cycles / of_deep) plans.direct = large;

@@ -35,7 +35,11 @@ _16BIT_FEW_FLOPS = 2.5e8
 _EXACT_FLOPS = 1.5e10
 _EXACT_FEATURES = 64  # of a group, fewer only ...
 _FEW_FEATURES = 32
-_FEW_FLOPS = 5e8  # ... with as much work: DenseNet's 3x3 layers from a batch of 4 to 16 on
+_FEW_FLOPS = 5e8  # ... with as much work: DenseNet's 3x3 layers from a batch of 4 to 16 on ...
+# ... or, where there are warpgroup products, with so many for each result: DenseNet's 3x3 layers, of 7x7 to 56x56 at
+# batch 1 to 64, 0.9 to 2.8 times as fast as "ecr" at 0 to 95 % zeros (paper/cusnn_fig10.json, cusnn_fig11.json), and
+# with the kernels since then at 28x28 by 2.3 us of 13 at 70 % and by 0.7 of 11 on nothing but zeros (h200_adaptive.json).
+_FEW_PRODUCTS = 1152
 _COPY = 4  # channels of a copy: others are copied one by one
 
 # Layers of so few operations take kernels for small maps (cuda/direct_deep.cuh, direct_slice.cuh), at any precision:
@@ -110,10 +114,18 @@ def prefers_direct(work: Work, platform: str) -> bool:
     if not work.exact:
         is_small = work.flops <= _TF32_FLOPS and work.geometry.groups == 1  # others: not measured
         return is_small and device.has_tf32
-    least = _EXACT_FEATURES if work.flops < _FEW_FLOPS else _FEW_FEATURES
-    if channels % _COPY or features % _COPY or features < least:
+    if channels % _COPY or features % _COPY or features < _least_exact_features(work):
         return False  # not measured
     return 0 < work.flops <= most_direct_flops(work) and device.has_fast_tf32
+
+
+def _least_exact_features(work: Work) -> int:
+    """Features of a group from which on "direct" is expected to be the fastest at HIGHEST."""
+    is_deep = work.geometry.groups == 1 and work.products >= _FEW_PRODUCTS
+    is_window = math.prod(work.kernel_shape[1:3]) > 1
+    if work.flops >= _FEW_FLOPS or (is_deep and is_window and has_warpgroups()):
+        return _FEW_FEATURES
+    return _EXACT_FEATURES
 
 
 def _is_small(work: Work) -> bool:

@@ -146,10 +146,14 @@ def test_a_smaller_hopper_takes_direct_for_less(h200: None, monkeypatch: pytest.
         (conv3x3(2, 28, 512, 512), True),
         (conv3x3(1, 56, 64, 128, geometry=Geometry(padding=SAME.padding, groups=2)), True),
         (conv3x3(4, 56, 128, 32), True),
-        (conv3x3(1, 56, 128, 32), False),
+        (conv3x3(1, 56, 128, 32), True),
+        (conv3x3(64, 7, 128, 32), True),
+        (conv3x3(1, 56, 128, 24), False),
+        (conv3x3(1, 56, 120, 32), False),
+        (dataclasses.replace(conv1x1(1, 56, 1152, 32), exact=True), False),
         (conv3x3(64, 14, 512, 512), True),
         (conv3x3(64, 28, 512, 512), False),  # not measured, as those below
-        (conv3x3(1, 14, 256, 32), False),
+        (conv3x3(1, 14, 256, 32), True),
         (conv3x3(1, 14, 255, 256), False),
         (conv3x3(1, 14, 256, 254), False),
         (conv3x3(1, 28, 512, 512, method="pecr"), False),
@@ -206,6 +210,12 @@ def test_small_layers_on_h200_are_direct(h200: None, work: Work, in_float32: boo
     assert direct_choice.prefers_direct(dataclasses.replace(work, exact=True), "cuda") == in_float32
     for dtype in ("bfloat16", "float16"):
         assert direct_choice.prefers_direct(dataclasses.replace(work, dtype=dtype, exact=False), "cuda") == in_16_bits
+
+
+def test_few_features_in_float32_want_warpgroup_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_gpu(monkeypatch, (9, 0), has_warpgroups=False)
+    assert not direct_choice.prefers_direct(conv3x3(1, 56, 128, 32), "cuda")
+    assert direct_choice.prefers_direct(conv3x3(4, 56, 128, 32), "cuda")
 
 
 def test_direct_in_float32_wants_tensor_cores_much_faster_than_ffma(monkeypatch: pytest.MonkeyPatch) -> None:
