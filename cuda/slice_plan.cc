@@ -52,7 +52,7 @@ double Cycles(const ConvArgs& a, int element_bytes, const SliceShape& shape, con
   const int64_t resident =
       std::max<int64_t>(1, std::min({device.shared_memory_sm / (plan.shared_bytes + kReserved), kThreads / threads,
                                      kRegisters / (threads * shape.registers[kind])}));
-  // Where blocks wait for others the figures below are up to 3.7 times too fast: larger layers have other kernels.
+  // Where blocks wait for others the figures below are up to 3.8 times too fast: larger layers have other kernels.
   if (layers > static_cast<double>(resident)) return std::numeric_limits<double>::infinity();
   const double rows = static_cast<double>(a.kernel_size[0]), slices = plan.slices * plan.warps;
   const double steps = rows * a.kernel_size[1] * plan.slices;

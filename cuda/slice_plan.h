@@ -22,7 +22,7 @@ struct SlicePlan {
   int box_high, box_wide;                       // pixels of x that a tile reads
   int tiles_down, tiles_across, feature_tiles;  // of an image and group
   int sums_at, mail_at, shared_bytes;           // of shared memory: where sums and mail are, and all
-  double cycles;                                // what the model expects
+  double cycles;  // what the model expects; infinite where blocks would not all run at once
 };
 
 // A 1x1 convolution that reads every pixel once is the same of one row of all pixels.
@@ -32,7 +32,7 @@ ConvArgs FlattenedArgs(const ConvArgs& args);
 // FlattenedArgs gives them
 bool CompleteSlicePlan(const ConvArgs& args, int element_bytes, const DeviceInfo& device, SlicePlan* plan);
 
-// The best plan under the model in slice_plan.cc.
+// The best plan under the model in slice_plan.cc, without filters where there is none.
 SlicePlan ChooseSlicePlan(const ConvArgs& args, int element_bytes, const DeviceInfo& device);
 
 }  // namespace jsc

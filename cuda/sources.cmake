@@ -14,6 +14,7 @@ set(JSC_CUDA_SOURCES
     cuda/device_info.cu
     cuda/direct.cu
     cuda/direct_bfloat16.cu
+    cuda/direct_choice.cc
     cuda/direct_float16.cu
     cuda/direct_float32.cu
     cuda/direct_image_bfloat16.cu

@@ -210,8 +210,8 @@ double MeetingCycles(const WarpgroupPlan& plan, bool in_chain) {
 // alone and 2 % (13 %) in chains of equal layers, of 12,000 times of 72 layers. Steps of 16 bits, and in parts those of
 // kernels alone, are fitted to those again: 1.2 % (17 %) and 0.3 % (12 %) alone, 0.3 % (6 %) in chains of 16 bits.
 // Steps of parts in a chain are older, and kRow there is the best of four for whole chains; those of two teams are
-// fitted to times of five tiles of two depths, the end of 128 x 112 in parts to 899 times of 127 layers of 33 us and more
-// at batch 2 to 128: 0.4 % (5 %, but for one that the host hides).
+// fitted to times of five tiles of two depths, the end of 128 x 112 in parts to 899 times of 127 layers that take 33 us
+// and more, batch 2 to 128: 0.4 % (5 %, without one that takes less than its launch).
 double Cycles(const WarpgroupPlan& plan, const ConvArgs& a, int element_bytes, bool in_chain, int64_t tiles,
               const DeviceInfo& device) {
   constexpr double kBlock = 4750, kCacheBytes = 58, kWindows = 1.22, kTapWait = 20, kJoin = 450;

@@ -39,8 +39,8 @@ from jax_sparse_conv.geometry import MAX_ELEMENTS
 IMPLEMENTATIONS = ("xla", "fused")
 # Images of a batch up to which `implementation=None` runs a block by the kernels for few where there are none for many.
 # DenseNet-121 on an H200 so and layer by layer, us: TF32 577 and 993 at batch 2, 1396 and 1538 at 8; HIGHEST 1016
-# and 1177 at 2, 3391 and 2169 at 8; 16 bits at batch 4 some 350 for the blocks, less than all layers take at batch 1
-# (development runs, benchmarks/NOTES.md).
+# and 1177 at 2, 3391 and 2169 at 8, when layers took "ecr" for their 3x3 convolutions; 16 bits at batch 4 some 350 for
+# the blocks, less than all layers take at batch 1 (development runs, benchmarks/NOTES.md).
 _MOST_IMAGES, _MOST_IMAGES_EXACT, _MOST_IMAGES_16BIT = 8, 2, 4
 # Images, or pixels of all of two or more, from which the kernels for many are faster also where those for few would do.
 _MANY_IMAGES, _MANY_PIXELS = 8, 700

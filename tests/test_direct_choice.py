@@ -158,6 +158,7 @@ def test_a_smaller_hopper_takes_direct_for_less(h200: None, monkeypatch: pytest.
         (conv3x3(1, 14, 256, 254), False),
         (conv3x3(1, 28, 512, 512, method="pecr"), False),
         (conv3x3(1, 56, 64, 64, geometry=Geometry(padding=SAME.padding, groups=2)), False),
+        (conv3x3(1, 56, 256, 64, geometry=Geometry(padding=SAME.padding, groups=2)), False),
         (conv3x3(1, 224, 3, 64), True),
         (conv3x3(0, 14, 256, 256), False),
     ],

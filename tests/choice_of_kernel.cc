@@ -1,0 +1,37 @@
+// What test_kernel_choice.py calls: the choice between the kernels of the direct convolution on an H200.
+#include <algorithm>
+#include <cstdint>
+
+#include "direct_choice.h"
+
+// layer: N, H, W, C, the kernel's side, K, stride and groups; SAME padding. found: filters, pixels, patch and splits of
+// warpgroups. The result: 0 for the kernel that has no tiles, 1 images, 2 slices, 3 warpgroups, 4 products of a warp, 5
+// those of a small tile.
+extern "C" int ChosenKernel(const int64_t* layer, int element_bytes, bool highest, int64_t* found) {
+  jsc::ConvArgs a{};
+  a.images = layer[0], a.channels = layer[3], a.features = layer[5], a.groups = layer[7], a.stacks = 1;
+  a.group_channels = a.channels / a.groups;
+  for (int i = 0; i < 2; ++i) {
+    a.size[i] = layer[1 + i], a.kernel_size[i] = layer[4], a.stride[i] = layer[6], a.dilation[i] = 1;
+    a.conv_size[i] = a.out_size[i] = (a.size[i] + a.stride[i] - 1) / a.stride[i];
+    a.pad_low[i] = std::max<int64_t>((a.conv_size[i] - 1) * a.stride[i] + a.kernel_size[i] - a.size[i], 0) / 2;
+    a.window[i] = a.window_stride[i] = 1;
+  }
+  a.precision = highest ? jsc::Precision::kHighest : jsc::Precision::kDefault;
+  jsc::DeviceInfo h200{};
+  h200.multiprocessors = 132, h200.shared_memory = 232448, h200.shared_memory_sm = 233472;
+  h200.tensor_maps = h200.fast_tf32 = h200.warpgroups = true;
+  constexpr int kClusters[] = {0, 132, 66, 39, 30, 22, 17, 15, 15, 7, 7, 7, 7, 7, 7, 7, 7};
+  std::copy(std::begin(kClusters), std::end(kClusters), h200.clusters);
+  constexpr size_t kWorkspace = size_t{1} << 31;
+  const jsc::DirectChoice plans = jsc::ChooseKernel(a, element_bytes, kWorkspace, false, {}, h200);
+  if (plans.image.filters > 0) return 1;
+  if (plans.slice.filters > 0) return 2;
+  if (plans.warpgroup.filters > 0) {
+    const jsc::WarpgroupPlan& w = plans.warpgroup;
+    found[0] = w.filters, found[1] = w.pixels, found[2] = w.patch, found[3] = w.splits;
+    return 3;
+  }
+  if (plans.direct.tile == jsc::DirectTile::kNone) return 0;
+  return jsc::IsDeep(plans.direct.tile) ? 5 : 4;
+}

@@ -1,0 +1,94 @@
+"""Which kernel serves a layer of "direct" on an H200, by the native models alone: compiled for the host, without a GPU.
+
+What is chosen is measured elsewhere; these are layers that lost when another kernel had them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import pytest
+
+_ROOT = Path(__file__).parent.parent
+_SOURCES = ("direct_choice", "direct_image_plan", "direct_plan", "slice_plan", "warpgroup_plan")
+_KERNELS = ("per output", "image", "slices", "warpgroups", "warps", "small")
+_Choose = Callable[..., tuple[str, tuple[int, ...]]]
+
+
+@pytest.fixture(scope="module")
+def choose(tmp_path_factory: pytest.TempPathFactory) -> _Choose:
+    """The kernel, and filters, pixels, patch and splits of warpgroups, for (N, H, W, C) and (side, K)."""
+    compiler = os.environ.get("CXX") or shutil.which("c++")
+    if compiler is None or not (_ROOT / "cuda").is_dir():
+        pytest.skip("wants a C++ compiler and the native sources")
+    library = tmp_path_factory.mktemp("choice") / "choice.so"
+    files = [Path(__file__).with_name("choice_of_kernel.cc"), *(_ROOT / "cuda" / f"{name}.cc" for name in _SOURCES)]
+    folders = [f"-I{_ROOT / 'cuda'}", f"-I{_ROOT / 'cpu'}", f"-isystem{jax.ffi.include_dir()}"]
+    options = [*compiler.split(), "-std=c++17", "-O1", "-shared", "-fPIC", *folders, "-o", str(library)]
+    subprocess.run([*options, *map(str, files)], check=True, timeout=300)
+    native = ctypes.CDLL(str(library)).ChosenKernel
+
+    def chosen(
+        x: tuple[int, ...], kernel: tuple[int, int], *, stride: int = 1, groups: int = 1, kind: str = "highest"
+    ) -> tuple[str, tuple[int, ...]]:
+        layer = (ctypes.c_int64 * 8)(*x, *kernel, stride, groups)
+        found = (ctypes.c_int64 * 4)()
+        index = native(layer, ctypes.c_int(2 if kind == "16 bits" else 4), ctypes.c_bool(kind == "highest"), found)
+        return _KERNELS[index], tuple(found)
+
+    return chosen
+
+
+@pytest.mark.parametrize(
+    ("x", "kernel", "stride"),
+    [
+        ((1, 112, 112, 32), (1, 256), 1),
+        ((32, 28, 28, 128), (3, 32), 1),
+        ((128, 14, 14, 128), (3, 32), 1),
+        ((128, 28, 28, 128), (3, 32), 1),
+        ((32, 112, 112, 32), (1, 256), 2),
+    ],
+)
+def test_slices_are_for_blocks_that_run_at_once(
+    choose: _Choose, x: tuple[int, ...], kernel: tuple[int, int], stride: int
+) -> None:
+    assert choose(x, kernel, stride=stride)[0] != "slices"
+
+
+@pytest.mark.parametrize("kind", ["highest", "default"])
+def test_small_maps_go_by_slices(choose: _Choose, kind: str) -> None:
+    assert choose((1, 7, 7, 192), (3, 384), kind=kind)[0] == "slices"
+    assert choose((1, 28, 28, 128), (3, 32), kind=kind)[0] == "slices"
+
+
+@pytest.mark.parametrize(
+    ("x", "kernel"),
+    [((8, 56, 56, 64), (1, 256)), ((32, 56, 56, 64), (1, 64)), ((32, 112, 112, 32), (1, 256))],
+)
+def test_large_layers_in_float32_go_by_warpgroups(choose: _Choose, x: tuple[int, ...], kernel: tuple[int, int]) -> None:
+    """Blocks of 128 x 112 have a multiprocessor each, so nothing overlaps what is before and behind their few steps."""
+    name, (filters, *_) = choose(x, kernel)
+    assert (name, filters) == ("warpgroups", 64)
+
+
+@pytest.mark.parametrize(
+    ("x", "kernel", "groups", "kind", "name"),
+    [
+        ((1, 224, 224, 3), (3, 64), 1, "highest", "image"),
+        ((1, 14, 14, 256), (3, 256), 1, "highest", "warpgroups"),
+        ((32, 28, 28, 512), (3, 512), 1, "highest", "warpgroups"),
+        ((1, 14, 14, 128), (3, 32), 1, "16 bits", "small"),
+        ((1, 14, 14, 896), (3, 896), 7, "default", "warpgroups"),
+        ((1, 7, 7, 6), (3, 5), 1, "highest", "small"),
+    ],
+)
+def test_others(
+    choose: _Choose, x: tuple[int, ...], kernel: tuple[int, int], groups: int, kind: str, name: str
+) -> None:
+    assert choose(x, kernel, groups=groups, kind=kind)[0] == name
