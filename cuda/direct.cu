@@ -16,7 +16,7 @@ namespace {
 
 constexpr double kMostPooledParts = 1.25e8;  // products of a call: one image's 7x7 stem
 
-DirectChoice CachedPlans(const ConvCall& call, int element_bytes, size_t workspace_bytes, int device) {
+DirectChoice CachedChoice(const ConvCall& call, int element_bytes, size_t workspace_bytes, int device) {
   const ConvArgs& a = call.args;
   const TileChoice& tile = call.tile;
   const bool in_chain = call.gate.in_chain;
@@ -60,33 +60,33 @@ ffi::Error LaunchWarpgroupPlan(const ConvCall& call, const WarpgroupPlan& plan, 
 bool DirectPools(const ConvCall& call, int device) {
   const int bytes = call.dtype == ffi::DataType::F32 ? 4 : 2;
   if (call.args.pool == Pool::kNone) return false;
-  const DirectChoice plans = CachedPlans(call, bytes, 0, device);
+  const DirectChoice choice = CachedChoice(call, bytes, 0, device);
   // At HIGHEST what tiles compute twice costs more than a pool behind many images.
   const ConvArgs& a = call.args;
   const double products =
       1.0 * a.images * a.conv_size[0] * a.conv_size[1] * a.features * a.kernel_size[0] * a.kernel_size[1] * a.channels;
-  const bool image = plans.image.filters > 0 && (!plans.image.parts || products <= kMostPooledParts);
-  return image || plans.warpgroup.filters > 0;
+  const bool image = choice.image.filters > 0 && (!choice.image.parts || products <= kMostPooledParts);
+  return image || choice.warpgroup.filters > 0;
 }
 
 ffi::Error Direct(const ConvCall& call, Workspace workspace, int device, cudaStream_t stream) {
   return DispatchDtype(call.dtype, [&](auto element) {
     using T = decltype(element);
-    const DirectChoice plans = CachedPlans(call, sizeof(T), workspace.bytes, device);
-    if (plans.image.filters > 0) return LaunchImagePlan<T>(call, plans.image, stream);
-    if (plans.slice.filters > 0) {
+    const DirectChoice choice = CachedChoice(call, sizeof(T), workspace.bytes, device);
+    if (choice.image.filters > 0) return LaunchImagePlan<T>(call, choice.image, stream);
+    if (choice.slice.filters > 0) {
       ConvCall flat = call;
       flat.args = FlattenedArgs(call.args);
       SliceMaps of_slices;
-      if (MakeSliceMaps(flat, plans.slice, &of_slices)) return LaunchSlicePlan(flat, plans.slice, of_slices, stream);
+      if (MakeSliceMaps(flat, choice.slice, &of_slices)) return LaunchSlicePlan(flat, choice.slice, of_slices, stream);
     }
     PartsMaps maps;
     // The driver refuses buffers that do not begin at 16 bytes.
-    if (plans.warpgroup.filters > 0 && MakeWarpgroupMaps(call, plans.warpgroup, &maps)) {
-      return LaunchWarpgroupPlan(call, plans.warpgroup, maps, stream);
+    if (choice.warpgroup.filters > 0 && MakeWarpgroupMaps(call, choice.warpgroup, &maps)) {
+      return LaunchWarpgroupPlan(call, choice.warpgroup, maps, stream);
     }
-    if (plans.direct.tile == DirectTile::kNone) return PerOutput(call, stream, false);
-    return LaunchDirectPlan<T>(call, plans.direct, workspace.data, stream);
+    if (choice.direct.tile == DirectTile::kNone) return PerOutput(call, stream, false);
+    return LaunchDirectPlan<T>(call, choice.direct, workspace.data, stream);
   });
 }
 

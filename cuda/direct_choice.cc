@@ -4,37 +4,37 @@ namespace jsc {
 
 DirectChoice ChooseKernel(const ConvArgs& a, int element_bytes, size_t workspace_bytes, bool in_chain,
                           const TileChoice& tile, const DeviceInfo& info) {
-  DirectChoice plans{};
-  plans.image = ChooseImagePlan(a, element_bytes, info);
-  if (plans.image.filters > 0) return plans;
-  if (a.pool == Pool::kNone) plans.direct = ChooseDirectPlan(a, element_bytes, workspace_bytes, !in_chain, info);
-  if (!info.warpgroups) return plans;
-  plans.warpgroup = WarpgroupPlanOf(tile, a, element_bytes, in_chain, info);
-  if (plans.warpgroup.filters > 0) return plans;
-  plans.warpgroup = ChooseWarpgroupPlan(a, element_bytes, in_chain, info);
+  DirectChoice choice{};
+  choice.image = ChooseImagePlan(a, element_bytes, info);
+  if (choice.image.filters > 0) return choice;
+  if (a.pool == Pool::kNone) choice.direct = ChooseDirectPlan(a, element_bytes, workspace_bytes, !in_chain, info);
+  if (!info.warpgroups) return choice;
+  choice.warpgroup = WarpgroupPlanOf(tile, a, element_bytes, in_chain, info);
+  if (choice.warpgroup.filters > 0) return choice;
+  choice.warpgroup = ChooseWarpgroupPlan(a, element_bytes, in_chain, info);
   // The other model knows no bound by memory: of calls where it expects up to a tenth less or more, warpgroups took as
   // long on an H200 (at most 5 % more) or up to a quarter less. At HIGHEST small layers take 0.85 of what it expects,
   // those of 20 us and more all of it. In a chain they fetch their first data earlier. Of the tiles that are small in
   // all ways, with which 2 to 5 us are compared, choices by these lose 0.9 % on average (12 % at most, but for one
   // layer of 5x5 in 16 bits).
   constexpr double kSmall = 30000;  // cycles of warpgroups: 20 us
-  const bool parts = plans.warpgroup.parts;
-  const double of_parts = plans.warpgroup.cycles < kSmall ? 1.2 : 1;
+  const bool parts = choice.warpgroup.parts;
+  const double of_parts = choice.warpgroup.cycles < kSmall ? 1.2 : 1;
   const double of_large = in_chain ? 0.6 : parts ? of_parts : 0.9;
   const double of_deep = parts ? 0.95 : element_bytes == 2 ? 0.85 : 0.75;
-  if (IsDeep(plans.direct.tile)) {
+  if (IsDeep(choice.direct.tile)) {
     const DirectPlan large = ChooseDirectPlan(a, element_bytes, workspace_bytes, false, info);
-    if (large.cycles / of_large < plans.direct.cycles / of_deep) plans.direct = large;
+    if (large.cycles / of_large < choice.direct.cycles / of_deep) choice.direct = large;
   }
-  const double margin = IsDeep(plans.direct.tile) ? of_deep : of_large;
-  const bool is_faster = plans.direct.cycles < margin * plans.warpgroup.cycles;
-  if (plans.direct.tile != DirectTile::kNone && is_faster) plans.warpgroup = {};
-  if (in_chain) return plans;
-  plans.slice = ChooseSlicePlan(FlattenedArgs(a), element_bytes, info);
+  const double margin = IsDeep(choice.direct.tile) ? of_deep : of_large;
+  const bool is_faster = choice.direct.cycles < margin * choice.warpgroup.cycles;
+  if (choice.direct.tile != DirectTile::kNone && is_faster) choice.warpgroup = {};
+  if (in_chain) return choice;
+  choice.slice = ChooseSlicePlan(FlattenedArgs(a), element_bytes, info);
   // By the times of 78 small layers on an H200 in each precision; models are 8 % off (rms), on either side.
-  const double other = plans.warpgroup.filters > 0 ? plans.warpgroup.cycles : plans.direct.cycles / margin;
-  if (plans.slice.cycles > (plans.slice.parts ? 0.9 : 0.7) * other) plans.slice = {};
-  return plans;
+  const double other = choice.warpgroup.filters > 0 ? choice.warpgroup.cycles : choice.direct.cycles / margin;
+  if (choice.slice.cycles > (choice.slice.parts ? 0.9 : 0.7) * other) choice.slice = {};
+  return choice;
 }
 
 }  // namespace jsc

@@ -36,10 +36,10 @@ _EXACT_FLOPS = 1.5e10
 _EXACT_FEATURES = 64  # of a group, fewer only ...
 _FEW_FEATURES = 32
 _FEW_FLOPS = 5e8  # ... with as much work: DenseNet's 3x3 layers from a batch of 4 to 16 on ...
-# ... or, where there are warpgroup products, with so many for each result of a window: DenseNet's 3x3 layers, of 7x7 to
-# 56x56 at batch 1 to 64, 0.9 to 2.8 times as fast as "ecr" at 0 to 94 % zeros (paper/cusnn_fig10.json,
+# ... or, where there are warpgroup products, with so many for each result of 3x3 windows, as DenseNet's layers have: of
+# 7x7 to 56x56 at batch 1 to 64, 0.9 to 2.8 times as fast as "ecr" at 0 to 94 % zeros (paper/cusnn_fig10.json,
 # cusnn_fig11.json), and with the kernels since then at 28x28 by 2.4 us of 13 at 70 % and by 0.8 of 11 on nothing but
-# zeros, the layer in front included (h200_adaptive.json). Other windows, and up to 60 features, were not measured.
+# zeros, the layer in front included (h200_adaptive.json).
 _FEW_FEATURES_PRODUCTS = 1152
 _COPY = 4  # channels of a copy: others are copied one by one
 
@@ -122,11 +122,10 @@ def prefers_direct(work: Work, platform: str) -> bool:
 
 def _least_exact_features(work: Work) -> int:
     """Features of a group from which on "direct" is expected to be the fastest at HIGHEST."""
-    is_deep = work.geometry.groups == 1 and work.products >= _FEW_FEATURES_PRODUCTS
-    is_window = math.prod(work.kernel_shape[1:3]) > 1
-    if work.flops >= _FEW_FLOPS or (is_deep and is_window and has_warpgroups()):
-        return _FEW_FEATURES
-    return _EXACT_FEATURES
+    geometry = work.geometry
+    is_as_measured = work.kernel_shape[1:3] == (3, 3) and geometry.strides == (1, 1) and geometry.groups == 1
+    is_deep = is_as_measured and work.products >= _FEW_FEATURES_PRODUCTS
+    return _FEW_FEATURES if work.flops >= _FEW_FLOPS or (is_deep and has_warpgroups()) else _EXACT_FEATURES
 
 
 def _is_small(work: Work) -> bool:

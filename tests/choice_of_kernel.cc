@@ -4,10 +4,10 @@
 
 #include "direct_choice.h"
 
-// layer: N, H, W, C, the kernel's side, K, stride and groups; SAME padding. found: filters, pixels, patch and splits of
-// warpgroups. The result: 0 for the kernel that has no tiles, 1 images, 2 slices, 3 warpgroups, 4 products of a warp, 5
-// those of a small tile.
-extern "C" int ChosenKernel(const int64_t* layer, int element_bytes, bool highest, int64_t* found) {
+// layer: N, H, W, C, the kernel's side, K, stride and groups; SAME padding. filters: of a tile of warpgroups. The
+// result: 0 for the kernel that has no tiles, 1 images, 2 slices, 3 warpgroups, 4 products of a warp, 5 those of a
+// small tile.
+extern "C" int ChosenKernel(const int64_t* layer, int element_bytes, bool highest, int* filters) {
   jsc::ConvArgs a{};
   a.images = layer[0], a.channels = layer[3], a.features = layer[5], a.groups = layer[7], a.stacks = 1;
   a.group_channels = a.channels / a.groups;
@@ -24,14 +24,11 @@ extern "C" int ChosenKernel(const int64_t* layer, int element_bytes, bool highes
   constexpr int kClusters[] = {0, 132, 66, 39, 30, 22, 17, 15, 15, 7, 7, 7, 7, 7, 7, 7, 7};
   std::copy(std::begin(kClusters), std::end(kClusters), h200.clusters);
   constexpr size_t kWorkspace = size_t{1} << 31;
-  const jsc::DirectChoice plans = jsc::ChooseKernel(a, element_bytes, kWorkspace, false, {}, h200);
-  if (plans.image.filters > 0) return 1;
-  if (plans.slice.filters > 0) return 2;
-  if (plans.warpgroup.filters > 0) {
-    const jsc::WarpgroupPlan& w = plans.warpgroup;
-    found[0] = w.filters, found[1] = w.pixels, found[2] = w.patch, found[3] = w.splits;
-    return 3;
-  }
-  if (plans.direct.tile == jsc::DirectTile::kNone) return 0;
-  return jsc::IsDeep(plans.direct.tile) ? 5 : 4;
+  const jsc::DirectChoice choice = jsc::ChooseKernel(a, element_bytes, kWorkspace, false, {}, h200);
+  *filters = choice.warpgroup.filters;
+  if (choice.image.filters > 0) return 1;
+  if (choice.slice.filters > 0) return 2;
+  if (choice.warpgroup.filters > 0) return 3;
+  if (choice.direct.tile == jsc::DirectTile::kNone) return 0;
+  return jsc::IsDeep(choice.direct.tile) ? 5 : 4;
 }

@@ -150,6 +150,7 @@ def test_a_smaller_hopper_takes_direct_for_less(h200: None, monkeypatch: pytest.
         (conv3x3(64, 7, 128, 32), True),
         (conv3x3(1, 56, 128, 24), False),
         (conv3x3(1, 56, 120, 32), False),
+        (conv3x3(1, 56, 128, 32, geometry=Geometry(strides=(2, 2), padding=SAME.padding)), False),
         (dataclasses.replace(conv1x1(1, 56, 1152, 32), exact=True), False),
         (conv3x3(64, 14, 512, 512), True),
         (conv3x3(64, 28, 512, 512), False),  # not measured, as those below

@@ -18,12 +18,12 @@ import pytest
 _ROOT = Path(__file__).parent.parent
 _SOURCES = ("direct_choice", "direct_image_plan", "direct_plan", "slice_plan", "warpgroup_plan")
 _KERNELS = ("per output", "image", "slices", "warpgroups", "warps", "small")
-_Choose = Callable[..., tuple[str, tuple[int, ...]]]
+_Choose = Callable[..., tuple[str, int]]
 
 
 @pytest.fixture(scope="module")
 def choose(tmp_path_factory: pytest.TempPathFactory) -> _Choose:
-    """The kernel, and filters, pixels, patch and splits of warpgroups, for (N, H, W, C) and (side, K)."""
+    """The kernel, and the filters of a tile of warpgroups, for (N, H, W, C) and (side, K)."""
     compiler = os.environ.get("CXX") or shutil.which("c++")
     if compiler is None or not (_ROOT / "cuda").is_dir():
         pytest.skip("wants a C++ compiler and the native sources")
@@ -36,11 +36,10 @@ def choose(tmp_path_factory: pytest.TempPathFactory) -> _Choose:
 
     def chosen(
         x: tuple[int, ...], kernel: tuple[int, int], *, stride: int = 1, groups: int = 1, kind: str = "highest"
-    ) -> tuple[str, tuple[int, ...]]:
-        layer = (ctypes.c_int64 * 8)(*x, *kernel, stride, groups)
-        found = (ctypes.c_int64 * 4)()
-        index = native(layer, ctypes.c_int(2 if kind == "16 bits" else 4), ctypes.c_bool(kind == "highest"), found)
-        return _KERNELS[index], tuple(found)
+    ) -> tuple[str, int]:
+        layer, filters = (ctypes.c_int64 * 8)(*x, *kernel, stride, groups), ctypes.c_int()
+        element_bytes, is_highest = ctypes.c_int(2 if kind == "16 bits" else 4), ctypes.c_bool(kind == "highest")
+        return _KERNELS[native(layer, element_bytes, is_highest, ctypes.byref(filters))], filters.value
 
     return chosen
 
@@ -73,8 +72,7 @@ def test_small_maps_go_by_slices(choose: _Choose, kind: str) -> None:
 )
 def test_large_layers_in_float32_go_by_warpgroups(choose: _Choose, x: tuple[int, ...], kernel: tuple[int, int]) -> None:
     """Blocks of 128 x 112 have a multiprocessor each, so nothing overlaps what is before and behind their few steps."""
-    name, (filters, *_) = choose(x, kernel)
-    assert (name, filters) == ("warpgroups", 64)
+    assert choose(x, kernel) == ("warpgroups", 64)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +86,7 @@ def test_large_layers_in_float32_go_by_warpgroups(choose: _Choose, x: tuple[int,
         ((1, 7, 7, 6), (3, 5), 1, "highest", "small"),
     ],
 )
-def test_others(
+def test_each_kernel_has_layers(
     choose: _Choose, x: tuple[int, ...], kernel: tuple[int, int], groups: int, kind: str, name: str
 ) -> None:
     assert choose(x, kernel, groups=groups, kind=kind)[0] == name
