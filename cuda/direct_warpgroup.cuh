@@ -80,7 +80,7 @@ __device__ __forceinline__ void JoinTeams(int team, float (&sums)[U::kPixels / 2
       shared[i * U::kConsumers] = {sums[i * 4], sums[i * 4 + 1], sums[i * 4 + 2], sums[i * 4 + 3]};
     }
   }
-  // Both wait. The second team's arrival would do, but racecheck takes it for a race in every case, and this in some
+  // Both wait. The second team's arrival would do, but racecheck took that for a race in every run, and this in some
   // (benchmarks/NOTES.md).
   asm volatile("bar.sync 4, %0;" ::"n"(U::kMultipliers) : "memory");
   if (team == 1) return;
