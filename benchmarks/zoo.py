@@ -6,6 +6,7 @@
     python -m benchmarks.zoo --networks regnetx_16gf --kinds default bfloat16 --zeros none --also direct --json gpu.json
     python -m benchmarks.zoo --networks vgg19 --batch 1 8 --zeros none 50 95 profile --json gpu.json
     python -m benchmarks.zoo --kinds default highest --batch 8 32 --part 1 2 --seconds 300 --again 30 --json first.json
+    python -m benchmarks.zoo --kinds bfloat16 --batch 8 --zeros none --left-to-xla --also direct --json left.json
     python -m benchmarks.zoo --list first.json second.json
     python -m benchmarks.zoo --kinds default --batch 8 --below 1 --of first.json second.json --json again.json
 
@@ -13,7 +14,7 @@ Layers are those of `models.NETWORKS` with folded batch norms, equal ones once, 
 the networks' sparsity profiles give its input (the fewest of them), in patches as in `jax_sparse_conv.models.profile`
 (`zoo_layers.py` makes both).
 A layer that None leaves to XLA, whose program has no kernel of ours in it, is listed and not timed: both sides are the
-same (with `--also` it is, beside what None could take). One whose kernels skip nothing ("direct") is timed with the
+same (with `--also` it is, beside what None could take; with `--left-to-xla` no others are). One whose kernels skip nothing ("direct") is timed with the
 first of the zeros only. Timing is `jax_sparse_conv.timing.per_call`; implementations that `--also` names take turns
 with both sides. What comes out below 0.97, by the median and by the best times, is timed again, longer, when everything
 else is done, and is a loss if it does so three times: other work on the machine lasts for seconds and meets the side
@@ -202,6 +203,7 @@ def _waiting(options: argparse.Namespace, planned: dict[Call, str] | None) -> di
         for layer in _chosen(options)
         for about in _about(layer, options, planned)
         if planned is None or planned.get(layer.call, "xla") != "xla"
+        if about["implementation"] == "xla" or not options.left_to_xla
     }
 
 
@@ -371,6 +373,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--most-flops", type=float, default=math.inf, help="only calls of at most so many operations, without zeros")
     add("--zeros", nargs="+", choices=("none", "profile", "50", "95"), default=["none", "profile"])
     add("--also", nargs="+", choices=("direct", "ecr"), default=[], help="timed as well, where a call has it")
+    add("--left-to-xla", action="store_true", help="only calls in which None takes no kernel of ours; for --also")
     add("--weights", choices=(*WEIGHTS, "cold"), default="arguments", help=_WEIGHTS_HELP)
     add("--plan", type=Path, help="a plan of the network, whose choices take None's place")
     add("--repeats", type=int, default=5)

@@ -51,20 +51,10 @@ def test_zoo_times_what_its_file_lacks(
 
 
 @of_the_cpu
-def test_zoo_times_what_is_xlas_beside_what_none_could_take(tmp_path: Path) -> None:
+@pytest.mark.parametrize("calls", [["--calls", "28x28x1|32x32x1"], ["--left-to-xla"]])
+def test_zoo_times_what_is_xlas_beside_what_none_could_take(tmp_path: Path, calls: list[str]) -> None:
     out = tmp_path / "rows.json"
-    options = [
-        "--networks",
-        "lenet5",
-        "--calls",
-        "28x28x1|32x32x1",
-        "--zeros",
-        "none",
-        "--repeats",
-        "1",
-        "--json",
-        str(out),
-    ]
+    options = ["--networks", "lenet5", *calls, "--zeros", "none", "--repeats", "1", "--json", str(out)]
     assert zoo.main([*options, "--also", "direct"]) == 0
     (row,) = json.loads(out.read_text())["rows"]
     assert row["implementation"] == "xla"
