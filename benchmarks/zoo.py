@@ -9,16 +9,18 @@
     python -m benchmarks.zoo --kinds bfloat16 --batch 8 --zeros none --left-to-xla --also direct --json left.json
     python -m benchmarks.zoo --list first.json second.json
     python -m benchmarks.zoo --kinds default --batch 8 --below 1 --of first.json second.json --json again.json
+    python -m benchmarks.zoo --batch 1 8 32 128 --changed --of first.json second.json --json changed.json
 
 Layers are those of `models.NETWORKS` with folded batch norms, equal ones once, each at 0 % zeros and with as many as
 the networks' sparsity profiles give its input (the fewest of them), in patches as in `jax_sparse_conv.models.profile`
 (`zoo_layers.py` makes both).
 A layer that None leaves to XLA, whose program has no kernel of ours in it, is listed and not timed: both sides are the
-same (with `--also` it is, beside what None could take; with `--left-to-xla` no others are). One whose kernels skip nothing ("direct") is timed with the
-first of the zeros only. Timing is `jax_sparse_conv.timing.per_call`; implementations that `--also` names take turns
-with both sides. What comes out below 0.97, by the median and by the best times, is timed again, longer, when everything
-else is done, and is a loss if it does so three times: other work on the machine lasts for seconds and meets the side
-that uses more threads. What fails, as XLA's own convolutions do in some command buffers, is listed with the reason.
+same (with `--also` it is, beside what None could take; with `--left-to-xla` no others are). One whose kernels skip
+nothing ("direct") is timed with the first of the zeros only. Timing is `jax_sparse_conv.timing.per_call`;
+implementations that `--also` names take turns with both sides. What comes out below 0.97, by the median and by the best
+times, is timed again, longer, when everything else is done, and is a loss if it does so three times: other work on the
+machine lasts for seconds and meets the side that uses more threads. What fails, as XLA's own convolutions do in some
+command buffers, is listed with the reason. With `--changed` what runs otherwise by now than in the files of `--of`.
 A run takes up where the file's last one stopped, but for rows for which None takes something else by now, and
 `--seconds` ends it early ("left" in the file: how many rows are missing), with `--again` of them kept for what seems to
 lose. Kinds and batches come in the order given, of each the most frequent layers first. `--part 1 2` and `--part 2 2`
@@ -166,13 +168,10 @@ def _measure_all(options: argparse.Namespace, content: dict[str, Any]) -> int:
     """Add a row for everything that the file lacks; returns how many did not fit into the time."""
     start = written = time.monotonic()
     planned = _planned(options.plan)
-    below = {_key(row) for row in losses(_read(options.of), options.below)}
     rows = {_key(row): row for row in content["rows"]}
     waiting = _waiting(options, planned)
     if options.of:
-        waiting = {key: wanted for key, wanted in waiting.items() if key in below}
-        if below and not waiting:
-            raise ValueError("--of: what lost there is not among these networks, kinds, batches, zeros and weights")
+        waiting = _of_earlier(options, waiting)
     for key, (_, about) in waiting.items():
         row = rows.get(key, about)
         if about["implementation"] != row["implementation"] or (options.also and "ratio" not in row):
@@ -195,6 +194,19 @@ def _measure_all(options: argparse.Namespace, content: dict[str, Any]) -> int:
         left += len(due)
     _write(options, content, rows, left)
     return left
+
+
+def _of_earlier(options: argparse.Namespace, waiting: dict[tuple[Any, ...], _Wanted]) -> dict[tuple[Any, ...], _Wanted]:
+    """Of what is to be timed what lost in earlier files or, with --changed, what runs otherwise than there."""
+    rows = _read(options.of)
+    if options.changed:
+        ran = {_key(row): row["implementation"] for row in rows}
+        return {key: each for key, each in waiting.items() if ran.get(key, "") not in ("", each[1]["implementation"])}
+    below = {_key(row) for row in losses(rows, options.below)}
+    chosen = {key: each for key, each in waiting.items() if key in below}
+    if below and not chosen:
+        raise ValueError("--of: what lost there is not among these networks, kinds, batches, zeros and weights")
+    return chosen
 
 
 def _waiting(options: argparse.Namespace, planned: dict[Call, str] | None) -> dict[tuple[Any, ...], _Wanted]:
@@ -386,6 +398,7 @@ def _parser() -> argparse.ArgumentParser:
         default=LEAST,
         help="with --of: what came out below this in those files, and nothing else",
     )
+    add("--changed", action="store_true", help="with --of: what None runs otherwise than there, whatever it took")
     add("--of", type=Path, nargs="+", default=[], help="files of earlier runs")
     add("--json", type=Path, help="read first, where it is there, and written every few seconds")
     add("--list", type=Path, nargs="+", help="print what loses in these files and measure nothing")

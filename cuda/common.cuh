@@ -212,8 +212,9 @@ __device__ inline bool IsElected() {
   return elected != 0;
 }
 
-__device__ inline void InitBarrier(uint32_t barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier));
+// arrivals: of a phase.
+__device__ inline void InitBarrier(uint32_t barrier, int arrivals = 1) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
 }
 __device__ inline void InitBarrier(uint64_t* barrier) { InitBarrier(SharedAddress(barrier)); }
 

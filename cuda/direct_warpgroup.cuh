@@ -68,8 +68,11 @@ __device__ __forceinline__ int2 FinishTile(const Task& task, float4 bias, float*
 
 #if __CUDA_ARCH__ >= 900
 // Adds the second team's sums to the first's. stages: the second team's rings, whose first stage has room for its sums.
+// joined: a barrier that counts the second team's threads. (A named barrier and a count of warps do too, but racecheck
+// took what was read behind them for a race: benchmarks/NOTES.md.)
 template <class U>
-__device__ __forceinline__ void JoinTeams(int team, float (&sums)[U::kPixels / 2], unsigned char* stages) {
+__device__ __forceinline__ void JoinTeams(int team, float (&sums)[U::kPixels / 2], unsigned char* stages,
+                                          uint32_t joined) {
   constexpr int kQuads = U::kPixels / 8;
   static_assert(U::kSplits && 2 * U::kPixels * kRowBytes >= U::kConsumers * static_cast<int>(sizeof(sums)));
   auto* shared = reinterpret_cast<float4*>(stages) + threadIdx.x % U::kConsumers;
@@ -79,11 +82,10 @@ __device__ __forceinline__ void JoinTeams(int team, float (&sums)[U::kPixels / 2
     for (int i = 0; i < kQuads; ++i) {
       shared[i * U::kConsumers] = {sums[i * 4], sums[i * 4 + 1], sums[i * 4 + 2], sums[i * 4 + 3]};
     }
+    Arrive(joined);
+    return;
   }
-  // Both wait. The second team's arrival would do, but racecheck took that for a race in every run, and this in some
-  // (benchmarks/NOTES.md).
-  asm volatile("bar.sync 4, %0;" ::"n"(U::kMultipliers) : "memory");
-  if (team == 1) return;
+  WaitForBytes(joined, 0);
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
     const float4 v = shared[i * U::kConsumers];
@@ -99,7 +101,7 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
   extern __shared__ unsigned char shared[];
   __shared__ BarriersOf<U> all_barriers[U::kTeams];
   __shared__ int2 scratch[U::kThreads / kWarp];
-  __shared__ uint64_t mail_full;
+  __shared__ uint64_t mail_full, joined;  // the latter by two teams only
   if (!PassesGate(task.gate)) return;
   unsigned char* stages = shared + (-SharedAddress(shared) & (kSwizzleBytes - 1));
   unsigned char* mailbox = stages + task.mail_at;
@@ -121,6 +123,7 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
     if (IsElected()) {
       PrefetchMapsOf<U>(maps);
       InitBarriers(barriers, U::kConsumers / kWarp);
+      if (U::kTeams > 1 && team == 0) InitBarrier(SharedAddress(&joined), U::kConsumers);
     }
     __syncwarp();
     asm volatile("bar.arrive 1, %0;" ::"n"(U::kThreads) : "memory");  // the first copies wait for nobody
@@ -146,7 +149,7 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
         if (mail_apart) ArriveAtCluster();
       }
       MultiplySteps(walk, mine.end_step - mine.first_step, sums);
-      if constexpr (U::kTeams > 1) JoinTeams<U>(team, sums, stages + task.team_bytes);
+      if constexpr (U::kTeams > 1) JoinTeams<U>(team, sums, stages + task.team_bytes, SharedAddress(&joined));
       if (by_mail && team != 0) {
         if (!mail_apart) ArriveAtCluster();
         WaitForCluster();
@@ -163,7 +166,7 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
       }
     } else {
       MultiplySteps(walk, mine.end_step - mine.first_step, sums);
-      if constexpr (U::kTeams > 1) JoinTeams<U>(team, sums, stages + task.team_bytes);
+      if constexpr (U::kTeams > 1) JoinTeams<U>(team, sums, stages + task.team_bytes, SharedAddress(&joined));
     }
     if constexpr (U::kParts) {
       if (!by_mail && team == 0) StoreParts<U>(task, sums, tile);

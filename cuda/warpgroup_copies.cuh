@@ -38,9 +38,8 @@ __device__ __forceinline__ void InitBarriers(WarpgroupBarriers& barriers, int re
   for (int i = 0; i < kMaxRing; ++i) {
     InitBarrier(barriers.pixels_full + i);
     InitBarrier(barriers.filters_full + i);
-    for (uint64_t* empty : {barriers.pixels_empty + i, barriers.filters_empty + i}) {
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(empty)), "r"(readers));
-    }
+    InitBarrier(SharedAddress(barriers.pixels_empty + i), readers);
+    InitBarrier(SharedAddress(barriers.filters_empty + i), readers);
   }
   FenceBarriers();
 }
@@ -48,8 +47,7 @@ __device__ __forceinline__ void InitBarriers(WarpgroupBarriers& barriers, int re
 __device__ __forceinline__ void InitBarriers(PartsBarriers& barriers, int readers) {
 #pragma unroll
   for (int i = 0; i < kMaxRing; ++i) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barriers.pixels_ready + i)),
-                 "r"(readers));
+    InitBarrier(SharedAddress(barriers.pixels_ready + i), readers);
   }
   InitBarriers(static_cast<WarpgroupBarriers&>(barriers), readers);
 }

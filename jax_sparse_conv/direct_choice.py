@@ -51,42 +51,54 @@ _SMALL_FLOPS = 2e7
 _SMALL_PIXELS = 56 * 56  # results without their features, the most among them
 _SMALL_FEATURES = 8
 
-# Where there are Hopper's warpgroup products, in TF32 and 16 bits, by 218 calls of four networks at batch 1, 8 and 32
-# under command buffers (a development run): cuDNN is ahead once maps and kernel together have more than so many
-# elements for each multiprocessor, because no tile's results are written while the next is multiplied. Of what is
-# within, 1x1 convolutions but for those below, none is below 0.97 (h200_network_layers_*.json). The sparse kernels are
-# behind both there.
-_WARPGROUP_ELEMENTS = 6.8e4
-_WARPGROUP_MOST_FLOPS = 3e10  # the most among them
+# Where there are Hopper's warpgroup products, in TF32 and 16 bits, by all layers of four networks at batch 1, 8, 32 and
+# 128 under command buffers (h200_network_layers_left_*.json has those that were cuDNN's until then): cuDNN is ahead
+# once the maps of a call and its kernel have more than so many elements for each multiprocessor, because no tile's
+# results are written while the next is multiplied. The sparse kernels are behind both there.
+_TF32_ELEMENTS = 2e5  # TF32
+_16BIT_ELEMENTS = 1.4e5  # windows, and products with strides
+_16BIT_PRODUCT_ELEMENTS = 2.5e4  # 1x1 convolutions without strides, matrix products of cuDNN's ...
+_16BIT_PRODUCT_PIXELS = 400  # ... but for those of so few pixels, whose kernels are most of it
+_WARPGROUP_MOST_FLOPS = 1.3e11  # the most among them
 _WARPGROUP_FEATURES = 64  # of a tile; fewer, as DenseNet's 32, ...
 _WARPGROUP_FEW_FLOPS = 2.5e8  # ... with as much work as measured
 _WARPGROUP_ROW = 128  # bytes of channels of a step, which has to end where a group does
 _WARPGROUP_BYTES = 16  # of channels, and of features, that the copy engine moves at the least
 _WARPGROUP_CAPABILITY = (9, 0)
-# 1x1 convolutions without strides are matrix products of cuDNN's: those of one step are its, and in 16 bits those on
-# maps larger than 14x14 with more work, where it takes 0.9 to 1.0 times as long, or with small kernels: at batch 1 the
-# geometric mean of best times is 0.92 in twelve layers of 12 to 49 thousand elements and 1.02 in five of 53 to 66, and
-# on 14x14 maps three of 33 to 41 thousand are at 0.89 to 0.96.
-_WARPGROUP_FEW_PIXELS = 400
-_WARPGROUP_PRODUCT_FLOPS = 1.1e8
-_WARPGROUP_PRODUCT_KERNEL = 5.2e4
-# In TF32 those to a single tile of features with so much work are cuDNN's: of 34 layers on 6,272 and 25,088 pixels 15
-# are 0.89 to 0.96 times as fast, 14 0.98 to 1.01 and five 1.04 to 1.15 (h200_network_layers_left_to_xla.json). With
-# less work 1.0 to 1.25, with more 1.0 to 1.14.
-_WARPGROUP_TILE_FEATURES = 128
-_WARPGROUP_TILE_FLOPS = 6e8, 1.24e9
-# At HIGHEST, without groups: VGG-19's and ResNet-50's layers 2.6 to 4.5 times as fast at batch 8 and 1.5 to 4.5 times
-# at batch 32, where VGG-19's have up to here (h200_direct_layers_highest_batches.json).
-_WARPGROUP_EXACT_FLOPS = 1.2e11
-_WARPGROUP_FLOPS = 3.8e9  # with a pool in the same kernel, and in chains of kernels
+# 3x3 windows without strides to 64 features are ahead of cuDNN's TF32 at any of these sizes, 1.08 to 1.33 times.
+_TF32_FEW_FEATURES = 64
+# So are DenseNet's, of `_is_deep`, to 32 (1.03 to 1.45 times; in 16 bits 1.01 to 1.30, but at 128 maps of 14x14 0.93).
+_DEEP_FLOPS = 3e10
+_16BIT_DEEP_ELEMENTS, _16BIT_DEEP_PIXELS = 3e4, 400  # up to so many, or on maps from so many pixels on
+# 1x1 convolutions without strides of so many channels are cuDNN's: 0.8 to 1.0 times as fast.
+_PRODUCT_FEW_CHANNELS = 32
+# And in TF32 those to a single tile of features with so much work on so many pixels, 25,088: 0.88 to 0.95 times as fast
+# with 128 to 192 channels, 1.07 to 1.2 with as many or more on fewer pixels and with 256 and more on as many.
+_PRODUCT_TILE_FEATURES = 128
+_PRODUCT_TILE_FLOPS = 6e8, 1.24e9
+_PRODUCT_TILE_PIXELS = 1e4
+# At HIGHEST up to the first VGG-19's and ResNet-50's layers are 1.5 to 4.5 times as fast at batch 8 and 32
+# (h200_direct_layers_highest_batches.json), up to the second those with groups 1.5 to 3.3 times, and up to the third
+# those to fewer than 512 features, at batch 128, 2.4 to 3.4 times; to 512 cuDNN's algorithm is another there (0.98 to
+# 1.1 times; h200_network_layers_changed_highest.json, h200_network_layers_left_highest*.json).
+_EXACT_MANY_FLOPS, _EXACT_GROUPS_FLOPS, _WARPGROUP_EXACT_FLOPS = 1.2e11, 2.4e11, 4.8e11
+_EXACT_MANY_FEATURES = 512
+_WARPGROUP_FLOPS = 3.8e9  # in chains of kernels
+# Convolutions of TF32 and 16 bits with their pool in the kernel, VGG-19's at batch 8, 32 and 128: to few features
+# faster than cuDNN's with XLA's pool at all sizes (1.1 to 1.8 times), and to more only up to here as fast as with XLA's
+# pool behind them (h200_network_layers_pooled.json).
+_TF32_POOL_FEATURES, _16BIT_POOL_FEATURES = 128, 64
+_TF32_POOL_FLOPS, _16BIT_POOL_FLOPS = 1e10, 3e10
+_MOST_POOL_FLOPS = 4.8e11
 _WARPGROUP_REACH = 8  # pixels, of a window: patches of 28 rows and their rims then have room in shared memory twice
 
 # Images have a kernel of their own. On an H200 under command buffers, first layers of VGG, ResNet (with their pool),
 # RegNet and AlexNet at batch 1 and 8 in TF32, at HIGHEST and in bfloat16: 0.97 to 4.8 times as fast as cuDNN's (a
-# development run of benchmarks.zoo); with fewer features or more work not measured.
+# development run of benchmarks.zoo), at batch 32 and 128 1.4 to 3.6 times (h200_network_layers_left_*.json); with fewer
+# features or more work not measured.
 _IMAGE_CHANNELS = 4
 _IMAGE_FEATURES = 32
-_IMAGE_FLOPS = 2e9
+_IMAGE_FLOPS = 3.1e10
 _IMAGE_POOL = 3  # side of a window, of pools in the same kernel ...
 _IMAGE_STRIDE = 4  # ... behind convolutions whose weights and pixels find room in shared memory
 _IMAGE_PRODUCTS = 400
@@ -104,9 +116,11 @@ def prefers_direct(work: Work, platform: str) -> bool:
         is_measured = device.capability == _WARPGROUP_CAPABILITY and features >= _IMAGE_FEATURES
         return is_measured and has_image_kernel(work) and 0 < work.flops <= _IMAGE_FLOPS
     if _is_small(work):
-        return device.has_fast_tf32 if work.exact and work.dtype == "float32" else device.has_tf32
+        return device.has_fast_tf32 if _is_exact(work) else device.has_tf32
     if has_warpgroups() and fits_warpgroups(work):
         return _is_faster_by_warpgroups(work)
+    if has_warpgroups() and _is_deep(work) and not _is_exact(work):
+        return _is_faster_to_few_features(work)
     if work.itemsize == 2:
         if channels % _16BIT_COPY or features % _16BIT_COPY or features < _FEW_FEATURES:
             return False  # not measured
@@ -122,10 +136,19 @@ def prefers_direct(work: Work, platform: str) -> bool:
 
 def _least_exact_features(work: Work) -> int:
     """Features of a group from which on "direct" is expected to be the fastest at HIGHEST."""
+    is_measured = work.flops >= _FEW_FLOPS or (_is_deep(work) and has_warpgroups())
+    return _FEW_FEATURES if is_measured else _EXACT_FEATURES
+
+
+def _is_deep(work: Work) -> bool:
+    """Whether windows have as many products as DenseNet's, and as few features."""
+    is_as_measured = _is_3x3(work) and work.kernel_shape[4] >= _FEW_FEATURES
+    return is_as_measured and work.kernel_shape[4] < _EXACT_FEATURES and work.products >= _FEW_FEATURES_PRODUCTS
+
+
+def _is_3x3(work: Work) -> bool:
     geometry = work.geometry
-    is_as_measured = work.kernel_shape[1:3] == (3, 3) and geometry.strides == (1, 1) and geometry.groups == 1
-    is_deep = is_as_measured and work.products >= _FEW_FEATURES_PRODUCTS
-    return _FEW_FEATURES if work.flops >= _FEW_FLOPS or (is_deep and has_warpgroups()) else _EXACT_FEATURES
+    return work.kernel_shape[1:3] == (3, 3) and geometry.strides == (1, 1) and geometry.groups == 1
 
 
 def _is_small(work: Work) -> bool:
@@ -144,15 +167,24 @@ def has_warpgroups() -> bool:
 
 def most_direct_flops(work: Work) -> float:
     """Operations from which on cuDNN is expected to beat "direct" in the best case that this was measured for."""
-    if not work.exact or work.dtype != "float32":
+    if not _is_exact(work):
         return _WARPGROUP_FLOPS
-    is_measured = work.geometry.groups == 1 and work.kernel_shape[4] >= _WARPGROUP_FEATURES
-    return _WARPGROUP_EXACT_FLOPS if is_measured and has_warpgroups() else _EXACT_FLOPS
+    groups, features = work.geometry.groups, work.kernel_shape[4]
+    is_measured = features // groups >= _WARPGROUP_FEATURES or _is_deep(work)
+    if not (is_measured and has_warpgroups()):
+        return _EXACT_FLOPS
+    if groups > 1:
+        return _EXACT_GROUPS_FLOPS
+    return _WARPGROUP_EXACT_FLOPS if features < _EXACT_MANY_FEATURES else _EXACT_MANY_FLOPS
+
+
+def _is_exact(work: Work) -> bool:
+    return work.exact and work.dtype == "float32"
 
 
 def fits_warpgroups(work: Work) -> bool:
     """Whether "direct" would take warpgroup products of TF32 or 16 bits."""
-    return takes_warpgroups(work) and not (work.exact and work.dtype == "float32")
+    return takes_warpgroups(work) and not _is_exact(work)
 
 
 def takes_warpgroups(work: Work) -> bool:
@@ -169,21 +201,31 @@ def takes_warpgroups(work: Work) -> bool:
 
 
 def _is_faster_by_warpgroups(work: Work) -> bool:
-    """Whether warpgroup products are expected to beat cuDNN's."""
-    kernel = math.prod(work.kernel_shape)
-    elements = math.prod(work.x_shape) + work.pixels * work.kernel_shape[4] + kernel
-    if elements > _WARPGROUP_ELEMENTS * devices.current().multiprocessors or work.flops > _WARPGROUP_MOST_FLOPS:
+    """Whether warpgroup products of TF32 or 16 bits are expected to beat cuDNN's."""
+    features = work.kernel_shape[4]
+    if work.itemsize > 2 and _is_3x3(work) and features <= _TF32_FEW_FEATURES:
+        return work.flops <= _WARPGROUP_EXACT_FLOPS
+    elements = work.elements / devices.current().multiprocessors
+    if work.flops > _WARPGROUP_MOST_FLOPS or elements > (_TF32_ELEMENTS if work.itemsize > 2 else _16BIT_ELEMENTS):
         return False
     if math.prod(work.kernel_shape[1:3]) > 1 or max(work.geometry.strides) > 1:
         return True
-    if work.kernel_shape[3] * work.itemsize <= _WARPGROUP_ROW:
+    if work.kernel_shape[3] <= _PRODUCT_FEW_CHANNELS:
         return False
-    if work.itemsize > 2:
-        is_a_tile = _WARPGROUP_FEATURES < work.kernel_shape[4] <= _WARPGROUP_TILE_FEATURES
-        least, most = _WARPGROUP_TILE_FLOPS
-        return not (is_a_tile and least < work.flops < most)
-    is_small = work.pixels <= _WARPGROUP_FEW_PIXELS or work.flops <= _WARPGROUP_PRODUCT_FLOPS
-    return is_small and kernel >= _WARPGROUP_PRODUCT_KERNEL
+    if work.itemsize == 2:
+        return elements <= _16BIT_PRODUCT_ELEMENTS or work.pixels <= _16BIT_PRODUCT_PIXELS
+    is_a_tile = _WARPGROUP_FEATURES < features <= _PRODUCT_TILE_FEATURES and work.pixels > _PRODUCT_TILE_PIXELS
+    least, most = _PRODUCT_TILE_FLOPS
+    return not (is_a_tile and least < work.flops < most)
+
+
+def _is_faster_to_few_features(work: Work) -> bool:
+    """Whether "direct" is expected to beat cuDNN's TF32 and 16 bits in layers of `_is_deep`."""
+    if work.flops > _DEEP_FLOPS:
+        return False
+    pixels = math.prod(work.geometry.conv_size(work.x_shape[1:3], work.kernel_shape[1:3]))
+    elements = work.elements / devices.current().multiprocessors
+    return work.itemsize > 2 or elements <= _16BIT_DEEP_ELEMENTS or pixels > _16BIT_DEEP_PIXELS
 
 
 def has_image_kernel(work: Work) -> bool:
@@ -192,6 +234,26 @@ def has_image_kernel(work: Work) -> bool:
     if work.x_shape[3] > _IMAGE_CHANNELS or geometry.groups > 1 or geometry.dilation != (1, 1):
         return False
     return not work.exact or work.itemsize == 2 or devices.current().has_fast_tf32
+
+
+def prefers_pooled(work: Work) -> bool:
+    """Whether "direct" with a pool in its kernel is expected to be the fastest, though it might not be without."""
+    if not pools_in_direct(work) or _is_exact(work) or work.is_image:
+        return False
+    return _is_3x3(work) and _WARPGROUP_FEATURES <= work.kernel_shape[4] <= _few_pooled_features(work)
+
+
+def _few_pooled_features(work: Work) -> int:
+    return _TF32_POOL_FEATURES if work.itemsize > 2 else _16BIT_POOL_FEATURES
+
+
+def _most_pooled_flops(work: Work) -> float:
+    """Operations up to which a pool of pairs is best in the kernel of the convolution."""
+    if _is_exact(work):
+        return most_direct_flops(work)
+    if work.kernel_shape[4] <= _few_pooled_features(work):
+        return _MOST_POOL_FLOPS
+    return _TF32_POOL_FLOPS if work.itemsize > 2 else _16BIT_POOL_FLOPS
 
 
 def pools_in_direct(work: Work) -> bool:
@@ -207,7 +269,7 @@ def pools_in_direct(work: Work) -> bool:
     reach = [(side - 1) * step for side, step in zip(work.kernel_shape[1:3], geometry.dilation, strict=True)]
     if not is_of_pairs or geometry.strides != (1, 1) or max(reach) == 0 or max(reach) > _WARPGROUP_REACH:
         return False
-    if work.flops == 0 or work.flops > most_direct_flops(work):
+    if work.flops == 0 or work.flops > _most_pooled_flops(work):
         return False
     channels, features = work.kernel_shape[3:]
     is_copied = not (channels * work.itemsize % _WARPGROUP_BYTES or features * work.itemsize % _WARPGROUP_BYTES)

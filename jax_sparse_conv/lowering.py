@@ -137,7 +137,8 @@ def _up_to(below: float, config: Config, platform: str) -> Config | None:
 def work_of(x: Any, kernel: Any, config: Config) -> Work:
     """The call as the models see it."""
     exact = is_highest(config.precision)
-    return Work(config.sparse_method, x.shape, kernel.shape, config.geometry, str(x.dtype), exact)
+    method, dtype = config.sparse_method, str(x.dtype)
+    return Work(method, x.shape, kernel.shape, config.geometry, dtype, exact, config.has_residual)
 
 
 # --- lowering --------------------------------------------------------------------------------------------------------
@@ -188,8 +189,13 @@ def _pools_apart(x: Any, kernel: Any, config: Config, platform: str | None) -> b
 
 
 def _is_direct_before_pool(x: Any, kernel: Any, config: Config, platform: str) -> bool:
-    """Whether `implementation=None` takes "direct" for the convolution in front of a pool."""
-    return config.fallback and platform == "cuda" and _is_direct(work_of(x, kernel, _unpooled(config)), platform)
+    """Whether `implementation=None` takes "direct" for the convolution in front of a pool, which may be in it."""
+    if not config.fallback or platform != "cuda":
+        return False
+    if _is_direct(work_of(x, kernel, _unpooled(config)), platform):
+        return True
+    pooled = work_of(x, kernel, config)
+    return direct_choice.prefers_pooled(pooled) and _native.why_missing("direct", platform, pooled.dtype) is None
 
 
 def _then_pool(*values: jax.Array, config: Config) -> jax.Array:

@@ -24,6 +24,7 @@ class Work:
       geometry: of the call.
       dtype: of every operand.
       exact: whether float32 must be float32 in the dense convolution.
+      residual: whether there is one.
     """
 
     method: str
@@ -32,6 +33,7 @@ class Work:
     geometry: Geometry
     dtype: str
     exact: bool
+    residual: bool = False
 
     @property
     def pixels(self) -> int:
@@ -47,6 +49,12 @@ class Work:
     def flops(self) -> float:
         """Operations of the dense convolution."""
         return 2.0 * self.pixels * self.products * self.kernel_shape[4]
+
+    @property
+    def elements(self) -> int:
+        """Elements of the kernel and of all maps that the convolution reads and writes, each counted once."""
+        results = self.pixels * self.kernel_shape[4]
+        return math.prod(self.x_shape) + math.prod(self.kernel_shape) + results * (2 if self.residual else 1)
 
     @property
     def is_image(self) -> bool:

@@ -221,10 +221,10 @@ def test_exported_for_any_number_of_images() -> None:
 @pytest.mark.parametrize(
     ("op", "x_shape", "kernel_shape", "arguments"),
     [
-        (jsc.conv, (64, 28, 28, 128), (3, 3, 128, 128), {"padding": "SAME", "activation": "relu"}),
-        (jsc.conv, (128, 28, 28, 128), (3, 3, 64, 128), {"strides": 2, "feature_group_count": 2}),
+        (jsc.conv, (128, 28, 28, 128), (3, 3, 128, 128), {"padding": "SAME", "activation": "relu"}),
+        (jsc.conv, (256, 28, 28, 128), (3, 3, 64, 128), {"strides": 2, "feature_group_count": 2}),
         (jsc.conv, (8, 56, 56, 64), (1, 1, 64, 256), {}),
-        (jsc.conv_pool, (64, 56, 56, 64), (3, 3, 64, 64), {}),
+        (jsc.conv_pool, (64, 56, 56, 128), (3, 3, 128, 128), {}),
         (jsc.dense, (64, 4096), (4096, 1000), {"activation": "relu"}),
     ],
 )

@@ -29,7 +29,8 @@ def test_images_on_h200_are_direct(h200: None, monkeypatch: pytest.MonkeyPatch, 
     assert direct_choice.prefers_direct(conv3x3(1, 224, 3, 64, **kind), "cuda")
     assert direct_choice.prefers_direct(conv3x3(8, 224, 3, 64, **kind), "cuda")
     assert direct_choice.prefers_direct(conv3x3(1, 112, 3, 32, **kind), "cuda")
-    assert not direct_choice.prefers_direct(conv3x3(32, 224, 3, 64, **kind), "cuda")  # not measured, as those below
+    assert direct_choice.prefers_direct(conv3x3(128, 224, 3, 64, **kind), "cuda")
+    assert not direct_choice.prefers_direct(conv3x3(256, 224, 3, 64, **kind), "cuda")  # not measured, as those below
     assert not direct_choice.prefers_direct(conv3x3(1, 112, 3, 16, **kind), "cuda")
     dilated = Geometry(padding=SAME.padding, dilation=(2, 2))
     assert not direct_choice.prefers_direct(conv3x3(1, 224, 3, 64, geometry=dilated, **kind), "cuda")
@@ -68,9 +69,11 @@ def test_pools_of_images_are_inside_direct(h200: None, changes: dict[str, Any], 
         (conv3x3(1, 28, 512, 512), True),
         (conv3x3(1, 224, 64, 64), True),
         (conv3x3(8, 28, 512, 512), True),
-        (conv3x3(8, 56, 256, 256), False),  # not faster than cuDNN, as those below
-        (conv3x3(8, 112, 128, 128), False),
-        (conv3x3(32, 14, 896, 896, geometry=Geometry(padding=SAME.padding, groups=7)), False),
+        (conv3x3(8, 56, 256, 256), True),
+        (conv3x3(32, 14, 896, 896, geometry=Geometry(padding=SAME.padding, groups=7)), True),
+        (conv3x3(32, 56, 256, 256), False),  # not faster than cuDNN, as those below
+        (conv3x3(32, 112, 128, 128), False),
+        (conv3x3(128, 14, 896, 896, geometry=Geometry(padding=SAME.padding, groups=7)), False),
         (conv3x3(1, 224, 64, 32), False),  # not measured, as those below
         (conv3x3(1, 112, 130, 128), False),
         (conv3x3(1, 112, 128, 130), False),
@@ -97,28 +100,25 @@ def test_larger_windows_on_h200_are_direct(
     ("work", "tf32", "sixteen_bits"),
     [
         (conv1x1(1, 14, 896, 896), True, True),
-        (conv1x1(8, 7, 2048, 2048), True, True),
+        (conv1x1(8, 7, 2048, 2048), True, True),  # few pixels
         (conv1x1(1, 28, 128, 512), True, True),
-        (conv1x1(1, 28, 448, 128), True, True),
-        (conv1x1(1, 28, 352, 128), True, False),
-        (conv1x1(1, 56, 128, 128), True, False),
-        (conv1x1(1, 56, 64, 256), True, False),
-        (conv1x1(1, 112, 32, 256), False, False),
+        (conv1x1(1, 28, 352, 128), True, True),
+        (conv1x1(1, 56, 64, 256), True, True),
+        (conv1x1(1, 112, 32, 256), False, False),  # few channels
         (conv1x1(1, 112, 32, 256, strides=2), True, True),
-        (conv1x1(1, 28, 512, 512), True, False),
-        (conv1x1(1, 56, 256, 512), True, False),
+        (conv1x1(1, 28, 512, 512), True, True),
+        (conv1x1(1, 56, 256, 512), True, True),
         (conv1x1(8, 28, 512, 896, strides=2), True, True),
-        (conv1x1(8, 56, 256, 512), False, False),
-        (conv1x1(32, 14, 896, 896), False, False),
-        (conv1x1(1, 14, 400, 128), True, False),  # a small kernel
-        (conv1x1(1, 14, 384, 128), True, True),  # a small layer
-        (conv1x1(1, 14, 448, 128), True, True),
-        (conv1x1(8, 28, 352, 128), True, False),
-        (conv1x1(8, 28, 512, 128), False, False),  # a single tile of features, as the next
-        (conv1x1(8, 56, 192, 128), False, False),
-        (conv1x1(32, 14, 800, 128), True, False),
+        (conv1x1(8, 56, 256, 512), True, False),
+        (conv1x1(32, 56, 256, 512), False, False),
+        (conv1x1(8, 14, 1024, 512), True, True),
+        (conv1x1(8, 14, 896, 896), True, False),
+        (conv1x1(32, 14, 896, 896), True, False),
+        (conv1x1(8, 28, 352, 128), True, True),
+        (conv1x1(8, 28, 512, 128), True, False),
+        (conv1x1(8, 56, 192, 128), False, False),  # a single tile of features
+        (conv1x1(8, 56, 256, 128), True, False),
         (conv1x1(8, 56, 256, 64), True, False),
-        (conv1x1(8, 28, 512, 256), True, False),
     ],
 )
 def test_products_on_h200_are_direct_where_they_are_faster(
@@ -130,11 +130,50 @@ def test_products_on_h200_are_direct_where_they_are_faster(
         assert choice.threshold(given, "cuda") == 0  # what is not for it is for cuDNN
 
 
+def test_a_residual_is_a_map_that_a_call_reads(h200: None) -> None:
+    work = conv1x1(16, 28, 128, 512)
+    assert direct_choice.prefers_direct(work, "cuda")
+    assert direct_choice.prefers_direct(dataclasses.replace(work, residual=True), "cuda")
+    work = conv1x1(32, 28, 512, 512)
+    assert direct_choice.prefers_direct(work, "cuda")
+    assert not direct_choice.prefers_direct(dataclasses.replace(work, residual=True), "cuda")
+
+
+@pytest.mark.parametrize("images", [1, 8, 32, 128])
+@pytest.mark.parametrize("size", [7, 14, 28, 56])
+def test_windows_to_few_features_on_h200_are_direct(h200: None, images: int, size: int) -> None:
+    """DenseNet's 3x3 layers."""
+    work = conv3x3(images, size, 128, 32, exact=False)
+    assert direct_choice.prefers_direct(work, "cuda")
+    is_cudnns = (images, size) == (128, 14)  # in 16 bits, on small maps of many images
+    for dtype in ("bfloat16", "float16"):
+        assert direct_choice.prefers_direct(dataclasses.replace(work, dtype=dtype), "cuda") != is_cudnns
+
+
+@pytest.mark.parametrize(
+    ("work", "tf32", "sixteen_bits"),
+    [
+        (conv3x3(128, 224, 64, 64), True, False),
+        (conv3x3(32, 56, 64, 64), True, True),
+        (conv3x3(256, 224, 64, 64), False, False),  # not measured, as the next
+        (conv3x3(256, 56, 128, 32), False, False),
+        (conv3x3(8, 112, 64, 128), True, False),
+        (conv3x3(32, 112, 64, 128), False, False),
+    ],
+)
+def test_large_windows_to_64_features_are_direct_in_tf32(
+    h200: None, work: Work, tf32: bool, sixteen_bits: bool
+) -> None:
+    for dtype, wanted in (("float32", tf32), ("bfloat16", sixteen_bits), ("float16", sixteen_bits)):
+        assert direct_choice.prefers_direct(dataclasses.replace(work, dtype=dtype, exact=False), "cuda") == wanted
+
+
 def test_a_smaller_hopper_takes_direct_for_less(h200: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    work = conv3x3(8, 28, 512, 512, exact=False)
+    work = conv3x3(16, 28, 512, 512, exact=False)
+    assert direct_choice.prefers_direct(work, "cuda")
     monkeypatch.setattr(devices, "current", lambda: Device(multiprocessors=66))
     assert not direct_choice.prefers_direct(work, "cuda")
-    assert direct_choice.prefers_direct(conv3x3(2, 28, 512, 512, exact=False), "cuda")
+    assert direct_choice.prefers_direct(conv3x3(8, 28, 512, 512, exact=False), "cuda")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +192,13 @@ def test_a_smaller_hopper_takes_direct_for_less(h200: None, monkeypatch: pytest.
         (conv3x3(1, 56, 128, 32, geometry=Geometry(strides=(2, 2), padding=SAME.padding)), False),
         (dataclasses.replace(conv1x1(1, 56, 1152, 32), exact=True), False),
         (conv3x3(64, 14, 512, 512), True),
-        (conv3x3(64, 28, 512, 512), False),  # not measured, as those below
+        (conv3x3(128, 224, 64, 64), True),
+        (conv3x3(128, 56, 256, 256), True),
+        (conv3x3(128, 56, 128, 32), True),
+        (conv3x3(128, 28, 512, 512, geometry=Geometry(padding=SAME.padding, groups=4)), True),
+        (conv3x3(64, 28, 512, 512), False),  # cuDNN has another algorithm there
+        (conv3x3(256, 224, 64, 64), False),  # not measured, as those below
+        (conv3x3(256, 56, 256, 256, geometry=Geometry(padding=SAME.padding, groups=2)), False),
         (conv3x3(1, 14, 256, 32), True),
         (conv3x3(1, 14, 255, 256), False),
         (conv3x3(1, 14, 256, 254), False),
@@ -178,7 +223,7 @@ def test_small_batches_in_float32_on_h200_are_direct(h200: None, work: Work, dir
         (conv3x3(1, 14, 260, 256), False),  # copied element by element
         (conv3x3(1, 14, 128, 32), True),
         (conv3x3(1, 56, 128, 32), True),
-        (conv3x3(8, 28, 128, 32), False),  # as much work for so few features
+        (conv3x3(8, 28, 96, 32), False),  # as much work for so few features and products
         (conv3x3(8, 28, 256, 64, geometry=Geometry(padding=SAME.padding, groups=2)), True),
         (conv3x3(1, 28, 256, 16), False),  # not measured
         (conv3x3(1, 224, 3, 64), True),
@@ -231,7 +276,7 @@ def test_direct_in_float32_wants_tensor_cores_much_faster_than_ffma(monkeypatch:
     [
         ((1, 56, 56, 128), "cuda", True),
         ((1, 56, 56, 128), "cpu", False),  # the native call may be direct, with the pool
-        ((256, 56, 56, 128), "cuda", False),
+        ((1024, 56, 56, 128), "cuda", False),
     ],
 )
 def test_a_pool_behind_direct_is_xlas(
@@ -252,8 +297,15 @@ def test_a_pool_behind_direct_is_xlas(
         ({}, True),
         ({"dtype": "bfloat16"}, True),
         ({"exact": True}, True),
-        ({"exact": True, "x_shape": (256, 56, 56, 128)}, False),
-        ({"x_shape": (64, 56, 56, 128)}, False),  # cuDNN's
+        ({"exact": True, "x_shape": (256, 56, 56, 128)}, True),
+        ({"exact": True, "x_shape": (1024, 56, 56, 128)}, False),  # not measured
+        ({"x_shape": (512, 56, 56, 128)}, True),
+        ({"x_shape": (1024, 56, 56, 128)}, False),  # not measured
+        ({"dtype": "bfloat16", "x_shape": (32, 56, 56, 128)}, True),
+        ({"dtype": "bfloat16", "x_shape": (64, 56, 56, 128)}, False),  # XLA's pool is faster
+        ({"dtype": "bfloat16", "x_shape": (512, 56, 56, 128), "kernel_shape": (1, 3, 3, 128, 64)}, True),
+        ({"kernel_shape": (1, 3, 3, 128, 256)}, True),
+        ({"x_shape": (8, 56, 56, 128), "kernel_shape": (1, 3, 3, 128, 256)}, False),  # XLA's pool is faster
         ({"x_shape": (1, 56, 56, 126), "kernel_shape": (1, 3, 3, 126, 128)}, False),
         ({"kernel_shape": (1, 1, 1, 128, 128)}, False),  # a tile is no patch
         ({"kernel_shape": (1, 11, 11, 128, 128)}, False),  # patches too large
@@ -272,6 +324,30 @@ def test_pools_of_pairs_are_inside_direct_on_h200(
     )
     on_a_gpu(monkeypatch, (8, 0), has_warpgroups=True)
     assert not direct_choice.pools_in_direct(work)
+
+
+@pytest.mark.parametrize(
+    ("x_shape", "features", "dtype", "is_direct"),
+    [
+        ((32, 112, 112, 128), 128, "float32", True),
+        ((32, 56, 56, 256), 256, "float32", False),
+        ((32, 224, 224, 64), 64, "bfloat16", True),
+        ((32, 112, 112, 128), 128, "bfloat16", False),
+        ((512, 224, 224, 64), 64, "bfloat16", False),  # not measured
+    ],
+)
+def test_a_pool_inside_direct_makes_large_layers_its(
+    h200: None, monkeypatch: pytest.MonkeyPatch, x_shape: tuple[int, ...], features: int, dtype: str, is_direct: bool
+) -> None:
+    """The convolution alone is cuDNN's."""
+    monkeypatch.setattr(_native, "why_missing", lambda *_: None)
+    config = primitives.Config(POOLED, "pecr", "relu", fallback=True)
+    operands = [jax.ShapeDtypeStruct(shape, dtype) for shape in (x_shape, (1, 3, 3, x_shape[3], features))]
+    assert lowering.resolved(*operands, lowering._unpooled(config), "cuda") is None
+    assert not lowering._pools_apart(*operands, config, "cuda")
+    chosen = lowering.resolved(*operands, config, "cuda")
+    assert (chosen is not None and chosen.method == "direct" and chosen.geometry == POOLED) == is_direct
+    assert (chosen is None) != is_direct
 
 
 @pytest.mark.parametrize("implementation", ["direct", None])
