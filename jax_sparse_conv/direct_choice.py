@@ -67,9 +67,10 @@ _WARPGROUP_BYTES = 16  # of channels, and of features, that the copy engine move
 _WARPGROUP_CAPABILITY = (9, 0)
 # 3x3 windows without strides to 64 features are ahead of cuDNN's TF32 at any of these sizes, 1.08 to 1.33 times.
 _TF32_FEW_FEATURES = 64
-# So are DenseNet's, of `_is_deep`, to 32 (1.03 to 1.45 times; in 16 bits 1.01 to 1.30, but at 128 maps of 14x14 0.93).
+# So are DenseNet's, of `_is_deep`, to 32, 1.03 to 1.45 times, in 16 bits on maps of more than so many pixels: 28x28 and
+# 56x56 0.99 to 1.30 times, smaller ones 0.93 to 1.05.
 _DEEP_FLOPS = 3e10
-_16BIT_DEEP_ELEMENTS, _16BIT_DEEP_PIXELS = 3e4, 400  # up to so many, or on maps from so many pixels on
+_16BIT_DEEP_PIXELS = 400
 # 1x1 convolutions without strides of so many channels are cuDNN's: 0.8 to 1.0 times as fast.
 _PRODUCT_FEW_CHANNELS = 32
 # And in TF32 those to a single tile of features with so much work on so many pixels, 25,088: 0.88 to 0.95 times as fast
@@ -223,9 +224,7 @@ def _is_faster_to_few_features(work: Work) -> bool:
     """Whether "direct" is expected to beat cuDNN's TF32 and 16 bits in layers of `_is_deep`."""
     if work.flops > _DEEP_FLOPS:
         return False
-    pixels = math.prod(work.geometry.conv_size(work.x_shape[1:3], work.kernel_shape[1:3]))
-    elements = work.elements / devices.current().multiprocessors
-    return work.itemsize > 2 or elements <= _16BIT_DEEP_ELEMENTS or pixels > _16BIT_DEEP_PIXELS
+    return work.itemsize > 2 or work.pixels > _16BIT_DEEP_PIXELS * work.x_shape[0]
 
 
 def has_image_kernel(work: Work) -> bool:
