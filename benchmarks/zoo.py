@@ -20,7 +20,8 @@ nothing ("direct") is timed with the first of the zeros only. Timing is `jax_spa
 implementations that `--also` names take turns with both sides. What comes out below 0.97, by the median and by the best
 times, is timed again, longer, when everything else is done, and is a loss if it does so three times: other work on the
 machine lasts for seconds and meets the side that uses more threads. What fails, as XLA's own convolutions do in some
-command buffers, is listed with the reason. With `--changed` what runs otherwise by now than in the files of `--of`.
+command buffers, is listed with the reason. With `--changed` only what None runs otherwise by now than in the files of
+`--of`, the last of which counts, is timed.
 A run takes up where the file's last one stopped, but for rows for which None takes something else by now, and
 `--seconds` ends it early ("left" in the file: how many rows are missing), with `--again` of them kept for what seems to
 lose. Kinds and batches come in the order given, of each the most frequent layers first. `--part 1 2` and `--part 2 2`
@@ -144,10 +145,15 @@ def _read(paths: Sequence[Path]) -> list[tables.Row]:
     """The rows of files, of those of the same call and zeros the one that was timed, and the last of those."""
     rows: dict[tuple[Any, ...], tables.Row] = {}
     for path in paths:
-        for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
+        for row in _rows(path):
             if "ratio" in row or "ratio" not in rows.get(_key(row), {}):
                 rows[_key(row)] = row
     return list(rows.values())
+
+
+def _rows(path: Path) -> list[tables.Row]:
+    rows: list[tables.Row] = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return rows
 
 
 def _timed(rows: Sequence[tables.Row]) -> list[tables.Row]:
@@ -170,6 +176,8 @@ def _measure_all(options: argparse.Namespace, content: dict[str, Any]) -> int:
     planned = _planned(options.plan)
     rows = {_key(row): row for row in content["rows"]}
     waiting = _waiting(options, planned)
+    if options.changed and not options.of:
+        raise ValueError("--changed: --of must name the files of earlier runs")
     if options.of:
         waiting = _of_earlier(options, waiting)
     for key, (_, about) in waiting.items():
@@ -198,11 +206,10 @@ def _measure_all(options: argparse.Namespace, content: dict[str, Any]) -> int:
 
 def _of_earlier(options: argparse.Namespace, waiting: dict[tuple[Any, ...], _Wanted]) -> dict[tuple[Any, ...], _Wanted]:
     """Of what is to be timed what lost in earlier files or, with --changed, what runs otherwise than there."""
-    rows = _read(options.of)
     if options.changed:
-        ran = {_key(row): row["implementation"] for row in rows}
+        ran = {_key(row): row["implementation"] for path in options.of for row in _rows(path)}
         return {key: each for key, each in waiting.items() if ran.get(key, "") not in ("", each[1]["implementation"])}
-    below = {_key(row) for row in losses(rows, options.below)}
+    below = {_key(row) for row in losses(_read(options.of), options.below)}
     chosen = {key: each for key, each in waiting.items() if key in below}
     if below and not chosen:
         raise ValueError("--of: what lost there is not among these networks, kinds, batches, zeros and weights")

@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
     if (IsElected()) {
       PrefetchMapsOf<U>(maps);
       InitBarriers(barriers, U::kConsumers / kWarp);
-      if (U::kTeams > 1 && team == 0) InitBarrier(SharedAddress(&joined), U::kConsumers);
+      if (U::kTeams > 1 && team == 0) InitBarrier(SharedAddress(&joined), U::kConsumers);  // for threads alone
     }
     __syncwarp();
     asm volatile("bar.arrive 1, %0;" ::"n"(U::kThreads) : "memory");  // the first copies wait for nobody

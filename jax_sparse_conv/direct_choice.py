@@ -24,8 +24,9 @@ _TF32_FLOPS = 2.5e8
 # parts, which take 1.5 times as long, are at most a quarter slower at the zeros of DenseNet's 3x3 layers.
 _16BIT_FLOPS = 9.3e8
 _16BIT_COPY = 8  # channels, as _COPY
-# Without groups, to fewer than so many features: DenseNet's 3x3 layers of 6,272 pixels with 462 MFLOP take 1.08 to 1.18
-# times as long as cuDNN's, those with up to 231 MFLOP 0.59 to 0.86 times (h200_network_layers_*.json).
+# Without groups, to fewer than so many features: DenseNet's 3x3 layers of 6,272 pixels with 462 MFLOP took 1.08 to 1.18
+# times as long as cuDNN's, those with up to 231 MFLOP 0.59 to 0.86 times (h200_network_layers_*.json, of kernels before
+# those for small maps; where there are warpgroup products, below).
 _16BIT_FEATURES = 64
 _16BIT_FEW_FLOPS = 2.5e8
 # The same at HIGHEST, where tensor cores multiply float32 in parts: of the layers in paper/fig9.json, fig12.json and
@@ -51,46 +52,50 @@ _SMALL_FLOPS = 2e7
 _SMALL_PIXELS = 56 * 56  # results without their features, the most among them
 _SMALL_FEATURES = 8
 
-# Where there are Hopper's warpgroup products, in TF32 and 16 bits, by all layers of four networks at batch 1, 8, 32 and
-# 128 under command buffers (h200_network_layers_left_*.json has those that were cuDNN's until then): cuDNN is ahead
-# once the maps of a call and its kernel have more than so many elements for each multiprocessor, because no tile's
-# results are written while the next is multiplied. The sparse kernels are behind both there.
-_TF32_ELEMENTS = 2e5  # TF32
+# Where there are Hopper's warpgroup products, in TF32 and 16 bits, by the layers of four networks at batch 1, 8, 32 and
+# 128 under command buffers (h200_network_layers_*.json; those of which `None` took none until then are in *_left_*):
+# cuDNN is ahead once the maps of a call and its kernel have more than so many elements for each multiprocessor, because
+# no tile's results are written while the next is multiplied. The sparse kernels are behind both there.
+_TF32_ELEMENTS = 2e5
 _16BIT_ELEMENTS = 1.4e5  # windows, and products with strides
 _16BIT_PRODUCT_ELEMENTS = 2.5e4  # 1x1 convolutions without strides, matrix products of cuDNN's ...
 _16BIT_PRODUCT_PIXELS = 400  # ... but for those of so few pixels, whose kernels are most of it
-_WARPGROUP_MOST_FLOPS = 1.3e11  # the most among them
+_WARPGROUP_MOST_FLOPS = 6e10  # the most among them
 _WARPGROUP_FEATURES = 64  # of a tile; fewer, as DenseNet's 32, ...
 _WARPGROUP_FEW_FLOPS = 2.5e8  # ... with as much work as measured
 _WARPGROUP_ROW = 128  # bytes of channels of a step, which has to end where a group does
 _WARPGROUP_BYTES = 16  # of channels, and of features, that the copy engine moves at the least
 _WARPGROUP_CAPABILITY = (9, 0)
-# 3x3 windows without strides to 64 features are ahead of cuDNN's TF32 at any of these sizes, 1.08 to 1.33 times.
-_TF32_FEW_FEATURES = 64
+# Windows of `_is_3x3` from 64 channels to 64 features are ahead of cuDNN's TF32 at any of these sizes, 1.08 to 1.33
+# times (h200_network_layers_left_default_*.json).
+_TF32_FEW_FEATURES, _TF32_FEW_CHANNELS, _TF32_FEW_FLOPS = 64, 64, 4.8e11
 # So are DenseNet's, of `_is_deep`, to 32, 1.03 to 1.45 times, in 16 bits on maps of more than so many pixels: 28x28 and
 # 56x56 0.99 to 1.30 times, smaller ones 0.93 to 1.05.
 _DEEP_FLOPS = 3e10
 _16BIT_DEEP_PIXELS = 400
-# 1x1 convolutions without strides of so many channels are cuDNN's: 0.8 to 1.0 times as fast.
+# 1x1 convolutions without strides from so few channels are cuDNN's: 0.7 to 1.02 times as fast.
 _PRODUCT_FEW_CHANNELS = 32
-# And in TF32 those to a single tile of features with so much work on so many pixels, 25,088: 0.88 to 0.95 times as fast
-# with 128 to 192 channels, 1.07 to 1.2 with as many or more on fewer pixels and with 256 and more on as many.
-_PRODUCT_TILE_FEATURES = 128
+# And in TF32 those to a single tile of features from 96 to 192 channels on 25,088 pixels, as whose operations lie
+# between these: 0.88 to 0.95 times as fast (96: 1.06). On 6,272 pixels, from three to six times as many channels, 27
+# layers are 0.97 to 1.17.
+_PRODUCT_TILE_FEATURES, _PRODUCT_TILE_PIXELS = 128, 1e4
 _PRODUCT_TILE_FLOPS = 6e8, 1.24e9
-_PRODUCT_TILE_PIXELS = 1e4
-# At HIGHEST up to the first VGG-19's and ResNet-50's layers are 1.5 to 4.5 times as fast at batch 8 and 32
-# (h200_direct_layers_highest_batches.json), up to the second those with groups 1.5 to 3.3 times, and up to the third
-# those to fewer than 512 features, at batch 128, 2.4 to 3.4 times; to 512 cuDNN's algorithm is another there (0.98 to
-# 1.1 times; h200_network_layers_changed_highest.json, h200_network_layers_left_highest*.json).
-_EXACT_MANY_FLOPS, _EXACT_GROUPS_FLOPS, _WARPGROUP_EXACT_FLOPS = 1.2e11, 2.4e11, 4.8e11
-_EXACT_MANY_FEATURES = 512
-_WARPGROUP_FLOPS = 3.8e9  # in chains of kernels
+# At HIGHEST VGG-19's and ResNet-50's layers are 1.5 to 4.5 times as fast at batch 8 and 32, the largest of which has
+# _EXACT_MANY_FLOPS (h200_direct_layers_highest_batches.json). RegNetX-16GF's with groups are 1.5 to 3.3 times as fast
+# up to _EXACT_GROUPS_FLOPS, and 3x3 ones to 64 to 256 features 2.4 to 3.4 times up to _EXACT_3X3_FLOPS, at batch 128,
+# where cuDNN has another algorithm to 512 features (0.94 to 1.1; h200_network_layers_changed_highest.json and
+# h200_network_layers_left_highest*.json).
+_EXACT_MANY_FLOPS = 1.2e11
+_EXACT_GROUPS_FLOPS = 2.4e11
+_EXACT_3X3_FLOPS, _EXACT_3X3_FEATURES = 4.8e11, 256
+_CHAIN_FLOPS = 3.8e9  # in chains of kernels, of TF32 and 16 bits
 # Convolutions of TF32 and 16 bits with their pool in the kernel, VGG-19's at batch 8, 32 and 128: to few features
-# faster than cuDNN's with XLA's pool at all sizes (1.1 to 1.8 times), and to more only up to here as fast as with XLA's
-# pool behind them (h200_network_layers_pooled.json).
+# faster than cuDNN's with XLA's pool at all sizes (1.1 to 1.9 times), and to more only up to _*_POOL_FLOPS about as
+# fast as with XLA's pool behind them, beyond up to 1.12 times slower (h200_network_layers_pooled.json). What was not
+# measured there has its pool in the kernel as it had before.
 _TF32_POOL_FEATURES, _16BIT_POOL_FEATURES = 128, 64
 _TF32_POOL_FLOPS, _16BIT_POOL_FLOPS = 1e10, 3e10
-_MOST_POOL_FLOPS = 4.8e11
+_FEW_POOL_FLOPS, _OTHER_POOL_FLOPS = 4.8e11, 3.8e9
 _WARPGROUP_REACH = 8  # pixels, of a window: patches of 28 rows and their rims then have room in shared memory twice
 
 # Images have a kernel of their own. On an H200 under command buffers, first layers of VGG, ResNet (with their pool),
@@ -132,7 +137,7 @@ def prefers_direct(work: Work, platform: str) -> bool:
         return is_small and device.has_tf32
     if channels % _COPY or features % _COPY or features < _least_exact_features(work):
         return False  # not measured
-    return 0 < work.flops <= most_direct_flops(work) and device.has_fast_tf32
+    return 0 < work.flops <= _most_exact_flops(work) and device.has_fast_tf32
 
 
 def _least_exact_features(work: Work) -> int:
@@ -141,15 +146,36 @@ def _least_exact_features(work: Work) -> int:
     return _FEW_FEATURES if is_measured else _EXACT_FEATURES
 
 
+def _most_exact_flops(work: Work) -> float:
+    """Operations up to which "direct" is expected to be the fastest at HIGHEST."""
+    if not has_warpgroups():
+        return _EXACT_FLOPS
+    if _is_deep(work):
+        return _DEEP_FLOPS
+    groups, features = work.geometry.groups, work.kernel_shape[4]
+    if features // groups < _WARPGROUP_FEATURES:
+        return _EXACT_FLOPS
+    if groups > 1:
+        return _EXACT_GROUPS_FLOPS
+    return _EXACT_3X3_FLOPS if _is_3x3(work) and features <= _EXACT_3X3_FEATURES else _EXACT_MANY_FLOPS
+
+
 def _is_deep(work: Work) -> bool:
     """Whether windows have as many products as DenseNet's, and as few features."""
-    is_as_measured = _is_3x3(work) and work.kernel_shape[4] >= _FEW_FEATURES
-    return is_as_measured and work.kernel_shape[4] < _EXACT_FEATURES and work.products >= _FEW_FEATURES_PRODUCTS
+    is_as_deep = _is_3x3(work) and work.products >= _FEW_FEATURES_PRODUCTS and _is_copied(work)
+    return is_as_deep and _FEW_FEATURES <= work.kernel_shape[4] < _EXACT_FEATURES
 
 
 def _is_3x3(work: Work) -> bool:
+    """Whether windows are 3x3, without strides, dilation and groups."""
     geometry = work.geometry
-    return work.kernel_shape[1:3] == (3, 3) and geometry.strides == (1, 1) and geometry.groups == 1
+    is_plain = geometry.strides == (1, 1) and geometry.dilation == (1, 1) and geometry.groups == 1
+    return is_plain and work.kernel_shape[1:3] == (3, 3)
+
+
+def _is_copied(work: Work) -> bool:
+    """Whether the copy engine takes channels and features."""
+    return not any(sides * work.itemsize % _WARPGROUP_BYTES for sides in work.kernel_shape[3:])
 
 
 def _is_small(work: Work) -> bool:
@@ -166,17 +192,12 @@ def has_warpgroups() -> bool:
     return devices.current().capability == _WARPGROUP_CAPABILITY and _native.has_warpgroups()
 
 
-def most_direct_flops(work: Work) -> float:
-    """Operations from which on cuDNN is expected to beat "direct" in the best case that this was measured for."""
+def most_chain_flops(work: Work) -> float:
+    """Operations up to which a layer is worth its place in a chain of kernels."""
     if not _is_exact(work):
-        return _WARPGROUP_FLOPS
-    groups, features = work.geometry.groups, work.kernel_shape[4]
-    is_measured = features // groups >= _WARPGROUP_FEATURES or _is_deep(work)
-    if not (is_measured and has_warpgroups()):
-        return _EXACT_FLOPS
-    if groups > 1:
-        return _EXACT_GROUPS_FLOPS
-    return _WARPGROUP_EXACT_FLOPS if features < _EXACT_MANY_FEATURES else _EXACT_MANY_FLOPS
+        return _CHAIN_FLOPS
+    is_measured = work.geometry.groups == 1 and work.kernel_shape[4] >= _WARPGROUP_FEATURES
+    return _EXACT_MANY_FLOPS if is_measured and has_warpgroups() else _EXACT_FLOPS
 
 
 def _is_exact(work: Work) -> bool:
@@ -195,7 +216,7 @@ def takes_warpgroups(work: Work) -> bool:
         return False
     if groups > 1:
         return channels * work.itemsize % _WARPGROUP_ROW == 0 and features // groups % _WARPGROUP_FEATURES == 0
-    if channels * work.itemsize % _WARPGROUP_BYTES or features * work.itemsize % _WARPGROUP_BYTES:
+    if not _is_copied(work):
         return False
     is_small = features >= _FEW_FEATURES and work.flops <= _WARPGROUP_FEW_FLOPS
     return features >= _WARPGROUP_FEATURES or is_small
@@ -203,18 +224,21 @@ def takes_warpgroups(work: Work) -> bool:
 
 def _is_faster_by_warpgroups(work: Work) -> bool:
     """Whether warpgroup products of TF32 or 16 bits are expected to beat cuDNN's."""
-    features = work.kernel_shape[4]
-    if work.itemsize > 2 and _is_3x3(work) and features <= _TF32_FEW_FEATURES:
-        return work.flops <= _WARPGROUP_EXACT_FLOPS
+    channels, features = work.kernel_shape[3:]
+    is_to_few = _is_3x3(work) and features <= _TF32_FEW_FEATURES and channels >= _TF32_FEW_CHANNELS
+    if work.itemsize > 2 and is_to_few and work.flops <= _TF32_FEW_FLOPS:
+        return True
     elements = work.elements / devices.current().multiprocessors
     if work.flops > _WARPGROUP_MOST_FLOPS or elements > (_TF32_ELEMENTS if work.itemsize > 2 else _16BIT_ELEMENTS):
         return False
     if math.prod(work.kernel_shape[1:3]) > 1 or max(work.geometry.strides) > 1:
         return True
-    if work.kernel_shape[3] <= _PRODUCT_FEW_CHANNELS:
+    if channels <= _PRODUCT_FEW_CHANNELS:
         return False
     if work.itemsize == 2:
-        return elements <= _16BIT_PRODUCT_ELEMENTS or work.pixels <= _16BIT_PRODUCT_PIXELS
+        return features >= _WARPGROUP_FEATURES and (
+            elements <= _16BIT_PRODUCT_ELEMENTS or work.pixels <= _16BIT_PRODUCT_PIXELS
+        )
     is_a_tile = _WARPGROUP_FEATURES < features <= _PRODUCT_TILE_FEATURES and work.pixels > _PRODUCT_TILE_PIXELS
     least, most = _PRODUCT_TILE_FLOPS
     return not (is_a_tile and least < work.flops < most)
@@ -237,21 +261,25 @@ def has_image_kernel(work: Work) -> bool:
 
 def prefers_pooled(work: Work) -> bool:
     """Whether "direct" with a pool in its kernel is expected to be the fastest, though it might not be without."""
-    if not pools_in_direct(work) or _is_exact(work) or work.is_image:
-        return False
-    return _is_3x3(work) and _WARPGROUP_FEATURES <= work.kernel_shape[4] <= _few_pooled_features(work)
+    return pools_in_direct(work) and not _is_exact(work) and _pools_few_features(work)
 
 
-def _few_pooled_features(work: Work) -> int:
-    return _TF32_POOL_FEATURES if work.itemsize > 2 else _16BIT_POOL_FEATURES
+def _pools_few_features(work: Work) -> bool:
+    """Whether a pool of TF32 or 16 bits in the kernel of its convolution gains as VGG-19's first ones do."""
+    pool, (channels, features) = work.geometry.pool, work.kernel_shape[3:]
+    most = _TF32_POOL_FEATURES if work.itemsize > 2 else _16BIT_POOL_FEATURES
+    is_measured = _is_3x3(work) and min(channels, features) >= _WARPGROUP_FEATURES
+    return is_measured and pool is not None and pool.kind == "max" and features <= most
 
 
 def _most_pooled_flops(work: Work) -> float:
-    """Operations up to which a pool of pairs is best in the kernel of the convolution."""
+    """Operations up to which a pool of pairs is in the kernel of its convolution."""
     if _is_exact(work):
-        return most_direct_flops(work)
-    if work.kernel_shape[4] <= _few_pooled_features(work):
-        return _MOST_POOL_FLOPS
+        return _most_exact_flops(work)
+    if _pools_few_features(work):
+        return _FEW_POOL_FLOPS
+    if not _is_3x3(work) or work.kernel_shape[4] < _WARPGROUP_FEATURES:
+        return _OTHER_POOL_FLOPS
     return _TF32_POOL_FLOPS if work.itemsize > 2 else _16BIT_POOL_FLOPS
 
 
@@ -270,9 +298,7 @@ def pools_in_direct(work: Work) -> bool:
         return False
     if work.flops == 0 or work.flops > _most_pooled_flops(work):
         return False
-    channels, features = work.kernel_shape[3:]
-    is_copied = not (channels * work.itemsize % _WARPGROUP_BYTES or features * work.itemsize % _WARPGROUP_BYTES)
-    return work.dtype in _DTYPES and geometry.groups == 1 and is_copied
+    return work.dtype in _DTYPES and geometry.groups == 1 and _is_copied(work)
 
 
 def _pools_images(work: Work, pool: Pool) -> bool:

@@ -110,7 +110,7 @@ def _why_not_direct(work: Work) -> str | None:
         return f"its {groups} groups are too narrow"
     if groups > 1 and features * work.itemsize % 16:
         return f"K={features} of a group does not come in whole 16 bytes"
-    if work.flops > direct_choice.most_direct_flops(work):
+    if work.flops > direct_choice.most_chain_flops(work):
         return "it has so much work that its start does not matter"
     return None
 

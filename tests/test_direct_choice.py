@@ -130,6 +130,82 @@ def test_products_on_h200_are_direct_where_they_are_faster(
         assert choice.threshold(given, "cuda") == 0  # what is not for it is for cuDNN
 
 
+def _grouped(groups: int, strides: int = 1) -> Geometry:
+    return Geometry(strides=(strides, strides), padding=SAME.padding, groups=groups)
+
+
+DILATED = Geometry(padding=((2, 2), (2, 2)), dilation=(2, 2))
+WIDE = Geometry(padding=((3, 3), (3, 3)))
+
+
+@pytest.mark.parametrize(
+    ("work", "kind", "direct"),
+    [
+        (conv3x3(8, 56, 128, 32), "bfloat16", True),
+        (conv3x3(8, 56, 130, 34), "bfloat16", False),  # copied one by one, as the next
+        (conv3x3(8, 56, 129, 33), "tf32", False),
+        (conv3x3(32, 56, 128, 32), "tf32", True),
+        (conv3x3(32, 56, 128, 32, geometry=DILATED), "tf32", False),
+        (conv3x3(128, 224, 8, 64), "tf32", False),
+        (conv3x3(128, 224, 64, 64, geometry=DILATED), "tf32", False),
+        (conv1x1(8, 28, 192, 64), "bfloat16", True),
+        (conv1x1(8, 28, 192, 32), "bfloat16", False),
+        (conv1x1(8, 7, 2048, 2048), "bfloat16", True),
+        (conv1x1(8, 9, 2048, 2048), "bfloat16", False),
+        (conv1x1(8, 56, 64, 128), "tf32", True),
+        (conv1x1(8, 56, 96, 128), "tf32", False),
+        (conv1x1(8, 56, 96, 160), "tf32", True),  # more than a tile
+        (dataclasses.replace(conv3x3(8, 28, 512, 512, geometry=WIDE), kernel_shape=(1, 7, 7, 512, 512)), "tf32", False),
+        (conv3x3(128, 112, 256, 256, geometry=_grouped(2, strides=2)), "highest", True),
+        (conv3x3(256, 112, 256, 256, geometry=_grouped(2, strides=2)), "highest", False),
+        (conv3x3(128, 56, 256, 256), "highest", True),
+        (conv3x3(128, 56, 256, 256, geometry=DILATED), "highest", False),
+        (conv3x3(128, 56, 256, 508), "highest", False),
+        (conv1x1(128, 56, 1024, 512), "highest", False),
+        (conv3x3(1024, 56, 128, 32), "highest", False),
+    ],
+)
+def test_what_was_not_measured_on_h200_is_left_to_others(h200: None, work: Work, kind: str, direct: bool) -> None:
+    dtype = "float32" if kind in ("tf32", "highest") else kind
+    work = dataclasses.replace(work, dtype=dtype, exact=kind == "highest")
+    assert direct_choice.prefers_direct(work, "cuda") == direct
+
+
+def test_windows_to_few_features_want_warpgroup_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_gpu(monkeypatch, (9, 0), has_warpgroups=False)
+    for dtype in ("float32", "bfloat16"):
+        work = conv3x3(32, 56, 128, 32, exact=False, dtype=dtype)
+        assert not direct_choice.prefers_direct(work, "cuda")
+
+
+@pytest.mark.parametrize(
+    ("changes", "preferred"),
+    [
+        ({}, True),
+        ({"exact": True}, False),
+        ({"dtype": "bfloat16"}, False),
+        ({"dtype": "float64"}, False),
+        ({"kernel_shape": (1, 3, 3, 128, 192)}, False),
+        ({"kernel_shape": (1, 3, 3, 128, 48)}, False),
+        ({"kernel_shape": (1, 1, 5, 128, 128)}, False),
+        ({"x_shape": (32, 112, 112, 8), "kernel_shape": (1, 3, 3, 8, 64)}, False),
+        ({"x_shape": (32, 112, 112, 4), "kernel_shape": (1, 3, 3, 4, 64)}, False),
+        ({"geometry": dataclasses.replace(POOLED, dilation=(2, 2))}, False),
+        ({"geometry": dataclasses.replace(POOLED, pool=Pool("avg", (2, 2), (2, 2), ((0, 0), (0, 0))))}, False),
+        ({"geometry": SAME}, False),
+    ],
+)
+def test_pools_for_which_direct_is_preferred(
+    h200: None, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], preferred: bool
+) -> None:
+    """VGG-19's second block at batch 32, whose convolution alone is cuDNN's."""
+    work = dataclasses.replace(conv3x3(32, 112, 128, 128, exact=False, geometry=POOLED), **changes)
+    assert direct_choice.prefers_pooled(work) == preferred
+    for capability, has_warpgroups in (((7, 5), True), ((8, 0), True), ((9, 0), False), ((10, 0), True)):
+        on_a_gpu(monkeypatch, capability, has_warpgroups=has_warpgroups)
+        assert not direct_choice.prefers_pooled(work)
+
+
 def test_a_residual_is_a_map_that_a_call_reads(h200: None) -> None:
     work = conv1x1(16, 28, 128, 512)
     assert direct_choice.prefers_direct(work, "cuda")
@@ -304,6 +380,7 @@ def test_a_pool_behind_direct_is_xlas(
         ({"dtype": "bfloat16", "x_shape": (32, 56, 56, 128)}, True),
         ({"dtype": "bfloat16", "x_shape": (64, 56, 56, 128)}, False),  # XLA's pool is faster
         ({"dtype": "bfloat16", "x_shape": (512, 56, 56, 128), "kernel_shape": (1, 3, 3, 128, 64)}, True),
+        ({"x_shape": (16, 56, 56, 128), "kernel_shape": (1, 3, 3, 128, 48)}, False),  # not measured
         ({"kernel_shape": (1, 3, 3, 128, 256)}, True),
         ({"x_shape": (8, 56, 56, 128), "kernel_shape": (1, 3, 3, 128, 256)}, False),  # XLA's pool is faster
         ({"x_shape": (1, 56, 56, 126), "kernel_shape": (1, 3, 3, 126, 128)}, False),
@@ -348,6 +425,23 @@ def test_a_pool_inside_direct_makes_large_layers_its(
     chosen = lowering.resolved(*operands, config, "cuda")
     assert (chosen is not None and chosen.method == "direct" and chosen.geometry == POOLED) == is_direct
     assert (chosen is None) != is_direct
+
+
+@pytest.mark.parametrize(
+    ("work", "least", "most"),
+    [
+        (conv3x3(1, 28, 512, 512, exact=False), 3.7e9, 1e10),
+        (conv3x3(1, 28, 512, 512), 1e11, 2e11),
+        (conv3x3(1, 28, 512, 512, geometry=_grouped(4)), 1e10, 2e10),
+        (conv3x3(1, 56, 128, 32), 1e10, 2e10),
+    ],
+)
+def test_layers_of_chains_are_as_large_as_they_were_measured(
+    h200: None, monkeypatch: pytest.MonkeyPatch, work: Work, least: float, most: float
+) -> None:
+    assert least < direct_choice.most_chain_flops(work) < most
+    on_a_gpu(monkeypatch, (8, 0), has_warpgroups=True)
+    assert direct_choice.most_chain_flops(work) < 2e10
 
 
 @pytest.mark.parametrize("implementation", ["direct", None])

@@ -166,3 +166,30 @@ def test_profile_maps_have_the_zeros_asked_for() -> None:
     patches = zoo_layers.profile_map((1, 56, 56, 64), 85, 0) != 0
     groups = patches.reshape(1, 28, 2, 28, 2, 64).any((2, 4)).mean()
     assert groups < 0.9 * (1 - 0.85**4)  # in patches
+
+
+@of_the_cpu
+def test_zoo_times_what_runs_otherwise_by_now(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    earlier, later, out = (tmp_path / f"{name}.json" for name in ("earlier", "later", "out"))
+    options = ["--networks", "lenet5", "--zeros", "none", "--repeats", "1"]
+    assert zoo.main([*options, "--seconds", "0", "--json", str(earlier)]) == 0
+    assert zoo.main([*options, "--json", str(later)]) == 0
+    content = json.loads(later.read_text())
+    timed = [row for row in content["rows"] if "ratio" in row]
+    assert len(timed) > 1
+    changed = [*options, "--changed", "--of", str(later), "--json", str(out)]
+    assert zoo.main(changed) == 0
+    assert json.loads(out.read_text())["rows"] == []
+    timed[0]["implementation"] = "another"
+    earlier.write_text(json.dumps(content))
+    assert zoo.main([*options, "--changed", "--of", str(earlier), "--json", str(out)]) == 0
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["details"] == timed[0]["details"]
+    out.unlink()
+    timed[0] |= {"implementation": "xla"}
+    del timed[0]["ratio"]  # not timed, as XLA's are, but the newer one
+    earlier.write_text(json.dumps(content))
+    assert zoo.main([*options, "--changed", "--of", str(later), str(earlier), "--json", str(out)]) == 0
+    assert [row["details"] for row in json.loads(out.read_text())["rows"]] == [timed[0]["details"]]
+    assert zoo.main([*options, "--changed", "--json", str(out)]) == 1
+    assert "--of must name" in capsys.readouterr().err
