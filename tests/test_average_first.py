@@ -87,6 +87,16 @@ def test_given_counts_are_of_the_whole_map() -> None:
     np.testing.assert_allclose(call(x, kernel, nonzeros=counts), call(x, kernel), rtol=1e-6)
 
 
+def test_counts_of_the_result_are_its_own() -> None:
+    inputs = cases.inputs(AVERAGE)
+    inputs.x[0] = 0
+    x, kernel = jnp.asarray(inputs.x), jnp.asarray(inputs.kernel)
+    result, counts = jsc.conv_pool(x, kernel, precision="highest", count_nonzeros=True, **AVERAGE.arguments)
+    np.testing.assert_allclose(result, jsc.conv_pool(x, kernel, implementation="xla", **AVERAGE.arguments), atol=1e-5)
+    assert 0 < np.count_nonzero(result) < result.size
+    assert counts.sum(axis=0).tolist() == [np.count_nonzero(result), result.size]
+
+
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_values_that_are_not_finite(value: float) -> None:
     inputs = cases.inputs(AVERAGE)
