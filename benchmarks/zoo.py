@@ -51,14 +51,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_sparse_conv as jsc
-from benchmarks import command, tables, zoo_layers
+from benchmarks import command, tables, zoo_layers, zoo_rows
 from benchmarks.cases import KINDS
 from benchmarks.layers import WEIGHTS, WEIGHTS_HELP
 from benchmarks.zoo_layers import ZooLayer
 from jax_sparse_conv import environment, models, timing
 from jax_sparse_conv.calls import Call
 
-LEAST = 0.97
 LAYER_KINDS = KINDS | {"float16": ("float16", None)}
 _LONGER = 4  # times as many repeats where a layer seems to lose
 _ROUNDS = 3
@@ -70,18 +69,6 @@ _COLD_BYTES = 2**28  # of kernels, so that none is still in a cache when its tur
 _MOST_KERNELS = 32
 _TARGET = re.compile(r"@jsc_(\w+)")
 _SKIPS_NOTHING = ("direct", "xla")  # implementations whose time does not depend on zeros
-_COLUMNS = (
-    ("call", "call", "<", "{}"),
-    ("op", "op", "<", "{}"),
-    ("batch", "batch", ">", "{}"),
-    ("zeros_percent", "zeros %", ">", "{:.0f}"),
-    ("implementation", "ran", "<", "{}"),
-    ("xla_us", "XLA us", ">", "{:.1f}"),
-    ("ours_us", "ours us", ">", "{:.1f}"),
-    ("ratio", "ratio", ">", "{:.2f}"),
-    ("best_ratio", "of best", ">", "{:.2f}"),
-    ("first", "a layer", "<", "{}"),
-)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         if options.list:
-            print(summary(_read(options.list)))
+            print(zoo_rows.summary(zoo_rows.read(options.list)))
             return 0
         command.check_folder("--json", options.json)
         content = _content(options, command.portable("benchmarks.zoo", arguments))
@@ -98,66 +85,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         print(f"benchmarks.zoo: {error}", file=sys.stderr)
         return 1
-    print(summary(content["rows"]))
+    print(zoo_rows.summary(content["rows"]))
     print(f"{left} left to be timed" if left else "all timed")
     return 0
-
-
-def losses(rows: Sequence[tables.Row], least: float | None = None) -> list[tables.Row]:
-    """Rows that lose by the median and by the best times, as they were timed last."""
-    return [row for row in _timed(rows) if max(row["ratio"], row["best_ratio"]) < (LEAST if least is None else least)]
-
-
-def summary(rows: Sequence[tables.Row]) -> str:
-    """What loses, and the distribution of the ratios by kind and batch."""
-    timed, lost = _timed(rows), losses(rows)
-    lines = [tables.aligned([row | {"first": row["users"][0]} for row in lost], _COLUMNS)] if lost else []
-    grouped: dict[tuple[Any, ...], list[tables.Row]] = {}
-    for row in timed:
-        zeros = "other zeros" if row["zeros_target"] else "0 % zeros"
-        grouped.setdefault((_kind(row), row["batch"], zeros), []).append(row)
-    for (kind, batch, zeros), chosen in grouped.items():
-        found = [row["ratio"] for row in chosen]
-        lines.append(
-            f"{kind}, batch {batch}, {len(found)} at {zeros}: least {min(found):.2f}, "
-            f"geometric mean {timing.geometric_mean(found):.2f}, {len(losses(chosen))} below {LEAST}"
-        )
-    lines.append(f"{len(lost)} of {len(timed)} below {LEAST}")
-    lines += [f"{row['call']} failed: {row['failed']}" for row in rows if "failed" in row]
-    are_xlas = sum(row["implementation"] == "xla" for row in rows)
-    if are_xlas:
-        lines.append(f"{are_xlas} more are XLA's own operation")
-    return "\n".join(lines)
-
-
-def _kind(row: tables.Row) -> str:
-    dtype, precision = (_field(row["details"], name) for name in ("dtype", "precision"))
-    return precision if dtype == "float32" else dtype
-
-
-def _field(details: str, name: str) -> str:
-    found = re.search(rf"\b{name}='(\w+)'", details)
-    assert found, details
-    return found[1]
-
-
-def _read(paths: Sequence[Path]) -> list[tables.Row]:
-    """The rows of files, of those of the same call and zeros the one that was timed, and the last of those."""
-    rows: dict[tuple[Any, ...], tables.Row] = {}
-    for path in paths:
-        for row in _rows(path):
-            if "ratio" in row or "ratio" not in rows.get(_key(row), {}):
-                rows[_key(row)] = row
-    return list(rows.values())
-
-
-def _rows(path: Path) -> list[tables.Row]:
-    rows: list[tables.Row] = json.loads(path.read_text(encoding="utf-8"))["rows"]
-    return rows
-
-
-def _timed(rows: Sequence[tables.Row]) -> list[tables.Row]:
-    return [row for row in rows if "ratio" in row and row["implementation"] != "xla"]
 
 
 def _content(options: argparse.Namespace, line: str) -> dict[str, Any]:
@@ -174,7 +104,7 @@ def _measure_all(options: argparse.Namespace, content: dict[str, Any]) -> int:
     """Add a row for everything that the file lacks; returns how many did not fit into the time."""
     start = written = time.monotonic()
     planned = _planned(options.plan)
-    rows = {_key(row): row for row in content["rows"]}
+    rows = {zoo_rows.key(row): row for row in content["rows"]}
     waiting = _waiting(options, planned)
     if options.changed and not options.of:
         raise ValueError("--changed: --of must name the files of earlier runs")
@@ -207,9 +137,9 @@ def _measure_all(options: argparse.Namespace, content: dict[str, Any]) -> int:
 def _of_earlier(options: argparse.Namespace, waiting: dict[tuple[Any, ...], _Wanted]) -> dict[tuple[Any, ...], _Wanted]:
     """Of what is to be timed what lost in earlier files or, with --changed, what runs otherwise than there."""
     if options.changed:
-        ran = {_key(row): row["implementation"] for path in options.of for row in _rows(path)}
+        ran = {zoo_rows.key(row): row["implementation"] for path in options.of for row in zoo_rows.of_file(path)}
         return {key: each for key, each in waiting.items() if ran.get(key, "") not in ("", each[1]["implementation"])}
-    below = {_key(row) for row in losses(_read(options.of), options.below)}
+    below = {zoo_rows.key(row) for row in zoo_rows.losses(zoo_rows.read(options.of), options.below)}
     chosen = {key: each for key, each in waiting.items() if key in below}
     if below and not chosen:
         raise ValueError("--of: what lost there is not among these networks, kinds, batches, zeros and weights")
@@ -218,7 +148,7 @@ def _of_earlier(options: argparse.Namespace, waiting: dict[tuple[Any, ...], _Wan
 
 def _waiting(options: argparse.Namespace, planned: dict[Call, str] | None) -> dict[tuple[Any, ...], _Wanted]:
     return {
-        _key(about): (layer.call, about)
+        zoo_rows.key(about): (layer.call, about)
         for layer in _chosen(options)
         for about in _about(layer, options, planned)
         if planned is None or planned.get(layer.call, "xla") != "xla"
@@ -244,7 +174,7 @@ def _row(
         found = {"failed": " ".join(str(error).split())[:200]}
     row = about | found
     said = row.get("failed") or f"{row['ratio']:.2f} ({row['best_ratio']:.2f})"
-    print(f"{_kind(row)}, {row['call']}, {row['zeros_target']} %: {said}", file=sys.stderr)
+    print(f"{zoo_rows.kind(row)}, {row['call']}, {row['zeros_target']} %: {said}", file=sys.stderr)
     return row
 
 
@@ -324,11 +254,7 @@ def _is_due(row: tables.Row | None, round_: int) -> bool:
     """Whether to time a row in this round: all in the first one, what has lost in all so far in the others."""
     if row is None or round_ == 0:
         return row is None and round_ == 0
-    return row.get("rounds") == round_ and bool(losses([row]))
-
-
-def _key(row: tables.Row) -> tuple[Any, ...]:
-    return tuple(row[name] for name in ("details", "zeros_target", "weights"))
+    return row.get("rounds") == round_ and bool(zoo_rows.losses([row]))
 
 
 def _planned(path: Path | None) -> dict[Call, str] | None:
@@ -402,7 +328,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--below",
         type=float,
-        default=LEAST,
+        default=zoo_rows.LEAST,
         help="with --of: what came out below this in those files, and nothing else",
     )
     add("--changed", action="store_true", help="with --of: what None runs otherwise than there, whatever it took")

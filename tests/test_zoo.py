@@ -13,7 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are run from the repository's root
 
-from benchmarks import zoo, zoo_layers
+from benchmarks import zoo, zoo_layers, zoo_rows
 
 of_the_cpu = pytest.mark.skipif(jax.default_backend() != "cpu", reason="a benchmark of the CPU")
 
@@ -24,7 +24,7 @@ def test_zoo_times_what_its_file_lacks(
 ) -> None:
     out = tmp_path / "rows.json"
     options = ["--networks", "lenet5", "--weights", "packed", "--repeats", "1", "--json", str(out)]
-    monkeypatch.setattr(zoo, "LEAST", 0.0)
+    monkeypatch.setattr(zoo_rows, "LEAST", 0.0)
     assert zoo.main([*options, "--seconds", "0"]) == 0
     printed = capsys.readouterr().out
     assert "8 left to be timed" in printed
@@ -41,7 +41,7 @@ def test_zoo_times_what_its_file_lacks(
     ]
     assert all(row["ratio"] == pytest.approx(row["xla_us"] / row["ours_us"], rel=1e-3) for row in rows)
     assert {row["rounds"] for row in rows} == {1}
-    monkeypatch.setattr(zoo, "LEAST", 1e9)  # everything loses, and is timed twice more
+    monkeypatch.setattr(zoo_rows, "LEAST", 1e9)  # everything loses, and is timed twice more
     assert zoo.main(options) == 0
     assert {row.get("rounds") for row in json.loads(out.read_text())["rows"]} == {None, 3}
     capsys.readouterr()
@@ -123,7 +123,7 @@ def test_zoo_keeps_a_loss_that_fails_when_it_is_timed_again(tmp_path: Path, monk
     (row,) = json.loads(path.read_text())["rows"]
     assert row["ratio"] == 0.5
     assert row["failed"] == "INTERNAL: status 5003"
-    assert zoo.losses([row]) == [row]
+    assert zoo_rows.losses([row]) == [row]
 
 
 @of_the_cpu
