@@ -184,8 +184,9 @@ def _averages_first(kernel: Any, config: Config, platform: str | None) -> bool:
     """Whether `implementation=None` averages x, and multiplies the averages, in a 1x1 convolution with an average pool.
 
     Both are linear, so that is the same but for rounding, on a quarter of the pixels. On a CPU DenseNet's transitions
-    take 0.2 to 0.8 of the time so, and 0.5 to 1.2 at 95 % zeros, of which averages have fewer
-    (cpu_zoo_average_first.json, cpu_zoo_average_behind.json); on GPUs it was not measured.
+    take 0.2 to 0.6 of the time so, and 0.5 to 0.95 at 95 % zeros, of which averages have fewer
+    (cpu_zoo_average_first.json, cpu_zoo_average_behind.json); on GPUs it was not measured. A sum of values near the
+    largest of their type may be infinite that would not be behind small weights.
     """
     geometry, pool = config.geometry, config.geometry.pool
     if pool is None or pool.kind != "avg" or not config.fallback or platform != "cpu":
