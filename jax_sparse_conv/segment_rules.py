@@ -27,15 +27,16 @@ _BESIDE_ROW = 2**16  # bytes of shared memory that a dense layer's kernel wants 
 # Of an average: pixels that a block takes at a time, channels of a block's piece, blocks that share them and bytes of
 # results for which they do, and how many rounds of loads are less than a kernel of its own.
 _AVERAGED, _PIECE, _PARTS, _SHARED_RESULTS, _MOST_ROUNDS = 64, 256, 8, 7680, 8
-# Where a chain gains over `implementation=None`, layer by layer: on this capability, up to so many images, from so many
-# layers on (`LEAST_LAYERS`), of so many operations on average. By rows of h200_networks.json from before chains were
-# chosen ResNet-50's 1.5e8 gain at every precision, RegNetX-16GF's 4.5e8 9 % in TF32 and 11 in bfloat16, VGG-19's 2.4e9
-# 3 and 7, and 8 at HIGHEST since kernels leave each other small parts there. ResNet-50 gains 8 % in TF32 and 16 in
-# bfloat16 at batch 2, 5 at batch 4; at HIGHEST 8 at batch 2, for which it takes 1 % more memory than XLA (development
-# runs).
+# Where a chain gains over `implementation=None`, layer by layer: on this capability, from so many layers on
+# (`LEAST_LAYERS`), of so many operations on average, for one image at HIGHEST. By rows of h200_networks.json from
+# before chains were chosen ResNet-50's 1.5e8 gain at every precision, RegNetX-16GF's 4.5e8 9 % in TF32 and 11 in
+# bfloat16, VGG-19's 2.4e9 3 and 7, and 8 at HIGHEST since kernels leave each other small parts there. Eight images of
+# ResNet-50, 1.2e9, gain 6 % in TF32 and 13 in bfloat16, where GoogLeNet's and RegNetX-400MF's gain 10 and 6, four of
+# ResNet-34 19 and two of RegNetX-16GF, 9e8, 33 (h100_networks_chains.json); eight of these, 3.6e9, nothing. At HIGHEST
+# ResNet-50 gains 8 % at batch 2, for which it takes 1 % more memory than XLA (a development run).
 _MEASURED = (9, 0)
-_MOST_IMAGES, _MOST_IMAGES_EXACT = 4, 1
-_FLOPS, _FLOPS_OF_ONE = 7e8, 2.5e9  # the latter for one image
+_MOST_IMAGES_EXACT = 1
+_FLOPS, _FLOPS_OF_ONE = 1.3e9, 2.5e9  # the latter for one image
 
 
 def why_not(config: Config, x: Any, kernel: Any, shared_memory: int | None = None) -> str | None:
@@ -117,7 +118,7 @@ def _why_not_direct(work: Work) -> str | None:
 
 def may_be_chosen(x: Any) -> bool:
     """Whether layers of images like x could run as a chain by choice on some device that this installation serves."""
-    if jax.export.is_symbolic_dim(x.shape[0]) or not 1 <= x.shape[0] <= _MOST_IMAGES:
+    if jax.export.is_symbolic_dim(x.shape[0]) or not 1 <= x.shape[0] <= MAX_IMAGES:
         return False
     return _native.why_missing("segment", "cuda", x.dtype) is None
 
@@ -137,7 +138,7 @@ def pays(calls: Sequence[tuple[Config, Any, Any]]) -> bool:
     images, exact = x.shape[0], is_precise(config, x.dtype)
     if devices.current().capability != _MEASURED or len(calls) < LEAST_LAYERS:
         return False
-    if images > (_MOST_IMAGES_EXACT if exact else _MOST_IMAGES):
+    if images > (_MOST_IMAGES_EXACT if exact else MAX_IMAGES):
         return False
     most = _FLOPS_OF_ONE if images == 1 else _FLOPS
     return sum(lowering.work_of(x, kernel, config).flops for config, x, kernel in calls) <= most * len(calls)
