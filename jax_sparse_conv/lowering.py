@@ -183,13 +183,11 @@ def _is_split_in_export(ctx: Any, config: Config) -> bool:
 def _averages_first(kernel: Any, config: Config, platform: str | None) -> bool:
     """Whether `implementation=None` averages x, and multiplies the averages, in a 1x1 convolution with an average pool.
 
-    Both are linear, so that is the same but for rounding, on a quarter of the pixels. On a CPU DenseNet's transitions
-    take 0.2 to 0.6 of the time so, and 0.5 to 0.95 at 95 % zeros, of which averages have fewer
-    (cpu_zoo_average_first.json, cpu_zoo_average_behind.json); on GPUs it was not measured. A sum of values near the
-    largest of their type may be infinite that would not be behind small weights.
+    Both are linear, so that is the same but for rounding, on a quarter of the pixels. A sum of values near the largest
+    of their type may be infinite that would not be behind small weights.
     """
     geometry, pool = config.geometry, config.geometry.pool
-    if pool is None or pool.kind != "avg" or not config.fallback or platform != "cpu":
+    if pool is None or pool.kind != "avg" or not config.fallback or not _gains_by_averages(kernel.dtype, platform):
         return False
     if config.activation is not None or config.has_nonzeros:
         return False
@@ -197,6 +195,19 @@ def _averages_first(kernel: Any, config: Config, platform: str | None) -> bool:
         return False
     is_of_pixels = kernel.shape[1:3] == (1, 1) and geometry.strides == (1, 1)
     return is_of_pixels and all(w <= s for w, s in zip(pool.window, pool.strides, strict=True)) and max(pool.window) > 1
+
+
+def _gains_by_averages(dtype: Any, platform: str | None) -> bool:
+    """Whether averages first were measured to be faster, in DenseNet's transitions.
+
+    On a CPU they take 0.2 to 0.6 of the time so, and 0.5 to 0.95 at 95 % zeros, of which averages have fewer
+    (cpu_zoo_average_first.json, cpu_zoo_average_behind.json). On Hopper GPUs in TF32 it is 0.6 to 0.97 of the time at
+    batch 1 to 32 (h100_zoo_average_first.json, h100_zoo_average_behind.json), and at HIGHEST products, of which it saves
+    three quarters, take longer; 16 bits and other GPUs were not measured.
+    """
+    if platform != "cuda":
+        return platform == "cpu"
+    return dtype == "float32" and direct_choice.has_warpgroups()
 
 
 def _of_averages(x: jax.Array, *others: jax.Array, config: Config) -> jax.Array:

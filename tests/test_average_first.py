@@ -13,12 +13,11 @@ import numpy as np
 import oracle
 import pytest
 from cases import Case
-from conftest import PLATFORM
+from conftest import PLATFORM, on_a_gpu
 from test_kernels import TOLERANCE, run
 
 import jax_sparse_conv as jsc
-
-pytestmark = pytest.mark.skipif(PLATFORM != "cpu", reason="the pool comes first on a CPU alone")
+from jax_sparse_conv import _native, direct_choice
 
 AVERAGE = Case("average", (2, 9, 7, 40), 24, kernel=(1, 1), pool="avg", window=(2, 2))
 CASES = (
@@ -33,10 +32,18 @@ CASES = (
 )
 
 
-def _lowered(case: Case, implementation: str | None, dtype: Any = jnp.float32) -> str:
+def _lowered(
+    case: Case, implementation: str | None, dtype: Any = "float32", platform: str = PLATFORM, precision: Any = None
+) -> str:
     kernel = jax.ShapeDtypeStruct((*case.kernel, case.x[3] // case.groups, case.features), dtype)
-    call = functools.partial(jsc.conv_pool, implementation=implementation, **case.arguments)
-    return jax.jit(call).lower(jax.ShapeDtypeStruct(case.x, dtype), kernel).as_text()
+    call = functools.partial(jsc.conv_pool, implementation=implementation, precision=precision, **case.arguments)
+    traced = jax.jit(call).trace(jax.ShapeDtypeStruct(case.x, dtype), kernel)
+    return str(traced.lower(lowering_platforms=(platform,)).as_text())
+
+
+def _is_first(dtype: str) -> bool:
+    """Whether it is on this machine: on a GPU where it was measured."""
+    return PLATFORM == "cpu" or (dtype == "float32" and direct_choice.has_warpgroups())
 
 
 def _pools_first(case: Case, text: str) -> bool:
@@ -53,7 +60,34 @@ def test_equals_the_oracle(case: Case, dtype: str) -> None:
         inputs = cases.inputs(case)
         typed = cases.Inputs(*(None if v is None else jnp.asarray(v, dtype) for v in inputs))
         assert oracle.relative_error(run(case, typed, None), oracle.expected(case, typed)) <= TOLERANCE[dtype]
-    assert _pools_first(case, _lowered(case, None))
+    assert _pools_first(case, _lowered(case, None, dtype)) == _is_first(dtype)
+
+
+@pytest.mark.parametrize(
+    ("capability", "has_warpgroups", "dtype", "first"),
+    [
+        ((9, 0), True, "float32", True),
+        ((9, 0), True, "bfloat16", False),  # not measured, as the others
+        ((9, 0), True, "float64", False),
+        ((9, 0), False, "float32", False),
+        ((8, 0), True, "float32", False),
+    ],
+)
+@pytest.mark.parametrize("precision", [None, "highest"])
+def test_on_gpus_where_it_was_measured(
+    monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int],
+    has_warpgroups: bool,
+    dtype: str,
+    first: bool,
+    precision: str | None,
+) -> None:
+    on_a_gpu(monkeypatch, capability, has_warpgroups=has_warpgroups)
+    monkeypatch.setattr(_native, "why_missing", lambda *_: None)
+    monkeypatch.setattr(_native, "workspace_bytes", lambda *_: 0)
+    case = dataclasses.replace(AVERAGE, x=(1, 28, 28, 128), features=64)
+    with jax.enable_x64(dtype == "float64"):
+        assert _pools_first(case, _lowered(case, None, dtype, "cuda", precision)) == first
 
 
 @pytest.mark.parametrize(
@@ -92,7 +126,8 @@ def test_counts_of_the_result_are_its_own() -> None:
     inputs.x[0] = 0
     x, kernel = jnp.asarray(inputs.x), jnp.asarray(inputs.kernel)
     result, counts = jsc.conv_pool(x, kernel, precision="highest", count_nonzeros=True, **AVERAGE.arguments)
-    np.testing.assert_allclose(result, jsc.conv_pool(x, kernel, implementation="xla", **AVERAGE.arguments), atol=1e-5)
+    wanted = jsc.conv_pool(x, kernel, precision="highest", implementation="xla", **AVERAGE.arguments)
+    np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-5)
     assert 0 < np.count_nonzero(result) < result.size
     assert counts.sum(axis=0).tolist() == [np.count_nonzero(result), result.size]
 
