@@ -58,6 +58,10 @@ _SMALL_FEATURES = 8
 # no tile's results are written while the next is multiplied. The sparse kernels are behind both there.
 _TF32_ELEMENTS = 2e5
 _16BIT_ELEMENTS = 1.4e5  # windows, and products with strides
+# Two of its layers lost on an H100 (h100_network_layers_*.json): with groups at 2e5, 0.90 times as fast as cuDNN's TF32
+# (1.00 on an H200; 1.3 to 1.5 at 1.4e5), and windows with strides to a tile of features at 1.2e5, 0.96 (1.02).
+_TF32_GROUP_ELEMENTS = 1.5e5
+_STRIDED_TILE_FEATURES, _STRIDED_TILE_ELEMENTS = 128, 1e5
 _16BIT_PRODUCT_ELEMENTS = 2.5e4  # 1x1 convolutions without strides, matrix products of cuDNN's ...
 _16BIT_PRODUCT_PIXELS = 400  # ... but for those of so few pixels, whose kernels are most of it
 _WARPGROUP_MOST_FLOPS = 6e10  # the most among them
@@ -229,7 +233,7 @@ def _is_faster_by_warpgroups(work: Work) -> bool:
     if work.itemsize > 2 and is_to_few and work.flops <= _TF32_FEW_FLOPS:
         return True
     elements = work.elements / devices.current().multiprocessors
-    if work.flops > _WARPGROUP_MOST_FLOPS or elements > (_TF32_ELEMENTS if work.itemsize > 2 else _16BIT_ELEMENTS):
+    if work.flops > _WARPGROUP_MOST_FLOPS or elements > _most_elements(work):
         return False
     if math.prod(work.kernel_shape[1:3]) > 1 or max(work.geometry.strides) > 1:
         return True
@@ -242,6 +246,17 @@ def _is_faster_by_warpgroups(work: Work) -> bool:
     is_a_tile = _WARPGROUP_FEATURES < features <= _PRODUCT_TILE_FEATURES and work.pixels > _PRODUCT_TILE_PIXELS
     least, most = _PRODUCT_TILE_FLOPS
     return not (is_a_tile and least < work.flops < most)
+
+
+def _most_elements(work: Work) -> float:
+    """Elements of a call's maps and kernel for each multiprocessor up to which warpgroup products may beat cuDNN's."""
+    geometry = work.geometry
+    has_strided_windows = math.prod(work.kernel_shape[1:3]) > 1 and max(geometry.strides) > 1
+    if has_strided_windows and work.kernel_shape[4] <= _STRIDED_TILE_FEATURES:
+        return _STRIDED_TILE_ELEMENTS
+    if work.itemsize == 2:
+        return _16BIT_ELEMENTS
+    return _TF32_ELEMENTS if geometry.groups == 1 else _TF32_GROUP_ELEMENTS
 
 
 def _is_faster_to_few_features(work: Work) -> bool:

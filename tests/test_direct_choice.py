@@ -107,6 +107,26 @@ def _grouped(groups: int, strides: int = 1) -> Geometry:
     return Geometry(strides=(strides, strides), padding=SAME.padding, groups=groups)
 
 
+@pytest.mark.parametrize(
+    ("work", "tf32", "sixteen_bits"),
+    [
+        (conv3x3(32, 28, 512, 512, geometry=_grouped(4)), False, False),
+        (conv3x3(8, 112, 128, 128), True, False),
+        (conv3x3(16, 28, 512, 512, geometry=_grouped(4)), True, True),
+        (conv3x3(32, 14, 2048, 2048, geometry=_grouped(16, strides=2)), True, True),
+        (conv3x3(32, 56, 128, 128, geometry=_grouped(1, strides=2)), False, False),
+        (conv3x3(24, 56, 128, 128, geometry=_grouped(1, strides=2)), True, True),
+        (conv3x3(32, 56, 128, 136, geometry=_grouped(1, strides=2)), True, True),  # more than a tile
+        (conv1x1(32, 56, 128, 128, strides=2), True, True),
+    ],
+)
+def test_maps_that_only_an_h200_is_as_fast_with_are_cudnns(
+    h200: None, work: Work, tf32: bool, sixteen_bits: bool
+) -> None:
+    for dtype, wanted in (("float32", tf32), ("bfloat16", sixteen_bits), ("float16", sixteen_bits)):
+        assert direct_choice.prefers_direct(dataclasses.replace(work, dtype=dtype, exact=False), "cuda") == wanted
+
+
 DILATED = Geometry(padding=((2, 2), (2, 2)), dilation=(2, 2))
 WIDE = Geometry(padding=((3, 3), (3, 3)))
 
