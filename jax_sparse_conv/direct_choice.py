@@ -126,10 +126,10 @@ def prefers_direct(work: Work, platform: str) -> bool:
         is_measured = device.capability == _WARPGROUP_CAPABILITY and features >= _IMAGE_FEATURES
         return is_measured and has_image_kernel(work) and 0 < work.flops <= _IMAGE_FLOPS
     if _is_small(work):
-        return device.has_fast_tf32 if _is_exact(work) else device.has_tf32
+        return device.has_fast_tf32 if is_exact(work) else device.has_tf32
     if has_warpgroups() and fits_warpgroups(work):
         return _is_faster_by_warpgroups(work)
-    if has_warpgroups() and _is_deep(work) and not _is_exact(work):
+    if has_warpgroups() and _is_deep(work) and not is_exact(work):
         return _is_faster_to_few_features(work)
     if work.itemsize == 2:
         if channels % _16BIT_COPY or features % _16BIT_COPY or features < _FEW_FEATURES:
@@ -198,19 +198,20 @@ def has_warpgroups() -> bool:
 
 def most_chain_flops(work: Work) -> float:
     """Operations up to which a layer is worth its place in a chain of kernels."""
-    if not _is_exact(work):
+    if not is_exact(work):
         return _CHAIN_FLOPS
     is_measured = work.geometry.groups == 1 and work.kernel_shape[4] >= _WARPGROUP_FEATURES
     return _EXACT_MANY_FLOPS if is_measured and has_warpgroups() else _EXACT_FLOPS
 
 
-def _is_exact(work: Work) -> bool:
+def is_exact(work: Work) -> bool:
+    """Whether float32 is to be multiplied as float32."""
     return work.exact and work.dtype == "float32"
 
 
 def fits_warpgroups(work: Work) -> bool:
     """Whether "direct" would take warpgroup products of TF32 or 16 bits."""
-    return takes_warpgroups(work) and not _is_exact(work)
+    return takes_warpgroups(work) and not is_exact(work)
 
 
 def takes_warpgroups(work: Work) -> bool:
@@ -276,7 +277,7 @@ def has_image_kernel(work: Work) -> bool:
 
 def prefers_pooled(work: Work) -> bool:
     """Whether "direct" with a pool in its kernel is expected to be the fastest, though it might not be without."""
-    return pools_in_direct(work) and not _is_exact(work) and _pools_few_features(work)
+    return pools_in_direct(work) and not is_exact(work) and _pools_few_features(work)
 
 
 def _pools_few_features(work: Work) -> bool:
@@ -289,7 +290,7 @@ def _pools_few_features(work: Work) -> bool:
 
 def _most_pooled_flops(work: Work) -> float:
     """Operations up to which a pool of pairs is in the kernel of its convolution."""
-    if _is_exact(work):
+    if is_exact(work):
         return _most_exact_flops(work)
     if _pools_few_features(work):
         return _FEW_POOL_FLOPS

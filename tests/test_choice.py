@@ -12,13 +12,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import PLATFORM, require
+from conftest import PLATFORM, on_a_gpu, require
 from works import POOLED, SAME, conv3x3, rows
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv import _native, choice, sampling
 from jax_sparse_conv.geometry import Geometry, Pool
 from jax_sparse_conv.work import Work
+
+
+GROUPS_OF_16 = conv3x3(8, 14, 160, 160, geometry=Geometry(padding=SAME.padding, groups=10))
 
 
 @pytest.mark.parametrize(
@@ -33,6 +36,10 @@ from jax_sparse_conv.work import Work
         (conv3x3(1, 56, 256, 256, dtype="bfloat16", exact=False), False),
         (conv3x3(1, 224, 3, 64), False),  # an image
         (conv3x3(1, 56, 64, 64, geometry=Geometry(padding=SAME.padding, groups=64)), False),  # depthwise
+        (GROUPS_OF_16, True),
+        (dataclasses.replace(GROUPS_OF_16, exact=False), False),  # TF32
+        (dataclasses.replace(GROUPS_OF_16, exact=False, dtype="bfloat16"), False),
+        (dataclasses.replace(GROUPS_OF_16, dtype="float16"), False),  # as exact as it can be
         (rows(1), True),
         (rows(2), False),
         (rows(8), False),
@@ -52,6 +59,11 @@ from jax_sparse_conv.work import Work
 )
 def test_h200(h200: None, work: Work, sparse: bool) -> None:
     assert choice.threshold(work, "cuda") == (math.inf if sparse else 0.0)
+
+
+def test_gpus_without_warpgroup_products_have_the_models_choice_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_gpu(monkeypatch, (8, 0), has_warpgroups=False)
+    assert choice.threshold(dataclasses.replace(GROUPS_OF_16, exact=False), "cuda") == math.inf
 
 
 @pytest.mark.parametrize(
