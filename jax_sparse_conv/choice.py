@@ -96,7 +96,7 @@ def crossover(work: Work, platform: str) -> float:
     if work.is_image or work.flops == 0:
         return 0.0
     if direct_choice.has_warpgroups() and not direct_choice.is_exact(work):
-        return 0.0  # what is not direct's there are groups of few channels above all, below
+        return 0.0  # measured in groups of few channels, see `_SPARSE_FLOOR`
     device = devices.current()
     if work.kernel_shape[4] // work.geometry.groups < 4:
         return 0.0  # nearly depthwise: a list would serve too few channels
