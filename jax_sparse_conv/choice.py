@@ -65,9 +65,9 @@ _CPU_LARGE_RESULT, _CPU_LARGE_CROSSOVER = 2**25, 0.9
 # device's properties promise, so that they carry over. Checked with paper/networks.json, where None is level with XLA
 # or ahead on four networks at two precisions, whichever of XLA's flag sets is the faster, and layer by layer, against
 # XLA under its default flags, with h200_plan_resnet50_*.json: ahead in all 54.
-# On Hopper GPUs it serves HIGHEST alone: RegNetX-400MF's groups of 16 channels without zeros were level with cuDNN's TF32
-# at batch 1, 0.93 to 1.05 (h200_small_layers_dense.json), and at batch 8 in bfloat16 19 of them made the network 0.87 to
-# 0.91 times as fast as XLA's under command buffers (h100_networks_chains.json).
+# On Hopper GPUs it serves HIGHEST alone: RegNetX-400MF's groups of 16 channels without zeros were level with cuDNN's
+# TF32 at batch 1, 0.93 to 1.05 (h200_small_layers_dense.json), and at batch 8 in bfloat16 19 of them made the network
+# 0.87 to 0.91 times as fast as XLA's under command buffers (h100_networks_chains.json).
 _SPARSE_FLOOR = 5.5  # us: launch, first data, meeting of the cluster
 _SPARSE_LISTS = 0.9  # of the peak of FFMA, for dense-equivalent operations whatever the density
 _SPARSE_SUMS = 0.75  # and for those of non-zeros

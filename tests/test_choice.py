@@ -20,7 +20,6 @@ from jax_sparse_conv import _native, choice, sampling
 from jax_sparse_conv.geometry import Geometry, Pool
 from jax_sparse_conv.work import Work
 
-
 GROUPS_OF_16 = conv3x3(8, 14, 160, 160, geometry=Geometry(padding=SAME.padding, groups=10))
 
 

@@ -185,10 +185,11 @@ def test_lowering_decides(model: ResNet, short: ResNet, monkeypatch: pytest.Monk
         for images, chains in ((8, 1), (9, 0)):
             x = image(images)[:, None].astype(dtype)
             assert lowered(monkeypatch, batched, x, capability=(9, 0)).count("@jsc_segment") == chains
-    exact = jax.vmap(jax.jit(lambda x, exact=network(precision="highest"): exact(x)))
+    exact = network(precision="highest")
+    batched = jax.vmap(jax.jit(lambda x: exact(x)))
     for images, chains in ((1, 1), (2, 0)):
         x = image(images)[:, None]
-        assert lowered(monkeypatch, exact, x, capability=(9, 0)).count("@jsc_segment") == chains
+        assert lowered(monkeypatch, batched, x, capability=(9, 0)).count("@jsc_segment") == chains
     monkeypatch.setattr(Device, "of", classmethod(no_device))
     assert lowered(monkeypatch, model, image()).count("@jsc_segment") == 0
 
