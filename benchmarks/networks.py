@@ -252,7 +252,8 @@ def _child(options: argparse.Namespace, spec: Mapping[str, Any]) -> int:
     if spec.get("prepare"):
         return 0
     limits = Limits.measured(options.quick)
-    say({"header": {**environment.describe_run(), "limits": {**vars(limits)}}})
+    flags = command.without_dumps(os.environ.get("XLA_FLAGS", ""))
+    say({"header": {**environment.describe_run(), "xla_flags": flags, "limits": {**vars(limits)}}})
     for name in spec["cases"]:
         parts = name.split("/")
         case = Case(parts[0], parts[1], int(parts[2]), options.weights)
@@ -261,7 +262,7 @@ def _child(options: argparse.Namespace, spec: Mapping[str, Any]) -> int:
             case, network, beside, tuple(options.sides), skipped, say,
             limits=limits, repeats=options.repeats, plans=options.plans, dumps=Path(spec["dumps"]),
         )  # fmt: skip
-        row["flags"], row["xla_flags"] = flags_label(), command.without_dumps(os.environ.get("XLA_FLAGS", ""))
+        row["flags"], row["xla_flags"] = flags_label(), flags
         times = ", ".join(f"{side} {us:.1f} us" for side, us in row["us"].items())
         _progress(f"{name}, {row['flags']} flags: {times}")
         say({"row": row})

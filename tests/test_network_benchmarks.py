@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,7 @@ def test_weights_can_be_constants_of_the_program(tmp_path: Path) -> None:
     content = json.loads(files[0].read_text("utf-8"))
     (row,) = content["runs"]["default"]
     assert content["weights"] == row["weights"] == "constants"
+    assert content["xla_flags"] == row["xla_flags"] == os.environ.get("XLA_FLAGS", "")  # without where dumps went
     assert set(row["us"]) == set(row["no_zeros_us"]) == {"xla", "auto", "fused"}
     assert max(row["error"].values()) < (1e-5 if _on_cpu() else 5e-2)
     weight_bytes = sum(leaf.nbytes for leaf in prepared.load("resnet50", tmp_path / "networks", quick=True).weights)
