@@ -201,7 +201,7 @@ def _gains_by_averages(dtype: Any, platform: str | None) -> bool:
     """Whether averages first were measured to be faster, in DenseNet's transitions.
 
     On a CPU they take 0.2 to 0.6 of the time so, and 0.5 to 0.95 at 95 % zeros, of which averages have fewer
-    (cpu_zoo_average_first.json, cpu_zoo_average_behind.json). On Hopper GPUs in TF32 it is 0.58 to 0.97 of the time at
+    (cpu_zoo_average_first.json, cpu_zoo_average_behind.json). On Hopper GPUs in TF32 it is 0.59 to 0.98 of the time at
     batch 1 to 32 (h100_zoo_average_first.json, h100_zoo_average_behind.json), and at HIGHEST products, three quarters
     of which are saved, take longer; 16 bits and other GPUs were not measured.
     """
