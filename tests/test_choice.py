@@ -61,8 +61,9 @@ def test_h200(h200: None, work: Work, sparse: bool) -> None:
 
 
 def test_gpus_without_warpgroup_products_have_the_models_choice_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
-    on_a_gpu(monkeypatch, (8, 0), has_warpgroups=False)
-    assert choice.threshold(dataclasses.replace(GROUPS_OF_16, exact=False), "cuda") == math.inf
+    for capability in ((8, 0), (9, 0)):
+        on_a_gpu(monkeypatch, capability, has_warpgroups=False)
+        assert choice.threshold(dataclasses.replace(GROUPS_OF_16, exact=False), "cuda") == math.inf
 
 
 @pytest.mark.parametrize(

@@ -107,15 +107,25 @@ def _grouped(groups: int, strides: int = 1) -> Geometry:
     return Geometry(strides=(strides, strides), padding=SAME.padding, groups=groups)
 
 
+STRIDED = conv3x3(32, 56, 128, 128, geometry=_grouped(1, strides=2))
+
+
 @pytest.mark.parametrize(
     ("work", "tf32", "sixteen_bits"),
     [
         (conv3x3(32, 28, 512, 512, geometry=_grouped(4)), False, False),
         (conv3x3(8, 112, 128, 128), True, False),
         (conv3x3(16, 28, 512, 512, geometry=_grouped(4)), True, True),
+        (conv3x3(23, 28, 512, 512, geometry=_grouped(4)), True, False),
+        (conv3x3(24, 28, 512, 512, geometry=_grouped(4)), False, False),
+        (conv3x3(8, 112, 128, 128, geometry=_grouped(2)), False, False),
         (conv3x3(32, 14, 2048, 2048, geometry=_grouped(16, strides=2)), True, True),
-        (conv3x3(32, 56, 128, 128, geometry=_grouped(1, strides=2)), False, False),
-        (conv3x3(24, 56, 128, 128, geometry=_grouped(1, strides=2)), True, True),
+        (STRIDED, False, False),
+        (conv3x3(26, 56, 128, 128, geometry=_grouped(1, strides=2)), True, True),
+        (conv3x3(27, 56, 128, 128, geometry=_grouped(1, strides=2)), False, False),
+        (conv3x3(24, 56, 128, 128, geometry=Geometry(strides=(1, 2), padding=SAME.padding)), False, False),
+        (dataclasses.replace(STRIDED, kernel_shape=(1, 1, 3, 128, 128)), False, False),
+        (conv3x3(32, 56, 128, 132, geometry=_grouped(1, strides=2)), True, False),  # 16 bits: not what is copied
         (conv3x3(32, 56, 128, 136, geometry=_grouped(1, strides=2)), True, True),  # more than a tile
         (conv1x1(32, 56, 128, 128, strides=2), True, True),
     ],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +17,7 @@ from flax import nnx
 from test_segments import require_kernel
 
 import jax_sparse_conv as jsc
-from jax_sparse_conv import _native, devices, layer_calls, models, segment_rules, segments
+from jax_sparse_conv import _native, devices, layer_calls, lowering, models, segment_rules, segments
 from jax_sparse_conv.devices import Device
 from jax_sparse_conv.models.resnet import ResNet
 from jax_sparse_conv.models.vgg import VGG
@@ -65,6 +67,7 @@ def layers_of(model: Any, x: Any) -> list[str]:
 
 def test_a_network_is_traced_as_a_chain(extension: None, model: ResNet) -> None:
     assert layers_of(model, image()) == CHAIN
+    assert layers_of(model, image(8)) == ["segment 12", "conv"]  # dense layers of one image alone
     assert layers_of(nnx.clone(model), image().astype(jnp.bfloat16))[0].startswith("segment")
     vgg = VGG((1, 1), 10, features=(8, 8), hidden=16, pool_size=2, rngs=nnx.Rngs(0))
     assert layers_of(vgg, image())[0] == "segment 2"
@@ -244,6 +247,34 @@ def test_chains_are_of_small_layers(short: ResNet, monkeypatch: pytest.MonkeyPat
     assert lowered(monkeypatch, network(), image(), capability=(9, 0)).count("@jsc_segment") == 0
     assert lowered(monkeypatch, network(), image(2), capability=(9, 0)).count("@jsc_segment") == 1
     assert lowered(monkeypatch, short, pair, capability=(9, 0)).count("@jsc_segment") == 1
+
+
+@pytest.mark.parametrize(
+    ("images", "flops", "precision", "dtype", "gains"),
+    [
+        (1, 2.4e9, None, "float32", True),
+        (1, 2.6e9, None, "float32", False),
+        (1, 2.4e9, "highest", "float32", True),
+        (2, 1e8, "highest", "float32", False),
+        (2, 1e8, "highest", "bfloat16", True),  # as exact as it can be
+        (2, 1.2e9, None, "float32", True),
+        (2, 1.4e9, None, "bfloat16", False),
+        (8, 1.2e9, None, "bfloat16", True),
+        (8, 1.4e9, None, "float32", False),
+        (9, 1e8, None, "bfloat16", False),
+    ],
+)
+def test_chains_gain_up_to_so_much_work(
+    h200: None, monkeypatch: pytest.MonkeyPatch, images: int, flops: float, precision: Any, dtype: str, gains: bool
+) -> None:
+    """Operations of a layer on average: half of these have less, half more."""
+    x, kernel = jnp.zeros((images, 8, 8, 16), dtype), jnp.zeros((3, 3, 16, 16), dtype)
+    (equation,) = equations(lambda x: jsc.conv(x, kernel, precision=precision), x)
+    calls = [(equation.params["config"], x, kernel[None])] * segment_rules.LEAST_LAYERS
+    works = itertools.cycle([types.SimpleNamespace(flops=share * flops) for share in (0.5, 1.5)])
+    monkeypatch.setattr(lowering, "work_of", lambda *_: next(works))
+    assert segment_rules.pays(calls) == gains
+    assert not segment_rules.pays(calls[1:])
 
 
 def test_on_the_gpu(model: ResNet, gpu: jax.Device) -> None:
