@@ -65,9 +65,10 @@ _CPU_LARGE_RESULT, _CPU_LARGE_CROSSOVER = 2**25, 0.9
 # device's properties promise, so that they carry over. Checked with paper/networks.json, where None is level with XLA
 # or ahead on four networks at two precisions, whichever of XLA's flag sets is the faster, and layer by layer, against
 # XLA under its default flags, with h200_plan_resnet50_*.json: ahead in all 54.
-# On Hopper GPUs it serves HIGHEST alone: RegNetX-400MF's groups of 16 channels without zeros were level with cuDNN's
-# TF32 at batch 1, 0.93 to 1.05 (h200_small_layers_dense.json), and at batch 8 in bfloat16 19 of them made the network
-# 0.87 to 0.91 times as fast as XLA's under command buffers (h100_networks_chains.json).
+# On Hopper GPUs it serves HIGHEST, and channels that are not whole copies (LeNet's second layer in bfloat16 is 2.0
+# times as fast, h200_small_layers.json): RegNetX-400MF's groups of 16 channels without zeros were level with cuDNN's
+# TF32 at batch 1, 0.93 to 1.05 (h200_small_layers_dense.json), and the network at batch 8 in bfloat16, with "ecr" for
+# 19 of them, 0.87 times as fast as XLA's under command buffers (h100_networks_chains.json).
 _SPARSE_FLOOR = 5.5  # us: launch, first data, meeting of the cluster
 _SPARSE_LISTS = 0.9  # of the peak of FFMA, for dense-equivalent operations whatever the density
 _SPARSE_SUMS = 0.75  # and for those of non-zeros
@@ -95,8 +96,8 @@ def crossover(work: Work, platform: str) -> float:
         return math.inf if is_row and weights >= _CUDA_DENSE_WEIGHTS and not is_cached else 0.0
     if work.is_image or work.flops == 0:
         return 0.0
-    if direct_choice.has_warpgroups() and not direct_choice.is_exact(work):
-        return 0.0  # measured in groups of few channels, see `_SPARSE_FLOOR`
+    if direct_choice.has_warpgroups() and direct_choice.is_copied(work) and not direct_choice.is_exact(work):
+        return 0.0
     device = devices.current()
     if work.kernel_shape[4] // work.geometry.groups < 4:
         return 0.0  # nearly depthwise: a list would serve too few channels

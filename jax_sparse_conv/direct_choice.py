@@ -2,7 +2,7 @@
 
 There are kernels for images, for Hopper's warpgroup products and for the products of a warp, each with sizes that it
 takes and sizes that it wins at. What a kernel takes `cuda/*_plan.cc` decides again when the program runs. Where it wins
-was measured on an H200, as each constant says; what was not measured is left to others.
+was measured on an H200 and an H100, as each constant says; what was not measured is left to others.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ _SMALL_FEATURES = 8
 _TF32_ELEMENTS = 2e5
 _16BIT_ELEMENTS = 1.4e5  # windows, and products with strides
 # Two of its layers lost on an H100 (h100_network_layers_*.json): with groups at 2e5, 0.90 times as fast as cuDNN's TF32
-# (1.00 on an H200; 1.3 to 1.5 at 1.4e5), and windows with strides to a tile of features at 1.2e5, 0.96 (1.02).
+# (1.01 on an H200; 1.3 to 1.5 at 1.4e5), and windows with strides to a tile of features at 1.2e5, 0.96 (1.02), which in
+# 16 bits were level (0.97 and 1.00).
 _TF32_GROUP_ELEMENTS = 1.5e5
 _STRIDED_TILE_FEATURES, _STRIDED_TILE_ELEMENTS = 128, 1e5
 _16BIT_PRODUCT_ELEMENTS = 2.5e4  # 1x1 convolutions without strides, matrix products of cuDNN's ...
@@ -166,7 +167,7 @@ def _most_exact_flops(work: Work) -> float:
 
 def _is_deep(work: Work) -> bool:
     """Whether windows have as many products as DenseNet's, and as few features."""
-    is_as_deep = _is_3x3(work) and work.products >= _FEW_FEATURES_PRODUCTS and _is_copied(work)
+    is_as_deep = _is_3x3(work) and work.products >= _FEW_FEATURES_PRODUCTS and is_copied(work)
     return is_as_deep and _FEW_FEATURES <= work.kernel_shape[4] < _EXACT_FEATURES
 
 
@@ -177,8 +178,8 @@ def _is_3x3(work: Work) -> bool:
     return is_plain and work.kernel_shape[1:3] == (3, 3)
 
 
-def _is_copied(work: Work) -> bool:
-    """Whether the copy engine takes channels and features."""
+def is_copied(work: Work) -> bool:
+    """Whether channels and features come in whole copies of the copy engine."""
     return not any(sides * work.itemsize % _WARPGROUP_BYTES for sides in work.kernel_shape[3:])
 
 
@@ -221,7 +222,7 @@ def takes_warpgroups(work: Work) -> bool:
         return False
     if groups > 1:
         return channels * work.itemsize % _WARPGROUP_ROW == 0 and features // groups % _WARPGROUP_FEATURES == 0
-    if not _is_copied(work):
+    if not is_copied(work):
         return False
     is_small = features >= _FEW_FEATURES and work.flops <= _WARPGROUP_FEW_FLOPS
     return features >= _WARPGROUP_FEATURES or is_small
@@ -314,7 +315,7 @@ def pools_in_direct(work: Work) -> bool:
         return False
     if work.flops == 0 or work.flops > _most_pooled_flops(work):
         return False
-    return work.dtype in _DTYPES and geometry.groups == 1 and _is_copied(work)
+    return work.dtype in _DTYPES and geometry.groups == 1 and is_copied(work)
 
 
 def _pools_images(work: Work, pool: Pool) -> bool:

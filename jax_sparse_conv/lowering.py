@@ -36,6 +36,7 @@ _ACTIVATION_CODES = {None: 0, "relu": 1}
 _PRECISION_CODES = {lax.Precision.DEFAULT: 0, lax.Precision.HIGH: 1, lax.Precision.HIGHEST: 2}
 # Algorithms of lax that promise no more than TF32 does.
 _COARSE_ALGORITHMS = ("DEFAULT", "TF32_TF32_F32", "BF16_BF16_F32", "BF16_BF16_BF16", "F16_F16_F16", "F16_F16_F32")
+_AVERAGED_IMAGES = 8  # in 16 bits on a GPU, from which on averages first were measured to be faster
 _COUNTING = ("ecr", "pecr", "direct", "adaptive")  # methods whose CUDA kernels count the non-zeros of their result
 
 
@@ -153,7 +154,7 @@ def platform_name(ctx: Any, platform: str | None) -> str:
 @devices.for_lowering
 def _lower(ctx: Any, *operands: Any, config: Config, platform: str | None) -> Any:
     x, kernel = ctx.avals_in[:2]
-    if _averages_first(kernel, config, platform):
+    if _averages_first(x, kernel, config, platform):
         return mlir.lower_fun(functools.partial(_of_averages, config=config), multiple_results=False)(ctx, *operands)
     if _pools_apart(x, kernel, config, platform):
         return mlir.lower_fun(functools.partial(_then_pool, config=config), multiple_results=False)(ctx, *operands)
@@ -180,14 +181,14 @@ def _is_split_in_export(ctx: Any, config: Config) -> bool:
     return True
 
 
-def _averages_first(kernel: Any, config: Config, platform: str | None) -> bool:
+def _averages_first(x: Any, kernel: Any, config: Config, platform: str | None) -> bool:
     """Whether `implementation=None` averages x, and multiplies the averages, in a 1x1 convolution with an average pool.
 
     Both are linear, so that is the same but for rounding, on a quarter of the pixels. A sum of values near the largest
     of their type may be infinite that would not be behind small weights.
     """
     geometry, pool = config.geometry, config.geometry.pool
-    if pool is None or pool.kind != "avg" or not config.fallback or not _gains_by_averages(kernel.dtype, platform):
+    if pool is None or pool.kind != "avg" or not config.fallback or not _gains_by_averages(x, platform):
         return False
     if config.activation is not None or config.has_nonzeros:
         return False
@@ -197,17 +198,20 @@ def _averages_first(kernel: Any, config: Config, platform: str | None) -> bool:
     return is_of_pixels and all(w <= s for w, s in zip(pool.window, pool.strides, strict=True)) and max(pool.window) > 1
 
 
-def _gains_by_averages(dtype: Any, platform: str | None) -> bool:
-    """Whether averages first were measured to be faster, in DenseNet's transitions.
+def _gains_by_averages(x: Any, platform: str | None) -> bool:
+    """Whether averages first are expected to be faster, by DenseNet's transitions.
 
-    On a CPU they take 0.2 to 0.6 of the time so, and 0.5 to 0.95 at 95 % zeros, of which averages have fewer
-    (cpu_zoo_average_first.json, cpu_zoo_average_behind.json). On Hopper GPUs in TF32 it is 0.59 to 0.98 of the time at
-    batch 1 to 32 (h100_zoo_average_first.json, h100_zoo_average_behind.json), and at HIGHEST products, three quarters
-    of which are saved, take longer; 16 bits and other GPUs were not measured.
+    On a CPU these take 0.2 to 0.6 of the time so, and 0.5 to 0.95 at 95 % zeros, of which averages have fewer
+    (cpu_zoo_average_first.json, cpu_zoo_average_behind.json). On Hopper GPUs it is 0.59 to 0.98 of the time in TF32 at
+    batch 1 to 32 (h100_zoo_average_first.json, h100_zoo_average_behind.json); HIGHEST was not measured, but saves three
+    quarters of products that take longer. In 16 bits they are 1.2 to 1.5 times as fast as XLA at batch 8 and 32
+    (h100_network_layers_*.json), and slower than with the pool behind for one image of 56x56 pixels.
     """
-    if platform != "cuda":
+    if platform != "cuda" or not direct_choice.has_warpgroups():
         return platform == "cpu"
-    return dtype == "float32" and direct_choice.has_warpgroups()
+    if x.dtype.itemsize == 2:
+        return isinstance(x.shape[0], int) and x.shape[0] >= _AVERAGED_IMAGES
+    return bool(x.dtype == "float32")
 
 
 def _of_averages(x: jax.Array, *others: jax.Array, config: Config) -> jax.Array:

@@ -157,9 +157,9 @@ def conv_pool(
         "coo" or "direct" (that convolution, then XLA's pool; "direct" takes 2x2 windows side by side into its kernel
         for convolutions of stride 1 on Hopper GPUs), "xla" (dense), "adaptive" (on a CPU PECR or dense while the
         program runs; on a GPU the convolution as in `conv`, then XLA's pool), or None: PECR, dense or "direct", chosen
-        as in `conv`; on a CPU a 1x1 convolution alone, of the averages, where an "avg" pool follows it without an
-        activation, padding or strides of its own. To name PECR here and ECR in `conv` is the paper's OCPA rule
-        (section 7).
+        as in `conv`; on a CPU, and on Hopper GPUs in float32 and in 16 bits from 8 images on, a 1x1 convolution of the
+        averages, where an "avg" pool follows it without an activation, padding or strides of its own. To name PECR here
+        and ECR in `conv` is the paper's OCPA rule (section 7).
       nonzeros: of x, as in `conv`.
       count_nonzeros: as in `conv`, of the pooled result.
 

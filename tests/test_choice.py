@@ -22,6 +22,8 @@ from jax_sparse_conv.work import Work
 
 GROUPS_OF_16 = conv3x3(8, 14, 160, 160, geometry=Geometry(padding=SAME.padding, groups=10))
 
+LENETS = Work("ecr", (1, 14, 14, 6), (1, 5, 5, 6, 16), Geometry(), "bfloat16", False)
+
 
 @pytest.mark.parametrize(
     ("work", "sparse"),
@@ -39,6 +41,8 @@ GROUPS_OF_16 = conv3x3(8, 14, 160, 160, geometry=Geometry(padding=SAME.padding, 
         (dataclasses.replace(GROUPS_OF_16, exact=False), False),  # TF32
         (dataclasses.replace(GROUPS_OF_16, exact=False, dtype="bfloat16"), False),
         (dataclasses.replace(GROUPS_OF_16, dtype="float16"), False),  # as exact as it can be
+        (LENETS, True),
+        (dataclasses.replace(LENETS, x_shape=(1, 14, 14, 8), kernel_shape=(1, 5, 5, 8, 16)), False),  # whole copies
         (rows(1), True),
         (rows(2), False),
         (rows(8), False),
