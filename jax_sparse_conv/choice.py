@@ -18,6 +18,7 @@ implementations gives. The decision is made while a program is lowered, so it se
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from jax_sparse_conv import crossing, devices, direct_choice
 from jax_sparse_conv.geometry import Geometry
@@ -65,10 +66,6 @@ _CPU_LARGE_RESULT, _CPU_LARGE_CROSSOVER = 2**25, 0.9
 # device's properties promise, so that they carry over. Checked with paper/networks.json, where None is level with XLA
 # or ahead on four networks at two precisions, whichever of XLA's flag sets is the faster, and layer by layer, against
 # XLA under its default flags, with h200_plan_resnet50_*.json: ahead in all 54.
-# On Hopper GPUs it serves HIGHEST, and channels that are not whole copies (LeNet's second layer in bfloat16 is 2.0
-# times as fast, h200_small_layers.json): RegNetX-400MF's groups of 16 channels without zeros were level with cuDNN's
-# TF32 at batch 1, 0.93 to 1.05 (h200_small_layers_dense.json), and the network at batch 8 in bfloat16, with "ecr" for
-# 19 of them, 0.87 times as fast as XLA's under command buffers (h100_networks_chains.json).
 _SPARSE_FLOOR = 5.5  # us: launch, first data, meeting of the cluster
 _SPARSE_LISTS = 0.9  # of the peak of FFMA, for dense-equivalent operations whatever the density
 _SPARSE_SUMS = 0.75  # and for those of non-zeros
@@ -79,6 +76,7 @@ _FFMA_FILL = 4e9
 _FFMA_STEP = 53  # cycles for each of a result's products: cuDNN's loop over them when there are few blocks
 _TENSOR_SHARE = 0.6
 _TENSOR_STEP = 4
+_AVERAGED_IMAGES = 8  # from which on averages first were measured to be faster in 16 bits
 _LEAST_LIST_FEATURES = 32  # output channels of a group that a warp's lanes cover
 
 
@@ -96,13 +94,24 @@ def crossover(work: Work, platform: str) -> float:
         return math.inf if is_row and weights >= _CUDA_DENSE_WEIGHTS and not is_cached else 0.0
     if work.is_image or work.flops == 0:
         return 0.0
-    if direct_choice.has_warpgroups() and direct_choice.is_copied(work) and not direct_choice.is_exact(work):
+    if _is_behind_tensor_cores(work):
         return 0.0
     device = devices.current()
     if work.kernel_shape[4] // work.geometry.groups < 4:
         return 0.0  # nearly depthwise: a list would serve too few channels
     fixed, per_density = _sparse_us(work, device)
     return max(0.0, (_dense_us(work, device) - fixed) / per_density)
+
+
+def _is_behind_tensor_cores(work: Work) -> bool:
+    """Whether cuDNN's TF32 and 16 bits are not slower than the sparse kernel on Hopper GPUs, under command buffers.
+
+    RegNetX-400MF's groups of 16 channels without zeros were level at batch 1, 0.93 to 1.05 times as fast
+    (h200_small_layers_dense.json), and the network at batch 8 in bfloat16, with "ecr" for 19 of them, 0.87 times as
+    fast as XLA's (h100_networks_chains.json). Where channels are not whole copies cuDNN is slow: LeNet's second layer
+    in bfloat16 is 2.0 times as fast by ours (h200_small_layers.json).
+    """
+    return direct_choice.has_warpgroups() and direct_choice.is_copied(work) and not work.is_precise
 
 
 def _cpu_crossover(work: Work) -> float:
@@ -165,6 +174,22 @@ def threshold(work: Work, platform: str) -> float:
     return math.inf if found >= ASSUMED_DENSITY else 0.0
 
 
+def prefers_averages(images: Any, dtype: Any, platform: str | None) -> bool:
+    """Whether an average pool is expected to be faster in front of a 1x1 convolution, by DenseNet's transitions.
+
+    On a CPU these take 0.2 to 0.6 of the time so, and 0.5 to 0.95 at 95 % zeros, of which averages have fewer
+    (cpu_zoo_average_first.json, cpu_zoo_average_behind.json). On Hopper GPUs it is 0.59 to 0.98 of the time in TF32 at
+    batch 1 to 32 (h100_zoo_average_first.json, h100_zoo_average_behind.json); HIGHEST was not measured, but saves three
+    quarters of products that take longer. In 16 bits they are 1.2 to 1.5 times as fast as XLA at batch 8 and 32
+    (h100_network_layers_*.json), and slower than with the pool behind for one image of 56x56 pixels.
+    """
+    if platform != "cuda" or not direct_choice.has_warpgroups():
+        return platform == "cpu"
+    if dtype.itemsize == 2:
+        return isinstance(images, int) and images >= _AVERAGED_IMAGES  # or symbolic
+    return bool(dtype == "float32")
+
+
 def crossover_with_direct(work: Work) -> float:
     """The density of x up to which the sparse CUDA kernel is expected to be as fast as "direct".
 
@@ -173,7 +198,7 @@ def crossover_with_direct(work: Work) -> float:
     if work.is_symbolic or work.flops == 0:
         return math.inf
     device = devices.current()
-    has_mma = device.has_fast_tf32 if work.exact and work.dtype == "float32" else device.has_tf32
+    has_mma = device.has_fast_tf32 if work.is_precise else device.has_tf32
     products: crossing.Products = "mma" if has_mma or work.dtype != "float32" else "ffma"
     if direct_choice.has_warpgroups() and direct_choice.takes_warpgroups(work):
         products = "warpgroups"
@@ -201,7 +226,7 @@ def _dense_us(work: Work, device: devices.Device) -> float:
     """Microseconds of XLA's dense convolution, rather too few than too many."""
     rate, step = _FFMA_SHARE * device.flops, _FFMA_STEP
     rate *= max(1.0, math.sqrt(work.flops / _FFMA_FILL))
-    tensor = 0.0 if work.dtype == "float32" and work.exact else _TENSOR_SHARE * device.tensor_flops(work.dtype)
+    tensor = 0.0 if work.is_precise else _TENSOR_SHARE * device.tensor_flops(work.dtype)
     if tensor > rate:
         rate, step = tensor, _TENSOR_STEP
     chain = work.products * step / device.clock_hz

@@ -98,7 +98,7 @@ def direct_us(work: Work, device: Device, products: Products) -> float:
       device: the GPU.
       products: what multiplies.
     """
-    exact = work.exact and work.dtype == "float32"
+    exact = work.is_precise
     if products == "ffma":
         rates, peak = _FFMA, device.flops
     elif products == "mma":

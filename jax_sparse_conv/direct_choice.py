@@ -62,7 +62,7 @@ _16BIT_ELEMENTS = 1.4e5  # windows, and products with strides
 # (1.01 on an H200; 1.3 to 1.5 at 1.4e5), and windows with strides to a tile of features at 1.2e5, 0.96 (1.02), which in
 # 16 bits were level (0.97 and 1.00).
 _TF32_GROUP_ELEMENTS = 1.5e5
-_STRIDED_TILE_FEATURES, _STRIDED_TILE_ELEMENTS = 128, 1e5
+_TILE_FEATURES, _STRIDED_TILE_ELEMENTS = 128, 1e5
 _16BIT_PRODUCT_ELEMENTS = 2.5e4  # 1x1 convolutions without strides, matrix products of cuDNN's ...
 _16BIT_PRODUCT_PIXELS = 400  # ... but for those of so few pixels, whose kernels are most of it
 _WARPGROUP_MOST_FLOPS = 6e10  # the most among them
@@ -83,7 +83,7 @@ _PRODUCT_FEW_CHANNELS = 32
 # And in TF32 those to a single tile of features from 96 to 192 channels on 25,088 pixels, as whose operations lie
 # between these: 0.88 to 0.95 times as fast (96: 1.06). On 6,272 pixels, from three to six times as many channels, 27
 # layers are 0.97 to 1.17.
-_PRODUCT_TILE_FEATURES, _PRODUCT_TILE_PIXELS = 128, 1e4
+_PRODUCT_TILE_PIXELS = 1e4
 _PRODUCT_TILE_FLOPS = 6e8, 1.24e9
 # At HIGHEST VGG-19's and ResNet-50's layers are 1.5 to 4.5 times as fast at batch 8 and 32, the largest of which has
 # _EXACT_MANY_FLOPS (h200_direct_layers_highest_batches.json). RegNetX-16GF's with groups are 1.5 to 3.3 times as fast
@@ -127,11 +127,12 @@ def prefers_direct(work: Work, platform: str) -> bool:
         is_measured = device.capability == _WARPGROUP_CAPABILITY and features >= _IMAGE_FEATURES
         return is_measured and has_image_kernel(work) and 0 < work.flops <= _IMAGE_FLOPS
     if _is_small(work):
-        return device.has_fast_tf32 if is_exact(work) else device.has_tf32
-    if has_warpgroups() and fits_warpgroups(work):
-        return _is_faster_by_warpgroups(work)
-    if has_warpgroups() and _is_deep(work) and not is_exact(work):
-        return _is_faster_to_few_features(work)
+        return device.has_fast_tf32 if work.is_precise else device.has_tf32
+    if has_warpgroups() and not work.is_precise:
+        if takes_warpgroups(work):
+            return _is_faster_by_warpgroups(work)
+        if _is_deep(work):
+            return _is_faster_to_few_features(work)
     if work.itemsize == 2:
         if channels % _16BIT_COPY or features % _16BIT_COPY or features < _FEW_FEATURES:
             return False  # not measured
@@ -199,20 +200,10 @@ def has_warpgroups() -> bool:
 
 def most_chain_flops(work: Work) -> float:
     """Operations up to which a layer is worth its place in a chain of kernels."""
-    if not is_exact(work):
+    if not work.is_precise:
         return _CHAIN_FLOPS
     is_measured = work.geometry.groups == 1 and work.kernel_shape[4] >= _WARPGROUP_FEATURES
     return _EXACT_MANY_FLOPS if is_measured and has_warpgroups() else _EXACT_FLOPS
-
-
-def is_exact(work: Work) -> bool:
-    """Whether float32 is to be multiplied as float32."""
-    return work.exact and work.dtype == "float32"
-
-
-def fits_warpgroups(work: Work) -> bool:
-    """Whether "direct" would take warpgroup products of TF32 or 16 bits."""
-    return takes_warpgroups(work) and not is_exact(work)
 
 
 def takes_warpgroups(work: Work) -> bool:
@@ -245,7 +236,7 @@ def _is_faster_by_warpgroups(work: Work) -> bool:
         return features >= _WARPGROUP_FEATURES and (
             elements <= _16BIT_PRODUCT_ELEMENTS or work.pixels <= _16BIT_PRODUCT_PIXELS
         )
-    is_a_tile = _WARPGROUP_FEATURES < features <= _PRODUCT_TILE_FEATURES and work.pixels > _PRODUCT_TILE_PIXELS
+    is_a_tile = _WARPGROUP_FEATURES < features <= _TILE_FEATURES and work.pixels > _PRODUCT_TILE_PIXELS
     least, most = _PRODUCT_TILE_FLOPS
     return not (is_a_tile and least < work.flops < most)
 
@@ -254,7 +245,7 @@ def _most_elements(work: Work) -> float:
     """Elements of a call's maps and kernel for each multiprocessor up to which warpgroup products may beat cuDNN's."""
     geometry = work.geometry
     has_strided_windows = math.prod(work.kernel_shape[1:3]) > 1 and max(geometry.strides) > 1
-    if has_strided_windows and work.kernel_shape[4] <= _STRIDED_TILE_FEATURES:
+    if has_strided_windows and work.kernel_shape[4] <= _TILE_FEATURES:
         return _STRIDED_TILE_ELEMENTS
     if work.itemsize == 2:
         return _16BIT_ELEMENTS
@@ -278,7 +269,7 @@ def has_image_kernel(work: Work) -> bool:
 
 def prefers_pooled(work: Work) -> bool:
     """Whether "direct" with a pool in its kernel is expected to be the fastest, though it might not be without."""
-    return pools_in_direct(work) and not is_exact(work) and _pools_few_features(work)
+    return pools_in_direct(work) and not work.is_precise and _pools_few_features(work)
 
 
 def _pools_few_features(work: Work) -> bool:
@@ -291,7 +282,7 @@ def _pools_few_features(work: Work) -> bool:
 
 def _most_pooled_flops(work: Work) -> float:
     """Operations up to which a pool of pairs is in the kernel of its convolution."""
-    if is_exact(work):
+    if work.is_precise:
         return _most_exact_flops(work)
     if _pools_few_features(work):
         return _FEW_POOL_FLOPS
@@ -324,5 +315,5 @@ def _pools_images(work: Work, pool: Pool) -> bool:
         return False
     if max(pool.window) > _IMAGE_POOL or min(pool.strides) < 2 or work.products > _IMAGE_PRODUCTS:
         return False
-    is_exact = work.exact and work.itemsize > 2  # what tiles compute twice costs more there
-    return max(work.geometry.strides) <= _IMAGE_STRIDE and not (is_exact and work.flops > _TF32_FLOPS)
+    is_too_large = work.is_precise and work.flops > _TF32_FLOPS  # what tiles compute twice costs more there
+    return max(work.geometry.strides) <= _IMAGE_STRIDE and not is_too_large

@@ -36,7 +36,6 @@ _ACTIVATION_CODES = {None: 0, "relu": 1}
 _PRECISION_CODES = {lax.Precision.DEFAULT: 0, lax.Precision.HIGH: 1, lax.Precision.HIGHEST: 2}
 # Algorithms of lax that promise no more than TF32 does.
 _COARSE_ALGORITHMS = ("DEFAULT", "TF32_TF32_F32", "BF16_BF16_F32", "BF16_BF16_BF16", "F16_F16_F16", "F16_F16_F32")
-_AVERAGED_IMAGES = 8  # in 16 bits on a GPU, from which on averages first were measured to be faster
 _COUNTING = ("ecr", "pecr", "direct", "adaptive")  # methods whose CUDA kernels count the non-zeros of their result
 
 
@@ -188,30 +187,16 @@ def _averages_first(x: Any, kernel: Any, config: Config, platform: str | None) -
     of their type may be infinite that would not be behind small weights.
     """
     geometry, pool = config.geometry, config.geometry.pool
-    if pool is None or pool.kind != "avg" or not config.fallback or not _gains_by_averages(x, platform):
+    if pool is None or pool.kind != "avg" or not config.fallback:
         return False
-    if config.activation is not None or config.has_nonzeros:
+    if not choice.prefers_averages(x.shape[0], x.dtype, platform) or config.activation is not None:
+        return False
+    if config.has_nonzeros:
         return False
     if not all(isinstance(n, int) and n == 0 for n in itertools.chain(*pool.padding, *geometry.padding)):  # or symbolic
         return False
     is_of_pixels = kernel.shape[1:3] == (1, 1) and geometry.strides == (1, 1)
     return is_of_pixels and all(w <= s for w, s in zip(pool.window, pool.strides, strict=True)) and max(pool.window) > 1
-
-
-def _gains_by_averages(x: Any, platform: str | None) -> bool:
-    """Whether averages first are expected to be faster, by DenseNet's transitions.
-
-    On a CPU these take 0.2 to 0.6 of the time so, and 0.5 to 0.95 at 95 % zeros, of which averages have fewer
-    (cpu_zoo_average_first.json, cpu_zoo_average_behind.json). On Hopper GPUs it is 0.59 to 0.98 of the time in TF32 at
-    batch 1 to 32 (h100_zoo_average_first.json, h100_zoo_average_behind.json); HIGHEST was not measured, but saves three
-    quarters of products that take longer. In 16 bits they are 1.2 to 1.5 times as fast as XLA at batch 8 and 32
-    (h100_network_layers_*.json), and slower than with the pool behind for one image of 56x56 pixels.
-    """
-    if platform != "cuda" or not direct_choice.has_warpgroups():
-        return platform == "cpu"
-    if x.dtype.itemsize == 2:
-        return isinstance(x.shape[0], int) and x.shape[0] >= _AVERAGED_IMAGES
-    return bool(x.dtype == "float32")
 
 
 def _of_averages(x: jax.Array, *others: jax.Array, config: Config) -> jax.Array:

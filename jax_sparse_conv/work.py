@@ -67,5 +67,10 @@ class Work:
         return any(map(jax.export.is_symbolic_dim, (*self.x_shape, *self.kernel_shape)))
 
     @property
+    def is_precise(self) -> bool:
+        """Whether float32 is to be multiplied as float32."""
+        return self.exact and self.dtype == "float32"
+
+    @property
     def itemsize(self) -> int:
         return int(jnp.dtype(self.dtype).itemsize)
