@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -47,9 +48,10 @@ def summary(rows: Sequence[tables.Row]) -> str:
         )
     lines.append(f"{len(lost)} of {len(timed)} below {LEAST}")
     lines += [f"{row['call']} failed: {row['failed']}" for row in rows if "failed" in row]
-    are_xlas = sum(row["implementation"] == "xla" for row in rows)
-    if are_xlas:
-        lines.append(f"{are_xlas} more are XLA's own operation")
+    xlas = Counter(f"{kind(row)} batch {row['batch']}" for row in rows if row["implementation"] == "xla")
+    if xlas:
+        of_kinds = ", ".join(f"{count} {name}" for name, count in xlas.items())
+        lines.append(f"{xlas.total()} more are XLA's own operation: {of_kinds}")
     return "\n".join(lines)
 
 

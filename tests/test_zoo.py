@@ -28,7 +28,7 @@ def test_zoo_times_what_its_file_lacks(
     assert zoo.main([*options, "--seconds", "0"]) == 0
     printed = capsys.readouterr().out
     assert "8 left to be timed" in printed
-    assert "1 more are XLA's own operation" in printed
+    assert "1 more are XLA's own operation: 1 default batch 1" in printed
     assert json.loads(out.read_text())["left"] == 8
     assert zoo.main(options) == 0
     content = json.loads(out.read_text())
@@ -83,7 +83,7 @@ def test_zoo_deals_out_calls_and_lists_what_fails(
         assert zoo.main([*options, "--part", str(part), "2", "--seconds", "0", "--json", str(path)]) == 0
     printed = capsys.readouterr().out
     assert "2 left to be timed" in printed
-    assert "1 more are XLA's own operation" in printed
+    assert "1 more are XLA's own operation: 1 default batch 1" in printed
 
     def fails(*_: Any) -> dict[str, Any]:
         raise jax.errors.JaxRuntimeError("INTERNAL: status\n5003")
