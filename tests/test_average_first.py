@@ -60,7 +60,7 @@ def test_equals_the_oracle(case: Case, dtype: str) -> None:
         inputs = cases.inputs(case)
         typed = cases.Inputs(*(None if v is None else jnp.asarray(v, dtype) for v in inputs))
         assert oracle.relative_error(run(case, typed, None), oracle.expected(case, typed)) <= TOLERANCE[dtype]
-    assert _pools_first(case, _lowered(case, None, dtype)) == _is_first(dtype)
+        assert _pools_first(case, _lowered(case, None, dtype)) == _is_first(dtype)
 
 
 @pytest.mark.parametrize(
