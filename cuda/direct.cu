@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "direct_choice.h"
+#include "direct_group.h"
 #include "direct_image.h"
 #include "direct_launch.cuh"
 #include "direct_slice.h"
@@ -55,6 +56,14 @@ ffi::Error LaunchWarpgroupPlan(const ConvCall& call, const WarpgroupPlan& plan, 
 #endif
 }
 
+// Whether every buffer begins at 16 bytes, as copies and results of several elements ask for.
+bool IsAligned(const ConvCall& call) {
+  for (const void* p : {call.x, call.kernel, call.bias, call.residual, static_cast<const void*>(call.out)}) {
+    if (reinterpret_cast<uintptr_t>(p) % kUnitBytes != 0) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 bool DirectPools(const ConvCall& call, int device) {
@@ -80,6 +89,7 @@ ffi::Error Direct(const ConvCall& call, Workspace workspace, int device, cudaStr
       SliceMaps of_slices;
       if (MakeSliceMaps(flat, choice.slice, &of_slices)) return LaunchSlicePlan(flat, choice.slice, of_slices, stream);
     }
+    if (choice.group.tiles > 0 && IsAligned(call)) return LaunchGroupPlan<T>(call, choice.group, stream);
     PartsMaps maps;
     // The driver refuses buffers that do not begin at 16 bytes.
     if (choice.warpgroup.filters > 0 && MakeWarpgroupMaps(call, choice.warpgroup, &maps)) {

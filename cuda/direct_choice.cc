@@ -18,7 +18,7 @@ DirectChoice ChooseKernel(const ConvArgs& a, int element_bytes, size_t workspace
   // all ways, with which 2 to 5 us are compared, choices by these lose 0.9 % on average (12 % at most, but for one
   // layer of 5x5 in 16 bits).
   constexpr double kSmall = 30000;  // cycles of warpgroups: 20 us
-  const bool parts = choice.warpgroup.parts;
+  const bool parts = element_bytes == 4 && a.precision == Precision::kHighest;
   const double of_parts = choice.warpgroup.cycles < kSmall ? 1.2 : 1;
   const double of_large = in_chain ? 0.6 : parts ? of_parts : 0.9;
   const double of_deep = parts ? 0.95 : element_bytes == 2 ? 0.85 : 0.75;
@@ -29,10 +29,16 @@ DirectChoice ChooseKernel(const ConvArgs& a, int element_bytes, size_t workspace
   const double margin = IsDeep(choice.direct.tile) ? of_deep : of_large;
   const bool is_faster = choice.direct.cycles < margin * choice.warpgroup.cycles;
   if (choice.direct.tile != DirectTile::kNone && is_faster) choice.warpgroup = {};
+  double other = choice.warpgroup.filters > 0 ? choice.warpgroup.cycles : choice.direct.cycles / margin;
+  choice.group = ChooseGroupPlan(a, element_bytes, info);
+  // By the times of 90 layers of RegNets at batch 1 on an H100, as shares of what the other model expects of groups.
+  const double of_groups = parts ? 1.05 : element_bytes == 2 ? 0.87 : IsDeep(choice.direct.tile) ? 1 : 0.9;
+  const bool by_products = choice.warpgroup.filters == 0;
+  if (choice.group.cycles > (by_products ? choice.direct.cycles / of_groups : other)) choice.group = {};
+  if (choice.group.tiles > 0) other = choice.group.cycles;
   if (in_chain) return choice;
   choice.slice = ChooseSlicePlan(FlattenedArgs(a), element_bytes, info);
   // By the times of 78 small layers on an H200 in each precision; models are 8 % off (rms), on either side.
-  const double other = choice.warpgroup.filters > 0 ? choice.warpgroup.cycles : choice.direct.cycles / margin;
   if (choice.slice.cycles > (choice.slice.parts ? 0.9 : 0.7) * other) choice.slice = {};
   return choice;
 }

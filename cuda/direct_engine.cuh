@@ -29,6 +29,13 @@ __device__ __forceinline__ void LoadMatricesTransposed(uint32_t (&v)[4], const v
                : "r"(SharedWord(row)));
 }
 
+// The first two of them, by the rows of lanes 0 to 15.
+__device__ __forceinline__ void LoadMatrixPairTransposed(uint32_t (&v)[2], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+               : "=r"(v[0]), "=r"(v[1])
+               : "r"(SharedWord(row)));
+}
+
 // A float32 as the tensor cores take it: they drop 13 bits, so half of what is dropped goes on first.
 __device__ __forceinline__ uint32_t RoundToTf32(uint32_t bits) {
   return fabsf(__uint_as_float(bits)) < __int_as_float(0x7f800000) ? bits + 0x1000u : bits;

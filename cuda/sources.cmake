@@ -17,6 +17,9 @@ set(JSC_CUDA_SOURCES
     cuda/direct_choice.cc
     cuda/direct_float16.cu
     cuda/direct_float32.cu
+    cuda/direct_group_bfloat16.cu
+    cuda/direct_group_float16.cu
+    cuda/direct_group_float32.cu
     cuda/direct_image_bfloat16.cu
     cuda/direct_image_float16.cu
     cuda/direct_image_float32.cu
@@ -25,6 +28,7 @@ set(JSC_CUDA_SOURCES
     cuda/direct_slice.cu
     cuda/ecr.cu
     cuda/ffi.cc
+    cuda/group_plan.cc
     cuda/kernel_map.cc
     cuda/pair_plan.cc
     cuda/pecr.cu

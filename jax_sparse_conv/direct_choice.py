@@ -81,10 +81,10 @@ _16BIT_DEEP_PIXELS = 400
 # 1x1 convolutions without strides from so few channels are cuDNN's: 0.7 to 1.02 times as fast.
 _PRODUCT_FEW_CHANNELS = 32
 # And in TF32 those to a single tile of features from 96 to 192 channels on 25,088 pixels, as whose operations lie
-# between these: 0.88 to 0.95 times as fast (96: 1.06). On 6,272 pixels, from three to six times as many channels, 27
-# layers are 0.97 to 1.17.
+# between these: 0.88 to 0.95 times as fast (96 to 128: 1.06; to 96 0.92 on an H100, h100_zoo_regnets.json). On 6,272
+# pixels, from three to six times as many channels, 27 layers are 0.97 to 1.17.
 _PRODUCT_TILE_PIXELS = 1e4
-_PRODUCT_TILE_FLOPS = 6e8, 1.24e9
+_PRODUCT_TILE_FLOPS = 4.5e8, 1.24e9
 # At HIGHEST VGG-19's and ResNet-50's layers are 1.5 to 4.5 times as fast at batch 8 and 32, the largest of which has
 # _EXACT_MANY_FLOPS (h200_direct_layers_highest_batches.json). RegNetX-16GF's with groups are 1.5 to 3.3 times as fast
 # up to _EXACT_GROUPS_FLOPS, and 3x3 ones to 64 to 256 features 2.4 to 3.4 times up to _EXACT_3X3_FLOPS, at batch 128,
@@ -102,6 +102,20 @@ _TF32_POOL_FEATURES, _16BIT_POOL_FEATURES = 128, 64
 _TF32_POOL_FLOPS, _16BIT_POOL_FLOPS = 1e10, 3e10
 _FEW_POOL_FLOPS, _OTHER_POOL_FLOPS = 4.8e11, 3.8e9
 _WARPGROUP_REACH = 8  # pixels, of a window: patches of 28 rows and their rims then have room in shared memory twice
+
+# Groups of few channels have a kernel of their own (cuda/direct_group.cuh), of as many features in whole eights. By the
+# 3x3 layers of seven RegNets at batch 1, 8 and 32 under command buffers (h100_zoo_groups_*.json), geometric means by
+# kind and batch, groups of 24 to 56 channels are 1.8 to 11 times as fast as cuDNN's, which has no kernel for them.
+_GROUP_FEATURES = 64
+_GROUP_STEP = 8
+_GROUP_UNITS = 2048  # of _WARPGROUP_BYTES in a window
+_GROUP_MEASURED = (16, 24, 40, 48, 56)  # channels, and features, of a group
+_GROUP_FLOPS = 1.1e10  # the most that were measured
+# For 16 cuDNN has one in TF32 and 16 bits: 0.57 to 0.98 times as fast without strides, up to so many operations, and
+# with strides up to 1.25 times as fast but for so many elements of maps and kernel or fewer, 0.42 to 0.99 times.
+_GROUP_OF_CUDNN = 16
+_GROUP_OF_CUDNN_FLOPS = 9.3e8
+_GROUP_STRIDED_ELEMENTS, _16BIT_GROUP_STRIDED_ELEMENTS = 4.2e6, 2.1e6
 
 # Images have a kernel of their own. On an H200 under command buffers, first layers of VGG, ResNet (with their pool),
 # RegNet and AlexNet at batch 1 and 8 in TF32, at HIGHEST and in bfloat16: 0.97 to 4.8 times as fast as cuDNN's (a
@@ -128,6 +142,8 @@ def prefers_direct(work: Work, platform: str) -> bool:
         return is_measured and has_image_kernel(work) and 0 < work.flops <= _IMAGE_FLOPS
     if _is_small(work):
         return device.has_fast_tf32 if work.is_precise else device.has_tf32
+    if has_warpgroups() and has_group_kernel(work) and _is_faster_by_groups(work):
+        return True
     if has_warpgroups() and not work.is_precise:
         if takes_warpgroups(work):
             return _is_faster_by_warpgroups(work)
@@ -252,11 +268,35 @@ def _most_elements(work: Work) -> float:
     return _TF32_ELEMENTS if geometry.groups == 1 else _TF32_GROUP_ELEMENTS
 
 
+def _is_faster_by_groups(work: Work) -> bool:
+    """Whether the kernel for groups of few channels is expected to beat cuDNN's, at any precision."""
+    geometry, channels = work.geometry, work.kernel_shape[3]
+    is_3x3 = work.kernel_shape[1:3] == (3, 3) and geometry.dilation == (1, 1) and max(geometry.strides) <= 2
+    is_measured = is_3x3 and channels * geometry.groups == work.kernel_shape[4] and channels in _GROUP_MEASURED
+    if not is_measured or not 0 < work.flops <= _GROUP_FLOPS:
+        return False
+    if work.is_precise or channels != _GROUP_OF_CUDNN:
+        return True
+    if max(geometry.strides) == 1:
+        return work.flops <= _GROUP_OF_CUDNN_FLOPS
+    return work.elements <= (_16BIT_GROUP_STRIDED_ELEMENTS if work.itemsize == 2 else _GROUP_STRIDED_ELEMENTS)
+
+
 def _is_faster_to_few_features(work: Work) -> bool:
     """Whether "direct" is expected to beat cuDNN's TF32 and 16 bits in layers of `_is_deep`."""
     if work.flops > _DEEP_FLOPS:
         return False
     return work.itemsize > 2 or work.pixels > _16BIT_DEEP_PIXELS * work.x_shape[0]
+
+
+def has_group_kernel(work: Work) -> bool:
+    """Whether "direct" has a kernel for groups of so few channels: cuda/group_plan.cc has the same list."""
+    groups, (channels, features) = work.geometry.groups, work.kernel_shape[3:]
+    in_group = features // groups
+    if groups == 1 or in_group % _GROUP_STEP or not _GROUP_STEP <= in_group <= _GROUP_FEATURES:
+        return False
+    units = math.prod(work.kernel_shape[1:3]) * channels * work.itemsize // _WARPGROUP_BYTES
+    return channels * work.itemsize % _WARPGROUP_BYTES == 0 and 1 < units <= _GROUP_UNITS
 
 
 def has_image_kernel(work: Work) -> bool:

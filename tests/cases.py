@@ -224,6 +224,29 @@ SLICE_CASES = (
     Case("slices, zeros alone", (1, 6, 6, 192), 384, bias=True, zeros=1.0),
 )
 
+# For the kernel of groups of few channels: tiles of part of an image and of several, groups that are no whole bundles,
+# units of channels in odd numbers, several tiles of features.
+GROUP_CASES = (
+    Case("groups of 16", (8, 28, 28, 128), 128, groups=8, bias=True, activation="relu", zeros=0.3),
+    Case("groups of 24, 27x29", (3, 27, 29, 120), 120, groups=5, bias=True, zeros=0.3),
+    Case("groups of 8", (4, 28, 28, 72), 72, groups=9, activation="relu", zeros=0.3),
+    Case("groups of 40 to 56", (8, 23, 24, 80), 112, groups=2, residual=True, activation="relu", zeros=0.3),
+    Case("groups of 56 to 40", (8, 23, 24, 112), 80, groups=2, bias=True, residual=True, zeros=0.3),
+    Case("groups of 24, stride 2", (8, 41, 42, 72), 72, groups=3, strides=2, bias=True, zeros=0.3),
+    Case("groups of 64 to 32", (8, 23, 24, 128), 64, groups=2, bias=True, activation="relu", zeros=0.3),
+    Case("groups of 48", (8, 23, 24, 96), 96, groups=2, bias=True, zeros=0.3),
+    Case("groups of 24, 33 images of 7x7", (33, 7, 7, 144), 144, groups=6, activation="relu", zeros=0.3),
+    Case("groups of 16, 1x1", (8, 28, 30, 96), 96, kernel=(1, 1), groups=6, bias=True, zeros=0.3),
+    Case("groups of 16, 5x5", (8, 28, 29, 64), 64, kernel=(5, 5), groups=4, bias=True, zeros=0.3),
+    Case("groups of 24, 5x2, stride (1, 3)", (8, 33, 60, 72), 72, (5, 2), (1, 3), groups=3, zeros=0.3),
+    Case("groups of 16, dilation (2, 3)", (8, 33, 35, 48), 48, dilation=(2, 3), groups=3, bias=True, zeros=0.3),
+    Case("groups of 16, negative padding", (8, 28, 27, 64), 64, padding=((-1, 3), (2, -2)), groups=4, zeros=0.3),
+    Case("groups of 24, VALID", (8, 21, 22, 96), 96, padding="VALID", groups=4, bias=True, zeros=0.3),
+    Case("groups of 16, no zeros", (8, 28, 28, 64), 64, groups=4, bias=True, zeros=0.0),
+    Case("groups of 16, zeros alone", (8, 28, 28, 64), 64, groups=4, bias=True, zeros=1.0),
+    Case("groups of 24, weights of one sign", (8, 23, 24, 48), 48, groups=2, zeros=0.3, one_sign=True),
+)
+
 # First layers of networks, whose x has few channels.
 IMAGE_CASES = (
     Case("VGG", (1, 40, 48, 3), 64, bias=True, activation="relu", zeros=0.0),

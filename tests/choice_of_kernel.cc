@@ -1,20 +1,23 @@
 // What test_kernel_choice.py calls: the choice between the kernels of the direct convolution on an H200.
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 
 #include "direct_choice.h"
 
-// layer: N, H, W, C, the kernel's side, K, stride and groups; SAME padding. filters: of a tile of warpgroups. The
-// result: 0 for the kernel that has no tiles, 1 images, 2 slices, 3 warpgroups, 4 products of a warp, 5 those of a
-// small tile.
+// layer: N, H, W, C, kh, kw, K, then rows and columns of strides, padding (low, high of H, then of W) and dilation, and
+// groups. filters: of a tile of warpgroups. The result: 0 for the kernel that has no tiles, 1 images, 2 slices, 3
+// warpgroups, 4 products of a warp, 5 those of a small tile, 6 groups of few channels.
 extern "C" int ChosenKernel(const int64_t* layer, int element_bytes, bool highest, int* filters) {
   jsc::ConvArgs a{};
-  a.images = layer[0], a.channels = layer[3], a.features = layer[5], a.groups = layer[7], a.stacks = 1;
+  a.images = layer[0], a.channels = layer[3], a.features = layer[6], a.groups = layer[15], a.stacks = 1;
   a.group_channels = a.channels / a.groups;
   for (int i = 0; i < 2; ++i) {
-    a.size[i] = layer[1 + i], a.kernel_size[i] = layer[4], a.stride[i] = layer[6], a.dilation[i] = 1;
-    a.conv_size[i] = a.out_size[i] = (a.size[i] + a.stride[i] - 1) / a.stride[i];
-    a.pad_low[i] = std::max<int64_t>((a.conv_size[i] - 1) * a.stride[i] + a.kernel_size[i] - a.size[i], 0) / 2;
+    const int64_t low = layer[9 + 2 * i], high = layer[10 + 2 * i];
+    a.size[i] = layer[1 + i], a.kernel_size[i] = layer[4 + i], a.stride[i] = layer[7 + i];
+    a.dilation[i] = layer[13 + i], a.pad_low[i] = low;
+    const int64_t reach = (a.kernel_size[i] - 1) * a.dilation[i] + 1;
+    a.conv_size[i] = a.out_size[i] = (a.size[i] + low + high - reach) / a.stride[i] + 1;
     a.window[i] = a.window_stride[i] = 1;
   }
   a.precision = highest ? jsc::Precision::kHighest : jsc::Precision::kDefault;
@@ -28,6 +31,7 @@ extern "C" int ChosenKernel(const int64_t* layer, int element_bytes, bool highes
   *filters = choice.warpgroup.filters;
   if (choice.image.filters > 0) return 1;
   if (choice.slice.filters > 0) return 2;
+  if (choice.group.tiles > 0) return 6;
   if (choice.warpgroup.filters > 0) return 3;
   if (choice.direct.tile == jsc::DirectTile::kNone) return 0;
   return jsc::IsDeep(choice.direct.tile) ? 5 : 4;

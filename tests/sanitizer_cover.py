@@ -83,9 +83,9 @@ def check_large(dtype: str) -> int:
 
 
 def check_small(dtype: str) -> int:
-    """Small layers of "direct" at every precision, and of float32 with sums that are computed again."""
+    """Small layers of "direct" and groups of few channels, and of float32 with sums that are computed again."""
     kinds = [kind for kind in LARGE_KINDS if kind[0] == dtype]
-    of_dtype = (*cases.SMALL_CASES, *(cases.SLICE_CASES if dtype == "float32" else ()))
+    of_dtype = (*cases.SMALL_CASES, *(cases.SLICE_CASES if dtype == "float32" else ()), *cases.GROUP_CASES)
     for case in of_dtype:
         inputs = cases.inputs(case, jnp.dtype(dtype))
         for value in (1.0, np.nan):

@@ -219,6 +219,66 @@ def test_large_windows_to_64_features_are_direct_in_tf32(
         assert direct_choice.prefers_direct(dataclasses.replace(work, dtype=dtype, exact=False), "cuda") == wanted
 
 
+def grouped(images: int, size: int, channels: int, of_group: int, stride: int = 1, **kind: Any) -> Work:
+    geometry = Geometry(strides=(stride, stride), padding=SAME.padding, groups=channels // of_group)
+    return conv3x3(images, size, channels, channels, geometry=geometry, **kind)
+
+
+@pytest.mark.parametrize(
+    ("work", "exact", "tf32", "sixteen_bits"),
+    [
+        (grouped(1, 56, 72, 24), True, True, True),
+        (grouped(8, 112, 72, 24, 2), True, True, True),
+        (grouped(32, 56, 96, 48), True, True, True),
+        (grouped(32, 28, 240, 40), True, True, True),
+        (grouped(32, 14, 784, 56), True, True, True),
+        (grouped(32, 28, 128, 16), True, True, True),
+        (grouped(64, 28, 128, 16), True, False, False),  # cuDNN's; not measured without strides
+        (grouped(8, 56, 128, 16, 2), True, True, False),
+        (grouped(8, 56, 64, 16, 2), True, True, True),
+        (grouped(8, 112, 64, 16, 2), True, False, False),
+        (grouped(32, 28, 160, 16, 2), True, False, False),
+        (grouped(64, 56, 96, 48), False, False, False),  # not measured, as those below
+        (grouped(8, 28, 256, 32), True, False, True),  # as other layers of so much work, like the next
+        (grouped(8, 28, 64, 8), False, False, False),
+        (grouped(8, 56, 96, 48, 3), False, False, True),
+        (dataclasses.replace(grouped(8, 28, 96, 48), kernel_shape=(1, 5, 5, 48, 96)), True, False, False),  # too much
+        (dataclasses.replace(grouped(8, 28, 96, 48), kernel_shape=(1, 3, 3, 48, 48)), False, False, False),
+        (grouped(0, 28, 96, 48), False, False, False),
+    ],
+)
+def test_groups_of_few_channels_on_hopper_gpus_are_direct(
+    h200: None, work: Work, exact: bool, tf32: bool, sixteen_bits: bool
+) -> None:
+    assert direct_choice.prefers_direct(work, "cuda") == exact
+    for dtype, wanted in (("float32", tf32), ("bfloat16", sixteen_bits), ("float16", sixteen_bits)):
+        assert direct_choice.prefers_direct(dataclasses.replace(work, dtype=dtype, exact=False), "cuda") == wanted
+
+
+def test_groups_of_few_channels_are_not_measured_on_other_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_gpu(monkeypatch, (8, 0), has_warpgroups=True)
+    assert not direct_choice.prefers_direct(grouped(8, 56, 72, 24, exact=False), "cuda")
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups", "dtype", "has"),
+    [
+        (16, 2, "float32", True),
+        (16, 2, "bfloat16", True),
+        (8, 2, "bfloat16", False),  # four channels: no whole 16 bytes, and no whole eights
+        (24, 2, "float32", False),
+        (144, 2, "float32", False),
+        (128, 2, "float32", True),
+        (64, 1, "float32", False),
+    ],
+)
+def test_groups_that_have_a_kernel(channels: int, groups: int, dtype: str, has: bool) -> None:
+    work = conv3x3(1, 14, channels, channels, geometry=Geometry(padding=SAME.padding, groups=groups), dtype=dtype)
+    assert direct_choice.has_group_kernel(work) == has
+    one_by_one = dataclasses.replace(work, kernel_shape=(1, 1, 1, *work.kernel_shape[3:]))
+    assert direct_choice.has_group_kernel(one_by_one) == (has and (channels, dtype) != (16, "bfloat16"))  # of one unit
+
+
 def test_a_smaller_hopper_takes_direct_for_less(h200: None, monkeypatch: pytest.MonkeyPatch) -> None:
     work = conv3x3(16, 28, 512, 512, exact=False)
     assert direct_choice.prefers_direct(work, "cuda")

@@ -12,18 +12,20 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import cases
 import jax
 import pytest
+from cases import Case
 
 _ROOT = Path(__file__).parent.parent
-_SOURCES = ("direct_choice", "direct_image_plan", "direct_plan", "slice_plan", "warpgroup_plan")
-_KERNELS = ("per output", "image", "slices", "warpgroups", "warps", "small")
+_SOURCES = ("direct_choice", "direct_image_plan", "direct_plan", "group_plan", "slice_plan", "warpgroup_plan")
+_KERNELS = ("per output", "image", "slices", "warpgroups", "warps", "small", "groups")
 _Choose = Callable[..., tuple[str, int]]
 
 
 @pytest.fixture(scope="module")
 def choose(tmp_path_factory: pytest.TempPathFactory) -> _Choose:
-    """The kernel, and the filters of a tile of warpgroups, for (N, H, W, C) and (side, K)."""
+    """The kernel, and the filters of a tile of warpgroups, for a case and a kind."""
     compiler = os.environ.get("CXX") or shutil.which("c++")
     if compiler is None or not (_ROOT / "cuda").is_dir():
         pytest.skip("wants a C++ compiler and the native sources")
@@ -34,14 +36,28 @@ def choose(tmp_path_factory: pytest.TempPathFactory) -> _Choose:
     subprocess.run([*options, *map(str, files)], check=True, timeout=300)
     native = ctypes.CDLL(str(library)).ChosenKernel
 
-    def chosen(
-        x: tuple[int, ...], kernel: tuple[int, int], *, stride: int = 1, groups: int = 1, kind: str = "highest"
-    ) -> tuple[str, int]:
-        layer, filters = (ctypes.c_int64 * 8)(*x, *kernel, stride, groups), ctypes.c_int()
+    def chosen(case: Case, kind: str = "highest") -> tuple[str, int]:
+        sides = case.kernel, case.x[1:3], _pair(case.strides), _pair(case.dilation)
+        reach = [(side - 1) * step + 1 for side, step in zip(case.kernel, sides[3], strict=True)]
+        pads = case.lax_padding
+        if isinstance(pads, str):
+            pads = jax.lax.padtype_to_pads(case.x[1:3], reach, sides[2], pads)
+        flat = [*case.x, *case.kernel, case.features, *sides[2], *pads[0], *pads[1], *sides[3], case.groups]
+        layer, filters = (ctypes.c_int64 * 16)(*flat), ctypes.c_int()
         element_bytes, is_highest = ctypes.c_int(2 if kind == "16 bits" else 4), ctypes.c_bool(kind == "highest")
         return _KERNELS[native(layer, element_bytes, is_highest, ctypes.byref(filters))], filters.value
 
     return chosen
+
+
+def _pair(sides: int | tuple[int, int]) -> tuple[int, int]:
+    return (sides, sides) if isinstance(sides, int) else sides
+
+
+def _layer(x: tuple[int, int, int, int], kernel: tuple[int, int], stride: int = 1, groups: int = 1) -> Case:
+    """With (side, K)."""
+    side, features = kernel
+    return Case("a layer", x, features, kernel=(side, side), strides=stride, groups=groups)
 
 
 @pytest.mark.parametrize(
@@ -55,24 +71,26 @@ def choose(tmp_path_factory: pytest.TempPathFactory) -> _Choose:
     ],
 )
 def test_slices_are_for_blocks_that_run_at_once(
-    choose: _Choose, x: tuple[int, ...], kernel: tuple[int, int], stride: int
+    choose: _Choose, x: tuple[int, int, int, int], kernel: tuple[int, int], stride: int
 ) -> None:
-    assert choose(x, kernel, stride=stride)[0] != "slices"
+    assert choose(_layer(x, kernel, stride))[0] != "slices"
 
 
 @pytest.mark.parametrize("kind", ["highest", "default"])
 def test_small_maps_go_by_slices(choose: _Choose, kind: str) -> None:
-    assert choose((1, 7, 7, 192), (3, 384), kind=kind)[0] == "slices"
-    assert choose((1, 28, 28, 128), (3, 32), kind=kind)[0] == "slices"
+    assert choose(_layer((1, 7, 7, 192), (3, 384)), kind)[0] == "slices"
+    assert choose(_layer((1, 28, 28, 128), (3, 32)), kind)[0] == "slices"
 
 
 @pytest.mark.parametrize(
     ("x", "kernel"),
     [((8, 56, 56, 64), (1, 256)), ((32, 56, 56, 64), (1, 64)), ((32, 112, 112, 32), (1, 256))],
 )
-def test_large_layers_in_float32_go_by_warpgroups(choose: _Choose, x: tuple[int, ...], kernel: tuple[int, int]) -> None:
-    """Blocks of 128 x 112 have a multiprocessor each, so nothing overlaps what is before and behind their few steps."""
-    assert choose(x, kernel) == ("warpgroups", 64)
+def test_large_layers_in_float32_go_by_warpgroups(
+    choose: _Choose, x: tuple[int, int, int, int], kernel: tuple[int, int]
+) -> None:
+    """Blocks of 128 x 112 have a multiprocessor each, and nothing overlaps what is before and behind their steps."""
+    assert choose(_layer(x, kernel)) == ("warpgroups", 64)
 
 
 @pytest.mark.parametrize(
@@ -84,9 +102,20 @@ def test_large_layers_in_float32_go_by_warpgroups(choose: _Choose, x: tuple[int,
         ((1, 14, 14, 128), (3, 32), 1, "16 bits", "small"),
         ((1, 14, 14, 896), (3, 896), 7, "default", "warpgroups"),
         ((1, 7, 7, 6), (3, 5), 1, "highest", "small"),
+        ((8, 28, 28, 128), (3, 128), 8, "16 bits", "groups"),
+        ((1, 28, 28, 168), (3, 168), 7, "default", "groups"),
+        ((1, 14, 14, 160), (3, 160), 10, "highest", "small"),
+        ((1, 14, 14, 432), (3, 432), 9, "default", "warps"),
     ],
 )
 def test_each_kernel_has_layers(
-    choose: _Choose, x: tuple[int, ...], kernel: tuple[int, int], groups: int, kind: str, name: str
+    choose: _Choose, x: tuple[int, int, int, int], kernel: tuple[int, int], groups: int, kind: str, name: str
 ) -> None:
-    assert choose(x, kernel, groups=groups, kind=kind)[0] == name
+    assert choose(_layer(x, kernel, groups=groups), kind)[0] == name
+
+
+@pytest.mark.parametrize("kind", ["highest", "default", "16 bits"])
+@pytest.mark.parametrize("case", cases.GROUP_CASES, ids=lambda case: case.name)
+def test_cases_of_groups_are_for_their_kernel(choose: _Choose, case: Case, kind: str) -> None:
+    """What `test_groups.py` compares is what it is for."""
+    assert choose(case, kind)[0] == "groups"
