@@ -24,14 +24,15 @@ int64_t ApartRow(int64_t bytes, int64_t step) { return step * (DivideUp(bytes, s
 struct GroupCosts {
   double product, fragment, latency, results, few_warps;
 };
-constexpr GroupCosts kCosts[] = {{5.1, 5.2, 77, 51, 1.27}, {7.2, 11, 101, 3.6, 1.13}, {6.3, 13.5, 220, 4.9, 1.07}};
+constexpr GroupCosts kCosts[] = {{4.6, 10.4, 71, 14, 1.13}, {6.2, 10.4, 99, 3.9, 1.27}, {6.8, 2.1, 242, 16, 1.2}};
 
 // Cycles until the last block is done, comparable to those of direct_plan.cc (1,500 a microsecond). The figures fit
 // 5,100 times of 23 layers of 3x3 windows and 16 to 64 channels at batch 1, 8 and 32 in three kinds on an H100, those
 // near the best of a layer within 10 % (rms); the plan chosen loses 3 % there on average and 22 % at most.
 double Cycles(const ConvArgs& a, int element_bytes, const GroupPlan& plan, const DeviceInfo& device) {
-  constexpr double kLaunch = 1665, kStart = 1608, kBlock = 292, kWave = 484, kTile = 3;
-  constexpr double kPixelBytes = 23.7, kFilterBytes = 46.2, kResultBytes = 113;  // of a block, in a cycle
+  constexpr double kLaunch = 1639, kStart = 1764, kBlock = 384, kWave = 268, kTile = 3;
+  constexpr double kPixelBytes = 24.1, kFilterBytes = 44.6, kResultBytes = 69;  // of a block, in a cycle
+  constexpr double kLine = 128, kOfLine = 0.2;  // what is left of a line costs that share of what is copied
   constexpr double kSchedulers = 4, kOverlap = 2;
   const GroupCosts& costs = kCosts[element_bytes == 2 ? 0 : plan.parts ? 2 : 1];
   const int rows = GroupRows(plan.tiles, plan.parts);
@@ -47,7 +48,8 @@ double Cycles(const ConvArgs& a, int element_bytes, const GroupPlan& plan, const
   const int64_t box = int64_t{plan.tile_images} * plan.box_high * plan.box_wide,
                 features = 8 * plan.tiles * plan.columns;
   const int64_t window = a.kernel_size[0] * a.kernel_size[1] * a.group_channels;
-  const double copying = static_cast<double>(box * plan.groups * a.group_channels * element_bytes) / kPixelBytes +
+  const auto span = static_cast<double>(plan.groups * a.group_channels * element_bytes);
+  const double copying = static_cast<double>(box) * (span + kOfLine * std::max(0.0, kLine - span)) / kPixelBytes +
                          static_cast<double>(window * features * element_bytes) / kFilterBytes +
                          static_cast<double>(pixels * features * element_bytes) / kResultBytes;
   const int64_t blocks = a.stacks * plan.image_tiles * plan.tiles_down * plan.tiles_across * plan.bundles;

@@ -103,16 +103,16 @@ _TF32_POOL_FLOPS, _16BIT_POOL_FLOPS = 1e10, 3e10
 _FEW_POOL_FLOPS, _OTHER_POOL_FLOPS = 4.8e11, 3.8e9
 _WARPGROUP_REACH = 8  # pixels, of a window: patches of 28 rows and their rims then have room in shared memory twice
 
-# Groups of few channels have a kernel of their own (cuda/direct_group.cuh), of as many features in whole eights. By the
-# 3x3 layers of seven RegNets at batch 1, 8 and 32 under command buffers (h100_zoo_groups_*.json), geometric means by
-# kind and batch, groups of 24 to 56 channels are 1.8 to 11 times as fast as cuDNN's, which has no kernel for them.
+# Groups of few channels have a kernel of their own (cuda/direct_group.cuh), of as many features in whole eights. 3x3
+# layers of seven RegNets at batch 1, 8 and 32 under command buffers (h100_zoo_groups_1.json, h100_zoo_groups_2.json):
+# groups of 24 to 56 channels are 1.7 to 21 times as fast as cuDNN's, which has nothing for them.
 _GROUP_FEATURES = 64
 _GROUP_STEP = 8
 _GROUP_UNITS = 2048  # of _WARPGROUP_BYTES in a window
 _GROUP_MEASURED = (16, 24, 40, 48, 56)  # channels, and features, of a group
 _GROUP_FLOPS = 1.1e10  # the most that were measured
-# For 16 cuDNN has one in TF32 and 16 bits: 0.57 to 0.98 times as fast without strides, up to so many operations, and
-# with strides up to 1.25 times as fast but for so many elements of maps and kernel or fewer, 0.42 to 0.99 times.
+# For 16 it has kernels in TF32 and 16 bits. Without strides ours are 1.02 to 2.3 times as fast, up to so many operations,
+# and with strides 1.01 to 2.4 times up to so many elements of maps and kernel, beyond these 0.54 to 1.8 times.
 _GROUP_OF_CUDNN = 16
 _GROUP_OF_CUDNN_FLOPS = 9.3e8
 _GROUP_STRIDED_ELEMENTS, _16BIT_GROUP_STRIDED_ELEMENTS = 4.2e6, 2.1e6
