@@ -88,7 +88,9 @@ bool CompleteGroupPlan(const ConvArgs& a, int element_bytes, const DeviceInfo& d
     if (a.kernel_size[i] * a.dilation[i] > kMost) return false;
     box[i] = (tile[i] - 1) * a.stride[i] + (a.kernel_size[i] - 1) * a.dilation[i] + 1;
     tiles[i] = DivideUp(a.conv_size[i], tile[i]);
+    if (box[i] > device.shared_memory) return false;
   }
+  if (box[1] * a.channels > std::numeric_limits<int32_t>::max()) return false;  // elements of a row of a box
   plan->box_high = static_cast<int>(box[0]), plan->box_wide = static_cast<int>(box[1]);
   plan->tiles_down = static_cast<int>(tiles[0]), plan->tiles_across = static_cast<int>(tiles[1]);
   plan->image_tiles = static_cast<int>(DivideUp(images, plan->tile_images));

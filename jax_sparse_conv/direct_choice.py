@@ -42,6 +42,9 @@ _FEW_FLOPS = 5e8  # ... with as much work: DenseNet's 3x3 layers from a batch of
 # cusnn_fig11.json), and with the kernels since then at 28x28 by 2.4 us of 13 at 70 % and by 0.8 of 11 on nothing but
 # zeros, the layer in front included (h200_adaptive.json).
 _FEW_FEATURES_PRODUCTS = 1152
+# And 1x1 convolutions from so few channels, RegNets' first ones at batch 1, 8 and 32, 1.4 to 2.9 times as fast as
+# cuDNN's and 1.6 to 2.8 times as "ecr" without zeros (h100_zoo_few_features.json).
+_FEW_CHANNELS = 48
 _COPY = 4  # channels of a copy: others are copied one by one
 
 # Layers of so few operations take kernels for small maps (cuda/direct_deep.cuh, direct_slice.cuh), at any precision:
@@ -111,11 +114,16 @@ _GROUP_STEP = 8
 _GROUP_UNITS = 2048  # of _WARPGROUP_BYTES in a window
 _GROUP_MEASURED = (16, 24, 40, 48, 56)  # channels, and features, of a group
 _GROUP_FLOPS = 1.1e10  # the most that were measured
-# For 16 it has kernels in TF32 and 16 bits. Without strides ours are 1.02 to 2.3 times as fast, up to so many operations,
-# and with strides 1.01 to 2.4 times up to so many elements of maps and kernel, beyond these 0.54 to 1.8 times.
+# For 16 it has kernels in TF32 and 16 bits. Without strides ours are 1.02 to 2.3 times as fast, up to so many
+# operations, and with strides 1.01 to 2.4 times up to so many elements of maps and kernel, beyond these 0.68 to 1.23
+# times (h100_zoo_groups_strided.json).
 _GROUP_OF_CUDNN = 16
 _GROUP_OF_CUDNN_FLOPS = 9.3e8
-_GROUP_STRIDED_ELEMENTS, _16BIT_GROUP_STRIDED_ELEMENTS = 4.2e6, 2.1e6
+_GROUP_STRIDED_ELEMENTS = 4.2e6
+# Wider groups that cuDNN has no kernel for either, by "direct"'s tiles in 16 bits: 3.6 to 10.8 times as fast at batch 8
+# (h100_zoo_groups_wide.json; TF32 was not measured).
+_WIDE_GROUPS = (112, 120, 168)
+_WIDE_GROUP_FLOPS = 1.3e10
 
 # Images have a kernel of their own. On an H200 under command buffers, first layers of VGG, ResNet (with their pool),
 # RegNet and AlexNet at batch 1 and 8 in TF32, at HIGHEST and in bfloat16: 0.97 to 4.8 times as fast as cuDNN's (a
@@ -142,7 +150,7 @@ def prefers_direct(work: Work, platform: str) -> bool:
         return is_measured and has_image_kernel(work) and 0 < work.flops <= _IMAGE_FLOPS
     if _is_small(work):
         return device.has_fast_tf32 if work.is_precise else device.has_tf32
-    if has_warpgroups() and has_group_kernel(work) and _is_faster_by_groups(work):
+    if has_warpgroups() and _is_faster_by_groups(work):
         return True
     if has_warpgroups() and not work.is_precise:
         if takes_warpgroups(work):
@@ -164,7 +172,7 @@ def prefers_direct(work: Work, platform: str) -> bool:
 
 def _least_exact_features(work: Work) -> int:
     """Features of a group from which on "direct" is expected to be the fastest at HIGHEST."""
-    is_measured = work.flops >= _FEW_FLOPS or (_is_deep(work) and has_warpgroups())
+    is_measured = work.flops >= _FEW_FLOPS or (has_warpgroups() and (_is_deep(work) or _is_of_few_products(work)))
     return _FEW_FEATURES if is_measured else _EXACT_FEATURES
 
 
@@ -180,6 +188,13 @@ def _most_exact_flops(work: Work) -> float:
     if groups > 1:
         return _EXACT_GROUPS_FLOPS
     return _EXACT_3X3_FLOPS if _is_3x3(work) and features <= _EXACT_3X3_FEATURES else _EXACT_MANY_FLOPS
+
+
+def _is_of_few_products(work: Work) -> bool:
+    """Whether it is a 1x1 convolution of as few channels as RegNets' first ones."""
+    geometry, channels = work.geometry, work.kernel_shape[3]
+    is_1x1 = work.kernel_shape[1:3] == (1, 1) and geometry.groups == 1 and max(geometry.strides) <= 2
+    return is_1x1 and _FEW_FEATURES <= channels <= _FEW_CHANNELS
 
 
 def _is_deep(work: Work) -> bool:
@@ -269,17 +284,20 @@ def _most_elements(work: Work) -> float:
 
 
 def _is_faster_by_groups(work: Work) -> bool:
-    """Whether the kernel for groups of few channels is expected to beat cuDNN's, at any precision."""
+    """Whether the kernel for groups of few channels, or tiles of wider ones, are expected to beat cuDNN's."""
     geometry, channels = work.geometry, work.kernel_shape[3]
     is_3x3 = work.kernel_shape[1:3] == (3, 3) and geometry.dilation == (1, 1) and max(geometry.strides) <= 2
-    is_measured = is_3x3 and channels * geometry.groups == work.kernel_shape[4] and channels in _GROUP_MEASURED
-    if not is_measured or not 0 < work.flops <= _GROUP_FLOPS:
+    if not is_3x3 or geometry.groups == 1 or channels * geometry.groups != work.kernel_shape[4] or work.flops == 0:
+        return False
+    if channels in _WIDE_GROUPS:
+        return work.itemsize == 2 and work.flops <= _WIDE_GROUP_FLOPS
+    if channels not in _GROUP_MEASURED or work.flops > _GROUP_FLOPS:
         return False
     if work.is_precise or channels != _GROUP_OF_CUDNN:
         return True
     if max(geometry.strides) == 1:
         return work.flops <= _GROUP_OF_CUDNN_FLOPS
-    return work.elements <= (_16BIT_GROUP_STRIDED_ELEMENTS if work.itemsize == 2 else _GROUP_STRIDED_ELEMENTS)
+    return work.elements <= _GROUP_STRIDED_ELEMENTS
 
 
 def _is_faster_to_few_features(work: Work) -> bool:

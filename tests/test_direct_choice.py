@@ -52,7 +52,7 @@ def test_images_on_h200_are_direct(h200: None, monkeypatch: pytest.MonkeyPatch, 
         (conv3x3(1, 112, 128, 130), False),
         (conv3x3(1, 56, 256, 256, geometry=Geometry(padding=SAME.padding, groups=2)), True),
         (conv3x3(8, 14, 896, 896, geometry=Geometry(padding=SAME.padding, groups=7)), True),
-        (conv3x3(8, 28, 360, 360, geometry=Geometry(padding=SAME.padding, groups=3)), False),  # of 120: not measured
+        (conv3x3(8, 28, 384, 384, geometry=Geometry(padding=SAME.padding, groups=4)), False),  # of 96: not measured
         (conv3x3(1, 56, 256, 256, method="pecr"), False),
     ],
 )
@@ -234,10 +234,14 @@ def grouped(images: int, size: int, channels: int, of_group: int, stride: int = 
         (grouped(32, 14, 784, 56), True, True, True),
         (grouped(32, 28, 128, 16), True, True, True),
         (grouped(64, 28, 128, 16), True, False, False),  # cuDNN's; not measured without strides
-        (grouped(8, 56, 128, 16, 2), True, True, False),
+        (grouped(8, 56, 128, 16, 2), True, True, True),
         (grouped(8, 56, 64, 16, 2), True, True, True),
         (grouped(8, 112, 64, 16, 2), True, False, False),
         (grouped(32, 28, 160, 16, 2), True, False, False),
+        (grouped(8, 14, 720, 120), True, False, True),  # not measured in TF32
+        (grouped(8, 112, 224, 112, 2), True, False, True),
+        (grouped(8, 28, 672, 168), True, False, True),
+        (grouped(16, 28, 672, 168), True, False, False),
         (grouped(64, 56, 96, 48), False, False, False),  # not measured, as those below
         (grouped(8, 28, 256, 32), True, False, True),  # as other layers of so much work, like the next
         (grouped(8, 28, 64, 8), False, False, False),
@@ -253,6 +257,22 @@ def test_groups_of_few_channels_on_hopper_gpus_are_direct(
     assert direct_choice.prefers_direct(work, "cuda") == exact
     for dtype, wanted in (("float32", tf32), ("bfloat16", sixteen_bits), ("float16", sixteen_bits)):
         assert direct_choice.prefers_direct(dataclasses.replace(work, dtype=dtype, exact=False), "cuda") == wanted
+
+
+@pytest.mark.parametrize(
+    ("work", "direct"),
+    [
+        (conv1x1(8, 56, 32, 32), True),
+        (conv1x1(32, 56, 48, 48), True),
+        (conv1x1(8, 112, 32, 48, strides=2), True),
+        (conv1x1(8, 56, 64, 48), False),  # not measured, as those below
+        (conv1x1(8, 112, 32, 24), False),
+        (conv1x1(8, 112, 24, 32), False),
+        (conv1x1(8, 112, 32, 48, strides=3), False),
+    ],
+)
+def test_few_channels_to_few_features_at_highest_on_h200_are_direct(h200: None, work: Work, direct: bool) -> None:
+    assert direct_choice.prefers_direct(dataclasses.replace(work, exact=True), "cuda") == direct
 
 
 def test_groups_of_few_channels_are_not_measured_on_other_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

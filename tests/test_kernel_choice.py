@@ -119,3 +119,17 @@ def test_each_kernel_has_layers(
 def test_cases_of_groups_are_for_their_kernel(choose: _Choose, case: Case, kind: str) -> None:
     """What `test_groups.py` compares is what it is for."""
     assert choose(case, kind)[0] == "groups"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("far apart in a row", (1, 1, 64, 1048560), 2097120, (1, 2), 1, ((0, 0), (2048, 0)), (1, 2048), 262140),
+        Case("far apart", (1, 28, 28, 16), 16, (2, 2), 1, ((2**28, 2**28),) * 2, (2**29, 2**29), 2),
+    ],
+    ids=lambda case: case.name,
+)
+@pytest.mark.parametrize("kind", ["highest", "default"])
+def test_windows_that_reach_too_far_are_not_for_the_kernel_of_groups(choose: _Choose, case: Case, kind: str) -> None:
+    """Its copies count elements of a row, and bytes of a tile, in 32 bits."""
+    assert choose(case, kind)[0] not in ("groups", "warpgroups", "slices")

@@ -208,6 +208,7 @@ def test_dense_layers_that_do_not_fit_leave_the_chain(monkeypatch: pytest.Monkey
 
 
 def test_short_chains_are_taken_apart(model: ResNet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment_rules, "LEAST_LAYERS", 8)
     dict(model.named_blocks())["conv3_block1"].convs[1].conv.implementation = "direct"
     try:
         text = lowered(monkeypatch, model, image(), capability=(9, 0))
