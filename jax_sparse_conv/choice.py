@@ -107,9 +107,9 @@ def _is_behind_tensor_cores(work: Work) -> bool:
     """Whether cuDNN's TF32 and 16 bits are not slower than the sparse kernel on Hopper GPUs, under command buffers.
 
     RegNetX-400MF's groups of 16 channels without zeros were level at batch 1, 0.93 to 1.05 times as fast
-    (h200_small_layers_dense.json), and the network at batch 8 in bfloat16, with "ecr" for 19 of them, 0.87 times as
-    fast as XLA's (h100_networks_chains.json). Where channels are not whole copies cuDNN is slow: LeNet's second layer
-    in bfloat16 is 2.0 times as fast by ours (h200_small_layers.json).
+    (h200_small_layers_dense.json), and the network at batch 8 in bfloat16, with "ecr" for 19 of them, which are
+    "direct"'s since, 0.87 times as fast as XLA's (h100_networks_chains.json). Where channels are not whole copies
+    cuDNN is slow: LeNet's second layer in bfloat16 is 2.0 times as fast by ours (h200_small_layers.json).
     """
     return direct_choice.has_warpgroups() and direct_choice.is_copied(work) and not work.is_precise
 

@@ -42,7 +42,7 @@ _FEW_FLOPS = 5e8  # ... with as much work: DenseNet's 3x3 layers from a batch of
 # cusnn_fig11.json), and with the kernels since then at 28x28 by 2.4 us of 13 at 70 % and by 0.8 of 11 on nothing but
 # zeros, the layer in front included (h200_adaptive.json).
 _FEW_FEATURES_PRODUCTS = 1152
-# And 1x1 convolutions from so few channels, RegNets' first ones at batch 1, 8 and 32, 1.4 to 2.9 times as fast as
+# And 1x1 convolutions from so few channels, RegNets' first ones at batch 1, 8 and 32, 1.8 to 2.9 times as fast as
 # cuDNN's and 1.6 to 2.8 times as "ecr" without zeros (h100_zoo_few_features.json).
 _FEW_CHANNELS = 48
 _COPY = 4  # channels of a copy: others are copied one by one
@@ -84,10 +84,12 @@ _16BIT_DEEP_PIXELS = 400
 # 1x1 convolutions without strides from so few channels are cuDNN's: 0.7 to 1.02 times as fast.
 _PRODUCT_FEW_CHANNELS = 32
 # And in TF32 those to a single tile of features from 96 to 192 channels on 25,088 pixels, as whose operations lie
-# between these: 0.88 to 0.95 times as fast (96 to 128: 1.06; to 96 0.92 on an H100, h100_zoo_regnets.json). On 6,272
-# pixels, from three to six times as many channels, 27 layers are 0.97 to 1.17.
+# between these, with a residual from less on: 0.88 to 0.95 times as fast (96 to 128: 1.06; to 96 0.92 with a residual
+# and 1.06 without on an H100, h100_zoo_regnets.json). On 6,272 pixels, from three to six times as many channels, 27
+# layers are 0.97 to 1.17.
 _PRODUCT_TILE_PIXELS = 1e4
-_PRODUCT_TILE_FLOPS = 4.5e8, 1.24e9
+_PRODUCT_TILE_FLOPS = 6e8, 1.24e9
+_RESIDUAL_TILE_FLOPS = 4.5e8
 # At HIGHEST VGG-19's and ResNet-50's layers are 1.5 to 4.5 times as fast at batch 8 and 32, the largest of which has
 # _EXACT_MANY_FLOPS (h200_direct_layers_highest_batches.json). RegNetX-16GF's with groups are 1.5 to 3.3 times as fast
 # up to _EXACT_GROUPS_FLOPS, and 3x3 ones to 64 to 256 features 2.4 to 3.4 times up to _EXACT_3X3_FLOPS, at batch 128,
@@ -106,22 +108,22 @@ _TF32_POOL_FLOPS, _16BIT_POOL_FLOPS = 1e10, 3e10
 _FEW_POOL_FLOPS, _OTHER_POOL_FLOPS = 4.8e11, 3.8e9
 _WARPGROUP_REACH = 8  # pixels, of a window: patches of 28 rows and their rims then have room in shared memory twice
 
-# Groups of few channels have a kernel of their own (cuda/direct_group.cuh), of as many features in whole eights. 3x3
+# Groups of few channels have a kernel of their own (cuda/direct_group.cuh), to up to 64 features in whole eights. 3x3
 # layers of seven RegNets at batch 1, 8 and 32 under command buffers (h100_zoo_groups_1.json, h100_zoo_groups_2.json):
 # groups of 24 to 56 channels are 1.7 to 21 times as fast as cuDNN's, which has nothing for them.
 _GROUP_FEATURES = 64
 _GROUP_STEP = 8
 _GROUP_UNITS = 2048  # of _WARPGROUP_BYTES in a window
 _GROUP_MEASURED = (16, 24, 40, 48, 56)  # channels, and features, of a group
-_GROUP_FLOPS = 1.1e10  # the most that were measured
+_GROUP_FLOPS = 1e10  # the most that were measured
 # For 16 it has kernels in TF32 and 16 bits. Without strides ours are 1.02 to 2.3 times as fast, up to so many
 # operations, and with strides 1.01 to 2.4 times up to so many elements of maps and kernel, beyond these 0.68 to 1.23
-# times (h100_zoo_groups_strided.json).
+# times (batch 8 and 32 h100_zoo_groups_strided.json, by tiles of other shapes than in the files above).
 _GROUP_OF_CUDNN = 16
 _GROUP_OF_CUDNN_FLOPS = 9.3e8
 _GROUP_STRIDED_ELEMENTS = 4.2e6
-# Wider groups that cuDNN has no kernel for either, by "direct"'s tiles in 16 bits: 3.6 to 10.8 times as fast at batch 8
-# (h100_zoo_groups_wide.json; TF32 was not measured).
+# Wider groups that cuDNN has no kernel for either, by "direct"'s tiles in 16 bits: 3.6 to 10.7 times as fast at batch
+# 8, one of seven with strides (h100_zoo_groups_wide.json; TF32 was not measured).
 _WIDE_GROUPS = (112, 120, 168)
 _WIDE_GROUP_FLOPS = 1.3e10
 
@@ -269,6 +271,7 @@ def _is_faster_by_warpgroups(work: Work) -> bool:
         )
     is_a_tile = _WARPGROUP_FEATURES < features <= _TILE_FEATURES and work.pixels > _PRODUCT_TILE_PIXELS
     least, most = _PRODUCT_TILE_FLOPS
+    least = _RESIDUAL_TILE_FLOPS if work.residual else least
     return not (is_a_tile and least < work.flops < most)
 
 
@@ -308,7 +311,7 @@ def _is_faster_to_few_features(work: Work) -> bool:
 
 
 def has_group_kernel(work: Work) -> bool:
-    """Whether "direct" has a kernel for groups of so few channels: cuda/group_plan.cc has the same list."""
+    """Whether "direct" has a kernel for groups of so few channels, as cuda/group_plan.cc decides it of their sizes."""
     groups, (channels, features) = work.geometry.groups, work.kernel_shape[3:]
     in_group = features // groups
     if groups == 1 or in_group % _GROUP_STEP or not _GROUP_STEP <= in_group <= _GROUP_FEATURES:

@@ -38,15 +38,15 @@ def fuse(function: _Function) -> _Function:
     image, end the call and skip zeros. Elsewhere the layers run as they would without `fuse`.
 
     What is fused: two or more convolutions of `jsc.conv`, `jsc.conv_pool` and the layers made of them, of up to 8
-    images, in float32, bfloat16 or float16, with K a multiple of 16 bytes, in one group or in groups of at least 32
-    output channels, and max pools; first layers too, in one group and without dilation; not with so much work that
-    starting it does not matter. Behind them `jsc.dense` and the layers made of it, of one row without a residual, with
-    C and K multiples of 16 bytes, of the convolutions' precision, which reads a map flat, or a dense layer's result, or
-    the mean of a small map over height and width (`jnp.mean` without `keepdims`) that nothing else reads. They must be
-    in the function itself or in functions that it calls under `jit`, not inside `scan`, `cond` or the like, and the
-    mean or reshape in front of a dense layer not in a function under `jit` of its own. All else is evaluated as before,
-    so that the results are those of `function` within the precision's tolerance. float32 is multiplied as TF32 unless
-    the precision is HIGHEST.
+    images, in float32, bfloat16 or float16, with K a multiple of 16 bytes, in one group or in groups of 8, 16, 24
+    or at least 32 output channels, and max pools; first layers too, in one group and without dilation; not with so
+    much work that starting it does not matter. Behind them `jsc.dense` and the layers made of it, of one row
+    without a residual, with C and K multiples of 16 bytes, of the convolutions' precision, which reads a map flat,
+    or a dense layer's result, or the mean of a small map over height and width (`jnp.mean` without `keepdims`) that
+    nothing else reads. They must be in the function itself or in functions that it calls under `jit`, not inside
+    `scan`, `cond` or the like, and the mean or reshape in front of a dense layer not in a function under `jit` of
+    its own. All else is evaluated as before, so that the results are those of `function` within the precision's
+    tolerance. float32 is multiplied as TF32 unless the precision is HIGHEST.
 
     The networks of `jax_sparse_conv.models` do this by themselves under `jit` where it is expected to be faster.
 

@@ -21,7 +21,7 @@ LEAST_LAYERS = 6
 """Of a chain that may pay; shorter ones have not been measured."""
 
 _FAR = 2**13  # rows, columns, strides and reach of a window
-_GROUP_FEATURES = 32  # output channels of a group from which on "direct" has tiles for any number
+_LEAST_GROUP_FEATURES = 32  # output channels of a group from which on "direct" has tiles for any number
 _DTYPES = ("float32", "bfloat16", "float16")
 _BESIDE_ROW = 2**16  # bytes of shared memory that a dense layer's kernel wants beside its inputs (cuda/dense_row.cu)
 # Of an average: pixels that a block takes at a time, channels of a block's piece, blocks that share them and bytes of
@@ -109,7 +109,7 @@ def _why_not_direct(work: Work) -> str | None:
     groups, features = work.geometry.groups, work.kernel_shape[4] // work.geometry.groups
     if work.is_image and not direct_choice.has_image_kernel(work):
         return "its input is an image with dilated or grouped windows, whose channels are copied one by one"
-    is_narrow = features < _GROUP_FEATURES and not direct_choice.has_group_kernel(work)
+    is_narrow = features < _LEAST_GROUP_FEATURES and not direct_choice.has_group_kernel(work)
     if groups > 1 and (is_narrow or work.kernel_shape[3] * work.itemsize % 16):
         return f"its {groups} groups are too narrow"
     if groups > 1 and features * work.itemsize % 16:

@@ -146,6 +146,18 @@ def test_nothing_is_kept_for_layers_of_another_kind() -> None:
     assert np.linalg.norm(jsc.fuse(function)(x) - expected) <= 10 * TF32 * np.linalg.norm(expected)
 
 
+@pytest.mark.parametrize(("groups", "is_fused"), [(1, True), (2, True), (4, False), (6, True), (8, False)])
+def test_groups_of_few_channels_are_fused(groups: int, is_fused: bool) -> None:
+    """48 channels in groups of 48, 24, 12, 8 and 6: there are kernels for whole eights, and for 32 and more."""
+    kernel = weights(1, 3, 3, 48 // groups, 48)
+
+    def function(x: jax.Array) -> jax.Array:
+        return jsc.conv(jsc.conv(x, kernel, feature_group_count=groups), weights(2, 1, 1, 48, 8))
+
+    found = names(jsc.fuse(function), weights(0, 1, 9, 9, 48))
+    assert (found == ["segment 2"]) == is_fused
+
+
 def test_layers_stay_where_a_chain_pays_only_with_them() -> None:
     def function(x: jax.Array) -> jax.Array:
         for _ in range(segment_rules.LEAST_LAYERS - 1):
