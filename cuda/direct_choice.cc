@@ -31,7 +31,7 @@ DirectChoice ChooseKernel(const ConvArgs& a, int element_bytes, size_t workspace
   if (choice.direct.tile != DirectTile::kNone && is_faster) choice.warpgroup = {};
   double other = choice.warpgroup.filters > 0 ? choice.warpgroup.cycles : choice.direct.cycles / margin;
   choice.group = ChooseGroupPlan(a, element_bytes, info);
-  // By the times of 90 layers of RegNets at batch 1 on an H100, as shares of what the other model expects of groups.
+  // By 90 times of RegNets' layers at batch 1 (h100_zoo_groups_before.json), as shares of what the other model expects.
   const double of_groups = parts ? 1.05 : element_bytes == 2 ? 0.87 : IsDeep(choice.direct.tile) ? 1 : 0.9;
   const bool by_products = choice.warpgroup.filters == 0;
   if (choice.group.cycles > (by_products ? choice.direct.cycles / of_groups : other)) choice.group = {};
