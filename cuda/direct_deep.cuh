@@ -25,6 +25,23 @@ struct DeepTask {
   int64_t stack_x, stack_kernel;  // elements of a stack
 };
 
+template <typename T>
+DeepTask<T> MakeDeepTask(const ConvCall& call, const DirectPlan& plan) {
+  DeepTask<T> deep{MakeDirectTask<T>(call, plan, nullptr), 0, 0};
+  const DirectTask<T>& task = deep.direct;
+  deep.stack_x = task.images_per_stack * task.height * task.width * task.channels;
+  deep.stack_kernel = static_cast<int64_t>(task.depth) * task.features;
+  return deep;
+}
+
+// The same for kernels that are cut by plans of their own.
+template <typename T>
+DeepTask<T> MakeDeepTask(const ConvCall& call) {
+  DirectPlan whole{};
+  whole.splits = whole.pixel_tiles = whole.feature_tiles = 1;
+  return MakeDeepTask<T>(call, whole);
+}
+
 // What a lane copies, step after step. The plan sees to it that places in a map have 32-bit numbers.
 template <class U, typename T>
 struct DeepSource {
@@ -243,10 +260,8 @@ ffi::Error LaunchDeep(const ConvCall& call, const DirectPlan& plan, cudaStream_t
   constexpr auto kKernel = DeepKernel<U, T>;
   const ffi::Error error = Prepare<kKernel>("DeepKernel");
   if (error.failure()) return error;
-  DeepTask<T> deep{MakeDirectTask<T>(call, plan, nullptr), 0, 0};
+  DeepTask<T> deep = MakeDeepTask<T>(call, plan);
   DirectTask<T>& task = deep.direct;
-  deep.stack_x = task.images_per_stack * task.height * task.width * task.channels;
-  deep.stack_kernel = static_cast<int64_t>(task.depth) * task.features;
   task.counts = CountsOf(call.counts, static_cast<int64_t>(task.tiles) * call.args.groups * call.args.stacks);
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(task.tiles), static_cast<unsigned>(call.args.groups),

@@ -38,13 +38,9 @@ struct GroupTask {
 template <typename T>
 GroupTask<T> MakeGroupTask(const ConvCall& call, const GroupPlan& plan) {
   const ConvArgs& a = call.args;
-  DirectPlan direct{};
-  direct.splits = direct.pixel_tiles = direct.feature_tiles = 1;
   GroupTask<T> t{};
-  t.deep.direct = MakeDirectTask<T>(call, direct, nullptr);
+  t.deep = MakeDeepTask<T>(call);
   const DirectTask<T>& d = t.deep.direct;
-  t.deep.stack_x = d.images_per_stack * a.size[0] * a.size[1] * a.channels;
-  t.deep.stack_kernel = static_cast<int64_t>(d.depth) * a.features;
   t.out_high = static_cast<int>(a.conv_size[0]), t.out_wide = static_cast<int>(a.conv_size[1]);
   t.tile_images = plan.tile_images, t.tile_high = plan.tile_high, t.tile_wide = plan.tile_wide;
   t.tile_pixels = plan.tile_high * plan.tile_wide;

@@ -230,12 +230,8 @@ __global__ void __launch_bounds__(U::kThreads)
 template <typename T>
 SliceTask<T> MakeSliceTask(const ConvCall& call, const SlicePlan& plan) {
   const ConvArgs& a = call.args;
-  DirectPlan direct{};
-  direct.splits = direct.pixel_tiles = direct.feature_tiles = 1;
   SliceTask<T> t{};
-  t.deep.direct = MakeDirectTask<T>(call, direct, nullptr);
-  t.deep.stack_x = t.deep.direct.images_per_stack * a.size[0] * a.size[1] * a.channels;
-  t.deep.stack_kernel = static_cast<int64_t>(t.deep.direct.depth) * a.features;
+  t.deep = MakeDeepTask<T>(call);
   const DirectTask<T>& d = t.deep.direct;
   const int64_t channels = kSliceBytes / static_cast<int64_t>(sizeof(T)), box = plan.box_high * plan.box_wide;
   t.by_feature_tiles = Divider(plan.feature_tiles);
