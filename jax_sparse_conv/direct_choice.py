@@ -110,7 +110,7 @@ _WARPGROUP_REACH = 8  # pixels, of a window: patches of 28 rows and their rims t
 
 # Groups of few channels have a kernel of their own (cuda/direct_group.cuh), to up to 64 features in whole eights. 3x3
 # layers of seven RegNets at batch 1, 8 and 32 under command buffers (h100_zoo_groups_1.json, h100_zoo_groups_2.json):
-# groups of 24 to 56 channels are 1.7 to 21 times as fast as cuDNN's, which has nothing for them.
+# groups of 24 to 56 channels are 1.7 to 21 times as fast as cuDNN's, which are slow there.
 _GROUP_FEATURES = 64
 _GROUP_STEP = 8
 _GROUP_UNITS = 2048  # of _WARPGROUP_BYTES in a window
@@ -122,7 +122,7 @@ _GROUP_FLOPS = 1e10  # the most that were measured
 _GROUP_OF_CUDNN = 16
 _GROUP_OF_CUDNN_FLOPS = 9.3e8
 _GROUP_STRIDED_ELEMENTS = 4.2e6
-# Wider groups that cuDNN has no kernel for either, by "direct"'s tiles in 16 bits: 3.6 to 10.7 times as fast at batch
+# Wider groups that cuDNN is slow for too, by "direct"'s tiles in 16 bits: 3.6 to 10.7 times as fast at batch
 # 8, one of seven with strides (h100_zoo_groups_wide.json; TF32 was not measured).
 _WIDE_GROUPS = (112, 120, 168)
 _WIDE_GROUP_FLOPS = 1.3e10
