@@ -11,9 +11,9 @@
 //   ninth of im2col's, from the L2 cache as into shared memory. Elsewhere the copy engine brings the pixels under each
 //   tap.
 // A pool of 2x2 windows is taken of the sums of a patch of 14 or 28 rows, which no window crosses.
-// float32 at HIGHEST: three products of two parts each, warpgroup_parts.cuh. A block of 64 filters that has a
-//   multiprocessor for itself, but in chains, has two teams of warps, each with half of its steps and rings of its own:
-//   two warps a scheduler.
+// float32 at HIGHEST: three products of two parts each, warpgroup_parts.cuh.
+// Teams: a block of 64 filters of float32 that has a multiprocessor for itself and many steps, but in chains, has two
+//   teams of warps, each with half of its steps and rings of its own: two warps a scheduler.
 // Small maps: blocks of a cluster share the steps of a tile and add their sums in a fixed order (warpgroup_mail.cuh;
 //   two blocks warpgroup_meeting.cuh). Large maps: blocks take tiles in turns, and write results from registers while
 //   the next tile's copies come.
@@ -67,14 +67,14 @@ __device__ __forceinline__ int2 FinishTile(const Task& task, float4 bias, float*
 #endif
 
 #if __CUDA_ARCH__ >= 900
-// Adds the second team's sums to the first's. stages: the second team's rings, whose first stage has room for its sums.
+// Adds the second team's sums to the first's. stages: the second team's rings, which have room for its sums.
 // joined: a barrier that counts the second team's threads. (A named barrier and a count of warps do too, but racecheck
 // took what was read behind them for a race: benchmarks/NOTES.md.)
 template <class U>
 __device__ __forceinline__ void JoinTeams(int team, float (&sums)[U::kPixels / 2], unsigned char* stages,
                                           uint32_t joined) {
   constexpr int kQuads = U::kPixels / 8;
-  static_assert(U::kSplits && 2 * U::kPixels * kRowBytes >= U::kConsumers * static_cast<int>(sizeof(sums)));
+  static_assert(kTeamSumsBytes * U::kPixels == U::kConsumers * static_cast<int>(sizeof(sums)));
   auto* shared = reinterpret_cast<float4*>(stages) + threadIdx.x % U::kConsumers;
   if (team == 1) {
     asm volatile("bar.sync 3, %0;" ::"n"(U::kConsumers) : "memory");  // all stages are read
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
     }
     if constexpr (U::kParts) {
       if (!by_mail && team == 0) StoreParts<U>(task, sums, tile);
-    } else if (!by_mail) {
+    } else if (!by_mail && team == 0) {
       asm volatile("bar.sync 2, %0;" ::"n"(U::kConsumers) : "memory");  // all stages are read
       StepFilters<U, T>::Store(sums, tile);
     }
@@ -260,10 +260,11 @@ ffi::Error LaunchWarpgroup(const ConvCall& call, const WarpgroupPlan& plan, cons
                            cudaStream_t stream) {
   using Task = WarpgroupTaskOf<U, T>;
   Task task{MakeWarpgroupTask<T>(call, plan)};
-  if constexpr (U::kParts) {
-    AddOperands(call, &task);
-  } else if (plan.turns.blocks > 0) {
-    return LaunchKernel<U, Task, WarpgroupTurnsKernel<U, T>>(call, plan, plan.turns.blocks, task, maps, stream);
+  if constexpr (U::kParts) AddOperands(call, &task);
+  if constexpr (!U::kParts && U::kTeams == 1) {
+    if (plan.turns.blocks > 0) {
+      return LaunchKernel<U, Task, WarpgroupTurnsKernel<U, T>>(call, plan, plan.turns.blocks, task, maps, stream);
+    }
   }
   const int blocks = plan.pixel_tiles * plan.feature_tiles * plan.splits;
   return LaunchKernel<U, Task, WarpgroupKernel<U, T>>(call, plan, blocks, task, maps, stream);

@@ -37,6 +37,7 @@ set(JSC_CUDA_SOURCES
     cuda/slice_maps.cc
     cuda/slice_plan.cc
     cuda/warpgroup_maps.cc
+    cuda/warpgroup_model.cc
     cuda/warpgroup_plan.cc)
 set(JSC_WARPGROUP_SOURCES
     cuda/dense_layers.cu

@@ -1,5 +1,5 @@
-// The analytical model that cuts a convolution by warpgroup products: every tile and number of splits, by counted
-// cycles.
+// Every tile and number of splits that a convolution by warpgroup products may be cut into, and the best of them by the
+// model in warpgroup_model.cc.
 #include "warpgroup_plan.h"
 
 #include <algorithm>
@@ -73,6 +73,14 @@ bool FindStages(int room, int steps, int blocks, WarpgroupPlan* plan) {
   return stages >= std::min(2, of_team);
 }
 
+// Whether blocks may have two teams: a multiprocessor each, all at once, and more than a few steps.
+bool MayHaveTeams(const WarpgroupPlan& plan, int element_bytes, int64_t clusters, bool in_chain,
+                  const DeviceInfo& device) {
+  constexpr int kFewSteps = 2;  // of a block
+  const bool has_kernel = element_bytes == 4 && plan.filters == 64 && (plan.pixels == 56 || plan.pixels == 112);
+  return has_kernel && !in_chain && clusters <= device.clusters[plan.splits] && plan.steps_per_split > kFewSteps;
+}
+
 // Whether blocks that share steps send each other their sums. In parts four that have tiles of 64 x 112 read them in
 // one go, which is as fast and in whole networks faster, unless they are roomy; a tile of 128 x 112 takes all registers
 // there are.
@@ -81,22 +89,6 @@ bool MeetByMail(const WarpgroupPlan& plan) {
   if (plan.roomy) return plan.splits > 2;
   if (plan.parts && plan.pixels > 56) return plan.filters == 64 && plan.splits > 4;
   return plan.splits > 2;
-}
-
-// What blocks of products in parts that have a multiprocessor each take of it. In a chain registers for the sums of two
-// steps, which leave room for the kernels in front and behind (64 x 112 only where all clusters run at once). Else two
-// teams, where all clusters run at once and a block has more than a few steps.
-void TakeMultiprocessor(int64_t clusters, bool in_chain, const DeviceInfo& device, WarpgroupPlan* plan) {
-  constexpr int kFewSteps = 2;  // of a block, for two teams
-  if (!plan->parts || plan->filters > 64 || plan->pixels == 64) return;
-  const bool at_once = clusters <= device.clusters[plan->splits];
-  plan->roomy = in_chain && (plan->pixels == 56 || at_once);
-  if (!in_chain && at_once && plan->steps_per_split > kFewSteps) plan->teams = 2;
-}
-
-// The most pieces of mail that come to a block from each block of its cluster (warpgroup_mail.cuh), and their rows.
-int MailPieces(const WarpgroupPlan& plan, int rows) {
-  return static_cast<int>(DivideUp(plan.pixels / kPatchWidth / rows * (plan.filters / 16), plan.splits));
 }
 
 // Lays out a block's shared memory: rings and, in their place when they are done with, sums or mail; or mail behind
@@ -117,7 +109,7 @@ bool LayOut(int room, int steps, int blocks, bool pools, WarpgroupPlan* plan) {
     plan->shared_bytes = kSwizzleBytes + (plan->turns.blocks > 0 ? rings : std::max(rings, sums));
     return true;
   }
-  const int mail = MailPieces(*plan, rows) * rows * plan->splits * kMailRowBytes;
+  const int mail = WarpgroupMailPieces(*plan, rows) * rows * plan->splits * kMailRowBytes;
   const int repaired = plan->parts ? sums : 0;  // where sums are computed again, once the stages are read
   plan->shared_bytes = kSwizzleBytes + std::max({rings, mail, repaired});
   if (FindStages((room - kept - mail) / plan->teams, steps, blocks, &apart) &&
@@ -129,126 +121,6 @@ bool LayOut(int room, int steps, int blocks, bool pools, WarpgroupPlan* plan) {
   plan->kept_at = plan->shared_bytes - kSwizzleBytes;
   plan->shared_bytes += kept;
   return true;
-}
-
-// Cycles that a step of a tile costs: a block alone, which waits for its copies, and each of the blocks that keep a
-// multiprocessor busy.
-struct StepCycles {
-  double alone, busy;
-};
-
-// rows: of pixels, copied for a step. In a chain filters, and the kernels in front and behind, ask for the same memory
-// and multiprocessors.
-StepCycles CyclesOfStep(const WarpgroupPlan& plan, int element_bytes, bool in_chain, double rows) {
-  // By elements of 2 and 4 bytes, 64 and 128 filters, 56, 96, 112, 192 and 224 pixels.
-  constexpr StepCycles kSteps[2][2][5] = {{{{228, 211}, {581, 236}, {273, 264}, {319, 557}, {528, 487}},
-                                           {{305, 305}, {505, 414}, {255, 452}, {507, 663}, {634, 1105}}},
-                                          {{{339, 191}, {692, 376}, {329, 268}, {286, 421}, {393, 471}},
-                                           {{400, 317}, {595, 405}, {499, 396}, {595, 769}, {583, 943}}}};
-  // 64 x 56, 64 x 64, 64 x 112 and 128 x 112 in parts, alone and in a chain.
-  constexpr StepCycles kParts[2][4] = {{{516, 345}, {546, 356}, {780, 721}, {1144, 1175}},
-                                       {{490, 385}, {520, 340}, {755, 640}, {1110, 1110}}};
-  constexpr double kRoomy = 0.86;  // of 64 x 112 alone, with registers for the sums of two steps
-  // 64 x 56 and 64 x 112 alone by two teams, and for each row of pixels.
-  constexpr struct {
-    double step, row;
-  } kOfTeams[2] = {{339, 2.8}, {590, 1.9}};
-  // For each row of pixels: split, or in a chain with small parts that come like the pixels, as those of all maps but
-  // its first do.
-  constexpr StepCycles kRow[2] = {{3.2, 2.0}, {0, 0.4}};
-  // Of a block alone in a chain, by elements, filters and 56 or 112 pixels.
-  constexpr double kChain[2][2][2] = {{{191, 269}, {305, 256}}, {{343, 311}, {391, 499}}};
-  const int wide = plan.filters == 128, high = plan.pixels == 112, size = element_bytes == 4;
-  if (plan.parts) {
-    const StepCycles& step = kParts[in_chain][plan.pixels == 56 ? 0 : plan.pixels == 64 ? 1 : 2 + wide];
-    const StepCycles& row = kRow[in_chain];
-    if (plan.roomy && high) return {step.alone * kRoomy + row.alone * rows, 0};  // a block a multiprocessor
-    if (plan.teams > 1) return {kOfTeams[high].step + kOfTeams[high].row * rows, 0};
-    return {step.alone + row.alone * rows, step.busy + row.busy * rows};
-  }
-  constexpr int kWholePixels[] = {56, 96, 112, 192, 224};
-  int tile = 0;
-  while (kWholePixels[tile] < plan.pixels) ++tile;
-  StepCycles step = kSteps[size][wide][tile];
-  if (in_chain && (high || plan.pixels == 56)) step.alone = kChain[size][wide][high];
-  return step;
-}
-
-// Cycles of two kinds of work that go on at the same time: hardly more than the longer, unless they are as long.
-double Both(double a, double b) { return std::cbrt(a * a * a + b * b * b); }
-
-// Times that blocks of a cluster wait for sums of each other, when WarpgroupKernel reads eight at a time.
-int MeetingRounds(const WarpgroupPlan& plan) {
-  const int64_t rows = DivideUp(plan.pixels / kPatchWidth, plan.splits);
-  const int64_t rounds = plan.splits == 2   ? DivideUp(rows, 4)
-                         : plan.splits <= 4 ? DivideUp(rows, 2)
-                                            : rows * DivideUp(plan.splits, 8);
-  return static_cast<int>(rounds);
-}
-
-// From a block's last product, or from its sums in shared memory, to the last result.
-double MeetingCycles(const WarpgroupPlan& plan, bool in_chain) {
-  if (plan.splits == 1) return 0;
-  if (plan.parts || !plan.by_mail) {  // parts were fitted before they had mail
-    constexpr double kMeet = 290, kSplit = 36, kRound = 380;
-    constexpr double kNoMail = 600;  // of small tiles in parts, not fitted: VGG-19 takes 64 x 112 by mail for it
-    const bool lacks_mail = plan.parts && plan.pixels <= 64 && plan.splits > 2 && !plan.by_mail;
-    return kMeet + kSplit * plan.splits + kRound * MeetingRounds(plan) + (lacks_mail ? kNoMail : 0);
-  }
-  struct Mail {
-    double meet, split, kilobyte, piece;  // piece: of a warp
-  };
-  const Mail mail = in_chain ? Mail{280, 23, 19, 210} : Mail{872, 31, 15, 124};
-  const double pieces = MailPieces(plan, 1), of_warp = std::ceil(pieces * 16 / plan.filters);
-  return mail.meet + mail.split * plan.splits + mail.kilobyte * pieces * plan.splits / 2 + mail.piece * of_warp;
-}
-
-// Cycles until the last block is done, comparable to those of direct_plan.cc (1,500 a microsecond). The figures fit
-// 2,700 times of 21 layers at batch 1, 8 and 32 on an H200; the plan chosen loses 1 % there on average and 9 % at
-// most. Mail, and what differs in chains: 3,000 times of 15 layers at batch 1, 0.5 % and 7 % in chains of equal layers,
-// 1 % and 12 % alone. Since then the loops have become shorter; with these figures TF32 still loses 1 % (11 % at most)
-// alone and 2 % (13 %) in chains of equal layers, of 12,000 times of 72 layers. Steps of 16 bits, and in parts those of
-// kernels alone, are fitted to those again: 1.2 % (17 %) and 0.3 % (12 %) alone, 0.3 % (6 %) in chains of 16 bits.
-// Steps of parts in a chain are older, and kRow there is the best of four for whole chains; those of two teams are
-// fitted to times of five tiles of two depths, the end of 128 x 112 in parts to 899 times of 127 layers that take 33 us
-// and more, batch 2 to 128: 0.4 % (5 %, without one that takes less than its launch).
-double Cycles(const WarpgroupPlan& plan, const ConvArgs& a, int element_bytes, bool in_chain, int64_t tiles,
-              const DeviceInfo& device) {
-  constexpr double kBlock = 4750, kCacheBytes = 58, kWindows = 1.22, kTapWait = 20, kJoin = 450;
-  const double of_mail = in_chain ? 690 : 618, of_parts = plan.filters == 128 && !in_chain ? 1305 : 870;
-  const double tile_end = plan.parts ? of_parts : plan.by_mail ? of_mail : 740;
-  const double next_wave = plan.parts ? 3400 : 2130;
-  const int64_t places =
-      plan.splits > 1 ? static_cast<int64_t>(device.clusters[plan.splits]) * plan.splits : device.multiprocessors;
-  const int64_t resident =
-      std::min<int64_t>(WarpgroupResident(plan.filters, plan.pixels, element_bytes, plan.parts, plan.roomy),
-                        device.shared_memory_sm / (plan.shared_bytes + 1024));
-  const int64_t blocks = tiles * plan.splits;
-  const auto layers = static_cast<double>(DivideUp(blocks, places));
-  const auto waves = static_cast<double>(DivideUp(DivideUp(blocks, places), resident));
-  const double rows = plan.patch ? static_cast<double>(plan.patch_high * plan.patch_wide) / plan.taps
-                                 : kWindows * plan.pixels;  // of pixels, copied for a step
-  const StepCycles step = CyclesOfStep(plan, element_bytes, in_chain, rows);
-  const double steps = plan.steps_per_split, alone = step.alone + (!plan.patch && plan.taps > 1 ? kTapWait : 0);
-  // Boxes of pixels cost more than those of filters; small parts come too.
-  const double of_pixels = !plan.parts ? 1.22 * rows : in_chain ? 2 * rows : rows;
-  const double copied = static_cast<double>(blocks) * steps * (plan.filters + of_pixels) * kRowBytes;
-  const double copying = copied / (kCacheBytes * device.multiprocessors), sums = plan.filters * plan.pixels / 4096.0;
-  const double maps = static_cast<double>(
-      a.images * (a.size[0] * a.size[1] * a.channels + a.conv_size[0] * a.conv_size[1] * a.features));
-  const double kernel = static_cast<double>(a.stacks * plan.taps * a.group_channels * a.features);
-  const double bytes = (maps + kernel) * element_bytes;
-  if (plan.turns.blocks > 0) {  // a block's ends meet other blocks' products, and its own copies
-    constexpr double kTurn = 434, kSums = 1077, kBusySums = 611, kWindowsWait = 30;
-    const double own = waves * (steps * alone + kTurn + kSums * sums);
-    const double busy = step.busy + (!plan.patch && plan.taps > 1 ? kWindowsWait : 0);
-    return kBlock + Both(std::max({layers * (steps * busy + kBusySums * sums), own, copying}), bytes / 2518);
-  }
-  const double work = std::max({layers * steps * step.busy, waves * steps * alone, copying});
-  const double ends = layers * tile_end * sums + (waves > 1 ? waves * next_wave : 0) + (plan.teams > 1 ? kJoin : 0);
-  const double meeting = waves * MeetingCycles(plan, in_chain);
-  if (plan.parts) return kBlock + std::max(work + ends + meeting, bytes / 2080);
-  return kBlock + Both(work + ends + meeting, bytes / 2383);
 }
 
 // Tiles of a stack that are patches of a map, or 0 where patches do not fit.
@@ -274,8 +146,8 @@ int64_t CutIntoWindows(const ConvArgs& a, WarpgroupPlan* plan) {
 }
 
 // Completes a plan that has a tile, `patch` and splits; false where it does not fit.
-bool CompleteWarpgroupPlan(const ConvArgs& a, int element_bytes, bool in_chain, const DeviceInfo& device,
-                           WarpgroupPlan* plan) {
+bool CompleteWarpgroupPlan(const ConvArgs& a, int element_bytes, bool in_chain, int most_teams,
+                           const DeviceInfo& device, WarpgroupPlan* plan) {
   if (plan->splits > 1 && device.clusters[plan->splits] == 0) return false;
   const bool pools = a.pool != Pool::kNone;
   if (pools && (!plan->patch || plan->pixels / kPatchWidth % 2 != 0 || !PoolsPairs(a))) return false;
@@ -301,8 +173,10 @@ bool CompleteWarpgroupPlan(const ConvArgs& a, int element_bytes, bool in_chain, 
   // two teams take all, as nothing overlaps them.
   const int64_t clusters = tiles * feature_tiles * a.stacks;  // or blocks, without splits
   const bool is_alone = clusters * plan->splits <= device.multiprocessors;
-  plan->teams = 1;
-  if (is_alone) TakeMultiprocessor(clusters, in_chain, device, plan);
+  plan->teams = is_alone && MayHaveTeams(*plan, element_bytes, clusters, in_chain, device) ? most_teams : 1;
+  // In a chain registers for the sums of two steps leave room for the kernels in front and behind.
+  const bool may_be_roomy = plan->parts && in_chain && is_alone && plan->filters == 64 && plan->pixels != 64;
+  plan->roomy = may_be_roomy && (plan->pixels == 56 || clusters <= device.clusters[plan->splits]);
   plan->by_mail = MeetByMail(*plan);
   const int resident = WarpgroupResident(plan->filters, plan->pixels, element_bytes, plan->parts, plan->roomy);
   const int beside = plan->teams > 1 ? 1 : plan->roomy ? 2 : is_alone ? std::min(resident, 2) : resident;
@@ -313,7 +187,8 @@ bool CompleteWarpgroupPlan(const ConvArgs& a, int element_bytes, bool in_chain, 
   const int most = static_cast<int>(std::min<int64_t>(turns * plan->steps_of_team(), kMaxRing));
   if (!LayOut(room, most, static_cast<int>(turns * blocks), pools, plan)) return false;
   if (plan->splits > kMostRead && !plan->by_mail) return false;
-  plan->cycles = Cycles(*plan, a, element_bytes, in_chain, clusters, device);
+  if (plan->teams > 1 && plan->ring_bytes() < kTeamSumsBytes * plan->pixels) return false;
+  plan->cycles = WarpgroupCycles(*plan, a, element_bytes, in_chain, clusters, device);
   return true;
 }
 
@@ -372,7 +247,14 @@ WarpgroupPlan WarpgroupPlanOf(const TileChoice& tile, const ConvArgs& a, int ele
   plan.pixels = tile.pixels;
   plan.patch = tile.patch;
   plan.splits = tile.splits;
-  if (!CompleteWarpgroupPlan(a, element_bytes, in_chain, device, &plan)) return {};
+  const bool parts =
+      element_bytes == 4 && a.precision == Precision::kHighest;  // two teams are faster where they may be
+  WarpgroupPlan of_teams = plan;
+  if (!CompleteWarpgroupPlan(a, element_bytes, in_chain, parts ? 2 : 1, device, &plan)) return {};
+  if (!parts && CompleteWarpgroupPlan(a, element_bytes, in_chain, 2, device, &of_teams) &&
+      of_teams.cycles < plan.cycles) {
+    plan = of_teams;
+  }
   const int64_t blocks = int64_t{plan.pixel_tiles} * plan.feature_tiles * plan.splits * a.stacks;
   if (in_chain && !plan.parts && blocks > device.multiprocessors) plan.cycles += kSharing;
   return plan;
@@ -386,7 +268,8 @@ std::vector<WarpgroupPlan> WarpgroupPlans(const ConvArgs& a, int element_bytes, 
 WarpgroupPlan ChooseWarpgroupPlan(const ConvArgs& a, int element_bytes, bool in_chain, const DeviceInfo& device) {
   WarpgroupPlan best{};
   best.cycles = std::numeric_limits<double>::infinity();
-  for (const WarpgroupPlan& plan : PlansUpTo(kModelSplits, a, element_bytes, in_chain, device)) {
+  for (const WarpgroupPlan& plan :
+       PlansUpTo(in_chain ? kModelSplits : kMostSplits, a, element_bytes, in_chain, device)) {
     if (plan.cycles < best.cycles) best = plan;
   }
   return best;

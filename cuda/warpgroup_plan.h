@@ -13,7 +13,8 @@ constexpr int kSwizzleBytes = 1024;  // after which it repeats: where a stage ma
 constexpr int kPatchWidth = 8;       // results of a tile's row, where a tile is a patch
 constexpr int kMaxRing = 8;          // stages of either ring
 constexpr int kKeptBytes = 20;       // of a thread's mail, in parts, while registers are short
-constexpr int kModelSplits = 8;      // up to which the model chooses, as MODEL_SPLITS of chain_tiles.py says
+constexpr int kTeamSumsBytes = 256;  // for each pixel of a tile: what two teams add in the rings of the second
+constexpr int kModelSplits = 8;      // up to which the model chooses in chains, MODEL_SPLITS of chain_tiles.py
 
 // Blocks of a multiprocessor that a tile's registers suffice for: of 112 pixels and filters in registers for fewer.
 // parts: products of float32 in parts, which have tiles of 64 x 56, 64 x 64, 64 x 112 and 128 x 112. roomy: 64 x 56 and
@@ -72,6 +73,14 @@ bool PoolsPairs(const ConvArgs& args);
 // Whether kernels of such tiles are compiled, for some calls at least.
 bool IsWarpgroupTile(const TileChoice& tile);
 
+// The most pieces of mail that come to a block from each block of its cluster (warpgroup_mail.cuh), and their rows.
+int WarpgroupMailPieces(const WarpgroupPlan& plan, int rows);
+
+// Cycles that a plan is expected to take, 1,500 a microsecond, comparable to those of direct_plan.cc. tiles: of all
+// stacks.
+double WarpgroupCycles(const WarpgroupPlan& plan, const ConvArgs& args, int element_bytes, bool in_chain, int64_t tiles,
+                       const DeviceInfo& device);
+
 // Every plan that fits a call, of up to 16 splits, in the order in which tiles are tried.
 std::vector<WarpgroupPlan> WarpgroupPlans(const ConvArgs& args, int element_bytes, bool in_chain,
                                           const DeviceInfo& device);
@@ -80,7 +89,7 @@ std::vector<WarpgroupPlan> WarpgroupPlans(const ConvArgs& args, int element_byte
 WarpgroupPlan WarpgroupPlanOf(const TileChoice& tile, const ConvArgs& args, int element_bytes, bool in_chain,
                               const DeviceInfo& device);
 
-// The best plan under the model in warpgroup_plan.cc, or one without filters.
+// The best plan under the model in warpgroup_model.cc, or one without filters.
 WarpgroupPlan ChooseWarpgroupPlan(const ConvArgs& args, int element_bytes, bool in_chain, const DeviceInfo& device);
 
 }  // namespace jsc

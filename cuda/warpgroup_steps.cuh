@@ -135,6 +135,11 @@ __device__ __forceinline__ void MultiplySteps(StepWalk<U, T>& walk, int steps, f
 template <class U>
 __device__ __forceinline__ void MultiplySteps(StepWalk<U, float>& walk, int steps, float (&sums)[U::kPixels / 2]) {
   using Filters = StepFilters<U, float>;
+  if (U::kTeams > 1 && steps == 0) {
+#pragma unroll
+    for (float& sum : sums) sum = 0.f;
+    return;
+  }
   Filters slices[4];
   walk.WaitForFilters();
   slices[0].Load(walk.Filters(), 0);

@@ -6,9 +6,10 @@
 #include "direct_choice.h"
 
 // layer: N, H, W, C, kh, kw, K, then rows and columns of strides, padding (low, high of H, then of W) and dilation, and
-// groups. filters: of a tile of warpgroups. The result: 0 for the kernel that has no tiles, 1 images, 2 slices, 3
+// groups, and 1 if pairs of rows and columns are pooled. tile: filters of a tile of warpgroups, then the blocks that
+// share its steps and the teams of their warps. The result: 0 for the kernel that has no tiles, 1 images, 2 slices, 3
 // warpgroups, 4 products of a warp, 5 those of a small tile, 6 groups of few channels.
-extern "C" int ChosenKernel(const int64_t* layer, int element_bytes, bool highest, int* filters) {
+extern "C" int ChosenKernel(const int64_t* layer, int element_bytes, bool highest, int* tile) {
   jsc::ConvArgs a{};
   a.images = layer[0], a.channels = layer[3], a.features = layer[6], a.groups = layer[15], a.stacks = 1;
   a.group_channels = a.channels / a.groups;
@@ -19,7 +20,9 @@ extern "C" int ChosenKernel(const int64_t* layer, int element_bytes, bool highes
     const int64_t reach = (a.kernel_size[i] - 1) * a.dilation[i] + 1;
     a.conv_size[i] = a.out_size[i] = (a.size[i] + low + high - reach) / a.stride[i] + 1;
     a.window[i] = a.window_stride[i] = 1;
+    if (layer[16] != 0) a.window[i] = a.window_stride[i] = 2, a.out_size[i] /= 2;
   }
+  if (layer[16] != 0) a.pool = jsc::Pool::kMax;
   a.precision = highest ? jsc::Precision::kHighest : jsc::Precision::kDefault;
   jsc::DeviceInfo h200{};
   h200.multiprocessors = 132, h200.shared_memory = 232448, h200.shared_memory_sm = 233472;
@@ -28,7 +31,7 @@ extern "C" int ChosenKernel(const int64_t* layer, int element_bytes, bool highes
   std::copy(std::begin(kClusters), std::end(kClusters), h200.clusters);
   constexpr size_t kWorkspace = size_t{1} << 31;
   const jsc::DirectChoice choice = jsc::ChooseKernel(a, element_bytes, kWorkspace, false, {}, h200);
-  *filters = choice.warpgroup.filters;
+  tile[0] = choice.warpgroup.filters, tile[1] = choice.warpgroup.splits, tile[2] = choice.warpgroup.teams;
   if (choice.image.filters > 0) return 1;
   if (choice.slice.filters > 0) return 2;
   if (choice.group.tiles > 0) return 6;

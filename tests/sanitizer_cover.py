@@ -23,7 +23,7 @@ from test_coo_star import SHAPES_AND_TILES, feature_map
 from test_coo_star import check as check_lists
 from test_counting import check_counts
 from test_dense_blocks import run
-from test_direct import LARGE_KINDS, SHARED_TILES
+from test_direct import LARGE_KINDS, SHARED_TILES, TF32
 from test_kernels import TOLERANCE, call
 from test_segments import CASES, ENDS, KINDS, LARGER, check, check_end
 from test_small_parts import FIRST, TILED
@@ -95,6 +95,17 @@ def check_small(dtype: str) -> int:
                 result = call(case, *(None if v is None else jnp.asarray(v) for v in inputs), "direct", precision)
                 assert oracle.relative_error(result, wanted) <= tolerance, (case.name, precision)
     return 2 * len(kinds) * len(of_dtype)
+
+
+def check_teams(dtype: str) -> int:
+    """Two teams of warps in TF32; at HIGHEST small layers and chains have them."""
+    if dtype != "float32":
+        return 0
+    for case in cases.TF32_TEAM_CASES:
+        inputs = cases.inputs(case)
+        result = call(case, *(None if v is None else jnp.asarray(v) for v in inputs), "direct", None)
+        assert oracle.relative_error(result, oracle.expected(case, inputs)) <= TF32, case.name
+    return len(cases.TF32_TEAM_CASES)
 
 
 def check_dense(dtype: str) -> int:

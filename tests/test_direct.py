@@ -314,6 +314,23 @@ def test_teams_of_a_block_share_its_steps(case: Case, value: float | None) -> No
 
 
 @on_cuda_alone
+@pytest.mark.parametrize("value", [None, np.inf])
+@pytest.mark.parametrize("case", cases.TF32_TEAM_CASES, ids=name_of)
+def test_teams_share_steps_in_tf32(case: Case, value: float | None) -> None:
+    """Results, counts, and the same bits in every run."""
+    require("direct", "float32")
+    inputs = cases.inputs(case)
+    if value is not None:
+        inputs.x[0, -1, 5, -1] = value
+    first = run(case, inputs, "direct", None)
+    assert oracle.relative_error(first, oracle.expected(case, inputs)) <= TF32
+    for _ in range(3):
+        np.testing.assert_array_equal(np.asarray(run(case, inputs, "direct", None)), np.asarray(first))
+    if value is None and case.pool is None:
+        check_counts(case, "float32", None)
+
+
+@on_cuda_alone
 @of_large_kinds
 @pytest.mark.parametrize("strides", [1, 2])
 def test_groups_of_large_layers_stay_apart(strides: int, dtype: str, precision: str | None, tolerance: float) -> None:

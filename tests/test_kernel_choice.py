@@ -18,14 +18,34 @@ import pytest
 from cases import Case
 
 _ROOT = Path(__file__).parent.parent
-_SOURCES = ("direct_choice", "direct_image_plan", "direct_plan", "group_plan", "slice_plan", "warpgroup_plan")
+_SOURCES = (
+    "direct_choice",
+    "direct_image_plan",
+    "direct_plan",
+    "group_plan",
+    "slice_plan",
+    "warpgroup_model",
+    "warpgroup_plan",
+)
 _KERNELS = ("per output", "image", "slices", "warpgroups", "warps", "small", "groups")
 _Choose = Callable[..., tuple[str, int]]
+_ChooseTile = Callable[..., tuple[str, tuple[int, ...]]]
 
 
 @pytest.fixture(scope="module")
-def choose(tmp_path_factory: pytest.TempPathFactory) -> _Choose:
+def choose(choose_tile: _ChooseTile) -> _Choose:
     """The kernel, and the filters of a tile of warpgroups, for a case and a kind."""
+
+    def chosen(case: Case, kind: str = "highest") -> tuple[str, int]:
+        name, tile = choose_tile(case, kind)
+        return name, tile[0]
+
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def choose_tile(tmp_path_factory: pytest.TempPathFactory) -> _ChooseTile:
+    """The kernel, and filters of a tile of warpgroups, the blocks that share it and their teams."""
     compiler = os.environ.get("CXX") or shutil.which("c++")
     if compiler is None or not (_ROOT / "cuda").is_dir():
         pytest.skip("wants a C++ compiler and the native sources")
@@ -36,16 +56,26 @@ def choose(tmp_path_factory: pytest.TempPathFactory) -> _Choose:
     subprocess.run([*options, *map(str, files)], check=True, timeout=300)
     native = ctypes.CDLL(str(library)).ChosenKernel
 
-    def chosen(case: Case, kind: str = "highest") -> tuple[str, int]:
+    def chosen(case: Case, kind: str = "highest") -> tuple[str, tuple[int, ...]]:
         sides = case.kernel, case.x[1:3], _pair(case.strides), _pair(case.dilation)
         reach = [(side - 1) * step + 1 for side, step in zip(case.kernel, sides[3], strict=True)]
         pads = case.lax_padding
         if isinstance(pads, str):
             pads = jax.lax.padtype_to_pads(case.x[1:3], reach, sides[2], pads)
-        flat = [*case.x, *case.kernel, case.features, *sides[2], *pads[0], *pads[1], *sides[3], case.groups]
-        layer, filters = (ctypes.c_int64 * 16)(*flat), ctypes.c_int()
+        flat = [
+            *case.x,
+            *case.kernel,
+            case.features,
+            *sides[2],
+            *pads[0],
+            *pads[1],
+            *sides[3],
+            case.groups,
+            int(case.pool is not None),
+        ]
+        layer, tile = (ctypes.c_int64 * 17)(*flat), (ctypes.c_int * 3)()
         element_bytes, is_highest = ctypes.c_int(2 if kind == "16 bits" else 4), ctypes.c_bool(kind == "highest")
-        return _KERNELS[native(layer, element_bytes, is_highest, ctypes.byref(filters))], filters.value
+        return _KERNELS[native(layer, element_bytes, is_highest, tile)], tuple(tile)
 
     return chosen
 
@@ -112,6 +142,37 @@ def test_each_kernel_has_layers(
     choose: _Choose, x: tuple[int, int, int, int], kernel: tuple[int, int], groups: int, kind: str, name: str
 ) -> None:
     assert choose(_layer(x, kernel, groups=groups), kind)[0] == name
+
+
+@pytest.mark.parametrize("case", cases.TF32_TEAM_CASES, ids=lambda case: case.name)
+def test_cases_of_teams_are_for_two_teams(choose_tile: _ChooseTile, case: Case) -> None:
+    """What `test_direct.py` compares is what it is for."""
+    name, (_, blocks, teams) = choose_tile(case, "default")
+    words = {"one": 1, "two": 2, "eight": 8, "fifteen": 15, "sixteen": 16}
+    assert (name, blocks, teams) == ("warpgroups", words[case.name.split()[0]], 2)
+
+
+@pytest.mark.parametrize(
+    ("x", "kernel", "stride", "kind", "tile"),
+    [
+        ((8, 56, 56, 192), (1, 128), 1, "default", (128, 1, 1)),  # 13.2 us by 64 x 112, 10.0 so
+        ((8, 56, 56, 96), (1, 96), 1, "default", (128, 1, 1)),  # 10.3, 8.1
+        ((1, 28, 28, 512), (3, 512), 1, "default", (64, 2, 2)),  # 17.7 by 128 x 112 in four, 15.9
+        ((4, 112, 112, 32), (1, 32), 1, "16 bits", (64, 1, 1)),  # 10.2 by 64 x 56, 7.6
+        ((1, 14, 14, 528), (1, 32), 1, "highest", (0, 0, 0)),  # slices
+        ((8, 13, 13, 384), (3, 384), 1, "highest", (64, 2, 1)),
+    ],
+)
+def test_tiles_that_were_the_fastest(
+    choose_tile: _ChooseTile,
+    x: tuple[int, int, int, int],
+    kernel: tuple[int, int],
+    stride: int,
+    kind: str,
+    tile: tuple[int, int, int],
+) -> None:
+    """Filters, blocks that share a tile and teams: layers that lost up to a third by the model of before."""
+    assert choose_tile(_layer(x, kernel, stride), kind)[1] == tile
 
 
 @pytest.mark.parametrize("kind", ["highest", "default", "16 bits"])
