@@ -122,10 +122,12 @@ _GROUP_FLOPS = 1e10  # the most that were measured
 _GROUP_OF_CUDNN = 16
 _GROUP_OF_CUDNN_FLOPS = 9.3e8
 _GROUP_STRIDED_ELEMENTS = 4.2e6
-# Wider groups that cuDNN is slow for too, by "direct"'s tiles in 16 bits: 3.6 to 10.7 times as fast at batch
-# 8, one of seven with strides (h100_zoo_groups_wide.json; TF32 was not measured).
+# Wider groups that cuDNN is slow for too, by "direct"'s tiles, up to the most work that was measured: in TF32 1.6 to 10.3
+# times as fast at batch 1, 8 and 32, in 16 bits 3.4 to 10.7 times at batch 8 (h200_zoo_groups_wide.json and
+# h100_zoo_groups_wide.json).
 _WIDE_GROUPS = (112, 120, 168)
-_WIDE_GROUP_FLOPS = 1.3e10
+_TF32_WIDE_GROUP_FLOPS = 1.03e11
+_16BIT_WIDE_GROUP_FLOPS = 1.3e10
 
 # Images have a kernel of their own. On an H200 under command buffers, first layers of VGG, ResNet (with their pool),
 # RegNet and AlexNet at batch 1 and 8 in TF32, at HIGHEST and in bfloat16: 0.97 to 4.8 times as fast as cuDNN's (a
@@ -293,7 +295,8 @@ def _is_faster_by_groups(work: Work) -> bool:
     if not is_3x3 or geometry.groups == 1 or channels * geometry.groups != work.kernel_shape[4] or work.flops == 0:
         return False
     if channels in _WIDE_GROUPS:
-        return work.itemsize == 2 and work.flops <= _WIDE_GROUP_FLOPS
+        most = _16BIT_WIDE_GROUP_FLOPS if work.itemsize == 2 else _TF32_WIDE_GROUP_FLOPS
+        return not work.is_precise and work.flops <= most
     if channels not in _GROUP_MEASURED or work.flops > _GROUP_FLOPS:
         return False
     if work.is_precise or channels != _GROUP_OF_CUDNN:
