@@ -77,8 +77,9 @@ bool FindStages(int room, int steps, int blocks, WarpgroupPlan* plan) {
 bool MayHaveTeams(const WarpgroupPlan& plan, int element_bytes, int64_t clusters, bool in_chain,
                   const DeviceInfo& device) {
   constexpr int kFewSteps = 2;  // of a block
-  const bool has_kernel = element_bytes == 4 && plan.filters == 64 && (plan.pixels == 56 || plan.pixels == 112);
-  return has_kernel && !in_chain && clusters <= device.clusters[plan.splits] && plan.steps_per_split > kFewSteps;
+  const bool has_kernel = plan.filters == 64 && (plan.pixels == 112 || (plan.pixels == 56 && plan.parts));
+  return has_kernel && element_bytes == 4 && !in_chain && clusters <= device.clusters[plan.splits] &&
+         plan.steps_per_split > kFewSteps;
 }
 
 // Whether blocks that share steps send each other their sums. In parts four that have tiles of 64 x 112 read them in
@@ -266,10 +267,14 @@ std::vector<WarpgroupPlan> WarpgroupPlans(const ConvArgs& a, int element_bytes, 
 }
 
 WarpgroupPlan ChooseWarpgroupPlan(const ConvArgs& a, int element_bytes, bool in_chain, const DeviceInfo& device) {
+  // Of clusters of more than eight that do not all run at once the model knows too little, and of those in parts.
+  const bool parts = element_bytes == 4 && a.precision == Precision::kHighest;
+  const int most_splits = in_chain || parts ? kModelSplits : kMostSplits;
   WarpgroupPlan best{};
   best.cycles = std::numeric_limits<double>::infinity();
-  for (const WarpgroupPlan& plan :
-       PlansUpTo(in_chain ? kModelSplits : kMostSplits, a, element_bytes, in_chain, device)) {
+  for (const WarpgroupPlan& plan : PlansUpTo(most_splits, a, element_bytes, in_chain, device)) {
+    const int64_t clusters = int64_t{plan.pixel_tiles} * plan.feature_tiles * a.stacks;
+    if (plan.splits > kModelSplits && clusters > device.clusters[plan.splits]) continue;
     if (plan.cycles < best.cycles) best = plan;
   }
   return best;

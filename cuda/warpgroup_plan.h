@@ -14,7 +14,7 @@ constexpr int kPatchWidth = 8;       // results of a tile's row, where a tile is
 constexpr int kMaxRing = 8;          // stages of either ring
 constexpr int kKeptBytes = 20;       // of a thread's mail, in parts, while registers are short
 constexpr int kTeamSumsBytes = 256;  // for each pixel of a tile: what two teams add in the rings of the second
-constexpr int kModelSplits = 8;      // up to which the model chooses in chains, MODEL_SPLITS of chain_tiles.py
+constexpr int kModelSplits = 8;      // that the model chooses in chains (MODEL_SPLITS of chain_tiles.py) and in parts
 
 // Blocks of a multiprocessor that a tile's registers suffice for: of 112 pixels and filters in registers for fewer.
 // parts: products of float32 in parts, which have tiles of 64 x 56, 64 x 64, 64 x 112 and 128 x 112. roomy: 64 x 56 and

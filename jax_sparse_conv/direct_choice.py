@@ -78,18 +78,22 @@ _WARPGROUP_CAPABILITY = (9, 0)
 # times (h200_network_layers_left_default_*.json).
 _TF32_FEW_FEATURES, _TF32_FEW_CHANNELS, _TF32_FEW_FLOPS = 64, 64, 4.8e11
 # So are DenseNet's, of `_is_deep`, to 32, 1.03 to 1.45 times, in 16 bits on maps of more than so many pixels: 28x28 and
-# 56x56 0.99 to 1.30 times, smaller ones 0.93 to 1.05.
+# 56x56 0.99 to 1.30 times. 14x14 at batch 32 is 1.33 times as fast; other small ones had been 0.93 to 1.05 times.
 _DEEP_FLOPS = 3e10
 _16BIT_DEEP_PIXELS = 400
+_16BIT_DEEP_MAP, _16BIT_DEEP_FLOPS = 196, 4.7e8
 # 1x1 convolutions without strides from so few channels are cuDNN's: 0.7 to 1.02 times as fast.
 _PRODUCT_FEW_CHANNELS = 32
-# And in TF32 those to a single tile of features from 96 to 192 channels on 25,088 pixels, as whose operations lie
-# between these, with a residual from less on: 0.88 to 0.95 times as fast (96 to 128: 1.06; to 96 0.92 with a residual
-# and 1.06 without on an H100, h100_zoo_regnets.json). On 6,272 pixels, from three to six times as many channels, 27
-# layers are 0.97 to 1.17.
+# Those to a whole tile of features on more pixels than this, 25,088 and 100,352, are ahead of cuDNN's, in TF32 1.01 to
+# 1.11 times as fast but for one 0.98, in 16 bits 1.01 to 1.39 times, up to so many elements for each multiprocessor
+# (h200_zoo_tiles_left.json). With a residual, in TF32 to a tile that is not whole too, they had been 0.88 to 0.95 times
+# as fast, between these operations (h200_network_layers_left_to_xla.json, h100_zoo_regnets.json; not measured again).
 _PRODUCT_TILE_PIXELS = 1e4
-_PRODUCT_TILE_FLOPS = 6e8, 1.24e9
-_RESIDUAL_TILE_FLOPS = 4.5e8
+_PRODUCT_TILE_ELEMENTS = 3e5
+_RESIDUAL_TILE_FLOPS = 4.5e8, 1.24e9
+# In 16 bits ResNet's expansions with their residual, to four times as many features as channels: 1.2 to 1.4 times as
+# fast, and more elements 0.97 times and less.
+_EXPANDED, _16BIT_EXPANDED_ELEMENTS = 4, 6.3e4
 # At HIGHEST VGG-19's and ResNet-50's layers are 1.5 to 4.5 times as fast at batch 8 and 32, the largest of which has
 # _EXACT_MANY_FLOPS (h200_direct_layers_highest_batches.json). RegNetX-16GF's with groups are 1.5 to 3.3 times as fast
 # up to _EXACT_GROUPS_FLOPS, and 3x3 ones to 64 to 256 features 2.4 to 3.4 times up to _EXACT_3X3_FLOPS, at batch 128,
@@ -122,8 +126,8 @@ _GROUP_FLOPS = 1e10  # the most that were measured
 _GROUP_OF_CUDNN = 16
 _GROUP_OF_CUDNN_FLOPS = 9.3e8
 _GROUP_STRIDED_ELEMENTS = 4.2e6
-# Wider groups that cuDNN is slow for too, by "direct"'s tiles, up to the most work that was measured: in TF32 1.6 to 10.3
-# times as fast at batch 1, 8 and 32, in 16 bits 3.4 to 10.7 times at batch 8 (h200_zoo_groups_wide.json and
+# Wider groups that cuDNN is slow for too, by "direct"'s tiles, up to the most work that was measured: in TF32 1.6 to
+# 10.3 times as fast at batch 1, 8 and 32, in 16 bits 2.5 to 13 times (h200_zoo_groups_wide_*.json,
 # h100_zoo_groups_wide.json).
 _WIDE_GROUPS = (112, 120, 168)
 _TF32_WIDE_GROUP_FLOPS = 1.03e11
@@ -268,13 +272,23 @@ def _is_faster_by_warpgroups(work: Work) -> bool:
     if channels <= _PRODUCT_FEW_CHANNELS:
         return False
     if work.itemsize == 2:
-        return features >= _WARPGROUP_FEATURES and (
-            elements <= _16BIT_PRODUCT_ELEMENTS or work.pixels <= _16BIT_PRODUCT_PIXELS
-        )
-    is_a_tile = _WARPGROUP_FEATURES < features <= _TILE_FEATURES and work.pixels > _PRODUCT_TILE_PIXELS
-    least, most = _PRODUCT_TILE_FLOPS
-    least = _RESIDUAL_TILE_FLOPS if work.residual else least
-    return not (is_a_tile and least < work.flops < most)
+        is_small = elements <= _16BIT_PRODUCT_ELEMENTS or work.pixels <= _16BIT_PRODUCT_PIXELS
+        expands = features >= _EXPANDED * channels and work.residual and elements <= _16BIT_EXPANDED_ELEMENTS
+        return features >= _WARPGROUP_FEATURES and (is_small or expands or _is_to_a_whole_tile(work))
+    least, most = _RESIDUAL_TILE_FLOPS
+    return not (work.residual and _is_to_a_tile(work) and least < work.flops < most)
+
+
+def _is_to_a_tile(work: Work) -> bool:
+    """Whether it is a 1x1 convolution without strides and groups of many pixels to the features of a single tile."""
+    is_1x1 = work.geometry.groups == 1 and math.prod(work.kernel_shape[1:3]) == 1 and max(work.geometry.strides) == 1
+    is_a_tile = _WARPGROUP_FEATURES < work.kernel_shape[4] <= _TILE_FEATURES
+    return is_1x1 and is_a_tile and work.pixels > _PRODUCT_TILE_PIXELS
+
+
+def _is_to_a_whole_tile(work: Work) -> bool:
+    """Whether it is such a convolution to as many features as a tile has, without a residual."""
+    return _is_to_a_tile(work) and work.kernel_shape[4] == _TILE_FEATURES and not work.residual
 
 
 def _most_elements(work: Work) -> float:
@@ -283,6 +297,8 @@ def _most_elements(work: Work) -> float:
     has_strided_windows = math.prod(work.kernel_shape[1:3]) > 1 and max(geometry.strides) > 1
     if has_strided_windows and work.kernel_shape[4] <= _TILE_FEATURES:
         return _STRIDED_TILE_ELEMENTS
+    if _is_to_a_whole_tile(work):
+        return _PRODUCT_TILE_ELEMENTS
     if work.itemsize == 2:
         return _16BIT_ELEMENTS
     return _TF32_ELEMENTS if geometry.groups == 1 else _TF32_GROUP_ELEMENTS
@@ -310,7 +326,9 @@ def _is_faster_to_few_features(work: Work) -> bool:
     """Whether "direct" is expected to beat cuDNN's TF32 and 16 bits in layers of `_is_deep`."""
     if work.flops > _DEEP_FLOPS:
         return False
-    return work.itemsize > 2 or work.pixels > _16BIT_DEEP_PIXELS * work.x_shape[0]
+    of_map = work.pixels // max(1, work.x_shape[0])
+    is_small = of_map >= _16BIT_DEEP_MAP and work.flops <= _16BIT_DEEP_FLOPS
+    return work.itemsize > 2 or of_map > _16BIT_DEEP_PIXELS or is_small
 
 
 def has_group_kernel(work: Work) -> bool:

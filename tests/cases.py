@@ -248,21 +248,20 @@ GROUP_CASES = (
 )
 
 # Whose blocks have two teams of warps in TF32 on 132 multiprocessors: one or two blocks of a tile and several that meet
-# by mail, up to 16; of 56 and 112 pixels, in patches and in pixels in a row.
+# by mail, up to 16; in patches and in pixels in a row.
 TF32_TEAM_CASES = (
-    Case("one block of a tile", (1, 10, 55, 64), 512, bias=True, activation="relu"),
-    Case("one block of a high tile", (1, 20, 55, 128), 400, residual=True, activation="relu"),
+    Case("one block of a tile", (1, 23, 55, 128), 400, residual=True, activation="relu"),
     Case("one block, pooled", (1, 20, 55, 128), 400, bias=True, activation="relu", pool="max"),
-    Case("two blocks of a tile", (1, 7, 55, 96), 400, bias=True, residual=True),
+    Case("two blocks of a tile", (1, 56, 11, 256), 400, bias=True, residual=True),
     Case("two blocks, pooled", (1, 8, 55, 256), 400, activation="relu", pool="max"),
-    Case("eight blocks", (1, 7, 6, 352), 512, bias=True, residual=True, activation="relu"),
-    Case("eight blocks of a high tile", (1, 8, 55, 1024), 72, bias=True),
-    Case("eight blocks, pooled", (1, 8, 6, 1024), 512, bias=True, activation="relu", pool="average"),
-    Case("sixteen blocks", (1, 8, 8, 2016), 200, bias=True, activation="relu"),
+    Case("eight blocks of a tile", (1, 8, 8, 1024), 512, bias=True, residual=True, activation="relu"),
+    Case("eight blocks, pooled", (1, 8, 6, 1024), 512, bias=True, activation="relu", pool="avg"),
+    Case("eight blocks, of whom one has a step less", (1, 8, 8, 1504), 512, bias=True),
+    Case("sixteen blocks of a tile", (1, 8, 8, 2016), 200, bias=True, activation="relu"),
     Case("sixteen blocks, pooled", (1, 8, 6, 2016), 32, bias=True, pool="max"),
-    Case("one block, pixels in a row", (1, 10, 55, 512), 400, kernel=(1, 1), bias=True, activation="relu"),
-    Case("eight blocks, pixels in a row", (1, 7, 6, 5024), 512, kernel=(1, 1), residual=True),
-    Case("fifteen blocks, pixels in a row", (1, 8, 6, 800), 256, bias=True, activation="relu"),
+    Case("one block, pixels in a row", (5, 28, 55, 1504), 32, kernel=(1, 1), bias=True, activation="relu"),
+    Case("eight blocks, pixels in a row", (1, 7, 28, 1504), 200, residual=True),
+    Case("sixteen blocks, pixels in a row", (1, 7, 11, 2016), 200, bias=True, activation="relu"),
 )
 
 # First layers of networks, whose x has few channels.

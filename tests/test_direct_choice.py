@@ -89,8 +89,12 @@ def test_larger_windows_on_h200_are_direct(
         (conv1x1(32, 14, 896, 896), True, False),
         (conv1x1(8, 28, 352, 128), True, True),
         (conv1x1(8, 28, 512, 128), True, False),
-        (conv1x1(8, 56, 192, 128), False, False),  # a single tile of features
-        (conv1x1(8, 56, 256, 128), True, False),
+        (conv1x1(8, 56, 192, 128), True, True),  # a whole tile of features, as the next
+        (conv1x1(32, 28, 512, 128), True, True),
+        (conv1x1(32, 56, 256, 128), True, True),
+        (conv1x1(32, 56, 288, 128), False, False),  # more than measured
+        (conv1x1(32, 56, 256, 120), False, False),
+        (conv1x1(8, 56, 192, 120), True, False),
         (conv1x1(8, 56, 256, 64), True, False),
     ],
 )
@@ -156,7 +160,7 @@ WIDE = Geometry(padding=((3, 3), (3, 3)))
         (conv1x1(8, 7, 2048, 2048), "bfloat16", True),
         (conv1x1(8, 9, 2048, 2048), "bfloat16", False),
         (conv1x1(8, 56, 64, 128), "tf32", True),
-        (conv1x1(8, 56, 96, 128), "tf32", False),
+        (dataclasses.replace(conv1x1(8, 56, 96, 128), residual=True), "tf32", False),
         (conv1x1(8, 56, 96, 160), "tf32", True),  # more than a tile
         (dataclasses.replace(conv3x3(8, 28, 512, 512, geometry=WIDE), kernel_shape=(1, 7, 7, 512, 512)), "tf32", False),
         (conv3x3(128, 112, 256, 256, geometry=_grouped(2, strides=2)), "highest", True),
@@ -190,13 +194,30 @@ def test_a_residual_is_a_map_that_a_call_reads(h200: None) -> None:
     assert not direct_choice.prefers_direct(dataclasses.replace(work, residual=True), "cuda")
 
 
+@pytest.mark.parametrize(
+    ("work", "direct"),
+    [
+        (conv1x1(8, 28, 128, 512), True),  # ResNet-50's expansions
+        (conv1x1(32, 7, 512, 2048), True),
+        (conv1x1(8, 56, 64, 256), False),  # more elements than measured
+        (conv1x1(8, 28, 256, 512), False),  # to twice as many features
+        (conv1x1(8, 56, 192, 128), False),
+    ],
+)
+def test_a_residual_in_16_bits_is_for_expansions(h200: None, work: Work, direct: bool) -> None:
+    for dtype in ("bfloat16", "float16"):
+        given = dataclasses.replace(work, dtype=dtype, residual=True)
+        assert direct_choice.prefers_direct(given, "cuda") == direct
+
+
 @pytest.mark.parametrize("images", [1, 8, 32, 128])
 @pytest.mark.parametrize("size", [7, 14, 28, 56])
 def test_windows_to_few_features_on_h200_are_direct(h200: None, images: int, size: int) -> None:
     """DenseNet's 3x3 layers."""
     work = conv3x3(images, size, 128, 32, exact=False)
     assert direct_choice.prefers_direct(work, "cuda")
-    is_cudnns = size <= 14 and images * size**2 >= 6272  # in 16 bits, on small maps of many images
+    # In 16 bits, on small maps of many images.
+    is_cudnns = size <= 14 and images * size**2 >= 6272 and (size, images) != (14, 32)
     for dtype in ("bfloat16", "float16"):
         assert direct_choice.prefers_direct(dataclasses.replace(work, dtype=dtype), "cuda") != is_cudnns
 
