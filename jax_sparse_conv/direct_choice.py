@@ -287,8 +287,9 @@ def _is_to_a_tile(work: Work) -> bool:
 
 
 def _is_to_a_whole_tile(work: Work) -> bool:
-    """Whether it is such a convolution to as many features as a tile has, without a residual."""
-    return _is_to_a_tile(work) and work.kernel_shape[4] == _TILE_FEATURES and not work.residual
+    """Whether it is such a convolution to as many features as a tile has, with nothing behind it."""
+    is_whole = work.kernel_shape[4] == _TILE_FEATURES
+    return _is_to_a_tile(work) and is_whole and not work.residual and work.geometry.pool is None
 
 
 def _most_elements(work: Work) -> float:

@@ -11,7 +11,7 @@ from works import SAME, conv1x1, conv3x3
 
 from jax_sparse_conv import _native, choice, devices, direct_choice
 from jax_sparse_conv.devices import Device
-from jax_sparse_conv.geometry import Geometry
+from jax_sparse_conv.geometry import Geometry, Pool
 from jax_sparse_conv.work import Work
 
 
@@ -143,6 +143,7 @@ def test_maps_that_only_an_h200_is_as_fast_with_are_cudnns(
 
 DILATED = Geometry(padding=((2, 2), (2, 2)), dilation=(2, 2))
 WIDE = Geometry(padding=((3, 3), (3, 3)))
+POOLED = Geometry(pool=Pool("avg", (2, 2), (2, 2), ((0, 0), (0, 0))))
 
 
 @pytest.mark.parametrize(
@@ -162,6 +163,8 @@ WIDE = Geometry(padding=((3, 3), (3, 3)))
         (conv1x1(8, 56, 64, 128), "tf32", True),
         (dataclasses.replace(conv1x1(8, 56, 96, 128), residual=True), "tf32", False),
         (conv1x1(8, 56, 96, 160), "tf32", True),  # more than a tile
+        (dataclasses.replace(conv1x1(32, 56, 256, 128), geometry=POOLED), "tf32", False),
+        (dataclasses.replace(conv1x1(32, 28, 256, 128), geometry=POOLED), "bfloat16", False),
         (dataclasses.replace(conv3x3(8, 28, 512, 512, geometry=WIDE), kernel_shape=(1, 7, 7, 512, 512)), "tf32", False),
         (conv3x3(128, 112, 256, 256, geometry=_grouped(2, strides=2)), "highest", True),
         (conv3x3(256, 112, 256, 256, geometry=_grouped(2, strides=2)), "highest", False),
