@@ -1,11 +1,12 @@
 // The model by which a convolution by warpgroup products is cut: counted cycles of a plan.
 //
-// Kernels alone are fitted to 33,500 times of 702 calls at batch 1 to 128 on an H200, of all kinds, which a development
-// run launched 4 to 30 times in a graph: of the plans that were timed the one chosen is on average 1.3 % slower than
-// the best in TF32 (27 % at most), 1.0 % (23 %) in 16 bits and 0.3 % (14 %) in parts, and the model 5 to 6 % off (rms).
-// Chains: 3,000 times of 15 layers at batch 1, 0.5 % and 7 % in chains of equal layers; since then the loops have
-// become shorter, and by 12,000 times of 72 layers it is 2 % (13 %) in TF32 and 0.3 % (6 %) in 16 bits. Steps of parts
-// in a chain are older, and `row` there is the best of four for whole chains.
+// TF32 and 16 bits alone are fitted to 26,400 times of 702 calls at batch 1 to 128 on an H200, launched 4 to 30 times
+// in a graph: of the plans that were timed the one chosen is on average 1.4 % slower than the best in TF32 (27 % at
+// most) and 1.1 % (30 %) in 16 bits, and the model 6 % off (rms). Their weights lay in the L2 cache; where they come
+// from memory, choices at batch 1 are as good as those of before, and no better (benchmarks/NOTES.md). Parts alone are
+// older: 1.5 % (17 %) of 7,100 such times. Chains: 3,000 times of 15 layers at batch 1, 0.5 % and 7 % in chains of
+// equal layers; since then the loops have become shorter, and by 12,000 times of 72 layers it is 2 % (13 %) in TF32 and
+// 0.3 % (6 %) in 16 bits. Steps of parts in a chain are older, and `row` there is the best of four for whole chains.
 #include <algorithm>
 #include <cmath>
 
