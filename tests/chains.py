@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -14,8 +16,15 @@ from jax_sparse_conv import primitives, segments
 from jax_sparse_conv.models.resnet import ResNet
 
 
+@functools.cache
+def normal(seed: int, *shape: int) -> np.ndarray:
+    """Drawn by NumPy: where a traced function draws, XLA would compile a generator into its program."""
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
 def weights(seed: int, *shape: int) -> jax.Array:
-    return jax.random.normal(jax.random.key(seed), shape) / np.sqrt(np.prod(shape[:-1]))
+    """A result of the function that is traced, if one is."""
+    return jnp.asarray(normal(seed, *shape)) / np.sqrt(np.prod(shape[:-1]))
 
 
 def block(x: jax.Array, parameters: list[jax.Array], **options: Any) -> jax.Array:

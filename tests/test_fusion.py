@@ -107,7 +107,7 @@ def test_what_only_the_next_segment_reads_goes_there_where_it_would_wait_in_more
     for wide, found in ((32, ["segment 3", "conv", "segment 3"]), (8, ["segment 4", "conv", "segment 2"])):
         function = lambda x, wide=wide: early_projection(x, wide)  # noqa: E731
         assert names(jsc.fuse(function), x) == found
-        np.testing.assert_allclose(jsc.fuse(function)(x), function(x), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(jsc.fuse(function)(x), jax.jit(function)(x), rtol=1e-4, atol=1e-4)
     front = next(iter(equations(jsc.fuse(lambda x: early_projection(x, 32)), x)))
     assert [variable.aval.shape[3] for variable in front.outvars] == [8, 16]  # the stem's result, of which it is made
 
@@ -116,7 +116,7 @@ def test_what_the_next_segment_does_not_read_goes_on_to_the_end(float32_products
     x = weights(0, 1, 9, 9, 3)
     function = lambda x: early_projection(x, 32, last=False)  # noqa: E731
     assert names(jsc.fuse(function), x) == ["segment 3", "conv", "segment 3"]
-    np.testing.assert_allclose(jsc.fuse(function)(x), function(x), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(jsc.fuse(function)(x), jax.jit(function)(x), rtol=1e-4, atol=1e-4)
 
 
 def test_nothing_is_kept_for_the_next_segment_that_leaves_one_layer_alone(float32_products: None) -> None:
@@ -128,7 +128,7 @@ def test_nothing_is_kept_for_the_next_segment_that_leaves_one_layer_alone(float3
 
     x = weights(0, 1, 9, 9, 8)
     assert names(jsc.fuse(function), x) == ["segment 2", "conv", "segment 2"]
-    np.testing.assert_allclose(jsc.fuse(function)(x), function(x), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(jsc.fuse(function)(x), jax.jit(function)(x), rtol=1e-4, atol=1e-4)
 
 
 def test_nothing_is_kept_for_layers_of_another_kind() -> None:
@@ -142,7 +142,7 @@ def test_nothing_is_kept_for_layers_of_another_kind() -> None:
     x = weights(0, 1, 9, 9, 8)
     assert names(jsc.fuse(function), x) == ["segment 3", "segment 2"]
     with jax.default_matmul_precision("highest"):
-        expected = np.asarray(function(x))
+        expected = np.asarray(jax.jit(function)(x))
     assert np.linalg.norm(jsc.fuse(function)(x) - expected) <= 10 * TF32 * np.linalg.norm(expected)
 
 
@@ -244,10 +244,11 @@ def test_results_are_those_of_the_function() -> None:
     expected = jnp.stack([plain(x, jax.tree.map(lambda leaf, i=i: leaf[i], stacked)) for i in range(3)])
     np.testing.assert_allclose(jax.vmap(fused, (None, 0))(x, stacked), expected, rtol=1e-5, atol=1e-5)
     assert jax.vmap(fused, (0, None))(batch[:0], parameters).shape == (0, 2, 9, 9, 16)
-    gradients = [jax.grad(lambda p, f=f: jnp.sum(f(x, p) ** 2))(parameters) for f in (fused, plain)]
+    gradients = [jax.jit(jax.grad(lambda p, f=f: jnp.sum(f(x, p) ** 2)))(parameters) for f in (fused, plain)]
     for ours, theirs in zip(*gradients, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
-    tangents = [jax.jvp(lambda x, f=f: f(x, parameters), (x,), (jnp.ones_like(x),))[1] for f in (fused, plain)]
+    derivative = lambda x, f: jax.jvp(lambda x: f(x, parameters), (x,), (jnp.ones_like(x),))[1]  # noqa: E731
+    tangents = [jax.jit(derivative, static_argnums=1)(x, f) for f in (fused, plain)]
     np.testing.assert_allclose(*tangents, rtol=1e-4, atol=1e-4)
 
 
