@@ -56,8 +56,8 @@ def check_stacked_placements(auto: jax.sharding.Mesh) -> None:
         shapes = ((stacks, 4, 5, 5, 4), (stacks, 3, 3, 4, 8), (stacks, 8), (stacks, 4, 5, 5, 8))
         values = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
         values[0] = np.maximum(values[0], 0)
-        wanted = jax.vmap(lambda *v: sparse(*v))(*values)
         function = jax.jit(jax.vmap(sparse))
+        wanted = function(*values)
         for images in (P(None, "batch"), P("batch", "channels"), P(None, ("batch", "channels")), P(("batch",), None)):
             for kernels in (P(), P("batch"), P("channels"), P("batch", None, None, None, "channels")):
                 placed = [jax.device_put(v, NamedSharding(auto, P())) for v in values]
@@ -224,7 +224,7 @@ def check_explicit_rows(values: Any) -> None:
         return jsc.dense(x, kernel, activation="relu", precision="highest", implementation=implementation)
 
     wanted = np.maximum(np.einsum("nhwc,cd->nhwd", x, kernel), 0)
-    by_x, by_kernel = jax.grad(lambda x, k: (product(x, k, "xla") ** 2).sum(), (0, 1))(x, kernel)
+    by_x, by_kernel = jax.jit(jax.grad(lambda x, k: (product(x, k, "xla") ** 2).sum(), (0, 1)))(x, kernel)
     for rows, columns in (
         (P("batch", "channels"), P()),
         (P(None, "channels", "batch"), P()),
@@ -254,10 +254,11 @@ def check_formats(explicit: jax.sharding.Mesh, values: Any) -> None:
     """Compressed maps of each device's images, of explicit types and by hand."""
     x, kernel, _, _ = values
     tiles = functools.partial(jsc.CooStar.fromdense, tile=(2, 2, 4))
-    windows = lambda x, k: jsc.ECR.fromdense(x, 3).conv(k)  # noqa: E731
-    pooled = lambda x, k: jsc.PECR.fromdense(x, 3).conv_pool(k)  # noqa: E731
+    windows = jax.jit(lambda x, k: jsc.ECR.fromdense(x, 3).conv(k))
+    pooled = jax.jit(lambda x, k: jsc.PECR.fromdense(x, 3).conv_pool(k))
     loss = lambda x: (tiles(x).values ** 2).sum() + (tiles(x).todense() ** 3).sum()  # noqa: E731
-    gradient = np.asarray(jax.grad(loss)(x))
+    derivative = jax.jit(jax.grad(loss))
+    gradient = np.asarray(derivative(x))
     wanted = tiles(x), np.asarray(windows(x, kernel)), np.asarray(pooled(x, kernel))
     with jax.set_mesh(explicit):
         for spec in (P("batch"), P("batch", "channels"), P(("batch", "channels"))):
@@ -267,7 +268,7 @@ def check_formats(explicit: jax.sharding.Mesh, values: Any) -> None:
             assert jax.typeof(ours.values).sharding.spec[0] == spec[0]
             assert jax.typeof(ours.todense()).sharding.spec[0] == spec[0]
             np.testing.assert_array_equal(np.asarray(ours.todense()), x)
-            np.testing.assert_allclose(np.asarray(jax.grad(loss)(placed)), gradient, rtol=1e-5)
+            np.testing.assert_allclose(np.asarray(derivative(placed)), gradient, rtol=1e-5)
         placed = jax.device_put(x, P("batch")), jax.device_put(kernel, P(None, None, None, "channels"))
         text = jax.jit(tiles).lower(placed[0]).compile().as_text()
         assert "jsc_coo_fromdense" in text
@@ -280,7 +281,7 @@ def check_formats(explicit: jax.sharding.Mesh, values: Any) -> None:
             windows(placed[0], jax.device_put(kernel, P(None, None, None, "batch")))
     auto = mesh(AxisType.Auto)
     by_hand = functools.partial(jax.shard_map, mesh=auto, out_specs=P("batch"))
-    result = by_hand(lambda x: tiles(x).todense(), in_specs=P("batch"))(x)
+    result = jax.jit(by_hand(lambda x: tiles(x).todense(), in_specs=P("batch")))(x)
     np.testing.assert_array_equal(np.asarray(result), x)
     result = by_hand(windows, in_specs=(P("batch"), P()))(x, kernel)
     np.testing.assert_allclose(np.asarray(result), wanted[1], rtol=1e-4, atol=1e-4)
