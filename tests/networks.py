@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,25 @@ INCEPTIONS = {
 }
 
 
+_Build = TypeVar("_Build", bound=Callable[..., Any])
+
+
+def copied(build: _Build) -> _Build:
+    """`build`, whose model is made once for the same arguments, which takes a second, and copied for every call."""
+
+    @functools.cache
+    def made(*arguments: Any, **options: Any) -> Any:
+        with jax.ensure_compile_time_eval():  # the first call may be traced
+            return build(*arguments, **options)
+
+    @functools.wraps(build)
+    def copy(*arguments: Any, **options: Any) -> Any:
+        return nnx.clone(made(*arguments, **options))
+
+    return cast(_Build, copy)
+
+
+@copied
 def small_vgg(batch_norm: bool = False, seed: int = 0, **arguments: Any) -> models.VGG:
     model = models.VGG(
         VGG_DEPTHS,
@@ -41,6 +60,7 @@ def small_vgg(batch_norm: bool = False, seed: int = 0, **arguments: Any) -> mode
     return randomized(model, seed)
 
 
+@copied
 def small_resnet(seed: int = 0, depths: tuple[int, ...] = RESNET_DEPTHS, **arguments: Any) -> models.ResNet:
     return randomized(models.ResNet(depths, CLASSES, width=RESNET_WIDTH, rngs=nnx.Rngs(seed), **arguments), seed)
 
@@ -49,28 +69,34 @@ def small_basic_resnet(seed: int = 0, **arguments: Any) -> models.ResNet:
     return small_resnet(seed, block="basic", **arguments)
 
 
+@copied
 def small_regnet(seed: int = 0, **arguments: Any) -> models.RegNetX:
     return randomized(models.RegNetX(*REGNET, stem_width=6, rngs=nnx.Rngs(seed), **arguments), seed)
 
 
+@copied
 def small_densenet(seed: int = 0, **arguments: Any) -> models.DenseNet:
     return randomized(models.DenseNet(*DENSENET, growth=4, width=8, rngs=nnx.Rngs(seed), **arguments), seed)
 
 
+@copied
 def small_googlenet(seed: int = 0, **arguments: Any) -> models.GoogLeNet:
     model = models.GoogLeNet(CLASSES, modules=INCEPTIONS, widths=(4, 5, 6), rngs=nnx.Rngs(seed), **arguments)
     return randomized(model, seed)
 
 
+@copied
 def small_alexnet(seed: int = 0, **arguments: Any) -> models.AlexNet:
     model = models.AlexNet(CLASSES, widths=(4, 6, 8, 5, 6), hidden=12, pool_size=2, rngs=nnx.Rngs(seed), **arguments)
     return randomized(model, seed)
 
 
+@copied
 def small_alexnet_cifar(seed: int = 0, **arguments: Any) -> models.AlexNetCifar:
     return randomized(models.AlexNetCifar(CLASSES, widths=(4, 6, 8, 5, 6), rngs=nnx.Rngs(seed), **arguments), seed)
 
 
+@copied
 def small_lenet(seed: int = 0, **arguments: Any) -> models.LeNet5:
     return randomized(models.LeNet5(rngs=nnx.Rngs(seed), **arguments), seed)
 
@@ -84,6 +110,16 @@ def randomized(model: Any, seed: int) -> Any:
             value = rng.uniform(0.5, 1.5, variable.shape) if positive else 0.3 * rng.standard_normal(variable.shape)
             variable.set_value(jnp.asarray(value, variable.dtype))
     return model
+
+
+def tabulated(model: nnx.Module, x: jax.Array) -> str:
+    """`nnx.tabulate`'s text. What it leaves in classes of the methods that they inherit, `nnx.capture` cannot wrap."""
+    classes = {type(module): set(vars(type(module))) for _, module in nnx.iter_modules(model)}
+    text = nnx.tabulate(model, x, console_kwargs={"width": 400})
+    for kind, before in classes.items():
+        for name in vars(kind).keys() - before:
+            delattr(kind, name)
+    return text
 
 
 def parameters(model: nnx.Module) -> Any:

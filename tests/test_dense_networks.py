@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from networks import copied
 from test_dense_blocks import require_kernel
 
 import jax_sparse_conv as jsc
@@ -15,6 +16,7 @@ from jax_sparse_conv.dense_blocks import dense_block_p
 from jax_sparse_conv.models.densenet import DenseNet
 
 
+@copied
 def small_densenet(fold: bool = True) -> DenseNet:
     model = DenseNet((2, 3), 10, width=64, rngs=nnx.Rngs(0))
     if fold:

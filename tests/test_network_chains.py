@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from chains import equations, names, weights
 from flax import nnx
+from networks import copied
 from test_segments import require_kernel
 
 import jax_sparse_conv as jsc
@@ -32,6 +33,7 @@ def extension(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_native, "why_missing", lambda name, *of: None if name == "segment" else missing(name, *of))
 
 
+@copied
 def network(**options: Any) -> ResNet:
     model = ResNet((1, 2), 16, width=8, rngs=nnx.Rngs(0), **options)
     models.fold_batch_norm(model)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
-from networks import SMALL, assert_close, images_of, parameters, photographs
+from networks import SMALL, assert_close, images_of, parameters, photographs, tabulated
 
 from jax_sparse_conv import models, segment_rules
 from jax_sparse_conv.models.layers import layer_names
@@ -200,7 +200,7 @@ def test_errors_name_the_argument() -> None:
 def test_tabulate_counts_every_parameter(name: str) -> None:
     """Flax compiles every public method of a module that runs, so those must take and return arrays."""
     model = SMALL[name].build()
-    text = nnx.tabulate(model, images_of(name), console_kwargs={"width": 400})
+    text = tabulated(model, images_of(name))
     count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, (nnx.Param, nnx.BatchStat))))
     assert f"Total Parameters: {count:,} " in text
 
