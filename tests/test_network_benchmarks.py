@@ -43,6 +43,21 @@ THUNKS = """000: kCopy	copy
 """
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the network of `NETWORK`, built once."""
+    pytest.importorskip("sklearn")
+    folder = tmp_path_factory.mktemp("networks")
+    assert networks.main([*NETWORK, "--prepared", str(folder), "--prepare"]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def densenet() -> prepared.Prepared:
+    pytest.importorskip("sklearn")
+    return prepared.load("densenet121", quick=True)
+
+
 def test_a_program_is_counted() -> None:
     calls = {"jsc_direct": 1, "__cudnn$convForward": 1}
     assert program.counts(HLO) == {"custom_calls": calls, "fusions": 2, "moves": 2}
@@ -57,13 +72,11 @@ def test_thunks_are_found_by_the_name_of_the_function(tmp_path: Path) -> None:
     assert program.thunks(tmp_path, "run") == program.count_thunks(THUNKS)
 
 
-def test_networks_writes_a_row_for_every_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("sklearn")
+def test_networks_writes_a_row_for_every_case(kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [tmp_path / name for name in ("one.json", "other.json", "both.json")]
-    kept = ["--prepared", str(tmp_path / "networks")]
-    assert networks.main([*NETWORK, *kept, "--prepare"]) == 0
-    assert networks.main([*NETWORK, *kept, "--json", str(files[0])]) == 0
-    assert networks.main([*NETWORK, *kept, "--json", str(files[1]), "--kinds", "bfloat16", "--batch", "2"]) == 0
+    run = [*NETWORK, "--prepared", str(kept)]
+    assert networks.main([*run, "--json", str(files[0])]) == 0
+    assert networks.main([*run, "--json", str(files[1]), "--kinds", "bfloat16", "--batch", "2"]) == 0
     assert networks.main(["--merge", *map(str, files[:2]), "--json", str(files[2])]) == 0
     content = json.loads(files[2].read_text("utf-8"))
     assert {"date", "device", "environment", "command", "commands", "limits", "runs"} <= content.keys()
@@ -88,27 +101,24 @@ def test_networks_writes_a_row_for_every_case(tmp_path: Path, capsys: pytest.Cap
     assert "one.json: not a file that benchmarks.networks --json has written" in capsys.readouterr().err
 
 
-def test_no_vector_of_weights_is_one_number() -> None:
+def test_no_vector_of_weights_is_one_number(densenet: prepared.Prepared) -> None:
     """XLA would make it anew in every call."""
-    pytest.importorskip("sklearn")
-    network = prepared.load("densenet121", quick=True)
-    vectors = [np.asarray(leaf) for leaf in network.weights if leaf.ndim == 1]
+    vectors = [np.asarray(leaf) for leaf in densenet.weights if leaf.ndim == 1]
     assert len(vectors) > 10
     assert all(len(np.unique(vector)) > 1 for vector in vectors)
 
 
-def test_weights_can_be_constants_of_the_program(tmp_path: Path) -> None:
-    pytest.importorskip("sklearn")
-    kept = ["--prepared", str(tmp_path / "networks")]
+def test_weights_can_be_constants_of_the_program(kept: Path, tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("constants.json", "arguments.json")]
-    assert networks.main([*NETWORK, *kept, "--weights", "constants", "--json", str(files[0])]) == 0
+    run = [*NETWORK, "--prepared", str(kept), "--weights", "constants"]
+    assert networks.main([*run, "--json", str(files[0])]) == 0
     content = json.loads(files[0].read_text("utf-8"))
     (row,) = content["runs"]["default"]
     assert content["weights"] == row["weights"] == "constants"
     assert content["xla_flags"] == row["xla_flags"] == os.environ.get("XLA_FLAGS", "")  # without where dumps went
     assert set(row["us"]) == set(row["no_zeros_us"]) == {"xla", "auto", "fused"}
     assert max(row["error"].values()) < (1e-5 if _on_cpu() else 5e-2)
-    weight_bytes = sum(leaf.nbytes for leaf in prepared.load("resnet50", tmp_path / "networks", quick=True).weights)
+    weight_bytes = sum(leaf.nbytes for leaf in prepared.load("resnet50", kept, quick=True).weights)
     assert all(memory["argument"] < weight_bytes for memory in row["memory"].values())
     files[1].write_text(json.dumps({key: value for key, value in content.items() if key != "weights"}))
     assert networks.main(["--merge", *map(str, files), "--json", str(tmp_path / "both.json")]) == 1
@@ -118,13 +128,11 @@ def test_weights_can_be_constants_of_the_program(tmp_path: Path) -> None:
     jax.default_backend() != "cpu" or not _native.cpu_isas(), reason="kernels are packed for the CPU extension only"
 )
 def test_weights_can_be_packed(tmp_path: Path) -> None:
+    """Run without `--prepare` before it."""
     pytest.importorskip("sklearn")
-    kept = ["--prepared", str(tmp_path / "networks")]
+    run = [*NETWORK, "--prepared", str(tmp_path / "networks"), "--weights", "packed"]
     file = tmp_path / "packed.json"
-    assert (
-        networks.main([*NETWORK, *kept, "--kinds", "highest", "bfloat16", "--weights", "packed", "--json", str(file)])
-        == 0
-    )
+    assert networks.main([*run, "--kinds", "highest", "bfloat16", "--json", str(file)]) == 0
     content = json.loads(file.read_text("utf-8"))
     rows = {row["kind"]: row for row in content["runs"]["default"]}
     row = rows["highest"]
@@ -140,22 +148,19 @@ def test_weights_can_be_packed(tmp_path: Path) -> None:
     assert "nothing of resnet50 would be packed in bfloat16" in rows["bfloat16"]["skipped"]["auto"]
 
 
-def test_dense_blocks_are_packed_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("sklearn")
+def test_dense_blocks_are_packed_as_on_a_gpu(densenet: prepared.Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "_is_on_one_cpu", lambda kernel: False)
     monkeypatch.setattr(dense_blocks, "reads_packed", lambda *_: True)
-    network = prepared.load("densenet121", quick=True)
-    packed = network.packed()
-    assert len(network.weights) - len(packed.weights) == 3 * 5 + 3 - 2
+    packed = densenet.packed()
+    assert len(densenet.weights) - len(packed.weights) == 3 * 5 + 3 - 2
     with jax.default_matmul_precision("highest"):
         run = jax.jit(lambda weights, x: packed.model(weights)(x))
-        found, wanted = run(packed.weights, network.x), network.model()(network.x)
+        found, wanted = run(packed.weights, densenet.x), jax.jit(lambda x: densenet.model()(x))(densenet.x)
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_a_plan_is_a_side(tmp_path: Path) -> None:
-    pytest.importorskip("sklearn")
-    network = prepared.load("resnet50", tmp_path, quick=True)
+def test_a_plan_is_a_side(kept: Path, tmp_path: Path) -> None:
+    network = prepared.load("resnet50", kept, quick=True)
     model = network.model()
     with jax.default_matmul_precision("highest"):
         plan = jsc.calibrate(model, [network.batch(1)], repeats=1)
@@ -164,7 +169,7 @@ def test_a_plan_is_a_side(tmp_path: Path) -> None:
     assert [*case.sides(("xla", "planned"), tmp_path)] == ["xla", "planned"]
     assert [*other.sides(("xla", "planned"), tmp_path)] == ["xla"]
     row = network_cases.measure(
-        case, network, prepared.beside(network, tmp_path, quick=True), ("xla", "planned"), {}, lambda event: None,
+        case, network, prepared.beside(network, kept, quick=True), ("xla", "planned"), {}, lambda event: None,
         limits=network_cases.Limits(1e12, {"highest": None}), repeats=2, plans=tmp_path, dumps=tmp_path,
     )  # fmt: skip
     assert row["skipped"] == {}
@@ -260,8 +265,8 @@ def test_what_stopped_while_it_was_written_is_built_again(monkeypatch: pytest.Mo
     assert (tmp_path / "network.npz").is_file()
 
 
-def test_roofline_of_a_network() -> None:
-    network = prepared.load("resnet50", quick=True)
+def test_roofline_of_a_network(kept: Path) -> None:
+    network = prepared.load("resnet50", kept, quick=True)
     limits = network_cases.Limits(1e12, {"highest": 1e12, "default": None, "bfloat16": None})
     one, two = (network_cases.roofline(network, network_cases.Case("resnet50", "highest", b), limits) for b in (1, 2))
     weights = 4 * sum(leaf.size for leaf in network.weights)
