@@ -292,11 +292,11 @@ def test_vmap() -> None:
     x = feature_map((3, 2, 4, 4, 2))
     kernel = feature_map((3, 3, 2, 2), 1.0, 1)
     for cls in (ECR, PECR):
-        mapped = jax.vmap(lambda x, cls=cls: cls.fromdense(x, 3))(x)
+        mapped = jax.jit(jax.vmap(lambda x, cls=cls: cls.fromdense(x, 3)))(x)
         assert mapped.shape == x.shape
         np.testing.assert_array_equal(mapped.todense(), x)
-        np.testing.assert_array_equal(jax.vmap(lambda f: f.todense())(mapped), x)
-        one = cls.fromdense(x[1], 3).conv(kernel)
+        np.testing.assert_array_equal(jax.jit(jax.vmap(lambda f: f.todense()))(mapped), x)
+        one = jax.jit(lambda x, cls=cls: cls.fromdense(x, 3).conv(kernel))(x[1])
         np.testing.assert_allclose(mapped.conv(kernel)[1], one, rtol=1e-6, atol=1e-6)
 
 

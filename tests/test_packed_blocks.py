@@ -104,7 +104,7 @@ def test_packed_layers_compute_the_same(block: Block, dtype: str, precision: str
 def test_transformations() -> None:
     x, layers, transition = parameters(SMALL[0])
     packed = jsc.pack_dense_block(layers, transition)
-    plain = functools.partial(jsc.dense_block, precision="highest", implementation="xla")
+    plain = jax.jit(functools.partial(jsc.dense_block, precision="highest", implementation="xla"))
     close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
     wanted = plain(x, layers, transition=transition)
     close(bound(x, packed), wanted)
@@ -118,8 +118,8 @@ def test_transformations() -> None:
         halved = jax.tree.map(lambda leaf: jnp.stack([leaf, 0.5 * leaf]), packed)
         each = jnp.stack([wanted, plain(x, *(jax.tree.map(lambda leaf: 0.5 * leaf, (packed,))))])
         close(jax.vmap(function, (None, 0))(x, halved), each)
-        tangent = jax.jvp(lambda x, function=function: function(x, packed), (x,), (jnp.ones_like(x),))[1]
-        close(tangent, jax.jvp(lambda x: plain(x, layers, transition=transition), (x,), (jnp.ones_like(x),))[1])
+        tangent = jax.jit(lambda x, f=function: jax.jvp(lambda x: f(x, packed), (x,), (jnp.ones_like(x),))[1])
+        close(tangent(x), jax.jvp(lambda x: plain(x, layers, transition=transition), (x,), (jnp.ones_like(x),))[1])
 
 
 def test_derivatives_go_through_the_parts() -> None:
@@ -131,9 +131,9 @@ def test_derivatives_go_through_the_parts() -> None:
     def separate(x: Any, layers: Any, transition: Any) -> Any:
         return jsc.dense_block(x, layers, transition=transition, precision="highest", implementation="xla")
 
-    by_x, *by_parts = jax.grad(functools.partial(loss, separate), (0, 1, 2))(x, layers, transition)
+    by_x, *by_parts = jax.jit(jax.grad(functools.partial(loss, separate), (0, 1, 2)))(x, layers, transition)
     packed = jsc.pack_dense_block(layers, transition)
-    found_x, found = jax.grad(functools.partial(loss, bound), (0, 1))(x, packed)
+    found_x, found = jax.jit(jax.grad(functools.partial(loss, bound), (0, 1)))(x, packed)
     np.testing.assert_allclose(found_x, by_x, rtol=1e-3, atol=1e-3)
     for ours, theirs in zip(*map(jax.tree.leaves, ((found.layers, found.transition), by_parts)), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-3)

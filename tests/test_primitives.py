@@ -167,11 +167,13 @@ def test_jacfwd_hessian_and_vmap_of_grad() -> None:
     def scalar(function: Function) -> Function:
         return lambda kernel: (function(x, kernel, bias) ** 2).sum()
 
-    close(jax.jacfwd(lambda b: sparse_pool(x, kernel, b))(bias), jax.jacfwd(lambda b: dense_pool(x, kernel, b))(bias))
-    small = kernel[:1, :1]
-    close(jax.hessian(scalar(sparse_pool))(small), jax.hessian(scalar(dense_pool))(small))
-    many = jnp.stack([kernel, 2 * kernel])
-    close(jax.vmap(jax.grad(scalar(sparse_pool)))(many), jax.vmap(jax.grad(scalar(dense_pool)))(many))
+    def same(transform: Callable[[Function], Function], argument: jax.Array, functions: list[Function]) -> None:
+        close(*(jax.jit(transform(function))(argument) for function in functions))
+
+    pools = [sparse_pool, dense_pool]
+    same(jax.jacfwd, bias, [lambda b, pool=pool: pool(x, kernel, b) for pool in pools])
+    same(jax.hessian, kernel[:1, :1], [scalar(pool) for pool in pools])
+    same(lambda f: jax.vmap(jax.grad(f)), jnp.stack([kernel, 2 * kernel]), [scalar(pool) for pool in pools])
 
 
 def test_scan_and_linear_transpose() -> None:
@@ -214,14 +216,12 @@ def test_compiled_program_holds_the_custom_call_and_nothing_dense(name: str) -> 
 def test_a_named_implementation_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     from jax_sparse_conv import _native
 
-    x, kernel, bias, residual = operands()
+    x, kernel, bias, residual = operands(7)  # of which no other test has programs
     monkeypatch.setitem(_native._registered, PLATFORM, [])
-    jax.clear_caches()
     with pytest.raises(ValueError, match=r"implementation='ecr' cannot run here: .*no target 'jsc_ecr'.*None or"):
         jax.jit(sparse_conv)(x, kernel, bias, residual)
     result = jsc.conv(x, kernel, bias, residual=residual, feature_group_count=GROUPS, activation="relu")
     close(result, dense_conv(x, kernel, bias, residual))
-    jax.clear_caches()
 
 
 def test_weak_types_and_shapes_of_the_abstract_value() -> None:
@@ -251,16 +251,14 @@ def test_export_and_other_platforms() -> None:
 def test_a_call_without_kernel_for_its_dtype_runs_densely_or_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     from jax_sparse_conv import _native
 
-    x, kernel, bias, _ = operands()
+    x, kernel, bias, _ = operands(9)  # of which no other test has programs
     monkeypatch.setitem(_native.DTYPES, PLATFORM, ("bfloat16",))
-    jax.clear_caches()
     with pytest.raises(ValueError, match=r"implementation='pecr' cannot run here: dtype float32 is not supported on"):
         sparse_pool(x, kernel, bias)
     with pytest.raises(ValueError, match=r"implementation='ecr' cannot run here: dtype float32 is not supported on"):
         jsc.dense(x, jnp.ones((4, 2)), implementation="ecr")
     automatic = jsc.conv_pool(x, kernel, bias, feature_group_count=GROUPS, precision="highest")
     close(automatic, dense_pool(x, kernel, bias))
-    jax.clear_caches()
 
 
 @pytest.mark.parametrize("axes", [(0, 0, 0), (0, None, None), (None, 0, None), (None, None, 0), (None, 0, 0)])
