@@ -30,9 +30,8 @@ def check_dense(sizes: tuple[int, int, int], zeros: float, dtype: str) -> None:
     rows, channels, features = sizes
     case = Case("dense", (rows, 1, 1, channels), features, kernel=(1, 1), bias=True, activation="relu", zeros=zeros)
     inputs = cases.inputs(case, jnp.dtype(dtype))
-    x = jnp.asarray(inputs.x).reshape(rows, channels)
+    x, kernel, bias = map(jnp.asarray, (inputs.x.reshape(rows, channels), inputs.kernel[0, 0], inputs.bias))
     poison((rows, features), dtype)
-    kernel, bias = jnp.asarray(inputs.kernel)[0, 0], jnp.asarray(inputs.bias)
     result = jsc.dense(x, kernel, bias, activation="relu", implementation="ecr")
     wanted = oracle.expected(case, inputs).reshape(rows, features)
     assert oracle.relative_error(result, wanted) <= TOLERANCE[dtype]
