@@ -155,7 +155,7 @@ def test_dense_blocks_are_packed_as_on_a_gpu(densenet: prepared.Prepared, monkey
     assert len(densenet.weights) - len(packed.weights) == 3 * 5 + 3 - 2
     with jax.default_matmul_precision("highest"):
         run = jax.jit(lambda weights, x: packed.model(weights)(x))
-        found, wanted = run(packed.weights, densenet.x), jax.jit(lambda x: densenet.model()(x))(densenet.x)
+        found, wanted = run(packed.weights, densenet.x), densenet.model()(densenet.x)
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
