@@ -16,8 +16,8 @@ DirectChoice ChooseKernel(const ConvArgs& a, int element_bytes, size_t workspace
   // long on an H200 (at most 5 % more) or up to a quarter less. At HIGHEST small layers take 0.85 of what it expects,
   // those of 20 us and more all of it. In a chain they fetch their first data earlier. Of the tiles that are small in
   // all ways, with which 2 to 5 us are compared, choices by these lose 0.9 % on average (12 % at most, but for one
-  // layer of 5x5 in 16 bits). Measured with a model of warpgroups that expected 1.25, 1.13 and 1.05 times as long of
-  // small layers alone in TF32, 16 bits and parts as today's; the shares alone have been multiplied by that.
+  // layer of 5x5 in 16 bits). Of kernels alone in TF32 and 16 bits that was with a model of warpgroups that expected
+  // 1.25 and 1.13 times as long of small layers as today's, by which these shares are set anew.
   constexpr double kSmall = 30000;  // cycles of warpgroups: 20 us
   const bool parts = element_bytes == 4 && a.precision == Precision::kHighest, halves = element_bytes == 2;
   const double of_parts = choice.warpgroup.cycles < kSmall ? 1.2 : 1;

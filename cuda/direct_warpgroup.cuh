@@ -12,8 +12,9 @@
 //   tap.
 // A pool of 2x2 windows is taken of the sums of a patch of 14 or 28 rows, which no window crosses.
 // float32 at HIGHEST: three products of two parts each, warpgroup_parts.cuh.
-// Teams: a block of 64 filters of float32 that has a multiprocessor for itself and many steps, but in chains, has two
-//   teams of warps, each with half of its steps and rings of its own: two warps a scheduler.
+// Teams: a block of 64 filters of float32 that has a multiprocessor for itself, but in chains, may have two teams of
+//   warps, each with half of its steps and rings of its own: two warps a scheduler. At HIGHEST from a few steps on, in
+//   TF32 with tiles of 112 pixels and where the model expects less of them, from 36 steps on.
 // Small maps: blocks of a cluster share the steps of a tile and add their sums in a fixed order (warpgroup_mail.cuh;
 //   two blocks warpgroup_meeting.cuh). Large maps: blocks take tiles in turns, and write results from registers while
 //   the next tile's copies come.
@@ -91,6 +92,7 @@ __device__ __forceinline__ void JoinTeams(int team, float (&sums)[U::kPixels / 2
     const float4 v = shared[i * U::kConsumers];
     sums[i * 4] += v.x, sums[i * 4 + 1] += v.y, sums[i * 4 + 2] += v.z, sums[i * 4 + 3] += v.w;
   }
+  PinSums(sums);  // read before others' mail may come in their place
 }
 #endif
 

@@ -3,6 +3,7 @@
 #include "direct_warpgroup.h"
 
 namespace jsc {
+
 ffi::Error WarpgroupFloat32(const ConvCall& call, const WarpgroupPlan& plan, const PartsMaps& maps,
                             cudaStream_t stream) {
   if (plan.teams > 1) {

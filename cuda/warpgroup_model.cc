@@ -64,7 +64,8 @@ constexpr Costs kInChain = {
     4750, 2130, 20, {0, 0}, 740, 740, 690, {290, 36, 380, 0}, {280, 23, 19, 210}, 58, 2383, {434, 1077, 611, 30, 2518}};
 constexpr Costs kPartsInChain = {4750, 3400, 20, {0, 0.4}, 870, 870, 0, {290, 36, 380, 600}, {}, 58, 2080, {}};
 
-// A step of both teams and a row of its pixels, of tiles of 56 and 112, and adding up both teams' sums. They are alone.
+// A step of both teams and a row of its pixels, of tiles of 56 (in parts alone) and 112, and adding up both teams'
+// sums.
 struct TeamCosts {
   double step[2], row[2], join;
 };
@@ -111,7 +112,7 @@ int MeetingRounds(const WarpgroupPlan& plan) {
 // From a block's last product, or from its sums in shared memory, to the last result.
 double MeetingCycles(const WarpgroupPlan& plan, const Costs& costs) {
   if (plan.splits == 1) return 0;
-  if (plan.parts || !plan.by_mail) {  // parts have the same cost by mail
+  if (plan.parts || !plan.by_mail) {  // parts were fitted before they had mail, and no_mail was not
     const auto& reading = costs.reading;
     const bool lacks_mail = plan.parts && plan.pixels <= 64 && plan.splits > 2 && !plan.by_mail;
     const double rounds = reading.split * plan.splits + reading.round * MeetingRounds(plan);

@@ -78,7 +78,8 @@ _WARPGROUP_CAPABILITY = (9, 0)
 # times (h200_network_layers_left_default_*.json).
 _TF32_FEW_FEATURES, _TF32_FEW_CHANNELS, _TF32_FEW_FLOPS = 64, 64, 4.8e11
 # So are DenseNet's, of `_is_deep`, to 32, 1.03 to 1.45 times, in 16 bits on maps of more than so many pixels: 28x28 and
-# 56x56 0.99 to 1.30 times. 14x14 at batch 32 is 1.33 times as fast; other small ones had been 0.93 to 1.05 times.
+# 56x56 0.99 to 1.30 times. 14x14 at batch 32 is 1.33 times as fast (h200_zoo_tiles_left.json; maps
+# of sizes between these by inference); other small ones had been 0.93 to 1.05 times.
 _DEEP_FLOPS = 3e10
 _16BIT_DEEP_PIXELS = 400
 _16BIT_DEEP_MAP, _16BIT_DEEP_FLOPS = 196, 4.7e8
@@ -87,12 +88,14 @@ _PRODUCT_FEW_CHANNELS = 32
 # Those to a whole tile of features on more pixels than this, 25,088 and 100,352, are ahead of cuDNN's, in TF32 1.01 to
 # 1.11 times as fast but for one 0.98, in 16 bits 1.01 to 1.39 times, up to so many elements for each multiprocessor
 # (h200_zoo_tiles_left.json). With a residual, in TF32 to a tile that is not whole too, they had been 0.88 to 0.95 times
-# as fast, between these operations (h200_network_layers_left_to_xla.json, h100_zoo_regnets.json; not measured again).
+# as fast, between these operations (h200_network_layers_left_to_xla.json, h100_zoo_regnets.json; not measured again);
+# without one, to 96 features, 1.06 times on an H100.
 _PRODUCT_TILE_PIXELS = 1e4
 _PRODUCT_TILE_ELEMENTS = 3e5
+_PRODUCT_TILE_CHANNELS = 512  # the most that were measured
 _RESIDUAL_TILE_FLOPS = 4.5e8, 1.24e9
 # In 16 bits ResNet's expansions with their residual, to four times as many features as channels: 1.2 to 1.4 times as
-# fast, and more elements 0.97 times and less.
+# fast, and more elements 0.97 times and less (h200_zoo_tiles_left.json).
 _EXPANDED, _16BIT_EXPANDED_ELEMENTS = 4, 6.3e4
 # At HIGHEST VGG-19's and ResNet-50's layers are 1.5 to 4.5 times as fast at batch 8 and 32, the largest of which has
 # _EXACT_MANY_FLOPS (h200_direct_layers_highest_batches.json). RegNetX-16GF's with groups are 1.5 to 3.3 times as fast
@@ -288,7 +291,7 @@ def _is_to_a_tile(work: Work) -> bool:
 
 def _is_to_a_whole_tile(work: Work) -> bool:
     """Whether it is such a convolution to as many features as a tile has, with nothing behind it."""
-    is_whole = work.kernel_shape[4] == _TILE_FEATURES
+    is_whole = work.kernel_shape[4] == _TILE_FEATURES and work.kernel_shape[3] <= _PRODUCT_TILE_CHANNELS
     return _is_to_a_tile(work) and is_whole and not work.residual and work.geometry.pool is None
 
 

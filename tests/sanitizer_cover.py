@@ -98,7 +98,7 @@ def check_small(dtype: str) -> int:
 
 
 def check_teams(dtype: str) -> int:
-    """Two teams of warps in TF32; at HIGHEST small layers and chains have them."""
+    """Blocks of two teams of warps in TF32; those at HIGHEST are among the small and the large layers."""
     if dtype != "float32":
         return 0
     for case in cases.TF32_TEAM_CASES:
@@ -251,7 +251,7 @@ def check_dense_blocks(dtype: str) -> int:
 CHECKS = {
     check.__name__.removeprefix("check_"): check
     for check in (
-        check_runs, check_large, check_small, check_dense, check_coo_star, check_stacks, check_non_finite,
+        check_runs, check_large, check_small, check_teams, check_dense, check_coo_star, check_stacks, check_non_finite,
         check_adaptive, check_segments, check_chains, check_small_parts, check_ends, check_pairs, check_large_pairs,
         check_blocks, check_dense_blocks,
     )

@@ -45,7 +45,7 @@ def choose(choose_tile: _ChooseTile) -> _Choose:
 
 @pytest.fixture(scope="module")
 def choose_tile(tmp_path_factory: pytest.TempPathFactory) -> _ChooseTile:
-    """The kernel, and filters of a tile of warpgroups, the blocks that share it and their teams."""
+    """The kernel, and filters of a tile of warpgroups, the blocks that share it, their teams and their mail."""
     compiler = os.environ.get("CXX") or shutil.which("c++")
     if compiler is None or not (_ROOT / "cuda").is_dir():
         pytest.skip("wants a C++ compiler and the native sources")
@@ -73,7 +73,7 @@ def choose_tile(tmp_path_factory: pytest.TempPathFactory) -> _ChooseTile:
             case.groups,
             int(case.pool is not None),
         ]
-        layer, tile = (ctypes.c_int64 * 17)(*flat), (ctypes.c_int * 3)()
+        layer, tile = (ctypes.c_int64 * 17)(*flat), (ctypes.c_int * 4)()
         element_bytes, is_highest = ctypes.c_int(2 if kind == "16 bits" else 4), ctypes.c_bool(kind == "highest")
         return _KERNELS[native(layer, element_bytes, is_highest, tile)], tuple(tile)
 
@@ -147,9 +147,10 @@ def test_each_kernel_has_layers(
 @pytest.mark.parametrize("case", cases.TF32_TEAM_CASES, ids=lambda case: case.name)
 def test_cases_of_teams_are_for_two_teams(choose_tile: _ChooseTile, case: Case) -> None:
     """What `test_direct.py` compares is what it is for."""
-    name, (_, blocks, teams) = choose_tile(case, "default")
-    words = {"one": 1, "two": 2, "eight": 8, "sixteen": 16}
+    name, (_, blocks, teams, mail) = choose_tile(case, "default")
+    words = {"one": 1, "two": 2, "four": 4, "eight": 8, "sixteen": 16}
     assert (name, blocks, teams) == ("warpgroups", words[case.name.split()[0]], 2)
+    assert mail == (0 if blocks <= 2 else 1 if "in place" in case.name else 2)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +173,7 @@ def test_tiles_that_were_the_fastest(
     tile: tuple[int, int, int],
 ) -> None:
     """Filters, blocks that share a tile and teams: layers that lost up to a third by the model of before."""
-    assert choose_tile(_layer(x, kernel, stride), kind)[1] == tile
+    assert choose_tile(_layer(x, kernel, stride), kind)[1][:3] == tile
 
 
 @pytest.mark.parametrize("kind", ["highest", "default", "16 bits"])
