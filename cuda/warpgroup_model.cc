@@ -2,7 +2,7 @@
 //
 // TF32 and 16 bits alone are fitted to 26,400 times of 702 calls at batch 1 to 128 on an H200, launched 4 to 30 times
 // in a graph: of the plans that were timed the one chosen is on average 1.4 % slower than the best in TF32 (27 % at
-// most) and 1.1 % (30 %) in 16 bits, and the model 6 % off (rms). Their weights lay in the L2 cache; where they come
+// most) and 1.1 % (23 %) in 16 bits, and the model 6 % off (rms). Their weights lay in the L2 cache; where they come
 // from memory, choices at batch 1 are as good as those of before, and no better (benchmarks/NOTES.md). Parts alone are
 // older: 1.5 % (17 %) of 7,100 such times. Chains: 3,000 times of 15 layers at batch 1, 0.5 % and 7 % in chains of
 // equal layers; since then the loops have become shorter, and by 12,000 times of 72 layers it is 2 % (13 %) in TF32 and
@@ -27,8 +27,8 @@ enum Kind { k16Bit, kTf32, kParts };
 
 // Of kernels alone and in chains, by Kind, 64 and 128 filters, and 56, 96, 112, 192 and 224 pixels, in parts 56, 64 and
 // 112.
-constexpr StepCycles kSteps[2][3][2][5] = {{{{{201, 159}, {253, 204}, {233, 227}, {319, 701}, {481, 480}},
-                                             {{281, 243}, {439, 362}, {255, 414}, {642, 688}, {725, 891}}},
+constexpr StepCycles kSteps[2][3][2][5] = {{{{{199, 176}, {262, 206}, {230, 230}, {320, 700}, {483, 480}},
+                                             {{261, 262}, {436, 358}, {257, 407}, {642, 678}, {854, 888}}},
                                             {{{230, 172}, {295, 210}, {274, 232}, {286, 421}, {393, 453}},
                                              {{356, 262}, {513, 381}, {484, 395}, {745, 745}, {586, 882}}},
                                             {{{516, 345}, {546, 356}, {780, 721}}, {{}, {}, {1144, 1175}}}},
@@ -38,31 +38,37 @@ constexpr StepCycles kSteps[2][3][2][5] = {{{{{201, 159}, {253, 204}, {233, 227}
                                              {{391, 317}, {595, 405}, {499, 396}, {595, 769}, {583, 943}}},
                                             {{{490, 385}, {520, 340}, {755, 640}}, {{}, {}, {1110, 1110}}}}};
 
-// What else costs cycles, and bytes a cycle. Of 4,096 sums: ends, busy ends.
+// What else costs cycles, and bytes a cycle.
 struct Costs {
-  double block, wave;  // launch, first copies and last results; blocks behind others' on a multiprocessor
-  double tap_wait;     // of a step whose pixels are under one tap
-  StepCycles row;      // of pixels that are copied for a step
-  double end_alone, end, end_mailed;  // of a block alone on its multiprocessor and with its tile; of others; of mail
+  struct {
+    double block, wave, tap_wait;  // launch, first copies and last results; blocks behind others' on a multiprocessor;
+  } each;                          // a step whose pixels are under one tap
+  StepCycles row;                  // of pixels that are copied for a step
+  struct {
+    double alone, others, mailed;  // of a block alone on its multiprocessor and with its tile; of others; of mail
+  } end;                           // of 4,096 sums, as busy_end below
   struct {
     double meet, split, round, no_mail;  // no_mail: of small tiles in parts that have no room for it
   } reading;                             // other blocks' sums
   struct {
     double meet, split, kilobyte, piece;  // piece: of a warp
   } mail;
-  double cache_bytes, memory_bytes;  // of a multiprocessor from the L2 cache, of the device
+  struct {
+    double cache, memory;  // of a multiprocessor from the L2 cache, of the device
+  } bytes;
   struct {
     double turn, end, busy_end, tap_wait, memory_bytes;
   } turns;  // where blocks take tiles in turns
 };
 
-constexpr Costs kAlone[] = {
-    {4339, 63, 33, {0, 0}, 788, 615, 744, {240, 31, 415, 0}, {167, 4.6, 5.8, 224}, 66, 4625, {466, 895, 784, 38, 3009}},
-    {3761, 0, 14, {0, 0}, 875, 809, 793, {358, 35, 362, 0}, {353, 36, 6.3, 177}, 62, 4346, {408, 704, 730, 30, 2838}},
-    {4750, 3400, 20, {3.2, 2}, 1305, 870, 0, {290, 36, 380, 600}, {}, 58, 2080, {}}};
-constexpr Costs kInChain = {
-    4750, 2130, 20, {0, 0}, 740, 740, 690, {290, 36, 380, 0}, {280, 23, 19, 210}, 58, 2383, {434, 1077, 611, 30, 2518}};
-constexpr Costs kPartsInChain = {4750, 3400, 20, {0, 0.4}, 870, 870, 0, {290, 36, 380, 600}, {}, 58, 2080, {}};
+constexpr Costs k16BitAlone = {{4309, 1927, 35},     {0, 0},       {788, 614, 830},          {238, 25, 415, 0},
+                               {192, 4.4, 3.8, 223}, {66.4, 4565}, {496, 801, 705, 34, 2635}};
+constexpr Costs kTf32Alone = {{3761, 0, 14},       {0, 0},     {875, 809, 793},          {358, 35, 362, 0},
+                              {353, 36, 6.3, 177}, {62, 4346}, {408, 704, 730, 30, 2838}};
+constexpr Costs kPartsAlone = {{4750, 3400, 20}, {3.2, 2}, {1305, 870, 0}, {290, 36, 380, 600}, {}, {58, 2080}, {}};
+constexpr Costs kInChain = {{4750, 2130, 20},   {0, 0},     {740, 740, 690},           {290, 36, 380, 0},
+                            {280, 23, 19, 210}, {58, 2383}, {434, 1077, 611, 30, 2518}};
+constexpr Costs kPartsInChain = {{4750, 3400, 20}, {0, 0.4}, {870, 870, 0}, {290, 36, 380, 600}, {}, {58, 2080}, {}};
 
 // A step of both teams and a row of its pixels, of tiles of 56 (in parts alone) and 112, and adding up both teams'
 // sums.
@@ -77,7 +83,7 @@ Kind KindOf(const WarpgroupPlan& plan, int element_bytes) {
 
 const Costs& CostsOf(Kind kind, bool in_chain) {
   if (in_chain) return kind == kParts ? kPartsInChain : kInChain;
-  return kAlone[kind];
+  return kind == kParts ? kPartsAlone : kind == kTf32 ? kTf32Alone : k16BitAlone;
 }
 
 // rows: of pixels, copied for a step. In a chain filters, and the kernels in front and behind, ask for the same memory
@@ -146,10 +152,10 @@ double WarpgroupCycles(const WarpgroupPlan& plan, const ConvArgs& a, int element
                                  : kWindows * plan.pixels;  // of pixels, copied for a step
   const bool by_taps = !plan.patch && plan.taps > 1;
   const StepCycles step = CyclesOfStep(plan, kind, in_chain, rows);
-  const double steps = plan.steps_per_split, alone = step.alone + (by_taps ? costs.tap_wait : 0);
+  const double steps = plan.steps_per_split, alone = step.alone + (by_taps ? costs.each.tap_wait : 0);
   const double of_pixels = !plan.parts ? kWindows * rows : in_chain ? 2 * rows : rows;  // small parts come too
   const double copied = static_cast<double>(blocks) * steps * (plan.filters + of_pixels) * kRowBytes;
-  const double copying = copied / (costs.cache_bytes * device.multiprocessors);
+  const double copying = copied / (costs.bytes.cache * device.multiprocessors);
   const double sums = plan.filters * plan.pixels / 4096.0;
   const double maps = static_cast<double>(
       a.images * (a.size[0] * a.size[1] * a.channels + a.conv_size[0] * a.conv_size[1] * a.features));
@@ -160,16 +166,16 @@ double WarpgroupCycles(const WarpgroupPlan& plan, const ConvArgs& a, int element
     const double own = waves * (steps * alone + turns.turn + turns.end * sums);
     const double busy = step.busy + (by_taps ? turns.tap_wait : 0);
     const double work = std::max({layers * (steps * busy + turns.busy_end * sums), own, copying});
-    return costs.block + Both(work, bytes / turns.memory_bytes);
+    return costs.each.block + Both(work, bytes / turns.memory_bytes);
   }
   const bool is_alone = plan.parts ? plan.filters == 128 : plan.splits == 1 && layers == 1;
-  const double of_sums = is_alone ? costs.end_alone : !plan.parts && plan.by_mail ? costs.end_mailed : costs.end;
-  const double ends = layers * of_sums * sums + (waves > 1 ? waves * costs.wave : 0);
+  const double of_sums = is_alone ? costs.end.alone : !plan.parts && plan.by_mail ? costs.end.mailed : costs.end.others;
+  const double ends = layers * of_sums * sums + (waves > 1 ? waves * costs.each.wave : 0);
   const double join = plan.teams > 1 ? (plan.parts ? kTeamsOfParts : kTeams).join : 0;
   const double work = std::max({layers * steps * step.busy, waves * steps * alone, copying}) + ends + join +
                       waves * MeetingCycles(plan, costs);
-  if (plan.parts) return costs.block + std::max(work, bytes / costs.memory_bytes);
-  return costs.block + Both(work, bytes / costs.memory_bytes);
+  if (plan.parts) return costs.each.block + std::max(work, bytes / costs.bytes.memory);
+  return costs.each.block + Both(work, bytes / costs.bytes.memory);
 }
 
 }  // namespace jsc
