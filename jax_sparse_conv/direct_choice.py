@@ -85,14 +85,16 @@ _16BIT_DEEP_PIXELS = 400
 _16BIT_DEEP_MAP, _16BIT_DEEP_FLOPS = 196, 4.7e8
 # 1x1 convolutions without strides from so few channels are cuDNN's: 0.7 to 1.02 times as fast.
 _PRODUCT_FEW_CHANNELS = 32
-# Those to a whole tile of features on more pixels than this, 25,088 and 100,352, are ahead of cuDNN's, in TF32 1.01 to
-# 1.11 times as fast but for one 0.98, in 16 bits 1.01 to 1.39 times, up to so many elements for each multiprocessor
-# (h200_zoo_tiles_left.json). With a residual, in TF32 to a tile that is not whole too, they had been 0.88 to 0.95 times
-# as fast, between these operations (h200_network_layers_left_to_xla.json, h100_zoo_regnets.json; not measured again);
-# without one, to 96 features, 1.06 times on an H100.
+# Those to a whole tile of features on more pixels than this, 25,088 and 100,352, are ahead of cuDNN's by the faster of
+# its two times, in TF32 from 160 channels on 1.00 to 1.09 times as fast, in 16 bits 1.01 to 1.41 times, up to so many
+# elements for each multiprocessor (h200_zoo_tiles_left.json). Not so TF32's of 96 and 128 channels, 0.98 and 0.99, as
+# whose operations lie between _PRODUCT_TILE_FLOPS, and those with a residual between _RESIDUAL_TILE_FLOPS, also to
+# fewer features, which had been 0.88 to 0.95 times as fast (h200_network_layers_left_to_xla.json,
+# h100_zoo_regnets.json; not measured again).
 _PRODUCT_TILE_PIXELS = 1e4
 _PRODUCT_TILE_ELEMENTS = 3e5
 _PRODUCT_TILE_CHANNELS = 512  # the most that were measured
+_PRODUCT_TILE_FLOPS = 6e8, 1e9
 _RESIDUAL_TILE_FLOPS = 4.5e8, 1.24e9
 # In 16 bits ResNet's expansions with their residual, to four times as many features as channels: 1.2 to 1.4 times as
 # fast, and more elements 0.97 times and less (h200_zoo_tiles_left.json).
@@ -130,7 +132,7 @@ _GROUP_OF_CUDNN = 16
 _GROUP_OF_CUDNN_FLOPS = 9.3e8
 _GROUP_STRIDED_ELEMENTS = 4.2e6
 # Wider groups that cuDNN is slow for too, by "direct"'s tiles, up to the most work that was measured: in TF32 1.6 to
-# 10.3 times as fast at batch 1, 8 and 32, in 16 bits 2.5 to 13 times (h200_zoo_groups_wide_*.json,
+# 10.3 times as fast at batch 1, 8 and 32, in 16 bits 2.5 to 39 times (h200_zoo_groups_wide_*.json,
 # h100_zoo_groups_wide.json).
 _WIDE_GROUPS = (112, 120, 168)
 _TF32_WIDE_GROUP_FLOPS = 1.03e11
@@ -278,8 +280,8 @@ def _is_faster_by_warpgroups(work: Work) -> bool:
         is_small = elements <= _16BIT_PRODUCT_ELEMENTS or work.pixels <= _16BIT_PRODUCT_PIXELS
         expands = features >= _EXPANDED * channels and work.residual and elements <= _16BIT_EXPANDED_ELEMENTS
         return features >= _WARPGROUP_FEATURES and (is_small or expands or _is_to_a_whole_tile(work))
-    least, most = _RESIDUAL_TILE_FLOPS
-    return not (work.residual and _is_to_a_tile(work) and least < work.flops < most)
+    least, most = _RESIDUAL_TILE_FLOPS if work.residual else _PRODUCT_TILE_FLOPS
+    return not (_is_to_a_tile(work) and least < work.flops < most)
 
 
 def _is_to_a_tile(work: Work) -> bool:
@@ -290,9 +292,9 @@ def _is_to_a_tile(work: Work) -> bool:
 
 
 def _is_to_a_whole_tile(work: Work) -> bool:
-    """Whether it is such a convolution to as many features as a tile has, with nothing behind it."""
+    """Whether it is such a convolution to as many features as a tile has, without a residual."""
     is_whole = work.kernel_shape[4] == _TILE_FEATURES and work.kernel_shape[3] <= _PRODUCT_TILE_CHANNELS
-    return _is_to_a_tile(work) and is_whole and not work.residual and work.geometry.pool is None
+    return _is_to_a_tile(work) and is_whole and not work.residual
 
 
 def _most_elements(work: Work) -> float:

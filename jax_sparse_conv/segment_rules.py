@@ -32,8 +32,8 @@ _AVERAGED, _PIECE, _PARTS, _SHARED_RESULTS, _MOST_ROUNDS = 64, 256, 8, 7680, 8
 # before chains were chosen ResNet-50's 1.5e8 gain at every precision, RegNetX-16GF's 4.5e8 9 % in TF32 and 11 in
 # bfloat16, VGG-19's 2.4e9 3 and 7, and 8 at HIGHEST since kernels leave each other small parts there. Eight images of
 # ResNet-50, 1.2e9, gain 6 % in TF32 and 13 in bfloat16, in which four of ResNet-34 gain 19 and two of RegNetX-16GF,
-# 9e8, 33 (h100_networks_chains.json); eight of these, 3.6e9, nothing (h200_networks.json). GoogLeNet in chains of six
-# layers gains 10 % in TF32 and 19 in bfloat16 at batch 1, 8 and 14 at batch 8, and nothing at HIGHEST
+# 9e8, 33 (h100_networks_chains.json); eight of these, 3.6e9, nothing (h200_networks.json of dce2134). GoogLeNet in
+# chains of six layers gains 10 % in TF32 and 19 in bfloat16 at batch 1, 8 and 14 at batch 8, and nothing at HIGHEST
 # (h100_networks_googlenet.json). At HIGHEST ResNet-50 gains 8 % at batch 2, for which it takes 1 % more memory than XLA
 # (a development run).
 _MEASURED = (9, 0)

@@ -11,7 +11,7 @@ from works import SAME, conv1x1, conv3x3
 
 from jax_sparse_conv import _native, choice, devices, direct_choice
 from jax_sparse_conv.devices import Device
-from jax_sparse_conv.geometry import Geometry, Pool
+from jax_sparse_conv.geometry import Geometry
 from jax_sparse_conv.work import Work
 
 
@@ -95,6 +95,18 @@ def test_larger_windows_on_h200_are_direct(
         (conv1x1(32, 56, 288, 128), False, False),  # more than measured
         (conv1x1(32, 56, 256, 120), False, False),
         (conv1x1(8, 56, 192, 120), True, False),
+        (conv1x1(8, 56, 128, 128), False, True),
+        (conv1x1(8, 56, 160, 128), True, True),
+        (conv1x1(32, 112, 64, 128, strides=2), False, False),
+        (dataclasses.replace(conv1x1(20, 112, 64, 128), geometry=Geometry(strides=(1, 2))), False, False),
+        (dataclasses.replace(conv1x1(8, 56, 192, 256), geometry=Geometry(strides=(1, 2))), True, True),
+        (dataclasses.replace(conv1x1(32, 56, 256, 128), kernel_shape=(1, 1, 3, 256, 128)), False, False),
+        (dataclasses.replace(conv1x1(32, 56, 256, 128), kernel_shape=(1, 3, 1, 256, 128)), False, False),
+        (conv1x1(12, 28, 384, 128), True, False),  # fewer pixels than measured in 16 bits
+        (conv1x1(16, 28, 256, 128), False, True),
+        (conv1x1(32, 56, 264, 128), True, True),
+        (conv1x1(33, 56, 256, 128), False, False),
+        (conv1x1(16, 28, 544, 128), True, False),  # more channels
         (conv1x1(8, 56, 256, 64), True, False),
     ],
 )
@@ -143,7 +155,6 @@ def test_maps_that_only_an_h200_is_as_fast_with_are_cudnns(
 
 DILATED = Geometry(padding=((2, 2), (2, 2)), dilation=(2, 2))
 WIDE = Geometry(padding=((3, 3), (3, 3)))
-POOLED = Geometry(pool=Pool("avg", (2, 2), (2, 2), ((0, 0), (0, 0))))
 
 
 @pytest.mark.parametrize(
@@ -161,10 +172,8 @@ POOLED = Geometry(pool=Pool("avg", (2, 2), (2, 2), ((0, 0), (0, 0))))
         (conv1x1(8, 7, 2048, 2048), "bfloat16", True),
         (conv1x1(8, 9, 2048, 2048), "bfloat16", False),
         (conv1x1(8, 56, 64, 128), "tf32", True),
-        (dataclasses.replace(conv1x1(8, 56, 96, 128), residual=True), "tf32", False),
+        (conv1x1(8, 56, 96, 128), "tf32", False),
         (conv1x1(8, 56, 96, 160), "tf32", True),  # more than a tile
-        (dataclasses.replace(conv1x1(32, 56, 256, 128), geometry=POOLED), "tf32", False),
-        (dataclasses.replace(conv1x1(32, 28, 256, 128), geometry=POOLED), "bfloat16", False),
         (dataclasses.replace(conv3x3(8, 28, 512, 512, geometry=WIDE), kernel_shape=(1, 7, 7, 512, 512)), "tf32", False),
         (conv3x3(128, 112, 256, 256, geometry=_grouped(2, strides=2)), "highest", True),
         (conv3x3(256, 112, 256, 256, geometry=_grouped(2, strides=2)), "highest", False),
@@ -203,7 +212,9 @@ def test_a_residual_is_a_map_that_a_call_reads(h200: None) -> None:
         (conv1x1(8, 28, 128, 512), True),  # ResNet-50's expansions
         (conv1x1(32, 7, 512, 2048), True),
         (conv1x1(8, 56, 64, 256), False),  # more elements than measured
-        (conv1x1(8, 28, 256, 512), False),  # to twice as many features
+        (conv1x1(8, 28, 128, 384), False),  # to three times as many features
+        (conv1x1(10, 28, 128, 512), False),
+        (conv1x1(8, 28, 120, 512), True),
         (conv1x1(8, 56, 192, 128), False),
     ],
 )
@@ -211,6 +222,38 @@ def test_a_residual_in_16_bits_is_for_expansions(h200: None, work: Work, direct:
     for dtype in ("bfloat16", "float16"):
         given = dataclasses.replace(work, dtype=dtype, residual=True)
         assert direct_choice.prefers_direct(given, "cuda") == direct
+
+
+@pytest.mark.parametrize(
+    ("work", "direct"),
+    [
+        (conv1x1(8, 56, 64, 128), True),
+        (conv1x1(8, 56, 96, 128), False),
+        (conv1x1(8, 56, 192, 128), False),
+        (conv1x1(8, 56, 224, 128), True),
+        (conv1x1(8, 56, 96, 160), True),  # more than a tile
+        (conv1x1(8, 56, 192, 64), True),
+        (
+            dataclasses.replace(conv1x1(8, 56, 192, 128), kernel_shape=(1, 1, 1, 96, 128), geometry=Geometry(groups=2)),
+            True,
+        ),
+    ],
+)
+def test_a_residual_in_tf32_is_cudnns_for_a_tile_of_some_work(h200: None, work: Work, direct: bool) -> None:
+    given = dataclasses.replace(work, exact=False, residual=True)
+    assert direct_choice.prefers_direct(given, "cuda") == direct
+
+
+@pytest.mark.parametrize(
+    ("work", "direct"),
+    [
+        (conv3x3(32, 13, 128, 32), False),  # smaller maps than measured
+        (conv3x3(40, 14, 128, 32), False),  # more work
+        (conv3x3(0, 14, 128, 32), False),
+    ],
+)
+def test_windows_to_few_features_in_16_bits_as_measured(h200: None, work: Work, direct: bool) -> None:
+    assert direct_choice.prefers_direct(dataclasses.replace(work, dtype="bfloat16"), "cuda") == direct
 
 
 @pytest.mark.parametrize("images", [1, 8, 32, 128])

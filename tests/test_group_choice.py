@@ -38,7 +38,9 @@ def grouped(images: int, size: int, channels: int, of_group: int, stride: int = 
         (grouped(8, 28, 672, 168), True, True, True),
         (grouped(16, 28, 672, 168), True, True, False),  # more work than measured in 16 bits, the next in TF32 too
         (grouped(32, 112, 336, 168, 2), True, True, False),
-        (grouped(64, 112, 336, 168, 2), True, False, False),
+        (grouped(36, 112, 336, 168, 2), True, False, False),
+        (grouped(9, 28, 672, 168), True, True, False),
+        (grouped(8, 14, 1056, 264), True, False, False),  # not measured
         (grouped(64, 56, 96, 48), False, False, False),  # not measured, as those below
         (grouped(8, 28, 256, 32), True, False, True),  # as other layers of so much work, like the next
         (grouped(8, 28, 64, 8), False, False, False),
@@ -66,6 +68,7 @@ def test_16_bits_are_not_precise_whatever_is_asked_for(h200: None) -> None:
     work = grouped(8, 112, 64, 16, 2, dtype="bfloat16")
     assert work.exact
     assert not direct_choice.prefers_direct(work, "cuda")
+    assert direct_choice.prefers_direct(grouped(8, 28, 672, 168, dtype="bfloat16"), "cuda")
 
 
 def test_groups_of_few_channels_are_not_measured_on_other_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
