@@ -35,6 +35,8 @@ struct DeviceInfo {
 // The device of ordinal `device`, read once per device.
 const DeviceInfo& GetDeviceInfo(int device);
 
+inline int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 // Division by a number that the host knows: a multiplication and a shift. For numerators in [0, 2^31).
 struct Divider {
   uint32_t divisor = 1, multiplier = 1, shift = 0;

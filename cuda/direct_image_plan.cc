@@ -14,7 +14,6 @@ constexpr int64_t kStaticBytes = 128;  // of shared memory that the kernel has b
 constexpr int kMaxRows = 16;           // of a tile
 constexpr int64_t kMaxRow = 1 << 16;   // elements of a staged row
 
-int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int RoundUp(int64_t value, int multiple) { return static_cast<int>(DivideUp(value, multiple) * multiple); }
 
 bool Fits(const ConvArgs& a, int element_bytes, const DeviceInfo& device) {

@@ -13,8 +13,6 @@ constexpr int64_t kMaxGrid = 65535;   // of groups and stacks, the grid's second
 constexpr int kMaxTableTaps = 256;    // of a tuning with a table in shared memory
 constexpr int kMinGroupFeatures = 8;  // fewer, and most of a tile of 64 filters is empty
 
-int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Cycles that a chunk of a tile costs: a block with a multiprocessor to itself, and one that shares it.
 struct ChunkCycles {
   double alone, shared;

@@ -9,7 +9,6 @@
 namespace jsc {
 namespace {
 
-int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t Whole(int64_t a, int64_t b) { return DivideUp(a, b) * b; }
 
 // What the model needs to know of a compiled tile; of whole products, and of products in parts. Cycles are of a step: a

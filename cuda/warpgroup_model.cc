@@ -15,8 +15,6 @@
 namespace jsc {
 namespace {
 
-int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Cycles that a step of a tile costs: a block alone, which waits for its copies, and each of the blocks that keep a
 // multiprocessor busy.
 struct StepCycles {

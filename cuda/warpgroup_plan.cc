@@ -22,8 +22,6 @@ constexpr int kMaxReach = 255;                  // of the taps of an im2col map
 constexpr int kTileFilters[] = {64, 128};
 constexpr int kTilePixels[] = {56, 64, 96, 112, 192, 224};  // 64 in parts alone
 
-int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 int RoundUp(int bytes) { return static_cast<int>(DivideUp(bytes, kSwizzleBytes)) * kSwizzleBytes; }
 
 // Whether a plan's kind of products has kernels of its tile.

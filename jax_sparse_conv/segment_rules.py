@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jax_sparse_conv import _native, devices, direct_choice, lowering
+from jax_sparse_conv import _native, devices, direct_choice, group_choice, lowering
 from jax_sparse_conv.geometry import MAX_ELEMENTS
 from jax_sparse_conv.primitives import Config
 from jax_sparse_conv.work import Work
@@ -109,7 +109,7 @@ def _why_not_direct(work: Work) -> str | None:
     groups, features = work.geometry.groups, work.kernel_shape[4] // work.geometry.groups
     if work.is_image and not direct_choice.has_image_kernel(work):
         return "its input is an image with dilated or grouped windows, whose channels are copied one by one"
-    is_narrow = features < _LEAST_GROUP_FEATURES and not direct_choice.has_group_kernel(work)
+    is_narrow = features < _LEAST_GROUP_FEATURES and not group_choice.has_group_kernel(work)
     if groups > 1 and (is_narrow or work.kernel_shape[3] * work.itemsize % 16):
         return f"its {groups} groups are too narrow"
     if groups > 1 and features * work.itemsize % 16:

@@ -9,7 +9,7 @@ import pytest
 from conftest import on_a_gpu
 from works import SAME, conv1x1, conv3x3
 
-from jax_sparse_conv import direct_choice
+from jax_sparse_conv import direct_choice, group_choice
 from jax_sparse_conv.geometry import Geometry
 from jax_sparse_conv.work import Work
 
@@ -93,8 +93,8 @@ def test_groups_of_few_channels_are_not_measured_on_other_gpus(monkeypatch: pyte
 )
 def test_groups_that_have_a_kernel(channels: int, features: int, groups: int, dtype: str, has: bool) -> None:
     work = conv3x3(1, 14, channels, features, geometry=Geometry(padding=SAME.padding, groups=groups), dtype=dtype)
-    assert direct_choice.has_group_kernel(work) == has
+    assert group_choice.has_group_kernel(work) == has
     wide = dataclasses.replace(work, kernel_shape=(1, 47, 47, *work.kernel_shape[3:]))
-    assert not direct_choice.has_group_kernel(wide)
+    assert not group_choice.has_group_kernel(wide)
     one_by_one = dataclasses.replace(work, kernel_shape=(1, 1, 1, *work.kernel_shape[3:]))
-    assert direct_choice.has_group_kernel(one_by_one) == (has and dtype == "float32")  # or of one unit
+    assert group_choice.has_group_kernel(one_by_one) == (has and dtype == "float32")  # or of one unit
