@@ -8,16 +8,15 @@
 //   tile is 16 or 32 filters by up to 56 pixels, all that a block multiplies is asked for at once by a copy of the
 //   pixels and one for each row of taps, and lies in shared memory until the block is done: no rings.
 // A slice is 32 bytes of channels, what a tensor core takes at once. A warp has some of a block's slices under all
-// taps,
-//   so every warp has partial sums of the whole tile. They are added in the order of the warps, then sent to the block
-//   of the cluster that owns the results (st.async), which adds them in the order of the blocks: bitwise repeatable.
+//   taps, so every warp has partial sums of the whole tile. They are added in the order of the warps, then sent to the
+//   block of the cluster that owns the results (st.async), which adds them in the order of the blocks: bitwise
+//   repeatable.
 // Bound by: starting a block and asking for operands (some 1,000 cycles of 4,000 to 9,000), their way from the L2 cache
 //   (700), 150 to 300 a step of a warp that is alone on its scheduler, and sums on their way to their block (1,200).
 // Lost: 12 warps with a row of taps each (sums through shared memory cost more); sums of each warp sent as they are
-// (0.2
-//   to 0.5 us: four times as much between multiprocessors); steps found in a table, or without branches, or two of
+//   (0.2 to 0.5 us: four times as much between multiprocessors); steps found in a table, or without branches, or two of
 //   them with operands of their own; pixels in rows of 128 bytes or of no common banks; maps fetched when the kernel
-//   starts. See benchmarks/NOTES.md.
+//   starts; tiles of 16 filters by 56 pixels, and of 32 by 56 with eight warps. See benchmarks/NOTES.md.
 #ifndef JSC_CUDA_DIRECT_SLICE_CUH_
 #define JSC_CUDA_DIRECT_SLICE_CUH_
 
@@ -140,12 +139,26 @@ __device__ __forceinline__ void AskForOperands(const SliceTask<T>& slice, const 
 }
 #endif
 
+// The first sums of a unit, up to kSlotsAtOnce that are asked for together, added in their order. step: bytes
+constexpr int kSlotsAtOnce = 8;
+template <typename Vector>
+__device__ __forceinline__ Vector AddSlots(const unsigned char* first, int step, int count) {
+  Vector sums[kSlotsAtOnce] = {};
+#pragma unroll
+  for (int i = 0; i < kSlotsAtOnce; ++i) {
+    if (i < count) sums[i] = *reinterpret_cast<const Vector*>(first + i * step);
+  }
+#pragma unroll
+  for (int i = 1; i < kSlotsAtOnce; ++i) sums[0] = sums[0] + sums[i];
+  return sums[0];
+}
+
 template <class U, typename T>
 __global__ void __launch_bounds__(U::kThreads)
     SliceKernel(const __grid_constant__ SliceTask<T> slice, const __grid_constant__ SliceMaps maps) {
 #if __CUDA_ARCH__ >= 900
   using Vector = typename U::Vector;
-  static_assert(U::kWarps <= kMaxSliceSplits, "partial sums of a unit are asked for together");
+  static_assert(U::kWarps <= kSlotsAtOnce && kMaxSliceSplits <= 2 * kSlotsAtOnce, "a unit's sums are read at once");
   constexpr int kUnits = U::kUnits;
   extern __shared__ __align__(1024) unsigned char shared[];
   __shared__ uint64_t barriers[1 + kMaxSliceKernelRows], mail_full;
@@ -212,14 +225,9 @@ __global__ void __launch_bounds__(U::kThreads)
   for (int own = warp; own * slice.splits + rank < kUnits; own += U::kWarps) {
     if (own != warp) writer.Find(own * slice.splits + rank);
     const unsigned char* of_slot = from + own * slot_step;
-    Vector sums[kMaxSliceSplits] = {};
-#pragma unroll
-    for (int i = 0; i < kMaxSliceSplits; ++i) {
-      if (i < count) sums[i] = *reinterpret_cast<const Vector*>(of_slot + i * step);
-    }
-#pragma unroll
-    for (int i = 1; i < kMaxSliceSplits; ++i) sums[0] = sums[0] + sums[i];
-    writer.Write(sums[0]);
+    Vector sum = AddSlots<Vector>(of_slot, step, count);
+    if (count > kSlotsAtOnce) sum = sum + AddSlots<Vector>(of_slot + kSlotsAtOnce * step, step, count - kSlotsAtOnce);
+    writer.Write(sum);
   }
   if (task.counts.rows) {
     WriteCountsApart(task.counts, make_int2(writer.nonzeros, writer.written), reinterpret_cast<int2*>(shared));
@@ -288,11 +296,12 @@ ffi::Error LaunchSlice(const ConvCall& call, const SlicePlan& plan, const SliceM
 template <typename T, bool kSplit>
 ffi::Error LaunchSliceTile(const ConvCall& call, const SlicePlan& plan, const SliceMaps& maps, cudaStream_t stream) {
   const bool wide = plan.warps == 8;
-  if (plan.filters == 16) {
-    return wide ? LaunchSlice<SliceTuning<T, 16, 4, 8, kSplit>, T>(call, plan, maps, stream)
-                : LaunchSlice<SliceTuning<T, 16, 4, 4, kSplit>, T>(call, plan, maps, stream);
-  }
+  if (plan.filters == 16) return LaunchSlice<SliceTuning<T, 16, 4, 4, kSplit>, T>(call, plan, maps, stream);
   if (plan.columns == 7) return LaunchSlice<SliceTuning<T, 32, 7, 4, kSplit>, T>(call, plan, maps, stream);
+  if (plan.columns == 2) {
+    return wide ? LaunchSlice<SliceTuning<T, 32, 2, 8, kSplit>, T>(call, plan, maps, stream)
+                : LaunchSlice<SliceTuning<T, 32, 2, 4, kSplit>, T>(call, plan, maps, stream);
+  }
   return wide ? LaunchSlice<SliceTuning<T, 32, 4, 8, kSplit>, T>(call, plan, maps, stream)
               : LaunchSlice<SliceTuning<T, 32, 4, 4, kSplit>, T>(call, plan, maps, stream);
 }

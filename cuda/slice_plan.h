@@ -6,13 +6,13 @@
 
 namespace jsc {
 
-constexpr int kSliceBytes = 32;     // of a pixel's channels: what a tensor core takes at once
-constexpr int kMaxSliceSplits = 8;  // the largest portable cluster
+constexpr int kSliceBytes = 32;      // of a pixel's channels: what a tensor core takes at once
+constexpr int kMaxSliceSplits = 16;  // the largest cluster
 constexpr int kMaxSliceKernelRows = 16;
 
 struct SlicePlan {
   int filters;               // of a tile: 16 or 32; 0: there is no plan
-  int columns;               // of eight pixels, that a tile has room for: 4 or 7
+  int columns;               // of eight pixels, that a tile has room for: 2, 4 or 7
   int warps;                 // of a block: 4 or 8
   int tile_high, tile_wide;  // results of a tile
   int splits;                // blocks, a cluster, that share a tile's channels

@@ -7,9 +7,9 @@
 
 // layer: N, H, W, C, kh, kw, K, then rows and columns of strides, padding (low, high of H, then of W) and dilation, and
 // groups, and 1 if pairs of rows and columns are pooled. tile: filters of a tile of warpgroups, then the blocks that
-// share its steps, the teams of their warps, and 1 or 2 where they meet by mail, in the stages' place or apart. The
-// result: 0 for the kernel that has no tiles, 1 images, 2 slices, 3 warpgroups, 4 products of a warp, 5 those of a
-// small tile, 6 groups of few channels.
+// share its steps, the teams of their warps, and 1 or 2 where they meet by mail, in the stages' place or apart; of
+// slices filters, the blocks that share its channels, columns and warps. The result: 0 for the kernel that has no
+// tiles, 1 images, 2 slices, 3 warpgroups, 4 products of a warp, 5 those of a small tile, 6 groups of few channels.
 extern "C" int ChosenKernel(const int64_t* layer, int element_bytes, bool highest, int* tile) {
   jsc::ConvArgs a{};
   a.images = layer[0], a.channels = layer[3], a.features = layer[6], a.groups = layer[15], a.stacks = 1;
@@ -35,7 +35,11 @@ extern "C" int ChosenKernel(const int64_t* layer, int element_bytes, bool highes
   tile[0] = choice.warpgroup.filters, tile[1] = choice.warpgroup.splits, tile[2] = choice.warpgroup.teams;
   tile[3] = !choice.warpgroup.by_mail ? 0 : choice.warpgroup.mail_at == 0 ? 1 : 2;
   if (choice.image.filters > 0) return 1;
-  if (choice.slice.filters > 0) return 2;
+  if (choice.slice.filters > 0) {
+    tile[0] = choice.slice.filters, tile[1] = choice.slice.splits;
+    tile[2] = choice.slice.columns, tile[3] = choice.slice.warps;
+    return 2;
+  }
   if (choice.group.tiles > 0) return 6;
   if (choice.warpgroup.filters > 0) return 3;
   if (choice.direct.tile == jsc::DirectTile::kNone) return 0;

@@ -28,6 +28,7 @@ _SOURCES = (
     "warpgroup_plan",
 )
 _KERNELS = ("per output", "image", "slices", "warpgroups", "warps", "small", "groups")
+_SLICE_TILES = {(16, 4, 4), (32, 2, 4), (32, 2, 8), (32, 4, 4), (32, 4, 8), (32, 7, 4)}
 _Choose = Callable[..., tuple[str, int]]
 _ChooseTile = Callable[..., tuple[str, tuple[int, ...]]]
 
@@ -45,7 +46,10 @@ def choose(choose_tile: _ChooseTile) -> _Choose:
 
 @pytest.fixture(scope="module")
 def choose_tile(tmp_path_factory: pytest.TempPathFactory) -> _ChooseTile:
-    """The kernel, and filters of a tile of warpgroups, the blocks that share it, their teams and their mail."""
+    """The kernel, and filters of a tile of warpgroups, the blocks that share it, their teams and their mail.
+
+    Or filters of a tile of slices, the blocks that share it, its columns of eight pixels and the warps of a block.
+    """
     compiler = os.environ.get("CXX") or shutil.which("c++")
     if compiler is None or not (_ROOT / "cuda").is_dir():
         pytest.skip("wants a C++ compiler and the native sources")
@@ -107,9 +111,19 @@ def test_slices_are_for_blocks_that_run_at_once(
 
 
 @pytest.mark.parametrize("kind", ["highest", "default"])
+def test_cases_of_slices_have_every_tile(choose_tile: _ChooseTile, kind: str) -> None:
+    """What `test_slices` runs on a GPU: tiles by filters, columns and warps, alone and shared by more than eight."""
+    chosen = [tile for name, tile in (choose_tile(case, kind) for case in cases.SLICE_CASES) if name == "slices"]
+    assert {(filters, *of_tile) for filters, _, *of_tile in chosen} == _SLICE_TILES
+    shared = {blocks for _, blocks, *_ in chosen}
+    assert 1 in shared and max(shared) > 8
+
+
+@pytest.mark.parametrize("kind", ["highest", "default"])
 def test_small_maps_go_by_slices(choose: _Choose, kind: str) -> None:
-    assert choose(_layer((1, 7, 7, 192), (3, 384)), kind)[0] == "slices"
+    assert choose(_layer((1, 5, 5, 384), (3, 256)), kind)[0] == "slices"
     assert choose(_layer((1, 28, 28, 128), (3, 32)), kind)[0] == "slices"
+    assert choose(_layer((1, 56, 56, 32), (1, 64)), kind)[0] == "slices"
 
 
 @pytest.mark.parametrize(
