@@ -89,7 +89,7 @@ def run_twice(case: Case, inputs: cases.Inputs, kernel: Any, precision: str) -> 
 
 def check(case: Case, dtype: str, precision: str, inputs: cases.Inputs, features: int = 24, window: int = 1) -> None:
     """The case's operation and a convolution of its result by square windows, each beside the oracle."""
-    kernel = np.asarray(weights(7, window, window, case.features, features)).astype(jnp.dtype(dtype))
+    kernel = np.asarray(weights(13, window, window, case.features, features)).astype(jnp.dtype(dtype))
     first, second = run_twice(case, inputs, kernel, precision)
     tolerance = TOLERANCE[precision if dtype == "float32" else dtype]
     assert first.dtype == second.dtype == jnp.dtype(dtype)
