@@ -96,6 +96,10 @@ _PRODUCT_TILE_ELEMENTS = 3e5
 _PRODUCT_TILE_CHANNELS = 512  # the most that were measured
 _PRODUCT_TILE_FLOPS = 6e8, 1e9
 _RESIDUAL_TILE_FLOPS = 4.5e8, 1.24e9
+# On fewer pixels, 6,272, TF32's are 1.0 to 1.5 times as fast, but for those of 608 to 736 channels, which are level
+# (0.96 to 1.09 times; h200_zoo_tiles_batches_{1,2,3}.json).
+_FEWER_TILE_PIXELS = 5e3
+_FEWER_TILE_FLOPS = 9.6e8, 1.2e9
 # In 16 bits ResNet's expansions with their residual, to four times as many features as channels: 1.2 to 1.4 times as
 # fast, and more elements 0.97 times and less (h200_zoo_tiles_left.json).
 _EXPANDED, _16BIT_EXPANDED_ELEMENTS = 4, 6.3e4
@@ -259,15 +263,25 @@ def _is_faster_by_warpgroups(work: Work) -> bool:
         is_small = elements <= _16BIT_PRODUCT_ELEMENTS or work.pixels <= _16BIT_PRODUCT_PIXELS
         expands = features >= _EXPANDED * channels and work.residual and elements <= _16BIT_EXPANDED_ELEMENTS
         return features >= _WARPGROUP_FEATURES and (is_small or expands or _is_to_a_whole_tile(work))
-    least, most = _RESIDUAL_TILE_FLOPS if work.residual else _PRODUCT_TILE_FLOPS
-    return not (_is_to_a_tile(work) and least < work.flops < most)
+    return not _is_as_fast_by_cudnn(work)
 
 
-def _is_to_a_tile(work: Work) -> bool:
-    """Whether it is a 1x1 convolution without strides and groups of many pixels to the features of a single tile."""
+def _is_as_fast_by_cudnn(work: Work) -> bool:
+    """Whether TF32 products to the features of a tile have the operations of those that lost or were level."""
+    if _is_to_a_tile(work):
+        least, most = _RESIDUAL_TILE_FLOPS if work.residual else _PRODUCT_TILE_FLOPS
+    elif _is_to_a_tile(work, _FEWER_TILE_PIXELS) and not work.residual:
+        least, most = _FEWER_TILE_FLOPS
+    else:
+        return False
+    return least < work.flops < most
+
+
+def _is_to_a_tile(work: Work, pixels: float = _PRODUCT_TILE_PIXELS) -> bool:
+    """Whether it is a 1x1 convolution without strides and groups of more pixels to the features of a single tile."""
     is_1x1 = work.geometry.groups == 1 and math.prod(work.kernel_shape[1:3]) == 1 and max(work.geometry.strides) == 1
     is_a_tile = _WARPGROUP_FEATURES < work.kernel_shape[4] <= _TILE_FEATURES
-    return is_1x1 and is_a_tile and work.pixels > _PRODUCT_TILE_PIXELS
+    return is_1x1 and is_a_tile and work.pixels > pixels
 
 
 def _is_to_a_whole_tile(work: Work) -> bool:

@@ -51,6 +51,12 @@ from jax_sparse_conv.work import Work
         (conv1x1(33, 56, 256, 128), False, False),
         (conv1x1(16, 28, 544, 128), True, False),  # more channels
         (conv1x1(8, 56, 256, 64), True, False),
+        (conv1x1(32, 14, 576, 128), True, False),  # 6,272 pixels to a tile
+        (conv1x1(32, 14, 608, 128), False, False),
+        (conv1x1(128, 7, 736, 128), False, False),
+        (conv1x1(32, 14, 768, 128), True, False),
+        (conv1x1(32, 14, 608, 136), True, False),
+        (conv1x1(25, 14, 768, 128), True, False),  # fewer pixels than that
     ],
 )
 def test_products_on_h200_are_direct_where_they_are_faster(
