@@ -106,14 +106,13 @@ def test_run_skips_zeros_and_says_what_ran(implementation: str, tmp_path: Path) 
     assert run("--implementation", implementation, "--json", target, "--precision", "highest") == 0
     found = json.loads(target.read_text())
     ran = {row["path"]: row["implementation"] for row in found["layers"]}
-    by_choice = implementation != "ecr"  # PECR is for pools; the other layers are None's
     on_gpu = jax.default_backend() == "gpu"
-    assert ran["conv2_1"] in ({"ecr", "direct"} if by_choice and on_gpu else {"ecr"})
-    assert ran["fc7"] in ({"ecr", "xla"} if by_choice and on_gpu else {"ecr"})
-    if implementation == "auto":
-        assert ran["conv2_2"] in ({"pecr", "direct"} if on_gpu else {"pecr"})
-    else:
-        assert ran["conv2_2"] == implementation
+    # None takes layers without a pool, by PECR too, which has pools alone.
+    of_none = {"ecr", "direct", "xla"} if on_gpu and implementation != "ecr" else {"ecr"}
+    pooled_of_none = {"pecr", "direct"} if on_gpu else {"pecr"}
+    assert ran["conv2_1"] in of_none
+    assert ran["fc7"] in of_none
+    assert ran["conv2_2"] in (pooled_of_none if implementation == "auto" else {implementation})
     assert found["difference"]["max_relative"] < 1e-5
 
 
