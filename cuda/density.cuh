@@ -2,7 +2,7 @@
 //
 // Counts are kCountRows rows of (non-zeros, elements), each of one block's results; the blocks are spread evenly over
 // the grid. So counting takes no atomics and no pass over the map, is the same in every run, and costs a reader two
-// loads a lane. Every row is written: (0, 0) where there are fewer blocks.
+// loads a lane. Every row is written: (0, 0) where there are fewer blocks, or where its block has no results.
 //
 // Two kernels with opposite gates stand in one custom call, one of which returns at once. The second is launched so
 // that it may start when all blocks of the first have (programmatic dependent launch, sm_90): where the first is to

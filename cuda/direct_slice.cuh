@@ -9,10 +9,10 @@
 //   pixels and one for each row of taps, and lies in shared memory until the block is done: no rings.
 // A slice is 32 bytes of channels, what a tensor core takes at once. A warp has some of a block's slices under all
 //   taps, so every warp has partial sums of the whole tile. They are added in the order of the warps, then sent to the
-//   block of the cluster that owns the results (st.async), which adds them in the order of the blocks: bitwise
-//   repeatable.
+//   block of the cluster that owns the results (st.async), which adds them in the order of the blocks, those beyond
+//   the eighth apart: bitwise repeatable.
 // Bound by: starting a block and asking for operands (some 1,000 cycles of 4,000 to 9,000), their way from the L2 cache
-//   (700), 150 to 300 a step of a warp that is alone on its scheduler, and sums on their way to their block (1,200).
+//   (700), 100 to 400 a step of a warp that is alone on its scheduler, and sums on their way to their block (1,200).
 // Lost: 12 warps with a row of taps each (sums through shared memory cost more); sums of each warp sent as they are
 //   (0.2 to 0.5 us: four times as much between multiprocessors); steps found in a table, or without branches, or two of
 //   them with operands of their own; pixels in rows of 128 bytes or of no common banks; maps fetched when the kernel
@@ -139,7 +139,7 @@ __device__ __forceinline__ void AskForOperands(const SliceTask<T>& slice, const 
 }
 #endif
 
-// The first sums of a unit, up to kSlotsAtOnce that are asked for together, added in their order. step: bytes
+// Up to kSlotsAtOnce sums of a unit, asked for together and added in their order. step: bytes
 constexpr int kSlotsAtOnce = 8;
 template <typename Vector>
 __device__ __forceinline__ Vector AddSlots(const unsigned char* first, int step, int count) {

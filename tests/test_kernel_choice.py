@@ -115,9 +115,50 @@ def test_cases_of_slices_have_every_tile(choose_tile: _ChooseTile, kind: str) ->
     """What `test_slices` runs on a GPU: tiles by filters, columns and warps, alone and shared by more than eight."""
     chosen = [tile for name, tile in (choose_tile(case, kind) for case in cases.SLICE_CASES) if name == "slices"]
     assert {(filters, *of_tile) for filters, _, *of_tile in chosen} == _SLICE_TILES
-    shared = {blocks for _, blocks, *_ in chosen}
-    assert 1 in shared
-    assert max(shared) > 8
+    assert any(blocks == 1 for _, blocks, *_ in chosen)
+    assert any(blocks > 8 and columns == 2 for _, blocks, columns, _ in chosen)  # more blocks than results to share
+    assert any(blocks > 8 and columns > 2 for _, blocks, columns, _ in chosen)
+
+
+@pytest.mark.parametrize(
+    ("x", "kernel", "stride", "kind", "tile"),
+    [
+        ((8, 5, 5, 1024), (3, 32), 2, "highest", (32, 16, 2, 8)),
+        ((1, 7, 7, 832), (1, 128), 1, "highest", (16, 13, 4, 4)),
+        ((1, 14, 14, 832), (3, 48), 2, "highest", (32, 13, 4, 8)),  # all of shared memory, with its mail
+        ((1, 28, 28, 128), (3, 128), 1, "highest", (32, 4, 7, 4)),
+        ((8, 7, 7, 512), (1, 128), 1, "highest", (32, 8, 7, 4)),  # as one row of pixels
+        ((1, 28, 28, 192), (1, 64), 1, "highest", (32, 1, 2, 8)),
+        ((1, 14, 14, 288), (1, 128), 1, "default", (32, 3, 4, 4)),
+    ],
+)
+def test_tiles_of_slices(
+    choose_tile: _ChooseTile,
+    x: tuple[int, int, int, int],
+    kernel: tuple[int, int],
+    stride: int,
+    kind: str,
+    tile: tuple[int, ...],
+) -> None:
+    """By filters, the blocks that share a tile, its columns of eight pixels and the warps of a block."""
+    assert choose_tile(_layer(x, kernel, stride), kind) == ("slices", tile)
+
+
+@pytest.mark.parametrize(
+    ("x", "kernel", "kind", "name"),
+    [
+        ((1, 14, 14, 288), (1, 128), "highest", "small"),
+        ((1, 14, 14, 256), (1, 128), "default", "small"),
+        ((1, 14, 14, 256), (1, 1024), "highest", "warpgroups"),
+        ((1, 56, 56, 64), (3, 64), "default", "warpgroups"),
+        ((1, 7, 7, 2048), (1, 512), "highest", "warpgroups"),  # a slice's operands and mail would not fit
+        ((1, 7, 7, 512), (1, 2048), "highest", "warpgroups"),  # nor a copy of its channels
+    ],
+)
+def test_slices_leave_layers_to_others(
+    choose: _Choose, x: tuple[int, int, int, int], kernel: tuple[int, int], kind: str, name: str
+) -> None:
+    assert choose(_layer(x, kernel), kind)[0] == name
 
 
 @pytest.mark.parametrize("kind", ["highest", "default"])
