@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kMaxBlocks = std::numeric_limits<int32_t>::max();
 constexpr int kMaxBox = 256;  // elements of a tensor map's box along one axis
 
-int RoundUp(int64_t a, int64_t b) { return static_cast<int>(DivideUp(a, b) * b); }
+int RoundUp(int64_t a, int64_t b) { return static_cast<int>(Whole(a, b)); }
 
 // Logarithm of the most elements, up to 16 bytes, that divide all of `sizes`: what one asynchronous copy may take.
 int CopyShift(int element_bytes, std::initializer_list<int64_t> sizes) {

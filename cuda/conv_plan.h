@@ -36,6 +36,8 @@ struct DeviceInfo {
 const DeviceInfo& GetDeviceInfo(int device);
 
 inline int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
+// The least multiple of b that is not below a.
+inline int64_t Whole(int64_t a, int64_t b) { return DivideUp(a, b) * b; }
 
 // Division by a number that the host knows: a multiplication and a shift. For numerators in [0, 2^31).
 struct Divider {

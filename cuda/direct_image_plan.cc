@@ -14,7 +14,7 @@ constexpr int64_t kStaticBytes = 128;  // of shared memory that the kernel has b
 constexpr int kMaxRows = 16;           // of a tile
 constexpr int64_t kMaxRow = 1 << 16;   // elements of a staged row
 
-int RoundUp(int64_t value, int multiple) { return static_cast<int>(DivideUp(value, multiple) * multiple); }
+int RoundUp(int64_t value, int multiple) { return static_cast<int>(Whole(value, multiple)); }
 
 bool Fits(const ConvArgs& a, int element_bytes, const DeviceInfo& device) {
   if (a.groups != 1 || a.channels > kImageChannels || a.channels < 1 || a.pool == Pool::kAverage) return false;

@@ -11,8 +11,6 @@ namespace {
 
 constexpr int64_t kMost = int64_t{1} << 30;  // pixels, and elements of shared memory's rows, have 32-bit numbers
 
-int64_t Whole(int64_t a, int64_t b) { return DivideUp(a, b) * b; }
-
 // Bytes of a row whose neighbours do not share banks: eight pixels, or channels of 16-bit filters, in an odd number of
 // 16 bytes; four channels of float32 filters in an odd number of 32 bytes.
 int64_t ApartRow(int64_t bytes, int64_t step) { return step * (DivideUp(bytes, step) | 1); }

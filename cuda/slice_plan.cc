@@ -9,8 +9,6 @@
 namespace jsc {
 namespace {
 
-int64_t Whole(int64_t a, int64_t b) { return DivideUp(a, b) * b; }
-
 // What the model needs to know of a compiled tile; of whole products, and of products in parts. Cycles are of a step, a
 // slice under one tap: of a warp alone on its scheduler, and what it takes of the scheduler's time. They are fitted
 // together with the costs below, so not each by itself is what a clock would show.

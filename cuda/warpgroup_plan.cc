@@ -22,7 +22,7 @@ constexpr int kMaxReach = 255;                  // of the taps of an im2col map
 constexpr int kTileFilters[] = {64, 128};
 constexpr int kTilePixels[] = {56, 64, 96, 112, 192, 224};  // 64 in parts alone
 
-int RoundUp(int bytes) { return static_cast<int>(DivideUp(bytes, kSwizzleBytes)) * kSwizzleBytes; }
+int RoundUp(int bytes) { return static_cast<int>(Whole(bytes, kSwizzleBytes)); }
 
 // Whether a plan's kind of products has kernels of its tile.
 bool HasKernel(const WarpgroupPlan& plan) {

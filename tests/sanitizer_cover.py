@@ -1,4 +1,4 @@
-"""Every case of tests/cases.py once on the GPU, without pytest, for compute-sanitizer; see sanitize.sh.
+"""Every case of tests/cases.py and tile_cases.py once on the GPU, without pytest, for compute-sanitizer; see sanitize.sh.
 
 Arguments: the element types to cover, and names of checks ("chains" is check_chains); by default all of either.
 """
@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import oracle
+import tile_cases
 from blocks import BLOCKS, Block, check_transition, transition_values, values
 from blocks import TOLERANCE as BLOCK_TOLERANCE
 from blocks import check as check_block
@@ -85,7 +86,11 @@ def check_large(dtype: str) -> int:
 def check_small(dtype: str) -> int:
     """Small layers of "direct" and groups of few channels, and of float32 with sums that are computed again."""
     kinds = [kind for kind in LARGE_KINDS if kind[0] == dtype]
-    of_dtype = (*cases.SMALL_CASES, *(cases.SLICE_CASES if dtype == "float32" else ()), *cases.GROUP_CASES)
+    of_dtype = (
+        *tile_cases.SMALL_CASES,
+        *(tile_cases.SLICE_CASES if dtype == "float32" else ()),
+        *tile_cases.GROUP_CASES,
+    )
     for case in of_dtype:
         inputs = cases.inputs(case, jnp.dtype(dtype))
         for value in (1.0, np.nan):
@@ -101,11 +106,11 @@ def check_teams(dtype: str) -> int:
     """Blocks of two teams of warps in TF32; those at HIGHEST are among the small and the large layers."""
     if dtype != "float32":
         return 0
-    for case in cases.TF32_TEAM_CASES:
+    for case in tile_cases.TF32_TEAM_CASES:
         inputs = cases.inputs(case)
         result = call(case, *(None if v is None else jnp.asarray(v) for v in inputs), "direct", None)
         assert oracle.relative_error(result, oracle.expected(case, inputs)) <= TF32, case.name
-    return len(cases.TF32_TEAM_CASES)
+    return len(tile_cases.TF32_TEAM_CASES)
 
 
 def check_dense(dtype: str) -> int:

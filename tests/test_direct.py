@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+import tile_cases
 from cases import Case
 from conftest import PLATFORM, require
 from test_kernels import TF32, TOLERANCE, run
@@ -68,7 +69,7 @@ def test_direct_of_large_layers(case: Case, dtype: str, precision: str | None, t
 
 @of_large_kinds
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-@pytest.mark.parametrize("case", [case for case in cases.SMALL_CASES if "padding" not in case.name], ids=name_of)
+@pytest.mark.parametrize("case", [case for case in tile_cases.SMALL_CASES if "padding" not in case.name], ids=name_of)
 def test_direct_of_small_maps_skips_nothing(
     case: Case, value: float, dtype: str, precision: str | None, tolerance: float
 ) -> None:
@@ -99,7 +100,7 @@ def test_a_pool_of_pairs_is_in_direct_on_hopper(case: Case) -> None:
 
 
 @of_large_kinds
-@pytest.mark.parametrize("case", [*cases.IMAGE_CASES, *cases.IMAGE_POOL_CASES, *cases.SMALL_CASES], ids=name_of)
+@pytest.mark.parametrize("case", [*cases.IMAGE_CASES, *cases.IMAGE_POOL_CASES, *tile_cases.SMALL_CASES], ids=name_of)
 def test_direct_of_images_and_small_maps(case: Case, dtype: str, precision: str | None, tolerance: float) -> None:
     """Few channels, or few results: close to float64, and bit for bit the same in every run."""
     require("direct", dtype)
@@ -171,7 +172,7 @@ def check_counts(case: Case, dtype: str, precision: str | None) -> None:
 
 @of_large_kinds
 @pytest.mark.parametrize("value", [None, np.inf])
-@pytest.mark.parametrize("case", [cases.IMAGE_CASES[1], *cases.SMALL_CASES[::3]], ids=name_of)
+@pytest.mark.parametrize("case", [cases.IMAGE_CASES[1], *tile_cases.SMALL_CASES[::3]], ids=name_of)
 def test_direct_of_images_and_small_maps_in_stacks(
     case: Case, value: float | None, dtype: str, precision: str | None, tolerance: float
 ) -> None:
@@ -179,7 +180,7 @@ def test_direct_of_images_and_small_maps_in_stacks(
 
 
 @of_large_kinds
-@pytest.mark.parametrize("case", [*cases.IMAGE_CASES, *cases.SMALL_CASES], ids=name_of)
+@pytest.mark.parametrize("case", [*cases.IMAGE_CASES, *tile_cases.SMALL_CASES], ids=name_of)
 def test_direct_counts_what_it_makes(case: Case, dtype: str, precision: str | None, tolerance: float) -> None:
     check_counts(case, dtype, precision)
 
@@ -315,7 +316,7 @@ def test_teams_of_a_block_share_its_steps(case: Case, value: float | None) -> No
 
 @on_cuda_alone
 @pytest.mark.parametrize("value", [None, np.inf])
-@pytest.mark.parametrize("case", cases.TF32_TEAM_CASES, ids=name_of)
+@pytest.mark.parametrize("case", tile_cases.TF32_TEAM_CASES, ids=name_of)
 def test_teams_share_steps_in_tf32(case: Case, value: float | None) -> None:
     """Results, counts, and the same bits in every run."""
     require("direct", "float32")

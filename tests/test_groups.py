@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+import tile_cases
 from cases import Case
 from conftest import PLATFORM, require
 from test_direct import check_counts, check_stacks, name_of, of_large_kinds
@@ -18,7 +19,7 @@ from test_segments import KIND_IDS, KINDS, TOLERANCE, require_kernel
 from jax_sparse_conv import segments
 
 pytestmark = pytest.mark.skipif(PLATFORM != "cuda", reason="a CPU has no kernels of its own for groups")
-of_cases = pytest.mark.parametrize("case", cases.GROUP_CASES, ids=name_of)
+of_cases = pytest.mark.parametrize("case", tile_cases.GROUP_CASES, ids=name_of)
 
 
 @of_large_kinds
@@ -38,7 +39,7 @@ def test_groups(case: Case, dtype: str, precision: str | None, tolerance: float)
 
 @of_large_kinds
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, -0.0])
-@pytest.mark.parametrize("case", cases.GROUP_CASES[:9], ids=name_of)
+@pytest.mark.parametrize("case", tile_cases.GROUP_CASES[:9], ids=name_of)
 def test_groups_skip_nothing(case: Case, value: float, dtype: str, precision: str | None, tolerance: float) -> None:
     """Infinities and NaN come out where float64 has them, of weights under SAME padding too, and in no other group."""
     require("direct", dtype)
@@ -50,19 +51,19 @@ def test_groups_skip_nothing(case: Case, value: float, dtype: str, precision: st
 
 @of_large_kinds
 @pytest.mark.parametrize("value", [None, np.inf])
-@pytest.mark.parametrize("case", cases.GROUP_CASES[::4], ids=name_of)
+@pytest.mark.parametrize("case", tile_cases.GROUP_CASES[::4], ids=name_of)
 def test_groups_in_stacks(case: Case, value: float | None, dtype: str, precision: str | None, tolerance: float) -> None:
     check_stacks(case, value, dtype, precision, tolerance)
 
 
 @of_large_kinds
-@pytest.mark.parametrize("case", [case for case in cases.GROUP_CASES if case.zeros < 1], ids=name_of)
+@pytest.mark.parametrize("case", [case for case in tile_cases.GROUP_CASES if case.zeros < 1], ids=name_of)
 def test_groups_count_what_they_make(case: Case, dtype: str, precision: str | None, tolerance: float) -> None:
     check_counts(case, dtype, precision)
 
 
 @pytest.mark.parametrize(("dtype", "precision"), KINDS, ids=KIND_IDS)
-@pytest.mark.parametrize("case", [case for case in cases.GROUP_CASES if case.x[0] <= 8], ids=name_of)
+@pytest.mark.parametrize("case", [case for case in tile_cases.GROUP_CASES if case.x[0] <= 8], ids=name_of)
 def test_groups_in_chains(case: Case, dtype: str, precision: str) -> None:
     """As the first layer of a chain, whose second reads what it wrote."""
     require_kernel(dtype)

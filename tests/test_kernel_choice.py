@@ -12,9 +12,9 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import cases
 import jax
 import pytest
+import tile_cases
 from cases import Case
 
 _ROOT = Path(__file__).parent.parent
@@ -113,7 +113,7 @@ def test_slices_are_for_blocks_that_run_at_once(
 @pytest.mark.parametrize("kind", ["highest", "default"])
 def test_cases_of_slices_have_every_tile(choose_tile: _ChooseTile, kind: str) -> None:
     """What `test_slices` runs on a GPU: tiles by filters, columns and warps, alone and shared by more than eight."""
-    chosen = [tile for name, tile in (choose_tile(case, kind) for case in cases.SLICE_CASES) if name == "slices"]
+    chosen = [tile for name, tile in (choose_tile(case, kind) for case in tile_cases.SLICE_CASES) if name == "slices"]
     assert {(filters, *of_tile) for filters, _, *of_tile in chosen} == _SLICE_TILES
     assert any(blocks == 1 for _, blocks, *_ in chosen)
     assert any(blocks > 8 and columns == 2 for _, blocks, columns, _ in chosen)  # more blocks than results to share
@@ -200,7 +200,7 @@ def test_each_kernel_has_layers(
     assert choose(_layer(x, kernel, groups=groups), kind)[0] == name
 
 
-@pytest.mark.parametrize("case", cases.TF32_TEAM_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", tile_cases.TF32_TEAM_CASES, ids=lambda case: case.name)
 def test_cases_of_teams_are_for_two_teams(choose_tile: _ChooseTile, case: Case) -> None:
     """What `test_direct.py` compares is what it is for."""
     name, (_, blocks, teams, mail) = choose_tile(case, "default")
@@ -233,7 +233,7 @@ def test_tiles_that_were_the_fastest(
 
 
 @pytest.mark.parametrize("kind", ["highest", "default", "16 bits"])
-@pytest.mark.parametrize("case", cases.GROUP_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", tile_cases.GROUP_CASES, ids=lambda case: case.name)
 def test_cases_of_groups_are_for_their_kernel(choose: _Choose, case: Case, kind: str) -> None:
     """What `test_groups.py` compares is what it is for."""
     assert choose(case, kind)[0] == "groups"

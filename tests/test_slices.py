@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+import tile_cases
 from cases import Case
 from conftest import PLATFORM, require
 from test_direct import LARGE_KINDS, check_counts, check_stacks, name_of
@@ -14,7 +15,7 @@ from test_kernels import poison, run
 
 pytestmark = pytest.mark.skipif(PLATFORM != "cuda", reason="a CPU has no kernels of its own for small maps")
 of_kinds = pytest.mark.parametrize(("precision", "tolerance"), [kind[1:] for kind in LARGE_KINDS[:2]])
-of_cases = pytest.mark.parametrize("case", cases.SLICE_CASES, ids=name_of)
+of_cases = pytest.mark.parametrize("case", tile_cases.SLICE_CASES, ids=name_of)
 
 
 @of_kinds
@@ -33,7 +34,7 @@ def test_slices(case: Case, precision: str | None, tolerance: float) -> None:
 
 @of_kinds
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, -0.0])
-@pytest.mark.parametrize("case", [case for case in cases.SLICE_CASES if "padding" not in case.name], ids=name_of)
+@pytest.mark.parametrize("case", [case for case in tile_cases.SLICE_CASES if "padding" not in case.name], ids=name_of)
 def test_slices_skip_nothing(case: Case, value: float, precision: str | None, tolerance: float) -> None:
     """Infinities and NaN come out where float64 has them, of weights under SAME padding too."""
     require("direct", "float32")
@@ -45,7 +46,7 @@ def test_slices_skip_nothing(case: Case, value: float, precision: str | None, to
 
 @of_kinds
 @pytest.mark.parametrize("value", [None, np.inf])
-@pytest.mark.parametrize("case", cases.SLICE_CASES[::2], ids=name_of)
+@pytest.mark.parametrize("case", tile_cases.SLICE_CASES[::2], ids=name_of)
 def test_slices_in_stacks(case: Case, value: float | None, precision: str | None, tolerance: float) -> None:
     check_stacks(case, value, "float32", precision, tolerance)
 
@@ -60,6 +61,6 @@ def test_slices_count_what_they_make(case: Case, precision: str | None, toleranc
 def test_slices_of_unlike_buffers(precision: str | None, tolerance: float) -> None:
     """One program after another whose maps of the same memory differ."""
     require("direct", "float32")
-    for case in (*cases.SLICE_CASES[:4], *cases.SLICE_CASES[3::-1]):
+    for case in (*tile_cases.SLICE_CASES[:4], *tile_cases.SLICE_CASES[3::-1]):
         inputs = cases.inputs(case, seed=7)
         assert oracle.relative_error(run(case, inputs, "direct", precision), oracle.expected(case, inputs)) <= tolerance
