@@ -1,4 +1,4 @@
-"""Every case of tests/cases.py and tile_cases.py once on the GPU, without pytest, for compute-sanitizer; see sanitize.sh.
+"""Every case of cases.py and tile_cases.py once on the GPU, without pytest, for compute-sanitizer; see sanitize.sh.
 
 Arguments: the element types to cover, and names of checks ("chains" is check_chains); by default all of either.
 """
