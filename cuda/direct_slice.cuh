@@ -12,7 +12,7 @@
 //   block of the cluster that owns the results (st.async), which adds them in the order of the blocks, those beyond
 //   the eighth apart: bitwise repeatable.
 // Bound by: starting a block and asking for operands (some 1,000 cycles of 4,000 to 9,000), their way from the L2 cache
-//   (700), 100 to 400 a step of a warp that is alone on its scheduler, and sums on their way to their block (1,200).
+//   (700), 150 to 300 a step of a warp that is alone on its scheduler, and sums on their way to their block (1,200).
 // Lost: 12 warps with a row of taps each (sums through shared memory cost more); sums of each warp sent as they are
 //   (0.2 to 0.5 us: four times as much between multiprocessors); steps found in a table, or without branches, or two of
 //   them with operands of their own; pixels in rows of 128 bytes or of no common banks; maps fetched when the kernel
