@@ -12,7 +12,7 @@ import pytest
 
 import jax_sparse_conv
 
-EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 PACKAGE = Path(jax_sparse_conv.__file__).parents[1]  # the package that the other tests test, installed or not
 ARGUMENTS = {"classify_photo.py": ["--size", "64"]}
 
