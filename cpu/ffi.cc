@@ -11,6 +11,7 @@
 #include "conv_args.h"
 #include "coo_star.h"
 #include "host.h"
+#include "layer_args.h"
 #include "machine_limits.h"
 
 namespace jsc {
@@ -145,6 +146,23 @@ NB_MODULE(_cpu, m) {
         throw nanobind::value_error(message.c_str());
       },
       nanobind::arg("name"), "Use this instruction set from now on: for tests.");
+  m.def(
+      "plan",
+      [](const std::vector<int64_t>& layer, const std::vector<int64_t>& pool, int64_t accumulator_bytes,
+         bool may_be_dense, double density, const std::vector<int64_t>& machine) {
+        if (machine.size() != 4) throw nanobind::value_error("machine must have 4 entries");
+        jsc::ConvCall call{};
+        call.args = jsc::ArgsOfLayer(layer, pool, true);
+        call.may_be_dense = may_be_dense;
+        const jsc::Machine described{machine[0], machine[1], machine[2], machine[3]};
+        const jsc::ConvPlan plan = jsc::ChoosePlan(call, described, accumulator_bytes, density);
+        static constexpr const char* kLoops[] = {"windows", "scatter", "pixels", "direct"};
+        return nanobind::make_tuple(kLoops[static_cast<int>(plan.loop)], plan.block, plan.windows, plan.tile_rows,
+                                    plan.task_blocks);
+      },
+      nanobind::arg("layer"), nanobind::arg("pool"), nanobind::arg("accumulator_bytes"), nanobind::arg("may_be_dense"),
+      nanobind::arg("density"), nanobind::arg("machine"),
+      "(loop, block, windows, tile rows, task blocks) of a layer on a machine: bytes of L1, L2 and a vector, threads.");
   m.def(
       "set_loop",
       [](const std::string& name) {

@@ -7,81 +7,14 @@
 #include <string>
 #include <utility>
 
-#include "direct_image_plan.h"
-#include "kernels.h"
-#include "pair.h"
+#include "direct_choice.h"
+#include "pair_plan.h"
+#include "segment_args.h"
 
 namespace jsc {
 namespace {
 
 constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-
-// The layer without its buffers.
-ConvArgs ArgsOfLayer(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool, bool precise) {
-  constexpr int64_t kFar = 1 << 13;
-  constexpr size_t kLayer = 16, kPool = 8;
-  if (layer.size() != kLayer || (!pool.empty() && pool.size() != kPool)) {
-    throw std::invalid_argument("layer must have 16 entries and pool 8 or none");
-  }
-  ConvArgs a{};
-  a.images = layer[0];
-  a.channels = layer[3];
-  a.features = layer[6];
-  a.groups = layer[15];
-  a.stacks = 1;
-  const auto size_of = [](int64_t size, int64_t reach, int64_t stride) {
-    const int64_t span = size - reach;
-    if (span < 0) throw std::invalid_argument("a window is larger than its map");
-    return span / stride + 1;
-  };
-  for (int64_t field : {a.images, a.channels, a.features, a.groups}) {
-    if (field < 1 || field > kMost)
-      throw std::invalid_argument("images, channels, features and groups must be 1 or more");
-  }
-  for (int i = 0; i < 2; ++i) {
-    const int64_t size = layer[1 + i], window = layer[4 + i], stride = layer[7 + i], dilation = layer[13 + i];
-    for (int64_t field : {size, window, stride, dilation}) {
-      if (field < 1 || field > kFar) throw std::invalid_argument("sizes and strides must be 1 to 8192");
-    }
-    const int64_t low = layer[9 + 2 * i], high = layer[10 + 2 * i];
-    if (std::min(low, high) < -kFar || std::max(low, high) > kFar)
-      throw std::invalid_argument("padding is at most 8192");
-    a.size[i] = size;
-    a.kernel_size[i] = window;
-    a.stride[i] = stride;
-    a.dilation[i] = dilation;
-    a.pad_low[i] = low;
-    a.conv_size[i] = a.out_size[i] = size_of(size + low + high, (window - 1) * dilation + 1, stride);
-    a.window[i] = a.window_stride[i] = 1;
-    if (pool.empty()) continue;
-    const int64_t pads[] = {pool[4 + 2 * i], pool[5 + 2 * i]};
-    for (int64_t field : {pool[i], pool[2 + i], pads[0] + 1, pads[1] + 1}) {
-      if (field < 1 || field > kFar) throw std::invalid_argument("a pool's windows and strides must be 1 to 8192");
-    }
-    a.window[i] = pool[i];
-    a.window_stride[i] = pool[2 + i];
-    a.window_pad_low[i] = pads[0];
-    a.out_size[i] = size_of(a.conv_size[i] + pads[0] + pads[1], pool[i], pool[2 + i]);
-  }
-  if (a.channels % a.groups != 0 || a.features % a.groups != 0) {
-    throw std::invalid_argument("groups must divide channels and features");
-  }
-  a.group_channels = a.channels / a.groups;
-  const int64_t deep = a.kernel_size[0] * a.kernel_size[1], results = a.conv_size[0] * a.conv_size[1];
-  if (a.size[0] * a.size[1] > kMost / a.images / a.channels || results > kMost / a.images / a.features ||
-      deep > kMost / a.group_channels / a.features) {
-    throw std::invalid_argument("maps and kernel must have at most 2^31 - 1 elements");
-  }
-  if (!pool.empty()) a.pool = Pool::kMax;
-  a.precision = precise ? Precision::kHighest : Precision::kDefault;
-  return a;
-}
-
-const DeviceInfo& ReadableDevice(int device) {
-  const DeviceInfo& info = GetDeviceInfo(device);
-  if (info.error) throw std::runtime_error("device " + std::to_string(device) + ": " + info.error);
-  return info;
-}
 
 void CheckElementBytes(int element_bytes) {
   if (element_bytes != 2 && element_bytes != 4) throw std::invalid_argument("element_bytes must be 2 or 4");
@@ -90,16 +23,15 @@ void CheckElementBytes(int element_bytes) {
 }  // namespace
 
 std::vector<WarpgroupPlan> ChainPlans(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool,
-                                      int element_bytes, bool precise, int device) {
+                                      int element_bytes, bool precise, const DeviceInfo& device) {
   CheckElementBytes(element_bytes);
   ConvArgs a = ArgsOfLayer(layer, pool, precise);
-  const DeviceInfo& info = ReadableDevice(device);
-  if (!info.warpgroups || ChooseImagePlan(a, element_bytes, info).filters > 0) return {};
-  std::vector<WarpgroupPlan> plans = WarpgroupPlans(a, element_bytes, true, info);
+  if (!device.warpgroups || ChooseImagePlan(a, element_bytes, device).filters > 0) return {};
+  std::vector<WarpgroupPlan> plans = WarpgroupPlans(a, element_bytes, true, device);
   if (plans.empty() && a.pool != Pool::kNone) {
     a.pool = Pool::kNone;
     for (int i = 0; i < 2; ++i) a.out_size[i] = a.conv_size[i];
-    plans = WarpgroupPlans(a, element_bytes, true, info);
+    plans = WarpgroupPlans(a, element_bytes, true, device);
   }
   const auto rank = [](const WarpgroupPlan& plan) { return std::pair(plan.splits > kModelSplits, plan.cycles); };
   std::stable_sort(plans.begin(), plans.end(),
@@ -108,29 +40,24 @@ std::vector<WarpgroupPlan> ChainPlans(const std::vector<int64_t>& layer, const s
 }
 
 bool ChainTakesPool(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool,
-                    const std::vector<int64_t>& tile, int element_bytes, bool precise, int device) {
+                    const std::vector<int64_t>& tile, int element_bytes, bool precise, const DeviceInfo& device) {
   CheckElementBytes(element_bytes);
   if (pool.empty() || tile.size() != kTileFields) throw std::invalid_argument("pool must have 8 entries and tile 4");
-  ConvCall call{};
-  call.args = ArgsOfLayer(layer, pool, precise);
-  call.dtype = element_bytes == 4 ? ffi::DataType::F32 : ffi::DataType::BF16;  // every 16-bit type has the same plans
-  call.gate.in_chain = true;
-  ReadableDevice(device);
+  const ConvArgs args = ArgsOfLayer(layer, pool, precise);
   const std::optional<TileChoice> choice = ReadTile(tile.data());
   if (!choice) return false;  // the call itself is refused, with the reason
-  call.tile = *choice;
-  return DirectPools(call, device);
+  return PoolsInKernel(ChooseKernel(args, element_bytes, 0, true, *choice, device), args);
 }
 
 bool ChainPairs(int64_t pixels, int64_t in_channels, int64_t channels, int64_t features, int element_bytes,
-                bool precise, int device) {
+                bool precise, const DeviceInfo& device) {
   CheckElementBytes(element_bytes);
   if (std::min({pixels, in_channels, channels, features}) < 1 ||
       std::max({pixels, in_channels, channels, features}) > kMost) {
     throw std::invalid_argument("sizes must be from 1 to 2^31 - 1");
   }
   const PairShape shape{pixels, in_channels, channels, features};
-  return ChoosePairPlan(shape, element_bytes, precise && element_bytes == 4, ReadableDevice(device)).blocks > 0;
+  return ChoosePairPlan(shape, element_bytes, precise && element_bytes == 4, device).blocks > 0;
 }
 
 }  // namespace jsc

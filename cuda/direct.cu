@@ -15,8 +15,6 @@
 namespace jsc {
 namespace {
 
-constexpr double kMostPooledParts = 1.25e8;  // products of a call: one image's 7x7 stem
-
 DirectChoice CachedChoice(const ConvCall& call, int element_bytes, size_t workspace_bytes, int device) {
   const ConvArgs& a = call.args;
   const TileChoice& tile = call.tile;
@@ -68,14 +66,7 @@ bool IsAligned(const ConvCall& call) {
 
 bool DirectPools(const ConvCall& call, int device) {
   const int bytes = call.dtype == ffi::DataType::F32 ? 4 : 2;
-  if (call.args.pool == Pool::kNone) return false;
-  const DirectChoice choice = CachedChoice(call, bytes, 0, device);
-  // At HIGHEST what tiles compute twice costs more than a pool behind many images.
-  const ConvArgs& a = call.args;
-  const double products =
-      1.0 * a.images * a.conv_size[0] * a.conv_size[1] * a.features * a.kernel_size[0] * a.kernel_size[1] * a.channels;
-  const bool image = choice.image.filters > 0 && (!choice.image.parts || products <= kMostPooledParts);
-  return image || choice.warpgroup.filters > 0;
+  return call.args.pool != Pool::kNone && PoolsInKernel(CachedChoice(call, bytes, 0, device), call.args);
 }
 
 ffi::Error Direct(const ConvCall& call, Workspace workspace, int device, cudaStream_t stream) {

@@ -45,4 +45,14 @@ DirectChoice ChooseKernel(const ConvArgs& a, int element_bytes, size_t workspace
   return choice;
 }
 
+bool PoolsInKernel(const DirectChoice& choice, const ConvArgs& a) {
+  if (a.pool == Pool::kNone) return false;
+  constexpr double kMostPooledParts = 1.25e8;  // products of a call: one image's 7x7 stem
+  // At HIGHEST what tiles compute twice costs more than a pool behind many images.
+  const double products =
+      1.0 * a.images * a.conv_size[0] * a.conv_size[1] * a.features * a.kernel_size[0] * a.kernel_size[1] * a.channels;
+  const bool image = choice.image.filters > 0 && (!choice.image.parts || products <= kMostPooledParts);
+  return image || choice.warpgroup.filters > 0;
+}
+
 }  // namespace jsc

@@ -26,6 +26,9 @@ struct DirectChoice {
 DirectChoice ChooseKernel(const ConvArgs& args, int element_bytes, size_t workspace_bytes, bool in_chain,
                           const TileChoice& tile, const DeviceInfo& device);
 
+// Whether the chosen kernel of a call with a pool takes the pool, rather than one behind it.
+bool PoolsInKernel(const DirectChoice& choice, const ConvArgs& args);
+
 }  // namespace jsc
 
 #endif  // JSC_CUDA_DIRECT_CHOICE_H_

@@ -12,14 +12,12 @@
 #include <utility>
 #include <vector>
 
-#include "chain_plans.h"
 #include "conv_args.h"
 #include "conv_plan.h"
 #include "dense_layers.h"
 #include "device_scope.h"
 #include "direct_plan.h"
 #include "kernels.h"
-#include "warpgroup_plan.h"
 
 namespace nb = nanobind;
 
@@ -332,18 +330,9 @@ nb::dict DeviceProperties(int device) {
   }
   const DeviceInfo& info = GetDeviceInfo(device);
   if (info.error) throw std::runtime_error("device " + std::to_string(device) + ": " + info.error);
-  properties["cluster_code"] = info.clusters[1] > 0 ? 1 : 0;
+  properties["tensor_maps"] = info.tensor_maps ? 1 : 0;
+  properties["clusters"] = nb::tuple(nb::cast(std::vector<int>(info.clusters, info.clusters + kMaxSplits + 1)));
   return properties;
-}
-
-// (filters, pixels, patch, splits, cycles that the model expects) of every tile that a layer of a chain may have.
-nb::list ChainTiles(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool, int element_bytes,
-                    bool precise, int device) {
-  nb::list found;
-  for (const WarpgroupPlan& plan : ChainPlans(layer, pool, element_bytes, precise, device)) {
-    found.append(nb::make_tuple(plan.filters, plan.pixels, plan.patch ? 1 : 0, plan.splits, plan.cycles));
-  }
-  return found;
 }
 
 }  // namespace
@@ -352,14 +341,6 @@ nb::list ChainTiles(const std::vector<int64_t>& layer, const std::vector<int64_t
 NB_MODULE(_cuda, m) {
   m.def("device_properties", &jsc::DeviceProperties, nb::arg("device"),
         "What the cost model has to know of a device, by the name that devices.py gives it.");
-  m.def("chain_tiles", &jsc::ChainTiles, nb::arg("layer"), nb::arg("pool"), nb::arg("element_bytes"),
-        nb::arg("precise"), nb::arg("device"), "Tiles that a layer of a chain may have, see chain_tiles.py.");
-  m.def("chain_takes_pool", &jsc::ChainTakesPool, nb::arg("layer"), nb::arg("pool"), nb::arg("tile"),
-        nb::arg("element_bytes"), nb::arg("precise"), nb::arg("device"),
-        "Whether the kernel of a layer of a chain takes the pool behind it, see segments.py.");
-  m.def("chain_pairs", &jsc::ChainPairs, nb::arg("pixels"), nb::arg("in_channels"), nb::arg("channels"),
-        nb::arg("features"), nb::arg("element_bytes"), nb::arg("precise"), nb::arg("device"),
-        "Whether one kernel runs two 1x1 convolutions of a chain, see chain_tiles.py.");
   m.def("registrations", &jsc::Registrations, "Custom call targets and their handlers, for jax.ffi");
   m.def("workspace_bytes", &jsc::WorkspaceBytes, nb::arg("target"), nb::arg("x_shape"), nb::arg("kernel_shape"),
         nb::arg("conv_size"), nb::arg("out_size"), nb::arg("device"));

@@ -4,17 +4,9 @@
 
 #include <cuda_runtime_api.h>
 
-#include "conv_plan.h"
+#include "pair_plan.h"
 
 namespace jsc {
-
-constexpr int kPairFilters = 64;                      // of a slot of the ring, and middle channels of a block
-constexpr int kPairPiece = 16;                        // filters of the second layer that a block completes together
-constexpr int kMaxPairSteps = 8, kMaxPairSlots = 12;  // of pixels; of filters
-
-struct PairShape {
-  int64_t pixels, in_channels, channels, features;  // channels: of the middle, which is the first one's result
-};
 
 // middle = relu(x * kernel + bias + residual), out = relu(middle * next_kernel + next_bias)
 struct PairCall {
@@ -35,18 +27,6 @@ struct PairCall {
   Gate gate;
   Footprint* in_front;
 };
-
-struct PairPlan {
-  int blocks;             // of a cluster, which has a tile; 0: no plan
-  int tiles, pixels;      // pixels: that a kernel's tile has room for
-  int tile_pixels;        // that it has
-  int box_rows, sharing;  // pixels of a copy; blocks that share a step's pixels
-  int slots, middle_at, filters_at, shared_bytes;
-};
-
-// How a pair is cut on a device, or a plan without blocks where it is not to be: then there are two kernels. parts:
-// float32-accurate products.
-PairPlan ChoosePairPlan(const PairShape& shape, int element_bytes, bool parts, const DeviceInfo& device);
 
 // Whether one kernel may have these buffers: they begin at whole 16 bytes, and nothing is written over what is read.
 bool SuitsPair(const PairCall& call);

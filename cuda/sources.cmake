@@ -1,8 +1,21 @@
-set(JSC_CUDA_SOURCES
-    cuda/adaptive.cc
-    cuda/chain.cu
+# The planners: host code that needs no CUDA, part of both the CUDA extension and the binding that Python asks.
+set(JSC_PLANNER_SOURCES
     cuda/chain_plans.cc
     cuda/conv_plan.cc
+    cuda/direct_choice.cc
+    cuda/direct_image_plan.cc
+    cuda/direct_plan.cc
+    cuda/group_plan.cc
+    cuda/pair_plan.cc
+    cuda/segment_args.cc
+    cuda/slice_plan.cc
+    cuda/warpgroup_model.cc
+    cuda/warpgroup_plan.cc)
+set(JSC_CUDA_SOURCES
+    cuda/pair_buffers.cc
+    cuda/plan_cache.cc
+    cuda/adaptive.cc
+    cuda/chain.cu
     cuda/coo.cu
     cuda/coo_plan.cc
     cuda/coo_star.cu
@@ -14,7 +27,6 @@ set(JSC_CUDA_SOURCES
     cuda/device_info.cu
     cuda/direct.cu
     cuda/direct_bfloat16.cu
-    cuda/direct_choice.cc
     cuda/direct_float16.cu
     cuda/direct_float32.cu
     cuda/direct_group_bfloat16.cu
@@ -23,22 +35,14 @@ set(JSC_CUDA_SOURCES
     cuda/direct_image_bfloat16.cu
     cuda/direct_image_float16.cu
     cuda/direct_image_float32.cu
-    cuda/direct_image_plan.cc
-    cuda/direct_plan.cc
     cuda/direct_slice.cu
     cuda/ecr.cu
     cuda/ffi.cc
-    cuda/group_plan.cc
     cuda/kernel_map.cc
-    cuda/pair_plan.cc
     cuda/pecr.cu
     cuda/per_output.cu
-    cuda/segment_args.cc
     cuda/slice_maps.cc
-    cuda/slice_plan.cc
-    cuda/warpgroup_maps.cc
-    cuda/warpgroup_model.cc
-    cuda/warpgroup_plan.cc)
+    cuda/warpgroup_maps.cc)
 set(JSC_WARPGROUP_SOURCES
     cuda/dense_layers.cu
     cuda/direct_warpgroup_bfloat16.cu

@@ -82,38 +82,22 @@ def coo_variants() -> list[list[int]]:
     return [list(row) for row in _modules["cpu"].coo_variants()] if "cpu" in _modules else []
 
 
-def device_properties(device: int) -> dict[str, int]:
+def device_properties(device: int) -> dict[str, Any]:
     """Properties of the CUDA device with this ordinal, see `devices.Device`; a RuntimeError where there is none."""
     if "cuda" not in _modules:
         raise RuntimeError(_reasons["cuda"])
     return dict(_modules["cuda"].device_properties(device))
 
 
-def chain_tiles(
-    layer: Sequence[int], pool: Sequence[int], element_bytes: int, precise: bool, device: int
-) -> list[tuple[int, int, int, int, float]]:
-    """(filters, pixels, patch, splits, cycles) that a layer of a chain may have: see `chain_tiles.candidates`."""
-    if "cuda" not in _modules:
-        raise RuntimeError(_reasons["cuda"])
-    return list(_modules["cuda"].chain_tiles(list(layer), list(pool), element_bytes, precise, device))
+def planner() -> ModuleType:
+    """The planners of CUDA kernels (`cuda/planner.cc`), which need no GPU.
 
-
-def chain_takes_pool(
-    layer: Sequence[int], pool: Sequence[int], tile: Sequence[int], element_bytes: int, precise: bool, device: int
-) -> bool:
-    """Whether the kernel of a layer of a chain takes the pool behind it: see `chain_tiles.takes_pool`."""
-    if "cuda" not in _modules:
-        raise RuntimeError(_reasons["cuda"])
-    return bool(_modules["cuda"].chain_takes_pool(list(layer), list(pool), list(tile), element_bytes, precise, device))
-
-
-def chain_pairs(
-    pixels: int, in_channels: int, channels: int, features: int, element_bytes: int, precise: bool, device: int
-) -> bool:
-    """Whether one kernel runs two 1x1 layers of a chain: see `chain_tiles.pairs`."""
-    if "cuda" not in _modules:
-        raise RuntimeError(_reasons["cuda"])
-    return bool(_modules["cuda"].chain_pairs(pixels, in_channels, channels, features, element_bytes, precise, device))
+    Raises:
+      RuntimeError: this copy of the package is not built.
+    """
+    if "planner" not in _modules:
+        raise RuntimeError(_reasons["planner"])
+    return _modules["planner"]
 
 
 def has_warpgroups() -> bool:
@@ -129,7 +113,7 @@ def registered_targets() -> dict[str, list[str]]:
 
 def missing_reasons() -> dict[str, str]:
     """Why an extension is missing, by platform."""
-    return dict(_reasons)
+    return {platform: reason for platform, reason in _reasons.items() if platform in PLATFORMS}
 
 
 def cpu_isa() -> str:
@@ -159,19 +143,27 @@ def set_cpu_loop(name: str) -> None:
     _modules["cpu"].set_loop(name)
 
 
-def _load(platform: str, module_name: str, registry_name: str) -> None:
+def _why_not_built(platform: str) -> str | None:
     build = _find_build_info()
     if build is None:
-        _reasons[platform] = f"this copy of the package, {__package__!r} in {_HERE}, is not built; {_INSTALL}"
-        return
+        return f"this copy of the package, {__package__!r} in {_HERE}, is not built; {_INSTALL}"
     if platform == "cuda" and not build.CUDA_BUILT:
-        _reasons[platform] = f"{build.CUDA_REASON}; rebuild with JSC_CUDA=ON where nvcc is on PATH"
+        return f"{build.CUDA_REASON}; rebuild with JSC_CUDA=ON where nvcc is on PATH"
+    return None
+
+
+def _load(platform: str, module_name: str, registry_name: str | None) -> None:
+    """Load an extension and register its custom calls; without a registry it has none."""
+    reason = _why_not_built(platform)
+    if reason is not None:
+        _reasons[platform] = reason
         return
     try:
         module = importlib.import_module(f"jax_sparse_conv.{module_name}")
-        for name, capsule in module.registrations().items():
-            jax.ffi.register_ffi_target(name, capsule, platform=registry_name)
-            _registered.setdefault(platform, []).append(name)
+        if registry_name is not None:
+            for name, capsule in module.registrations().items():
+                jax.ffi.register_ffi_target(name, capsule, platform=registry_name)
+                _registered.setdefault(platform, []).append(name)
     except Exception as error:  # whatever it is, it is the reason that the call which needs the extension gives
         _reasons[platform] = f"{type(error).__name__}: {error}"
         _registered.pop(platform, None)
@@ -181,3 +173,4 @@ def _load(platform: str, module_name: str, registry_name: str) -> None:
 
 for _platform, (_module_name, _registry_name) in PLATFORMS.items():
     _load(_platform, _module_name, _registry_name)
+_load("planner", "_planner", None)

@@ -78,56 +78,64 @@ def kind_of(itemsize: int, precise: bool) -> str:
     return "16bit" if itemsize == 2 else "highest" if precise else "tf32"
 
 
-def candidates(key: Key, kind: str, device: int) -> list[Candidate]:
-    """Every tile that the planner has a plan with for a layer of a chain on a CUDA device, the model's best first.
+def candidates(key: Key, kind: str, device: devices.Device) -> list[Candidate]:
+    """Every tile that the planner has a plan with for a layer of a chain on a GPU, the model's best first.
 
     Tiles that more than `MODEL_SPLITS` blocks share, which the model does not choose, come behind all others.
 
     None for layers that another kernel takes, such as images, and on devices without warpgroup products.
 
     Raises:
-      RuntimeError: there is no such device, or no CUDA extension.
+      RuntimeError: this copy of the package is not built.
       ValueError: a key that is no layer.
     """
     element_bytes = 2 if kind == "16bit" else 4
-    found = _native.chain_tiles(key[:_LAYER], key[_LAYER:], element_bytes, kind == "highest", device)
+    found = _native.planner().chain_tiles(
+        key[:_LAYER], key[_LAYER:], element_bytes, kind == "highest", device.description()
+    )
     return [Candidate((filters, pixels, patch, splits), cycles) for filters, pixels, patch, splits, cycles in found]
 
 
-def takes_pool(key: Key, tile: Tile, element_bytes: int, precise: bool, device: int) -> bool:
-    """Whether the kernel of a layer of a chain takes the pool behind it on a CUDA device: what the custom call will do.
+def takes_pool(key: Key, tile: Tile, element_bytes: int, precise: bool, device: devices.Device) -> bool:
+    """Whether the kernel of a layer of a chain takes the pool behind it on a GPU: what the custom call will do.
 
     Args:
       key: of a layer with a pool.
       tile: that the custom call is given for it.
       element_bytes: of x, kernel and result.
       precise: whether the custom call's precision is HIGHEST.
-      device: ordinal.
+      device: the GPU.
 
     Raises:
-      RuntimeError: there is no such device, or no CUDA extension.
+      RuntimeError: this copy of the package is not built.
       ValueError: a key that is no layer with a pool.
     """
-    return _native.chain_takes_pool(key[:_LAYER], key[_LAYER:], tile, element_bytes, precise, device)
+    found = _native.planner().chain_takes_pool(
+        key[:_LAYER], key[_LAYER:], tile, element_bytes, precise, device.description()
+    )
+    return bool(found)
 
 
-def pairs(key: Key, features: int, kind: str, device: int) -> bool:
+def pairs(key: Key, features: int, kind: str, device: devices.Device) -> bool:
     """Whether one kernel runs a 1x1 layer of a chain with the 1x1 layer behind it, whatever tiles they are given.
 
     Args:
       key: of the first layer, without a pool.
       features: K of the second one, which reads nothing but the first one's result.
       kind: "highest", "tf32" or "16bit".
-      device: ordinal.
+      device: the GPU.
 
     Raises:
-      RuntimeError: there is no such device, or no CUDA extension.
+      RuntimeError: this copy of the package is not built.
       ValueError: sizes below 1.
     """
     images, height, width, channels, *_ = key
     element_bytes = 2 if kind == "16bit" else 4
     pixels = images * height * width
-    return _native.chain_pairs(pixels, channels, key[6], features, element_bytes, kind == "highest", device)
+    found = _native.planner().chain_pairs(
+        pixels, channels, key[6], features, element_bytes, kind == "highest", device.description()
+    )
+    return bool(found)
 
 
 def known(kind: str) -> Mapping[Key, Tile]:

@@ -21,6 +21,7 @@ _GPU = "gpu"  # `jax.Device.platform` of CUDA devices
 _FP32_LANES = {(7, 0): 64, (7, 5): 64, (8, 0): 64}  # of a multiprocessor; 128 in every other since
 _TF32 = (8, 0)  # compute capability from which on there is TF32 ...
 _CLUSTERS = (9, 0)  # ... and clusters of blocks
+_WARPGROUPS = (9, 0)  # the one with warpgroup products that this package has code for
 # Operations a cycle of a multiprocessor's tensor cores by compute capability: float32 as TF32, 16-bit types.
 _TENSOR_CORES = {(8, 0): (1024, 2048), (9, 0): (2048, 4096), (10, 0): (2048, 8192), (10, 3): (2048, 8192)}
 _TENSOR_CORES_ELSEWHERE = (256, 512)
@@ -44,7 +45,9 @@ class Device:
       memory_bytes_per_second: bandwidth of device memory.
       lanes: float32 multiply-adds of a multiprocessor in one cycle.
       capability: compute capability.
-      cluster_code: whether the CUDA extension was compiled for architectures with clusters.
+      clusters: of n blocks, each with a multiprocessor to itself, that run at once, by n from 0 to 16; zeros where there
+        are no clusters, or no code for them.
+      tensor_maps: whether the driver describes tensors to the copy engine (TMA).
     """
 
     multiprocessors: int = 132
@@ -57,7 +60,8 @@ class Device:
     memory_bytes_per_second: float = 4.8e12
     lanes: int = 128
     capability: tuple[int, int] = (9, 0)
-    cluster_code: bool = True
+    clusters: tuple[int, ...] = (0, 132, 66, 39, 30, 22, 17, 15, 15, 7, 7, 7, 7, 7, 7, 7, 7)
+    tensor_maps: bool = True
 
     @property
     def flops(self) -> float:
@@ -77,7 +81,24 @@ class Device:
     @property
     def has_clusters(self) -> bool:
         """Whether blocks of a cluster share memory, as from Hopper on, in code that is there for it."""
-        return self.capability >= _CLUSTERS and self.cluster_code
+        return self.capability >= _CLUSTERS and self.clusters[1] > 0
+
+    @property
+    def has_warpgroups(self) -> bool:
+        """Whether it has Hopper's warpgroup products, and this build code for them."""
+        return self.capability == _WARPGROUPS and self.tensor_maps and _native.has_warpgroups()
+
+    def description(self) -> dict[str, Any]:
+        """What the planners want to know of it (`cuda/planner.cc`)."""
+        return {
+            "multiprocessors": self.multiprocessors,
+            "shared_memory": self.block_shared_memory,
+            "shared_memory_sm": self.shared_memory,
+            "tensor_maps": self.tensor_maps,
+            "fast_tf32": self.has_fast_tf32,
+            "warpgroups": self.has_warpgroups,
+            "clusters": list(self.clusters),
+        }
 
     def tensor_flops(self, dtype: str) -> float:
         """Operations a second of the tensor cores on "float32" as TF32 or on a 16-bit type."""
@@ -103,11 +124,9 @@ class Device:
           RuntimeError: there is no such device, or no CUDA extension.
         """
         found = _native.device_properties(ordinal)
-        numbers = found.keys() - {"cluster_code"}
-        named = {field.name: found[field.name] for field in dataclasses.fields(cls) if field.name in numbers}
+        named = {field.name: found[field.name] for field in dataclasses.fields(cls) if field.name in found}
         return cls(
             **named,
-            cluster_code=bool(found["cluster_code"]),
             clock_hz=found["clock_khz"] * 1e3,
             memory_bytes_per_second=2 * found["memory_clock_khz"] * 1e3 * found["memory_bus_bits"] / 8,
             lanes=_FP32_LANES.get((found["major"], found["minor"]), 128),

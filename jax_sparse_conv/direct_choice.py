@@ -222,7 +222,7 @@ def _is_small(work: Work) -> bool:
 
 def has_warpgroups() -> bool:
     """Whether "direct" has Hopper's warpgroup products on this CUDA device."""
-    return devices.current().capability == _WARPGROUP_CAPABILITY and _native.has_warpgroups()
+    return devices.current().has_warpgroups
 
 
 def most_chain_flops(work: Work) -> float:

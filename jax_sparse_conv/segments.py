@@ -147,8 +147,10 @@ def _pools_of(ordinals: Sequence[int]) -> TakesPool | None:
     if not ordinals:
         return None
 
+    gpus = [devices.Device.of(each) for each in ordinals]
+
     def take(key: chain_tiles.Key, tile: chain_tiles.Tile, element_bytes: int, precise: bool) -> bool:
-        return all(chain_tiles.takes_pool(key, tile, element_bytes, precise, each) for each in ordinals)
+        return all(chain_tiles.takes_pool(key, tile, element_bytes, precise, gpu) for gpu in gpus)
 
     return take
 
