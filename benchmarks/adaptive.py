@@ -35,8 +35,10 @@ import numpy as np
 import jax_sparse_conv as jsc
 from benchmarks import command, data
 from benchmarks.cases import GPU, MAPS, Layer
-from jax_sparse_conv import environment, primitives, timing
-from jax_sparse_conv import geometry as geo
+from jax_sparse_conv._src import environment
+from jax_sparse_conv._src.plans import timing
+from jax_sparse_conv._src.primitive import primitives
+from jax_sparse_conv._src.problem import geometry as geo
 
 _LEAST_CHANNELS = 32
 LAYERS = tuple(

@@ -24,7 +24,8 @@ from jax import lax
 
 import jax_sparse_conv as jsc
 from benchmarks import command, tables
-from jax_sparse_conv import environment, timing
+from jax_sparse_conv._src import environment
+from jax_sparse_conv._src.plans import timing
 
 SIDES = ("xla", "ecr", "coo", "direct", "dense")
 LENGTHS = (8, 64)  # calls of a chain

@@ -19,9 +19,11 @@ from flax import nnx
 import jax_sparse_conv as jsc
 from benchmarks import data, prepared
 from benchmarks.cases import KINDS
-from jax_sparse_conv import chain_tiles, models, segment_schedule, segments
-from jax_sparse_conv.chain_tiles import Key, Tiles
-from jax_sparse_conv.segment_schedule import Layer
+from jax_sparse_conv import models
+from jax_sparse_conv._src.dispatch import chain_tiles
+from jax_sparse_conv._src.dispatch.chain_tiles import Key, Tiles
+from jax_sparse_conv._src.fusion import chains, schedule
+from jax_sparse_conv._src.fusion.schedule import Layer
 
 COPIES, CALLS, SAMPLE_SECONDS = 4, 5, 0.03
 """Chains of a program, each after the other; of a sample the fewest calls that are dispatched before one waits, and how
@@ -46,12 +48,12 @@ class Segment:
     @property
     def keys(self) -> list[Key]:
         """Of every layer."""
-        return segments.keys(self.operands, self.layers)
+        return chains.keys(self.operands, self.layers)
 
     @property
     def calls(self) -> list[tuple[Any, Any, Any]]:
-        """Of every layer configuration, x and kernel, as `segment_rules` takes them."""
-        return segments.calls_of(self.operands, self.layers)
+        """Of every layer configuration, x and kernel, as `chain_rules` takes them."""
+        return chains.calls_of(self.operands, self.layers)
 
     def with_tiles(self, tiles: Mapping[Key, chain_tiles.Tile]) -> tuple[Layer, ...]:
         """The layers with these tiles, and what the model chooses for the others."""
@@ -61,7 +63,7 @@ class Segment:
     def alone(self, index: int) -> Segment:
         """One layer as a segment; operands and results of others become operands."""
         layer = self.layers[index]
-        made = segment_schedule.results_of(self.operands, self.layers)
+        made = schedule.results_of(self.operands, self.layers)
         shapes: list[jax.core.ShapedArray] = []
 
         def number(of: int | None) -> int | None:
@@ -100,7 +102,7 @@ def _converted(shape: Any, dtype: str) -> jax.ShapeDtypeStruct:
 
 def _segments(jaxpr: Any) -> Iterator[Segment]:
     for equation in jaxpr.eqns:
-        if equation.primitive is segments.segment_p:
+        if equation.primitive is chains.segment_p:
             shapes = tuple(variable.aval for variable in equation.invars)
             yield Segment(equation.params["layers"], equation.params["results"], shapes)
         elif "jaxpr" in equation.params:
@@ -132,7 +134,7 @@ class Programs:
     def __init__(self, segment: Segment, kind: str) -> None:
         self._segment, self._kind = segment, kind
         self._operands = random_operands(segment)
-        made = segment_schedule.results_of(segment.operands, segment.layers)[segment.results[0]]
+        made = schedule.results_of(segment.operands, segment.layers)[segment.results[0]]
         self._first = jnp.zeros(made.shape, made.dtype)
         self._compiled: dict[frozenset[Any], Any] = {}
         self._calls = 0  # of a sample; not known yet
@@ -211,7 +213,7 @@ def _name(tiles: Tiles) -> frozenset[Any]:
 
 def _function(segment: Segment, tiles: Tiles) -> Any:
     layers = segment.with_tiles(tiles)
-    return jax.jit(functools.partial(segments.segment_p.bind, layers=layers, results=segment.results, chosen=False))
+    return jax.jit(functools.partial(chains.segment_p.bind, layers=layers, results=segment.results, chosen=False))
 
 
 def _run(segment: Segment, tiles: Tiles, operands: Sequence[jax.Array]) -> list[np.ndarray]:

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from jax_sparse_conv.chain_tiles import MODEL_SPLITS, Candidate, Key, Tile, Tiles
+from jax_sparse_conv._src.dispatch.chain_tiles import MODEL_SPLITS, Candidate, Key, Tile, Tiles
 
 FACTOR, MOST, MOST_LARGER = 1.5, 16, 4
 """Candidates are expected to take at most so many times the cycles of the model's best, and are at most so many, of

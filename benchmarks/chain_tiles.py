@@ -1,4 +1,4 @@
-"""Tiles of the layers of networks' chains, found by timing whole chains, for `jax_sparse_conv/chain_tiles.json`.
+"""Tiles of the layers of networks' chains, found by timing whole chains.
 
     python -m benchmarks.chain_tiles --networks resnet50 --kinds default --json tiles.json --write
     python -m benchmarks.chain_tiles --from tiles.json more.json --write    # measures nothing
@@ -36,8 +36,11 @@ from benchmarks import chain_programs, chain_search, command, tables
 from benchmarks.cases import KINDS
 from benchmarks.chain_programs import Segment
 from benchmarks.chain_search import Group, Trial
-from jax_sparse_conv import chain_tiles, devices, environment, models, segment_rules
-from jax_sparse_conv.chain_tiles import Key, Searched, Tiles
+from jax_sparse_conv import models
+from jax_sparse_conv._src import devices, environment
+from jax_sparse_conv._src.dispatch import chain_tiles
+from jax_sparse_conv._src.dispatch.chain_tiles import Key, Searched, Tiles
+from jax_sparse_conv._src.fusion import chain_rules
 
 NETWORKS = ("resnet50", "vgg19", "regnetx_16gf")
 LEAST_OF_ALL = 0.005
@@ -70,8 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             _search_all(options, _Report(options.json))
             return 0
         command.check_folder("--json", options.json)
-        if options.batch < 1 or options.batch > segment_rules.MAX_IMAGES:
-            raise ValueError(f"--batch {options.batch} is not 1 to {segment_rules.MAX_IMAGES}, what chains have")
+        if options.batch < 1 or options.batch > chain_rules.MAX_IMAGES:
+            raise ValueError(f"--batch {options.batch} is not 1 to {chain_rules.MAX_IMAGES}, what chains have")
         contents = _read(options.files) if options.files else [_measured(options, arguments)]
         chains = [chain for content in contents for chain in content["chains"]]
         if options.write:
@@ -268,7 +271,7 @@ class _Search:
     @property
     def products(self) -> str:
         """The kind of `chain_tiles.KINDS`."""
-        precise = segment_rules.is_precise(self.segment.layers[0].config, self.segment.operands[0].dtype)
+        precise = chain_rules.is_precise(self.segment.layers[0].config, self.segment.operands[0].dtype)
         return chain_tiles.kind_of(self.segment.operands[0].dtype.itemsize, precise)
 
 
@@ -335,7 +338,7 @@ def _last_turns(of: _Search, sides: Sequence[Tiles]) -> list[float]:
 
 def _pays(segment: Segment) -> bool:
     """Whether networks make a chain of it by themselves."""
-    return segment_rules.pays(segment.calls)
+    return chain_rules.pays(segment.calls)
 
 
 def _described(group: Group, begun: Tiles, kept: Tiles, gains: Mapping[Key, float]) -> dict[str, Any]:

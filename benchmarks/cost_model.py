@@ -30,8 +30,11 @@ import numpy as np
 
 from benchmarks import command, data
 from benchmarks.cases import SETS, Layer
-from jax_sparse_conv import coo_configurations, cost_model, devices, environment, primitives, timing
-from jax_sparse_conv import geometry as geo
+from jax_sparse_conv._src import devices, environment
+from jax_sparse_conv._src.dispatch.coo import configurations, cost_model
+from jax_sparse_conv._src.plans import timing
+from jax_sparse_conv._src.primitive import primitives
+from jax_sparse_conv._src.problem import geometry as geo
 
 Row = dict[str, Any]
 _CALLS = 8  # in one jit
@@ -89,11 +92,11 @@ def _layers(options: argparse.Namespace) -> list[Layer]:
 def _search(layer: Layer, maps: dict[str, data.Map], options: argparse.Namespace) -> Iterator[Row]:
     geometry = geo.resolve(layer.x_shape(options.batch), layer.kernel_shape, strides=layer.strides)
     kernel, bias = (jnp.asarray(value) for value in data.weights(layer, 0))
-    covering = [v for v in coo_configurations.variants() if v.covers(kernel.shape[:2], geometry)]
+    covering = [v for v in configurations.variants() if v.covers(kernel.shape[:2], geometry)]
     device = devices.current()
     x_shape = layer.x_shape(options.batch)
     blind_call = cost_model.call_of(x_shape, (1, *kernel.shape), geometry, 4)
-    every = list(coo_configurations.configurations(covering, blind_call, device))
+    every = list(configurations.configurations(covering, blind_call, device))
     chains = {c.attribute: _chain(geometry, c.attribute) for c in every}
     operands = ((jax.ShapeDtypeStruct(x_shape, jnp.float32),) * _CALLS, kernel, bias)
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -125,7 +128,7 @@ def _search(layer: Layer, maps: dict[str, data.Map], options: argparse.Namespace
         }
 
 
-def _name(configuration: coo_configurations.Configuration) -> str:
+def _name(configuration: configurations.Configuration) -> str:
     variant = configuration.variant
     return (
         f"{variant.height}x{variant.width}x{variant.features} "
@@ -143,7 +146,7 @@ def _inputs(
 
 
 @functools.lru_cache(maxsize=4096)
-def _chain(geometry: geo.Geometry, attribute: coo_configurations.Attribute) -> Any:
+def _chain(geometry: geo.Geometry, attribute: configurations.Attribute) -> Any:
     """Several calls with one configuration in one jit."""
     config = primitives.Config(geometry, "coo", "relu", coo=attribute)
 

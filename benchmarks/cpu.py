@@ -31,7 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import cases, command, data, layers, tables
-from jax_sparse_conv import _native, environment, timing
+from jax_sparse_conv._src import _native, environment
+from jax_sparse_conv._src.plans import timing
 
 _CACHE_BYTES = 2**27  # a larger kernel comes from memory
 _COLUMNS = (("fma_percent", "FMA %", ">", "{:.0f}"), ("roof_percent", "roof %", ">", "{:.0f}"))

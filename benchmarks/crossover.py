@@ -22,9 +22,9 @@ from typing import Any
 
 from benchmarks import command
 from benchmarks.tables import Row
-from jax_sparse_conv import timing
-from jax_sparse_conv.comparison import UserError
-from jax_sparse_conv.report import optional
+from jax_sparse_conv._src.cli.comparison import UserError
+from jax_sparse_conv._src.cli.report import optional
+from jax_sparse_conv._src.plans import timing
 
 _COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple")
 _BASELINE = "xla highest"

@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     content = {"figures": figures(rows), "rows": rows}
     print(report(content["figures"], rows))
     if options.json:
-        from jax_sparse_conv import environment
+        from jax_sparse_conv._src import environment
 
         header = environment.describe_run() | {"command": command.portable("benchmarks.direct_ablation", arguments)}
         command.write(options.json, header | content)

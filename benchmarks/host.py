@@ -25,7 +25,9 @@ from flax import nnx
 import jax_sparse_conv as jsc
 from benchmarks import command, tables
 from benchmarks.packed import prepare
-from jax_sparse_conv import environment, models, timing
+from jax_sparse_conv import models
+from jax_sparse_conv._src import environment
+from jax_sparse_conv._src.plans import timing
 
 NETWORKS = ("vgg19", "resnet50", "densenet121", "regnetx_16gf")
 SIDES = ("nnx.jit", "cached_partial", "state", "jit_inference", "constants")

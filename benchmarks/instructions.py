@@ -26,7 +26,7 @@ import jax.numpy as jnp
 
 import jax_sparse_conv as jsc
 from benchmarks import cases, command, data, tables
-from jax_sparse_conv import _native, environment
+from jax_sparse_conv._src import _native, environment
 
 LAYERS = {"resnet50 conv4_block5 3x3": 82, "resnet50 conv2_block3 3x3": 58, "densenet169 conv5_block20 3x3": 93}
 """By name of `cases.MAPS`, with the zeros in percent of their maps."""

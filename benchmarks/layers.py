@@ -31,9 +31,11 @@ import numpy as np
 import jax_sparse_conv as jsc
 from benchmarks import command, data, programs, tables
 from benchmarks.cases import SETS, Layer
-from jax_sparse_conv import environment, reference, timing
-from jax_sparse_conv.comparison import IMPLEMENTATIONS_OF
-from jax_sparse_conv.geometry import Pool
+from jax_sparse_conv._src import environment
+from jax_sparse_conv._src.cli.comparison import IMPLEMENTATIONS_OF
+from jax_sparse_conv._src.plans import timing
+from jax_sparse_conv._src.primitive import reference
+from jax_sparse_conv._src.problem.geometry import Pool
 
 _POOL = Pool("max", (2, 2), (2, 2), ((0, 0), (0, 0)))
 _COLD_BYTES = 2**28  # of kernels, so that none is still in the cache when its turn comes again

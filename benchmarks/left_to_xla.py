@@ -18,9 +18,10 @@ from pathlib import Path
 
 from benchmarks import tables, zoo_layers, zoo_rows
 from benchmarks.zoo import LAYER_KINDS
-from jax_sparse_conv import direct_choice, timing
-from jax_sparse_conv.calls import Call
-from jax_sparse_conv.work import Work
+from jax_sparse_conv._src.dispatch import direct_choice
+from jax_sparse_conv._src.layers.calls import Call
+from jax_sparse_conv._src.plans import timing
+from jax_sparse_conv._src.problem.work import Work
 
 _TITLES = ("kind", "batch", "taken", "geometric mean", "least", "most", "still left", "of these, sums of times")
 

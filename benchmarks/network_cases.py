@@ -19,9 +19,11 @@ import jax_sparse_conv as jsc
 from benchmarks import program
 from benchmarks.cases import KINDS
 from benchmarks.prepared import REFERENCE_IMAGES, Beside, Prepared
-from jax_sparse_conv import _native, devices, models, timing
+from jax_sparse_conv import models
+from jax_sparse_conv._src import _native, devices
+from jax_sparse_conv._src.fusion.chain_rules import MAX_IMAGES
+from jax_sparse_conv._src.plans import timing
 from jax_sparse_conv.models.units import PreActivation
-from jax_sparse_conv.segment_rules import MAX_IMAGES
 
 Row: TypeAlias = dict[str, Any]
 Say: TypeAlias = Callable[[dict[str, Any]], None]

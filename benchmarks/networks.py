@@ -50,7 +50,8 @@ from benchmarks.network_cases import (
     flags_label,
     measure,
 )
-from jax_sparse_conv import environment, models
+from jax_sparse_conv import models
+from jax_sparse_conv._src import environment
 
 NETWORKS = ("vgg19", "resnet50", "densenet121", "regnetx_16gf")
 

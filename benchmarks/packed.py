@@ -24,7 +24,10 @@ from flax import nnx
 
 import jax_sparse_conv as jsc
 from benchmarks import command, tables
-from jax_sparse_conv import environment, models, photograph, timing
+from jax_sparse_conv import models
+from jax_sparse_conv._src import environment
+from jax_sparse_conv._src.cli import photograph
+from jax_sparse_conv._src.plans import timing
 
 NETWORKS = ("vgg19", "resnet50", "densenet169", "regnetx_400mf")
 _ALL = ("xla", "plain", "packed")

@@ -17,7 +17,9 @@ import jax_sparse_conv as jsc
 from benchmarks import data
 from benchmarks.paper import layers
 from benchmarks.paper.layers import PaperLayer
-from jax_sparse_conv import models, photograph, timing
+from jax_sparse_conv import models
+from jax_sparse_conv._src.cli import photograph
+from jax_sparse_conv._src.plans import timing
 
 REFERENCE_IMAGES = 8
 """Images of a batch whose logits are kept."""

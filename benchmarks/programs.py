@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_sparse_conv import timing
+from jax_sparse_conv._src.plans import timing
 
 CALLS = 8  # in one program
 

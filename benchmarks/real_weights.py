@@ -33,7 +33,9 @@ import safetensors
 from flax import nnx
 
 from benchmarks import command
-from jax_sparse_conv import environment, models, timing
+from jax_sparse_conv import models
+from jax_sparse_conv._src import environment
+from jax_sparse_conv._src.plans import timing
 from jax_sparse_conv.models.layers import BeforeLayer
 from jax_sparse_conv.models.names import rules
 from jax_sparse_conv.models.units import ConvUnit, Layer, PreActivation

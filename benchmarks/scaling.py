@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.json.write_text(json.dumps(_timed(options)), encoding="utf-8")
         return 0
     from benchmarks import command, tables
-    from jax_sparse_conv import environment
+    from jax_sparse_conv._src import environment
 
     try:
         command.check_folder("--json", options.json)
@@ -113,7 +113,8 @@ def _timed(options: argparse.Namespace) -> dict[str, Any]:
     import jax.numpy as jnp
 
     from benchmarks import cases, data
-    from jax_sparse_conv import _native, timing
+    from jax_sparse_conv._src import _native
+    from jax_sparse_conv._src.plans import timing
 
     rows = []
     chosen = [layer for layer in cases.CPU if re.search(options.layers, layer.name)]

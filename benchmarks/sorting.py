@@ -24,7 +24,8 @@ import numpy as np
 
 import jax_sparse_conv as jsc
 from benchmarks import cases, command, data, tables
-from jax_sparse_conv import environment, timing
+from jax_sparse_conv._src import environment
+from jax_sparse_conv._src.plans import timing
 
 ORDERS = ("given", "sorted", "random")
 _COLUMNS = (

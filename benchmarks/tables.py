@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jax_sparse_conv.timing import geometric_mean
+from jax_sparse_conv._src.plans.timing import geometric_mean
 
 Row = dict[str, Any]
 

@@ -55,8 +55,10 @@ from benchmarks import command, tables, zoo_layers, zoo_rows
 from benchmarks.cases import KINDS
 from benchmarks.layers import WEIGHTS, WEIGHTS_HELP
 from benchmarks.zoo_layers import ZooLayer
-from jax_sparse_conv import environment, models, timing
-from jax_sparse_conv.calls import Call
+from jax_sparse_conv import models
+from jax_sparse_conv._src import environment
+from jax_sparse_conv._src.layers.calls import Call
+from jax_sparse_conv._src.plans import timing
 
 LAYER_KINDS = KINDS | {"float16": ("float16", None)}
 _LONGER = 4  # times as many repeats where a layer seems to lose

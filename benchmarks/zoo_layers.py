@@ -19,8 +19,9 @@ from flax import nnx
 
 import jax_sparse_conv as jsc
 from benchmarks import data
-from jax_sparse_conv import layers, models
-from jax_sparse_conv.calls import Call
+from jax_sparse_conv import models
+from jax_sparse_conv._src.layers import layers
+from jax_sparse_conv._src.layers.calls import Call
 from jax_sparse_conv.models.layers import layer_names
 
 _BLUR = (-1, 0, 1)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import tables
-from jax_sparse_conv import timing
+from jax_sparse_conv._src.plans import timing
 
 LEAST = 0.97
 _COLUMNS = (

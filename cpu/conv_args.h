@@ -80,7 +80,7 @@ struct SmallParts {
   bool* written = nullptr;  // where the launch says whether its kernel writes them, which not all do
 };
 
-constexpr int kCountRows = 64;  // rows of counts that a CUDA kernel writes; PARTS in jax_sparse_conv/sampling.py
+constexpr int kCountRows = 64;  // rows of counts that a CUDA kernel writes; PARTS in jax_sparse_conv/_src/primitive/sampling.py
 
 // One call: sizes, buffers and their one element type.
 struct ConvCall {

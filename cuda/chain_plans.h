@@ -1,4 +1,4 @@
-// What the search for tiles of chains (jax_sparse_conv/chain_tiles.py) and the lowering of one (segments.py) ask the
+// What the search for tiles of chains (jax_sparse_conv/_src/dispatch/chain_tiles.py) and the lowering of one (segments.py) ask the
 // planner.
 #ifndef JSC_CUDA_CHAIN_PLANS_H_
 #define JSC_CUDA_CHAIN_PLANS_H_

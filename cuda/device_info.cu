@@ -49,7 +49,7 @@ cudaError_t ReadDevice(int device, DeviceInfo* info) {
     if (const cudaError_t status = cudaDeviceGetAttribute(target, attribute, device)) return status;
   }
   info->tensor_maps = HasKernelMaps();
-  // The same list is in jax_sparse_conv/devices.py.
+  // The same list is in jax_sparse_conv/_src/devices.py.
   info->fast_tf32 = (major >= 8 && major <= 10 && minor == 0) || (major == 10 && minor == 3);  // A100, H100, B200, B300
 #ifdef JSC_WARPGROUP
   info->warpgroups = major == 9 && minor == 0 && info->tensor_maps;

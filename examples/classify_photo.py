@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 import jax_sparse_conv as jsc
-from jax_sparse_conv.photograph import batch_of, load
+from jax_sparse_conv._src.cli.photograph import batch_of, load
 
 
 def main(argv: list[str] | None = None) -> float:

@@ -9,17 +9,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jax_sparse_conv import environment
-from jax_sparse_conv.photograph import SAMPLE, UserError, batch_of, load, optional
+from jax_sparse_conv._src import environment
+from jax_sparse_conv._src.cli.photograph import SAMPLE, UserError, batch_of, load, optional
 
 if TYPE_CHECKING:
     import jax
 
-    from jax_sparse_conv.calibration import Progress
-    from jax_sparse_conv.comparison import Comparison
+    from jax_sparse_conv._src.cli.comparison import Comparison
+    from jax_sparse_conv._src.plans.calibration import Progress
+    from jax_sparse_conv._src.plans.plan import Plan
     from jax_sparse_conv.models import Network
     from jax_sparse_conv.models.layers import ConvNet
-    from jax_sparse_conv.plan import Plan
 
 DTYPES = ("float32", "bfloat16", "float16")
 PRECISIONS = ("default", "high", "highest")
@@ -113,7 +113,7 @@ def _env(options: argparse.Namespace) -> None:
 def _run(options: argparse.Namespace) -> None:
     import jax
 
-    from jax_sparse_conv import comparison, report
+    from jax_sparse_conv._src.cli import comparison, report
 
     out = report.console()
     _check_outputs(options)
@@ -147,7 +147,8 @@ def _run(options: argparse.Namespace) -> None:
 
 def _implementation(options: argparse.Namespace) -> str | Plan:
     """What the sparse side runs."""
-    from jax_sparse_conv import comparison, plan
+    from jax_sparse_conv._src.cli import comparison
+    from jax_sparse_conv._src.plans import plan
 
     if options.plan is None:
         options.implementation = options.implementation or "auto"
@@ -178,8 +179,8 @@ def _beyond_plan(plan: Plan, found: Comparison) -> list[str]:
 def _calibrate(options: argparse.Namespace) -> None:
     import jax
 
-    from jax_sparse_conv import report
-    from jax_sparse_conv.calibration import calibrate
+    from jax_sparse_conv._src.cli import report
+    from jax_sparse_conv._src.plans.calibration import calibrate
 
     _check_writable("out", options.out)
     network = _network(options.network)
@@ -198,7 +199,7 @@ def _maps(options: argparse.Namespace) -> None:
     import jax
     import numpy as np
 
-    from jax_sparse_conv import feature_maps, report
+    from jax_sparse_conv._src.cli import feature_maps, report
 
     if not options.out.absolute().parent.is_dir():
         raise UserError(f"--out {options.out}: the folder {options.out.absolute().parent} does not exist")

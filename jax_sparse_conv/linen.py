@@ -13,8 +13,10 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jax_sparse_conv import layer_calls, layers, ops, packing
-from jax_sparse_conv.geometry import Padding
+from jax_sparse_conv._src.api import ops
+from jax_sparse_conv._src.layers import layer_calls, layers
+from jax_sparse_conv._src.primitive import packing
+from jax_sparse_conv._src.problem.geometry import Padding
 
 __all__ = ["SparseConv", "SparseConvPool", "SparseDense"]
 

@@ -11,8 +11,8 @@ import hypothesis
 import jax
 import pytest
 
-from jax_sparse_conv import _native, devices
-from jax_sparse_conv.devices import Device
+from jax_sparse_conv._src import _native, devices
+from jax_sparse_conv._src.devices import Device
 
 # The same draws in every run: what fails on a change comes from the change.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)

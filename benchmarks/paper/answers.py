@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from benchmarks.paper.cusparse import WHOLE
 from benchmarks.paper.layers import TABLE3
-from jax_sparse_conv.timing import geometric_mean
+from jax_sparse_conv._src.plans.timing import geometric_mean
 
 Content: TypeAlias = dict[str, Any]
 Row: TypeAlias = dict[str, Any]

@@ -23,7 +23,7 @@ from benchmarks.paper.experiment import Experiment
 from benchmarks.paper.layers import ECR_LAYERS, TABLE3, PaperLayer
 from benchmarks.paper.ocpa import OCPA_NETWORKS
 from benchmarks.paper.runner import Case, Context, Row
-from jax_sparse_conv import timing
+from jax_sparse_conv._src.plans import timing
 
 WHOLE = "im2col + csr + spmm"
 _REPEATS = 5  # of a step, of which there are four for every row

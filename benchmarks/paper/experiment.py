@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from benchmarks.paper import runner, sides
 from benchmarks.paper.runner import Context, Row
-from jax_sparse_conv.timing import geometric_mean
+from jax_sparse_conv._src.plans.timing import geometric_mean
 
 Content: TypeAlias = dict[str, Any]
 Draw: TypeAlias = Callable[[Any, Sequence[Row]], None]  # (matplotlib figure, rows)

@@ -16,9 +16,12 @@ from benchmarks.paper.layers import PaperLayer
 from benchmarks.paper.runner import Context, progress
 from benchmarks.prepared import SHIFT, Beside, Prepared, load
 from benchmarks.prepared import beside as load_beside
-from jax_sparse_conv import coo_configurations, geometry, models, timing
+from jax_sparse_conv import models
 from jax_sparse_conv import nnx as sparse_nnx
-from jax_sparse_conv.comparison import IMPLEMENTATIONS_OF
+from jax_sparse_conv._src.cli.comparison import IMPLEMENTATIONS_OF
+from jax_sparse_conv._src.dispatch.coo import configurations
+from jax_sparse_conv._src.plans import timing
+from jax_sparse_conv._src.problem import geometry
 
 OCPA = "ocpa"
 COO = "coo"
@@ -125,4 +128,4 @@ def _coo_has(layer: sparse_nnx.SparseConv) -> bool:
         kernel_dilation=layer.kernel_dilation or 1,
         feature_group_count=layer.feature_group_count,
     )
-    return coo_configurations.why_not(shape, resolved) is None
+    return configurations.why_not(shape, resolved) is None

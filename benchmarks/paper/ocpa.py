@@ -17,7 +17,7 @@ from benchmarks.paper import layers, networks, plots, runner, sides
 from benchmarks.paper.experiment import Experiment
 from benchmarks.paper.layers import ECR_LAYERS, PECR_LAYERS, TABLE3, TABLE3_MAPS, PaperLayer
 from benchmarks.paper.runner import Case, Context, Row
-from jax_sparse_conv import timing
+from jax_sparse_conv._src.plans import timing
 
 OCPA_NETWORKS = ("vgg19", "resnet50", "densenet121", "regnetx_16gf")
 _LEVELS = (0, 20, 40, 60, 70, 80, 90, 95, 100)

@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks import data
 from benchmarks.paper import sides
 from benchmarks.paper.layers import PaperLayer, shrunk
-from jax_sparse_conv import timing
+from jax_sparse_conv._src.plans import timing
 
 Row: TypeAlias = dict[str, Any]
 Source: TypeAlias = int | str  # percentage of i.i.d. zeros, or "real"

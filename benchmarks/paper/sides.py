@@ -9,8 +9,8 @@ import jax
 
 import jax_sparse_conv as jsc
 from benchmarks.paper.layers import PaperLayer
-from jax_sparse_conv import timing
-from jax_sparse_conv.comparison import IMPLEMENTATIONS_OF
+from jax_sparse_conv._src.cli.comparison import IMPLEMENTATIONS_OF
+from jax_sparse_conv._src.plans import timing
 
 HIGHEST = "xla highest"
 DEFAULT = "xla default"

@@ -15,7 +15,7 @@ from benchmarks.paper.networks import COO, OCPA
 from benchmarks.paper.ocpa import OCPA_NETWORKS
 from benchmarks.paper.runner import Context, Row
 from benchmarks.prepared import Prepared
-from jax_sparse_conv import timing
+from jax_sparse_conv._src.plans import timing
 
 CUSNN_NETWORKS = ("densenet169", "densenet201", "resnet50", "resnet152", "vgg16", "vgg19")
 _ASYNC_CALLS = 16

@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
-from jax_sparse_conv.geometry import is_symbolic
+from jax_sparse_conv._src.problem.geometry import is_symbolic
 from jax_sparse_conv.models.layers import (
     BeforeLayer,
     ConvNet,

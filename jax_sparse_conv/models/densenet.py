@@ -10,15 +10,18 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jax_sparse_conv import dense_blocks, layer_calls, packed_blocks
-from jax_sparse_conv import layers as sparse_layers
-from jax_sparse_conv.block_parameters import (
+from jax_sparse_conv._src.fusion import dense_blocks
+from jax_sparse_conv._src.fusion.block_parameters import (
     BlockSizes,
     DenseBlockLayer,
     DenseTransition,
     PackedDenseBlock,
     pack_dense_block,
 )
+from jax_sparse_conv._src.layers import layer_calls, packed_blocks
+from jax_sparse_conv._src.layers import layers as sparse_layers
+from jax_sparse_conv._src.layers.packed_blocks import Place, WithDenseBlocks
+from jax_sparse_conv._src.layers.packed_params import PackedParam
 from jax_sparse_conv.models.layers import (
     LAST,
     BeforeLayer,
@@ -29,8 +32,6 @@ from jax_sparse_conv.models.layers import (
 )
 from jax_sparse_conv.models.units import ConvUnit, Layer, Pool, PreActivation, Shared, fully_connected, smallest_size
 from jax_sparse_conv.nnx import SparseConv
-from jax_sparse_conv.packed_blocks import Place, WithDenseBlocks
-from jax_sparse_conv.packed_params import PackedParam
 
 _BOTTLENECK = 4
 

@@ -9,13 +9,15 @@ from typing import Any, TypeAlias
 import jax
 from flax import nnx
 
-from jax_sparse_conv import fusion, layer_calls, layers, ops, segment_rules
 from jax_sparse_conv import nnx as sparse_nnx
-from jax_sparse_conv.geometry import is_symbolic
+from jax_sparse_conv._src.api import ops
+from jax_sparse_conv._src.fusion import chain_rules, rewrite
+from jax_sparse_conv._src.layers import layer_calls, layers
+from jax_sparse_conv._src.primitive.reference import average_of_pixels
+from jax_sparse_conv._src.problem.geometry import is_symbolic
 from jax_sparse_conv.models.units import ConvUnit, Layer, PreActivation, dense_implementation, without_pool
 from jax_sparse_conv.nnx import SparseConv, SparseConvPool, SparseLinear
 from jax_sparse_conv.nnx.models import check_module
-from jax_sparse_conv.reference import average_of_pixels
 
 # Called before every layer with its name, the layer, its input and its residual.
 BeforeLayer: TypeAlias = Callable[[str, Layer, jax.Array, jax.Array | None], None]
@@ -52,7 +54,7 @@ class ConvNet(nnx.Module):
     def __call__(self, x: jax.Array, *, before_layer: BeforeLayer | None = None) -> jax.Array:
         """x [N, H, W, C] -> logits [N, num_classes]."""
         if before_layer is None and self._may_fuse(x):
-            logits: jax.Array = fusion.fuse_where_faster(self.logits)(x)
+            logits: jax.Array = rewrite.fuse_where_faster(self.logits)(x)
             return logits
         return self.logits(x, before_layer=before_layer)
 
@@ -70,7 +72,7 @@ class ConvNet(nnx.Module):
         """
         if not self.fuses or type(x).__name__ != "DynamicJaxprTracer" or layer_calls.are_observed():
             return False
-        if x.ndim != 4 or not segment_rules.may_be_chosen(x) or hasattr(self, "__captures__"):
+        if x.ndim != 4 or not chain_rules.may_be_chosen(x) or hasattr(self, "__captures__"):
             return False
         modules = (module for _, module in nnx.iter_modules(self))
         layers: list[Any] = [each for each in modules if any(map(_is_variable, vars(each).values()))]

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jax_sparse_conv import ops
+from jax_sparse_conv._src.api import ops
 from jax_sparse_conv.models.chain import Chain
 from jax_sparse_conv.models.layers import LAST, ConvNet
 from jax_sparse_conv.models.profile_tables import profile_of

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_sparse_conv.arguments import check_positive
+from jax_sparse_conv._src.api.arguments import check_positive
 from jax_sparse_conv.models import alexnets, densenet, inception, lenet, regnet, resnet, vgg
 from jax_sparse_conv.models.layers import ConvNet
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Unpack
 
-from jax_sparse_conv import layers
+from jax_sparse_conv._src.layers import layers
 from jax_sparse_conv.models.residual import Block, Conv, ResidualNet
 from jax_sparse_conv.models.units import ConvUnit, Pool, Shared
 

@@ -15,12 +15,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from jax_sparse_conv import layers, ops, reference
-from jax_sparse_conv.arguments import check_positive
+from jax_sparse_conv._src.api import ops
+from jax_sparse_conv._src.api.arguments import check_positive
+from jax_sparse_conv._src.layers import layers
+from jax_sparse_conv._src.layers.packed_params import PackedParam
+from jax_sparse_conv._src.primitive import reference
 from jax_sparse_conv.models.initializers import he_normal
 from jax_sparse_conv.nnx import SparseConv, SparseConvPool, SparseLinear
 from jax_sparse_conv.nnx.layers import promoted
-from jax_sparse_conv.packed_params import PackedParam
 
 TORCH_EPSILON = 1e-5
 

@@ -5,11 +5,11 @@ checkpoints, optimizers and transformations do not see a difference. The layers 
 models in `models`, and how they are called without cost to the host in `inference`.
 """
 
-from jax_sparse_conv.layer_calls import LayerCall, record_calls
+from jax_sparse_conv._src.layers.layer_calls import LayerCall, record_calls
+from jax_sparse_conv._src.layers.packed_params import PackedParam
 from jax_sparse_conv.nnx.inference import Inference, jit_inference
 from jax_sparse_conv.nnx.layers import SparseConv, SparseConvPool, SparseLinear
 from jax_sparse_conv.nnx.models import Report, ReportEntry, layer_paths, pack, replace, set_implementation, unpack
-from jax_sparse_conv.packed_params import PackedParam
 
 __all__ = [
     "Inference",

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jax_sparse_conv import fusion
+from jax_sparse_conv._src.fusion import rewrite
 from jax_sparse_conv.nnx import models
 
 
@@ -34,7 +34,7 @@ class Inference:
         def run(_weights: Sequence[Any], /, *_positional: Any, **_named: Any) -> Any:
             return self._run(_weights, _positional, _named)
 
-        return jax.jit(fusion.fuse(run) if self._fuses else run, **self._jit_options)
+        return jax.jit(rewrite.fuse(run) if self._fuses else run, **self._jit_options)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """`function(model, *args, **kwargs)`."""

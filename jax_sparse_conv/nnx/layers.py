@@ -8,8 +8,10 @@ from typing import Any, ClassVar
 import jax
 from flax import nnx
 
-from jax_sparse_conv import layer_calls, layers, ops, packed_params, packing
-from jax_sparse_conv.geometry import Padding
+from jax_sparse_conv._src.api import ops
+from jax_sparse_conv._src.layers import layer_calls, layers, packed_params
+from jax_sparse_conv._src.primitive import packing
+from jax_sparse_conv._src.problem.geometry import Padding
 
 
 class SparseConv(nnx.Conv):

@@ -8,7 +8,8 @@ from typing import Any
 
 from flax import nnx
 
-from jax_sparse_conv import layers, ops, packed_blocks, packed_params
+from jax_sparse_conv._src.api import ops
+from jax_sparse_conv._src.layers import layers, packed_blocks, packed_params
 from jax_sparse_conv.nnx.layers import SparseConv, SparseConvPool, SparseLinear
 
 

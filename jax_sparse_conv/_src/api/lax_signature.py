@@ -1,0 +1,99 @@
+"""`jax.lax.conv_general_dilated` that skips zeros: lax's arguments and errors around `ops.conv`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_sparse_conv._src.api import ops
+from jax_sparse_conv._src.api.arguments import CONV_IMPLEMENTATIONS, check_implementation
+
+_NHWC = lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
+
+
+def conv_general_dilated(
+    lhs: jax.typing.ArrayLike,
+    rhs: jax.typing.ArrayLike,
+    window_strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
+    lhs_dilation: Sequence[int] | None = None,
+    rhs_dilation: Sequence[int] | None = None,
+    dimension_numbers: Any = None,
+    feature_group_count: int = 1,
+    batch_group_count: int = 1,
+    precision: lax.PrecisionLike = None,
+    preferred_element_type: jax.typing.DTypeLike | None = None,
+    out_sharding: Any = None,
+    *,
+    implementation: str | None = None,
+) -> jax.Array:
+    """`jax.lax.conv_general_dilated` that skips the zeros of `lhs` where it can, to pass to a Flax layer.
+
+    Takes lax's arguments. Two-dimensional convolutions with NHWC input and output and HWIO kernel, without input
+    dilation, batch groups or another result dtype, run as `conv`; anything else runs as lax's own convolution under
+    `implementation=None` and raises under a name. Array arguments are as in lax; `out_sharding` is passed on.
+
+    Raises:
+      ValueError: a convolution that the named implementation does not have; and whatever lax raises, by its names.
+    """
+    check_implementation(implementation, CONV_IMPLEMENTATIONS, "conv_general_dilated", jnp.asarray(lhs).dtype)
+    reason = _why_not_conv(lhs, rhs, lhs_dilation, dimension_numbers, batch_group_count, preferred_element_type)
+    if reason is not None and implementation not in (None, "xla"):
+        raise ValueError(f"implementation={implementation!r} cannot run this convolution: {reason}; None or 'xla' can")
+    dense = functools.partial(
+        lax.conv_general_dilated,
+        window_strides=window_strides,
+        padding=padding,
+        lhs_dilation=lhs_dilation,
+        rhs_dilation=rhs_dilation,
+        dimension_numbers=dimension_numbers,
+        feature_group_count=feature_group_count,
+        batch_group_count=batch_group_count,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+    )
+    if reason is not None or implementation == "xla":
+        return dense(jnp.asarray(lhs), jnp.asarray(rhs), out_sharding=out_sharding)
+    # Lax's own errors, which name the arguments as this caller knows them.
+    jax.eval_shape(dense, *(jax.ShapeDtypeStruct(jnp.shape(a), jnp.asarray(a).dtype) for a in (lhs, rhs)))
+    out = ops.conv(
+        lhs,
+        rhs,
+        strides=tuple(window_strides),
+        padding=padding,
+        kernel_dilation=1 if rhs_dilation is None else tuple(rhs_dilation),
+        feature_group_count=feature_group_count,
+        precision=precision,
+        implementation=implementation,
+    )
+    return out if out_sharding is None else jax.sharding.reshard(out, out_sharding)
+
+
+def _why_not_conv(
+    lhs: Any,
+    rhs: Any,
+    lhs_dilation: Sequence[int] | None,
+    dimension_numbers: Any,
+    batch_group_count: int,
+    preferred_element_type: Any,
+) -> str | None:
+    """Why a call of lax's signature is not one of `conv`, or None."""
+    lhs_shape, rhs_shape = jnp.shape(lhs), jnp.shape(rhs)
+    if len(lhs_shape) != 4 or len(rhs_shape) != 4:
+        return f"lhs.shape={lhs_shape} is not two-dimensional (four axes)"
+    if lax.conv_dimension_numbers(lhs_shape, rhs_shape, dimension_numbers) != _NHWC:
+        return f"dimension_numbers={dimension_numbers!r} is not ('NHWC', 'HWIO', 'NHWC')"
+    if lhs_dilation is not None and any(d != 1 for d in lhs_dilation):
+        return f"lhs_dilation={tuple(lhs_dilation)} is not 1"
+    if batch_group_count != 1:
+        return f"batch_group_count={batch_group_count} is not 1"
+    if preferred_element_type is not None and jnp.dtype(preferred_element_type) != jnp.asarray(lhs).dtype:
+        return f"preferred_element_type={preferred_element_type!r} is not lhs's dtype"
+    if 0 in rhs_shape[:2]:
+        return f"rhs.shape={rhs_shape} has an empty window"
+    return None

@@ -1,0 +1,312 @@
+"""The public operations and the choice of implementation.
+
+`implementation` follows `jax.nn.dot_product_attention`: `None` chooses and always works, a name runs that one or raises
+a `ValueError` that says what would work.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_sparse_conv._src.api.arguments import (
+    ACTIVATIONS,
+    CONV_IMPLEMENTATIONS,
+    CONV_POOL_IMPLEMENTATIONS,
+    DENSE_IMPLEMENTATIONS,
+    IMPLEMENTATIONS,
+    KERNEL_DTYPES,
+    READS_NONZEROS,
+    Operands,
+    canonical_precision,
+    check_flag,
+    check_implementation,
+    check_nonzeros,
+)
+from jax_sparse_conv._src.dispatch.coo import configurations
+from jax_sparse_conv._src.primitive import counting, explicit, packing, primitives, reference
+from jax_sparse_conv._src.primitive.packing import PackedKernel
+from jax_sparse_conv._src.problem import geometry as geo
+from jax_sparse_conv._src.problem.geometry import Geometry, Padding
+
+__all__ = [
+    "ACTIVATIONS",
+    "CONV_IMPLEMENTATIONS",
+    "CONV_POOL_IMPLEMENTATIONS",
+    "DENSE_IMPLEMENTATIONS",
+    "IMPLEMENTATIONS",
+    "READS_NONZEROS",
+    "conv",
+    "conv_pool",
+    "dense",
+    "density",
+]
+
+
+def conv(
+    x: jax.typing.ArrayLike,
+    kernel: jax.typing.ArrayLike | PackedKernel,
+    bias: jax.typing.ArrayLike | None = None,
+    *,
+    strides: int | Sequence[int] = 1,
+    padding: Padding = "SAME",
+    kernel_dilation: int | Sequence[int] = 1,
+    feature_group_count: int = 1,
+    residual: jax.typing.ArrayLike | None = None,
+    activation: str | None = None,
+    precision: lax.PrecisionLike = None,
+    implementation: str | None = None,
+    nonzeros: jax.typing.ArrayLike | None = None,
+    count_nonzeros: bool = False,
+) -> Any:
+    """Two-dimensional convolution that skips the zeros of `x`: `activation(conv(x, kernel) + bias + residual)`.
+
+    Equal to `jax.lax.conv_general_dilated` with NHWC and HWIO, with one difference: a skipped zero of x drops `0 * inf`
+    and `0 * nan`. Both zeros are skipped, NaN, infinities and subnormals of x are not. On a GPU zeros are skipped where
+    four neighbouring results share them, so whether a lone zero meets a non-finite weight is not defined.
+
+    Args:
+      x: [N, H, W, C], float32, bfloat16, float16 or float64 (float64 natively on CPU only). N may be symbolic
+        (`jax.export.symbolic_shape`); with a symbolic H or W None is XLA's dense convolution.
+      kernel: [kh, kw, C / feature_group_count, K], x's dtype; or what `jax_sparse_conv.pack` made of it.
+      bias: [K], x's dtype, or None.
+      strides: rows and columns between windows, an int or two.
+      padding: "SAME", "SAME_LOWER", "VALID", an int, or two entries, each an int or (low, high); may be negative.
+      kernel_dilation: distance between the kernel's taps, an int or two.
+      feature_group_count: groups of channels convolved separately; C for a depthwise convolution.
+      residual: [N, Ho, Wo, K], x's dtype, added before the activation, or None.
+      activation: None or "relu".
+      precision: as in lax; the sparse kernels compute float32 exactly and sum 16-bit types in float32 whatever it says.
+        "direct" on a GPU multiplies float32 as TF32 unless it is HIGHEST; values below 2^-113 lose digits even then.
+      implementation: "ecr" (windows compressed on the fly; Xu et al. 2023, section 5, made multi-channel and batched),
+        "coo" (tiled lists, sums in registers; Xiang et al. 2022: square kernels of 1, 3, 5 or 7, strides 1 and 2, no
+        dilation), "direct" (dense, skips nothing, tuned for small batches; Cheng et al. 2018), "xla" (dense),
+        "adaptive" (ECR up to the density of x that `jax_sparse_conv.choice` expects it to win at, beyond it "direct" on
+        a GPU and XLA's dense on a CPU, decided while the program runs, without the host), or None: ECR, "direct" or
+        XLA's dense, as `jax_sparse_conv.choice` expects of sizes, dtype, precision and device, on a CPU also by the
+        zeros of x while the program runs; XLA's where there is no kernel for the platform and dtype.
+      nonzeros: int32 [parts, 2], rows of (non-zeros, elements) of parts of x whose sums give its density, such as
+        `count_nonzeros` returns or [[count, x.size]]; for "adaptive" and None. Without them they sample x where they
+        need its density. Under `vmap` one decision is made for all.
+      count_nonzeros: whether to return such counts of the result, for the next layer: on a GPU of what up to 64 blocks
+        of the kernel have written, elsewhere of a sample, or of everything where there are several devices.
+
+    Returns:
+      [N, Ho, Wo, K] in x's dtype; with `count_nonzeros` a pair of that and int32 [64, 2].
+
+    Raises:
+      ValueError: a shape or argument that does not fit, or an implementation that cannot run.
+      TypeError: dtypes that differ, or a count_nonzeros that is no bool.
+    """
+    operands = Operands.of(x, kernel, bias, residual, nonzeros)
+    geometry = geo.resolve(
+        operands.x.shape,
+        operands.kernel.shape,
+        strides=strides,
+        padding=padding,
+        kernel_dilation=kernel_dilation,
+        feature_group_count=feature_group_count,
+    )
+    operands.check(_result_shape(operands, geometry), activation)
+    check_flag("count_nonzeros", count_nonzeros)
+    check_implementation(implementation, CONV_IMPLEMENTATIONS, "conv", operands.x.dtype)
+    check_nonzeros(operands.nonzeros, implementation)
+    return _run(operands, geometry, activation, precision, implementation, "ecr", count_nonzeros)
+
+
+def conv_pool(
+    x: jax.typing.ArrayLike,
+    kernel: jax.typing.ArrayLike | PackedKernel,
+    bias: jax.typing.ArrayLike | None = None,
+    *,
+    strides: int | Sequence[int] = 1,
+    padding: Padding = "SAME",
+    kernel_dilation: int | Sequence[int] = 1,
+    feature_group_count: int = 1,
+    activation: str | None = "relu",
+    pool: str = "max",
+    window_shape: int | Sequence[int] = (2, 2),
+    window_strides: int | Sequence[int] | None = None,
+    window_padding: Padding = "VALID",
+    precision: lax.PrecisionLike = None,
+    implementation: str | None = None,
+    nonzeros: jax.typing.ArrayLike | None = None,
+    count_nonzeros: bool = False,
+) -> Any:
+    """Convolution, bias, activation and pooling in one operation that skips the zeros of `x`.
+
+    Args:
+      x: [N, H, W, C], float32, bfloat16, float16 or float64 (float64 natively on CPU only).
+      kernel: as in `conv`.
+      bias: [K], x's dtype, or None.
+      strides: of the convolution, an int or two.
+      padding: of the convolution, as in `conv`.
+      kernel_dilation: as in `conv`.
+      feature_group_count: as in `conv`.
+      activation: None or "relu", applied before the pool.
+      pool: "max" (padded with -inf) or "avg" (padded with zeros that count in the mean, as `flax.linen.avg_pool`).
+      window_shape: rows and columns of a pooling window, an int or two.
+      window_strides: between pooling windows, an int or two; None is `window_shape` (Flax's pools have 1 there).
+      window_padding: of the pool, as `padding` but not negative.
+      precision: as in `conv`.
+      implementation: "pecr" (all convolutions of a pooling window in one kernel; Xu et al. 2023, section 6), "ecr",
+        "coo" or "direct" (that convolution, then XLA's pool; "direct" takes 2x2 windows side by side into its kernel
+        for convolutions of stride 1 on Hopper GPUs), "xla" (dense), "adaptive" (on a CPU PECR or dense while the
+        program runs; on a GPU the convolution as in `conv`, then XLA's pool), or None: PECR, dense or "direct", chosen
+        as in `conv`; on a CPU, and on Hopper GPUs in float32 and in 16 bits from 8 images on, a 1x1 convolution of the
+        averages, where an "avg" pool follows it without an activation, padding or strides of its own. To name PECR here
+        and ECR in `conv` is the paper's OCPA rule (section 7).
+      nonzeros: of x, as in `conv`.
+      count_nonzeros: as in `conv`, of the pooled result.
+
+    Returns:
+      [N, Po, Qo, K] in x's dtype; with `count_nonzeros` a pair of that and int32 [64, 2].
+
+    Raises:
+      ValueError: a shape or argument that does not fit, or an implementation that cannot run.
+      TypeError: dtypes that differ, or a count_nonzeros that is no bool.
+    """
+    operands = Operands.of(x, kernel, bias, None, nonzeros)
+    geometry = geo.resolve(
+        operands.x.shape,
+        operands.kernel.shape,
+        strides=strides,
+        padding=padding,
+        kernel_dilation=kernel_dilation,
+        feature_group_count=feature_group_count,
+    )
+    geometry = geo.with_pool(
+        geometry,
+        geometry.conv_size(operands.x.shape[1:3], operands.kernel.shape[:2]),
+        kind=pool,
+        window_shape=window_shape,
+        window_strides=window_strides,
+        window_padding=window_padding,
+    )
+    operands.check(_result_shape(operands, geometry), activation)
+    check_flag("count_nonzeros", count_nonzeros)
+    check_implementation(implementation, CONV_POOL_IMPLEMENTATIONS, "conv_pool", operands.x.dtype)
+    check_nonzeros(operands.nonzeros, implementation)
+    if implementation in ("ecr", "coo"):
+        y = _run(operands, geometry.without_pool(), activation, precision, implementation, implementation, False)
+        return _with_counts(reference.pool(y, geometry.pool), count_nonzeros)
+    method = "direct" if implementation == "direct" else "pecr"
+    return _run(operands, geometry, activation, precision, implementation, method, count_nonzeros)
+
+
+def dense(
+    x: jax.typing.ArrayLike,
+    kernel: jax.typing.ArrayLike | PackedKernel,
+    bias: jax.typing.ArrayLike | None = None,
+    *,
+    activation: str | None = None,
+    precision: lax.PrecisionLike = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Matrix product that reads only the rows of `kernel` that meet a non-zero of `x`: `activation(x @ kernel + bias)`.
+
+    After a ReLU and at a small batch a fully connected layer is a stream of its weights, and rows that meet zeros need
+    not be read. As in `conv`, a skipped zero drops `0 * inf` and `0 * nan`.
+
+    Args:
+      x: [..., C], float32, bfloat16, float16 or float64 (float64 natively on CPU only).
+      kernel: [C, K], x's dtype; or what `jax_sparse_conv.pack` made of it.
+      bias: [K], x's dtype, or None.
+      activation: None or "relu".
+      precision: as in `conv`.
+      implementation: "ecr" (each row of x is one compressed window), "xla" (dense), or None: dense for more than 16
+        rows (those that `vmap` adds are counted), on a CPU for more than one if the kernel is small, or without a
+        kernel for the platform and dtype, else ECR; on a CPU several rows also by the zeros of x as the program runs.
+
+    Returns:
+      [..., K] in x's dtype.
+
+    Raises:
+      ValueError: a shape or argument that does not fit, or an implementation that cannot run.
+      TypeError: dtypes that differ.
+    """
+    given = Operands.of(x, kernel, bias)
+    shape, features = given.x.shape, given.kernel.shape
+    if len(shape) < 1 or len(features) != 2 or shape[-1] != features[0]:
+        raise ValueError(f"x.shape={shape} and kernel.shape={features} are not [..., C] and [C, K]")
+    check_implementation(implementation, DENSE_IMPLEMENTATIONS, "dense", given.x.dtype)
+    given.check((*shape[:-1], features[1]), activation)
+    precision = canonical_precision(precision)
+    is_xla = implementation == "xla" or (implementation is None and str(given.x.dtype) not in KERNEL_DTYPES)
+    method = "xla" if is_xla else None if implementation is None else "dense"
+    is_traced = any(isinstance(value, jax.core.Tracer) for value in given[:3])
+    return (_dense if is_traced else _dense_alone)(given, activation, precision, method)
+
+
+def _dense(given: Operands, activation: str | None, precision: Any, method: str | None) -> jax.Array:
+    if method == "xla":
+        y = jnp.matmul(given.x, given.kernel, precision=precision)
+        return reference.epilogue(y, given.bias, None, activation)
+    # A row of x is a one-pixel map and the kernel a 1x1 window.
+    explicit.check_apart(given.x, given.kernel, given.x.ndim - 1)
+    operands = Operands(explicit.rows_of(given.x), given.kernel[None, None], given.bias, packed=given.packed)
+    geometry = geo.resolve(operands.x.shape, operands.kernel.shape, padding="VALID")
+    out = _run(operands, geometry, activation, precision, method, "dense", False)
+    return explicit.of_rows(out, given.x)
+
+
+# Of an eager call: reshaped outside of `jit`, the kernel would be copied.
+_dense_alone = jax.jit(_dense, static_argnames=("activation", "precision", "method"))
+
+
+def density(x: jax.typing.ArrayLike, axis: int | tuple[int, ...] | None = None) -> jax.Array:
+    """Fraction of non-zeros of `x` over `axis` (all axes for None), float32; 1 minus the sparsity.
+
+    -0.0 counts as zero; NaN, infinities and subnormals count as non-zero, as in every kernel of this package.
+    """
+    return reference.density(jnp.asarray(x), axis)
+
+
+def _result_shape(operands: Operands, geometry: Geometry) -> tuple[int, ...]:
+    """[N, Ho, Wo, K], in front of a pool."""
+    x_shape, kernel_shape = operands.x.shape, operands.kernel.shape
+    return (x_shape[0], *geometry.conv_size(x_shape[1:3], kernel_shape[:2]), kernel_shape[-1])
+
+
+def _run(
+    operands: Operands,
+    geometry: Geometry,
+    activation: str | None,
+    precision: lax.PrecisionLike,
+    implementation: str | None,
+    sparse: str,
+    count_nonzeros: bool,
+) -> Any:
+    """One call by `implementation`; under None `sparse` is the native method that may be chosen."""
+    method, fallback = implementation or sparse, implementation is None
+    packed = packing.for_call(operands.x, operands.kernel, operands.packed, geometry, method)
+    precision = canonical_precision(precision)
+    reason = geo.too_large(geometry, operands.x.shape, operands.kernel.shape)
+    if reason is not None and not fallback and method != "xla":
+        raise ValueError(f"implementation={method!r} cannot run: {reason}; implementation=None or 'xla' can")
+    if method == "coo" and (missing := configurations.why_not(operands.kernel.shape, geometry)):
+        raise ValueError(f"{missing}: implementation='coo' cannot run; None, 'ecr' or 'xla' can")
+    nothing_to_skip = operands.x.shape[3] == 0
+    if method == "xla" or reason is not None or nothing_to_skip or str(operands.x.dtype) not in KERNEL_DTYPES:
+        return _with_counts(reference.conv_pool(*operands[:4], geometry, activation, precision), count_nonzeros)
+    config = primitives.Config(geometry, method, activation, fallback=fallback, precision=precision)
+    return _sparse(operands._replace(packed=None), packed, config, count_nonzeros)
+
+
+@functools.partial(jax.jit, static_argnames=("config", "count_nonzeros"))
+def _sparse(operands: Operands, packed: jax.Array | None, config: primitives.Config, count_nonzeros: bool) -> Any:
+    # Jitted so that an eager call does not copy the kernel to give it the stack axis.
+    x, kernel, bias, residual, nonzeros, _ = operands
+    kernel, bias, packed = kernel[None], None if bias is None else bias[None], None if packed is None else packed[None]
+    if count_nonzeros:
+        return counting.bind(primitives.Operands(x, kernel, bias, residual, packed, nonzeros), config)
+    return primitives.bind(x, kernel, bias, residual, config, packed, nonzeros)
+
+
+def _with_counts(y: jax.Array, count_nonzeros: bool) -> Any:
+    return (y, counting.counted(y)) if count_nonzeros else y

@@ -1,0 +1,206 @@
+"""Which device a computation is for, and what the models of this package know of a GPU.
+
+While a program is lowered JAX knows its devices: those of its committed arrays, of `jax.default_device`, or of a mesh.
+`for_lowering` makes the first of them that is a GPU of this process `current()`, by which everything is chosen that
+depends on a GPU. Before that, as where a kernel is packed while a function is traced, only `default()` is known.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import jax
+
+from jax_sparse_conv._src import _native
+
+_GPU = "gpu"  # `jax.Device.platform` of CUDA devices
+_FP32_LANES = {(7, 0): 64, (7, 5): 64, (8, 0): 64}  # of a multiprocessor; 128 in every other since
+_TF32 = (8, 0)  # compute capability from which on there is TF32 ...
+_CLUSTERS = (9, 0)  # ... and clusters of blocks
+_WARPGROUPS = (9, 0)  # the one with warpgroup products that this package has code for
+# Operations a cycle of a multiprocessor's tensor cores by compute capability: float32 as TF32, 16-bit types.
+_TENSOR_CORES = {(8, 0): (1024, 2048), (9, 0): (2048, 4096), (10, 0): (2048, 8192), (10, 3): (2048, 8192)}
+_TENSOR_CORES_ELSEWHERE = (256, 512)
+
+_ordinal: contextvars.ContextVar[int | None] = contextvars.ContextVar("jax_sparse_conv_ordinal", default=None)
+Rule = TypeVar("Rule", bound=Callable[..., Any])
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """What the model has to know of a GPU; by default an H200, for programs that are compiled where there is none.
+
+    Attributes:
+      multiprocessors: how many there are.
+      threads: resident threads of a multiprocessor.
+      blocks: resident blocks of a multiprocessor.
+      registers: 32-bit registers of a multiprocessor.
+      shared_memory: bytes of a multiprocessor.
+      block_shared_memory: bytes that one block may have.
+      clock_hz: of the multiprocessors.
+      memory_bytes_per_second: bandwidth of device memory.
+      lanes: float32 multiply-adds of a multiprocessor in one cycle.
+      capability: compute capability.
+      clusters: of n blocks, each with a multiprocessor to itself, that run at once, by n from 0 to 16; zeros where
+        there are no clusters, or no code for them.
+      tensor_maps: whether the driver describes tensors to the copy engine (TMA).
+    """
+
+    multiprocessors: int = 132
+    threads: int = 2048
+    blocks: int = 32
+    registers: int = 65536
+    shared_memory: int = 233472
+    block_shared_memory: int = 232448
+    clock_hz: float = 1.98e9
+    memory_bytes_per_second: float = 4.8e12
+    lanes: int = 128
+    capability: tuple[int, int] = (9, 0)
+    clusters: tuple[int, ...] = (0, 132, 66, 39, 30, 22, 17, 15, 15, 7, 7, 7, 7, 7, 7, 7, 7)
+    tensor_maps: bool = True
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations a second, a multiply-add counted as two: the paper's comp_thr."""
+        return 2.0 * self.multiprocessors * self.lanes * self.clock_hz
+
+    @property
+    def has_tf32(self) -> bool:
+        """Whether tensor cores take float32, rounded to TF32."""
+        return self.capability >= _TF32
+
+    @property
+    def has_fast_tf32(self) -> bool:
+        """Whether they do so much faster than FFMA; the same list is in `cuda/device_info.cu`."""
+        return self.capability in _TENSOR_CORES
+
+    @property
+    def has_clusters(self) -> bool:
+        """Whether blocks of a cluster share memory, as from Hopper on, in code that is there for it."""
+        return self.capability >= _CLUSTERS and self.clusters[1] > 0
+
+    @property
+    def has_warpgroups(self) -> bool:
+        """Whether it has Hopper's warpgroup products, and this build code for them."""
+        return self.capability == _WARPGROUPS and self.tensor_maps and _native.has_warpgroups()
+
+    def description(self) -> dict[str, Any]:
+        """What the planners want to know of it (`cuda/planner.cc`)."""
+        return {
+            "multiprocessors": self.multiprocessors,
+            "shared_memory": self.block_shared_memory,
+            "shared_memory_sm": self.shared_memory,
+            "tensor_maps": self.tensor_maps,
+            "fast_tf32": self.has_fast_tf32,
+            "warpgroups": self.has_warpgroups,
+            "clusters": list(self.clusters),
+        }
+
+    def tensor_flops(self, dtype: str) -> float:
+        """Operations a second of the tensor cores on "float32" as TF32 or on a 16-bit type."""
+        if not self.has_tf32:
+            return 0.0
+        cycle = _TENSOR_CORES.get(self.capability, _TENSOR_CORES_ELSEWHERE)[0 if dtype == "float32" else 1]
+        return float(cycle) * self.multiprocessors * self.clock_hz
+
+    def dense_flops(self, dtype: str, exact: bool) -> float:
+        """Operations a second on a dense convolution of this dtype; float32 as TF32 or exact.
+
+        Exact products of float32 take one instruction, or three of the tensor cores.
+        """
+        tensor = self.tensor_flops(dtype)
+        return max(self.flops, tensor / 3 if exact and dtype == "float32" else tensor)
+
+    @classmethod
+    @functools.lru_cache(maxsize=64)
+    def of(cls, ordinal: int) -> Device:
+        """The CUDA device of this ordinal.
+
+        Raises:
+          RuntimeError: there is no such device, or no CUDA extension.
+        """
+        found = _native.device_properties(ordinal)
+        named = {field.name: found[field.name] for field in dataclasses.fields(cls) if field.name in found}
+        return cls(
+            **named,
+            clock_hz=found["clock_khz"] * 1e3,
+            memory_bytes_per_second=2 * found["memory_clock_khz"] * 1e3 * found["memory_bus_bits"] / 8,
+            lanes=_FP32_LANES.get((found["major"], found["minor"]), 128),
+            capability=(found["major"], found["minor"]),
+        )
+
+
+def default() -> jax.Device:
+    """The device of computations on uncommitted arrays: `jax.default_device`'s, or the first one."""
+    chosen: Any = getattr(jax.config, "jax_default_device", None)
+    if chosen is None or isinstance(chosen, str):
+        return jax.local_devices(backend=chosen)[0]
+    device: jax.Device = chosen
+    return device
+
+
+def default_platform() -> str:
+    """The platform of `default()`: "cpu", "gpu" or another."""
+    return str(default().platform)
+
+
+def for_lowering(rule: Rule) -> Rule:
+    """A lowering rule that knows the GPU it is for, as `ordinal()`, `known()` and `current()`."""
+
+    @functools.wraps(rule)
+    def knowing(ctx: Any, *operands: Any, **parameters: Any) -> Any:
+        found = next(_ordinals_of(ctx), None)  # the first
+        if found is None:  # another platform's device, or a rule inside one that knows
+            return rule(ctx, *operands, **parameters)
+        token = _ordinal.set(found)
+        try:
+            return rule(ctx, *operands, **parameters)
+        finally:
+            _ordinal.reset(token)
+
+    return knowing  # type: ignore[return-value]
+
+
+def ordinals(ctx: Any) -> tuple[int, ...]:
+    """CUDA's numbers of this process's GPUs that a lowering's program runs on.
+
+    None for an export, which others run, and under an abstract mesh, which names none.
+    """
+    return () if ctx.module_context.lowering_parameters.for_export else tuple(_ordinals_of(ctx))
+
+
+def _ordinals_of(ctx: Any) -> Iterator[int]:
+    """Of the GPUs of this process among the devices of a lowering's context."""
+    axes = ctx.module_context.axis_context
+    mesh = getattr(axes, "mesh", None)
+    assigned = mesh.devices.flat if isinstance(mesh, jax.sharding.Mesh) else getattr(axes, "device_assignment", None)
+    here = (d for d in assigned or () if d.platform == _GPU and d.process_index == jax.process_index())
+    return (device.local_hardware_id or 0 for device in here)
+
+
+def ordinal() -> int:
+    """CUDA's number of the GPU that is lowered for, or of this process's first one where that is not known."""
+    known = _ordinal.get()
+    if known is not None:
+        return known
+    try:
+        return jax.local_devices(backend="cuda")[0].local_hardware_id or 0
+    except RuntimeError:
+        return 0  # JAX has no GPU
+
+
+def known() -> Device | None:
+    """The GPU of `ordinal()`; None where there is none, as in an export."""
+    try:
+        return Device.of(ordinal())
+    except RuntimeError:
+        return None
+
+
+def current() -> Device:
+    """The GPU of `ordinal()`; the default `Device` where there is none."""
+    return known() or Device()

@@ -1,0 +1,222 @@
+"""What a COO* call can be (Xiang et al. 2022, section 3): the compiled variants, and how each is launched.
+
+A `Configuration` is one way to run a `CooCall`: a row of `cpu/coo_variants.h` and execution parameters. It knows what
+it takes of a GPU (threads, registers, shared memory) and how many bytes it moves; how long that takes, and which one a
+call gets, is in `cost_model`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator, Sequence
+
+from jax_sparse_conv._src import _native
+from jax_sparse_conv._src.devices import Device
+from jax_sparse_conv._src.problem.geometry import Geometry
+
+DENSITY = 0.25
+"""The share of non-zeros that a call is planned for where nothing else is known: the middle of real feature maps."""
+
+CHUNK = 32  # channels that a block lists at a time
+_WARP = 32
+_MAX_SPLITS = 16
+Attribute = tuple[int, int, int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """A row of `cpu/coo_variants.h`: a compiled micro-kernel.
+
+    Attributes:
+      index: its place in the table.
+      kernel: rows and columns of the kernel, R = S.
+      stride: of rows and columns.
+      height: TH, results of a tile.
+      width: TW.
+      features: output channels of a thread.
+      max_warps: of a block.
+      min_blocks: blocks of `max_warps` that its registers leave room for on a multiprocessor.
+    """
+
+    index: int
+    kernel: int
+    stride: int
+    height: int
+    width: int
+    features: int
+    max_warps: int
+    min_blocks: int
+
+    @property
+    def pixels(self) -> int:
+        return self.height * self.width
+
+    @property
+    def taps(self) -> int:
+        return self.kernel**2
+
+    @property
+    def positions(self) -> int:
+        """Pixels of x that a tile reads, its halo included."""
+        return ((self.height - 1) * self.stride + self.kernel) * ((self.width - 1) * self.stride + self.kernel)
+
+    def covers(self, kernel_size: Sequence[int], geometry: Geometry) -> bool:
+        """Whether it computes convolutions of this kernel, stride and dilation; a 1x1 kernel of any."""
+        if tuple(kernel_size) != (self.kernel, self.kernel):
+            return False
+        return self.kernel == 1 or (geometry.strides == (self.stride, self.stride) and geometry.dilation == (1, 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class CooCall:
+    """A convolution as the model sees it.
+
+    Attributes:
+      images: N.
+      height: Ho, results.
+      width: Wo.
+      channels: C of a group.
+      features: K of a group.
+      groups: how many.
+      element_bytes: of x and kernel.
+      density: share of non-zeros of x, the paper's rho.
+    """
+
+    images: int
+    height: int
+    width: int
+    channels: int
+    features: int
+    groups: int = 1
+    element_bytes: int = 4
+    density: float = DENSITY
+
+    @property
+    def results(self) -> int:
+        return self.images * self.height * self.width * self.features * self.groups
+
+
+@dataclasses.dataclass(frozen=True)
+class Configuration:
+    """A variant and how it is launched.
+
+    Attributes:
+      variant: the row.
+      feature_warps: warps of a block along output channels; with the variant's features the paper's block size in N.
+      slices: warps that share the lists of a tile.
+      splits: blocks that share the channels of a tile; C / splits is the paper's TC.
+    """
+
+    variant: Variant
+    feature_warps: int
+    slices: int
+    splits: int
+
+    @property
+    def attribute(self) -> Attribute:
+        """As the custom call takes it."""
+        return self.variant.index, self.feature_warps, self.slices, self.splits
+
+    @property
+    def block_features(self) -> int:
+        return _WARP * self.feature_warps * self.variant.features
+
+    @property
+    def block_threads(self) -> int:
+        return _WARP * self.feature_warps * self.slices
+
+    def tiles(self, call: CooCall) -> int:
+        """Tiles of results of all images, groups and blocks of output channels: num_blk of eq. (3) without C / TC."""
+        spatial = math.ceil(call.height / self.variant.height) * math.ceil(call.width / self.variant.width)
+        return call.images * call.groups * spatial * math.ceil(call.features / self.block_features)
+
+    def blocks(self, call: CooCall) -> int:
+        """num_blk, eq. (3)."""
+        return self.tiles(call) * self.splits
+
+    def shared_bytes(self, call: CooCall) -> int:
+        """Shared memory of a block, as `cuda/coo_plan.cc` counts it."""
+        variant, warps = self.variant, self.feature_warps * self.slices
+        stages = 2 * warps * variant.taps * _WARP * variant.features * call.element_bytes
+        lists = CHUNK * ((variant.positions + 2) | 1) * 8
+        patch = variant.positions * CHUNK * call.element_bytes
+        counts = (warps + 1) * CHUNK * 4
+        return max(stages + lists + patch + counts, warps * variant.pixels * _WARP * variant.features * 4)
+
+    def resident(self, call: CooCall, device: Device) -> int:
+        """Blocks that fit on a multiprocessor at a time."""
+        registers = device.registers // (self.variant.min_blocks * self.variant.max_warps * _WARP) // 8 * 8
+        return min(
+            device.blocks,
+            device.threads // self.block_threads,
+            device.shared_memory // (self.shared_bytes(call) + 1024),
+            device.registers // (registers * self.block_threads),
+        )
+
+    def occupancy(self, call: CooCall, device: Device) -> float:
+        """Share of a multiprocessor's threads that can be resident."""
+        return self.resident(call, device) * self.block_threads / device.threads
+
+    def data_movement(self, call: CooCall) -> float:
+        """Bytes that multiprocessors read through the L2 cache: Table 2, with halos and every reader counted.
+
+        Results are written once: partial sums meet within clusters.
+        """
+        variant = self.variant
+        spatial = call.images * math.ceil(call.height / variant.height) * math.ceil(call.width / variant.width)
+        feature_tiles = math.ceil(call.features / self.block_features)
+        inputs = spatial * feature_tiles * variant.positions * call.channels * call.element_bytes
+        kernel = spatial * variant.taps * call.channels * call.features * call.element_bytes
+        return call.groups * (inputs + kernel)
+
+
+# --- what there is ---------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=1)
+def variants() -> tuple[Variant, ...]:
+    """The compiled variants; none where the package is not built."""
+    return tuple(Variant(index, *row) for index, row in enumerate(_native.coo_variants()))
+
+
+def why_not(kernel_shape: Sequence[int], geometry: Geometry) -> str | None:
+    """Why no variant computes a convolution with kernel [kh, kw, ...], naming the argument, or None."""
+    table = variants()
+    size = tuple(kernel_shape[:2])
+    if not table or any(variant.covers(size, geometry) for variant in table):
+        return None
+    sizes = sorted({variant.kernel for variant in table})
+    if size not in {(kernel, kernel) for kernel in sizes}:
+        choices = ", ".join(f"{kernel}x{kernel}" for kernel in sizes)
+        return f"kernel.shape={tuple(kernel_shape)} has a window of {size[0]}x{size[1]}, and there are {choices}"
+    if geometry.dilation != (1, 1):
+        return f"kernel_dilation={geometry.dilation} is not 1"
+    strides = sorted({variant.stride for variant in table if variant.kernel == size[0]})
+    return f"strides={geometry.strides} is not one of {', '.join(str((s, s)) for s in strides)}"
+
+
+def configurations(variants: Sequence[Variant], call: CooCall, device: Device) -> Iterator[Configuration]:
+    """Every configuration of these variants that the kernel can run and that leaves no warp without work."""
+    for variant in variants:
+        warps = _WARP * variant.features
+        for feature_warps in (1, 2, 4, 8):
+            if feature_warps > 1 and warps * feature_warps // 2 >= call.features:
+                continue
+            for slices in (1, 2, 4, 8):
+                if feature_warps * slices > variant.max_warps or slices > call.channels:
+                    continue
+                for splits in (1, 2, 4, 8, _MAX_SPLITS):
+                    found = Configuration(variant, feature_warps, slices, splits)
+                    if _can_run(found, call, device):
+                        yield found
+
+
+def _can_run(configuration: Configuration, call: CooCall, device: Device) -> bool:
+    if configuration.shared_bytes(call) > device.block_shared_memory or configuration.blocks(call) >= 2**31:
+        return False
+    if configuration.splits == 1:
+        return True
+    few_blocks = configuration.blocks(call) <= 8 * device.multiprocessors
+    return few_blocks and 8 * configuration.splits <= call.channels and call.results < 2**31

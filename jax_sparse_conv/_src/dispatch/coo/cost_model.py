@@ -1,0 +1,188 @@
+"""Which COO* kernel for which call: the analytical model of Xiang et al. 2022, section 3.5, fed by the device itself.
+
+Three stages: enumerate every configuration (`configurations`), drop those of low occupancy, keep the share that
+moves least data, take the one whose estimated time is smallest. Nothing here runs on the device or depends on values:
+the choice is made at trace time and travels with the call as an attribute.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+
+from jax_sparse_conv._src import devices
+from jax_sparse_conv._src.devices import Device
+from jax_sparse_conv._src.dispatch.coo.configurations import (
+    CHUNK,
+    DENSITY,
+    Configuration,
+    CooCall,
+    Variant,
+    configurations,
+    variants,
+)
+from jax_sparse_conv._src.problem.geometry import Geometry
+
+_LEAST_OCCUPANCY = 0.5
+_KEPT = 2 / 3
+
+
+# --- the paper's time, eqs. (4) to (9) -------------------------------------------------------------------------------
+
+
+def waves(configuration: Configuration, call: CooCall, device: Device) -> int:
+    """Eq. (4) the right way up: rounds in which the device can run all blocks."""
+    at_once = device.multiprocessors * device.threads * configuration.occupancy(call, device)
+    return math.ceil(configuration.blocks(call) * configuration.block_threads / at_once)
+
+
+def paper_time(configuration: Configuration, call: CooCall, device: Device) -> float:
+    """Seconds by eqs. (4) to (9) alone, with R * S in eq. (6), which leaves it out."""
+    occupancy = configuration.occupancy(call, device)
+    at_once = device.multiprocessors * device.threads * occupancy / configuration.block_threads  # eq. (5)
+    variant = configuration.variant
+    channels = call.channels / configuration.splits
+    flops = 2 * variant.pixels * variant.taps * channels * configuration.block_features * call.density  # eq. (6)
+    time_of_wave = at_once * flops / (device.flops * occupancy)  # eqs. (7) and (8)
+    return time_of_wave * waves(configuration, call, device)  # eq. (9)
+
+
+# --- the time that chooses -------------------------------------------------------------------------------------------
+#
+# Eq. (8) counts multiply-adds at the device's rate. At these sizes a wave is mostly something else: the jump and the
+# latency of an entry, fetching a channel's weights, listing a chunk, bringing sums together. Cycles, fitted to
+# times on an H200 by a development harness (benchmarks/NOTES.md); only their ratios matter.
+
+_ENTRY_LATENCY = 110  # of an entry, whatever its multiply-adds
+_ENTRY_ISSUE = 15  # instructions of an entry that are no multiply-adds
+_STALL = 1.78  # cycles per instruction where warps hide each other's latency
+_CHANNEL_LATENCY = 260  # until the weights of a channel are in registers
+_CHANNEL_ISSUE = 52
+_TAP_ISSUE = 4.8  # of it for each kernel position and four output channels of a thread
+_CHUNK_CYCLES = 1900  # listing a chunk: barriers and the patch
+_POSITION_LATENCY = 125  # of each position, shared by the warps
+_POSITION_ISSUE = 35
+_UNEVEN = 0.6  # channels by which the work of slices differs
+_BLOCK_CYCLES = 3600  # begin and end of a block
+_SUM_CYCLES = 6.3  # bringing together each sum of a thread, ...
+_SLICE_CYCLES = 42  # ... each slice ...
+_CLUSTER_CYCLES = (2200, 34)  # ... and the splits: once, and each
+_CALL_CYCLES = 6600
+_L2_BYTES_PER_CYCLE = 31  # of a multiprocessor
+_OVERLAP = 0.3  # of the shorter of arithmetic and data movement, that shows
+
+
+def estimated_time(configuration: Configuration, call: CooCall, device: Device) -> float:
+    """Seconds of a call: eq. (9), the waves of eq. (4) times the time of one, with all that a wave does."""
+    cycles = _CALL_CYCLES + waves(configuration, call, device) * _cycles_of_wave(configuration, call, device)
+    moving = configuration.data_movement(call) / (_L2_BYTES_PER_CYCLE * device.multiprocessors)
+    return (max(cycles, moving) + _OVERLAP * min(cycles, moving)) / device.clock_hz
+
+
+def _cycles_of_wave(c: Configuration, call: CooCall, device: Device) -> float:
+    variant = c.variant
+    blocks = min(c.resident(call, device), math.ceil(c.blocks(call) / device.multiprocessors))
+    warps = max(1.0, blocks * c.feature_warps * c.slices / 4)  # that share a scheduler
+    channels = call.channels / c.splits
+    positions = variant.positions * _share_inside(variant, call)
+    active = 1 - (1 - call.density) ** positions  # channels with any entry in a tile
+    multiply_adds = variant.pixels * variant.taps * variant.features / variant.positions
+    entry = max(_ENTRY_LATENCY, warps * _STALL * (_ENTRY_ISSUE + multiply_adds))
+    fetch = _CHANNEL_ISSUE + _TAP_ISSUE * variant.taps * max(1.0, variant.features / 4)
+    channel = max(_CHANNEL_LATENCY, warps * fetch) + call.density * positions * entry
+    listing = max(_POSITION_LATENCY, warps * _POSITION_ISSUE) * variant.positions / (c.feature_warps * c.slices)
+    uneven = 1 + _UNEVEN * c.slices / max(min(CHUNK, channels) * active, 1e-9)
+    lists = math.ceil(channels / CHUNK) * (_CHUNK_CYCLES + listing)
+    finish = _BLOCK_CYCLES + _SUM_CYCLES * variant.pixels * variant.features + _SLICE_CYCLES * c.slices
+    if c.splits > 1:
+        finish += _CLUSTER_CYCLES[0] + _CLUSTER_CYCLES[1] * c.splits
+    return lists + channels * active / c.slices * uneven * channel + finish
+
+
+def _share_inside(variant: Variant, call: CooCall) -> float:
+    """Of the positions of all tiles, those that are pixels of the map or its halo."""
+    step = variant.stride
+    tiles = math.ceil(call.height / variant.height) * math.ceil(call.width / variant.width)
+    pixels = (call.height * step + variant.kernel - 1) * (call.width * step + variant.kernel - 1)
+    return min(1.0, pixels / (tiles * variant.positions))
+
+
+# --- the choice ------------------------------------------------------------------------------------------------------
+
+
+def choose(
+    variants: Sequence[Variant],
+    call: CooCall,
+    device: Device,
+    kept: float = _KEPT,
+    time: Callable[[Configuration, CooCall, Device], float] = estimated_time,
+) -> Configuration:
+    """The configuration for a call: the paper's three stages.
+
+    Occupancy counts against the best that any configuration reaches: sums in registers keep every one of them under
+    half of the 2048 threads that today's multiprocessors hold. Of the rest, the `kept` share that moves least data
+    stays (a third in the paper: that leaves the largest tiles only, which is right at high sparsity only;
+    benchmarks/NOTES.md), and the least `time` is taken.
+    """
+    found = list(configurations(variants, call, device))
+    best = max(c.occupancy(call, device) for c in found)
+    found = [c for c in found if c.occupancy(call, device) >= _LEAST_OCCUPANCY * best]
+    most = sorted(c.data_movement(call) for c in found)[math.ceil(kept * len(found)) - 1]
+    return min((c for c in found if c.data_movement(call) <= most), key=lambda c: time(c, call, device))
+
+
+def choose_as_published(variants: Sequence[Variant], call: CooCall, device: Device) -> Configuration:
+    """The paper's own: a third of the configurations stays, and eqs. (4) to (9) alone choose. For comparison."""
+    return choose(variants, call, device, 1 / 3, paper_time)
+
+
+def call_of(
+    x_shape: Sequence[int],
+    kernel_shape: Sequence[int],
+    geometry: Geometry,
+    element_bytes: int,
+    density: float = DENSITY,
+) -> CooCall:
+    """x [N, H, W, C] and kernel [S, kh, kw, C / groups, K] as the model sees them; empty axes count as 1."""
+    height, width = geometry.conv_size(x_shape[1:3], kernel_shape[1:3])
+    return CooCall(
+        images=max(1, x_shape[0]),
+        height=max(1, height),
+        width=max(1, width),
+        channels=kernel_shape[3],
+        features=max(1, kernel_shape[4] // geometry.groups),
+        groups=geometry.groups,
+        element_bytes=element_bytes,
+        density=density,
+    )
+
+
+def for_operands(
+    x_shape: Sequence[int],
+    kernel_shape: Sequence[int],
+    geometry: Geometry,
+    element_bytes: int,
+    density: float = DENSITY,
+) -> Configuration:
+    """The configuration for x [N, H, W, C] and kernel [S, kh, kw, C / groups, K] on the GPU that is lowered for."""
+    covering = tuple(v for v in variants() if v.covers(kernel_shape[1:3], geometry))
+    return _choose(covering, call_of(x_shape, kernel_shape, geometry, element_bytes, density), devices.current())
+
+
+_choose = functools.lru_cache(maxsize=4096)(choose)
+
+
+def attribute_and_workspace(
+    x: jax.core.ShapedArray, kernel: jax.core.ShapedArray, geometry: Geometry, forced: Sequence[int] | None
+) -> tuple[tuple[int, ...], int]:
+    """What the custom call on these operands takes: its attribute and the bytes of its workspace.
+
+    `forced` is an attribute to take instead of the model's choice.
+    """
+    attribute = forced or for_operands(x.shape, kernel.shape, geometry, x.dtype.itemsize).attribute
+    splits = attribute[3]
+    results = x.shape[0] * math.prod(geometry.conv_size(x.shape[1:3], kernel.shape[1:3])) * kernel.shape[4]
+    return tuple(attribute), 0 if splits == 1 else 4 * splits * results

@@ -1,0 +1,290 @@
+"""COO* of cuSNN (Xiang et al. 2022, section 3.4): a feature map as lists of non-zeros per tile, without a prefix sum.
+
+    tile 2 x 2 x 1      values       positions    count
+      0  7
+      3  0              7 3 0 0      1 2 0 0      2            position = (th * TW + tw) * TC + tc
+
+Every list has room for all elements of its tile, so where it begins is known before anything is counted. The `"coo"`
+convolution builds such lists in shared memory and stores none; here they are arrays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jax_sparse_conv._src import _native
+from jax_sparse_conv._src.primitive import explicit, reference
+
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
+_MAX_POSITIONS = 2**16
+_MAX_INT32 = 2**31 - 1
+Tile = tuple[int, int, int]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class CooStar:
+    """COO* format of a feature map [N, H, W, C], tiles of TH x TW x TC (Xiang et al. 2022, Figure 6).
+
+    A pytree of three arrays. Gradients with respect to the dense map reach stored non-zeros only.
+
+    Attributes:
+      values: [N, tH, tW, tC, slots], the non-zeros of each tile in the order of position (row, column, channel), then
+        zeros; slots = TH * TW * TC and tH = ceil(H / TH), and so on.
+      positions: [N, tH, tW, tC, slots] uint8, or uint16 where a tile has more than 256 elements: `(th * TW + tw) * TC +
+        tc` within the tile; 0 in unused slots.
+      counts: [N, tH, tW, tC] int32, non-zeros of each tile.
+      size: (H, W) of the feature map.
+      channels: C.
+      tile: (TH, TW, TC).
+    """
+
+    values: jax.Array
+    positions: jax.Array
+    counts: jax.Array
+    size: tuple[int, int] = dataclasses.field(metadata={"static": True})
+    channels: int = dataclasses.field(metadata={"static": True})
+    tile: Tile = dataclasses.field(metadata={"static": True})
+
+    @classmethod
+    def fromdense(cls, x: jax.typing.ArrayLike, tile: Sequence[int]) -> Self:
+        """Compress `x` (Algorithm 1 of the paper, without its atomics: slots are in a fixed order).
+
+        Both zeros are left out; NaN, infinities and subnormals are not.
+
+        Args:
+          x: [N, H, W, C], float32, bfloat16, float16 or float64.
+          tile: (TH, TW, TC), each at least 1 and together at most 65536 elements; up to 256 take one-byte positions.
+
+        Raises:
+          ValueError: an x of another rank, or a tile that does not fit.
+          TypeError: another dtype.
+        """
+        x = jnp.asarray(x)
+        if str(x.dtype) not in _DTYPES:
+            raise TypeError(f"x.dtype={x.dtype} is not one of {', '.join(_DTYPES)}")
+        if x.ndim != 4:
+            raise ValueError(f"x.shape={x.shape} has {x.ndim} dimensions; it must be [N, H, W, C]")
+        checked = _tile(tile)
+        values, positions, counts = explicit.by_image(lambda x: _fromdense(x, checked), x)
+        return cls(values, positions, counts, (x.shape[1], x.shape[2]), x.shape[3], checked)
+
+    @jax.jit
+    def todense(self) -> jax.Array:
+        """The feature map [N, H, W, C], bit for bit but for -0.0, which comes back as 0.0."""
+        size, tile = self.shape[-3:], self.tile
+        return explicit.by_image(lambda *lists: _todense(*lists, size, tile), self.values, self.positions, self.counts)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the feature map, [N, H, W, C] (more leading axes where `jax.vmap` added them)."""
+        return (*self.counts.shape[:-3], *self.size, self.channels)
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(self.values.dtype)
+
+    @property
+    def slots(self) -> int:
+        """Slots per tile, as many as it has elements."""
+        return int(self.values.shape[-1])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of values and positions, unused slots included: eqs. (1) and (2) of the paper.
+
+        1.25 times a float32 map with one-byte positions where tiles divide it; the counts, four bytes a tile, are not
+        in the paper's equations and not in here.
+        """
+        return sum(math.prod(a.shape) * a.dtype.itemsize for a in (self.values, self.positions))
+
+    @property
+    def multiplications(self) -> jax.Array:
+        """Multiplications of one output channel and one kernel position: the non-zeros.
+
+        A scalar, int32, or float32 where the elements of the map do not fit int32.
+        """
+        fits = math.prod(self.shape) <= _MAX_INT32
+        return jnp.sum(self.counts, dtype=jnp.int32 if fits else jnp.float32)
+
+    @property
+    def additions(self) -> jax.Array:
+        """Additions of the same: every product is added to a sum that begins at zero; typed as `multiplications`."""
+        return self.multiplications
+
+    @property
+    def dense_multiplications(self) -> int:
+        """Multiplications of one output channel and kernel position that skips nothing."""
+        return math.prod(self.shape)
+
+    @property
+    def dense_additions(self) -> int:
+        """Additions of the same."""
+        return math.prod(self.shape)
+
+
+def _tile(tile: Sequence[int]) -> Tile:
+    sentence = f"tile={tile!r} is not three ints of at least 1, (TH, TW, TC)"
+    try:
+        height, width, channels = (operator.index(entry) for entry in tile)
+    except (TypeError, ValueError) as error:
+        raise ValueError(sentence) from error
+    if min(height, width, channels) < 1:
+        raise ValueError(sentence)
+    if height * width * channels > _MAX_POSITIONS:
+        raise ValueError(
+            f"tile={tile!r} has {height * width * channels} elements; at most {_MAX_POSITIONS} are supported"
+        )
+    return height, width, channels
+
+
+def _counts_of(size: Sequence[int], tile: Tile) -> tuple[int, int, int]:
+    rows, columns, channels = (-(-n // t) for n, t in zip(size, tile, strict=True))
+    return rows, columns, channels
+
+
+def _position_dtype(tile: Tile) -> np.dtype:
+    return np.dtype(np.uint8 if math.prod(tile) <= 256 else np.uint16)
+
+
+# --- the definition, in jax.numpy ------------------------------------------------------------------------------------
+
+
+def _reference_fromdense(x: jax.Array, tile: Tile) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """x [..., H, W, C] -> values, positions [..., tH, tW, tC, slots] and counts [..., tH, tW, tC]."""
+    tiles = _tiled(x, tile)
+    kept = reference.is_nonzero(tiles)
+    # A stable sort that only asks "zero or not" brings non-zeros to the front in their order.
+    order = jnp.argsort(~kept, axis=-1, stable=True)
+    counts = jnp.sum(kept, axis=-1, dtype=jnp.int32)
+    used = _slots_of(counts, tiles.shape[-1]) < counts[..., None]
+    values = jnp.where(used, jnp.take_along_axis(tiles, order, axis=-1), 0).astype(x.dtype)
+    return values, jnp.where(used, order, 0).astype(_position_dtype(tile)), counts
+
+
+def _slots_of(counts: jax.Array, slots: int) -> jax.Array:
+    """counts [..., tC] -> [..., tC, slots], the slots' numbers."""
+    return lax.broadcasted_iota(jnp.int32, (*counts.shape, slots), counts.ndim)
+
+
+def _tiled(x: jax.Array, tile: Tile) -> jax.Array:
+    """x [..., H, W, C] -> [..., tH, tW, tC, slots], padded with zeros to whole tiles."""
+    lead, size = x.shape[:-3], x.shape[-3:]
+    counts = _counts_of(size, tile)
+    pads = [(0, 0)] * len(lead) + [(0, n * t - s) for n, t, s in zip(counts, tile, size, strict=True)]
+    split = jnp.pad(x, pads).reshape(*lead, counts[0], tile[0], counts[1], tile[1], counts[2], tile[2])
+    first = len(lead)
+    axes = (*range(first), first, first + 2, first + 4, first + 1, first + 3, first + 5)
+    return split.transpose(axes).reshape(*lead, *counts, math.prod(tile))
+
+
+def _reference_todense(
+    values: jax.Array, positions: jax.Array, counts: jax.Array, size: tuple[int, ...], tile: Tile
+) -> jax.Array:
+    slots = values.shape[-1]
+    slot = _slots_of(counts, slots)
+    target = jnp.where(slot < counts[..., None], positions.astype(jnp.int32), slots + slot)  # unused: out of bounds
+    flat = math.prod(counts.shape)
+
+    def scatter(list_: jax.Array, place: jax.Array) -> jax.Array:
+        return jnp.zeros(slots, list_.dtype).at[place].set(list_, mode="drop", unique_indices=True)
+
+    tiles = jax.vmap(scatter)(values.reshape(flat, slots), target.reshape(flat, slots))
+    lead = counts.shape[:-3]
+    split = tiles.reshape(*lead, *counts.shape[-3:], *tile)
+    first = len(lead)
+    axes = (*range(first), first, first + 3, first + 1, first + 4, first + 2, first + 5)
+    whole = [n * t for n, t in zip(counts.shape[-3:], tile, strict=True)]
+    padded = split.transpose(axes).reshape(*lead, *whole)
+    return padded[..., : size[0], : size[1], : size[2]]
+
+
+# --- native kernels where there are any ------------------------------------------------------------------------------
+
+
+def _on_platforms(method: str, native: Callable[..., Any], fallback: Callable[..., Any], *operands: jax.Array) -> Any:
+    """`native` on the platforms that have the target for the first operand's dtype, `fallback` on the others."""
+    if any(0 in operand.shape for operand in operands):
+        return fallback(*operands)
+    having = [p for p in _native.PLATFORMS if _native.why_missing(method, p, operands[0].dtype) is None]
+    if not having:
+        return fallback(*operands)
+    return lax.platform_dependent(*operands, default=fallback, **dict.fromkeys(having, native))
+
+
+def _result(shape: tuple[int, ...], dtype: Any, like: jax.Array) -> jax.ShapeDtypeStruct:
+    """Of a native call; under `shard_map` it varies over devices as `like` does, which takes its mesh to say."""
+    of = jax.typeof(like)
+    if not of.mat.varying:
+        return jax.ShapeDtypeStruct(shape, dtype)
+    whole = NamedSharding(of.sharding.mesh, PartitionSpec())
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=whole, manual_axis_type=of.mat)
+
+
+def _fromdense(x: jax.Array, tile: Tile) -> tuple[jax.Array, jax.Array, jax.Array]:
+    values, positions, counts = _lists(lax.stop_gradient(x), tile)
+    return _differentiable(x, values, positions, counts, tile), positions, counts
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _lists(x: jax.Array, tile: Tile) -> tuple[jax.Array, jax.Array, jax.Array]:
+    counts = _counts_of(x.shape[-3:], tile)
+    lists = (*x.shape[:-3], *counts, math.prod(tile))
+    shapes = ((lists, x.dtype), (lists, _position_dtype(tile)), (lists[:-1], jnp.int32))
+    results = [_result(shape, dtype, x) for shape, dtype in shapes]
+
+    def native(x: jax.Array) -> Any:
+        call = jax.ffi.ffi_call("jsc_coo_fromdense", results, vmap_method="broadcast_all")
+        return tuple(call(x, tile=np.asarray(tile, np.int64)))
+
+    return _on_platforms("coo_fromdense", native, functools.partial(_reference_fromdense, tile=tile), x)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(4,))
+def _differentiable(x: jax.Array, values: jax.Array, positions: jax.Array, counts: jax.Array, tile: Tile) -> jax.Array:
+    """The values as a function of x."""
+    del x, positions, counts, tile
+    return values
+
+
+@_differentiable.defjvp
+def _values_jvp(tile: Tile, primals: Any, tangents: Any) -> Any:
+    _, values, positions, counts = primals
+    moved = jnp.take_along_axis(_tiled(tangents[0], tile), positions.astype(jnp.int32), axis=-1)
+    used = _slots_of(counts, values.shape[-1]) < counts[..., None]
+    return values, jnp.where(used, moved, 0)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(3, 4))
+@functools.partial(jax.jit, static_argnums=(3, 4))
+def _todense(
+    values: jax.Array, positions: jax.Array, counts: jax.Array, size: tuple[int, ...], tile: Tile
+) -> jax.Array:
+    result = _result((*counts.shape[:-3], *size), values.dtype, values)
+
+    def native(values: jax.Array, positions: jax.Array, counts: jax.Array) -> jax.Array:
+        call = jax.ffi.ffi_call("jsc_coo_todense", result, vmap_method="broadcast_all")
+        return call(values, positions, counts, tile=np.asarray(tile, np.int64))
+
+    fallback = functools.partial(_reference_todense, size=size, tile=tile)
+    return _on_platforms("coo_todense", native, fallback, values, positions, counts)
+
+
+@_todense.defjvp
+def _todense_jvp(size: tuple[int, ...], tile: Tile, primals: Any, tangents: Any) -> Any:
+    values, positions, counts = primals
+    # Linear in the values; the definition has a transpose, which the custom call has not.
+    return _todense(values, positions, counts, size, tile), _reference_todense(
+        tangents[0], positions, counts, size, tile
+    )

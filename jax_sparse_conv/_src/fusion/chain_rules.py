@@ -1,0 +1,149 @@
+"""What can be a layer of a segment (`segments.py`), and where a chain of kernels is expected to pay."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jax_sparse_conv._src import _native, devices
+from jax_sparse_conv._src.dispatch import direct_choice, group_choice
+from jax_sparse_conv._src.primitive import lowering
+from jax_sparse_conv._src.primitive.primitives import Config
+from jax_sparse_conv._src.problem.geometry import MAX_ELEMENTS
+from jax_sparse_conv._src.problem.work import Work
+
+MAX_IMAGES = 8
+"""Images of a batch up to which a layer is fused; beyond, cuDNN has enough work to fill the device."""
+MAX_LAYERS = 256
+"""Of one call, a pool counted as a layer; longer runs become several calls."""
+LEAST_LAYERS = 6
+"""Of a chain that may pay; shorter ones have not been measured."""
+
+_FAR = 2**13  # rows, columns, strides and reach of a window
+_LEAST_GROUP_FEATURES = 32  # output channels of a group from which on "direct" has tiles for any number
+_DTYPES = ("float32", "bfloat16", "float16")
+_BESIDE_ROW = 2**16  # bytes of shared memory that a dense layer's kernel wants beside its inputs (cuda/dense_row.cu)
+# Of an average: pixels that a block takes at a time, channels of a block's piece, blocks that share them and bytes of
+# results for which they do, and how many rounds of loads are less than a kernel of its own.
+_AVERAGED, _PIECE, _PARTS, _SHARED_RESULTS, _MOST_ROUNDS = 64, 256, 8, 7680, 8
+# Where a chain gains over `implementation=None`, layer by layer: on this capability, from so many layers on
+# (`LEAST_LAYERS`), of so many operations on average, for one image at HIGHEST. By rows of h200_networks.json from
+# before chains were chosen ResNet-50's 1.5e8 gain at every precision, RegNetX-16GF's 4.5e8 9 % in TF32 and 11 in
+# bfloat16, VGG-19's 2.4e9 3 and 7, and 8 at HIGHEST since kernels leave each other small parts there. Eight images of
+# ResNet-50, 1.2e9, gain 6 % in TF32 and 13 in bfloat16, in which four of ResNet-34 gain 19 and two of RegNetX-16GF,
+# 9e8, 33 (h100_networks_chains.json); eight of these, 3.6e9, nothing (h200_networks.json of dce2134). GoogLeNet in
+# chains of six layers gains 10 % in TF32 and 19 in bfloat16 at batch 1, 8 and 14 at batch 8, and nothing at HIGHEST
+# (h100_networks_googlenet.json). At HIGHEST ResNet-50 gains 8 % at batch 2, for which it takes 1 % more memory than XLA
+# (a development run).
+_MEASURED = (9, 0)
+_MOST_IMAGES_EXACT = 1
+_FLOPS, _FLOPS_OF_ONE = 1.3e9, 2.5e9  # the latter for one image
+
+
+def why_not(config: Config, x: Any, kernel: Any, shared_memory: int | None = None) -> str | None:
+    """Why a convolution or dense layer with these operands cannot be a layer of a segment, or None.
+
+    Args:
+      config: of the separate operation.
+      x: its x, as shape and dtype.
+      kernel: its kernel, as shape.
+      shared_memory: bytes that a block of the device may have; None where the device is not known yet.
+    """
+    geometry, pool = config.geometry, config.geometry.pool
+    if config.has_nonzeros:
+        return "it chooses by the zeros that another operation counts"
+    if any(map(jax.export.is_symbolic_dim, (*x.shape, *kernel.shape))):
+        return "its sizes are not known yet"
+    if config.method == "dense":
+        return _why_not_dense(config, x, kernel, shared_memory)
+    if not 1 <= x.shape[0] <= MAX_IMAGES:
+        return f"x has {x.shape[0]} images, not 1 to {MAX_IMAGES}"
+    if kernel.shape[0] != 1:
+        return f"it has {kernel.shape[0]} kernels, not one"
+    if str(x.dtype) not in _DTYPES:
+        return f"dtype {x.dtype} is not one of {', '.join(_DTYPES)}"
+    if kernel.shape[4] * x.dtype.itemsize % 16:
+        return f"K={kernel.shape[4]} does not come in whole 16 bytes"
+    if pool is not None and pool.kind != "max":
+        return f"its pool is {pool.kind!r}"
+    sizes = (x.shape[1:3], geometry.conv_size(x.shape[1:3], kernel.shape[1:3]))
+    if min(*sizes[1], *geometry.out_size(x.shape[1:3], kernel.shape[1:3]), *x.shape) < 1:
+        return "it has nothing to compute"
+    if math.prod(x.shape) > MAX_ELEMENTS or x.shape[0] * math.prod(sizes[1]) * kernel.shape[4] > MAX_ELEMENTS:
+        return "its map is too large"
+    windows = zip(kernel.shape[1:3], geometry.dilation, geometry.padding, geometry.strides, x.shape[1:3], strict=True)
+    for size, dilation, (low, high), stride, length in windows:
+        if max(length, size, dilation, (size - 1) * dilation, abs(low), abs(high), stride) > _FAR:
+            return "its map or window is too large"
+    if pool is not None and max(*pool.window, *pool.strides, *(1 + max(pads) for pads in pool.padding)) > _FAR:
+        return "its pool's window is too large"
+    return _why_not_direct(lowering.work_of(x, kernel, config))
+
+
+def _why_not_dense(config: Config, x: Any, kernel: Any, shared_memory: int | None) -> str | None:
+    """Why the kernel of one row (`cuda/dense_row.cu`) does not take a dense layer."""
+    channels, features = kernel.shape[3:]
+    if x.shape[0] != 1 or kernel.shape[0] != 1:
+        return f"it is a product of {x.shape[0]} rows and {kernel.shape[0]} kernels, not of one"
+    if str(x.dtype) not in _DTYPES:
+        return f"dtype {x.dtype} is not one of {', '.join(_DTYPES)}"
+    if config.has_residual or min(channels, features) < 1:
+        return "it has a residual, or nothing to compute"
+    if channels * x.dtype.itemsize % 16 or features * x.dtype.itemsize % 16:
+        return f"C={channels} or K={features} does not come in whole 16 bytes"
+    if shared_memory is not None and channels * x.dtype.itemsize + _BESIDE_ROW > shared_memory:
+        return f"its C={channels} inputs do not fit shared memory"
+    return None if channels * features <= MAX_ELEMENTS else "its kernel is too large"
+
+
+def why_not_average(shape: Sequence[int], features: int, itemsize: int) -> str | None:
+    """Why a dense layer does not average a map [1, H, W, C] that it reads: blocks would take too long over it."""
+    parts = _PARTS if features * itemsize <= _SHARED_RESULTS else 1
+    rounds = -(-shape[1] * shape[2] // _AVERAGED) * -(-shape[3] // (_PIECE * parts))
+    return f"the average of {tuple(shape)} takes a block {rounds} rounds" if rounds > _MOST_ROUNDS else None
+
+
+def _why_not_direct(work: Work) -> str | None:
+    """Why "direct" is not a good kernel for a layer of a chain."""
+    groups, features = work.geometry.groups, work.kernel_shape[4] // work.geometry.groups
+    if work.is_image and not direct_choice.has_image_kernel(work):
+        return "its input is an image with dilated or grouped windows, whose channels are copied one by one"
+    is_narrow = features < _LEAST_GROUP_FEATURES and not group_choice.has_group_kernel(work)
+    if groups > 1 and (is_narrow or work.kernel_shape[3] * work.itemsize % 16):
+        return f"its {groups} groups are too narrow"
+    if groups > 1 and features * work.itemsize % 16:
+        return f"K={features} of a group does not come in whole 16 bytes"
+    if work.flops > direct_choice.most_chain_flops(work):
+        return "it has so much work that its start does not matter"
+    return None
+
+
+def may_be_chosen(x: Any) -> bool:
+    """Whether layers of images like x could run as a chain by choice on some device that this installation serves."""
+    if jax.export.is_symbolic_dim(x.shape[0]) or not 1 <= x.shape[0] <= MAX_IMAGES:
+        return False
+    return _native.why_missing("segment", "cuda", x.dtype) is None
+
+
+def is_precise(config: Config, dtype: Any) -> bool:
+    """Whether float32 is to be multiplied as float32."""
+    return str(dtype) == "float32" and int(lowering.attributes(config)["precision"]) == 2
+
+
+def pays(calls: Sequence[tuple[Config, Any, Any]]) -> bool:
+    """Whether a chain of these (config, x, kernel) is expected to be faster than each under `implementation=None`.
+
+    Dense layers, which come last, do not count.
+    """
+    calls = [call for call in calls if call[0].method != "dense"]
+    config, x, _ = calls[0]
+    images, exact = x.shape[0], is_precise(config, x.dtype)
+    if devices.current().capability != _MEASURED or len(calls) < LEAST_LAYERS:
+        return False
+    if images > (_MOST_IMAGES_EXACT if exact else MAX_IMAGES):
+        return False
+    most = _FLOPS_OF_ONE if images == 1 else _FLOPS
+    return sum(lowering.work_of(x, kernel, config).flops for config, x, kernel in calls) <= most * len(calls)

@@ -1,0 +1,377 @@
+"""Dense blocks (Huang et al. 2017) as one call: layers that each read the maps of all before them.
+
+On CUDA devices with clusters (Hopper and later) a block of few images is one custom call, `cuda/dense_block.cu`: one
+buffer that every layer reads and appends to, and one kernel for each layer, which starts while the one before it runs.
+On Hopper a block of many images is one as well, with two kernels for each layer, `cuda/dense_layers.cu`. Everywhere
+else it is the separate operations. The kernels are dense: they skip no zeros.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend import core as jex_core
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import PartitionSpec
+
+from jax_sparse_conv._src import _native, devices
+from jax_sparse_conv._src.api import arguments, ops
+from jax_sparse_conv._src.fusion import block_parameters
+from jax_sparse_conv._src.fusion.block_parameters import (
+    BlockSizes,
+    DenseBlockLayer,
+    DenseTransition,
+    PackedDenseBlock,
+    parts_of,
+)
+from jax_sparse_conv._src.primitive import jax_internals, lowering, partitioning, primitives, reference
+from jax_sparse_conv._src.problem.geometry import MAX_ELEMENTS
+
+IMPLEMENTATIONS = ("xla", "fused")
+# Images of a batch up to which `implementation=None` runs a block by the kernels for few where there are none for many.
+# DenseNet-121 on an H200 so and layer by layer, us: TF32 577 and 993 at batch 2, 1396 and 1538 at 8; HIGHEST 1016
+# and 1177 at 2, 3391 and 2169 at 8, when layers took "ecr" for their 3x3 convolutions; 16 bits at batch 4 some 350 for
+# the blocks, less than all layers take at batch 1 (development runs, benchmarks/NOTES.md).
+_MOST_IMAGES, _MOST_IMAGES_EXACT, _MOST_IMAGES_16BIT = 8, 2, 4
+# Images, or pixels of all of two or more, from which the kernels for many are faster also where those for few would do.
+_MANY_IMAGES, _MANY_PIXELS = 8, 700
+
+_GROWTH, _MIDDLE, _CHANNELS = 32, 128, 32  # kGrowth, kMiddle, kDenseChannels
+_MAX_CHANNELS, _MAX_LAYERS, _FAR = 4096, 128, 2**13
+_MAX_TRANSITION, _FEATURES = 2048, 8  # channels of a transition's input; of its result, a multiple of
+_SHARED_MEMORY = 200_000  # bytes of a block
+_WARPGROUPS = (9, 0)  # compute capability
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+def dense_block(
+    x: jax.typing.ArrayLike,
+    layers: Sequence[DenseBlockLayer] | PackedDenseBlock,
+    *,
+    transition: DenseTransition | None = None,
+    precision: lax.PrecisionLike = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """A dense block of DenseNet-BC (Huang et al. 2017, section 3) at inference.
+
+    Each layer appends to x, as `conv` would compute it,
+
+        conv(conv(relu(scale * x + shift), kernel1, bias1, activation="relu"), kernel2)
+
+    and a transition, if there is one, makes of the block's result what goes to the next block:
+
+        conv_pool(relu(scale * x + shift), kernel, activation=None, pool="avg")
+
+    On a Hopper GPU or later a block of few images (2 at HIGHEST, 4 in 16 bits, 8 in TF32) is one custom call in which a
+    layer's kernel does all but the newest channels' share of its first convolution while the layer before still runs;
+    on Hopper one of many images is one too, with two kernels for a layer that read and write slices of the result. It
+    needs M = 128, G = 32, C a multiple of 32, and float32, bfloat16 or float16. float32 is multiplied as TF32 unless
+    the precision is HIGHEST, with relative errors below 2e-6 then; 16-bit types are summed in float32. A transition is
+    one more kernel of the call of few images, for at most 2048 channels and K a multiple of 8; it averages first and
+    multiplies a quarter of the pixels, the same sums in another order (an infinite weight gives NaN only where a whole
+    window is 0). Behind many images it is separate, unless "fused" is asked for. Under `vmap` over images all stays as
+    it is; derivatives, `vmap` over parameters and blocks split over several devices by `jit` run layer by layer.
+
+    Args:
+      x: [N, H, W, C0].
+      layers: one or more, the i-th for C0 plus what those before it append, or `pack_dense_block` of them; x's dtype.
+      transition: what follows the block, for the channels that it leaves; x's dtype. Packed layers hold their own.
+      precision: as in lax.
+      implementation: None: one call where that is expected to be faster, else the layers one by one, each as
+        `implementation=None` of `conv` chooses; "xla": one by one, dense, by XLA; "fused": one call.
+
+    Returns:
+      [N, H, W, C0 + sum of G], in x's dtype: x, then what each layer appends; with a transition [N, H // 2, W // 2, K].
+
+    Raises:
+      ValueError: a shape or argument that does not fit, or an implementation that cannot run.
+      TypeError: dtypes that differ, layers that are no `DenseBlockLayer`, or a transition that is no `DenseTransition`.
+    """
+    x = jnp.asarray(x)
+    if x.ndim != 4:
+        raise ValueError(f"x.shape={x.shape} must be [N, H, W, C]")
+    operands, packed = _operands(x, layers, transition)
+    if implementation is not None and implementation not in IMPLEMENTATIONS:
+        choices = ", ".join(map(repr, (None, *IMPLEMENTATIONS)))
+        raise ValueError(f"implementation={implementation!r} is not one that dense_block has: {choices}")
+    precision = arguments.canonical_precision(precision)
+    reason = why_not(operands, packed)
+    if implementation == "fused" and reason is not None:
+        raise ValueError(f"implementation='fused' cannot run: {reason}; implementation=None or 'xla' can")
+    if implementation == "xla" or (implementation is None and not (reason is None and _may_join(x, precision))):
+        return separate(*operands, precision=precision, packed=packed, implementation=implementation)
+    operands = primitives.same_varying_axes(operands)
+    out: jax.Array = dense_block_p.bind(*operands, precision=precision, must=implementation == "fused", packed=packed)
+    return out
+
+
+def _operands(
+    x: jax.Array, layers: Sequence[DenseBlockLayer] | PackedDenseBlock, transition: DenseTransition | None
+) -> tuple[list[jax.Array], BlockSizes | None]:
+    """Checked operands as the primitive has them, and the sizes of parameters that are packed."""
+    if isinstance(layers, PackedDenseBlock):
+        packed = block_parameters.checked_packed(layers, x, transition)
+        return [x, packed.values], packed.sizes
+    block = block_parameters.checked_layers(layers, x.shape[3], x.dtype, "x")
+    behind = block_parameters.checked_transition(transition, block, x.shape[3], x.dtype, "x")
+    return [x, *(parameter for part in (*block, *behind) for parameter in part)], None
+
+
+def separate(
+    *operands: jax.Array, precision: Any, packed: BlockSizes | None, implementation: str | None = None
+) -> jax.Array:
+    """The block's meaning: its layers one by one, of operands as the primitive has them."""
+    x, *parameters = operands
+    layers, transition = parts_of(parameters) if packed is None else packed.slices(parameters[0])
+    options: dict[str, Any] = {"precision": precision, "implementation": implementation}
+    for layer in layers:
+        y = _scaled(x, layer.scale, layer.shift)
+        y = ops.conv(y, layer.kernel1, layer.bias1, activation="relu", **options)
+        y = ops.conv(y, layer.kernel2, padding=1, **options)
+        x = jnp.concatenate([x, y], axis=-1)
+    return x if transition is None else _transition(x, transition, **options)
+
+
+def _scaled(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
+    """A batch norm and ReLU: x [N, H, W, C], scale and shift [C]."""
+    return jax.nn.relu(x * reference.for_channels_of(x, scale) + reference.for_channels_of(x, shift))
+
+
+def _transition(x: jax.Array, transition: DenseTransition, **options: Any) -> jax.Array:
+    """What a transition makes of the block's map."""
+    y = _scaled(x, transition.scale, transition.shift)
+    return ops.conv_pool(y, transition.kernel, activation=None, pool="avg", **options)
+
+
+def _described(operands: Sequence[Any], packed: BlockSizes | None) -> tuple[Any, list[DenseBlockLayer], Any]:
+    """x, the layers and the transition of operands as the primitive has them; of packed ones without values."""
+    x, *parameters = operands
+    return x, *(parts_of(parameters) if packed is None else packed.abstract(parameters[0].dtype))
+
+
+def is_available(dtype: Any) -> bool:
+    """Whether this installation has the kernel for a dtype, on whatever GPU."""
+    return _native.why_missing("dense_block", "cuda", dtype) is None
+
+
+def most_images(dtype: Any, precision: Any) -> int:
+    """Images of a batch up to which the kernels for few are expected to be faster than layers one by one."""
+    if str(dtype) != "float32":
+        return _MOST_IMAGES_16BIT
+    return _MOST_IMAGES_EXACT if lowering.is_highest(precision) else _MOST_IMAGES
+
+
+def is_one_call(
+    x: jax.Array,
+    layers: Sequence[DenseBlockLayer] | PackedDenseBlock,
+    precision: lax.PrecisionLike = None,
+    transition: DenseTransition | None = None,
+) -> bool:
+    """Whether `implementation=None` would run such a block as one call where there is a GPU for it."""
+    if isinstance(layers, PackedDenseBlock):
+        reason = why_not([x, layers.values], layers.sizes)
+    else:
+        reason = why_not([x, *(parameter for layer in layers for parameter in layer), *(transition or ())])
+    return reason is None and _may_join(x, arguments.canonical_precision(precision))
+
+
+def reads_packed(layers: Sequence[DenseBlockLayer], transition: DenseTransition | None = None) -> bool:
+    """Whether a block of these parameters may be one call where they are, on one GPU."""
+    parameters = [parameter for part in (*layers, *([] if transition is None else [transition])) for parameter in part]
+    if not _are_on_one_gpu(parameters) or not _has_clusters():
+        return False
+    x = jax.ShapeDtypeStruct((1, 2, 2, layers[0].scale.shape[0]), layers[0].scale.dtype)
+    return why_not([x, *parameters]) is None
+
+
+def _are_on_one_gpu(parameters: Sequence[jax.Array]) -> bool:
+    """Whether they are; of those that are traced, whether the default device is a GPU."""
+    if not all(isinstance(parameter, jax.Array) for parameter in parameters):
+        return False
+    if any(isinstance(parameter, jax.core.Tracer) for parameter in parameters):
+        return devices.default_platform() == "gpu"
+    places = {device for parameter in parameters for device in parameter.devices()}
+    return [device.platform for device in places] == ["gpu"]
+
+
+def _may_join(x: Any, precision: Any) -> bool:
+    """Whether some GPU that this installation has kernels for is expected to be faster with one call."""
+    return bool(x.shape[0] <= most_images(x.dtype, precision)) or _native.has_warpgroups()
+
+
+def why_not(operands: Sequence[Any], packed: BlockSizes | None = None) -> str | None:
+    """Why a block cannot be one call on any device that this installation has kernels for, or None."""
+    x, block, transition = _described(operands, packed)
+    first, layers = block[0], len(block)
+    if (missing := _native.why_missing("dense_block", "cuda", x.dtype)) is not None:
+        return missing
+    if any(map(jax.export.is_symbolic_dim, x.shape)):
+        return "its sizes are not known yet"
+    if str(x.dtype) not in _DTYPES:
+        return f"dtype {x.dtype} is not one of {', '.join(_DTYPES)}"
+    middle, growth = first.kernel1.shape[3], first.kernel2.shape[3]
+    if (middle, growth) != (_MIDDLE, _GROWTH) or any(layer.kernel2.shape[3] != _GROWTH for layer in block):
+        return f"M={middle} and G={growth} of its layers are not {_MIDDLE} and {_GROWTH}"
+    if x.shape[3] % _CHANNELS or x.shape[3] + layers * _GROWTH > _MAX_CHANNELS:
+        return f"C0={x.shape[3]} is not a multiple of {_CHANNELS}, or the result has more than {_MAX_CHANNELS} channels"
+    if layers > _MAX_LAYERS:
+        return f"it has {layers} layers, more than {_MAX_LAYERS}"
+    if min(x.shape) < 1:
+        return "it has nothing to compute"
+    if max(x.shape[1:3]) > _FAR or math.prod(x.shape[:3]) * (x.shape[3] + layers * _GROWTH) > MAX_ELEMENTS:
+        return "its map is too large"
+    return None if transition is None else _why_no_transition(x, transition)
+
+
+def _why_no_transition(x: Any, transition: DenseTransition) -> str | None:
+    channels, features = transition.kernel.shape[2:]
+    if channels > _MAX_TRANSITION or features % _FEATURES or not 0 < features <= _MAX_CHANNELS:
+        return (
+            f"its transition from C={channels} to K={features} channels is not from at most {_MAX_TRANSITION} to a "
+            f"multiple of {_FEATURES}"
+        )
+    return "its map is too small for a pool" if min(x.shape[1:3]) < 2 else None
+
+
+# --- the primitive ---------------------------------------------------------------------------------------------------
+
+# x, the five parameters of every layer and three of a transition; or x and one array that `packed` says the sizes of.
+dense_block_p = jex_core.Primitive("jsc_dense_block")
+jax_internals.needs_devices(dense_block_p)
+
+
+def _map_of(x: Any, layers: Sequence[DenseBlockLayer]) -> Any:
+    """The block's map, as an abstract value."""
+    channels = x.shape[3] + sum(layer.kernel2.shape[3] for layer in layers)
+    sharding = x.sharding.update(spec=PartitionSpec(x.sharding.spec[0], None, None, None))
+    return x.update(shape=(*x.shape[:3], channels), sharding=sharding, weak_type=False)
+
+
+def _abstract_eval(*operands: Any, precision: Any, must: bool, packed: BlockSizes | None) -> Any:
+    del precision, must
+    x, layers, transition = _described(operands, packed)
+    out = _map_of(x, layers)
+    if transition is None:
+        return out
+    return out.update(shape=(x.shape[0], x.shape[1] // 2, x.shape[2] // 2, transition.kernel.shape[3]))
+
+
+dense_block_p.def_abstract_eval(_abstract_eval)
+
+
+jax_internals.runs_alone(dense_block_p)
+
+
+@devices.for_lowering
+def _lower(
+    ctx: Any, *operands: Any, precision: Any, must: bool, packed: BlockSizes | None, platform: str | None
+) -> Any:
+    reason = _why_not_here(ctx, packed, platform)
+    if must and reason is not None:
+        raise ValueError(
+            f"implementation='fused' cannot run here: {reason}. implementation=None or 'xla' works everywhere"
+        )
+    scratch = None if reason is not None else _scratch(ctx.avals_in, precision, must, packed)  # with the images of vmap
+    if scratch is None or partitioning.is_partitioned(ctx):
+        lower = functools.partial(separate, precision=precision, packed=packed)
+        return mlir.lower_fun(lower, multiple_results=False)(ctx, *operands)
+    x, layers, transition = _described(ctx.avals_in, packed)
+    if scratch > 0 and transition is not None:
+        lower = functools.partial(_then_transition, precision=precision, packed=packed)
+        return mlir.lower_fun(lower, multiple_results=False)(ctx, *operands)
+    results = [*ctx.avals_out, jax.core.ShapedArray((scratch,), np.uint8)]
+    if transition is not None:  # the block's map is scratch memory
+        results.append(_map_of(x, layers))
+    call = jax.ffi.ffi_lowering(_native.target_name("dense_block"))
+    attributes: dict[str, Any] = {"precision": np.int64(lowering.precision_code(precision))}
+    if packed is not None:
+        attributes["offsets"] = np.array(packed.offsets(), np.int64)
+    return call(ctx.replace(avals_out=results), *operands, **attributes)[:1]
+
+
+def _then_transition(*operands: jax.Array, precision: Any, packed: BlockSizes | None) -> jax.Array:
+    """The block as one call of many images, which has no kernel for the transition."""
+    x, *parameters = operands
+    if packed is None:
+        layers, transition = parts_of(parameters)
+        parameters = [parameter for layer in layers for parameter in layer]
+    else:
+        transition, packed = packed.slices(parameters[0])[1], packed._replace(features=None)
+    assert transition is not None
+    out = dense_block_p.bind(x, *parameters, precision=precision, must=False, packed=packed)
+    return _transition(out, transition, precision=precision, implementation=None)
+
+
+def _scratch(operands: Sequence[Any], precision: Any, must: bool, packed: BlockSizes | None) -> int | None:
+    """Bytes of scratch memory of one call, 0 for few images; None where layers one by one are expected to be faster."""
+    x, layers, transition = _described(operands, packed)
+    images, most, pixels = x.shape[0], most_images(x.dtype, precision), math.prod(x.shape[:3])
+    many = images > min(most, _MANY_IMAGES - 1) or (images > 1 and pixels >= _MANY_PIXELS)
+    if many and _has_warpgroups() and (transition is None or not must):
+        exact = str(x.dtype) == "float32" and lowering.is_highest(precision)
+        return _native.dense_layers_bytes(x.dtype.itemsize, exact, pixels, x.shape[3], len(layers))
+    return 0 if must or images <= most else None
+
+
+def _why_not_here(ctx: Any, packed: BlockSizes | None, platform: str | None) -> str | None:
+    if platform != "cuda":
+        return f"there is no kernel for platform {lowering.platform_name(ctx, platform)!r}, only for 'cuda'"
+    if not _has_clusters():
+        return "it needs a data-center GPU with clusters (compute capability 9.0 or later)"
+    return why_not(ctx.avals_in, packed)
+
+
+def _has_clusters() -> bool:
+    """Whether the GPU has clusters, and blocks as much shared memory as the largest tiles need."""
+    device = devices.known()
+    return device is not None and device.has_clusters and device.block_shared_memory >= _SHARED_MEMORY
+
+
+def _has_warpgroups() -> bool:
+    """Whether the GPU and this installation have the kernels for many images."""
+    device = devices.known()
+    return device is not None and device.capability == _WARPGROUPS and _native.has_warpgroups()
+
+
+for _platform in (None, *_native.PLATFORMS):
+    mlir.register_lowering(dense_block_p, functools.partial(_lower, platform=_platform), platform=_platform)
+
+
+def _batch(
+    values: Sequence[Any], axes: Sequence[Any], *, precision: Any, must: bool, packed: BlockSizes | None
+) -> tuple[jax.Array, int]:
+    """Images are folded into N; with batched parameters the layers go their separate ways."""
+    size = next(v.shape[a] for v, a in zip(values, axes, strict=True) if a is not None)
+    if size == 0 or any(axis is not None for axis in axes[1:]):
+        each = functools.partial(separate, precision=precision, packed=packed)
+        return jax.vmap(each, in_axes=tuple(axes))(*values), 0
+    x = jnp.moveaxis(values[0], axes[0], 0)
+    folded = x.reshape(size * x.shape[1], *x.shape[2:])
+    out = dense_block_p.bind(folded, *values[1:], precision=precision, must=must, packed=packed)
+    return out.reshape(size, x.shape[1], *out.shape[1:]), 0
+
+
+def _jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, precision: Any, must: bool, packed: BlockSizes | None
+) -> Any:
+    del must  # the layers run one by one
+    varying = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
+
+    def moving(*values: Any) -> Any:
+        operands = list(primals)
+        for index, value in zip(varying, values, strict=True):
+            operands[index] = value
+        return separate(*operands, precision=precision, packed=packed)
+
+    return jax.jvp(moving, [primals[i] for i in varying], [tangents[i] for i in varying])
+
+
+batching.primitive_batchers[dense_block_p] = _batch
+ad.primitive_jvps[dense_block_p] = _jvp

@@ -1,0 +1,94 @@
+"""A traced function as one list of equations, calls that hold convolutions inlined: what `fusion.py` evaluates."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.extend import core as jex_core
+
+from jax_sparse_conv._src.fusion import chains
+from jax_sparse_conv._src.primitive import primitives
+
+
+@dataclasses.dataclass
+class Equation:
+    """An equation whose operands and results are numbers of values in one table, calls inlined."""
+
+    equation: Any
+    inputs: list[int]
+    outputs: list[int]
+
+
+class Program:
+    """A jaxpr without calls that hold convolutions, and the values that are known from the start."""
+
+    def __init__(self, jaxpr: Any, arguments: Sequence[Any]) -> None:
+        self.known: dict[int, Any] = {}
+        self.equations: list[Equation] = []
+        self._next = 0
+        constants = [self._know(value) for value in jaxpr.consts]
+        self.outputs = self._inline(jaxpr.jaxpr, constants, [self._know(value) for value in arguments])
+
+    def _new(self) -> int:
+        self._next += 1
+        return self._next
+
+    def _know(self, value: Any) -> int:
+        number = self._new()
+        self.known[number] = value
+        return number
+
+    def _inline(self, jaxpr: Any, constants: Sequence[int], arguments: Sequence[int]) -> list[int]:
+        numbers: dict[Any, int] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *arguments], strict=True))
+
+        def read(variable: Any) -> int:
+            is_literal = isinstance(variable, jex_core.Literal)
+            return self._know(variable.val) if is_literal else numbers[variable]
+
+        for equation in jaxpr.eqns:
+            inputs = [read(variable) for variable in equation.invars]
+            inner = _inner(equation)
+            if inner is not None:
+                outputs = self._inline(inner.jaxpr, [self._know(value) for value in inner.consts], inputs)
+            else:
+                outputs = [self._new() for _ in equation.outvars]
+                self.equations.append(Equation(equation, inputs, outputs))
+            numbers.update(zip(equation.outvars, outputs, strict=True))
+        return [read(variable) for variable in jaxpr.outvars]
+
+
+def _inner(equation: Any) -> Any:
+    """The jaxpr of a call that may be inlined because convolutions are in it, or None.
+
+    A segment that a network has made by itself is taken apart again, so that what is asked for decides.
+    """
+    if equation.primitive is chains.segment_p and equation.params["chosen"]:
+        layers, results = equation.params["layers"], equation.params["results"]
+        operands = [jax.ShapeDtypeStruct(each.aval.shape, each.aval.dtype) for each in equation.invars]
+        return jax.make_jaxpr(functools.partial(chains.separate, layers=layers, results=results))(*operands)
+    if equation.primitive.name not in ("jit", "pjit", "closed_call", "core_call"):
+        return None
+    inner = equation.params.get("jaxpr") or equation.params.get("call_jaxpr")
+    shardings = (*equation.params.get("in_shardings", ()), *equation.params.get("out_shardings", ()))
+    if inner is None or any(type(each).__name__ != "UnspecifiedValue" for each in shardings):
+        return None
+    inner = inner if hasattr(inner, "consts") else jex_core.ClosedJaxpr(inner, ())
+    return inner if any(_convolutions(inner.jaxpr)) else None
+
+
+def _convolutions(jaxpr: Any) -> Iterator[Any]:
+    for equation in jaxpr.eqns:
+        if equation.primitive is primitives.conv_p:
+            yield equation
+        elif (inner := _inner(equation)) is not None:
+            yield from _convolutions(inner.jaxpr)
+
+
+def last_uses(program: Program) -> dict[int, int]:
+    """By value, the last equation that reads it; results are read after all."""
+    uses = {number: index for index, equation in enumerate(program.equations) for number in equation.inputs}
+    return uses | {number: len(program.equations) for number in program.outputs}

@@ -1,0 +1,360 @@
+"""`fuse`: a transformation that makes segments of the convolutions that feed each other in a function.
+
+It works on the function's jaxpr: convolutions of this package go into the segment that is open, equations that read
+none of its results stay before it, equations that do wait behind it, and a convolution that needs one of those closes
+the segment and opens the next. What only the next one reads goes into it where that takes less memory meanwhile. Dense
+layers of one row that read a result, flat or averaged over its pixels, go in at the end.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_sparse_conv._src.fusion import chain_rules, chains
+from jax_sparse_conv._src.fusion.jaxprs import Equation, Program, last_uses
+from jax_sparse_conv._src.fusion.schedule import Layer
+from jax_sparse_conv._src.primitive import primitives
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_FEWEST = 2  # layers of a segment
+
+
+def fuse(function: _Function) -> _Function:
+    """Run of convolutions as one call: each chain of this package's convolutions in `function` becomes one call.
+
+    On a Hopper GPU or later, convolutions that feed each other, with their bias, residual, ReLU and max pool, run as
+    one call whose kernels overlap: each starts, and fetches its first filters, while the one before it still runs. At
+    small batches most of a layer's time is starting it and getting its first data. Where a cluster of blocks has all
+    their channels, two 1x1 layers of which the second reads the first's result share a kernel. The kernels are those
+    of "direct", dense, and skip no zeros, whatever implementation the layers name. Dense layers behind them, of one
+    image, end the call and skip zeros. Elsewhere the layers run as they would without `fuse`.
+
+    What is fused: two or more convolutions of `jsc.conv`, `jsc.conv_pool` and the layers made of them, of up to 8
+    images, in float32, bfloat16 or float16, with K a multiple of 16 bytes, in one group or in groups of 8, 16, 24
+    or at least 32 output channels, and max pools; first layers too, in one group and without dilation; not with so
+    much work that starting it does not matter. Behind them `jsc.dense` and the layers made of it, of one row
+    without a residual, with C and K multiples of 16 bytes, of the convolutions' precision, which reads a map flat,
+    or a dense layer's result, or the mean of a small map over height and width (`jnp.mean` without `keepdims`) that
+    nothing else reads. They must be in the function itself or in functions that it calls under `jit`, not inside
+    `scan`, `cond` or the like, and the mean or reshape in front of a dense layer not in a function under `jit` of
+    its own. All else is evaluated as before, so that the results are those of `function` within the precision's
+    tolerance. float32 is multiplied as TF32 unless the precision is HIGHEST.
+
+    The networks of `jax_sparse_conv.models` do this by themselves under `jit` where it is expected to be faster.
+
+    Works under `jit` (which it wants: otherwise the function is traced at every call), `vmap` over images, and
+    derivatives, for which the layers run separately.
+
+    Args:
+      function: of arrays and anything else; leaves that are no arrays are taken as they are.
+
+    Returns:
+      A function of the same arguments and results.
+
+    Raises:
+      TypeError: `function` cannot be called.
+    """
+    if not callable(function):
+        raise TypeError(f"function={function!r} cannot be called")
+    return _fused(function, chosen=False)
+
+
+def fuse_where_faster(function: _Function) -> _Function:
+    """As `fuse`, of the layers under `implementation=None` only, and only on devices where that is expected to pay."""
+    return _fused(function, chosen=True)
+
+
+def _fused(function: _Function, chosen: bool) -> _Function:
+    @functools.wraps(function)
+    def fused(*args: Any, **kwargs: Any) -> Any:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, (jax.Array, np.ndarray, np.generic))]
+
+        def of_arrays(*arrays: Any) -> Any:
+            filled = list(leaves)
+            for place, array in zip(places, arrays, strict=True):
+                filled[place] = array
+            positional, named = jax.tree.unflatten(tree, filled)
+            return function(*positional, **named)
+
+        arrays = [leaves[i] for i in places]
+        jaxpr, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
+        return jax.tree.unflatten(jax.tree.structure(shape), _evaluate(jaxpr, arrays, chosen))
+
+    return fused  # type: ignore[return-value]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Row:
+    """What a dense layer reads of a segment: a layer's value, and the equations between, which nothing else needs."""
+
+    source: int
+    averages: bool
+    between: tuple[Equation, ...]
+
+
+def _evaluate(jaxpr: Any, arguments: Sequence[Any], chosen: bool) -> list[Any]:
+    program = Program(jaxpr, arguments)
+    run = _Run(program, chosen)
+    for equation in program.equations:
+        run.add(equation)
+    run.close()
+    return [_array(run.values[number]) for number in program.outputs]
+
+
+def _array(value: Any) -> jax.Array:
+    """A result as `jit` gives it: JAX keeps constants of a trace as values of its own."""
+    return value if isinstance(value, jax.Array) else jnp.asarray(value)
+
+
+class _Run:
+    """Evaluates a program in order, but for the segment that is open and the equations that wait for it.
+
+    Args:
+      program: to evaluate.
+      chosen: as in `segments.segment_p`; then only layers under `implementation=None` join.
+    """
+
+    def __init__(self, program: Program, chosen: bool) -> None:
+        self._chosen = chosen
+        self.values: dict[int, Any] = dict(program.known)
+        self._given = frozenset(program.known)
+        self._needed = last_uses(program)
+        self._readers = collections.Counter(number for each in program.equations for number in each.inputs)
+        self._readers.update(program.outputs)
+        self._open: list[Equation] = []
+        self._steps = 0
+        self._waiting: list[Equation] = []
+        self._held: list[Equation] = []  # of the open segment, for the next one
+        self._rows: dict[int, _Row] = {}  # of dense layers in segments, by their results
+        self._position = 0
+
+    def add(self, equation: Equation) -> None:
+        """Take the next equation of the program."""
+        fits = self._fits(equation)
+        while fits and self._blocks(equation):
+            self._open_next(equation)
+        if fits:
+            self._open.append(equation)
+            self._steps += _steps(equation)
+        elif equation.equation.effects:
+            self.close()
+            self._evaluate(equation)
+        elif all(number in self.values for number in equation.inputs):
+            self._evaluate(equation)
+        else:
+            self._waiting.append(equation)
+        self._position += 1
+
+    def close(self) -> None:
+        """Evaluate the open segment, with dense layers at its end, then what waits for it."""
+        if len(self._open) >= _FEWEST:
+            self._take_rows()
+            self._evaluate_segment()
+        elif self._open:
+            self._evaluate(self._open[0])
+        self._open, self._steps = [], 0
+        waiting, self._waiting = self._waiting, []
+        for equation in waiting:
+            self._evaluate(equation)
+
+    def _open_next(self, equation: Equation) -> None:
+        """Close the open segment in front of an equation, but for layers that take less memory in the equation's."""
+        kind = _kind(equation.equation)
+        self._held = [each for each in self._open if _kind(each.equation) == kind and self._may_be_held(each)]
+        stay = [each for each in self._open if each not in self._held]
+        least = chain_rules.LEAST_LAYERS if self._chosen else _FEWEST
+        if len(stay) < min(least, len(self._open)):  # or there is no chain any more
+            self._held, stay = [], self._open
+        self._open, self._steps = stay, sum(map(_steps, stay))
+        self.close()
+        self._open, self._held = self._held, []
+        self._steps = sum(map(_steps, self._open))
+
+    def _take_rows(self) -> None:
+        """Put the dense layers that wait for the open segment at its end."""
+        for equation in self._waiting:
+            row = self._row_of(equation)
+            if row is not None:
+                gone = (equation, *row.between)
+                self._waiting = [each for each in self._waiting if not any(each is other for other in gone)]
+                self._open.append(equation)
+                self._rows[equation.outputs[0]] = row
+                self._steps += 1
+
+    def _row_of(self, equation: Equation) -> _Row | None:
+        """What a dense layer at the end of the open segment reads of it, or None for all other equations."""
+        traced = equation.equation
+        if traced.primitive is not primitives.conv_p or traced.params["config"].method != "dense":
+            return None
+        config, operands = traced.params["config"], primitives.Operands.of(equation.inputs, traced.params["config"])
+        x, kernel = (variable.aval for variable in traced.invars[:2])
+        if (self._chosen and not config.fallback) or chain_rules.why_not(config, x, kernel) is not None:
+            return None
+        if any(number not in self.values for number in equation.inputs if number != operands.x):
+            return None
+        first = self._open[0].equation
+        if _kind(first) != _kind(traced) or self._steps + 1 > chain_rules.MAX_LAYERS:
+            return None
+        made = {each.outputs[0]: each.equation.outvars[0].aval for each in self._open}
+        between: list[Equation] = []
+        number, is_shared = operands.x, False
+        while number not in made:
+            producer = next((each for each in self._waiting if number in each.outputs), None)
+            if producer is None:
+                return None
+            is_shared |= self._readers[number] != 1
+            between.insert(0, producer)
+            unknown = [each for each in producer.inputs if each not in self.values]
+            if len(unknown) != 1:
+                return None
+            number = unknown[0]
+        source = made[number]
+        form = _form_of(between, source, self.values)
+        averages = form == "average"
+        if averages and is_shared:
+            return None
+        channels = source.shape[3] if averages else math.prod(source.shape[1:])
+        if form is None or source.shape[0] != 1 or channels != x.shape[3]:
+            return None
+        if averages and chain_rules.why_not_average(source.shape, kernel.shape[4], x.dtype.itemsize) is not None:
+            return None
+        return _Row(number, averages, () if is_shared else tuple(between))
+
+    def _may_be_held(self, equation: Equation) -> bool:
+        """Whether nothing reads a layer's result until the next segment, and what it reads is smaller.
+
+        As of a projection whose block goes on in a layer that is no part of segments: there the result would wait.
+        """
+        (result,) = equation.outputs
+        if any(result in other.inputs for other in (*self._open, *self._waiting)):
+            return False
+        variables = zip(equation.inputs, equation.equation.invars, strict=True)
+        kept = (_bytes(variable.aval) for number, variable in variables if not self._is_kept(number))
+        return sum(kept) < _bytes(equation.equation.outvars[0].aval)
+
+    def _is_kept(self, number: int) -> bool:
+        """Whether a value stays whatever becomes of the layers that are open."""
+        return number in self._given or self._needed[number] >= self._position
+
+    def _fits(self, equation: Equation) -> bool:
+        if equation.equation.primitive is not primitives.conv_p:
+            return False
+        config = equation.equation.params["config"]
+        x, kernel = (variable.aval for variable in equation.equation.invars[:2])
+        if config.method == "dense":
+            return False
+        return (config.fallback or not self._chosen) and chain_rules.why_not(config, x, kernel) is None
+
+    def _blocks(self, equation: Equation) -> bool:
+        """Whether a convolution cannot join the open segment."""
+        if not self._open:
+            return not all(number in self.values for number in equation.inputs)
+        made = {number for other in self._open for number in other.outputs}
+        operands = primitives.Operands.of(equation.inputs, equation.equation.params["config"])
+        maps = {number for number in (operands.x, operands.residual) if number is not None}
+        if not all(number in self.values or (number in made and number in maps) for number in equation.inputs):
+            return True
+        first = self._open[0].equation
+        return _kind(first) != _kind(equation.equation) or self._steps + _steps(equation) > chain_rules.MAX_LAYERS
+
+    def _evaluate(self, equation: Equation) -> None:
+        traced = equation.equation
+        operands = [self.values[number] for number in equation.inputs]
+        with traced.ctx.manager:
+            out = traced.primitive.bind(*operands, **traced.primitive.get_bind_params(traced.params))
+        results = out if traced.primitive.multiple_results else [out]
+        self.values.update(zip(equation.outputs, results, strict=True))
+
+    def _evaluate_segment(self) -> None:
+        made = {equation.outputs[0]: index for index, equation in enumerate(self._open)}
+        operands: dict[int, int] = {}
+
+        def number_of(value: int | None) -> int | None:
+            if value is None:
+                return None
+            return ~made[value] if value in made else operands.setdefault(value, len(operands))
+
+        layers = []
+        for equation in self._open:
+            config = equation.equation.params["config"]
+            named, row = primitives.Operands.of(equation.inputs, config), self._rows.get(equation.outputs[0])
+            x, kernel = number_of(named.x if row is None else row.source), number_of(named.kernel)
+            assert x is not None
+            assert kernel is not None
+            rest = (number_of(named.bias), number_of(named.residual), number_of(named.packed))
+            layers.append(Layer(config, x, kernel, *rest, averages=row is not None and row.averages))
+        end = self._position
+        results = tuple(i for value, i in made.items() if self._needed.get(value, -1) >= end or self._waits_for(value))
+        out = chains.segment_p.bind(
+            *primitives.same_varying_axes([self.values[value] for value in operands]),
+            layers=tuple(layers),
+            results=results,
+            chosen=self._chosen,
+        )
+        self.values.update(zip([self._open[i].outputs[0] for i in results], out, strict=True))
+
+    def _waits_for(self, value: int) -> bool:
+        return any(value in equation.inputs for equation in (*self._waiting, *self._held))
+
+
+def _form_of(between: Sequence[Equation], source: Any, known: Mapping[int, Any]) -> str | None:
+    """Whether equations take a map [N, H, W, C] as a row ("flat") or average it, as `jnp.mean` does or scaled first.
+
+    The latter is `reference.average_of_pixels`. Maps of 16 bits are summed in float32, and converted back.
+    """
+    core = [each.equation for each in between if not _is_plain_reshape(each.equation)]
+    if not core:
+        return "flat"
+    if _is_conversion(core[0], source.dtype, jnp.float32):
+        core = core[1:]
+    if core and _is_conversion(core[-1], jnp.float32, source.dtype):
+        core = core[:-1]
+    names = tuple(each.primitive.name for each in core)
+    if names not in (("mul", "reduce_sum"), ("reduce_sum", "div")):
+        return None
+    is_scaled_first = names[0] == "mul"
+    scaled, summed = core if is_scaled_first else core[::-1]
+    inputs = next(each.inputs for each in between if each.equation is scaled)
+    factor = next((known[number] for number in inputs if number in known), None)
+    if factor is None or np.ndim(factor) != 0 or isinstance(factor, jax.core.Tracer):
+        return None
+    if not is_scaled_first and inputs[1] not in known:
+        return None
+    of_map, pixels = summed.invars[0].aval, source.shape[1] * source.shape[2]
+    is_mean = math.isclose(float(factor), 1 / pixels if is_scaled_first else pixels, rel_tol=1e-6)
+    is_wide = of_map.dtype == jnp.float32 and of_map.shape == source.shape
+    return "average" if is_mean and is_wide and sorted(summed.params["axes"]) == [1, 2] else None
+
+
+def _is_plain_reshape(equation: Any) -> bool:
+    """Not `lax.reshape` with another order of the dimensions, which moves elements."""
+    return equation.primitive.name == "reshape" and equation.params["dimensions"] is None
+
+
+def _is_conversion(equation: Any, source: Any, to: Any) -> bool:
+    is_one = equation.primitive.name == "convert_element_type"
+    return is_one and equation.invars[0].aval.dtype == source and equation.outvars[0].aval.dtype == to
+
+
+def _kind(equation: Any) -> tuple[Any, ...]:
+    """What the layers of a segment have in common."""
+    x = equation.invars[0].aval
+    return (x.dtype, chain_rules.is_precise(equation.params["config"], x.dtype))
+
+
+def _steps(equation: Equation) -> int:
+    return 2 if equation.equation.params["config"].geometry.pool else 1
+
+
+def _bytes(shape: Any) -> int:
+    return math.prod(shape.shape) * shape.dtype.itemsize

@@ -1,0 +1,338 @@
+"""Layers of a segment (`segments.py`), and in which order and places the custom call that runs it has them."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+
+from jax_sparse_conv._src.dispatch import chain_tiles
+from jax_sparse_conv._src.fusion import chain_rules, placement
+from jax_sparse_conv._src.fusion.placement import Span
+from jax_sparse_conv._src.primitive import lowering, primitives
+from jax_sparse_conv._src.primitive.primitives import Config
+
+_ALIGNMENT = 256  # bytes, of arrays in the workspace
+_HIGHEST = 2  # of the custom call's precision
+# Two 1x1 layers in one kernel (`cuda/pair_plan.cc`): channels of a block, of a cluster of 16, and of x; elements
+# between the layers, of 132 blocks with 56 pixels each.
+_PAIR_CHANNELS, _MOST_PAIR_CHANNELS, _MOST_PAIR_INPUTS, _MOST_PAIR_ELEMENTS = 64, 1024, 512, 64 * 56 * 132
+
+TakesPool: TypeAlias = Callable[[chain_tiles.Key, chain_tiles.Tile, int, bool], bool]
+"""Whether a kernel takes the pool behind it: of a layer with this key and tile, of elements of so many bytes, and of
+products as HIGHEST has them or others."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """One convolution or dense layer of a segment; operands by number, results of earlier layers as ~layer.
+
+    Dense layers come behind all convolutions. What they read, [N, H, W, C], is a row [N, 1, 1, H * W * C] to them, or
+    [N, 1, 1, C] where it is averaged.
+
+    Attributes:
+      config: of the separate operation.
+      x: operand or layer.
+      kernel: operand [1, kh, kw, C, K].
+      bias: operand [1, K] or None.
+      residual: operand or layer, or None.
+      packed: operand that the separate operation reads on a CPU beside the kernel, or None.
+      tile: of its kernel in the chain, where the planner has a plan with it; None for what `chain_tiles` knows of it,
+        `chain_tiles.BY_MODEL` for what the model chooses. Where one kernel runs two 1x1 layers neither tile counts.
+      averages: whether a dense layer reads the mean of x over its pixels.
+    """
+
+    config: Config
+    x: int
+    kernel: int
+    bias: int | None = None
+    residual: int | None = None
+    packed: int | None = None
+    tile: chain_tiles.Tile | None = None
+    averages: bool = False
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether it is a matrix product."""
+        return self.config.method == "dense"
+
+    @property
+    def steps(self) -> int:
+        """Layers of the kernel: one, and one for a pool."""
+        return 2 if self.config.geometry.pool else 1
+
+
+def results_of(operands: Sequence[Any], layers: Sequence[Layer]) -> list[Any]:
+    """The result of every layer, as shape and dtype."""
+    made: list[Any] = []
+    for layer in layers:
+        numbers = (layer.kernel, layer.bias, layer.residual, layer.packed)
+        present = [operands[n] if n >= 0 else made[~n] for n in numbers if n is not None]
+        x = input_of(layer, operands[layer.x] if layer.x >= 0 else made[~layer.x])
+        made.append(primitives.conv_p.abstract_eval(x, *present, config=layer.config)[0])
+    return made
+
+
+def input_of(layer: Layer, x: Any) -> Any:
+    """What the separate operation of a layer that reads x has as its own x, as shape and dtype."""
+    if not layer.is_dense:
+        return x
+    channels = x.shape[3] if layer.averages else math.prod(x.shape[1:])
+    return jax.core.ShapedArray((x.shape[0], 1, 1, channels), x.dtype)
+
+
+class Where(enum.IntEnum):
+    """Where an array of a call lies; the custom call's numbers."""
+
+    OPERAND = 0
+    RESULT = 1
+    WORKSPACE = 2
+    NOWHERE = 3  # a kernel hands it to the pool inside
+
+
+@dataclasses.dataclass
+class _Value:
+    """An array of the kernel: where it lies and when it is needed."""
+
+    shape: tuple[int, ...]
+    where: Where
+    index: int  # operand, result or byte
+    first: int = -1  # step that writes it
+    last: int = -1  # and the last that reads it
+    over: _Value | None = None  # the residual in whose place it is written, element by element
+    is_split: bool = False  # it has room for its small parts: convolutions at HIGHEST read both
+    small: int = -1  # byte of that room
+
+
+@dataclasses.dataclass
+class _Step:
+    kind: int  # 0 convolution, 1 max pool, 2 dense layer
+    x: int
+    out: int
+    kernel: int = -1
+    bias: int = -1
+    residual: int = -1
+    numbers: tuple[int, ...] = ()  # window, stride, padding, dilation, ReLU, groups
+    tile: chain_tiles.Tile = chain_tiles.BY_MODEL
+
+
+class Schedule:
+    """Steps, places in the workspace and attributes of a segment's custom call; see `cuda/segment_args.h`.
+
+    Args:
+      operands: of the segment, as abstract values.
+      layers: of the segment.
+      results: which layers' results are the segment's.
+      order: of the layers, each behind those that it reads; as they are given where it is None.
+      takes_pool: what kernels do on the devices that the call is for. The map in front of a pool that they take has no
+        place, so that the call is an error where they do not. None for a call that suits any device: every such map
+        has a place, whether it is used or not.
+    """
+
+    def __init__(
+        self,
+        operands: Sequence[Any],
+        layers: Sequence[Layer],
+        results: Sequence[int],
+        order: Sequence[int] | None = None,
+        takes_pool: TakesPool | None = None,
+    ) -> None:
+        self._operands, self._results, self._takes_pool = operands, results, takes_pool
+        self._made = results_of(operands, layers)
+        self._itemsize = self._made[0].dtype.itemsize
+        self.values: list[_Value] = []
+        self.steps: list[_Step] = []
+        self._of_number: dict[int, int] = {}  # operand or ~layer -> value
+        self._is_precise = chain_rules.is_precise(layers[0].config, self._made[0].dtype)
+        self._tiles = chain_tiles.known(chain_tiles.kind_of(self._itemsize, self._is_precise))
+        self.precision = max(int(lowering.attributes(layer.config)["precision"]) for layer in layers)
+        for index in range(len(layers)) if order is None else order:
+            self._add(index, layers[index])
+        self._share_places()
+        self._keep_operands_of_pairs()
+        self.workspace_bytes = self._place()
+
+    @classmethod
+    def in_least_memory(
+        cls,
+        operands: Sequence[Any],
+        layers: Sequence[Layer],
+        results: Sequence[int],
+        takes_pool: TakesPool | None = None,
+    ) -> Schedule:
+        """Layers as they are given, but for those that cost memory so and not right before the first that reads them.
+
+        Nor do layers part two that one kernel may run, where that costs no memory. A projection beside the first layer
+        of its block lets kernels overlap, and its result waits beside larger maps.
+        """
+        given, order = list(range(len(layers))), _with_pairs(operands, layers)
+        best = cls(operands, layers, results, order, takes_pool)
+        if order != given:
+            plain = cls(operands, layers, results, given, takes_pool)
+            if plain.workspace_bytes < best.workspace_bytes:
+                best, order = plain, given
+        for index, first_reader in _early(layers):
+            rest = [other for other in order if other != index]
+            at = rest.index(first_reader)
+            later = cls(operands, layers, results, [*rest[:at], index, *rest[at:]], takes_pool)
+            if later.workspace_bytes < best.workspace_bytes:
+                best, order = later, [*rest[:at], index, *rest[at:]]
+        return best
+
+    def attributes(self) -> dict[str, np.ndarray | np.int64]:
+        """Of the custom call."""
+        values = [[value.where, value.index, *value.shape, value.small] for value in self.values]
+        layers = [[s.kind, s.x, s.kernel, s.bias, s.residual, s.out, *s.numbers] for s in self.steps]
+        return {
+            "values": np.asarray(values, np.int64).reshape(-1),
+            "layers": np.asarray(layers, np.int64).reshape(-1),
+            "tiles": np.asarray([step.tile for step in self.steps], np.int64).reshape(-1),
+            "precision": np.int64(self.precision),
+        }
+
+    def _add_dense(self, index: int, layer: Layer) -> None:
+        x = self._value(layer.x, len(self.steps))
+        out = self._out(self._made[index].shape, len(self.steps), ~index)
+        window = self.values[x].shape[1:3] if layer.averages else (1, 1)
+        bias = -1 if layer.bias is None else layer.bias
+        numbers = (*window, 1, 1, 0, 0, 0, 0, 1, 1, int(layer.config.activation == "relu"), 1)
+        self.steps.append(_Step(2, x, out, layer.kernel, bias, numbers=numbers))
+
+    def _add(self, index: int, layer: Layer) -> None:
+        if layer.is_dense:
+            self._add_dense(index, layer)
+            return
+        geometry, pool = layer.config.geometry, layer.config.geometry.pool
+        step = len(self.steps)
+        x = self._value(layer.x, step)
+        self.values[x].is_split = self._is_precise and self.values[x].where is not Where.OPERAND
+        kernel = self._operands[layer.kernel]
+        residual = -1 if layer.residual is None else self._value(layer.residual, step)
+        size = geometry.conv_size(self.values[x].shape[1:3], kernel.shape[1:3])
+        shape = (self.values[x].shape[0], *size, kernel.shape[4])
+        out = self._out(shape, step, ~index if pool is None else None)
+        window = kernel.shape[1:3]
+        padding = (*geometry.padding[0], *geometry.padding[1])
+        numbers = (*window, *geometry.strides, *padding, *geometry.dilation)
+        relu = layer.config.activation == "relu"
+        bias = -1 if layer.bias is None else layer.bias
+        numbers = (*numbers, int(relu), geometry.groups)
+        key = chain_tiles.key_of(self.values[x].shape, kernel.shape, geometry)
+        tile = self._tiles.get(key, chain_tiles.BY_MODEL) if layer.tile is None else layer.tile
+        self.steps.append(_Step(0, x, out, layer.kernel, bias, residual, numbers, tile))
+        if pool is not None:
+            pooled = self._out(self._made[index].shape, step, ~index)  # the convolution's kernel may write it
+            self.values[out].last = self.values[pooled].last = step + 1
+            if self._takes_pool is not None and self._takes_pool(key, tile, self._itemsize, self.precision == _HIGHEST):
+                self.values[out].where = Where.NOWHERE
+            numbers = (*pool.window, *pool.strides, *pool.padding[0], *pool.padding[1], 1, 1)
+            self.steps.append(_Step(1, out, pooled, numbers=(*numbers, 0, 1)))
+
+    def _value(self, number: int, reader: int) -> int:
+        if number not in self._of_number:
+            self._of_number[number] = len(self.values)
+            self.values.append(_Value(tuple(self._operands[number].shape), Where.OPERAND, number))
+        value = self._of_number[number]
+        self.values[value].last = max(self.values[value].last, reader)
+        return value
+
+    def _out(self, shape: tuple[int, ...], step: int, number: int | None) -> int:
+        is_result = number is not None and ~number in self._results
+        index = list(self._results).index(~number) if is_result and number is not None else 0
+        self.values.append(_Value(shape, Where.RESULT if is_result else Where.WORKSPACE, index, step, step))
+        if number is not None:
+            self._of_number[number] = len(self.values) - 1
+        return len(self.values) - 1
+
+    def _share_places(self) -> None:
+        """Results that may take the place of a residual: nothing else reads it then or later.
+
+        Every kernel reads an element of the residual before it writes that of the result, in the same thread.
+        """
+        for number, step in enumerate(self.steps):
+            out, residual = self.values[step.out], self.values[step.residual]
+            if step.residual >= 0 and out.where == residual.where == Where.WORKSPACE:
+                out.over = residual if residual.last == number and step.x != step.residual else None
+
+    def _keep_operands_of_pairs(self) -> None:
+        """One kernel may run two 1x1 convolutions, and writes the second's result while others read the first's x."""
+        for number, (step, following) in enumerate(itertools.pairwise(self.steps)):
+            if following.x == step.out and following.residual < 0 and self._may_be_pair(step, following):
+                shared = {step.residual} if self.values[step.out].over is not None else set()
+                for read in {step.x, step.residual} - {-1} - shared:
+                    self.values[read].last = max(self.values[read].last, number + 1)
+
+    def _may_be_pair(self, step: _Step, following: _Step) -> bool:
+        """Whether GPUs may run both in one kernel, which their handler decides."""
+        x, middle, out = (self.values[number].shape for number in (step.x, step.out, following.out))
+        return _suits_pair(x, middle, out) and _is_pointwise(step) and _is_pointwise(following)
+
+    def _place(self) -> int:
+        """Give every array of the workspace a place that is free while it is needed; the bytes of all."""
+        shared: dict[int, list[_Value]] = {}  # by the first in a place: all that take it one after the other
+        for value in self.values:
+            if value.where == Where.WORKSPACE:
+                shared.setdefault(id(_first_in_place(value)), []).append(value)
+        split = [value for value in self.values if value.is_split]
+        spans = [Span(values[0].first, values[-1].last, self._bytes(values[0])) for values in shared.values()]
+        spans += [Span(value.first, value.last, self._bytes(value)) for value in split]
+        places = placement.place(spans)
+        for values, place in zip(shared.values(), places[: len(shared)], strict=True):
+            for value in values:
+                value.index = place
+        for value, place in zip(split, places[len(shared) :], strict=True):
+            value.small = place
+        return max(_ALIGNMENT, placement.size_of(spans, places))  # never empty
+
+    def _bytes(self, value: _Value) -> int:
+        return -(-math.prod(value.shape) * self._itemsize // _ALIGNMENT) * _ALIGNMENT
+
+
+def _suits_pair(x: Sequence[int], middle: Sequence[int], out: Sequence[int]) -> bool:
+    """Whether one kernel may have two 1x1 layers from x over the middle to out, [N, H, W, C] each."""
+    whole = all(shape[3] % _PAIR_CHANNELS == 0 for shape in (x, middle, out))
+    few = x[3] <= _MOST_PAIR_INPUTS and 2 * _PAIR_CHANNELS <= middle[3] <= _MOST_PAIR_CHANNELS
+    return whole and few and math.prod(middle) <= _MOST_PAIR_ELEMENTS
+
+
+def _is_pointwise(step: _Step) -> bool:
+    """Whether it is a 1x1 convolution without strides, padding and groups."""
+    return step.kind == 0 and step.numbers[:8] == (1, 1, 1, 1, 0, 0, 0, 0) and step.numbers[-1] == 1
+
+
+def _first_in_place(value: _Value) -> _Value:
+    return value if value.over is None else _first_in_place(value.over)
+
+
+def _with_pairs(operands: Sequence[Any], layers: Sequence[Layer]) -> list[int]:
+    """Layers as they are given, but a projection behind two 1x1 layers that it would part: one kernel takes both."""
+    order, made = list(range(len(layers))), results_of(operands, layers)
+
+    def shape(number: int) -> Sequence[int]:
+        return operands[number].shape if number >= 0 else made[~number].shape
+
+    def is_pointwise(layer: Layer) -> bool:
+        geometry = layer.config.geometry
+        alone = not layer.is_dense and geometry.pool is None and geometry.groups == 1 and geometry.strides == (1, 1)
+        return alone and operands[layer.kernel].shape[1:3] == (1, 1) and not any(map(any, geometry.padding))
+
+    for first in range(len(layers) - 2):
+        pair, between = (layers[first], layers[first + 2]), layers[first + 1]
+        behind = pair[1].x == between.x == ~first and pair[1].residual is None and all(map(is_pointwise, pair))
+        if behind and _suits_pair(shape(pair[0].x), made[first].shape, made[first + 2].shape):
+            order[first + 1 : first + 3] = [first + 2, first + 1]
+    return order
+
+
+def _early(layers: Sequence[Layer]) -> Iterator[tuple[int, int]]:
+    """(layer, the first that reads it) of layers that the one behind them does not read."""
+    for index in range(len(layers)):
+        readers = [i for i, layer in enumerate(layers) if ~index in (layer.x, layer.residual)]
+        if readers and readers[0] > index + 1 and not layers[readers[0]].is_dense:  # dense layers stay last
+            yield index, readers[0]

@@ -1,0 +1,347 @@
+"""A plan: which implementation each layer of a network takes, from times measured on what its inputs really were.
+
+`calibration.calibrate` makes one, `apply_plan` has a model use it. The papers choose by rule (Xu et al. 2023, section
+7: PECR where a pool follows, ECR elsewhere) or by model (Xiang et al. 2022, section 3.5); a plan takes the measured
+best, dense convolution included.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+from flax import linen, nnx
+
+from jax_sparse_conv import nnx as sparse_nnx
+from jax_sparse_conv._src import _native, devices, environment
+from jax_sparse_conv._src.api.arguments import is_dtype
+from jax_sparse_conv._src.layers import layers, packed_blocks
+from jax_sparse_conv._src.layers.calls import Call
+from jax_sparse_conv._src.layers.layers import Planned
+from jax_sparse_conv._src.plans import typed_json
+from jax_sparse_conv.models.layers import layer_names
+from jax_sparse_conv.nnx.models import check_module
+
+_FORMAT = 2
+_VERSIONS = ("jax_sparse_conv", "jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin", "nvidia-cudnn-cu13",
+             "nvidia-cudnn-cu12")  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """How long one implementation took for one call, in microseconds: the median and the quartiles of its samples."""
+
+    implementation: str
+    us: float
+    low_us: float
+    high_us: float
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerPlan:
+    """One call of one layer.
+
+    Attributes:
+      path: the layer's name in its network, or its place in the model.
+      call: shapes, dtypes, precision, strides, ...
+      kernel_dtype: of the layer's parameters, which `call.dtype` may be wider than.
+      densities: fraction of non-zeros of its input in each batch.
+      candidates: what was timed, "xla" first.
+      left_out: (implementation, why it could not run).
+      implementation: the choice.
+    """
+
+    path: str
+    call: Call
+    kernel_dtype: str
+    densities: tuple[float, ...]
+    candidates: tuple[Candidate, ...]
+    left_out: tuple[tuple[str, str], ...]
+    implementation: str
+
+    @property
+    def density(self) -> float:
+        """Mean over the batches; NaN for empty inputs."""
+        return sum(self.densities) / len(self.densities)
+
+    def us(self, implementation: str) -> float | None:
+        """Microseconds of a candidate, None where it was left out."""
+        return next((c.us for c in self.candidates if c.implementation == implementation), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The choices for a network on one device; made by `calibrate`, printed as a table.
+
+    Attributes:
+      device: what it was measured on: a GPU's kind, or a CPU's model, cores and instruction set.
+      versions: of the packages that decide how long an implementation takes.
+      xla_flags: of the process that measured, for information.
+      date: of the measurement.
+      seconds: that calibration took, compilation included.
+      model: the model's class, for information.
+      layers: a call each, in the order of the calls.
+      uncalled: sparse layers of the model that did none of the package's operations.
+    """
+
+    device: str
+    versions: Mapping[str, str]
+    xla_flags: str
+    date: str
+    seconds: float
+    model: str
+    layers: tuple[LayerPlan, ...]
+    uncalled: tuple[str, ...]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as JSON."""
+        content = {"format": _FORMAT, **dataclasses.asdict(self), "versions": dict(self.versions)}
+        Path(path).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, any_device: bool = False) -> Plan:
+        """Read what `save` wrote.
+
+        Args:
+          path: the file.
+          any_device: also return a plan that was made on another device or with other versions, to look at;
+            `apply_plan` will not take it.
+
+        Raises:
+          ValueError: no plan in the file, which names the file, the first entry that is wrong, its value and what is
+            accepted; or a plan for another device or other versions, which names the first difference.
+          OSError: the file cannot be read.
+        """
+        try:
+            plan = _from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+        except RecursionError as error:  # of a file of many brackets
+            raise ValueError(f"{os.fspath(path)} holds no plan: its entries are nested too deeply") from error
+        except ValueError as error:
+            raise ValueError(f"{os.fspath(path)} holds no plan: {error}") from error
+        if not any_device:
+            plan.check_device()
+        return plan
+
+    def check_device(self) -> None:
+        """Raise a ValueError that names the first thing in which this device or its software is not the plan's."""
+        device = device_label()
+        if device != self.device:
+            raise ValueError(f"the plan is for device {self.device!r}, and this is {device!r}; calibrate here")
+        for name, (here, there) in _pairs(versions(), self.versions):
+            if here != there:
+                raise ValueError(f"the plan is for {name} {there}, and this is {here}; calibrate again")
+
+    def __str__(self) -> str:
+        return "\n".join(_table(self))
+
+
+def apply_plan(model: nnx.Module, plan: Plan, *, pack: bool = True) -> None:
+    """Have `model` use the plan's choices, in place, eagerly and under `jax.jit`.
+
+    Inputs of other shapes than those that were calibrated run as `implementation=None`. Dense blocks that are packed
+    are unpacked: a planned layer runs by itself. To undo it, use
+    `jax_sparse_conv.nnx.set_implementation(model)` and `jax_sparse_conv.nnx.unpack(model)`.
+
+    Args:
+      model: the nnx model that the plan was made with, or one built in the same way.
+      plan: of `calibrate` or `Plan.load`.
+      pack: whether to pack, on a CPU, the kernels of the layers whose choice reads packed ones, as
+        `jax_sparse_conv.nnx.pack` does and as they were timed; without it these layers pack them in every call, unless
+        the weights are constants of a jitted program.
+
+    Raises:
+      TypeError: a model that is not an nnx module, or no plan.
+      ValueError: the plan is for another device, other versions or another model; names the first difference. Two
+        layers of the model have one name.
+    """
+    check_model(model)
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan is a {type(plan).__name__}, not a jax_sparse_conv.Plan")
+    plan.check_device()
+    found = layers_by_name(model)
+    planned = {layer.path for layer in plan.layers} | set(plan.uncalled)
+    for path in sorted(planned - found.keys()):
+        raise ValueError(f"the plan has a layer {path!r}, and the model has none of that name; {_ANOTHER_MODEL}")
+    for path in sorted(found.keys() - planned):
+        raise ValueError(f"the model has a layer {path!r}, and the plan has none of that name; {_ANOTHER_MODEL}")
+    choices: dict[str, list[tuple[Call, str]]] = {}
+    for layer_plan in plan.layers:
+        _check_layer(found[layer_plan.path], layer_plan)
+        choices.setdefault(layer_plan.path, []).append((layer_plan.call, layer_plan.implementation))
+    for owner in packed_blocks.owners(model):
+        owner.unpack_blocks()
+    for path, chosen in choices.items():
+        found[path].implementation = Planned(tuple(chosen))
+    if pack:
+        sparse_nnx.pack(model)
+
+
+_ANOTHER_MODEL = "it is for another model: calibrate this one"
+
+
+def check_model(model: Any) -> None:
+    """Raise a TypeError that says what to do with a model that cannot be planned."""
+    if isinstance(model, linen.Module):
+        raise TypeError(
+            f"model is a Linen module ({type(model).__name__}), whose layers cannot be set after they are made; "
+            "calibrate its layers in an nnx model, or give the Linen layers their implementation= by name"
+        )
+    check_module(model)
+
+
+def sparse_layers(model: nnx.Module) -> Iterator[tuple[str, Any]]:
+    """(name, layer) of every sparse layer: the network's own name where it has one, else the place in the model."""
+    names = layer_names(model)
+    for _, module in nnx.iter_modules(model):
+        if id(module) in names:
+            yield names[id(module)], module
+
+
+def layers_by_name(model: nnx.Module) -> dict[str, Any]:
+    """Every sparse layer by the name that a plan has it under.
+
+    Raises:
+      ValueError: two layers have one name, as where a layer of a subclass stands at a place that is a network's name
+        for another; says which two.
+    """
+    found: dict[str, Any] = {}
+    for name, layer in sparse_layers(model):
+        other = found.setdefault(name, layer)
+        if other is not layer:
+            first, second = (_place(model, each) for each in (other, layer))
+            raise ValueError(
+                f"two layers of the {type(model).__name__} are named {name!r}, those at {first} and {second}; a plan "
+                "tells layers apart by their names, so rename one"
+            )
+    return found
+
+
+def _place(model: nnx.Module, layer: Any) -> str:
+    """Where a layer is, with the names of attributes and keys apart even if they have dots."""
+    path = next(path for path, module in nnx.iter_modules(model) if module is layer)
+    return " > ".join(map(repr, path))
+
+
+def device_label() -> str:
+    """What a plan depends on: a GPU's kind, or a CPU's model, cores and instruction set."""
+    name = environment.device_name()
+    if devices.default_platform() != "cpu":
+        return name
+    return f"{name}, {environment.cores()} cores, {_native.cpu_isa()}"
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that decide how long an implementation takes."""
+    found = environment.versions()
+    return {name: found[name] for name in _VERSIONS if name in found}
+
+
+def _check_layer(layer: Any, planned: LayerPlan) -> None:
+    """Raise a ValueError where the layer could not have made the planned call."""
+    kernel = layer.kernel
+    expected, call = planned.call.kernel_shape, planned.call
+    difference = None
+    if tuple(kernel.shape) != expected:
+        difference = f"kernel.shape={tuple(kernel.shape)}, not {expected}"
+    elif str(kernel.dtype) != planned.kernel_dtype:
+        difference = f"kernel.dtype={kernel.dtype}, not {planned.kernel_dtype}"
+    elif (layer.bias is not None) != call.bias:
+        difference = f"{'a' if layer.bias is not None else 'no'} bias, unlike the plan's"
+    else:
+        difference = call.first_difference(_call_of(layer, call))
+    if difference is not None:
+        raise ValueError(f"layer {planned.path!r} has {difference}; {_ANOTHER_MODEL}")
+
+
+def _call_of(layer: Any, call: Call) -> Call:
+    """What the layer would do with the planned call's operands; a bare convolution's activation is taken over."""
+    x, kernel = (jax.ShapeDtypeStruct(shape, call.dtype) for shape in (call.x_shape, call.kernel_shape))
+    arguments: dict[str, Any]
+    if call.op == "dense":
+        arguments = layers.dense_arguments(layer)
+    else:
+        arguments = layers.conv_arguments(layer)
+        if call.op == "conv_pool":
+            if not isinstance(layer, sparse_nnx.SparseConvPool):
+                return dataclasses.replace(call, op="conv")
+            arguments |= layers.pool_arguments(layer)
+        elif call.activation is None:
+            arguments["activation"] = None
+    return Call.of(call.op, (x, kernel, call.bias or None, call.residual or None), arguments)
+
+
+def _from_json(content: Any) -> Plan:
+    if isinstance(content, dict):
+        found = content.get("format")
+        if type(found) is not int or found != _FORMAT:
+            raise ValueError(f"its format is {json.dumps(found)}, not {_FORMAT}")
+        content = {name: value for name, value in content.items() if name != "format"}
+    plan: Plan = typed_json.read(Plan, content, "")
+    for index, layer in enumerate(plan.layers):
+        try:
+            _check_loaded(layer)
+        except ValueError as error:
+            raise ValueError(f"layers[{index}] ({layer.path!r}): {error}") from error
+    return plan
+
+
+def _check_loaded(layer: LayerPlan) -> None:
+    """Raise a ValueError for what no calibration could have found, though it has the right types."""
+    try:
+        layer.call.check()
+    except ValueError as error:
+        raise ValueError(f"call: {error}") from error
+    if not is_dtype(layer.kernel_dtype):
+        raise ValueError(f"kernel_dtype={layer.kernel_dtype!r} is not the name of a dtype, such as 'float32'")
+    if not layer.densities:
+        raise ValueError("densities=() is empty; there is one for each batch")
+    names = {"implementation": layer.implementation}
+    names |= {f"candidates[{i}].implementation": each.implementation for i, each in enumerate(layer.candidates)}
+    names |= {f"left_out[{i}][0]": name for i, (name, _) in enumerate(layer.left_out)}
+    for name, implementation in names.items():
+        if implementation not in layer.call.implementations:
+            raise ValueError(
+                f"{name}={implementation!r} is not one that {layer.call.op} has: "
+                f"{', '.join(map(repr, layer.call.implementations))}"
+            )
+
+
+def _pairs(here: Mapping[str, str], there: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, str]]]:
+    for name in dict.fromkeys([*there, *here]):
+        yield name, (here.get(name, "(none)"), there.get(name, "(none)"))
+
+
+def _table(plan: Plan) -> Iterator[str]:
+    names = list(dict.fromkeys(c.implementation for layer in plan.layers for c in layer.candidates))
+    header = ["layer", "call", "zeros %", *(f"{name} us" for name in names), "choice", "dense/chosen"]
+    rows = [header]
+    for layer in plan.layers:
+        times = [layer.us(name) for name in names]
+        dense, chosen = layer.us("xla"), layer.us(layer.implementation)
+        rows.append(
+            [
+                layer.path or "(model)",
+                layer.call.describe(),
+                f"{100 * (1 - layer.density):.1f}",
+                *("-" if us is None else f"{us:.1f}" for us in times),
+                layer.implementation,
+                f"{dense / chosen:.2f}" if dense and chosen else "-",
+            ]
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
+    yield f"Plan for {plan.model} on {plan.device}, {plan.date}, made in {plan.seconds:.0f} s"
+    for row in rows:
+        cells = [cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
+        yield "  ".join(cells).rstrip()
+    dense_sum = sum(layer.us("xla") or 0 for layer in plan.layers)
+    chosen_sum = sum(layer.us(layer.implementation) or 0 for layer in plan.layers)
+    ratio = f" ({dense_sum / chosen_sum:.2f}x)" if chosen_sum else ""
+    yield f"sum of the layers: dense {dense_sum:.1f} us, planned {chosen_sum:.1f} us{ratio}"
+    left_out = dict.fromkeys(f"{name}: {reason}" for layer in plan.layers for name, reason in layer.left_out)
+    for line in left_out:
+        yield f"left out {line}"

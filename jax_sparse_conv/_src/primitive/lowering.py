@@ -1,0 +1,341 @@
+"""What the primitive becomes on each platform: a custom call, the same operation in lax, or both and a choice.
+
+`resolved` decides while a program is lowered. Where the density of x is to decide in the running program, a CPU
+branches (`lax.cond`), and a GPU runs one custom call, `jsc_adaptive`, that holds the kernels of both sides: a branch of
+XLA's would have the host wait for the device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.interpreters import mlir
+
+from jax_sparse_conv._src import _native, devices
+from jax_sparse_conv._src.dispatch import choice, direct_choice
+from jax_sparse_conv._src.dispatch.coo import cost_model
+from jax_sparse_conv._src.primitive import packing, partitioning, reference, sampling
+from jax_sparse_conv._src.primitive.primitives import Config, Operands, conv_on_device_p, conv_p, reference_conv
+from jax_sparse_conv._src.problem.work import Work
+
+_POOL_CODES = {None: 0, "max": 1, "avg": 2}
+_ACTIVATION_CODES = {None: 0, "relu": 1}
+_PRECISION_CODES = {lax.Precision.DEFAULT: 0, lax.Precision.HIGH: 1, lax.Precision.HIGHEST: 2}
+# Algorithms of lax that promise no more than TF32 does.
+_COARSE_ALGORITHMS = ("DEFAULT", "TF32_TF32_F32", "BF16_BF16_F32", "BF16_BF16_BF16", "F16_F16_F16", "F16_F16_F32")
+_COUNTING = ("ecr", "pecr", "direct", "adaptive")  # methods whose CUDA kernels count the non-zeros of their result
+
+
+def attributes(config: Config) -> dict[str, np.ndarray | np.int64]:
+    """The custom call's attributes, as `cpu/conv_args.h` reads them."""
+    geometry, pool = config.geometry, config.geometry.pool
+
+    def ints(values: Any) -> np.ndarray:
+        return np.asarray(values, np.int64).reshape(-1)
+
+    return {
+        "stride": ints(geometry.strides),
+        "padding": ints(geometry.padding),
+        "dilation": ints(geometry.dilation),
+        "groups": np.int64(geometry.groups),
+        "activation": np.int64(_ACTIVATION_CODES[config.activation]),
+        "has_bias": np.int64(config.has_bias),
+        "has_residual": np.int64(config.has_residual),
+        "has_packed": np.int64(config.has_packed),
+        "may_be_dense": np.int64(config.may_be_dense),
+        "pool": np.int64(_POOL_CODES[pool.kind if pool else None]),
+        "window": ints(pool.window if pool else (1, 1)),
+        "window_stride": ints(pool.strides if pool else (1, 1)),
+        "window_padding": ints(pool.padding if pool else ((0, 0), (0, 0))),
+        "precision": np.int64(precision_code(config.precision)),
+    }
+
+
+def precision_code(precision: Any) -> int:
+    """0 default, 1 high, 2 highest; of a pair the higher one."""
+    if precision is None:
+        return 0
+    if isinstance(precision, tuple) and not isinstance(precision, lax.DotAlgorithm):
+        return max(_PRECISION_CODES[each] for each in precision)
+    return 0 if getattr(precision, "name", None) in _COARSE_ALGORITHMS else 2
+
+
+def is_highest(precision: Any) -> bool:
+    """Whether float32 is to be multiplied as float32."""
+    return precision_code(precision) == _PRECISION_CODES[lax.Precision.HIGHEST]
+
+
+# --- what runs -------------------------------------------------------------------------------------------------------
+
+
+def resolved(x: Any, kernel: Any, config: Config, platform: str) -> Config | None:
+    """The native method for these operands and, in `below`, up to which density it is to run; None for lax.
+
+    Raises:
+      ValueError: a named implementation that has no kernel for the platform and dtype.
+    """
+    method = "adaptive" if config.method == "adaptive" and platform == "cuda" else config.sparse_method
+    reason = _native.why_missing(method, platform, x.dtype)
+    if reason is not None:
+        if config.fallback:
+            return None
+        raise ValueError(
+            f"implementation={config.implementation!r} cannot run here: {reason}. "
+            'implementation=None or "xla" works everywhere.'
+        )
+    work = work_of(x, kernel, config)
+    if config.fallback:
+        if config.geometry.pool is not None and _is_direct_before_pool(x, kernel, config, platform):
+            return dataclasses.replace(config, method="direct")
+        return _chosen(work, config, platform)
+    if config.method != "adaptive":
+        return config
+    if config.below is not None:  # a threshold of the caller's: both sides, whatever the model expects
+        return dataclasses.replace(config, method=method)
+    below = choice.crossover_with_direct(work) if platform == "cuda" else choice.threshold(work, platform)
+    return _up_to(below, config, platform)
+
+
+def _chosen(work: Work, config: Config, platform: str) -> Config | None:
+    """`implementation=None`."""
+    if _is_direct(work, platform):
+        return dataclasses.replace(config, method="direct")
+    below = choice.threshold(work, platform)
+    if below <= 0:
+        return None
+    native = choice.chooses_natively(work, platform)
+    return dataclasses.replace(config, below=None if below >= 1 or native else below, may_be_dense=native)
+
+
+def _is_direct(work: Work, platform: str) -> bool:
+    return direct_choice.prefers_direct(work, platform) and _native.why_missing("direct", platform, work.dtype) is None
+
+
+def _up_to(below: float, config: Config, platform: str) -> Config | None:
+    """The sparse method up to a density of x, and the dense one of the platform beyond."""
+    if below >= 1:
+        return dataclasses.replace(config, method=config.sparse_method, below=None)
+    if platform == "cuda":
+        if below <= 0:
+            return dataclasses.replace(config, method="direct", below=None)
+        return dataclasses.replace(config, method="adaptive", below=below)
+    return None if below <= 0 else dataclasses.replace(config, method=config.sparse_method, below=below)
+
+
+def work_of(x: Any, kernel: Any, config: Config) -> Work:
+    """The call as the models see it."""
+    exact = is_highest(config.precision)
+    method, dtype = config.sparse_method, str(x.dtype)
+    return Work(method, x.shape, kernel.shape, config.geometry, dtype, exact, config.has_residual)
+
+
+# --- lowering --------------------------------------------------------------------------------------------------------
+
+
+def platform_name(ctx: Any, platform: str | None) -> str:
+    """The platform of a rule; the rule without one serves those that no kernel is registered for."""
+    return platform or next((p for p in ctx.module_context.platforms if p not in _native.PLATFORMS), "unknown")
+
+
+@devices.for_lowering
+def _lower(ctx: Any, *operands: Any, config: Config, platform: str | None) -> Any:
+    x, kernel = ctx.avals_in[:2]
+    if _averages_first(x, kernel, config, platform):
+        return mlir.lower_fun(functools.partial(_of_averages, config=config), multiple_results=False)(ctx, *operands)
+    if _pools_apart(x, kernel, config, platform):
+        return mlir.lower_fun(functools.partial(_then_pool, config=config), multiple_results=False)(ctx, *operands)
+    chosen = resolved(x, kernel, config, platform_name(ctx, platform))
+    if chosen is None or _is_split_in_export(ctx, config):
+        lower = mlir.lower_fun(functools.partial(reference_conv, config=config), multiple_results=False)
+        return lower(ctx, *operands)
+    ctx, operands, chosen = _without_unused(ctx, operands, chosen, platform)
+    if partitioning.is_partitioned(ctx):
+        return mlir.lower_fun(_partitioned(x, kernel, chosen), multiple_results=False)(ctx, *operands)
+    return lower_on_device(ctx, *operands, config=chosen, platform=platform)
+
+
+def _is_split_in_export(ctx: Any, config: Config) -> bool:
+    """Whether a call is lax's, because native ones that the compiler splits cannot be exported."""
+    if not (partitioning.is_partitioned(ctx) and partitioning.is_exported(ctx)):
+        return False
+    if not config.fallback:
+        raise ValueError(
+            f"implementation={config.implementation!r} cannot be exported in a program that jit splits over "
+            f"{ctx.module_context.axis_context.num_devices} devices, as what splits it is a callback of this process; "
+            'implementation=None or "xla" can be, and so can every one inside jax.shard_map.'
+        )
+    return True
+
+
+def _averages_first(x: Any, kernel: Any, config: Config, platform: str | None) -> bool:
+    """Whether `implementation=None` averages x, and multiplies the averages, in a 1x1 convolution with an average pool.
+
+    Both are linear, so that is the same but for rounding, on a quarter of the pixels. A sum of values near the largest
+    of their type may be infinite that would not be behind small weights.
+    """
+    geometry, pool = config.geometry, config.geometry.pool
+    if pool is None or pool.kind != "avg" or not config.fallback:
+        return False
+    if not choice.prefers_averages(x.shape[0], x.dtype, platform) or config.activation is not None:
+        return False
+    if config.has_nonzeros:
+        return False
+    if not all(isinstance(n, int) and n == 0 for n in itertools.chain(*pool.padding, *geometry.padding)):  # or symbolic
+        return False
+    is_of_pixels = kernel.shape[1:3] == (1, 1) and geometry.strides == (1, 1)
+    return is_of_pixels and all(w <= s for w, s in zip(pool.window, pool.strides, strict=True)) and max(pool.window) > 1
+
+
+def _of_averages(x: jax.Array, *others: jax.Array, config: Config) -> jax.Array:
+    return conv_p.bind(reference.pool(x, config.geometry.pool), *others, config=_unpooled(config))
+
+
+def _pools_apart(x: Any, kernel: Any, config: Config, platform: str | None) -> bool:
+    """Whether a pool is XLA's, because "direct" does not pool it; a kernel of ours behind it cost 10 to 27 us more."""
+    if config.geometry.pool is None or platform != "cuda":
+        return config.geometry.pool is not None and config.method == "direct"
+    if config.method in ("adaptive", "direct"):
+        return config.method == "adaptive" or not direct_choice.pools_in_direct(work_of(x, kernel, config))
+    return _is_direct_before_pool(x, kernel, config, platform) and not direct_choice.pools_in_direct(
+        work_of(x, kernel, config)
+    )
+
+
+def _is_direct_before_pool(x: Any, kernel: Any, config: Config, platform: str) -> bool:
+    """Whether `implementation=None` takes "direct" for the convolution in front of a pool, which may be in it."""
+    if not config.fallback or platform != "cuda":
+        return False
+    if _is_direct(work_of(x, kernel, _unpooled(config)), platform):
+        return True
+    pooled = work_of(x, kernel, config)
+    return direct_choice.prefers_pooled(pooled) and _native.why_missing("direct", platform, pooled.dtype) is None
+
+
+def _then_pool(*values: jax.Array, config: Config) -> jax.Array:
+    return reference.pool(conv_p.bind(*values, config=_unpooled(config)), config.geometry.pool)
+
+
+def _unpooled(config: Config) -> Config:
+    """The convolution alone, with its bias and activation."""
+    method = "ecr" if config.method == "pecr" else config.method
+    return dataclasses.replace(config, method=method, geometry=config.geometry.without_pool())
+
+
+def _without_unused(
+    ctx: Any, operands: tuple[Any, ...], config: Config, platform: str | None
+) -> tuple[Any, tuple[Any, ...], Config]:
+    """Without counts that are to decide nothing, which come last, and without a packed kernel where none is read."""
+    keep = list(range(len(operands)))
+    reads_packed = platform == "cpu" and config.method in packing.READERS and not partitioning.is_partitioned(ctx)
+    if config.has_packed and not reads_packed:
+        keep.pop(-2 if config.has_nonzeros else -1)
+        config = dataclasses.replace(config, has_packed=False)
+    if config.has_nonzeros and config.below is None:
+        keep.pop()
+        config = dataclasses.replace(config, has_nonzeros=False)
+    return ctx.replace(avals_in=[ctx.avals_in[i] for i in keep]), tuple(operands[i] for i in keep), config
+
+
+def _partitioned(x: Any, kernel: Any, config: Config) -> Any:
+    return partitioning.partitioned(
+        _on_device(config),
+        stacks=kernel.shape[0],
+        images=x.shape[0],
+        one_group=config.geometry.groups == 1,
+        has_bias=config.has_bias,
+        has_residual=config.has_residual,
+        has_nonzeros=config.has_nonzeros,
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _on_device(config: Config) -> Any:
+    return functools.partial(conv_on_device_p.bind, config=config)
+
+
+@devices.for_lowering
+def lower_on_device(ctx: Any, *operands: Any, config: Config, platform: str | None) -> Any:
+    """What one device computes; `config` as `resolved` returns it."""
+    if config.below is None:
+        return _custom_call(ctx, operands, config, platform)[:1]
+    if config.method != "adaptive":
+        return mlir.lower_fun(functools.partial(_by_density, config=config), multiple_results=False)(ctx, *operands)
+    if not config.has_nonzeros:
+        return mlir.lower_fun(functools.partial(_sampling, config=config), multiple_results=False)(ctx, *operands)
+    return _custom_call(ctx, operands, config, platform)[:1]
+
+
+@devices.for_lowering
+def lower_counted(ctx: Any, *operands: Any, config: Config) -> Any | None:
+    """Result and counts by one CUDA call, for one device; None where there is no such call."""
+    x, kernel = ctx.avals_in[:2]
+    if _pools_apart(x, kernel, config, "cuda"):
+        return None
+    chosen = resolved(x, kernel, config, "cuda")
+    if chosen is None or chosen.method not in _COUNTING or partitioning.is_partitioned(ctx):
+        return None
+    if chosen.method == "adaptive" and not chosen.has_nonzeros:
+        return None  # sampled first
+    ctx, operands, chosen = _without_unused(ctx, operands, chosen, "cuda")
+    out, _, counts = _custom_call(ctx, operands, chosen, "cuda")
+    return [out, counts]
+
+
+def _custom_call(ctx: Any, operands: tuple[Any, ...], config: Config, platform: str | None) -> Any:
+    """Results of the native target: out, on CUDA the workspace, then the counts where ctx has them."""
+    x, kernel = ctx.avals_in[:2]
+    extra: dict[str, np.ndarray | np.float32] = {}
+    if platform == "cuda":
+        scratch = _workspace(x, kernel, config, extra)
+        out, *counts = ctx.avals_out
+        ctx = ctx.replace(avals_out=[out, jax.core.ShapedArray((scratch,), np.uint8), *counts])
+    if config.method == "adaptive":
+        assert config.below is not None
+        extra["threshold"] = np.float32(config.below)
+        order = [0, 1, len(operands) - 1, *range(2, len(operands) - 1)]  # the counts are the third operand there
+        ctx, operands = ctx.replace(avals_in=[ctx.avals_in[i] for i in order]), tuple(operands[i] for i in order)
+    call = jax.ffi.ffi_lowering(_native.target_name(config.method))
+    return call(ctx, *operands, **attributes(config), **extra)
+
+
+def _workspace(x: Any, kernel: Any, config: Config, extra: dict[str, Any]) -> int:
+    """Bytes of workspace of a CUDA call; COO* has its variant added to the attributes."""
+    if config.method == "coo":
+        chosen, scratch = cost_model.attribute_and_workspace(x, kernel, config.geometry, config.coo)
+        extra["coo"] = np.asarray(chosen, np.int64)
+        return scratch
+    conv_size = config.geometry.conv_size(x.shape[1:3], kernel.shape[1:3])
+    out_size = config.geometry.out_size(x.shape[1:3], kernel.shape[1:3])
+    return _native.workspace_bytes(config.method, x.shape, kernel.shape, conv_size, out_size, devices.ordinal())
+
+
+def _by_density(*values: jax.Array, config: Config) -> jax.Array:
+    """The method where x has few non-zeros, dense convolution elsewhere, decided while the program runs."""
+    assert config.below is not None
+    operands = Operands.of(values, config)
+    nonzeros = sampling.sampled_nonzeros(operands.x) if operands.nonzeros is None else operands.nonzeros
+    operands.nonzeros = None
+    plain, present = operands.present(dataclasses.replace(config, below=None))
+    return lax.cond(
+        sampling.is_at_most(nonzeros, config.below),
+        functools.partial(conv_on_device_p.bind, config=plain),
+        functools.partial(reference_conv, config=plain),
+        *present,
+    )
+
+
+def _sampling(*values: jax.Array, config: Config) -> jax.Array:
+    """ "adaptive" without counts: by those of a sample of x."""
+    sampled = dataclasses.replace(config, has_nonzeros=True)
+    return conv_on_device_p.bind(*values, sampling.sampled_nonzeros(values[0]), config=sampled)
+
+
+for _platform in (None, *_native.PLATFORMS):
+    mlir.register_lowering(conv_p, functools.partial(_lower, platform=_platform), platform=_platform)
+    mlir.register_lowering(conv_on_device_p, functools.partial(lower_on_device, platform=_platform), platform=_platform)

@@ -1,0 +1,292 @@
+"""Kernels packed once for the CPU's pixel loop, beside the kernel as it lies.
+
+The loop (`cpu/pixel_kernel.h`) reads slices of [channels, kh * kw, block] weights. From a kernel as it lies it packs
+them in every call, which is a third to a half of a sparse layer with few pixels. Two ways spare that:
+
+- A kernel that is a constant of the traced program, as a model's weights are in `jax.jit(lambda x: model(x))`, is
+  packed while it is traced and goes along with the call; JAX arrays do not change, so the copy is right for as long as
+  the program is (`of_constant`).
+- `pack` makes a `PackedKernel`, kernel and copy as one value, which operations take in the kernel's place, as an
+  argument of a jitted function too. Nothing but `pack` makes the pair, so that new weights have a new copy or none.
+
+The other loops read the kernel as it lies, so a packed kernel takes twice its memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jax import export
+from jax.custom_derivatives import SymbolicZero
+
+from jax_sparse_conv._src import _native, devices
+from jax_sparse_conv._src.problem.geometry import Geometry, positive_int
+
+_MAX_BLOCK = 128
+_LEAST_BLOCK = 16
+_WINDOWS = ((3, 3), (1, 1))
+_LARGE_WINDOWS = ((5, 5),)  # whose sums need 32 registers
+READERS = ("ecr", "pecr")  # native methods with a pixel loop
+
+# What layers that compute with their kernel first, such as those that standardize it, ask of an array.
+_ARRAY_ATTRIBUTES = (
+    *("T", "at", "astype", "copy", "flatten", "item", "max", "mean", "min", "prod", "ravel", "reshape", "squeeze"),
+    *("std", "sum", "swapaxes", "tolist", "transpose", "var"),
+)
+
+# By id, for as long as the kernel is alive: arrays do not hash.
+_made: dict[int, tuple[weakref.ref[jax.Array], dict[int, jax.Array]]] = {}
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=("kernel", "packed"), meta_fields=("feature_group_count",)
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class PackedKernel:
+    """A kernel and its copy for the CPU's kernels, made by `pack`; a pytree that stands for the kernel.
+
+    `conv`, `conv_pool` and `dense` take it in a kernel's place, inside and outside of `jit`; everything else in JAX and
+    NumPy takes it as the kernel. Derivatives by it are refused: an update of both parts by their own gradients would
+    part them. Differentiate by `kernel` and pack what comes out. What maps every element alike (a cast, a running mean)
+    keeps the parts equal; what treats arrays differently (noise, a sum over each) does not: do that to `kernel`.
+
+    Attributes:
+      kernel: [kh, kw, C / feature_group_count, K].
+      packed: the same weights in the order of `cpu/conv_args.h`, or None where no kernel would read them.
+      feature_group_count: what the operation must be called with.
+    """
+
+    kernel: jax.Array
+    packed: jax.Array | None
+    feature_group_count: int = 1
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.kernel.shape
+
+    @property
+    def dtype(self) -> Any:
+        return self.kernel.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self.kernel.ndim
+
+    @property
+    def size(self) -> int:
+        return self.kernel.size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both parts."""
+        return self.kernel.nbytes + (0 if self.packed is None else self.packed.nbytes)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _ARRAY_ATTRIBUTES:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.__jax_array__(), name)
+
+    def __jax_array__(self) -> jax.Array:
+        kernel: jax.Array = plain(self)
+        return kernel
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return np.array(self.kernel, dtype, copy=copy)
+
+    def __getitem__(self, index: Any) -> jax.Array:
+        return self.__jax_array__()[index]
+
+    def __len__(self) -> int:
+        return len(self.kernel)
+
+    def __iter__(self) -> Iterator[jax.Array]:
+        return iter(self.__jax_array__())
+
+
+export.register_pytree_node_serialization(
+    PackedKernel,
+    serialized_name="jax_sparse_conv.PackedKernel",
+    serialize_auxdata=lambda groups: str(groups[0]).encode(),
+    deserialize_auxdata=lambda text: (int(text),),
+)
+
+
+def pack(kernel: jax.typing.ArrayLike | PackedKernel, *, feature_group_count: int = 1) -> PackedKernel:
+    """The kernel with a copy of it in the order in which the CPU's kernels read weights, to be made once.
+
+    Worth it where weights are arguments of a jitted function and change seldom or never; those that are constants of it
+    are packed while it is traced. Inside `jit` the copy is made where `pack` is called, in front of a `lax.scan`, say.
+    Only float32 kernels of 1x1, 3x3 and, with AVX-512, 5x5 on one CPU get a copy, and calls with a stride of 1 read it;
+    for any other kernel or device the result holds the kernel alone and runs as the kernel does. While a function is
+    traced its device is not known: a traced kernel gets a copy where `jax.default_device`, or else the first, is a CPU.
+
+    Args:
+      kernel: [kh, kw, C / feature_group_count, K], or [C, K] of a dense layer, which is read as it lies; a packed one
+        is packed anew.
+      feature_group_count: of the convolution.
+
+    Returns:
+      A `PackedKernel` for the `kernel` of `conv`, `conv_pool` or `dense`.
+
+    Raises:
+      ValueError: a feature_group_count that is not an int of at least 1 or does not divide K.
+    """
+    kernel = jnp.asarray(kernel)
+    feature_group_count = positive_int("feature_group_count", feature_group_count)
+    if kernel.ndim and kernel.shape[-1] % feature_group_count:
+        raise ValueError(f"feature_group_count={feature_group_count} does not divide K of kernel.shape={kernel.shape}")
+    if not _has_copy(kernel, feature_group_count):
+        return PackedKernel(kernel, None, feature_group_count)
+    # A copy of constants, so that derivatives go through the kernel alone.
+    return PackedKernel(kernel, _copy(jax.lax.stop_gradient(kernel), feature_group_count), feature_group_count)
+
+
+def block_features(kernel_shape: tuple[int, ...], groups: int) -> int:
+    """Output channels of a block, as `PackedBlock` of `cpu/conv_args.cc`; kernel_shape is [kh, kw, C / groups, K]."""
+    block = _LEAST_BLOCK
+    while kernel_shape[0] == 1 and block < min(_MAX_BLOCK, kernel_shape[3] // groups):
+        block *= 2
+    return block
+
+
+def packed_shape(kernel_shape: tuple[int, ...], groups: int) -> tuple[int, ...]:
+    """[groups, blocks, C / groups, kh * kw, block] of a kernel [kh, kw, C / groups, K]."""
+    height, width, channels, features = kernel_shape
+    block = block_features(kernel_shape, groups)
+    return (groups, -(-(features // groups) // block), channels, height * width, block)
+
+
+def reordered(values: Any, groups: int) -> Any:
+    """[kh, kw, C / groups, K] -> [groups, blocks, C / groups, kh * kw, block], the last block filled with zeros.
+
+    By the module that the values belong to: a NumPy array stays one and is contiguous.
+    """
+    numpy: Any = np if isinstance(values, np.ndarray) else jnp
+    height, width, channels, features = values.shape
+    blocks, block, each = (
+        packed_shape(values.shape, groups)[1],
+        block_features(values.shape, groups),
+        features // groups,
+    )
+    split = values.reshape(height * width, channels, groups, each)
+    padded = numpy.pad(split, ((0, 0), (0, 0), (0, 0), (0, blocks * block - each)))
+    cut = padded.reshape(height * width, channels, groups, blocks, block).transpose(2, 3, 1, 0, 4)
+    return np.ascontiguousarray(cut) if numpy is np else cut
+
+
+def for_call(
+    x: Any, kernel: jax.Array, given: PackedKernel | None, geometry: Geometry, method: str
+) -> jax.Array | None:
+    """The copy that goes along with a call, [groups, blocks, ...]: of its packed kernel or of a constant one.
+
+    Raises:
+      ValueError: a packed kernel for another number of groups, or whose parts are not of one kernel.
+    """
+    if given is not None and given.feature_group_count != geometry.groups:
+        raise ValueError(
+            f"kernel is packed for feature_group_count={given.feature_group_count}, not {geometry.groups}; "
+            f"jax_sparse_conv.pack(kernel, feature_group_count={geometry.groups}) packs it for this call"
+        )
+    if method not in READERS or not is_read(kernel.shape, geometry.strides, geometry.dilation):
+        return None
+    if given is None:
+        return of_constant(x, kernel, geometry)
+    if given.packed is None or given.packed.dtype != jnp.float32:
+        return None
+    expected = packed_shape(kernel.shape, geometry.groups)
+    if given.packed.shape != expected:
+        raise ValueError(
+            f"the packed copy of kernel.shape={kernel.shape} has shape {given.packed.shape}, not {expected}; "
+            "make packed kernels by jax_sparse_conv.pack, and slice or stack them before it"
+        )
+    return given.packed
+
+
+def is_read(kernel_shape: tuple[int, ...], strides: Sequence[int], dilation: Sequence[int]) -> bool:
+    """Whether the pixel loop can run the convolution; kernel_shape is [kh, kw, C / groups, K]."""
+    return _has_window(kernel_shape[:2]) and dilation[1] == 1 and tuple(strides) == (1, 1)
+
+
+def _has_window(size: Sequence[int]) -> bool:
+    return tuple(size) in _WINDOWS or (tuple(size) in _LARGE_WINDOWS and _native.cpu_isa() == "avx512")
+
+
+def plain(kernel: Any) -> Any:
+    """The kernel alone of a packed one, any other as it is. A derivative by a copy is refused from here on."""
+    if not isinstance(kernel, PackedKernel):
+        return kernel
+    if not isinstance(kernel.packed, jax.core.Tracer):
+        return kernel.kernel
+    return _without_copy(kernel.kernel, kernel.packed)
+
+
+def beside(kernel: jax.Array, before: jax.Array, given: Any) -> jax.Array | PackedKernel:
+    """The kernel with the copy of `given` where it is what `plain(given)` was `before`, else the kernel alone."""
+    if not isinstance(given, PackedKernel) or kernel is not before:
+        return kernel
+    return PackedKernel(kernel, given.packed, given.feature_group_count)
+
+
+@jax.custom_jvp
+def _without_copy(kernel: jax.Array, packed: jax.Array) -> jax.Array:
+    del packed
+    return kernel
+
+
+def _without_copy_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    if not isinstance(tangents[1], SymbolicZero):
+        raise TypeError(
+            "a derivative by a packed kernel was asked for, and an update by it would part the kernel and its copy; "
+            "differentiate by its attribute `kernel`, or call jax_sparse_conv.nnx.unpack(model) first, and pack again"
+        )
+    return primals[0], tangents[0]
+
+
+_without_copy.defjvp(_without_copy_jvp, symbolic_zeros=True)
+
+
+def of_constant(x: Any, kernel: Any, geometry: Geometry) -> jax.Array | None:
+    """The packed kernel where a call is traced with a constant kernel that the pixel loop could run, else None."""
+    if not isinstance(x, jax.core.Tracer) or isinstance(kernel, jax.core.Tracer) or not isinstance(kernel, jax.Array):
+        return None
+    if not is_read(kernel.shape, geometry.strides, geometry.dilation) or not _has_copy(kernel, geometry.groups):
+        return None
+    known = _made.get(id(kernel))
+    if known is None or known[0]() is not kernel:
+        key = id(kernel)
+        known = (weakref.ref(kernel, lambda _: _made.pop(key, None)), {})
+        _made[key] = known
+    if geometry.groups not in known[1]:
+        with jax.ensure_compile_time_eval():
+            known[1][geometry.groups] = _copy(kernel, geometry.groups)
+    return known[1][geometry.groups]
+
+
+def _has_copy(kernel: jax.Array, groups: int) -> bool:
+    """Whether there are kernels here that would read a copy."""
+    if not _native.cpu_isas() or kernel.dtype != jnp.float32 or kernel.ndim != 4 or not _is_on_one_cpu(kernel):
+        return False
+    return _has_window(kernel.shape[:2]) and kernel.shape[3] // groups >= _LEAST_BLOCK
+
+
+def _is_on_one_cpu(kernel: jax.Array) -> bool:
+    """Whether it is; of one that is traced, whether the default device is a CPU."""
+    if isinstance(kernel, jax.core.Tracer):
+        return devices.default_platform() == "cpu"
+    return kernel.is_fully_addressable and [device.platform for device in kernel.devices()] == ["cpu"]
+
+
+def _copy(kernel: jax.Array, groups: int) -> jax.Array:
+    """The packed kernel, where the kernel is."""
+    if isinstance(kernel, jax.core.Tracer):
+        return jnp.asarray(reordered(kernel, groups))
+    with jax.default_device(next(iter(kernel.devices()))):
+        return jnp.asarray(reordered(np.asarray(kernel), groups))

@@ -1,0 +1,211 @@
+"""The primitive `jsc_conv`: one operation, called by the kernels or computed by lax.
+
+Operands (bias, residual and nonzeros only where the flags say so):
+
+    x         [N, H, W, C]
+    kernel    [S, kh, kw, C / groups, K]   S kernels; image n uses kernel n // (N // S)
+    bias      [S, K]
+    residual  [N, Ho, Wo, K]               only without a pool
+    packed    the kernel as the CPU's pixel loop reads it (`packing`), beside it; other platforms drop it
+    nonzeros  [parts, 2] int32             (non-zeros, elements) of parts of x, whose sums give its density
+
+The stack axis S is what `vmap` over kernels becomes (`batching.py`). What runs where is in `lowering.py`, derivatives
+are in `differentiation.py`, and the primitive that counts the non-zeros of its result as well is in `counting.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core as jex_core
+
+from jax_sparse_conv._src.dispatch.coo import configurations
+from jax_sparse_conv._src.primitive import explicit, jax_internals, reference
+from jax_sparse_conv._src.problem.geometry import Geometry
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Everything about a call that is not an array.
+
+    Attributes:
+      method: native target: "ecr", "pecr", "coo", "direct" or "dense"; or "adaptive": `sparse_method` or a dense one.
+      fallback: `implementation=None`: lower to the reference where the method has no kernel (platform, dtype), instead
+        of raising, and where `choice` expects that to be faster.
+      may_be_dense: the native code may skip nothing where that is expected to be faster (CPU, no pool).
+      below: run the method (its sparse side) only where x is of at most this density; None always, and for "adaptive"
+        what `choice` finds. Benchmarks and tests set it to force a side.
+      precision: None, a pair of `lax.Precision`, or one of lax's dot algorithms.
+      coo: `configurations.Configuration.attribute` of a COO* call; None lets the cost model choose.
+    """
+
+    geometry: Geometry
+    method: str
+    activation: str | None = None
+    has_bias: bool = False
+    has_residual: bool = False
+    has_packed: bool = False
+    has_nonzeros: bool = False
+    fallback: bool = False
+    precision: Any = None
+    coo: configurations.Attribute | None = None
+    may_be_dense: bool = False
+    below: float | None = None
+
+    @property
+    def implementation(self) -> str:
+        """The method's name in the public API."""
+        return "ecr" if self.method == "dense" else self.method
+
+    @property
+    def sparse_method(self) -> str:
+        """The native target that skips zeros."""
+        return ("pecr" if self.geometry.pool else "ecr") if self.method == "adaptive" else self.method
+
+    @property
+    def is_bare(self) -> bool:
+        """A convolution with nothing after it: bilinear in x and kernel."""
+        return not (self.has_bias or self.has_residual or self.activation or self.geometry.pool)
+
+    def bare(self) -> Config:
+        method = "ecr" if self.method == "pecr" else self.method
+        return Config(
+            self.geometry.without_pool(),
+            method,
+            fallback=self.fallback,
+            precision=self.precision,
+            coo=self.coo,
+            below=self.below,
+        )
+
+
+@dataclasses.dataclass
+class Operands:
+    """The operands by name; also used for their batch axes and shapes."""
+
+    x: Any
+    kernel: Any
+    bias: Any = None
+    residual: Any = None
+    packed: Any = None
+    nonzeros: Any = None
+
+    @classmethod
+    def of(cls, values: Sequence[Any], config: Config) -> Operands:
+        named = cls(values[0], values[1])
+        rest = list(values[2:])
+        if config.has_bias:
+            named.bias = rest.pop(0)
+        if config.has_residual:
+            named.residual = rest.pop(0)
+        if config.has_packed:
+            named.packed = rest.pop(0)
+        if config.has_nonzeros:
+            named.nonzeros = rest.pop(0)
+        return named
+
+    def present(self, config: Config) -> tuple[Config, list[Any]]:
+        """The operands that are there, in order, and `config` with its flags set to them."""
+        config = dataclasses.replace(
+            config,
+            has_bias=self.bias is not None,
+            has_residual=self.residual is not None,
+            has_packed=self.packed is not None,
+            has_nonzeros=self.nonzeros is not None,
+        )
+        values = (self.x, self.kernel, self.bias, self.residual, self.packed, self.nonzeros)
+        return config, [value for value in values if value is not None]
+
+
+conv_p = jex_core.Primitive("jsc_conv")
+conv_on_device_p = jex_core.Primitive("jsc_conv_on_device")  # the part that one device computes
+jax_internals.needs_devices(conv_p)
+jax_internals.runs_alone(conv_p)
+
+
+def bind(
+    x: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    residual: jax.Array | None,
+    config: Config,
+    packed: jax.Array | None = None,
+    nonzeros: jax.Array | None = None,
+) -> jax.Array:
+    """Call the primitive with the operands that are there; shapes as in the module's docstring."""
+    config, present = Operands(x, kernel, bias, residual, packed, nonzeros).present(config)
+    return conv_p.bind(*same_varying_axes(present), config=config)
+
+
+def same_varying_axes(operands: list[jax.Array]) -> list[jax.Array]:
+    """Under `shard_map`, mark every operand as varying over the axes that any of them varies over."""
+    axes = [_varying_axes(jax.typeof(operand)) for operand in operands]
+    union = frozenset().union(*axes)
+    return [
+        lax.pcast(operand, tuple(union - have), to="varying") if union - have else operand
+        for operand, have in zip(operands, axes, strict=True)
+    ]
+
+
+def _varying_axes(aval: Any) -> frozenset[Any]:
+    return frozenset(aval.mat.varying)
+
+
+# --- shapes ----------------------------------------------------------------------------------------------------------
+
+
+def result_aval(*avals: Any, config: Config) -> Any:
+    """The result's shape, dtype and sharding from those of the operands."""
+    operands = Operands.of(avals, config)
+    x, kernel = operands.x, operands.kernel
+    height, width = config.geometry.out_size(x.shape[1:3], kernel.shape[1:3])
+    shape = (x.shape[0], height, width, kernel.shape[4])
+    sharding = explicit.result_sharding(x, kernel, config.geometry.groups)
+    return x.update(shape=shape, sharding=sharding, weak_type=False)
+
+
+conv_p.def_abstract_eval(result_aval)
+conv_on_device_p.def_abstract_eval(result_aval)
+
+
+# --- the same operation in lax ---------------------------------------------------------------------------------------
+
+
+def reference_conv(*values: jax.Array, config: Config) -> jax.Array:
+    """The primitive's meaning in lax: the fallback lowering and what is differentiated densely."""
+    operands = Operands.of(values, config)
+    given = (operands.x, operands.kernel, operands.bias, operands.residual)
+    function = functools.partial(_reference_conv, config=config)
+    return (
+        explicit.convolved(function, *given, config.geometry.groups) if explicit.is_split(*given) else function(*given)
+    )
+
+
+def _reference_conv(x: Any, kernel: Any, bias: Any, residual: Any, config: Config) -> jax.Array:
+    stacks, images = kernel.shape[0], x.shape[0]
+
+    def one(x: Any, kernel: Any, bias: Any, residual: Any) -> jax.Array:
+        if config.method == "dense":  # rows of a matrix as maps of one pixel
+            y = jnp.matmul(x[:, 0, 0], kernel[0, 0], precision=config.precision)
+            rest = None if residual is None else residual[:, 0, 0]
+            return reference.epilogue(y, bias, rest, config.activation)[:, None, None]
+        return reference.conv_pool(x, kernel, bias, residual, config.geometry, config.activation, config.precision)
+
+    if stacks == 1:
+        return one(x, kernel[0], None if bias is None else bias[0], residual)
+    per_stack = (stacks, images // stacks)
+    x = x.reshape(per_stack + x.shape[1:])
+    residual = None if residual is None else residual.reshape(per_stack + residual.shape[1:])
+    out = jax.vmap(one)(x, kernel, bias, residual)
+    return out.reshape((images, *out.shape[2:]))
+
+
+def bias_per_image(bias: Any, images: int) -> Any:
+    """bias [S, K] as [N, 1, 1, K]."""
+    return None if bias is None else jnp.repeat(bias, images // bias.shape[0], axis=0)[:, None, None, :]

@@ -1,0 +1,128 @@
+"""The definition of every operation in jax.numpy and lax: the `"xla"` implementation and the tests' oracle.
+
+    out = pool(activation(conv(x, kernel) + bias + residual))
+
+Nothing here skips zeros and nothing here is native code; every other implementation must equal it, except that a
+skipped zero drops `0 * inf` and `0 * nan`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_sparse_conv._src.primitive import explicit
+from jax_sparse_conv._src.problem import geometry as geo
+from jax_sparse_conv._src.problem.geometry import Geometry, Pool
+
+_DIMENSIONS = ("NHWC", "HWIO", "NHWC")
+
+
+def conv(x: jax.Array, kernel: jax.Array, geometry: Geometry, precision: lax.PrecisionLike = None) -> jax.Array:
+    """The convolution alone: x [N, H, W, C], kernel [kh, kw, C / groups, K] -> [N, Ho, Wo, K]."""
+
+    def local(x: jax.Array, kernels: jax.Array, *_: None) -> jax.Array:
+        return _conv(x, kernels[0], geometry, precision)
+
+    if (
+        explicit.is_split(kernel)
+        or explicit.spec_of(x)[3] is not None
+        or (geometry.groups > 1 and explicit.is_split(x))
+    ):
+        return explicit.convolved(local, x, kernel[None], None, None, geometry.groups)
+    return _conv(x, kernel, geometry, precision)
+
+
+def _conv(x: jax.Array, kernel: jax.Array, geometry: Geometry, precision: lax.PrecisionLike) -> jax.Array:
+    spans = [(k - 1) * d + 1 for k, d in zip(kernel.shape[:2], geometry.dilation, strict=True)]
+    return lax.conv_general_dilated(
+        x,
+        kernel,
+        window_strides=geometry.strides,
+        padding=geo.named_padding(geometry.padding, x.shape[1:3], spans, geometry.strides),
+        rhs_dilation=geometry.dilation,
+        dimension_numbers=_DIMENSIONS,
+        feature_group_count=geometry.groups,
+        precision=precision,
+    )
+
+
+def epilogue(y: jax.Array, bias: jax.Array | None, residual: jax.Array | None, activation: str | None) -> jax.Array:
+    """Bias [K] and residual [N, Ho, Wo, K] added to y [N, Ho, Wo, K], then the activation."""
+    if bias is not None:
+        y = y + for_channels_of(y, bias)
+    if residual is not None:
+        y = y + residual
+    return jax.nn.relu(y) if activation == "relu" else y
+
+
+def for_channels_of(y: jax.Array, values: jax.Array) -> jax.Array:
+    """Values [C] as they go with y [..., C]: [1, ..., C], so that `jax.numpy_rank_promotion` has nothing to say."""
+    return lax.expand_dims(values, range(y.ndim - values.ndim))
+
+
+def pool(y: jax.Array, spec: Pool | None) -> jax.Array:
+    """Max pool (padded with -inf) or average pool (padded with zeros that count) of y [N, H, W, K]."""
+    if spec is None:
+        return y
+    window, strides = (1, *spec.window, 1), (1, *spec.strides, 1)
+    named = geo.named_padding(spec.padding, y.shape[1:3], spec.window, spec.strides)
+    padding = named if isinstance(named, str) else ((0, 0), *named, (0, 0))
+    if spec.kind == "max":
+        return lax.reduce_window(y, _scalar(_lowest(y.dtype), y), lax.max, window, strides, padding)
+    # Sums of 16-bit types are taken in float32, as the kernels do.
+    wide = y.astype(jnp.promote_types(y.dtype, jnp.float32))
+    total = lax.reduce_window(wide, _scalar(0, wide), lax.add, window, strides, padding)
+    return (total / (spec.window[0] * spec.window[1])).astype(y.dtype)
+
+
+def average_of_pixels(x: jax.Array) -> jax.Array:
+    """x [N, H, W, C] -> [N, C], summed in float32 at least.
+
+    Scaled first: XLA puts that into the sum's kernel on a GPU, where `jnp.mean` has another one that divides behind it.
+    `jsc.fuse` knows it so.
+    """
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return jnp.sum(wide * (1 / (x.shape[1] * x.shape[2])), axis=(1, 2)).astype(x.dtype)
+
+
+def conv_pool(
+    x: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    residual: jax.Array | None,
+    geometry: Geometry,
+    activation: str | None,
+    precision: lax.PrecisionLike = None,
+) -> jax.Array:
+    """The whole operation, in the order of the module's formula."""
+    y = conv(x, kernel, geometry, precision)
+    return pool(epilogue(y, bias, residual, activation), geometry.pool)
+
+
+def density(x: jax.Array, axis: int | tuple[int, ...] | None = None) -> jax.Array:
+    """Fraction of non-zero elements of x (-0.0 is zero, NaN is not) over `axis`, as float32."""
+    return jnp.mean(is_nonzero(x), axis=axis, dtype=jnp.float32)
+
+
+def is_nonzero(x: jax.Array) -> jax.Array:
+    """Where x is neither 0.0 nor -0.0. Compares bits: XLA's CPU backend takes a subnormal for zero."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return x != 0
+    bits = lax.bitcast_convert_type(x, jnp.dtype(f"uint{jnp.finfo(x.dtype).bits}"))
+    return (bits << 1) != 0
+
+
+def _lowest(dtype: np.dtype) -> float:
+    """-inf, or where there is none the least number."""
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        return float(jnp.iinfo(dtype).min)
+    return float(jnp.finfo(dtype).min) if np.isnan(np.asarray(-np.inf, dtype)) else -math.inf
+
+
+def _scalar(value: float, like: jax.Array) -> np.ndarray:
+    return np.asarray(value, like.dtype)  # concrete, so that lax sees a known monoid and can differentiate it

@@ -1,0 +1,138 @@
+"""Tables, plots and numbers of a comparison."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jax_sparse_conv._src.cli import photograph, report
+from jax_sparse_conv._src.cli.comparison import Comparison, LayerResult, Totals, differences, top_classes
+
+pytest.importorskip("rich")
+
+
+def comparison(dense_us: float = 400.0) -> Comparison:
+    scores = np.asarray([[0.1, 0.5, 0.05, 0.2, 0.1, 0.05]], np.float32)
+    rows = (
+        LayerResult("conv1", "SparseConv", (1, 56, 56, 64), (1, 56, 56, 64), 58.25, "ecr", dense_us, 100.0),
+        LayerResult(
+            "a.very.long.path.of.a.layer.conv", "SparseConvPool", (1, 7, 7, 8), (1, 3, 3, 8), 0, "xla", 50, 100
+        ),
+    )
+    return Comparison(rows, Totals(600.0, 300.0), 1.5e-6, 2.5e-7, scores, scores)
+
+
+def printed(found: Comparison, **arguments: object) -> str:
+    file = io.StringIO()
+    report.print_comparison(found, report.console(file), "a title", **arguments)  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+def test_table_shows_every_number() -> None:
+    lines = printed(comparison(), notes=["a note"]).splitlines()
+    row = next(line.split() for line in lines if line.split()[:1] == ["conv1"])
+    assert row == ["conv1", "1x56x56x64", "1x56x56x64", "58.2", "ecr", "400.0", "100.0", "4.00"]
+    assert any("a.very.long.path.of.a.layer.conv" in line and line.split()[-1] == "0.50" for line in lines)
+    assert any(line.split()[-3:] == ["450.0", "200.0", "2.25"] for line in lines if "sum of the layers" in line)
+    assert any(line.split()[-3:] == ["600.0", "300.0", "2.00"] for line in lines if "whole network" in line)
+    assert any("dense us" in line for line in lines)
+    assert lines[-1] == "a note"
+
+
+def test_table_uses_milliseconds_for_slow_layers() -> None:
+    text = printed(comparison(dense_us=123456.0))
+    assert "dense ms" in text
+    assert "123.456" in text
+
+
+def test_classes_have_names_where_there_is_a_list() -> None:
+    assert "top 5 dense: class 1 50.0 %, class 3 20.0 %, class 0 10.0 %" in printed(comparison())
+    assert "top 5 dense: dog 50.0 %, class 3 20.0 %" in printed(comparison(), names=["cat", "dog"])
+
+
+def test_json_holds_the_whole_table(tmp_path: Path) -> None:
+    report.write_json(tmp_path / "run.json", report.as_json(comparison(), ["cat", "dog"]))
+    found = json.loads((tmp_path / "run.json").read_text())
+    assert found["layers"][0] == {
+        "path": "conv1",
+        "kind": "SparseConv",
+        "input_shape": [1, 56, 56, 64],
+        "output_shape": [1, 56, 56, 64],
+        "zeros_percent": 58.25,
+        "implementation": "ecr",
+        "dense_us": 400.0,
+        "sparse_us": 100.0,
+        "ratio": 4.0,
+    }
+    assert found["totals"]["network"] == {"dense_us": 600.0, "sparse_us": 300.0, "ratio": 2.0}
+    assert found["difference"] == {"max_relative": 1.5e-6, "frobenius": 2.5e-7}
+    assert found["top5"]["sparse"][0][0] == {"class": 1, "name": "dog", "probability": 0.5}
+
+
+def test_plot_is_an_image(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    report.plot(comparison(), tmp_path / "run.png", "a title")
+    with pytest.importorskip("PIL.Image").open(tmp_path / "run.png") as image:
+        assert image.size[0] >= 1000
+
+
+def test_progress_counts_the_steps() -> None:
+    with report.progress() as advance:
+        advance("building", None)
+        for step in ("conv1", "conv2"):
+            advance(step, 2)
+
+
+def test_differences_are_relative_to_the_largest_value_and_to_the_norm() -> None:
+    expected = np.asarray([3.0, -4.0])
+    assert differences(np.asarray([3.0, -4.5]), expected) == pytest.approx((0.125, 0.1))
+    assert differences(expected, expected) == (0, 0)
+    assert differences(np.zeros(2), np.zeros(2)) == (0, 0)
+    assert differences(np.ones(2), np.zeros(2)) == (np.inf, np.inf)
+
+
+def test_top_classes_are_ordered() -> None:
+    assert top_classes(np.asarray([[1.0, 3.0, 2.0], [0.0, 0.0, 5.0]]), 2) == [
+        [(1, 3.0), (2, 2.0)],
+        [(2, 5.0), (0, 0.0)],
+    ]
+
+
+def test_a_batch_has_no_two_equal_images() -> None:
+    image = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
+    batch = photograph.batch_of(image, 7)
+    np.testing.assert_array_equal(batch[0], image)
+    assert len({one.tobytes() for one in batch}) == 7
+
+
+def test_photographs_lie_as_the_camera_was_held(tmp_path: Path) -> None:
+    image_module = pytest.importorskip("PIL.Image")
+    upright = np.zeros((32, 32, 3), np.uint8)
+    upright[:16] = 200
+    turned = image_module.fromarray(np.ascontiguousarray(np.rot90(upright)))
+    exif = turned.getexif()
+    exif[0x0112] = 6  # to be turned clockwise
+    turned.save(tmp_path / "turned.png", exif=exif)
+    np.testing.assert_array_equal(photograph.load(tmp_path / "turned.png", 32), upright)
+
+
+def test_photographs_of_more_than_8_bits(tmp_path: Path) -> None:
+    image_module = pytest.importorskip("PIL.Image")
+    values = np.linspace(0, 65535, 32 * 32).reshape(32, 32)
+    image_module.fromarray(values.astype(np.uint16)).save(tmp_path / "16.png")
+    found = photograph.load(tmp_path / "16.png", 32)
+    np.testing.assert_allclose(found, np.repeat(values[..., None] / 257, 3, -1), atol=1)
+    image_module.fromarray(values.astype(np.float32)).save(tmp_path / "float.tiff")
+    with pytest.raises(photograph.UserError, match=r"float\.tiff has pixels of mode 'F', whose range is not known"):
+        photograph.load(tmp_path / "float.tiff", 32)
+
+
+def test_the_sample_photograph_is_a_square() -> None:
+    pytest.importorskip("sklearn")
+    image = photograph.load(None, 48)
+    assert image.shape == (48, 48, 3)
+    assert image.std() > 20

@@ -1,0 +1,278 @@
+"""The cost model behind `implementation=None`: what it decides, where, and that the running program follows x."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import PLATFORM, on_a_gpu, require
+from works import POOLED, SAME, conv3x3, rows
+
+import jax_sparse_conv as jsc
+from jax_sparse_conv._src import _native
+from jax_sparse_conv._src.dispatch import choice
+from jax_sparse_conv._src.primitive import sampling
+from jax_sparse_conv._src.problem.geometry import Geometry, Pool
+from jax_sparse_conv._src.problem.work import Work
+
+GROUPS_OF_16 = conv3x3(8, 14, 160, 160, geometry=Geometry(padding=SAME.padding, groups=10))
+
+LENETS = Work("ecr", (1, 14, 14, 6), (1, 5, 5, 6, 16), Geometry(), "bfloat16", False)
+
+
+@pytest.mark.parametrize(
+    ("work", "sparse"),
+    [
+        (conv3x3(1, 14, 256, 256), True),
+        (conv3x3(1, 7, 512, 512), True),
+        (conv3x3(1, 56, 256, 256), True),
+        (conv3x3(64, 28, 512, 512), False),  # cuDNN fills the device
+        (conv3x3(1, 56, 256, 256, exact=False), False),  # TF32
+        (conv3x3(1, 28, 512, 512, exact=False), False),
+        (conv3x3(1, 56, 256, 256, dtype="bfloat16", exact=False), False),
+        (conv3x3(1, 224, 3, 64), False),  # an image
+        (conv3x3(1, 56, 64, 64, geometry=Geometry(padding=SAME.padding, groups=64)), False),  # depthwise
+        (GROUPS_OF_16, True),
+        (dataclasses.replace(GROUPS_OF_16, exact=False), False),  # TF32
+        (dataclasses.replace(GROUPS_OF_16, exact=False, dtype="bfloat16"), False),
+        (dataclasses.replace(GROUPS_OF_16, dtype="float16"), False),  # as exact as it can be
+        (LENETS, True),
+        (dataclasses.replace(LENETS, x_shape=(1, 14, 14, 8), kernel_shape=(1, 5, 5, 8, 16)), False),  # whole copies
+        (rows(1), True),
+        (rows(2), False),
+        (rows(8), False),
+        (dataclasses.replace(rows(1), exact=False), True),
+        (dataclasses.replace(rows(2), exact=False), False),
+        (dataclasses.replace(rows(4), exact=False, kernel_shape=(4, 1, 1, 2048, 1000)), True),
+        (dataclasses.replace(rows(1), dtype="bfloat16"), True),
+        (dataclasses.replace(rows(2), dtype="bfloat16"), False),
+        (rows(64), False),
+        (Work("dense", (1, 1, 1, 400), (1, 1, 1, 400, 120), Geometry(), "float32", True), True),
+        (Work("dense", (1, 1, 1, 120), (1, 1, 1, 120, 84), Geometry(), "float32", True), False),
+        (Work("dense", (2, 1, 1, 120), (2, 1, 1, 120, 200), Geometry(), "float32", True), False),
+        (Work("dense", (1, 1, 1, 4096), (1, 1, 1, 4096, 4096), Geometry(), "bfloat16", False), False),  # may be cached
+        (Work("dense", (1, 1, 1, 4096), (1, 1, 1, 4096, 4096), Geometry(), "float32", False), True),
+        (Work("dense", (1, 1, 1, 25088), (1, 1, 1, 25088, 4096), Geometry(), "bfloat16", False), True),
+    ],
+)
+def test_h200(h200: None, work: Work, sparse: bool) -> None:
+    assert choice.threshold(work, "cuda") == (math.inf if sparse else 0.0)
+
+
+def test_gpus_without_warpgroup_products_have_the_models_choice_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    for capability in ((8, 0), (9, 0)):
+        on_a_gpu(monkeypatch, capability, has_warpgroups=False)
+        assert choice.threshold(dataclasses.replace(GROUPS_OF_16, exact=False), "cuda") == math.inf
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        conv3x3(0, 14, 64, 64),
+        conv3x3(0, 14, 64, 64, dtype="bfloat16", exact=False),
+        conv3x3(2, 2, 64, 64, geometry=Geometry()),
+        conv3x3(2, 14, 64, 0),
+    ],
+)
+def test_nothing_to_compute_is_dense_on_cuda(h200: None, work: Work) -> None:
+    assert choice.threshold(work, "cuda") == 0
+
+
+def test_overlapping_pools_cost_the_sparse_kernel_more(h200: None) -> None:
+    pool = Pool("max", (3, 3), (1, 1), ((1, 1), (1, 1)))
+    pooled = conv3x3(1, 28, 256, 256, method="pecr", geometry=Geometry(padding=SAME.padding, pool=pool))
+    assert choice.crossover(pooled, "cuda") < choice.crossover(conv3x3(1, 28, 256, 256), "cuda")
+
+
+@pytest.mark.parametrize(
+    ("work", "threshold"),
+    [
+        (conv3x3(1, 14, 256, 256), 0.65),
+        (conv3x3(1, 7, 512, 512), math.inf),
+        (conv3x3(1, 14, 256, 256, dtype="bfloat16"), math.inf),
+        (conv3x3(1, 28, 128, 128, geometry=Geometry(padding=SAME.padding, groups=8)), math.inf),
+        (conv3x3(1, 224, 3, 64), 0.0),  # an image
+        (conv3x3(1, 8, 8, 8), math.inf),  # small
+        (rows(1), math.inf),
+        (rows(2), 0.0),
+        (Work("dense", (8, 1, 1, 4096), (1, 1, 1, 4096, 1000), Geometry(), "float32", True), 0.0),
+        (Work("dense", (8, 1, 1, 4096), (1, 1, 1, 4096, 4096), Geometry(), "float32", True), 0.35),
+        (Work("dense", (4, 1, 1, 4096), (1, 1, 1, 4096, 1000), Geometry(), "float32", True), 0.35),
+        (Work("dense", (4, 1, 1, 4096), (1, 1, 1, 4096, 4096), Geometry(), "float32", True), 0.65),
+        (Work("dense", (1, 1, 1, 25088), (1, 1, 1, 25088, 4096), Geometry(), "float32", True), 0.65),
+        (rows(16), 0.0),
+        (conv3x3(1, 56, 128, 128, method="pecr", geometry=POOLED), 0.65),
+        (rows(17), 0.0),
+    ],
+)
+def test_cpu(work: Work, threshold: float) -> None:
+    assert choice.threshold(work, "cpu") == threshold
+
+
+@pytest.mark.parametrize(
+    ("images", "size", "channels", "features", "native"),
+    [(8, 14, 256, 1024, False), (1, 14, 256, 1024, True), (8, 7, 512, 2048, True), (8, 28, 128, 512, True)],
+)
+def test_wide_convolutions_of_1x1_branch_to_xlas_on_a_cpu(
+    images: int, size: int, channels: int, features: int, native: bool
+) -> None:
+    x_shape, kernel_shape = (images, size, size, channels), (1, 1, 1, channels, features)
+    work = Work("ecr", x_shape, kernel_shape, Geometry(), "float32", True)
+    assert choice.chooses_natively(work, "cpu") == native
+    assert native or 0 < choice.threshold(work, "cpu") < 1
+
+
+def test_large_strided_convolutions_of_1x1_branch_to_xlas_on_a_cpu() -> None:
+    strided = Geometry(strides=(2, 2))
+    for images, native in ((1, True), (8, False)):
+        work = Work("ecr", (images, 28, 28, 512), (1, 1, 1, 512, 1024), strided, "float32", True)
+        assert choice.chooses_natively(work, "cpu") is native
+        assert choice.threshold(work, "cpu") == 0.65
+
+
+def test_convolutions_with_large_results_branch_to_xlas_on_a_cpu() -> None:
+    for images, native, crossover in ((1, True, 0.65), (8, False, 0.9)):
+        work = Work("ecr", (images, 112, 112, 64), (1, 3, 3, 64, 128), SAME, "float32", True)
+        assert choice.chooses_natively(work, "cpu") is native
+        assert choice.threshold(work, "cpu") == crossover
+
+
+def test_large_pooled_convolutions_of_1x1_branch_to_xlas_on_a_cpu() -> None:
+    pooled = Geometry(pool=Pool("avg", (2, 2), (2, 2), ((0, 0), (0, 0))))
+    for images, native in ((1, True), (8, False)):
+        work = Work("pecr", (images, 56, 56, 256), (1, 1, 1, 256, 128), pooled, "float32", True)
+        assert choice.chooses_natively(work, "cpu") is native
+        assert choice.threshold(work, "cpu") == 0.65
+
+
+@pytest.mark.parametrize("shape", [(1, 14, 14, 256), (2, 7, 9, 33), (1, 1, 1, 1), (3, 50, 50, 96)])
+def test_samples_meet_every_channel_and_estimate_the_density(shape: tuple[int, ...]) -> None:
+    step = sampling.sample_step(shape)
+    assert math.gcd(step, shape[-1]) == 1
+    x = jnp.asarray(np.random.default_rng(0).random(shape) < 0.3, jnp.float32)
+    samples = -(-x.size // step)
+    assert samples >= min(x.size, 500)
+    nonzeros, elements = np.asarray(sampling.sampled_nonzeros(x)).sum(0)
+    assert elements == samples
+    assert abs(nonzeros / elements - float(jsc.density(x))) < 4 * math.sqrt(0.21 / samples)
+
+
+def map_of(density: float, shape: tuple[int, ...] = (1, 14, 14, 64), seed: int = 0) -> jax.Array:
+    rng = np.random.default_rng(seed)
+    return jnp.asarray(np.where(rng.random(shape) < density, rng.standard_normal(shape), 0), jnp.float32)
+
+
+KERNEL = jnp.asarray(np.random.default_rng(1).standard_normal((3, 3, 64, 48)) / 24, jnp.float32)
+
+
+@pytest.mark.skipif(PLATFORM != "cpu", reason="only a CPU decides while the program runs")
+@pytest.mark.parametrize("density", [0.0, 0.2, 1.0])
+def test_the_running_program_follows_the_zeros(density: float) -> None:
+    """Zeros hide an infinite weight from the sparse kernel alone, which shows what ran."""
+    require("ecr", "float32")
+    x = map_of(density).at[..., 0].set(0)
+    kernel = KERNEL.at[:, :, 0].set(jnp.inf)
+    call = jax.jit(jsc.conv)
+    assert bool(jnp.isfinite(call(x, kernel)).all()) == (density < 0.65)
+    text = call.lower(x, kernel).compile().as_text()
+    assert re.findall(r'custom_call_target="jsc_(\w+)"', text) == ["ecr"]
+    assert " conditional(" not in text  # the native call chooses
+
+
+@pytest.mark.skipif(PLATFORM != "cpu", reason="only a CPU decides while the program runs")
+@pytest.mark.parametrize("density", [0.2, 1.0])
+@pytest.mark.parametrize("size", [16, 56])
+def test_a_call_with_a_pool_does_not_branch(density: float, size: int) -> None:
+    require("pecr", "float32")
+    x = jnp.asarray(np.random.default_rng(0).random((1, size, size, 64), np.float32))
+    x = jnp.where(x < density, x, 0).at[..., 0].set(0)
+    kernel = jnp.ones((3, 3, 64, 128)).at[:, :, 0].set(jnp.inf)
+    call = jax.jit(functools.partial(jsc.conv_pool, activation=None, pool="avg"))
+    assert bool(jnp.isfinite(call(x, kernel)).all()) == (density < 0.65)
+    text = call.lower(x, kernel).compile().as_text()
+    assert re.findall(r'custom_call_target="jsc_(\w+)"', text) == ["pecr"]
+    assert " conditional(" not in text
+
+
+@pytest.mark.parametrize("density", [0.2, 1.0])
+def test_choosing_is_right_under_vmap_and_derivatives(density: float) -> None:
+    xs = jnp.stack([map_of(density, seed=seed) for seed in range(3)])
+    bias = jnp.ones(48)
+
+    def call(implementation: str | None) -> Any:
+        def function(x: jax.Array, kernel: jax.Array) -> jax.Array:
+            return jsc.conv(x, kernel, bias, activation="relu", precision="highest", implementation=implementation)
+
+        return function
+
+    def results(implementation: str | None) -> Any:
+        f = call(implementation)
+        loss = lambda x, k: (f(x, k) ** 2).sum()  # noqa: E731
+        return (
+            jax.jit(jax.vmap(f, (0, None)))(xs, KERNEL),
+            jax.jit(jax.vmap(f, (None, 0)))(xs[0], jnp.stack([KERNEL, -KERNEL])),
+            jax.jit(jax.grad(loss, (0, 1)))(xs[0], KERNEL),
+            jax.jit(lambda x, k: jax.jvp(f, (x, k), (x, k)))(xs[0], KERNEL),
+        )
+
+    for found, expected in zip(jax.tree.leaves(results(None)), jax.tree.leaves(results("xla")), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * float(jnp.abs(expected).max()))
+
+
+def test_exported_for_any_number_of_images() -> None:
+    x = map_of(0.5, (2, 14, 14, 64))
+    unknown = jax.ShapeDtypeStruct(jax.export.symbolic_shape("n,14,14,64"), x.dtype)
+    call = jax.jit(functools.partial(jsc.conv, padding="VALID", precision="highest"))
+    allowed = [jax.export.DisabledSafetyCheck.custom_call("jsc_ecr")]
+    found = jax.export.export(call, disabled_checks=allowed)(unknown, KERNEL).call(x, KERNEL)
+    expected = jsc.conv(x, KERNEL, padding="VALID", precision="highest", implementation="xla")
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("op", "x_shape", "kernel_shape", "arguments"),
+    [
+        (jsc.conv, (128, 28, 28, 128), (3, 3, 128, 128), {"padding": "SAME", "activation": "relu"}),
+        (jsc.conv, (256, 28, 28, 128), (3, 3, 64, 128), {"strides": 2, "feature_group_count": 2}),
+        (jsc.conv, (8, 56, 56, 64), (1, 1, 64, 256), {}),
+        (jsc.conv_pool, (64, 56, 56, 128), (3, 3, 128, 128), {}),
+        (jsc.dense, (64, 4096), (4096, 1000), {"activation": "relu"}),
+    ],
+)
+def test_what_none_leaves_to_xla_is_xlas_operation(
+    h200: None,
+    monkeypatch: pytest.MonkeyPatch,
+    op: Any,
+    x_shape: tuple[int, ...],
+    kernel_shape: tuple[int, ...],
+    arguments: dict[str, Any],
+) -> None:
+    monkeypatch.setattr(_native, "why_missing", lambda *_: None)
+    shapes = (x_shape, kernel_shape, kernel_shape[-1:])
+    operands = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+
+    def operations(implementation: str | None) -> list[str]:
+        function = jax.jit(functools.partial(op, implementation=implementation, **arguments))
+        text = function.trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
+        lines = [re.sub(r"%\w+", "", line).strip() for line in text.splitlines() if " stablehlo." in line]
+        shaping = ("stablehlo.reshape", "stablehlo.broadcast_in_dim")  # which XLA folds away
+        return [line for line in lines if not any(name in line for name in shaping)]
+
+    assert operations(None) == operations("xla")
+
+
+def test_vmap_is_counted() -> None:
+    x, kernel = jnp.ones((32, 1, 96)), jnp.ones((96, 640))
+    alone = jax.jit(jsc.dense).lower(x[0], kernel).compile().as_text()
+    mapped = jax.jit(jax.vmap(jsc.dense, (0, None))).lower(x, kernel).compile().as_text()
+    require("dense", "float32")
+    assert "jsc_dense" in alone
+    assert "jsc_dense" not in mapped
+    np.testing.assert_allclose(jax.vmap(jsc.dense, (0, None))(x, kernel), jnp.full((32, 1, 640), 96.0))

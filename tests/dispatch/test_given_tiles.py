@@ -1,0 +1,218 @@
+"""The planner of chains' tiles, and kernels by tiles that a call gives, against the oracle."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from cases import Case
+from chains import equations, weights
+from test_chain_tiles import LAYER, POOLED
+from test_segments import KIND_IDS, KINDS, TOLERANCE, require_kernel, then_another
+
+import jax_sparse_conv as jsc
+from jax_sparse_conv._src import _native
+from jax_sparse_conv._src.dispatch import chain_tiles
+from jax_sparse_conv._src.dispatch.chain_tiles import Tile
+from jax_sparse_conv._src.fusion import chains
+from jax_sparse_conv._src.fusion.schedule import Schedule
+
+CASES = (
+    Case("pixels", (1, 14, 14, 256), 136, kernel=(1, 1), bias=True, residual=True, activation="relu"),
+    Case("taps", (2, 13, 15, 64), 72, bias=True, activation="relu"),
+    Case("strided", (1, 28, 28, 128), 128, strides=2, activation="relu"),
+    Case("groups", (1, 14, 14, 128), 128, groups=2, activation="relu"),
+    Case("pooled", (1, 28, 30, 64), 72, bias=True, activation="relu", pool="max"),
+    Case("pooled, high", (1, 66, 18, 64), 72, bias=True, activation="relu", pool="max"),
+    Case("wide pool", (1, 28, 30, 64), 72, activation="relu", pool="max", window=(3, 3), window_strides=(2, 2)),
+    Case("half a tile of filters", (1, 14, 14, 64), 192, bias=True, activation="relu"),
+)
+MOST = 12  # tiles of a case, evenly among all that there are
+
+
+def native_planner() -> Any:
+    try:
+        _native.device_properties(0)
+    except RuntimeError as error:
+        pytest.skip(f"the planner wants a GPU: {error}")
+    return chain_tiles.candidates
+
+
+def test_the_planner(gpu: jax.Device) -> None:
+    require_kernel("float32")
+    found = native_planner()(LAYER, "tf32", 0)
+    ranks = [(each.tile[3] > chain_tiles.MODEL_SPLITS, each.cycles) for each in found]
+    assert ranks == sorted(ranks)
+    assert len({each.tile for each in found}) == len(found) > 10
+    assert {each.tile[1] for each in native_planner()(LAYER, "highest", 0)} == {56, 64, 112}
+    assert all(each.tile[2] and each.tile[1] // 8 % 2 == 0 for each in native_planner()(POOLED, "16bit", 0))
+    image = (1, 224, 224, 3, 7, 7, 64, 2, 2, 3, 3, 3, 3, 1, 1, 1)
+    assert native_planner()(image, "tf32", 0) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        (LAYER[1:], "16 entries"),
+        ((*LAYER, 2), "pool 8 or none"),
+        ((0, *LAYER[1:]), "must be 1 or more"),
+        ((1, 0, *LAYER[2:]), "must be 1 to 8192"),
+        ((1, 1, 1, 256, 5, 5, *LAYER[6:]), "a window is larger than its map"),
+        ((*LAYER[:15], 3), "groups must divide"),
+        ((2**31 - 1, *LAYER[1:]), "at most 2\\^31 - 1 elements"),
+        ((*LAYER, 2, 2, 0, 2, 0, 0, 0, 0), "a pool's windows"),
+    ],
+)
+def test_the_planner_refuses_what_is_no_layer(key: chain_tiles.Key, reason: str) -> None:
+    if not _native.registered_targets()["cuda"]:
+        pytest.skip(_native.missing_reasons()["cuda"])
+    with pytest.raises(ValueError, match=reason):
+        chain_tiles.candidates(key, "tf32", 0)
+
+
+def test_without_an_extension_there_is_no_planner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_native, "_modules", {})
+    monkeypatch.setattr(_native, "_reasons", {"cuda": "it was not built"})
+    with pytest.raises(RuntimeError, match="it was not built"):
+        chain_tiles.candidates(LAYER, "tf32", 0)
+
+
+def as_equation(case: Case, inputs: cases.Inputs, precision: str) -> tuple[Any, list[jax.Array]]:
+    """The case's operation, then a 1x1 convolution of its result, as a segment and its operands."""
+    kernel = np.asarray(weights(7, 1, 1, case.features, 24)).astype(inputs.x.dtype)
+    values = [None if v is None else jnp.asarray(v) for v in (*inputs, kernel)]
+    (equation,) = equations(jsc.fuse(then_another(case, precision)), *values)
+    present = [v for v in (inputs.x, inputs.kernel[None], inputs.bias, inputs.residual, kernel[None]) if v is not None]
+    shapes = [v.aval.shape for v in equation.invars]
+    return equation, [jnp.asarray(v).reshape(shape) for v, shape in zip(present, shapes, strict=True)]
+
+
+def check_tiles(case: Case, inputs: cases.Inputs, precision: str, most: int, pixels: int | None = None) -> None:
+    """The case as the first layer of a chain, by so many of its tiles (of `pixels`), evenly among them all."""
+    dtype = inputs.x.dtype.name
+    equation, operands = as_equation(case, inputs, precision)
+    first, second = equation.params["layers"]
+    key = chains.keys([v.aval for v in equation.invars], (first, second))[0]
+    kind = chain_tiles.kind_of(inputs.x.itemsize, precision == "highest")
+    found = [each for each in chain_tiles.candidates(key, kind, 0) if pixels in (None, each.tile[1])]
+    assert found
+    wanted = oracle.expected(case, inputs)
+    tolerance = TOLERANCE[precision if dtype == "float32" else dtype]
+    for candidate in (*found[:: -(-len(found) // most)], chain_tiles.Candidate((64, 224, 1, 7), 0.0)):  # or the model's
+        layers = (dataclasses.replace(first, tile=candidate.tile), second)
+        bound = jax.jit(lambda *of, layers=layers: chains.segment_p.bind(*of, **{**equation.params, "layers": layers}))
+        results = [bound(*operands) for _ in range(3)]
+        for result in results[1:]:
+            for one, other in zip(result, results[0], strict=True):
+                np.testing.assert_array_equal(np.asarray(one, np.float64), np.asarray(other, np.float64))
+        error = oracle.relative_error(results[0][0], wanted)
+        assert error <= tolerance, f"{candidate.tile}: {error}"
+
+
+@pytest.mark.parametrize(("dtype", "precision"), KINDS, ids=KIND_IDS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_given_tiles_against_the_oracle(case: Case, dtype: str, precision: str, gpu: jax.Device) -> None:
+    require_kernel(dtype)
+    check_tiles(case, cases.inputs(case, jnp.dtype(dtype)), precision, MOST)
+
+
+@pytest.mark.parametrize("pixels", [64, 112])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_given_tiles_in_parts(case: Case, pixels: int, gpu: jax.Device) -> None:
+    """Blocks alone keep the sums of two steps, and meet by mail where others read each other's."""
+    require_kernel("float32")
+    check_tiles(case, cases.inputs(case), "highest", 2 * MOST, pixels)
+
+
+@pytest.mark.parametrize(("dtype", "precision"), KINDS, ids=KIND_IDS)
+def test_given_tiles_of_pools_of_infinite_sums_and_biases(dtype: str, precision: str, gpu: jax.Device) -> None:
+    """Where a sum and a bias make NaN, that is the window's result, whichever of its sums is the greatest."""
+    require_kernel(dtype)
+    case = CASES[4]
+    inputs = cases.inputs(case, jnp.dtype(dtype))
+    assert inputs.bias is not None
+    inputs.x[0, 3, 4, 5] = np.inf
+    inputs.bias[::3], inputs.bias[1::3] = np.inf, -np.inf
+    wanted = oracle.expected(case, inputs)
+    assert np.isnan(wanted).any()
+    assert np.isposinf(wanted).any()
+    check_tiles(case, inputs, precision, MOST)
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+@pytest.mark.parametrize("case", CASES[:6], ids=lambda case: case.name)
+def test_given_tiles_at_highest_with_what_is_not_finite(case: Case, value: float, gpu: jax.Device) -> None:
+    """Whether blocks hand on sums in registers, from shared memory or keep them: what parts cannot tell is found."""
+    require_kernel("float32")
+    inputs = cases.inputs(dataclasses.replace(case, zeros=0.3))
+    inputs.x[0, 1, 2, 5], inputs.x[0, -1, -1, -1] = value, value
+    inputs.kernel[0, 0, 3, 2] = value
+    check_tiles(case, inputs, "highest", 2 * MOST)
+
+
+@pytest.mark.parametrize(
+    "tile",
+    [
+        (32, 56, 0, 1),
+        (64, 57, 0, 1),
+        (64, 56, 2, 1),
+        (64, 56, 0, 17),
+        (64, 224, 0, 9),
+        (64, 56, 0, 0),
+        (-64, 56, 0, 1),
+        (2**40,) * 4,
+    ],
+)
+def test_tiles_that_do_not_exist_are_errors(tile: Tile, gpu: jax.Device) -> None:
+    require_kernel("float32")
+    case = CASES[0]
+    equation, operands = as_equation(case, cases.inputs(case), "highest")
+    first, second = equation.params["layers"]
+    layers = (first, dataclasses.replace(second, tile=tile))
+    bound = jax.jit(functools.partial(chains.segment_p.bind, **{**equation.params, "layers": layers}))
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"layer 1: there is no tile of \("):
+        jax.block_until_ready(bound(*operands))
+
+
+@pytest.mark.parametrize(
+    ("tiles", "reason"),
+    [
+        ([0] * 7, "attribute tiles must be an array of 4 int64 for each layer"),
+        ([], "attribute tiles must be an array of 4 int64 for each layer"),
+        ([0, 0, 0, 0, 64, 56, 0, 1, 0, 0, 0, 0], "layer 1: only a convolution has a tile"),
+    ],
+)
+def test_attributes_that_make_no_sense_are_errors(tiles: list[int], reason: str, gpu: jax.Device) -> None:
+    require_kernel("float32")
+    case = CASES[4]
+    equation, operands = as_equation(case, cases.inputs(case), "highest")
+    avals = [v.aval for v in equation.invars]
+    schedule = Schedule(avals, equation.params["layers"], equation.params["results"])
+    shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.outvars]
+    shapes.append(jax.ShapeDtypeStruct((schedule.workspace_bytes,), jnp.uint8))
+    given = {**schedule.attributes(), "tiles": np.asarray(tiles, np.int64)}
+    call = jax.jit(lambda *of: jax.ffi.ffi_call("jsc_segment", shapes)(*of, **given))
+    with pytest.raises(jax.errors.JaxRuntimeError, match=reason):
+        jax.block_until_ready(call(*operands))
+
+
+def test_without_the_attribute_the_model_chooses(gpu: jax.Device) -> None:
+    """As in programs that were exported before there was one."""
+    require_kernel("float32")
+    case = CASES[4]
+    inputs = cases.inputs(case)
+    equation, operands = as_equation(case, inputs, "highest")
+    avals = [v.aval for v in equation.invars]
+    schedule = Schedule(avals, equation.params["layers"], equation.params["results"])
+    shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.outvars]
+    shapes.append(jax.ShapeDtypeStruct((schedule.workspace_bytes,), jnp.uint8))
+    given = {name: value for name, value in schedule.attributes().items() if name != "tiles"}
+    call = jax.jit(lambda *of: jax.ffi.ffi_call("jsc_segment", shapes)(*of, **given))
+    assert oracle.relative_error(call(*operands)[0], oracle.expected(case, inputs)) <= TOLERANCE["highest"]

@@ -1,0 +1,253 @@
+"""Which kernel serves a layer of "direct" on an H200, by the native models alone: compiled for the host, without a GPU.
+
+What is chosen is measured elsewhere; these are layers that lost when another kernel had them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import pytest
+import tile_cases
+from cases import Case
+
+_ROOT = Path(__file__).parents[2]
+_SOURCES = (
+    "direct_choice",
+    "direct_image_plan",
+    "direct_plan",
+    "group_plan",
+    "slice_plan",
+    "warpgroup_model",
+    "warpgroup_plan",
+)
+_KERNELS = ("per output", "image", "slices", "warpgroups", "warps", "small", "groups")
+_SLICE_TILES = {(16, 4, 4), (32, 2, 4), (32, 2, 8), (32, 4, 4), (32, 4, 8), (32, 7, 4)}
+_Choose = Callable[..., tuple[str, int]]
+_ChooseTile = Callable[..., tuple[str, tuple[int, ...]]]
+
+
+@pytest.fixture(scope="module")
+def choose(choose_tile: _ChooseTile) -> _Choose:
+    """The kernel, and the filters of a tile of warpgroups, for a case and a kind."""
+
+    def chosen(case: Case, kind: str = "highest") -> tuple[str, int]:
+        name, tile = choose_tile(case, kind)
+        return name, tile[0]
+
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def choose_tile(tmp_path_factory: pytest.TempPathFactory) -> _ChooseTile:
+    """The kernel, and filters of a tile of warpgroups, the blocks that share it, their teams and their mail.
+
+    Or filters of a tile of slices, the blocks that share it, its columns of eight pixels and the warps of a block.
+    """
+    compiler = os.environ.get("CXX") or shutil.which("c++")
+    if compiler is None or not (_ROOT / "cuda").is_dir():
+        pytest.skip("wants a C++ compiler and the native sources")
+    library = tmp_path_factory.mktemp("choice") / "choice.so"
+    files = [Path(__file__).with_name("choice_of_kernel.cc"), *(_ROOT / "cuda" / f"{name}.cc" for name in _SOURCES)]
+    folders = [f"-I{_ROOT / 'cuda'}", f"-I{_ROOT / 'cpu'}", f"-isystem{jax.ffi.include_dir()}"]
+    options = [*compiler.split(), "-std=c++17", "-O1", "-shared", "-fPIC", *folders, "-o", str(library)]
+    subprocess.run([*options, *map(str, files)], check=True, timeout=300)
+    native = ctypes.CDLL(str(library)).ChosenKernel
+
+    def chosen(case: Case, kind: str = "highest") -> tuple[str, tuple[int, ...]]:
+        sides = case.kernel, case.x[1:3], _pair(case.strides), _pair(case.dilation)
+        reach = [(side - 1) * step + 1 for side, step in zip(case.kernel, sides[3], strict=True)]
+        pads = case.lax_padding
+        if isinstance(pads, str):
+            pads = jax.lax.padtype_to_pads(case.x[1:3], reach, sides[2], pads)
+        flat = [
+            *case.x,
+            *case.kernel,
+            case.features,
+            *sides[2],
+            *pads[0],
+            *pads[1],
+            *sides[3],
+            case.groups,
+            int(case.pool is not None),
+        ]
+        layer, tile = (ctypes.c_int64 * 17)(*flat), (ctypes.c_int * 4)()
+        element_bytes, is_highest = ctypes.c_int(2 if kind == "16 bits" else 4), ctypes.c_bool(kind == "highest")
+        return _KERNELS[native(layer, element_bytes, is_highest, tile)], tuple(tile)
+
+    return chosen
+
+
+def _pair(sides: int | tuple[int, int]) -> tuple[int, int]:
+    return (sides, sides) if isinstance(sides, int) else sides
+
+
+def _layer(x: tuple[int, int, int, int], kernel: tuple[int, int], stride: int = 1, groups: int = 1) -> Case:
+    """With (side, K)."""
+    side, features = kernel
+    return Case("a layer", x, features, kernel=(side, side), strides=stride, groups=groups)
+
+
+@pytest.mark.parametrize(
+    ("x", "kernel", "stride"),
+    [
+        ((1, 112, 112, 32), (1, 256), 1),
+        ((32, 28, 28, 128), (3, 32), 1),
+        ((128, 14, 14, 128), (3, 32), 1),
+        ((128, 28, 28, 128), (3, 32), 1),
+        ((32, 112, 112, 32), (1, 256), 2),
+    ],
+)
+def test_slices_are_for_blocks_that_run_at_once(
+    choose: _Choose, x: tuple[int, int, int, int], kernel: tuple[int, int], stride: int
+) -> None:
+    assert choose(_layer(x, kernel, stride))[0] != "slices"
+
+
+@pytest.mark.parametrize("kind", ["highest", "default"])
+def test_cases_of_slices_have_every_tile(choose_tile: _ChooseTile, kind: str) -> None:
+    """What `test_slices` runs on a GPU: tiles by filters, columns and warps, alone and shared by more than eight."""
+    chosen = [tile for name, tile in (choose_tile(case, kind) for case in tile_cases.SLICE_CASES) if name == "slices"]
+    assert {(filters, *of_tile) for filters, _, *of_tile in chosen} == _SLICE_TILES
+    assert any(blocks == 1 for _, blocks, *_ in chosen)
+    assert any(blocks > 8 and columns == 2 for _, blocks, columns, _ in chosen)  # more blocks than results to share
+    assert any(blocks > 8 and columns > 2 for _, blocks, columns, _ in chosen)
+
+
+@pytest.mark.parametrize(
+    ("x", "kernel", "stride", "kind", "tile"),
+    [
+        ((8, 5, 5, 1024), (3, 32), 2, "highest", (32, 16, 2, 8)),
+        ((1, 7, 7, 832), (1, 128), 1, "highest", (16, 13, 4, 4)),
+        ((1, 14, 14, 832), (3, 48), 2, "highest", (32, 13, 4, 8)),  # all of shared memory, with its mail
+        ((1, 28, 28, 128), (3, 128), 1, "highest", (32, 4, 7, 4)),
+        ((8, 7, 7, 512), (1, 128), 1, "highest", (32, 8, 7, 4)),  # as one row of pixels
+        ((1, 28, 28, 192), (1, 64), 1, "highest", (32, 1, 2, 8)),
+        ((1, 14, 14, 288), (1, 128), 1, "default", (32, 3, 4, 4)),
+    ],
+)
+def test_tiles_of_slices(
+    choose_tile: _ChooseTile,
+    x: tuple[int, int, int, int],
+    kernel: tuple[int, int],
+    stride: int,
+    kind: str,
+    tile: tuple[int, ...],
+) -> None:
+    """By filters, the blocks that share a tile, its columns of eight pixels and the warps of a block."""
+    assert choose_tile(_layer(x, kernel, stride), kind) == ("slices", tile)
+
+
+@pytest.mark.parametrize(
+    ("x", "kernel", "kind", "name"),
+    [
+        ((1, 14, 14, 288), (1, 128), "highest", "small"),
+        ((1, 14, 14, 256), (1, 128), "default", "small"),
+        ((1, 14, 14, 256), (1, 1024), "highest", "warpgroups"),
+        ((1, 56, 56, 64), (3, 64), "default", "warpgroups"),
+        ((1, 7, 7, 2048), (1, 512), "highest", "warpgroups"),  # a slice's operands and mail would not fit
+        ((1, 7, 7, 512), (1, 2048), "highest", "warpgroups"),  # nor a copy of its channels
+    ],
+)
+def test_slices_leave_layers_to_others(
+    choose: _Choose, x: tuple[int, int, int, int], kernel: tuple[int, int], kind: str, name: str
+) -> None:
+    assert choose(_layer(x, kernel), kind)[0] == name
+
+
+@pytest.mark.parametrize("kind", ["highest", "default"])
+def test_small_maps_go_by_slices(choose: _Choose, kind: str) -> None:
+    assert choose(_layer((1, 5, 5, 384), (3, 256)), kind)[0] == "slices"
+    assert choose(_layer((1, 28, 28, 128), (3, 32)), kind)[0] == "slices"
+    assert choose(_layer((1, 56, 56, 32), (1, 64)), kind)[0] == "slices"
+
+
+@pytest.mark.parametrize(
+    ("x", "kernel"),
+    [((8, 56, 56, 64), (1, 256)), ((32, 56, 56, 64), (1, 64)), ((32, 112, 112, 32), (1, 256))],
+)
+def test_large_layers_in_float32_go_by_warpgroups(
+    choose: _Choose, x: tuple[int, int, int, int], kernel: tuple[int, int]
+) -> None:
+    """Blocks of 128 x 112 have a multiprocessor each, and nothing overlaps what is before and behind their steps."""
+    assert choose(_layer(x, kernel)) == ("warpgroups", 64)
+
+
+@pytest.mark.parametrize(
+    ("x", "kernel", "groups", "kind", "name"),
+    [
+        ((1, 224, 224, 3), (3, 64), 1, "highest", "image"),
+        ((1, 14, 14, 256), (3, 256), 1, "highest", "warpgroups"),
+        ((32, 28, 28, 512), (3, 512), 1, "highest", "warpgroups"),
+        ((1, 14, 14, 128), (3, 32), 1, "16 bits", "small"),
+        ((1, 14, 14, 896), (3, 896), 7, "default", "warpgroups"),
+        ((1, 7, 7, 6), (3, 5), 1, "highest", "small"),
+        ((8, 28, 28, 128), (3, 128), 8, "16 bits", "groups"),
+        ((1, 28, 28, 168), (3, 168), 7, "default", "groups"),
+        ((1, 14, 14, 160), (3, 160), 10, "highest", "small"),
+        ((1, 14, 14, 432), (3, 432), 9, "default", "warps"),
+    ],
+)
+def test_each_kernel_has_layers(
+    choose: _Choose, x: tuple[int, int, int, int], kernel: tuple[int, int], groups: int, kind: str, name: str
+) -> None:
+    assert choose(_layer(x, kernel, groups=groups), kind)[0] == name
+
+
+@pytest.mark.parametrize("case", tile_cases.TF32_TEAM_CASES, ids=lambda case: case.name)
+def test_cases_of_teams_are_for_two_teams(choose_tile: _ChooseTile, case: Case) -> None:
+    """What `test_direct.py` compares is what it is for."""
+    name, (_, blocks, teams, mail) = choose_tile(case, "default")
+    words = {"one": 1, "two": 2, "four": 4, "eight": 8, "sixteen": 16}
+    assert (name, blocks, teams) == ("warpgroups", words[case.name.split()[0]], 2)
+    assert mail == (0 if blocks <= 2 else 1 if "in place" in case.name else 2)
+
+
+@pytest.mark.parametrize(
+    ("x", "kernel", "stride", "kind", "tile"),
+    [
+        ((8, 56, 56, 192), (1, 128), 1, "default", (128, 1, 1)),  # 13.2 us by 64 x 112, 10.0 so
+        ((8, 56, 56, 96), (1, 96), 1, "default", (128, 1, 1)),  # 10.3, 8.1
+        ((1, 28, 28, 512), (3, 512), 1, "default", (64, 2, 2)),  # 17.7 by 128 x 112 in four, 15.9
+        ((4, 112, 112, 32), (1, 32), 1, "16 bits", (64, 1, 1)),  # 10.2 by 64 x 56, 7.6
+        ((8, 56, 56, 128), (1, 128), 1, "16 bits", (128, 1, 1)),
+        ((1, 7, 7, 512), (3, 512), 1, "default", (64, 8, 1)),  # 8.2 by 16 blocks, of which not all run at once; 6.2
+    ],
+)
+def test_tiles_that_were_the_fastest(
+    choose_tile: _ChooseTile,
+    x: tuple[int, int, int, int],
+    kernel: tuple[int, int],
+    stride: int,
+    kind: str,
+    tile: tuple[int, int, int],
+) -> None:
+    """Filters, blocks that share a tile and teams: layers that lost up to a third by the model of before."""
+    assert choose_tile(_layer(x, kernel, stride), kind)[1][:3] == tile
+
+
+@pytest.mark.parametrize("kind", ["highest", "default", "16 bits"])
+@pytest.mark.parametrize("case", tile_cases.GROUP_CASES, ids=lambda case: case.name)
+def test_cases_of_groups_are_for_their_kernel(choose: _Choose, case: Case, kind: str) -> None:
+    """What `test_groups.py` compares is what it is for."""
+    assert choose(case, kind)[0] == "groups"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("far apart in a row", (1, 1, 64, 1048560), 2097120, (1, 2), 1, ((0, 0), (2048, 0)), (1, 2048), 262140),
+        Case("far apart", (1, 28, 28, 16), 16, (2, 2), 1, ((2**28, 2**28),) * 2, (2**29, 2**29), 2),
+    ],
+    ids=lambda case: case.name,
+)
+@pytest.mark.parametrize("kind", ["highest", "default"])
+def test_windows_that_reach_too_far_are_not_for_the_kernel_of_groups(choose: _Choose, case: Case, kind: str) -> None:
+    """Its copies count elements of a row, and bytes of a tile, in 32 bits."""
+    assert choose(case, kind)[0] not in ("groups", "warpgroups", "slices")

@@ -1,0 +1,242 @@
+"""What runs for every layer of every network, as text: the golden files' content (`tests/golden/`).
+
+Nothing is computed and no GPU is asked: calls are found by tracing, and the host's planners know the GPUs by
+description. `python tests/helpers/decisions.py` writes the files anew; a change of them is read like any other change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import jax
+from flax import nnx
+
+from benchmarks import zoo_layers
+from jax_sparse_conv import _cpu, models
+from jax_sparse_conv._src import _native, devices
+from jax_sparse_conv._src.devices import Device
+from jax_sparse_conv._src.dispatch.chain_tiles import key_of
+from jax_sparse_conv._src.layers.calls import Call
+from jax_sparse_conv._src.plans import typed_json
+from jax_sparse_conv._src.primitive import lowering
+from jax_sparse_conv._src.primitive.primitives import Config, conv_p
+
+FOLDER = Path(__file__).parents[1] / "golden"
+CALLS = FOLDER / "calls.json"
+BATCHES = (1, 8, 32, 128)
+CHAIN_BATCHES = (1, 8)
+CHAIN_NETWORKS = ("vgg19", "resnet18", "resnet50", "googlenet", "densenet121", "regnetx_400mf", "regnetx_16gf")
+KINDS = {
+    "highest": ("float32", "highest"),
+    "default": ("float32", "default"),
+    "bfloat16": ("bfloat16", "default"),
+    "float16": ("float16", "default"),
+}
+H200 = Device()
+H100 = dataclasses.replace(H200, memory_bytes_per_second=3.35e12)
+GPUS = {"h200": H200, "h100": H100}
+CPU_MACHINE = (48 << 10, 1 << 20, 64, 2)  # bytes of L1, L2 and a vector, threads
+CPU_DENSITIES = (0.05, 0.3, 0.6, 1.0)
+
+
+def files() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Every golden file's name, with its platform and the kinds that all have this content."""
+    found: dict[str, tuple[str, tuple[str, ...]]] = {"cpu_float32.txt": ("cpu", ("highest", "default"))}
+    for platform in ("cpu", *GPUS):
+        found[f"{platform}_16bit.txt"] = (platform, ("bfloat16", "float16"))
+    for gpu in GPUS:
+        found |= {f"{gpu}_{kind}.txt": (gpu, (kind,)) for kind in ("highest", "default")}
+    return found
+
+
+def text_of(platform: str, kind: str) -> str:
+    """The content of a golden file."""
+    lines = list(_layers(platform, kind))
+    if platform == "h200":
+        lines += ["", "# chains", *_chains(platform, kind)]
+    return "\n".join(lines) + "\n"
+
+
+@contextlib.contextmanager
+def pretended(gpu: Device) -> Iterator[None]:
+    """As if programs were lowered for this GPU by an installation that has all kernels."""
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in (
+            (devices, "current", lambda: gpu),
+            (devices, "known", lambda: gpu),
+            (Device, "of", lambda _: gpu),
+            (_native, "why_missing", lambda *_: None),
+            (_native, "workspace_bytes", lambda *_: 0),
+            (_native, "dense_layers_bytes", lambda *_: 1024),
+            (_native, "has_warpgroups", lambda: True),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, value))
+        yield
+
+
+# --- layers ----------------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=1)
+def calls() -> list[Call]:
+    """The distinct calls of all networks on one image, as `CALLS` keeps them."""
+    return list(typed_json.read(tuple[Call, ...], json.loads(CALLS.read_text(encoding="utf-8")), ""))
+
+
+def traced_calls(names: Sequence[str]) -> list[Call]:
+    """The distinct calls of these networks on one image, by tracing, which takes two minutes for all."""
+    return [layer.call for layer in zoo_layers.layers_of(tuple(names), 1)]
+
+
+def _layers(platform: str, kind: str) -> Iterator[str]:
+    dtype, precision = KINDS[kind]
+    with contextlib.nullcontext() if platform == "cpu" else pretended(GPUS[platform]):
+        for call in calls():
+            config, x, kernel = _bound(dataclasses.replace(call, dtype=dtype, precision=precision))
+            on = "cpu" if platform == "cpu" else "cuda"
+            found = [_decided(x.update(shape=(n, *x.shape[1:])), kernel, config, on) for n in BATCHES]
+            yield f"{_named(call)}: {found[0] if len(set(found)) == 1 else ' | '.join(found)}"
+
+
+def _named(call: Call) -> str:
+    geometry = call.geometry
+    words = [f"{'x'.join(map(str, call.x_shape[1:]))} * {'x'.join(map(str, call.kernel_shape))}"]
+    words += [f"/{geometry.strides}"] if geometry.strides != (1, 1) else []
+    words += [f"g{geometry.groups}"] if geometry.groups > 1 else []
+    words += [f"{geometry.pool.kind} pool {geometry.pool.window}"] if geometry.pool else []
+    words += [name for name in ("bias", "residual") if getattr(call, name)]
+    return " ".join([*words, call.activation or "linear"]).replace(", ", ",")
+
+
+def _bound(call: Call) -> tuple[Config, Any, Any]:
+    """What the primitive is bound with under `implementation=None`."""
+    shapes: list[Any] = [jax.ShapeDtypeStruct(shape, call.dtype) for shape in (call.x_shape, call.kernel_shape)]
+    if call.bias:
+        shapes.append(jax.ShapeDtypeStruct(call.kernel_shape[-1:], call.dtype))
+    if call.residual:
+        size = call.geometry.conv_size(call.x_shape[1:3], call.kernel_shape[:2])
+        shapes.append(jax.ShapeDtypeStruct((call.x_shape[0], *size, call.kernel_shape[-1]), call.dtype))
+    [equation] = list(_equations(jax.make_jaxpr(call.function(None))(*shapes).jaxpr))
+    return equation.params["config"], equation.invars[0].aval, equation.invars[1].aval
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    for equation in jaxpr.eqns:
+        if equation.primitive is conv_p:
+            yield equation
+        for value in equation.params.values():
+            inner = getattr(value, "jaxpr", None)
+            if inner is not None:
+                yield from _equations(inner)
+
+
+def _decided(x: Any, kernel: Any, config: Config, platform: str) -> str:
+    if lowering._averages_first(x, kernel, config, platform):
+        size = config.geometry.out_size(x.shape[1:3], kernel.shape[1:3])
+        averaged = x.update(shape=(x.shape[0], *size, x.shape[3]))
+        return "average first, " + _decided(averaged, kernel, lowering._unpooled(config), platform)
+    if lowering._pools_apart(x, kernel, config, platform):
+        return _decided(x, kernel, lowering._unpooled(config), platform) + ", XLA pools"
+    chosen = lowering.resolved(x, kernel, config, platform)
+    if chosen is None:
+        return "xla"
+    if chosen.method == "dense":
+        return "dense" + ("" if chosen.below is None else f" below {chosen.below:.3g}")
+    return _planned(x, kernel, chosen, platform)
+
+
+def _planned(x: Any, kernel: Any, config: Config, platform: str) -> str:
+    key = key_of(x.shape, kernel.shape, config.geometry)
+    layer, pool = key[:16], list(key[16:])
+    if pool and config.geometry.pool is not None:
+        pool.append(1 if config.geometry.pool.kind == "max" else 2)
+    itemsize, precise = x.dtype.itemsize, int(lowering.attributes(config)["precision"]) == 2
+    if platform == "cpu":
+        below = "" if config.below is None else f" below {config.below:.3g}"
+        plans = [_cpu.plan(layer, pool, 4, config.may_be_dense, d, CPU_MACHINE) for d in CPU_DENSITIES]
+        return f"{config.method}{below} " + " ".join(_short(*plan) for plan in plans)
+    asked = layer, pool, itemsize, precise
+    if config.method == "direct":
+        engine, tile, _, pools = _native.planner().direct(*asked, False, devices.current().description())
+        return _short(engine, *tile) + (" with its pool" if pools else "")
+    engine, tile, _ = _native.planner().sparse(*asked, devices.current().description())
+    return f"{config.method} " + _short(engine, *tile)
+
+
+def _short(name: str, *numbers: int) -> str:
+    return name + "".join(f" {n}" if i == 0 else f",{n}" for i, n in enumerate(numbers))
+
+
+# --- chains ----------------------------------------------------------------------------------------------------------
+
+
+def _chains(platform: str, kind: str) -> Iterator[str]:
+    """Of some networks the native calls of its program: chains with their layers' tiles, and what runs beside them."""
+    for name in CHAIN_NETWORKS:
+        for batch in CHAIN_BATCHES:
+            yield f"{name} batch {batch}: {' '.join(_targets(name, batch, platform, kind))}"
+
+
+def _targets(name: str, batch: int, platform: str, kind: str) -> Iterator[str]:
+    dtype, precision = KINDS[kind]
+    graph, state = _network(name)
+
+    def run(state: Any, images: jax.Array) -> jax.Array:
+        with jax.default_matmul_precision(precision):
+            return nnx.merge(graph, state)(images)
+
+    typed = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), state)
+    size, channels = models.NETWORKS[name].input_size, 1 if name == "lenet5" else 3
+    images = jax.ShapeDtypeStruct((batch, size, size, channels), dtype)
+    with pretended(GPUS[platform]):
+        text = jax.jit(run).trace(typed, images).lower(lowering_platforms=("cuda",)).as_text()
+    found: dict[str, int] = {}
+    for target, attributes in re.findall(r"custom_call @(jsc_\w+)\(.*?(\{.*)", text):
+        if target == "jsc_segment":
+            layers = re.search(r"layers = array<i64: ([^>]*)>|layers = dense<([^>]*)>", attributes)
+            tiles = re.search(r"tiles = array<i64: ([^>]*)>|tiles = dense<([^>]*)>", attributes)
+            described = f"chain({_digest(layers)};{_digest(tiles)})"
+        else:
+            described = target.removeprefix("jsc_")
+        found[described] = found.get(described, 0) + 1
+    for described, count in found.items():
+        yield described if count == 1 else f"{count}*{described}"
+
+
+def _digest(found: re.Match[str] | None) -> str:
+    return "none" if found is None else hashlib.sha256(found[0].encode()).hexdigest()[:12]
+
+
+@functools.cache
+def _network(name: str) -> tuple[Any, Any]:
+    def build() -> Any:
+        model = models.build(name, rngs=nnx.Rngs(0))
+        models.fold_batch_norm(model)
+        return model
+
+    return nnx.split(nnx.eval_shape(build))
+
+
+def main() -> None:
+    """Write the files that are named, or all."""
+    if "calls.json" in sys.argv[1:] or not CALLS.exists():
+        rows = [json.dumps(dataclasses.asdict(call)) for call in traced_calls(tuple(models.NETWORKS))]
+        CALLS.write_text("[\n" + ",\n".join(rows) + "\n]\n", encoding="utf-8")
+    for name, (platform, kinds) in files().items():
+        if not sys.argv[1:] or name in sys.argv[1:]:
+            (FOLDER / name).write_text(text_of(platform, kinds[0]), encoding="utf-8")
+            print(name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""DenseNets whose blocks are one call: when their layers are joined, what still sees the layers, and results."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from networks import copied
+from test_dense_blocks import require_kernel
+
+import jax_sparse_conv as jsc
+from jax_sparse_conv import models
+from jax_sparse_conv._src import _native
+from jax_sparse_conv._src.fusion import dense_blocks
+from jax_sparse_conv._src.fusion.dense_blocks import dense_block_p
+from jax_sparse_conv.models.densenet import DenseNet
+
+
+@copied
+def small_densenet(fold: bool = True) -> DenseNet:
+    model = DenseNet((2, 3), 10, width=64, rngs=nnx.Rngs(0))
+    if fold:
+        models.fold_batch_norm(model)
+    return model
+
+
+def blocks_of(model: DenseNet, x: jax.Array) -> int:
+    """How many blocks of a network are one call."""
+    return str(jax.make_jaxpr(lambda x: model(x))(x)).count("jsc_dense_block[")
+
+
+def transitions_of(model: DenseNet, x: jax.Array) -> int:
+    """How many of them have the transition behind them too."""
+    equations = jax.make_jaxpr(lambda x: model(x))(x).jaxpr.eqns
+    return sum(e.primitive is dense_block_p and (len(e.invars) - 1) % 5 == 3 for e in equations)
+
+
+def test_a_network_joins_the_layers_of_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = jax.random.normal(jax.random.key(0), (2, 32, 32, 3))
+    model = small_densenet()
+    monkeypatch.setattr(_native, "why_missing", lambda *_: "no kernel")
+    wanted = jax.jit(lambda x: model(x))(x)
+    assert blocks_of(model, x) == 0
+    monkeypatch.undo()
+    monkeypatch.setattr(dense_blocks, "is_available", lambda dtype: True)
+    monkeypatch.setattr(dense_blocks, "why_not", lambda *_: None)
+    assert blocks_of(model, x) == 2
+    assert transitions_of(model, x) == 1
+    np.testing.assert_allclose(jax.jit(lambda x: model(x))(x), wanted, rtol=1e-3, atol=1e-3)
+    model.transitions[0].conv.conv.implementation = "xla"
+    assert (blocks_of(model, x), transitions_of(model, x)) == (2, 0)
+    np.testing.assert_allclose(jax.jit(lambda x: model(x))(x), wanted, rtol=1e-3, atol=1e-3)
+    model.transitions[0].conv.conv.implementation = None
+    monkeypatch.setattr(_native, "has_warpgroups", lambda: False)
+    many = jnp.zeros((dense_blocks.most_images("float32", None) + 1, 32, 32, 3))
+    assert blocks_of(model, many) == 0
+    assert blocks_of(small_densenet(fold=False), x) == 0
+    models.set_network_implementation(model, "xla")
+    assert blocks_of(model, x) == 0
+
+
+def test_what_looks_at_layers_sees_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dense_blocks, "is_available", lambda dtype: True)
+    monkeypatch.setattr(dense_blocks, "why_not", lambda *_: None)
+    model, x = small_densenet(), jax.random.normal(jax.random.key(0), (1, 32, 32, 3))
+    assert "conv3_block3_2" in models.layer_inputs(model, x)
+    assert len(jsc.calibrate(model, [x], repeats=1).layers) == len([*model.named_layers()]) - 7  # batch norms apart
+
+
+def test_a_network_on_the_gpu(gpu: jax.Device) -> None:
+    require_kernel("float32")
+    model, x = small_densenet(), jax.random.normal(jax.random.key(0), (1, 64, 64, 3))
+    with jax.default_matmul_precision("highest"):
+        joined = jax.jit(lambda x: model(x))
+        assert joined.lower(x).as_text().count("@jsc_dense_block") == 2
+        found = joined(x)
+        models.set_network_implementation(model, "xla")
+        np.testing.assert_allclose(found, jax.jit(lambda x: model(x))(x), rtol=1e-4, atol=1e-4)

@@ -1,0 +1,57 @@
+"""Several devices: sharded jit, vmap, grad, shard_map and explicit sharding, without gathering what is independent."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import pytest
+
+CHECKED = [
+    "jit, images and channels split",
+    "jit, implementation=None",
+    "jit, groups",
+    "jit, conv_pool",
+    "vmap over x and kernel, both split",
+    "vmap over x and kernel, one image each",
+    "vmap over x and kernel, images split every way",
+    "grad",
+    "shard_map",
+    "grad through shard_map",
+    "shard_map, kernel split",
+    "counts and adaptive",
+    "jit, packed kernel",
+    "shard_map, packed kernel",
+    "jit, dense block",
+    "shard_map, dense block",
+    "jit, packed dense block",
+    "shard_map, packed dense block",
+    "explicit sharding",
+    "explicit sharding, derivatives",
+    "explicit sharding, layouts",
+    "explicit sharding, dense",
+    "compressed maps",
+    "export",
+]
+
+
+def run(environment: dict[str, str]) -> None:
+    script = pathlib.Path(__file__).parents[1] / "helpers" / "sharded.py"
+    done = subprocess.run(
+        [sys.executable, str(script)], env=os.environ | environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.splitlines() == CHECKED
+
+
+def test_four_cpu_devices() -> None:
+    run({"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"})
+
+
+def test_the_gpus_of_this_machine() -> None:
+    if jax.default_backend() != "gpu" or jax.device_count() < 2:
+        pytest.skip(f"needs two GPUs; this machine has {jax.device_count()} {jax.default_backend()} device(s)")
+    run({})
