@@ -1,40 +1,33 @@
-"""Which native implementation runs where, as skip reasons rather than silence."""
+"""Fixtures of all tests, and how a process that runs them is set up."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several workers share a GPU
 
 import hypothesis
 import jax
 import pytest
+from platforms import PLATFORM, on_a_gpu
 
-from jax_sparse_conv._src import _native, devices
-from jax_sparse_conv._src.devices import Device
+from jax_sparse_conv._src import _native
+
+# What folders share asserts too, and shows as much where it fails.
+HELPERS = Path(__file__).parent / "helpers"
+pytest.register_assert_rewrite(*(path.stem for path in HELPERS.glob("*.py") if path.stem != "platforms"))
 
 # The same draws in every run: what fails on a change comes from the change.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable")
-
-PLATFORM = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
 
 # On CPUs, half of the suite's time was LLVM's, which optimized thousands of programs that run once. Their HLO is the
 # same without, and the extension's kernels are compiled already. JAX_DISABLE_MOST_OPTIMIZATIONS=0 has LLVM optimize.
 if PLATFORM == "cpu" and "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # for the processes that tests start
     jax.config.update("jax_disable_most_optimizations", True)
-
-
-def require(method: str, dtype: str) -> None:
-    """Skip, with the reason, where `method` has no kernel for this platform and dtype."""
-    if method == "adaptive" and PLATFORM == "cpu":
-        method = "ecr"  # and XLA's
-    reason = _native.why_missing(method, PLATFORM, dtype)
-    if reason is not None and (PLATFORM != "cpu" or "dtype" in reason):
-        pytest.skip(reason)
-    assert reason is None, reason  # the CPU extension is always built
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -48,12 +41,6 @@ def gpu() -> jax.Device:
     if PLATFORM != "cuda":
         pytest.skip(f"needs an NVIDIA GPU; the default backend is {jax.default_backend()!r}")
     return jax.devices("gpu")[0]
-
-
-def on_a_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], *, has_warpgroups: bool) -> None:
-    """As if programs were lowered for an H200 of this compute capability, by kernels with warpgroup products or not."""
-    monkeypatch.setattr(devices, "current", lambda: Device(capability=capability))
-    monkeypatch.setattr(_native, "has_warpgroups", lambda: has_warpgroups)
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import numpy as np
 import oracle
 import pytest
 from cases import Case
-from conftest import require
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_kernels import TOLERANCE, poison
+from kernel_checks import TOLERANCE, poison
+from platforms import require
 
 import jax_sparse_conv as jsc
 

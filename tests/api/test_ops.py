@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import require
 from flax import nnx
 from jax import lax
+from platforms import require
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv._src.primitive import primitives

@@ -7,35 +7,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from benchmark_layers import CPU_EXTENSION, LAYERS
 from flax import nnx
 
-from benchmarks import (
-    adaptive,
-    calls,
-    command,
-    data,
-    direct_ablation,
-    layers,
-    sorting,
-    tables,
-)
-from benchmarks.cases import SETS, Layer, conv3x3
+from benchmarks.common import command, data, tables
+from benchmarks.common.cases import SETS, Layer, conv3x3
+from benchmarks.suites import adaptive, calls, direct_ablation, layers, sorting
 from jax_sparse_conv import models
-from jax_sparse_conv._src import _native
-
-CPU_EXTENSION = pytest.mark.skipif(
-    jax.default_backend() != "cpu" or not _native.cpu_isas(), reason="needs the CPU extension and backend"
-)
-LAYERS = (
-    Layer("odd", "conv", 5, 6, 7, maps="a/b"),
-    Layer("strided", "conv", 3, 4, 8, strides=2),
-    Layer("pooled", "conv_pool", 3, 4, 7, implementation="pecr"),
-    Layer("dense", "dense", 20, 9, kernel=1),
-)
 
 
 @pytest.fixture(autouse=True)
@@ -107,13 +88,13 @@ def test_run_writes_a_row_for_every_case(tmp_path: Path, capsys: pytest.CaptureF
         assert row["error"] < 2e-6
         assert row["xla_error"] < 2e-6
     assert {"date", "device", "environment", "command", "xla_flags"} <= found.keys()
-    assert found["command"].startswith("python -m benchmarks.layers --maps maps.npz --json rows.json --zeros 50 ")
+    assert found["command"].startswith("python -m benchmarks layers --maps maps.npz --json rows.json --zeros 50 ")
     assert "geometric mean of 2 conv, iid, 50 % zeros, batch 2, float32" in capsys.readouterr().out
 
 
 def test_run_fails_with_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert layers.main(["--layers", "nothing"]) == 1
-    assert capsys.readouterr().err.strip() == "benchmarks.layers: --layers 'nothing' matches no layer of --set cpu"
+    assert capsys.readouterr().err.strip() == "benchmarks layers: --layers 'nothing' matches no layer of --set cpu"
     assert layers.main(["--maps", "nowhere.npz"]) == 1
     assert layers.main(["--json", "nowhere/rows.json"]) == 1
     assert "nowhere does not exist" in capsys.readouterr().err
@@ -121,13 +102,13 @@ def test_run_fails_with_one_sentence(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_real_weights_fails_with_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("safetensors")
-    from benchmarks import real_weights
+    from benchmarks.suites import real_weights
 
     def sentence(*arguments: str) -> str:
         assert real_weights.main(["--data", str(tmp_path), *arguments]) == 1
         return capsys.readouterr().err.strip()
 
-    start = f"benchmarks.real_weights: --data {tmp_path}"
+    start = f"benchmarks real_weights: --data {tmp_path}"
     assert sentence("--data", str(tmp_path / "nowhere")) == f"{start}/nowhere is not a folder"
     assert sentence() == f"{start} has no file resnet50_stages1to4.safetensors"
     (tmp_path / "resnet50_stages1to4.safetensors").write_text("no weights")
@@ -141,8 +122,8 @@ def test_real_weights_fails_with_one_sentence(tmp_path: Path, capsys: pytest.Cap
 
 def test_commands_in_result_files_have_no_local_folders() -> None:
     arguments = ["--data", "/home/me/weights", "--json=/tmp/out.json", "--maps", "maps/a.npz", "--layers", "a b", "-x"]
-    expected = "python -m benchmarks.layers --data weights --json=out.json --maps maps/a.npz --layers 'a b' -x"
-    assert command.portable("benchmarks.layers", arguments) == expected
+    expected = "python -m benchmarks layers --data weights --json=out.json --maps maps/a.npz --layers 'a b' -x"
+    assert command.portable("layers", arguments) == expected
 
 
 def test_the_better_of_two_runs_keeps_the_faster_time_of_each_side() -> None:
@@ -212,7 +193,7 @@ def test_the_cost_of_a_call_is_the_difference_between_chains(
 
 def test_both_sides_of_a_network_are_timed() -> None:
     pytest.importorskip("safetensors")
-    from benchmarks import real_weights
+    from benchmarks.suites import real_weights
 
     model = models.lenet5(rngs=nnx.Rngs(0))
     model.eval()

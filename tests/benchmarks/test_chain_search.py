@@ -1,4 +1,4 @@
-"""`benchmarks.chain_tiles`: the search on a chain whose times are known, its files, and one small run."""
+"""`benchmarks chain_tiles`: the search on a chain whose times are known, its files, and one small run."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import chain_programs, chain_search
-from benchmarks import chain_tiles as benchmark
-from benchmarks.chain_search import Group, Trial
+from benchmarks.tune import chain_programs, chain_search
+from benchmarks.tune import chain_tiles as benchmark
+from benchmarks.tune.chain_search import Group, Trial
 from jax_sparse_conv._src import _native
 from jax_sparse_conv._src.dispatch import chain_tiles
 from jax_sparse_conv._src.dispatch.chain_tiles import Candidate, Key, Tile, Tiles
@@ -340,7 +340,7 @@ def test_a_network_that_fails_keeps_what_others_found(tmp_path: Path, monkeypatc
 
     def dies(module: str, line: Sequence[str], flags: str) -> None:
         assert "command_buffer" in flags
-        raise ValueError("python -m benchmarks.chain_tiles ended with status -11")
+        raise ValueError("python -m benchmarks chain_tiles ended with status -11")
 
     monkeypatch.setattr(benchmark.command, "run", dies)
     assert benchmark.main([*QUICK, "--json", str(path)]) == 1

@@ -10,11 +10,11 @@ import jax
 import networks
 import numpy as np
 import pytest
+from benchmark_layers import CPU_EXTENSION, LAYERS
 from flax import nnx
-from test_benchmarks import CPU_EXTENSION, LAYERS
 
-from benchmarks import cpu, crossover, host, instructions, packed, scaling
-from benchmarks.cases import SETS, conv3x3
+from benchmarks.common.cases import SETS, conv3x3
+from benchmarks.suites import cpu, crossover, host, instructions, packed, scaling
 from jax_sparse_conv import models
 from jax_sparse_conv._src import _native
 
@@ -101,7 +101,7 @@ totals: 5130
 def test_instructions_say_what_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("PATH", "")
     assert instructions.main([]) == 1
-    assert capsys.readouterr().err == "benchmarks.instructions: valgrind is not on the path\n"
+    assert capsys.readouterr().err == "benchmarks instructions: valgrind is not on the path\n"
 
 
 @CPU_EXTENSION

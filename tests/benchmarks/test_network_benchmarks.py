@@ -1,4 +1,4 @@
-"""`benchmarks.networks`: its arithmetic, what it does about processes that die, and one small run."""
+"""`benchmarks networks`: its arithmetic, what it does about processes that die, and one small run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import jax_sparse_conv as jsc
-from benchmarks import network_cases, network_rows, networks, prepared, program
+from benchmarks.common import prepared, program
+from benchmarks.suites import network_cases, network_rows, networks
 from jax_sparse_conv._src import _native
 from jax_sparse_conv._src.fusion import dense_blocks
 from jax_sparse_conv._src.primitive import packing
@@ -98,7 +99,7 @@ def test_networks_writes_a_row_for_every_case(kept: Path, tmp_path: Path, capsys
     files[0].write_text("{}")
     capsys.readouterr()
     assert networks.main(["--merge", str(files[0])]) == 1
-    assert "one.json: not a file that benchmarks.networks --json has written" in capsys.readouterr().err
+    assert "one.json: not a file that benchmarks networks --json has written" in capsys.readouterr().err
 
 
 def test_no_vector_of_weights_is_one_number(densenet: prepared.Prepared) -> None:

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import data, prepared
-from benchmarks.paper import __main__ as command
+from benchmarks.common import data, prepared
+from benchmarks.paper import command
 from benchmarks.paper import answers, claims, cusnn, cusparse, document, experiment, layers, networks, sides
 from benchmarks.paper.layers import PaperLayer
 from benchmarks.paper.registry import EXPERIMENTS

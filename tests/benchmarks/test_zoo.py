@@ -1,4 +1,4 @@
-"""`benchmarks.zoo`: which layers it times, what its files keep, and what it calls a loss."""
+"""`benchmarks zoo`: which layers it times, what its files keep, and what it calls a loss."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import zoo, zoo_layers, zoo_rows
+from benchmarks.common import zoo_layers
+from benchmarks.suites import zoo, zoo_rows
 
 of_the_cpu = pytest.mark.skipif(jax.default_backend() != "cpu", reason="a benchmark of the CPU")
 

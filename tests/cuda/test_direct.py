@@ -13,23 +13,13 @@ import oracle
 import pytest
 import tile_cases
 from cases import Case
-from conftest import PLATFORM, require
-from test_kernels import TF32, TOLERANCE, run
+from direct_checks import check_counts, check_stacks, name_of, of_large_kinds, on_cuda_alone
+from kernel_checks import TF32, TOLERANCE, run
+from platforms import PLATFORM, require
+from tile_cases import SHARED_TILES
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv._src.dispatch import direct_choice
-
-# Element types and precisions that large layers of "direct" are computed in, and how exact they are then.
-LARGE_KINDS = (
-    ("float32", None, TF32),
-    ("float32", "highest", TOLERANCE["float32"]),
-    ("bfloat16", None, TOLERANCE["bfloat16"]),
-    ("float16", None, TOLERANCE["float16"]),
-)
-
-
-def name_of(case: Case) -> str:
-    return case.name
 
 
 @pytest.mark.skipif(PLATFORM != "cuda", reason="the CPU's kernels add products one after another")
@@ -48,10 +38,6 @@ def test_direct_at_default_precision(case: Case, precision: str | None) -> None:
     inputs = cases.inputs(case)
     error = oracle.relative_error(run(case, inputs, "direct", precision), oracle.expected(case, inputs))
     assert error <= (TF32 if PLATFORM == "cuda" else TOLERANCE["float32"])
-
-
-of_large_kinds = pytest.mark.parametrize(("dtype", "precision", "tolerance"), LARGE_KINDS)
-on_cuda_alone = pytest.mark.skipif(PLATFORM != "cuda", reason="a CPU has no kernels of its own for large layers")
 
 
 @on_cuda_alone
@@ -139,37 +125,6 @@ def test_direct_of_places_that_32_bits_do_not_number(dtype: str, precision: str 
     assert oracle.relative_error(result, oracle.expected(case, inputs)) <= tolerance
 
 
-def check_stacks(case: Case, value: float | None, dtype: str, precision: str | None, tolerance: float) -> None:
-    """Several kernels in one call, each with images and residuals of its own, of which one has `value`."""
-    require("direct", dtype)
-    case = dataclasses.replace(case, bias=True)
-    inputs = [cases.inputs(case, jnp.dtype(dtype), seed) for seed in range(3)]
-    if value is not None:
-        inputs[1].x[-1, -1, 0, 2] = value
-    stacked = [[jnp.asarray(v) for v in each if v is not None] for each in zip(*inputs, strict=True)]
-    x, kernel, bias, *residual = (jnp.stack(each) for each in stacked if each)
-    layer = functools.partial(jsc.conv, **case.arguments, precision=precision, implementation="direct")
-    result = jax.vmap(lambda x, kernel, bias, *rest: layer(x, kernel, bias, residual=next(iter(rest), None)))(
-        x, kernel, bias, *residual
-    )
-    wanted = np.stack([oracle.expected(case, each) for each in inputs])
-    assert oracle.relative_error(result, wanted) <= tolerance
-
-
-def check_counts(case: Case, dtype: str, precision: str | None) -> None:
-    """The counts of a call are of what it makes, which is what it makes without them."""
-    require("direct", dtype)
-    x, kernel, bias, residual = (None if v is None else jnp.asarray(v) for v in cases.inputs(case, jnp.dtype(dtype)))
-    layer = functools.partial(jsc.conv, **case.arguments, precision=precision, implementation="direct")
-    y, counts = layer(x, kernel, bias, residual=residual, count_nonzeros=True)
-    np.testing.assert_array_equal(np.asarray(layer(x, kernel, bias, residual=residual)), np.asarray(y))
-    nonzeros, elements = np.asarray(counts).sum(0)
-    assert 0 < nonzeros <= elements <= y.size
-    found = np.count_nonzero(np.asarray(y, np.float64))
-    assert abs(nonzeros / elements - found / y.size) < (0.1 if y.size > 25_000 else 0.25)  # of a sample
-    assert elements < y.size or nonzeros == found
-
-
 @of_large_kinds
 @pytest.mark.parametrize("value", [None, np.inf])
 @pytest.mark.parametrize("case", [cases.IMAGE_CASES[1], *tile_cases.SMALL_CASES[::3]], ids=name_of)
@@ -251,17 +206,6 @@ def test_direct_of_extremes_in_large_layers(value: float, weight: float, kernel:
     inputs.x[1, 33, 34, 9], inputs.x[0, 0, 0, 9] = value, value
     result = run(case, inputs, "direct")
     assert oracle.relative_error(result, oracle.expected(case, inputs)) <= TOLERANCE["float32"]
-
-
-# Layers of so little work that blocks share the channels of a tile: patches and pixels, of 56 and 112, pooled.
-SHARED_TILES = (
-    Case("patches", (1, 14, 14, 192), 192, bias=True, residual=True, activation="relu", zeros=0.5),
-    Case("a patch", (1, 7, 7, 512), 136, bias=True, zeros=0.5),
-    Case("pixels", (1, 14, 13, 512), 200, kernel=(1, 1), residual=True, activation="relu", zeros=0.5),
-    Case("pooled patches", (1, 14, 14, 384), 512, bias=True, activation="relu", pool="max", zeros=0.5),
-    Case("a high pooled map", (1, 66, 64, 128), 64, bias=True, activation="relu", pool="max", zeros=0.5),
-    Case("a narrow pooled map", (1, 128, 8, 256), 64, activation="relu", pool="avg", zeros=0.5),
-)
 
 
 @on_cuda_alone

@@ -10,11 +10,10 @@ import oracle
 import pytest
 import tile_cases
 from cases import Case
-from conftest import PLATFORM, require
-from test_direct import check_counts, check_stacks, name_of, of_large_kinds
-from test_given_tiles import as_equation
-from test_kernels import poison, run
-from test_segments import KIND_IDS, KINDS, TOLERANCE, require_kernel
+from chain_checks import KIND_IDS, KINDS, TOLERANCE, as_equation, require_kernel
+from direct_checks import check_counts, check_stacks, name_of, of_large_kinds
+from kernel_checks import poison, run
+from platforms import PLATFORM, require
 
 from jax_sparse_conv._src.fusion import chains
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import PLATFORM
+from platforms import PLATFORM
 
 from jax_sparse_conv._src import _native
 from jax_sparse_conv._src.primitive import lowering, primitives

@@ -9,9 +9,9 @@ import oracle
 import pytest
 import tile_cases
 from cases import Case
-from conftest import PLATFORM, require
-from test_direct import LARGE_KINDS, check_counts, check_stacks, name_of
-from test_kernels import poison, run
+from direct_checks import LARGE_KINDS, check_counts, check_stacks, name_of
+from kernel_checks import poison, run
+from platforms import PLATFORM, require
 
 pytestmark = pytest.mark.skipif(PLATFORM != "cuda", reason="a CPU has no kernels of its own for small maps")
 of_kinds = pytest.mark.parametrize(("precision", "tolerance"), [kind[1:] for kind in LARGE_KINDS[:2]])

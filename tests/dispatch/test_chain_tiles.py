@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +14,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from chain_checks import require_kernel
+from chain_keys import LAYER, POOLED, chain, chain_parameters, on
 from chains import block, block_parameters, equations, weights
-from conftest import PLATFORM
-from test_segments import require_kernel
+from platforms import PLATFORM
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv._src import _native, devices
-from jax_sparse_conv._src.devices import Device
 from jax_sparse_conv._src.dispatch import chain_tiles
 from jax_sparse_conv._src.dispatch.chain_tiles import BY_MODEL, Searched, Tile
 from jax_sparse_conv._src.fusion import chains
 from jax_sparse_conv._src.fusion.schedule import Schedule
 from jax_sparse_conv._src.problem import geometry
 
-LAYER = (1, 14, 14, 256, 3, 3, 256, 1, 1, 1, 1, 1, 1, 1, 1, 1)
-POOLED = (1, 28, 28, 64, 3, 3, 64, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 0, 0, 0, 0)
 H200 = Searched("NVIDIA H200", (9, 0), 132, {"tf32": {LAYER: (64, 56, 1, 4), POOLED: (64, 112, 1, 1)}, "16bit": {}})
 
 
@@ -41,10 +39,6 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     chain_tiles._tiles.cache_clear()
     yield path
     chain_tiles._tiles.cache_clear()
-
-
-def on(monkeypatch: pytest.MonkeyPatch, **device: Any) -> None:
-    monkeypatch.setattr(Device, "of", classmethod(lambda cls, ordinal: Device(**device)))
 
 
 # --- the table -------------------------------------------------------------------------------------------------------
@@ -164,17 +158,6 @@ def test_tiles_are_those_of_the_gpu_that_is_lowered_for(table: Path, monkeypatch
 
 
 # --- the custom call -------------------------------------------------------------------------------------------------
-
-
-def chain(x: jax.Array, parameters: Sequence[jax.Array], **options: Any) -> jax.Array:
-    """x [N, 28, 28, 64]: a layer with a pool, then two of LAYER's kind."""
-    pooled, wide, plain = parameters
-    y = jsc.conv(jsc.conv_pool(x, pooled, **options), wide, **options)
-    return jsc.conv(jsc.conv(y, plain, **options), plain, **options)
-
-
-def chain_parameters() -> list[jax.Array]:
-    return [weights(1, 3, 3, 64, 64), weights(2, 1, 1, 64, 256), weights(3, 3, 3, 256, 256)]
 
 
 def attributes(function: Any, *arguments: Any) -> np.ndarray:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import PLATFORM, on_a_gpu, require
+from platforms import PLATFORM, on_a_gpu, require
 from works import POOLED, SAME, conv3x3, rows
 
 import jax_sparse_conv as jsc

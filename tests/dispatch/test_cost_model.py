@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jax_sparse_conv as jsc
-from benchmarks import cost_model as benchmark
+from benchmarks.suites import cost_model as benchmark
 from jax_sparse_conv._src import _native, devices
 from jax_sparse_conv._src.devices import Device
 from jax_sparse_conv._src.dispatch.coo import configurations, cost_model

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
-from conftest import on_a_gpu
+from platforms import on_a_gpu
 from works import SAME, conv1x1, conv3x3
 
 from jax_sparse_conv._src import _native, devices

@@ -13,27 +13,15 @@ import numpy as np
 import oracle
 import pytest
 from cases import Case
-from chains import equations, weights
-from test_chain_tiles import LAYER, POOLED
-from test_segments import KIND_IDS, KINDS, TOLERANCE, require_kernel, then_another
+from chain_checks import KIND_IDS, KINDS, TOLERANCE, as_equation, require_kernel
+from chain_keys import LAYER, POOLED, TILE_CASES
 
-import jax_sparse_conv as jsc
 from jax_sparse_conv._src import _native
 from jax_sparse_conv._src.dispatch import chain_tiles
 from jax_sparse_conv._src.dispatch.chain_tiles import Tile
 from jax_sparse_conv._src.fusion import chains
 from jax_sparse_conv._src.fusion.schedule import Schedule
 
-CASES = (
-    Case("pixels", (1, 14, 14, 256), 136, kernel=(1, 1), bias=True, residual=True, activation="relu"),
-    Case("taps", (2, 13, 15, 64), 72, bias=True, activation="relu"),
-    Case("strided", (1, 28, 28, 128), 128, strides=2, activation="relu"),
-    Case("groups", (1, 14, 14, 128), 128, groups=2, activation="relu"),
-    Case("pooled", (1, 28, 30, 64), 72, bias=True, activation="relu", pool="max"),
-    Case("pooled, high", (1, 66, 18, 64), 72, bias=True, activation="relu", pool="max"),
-    Case("wide pool", (1, 28, 30, 64), 72, activation="relu", pool="max", window=(3, 3), window_strides=(2, 2)),
-    Case("half a tile of filters", (1, 14, 14, 64), 192, bias=True, activation="relu"),
-)
 MOST = 12  # tiles of a case, evenly among all that there are
 
 
@@ -84,16 +72,6 @@ def test_without_an_extension_there_is_no_planner(monkeypatch: pytest.MonkeyPatc
         chain_tiles.candidates(LAYER, "tf32", 0)
 
 
-def as_equation(case: Case, inputs: cases.Inputs, precision: str) -> tuple[Any, list[jax.Array]]:
-    """The case's operation, then a 1x1 convolution of its result, as a segment and its operands."""
-    kernel = np.asarray(weights(7, 1, 1, case.features, 24)).astype(inputs.x.dtype)
-    values = [None if v is None else jnp.asarray(v) for v in (*inputs, kernel)]
-    (equation,) = equations(jsc.fuse(then_another(case, precision)), *values)
-    present = [v for v in (inputs.x, inputs.kernel[None], inputs.bias, inputs.residual, kernel[None]) if v is not None]
-    shapes = [v.aval.shape for v in equation.invars]
-    return equation, [jnp.asarray(v).reshape(shape) for v, shape in zip(present, shapes, strict=True)]
-
-
 def check_tiles(case: Case, inputs: cases.Inputs, precision: str, most: int, pixels: int | None = None) -> None:
     """The case as the first layer of a chain, by so many of its tiles (of `pixels`), evenly among them all."""
     dtype = inputs.x.dtype.name
@@ -117,14 +95,14 @@ def check_tiles(case: Case, inputs: cases.Inputs, precision: str, most: int, pix
 
 
 @pytest.mark.parametrize(("dtype", "precision"), KINDS, ids=KIND_IDS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", TILE_CASES, ids=lambda case: case.name)
 def test_given_tiles_against_the_oracle(case: Case, dtype: str, precision: str, gpu: jax.Device) -> None:
     require_kernel(dtype)
     check_tiles(case, cases.inputs(case, jnp.dtype(dtype)), precision, MOST)
 
 
 @pytest.mark.parametrize("pixels", [64, 112])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", TILE_CASES, ids=lambda case: case.name)
 def test_given_tiles_in_parts(case: Case, pixels: int, gpu: jax.Device) -> None:
     """Blocks alone keep the sums of two steps, and meet by mail where others read each other's."""
     require_kernel("float32")
@@ -135,7 +113,7 @@ def test_given_tiles_in_parts(case: Case, pixels: int, gpu: jax.Device) -> None:
 def test_given_tiles_of_pools_of_infinite_sums_and_biases(dtype: str, precision: str, gpu: jax.Device) -> None:
     """Where a sum and a bias make NaN, that is the window's result, whichever of its sums is the greatest."""
     require_kernel(dtype)
-    case = CASES[4]
+    case = TILE_CASES[4]
     inputs = cases.inputs(case, jnp.dtype(dtype))
     assert inputs.bias is not None
     inputs.x[0, 3, 4, 5] = np.inf
@@ -147,7 +125,7 @@ def test_given_tiles_of_pools_of_infinite_sums_and_biases(dtype: str, precision:
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan])
-@pytest.mark.parametrize("case", CASES[:6], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", TILE_CASES[:6], ids=lambda case: case.name)
 def test_given_tiles_at_highest_with_what_is_not_finite(case: Case, value: float, gpu: jax.Device) -> None:
     """Whether blocks hand on sums in registers, from shared memory or keep them: what parts cannot tell is found."""
     require_kernel("float32")
@@ -172,7 +150,7 @@ def test_given_tiles_at_highest_with_what_is_not_finite(case: Case, value: float
 )
 def test_tiles_that_do_not_exist_are_errors(tile: Tile, gpu: jax.Device) -> None:
     require_kernel("float32")
-    case = CASES[0]
+    case = TILE_CASES[0]
     equation, operands = as_equation(case, cases.inputs(case), "highest")
     first, second = equation.params["layers"]
     layers = (first, dataclasses.replace(second, tile=tile))
@@ -191,7 +169,7 @@ def test_tiles_that_do_not_exist_are_errors(tile: Tile, gpu: jax.Device) -> None
 )
 def test_attributes_that_make_no_sense_are_errors(tiles: list[int], reason: str, gpu: jax.Device) -> None:
     require_kernel("float32")
-    case = CASES[4]
+    case = TILE_CASES[4]
     equation, operands = as_equation(case, cases.inputs(case), "highest")
     avals = [v.aval for v in equation.invars]
     schedule = Schedule(avals, equation.params["layers"], equation.params["results"])
@@ -206,7 +184,7 @@ def test_attributes_that_make_no_sense_are_errors(tiles: list[int], reason: str,
 def test_without_the_attribute_the_model_chooses(gpu: jax.Device) -> None:
     """As in programs that were exported before there was one."""
     require_kernel("float32")
-    case = CASES[4]
+    case = TILE_CASES[4]
     inputs = cases.inputs(case)
     equation, operands = as_equation(case, inputs, "highest")
     avals = [v.aval for v in equation.invars]

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from conftest import on_a_gpu
 from jax import lax
+from platforms import on_a_gpu
 from works import POOLED, SAME, conv3x3
 
 from jax_sparse_conv._src import _native

@@ -12,8 +12,8 @@ import numpy as np
 import oracle
 import pytest
 from cases import Case
+from chain_checks import _POINTWISE, KIND_IDS, KINDS, PAIRS, TOLERANCE, check, poison, require_kernel
 from chains import equations, weights
-from test_segments import KIND_IDS, KINDS, TOLERANCE, check, poison, require_kernel
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv._src import _native
@@ -21,20 +21,6 @@ from jax_sparse_conv._src.dispatch import chain_tiles
 from jax_sparse_conv._src.fusion import chains
 from jax_sparse_conv._src.fusion.schedule import Schedule
 from jax_sparse_conv._src.problem import geometry
-
-_POINTWISE = functools.partial(Case, kernel=(1, 1))
-PAIRS = (
-    (_POINTWISE("stage 2", (1, 28, 28, 128), 512, bias=True, residual=True, activation="relu"), 128),
-    (_POINTWISE("to stage 3", (1, 28, 28, 128), 512, bias=True, residual=True, activation="relu"), 256),
-    (_POINTWISE("stage 3", (1, 14, 14, 256), 1024, bias=True, residual=True, activation="relu"), 256),
-    (_POINTWISE("to stage 4", (1, 14, 14, 256), 1024, bias=True, residual=True, activation="relu"), 512),
-    (_POINTWISE("without anything", (1, 14, 13, 64), 128), 64),
-    (_POINTWISE("odd pixels", (3, 5, 7, 128), 192, bias=True, activation="relu"), 192),
-    (_POINTWISE("one pixel", (1, 1, 1, 64), 256, residual=True), 64),
-    (_POINTWISE("more blocks than copies of pixels", (1, 9, 7, 128), 448, bias=True), 448),
-    (_POINTWISE("no zeros", (1, 14, 14, 256), 1024, residual=True, activation="relu", zeros=0.0), 256),
-    (_POINTWISE("zeros only", (1, 14, 14, 256), 1024, bias=True, zeros=1.0), 256),
-)  # fmt: skip
 
 
 def kind_of(dtype: str, precision: str) -> str:

@@ -14,10 +14,9 @@ import numpy as np
 import oracle
 import pytest
 from cases import Case
+from chain_checks import KIND_IDS, KINDS, TOLERANCE, as_equation, call_of, require_kernel
+from chain_keys import POOLED, chain, chain_parameters, on
 from chains import equations, weights
-from test_chain_tiles import POOLED, chain, chain_parameters, on
-from test_given_tiles import as_equation
-from test_segments import KIND_IDS, KINDS, TOLERANCE, require_kernel
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv._src import _native, devices
@@ -141,14 +140,6 @@ CASES = (
     Case("large stem", (8, 224, 224, 3), 64, kernel=(7, 7), strides=2, padding=3, activation="relu", pool="max",
          window=(3, 3), window_strides=(2, 2), window_padding=((1, 1), (1, 1)), zeros=0.0),
 )  # fmt: skip
-
-
-def call_of(equation: Any, schedule: Schedule, **changed: np.ndarray) -> Callable[..., Any]:
-    """The custom call of a schedule of an equation, with other attributes."""
-    shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.outvars]
-    shapes.append(jax.ShapeDtypeStruct((schedule.workspace_bytes,), jnp.uint8))
-    attributes = {**schedule.attributes(), **changed}
-    return jax.jit(lambda *of: jax.ffi.ffi_call("jsc_segment", shapes)(*of, **attributes)[:-1])
 
 
 def schedules(equation: Any, first: Layer) -> tuple[Schedule, Schedule]:

@@ -20,13 +20,14 @@ from blocks import (
     transition_values,
     values,
 )
-from conftest import PLATFORM
+from dense_block_checks import require_kernel, run
+from platforms import PLATFORM
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv._src import _native
 from jax_sparse_conv._src.devices import Device
 from jax_sparse_conv._src.fusion import dense_blocks
-from jax_sparse_conv._src.fusion.block_parameters import DenseBlockLayer, DenseTransition
+from jax_sparse_conv._src.fusion.block_parameters import DenseBlockLayer
 from jax_sparse_conv._src.fusion.dense_blocks import dense_block_p
 
 # --- meaning and arguments -------------------------------------------------------------------------------------------
@@ -241,30 +242,6 @@ def test_what_the_kernel_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --- the kernel ------------------------------------------------------------------------------------------------------
-
-
-def require_kernel(dtype: str) -> None:
-    reason = _native.why_missing("dense_block", PLATFORM, dtype)
-    if reason is None and _native.device_properties(0)["major"] < 9:
-        reason = "the kernel of dense blocks needs compute capability 9.0"
-    if reason is not None:
-        pytest.skip(reason)
-
-
-def run(x: Any, layers: list[DenseBlockLayer], precision: str, transition: DenseTransition | None = None) -> np.ndarray:
-    """The kernel's result, of memory that held NaN before; twice the same."""
-    options: Any = {"precision": precision, "implementation": "fused"}
-    function = jax.jit(lambda x, layers, behind: jsc.dense_block(x, layers, transition=behind, **options))
-    operands = jax.tree.map(jnp.asarray, (x, layers, transition))
-    assert "jsc_dense_block" in function.lower(*operands).as_text()
-    shape = jax.eval_shape(function, *operands)
-    buffers = [jnp.full(shape.shape, jnp.nan, shape.dtype) for _ in range(3)]
-    jax.block_until_ready(buffers)
-    for buffer in buffers:
-        buffer.delete()
-    first, again = np.asarray(function(*operands)), np.asarray(function(*operands))
-    np.testing.assert_array_equal(first.astype(np.float64), again.astype(np.float64))
-    return first
 
 
 @pytest.mark.parametrize(("dtype", "precision"), KINDS, ids=KIND_IDS)

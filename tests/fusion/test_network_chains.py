@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from chain_checks import require_kernel
 from chains import equations, names, weights
 from flax import nnx
 from networks import copied
-from test_segments import require_kernel
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv import models

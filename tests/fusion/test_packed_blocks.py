@@ -22,9 +22,9 @@ from blocks import (
     transition_values,
     values,
 )
-from conftest import PLATFORM
+from dense_block_checks import check_same, require_kernel
 from flax import nnx
-from test_dense_blocks import require_kernel
+from platforms import PLATFORM
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv._src import _native
@@ -54,10 +54,6 @@ def parameters(
 def bound(x: Any, packed: PackedDenseBlock) -> Any:
     """The primitive itself, which `dense_block` passes by where no kernel is installed."""
     return dense_block_p.bind(x, packed.values, precision=HIGHEST, must=False, packed=packed.sizes)
-
-
-def check_same(found: Any, wanted: Any) -> None:
-    jax.tree.map(np.testing.assert_array_equal, *(jax.tree.map(np.asarray, tree) for tree in (found, wanted)))
 
 
 # --- one array -------------------------------------------------------------------------------------------------------

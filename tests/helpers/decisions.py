@@ -21,7 +21,7 @@ from unittest import mock
 import jax
 from flax import nnx
 
-from benchmarks import zoo_layers
+from benchmarks.common import zoo_layers
 from jax_sparse_conv import _cpu, models
 from jax_sparse_conv._src import _native, devices
 from jax_sparse_conv._src.devices import Device

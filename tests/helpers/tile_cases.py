@@ -97,3 +97,13 @@ TF32_TEAM_CASES = (
     Case("eight blocks, pixels in a row", (1, 7, 28, 1504), 200, residual=True),
     Case("sixteen blocks, pixels in a row", (1, 7, 11, 2016), 200, bias=True, activation="relu"),
 )
+
+# Layers of so little work that blocks share the channels of a tile: patches and pixels, of 56 and 112, pooled.
+SHARED_TILES = (
+    Case("patches", (1, 14, 14, 192), 192, bias=True, residual=True, activation="relu", zeros=0.5),
+    Case("a patch", (1, 7, 7, 512), 136, bias=True, zeros=0.5),
+    Case("pixels", (1, 14, 13, 512), 200, kernel=(1, 1), residual=True, activation="relu", zeros=0.5),
+    Case("pooled patches", (1, 14, 14, 384), 512, bias=True, activation="relu", pool="max", zeros=0.5),
+    Case("a high pooled map", (1, 66, 64, 128), 64, bias=True, activation="relu", pool="max", zeros=0.5),
+    Case("a narrow pooled map", (1, 128, 8, 256), 64, activation="relu", pool="avg", zeros=0.5),
+)

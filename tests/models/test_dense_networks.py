@@ -6,9 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
-from networks import copied
-from test_dense_blocks import require_kernel
+from dense_block_checks import blocks_of, require_kernel, small_densenet
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv import models
@@ -16,19 +14,6 @@ from jax_sparse_conv._src import _native
 from jax_sparse_conv._src.fusion import dense_blocks
 from jax_sparse_conv._src.fusion.dense_blocks import dense_block_p
 from jax_sparse_conv.models.densenet import DenseNet
-
-
-@copied
-def small_densenet(fold: bool = True) -> DenseNet:
-    model = DenseNet((2, 3), 10, width=64, rngs=nnx.Rngs(0))
-    if fold:
-        models.fold_batch_norm(model)
-    return model
-
-
-def blocks_of(model: DenseNet, x: jax.Array) -> int:
-    """How many blocks of a network are one call."""
-    return str(jax.make_jaxpr(lambda x: model(x))(x)).count("jsc_dense_block[")
 
 
 def transitions_of(model: DenseNet, x: jax.Array) -> int:

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import require
 from flax import nnx
 from networks import (
     assert_close,
@@ -23,6 +22,7 @@ from networks import (
     small_resnet,
     small_vgg,
 )
+from platforms import require
 
 from jax_sparse_conv import models
 from jax_sparse_conv.models.chain import adaptive_average_pool

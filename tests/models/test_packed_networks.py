@@ -11,12 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import PLATFORM
+from dense_block_checks import blocks_of, check_same, require_kernel, small_densenet
 from flax import nnx
 from networks import tabulated
-from test_dense_blocks import require_kernel
-from test_dense_networks import blocks_of, small_densenet
-from test_packed_blocks import check_same
+from platforms import PLATFORM
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv import models

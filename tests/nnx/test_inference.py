@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import PLATFORM
 from flax import nnx
+from flax_checks import feature_map
 from networks import small_resnet, small_vgg
-from test_nnx import feature_map
+from platforms import PLATFORM
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv import models

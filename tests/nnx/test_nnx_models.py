@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from test_nnx import close, expected, feature_map
+from flax_checks import close, expected, feature_map
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv import models

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,50 +14,15 @@ import jax.numpy as jnp
 import networks
 import numpy as np
 import pytest
-from conftest import PLATFORM, require
 from flax import nnx
+from plan_checks import Small, X, calibrated, with_choices
+from platforms import PLATFORM, require
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv._src import _native
 from jax_sparse_conv._src.layers.calls import Call, precision_name
 from jax_sparse_conv._src.plans import calibration, plan, timing, typed_json
-from jax_sparse_conv.nnx import SparseConv, SparseConvPool, SparseLinear
-
-
-class Small(nnx.Module):
-    """One layer of each kind; the convolution runs twice, with a residual the second time."""
-
-    def __init__(self, **arguments: Any) -> None:
-        rngs = nnx.Rngs(0)
-        self.conv = SparseConv(4, 4, (3, 3), activation="relu", rngs=rngs, **arguments)
-        self.pool = SparseConvPool(4, 6, (3, 3), strides=2, rngs=rngs, **arguments)
-        self.dense = SparseLinear(6, 5, rngs=rngs, **arguments)
-        self.unused = SparseLinear(5, 5, rngs=rngs)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        x = self.conv(x)
-        x = self.pool(self.conv(x, x))
-        return self.dense(x.mean((1, 2)))
-
-
-def half(x: np.ndarray) -> jax.Array:
-    """x with zeros in every other row."""
-    x = x.copy()
-    x[:, ::2] = 0
-    return jnp.asarray(x, jnp.float32)
-
-
-X = half(np.random.default_rng(0).standard_normal((2, 8, 8, 4)))
-
-
-def calibrated(model: Any = None, batches: Any = X) -> jsc.Plan:
-    return jsc.calibrate(model or Small(), batches, repeats=2)
-
-
-def with_choices(made: jsc.Plan, names: Sequence[str]) -> jsc.Plan:
-    """The plan as if these had won."""
-    chosen = [dataclasses.replace(layer, implementation=name) for layer, name in zip(made.layers, names, strict=True)]
-    return dataclasses.replace(made, layers=tuple(chosen))
+from jax_sparse_conv.nnx import SparseConv, SparseLinear
 
 
 def test_calibrate_records_every_call_with_its_zeros_and_times_what_it_can_run() -> None:

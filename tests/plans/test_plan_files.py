@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_plan import Small, calibrated, with_choices
+from plan_checks import Small, calibrated, with_choices
 
 import jax_sparse_conv as jsc
 

@@ -13,8 +13,8 @@ import numpy as np
 import oracle
 import pytest
 from cases import Case
-from conftest import PLATFORM, on_a_gpu
-from test_kernels import TOLERANCE, run
+from kernel_checks import TOLERANCE, run
+from platforms import PLATFORM, on_a_gpu
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv._src import _native

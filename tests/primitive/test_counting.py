@@ -12,31 +12,13 @@ import numpy as np
 import oracle
 import pytest
 from cases import Case
-from conftest import PLATFORM, require
-from test_kernels import TOLERANCE, poison
+from kernel_checks import TOLERANCE, check_counts, poison
+from platforms import PLATFORM, require
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv._src.primitive import sampling
 
 CONV = Case("counted conv", (2, 9, 9, 40), 48, bias=True, residual=True, activation="relu")
-
-
-def check_counts(y: Any, counts: Any) -> None:
-    values, rows = np.asarray(y), np.asarray(counts)
-    assert rows.shape == (sampling.PARTS, 2)
-    assert rows.dtype == np.int32
-    nonzeros, elements = rows.sum(0)
-    assert (rows[:, 0] <= rows[:, 1]).all()
-    assert (rows >= 0).all()
-    assert elements <= values.size
-    found = np.count_nonzero(values)
-    if elements == values.size:
-        assert nonzeros == found
-    else:
-        assert elements >= min(values.size, 500)
-        assert abs(nonzeros / elements - found / values.size) < 0.12
-    if found in (0, values.size):
-        assert nonzeros == (elements if found else 0)
 
 
 def counted_call(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
-from typing import Any
 
 import cases
 import jax
@@ -13,68 +11,20 @@ import numpy as np
 import oracle
 import pytest
 from cases import Case
-from conftest import PLATFORM, require
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from kernel_checks import TOLERANCE, inputs_and_result, poison, run
+from platforms import PLATFORM, require
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv._src import _native
 from jax_sparse_conv._src.api import ops
 
-TOLERANCE = {"float32": 2e-6, "bfloat16": 6e-3, "float16": 8e-4, "float64": 1e-14}
-TF32 = 5e-4
 RUNS = cases.runs()
 RUN_IDS = [f"{implementation} {case.name}" for case, implementation in RUNS]
 NATIVE = [name for name in ops.CONV_IMPLEMENTATIONS if name != "xla"]
 FUSED = {implementation for case, implementation in RUNS if case.pool}
 THEN_POOL = [name for name in ops.CONV_POOL_IMPLEMENTATIONS if name not in ("xla", *FUSED)]
-
-
-def poison(shape: tuple[int, ...], dtype: Any) -> None:
-    """Leave NaN in freed memory of the result's size, so that an element nobody writes is seen."""
-    buffers = [jnp.full(shape, jnp.nan, dtype) for _ in range(4)]
-    jax.block_until_ready(buffers)
-    for buffer in buffers:
-        buffer.delete()
-
-
-@functools.cache
-def result_shape(case: Case, *operands: jax.ShapeDtypeStruct | None) -> tuple[int, ...]:
-    return jax.eval_shape(lambda *values: call(case, *values, "xla"), *operands).shape
-
-
-def run(case: Case, inputs: cases.Inputs, implementation: str | None, precision: Any = "highest") -> jax.Array:
-    x, kernel, bias, residual = (None if v is None else jnp.asarray(v) for v in inputs)
-    kinds = [None if v is None else jax.ShapeDtypeStruct(v.shape, v.dtype) for v in (x, kernel, bias, residual)]
-    poison(result_shape(case, *kinds), x.dtype)
-    return call(case, x, kernel, bias, residual, implementation, precision)
-
-
-@functools.cache
-def inputs_and_result(case: Case, dtype: str) -> tuple[cases.Inputs, np.ndarray]:
-    """The same for every implementation, and not to be written to."""
-    inputs = cases.inputs(case, jnp.dtype(dtype))
-    wanted = oracle.expected(case, inputs)
-    for array in (*inputs, wanted):
-        if array is not None:
-            array.flags.writeable = False
-    return inputs, wanted
-
-
-def call(
-    case: Case,
-    x: Any,
-    kernel: Any,
-    bias: Any,
-    residual: Any,
-    implementation: str | None,
-    precision: Any = "highest",
-    nonzeros: Any = None,
-) -> jax.Array:
-    chosen = {"implementation": implementation, "precision": precision, "nonzeros": nonzeros}
-    if case.pool is None:
-        return jsc.conv(x, kernel, bias, residual=residual, **chosen, **case.arguments)
-    return jsc.conv_pool(x, kernel, bias, **chosen, **case.arguments)
 
 
 @pytest.mark.parametrize(("case", "implementation"), RUNS, ids=RUN_IDS)

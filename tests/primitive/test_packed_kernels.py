@@ -11,7 +11,7 @@ import numpy as np
 import oracle
 import pytest
 from cases import Case
-from test_kernels import TOLERANCE, call
+from kernel_checks import TOLERANCE, call
 from test_packing import CASE, LAYERS, constants
 
 import jax_sparse_conv as jsc

@@ -14,7 +14,7 @@ import numpy as np
 import oracle
 import pytest
 from cases import Case
-from test_kernels import TOLERANCE, call
+from kernel_checks import TOLERANCE, call
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv._src import _native

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import PLATFORM, require
 from jax.test_util import check_grads
+from platforms import PLATFORM, require
 
 import jax_sparse_conv as jsc
 

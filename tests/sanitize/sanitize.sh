@@ -3,6 +3,7 @@
 # Arguments: tools, by default all three; DTYPES: element types, CHECKS: of sanitizer_cover.py, by default all.
 set -euo pipefail
 cd "$(dirname "$0")"
+export PYTHONPATH="$PWD/../helpers${PYTHONPATH:+:$PYTHONPATH}"
 # One allocation per buffer, so that a read beyond its end is a read beyond an allocation.
 export XLA_PYTHON_CLIENT_ALLOCATOR=platform XLA_PYTHON_CLIENT_PREALLOCATE=false
 # racecheck takes long over large layers; small ones have the same kernels. It sees what the copy engine writes, but not

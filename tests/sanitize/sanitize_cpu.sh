@@ -3,7 +3,7 @@
 # instruction set, then the files of tests that run them in other ways; needs GCC and the build tools of the [dev] extra.
 # Arguments: passed on to pytest; DTYPES: element types of the cases, by default all.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 python=$(command -v "${PYTHON:-python3}")
@@ -12,20 +12,20 @@ cmake -S . -B "$work/build" -G Ninja -DJSC_CUDA=OFF -DPython_EXECUTABLE="$python
   -DCMAKE_CXX_FLAGS="$flags" > "$work/log"
 cmake --build "$work/build" >> "$work/log" || { tail -50 "$work/log"; exit 1; }
 cp -r jax_sparse_conv tests pyproject.toml "$work"
-rm -f "$work"/jax_sparse_conv/_c*.so
-cp "$work"/build/_cpu*.so "$work/build/_build_info.py" "$work/jax_sparse_conv"
+rm -f "$work"/jax_sparse_conv/_*.so
+cp "$work"/build/_cpu*.so "$work"/build/_planner*.so "$work/build/_build_info.py" "$work/jax_sparse_conv"
 cd "$work"
 # Python and XLA are not instrumented: their leaks are not ours to find.
 sanitized() {
   LD_PRELOAD="$(g++ -print-file-name=libasan.so):$(g++ -print-file-name=libubsan.so):$(g++ -print-file-name=libstdc++.so)" \
-    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 JAX_PLATFORMS=cpu PYTHONPATH="$work:$work/tests" \
+    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 JAX_PLATFORMS=cpu PYTHONPATH="$work:$work/tests/helpers:$work/tests/sanitize" \
     "$python" "$@"
 }
 sanitized tests/sanitize/sanitizer_cover.py ${DTYPES:-}
 sanitized -c "
 import sys
 import sanitizer_cover
-from jax_sparse_conv import _native
+from jax_sparse_conv._src import _native
 _native.set_cpu_isa('portable')
 sanitizer_cover.main(sys.argv[1:] or ['float32', 'bfloat16', 'float16'])" ${DTYPES:-}
 sanitized -m pytest -q -p no:cacheprovider tests/primitive/test_kernels.py tests/cuda/test_direct.py tests/primitive/test_packing.py \

@@ -14,21 +14,20 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import tile_cases
+from adaptive_checks import BOTH, DENSE, SPARSE, adaptive
 from blocks import BLOCKS, Block, check_transition, transition_values, values
 from blocks import TOLERANCE as BLOCK_TOLERANCE
 from blocks import check as check_block
 from cases import Case
-from test_adaptive import BOTH, DENSE, SPARSE, adaptive
-from test_chain_pairs import PAIRS
-from test_coo_star import SHAPES_AND_TILES, feature_map
-from test_coo_star import check as check_lists
-from test_counting import check_counts
-from test_dense_blocks import run
-from test_direct import LARGE_KINDS, SHARED_TILES, TF32
-from test_kernels import TOLERANCE, call
-from test_segments import CASES, ENDS, KINDS, LARGER, check, check_end
-from test_small_parts import FIRST, TILED
-from test_small_parts import check as check_split
+from chain_checks import CASES, ENDS, KINDS, LARGER, PAIRS, check, check_end
+from coo_star_checks import SHAPES_AND_TILES, feature_map
+from coo_star_checks import check as check_lists
+from dense_block_checks import run
+from direct_checks import LARGE_KINDS
+from kernel_checks import TF32, TOLERANCE, call, check_counts
+from split_checks import FIRST, TILED
+from split_checks import check as check_split
+from tile_cases import SHARED_TILES
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv._src.formats.coo_star import CooStar

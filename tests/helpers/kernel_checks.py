@@ -1,0 +1,84 @@
+"""One call beside the oracle: how exact it has to be, operands that are made once, memory that was NaN before."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+from cases import Case
+
+import jax_sparse_conv as jsc
+from jax_sparse_conv._src.primitive import sampling
+
+TOLERANCE = {"float32": 2e-6, "bfloat16": 6e-3, "float16": 8e-4, "float64": 1e-14}
+TF32 = 5e-4
+
+
+def poison(shape: tuple[int, ...], dtype: Any) -> None:
+    """Leave NaN in freed memory of the result's size, so that an element nobody writes is seen."""
+    buffers = [jnp.full(shape, jnp.nan, dtype) for _ in range(4)]
+    jax.block_until_ready(buffers)
+    for buffer in buffers:
+        buffer.delete()
+
+
+@functools.cache
+def result_shape(case: Case, *operands: jax.ShapeDtypeStruct | None) -> tuple[int, ...]:
+    return jax.eval_shape(lambda *values: call(case, *values, "xla"), *operands).shape
+
+
+def run(case: Case, inputs: cases.Inputs, implementation: str | None, precision: Any = "highest") -> jax.Array:
+    x, kernel, bias, residual = (None if v is None else jnp.asarray(v) for v in inputs)
+    kinds = [None if v is None else jax.ShapeDtypeStruct(v.shape, v.dtype) for v in (x, kernel, bias, residual)]
+    poison(result_shape(case, *kinds), x.dtype)
+    return call(case, x, kernel, bias, residual, implementation, precision)
+
+
+@functools.cache
+def inputs_and_result(case: Case, dtype: str) -> tuple[cases.Inputs, np.ndarray]:
+    """The same for every implementation, and not to be written to."""
+    inputs = cases.inputs(case, jnp.dtype(dtype))
+    wanted = oracle.expected(case, inputs)
+    for array in (*inputs, wanted):
+        if array is not None:
+            array.flags.writeable = False
+    return inputs, wanted
+
+
+def call(
+    case: Case,
+    x: Any,
+    kernel: Any,
+    bias: Any,
+    residual: Any,
+    implementation: str | None,
+    precision: Any = "highest",
+    nonzeros: Any = None,
+) -> jax.Array:
+    chosen = {"implementation": implementation, "precision": precision, "nonzeros": nonzeros}
+    if case.pool is None:
+        return jsc.conv(x, kernel, bias, residual=residual, **chosen, **case.arguments)
+    return jsc.conv_pool(x, kernel, bias, **chosen, **case.arguments)
+
+
+def check_counts(y: Any, counts: Any) -> None:
+    values, rows = np.asarray(y), np.asarray(counts)
+    assert rows.shape == (sampling.PARTS, 2)
+    assert rows.dtype == np.int32
+    nonzeros, elements = rows.sum(0)
+    assert (rows[:, 0] <= rows[:, 1]).all()
+    assert (rows >= 0).all()
+    assert elements <= values.size
+    found = np.count_nonzero(values)
+    if elements == values.size:
+        assert nonzeros == found
+    else:
+        assert elements >= min(values.size, 500)
+        assert abs(nonzeros / elements - found / values.size) < 0.12
+    if found in (0, values.size):
+        assert nonzeros == (elements if found else 0)

@@ -1,0 +1,27 @@
+"""What runs here, as skip reasons rather than silence, and programs that are lowered as if for a GPU."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+
+from jax_sparse_conv._src import _native, devices
+from jax_sparse_conv._src.devices import Device
+
+PLATFORM = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
+
+
+def require(method: str, dtype: str) -> None:
+    """Skip, with the reason, where `method` has no kernel for this platform and dtype."""
+    if method == "adaptive" and PLATFORM == "cpu":
+        method = "ecr"  # and XLA's
+    reason = _native.why_missing(method, PLATFORM, dtype)
+    if reason is not None and (PLATFORM != "cpu" or "dtype" in reason):
+        pytest.skip(reason)
+    assert reason is None, reason  # the CPU extension is always built
+
+
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], *, has_warpgroups: bool) -> None:
+    """As if programs were lowered for an H200 of this compute capability, by kernels with warpgroup products or not."""
+    monkeypatch.setattr(devices, "current", lambda: Device(capability=capability))
+    monkeypatch.setattr(_native, "has_warpgroups", lambda: has_warpgroups)
