@@ -14,6 +14,7 @@ import pytest
 from platforms import PLATFORM, on_a_gpu
 
 from jax_sparse_conv._src import _native
+from jax_sparse_conv._src.devices import Device
 
 # What folders share asserts too, and shows as much where it fails.
 HELPERS = Path(__file__).parent / "helpers"
@@ -44,9 +45,9 @@ def gpu() -> jax.Device:
 
 
 @pytest.fixture
-def h200(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if programs were lowered for an H200."""
-    on_a_gpu(monkeypatch, (9, 0), has_warpgroups=True)
+def h200(monkeypatch: pytest.MonkeyPatch) -> Device:
+    """As if programs were lowered for an H200, which planners know by this description."""
+    return on_a_gpu(monkeypatch, (9, 0), has_warpgroups=True)
 
 
 @pytest.fixture(params=["portable", "avx2", "avx512"])

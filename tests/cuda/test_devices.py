@@ -20,13 +20,15 @@ LOWERED = """
 import jax, jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec as P
 import jax_sparse_conv as jsc
-from jax_sparse_conv import _native, devices, lowering
+from jax_sparse_conv._src import _native, devices
 
 devices._GPU = "cpu"
 _native.why_missing = lambda *_: None
 _native.workspace_bytes = lambda *arguments: found.append(arguments[-1]) or 0
-names = ("clock_khz", "memory_clock_khz", "memory_bus_bits", "major", "minor", "cluster_code")
-_native.device_properties = lambda ordinal: found.append(ordinal) or dict.fromkeys(names, 8)
+names = ("clock_khz", "memory_clock_khz", "memory_bus_bits", "major", "minor")
+_native.device_properties = lambda ordinal: found.append(ordinal) or (
+    dict.fromkeys(names, 8) | {"clusters": (0,) * 17, "tensor_maps": False}
+)
 found = []
 x, kernel = jnp.ones((2, 8, 8, 16)), jnp.ones((3, 3, 16, 16))
 conv = jax.jit(lambda x, kernel: jsc.conv(x, kernel, implementation="ecr"))
@@ -73,8 +75,8 @@ def test_gpus_that_a_program_runs_on(is_export: bool, found: tuple[int, ...]) ->
 
 
 def test_properties_are_those_of_the_device_that_is_lowered_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("clock_khz", "memory_clock_khz", "memory_bus_bits", "minor", "major", "cluster_code")
-    properties = dict.fromkeys(names, 8)
+    names = ("clock_khz", "memory_clock_khz", "memory_bus_bits", "minor", "major")
+    properties = dict.fromkeys(names, 8) | {"clusters": (0, 5, *[0] * 15), "tensor_maps": True}
     monkeypatch.setattr(_native, "device_properties", lambda ordinal: properties | {"multiprocessors": 10 + ordinal})
     Device.of.cache_clear()
     token = devices._ordinal.set(3)
@@ -82,6 +84,8 @@ def test_properties_are_those_of_the_device_that_is_lowered_for(monkeypatch: pyt
         assert devices.ordinal() == 3
         assert devices.current().multiprocessors == 13
         assert devices.current().capability == (8, 8)
+        assert devices.current().clusters == (0, 5, *[0] * 15)
+        assert devices.current().tensor_maps
     finally:
         devices._ordinal.reset(token)
         Device.of.cache_clear()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
 
 import cases
 import jax
@@ -16,7 +15,8 @@ from cases import Case
 from chain_checks import KIND_IDS, KINDS, TOLERANCE, as_equation, require_kernel
 from chain_keys import LAYER, POOLED, TILE_CASES
 
-from jax_sparse_conv._src import _native
+from jax_sparse_conv._src import _native, devices
+from jax_sparse_conv._src.devices import Device
 from jax_sparse_conv._src.dispatch import chain_tiles
 from jax_sparse_conv._src.dispatch.chain_tiles import Tile
 from jax_sparse_conv._src.fusion import chains
@@ -25,31 +25,22 @@ from jax_sparse_conv._src.fusion.schedule import Schedule
 MOST = 12  # tiles of a case, evenly among all that there are
 
 
-def native_planner() -> Any:
-    try:
-        _native.device_properties(0)
-    except RuntimeError as error:
-        pytest.skip(f"the planner wants a GPU: {error}")
-    return chain_tiles.candidates
-
-
-def test_the_planner(gpu: jax.Device) -> None:
-    require_kernel("float32")
-    found = native_planner()(LAYER, "tf32", 0)
+def test_the_planner(h200: Device) -> None:
+    found = chain_tiles.candidates(LAYER, "tf32", h200)
     ranks = [(each.tile[3] > chain_tiles.MODEL_SPLITS, each.cycles) for each in found]
     assert ranks == sorted(ranks)
     assert len({each.tile for each in found}) == len(found) > 10
-    assert {each.tile[1] for each in native_planner()(LAYER, "highest", 0)} == {56, 64, 112}
-    assert all(each.tile[2] and each.tile[1] // 8 % 2 == 0 for each in native_planner()(POOLED, "16bit", 0))
+    assert {each.tile[1] for each in chain_tiles.candidates(LAYER, "highest", h200)} == {56, 64, 112}
+    assert all(each.tile[2] and each.tile[1] // 8 % 2 == 0 for each in chain_tiles.candidates(POOLED, "16bit", h200))
     image = (1, 224, 224, 3, 7, 7, 64, 2, 2, 3, 3, 3, 3, 1, 1, 1)
-    assert native_planner()(image, "tf32", 0) == []
+    assert chain_tiles.candidates(image, "tf32", h200) == []
 
 
 @pytest.mark.parametrize(
     ("key", "reason"),
     [
         (LAYER[1:], "16 entries"),
-        ((*LAYER, 2), "pool 8 or none"),
+        ((*LAYER, 2), "pool 8, 9 or none"),
         ((0, *LAYER[1:]), "must be 1 or more"),
         ((1, 0, *LAYER[2:]), "must be 1 to 8192"),
         ((1, 1, 1, 256, 5, 5, *LAYER[6:]), "a window is larger than its map"),
@@ -58,18 +49,16 @@ def test_the_planner(gpu: jax.Device) -> None:
         ((*LAYER, 2, 2, 0, 2, 0, 0, 0, 0), "a pool's windows"),
     ],
 )
-def test_the_planner_refuses_what_is_no_layer(key: chain_tiles.Key, reason: str) -> None:
-    if not _native.registered_targets()["cuda"]:
-        pytest.skip(_native.missing_reasons()["cuda"])
+def test_the_planner_refuses_what_is_no_layer(key: chain_tiles.Key, reason: str, h200: Device) -> None:
     with pytest.raises(ValueError, match=reason):
-        chain_tiles.candidates(key, "tf32", 0)
+        chain_tiles.candidates(key, "tf32", h200)
 
 
 def test_without_an_extension_there_is_no_planner(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_native, "_modules", {})
-    monkeypatch.setattr(_native, "_reasons", {"cuda": "it was not built"})
+    monkeypatch.setattr(_native, "_reasons", {"planner": "it was not built"})
     with pytest.raises(RuntimeError, match="it was not built"):
-        chain_tiles.candidates(LAYER, "tf32", 0)
+        chain_tiles.candidates(LAYER, "tf32", Device())
 
 
 def check_tiles(case: Case, inputs: cases.Inputs, precision: str, most: int, pixels: int | None = None) -> None:
@@ -79,7 +68,7 @@ def check_tiles(case: Case, inputs: cases.Inputs, precision: str, most: int, pix
     first, second = equation.params["layers"]
     key = chains.keys([v.aval for v in equation.invars], (first, second))[0]
     kind = chain_tiles.kind_of(inputs.x.itemsize, precision == "highest")
-    found = [each for each in chain_tiles.candidates(key, kind, 0) if pixels in (None, each.tile[1])]
+    found = [each for each in chain_tiles.candidates(key, kind, devices.current()) if pixels in (None, each.tile[1])]
     assert found
     wanted = oracle.expected(case, inputs)
     tolerance = TOLERANCE[precision if dtype == "float32" else dtype]

@@ -16,7 +16,8 @@ from chain_checks import _POINTWISE, KIND_IDS, KINDS, PAIRS, TOLERANCE, check, p
 from chains import equations, weights
 
 import jax_sparse_conv as jsc
-from jax_sparse_conv._src import _native
+from jax_sparse_conv._src import _native, devices
+from jax_sparse_conv._src.devices import Device
 from jax_sparse_conv._src.dispatch import chain_tiles
 from jax_sparse_conv._src.fusion import chains
 from jax_sparse_conv._src.fusion.schedule import Schedule
@@ -33,7 +34,7 @@ def key_of(case: Case) -> chain_tiles.Key:
 
 def require_pair(case: Case, features: int, dtype: str, precision: str) -> None:
     require_kernel(dtype)
-    if not chain_tiles.pairs(key_of(case), features, kind_of(dtype, precision), 0):
+    if not chain_tiles.pairs(key_of(case), features, kind_of(dtype, precision), devices.current()):
         pytest.skip("this device runs them in two kernels")
 
 
@@ -149,14 +150,10 @@ def test_a_projection_does_not_part_a_pair() -> None:
 # --- what runs -------------------------------------------------------------------------------------------------------
 
 
-def test_which_layers_are_pairs(gpu: jax.Device) -> None:
-    require_kernel("float32")
-    if not _native.has_warpgroups() or not chain_tiles.pairs(key_of(PAIRS[0][0]), 128, "tf32", 0):
-        pytest.skip("this device has no warpgroup products")
-
+def test_which_layers_are_pairs(h200: Device) -> None:
     def pairs(pixels: int, *channels: int, kind: str = "tf32") -> bool:
         layer = _POINTWISE("layer", (1, 1, pixels, channels[0]), channels[1])
-        return chain_tiles.pairs(key_of(layer), channels[2], kind, 0)
+        return chain_tiles.pairs(key_of(layer), channels[2], kind, h200)
 
     for kind in ("tf32", "16bit", "highest"):
         assert pairs(196, 256, 1024, 256, kind=kind)
@@ -170,16 +167,16 @@ def test_which_layers_are_pairs(gpu: jax.Device) -> None:
     assert pairs(196, 512, 512, 512, kind="16bit")
 
 
-def test_sizes_that_make_no_sense(gpu: jax.Device) -> None:
-    require_kernel("float32")
+def test_sizes_that_make_no_sense(h200: Device) -> None:
+    chain_pairs = _native.planner().chain_pairs
     with pytest.raises(ValueError, match=r"sizes must be from 1 to 2\^31 - 1"):
-        _native.chain_pairs(0, 64, 128, 64, 4, False, 0)
+        chain_pairs(0, 64, 128, 64, 4, False, h200.description())
     with pytest.raises(ValueError, match="element_bytes must be 2 or 4"):
-        _native.chain_pairs(10, 64, 128, 64, 8, False, 0)
+        chain_pairs(10, 64, 128, 64, 8, False, h200.description())
 
 
 def test_without_an_extension_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_native, "_modules", {})
-    monkeypatch.setattr(_native, "_reasons", {"cuda": "it was not built"})
+    monkeypatch.setattr(_native, "_reasons", {"planner": "it was not built"})
     with pytest.raises(RuntimeError, match="it was not built"):
-        chain_tiles.pairs(key_of(PAIRS[0][0]), 128, "tf32", 0)
+        chain_tiles.pairs(key_of(PAIRS[0][0]), 128, "tf32", Device())

@@ -20,6 +20,7 @@ from chains import equations, weights
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv._src import _native, devices
+from jax_sparse_conv._src.devices import Device
 from jax_sparse_conv._src.dispatch import chain_tiles
 from jax_sparse_conv._src.dispatch.chain_tiles import BY_MODEL, Tile
 from jax_sparse_conv._src.fusion import chains
@@ -27,7 +28,7 @@ from jax_sparse_conv._src.fusion.schedule import Layer, Schedule
 
 NOWHERE = 3
 EXPORTED = [jax.export.DisabledSafetyCheck.custom_call("jsc_segment")]
-Asked = tuple[tuple[int, ...], Tile, int, bool, int]
+Asked = tuple[tuple[int, ...], Tile, int, bool]
 
 
 # --- the lowering ----------------------------------------------------------------------------------------------------
@@ -38,12 +39,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
     """As on a GPU whose kernels take every pool: what they are asked."""
     found: list[Asked] = []
 
-    def takes_pool(layer: Any, pool: Any, *rest: Any) -> bool:
-        found.append(((*layer, *pool), *rest))
+    def takes_pool(*question: Any) -> bool:
+        *layer, device = question
+        assert device == Device()
+        found.append(tuple(layer))
         return True
 
     monkeypatch.setattr(_native, "why_missing", lambda *_: None)
-    monkeypatch.setattr(_native, "chain_takes_pool", takes_pool)
+    monkeypatch.setattr(chain_tiles, "takes_pool", takes_pool)
     on(monkeypatch)
     return found
 
@@ -65,11 +68,11 @@ def test_the_gpu_that_is_lowered_for_is_asked(asked: list[Asked], monkeypatch: p
     assert not asked
     monkeypatch.setattr(devices, "_GPU", jax.default_backend())
     assert places(lowered(jsc.fuse(chain), x, parameters)).count(NOWHERE) == 1
-    assert asked == [(POOLED, BY_MODEL, 4, False, 0)] * len(asked)
+    assert asked == [(POOLED, BY_MODEL, 4, False)] * len(asked)
     asked.clear()
     half = [each.astype(jnp.bfloat16) for each in parameters]
     lowered(jsc.fuse(lambda *of: chain(*of, precision="highest")), x.astype(jnp.bfloat16), half)
-    assert asked == [(POOLED, BY_MODEL, 2, True, 0)] * len(asked)
+    assert asked == [(POOLED, BY_MODEL, 2, True)] * len(asked)
 
 
 def test_an_exported_program_suits_any_gpu(asked: list[Asked], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,13 +88,19 @@ def test_a_map_has_a_place_where_the_kernel_does_not_take_the_pool(
     asked: list[Asked], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices, "_GPU", jax.default_backend())
-    monkeypatch.setattr(_native, "chain_takes_pool", lambda *_: False)
+    monkeypatch.setattr(chain_tiles, "takes_pool", lambda *_: False)
     assert NOWHERE not in places(lowered(jsc.fuse(chain), weights(0, 1, 28, 28, 64), chain_parameters()))
 
 
 def test_every_gpu_of_a_program_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(_native, "chain_takes_pool", lambda *of: bool(asked.append(of[-1])) or of[-1] < 2)
+    monkeypatch.setattr(Device, "of", classmethod(lambda cls, ordinal: Device(multiprocessors=ordinal)))
+
+    def takes_pool(*question: Any) -> bool:
+        asked.append(question[-1].multiprocessors)
+        return asked[-1] < 2
+
+    monkeypatch.setattr(chain_tiles, "takes_pool", takes_pool)
     for ordinals, answer in (((0, 1), True), ((0, 2), False)):
         takes_pool = chains._pools_of(ordinals)
         assert takes_pool is not None
@@ -102,9 +111,9 @@ def test_every_gpu_of_a_program_is_asked(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_without_an_extension_there_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_native, "_modules", {})
-    monkeypatch.setattr(_native, "_reasons", {"cuda": "it was not built"})
+    monkeypatch.setattr(_native, "_reasons", {"planner": "it was not built"})
     with pytest.raises(RuntimeError, match="it was not built"):
-        chain_tiles.takes_pool(POOLED, BY_MODEL, 4, False, 0)
+        chain_tiles.takes_pool(POOLED, BY_MODEL, 4, False, Device())
 
 
 @pytest.mark.parametrize(
@@ -112,16 +121,16 @@ def test_without_an_extension_there_is_no_answer(monkeypatch: pytest.MonkeyPatch
     [
         (POOLED[:16], BY_MODEL, 4, "pool must have 8 entries and tile 4"),
         (POOLED, BY_MODEL[1:], 4, "pool must have 8 entries and tile 4"),
-        (POOLED[:-1], BY_MODEL, 4, "pool 8 or none"),
+        (POOLED[:-1], BY_MODEL, 4, "pool 8, 9 or none"),
         ((*POOLED[:16], 0, *POOLED[17:]), BY_MODEL, 4, "a pool's windows"),
         (POOLED, BY_MODEL, 8, "element_bytes must be 2 or 4"),
     ],
 )
-def test_what_is_no_layer_with_a_pool_is_refused(key: Any, tile: Any, element_bytes: int, reason: str) -> None:
-    if not _native.registered_targets()["cuda"]:
-        pytest.skip(_native.missing_reasons()["cuda"])
+def test_what_is_no_layer_with_a_pool_is_refused(
+    key: Any, tile: Any, element_bytes: int, reason: str, h200: Device
+) -> None:
     with pytest.raises(ValueError, match=reason):
-        chain_tiles.takes_pool(key, tile, element_bytes, False, 0)
+        chain_tiles.takes_pool(key, tile, element_bytes, False, h200)
 
 
 # --- the kernel ------------------------------------------------------------------------------------------------------
@@ -169,7 +178,7 @@ def test_the_answer_is_what_the_kernel_does(case: Case, dtype: str, precision: s
         expected = call_of(equation, for_any)(*operands)
         assert oracle.relative_error(expected[0], by_oracle) <= tolerance
         call = call_of(equation, promised)
-        if chain_tiles.takes_pool(key, tile, jnp.dtype(dtype).itemsize, precision == "highest", 0):
+        if chain_tiles.takes_pool(key, tile, jnp.dtype(dtype).itemsize, precision == "highest", devices.current()):
             for one, other in zip(call(*operands), expected, strict=True):
                 np.testing.assert_array_equal(np.asarray(one, np.float64), np.asarray(other, np.float64))
         else:
@@ -177,17 +186,13 @@ def test_the_answer_is_what_the_kernel_does(case: Case, dtype: str, precision: s
                 jax.block_until_ready(call(*operands))
 
 
-def test_which_pools_are_taken(gpu: jax.Device) -> None:
-    require_kernel("float32")
-    current = devices.current()
-    if current.capability != (9, 0) or not _native.has_warpgroups():
-        pytest.skip(f"{current.capability} has no warpgroup products")
+def test_which_pools_are_taken(h200: Device) -> None:
     answers = {}
     for case in CASES:
         for precision in ("highest", "default"):
             equation, _ = as_equation(case, cases.inputs(case), precision)
             key = chains.keys([v.aval for v in equation.invars], equation.params["layers"])[0]
-            answers[case.name, precision] = chain_tiles.takes_pool(key, BY_MODEL, 4, precision == "highest", 0)
+            answers[case.name, precision] = chain_tiles.takes_pool(key, BY_MODEL, 4, precision == "highest", h200)
     assert answers["pairs", "highest"]
     assert answers["pairs", "default"]
     assert not answers["wide pool", "default"]
@@ -197,9 +202,9 @@ def test_which_pools_are_taken(gpu: jax.Device) -> None:
     assert not answers["large stem", "highest"]
 
 
-def test_a_tile_that_does_not_exist_takes_no_pool(gpu: jax.Device) -> None:
-    require_kernel("float32")
-    assert not chain_tiles.takes_pool(POOLED, (64, 57, 0, 1), 4, False, 0)
+def test_a_tile_that_does_not_exist_takes_no_pool(h200: Device) -> None:
+    assert chain_tiles.takes_pool(POOLED, (64, 56, 1, 1), 4, False, h200)
+    assert not chain_tiles.takes_pool(POOLED, (64, 57, 0, 1), 4, False, h200)
 
 
 @pytest.mark.parametrize(

@@ -209,7 +209,7 @@ def test_dense_layers_that_do_not_fit_leave_the_chain(monkeypatch: pytest.Monkey
     assert targets(fused, x) == [("jsc_segment", 4)]
     assert targets(jax.vmap(fused), weights(0, 2, 1, 6, 6, 8)) == [("jsc_segment", 3)]  # XLA has two rows
     assert targets(fused, x, block_shared_memory=2**16) == [("jsc_segment", 3), ("jsc_dense", 2)]
-    apart = targets(fused, x, cluster_code=False)
+    apart = targets(fused, x, clusters=(0,) * 17)
     assert [name for name, _ in apart] == ["jsc_direct", "jsc_direct", "jsc_dense"]
 
 

@@ -14,6 +14,7 @@ from chain_checks import PAIRS, require_kernel
 from chain_keys import TILE_CASES
 from split_checks import FIRST, TILED, as_equation, check
 
+from jax_sparse_conv._src import devices
 from jax_sparse_conv._src.dispatch import chain_tiles
 from jax_sparse_conv._src.fusion import chains
 from jax_sparse_conv._src.fusion.schedule import Schedule
@@ -41,7 +42,7 @@ def test_every_kernel_that_reads_them(case: Case, value: float | None, gpu: jax.
         put_in(value, inputs)
     equation, _ = as_equation(case, inputs, 24, 1, True)
     key = chains.keys([v.aval for v in equation.invars], equation.params["layers"])[1]
-    found = chain_tiles.candidates(key, "highest", 0)
+    found = chain_tiles.candidates(key, "highest", devices.current())
     assert found
     for candidate in found[:: -(-len(found) // MOST)]:
         check(case, inputs, tile=candidate.tile)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import pytest
 
-from benchmarks.cases import Layer
+from benchmarks.common.cases import Layer
 from jax_sparse_conv._src import _native
 
 CPU_EXTENSION = pytest.mark.skipif(

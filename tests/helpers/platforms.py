@@ -21,7 +21,9 @@ def require(method: str, dtype: str) -> None:
     assert reason is None, reason  # the CPU extension is always built
 
 
-def on_a_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], *, has_warpgroups: bool) -> None:
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], *, has_warpgroups: bool) -> Device:
     """As if programs were lowered for an H200 of this compute capability, by kernels with warpgroup products or not."""
-    monkeypatch.setattr(devices, "current", lambda: Device(capability=capability))
+    device = Device(capability=capability)
+    monkeypatch.setattr(devices, "current", lambda: device)
     monkeypatch.setattr(_native, "has_warpgroups", lambda: has_warpgroups)
+    return device
