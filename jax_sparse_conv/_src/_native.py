@@ -73,12 +73,12 @@ def workspace_bytes(
 
 
 def dense_layers_bytes(element_bytes: int, precise: bool, pixels: int, channels: int, layers: int) -> int:
-    """Scratch memory of a dense block of many images, bytes: `cuda/dense_layers.h`."""
+    """Scratch memory of a dense block of many images, bytes: `cuda/densenet/layers.h`."""
     return int(_modules["cuda"].dense_layers_bytes(element_bytes, precise, pixels, channels, layers))
 
 
 def coo_variants() -> list[list[int]]:
-    """Rows of `cpu/coo_variants.h`: kernel, stride, height, width, features, max_warps, min_blocks; none if unbuilt."""
+    """Rows of `native/coo_variants.h`: kernel, stride, height, width, features, max_warps, min_blocks; none if unbuilt."""
     return [list(row) for row in _modules["cpu"].coo_variants()] if "cpu" in _modules else []
 
 
@@ -90,7 +90,7 @@ def device_properties(device: int) -> dict[str, Any]:
 
 
 def planner() -> ModuleType:
-    """The planners of CUDA kernels (`cuda/planner.cc`), which need no GPU.
+    """The planners of CUDA kernels (`cuda/ffi/planner.cc`), which need no GPU.
 
     Raises:
       RuntimeError: this copy of the package is not built.
@@ -101,7 +101,7 @@ def planner() -> ModuleType:
 
 
 def has_warpgroups() -> bool:
-    """Whether this build has code for Hopper's warpgroup products (`cuda/direct_warpgroup.cuh`)."""
+    """Whether this build has code for Hopper's warpgroup products (`cuda/dense_conv/wgmma/kernel.cuh`)."""
     build = _find_build_info()
     return build is not None and "90a-real" in build.CUDA_ARCHITECTURES.split(";")
 
@@ -127,7 +127,7 @@ def cpu_isas() -> list[str]:
 
 
 def cpu_limits() -> dict[str, float]:
-    """What the CPU can do at most, measured now (`cpu/machine_limits.h`): threads, flops and bytes a second."""
+    """What the CPU can do at most, measured now (`cpu/core/machine_limits.h`): threads, flops and bytes a second."""
     if "cpu" not in _modules:
         raise RuntimeError(_reasons["cpu"])
     return dict(_modules["cpu"].measure_limits())

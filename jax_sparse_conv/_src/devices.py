@@ -75,7 +75,7 @@ class Device:
 
     @property
     def has_fast_tf32(self) -> bool:
-        """Whether they do so much faster than FFMA; the same list is in `cuda/device_info.cu`."""
+        """Whether they do so much faster than FFMA; the same list is in `cuda/core/device_info.cu`."""
         return self.capability in _TENSOR_CORES
 
     @property
@@ -89,7 +89,7 @@ class Device:
         return self.capability == _WARPGROUPS and self.tensor_maps and _native.has_warpgroups()
 
     def description(self) -> dict[str, Any]:
-        """What the planners want to know of it (`cuda/planner.cc`)."""
+        """What the planners want to know of it (`cuda/ffi/planner.cc`)."""
         return {
             "multiprocessors": self.multiprocessors,
             "shared_memory": self.block_shared_memory,

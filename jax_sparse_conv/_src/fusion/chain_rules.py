@@ -25,7 +25,7 @@ LEAST_LAYERS = 6
 _FAR = 2**13  # rows, columns, strides and reach of a window
 _LEAST_GROUP_FEATURES = 32  # output channels of a group from which on "direct" has tiles for any number
 _DTYPES = ("float32", "bfloat16", "float16")
-_BESIDE_ROW = 2**16  # bytes of shared memory that a dense layer's kernel wants beside its inputs (cuda/dense_row.cu)
+_BESIDE_ROW = 2**16  # bytes of shared memory that a dense layer's kernel wants beside its inputs (cuda/sparse/matvec/row.cu)
 # Of an average: pixels that a block takes at a time, channels of a block's piece, blocks that share them and bytes of
 # results for which they do, and how many rounds of loads are less than a kernel of its own.
 _AVERAGED, _PIECE, _PARTS, _SHARED_RESULTS, _MOST_ROUNDS = 64, 256, 8, 7680, 8
@@ -84,7 +84,7 @@ def why_not(config: Config, x: Any, kernel: Any, shared_memory: int | None = Non
 
 
 def _why_not_dense(config: Config, x: Any, kernel: Any, shared_memory: int | None) -> str | None:
-    """Why the kernel of one row (`cuda/dense_row.cu`) does not take a dense layer."""
+    """Why the kernel of one row (`cuda/sparse/matvec/row.cu`) does not take a dense layer."""
     channels, features = kernel.shape[3:]
     if x.shape[0] != 1 or kernel.shape[0] != 1:
         return f"it is a product of {x.shape[0]} rows and {kernel.shape[0]} kernels, not of one"

@@ -1,8 +1,8 @@
 """Dense blocks (Huang et al. 2017) as one call: layers that each read the maps of all before them.
 
-On CUDA devices with clusters (Hopper and later) a block of few images is one custom call, `cuda/dense_block.cu`: one
+On CUDA devices with clusters (Hopper and later) a block of few images is one custom call, `cuda/densenet/block.cu`: one
 buffer that every layer reads and appends to, and one kernel for each layer, which starts while the one before it runs.
-On Hopper a block of many images is one as well, with two kernels for each layer, `cuda/dense_layers.cu`. Everywhere
+On Hopper a block of many images is one as well, with two kernels for each layer, `cuda/densenet/layers.cu`. Everywhere
 else it is the separate operations. The kernels are dense: they skip no zeros.
 """
 

@@ -20,7 +20,7 @@ from jax_sparse_conv._src.primitive.primitives import Config
 
 _ALIGNMENT = 256  # bytes, of arrays in the workspace
 _HIGHEST = 2  # of the custom call's precision
-# Two 1x1 layers in one kernel (`cuda/pair_plan.cc`): channels of a block, of a cluster of 16, and of x; elements
+# Two 1x1 layers in one kernel (`cuda/chain/pair_plan.cc`): channels of a block, of a cluster of 16, and of x; elements
 # between the layers, of 132 blocks with 56 pixels each.
 _PAIR_CHANNELS, _MOST_PAIR_CHANNELS, _MOST_PAIR_INPUTS, _MOST_PAIR_ELEMENTS = 64, 1024, 512, 64 * 56 * 132
 
@@ -123,7 +123,7 @@ class _Step:
 
 
 class Schedule:
-    """Steps, places in the workspace and attributes of a segment's custom call; see `cuda/segment_args.h`.
+    """Steps, places in the workspace and attributes of a segment's custom call; see `cuda/chain/call.h`.
 
     Args:
       operands: of the segment, as abstract values.

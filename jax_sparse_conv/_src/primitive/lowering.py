@@ -33,7 +33,7 @@ _COUNTING = ("ecr", "pecr", "direct", "adaptive")  # methods whose CUDA kernels 
 
 
 def attributes(config: Config) -> dict[str, np.ndarray | np.int64]:
-    """The custom call's attributes, as `cpu/conv_args.h` reads them."""
+    """The custom call's attributes, as `native/call.h` reads them."""
     geometry, pool = config.geometry, config.geometry.pool
 
     def ints(values: Any) -> np.ndarray:

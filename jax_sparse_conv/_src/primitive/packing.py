@@ -1,6 +1,6 @@
 """Kernels packed once for the CPU's pixel loop, beside the kernel as it lies.
 
-The loop (`cpu/pixel_kernel.h`) reads slices of [channels, kh * kw, block] weights. From a kernel as it lies it packs
+The loop (`cpu/loops/pixel_kernel.h`) reads slices of [channels, kh * kw, block] weights. From a kernel as it lies it packs
 them in every call, which is a third to a half of a sparse layer with few pixels. Two ways spare that:
 
 - A kernel that is a constant of the traced program, as a model's weights are in `jax.jit(lambda x: model(x))`, is
@@ -60,7 +60,7 @@ class PackedKernel:
 
     Attributes:
       kernel: [kh, kw, C / feature_group_count, K].
-      packed: the same weights in the order of `cpu/conv_args.h`, or None where no kernel would read them.
+      packed: the same weights in the order of `native/call.h`, or None where no kernel would read them.
       feature_group_count: what the operation must be called with.
     """
 
@@ -150,7 +150,7 @@ def pack(kernel: jax.typing.ArrayLike | PackedKernel, *, feature_group_count: in
 
 
 def block_features(kernel_shape: tuple[int, ...], groups: int) -> int:
-    """Output channels of a block, as `PackedBlock` of `cpu/conv_args.cc`; kernel_shape is [kh, kw, C / groups, K]."""
+    """Output channels of a block, as `PackedBlock` of `native/call.cc`; kernel_shape is [kh, kw, C / groups, K]."""
     block = _LEAST_BLOCK
     while kernel_shape[0] == 1 and block < min(_MAX_BLOCK, kernel_shape[3] // groups):
         block *= 2

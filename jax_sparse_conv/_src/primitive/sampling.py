@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 PARTS = 64
-"""Rows of counts, kCountRows in cpu/conv_args.h."""
+"""Rows of counts, kCountRows in native/call.h."""
 
 _SAMPLES = 1024  # of x, for a standard deviation of at most 1.6 %
 
@@ -33,7 +33,7 @@ def all_nonzeros(x: jax.Array) -> jax.Array:
 
 
 def is_at_most(nonzeros: jax.Array, density: float) -> jax.Array:
-    """Whether counts [parts, 2] say so, as cuda/density.cuh decides it; true of nothing."""
+    """Whether counts [parts, 2] say so, as cuda/core/density.cuh decides it; true of nothing."""
     total = jnp.sum(nonzeros, 0, dtype=jnp.float32)
     return total[0] <= jnp.float32(density) * total[1]
 

@@ -1,6 +1,6 @@
 """What a COO* call can be (Xiang et al. 2022, section 3): the compiled variants, and how each is launched.
 
-A `Configuration` is one way to run a `CooCall`: a row of `cpu/coo_variants.h` and execution parameters. It knows what
+A `Configuration` is one way to run a `CooCall`: a row of `native/coo_variants.h` and execution parameters. It knows what
 it takes of a GPU (threads, registers, shared memory) and how many bytes it moves; how long that takes, and which one a
 call gets, is in `cost_model`.
 """
@@ -27,7 +27,7 @@ Attribute = tuple[int, int, int, int]
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """A row of `cpu/coo_variants.h`: a compiled micro-kernel.
+    """A row of `native/coo_variants.h`: a compiled micro-kernel.
 
     Attributes:
       index: its place in the table.
@@ -137,7 +137,7 @@ class Configuration:
         return self.tiles(call) * self.splits
 
     def shared_bytes(self, call: CooCall) -> int:
-        """Shared memory of a block, as `cuda/coo_plan.cc` counts it."""
+        """Shared memory of a block, as `cuda/sparse/coo/plan.cc` counts it."""
         variant, warps = self.variant, self.feature_warps * self.slices
         stages = 2 * warps * variant.taps * _WARP * variant.features * call.element_bytes
         lists = CHUNK * ((variant.positions + 2) | 1) * 8

@@ -1,0 +1,70 @@
+// The kernels, once per instruction set. isa_<name>.cc each compile the same kernel headers with other compiler flags
+// into a namespace of their own; the table is chosen at run time from what the processor has.
+//
+// Those files use nothing from the standard library that emits code: an inline function compiled with AVX-512 flags
+// could otherwise be the copy that the linker keeps for everybody.
+//
+// Why not Google Highway: the loops are multiply-adds on vectors, which GCC's and Clang's vector extensions write as
+// they are, for any width, aarch64 included; what needs intrinsics is 70 lines of core/simd.h (compression, float16).
+// Highway would be a library to fetch for each build, and its static dispatch is this file's, a table of functions for
+// each set.
+#ifndef JSC_CPU_CORE_ISA_H_
+#define JSC_CPU_CORE_ISA_H_
+
+#include <cstdint>
+
+#include "cpu/core/dtypes.h"
+#include "cpu/loops/coo_task.h"
+#include "cpu/plan/plan.h"
+#include "native/call.h"
+
+namespace jsc {
+
+// One thread's part of a dense product: output columns [col_begin, col_end) of one stack's rows of x.
+struct DenseTask {
+  const ConvCall* call;
+  int64_t stack;
+  int64_t col_begin, col_end;
+};
+
+constexpr int64_t kCountRun = 16;
+constexpr int64_t kChains = 10;
+constexpr int64_t kLimitEntries = 32, kLimitTaps = 9;
+
+struct Isa {
+  const char* name;
+  int64_t vector_bytes;
+  // Scratch bytes that a task needs, and the task itself; `scratch` is aligned to 64 bytes.
+  int64_t (*conv_bytes[kDtypes])(const ConvTask& task);
+  void (*conv[kDtypes])(const ConvTask& task, char* scratch);
+  int64_t (*scatter_bytes[kDtypes])(const ConvTask& task);
+  void (*scatter[kDtypes])(const ConvTask& task, char* scratch);
+  int64_t (*pixel_bytes[kDtypes])(const ConvTask& task);
+  void (*pixels[kDtypes])(const ConvTask& task, char* scratch);
+  int64_t (*depthwise_bytes[kDtypes])(const ConvTask& task);
+  void (*depthwise[kDtypes])(const ConvTask& task, char* scratch);
+  void (*direct_depthwise[kDtypes])(const ConvTask& task, char* scratch);
+  int64_t (*direct_bytes[kDtypes])(const ConvTask& task);
+  void (*direct[kDtypes])(const ConvTask& task, char* scratch);
+  int64_t (*dense_bytes[kDtypes])(const DenseTask& task);
+  void (*dense[kDtypes])(const DenseTask& task, char* scratch);
+  int64_t (*coo_bytes[kDtypes])(const CooRow& row);
+  void (*coo[kDtypes])(const CooRow& row, char* scratch);
+  // Non-zeros among `runs` runs of kCountRun elements of x; the runs begin `step` elements apart.
+  int64_t (*count[kDtypes])(const void* x, int64_t runs, int64_t step);
+  // For core/machine_limits.cc: kChains multiply-adds of independent vectors, `rounds` times; kLimitEntries *
+  // kLimitTaps of them with each a vector of `rows`, `rounds` times; and reading `bytes`, whole lines.
+  void (*multiply_adds)(int64_t rounds);
+  void (*loaded_multiply_adds)(const char* rows, int64_t rounds);
+  void (*read)(const char* begin, int64_t bytes);
+};
+
+extern const Isa kPortable;
+#ifdef JSC_X86
+extern const Isa kAvx2;
+extern const Isa kAvx512;
+#endif
+
+}  // namespace jsc
+
+#endif  // JSC_CPU_CORE_ISA_H_

@@ -1,0 +1,233 @@
+// Vectors of one instruction set: conversion of the storage types, and appending the non-zeros of a run of elements to
+// a list. In jsc::<isa>; written with GCC/Clang vector extensions, with intrinsics only for
+// what those cannot say (compression, float16).
+#ifndef JSC_CPU_CORE_SIMD_H_
+#define JSC_CPU_CORE_SIMD_H_
+
+#include <cstdint>
+
+#include "cpu/core/dtypes.h"
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+namespace jsc {
+namespace JSC_ISA {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int64_t kVectorBytes = 64;
+#elif defined(__AVX2__)
+constexpr int64_t kVectorBytes = 32;
+#else
+constexpr int64_t kVectorBytes = 16;
+#endif
+
+constexpr bool kManyRegisters = kVectorBytes == 64;  // 32 of them
+
+template <typename A>
+struct VectorOf {
+  typedef A Type __attribute__((vector_size(kVectorBytes)));
+};
+template <typename A>
+using Vector = typename VectorOf<A>::Type;
+
+template <typename A>
+constexpr int64_t kLanes = kVectorBytes / static_cast<int64_t>(sizeof(A));
+
+typedef uint16_t Half16 __attribute__((vector_size(kVectorBytes / 2)));
+typedef uint32_t Word32 __attribute__((vector_size(kVectorBytes)));
+
+template <typename V>
+inline V LoadAs(const void* source) {
+  V value;
+  __builtin_memcpy(&value, source, sizeof(V));
+  return value;
+}
+
+template <typename V>
+inline void StoreAs(void* target, V value) {
+  __builtin_memcpy(target, &value, sizeof(V));
+}
+
+template <typename To, typename From>
+inline To BitCast(From value) {
+  static_assert(sizeof(To) == sizeof(From), "");
+  To result;
+  __builtin_memcpy(&result, &value, sizeof(To));
+  return result;
+}
+
+// --- scalars ---
+
+inline float Widen(float value) { return value; }
+inline double Widen(double value) { return value; }
+inline float Widen(BFloat16 value) { return BitCast<float>(static_cast<uint32_t>(value.bits) << 16); }
+
+inline float Widen(Float16 value) {
+  const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000u) << 16;
+  const uint32_t rest = value.bits & 0x7fffu;
+  if (rest >= 0x7c00u) return BitCast<float>(sign | 0x7f800000u | (rest << 13));  // infinity, NaN
+  if (rest >= 0x0400u) return BitCast<float>(sign | ((rest << 13) + 0x38000000u));
+  const float subnormal = static_cast<float>(rest) * BitCast<float>(0x33800000u);  // * 2^-24
+  return BitCast<float>(sign | BitCast<uint32_t>(subnormal));
+}
+
+inline void Narrow(float value, float* target) { *target = value; }
+inline void Narrow(double value, double* target) { *target = value; }
+
+inline void Narrow(float value, BFloat16* target) {
+  const uint32_t bits = BitCast<uint32_t>(value);
+  const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
+  target->bits = static_cast<uint16_t>(nan ? (bits >> 16) | 0x40u : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+inline void Narrow(float value, Float16* target) {
+  const uint32_t bits = BitCast<uint32_t>(value);
+  const uint32_t sign = (bits >> 16) & 0x8000u, rest = bits & 0x7fffffffu;
+  uint32_t half;
+  if (rest > 0x7f800000u) {
+    half = 0x7e00u;
+  } else if (rest >= 0x477ff000u) {  // rounds to 2^16 or beyond
+    half = 0x7c00u;
+  } else if (rest >= 0x38800000u) {
+    half = (rest - 0x38000000u + 0xfffu + ((rest >> 13) & 1u)) >> 13;
+  } else {  // subnormal: adding 0.5 aligns the mantissa and rounds to nearest even
+    half = BitCast<uint32_t>(BitCast<float>(rest) + 0.5f) - 0x3f000000u;
+  }
+  target->bits = static_cast<uint16_t>(sign | half);
+}
+
+// --- vectors ---
+
+inline Vector<float> Load(const float* source) { return LoadAs<Vector<float>>(source); }
+inline Vector<double> Load(const double* source) { return LoadAs<Vector<double>>(source); }
+
+inline Vector<float> Load(const BFloat16* source) {
+  return BitCast<Vector<float>>(__builtin_convertvector(LoadAs<Half16>(source), Word32) << 16);
+}
+
+inline Vector<float> Load(const Float16* source) {
+#if defined(__AVX512F__)
+  return _mm512_cvtph_ps(LoadAs<__m256i>(source));
+#elif defined(__AVX2__)
+  return _mm256_cvtph_ps(LoadAs<__m128i>(source));
+#else
+  Vector<float> value;
+  for (int64_t i = 0; i < kLanes<float>; ++i) value[i] = Widen(source[i]);
+  return value;
+#endif
+}
+
+inline void Store(float* target, Vector<float> value) { StoreAs(target, value); }
+inline void Store(double* target, Vector<double> value) { StoreAs(target, value); }
+
+inline void Store(BFloat16* target, Vector<float> value) {
+  const Word32 bits = BitCast<Word32>(value);
+  const Word32 nan = BitCast<Word32>((bits & 0x7fffffffu) > 0x7f800000u);
+  const Word32 rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  StoreAs(target, __builtin_convertvector((nan & ((bits >> 16) | 0x40u)) | (~nan & rounded), Half16));
+}
+
+inline void Store(Float16* target, Vector<float> value) {
+#if defined(__AVX512F__)
+  StoreAs(target, _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__AVX2__)
+  StoreAs(target, _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
+#else
+  for (int64_t i = 0; i < kLanes<float>; ++i) Narrow(value[i], target + i);
+#endif
+}
+
+inline bool IsZero(float value) { return (BitCast<uint32_t>(value) << 1) == 0; }
+inline bool IsZero(double value) { return (BitCast<uint64_t>(value) << 1) == 0; }
+
+// Elements that the appends below may write past the end of a list.
+constexpr int64_t kListSlack = 16;
+
+// Appends the non-zeros among source[0, count) to values and the offset of each, first, first + step, ..., to offsets;
+// returns how many. The test is on the bits, so subnormals and NaN stay whatever the floating-point modes are.
+template <typename T, typename A>
+inline int64_t AppendScalar(const T* source, int64_t count, uint32_t first, uint32_t step, A* values,
+                            uint32_t* offsets) {
+  int64_t used = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const A value = Widen(source[i]);
+    values[used] = value;
+    offsets[used] = first + static_cast<uint32_t>(i) * step;
+    used += !IsZero(value);
+  }
+  return used;
+}
+
+template <typename T>
+inline int64_t Append(const T* source, int64_t count, uint32_t first, uint32_t step, double* values,
+                      uint32_t* offsets) {
+  return AppendScalar(source, count, first, step, values, offsets);
+}
+
+#if defined(__AVX512F__)
+inline __m512 LoadFirst(const float* source, int64_t count) {
+  return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), source);
+}
+
+template <typename T>
+inline __m512 LoadFirst(const T* source, int64_t count) {
+  T padded[16] = {};
+  __builtin_memcpy(padded, source, count * sizeof(T));
+  return Load(padded);
+}
+
+template <typename T>
+inline int64_t Append(const T* source, int64_t count, uint32_t first, uint32_t step, float* values, uint32_t* offsets) {
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i step16 = _mm512_set1_epi32(static_cast<int>(16 * step));
+  __m512i offset = _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(first)),
+                                    _mm512_mullo_epi32(lane, _mm512_set1_epi32(static_cast<int>(step))));
+  int64_t used = 0;
+  for (int64_t i = 0; i < count; i += 16) {
+    const __m512 value = count - i >= 16 ? Load(source + i) : LoadFirst(source + i, count - i);
+    const __mmask16 nonzero = _mm512_test_epi32_mask(_mm512_castps_si512(value), _mm512_set1_epi32(0x7fffffff));
+    _mm512_storeu_ps(values + used, _mm512_maskz_compress_ps(nonzero, value));
+    _mm512_storeu_si512(offsets + used, _mm512_maskz_compress_epi32(nonzero, offset));
+    used += __builtin_popcount(nonzero);
+    offset = _mm512_add_epi32(offset, step16);
+  }
+  return used;
+}
+#else
+template <typename T>
+inline int64_t Append(const T* source, int64_t count, uint32_t first, uint32_t step, float* values, uint32_t* offsets) {
+  return AppendScalar(source, count, first, step, values, offsets);
+}
+#endif
+
+// Clears flush-to-zero and denormals-are-zero for the life of the object: subnormal inputs count as IEEE says.
+class IeeeScope {
+ public:
+#if defined(__SSE2__)
+  IeeeScope() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ & ~0x8040u); }
+  ~IeeeScope() { _mm_setcsr(saved_); }
+
+ private:
+  unsigned saved_;
+#elif defined(__aarch64__)
+  IeeeScope() {
+    asm volatile("mrs %0, fpcr" : "=r"(saved_));
+    asm volatile("msr fpcr, %0" : : "r"(saved_ & ~(uint64_t{1} << 24)));
+  }
+  ~IeeeScope() { asm volatile("msr fpcr, %0" : : "r"(saved_)); }
+
+ private:
+  uint64_t saved_;
+#else
+  IeeeScope() {}
+#endif
+};
+
+}  // namespace
+}  // namespace JSC_ISA
+}  // namespace jsc
+
+#endif  // JSC_CPU_CORE_SIMD_H_

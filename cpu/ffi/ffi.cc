@@ -1,0 +1,173 @@
+// The custom calls of the CPU and the Python module that hands them to JAX.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <exception>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "cpu/core/machine_limits.h"
+#include "cpu/ffi/coo_star.h"
+#include "cpu/ffi/host.h"
+#include "native/call.h"
+#include "native/layer.h"
+
+namespace jsc {
+namespace {
+
+namespace nb = nanobind;
+
+using Runner = ffi::Error (*)(ffi::ThreadPool&, const ConvCall&);
+
+// Decodes the call, runs it and turns whatever goes wrong into an error of the call.
+template <Runner kRun>
+ffi::Error Handle(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer kernel, ffi::RemainingArgs optional,
+                  ffi::Result<ffi::AnyBuffer> out, ffi::Dictionary attributes) {
+  try {
+    ffi::ErrorOr<ConvCall> call = MakeConvCall(x, kernel, optional, out, attributes);
+    if (!call.has_value()) return call.error();
+    return kRun(pool, *call);
+  } catch (const std::exception& error) {
+    return ffi::Error(ffi::ErrorCode::kInternal, error.what());
+  }
+}
+
+ffi::Error RunWithoutPool(ffi::ThreadPool& pool, const ConvCall& call) {
+  if (call.args.pool != Pool::kNone) {
+    return ffi::Error(ffi::ErrorCode::kInvalidArgument, "jsc_ecr and jsc_dense take pool = 0; jsc_pecr pools");
+  }
+  return RunConvCall(pool, call);
+}
+
+ffi::Error RunDirectWithoutPool(ffi::ThreadPool& pool, const ConvCall& call) {
+  if (call.args.pool != Pool::kNone) {
+    return ffi::Error(ffi::ErrorCode::kInvalidArgument, "jsc_direct takes pool = 0; jsc_pecr pools");
+  }
+  return RunDirectCall(pool, call);
+}
+
+#define JSC_BIND                                                                                                             \
+  ffi::Ffi::Bind()                                                                                                           \
+      .Ctx<ffi::ThreadPool>() /* XLA's own threads */                                                                        \
+      .Arg<ffi::AnyBuffer>()  /* x [N, H, W, C], f32, bf16, f16 or f64; the others have the same dtype */                    \
+      .Arg<ffi::AnyBuffer>()  /* kernel [S, kh, kw, C / groups, K] */                                                        \
+      .RemainingArgs()        /* bias [S, K] if has_bias, residual [N, Ho, Wo, K] if has_residual, the                       \
+                                 packed kernel if has_packed, see conv_args.h */                                             \
+      .Ret<ffi::AnyBuffer>()  /* out [N, Ho, Wo, K], after the pool if there is one */                                       \
+      .Attrs()                /* stride[2], padding[4], dilation[2], groups, has_bias, has_residual,                         \
+                                 has_packed, may_be_dense, activation, pool, window[2], window_stride[2], window_padding[4], \
+                                 precision:                                                                                  \
+                                 all int64, see conv_args.h */
+
+// conv + bias + residual + ReLU
+XLA_FFI_DEFINE_HANDLER(kEcr, Handle<RunWithoutPool>, JSC_BIND);
+// conv + bias + ReLU + max or average pool
+XLA_FFI_DEFINE_HANDLER(kPecr, Handle<RunConvCall>, JSC_BIND);
+// conv + bias + residual + ReLU over COO* lists, for the kernels and strides of native/coo_variants.h
+XLA_FFI_DEFINE_HANDLER(kCoo, Handle<RunCooCall>, JSC_BIND);
+// the same, dense
+XLA_FFI_DEFINE_HANDLER(kDirect, Handle<RunDirectWithoutPool>, JSC_BIND);
+// conv 1x1 on maps of one pixel: x [M, 1, 1, C], kernel [S, 1, 1, C, K]
+XLA_FFI_DEFINE_HANDLER(kDense, Handle<RunDenseCall>, JSC_BIND);
+
+// CooStar; the shapes of the buffers are in native/coo_star_args.h.
+XLA_FFI_DEFINE_HANDLER(kCooFromDense, CooFromDense,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()  // x
+                           .Ret<ffi::AnyBuffer>()  // values
+                           .Ret<ffi::AnyBuffer>()  // positions
+                           .Ret<ffi::AnyBuffer>()  // counts
+                           .Attr<ffi::Span<const int64_t>>("tile"));
+XLA_FFI_DEFINE_HANDLER(kCooToDense, CooToDense,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()  // values
+                           .Arg<ffi::AnyBuffer>()  // positions
+                           .Arg<ffi::AnyBuffer>()  // counts
+                           .Ret<ffi::AnyBuffer>()  // x
+                           .Attr<ffi::Span<const int64_t>>("tile"));
+
+template <typename Handler>
+nb::capsule Capsule(Handler* handler) {
+  return nb::capsule(reinterpret_cast<void*>(handler));
+}
+
+nb::dict Registrations() {
+  nb::dict targets;
+  targets["jsc_ecr"] = Capsule(kEcr);
+  targets["jsc_pecr"] = Capsule(kPecr);
+  targets["jsc_direct"] = Capsule(kDirect);
+  targets["jsc_dense"] = Capsule(kDense);
+  targets["jsc_coo"] = Capsule(kCoo);
+  targets["jsc_coo_fromdense"] = Capsule(kCooFromDense);
+  targets["jsc_coo_todense"] = Capsule(kCooToDense);
+  return targets;
+}
+
+}  // namespace
+}  // namespace jsc
+
+NB_MODULE(_cpu, m) {
+  m.def(
+      "coo_variants",
+      [] {
+        std::vector<std::vector<int>> rows;
+        for (const jsc::CooVariant& v : jsc::kCooVariants) {
+          rows.push_back({v.kernel, v.stride, v.height, v.width, v.features, v.max_warps(), v.min_blocks()});
+        }
+        return rows;
+      },
+      "The rows of coo_variants.h: kernel, stride, height, width, features, max_warps, min_blocks.");
+  m.def("registrations", &jsc::Registrations, "Custom call targets by name, for jax.ffi.register_ffi_target.");
+  m.def("isa", [] { return std::string(jsc::CurrentIsa().name); }, "The instruction set in use.");
+  m.def("isas", &jsc::AvailableIsas, "The instruction sets this machine can run, best first.");
+  m.def(
+      "measure_limits",
+      [] {
+        const jsc::Limits limits = jsc::MeasureLimits();
+        nanobind::dict values;
+        values["threads"] = limits.threads;
+        values["flops"] = limits.flops;
+        values["loaded_flops"] = limits.loaded_flops;
+        values["cache_bytes_per_second"] = limits.cache_bytes;
+        values["memory_bytes_per_second"] = limits.memory_bytes;
+        return values;
+      },
+      "What the cores can do together at most, see machine_limits.h: for benchmarks.");
+  m.def(
+      "set_isa",
+      [](const std::string& name) {
+        if (jsc::SetIsa(name)) return;
+        std::string message = "isa='" + name + "' is not one of";
+        for (const std::string& available : jsc::AvailableIsas()) message += " " + available;
+        throw nanobind::value_error(message.c_str());
+      },
+      nanobind::arg("name"), "Use this instruction set from now on: for tests.");
+  m.def(
+      "plan",
+      [](const std::vector<int64_t>& layer, const std::vector<int64_t>& pool, int64_t accumulator_bytes,
+         bool may_be_dense, double density, const std::vector<int64_t>& machine) {
+        if (machine.size() != 4) throw nanobind::value_error("machine must have 4 entries");
+        jsc::ConvCall call{};
+        call.args = jsc::ArgsOfLayer(layer, pool, true);
+        call.may_be_dense = may_be_dense;
+        const jsc::Machine described{machine[0], machine[1], machine[2], machine[3]};
+        const jsc::ConvPlan plan = jsc::ChoosePlan(call, described, accumulator_bytes, density);
+        static constexpr const char* kLoops[] = {"windows", "scatter", "pixels", "direct"};
+        return nanobind::make_tuple(kLoops[static_cast<int>(plan.loop)], plan.block, plan.windows, plan.tile_rows,
+                                    plan.task_blocks);
+      },
+      nanobind::arg("layer"), nanobind::arg("pool"), nanobind::arg("accumulator_bytes"), nanobind::arg("may_be_dense"),
+      nanobind::arg("density"), nanobind::arg("machine"),
+      "(loop, block, windows, tile rows, task blocks) of a layer on a machine: bytes of L1, L2 and a vector, threads.");
+  m.def(
+      "set_loop",
+      [](const std::string& name) {
+        if (jsc::SetLoop(name)) return;
+        throw nanobind::value_error(("loop='" + name + "' is not one of auto windows scatter pixels").c_str());
+      },
+      nanobind::arg("name"), "Run convolutions by windows, channels or pixels from now on: for tests.");
+}

@@ -1,0 +1,294 @@
+#include "cpu/ffi/host.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
+#include "cpu/core/parallel.h"
+#include "cpu/plan/plan.h"
+#include "cpu/plan/plan_cache.h"
+
+namespace jsc {
+namespace {
+
+#ifdef JSC_X86
+bool Supported(const Isa& isa) {
+  if (&isa == &kAvx512) {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512cd");
+  }
+  // f16c and the bit instructions came with or before AVX2 in every processor that has it.
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+}
+#endif
+
+// Best first.
+std::vector<const Isa*> Available() {
+  std::vector<const Isa*> found;
+#ifdef JSC_X86
+  for (const Isa* isa : {&kAvx512, &kAvx2}) {
+    if (Supported(*isa)) found.push_back(isa);
+  }
+#endif
+  found.push_back(&kPortable);
+  return found;
+}
+
+std::atomic<const Isa*>& Current() {
+  static std::atomic<const Isa*> current{Available().front()};
+  return current;
+}
+
+// -1 for an element type without kernels: the only dtype dispatch of the CPU side.
+int IndexOf(ffi::DataType dtype) {
+  switch (dtype) {
+    case ffi::DataType::F32:
+      return kFloat32;
+    case ffi::DataType::BF16:
+      return kBFloat16;
+    case ffi::DataType::F16:
+      return kFloat16;
+    case ffi::DataType::F64:
+      return kFloat64;
+    default:
+      return -1;
+  }
+}
+
+ffi::Error UnsupportedDtype() {
+  return ffi::Error(ffi::ErrorCode::kInvalidArgument, "x must be float32, bfloat16, float16 or float64");
+}
+
+int64_t CacheBytes(int name, int64_t otherwise) {
+#if defined(__linux__)
+  const int64_t bytes = sysconf(name);
+  if (bytes > 0) return bytes;
+#endif
+  (void)name;
+  return otherwise;
+}
+
+Machine ThisMachine(const Isa& isa, const ffi::ThreadPool& pool) {
+#if defined(_SC_LEVEL1_DCACHE_SIZE)
+  static const int64_t l1 = CacheBytes(_SC_LEVEL1_DCACHE_SIZE, 32 << 10);
+  static const int64_t l2 = CacheBytes(_SC_LEVEL2_CACHE_SIZE, 512 << 10);
+#else
+  static const int64_t l1 = 32 << 10, l2 = 512 << 10;
+#endif
+  return {l1, l2, isa.vector_bytes, std::max<int64_t>(1, pool.num_threads())};
+}
+
+// A thread's scratch memory, kept between calls and grown when a task needs more (then `kept` is false); null when
+// there is none.
+char* Scratch(int64_t bytes, bool& kept) {
+  struct Memory {
+    std::unique_ptr<char, decltype(&std::free)> data{nullptr, &std::free};
+    int64_t size = 0;
+  };
+  static thread_local Memory memory;
+  kept = memory.size >= bytes;
+  if (!kept) {
+    memory.data.reset();
+    memory.size = 0;
+    constexpr int64_t kPage = int64_t{2} << 20;  // huge pages, where the system has them: fewer address look-ups
+    const int64_t page = bytes >= kPage / 2 ? kPage : 4096;
+    const int64_t rounded = (bytes + page - 1) / page * page;
+    memory.data.reset(static_cast<char*>(std::aligned_alloc(page, rounded)));
+    if (memory.data != nullptr) memory.size = rounded;
+#if defined(__linux__)
+    if (memory.data != nullptr && page == kPage) madvise(memory.data.get(), rounded, MADV_HUGEPAGE);
+#endif
+  }
+  return memory.data.get();
+}
+
+// Runs make(taken, previous) until all of [0, count) are done: each task, or those that are taken together, says how
+// much memory it needs, then runs in it. `previous` is the task that the same thread ran just before, if the memory is
+// still as it left it, else -1.
+template <typename MakeTask, typename Task>
+ffi::Error RunTasks(Team& team, int64_t threads, int64_t count, const MakeTask& make, int64_t (*bytes)(const Task&),
+                    void (*run)(const Task&, char*), Together together = {0, 1}) {
+  std::atomic<int64_t> missing{0};
+  team.Run(threads, count, together, [&](Taken taken, int64_t previous) {
+    Task task = make(taken, previous);
+    const int64_t needed = bytes(task);
+    bool kept = true;
+    char* scratch = Scratch(needed, kept);
+    if (!kept) task = make(taken, -1);
+    if (scratch == nullptr) {
+      missing = needed;
+    } else {
+      run(task, scratch);
+    }
+  });
+  if (missing == 0) return ffi::Error::Success();
+  return ffi::Error(ffi::ErrorCode::kResourceExhausted,
+                    "a convolution task needs " + std::to_string(missing.load()) + " bytes of scratch memory");
+}
+
+// Fraction of non-zeros, from up to 128 runs of 16 elements spread over x, a quarter of a small map: runs, because each
+// place costs a cache miss.
+double SampleDensity(const Isa& isa, int dtype, const ConvCall& call) {
+  constexpr int64_t kRuns = 128, kShare = 4;
+  const ConvArgs& a = call.args;
+  const int64_t size = a.images * a.size[0] * a.size[1] * a.channels;
+  const int64_t step = std::max(kShare * kCountRun, size / kRuns) | 1;  // odd: all channels have their turn
+  const int64_t runs = size < kCountRun ? 0 : (size - kCountRun) / step + 1;
+  if (runs == 0) return 1;
+  return static_cast<double>(isa.count[dtype](call.x, runs, step)) / static_cast<double>(runs * kCountRun);
+}
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+bool IsDepthwise(const ConvArgs& a) { return a.groups > 1 && a.group_channels == 1 && a.features == a.groups; }
+
+bool Empty(const ConvArgs& a) { return a.images * a.out_size[0] * a.out_size[1] * a.features == 0; }
+
+}  // namespace
+
+const Isa& CurrentIsa() { return *Current(); }
+
+std::vector<std::string> AvailableIsas() {
+  std::vector<std::string> names;
+  for (const Isa* isa : Available()) names.push_back(isa->name);
+  return names;
+}
+
+bool SetIsa(const std::string& name) {
+  for (const Isa* isa : Available()) {
+    if (isa->name == name) {
+      Current() = isa;
+      return true;
+    }
+  }
+  return false;
+}
+
+ffi::Error RunConvCall(ffi::ThreadPool& pool, const ConvCall& call) {
+  const int dtype = IndexOf(call.dtype);
+  if (dtype < 0) return UnsupportedDtype();
+  if (Empty(call.args)) return ffi::Error::Success();
+  const Isa& isa = CurrentIsa();
+  const Machine machine = ThisMachine(isa, pool);
+  const int64_t accumulator_bytes = dtype == kFloat64 ? 8 : 4;
+  Team team(pool);
+  if (IsDepthwise(call.args)) {
+    ConvCall flat = call;  // all channels as one group whose kernel has one input channel
+    flat.args.groups = 1;
+    const ConvPlan plan = MakePlan(flat.args, machine, accumulator_bytes, 1);
+    const auto make = [&](Taken taken, int64_t) { return TaskAt(flat, plan, taken.begin); };
+    return RunTasks(team, machine.threads, plan.tasks, make, isa.depthwise_bytes[dtype], isa.depthwise[dtype]);
+  }
+  const PlanKey key(call, machine, accumulator_bytes);
+  team.Invite(ExpectedThreads(key) - 1);
+  const ConvPlan plan = CachedPlan(key, call, machine, accumulator_bytes, SampleDensity(isa, dtype, call));
+  const auto make = [&](Taken taken, int64_t previous) {
+    ConvTask task = TaskAt(call, plan, taken.begin);
+    task.block_end = TaskAt(call, plan, taken.end - 1).block_end;
+    task.lists_ready = previous >= 0 && previous / plan.block_tiles == taken.begin / plan.block_tiles;
+    return task;
+  };
+  switch (plan.loop) {
+    case ConvLoop::kScatter:
+      return RunTasks(team, machine.threads, plan.tasks, make, isa.scatter_bytes[dtype], isa.scatter[dtype]);
+    case ConvLoop::kDirect:
+      return RunTasks(team, machine.threads, plan.tasks, make, isa.direct_bytes[dtype], isa.direct[dtype]);
+    case ConvLoop::kPixels:
+      return RunTasks(team, machine.threads, plan.tasks, make, isa.pixel_bytes[dtype], isa.pixels[dtype],
+                      {CeilDiv(plan.sweep_blocks, plan.task_blocks), plan.block_tiles});
+    default:
+      return RunTasks(team, machine.threads, plan.tasks, make, isa.conv_bytes[dtype], isa.conv[dtype]);
+  }
+}
+
+ffi::Error RunCooCall(ffi::ThreadPool& pool, const ConvCall& call) {
+  const int dtype = IndexOf(call.dtype);
+  if (dtype < 0) return UnsupportedDtype();
+  const ConvArgs& a = call.args;
+  if (Empty(a)) return ffi::Error::Success();
+  const CooVariant* shape = nullptr;
+  for (const CooVariant& variant : kCooVariants) {
+    if (shape == nullptr && CooCovers(variant, a)) shape = &variant;
+  }
+  if (shape == nullptr) {
+    return ffi::Error(ffi::ErrorCode::kInvalidArgument,
+                      "jsc_coo has no variant for this kernel, stride, dilation or pool");
+  }
+  const Isa& isa = CurrentIsa();
+  const int64_t threads = std::max<int64_t>(1, pool.num_threads());
+  const int64_t rows = (a.conv_size[0] + shape->height - 1) / shape->height;
+  // Output channels are cut only where there are fewer rows of tiles than threads: each part lists x again.
+  const int64_t features = a.features / a.groups, wholes = a.images * a.groups * rows;
+  const int64_t wanted = std::clamp<int64_t>(2 * threads / wholes, 1, 64);
+  const int64_t part = std::max<int64_t>(64, (features / wanted + 63) / 64 * 64);
+  const int64_t parts = (features + part - 1) / part;
+  const auto make = [&](Taken taken, int64_t) {
+    int64_t index = taken.begin;
+    CooRow row{&call, shape, 0, 0, 0, 0, 0, 0};
+    const auto take = [&index](int64_t count) {
+      const int64_t digit = index % count;
+      index /= count;
+      return digit;
+    };
+    row.feature_begin = take(parts) * part;
+    row.feature_end = std::min(row.feature_begin + part, features);
+    row.tile_row = take(rows);
+    row.group = take(a.groups);
+    row.image = index;
+    row.stack = row.image / (a.images / a.stacks);
+    return row;
+  };
+  Team team(pool);
+  return RunTasks(team, threads, wholes * parts, make, isa.coo_bytes[dtype], isa.coo[dtype]);
+}
+
+ffi::Error RunDirectCall(ffi::ThreadPool& pool, const ConvCall& call) {
+  const int dtype = IndexOf(call.dtype);
+  if (dtype < 0) return UnsupportedDtype();
+  if (Empty(call.args)) return ffi::Error::Success();
+  const Isa& isa = CurrentIsa();
+  const Machine machine = ThisMachine(isa, pool);
+  const bool depthwise = IsDepthwise(call.args);
+  ConvCall flat = call;
+  if (depthwise) flat.args.groups = 1;  // all channels as one group whose kernel has one input channel
+  const ConvPlan plan = MakeDirectPlan(flat.args, machine, dtype == kFloat64 ? 8 : 4);
+  const auto make = [&](Taken taken, int64_t) { return TaskAt(flat, plan, taken.begin); };
+  Team team(pool);
+  return RunTasks(team, machine.threads, plan.tasks, make, (depthwise ? isa.depthwise_bytes : isa.direct_bytes)[dtype],
+                  (depthwise ? isa.direct_depthwise : isa.direct)[dtype]);
+}
+
+ffi::Error RunDenseCall(ffi::ThreadPool& pool, const ConvCall& call) {
+  const int dtype = IndexOf(call.dtype);
+  if (dtype < 0) return UnsupportedDtype();
+  const ConvArgs& a = call.args;
+  if (Empty(a)) return ffi::Error::Success();
+  const bool one_pixel =
+      a.size[0] * a.size[1] * a.kernel_size[0] * a.kernel_size[1] * a.out_size[0] * a.out_size[1] == 1;
+  constexpr int64_t kMaxRows = 32;
+  if (!one_pixel || a.groups != 1 || a.pool != Pool::kNone || a.pad_low[0] != 0 || a.pad_low[1] != 0 ||
+      a.images / a.stacks > kMaxRows) {
+    return RunConvCall(pool, call);
+  }
+  const Isa& isa = CurrentIsa();
+  const Machine machine = ThisMachine(isa, pool);
+  // Columns in whole cache lines of 16 elements; two tasks a thread even out what else runs on the machine.
+  const int64_t wanted = (a.features + 2 * machine.threads - 1) / (2 * machine.threads);
+  const int64_t columns = std::clamp<int64_t>((wanted + 63) / 64 * 64, 256, 4096);
+  const int64_t parts = (a.features + columns - 1) / columns;
+  const auto make = [&](Taken taken, int64_t) {
+    const int64_t begin = taken.begin % parts * columns;
+    return DenseTask{&call, taken.begin / parts, begin, std::min(begin + columns, a.features)};
+  };
+  Team team(pool);
+  return RunTasks(team, machine.threads, a.stacks * parts, make, isa.dense_bytes[dtype], isa.dense[dtype]);
+}
+
+}  // namespace jsc

@@ -1,0 +1,40 @@
+// From a checked call to finished results: plan, tasks, memory and threads.
+#ifndef JSC_CPU_FFI_HOST_H_
+#define JSC_CPU_FFI_HOST_H_
+
+#include <string>
+#include <vector>
+
+#include "cpu/core/isa.h"
+#include "native/call.h"
+
+namespace jsc {
+
+// The instruction set in use: the best that the processor has, unless one was set.
+const Isa& CurrentIsa();
+
+// Names of the instruction sets of this build that the processor has, best first.
+std::vector<std::string> AvailableIsas();
+
+// Uses the named instruction set from now on; false where it is not available.
+bool SetIsa(const std::string& name);
+
+// "windows", "scatter" or "pixels" for every convolution that has it from now on, "auto" for the cheapest one; false
+// for other names.
+bool SetLoop(const std::string& name);
+
+// Convolution, bias, residual, ReLU and pool, in one pass over x.
+ffi::Error RunConvCall(ffi::ThreadPool& pool, const ConvCall& call);
+
+// Convolution, bias, residual and ReLU over COO* lists; only what a row of kCooVariants covers.
+ffi::Error RunCooCall(ffi::ThreadPool& pool, const ConvCall& call);
+
+// The same, dense and without a pool.
+ffi::Error RunDirectCall(ffi::ThreadPool& pool, const ConvCall& call);
+
+// The same for maps of one pixel and a 1x1 kernel: a dense layer that reads only the kernel rows it needs.
+ffi::Error RunDenseCall(ffi::ThreadPool& pool, const ConvCall& call);
+
+}  // namespace jsc
+
+#endif  // JSC_CPU_FFI_HOST_H_

@@ -1,6 +1,0 @@
-#define JSC_ISA avx2
-#include "kernels.h"
-
-namespace jsc {
-const Isa kAvx2 = JSC_ISA_TABLE("avx2");
-}  // namespace jsc

@@ -1,0 +1,217 @@
+// One task of the dense direct convolution: nothing is skipped, so 0 * inf is NaN where a zero of x meets it.
+//
+// What: sums[block][window][channel] += x * kernel for every tap and channel, chunk by chunk, then the epilogue.
+// Layout: the tile's pixels of x, widened to the accumulator's type, padding included, as
+//   [rows, columns, chunk channels]; kernel slices packed as for loops/window_kernel.h, [taps, chunk channels, block].
+// Why this tiling (Cheng et al. 2018, sections 2.2 and 3.1, for a CPU): kWindows x kVectors sums stay in registers
+//   while a chunk's rows pass by; each row costs kVectors loads of weights and kWindows broadcasts for
+//   kWindows * kVectors multiply-adds. The slice stays in L1 while all windows of the tile run over it. Addresses of
+//   a window are added up once per tap, and the loop checks no bounds, because the packed pixels have their padding.
+// Bound by: multiply-adds on wide layers; packing x and the kernel where there are few windows or few channels.
+#ifndef JSC_CPU_LOOPS_DENSE_CONV_KERNEL_H_
+#define JSC_CPU_LOOPS_DENSE_CONV_KERNEL_H_
+
+#include "cpu/loops/depthwise_kernel.h"
+#include "cpu/loops/window_kernel.h"
+
+namespace jsc {
+namespace JSC_ISA {
+namespace {
+
+constexpr int64_t kMostWindows = 8;  // that run together
+
+// Windows that run together, so that their sums, a row of weights and a broadcast value are registers.
+template <int kVectors>
+constexpr int kDirectWindows = kVectors == 4                     ? 6
+                               : kManyRegisters || kVectors == 1 ? 8
+                                                                 : 6;
+
+// The rectangles of x that a tile's windows span, one below the other.
+struct Patch {
+  int64_t rows, columns;
+};
+
+inline int64_t Span(int64_t windows, int64_t stride, int64_t kernel_size, int64_t dilation) {
+  return windows <= 0 ? 0 : (windows - 1) * stride + (kernel_size - 1) * dilation + 1;
+}
+
+inline int64_t PatchRows(const ConvArgs& a, const TileImage& image) {
+  return Span(image.conv_rows.size(), a.stride[0], a.kernel_size[0], a.dilation[0]);
+}
+
+inline Patch PatchOf(const ConvTask& task, const Tile& tile) {
+  const ConvArgs& a = task.call->args;
+  Patch patch = {0, Span(tile.conv_cols.size(), a.stride[1], a.kernel_size[1], a.dilation[1])};
+  for (int64_t i = 0; i < tile.images; ++i) patch.rows += PatchRows(a, ImageOfTile(task, i));
+  return patch;
+}
+
+template <typename A>
+struct DirectBuffers {
+  TileImage* images;  // [tile images]
+  A* packed;          // [chunk rows + 1, block]
+  A* sums;            // [task blocks, windows + kMostWindows, block]
+  A* pixels;          // [patch rows, patch columns, chunk channels]
+  int64_t* windows;   // [windows + kMostWindows] where each begins in the patch, in pixels
+  int64_t* taps;      // [kh * kw] and how far each tap is from there
+  int64_t bytes;
+};
+
+template <typename A>
+DirectBuffers<A> TakeDirectBuffers(const ConvTask& task, const Tile& tile, char* scratch) {
+  const ConvPlan& p = *task.plan;
+  const ConvArgs& a = task.call->args;
+  const int64_t taps = a.kernel_size[0] * a.kernel_size[1];
+  const Patch patch = PatchOf(task, tile);
+  Arena arena(scratch);
+  DirectBuffers<A> buffers{};
+  buffers.images = arena.Take<TileImage>(tile.images);
+  buffers.packed = arena.Take<A>((taps * p.chunk_channels + 1) * p.block);
+  buffers.sums = arena.Take<A>((task.block_end - task.block_begin) * (tile.windows + kMostWindows) * p.block);
+  buffers.pixels = arena.Take<A>(patch.rows * patch.columns * p.chunk_channels);
+  buffers.windows = arena.Take<int64_t>(tile.windows + kMostWindows);
+  buffers.taps = arena.Take<int64_t>(taps);
+  buffers.bytes = arena.used();
+  return buffers;
+}
+
+template <typename A>
+void LocateDirectWindows(const ConvArgs& a, const Tile& tile, const Patch& patch, DirectBuffers<A>& buffers) {
+  int64_t window = 0, first_row = 0;
+  for (int64_t i = 0; i < tile.images; ++i) {
+    for (int64_t y = 0; y < buffers.images[i].conv_rows.size(); ++y) {
+      for (int64_t x = 0; x < tile.conv_cols.size(); ++x) {
+        buffers.windows[window++] = (first_row + y * a.stride[0]) * patch.columns + x * a.stride[1];
+      }
+    }
+    first_row += PatchRows(a, buffers.images[i]);
+  }
+  for (int64_t i = 0; i < kMostWindows; ++i) buffers.windows[window + i] = 0;  // computed and not used
+  for (int64_t ky = 0; ky < a.kernel_size[0]; ++ky) {
+    for (int64_t kx = 0; kx < a.kernel_size[1]; ++kx) {
+      buffers.taps[ky * a.kernel_size[1] + kx] = ky * a.dilation[0] * patch.columns + kx * a.dilation[1];
+    }
+  }
+}
+
+// target[0, count) = source widened.
+template <typename T, typename A>
+inline void WidenRun(const T* source, int64_t count, A* target) {
+  int64_t c = 0;
+  for (; c + kLanes<A> <= count; c += kLanes<A>) Store(target + c, Load(source + c));
+  for (; c < count; ++c) target[c] = Widen(source[c]);
+}
+
+// Packs a chunk's channels of the patch; pixels outside x are zeros.
+template <typename T, typename A>
+[[gnu::noinline]] void PackPixels(const ConvTask& task, const Tile& tile, const Chunk& chunk, const Patch& patch,
+                                  const TileImage* images, A* pixels) {
+  const ConvArgs& a = task.call->args;
+  const T* x = static_cast<const T*>(task.call->x) + task.group * a.group_channels + chunk.channel_begin;
+  const int64_t first_x = tile.conv_cols.begin * a.stride[1] - a.pad_low[1];
+  for (int64_t i = 0; i < tile.images; ++i) {
+    const int64_t first_y = images[i].conv_rows.begin * a.stride[0] - a.pad_low[0];
+    for (int64_t row = 0; row < PatchRows(a, images[i]); ++row) {
+      const int64_t y = first_y + row;
+      const T* line = x + (images[i].image * a.size[0] + y) * a.size[1] * a.channels;
+      for (int64_t column = 0; column < patch.columns; ++column, pixels += chunk.channels) {
+        const int64_t at = first_x + column;
+        if (y >= 0 && y < a.size[0] && at >= 0 && at < a.size[1]) {
+          WidenRun(line + at * a.channels, chunk.channels, pixels);
+        } else {
+          __builtin_memset(pixels, 0, chunk.channels * sizeof(A));
+        }
+      }
+    }
+  }
+}
+
+// A chunk of one block; pixels and packed as in DirectBuffers, sums: [windows + kMostWindows, stride].
+template <int kVectors, typename A>
+[[gnu::noinline]] void MultiplyDirect(const DirectBuffers<A>& buffers, int64_t windows, int64_t taps, int64_t channels,
+                                      int64_t stride, A* sums) {
+  constexpr int kWindows = kDirectWindows<kVectors>;
+  for (int64_t first = 0; first < windows; first += kWindows, sums += kWindows * stride) {
+    Vector<A> sum[kWindows][kVectors];
+    for (int w = 0; w < kWindows; ++w) {
+      for (int v = 0; v < kVectors; ++v) sum[w][v] = Load(sums + w * stride + v * kLanes<A>);
+    }
+    const A* weights = buffers.packed;
+    for (int64_t tap = 0; tap < taps; ++tap) {
+      const A* pixel[kWindows];
+      for (int w = 0; w < kWindows; ++w) {
+        pixel[w] = buffers.pixels + (buffers.windows[first + w] + buffers.taps[tap]) * channels;
+      }
+      for (int64_t c = 0; c < channels; ++c, weights += stride) {
+        Vector<A> weight[kVectors];
+        for (int v = 0; v < kVectors; ++v) weight[v] = Load(weights + v * kLanes<A>);
+#pragma GCC unroll 8
+        for (int w = 0; w < kWindows; ++w) {
+          const A value = pixel[w][c];
+#pragma GCC unroll 8
+          for (int v = 0; v < kVectors; ++v) sum[w][v] += value * weight[v];
+        }
+      }
+    }
+    for (int w = 0; w < kWindows; ++w) {
+      for (int v = 0; v < kVectors; ++v) Store(sums + w * stride + v * kLanes<A>, sum[w][v]);
+    }
+  }
+}
+
+template <typename A>
+void MultiplyDirectBlock(int64_t vectors, const DirectBuffers<A>& buffers, int64_t windows, int64_t taps,
+                         int64_t channels, int64_t stride, A* sums) {
+  if (vectors == 1) return MultiplyDirect<1>(buffers, windows, taps, channels, stride, sums);
+  if constexpr (kManyRegisters) {
+    if (vectors == 3) return MultiplyDirect<3>(buffers, windows, taps, channels, stride, sums);
+    if (vectors == 4) return MultiplyDirect<4>(buffers, windows, taps, channels, stride, sums);
+  }
+  MultiplyDirect<2>(buffers, windows, taps, channels, stride, sums);
+}
+
+template <typename T>
+int64_t DirectBytes(const ConvTask& task) {
+  return TakeDirectBuffers<Accumulator<T>>(task, MakeTile(task, nullptr), nullptr).bytes;
+}
+
+template <typename T>
+void RunDirect(const ConvTask& task, char* scratch) {
+  using A = Accumulator<T>;
+  const IeeeScope ieee;
+  const ConvArgs& a = task.call->args;
+  const ConvPlan& p = *task.plan;
+  const Tile tile = MakeTile(task, nullptr);
+  DirectBuffers<A> buffers = TakeDirectBuffers<A>(task, tile, scratch);
+  MakeTile(task, buffers.images);
+  const Patch patch = PatchOf(task, tile);
+  LocateDirectWindows(a, tile, patch, buffers);
+  const int64_t blocks = task.block_end - task.block_begin, taps = a.kernel_size[0] * a.kernel_size[1];
+  const int64_t block_sums = (tile.windows + kMostWindows) * p.block;
+  __builtin_memset(buffers.sums, 0, blocks * block_sums * sizeof(A));
+  for (int64_t channel = 0; channel < a.group_channels; channel += p.chunk_channels) {
+    const Chunk chunk = {channel, Min(p.chunk_channels, a.group_channels - channel), 0, a.kernel_size[0]};
+    PackPixels<T>(task, tile, chunk, patch, buffers.images, buffers.pixels);
+    for (int64_t block = 0; block < blocks; ++block) {
+      const KernelSlice<T> slice = SliceAt<T>(task, chunk, task.block_begin + block);
+      Pack(slice, p.block, buffers.packed);
+      MultiplyDirectBlock(CeilDiv(slice.width, kLanes<A>), buffers, tile.windows, taps, chunk.channels, p.block,
+                          buffers.sums + block * block_sums);
+    }
+  }
+  for (int64_t block = 0; block < blocks; ++block) {
+    WriteBlock<T>(task, tile, buffers.images, task.block_begin + block, buffers.sums + block * block_sums);
+  }
+}
+
+// Depthwise, dense: see loops/depthwise_kernel.h.
+template <typename T>
+void RunDirectDepthwise(const ConvTask& task, char* scratch) {
+  RunDepthwiseTask<T, false>(task, scratch);
+}
+
+}  // namespace
+}  // namespace JSC_ISA
+}  // namespace jsc
+
+#endif  // JSC_CPU_LOOPS_DENSE_CONV_KERNEL_H_

@@ -1,0 +1,281 @@
+// What follows the sums of a block: bias, residual and ReLU where they lie, then the pool, then one write of the
+// result.
+#ifndef JSC_CPU_LOOPS_EPILOGUE_H_
+#define JSC_CPU_LOOPS_EPILOGUE_H_
+
+#include "cpu/core/simd.h"
+#include "cpu/loops/tile.h"
+
+namespace jsc {
+namespace JSC_ISA {
+namespace {
+
+// max(value, 0) as jnp.maximum has it: NaN stays NaN.
+template <typename A>
+inline Vector<A> Relu(Vector<A> value) {
+  const Vector<A> zero = {};
+  return value <= zero ? zero : value;
+}
+
+// target[0, width) = the first `width` elements of the vector.
+template <typename T, typename A = Accumulator<T>>
+inline void StoreFirst(T* target, Vector<A> value, int64_t width) {
+  if (width >= kLanes<A>) return Store(target, value);
+  T all[kLanes<A>];
+  Store(all, value);
+  __builtin_memcpy(target, all, width * sizeof(T));
+}
+
+template <typename A, typename T>
+inline Vector<A> LoadFirstOf(const T* source, int64_t width) {
+  if (width >= kLanes<A>) return Load(source);
+  T all[kLanes<A>] = {};
+  __builtin_memcpy(all, source, width * sizeof(T));
+  return Load(all);
+}
+
+// `width` channels of K from `channel` on: a block, or the part of it in one vector.
+struct ChannelRange {
+  int64_t channel, width;
+};
+
+// Bias, residual and ReLU on one vector of sums; `pixel` is the result's position among N * Ho * Wo.
+template <typename T, typename A = Accumulator<T>>
+inline Vector<A> Activate(const ConvTask& task, Vector<A> sum, ChannelRange range, int64_t pixel) {
+  const ConvArgs& a = task.call->args;
+  if (a.has_bias) {
+    const T* bias = static_cast<const T*>(task.call->bias);  // [S, K]
+    sum += LoadFirstOf<A>(bias + task.stack * a.features + range.channel, range.width);
+  }
+  if (a.has_residual) {
+    const T* residual = static_cast<const T*>(task.call->residual);  // [N, Ho, Wo, K]
+    sum += LoadFirstOf<A>(residual + pixel * a.features + range.channel, range.width);
+  }
+  return a.activation == Activation::kRelu ? Relu<A>(sum) : sum;
+}
+
+// The pooled value of rows x columns activated sums; sums: [rows, sum_cols, stride] at one vector of channels.
+template <typename A>
+[[gnu::always_inline]] inline Vector<A> PoolWindow(const ConvArgs& a, const A* sums, int64_t rows, int64_t columns,
+                                                   int64_t row_stride, int64_t stride) {
+  if (a.pool == Pool::kMax) {
+    Vector<A> result = Vector<A>{} - static_cast<A>(__builtin_inf());
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t column = 0; column < columns; ++column) {
+        const Vector<A> value = Load(sums + row * row_stride + column * stride);
+        result = ((value > result) | (value != value)) ? value : result;  // a NaN is taken, and kept
+      }
+    }
+    return result;
+  }
+  Vector<A> result = {};
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t column = 0; column < columns; ++column) result += Load(sums + row * row_stride + column * stride);
+  }
+  return result / static_cast<A>(a.window[0] * a.window[1]);
+}
+
+// One vector of channels of a row of results, without residual and pool, from sums [columns, stride] to out
+// [columns, features]. The bias is read once, and nothing branches.
+template <typename T, typename A>
+inline void WriteRow(const ConvTask& task, int64_t columns, ChannelRange range, const A* sum, T* out) {
+  const ConvArgs& a = task.call->args;
+  const int64_t stride = task.plan->block;
+  Vector<A> bias = {}, least = {};
+  if (a.has_bias) bias = Load(static_cast<const T*>(task.call->bias) + task.stack * a.features + range.channel);
+  if (a.activation != Activation::kRelu) least -= static_cast<A>(__builtin_inf());
+  for (int64_t x = 0; x < columns; ++x, sum += stride, out += a.features) {
+    const Vector<A> value = Load(sum) + bias;
+    Store(out, value <= least ? least : value);
+  }
+}
+
+// A row of results with a residual, pixel by pixel: residual and out are K apart from pixel to pixel, too far for the
+// hardware to see it coming, so the lines of the pixels to come are asked for here.
+template <typename T, typename A>
+void AddResidualRow(const ConvTask& task, int64_t columns, int64_t first, ChannelRange block, const A* sum, T* out) {
+  constexpr int64_t kAhead = 6, kLine = 64 / sizeof(T);
+  const ConvArgs& a = task.call->args;
+  const T* residual = static_cast<const T*>(task.call->residual);
+  const int64_t pixels = task.call->args.images * a.conv_size[0] * a.conv_size[1];
+  for (int64_t x = 0; x < columns; ++x, sum += task.plan->block) {
+    const int64_t ahead = Min(first + x + kAhead, pixels - 1) * a.features + block.channel;
+    for (int64_t c = 0; c < block.width; c += kLine) {
+      __builtin_prefetch(residual + ahead + c);
+      __builtin_prefetch(out + ahead + c, 1);
+    }
+    for (int64_t v = 0; v < block.width; v += kLanes<A>) {
+      const ChannelRange range = {block.channel + v, Min(kLanes<A>, block.width - v)};
+      StoreFirst(out + (first + x) * a.features + range.channel, Activate<T>(task, Load(sum + v), range, first + x),
+                 range.width);
+    }
+  }
+}
+
+// Bias, residual and ReLU on a block's sums [rows, sum_cols, stride] in row y of one image, in place where a pool
+// follows, else to out.
+template <typename T, typename A>
+void ActivateRow(const ConvTask& task, const Tile& tile, const TileImage& image, int64_t y, ChannelRange block,
+                 A* sums) {
+  const ConvArgs& a = task.call->args;
+  const int64_t stride = task.plan->block, columns = tile.conv_cols.size();
+  T* out = static_cast<T*>(task.call->out);  // [N, Ho, Wo, K]
+  A* row = sums + (image.first_sum + y - image.conv_rows.begin) * tile.sum_cols * stride;
+  const int64_t first = (image.image * a.conv_size[0] + y) * a.conv_size[1] + tile.conv_cols.begin;
+  if (a.has_residual && a.pool == Pool::kNone) {
+    return AddResidualRow(task, columns, first, block, row, out);
+  }
+  for (int64_t v = 0; v < block.width; v += kLanes<A>) {
+    const ChannelRange range = {block.channel + v, Min(kLanes<A>, block.width - v)};
+    if (range.width == kLanes<A> && a.pool == Pool::kNone) {
+      WriteRow(task, columns, range, row + v, out + first * a.features + range.channel);
+      continue;
+    }
+    A* sum = row + v;
+    for (int64_t x = 0; x < columns; ++x, sum += stride) {
+      const Vector<A> value = Activate<T>(task, Load(sum), range, first + x);
+      if (a.pool == Pool::kNone) {
+        StoreFirst(out + (first + x) * a.features + range.channel, value, range.width);
+      } else {
+        Store(sum, value);
+      }
+    }
+  }
+}
+
+// One vector of channels of a row of 2x2 max pools that lie within the map, from sums before bias and ReLU: sums at the
+// first window, the rows row_stride apart, the windows `step`; to out [columns, features]. Nothing branches.
+template <typename T, typename A>
+inline void WriteMaxPoolRow(const ConvTask& task, int64_t columns, ChannelRange range, int64_t row_stride, int64_t step,
+                            const A* sum, T* out) {
+  const ConvArgs& a = task.call->args;
+  const int64_t stride = task.plan->block;
+  const auto larger = [](Vector<A> one, Vector<A> other) {  // a NaN is taken, and kept
+    return ((other > one) | (other != other)) ? other : one;
+  };
+  Vector<A> bias = {}, least = {};
+  if (a.has_bias) bias = Load(static_cast<const T*>(task.call->bias) + task.stack * a.features + range.channel);
+  if (a.activation != Activation::kRelu) least -= static_cast<A>(__builtin_inf());
+  for (int64_t x = 0; x < columns; ++x, sum += step, out += a.features) {
+    const Vector<A> top = larger(Load(sum), Load(sum + stride));
+    const Vector<A> bottom = larger(Load(sum + row_stride), Load(sum + row_stride + stride));
+    const Vector<A> value = larger(top, bottom) + bias;
+    Store(out, value <= least ? least : value);
+  }
+}
+
+// Whether windows [columns.begin, columns.end) of a pool are 2x2 and within rows of `size` columns.
+inline bool AreWhole2x2(const ConvArgs& a, Range rows, Range columns, int64_t size) {
+  const int64_t left = columns.begin * a.window_stride[1] - a.window_pad_low[1];
+  const int64_t right = (columns.end - 1) * a.window_stride[1] - a.window_pad_low[1] + 2;
+  return rows.size() == 2 && a.window[1] == 2 && left >= 0 && right <= size;
+}
+
+// The pooled results of a block in row y of one image, from its sums: those before bias and ReLU where `late`, which
+// then follow here.
+template <typename T, typename A>
+void PoolRow(const ConvTask& task, const Tile& tile, const TileImage& image, int64_t y, ChannelRange block, bool late,
+             const A* sums) {
+  const ConvArgs& a = task.call->args;
+  const int64_t stride = task.plan->block, row_stride = tile.sum_cols * stride;
+  const int64_t top = y * a.window_stride[0] - a.window_pad_low[0];
+  const Range rows = {Max(top, 0), Max(Max(top, 0), Min(top + a.window[0], a.conv_size[0]))};
+  T* out = static_cast<T*>(task.call->out);  // [N, out_size, K]
+  if (late && block.width % kLanes<A> == 0 && AreWhole2x2(a, rows, tile.out_cols, a.conv_size[1])) {
+    const int64_t left = tile.out_cols.begin * a.window_stride[1] - a.window_pad_low[1] - tile.conv_cols.begin;
+    const A* first = sums + (image.first_sum + rows.begin - image.conv_rows.begin) * row_stride + left * stride;
+    T* row = out + ((image.image * a.out_size[0] + y) * a.out_size[1] + tile.out_cols.begin) * a.features;
+    for (int64_t v = 0; v < block.width; v += kLanes<A>) {
+      const ChannelRange range = {block.channel + v, kLanes<A>};
+      WriteMaxPoolRow(task, tile.out_cols.size(), range, row_stride, a.window_stride[1] * stride, first + v,
+                      row + range.channel);
+    }
+    return;
+  }
+  for (int64_t x = tile.out_cols.begin; x < tile.out_cols.end; ++x) {
+    const int64_t left = x * a.window_stride[1] - a.window_pad_low[1];
+    const Range columns = {Max(left, 0), Max(Max(left, 0), Min(left + a.window[1], a.conv_size[1]))};
+    const A* first = sums + (image.first_sum + rows.begin - image.conv_rows.begin) * row_stride +
+                     (columns.begin - tile.conv_cols.begin) * stride;
+    T* target = out + ((image.image * a.out_size[0] + y) * a.out_size[1] + x) * a.features + block.channel;
+    const bool two_by_two = rows.size() == 2 && columns.size() == 2;
+    const bool activate = late && rows.size() > 0 && columns.size() > 0;  // the padding is not
+    for (int64_t v = 0; v < block.width; v += kLanes<A>) {
+      const ChannelRange range = {block.channel + v, Min(kLanes<A>, block.width - v)};
+      const Vector<A> value = two_by_two ? PoolWindow(a, first + v, 2, 2, row_stride, stride)
+                                         : PoolWindow(a, first + v, rows.size(), columns.size(), row_stride, stride);
+      StoreFirst(target + v, activate ? Activate<T>(task, value, range, 0) : value, range.width);
+    }
+  }
+}
+
+// Whether bias and ReLU may follow the pool: a maximum is the same before and after them, and there are fewer of it.
+// But an infinite bias may meet a sum that is infinite the other way, which makes a NaN of what is no maximum.
+template <typename T>
+inline bool MayActivateLate(const ConvTask& task, ChannelRange block) {
+  const ConvArgs& a = task.call->args;
+  if (a.pool != Pool::kMax) return false;
+  for (int64_t k = 0; a.has_bias && k < block.width; ++k) {
+    const auto bias = Widen(static_cast<const T*>(task.call->bias)[task.stack * a.features + block.channel + k]);
+    if (!(bias - bias == 0)) return false;
+  }
+  return true;
+}
+
+// Writes the results of one block of one image row by row, as its sums become complete. sums: [rows, sum_cols, stride]
+template <typename T, typename A>
+class BlockWriter {
+ public:
+  BlockWriter(const ConvTask& task, const Tile& tile, const TileImage& image, int64_t block, A* sums)
+      : task_(task),
+        tile_(tile),
+        image_(image),
+        sums_(sums),
+        done_(image.conv_rows.begin),
+        pooled_(image.out_rows.begin) {
+    const int64_t stride = task.plan->block, features = task.call->args.features / task.call->args.groups;
+    range_ = {task.group * features + block * stride, Min(stride, features - block * stride)};
+    late_ = MayActivateLate<T>(task, range_);
+  }
+
+  // The sums of all rows in front of `end` are complete.
+  void WriteTo(int64_t end) {
+    const ConvArgs& a = task_.call->args;
+    for (; done_ < Min(end, image_.conv_rows.end); ++done_) {
+      if (!late_) ActivateRow<T>(task_, tile_, image_, done_, range_, sums_);
+    }
+    if (a.pool == Pool::kNone) return;
+    for (; pooled_ < image_.out_rows.end && LastOfWindow(a) < done_; ++pooled_) {
+      PoolRow<T>(task_, tile_, image_, pooled_, range_, late_, sums_);
+    }
+  }
+
+ private:
+  // The last row that the next pooled one needs: windows may hang over the end, or lie in the padding.
+  int64_t LastOfWindow(const ConvArgs& a) const {
+    const int64_t end = pooled_ * a.window_stride[0] - a.window_pad_low[0] + a.window[0];
+    return Min(end, image_.conv_rows.end) - 1;
+  }
+
+  const ConvTask& task_;
+  const Tile& tile_;
+  const TileImage& image_;
+  A* sums_;
+  ChannelRange range_;
+  bool late_;              // bias and ReLU follow the pool
+  int64_t done_, pooled_;  // rows
+};
+
+// Writes one block of a task's results.
+template <typename T, typename A>
+void WriteBlock(const ConvTask& task, const Tile& tile, const TileImage* images, int64_t block, A* sums) {
+  for (int64_t i = 0; i < tile.images; ++i) {
+    BlockWriter<T, A>(task, tile, images[i], block, sums).WriteTo(images[i].conv_rows.end);
+  }
+}
+
+}  // namespace
+}  // namespace JSC_ISA
+}  // namespace jsc
+
+#endif  // JSC_CPU_LOOPS_EPILOGUE_H_

@@ -1,0 +1,89 @@
+// How the dense direct convolution is cut into tasks, in the terms of plan/plan.h.
+#include <algorithm>
+#include <limits>
+
+#include "cpu/plan/plan.h"
+
+namespace jsc {
+namespace {
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Cycles, roughly those of an AVX-512 core; only their ratios matter.
+constexpr double kMultiplyAdd = 0.6;  // of one vector
+constexpr double kPackWeights = 8;    // of one vector of the kernel
+constexpr double kPackPixels = 1.5;   // of one element of x
+constexpr double kTask = 3000;
+
+// Channels whose slice of the kernel takes about four fifths of L1, in multiples of 8 where there are that many.
+int64_t ChunkChannels(const ConvArgs& a, const Machine& machine, int64_t block_bytes) {
+  const int64_t taps = a.kernel_size[0] * a.kernel_size[1];
+  const int64_t fit = std::max<int64_t>(1, machine.l1_bytes * 4 / 5 / block_bytes / taps);
+  return std::min(fit >= 8 ? fit / 8 * 8 : fit, std::max<int64_t>(1, a.group_channels));
+}
+
+// Results of the convolution along one axis that `count` results need, pooled ones where there is a pool. Rows go on
+// through the images of a stack, as those of a tile do.
+int64_t ConvResults(const ConvArgs& a, int axis, int64_t count) {
+  const int64_t size = std::max<int64_t>(1, a.conv_size[axis]), whole = std::max<int64_t>(1, a.out_size[axis]);
+  const int64_t images = count / whole, rest = count % whole;
+  const int64_t span = rest > 0 ? std::min(size, (rest - 1) * a.window_stride[axis] + a.window[axis]) : 0;
+  return std::max<int64_t>(1, images * size + span);
+}
+
+double TaskCycles(const ConvArgs& a, const ConvPlan& p, double lanes) {
+  const double depth = static_cast<double>(a.kernel_size[0] * a.kernel_size[1] * a.group_channels);
+  const int64_t height = ConvResults(a, 0, p.tile_rows), width = ConvResults(a, 1, p.tile_cols);
+  const double windows = static_cast<double>(height * width), vectors = static_cast<double>(p.vectors);
+  const double rows = static_cast<double>(height * a.stride[0] + (a.kernel_size[0] - 1) * a.dilation[0]);
+  const double columns = static_cast<double>(width * a.stride[1] + (a.kernel_size[1] - 1) * a.dilation[1]);
+  const double pixels = rows * columns * static_cast<double>(a.group_channels);
+  const double blocks = static_cast<double>(p.task_blocks);
+  return kTask + blocks * depth * vectors * (windows * kMultiplyAdd + kPackWeights) +
+         pixels * kPackPixels / std::min(4.0, lanes);
+}
+
+}  // namespace
+
+ConvPlan MakeDirectPlan(const ConvArgs& a, const Machine& machine, int64_t accumulator_bytes) {
+  const int64_t features = std::max<int64_t>(1, a.features / a.groups);
+  const int64_t lanes = machine.vector_bytes / accumulator_bytes;
+  const int64_t rows = std::max<int64_t>(1, a.images / a.stacks * a.out_size[0]);
+  const int64_t columns = std::max<int64_t>(1, a.out_size[1]);
+  ConvPlan p{};
+  p.vectors = std::min<int64_t>(machine.vector_bytes == 64 ? 4 : 2, CeilDiv(features, lanes));
+  p.windows = 1;
+  p.block = p.vectors * lanes;
+  p.chunk_taps = a.kernel_size[0];
+  p.chunk_channels = ChunkChannels(a, machine, p.vectors * machine.vector_bytes);
+  const int64_t blocks = CeilDiv(features, p.block);
+  ConvPlan best = p;
+  double best_cycles = std::numeric_limits<double>::infinity();
+  for (int64_t splits = 1; splits <= std::min<int64_t>(blocks, 64); ++splits) {
+    p.task_blocks = CeilDiv(blocks, splits);
+    // Sums and packed pixels of a tile stay in L2.
+    const int64_t window_bytes =
+        (p.task_blocks * p.block + a.stride[0] * a.stride[1] * p.chunk_channels) * accumulator_bytes;
+    const int64_t each = a.pool == Pool::kNone ? 1 : std::max<int64_t>(1, a.window_stride[0] * a.window_stride[1]);
+    const int64_t fit = std::max<int64_t>(16, machine.l2_bytes * 6 / 10 / window_bytes / each);
+    p.tile_cols = std::min(columns, fit);
+    p.col_tiles = CeilDiv(columns, p.tile_cols);
+    const int64_t least = CeilDiv(rows, std::clamp<int64_t>(fit / p.tile_cols, 1, rows));
+    for (int64_t more = 0; more <= 2 * machine.threads; ++more) {
+      p.tile_rows = CeilDiv(rows, std::min(least + more, rows));
+      p.row_tiles = CeilDiv(rows, p.tile_rows);
+      p.block_tiles = CeilDiv(blocks, p.task_blocks);
+      p.tasks = a.stacks * a.groups * p.row_tiles * p.col_tiles * p.block_tiles;
+      const double cycles = static_cast<double>(CeilDiv(p.tasks, machine.threads)) * TaskCycles(a, p, lanes);
+      if (cycles < best_cycles) {
+        best_cycles = cycles;
+        best = p;
+        best.loop = ConvLoop::kDirect;
+        best.cycles = cycles + (p.tasks > 1 && machine.threads > 1 ? kWake : 0);
+      }
+    }
+  }
+  return best;
+}
+
+}  // namespace jsc

@@ -1,0 +1,93 @@
+// Launches two 1x1 convolutions in one kernel (chain/pair.cuh).
+#include "cuda/chain/pair.cuh"
+#include "cuda/core/driver.h"
+
+namespace jsc {
+namespace {
+
+// Boxes of some of a tile's pixels x 128 bytes of channels of a map [pixels, channels].
+bool MapTilePixels(const PairCall& call, const void* data, const PairPlan& plan, CUtensorMapDataType type,
+                   int64_t bytes, CUtensorMap* map) {
+  static const auto encode = FindDriverFunction<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
+  const auto channels = static_cast<cuuint64_t>(call.shape.in_channels),
+             pixels = static_cast<cuuint64_t>(call.shape.pixels);
+  const cuuint64_t size[] = {channels, pixels, 1};
+  const cuuint64_t stride[] = {channels * bytes, channels * pixels * bytes};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(kRowBytes / bytes), static_cast<cuuint32_t>(plan.box_rows), 1};
+  const cuuint32_t step[] = {1, 1, 1};
+  return encode && encode(map, type, 3, const_cast<void*>(data), size, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                          CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+template <class U, typename T>
+ffi::Error Launch(const PairCall& call, const PairPlan& plan, cudaStream_t stream) {
+  constexpr auto kKernel = PairKernel<U, T>;
+  ffi::Error error = Prepare<kKernel>("PairKernel");
+  if (error.failure()) return error;
+  const CUtensorMapDataType type = TensorMapType(call.dtype, call.precise);
+  PairMaps maps;
+  if (!MapTilePixels(call, call.x, plan, type, sizeof(T), &maps.x) ||
+      (call.small_x && !MapTilePixels(call, call.small_x, plan, type, sizeof(T), &maps.small)) ||
+      !MapKernelPieces(call.kernel, call.shape.channels, call.shape.in_channels, 1, type, sizeof(T), &maps.kernel) ||
+      !MapKernelPieces(call.next_kernel, call.shape.features, call.shape.channels, 1, type, sizeof(T),
+                       &maps.next_kernel)) {
+    return ffi::Error(ffi::ErrorCode::kInternal, "cuTensorMapEncodeTiled refuses the maps of two 1x1 convolutions");
+  }
+  PairTask<T> task{};
+  task.bias = static_cast<const T*>(call.bias);
+  task.next_bias = static_cast<const T*>(call.next_bias);
+  task.residual = static_cast<const T*>(call.residual);
+  task.x = static_cast<const T*>(call.x);
+  task.kernel = static_cast<const T*>(call.kernel);
+  task.next_kernel = static_cast<const T*>(call.next_kernel);
+  task.middle = static_cast<T*>(call.middle);
+  task.out = static_cast<T*>(call.out);
+  task.small_middle = static_cast<T*>(call.small_middle);
+  task.small_out = static_cast<T*>(call.small_out);
+  task.copies_small = call.small_x != nullptr;
+  task.gate = call.gate;
+  task.pixels = static_cast<int>(call.shape.pixels);
+  task.tile_pixels = plan.tile_pixels;
+  task.channels = static_cast<int>(call.shape.channels);
+  task.features = static_cast<int>(call.shape.features);
+  task.in_channels = static_cast<int>(call.shape.in_channels);
+  task.steps = static_cast<int>(call.shape.in_channels / U::kDeep);
+  task.blocks = plan.blocks;
+  task.pieces = static_cast<int>(call.shape.features / kPairPiece / plan.blocks);
+  task.box_rows = plan.box_rows;
+  task.sharing = plan.sharing;
+  task.slots = plan.slots;
+  task.middle_at = plan.middle_at;
+  task.filters_at = plan.filters_at;
+  task.relu = call.relu;
+  task.next_relu = call.next_relu;
+  task.by_blocks = Divider(plan.blocks);
+  task.by_steps = Divider(task.steps);
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(plan.tiles * plan.blocks));
+  config.blockDim = dim3(U::kThreads);
+  config.dynamicSmemBytes = plan.shared_bytes;
+  config.stream = stream;
+  if (MayOverlap<kKernel>(&config, call.in_front)) task.gate.overlaps = true;
+  LaunchAttributes attributes(plan.blocks, task.gate);
+  config.attrs = attributes.list;
+  config.numAttrs = attributes.count;
+  return CheckCuda(cudaLaunchKernelEx(&config, kKernel, task, maps), "PairKernel");
+}
+
+}  // namespace
+
+ffi::Error LaunchPair(const PairCall& call, const PairPlan& plan, cudaStream_t stream) {
+  const bool small = plan.pixels == 32;
+  if (call.dtype == ffi::DataType::F32 && call.precise) {
+    return small ? Launch<PairTile<float, 32, true>, float>(call, plan, stream)
+                 : Launch<PairTile<float, 56, true>, float>(call, plan, stream);
+  }
+  return DispatchDtype(call.dtype, [&](auto element) {
+    using T = decltype(element);
+    return small ? Launch<PairTile<T, 32>, T>(call, plan, stream) : Launch<PairTile<T, 56>, T>(call, plan, stream);
+  });
+}
+
+}  // namespace jsc

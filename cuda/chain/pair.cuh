@@ -1,0 +1,165 @@
+// Two 1x1 convolutions in one kernel: the last of a residual block, with its residual, and the first of the next block.
+//
+//   middle[pixel] = relu(x[pixel] * kernel + bias + residual[pixel]),  out[pixel] = relu(middle[pixel] * next + bias)
+//
+// A cluster has a tile of pixels, and each of its blocks 64 of the middle's channels: it multiplies all of x by its
+// filters, completes and writes these channels, and keeps them in shared memory, where they are what it multiplies the
+// next kernel's rows by. That gives each block sums of all results over its 64 channels, so the blocks send each other
+// theirs (as in dense_conv/wgmma/cluster_reduction.cuh), 16 filters of all pixels at a time, and add them in the order
+// of the blocks. Layout: filters are the rows of a product, pixels its columns. Both kernels come in slots of a ring:
+// 64 filters of
+//   128 bytes of channels. The first kernel's come before the kernel in front is done. The two warpgroups have a half
+//   of each step's channels in the first product, and every second 64 filters in the next.
+// Why: in a chain every kernel costs 3 to 4 us that do not depend on its products (its start behind the one in front,
+//   its first pixels, its meeting and its end). 1x1 layers need no pixels but their own, so two of them can share
+//   these, and the residual network's largest map is not read again.
+// Bound by: that, once for two layers, and mail: what the blocks of 16 send each other comes at 14 bytes a cycle.
+// Lost: tiles of 112 pixels, for 56x56 (their registers leave the kernels beside them no room).
+#ifndef JSC_CUDA_CHAIN_PAIR_CUH_
+#define JSC_CUDA_CHAIN_PAIR_CUH_
+
+#include "cuda/chain/pair_results.cuh"
+
+namespace jsc {
+
+template <class U, typename T>
+__global__ void __launch_bounds__(U::kThreads, U::kResident)
+    PairKernel(const __grid_constant__ PairTask<T> task, const __grid_constant__ PairMaps maps) {
+#if __CUDA_ARCH__ >= 900
+  extern __shared__ unsigned char shared[];
+  __shared__ PairBarriers barriers;
+  unsigned char* pixels = shared + (-SharedAddress(shared) & (kSwizzleBytes - 1));
+  unsigned char *middle = pixels + task.middle_at, *filters = pixels + task.filters_at;
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarp, 0), lane = threadIdx.x % kWarp;
+  const Quotient place = Divide(blockIdx.x, task.by_blocks);
+  const int rank = place.remainder, first_pixel = place.quotient * task.tile_pixels;
+  const int own_pixels = min(task.tile_pixels, task.pixels - first_pixel);
+  if (warp == U::kConsumers / kWarp) {
+    if (lane == 0) {
+      PrefetchMap(maps.kernel);
+      PrefetchMap(maps.x);
+      if (U::kParts && task.copies_small) PrefetchMap(maps.small);
+#pragma unroll
+      for (int i = 0; i < kMaxPairSlots; ++i) {
+        InitBarrier(barriers.full + i);
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barriers.empty + i)),
+                     "n"(U::kConsumers / kWarp));
+      }
+#pragma unroll
+      for (uint64_t& full : barriers.pixels_full) InitBarrier(&full);
+      InitBarrier(&barriers.mail_full);
+      FenceBarriers();
+      const int stage_bytes = U::kParts && task.copies_small ? 2 * U::kStageBytes : U::kStageBytes;
+      for (int step = 0; step < task.steps; ++step) ExpectBytes(barriers.pixels_full + step, stage_bytes);
+      ExpectBytes(&barriers.mail_full, task.pieces * task.blocks * ((own_pixels + 1) / 2) * 8 * 16);
+    }
+    __syncwarp();
+    asm volatile("bar.arrive 1, %0;" ::"n"(U::kThreads) : "memory");
+    ArriveAtCluster();
+    AskForPair<U, T>(task, maps, place.quotient, rank, pixels, filters, barriers);
+    __syncwarp();
+    WaitForCluster();
+    return;
+  }
+  const int group = warp / 4;
+  // As Turn leaves them: a lane's pixel of a row, and the first of its four filters of a warp's 16 or, TF32, 32.
+  const int column = lane % 4 * 2 + lane / 4 % 2;
+  const auto filter_of = [&](int w) {
+    if constexpr (sizeof(T) == 4) return w / 2 * 32 + (w % 2 * 2 + lane / 16 + lane / 8 % 2 * 4) * 4;
+    return w * 16 + lane / 8 % 2 * 8 + lane / 16 * 4;
+  };
+  const float next_least = task.next_relu ? 0.f : -INFINITY;
+  Middle<U, T> results(task, rank, group, first_pixel, own_pixels);
+  asm volatile("bar.sync 1, %0;" ::"n"(U::kThreads) : "memory");
+  ArriveAtCluster();
+  WaitForCluster();
+  WaitForKernelBefore();
+  results.LoadRest();
+  float sums[U::kPixels / 2];
+  PairRing<U> ring{barriers, SharedAddress(filters), task.slots};
+  if constexpr (U::kParts) {
+    MultiplyPartsFirst<U>(ring, barriers, SharedAddress(pixels), task.steps, !task.copies_small, group, sums);
+  } else {
+    FirstProduct<U, T>::Multiply(ring, barriers, SharedAddress(pixels), task.steps, group, sums);
+  }
+  ArriveAtCluster();  // done with the pixels, in whose place the mail comes: the products that read them have ended
+  float4 own[U::kFirst] = {};
+  if (group == 0) {
+    AddHalves<U, 0>(sums, reinterpret_cast<float4*>(middle), own);
+  } else {
+    AddHalves<U, 1>(sums, reinterpret_cast<float4*>(middle), own);
+  }
+  if constexpr (U::kParts) CompleteFirst<U>(results, first_pixel, rank, own);
+  results.Write(own, SharedAddress(middle));
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  asm volatile("bar.sync 2, %0;" ::"n"(U::kConsumers) : "memory");
+  const int feature_tiles = task.features / U::kFilters;
+#pragma unroll 1
+  for (int tile = 0; tile < feature_tiles; ++tile) {
+    if (tile % 2 != group) {
+#pragma unroll 1
+      for (int i = 0; i < U::kBlocks; ++i) {
+        ring.Wait();
+        PairRing<U>::Free(ring.Empty());
+        ring.Advance();
+      }
+      continue;
+    }
+    if constexpr (U::kParts) {
+      MultiplyPartsNext<U>(ring, SharedAddress(middle), sums);
+      CompleteNext<U>(results, first_pixel, rank, tile, sums);
+    } else {
+      NextProduct<U, T>::Multiply(ring, SharedAddress(middle), sums);
+    }
+    if (tile == group) WaitForCluster();
+    const Quotient piece = Divide(tile * 4 + warp % 4, task.by_blocks);
+    uint32_t to, full;
+    const uint32_t slot =
+        SharedAddress(pixels) + ((piece.quotient * task.blocks + rank) * U::kRows * kWarp + lane) * 16;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(slot), "r"(piece.remainder));
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                 : "=r"(full)
+                 : "r"(SharedAddress(&barriers.mail_full)), "r"(piece.remainder));
+#pragma unroll
+    for (int row = 0; row < U::kRows; ++row) {
+      asm volatile(
+          "{\n .reg .pred yes;\n setp.lt.s32 yes, %6, %7;\n"
+          " @yes st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];\n}" ::"r"(
+              to + row * (kWarp * 16)),
+          "f"(sums[row * 4]), "f"(sums[row * 4 + 1]), "f"(sums[row * 4 + 2]), "f"(sums[row * 4 + 3]), "r"(full),
+          "r"(row * kPatchWidth + lane % 4 * 2), "r"(own_pixels)
+          : "memory");
+    }
+  }
+  if (group >= feature_tiles) WaitForCluster();
+  const auto feature_of = [&](int i) {
+    const int piece = rank + i / U::kRows * task.blocks;
+    return piece / 4 * U::kFilters + filter_of(piece % 4);
+  };
+  const int rows = task.pieces * U::kRows;
+  const auto bias_of = [&](int i) {
+    return task.next_bias && i < rows ? Load4(task.next_bias + feature_of(i)) : float4{0.f, 0.f, 0.f, 0.f};
+  };
+  float4 next_bias = bias_of(warp);
+  WaitForBytes(&barriers.mail_full, 0);
+#pragma unroll 1
+  for (int i = warp; i < rows; i += U::kConsumers / kWarp) {
+    const int row = i % U::kRows, pixel = row * kPatchWidth + column;
+    const auto* mail =
+        reinterpret_cast<const float4*>(pixels) + (i / U::kRows * task.blocks * U::kRows + row) * kWarp + lane;
+    float4 sum = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll 4
+    for (int block = 0; block < task.blocks; ++block) sum = sum + mail[block * (U::kRows * kWarp)];
+    const float4 result = Cut(Turn<T>(sum) + next_bias, next_least);
+    const int64_t element = static_cast<int64_t>(first_pixel + pixel) * task.features + feature_of(i);
+    StoreQuadIf(task.out + element, result, pixel < own_pixels);
+    if constexpr (U::kParts)
+      StoreQuadIf(task.small_out + element, SmallPart(result), task.small_out && pixel < own_pixels);
+    next_bias = bias_of(i + U::kConsumers / kWarp);
+  }
+#endif
+}
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_CHAIN_PAIR_CUH_

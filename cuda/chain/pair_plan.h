@@ -1,0 +1,32 @@
+// How two 1x1 convolutions of a chain as one kernel (chain/pair.cuh) are cut.
+#ifndef JSC_CUDA_CHAIN_PAIR_PLAN_H_
+#define JSC_CUDA_CHAIN_PAIR_PLAN_H_
+
+#include "cuda/core/device_call.h"
+#include "cuda/core/device_info.h"
+
+namespace jsc {
+
+constexpr int kPairFilters = 64;                      // of a slot of the ring, and middle channels of a block
+constexpr int kPairPiece = 16;                        // filters of the second layer that a block completes together
+constexpr int kMaxPairSteps = 8, kMaxPairSlots = 12;  // of pixels; of filters
+
+struct PairShape {
+  int64_t pixels, in_channels, channels, features;  // channels: of the middle, which is the first one's result
+};
+
+struct PairPlan {
+  int blocks;             // of a cluster, which has a tile; 0: no plan
+  int tiles, pixels;      // pixels: that a kernel's tile has room for
+  int tile_pixels;        // that it has
+  int box_rows, sharing;  // pixels of a copy; blocks that share a step's pixels
+  int slots, middle_at, filters_at, shared_bytes;
+};
+
+// How a pair is cut on a device, or a plan without blocks where it is not to be: then there are two kernels. parts:
+// float32-accurate products.
+PairPlan ChoosePairPlan(const PairShape& shape, int element_bytes, bool parts, const DeviceInfo& device);
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_CHAIN_PAIR_PLAN_H_

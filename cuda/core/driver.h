@@ -1,0 +1,47 @@
+// What tensor maps take from the driver.
+#ifndef JSC_CUDA_CORE_DRIVER_H_
+#define JSC_CUDA_CORE_DRIVER_H_
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include "native/call.h"
+
+namespace jsc {
+
+// A function of the driver, found without linking to its library; null where there is none.
+template <typename Function>
+Function FindDriverFunction(const char* name) {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  const cudaError_t status = cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &found);
+  return status == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<Function>(function) : nullptr;
+}
+
+// float32 that is multiplied as TF32, which is not `precise`, is rounded while it is copied.
+inline CUtensorMapDataType TensorMapType(ffi::DataType dtype, bool precise) {
+  if (dtype == ffi::DataType::F32) {
+    return precise ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
+  }
+  return dtype == ffi::DataType::BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+}
+
+// A map of kernels [taps, depth, features] whose boxes are square pieces of 128 bytes by as many rows of depth, in the
+// swizzle of that width; `bytes` of an element. Whether there is such a map.
+inline bool MapKernelPieces(const void* kernel, int64_t features, int64_t depth, int64_t taps, CUtensorMapDataType type,
+                            int64_t bytes, CUtensorMap* map) {
+  static const auto encode = FindDriverFunction<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
+  constexpr int64_t kSwizzleBytes = 128;
+  auto size_of = [](int64_t n) { return static_cast<cuuint64_t>(n); };
+  const cuuint64_t size[] = {size_of(features), size_of(depth), size_of(taps)};
+  const cuuint64_t stride[] = {size_of(features * bytes), size_of(features * depth * bytes)};
+  const auto side = static_cast<cuuint32_t>(kSwizzleBytes / bytes);
+  const cuuint32_t box[] = {side, side, 1}, step[] = {1, 1, 1};
+  return encode && encode(map, type, 3, const_cast<void*>(kernel), size, stride, box, step,
+                          CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_CORE_DRIVER_H_

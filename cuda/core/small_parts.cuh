@@ -1,0 +1,26 @@
+// Small parts of float32 values, for products by TF32 tensor cores in two parts (dense_conv/wgmma/parts.cuh).
+//
+// In a chain at HIGHEST a kernel writes its results' small parts beside them, for the kernels that multiply these: what
+// it has in registers costs it three instructions and a store an element, and them, for every tile of filters and tap,
+// a load, a store and three instructions.
+#ifndef JSC_CUDA_CORE_SMALL_PARTS_CUH_
+#define JSC_CUDA_CORE_SMALL_PARTS_CUH_
+
+#include "cuda/core/common.cuh"
+
+namespace jsc {
+
+// What tensor cores drop of v, with half of what they drop of that. Of what is not finite nothing that says so: the
+// large part does.
+__device__ __forceinline__ float SmallPart(float v) {
+  const float rest = v - __uint_as_float(__float_as_uint(v) & 0xffffe000u);
+  return __uint_as_float(__float_as_uint(rest) + 0x1000u);
+}
+
+__device__ __forceinline__ float4 SmallPart(float4 v) {
+  return {SmallPart(v.x), SmallPart(v.y), SmallPart(v.z), SmallPart(v.w)};
+}
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_CORE_SMALL_PARTS_CUH_

@@ -1,0 +1,94 @@
+// The direct convolution's entry: has a kernel and its plan chosen (dense_conv/plan/choice.cc), then calls the file of
+// the element type.
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "cuda/dense_conv/few_channels/launch.h"
+#include "cuda/dense_conv/grouped/launch.h"
+#include "cuda/dense_conv/mma/launch.cuh"
+#include "cuda/dense_conv/plan/choice.h"
+#include "cuda/dense_conv/splitk_channels/launch.h"
+#include "cuda/dense_conv/wgmma/launch.h"
+#include "cuda/ffi/kernels.h"
+
+namespace jsc {
+namespace {
+
+DirectChoice CachedChoice(const DeviceCall& call, int element_bytes, size_t workspace_bytes, int device) {
+  const ConvArgs& a = call.args;
+  const TileChoice& tile = call.tile;
+  const bool in_chain = call.gate.in_chain;
+  static std::mutex mutex;
+  static std::map<std::vector<int64_t>, DirectChoice> known;
+  const int64_t kind = static_cast<int64_t>(a.precision) * 8 + static_cast<int64_t>(a.pool) * 2 + in_chain;
+  std::vector<int64_t> key = {a.images,         a.size[0],      a.size[1],
+                              a.channels,       a.stacks,       a.kernel_size[0],
+                              a.kernel_size[1], a.features,     a.groups,
+                              a.conv_size[0],   a.conv_size[1], a.stride[0],
+                              a.stride[1],      a.pad_low[0],   a.pad_low[1],
+                              a.dilation[0],    a.dilation[1],  kind,
+                              element_bytes,    device,         static_cast<int64_t>(workspace_bytes)};
+  key.insert(key.end(), {tile.filters, tile.pixels, tile.patch, tile.splits});
+  for (int i = 0; i < 2; ++i) {
+    key.insert(key.end(), {a.window[i], a.window_stride[i], a.window_pad_low[i], a.out_size[i]});
+  }
+  const DeviceInfo& info = GetDeviceInfo(device);
+  const std::lock_guard<std::mutex> lock(mutex);
+  auto [entry, fresh] = known.try_emplace(key);
+  if (fresh) entry->second = ChooseKernel(a, element_bytes, workspace_bytes, in_chain, tile, info);
+  return entry->second;
+}
+
+// Without code for warpgroups no device has them, and no plan.
+ffi::Error LaunchWarpgroupPlan(const DeviceCall& call, const WarpgroupPlan& plan, const PartsMaps& maps,
+                               cudaStream_t stream) {
+#ifdef JSC_WARPGROUP
+  if (plan.parts) return WarpgroupHighest(call, plan, maps, stream);
+  if (call.dtype == ffi::DataType::F32) return WarpgroupFloat32(call, plan, maps, stream);
+  const auto launch = call.dtype == ffi::DataType::BF16 ? WarpgroupBfloat16 : WarpgroupFloat16;
+  return launch(call, plan, maps, stream);
+#else
+  (void)call, (void)plan, (void)maps, (void)stream;
+  return ffi::Error(ffi::ErrorCode::kInternal, "WarpgroupKernel: not in this build");
+#endif
+}
+
+// Whether every buffer begins at 16 bytes, as copies and results of several elements ask for.
+bool IsAligned(const DeviceCall& call) {
+  for (const void* p : {call.x, call.kernel, call.bias, call.residual, static_cast<const void*>(call.out)}) {
+    if (reinterpret_cast<uintptr_t>(p) % kUnitBytes != 0) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool DirectPools(const DeviceCall& call, int device) {
+  const int bytes = call.dtype == ffi::DataType::F32 ? 4 : 2;
+  return call.args.pool != Pool::kNone && PoolsInKernel(CachedChoice(call, bytes, 0, device), call.args);
+}
+
+ffi::Error Direct(const DeviceCall& call, Workspace workspace, int device, cudaStream_t stream) {
+  return DispatchDtype(call.dtype, [&](auto element) {
+    using T = decltype(element);
+    const DirectChoice choice = CachedChoice(call, sizeof(T), workspace.bytes, device);
+    if (choice.image.filters > 0) return LaunchImagePlan<T>(call, choice.image, stream);
+    if (choice.slice.filters > 0) {
+      DeviceCall flat = call;
+      flat.args = FlattenedArgs(call.args);
+      SliceMaps of_slices;
+      if (MakeSliceMaps(flat, choice.slice, &of_slices)) return LaunchSlicePlan(flat, choice.slice, of_slices, stream);
+    }
+    if (choice.group.tiles > 0 && IsAligned(call)) return LaunchGroupPlan<T>(call, choice.group, stream);
+    PartsMaps maps;
+    // The driver refuses buffers that do not begin at 16 bytes.
+    if (choice.warpgroup.filters > 0 && MakeWarpgroupMaps(call, choice.warpgroup, &maps)) {
+      return LaunchWarpgroupPlan(call, choice.warpgroup, maps, stream);
+    }
+    if (choice.direct.tile == DirectTile::kNone) return PerOutput(call, stream, false);
+    return LaunchDirectPlan<T>(call, choice.direct, workspace.data, stream);
+  });
+}
+
+}  // namespace jsc

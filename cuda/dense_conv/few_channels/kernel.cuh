@@ -1,0 +1,144 @@
+// The direct convolution of few channels, as the first layer of a network has them: of an image; dense.
+//
+//   out[pixel][filter] = pool(relu(sum over taps and channels of x * kernel + bias + residual))
+//
+// Layout: NHWC and HWIO. Of few channels a row of the window is a run of kernel width x channels neighbouring elements
+//   of a row of x, wherever it lies, so the reduction runs over such rows, in pairs of elements (ImagePlan).
+// Why this tiling: all pixels under a tile of results are staged once, in rows, by loads of 16 bytes; the tensor cores'
+//   fragments are gathered from there, at an address a result and an offset a pair, which a table has: with runs of
+//   eight results an odd number of channels meets no bank twice. Weights are staged once for all tiles of a block, in
+//   the order of fragments. What is staged is rounded to TF32, or in parts for float32-accurate products, so what is
+//   read again and again needs no instruction more. A lane's sums are neighbouring filters: results leave from
+//   registers, 16 bytes a lane.
+// A max pool's windows are taken of a tile in shared memory, whose results beside the tile are computed again.
+// Not finite: a weight of zero beside the window, infinity in parts and values that round up to infinity make NaN of
+//   what is not; so results of a warp that are not all finite are computed again by FFMA, one by one.
+// Bound by: launch and first copies, then the results' way to the L2 cache; at HIGHEST by mma.sync.
+#ifndef JSC_CUDA_DENSE_CONV_FEW_CHANNELS_KERNEL_CUH_
+#define JSC_CUDA_DENSE_CONV_FEW_CHANNELS_KERNEL_CUH_
+
+#include "cuda/dense_conv/few_channels/launch.h"
+#include "cuda/dense_conv/few_channels/results.cuh"
+
+namespace jsc {
+
+// One tile of results, whose pixels are staged.
+template <class U, typename T>
+__device__ __forceinline__ void ComputeTile(const ImageTask<T>& task, const ImagePlace& at, unsigned char* shared,
+                                            ImageWriter<U, T>& writer) {
+  constexpr int kStaged = StagedBytes<U, T>();
+  const int lane = threadIdx.x % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int warps = static_cast<int>(blockDim.x) / kWarp;
+  const int runs = task.tile[0] * static_cast<int>(task.by_runs.divisor);
+  const int filter = lane / 4 * ImageSums<U, T>::kCount;
+#pragma unroll 1
+  for (int first = warp * kImageWarpRuns; first < runs; first += warps * kImageWarpRuns) {
+    const unsigned char* pixels[kImageWarpRuns];
+#pragma unroll
+    for (int run = 0; run < kImageWarpRuns; ++run) {
+      const Quotient place = Divide(min(first + run, runs - 1), task.by_runs);
+      const int x = place.remainder * kImageRun + lane / 4;
+      pixels[run] =
+          shared + task.patch_at +
+          (place.quotient * task.stride[0] * task.pitch + x * task.stride[1] * task.channels + at.shift) * kStaged;
+    }
+    ImageSums<U, T> sums;
+    sums.Multiply(task, shared, pixels);
+    if (!__all_sync(0xffffffffu, sums.Finite())) {
+      WriteRunsAgain<U>(task, at, first, runs, filter, writer);
+    } else if (task.target == ImageTarget::kPlain) {
+      WriteRuns<ImageTarget::kPlain>(at, first, runs, filter, sums, writer);
+    } else if (task.target == ImageTarget::kPool) {
+      WriteRuns<ImageTarget::kPool>(at, first, runs, filter, sums, writer);
+    } else {
+      WriteRuns<ImageTarget::kOther>(at, first, runs, filter, sums, writer);
+    }
+  }
+}
+
+template <class U, typename T>
+__global__ void __launch_bounds__(U::kMostThreads, U::kResident)
+    ImageKernel(const __grid_constant__ ImageTask<T> task) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  __shared__ int2 scratch[kImageWarps];
+  if (!PassesGate(task.gate)) return;
+  const int feature = static_cast<int>(blockIdx.y) * task.filters;
+  if (task.gate.in_chain) {  // an image is the first that a chain reads, so there is nobody to overlap with
+    if (threadIdx.x == 0) FetchAhead(task.gate);
+    WaitForKernelBefore();
+    LetNextKernelStart();
+  }
+  const int step = static_cast<int>(gridDim.x);
+  int tile = static_cast<int>(blockIdx.x);
+  ImagePlace at = FindImagePlace(task, tile);
+  // Where a block has one tile, and no parts, its pixels are copied to where they are read.
+  unsigned char *patch = shared + task.patch_at, *raw = shared + task.raw_at;
+  CopyWeights(task, feature, shared + task.pool_at);
+  CopyPatch(task, at, raw);
+  CommitCopies();
+  StageTable<U>(task, feature, shared);
+  WaitForCopies<0>();
+  __syncthreads();
+  OrderWeights<U>(task, shared + task.pool_at, shared);
+  ImageWriter<U, T> writer{task, shared, feature};
+#pragma unroll 1
+  while (true) {
+    RoundPatch<U>(task, raw, patch);
+    __syncthreads();
+    const ImagePlace here = at;
+    tile += step;
+    if (tile < task.tiles) {  // copied while this one is multiplied
+      at = FindImagePlace(task, tile);
+      CopyPatch(task, at, raw);
+      CommitCopies();
+    }
+    ComputeTile(task, here, shared, writer);
+    if (task.pools) {
+      __syncthreads();
+      writer.WritePool(here);
+    }
+    if (tile >= task.tiles) break;
+    WaitForCopies<0>();
+    __syncthreads();  // the next pixels are there, and these are read
+  }
+  WriteCounts(task.counts, GridBlock(), make_int2(writer.nonzeros, writer.written), scratch);
+  LeaveGate(task.gate);
+}
+
+template <class U, typename T>
+ffi::Error LaunchImage(const DeviceCall& call, const ImagePlan& plan, cudaStream_t stream) {
+  constexpr auto kKernel = ImageKernel<U, T>;
+  ffi::Error error = Prepare<kKernel>("ImageKernel");
+  if (error.failure()) return error;
+  ImageTask<T> task = MakeImageTask<T>(call, plan);
+  if (U::kParts && call.small.written) *call.small.written = true;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(plan.blocks), static_cast<unsigned>(plan.feature_tiles),
+                        static_cast<unsigned>(call.args.stacks));
+  config.blockDim = dim3(static_cast<unsigned>(plan.warps * kWarp));
+  config.dynamicSmemBytes = plan.shared_bytes;
+  config.stream = stream;
+  task.counts = CountsOf(call.counts, static_cast<int64_t>(config.gridDim.x) * config.gridDim.y * config.gridDim.z);
+  const bool plain = task.vector_out && !task.residual && !call.counts;
+  task.target = task.pools ? ImageTarget::kPool : plain ? ImageTarget::kPlain : ImageTarget::kOther;
+  if (MayOverlap<kKernel>(&config, call.in_front)) task.gate.overlaps = true;
+  LaunchAttributes attributes(0, task.gate);
+  config.attrs = attributes.list;
+  config.numAttrs = attributes.count;
+  return CheckCuda(cudaLaunchKernelEx(&config, kKernel, task), "ImageKernel");
+}
+
+// A call of elements T by the tile that its plan has.
+template <typename T, bool kParts>
+ffi::Error LaunchImageTile(const DeviceCall& call, const ImagePlan& plan, cudaStream_t stream) {
+  if (plan.filters == 64) {
+    return plan.paired ? LaunchImage<ImageTile<64, kParts, true>, T>(call, plan, stream)
+                       : LaunchImage<ImageTile<64, kParts, false>, T>(call, plan, stream);
+  }
+  return plan.paired ? LaunchImage<ImageTile<32, kParts, true>, T>(call, plan, stream)
+                     : LaunchImage<ImageTile<32, kParts, false>, T>(call, plan, stream);
+}
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_DENSE_CONV_FEW_CHANNELS_KERNEL_CUH_

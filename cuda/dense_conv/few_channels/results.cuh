@@ -1,0 +1,227 @@
+// From sums to results in the direct convolution of few channels: bias, residual, ReLU and pool, and sums again where
+// they are not finite.
+#ifndef JSC_CUDA_DENSE_CONV_FEW_CHANNELS_RESULTS_CUH_
+#define JSC_CUDA_DENSE_CONV_FEW_CHANNELS_RESULTS_CUH_
+
+#include "cuda/core/small_parts.cuh"
+#include "cuda/dense_conv/few_channels/sums.cuh"
+
+namespace jsc {
+
+// One result without bias, product after product by FFMA. Not inlined: it runs where there are infinities or NaN.
+template <typename T>
+__device__ __noinline__ float ImageResult(const ImageTask<T>& task, int image, int y, int x, int filter) {
+  const int64_t stack = blockIdx.z;
+  const T* kernel = task.kernel + stack * task.kernel_size[0] * task.window_elements * task.features + filter;
+  float sum = 0.f;
+#pragma unroll 1
+  for (int dy = 0; dy < task.kernel_size[0]; ++dy) {
+    const int row = y * task.stride[0] - task.pad_low[0] + dy;
+    const int first = (x * task.stride[1] - task.pad_low[1]) * task.channels;
+    const T* from = task.x + ((stack * task.images + image) * task.height + row) * task.row_elements;
+#pragma unroll 1
+    for (int e = first; e < first + task.window_elements; ++e, kernel += task.features) {
+      const bool inside = row >= 0 && row < task.height && e >= 0 && e < task.row_elements;
+      sum = fmaf(inside ? ToFloat(from[e]) : 0.f, ToFloat(*kernel), sum);
+    }
+  }
+  return sum;
+}
+
+// Neighbouring results, of which `valid` are there; vector: all or none, and aligned.
+template <typename T, int kCount>
+__device__ __forceinline__ void StorePiece(T* to, const float (&v)[kCount], int valid, bool vector) {
+  alignas(16) T element[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) element[i] = FromFloat<T>(v[i]);
+  if (vector) {
+    using Words = std::conditional_t<sizeof(element) == 16, uint4, uint2>;
+    if (valid > 0) *reinterpret_cast<Words*>(to) = *reinterpret_cast<const Words*>(element);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (i < valid) to[i] = element[i];
+  }
+}
+
+// A lane's result of a run.
+struct ImageResultPlace {
+  bool there;       // it is of the map, and this block's
+  int64_t element;  // of out, its first one of the lane
+  int staged;       // word of the tile in front of a pool, likewise
+};
+
+__device__ __forceinline__ float AtLeast(float v, float least) {  // keeps NaN
+  asm("max.NaN.f32 %0, %0, %1;" : "+f"(v) : "f"(least));
+  return v;
+}
+
+// From sums to results: bias, residual and ReLU.
+template <class U, typename T>
+struct ImageWriter {
+  static constexpr int kCount = ImageSums<U, T>::kCount;  // neighbouring filters of a lane
+  const ImageTask<T>& task;
+  unsigned char* shared;
+  int feature;
+  int nonzeros = 0, written = 0;
+
+  template <int kCount>
+  __device__ __forceinline__ void StoreBoth(int64_t element, const float (&v)[kCount], int valid, bool vector) const {
+    StorePiece(task.out + element, v, valid, vector);
+    if constexpr (U::kParts) {
+      if (task.small_out == nullptr) return;
+      float small[kCount];
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) small[i] = SmallPart(v[i]);
+      StorePiece(task.small_out + element, small, valid, vector);
+    }
+  }
+  template <int kCount>
+  __device__ __forceinline__ void Store(int64_t element, const float (&v)[kCount], int filter) {
+    const int valid = max(0, min(kCount, task.features - feature - filter));
+    StoreBoth(element, v, valid, task.vector_out);
+    if (task.counts.rows == nullptr) return;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) nonzeros += i < valid && ToFloat(FromFloat<T>(v[i])) != 0.f;
+    written += valid;
+  }
+  // The lane's first or second result of a run of the tile; filter: its first, in the block's.
+  __device__ __forceinline__ ImageResultPlace Find(const ImagePlace& at, int run, int second, int filter) const {
+    const Quotient place = Divide(run, task.by_runs);
+    const int x = place.remainder * kImageRun + static_cast<int>(threadIdx.x) % 4 * 2 + second;
+    const int row = at.y + place.quotient, column = at.x + x;
+    ImageResultPlace found;
+    found.there = row >= 0 && row < task.conv_size[0] && column >= 0 && column < task.conv_size[1] &&
+                  (task.pools || x < task.tile_out[1]);
+    found.element =
+        (static_cast<int64_t>(at.stack_image * task.conv_size[0] + row) * task.conv_size[1] + column) * task.features +
+        feature + filter;
+    found.staged = (place.quotient * task.tile[1] + x) * task.pool_stride + filter;
+    return found;
+  }
+  __device__ __forceinline__ void LoadBias(int filter, float (&bias)[kCount]) const {
+    const auto* from = reinterpret_cast<const float4*>(shared + task.bias_at) + filter / 4;
+#pragma unroll
+    for (int i = 0; i < kCount; i += 4) {
+      const float4 v = from[i / 4];
+      bias[i] = v.x, bias[i + 1] = v.y, bias[i + 2] = v.z, bias[i + 3] = v.w;
+    }
+  }
+  // Sums of kCount filters from `beyond` the lane's first one, which is `filter`.
+  template <ImageTarget kTarget>
+  __device__ __forceinline__ void Write(const ImageResultPlace& to, int filter, int beyond, const float (&bias)[kCount],
+                                        float (&v)[kCount]) {
+    const int end = task.features - feature - filter - beyond;
+    if (kTarget == ImageTarget::kOther && task.residual && to.there) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        if (i < end) v[i] += ToFloat(task.residual[to.element + beyond + i]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) v[i] = AtLeast(v[i] + bias[i], task.least);
+    if constexpr (kTarget == ImageTarget::kPool) {
+      auto* staged = reinterpret_cast<float4*>(shared + task.pool_at) + (to.staged + beyond) / 4;
+#pragma unroll
+      for (int i = 0; i < kCount; i += 4) {
+        staged[i / 4] = to.there ? make_float4(v[i], v[i + 1], v[i + 2], v[i + 3])
+                                 : make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
+      }
+    } else if (kTarget == ImageTarget::kPlain) {
+      if (to.there) StoreBoth(to.element + beyond, v, end, true);
+    } else if (to.there) {
+      Store(to.element + beyond, v, filter + beyond);
+    }
+  }
+  // The maxima of the tile's windows.
+  __device__ __forceinline__ void WritePool(const ImagePlace& at) {
+    constexpr int kPiece = 16 / static_cast<int>(sizeof(T));
+    const auto* staged = reinterpret_cast<const float*>(shared + task.pool_at);
+    const int results = task.tile_out[0] * task.tile_out[1];
+    for (int index = threadIdx.x; index < results << task.pieces_log; index += blockDim.x) {
+      const int filter = (index & ((1 << task.pieces_log) - 1)) * kPiece;
+      const Quotient pixel = Divide(index >> task.pieces_log, task.by_out_columns);
+      const int row = at.tile_y * task.tile_out[0] + pixel.quotient;
+      const int column = at.tile_x * task.tile_out[1] + pixel.remainder;
+      if (row >= task.out_size[0] || column >= task.out_size[1]) continue;
+      const float* corner =
+          staged + filter +
+          (pixel.quotient * task.window_stride[0] * task.tile[1] + pixel.remainder * task.window_stride[1]) *
+              task.pool_stride;
+      float most[kPiece];
+#pragma unroll
+      for (float& v : most) v = -INFINITY;
+#pragma unroll 1
+      for (int y = 0; y < task.window[0]; ++y) {
+#pragma unroll 3
+        for (int x = 0; x < task.window[1]; ++x) {
+#pragma unroll
+          for (int i = 0; i < kPiece; i += 4) {
+            const float4 v = *reinterpret_cast<const float4*>(corner + (y * task.tile[1] + x) * task.pool_stride + i);
+            most[i] = AtLeast(most[i], v.x), most[i + 1] = AtLeast(most[i + 1], v.y);
+            most[i + 2] = AtLeast(most[i + 2], v.z), most[i + 3] = AtLeast(most[i + 3], v.w);
+          }
+        }
+      }
+      const int64_t result = static_cast<int64_t>(at.stack_image * task.out_size[0] + row) * task.out_size[1] + column;
+      Store(result * task.features + feature + filter, most, filter);
+    }
+  }
+};
+
+// A warp's runs of results: first, first + 1, ... of `runs`; filter: the lane's first.
+template <ImageTarget kTarget, class U, typename T>
+__device__ __forceinline__ void WriteRuns(const ImagePlace& at, int first, int runs, int filter,
+                                          const ImageSums<U, T>& sums, ImageWriter<U, T>& writer) {
+  constexpr int kCount = ImageSums<U, T>::kCount, kQuads = ImageSums<U, T>::kQuads;
+  float bias[kQuads][kCount];
+#pragma unroll
+  for (int q = 0; q < kQuads; ++q) writer.LoadBias(filter + q * 8 * kCount, bias[q]);
+#pragma unroll
+  for (int run = 0; run < kImageWarpRuns; ++run) {
+    if (first + run >= runs) break;
+#pragma unroll
+    for (int second = 0; second < 2; ++second) {
+      const ImageResultPlace to = writer.Find(at, first + run, second, filter);
+#pragma unroll
+      for (int q = 0; q < kQuads; ++q) {
+        float v[kCount];
+        sums.Results(run, second, q, v);
+        writer.template Write<kTarget>(to, filter, q * 8 * kCount, bias[q], v);
+      }
+    }
+  }
+}
+
+// The same where not all sums are finite.
+template <class U, typename T>
+__device__ __forceinline__ void WriteRunsAgain(const ImageTask<T>& task, const ImagePlace& at, int first, int runs,
+                                               int filter, ImageWriter<U, T>& writer) {
+  constexpr int kCount = ImageSums<U, T>::kCount;
+#pragma unroll 1
+  for (int result = 2 * first; result < 2 * min(first + kImageWarpRuns, runs); ++result) {
+    const ImageResultPlace to = writer.Find(at, result / 2, result % 2, filter);
+    const Quotient place = Divide(result / 2, task.by_runs);
+    const int x = at.x + place.remainder * kImageRun + static_cast<int>(threadIdx.x) % 4 * 2 + result % 2;
+#pragma unroll 1
+    for (int beyond = 0; beyond < U::kFilters; beyond += 8 * kCount) {
+      float v[kCount], bias[kCount];
+      writer.LoadBias(filter + beyond, bias);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const int feature = writer.feature + filter + beyond + i;
+        v[i] = feature < task.features ? ImageResult(task, at.image, at.y + place.quotient, x, feature) : 0.f;
+      }
+      if (task.pools) {
+        writer.template Write<ImageTarget::kPool>(to, filter, beyond, bias, v);
+      } else {
+        writer.template Write<ImageTarget::kOther>(to, filter, beyond, bias, v);
+      }
+    }
+  }
+}
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_DENSE_CONV_FEW_CHANNELS_RESULTS_CUH_

@@ -1,0 +1,155 @@
+// What multiplies in the direct convolution of few channels: a warp's sums in registers, by mma.sync.
+//
+// The filters are the rows of a product and the results its columns, because then all that a lane loads of a pair, 8
+// bytes of TF32, are registers side by side, as the products take them. (With results as rows each register was moved
+// up to four times: 60 instructions beside 8 products.) Operands are loaded a step before they are multiplied.
+#ifndef JSC_CUDA_DENSE_CONV_FEW_CHANNELS_SUMS_CUH_
+#define JSC_CUDA_DENSE_CONV_FEW_CHANNELS_SUMS_CUH_
+
+#include "cuda/dense_conv/few_channels/stage.cuh"
+
+namespace jsc {
+
+// Sums of a warp: fragments of 16 filters by runs of eight results. The filters are the rows of a product, because then
+// what a lane loads of a pair are registers side by side, as the products take them.
+template <class U, typename T>
+struct ImageSums {
+  static constexpr int kSteps = kImageChunkPairs * static_cast<int>(sizeof(T)) / 16;  // of mma.sync, in a chunk
+  static constexpr int kHalves = sizeof(T) == 4 ? 1 : 2;                              // fours of pairs in a step
+  static constexpr int kCount = sizeof(T) == 2 && U::kFilters > 32 ? 8 : 4;           // neighbouring filters of a lane
+  static constexpr int kQuads = U::kFilters / (8 * kCount);
+  float sums[U::kFragments][kImageWarpRuns][4] = {};
+
+  // What a step multiplies; small: with parts.
+  struct Operands {
+    uint32_t weights[U::kFragments][4], small_weights[U::kFragments][4];
+    uint32_t pixels[kImageWarpRuns][2], small_pixels[kImageWarpRuns][2];
+  };
+
+  static __device__ __forceinline__ void LoadWeights(uint32_t (&to)[U::kFragments][4], const uint4* slots) {
+#pragma unroll
+    for (int i = 0; i < U::kFragments; ++i) {
+      const uint4 v = slots[i * kWarp];
+      to[i][0] = v.x, to[i][1] = v.y, to[i][2] = v.z, to[i][3] = v.w;
+    }
+  }
+  // A pair of elements; small_pixels: bytes from the large parts to the small ones, where they are apart.
+  static __device__ __forceinline__ void LoadPair(Operands& to, int run, int half, const unsigned char* at,
+                                                  int small_pixels) {
+    uint32_t (&v)[2] = to.pixels[run];
+    if constexpr (U::kParts && U::kPaired) {
+      const uint4 words = *reinterpret_cast<const uint4*>(at);
+      v[0] = words.x, v[1] = words.y, to.small_pixels[run][0] = words.z, to.small_pixels[run][1] = words.w;
+    } else if constexpr (sizeof(T) == 4 && U::kPaired) {
+      const uint2 words = *reinterpret_cast<const uint2*>(at);
+      v[0] = words.x, v[1] = words.y;
+    } else if constexpr (sizeof(T) == 4) {
+      const auto* words = reinterpret_cast<const uint32_t*>(at);
+      v[0] = words[0], v[1] = words[1];
+      if constexpr (U::kParts) {
+        const auto* small = reinterpret_cast<const uint32_t*>(at + small_pixels);
+        to.small_pixels[run][0] = small[0], to.small_pixels[run][1] = small[1];
+      }
+    } else if constexpr (U::kPaired) {
+      v[half] = *reinterpret_cast<const uint32_t*>(at);
+    } else {
+      const auto* elements = reinterpret_cast<const uint16_t*>(at);
+      v[half] = elements[0] | static_cast<uint32_t>(elements[1]) << 16;
+    }
+  }
+  // offset: of this lane's pair in each four of the step.
+  static __device__ __forceinline__ void Load(Operands& to, const int (&offset)[kHalves], const uint4* slots, int part,
+                                              const unsigned char* const (&pixels)[kImageWarpRuns], int small_pixels) {
+    LoadWeights(to.weights, slots);
+    if constexpr (U::kParts) LoadWeights(to.small_weights, slots + part);
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+      for (int run = 0; run < kImageWarpRuns; ++run) LoadPair(to, run, half, pixels[run] + offset[half], small_pixels);
+    }
+  }
+  static __device__ __forceinline__ void LoadOffsets(int (&offset)[kHalves], const int* table) {
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) offset[half] = table[half * 4];
+  }
+  static __device__ __forceinline__ void MultiplyAll(float (&d)[U::kFragments][kImageWarpRuns][4],
+                                                     const uint32_t (&weights)[U::kFragments][4],
+                                                     const uint32_t (&pixels)[kImageWarpRuns][2]) {
+#pragma unroll
+    for (int i = 0; i < U::kFragments; ++i) {
+#pragma unroll
+      for (int run = 0; run < kImageWarpRuns; ++run) {
+        MultiplyFragment(d[i][run], weights[i], pixels[run][0], pixels[run][1], T{});
+      }
+    }
+  }
+
+  // Operands are loaded a step ahead and offsets two, so beyond the end too.
+  __device__ __forceinline__ void Multiply(const ImageTask<T>& task, const unsigned char* shared,
+                                           const unsigned char* const (&pixels)[kImageWarpRuns]) {
+    constexpr int kStepPairs = 4 * kHalves, kStepSlots = U::kFragments * kWarp;
+    const int lane = threadIdx.x % kWarp;
+    const int* table = reinterpret_cast<const int*>(shared + task.table_at) + lane % 4;
+    const int part = task.pairs / kStepPairs * kStepSlots;  // in 16 bytes
+    const uint4* slots = reinterpret_cast<const uint4*>(shared) + lane;
+    const int small_pixels = task.patch_rows * task.pitch * static_cast<int>(sizeof(T));
+    Operands operands[2];
+    int offset[2][kHalves];
+    LoadOffsets(offset[0], table);
+    LoadOffsets(offset[1], table + kStepPairs);
+    Load(operands[0], offset[0], slots, part, pixels, small_pixels);
+#pragma unroll 1
+    for (int pair = 0; pair < task.pairs; pair += kImageChunkPairs) {
+      float chunk[U::kFragments][kImageWarpRuns][4] = {};
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        LoadOffsets(offset[step % 2], table + (step + 2) * kStepPairs);
+        const Operands& now = operands[step % 2];
+        Load(operands[(step + 1) % 2], offset[(step + 1) % 2], slots + (step + 1) * kStepSlots, part, pixels,
+             small_pixels);
+        if constexpr (U::kParts) {
+          MultiplyAll(chunk, now.weights, now.small_pixels);
+          MultiplyAll(chunk, now.small_weights, now.pixels);
+          MultiplyAll(chunk, now.weights, now.pixels);
+        } else {
+          MultiplyAll(sums, now.weights, now.pixels);
+        }
+      }
+      if constexpr (U::kParts) {
+#pragma unroll
+        for (int i = 0; i < U::kFragments; ++i) {
+#pragma unroll
+          for (int run = 0; run < kImageWarpRuns; ++run) {
+#pragma unroll
+            for (int v = 0; v < 4; ++v) sums[i][run][v] += chunk[i][run][v];
+          }
+        }
+      }
+      table += kImageChunkPairs;
+      slots += kSteps * kStepSlots;
+    }
+  }
+
+  __device__ __forceinline__ bool Finite() const {
+    float all[4] = {};  // zero times a sum is zero, or NaN
+#pragma unroll
+    for (int i = 0; i < U::kFragments; ++i) {
+#pragma unroll
+      for (int run = 0; run < kImageWarpRuns; ++run) {
+#pragma unroll
+        for (int v = 0; v < 4; ++v) all[v] = fmaf(sums[i][run][v], 0.f, all[v]);
+      }
+    }
+    return all[0] + all[1] + all[2] + all[3] == 0.f;
+  }
+
+  // The neighbouring filters of quad q that the lane has, of its first or second result of a run.
+  __device__ __forceinline__ void Results(int run, int second, int q, float (&v)[kCount]) const {
+#pragma unroll
+    for (int c = 0; c < kCount; ++c) v[c] = sums[q * kCount / 2 + c / 2][run][c % 2 * 2 + second];
+  }
+};
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_DENSE_CONV_FEW_CHANNELS_SUMS_CUH_

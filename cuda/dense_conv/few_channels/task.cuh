@@ -1,0 +1,135 @@
+// A direct convolution of few channels as its kernel gets it.
+#ifndef JSC_CUDA_DENSE_CONV_FEW_CHANNELS_TASK_CUH_
+#define JSC_CUDA_DENSE_CONV_FEW_CHANNELS_TASK_CUH_
+
+#include <limits>
+
+#include "cuda/core/density.cuh"
+#include "cuda/core/task_head.h"
+#include "cuda/dense_conv/plan/few_channels_plan.h"
+
+namespace jsc {
+
+// kParts: float32 in two parts, each of which is staged; kPaired: see ImagePlan.
+template <int kFilters_, bool kParts_, bool kPaired_>
+struct ImageTile {
+  static constexpr int kFilters = kFilters_;  // of a warp
+  static constexpr bool kParts = kParts_, kPaired = kPaired_;
+  static constexpr int kFragments = kFilters / 16;
+  static constexpr int kMostThreads = kImageWarps * kWarp, kResident = kParts || kFilters > 32 ? 1 : 2;
+};
+
+// Where a tile's results go: to memory in whole pieces; to shared memory, in front of a pool; or what else there is:
+// residuals, counts, filters in no whole pieces.
+enum class ImageTarget { kPlain, kPool, kOther };
+
+template <typename T>
+struct ImageTask {
+  const T* x;         // [N, H, W, C]
+  const T* kernel;    // [S, kh, kw, C, K]
+  const T* bias;      // [S, K] or null
+  const T* residual;  // [N, Ho, Wo, K] or null
+  T* out;             // [N, Ho, Wo, K]
+  T* small_out;       // in parts: as out, or null
+  CountTask counts;
+  Gate gate;
+  int images;                                           // of a stack
+  int height, width, channels, row_elements, features;  // row_elements: of x
+  int kernel_size[2], window_elements;                  // of a row of the window
+  int stride[2], pad_low[2], conv_size[2], out_size[2];
+  int window[2], window_stride[2], window_pad_low[2], step[2];  // step: from a tile to the next, in the convolution
+  int filters;                                                  // of a block
+  int pool_stride;  // words from one staged result to the next, so that lanes meet distinct banks
+  int tile_out[2], tile[2], lead, pairs, patch_rows, pitch, tiles;
+  int pieces_log;  // of a row of the block's weights, 16 bytes each
+  int table_at, bias_at, raw_at, patch_at, pool_at;
+  bool pools, vector_in, vector_kernel, vector_out;
+  float least;  // of a result: 0 with ReLU
+  ImageTarget target;
+  Divider by_tiles_high, by_tiles_wide, by_row_pairs, by_runs, by_out_columns;
+};
+
+template <typename T>
+ImageTask<T> MakeImageTask(const DeviceCall& call, const ImagePlan& plan) {
+  constexpr int kPiece = 16 / static_cast<int>(sizeof(T));
+  const ConvArgs& a = call.args;
+  ImageTask<T> t{};
+  SetBuffers(call, &t);
+  t.small_out = static_cast<T*>(call.small.out);
+  t.gate = call.gate;
+  t.images = static_cast<int>(a.images / a.stacks);
+  t.height = static_cast<int>(a.size[0]);
+  t.width = static_cast<int>(a.size[1]);
+  t.channels = static_cast<int>(a.channels);
+  t.row_elements = t.width * t.channels;
+  t.features = static_cast<int>(a.features);
+  t.window_elements = static_cast<int>(a.kernel_size[1] * a.channels);
+  t.pools = a.pool != Pool::kNone;
+  for (int i = 0; i < 2; ++i) {
+    t.kernel_size[i] = static_cast<int>(a.kernel_size[i]);
+    t.stride[i] = static_cast<int>(a.stride[i]);
+    t.pad_low[i] = static_cast<int>(a.pad_low[i]);
+    t.conv_size[i] = static_cast<int>(a.conv_size[i]);
+    t.out_size[i] = static_cast<int>(a.out_size[i]);
+    t.window[i] = static_cast<int>(a.window[i]);
+    t.window_stride[i] = static_cast<int>(a.window_stride[i]);
+    t.window_pad_low[i] = t.pools ? static_cast<int>(a.window_pad_low[i]) : 0;
+    t.tile_out[i] = plan.tile_out[i];
+    t.tile[i] = plan.tile[i];
+    t.step[i] = plan.tile_out[i] * (t.pools ? t.window_stride[i] : 1);
+  }
+  t.filters = plan.filters;
+  t.pool_stride = t.filters + 4;
+  t.lead = plan.lead;
+  t.pairs = plan.pairs;
+  t.patch_rows = plan.patch_rows;
+  t.pitch = plan.pitch;
+  t.tiles = t.images * plan.tiles[0] * plan.tiles[1];
+  t.table_at = plan.table_at;
+  t.bias_at = plan.bias_at;
+  t.raw_at = plan.raw_at;
+  t.patch_at = plan.patch_at;
+  t.pieces_log = 0;
+  while (kPiece << t.pieces_log < t.filters) ++t.pieces_log;
+  t.pool_at = plan.pool_at;
+  t.least = a.activation == Activation::kRelu ? 0.f : -std::numeric_limits<float>::infinity();
+  const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
+  t.vector_in = t.row_elements % kPiece == 0 && aligned(t.x);
+  t.vector_kernel = t.features % kPiece == 0 && aligned(t.kernel);
+  t.vector_out = t.features % kPiece == 0 && aligned(t.out) && aligned(t.residual);
+  t.by_tiles_high = Divider(plan.tiles[0]);
+  t.by_tiles_wide = Divider(plan.tiles[1]);
+  t.by_row_pairs = Divider(plan.row_pairs);
+  t.by_runs = Divider(plan.tile[1] / kImageRun);
+  t.by_out_columns = Divider(plan.tile_out[1]);
+  return t;
+}
+
+// Which tile a block is at; y, x: of the convolution's results, negative in a pool's padding.
+struct ImagePlace {
+  int image, stack_image, tile_y, tile_x, y, x;
+  int first;  // element of a row of x where a staged row begins, a multiple of 16 bytes
+  int shift;  // elements from there to the tile's first pair
+};
+
+__device__ __forceinline__ int FloorTo(int v, int power_of_two) { return v & -power_of_two; }
+
+template <typename T>
+__device__ __forceinline__ ImagePlace FindImagePlace(const ImageTask<T>& task, int tile) {
+  const Quotient row = Divide(tile, task.by_tiles_wide), image = Divide(row.quotient, task.by_tiles_high);
+  ImagePlace at;
+  at.image = image.quotient;
+  at.stack_image = static_cast<int>(blockIdx.z) * task.images + at.image;
+  at.tile_y = image.remainder;
+  at.tile_x = row.remainder;
+  at.y = at.tile_y * task.step[0] - task.window_pad_low[0];
+  at.x = at.tile_x * task.step[1] - task.window_pad_low[1];
+  const int begin = (at.x * task.stride[1] - task.pad_low[1]) * task.channels - task.lead;
+  at.first = FloorTo(begin, 16 / static_cast<int>(sizeof(T)));
+  at.shift = begin - at.first;
+  return at;
+}
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_DENSE_CONV_FEW_CHANNELS_TASK_CUH_

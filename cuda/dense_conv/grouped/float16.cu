@@ -1,0 +1,12 @@
+// The direct convolution of groups of few channels, float16.
+#include "cuda/dense_conv/grouped/kernel.cuh"
+#include "cuda/dense_conv/grouped/launch.h"
+
+namespace jsc {
+
+template <>
+ffi::Error LaunchGroupPlan<__half>(const DeviceCall& call, const GroupPlan& plan, cudaStream_t stream) {
+  return LaunchGroupTiles<__half, false>(call, plan, stream);
+}
+
+}  // namespace jsc

@@ -1,0 +1,119 @@
+// The direct convolution of groups of few channels: a block has a tile of pixels and the channels of some neighbouring
+// groups, all of which it copies once; dense.
+//
+//   out[pixel][filter] = relu(sum over taps and a group's channels of x * kernel + bias + residual)
+//
+// Why: the other kernels' tiles are of one group and have 64 or 128 features, of which groups of 16 or 24 fill a part;
+//   and they copy the pixels of a tile again under every tap. Maps of such layers are most of what they read and write,
+//   so here a block's pixels, with the rim that windows reach, and filters lie in shared memory until it is done.
+// A unit is 16 bytes of a pixel's channels under a tap, and a step of tensor cores is two units, wherever they lie: a
+//   table has each unit's distance from its window's start. Fragments of pixels are the rows of the products, one
+//   ldmatrix each, and a warp's features of one group their columns.
+// Layout of shared memory: distances of units; where each pixel of the tile reads and writes; filters [tap, channel,
+//   feature of the block]; pixels [image, row, column, channel of the block], rows of both an odd number of 16 bytes
+//   (float32 filters: of 32) apart, so that they share no banks.
+// Bound by: launch and first copies where there are few blocks; else in 16 bits copies and results, since no more than
+//   two blocks overlap, in TF32 rounding beside mma.sync, at HIGHEST mma.sync.
+// Lost: four warps a block, three blocks a multiprocessor, columns by their remainder where the stride is 2; see
+//   benchmarks/NOTES.md.
+#ifndef JSC_CUDA_DENSE_CONV_GROUPED_KERNEL_CUH_
+#define JSC_CUDA_DENSE_CONV_GROUPED_KERNEL_CUH_
+
+#include "cuda/dense_conv/grouped/results.cuh"
+
+namespace jsc {
+
+template <class U, typename T>
+__global__ void __launch_bounds__(U::kThreads, kGroupBlocks) GroupKernel(const __grid_constant__ GroupTask<T> group) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  const DirectTask<T>& task = group.deep.direct;
+  if (!PassesGate(task.gate)) return;
+  const GroupPlace at = FindGroupPlace<U>(group);
+  int* offsets = reinterpret_cast<int*>(shared);
+  auto* places = reinterpret_cast<PixelPlace*>(shared + group.places_at);
+  CopyGroupFilters<U>(group, at, shared + group.filters_at);
+  FillOffsets<U>(group, offsets);
+  if (task.gate.in_chain) {  // filters are there before the kernel in front is done
+    if (threadIdx.x == 0) FetchAhead(task.gate);
+    WaitForKernelBefore();
+    LetNextKernelStart();
+  }
+  CopyGroupPixels<U>(group, at, shared + group.pixels_at);
+  CommitCopies();
+  FillPlaces<U>(group, at, places);
+  WaitForCopies<0>();
+  __syncthreads();
+  const int pixels = group.tile_images * group.tile_pixels;
+  const bool is_plain = task.residual == nullptr && task.counts.rows == nullptr;
+  int2 written = make_int2(0, 0);
+#pragma unroll 1
+  for (int item = static_cast<int>(threadIdx.x / kWarp);; item += kGroupWarps) {
+    const Quotient part = Divide(item, group.by_columns), column = Divide(part.remainder, group.by_of_group);
+    const int first = part.quotient * (U::kRows * 16), number = at.group + column.quotient;
+    if (first >= pixels) break;
+    if (number >= group.all_groups) continue;
+    int starts[U::kRows];
+#pragma unroll
+    for (int i = 0; i < U::kRows; ++i) starts[i] = places[first + i * 16 + threadIdx.x % 16].start;
+    const int in_group = at.feature - at.group * task.group_features + column.remainder * (8 * U::kTiles);
+    const GroupWriter<U, T> writer(group, at.stack, number, in_group);
+    GroupEngine<U, T> engine;
+    engine.MultiplyAll(group.units, offsets, shared + group.pixels_at + column.quotient * group.group_bytes, starts,
+                       shared + group.filters_at + part.remainder * (8 * U::kTiles * static_cast<int>(sizeof(T))),
+                       group.filter_bytes);
+    if (is_plain) {
+      writer.template Write<true>(engine, places + first);
+    } else {
+      const int2 count = writer.template Write<false>(engine, places + first);
+      written.x += count.x, written.y += count.y;
+    }
+  }
+  if (task.counts.rows) WriteCountsApart(task.counts, written, reinterpret_cast<int2*>(shared));
+  LeaveGate(task.gate);
+}
+
+template <class U, typename T>
+ffi::Error LaunchGroup(const DeviceCall& call, const GroupPlan& plan, cudaStream_t stream) {
+  constexpr auto kKernel = GroupKernel<U, T>;
+  const ffi::Error error = Prepare<kKernel>("GroupKernel");
+  if (error.failure()) return error;
+  GroupTask<T> group = MakeGroupTask<T>(call, plan);
+  const int64_t tiles = call.args.stacks * plan.image_tiles * plan.tiles_down * plan.tiles_across;
+  DirectTask<T>& task = group.deep.direct;
+  task.counts = CountsOf(call.counts, tiles * plan.bundles);
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(plan.bundles));
+  config.blockDim = dim3(U::kThreads);
+  config.dynamicSmemBytes = plan.shared_bytes;
+  config.stream = stream;
+  if (MayOverlap<kKernel>(&config, call.in_front)) task.gate.overlaps = true;
+  LaunchAttributes attributes(0, task.gate);
+  config.attrs = attributes.list;
+  config.numAttrs = attributes.count;
+  return CheckCuda(cudaLaunchKernelEx(&config, kKernel, group), "GroupKernel");
+}
+
+// The kernel of a plan's tiles, one of those of GroupTiles in dense_conv/plan/grouped_plan.cc.
+template <typename T, bool kSplit>
+ffi::Error LaunchGroupTiles(const DeviceCall& call, const GroupPlan& plan, cudaStream_t stream) {
+  switch (plan.tiles) {
+    case 1:
+      return LaunchGroup<GroupTuning<T, 1, kSplit>, T>(call, plan, stream);
+    case 2:
+      return LaunchGroup<GroupTuning<T, 2, kSplit>, T>(call, plan, stream);
+    case 3:
+      return LaunchGroup<GroupTuning<T, 3, kSplit>, T>(call, plan, stream);
+    case 4:
+      return LaunchGroup<GroupTuning<T, 4, kSplit>, T>(call, plan, stream);
+    case 5:
+      return LaunchGroup<GroupTuning<T, 5, kSplit>, T>(call, plan, stream);
+    case 7:
+      return LaunchGroup<GroupTuning<T, 7, kSplit>, T>(call, plan, stream);
+    default:
+      return ffi::Error(ffi::ErrorCode::kInternal, "GroupKernel: no such tiles");
+  }
+}
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_DENSE_CONV_GROUPED_KERNEL_CUH_

@@ -1,0 +1,135 @@
+// From a warp's sums in the kernel for groups of few channels (dense_conv/grouped/kernel.cuh) to results: bias,
+// residual and ReLU.
+#ifndef JSC_CUDA_DENSE_CONV_GROUPED_RESULTS_CUH_
+#define JSC_CUDA_DENSE_CONV_GROUPED_RESULTS_CUH_
+
+#include "cuda/dense_conv/grouped/copies.cuh"
+#include "cuda/dense_conv/grouped/engine.cuh"
+
+namespace jsc {
+
+// kCount neighbouring elements as float32, and back; p aligned to two, or float32 to four where they come in fours.
+template <int kCount, typename T>
+__device__ __forceinline__ void LoadRun(const T* p, float (&v)[kCount]) {
+#pragma unroll
+  for (int k = 0; k < kCount; k += 2) {
+    if constexpr (sizeof(T) == 2) {
+      const auto raw = *reinterpret_cast<const uint32_t*>(p + k);
+      v[k] = ToFloat(reinterpret_cast<const T*>(&raw)[0]), v[k + 1] = ToFloat(reinterpret_cast<const T*>(&raw)[1]);
+    } else if constexpr (kCount % 4 == 0) {
+      if (k % 4 > 0) continue;
+      const float4 u = Load4(p + k);
+      v[k] = u.x, v[k + 1] = u.y, v[k + 2] = u.z, v[k + 3] = u.w;
+    } else {
+      const float2 u = *reinterpret_cast<const float2*>(p + k);
+      v[k] = u.x, v[k + 1] = u.y;
+    }
+  }
+}
+
+__device__ __forceinline__ uint32_t Pack(__nv_bfloat16, float low, float high) {
+  const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(v);
+}
+__device__ __forceinline__ uint32_t Pack(__half, float low, float high) {
+  const __half2 v = __floats2half2_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(v);
+}
+
+template <int kCount, typename T>
+__device__ __forceinline__ void StoreRun(T* p, const float (&v)[kCount]) {
+#pragma unroll
+  for (int k = 0; k < kCount; k += 2) {
+    if constexpr (sizeof(T) == 2) {
+      *reinterpret_cast<uint32_t*>(p + k) = Pack(T{}, v[k], v[k + 1]);
+    } else if constexpr (kCount % 4 == 0) {
+      if (k % 4 == 0) *reinterpret_cast<float4*>(p + k) = make_float4(v[k], v[k + 1], v[k + 2], v[k + 3]);
+    } else {
+      *reinterpret_cast<float2*>(p + k) = make_float2(v[k], v[k + 1]);
+    }
+  }
+}
+
+// One sum again by FFMA (SumAgain has four at a time), where that of parts is not finite.
+template <typename T>
+__device__ __noinline__ float GroupSumAgain(const DeepTask<T>& deep, int stack, int group, int pixel, int filter) {
+  const float4 sum = SumAgain(deep, {0, 0, group, stack, 0, 0, 0}, pixel, filter & ~3);
+  return filter % 4 == 0 ? sum.x : filter % 4 == 1 ? sum.y : filter % 4 == 2 ? sum.z : sum.w;
+}
+
+// From a warp's sums to results. Bias is asked for when the writer is made.
+template <class U, typename T>
+struct GroupWriter {
+  const GroupTask<T>& group;
+  int stack, number, filter;  // number: of the group; filter: the lane's first in it
+  T* out;                     // of the stack, at the lane's first feature
+  float least;
+  float bias[U::kRuns][U::kRun] = {};
+
+  __device__ __forceinline__ GroupWriter(const GroupTask<T>& group, int stack, int number, int first)
+      : group(group), stack(stack), number(number) {
+    const DirectTask<T>& task = group.deep.direct;
+    filter = first + static_cast<int>(threadIdx.x % 4) * U::kRun;
+    const int feature = number * task.group_features + filter;
+    out = task.out + static_cast<int64_t>(stack) * task.pixels * task.features + feature;
+    least = task.relu ? 0.f : __int_as_float(static_cast<int>(0xff800000u));
+    if (!task.bias) return;
+    const T* from = task.bias + static_cast<int64_t>(stack) * task.features + feature;
+#pragma unroll
+    for (int run = 0; run < U::kRuns; ++run) LoadRun(from + run * 8, bias[run]);
+  }
+
+  // places: of the warp's pixels. kPlain: there is no residual, and counts are not asked for. Returns how many results
+  // are not zero, and how many there are.
+  template <bool kPlain>
+  __device__ __forceinline__ int2 Write(const GroupEngine<U, T>& engine, const PixelPlace* places) const {
+    const DirectTask<T>& task = group.deep.direct;
+    int2 written = make_int2(0, 0);
+#pragma unroll
+    for (int i = 0; i < U::kRows; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int pixel = places[i * 16 + half * 8 + threadIdx.x % kWarp / 4].number;
+        if (pixel < 0) continue;
+        T* to = out + static_cast<int64_t>(pixel) * task.features;
+#pragma unroll
+        for (int run = 0; run < U::kRuns; ++run) {
+          float v[U::kRun];
+          engine.Run(i, half, run, v);
+          if constexpr (U::kSplit) Repair(pixel, v);
+#pragma unroll
+          for (int k = 0; k < U::kRun; ++k) v[k] += bias[run][k];
+          if constexpr (!kPlain) {
+            if (task.residual) {
+              float residual[U::kRun];
+              LoadRun(task.residual + (to - task.out) + run * 8, residual);
+#pragma unroll
+              for (int k = 0; k < U::kRun; ++k) v[k] += residual[k];
+            }
+          }
+#pragma unroll
+          for (int k = 0; k < U::kRun; ++k) {
+            v[k] = MaxOrNan(v[k], least);
+            if constexpr (!kPlain) written.x += ToFloat(FromFloat<T>(v[k])) != 0.f;
+          }
+          StoreRun(to + run * 8, v);
+        }
+        written.y += U::kRuns * U::kRun;
+      }
+    }
+    return written;
+  }
+
+  __device__ __forceinline__ void Repair(int pixel, float (&v)[U::kRun]) const {
+    float all = 0.f;  // zero times a sum is zero, or NaN
+#pragma unroll
+    for (int k = 0; k < U::kRun; ++k) all = fmaf(v[k], 0.f, all);
+    if (all == 0.f) return;
+#pragma unroll
+    for (int k = 0; k < U::kRun; ++k) v[k] = GroupSumAgain(group.deep, stack, number, pixel, filter + k);
+  }
+};
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_DENSE_CONV_GROUPED_RESULTS_CUH_

@@ -1,0 +1,20 @@
+// The direct convolution of bfloat16, on tensor cores.
+#include "cuda/dense_conv/mma/kernel.cuh"
+#include "cuda/dense_conv/mma/launch.cuh"
+#include "cuda/dense_conv/mma/small_map.cuh"
+
+namespace jsc {
+
+template <>
+ffi::Error LaunchDirectPlan<__nv_bfloat16>(const DeviceCall& call, const DirectPlan& plan, void* workspace,
+                                           cudaStream_t stream) {
+  ffi::Error error;
+  if (LaunchDeepPlan<__nv_bfloat16, false>(call, plan, stream, &error)) return error;
+  using Fast = DirectTunings<__nv_bfloat16>;
+  if (plan.tile == DirectTile::kSmall) return LaunchDirect<Fast::Small, __nv_bfloat16>(call, plan, workspace, stream);
+  if (plan.tile == DirectTile::kTall) return LaunchDirect<Fast::Tall, __nv_bfloat16>(call, plan, workspace, stream);
+  if (plan.tile == DirectTile::kLarge) return LaunchDirect<Fast::Large, __nv_bfloat16>(call, plan, workspace, stream);
+  return LaunchDirect<Fast::Narrow, __nv_bfloat16>(call, plan, workspace, stream);
+}
+
+}  // namespace jsc

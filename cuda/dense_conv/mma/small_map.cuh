@@ -1,0 +1,301 @@
+// The direct convolution of small maps: the warps of a block share the reduction axis of one small tile; dense.
+//
+//   out[pixel][filter] = relu(sum over taps and channels of x * kernel + bias + residual)
+//
+// Why: a map of 7x7 or 14x14 gives tiles of 64 x 64 to few blocks, which then share them in clusters and wait for each
+//   other's sums; starting a kernel, its first copies and that meeting are most of such a layer's time. Here a tile is
+//   8 or 16 pixels by 16 or 32 filters, so there are blocks enough without clusters, and the axis is shared by the
+//   eight warps of a block, which meet once, in shared memory.
+// A step is 64 bytes of the axis. Steps are dealt to warps in turn; each warp copies its own into a ring of its own and
+//   waits for no other before all sums are there (what CUTLASS calls sliced K). They are added in the order of the
+//   warps: bitwise repeatable.
+// Code that runs once costs its fetch: one loop has both the copies and the products, so that either is there once.
+// Bound by: launch, the first fetch of code and parameters, copies (each block reads its pixels and filters itself, so
+//   deep or large maps are faster by tiles of 64 and more, dense_conv/wgmma/kernel.cuh).
+#ifndef JSC_CUDA_DENSE_CONV_MMA_SMALL_MAP_CUH_
+#define JSC_CUDA_DENSE_CONV_MMA_SMALL_MAP_CUH_
+
+#include "cuda/dense_conv/mma/small_map_engine.cuh"
+
+namespace jsc {
+
+template <typename T>
+struct DeepTask {
+  DirectTask<T> direct;
+  int64_t stack_x, stack_kernel;  // elements of a stack
+};
+
+template <typename T>
+DeepTask<T> MakeDeepTask(const DeviceCall& call, const DirectPlan& plan) {
+  DeepTask<T> deep{MakeDirectTask<T>(call, plan, nullptr), 0, 0};
+  const DirectTask<T>& task = deep.direct;
+  deep.stack_x = task.images_per_stack * task.height * task.width * task.channels;
+  deep.stack_kernel = static_cast<int64_t>(task.depth) * task.features;
+  return deep;
+}
+
+// The same for kernels that are cut by plans of their own.
+template <typename T>
+DeepTask<T> MakeDeepTask(const DeviceCall& call) {
+  DirectPlan whole{};
+  whole.splits = whole.pixel_tiles = whole.feature_tiles = 1;
+  return MakeDeepTask<T>(call, whole);
+}
+
+// What a lane copies, step after step. The plan sees to it that places in a map have 32-bit numbers.
+template <class U, typename T>
+struct DeepSource {
+  static constexpr int kElements = U::kVector ? 16 / static_cast<int>(sizeof(T)) : 1;  // of a copy
+  static constexpr int kPixelLanes = U::kDepth / kElements, kPixelStep = kWarp / kPixelLanes;
+  static constexpr int kFilterLanes = U::kFilters / kElements, kFilterStep = kWarp / kFilterLanes;
+  static constexpr int kPixelCopies = U::kPixels / kPixelStep, kFilterCopies = U::kDepth / kFilterStep;
+  static constexpr int kStride = U::kWarps * U::kDepth;  // from a warp's step to its next
+  static_assert(kWarp % kPixelLanes == 0 && kWarp % kFilterLanes == 0, "a lane keeps one column of copies");
+  static_assert(U::kPixels % kPixelStep == 0 && U::kDepth % kFilterStep == 0, "all lanes copy as much");
+
+  const DirectTask<T>& task;
+  const T* filters;  // the lane's first of the next step
+  int row, column;   // of the axis: where those are, and the lane's elements of the next step's pixels
+  unsigned lane;
+  bool has_filters;
+  WindowStart<T> windows[kPixelCopies];
+
+  __device__ __forceinline__ DeepSource(const DeepTask<T>& deep, const DirectPlace& at)
+      : task(deep.direct), lane(threadIdx.x % kWarp) {
+    const int first = static_cast<int>(threadIdx.x / kWarp) * U::kDepth;
+    row = first + FilterRow();
+    column = first + PixelColumn();
+    const int filter = at.feature + FilterColumn();
+    has_filters = filter < task.group_features;
+    filters = task.kernel + at.stack * deep.stack_kernel + static_cast<int64_t>(row) * task.features +
+              at.group * task.group_features + filter;
+    const T* x = task.x + at.stack * deep.stack_x + at.group * task.group_channels;
+#pragma unroll
+    for (int i = 0; i < kPixelCopies; ++i) {
+      const int pixel = at.pixel + PixelRow() + i * kPixelStep;
+      const Quotient line = Divide(min(pixel, task.pixels - 1), task.by_out_width);
+      const Quotient image = Divide(line.quotient, task.by_out_height);
+      WindowStart<T>& window = windows[i];
+      window.y = image.remainder * task.stride[0] - task.pad_low[0];
+      window.x = line.remainder * task.stride[1] - task.pad_low[1];
+      const int place = (image.quotient * task.height + window.y) * task.width + window.x;
+      window.first = x + static_cast<int64_t>(place) * task.channels;
+      if (pixel >= task.pixels) window.y = kOutside;
+    }
+  }
+
+  // Of the lane's first copies in a stage.
+  __device__ __forceinline__ int FilterRow() const { return static_cast<int>(lane / kFilterLanes); }
+  __device__ __forceinline__ int FilterColumn() const { return static_cast<int>(lane % kFilterLanes) * kElements; }
+  __device__ __forceinline__ int PixelRow() const { return static_cast<int>(lane / kPixelLanes); }
+  __device__ __forceinline__ int PixelColumn() const { return static_cast<int>(lane % kPixelLanes) * kElements; }
+
+  // The next step to a warp's stage.
+  __device__ __forceinline__ void Copy(unsigned char* stage) {
+    constexpr int kCopies = kFilterCopies + kPixelCopies;
+    const T* from[kCopies];
+    bool valid[kCopies];
+#pragma unroll
+    for (int i = 0; i < kFilterCopies; ++i) {
+      from[i] = filters + static_cast<int64_t>(i * kFilterStep) * task.features;
+      valid[i] = has_filters && row + i * kFilterStep < task.depth;
+    }
+    int dy = 0, dx = 0, offset = column;
+    if (task.taps > 1) {
+      const Quotient tap = Divide(column, task.by_group_channels), place = Divide(tap.quotient, task.by_kernel_width);
+      dy = place.quotient * task.dilation[0];
+      dx = place.remainder * task.dilation[1];
+      offset = (dy * task.width + dx) * task.channels + tap.remainder;
+    }
+#pragma unroll
+    for (int i = 0; i < kPixelCopies; ++i) {
+      const WindowStart<T>& window = windows[i];
+      from[kFilterCopies + i] = window.first + offset;
+      valid[kFilterCopies + i] = column < task.depth && Inside(task, window.y + dy, window.x + dx);
+    }
+    CopyAll(stage, from, valid);
+    filters += static_cast<int64_t>(kStride) * task.features;
+    row += kStride;
+    column += kStride;
+  }
+
+ private:
+  // Filters first, then pixels.
+  __device__ __forceinline__ unsigned char* Target(unsigned char* stage, int copy) const {
+    if (copy < kFilterCopies) return stage + U::Filter(FilterRow() + copy * kFilterStep, FilterColumn());
+    return stage + U::Pixel(PixelRow() + (copy - kFilterCopies) * kPixelStep, PixelColumn());
+  }
+  template <int kCopies>
+  __device__ __forceinline__ void CopyAll(unsigned char* stage, const T* const (&from)[kCopies],
+                                          const bool (&valid)[kCopies]) const {
+    if constexpr (sizeof(T) < 4 && !U::kVector) {  // there is no asynchronous copy of two bytes: all loads, then stores
+      T values[kCopies];
+#pragma unroll
+      for (int i = 0; i < kCopies; ++i) values[i] = valid[i] ? *from[i] : T{};
+#pragma unroll
+      for (int i = 0; i < kCopies; ++i) *reinterpret_cast<T*>(Target(stage, i)) = values[i];
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCopies; ++i) CopyPiece<U>(Target(stage, i), from[i], valid[i]);
+    }
+  }
+};
+
+// A tile's results: a thread has four filters of one pixel, or none. Bias and residual are asked for when it is made,
+// in front of the first copies: by then they are there when the sums are.
+template <class U, typename T>
+struct DeepWriter {
+  static constexpr int kQuads = U::kFilters / 4;
+  static_assert(kQuads * U::kPixels <= U::kThreads, "four results of a thread are all");
+  const DirectTask<T>& task;
+  int pixel, filter;  // of the tile
+  int valid;          // filters that there are
+  int64_t element;
+  float4 bias = {0.f, 0.f, 0.f, 0.f}, residual = {0.f, 0.f, 0.f, 0.f};
+
+  __device__ __forceinline__ DeepWriter(const DirectTask<T>& task, const DirectPlace& at)
+      : task(task), pixel(static_cast<int>(threadIdx.x / kQuads)), filter(static_cast<int>(threadIdx.x % kQuads) * 4) {
+    const bool is_pixel = pixel < U::kPixels && at.pixel + pixel < task.pixels;
+    valid = is_pixel ? min(task.group_features - at.feature - filter, 4) : 0;
+    if (valid <= 0) return;
+    const int feature = at.group * task.group_features + at.feature + filter;
+    element = static_cast<int64_t>(at.stack * task.pixels + at.pixel + pixel) * task.features + feature;
+    if (task.bias) bias = Load(task.bias + static_cast<int64_t>(at.stack) * task.features + feature);
+    if (task.residual) residual = Load(task.residual + element);
+  }
+  // With kVector filters come in whole fours.
+  __device__ __forceinline__ float4 Load(const T* p) const {
+    return U::kVector ? Load4(p) : LoadUpTo4(p, valid, task.vector_out);
+  }
+  // Returns how many results are not zero, and how many there are.
+  template <typename Sum>
+  __device__ __forceinline__ int2 Write(const Sum& sum_of) const {
+    if (valid <= 0) return make_int2(0, 0);
+    float4 sum = sum_of(pixel, filter) + (bias + residual);
+    if (task.relu) sum = {Relu(sum.x), Relu(sum.y), Relu(sum.z), Relu(sum.w)};
+    StoreUpTo4(task.out + element, sum, U::kVector ? 4 : valid, U::kVector || task.vector_out);
+    return make_int2(task.counts.rows ? CountNonzeros<T>(sum, valid) : 0, valid);
+  }
+};
+
+// A gate and counts, which few calls have. Not inlined: code that is jumped over is fetched too.
+inline __device__ __noinline__ bool PassesGateApart(const Gate& gate) { return PassesGate(gate); }
+
+inline __device__ __noinline__ void WriteCountsApart(const CountTask& task, int2 written, int2* scratch) {
+  WriteCounts(task, GridBlock(), written, scratch);
+}
+
+// Four sums again by FFMA, in the order of the axis, with zeros outside the map. Not inlined: it runs where sums of
+// parts are not finite.
+template <typename T>
+__device__ __noinline__ float4 SumAgain(const DeepTask<T>& deep, DirectPlace at, int pixel, int filter) {
+  const DirectTask<T>& task = deep.direct;
+  const T* x = task.x + at.stack * deep.stack_x + at.group * task.group_channels;
+  const int valid = min(task.group_features - at.feature - filter, 4);
+  const T* kernel = task.kernel + at.stack * deep.stack_kernel + at.group * task.group_features + at.feature + filter;
+  const WindowStart<T> window = FindWindow(task, x, at.pixel + pixel);
+  float4 sum = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll 1
+  for (int k = 0; k < task.depth; ++k) {
+    const Reach reach = FindReach(task, k);
+    const bool inside = Inside(task, window.y + reach.dy, window.x + reach.dx);
+    const float value = inside ? ToFloat(window.first[reach.offset]) : 0.f;
+    const float4 weight = LoadUpTo4(kernel + static_cast<int64_t>(k) * task.features, valid, task.vector_out);
+    sum.x = fmaf(value, weight.x, sum.x);
+    sum.y = fmaf(value, weight.y, sum.y);
+    sum.z = fmaf(value, weight.z, sum.z);
+    sum.w = fmaf(value, weight.w, sum.w);
+  }
+  return sum;
+}
+
+template <class U, typename T>
+__global__ void __launch_bounds__(U::kThreads) DeepKernel(const __grid_constant__ DeepTask<T> deep) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  const DirectTask<T>& task = deep.direct;
+  if (task.gate.nonzeros && !PassesGateApart(task.gate)) return;
+  const int warp = static_cast<int>(threadIdx.x / kWarp);
+  const DirectPlace at = FindDirectPlace<U>(task, blockIdx.x, 0);
+  DeepSource<U, T> source(deep, at);
+  const DeepWriter<U, T> writer(task, at);
+  unsigned char* ring = shared + warp * (U::kStages * U::kStageBytes);
+  DeepEngine<U, T> engine;
+  int stage = 0;
+#pragma unroll 1
+  for (int step = warp - U::kStages * U::kWarps; step < task.chunks; step += U::kWarps) {
+    unsigned char* place = ring + stage * U::kStageBytes;
+    if (step >= 0) {
+      WaitForCopies<U::kStages - 1>();
+      __syncwarp();
+      engine.Multiply(place);
+      __syncwarp();
+    }
+    if (step + U::kStages * U::kWarps < task.chunks) source.Copy(place);
+    CommitCopies();
+    stage = stage + 1 == U::kStages ? 0 : stage + 1;
+  }
+  float* sums = reinterpret_cast<float*>(shared);
+  constexpr int kTile = U::kPixels * U::kSumStride;
+  __syncthreads();  // sums take the rings' place
+  engine.Store(sums + warp * kTile);
+  __syncthreads();
+  const int2 written = writer.Write([&](int pixel, int filter) {
+    const float* from = sums + pixel * U::kSumStride + filter;
+    float4 sum = *reinterpret_cast<const float4*>(from);
+#pragma unroll
+    for (int i = 1; i < U::kWarps; ++i) sum = sum + *reinterpret_cast<const float4*>(from + i * kTile);
+    if constexpr (U::kSplit) {
+      // Zero times a sum is zero, or NaN.
+      if (fmaf(sum.x, 0.f, sum.y * 0.f) + fmaf(sum.z, 0.f, sum.w * 0.f) != 0.f) {
+        sum = SumAgain(deep, at, pixel, filter);
+      }
+    }
+    return sum;
+  });
+  if (task.counts.rows) WriteCountsApart(task.counts, written, reinterpret_cast<int2*>(shared));
+}
+
+template <class U, typename T>
+ffi::Error LaunchDeep(const DeviceCall& call, const DirectPlan& plan, cudaStream_t stream) {
+  constexpr auto kKernel = DeepKernel<U, T>;
+  const ffi::Error error = Prepare<kKernel>("DeepKernel");
+  if (error.failure()) return error;
+  DeepTask<T> deep = MakeDeepTask<T>(call, plan);
+  DirectTask<T>& task = deep.direct;
+  task.counts = CountsOf(call.counts, static_cast<int64_t>(task.tiles) * call.args.groups * call.args.stacks);
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(task.tiles), static_cast<unsigned>(call.args.groups),
+                        static_cast<unsigned>(call.args.stacks));
+  config.blockDim = dim3(U::kThreads);
+  config.dynamicSmemBytes = U::kSharedBytes;
+  config.stream = stream;
+  LaunchAttributes attributes(0, task.gate);
+  config.attrs = attributes.list;
+  config.numAttrs = attributes.count;
+  return CheckCuda(cudaLaunchKernelEx(&config, kKernel, deep), "DeepKernel");
+}
+
+// The kernel of a plan's tile; false where it is of another kernel.
+template <typename T, bool kSplit>
+bool LaunchDeepPlan(const DeviceCall& call, const DirectPlan& plan, cudaStream_t stream, ffi::Error* error) {
+  const auto launch = [&](auto tuning) {
+    *error = LaunchDeep<decltype(tuning), T>(call, plan, stream);
+    return true;
+  };
+  switch (plan.tile) {
+    case DirectTile::kDeepNarrow:
+      return launch(DeepTuning<T, 16, 8, kSplit, false>{});
+    case DirectTile::kDeep16x8:
+      return launch(DeepTuning<T, 16, 8, kSplit>{});
+    case DirectTile::kDeep16x16:
+      return launch(DeepTuning<T, 16, 16, kSplit>{});
+    case DirectTile::kDeep32x16:
+      return launch(DeepTuning<T, 32, 16, kSplit>{});
+    default:
+      return false;
+  }
+}
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_DENSE_CONV_MMA_SMALL_MAP_CUH_

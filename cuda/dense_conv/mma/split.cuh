@@ -1,0 +1,106 @@
+// float32-accurate products on tensor cores: what multiplies with Engine::kSplitTensorCores.
+//
+//   x * w = large(x) * large(w) + large(x) * small(w) + small(x) * large(w)
+//
+// large(v) is v rounded to TF32, small(v) = v - large(v), which is exact and of which TF32 keeps all but the last bit;
+// small * small is below 2^-22 of the product. Ootomo and Yokota 2022, "Recovering single precision accuracy from
+// Tensor Cores while surpassing the FP32 theoretical peak performance".
+// Accuracy: tensor cores truncate when they add, always towards zero, so a chunk's 32 products are summed from zero
+//   there and added to the tile's sums by FADD, which rounds to nearest. Values below 2^-113 keep an absolute
+//   accuracy of 2^-136: most subnormals lose digits, those below 2^-137 count as zero.
+// Not finite: infinity times a small part that is zero or of the other sign would be NaN, and values beyond
+//   3.4e38 * (1 - 2^-12) round up to infinity. So a block whose sums are not all finite computes its part again by FFMA
+//   (MultiplyAgain in dense_conv/mma/kernel.cuh; in dense_conv/mma/small_map.cuh four sums, SumAgain), and what is not
+//   finite comes out as there.
+// Why when fragments are loaded: a split is 3 instructions an element (add, mask, subtract), 24 elements beside 48
+//   mma.sync of a warp's 64 x 32 x 8 part; split parts in shared memory would double what is read from there.
+// Bound by: mma.sync on large maps, 8 to 11 cycles of a scheduler for each of 16 x 8 x 8. Hopper's warpgroup products
+//   of the same parts take half the time there (dense_conv/wgmma/parts.cuh).
+// Lost by count: three bfloat16 parts, six products: the same time on tensor cores and 5.5 instructions an element.
+#ifndef JSC_CUDA_DENSE_CONV_MMA_SPLIT_CUH_
+#define JSC_CUDA_DENSE_CONV_MMA_SPLIT_CUH_
+
+#include "cuda/dense_conv/mma/engine.cuh"
+
+namespace jsc {
+
+// From values as they lie in memory to both parts.
+template <int kCount>
+__device__ __forceinline__ void SplitInParts(uint32_t (&v)[kCount], uint32_t (&small)[kCount]) {
+#pragma unroll
+  for (int e = 0; e < kCount; ++e) {
+    const float value = __uint_as_float(v[e]);
+    v[e] += 0x1000u;  // half of what is dropped
+    small[e] = __float_as_uint(value - __uint_as_float(v[e] & 0xffffe000u));
+  }
+}
+
+template <class U>
+struct SplitEngine : TensorEngine<U, float> {
+  using Base = TensorEngine<U, float>;
+  using Base::kColumns, Base::kRows, Base::sums;
+
+  __device__ __forceinline__ void Multiply(const unsigned char* stage) {
+    float chunk[kRows][kColumns][4] = {};
+#pragma unroll
+    for (int slice = 0; slice < Base::kSlices; ++slice) {
+      uint32_t b[kColumns][2], small_b[kColumns][2];
+      Base::LoadFilters(stage + Base::Layout::kFilters, slice, b);
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) {
+        SplitInParts(b[j], small_b[j]);
+      }
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        uint32_t a[4], small_a[4];
+        Base::LoadPixels(stage, slice, i, a);
+        SplitInParts(a, small_a);
+        MultiplyRow(chunk[i], small_a, b);
+        MultiplyRow(chunk[i], a, small_b);
+        MultiplyRow(chunk[i], a, b);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) {
+#pragma unroll
+        for (int v = 0; v < 4; ++v) sums[i][j][v] += chunk[i][j][v];
+      }
+    }
+  }
+
+  __device__ __forceinline__ bool Finite() const {
+    float all = 0.f;  // zero times a sum is zero, or NaN
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) {
+#pragma unroll
+        for (int v = 0; v < 4; ++v) all = fmaf(sums[i][j][v], 0.f, all);
+      }
+    }
+    return all == 0.f;
+  }
+
+ private:
+  static __device__ __forceinline__ void MultiplyRow(float (&d)[kColumns][4], const uint32_t (&a)[4],
+                                                     const uint32_t (&b)[kColumns][2]) {
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) MultiplyFragment(d[j], a, b[j][0], b[j][1], 0.f);
+  }
+};
+
+template <class U, typename T>
+struct EngineOf {
+  using Type = TensorEngine<U, T>;
+};
+template <class U>
+struct EngineOf<U, float> {
+  using Tensor = std::conditional_t<U::kSplit, SplitEngine<U>, TensorEngine<U, float>>;
+  using Type = std::conditional_t<U::kTensor, Tensor, ScalarEngine<U>>;
+};
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_DENSE_CONV_MMA_SPLIT_CUH_

@@ -1,0 +1,35 @@
+// Which of the direct convolution's kernels serves a call: dense_conv/mma/kernel.cuh and dense_conv/mma/small_map.cuh
+// (products of a warp), dense_conv/splitk_channels/kernel.cuh, dense_conv/grouped/kernel.cuh,
+// dense_conv/wgmma/kernel.cuh or dense_conv/few_channels/kernel.cuh, by what their models expect.
+#ifndef JSC_CUDA_DENSE_CONV_PLAN_CHOICE_H_
+#define JSC_CUDA_DENSE_CONV_PLAN_CHOICE_H_
+
+#include "cuda/dense_conv/plan/few_channels_plan.h"
+#include "cuda/dense_conv/plan/grouped_plan.h"
+#include "cuda/dense_conv/plan/mma_plan.h"
+#include "cuda/dense_conv/plan/splitk_channels_plan.h"
+#include "cuda/dense_conv/plan/wgmma_plan.h"
+
+namespace jsc {
+
+// Of the kernels, in the order in which they are taken: image, slice, group, warpgroup, direct. That of few channels
+// has a plan wherever it can be taken, slices and groups where they are expected to be faster than what follows, and
+// warpgroups where they are, the only ones with the pool, or asked for by their tile.
+struct DirectChoice {
+  ImagePlan image;
+  DirectPlan direct;
+  WarpgroupPlan warpgroup;
+  SlicePlan slice;
+  GroupPlan group;
+};
+
+// tile: of warpgroups, or without filters for the best by their model.
+DirectChoice ChooseKernel(const ConvArgs& args, int element_bytes, size_t workspace_bytes, bool in_chain,
+                          const TileChoice& tile, const DeviceInfo& device);
+
+// Whether the chosen kernel of a call with a pool takes the pool, rather than one behind it.
+bool PoolsInKernel(const DirectChoice& choice, const ConvArgs& args);
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_DENSE_CONV_PLAN_CHOICE_H_

@@ -1,0 +1,53 @@
+// How a direct convolution of few channels (dense_conv/few_channels/kernel.cuh) is cut.
+#ifndef JSC_CUDA_DENSE_CONV_PLAN_FEW_CHANNELS_PLAN_H_
+#define JSC_CUDA_DENSE_CONV_PLAN_FEW_CHANNELS_PLAN_H_
+
+#include "cuda/core/device_call.h"
+#include "cuda/core/device_info.h"
+
+namespace jsc {
+
+constexpr int kImageChannels = 4;  // of x, at most
+constexpr int kImageRun = 8;       // neighbouring results of a row: rows of a fragment, whose other eight are a run too
+constexpr int kImageWarpRuns = 4;  // of a warp at a time
+constexpr int kImageWarps = 8;     // of a block, at most
+constexpr int kImageAhead = 16;    // pairs beyond the last, whose offsets are read ahead
+constexpr int kImageChunkPairs = 16;  // of the reduction, whose products a tensor core adds before FADD does
+
+// Warps of a multiprocessor that its registers suffice for.
+constexpr int ImageWarpsResident(int filters, bool parts) {
+  return parts ? (filters > 32 ? 8 : 10) : filters > 32 ? 12 : 16;
+}
+
+// The reduction runs over pairs of neighbouring elements of x: each row of the window, kernel width x channels, begins
+// `lead` elements early and is as many pairs as it takes. Weights of what a pair has beside the window are zero.
+struct ImagePlan {
+  int filters;      // of a block and of each of its warps, 32 or 64; 0: no plan
+  bool parts;       // float32-accurate, by products of parts
+  bool paired;      // every pair begins at an even element of the staged row, so that one load brings it
+  int lead;         // 0 or 1
+  int row_pairs;    // of a row of the window
+  int pairs;        // of the window, whole chunks
+  int tile_out[2];  // results of a tile, after the pool
+  int tile[2];      // of the convolution: rows, columns in whole runs
+  int patch_rows;   // of x, under a tile
+  int pitch;        // elements of a staged row
+  int tiles[2];     // of a map
+  int feature_tiles;
+  int warps, blocks;  // of a block; that share the tiles of a stack and feature tile
+  // Of a block's shared memory, which begins with the weights in order. raw_at: where pixels are copied to, patch_at
+  // unless they are in parts or another tile is read meanwhile; pool_at: of results before the pool, and of the weights
+  // as they lie, before that.
+  int table_at, bias_at, raw_at, patch_at, pool_at, shared_bytes;
+  double cycles;  // what the model expects
+};
+
+// Completes a plan that has filters and tile_out; false where it does not fit.
+bool CompleteImagePlan(const ConvArgs& args, int element_bytes, const DeviceInfo& device, ImagePlan* plan);
+
+// The best plan under the model in dense_conv/plan/few_channels_plan.cc, or one without filters.
+ImagePlan ChooseImagePlan(const ConvArgs& args, int element_bytes, const DeviceInfo& device);
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_DENSE_CONV_PLAN_FEW_CHANNELS_PLAN_H_

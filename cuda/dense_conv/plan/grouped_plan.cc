@@ -1,0 +1,144 @@
+// The analytical model that cuts a convolution of groups of few channels: a tile of results, and groups of a block.
+#include "cuda/dense_conv/plan/grouped_plan.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <initializer_list>
+#include <limits>
+
+namespace jsc {
+namespace {
+
+constexpr int64_t kMost = int64_t{1} << 30;  // pixels, and elements of shared memory's rows, have 32-bit numbers
+
+// Bytes of a row whose neighbours do not share banks: eight pixels, or channels of 16-bit filters, in an odd number of
+// 16 bytes; four channels of float32 filters in an odd number of 32 bytes.
+int64_t ApartRow(int64_t bytes, int64_t step) { return step * (DivideUp(bytes, step) | 1); }
+
+// What a warp's steps take, by kinds: 16 bits, TF32, parts. Cycles of a scheduler for a product, for what else a
+// fragment of pixels asks of it, how long a step takes at the least, for the results of a fragment's tile, and how much
+// longer products take with few warps.
+struct GroupCosts {
+  double product, fragment, latency, results, few_warps;
+};
+constexpr GroupCosts kCosts[] = {{4.6, 10.4, 71, 14, 1.13}, {6.2, 10.4, 99, 3.9, 1.27}, {6.8, 2.1, 242, 16, 1.2}};
+
+// Cycles until the last block is done, comparable to those of dense_conv/plan/mma_plan.cc (1,500 a microsecond). The
+// figures fit 5,100 times of 23 layers of 3x3 windows and 16 to 64 channels at batch 1, 8 and 32 in three kinds on an
+// H100, those near the best of a layer within 10 % (rms); the plan chosen loses 3 % there on average and 22 % at most.
+double Cycles(const ConvArgs& a, int element_bytes, const GroupPlan& plan, const DeviceInfo& device) {
+  constexpr double kLaunch = 1639, kStart = 1764, kBlock = 384, kWave = 268, kTile = 3;
+  constexpr double kPixelBytes = 24.1, kFilterBytes = 44.6, kResultBytes = 69;  // of a block, in a cycle
+  constexpr double kLine = 128, kOfLine = 0.2;  // what is left of a line costs that share of what is copied
+  constexpr double kSchedulers = 4, kOverlap = 2;
+  const GroupCosts& costs = kCosts[element_bytes == 2 ? 0 : plan.parts ? 2 : 1];
+  const int rows = GroupRows(plan.tiles, plan.parts);
+  const int64_t pixels = int64_t{plan.tile_images} * plan.tile_high * plan.tile_wide;
+  const int64_t items = DivideUp(pixels, rows * 16) * plan.columns;
+  const auto steps = static_cast<double>(DivideUp(plan.units, 2));
+  const double other = rows * costs.fragment + plan.tiles * kTile, results = costs.results * rows * plan.tiles;
+  const double step = costs.product * rows * plan.tiles * (plan.parts ? 3 : 1) + other;
+  const double busy = static_cast<double>(items) * (steps * step + results) / kSchedulers;
+  const double beside = std::min(kOverlap, static_cast<double>(items) / kSchedulers);  // warps of a scheduler
+  const double alone = static_cast<double>(DivideUp(items, kGroupWarps)) *
+                       (steps * std::max(beside * step * costs.few_warps, costs.latency + other) + results);
+  const int64_t box = int64_t{plan.tile_images} * plan.box_high * plan.box_wide,
+                features = 8 * plan.tiles * plan.columns;
+  const int64_t window = a.kernel_size[0] * a.kernel_size[1] * a.group_channels;
+  const auto span = static_cast<double>(plan.groups * a.group_channels * element_bytes);
+  const double copying = static_cast<double>(box) * (span + kOfLine * std::max(0.0, kLine - span)) / kPixelBytes +
+                         static_cast<double>(window * features * element_bytes) / kFilterBytes +
+                         static_cast<double>(pixels * features * element_bytes) / kResultBytes;
+  const int64_t blocks = a.stacks * plan.image_tiles * plan.tiles_down * plan.tiles_across * plan.bundles;
+  const int64_t layers = DivideUp(blocks, device.multiprocessors);
+  const int64_t resident = std::max(1, std::min(kGroupBlocks, device.shared_memory_sm / (plan.shared_bytes + 1024)));
+  const auto waves = static_cast<double>(DivideUp(layers, resident));
+  const auto together = static_cast<double>(std::min(layers, resident)), of_layers = static_cast<double>(layers);
+  const double one = kStart + copying * together + std::max(alone, together * busy);
+  return kLaunch + of_layers * kBlock + std::max(waves * one, of_layers * std::max(copying, busy)) + waves * kWave;
+}
+
+}  // namespace
+
+int GroupTiles(int64_t group_features) {
+  if (group_features % 8 != 0) return 0;
+  const int64_t tiles = group_features / 8;
+  if (tiles > 8) return 0;
+  return tiles <= 5 || tiles == 7 ? static_cast<int>(tiles) : static_cast<int>(tiles / 2);
+}
+
+bool CompleteGroupPlan(const ConvArgs& a, int element_bytes, const DeviceInfo& device, GroupPlan* plan) {
+  constexpr int64_t kMostBundles = 65535, kMostTiles = std::numeric_limits<int32_t>::max();
+  const int64_t group_features = a.features / a.groups, images = a.images / a.stacks;
+  plan->tiles = GroupTiles(group_features);
+  if (plan->tiles == 0 || a.groups == 1 || a.pool != Pool::kNone) return false;
+  if (a.group_channels * element_bytes % kUnitBytes != 0) return false;
+  const int64_t taps = a.kernel_size[0] * a.kernel_size[1];
+  const int64_t units = taps * (a.group_channels * element_bytes / kUnitBytes);
+  if (units < 2 || units > kMostGroupUnits) return false;
+  plan->units = static_cast<int>(units);
+  if (images * a.size[0] * a.size[1] > kMost || images * a.conv_size[0] * a.conv_size[1] > kMost) return false;
+  const int64_t tile[] = {plan->tile_high, plan->tile_wide};
+  int64_t box[2], tiles[2];
+  for (int i = 0; i < 2; ++i) {
+    if (std::abs(a.pad_low[i]) > kMost || a.conv_size[i] * a.stride[i] > kMost) return false;
+    if (a.kernel_size[i] * a.dilation[i] > kMost) return false;
+    box[i] = (tile[i] - 1) * a.stride[i] + (a.kernel_size[i] - 1) * a.dilation[i] + 1;
+    tiles[i] = DivideUp(a.conv_size[i], tile[i]);
+    if (box[i] > device.shared_memory) return false;
+  }
+  if (box[1] * a.channels > std::numeric_limits<int32_t>::max()) return false;  // elements of a row of a box
+  plan->box_high = static_cast<int>(box[0]), plan->box_wide = static_cast<int>(box[1]);
+  plan->tiles_down = static_cast<int>(tiles[0]), plan->tiles_across = static_cast<int>(tiles[1]);
+  plan->image_tiles = static_cast<int>(DivideUp(images, plan->tile_images));
+  const int64_t bundles = DivideUp(a.groups, plan->groups) * plan->feature_parts;
+  const int64_t columns = group_features / (8 * plan->tiles);  // of a group
+  if (columns % plan->feature_parts != 0 || (plan->groups > 1 && plan->feature_parts > 1)) return false;
+  plan->columns = static_cast<int>(plan->groups * columns / plan->feature_parts);
+  if (bundles > kMostBundles || a.stacks * plan->image_tiles * tiles[0] * tiles[1] > kMostTiles) return false;
+  plan->bundles = static_cast<int>(bundles);
+  const int64_t features = 8 * plan->tiles * plan->columns;
+  const int64_t pixel_bytes = ApartRow(plan->groups * a.group_channels * element_bytes, 16);
+  const int64_t filter_bytes = ApartRow(features * element_bytes, element_bytes == 4 ? 32 : 16);
+  const int64_t filters = taps * a.group_channels * filter_bytes, offsets = Whole(units * 4, 128);
+  const int64_t pixels = plan->tile_images * box[0] * box[1] * pixel_bytes;
+  const int64_t fragments = 16 * GroupRows(plan->tiles, plan->parts), of_tile = plan->tile_images * tile[0] * tile[1];
+  const int64_t places = Whole(of_tile, fragments) * 8, head = offsets + places;  // two numbers a pixel
+  if (head + filters + pixels > device.shared_memory) return false;
+  plan->pixel_bytes = static_cast<int>(pixel_bytes), plan->filter_bytes = static_cast<int>(filter_bytes);
+  plan->places_at = static_cast<int>(offsets), plan->filters_at = static_cast<int>(head);
+  plan->pixels_at = static_cast<int>(head + filters);
+  plan->shared_bytes = static_cast<int>(head + filters + pixels);
+  plan->cycles = Cycles(a, element_bytes, *plan, device);
+  return true;
+}
+
+GroupPlan ChooseGroupPlan(const ConvArgs& a, int element_bytes, const DeviceInfo& device) {
+  constexpr int64_t kMostBytes = 256;  // of a pixel's channels
+  GroupPlan best{};
+  best.cycles = std::numeric_limits<double>::infinity();
+  if (a.groups == 1 || !device.fast_tf32 || GroupTiles(a.features / a.groups) == 0) return best;
+  const auto high = static_cast<int>(std::min<int64_t>(a.conv_size[0], 32));
+  const auto wide = static_cast<int>(std::min<int64_t>(a.conv_size[1], 64));
+  for (const int of_wide : {wide, (wide + 1) / 2, 7, 8, 14, 16, 28, 32}) {
+    for (const int of_high : {high, (high + 1) / 2, 1, 2, 4, 7, 8, 14, 16}) {
+      for (const int images : {1, 2, 4, 8}) {
+        for (int groups = 1; groups <= 8; groups *= 2) {
+          for (const int feature_parts : {1, 2}) {
+            if (of_wide > wide || of_high > high || of_wide * of_high * images > 512 || groups > a.groups) continue;
+            if (images > 1 && (of_wide < a.conv_size[1] || of_high < a.conv_size[0])) continue;
+            if (groups > 1 && groups * a.group_channels * element_bytes > kMostBytes) continue;
+            GroupPlan plan{};
+            plan.parts = element_bytes == 4 && a.precision == Precision::kHighest;
+            plan.tile_images = images, plan.tile_high = of_high, plan.tile_wide = of_wide;
+            plan.groups = groups, plan.feature_parts = feature_parts;
+            if (CompleteGroupPlan(a, element_bytes, device, &plan) && plan.cycles < best.cycles) best = plan;
+          }
+        }
+      }
+    }
+  }
+  return best;
+}
+
+}  // namespace jsc

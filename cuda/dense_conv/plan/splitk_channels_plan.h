@@ -1,0 +1,41 @@
+// How the direct convolution of small maps by slices of channels (dense_conv/splitk_channels/kernel.cuh) is cut.
+#ifndef JSC_CUDA_DENSE_CONV_PLAN_SPLITK_CHANNELS_PLAN_H_
+#define JSC_CUDA_DENSE_CONV_PLAN_SPLITK_CHANNELS_PLAN_H_
+
+#include "cuda/core/device_call.h"
+#include "cuda/core/device_info.h"
+
+namespace jsc {
+
+constexpr int kSliceBytes = 32;      // of a pixel's channels: what a tensor core takes at once
+constexpr int kMaxSliceSplits = 16;  // the largest cluster
+constexpr int kMaxSliceKernelRows = 16;
+
+struct SlicePlan {
+  int filters;               // of a tile: 16 or 32; 0: there is no plan
+  int columns;               // of eight pixels, that a tile has room for: 2, 4 or 7
+  int warps;                 // of a block: 4 or 8
+  int tile_high, tile_wide;  // results of a tile
+  int splits;                // blocks, a cluster, that share a tile's channels
+  bool parts;                // float32-accurate products
+  // What follows from these.
+  int slices;                                   // of a warp
+  int box_high, box_wide;                       // pixels of x that a tile reads
+  int tiles_down, tiles_across, feature_tiles;  // of an image and group
+  int sums_at, mail_at, shared_bytes;           // of shared memory: where sums and mail are, and all
+  double cycles;  // what the model expects; infinite where blocks would not all run at once
+};
+
+// A 1x1 convolution that reads every pixel once is the same of one row of all pixels.
+ConvArgs FlattenedArgs(const ConvArgs& args);
+
+// Completes a plan whose filters, columns, warps, tile, splits and parts are set; false where it does not fit. args: as
+// FlattenedArgs gives them
+bool CompleteSlicePlan(const ConvArgs& args, int element_bytes, const DeviceInfo& device, SlicePlan* plan);
+
+// The best plan under the model in dense_conv/plan/splitk_channels_plan.cc, without filters where there is none.
+SlicePlan ChooseSlicePlan(const ConvArgs& args, int element_bytes, const DeviceInfo& device);
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_DENSE_CONV_PLAN_SPLITK_CHANNELS_PLAN_H_

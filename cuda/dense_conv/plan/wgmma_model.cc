@@ -1,0 +1,179 @@
+// The model by which a convolution by warpgroup products is cut: counted cycles of a plan.
+//
+// TF32 and 16 bits alone are fitted to 26,400 times of 702 calls at batch 1 to 128 on an H200, launched 4 to 30 times
+// in a graph: of the plans that were timed the one chosen is on average 1.4 % slower than the best in TF32 (27 % at
+// most) and 1.1 % (23 %) in 16 bits, and the model 6 % off (rms). Their weights lay in the L2 cache; where they come
+// from memory, choices at batch 1 are as good as those of before, and no better (benchmarks/NOTES.md). Parts alone are
+// older: 1.5 % (17 %) of 7,100 such times. Chains: 3,000 times of 15 layers at batch 1, 0.5 % and 7 % in chains of
+// equal layers; since then the loops have become shorter, and by 12,000 times of 72 layers it is 2 % (13 %) in TF32 and
+// 0.3 % (6 %) in 16 bits. Steps of parts in a chain are older, and `row` there is the best of four for whole chains.
+#include <algorithm>
+#include <cmath>
+
+#include "cuda/dense_conv/plan/wgmma_plan.h"
+
+namespace jsc {
+namespace {
+
+// Cycles that a step of a tile costs: a block alone, which waits for its copies, and each of the blocks that keep a
+// multiprocessor busy.
+struct StepCycles {
+  double alone, busy;
+};
+
+enum Kind { k16Bit, kTf32, kParts };
+
+// Of kernels alone and in chains, by Kind, 64 and 128 filters, and 56, 96, 112, 192 and 224 pixels, in parts 56, 64 and
+// 112.
+constexpr StepCycles kSteps[2][3][2][5] = {{{{{199, 176}, {262, 206}, {230, 230}, {320, 700}, {483, 480}},
+                                             {{261, 262}, {436, 358}, {257, 407}, {642, 678}, {854, 888}}},
+                                            {{{230, 172}, {295, 210}, {274, 232}, {286, 421}, {393, 453}},
+                                             {{356, 262}, {513, 381}, {484, 395}, {745, 745}, {586, 882}}},
+                                            {{{516, 345}, {546, 356}, {780, 721}}, {{}, {}, {1144, 1175}}}},
+                                           {{{{191, 211}, {581, 236}, {269, 264}, {319, 557}, {528, 487}},
+                                             {{305, 305}, {505, 414}, {256, 452}, {507, 663}, {634, 1105}}},
+                                            {{{343, 191}, {692, 376}, {311, 268}, {286, 421}, {393, 471}},
+                                             {{391, 317}, {595, 405}, {499, 396}, {595, 769}, {583, 943}}},
+                                            {{{490, 385}, {520, 340}, {755, 640}}, {{}, {}, {1110, 1110}}}}};
+
+// What else costs cycles, and bytes a cycle.
+struct Costs {
+  struct {
+    double block, wave, tap_wait;  // launch, first copies and last results; blocks behind others' on a multiprocessor;
+  } each;                          // a step whose pixels are under one tap
+  StepCycles row;                  // of pixels that are copied for a step
+  struct {
+    double alone, others, mailed;  // of a block alone on its multiprocessor and with its tile; of others; of mail
+  } end;                           // of 4,096 sums, as busy_end below
+  struct {
+    double meet, split, round, no_mail;  // no_mail: of small tiles in parts that have no room for it
+  } reading;                             // other blocks' sums
+  struct {
+    double meet, split, kilobyte, piece;  // piece: of a warp
+  } mail;
+  struct {
+    double cache, memory;  // of a multiprocessor from the L2 cache, of the device
+  } bytes;
+  struct {
+    double turn, end, busy_end, tap_wait, memory_bytes;
+  } turns;  // where blocks take tiles in turns
+};
+
+constexpr Costs k16BitAlone = {{4309, 1927, 35},     {0, 0},       {788, 614, 830},          {238, 25, 415, 0},
+                               {192, 4.4, 3.8, 223}, {66.4, 4565}, {496, 801, 705, 34, 2635}};
+constexpr Costs kTf32Alone = {{3761, 0, 14},       {0, 0},     {875, 809, 793},          {358, 35, 362, 0},
+                              {353, 36, 6.3, 177}, {62, 4346}, {408, 704, 730, 30, 2838}};
+constexpr Costs kPartsAlone = {{4750, 3400, 20}, {3.2, 2}, {1305, 870, 0}, {290, 36, 380, 600}, {}, {58, 2080}, {}};
+constexpr Costs kInChain = {{4750, 2130, 20},   {0, 0},     {740, 740, 690},           {290, 36, 380, 0},
+                            {280, 23, 19, 210}, {58, 2383}, {434, 1077, 611, 30, 2518}};
+constexpr Costs kPartsInChain = {{4750, 3400, 20}, {0, 0.4}, {870, 870, 0}, {290, 36, 380, 600}, {}, {58, 2080}, {}};
+
+// A step of both teams and a row of its pixels, of tiles of 56 (in parts alone) and 112, and adding up both teams'
+// sums.
+struct TeamCosts {
+  double step[2], row[2], join;
+};
+constexpr TeamCosts kTeams = {{0, 255}, {0, 0}, 672}, kTeamsOfParts = {{339, 590}, {2.8, 1.9}, 450};
+
+Kind KindOf(const WarpgroupPlan& plan, int element_bytes) {
+  return plan.parts ? kParts : element_bytes == 4 ? kTf32 : k16Bit;
+}
+
+const Costs& CostsOf(Kind kind, bool in_chain) {
+  if (in_chain) return kind == kParts ? kPartsInChain : kInChain;
+  return kind == kParts ? kPartsAlone : kind == kTf32 ? kTf32Alone : k16BitAlone;
+}
+
+// rows: of pixels, copied for a step. In a chain filters, and the kernels in front and behind, ask for the same memory
+// and multiprocessors.
+StepCycles CyclesOfStep(const WarpgroupPlan& plan, Kind kind, bool in_chain, double rows) {
+  constexpr int kPixels[] = {56, 96, 112, 192, 224};
+  constexpr double kRoomy = 0.86;  // of 64 x 112 in parts, with registers for the sums of two steps
+  const int high = plan.pixels == 112;
+  if (plan.teams > 1) {
+    const TeamCosts& teams = kind == kParts ? kTeamsOfParts : kTeams;
+    return {teams.step[high] + teams.row[high] * rows, 0};
+  }
+  int tile = 0;
+  while (kPixels[tile] < plan.pixels) ++tile;  // tiles of 64 pixels are where others have those of 96
+  const StepCycles &step = kSteps[in_chain][kind][plan.filters == 128][tile], row = CostsOf(kind, in_chain).row;
+  if (plan.roomy && high) return {step.alone * kRoomy + row.alone * rows, 0};  // a block a multiprocessor
+  return {step.alone + row.alone * rows, step.busy + row.busy * rows};
+}
+
+// Cycles of two kinds of work that go on at the same time: hardly more than the longer, unless they are as long.
+double Both(double a, double b) { return std::cbrt(a * a * a + b * b * b); }
+
+// Times that blocks of a cluster wait for sums of each other, when WarpgroupKernel reads eight at a time.
+int MeetingRounds(const WarpgroupPlan& plan) {
+  const int64_t rows = DivideUp(plan.pixels / kPatchWidth, plan.splits);
+  const int64_t rounds = plan.splits == 2   ? DivideUp(rows, 4)
+                         : plan.splits <= 4 ? DivideUp(rows, 2)
+                                            : rows * DivideUp(plan.splits, 8);
+  return static_cast<int>(rounds);
+}
+
+// From a block's last product, or from its sums in shared memory, to the last result.
+double MeetingCycles(const WarpgroupPlan& plan, const Costs& costs) {
+  if (plan.splits == 1) return 0;
+  if (plan.parts || !plan.by_mail) {  // parts were fitted before they had mail, and no_mail was not
+    const auto& reading = costs.reading;
+    const bool lacks_mail = plan.parts && plan.pixels <= 64 && plan.splits > 2 && !plan.by_mail;
+    const double rounds = reading.split * plan.splits + reading.round * MeetingRounds(plan);
+    return reading.meet + rounds + (lacks_mail ? reading.no_mail : 0);
+  }
+  const auto& mail = costs.mail;
+  const double pieces = WarpgroupMailPieces(plan, 1), of_warp = std::ceil(pieces * 16 / plan.filters);
+  return mail.meet + mail.split * plan.splits + mail.kilobyte * pieces * plan.splits / 2 + mail.piece * of_warp;
+}
+
+}  // namespace
+
+int WarpgroupMailPieces(const WarpgroupPlan& plan, int rows) {
+  return static_cast<int>(DivideUp(plan.pixels / kPatchWidth / rows * (plan.filters / 16), plan.splits));
+}
+
+double WarpgroupCycles(const WarpgroupPlan& plan, const ConvArgs& a, int element_bytes, bool in_chain, int64_t tiles,
+                       const DeviceInfo& device) {
+  constexpr double kWindows = 1.22;  // boxes of pixels cost more than those of filters
+  const Kind kind = KindOf(plan, element_bytes);
+  const Costs& costs = CostsOf(kind, in_chain);
+  const int64_t places =
+      plan.splits > 1 ? static_cast<int64_t>(device.clusters[plan.splits]) * plan.splits : device.multiprocessors;
+  const int64_t resident =
+      std::min<int64_t>(WarpgroupResident(plan.filters, plan.pixels, element_bytes, plan.parts, plan.roomy),
+                        device.shared_memory_sm / (plan.shared_bytes + 1024));
+  const int64_t blocks = tiles * plan.splits;
+  const auto layers = static_cast<double>(DivideUp(blocks, places));
+  const auto waves = static_cast<double>(DivideUp(DivideUp(blocks, places), resident));
+  const double rows = plan.patch ? static_cast<double>(plan.patch_high * plan.patch_wide) / plan.taps
+                                 : kWindows * plan.pixels;  // of pixels, copied for a step
+  const bool by_taps = !plan.patch && plan.taps > 1;
+  const StepCycles step = CyclesOfStep(plan, kind, in_chain, rows);
+  const double steps = plan.steps_per_split, alone = step.alone + (by_taps ? costs.each.tap_wait : 0);
+  const double of_pixels = !plan.parts ? kWindows * rows : in_chain ? 2 * rows : rows;  // small parts come too
+  const double copied = static_cast<double>(blocks) * steps * (plan.filters + of_pixels) * kRowBytes;
+  const double copying = copied / (costs.bytes.cache * device.multiprocessors);
+  const double sums = plan.filters * plan.pixels / 4096.0;
+  const double maps = static_cast<double>(
+      a.images * (a.size[0] * a.size[1] * a.channels + a.conv_size[0] * a.conv_size[1] * a.features));
+  const double kernel = static_cast<double>(a.stacks * plan.taps * a.group_channels * a.features);
+  const double bytes = (maps + kernel) * element_bytes;
+  if (plan.turns.blocks > 0) {  // a block's ends meet other blocks' products, and its own copies
+    const auto& turns = costs.turns;
+    const double own = waves * (steps * alone + turns.turn + turns.end * sums);
+    const double busy = step.busy + (by_taps ? turns.tap_wait : 0);
+    const double work = std::max({layers * (steps * busy + turns.busy_end * sums), own, copying});
+    return costs.each.block + Both(work, bytes / turns.memory_bytes);
+  }
+  const bool is_alone = plan.parts ? plan.filters == 128 : plan.splits == 1 && layers == 1;
+  const double of_sums = is_alone ? costs.end.alone : !plan.parts && plan.by_mail ? costs.end.mailed : costs.end.others;
+  const double ends = layers * of_sums * sums + (waves > 1 ? waves * costs.each.wave : 0);
+  const double join = plan.teams > 1 ? (plan.parts ? kTeamsOfParts : kTeams).join : 0;
+  const double work = std::max({layers * steps * step.busy, waves * steps * alone, copying}) + ends + join +
+                      waves * MeetingCycles(plan, costs);
+  if (plan.parts) return costs.each.block + std::max(work, bytes / costs.bytes.memory);
+  return costs.each.block + Both(work, bytes / costs.bytes.memory);
+}
+
+}  // namespace jsc

@@ -1,0 +1,12 @@
+// The direct convolution of small maps by slices of channels, float32: TF32 or two parts of TF32.
+#include "cuda/dense_conv/splitk_channels/kernel.cuh"
+#include "cuda/dense_conv/splitk_channels/launch.h"
+
+namespace jsc {
+
+ffi::Error LaunchSlicePlan(const DeviceCall& call, const SlicePlan& plan, const SliceMaps& maps, cudaStream_t stream) {
+  const auto launch = plan.parts ? LaunchSliceTile<float, true> : LaunchSliceTile<float, false>;
+  return launch(call, plan, maps, stream);
+}
+
+}  // namespace jsc

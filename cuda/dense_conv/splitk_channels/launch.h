@@ -1,0 +1,16 @@
+// Launches a convolution by slices of channels (dense_conv/splitk_channels/kernel.cuh).
+#ifndef JSC_CUDA_DENSE_CONV_SPLITK_CHANNELS_LAUNCH_H_
+#define JSC_CUDA_DENSE_CONV_SPLITK_CHANNELS_LAUNCH_H_
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/dense_conv/splitk_channels/maps.h"
+
+namespace jsc {
+
+// call.args: as FlattenedArgs gives them
+ffi::Error LaunchSlicePlan(const DeviceCall& call, const SlicePlan& plan, const SliceMaps& maps, cudaStream_t stream);
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_DENSE_CONV_SPLITK_CHANNELS_LAUNCH_H_

@@ -1,0 +1,298 @@
+// The direct convolution by Hopper's warpgroup products (wgmma), for layers that are bound by multiplication; dense.
+//
+//   out[pixel][filter] = pool(relu(sum over taps and channels of x * kernel + bias + residual))
+//
+// Layout: NHWC and HWIO, as they lie; the copy engine brings both to shared memory (dense_conv/wgmma/copies.cuh).
+// Why this tiling: filters are the rows of a product, pixels its columns, of which it takes any multiple of 8, and
+//   tiles of 56, 112 or 224 pixels cut the maps of the common networks without rest, while those of 96 and 192 make as
+//   many tiles of large batches as an H100 or H200 has multiprocessors, 132 of them, and those of 64, in parts, of maps
+//   of 56 to 224 rows. Where the stride is 1 a tile is a patch 8 results wide: its pixels are staged once for all taps,
+//   and a tap is a shift of the address at which a product begins to read, so the copies of pixels are a quarter to a
+//   ninth of im2col's, from the L2 cache as into shared memory. Elsewhere the copy engine brings the pixels under each
+//   tap.
+// A pool of 2x2 windows is taken of the sums of a patch of 14 or 28 rows, which no window crosses.
+// float32 at HIGHEST: three products of two parts each, dense_conv/wgmma/parts.cuh.
+// Teams: a block of 64 filters of float32 that has a multiprocessor for itself, but in chains, may have two teams of
+//   warps, each with half of its steps and rings of its own: two warps a scheduler. At HIGHEST from a few steps on, in
+//   TF32 with tiles of 112 pixels and where the model expects less of them, from 36 steps on.
+// Small maps: blocks of a cluster share the steps of a tile and add their sums in a fixed order
+// (dense_conv/wgmma/cluster_reduction.cuh;
+//   two blocks dense_conv/wgmma/reduction.cuh). Large maps: blocks take tiles in turns, and write results from
+//   registers while the next tile's copies come.
+// Bound by: the tensor cores on large maps, else launch, first copies and the meeting of a cluster.
+// Lost: barriers made by a lane each, TF32 filters waited for before every product, pairs of blocks that share copies
+//   of filters or pixels (multicast); see benchmarks/NOTES.md.
+#ifndef JSC_CUDA_DENSE_CONV_WGMMA_KERNEL_CUH_
+#define JSC_CUDA_DENSE_CONV_WGMMA_KERNEL_CUH_
+
+#include "cuda/dense_conv/wgmma/cluster_reduction.cuh"
+#include "cuda/dense_conv/wgmma/parts.cuh"
+#include "cuda/dense_conv/wgmma/reduction.cuh"
+#include "cuda/dense_conv/wgmma/repair.cuh"
+#include "cuda/dense_conv/wgmma/results.cuh"
+
+namespace jsc {
+
+#if __CUDA_ARCH__ >= 900
+// Whether threads find the places of their results while the first copies come, rather than when all is multiplied: in
+// parts registers are scarce before.
+template <class U>
+constexpr bool kFindsEarly = !U::kParts;
+
+// From a block's sums in its shared memory to results, alone or with the blocks that share the tile. All threads.
+// early: where they are and go, if that was found early.
+template <class U, typename T, typename Task>
+__device__ __forceinline__ int2 FinishTile(const Task& task, float4 bias, float* tile, const WarpgroupPlace& early,
+                                           const WarpgroupWriter<U, T>& early_writer) {
+  int block = blockIdx.x;
+  asm volatile("" : "+r"(block));  // the place is found again, not kept in registers
+  const WarpgroupPlace at = kFindsEarly<U> ? early : FindWarpgroupPlace<U>(task, block);
+  if constexpr (U::kParts) bias = WarpgroupWriter<U, T>::LoadBias(task, at);  // registers are scarce before
+  WarpgroupWriter<U, T> writer = kFindsEarly<U> ? early_writer : WarpgroupWriter<U, T>(task, at);
+  constexpr int kBatch = U::kPixels == 64 ? 8 : 7;  // rows
+  if (task.splits == 1) {
+    __syncthreads();
+    if (task.pool == Pool::kNone) {
+      writer.template WriteRows<kBatch, 1>(0, bias, {tile});
+    } else {
+      writer.template WritePooledRows<2, 1>(0, bias, {tile});
+    }
+  } else if (task.splits == 2 || U::kMail) {  // more blocks of a kMail tile come together by mail
+    WriteAsPair<4>(writer, at.split, bias, tile);
+  } else if (task.splits <= 4) {
+    WriteTogether<2, 4>(writer, at.split, task.splits, bias, tile);
+  } else {
+    WriteTogether<1, 8>(writer, at.split, task.splits, bias, tile);
+  }
+  return make_int2(writer.nonzeros, writer.written);
+}
+#endif
+
+#if __CUDA_ARCH__ >= 900
+// Adds the second team's sums to the first's. stages: the second team's rings, which have room for its sums.
+// joined: a barrier that counts the second team's threads. (A named barrier and a count of warps do too, but racecheck
+// took what was read behind them for a race: benchmarks/NOTES.md.)
+template <class U>
+__device__ __forceinline__ void JoinTeams(int team, float (&sums)[U::kPixels / 2], unsigned char* stages,
+                                          uint32_t joined) {
+  constexpr int kQuads = U::kPixels / 8;
+  static_assert(kTeamSumsBytes * U::kPixels == U::kConsumers * static_cast<int>(sizeof(sums)));
+  auto* shared = reinterpret_cast<float4*>(stages) + threadIdx.x % U::kConsumers;
+  if (team == 1) {
+    asm volatile("bar.sync 3, %0;" ::"n"(U::kConsumers) : "memory");  // all stages are read
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+      shared[i * U::kConsumers] = {sums[i * 4], sums[i * 4 + 1], sums[i * 4 + 2], sums[i * 4 + 3]};
+    }
+    Arrive(joined);
+    return;
+  }
+  WaitForBytes(joined, 0);
+#pragma unroll
+  for (int i = 0; i < kQuads; ++i) {
+    const float4 v = shared[i * U::kConsumers];
+    sums[i * 4] += v.x, sums[i * 4 + 1] += v.y, sums[i * 4 + 2] += v.z, sums[i * 4 + 3] += v.w;
+  }
+  PinSums(sums);  // read before others' mail may come in their place
+}
+#endif
+
+template <class U, typename T>
+__global__ void __launch_bounds__(U::kThreads, U::kResident)
+    WarpgroupKernel(const __grid_constant__ WarpgroupTaskOf<U, T> task, const __grid_constant__ MapsOf<U> maps) {
+#if __CUDA_ARCH__ >= 900
+  extern __shared__ unsigned char shared[];
+  __shared__ BarriersOf<U> all_barriers[U::kTeams];
+  __shared__ int2 scratch[U::kThreads / kWarp];
+  __shared__ uint64_t mail_full, joined;  // the latter by two teams only
+  if (!PassesGate(task.gate)) return;
+  unsigned char* stages = shared + (-SharedAddress(shared) & (kSwizzleBytes - 1));
+  unsigned char* mailbox = stages + task.mail_at;
+  auto* tile = reinterpret_cast<float*>(stages);  // sums take the stages' place
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarp, 0);
+  constexpr int kMultiplying = U::kMultipliers / kWarp;  // warps
+  const bool copies_stages = warp >= kMultiplying;
+  const int team = U::kTeams == 1 ? 0 : copies_stages ? warp - kMultiplying : warp / (U::kConsumers / kWarp);
+  unsigned char *pixels = stages + team * task.team_bytes, *filters = pixels + task.pixel_stages * task.pixel_bytes;
+  BarriersOf<U>& barriers = all_barriers[team];
+  WarpgroupPlace at = FindWarpgroupPlace<U>(task, blockIdx.x);
+  const WarpgroupPlace mine = PlaceOfTeam<U>(at, team);
+  const bool by_mail = U::kKeepsMail || (U::kMail && task.by_mail), mail_apart = by_mail && task.mail_at > 0;
+  int2 counted = {0, 0};
+  float4 bias = {};
+  [[maybe_unused]] WarpgroupWriter<U, T> writer(task);
+  if constexpr (!U::kParts) bias = WarpgroupWriter<U, T>::LoadBias(task, at);
+  if (copies_stages) {
+    if (IsElected()) {
+      PrefetchMapsOf<U>(maps);
+      InitBarriers(barriers, U::kConsumers / kWarp);
+      if (U::kTeams > 1 && team == 0) InitBarrier(SharedAddress(&joined), U::kConsumers);  // for threads alone
+    }
+    __syncwarp();
+    asm volatile("bar.arrive 1, %0;" ::"n"(U::kThreads) : "memory");  // the first copies wait for nobody
+    if (mail_apart) ArriveAtCluster();
+    StageCopies<U, T> copies(task, maps, pixels, filters, barriers);
+    copies.AskForTile(mine, task.gate.in_chain);
+    __syncwarp();
+    if (by_mail && !mail_apart) ArriveAtCluster();
+    if (by_mail) WaitForCluster();
+  } else {
+    asm volatile("bar.sync 1, %0;" ::"n"(U::kThreads) : "memory");
+    float sums[U::kPixels / 2];
+    WalkOf<U, T> walk(task, mine, SharedAddress(pixels), SharedAddress(filters), barriers);
+    if constexpr (kFindsEarly<U>) {
+      if (!by_mail) writer.Find(at);  // while the first copies come
+    }
+    if constexpr (U::kMail) {
+      Mail<U, T> mail(task);
+      if (by_mail) {  // while the first copies come
+        if (threadIdx.x == 0) mail.Init(at, &mail_full);
+        if (team == 0) mail.Find(at, warp, SharedAddress(mailbox), SharedAddress(&mail_full));
+        if (U::kKeepsMail && team == 0) mail.Keep(SharedAddress(stages + task.kept_at));
+        if (mail_apart) ArriveAtCluster();
+      }
+      MultiplySteps(walk, mine.end_step - mine.first_step, sums);
+      if constexpr (U::kTeams > 1) JoinTeams<U>(team, sums, stages + task.team_bytes, SharedAddress(&joined));
+      if (by_mail && team != 0) {
+        if (!mail_apart) ArriveAtCluster();
+        WaitForCluster();
+      } else if (by_mail) {
+        if constexpr (U::kParts) RepairParts<U>(task, sums, tile);
+        if (!mail_apart) ArriveAtCluster();  // done with the stages
+        WaitForCluster();
+        if constexpr (U::kKeepsMail) mail.Recall(warp, SharedAddress(&mail_full), SharedAddress(stages + task.kept_at));
+        mail.Send(sums);
+        if constexpr (U::kKeepsMail) mail.LoadBias();
+        WaitToWrite(task.gate);
+        mail.Write(mailbox, &mail_full);
+        counted = make_int2(mail.nonzeros, mail.written);
+      }
+    } else {
+      MultiplySteps(walk, mine.end_step - mine.first_step, sums);
+      if constexpr (U::kTeams > 1) JoinTeams<U>(team, sums, stages + task.team_bytes, SharedAddress(&joined));
+    }
+    if constexpr (U::kParts) {
+      if (!by_mail && team == 0) StoreParts<U>(task, sums, tile);
+    } else if (!by_mail && team == 0) {
+      asm volatile("bar.sync 2, %0;" ::"n"(U::kConsumers) : "memory");  // all stages are read
+      StepFilters<U, T>::Store(sums, tile);
+    }
+  }
+  if (!by_mail) {
+    WaitToWrite(task.gate);
+    counted = FinishTile<U, T>(task, bias, tile, at, writer);
+  }
+  WriteCounts(task.counts, GridBlock(), counted, scratch);
+  LeaveGate(task.gate);
+#endif
+}
+
+// The same where blocks take tiles in turns. A device gives the last turn to some blocks only: to one of each
+// multiprocessor first, whether it has blocks with neighbouring numbers or those that are a round apart.
+template <class U, typename T>
+__global__ void __launch_bounds__(U::kThreads, U::kResident)
+    WarpgroupTurnsKernel(const __grid_constant__ WarpgroupTask<T> task, const __grid_constant__ WarpgroupMaps maps) {
+#if __CUDA_ARCH__ >= 900
+  extern __shared__ unsigned char shared[];
+  __shared__ WarpgroupBarriers barriers;
+  __shared__ int2 scratch[U::kThreads / kWarp];
+  if (!PassesGate(task.gate)) return;
+  unsigned char* stages = shared + (-SharedAddress(shared) & (kSwizzleBytes - 1));
+  unsigned char* filters = stages + task.pixel_stages * task.pixel_bytes;
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarp, 0);
+  const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x), round = blocks / task.residents;
+  const int first = (block + block / round) % task.residents * round + block / task.residents;
+  int2 counted = {0, 0};
+  if (warp == U::kConsumers / kWarp) {
+    if (IsElected()) {
+      PrefetchMapsOf<U>(maps);
+      InitBarriers(barriers, U::kConsumers / kWarp);
+    }
+    __syncwarp();
+    asm volatile("bar.arrive 1, %0;" ::"n"(U::kThreads) : "memory");
+    StageCopies<U, T> copies(task, maps, stages, filters, barriers);
+#pragma unroll 1
+    for (int tile = first; tile < task.tiles; tile += blocks) {
+      copies.AskForTile(FindWarpgroupPlace<U>(task, tile), task.gate.in_chain && tile == first);
+    }
+    __syncwarp();
+  } else {
+    WarpgroupPlace at = FindWarpgroupPlace<U>(task, first);
+    ResultWriter<U, T> writer(task);
+    asm volatile("bar.sync 1, %0;" ::"n"(U::kThreads) : "memory");
+    StepWalk<U, T> walk(task, at, SharedAddress(stages), SharedAddress(filters), barriers);
+#pragma unroll 1
+    for (int tile = first; tile < task.tiles; tile += blocks) {
+      at = FindWarpgroupPlace<U>(task, tile);
+      const float2 bias = ResultWriter<U, T>::LoadBias(task, at);
+      walk.Begin(at);
+      float sums[U::kPixels / 2];
+      MultiplySteps(walk, at.end_step - at.first_step, sums);
+      walk.End();
+      WaitToWrite(task.gate);
+      writer.Write(FindWarpgroupPlace<U>(task, tile), bias, sums);
+    }
+    counted = make_int2(writer.nonzeros, writer.written);
+  }
+  WriteCounts(task.counts, GridBlock(), counted, scratch);
+  LeaveGate(task.gate);
+#endif
+}
+
+// Launches either kernel on a grid of `blocks` for each stack.
+template <class U, typename Task, auto kKernel>
+ffi::Error LaunchKernel(const DeviceCall& call, const WarpgroupPlan& plan, int blocks, Task task, const MapsOf<U>& maps,
+                        cudaStream_t stream) {
+  ffi::Error error = Prepare<kKernel>("WarpgroupKernel");
+  if (error.failure()) return error;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks), 1, static_cast<unsigned>(call.args.stacks));
+  config.blockDim = dim3(U::kThreads);
+  config.dynamicSmemBytes = plan.shared_bytes;
+  config.stream = stream;
+  task.counts = CountsOf(call.counts, static_cast<int64_t>(config.gridDim.x) * config.gridDim.z);
+  if (MayOverlap<kKernel>(&config, call.in_front)) task.gate.overlaps = true;
+  LaunchAttributes attributes(plan.splits > 1 ? plan.splits : 0, task.gate);
+  config.attrs = attributes.list;
+  config.numAttrs = attributes.count;
+  return CheckCuda(cudaLaunchKernelEx(&config, kKernel, task, maps), "WarpgroupKernel");
+}
+
+template <class U, typename T>
+ffi::Error LaunchWarpgroup(const DeviceCall& call, const WarpgroupPlan& plan, const PartsMaps& maps,
+                           cudaStream_t stream) {
+  using Task = WarpgroupTaskOf<U, T>;
+  Task task{MakeWarpgroupTask<T>(call, plan)};
+  if constexpr (U::kParts) AddOperands(call, &task);
+  if constexpr (!U::kParts && U::kTeams == 1) {
+    if (plan.turns.blocks > 0) {
+      return LaunchKernel<U, Task, WarpgroupTurnsKernel<U, T>>(call, plan, plan.turns.blocks, task, maps, stream);
+    }
+  }
+  const int blocks = plan.pixel_tiles * plan.feature_tiles * plan.splits;
+  return LaunchKernel<U, Task, WarpgroupKernel<U, T>>(call, plan, blocks, task, maps, stream);
+}
+
+// A call of elements T by the tile that its plan has, of those whose pixels are listed.
+template <typename T, int kFilters, int kPixels, int... kMorePixels>
+ffi::Error LaunchWarpgroupPixels(const DeviceCall& call, const WarpgroupPlan& plan, const PartsMaps& maps,
+                                 cudaStream_t stream) {
+  if constexpr (sizeof...(kMorePixels) > 0) {
+    if (plan.pixels != kPixels) {
+      return LaunchWarpgroupPixels<T, kFilters, kMorePixels...>(call, plan, maps, stream);
+    }
+  }
+  return LaunchWarpgroup<WarpgroupTile<T, kFilters, kPixels>, T>(call, plan, maps, stream);
+}
+
+template <typename T>
+ffi::Error LaunchWarpgroupTile(const DeviceCall& call, const WarpgroupPlan& plan, const PartsMaps& maps,
+                               cudaStream_t stream) {
+  const auto launch = plan.filters == 64 ? LaunchWarpgroupPixels<T, 64, 56, 96, 112, 192, 224>
+                                         : LaunchWarpgroupPixels<T, 128, 56, 96, 112, 192, 224>;
+  return launch(call, plan, maps, stream);
+}
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_DENSE_CONV_WGMMA_KERNEL_CUH_

@@ -1,0 +1,29 @@
+// The operands of a warpgroup convolution as the copy engine sees them.
+#ifndef JSC_CUDA_DENSE_CONV_WGMMA_MAPS_H_
+#define JSC_CUDA_DENSE_CONV_WGMMA_MAPS_H_
+
+#include <cuda.h>
+
+#include "cuda/dense_conv/plan/wgmma_plan.h"
+
+namespace jsc {
+
+// Passed to a kernel by value.
+struct WarpgroupMaps {
+  CUtensorMap x;  // [N, H, W, C], boxes of a patch, or (im2col) of a tile's windows, x 128 bytes of channels
+  // [S * kh * kw, K / f, C / groups, f] where HasWholeFilters, boxes of all filters of a tile's step; else
+  // [S * kh * kw, C / groups, K]; boxes of a block of channels x f filters, 128 bytes.
+  CUtensorMap kernel;
+};
+
+// With the small parts of x.
+struct PartsMaps : WarpgroupMaps {
+  CUtensorMap small;  // as x
+};
+
+// `small` is left out where the call has none. False where the driver refuses.
+bool MakeWarpgroupMaps(const DeviceCall& call, const WarpgroupPlan& plan, PartsMaps* maps);
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_DENSE_CONV_WGMMA_MAPS_H_

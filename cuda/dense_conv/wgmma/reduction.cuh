@@ -1,0 +1,336 @@
+// Results of a tile whose sums lie in shared memory: of a block alone whose registers do not suffice for more, or of
+// the blocks of a cluster that share its steps, added in the order of the splits, where they do not send them
+// (dense_conv/wgmma/cluster_reduction.cuh).
+//
+// Blocks of a cluster share the rows of their tile. A thread keeps four filters, and its column of a row.
+#ifndef JSC_CUDA_DENSE_CONV_WGMMA_REDUCTION_CUH_
+#define JSC_CUDA_DENSE_CONV_WGMMA_REDUCTION_CUH_
+
+#include <cooperative_groups.h>
+
+#include "cuda/core/small_parts.cuh"
+#include "cuda/dense_conv/wgmma/engine.cuh"
+
+namespace jsc {
+
+// Four results in one store; to: aligned to four elements.
+template <typename T>
+__device__ __forceinline__ void StoreQuad(T* to, float4 v) {
+  if constexpr (sizeof(T) == 4) {
+    *reinterpret_cast<float4*>(to) = v;
+  } else {
+    const T element[4] = {FromFloat<T>(v.x), FromFloat<T>(v.y), FromFloat<T>(v.z), FromFloat<T>(v.w)};
+    const uint2 words = *reinterpret_cast<const uint2*>(element);
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(words.x), "r"(words.y) : "memory");
+  }
+}
+
+// Four results, and of products in parts their small parts where another kernel wants them.
+template <class U, typename T>
+__device__ __forceinline__ void StoreResults(const WarpgroupTaskOf<U, T>& task, int64_t element, float4 v) {
+  StoreQuad(task.out + element, v);
+  if constexpr (U::kParts) {
+    if (task.small_out) StoreQuad(task.small_out + element, SmallPart(v));
+  }
+}
+
+// Four sums of any block of the cluster, where `yes`; without a branch. What is loaded has to be used: no load
+// may be under way when the cluster parts.
+__device__ __forceinline__ void LoadIf(float4& v, const float* from, bool yes) {
+  asm volatile("{\n .reg .pred yes;\n setp.ne.b32 yes, %5, 0;\n @yes ld.v4.f32 {%0, %1, %2, %3}, [%4];\n}"
+               : "+f"(v.x), "+f"(v.y), "+f"(v.z), "+f"(v.w)
+               : "l"(from), "r"(static_cast<int>(yes))
+               : "memory");
+}
+
+__device__ __forceinline__ float4 MaxOrNan(float4 a, float4 b) {
+  return {MaxOrNan(a.x, b.x), MaxOrNan(a.y, b.y), MaxOrNan(a.z, b.z), MaxOrNan(a.w, b.w)};
+}
+
+__device__ __forceinline__ bool KeepsOrder(float4 bias) {
+  return KeepsOrder(bias.x) && KeepsOrder(bias.y) && KeepsOrder(bias.z) && KeepsOrder(bias.w);
+}
+
+// Completes a tile's rows of kPatchWidth pixels `part`, part + parts, ...: bias, residual and ReLU. A thread keeps four
+// filters, and its column of the row.
+template <class U, typename T>
+struct WarpgroupWriter {
+  static constexpr int kQuads = U::kFilters / 4, kPooledWidth = kPatchWidth / 2;
+  static_assert(U::kConsumers / kQuads == kPatchWidth, "a thread keeps its column");
+  const WarpgroupTaskOf<U, T>& task;
+  int column, filter, rows, row_step;  // rows: in which this thread's column has results
+  int64_t first;                       // element of out, of row 0
+  int nonzeros = 0, written = 0;
+
+  static __device__ __forceinline__ int Filter() { return static_cast<int>(threadIdx.x) % kQuads * 4; }
+  // The bias of the calling thread's filters.
+  static __device__ __forceinline__ float4 LoadBias(const WarpgroupTask<T>& task, const WarpgroupPlace& at) {
+    const int feature = at.feature + Filter();
+    if (task.bias == nullptr || feature >= task.features) return {0.f, 0.f, 0.f, 0.f};
+    return Load4(task.bias + static_cast<int64_t>(blockIdx.z) * task.features + feature);
+  }
+  // Without results; those of a place come by Find.
+  __device__ __forceinline__ explicit WarpgroupWriter(const WarpgroupTaskOf<U, T>& task)
+      : task(task), column(0), filter(0), rows(0), row_step(0), first(0) {}
+  __device__ __forceinline__ void Find(const WarpgroupPlace& at) {
+    const WarpgroupWriter found(task, at);
+    column = found.column, filter = found.filter, rows = found.rows, row_step = found.row_step, first = found.first;
+  }
+  __device__ __forceinline__ WarpgroupWriter(const WarpgroupTaskOf<U, T>& task, const WarpgroupPlace& at) : task(task) {
+    constexpr int kRows = U::kPixels / kPatchWidth;
+    column = static_cast<int>(threadIdx.x) / kQuads;
+    filter = Filter();
+    int64_t pixel = static_cast<int64_t>(blockIdx.z) * task.pixels + column;
+    if (task.patch) {
+      pixel += static_cast<int64_t>(at.image * task.height + at.y) * task.width + at.x;
+      rows = at.x + column < task.width ? min(kRows, task.height - at.y) : 0;
+      row_step = task.width * task.features;
+    } else {
+      pixel += at.pixel;
+      rows = min(kRows, (task.pixels - at.pixel - column + kPatchWidth - 1) / kPatchWidth);
+      row_step = kPatchWidth * task.features;
+    }
+    if (task.pool != Pool::kNone) {  // a column of pooled results, every second row of them
+      const int pooled = at.x / 2 + column % kPooledWidth;
+      pixel = static_cast<int64_t>(blockIdx.z) * task.images_per_stack + at.image;
+      pixel = (pixel * task.pooled_height + at.y / 2) * task.pooled_width + pooled;
+      rows = pooled < task.pooled_width ? min(kRows / 2, task.pooled_height - at.y / 2) : 0;
+      row_step = task.pooled_width * task.features;
+    }
+    if (threadIdx.x >= U::kConsumers || at.feature + filter >= task.features) rows = 0;
+    first = pixel * task.features + at.feature + filter;
+  }
+  __device__ __forceinline__ int64_t Element(int row) const { return first + static_cast<int64_t>(row) * row_step; }
+  // Rows part, part + parts, ... of more than two splits; tile_of(split): the sums of a split, which are added in the
+  // order of the splits. kBatch rows of kSplits splits are asked for at a time.
+  template <int kBatch, int kSplits, typename TileOf>
+  __device__ __forceinline__ void Write(int part, int parts, float4 bias, const TileOf& tile_of) {
+#pragma unroll 1
+    for (int from = part; from < rows; from += kBatch * parts) {
+      float4 sum[kBatch] = {}, extra[kBatch] = {};
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int row = from + i * parts;
+        if (task.residual && row < rows) extra[i] = Load4(task.residual + Element(row));
+      }
+#pragma unroll 1
+      for (int split = 0; split < parts; split += kSplits) {
+        float4 next[kSplits][kBatch] = {};
+#pragma unroll
+        for (int j = 0; j < kSplits; ++j) {
+          const float* tile = tile_of(min(split + j, parts - 1)) + column * U::kSumStride + filter;
+#pragma unroll
+          for (int i = 0; i < kBatch; ++i) {
+            const int row = from + i * parts;
+            LoadIf(next[j][i], tile + row * (kPatchWidth * U::kSumStride), row < rows && split + j < parts);
+          }
+        }
+#pragma unroll
+        for (int j = 0; j < kSplits; ++j) {
+#pragma unroll
+          for (int i = 0; i < kBatch; ++i) {
+            sum[i] = sum[i] + next[j][i];
+          }
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int row = from + i * parts;
+        if (row < rows) Store(row, Finish(sum[i], bias + extra[i]));
+      }
+    }
+  }
+  // The same of one or two tiles in fewer instructions: a row is a step of pointers.
+  template <int kBatch, int kTiles>
+  __device__ __forceinline__ void WriteRows(int part, float4 bias, const float* const (&tiles)[kTiles]) {
+    constexpr int kRowWords = kTiles * kPatchWidth * U::kSumStride;
+    const int64_t step = static_cast<int64_t>(row_step) * kTiles;
+    const int corner = (part * kPatchWidth + column) * U::kSumStride + filter;
+    const bool counts = task.counts.rows != nullptr;
+    T* out = task.out + Element(part);
+    const T* residual = task.residual ? task.residual + Element(part) : nullptr;
+    bias = bias + float4{0.f, 0.f, 0.f, 0.f};  // a sum of -0 without a bias is 0, as with one
+    int word = corner;
+#pragma unroll 1
+    for (int left = (rows - part + kTiles - 1) / kTiles; left > 0; left -= kBatch) {
+      float4 sum[kTiles][kBatch], rest[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) rest[i] = bias;
+      if (residual) {
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          if (i < left) rest[i] = bias + Load4(residual + i * step);
+        }
+        residual += kBatch * step;
+      }
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          sum[t][i] = {0.f, 0.f, 0.f, 0.f};
+          const float* from = tiles[t] + word + i * kRowWords;
+          if constexpr (kTiles > 1) {
+            LoadIf(sum[t][i], from, i < left);
+          } else if (i < left) {
+            sum[t][i] = *reinterpret_cast<const float4*>(from);
+          }
+        }
+      }
+      word += kBatch * kRowWords;
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        float4 v = sum[0][i];
+        if constexpr (kTiles > 1) v = v + sum[1][i];
+        v = Finish(v, rest[i]);
+        if (i < left) Store(out, v, counts);
+        out += step;
+      }
+    }
+  }
+  // The same of pooled rows: four sums for each result.
+  template <int kBatch, int kTiles>
+  __device__ __forceinline__ void WritePooledRows(int part, float4 bias, const float* const (&tiles)[kTiles]) {
+    constexpr int kThreadRows = 2 * kTiles;  // between those of a thread
+    constexpr int kRowWords = kThreadRows * 2 * kPatchWidth * U::kSumStride;
+    const int row = part * 2 + column / kPooledWidth;
+    const int64_t step = static_cast<int64_t>(row_step) * kThreadRows;
+    const bool counts = task.counts.rows != nullptr;
+    T* out = task.out + Element(row);
+    bias = bias + float4{0.f, 0.f, 0.f, 0.f};
+    int word = (row * 2 * kPatchWidth + column % kPooledWidth * 2) * U::kSumStride + filter;
+#pragma unroll 1
+    for (int left = (rows - row + kThreadRows - 1) / kThreadRows; left > 0; left -= kBatch) {
+      float4 sum[kTiles][kBatch][4];
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+        for (int i = 0; i < kBatch * 4; ++i) {
+          const int of = i / 4, of_row = i / 2 % 2, of_column = i % 2;
+          sum[t][of][i % 4] = {0.f, 0.f, 0.f, 0.f};
+          const float* from = tiles[t] + word + of * kRowWords + (of_row * kPatchWidth + of_column) * U::kSumStride;
+          if constexpr (kTiles > 1) {
+            LoadIf(sum[t][of][i % 4], from, of < left);
+          } else if (of < left) {
+            sum[t][of][i % 4] = *reinterpret_cast<const float4*>(from);
+          }
+        }
+      }
+      word += kBatch * kRowWords;
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        float4(&four)[4] = sum[0][i];
+        if constexpr (kTiles > 1) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) four[j] = four[j] + sum[1][i][j];
+        }
+        const float4 v = Pooled(four, bias);
+        if (i < left) Store(out, v, counts);
+        out += step;
+      }
+    }
+  }
+  // to: in task.out; counts: whether anybody wants to know how many are not zero.
+  __device__ __forceinline__ void Store(T* to, float4 v, bool counts) {
+    StoreQuad(to, v);
+    if constexpr (U::kParts) {
+      if (task.small_out) StoreQuad(to + (task.small_out - task.out), SmallPart(v));
+    }
+    if (counts) Count(v);
+  }
+  __device__ __forceinline__ void Count(float4 v) {
+    nonzeros += CountNonzeros<T>(v, 4);
+    written += 4;
+  }
+  __device__ __forceinline__ void Store(int row, float4 result) {
+    StoreResults<U, T>(task, Element(row), result);
+    if (task.counts.rows) Count(result);
+  }
+  // The same of more than two splits, as Write.
+  template <int kSplits, typename TileOf>
+  __device__ __forceinline__ void WritePooled(int part, int parts, float4 bias, const TileOf& tile_of) {
+#pragma unroll 1
+    for (int row = part * 2 + column / kPooledWidth; row < rows; row += parts * 2) {
+      const int corner = (row * 2 * kPatchWidth + column % kPooledWidth * 2) * U::kSumStride + filter;
+      float4 sum[4] = {};
+#pragma unroll 1
+      for (int split = 0; split < parts; split += kSplits) {
+        float4 next[kSplits][4] = {};
+#pragma unroll
+        for (int j = 0; j < kSplits; ++j) {
+          const float* tile = tile_of(min(split + j, parts - 1)) + corner;
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            LoadIf(next[j][i], tile + (i / 2 * kPatchWidth + i % 2) * U::kSumStride, split + j < parts);
+          }
+        }
+#pragma unroll
+        for (int j = 0; j < kSplits; ++j) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) sum[i] = sum[i] + next[j][i];
+        }
+      }
+      Store(row, Pooled(sum, bias));
+    }
+  }
+  // Of four sums the result. The greatest is found before bias and ReLU, if those leave it the greatest.
+  __device__ __forceinline__ float4 Pooled(float4 (&v)[4], float4 bias) const {
+    const bool finishes_first = task.pool == Pool::kAverage || !KeepsOrder(bias);
+    if (finishes_first) {
+#pragma unroll
+      for (float4& each : v) each = Finish(each, bias);
+    }
+    if (task.pool == Pool::kAverage) {
+      const float4 sum = (v[0] + v[1]) + (v[2] + v[3]);
+      return {0.25f * sum.x, 0.25f * sum.y, 0.25f * sum.z, 0.25f * sum.w};
+    }
+    const float4 most = MaxOrNan(MaxOrNan(v[0], v[1]), MaxOrNan(v[2], v[3]));
+    return finishes_first ? most : Finish(most, bias);
+  }
+  __device__ __forceinline__ float4 Finish(float4 sum, float4 rest) const {
+    sum = sum + rest;
+    return task.relu ? float4{Relu(sum.x), Relu(sum.y), Relu(sum.z), Relu(sum.w)} : sum;
+  }
+};
+
+// Before a kernel writes: the one in front may have read what is written now, and wrote the residual.
+__device__ __forceinline__ void WaitToWrite(const Gate& gate) {
+  if (gate.in_chain) WaitForKernelBefore();
+  if (gate.x_is_older) LetNextKernelStart();
+}
+
+#if __CUDA_ARCH__ >= 900
+// Blocks of a cluster share the rows of their tile.
+template <int kBatch, int kSplits, class U, typename T>
+__device__ __forceinline__ void WriteTogether(WarpgroupWriter<U, T>& writer, int part, int parts, float4 bias,
+                                              float* tile) {
+  auto cluster = cooperative_groups::this_cluster();
+  cluster.sync();
+  const auto tile_of = [&](int split) { return cluster.map_shared_rank(tile, split); };
+  if (writer.task.pool == Pool::kNone) {
+    writer.template Write<kBatch, kSplits>(part, parts, bias, tile_of);
+  } else {
+    writer.template WritePooled<2>(part, parts, bias, tile_of);
+  }
+  ArriveAtCluster();
+  WaitForCluster();  // a block's sums stay until all have read them
+}
+
+// The same of two blocks, by WriteRows.
+template <int kBatch, class U, typename T>
+__device__ __forceinline__ void WriteAsPair(WarpgroupWriter<U, T>& writer, int part, float4 bias, float* tile) {
+  auto cluster = cooperative_groups::this_cluster();
+  cluster.sync();
+  const float* const tiles[] = {cluster.map_shared_rank(tile, 0), cluster.map_shared_rank(tile, 1)};
+  if (writer.task.pool == Pool::kNone) {
+    writer.template WriteRows<kBatch, 2>(part, bias, tiles);
+  } else {
+    writer.template WritePooledRows<1, 2>(part, bias, tiles);
+  }
+  ArriveAtCluster();
+  WaitForCluster();
+}
+#endif
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_DENSE_CONV_WGMMA_REDUCTION_CUH_

@@ -1,0 +1,275 @@
+// Results of a tile whose sums are all in one block's registers: written from there, so that shared memory keeps the
+// stages of the tile that comes next.
+//
+// A warp's store is whole 32-byte pieces of results. TF32 products leave neighbouring filters in a thread; of 16-bit
+// ones a thread has one filter of two pixels, which movmatrix turns, and lanes swap, into four filters of one.
+// A pool's 2x2 windows are in one thread.
+#ifndef JSC_CUDA_DENSE_CONV_WGMMA_RESULTS_CUH_
+#define JSC_CUDA_DENSE_CONV_WGMMA_RESULTS_CUH_
+
+#include "cuda/dense_conv/wgmma/engine.cuh"
+
+namespace jsc {
+
+// Sums of 2x2 windows as results. The greatest is found before bias and ReLU, if those leave it so for all of a warp.
+struct WindowPool {
+  const Pool pool;
+  const bool relu, finishes_first;
+
+  __device__ __forceinline__ WindowPool(Pool pool, bool relu, float2 bias)
+      : pool(pool),
+        relu(relu),
+        finishes_first(pool == Pool::kAverage ||
+                       __any_sync(0xffffffffu, !KeepsOrder(bias.x) || !KeepsOrder(bias.y)) != 0) {}
+  // Of four sums, rows first.
+  __device__ __forceinline__ float Of(float bias, float a, float b, float c, float d) const {
+    const auto finish = [&](float sum) { return relu ? Relu(sum + bias) : sum + bias; };
+    if (finishes_first) a = finish(a), b = finish(b), c = finish(c), d = finish(d);
+    if (pool == Pool::kAverage) return 0.25f * ((a + b) + (c + d));
+    const float most = MaxOrNan(MaxOrNan(a, b), MaxOrNan(c, d));
+    return finishes_first ? most : finish(most);
+  }
+};
+
+// Where a tile's results, or pooled results, lie: rows of kPatchWidth columns, or half as many.
+struct ResultPlace {
+  int64_t first;           // element of out and residual: row 0, column 0, filter 0 of the tile
+  int row_step, features;  // elements between rows, and between columns
+  int rows, columns;       // with results; columns from `columns` on have none in a patch, else one row less
+  bool patch;
+
+  template <class U, typename T>
+  static __device__ __forceinline__ ResultPlace Of(const WarpgroupTask<T>& task, const WarpgroupPlace& at) {
+    constexpr int kRows = U::kPixels / kPatchWidth;
+    const int stack = static_cast<int>(blockIdx.z);
+    ResultPlace p;
+    p.features = task.features;
+    p.patch = task.patch;
+    int64_t pixel;
+    if (task.pool != Pool::kNone) {
+      pixel = static_cast<int64_t>(stack * task.images_per_stack + at.image) * task.pooled_height + at.y / 2;
+      pixel = pixel * task.pooled_width + at.x / 2;
+      p.rows = min(kRows / 2, task.pooled_height - at.y / 2);
+      p.columns = task.pooled_width - at.x / 2;
+      p.row_step = task.pooled_width * task.features;
+    } else if (task.patch) {
+      pixel = static_cast<int64_t>(stack * task.images_per_stack + at.image) * task.height + at.y;
+      pixel = pixel * task.width + at.x;
+      p.rows = min(kRows, task.height - at.y);
+      p.columns = task.width - at.x;
+      p.row_step = task.width * task.features;
+    } else {
+      pixel = static_cast<int64_t>(stack) * task.pixels + at.pixel;
+      p.rows = min(kRows, (task.pixels - at.pixel + kPatchWidth - 1) / kPatchWidth);
+      p.columns = task.pixels - at.pixel - (p.rows - 1) * kPatchWidth;  // of the last row
+      p.row_step = kPatchWidth * task.features;
+    }
+    p.first = pixel * task.features + at.feature;
+    return p;
+  }
+  // Rows of a column that have results.
+  __device__ __forceinline__ int RowsOf(int column) const {
+    if (column < columns) return rows;
+    return patch ? 0 : rows - 1;
+  }
+};
+
+// Bias, residual, ReLU and pool; 16-bit types.
+template <class U, typename T>
+struct ResultWriter {
+  static constexpr int kRows = U::kPixels / kPatchWidth, kBatch = 4;
+  const WarpgroupTask<T>& task;
+  int nonzeros = 0, written = 0;
+
+  __device__ __forceinline__ explicit ResultWriter(const WarpgroupTask<T>& task) : task(task) {}
+
+  static __device__ __forceinline__ uint32_t Pack(float low, float high) {
+    const T element[2] = {FromFloat<T>(low), FromFloat<T>(high)};
+    return *reinterpret_cast<const uint32_t*>(element);
+  }
+  static __device__ __forceinline__ float2 Unpack(uint32_t pair) {
+    const T* element = reinterpret_cast<const T*>(&pair);
+    return {ToFloat(element[0]), ToFloat(element[1])};
+  }
+  // Of an 8x8 matrix of pairs, lane l has row l / 4 and columns 2 * (l % 4) and the next: transposed.
+  static __device__ __forceinline__ uint32_t Transpose(uint32_t pair) {
+    uint32_t turned;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
+    return turned;
+  }
+  // From two matrices of filters, 8 apart, to four neighbouring filters of lanes that are even (of the first matrix)
+  // and odd, and back.
+  static __device__ __forceinline__ uint2 Swap(uint32_t low, uint32_t high) {
+    const bool odd = threadIdx.x % 2 != 0;
+    const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? low : high, 1);
+    return odd ? make_uint2(other, high) : make_uint2(low, other);
+  }
+  // The first of the four, of a warp's 16 filters.
+  static __device__ __forceinline__ int Four() { return threadIdx.x % 2 * 8 + threadIdx.x % 4 / 2 * 4; }
+
+  __device__ __forceinline__ void Store(int64_t element, uint2 four) {
+    *reinterpret_cast<uint2*>(task.out + element) = four;
+    if (task.counts.rows) {
+      const float2 low = Unpack(four.x), high = Unpack(four.y);
+      nonzeros += (low.x != 0.f) + (low.y != 0.f) + (high.x != 0.f) + (high.y != 0.f);
+      written += 4;
+    }
+  }
+  __device__ __forceinline__ float Finish(float sum, float rest) const {
+    sum += rest;
+    return task.relu ? Relu(sum) : sum;
+  }
+
+  // Of the calling thread's filters, 8 apart.
+  static __device__ __forceinline__ float2 LoadBias(const WarpgroupTask<T>& task, const WarpgroupPlace& at) {
+    const int filter = at.feature + static_cast<int>(threadIdx.x) / kWarp * 16 + threadIdx.x % kWarp / 4;
+    const T* from = task.bias + static_cast<int64_t>(blockIdx.z) * task.features + filter;
+    float2 bias = {0.f, 0.f};
+    if (task.bias && filter < task.features) bias.x = ToFloat(from[0]);
+    if (task.bias && filter + 8 < task.features) bias.y = ToFloat(from[8]);
+    return bias;
+  }
+  // All threads of the warpgroups.
+  __device__ __forceinline__ void Write(const WarpgroupPlace& at, float2 both, const float (&sums)[U::kPixels / 2]) {
+    const int lane = threadIdx.x % kWarp, of_tile = static_cast<int>(threadIdx.x) / kWarp * 16;
+    const float bias[2] = {both.x, both.y};
+    const ResultPlace place = ResultPlace::Of<U>(task, at);
+    const int four = of_tile + Four();
+    const bool has_filters = at.feature + four < task.features;
+    if (task.pool != Pool::kNone) {
+      const WindowPool pooled(task.pool, task.relu, both);
+      const int column = lane / 4 / 2, parity = lane / 4 % 2;
+      const int rows = has_filters ? place.RowsOf(column) : 0;
+      const int64_t first = place.first + four + column * place.features;
+#pragma unroll
+      for (int row = 0; row < kRows / 2; row += 2) {
+        uint32_t turned[2];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const auto at = [&](int row) {
+            const float* v = sums + row * 8 + h * 2;
+            return row < kRows / 2 ? pooled.Of(bias[h], v[0], v[1], v[4], v[5]) : 0.f;
+          };
+          turned[h] = Transpose(Pack(at(row), at(row + 1)));
+        }
+        const uint2 result = Swap(turned[0], turned[1]);
+        if (row + parity < rows) Store(first + static_cast<int64_t>(row + parity) * place.row_step, result);
+      }
+      return;
+    }
+    const int rows = has_filters ? place.RowsOf(lane / 4) : 0;
+    const int64_t first = place.first + four + lane / 4 * place.features;
+#pragma unroll
+    for (int from = 0; from < kRows; from += kBatch) {
+      uint2 extra[kBatch] = {};
+      if (task.residual) {
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          if (from + i < min(rows, kRows)) {
+            extra[i] = *reinterpret_cast<const uint2*>(task.residual + first +
+                                                       static_cast<int64_t>(from + i) * place.row_step);
+          }
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int row = from + i;
+        if (row >= kRows) break;
+        uint32_t turned[2];
+        float2 rest[2] = {};
+        if (task.residual) {
+          const uint2 halves = Swap(extra[i].x, extra[i].y);
+          rest[0] = Unpack(Transpose(halves.x));
+          rest[1] = Unpack(Transpose(halves.y));
+        }
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          turned[h] = Transpose(Pack(Finish(sums[row * 4 + h * 2], bias[h] + rest[h].x),
+                                     Finish(sums[row * 4 + h * 2 + 1], bias[h] + rest[h].y)));
+        }
+        const uint2 result = Swap(turned[0], turned[1]);
+        if (row < rows) Store(first + static_cast<int64_t>(row) * place.row_step, result);
+      }
+    }
+  }
+};
+
+// float32: a thread has two neighbouring filters of two neighbouring columns.
+template <class U>
+struct ResultWriter<U, float> {
+  static constexpr int kRows = U::kPixels / kPatchWidth, kBatch = 4;
+  const WarpgroupTask<float>& task;
+  int nonzeros = 0, written = 0;
+
+  __device__ __forceinline__ explicit ResultWriter(const WarpgroupTask<float>& task) : task(task) {}
+
+  __device__ __forceinline__ void Store(int64_t element, float2 v) {
+    *reinterpret_cast<float2*>(task.out + element) = v;
+    if (task.counts.rows) {
+      nonzeros += (v.x != 0.f) + (v.y != 0.f);
+      written += 2;
+    }
+  }
+  __device__ __forceinline__ float Finish(float sum, float rest) const {
+    sum += rest;
+    return task.relu ? Relu(sum) : sum;
+  }
+  // The first of the calling thread's two filters.
+  static __device__ __forceinline__ int Filter() {
+    using Filters = StepFilters<U, float>;
+    return static_cast<int>(threadIdx.x) / 128 * 64 + Filters::Box() * 32 + Filters::Slot() * 4 + Filters::Half() * 2;
+  }
+  static __device__ __forceinline__ float2 LoadBias(const WarpgroupTask<float>& task, const WarpgroupPlace& at) {
+    const int filter = at.feature + Filter();
+    if (task.bias == nullptr || filter >= task.features) return {0.f, 0.f};
+    const float* from = task.bias + static_cast<int64_t>(blockIdx.z) * task.features + filter;
+    return {from[0], from[1]};
+  }
+  __device__ __forceinline__ void Write(const WarpgroupPlace& at, float2 bias, const float (&sums)[U::kPixels / 2]) {
+    const int pair = threadIdx.x % 4, filter = Filter();
+    const ResultPlace place = ResultPlace::Of<U>(task, at);
+    const bool has_filters = at.feature + filter < task.features;
+    if (task.pool != Pool::kNone) {
+      const WindowPool pooled(task.pool, task.relu, bias);
+      const int rows = has_filters ? place.RowsOf(pair) : 0;
+      const int64_t first = place.first + filter + pair * place.features;
+#pragma unroll
+      for (int row = 0; row < kRows / 2; ++row) {
+        const float* v = sums + row * 8;
+        const float2 result = {pooled.Of(bias.x, v[0], v[1], v[4], v[5]), pooled.Of(bias.y, v[2], v[3], v[6], v[7])};
+        if (row < rows) Store(first + static_cast<int64_t>(row) * place.row_step, result);
+      }
+      return;
+    }
+    int rows[2];
+#pragma unroll
+    for (int e = 0; e < 2; ++e) rows[e] = has_filters ? place.RowsOf(pair * 2 + e) : 0;
+    const int64_t first = place.first + filter + pair * 2 * place.features;
+#pragma unroll
+    for (int from = 0; from < kRows; from += kBatch) {
+      float2 extra[kBatch][2] = {};
+      if (task.residual) {
+#pragma unroll
+        for (int i = 0; i < kBatch * 2; ++i) {
+          if (from + i / 2 < min(rows[i % 2], kRows)) {
+            extra[i / 2][i % 2] = *reinterpret_cast<const float2*>(
+                task.residual + first + static_cast<int64_t>(from + i / 2) * place.row_step + i % 2 * place.features);
+          }
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch * 2; ++i) {
+        const int row = from + i / 2, e = i % 2;
+        if (row >= kRows) break;
+        const float2 rest = extra[i / 2][e];
+        const float2 result = {Finish(sums[row * 4 + e], bias.x + rest.x),
+                               Finish(sums[row * 4 + 2 + e], bias.y + rest.y)};
+        if (row < rows[e]) Store(first + static_cast<int64_t>(row) * place.row_step + e * place.features, result);
+      }
+    }
+  }
+};
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_DENSE_CONV_WGMMA_RESULTS_CUH_

@@ -1,0 +1,67 @@
+// A dense block (Huang et al. 2017): layers that each read the maps of all before them, in one call.
+//
+//   y = relu(scale * x + shift); mid = relu(y * kernel1 + bias1), 1x1; x = concatenate(x, mid * kernel2), 3x3
+#ifndef JSC_CUDA_DENSENET_BLOCK_H_
+#define JSC_CUDA_DENSENET_BLOCK_H_
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <vector>
+
+#include "xla/ffi/api/ffi.h"
+
+namespace jsc {
+
+namespace ffi = xla::ffi;
+
+constexpr int kGrowth = 32;         // channels that a layer adds
+constexpr int kMiddle = 128;        // channels between its convolutions
+constexpr int kDenseChannels = 32;  // channels of x that come together; C0 is a multiple
+
+struct DenseLayerArgs {
+  const void* scale;    // [C]
+  const void* shift;    // [C]
+  const void* kernel1;  // [1, 1, C, kMiddle]
+  const void* bias1;    // [kMiddle]
+  const void* kernel2;  // [3, 3, kMiddle, kGrowth]
+};
+
+// What follows a block: relu(scale * x + shift), 1x1 convolution and the average of 2x2 pixels.
+struct DenseTransitionArgs {
+  const void* scale = nullptr;   // [C]; null: nothing follows
+  const void* shift = nullptr;   // [C]
+  const void* kernel = nullptr;  // [1, 1, C, features]
+  void* out = nullptr;           // [N, H / 2, W / 2, features]
+  int64_t features = 0;
+};
+
+struct DenseBlockCall {
+  ffi::DataType dtype;
+  bool precise;  // float32 is multiplied as float32
+  int64_t images, height, width, channels;
+  const void* x;  // [N, H, W, C0]
+  void* out;      // [N, H, W, C0 + layers * kGrowth]; without the first C0 where a transition follows
+  std::vector<DenseLayerArgs> layers;
+  DenseTransitionArgs transition;
+};
+
+// attributes: precision, int64, and offsets, int64 [parameters], where one operand [size] holds all of them: the
+// elements in front of each, whole multiples of 128 bytes.
+ffi::ErrorOr<DenseBlockCall> MakeDenseBlockCall(ffi::AnyBuffer x, ffi::RemainingArgs operands, ffi::AnyBuffer out,
+                                                ffi::RemainingRets rest, ffi::Dictionary attributes);
+
+// How a layer's map is cut: a tile of results for each cluster, of one of the kernel's shapes.
+struct DensePlan {
+  int shape;  // kDenseShapes
+  int tile_height, tile_width;
+  int tiles_y, tiles_x;  // of an image
+};
+
+DensePlan ChooseDensePlan(const DenseBlockCall& call);
+
+ffi::Error DenseBlock(const DenseBlockCall& call, int device, cudaStream_t stream);  // densenet/block.cu
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_DENSENET_BLOCK_H_

@@ -1,0 +1,152 @@
+// What the copy engine brings to a block of a dense layer's kernel, asked for by two warps: one goes through the
+// channels that are there when the kernel starts, in a ring of stages, the other brings parameters and waits for the
+// kernel before.
+#ifndef JSC_CUDA_DENSENET_BLOCK_COPIES_CUH_
+#define JSC_CUDA_DENSENET_BLOCK_COPIES_CUH_
+
+#include "cuda/core/programmatic_launch.cuh"
+#include "cuda/densenet/block_shape.cuh"
+
+namespace jsc {
+
+template <int kRing>
+struct DenseBarriers {
+  uint64_t full[kRing], empty[kRing];
+  uint64_t params, kernel2, newest, mail;
+};
+
+// The tile of a cluster.
+struct DensePlace {
+  int image, y, x, rank;
+};
+
+template <class U>
+__device__ __forceinline__ DensePlace FindDensePlace(const DenseLayerTask<typename U::T>& task) {
+  const int cluster = static_cast<int>(blockIdx.x) / U::kSplit, row = cluster / task.tiles_x;
+  return {row / task.tiles_y, row % task.tiles_y * task.tile_height, cluster % task.tiles_x * task.tile_width,
+          static_cast<int>(blockIdx.x) % U::kSplit};
+}
+
+#if __CUDA_ARCH__ >= 900
+// Copies `bytes`, a multiple of 16, to shared memory; counted at `barrier`.
+__device__ __forceinline__ void CopyRow(void* shared, const void* global, int bytes, uint64_t* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   SharedAddress(shared)),
+               "l"(global), "r"(bytes), "r"(SharedAddress(barrier))
+               : "memory");
+}
+
+// The box of a map [N, C / 32, H, W, 32] at chunk `chunk` and pixel (x, y) of an image.
+__device__ __forceinline__ void CopyChunks(void* shared, const CUtensorMap* map, int x, int y, int chunk, int image,
+                                           uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
+      "[%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(SharedAddress(shared)),
+      "l"(map), "r"(0), "r"(x), "r"(y), "r"(chunk), "r"(image), "r"(SharedAddress(barrier))
+      : "memory");
+}
+
+// kernel1's part of so many chunks.
+template <class U>
+__device__ __forceinline__ void AskForFilters(const CUtensorMap* map, unsigned char* to, int chunks, int channel,
+                                              int rank, uint64_t* barrier) {
+#pragma unroll
+  for (int i = 0; i < U::kMidTiles; ++i) {
+    CopyBox(to + i * chunks * (kDenseChannels * 16 * U::kBytes), map, rank * U::kMids + i * 16, channel, 0, barrier);
+  }
+}
+
+// The stages of a kernel: chunks of x, then of the block as far as they are there; the last of either may hold more
+// than is used.
+template <class U>
+struct DenseStages {
+  static constexpr int kChannels = U::kTurns * kDenseChannels;
+  int of_x, all;
+  __device__ __forceinline__ explicit DenseStages(const DenseLayerTask<typename U::T>& task) {
+    of_x = (task.first_channels + kChannels - 1) / kChannels;
+    all = of_x + (task.early_channels - task.first_channels + kChannels - 1) / kChannels;
+  }
+  __device__ __forceinline__ int Channel(const DenseLayerTask<typename U::T>& task, int stage) const {
+    return stage < of_x ? stage * kChannels : task.first_channels + (stage - of_x) * kChannels;
+  }
+};
+
+// The chunk of the kernel before: what is there when the kernel starts, and the rest.
+template <class U>
+__device__ __forceinline__ void AskForNewFilters(const DenseLayerTask<typename U::T>& task, const DenseLayerMaps& maps,
+                                                 const DensePlace& at, unsigned char* stage,
+                                                 DenseBarriers<U::kRing>& barriers) {
+  ExpectBytes(&barriers.newest, (task.tile_height + 2) * (task.tile_width + 2) * U::kRowBytes + U::kFilterBytes);
+  AskForFilters<U>(&maps.filters, stage + U::kRows * U::kRowBytes, 1, task.early_channels, at.rank, &barriers.newest);
+  PrefetchMap(maps.newest);
+}
+
+template <class U>
+__device__ __forceinline__ void AskForNewPixels(const DenseLayerTask<typename U::T>& task, const DenseLayerMaps& maps,
+                                                const DensePlace& at, unsigned char* stage,
+                                                DenseBarriers<U::kRing>& barriers) {
+  CopyChunks(stage, &maps.newest, at.x - 1, at.y - 1, task.early_channels / kDenseChannels, at.image, &barriers.newest);
+}
+
+// By one warp: the channels that are there when the kernel starts; where shared memory is tight, those of the kernel
+// before too, behind them in the ring.
+template <class U>
+__device__ __forceinline__ void AskForEarly(const DenseLayerTask<typename U::T>& task, const DenseLayerMaps& maps,
+                                            const DensePlace& at, unsigned char* shared,
+                                            DenseBarriers<U::kRing>& barriers) {
+  const int box_bytes = (task.tile_height + 2) * (task.tile_width + 2) * U::kRowBytes;
+  const DenseStages<U> stages(task);
+  RingPlace to;
+#pragma unroll 1
+  for (int i = 0; i < stages.all; ++i) {
+    uint64_t* full = barriers.full + to.stage;
+    WaitForBytes(barriers.empty + to.stage, to.parity ^ 1);
+    if (IsElected()) {
+      unsigned char* stage = shared + to.stage * U::kStageBytes;
+      const int channel = stages.Channel(task, i);
+      ExpectBytes(full, U::kTurns * (box_bytes + U::kFilterBytes));
+      CopyChunks(stage, i < stages.of_x ? &maps.x : &maps.block, at.x - 1, at.y - 1, channel / kDenseChannels, at.image,
+                 full);
+      AskForFilters<U>(&maps.kernel1, stage + U::kTurns * U::kRows * U::kRowBytes, U::kTurns, channel, at.rank, full);
+    }
+    to.Advance(U::kRing);
+  }
+  if (!U::kTight || task.early_channels == task.channels) return;
+  WaitForBytes(barriers.empty + to.stage, to.parity ^ 1);
+  unsigned char* stage = shared + to.stage * U::kStageBytes;
+  if (IsElected()) AskForNewFilters<U>(task, maps, at, stage, barriers);
+  __syncwarp();
+  WaitForKernelBefore();
+  if (IsElected()) AskForNewPixels<U>(task, maps, at, stage, barriers);
+}
+
+// By one warp: everything that is copied once, and unless that is done above the channels of the kernel before.
+template <class U>
+__device__ __forceinline__ void AskForRest(const DenseLayerTask<typename U::T>& task, const DenseLayerMaps& maps,
+                                           const DensePlace& at, unsigned char* shared,
+                                           DenseBarriers<U::kRing>& barriers) {
+  using T = typename U::T;
+  const bool has_newest = !U::kTight && task.early_channels < task.channels;
+  if (IsElected()) {
+    const int row_bytes = task.channels * U::kBytes;
+    ExpectBytes(&barriers.params, 2 * row_bytes + U::kMids * U::kBytes);
+    CopyRow(shared + U::kScale, task.scale, row_bytes, &barriers.params);
+    CopyRow(shared + U::kScale + row_bytes, task.shift, row_bytes, &barriers.params);
+    CopyRow(shared + U::kBias, task.bias + at.rank * U::kMids, U::kMids * U::kBytes, &barriers.params);
+    ExpectBytes(&barriers.kernel2, U::kFeatureTiles * U::kTapBytes);
+#pragma unroll
+    for (int i = 0; i < U::kFeatureTiles; ++i) {
+      CopyBox(shared + U::kKernel2 + i * U::kTapBytes, &maps.kernel2, i * 16, at.rank * U::kMids, 0, &barriers.kernel2);
+    }
+    if (has_newest) AskForNewFilters<U>(task, maps, at, shared + U::kNewStage, barriers);
+  }
+  __syncwarp();
+  WaitForKernelBefore();
+  LetNextKernelStart();  // not before: it reads at once what the kernel before has written
+  if (has_newest && IsElected()) AskForNewPixels<U>(task, maps, at, shared + U::kNewStage, barriers);
+}
+#endif
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_DENSENET_BLOCK_COPIES_CUH_

@@ -1,0 +1,258 @@
+// What may follow a dense block, as one more kernel of its chain: batch norm, ReLU, 1x1 convolution and the average of
+// 2x2 pixels.
+//
+//   out = average(relu(scale * x + shift)) * kernel, C -> K
+//
+// The average is linear, so it is taken before the convolution, which then has a quarter of the pixels; only the order
+// of additions differs.
+// Layout: x is the block's input (C0 channels) and, behind those, its map (rows of `total` channels).
+// How it is shared: a cluster has 32 results x kFeatures; each block of it multiplies its share of the channels, and
+//   blocks send each other these sums, each result to one block, which adds them in the order of the blocks (bitwise
+//   repeatable).
+// Why: only blocks that have the newest 32 channels wait for the last layer's kernel; the others need channels that
+//   were there when this kernel started (densenet/block_kernel.cuh), and all of them bring their filters before.
+// Bound by: what is in front of the first product, the reading of x, and the exchange.
+#ifndef JSC_CUDA_DENSENET_BLOCK_TRANSITION_CUH_
+#define JSC_CUDA_DENSENET_BLOCK_TRANSITION_CUH_
+
+#include "cuda/densenet/block_engine.cuh"
+#include "cuda/densenet/block_kernel.cuh"
+
+namespace jsc {
+
+template <typename T>
+struct TransitionTask {
+  const T* x;       // [N, H, W, C0]
+  const T* map;     // [N, H, W, total], of which channels [C0, total) are read
+  const T* scale;   // [total]
+  const T* shift;   // [total]
+  const T* kernel;  // [total, features]
+  T* out;           // [N, H / 2, W / 2, features]
+  int first_channels, total, features;
+  int early_channels;         // of total, that no kernel writes that may still run
+  int height, width, pixels;  // pixels: of the result
+  int share;                  // channels of a block
+  int feature_tiles;
+};
+
+template <typename T_, bool kPrecise_, int kFeatures_>
+struct TransitionShape {
+  using T = T_;
+  static constexpr bool kPrecise = kPrecise_;
+  static constexpr int kFeatures = kFeatures_, kSplit = 8, kWarps = 8, kThreads = kWarps * 32;
+  static constexpr int kPixels = 32, kBytes = static_cast<int>(sizeof(T));
+  static constexpr int kStep = kPrecise ? 16 : 32 / kBytes;  // channels of a product
+  static constexpr int kFeatureWarps = kFeatures / 16, kPixelWarps = kWarps / kFeatureWarps;
+  static constexpr int kTiles = kPixels / 8 / kPixelWarps;  // of a warp
+  static constexpr int kSumStride = kFeatures + 4;
+  static constexpr int kMailQuads = kPixels * kFeatures / 4 / kSplit;
+
+  // Shared memory; behind the mail the filters [feature / 16, channel, 16] and the pixels [pixel, channel].
+  static constexpr int kSums = kSplit * kMailQuads * 16;  // [pixel, feature]
+  static constexpr int kFilters = kSums + kPixels * kSumStride * 4;
+  static constexpr int FilterBytes(int share) { return share * kFeatures * kBytes; }
+  static constexpr int PixelStride(int share) { return share * kBytes + 16; }
+  static constexpr int SharedBytes(int share) { return kFilters + FilterBytes(share) + kPixels * PixelStride(share); }
+};
+
+#if __CUDA_ARCH__ >= 900
+// Where the window of a result lies in x and in the map, in pixels.
+template <typename T>
+__device__ __forceinline__ int FindWindow(const TransitionTask<T>& task, int pixel) {
+  const int out_width = task.width / 2, row = pixel / out_width, out_height = task.height / 2;
+  const int image = row / out_height, y = row - image * out_height, x = pixel - row * out_width;
+  return (image * task.height + y * 2) * task.width + x * 2;
+}
+
+// relu(scale * x + shift) of four channels, averaged over the window.
+template <typename T>
+__device__ __forceinline__ float4 AverageWindow(const TransitionTask<T>& task, int window, int channel) {
+  const bool is_x = channel < task.first_channels;
+  const int stride = is_x ? task.first_channels : task.total;
+  const T* at = (is_x ? task.x : task.map) + static_cast<int64_t>(window) * stride + channel;
+  const int64_t below = static_cast<int64_t>(task.width) * stride;
+  const float4 v[4] = {Load4(at), Load4(at + stride), Load4(at + below), Load4(at + below + stride)};
+  const float4 scale = Load4(task.scale + channel), shift = Load4(task.shift + channel);
+  const auto make = [](float a, float scale, float shift) { return 0.25f * ReluOrNan(fmaf(a, scale, shift)); };
+  float4 y[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    y[i] = {make(v[i].x, scale.x, shift.x), make(v[i].y, scale.y, shift.y), make(v[i].z, scale.z, shift.z),
+            make(v[i].w, scale.w, shift.w)};
+  }
+  return (y[0] + y[1]) + (y[2] + y[3]);
+}
+
+// Four features of a result by FFMA, where what is not finite has left NaN; see SumMidAgain.
+template <class U>
+__device__ __noinline__ float4 SumTransitionAgain(const TransitionTask<float>& task, int pixel, int feature) {
+  WaitForKernelBefore();
+  const int window = FindWindow(task, pixel);
+  float4 sum = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll 1
+  for (int c = 0; c < task.total; c += 4) {
+    const float4 v = AverageWindow(task, window, c);
+    const float* w = task.kernel + static_cast<int64_t>(c) * task.features + feature;
+    sum = MultiplyAdd(v.x, Load4(w), sum);
+    sum = MultiplyAdd(v.y, Load4(w + task.features), sum);
+    sum = MultiplyAdd(v.z, Load4(w + 2 * task.features), sum);
+    sum = MultiplyAdd(v.w, Load4(w + 3 * task.features), sum);
+  }
+  return sum;
+}
+
+// The block's part of the kernel, with zeros beyond its channels and features; asked for by all threads.
+template <class U>
+__device__ __forceinline__ void AskForTransitionFilters(const TransitionTask<typename U::T>& task, int first_channel,
+                                                        int first_feature, unsigned char* filters) {
+  constexpr int kPiece = 16 / U::kBytes, kPieces = U::kFeatures / kPiece, kInTile = 16 / kPiece;
+#pragma unroll 4
+  for (int i = static_cast<int>(threadIdx.x); i < task.share * kPieces; i += U::kThreads) {
+    const int row = i / kPieces, piece = i % kPieces, channel = first_channel + row;
+    const int feature = first_feature + piece * kPiece;
+    int slot = piece % kInTile;
+    if constexpr (U::kBytes == 2) slot ^= row / 4 % 2;
+    const bool valid = channel < task.total && feature < task.features;
+    const auto* from = task.kernel + (valid ? static_cast<int64_t>(channel) * task.features + feature : 0);
+    CopyAsync<16>(filters + (piece / kInTile * task.share + row) * 16 * U::kBytes + slot * 16, from, 16, valid);
+  }
+  CommitCopies();
+}
+
+// The averages of the block's channels [begin, end) to [pixel, channel], with zeros beyond what there is.
+template <class U>
+__device__ __forceinline__ void StoreAverages(const TransitionTask<typename U::T>& task, int first_channel,
+                                              int first_pixel, int begin, int end, unsigned char* pixels) {
+  using T = typename U::T;
+  const int quads = (end - begin) / 4;
+#pragma unroll 2
+  for (int i = static_cast<int>(threadIdx.x); i < U::kPixels * quads; i += U::kThreads) {
+    const int row = i / quads, own = begin + (i - row * quads) * 4, channel = first_channel + own;
+    float4 v = {0.f, 0.f, 0.f, 0.f};
+    if (first_pixel + row < task.pixels && channel < task.total) {
+      v = AverageWindow(task, FindWindow(task, first_pixel + row), channel);
+    }
+    if constexpr (U::kBytes == 4 && !U::kPrecise) {
+      float* values[4] = {&v.x, &v.y, &v.z, &v.w};
+#pragma unroll
+      for (float* value : values) *value = __uint_as_float(RoundToTf32(__float_as_uint(*value)));
+    }
+    StoreUpTo4(reinterpret_cast<T*>(pixels + row * U::PixelStride(task.share)) + own, v, 4, true);
+  }
+}
+
+// Which sums a warp makes.
+template <class U>
+struct TransitionWarp {
+  int feature_tile, first_pixel;
+  __device__ __forceinline__ TransitionWarp()
+      : feature_tile(static_cast<int>(threadIdx.x) / 32 % U::kFeatureWarps),
+        first_pixel(static_cast<int>(threadIdx.x) / 32 / U::kFeatureWarps * U::kTiles * 8) {}
+};
+
+// sums += the block's channels [begin, end) of filters x pixels
+template <class U>
+__device__ __forceinline__ void MultiplyAverages(const TransitionTask<typename U::T>& task, int begin, int end,
+                                                 const unsigned char* filters, const unsigned char* pixels,
+                                                 float (&sums)[1][U::kTiles][4]) {
+  using T = typename U::T;
+  const TransitionWarp<U> warp;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const unsigned char* from = filters + warp.feature_tile * task.share * 16 * U::kBytes;
+  const unsigned char* at =
+      pixels + (warp.first_pixel + lane / 16 * 8 + lane % 8) * U::PixelStride(task.share) + lane / 8 % 2 * 16;
+#pragma unroll 2
+  for (int channel = begin; channel < end; channel += U::kStep) {
+    DenseFilters<T, U::kPrecise> kernel[1];
+    kernel[0].Load(from + channel * 16 * U::kBytes);
+    if constexpr (U::kBytes == 4 && !U::kPrecise) {
+#pragma unroll
+      for (uint32_t& v : kernel[0].v) v = RoundToTf32(v);
+    }
+#pragma unroll
+    for (int tile = 0; tile < U::kTiles; tile += 2) {
+      const unsigned char* low = at + tile * 8 * U::PixelStride(task.share) + channel * U::kBytes;
+      uint32_t words[2][U::kPrecise ? 4 : 2];
+      LoadTiles<U::kPrecise>(words, low, low + 32, true);
+      MultiplyTiles<T, U::kPrecise, 1, 2, U::kTiles>(kernel, words, sums, tile);
+    }
+  }
+}
+
+// Adds what the blocks of the cluster have sent to this one.
+template <class U>
+__device__ __forceinline__ void StoreTransition(const TransitionTask<typename U::T>& task, int rank, int first_pixel,
+                                                int first_feature, const float4* mail) {
+  constexpr int kFeatureQuads = U::kFeatures / 4;
+  const int i = static_cast<int>(threadIdx.x);
+  if (i >= U::kMailQuads) return;
+  float4 v = mail[i];
+#pragma unroll
+  for (int from = 1; from < U::kSplit; ++from) v = v + mail[from * U::kMailQuads + i];
+  const int quad = rank * U::kMailQuads + i, pixel = first_pixel + quad / kFeatureQuads;
+  const int feature = first_feature + quad % kFeatureQuads * 4;
+  if (pixel >= task.pixels || feature >= task.features) return;
+  if constexpr (U::kPrecise) {
+    if (!AreFinite(v)) v = SumTransitionAgain<U>(task, pixel, feature);
+  }
+  StoreUpTo4(task.out + static_cast<int64_t>(pixel) * task.features + feature, v, 4, true);
+}
+#endif
+
+template <class U>
+__global__ void __launch_bounds__(U::kThreads, 2)
+    TransitionKernel(const __grid_constant__ TransitionTask<typename U::T> task) {
+#if __CUDA_ARCH__ >= 900
+  using T = typename U::T;
+  static_assert(U::kMailQuads <= U::kThreads);
+  extern __shared__ __align__(16) unsigned char shared[];
+  __shared__ uint64_t mail_came;
+  const int rank = static_cast<int>(blockIdx.x) % U::kSplit, cluster = static_cast<int>(blockIdx.x) / U::kSplit;
+  const int first_pixel = cluster / task.feature_tiles * U::kPixels;
+  const int first_feature = cluster % task.feature_tiles * U::kFeatures;
+  const int first_channel = rank * task.share;
+  unsigned char *filters = shared + U::kFilters, *pixels = filters + U::FilterBytes(task.share);
+  auto* mail = reinterpret_cast<float4*>(shared);
+  auto* sums_at = reinterpret_cast<float*>(shared + U::kSums);
+  if (threadIdx.x == 0) {
+    InitBarrier(&mail_came);
+    FenceBarriers();
+  }
+  __syncwarp();  // racecheck takes the barrier for made by another lane
+  if (threadIdx.x == 0) ExpectBytes(&mail_came, U::kSplit * U::kMailQuads * 16);
+  ArriveAtCluster();
+  AskForTransitionFilters<U>(task, first_channel, first_feature, filters);
+  float sums[1][U::kTiles][4] = {};
+  const int early = max(0, min(task.share, task.early_channels - first_channel));  // channels of this block
+  StoreAverages<U>(task, first_channel, first_pixel, 0, early, pixels);
+  WaitForCopies<0>();
+  __syncthreads();
+  MultiplyAverages<U>(task, 0, early, filters, pixels, sums);
+  if (early < task.share) {
+    WaitForKernelBefore();
+    StoreAverages<U>(task, first_channel, first_pixel, early, task.share, pixels);
+    __syncthreads();
+    MultiplyAverages<U>(task, early, task.share, filters, pixels, sums);
+  }
+  const TransitionWarp<U> warp;
+#pragma unroll
+  for (int tile = 0; tile < U::kTiles; ++tile) {
+    StoreFragment<T>(sums_at + (warp.first_pixel + tile * 8) * U::kSumStride + warp.feature_tile * 16, U::kSumStride,
+                     sums[0][tile]);
+  }
+  WaitForCluster();  // all mailboxes are there
+  __syncthreads();
+#pragma unroll
+  for (int quad = static_cast<int>(threadIdx.x); quad < U::kSplit * U::kMailQuads; quad += U::kThreads) {
+    const float4 v = Load4(sums_at + quad / (U::kFeatures / 4) * U::kSumStride + quad % (U::kFeatures / 4) * 4);
+    const int to = quad / U::kMailQuads;
+    SendToBlock(to, mail + rank * U::kMailQuads + quad - to * U::kMailQuads, v, &mail_came);
+  }
+  WaitForBytes(&mail_came, 0);
+  StoreTransition<U>(task, rank, first_pixel, first_feature, mail);
+#endif
+}
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_DENSENET_BLOCK_TRANSITION_CUH_

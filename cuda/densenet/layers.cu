@@ -1,0 +1,207 @@
+// The layers of a dense block of many images as a chain of kernels, two for each layer, that overlap where there is
+// room; see densenet/layers_first.cuh and densenet/layers_second.cuh.
+#include "cuda/densenet/layers.h"
+
+#include <algorithm>
+
+#include "cuda/core/driver.h"
+#include "cuda/densenet/layers_first.cuh"
+#include "cuda/densenet/layers_second.cuh"
+
+namespace jsc {
+namespace {
+
+constexpr int kStaticBytes = 1024;
+
+cuuint64_t Size(int64_t n) { return static_cast<cuuint64_t>(n); }
+
+bool Encode(const void* data, CUtensorMapDataType type, int rank, const cuuint64_t* size, const cuuint64_t* stride,
+            const cuuint32_t* box, CUtensorMap* map) {
+  static const auto encode = FindDriverFunction<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
+  const cuuint32_t step[] = {1, 1, 1, 1};
+  return encode && encode(map, type, static_cast<cuuint32_t>(rank), const_cast<void*>(data), size, stride, box, step,
+                          CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+ffi::Error Refused() {
+  return ffi::Error(ffi::ErrorCode::kInternal, "cuTensorMapEncodeTiled refuses the maps of a dense block");
+}
+
+// A chain of launches on a stream, each of which may start while the one before it runs.
+struct LaunchChain {
+  cudaStream_t stream;
+  template <auto kKernel, typename... Args>
+  ffi::Error Launch(const char* name, dim3 grid, int threads, int shared, bool overlaps, const Args&... args) const {
+    ffi::Error error = Prepare<kKernel>(name);
+    if (error.failure()) return error;
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid;
+    config.blockDim = dim3(static_cast<unsigned>(threads));
+    config.dynamicSmemBytes = static_cast<size_t>(shared);
+    config.stream = stream;
+    Gate gate;
+    gate.overlaps = overlaps;
+    LaunchAttributes attributes(0, gate);
+    config.attrs = attributes.list;
+    config.numAttrs = attributes.count;
+    return CheckCuda(cudaLaunchKernelEx(&config, kKernel, args...), name);
+  }
+};
+
+// What all layers have in common.
+template <typename T, bool kParts>
+struct Block {
+  static constexpr int kPlanes = kParts ? 2 : 1;
+  const DenseBlockCall& call;
+  LaunchChain chain;
+  int room, multiprocessors;  // bytes of shared memory of a block
+  const unsigned char* prepared;
+  T* mid;
+
+  int64_t pixels() const { return call.images * call.height * call.width; }
+  int64_t total() const { return call.channels + static_cast<int64_t>(call.layers.size()) * kGrowth; }
+
+  ffi::Error Prepare() const {
+    PrepareTask task{};
+    const int layers = static_cast<int>(call.layers.size());
+    for (int i = 0; i < layers; ++i) {
+      task.kernel1[i] = call.layers[i].kernel1;
+      task.kernel2[i] = call.layers[i].kernel2;
+    }
+    task.to = const_cast<unsigned char*>(prepared);
+    task.first_channels = static_cast<int>(call.channels);
+    task.layers = layers;
+    const dim3 grid(static_cast<unsigned>(std::max(1, 8 * multiprocessors / layers)), static_cast<unsigned>(layers));
+    return chain.Launch<PrepareKernel<T, kParts>>("PrepareKernel", grid, 256, 0, false, task);
+  }
+
+  bool MapFirst(int tile_pixels, FirstMaps* maps) const {
+    const CUtensorMapDataType type = TensorMapType(call.dtype, true);
+    const cuuint32_t box[] = {static_cast<cuuint32_t>(kChunk<T>), static_cast<cuuint32_t>(tile_pixels)};
+    const auto encode = [&](const void* data, int64_t channels, CUtensorMap* map) {
+      const cuuint64_t size[] = {Size(channels), Size(pixels())}, stride[] = {Size(channels) * sizeof(T)};
+      return Encode(data, type, 2, size, stride, box, map);
+    };
+    return encode(call.x, call.channels, &maps->x) && encode(call.out, total(), &maps->block);
+  }
+
+  template <class U>
+  ffi::Error First(int layer, const FirstMaps& maps) const {
+    const DenseLayerArgs& args = call.layers[layer];
+    FirstTask<T> task{};
+    task.scale = static_cast<const T*>(args.scale);
+    task.shift = static_cast<const T*>(args.shift);
+    task.bias = static_cast<const T*>(args.bias1);
+    task.kernel = prepared + PreparedBytes(sizeof(T), kParts, static_cast<int>(call.channels), layer);
+    task.mid = mid;
+    task.x = static_cast<const T*>(call.x);
+    task.block = static_cast<const T*>(call.out);
+    task.kernel1 = static_cast<const T*>(args.kernel1);
+    task.total = static_cast<int>(total());
+    task.first_channels = static_cast<int>(call.channels);
+    task.channels = static_cast<int>(call.channels) + layer * kGrowth;
+    task.pixels = static_cast<int>(pixels());
+    task.tiles = (task.pixels + U::kPixels - 1) / U::kPixels * U::kShares;
+    task.is_first = layer == 0;
+    const DenseChunks chunks(task.first_channels, task.channels, kChunk<T>);
+    const int rest = kSwizzleBytes + chunks.all * U::kTableBytes + kMiddle * 4 + U::kSumBytes;
+    task.stages = std::min(kMaxRing, (room - rest) / U::kStageBytes);
+    // A split's warpgroups take stages by turns: only in whole turns has each seen the last phase of its barriers.
+    task.stages -= task.stages % U::kSplit;
+    const dim3 grid(static_cast<unsigned>(std::min(task.tiles, multiprocessors)));
+    return chain.Launch<FirstKernel<U>>("FirstKernel", grid, U::kThreads, rest + task.stages * U::kStageBytes, true,
+                                        task, maps);
+  }
+
+  template <class U>
+  bool CutSecond(SecondTask<T>* task, SecondMaps* maps, int* shared) const {
+    task->mid = mid;
+    task->images = static_cast<int>(call.images);
+    task->total = static_cast<int>(total());
+    task->height = static_cast<int>(call.height);
+    task->width = static_cast<int>(call.width);
+    task->box_width = std::min(64, task->width);
+    task->rows = std::min(64 / task->box_width, task->height);
+    task->tiles_x = task->width <= 64 ? 1 : (task->width + 61) / 62;
+    task->tiles_y = (task->height + task->rows * U::kGroups - 1) / (task->rows * U::kGroups);
+    task->tiles = static_cast<int>(call.images) * task->tiles_y * task->tiles_x;
+    const int box_rows = task->rows * U::kGroups + 2;
+    task->copied_bytes = box_rows * task->box_width * kRowBytes;
+    task->stage_bytes = (task->copied_bytes + kSwizzleBytes - 1) / kSwizzleBytes * kSwizzleBytes;
+    // A warpgroup reads 64 pixels from its last row on, some beyond the box.
+    const int beyond = std::max(0, 64 - task->rows * task->box_width) * kRowBytes;
+    const int rest = kSwizzleBytes + U::kKernelBytes + std::max(beyond, U::kEdgeBytes);
+    task->stages = std::min(kMaxRing, (room - rest) / (kPlanes * task->stage_bytes));
+    *shared = rest + task->stages * kPlanes * task->stage_bytes;
+    const cuuint64_t size[] = {kMiddle, Size(call.width), Size(call.height), Size(call.images * kPlanes)};
+    const cuuint64_t stride[] = {kMiddle * sizeof(T), size[1] * kMiddle * sizeof(T),
+                                 size[1] * size[2] * kMiddle * sizeof(T)};
+    const cuuint32_t box[] = {static_cast<cuuint32_t>(kChunk<T>), static_cast<cuuint32_t>(task->box_width),
+                              static_cast<cuuint32_t>(box_rows), 1};
+    return Encode(mid, TensorMapType(call.dtype, kParts), 4, size, stride, box, &maps->mid);
+  }
+
+  template <class U>
+  ffi::Error Second(int layer, SecondTask<T> task, const SecondMaps& maps, int shared) const {
+    const int first = static_cast<int>(call.channels), channels = first + layer * kGrowth;
+    task.kernel = prepared + PreparedBytes(sizeof(T), kParts, first, layer) +
+                  DenseChunks(first, channels, kChunk<T>).all * int64_t{kFirstPiece} * kPlanes;
+    task.kernel2 = static_cast<const T*>(call.layers[layer].kernel2);
+    task.out = static_cast<T*>(call.out) + channels;
+    const dim3 grid(static_cast<unsigned>(std::min(task.tiles, multiprocessors)));
+    return chain.Launch<SecondKernel<U>>("SecondKernel", grid, U::kThreads, shared, true, task, maps);
+  }
+
+  template <class First_, class Second_>
+  ffi::Error Run() const {
+    FirstMaps first_maps;
+    SecondMaps second_maps;
+    SecondTask<T> second{};
+    int shared = 0;
+    if (!MapFirst(First_::kPixels, &first_maps) || !CutSecond<Second_>(&second, &second_maps, &shared)) {
+      return Refused();
+    }
+    ffi::Error error = Prepare();
+    for (int i = 0; i < static_cast<int>(call.layers.size()) && error.success(); ++i) {
+      error = First<First_>(i, first_maps);
+      if (error.success()) error = Second<Second_>(i, second, second_maps, shared);
+    }
+    return error;
+  }
+
+  template <class First_>
+  ffi::Error RunFirst(const DenseLayersPlan& plan) const {
+    if (plan.second_groups == 1) return Run<First_, SecondTile<T, 1, kParts>>();
+    return Run<First_, SecondTile<T, 2, kParts>>();
+  }
+  ffi::Error Run(const DenseLayersPlan& plan) const {
+    if (plan.first_filters == 32) return RunFirst<FirstTile<T, 1, 4, 32, kParts>>(plan);
+    if (plan.first_filters == 64) return RunFirst<FirstTile<T, 1, kParts ? 2 : 4, 64, kParts>>(plan);
+    if (plan.first_groups == 1) return RunFirst<FirstTile<T, 1, 2, 128, kParts>>(plan);
+    if (kParts || plan.first_groups == 2) return RunFirst<FirstTile<T, 2, 1, 128, kParts>>(plan);
+    return RunFirst<FirstTile<T, kParts ? 2 : 3, 1, 128, kParts>>(plan);
+  }
+};
+
+}  // namespace
+
+ffi::Error LaunchDenseLayers(const DenseBlockCall& call, const DenseLayersPlan& plan, unsigned char* memory,
+                             const DeviceInfo& device, cudaStream_t stream) {
+  const auto run = [&](auto element, auto parts) {
+    using T = decltype(element);
+    constexpr bool kParts = decltype(parts)::value;
+    const int64_t kernels = PreparedBytes(sizeof(T), kParts, static_cast<int>(call.channels), call.layers.size());
+    const Block<T, kParts> block{call,
+                                 LaunchChain{stream},
+                                 device.shared_memory - kStaticBytes,
+                                 device.multiprocessors,
+                                 memory,
+                                 reinterpret_cast<T*>(memory + kernels)};
+    return block.Run(plan);
+  };
+  if (call.precise) return run(float{}, std::true_type{});
+  return DispatchDtype(call.dtype, [&](auto element) { return run(element, std::false_type{}); });
+}
+
+}  // namespace jsc

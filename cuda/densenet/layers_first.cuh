@@ -1,0 +1,376 @@
+// The 1x1 convolution of a dense layer, C -> 128, with the batch norm and ReLU in front of it; dense.
+//
+//   mid = relu(relu(scale * x + shift) * kernel1 + bias1)
+//
+// Layout: x is channels [0, C) of the block's map, rows of `total` channels, but for the first C0, which are read where
+//   they came from (and copied into the map by the first layer, from the stages that it has them in).
+// Why this tiling: pixels are the rows of a product, which it takes from registers. So a pixel's values go from their
+//   stage through registers, where they are scaled, shifted and cut off, into the product, with no way back through
+//   shared memory. Filters come in 128-byte rows of channels (PrepareKernel). On small maps two or four warpgroups
+//   share a tile's chunks of channels, and add their sums in a fixed order.
+// float32 at HIGHEST: three products of two TF32 parts each, as in dense_conv/wgmma/parts.cuh; mid in parts too. What
+// is not
+//   finite is computed again by FFMA.
+// Bound by: device memory on large maps, the chain of one chunk's steps on small ones.
+// Lost: operands of the next chunk while products are under way; see MultiplyTile.
+#ifndef JSC_CUDA_DENSENET_LAYERS_FIRST_CUH_
+#define JSC_CUDA_DENSENET_LAYERS_FIRST_CUH_
+
+#include "cuda/densenet/layers_operands.cuh"
+
+namespace jsc {
+
+#if __CUDA_ARCH__ >= 900
+// The sum of a pixel and a middle channel, in float32. Not inlined: it runs where there are infinities or NaN.
+template <typename T>
+__device__ __noinline__ float SumAgain(const FirstTask<T>& task, int pixel, int filter) {
+  const T* x = task.x + static_cast<int64_t>(pixel) * task.first_channels;
+  const T* block = task.block + static_cast<int64_t>(pixel) * task.total;
+  float sum = 0.f;
+#pragma unroll 1
+  for (int c = 0; c < task.channels; ++c) {
+    const float value = ToFloat(c < task.first_channels ? x[c] : block[c]);
+    const float y = fmaf(value, ToFloat(task.scale[c]), ToFloat(task.shift[c]));
+    sum = fmaf(Relu(y), ToFloat(task.kernel1[static_cast<int64_t>(c) * kMiddle + filter]), sum);
+  }
+  return sum;
+}
+
+__device__ __forceinline__ bool IsFinite(float v) { return v * 0.f == 0.f; }
+
+// bias and ReLU of a warp's pixels, to mid.
+template <class U>
+__device__ __forceinline__ void StoreMiddle(const FirstTask<typename U::T>& task, int pixel, int first_filter,
+                                            const float* bias, const float (&sums)[U::kFilters / 2]) {
+  using T = typename U::T;
+  const int lane = threadIdx.x % kWarp, quad = lane % 4;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = pixel + h * 8 + lane / 4;
+    T* to = task.mid + static_cast<int64_t>(row) * kMiddle + first_filter;
+#pragma unroll
+    for (int j = 0; j < U::kFilters / 8; j += 2) {
+      float v[2][2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float2 added = *reinterpret_cast<const float2*>(bias + (j + i) * 8 + quad * 2);
+        float both[2] = {sums[(j + i) * 4 + h * 2], sums[(j + i) * 4 + h * 2 + 1]};
+        if constexpr (U::kParts) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            if (row < task.pixels && !IsFinite(both[e])) {
+              both[e] = SumAgain(task, row, first_filter + (j + i) * 8 + quad * 2 + e);
+            }
+          }
+        }
+        v[i][0] = Relu(both[0] + added.x);
+        v[i][1] = Relu(both[1] + added.y);
+      }
+      if constexpr (sizeof(T) == 4) {
+        if (row >= task.pixels) continue;
+        if constexpr (U::kParts) {
+          const int64_t plane = static_cast<int64_t>(task.pixels) * kMiddle;
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            float small[2];
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+              const float large = __uint_as_float(__float_as_uint(v[i][e]) & 0xffffe000u);
+              small[e] = IsFinite(v[i][e]) ? v[i][e] - large : v[i][e];  // NaN may be cut off to infinity
+              v[i][e] = large;
+            }
+            *reinterpret_cast<float2*>(to + plane + j * 8 + i * 8 + quad * 2) = make_float2(small[0], small[1]);
+          }
+        }
+        *reinterpret_cast<float2*>(to + j * 8 + quad * 2) = make_float2(v[0][0], v[0][1]);
+        *reinterpret_cast<float2*>(to + j * 8 + 8 + quad * 2) = make_float2(v[1][0], v[1][1]);
+      } else {  // lanes swap pairs, for four neighbouring filters each
+        uint32_t pair[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const T element[2] = {FromFloat<T>(v[i][0]), FromFloat<T>(v[i][1])};
+          pair[i] = *reinterpret_cast<const uint32_t*>(element);
+        }
+        const bool odd = quad % 2 != 0;
+        const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? pair[0] : pair[1], 1);
+        const uint2 four = odd ? make_uint2(other, pair[1]) : make_uint2(pair[0], other);
+        if (row < task.pixels) *reinterpret_cast<uint2*>(to + j * 8 + quad % 2 * 8 + quad / 2 * 4) = four;
+      }
+    }
+  }
+}
+
+template <class U>
+struct FirstWalk {
+  const FirstTask<typename U::T>& task;
+  FirstBarriers& barriers;
+  RingPlace place;
+
+  __device__ __forceinline__ void Skip(int chunks) {
+    place.stage += chunks;
+    while (place.stage >= task.stages) {
+      place.stage -= task.stages;
+      place.parity ^= 1;
+    }
+  }
+};
+
+// All copies, by one warp.
+template <class U>
+__device__ __forceinline__ void AskForFirst(const FirstTask<typename U::T>& task, const FirstMaps& maps,
+                                            const DenseChunks& chunks, unsigned char* stages, FirstBarriers& barriers) {
+  using T = typename U::T;
+  RingPlace to;
+  // What the kernel in front writes is x's last channels; of the first layer, kernels.
+  bool waits = true;
+  const int wait_at = task.is_first ? 0 : chunks.all - 1;
+#pragma unroll 1
+  for (int tile = static_cast<int>(blockIdx.x); tile < task.tiles; tile += static_cast<int>(gridDim.x)) {
+    const int pixel = tile / U::kShares * U::kPixels, filter = tile % U::kShares * U::kFilters;
+#pragma unroll 1
+    for (int chunk = 0; chunk < chunks.all; ++chunk) {
+      WaitForBytes(barriers.empty + to.stage, to.parity ^ 1);
+      if (waits && chunk == wait_at) {
+        WaitForKernelBefore();
+        LetNextKernelStart();
+        waits = false;
+      }
+      if (IsElected()) {
+        uint64_t* full = barriers.full + to.stage;
+        unsigned char* stage = stages + to.stage * U::kStageBytes;
+        const bool of_x = chunk < chunks.of_x;
+        ExpectBytes(full, U::kStageBytes);
+        CopyPixels(stage, of_x ? &maps.x : &maps.block,
+                   of_x ? chunk * kChunk<T> : task.first_channels + (chunk - chunks.of_x) * kChunk<T>, pixel, full);
+#pragma unroll
+        for (int plane = 0; plane < U::kPlanes; ++plane) {
+          CopyPiece(stage + U::kPixelBytes + plane * U::kPlaneBytes,
+                    task.kernel + static_cast<int64_t>(chunk * U::kPlanes + plane) * kFirstPiece + filter * kRowBytes,
+                    U::kPlaneBytes, full);
+        }
+      }
+      __syncwarp();
+      to.Advance(task.stages);
+    }
+  }
+}
+
+// x into the block's map, from the stages, by one warp of the block's first layer.
+template <class U>
+__device__ __forceinline__ void CopyStages(const FirstTask<typename U::T>& task, const FirstMaps& maps,
+                                           const DenseChunks& chunks, const unsigned char* stages,
+                                           FirstBarriers& barriers) {
+  using T = typename U::T;
+  RingPlace from;
+#pragma unroll 1
+  for (int tile = static_cast<int>(blockIdx.x); tile < task.tiles; tile += static_cast<int>(gridDim.x)) {
+#pragma unroll 1
+    for (int chunk = 0; chunk < chunks.all; ++chunk) {
+      WaitForBytes(barriers.full + from.stage, from.parity);
+      if (IsElected()) {
+        if (tile % U::kShares == 0) {
+          StorePixels(&maps.block, chunk * kChunk<T>, tile / U::kShares * U::kPixels,
+                      stages + from.stage * U::kStageBytes);
+          asm volatile("cp.async.bulk.commit_group;\n cp.async.bulk.wait_group.read 0;" ::: "memory");
+        }
+        Arrive(SharedAddress(barriers.empty + from.stage));
+      }
+      __syncwarp();
+      from.Advance(task.stages);
+    }
+  }
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+// The compiler is not to make operands after this place.
+__device__ __forceinline__ void PinOperands(uint32_t (&a)[16]) {
+#pragma unroll
+  for (uint32_t& word : a) asm volatile("" : "+r"(word)::"memory");
+}
+
+// A chunk's operands, as soon as it is there.
+template <class U>
+__device__ __forceinline__ void LoadChunk(FirstWalk<U>& walk, uint32_t stages, uint32_t row, uint32_t table,
+                                          bool is_half, uint32_t (&a)[16]) {
+  using T = typename U::T;
+  WaitForBytes(walk.barriers.full + walk.place.stage, walk.place.parity);
+  MakeOperands<T, U::kParts>(stages + walk.place.stage * U::kStageBytes + row, table, a);
+  if (sizeof(T) == 2 && is_half) {  // beyond them is what nobody has written yet
+#pragma unroll
+    for (int i = 8; i < 16; ++i) a[i] = 0;
+  }
+}
+
+// Its products, asked for.
+template <class U>
+__device__ __forceinline__ void MultiplyChunk(FirstWalk<U>& walk, uint32_t stages, bool add, const uint32_t (&a)[16],
+                                              float (&sums)[U::kFilters / 2]) {
+  const uint64_t filters = SwizzledMatrix(stages + walk.place.stage * U::kStageBytes + U::kPixelBytes, 1024);
+  BeginProducts();
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    PixelProduct<typename U::T, U::kFilters>::Multiply(sums, a + 4 * k, filters + k * 2, add || k > 0);
+  }
+  CommitProducts();
+}
+
+// The same in parts: the small products first, summed from zero, since tensor cores cut off when they add.
+template <class U>
+__device__ __forceinline__ void MultiplyParts(FirstWalk<U>& walk, uint32_t stages, const uint32_t (&large)[16],
+                                              const uint32_t (&small)[16], float (&partial)[U::kFilters / 2]) {
+  using Product = PixelProduct<typename U::T, U::kFilters>;
+  const uint32_t stage = stages + walk.place.stage * U::kStageBytes + U::kPixelBytes;
+  const uint64_t filters = SwizzledMatrix(stage, 1024), rest = SwizzledMatrix(stage + U::kPlaneBytes, 1024);
+  BeginProducts();
+#pragma unroll
+  for (int k = 0; k < 4; ++k) Product::Multiply(partial, small + 4 * k, filters + k * 2, k > 0);
+#pragma unroll
+  for (int k = 0; k < 4; ++k) Product::Multiply(partial, large + 4 * k, rest + k * 2, true);
+#pragma unroll
+  for (int k = 0; k < 4; ++k) Product::Multiply(partial, large + 4 * k, filters + k * 2, true);
+  CommitProducts();
+}
+
+// What a thread keeps for all tiles. row: of the pixels' stage; table: of the calling thread.
+struct FirstThread {
+  uint32_t stages, row, table;
+  int split;  // of a tile's chunks, those that its warpgroup takes: split, split + kSplit, ...
+};
+
+// The sums of a warpgroup's chunks of a tile. Products are waited for where they are asked for, while other warpgroups
+// make operands: ptxas (13.0) gives the registers of operands away while products still wait for their turn.
+template <class U>
+__device__ __forceinline__ void MultiplyTile(FirstWalk<U>& walk, const DenseChunks& chunks, const FirstThread& thread,
+                                             float (&sums)[U::kFilters / 2]) {
+  using T = typename U::T;
+  const auto& task = walk.task;
+  // A chunk of 16-bit types may hold half as many channels.
+  const auto is_half = [&](int chunk) {
+    const int left = chunk < chunks.of_x ? task.first_channels - chunk * kChunk<T>
+                                         : task.channels - task.first_channels - (chunk - chunks.of_x) * kChunk<T>;
+    return left < kChunk<T>;
+  };
+  if constexpr (U::kSplit > 1) {  // there may be no chunk for it
+#pragma unroll
+    for (float& sum : sums) sum = 0.f;
+  }
+#pragma unroll 1
+  for (int chunk = thread.split; chunk < chunks.all; chunk += U::kSplit) {
+    uint32_t a[16];
+    LoadChunk<U>(walk, thread.stages, thread.row, thread.table + chunk * U::kTableBytes, is_half(chunk), a);
+    PinOperands(a);
+    MultiplyChunk<U>(walk, thread.stages, U::kSplit > 1 || chunk > 0, a, sums);
+    WaitForProducts<0>();
+    PinSums(sums);
+    if (threadIdx.x % kWarp == 0) Arrive(SharedAddress(walk.barriers.empty + walk.place.stage));
+    walk.Skip(min(U::kSplit, chunks.all - chunk));
+  }
+}
+
+// The same in parts.
+template <class U>
+__device__ __forceinline__ void MultiplyTileInParts(FirstWalk<U>& walk, const DenseChunks& chunks,
+                                                    const FirstThread& thread, float (&sums)[U::kFilters / 2]) {
+#pragma unroll
+  for (float& sum : sums) sum = 0.f;
+#pragma unroll 1
+  for (int chunk = thread.split; chunk < chunks.all; chunk += U::kSplit) {
+    uint32_t large[16], small[16];
+    float partial[U::kFilters / 2];
+    LoadChunk<U>(walk, thread.stages, thread.row, thread.table + chunk * U::kTableBytes, false, large);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const float value = __uint_as_float(large[i]);
+      large[i] = (large[i] + 0x1000u) & 0xffffe000u;
+      small[i] = __float_as_uint(value - __uint_as_float(large[i]));
+    }
+    PinOperands(large);
+    PinOperands(small);
+    MultiplyParts<U>(walk, thread.stages, large, small, partial);
+    WaitForProducts<0>();
+    PinSums(partial);
+    if (threadIdx.x % kWarp == 0) Arrive(SharedAddress(walk.barriers.empty + walk.place.stage));
+    walk.Skip(min(U::kSplit, chunks.all - chunk));
+#pragma unroll
+    for (int i = 0; i < U::kFilters / 2; ++i) sums[i] += partial[i];
+  }
+}
+
+// Adds the sums of the warpgroups that share a tile, in their order, in the first one. others: [kSplit - 1, sum,
+// thread].
+template <class U>
+__device__ __forceinline__ void AddSplits(int split, float* others, float (&sums)[U::kFilters / 2]) {
+  constexpr int kSums = U::kFilters / 2;
+  float* mine = others + threadIdx.x % 128;
+  if (split > 0) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) mine[((split - 1) * kSums + i) * 128] = sums[i];
+  }
+  asm volatile("bar.sync 1, %0;" ::"n"(U::kConsumers) : "memory");
+  if (split == 0) {
+#pragma unroll
+    for (int from = 1; from < U::kSplit; ++from) {
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) sums[i] += mine[((from - 1) * kSums + i) * 128];
+    }
+  }
+  asm volatile("bar.sync 1, %0;" ::"n"(U::kConsumers) : "memory");  // they are read
+}
+#endif
+
+template <class U>
+__global__ void __launch_bounds__(U::kThreads, 1)
+    FirstKernel(const __grid_constant__ FirstTask<typename U::T> task, const __grid_constant__ FirstMaps maps) {
+#if __CUDA_ARCH__ >= 900
+  using T = typename U::T;
+  extern __shared__ unsigned char shared[];
+  __shared__ FirstBarriers barriers;
+  unsigned char* stages = shared + (-SharedAddress(shared) & (kSwizzleBytes - 1));
+  const DenseChunks chunks(task.first_channels, task.channels, kChunk<T>);
+  unsigned char* table = stages + task.stages * U::kStageBytes;
+  auto* bias = reinterpret_cast<float*>(table + chunks.all * U::kTableBytes);
+  float* others = bias + kMiddle;
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarp, 0);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kMaxRing; ++i) {
+      InitBarrier(barriers.full + i);
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barriers.empty + i)),
+                   "r"(U::kGroups * 4 + (task.is_first ? 1 : 0)));
+    }
+    FenceBarriers();
+  }
+  MakeTable<U>(task, chunks, table);
+  if (threadIdx.x < kMiddle) bias[threadIdx.x] = ToFloat(task.bias[threadIdx.x]);
+  __syncthreads();
+  if (warp == U::kConsumers / kWarp) {
+    AskForFirst<U>(task, maps, chunks, stages, barriers);
+  } else if (warp == U::kConsumers / kWarp + 1) {
+    if (task.is_first) CopyStages<U>(task, maps, chunks, stages, barriers);
+  } else {
+    const int lane = threadIdx.x % kWarp, in_tile = (U::kSplit > 1 ? warp % 4 : warp) * 16;
+    const int row = (in_tile + lane % 16) * kRowBytes + ((lane / 16 ^ (lane & 7)) << 4);
+    const FirstThread thread{SharedAddress(stages), static_cast<uint32_t>(row), SharedAddress(table) + lane % 4 * 16,
+                             U::kSplit > 1 ? warp / 4 : 0};
+    FirstWalk<U> walk{task, barriers};
+#pragma unroll 1
+    for (int tile = static_cast<int>(blockIdx.x); tile < task.tiles; tile += static_cast<int>(gridDim.x)) {
+      float sums[U::kFilters / 2];
+      walk.Skip(min(thread.split, chunks.all));
+      if constexpr (U::kParts) {
+        MultiplyTileInParts<U>(walk, chunks, thread, sums);
+      } else {
+        MultiplyTile<U>(walk, chunks, thread, sums);
+      }
+      if constexpr (U::kSplit > 1) AddSplits<U>(thread.split, others, sums);
+      if (thread.split > 0) continue;
+      WaitForKernelBefore();  // it may still read mid
+      const int filter = tile % U::kShares * U::kFilters;
+      StoreMiddle<U>(task, tile / U::kShares * U::kPixels + in_tile, filter, bias + filter, sums);
+    }
+  }
+#endif
+}
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_DENSENET_LAYERS_FIRST_CUH_

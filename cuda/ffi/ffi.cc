@@ -1,0 +1,350 @@
+// The custom calls of the CUDA extension and their registration with JAX.
+#include <cuda_runtime_api.h>
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <exception>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cuda/core/device_scope.h"
+#include "cuda/dense_conv/plan/mma_plan.h"
+#include "cuda/densenet/layers.h"
+#include "cuda/ffi/kernels.h"
+#include "cuda/sparse/ecr/plan.h"
+#include "native/call.h"
+
+namespace nb = nanobind;
+
+namespace jsc {
+namespace {
+
+// Runs `launch` with a device current that could be read.
+template <typename Launch>
+ffi::Error OnDevice(int device, Launch launch) {
+  const DeviceScope scope(device);
+  if (scope.status() != cudaSuccess) {
+    return ffi::Error(ffi::ErrorCode::kInternal, std::string("cudaSetDevice: ") + cudaGetErrorString(scope.status()));
+  }
+  if (const char* error = GetDeviceInfo(device).error) {
+    return ffi::Error(ffi::ErrorCode::kInternal, "device " + std::to_string(device) + ": " + error);
+  }
+  return launch();
+}
+
+// Where `counted` holds a result for counts, has the call write it.
+ffi::Error TakeCounts(ffi::RemainingRets counted, DeviceCall* call) {
+  if (counted.size() == 0) return ffi::Error::Success();
+  auto counts = counted.get<ffi::AnyBuffer>(0);
+  if (!counts.has_value()) return counts.error();
+  const auto size = (*counts)->dimensions();
+  if (counted.size() > 1 || (*counts)->element_type() != ffi::DataType::S32 || size.size() != 2 ||
+      size[0] != kCountRows || size[1] != 2) {
+    return ffi::Error(ffi::ErrorCode::kInvalidArgument,
+                      "the only result after the workspace is counts, int32 [" + std::to_string(kCountRows) + ", 2]");
+  }
+  call->counts = static_cast<int32_t*>((*counts)->untyped_data());
+  return ffi::Error::Success();
+}
+
+// What a handler does with a checked call, on its device.
+using Run = ffi::Error (*)(const DeviceCall& call, Workspace workspace, ffi::Dictionary attributes, int device,
+                           cudaStream_t stream);
+
+template <typename Launch>
+ffi::Error Handle(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, ffi::AnyBuffer kernel,
+                  ffi::RemainingArgs optional, ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace,
+                  ffi::RemainingRets counted, ffi::Dictionary attributes, Launch launch) try {
+  ffi::ErrorOr<ConvCall> decoded = MakeConvCall(x, kernel, optional, out, attributes);
+  if (decoded.has_error()) return decoded.error();
+  DeviceCall call(*decoded);
+  if (ffi::Error error = TakeCounts(counted, &call); error.failure()) return error;
+  if (call.dtype == ffi::DataType::F64) {
+    return ffi::Error(ffi::ErrorCode::kUnimplemented,
+                      "dtype float64 is not implemented on CUDA; float32, bfloat16 and float16 are");
+  }
+  if (out->element_count() == 0 && call.counts == nullptr) return ffi::Error::Success();
+  return OnDevice(device, [&] {
+    if (out->element_count() > 0) {
+      return launch(call, Workspace{workspace->untyped_data(), workspace->size_bytes()});
+    }
+    const cudaError_t status = cudaMemsetAsync(call.counts, 0, kCountRows * 2 * sizeof(int32_t), stream);
+    if (status == cudaSuccess) return ffi::Error::Success();
+    return ffi::Error(ffi::ErrorCode::kInternal, std::string("cudaMemsetAsync: ") + cudaGetErrorString(status));
+  });
+} catch (const std::exception& error) {
+  return ffi::Error(ffi::ErrorCode::kInternal, error.what());
+}
+
+template <Run kRun>
+ffi::Error Handler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, ffi::AnyBuffer kernel,
+                   ffi::RemainingArgs optional, ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace,
+                   ffi::RemainingRets counted, ffi::Dictionary attributes) {
+  return Handle(
+      stream, device, x, kernel, optional, out, workspace, counted, attributes,
+      [&](const DeviceCall& call, Workspace scratch) { return kRun(call, scratch, attributes, device, stream); });
+}
+
+ffi::Error Invalid(const std::string& sentence) { return ffi::Error(ffi::ErrorCode::kInvalidArgument, sentence); }
+
+ffi::Error RunEcr(const DeviceCall& call, Workspace workspace, ffi::Dictionary, int device, cudaStream_t stream) {
+  if (call.args.pool != Pool::kNone) return Invalid("jsc_ecr has no pool; jsc_pecr has");
+  return Ecr(call, workspace, device, stream);
+}
+
+ffi::Error RunPecr(const DeviceCall& call, Workspace workspace, ffi::Dictionary, int device, cudaStream_t stream) {
+  const auto run = call.args.pool == Pool::kNone ? Ecr : Pecr;
+  return run(call, workspace, device, stream);
+}
+
+ffi::Error RunCoo(const DeviceCall& call, Workspace workspace, ffi::Dictionary attributes, int device,
+                  cudaStream_t stream) {
+  if (call.counts != nullptr) return Invalid("jsc_coo does not count; jsc_ecr, jsc_pecr and jsc_direct do");
+  const auto coo = attributes.get<ffi::Span<const int64_t>>("coo");
+  if (!coo.has_value() || coo->size() != 4) return Invalid("attribute coo must be an array of 4 int64");
+  CooPlan plan{};
+  plan.variant = static_cast<int>((*coo)[0]);
+  plan.feature_warps = static_cast<int>((*coo)[1]);
+  plan.slices = static_cast<int>((*coo)[2]);
+  plan.splits = static_cast<int>((*coo)[3]);
+  return Coo(call, plan, workspace, device, stream);
+}
+
+ffi::Error RunDirect(const DeviceCall& call, Workspace workspace, ffi::Dictionary, int device, cudaStream_t stream) {
+  return Direct(call, workspace, device, stream);
+}
+
+ffi::Error RunDense(const DeviceCall& call, Workspace workspace, ffi::Dictionary, int device, cudaStream_t stream) {
+  if (call.counts != nullptr) return Invalid("jsc_dense does not count; jsc_ecr, jsc_pecr and jsc_direct do");
+  return Dense(call, workspace, device, stream);
+}
+
+ffi::Error AdaptiveHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, ffi::AnyBuffer kernel,
+                           ffi::BufferR2<ffi::S32> nonzeros, ffi::RemainingArgs optional,
+                           ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace,
+                           ffi::RemainingRets counted, ffi::Dictionary attributes) {
+  return Handle(stream, device, x, kernel, optional, out, workspace, counted, attributes,
+                [&](const DeviceCall& call, Workspace scratch) {
+                  const auto threshold = attributes.get<float>("threshold");
+                  if (!threshold.has_value()) return Invalid("attribute threshold must be a float32");
+                  const int64_t parts = nonzeros.dimensions()[0];
+                  if (parts < 1 || parts > std::numeric_limits<int32_t>::max() / 2 || nonzeros.dimensions()[1] != 2) {
+                    return Invalid("nonzeros must be int32 [parts, 2]");
+                  }
+                  Gate gate;
+                  gate.nonzeros = nonzeros.typed_data();
+                  gate.parts = static_cast<int>(parts);
+                  gate.threshold = *threshold;
+                  return Adaptive(call, gate, scratch, device, stream);
+                });
+}
+
+// Runs `launch` on the call that `make` decodes and checks, with the call's device current.
+template <typename Make, typename Launch>
+ffi::Error CheckAndLaunch(int device, Make make, Launch launch) try {
+  const auto call = make();
+  if (call.has_error()) return call.error();
+  return OnDevice(device, [&] { return launch(*call); });
+} catch (const std::exception& error) {
+  return ffi::Error(ffi::ErrorCode::kInternal, error.what());
+}
+
+ffi::Error SegmentHandler(cudaStream_t stream, int32_t device, ffi::RemainingArgs operands, ffi::RemainingRets results,
+                          ffi::Dictionary attributes) {
+  return CheckAndLaunch(
+      device, [&] { return MakeSegmentCall(operands, results, attributes); },
+      [&](const SegmentCall& call) { return Chain(call, device, stream); });
+}
+
+ffi::Error DenseBlockHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, ffi::RemainingArgs parameters,
+                             ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace,
+                             ffi::RemainingRets rest, ffi::Dictionary attributes) {
+  return CheckAndLaunch(
+      device, [&] { return MakeDenseBlockCall(x, parameters, *out, rest, attributes); },
+      [&](const DenseBlockCall& call) {
+        if (workspace->size_bytes() == 0) return DenseBlock(call, device, stream);
+        return DenseLayers(call, Workspace{workspace->untyped_data(), workspace->size_bytes()}, device, stream);
+      });
+}
+
+ffi::Error CooFromDenseHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x,
+                               ffi::Result<ffi::AnyBuffer> values, ffi::Result<ffi::AnyBuffer> positions,
+                               ffi::Result<ffi::AnyBuffer> counts, ffi::Span<const int64_t> tile) {
+  return CheckAndLaunch(
+      device, [&] { return MakeCooStarArgs(x, *values, *positions, *counts, tile); },
+      [&](const CooStarArgs& args) {
+        return CooFromDense(args, x.untyped_data(), values->untyped_data(), positions->untyped_data(),
+                            counts->untyped_data(), stream);
+      });
+}
+
+ffi::Error CooToDenseHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer values, ffi::AnyBuffer positions,
+                             ffi::AnyBuffer counts, ffi::Result<ffi::AnyBuffer> x, ffi::Span<const int64_t> tile) {
+  return CheckAndLaunch(
+      device, [&] { return MakeCooStarArgs(*x, values, positions, counts, tile); },
+      [&](const CooStarArgs& args) {
+        return CooToDense(args, values.untyped_data(), positions.untyped_data(), counts.untyped_data(),
+                          x->untyped_data(), stream);
+      });
+}
+
+// Every handler takes the same operands, so that one lowering serves all; jsc_adaptive has `nonzeros` in addition.
+auto Binding() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::PlatformStream<cudaStream_t>>()
+      .Ctx<ffi::DeviceOrdinal>()
+      .Arg<ffi::AnyBuffer>()  // x [N, H, W, C]
+      .Arg<ffi::AnyBuffer>()  // kernel [S, kh, kw, C / groups, K]; image n takes kernel n / (N / S)
+      .RemainingArgs()        // bias [S, K] if has_bias, then residual [N, Ho, Wo, K] if has_residual
+      .Ret<ffi::AnyBuffer>()  // out [N, Ho, Wo, K]
+      .Ret<ffi::AnyBuffer>()  // workspace uint8 [bytes], of workspace_bytes(); its contents mean nothing
+      .RemainingRets()        // counts int32 [kCountRows, 2] (non-zeros, elements) of parts of out, or nothing
+      .Attrs();               // int64: stride[2], padding[4] (low, high of H, then W), dilation[2], groups, has_bias,
+                              // has_residual, activation (0 none, 1 ReLU), pool (0 none, 1 max, 2 average), window[2],
+                              // window_stride[2], window_padding[4], precision
+}
+
+// Handlers only enqueue kernels on the call's stream, so XLA may capture them in command buffers.
+XLA_FFI_DEFINE_HANDLER(kEcr, Handler<RunEcr>, Binding(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kPecr, Handler<RunPecr>, Binding(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kCoo, Handler<RunCoo>, Binding(),
+                       {ffi::Traits::kCmdBufferCompatible});  // and coo[4], see sparse/coo/plan.h
+XLA_FFI_DEFINE_HANDLER(kDirect, Handler<RunDirect>, Binding(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kDense, Handler<RunDense>, Binding(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kAdaptive, AdaptiveHandler,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Ctx<ffi::DeviceOrdinal>()
+                           .Arg<ffi::AnyBuffer>()           // x
+                           .Arg<ffi::AnyBuffer>()           // kernel
+                           .Arg<ffi::BufferR2<ffi::S32>>()  // nonzeros [parts, 2] (non-zeros, elements) of parts of x
+                           .RemainingArgs()                 // bias, residual
+                           .Ret<ffi::AnyBuffer>()           // out
+                           .Ret<ffi::AnyBuffer>()           // workspace
+                           .RemainingRets()                 // counts
+                           .Attrs(),                        // and threshold: float32, a density
+                       {ffi::Traits::kCmdBufferCompatible});
+
+// A chain of convolutions; operands, results and attributes are described in chain/call.h.
+XLA_FFI_DEFINE_HANDLER(kSegment, SegmentHandler,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Ctx<ffi::DeviceOrdinal>()
+                           .RemainingArgs()  // maps, kernels and biases
+                           .RemainingRets()  // maps, then the workspace
+                           .Attrs(),
+                       {ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER(kDenseBlock, DenseBlockHandler,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Ctx<ffi::DeviceOrdinal>()
+                           .Arg<ffi::AnyBuffer>()  // x [N, H, W, C0]
+                           .RemainingArgs()  // of each layer what DenseLayerArgs has; a transition's; or one array
+                           .Ret<ffi::AnyBuffer>()  // its result, or [N, H, W, C0 + 32 * layers]
+                           .Ret<ffi::AnyBuffer>()  // workspace: dense_layers_bytes, or nothing for few images
+                           .RemainingRets()        // [N, H, W, C0 + 32 * layers] with a transition
+                           .Attrs(),               // precision (0 default, 1 high, 2 highest); offsets of that array
+                       {ffi::Traits::kCmdBufferCompatible});
+
+// CooStar; the shapes of the buffers are in native/coo_star_args.h.
+XLA_FFI_DEFINE_HANDLER(kCooFromDense, CooFromDenseHandler,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Ctx<ffi::DeviceOrdinal>()
+                           .Arg<ffi::AnyBuffer>()  // x
+                           .Ret<ffi::AnyBuffer>()  // values
+                           .Ret<ffi::AnyBuffer>()  // positions
+                           .Ret<ffi::AnyBuffer>()  // counts
+                           .Attr<ffi::Span<const int64_t>>("tile"),
+                       {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kCooToDense, CooToDenseHandler,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Ctx<ffi::DeviceOrdinal>()
+                           .Arg<ffi::AnyBuffer>()  // values
+                           .Arg<ffi::AnyBuffer>()  // positions
+                           .Arg<ffi::AnyBuffer>()  // counts
+                           .Ret<ffi::AnyBuffer>()  // x
+                           .Attr<ffi::Span<const int64_t>>("tile"),
+                       {ffi::Traits::kCmdBufferCompatible});
+
+nb::dict Registrations() {
+  nb::dict handlers;
+  handlers["jsc_ecr"] = nb::capsule(reinterpret_cast<void*>(+kEcr));
+  handlers["jsc_pecr"] = nb::capsule(reinterpret_cast<void*>(+kPecr));
+  handlers["jsc_direct"] = nb::capsule(reinterpret_cast<void*>(+kDirect));
+  handlers["jsc_dense"] = nb::capsule(reinterpret_cast<void*>(+kDense));
+  handlers["jsc_adaptive"] = nb::capsule(reinterpret_cast<void*>(+kAdaptive));
+  handlers["jsc_coo"] = nb::capsule(reinterpret_cast<void*>(+kCoo));
+  handlers["jsc_segment"] = nb::capsule(reinterpret_cast<void*>(+kSegment));
+  handlers["jsc_dense_block"] = nb::capsule(reinterpret_cast<void*>(+kDenseBlock));
+  handlers["jsc_coo_fromdense"] = nb::capsule(reinterpret_cast<void*>(+kCooFromDense));
+  handlers["jsc_coo_todense"] = nb::capsule(reinterpret_cast<void*>(+kCooToDense));
+  return handlers;
+}
+
+// Bytes of the workspace operand for x [N, H, W, C], kernel [S, kh, kw, C / groups, K] and the sizes of the
+// convolution's and the operation's results, on a device. More does not help, less only costs speed. Where blocks meet
+// in clusters, from Hopper on, there is nothing to put there.
+size_t WorkspaceBytes(const std::string& target, const std::vector<int64_t>& x_shape,
+                      const std::vector<int64_t>& kernel_shape, const std::vector<int64_t>& conv_size,
+                      const std::vector<int64_t>& out_size, int device) {
+  if (x_shape.size() != 4 || kernel_shape.size() != 5 || conv_size.size() != 2 || out_size.size() != 2) {
+    throw nb::value_error("workspace_bytes takes x_shape [4], kernel_shape [5], conv_size [2] and out_size [2]");
+  }
+  if (GetDeviceInfo(device).clusters[1] > 0) return 0;
+  if (target == "jsc_dense") return 0;
+  const size_t direct = DirectWorkspaceBytes(x_shape[0] * conv_size[0] * conv_size[1], kernel_shape[4],
+                                             kernel_shape[1] * kernel_shape[2] * kernel_shape[3]);
+  if (target == "jsc_direct") return direct;
+  const size_t sparse = EcrWorkspaceBytes(x_shape[0], conv_size[0], conv_size[1], kernel_shape[4]);
+  return target == "jsc_adaptive" ? std::max(sparse, direct) : sparse;
+}
+
+nb::dict DeviceProperties(int device) {
+  const std::pair<const char*, cudaDeviceAttr> wanted[] = {
+      {"multiprocessors", cudaDevAttrMultiProcessorCount},
+      {"threads", cudaDevAttrMaxThreadsPerMultiProcessor},
+      {"blocks", cudaDevAttrMaxBlocksPerMultiprocessor},
+      {"registers", cudaDevAttrMaxRegistersPerMultiprocessor},
+      {"shared_memory", cudaDevAttrMaxSharedMemoryPerMultiprocessor},
+      {"block_shared_memory", cudaDevAttrMaxSharedMemoryPerBlockOptin},
+      {"clock_khz", cudaDevAttrClockRate},
+      {"memory_clock_khz", cudaDevAttrMemoryClockRate},
+      {"memory_bus_bits", cudaDevAttrGlobalMemoryBusWidth},
+      {"l2_bytes", cudaDevAttrL2CacheSize},
+      {"major", cudaDevAttrComputeCapabilityMajor},
+      {"minor", cudaDevAttrComputeCapabilityMinor}};
+  nb::dict properties;
+  for (const auto& [name, attribute] : wanted) {
+    int value = 0;
+    if (const cudaError_t status = cudaDeviceGetAttribute(&value, attribute, device)) {
+      throw std::runtime_error(std::string("device ") + std::to_string(device) + ": " + cudaGetErrorString(status));
+    }
+    properties[name] = value;
+  }
+  const DeviceInfo& info = GetDeviceInfo(device);
+  if (info.error) throw std::runtime_error("device " + std::to_string(device) + ": " + info.error);
+  properties["tensor_maps"] = info.tensor_maps ? 1 : 0;
+  properties["clusters"] = nb::tuple(nb::cast(std::vector<int>(info.clusters, info.clusters + kMaxSplits + 1)));
+  return properties;
+}
+
+}  // namespace
+}  // namespace jsc
+
+NB_MODULE(_cuda, m) {
+  m.def("device_properties", &jsc::DeviceProperties, nb::arg("device"),
+        "What the cost model has to know of a device, by the name that devices.py gives it.");
+  m.def("registrations", &jsc::Registrations, "Custom call targets and their handlers, for jax.ffi");
+  m.def("workspace_bytes", &jsc::WorkspaceBytes, nb::arg("target"), nb::arg("x_shape"), nb::arg("kernel_shape"),
+        nb::arg("conv_size"), nb::arg("out_size"), nb::arg("device"));
+  m.def("dense_layers_bytes", &jsc::DenseLayersBytes, nb::arg("element_bytes"), nb::arg("precise"), nb::arg("pixels"),
+        nb::arg("channels"), nb::arg("layers"), "Bytes of the workspace of a dense block of many images.");
+}

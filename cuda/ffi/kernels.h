@@ -1,0 +1,48 @@
+// The kernel families as the handlers see them. Each returns an error that names the kernel, or success; `device` is
+// the ordinal of the call's device and is current.
+#ifndef JSC_CUDA_FFI_KERNELS_H_
+#define JSC_CUDA_FFI_KERNELS_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+
+#include "cuda/chain/call.h"
+#include "cuda/core/device_call.h"
+#include "cuda/sparse/coo/plan.h"
+#include "native/coo_star_args.h"
+
+namespace jsc {
+
+// Scratch memory of a call; bytes may be 0.
+struct Workspace {
+  void* data;  // [bytes]
+  size_t bytes;
+};
+
+ffi::Error Ecr(const DeviceCall& call, Workspace workspace, int device, cudaStream_t stream);   // sparse/ecr/ecr.cu
+ffi::Error Pecr(const DeviceCall& call, Workspace workspace, int device, cudaStream_t stream);  // sparse/ecr/pecr.cu
+ffi::Error Coo(const DeviceCall& call, CooPlan plan, Workspace workspace, int device,
+               cudaStream_t stream);  // sparse/coo/coo.cu
+ffi::Error Direct(const DeviceCall& call, Workspace workspace, int device,
+                  cudaStream_t stream);  // dense_conv/dense_conv.cu
+ffi::Error Dense(const DeviceCall& call, Workspace workspace, int device,
+                 cudaStream_t stream);                                               // sparse/matvec/rows.cu
+ffi::Error PerOutput(const DeviceCall& call, cudaStream_t stream, bool skip_zeros);  // sparse/per_output.cu
+// Ecr or Direct, without a pool: sparse/adaptive.cc. gate: which side is for which density; `above` is not read.
+ffi::Error Adaptive(const DeviceCall& call, const Gate& gate, Workspace workspace, int device, cudaStream_t stream);
+
+// Whether Direct takes the pool of a call into a kernel that is made for it.
+bool DirectPools(const DeviceCall& call, int device);
+
+ffi::Error Chain(const SegmentCall& call, int device, cudaStream_t stream);  // chain/chain.cu: a kernel for each layer
+
+// sparse/coo/coo_star.cu
+ffi::Error CooFromDense(const CooStarArgs& args, const void* x, void* values, void* positions, void* counts,
+                        cudaStream_t stream);
+ffi::Error CooToDense(const CooStarArgs& args, const void* values, const void* positions, const void* counts, void* x,
+                      cudaStream_t stream);
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_FFI_KERNELS_H_

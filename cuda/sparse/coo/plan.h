@@ -1,0 +1,39 @@
+// How a COO* convolution is cut into blocks. The choice is cost_model.py's and comes as an attribute of the call; here
+// it is checked and completed.
+#ifndef JSC_CUDA_SPARSE_COO_PLAN_H_
+#define JSC_CUDA_SPARSE_COO_PLAN_H_
+
+#include <cstddef>
+#include <string>
+
+#include "cuda/core/device_call.h"
+#include "cuda/core/device_info.h"
+
+namespace jsc {
+
+struct CooPlan {
+  int variant;        // row of kCooVariants
+  int feature_warps;  // of a block, side by side along output channels
+  int slices;         // warps that share a tile's lists, each with its part of the work
+  int splits;         // blocks that share a tile's channels
+  int tiles[2];       // along height and width
+  int feature_tiles;  // of a group
+  int64_t blocks;
+  bool cluster;      // the splits of a tile are one cluster, else they meet in the workspace
+  int shared_bytes;  // of a block
+};
+
+// Channels of each split but the last: a multiple of 8, so that copies of x stay aligned.
+constexpr int CooSplitChannels(const ConvArgs& a, int64_t splits) {
+  const int64_t each = (a.group_channels + splits - 1) / splits;
+  return static_cast<int>((each + 7) / 8 * 8);
+}
+
+// Fills in a plan of which variant, feature_warps, slices and splits are set. Returns a sentence if it cannot
+// run.
+std::string CompleteCooPlan(const ConvArgs& args, int element_bytes, size_t workspace_bytes, const DeviceInfo& device,
+                            CooPlan* plan);
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_SPARSE_COO_PLAN_H_

@@ -1,0 +1,116 @@
+// The end of the COO* convolution (sparse/coo/coo.cu): sums of slices and splits meet in a fixed order, through shared
+// memory, a cluster's or the workspace, and become results.
+#ifndef JSC_CUDA_SPARSE_COO_SUMS_CUH_
+#define JSC_CUDA_SPARSE_COO_SUMS_CUH_
+
+#include "cuda/sparse/coo/lists.cuh"
+
+namespace jsc {
+
+template <typename T>
+__device__ void FinishResult(const CooTask<T>& task, int stack, int64_t at, int feature, float4 sum, int valid) {
+  if (task.bias) {
+    sum = sum + LoadUpTo4(task.bias + static_cast<int64_t>(stack) * task.features + feature, valid, task.vector_out);
+  }
+  if (task.residual) sum = sum + LoadUpTo4(task.residual + at, valid, task.vector_out);
+  if (task.relu) sum = make_float4(Relu(sum.x), Relu(sum.y), Relu(sum.z), Relu(sum.w));
+  StoreUpTo4(task.out + at, sum, valid, task.vector_out);
+}
+
+#if __CUDA_ARCH__ >= 900
+__device__ inline int ClusterRank() {
+  int rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+__device__ inline void ClusterSync() {
+  asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// Four floats of another block of the cluster.
+__device__ inline float4 LoadOfCluster(const float* shared, int rank) {
+  const auto own = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  float4 v;
+  asm volatile(
+      "{\n\t.reg .b32 there;\n\tmapa.shared::cluster.u32 there, %4, %5;\n\t"
+      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n\t}"
+      : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+      : "r"(own), "r"(rank)
+      : "memory");
+  return v;
+}
+#endif
+
+// Adds up the slices' sums [slice, feature warp, pixel, warp feature] in the place of the first.
+template <int kVariant>
+__device__ void AddSlices(float* sums, int warps, int slices) {
+  constexpr int kWarpSums = CooMicro<kVariant>::kSums * kWarp;
+  for (int i = threadIdx.x * 4; i < warps * kWarpSums; i += blockDim.x * 4) {
+    float4 sum = Load4(sums + i);
+    for (int slice = 1; slice < slices; ++slice) sum = sum + Load4(sums + i + slice * warps * kWarpSums);
+    *reinterpret_cast<float4*>(sums + i) = sum;
+  }
+}
+
+// Adds up the sums [feature warp, pixel, warp feature] of `parts` parts, part(p, i) being four at i, always in the same
+// order, and writes this block's share of the results, or of its partial sums.
+template <typename T, int kVariant, typename Part>
+__device__ void FinishCoo(const CooTask<T>& task, int share, int shares, int parts, Part part) {
+  constexpr CooVariant kShape = kCooVariants[kVariant];
+  constexpr int kWarpFeatures = kWarp * kShape.features, kWarpSums = kShape.pixels() * kWarpFeatures;
+  const CooPlace b = LocateCoo<T, kVariant>(task);
+  const int warps = task.plan.feature_warps;
+  const int64_t results = static_cast<int64_t>(task.by_image.divisor) * task.features;  // of an image
+  for (int i = share * blockDim.x + threadIdx.x; i < warps * kWarpSums / 4; i += blockDim.x * shares) {
+    const int in_warp = i * 4 % kWarpFeatures, rest = i * 4 / kWarpFeatures;
+    const int warp = rest & (warps - 1), pixel = rest / warps;
+    const int y = b.out[0] + pixel / kShape.width, x = b.out[1] + pixel % kShape.width;
+    const int feature = b.feature + warp * kWarpFeatures + in_warp;  // within the group
+    const int valid = min(task.group_features - feature, 4);
+    if (valid <= 0 || y >= task.out_size[0] || x >= task.out_size[1]) continue;
+    const int from = warp * kWarpSums + pixel * kWarpFeatures + in_warp;
+    float4 sum = part(0, from);
+#pragma unroll 8
+    for (int p = 1; p < parts; ++p) sum = sum + part(p, from);
+    const int all = b.group * task.group_features + feature;
+    const int64_t at = b.image * results + (y * task.out_size[1] + x) * static_cast<int64_t>(task.features) + all;
+    if (task.plan.splits == 1 || task.plan.cluster) {
+      FinishResult(task, b.stack, at, all, sum, valid);
+    } else {
+      StoreUpTo4(task.partial + b.split * results * task.images + at, sum, valid, task.vector_out);
+    }
+  }
+}
+
+// Adds up the splits of every four results.
+template <typename T>
+__global__ void __launch_bounds__(256) CooReduceKernel(const __grid_constant__ CooTask<T> task, int total) {
+  const unsigned first = (blockIdx.x * 256 + threadIdx.x) * 4;  // beyond 2^31 in the last block of a full workspace
+  if (first >= static_cast<unsigned>(total)) return;
+  const int at = static_cast<int>(first);
+  const int valid = min(total - at, 4);
+  float4 sum = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll 4
+  for (int split = 0; split < task.plan.splits; ++split) {
+    sum = sum + LoadUpTo4(task.partial + static_cast<int64_t>(split) * total + at, valid, task.vector_out);
+  }
+  if (task.vector_out) {
+    const Quotient pixel = Divide(at, task.by_features);
+    const int stack = Divide(pixel.quotient, task.by_image).quotient / task.images_per_stack;
+    FinishResult(task, stack, at, pixel.remainder, sum, valid);
+    return;
+  }
+  const float each[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (i >= valid) break;
+    const Quotient pixel = Divide(at + i, task.by_features);
+    const int stack = Divide(pixel.quotient, task.by_image).quotient / task.images_per_stack;
+    FinishResult(task, stack, at + i, pixel.remainder, {each[i], 0.f, 0.f, 0.f}, 1);
+  }
+}
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_SPARSE_COO_SUMS_CUH_

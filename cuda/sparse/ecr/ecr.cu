@@ -1,0 +1,21 @@
+// ECR: convolution, bias, residual and ReLU over lists of the non-zeros of each group of windows. See
+// sparse/ecr/window_tile.cuh.
+//
+// The paper's ECR compresses each window of one channel and one image into values, indices and a count in shared memory
+// and gives a thread one sparse dot product. Here the window spans a chunk of channels, the list serves 32 to 128
+// output channels, and the index is the offset of a kernel row, so that the kernel is never rearranged.
+#include "cuda/ffi/kernels.h"
+#include "cuda/sparse/ecr/window_tile.cuh"
+
+namespace jsc {
+
+ffi::Error Ecr(const DeviceCall& call, Workspace workspace, int device, cudaStream_t stream) {
+  return DispatchDtype(call.dtype, [&](auto element) {
+    using T = decltype(element);
+    const EcrPlan plan = CachedEcrPlan(call.args, sizeof(T), workspace.bytes, device);
+    if (plan.warps == 0) return PerOutput(call, stream, true);
+    return LaunchConv<T, false>(call, plan, workspace.data, stream);
+  });
+}
+
+}  // namespace jsc

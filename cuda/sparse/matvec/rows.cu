@@ -1,0 +1,314 @@
+// Sparse-input matrix product: out [M, K] = activation(x [M, C] x kernel [C, K] + bias + residual), reading only the
+// kernel rows of inputs that are not zero.
+//
+// The operation is a stream of the kernel from device memory, 4 K bytes per channel in float32, so what counts is that
+// every multiprocessor has some 60 KB asked for at any time, from the first microsecond to the last. A block owns a
+// segment of every kernel row, 2 to 32 lanes of 16 bytes, for up to 8 rows of x. Its warps share the channels and meet
+// once, at the end; until then no warp waits for another:
+// - a warp asks for the kernel rows of its first channels before it knows x, because a small layer is over by the time
+//   that a list of non-zeros could be there;
+// - of all other channels it keeps a list (row, values) in a ring in shared memory: those of which any of the rows of x
+//   is non-zero, appended by 32-channel runs whose values were asked for one turn earlier;
+// - it takes kDenseRun loads a lane from the list, and a register that has been used is at once loaded for the next
+// turn. Runs are dealt out in turns (worker w: runs w, w + workers, ...) because zeros come in clumps: after a pool,
+// the channels of one pixel lie together.
+//
+// Segments are as narrow as gives each multiprocessor at most one block, so a small layer is one block after all its
+// channels and nothing meets. Long streams want whole lines: where that leaves multiprocessors idle, blocks of a
+// cluster share the channels and send each other their sums, added in fixed order.
+//
+// One row of x whose kernel rows start 16 bytes has a kernel of its own on Hopper GPUs (sparse/matvec/row.cu), which
+// does the same in fewer instructions; what follows is of the other one, and of tiles that both have.
+//
+// H200, us of a call from JAX without zeros: 25088 to 4096 in bfloat16 54.4 with segments of 128 bytes, 59.2 with 64,
+// 68 to 79 where too few blocks run at once; in float32 99.2 with 256 bytes, 101.4 with 128, 108.5 with 512; cuBLAS
+// 53.0 and 95.6. Lost: no kernel rows before x is known (102.1), 12 loads a lane (101.0, and 99.0 with 256 bytes), 24
+// warps with 6 (99.9 and 99.6), 8 warps with 16 (118), loads that bring the next line to L2 (103). More rows of x are
+// bound by FFMA and by reading their lists: 4096 to 4096 in bfloat16 takes 14 us for 2 and 4 rows, 22 for 8.
+#include <algorithm>
+
+#include "cuda/ffi/kernels.h"
+#include "cuda/sparse/matvec/row.h"
+#include "cuda/sparse/matvec/stream.cuh"
+
+namespace jsc {
+namespace {
+
+constexpr int kBarrierBytes = 16;
+
+// Up to four results of a row, which a thread writes at the end: none, or with kVector all four.
+template <typename T, bool kVector>
+struct Result {
+  int64_t at;  // in out
+  int stack, feature, valid;
+  float4 bias, residual;
+
+  __device__ void AskForAddends(const DenseTask<T>& task) {
+    if (valid <= 0) return;
+    const int count = kVector ? 4 : valid;
+    if (task.bias) bias = LoadUpTo4(task.bias + static_cast<int64_t>(stack) * task.features + feature, count, kVector);
+    if (task.residual) residual = LoadUpTo4(task.residual + at, count, kVector);
+  }
+
+  __device__ void Write(const DenseTask<T>& task, float4 sum) const {
+    if (valid <= 0) return;
+    if (task.bias) sum = sum + bias;
+    if (task.residual) sum = sum + residual;
+    if (task.relu) sum = {Relu(sum.x), Relu(sum.y), Relu(sum.z), Relu(sum.w)};
+    StoreUpTo4(task.out + at, sum, kVector ? 4 : valid, kVector);
+  }
+};
+
+template <typename T, bool kVector>
+__device__ __forceinline__ Result<T, kVector> FindResult(const DenseTask<T>& task, const DensePlace& at) {
+  const int quad_shift = task.lane_shift + (kLaneFeatures<T> == 8 ? 1 : 0);
+  const int image = static_cast<int>(threadIdx.x) >> quad_shift;
+  const int quad = static_cast<int>(threadIdx.x) & ((1 << quad_shift) - 1);
+  const int block_feature = at.feature - (at.lane & ((1 << task.lane_shift) - 1)) * kLaneFeatures<T>;
+  const bool own = task.parts == 1 || threadIdx.x % task.parts == at.part;
+  Result<T, kVector> result{};
+  result.stack = at.stack;
+  result.feature = block_feature + quad * 4;
+  result.valid = own && image < at.images ? min(task.features - result.feature, 4) : 0;
+  result.at = (at.image + image) * task.features + result.feature;
+  return result;
+}
+
+// The sums of a warp's groups of lanes, in all of them.
+template <int kImages, int kFeatures>
+__device__ __forceinline__ void AddGroups(float (&sums)[kImages][kFeatures], int lane_shift) {
+  for (int step = kWarp / 2; step >> lane_shift; step /= 2) {
+#pragma unroll
+    for (int m = 0; m < kImages; ++m) {
+#pragma unroll
+      for (int i = 0; i < kFeatures; ++i) sums[m][i] += __shfl_xor_sync(0xffffffffu, sums[m][i], step);
+    }
+  }
+}
+
+#if __CUDA_ARCH__ >= 900
+// Where the blocks of a cluster, which have parts of the channels, send each other their sums, one way: thread i of
+// block i % parts adds the sums of thread i of all blocks, in their order.
+struct Inbox {
+  uint64_t* full;  // barrier
+  float4* sums;    // [parts, slots]
+  int part, parts, slots;
+
+  __device__ Inbox(unsigned char* memory, const DensePlace& at, int all_parts, int results)
+      : full(reinterpret_cast<uint64_t*>(memory)),
+        sums(reinterpret_cast<float4*>(memory + kBarrierBytes)),
+        part(static_cast<int>(at.part)),
+        parts(all_parts),
+        slots((results + parts - 1) / parts) {
+    if (parts == 1) return;
+    if (threadIdx.x == 0) {
+      InitBarrier(full);
+      FenceBarriers();
+      const int own = (results - part + parts - 1) / parts;
+      ExpectBytes(full, own * (parts - 1) * static_cast<int>(sizeof(float4)));
+    }
+    ArriveAtCluster();
+  }
+
+  // The sum over the blocks, in the threads that own one; `valid`: this thread has a sum.
+  __device__ float4 Exchange(float4 own, bool valid) const {
+    WaitForCluster();
+    const int owner = static_cast<int>(threadIdx.x) % parts, slot = static_cast<int>(threadIdx.x) / parts;
+    if (!valid) return own;
+    if (owner != part) {
+      SendToBlock(owner, &sums[part * slots + slot], own, full);
+      return own;
+    }
+    WaitForBytes(full, 0);
+    float4 sum = part == 0 ? own : sums[slot];
+#pragma unroll 1
+    for (int p = 1; p < parts; ++p) sum = sum + (p == part ? own : sums[p * slots + slot]);
+    return sum;
+  }
+};
+#endif
+
+template <typename T, int kImages, bool kVector>
+__global__ void __launch_bounds__(kDenseThreads, 1) DenseKernel(const __grid_constant__ DenseTask<T> task) {
+  constexpr int kFeatures = kLaneFeatures<T>, kQuads = kFeatures / 4;
+  extern __shared__ __align__(16) unsigned char shared[];
+  const DensePlace at = FindDensePlace<T, kImages>(task);
+  const int lanes = 1 << task.lane_shift, quads = lanes * kQuads;  // quads: float4 of a row of a block's results
+  const T* kernel =                                                // [C, K] from this lane's features on
+      task.kernel + static_cast<int64_t>(at.stack) * task.channels * task.features + at.feature;
+  const Unseen unseen = FindUnseen(task, at);
+  uint4 weight[kDenseRun];
+  LoadUnseen<T, kVector>(task, at, unseen, kernel, weight);
+#if __CUDA_ARCH__ >= 900
+  const Inbox inbox(shared + task.inbox_at, at, static_cast<int>(task.parts), kImages * quads);
+#endif
+  Result<T, kVector> result;
+  if constexpr (kImages == 1) {  // with more rows registers are short
+    result = FindResult<T, kVector>(task, at);
+    result.AskForAddends(task);
+  }
+
+  DenseRing<kImages> ring;
+  ring.values = reinterpret_cast<float*>(shared) + at.warp * task.ring * kImages;
+  ring.rows = reinterpret_cast<int*>(shared) + kDenseWarps * task.ring * kImages + at.warp * task.ring;
+  ring.mask = task.ring - 1;
+  float sums[kImages][kFeatures] = {};
+  SumRows<T, kImages, kVector>(task, at, unseen, kernel, ring, weight, sums);
+  if constexpr (kImages > 1) {
+    result = FindResult<T, kVector>(task, at);
+    result.AskForAddends(task);
+  }
+  AddGroups<kImages, kFeatures>(sums, task.lane_shift);
+
+  float4* warp_sums = reinterpret_cast<float4*>(shared);  // [kDenseWarps, kImages, quads], in the place of the rings
+  __syncthreads();
+  if (at.group == 0) {
+#pragma unroll
+    for (int m = 0; m < kImages; ++m) {
+#pragma unroll
+      for (int q = 0; q < kQuads; ++q) {
+        warp_sums[(at.warp * kImages + m) * quads + at.lane * kQuads + q] =
+            make_float4(sums[m][4 * q], sums[m][4 * q + 1], sums[m][4 * q + 2], sums[m][4 * q + 3]);
+      }
+    }
+  }
+  __syncthreads();
+  const int results = kImages * quads, thread = threadIdx.x;
+  if (thread >= results && task.parts == 1) return;
+  float4 sum = {0.f, 0.f, 0.f, 0.f};
+  if (thread < results) {
+    sum = warp_sums[thread];
+#pragma unroll
+    for (int w = 1; w < kDenseWarps; ++w) sum = sum + warp_sums[w * results + thread];
+  }
+#if __CUDA_ARCH__ >= 900
+  if (task.parts > 1) sum = inbox.Exchange(sum, thread < results);
+#endif
+  result.Write(task, sum);
+}
+
+// Entries of a ring that holds two turns of loads and what one turn of the lister adds.
+template <int kImages>
+int RingEntries(int lane_shift) {
+  const int wanted = 2 * kDenseRun * (kWarp >> lane_shift) + DenseRows<kImages>::kListed;
+  int entries = kWarp;
+  while (entries < wanted) entries *= 2;
+  return entries;
+}
+
+template <typename T, int kImages>
+size_t SharedBytes(const DenseTask<T>& task) {
+  const size_t results = kImages * (kLaneFeatures<T> << task.lane_shift) / 4 + task.parts;
+  return task.inbox_at + (task.parts > 1 ? kBarrierBytes + results * sizeof(float4) : 0);
+}
+
+// Completes a task whose lane_shift and parts are set.
+template <typename T, int kImages>
+void CompleteTask(DenseTask<T>* task) {
+  const int features = kLaneFeatures<T> << task->lane_shift;
+  task->feature_tiles = static_cast<unsigned>((task->features + features - 1) / features);
+  const int workers = kDenseWarps * static_cast<int>(task->parts);
+  task->first = std::min(kDenseRun * (kWarp >> task->lane_shift), (task->channels + workers - 1) / workers);
+  task->ring = RingEntries<kImages>(task->lane_shift);
+  const int rings = kDenseWarps * task->ring * (kImages + 1) * static_cast<int>(sizeof(float));
+  const int sums = kDenseWarps * kImages * features * static_cast<int>(sizeof(float));
+  task->inbox_at = std::max(rings, sums);
+}
+
+// Segments of 2^lane_shift lanes, and as many blocks of a cluster to share the channels as run at once.
+template <typename T, int kImages>
+int64_t CompleteWithParts(int lane_shift, const DeviceInfo& device, int64_t tiles_of_images, DenseTask<T>* task) {
+  task->lane_shift = lane_shift;
+  task->parts = 1;
+  CompleteTask<T, kImages>(task);
+  const int64_t tiles = task->feature_tiles * tiles_of_images;
+  while (task->parts < kMaxParts && tiles <= device.clusters[2 * task->parts]) task->parts *= 2;
+  CompleteTask<T, kImages>(task);
+  return tiles * task->parts;
+}
+
+// The narrowest segments with at most a block for each multiprocessor; a long stream's are whole lines of the cache, a
+// very long one's two lines, where clusters make as many blocks of them.
+template <typename T, int kImages>
+void ChooseTiles(const DeviceInfo& device, int64_t tiles_of_images, DenseTask<T>* task) {
+  const int64_t bytes = static_cast<int64_t>(task->channels) * task->features * sizeof(T);
+  for (int lines = bytes >= kVeryLongStream ? 1 : 0; bytes >= kLongStream && lines >= 0; --lines) {
+    const int64_t blocks = CompleteWithParts<T, kImages>(kLineShift + lines, device, tiles_of_images, task);
+    if (blocks <= device.multiprocessors && 10 * blocks >= 9 * device.multiprocessors) return;
+  }
+  task->parts = 1;
+  int chosen = kLineShift;
+  for (int shift = DenseRows<kImages>::kMinLaneShift; shift <= kMaxLaneShift; ++shift) {
+    task->lane_shift = shift;
+    CompleteTask<T, kImages>(task);
+    if (SharedBytes<T, kImages>(*task) > static_cast<size_t>(device.shared_memory)) continue;
+    chosen = shift;
+    if (task->feature_tiles * tiles_of_images <= device.multiprocessors) break;
+  }
+  task->lane_shift = chosen;
+  CompleteTask<T, kImages>(task);
+}
+
+template <typename T, int kImages, bool kVector>
+ffi::Error LaunchTask(const DenseTask<T>& task, int64_t tiles_of_images, cudaStream_t stream) {
+  constexpr auto kKernel = DenseKernel<T, kImages, kVector>;
+  ffi::Error error = Prepare<kKernel>("DenseKernel");
+  if (error.failure()) return error;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(tiles_of_images * task.feature_tiles * task.parts));
+  config.blockDim = dim3(kDenseThreads);
+  config.dynamicSmemBytes = SharedBytes<T, kImages>(task);
+  config.stream = stream;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = task.parts;
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  config.attrs = &attribute;
+  config.numAttrs = task.parts > 1 ? 1 : 0;
+  return CheckCuda(cudaLaunchKernelEx(&config, kKernel, task), "DenseKernel");
+}
+
+template <typename T, int kImages>
+ffi::Error LaunchDense(const DeviceCall& call, const DeviceInfo& device, cudaStream_t stream) {
+  const ConvArgs& a = call.args;
+  DenseTask<T> task{};
+  task.x = static_cast<const T*>(call.x);
+  task.kernel = static_cast<const T*>(call.kernel);
+  task.bias = static_cast<const T*>(call.bias);
+  task.residual = static_cast<const T*>(call.residual);
+  task.out = static_cast<T*>(call.out);
+  task.stack_images = a.images / a.stacks;
+  task.image_tiles = static_cast<unsigned>((task.stack_images + kImages - 1) / kImages);
+  task.channels = static_cast<int>(a.channels);
+  task.features = static_cast<int>(a.features);
+  task.relu = a.activation == Activation::kRelu;
+  const int64_t tiles_of_images = task.image_tiles * a.stacks;
+  ChooseTiles<T, kImages>(device, tiles_of_images, &task);
+  if (task.features % kLaneFeatures<T> == 0) return LaunchTask<T, kImages, true>(task, tiles_of_images, stream);
+  return LaunchTask<T, kImages, false>(task, tiles_of_images, stream);
+}
+
+bool IsMatrixProduct(const ConvArgs& a) {
+  for (int i = 0; i < 2; ++i) {
+    if (a.size[i] != 1 || a.kernel_size[i] != 1 || a.pad_low[i] != 0 || a.out_size[i] != 1) return false;
+  }
+  return a.groups == 1 && a.pool == Pool::kNone;
+}
+
+}  // namespace
+
+ffi::Error Dense(const DeviceCall& call, Workspace workspace, int device, cudaStream_t stream) {
+  if (call.args.pool != Pool::kNone) return Pecr(call, workspace, device, stream);
+  if (!IsMatrixProduct(call.args)) return Ecr(call, workspace, device, stream);
+  const DeviceInfo& info = GetDeviceInfo(device);
+  if (IsDenseRow(call, info)) return DenseRow(call, info, stream);
+  return DispatchDtype(call.dtype, [&](auto element) {
+    using T = decltype(element);
+    const int64_t images = call.args.images / call.args.stacks;
+    if (images == 1) return LaunchDense<T, 1>(call, info, stream);
+    if (images <= 4) return LaunchDense<T, 4>(call, info, stream);
+    return LaunchDense<T, 8>(call, info, stream);
+  });
+}
+
+}  // namespace jsc
