@@ -1,1 +1,6 @@
-"""Benchmarks, run from the repository's root: `python -m benchmarks.layers --set cpu`."""
+"""Benchmarks, run from the repository's root: `python -m benchmarks` lists the suites.
+
+suites/ has a module for each, common/ what they share, paper/ the papers' experiments, tune/ searches for the fastest
+tiles, results/ a file for each device and suite. A new suite is a module with `main(argv)`, a line in `__main__.SUITES`
+and its keys in `common/results.py`. The package imports nothing from here. tests/benchmarks holds it.
+"""

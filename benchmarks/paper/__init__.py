@@ -1,1 +1,1 @@
-"""The papers' experiments as commands: `python -m benchmarks.paper table3`; `--help` lists them."""
+"""The papers' experiments as commands: `python -m benchmarks paper table3`; `--help` lists them."""

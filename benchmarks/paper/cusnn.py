@@ -13,13 +13,13 @@ from typing import Any
 
 import jax
 
-from benchmarks import cost_model
 from benchmarks.paper import plots, runner
 from benchmarks.paper.experiment import Experiment
 from benchmarks.paper.layers import CUSNN
 from benchmarks.paper.runner import Case, Context, Row
+from benchmarks.suites import cost_model
 
-SEARCHES = ("cusnn_fig8", "cusnn_fig9")  # what `benchmarks.cost_model` finds
+SEARCHES = ("cusnn_fig8", "cusnn_fig9")  # what `benchmarks cost_model` finds
 _LEVELS = (0, 50, 60, 70, 80, 90, 100)
 _BATCHES = (1, 4, 16, 64)
 
@@ -28,7 +28,7 @@ _searched: dict[bool, list[Row]] = {}
 
 
 def _search(context: Context) -> list[Row]:
-    """What `python -m benchmarks.cost_model` measures or has measured, once for both figures."""
+    """What `python -m benchmarks cost_model` measures or has measured, once for both figures."""
     if context.searched:
         rows = json.loads(Path(context.searched).read_text("utf-8"))["rows"]
         return [

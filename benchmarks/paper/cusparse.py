@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 from jax.experimental import sparse
 
-from benchmarks import data
+from benchmarks.common import data
 from benchmarks.paper import networks, plots, runner, sides
 from benchmarks.paper.experiment import Experiment
 from benchmarks.paper.layers import ECR_LAYERS, TABLE3, PaperLayer

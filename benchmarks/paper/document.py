@@ -1,17 +1,17 @@
 """Writes docs/papers.md: every claim of the sources beside what the committed results say.
 
-python -m benchmarks.paper.document            # writes docs/papers.md from benchmarks/results/
-python -m benchmarks.paper.document --check    # only says whether the file is what this would write
+python -m benchmarks document            # writes docs/papers.md from benchmarks/results/
+python -m benchmarks document --check    # only says whether the file is what this would write
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.common import help
 from benchmarks.paper import answers
 from benchmarks.paper.answers import NOT_YET, Content
 from benchmarks.paper.claims import CHENG, claims
@@ -62,7 +62,7 @@ def _table(gpu: dict[str, Content], cpu: dict[str, Content], source: str) -> str
 
 
 def _network_lines(path: Path) -> list[str]:
-    """What `benchmarks.networks` has measured, where it has."""
+    """What `benchmarks networks` has measured, where it has."""
     if not path.is_file():
         return []
     lines = [_NETWORKS]
@@ -123,9 +123,9 @@ def _file_line(name: str, content: Content) -> str:
 
 _HEADER = """# The papers' claims and today's answers
 
-Written by `python -m benchmarks.paper.document` from the files in `benchmarks/results/`; do not edit. A dash is
+Written by `python -m benchmarks document` from the files in `benchmarks/results/`; do not edit. A dash is
 what has not been measured. Each row is one claim, the paper's number, ours, and the experiment that measured it
-(`python -m benchmarks.paper NAME`; the figures are beside the JSON files). The dense baseline is XLA's convolution
+(`python -m benchmarks paper NAME`; the figures are beside the JSON files). The dense baseline is XLA's convolution
 with bias and ReLU in the same jit, which picks the fastest of cuDNN's algorithms: "highest" is float32, "default"
 is XLA's default precision, TF32 on this GPU. Ratios are XLA's time over ours, above 1 is a gain; several layers are
 a geometric mean. Batch 1 and float32 unless said otherwise; the conversion to a sparse format is always included.
@@ -148,7 +148,7 @@ with the least gain, timed by itself:
 |---|---|---|---|---|---|---|---|---|"""
 
 _NETWORKS = """
-Whole networks by `python -m benchmarks.networks` on the H200 (`h200_networks.json`; microseconds of a call under
+Whole networks by `python -m benchmarks networks` on the H200 (`h200_networks.json`; microseconds of a call under
 command buffers; a dash where XLA's own side stopped there with cuDNN's status 5003; `fused` is `None` under
 `jsc.fuse`). Without zeros: biases so high that no ReLU clips anything; what is left of the gain there is the kernel.
 Roofline: the share of the time that moving weights and maps once, or the dense operations, must take.
@@ -181,7 +181,7 @@ it counts depend on zeros.
 _CHENG = """
 ## Tuned direct convolution (Cheng et al. 2018)
 
-The effect of each technique on the time, by `python -m benchmarks.direct_ablation` on the H200
+The effect of each technique on the time, by `python -m benchmarks direct_ablation` on the H200
 (`h200_direct_ablation.json`). The paper counts cycles of a simulated GTX 480, where the two units are added to the
 simulator; there is no unit for inner products, and tensor cores are the one for outer products. "The paper's" layer is
 its Table 1. Every baseline is dense: the same kernel without the technique.
@@ -197,7 +197,7 @@ _FILES = """## Result files
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write or check the document; the result is the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.paper.document", description=__doc__)
+    parser = help.parser("document", __doc__)
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args(argv)
     text = document()
@@ -206,9 +206,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if DOCUMENT.read_text(encoding="utf-8") == text:
         return 0
-    print(f"{DOCUMENT} is not what the results say: run python -m benchmarks.paper.document", file=sys.stderr)
+    print(f"{DOCUMENT} is not what the results say: run python -m benchmarks document", file=sys.stderr)
     return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from benchmarks.cases import Layer
+from benchmarks.common.cases import Layer
 from jax_sparse_conv import models
 from jax_sparse_conv.nnx import SparseConv, SparseConvPool
 

@@ -10,12 +10,12 @@ import jax
 import numpy as np
 from flax import nnx
 
-from benchmarks.data import Map
+from benchmarks.common.data import Map
+from benchmarks.common.prepared import SHIFT, Beside, Prepared, load
+from benchmarks.common.prepared import beside as load_beside
 from benchmarks.paper import layers, sides
 from benchmarks.paper.layers import PaperLayer
 from benchmarks.paper.runner import Context, progress
-from benchmarks.prepared import SHIFT, Beside, Prepared, load
-from benchmarks.prepared import beside as load_beside
 from jax_sparse_conv import models
 from jax_sparse_conv import nnx as sparse_nnx
 from jax_sparse_conv._src.cli.comparison import IMPLEMENTATIONS_OF

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 import jax_sparse_conv as jsc
-from benchmarks.data import Map
+from benchmarks.common.data import Map
 from benchmarks.paper import layers, networks, plots, runner, sides
 from benchmarks.paper.experiment import Experiment
 from benchmarks.paper.layers import ECR_LAYERS, PECR_LAYERS, TABLE3, TABLE3_MAPS, PaperLayer

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import data
+from benchmarks.common import data
 from benchmarks.paper import sides
 from benchmarks.paper.layers import PaperLayer, shrunk
 from jax_sparse_conv._src.plans import timing
@@ -42,7 +42,7 @@ class Context:
       quick: tiny layers and networks, to see that everything runs.
       maps: real maps by name, float32 [N, H, W, C].
       networks: names that replace an experiment's own, or empty.
-      searched: file of `benchmarks.cost_model` that serves its two figures, or empty.
+      searched: file of `benchmarks cost_model` that serves its two figures, or empty.
       prepared: folder in which networks with their weights are kept between runs, or empty.
       seconds: length of the loop that energy is measured over.
     """

@@ -9,12 +9,12 @@ from typing import Any
 
 import jax
 
+from benchmarks.common.prepared import Prepared
 from benchmarks.paper import energy, networks, runner, sides
 from benchmarks.paper.experiment import Experiment
 from benchmarks.paper.networks import COO, OCPA
 from benchmarks.paper.ocpa import OCPA_NETWORKS
 from benchmarks.paper.runner import Context, Row
-from benchmarks.prepared import Prepared
 from jax_sparse_conv._src.plans import timing
 
 CUSNN_NETWORKS = ("densenet169", "densenet201", "resnet50", "resnet152", "vgg16", "vgg19")

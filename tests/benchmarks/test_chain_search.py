@@ -281,7 +281,7 @@ def test_a_small_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     """What a process of the command does, with a planner's answers and a faster tile made up."""
     if jax.default_backend() != "cpu":
         pytest.skip("the planner and the times are made up here")
-    monkeypatch.setattr(_native, "chain_tiles", lambda *_: [(*each.tile, each.cycles) for each in CANDIDATES])
+    monkeypatch.setattr(_native.planner(), "chain_tiles", lambda *_: [(*each.tile, each.cycles) for each in CANDIDATES])
     monkeypatch.setattr(chain_programs.Programs, "seconds", lambda self, tiles: 1e-4 - 1e-6 * len(tiles))
     monkeypatch.setattr(benchmark.command, "run", lambda module, line, flags: benchmark.main(line))
     path = tmp_path / "t.json"
@@ -309,7 +309,7 @@ def test_a_search_from_the_tables_tiles(tmp_path: Path, monkeypatch: pytest.Monk
     bad, good = segment.keys[1], segment.keys[2]
     table: Tiles = {bad: TILES[3], good: TILES[1], A: TILES[1]}
     monkeypatch.setattr(chain_tiles, "known", lambda kind: table)
-    monkeypatch.setattr(_native, "chain_tiles", lambda *_: [(*each.tile, each.cycles) for each in CANDIDATES])
+    monkeypatch.setattr(_native.planner(), "chain_tiles", lambda *_: [(*each.tile, each.cycles) for each in CANDIDATES])
 
     def seconds(self: chain_programs.Programs, tiles: Tiles) -> float:
         return 1e-4 + (9e-6 if bad in tiles else 0) - (5e-6 if tiles.get(good) == TILES[1] else 0)

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks.common import data, prepared
-from benchmarks.paper import command
-from benchmarks.paper import answers, claims, cusnn, cusparse, document, experiment, layers, networks, sides
+from benchmarks.paper import answers, claims, command, cusnn, cusparse, document, experiment, layers, networks, sides
 from benchmarks.paper.layers import PaperLayer
 from benchmarks.paper.registry import EXPERIMENTS
 from benchmarks.paper.runner import Context

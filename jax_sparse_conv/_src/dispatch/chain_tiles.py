@@ -1,7 +1,7 @@
 """Tiles of the kernels in chains, by measurement: which tile each layer takes on the GPUs that have been searched.
 
 A chain's kernels are cut by a model of one layer (`cuda/dense_conv/plan/wgmma_model.cc`). What a tile leaves to the kernels in
-front and behind is not in it, so `python -m benchmarks.chain_tiles` times whole chains with every tile that the planner
+front and behind is not in it, so `python -m benchmarks chain_tiles` times whole chains with every tile that the planner
 finds for a layer, and keeps those of the fastest chain in `chain_tiles.json` beside this file: by GPU, kind of products
 and the layer's geometry. Layers that are not in it have the model's tile, as have those on other GPUs.
 """

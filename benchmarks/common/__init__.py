@@ -1,0 +1,1 @@
+"""What the suites share: layers, inputs, networks, commands, tables, and files of results."""

@@ -1,0 +1,92 @@
+"""Rows of the files of `benchmarks zoo`: what they are of, which of them lose, and what all of them come to."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import tables
+from jax_sparse_conv._src.plans import timing
+
+LEAST = 0.97
+_COLUMNS = (
+    ("call", "call", "<", "{}"),
+    ("op", "op", "<", "{}"),
+    ("batch", "batch", ">", "{}"),
+    ("zeros_percent", "zeros %", ">", "{:.0f}"),
+    ("implementation", "ran", "<", "{}"),
+    ("xla_us", "XLA us", ">", "{:.1f}"),
+    ("ours_us", "ours us", ">", "{:.1f}"),
+    ("ratio", "ratio", ">", "{:.2f}"),
+    ("best_ratio", "of best", ">", "{:.2f}"),
+    ("first", "a layer", "<", "{}"),
+)
+
+
+def losses(rows: Sequence[tables.Row], least: float | None = None) -> list[tables.Row]:
+    """Rows that lose by the median and by the best times, as they were timed last."""
+    return [row for row in _timed(rows) if max(row["ratio"], row["best_ratio"]) < (LEAST if least is None else least)]
+
+
+def summary(rows: Sequence[tables.Row]) -> str:
+    """What loses, and the distribution of the ratios by kind and batch."""
+    timed, lost = _timed(rows), losses(rows)
+    lines = [tables.aligned([row | {"first": row["users"][0]} for row in lost], _COLUMNS)] if lost else []
+    grouped: dict[tuple[Any, ...], list[tables.Row]] = {}
+    for row in timed:
+        zeros = "other zeros" if row["zeros_target"] else "0 % zeros"
+        grouped.setdefault((kind(row), row["batch"], zeros), []).append(row)
+    for (kind_, batch, zeros), chosen in grouped.items():
+        found = [row["ratio"] for row in chosen]
+        lines.append(
+            f"{kind_}, batch {batch}, {len(found)} at {zeros}: least {min(found):.2f}, "
+            f"geometric mean {timing.geometric_mean(found):.2f}, {len(losses(chosen))} below {LEAST}"
+        )
+    lines.append(f"{len(lost)} of {len(timed)} below {LEAST}")
+    lines += [f"{row['call']} failed: {row['failed']}" for row in rows if "failed" in row]
+    xlas = Counter(f"{kind(row)} batch {row['batch']}" for row in rows if row["implementation"] == "xla")
+    if xlas:
+        of_kinds = ", ".join(f"{count} {name}" for name, count in xlas.items())
+        lines.append(f"{xlas.total()} more are XLA's own operation: {of_kinds}")
+    return "\n".join(lines)
+
+
+def kind(row: tables.Row) -> str:
+    """Of `zoo.LAYER_KINDS`."""
+    dtype, precision = (_field(row["details"], name) for name in ("dtype", "precision"))
+    return precision if dtype == "float32" else dtype
+
+
+def _field(details: str, name: str) -> str:
+    found = re.search(rf"\b{name}='(\w+)'", details)
+    assert found, details
+    return found[1]
+
+
+def read(paths: Sequence[Path]) -> list[tables.Row]:
+    """The rows of files, of those of the same call and zeros the one that was timed, and the last of those."""
+    rows: dict[tuple[Any, ...], tables.Row] = {}
+    for path in paths:
+        for row in of_file(path):
+            if "ratio" in row or "ratio" not in rows.get(key(row), {}):
+                rows[key(row)] = row
+    return list(rows.values())
+
+
+def of_file(path: Path) -> list[tables.Row]:
+    """The rows of one file, timed or not."""
+    rows: list[tables.Row] = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return rows
+
+
+def _timed(rows: Sequence[tables.Row]) -> list[tables.Row]:
+    return [row for row in rows if "ratio" in row and row["implementation"] != "xla"]
+
+
+def key(row: tables.Row) -> tuple[Any, ...]:
+    """What two rows of the same call, zeros and weights have in common."""
+    return tuple(row[name] for name in ("details", "zeros_target", "weights"))
