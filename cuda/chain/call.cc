@@ -189,23 +189,24 @@ std::string ReadStep(const int64_t* f, const Reader& reader, SegmentStep* step) 
 
 // Fills a step's tile from its fields; a sentence where there is no such tile.
 std::string ReadStepTile(const int64_t* f, SegmentStep* step) {
-  const std::optional<TileChoice> tile = ReadTile(f);
+  const std::optional<Candidate> tile = ReadTile(f);
   if (!tile) {
     std::string fields = std::to_string(f[0]);
     for (int i = 1; i < kTileFields; ++i) fields += ", " + std::to_string(f[i]);
     return "there is no tile of (" + fields + ") as filters, pixels, patch, splits";
   }
-  if (tile->filters > 0 && step->kind != SegmentKind::kConv) return "only a convolution has a tile";
+  if (tile->family != Family::kByModel && step->kind != SegmentKind::kConv) return "only a convolution has a tile";
   step->tile = *tile;
   return "";
 }
 
 }  // namespace
 
-std::optional<TileChoice> ReadTile(const int64_t* f) {
-  if (std::all_of(f, f + kTileFields, [](int64_t field) { return field == 0; })) return TileChoice{};
-  if (std::any_of(f, f + kTileFields, [](int64_t field) { return field < 0 || field > kFar; }) || f[2] > 1) return {};
-  const TileChoice tile{static_cast<int>(f[0]), static_cast<int>(f[1]), f[2] == 1, static_cast<int>(f[3])};
+std::optional<Candidate> ReadTile(const int64_t* f) {
+  if (std::all_of(f, f + kTileFields, [](int64_t field) { return field == 0; })) return Candidate{};
+  if (std::any_of(f, f + kTileFields, [](int64_t field) { return field < 0 || field > kFar; })) return {};
+  Candidate tile{Family::kWgmma, {}};
+  std::copy(f, f + kTileFields, tile.tile);
   return IsWarpgroupTile(tile) ? std::optional(tile) : std::nullopt;
 }
 

@@ -28,7 +28,7 @@ struct SegmentStep {
   int64_t window[2], stride[2], pad_low[2], pad_high[2], dilation[2];
   bool relu;
   int64_t groups;
-  TileChoice tile;  // of a convolution
+  Candidate tile;  // of a convolution
 };
 
 struct SegmentCall {
@@ -40,7 +40,7 @@ struct SegmentCall {
 constexpr int kValueFields = 7, kStepFields = 18, kTileFields = 4;
 
 // The tile of these kTileFields: of none where they are zeros, or nothing where there is no such tile.
-std::optional<TileChoice> ReadTile(const int64_t* fields);
+std::optional<Candidate> ReadTile(const int64_t* fields);
 
 // A dense layer, of one image: x is [1, H, W, C] and out [1, 1, 1, K], window is H and W where x is averaged over its
 // pixels first, and 1 and 1 where it is taken as H W C inputs; all other numbers are those of a 1x1 convolution.

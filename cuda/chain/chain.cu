@@ -136,7 +136,7 @@ DeviceCall CallOf(const SegmentCall& call, const SegmentStep& step) {
   conv.bias = step.bias;
   conv.residual = step.residual;
   conv.out = step.out.data;
-  conv.tile = step.tile;
+  conv.candidate = step.tile;
   return conv;
 }
 

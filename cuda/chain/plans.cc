@@ -44,7 +44,7 @@ bool ChainTakesPool(const std::vector<int64_t>& layer, const std::vector<int64_t
   CheckElementBytes(element_bytes);
   if (pool.empty() || tile.size() != kTileFields) throw std::invalid_argument("pool must have 8 entries and tile 4");
   const ConvArgs args = ArgsOfLayer(layer, pool, precise);
-  const std::optional<TileChoice> choice = ReadTile(tile.data());
+  const std::optional<Candidate> choice = ReadTile(tile.data());
   if (!choice) return false;  // the call itself is refused, with the reason
   return PoolsInKernel(ChooseKernel(args, element_bytes, 0, true, *choice, device), args);
 }

@@ -22,13 +22,17 @@ struct Gate {
   bool x_is_older = false;      // in a chain: the kernel in front does not write x, so it may be read at once
 };
 
-// The tile that a convolution by warpgroup products is to have (cuda/warpgroup_plan.h), where it has such a plan. CUDA
-// only.
-struct TileChoice {
-  int filters = 0;  // 0: the model chooses
-  int pixels = 0;
-  bool patch = false;
-  int splits = 0;
+// Kernel families of convolutions, as the attribute `candidate` numbers them
+// (jax_sparse_conv/_src/dispatch/planner.py).
+enum class Family : int { kByModel, kFewChannels, kSplitKChannels, kGrouped, kWgmma, kMma, kPerOutput, kEcr };
+
+constexpr int kTileNumbers = 7;  // of a candidate, at most
+
+// The kernel that a call is told to have, with the numbers that cut it into tiles; by default the models choose. What
+// the numbers are is beside each planner's Visit function.
+struct Candidate {
+  Family family = Family::kByModel;
+  int tile[kTileNumbers] = {};
 };
 
 // What a kernel takes of a GPU.
@@ -55,7 +59,7 @@ struct DeviceCall : ConvCall {
   Gate gate;
   Footprint* in_front = nullptr;  // in a chain: of the kernel in front, and after the launch of this call's
   SmallParts small;
-  TileChoice tile;
+  Candidate candidate;
 };
 
 }  // namespace jsc

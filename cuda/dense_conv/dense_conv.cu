@@ -17,7 +17,6 @@ namespace {
 
 DirectChoice CachedChoice(const DeviceCall& call, int element_bytes, size_t workspace_bytes, int device) {
   const ConvArgs& a = call.args;
-  const TileChoice& tile = call.tile;
   const bool in_chain = call.gate.in_chain;
   static std::mutex mutex;
   static std::map<std::vector<int64_t>, DirectChoice> known;
@@ -29,14 +28,15 @@ DirectChoice CachedChoice(const DeviceCall& call, int element_bytes, size_t work
                               a.stride[1],      a.pad_low[0],   a.pad_low[1],
                               a.dilation[0],    a.dilation[1],  kind,
                               element_bytes,    device,         static_cast<int64_t>(workspace_bytes)};
-  key.insert(key.end(), {tile.filters, tile.pixels, tile.patch, tile.splits});
+  key.push_back(static_cast<int64_t>(call.candidate.family));
+  key.insert(key.end(), std::begin(call.candidate.tile), std::end(call.candidate.tile));
   for (int i = 0; i < 2; ++i) {
     key.insert(key.end(), {a.window[i], a.window_stride[i], a.window_pad_low[i], a.out_size[i]});
   }
   const DeviceInfo& info = GetDeviceInfo(device);
   const std::lock_guard<std::mutex> lock(mutex);
   auto [entry, fresh] = known.try_emplace(key);
-  if (fresh) entry->second = ChooseKernel(a, element_bytes, workspace_bytes, in_chain, tile, info);
+  if (fresh) entry->second = ChooseKernel(a, element_bytes, workspace_bytes, in_chain, call.candidate, info);
   return entry->second;
 }
 
@@ -73,6 +73,9 @@ ffi::Error Direct(const DeviceCall& call, Workspace workspace, int device, cudaS
   return DispatchDtype(call.dtype, [&](auto element) {
     using T = decltype(element);
     const DirectChoice choice = CachedChoice(call, sizeof(T), workspace.bytes, device);
+    const Family family = call.candidate.family;
+    const bool is_told = family != Family::kByModel && family != Family::kPerOutput && !call.gate.in_chain;
+    if (is_told && !choice.has_plan()) return NoSuchTile();
     if (choice.image.filters > 0) return LaunchImagePlan<T>(call, choice.image, stream);
     if (choice.slice.filters > 0) {
       DeviceCall flat = call;

@@ -52,6 +52,23 @@ ffi::Error TakeCounts(ffi::RemainingRets counted, DeviceCall* call) {
   return ffi::Error::Success();
 }
 
+// The attribute `candidate`, int64 [1 + kTileNumbers], which may be left out: a family and the numbers of its tile.
+ffi::Error ReadCandidate(ffi::Dictionary attributes, DeviceCall* call) {
+  const auto given = attributes.get<ffi::Span<const int64_t>>("candidate");
+  if (!given.has_value()) return ffi::Error::Success();
+  constexpr int64_t kMost = 1 << 16;
+  bool fits = given->size() == 1 + kTileNumbers;
+  for (size_t i = 0; fits && i < given->size(); ++i) fits = (*given)[i] >= 0 && (*given)[i] <= kMost;
+  if (!fits || (*given)[0] > static_cast<int64_t>(Family::kEcr)) {
+    return ffi::Error(ffi::ErrorCode::kInvalidArgument, "attribute candidate must be " +
+                                                            std::to_string(1 + kTileNumbers) +
+                                                            " int64, a family from 0 to 7 and numbers from 0 to 65536");
+  }
+  call->candidate.family = static_cast<Family>((*given)[0]);
+  for (int i = 0; i < kTileNumbers; ++i) call->candidate.tile[i] = static_cast<int>((*given)[1 + i]);
+  return ffi::Error::Success();
+}
+
 // What a handler does with a checked call, on its device.
 using Run = ffi::Error (*)(const DeviceCall& call, Workspace workspace, ffi::Dictionary attributes, int device,
                            cudaStream_t stream);
@@ -64,6 +81,7 @@ ffi::Error Handle(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, ffi::An
   if (decoded.has_error()) return decoded.error();
   DeviceCall call(*decoded);
   if (ffi::Error error = TakeCounts(counted, &call); error.failure()) return error;
+  if (ffi::Error error = ReadCandidate(attributes, &call); error.failure()) return error;
   if (call.dtype == ffi::DataType::F64) {
     return ffi::Error(ffi::ErrorCode::kUnimplemented,
                       "dtype float64 is not implemented on CUDA; float32, bfloat16 and float16 are");

@@ -32,6 +32,11 @@ ffi::Error PerOutput(const DeviceCall& call, cudaStream_t stream, bool skip_zero
 // Ecr or Direct, without a pool: sparse/adaptive.cc. gate: which side is for which density; `above` is not read.
 ffi::Error Adaptive(const DeviceCall& call, const Gate& gate, Workspace workspace, int device, cudaStream_t stream);
 
+// The error of a call that is told a candidate that does not fit it.
+inline ffi::Error NoSuchTile() {
+  return ffi::Error(ffi::ErrorCode::kInvalidArgument, "candidate: no kernel has this tile for the call on this device");
+}
+
 // Whether Direct takes the pool of a call into a kernel that is made for it.
 bool DirectPools(const DeviceCall& call, int device);
 

@@ -4,7 +4,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <stdexcept>
+#include <algorithm>
+#include <iterator>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -40,46 +42,76 @@ DeviceInfo ReadDevice(const nb::dict& device) {
   return info;
 }
 
-// A plan as Python has it: the engine's name, what cuts it, and the cycles that its model expects.
-nb::tuple Described(const char* engine, std::vector<int64_t> tile, double cycles) {
-  return nb::make_tuple(engine, nb::tuple(nb::cast(tile)), cycles);
+constexpr const char* kFamilies[] = {"model", "few_channels", "splitk_channels", "grouped",
+                                     "wgmma", "mma",          "per_output",      "ecr"};
+
+nb::object Named(const Candidate& candidate) {
+  const std::vector<int64_t> tile(std::begin(candidate.tile), std::end(candidate.tile));
+  return nb::make_tuple(kFamilies[static_cast<int>(candidate.family)], nb::tuple(nb::cast(tile)));
 }
 
-nb::tuple Describe(const DirectChoice& choice) {
+nb::tuple Described(const Candidate& candidate, double cycles, bool takes_pool) {
+  const nb::object named = Named(candidate);
+  return nb::make_tuple(named[0], named[1], cycles, takes_pool);
+}
+
+nb::tuple Describe(const DirectChoice& choice, bool pools) {
   if (const ImagePlan& p = choice.image; p.filters > 0) {
-    return Described("image", {p.filters, p.tile_out[0], p.tile_out[1], p.warps, p.blocks}, p.cycles);
+    return Described({Family::kFewChannels, {p.filters, p.tile_out[0], p.tile_out[1]}}, p.cycles, pools);
   }
   if (const SlicePlan& p = choice.slice; p.filters > 0) {
-    return Described("slice", {p.filters, p.columns, p.warps, p.tile_high, p.tile_wide, p.splits}, p.cycles);
+    const Candidate tile{Family::kSplitKChannels, {p.filters, p.columns, p.warps, p.tile_high, p.tile_wide, p.splits}};
+    return Described(tile, p.cycles, pools);
   }
   if (const GroupPlan& p = choice.group; p.tiles > 0) {
-    return Described("group", {p.tile_images, p.tile_high, p.tile_wide, p.groups, p.feature_parts}, p.cycles);
+    const Candidate tile{Family::kGrouped, {p.tile_images, p.tile_high, p.tile_wide, p.groups, p.feature_parts}};
+    return Described(tile, p.cycles, pools);
   }
   if (const WarpgroupPlan& p = choice.warpgroup; p.filters > 0) {
-    const int meeting = !p.by_mail ? 0 : p.mail_at == 0 ? 1 : 2;
-    return Described("warpgroup", {p.filters, p.pixels, p.patch, p.splits, p.teams, p.roomy, meeting, p.turns.blocks},
-                     p.cycles);
+    return Described({Family::kWgmma, {p.filters, p.pixels, p.patch, p.splits}}, p.cycles, pools);
   }
   const DirectPlan& p = choice.direct;
-  if (p.tile == DirectTile::kNone) return Described("per_output", {}, 0);
-  return Described("warp", {static_cast<int>(p.tile), static_cast<int>(p.engine), p.splits}, p.cycles);
+  if (p.tile == DirectTile::kNone) return Described({Family::kPerOutput, {}}, 0, false);
+  return Described({Family::kMma, {static_cast<int>(p.tile), p.splits}}, p.cycles, false);
 }
+
+constexpr size_t kWorkspace = size_t{1} << 31;  // what a device without clusters gets is chosen when it runs
 
 nb::tuple Direct(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool, int element_bytes, bool precise,
                  bool in_chain, const nb::dict& device) {
   const ConvArgs args = ArgsOfLayer(layer, pool, precise);
-  constexpr size_t kWorkspace = size_t{1} << 31;
   const DirectChoice choice = ChooseKernel(args, element_bytes, kWorkspace, in_chain, {}, ReadDevice(device));
-  nb::tuple found = Describe(choice);
-  return nb::make_tuple(found[0], found[1], found[2], PoolsInKernel(choice, args));
+  return Describe(choice, PoolsInKernel(choice, args));
 }
 
 nb::tuple Sparse(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool, int element_bytes, bool precise,
                  const nb::dict& device) {
-  const EcrPlan p =
-      ChooseEcrPlan(ArgsOfLayer(layer, pool, precise), element_bytes, size_t{1} << 31, ReadDevice(device));
-  return Described("lists", {p.lanes, p.splits, p.tile_images, p.tile_out[0], p.tile_out[1], p.row_parts, p.max_rows},
-                   p.cycles);
+  const EcrPlan p = ChooseEcrPlan(ArgsOfLayer(layer, pool, precise), element_bytes, kWorkspace, ReadDevice(device));
+  const Candidate tile{Family::kEcr,
+                       {p.lanes, p.splits, p.tile_images, p.tile_out[0], p.tile_out[1], p.row_parts, p.max_rows}};
+  return Described(p.warps > 0 ? tile : Candidate{Family::kPerOutput, {}}, p.cycles, true);
+}
+
+// The `most` best of each family by its model, best first.
+nb::list Candidates(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool, int element_bytes,
+                    bool precise, int most, const nb::dict& device) {
+  const ConvArgs args = ArgsOfLayer(layer, pool, precise);
+  const DeviceInfo info = ReadDevice(device);
+  std::vector<Rated> rated = DenseCandidates(args, element_bytes, kWorkspace, info);
+  VisitEcrPlans(args, element_bytes, kWorkspace, info, [&](const EcrPlan& p) {
+    const Candidate tile{Family::kEcr,
+                         {p.lanes, p.splits, p.tile_images, p.tile_out[0], p.tile_out[1], p.row_parts, p.max_rows}};
+    rated.push_back({tile, p.cycles});
+  });
+  std::stable_sort(rated.begin(), rated.end(), [](const Rated& a, const Rated& b) { return a.cycles < b.cycles; });
+  std::map<Family, int> counted;
+  nb::list found;
+  for (const Rated& each : rated) {
+    if (counted[each.candidate.family]++ >= most) continue;
+    const nb::object named = Named(each.candidate);
+    found.append(nb::make_tuple(named[0], named[1], each.cycles));
+  }
+  return found;
 }
 
 nb::list OfChain(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool, int element_bytes, bool precise,
@@ -97,9 +129,11 @@ nb::list OfChain(const std::vector<int64_t>& layer, const std::vector<int64_t>& 
 NB_MODULE(_planner, m) {
   using namespace nb::literals;
   m.def("direct", &jsc::Direct, "layer"_a, "pool"_a, "element_bytes"_a, "precise"_a, "in_chain"_a, "device"_a,
-        "(engine, tile, cycles, whether it takes the pool) of the direct convolution of a layer.");
+        "(family, tile, cycles, whether it takes the pool) that the models choose for a dense convolution.");
   m.def("sparse", &jsc::Sparse, "layer"_a, "pool"_a, "element_bytes"_a, "precise"_a, "device"_a,
-        "(engine, tile, cycles) of ECR or PECR of a layer.");
+        "(family, tile, cycles, True) that the model chooses for ECR or PECR.");
+  m.def("candidates", &jsc::Candidates, "layer"_a, "pool"_a, "element_bytes"_a, "precise"_a, "most"_a, "device"_a,
+        "(family, tile, cycles) of what kernels can take, at most so many of a family, by the cycles of its model.");
   m.def("chain_tiles", &jsc::OfChain, "layer"_a, "pool"_a, "element_bytes"_a, "precise"_a, "device"_a,
         "(filters, pixels, patch, splits, cycles) of every tile that a layer of a chain may have.");
   m.def(

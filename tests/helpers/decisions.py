@@ -45,6 +45,7 @@ KINDS = {
 H200 = Device()
 H100 = dataclasses.replace(H200, memory_bytes_per_second=3.35e12)
 GPUS = {"h200": H200, "h100": H100}
+NUMBERS = {"few_channels": 3, "splitk_channels": 6, "grouped": 5, "wgmma": 4, "mma": 2, "per_output": 0}  # of a tile
 CPU_MACHINE = (48 << 10, 1 << 20, 64, 2)  # bytes of L1, L2 and a vector, threads
 CPU_DENSITIES = (0.05, 0.3, 0.6, 1.0)
 
@@ -167,10 +168,10 @@ def _planned(x: Any, kernel: Any, config: Config, platform: str) -> str:
         return f"{config.method}{below} " + " ".join(_short(*plan) for plan in plans)
     asked = layer, pool, itemsize, precise
     if config.method == "direct":
-        engine, tile, _, pools = _native.planner().direct(*asked, False, devices.current().description())
-        return _short(engine, *tile) + (" with its pool" if pools else "")
-    engine, tile, _ = _native.planner().sparse(*asked, devices.current().description())
-    return f"{config.method} " + _short(engine, *tile)
+        family, tile, _, pools = _native.planner().direct(*asked, False, devices.current().description())
+        return _short(family, *tile[: NUMBERS[family]]) + (" with its pool" if pools else "")
+    family, tile, *_ = _native.planner().sparse(*asked, devices.current().description())
+    return f"{config.method} " + _short("lists", *tile)
 
 
 def _short(name: str, *numbers: int) -> str:

@@ -2,14 +2,47 @@
 
 namespace jsc {
 
+namespace {
+
+// The plan of a candidate, or none where it does not fit.
+DirectChoice ChoiceOf(const Candidate& candidate, const ConvArgs& a, int element_bytes, size_t workspace_bytes,
+                      bool in_chain, const DeviceInfo& info) {
+  DirectChoice choice{};
+  switch (candidate.family) {
+    case Family::kFewChannels:
+      choice.image = ImagePlanOf(candidate, a, element_bytes, info);
+      break;
+    case Family::kSplitKChannels:
+      if (!in_chain) choice.slice = SlicePlanOf(candidate, FlattenedArgs(a), element_bytes, info);
+      break;
+    case Family::kGrouped:
+      if (info.warpgroups) choice.group = GroupPlanOf(candidate, a, element_bytes, info);
+      break;
+    case Family::kWgmma:
+      if (info.warpgroups) choice.warpgroup = WarpgroupPlanOf(candidate, a, element_bytes, in_chain, info);
+      break;
+    case Family::kMma:
+      if (a.pool == Pool::kNone) choice.direct = DirectPlanOf(candidate, a, element_bytes, workspace_bytes, info);
+      break;
+    default:
+      break;
+  }
+  return choice;
+}
+
+}  // namespace
+
 DirectChoice ChooseKernel(const ConvArgs& a, int element_bytes, size_t workspace_bytes, bool in_chain,
-                          const TileChoice& tile, const DeviceInfo& info) {
+                          const Candidate& candidate, const DeviceInfo& info) {
+  if (candidate.family != Family::kByModel && !in_chain) {
+    return ChoiceOf(candidate, a, element_bytes, workspace_bytes, in_chain, info);
+  }
   DirectChoice choice{};
   choice.image = ChooseImagePlan(a, element_bytes, info);
   if (choice.image.filters > 0) return choice;
   if (a.pool == Pool::kNone) choice.direct = ChooseDirectPlan(a, element_bytes, workspace_bytes, !in_chain, info);
   if (!info.warpgroups) return choice;
-  choice.warpgroup = WarpgroupPlanOf(tile, a, element_bytes, in_chain, info);
+  choice.warpgroup = WarpgroupPlanOf(candidate, a, element_bytes, in_chain, info);
   if (choice.warpgroup.filters > 0) return choice;
   choice.warpgroup = ChooseWarpgroupPlan(a, element_bytes, in_chain, info);
   // The other model knows no bound by memory: of calls where it expects up to a tenth less or more, warpgroups took as
@@ -43,6 +76,32 @@ DirectChoice ChooseKernel(const ConvArgs& a, int element_bytes, size_t workspace
   const double of_slices = by_products ? (parts ? 1.01 : 1.06) : (parts ? 0.95 : 0.92);
   if (choice.slice.cycles > of_slices * other) choice.slice = {};
   return choice;
+}
+
+std::vector<Rated> DenseCandidates(const ConvArgs& a, int element_bytes, size_t workspace_bytes,
+                                   const DeviceInfo& info) {
+  std::vector<Rated> found;
+  VisitImagePlans(a, element_bytes, info, [&](const ImagePlan& p) {
+    found.push_back({{Family::kFewChannels, {p.filters, p.tile_out[0], p.tile_out[1]}}, p.cycles});
+  });
+  if (a.pool == Pool::kNone) {
+    VisitDirectPlans(a, element_bytes, workspace_bytes, true, info, [&](const DirectPlan& p) {
+      found.push_back({{Family::kMma, {static_cast<int>(p.tile), p.splits}}, p.cycles});
+    });
+  }
+  if (!info.warpgroups) return found;
+  for (const WarpgroupPlan& p : WarpgroupPlans(a, element_bytes, false, info)) {
+    found.push_back({{Family::kWgmma, {p.filters, p.pixels, p.patch, p.splits}}, p.cycles});
+  }
+  VisitGroupPlans(a, element_bytes, info, [&](const GroupPlan& p) {
+    const Candidate tile{Family::kGrouped, {p.tile_images, p.tile_high, p.tile_wide, p.groups, p.feature_parts}};
+    found.push_back({tile, p.cycles});
+  });
+  VisitSlicePlans(FlattenedArgs(a), element_bytes, info, [&](const SlicePlan& p) {
+    const Candidate tile{Family::kSplitKChannels, {p.filters, p.columns, p.warps, p.tile_high, p.tile_wide, p.splits}};
+    found.push_back({tile, p.cycles});
+  });
+  return found;
 }
 
 bool PoolsInKernel(const DirectChoice& choice, const ConvArgs& a) {

@@ -4,6 +4,8 @@
 #ifndef JSC_CUDA_DENSE_CONV_PLAN_CHOICE_H_
 #define JSC_CUDA_DENSE_CONV_PLAN_CHOICE_H_
 
+#include <vector>
+
 #include "cuda/dense_conv/plan/few_channels_plan.h"
 #include "cuda/dense_conv/plan/grouped_plan.h"
 #include "cuda/dense_conv/plan/mma_plan.h"
@@ -21,11 +23,26 @@ struct DirectChoice {
   WarpgroupPlan warpgroup;
   SlicePlan slice;
   GroupPlan group;
+  bool has_plan() const {
+    return image.filters > 0 || slice.filters > 0 || group.tiles > 0 || warpgroup.filters > 0 ||
+           direct.tile != DirectTile::kNone;
+  }
 };
 
-// tile: of warpgroups, or without filters for the best by their model.
+// candidate: the one to have, or kByModel for the best by the models. In a chain the models also choose where the
+// candidate does not fit; else there is no plan then.
 DirectChoice ChooseKernel(const ConvArgs& args, int element_bytes, size_t workspace_bytes, bool in_chain,
-                          const TileChoice& tile, const DeviceInfo& device);
+                          const Candidate& candidate, const DeviceInfo& device);
+
+// A candidate that fits a call, and the cycles that its planner's model expects.
+struct Rated {
+  Candidate candidate;
+  double cycles;
+};
+
+// Every candidate of the dense kernels that fits a call outside of chains.
+std::vector<Rated> DenseCandidates(const ConvArgs& args, int element_bytes, size_t workspace_bytes,
+                                   const DeviceInfo& device);
 
 // Whether the chosen kernel of a call with a pool takes the pool, rather than one behind it.
 bool PoolsInKernel(const DirectChoice& choice, const ConvArgs& args);

@@ -2,7 +2,10 @@
 #include "cuda/dense_conv/plan/few_channels_plan.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
+
+#include "cuda/dense_conv/plan/search.h"
 
 namespace jsc {
 namespace {
@@ -126,10 +129,9 @@ bool CompleteImagePlan(const ConvArgs& a, int element_bytes, const DeviceInfo& d
   return true;
 }
 
-ImagePlan ChooseImagePlan(const ConvArgs& a, int element_bytes, const DeviceInfo& device) {
-  ImagePlan best{};
-  if (!Fits(a, element_bytes, device)) return best;
-  best.cycles = std::numeric_limits<double>::infinity();
+void VisitImagePlans(const ConvArgs& a, int element_bytes, const DeviceInfo& device,
+                     const std::function<void(const ImagePlan&)>& visit) {
+  if (!Fits(a, element_bytes, device)) return;
   const int64_t columns_step = a.pool == Pool::kNone ? kImageRun : 1;
   for (int filters : {32, 64}) {
     if (filters > std::max<int64_t>(32, a.features)) continue;
@@ -139,11 +141,27 @@ ImagePlan ChooseImagePlan(const ConvArgs& a, int element_bytes, const DeviceInfo
         plan.filters = filters;
         plan.tile_out[0] = rows;
         plan.tile_out[1] = static_cast<int>(columns);
-        if (CompleteImagePlan(a, element_bytes, device, &plan) && plan.cycles < best.cycles) best = plan;
+        if (CompleteImagePlan(a, element_bytes, device, &plan)) visit(plan);
       }
     }
   }
-  return best;
+}
+
+ImagePlan ImagePlanOf(const Candidate& candidate, const ConvArgs& a, int element_bytes, const DeviceInfo& device) {
+  const auto [filters, rows, columns] = std::array{candidate.tile[0], candidate.tile[1], candidate.tile[2]};
+  const int64_t step = a.pool == Pool::kNone ? kImageRun : 1;
+  ImagePlan plan{};
+  plan.filters = filters;
+  plan.tile_out[0] = rows;
+  plan.tile_out[1] = columns;
+  const bool has_kernel = filters == 32 || filters == 64;
+  if (!has_kernel || rows < 1 || rows > kMaxRows || columns < 1 || columns > kMaxRow || columns % step != 0) return {};
+  if (!Fits(a, element_bytes, device) || !CompleteImagePlan(a, element_bytes, device, &plan)) return {};
+  return plan;
+}
+
+ImagePlan ChooseImagePlan(const ConvArgs& a, int element_bytes, const DeviceInfo& device) {
+  return Cheapest<ImagePlan>([&](const auto& visit) { VisitImagePlans(a, element_bytes, device, visit); });
 }
 
 }  // namespace jsc

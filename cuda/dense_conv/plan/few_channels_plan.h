@@ -2,6 +2,8 @@
 #ifndef JSC_CUDA_DENSE_CONV_PLAN_FEW_CHANNELS_PLAN_H_
 #define JSC_CUDA_DENSE_CONV_PLAN_FEW_CHANNELS_PLAN_H_
 
+#include <functional>
+
 #include "cuda/core/device_call.h"
 #include "cuda/core/device_info.h"
 
@@ -44,6 +46,13 @@ struct ImagePlan {
 
 // Completes a plan that has filters and tile_out; false where it does not fit.
 bool CompleteImagePlan(const ConvArgs& args, int element_bytes, const DeviceInfo& device, ImagePlan* plan);
+
+// Every plan that fits a call. tile of a candidate: filters, rows and columns of results.
+void VisitImagePlans(const ConvArgs& args, int element_bytes, const DeviceInfo& device,
+                     const std::function<void(const ImagePlan&)>& visit);
+
+// The plan of a candidate, or one without filters where it does not fit.
+ImagePlan ImagePlanOf(const Candidate& candidate, const ConvArgs& args, int element_bytes, const DeviceInfo& device);
 
 // The best plan under the model in dense_conv/plan/few_channels_plan.cc, or one without filters.
 ImagePlan ChooseImagePlan(const ConvArgs& args, int element_bytes, const DeviceInfo& device);

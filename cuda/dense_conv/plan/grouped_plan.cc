@@ -6,6 +6,8 @@
 #include <initializer_list>
 #include <limits>
 
+#include "cuda/dense_conv/plan/search.h"
+
 namespace jsc {
 namespace {
 
@@ -113,32 +115,47 @@ bool CompleteGroupPlan(const ConvArgs& a, int element_bytes, const DeviceInfo& d
   return true;
 }
 
-GroupPlan ChooseGroupPlan(const ConvArgs& a, int element_bytes, const DeviceInfo& device) {
-  constexpr int64_t kMostBytes = 256;  // of a pixel's channels
-  GroupPlan best{};
-  best.cycles = std::numeric_limits<double>::infinity();
-  if (a.groups == 1 || !device.fast_tf32 || GroupTiles(a.features / a.groups) == 0) return best;
+void VisitGroupPlans(const ConvArgs& a, int element_bytes, const DeviceInfo& device,
+                     const std::function<void(const GroupPlan&)>& visit) {
   const auto high = static_cast<int>(std::min<int64_t>(a.conv_size[0], 32));
   const auto wide = static_cast<int>(std::min<int64_t>(a.conv_size[1], 64));
+  if (a.groups == 1 || !device.fast_tf32 || GroupTiles(a.features / a.groups) == 0) return;
   for (const int of_wide : {wide, (wide + 1) / 2, 7, 8, 14, 16, 28, 32}) {
     for (const int of_high : {high, (high + 1) / 2, 1, 2, 4, 7, 8, 14, 16}) {
+      if (of_wide > wide || of_high > high) continue;
       for (const int images : {1, 2, 4, 8}) {
         for (int groups = 1; groups <= 8; groups *= 2) {
           for (const int feature_parts : {1, 2}) {
-            if (of_wide > wide || of_high > high || of_wide * of_high * images > 512 || groups > a.groups) continue;
-            if (images > 1 && (of_wide < a.conv_size[1] || of_high < a.conv_size[0])) continue;
-            if (groups > 1 && groups * a.group_channels * element_bytes > kMostBytes) continue;
-            GroupPlan plan{};
-            plan.parts = element_bytes == 4 && a.precision == Precision::kHighest;
-            plan.tile_images = images, plan.tile_high = of_high, plan.tile_wide = of_wide;
-            plan.groups = groups, plan.feature_parts = feature_parts;
-            if (CompleteGroupPlan(a, element_bytes, device, &plan) && plan.cycles < best.cycles) best = plan;
+            const Candidate tile{Family::kGrouped, {images, of_high, of_wide, groups, feature_parts}};
+            const GroupPlan plan = GroupPlanOf(tile, a, element_bytes, device);
+            if (plan.tiles > 0) visit(plan);
           }
         }
       }
     }
   }
-  return best;
+}
+
+GroupPlan GroupPlanOf(const Candidate& candidate, const ConvArgs& a, int element_bytes, const DeviceInfo& device) {
+  constexpr int64_t kMostBytes = 256;                  // of a pixel's channels
+  constexpr int kMostPixels = 512, kMostTogether = 8;  // of a block; images, and groups
+  GroupPlan plan{};
+  plan.parts = element_bytes == 4 && a.precision == Precision::kHighest;
+  plan.tile_images = candidate.tile[0], plan.tile_high = candidate.tile[1], plan.tile_wide = candidate.tile[2];
+  plan.groups = candidate.tile[3], plan.feature_parts = candidate.tile[4];
+  if (std::min({plan.tile_images, plan.tile_high, plan.tile_wide, plan.groups, plan.feature_parts}) < 1) return {};
+  if (std::max(plan.tile_images, plan.groups) > kMostTogether || plan.feature_parts > 2) return {};
+  if (plan.tile_high > a.conv_size[0] || plan.tile_wide > a.conv_size[1] || plan.groups > a.groups) return {};
+  if (int64_t{plan.tile_high} * plan.tile_wide * plan.tile_images > kMostPixels) return {};
+  const bool is_whole = plan.tile_wide == a.conv_size[1] && plan.tile_high == a.conv_size[0];
+  if (plan.tile_images > 1 && !is_whole) return {};
+  if (plan.groups > 1 && plan.groups * a.group_channels * element_bytes > kMostBytes) return {};
+  if (a.groups == 1 || !device.fast_tf32 || !CompleteGroupPlan(a, element_bytes, device, &plan)) return {};
+  return plan;
+}
+
+GroupPlan ChooseGroupPlan(const ConvArgs& a, int element_bytes, const DeviceInfo& device) {
+  return Cheapest<GroupPlan>([&](const auto& visit) { VisitGroupPlans(a, element_bytes, device, visit); });
 }
 
 }  // namespace jsc

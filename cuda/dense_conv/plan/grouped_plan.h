@@ -2,6 +2,8 @@
 #ifndef JSC_CUDA_DENSE_CONV_PLAN_GROUPED_PLAN_H_
 #define JSC_CUDA_DENSE_CONV_PLAN_GROUPED_PLAN_H_
 
+#include <functional>
+
 #include "cuda/core/device_call.h"
 #include "cuda/core/device_info.h"
 
@@ -40,6 +42,13 @@ int GroupTiles(int64_t group_features);
 
 // Completes a plan whose parts, tile, groups and feature_parts are set; false where it does not fit.
 bool CompleteGroupPlan(const ConvArgs& args, int element_bytes, const DeviceInfo& device, GroupPlan* plan);
+
+// Every plan that fits a call. tile of a candidate: images, rows and columns of results, groups, feature parts.
+void VisitGroupPlans(const ConvArgs& args, int element_bytes, const DeviceInfo& device,
+                     const std::function<void(const GroupPlan&)>& visit);
+
+// The plan of a candidate, or one without tiles where it does not fit.
+GroupPlan GroupPlanOf(const Candidate& candidate, const ConvArgs& args, int element_bytes, const DeviceInfo& device);
 
 // The best plan under the model in dense_conv/plan/grouped_plan.cc, without tiles where there is none.
 GroupPlan ChooseGroupPlan(const ConvArgs& args, int element_bytes, const DeviceInfo& device);

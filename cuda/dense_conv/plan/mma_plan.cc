@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <limits>
 
+#include "cuda/dense_conv/plan/search.h"
+
 namespace jsc {
 namespace {
 
@@ -182,6 +184,17 @@ Engine EngineFor(const ConvArgs& a, int element_bytes, const DeviceInfo& device)
   return device.fast_tf32 || deep ? Engine::kSplitTensorCores : Engine::kOuterProduct;
 }
 
+// Whether numbers of pixels, of the reduction axis and of blocks fit the kernels.
+bool HasTiles(const ConvArgs& a) {
+  constexpr int64_t kSlack = 1 << 10;  // numbers of pixels beyond the last, in a tile
+  const int64_t images = a.images / a.stacks, taps = a.kernel_size[0] * a.kernel_size[1];
+  if (std::max(images * a.conv_size[0] * a.conv_size[1], images * a.size[0] * a.size[1]) > kMaxCount - kSlack ||
+      taps * a.group_channels > kMaxCount - kSlack || a.groups > kMaxGrid || a.stacks > kMaxGrid) {
+    return false;
+  }
+  return a.groups == 1 || a.features / a.groups >= kMinGroupFeatures;
+}
+
 }  // namespace
 
 bool CompleteDirectPlan(const ConvArgs& a, int element_bytes, size_t workspace_bytes, const DeviceInfo& device,
@@ -211,43 +224,48 @@ bool CompleteDirectPlan(const ConvArgs& a, int element_bytes, size_t workspace_b
   return true;
 }
 
-DirectPlan ChooseDirectPlan(const ConvArgs& a, int element_bytes, size_t workspace_bytes, bool with_deep,
-                            const DeviceInfo& device) {
-  DirectPlan best{};
-  best.cycles = std::numeric_limits<double>::infinity();
-  const int64_t images = a.images / a.stacks, taps = a.kernel_size[0] * a.kernel_size[1];
-  constexpr int64_t kSlack = 1 << 10;  // numbers of pixels beyond the last, in a tile
-  if (std::max(images * a.conv_size[0] * a.conv_size[1], images * a.size[0] * a.size[1]) > kMaxCount - kSlack ||
-      taps * a.group_channels > kMaxCount - kSlack || a.groups > kMaxGrid || a.stacks > kMaxGrid) {
-    return best;
-  }
-  if (a.groups > 1 && a.features / a.groups < kMinGroupFeatures) return best;
-  const int64_t step = 16 / element_bytes;  // elements of a copy
-  const bool wide = a.group_channels % step == 0 && a.features / a.groups % step == 0;
-  const Engine engine = EngineFor(a, element_bytes, device);
+void VisitDirectPlans(const ConvArgs& a, int element_bytes, size_t workspace_bytes, bool with_deep,
+                      const DeviceInfo& device, const std::function<void(const DirectPlan&)>& visit) {
+  const auto visit_tile = [&](DirectTile tile, int splits) {
+    const Candidate candidate{Family::kMma, {static_cast<int>(tile), splits}};
+    const DirectPlan plan = DirectPlanOf(candidate, a, element_bytes, workspace_bytes, device);
+    if (plan.tile != DirectTile::kNone) visit(plan);
+  };
   for (DirectTile tile :
        {DirectTile::kDeep16x8, DirectTile::kDeep16x16, DirectTile::kDeep32x16, DirectTile::kDeepNarrow}) {
-    if ((tile == DirectTile::kDeepNarrow) == wide || engine == Engine::kOuterProduct || !with_deep) continue;
-    DirectPlan plan{};
-    plan.tile = tile;
-    plan.engine = engine;
-    if (CompleteDeepPlan(a, element_bytes, device, &plan) && plan.cycles < best.cycles) best = plan;
+    if (with_deep) visit_tile(tile, 1);
   }
-  if (!wide && taps > kMaxTableTaps) return best;
   for (DirectTile tile :
        {DirectTile::kFlat, DirectTile::kSmall, DirectTile::kTall, DirectTile::kLarge, DirectTile::kNarrow}) {
-    if ((tile == DirectTile::kNarrow) == wide) continue;
-    if (tile == (engine == Engine::kTensorCores ? DirectTile::kFlat : DirectTile::kTall)) continue;  // there is none
-    for (int splits = 1; splits <= kMaxSplits; ++splits) {
-      DirectPlan plan{};
-      plan.tile = tile;
-      plan.engine = engine;
-      plan.splits = splits;
-      if (!CompleteDirectPlan(a, element_bytes, workspace_bytes, device, &plan)) continue;
-      if (plan.cycles < best.cycles) best = plan;
-    }
+    for (int splits = 1; splits <= kMaxSplits; ++splits) visit_tile(tile, splits);
   }
-  return best;
+}
+
+DirectPlan DirectPlanOf(const Candidate& candidate, const ConvArgs& a, int element_bytes, size_t workspace_bytes,
+                        const DeviceInfo& device) {
+  const int number = candidate.tile[0], splits = candidate.tile[1];
+  if (number <= static_cast<int>(DirectTile::kNone) || number > static_cast<int>(DirectTile::kDeepNarrow)) return {};
+  if (splits < 1 || splits > kMaxSplits || !HasTiles(a)) return {};
+  DirectPlan plan{};
+  plan.tile = static_cast<DirectTile>(number);
+  plan.engine = EngineFor(a, element_bytes, device);
+  plan.splits = splits;
+  const int64_t step = 16 / element_bytes, taps = a.kernel_size[0] * a.kernel_size[1];  // step: elements of a copy
+  const bool wide = a.group_channels % step == 0 && a.features / a.groups % step == 0;
+  if (IsDeep(plan.tile)) {
+    if ((plan.tile == DirectTile::kDeepNarrow) == wide || plan.engine == Engine::kOuterProduct || splits > 1) return {};
+    return CompleteDeepPlan(a, element_bytes, device, &plan) ? plan : DirectPlan{};
+  }
+  if ((plan.tile == DirectTile::kNarrow) == wide || (!wide && taps > kMaxTableTaps)) return {};
+  const DirectTile absent = plan.engine == Engine::kTensorCores ? DirectTile::kFlat : DirectTile::kTall;
+  if (plan.tile == absent) return {};
+  return CompleteDirectPlan(a, element_bytes, workspace_bytes, device, &plan) ? plan : DirectPlan{};
+}
+
+DirectPlan ChooseDirectPlan(const ConvArgs& a, int element_bytes, size_t workspace_bytes, bool with_deep,
+                            const DeviceInfo& device) {
+  return Cheapest<DirectPlan>(
+      [&](const auto& visit) { VisitDirectPlans(a, element_bytes, workspace_bytes, with_deep, device, visit); });
 }
 
 size_t DirectWorkspaceBytes(int64_t pixels, int64_t features, int64_t depth) {

@@ -2,6 +2,8 @@
 #ifndef JSC_CUDA_DENSE_CONV_PLAN_MMA_PLAN_H_
 #define JSC_CUDA_DENSE_CONV_PLAN_MMA_PLAN_H_
 
+#include <functional>
+
 #include "cuda/core/device_call.h"
 #include "cuda/core/device_info.h"
 #include "cuda/dense_conv/plan/mma_tuning.h"
@@ -64,6 +66,15 @@ struct DirectPlan {
   int chunks, chunks_per_split;    // of the reduction axis
   double cycles;                   // what the model expects
 };
+
+// Every plan that fits a call; with_deep: with tiles of the kernel whose warps share the axis, which is for calls that
+// are in no chain. tile of a candidate: DirectTile, splits.
+void VisitDirectPlans(const ConvArgs& args, int element_bytes, size_t workspace_bytes, bool with_deep,
+                      const DeviceInfo& device, const std::function<void(const DirectPlan&)>& visit);
+
+// The plan of a candidate, or one of DirectTile::kNone where it does not fit.
+DirectPlan DirectPlanOf(const Candidate& candidate, const ConvArgs& args, int element_bytes, size_t workspace_bytes,
+                        const DeviceInfo& device);
 
 // The best plan under the model in dense_conv/plan/mma_plan.cc. with_deep: with tiles of the kernel whose warps share
 // the axis, which is for calls that are in no chain.

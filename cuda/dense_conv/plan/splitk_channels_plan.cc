@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <limits>
 
+#include "cuda/dense_conv/plan/search.h"
+
 namespace jsc {
 namespace {
 
@@ -72,6 +74,10 @@ double Cycles(const ConvArgs& a, int element_bytes, const SliceShape& shape, con
   return cycles;
 }
 
+bool Fits(const ConvArgs& a, int element_bytes, const DeviceInfo& device) {
+  return a.pool == Pool::kNone && element_bytes == 4 && device.clusters[1] > 0;
+}
+
 }  // namespace
 
 ConvArgs FlattenedArgs(const ConvArgs& args) {
@@ -126,10 +132,9 @@ bool CompleteSlicePlan(const ConvArgs& a, int element_bytes, const DeviceInfo& d
   return true;
 }
 
-SlicePlan ChooseSlicePlan(const ConvArgs& a, int element_bytes, const DeviceInfo& device) {
-  SlicePlan best{};
-  best.cycles = std::numeric_limits<double>::infinity();
-  if (a.pool != Pool::kNone || element_bytes != 4 || device.clusters[1] == 0) return best;
+void VisitSlicePlans(const ConvArgs& a, int element_bytes, const DeviceInfo& device,
+                     const std::function<void(const SlicePlan&)>& visit) {
+  if (!Fits(a, element_bytes, device)) return;
   const auto wide = static_cast<int>(std::min<int64_t>(a.conv_size[1], 64));
   for (const SliceShape& shape : kShapes) {
     const int room = shape.columns * 8;
@@ -142,11 +147,30 @@ SlicePlan ChooseSlicePlan(const ConvArgs& a, int element_bytes, const DeviceInfo
       for (plan.splits = 1; plan.splits <= kMaxSliceSplits; ++plan.splits) {
         if (!CompleteSlicePlan(a, element_bytes, device, &plan)) continue;
         plan.cycles = Cycles(a, element_bytes, shape, plan, device);
-        if (plan.cycles < best.cycles) best = plan;
+        if (std::isfinite(plan.cycles)) visit(plan);
       }
     }
   }
-  return best;
+}
+
+SlicePlan SlicePlanOf(const Candidate& candidate, const ConvArgs& a, int element_bytes, const DeviceInfo& device) {
+  SlicePlan plan{};
+  plan.filters = candidate.tile[0], plan.columns = candidate.tile[1], plan.warps = candidate.tile[2];
+  plan.tile_high = candidate.tile[3], plan.tile_wide = candidate.tile[4], plan.splits = candidate.tile[5];
+  plan.parts = a.precision == Precision::kHighest;
+  if (!Fits(a, element_bytes, device) || plan.splits < 1 || plan.splits > kMaxSliceSplits) return {};
+  if (plan.tile_high < 1 || plan.tile_wide < 1 || std::max(plan.tile_high, plan.tile_wide) > 64) return {};
+  for (const SliceShape& shape : kShapes) {
+    const bool is_it = shape.filters == plan.filters && shape.columns == plan.columns && shape.warps == plan.warps;
+    if (!is_it || !CompleteSlicePlan(a, element_bytes, device, &plan)) continue;
+    plan.cycles = Cycles(a, element_bytes, shape, plan, device);
+    return plan;
+  }
+  return {};
+}
+
+SlicePlan ChooseSlicePlan(const ConvArgs& a, int element_bytes, const DeviceInfo& device) {
+  return Cheapest<SlicePlan>([&](const auto& visit) { VisitSlicePlans(a, element_bytes, device, visit); });
 }
 
 }  // namespace jsc

@@ -2,6 +2,8 @@
 #ifndef JSC_CUDA_DENSE_CONV_PLAN_SPLITK_CHANNELS_PLAN_H_
 #define JSC_CUDA_DENSE_CONV_PLAN_SPLITK_CHANNELS_PLAN_H_
 
+#include <functional>
+
 #include "cuda/core/device_call.h"
 #include "cuda/core/device_info.h"
 
@@ -32,6 +34,14 @@ ConvArgs FlattenedArgs(const ConvArgs& args);
 // Completes a plan whose filters, columns, warps, tile, splits and parts are set; false where it does not fit. args: as
 // FlattenedArgs gives them
 bool CompleteSlicePlan(const ConvArgs& args, int element_bytes, const DeviceInfo& device, SlicePlan* plan);
+
+// Every plan that fits a call and whose blocks all run at once. tile of a candidate: filters, columns, warps, rows and
+// columns of results, splits. args: as FlattenedArgs gives them
+void VisitSlicePlans(const ConvArgs& args, int element_bytes, const DeviceInfo& device,
+                     const std::function<void(const SlicePlan&)>& visit);
+
+// The plan of a candidate, or one without filters where it does not fit.
+SlicePlan SlicePlanOf(const Candidate& candidate, const ConvArgs& args, int element_bytes, const DeviceInfo& device);
 
 // The best plan under the model in dense_conv/plan/splitk_channels_plan.cc, without filters where there is none.
 SlicePlan ChooseSlicePlan(const ConvArgs& args, int element_bytes, const DeviceInfo& device);

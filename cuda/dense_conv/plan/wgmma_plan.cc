@@ -199,7 +199,7 @@ std::vector<WarpgroupPlan> PlansUpTo(int most_splits, const ConvArgs& a, int ele
     for (int filters : kTileFilters) {
       for (int pixels : kTilePixels) {
         for (int splits = 1; splits <= most_splits; ++splits) {
-          const TileChoice tile{filters, pixels, patch, splits};
+          const Candidate tile{Family::kWgmma, {filters, pixels, patch, splits}};
           const WarpgroupPlan plan = WarpgroupPlanOf(tile, a, element_bytes, in_chain, device);
           if (plan.filters > 0) plans.push_back(plan);
         }
@@ -229,23 +229,25 @@ bool PoolsPairs(const ConvArgs& a) {
   return a.pool != Pool::kNone;
 }
 
-bool IsWarpgroupTile(const TileChoice& tile) {
+bool IsWarpgroupTile(const Candidate& candidate) {
   const auto has = [](const auto& list, int value) {
     return std::find(std::begin(list), std::end(list), value) != std::end(list);
   };
-  return has(kTileFilters, tile.filters) && has(kTilePixels, tile.pixels) && tile.splits >= 1 &&
-         tile.splits <= (HasMail(tile.pixels) ? kMostSplits : kMostRead);
+  const auto& [filters, pixels, patch, splits, none1, none2, none3] = candidate.tile;
+  return candidate.family == Family::kWgmma && has(kTileFilters, filters) && has(kTilePixels, pixels) && patch >= 0 &&
+         patch <= 1 && splits >= 1 && splits <= (HasMail(pixels) ? kMostSplits : kMostRead) &&
+         none1 + none2 + none3 == 0;
 }
 
-WarpgroupPlan WarpgroupPlanOf(const TileChoice& tile, const ConvArgs& a, int element_bytes, bool in_chain,
+WarpgroupPlan WarpgroupPlanOf(const Candidate& candidate, const ConvArgs& a, int element_bytes, bool in_chain,
                               const DeviceInfo& device) {
   constexpr double kSharing = 478;  // in a chain, of blocks that share multiprocessors with those in front
-  if (!IsWarpgroupTile(tile) || !FitsWarpgroups(a, element_bytes)) return {};
+  if (!IsWarpgroupTile(candidate) || !FitsWarpgroups(a, element_bytes)) return {};
   WarpgroupPlan plan{};
-  plan.filters = tile.filters;
-  plan.pixels = tile.pixels;
-  plan.patch = tile.patch;
-  plan.splits = tile.splits;
+  plan.filters = candidate.tile[0];
+  plan.pixels = candidate.tile[1];
+  plan.patch = candidate.tile[2] == 1;
+  plan.splits = candidate.tile[3];
   const bool parts =
       element_bytes == 4 && a.precision == Precision::kHighest;  // two teams are faster where they may be
   WarpgroupPlan of_teams = plan;

@@ -73,7 +73,7 @@ struct WarpgroupPlan {
 bool PoolsPairs(const ConvArgs& args);
 
 // Whether kernels of such tiles are compiled, for some calls at least.
-bool IsWarpgroupTile(const TileChoice& tile);
+bool IsWarpgroupTile(const Candidate& candidate);
 
 // The most pieces of mail that come to a block from each block of its cluster (dense_conv/wgmma/cluster_reduction.cuh),
 // and their rows.
@@ -88,8 +88,9 @@ double WarpgroupCycles(const WarpgroupPlan& plan, const ConvArgs& args, int elem
 std::vector<WarpgroupPlan> WarpgroupPlans(const ConvArgs& args, int element_bytes, bool in_chain,
                                           const DeviceInfo& device);
 
-// The plan with this tile, or one without filters where that does not fit.
-WarpgroupPlan WarpgroupPlanOf(const TileChoice& tile, const ConvArgs& args, int element_bytes, bool in_chain,
+// The plan of a candidate, or one without filters where that does not fit. tile: filters, pixels, 1 for a patch,
+// splits.
+WarpgroupPlan WarpgroupPlanOf(const Candidate& candidate, const ConvArgs& args, int element_bytes, bool in_chain,
                               const DeviceInfo& device);
 
 // The best plan under the model in dense_conv/plan/wgmma_model.cc, or one without filters.

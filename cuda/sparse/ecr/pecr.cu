@@ -14,7 +14,8 @@ namespace jsc {
 ffi::Error Pecr(const DeviceCall& call, Workspace workspace, int device, cudaStream_t stream) {
   return DispatchDtype(call.dtype, [&](auto element) {
     using T = decltype(element);
-    const EcrPlan plan = CachedEcrPlan(call.args, sizeof(T), workspace.bytes, device);
+    const EcrPlan plan = CachedEcrPlan(call, sizeof(T), workspace.bytes, device);
+    if (plan.warps == 0 && call.candidate.family == Family::kEcr) return NoSuchTile();
     if (plan.warps == 0) return PerOutput(call, stream, true);
     return LaunchConv<T, true>(call, plan, workspace.data, stream);
   });

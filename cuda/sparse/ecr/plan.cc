@@ -6,6 +6,8 @@
 #include <limits>
 #include <vector>
 
+#include "cuda/dense_conv/plan/search.h"
+
 namespace jsc {
 namespace {
 
@@ -158,14 +160,13 @@ bool CompleteEcrPlan(const ConvArgs& args, int element_bytes, size_t workspace_b
   return true;
 }
 
-EcrPlan ChooseEcrPlan(const ConvArgs& args, int element_bytes, size_t workspace_bytes, const DeviceInfo& device) {
-  EcrPlan best{};
-  best.cycles = std::numeric_limits<double>::infinity();
+void VisitEcrPlans(const ConvArgs& args, int element_bytes, size_t workspace_bytes, const DeviceInfo& device,
+                   const std::function<void(const EcrPlan&)>& visit) {
   // Warps to a group and rows to a stage: small stages let two blocks share a multiprocessor.
   constexpr int kRowChoices[][2] = {
       {1, kMaxChunkRows}, {2, kMaxChunkRows}, {4, kMaxChunkRows}, {1, kMaxChunkRows / 2}, {2, kMaxChunkRows / 2}};
   const int64_t features = args.features / args.groups;
-  if (features < 4) return best;  // a list that so few channels use costs more than it saves
+  if (features < 4) return;  // a list that so few channels use costs more than it saves
   // Sizes of a tile along one axis: the fewest outputs that cut it into 1, 2, 3, ... tiles.
   auto sizes = [](int64_t size) {
     std::vector<int> distinct;
@@ -185,23 +186,43 @@ EcrPlan ChooseEcrPlan(const ConvArgs& args, int element_bytes, size_t workspace_
           const bool whole = height == args.out_size[0] && width == args.out_size[1];  // then a tile may hold several
           for (int images = 1; images == 1 || (whole && images <= std::min<int64_t>(per_stack, 16)); images *= 2) {
             for (const auto& [row_parts, max_rows] : kRowChoices) {
-              EcrPlan plan{};
-              plan.lanes = lanes;
-              plan.splits = splits;
-              plan.tile_images = images;
-              plan.tile_out[0] = height;
-              plan.tile_out[1] = width;
-              plan.row_parts = row_parts;
-              plan.max_rows = max_rows;
-              if (!CompleteEcrPlan(args, element_bytes, workspace_bytes, device, &plan)) continue;
-              if (plan.cycles < best.cycles) best = plan;
+              const Candidate tile{Family::kEcr, {lanes, splits, images, height, width, row_parts, max_rows}};
+              const EcrPlan plan = EcrPlanOf(tile, args, element_bytes, workspace_bytes, device);
+              if (plan.warps > 0) visit(plan);
             }
           }
         }
       }
     }
   }
-  return best;
+}
+
+EcrPlan EcrPlanOf(const Candidate& candidate, const ConvArgs& args, int element_bytes, size_t workspace_bytes,
+                  const DeviceInfo& device) {
+  const auto& [lanes, splits, images, height, width, row_parts, max_rows] = candidate.tile;
+  const bool has_kernel = (lanes == 4 || lanes == 8 || lanes == 16) && splits >= 1 && splits <= kMaxSplits &&
+                          (row_parts == 1 || row_parts == 2 || row_parts == 4) &&
+                          (max_rows == kMaxChunkRows || max_rows == kMaxChunkRows / 2);
+  if (!has_kernel || images < 1 || height < 1 || width < 1 || height > args.out_size[0] || width > args.out_size[1]) {
+    return {};
+  }
+  const bool is_whole = height == args.out_size[0] && width == args.out_size[1];
+  if (images > 1 && (!is_whole || images > args.images / args.stacks)) return {};
+  if (args.features / args.groups < 4 || std::max({images, height, width}) > 32) return {};
+  EcrPlan plan{};
+  plan.lanes = lanes;
+  plan.splits = splits;
+  plan.tile_images = images;
+  plan.tile_out[0] = height;
+  plan.tile_out[1] = width;
+  plan.row_parts = row_parts;
+  plan.max_rows = max_rows;
+  return CompleteEcrPlan(args, element_bytes, workspace_bytes, device, &plan) ? plan : EcrPlan{};
+}
+
+EcrPlan ChooseEcrPlan(const ConvArgs& args, int element_bytes, size_t workspace_bytes, const DeviceInfo& device) {
+  return Cheapest<EcrPlan>(
+      [&](const auto& visit) { VisitEcrPlans(args, element_bytes, workspace_bytes, device, visit); });
 }
 
 size_t EcrWorkspaceBytes(int64_t images, int64_t conv_height, int64_t conv_width, int64_t features) {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 
 #include "cuda/core/device_call.h"
 #include "cuda/core/device_info.h"
@@ -59,11 +60,20 @@ struct EcrPlan {
   constexpr int tile_features() const { return lanes * kLaneChannels; }
 };
 
+// Every plan that fits a call. tile of a candidate: lanes, splits, images, rows and columns of results, row parts and
+// most rows of a stage.
+void VisitEcrPlans(const ConvArgs& args, int element_bytes, size_t workspace_bytes, const DeviceInfo& device,
+                   const std::function<void(const EcrPlan&)>& visit);
+
+// The plan of a candidate, or one without warps where it does not fit.
+EcrPlan EcrPlanOf(const Candidate& candidate, const ConvArgs& args, int element_bytes, size_t workspace_bytes,
+                  const DeviceInfo& device);
+
 // The best plan, or one with warps == 0 where no tile fits and PerOutput has to serve.
 EcrPlan ChooseEcrPlan(const ConvArgs& args, int element_bytes, size_t workspace_bytes, const DeviceInfo& device);
 
 // The same for ordinal `device`, chosen once per call site's sizes.
-EcrPlan CachedEcrPlan(const ConvArgs& args, int element_bytes, size_t workspace_bytes, int device);
+EcrPlan CachedEcrPlan(const DeviceCall& call, int element_bytes, size_t workspace_bytes, int device);
 
 // Completes a plan whose lanes, tile_images, tile_out, splits, row_parts, max_rows and warps (0: as many as have work)
 // are set. False where it does not fit.

@@ -7,11 +7,11 @@
 
 namespace jsc {
 
-EcrPlan CachedEcrPlan(const ConvArgs& args, int element_bytes, size_t workspace_bytes, int device) {
+EcrPlan CachedEcrPlan(const DeviceCall& call, int element_bytes, size_t workspace_bytes, int device) {
   constexpr size_t kMostPlans = 4096;  // of different calls: beyond that all are forgotten
   static std::mutex mutex;
   static std::map<std::vector<int64_t>, EcrPlan> known;
-  const ConvArgs& a = args;
+  const ConvArgs& a = call.args;
   const std::vector<int64_t> key = {
       a.images,      a.size[0],        a.size[1],          a.channels,
       a.stacks,      a.kernel_size[0], a.kernel_size[1],   a.features,
@@ -21,10 +21,11 @@ EcrPlan CachedEcrPlan(const ConvArgs& args, int element_bytes, size_t workspace_
       a.out_size[0], a.out_size[1],    element_bytes,      static_cast<int64_t>(workspace_bytes),
       device};
   const DeviceInfo& info = GetDeviceInfo(device);
+  if (call.candidate.family == Family::kEcr) return EcrPlanOf(call.candidate, a, element_bytes, workspace_bytes, info);
   const std::lock_guard<std::mutex> lock(mutex);
   if (known.size() >= kMostPlans && known.find(key) == known.end()) known.clear();
   auto [entry, fresh] = known.try_emplace(key);
-  if (fresh) entry->second = ChooseEcrPlan(args, element_bytes, workspace_bytes, info);
+  if (fresh) entry->second = ChooseEcrPlan(a, element_bytes, workspace_bytes, info);
   return entry->second;
 }
 
