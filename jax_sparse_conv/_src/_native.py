@@ -78,7 +78,10 @@ def dense_layers_bytes(element_bytes: int, precise: bool, pixels: int, channels:
 
 
 def coo_variants() -> list[list[int]]:
-    """Rows of `native/coo_variants.h`: kernel, stride, height, width, features, max_warps, min_blocks; none if unbuilt."""
+    """Rows of `native/coo_variants.h`; none if unbuilt.
+
+    A row is kernel, stride, height, width, output channels, max_warps, min_blocks.
+    """
     return [list(row) for row in _modules["cpu"].coo_variants()] if "cpu" in _modules else []
 
 

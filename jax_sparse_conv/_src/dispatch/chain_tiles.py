@@ -1,9 +1,9 @@
 """Tiles of the kernels in chains, by measurement: which tile each layer takes on the GPUs that have been searched.
 
-A chain's kernels are cut by a model of one layer (`cuda/dense_conv/plan/wgmma_model.cc`). What a tile leaves to the kernels in
-front and behind is not in it, so `python -m benchmarks chain_tiles` times whole chains with every tile that the planner
-finds for a layer, and keeps those of the fastest chain in `chain_tiles.json` beside this file: by GPU, kind of products
-and the layer's geometry. Layers that are not in it have the model's tile, as have those on other GPUs.
+A chain's kernels are cut by a model of one layer (`cuda/dense_conv/plan/wgmma_model.cc`). What a tile leaves to the
+kernels in front and behind is not in it, so `python -m benchmarks chain_tiles` times whole chains with every tile that
+the planner finds for a layer, and keeps those of the fastest chain in `chain_tiles.json` beside this file: by GPU, kind
+of products and the layer's geometry. Layers that are not in it have the model's tile, as have those on other GPUs.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ Tiles: TypeAlias = dict[Key, Tile]
 BY_MODEL: Tile = (0, 0, 0, 0)
 """What the custom call takes for a tile that the model is to choose."""
 MODEL_SPLITS = 8
-"""Blocks that share the steps of a tile that the model chooses (`kModelSplits` of cuda/dense_conv/plan/wgmma_plan.h), at most; of
-given tiles it may be 16."""
+"""Blocks that share the steps of a tile that the model chooses, at most; of given tiles it may be 16.
+
+`kModelSplits` of cuda/dense_conv/plan/wgmma_plan.h."""
 KINDS = ("highest", "tf32", "16bit")
 """Of products; bfloat16 and float16 take the same time."""
 TABLE = Path(__file__).with_name("chain_tiles.json")

@@ -48,9 +48,9 @@ _FEW_FEATURES_PRODUCTS = 1152
 _FEW_CHANNELS = 48
 _COPY = 4  # channels of a copy: others are copied one by one
 
-# Layers of so few operations take kernels for small maps (cuda/dense_conv/mma/small_map.cuh, direct_slice.cuh), at any precision:
-# those of LeNet, GoogLeNet, ResNet-18, DenseNet-121 and RegNetX-400MF at batch 1 are 1.02 to 14 times as fast as
-# cuDNN's, RegNetX-400MF's groups of 16 channels too (h200_small_layers.json). In 16 bits and groups with whole
+# Layers of so few operations take kernels for small maps (cuda/dense_conv/{mma/small_map,splitk_channels/kernel}.cuh),
+# at any precision: those of LeNet, GoogLeNet, ResNet-18, DenseNet-121 and RegNetX-400MF at batch 1 are 1.02 to 14 times
+# as fast as cuDNN's, RegNetX-400MF's groups of 16 channels too (h200_small_layers.json). In 16 bits and groups with whole
 # copies.
 _SMALL_FLOPS = 2e7
 _SMALL_PIXELS = 56 * 56  # results without their features, the most among them
@@ -213,7 +213,7 @@ def is_copied(work: Work) -> bool:
 
 
 def _is_small(work: Work) -> bool:
-    """Whether "direct" would take small blocks, as cuda/dense_conv/plan/mma_plan.cc decides it, on sizes as measured."""
+    """Whether "direct" takes small blocks (cuda/dense_conv/plan/mma_plan.cc), on sizes as measured."""
     groups, (channels, features) = work.geometry.groups, work.kernel_shape[3:]
     if features // groups < _SMALL_FEATURES or work.pixels > _SMALL_PIXELS or not 0 < work.flops <= _SMALL_FLOPS:
         return False
@@ -235,7 +235,7 @@ def most_chain_flops(work: Work) -> float:
 
 
 def takes_warpgroups(work: Work) -> bool:
-    """Whether "direct" would take warpgroup products, as cuda/dense_conv/plan/wgmma_plan.cc decides it, on sizes as measured."""
+    """Whether "direct" takes warpgroup products (cuda/dense_conv/plan/wgmma_plan.cc), on sizes as measured."""
     groups, (channels, features) = work.geometry.groups, work.kernel_shape[3:]
     if work.flops == 0:
         return False
@@ -314,7 +314,7 @@ def _is_faster_to_few_features(work: Work) -> bool:
 
 
 def has_image_kernel(work: Work) -> bool:
-    """Whether "direct" has a kernel for so few channels: cuda/dense_conv/plan/few_channels_plan.cc has the same list."""
+    """Whether "direct" has a kernel for so few channels (cuda/dense_conv/plan/few_channels_plan.cc)."""
     geometry = work.geometry
     if work.x_shape[3] > _IMAGE_CHANNELS or geometry.groups > 1 or geometry.dilation != (1, 1):
         return False

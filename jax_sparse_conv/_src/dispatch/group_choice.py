@@ -10,9 +10,9 @@ import math
 
 from jax_sparse_conv._src.problem.work import Work
 
-# Groups of few channels have a kernel of their own (cuda/dense_conv/grouped/kernel.cuh), to up to 64 features in whole eights. 3x3
-# layers of seven RegNets at batch 1, 8 and 32 under command buffers (h100_zoo_groups_1.json, h100_zoo_groups_2.json):
-# groups of 24 to 56 channels are 1.7 to 21 times as fast as cuDNN's, which are slow there.
+# Groups of few channels have a kernel of their own (cuda/dense_conv/grouped/kernel.cuh), to up to 64 features in whole
+# eights. 3x3 layers of seven RegNets at batch 1, 8 and 32 under command buffers (h100_zoo_groups_1.json,
+# h100_zoo_groups_2.json): groups of 24 to 56 channels are 1.7 to 21 times as fast as cuDNN's, which are slow there.
 _GROUP_FEATURES = 64
 _GROUP_STEP = 8
 _GROUP_UNIT = 16  # bytes of channels
@@ -52,7 +52,7 @@ def is_faster_by_groups(work: Work) -> bool:
 
 
 def has_group_kernel(work: Work) -> bool:
-    """Whether "direct" has a kernel for groups of so few channels, as cuda/dense_conv/plan/grouped_plan.cc decides it of their sizes."""
+    """Whether "direct" has a kernel for groups of so few channels (cuda/dense_conv/plan/grouped_plan.cc)."""
     groups, (channels, features) = work.geometry.groups, work.kernel_shape[3:]
     in_group = features // groups
     if groups == 1 or in_group % _GROUP_STEP or not _GROUP_STEP <= in_group <= _GROUP_FEATURES:

@@ -1,8 +1,8 @@
 """The primitive `jsc_segment`: convolutions that feed each other, and dense layers behind them, as one call.
 
 `fusion.py` finds them in a program. On CUDA devices with clusters (Hopper and later) a segment is a chain of kernels
-that overlap (`cuda/chain/chain.cu`), "direct" for convolutions, which skips no zeros, and the one of `dense`, which does;
-everywhere else it is the separate operations again.
+that overlap (`cuda/chain/chain.cu`), "direct" for convolutions, which skips no zeros, and the one of `dense`, which
+does; everywhere else it is the separate operations again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Kernels packed once for the CPU's pixel loop, beside the kernel as it lies.
 
-The loop (`cpu/loops/pixel_kernel.h`) reads slices of [channels, kh * kw, block] weights. From a kernel as it lies it packs
-them in every call, which is a third to a half of a sparse layer with few pixels. Two ways spare that:
+The loop (`cpu/loops/pixel_kernel.h`) reads slices of [channels, kh * kw, block] weights. From a kernel as it lies it
+packs them in every call, which is a third to a half of a sparse layer with few pixels. Two ways spare that:
 
 - A kernel that is a constant of the traced program, as a model's weights are in `jax.jit(lambda x: model(x))`, is
   packed while it is traced and goes along with the call; JAX arrays do not change, so the copy is right for as long as

@@ -1,8 +1,8 @@
 """What a COO* call can be (Xiang et al. 2022, section 3): the compiled variants, and how each is launched.
 
-A `Configuration` is one way to run a `CooCall`: a row of `native/coo_variants.h` and execution parameters. It knows what
-it takes of a GPU (threads, registers, shared memory) and how many bytes it moves; how long that takes, and which one a
-call gets, is in `cost_model`.
+A `Configuration` is one way to run a `CooCall`: a row of `native/coo_variants.h` and execution parameters. It knows
+what it takes of a GPU (threads, registers, shared memory) and how many bytes it moves. How long that takes, and which
+one a call gets, is in `cost_model`.
 """
 
 from __future__ import annotations
