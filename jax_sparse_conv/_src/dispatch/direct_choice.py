@@ -50,8 +50,8 @@ _COPY = 4  # channels of a copy: others are copied one by one
 
 # Layers of so few operations take kernels for small maps (cuda/dense_conv/{mma/small_map,splitk_channels/kernel}.cuh),
 # at any precision: those of LeNet, GoogLeNet, ResNet-18, DenseNet-121 and RegNetX-400MF at batch 1 are 1.02 to 14 times
-# as fast as cuDNN's, RegNetX-400MF's groups of 16 channels too (h200_small_layers.json). In 16 bits and groups with whole
-# copies.
+# as fast as cuDNN's, RegNetX-400MF's groups of 16 channels too (h200_small_layers.json). In 16 bits and groups with
+# whole copies.
 _SMALL_FLOPS = 2e7
 _SMALL_PIXELS = 56 * 56  # results without their features, the most among them
 _SMALL_FEATURES = 8
