@@ -130,7 +130,7 @@ def test_calibrate_writes_a_plan_that_run_takes(tmp_path: Path, capsys: pytest.C
     assert {row["path"]: row["implementation"] for row in found["layers"]} == chosen
     assert found["plan"] == target.name  # without the folders of this machine
     out = capsys.readouterr().out
-    assert "plan plan.json" in out
+    assert "plan plan.json" in " ".join(out.split())  # wrapped behind a long name of a device
     assert "The plan has nothing for" not in out
     assert run("--plan", target) == 0  # one image
     out = " ".join(capsys.readouterr().out.split())

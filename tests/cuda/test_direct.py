@@ -19,7 +19,7 @@ from platforms import PLATFORM, require
 from tile_cases import SHARED_TILES
 
 import jax_sparse_conv as jsc
-from jax_sparse_conv._src.dispatch import direct_choice
+from jax_sparse_conv._src import devices
 
 
 @pytest.mark.skipif(PLATFORM != "cuda", reason="the CPU's kernels add products one after another")
@@ -71,7 +71,7 @@ def test_direct_of_small_maps_skips_nothing(
 @pytest.mark.parametrize("case", cases.LARGE_POOL_CASES, ids=name_of)
 def test_a_pool_of_pairs_is_in_direct_on_hopper(case: Case) -> None:
     """And its counts are of the pooled result."""
-    if PLATFORM != "cuda" or not direct_choice.has_warpgroups():
+    if PLATFORM != "cuda" or not devices.current().has_warpgroups:
         pytest.skip("only Hopper GPUs' warpgroup products have pools")
     inputs = cases.inputs(case, jnp.dtype(jnp.bfloat16))
     layer = functools.partial(jsc.conv_pool, **case.arguments, implementation="direct", count_nonzeros=True)

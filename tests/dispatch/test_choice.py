@@ -1,8 +1,7 @@
-"""The cost model behind `implementation=None`: what it decides, where, and that the running program follows x."""
+"""Programs under `implementation=None`: they follow the zeros of x, and are XLA's own where nothing else gains."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import re
@@ -12,144 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from platforms import PLATFORM, on_a_gpu, require
-from works import POOLED, SAME, conv3x3, rows
+from platforms import PLATFORM, require
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv._src import _native
-from jax_sparse_conv._src.dispatch import choice
 from jax_sparse_conv._src.primitive import sampling
-from jax_sparse_conv._src.problem.geometry import Geometry, Pool
-from jax_sparse_conv._src.problem.work import Work
-
-GROUPS_OF_16 = conv3x3(8, 14, 160, 160, geometry=Geometry(padding=SAME.padding, groups=10))
-
-LENETS = Work("ecr", (1, 14, 14, 6), (1, 5, 5, 6, 16), Geometry(), "bfloat16", False)
-
-
-@pytest.mark.parametrize(
-    ("work", "sparse"),
-    [
-        (conv3x3(1, 14, 256, 256), True),
-        (conv3x3(1, 7, 512, 512), True),
-        (conv3x3(1, 56, 256, 256), True),
-        (conv3x3(64, 28, 512, 512), False),  # cuDNN fills the device
-        (conv3x3(1, 56, 256, 256, exact=False), False),  # TF32
-        (conv3x3(1, 28, 512, 512, exact=False), False),
-        (conv3x3(1, 56, 256, 256, dtype="bfloat16", exact=False), False),
-        (conv3x3(1, 224, 3, 64), False),  # an image
-        (conv3x3(1, 56, 64, 64, geometry=Geometry(padding=SAME.padding, groups=64)), False),  # depthwise
-        (GROUPS_OF_16, True),
-        (dataclasses.replace(GROUPS_OF_16, exact=False), False),  # TF32
-        (dataclasses.replace(GROUPS_OF_16, exact=False, dtype="bfloat16"), False),
-        (dataclasses.replace(GROUPS_OF_16, dtype="float16"), False),  # as exact as it can be
-        (LENETS, True),
-        (dataclasses.replace(LENETS, x_shape=(1, 14, 14, 8), kernel_shape=(1, 5, 5, 8, 16)), False),  # whole copies
-        (rows(1), True),
-        (rows(2), False),
-        (rows(8), False),
-        (dataclasses.replace(rows(1), exact=False), True),
-        (dataclasses.replace(rows(2), exact=False), False),
-        (dataclasses.replace(rows(4), exact=False, kernel_shape=(4, 1, 1, 2048, 1000)), True),
-        (dataclasses.replace(rows(1), dtype="bfloat16"), True),
-        (dataclasses.replace(rows(2), dtype="bfloat16"), False),
-        (rows(64), False),
-        (Work("dense", (1, 1, 1, 400), (1, 1, 1, 400, 120), Geometry(), "float32", True), True),
-        (Work("dense", (1, 1, 1, 120), (1, 1, 1, 120, 84), Geometry(), "float32", True), False),
-        (Work("dense", (2, 1, 1, 120), (2, 1, 1, 120, 200), Geometry(), "float32", True), False),
-        (Work("dense", (1, 1, 1, 4096), (1, 1, 1, 4096, 4096), Geometry(), "bfloat16", False), False),  # may be cached
-        (Work("dense", (1, 1, 1, 4096), (1, 1, 1, 4096, 4096), Geometry(), "float32", False), True),
-        (Work("dense", (1, 1, 1, 25088), (1, 1, 1, 25088, 4096), Geometry(), "bfloat16", False), True),
-    ],
-)
-def test_h200(h200: None, work: Work, sparse: bool) -> None:
-    assert choice.threshold(work, "cuda") == (math.inf if sparse else 0.0)
-
-
-def test_gpus_without_warpgroup_products_have_the_models_choice_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
-    for capability in ((8, 0), (9, 0)):
-        on_a_gpu(monkeypatch, capability, has_warpgroups=False)
-        assert choice.threshold(dataclasses.replace(GROUPS_OF_16, exact=False), "cuda") == math.inf
-
-
-@pytest.mark.parametrize(
-    "work",
-    [
-        conv3x3(0, 14, 64, 64),
-        conv3x3(0, 14, 64, 64, dtype="bfloat16", exact=False),
-        conv3x3(2, 2, 64, 64, geometry=Geometry()),
-        conv3x3(2, 14, 64, 0),
-    ],
-)
-def test_nothing_to_compute_is_dense_on_cuda(h200: None, work: Work) -> None:
-    assert choice.threshold(work, "cuda") == 0
-
-
-def test_overlapping_pools_cost_the_sparse_kernel_more(h200: None) -> None:
-    pool = Pool("max", (3, 3), (1, 1), ((1, 1), (1, 1)))
-    pooled = conv3x3(1, 28, 256, 256, method="pecr", geometry=Geometry(padding=SAME.padding, pool=pool))
-    assert choice.crossover(pooled, "cuda") < choice.crossover(conv3x3(1, 28, 256, 256), "cuda")
-
-
-@pytest.mark.parametrize(
-    ("work", "threshold"),
-    [
-        (conv3x3(1, 14, 256, 256), 0.65),
-        (conv3x3(1, 7, 512, 512), math.inf),
-        (conv3x3(1, 14, 256, 256, dtype="bfloat16"), math.inf),
-        (conv3x3(1, 28, 128, 128, geometry=Geometry(padding=SAME.padding, groups=8)), math.inf),
-        (conv3x3(1, 224, 3, 64), 0.0),  # an image
-        (conv3x3(1, 8, 8, 8), math.inf),  # small
-        (rows(1), math.inf),
-        (rows(2), 0.0),
-        (Work("dense", (8, 1, 1, 4096), (1, 1, 1, 4096, 1000), Geometry(), "float32", True), 0.0),
-        (Work("dense", (8, 1, 1, 4096), (1, 1, 1, 4096, 4096), Geometry(), "float32", True), 0.35),
-        (Work("dense", (4, 1, 1, 4096), (1, 1, 1, 4096, 1000), Geometry(), "float32", True), 0.35),
-        (Work("dense", (4, 1, 1, 4096), (1, 1, 1, 4096, 4096), Geometry(), "float32", True), 0.65),
-        (Work("dense", (1, 1, 1, 25088), (1, 1, 1, 25088, 4096), Geometry(), "float32", True), 0.65),
-        (rows(16), 0.0),
-        (conv3x3(1, 56, 128, 128, method="pecr", geometry=POOLED), 0.65),
-        (rows(17), 0.0),
-    ],
-)
-def test_cpu(work: Work, threshold: float) -> None:
-    assert choice.threshold(work, "cpu") == threshold
-
-
-@pytest.mark.parametrize(
-    ("images", "size", "channels", "features", "native"),
-    [(8, 14, 256, 1024, False), (1, 14, 256, 1024, True), (8, 7, 512, 2048, True), (8, 28, 128, 512, True)],
-)
-def test_wide_convolutions_of_1x1_branch_to_xlas_on_a_cpu(
-    images: int, size: int, channels: int, features: int, native: bool
-) -> None:
-    x_shape, kernel_shape = (images, size, size, channels), (1, 1, 1, channels, features)
-    work = Work("ecr", x_shape, kernel_shape, Geometry(), "float32", True)
-    assert choice.chooses_natively(work, "cpu") == native
-    assert native or 0 < choice.threshold(work, "cpu") < 1
-
-
-def test_large_strided_convolutions_of_1x1_branch_to_xlas_on_a_cpu() -> None:
-    strided = Geometry(strides=(2, 2))
-    for images, native in ((1, True), (8, False)):
-        work = Work("ecr", (images, 28, 28, 512), (1, 1, 1, 512, 1024), strided, "float32", True)
-        assert choice.chooses_natively(work, "cpu") is native
-        assert choice.threshold(work, "cpu") == 0.65
-
-
-def test_convolutions_with_large_results_branch_to_xlas_on_a_cpu() -> None:
-    for images, native, crossover in ((1, True, 0.65), (8, False, 0.9)):
-        work = Work("ecr", (images, 112, 112, 64), (1, 3, 3, 64, 128), SAME, "float32", True)
-        assert choice.chooses_natively(work, "cpu") is native
-        assert choice.threshold(work, "cpu") == crossover
-
-
-def test_large_pooled_convolutions_of_1x1_branch_to_xlas_on_a_cpu() -> None:
-    pooled = Geometry(pool=Pool("avg", (2, 2), (2, 2), ((0, 0), (0, 0))))
-    for images, native in ((1, True), (8, False)):
-        work = Work("pecr", (images, 56, 56, 256), (1, 1, 1, 256, 128), pooled, "float32", True)
-        assert choice.chooses_natively(work, "cpu") is native
-        assert choice.threshold(work, "cpu") == 0.65
 
 
 @pytest.mark.parametrize("shape", [(1, 14, 14, 256), (2, 7, 9, 33), (1, 1, 1, 1), (3, 50, 50, 96)])

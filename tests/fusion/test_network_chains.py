@@ -240,16 +240,13 @@ def test_chains_are_of_small_layers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("images", "flops", "precision", "dtype", "gains"),
     [
-        (1, 2.4e9, None, "float32", True),
-        (1, 2.6e9, None, "float32", False),
-        (1, 2.4e9, "highest", "float32", True),
-        (2, 1e8, "highest", "float32", False),
+        (1, 1e8, None, "float32", True),
+        (1, 1e12, None, "float32", False),
+        (1, 1e8, "highest", "float32", True),
         (2, 1e8, "highest", "bfloat16", True),  # as exact as it can be
-        (2, 1.2e9, None, "float32", True),
-        (2, 1.4e9, None, "bfloat16", False),
-        (8, 1.2e9, None, "bfloat16", True),
-        (8, 1.4e9, None, "float32", False),
-        (9, 1e8, None, "bfloat16", False),
+        (8, 1e8, None, "bfloat16", True),
+        (8, 1e12, None, "float32", False),
+        (9, 1e8, None, "bfloat16", False),  # more images than a chain takes
     ],
 )
 def test_chains_gain_up_to_so_much_work(
