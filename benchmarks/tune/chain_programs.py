@@ -38,8 +38,8 @@ _BIAS = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
-class Segment:
-    """A segment of a program: its equation's parameters, and its operands' shapes."""
+class FusedChain:
+    """A fused chain of a program: its equation's parameters, and its operands' shapes."""
 
     layers: tuple[Layer, ...]
     results: tuple[int, ...]
@@ -60,8 +60,8 @@ class Segment:
         pairs = zip(self.layers, self.keys, strict=True)
         return tuple(dataclasses.replace(layer, tile=tiles.get(key, chain_tiles.BY_MODEL)) for layer, key in pairs)
 
-    def alone(self, index: int) -> Segment:
-        """One layer as a segment; operands and results of others become operands."""
+    def alone(self, index: int) -> FusedChain:
+        """One layer as a fused chain; operands and results of others become operands."""
         layer = self.layers[index]
         made = schedule.results_of(self.operands, self.layers)
         shapes: list[jax.core.ShapedArray] = []
@@ -76,11 +76,11 @@ class Segment:
         assert x is not None
         assert kernel is not None
         bias, residual, packed = number(layer.bias), number(layer.residual), number(layer.packed)
-        return Segment((Layer(layer.config, x, kernel, bias, residual, packed),), (0,), tuple(shapes))
+        return FusedChain((Layer(layer.config, x, kernel, bias, residual, packed),), (0,), tuple(shapes))
 
 
-def segments_of(name: str, kind: str, batch: int, quick: bool = False) -> list[Segment]:
-    """The segments that `jsc.fuse` makes of a network of the registry at a kind of `KINDS`."""
+def chains_of(name: str, kind: str, batch: int, quick: bool = False) -> list[FusedChain]:
+    """The fused chains that `jsc.fuse` makes of a network of the registry at a kind of `KINDS`."""
     dtype, precision = KINDS[kind]
     graph, state = prepared.shapes(name, quick)
     leaves, structure = jax.tree.flatten(state)
@@ -93,48 +93,48 @@ def segments_of(name: str, kind: str, batch: int, quick: bool = False) -> list[S
             return nnx.merge(graph, jax.tree.unflatten(structure, weights))(x)
 
     found = jax.make_jaxpr(jsc.fuse(run))([_converted(leaf, dtype) for leaf in leaves], x)
-    return list(_segments(found.jaxpr))
+    return list(_chains(found.jaxpr))
 
 
 def _converted(shape: Any, dtype: str) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape.shape, dtype if jnp.issubdtype(shape.dtype, jnp.floating) else shape.dtype)
 
 
-def _segments(jaxpr: Any) -> Iterator[Segment]:
+def _chains(jaxpr: Any) -> Iterator[FusedChain]:
     for equation in jaxpr.eqns:
-        if equation.primitive is chains.segment_p:
+        if equation.primitive is chains.fused_chain_p:
             shapes = tuple(variable.aval for variable in equation.invars)
-            yield Segment(equation.params["layers"], equation.params["results"], shapes)
+            yield FusedChain(equation.params["layers"], equation.params["results"], shapes)
         elif "jaxpr" in equation.params:
-            yield from _segments(getattr(equation.params["jaxpr"], "jaxpr", equation.params["jaxpr"]))
+            yield from _chains(getattr(equation.params["jaxpr"], "jaxpr", equation.params["jaxpr"]))
 
 
-def random_operands(segment: Segment, seed: int = 0) -> list[jax.Array]:
+def random_operands(fused: FusedChain, seed: int = 0) -> list[jax.Array]:
     """Normal maps, kernels after which maps are as large as before, and small biases."""
     rng = np.random.default_rng(seed)
-    scales = dict.fromkeys(range(len(segment.operands)), 1.0)
-    for layer in segment.layers:
-        _, height, width, channels, _ = segment.operands[layer.kernel].shape
+    scales = dict.fromkeys(range(len(fused.operands)), 1.0)
+    for layer in fused.layers:
+        _, height, width, channels, _ = fused.operands[layer.kernel].shape
         scales[layer.kernel] = float(np.sqrt(2 / (height * width * channels)))
         scales[layer.kernel] *= 1.0 if layer.residual is None else _RESIDUAL
         if layer.bias is not None:
             scales[layer.bias] = _BIAS
-    shapes = enumerate(segment.operands)
+    shapes = enumerate(fused.operands)
     values = (rng.standard_normal(each.shape, np.float32) * np.float32(scales[index]) for index, each in shapes)
-    return [jax.device_put(value.astype(each.dtype)) for value, each in zip(values, segment.operands, strict=True)]
+    return [jax.device_put(value.astype(each.dtype)) for value, each in zip(values, fused.operands, strict=True)]
 
 
 class Programs:
-    """A segment with any tiles, compiled and timed: the `Chain` of `chain_search`.
+    """A fused chain with any tiles, compiled and timed: the `Chain` of `chain_search`.
 
     A program is `COPIES` custom calls, of which each has the result of the one before as one more operand, which it
     does not read: so they run one after the other, and nothing else does. So many share what a call costs the host.
     """
 
-    def __init__(self, segment: Segment, kind: str) -> None:
-        self._segment, self._kind = segment, kind
-        self._operands = random_operands(segment)
-        made = schedule.results_of(segment.operands, segment.layers)[segment.results[0]]
+    def __init__(self, fused: FusedChain, kind: str) -> None:
+        self._fused, self._kind = fused, kind
+        self._operands = random_operands(fused)
+        made = schedule.results_of(fused.operands, fused.layers)[fused.results[0]]
         self._first = jnp.zeros(made.shape, made.dtype)
         self._compiled: dict[frozenset[Any], Any] = {}
         self._calls = 0  # of a sample; not known yet
@@ -169,14 +169,14 @@ class Programs:
 
     def why_wrong(self, key: Key, tiles: Tiles) -> str | None:
         """As in `Chain`: the layer by itself, then the whole chain, beside what the model chooses."""
-        alone = self._segment.alone(self._segment.keys.index(key))
+        alone = self._fused.alone(self._fused.keys.index(key))
         operands = random_operands(alone)
         by_model, found = _run(alone, {}, operands), _run(alone, tiles, operands)
         reason = _difference(by_model, found, TOLERANCE[self._kind])
         if reason is not None:
             return f"the layer by itself: {reason}"
         if self._expected is None:
-            self._expected = _run(self._segment, {}, self._operands)
+            self._expected = _run(self._fused, {}, self._operands)
         found = [np.asarray(each, np.float64) for each in self._compiled[_name(tiles)](*self._arguments)]
         reason = _difference(self._expected, found, _OF_CHAIN * TOLERANCE[self._kind])
         return None if reason is None else f"the chain: {reason}"
@@ -192,7 +192,7 @@ class Programs:
 
     def _compile(self, tiles: Tiles) -> Any:
         """A compiled program, or why there is none."""
-        one = _function(self._segment, tiles)
+        one = _function(self._fused, tiles)
 
         def run(operands: list[jax.Array], before: jax.Array) -> list[jax.Array]:
             results = []
@@ -211,13 +211,13 @@ def _name(tiles: Tiles) -> frozenset[Any]:
     return frozenset(tiles.items())
 
 
-def _function(segment: Segment, tiles: Tiles) -> Any:
-    layers = segment.with_tiles(tiles)
-    return jax.jit(functools.partial(chains.segment_p.bind, layers=layers, results=segment.results, chosen=False))
+def _function(fused: FusedChain, tiles: Tiles) -> Any:
+    layers = fused.with_tiles(tiles)
+    return jax.jit(functools.partial(chains.fused_chain_p.bind, layers=layers, results=fused.results, chosen=False))
 
 
-def _run(segment: Segment, tiles: Tiles, operands: Sequence[jax.Array]) -> list[np.ndarray]:
-    return [np.asarray(each, np.float64) for each in _function(segment, tiles)(*operands)]
+def _run(fused: FusedChain, tiles: Tiles, operands: Sequence[jax.Array]) -> list[np.ndarray]:
+    return [np.asarray(each, np.float64) for each in _function(fused, tiles)(*operands)]
 
 
 def _why_not(program: Any, arguments: tuple[Any, ...]) -> Any:

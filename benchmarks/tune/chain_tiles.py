@@ -35,7 +35,7 @@ from typing import Any
 from benchmarks.common import command, tables
 from benchmarks.common.cases import KINDS
 from benchmarks.tune import chain_programs, chain_search
-from benchmarks.tune.chain_programs import Segment
+from benchmarks.tune.chain_programs import FusedChain
 from benchmarks.tune.chain_search import Group, Trial
 from jax_sparse_conv import models
 from jax_sparse_conv._src import devices, environment
@@ -239,13 +239,11 @@ def _search_all(options: argparse.Namespace, report: _Report) -> None:
         for kind in options.kinds:
             start = time.perf_counter()
             try:
-                found = chain_programs.segments_of(network, kind, options.batch, options.quick)
-                for index, segment in enumerate(found):
+                found = chain_programs.chains_of(network, kind, options.batch, options.quick)
+                for index, fused in enumerate(found):
                     left = options.seconds - (time.perf_counter() - start)
                     end = time.perf_counter() + left / (len(found) - index)
-                    _search_chain(
-                        _Search(network, kind, options.batch, index, segment, end, options.from_table), report
-                    )
+                    _search_chain(_Search(network, kind, options.batch, index, fused, end, options.from_table), report)
             except (RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:  # and XLA's, a RuntimeError
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
                 _progress(f"{network}, {kind}: {reason}")
@@ -260,25 +258,25 @@ class _Search:
     kind: str
     batch: int
     index: int
-    segment: Segment
+    fused: FusedChain
     end: float
     from_table: bool = False
 
     def start(self) -> Tiles:
         """The tiles that the search begins with, of the layers that have them."""
         table = chain_tiles.known(self.products) if self.from_table else {}
-        return {key: table[key] for key in dict.fromkeys(self.segment.keys) if key in table}
+        return {key: table[key] for key in dict.fromkeys(self.fused.keys) if key in table}
 
     @property
     def products(self) -> str:
         """The kind of `chain_tiles.KINDS`."""
-        precise = chain_rules.is_precise(self.segment.layers[0].config, self.segment.operands[0].dtype)
-        return chain_tiles.kind_of(self.segment.operands[0].dtype.itemsize, precise)
+        precise = chain_rules.is_precise(self.fused.layers[0].config, self.fused.operands[0].dtype)
+        return chain_tiles.kind_of(self.fused.operands[0].dtype.itemsize, precise)
 
 
-def groups_of(segment: Segment, products: str, device: devices.Device) -> list[Group]:
-    """The kinds of convolutions of a segment, with what is worth timing of each."""
-    keys = [key for key, layer in zip(segment.keys, segment.layers, strict=True) if not layer.is_dense]
+def groups_of(fused: FusedChain, products: str, device: devices.Device) -> list[Group]:
+    """The kinds of convolutions of a fused chain, with what is worth timing of each."""
+    keys = [key for key, layer in zip(fused.keys, fused.layers, strict=True) if not layer.is_dense]
     return [
         Group(key, keys.count(key), chain_search.chosen_candidates(chain_tiles.candidates(key, products, device)))
         for key in dict.fromkeys(keys)
@@ -287,8 +285,8 @@ def groups_of(segment: Segment, products: str, device: devices.Device) -> list[G
 
 def _search_chain(of: _Search, report: _Report) -> None:
     start = time.perf_counter()
-    groups = groups_of(of.segment, of.products, devices.current())
-    chain = chain_programs.Programs(of.segment, of.products)
+    groups = groups_of(of.fused, of.products, devices.current())
+    chain = chain_programs.Programs(of.fused, of.products)
     begun = of.start()
     reason = chain.prepare([begun])[0]
     if reason is not None:
@@ -301,8 +299,8 @@ def _search_chain(of: _Search, report: _Report) -> None:
 
     def write(complete: bool) -> None:
         row = {"network": of.network, "kind": of.kind, "batch": of.batch, "chain": of.index, "products": of.products}
-        row |= {"layers": len(of.segment.layers), "us": us, "complete": complete, "tried": len(trials)}
-        row |= {"pays": _pays(of.segment), "seconds": time.perf_counter() - start}
+        row |= {"layers": len(of.fused.layers), "us": us, "complete": complete, "tried": len(trials)}
+        row |= {"pays": _pays(of.fused), "seconds": time.perf_counter() - start}
         described = [_described(group, begun, kept, gains) for group in groups]
         report.add({**row, "groups": described, "trials": _trials(trials)})
 
@@ -317,7 +315,7 @@ def _search_chain(of: _Search, report: _Report) -> None:
             us["kept"] = 1e6 * (trial.before - trial.gain)
             write(False)
 
-    _progress(f"{of.network}, {of.kind}: {len(of.segment.layers)} layers, {us['start']:.1f} us")
+    _progress(f"{of.network}, {of.kind}: {len(of.fused.layers)} layers, {us['start']:.1f} us")
     complete = chain_search.search(groups, chain, kept, has_time=lambda: time.perf_counter() < of.end, tried=tried)
     us |= dict(zip(us, _last_turns(of, [{}, begun, kept]), strict=True))
     write(complete)
@@ -332,14 +330,14 @@ def _last_turns(of: _Search, sides: Sequence[Tiles]) -> list[float]:
     """
     found = []
     for _ in range(_PROGRAMS):
-        fresh = chain_programs.Programs(of.segment, of.products)
+        fresh = chain_programs.Programs(of.fused, of.products)
         found.append(chain_search.turns(fresh, sides, _ROUNDS))
     return [1e6 * statistics.median(side) for side in zip(*found, strict=True)]
 
 
-def _pays(segment: Segment) -> bool:
+def _pays(fused: FusedChain) -> bool:
     """Whether networks make a chain of it by themselves."""
-    return chain_rules.pays(segment.calls)
+    return chain_rules.pays(fused.calls)
 
 
 def _described(group: Group, begun: Tiles, kept: Tiles, gains: Mapping[Key, float]) -> dict[str, Any]:

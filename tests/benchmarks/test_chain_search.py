@@ -220,50 +220,50 @@ def test_results_that_are_none_and_options_that_make_no_sense(
 
 
 @pytest.mark.parametrize("kind", ["default", "highest", "bfloat16"])
-def test_the_segments_of_a_network(kind: str) -> None:
-    (segment,) = chain_programs.segments_of("resnet50", kind, 2, quick=True)
-    keys = segment.keys
-    assert len(keys) == len(segment.layers)
+def test_the_chains_of_a_network(kind: str) -> None:
+    (fused,) = chain_programs.chains_of("resnet50", kind, 2, quick=True)
+    keys = fused.keys
+    assert len(keys) == len(fused.layers)
     if kind == "bfloat16":  # four channels are no whole 16 bytes
         assert len(keys) == 6
     else:
         assert len(keys) == 9
         assert keys[0][:4] == (2, 16, 16, 3)
         assert len(keys[0]) == 24
-    assert str(segment.operands[0].dtype) == ("bfloat16" if kind == "bfloat16" else "float32")
-    named = segment.with_tiles({keys[1]: TILES[1]})
+    assert str(fused.operands[0].dtype) == ("bfloat16" if kind == "bfloat16" else "float32")
+    named = fused.with_tiles({keys[1]: TILES[1]})
     assert [layer.tile for layer in named] == [TILES[1] if key == keys[1] else chain_tiles.BY_MODEL for key in keys]
-    products = benchmark._Search("resnet50", kind, 2, 0, segment, 0.0).products
+    products = benchmark._Search("resnet50", kind, 2, 0, fused, 0.0).products
     assert products == {"default": "tf32", "highest": "highest", "bfloat16": "16bit"}[kind]
-    last = max(index for index, layer in enumerate(segment.layers) if layer.residual is not None)
-    alone = segment.alone(last)
+    last = max(index for index, layer in enumerate(fused.layers) if layer.residual is not None)
+    alone = fused.alone(last)
     assert alone.keys == [keys[last]]
     assert len(alone.operands) == 4
-    operands = chain_programs.random_operands(segment)
-    assert [each.shape for each in operands] == [each.shape for each in segment.operands]
-    for each in chain_programs._run(segment, {}, operands):
+    operands = chain_programs.random_operands(fused)
+    assert [each.shape for each in operands] == [each.shape for each in fused.operands]
+    for each in chain_programs._run(fused, {}, operands):
         assert np.isfinite(each).all()
         assert 0.01 < np.sqrt(np.mean(each**2)) < 100
 
 
 def test_dense_layers_have_no_tiles_to_search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chain_tiles, "candidates", lambda *of: [])
-    (segment,) = chain_programs.segments_of("vgg19", "highest", 1)
-    assert [layer.is_dense for layer in segment.layers] == [False] * 16 + [True] * 3
-    groups = benchmark.groups_of(segment, "highest", 0)
-    assert [group.key for group in groups] == list(dict.fromkeys(segment.keys[:16]))
+    (fused,) = chain_programs.chains_of("vgg19", "highest", 1)
+    assert [layer.is_dense for layer in fused.layers] == [False] * 16 + [True] * 3
+    groups = benchmark.groups_of(fused, "highest", 0)
+    assert [group.key for group in groups] == list(dict.fromkeys(fused.keys[:16]))
     assert sum(group.count for group in groups) == 16
 
 
-def test_programs_of_a_segment() -> None:
-    (segment,) = chain_programs.segments_of("resnet50", "highest", 1, quick=True)
-    key = segment.keys[2]
-    programs = chain_programs.Programs(segment, "highest")
+def test_programs_of_a_chain() -> None:
+    (fused,) = chain_programs.chains_of("resnet50", "highest", 1, quick=True)
+    key = fused.keys[2]
+    programs = chain_programs.Programs(fused, "highest")
     sides: list[Tiles] = [{}, {key: TILES[1]}]
     assert programs.prepare(sides) == [None, None]
     assert all(programs.seconds(side) > 0 for side in sides)
     assert programs.why_wrong(key, sides[1]) is None
-    programs._expected = [np.full((1,), 7.0)] * len(segment.results)
+    programs._expected = [np.full((1,), 7.0)] * len(fused.results)
     assert "the chain: relative error" in str(programs.why_wrong(key, sides[1]))
     programs.forget({})
     with pytest.raises(KeyError):
@@ -305,8 +305,8 @@ def test_a_search_from_the_tables_tiles(tmp_path: Path, monkeypatch: pytest.Monk
     """What is worse than the model's tile gives way to it, and what nothing is faster than stays."""
     if jax.default_backend() != "cpu":
         pytest.skip("the planner and the times are made up here")
-    (segment,) = chain_programs.segments_of("resnet50", "default", 1, quick=True)
-    bad, good = segment.keys[1], segment.keys[2]
+    (fused,) = chain_programs.chains_of("resnet50", "default", 1, quick=True)
+    bad, good = fused.keys[1], fused.keys[2]
     table: Tiles = {bad: TILES[3], good: TILES[1], A: TILES[1]}
     monkeypatch.setattr(chain_tiles, "known", lambda kind: table)
     monkeypatch.setattr(_native.planner(), "chain_tiles", lambda *_: [(*each.tile, each.cycles) for each in CANDIDATES])
@@ -328,10 +328,10 @@ def test_a_search_from_the_tables_tiles(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_network_that_fails_keeps_what_others_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def segments_of(name: str, kind: str, batch: int, quick: bool) -> list[Any]:
+    def chains_of(name: str, kind: str, batch: int, quick: bool) -> list[Any]:
         raise ValueError(f"{kind} is broken")
 
-    monkeypatch.setattr(chain_programs, "segments_of", segments_of)
+    monkeypatch.setattr(chain_programs, "chains_of", chains_of)
     monkeypatch.setattr(benchmark.command, "run", lambda module, line, flags: benchmark.main(line))
     path = tmp_path / "t.json"
     assert benchmark.main([*QUICK, "--kinds", "default", "highest", "--json", str(path)]) == 1

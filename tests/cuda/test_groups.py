@@ -68,7 +68,7 @@ def test_groups_in_chains(case: Case, dtype: str, precision: str) -> None:
     require_kernel(dtype)
     inputs = cases.inputs(case, jnp.dtype(dtype))
     equation, operands = as_equation(case, inputs, precision)
-    bound = jax.jit(lambda *of: chains.segment_p.bind(*of, **equation.params))
+    bound = jax.jit(lambda *of: chains.fused_chain_p.bind(*of, **equation.params))
     results = [bound(*operands) for _ in range(3)]
     wanted = oracle.expected(case, inputs)
     assert oracle.relative_error(results[0][0], wanted) <= TOLERANCE[precision if dtype == "float32" else dtype]

@@ -152,14 +152,14 @@ def test_tiles_are_those_of_the_gpu_that_is_lowered_for(table: Path, monkeypatch
 
 
 def attributes(function: Any, *arguments: Any) -> np.ndarray:
-    """The attribute `tiles` of a function's one segment, a row a step."""
-    (equation,) = (e for e in equations(function, *arguments) if e.primitive is chains.segment_p)
+    """The attribute `tiles` of a function's one fused chain, a row a step."""
+    (equation,) = (e for e in equations(function, *arguments) if e.primitive is chains.fused_chain_p)
     operands = [v.aval for v in equation.invars]
     found = Schedule(operands, equation.params["layers"], equation.params["results"]).attributes()
     return np.asarray(found["tiles"]).reshape(-1, len(BY_MODEL))
 
 
-def test_a_segment_has_the_tiles_that_are_known(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chain_has_the_tiles_that_are_known(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on(monkeypatch)
     x, parameters = weights(0, 1, 28, 28, 64), chain_parameters()
     expected: list[Tile] = [(64, 112, 1, 1), BY_MODEL, BY_MODEL, (64, 56, 1, 4), (64, 56, 1, 4)]
@@ -183,7 +183,7 @@ def test_tiles_reach_the_program(table: Path, monkeypatch: pytest.MonkeyPatch) -
     def tiles(*named: Tile | None) -> list[int]:
         pairs = zip(equation.params["layers"], named, strict=True)
         layers = tuple(dataclasses.replace(layer, tile=tile) for layer, tile in pairs)
-        bound = jax.jit(functools.partial(chains.segment_p.bind, **{**equation.params, "layers": layers}))
+        bound = jax.jit(functools.partial(chains.fused_chain_p.bind, **{**equation.params, "layers": layers}))
         operands = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars]
         text = str(bound.trace(*operands).lower(lowering_platforms=("cuda",)).as_text())
         (found,) = re.findall(r"tiles = dense<\[([-0-9, ]*)\]>", text)
@@ -198,7 +198,7 @@ def test_tiles_mean_nothing_elsewhere() -> None:
     (equation,) = equations(jsc.fuse(block), x, parameters)
     layers = tuple(dataclasses.replace(layer, tile=(64, 56, 0, 1)) for layer in equation.params["layers"])
     operands = [weights(i, *v.aval.shape) for i, v in enumerate(equation.invars)]
-    found = chains.segment_p.bind(*operands, **{**equation.params, "layers": layers})
-    expected = chains.segment_p.bind(*operands, **equation.params)
+    found = chains.fused_chain_p.bind(*operands, **{**equation.params, "layers": layers})
+    expected = chains.fused_chain_p.bind(*operands, **equation.params)
     if PLATFORM == "cpu":
         np.testing.assert_array_equal(*map(np.asarray, (found[0], expected[0])))

@@ -74,7 +74,9 @@ def check_tiles(case: Case, inputs: cases.Inputs, precision: str, most: int, pix
     tolerance = TOLERANCE[precision if dtype == "float32" else dtype]
     for candidate in (*found[:: -(-len(found) // most)], chain_tiles.Candidate((64, 224, 1, 7), 0.0)):  # or the model's
         layers = (dataclasses.replace(first, tile=candidate.tile), second)
-        bound = jax.jit(lambda *of, layers=layers: chains.segment_p.bind(*of, **{**equation.params, "layers": layers}))
+        bound = jax.jit(
+            lambda *of, layers=layers: chains.fused_chain_p.bind(*of, **{**equation.params, "layers": layers})
+        )
         results = [bound(*operands) for _ in range(3)]
         for result in results[1:]:
             for one, other in zip(result, results[0], strict=True):
@@ -143,7 +145,7 @@ def test_tiles_that_do_not_exist_are_errors(tile: Tile, gpu: jax.Device) -> None
     equation, operands = as_equation(case, cases.inputs(case), "highest")
     first, second = equation.params["layers"]
     layers = (first, dataclasses.replace(second, tile=tile))
-    bound = jax.jit(functools.partial(chains.segment_p.bind, **{**equation.params, "layers": layers}))
+    bound = jax.jit(functools.partial(chains.fused_chain_p.bind, **{**equation.params, "layers": layers}))
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"layer 1: there is no tile of \("):
         jax.block_until_ready(bound(*operands))
 

@@ -86,7 +86,7 @@ def test_blocks_with_pairs_in_them(dtype: str, precision: str, gpu: jax.Device) 
     x = jax.nn.relu(weights(20, 1, 11, 13, 256) * 30).astype(dtype)
     run = functools.partial(bottlenecks, precision=precision)
     fused = jax.jit(jsc.fuse(run))
-    assert sum(e.primitive is chains.segment_p for e in equations(jsc.fuse(run), x, kernels)) == 1
+    assert sum(e.primitive is chains.fused_chain_p for e in equations(jsc.fuse(run), x, kernels)) == 1
     wanted = jax.jit(run)(x, kernels)
     poison(fused, x, kernels)
     found, again = fused(x, kernels), fused(x, kernels)
@@ -100,8 +100,8 @@ def test_blocks_with_pairs_in_them(dtype: str, precision: str, gpu: jax.Device) 
 
 
 def schedule_of(function: Any, *arguments: Any) -> tuple[Schedule, list[int]]:
-    """The schedule of the one segment, and the kernels in the order of its steps as numbers of arguments."""
-    (equation,) = (e for e in equations(jsc.fuse(function), *arguments) if e.primitive is chains.segment_p)
+    """The schedule of the one fused chain, and the kernels in the order of its steps as numbers of arguments."""
+    (equation,) = (e for e in equations(jsc.fuse(function), *arguments) if e.primitive is chains.fused_chain_p)
     avals = [v.aval for v in equation.invars]
     schedule = Schedule.in_least_memory(avals, equation.params["layers"], equation.params["results"])
     return schedule, [step.kernel for step in schedule.steps]

@@ -56,7 +56,7 @@ def lowered(function: Callable[..., Any], *operands: Any) -> str:
 
 
 def places(text: str) -> list[int]:
-    """Where the values of a program's one segment are."""
+    """Where the values of a program's one fused chain are."""
     (found,) = re.findall(r"values = dense<\[([-0-9, ]*)\]>", text)
     return [int(each) for each in found.split(",")][::7]
 

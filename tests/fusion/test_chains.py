@@ -1,4 +1,4 @@
-"""Segments on a GPU: chains of kernels against the oracle."""
+"""Fused chains on a GPU: chains of kernels against the oracle."""
 
 from __future__ import annotations
 

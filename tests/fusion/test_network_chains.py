@@ -27,12 +27,12 @@ from jax_sparse_conv._src.primitive import lowering
 from jax_sparse_conv.models.resnet import ResNet
 from jax_sparse_conv.models.vgg import VGG
 
-CHAIN = ["segment 13"]
+CHAIN = ["chain 13"]
 
 
 @pytest.fixture
 def extension(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installation with the kernel of segments."""
+    """An installation with the kernel of fused chains."""
     missing = _native.why_missing
     monkeypatch.setattr(_native, "why_missing", lambda name, *of: None if name == "segment" else missing(name, *of))
 
@@ -65,10 +65,10 @@ def layers_of(model: Any, x: Any) -> list[str]:
 
 def test_a_network_is_traced_as_a_chain(extension: None, model: ResNet) -> None:
     assert layers_of(model, image()) == CHAIN
-    assert layers_of(model, image(8)) == ["segment 12", "conv"]  # dense layers of one image alone
-    assert layers_of(nnx.clone(model), image().astype(jnp.bfloat16))[0].startswith("segment")
+    assert layers_of(model, image(8)) == ["chain 12", "conv"]  # dense layers of one image alone
+    assert layers_of(nnx.clone(model), image().astype(jnp.bfloat16))[0].startswith("chain")
     vgg = VGG((1, 1), 10, features=(8, 8), hidden=16, pool_size=2, rngs=nnx.Rngs(0))
-    assert layers_of(vgg, image())[0] == "segment 2"
+    assert layers_of(vgg, image())[0] == "chain 2"
 
 
 def test_where_it_is_not(extension: None, model: ResNet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,8 +92,8 @@ def test_fuse_takes_what_a_network_has_chosen(extension: None, model: ResNet) ->
     jax.eval_shape(jitted, image())
     for function in (lambda x: model(x), jitted, lambda x: jnp.tanh(jitted(x))):
         assert names(jsc.fuse(function), image())[:2] == CHAIN
-        (segment,) = (e for e in equations(jsc.fuse(function), image()) if e.primitive is chains.segment_p)
-        assert not segment.params["chosen"]
+        (chain,) = (e for e in equations(jsc.fuse(function), image()) if e.primitive is chains.fused_chain_p)
+        assert not chain.params["chosen"]
     x = image()
     assert_close(jax.jit(jsc.fuse(model))(x), model(x))
 
@@ -133,7 +133,7 @@ def test_named_layers_stay_apart(extension: None) -> None:
     dict(model.named_blocks())["conv3_block1"].convs[1].conv.implementation = "ecr"
     found = layers_of(model, image())
     assert found.count("conv") == 1
-    assert [name.startswith("segment") for name in found].count(True) == 2
+    assert [name.startswith("chain") for name in found].count(True) == 2
 
 
 def test_results_are_those_of_the_layers(extension: None, model: ResNet) -> None:
@@ -205,7 +205,7 @@ def test_dense_layers_that_do_not_fit_leave_the_chain(monkeypatch: pytest.Monkey
         return [(name, operands.count("%")) for name, operands in re.findall(r"custom_call @(jsc_\w+)\((.*?)\)", text)]
 
     x = weights(0, 1, 6, 6, 8)
-    assert names(fused, x) == ["segment 3"]
+    assert names(fused, x) == ["chain 3"]
     assert targets(fused, x) == [("jsc_segment", 4)]
     assert targets(jax.vmap(fused), weights(0, 2, 1, 6, 6, 8)) == [("jsc_segment", 3)]  # XLA has two rows
     assert targets(fused, x, block_shared_memory=2**16) == [("jsc_segment", 3), ("jsc_dense", 2)]

@@ -1,4 +1,4 @@
-"""`fuse`: which equations end in a segment, with the same results."""
+"""`fuse`: which equations end in a fused chain, with the same results."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def test_what_is_no_function_is_refused() -> None:
         jsc.fuse(3)  # type: ignore[type-var]
 
 
-def test_a_block_becomes_one_segment() -> None:
+def test_a_block_becomes_one_chain() -> None:
     x, parameters = weights(0, 1, 9, 9, 8), block_parameters()
-    assert names(jsc.fuse(block), x, parameters) == ["segment 4"]
+    assert names(jsc.fuse(block), x, parameters) == ["chain 4"]
     (equation,) = equations(jsc.fuse(block), x, parameters)
     assert equation.params["results"] == (3,)
     assert [layer.x for layer in equation.params["layers"]] == [0, 0, ~1, ~2]
@@ -33,9 +33,9 @@ def test_a_block_becomes_one_segment() -> None:
 def test_convolutions_in_jitted_functions_join() -> None:
     x, parameters = weights(0, 1, 9, 9, 8), block_parameters()
     inner = jax.jit(lambda x: block(x, parameters))
-    assert names(jsc.fuse(lambda x: jax.jit(lambda y: inner(y)[..., :8])(x)), x) == ["segment 4"]
+    assert names(jsc.fuse(lambda x: jax.jit(lambda y: inner(y)[..., :8])(x)), x) == ["chain 4"]
     twice = jsc.fuse(lambda x: inner(inner(x)[..., :8]))
-    assert names(twice, x) == ["segment 4", "segment 4"]
+    assert names(twice, x) == ["chain 4", "chain 4"]
     np.testing.assert_allclose(twice(x), inner(inner(x)[..., :8]), rtol=1e-5, atol=1e-5)
 
 
@@ -47,7 +47,7 @@ def test_what_needs_a_result_waits_and_what_does_not_goes_first() -> None:
         density = jsc.density(y)
         return jsc.conv(y, parameters[2] * 2), density
 
-    assert names(jsc.fuse(function), weights(0, 1, 5, 5, 8)) == ["segment 2"]
+    assert names(jsc.fuse(function), weights(0, 1, 5, 5, 8)) == ["chain 2"]
     between = jsc.fuse(lambda x: jsc.conv(jnp.tanh(jsc.conv(x, parameters[1])), parameters[2]))
     assert names(between, weights(0, 1, 5, 5, 8)) == ["conv", "conv"]
 
@@ -61,15 +61,15 @@ def test_what_the_kernel_lacks_stays_a_convolution() -> None:
         return jsc.conv(y, plain)
 
     x = weights(0, 1, 9, 9, 8)
-    assert names(jsc.fuse(function), x) == ["segment 3"]
+    assert names(jsc.fuse(function), x) == ["chain 3"]
     assert names(jsc.fuse(function), weights(0, 9, 9, 9, 8)) == ["conv"] * 3
-    assert names(jsc.fuse(lambda x: jsc.conv(function(x), grouped, feature_group_count=2)), x) == ["segment 3", "conv"]
+    assert names(jsc.fuse(lambda x: jsc.conv(function(x), grouped, feature_group_count=2)), x) == ["chain 3", "conv"]
     wide = weights(1, 1, 1, 8, 128), weights(2, 3, 3, 32, 256)
     in_groups = lambda x: jsc.conv(jsc.conv(x, wide[0]), wide[1], feature_group_count=4)  # noqa: E731
-    assert names(jsc.fuse(in_groups), x) == ["segment 2"]
+    assert names(jsc.fuse(in_groups), x) == ["chain 2"]
     image = weights(0, 1, 9, 9, 3)
     of_image = lambda x: jsc.conv(jsc.conv(x, weights(1, 3, 3, 3, 8)), plain)  # noqa: E731
-    assert names(jsc.fuse(of_image), image) == ["segment 2"]
+    assert names(jsc.fuse(of_image), image) == ["chain 2"]
     dilated = lambda x: jsc.conv(jsc.conv(x, weights(1, 3, 3, 3, 8), kernel_dilation=2), plain)  # noqa: E731
     assert names(jsc.fuse(dilated), image) == ["conv", "conv"]
     large = jax.ShapeDtypeStruct((8, 224, 224, 64), jnp.bfloat16)
@@ -89,11 +89,11 @@ def test_long_chains_are_cut() -> None:
             x = jsc.conv(x, kernel)
         return x
 
-    assert names(jsc.fuse(chain), weights(0, 1, 3, 3, 8)) == [f"segment {chain_rules.MAX_LAYERS}", "segment 3"]
+    assert names(jsc.fuse(chain), weights(0, 1, 3, 3, 8)) == [f"chain {chain_rules.MAX_LAYERS}", "chain 3"]
 
 
 def early_projection(x: jax.Array, wide: int, last: bool = True) -> jax.Array:
-    """x [N, H, W, 3]: a stem and a block whose middle layer is depthwise, so that it is no part of a segment."""
+    """x [N, H, W, 3]: a stem and a block whose middle layer is depthwise, so that it is no part of a fused chain."""
     stem = jsc.conv(x, weights(1, 3, 3, 3, 8))
     shortcut = jsc.conv(stem, weights(2, 1, 1, 8, wide))
     y = jsc.conv(jsc.conv(stem, weights(3, 1, 1, 8, 8)), weights(4, 1, 1, 8, 16))
@@ -102,9 +102,9 @@ def early_projection(x: jax.Array, wide: int, last: bool = True) -> jax.Array:
     return jsc.conv(y, weights(7, 1, 1, wide, 8)) + jnp.mean(shortcut)
 
 
-def test_what_only_the_next_segment_reads_goes_there_where_it_would_wait_in_more_memory(float32_products: None) -> None:
+def test_what_only_the_next_chain_reads_goes_there_where_it_would_wait_in_more_memory(float32_products: None) -> None:
     x = weights(0, 1, 9, 9, 3)
-    for wide, found in ((32, ["segment 3", "conv", "segment 3"]), (8, ["segment 4", "conv", "segment 2"])):
+    for wide, found in ((32, ["chain 3", "conv", "chain 3"]), (8, ["chain 4", "conv", "chain 2"])):
         function = lambda x, wide=wide: early_projection(x, wide)  # noqa: E731
         assert names(jsc.fuse(function), x) == found
         np.testing.assert_allclose(jsc.fuse(function)(x), jax.jit(function)(x), rtol=1e-4, atol=1e-4)
@@ -112,14 +112,14 @@ def test_what_only_the_next_segment_reads_goes_there_where_it_would_wait_in_more
     assert [variable.aval.shape[3] for variable in front.outvars] == [8, 16]  # the stem's result, of which it is made
 
 
-def test_what_the_next_segment_does_not_read_goes_on_to_the_end(float32_products: None) -> None:
+def test_what_the_next_chain_does_not_read_goes_on_to_the_end(float32_products: None) -> None:
     x = weights(0, 1, 9, 9, 3)
     function = lambda x: early_projection(x, 32, last=False)  # noqa: E731
-    assert names(jsc.fuse(function), x) == ["segment 3", "conv", "segment 3"]
+    assert names(jsc.fuse(function), x) == ["chain 3", "conv", "chain 3"]
     np.testing.assert_allclose(jsc.fuse(function)(x), jax.jit(function)(x), rtol=1e-4, atol=1e-4)
 
 
-def test_nothing_is_kept_for_the_next_segment_that_leaves_one_layer_alone(float32_products: None) -> None:
+def test_nothing_is_kept_for_the_next_chain_that_leaves_one_layer_alone(float32_products: None) -> None:
     def function(x: jax.Array) -> jax.Array:
         shortcut = jsc.conv(x, weights(1, 1, 1, 8, 32))
         y = jsc.conv(x, weights(2, 1, 1, 8, 16))
@@ -127,7 +127,7 @@ def test_nothing_is_kept_for_the_next_segment_that_leaves_one_layer_alone(float3
         return jsc.conv(jsc.conv(y, weights(4, 1, 1, 16, 32), residual=shortcut), weights(5, 1, 1, 32, 8))
 
     x = weights(0, 1, 9, 9, 8)
-    assert names(jsc.fuse(function), x) == ["segment 2", "conv", "segment 2"]
+    assert names(jsc.fuse(function), x) == ["chain 2", "conv", "chain 2"]
     np.testing.assert_allclose(jsc.fuse(function)(x), jax.jit(function)(x), rtol=1e-4, atol=1e-4)
 
 
@@ -140,7 +140,7 @@ def test_nothing_is_kept_for_layers_of_another_kind() -> None:
         return jsc.conv(y, weights(5, 1, 1, 32, 8), precision="highest") + jnp.mean(shortcut)
 
     x = weights(0, 1, 9, 9, 8)
-    assert names(jsc.fuse(function), x) == ["segment 3", "segment 2"]
+    assert names(jsc.fuse(function), x) == ["chain 3", "chain 2"]
     with jax.default_matmul_precision("highest"):
         expected = np.asarray(jax.jit(function)(x))
     assert np.linalg.norm(jsc.fuse(function)(x) - expected) <= 10 * TF32 * np.linalg.norm(expected)
@@ -155,7 +155,7 @@ def test_groups_of_few_channels_are_fused(groups: int, is_fused: bool) -> None:
         return jsc.conv(jsc.conv(x, kernel, feature_group_count=groups), weights(2, 1, 1, 48, 8))
 
     found = names(jsc.fuse(function), weights(0, 1, 9, 9, 48))
-    assert (found == ["segment 2"]) == is_fused
+    assert (found == ["chain 2"]) == is_fused
 
 
 def test_layers_stay_where_a_chain_pays_only_with_them() -> None:
@@ -167,8 +167,8 @@ def test_layers_stay_where_a_chain_pays_only_with_them() -> None:
         return jsc.conv(y, weights(4, 1, 1, 32, 8))
 
     x = weights(0, 1, 9, 9, 8)
-    assert names(rewrite.fuse_where_faster(function), x) == [f"segment {chain_rules.LEAST_LAYERS}", "segment 2"]
-    assert names(jsc.fuse(function), x) == [f"segment {chain_rules.LEAST_LAYERS - 1}", "segment 3"]
+    assert names(rewrite.fuse_where_faster(function), x) == [f"chain {chain_rules.LEAST_LAYERS}", "chain 2"]
+    assert names(jsc.fuse(function), x) == [f"chain {chain_rules.LEAST_LAYERS - 1}", "chain 3"]
 
 
 FAR = {
@@ -188,7 +188,7 @@ def test_far_windows_are_no_layers(kind: str) -> None:
 @pytest.mark.parametrize("most", [256, 4])
 @pytest.mark.parametrize("seed", range(6))
 def test_programs_of_any_form(seed: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Residuals, pools, depthwise layers and other operations between, segments that end early: the same results."""
+    """Residuals, pools, depthwise layers and other operations between, fused chains that end early: the same results."""
     monkeypatch.setattr(chain_rules, "MAX_LAYERS", most)
 
     def function(x: jax.Array) -> list[jax.Array]:
@@ -213,7 +213,7 @@ def test_programs_of_any_form(seed: int, most: int, monkeypatch: pytest.MonkeyPa
         return [*results, maps[-1]]
 
     x = weights(20, 1, 9, 9, 8)
-    assert any(name.startswith("segment") for name in names(jsc.fuse(function), x))
+    assert any(name.startswith("chain") for name in names(jsc.fuse(function), x))
     for expected, found in zip(jax.jit(function)(x), jax.jit(jsc.fuse(function))(x), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
@@ -226,7 +226,7 @@ def test_effects_keep_their_order(capsys: pytest.CaptureFixture[str]) -> None:
         jax.debug.print("seen")
         return jsc.conv(jsc.conv(y, kernel), kernel)
 
-    assert names(jsc.fuse(function), weights(0, 1, 3, 3, 8)) == ["segment 2", "segment 2"]
+    assert names(jsc.fuse(function), weights(0, 1, 3, 3, 8)) == ["chain 2", "chain 2"]
     jax.block_until_ready(jsc.fuse(function)(weights(0, 1, 3, 3, 8)))
     jax.effects_barrier()
     assert capsys.readouterr().out == "seen\n"
@@ -252,10 +252,10 @@ def test_results_are_those_of_the_function() -> None:
     np.testing.assert_allclose(*tangents, rtol=1e-4, atol=1e-4)
 
 
-def test_a_network_is_one_segment() -> None:
+def test_a_network_is_one_chain() -> None:
     model, x = small_resnet(), weights(0, 1, 40, 40, 3)
     fused = jsc.fuse(model)
-    assert names(fused, x)[:2] == ["segment 12", "conv"]
+    assert names(fused, x)[:2] == ["chain 12", "conv"]
     np.testing.assert_allclose(jax.jit(fused)(x), jax.jit(lambda x: model(x))(x), rtol=2e-3, atol=2e-3)
 
 

@@ -1,4 +1,4 @@
-"""Schedules of segments: no map is written over while it is needed, and how much memory all take."""
+"""Schedules of fused chains: no map is written over while it is needed, and how much memory all take."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_map_has_no_place_where_the_kernel_takes_the_pool() -> None:
     assert of_reserved == [*4 * [Where.WORKSPACE], Where.RESULT]
     maps = 4 * np.array([40 * 40 * 32, 20 * 20 * 32, 20 * 20 * 8, 9 * 9 * 8])
     maps[3] = -(-maps[3] // 256) * 256
-    assert reserved.workspace_bytes == maps[0] + 2 * maps[1]  # those that convolutions read, with their small parts
+    assert reserved.workspace_bytes == maps[0] + 2 * maps[1]  # those that convolutions read, with their low parts
     assert taken.workspace_bytes == 2 * maps[1] + maps[2] + 2 * maps[3]
     check_places(taken)
     rows = taken.attributes()["values"].reshape(-1, 7)  # type: ignore[union-attr]
@@ -121,7 +121,7 @@ def test_answers_are_for_the_tile_that_the_call_has() -> None:
 def check_places(schedule: Schedule) -> None:
     """No two arrays share memory while both are needed, but a residual and the result that takes its place."""
     stored = [(value, value.index) for value in schedule.values if value.where is Where.WORKSPACE]
-    stored += [(value, value.small) for value in schedule.values if value.is_split]
+    stored += [(value, value.low_part) for value in schedule.values if value.is_split]
     for (a, at), (b, b_at) in itertools.combinations(stored, 2):
         if b.over is a and (at, b_at) == (a.index, b.index):
             assert a.last == b.first
@@ -143,7 +143,7 @@ def schedule_of(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("precision", ["highest", "high", "default"])
-def test_small_parts_of_what_convolutions_read_at_highest(precision: str, dtype: str) -> None:
+def test_low_parts_of_what_convolutions_read_at_highest(precision: str, dtype: str) -> None:
     def function(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         conv = functools.partial(jsc.conv, precision=precision)
         y = conv(x, weights(1, 3, 3, 8, 8).astype(dtype))
@@ -158,7 +158,7 @@ def test_small_parts_of_what_convolutions_read_at_highest(precision: str, dtype:
     split = {number for number, value in enumerate(schedule.values) if value.is_split}
     assert len(read) == 3
     assert split == (read if (precision, dtype) == ("highest", "float32") else set())
-    assert all((value.small >= 0) == value.is_split for value in schedule.values)
+    assert all((value.low_part >= 0) == value.is_split for value in schedule.values)
     check_places(schedule)
     check_reads(schedule, inside=False)
 
@@ -220,10 +220,10 @@ def check_pairs(schedule: Schedule) -> None:
 
 
 def spans(schedule: Schedule, number: int, small: bool = True) -> list[range]:
-    """What a value, and its small parts, take of the workspace, in units of its alignment."""
+    """What a value, and its low parts, take of the workspace, in units of its alignment."""
     value = schedule.values[number]
     firsts = [value.index] if value.where is Where.WORKSPACE else []
-    firsts += [value.small] if small and value.is_split else []
+    firsts += [value.low_part] if small and value.is_split else []
     return [range(at // _ALIGNMENT, (at + schedule._bytes(value)) // _ALIGNMENT) for at in firsts]
 
 
@@ -232,7 +232,7 @@ def check_reads(schedule: Schedule, inside: bool) -> None:
 
     inside: kernels take the pools behind them, and write where the pool would while they read x.
     """
-    lies: list[tuple[int, int, int] | None]  # (value, whether of its small parts, which part of it)
+    lies: list[tuple[int, int, int] | None]  # (value, whether of its low parts, which part of it)
     lies = [None] * (schedule.workspace_bytes // _ALIGNMENT)
 
     def check(number: int, small: bool = False) -> None:
@@ -259,7 +259,7 @@ def check_reads(schedule: Schedule, inside: bool) -> None:
 
 @pytest.mark.parametrize("takes", [None, 0, 2, 1])
 @pytest.mark.parametrize("seed", range(20))
-def test_places_and_order_of_segments_of_any_form(seed: int, takes: int | None) -> None:
+def test_places_and_order_of_chains_of_any_form(seed: int, takes: int | None) -> None:
     """With pools that are not known to be taken, or known: none, those behind some numbers of features, or all.
 
     Layers of odd seeds are so wide that one kernel may run two.
@@ -287,7 +287,7 @@ def test_places_and_order_of_segments_of_any_form(seed: int, takes: int | None) 
     def takes_pool(key: chain_tiles.Key, *_: Any) -> bool:
         return bool(takes) and key[6] % (16 // takes) == 0
 
-    found = [e for e in equations(jsc.fuse(function), weights(0, 1, 17, 17, 8)) if e.primitive is chains.segment_p]
+    found = [e for e in equations(jsc.fuse(function), weights(0, 1, 17, 17, 8)) if e.primitive is chains.fused_chain_p]
     assert found
     for equation in found:
         options = {} if takes is None else {"takes_pool": takes_pool}

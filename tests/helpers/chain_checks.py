@@ -46,7 +46,7 @@ LARGER = (
 def require_kernel(dtype: str) -> None:
     reason = _native.why_missing("segment", PLATFORM, dtype)
     if reason is None and _native.device_properties(0)["major"] < 9:
-        reason = "the kernel of segments needs compute capability 9.0"
+        reason = "the kernel of fused chains needs compute capability 9.0"
     if reason is not None:
         pytest.skip(reason)
 
@@ -74,7 +74,7 @@ def then_another(case: Case, precision: str) -> Callable[..., tuple[jax.Array, j
 
 
 def run_twice(case: Case, inputs: cases.Inputs, kernel: Any, precision: str) -> tuple[Any, Any]:
-    """The case's operation and another convolution as one segment where the kernel takes both."""
+    """The case's operation and another convolution as one fused chain where the kernel takes both."""
 
     operands = [None if v is None else jnp.asarray(v) for v in (*inputs, kernel)]
     fused = jax.jit(jsc.fuse(then_another(case, precision)))
@@ -178,7 +178,7 @@ PAIRS = (
 
 
 def as_equation(case: Case, inputs: cases.Inputs, precision: str) -> tuple[Any, list[jax.Array]]:
-    """The case's operation, then a 1x1 convolution of its result, as a segment and its operands."""
+    """The case's operation, then a 1x1 convolution of its result, as a fused chain and its operands."""
     kernel = np.asarray(weights(7, 1, 1, case.features, 24)).astype(inputs.x.dtype)
     values = [None if v is None else jnp.asarray(v) for v in (*inputs, kernel)]
     (equation,) = equations(jsc.fuse(then_another(case, precision)), *values)

@@ -47,7 +47,7 @@ def equations(function: Callable[..., Any], *arguments: Any) -> Iterator[Any]:
 
     def walk(jaxpr: Any) -> Iterator[Any]:
         for equation in jaxpr.eqns:
-            if equation.primitive in (primitives.conv_p, chains.segment_p):
+            if equation.primitive in (primitives.conv_p, chains.fused_chain_p):
                 yield equation
             elif "jaxpr" in equation.params:
                 yield from walk(equation.params["jaxpr"].jaxpr)
@@ -56,9 +56,9 @@ def equations(function: Callable[..., Any], *arguments: Any) -> Iterator[Any]:
 
 
 def names(function: Callable[..., Any], *arguments: Any) -> list[str]:
-    """Names of these equations, with the number of layers of a segment."""
+    """Names of these equations, with the number of layers of a fused chain."""
     return [
-        f"segment {len(e.params['layers'])}" if e.primitive is chains.segment_p else "conv"
+        f"chain {len(e.params['layers'])}" if e.primitive is chains.fused_chain_p else "conv"
         for e in equations(function, *arguments)
     ]
 

@@ -1,4 +1,4 @@
-"""Chains at HIGHEST whose kernels leave small parts to each other: results with them, without, and the oracle's."""
+"""Chains at HIGHEST whose kernels leave low parts to each other: results with them, without, and the oracle's."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def chain_of(case: Case, has_front: bool, precision: str = "highest") -> Callabl
 def as_equation(
     case: Case, inputs: cases.Inputs, features: int, window: int, has_front: bool
 ) -> tuple[Any, list[jax.Array]]:
-    """The chain as a segment, and its operands."""
+    """The chain as a fused chain, and its operands."""
     kernels = weights(5, 1, 1, case.x[3], case.x[3]), weights(7, window, window, case.features, features)
     given = [None if v is None else jnp.asarray(v) for v in (*inputs, *kernels)]
     function = chain_of(case, has_front)
@@ -65,7 +65,7 @@ def check(
     has_front: bool = True,
     tile: chain_tiles.Tile | None = None,
 ) -> None:
-    """With small parts in memory and without: each result the same bit by bit, and the case's as the oracle's."""
+    """With low parts in memory and without: each result the same bit by bit, and the case's as the oracle's."""
     equation, operands = as_equation(case, inputs, features, window, has_front)
     layers = list(equation.params["layers"])
     layers[-2] = dataclasses.replace(layers[-2], tile=tile)

@@ -173,7 +173,7 @@ def check_adaptive(dtype: str) -> int:
     return 2 * len(chosen)
 
 
-def check_segments(dtype: str) -> int:
+def check_two_layers(dtype: str) -> int:
     """Two layers as a chain: splits, strides, pools."""
     chosen = [(case, kind) for case in (*LARGER[1:4], *CASES[::6]) for kind in KINDS if kind[0] == dtype]
     for case, (_, precision) in chosen:
@@ -190,8 +190,8 @@ def check_chains(dtype: str) -> int:
     return len(kinds) * len(SENT + SENT_LATE)
 
 
-def check_small_parts(dtype: str) -> int:
-    """Chains at HIGHEST, whose kernels leave small parts to each other, on a GPU."""
+def check_low_parts(dtype: str) -> int:
+    """Chains at HIGHEST, whose kernels leave low parts to each other, on a GPU."""
     if dtype != "float32" or jax.default_backend() != "gpu":
         return 0
     chosen = [(case, 24, True) for case in TILED] + [(case, 24, False) for case in FIRST]
@@ -256,7 +256,7 @@ CHECKS = {
     check.__name__.removeprefix("check_"): check
     for check in (
         check_runs, check_large, check_small, check_teams, check_dense, check_coo_star, check_stacks, check_non_finite,
-        check_adaptive, check_segments, check_chains, check_small_parts, check_ends, check_pairs, check_large_pairs,
+        check_adaptive, check_two_layers, check_chains, check_low_parts, check_ends, check_pairs, check_large_pairs,
         check_blocks, check_dense_blocks,
     )
 }  # fmt: skip

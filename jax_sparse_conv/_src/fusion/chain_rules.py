@@ -1,4 +1,4 @@
-"""What can be a layer of a segment (`segments.py`), and where a chain of kernels is expected to pay."""
+"""What can be a layer of a fused chain (`chains.py`), and where a chain of kernels is expected to pay."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _AVERAGED, _PIECE, _PARTS, _SHARED_RESULTS, _MOST_ROUNDS = 64, 256, 8, 7680, 8
 # Where a chain gains over `implementation=None`, layer by layer: on this capability, from so many layers on
 # (`LEAST_LAYERS`), of so many operations on average, for one image at HIGHEST. By rows of h200_networks.json from
 # before chains were chosen ResNet-50's 1.5e8 gain at every precision, RegNetX-16GF's 4.5e8 9 % in TF32 and 11 in
-# bfloat16, VGG-19's 2.4e9 3 and 7, and 8 at HIGHEST since kernels leave each other small parts there. Eight images of
+# bfloat16, VGG-19's 2.4e9 3 and 7, and 8 at HIGHEST since kernels leave each other low parts there. Eight images of
 # ResNet-50, 1.2e9, gain 6 % in TF32 and 13 in bfloat16, in which four of ResNet-34 gain 19 and two of RegNetX-16GF,
 # 9e8, 33 (h100_networks_chains.json); eight of these, 3.6e9, nothing (h200_networks.json of dce2134). GoogLeNet in
 # chains of six layers gains 10 % in TF32 and 19 in bfloat16 at batch 1, 8 and 14 at batch 8, and nothing at HIGHEST
@@ -44,7 +44,7 @@ _FLOPS, _FLOPS_OF_ONE = 1.3e9, 2.5e9  # the latter for one image
 
 
 def why_not(config: Config, x: Any, kernel: Any, shared_memory: int | None = None) -> str | None:
-    """Why a convolution or dense layer with these operands cannot be a layer of a segment, or None.
+    """Why a convolution or dense layer with these operands cannot be a layer of a fused chain, or None.
 
     Args:
       config: of the separate operation.

@@ -1,6 +1,6 @@
 """The primitive `jsc_segment`: convolutions that feed each other, and dense layers behind them, as one call.
 
-`fusion.py` finds them in a program. On CUDA devices with clusters (Hopper and later) a segment is a chain of kernels
+`fusion.py` finds them in a program. On CUDA devices with clusters (Hopper and later) a fused chain is a chain of kernels
 that overlap (`cuda/chain/chain.cu`), "direct" for convolutions, which skips no zeros, and the one of `dense`, which
 does; everywhere else it is the separate operations again.
 """
@@ -26,13 +26,13 @@ from jax_sparse_conv._src.primitive import differentiation, jax_internals, parti
 from jax_sparse_conv._src.primitive.primitives import Config
 
 # Parameters: layers, which of them are results, and `chosen`: a chain only where `chain_rules.pays`.
-segment_p = jex_core.Primitive("jsc_segment")
-segment_p.multiple_results = True
-jax_internals.needs_devices(segment_p)
+fused_chain_p = jex_core.Primitive("jsc_segment")
+fused_chain_p.multiple_results = True
+jax_internals.needs_devices(fused_chain_p)
 
 
 def separate(*operands: jax.Array, layers: Sequence[Layer], results: Sequence[int]) -> list[jax.Array]:
-    """The segment's meaning: its layers one by one."""
+    """The fused chain's meaning: its layers one by one."""
     made: dict[int, jax.Array] = {}
     for index, layer in enumerate(layers):
         made[index] = _one(operands, made, layer)
@@ -78,10 +78,10 @@ def _abstract_eval(*operands: Any, layers: tuple[Layer, ...], results: tuple[int
     return [made[index] for index in results]
 
 
-segment_p.def_abstract_eval(_abstract_eval)
+fused_chain_p.def_abstract_eval(_abstract_eval)
 
 
-jax_internals.runs_alone(segment_p)
+jax_internals.runs_alone(fused_chain_p)
 
 
 # --- lowering --------------------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def _lower(
 def _without_dense(
     *operands: jax.Array, layers: tuple[Layer, ...], results: Sequence[int], chosen: bool
 ) -> list[jax.Array]:
-    """The convolutions as a segment of their own, and the dense layers behind it one by one."""
+    """The convolutions as a fused chain of their own, and the dense layers behind it one by one."""
     count = next(index for index, layer in enumerate(layers) if layer.is_dense)
     read = {~layer.x for layer in layers[count:]}
     kept = tuple(index for index in range(count) if index in results or index in read)
@@ -128,7 +128,7 @@ def _without_dense(
         bias, residual, packed = number_of(each.bias), number_of(each.residual), number_of(each.packed)
         found.append(dataclasses.replace(each, x=x, kernel=kernel, bias=bias, residual=residual, packed=packed))
     used = [operands[number] for number in numbers]
-    out = segment_p.bind(*used, layers=tuple(found), results=kept, chosen=chosen)
+    out = fused_chain_p.bind(*used, layers=tuple(found), results=kept, chosen=chosen)
     made = dict(zip(kept, out, strict=True))
     for index, layer in enumerate(layers[count:], count):
         made[index] = _one(operands, made, layer)
@@ -149,7 +149,7 @@ def _pools_of(ordinals: Sequence[int]) -> TakesPool | None:
 
 
 def _is_chain(operands: Sequence[Any], layers: Sequence[Layer], chosen: bool) -> bool:
-    """Whether the segment becomes a chain on this GPU."""
+    """Whether the fused chain becomes a chain on this GPU."""
     calls = calls_of(operands, layers)
     return _fits(operands[0].dtype, calls) and (not chosen or chain_rules.pays(calls))
 
@@ -169,7 +169,7 @@ def _has_clusters() -> bool:
 
 
 for _platform in (None, *_native.PLATFORMS):
-    mlir.register_lowering(segment_p, functools.partial(_lower, platform=_platform), platform=_platform)
+    mlir.register_lowering(fused_chain_p, functools.partial(_lower, platform=_platform), platform=_platform)
 
 
 # --- vmap and derivatives --------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def _batch(
         return every.reshape(size * every.shape[1], *every.shape[2:])
 
     folded = [fold(number, *each) for number, each in enumerate(zip(values, axes, strict=True))]
-    out = segment_p.bind(*folded, layers=layers, results=results, chosen=chosen)
+    out = fused_chain_p.bind(*folded, layers=layers, results=results, chosen=chosen)
     return [y.reshape(size, y.shape[0] // size, *y.shape[1:]) for y in out], [0] * len(out)
 
 
@@ -219,11 +219,11 @@ def _jvp(
 def _transpose(
     cotangents: Sequence[Any], *values: Any, layers: tuple[Layer, ...], results: tuple[int, ...], chosen: bool
 ) -> list[Any]:
-    """Of a segment that is linear in what is missing: layer by layer."""
+    """Of a fused chain that is linear in what is missing: layer by layer."""
     del chosen
     return differentiation.transposed(functools.partial(separate, layers=layers, results=results), cotangents, values)
 
 
-batching.primitive_batchers[segment_p] = _batch
-ad.primitive_jvps[segment_p] = _jvp
-ad.primitive_transposes[segment_p] = _transpose
+batching.primitive_batchers[fused_chain_p] = _batch
+ad.primitive_jvps[fused_chain_p] = _jvp
+ad.primitive_transposes[fused_chain_p] = _transpose

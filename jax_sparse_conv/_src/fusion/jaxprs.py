@@ -23,7 +23,7 @@ class Equation:
     outputs: list[int]
 
 
-class Program:
+class FlatJaxpr:
     """A jaxpr without calls that hold convolutions, and the values that are known from the start."""
 
     def __init__(self, jaxpr: Any, arguments: Sequence[Any]) -> None:
@@ -64,9 +64,9 @@ class Program:
 def _inner(equation: Any) -> Any:
     """The jaxpr of a call that may be inlined because convolutions are in it, or None.
 
-    A segment that a network has made by itself is taken apart again, so that what is asked for decides.
+    A fused chain that a network has made by itself is taken apart again, so that what is asked for decides.
     """
-    if equation.primitive is chains.segment_p and equation.params["chosen"]:
+    if equation.primitive is chains.fused_chain_p and equation.params["chosen"]:
         layers, results = equation.params["layers"], equation.params["results"]
         operands = [jax.ShapeDtypeStruct(each.aval.shape, each.aval.dtype) for each in equation.invars]
         return jax.make_jaxpr(functools.partial(chains.separate, layers=layers, results=results))(*operands)
@@ -88,7 +88,7 @@ def _convolutions(jaxpr: Any) -> Iterator[Any]:
             yield from _convolutions(inner.jaxpr)
 
 
-def last_uses(program: Program) -> dict[int, int]:
+def last_uses(program: FlatJaxpr) -> dict[int, int]:
     """By value, the last equation that reads it; results are read after all."""
     uses = {number: index for index, equation in enumerate(program.equations) for number in equation.inputs}
     return uses | {number: len(program.equations) for number in program.outputs}

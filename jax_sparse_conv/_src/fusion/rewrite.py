@@ -1,8 +1,8 @@
-"""`fuse`: a transformation that makes segments of the convolutions that feed each other in a function.
+"""`fuse`: a transformation that makes fused chains of the convolutions that feed each other in a function.
 
-It works on the function's jaxpr: convolutions of this package go into the segment that is open, equations that read
+It works on the function's jaxpr: convolutions of this package go into the fused chain that is open, equations that read
 none of its results stay before it, equations that do wait behind it, and a convolution that needs one of those closes
-the segment and opens the next. What only the next one reads goes into it where that takes less memory meanwhile. Dense
+the fused chain and opens the next. What only the next one reads goes into it where that takes less memory meanwhile. Dense
 layers of one row that read a result, flat or averaged over its pixels, go in at the end.
 """
 
@@ -20,12 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_sparse_conv._src.fusion import chain_rules, chains
-from jax_sparse_conv._src.fusion.jaxprs import Equation, Program, last_uses
+from jax_sparse_conv._src.fusion.jaxprs import Equation, FlatJaxpr, last_uses
 from jax_sparse_conv._src.fusion.schedule import Layer
 from jax_sparse_conv._src.primitive import primitives
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_FEWEST = 2  # layers of a segment
+_FEWEST = 2  # layers of a fused chain
 
 
 def fuse(function: _Function) -> _Function:
@@ -95,7 +95,7 @@ def _fused(function: _Function, chosen: bool) -> _Function:
 
 @dataclasses.dataclass(frozen=True)
 class _Row:
-    """What a dense layer reads of a segment: a layer's value, and the equations between, which nothing else needs."""
+    """What a dense layer reads of a fused chain: a layer's value, and the equations between, which nothing else needs."""
 
     source: int
     averages: bool
@@ -103,7 +103,7 @@ class _Row:
 
 
 def _evaluate(jaxpr: Any, arguments: Sequence[Any], chosen: bool) -> list[Any]:
-    program = Program(jaxpr, arguments)
+    program = FlatJaxpr(jaxpr, arguments)
     run = _Run(program, chosen)
     for equation in program.equations:
         run.add(equation)
@@ -117,14 +117,14 @@ def _array(value: Any) -> jax.Array:
 
 
 class _Run:
-    """Evaluates a program in order, but for the segment that is open and the equations that wait for it.
+    """Evaluates a program in order, but for the fused chain that is open and the equations that wait for it.
 
     Args:
       program: to evaluate.
-      chosen: as in `segments.segment_p`; then only layers under `implementation=None` join.
+      chosen: as in `chains.fused_chain_p`; then only layers under `implementation=None` join.
     """
 
-    def __init__(self, program: Program, chosen: bool) -> None:
+    def __init__(self, program: FlatJaxpr, chosen: bool) -> None:
         self._chosen = chosen
         self.values: dict[int, Any] = dict(program.known)
         self._given = frozenset(program.known)
@@ -134,8 +134,8 @@ class _Run:
         self._open: list[Equation] = []
         self._steps = 0
         self._waiting: list[Equation] = []
-        self._held: list[Equation] = []  # of the open segment, for the next one
-        self._rows: dict[int, _Row] = {}  # of dense layers in segments, by their results
+        self._held: list[Equation] = []  # of the open fused chain, for the next one
+        self._rows: dict[int, _Row] = {}  # of dense layers in fused chains, by their results
         self._position = 0
 
     def add(self, equation: Equation) -> None:
@@ -156,10 +156,10 @@ class _Run:
         self._position += 1
 
     def close(self) -> None:
-        """Evaluate the open segment, with dense layers at its end, then what waits for it."""
+        """Evaluate the open fused chain, with dense layers at its end, then what waits for it."""
         if len(self._open) >= _FEWEST:
             self._take_rows()
-            self._evaluate_segment()
+            self._evaluate_chain()
         elif self._open:
             self._evaluate(self._open[0])
         self._open, self._steps = [], 0
@@ -168,7 +168,7 @@ class _Run:
             self._evaluate(equation)
 
     def _open_next(self, equation: Equation) -> None:
-        """Close the open segment in front of an equation, but for layers that take less memory in the equation's."""
+        """Close the open fused chain in front of an equation, but for layers that take less memory in the equation's."""
         kind = _kind(equation.equation)
         self._held = [each for each in self._open if _kind(each.equation) == kind and self._may_be_held(each)]
         stay = [each for each in self._open if each not in self._held]
@@ -181,7 +181,7 @@ class _Run:
         self._steps = sum(map(_steps, self._open))
 
     def _take_rows(self) -> None:
-        """Put the dense layers that wait for the open segment at its end."""
+        """Put the dense layers that wait for the open fused chain at its end."""
         for equation in self._waiting:
             row = self._row_of(equation)
             if row is not None:
@@ -192,7 +192,7 @@ class _Run:
                 self._steps += 1
 
     def _row_of(self, equation: Equation) -> _Row | None:
-        """What a dense layer at the end of the open segment reads of it, or None for all other equations."""
+        """What a dense layer at the end of the open fused chain reads of it, or None for all other equations."""
         traced = equation.equation
         if traced.primitive is not primitives.conv_p or traced.params["config"].method != "dense":
             return None
@@ -231,9 +231,9 @@ class _Run:
         return _Row(number, averages, () if is_shared else tuple(between))
 
     def _may_be_held(self, equation: Equation) -> bool:
-        """Whether nothing reads a layer's result until the next segment, and what it reads is smaller.
+        """Whether nothing reads a layer's result until the next fused chain, and what it reads is smaller.
 
-        As of a projection whose block goes on in a layer that is no part of segments: there the result would wait.
+        As of a projection whose block goes on in a layer that is no part of fused chains: there the result would wait.
         """
         (result,) = equation.outputs
         if any(result in other.inputs for other in (*self._open, *self._waiting)):
@@ -256,7 +256,7 @@ class _Run:
         return (config.fallback or not self._chosen) and chain_rules.why_not(config, x, kernel) is None
 
     def _blocks(self, equation: Equation) -> bool:
-        """Whether a convolution cannot join the open segment."""
+        """Whether a convolution cannot join the open fused chain."""
         if not self._open:
             return not all(number in self.values for number in equation.inputs)
         made = {number for other in self._open for number in other.outputs}
@@ -275,7 +275,7 @@ class _Run:
         results = out if traced.primitive.multiple_results else [out]
         self.values.update(zip(equation.outputs, results, strict=True))
 
-    def _evaluate_segment(self) -> None:
+    def _evaluate_chain(self) -> None:
         made = {equation.outputs[0]: index for index, equation in enumerate(self._open)}
         operands: dict[int, int] = {}
 
@@ -295,7 +295,7 @@ class _Run:
             layers.append(Layer(config, x, kernel, *rest, averages=row is not None and row.averages))
         end = self._position
         results = tuple(i for value, i in made.items() if self._needed.get(value, -1) >= end or self._waits_for(value))
-        out = chains.segment_p.bind(
+        out = chains.fused_chain_p.bind(
             *primitives.same_varying_axes([self.values[value] for value in operands]),
             layers=tuple(layers),
             results=results,
@@ -347,7 +347,7 @@ def _is_conversion(equation: Any, source: Any, to: Any) -> bool:
 
 
 def _kind(equation: Any) -> tuple[Any, ...]:
-    """What the layers of a segment have in common."""
+    """What the layers of a fused chain have in common."""
     x = equation.invars[0].aval
     return (x.dtype, chain_rules.is_precise(equation.params["config"], x.dtype))
 

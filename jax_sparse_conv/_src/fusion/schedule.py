@@ -1,4 +1,4 @@
-"""Layers of a segment (`segments.py`), and in which order and places the custom call that runs it has them."""
+"""Layers of a fused chain (`chains.py`), and in which order and places the custom call that runs it has them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ products as HIGHEST has them or others."""
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """One convolution or dense layer of a segment; operands by number, results of earlier layers as ~layer.
+    """One convolution or dense layer of a fused chain; operands by number, results of earlier layers as ~layer.
 
     Dense layers come behind all convolutions. What they read, [N, H, W, C], is a row [N, 1, 1, H * W * C] to them, or
     [N, 1, 1, C] where it is averaged.
@@ -106,8 +106,8 @@ class _Value:
     first: int = -1  # step that writes it
     last: int = -1  # and the last that reads it
     over: _Value | None = None  # the residual in whose place it is written, element by element
-    is_split: bool = False  # it has room for its small parts: convolutions at HIGHEST read both
-    small: int = -1  # byte of that room
+    is_split: bool = False  # it has room for its low parts: convolutions at HIGHEST read both
+    low_part: int = -1  # byte of that room
 
 
 @dataclasses.dataclass
@@ -123,12 +123,12 @@ class _Step:
 
 
 class Schedule:
-    """Steps, places in the workspace and attributes of a segment's custom call; see `cuda/chain/call.h`.
+    """Steps, places in the workspace and attributes of a fused chain's custom call; see `cuda/chain/call.h`.
 
     Args:
-      operands: of the segment, as abstract values.
-      layers: of the segment.
-      results: which layers' results are the segment's.
+      operands: of the fused chain, as abstract values.
+      layers: of the fused chain.
+      results: which layers' results are the fused chain's.
       order: of the layers, each behind those that it reads; as they are given where it is None.
       takes_pool: what kernels do on the devices that the call is for. The map in front of a pool that they take has no
         place, so that the call is an error where they do not. None for a call that suits any device: every such map
@@ -187,7 +187,7 @@ class Schedule:
 
     def attributes(self) -> dict[str, np.ndarray | np.int64]:
         """Of the custom call."""
-        values = [[value.where, value.index, *value.shape, value.small] for value in self.values]
+        values = [[value.where, value.index, *value.shape, value.low_part] for value in self.values]
         layers = [[s.kind, s.x, s.kernel, s.bias, s.residual, s.out, *s.numbers] for s in self.steps]
         return {
             "values": np.asarray(values, np.int64).reshape(-1),
@@ -287,7 +287,7 @@ class Schedule:
             for value in values:
                 value.index = place
         for value, place in zip(split, places[len(shared) :], strict=True):
-            value.small = place
+            value.low_part = place
         return max(_ALIGNMENT, placement.size_of(spans, places))  # never empty
 
     def _bytes(self, value: _Value) -> int:

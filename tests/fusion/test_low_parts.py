@@ -1,4 +1,4 @@
-"""Small parts of maps, that kernels of a chain at HIGHEST leave for those behind them: they change no result."""
+"""Low parts of maps, that kernels of a chain at HIGHEST leave for those behind them: they change no result."""
 
 from __future__ import annotations
 
