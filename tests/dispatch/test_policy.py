@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax_sparse_conv._src.problem.workload import Workload
 from platforms import on_a_gpu
 
 from jax_sparse_conv._src import _native, devices
@@ -23,7 +24,6 @@ from jax_sparse_conv._src.dispatch.chain_tiles import key_of
 from jax_sparse_conv._src.primitive import lowering
 from jax_sparse_conv._src.primitive.primitives import Config
 from jax_sparse_conv._src.problem.geometry import Geometry, Pool
-from jax_sparse_conv._src.problem.work import Work
 
 SAME = Geometry(padding=((1, 1), (1, 1)))
 OF_PAIRS = Pool("max", (2, 2), (2, 2), ((0, 0), (0, 0)))
@@ -132,8 +132,8 @@ def test_half_the_multiprocessors_take_half_the_images(monkeypatch: pytest.Monke
 def test_overlapping_pools_cost_the_sparse_kernel_more(h200: Device) -> None:
     pool = Pool("max", (3, 3), (1, 1), ((1, 1), (1, 1)))
     shapes = (1, 28, 28, 256), (1, 3, 3, 256, 256)
-    plain = Work("ecr", *shapes, SAME, "float32", True)
-    pooled = Work("pecr", *shapes, dataclasses.replace(SAME, pool=pool), "float32", True)
+    plain = Workload("ecr", *shapes, SAME, "float32", True)
+    pooled = Workload("pecr", *shapes, dataclasses.replace(SAME, pool=pool), "float32", True)
     assert choice.crossover(pooled, "cuda") < choice.crossover(plain, "cuda")
 
 

@@ -256,8 +256,8 @@ def test_chains_gain_up_to_so_much_work(
     x, kernel = jnp.zeros((images, 8, 8, 16), dtype), jnp.zeros((3, 3, 16, 16), dtype)
     (equation,) = equations(lambda x: jsc.conv(x, kernel, precision=precision), x)
     calls = [(equation.params["config"], x, kernel[None])] * 6  # as GoogLeNet's chains
-    works = itertools.cycle([types.SimpleNamespace(flops=share * flops) for share in (0.5, 1.5)])
-    monkeypatch.setattr(lowering, "work_of", lambda *_: next(works))
+    workloads = itertools.cycle([types.SimpleNamespace(flops=share * flops) for share in (0.5, 1.5)])
+    monkeypatch.setattr(lowering, "workload_of", lambda *_: next(workloads))
     assert chain_rules.pays(calls) == gains
     assert not chain_rules.pays(calls[1:])
 

@@ -14,6 +14,7 @@ import oracle
 import pytest
 from adaptive_checks import BOTH, CONV, DENSE, HALF, POOL, SPARSE, adaptive
 from cases import Case
+from jax_sparse_conv._src.problem.workload import Workload
 from kernel_checks import TOLERANCE, call, check_counts
 from platforms import PLATFORM, on_a_gpu, require
 
@@ -21,7 +22,6 @@ import jax_sparse_conv as jsc
 from jax_sparse_conv._src.dispatch import choice
 from jax_sparse_conv._src.primitive import lowering, primitives, sampling
 from jax_sparse_conv._src.problem import geometry as geo
-from jax_sparse_conv._src.problem.work import Work
 
 
 def one_side(case: Case, inputs: cases.Inputs, side: str, precision: Any = "highest") -> np.ndarray:
@@ -219,27 +219,27 @@ def test_counts_that_nothing_reads(implementation: str) -> None:
 # --- the model -------------------------------------------------------------------------------------------------------
 
 
-def work(size: int, channels: int, features: int, exact: bool, kernel: int = 3) -> Work:
+def workload(size: int, channels: int, features: int, exact: bool, kernel: int = 3) -> Workload:
     padding = ((kernel // 2, kernel // 2),) * 2
     shapes = ((1, size, size, channels), (1, kernel, kernel, channels, features))
-    return Work("ecr", *shapes, geo.Geometry(padding=padding), "float32", exact)
+    return Workload("ecr", *shapes, geo.Geometry(padding=padding), "float32", exact)
 
 
 def test_crossover_with_direct_on_an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
     """By warpgroup products "direct" is ahead but for nearly empty maps of layers that leave something to gain."""
     on_a_gpu(monkeypatch, (9, 0), has_warpgroups=True)
     for size, channels in ((14, 512), (28, 512), (56, 256)):
-        assert 0.015 < choice.crossover_with_direct(work(size, channels, channels, exact=True)) < 0.05
+        assert 0.015 < choice.crossover_with_direct(workload(size, channels, channels, exact=True)) < 0.05
     for size, channels in ((28, 128), (14, 256), (7, 512), (56, 64)):
-        assert choice.crossover_with_direct(work(size, channels, channels, exact=True)) == 0
+        assert choice.crossover_with_direct(workload(size, channels, channels, exact=True)) == 0
     for size, channels, features, kernel in ((14, 256, 256, 3), (28, 512, 512, 3), (56, 256, 64, 1)):
-        assert choice.crossover_with_direct(work(size, channels, features, False, kernel)) == 0
+        assert choice.crossover_with_direct(workload(size, channels, features, False, kernel)) == 0
     on_a_gpu(monkeypatch, (9, 0), has_warpgroups=False)
-    assert 0.1 < choice.crossover_with_direct(work(14, 256, 256, exact=True)) < 0.5
-    assert choice.crossover_with_direct(work(14, 256, 256, exact=False)) < 0.15
-    assert choice.crossover_with_direct(work(56, 256, 64, exact=False, kernel=1)) == 0
+    assert 0.1 < choice.crossover_with_direct(workload(14, 256, 256, exact=True)) < 0.5
+    assert choice.crossover_with_direct(workload(14, 256, 256, exact=False)) < 0.15
+    assert choice.crossover_with_direct(workload(56, 256, 64, exact=False, kernel=1)) == 0
     on_a_gpu(monkeypatch, (8, 9), has_warpgroups=False)  # "direct" multiplies by FFMA there
-    assert choice.crossover_with_direct(work(14, 256, 256, exact=True)) > 0.9
+    assert choice.crossover_with_direct(workload(14, 256, 256, exact=True)) > 0.9
 
 
 # (images, size, channels, features, density, microseconds of "ecr" and "direct") on an H200 at HIGHEST, of
@@ -273,7 +273,7 @@ def test_the_side_that_is_expected_is_the_faster(
     direct: float,
 ) -> None:
     on_a_gpu(monkeypatch, (9, 0), has_warpgroups=True)
-    one = work(size, channels, features, exact=True)
+    one = workload(size, channels, features, exact=True)
     below = choice.crossover_with_direct(dataclasses.replace(one, x_shape=(images, *one.x_shape[1:])))
     chosen = ecr if density <= below and below > 0 else direct
     assert chosen <= 1.03 * min(ecr, direct) + 2

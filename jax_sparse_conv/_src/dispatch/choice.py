@@ -23,7 +23,7 @@ from typing import Any
 from jax_sparse_conv._src import devices
 from jax_sparse_conv._src.dispatch import crossing, direct_choice
 from jax_sparse_conv._src.problem.geometry import Geometry
-from jax_sparse_conv._src.problem.work import Work
+from jax_sparse_conv._src.problem.workload import Workload
 
 ASSUMED_DENSITY = 0.75
 """Of a feature map that nothing is known of, on a GPU: early layers have about 25 % zeros, and None shall not lose."""
@@ -81,30 +81,30 @@ _AVERAGED_IMAGES = 8  # from which on averages first were measured to be faster 
 _LEAST_LIST_FEATURES = 32  # output channels of a group that a warp's lanes cover
 
 
-def crossover(work: Work, platform: str) -> float:
+def crossover(workload: Workload, platform: str) -> float:
     """The density of x up to which the sparse kernel is expected to be as fast as the dense convolution; 0 for none."""
-    if work.method == "dense" and work.x_shape[0] > _DENSE_ROWS:
+    if workload.method == "dense" and workload.x_shape[0] > _DENSE_ROWS:
         return 0.0
     if platform == "cpu":
-        return _cpu_crossover(work)
-    if work.method == "dense":
-        is_row = work.x_shape[0] <= _CUDA_DENSE_ROWS * work.kernel_shape[0]
-        weights = math.prod(work.kernel_shape[1:])
+        return _cpu_crossover(workload)
+    if workload.method == "dense":
+        is_row = workload.x_shape[0] <= _CUDA_DENSE_ROWS * workload.kernel_shape[0]
+        weights = math.prod(workload.kernel_shape[1:])
         least, most = _CUDA_CACHED_BYTES
-        is_cached = least <= weights * work.itemsize <= most
+        is_cached = least <= weights * workload.itemsize <= most
         return math.inf if is_row and weights >= _CUDA_DENSE_WEIGHTS and not is_cached else 0.0
-    if work.is_image or work.flops == 0:
+    if workload.is_image or workload.flops == 0:
         return 0.0
-    if _is_behind_tensor_cores(work):
+    if _is_behind_tensor_cores(workload):
         return 0.0
     device = devices.current()
-    if work.kernel_shape[4] // work.geometry.groups < 4:
+    if workload.kernel_shape[4] // workload.geometry.groups < 4:
         return 0.0  # nearly depthwise: a list would serve too few channels
-    fixed, per_density = _sparse_us(work, device)
-    return max(0.0, (_dense_us(work, device) - fixed) / per_density)
+    fixed, per_density = _sparse_us(workload, device)
+    return max(0.0, (_dense_us(workload, device) - fixed) / per_density)
 
 
-def _is_behind_tensor_cores(work: Work) -> bool:
+def _is_behind_tensor_cores(workload: Workload) -> bool:
     """Whether cuDNN's TF32 and 16 bits are not slower than the sparse kernel on Hopper GPUs, under command buffers.
 
     RegNetX-400MF's groups of 16 channels without zeros were level at batch 1, 0.93 to 1.05 times as fast
@@ -112,23 +112,26 @@ def _is_behind_tensor_cores(work: Work) -> bool:
     "direct"'s since, 0.87 times as fast as XLA's (h100_networks_chains.json). Where channels are not whole copies
     cuDNN is slow: LeNet's second layer in bfloat16 is 2.0 times as fast by ours (h200_small_layers.json).
     """
-    return direct_choice.has_warpgroups() and direct_choice.is_copied(work) and not work.is_precise
+    return direct_choice.has_warpgroups() and direct_choice.is_copied(workload) and not workload.is_precise
 
 
-def _cpu_crossover(work: Work) -> float:
-    if work.is_image:
+def _cpu_crossover(workload: Workload) -> float:
+    if workload.is_image:
         return 0.0
-    if work.flops < _CPU_SMALL:
+    if workload.flops < _CPU_SMALL:
         return math.inf
-    if work.method == "dense":
-        return _cpu_rows_crossover(work.x_shape[0], math.prod(work.kernel_shape))
-    if work.geometry.groups > 1 or work.itemsize == 2 or work.pixels <= _CPU_FEW_PIXELS:
+    if workload.method == "dense":
+        return _cpu_rows_crossover(workload.x_shape[0], math.prod(workload.kernel_shape))
+    if workload.geometry.groups > 1 or workload.itemsize == 2 or workload.pixels <= _CPU_FEW_PIXELS:
         return math.inf
-    return _CPU_LARGE_CROSSOVER if _has_large_result(work) else _CPU_CROSSOVER
+    return _CPU_LARGE_CROSSOVER if _has_large_result(workload) else _CPU_CROSSOVER
 
 
-def _has_large_result(work: Work) -> bool:
-    return work.geometry.pool is None and work.pixels * work.kernel_shape[4] * work.itemsize > _CPU_LARGE_RESULT
+def _has_large_result(workload: Workload) -> bool:
+    return (
+        workload.geometry.pool is None
+        and workload.pixels * workload.kernel_shape[4] * workload.itemsize > _CPU_LARGE_RESULT
+    )
 
 
 def _cpu_rows_crossover(rows: int, weights: int) -> float:
@@ -142,32 +145,32 @@ def _cpu_rows_crossover(rows: int, weights: int) -> float:
     return _CPU_ROWS_CROSSOVER if weights > _CPU_ROW_WEIGHTS[0] else 0.0
 
 
-def chooses_natively(work: Work, platform: str) -> bool:
+def chooses_natively(workload: Workload, platform: str) -> bool:
     """Whether the native call chooses by itself, by a sample of x, between sparse loops and a dense one."""
-    if platform != "cpu" or work.method not in ("ecr", "pecr") or work.is_symbolic:
+    if platform != "cpu" or workload.method not in ("ecr", "pecr") or workload.is_symbolic:
         return False
-    if _has_large_result(work) or _is_xlas_at_full_density(work):
+    if _has_large_result(workload) or _is_xlas_at_full_density(workload):
         return False
-    return not work.is_image and work.geometry.groups == 1 and work.itemsize > 2
+    return not workload.is_image and workload.geometry.groups == 1 and workload.itemsize > 2
 
 
-def _is_xlas_at_full_density(work: Work) -> bool:
+def _is_xlas_at_full_density(workload: Workload) -> bool:
     """Whether XLA is the fastest for a convolution without zeros on a CPU."""
-    channels, features = work.kernel_shape[3:]
-    if work.kernel_shape[1] * work.kernel_shape[2] > 1:
+    channels, features = workload.kernel_shape[3:]
+    if workload.kernel_shape[1] * workload.kernel_shape[2] > 1:
         return False
-    if work.geometry.pool is not None and work.flops > _CPU_POOLED_FLOPS:
+    if workload.geometry.pool is not None and workload.flops > _CPU_POOLED_FLOPS:
         return True
     widens = channels >= _CPU_WIDE_CHANNELS and features >= _CPU_WIDENING * channels
-    strides = max(work.geometry.strides) > 1
-    return (widens and work.pixels >= _CPU_WIDE_PIXELS) or (strides and work.flops > _CPU_STRIDED_FLOPS)
+    strides = max(workload.geometry.strides) > 1
+    return (widens and workload.pixels >= _CPU_WIDE_PIXELS) or (strides and workload.flops > _CPU_STRIDED_FLOPS)
 
 
-def threshold(work: Work, platform: str) -> float:
+def threshold(workload: Workload, platform: str) -> float:
     """As `crossover`, but infinite or 0 where the decision is made now; without sizes, whatever always runs."""
-    if work.is_symbolic:
+    if workload.is_symbolic:
         return math.inf if platform == "cpu" else 0.0  # CUDA kernels want a workspace of known size
-    found = crossover(work, platform)
+    found = crossover(workload, platform)
     if found >= 1:
         return math.inf
     if platform == "cpu":
@@ -191,26 +194,26 @@ def prefers_averages(images: Any, dtype: Any, platform: str | None) -> bool:
     return bool(dtype == "float32")
 
 
-def crossover_with_direct(work: Work) -> float:
+def crossover_with_direct(workload: Workload) -> float:
     """The density of x up to which the sparse CUDA kernel is expected to be as fast as "direct".
 
     Infinite or 0 where one of them is to run whatever the density.
     """
-    if work.is_symbolic or work.flops == 0:
+    if workload.is_symbolic or workload.flops == 0:
         return math.inf
     device = devices.current()
-    has_mma = device.has_fast_tf32 if work.is_precise else device.has_tf32
-    products: crossing.Products = "mma" if has_mma or work.dtype != "float32" else "ffma"
-    if direct_choice.has_warpgroups() and direct_choice.takes_warpgroups(work):
+    has_mma = device.has_fast_tf32 if workload.is_precise else device.has_tf32
+    products: crossing.Products = "mma" if has_mma or workload.dtype != "float32" else "ffma"
+    if direct_choice.has_warpgroups() and direct_choice.takes_warpgroups(workload):
         products = "warpgroups"
-    return crossing.density(work, device, crossing.direct_us(work, device, products))
+    return crossing.density(workload, device, crossing.direct_us(workload, device, products))
 
 
-def _sparse_us(work: Work, device: devices.Device) -> tuple[float, float]:
+def _sparse_us(workload: Workload, device: devices.Device) -> tuple[float, float]:
     """Microseconds of the sparse kernel: those that do not depend on the density, and those at a density of 1."""
-    group_features = work.kernel_shape[4] // work.geometry.groups
-    flops = work.flops * max(1.0, _LEAST_LIST_FEATURES / group_features) * _recomputed(work.geometry)
-    weights = math.prod(work.kernel_shape) * work.itemsize / (_SPARSE_WEIGHTS * device.memory_bytes_per_second)
+    group_features = workload.kernel_shape[4] // workload.geometry.groups
+    flops = workload.flops * max(1.0, _LEAST_LIST_FEATURES / group_features) * _recomputed(workload.geometry)
+    weights = math.prod(workload.kernel_shape) * workload.itemsize / (_SPARSE_WEIGHTS * device.memory_bytes_per_second)
     fixed = _SPARSE_FLOOR + 1e6 * (weights + flops / (_SPARSE_LISTS * device.flops))
     return fixed, 1e6 * flops / (_SPARSE_SUMS * device.flops)
 
@@ -223,12 +226,12 @@ def _recomputed(geometry: Geometry) -> float:
     return math.prod(max(1.0, window / stride) for window, stride in pairs)
 
 
-def _dense_us(work: Work, device: devices.Device) -> float:
+def _dense_us(workload: Workload, device: devices.Device) -> float:
     """Microseconds of XLA's dense convolution, rather too few than too many."""
     rate, step = _FFMA_SHARE * device.flops, _FFMA_STEP
-    rate *= max(1.0, math.sqrt(work.flops / _FFMA_FILL))
-    tensor = 0.0 if work.is_precise else _TENSOR_SHARE * device.tensor_flops(work.dtype)
+    rate *= max(1.0, math.sqrt(workload.flops / _FFMA_FILL))
+    tensor = 0.0 if workload.is_precise else _TENSOR_SHARE * device.tensor_flops(workload.dtype)
     if tensor > rate:
         rate, step = tensor, _TENSOR_STEP
-    chain = work.products * step / device.clock_hz
-    return _DENSE_FLOOR + 1e6 * max(chain, work.flops / rate)
+    chain = workload.products * step / device.clock_hz
+    return _DENSE_FLOOR + 1e6 * max(chain, workload.flops / rate)

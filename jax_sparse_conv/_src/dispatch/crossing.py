@@ -11,7 +11,7 @@ import math
 from typing import Literal, NamedTuple, TypeAlias
 
 from jax_sparse_conv._src.devices import Device
-from jax_sparse_conv._src.problem.work import Work
+from jax_sparse_conv._src.problem.workload import Workload
 
 Products: TypeAlias = Literal["ffma", "mma", "warpgroups"]
 
@@ -60,15 +60,15 @@ _LEAST_GAIN = 0.7
 _GAIN_LOST, _GAIN_PRESUMED = 1.2, 1.5
 
 
-def density(work: Work, device: Device, direct: float) -> float:
+def density(workload: Workload, device: Device, direct: float) -> float:
     """The density of x up to which "ecr" is expected to be ahead; infinite or 0 where one side is to run alone.
 
     Args:
-      work: the call, of known sizes.
+      workload: the call, of known sizes.
       device: the GPU.
       direct: microseconds of the other side, by `direct_us`.
     """
-    empty, full = sparse_us(work, device, 0.0), sparse_us(work, device, 1.0)
+    empty, full = sparse_us(workload, device, 0.0), sparse_us(workload, device, 1.0)
     gain, allowed = direct - empty, _ALLOWED_US + _ALLOWED_SHARE * direct
     if full - direct <= allowed:
         return math.inf if gain > allowed else 0.0
@@ -78,41 +78,44 @@ def density(work: Work, device: Device, direct: float) -> float:
     return float(1 - (1 - listed) ** (1 / _SPARSE_SIDE**2))
 
 
-def sparse_us(work: Work, device: Device, density: float) -> float:
+def sparse_us(workload: Workload, device: Device, density: float) -> float:
     """Microseconds of "ecr" where x is of a density."""
-    group_features = work.kernel_shape[4] // work.geometry.groups
-    size = work.geometry.conv_size(work.x_shape[1:3], work.kernel_shape[1:3])
+    group_features = workload.kernel_shape[4] // workload.geometry.groups
+    size = workload.geometry.conv_size(workload.x_shape[1:3], workload.kernel_shape[1:3])
     entries = math.prod(math.ceil(length / _SPARSE_SIDE) * _SPARSE_SIDE / length for length in size)
-    flops = work.flops * entries * max(1.0, _LEAST_LIST_FEATURES / group_features)
+    flops = workload.flops * entries * max(1.0, _LEAST_LIST_FEATURES / group_features)
     listed = 1 - (1 - density) ** _SPARSE_SIDE**2
-    sums = flops / (_SPARSE_SUMS * device.flops) + work.products * _SPARSE_STEP / device.clock_hz
+    sums = flops / (_SPARSE_SUMS * device.flops) + workload.products * _SPARSE_STEP / device.clock_hz
     seconds = listed * sums + flops / (_SPARSE_LISTS * device.flops)
-    return _SPARSE_FLOOR + 1e6 * (seconds + _bytes(work) / (_SPARSE_MEMORY * device.memory_bytes_per_second))
+    return _SPARSE_FLOOR + 1e6 * (seconds + _bytes(workload) / (_SPARSE_MEMORY * device.memory_bytes_per_second))
 
 
-def direct_us(work: Work, device: Device, products: Products) -> float:
+def direct_us(workload: Workload, device: Device, products: Products) -> float:
     """Microseconds of "direct", without its pool.
 
     Args:
-      work: the call.
+      workload: the call.
       device: the GPU.
       products: what multiplies.
     """
-    exact = work.is_precise
+    exact = workload.is_precise
     if products == "ffma":
         rates, peak = _FFMA, device.flops
     elif products == "mma":
-        rates, peak = _MMA_EXACT if exact else _MMA[work.itemsize], device.tensor_flops(work.dtype)
+        rates, peak = _MMA_EXACT if exact else _MMA[workload.itemsize], device.tensor_flops(workload.dtype)
     else:
-        rates, peak = _WARPGROUPS_EXACT if exact else _WARPGROUPS[work.itemsize], device.tensor_flops(work.dtype)
-    memory = _bytes(work) / (rates.memory * device.memory_bytes_per_second)
+        rates, peak = (
+            _WARPGROUPS_EXACT if exact else _WARPGROUPS[workload.itemsize],
+            device.tensor_flops(workload.dtype),
+        )
+    memory = _bytes(workload) / (rates.memory * device.memory_bytes_per_second)
     return rates.floor + 1e6 * (
-        work.products * rates.step / device.clock_hz + work.flops / (rates.peak * peak) + memory
+        workload.products * rates.step / device.clock_hz + workload.flops / (rates.peak * peak) + memory
     )
 
 
-def _bytes(work: Work) -> float:
+def _bytes(workload: Workload) -> float:
     """Of the pixels of x that windows reach, the kernel and the result."""
-    sides = zip(work.kernel_shape[1:3], work.geometry.strides, strict=True)
-    x = math.prod(work.x_shape) * math.prod(min(1.0, side / stride) for side, stride in sides)
-    return work.itemsize * (x + math.prod(work.kernel_shape) + work.pixels * work.kernel_shape[4])
+    sides = zip(workload.kernel_shape[1:3], workload.geometry.strides, strict=True)
+    x = math.prod(workload.x_shape) * math.prod(min(1.0, side / stride) for side, stride in sides)
+    return workload.itemsize * (x + math.prod(workload.kernel_shape) + workload.pixels * workload.kernel_shape[4])

@@ -12,7 +12,7 @@ import math
 from jax_sparse_conv._src import devices
 from jax_sparse_conv._src.dispatch import group_choice
 from jax_sparse_conv._src.problem.geometry import Pool
-from jax_sparse_conv._src.problem.work import Work
+from jax_sparse_conv._src.problem.workload import Workload
 
 _DTYPES = ("float32", "bfloat16", "float16")
 
@@ -134,90 +134,96 @@ _IMAGE_STRIDE = 4  # ... behind convolutions whose weights and pixels find room 
 _IMAGE_PRODUCTS = 400
 
 
-def prefers_direct(work: Work, platform: str) -> bool:
+def prefers_direct(workload: Workload, platform: str) -> bool:
     """Whether the dense kernel of Cheng et al. is expected to be the fastest at any likely density of x."""
-    if platform != "cuda" or work.method != "ecr" or work.dtype not in _DTYPES:
+    if platform != "cuda" or workload.method != "ecr" or workload.dtype not in _DTYPES:
         return False
-    if work.is_symbolic:
+    if workload.is_symbolic:
         return False
     device = devices.current()
-    channels, features = work.kernel_shape[3], work.kernel_shape[4] // work.geometry.groups
-    if work.is_image:
+    channels, features = workload.kernel_shape[3], workload.kernel_shape[4] // workload.geometry.groups
+    if workload.is_image:
         is_measured = device.capability == _WARPGROUP_CAPABILITY and features >= _IMAGE_FEATURES
-        return is_measured and has_image_kernel(work) and 0 < work.flops <= _IMAGE_FLOPS
-    if _is_small(work):
-        return device.has_fast_tf32 if work.is_precise else device.has_tf32
-    if has_warpgroups() and group_choice.is_faster_by_groups(work):
+        return is_measured and has_image_kernel(workload) and 0 < workload.flops <= _IMAGE_FLOPS
+    if _is_small(workload):
+        return device.has_fast_tf32 if workload.is_precise else device.has_tf32
+    if has_warpgroups() and group_choice.is_faster_by_groups(workload):
         return True
-    if has_warpgroups() and not work.is_precise:
-        if takes_warpgroups(work):
-            return _is_faster_by_warpgroups(work)
-        if _is_deep(work):
-            return _is_faster_to_few_features(work)
-    if work.itemsize == 2:
+    if has_warpgroups() and not workload.is_precise:
+        if takes_warpgroups(workload):
+            return _is_faster_by_warpgroups(workload)
+        if _is_deep(workload):
+            return _is_faster_to_few_features(workload)
+    if workload.itemsize == 2:
         if channels % _16BIT_COPY or features % _16BIT_COPY or features < _FEW_FEATURES:
             return False  # not measured
-        is_narrow = work.geometry.groups == 1 and features < _16BIT_FEATURES
-        return 0 < work.flops <= (_16BIT_FEW_FLOPS if is_narrow else _16BIT_FLOPS) and device.has_tf32
-    if not work.exact:
-        is_small = work.flops <= _TF32_FLOPS and work.geometry.groups == 1  # others: not measured
+        is_narrow = workload.geometry.groups == 1 and features < _16BIT_FEATURES
+        return 0 < workload.flops <= (_16BIT_FEW_FLOPS if is_narrow else _16BIT_FLOPS) and device.has_tf32
+    if not workload.exact:
+        is_small = workload.flops <= _TF32_FLOPS and workload.geometry.groups == 1  # others: not measured
         return is_small and device.has_tf32
-    if channels % _COPY or features % _COPY or features < _least_exact_features(work):
+    if channels % _COPY or features % _COPY or features < _least_exact_features(workload):
         return False  # not measured
-    return 0 < work.flops <= _most_exact_flops(work) and device.has_fast_tf32
+    return 0 < workload.flops <= _most_exact_flops(workload) and device.has_fast_tf32
 
 
-def _least_exact_features(work: Work) -> int:
+def _least_exact_features(workload: Workload) -> int:
     """Features of a group from which on "direct" is expected to be the fastest at HIGHEST."""
-    is_measured = work.flops >= _FEW_FLOPS or (has_warpgroups() and (_is_deep(work) or _is_of_few_products(work)))
+    is_measured = workload.flops >= _FEW_FLOPS or (
+        has_warpgroups() and (_is_deep(workload) or _is_of_few_products(workload))
+    )
     return _FEW_FEATURES if is_measured else _EXACT_FEATURES
 
 
-def _most_exact_flops(work: Work) -> float:
+def _most_exact_flops(workload: Workload) -> float:
     """Operations up to which "direct" is expected to be the fastest at HIGHEST."""
     if not has_warpgroups():
         return _EXACT_FLOPS
-    if _is_deep(work):
+    if _is_deep(workload):
         return _DEEP_FLOPS
-    groups, features = work.geometry.groups, work.kernel_shape[4]
+    groups, features = workload.geometry.groups, workload.kernel_shape[4]
     if features // groups < _WARPGROUP_FEATURES:
         return _EXACT_FLOPS
     if groups > 1:
         return _EXACT_GROUPS_FLOPS
-    return _EXACT_3X3_FLOPS if _is_3x3(work) and features <= _EXACT_3X3_FEATURES else _EXACT_MANY_FLOPS
+    return _EXACT_3X3_FLOPS if _is_3x3(workload) and features <= _EXACT_3X3_FEATURES else _EXACT_MANY_FLOPS
 
 
-def _is_of_few_products(work: Work) -> bool:
+def _is_of_few_products(workload: Workload) -> bool:
     """Whether it is a 1x1 convolution of as few channels as RegNets' first ones."""
-    geometry, channels = work.geometry, work.kernel_shape[3]
-    is_1x1 = work.kernel_shape[1:3] == (1, 1) and geometry.groups == 1 and max(geometry.strides) <= 2
+    geometry, channels = workload.geometry, workload.kernel_shape[3]
+    is_1x1 = workload.kernel_shape[1:3] == (1, 1) and geometry.groups == 1 and max(geometry.strides) <= 2
     return is_1x1 and _FEW_FEATURES <= channels <= _FEW_CHANNELS
 
 
-def _is_deep(work: Work) -> bool:
+def _is_deep(workload: Workload) -> bool:
     """Whether windows have as many products as DenseNet's, and as few features."""
-    is_as_deep = _is_3x3(work) and work.products >= _FEW_FEATURES_PRODUCTS and is_copied(work)
-    return is_as_deep and _FEW_FEATURES <= work.kernel_shape[4] < _EXACT_FEATURES
+    is_as_deep = _is_3x3(workload) and workload.products >= _FEW_FEATURES_PRODUCTS and is_copied(workload)
+    return is_as_deep and _FEW_FEATURES <= workload.kernel_shape[4] < _EXACT_FEATURES
 
 
-def _is_3x3(work: Work) -> bool:
+def _is_3x3(workload: Workload) -> bool:
     """Whether windows are 3x3, without strides, dilation and groups."""
-    geometry = work.geometry
+    geometry = workload.geometry
     is_plain = geometry.strides == (1, 1) and geometry.dilation == (1, 1) and geometry.groups == 1
-    return is_plain and work.kernel_shape[1:3] == (3, 3)
+    return is_plain and workload.kernel_shape[1:3] == (3, 3)
 
 
-def is_copied(work: Work) -> bool:
+def is_copied(workload: Workload) -> bool:
     """Whether channels and features come in whole copies of the copy engine."""
-    return not any(sides * work.itemsize % _WARPGROUP_BYTES for sides in work.kernel_shape[3:])
+    return not any(sides * workload.itemsize % _WARPGROUP_BYTES for sides in workload.kernel_shape[3:])
 
 
-def _is_small(work: Work) -> bool:
+def _is_small(workload: Workload) -> bool:
     """Whether "direct" takes small blocks (cuda/dense_conv/plan/mma_plan.cc), on sizes as measured."""
-    groups, (channels, features) = work.geometry.groups, work.kernel_shape[3:]
-    if features // groups < _SMALL_FEATURES or work.pixels > _SMALL_PIXELS or not 0 < work.flops <= _SMALL_FLOPS:
+    groups, (channels, features) = workload.geometry.groups, workload.kernel_shape[3:]
+    if (
+        features // groups < _SMALL_FEATURES
+        or workload.pixels > _SMALL_PIXELS
+        or not 0 < workload.flops <= _SMALL_FLOPS
+    ):
         return False
-    copy = _16BIT_COPY if work.itemsize == 2 else _COPY if groups > 1 else 1
+    copy = _16BIT_COPY if workload.itemsize == 2 else _COPY if groups > 1 else 1
     return channels % copy == 0 and features // groups % copy == 0
 
 
@@ -226,148 +232,152 @@ def has_warpgroups() -> bool:
     return devices.current().has_warpgroups
 
 
-def most_chain_flops(work: Work) -> float:
+def most_chain_flops(workload: Workload) -> float:
     """Operations up to which a layer is worth its place in a chain of kernels."""
-    if not work.is_precise:
+    if not workload.is_precise:
         return _CHAIN_FLOPS
-    is_measured = work.geometry.groups == 1 and work.kernel_shape[4] >= _WARPGROUP_FEATURES
+    is_measured = workload.geometry.groups == 1 and workload.kernel_shape[4] >= _WARPGROUP_FEATURES
     return _EXACT_MANY_FLOPS if is_measured and has_warpgroups() else _EXACT_FLOPS
 
 
-def takes_warpgroups(work: Work) -> bool:
+def takes_warpgroups(workload: Workload) -> bool:
     """Whether "direct" takes warpgroup products (cuda/dense_conv/plan/wgmma_plan.cc), on sizes as measured."""
-    groups, (channels, features) = work.geometry.groups, work.kernel_shape[3:]
-    if work.flops == 0:
+    groups, (channels, features) = workload.geometry.groups, workload.kernel_shape[3:]
+    if workload.flops == 0:
         return False
     if groups > 1:
-        return channels * work.itemsize % _WARPGROUP_ROW == 0 and features // groups % _WARPGROUP_FEATURES == 0
-    if not is_copied(work):
+        return channels * workload.itemsize % _WARPGROUP_ROW == 0 and features // groups % _WARPGROUP_FEATURES == 0
+    if not is_copied(workload):
         return False
-    is_small = features >= _FEW_FEATURES and work.flops <= _WARPGROUP_FEW_FLOPS
+    is_small = features >= _FEW_FEATURES and workload.flops <= _WARPGROUP_FEW_FLOPS
     return features >= _WARPGROUP_FEATURES or is_small
 
 
-def _is_faster_by_warpgroups(work: Work) -> bool:
+def _is_faster_by_warpgroups(workload: Workload) -> bool:
     """Whether warpgroup products of TF32 or 16 bits are expected to beat cuDNN's."""
-    channels, features = work.kernel_shape[3:]
-    is_to_few = _is_3x3(work) and features <= _TF32_FEW_FEATURES and channels >= _TF32_FEW_CHANNELS
-    if work.itemsize > 2 and is_to_few and work.flops <= _TF32_FEW_FLOPS:
+    channels, features = workload.kernel_shape[3:]
+    is_to_few = _is_3x3(workload) and features <= _TF32_FEW_FEATURES and channels >= _TF32_FEW_CHANNELS
+    if workload.itemsize > 2 and is_to_few and workload.flops <= _TF32_FEW_FLOPS:
         return True
-    elements = work.elements / devices.current().multiprocessors
-    if work.flops > _WARPGROUP_MOST_FLOPS or elements > _most_elements(work):
+    elements = workload.elements / devices.current().multiprocessors
+    if workload.flops > _WARPGROUP_MOST_FLOPS or elements > _most_elements(workload):
         return False
-    if math.prod(work.kernel_shape[1:3]) > 1 or max(work.geometry.strides) > 1:
+    if math.prod(workload.kernel_shape[1:3]) > 1 or max(workload.geometry.strides) > 1:
         return True
     if channels <= _PRODUCT_FEW_CHANNELS:
         return False
-    if work.itemsize == 2:
-        is_small = elements <= _16BIT_PRODUCT_ELEMENTS or work.pixels <= _16BIT_PRODUCT_PIXELS
-        expands = features >= _EXPANDED * channels and work.residual and elements <= _16BIT_EXPANDED_ELEMENTS
-        return features >= _WARPGROUP_FEATURES and (is_small or expands or _is_to_a_whole_tile(work))
-    return not _is_as_fast_by_cudnn(work)
+    if workload.itemsize == 2:
+        is_small = elements <= _16BIT_PRODUCT_ELEMENTS or workload.pixels <= _16BIT_PRODUCT_PIXELS
+        expands = features >= _EXPANDED * channels and workload.residual and elements <= _16BIT_EXPANDED_ELEMENTS
+        return features >= _WARPGROUP_FEATURES and (is_small or expands or _is_to_a_whole_tile(workload))
+    return not _is_as_fast_by_cudnn(workload)
 
 
-def _is_as_fast_by_cudnn(work: Work) -> bool:
+def _is_as_fast_by_cudnn(workload: Workload) -> bool:
     """Whether TF32 products to the features of a tile have the operations of those that lost or were level."""
-    if _is_to_a_tile(work):
-        least, most = _RESIDUAL_TILE_FLOPS if work.residual else _PRODUCT_TILE_FLOPS
-    elif _is_to_a_tile(work, _FEWER_TILE_PIXELS) and not work.residual:
+    if _is_to_a_tile(workload):
+        least, most = _RESIDUAL_TILE_FLOPS if workload.residual else _PRODUCT_TILE_FLOPS
+    elif _is_to_a_tile(workload, _FEWER_TILE_PIXELS) and not workload.residual:
         least, most = _FEWER_TILE_FLOPS
     else:
         return False
-    return least < work.flops < most
+    return least < workload.flops < most
 
 
-def _is_to_a_tile(work: Work, pixels: float = _PRODUCT_TILE_PIXELS) -> bool:
+def _is_to_a_tile(workload: Workload, pixels: float = _PRODUCT_TILE_PIXELS) -> bool:
     """Whether it is a 1x1 convolution without strides and groups of more pixels to the features of a single tile."""
-    is_1x1 = work.geometry.groups == 1 and math.prod(work.kernel_shape[1:3]) == 1 and max(work.geometry.strides) == 1
-    is_a_tile = _WARPGROUP_FEATURES < work.kernel_shape[4] <= _TILE_FEATURES
-    return is_1x1 and is_a_tile and work.pixels > pixels
+    is_1x1 = (
+        workload.geometry.groups == 1
+        and math.prod(workload.kernel_shape[1:3]) == 1
+        and max(workload.geometry.strides) == 1
+    )
+    is_a_tile = _WARPGROUP_FEATURES < workload.kernel_shape[4] <= _TILE_FEATURES
+    return is_1x1 and is_a_tile and workload.pixels > pixels
 
 
-def _is_to_a_whole_tile(work: Work) -> bool:
+def _is_to_a_whole_tile(workload: Workload) -> bool:
     """Whether it is such a convolution to as many features as a tile has, without a residual."""
-    is_whole = work.kernel_shape[4] == _TILE_FEATURES and work.kernel_shape[3] <= _PRODUCT_TILE_CHANNELS
-    return _is_to_a_tile(work) and is_whole and not work.residual
+    is_whole = workload.kernel_shape[4] == _TILE_FEATURES and workload.kernel_shape[3] <= _PRODUCT_TILE_CHANNELS
+    return _is_to_a_tile(workload) and is_whole and not workload.residual
 
 
-def _most_elements(work: Work) -> float:
+def _most_elements(workload: Workload) -> float:
     """Elements of a call's maps and kernel for each multiprocessor up to which warpgroup products may beat cuDNN's."""
-    geometry = work.geometry
-    has_strided_windows = math.prod(work.kernel_shape[1:3]) > 1 and max(geometry.strides) > 1
-    if has_strided_windows and work.kernel_shape[4] <= _TILE_FEATURES:
+    geometry = workload.geometry
+    has_strided_windows = math.prod(workload.kernel_shape[1:3]) > 1 and max(geometry.strides) > 1
+    if has_strided_windows and workload.kernel_shape[4] <= _TILE_FEATURES:
         return _STRIDED_TILE_ELEMENTS
-    if _is_to_a_whole_tile(work):
+    if _is_to_a_whole_tile(workload):
         return _PRODUCT_TILE_ELEMENTS
-    if work.itemsize == 2:
+    if workload.itemsize == 2:
         return _16BIT_ELEMENTS
     return _TF32_ELEMENTS if geometry.groups == 1 else _TF32_GROUP_ELEMENTS
 
 
-def _is_faster_to_few_features(work: Work) -> bool:
+def _is_faster_to_few_features(workload: Workload) -> bool:
     """Whether "direct" is expected to beat cuDNN's TF32 and 16 bits in layers of `_is_deep`."""
-    if work.flops > _DEEP_FLOPS:
+    if workload.flops > _DEEP_FLOPS:
         return False
-    of_map = work.pixels // max(1, work.x_shape[0])
-    is_small = of_map >= _16BIT_DEEP_MAP and work.flops <= _16BIT_DEEP_FLOPS
-    return work.itemsize > 2 or of_map > _16BIT_DEEP_PIXELS or is_small
+    of_map = workload.pixels // max(1, workload.x_shape[0])
+    is_small = of_map >= _16BIT_DEEP_MAP and workload.flops <= _16BIT_DEEP_FLOPS
+    return workload.itemsize > 2 or of_map > _16BIT_DEEP_PIXELS or is_small
 
 
-def has_image_kernel(work: Work) -> bool:
+def has_image_kernel(workload: Workload) -> bool:
     """Whether "direct" has a kernel for so few channels (cuda/dense_conv/plan/few_channels_plan.cc)."""
-    geometry = work.geometry
-    if work.x_shape[3] > _IMAGE_CHANNELS or geometry.groups > 1 or geometry.dilation != (1, 1):
+    geometry = workload.geometry
+    if workload.x_shape[3] > _IMAGE_CHANNELS or geometry.groups > 1 or geometry.dilation != (1, 1):
         return False
-    return not work.exact or work.itemsize == 2 or devices.current().has_fast_tf32
+    return not workload.exact or workload.itemsize == 2 or devices.current().has_fast_tf32
 
 
-def prefers_pooled(work: Work) -> bool:
+def prefers_pooled(workload: Workload) -> bool:
     """Whether "direct" with a pool in its kernel is expected to be the fastest, though it might not be without."""
-    return pools_in_direct(work) and not work.is_precise and _pools_few_features(work)
+    return pools_in_direct(workload) and not workload.is_precise and _pools_few_features(workload)
 
 
-def _pools_few_features(work: Work) -> bool:
+def _pools_few_features(workload: Workload) -> bool:
     """Whether a pool of TF32 or 16 bits in the kernel of its convolution gains as VGG-19's first ones do."""
-    pool, (channels, features) = work.geometry.pool, work.kernel_shape[3:]
-    most = _TF32_POOL_FEATURES if work.itemsize > 2 else _16BIT_POOL_FEATURES
-    is_measured = _is_3x3(work) and min(channels, features) >= _WARPGROUP_FEATURES
+    pool, (channels, features) = workload.geometry.pool, workload.kernel_shape[3:]
+    most = _TF32_POOL_FEATURES if workload.itemsize > 2 else _16BIT_POOL_FEATURES
+    is_measured = _is_3x3(workload) and min(channels, features) >= _WARPGROUP_FEATURES
     return is_measured and pool is not None and pool.kind == "max" and features <= most
 
 
-def _most_pooled_flops(work: Work) -> float:
+def _most_pooled_flops(workload: Workload) -> float:
     """Operations up to which a pool of pairs is in the kernel of its convolution."""
-    if work.is_precise:
-        return _most_exact_flops(work)
-    if _pools_few_features(work):
+    if workload.is_precise:
+        return _most_exact_flops(workload)
+    if _pools_few_features(workload):
         return _FEW_POOL_FLOPS
-    if not _is_3x3(work) or work.kernel_shape[4] < _WARPGROUP_FEATURES:
+    if not _is_3x3(workload) or workload.kernel_shape[4] < _WARPGROUP_FEATURES:
         return _OTHER_POOL_FLOPS
-    return _TF32_POOL_FLOPS if work.itemsize > 2 else _16BIT_POOL_FLOPS
+    return _TF32_POOL_FLOPS if workload.itemsize > 2 else _16BIT_POOL_FLOPS
 
 
-def pools_in_direct(work: Work) -> bool:
+def pools_in_direct(workload: Workload) -> bool:
     """Whether "direct" takes the pool into its kernel on this CUDA device: cuda/*_plan.cc have the same lists."""
-    pool, geometry = work.geometry.pool, work.geometry
-    if pool is None or work.is_symbolic:
+    pool, geometry = workload.geometry.pool, workload.geometry
+    if pool is None or workload.is_symbolic:
         return False
-    if has_image_kernel(work):
-        return _pools_images(work, pool)
+    if has_image_kernel(workload):
+        return _pools_images(workload, pool)
     if not has_warpgroups():
         return False
     is_of_pairs = pool.window == (2, 2) and pool.strides == (2, 2) and not any(map(any, pool.padding))
-    reach = [(side - 1) * step for side, step in zip(work.kernel_shape[1:3], geometry.dilation, strict=True)]
+    reach = [(side - 1) * step for side, step in zip(workload.kernel_shape[1:3], geometry.dilation, strict=True)]
     if not is_of_pairs or geometry.strides != (1, 1) or max(reach) == 0 or max(reach) > _WARPGROUP_REACH:
         return False
-    if work.flops == 0 or work.flops > _most_pooled_flops(work):
+    if workload.flops == 0 or workload.flops > _most_pooled_flops(workload):
         return False
-    return work.dtype in _DTYPES and geometry.groups == 1 and is_copied(work)
+    return workload.dtype in _DTYPES and geometry.groups == 1 and is_copied(workload)
 
 
-def _pools_images(work: Work, pool: Pool) -> bool:
+def _pools_images(workload: Workload, pool: Pool) -> bool:
     """Whether the kernel for few channels takes a pool and is expected to be faster than with XLA's pool behind it."""
-    if work.dtype not in _DTYPES or work.flops == 0 or pool.kind != "max":
+    if workload.dtype not in _DTYPES or workload.flops == 0 or pool.kind != "max":
         return False
-    if max(pool.window) > _IMAGE_POOL or min(pool.strides) < 2 or work.products > _IMAGE_PRODUCTS:
+    if max(pool.window) > _IMAGE_POOL or min(pool.strides) < 2 or workload.products > _IMAGE_PRODUCTS:
         return False
-    is_too_large = work.is_precise and work.flops > _TF32_FLOPS  # what tiles compute twice costs more there
-    return max(work.geometry.strides) <= _IMAGE_STRIDE and not is_too_large
+    is_too_large = workload.is_precise and workload.flops > _TF32_FLOPS  # what tiles compute twice costs more there
+    return max(workload.geometry.strides) <= _IMAGE_STRIDE and not is_too_large

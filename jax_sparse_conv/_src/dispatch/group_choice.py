@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from jax_sparse_conv._src.problem.work import Work
+from jax_sparse_conv._src.problem.workload import Workload
 
 # Groups of few channels have a kernel of their own (cuda/dense_conv/grouped/kernel.cuh), to up to 64 features in whole
 # eights. 3x3 layers of seven RegNets at batch 1, 8 and 32 under command buffers (h100_zoo_groups_1.json,
@@ -33,29 +33,34 @@ _TF32_WIDE_GROUP_FLOPS = 1.03e11
 _16BIT_WIDE_GROUP_FLOPS = 1.3e10
 
 
-def is_faster_by_groups(work: Work) -> bool:
+def is_faster_by_groups(workload: Workload) -> bool:
     """Whether the kernel for groups of few channels, or tiles of wider ones, are expected to beat cuDNN's."""
-    geometry, channels = work.geometry, work.kernel_shape[3]
-    is_3x3 = work.kernel_shape[1:3] == (3, 3) and geometry.dilation == (1, 1) and max(geometry.strides) <= 2
-    if not is_3x3 or geometry.groups == 1 or channels * geometry.groups != work.kernel_shape[4] or work.flops == 0:
+    geometry, channels = workload.geometry, workload.kernel_shape[3]
+    is_3x3 = workload.kernel_shape[1:3] == (3, 3) and geometry.dilation == (1, 1) and max(geometry.strides) <= 2
+    if (
+        not is_3x3
+        or geometry.groups == 1
+        or channels * geometry.groups != workload.kernel_shape[4]
+        or workload.flops == 0
+    ):
         return False
     if channels in _WIDE_GROUPS:
-        most = _16BIT_WIDE_GROUP_FLOPS if work.itemsize == 2 else _TF32_WIDE_GROUP_FLOPS
-        return not work.is_precise and work.flops <= most
-    if channels not in _GROUP_MEASURED or work.flops > _GROUP_FLOPS:
+        most = _16BIT_WIDE_GROUP_FLOPS if workload.itemsize == 2 else _TF32_WIDE_GROUP_FLOPS
+        return not workload.is_precise and workload.flops <= most
+    if channels not in _GROUP_MEASURED or workload.flops > _GROUP_FLOPS:
         return False
-    if work.is_precise or channels != _GROUP_OF_CUDNN:
+    if workload.is_precise or channels != _GROUP_OF_CUDNN:
         return True
     if max(geometry.strides) == 1:
-        return work.flops <= _GROUP_OF_CUDNN_FLOPS
-    return work.elements <= _GROUP_STRIDED_ELEMENTS
+        return workload.flops <= _GROUP_OF_CUDNN_FLOPS
+    return workload.elements <= _GROUP_STRIDED_ELEMENTS
 
 
-def has_group_kernel(work: Work) -> bool:
+def has_group_kernel(workload: Workload) -> bool:
     """Whether "direct" has a kernel for groups of so few channels (cuda/dense_conv/plan/grouped_plan.cc)."""
-    groups, (channels, features) = work.geometry.groups, work.kernel_shape[3:]
+    groups, (channels, features) = workload.geometry.groups, workload.kernel_shape[3:]
     in_group = features // groups
     if groups == 1 or in_group % _GROUP_STEP or not _GROUP_STEP <= in_group <= _GROUP_FEATURES:
         return False
-    units = math.prod(work.kernel_shape[1:3]) * channels * work.itemsize // _GROUP_UNIT
-    return channels * work.itemsize % _GROUP_UNIT == 0 and 1 < units <= _GROUP_UNITS
+    units = math.prod(workload.kernel_shape[1:3]) * channels * workload.itemsize // _GROUP_UNIT
+    return channels * workload.itemsize % _GROUP_UNIT == 0 and 1 < units <= _GROUP_UNITS

@@ -13,7 +13,7 @@ from jax_sparse_conv._src.dispatch import direct_choice, group_choice
 from jax_sparse_conv._src.primitive import lowering
 from jax_sparse_conv._src.primitive.primitives import Config
 from jax_sparse_conv._src.problem.geometry import MAX_ELEMENTS
-from jax_sparse_conv._src.problem.work import Work
+from jax_sparse_conv._src.problem.workload import Workload
 
 MAX_IMAGES = 8
 """Images of a batch up to which a layer is fused; beyond, cuDNN has enough work to fill the device."""
@@ -80,7 +80,7 @@ def why_not(config: Config, x: Any, kernel: Any, shared_memory: int | None = Non
             return "its map or window is too large"
     if pool is not None and max(*pool.window, *pool.strides, *(1 + max(pads) for pads in pool.padding)) > _FAR:
         return "its pool's window is too large"
-    return _why_not_direct(lowering.work_of(x, kernel, config))
+    return _why_not_direct(lowering.workload_of(x, kernel, config))
 
 
 def _why_not_dense(config: Config, x: Any, kernel: Any, shared_memory: int | None) -> str | None:
@@ -106,17 +106,17 @@ def why_not_average(shape: Sequence[int], features: int, itemsize: int) -> str |
     return f"the average of {tuple(shape)} takes a block {rounds} rounds" if rounds > _MOST_ROUNDS else None
 
 
-def _why_not_direct(work: Work) -> str | None:
+def _why_not_direct(workload: Workload) -> str | None:
     """Why "direct" is not a good kernel for a layer of a chain."""
-    groups, features = work.geometry.groups, work.kernel_shape[4] // work.geometry.groups
-    if work.is_image and not direct_choice.has_image_kernel(work):
+    groups, features = workload.geometry.groups, workload.kernel_shape[4] // workload.geometry.groups
+    if workload.is_image and not direct_choice.has_image_kernel(workload):
         return "its input is an image with dilated or grouped windows, whose channels are copied one by one"
-    is_narrow = features < _LEAST_GROUP_FEATURES and not group_choice.has_group_kernel(work)
-    if groups > 1 and (is_narrow or work.kernel_shape[3] * work.itemsize % 16):
+    is_narrow = features < _LEAST_GROUP_FEATURES and not group_choice.has_group_kernel(workload)
+    if groups > 1 and (is_narrow or workload.kernel_shape[3] * workload.itemsize % 16):
         return f"its {groups} groups are too narrow"
-    if groups > 1 and features * work.itemsize % 16:
+    if groups > 1 and features * workload.itemsize % 16:
         return f"K={features} of a group does not come in whole 16 bytes"
-    if work.flops > direct_choice.most_chain_flops(work):
+    if workload.flops > direct_choice.most_chain_flops(workload):
         return "it has so much work that its start does not matter"
     return None
 
@@ -146,4 +146,4 @@ def pays(calls: Sequence[tuple[Config, Any, Any]]) -> bool:
     if images > (_MOST_IMAGES_EXACT if exact else MAX_IMAGES):
         return False
     most = _FLOPS_OF_ONE if images == 1 else _FLOPS
-    return sum(lowering.work_of(x, kernel, config).flops for config, x, kernel in calls) <= most * len(calls)
+    return sum(lowering.workload_of(x, kernel, config).flops for config, x, kernel in calls) <= most * len(calls)

@@ -22,7 +22,7 @@ from jax_sparse_conv._src.dispatch import choice, direct_choice
 from jax_sparse_conv._src.dispatch.coo import cost_model
 from jax_sparse_conv._src.primitive import packing, partitioning, reference, sampling
 from jax_sparse_conv._src.primitive.primitives import Config, Operands, conv_on_device_p, conv_p, reference_conv
-from jax_sparse_conv._src.problem.work import Work
+from jax_sparse_conv._src.problem.workload import Workload
 
 _POOL_CODES = {None: 0, "max": 1, "avg": 2}
 _ACTIVATION_CODES = {None: 0, "relu": 1}
@@ -89,32 +89,35 @@ def resolved(x: Any, kernel: Any, config: Config, platform: str) -> Config | Non
             f"implementation={config.implementation!r} cannot run here: {reason}. "
             'implementation=None or "xla" works everywhere.'
         )
-    work = work_of(x, kernel, config)
+    workload = workload_of(x, kernel, config)
     if config.fallback:
         if config.geometry.pool is not None and _is_direct_before_pool(x, kernel, config, platform):
             return dataclasses.replace(config, method="direct")
-        return _chosen(work, config, platform)
+        return _chosen(workload, config, platform)
     if config.method != "adaptive":
         return config
     if config.below is not None:  # a threshold of the caller's: both sides, whatever the model expects
         return dataclasses.replace(config, method=method)
-    below = choice.crossover_with_direct(work) if platform == "cuda" else choice.threshold(work, platform)
+    below = choice.crossover_with_direct(workload) if platform == "cuda" else choice.threshold(workload, platform)
     return _up_to(below, config, platform)
 
 
-def _chosen(work: Work, config: Config, platform: str) -> Config | None:
+def _chosen(workload: Workload, config: Config, platform: str) -> Config | None:
     """`implementation=None`."""
-    if _is_direct(work, platform):
+    if _is_direct(workload, platform):
         return dataclasses.replace(config, method="direct")
-    below = choice.threshold(work, platform)
+    below = choice.threshold(workload, platform)
     if below <= 0:
         return None
-    native = choice.chooses_natively(work, platform)
+    native = choice.chooses_natively(workload, platform)
     return dataclasses.replace(config, below=None if below >= 1 or native else below, may_be_dense=native)
 
 
-def _is_direct(work: Work, platform: str) -> bool:
-    return direct_choice.prefers_direct(work, platform) and _native.why_missing("direct", platform, work.dtype) is None
+def _is_direct(workload: Workload, platform: str) -> bool:
+    return (
+        direct_choice.prefers_direct(workload, platform)
+        and _native.why_missing("direct", platform, workload.dtype) is None
+    )
 
 
 def _up_to(below: float, config: Config, platform: str) -> Config | None:
@@ -128,11 +131,11 @@ def _up_to(below: float, config: Config, platform: str) -> Config | None:
     return None if below <= 0 else dataclasses.replace(config, method=config.sparse_method, below=below)
 
 
-def work_of(x: Any, kernel: Any, config: Config) -> Work:
+def workload_of(x: Any, kernel: Any, config: Config) -> Workload:
     """The call as the models see it."""
     exact = is_highest(config.precision)
     method, dtype = config.sparse_method, str(x.dtype)
-    return Work(method, x.shape, kernel.shape, config.geometry, dtype, exact, config.has_residual)
+    return Workload(method, x.shape, kernel.shape, config.geometry, dtype, exact, config.has_residual)
 
 
 # --- lowering --------------------------------------------------------------------------------------------------------
@@ -201,9 +204,9 @@ def _pools_apart(x: Any, kernel: Any, config: Config, platform: str | None) -> b
     if config.geometry.pool is None or platform != "cuda":
         return config.geometry.pool is not None and config.method == "direct"
     if config.method in ("adaptive", "direct"):
-        return config.method == "adaptive" or not direct_choice.pools_in_direct(work_of(x, kernel, config))
+        return config.method == "adaptive" or not direct_choice.pools_in_direct(workload_of(x, kernel, config))
     return _is_direct_before_pool(x, kernel, config, platform) and not direct_choice.pools_in_direct(
-        work_of(x, kernel, config)
+        workload_of(x, kernel, config)
     )
 
 
@@ -211,9 +214,9 @@ def _is_direct_before_pool(x: Any, kernel: Any, config: Config, platform: str) -
     """Whether `implementation=None` takes "direct" for the convolution in front of a pool, which may be in it."""
     if not config.fallback or platform != "cuda":
         return False
-    if _is_direct(work_of(x, kernel, _unpooled(config)), platform):
+    if _is_direct(workload_of(x, kernel, _unpooled(config)), platform):
         return True
-    pooled = work_of(x, kernel, config)
+    pooled = workload_of(x, kernel, config)
     return direct_choice.prefers_pooled(pooled) and _native.why_missing("direct", platform, pooled.dtype) is None
 
 

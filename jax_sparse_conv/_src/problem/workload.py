@@ -14,7 +14,7 @@ _IMAGE_CHANNELS = 3  # a map of so few channels is an image: no ReLU has been th
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class Workload:
     """A call as the model sees it.
 
     Attributes:
