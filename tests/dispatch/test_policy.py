@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
-from jax_sparse_conv._src.problem.workload import Workload
 from platforms import on_a_gpu
 
 from jax_sparse_conv._src import _native, devices
@@ -24,6 +23,7 @@ from jax_sparse_conv._src.dispatch.chain_tiles import key_of
 from jax_sparse_conv._src.primitive import lowering
 from jax_sparse_conv._src.primitive.primitives import Config
 from jax_sparse_conv._src.problem.geometry import Geometry, Pool
+from jax_sparse_conv._src.problem.workload import Workload
 
 SAME = Geometry(padding=((1, 1), (1, 1)))
 OF_PAIRS = Pool("max", (2, 2), (2, 2), ((0, 0), (0, 0)))

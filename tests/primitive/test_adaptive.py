@@ -14,7 +14,6 @@ import oracle
 import pytest
 from adaptive_checks import BOTH, CONV, DENSE, HALF, POOL, SPARSE, adaptive
 from cases import Case
-from jax_sparse_conv._src.problem.workload import Workload
 from kernel_checks import TOLERANCE, call, check_counts
 from platforms import PLATFORM, on_a_gpu, require
 
@@ -22,6 +21,7 @@ import jax_sparse_conv as jsc
 from jax_sparse_conv._src.dispatch import choice
 from jax_sparse_conv._src.primitive import lowering, primitives, sampling
 from jax_sparse_conv._src.problem import geometry as geo
+from jax_sparse_conv._src.problem.workload import Workload
 
 
 def one_side(case: Case, inputs: cases.Inputs, side: str, precision: Any = "highest") -> np.ndarray:
