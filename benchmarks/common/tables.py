@@ -84,15 +84,6 @@ def better_of(first: Sequence[Row], second: Sequence[Row], labels: tuple[str, st
     return [_better(row, others[_identity(row)], labels) for row in first]
 
 
-def merged(rows: Iterable[Row], more: Iterable[Row], key: str) -> list[Row]:
-    """All rows in their order; of those of the same case the one with the highest row[key], the later of equals."""
-    found: dict[tuple[Any, ...], Row] = {}
-    for row in (*rows, *more):
-        if _identity(row) not in found or row[key] >= found[_identity(row)][key]:
-            found[_identity(row)] = row
-    return list(found.values())
-
-
 def _better(one: Row, other: Row, labels: tuple[str, str]) -> Row:
     row = dict(one)
     for key in _TIMES:

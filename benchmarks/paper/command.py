@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.common import command, data
+from benchmarks.common import command, data, results
 from benchmarks.paper import experiment, plots
 from benchmarks.paper.cusnn import SEARCHES
 from benchmarks.paper.experiment import Content, Experiment
@@ -110,6 +110,7 @@ def _measured(chosen: Experiment, context: Context) -> Content:
         "source": chosen.source,
         "summary": chosen.summary,
         **environment.describe_run(),
+        "commit": results.commit(),
         **_where_searched(chosen, context),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "repeats": context.repeats,
@@ -123,8 +124,8 @@ def _where_searched(chosen: Experiment, context: Context) -> Content:
     """Date, device and environment of the search that is drawn, where it was made before."""
     if not (context.searched and chosen.name in SEARCHES):
         return {}
-    found = json.loads(Path(context.searched).read_text("utf-8"))
-    return {key: found[key] for key in ("date", "device", "environment")}
+    found = results.content_of(Path(context.searched))
+    return {key: found[key] for key in ("date", "commit", "device", "driver", "versions")}
 
 
 def _finish(chosen: Experiment, content: Content, options: argparse.Namespace) -> None:

@@ -6,13 +6,13 @@ The cost model's search is `benchmarks/cost_model.py`'s; whole networks and ener
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from benchmarks.common import results
 from benchmarks.paper import plots, runner
 from benchmarks.paper.experiment import Experiment
 from benchmarks.paper.layers import CUSNN
@@ -30,7 +30,7 @@ _searched: dict[bool, list[Row]] = {}
 def _search(context: Context) -> list[Row]:
     """What `python -m benchmarks cost_model` measures or has measured, once for both figures."""
     if context.searched:
-        rows = json.loads(Path(context.searched).read_text("utf-8"))["rows"]
+        rows = results.content_of(Path(context.searched))["rows"]
         return [
             _as_row(row) | {"configurations_us": row["us"], "us": {}, "searched": Path(context.searched).name}
             for row in rows

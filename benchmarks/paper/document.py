@@ -6,39 +6,45 @@ python -m benchmarks document --check    # only says whether the file is what th
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.common import help
+from benchmarks.common.cases import KINDS
+from benchmarks.common.results import RESULTS, ROOT, read
 from benchmarks.paper import answers
 from benchmarks.paper.answers import NOT_YET, Content
 from benchmarks.paper.claims import CHENG, claims
+from benchmarks.suites import direct_ablation, network_rows, networks
+from benchmarks.suites.network_cases import ARGUMENTS
 
+_GPU, _CPU = "h200", "cpu_intel_xeon"  # folders of results
+_CASE = "{}/{}/{}"  # network, kind and batch
 _CHENG_BATCH = 8  # of ResNet-50's layer there
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENT = ROOT / "docs" / "papers.md"
 
 
 def document(results: Path = RESULTS) -> str:
     """docs/papers.md, from a folder of results."""
-    gpu, cpu = _contents(results / "paper"), _contents(results / "paper" / "cpu")
-    runs = {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(results.glob("h200_run_*.json"))}
-    lines = [_HEADER, _table(gpu, cpu, "O"), "", _RUNS, *map(_run_line, runs, runs.values())]
-    lines += _network_lines(results / "h200_networks.json")
+    gpu, cpu = (_contents(results / device / "paper") for device in (_GPU, _CPU))
+    runs = sorted(read(results / _GPU / "run.json"), key=_order_of_run)
+    lines = [_HEADER, _table(gpu, cpu, "O"), "", _RUNS, *map(_run_line, runs)]
+    lines += _network_lines(results / _GPU / "networks.json")
     lines += [_CUSNN_HEADER, _table(gpu, cpu, "C"), _ZEROS]
-    for folder, found in (("", gpu), ("cpu/", cpu)):
-        for name, content in found.items():
-            lines += answers.zeros_lines(f"{folder}{name}", content)
-    lines += [_CHENG, *_cheng_lines(results), "", _FILES]
-    lines += [
-        _file_line(f"{folder}{name}", content)
-        for folder, found in (("", gpu), ("cpu/", cpu))
-        for name, content in found.items()
-    ]
+    for start, contents in (("", gpu), ("cpu/", cpu)):
+        for name, content in contents.items():
+            lines += answers.zeros_lines(f"{start}{name}", content)
+    lines += [_CHENG, *_cheng_lines(results / _GPU), "", _FILES]
+    for device, contents in ((_GPU, gpu), (_CPU, cpu)):
+        lines += [_file_line(f"{device}/paper/{name}", content) for name, content in contents.items()]
     return "\n".join(lines) + "\n"
+
+
+def _order_of_run(run: Content) -> tuple[str, bool, str]:
+    return run["network"], bool(run["plan"]), run["precision"]
 
 
 def _contents(folder: Path) -> dict[str, Content]:
@@ -66,7 +72,9 @@ def _network_lines(path: Path) -> list[str]:
     if not path.is_file():
         return []
     lines = [_NETWORKS]
-    for row in json.loads(path.read_text("utf-8"))["rows"]:
+    rows = {row["case"]: row for row in network_rows.read([path]) if row["weights"] == ARGUMENTS}
+    cases = itertools.product(networks.NETWORKS, KINDS, networks.BATCHES)
+    for row in (rows[name] for name in map(_CASE.format, *zip(*cases, strict=True)) if name in rows):
         for side, us in row["us"].items():
             zeros = "" if row["zeros_percent"] is None else f"{row['zeros_percent']:.0f} %"
             times = [f"{row['us']['xla']:.0f}" if "xla" in row["us"] else NOT_YET, f"{us:.0f}"]
@@ -78,9 +86,8 @@ def _network_lines(path: Path) -> list[str]:
 
 
 def _cheng_lines(results: Path) -> list[str]:
-    content = json.loads((results / "h200_direct_ablation.json").read_text("utf-8"))
     lines = []
-    for row in content["figures"]:
+    for row in direct_ablation.figures(read(results / "direct_ablation.json")):
         baseline, why = CHENG[row["figure"]]
         effect = f"{row['change_percent']:+.0f} % ({row['without_us']:.1f} to {row['with_us']:.1f} us)"
         cells = (f"D{row['figure']}", row["technique"], row["layer"], row["paper"], effect, baseline, why)
@@ -90,23 +97,22 @@ def _cheng_lines(results: Path) -> list[str]:
 
 def _direct_today(results: Path) -> list[str]:
     """What the package's own kernel takes on the second layer, against XLA."""
-    name = "h200_direct_layers_highest_batches.json"
-    rows = json.loads((results / name).read_text("utf-8"))["rows"]
-    row = next(row for row in rows if row["layer"] == "resnet50 conv3 3x3" and row["batch"] == _CHENG_BATCH)
+    wanted = {"layer": "resnet50 conv3 3x3", "batch": _CHENG_BATCH, "precision": "highest", "requested": "direct"}
+    row = next(row for row in read(results / "layers.json") if wanted.items() <= row.items())
     return [
         "",
         f"On ResNet-50's layer XLA at HIGHEST takes {row['xla_us']:.1f} us and the package's `direct`, with tiles and "
-        f"products of this GPU's own,\n{row['ours_us']:.1f} (`{name}`).",
+        f"products of this GPU's own,\n{row['ours_us']:.1f} (`{_GPU}/layers.json`).",
     ]
 
 
-def _run_line(name: str, content: Content) -> str:
+def _run_line(content: Content) -> str:
     times = content["totals"]["network"]
     slowest = min(content["layers"], key=lambda layer: layer["ratio"])
     chosen = "plan" if content.get("plan") else f"`{content['implementation']}`"
-    cells = (content["network"], content["precision"], chosen, _flags(content.get("xla_flags", "")))
+    cells = (content["network"], content["precision"], chosen, _flags(content["xla_flags"]))
     measured = (f"{times['dense_us']:.0f}", f"{times['sparse_us']:.0f}", f"{times['ratio']:.2f}x")
-    where = (f"{slowest['ratio']:.2f}x, {slowest['path']}", f"{content['date'][:10]}, `{name}.json`")
+    where = (f"{slowest['ratio']:.2f}x, {slowest['path']}", content["date"][:10])
     return f"| {' | '.join((*cells, *measured, *where))} |"
 
 
@@ -140,15 +146,15 @@ are both; under the default flags the host launches every kernel, which DenseNet
 ## ECR, PECR, OCPA (Xu et al. 2023, and their 2019 versions)
 """
 
-_RUNS = """Whole networks by `python -m jax_sparse_conv run` on the H200, with the kernels of that date (microseconds of
-a call, dense and sparse, batch 1). Sparse: a plan, or an implementation for all layers; the slowest layer is the one
-with the least gain, timed by itself:
+_RUNS = """Whole networks by `python -m jax_sparse_conv run` on the H200 (`h200/run.json`), with the kernels of
+that date (microseconds of a call, dense and sparse, batch 1). Sparse: a plan, or an implementation for all layers; the
+slowest layer is the one with the least gain, timed by itself:
 
-| network | precision | sparse | flags | dense us | sparse us | ratio | slowest layer | file |
+| network | precision | sparse | flags | dense us | sparse us | ratio | slowest layer | date |
 |---|---|---|---|---|---|---|---|---|"""
 
 _NETWORKS = """
-Whole networks by `python -m benchmarks networks` on the H200 (`h200_networks.json`; microseconds of a call under
+Whole networks by `python -m benchmarks networks` on the H200 (`h200/networks.json`; microseconds of a call under
 command buffers; a dash where XLA's own side stopped there with cuDNN's status 5003; `fused` is `None` under
 `jsc.fuse`). Without zeros: biases so high that no ReLU clips anything; what is left of the gain there is the kernel.
 Roofline: the share of the time that moving weights and maps once, or the dense operations, must take.
@@ -182,7 +188,7 @@ _CHENG = """
 ## Tuned direct convolution (Cheng et al. 2018)
 
 The effect of each technique on the time, by `python -m benchmarks direct_ablation` on the H200
-(`h200_direct_ablation.json`). The paper counts cycles of a simulated GTX 480, where the two units are added to the
+(`h200/direct_ablation.json`). The paper counts cycles of a simulated GTX 480, where the two units are added to the
 simulator; there is no unit for inner products, and tensor cores are the one for outer products. "The paper's" layer is
 its Table 1. Every baseline is dense: the same kernel without the technique.
 

@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_sparse_conv as jsc
-from benchmarks.common import command, data
+from benchmarks.common import command, data, results
 from benchmarks.common.cases import GPU, MAPS, Layer
 from jax_sparse_conv._src import environment
 from jax_sparse_conv._src.plans import timing
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for row in _rows(layers, options, maps):
             rows.append(row)
             print(_line(row), flush=True)
-            command.write(options.json, {**content, "rows": rows})  # all: a run that is cut short keeps what it has
+            results.add(options.json, "adaptive", {**content, "rows": rows})  # a run that is cut short keeps them
     except (OSError, ValueError) as error:
         print(f"benchmarks adaptive: {error}", file=sys.stderr)
         return 1

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import jax_sparse_conv as jsc
-from benchmarks.common import command, tables
+from benchmarks.common import command, results, tables
 from jax_sparse_conv._src import environment
 from jax_sparse_conv._src.plans import timing
 
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         content = {**environment.describe_run(), "command": command.portable("calls", arguments)}
         content |= {"xla_flags": os.environ.get("XLA_FLAGS", ""), "repeats": options.repeats}
         content |= {"lengths": LENGTHS, "rows": rows}
-        command.write(options.json, content)
+        results.add(options.json, "calls", content)
     return 0
 
 

@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.common import command, data
+from benchmarks.common import command, data, results
 from benchmarks.common.cases import SETS, Layer
 from jax_sparse_conv._src import devices, environment
 from jax_sparse_conv._src.dispatch.coo import configurations, cost_model
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "median_loss": losses,
             "rows": rows,
         }
-        command.write(options.json, content, indent=1)
+        results.add(options.json, "cost_model", content)
     return 0
 
 

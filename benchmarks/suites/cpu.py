@@ -16,21 +16,17 @@ program, where no Python is between two calls; "bound %" is the share of its tim
 weight, or reading the kernel, must take, and 100 the most there is for this loop.
 
 The limits are the best of those that are measured before and after each row; "peak_gflops" in a row of the JSON file is
-the lower one of the two peaks beside it: where it is far below the limit, the machine had other work. A measurement can
-be made in parts and repeated: with `--update` the rows of the file that `--json` names stay, and of two of the same
-case the one with the higher peak.
+the lower one of the two peaks beside it: where it is far below the limit, the machine had other work.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from benchmarks.common import cases, command, data, tables
+from benchmarks.common import cases, command, data, results, tables
 from benchmarks.suites import layers
 from jax_sparse_conv._src import _native, environment
 from jax_sparse_conv._src.plans import timing
@@ -50,19 +46,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         command.check_folder("--json", options.json)
-        kept = _kept(options)
         maps = data.read_maps(options.maps) if options.maps else {}
         header = environment.describe_run()
         rows, limits = _measured(options, maps)
     except (OSError, RuntimeError, ValueError) as error:
         print(f"benchmarks cpu: {error}", file=sys.stderr)
         return 1
-    limits = _best(limits, kept.get("limits", limits))
     rows = [row | roofline(row, limits) for row in rows]
     print(tables.table(rows, _COLUMNS + (_PROGRAM_COLUMNS if options.in_program else ())))
     line = command.portable("cpu", arguments)
-    if kept:
-        rows = [row | roofline(row, limits) for row in tables.merged(kept["rows"], rows, "peak_gflops")]
     means = [*tables.geometric_means(rows), *_real_means(rows)]
     print(tables.means_table(means))
     print(
@@ -72,10 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{limits['memory_bytes_per_second'] / 1e9:.0f} GB/s from memory"
     )
     if options.json:
-        content = {**header, "command": line, "commands": [*kept.get("commands", []), line], "repeats": options.repeats}
-        content |= {"weights": options.weights, "limits": limits, "rows": rows, "geometric_means": means}
-        content["fma_means"] = fma_means(rows)
-        command.write(options.json, content)
+        content = {**header, "command": line, "repeats": options.repeats}
+        content |= {"weights": options.weights, "limits": limits, "rows": rows}
+        results.add(options.json, "cpu", content)
     return 0
 
 
@@ -135,20 +126,6 @@ def fma_means(rows: Iterable[tables.Row]) -> list[tables.Row]:
     return means
 
 
-def _kept(options: argparse.Namespace) -> dict[str, Any]:
-    """What `--update` finds in the file that it adds to; nothing without one."""
-    if not options.update:
-        return {}
-    if options.json is None:
-        raise ValueError("--update needs --json FILE")
-    if not options.json.exists():
-        return {}
-    content = dict(json.loads(options.json.read_text(encoding="utf-8")))
-    if content.get("weights") != options.weights:
-        raise ValueError(f"--update: {options.json} has weights={content.get('weights')!r}, not {options.weights!r}")
-    return content
-
-
 def _real_means(rows: Iterable[tables.Row]) -> list[tables.Row]:
     """Means of the real maps' 3x3 convolutions by their zeros: the ranges that targets are given for."""
     means = []
@@ -173,6 +150,5 @@ def _parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=0)
     add("--in-program", action="store_true", help="time calls among others in one program too")
     add("--json", type=Path)
-    add("--update", action="store_true", help="add to the rows of --json, see above")
     parser.set_defaults(dtype=["float32"], precision=["highest"], cold_weights=False)
     return parser

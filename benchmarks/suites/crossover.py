@@ -11,6 +11,7 @@ zeros at which the sparse kernel takes as long as each dense one.
 
 from __future__ import annotations
 
+import argparse
 import collections
 import itertools
 import json
@@ -36,11 +37,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Draw the plot; the result is the exit status."""
     parser = command.parser("crossover FILE ...", __doc__)
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="of the suite cpu, or fig11.json")
+    parser.add_argument("--weights", default="constant", help="of the suite cpu, rows with these")
+    parser.add_argument("--implementation", default="ecr", help="of the suite cpu, rows of this one")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--sides", nargs="+", help="of Fig. 11, only these; all by default")
     options = parser.parse_args(argv)
     try:
         rows = [row for file in options.files for row in json.loads(file.read_text(encoding="utf-8"))["rows"]]
+        rows = [row for row in rows if "us" in row or _is_of(row, options)]
         chosen = [row for row in rows if row["op"] == "conv" and row["kernel_shape"][0] == 3]
         figure = optional("matplotlib.figure", "matplotlib").Figure(figsize=(7, 4.2), layout="constrained")
         axes = figure.subplots()
@@ -54,6 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"benchmarks crossover: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _is_of(row: Row, options: argparse.Namespace) -> bool:
+    return (row.get("weights"), row["requested"]) == (options.weights, options.implementation)
 
 
 def curve(rows: Sequence[Row], batch: int) -> list[tuple[float, float]]:

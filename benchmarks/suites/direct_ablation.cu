@@ -1,5 +1,5 @@
-// Times variants of the direct convolution's kernel (cuda/dense_conv/mma/kernel.cuh) that the extension does not compile, and
-// prints a JSON object a line for each. Built and run by direct_ablation.py.
+// Times variants of the direct convolution's kernel (cuda/dense_conv/mma/kernel.cuh) that the extension does not
+// compile, and prints a JSON object a line for each. Built and run by direct_ablation.py.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -22,14 +22,14 @@ void Check(cudaError_t status, const char* what) {
 
 struct Layer {
   const char* name;
-  int64_t images, height, width, channels, features, kernel, padding;
+  int64_t images, height, width, channels, out_channels, kernel, padding;
 };
 
 ConvArgs ArgsOf(const Layer& l) {
   ConvArgs a{};
   a.images = l.images;
   a.channels = a.group_channels = l.channels;
-  a.features = l.features;
+  a.out_channels = l.out_channels;
   a.stacks = a.groups = 1;
   a.activation = Activation::kRelu;
   a.has_bias = true;
@@ -57,9 +57,9 @@ __global__ void Fill(float* values, int64_t count, unsigned seed, float scale) {
 // sums[0] += |out - result|^2 and sums[1] += |result|^2, the result in float64; x [N, H, W, C], kernel [kh, kw, C, K].
 __global__ void Compare(ConvArgs a, const float* x, const float* kernel, const float* bias, const float* out,
                         double* sums) {
-  const int64_t total = a.images * a.conv_size[0] * a.conv_size[1] * a.features;
+  const int64_t total = a.images * a.conv_size[0] * a.conv_size[1] * a.out_channels;
   for (int64_t i = blockIdx.x * 128 + threadIdx.x; i < total; i += gridDim.x * 128) {
-    const int64_t k = i % a.features, pixel = i / a.features, ox = pixel % a.conv_size[1];
+    const int64_t k = i % a.out_channels, pixel = i / a.out_channels, ox = pixel % a.conv_size[1];
     const int64_t oy = pixel / a.conv_size[1] % a.conv_size[0], n = pixel / a.conv_size[1] / a.conv_size[0];
     double sum = bias[k];
     for (int64_t ky = 0; ky < a.kernel_size[0]; ++ky) {
@@ -67,8 +67,8 @@ __global__ void Compare(ConvArgs a, const float* x, const float* kernel, const f
         const int64_t y = oy - a.pad_low[0] + ky, at = ox - a.pad_low[1] + kx;
         if (y < 0 || y >= a.size[0] || at < 0 || at >= a.size[1]) continue;
         const float* pixels = x + ((n * a.size[0] + y) * a.size[1] + at) * a.channels;
-        const float* row = kernel + (ky * a.kernel_size[1] + kx) * a.channels * a.features + k;
-        for (int64_t c = 0; c < a.channels; ++c) sum += static_cast<double>(pixels[c]) * row[c * a.features];
+        const float* row = kernel + (ky * a.kernel_size[1] + kx) * a.channels * a.out_channels + k;
+        for (int64_t c = 0; c < a.channels; ++c) sum += static_cast<double>(pixels[c]) * row[c * a.out_channels];
       }
     }
     sum = sum > 0 ? sum : 0;
@@ -97,9 +97,9 @@ Buffers MakeBuffers(const Layer& l) {
   Buffers b{};
   b.args = ArgsOf(l);
   for (int i = 0; i < kInputs; ++i) b.x.push_back(Allocate(l.images * l.height * l.width * l.channels, 1 + i, 1.f));
-  b.kernel = Allocate(l.kernel * l.kernel * l.channels * l.features, 77, 0.1f);
-  b.bias = Allocate(l.features, 99, 1.f);
-  b.outputs = l.images * b.args.conv_size[0] * b.args.conv_size[1] * l.features;
+  b.kernel = Allocate(l.kernel * l.kernel * l.channels * l.out_channels, 77, 0.1f);
+  b.bias = Allocate(l.out_channels, 99, 1.f);
+  b.outputs = l.images * b.args.conv_size[0] * b.args.conv_size[1] * l.out_channels;
   b.out = Allocate(b.outputs, 0, 0.f);
   Check(cudaMalloc(&b.sums, 2 * sizeof(double)), "cudaMalloc");
   return b;
@@ -108,22 +108,22 @@ Buffers MakeBuffers(const Layer& l) {
 template <class U>
 void Launch(const Buffers& b, int input, cudaStream_t stream) {
   const ConvArgs& a = b.args;
-  ConvCall call{};
+  DeviceCall call{};
   call.args = a;
   call.dtype = ffi::DataType::F32;
   call.x = b.x[input];
   call.kernel = b.kernel;
   call.bias = b.bias;
   call.out = b.out;
-  DirectPlan plan{};
+  MmaPlan plan{};
   plan.splits = 1;
   plan.reduction = Reduction::kNone;
   const int64_t pixels = a.images * a.conv_size[0] * a.conv_size[1],
                 depth = a.kernel_size[0] * a.kernel_size[1] * a.channels;
   plan.pixel_tiles = static_cast<int>((pixels + U::kPixels - 1) / U::kPixels);
-  plan.feature_tiles = static_cast<int>((a.features + U::kFilters - 1) / U::kFilters);
+  plan.out_channel_tiles = static_cast<int>((a.out_channels + U::kOutChannels - 1) / U::kOutChannels);
   plan.chunks = plan.chunks_per_split = static_cast<int>((depth + U::kCachedPixels - 1) / U::kCachedPixels);
-  const ffi::Error error = LaunchDirect<U, float>(call, plan, nullptr, stream);
+  const ffi::Error error = LaunchMma<U, float>(call, plan, nullptr, stream);
   if (error.failure()) {
     std::fprintf(stderr, "%s\n", error.message().c_str());
     std::exit(1);
@@ -189,7 +189,7 @@ void Report(const char* step, const Layer& layer, const Buffers& b, cudaStream_t
       "\"images_per_thread\": %d, \"filters_per_thread\": %d, \"threads_x\": %d, \"threads_y\": %d, "
       "\"cached_pixels\": %d, \"stages\": %d, \"copy_bytes\": %d, \"us\": %.4f, \"error\": %.3e}\n",
       layer.name, step, NameOf(U::kEngine), NameOf(U::kAddresses), U::kChecks == Checks::kHoisted ? "true" : "false",
-      U::kImagesPerThread, U::kFiltersPerThread, U::kThreadsX, U::kThreadsY, U::kCachedPixels, U::kStages,
+      U::kImagesPerThread, U::kOutChannelsPerThread, U::kThreadsX, U::kThreadsY, U::kCachedPixels, U::kStages,
       U::kVector ? 16 : 4, Time<U>(b, stream), std::isfinite(error) ? error : 1e30);
   std::fflush(stdout);
 }
@@ -201,10 +201,10 @@ using Paper = Tuning<kEngine, 4, 4, 16, 4, 4, kStages, kVector, kAddresses, kChe
 template <Engine kEngine, bool kVector = false>
 using Fragments = Tuning<kEngine, 4, 8, 16, 4, 8, 1, kVector, Addresses::kReduced, Checks::kHoisted>;
 // The extension's own, around which one parameter at a time changes.
-template <int kImages, int kFilters, int kX, int kY, int kCached, int kStages = 3>
-using Ours = Tuning<Engine::kOuterProduct, kImages, kFilters, kX, kY, kCached, kStages>;
-template <int kImages, int kFilters, int kX, int kY, int kCached, int kStages = 3>
-using OursTensor = Tuning<Engine::kTensorCores, kImages, kFilters, kX, kY, kCached, kStages>;
+template <int kImages, int kOutChannels, int kX, int kY, int kCached, int kStages = 3>
+using Ours = Tuning<Engine::kOuterProduct, kImages, kOutChannels, kX, kY, kCached, kStages>;
+template <int kImages, int kOutChannels, int kX, int kY, int kCached, int kStages = 3>
+using OursTensor = Tuning<Engine::kTensorCores, kImages, kOutChannels, kX, kY, kCached, kStages>;
 
 void Techniques(const Layer& layer, const Buffers& b, cudaStream_t stream) {
   constexpr Addresses kOld = Addresses::kRecomputed, kNew = Addresses::kReduced;

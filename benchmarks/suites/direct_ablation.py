@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import command
+from benchmarks.common import command, results
 
 Row = dict[str, Any]
 
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from jax_sparse_conv._src import environment
 
         header = environment.describe_run() | {"command": command.portable("direct_ablation", arguments)}
-        command.write(options.json, header | content)
+        results.add(options.json, "direct_ablation", header | content)
     return 1 if wrong(rows) else 0
 
 

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 import jax_sparse_conv as jsc
-from benchmarks.common import command, tables
+from benchmarks.common import command, results, tables
 from benchmarks.suites.packed import prepare
 from jax_sparse_conv import models
 from jax_sparse_conv._src import environment
@@ -49,9 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     named = (("network", "network", "<", "{}"), ("weights", "weights", ">", "{}"), ("what", "us", "<", "{}"))
     print(tables.aligned([{**row, **row["us"]} for row in rows], (*named, *columns)))
     line = command.portable("host", arguments)
-    command.write(
-        options.json, {**environment.describe_run(), "command": line, "repeats": options.repeats, "rows": rows}
-    )
+    content = {**environment.describe_run(), "command": line, "repeats": options.repeats}
+    results.add(options.json, "host", {**content, "rows": rows})
     return 0
 
 

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 import jax_sparse_conv as jsc
-from benchmarks.common import cases, command, data, tables
+from benchmarks.common import cases, command, data, results, tables
 from jax_sparse_conv._src import _native, environment
 
 LAYERS = {"resnet50 conv4_block5 3x3": 82, "resnet50 conv2_block3 3x3": 58, "densenet169 conv5_block20 3x3": 93}
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(tables.aligned(rows, _COLUMNS))
     if options.json:
         content = {**environment.describe_run(), "command": command.portable("instructions", arguments)}
-        command.write(options.json, content | {"rows": rows})
+        results.add(options.json, "instructions", content | {"rows": rows})
     return 0
 
 

@@ -15,7 +15,6 @@ import argparse
 import dataclasses
 import functools
 import itertools
-import json
 import os
 import re
 import sys
@@ -29,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_sparse_conv as jsc
-from benchmarks.common import command, data, programs, tables
+from benchmarks.common import command, data, programs, results, tables
 from benchmarks.common.cases import SETS, Layer
 from jax_sparse_conv._src import environment
 from jax_sparse_conv._src.cli.comparison import IMPLEMENTATIONS_OF
@@ -60,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     pooled = all("then_pool_ratio" in row for row in content["rows"])
     print(tables.table(content["rows"], _THEN_POOL if pooled else ()))
     print(tables.means_table(content["geometric_means"]))
-    command.write(options.json, content)
+    results.add(options.json, "layers", content)
     return 0
 
 
@@ -328,4 +327,4 @@ def _subprocess(arguments: Sequence[str], flags: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.json"
         command.run("layers", [*arguments, "--json", str(path)], flags)
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        return results.content_of(path)

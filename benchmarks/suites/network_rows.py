@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+from benchmarks.common import results
 from benchmarks.paper.experiment import aligned
 from benchmarks.suites.network_cases import ARGUMENTS, XLA, Row
 
@@ -16,39 +15,30 @@ _HEADER = (
 )
 
 
-def of_files(paths: Sequence[Path]) -> dict[str, Any]:
-    """The runs of all files, later ones in the place of earlier ones of the same case and flags; the fewest repeats."""
-    contents = [json.loads(path.read_text("utf-8")) for path in paths]
-    for path, content in zip(paths, contents, strict=True):
-        if "runs" not in content:
-            raise ValueError(f"--merge {path}: not a file that benchmarks networks --json has written")
-    for key in ("device", "quick", "weights", "versions", "gpu_driver"):
-        found = [{"weights": ARGUMENTS, **content.get("environment", {}), **content}.get(key) for content in contents]
-        if found.count(found[0]) != len(found):
-            raise ValueError(f"--merge: the files differ in {key}: {found}")
-    runs: dict[str, dict[str, Row]] = {}
-    for content in contents:
-        for label, rows in content["runs"].items():
-            runs.setdefault(label, {}).update({row["case"]: row for row in rows})
-    merged = {label: list(rows.values()) for label, rows in runs.items()}
-    latest = {**contents[0], "date": max(content["date"] for content in contents)}
-    latest["repeats"] = min(content["repeats"] for content in contents)
-    commands = dict.fromkeys(each for c in contents for each in c.get("commands", [c["command"]]))
-    return {**latest, "commands": list(commands), "runs": merged, "rows": best(merged)}
+def read(paths: Sequence[Path]) -> list[Row]:
+    """Of every case in files of results, each side's faster time; of rows with the same flags the newest."""
+    runs: dict[str, dict[tuple[str, str], Row]] = {}
+    for path in paths:
+        for row in results.read(path):
+            if "us" not in row or "case" not in row:
+                raise ValueError(f"{path}: not a file that benchmarks networks --json has written")
+            if "label" not in row:
+                runs.setdefault(row["flags"], {})[row["case"], row["weights"]] = row
+    return best({label: list(rows.values()) for label, rows in runs.items()})
 
 
 def best(runs: Mapping[str, Sequence[Row]]) -> list[Row]:
     """Of every case each side's faster time, with the flags that it is from, and the ratios of those."""
-    cases: dict[str, dict[str, Row]] = {}
+    cases: dict[tuple[str, str], dict[str, Row]] = {}
     for label, rows in runs.items():
         for row in rows:
-            cases.setdefault(row["case"], {})[label] = row
+            cases.setdefault((row["case"], row.get("weights", ARGUMENTS)), {})[label] = row
     return [_best(by_label) for by_label in cases.values()]
 
 
 def _best(by_label: Mapping[str, Row]) -> Row:
     rows = list(by_label.values())
-    row: Row = {key: rows[0][key] for key in ("case", "network", "kind", "batch")}
+    row: Row = {key: rows[0][key] for key in ("case", "network", "kind", "batch", "weights") if key in rows[0]}
     floors = [each["roofline"] for each in rows if "roofline" in each]
     sides = list(dict.fromkeys(side for each in rows for side in each["us"]))
     chosen = {

@@ -3,7 +3,7 @@
     python -m benchmarks networks --both-flags --prepared networks --json networks.json
     python -m benchmarks networks --prepare --prepared networks   # in advance: no GPU and no extension is needed
     python -m benchmarks networks --batch 1 --cases 'vgg19|default' --prepared networks --json part.json
-    python -m benchmarks networks --merge part.json other.json --json networks.json   # measures nothing
+    python -m benchmarks networks --list benchmarks/results/h200/networks.json   # measures nothing
 
 Sides: "xla" is the same network in dense XLA, "auto" is `implementation=None`, "fused" is that under `jsc.fuse` (up to
 8 images), "planned" is the plan that `--plans FOLDER` holds as NETWORK_KIND_BATCH.json. Batch norm is folded on all of
@@ -36,7 +36,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import command, prepared
+from benchmarks.common import command, prepared, results
 from benchmarks.common.cases import KINDS
 from benchmarks.suites import network_rows
 from benchmarks.suites.network_cases import (
@@ -55,6 +55,7 @@ from jax_sparse_conv import models
 from jax_sparse_conv._src import environment
 
 NETWORKS = ("vgg19", "resnet50", "densenet121", "regnetx_16gf")
+BATCHES = (1, 8, 32)
 
 _SUITE = "networks"
 _TAIL = 20  # lines of a process's output among which the reason of its end is looked for
@@ -73,13 +74,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.prepare:
             _prepare(options)
             return 0
-        content = network_rows.of_files(options.merge) if options.merge else _measured(options, arguments)
-        content["command"] = command.portable(_SUITE, arguments)
-        command.write(options.json, content, indent=1)
+        rows = network_rows.read(options.list) if options.list else _measured(options, arguments)["rows"]
     except (OSError, ValueError) as error:
         print(f"benchmarks {_SUITE}: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
-    print(network_rows.table(content["rows"]))
+    print(network_rows.table(rows))
     return 0
 
 
@@ -88,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--networks", nargs="+", choices=sorted(models.NETWORKS), default=list(NETWORKS), metavar="NAME")
     add("--kinds", nargs="+", choices=tuple(KINDS), default=list(KINDS), help="precision or dtype")
-    add("--batch", nargs="+", type=int, default=[1, 8, 32])
+    add("--batch", nargs="+", type=int, default=list(BATCHES))
     add("--cases", default="", help="regular expression: only cases NETWORK/KIND/BATCH in which it is found")
     add("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     add("--plans", type=Path, help="folder of plans, NETWORK_KIND_BATCH.json")
@@ -100,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--json", type=Path)
     flags = parser.add_mutually_exclusive_group()
     flags.add_argument("--both-flags", action="store_true", help="XLA's default flags and command buffers; the faster")
-    flags.add_argument("--merge", type=Path, nargs="+", help="rows of these files, of each case the faster times")
+    flags.add_argument("--list", type=Path, nargs="+", metavar="FILE", help="print the table of these; measure nothing")
     add("--child", help=argparse.SUPPRESS)
     return parser
 
@@ -111,7 +110,7 @@ def _check(options: argparse.Namespace) -> None:
         raise ValueError("--prepare wants --prepared FOLDER")
     if min(options.repeats, *options.batch) < 1:
         raise ValueError("--repeats and --batch must be at least 1")
-    if not options.merge and not _cases(options):
+    if not options.list and not _cases(options):
         raise ValueError(f"--cases {options.cases!r} is found in no case, such as {NETWORKS[0]}/default/1")
 
 
@@ -172,7 +171,8 @@ def _isolated(
     def keep(row: Row, label: str) -> None:
         content["runs"].setdefault(label, []).append(row)
         content["rows"] = network_rows.best(content["runs"])
-        command.write(options.json, content, indent=1)
+        if "date" in content:  # what the network's process has said first
+            results.add(options.json, "networks", content)
         left.remove(row["case"])
 
     label = "command buffers" if "command_buffer" in flags + os.environ.get("XLA_FLAGS", "") else "default"

@@ -23,7 +23,7 @@ import numpy as np
 from flax import nnx
 
 import jax_sparse_conv as jsc
-from benchmarks.common import command, tables
+from benchmarks.common import command, results, tables
 from jax_sparse_conv import models
 from jax_sparse_conv._src import environment
 from jax_sparse_conv._src.cli import photograph
@@ -91,7 +91,7 @@ def report(rows: Sequence[tables.Row], options: argparse.Namespace, line: str) -
     print(tables.aligned(rows, _COLUMNS))
     if options.json:
         content = {**environment.describe_run(), "command": line, "repeats": options.repeats, "rows": rows}
-        command.write(options.json, content)
+        results.add(options.json, "packed", content)
 
 
 def _sides(model: models.ConvNet) -> tuple[dict[str, Callable[[jax.Array], Any]], int]:

@@ -32,7 +32,7 @@ import numpy as np
 import safetensors
 from flax import nnx
 
-from benchmarks.common import command
+from benchmarks.common import command, results
 from jax_sparse_conv import models
 from jax_sparse_conv._src import environment
 from jax_sparse_conv._src.plans import timing
@@ -105,6 +105,7 @@ def _run(options: argparse.Namespace, command_line: str) -> list[str]:
     result = environment.describe_run() | {
         "command": command_line,
         "network": options.network,
+        "batch": options.batch,
         "images": len(images),
         "implementation": options.implementation,
         "relative_frobenius": difference,
@@ -115,7 +116,7 @@ def _run(options: argparse.Namespace, command_line: str) -> list[str]:
     }
     failures = report(result, loaded.missing)
     result["failures"] = failures
-    command.write(options.json, result, indent=1)
+    results.add(options.json, "real_weights", result)
     return failures
 
 

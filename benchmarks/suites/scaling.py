@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.sched_setaffinity(0, options.bind)  # before JAX is imported, whose pool is of this size
         options.json.write_text(json.dumps(_timed(options)), encoding="utf-8")
         return 0
-    from benchmarks.common import command, tables
+    from benchmarks.common import command, results, tables
     from jax_sparse_conv._src import environment
 
     try:
@@ -69,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.json:
         content = {**environment.describe_run(), "command": command.portable("scaling", arguments)}
         content |= {"zeros_percent": options.zeros, "repeats": options.repeats}
-        content |= {"runs": [{key: run[key] for key in ("cores", "peak_flops")} for run in runs], "rows": rows}
-        options.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        content |= {"limits": [{key: run[key] for key in ("cores", "peak_flops")} for run in runs], "rows": rows}
+        results.add(options.json, "scaling", content)
     return 0
 
 
@@ -173,7 +173,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--layers",
         default=DEFAULT_LAYERS,
-        help="layers of the set cpu (benchmarks/common/cases.py), a regular expression",
+        help="layers of the set cpu, a regular expression",
     )
     add("--zeros", type=int, default=85, help="percentage of zeros, at least 50")
     add("--batch", type=int, nargs="+", default=[1])

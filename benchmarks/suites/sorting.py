@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_sparse_conv as jsc
-from benchmarks.common import cases, command, data, tables
+from benchmarks.common import cases, command, data, results, tables
 from jax_sparse_conv._src import environment
 from jax_sparse_conv._src.plans import timing
 
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.json:
         content = {**environment.describe_run(), "command": command.portable("sorting", arguments)}
         content |= {"repeats": options.repeats, "rows": rows, "geometric_means": means}
-        command.write(options.json, content)
+        results.add(options.json, "sorting", content)
     return 0
 
 

@@ -37,7 +37,6 @@ import argparse
 import dataclasses
 import functools
 import itertools
-import json
 import math
 import re
 import sys
@@ -51,7 +50,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_sparse_conv as jsc
-from benchmarks.common import command, tables, zoo_layers
+from benchmarks.common import command, results, tables, zoo_layers
 from benchmarks.common.cases import KINDS
 from benchmarks.common.zoo_layers import ZooLayer
 from benchmarks.suites import zoo_rows
@@ -64,7 +63,7 @@ from jax_sparse_conv._src.plans import timing
 LAYER_KINDS = KINDS | {"float16": ("float16", None)}
 _LONGER = 4  # times as many repeats where a layer seems to lose
 _ROUNDS = 3
-_WRITE_SECONDS = 2.0  # between two versions of the file
+_WRITE_SECONDS = 5.0  # between two versions of the file
 _USERS = 3  # layers of a kind that are named
 _Wanted: TypeAlias = tuple[Call, tables.Row]  # a call, and what is known of one of its rows before it is timed
 _WEIGHTS_HELP = f"{WEIGHTS_HELP}; cold: arguments, up to 32 copies of the kernel in turn"
@@ -94,13 +93,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _content(options: argparse.Namespace, line: str) -> dict[str, Any]:
-    """What describes this run, with the rows that the file has so far and the runs that they are of."""
+    """What describes this run, with the rows that the file has of the same commit and flags."""
     content: dict[str, Any] = {**environment.describe_run(), "command": line, "repeats": options.repeats}
-    rows, runs = [], []
+    content |= {"plan": options.plan is not None, "rows": []}
     if options.json and options.json.is_file():
-        before = json.loads(options.json.read_text(encoding="utf-8"))
-        rows, runs = before["rows"], before.get("runs") or [{name: before[name] for name in ("date", "command")}]
-    return content | {"runs": [*runs, {name: content[name] for name in ("date", "command")}], "rows": rows}
+        now = (results.flags_of(content["xla_flags"]), results.commit(), content["plan"], None)
+        content["rows"] = [row for row in results.load(options.json)["rows"] if now == _state(row)]
+    return content
+
+
+def _state(row: tables.Row) -> tuple[str, str | None, bool, str | None]:
+    """What rows must have in common to be of one run that was cut short."""
+    return row["flags"], row["commit"], row.get("plan", False), row.get("label")
 
 
 def _measure_all(options: argparse.Namespace, content: dict[str, Any]) -> int:
@@ -128,7 +132,7 @@ def _measure_all(options: argparse.Namespace, content: dict[str, Any]) -> int:
             next_ = waiting[due[0]] if due else None
             new = _row(options, planned, *waiting[key], round_, next_)
             kept = rows[key] if round_ and "failed" in new else {}  # a loss stays one where another try fails
-            rows[key] = kept | {"rounds": round_ + 1} | new
+            rows[key] = {k: v for k, v in kept.items() if k != "run"} | {"rounds": round_ + 1} | new
             if time.monotonic() > written + _WRITE_SECONDS:
                 written = time.monotonic()
                 _write(options, content, rows, left + len(due))
@@ -185,8 +189,7 @@ def _write(
     options: argparse.Namespace, content: dict[str, Any], rows: dict[tuple[Any, ...], tables.Row], left: int
 ) -> None:
     content["rows"], content["left"] = list(rows.values()), left
-    if options.json:
-        options.json.write_text(_text(content), encoding="utf-8")
+    results.add(options.json, "zoo", content | {"rows": list(map(_short, rows.values()))})
 
 
 def _chosen(options: argparse.Namespace) -> Iterator[ZooLayer]:
@@ -245,12 +248,8 @@ def will_run(call: Call, implementation: str | None = None) -> str:
     return f"{ran}|xla" if names and "stablehlo.case" in text else ran
 
 
-def _text(content: dict[str, Any]) -> str:
-    """JSON with a row a line."""
-    others = {key: value for key, value in content.items() if key != "rows"}
-    head = json.dumps(others | {"rows": []}, indent=1).removesuffix("[]\n}")
-    short = [{k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()} for row in content["rows"]]
-    return head + "[\n" + ",\n".join(map(json.dumps, short)) + "\n]}\n"
+def _short(row: tables.Row) -> tables.Row:
+    return {key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()}
 
 
 def _is_due(row: tables.Row | None, round_: int) -> bool:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import tables
+from benchmarks.common import results, tables
 from jax_sparse_conv._src.plans import timing
 
 LEAST = 0.97
@@ -78,9 +77,8 @@ def read(paths: Sequence[Path]) -> list[tables.Row]:
 
 
 def of_file(path: Path) -> list[tables.Row]:
-    """The rows of one file, timed or not."""
-    rows: list[tables.Row] = json.loads(path.read_text(encoding="utf-8"))["rows"]
-    return rows
+    """The rows of one file without a label, timed or not, oldest first."""
+    return [row for row in results.read(path) if "label" not in row]
 
 
 def _timed(rows: Sequence[tables.Row]) -> list[tables.Row]:

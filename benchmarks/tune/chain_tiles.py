@@ -28,11 +28,11 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import command, tables
+from benchmarks.common import command, results, tables
 from benchmarks.common.cases import KINDS
 from benchmarks.tune import chain_programs, chain_search
 from benchmarks.tune.chain_programs import FusedChain
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.check_folder("--json", options.json)
         if options.batch < 1 or options.batch > chain_rules.MAX_IMAGES:
             raise ValueError(f"--batch {options.batch} is not 1 to {chain_rules.MAX_IMAGES}, what chains have")
-        contents = _read(options.files) if options.files else [_measured(options, arguments)]
+        contents = read(options.files) if options.files else [_measured(options, arguments)]
         chains = [chain for content in contents for chain in content["chains"]]
         if options.write:
             _write(contents)
@@ -97,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--kinds", nargs="+", choices=tuple(KINDS), default=list(KINDS), help="precision or dtype")
     add("--batch", type=int, default=1)
     add("--seconds", type=float, default=600.0, help="for each network and kind; then what has been kept is the result")
-    add("--json", type=Path)
+    add("--json", type=Path, help="file of results that the chains go into")
     add("--write", action="store_true", help="add the tiles kept to the package's table")
     add("--from-table", action="store_true", help="begin with the package's tiles in the place of the model's")
     add("--from", dest="files", nargs="+", type=Path, help="take the results of these files, measure nothing")
@@ -116,7 +116,7 @@ def _progress(text: str) -> None:
 def _measured(options: argparse.Namespace, arguments: Sequence[str]) -> dict[str, Any]:
     """What the processes of all networks found."""
     with tempfile.TemporaryDirectory() as folder:
-        path = options.json or Path(folder) / "tiles.json"
+        path = options.json.with_suffix(".part.json") if options.json else Path(folder) / "tiles.json"
         named = {"command": command.portable(_SUITE, arguments), "seconds": options.seconds, "quick": options.quick}
         command.write(path, {**named, "chains": [], "failed": []}, indent=1)
         for network in options.networks:
@@ -130,17 +130,31 @@ def _measured(options: argparse.Namespace, arguments: Sequence[str]) -> dict[str
                 _progress(f"{network}: the process ended {reason}")
                 report = _Report(path)
                 report.fail(network, "all that it had not said", f"the process ended {reason}")
-        return _read([path])[0]
+        (content,) = read([path])
+        if content["chains"]:
+            results.add(options.json, _SUITE, content)
+        path.unlink()  # what a search that is cut short leaves
+        return content
 
 
-def _read(paths: Sequence[Path]) -> list[dict[str, Any]]:
+def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """What processes found: a content for every run of a file of results."""
     contents = []
     for path in paths:
         content = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(content, dict) and content.get("suite") == _SUITE:
+            contents += _by_run(content)
+            continue
         if not isinstance(content, dict) or not {"chains", "failed"} <= content.keys():
             raise ValueError(f"{path} has no chains: it is no result of the suite {_SUITE}")
         contents.append(content)
     return contents
+
+
+def _by_run(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for number, run in enumerate(content["runs"]):
+        chains = [row for row in content["rows"] if row["run"] == number]
+        yield {"failed": [], **run, "chains": chains, "quick": any(chain.get("quick") for chain in chains)}
 
 
 def _row(chain: Mapping[str, Any]) -> tables.Row:
@@ -208,7 +222,7 @@ class _Report:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._content = _read([path])[0]
+        self._content = read([path])[0]
 
     def describe(self) -> None:
         """Add date, versions and GPU, once."""

@@ -87,8 +87,9 @@ def test_run_writes_a_row_for_every_case(tmp_path: Path, capsys: pytest.CaptureF
         assert row["ratio"] == pytest.approx(row["xla_us"] / row["ours_us"])
         assert row["error"] < 2e-6
         assert row["xla_error"] < 2e-6
-    assert {"date", "device", "environment", "command", "xla_flags"} <= found.keys()
-    assert found["command"].startswith("python -m benchmarks layers --maps maps.npz --json rows.json --zeros 50 ")
+    (run,) = found["runs"]
+    assert {"date", "commit", "device", "driver", "versions", "command", "xla_flags"} <= run.keys()
+    assert run["command"].startswith("python -m benchmarks layers --maps maps.npz --json rows.json --zeros 50 ")
     assert "geometric mean of 2 conv, iid, 50 % zeros, batch 2, float32" in capsys.readouterr().out
 
 

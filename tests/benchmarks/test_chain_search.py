@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+from benchmarks.common import results
 from benchmarks.tune import chain_programs, chain_search
 from benchmarks.tune import chain_tiles as benchmark
 from benchmarks.tune.chain_search import Group, Trial
@@ -187,8 +188,7 @@ def test_results_go_into_the_table(
 
 
 def test_the_packages_table_is_what_the_results_say() -> None:
-    files = sorted((Path(__file__).parents[2] / "benchmarks" / "results").glob("h200_chain_tiles_*.json"))
-    (found,) = benchmark.found_tiles([json.loads(path.read_text()) for path in files])
+    (found,) = benchmark.found_tiles(benchmark.read([results.RESULTS / "h200" / "chain_tiles.json"]))
     (table,) = chain_tiles.load(chain_tiles.TABLE)
     assert table.tiles == found.tiles
     assert sum(map(len, table.tiles.values())) > 0
@@ -286,9 +286,10 @@ def test_a_small_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setattr(benchmark.command, "run", lambda module, line, flags: benchmark.main(line))
     path = tmp_path / "t.json"
     assert benchmark.main([*QUICK, "--kinds", "default", "bfloat16", "--seconds", "60", "--json", str(path)]) == 0
-    content = json.loads(path.read_text())
-    assert {"date", "device", "environment", "command", "gpu"} <= content.keys()
+    (content,) = benchmark.read([path])
+    assert {"date", "commit", "device", "versions", "command", "gpu"} <= content.keys()
     assert content["failed"] == []
+    assert [each.name for each in tmp_path.iterdir()] == ["t.json"]
     for chain, kind in zip(content["chains"], ("default", "bfloat16"), strict=True):
         assert (chain["network"], chain["kind"], chain["complete"]) == ("resnet50", kind, True)
         assert chain["us"]["model"] == pytest.approx(100)
@@ -318,7 +319,7 @@ def test_a_search_from_the_tables_tiles(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(benchmark.command, "run", lambda module, line, flags: benchmark.main(line))
     path = tmp_path / "t.json"
     assert benchmark.main([*QUICK, "--kinds", "default", "--from-table", "--json", str(path)]) == 0
-    content = json.loads(path.read_text())
+    (content,) = benchmark.read([path])
     (chain,) = content["chains"]
     assert [chain["us"][name] for name in ("model", "start", "kept")] == pytest.approx([100, 104, 95])
     kept = {tuple(group["layer"]): group["kept"] for group in chain["groups"] if group["kept"] is not None}
@@ -327,7 +328,9 @@ def test_a_search_from_the_tables_tiles(tmp_path: Path, monkeypatch: pytest.Monk
     assert found.tiles["tf32"] == {tuple(group["layer"]): TILES[0] for group in chain["groups"]} | {good: TILES[1]}
 
 
-def test_a_network_that_fails_keeps_what_others_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_that_fails_keeps_what_others_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def chains_of(name: str, kind: str, batch: int, quick: bool) -> list[Any]:
         raise ValueError(f"{kind} is broken")
 
@@ -335,8 +338,10 @@ def test_a_network_that_fails_keeps_what_others_found(tmp_path: Path, monkeypatc
     monkeypatch.setattr(benchmark.command, "run", lambda module, line, flags: benchmark.main(line))
     path = tmp_path / "t.json"
     assert benchmark.main([*QUICK, "--kinds", "default", "highest", "--json", str(path)]) == 1
-    failed = json.loads(path.read_text())["failed"]
-    assert [each["reason"] for each in failed] == ["ValueError: default is broken", "ValueError: highest is broken"]
+    printed = capsys.readouterr().out
+    assert (
+        "resnet50, default: ValueError: default is broken\nresnet50, highest: ValueError: highest is broken" in printed
+    )
 
     def dies(module: str, line: Sequence[str], flags: str) -> None:
         assert "command_buffer" in flags
@@ -344,5 +349,5 @@ def test_a_network_that_fails_keeps_what_others_found(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(benchmark.command, "run", dies)
     assert benchmark.main([*QUICK, "--json", str(path)]) == 1
-    (failure,) = json.loads(path.read_text())["failed"]
-    assert failure["reason"] == "the process ended with status -11"
+    assert "the process ended with status -11" in capsys.readouterr().out
+    assert not path.exists()

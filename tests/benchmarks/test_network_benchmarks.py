@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import jax_sparse_conv as jsc
-from benchmarks.common import prepared, program
+from benchmarks.common import merge, prepared, program, results
 from benchmarks.suites import network_cases, network_rows, networks
 from jax_sparse_conv._src import _native
 from jax_sparse_conv._src.fusion import dense_blocks
@@ -78,13 +78,16 @@ def test_networks_writes_a_row_for_every_case(kept: Path, tmp_path: Path, capsys
     run = [*NETWORK, "--prepared", str(kept)]
     assert networks.main([*run, "--json", str(files[0])]) == 0
     assert networks.main([*run, "--json", str(files[1]), "--kinds", "bfloat16", "--batch", "2"]) == 0
-    assert networks.main(["--merge", *map(str, files[:2]), "--json", str(files[2])]) == 0
-    content = json.loads(files[2].read_text("utf-8"))
-    assert {"date", "device", "environment", "command", "commands", "limits", "runs"} <= content.keys()
-    assert [row["case"] for row in content["rows"]] == ["resnet50/highest/1", "resnet50/bfloat16/2"]
-    assert networks.main(["--merge", str(files[2]), str(files[0]), "--json", str(tmp_path / "again.json")]) == 0
-    assert json.loads((tmp_path / "again.json").read_text("utf-8"))["commands"] == content["commands"]
-    for row in content["rows"]:
+    assert merge.main([*map(str, files[:2]), "--out", str(files[2])]) == 0
+    assert networks.main(["--list", str(files[2])]) == 0
+    runs = results.load(files[2])["runs"]
+    assert all({"date", "commit", "device", "versions", "command", "limits"} <= run.keys() for run in runs)
+    rows = network_rows.read([files[2]])
+    assert [row["case"] for row in rows] == ["resnet50/highest/1", "resnet50/bfloat16/2"]
+    assert merge.main([str(files[2]), str(files[0]), "--out", str(tmp_path / "again.json")]) == 0
+    again = results.load(tmp_path / "again.json")["runs"]
+    assert sorted(run["command"] for run in again) == sorted(run["command"] for run in runs)
+    for row in rows:
         assert set(row["us"]) == set(row["no_zeros_us"]) == {"xla", "auto", "fused"}
         assert row["latency_us"].keys() == row["us"].keys()
         assert row["ratio"]["auto"] == row["us"]["xla"] / row["us"]["auto"]
@@ -98,8 +101,8 @@ def test_networks_writes_a_row_for_every_case(kept: Path, tmp_path: Path, capsys
     assert networks.main([*NETWORK, "--json", str(tmp_path / "nowhere" / "a.json")]) == 1
     files[0].write_text("{}")
     capsys.readouterr()
-    assert networks.main(["--merge", str(files[0])]) == 1
-    assert "one.json: not a file that benchmarks networks --json has written" in capsys.readouterr().err
+    assert networks.main(["--list", str(files[0])]) == 1
+    assert "one.json is no file of results" in capsys.readouterr().err
 
 
 def test_no_vector_of_weights_is_one_number(densenet: prepared.Prepared) -> None:
@@ -110,19 +113,16 @@ def test_no_vector_of_weights_is_one_number(densenet: prepared.Prepared) -> None
 
 
 def test_weights_can_be_constants_of_the_program(kept: Path, tmp_path: Path) -> None:
-    files = [tmp_path / name for name in ("constants.json", "arguments.json")]
+    file = tmp_path / "constants.json"
     run = [*NETWORK, "--prepared", str(kept), "--weights", "constants"]
-    assert networks.main([*run, "--json", str(files[0])]) == 0
-    content = json.loads(files[0].read_text("utf-8"))
-    (row,) = content["runs"]["default"]
-    assert content["weights"] == row["weights"] == "constants"
-    assert content["xla_flags"] == row["xla_flags"] == os.environ.get("XLA_FLAGS", "")  # without where dumps went
+    assert networks.main([*run, "--json", str(file)]) == 0
+    (row,) = results.read(file)
+    assert (row["weights"], row["flags"], row["quick"]) == ("constants", "default", True)
+    assert row["xla_flags"] == os.environ.get("XLA_FLAGS", "")  # without where dumps went
     assert set(row["us"]) == set(row["no_zeros_us"]) == {"xla", "auto", "fused"}
     assert max(row["error"].values()) < (1e-5 if _on_cpu() else 5e-2)
     weight_bytes = sum(leaf.nbytes for leaf in prepared.load("resnet50", kept, quick=True).weights)
     assert all(memory["argument"] < weight_bytes for memory in row["memory"].values())
-    files[1].write_text(json.dumps({key: value for key, value in content.items() if key != "weights"}))
-    assert networks.main(["--merge", *map(str, files), "--json", str(tmp_path / "both.json")]) == 1
 
 
 @pytest.mark.skipif(
@@ -134,10 +134,9 @@ def test_weights_can_be_packed(tmp_path: Path) -> None:
     run = [*NETWORK, "--prepared", str(tmp_path / "networks"), "--weights", "packed"]
     file = tmp_path / "packed.json"
     assert networks.main([*run, "--kinds", "highest", "bfloat16", "--json", str(file)]) == 0
-    content = json.loads(file.read_text("utf-8"))
-    rows = {row["kind"]: row for row in content["runs"]["default"]}
+    rows = {row["kind"]: row for row in results.read(file)}
     row = rows["highest"]
-    assert content["weights"] == row["weights"] == "packed"
+    assert row["weights"] == "packed"
     assert set(row["us"]) == set(row["no_zeros_us"]) == {"xla", "auto", "fused"}
     assert max(row["error"].values()) < 1e-5
     network = prepared.load("resnet50", tmp_path / "networks", quick=True)
@@ -202,10 +201,12 @@ def test_a_side_that_ends_the_process_is_skipped_and_the_rest_goes_on(
         raise AssertionError(specs)
 
     monkeypatch.setattr(networks, "_one_process", process)
-    content: dict[str, Any] = {"runs": {}}
+    content: dict[str, Any] = {"runs": {}, "date": "2026-11-26", "device": "a CPU", "command": "python"} | {
+        "weights": "arguments"
+    }
     networks._isolated(options, [first, second], "", content, tmp_path)
     assert specs[1]["skipped"] == {first.name: {"xla": "the process ended by SIGABRT: unknown cudnn status: 5003"}}
-    rows = json.loads(path.read_text("utf-8"))["rows"]
+    rows = network_rows.read([path])
     assert [row["case"] for row in rows] == [first.name, second.name]
     assert set(rows[1]["skipped"]["default"]) == set(network_cases.SIDES)
     assert "resnet50/highest/1 xla, default flags, skipped: the process ended by SIGABRT" in network_rows.table(rows)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.common import data, prepared
+from benchmarks.common import data, prepared, results
 from benchmarks.paper import answers, claims, command, cusnn, cusparse, document, experiment, layers, networks, sides
 from benchmarks.paper.layers import PaperLayer
 from benchmarks.paper.registry import EXPERIMENTS
@@ -207,12 +207,16 @@ def test_the_document_is_what_the_results_say() -> None:
 
 
 def test_whole_networks_are_in_the_document_once_measured(tmp_path: Path) -> None:
-    path = tmp_path / "h200_networks.json"
+    path = tmp_path / "networks.json"
     assert document._network_lines(path) == []
-    row = {"network": "n", "kind": "default", "batch": 1, "zeros_percent": 60.0, "us": {"xla": 300.0, "auto": 100.0}}
-    row |= {"ratio": {"auto": 3.0}, "no_zeros_ratio": {"auto": 2.0}, "roof_percent": {"xla": 10.0, "auto": 30.0}}
-    path.write_text(json.dumps({"rows": [row]}))
-    assert document._network_lines(path)[1:] == ["| n | default | 1 | 60 % | auto | 300 | 100 | 3.00x | 2.00x | 30 % |"]
+    row = {"case": "vgg19/default/1", "network": "vgg19", "kind": "default", "batch": 1, "zeros_percent": 60.0}
+    row |= {"us": {"xla": 300.0, "auto": 100.0}, "no_zeros_us": {"xla": 300.0, "auto": 150.0}, "skipped": {}}
+    row |= {key: {"xla": 0, "auto": 0} for key in ("error", "program", "memory")} | {"roofline": {"us": 30.0}}
+    constants = row | {"weights": "constants", "us": {"xla": 200.0, "auto": 100.0}}
+    run = {"date": "2026-11-26", "command": "python", "device": "a GPU", "weights": "arguments"}
+    results.add(path, "networks", run | {"rows": [row, constants]})
+    found = ["| vgg19 | default | 1 | 60 % | auto | 300 | 100 | 3.00x | 2.00x | 30 % |"]
+    assert document._network_lines(path)[1:] == found
 
 
 def test_energy_is_compared_with_both_precisions() -> None:
@@ -294,9 +298,9 @@ def test_two_runs_made_apart_are_merged(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_a_search_made_before_serves_its_figures(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    searched = document.RESULTS / "h200_cost_model.json"
+    searched = document.RESULTS / "h200" / "cost_model.json"
     assert command.main(["cusnn_fig9", "--searched", str(searched), "--out", str(tmp_path)]) == 0
     found, original = (json.loads(path.read_text("utf-8")) for path in (tmp_path / "cusnn_fig9.json", searched))
     assert len(found["rows"]) == len(original["rows"])
     assert {row["searched"] for row in found["rows"]} == {searched.name}
-    assert (found["device"], found["date"]) == (original["device"], original["date"])
+    assert (found["device"], found["date"]) == (original["runs"][0]["device"], original["runs"][0]["date"])

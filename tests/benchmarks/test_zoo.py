@@ -27,10 +27,10 @@ def test_zoo_times_what_its_file_lacks(
     printed = capsys.readouterr().out
     assert "8 left to be timed" in printed
     assert "1 more are XLA's own operation: 1 default batch 1" in printed
-    assert json.loads(out.read_text())["left"] == 8
+    assert json.loads(out.read_text())["runs"][-1]["left"] == 8
     assert zoo.main(options) == 0
     content = json.loads(out.read_text())
-    assert content["left"] == 0
+    assert content["runs"][-1]["left"] == 0
     image, *rows = content["rows"]
     assert image["users"] == ["lenet5/conv1"]
     assert (image["implementation"], "ratio" in image) == ("xla", False)
