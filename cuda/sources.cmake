@@ -44,7 +44,7 @@ set(JSC_CUDA_SOURCES
     cuda/sparse/matvec/rows.cu
     cuda/sparse/per_output.cu)
 # Hopper's warpgroup products: compiled for sm_90a alone.
-set(JSC_WARPGROUP_SOURCES
+set(JSC_WGMMA_SOURCES
     cuda/chain/pair.cu
     cuda/dense_conv/wgmma/bfloat16.cu
     cuda/dense_conv/wgmma/float16.cu

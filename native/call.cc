@@ -67,17 +67,17 @@ std::string CheckSizes(const ConvArgs& a) {
     }
   }
   if (a.channels < 1) return "x must have at least one channel, C=" + std::to_string(a.channels);
-  if (a.groups < 1 || a.group_channels * a.groups != a.channels || a.features % a.groups != 0) {
+  if (a.groups < 1 || a.group_channels * a.groups != a.channels || a.out_channels % a.groups != 0) {
     return "groups=" + std::to_string(a.groups) + " does not divide C=" + std::to_string(a.channels) +
-           " into kernel's C/groups=" + std::to_string(a.group_channels) + " and K=" + std::to_string(a.features);
+           " into kernel's C/groups=" + std::to_string(a.group_channels) + " and K=" + std::to_string(a.out_channels);
   }
   if (a.stacks < 1 || a.images % a.stacks != 0) {
     return "N=" + std::to_string(a.images) + " is not a multiple of the " + std::to_string(a.stacks) + " kernels";
   }
   const int64_t per_image = a.size[0] * a.size[1] * a.channels;
-  const int64_t per_result = a.conv_size[0] * a.conv_size[1] * a.features;
-  const int64_t per_kernel = a.kernel_size[0] * a.kernel_size[1] * a.group_channels * a.features;
-  const int64_t per_output = a.out_size[0] * a.out_size[1] * a.features;  // more than per_result with a padded pool
+  const int64_t per_result = a.conv_size[0] * a.conv_size[1] * a.out_channels;
+  const int64_t per_kernel = a.kernel_size[0] * a.kernel_size[1] * a.group_channels * a.out_channels;
+  const int64_t per_output = a.out_size[0] * a.out_size[1] * a.out_channels;  // more than per_result with a padded pool
   if (std::max({per_image, per_result, per_kernel, per_output}) > kMaxElements) {
     return "one image of x, one image of the result and one kernel must each have fewer than 2^31 elements";
   }
@@ -87,9 +87,9 @@ std::string CheckSizes(const ConvArgs& a) {
 }  // namespace
 
 int64_t PackedBlock(const ConvArgs& a) {
-  const int64_t features = a.features / a.groups;
+  const int64_t out_channels = a.out_channels / a.groups;
   int64_t block = 16;
-  while (a.kernel_size[0] == 1 && block < 128 && block < features) block *= 2;
+  while (a.kernel_size[0] == 1 && block < 128 && block < out_channels) block *= 2;
   return block;
 }
 
@@ -132,7 +132,7 @@ ffi::ErrorOr<ConvCall> MakeConvCall(ffi::AnyBuffer x, ffi::AnyBuffer kernel, ffi
   a.channels = x.dimensions()[3];
   a.stacks = kernel.dimensions()[0];
   a.group_channels = kernel.dimensions()[3];
-  a.features = kernel.dimensions()[4];
+  a.out_channels = kernel.dimensions()[4];
   for (int i = 0; i < 2; ++i) {
     a.size[i] = x.dimensions()[1 + i];
     a.kernel_size[i] = kernel.dimensions()[1 + i];
@@ -148,10 +148,10 @@ ffi::ErrorOr<ConvCall> MakeConvCall(ffi::AnyBuffer x, ffi::AnyBuffer kernel, ffi
                                                          a.window[i], 1, a.window_stride[i]);
   }
   if (std::string wrong = CheckSizes(a); !wrong.empty()) return ffi::Unexpected(Invalid(wrong));
-  if (!SameDimensions(out->dimensions(), {a.images, a.out_size[0], a.out_size[1], a.features})) {
+  if (!SameDimensions(out->dimensions(), {a.images, a.out_size[0], a.out_size[1], a.out_channels})) {
     return ffi::Unexpected(
         Invalid("out is " + Show(out->dimensions()) + ", but the operation gives " +
-                Show(std::initializer_list<int64_t>{a.images, a.out_size[0], a.out_size[1], a.features})));
+                Show(std::initializer_list<int64_t>{a.images, a.out_size[0], a.out_size[1], a.out_channels})));
   }
   call.dtype = x.element_type();
   call.x = x.untyped_data();
@@ -168,7 +168,7 @@ ffi::ErrorOr<ConvCall> MakeConvCall(ffi::AnyBuffer x, ffi::AnyBuffer kernel, ffi
   if (a.has_bias) {
     auto bias = optional.get<ffi::AnyBuffer>(next++);
     if (!bias.has_value()) return ffi::Unexpected(bias.error());
-    if (bias->element_type() != call.dtype || !SameDimensions(bias->dimensions(), {a.stacks, a.features})) {
+    if (bias->element_type() != call.dtype || !SameDimensions(bias->dimensions(), {a.stacks, a.out_channels})) {
       return ffi::Unexpected(Invalid("bias must be [S, K] in x's dtype, got " + Show(bias->dimensions())));
     }
     call.bias = bias->untyped_data();
@@ -177,7 +177,7 @@ ffi::ErrorOr<ConvCall> MakeConvCall(ffi::AnyBuffer x, ffi::AnyBuffer kernel, ffi
     auto residual = optional.get<ffi::AnyBuffer>(next++);
     if (!residual.has_value()) return ffi::Unexpected(residual.error());
     if (a.pool != Pool::kNone || residual->element_type() != call.dtype ||
-        !SameDimensions(residual->dimensions(), {a.images, a.conv_size[0], a.conv_size[1], a.features})) {
+        !SameDimensions(residual->dimensions(), {a.images, a.conv_size[0], a.conv_size[1], a.out_channels})) {
       return ffi::Unexpected(
           Invalid("residual must be [N, Ho, Wo, K] in x's dtype, without a pool, got " + Show(residual->dimensions())));
     }
@@ -186,7 +186,7 @@ ffi::ErrorOr<ConvCall> MakeConvCall(ffi::AnyBuffer x, ffi::AnyBuffer kernel, ffi
   if (has_packed) {
     auto packed = optional.get<ffi::AnyBuffer>(next++);
     if (!packed.has_value()) return ffi::Unexpected(packed.error());
-    const int64_t block = PackedBlock(a), blocks = (a.features / a.groups + block - 1) / block;
+    const int64_t block = PackedBlock(a), blocks = (a.out_channels / a.groups + block - 1) / block;
     const std::initializer_list<int64_t> expected = {
         a.stacks, a.groups, blocks, a.group_channels, a.kernel_size[0] * a.kernel_size[1], block};
     if (call.dtype != ffi::DataType::F32 || packed->element_type() != call.dtype ||

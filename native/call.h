@@ -28,7 +28,7 @@ struct ConvArgs {
   int64_t stacks;          // S kernels; image n is convolved with kernel n / (N / S)
   int64_t kernel_size[2];  // kh, kw
   int64_t group_channels;  // C / groups
-  int64_t features;        // K
+  int64_t out_channels;    // K
   int64_t groups;          // output channel k reads input channels [g * C/groups, ...), g = k / (K / groups)
   int64_t stride[2];
   int64_t pad_low[2];  // zeros in front of row 0 and column 0; may be negative (crops)

@@ -13,17 +13,17 @@
 namespace jsc {
 
 struct CooVariant {
-  int kernel;    // R = S
-  int stride;    // of rows and columns
-  int height;    // TH, results
-  int width;     // TW
-  int features;  // output channels of a thread
+  int kernel;        // R = S
+  int stride;        // of rows and columns
+  int height;        // TH, results
+  int width;         // TW
+  int out_channels;  // output channels of a thread
 
   constexpr int taps() const { return kernel * kernel; }
   constexpr int pixels() const { return height * width; }
   // Sums and weights that a thread keeps, and what its registers leave room for: warps of a block, at most, and blocks
   // of that many warps on a multiprocessor with 65536 registers.
-  constexpr int words() const { return (pixels() + taps()) * features; }
+  constexpr int words() const { return (pixels() + taps()) * out_channels; }
   constexpr int max_warps() const { return words() <= 112 ? 8 : 4; }
   constexpr int min_blocks() const { return words() <= 60 ? 3 : words() <= 112 ? 2 : words() <= 124 ? 3 : 2; }
   // A tile of x with its halo; a position in it takes one byte.

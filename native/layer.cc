@@ -15,7 +15,7 @@ ConvArgs ArgsOfLayer(const std::vector<int64_t>& layer, const std::vector<int64_
   ConvArgs a{};
   a.images = layer[0];
   a.channels = layer[3];
-  a.features = layer[6];
+  a.out_channels = layer[6];
   a.groups = layer[15];
   a.stacks = 1;
   const auto size_of = [](int64_t size, int64_t reach, int64_t stride) {
@@ -23,7 +23,7 @@ ConvArgs ArgsOfLayer(const std::vector<int64_t>& layer, const std::vector<int64_
     if (span < 0) throw std::invalid_argument("a window is larger than its map");
     return span / stride + 1;
   };
-  for (int64_t field : {a.images, a.channels, a.features, a.groups}) {
+  for (int64_t field : {a.images, a.channels, a.out_channels, a.groups}) {
     if (field < 1 || field > kMost)
       throw std::invalid_argument("images, channels, features and groups must be 1 or more");
   }
@@ -52,13 +52,13 @@ ConvArgs ArgsOfLayer(const std::vector<int64_t>& layer, const std::vector<int64_
     a.window_pad_low[i] = pads[0];
     a.out_size[i] = size_of(a.conv_size[i] + pads[0] + pads[1], pool[i], pool[2 + i]);
   }
-  if (a.channels % a.groups != 0 || a.features % a.groups != 0) {
+  if (a.channels % a.groups != 0 || a.out_channels % a.groups != 0) {
     throw std::invalid_argument("groups must divide channels and features");
   }
   a.group_channels = a.channels / a.groups;
   const int64_t deep = a.kernel_size[0] * a.kernel_size[1], results = a.conv_size[0] * a.conv_size[1];
-  if (a.size[0] * a.size[1] > kMost / a.images / a.channels || results > kMost / a.images / a.features ||
-      deep > kMost / a.group_channels / a.features) {
+  if (a.size[0] * a.size[1] > kMost / a.images / a.channels || results > kMost / a.images / a.out_channels ||
+      deep > kMost / a.group_channels / a.out_channels) {
     throw std::invalid_argument("maps and kernel must have at most 2^31 - 1 elements");
   }
   if (!pool.empty()) a.pool = pool.size() > kPool && pool[kPool] == 2 ? Pool::kAverage : Pool::kMax;

@@ -116,7 +116,7 @@ NB_MODULE(_cpu, m) {
       [] {
         std::vector<std::vector<int>> rows;
         for (const jsc::CooVariant& v : jsc::kCooVariants) {
-          rows.push_back({v.kernel, v.stride, v.height, v.width, v.features, v.max_warps(), v.min_blocks()});
+          rows.push_back({v.kernel, v.stride, v.height, v.width, v.out_channels, v.max_warps(), v.min_blocks()});
         }
         return rows;
       },

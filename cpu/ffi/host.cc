@@ -147,9 +147,9 @@ double SampleDensity(const Isa& isa, int dtype, const ConvCall& call) {
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-bool IsDepthwise(const ConvArgs& a) { return a.groups > 1 && a.group_channels == 1 && a.features == a.groups; }
+bool IsDepthwise(const ConvArgs& a) { return a.groups > 1 && a.group_channels == 1 && a.out_channels == a.groups; }
 
-bool Empty(const ConvArgs& a) { return a.images * a.out_size[0] * a.out_size[1] * a.features == 0; }
+bool Empty(const ConvArgs& a) { return a.images * a.out_size[0] * a.out_size[1] * a.out_channels == 0; }
 
 }  // namespace
 
@@ -225,10 +225,10 @@ ffi::Error RunCooCall(ffi::ThreadPool& pool, const ConvCall& call) {
   const int64_t threads = std::max<int64_t>(1, pool.num_threads());
   const int64_t rows = (a.conv_size[0] + shape->height - 1) / shape->height;
   // Output channels are cut only where there are fewer rows of tiles than threads: each part lists x again.
-  const int64_t features = a.features / a.groups, wholes = a.images * a.groups * rows;
+  const int64_t out_channels = a.out_channels / a.groups, wholes = a.images * a.groups * rows;
   const int64_t wanted = std::clamp<int64_t>(2 * threads / wholes, 1, 64);
-  const int64_t part = std::max<int64_t>(64, (features / wanted + 63) / 64 * 64);
-  const int64_t parts = (features + part - 1) / part;
+  const int64_t part = std::max<int64_t>(64, (out_channels / wanted + 63) / 64 * 64);
+  const int64_t parts = (out_channels + part - 1) / part;
   const auto make = [&](Taken taken, int64_t) {
     int64_t index = taken.begin;
     CooRow row{&call, shape, 0, 0, 0, 0, 0, 0};
@@ -237,8 +237,8 @@ ffi::Error RunCooCall(ffi::ThreadPool& pool, const ConvCall& call) {
       index /= count;
       return digit;
     };
-    row.feature_begin = take(parts) * part;
-    row.feature_end = std::min(row.feature_begin + part, features);
+    row.out_channel_begin = take(parts) * part;
+    row.out_channel_end = std::min(row.out_channel_begin + part, out_channels);
     row.tile_row = take(rows);
     row.group = take(a.groups);
     row.image = index;
@@ -280,12 +280,12 @@ ffi::Error RunDenseCall(ffi::ThreadPool& pool, const ConvCall& call) {
   const Isa& isa = CurrentIsa();
   const Machine machine = ThisMachine(isa, pool);
   // Columns in whole cache lines of 16 elements; two tasks a thread even out what else runs on the machine.
-  const int64_t wanted = (a.features + 2 * machine.threads - 1) / (2 * machine.threads);
+  const int64_t wanted = (a.out_channels + 2 * machine.threads - 1) / (2 * machine.threads);
   const int64_t columns = std::clamp<int64_t>((wanted + 63) / 64 * 64, 256, 4096);
-  const int64_t parts = (a.features + columns - 1) / columns;
+  const int64_t parts = (a.out_channels + columns - 1) / columns;
   const auto make = [&](Taken taken, int64_t) {
     const int64_t begin = taken.begin % parts * columns;
-    return DenseTask{&call, taken.begin / parts, begin, std::min(begin + columns, a.features)};
+    return DenseTask{&call, taken.begin / parts, begin, std::min(begin + columns, a.out_channels)};
   };
   Team team(pool);
   return RunTasks(team, machine.threads, a.stacks * parts, make, isa.dense_bytes[dtype], isa.dense[dtype]);

@@ -46,7 +46,7 @@ CooBuffers<A> TakeCooBuffers(const CooRow& row, char* scratch) {
   Arena arena(scratch);
   CooBuffers<A> b{};
   b.block = kCooVectors * kLanes<A>;
-  b.blocks = CeilDiv(row.feature_end - row.feature_begin, b.block);
+  b.blocks = CeilDiv(row.out_channel_end - row.out_channel_begin, b.block);
   b.tiles = CeilDiv(row.call->args.conv_size[1], shape.width);
   constexpr int64_t kPackedBytes = 128 << 10;
   const int64_t channel_bytes = shape.taps() * b.block * static_cast<int64_t>(sizeof(A));
@@ -108,13 +108,13 @@ template <typename T, typename A>
 [[gnu::noinline]] void PackCoo(const CooRow& row, int64_t first, int64_t channels, int64_t begin, int64_t width,
                                const CooBuffers<A>& b) {
   const ConvArgs& a = row.call->args;
-  const int64_t taps = row.shape->taps(), features = a.features / a.groups;
+  const int64_t taps = row.shape->taps(), out_channels = a.out_channels / a.groups;
   const T* kernel = static_cast<const T*>(row.call->kernel);  // [S, R, R, C / groups, K]
   A* packed = b.packed;
   for (int64_t c = first; c < first + channels; ++c) {
     for (int64_t tap = 0; tap < taps; ++tap, packed += b.block) {
-      const T* weights =
-          kernel + ((row.stack * taps + tap) * a.group_channels + c) * a.features + row.group * features + begin;
+      const T* weights = kernel + ((row.stack * taps + tap) * a.group_channels + c) * a.out_channels +
+                         row.group * out_channels + begin;
       int64_t k = 0;
       for (; k + kLanes<A> <= width; k += kLanes<A>) Store(packed + k, Load(weights + k));
       for (; k < width; ++k) packed[k] = Widen(weights[k]);
@@ -154,7 +154,7 @@ void WriteTile(const CooRow& row, int64_t tile, int64_t begin, int64_t width, co
   task.call = row.call;
   task.stack = row.stack;
   T* out = static_cast<T*>(row.call->out);  // [N, Ho, Wo, K]
-  const int64_t channel = row.group * (a.features / a.groups) + begin;
+  const int64_t channel = row.group * (a.out_channels / a.groups) + begin;
   for (int64_t pixel = 0; pixel < shape.pixels(); ++pixel, sums += b.block) {
     const int64_t y = row.tile_row * shape.height + pixel / shape.width;
     const int64_t x = tile * shape.width + pixel % shape.width;
@@ -162,7 +162,7 @@ void WriteTile(const CooRow& row, int64_t tile, int64_t begin, int64_t width, co
     const int64_t at = (row.image * a.conv_size[0] + y) * a.conv_size[1] + x;
     for (int64_t v = 0; v < width; v += kLanes<A>) {
       const ChannelRange range = {channel + v, Min(kLanes<A>, width - v)};
-      StoreFirst(out + at * a.features + range.channel, Activate<T>(task, Load(sums + v), range, at), range.width);
+      StoreFirst(out + at * a.out_channels + range.channel, Activate<T>(task, Load(sums + v), range, at), range.width);
     }
   }
 }
@@ -181,12 +181,14 @@ void RunCoo(const CooRow& row, char* scratch) {
   const int64_t tile_sums = shape.pixels() * b.block, channels = row.call->args.group_channels;
   FindReach(shape, b.reach);
   __builtin_memset(b.sums, 0, b.blocks * b.tiles * tile_sums * sizeof(A));
-  const auto width = [&](int64_t block) { return Min(b.block, row.feature_end - row.feature_begin - block * b.block); };
+  const auto width = [&](int64_t block) {
+    return Min(b.block, row.out_channel_end - row.out_channel_begin - block * b.block);
+  };
   for (int64_t first = 0; first < channels; first += b.chunk) {
     const int64_t here = Min(b.chunk, channels - first);
     for (int64_t tile = 0; tile < b.tiles; ++tile) ListTile<T>(row, tile, first, here, b);
     for (int64_t block = 0; block < b.blocks; ++block) {
-      PackCoo<T>(row, first, here, row.feature_begin + block * b.block, width(block), b);
+      PackCoo<T>(row, first, here, row.out_channel_begin + block * b.block, width(block), b);
       for (int64_t tile = 0; tile < b.tiles; ++tile) {
         MultiplyTile(shape.taps(), shape.positions(), tile, here, b, b.sums + (block * b.tiles + tile) * tile_sums);
       }
@@ -195,7 +197,7 @@ void RunCoo(const CooRow& row, char* scratch) {
   for (int64_t block = 0; block < b.blocks; ++block) {
     for (int64_t tile = 0; tile < b.tiles; ++tile) {
       const A* sums = b.sums + (block * b.tiles + tile) * tile_sums;
-      WriteTile<T>(row, tile, row.feature_begin + block * b.block, width(block), b, sums);
+      WriteTile<T>(row, tile, row.out_channel_begin + block * b.block, width(block), b, sums);
     }
   }
 }

@@ -12,7 +12,7 @@ struct CooRow {
   const CooVariant* shape;
   int64_t stack, image, group;
   int64_t tile_row;
-  int64_t feature_begin, feature_end;  // within the group
+  int64_t out_channel_begin, out_channel_end;  // within the group
 };
 
 }  // namespace jsc

@@ -45,11 +45,11 @@ inline Vector<A> Activate(const ConvTask& task, Vector<A> sum, ChannelRange rang
   const ConvArgs& a = task.call->args;
   if (a.has_bias) {
     const T* bias = static_cast<const T*>(task.call->bias);  // [S, K]
-    sum += LoadFirstOf<A>(bias + task.stack * a.features + range.channel, range.width);
+    sum += LoadFirstOf<A>(bias + task.stack * a.out_channels + range.channel, range.width);
   }
   if (a.has_residual) {
     const T* residual = static_cast<const T*>(task.call->residual);  // [N, Ho, Wo, K]
-    sum += LoadFirstOf<A>(residual + pixel * a.features + range.channel, range.width);
+    sum += LoadFirstOf<A>(residual + pixel * a.out_channels + range.channel, range.width);
   }
   return a.activation == Activation::kRelu ? Relu<A>(sum) : sum;
 }
@@ -82,9 +82,9 @@ inline void WriteRow(const ConvTask& task, int64_t columns, ChannelRange range, 
   const ConvArgs& a = task.call->args;
   const int64_t stride = task.plan->block;
   Vector<A> bias = {}, least = {};
-  if (a.has_bias) bias = Load(static_cast<const T*>(task.call->bias) + task.stack * a.features + range.channel);
+  if (a.has_bias) bias = Load(static_cast<const T*>(task.call->bias) + task.stack * a.out_channels + range.channel);
   if (a.activation != Activation::kRelu) least -= static_cast<A>(__builtin_inf());
-  for (int64_t x = 0; x < columns; ++x, sum += stride, out += a.features) {
+  for (int64_t x = 0; x < columns; ++x, sum += stride, out += a.out_channels) {
     const Vector<A> value = Load(sum) + bias;
     Store(out, value <= least ? least : value);
   }
@@ -99,14 +99,14 @@ void AddResidualRow(const ConvTask& task, int64_t columns, int64_t first, Channe
   const T* residual = static_cast<const T*>(task.call->residual);
   const int64_t pixels = task.call->args.images * a.conv_size[0] * a.conv_size[1];
   for (int64_t x = 0; x < columns; ++x, sum += task.plan->block) {
-    const int64_t ahead = Min(first + x + kAhead, pixels - 1) * a.features + block.channel;
+    const int64_t ahead = Min(first + x + kAhead, pixels - 1) * a.out_channels + block.channel;
     for (int64_t c = 0; c < block.width; c += kLine) {
       __builtin_prefetch(residual + ahead + c);
       __builtin_prefetch(out + ahead + c, 1);
     }
     for (int64_t v = 0; v < block.width; v += kLanes<A>) {
       const ChannelRange range = {block.channel + v, Min(kLanes<A>, block.width - v)};
-      StoreFirst(out + (first + x) * a.features + range.channel, Activate<T>(task, Load(sum + v), range, first + x),
+      StoreFirst(out + (first + x) * a.out_channels + range.channel, Activate<T>(task, Load(sum + v), range, first + x),
                  range.width);
     }
   }
@@ -128,14 +128,14 @@ void ActivateRow(const ConvTask& task, const Tile& tile, const TileImage& image,
   for (int64_t v = 0; v < block.width; v += kLanes<A>) {
     const ChannelRange range = {block.channel + v, Min(kLanes<A>, block.width - v)};
     if (range.width == kLanes<A> && a.pool == Pool::kNone) {
-      WriteRow(task, columns, range, row + v, out + first * a.features + range.channel);
+      WriteRow(task, columns, range, row + v, out + first * a.out_channels + range.channel);
       continue;
     }
     A* sum = row + v;
     for (int64_t x = 0; x < columns; ++x, sum += stride) {
       const Vector<A> value = Activate<T>(task, Load(sum), range, first + x);
       if (a.pool == Pool::kNone) {
-        StoreFirst(out + (first + x) * a.features + range.channel, value, range.width);
+        StoreFirst(out + (first + x) * a.out_channels + range.channel, value, range.width);
       } else {
         Store(sum, value);
       }
@@ -154,9 +154,9 @@ inline void WriteMaxPoolRow(const ConvTask& task, int64_t columns, ChannelRange 
     return ((other > one) | (other != other)) ? other : one;
   };
   Vector<A> bias = {}, least = {};
-  if (a.has_bias) bias = Load(static_cast<const T*>(task.call->bias) + task.stack * a.features + range.channel);
+  if (a.has_bias) bias = Load(static_cast<const T*>(task.call->bias) + task.stack * a.out_channels + range.channel);
   if (a.activation != Activation::kRelu) least -= static_cast<A>(__builtin_inf());
-  for (int64_t x = 0; x < columns; ++x, sum += step, out += a.features) {
+  for (int64_t x = 0; x < columns; ++x, sum += step, out += a.out_channels) {
     const Vector<A> top = larger(Load(sum), Load(sum + stride));
     const Vector<A> bottom = larger(Load(sum + row_stride), Load(sum + row_stride + stride));
     const Vector<A> value = larger(top, bottom) + bias;
@@ -184,7 +184,7 @@ void PoolRow(const ConvTask& task, const Tile& tile, const TileImage& image, int
   if (late && block.width % kLanes<A> == 0 && AreWhole2x2(a, rows, tile.out_cols, a.conv_size[1])) {
     const int64_t left = tile.out_cols.begin * a.window_stride[1] - a.window_pad_low[1] - tile.conv_cols.begin;
     const A* first = sums + (image.first_sum + rows.begin - image.conv_rows.begin) * row_stride + left * stride;
-    T* row = out + ((image.image * a.out_size[0] + y) * a.out_size[1] + tile.out_cols.begin) * a.features;
+    T* row = out + ((image.image * a.out_size[0] + y) * a.out_size[1] + tile.out_cols.begin) * a.out_channels;
     for (int64_t v = 0; v < block.width; v += kLanes<A>) {
       const ChannelRange range = {block.channel + v, kLanes<A>};
       WriteMaxPoolRow(task, tile.out_cols.size(), range, row_stride, a.window_stride[1] * stride, first + v,
@@ -197,7 +197,7 @@ void PoolRow(const ConvTask& task, const Tile& tile, const TileImage& image, int
     const Range columns = {Max(left, 0), Max(Max(left, 0), Min(left + a.window[1], a.conv_size[1]))};
     const A* first = sums + (image.first_sum + rows.begin - image.conv_rows.begin) * row_stride +
                      (columns.begin - tile.conv_cols.begin) * stride;
-    T* target = out + ((image.image * a.out_size[0] + y) * a.out_size[1] + x) * a.features + block.channel;
+    T* target = out + ((image.image * a.out_size[0] + y) * a.out_size[1] + x) * a.out_channels + block.channel;
     const bool two_by_two = rows.size() == 2 && columns.size() == 2;
     const bool activate = late && rows.size() > 0 && columns.size() > 0;  // the padding is not
     for (int64_t v = 0; v < block.width; v += kLanes<A>) {
@@ -216,7 +216,7 @@ inline bool MayActivateLate(const ConvTask& task, ChannelRange block) {
   const ConvArgs& a = task.call->args;
   if (a.pool != Pool::kMax) return false;
   for (int64_t k = 0; a.has_bias && k < block.width; ++k) {
-    const auto bias = Widen(static_cast<const T*>(task.call->bias)[task.stack * a.features + block.channel + k]);
+    const auto bias = Widen(static_cast<const T*>(task.call->bias)[task.stack * a.out_channels + block.channel + k]);
     if (!(bias - bias == 0)) return false;
   }
   return true;
@@ -233,8 +233,8 @@ class BlockWriter {
         sums_(sums),
         done_(image.conv_rows.begin),
         pooled_(image.out_rows.begin) {
-    const int64_t stride = task.plan->block, features = task.call->args.features / task.call->args.groups;
-    range_ = {task.group * features + block * stride, Min(stride, features - block * stride)};
+    const int64_t stride = task.plan->block, out_channels = task.call->args.out_channels / task.call->args.groups;
+    range_ = {task.group * out_channels + block * stride, Min(stride, out_channels - block * stride)};
     late_ = MayActivateLate<T>(task, range_);
   }
 

@@ -50,13 +50,13 @@ DenseBuffers<A> TakeDenseBuffers(const DenseTask& task, char* scratch) {
 
 // sums[0, width) += sum over kUsed entries of values[i] * kernel row rows[i]; the rows at `ahead` are prefetched.
 template <int kUsed, typename T, typename A>
-inline void AddRows(const T* kernel, int64_t features, int64_t width, const A* values, const uint32_t* rows,
+inline void AddRows(const T* kernel, int64_t out_channels, int64_t width, const A* values, const uint32_t* rows,
                     const uint32_t* ahead, A* sums) {
   const T* row[kUsed];
   const T* next[kUsed];
   for (int i = 0; i < kUsed; ++i) {
-    row[i] = kernel + rows[i] * features;
-    next[i] = kernel + ahead[i] * features;
+    row[i] = kernel + rows[i] * out_channels;
+    next[i] = kernel + ahead[i] * out_channels;
   }
   int64_t k = 0;
   for (; k + kLanes<A> <= width; k += kLanes<A>) {
@@ -75,7 +75,7 @@ inline void AddRows(const T* kernel, int64_t features, int64_t width, const A* v
 // Entries of one row of x whose kernel row is below `row_end`.
 template <typename T, typename A>
 void AddEntries(const DenseTask& task, const T* kernel, int64_t row_end, int64_t m, DenseBuffers<A>& buffers) {
-  const int64_t features = task.call->args.features, width = task.col_end - task.col_begin;
+  const int64_t out_channels = task.call->args.out_channels, width = task.col_end - task.col_begin;
   const A* values = buffers.values + m * buffers.capacity;
   const uint32_t* rows = buffers.rows + m * buffers.capacity;
   A* sums = buffers.sums + m * buffers.stride;
@@ -83,9 +83,11 @@ void AddEntries(const DenseTask& task, const T* kernel, int64_t row_end, int64_t
   const int64_t count = buffers.counts[m];
   while (end < count && rows[end] < row_end) ++end;
   for (; i + kRows <= end; i += kRows) {
-    AddRows<kRows>(kernel, features, width, values + i, rows + i, rows + Min(i + kRows, Max(count - kRows, 0)), sums);
+    AddRows<kRows>(kernel, out_channels, width, values + i, rows + i, rows + Min(i + kRows, Max(count - kRows, 0)),
+                   sums);
   }
-  for (; i < end; ++i) AddRows<1>(kernel, features, width, values + i, rows + i, rows + Min(i + 1, count - 1), sums);
+  for (; i < end; ++i)
+    AddRows<1>(kernel, out_channels, width, values + i, rows + i, rows + Min(i + 1, count - 1), sums);
   buffers.places[m] = end;
 }
 
@@ -109,7 +111,8 @@ void RunDense(const DenseTask& task, char* scratch) {
     buffers.counts[m] = Append(x + m * a.channels, a.channels, 0, 1, buffers.values + m * buffers.capacity,
                                buffers.rows + m * buffers.capacity);
   }
-  const T* kernel = static_cast<const T*>(task.call->kernel) + task.stack * a.channels * a.features + task.col_begin;
+  const T* kernel =
+      static_cast<const T*>(task.call->kernel) + task.stack * a.channels * a.out_channels + task.col_begin;
   const int64_t step = images == 1 ? a.channels : kStep;
   for (int64_t row = 0; row < a.channels; row += step) {
     for (int64_t m = 0; m < images; ++m) AddEntries<T>(task, kernel, row + step, m, buffers);
@@ -122,7 +125,7 @@ void RunDense(const DenseTask& task, char* scratch) {
     for (int64_t k = 0; k < width; k += kLanes<A>) {
       const ChannelRange range = {task.col_begin + k, Min(kLanes<A>, width - k)};
       const Vector<A> value = Activate<T>(whole, Load(buffers.sums + m * buffers.stride + k), range, first_image + m);
-      StoreFirst(out + (first_image + m) * a.features + range.channel, value, range.width);
+      StoreFirst(out + (first_image + m) * a.out_channels + range.channel, value, range.width);
     }
   }
 }

@@ -72,13 +72,14 @@ void Sweep(const ConvTask& task, const RowWork<A>& work) {
 template <typename T, typename A>
 [[gnu::noinline]] void PackSlice(const ConvTask& task, int64_t block, int64_t first, int64_t count, A* packed) {
   const ConvArgs& a = task.call->args;
-  const int64_t stride = task.plan->block, features = a.features / a.groups, taps = a.kernel_size[0] * a.kernel_size[1];
-  const int64_t width = Min(stride, features - block * stride), whole = width / kLanes<A> * kLanes<A>;
-  const T* kernel = static_cast<const T*>(task.call->kernel) + task.stack * taps * a.group_channels * a.features +
-                    task.group * features + block * stride;
+  const int64_t stride = task.plan->block, out_channels = a.out_channels / a.groups,
+                taps = a.kernel_size[0] * a.kernel_size[1];
+  const int64_t width = Min(stride, out_channels - block * stride), whole = width / kLanes<A> * kLanes<A>;
+  const T* kernel = static_cast<const T*>(task.call->kernel) + task.stack * taps * a.group_channels * a.out_channels +
+                    task.group * out_channels + block * stride;
   for (int64_t tap = 0; tap < taps; ++tap) {
     for (int64_t c = 0; c < count; ++c) {
-      const T* row = kernel + (tap * a.group_channels + first + c) * a.features;
+      const T* row = kernel + (tap * a.group_channels + first + c) * a.out_channels;
       A* target = packed + (c * taps + tap) * stride;
       for (int64_t k = 0; k < whole; k += kLanes<A>) Store(target + k, Load(row + k));
       if (whole == stride) continue;
@@ -198,8 +199,8 @@ RowWork<A> WorkOfRows(const ConvTask& task, const Tile& tile, const SumsLayout& 
   if (chunk.last && a.pool == Pool::kNone && complete >= image.conv_rows.begin) {
     const int64_t pixel = (image.image * a.conv_size[0] + complete) * a.conv_size[1] + tile.conv_cols.begin;
     work.out = static_cast<const char*>(task.call->out) +
-               (pixel * a.features + task.group * (a.features / a.groups) + chunk.block * block) * sizeof(T);
-    work.out_step = a.features * sizeof(T);
+               (pixel * a.out_channels + task.group * (a.out_channels / a.groups) + chunk.block * block) * sizeof(T);
+    work.out_step = a.out_channels * sizeof(T);
     work.out_row = a.conv_size[1] * work.out_step;
   }
   work.kernel_rows = last - first + 1;
@@ -252,7 +253,7 @@ template <typename A>
 Ahead AfterChunk(const ConvTask& task, const Tile& tile, const A* ready, Range blocks, int64_t block, int64_t index) {
   const ConvArgs& a = task.call->args;
   const int64_t row = a.kernel_size[0] * a.kernel_size[1] * task.plan->block;
-  const int64_t all = CeilDiv(a.features / a.groups, task.plan->block);
+  const int64_t all = CeilDiv(a.out_channels / a.groups, task.plan->block);
   int64_t next = block + 1, first = index * task.plan->chunk_channels;
   if (next == blocks.end) {
     first += task.plan->chunk_channels;
@@ -276,7 +277,8 @@ void AddBlocks(const ConvTask& task, const Tile& tile, const SumsLayout& layout,
   const int64_t row = a.kernel_size[0] * a.kernel_size[1] * p.block;  // elements of one channel in a slice
   const A* ready = static_cast<const A*>(task.call->packed);          // [S, groups, blocks, C / groups, kh * kw, block]
   if (ready != nullptr) {
-    ready += (task.stack * a.groups + task.group) * CeilDiv(a.features / a.groups, p.block) * a.group_channels * row;
+    ready +=
+        (task.stack * a.groups + task.group) * CeilDiv(a.out_channels / a.groups, p.block) * a.group_channels * row;
   }
   ChunkWork<A> chunk{};
   for (int64_t index = 0; index < buffers.entries.chunks; ++index) {

@@ -146,7 +146,7 @@ ScatterBuffers<A> TakeScatterBuffers(const ConvTask& task, const Tile& tile, con
   buffers.images = arena.Take<TileImage>(tile.images);
   buffers.lists = TakeChannelLists<A>(arena, task, tile);
   buffers.sums = arena.Take<A>(layout.places * task.plan->block);
-  if (buffers.lists.strips > 1 || a.features / a.groups % task.plan->block != 0) {
+  if (buffers.lists.strips > 1 || a.out_channels / a.groups % task.plan->block != 0) {
     buffers.packed = arena.Take<A>(a.group_channels * a.kernel_size[0] * a.kernel_size[1] * task.plan->block);
   }
   buffers.bytes = arena.used();
@@ -165,10 +165,10 @@ template <typename T, typename A>
 void ScatterBlock(const ConvTask& task, const SumsLayout& layout, const ScatterBuffers<A>& buffers, int64_t block) {
   const ConvArgs& a = task.call->args;
   const int64_t stride = task.plan->block, taps = a.kernel_size[0] * a.kernel_size[1];
-  const int64_t features = a.features / a.groups, width = Min(stride, features - block * stride);
-  const T* kernel = static_cast<const T*>(task.call->kernel) + task.stack * taps * a.group_channels * a.features;
-  const KernelRows<T> rows = {kernel + task.group * features + block * stride, taps, a.group_channels * a.features,
-                              a.features};
+  const int64_t out_channels = a.out_channels / a.groups, width = Min(stride, out_channels - block * stride);
+  const T* kernel = static_cast<const T*>(task.call->kernel) + task.stack * taps * a.group_channels * a.out_channels;
+  const KernelRows<T> rows = {kernel + task.group * out_channels + block * stride, taps,
+                              a.group_channels * a.out_channels, a.out_channels};
   const KernelRows<A> packed = {buffers.packed, taps, stride, taps * stride};
   const int64_t place_bytes = stride * sizeof(A);
   ScatterWork<A, A> again = {packed,

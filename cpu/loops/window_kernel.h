@@ -34,16 +34,16 @@ struct KernelSlice {
 template <typename T>
 KernelSlice<T> SliceAt(const ConvTask& task, const Chunk& chunk, int64_t block) {
   const ConvArgs& a = task.call->args;
-  const int64_t features = a.features / a.groups, first = block * task.plan->block;
+  const int64_t out_channels = a.out_channels / a.groups, first = block * task.plan->block;
   const int64_t rows_before = ((task.stack * a.kernel_size[0] + chunk.tap_begin) * a.kernel_size[1]) * a.group_channels;
   KernelSlice<T> slice{};
-  slice.first = static_cast<const T*>(task.call->kernel) + (rows_before + chunk.channel_begin) * a.features +
-                task.group * features + first;
+  slice.first = static_cast<const T*>(task.call->kernel) + (rows_before + chunk.channel_begin) * a.out_channels +
+                task.group * out_channels + first;
   slice.taps = chunk.taps * a.kernel_size[1];
   slice.channels = chunk.channels;
-  slice.tap_stride = a.group_channels * a.features;
-  slice.channel_stride = a.features;
-  slice.width = Min(task.plan->block, features - first);
+  slice.tap_stride = a.group_channels * a.out_channels;
+  slice.channel_stride = a.out_channels;
+  slice.width = Min(task.plan->block, out_channels - first);
   return slice;
 }
 

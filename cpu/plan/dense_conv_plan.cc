@@ -46,17 +46,17 @@ double TaskCycles(const ConvArgs& a, const ConvPlan& p, double lanes) {
 }  // namespace
 
 ConvPlan MakeDirectPlan(const ConvArgs& a, const Machine& machine, int64_t accumulator_bytes) {
-  const int64_t features = std::max<int64_t>(1, a.features / a.groups);
+  const int64_t out_channels = std::max<int64_t>(1, a.out_channels / a.groups);
   const int64_t lanes = machine.vector_bytes / accumulator_bytes;
   const int64_t rows = std::max<int64_t>(1, a.images / a.stacks * a.out_size[0]);
   const int64_t columns = std::max<int64_t>(1, a.out_size[1]);
   ConvPlan p{};
-  p.vectors = std::min<int64_t>(machine.vector_bytes == 64 ? 4 : 2, CeilDiv(features, lanes));
+  p.vectors = std::min<int64_t>(machine.vector_bytes == 64 ? 4 : 2, CeilDiv(out_channels, lanes));
   p.windows = 1;
   p.block = p.vectors * lanes;
   p.chunk_taps = a.kernel_size[0];
   p.chunk_channels = ChunkChannels(a, machine, p.vectors * machine.vector_bytes);
-  const int64_t blocks = CeilDiv(features, p.block);
+  const int64_t blocks = CeilDiv(out_channels, p.block);
   ConvPlan best = p;
   double best_cycles = std::numeric_limits<double>::infinity();
   for (int64_t splits = 1; splits <= std::min<int64_t>(blocks, 64); ++splits) {

@@ -54,7 +54,7 @@ Layer LayerOf(const ConvArgs& a, const ConvPlan& p, const Machine& machine, int6
   Layer l{};
   const int64_t taps = a.kernel_size[0] * a.kernel_size[1];
   l.lanes = static_cast<double>(machine.vector_bytes / accumulator_bytes);
-  l.blocks = CeilDiv(std::max<int64_t>(1, a.features / a.groups), p.block);
+  l.blocks = CeilDiv(std::max<int64_t>(1, a.out_channels / a.groups), p.block);
   l.parts = a.stacks * a.groups;
   l.chunks = CeilDiv(a.group_channels, p.chunk_channels);
   l.rows = std::max<int64_t>(1, a.images / a.stacks * a.out_size[0]);
@@ -66,7 +66,7 @@ Layer LayerOf(const ConvArgs& a, const ConvPlan& p, const Machine& machine, int6
   l.vectors = static_cast<double>(taps * p.block) / l.lanes;
   l.entries = density * static_cast<double>(a.size[1] * a.group_channels);
   l.within = Within(a.size[0], a.kernel_size[0]) * Within(a.size[1], a.kernel_size[1]);
-  l.rows_bytes = static_cast<double>(a.out_size[1] * a.features * accumulator_bytes);
+  l.rows_bytes = static_cast<double>(a.out_size[1] * a.out_channels * accumulator_bytes);
   l.l2_bytes = static_cast<double>(machine.l2_bytes);
   l.packed = packed;
   l.copied = p.copied;
@@ -131,7 +131,7 @@ ConvPlan MakePixelPlan(const ConvArgs& a, const Machine& machine, int64_t accumu
   ConvPlan p{};
   p.loop = ConvLoop::kPixels;
   p.block = PackedBlock(a);
-  if (!packed && taps == 9 && a.features / a.groups > 16) p.block = 32;  // 128 bytes, as the outer cache gives them
+  if (!packed && taps == 9 && a.out_channels / a.groups > 16) p.block = 32;  // 128 bytes, as the outer cache gives them
   const int64_t row_bytes = taps * p.block * accumulator_bytes;
   constexpr int64_t kWordBits = 64;  // one for each channel
   const int64_t fit = std::clamp<int64_t>(machine.l1_bytes * 3 / 4 / row_bytes, 1, kWordBits);
@@ -139,7 +139,7 @@ ConvPlan MakePixelPlan(const ConvArgs& a, const Machine& machine, int64_t accumu
   p.tile_cols = std::max<int64_t>(1, a.out_size[1]);
   p.col_tiles = 1;
   constexpr int64_t kManyBlocks = 5;  // for which a copy of the non-zeros pays
-  p.copied = CeilDiv(a.features / a.groups, p.block) >= kManyBlocks;
+  p.copied = CeilDiv(a.out_channels / a.groups, p.block) >= kManyBlocks;
   const Layer l = LayerOf(a, p, machine, accumulator_bytes, density, packed);
   const int64_t fewest = CeilDiv(l.rows, FittingRows(a, l, p, machine, accumulator_bytes));
   p = SearchTasks(p, {l.rows, l.blocks, l.parts, fewest}, machine.threads,

@@ -45,7 +45,7 @@ PlanKey::PlanKey(const ConvCall& call, const Machine& machine, int64_t accumulat
                         a.kernel_size[0],
                         a.kernel_size[1],
                         a.group_channels,
-                        a.features,
+                        a.out_channels,
                         a.groups,
                         a.stride[0],
                         a.stride[1],

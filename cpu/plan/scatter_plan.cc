@@ -61,7 +61,7 @@ Layer LayerOf(const ConvArgs& a, const ConvPlan& p, int64_t accumulator_bytes, d
   l.density = density;
   l.lanes = p.block / p.vectors;
   l.taps = a.kernel_size[0] * a.kernel_size[1];
-  l.blocks = CeilDiv(std::max<int64_t>(1, a.features / a.groups), p.block);
+  l.blocks = CeilDiv(std::max<int64_t>(1, a.out_channels / a.groups), p.block);
   l.parts = a.stacks * a.groups;
   l.rows = std::max<int64_t>(1, a.images / a.stacks * a.out_size[0]);
   l.columns = std::max<int64_t>(1, a.out_size[1]);
@@ -99,7 +99,7 @@ bool CanScatter(const ConvArgs& a) {
 
 ConvPlan MakeScatterPlan(const ConvArgs& a, const Machine& machine, int64_t accumulator_bytes, double density) {
   const int64_t lanes = machine.vector_bytes / accumulator_bytes;
-  const int64_t needed = CeilDiv(std::max<int64_t>(1, a.features / a.groups), lanes);
+  const int64_t needed = CeilDiv(std::max<int64_t>(1, a.out_channels / a.groups), lanes);
   // A 3x3 kernel lies in registers: 18 of 32 with AVX-512, 9 of 16 before.
   const int64_t most = a.kernel_size[0] * a.kernel_size[1] == 9 ? (machine.vector_bytes == 64 ? 2 : 1) : 4;
   ConvPlan p{};

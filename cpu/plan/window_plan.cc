@@ -110,7 +110,7 @@ Work WorkOf(const ConvArgs& a, const Machine& machine) {
 }  // namespace
 
 ConvPlan MakePlan(const ConvArgs& a, const Machine& machine, int64_t accumulator_bytes, double density) {
-  const int64_t features = std::max<int64_t>(1, a.features / a.groups);
+  const int64_t out_channels = std::max<int64_t>(1, a.out_channels / a.groups);
   const int64_t lanes = machine.vector_bytes / accumulator_bytes;
   constexpr int64_t kMaxTaps = 1024;
   // Chunks decide the order of each sum, so they are chosen for a fixed number of threads: results do not depend on it.
@@ -123,13 +123,13 @@ ConvPlan MakePlan(const ConvArgs& a, const Machine& machine, int64_t accumulator
   double best_cycles = std::numeric_limits<double>::infinity();
   // Four vectors a block, or two: a narrow block or a slice beyond L1 makes lists longer, which pays where they are
   // short.
-  const int64_t most_vectors = std::min<int64_t>(4, CeilDiv(features, lanes));
+  const int64_t most_vectors = std::min<int64_t>(4, CeilDiv(out_channels, lanes));
   for (p.vectors = most_vectors; p.vectors >= std::min<int64_t>(2, most_vectors); --p.vectors) {
     if (p.vectors == 3 && most_vectors == 4) continue;
     p.windows = p.vectors >= 3 ? 2 : p.vectors == 2 ? 4 : 8;
     p.block = p.vectors * lanes;
     p.chunk_channels = 0;
-    w.blocks = CeilDiv(features, p.block);
+    w.blocks = CeilDiv(out_channels, p.block);
     for (int64_t doublings = 0; doublings <= 3 && p.chunk_channels < a.group_channels; ++doublings) {
       const int64_t budget = machine.l1_bytes * 4 / 5 << doublings;
       p.chunk_channels = ChunkChannels(a, budget, taps, p.vectors * machine.vector_bytes);
@@ -168,7 +168,7 @@ ConvTask TaskAt(const ConvCall& call, const ConvPlan& plan, int64_t index) {
   task.group = take(a.groups);
   task.stack = index;
   task.block_begin = block_tile * plan.task_blocks;
-  task.block_end = std::min(task.block_begin + plan.task_blocks, CeilDiv(a.features / a.groups, plan.block));
+  task.block_end = std::min(task.block_begin + plan.task_blocks, CeilDiv(a.out_channels / a.groups, plan.block));
   task.col_begin = col_tile * plan.tile_cols;
   task.col_end = std::min(task.col_begin + plan.tile_cols, a.out_size[1]);
   task.row_begin = row_tile * plan.tile_rows;

@@ -51,7 +51,7 @@ class Reader {
   std::string ReadValue(const int64_t* fields, bool precise) {
     const int64_t where = fields[0], index = fields[1];
     constexpr int64_t kNowhere = 3;
-    SegmentValue value{nullptr, {fields[2], fields[3], fields[4], fields[5]}, nullptr};
+    ChainValue value{nullptr, {fields[2], fields[3], fields[4], fields[5]}, nullptr};
     int64_t elements = 1;
     for (int64_t n : value.size) {
       if (n < 1 || n > kMaxElements / elements) return "sizes must be at least 1 and have at most 2^31 - 1 elements";
@@ -73,13 +73,13 @@ class Reader {
       if (dtype() != ffi::DataType::F32 || !precise || !value.data || where == 0) {
         return "only what a layer of float32 at HIGHEST writes has small parts";
       }
-      if (std::string wrong = Place(fields[6], elements, &value.small); !wrong.empty()) return wrong;
+      if (std::string wrong = Place(fields[6], elements, &value.low); !wrong.empty()) return wrong;
     }
     values_.push_back(value);
     return "";
   }
 
-  const SegmentValue* Value(int64_t index) const {
+  const ChainValue* Value(int64_t index) const {
     return index >= 0 && index < static_cast<int64_t>(values_.size()) ? &values_[index] : nullptr;
   }
   // An operand of these sizes, or null.
@@ -103,7 +103,7 @@ class Reader {
   }
 
   std::vector<Buffer> operands_, results_;
-  std::vector<SegmentValue> values_;
+  std::vector<ChainValue> values_;
 };
 
 // Whether only a convolution's result is nowhere, and only the pool behind it reads that. `in_front`, `behind`: the
@@ -111,18 +111,18 @@ class Reader {
 bool HasPlaces(const int64_t* f, const int64_t* in_front, const int64_t* behind, const Reader& reader) {
   const auto is_nowhere = [&](int64_t value) { return value >= 0 && !reader.Value(value)->data; };
   const auto takes = [](const int64_t* conv, const int64_t* pool) {
-    return conv && pool && conv[0] == static_cast<int64_t>(SegmentKind::kConv) && conv[4] < 0 &&
-           pool[0] == static_cast<int64_t>(SegmentKind::kMaxPool) && pool[1] == conv[5];
+    return conv && pool && conv[0] == static_cast<int64_t>(ChainKind::kConv) && conv[4] < 0 &&
+           pool[0] == static_cast<int64_t>(ChainKind::kMaxPool) && pool[1] == conv[5];
   };
   return !is_nowhere(f[4]) && (!is_nowhere(f[1]) || takes(in_front, f)) && (!is_nowhere(f[5]) || takes(f, behind));
 }
 
-bool SameSize(const SegmentValue& a, const SegmentValue& b) { return std::equal(a.size, a.size + 4, b.size); }
+bool SameSize(const ChainValue& a, const ChainValue& b) { return std::equal(a.size, a.size + 4, b.size); }
 
 // Fills the rest of a dense layer's step.
-std::string ReadDense(const int64_t* f, const Reader& reader, SegmentStep* step) {
-  const SegmentValue &x = step->x, &out = step->out;
-  const int64_t pixels = x.size[1] * x.size[2], features = out.size[3];
+std::string ReadDense(const int64_t* f, const Reader& reader, ChainStep* step) {
+  const ChainValue &x = step->x, &out = step->out;
+  const int64_t pixels = x.size[1] * x.size[2], out_channels = out.size[3];
   if (x.size[0] != 1 || out.size[0] != 1 || out.size[1] != 1 || out.size[2] != 1) {
     return "a dense layer has an image, and results of a pixel";
   }
@@ -131,25 +131,26 @@ std::string ReadDense(const int64_t* f, const Reader& reader, SegmentStep* step)
   if (!averages && (step->window[0] != 1 || step->window[1] != 1)) return "window must be all of x, or a pixel";
   if (f[4] >= 0 || step->groups != 1) return "a dense layer has no residual and no groups";
   const int64_t channels = averages ? x.size[3] : pixels * x.size[3];
-  if (channels > kMaxElements / features) return "the kernel has more than 2^31 - 1 elements";
-  step->kernel = reader.Operand(f[2], {1, 1, 1, channels, features});
+  if (channels > kMaxElements / out_channels) return "the kernel has more than 2^31 - 1 elements";
+  step->kernel = reader.Operand(f[2], {1, 1, 1, channels, out_channels});
   if (!step->kernel) return "the kernel is not [1, 1, 1, C, K]";
-  if (f[3] >= 0 && !(step->bias = reader.Operand(f[3], {1, features}))) return "the bias is not [1, K]";
+  if (f[3] >= 0 && !(step->bias = reader.Operand(f[3], {1, out_channels}))) return "the bias is not [1, K]";
   const int64_t bytes = ElementBytes(reader.dtype());
-  return x.size[3] * bytes % 16 || features * bytes % 16 ? "channels or features do not come in whole 16 bytes" : "";
+  return x.size[3] * bytes % 16 || out_channels * bytes % 16 ? "channels or features do not come in whole 16 bytes"
+                                                             : "";
 }
 
 // Fills a step from its fields; a sentence where they do not fit.
-std::string ReadStep(const int64_t* f, const Reader& reader, SegmentStep* step) {
-  const SegmentValue *x = reader.Value(f[1]), *out = reader.Value(f[5]), *residual = reader.Value(f[4]);
+std::string ReadStep(const int64_t* f, const Reader& reader, ChainStep* step) {
+  const ChainValue *x = reader.Value(f[1]), *out = reader.Value(f[5]), *residual = reader.Value(f[4]);
   if (f[0] < 0 || f[0] > 2) return "kind must be 0, 1 or 2";
   if (!x || !out || (f[4] >= 0 && !residual)) return "there is no such value";
-  step->kind = static_cast<SegmentKind>(f[0]);
+  step->kind = static_cast<ChainKind>(f[0]);
   step->x = *x;
   step->out = *out;
   step->relu = f[16] != 0;
   step->groups = f[17];
-  if (step->kind == SegmentKind::kDense) return ReadDense(f, reader, step);
+  if (step->kind == ChainKind::kDense) return ReadDense(f, reader, step);
   if (x->size[0] != out->size[0]) return "x and out have different numbers of images";
   for (int i = 0; i < 2; ++i) {
     step->window[i] = f[6 + i];
@@ -166,36 +167,36 @@ std::string ReadStep(const int64_t* f, const Reader& reader, SegmentStep* step) 
         x->size[1 + i] + step->pad_low[i] + step->pad_high[i] - (step->window[i] - 1) * step->dilation[i] - 1;
     if (span < 0 || span / step->stride[i] + 1 != out->size[1 + i]) return "out has another size than the windows of x";
   }
-  const int64_t channels = x->size[3], features = out->size[3];
-  if (step->kind == SegmentKind::kMaxPool) {
-    if (channels != features || f[2] >= 0 || f[3] >= 0 || residual || step->relu || step->groups != 1) {
+  const int64_t channels = x->size[3], out_channels = out->size[3];
+  if (step->kind == ChainKind::kMaxPool) {
+    if (channels != out_channels || f[2] >= 0 || f[3] >= 0 || residual || step->relu || step->groups != 1) {
       return "a pool has x and out of the same channels and nothing else";
     }
     return channels * ElementBytes(reader.dtype()) % 16 ? "a pool's channels do not come in whole 16 bytes" : "";
   }
-  if (step->groups < 1 || channels % step->groups != 0 || features % step->groups != 0) {
+  if (step->groups < 1 || channels % step->groups != 0 || out_channels % step->groups != 0) {
     return "groups do not divide the channels of x and out";
   }
-  if (step->window[0] * step->window[1] > kMaxElements / (channels / step->groups) / features) {
+  if (step->window[0] * step->window[1] > kMaxElements / (channels / step->groups) / out_channels) {
     return "the kernel has more than 2^31 - 1 elements";
   }
-  step->kernel = reader.Operand(f[2], {1, step->window[0], step->window[1], channels / step->groups, features});
+  step->kernel = reader.Operand(f[2], {1, step->window[0], step->window[1], channels / step->groups, out_channels});
   if (!step->kernel) return "the kernel is not [1, kh, kw, C / groups, K]";
-  if (f[3] >= 0 && !(step->bias = reader.Operand(f[3], {1, features}))) return "the bias is not [1, K]";
+  if (f[3] >= 0 && !(step->bias = reader.Operand(f[3], {1, out_channels}))) return "the bias is not [1, K]";
   if (residual && !SameSize(*residual, *out)) return "the residual has another shape than out";
   if (residual) step->residual = residual->data;
   return "";
 }
 
 // Fills a step's tile from its fields; a sentence where there is no such tile.
-std::string ReadStepTile(const int64_t* f, SegmentStep* step) {
+std::string ReadStepTile(const int64_t* f, ChainStep* step) {
   const std::optional<Candidate> tile = ReadTile(f);
   if (!tile) {
     std::string fields = std::to_string(f[0]);
     for (int i = 1; i < kTileFields; ++i) fields += ", " + std::to_string(f[i]);
     return "there is no tile of (" + fields + ") as filters, pixels, patch, splits";
   }
-  if (tile->family != Family::kByModel && step->kind != SegmentKind::kConv) return "only a convolution has a tile";
+  if (tile->family != Family::kByModel && step->kind != ChainKind::kConv) return "only a convolution has a tile";
   step->tile = *tile;
   return "";
 }
@@ -207,11 +208,11 @@ std::optional<Candidate> ReadTile(const int64_t* f) {
   if (std::any_of(f, f + kTileFields, [](int64_t field) { return field < 0 || field > kFar; })) return {};
   Candidate tile{Family::kWgmma, {}};
   std::copy(f, f + kTileFields, tile.tile);
-  return IsWarpgroupTile(tile) ? std::optional(tile) : std::nullopt;
+  return IsWgmmaTile(tile) ? std::optional(tile) : std::nullopt;
 }
 
-ffi::ErrorOr<SegmentCall> MakeSegmentCall(ffi::RemainingArgs operands, ffi::RemainingRets results,
-                                          ffi::Dictionary attributes) {
+ffi::ErrorOr<ChainCall> MakeChainCall(ffi::RemainingArgs operands, ffi::RemainingRets results,
+                                      ffi::Dictionary attributes) {
   const auto values = attributes.get<ffi::Span<const int64_t>>("values");
   const auto layers = attributes.get<ffi::Span<const int64_t>>("layers");
   const auto precision = attributes.get<int64_t>("precision");
@@ -229,7 +230,7 @@ ffi::ErrorOr<SegmentCall> MakeSegmentCall(ffi::RemainingArgs operands, ffi::Rema
   }
   Reader reader;
   if (std::string wrong = reader.Collect(operands, results); !wrong.empty()) return Invalid(wrong);
-  SegmentCall call{reader.dtype(), *precision == static_cast<int64_t>(Precision::kHighest), {}};
+  ChainCall call{reader.dtype(), *precision == static_cast<int64_t>(Precision::kHighest), {}};
   const Buffer& workspace = reader.workspace();
   if (workspace.dtype != ffi::DataType::U8 || workspace.size.size() != 1) {
     return Invalid("the last result must be a workspace, uint8 of one axis");
@@ -240,7 +241,7 @@ ffi::ErrorOr<SegmentCall> MakeSegmentCall(ffi::RemainingArgs operands, ffi::Rema
     }
   }
   for (size_t i = 0; i < layers->size(); i += kStepFields) {
-    SegmentStep step{};
+    ChainStep step{};
     const int64_t* fields = layers->begin() + i;
     if (std::string wrong = ReadStep(fields, reader, &step); !wrong.empty()) {
       return Invalid("layer " + std::to_string(i / kStepFields) + ": " + wrong);

@@ -11,17 +11,17 @@
 
 namespace jsc {
 
-enum class SegmentKind : int { kConv = 0, kMaxPool = 1, kDense = 2 };
+enum class ChainKind : int { kConv = 0, kMaxPool = 1, kDense = 2 };
 
-struct SegmentValue {
+struct ChainValue {
   void* data;       // [N, H, W, C]; null: nowhere
   int64_t size[4];  // N, H, W, C
-  void* small;      // room for its small parts (core/small_parts.cuh), or null
+  void* low;        // room for its small parts (core/small_parts.cuh), or null
 };
 
-struct SegmentStep {
-  SegmentKind kind;
-  SegmentValue x, out;   // [N, H, W, C] and [N, Ho, Wo, K]
+struct ChainStep {
+  ChainKind kind;
+  ChainValue x, out;     // [N, H, W, C] and [N, Ho, Wo, K]
   const void* kernel;    // [kh, kw, C / groups, K] of a convolution, [C, K] of a dense layer
   const void* bias;      // [K] or null
   const void* residual;  // [N, Ho, Wo, K] or null
@@ -31,10 +31,10 @@ struct SegmentStep {
   Candidate tile;  // of a convolution
 };
 
-struct SegmentCall {
+struct ChainCall {
   ffi::DataType dtype;  // of every value, kernel and bias
   bool precise;         // float32 as float32 rather than as TF32
-  std::vector<SegmentStep> steps;
+  std::vector<ChainStep> steps;
 };
 
 constexpr int kValueFields = 7, kStepFields = 18, kTileFields = 4;
@@ -55,8 +55,8 @@ std::optional<Candidate> ReadTile(const int64_t* fields);
 // last result is the workspace, uint8. Nowhere is what a convolution hands to the pool that is the next layer, inside
 // its kernel: the call was lowered for a device whose kernel takes the pool (chain/plans.h), and is an error on others.
 // With a place the map is written where the kernel does not take the pool.
-ffi::ErrorOr<SegmentCall> MakeSegmentCall(ffi::RemainingArgs operands, ffi::RemainingRets results,
-                                          ffi::Dictionary attributes);
+ffi::ErrorOr<ChainCall> MakeChainCall(ffi::RemainingArgs operands, ffi::RemainingRets results,
+                                      ffi::Dictionary attributes);
 
 }  // namespace jsc
 

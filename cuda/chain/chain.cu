@@ -18,8 +18,8 @@
 #include <string>
 
 #include "cuda/chain/pair.h"
+#include "cuda/core/low_parts.cuh"
 #include "cuda/core/programmatic_launch.cuh"
-#include "cuda/core/small_parts.cuh"
 #include "cuda/ffi/kernels.h"
 #include "cuda/sparse/matvec/row.h"
 
@@ -32,7 +32,7 @@ template <typename T>
 struct PoolTask {
   const T* x;                 // [N, H, W, C]
   T* out;                     // [N, Ho, Wo, C]
-  T* small_out;               // float32: as out, or null
+  T* low_out;                 // float32: as out, or null
   int height, width, pieces;  // of x, whose channels are so many pieces of kPoolBytes
   int window[2], stride[2], pad_low[2];
   int results;  // N * Ho * Wo * pieces
@@ -72,19 +72,19 @@ __global__ void __launch_bounds__(kPoolThreads) MaxPoolKernel(const __grid_const
   const int64_t to = static_cast<int64_t>(index) * kValues;
   *reinterpret_cast<uint4*>(task.out + to) = *reinterpret_cast<const uint4*>(result);
   if constexpr (kValues == 4) {
-    if (task.small_out) {
-      *reinterpret_cast<float4*>(task.small_out + to) = SmallPart(float4{most[0], most[1], most[2], most[3]});
+    if (task.low_out) {
+      *reinterpret_cast<float4*>(task.low_out + to) = LowPart(float4{most[0], most[1], most[2], most[3]});
     }
   }
 }
 
 template <typename T>
-ffi::Error MaxPool(const SegmentStep& step, void* small_out, Gate gate, Footprint* in_front, cudaStream_t stream) {
+ffi::Error MaxPool(const ChainStep& step, void* low_out, Gate gate, Footprint* in_front, cudaStream_t stream) {
   constexpr int64_t kValues = kPoolBytes / static_cast<int64_t>(sizeof(T));
   PoolTask<T> task{};
   task.x = static_cast<const T*>(step.x.data);
   task.out = static_cast<T*>(step.out.data);
-  task.small_out = static_cast<T*>(small_out);
+  task.low_out = static_cast<T*>(low_out);
   task.height = static_cast<int>(step.x.size[1]);
   task.width = static_cast<int>(step.x.size[2]);
   task.pieces = static_cast<int>(step.x.size[3] / kValues);
@@ -108,7 +108,7 @@ ffi::Error MaxPool(const SegmentStep& step, void* small_out, Gate gate, Footprin
   return CheckCuda(cudaLaunchKernelEx(&config, MaxPoolKernel<T>, task), "MaxPoolKernel");
 }
 
-DeviceCall CallOf(const SegmentCall& call, const SegmentStep& step) {
+DeviceCall CallOf(const ChainCall& call, const ChainStep& step) {
   DeviceCall conv{};
   ConvArgs& a = conv.args;
   a.images = step.x.size[0];
@@ -116,7 +116,7 @@ DeviceCall CallOf(const SegmentCall& call, const SegmentStep& step) {
   a.groups = step.groups;
   a.group_channels = a.channels / a.groups;
   a.stacks = 1;
-  a.features = step.out.size[3];
+  a.out_channels = step.out.size[3];
   for (int i = 0; i < 2; ++i) {
     a.size[i] = step.x.size[1 + i];
     a.kernel_size[i] = step.window[i];
@@ -141,14 +141,14 @@ DeviceCall CallOf(const SegmentCall& call, const SegmentStep& step) {
 }
 
 // The dense layer `index`, of one row.
-ffi::Error DenseOf(const SegmentCall& call, size_t index, int device, Footprint* in_front, cudaStream_t stream) {
-  const SegmentStep& step = call.steps[index];
+ffi::Error DenseOf(const ChainCall& call, size_t index, int device, Footprint* in_front, cudaStream_t stream) {
+  const ChainStep& step = call.steps[index];
   DeviceCall dense = CallOf(call, step);
   ConvArgs& a = dense.args;
   ChainRow row;
   row.averaged = step.window[0] * step.window[1];
-  const SegmentStep* before = index > 0 ? &call.steps[index - 1] : nullptr;
-  row.behind_dense = before && before->kind == SegmentKind::kDense && before->out.data == step.x.data;
+  const ChainStep* before = index > 0 ? &call.steps[index - 1] : nullptr;
+  row.behind_dense = before && before->kind == ChainKind::kDense && before->out.data == step.x.data;
   a.channels = a.group_channels = step.x.size[1] * step.x.size[2] * step.x.size[3] / row.averaged;
   for (int i = 0; i < 2; ++i) a.size[i] = a.kernel_size[i] = a.conv_size[i] = a.out_size[i] = a.stride[i] = 1;
   dense.in_front = in_front;
@@ -156,7 +156,7 @@ ffi::Error DenseOf(const SegmentCall& call, size_t index, int device, Footprint*
   if (!IsDenseRow(dense, info)) {
     return ffi::Error(ffi::ErrorCode::kFailedPrecondition,
                       "layer " + std::to_string(index) + ": a dense layer of " + std::to_string(a.channels) + " to " +
-                          std::to_string(a.features) + " features has no kernel in chains on device " +
+                          std::to_string(a.out_channels) + " features has no kernel in chains on device " +
                           std::to_string(device));
   }
   return DenseRowInChain(dense, row, info, stream);
@@ -164,11 +164,11 @@ ffi::Error DenseOf(const SegmentCall& call, size_t index, int device, Footprint*
 
 // Whether the convolution's kernel takes the pool that follows it; then `conv` has it. ChainTakesPool (chain/plans.cc)
 // asks DirectPools the same before there are buffers, so that no more may count here than it is told.
-bool TakePool(const SegmentStep& pool, int device, DeviceCall* conv) {
+bool TakePool(const ChainStep& pool, int device, DeviceCall* conv) {
   DeviceCall pooled = *conv;
   ConvArgs& a = pooled.args;
-  const int64_t result[] = {a.images, a.conv_size[0], a.conv_size[1], a.features};
-  if (pool.kind != SegmentKind::kMaxPool || pool.x.data != conv->out || a.has_residual ||
+  const int64_t result[] = {a.images, a.conv_size[0], a.conv_size[1], a.out_channels};
+  if (pool.kind != ChainKind::kMaxPool || pool.x.data != conv->out || a.has_residual ||
       !std::equal(result, result + 4, pool.x.size)) {
     return false;
   }
@@ -186,11 +186,11 @@ bool TakePool(const SegmentStep& pool, int device, DeviceCall* conv) {
 }
 
 // What of the convolution that comes next, from steps[next] on, is to be in the L2 cache when it starts.
-void LookAhead(const SegmentCall& call, size_t next, Gate* gate) {
+void LookAhead(const ChainCall& call, size_t next, Gate* gate) {
   constexpr uintptr_t kWhole = 16;  // bytes, of which the copy engine wants multiples
-  while (next < call.steps.size() && call.steps[next].kind != SegmentKind::kConv) ++next;
+  while (next < call.steps.size() && call.steps[next].kind != ChainKind::kConv) ++next;
   if (next == call.steps.size()) return;
-  const SegmentStep& step = call.steps[next];
+  const ChainStep& step = call.steps[next];
   const int64_t elements = step.window[0] * step.window[1] * (step.x.size[3] / step.groups) * step.out.size[3];
   const int64_t bytes = elements * static_cast<int64_t>(ffi::ByteWidth(call.dtype));
   if (reinterpret_cast<uintptr_t>(step.kernel) % kWhole != 0 || bytes > std::numeric_limits<int32_t>::max()) return;
@@ -198,8 +198,8 @@ void LookAhead(const SegmentCall& call, size_t next, Gate* gate) {
   gate->ahead_bytes = static_cast<uint32_t>(bytes / kWhole * kWhole);
 }
 
-bool IsPointwise(const SegmentStep& step) {
-  bool is = step.kind == SegmentKind::kConv && step.groups == 1;
+bool IsPointwise(const ChainStep& step) {
+  bool is = step.kind == ChainKind::kConv && step.groups == 1;
   for (int i = 0; i < 2; ++i) {
     is = is && step.window[i] == 1 && step.stride[i] == 1 && step.pad_low[i] == 0 && step.pad_high[i] == 0;
   }
@@ -207,9 +207,9 @@ bool IsPointwise(const SegmentStep& step) {
 }
 
 // Two layers as one kernel gets them, where both are 1x1 and the second multiplies the first's result.
-std::optional<PairCall> PairOf(const SegmentCall& call, size_t first) {
+std::optional<PairCall> PairOf(const ChainCall& call, size_t first) {
   if (first + 1 >= call.steps.size()) return std::nullopt;
-  const SegmentStep &step = call.steps[first], &next = call.steps[first + 1];
+  const ChainStep &step = call.steps[first], &next = call.steps[first + 1];
   if (!IsPointwise(step) || !IsPointwise(next) || next.residual != nullptr || step.out.data == nullptr ||
       next.out.data == nullptr || next.x.data != step.out.data ||
       !std::equal(next.x.size, next.x.size + 4, step.out.size)) {
@@ -227,17 +227,17 @@ std::optional<PairCall> PairOf(const SegmentCall& call, size_t first) {
   pair.next_bias = next.bias;
   pair.middle = step.out.data;
   pair.out = next.out.data;
-  pair.small_x = step.x.small;  // where it is, if it is written
-  pair.small_middle = step.out.small;
-  pair.small_out = next.out.small;
+  pair.low_x = step.x.low;  // where it is, if it is written
+  pair.low_middle = step.out.low;
+  pair.low_out = next.out.low;
   pair.relu = step.relu;
   pair.next_relu = next.relu;
   return SuitsPair(pair) ? std::optional(pair) : std::nullopt;
 }
 
 PairPlan PlanOf(const PairCall& pair, int device) {
-  const bool parts = pair.dtype == ffi::DataType::F32 && pair.precise;
-  return ChoosePairPlan(pair.shape, static_cast<int>(ffi::ByteWidth(pair.dtype)), parts, GetDeviceInfo(device));
+  const bool tf32x3 = pair.dtype == ffi::DataType::F32 && pair.precise;
+  return ChoosePairPlan(pair.shape, static_cast<int>(ffi::ByteWidth(pair.dtype)), tf32x3, GetDeviceInfo(device));
 }
 
 // Maps whose small parts are in memory, by where the maps are.
@@ -251,7 +251,7 @@ class Split {
       maps_.erase(map);
     }
   }
-  const void* SmallOf(const SegmentValue& x) const { return x.small && maps_.count(x.data) > 0 ? x.small : nullptr; }
+  const void* LowOf(const ChainValue& x) const { return x.low && maps_.count(x.data) > 0 ? x.low : nullptr; }
 
  private:
   std::set<const void*> maps_;
@@ -259,38 +259,38 @@ class Split {
 
 }  // namespace
 
-ffi::Error Chain(const SegmentCall& call, int device, cudaStream_t stream) {
+ffi::Error Chain(const ChainCall& call, int device, cudaStream_t stream) {
   Gate gate;
   gate.in_chain = true;
   Footprint in_front;
   Split split;
-  const bool reads_small = GetDeviceInfo(device).warpgroups;  // other kernels split what they read
-  const auto small_of = [&](const SegmentValue& out) { return reads_small ? out.small : nullptr; };
+  const bool reads_low = GetDeviceInfo(device).wgmma;  // other kernels split what they read
+  const auto low_of = [&](const ChainValue& out) { return reads_low ? out.low : nullptr; };
   const void *written = nullptr, *also_written = nullptr;  // by the kernel in front
   for (size_t i = 0; i < call.steps.size(); ++i) {
-    const SegmentStep& step = call.steps[i];
+    const ChainStep& step = call.steps[i];
     ffi::Error error = ffi::Error::Success();
-    if (step.kind == SegmentKind::kMaxPool) {
+    if (step.kind == ChainKind::kMaxPool) {
       error = DispatchDtype(call.dtype, [&](auto element) {
-        return MaxPool<decltype(element)>(step, small_of(step.out), gate, &in_front, stream);
+        return MaxPool<decltype(element)>(step, low_of(step.out), gate, &in_front, stream);
       });
       written = also_written = step.out.data;
-      split.Set(written, small_of(step.out) != nullptr);
-    } else if (step.kind == SegmentKind::kDense) {
+      split.Set(written, low_of(step.out) != nullptr);
+    } else if (step.kind == ChainKind::kDense) {
       error = DenseOf(call, i, device, &in_front, stream);
       written = also_written = step.out.data;
       split.Set(written, false);
-#ifdef JSC_WARPGROUP
+#ifdef JSC_WGMMA
     } else if (std::optional<PairCall> pair = PairOf(call, i); pair && PlanOf(*pair, device).blocks > 0) {
       ++i;
       pair->gate = gate;
       pair->in_front = &in_front;
       LookAhead(call, i + 1, &pair->gate);
       written = pair->middle, also_written = pair->out;
-      pair->small_x = split.SmallOf(step.x);
+      pair->low_x = split.LowOf(step.x);
       error = LaunchPair(*pair, PlanOf(*pair, device), stream);
-      split.Set(written, pair->small_middle != nullptr);
-      split.Set(also_written, pair->small_out != nullptr);
+      split.Set(written, pair->low_middle != nullptr);
+      split.Set(also_written, pair->low_out != nullptr);
 #endif
     } else {
       DeviceCall conv = CallOf(call, step);
@@ -310,9 +310,9 @@ ffi::Error Chain(const SegmentCall& call, int device, cudaStream_t stream) {
       written = also_written = conv.out;
       conv.in_front = &in_front;
       bool is_split = false;
-      conv.small = {split.SmallOf(step.x), small_of(call.steps[i].out), &is_split};
+      conv.low = {split.LowOf(step.x), low_of(call.steps[i].out), &is_split};
       error = Direct(conv, Workspace{nullptr, 0}, device, stream);
-      split.Set(conv.out, is_split && conv.small.out != nullptr);
+      split.Set(conv.out, is_split && conv.low.out != nullptr);
     }
     if (error.failure()) return error;
   }

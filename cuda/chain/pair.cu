@@ -28,9 +28,9 @@ ffi::Error Launch(const PairCall& call, const PairPlan& plan, cudaStream_t strea
   const CUtensorMapDataType type = TensorMapType(call.dtype, call.precise);
   PairMaps maps;
   if (!MapTilePixels(call, call.x, plan, type, sizeof(T), &maps.x) ||
-      (call.small_x && !MapTilePixels(call, call.small_x, plan, type, sizeof(T), &maps.small)) ||
+      (call.low_x && !MapTilePixels(call, call.low_x, plan, type, sizeof(T), &maps.low)) ||
       !MapKernelPieces(call.kernel, call.shape.channels, call.shape.in_channels, 1, type, sizeof(T), &maps.kernel) ||
-      !MapKernelPieces(call.next_kernel, call.shape.features, call.shape.channels, 1, type, sizeof(T),
+      !MapKernelPieces(call.next_kernel, call.shape.out_channels, call.shape.channels, 1, type, sizeof(T),
                        &maps.next_kernel)) {
     return ffi::Error(ffi::ErrorCode::kInternal, "cuTensorMapEncodeTiled refuses the maps of two 1x1 convolutions");
   }
@@ -43,23 +43,23 @@ ffi::Error Launch(const PairCall& call, const PairPlan& plan, cudaStream_t strea
   task.next_kernel = static_cast<const T*>(call.next_kernel);
   task.middle = static_cast<T*>(call.middle);
   task.out = static_cast<T*>(call.out);
-  task.small_middle = static_cast<T*>(call.small_middle);
-  task.small_out = static_cast<T*>(call.small_out);
-  task.copies_small = call.small_x != nullptr;
+  task.low_middle = static_cast<T*>(call.low_middle);
+  task.low_out = static_cast<T*>(call.low_out);
+  task.copies_low = call.low_x != nullptr;
   task.gate = call.gate;
   task.pixels = static_cast<int>(call.shape.pixels);
   task.tile_pixels = plan.tile_pixels;
   task.channels = static_cast<int>(call.shape.channels);
-  task.features = static_cast<int>(call.shape.features);
+  task.out_channels = static_cast<int>(call.shape.out_channels);
   task.in_channels = static_cast<int>(call.shape.in_channels);
-  task.steps = static_cast<int>(call.shape.in_channels / U::kDeep);
+  task.steps = static_cast<int>(call.shape.in_channels / U::kStepChannels);
   task.blocks = plan.blocks;
-  task.pieces = static_cast<int>(call.shape.features / kPairPiece / plan.blocks);
+  task.pieces = static_cast<int>(call.shape.out_channels / kPairPiece / plan.blocks);
   task.box_rows = plan.box_rows;
   task.sharing = plan.sharing;
   task.slots = plan.slots;
   task.middle_at = plan.middle_at;
-  task.filters_at = plan.filters_at;
+  task.weights_at = plan.weights_at;
   task.relu = call.relu;
   task.next_relu = call.next_relu;
   task.by_blocks = Divider(plan.blocks);

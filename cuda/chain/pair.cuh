@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
   extern __shared__ unsigned char shared[];
   __shared__ PairBarriers barriers;
   unsigned char* pixels = shared + (-SharedAddress(shared) & (kSwizzleBytes - 1));
-  unsigned char *middle = pixels + task.middle_at, *filters = pixels + task.filters_at;
+  unsigned char *middle = pixels + task.middle_at, *weights = pixels + task.weights_at;
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarp, 0), lane = threadIdx.x % kWarp;
   const Quotient place = Divide(blockIdx.x, task.by_blocks);
   const int rank = place.remainder, first_pixel = place.quotient * task.tile_pixels;
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
     if (lane == 0) {
       PrefetchMap(maps.kernel);
       PrefetchMap(maps.x);
-      if (U::kParts && task.copies_small) PrefetchMap(maps.small);
+      if (U::kTf32x3 && task.copies_low) PrefetchMap(maps.low);
 #pragma unroll
       for (int i = 0; i < kMaxPairSlots; ++i) {
         InitBarrier(barriers.full + i);
@@ -47,16 +47,16 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
       }
 #pragma unroll
       for (uint64_t& full : barriers.pixels_full) InitBarrier(&full);
-      InitBarrier(&barriers.mail_full);
+      InitBarrier(&barriers.sums_full);
       FenceBarriers();
-      const int stage_bytes = U::kParts && task.copies_small ? 2 * U::kStageBytes : U::kStageBytes;
+      const int stage_bytes = U::kTf32x3 && task.copies_low ? 2 * U::kStageBytes : U::kStageBytes;
       for (int step = 0; step < task.steps; ++step) ExpectBytes(barriers.pixels_full + step, stage_bytes);
-      ExpectBytes(&barriers.mail_full, task.pieces * task.blocks * ((own_pixels + 1) / 2) * 8 * 16);
+      ExpectBytes(&barriers.sums_full, task.pieces * task.blocks * ((own_pixels + 1) / 2) * 8 * 16);
     }
     __syncwarp();
     asm volatile("bar.arrive 1, %0;" ::"n"(U::kThreads) : "memory");
     ArriveAtCluster();
-    AskForPair<U, T>(task, maps, place.quotient, rank, pixels, filters, barriers);
+    AskForPair<U, T>(task, maps, place.quotient, rank, pixels, weights, barriers);
     __syncwarp();
     WaitForCluster();
     return;
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
   const int group = warp / 4;
   // As Turn leaves them: a lane's pixel of a row, and the first of its four filters of a warp's 16 or, TF32, 32.
   const int column = lane % 4 * 2 + lane / 4 % 2;
-  const auto filter_of = [&](int w) {
+  const auto tile_out_channel_of = [&](int w) {
     if constexpr (sizeof(T) == 4) return w / 2 * 32 + (w % 2 * 2 + lane / 16 + lane / 8 % 2 * 4) * 4;
     return w * 16 + lane / 8 % 2 * 8 + lane / 16 * 4;
   };
@@ -76,9 +76,9 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
   WaitForKernelBefore();
   results.LoadRest();
   float sums[U::kPixels / 2];
-  PairRing<U> ring{barriers, SharedAddress(filters), task.slots};
-  if constexpr (U::kParts) {
-    MultiplyPartsFirst<U>(ring, barriers, SharedAddress(pixels), task.steps, !task.copies_small, group, sums);
+  PairRing<U> ring{barriers, SharedAddress(weights), task.slots};
+  if constexpr (U::kTf32x3) {
+    MultiplyFirstTf32x3<U>(ring, barriers, SharedAddress(pixels), task.steps, !task.copies_low, group, sums);
   } else {
     FirstProduct<U, T>::Multiply(ring, barriers, SharedAddress(pixels), task.steps, group, sums);
   }
@@ -89,13 +89,13 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
   } else {
     AddHalves<U, 1>(sums, reinterpret_cast<float4*>(middle), own);
   }
-  if constexpr (U::kParts) CompleteFirst<U>(results, first_pixel, rank, own);
+  if constexpr (U::kTf32x3) CompleteFirst<U>(results, first_pixel, rank, own);
   results.Write(own, SharedAddress(middle));
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   asm volatile("bar.sync 2, %0;" ::"n"(U::kConsumers) : "memory");
-  const int feature_tiles = task.features / U::kFilters;
+  const int out_channel_tiles = task.out_channels / U::kOutChannels;
 #pragma unroll 1
-  for (int tile = 0; tile < feature_tiles; ++tile) {
+  for (int tile = 0; tile < out_channel_tiles; ++tile) {
     if (tile % 2 != group) {
 #pragma unroll 1
       for (int i = 0; i < U::kBlocks; ++i) {
@@ -105,8 +105,8 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
       }
       continue;
     }
-    if constexpr (U::kParts) {
-      MultiplyPartsNext<U>(ring, SharedAddress(middle), sums);
+    if constexpr (U::kTf32x3) {
+      MultiplyNextTf32x3<U>(ring, SharedAddress(middle), sums);
       CompleteNext<U>(results, first_pixel, rank, tile, sums);
     } else {
       NextProduct<U, T>::Multiply(ring, SharedAddress(middle), sums);
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(slot), "r"(piece.remainder));
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
                  : "=r"(full)
-                 : "r"(SharedAddress(&barriers.mail_full)), "r"(piece.remainder));
+                 : "r"(SharedAddress(&barriers.sums_full)), "r"(piece.remainder));
 #pragma unroll
     for (int row = 0; row < U::kRows; ++row) {
       asm volatile(
@@ -131,30 +131,29 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
           : "memory");
     }
   }
-  if (group >= feature_tiles) WaitForCluster();
-  const auto feature_of = [&](int i) {
+  if (group >= out_channel_tiles) WaitForCluster();
+  const auto out_channel_of = [&](int i) {
     const int piece = rank + i / U::kRows * task.blocks;
-    return piece / 4 * U::kFilters + filter_of(piece % 4);
+    return piece / 4 * U::kOutChannels + tile_out_channel_of(piece % 4);
   };
   const int rows = task.pieces * U::kRows;
   const auto bias_of = [&](int i) {
-    return task.next_bias && i < rows ? Load4(task.next_bias + feature_of(i)) : float4{0.f, 0.f, 0.f, 0.f};
+    return task.next_bias && i < rows ? Load4(task.next_bias + out_channel_of(i)) : float4{0.f, 0.f, 0.f, 0.f};
   };
   float4 next_bias = bias_of(warp);
-  WaitForBytes(&barriers.mail_full, 0);
+  WaitForBytes(&barriers.sums_full, 0);
 #pragma unroll 1
   for (int i = warp; i < rows; i += U::kConsumers / kWarp) {
     const int row = i % U::kRows, pixel = row * kPatchWidth + column;
-    const auto* mail =
+    const auto* received =
         reinterpret_cast<const float4*>(pixels) + (i / U::kRows * task.blocks * U::kRows + row) * kWarp + lane;
     float4 sum = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll 4
-    for (int block = 0; block < task.blocks; ++block) sum = sum + mail[block * (U::kRows * kWarp)];
-    const float4 result = Cut(Turn<T>(sum) + next_bias, next_least);
-    const int64_t element = static_cast<int64_t>(first_pixel + pixel) * task.features + feature_of(i);
+    for (int block = 0; block < task.blocks; ++block) sum = sum + received[block * (U::kRows * kWarp)];
+    const float4 result = Cut(TransposeQuad<T>(sum) + next_bias, next_least);
+    const int64_t element = static_cast<int64_t>(first_pixel + pixel) * task.out_channels + out_channel_of(i);
     StoreQuadIf(task.out + element, result, pixel < own_pixels);
-    if constexpr (U::kParts)
-      StoreQuadIf(task.small_out + element, SmallPart(result), task.small_out && pixel < own_pixels);
+    if constexpr (U::kTf32x3) StoreQuadIf(task.low_out + element, LowPart(result), task.low_out && pixel < own_pixels);
     next_bias = bias_of(i + U::kConsumers / kWarp);
   }
 #endif

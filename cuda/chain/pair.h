@@ -21,8 +21,8 @@ struct PairCall {
   const void* next_bias;    // [features] or null
   void* middle;             // [pixels, channels]; may be the residual
   void* out;                // [pixels, features]
-  const void* small_x;      // small parts as of SmallParts, each null where there are none
-  void *small_middle, *small_out;
+  const void* low_x;        // small parts as of LowParts, each null where there are none
+  void *low_middle, *low_out;
   bool relu, next_relu;
   Gate gate;
   Footprint* in_front;

@@ -27,9 +27,9 @@ bool SuitsPair(const PairCall& call) {
   }
   const int64_t pixel = call.shape.pixels * (call.dtype == ffi::DataType::F32 ? 4 : 2);
   const int64_t x = pixel * call.shape.in_channels, middle = pixel * call.shape.channels,
-                out = pixel * call.shape.features;
-  const Room written[] = {{call.middle, middle}, {call.out, out}, {call.small_middle, middle}, {call.small_out, out}};
-  const Room read[] = {{call.x, x}, {call.small_x, x}, {call.residual, middle}};
+                out = pixel * call.shape.out_channels;
+  const Room written[] = {{call.middle, middle}, {call.out, out}, {call.low_middle, middle}, {call.low_out, out}};
+  const Room read[] = {{call.x, x}, {call.low_x, x}, {call.residual, middle}};
   for (const Room& to : written) {
     for (const Room& other : written) {
       if (&to != &other && Overlap(to, other)) return false;

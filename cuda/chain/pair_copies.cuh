@@ -8,17 +8,17 @@
 namespace jsc {
 
 struct PairBarriers {
-  uint64_t pixels_full[kMaxPairSteps], full[kMaxPairSlots], empty[kMaxPairSlots], mail_full;
+  uint64_t pixels_full[kMaxPairSteps], full[kMaxPairSlots], empty[kMaxPairSlots], sums_full;
 };
 
 #if __CUDA_ARCH__ >= 900
 // CopyBox to the same place in each block of the cluster whose bit is set, counted at the barrier in the same place.
-__device__ inline void CopyBoxToBlocks(void* shared, const CUtensorMap* map, int feature, int channel, int tap,
+__device__ inline void CopyBoxToBlocks(void* shared, const CUtensorMap* map, int out_channel, int channel, int tap,
                                        uint64_t* barrier, uint16_t blocks) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
       "[%1, {%2, %3, %4}], [%5], %6;" ::"r"(SharedAddress(shared)),
-      "l"(map), "r"(feature), "r"(channel), "r"(tap), "r"(SharedAddress(barrier)), "h"(blocks)
+      "l"(map), "r"(out_channel), "r"(channel), "r"(tap), "r"(SharedAddress(barrier)), "h"(blocks)
       : "memory");
 }
 
@@ -34,11 +34,11 @@ __device__ __forceinline__ void AskForPixels(const PairTask<T>& task, const Pair
 #pragma unroll 1
     for (int row = part.quotient * task.box_rows; row < U::kPixels; row += task.sharing * task.box_rows) {
       const auto copy = [&](int stage, const CUtensorMap* map) {
-        CopyBoxToBlocks(pixels + stage * U::kStageBytes + row * kRowBytes, map, step * U::kDeep,
+        CopyBoxToBlocks(pixels + stage * U::kStageBytes + row * kRowBytes, map, step * U::kStepChannels,
                         tile * task.tile_pixels + row, 0, barriers.pixels_full + step, blocks);
       };
       copy(step, &maps.x);
-      if (U::kParts && task.copies_small) copy(task.steps + step, &maps.small);
+      if (U::kTf32x3 && task.copies_low) copy(task.steps + step, &maps.low);
     }
   }
 }
@@ -46,23 +46,24 @@ __device__ __forceinline__ void AskForPixels(const PairTask<T>& task, const Pair
 // The copies of a block, by a warp.
 template <class U, typename T>
 __device__ __forceinline__ void AskForPair(const PairTask<T>& task, const PairMaps& maps, int tile, int rank,
-                                           unsigned char* pixels, unsigned char* filters, PairBarriers& barriers) {
-  const int feature_tiles = task.features / U::kFilters, items = task.steps + feature_tiles * U::kBlocks;
+                                           unsigned char* pixels, unsigned char* weights, PairBarriers& barriers) {
+  const int out_channel_tiles = task.out_channels / U::kOutChannels,
+            items = task.steps + out_channel_tiles * U::kBlocks;
   RingPlace to;
   int next_tile = 0, next_block = 0;  // of the second kernel
   const auto ask = [&](int item) {
     uint64_t* full = barriers.full + to.stage;
-    unsigned char* slot = filters + to.stage * U::kFilterBytes;
+    unsigned char* slot = weights + to.stage * U::kWeightBytes;
     WaitForBytes(barriers.empty + to.stage, to.parity ^ 1);
     const bool is_next = item >= task.steps;
-    const int feature = is_next ? next_tile * U::kFilters : rank * U::kFilters;
-    const int channel = is_next ? rank * U::kFilters + next_block * U::kDeep : item * U::kDeep;
+    const int out_channel = is_next ? next_tile * U::kOutChannels : rank * U::kOutChannels;
+    const int channel = is_next ? rank * U::kOutChannels + next_block * U::kStepChannels : item * U::kStepChannels;
     if (IsElected()) {
-      ExpectBytes(full, U::kFilterBytes);
+      ExpectBytes(full, U::kWeightBytes);
 #pragma unroll
-      for (int box = 0; box < U::kFilters / U::kBox; ++box) {
-        CopyBox(slot + box * U::kBoxBytes, is_next ? &maps.next_kernel : &maps.kernel, feature + box * U::kBox, channel,
-                0, full);
+      for (int box = 0; box < U::kOutChannels / U::kBox; ++box) {
+        CopyBox(slot + box * U::kBoxBytes, is_next ? &maps.next_kernel : &maps.kernel, out_channel + box * U::kBox,
+                channel, 0, full);
       }
     }
     to.Advance(task.slots);
@@ -77,10 +78,11 @@ __device__ __forceinline__ void AskForPair(const PairTask<T>& task, const PairMa
   if (IsElected()) {
     // Every tile's cluster fetches its share of the rows that its block reads of the next kernel.
     const int tiles = static_cast<int>(gridDim.x) / task.blocks;
-    const uint32_t bytes = static_cast<uint32_t>(U::kFilters * task.features) * static_cast<uint32_t>(sizeof(T));
+    const uint32_t bytes =
+        static_cast<uint32_t>(U::kOutChannels * task.out_channels) * static_cast<uint32_t>(sizeof(T));
     const uint32_t share = (bytes / tiles + 15) / 16 * 16, from = min(tile * share, bytes);
-    const char* rows =
-        reinterpret_cast<const char*>(task.next_kernel + static_cast<int64_t>(rank) * U::kFilters * task.features);
+    const char* rows = reinterpret_cast<const char*>(task.next_kernel +
+                                                     static_cast<int64_t>(rank) * U::kOutChannels * task.out_channels);
     if (from < bytes) {
       asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(rows + from), "r"(min(share, bytes - from))
                    : "memory");
@@ -101,12 +103,12 @@ __device__ __forceinline__ void AskForPair(const PairTask<T>& task, const PairMa
 template <class U>
 struct PairRing {
   PairBarriers& barriers;
-  uint32_t filters;
+  uint32_t weights;
   int slots;
   RingPlace at;
 
   __device__ __forceinline__ void Wait() const { WaitForBytes(barriers.full + at.stage, at.parity); }
-  __device__ __forceinline__ uint32_t Slot() const { return filters + at.stage * U::kFilterBytes; }
+  __device__ __forceinline__ uint32_t Slot() const { return weights + at.stage * U::kWeightBytes; }
   __device__ __forceinline__ uint32_t Empty() const { return SharedAddress(barriers.empty + at.stage); }
   static __device__ __forceinline__ void Free(uint32_t empty) {
     if (empty != 0 && threadIdx.x % kWarp == 0) Arrive(empty);

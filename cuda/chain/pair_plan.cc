@@ -9,29 +9,30 @@ namespace jsc {
 namespace {
 
 constexpr int64_t kRooms[] = {32, 56};  // for pixels, that kernels are compiled for; 112 lost (benchmarks/NOTES.md)
-constexpr int64_t kFilters = kPairFilters, kSlotBytes = kFilters * kRowBytes, kLeastSlots = 3;
+constexpr int64_t kOutChannels = kPairOutChannels, kSlotBytes = kOutChannels * kRowBytes, kLeastSlots = 3;
 
 }  // namespace
 
-PairPlan ChoosePairPlan(const PairShape& shape, int element_bytes, bool parts, const DeviceInfo& device) {
-  const int64_t deep = kRowBytes / element_bytes, copies = parts ? 2 : 1;  // of pixels: small parts beside the large
-  const int64_t blocks = shape.channels / kFilters, steps = shape.in_channels / deep,
-                pieces = shape.features / kPairPiece;
-  if (!device.warpgroups || shape.channels % kFilters != 0 || shape.in_channels % kFilters != 0 ||
-      shape.features % kFilters != 0 || blocks < 2 || blocks > kMaxSplits || steps > kMaxPairSteps ||
+PairPlan ChoosePairPlan(const PairShape& shape, int element_bytes, bool tf32x3, const DeviceInfo& device) {
+  const int64_t step_channels = kRowBytes / element_bytes,
+                copies = tf32x3 ? 2 : 1;  // of pixels: small parts beside the large
+  const int64_t blocks = shape.channels / kOutChannels, steps = shape.in_channels / step_channels,
+                pieces = shape.out_channels / kPairPiece;
+  if (!device.wgmma || shape.channels % kOutChannels != 0 || shape.in_channels % kOutChannels != 0 ||
+      shape.out_channels % kOutChannels != 0 || blocks < 2 || blocks > kMaxSplits || steps > kMaxPairSteps ||
       pieces % blocks != 0) {
     return {};
   }
   for (const int64_t room : kRooms) {
     const int64_t tiles = (shape.pixels + room - 1) / room, row = room * kRowBytes;
     if (tiles > device.clusters[blocks]) continue;
-    const int64_t mail = pieces * kPairPiece * room * 4;  // sums of all blocks for its pieces
-    const int64_t middle_at = std::max(copies * steps * row, mail),
-                  filters_at = middle_at + copies * room * kFilters * 4;
+    const int64_t sum_bytes = pieces * kPairPiece * room * 4;  // sums of all blocks for its pieces
+    const int64_t middle_at = std::max(copies * steps * row, sum_bytes),
+                  weights_at = middle_at + copies * room * kOutChannels * 4;
     // Two blocks fit a multiprocessor, as MayOverlap wants it: 1 KB is the system's, 1 the kernel's own.
     const int64_t most = device.shared_memory_sm / 2 - 2 * 1024 - kSwizzleBytes;
-    const int64_t items = steps + shape.features / kFilters * (kFilters / deep);
-    const int64_t slots = std::min({int64_t{kMaxPairSlots}, items, (most - filters_at) / kSlotBytes});
+    const int64_t items = steps + shape.out_channels / kOutChannels * (kOutChannels / step_channels);
+    const int64_t slots = std::min({int64_t{kMaxPairSlots}, items, (most - weights_at) / kSlotBytes});
     if (slots < std::min(items, kLeastSlots)) continue;
     const int64_t sharing = std::max<int64_t>(1, blocks / steps);
     PairPlan plan{};
@@ -43,8 +44,8 @@ PairPlan ChoosePairPlan(const PairShape& shape, int element_bytes, bool parts, c
     plan.sharing = static_cast<int>(sharing);
     plan.slots = static_cast<int>(slots);
     plan.middle_at = static_cast<int>(middle_at);
-    plan.filters_at = static_cast<int>(filters_at);
-    plan.shared_bytes = static_cast<int>(kSwizzleBytes + filters_at + slots * kSlotBytes);
+    plan.weights_at = static_cast<int>(weights_at);
+    plan.shared_bytes = static_cast<int>(kSwizzleBytes + weights_at + slots * kSlotBytes);
     return plan;
   }
   return {};

@@ -7,12 +7,12 @@
 
 namespace jsc {
 
-constexpr int kPairFilters = 64;                      // of a slot of the ring, and middle channels of a block
+constexpr int kPairOutChannels = 64;                  // of a slot of the ring, and middle channels of a block
 constexpr int kPairPiece = 16;                        // filters of the second layer that a block completes together
 constexpr int kMaxPairSteps = 8, kMaxPairSlots = 12;  // of pixels; of filters
 
 struct PairShape {
-  int64_t pixels, in_channels, channels, features;  // channels: of the middle, which is the first one's result
+  int64_t pixels, in_channels, channels, out_channels;  // channels: of the middle, which is the first one's result
 };
 
 struct PairPlan {
@@ -20,12 +20,12 @@ struct PairPlan {
   int tiles, pixels;      // pixels: that a kernel's tile has room for
   int tile_pixels;        // that it has
   int box_rows, sharing;  // pixels of a copy; blocks that share a step's pixels
-  int slots, middle_at, filters_at, shared_bytes;
+  int slots, middle_at, weights_at, shared_bytes;
 };
 
 // How a pair is cut on a device, or a plan without blocks where it is not to be: then there are two kernels. parts:
 // float32-accurate products.
-PairPlan ChoosePairPlan(const PairShape& shape, int element_bytes, bool parts, const DeviceInfo& device);
+PairPlan ChoosePairPlan(const PairShape& shape, int element_bytes, bool tf32x3, const DeviceInfo& device);
 
 }  // namespace jsc
 

@@ -41,17 +41,17 @@ template <class U>
 struct FirstProduct<U, float> {
   static __device__ __forceinline__ void Multiply(PairRing<U>& ring, PairBarriers& barriers, uint32_t pixels, int steps,
                                                   int group, float (&sums)[U::kPixels / 2]) {
-    using Filters = StepFilters<U, float>;
-    Filters slices[2][2];
-    const uint32_t offset = Filters::Offset();
+    using Weights = StepWeights<U, float>;
+    Weights slices[2][2];
+    const uint32_t offset = Weights::Offset();
 #pragma unroll 1
     for (int step = 0; step < steps; step += 2) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         ring.Wait();
-        const uint32_t filters = ring.Slot() + offset;
+        const uint32_t weights = ring.Slot() + offset;
 #pragma unroll
-        for (int i = 0; i < 2; ++i) slices[half][i].Load(filters, group * 2 + i);
+        for (int i = 0; i < 2; ++i) slices[half][i].Load(weights, group * 2 + i);
         WaitForBytes(barriers.pixels_full + step + half, 0);
         const uint64_t columns = SwizzledMatrix(pixels + (step + half) * U::kStageBytes, kSwizzleBytes) + group * 4;
         BeginProducts();
@@ -93,9 +93,9 @@ struct NextProduct {
 template <class U>
 struct NextProduct<U, float> {
   static __device__ __forceinline__ void Multiply(PairRing<U>& ring, uint32_t middle, float (&sums)[U::kPixels / 2]) {
-    using Filters = StepFilters<U, float>;
-    Filters slices[2][4];
-    const uint32_t offset = Filters::Offset();
+    using Weights = StepWeights<U, float>;
+    Weights slices[2][4];
+    const uint32_t offset = Weights::Offset();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       ring.Wait();
@@ -119,9 +119,9 @@ struct NextProduct<U, float> {
 // Both products in parts. Products of 32 channels are summed in the tensor cores before they are added.
 // split: the small parts of pixels are made here, else they come with the pixels.
 template <class U>
-__device__ __forceinline__ void MultiplyPartsFirst(PairRing<U>& ring, PairBarriers& barriers, uint32_t pixels,
-                                                   int steps, bool split, int group, float (&sums)[U::kPixels / 2]) {
-  const uint32_t small = steps * U::kStageBytes;
+__device__ __forceinline__ void MultiplyFirstTf32x3(PairRing<U>& ring, PairBarriers& barriers, uint32_t pixels,
+                                                    int steps, bool split, int group, float (&sums)[U::kPixels / 2]) {
+  const uint32_t low = steps * U::kStageBytes;
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {  // small parts of the warpgroup's half of the step's channels
     WaitForBytes(barriers.pixels_full + step, 0);
@@ -133,7 +133,7 @@ __device__ __forceinline__ void MultiplyPartsFirst(PairRing<U>& ring, PairBarrie
       const uint32_t at = pixels + step * U::kStageBytes + row * kRowBytes + ((group * 4 + slot % 4) ^ (row & 7)) * 16;
       uint32_t v[4];
       LoadSlot(at, v);
-      StoreSmall(at + small, v);
+      StoreLow(at + low, v);
     }
   }
   if (split) {
@@ -144,9 +144,9 @@ __device__ __forceinline__ void MultiplyPartsFirst(PairRing<U>& ring, PairBarrie
       asm volatile("bar.sync 4, 128;" ::: "memory");
     }
   }
-  FilterParts<U> filters[2];
+  HighLowWeights<U> weights[2];
   float partial[U::kPixels / 2];
-  const uint32_t offset = StepFilters<U, float>::Offset() + group * 2048;
+  const uint32_t offset = StepWeights<U, float>::Offset() + group * 2048;
 #pragma unroll
   for (float& sum : sums) sum = 0.f;
 #pragma unroll 1
@@ -154,9 +154,9 @@ __device__ __forceinline__ void MultiplyPartsFirst(PairRing<U>& ring, PairBarrie
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       ring.Wait();
-      filters[half].Load(ring.Slot() + offset);
+      weights[half].Load(ring.Slot() + offset);
       const uint64_t columns = SwizzledMatrix(pixels + (step + half) * U::kStageBytes, kSwizzleBytes) + group * 4;
-      filters[half].Multiply(partial, columns, small >> 4, half > 0);
+      weights[half].Multiply(partial, columns, low >> 4, half > 0);
       PairRing<U>::Free(ring.Empty());
       ring.Advance();
     }
@@ -166,10 +166,10 @@ __device__ __forceinline__ void MultiplyPartsFirst(PairRing<U>& ring, PairBarrie
 }
 
 template <class U>
-__device__ __forceinline__ void MultiplyPartsNext(PairRing<U>& ring, uint32_t middle, float (&sums)[U::kPixels / 2]) {
-  FilterParts<U> filters[2];
+__device__ __forceinline__ void MultiplyNextTf32x3(PairRing<U>& ring, uint32_t middle, float (&sums)[U::kPixels / 2]) {
+  HighLowWeights<U> weights[2];
   float partial[U::kPixels / 2];
-  const uint32_t offset = StepFilters<U, float>::Offset();
+  const uint32_t offset = StepWeights<U, float>::Offset();
 #pragma unroll
   for (float& sum : sums) sum = 0.f;
 #pragma unroll
@@ -178,8 +178,8 @@ __device__ __forceinline__ void MultiplyPartsNext(PairRing<U>& ring, uint32_t mi
     const uint64_t columns = SwizzledMatrix(middle + block * U::kStageBytes, kSwizzleBytes);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      filters[half].Load(ring.Slot() + offset + half * 2048);
-      filters[half].Multiply(partial, columns + half * 4, U::kBlocks * U::kStageBytes >> 4, half > 0);
+      weights[half].Load(ring.Slot() + offset + half * 2048);
+      weights[half].Multiply(partial, columns + half * 4, U::kBlocks * U::kStageBytes >> 4, half > 0);
     }
     PairRing<U>::Free(ring.Empty());
     ring.Advance();

@@ -3,7 +3,7 @@
 #define JSC_CUDA_CHAIN_PAIR_RESULTS_CUH_
 
 #include "cuda/chain/pair_products.cuh"
-#include "cuda/dense_conv/wgmma/repair.cuh"
+#include "cuda/dense_conv/wgmma/recompute.cuh"
 
 namespace jsc {
 
@@ -80,7 +80,7 @@ __device__ __forceinline__ void StoreQuadIf(T* to, float4 v, bool yes) {
 // in float32 two channels of two pixels, as a product leaves them, else four channels of a pixel.
 template <class U, typename T>
 struct Middle {
-  static constexpr bool kTurned = sizeof(T) < 4;
+  static constexpr bool kTransposed = sizeof(T) < 4;
   const PairTask<T>& task;
   int rows, pixel, channel, own_pixels;  // rows of the warpgroup; the thread's first pixel, and channel of the block's
   int64_t first;                         // its element of the middle
@@ -92,30 +92,30 @@ struct Middle {
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp % 4;
     rows = group == 0 ? U::kFirst : U::kRows - U::kFirst;
     pixel = group * U::kFirst * kPatchWidth + lane % 4 * 2;
-    if constexpr (kTurned) {
+    if constexpr (kTransposed) {
       pixel += lane / 4 % 2;
       channel = warp * 16 + lane / 8 % 2 * 8 + lane / 16 * 4;
     } else {
-      using Filters = StepFilters<U, float>;
-      channel = Filters::Box() * 32 + Filters::Slot() * 4 + Filters::Half() * 2;
+      using Weights = StepWeights<U, float>;
+      channel = Weights::Box() * 32 + Weights::Slot() * 4 + Weights::Half() * 2;
     }
-    first = static_cast<int64_t>(first_pixel + pixel) * task.channels + rank * U::kFilters + channel;
+    first = static_cast<int64_t>(first_pixel + pixel) * task.channels + rank * U::kOutChannels + channel;
     least = task.relu ? 0.f : -INFINITY;
     bias = {0.f, 0.f, 0.f, 0.f};
     if (task.bias) {
-      if constexpr (kTurned) {
-        bias = Load4(task.bias + rank * U::kFilters + channel);
+      if constexpr (kTransposed) {
+        bias = Load4(task.bias + rank * U::kOutChannels + channel);
       } else {
-        const float2 two = *reinterpret_cast<const float2*>(task.bias + rank * U::kFilters + channel);
+        const float2 two = *reinterpret_cast<const float2*>(task.bias + rank * U::kOutChannels + channel);
         bias = {two.x, two.x, two.y, two.y};
       }
     }
   }
   // Two channels of a pixel: rounded, or whole with their small parts beside the middle.
   static __device__ __forceinline__ void Stage(uint32_t to, float first, float second) {
-    if constexpr (!U::kParts) first = RoundUp(first), second = RoundUp(second);
+    if constexpr (!U::kTf32x3) first = RoundUp(first), second = RoundUp(second);
     StoreTwo(to, first, second);
-    if constexpr (U::kParts) StoreTwo(to + U::kBlocks * U::kStageBytes, SmallPart(first), SmallPart(second));
+    if constexpr (U::kTf32x3) StoreTwo(to + U::kBlocks * U::kStageBytes, LowPart(first), LowPart(second));
   }
   __device__ __forceinline__ int RowStep() const { return kPatchWidth * task.channels; }
   __device__ __forceinline__ bool Has(int row, int e) const { return pixel + e + row * kPatchWidth < own_pixels; }
@@ -125,7 +125,7 @@ struct Middle {
       rest[i] = bias;
       if (task.residual == nullptr) continue;
       const T* from = task.residual + first + i * RowStep();
-      if constexpr (kTurned) {
+      if constexpr (kTransposed) {
         if (Has(i, 0)) rest[i] = bias + Load4(from);
       } else {
         float2 low = {0.f, 0.f}, high = low;
@@ -137,18 +137,18 @@ struct Middle {
   }
   // sums: of filters h and pixels e of a row, at 2 * h + e
   __device__ __forceinline__ void Write(const float4 (&sums)[U::kFirst], uint32_t middle) const {
-    const int byte = channel % U::kDeep * static_cast<int>(sizeof(T));  // of a row of the swizzle
-    const uint32_t column = middle + channel / U::kDeep * U::kStageBytes + pixel * kRowBytes + byte % 16;
+    const int byte = channel % U::kStepChannels * static_cast<int>(sizeof(T));  // of a row of the swizzle
+    const uint32_t column = middle + channel / U::kStepChannels * U::kStageBytes + pixel * kRowBytes + byte % 16;
     const uint32_t to = column + ((byte / 16 ^ pixel % 8) << 4);
     const uint32_t next = column + kRowBytes + ((byte / 16 ^ (pixel % 8 + 1)) << 4);  // of the next pixel
-    T *out = task.middle + first, *small_out = task.small_middle + first;
-    const bool has_small = U::kParts && task.small_middle != nullptr;
+    T *out = task.middle + first, *low_out = task.low_middle + first;
+    const bool has_low = U::kTf32x3 && task.low_middle != nullptr;
 #pragma unroll
     for (int i = 0; i < U::kFirst; ++i) {
       if (i >= rows) break;
       constexpr int kStep = kPatchWidth * kRowBytes;
-      if constexpr (kTurned) {
-        const float4 v = Cut(Turn<T>(sums[i]) + rest[i], least);
+      if constexpr (kTransposed) {
+        const float4 v = Cut(TransposeQuad<T>(sums[i]) + rest[i], least);
         const T element[4] = {FromFloat<T>(v.x), FromFloat<T>(v.y), FromFloat<T>(v.z), FromFloat<T>(v.w)};
         const uint2 words = *reinterpret_cast<const uint2*>(element);
         asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to + i * kStep), "r"(words.x), "r"(words.y) : "memory");
@@ -159,10 +159,10 @@ struct Middle {
         Stage(next + i * kStep, v.y, v.w);
         StorePair(out + i * RowStep(), float2{v.x, v.z}, Has(i, 0));
         StorePair(out + i * RowStep() + task.channels, float2{v.y, v.w}, Has(i, 1));
-        if constexpr (U::kParts) {
-          const float4 small = SmallPart(v);
-          StorePair(small_out + i * RowStep(), float2{small.x, small.z}, has_small && Has(i, 0));
-          StorePair(small_out + i * RowStep() + task.channels, float2{small.y, small.w}, has_small && Has(i, 1));
+        if constexpr (U::kTf32x3) {
+          const float4 low = LowPart(v);
+          StorePair(low_out + i * RowStep(), float2{low.x, low.z}, has_low && Has(i, 0));
+          StorePair(low_out + i * RowStep() + task.channels, float2{low.y, low.w}, has_low && Has(i, 1));
         }
       }
     }
@@ -193,7 +193,7 @@ __device__ __forceinline__ void CompleteFirst(const Middle<U, float>& results, i
     CompleteRow(own[i], [&](int h, int e) {
       if (!results.Has(i, e)) return 0.f;
       const int64_t pixel = first_pixel + results.pixel + i * kPatchWidth + e;
-      return SumInOrder(task.x + pixel * task.in_channels, task.kernel + rank * U::kFilters + results.channel + h,
+      return SumInOrder(task.x + pixel * task.in_channels, task.kernel + rank * U::kOutChannels + results.channel + h,
                         task.in_channels, task.channels);
     });
   }
@@ -211,10 +211,10 @@ __device__ __forceinline__ void CompleteNext(const Middle<U, float>& results, in
     CompleteRow(v, [&](int h, int e) {
       const int pixel = row * kPatchWidth + column + e;
       if (pixel >= results.own_pixels) return 0.f;
-      const int64_t channel = rank * U::kFilters;
+      const int64_t channel = rank * U::kOutChannels;
       return SumInOrder(task.middle + (first_pixel + pixel) * static_cast<int64_t>(task.channels) + channel,
-                        task.next_kernel + channel * task.features + tile * U::kFilters + results.channel + h,
-                        U::kFilters, task.features);
+                        task.next_kernel + channel * task.out_channels + tile * U::kOutChannels + results.channel + h,
+                        U::kOutChannels, task.out_channels);
     });
     sums[row * 4] = v.x, sums[row * 4 + 1] = v.y, sums[row * 4 + 2] = v.z, sums[row * 4 + 3] = v.w;
   }

@@ -4,50 +4,51 @@
 
 #include "cuda/chain/pair.h"
 #include "cuda/dense_conv/wgmma/cluster_reduction.cuh"
-#include "cuda/dense_conv/wgmma/parts.cuh"
+#include "cuda/dense_conv/wgmma/tf32x3.cuh"
 
 namespace jsc {
 
-// A block has 64 middle channels of kPixels pixels; two warpgroups multiply, the last warp asks for copies. kParts:
+// A block has 64 middle channels of kPixels pixels; two warpgroups multiply, the last warp asks for copies. kTf32x3:
 // float32-accurate products (dense_conv/wgmma/parts.cuh).
-template <typename T, int kPixels_, bool kParts_ = false>
+template <typename T, int kPixels_, bool kTf32x3_ = false>
 struct PairTile {
-  static constexpr int kPixels = kPixels_, kFilters = kPairFilters;
-  static constexpr bool kParts = kParts_;
+  static constexpr int kPixels = kPixels_, kOutChannels = kPairOutChannels;
+  static constexpr bool kTf32x3 = kTf32x3_;
   static constexpr int kConsumers = 256, kThreads = kConsumers + kWarp;
   // Blocks of a multiprocessor that registers suffice for.
-  static constexpr int kResident = kParts && kPixels > 32 ? 1 : 2;
-  static constexpr int kDeep = kRowBytes / static_cast<int>(sizeof(T)), kBox = kDeep;
-  static constexpr int kBoxBytes = kDeep * kRowBytes, kFilterBytes = kFilters / kBox * kBoxBytes;  // of a slot
-  static constexpr int kStageBytes = kPixels * kRowBytes;                        // kDeep channels of all pixels
-  static constexpr int kBlocks = kFilters / kDeep;                               // of kDeep middle channels
+  static constexpr int kResident = kTf32x3 && kPixels > 32 ? 1 : 2;
+  static constexpr int kStepChannels = kRowBytes / static_cast<int>(sizeof(T)), kBox = kStepChannels;
+  static constexpr int kBoxBytes = kStepChannels * kRowBytes,
+                       kWeightBytes = kOutChannels / kBox * kBoxBytes;           // of a slot
+  static constexpr int kStageBytes = kPixels * kRowBytes;                        // kStepChannels channels of all pixels
+  static constexpr int kBlocks = kOutChannels / kStepChannels;                   // of kStepChannels middle channels
   static constexpr int kRows = kPixels / kPatchWidth, kFirst = (kRows + 1) / 2;  // kFirst: the first warpgroup's rows
 };
 
 template <typename T>
 struct PairTask {
-  const T *bias, *next_bias;    // of the middle and of the result, or null
-  const T* residual;            // [pixels, channels] or null
-  const T *x, *kernel;          // [pixels, in_channels], [in_channels, channels]
-  const T* next_kernel;         // [channels, features]
-  T* middle;                    // [pixels, channels]
-  T* out;                       // [pixels, features]
-  T *small_middle, *small_out;  // in parts: as middle and out, or null
+  const T *bias, *next_bias;  // of the middle and of the result, or null
+  const T* residual;          // [pixels, channels] or null
+  const T *x, *kernel;        // [pixels, in_channels], [in_channels, channels]
+  const T* next_kernel;       // [channels, features]
+  T* middle;                  // [pixels, channels]
+  T* out;                     // [pixels, features]
+  T *low_middle, *low_out;    // in parts: as middle and out, or null
   Gate gate;
-  int pixels, tile_pixels, channels, features;
-  int in_channels, steps;              // of x; blocks of kDeep of them
-  int blocks, pieces;                  // of a cluster; of 16 filters of a tile's results, that a block completes
-  int box_rows, sharing;               // pixels of a copy, and blocks that share a step's
-  int slots;                           // of the filters' ring
-  int middle_at, filters_at;           // bytes from the first stage of pixels on
-  bool relu, next_relu, copies_small;  // copies_small: in parts, those of x are in memory
+  int pixels, tile_pixels, channels, out_channels;
+  int in_channels, steps;            // of x; blocks of kStepChannels of them
+  int blocks, pieces;                // of a cluster; of 16 filters of a tile's results, that a block completes
+  int box_rows, sharing;             // pixels of a copy, and blocks that share a step's
+  int slots;                         // of the filters' ring
+  int middle_at, weights_at;         // bytes from the first stage of pixels on
+  bool relu, next_relu, copies_low;  // copies_low: in parts, those of x are in memory
   Divider by_blocks, by_steps;
 };
 
 struct PairMaps {
   CUtensorMap x;                    // [1, pixels, C], boxes of box_rows pixels x 128 bytes of channels
-  CUtensorMap small;                // of x's small parts, as x
-  CUtensorMap kernel, next_kernel;  // as WarpgroupMaps::kernel
+  CUtensorMap low;                  // of x's small parts, as x
+  CUtensorMap kernel, next_kernel;  // as WgmmaMaps::kernel
 };
 
 }  // namespace jsc

@@ -22,20 +22,20 @@ void CheckElementBytes(int element_bytes) {
 
 }  // namespace
 
-std::vector<WarpgroupPlan> ChainPlans(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool,
-                                      int element_bytes, bool precise, const DeviceInfo& device) {
+std::vector<WgmmaPlan> ChainPlans(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool,
+                                  int element_bytes, bool precise, const DeviceInfo& device) {
   CheckElementBytes(element_bytes);
   ConvArgs a = ArgsOfLayer(layer, pool, precise);
-  if (!device.warpgroups || ChooseImagePlan(a, element_bytes, device).filters > 0) return {};
-  std::vector<WarpgroupPlan> plans = WarpgroupPlans(a, element_bytes, true, device);
+  if (!device.wgmma || ChooseFewChannelsPlan(a, element_bytes, device).out_channels > 0) return {};
+  std::vector<WgmmaPlan> plans = WgmmaPlans(a, element_bytes, true, device);
   if (plans.empty() && a.pool != Pool::kNone) {
     a.pool = Pool::kNone;
     for (int i = 0; i < 2; ++i) a.out_size[i] = a.conv_size[i];
-    plans = WarpgroupPlans(a, element_bytes, true, device);
+    plans = WgmmaPlans(a, element_bytes, true, device);
   }
-  const auto rank = [](const WarpgroupPlan& plan) { return std::pair(plan.splits > kModelSplits, plan.cycles); };
+  const auto rank = [](const WgmmaPlan& plan) { return std::pair(plan.splits > kModelSplits, plan.cycles); };
   std::stable_sort(plans.begin(), plans.end(),
-                   [&](const WarpgroupPlan& one, const WarpgroupPlan& other) { return rank(one) < rank(other); });
+                   [&](const WgmmaPlan& one, const WgmmaPlan& other) { return rank(one) < rank(other); });
   return plans;
 }
 
@@ -49,14 +49,14 @@ bool ChainTakesPool(const std::vector<int64_t>& layer, const std::vector<int64_t
   return PoolsInKernel(ChooseKernel(args, element_bytes, 0, true, *choice, device), args);
 }
 
-bool ChainPairs(int64_t pixels, int64_t in_channels, int64_t channels, int64_t features, int element_bytes,
+bool ChainPairs(int64_t pixels, int64_t in_channels, int64_t channels, int64_t out_channels, int element_bytes,
                 bool precise, const DeviceInfo& device) {
   CheckElementBytes(element_bytes);
-  if (std::min({pixels, in_channels, channels, features}) < 1 ||
-      std::max({pixels, in_channels, channels, features}) > kMost) {
+  if (std::min({pixels, in_channels, channels, out_channels}) < 1 ||
+      std::max({pixels, in_channels, channels, out_channels}) > kMost) {
     throw std::invalid_argument("sizes must be from 1 to 2^31 - 1");
   }
-  const PairShape shape{pixels, in_channels, channels, features};
+  const PairShape shape{pixels, in_channels, channels, out_channels};
   return ChoosePairPlan(shape, element_bytes, precise && element_bytes == 4, device).blocks > 0;
 }
 

@@ -13,8 +13,8 @@ namespace jsc {
 // Every plan that a layer of a chain may have by warpgroup products, the best first, and behind all that the model may
 // choose those of larger clusters; with its pool where there is a plan with it. layer and pool as ArgsOfLayer takes
 // them. std::invalid_argument where they make no sense.
-std::vector<WarpgroupPlan> ChainPlans(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool,
-                                      int element_bytes, bool precise, const DeviceInfo& device);
+std::vector<WgmmaPlan> ChainPlans(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool,
+                                  int element_bytes, bool precise, const DeviceInfo& device);
 
 // Whether the kernel of a layer in a chain takes the pool behind it, with this tile (kTileFields of chain/call.h):
 // what Chain will do on the device. layer and pool as above; precise: as Precision::kHighest is, of any type.
@@ -24,7 +24,7 @@ bool ChainTakesPool(const std::vector<int64_t>& layer, const std::vector<int64_t
 
 // Whether one kernel runs two 1x1 convolutions of a chain, pixels x in_channels -> channels -> features: what Chain
 // will do on the device where buffers lie apart. Errors likewise.
-bool ChainPairs(int64_t pixels, int64_t in_channels, int64_t channels, int64_t features, int element_bytes,
+bool ChainPairs(int64_t pixels, int64_t in_channels, int64_t channels, int64_t out_channels, int element_bytes,
                 bool precise, const DeviceInfo& device);
 
 }  // namespace jsc

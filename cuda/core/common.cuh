@@ -287,17 +287,17 @@ __device__ inline void PrefetchMap(const CUtensorMap& map) {
 }
 
 // Copies the box of a tensor map that starts at {feature, channel, tap}, with zeros outside the tensor.
-__device__ inline void CopyBox(uint32_t shared, const CUtensorMap* map, int feature, int channel, int tap,
+__device__ inline void CopyBox(uint32_t shared, const CUtensorMap* map, int out_channel, int channel, int tap,
                                uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
       "[%5];" ::"r"(shared),
-      "l"(map), "r"(feature), "r"(channel), "r"(tap), "r"(barrier)
+      "l"(map), "r"(out_channel), "r"(channel), "r"(tap), "r"(barrier)
       : "memory");
 }
-__device__ inline void CopyBox(void* shared, const CUtensorMap* map, int feature, int channel, int tap,
+__device__ inline void CopyBox(void* shared, const CUtensorMap* map, int out_channel, int channel, int tap,
                                uint64_t* barrier) {
-  CopyBox(SharedAddress(shared), map, feature, channel, tap, SharedAddress(barrier));
+  CopyBox(SharedAddress(shared), map, out_channel, channel, tap, SharedAddress(barrier));
 }
 
 // The same for a map of four axes, as that of an image batch from {channel, x, y, image}, which may be negative.

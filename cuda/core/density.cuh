@@ -10,7 +10,7 @@
 //
 // Lost: counting by reading the results again (0.6 to 2.5 us), rows chosen by divisions of 64 bits. A return that
 // depends on data, without the vote, costs every later instruction of a kernel its uniform registers: 8 to 32 bytes of
-// spills in ConvKernel, 10 to 20 registers in DirectKernel.
+// spills in ConvKernel, 10 to 20 registers in MmaKernel.
 #ifndef JSC_CUDA_CORE_DENSITY_CUH_
 #define JSC_CUDA_CORE_DENSITY_CUH_
 
@@ -58,12 +58,12 @@ __device__ inline bool PassesGate(const Gate& gate) {
   LetNextKernelStart();
   const auto* rows = reinterpret_cast<const int2*>(gate.nonzeros);
   const int lane = threadIdx.x % kWarp;
-  auto row = [&](int i) { return i < gate.parts ? rows[i] : make_int2(0, 0); };
+  auto row = [&](int i) { return i < gate.rows ? rows[i] : make_int2(0, 0); };
   const int2 low = row(lane), high = row(lane + kWarp);
   float nonzeros = static_cast<float>(low.x) + static_cast<float>(high.x);
   float elements = static_cast<float>(low.y) + static_cast<float>(high.y);
 #pragma unroll 1
-  for (int i = lane + 2 * kWarp; i < gate.parts; i += kWarp) {
+  for (int i = lane + 2 * kWarp; i < gate.rows; i += kWarp) {
     nonzeros += static_cast<float>(rows[i].x);
     elements += static_cast<float>(rows[i].y);
   }

@@ -12,7 +12,7 @@ namespace jsc {
 // front of it on the stream.
 struct Gate {
   const int32_t* nonzeros = nullptr;  // [parts, 2] (non-zeros, elements) of parts of x; null: the kernel runs
-  int parts = 0;
+  int rows = 0;
   float threshold = 0.f;        // of the density, non-zeros / elements
   bool above = false;           // runs where the density is above the threshold, else where it is at most that
   bool overlaps = false;        // launched to start before the kernel in front of it is done
@@ -42,7 +42,7 @@ struct Footprint {
 };
 
 // Small parts (cuda/small_parts.cuh) in a chain of float32 at HIGHEST; each null where there are none.
-struct SmallParts {
+struct LowParts {
   const void* x = nullptr;  // [N, H, W, C]; kernels that want them make them where they are not in memory
   void* out = nullptr;      // [N, Ho, Wo, K], to be written
   bool* written = nullptr;  // where the launch says whether its kernel writes them, which not all do
@@ -58,7 +58,7 @@ struct DeviceCall : ConvCall {
   int32_t* counts = nullptr;  // [kCountRows, 2] (non-zeros, elements) of parts of out, to be written; or null
   Gate gate;
   Footprint* in_front = nullptr;  // in a chain: of the kernel in front, and after the launch of this call's
-  SmallParts small;
+  LowParts low;
   Candidate candidate;
 };
 

@@ -51,8 +51,8 @@ cudaError_t ReadDevice(int device, DeviceInfo* info) {
   info->tensor_maps = HasKernelMaps();
   // The same list is in jax_sparse_conv/_src/devices.py.
   info->fast_tf32 = (major >= 8 && major <= 10 && minor == 0) || (major == 10 && minor == 3);  // A100, H100, B200, B300
-#ifdef JSC_WARPGROUP
-  info->warpgroups = major == 9 && minor == 0 && info->tensor_maps;
+#ifdef JSC_WGMMA
+  info->wgmma = major == 9 && minor == 0 && info->tensor_maps;
 #endif
   cudaFuncAttributes code{};
   if (const cudaError_t status = cudaFuncGetAttributes(&code, EmptyKernel)) return status;

@@ -16,7 +16,7 @@ struct DeviceInfo {
   int shared_memory_sm;
   bool tensor_maps;              // the driver can describe tensors to the copy engine
   bool fast_tf32;                // tensor cores multiply TF32 at more than three times the rate of FFMA
-  bool warpgroups;               // Hopper's warpgroup products, which this build has code for
+  bool wgmma;                    // Hopper's warpgroup products, which this build has code for
   int clusters[kMaxSplits + 1];  // of n blocks, each with a multiprocessor to itself, that run at once; 0: no clusters
 };
 

@@ -28,13 +28,13 @@ inline CUtensorMapDataType TensorMapType(ffi::DataType dtype, bool precise) {
 
 // A map of kernels [taps, depth, features] whose boxes are square pieces of 128 bytes by as many rows of depth, in the
 // swizzle of that width; `bytes` of an element. Whether there is such a map.
-inline bool MapKernelPieces(const void* kernel, int64_t features, int64_t depth, int64_t taps, CUtensorMapDataType type,
-                            int64_t bytes, CUtensorMap* map) {
+inline bool MapKernelPieces(const void* kernel, int64_t out_channels, int64_t depth, int64_t taps,
+                            CUtensorMapDataType type, int64_t bytes, CUtensorMap* map) {
   static const auto encode = FindDriverFunction<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
   constexpr int64_t kSwizzleBytes = 128;
   auto size_of = [](int64_t n) { return static_cast<cuuint64_t>(n); };
-  const cuuint64_t size[] = {size_of(features), size_of(depth), size_of(taps)};
-  const cuuint64_t stride[] = {size_of(features * bytes), size_of(features * depth * bytes)};
+  const cuuint64_t size[] = {size_of(out_channels), size_of(depth), size_of(taps)};
+  const cuuint64_t stride[] = {size_of(out_channels * bytes), size_of(out_channels * depth * bytes)};
   const auto side = static_cast<cuuint32_t>(kSwizzleBytes / bytes);
   const cuuint32_t box[] = {side, side, 1}, step[] = {1, 1, 1};
   return encode && encode(map, type, 3, const_cast<void*>(kernel), size, stride, box, step,

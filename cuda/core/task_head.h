@@ -23,8 +23,8 @@ void SetSizes(const ConvArgs& a, Task* t) {
   t->width = static_cast<int>(a.size[1]);
   t->channels = static_cast<int>(a.channels);
   t->group_channels = static_cast<int>(a.group_channels);
-  t->features = static_cast<int>(a.features);
-  t->group_features = static_cast<int>(a.features / a.groups);
+  t->out_channels = static_cast<int>(a.out_channels);
+  t->group_out_channels = static_cast<int>(a.out_channels / a.groups);
   for (int i = 0; i < 2; ++i) {
     t->stride[i] = static_cast<int>(a.stride[i]);
     t->pad_low[i] = static_cast<int>(a.pad_low[i]);

@@ -81,28 +81,28 @@ struct Wgmma;
 #define JSC_WGMMA_16_BIT(T, type, columns, results, a, b, p) \
   template <> \
   struct Wgmma<T, columns> { \
-    static __device__ __forceinline__ void Multiply(float (&sums)[results], uint64_t filters, uint64_t pixels, \
+    static __device__ __forceinline__ void Multiply(float (&sums)[results], uint64_t weights, uint64_t pixels, \
                                                     bool add) { \
       asm volatile( \
           "{\n .reg .pred add;\n setp.ne.b32 add, %" #p ", 0;\n" \
           " wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type " {" JSC_NAMES_##columns \
           "}, %" #a ", %" #b ", add, 1, 1, 1, 0;\n}" \
           : JSC_SUMS_##columns \
-          : "l"(filters), "l"(pixels), "r"(static_cast<int>(add))); \
+          : "l"(weights), "l"(pixels), "r"(static_cast<int>(add))); \
     } \
   };
 // Filters are four operands here.
 #define JSC_WGMMA_TF32(columns, results, a0, a1, a2, a3, b, p) \
   template <> \
   struct Wgmma<float, columns> { \
-    static __device__ __forceinline__ void Multiply(float (&sums)[results], const uint32_t (&filters)[4], \
+    static __device__ __forceinline__ void Multiply(float (&sums)[results], const uint32_t (&weights)[4], \
                                                     uint64_t pixels, bool add) { \
       asm volatile( \
           "{\n .reg .pred add;\n setp.ne.b32 add, %" #p ", 0;\n" \
           " wgmma.mma_async.sync.aligned.m64n" #columns "k8.f32.tf32.tf32 {" JSC_NAMES_##columns \
           "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b ", add, 1, 1;\n}" \
           : JSC_SUMS_##columns \
-          : "r"(filters[0]), "r"(filters[1]), "r"(filters[2]), "r"(filters[3]), "l"(pixels), \
+          : "r"(weights[0]), "r"(weights[1]), "r"(weights[2]), "r"(weights[3]), "l"(pixels), \
             "r"(static_cast<int>(add))); \
     } \
   };

@@ -15,15 +15,15 @@
 namespace jsc {
 namespace {
 
-DirectChoice CachedChoice(const DeviceCall& call, int element_bytes, size_t workspace_bytes, int device) {
+DenseConvChoice CachedChoice(const DeviceCall& call, int element_bytes, size_t workspace_bytes, int device) {
   const ConvArgs& a = call.args;
   const bool in_chain = call.gate.in_chain;
   static std::mutex mutex;
-  static std::map<std::vector<int64_t>, DirectChoice> known;
+  static std::map<std::vector<int64_t>, DenseConvChoice> known;
   const int64_t kind = static_cast<int64_t>(a.precision) * 8 + static_cast<int64_t>(a.pool) * 2 + in_chain;
   std::vector<int64_t> key = {a.images,         a.size[0],      a.size[1],
                               a.channels,       a.stacks,       a.kernel_size[0],
-                              a.kernel_size[1], a.features,     a.groups,
+                              a.kernel_size[1], a.out_channels, a.groups,
                               a.conv_size[0],   a.conv_size[1], a.stride[0],
                               a.stride[1],      a.pad_low[0],   a.pad_low[1],
                               a.dilation[0],    a.dilation[1],  kind,
@@ -41,12 +41,11 @@ DirectChoice CachedChoice(const DeviceCall& call, int element_bytes, size_t work
 }
 
 // Without code for warpgroups no device has them, and no plan.
-ffi::Error LaunchWarpgroupPlan(const DeviceCall& call, const WarpgroupPlan& plan, const PartsMaps& maps,
-                               cudaStream_t stream) {
-#ifdef JSC_WARPGROUP
-  if (plan.parts) return WarpgroupHighest(call, plan, maps, stream);
-  if (call.dtype == ffi::DataType::F32) return WarpgroupFloat32(call, plan, maps, stream);
-  const auto launch = call.dtype == ffi::DataType::BF16 ? WarpgroupBfloat16 : WarpgroupFloat16;
+ffi::Error LaunchWgmmaPlan(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps, cudaStream_t stream) {
+#ifdef JSC_WGMMA
+  if (plan.tf32x3) return WgmmaHighest(call, plan, maps, stream);
+  if (call.dtype == ffi::DataType::F32) return WgmmaFloat32(call, plan, maps, stream);
+  const auto launch = call.dtype == ffi::DataType::BF16 ? WgmmaBfloat16 : WgmmaFloat16;
   return launch(call, plan, maps, stream);
 #else
   (void)call, (void)plan, (void)maps, (void)stream;
@@ -72,25 +71,26 @@ bool DirectPools(const DeviceCall& call, int device) {
 ffi::Error Direct(const DeviceCall& call, Workspace workspace, int device, cudaStream_t stream) {
   return DispatchDtype(call.dtype, [&](auto element) {
     using T = decltype(element);
-    const DirectChoice choice = CachedChoice(call, sizeof(T), workspace.bytes, device);
+    const DenseConvChoice choice = CachedChoice(call, sizeof(T), workspace.bytes, device);
     const Family family = call.candidate.family;
     const bool is_told = family != Family::kByModel && family != Family::kPerOutput && !call.gate.in_chain;
     if (is_told && !choice.has_plan()) return NoSuchTile();
-    if (choice.image.filters > 0) return LaunchImagePlan<T>(call, choice.image, stream);
-    if (choice.slice.filters > 0) {
+    if (choice.few_channels.out_channels > 0) return LaunchFewChannelsPlan<T>(call, choice.few_channels, stream);
+    if (choice.splitk_channels.out_channels > 0) {
       DeviceCall flat = call;
       flat.args = FlattenedArgs(call.args);
-      SliceMaps of_slices;
-      if (MakeSliceMaps(flat, choice.slice, &of_slices)) return LaunchSlicePlan(flat, choice.slice, of_slices, stream);
+      SplitKChannelsMaps of_splitk_channels;
+      if (MakeSplitKChannelsMaps(flat, choice.splitk_channels, &of_splitk_channels))
+        return LaunchSplitKChannelsPlan(flat, choice.splitk_channels, of_splitk_channels, stream);
     }
-    if (choice.group.tiles > 0 && IsAligned(call)) return LaunchGroupPlan<T>(call, choice.group, stream);
-    PartsMaps maps;
+    if (choice.grouped.tiles > 0 && IsAligned(call)) return LaunchGroupedPlan<T>(call, choice.grouped, stream);
+    Tf32x3Maps maps;
     // The driver refuses buffers that do not begin at 16 bytes.
-    if (choice.warpgroup.filters > 0 && MakeWarpgroupMaps(call, choice.warpgroup, &maps)) {
-      return LaunchWarpgroupPlan(call, choice.warpgroup, maps, stream);
+    if (choice.wgmma.out_channels > 0 && MakeWgmmaMaps(call, choice.wgmma, &maps)) {
+      return LaunchWgmmaPlan(call, choice.wgmma, maps, stream);
     }
-    if (choice.direct.tile == DirectTile::kNone) return PerOutput(call, stream, false);
-    return LaunchDirectPlan<T>(call, choice.direct, workspace.data, stream);
+    if (choice.mma.tile == MmaTile::kNone) return PerOutput(call, stream, false);
+    return LaunchMmaPlan<T>(call, choice.mma, workspace.data, stream);
   });
 }
 

@@ -43,13 +43,14 @@ bool MapPixels(const void* data, const DenseBlockCall& call, int64_t channels, c
 }
 
 // Boxes of 16 filters x `deep` channels x all taps of a kernel [taps, channels, filters].
-bool MapFilters(const void* data, int64_t taps, int64_t channels, int64_t filters, int64_t deep,
+bool MapWeights(const void* data, int64_t taps, int64_t channels, int64_t out_channels, int64_t box_channels,
                 CUtensorMapDataType type, cuuint64_t bytes, CUtensorMap* map) {
   static const auto encode = FindDriverFunction<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
   auto size_of = [](int64_t n) { return static_cast<cuuint64_t>(n); };
-  const cuuint64_t size[] = {size_of(filters), size_of(channels), size_of(taps)};
-  const cuuint64_t stride[] = {size_of(filters) * bytes, size_of(filters * channels) * bytes};
-  const cuuint32_t box[] = {16, static_cast<cuuint32_t>(deep), static_cast<cuuint32_t>(taps)}, step[] = {1, 1, 1};
+  const cuuint64_t size[] = {size_of(out_channels), size_of(channels), size_of(taps)};
+  const cuuint64_t stride[] = {size_of(out_channels) * bytes, size_of(out_channels * channels) * bytes};
+  const cuuint32_t box[] = {16, static_cast<cuuint32_t>(box_channels), static_cast<cuuint32_t>(taps)},
+                   step[] = {1, 1, 1};
   return encode && encode(map, type, 3, const_cast<void*>(data), size, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
                           bytes == 4 ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_32B,
                           CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
@@ -62,7 +63,7 @@ ffi::Error LaunchLayers(const DenseBlockCall& call, const DensePlan& plan, cudaS
   ffi::Error error = Prepare<kKernel>("DenseLayerKernel");
   if (error.failure()) return error;
   const CUtensorMapDataType type = TensorMapType(call.dtype, true),
-                            filter_type = TensorMapType(call.dtype, call.precise);
+                            weight_type = TensorMapType(call.dtype, call.precise);
   DenseLayerTask<T> task{};
   const int64_t layers = static_cast<int64_t>(call.layers.size());
   task.first_channels = static_cast<int>(call.channels);
@@ -75,17 +76,17 @@ ffi::Error LaunchLayers(const DenseBlockCall& call, const DensePlan& plan, cudaS
   task.tiles_y = plan.tiles_y, task.tiles_x = plan.tiles_x;
   task.by_box_width = Inverse(plan.tile_width + 2), task.by_tile_width = Inverse(plan.tile_width);
   DenseLayerMaps maps{};
-  bool mapped = MapPixels(call.x, call, call.channels, plan, U::kTurns, type, U::kBytes, &maps.x) &&
-                MapPixels(call.out, call, task.total, plan, U::kTurns, type, U::kBytes, &maps.block) &&
+  bool mapped = MapPixels(call.x, call, call.channels, plan, U::kStageChunks, type, U::kBytes, &maps.x) &&
+                MapPixels(call.out, call, task.total, plan, U::kStageChunks, type, U::kBytes, &maps.block) &&
                 MapPixels(call.out, call, task.total, plan, 1, type, U::kBytes, &maps.newest);
   const int64_t blocks = call.images * plan.tiles_y * plan.tiles_x * U::kSplit;
   for (int64_t i = 0; i < layers && mapped; ++i) {
     const DenseLayerArgs& layer = call.layers[i];
     const int64_t channels = call.channels + i * kGrowth;
-    mapped = MapFilters(layer.kernel1, 1, channels, kMiddle, U::kTurns * kDenseChannels, filter_type, U::kBytes,
+    mapped = MapWeights(layer.kernel1, 1, channels, kMiddle, U::kStageChunks * kDenseChannels, weight_type, U::kBytes,
                         &maps.kernel1) &&
-             MapFilters(layer.kernel1, 1, channels, kMiddle, kDenseChannels, filter_type, U::kBytes, &maps.filters) &&
-             MapFilters(layer.kernel2, 9, kMiddle, kGrowth, U::kMids, filter_type, U::kBytes, &maps.kernel2);
+             MapWeights(layer.kernel1, 1, channels, kMiddle, kDenseChannels, weight_type, U::kBytes, &maps.weights) &&
+             MapWeights(layer.kernel2, 9, kMiddle, kGrowth, U::kMids, weight_type, U::kBytes, &maps.kernel2);
     if (!mapped) break;
     task.scale = static_cast<const T*>(layer.scale);
     task.shift = static_cast<const T*>(layer.shift);
@@ -130,15 +131,15 @@ ffi::Error LaunchTransition(const DenseBlockCall& call, cudaStream_t stream) {
   task.first_channels = static_cast<int>(call.channels);
   task.total = static_cast<int>(call.channels + static_cast<int64_t>(call.layers.size()) * kGrowth);
   task.early_channels = task.total - kGrowth;
-  task.features = static_cast<int>(transition.features);
+  task.out_channels = static_cast<int>(transition.out_channels);
   task.height = static_cast<int>(call.height);
   task.width = static_cast<int>(call.width);
   task.pixels = static_cast<int>(call.images * (call.height / 2) * (call.width / 2));
   task.share = TransitionShare(task.total);
-  task.feature_tiles = (task.features + U::kFeatures - 1) / U::kFeatures;
+  task.out_channel_tiles = (task.out_channels + U::kOutChannels - 1) / U::kOutChannels;
   cudaLaunchConfig_t config{};
   config.gridDim =
-      dim3(static_cast<unsigned>((task.pixels + U::kPixels - 1) / U::kPixels * task.feature_tiles * U::kSplit));
+      dim3(static_cast<unsigned>((task.pixels + U::kPixels - 1) / U::kPixels * task.out_channel_tiles * U::kSplit));
   config.blockDim = dim3(U::kThreads);
   config.dynamicSmemBytes = U::SharedBytes(task.share);
   config.stream = stream;

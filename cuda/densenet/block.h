@@ -33,7 +33,7 @@ struct DenseTransitionArgs {
   const void* shift = nullptr;   // [C]
   const void* kernel = nullptr;  // [1, 1, C, features]
   void* out = nullptr;           // [N, H / 2, W / 2, features]
-  int64_t features = 0;
+  int64_t out_channels = 0;
 };
 
 struct DenseBlockCall {

@@ -47,7 +47,7 @@ class Parameters {
   size_t count() const { return is_packed_ ? offsets_.size() : operands_.size(); }
 
   // The last size of a parameter of four, which a packed one does not tell; 0 where it has not so many.
-  int64_t Features(size_t i, int64_t if_packed) const {
+  int64_t OutChannels(size_t i, int64_t if_packed) const {
     if (is_packed_) return if_packed;
     auto buffer = operands_.get<ffi::AnyBuffer>(i);
     return buffer.has_value() && buffer->dimensions().size() == 4 ? buffer->dimensions()[3] : 0;
@@ -103,10 +103,10 @@ std::string ReadTransition(const Parameters& parameters, size_t first, int64_t c
   if (wrong.empty()) wrong = parameters.Find(first + 1, {channels}, "shift is not [C]", &transition->shift);
   if (!wrong.empty()) return wrong;
   const char* text = "kernel is not [1, 1, C, K] with K a multiple of 8";
-  const int64_t features = transition->features;
-  if (features < 1 || features % 8 != 0 || features > kMaxChannels) return text;
+  const int64_t out_channels = transition->out_channels;
+  if (out_channels < 1 || out_channels % 8 != 0 || out_channels > kMaxChannels) return text;
   if (channels > kMaxTransition) return "C is more than " + std::to_string(kMaxTransition);
-  return parameters.Find(first + 2, {1, 1, channels, features}, text, &transition->kernel);
+  return parameters.Find(first + 2, {1, 1, channels, out_channels}, text, &transition->kernel);
 }
 
 }  // namespace
@@ -158,11 +158,11 @@ ffi::ErrorOr<DenseBlockCall> MakeDenseBlockCall(ffi::AnyBuffer x, ffi::Remaining
   if (!pools) return call;
   const size_t first = static_cast<size_t>(layers) * kParameters;
   const int64_t results = out.dimensions().size() == 4 ? out.dimensions()[3] : 0;
-  call.transition.features = parameters.Features(first + 2, results);
+  call.transition.out_channels = parameters.OutChannels(first + 2, results);
   const std::string wrong = ReadTransition(parameters, first, total, &call.transition);
   if (!wrong.empty()) return Invalid("transition: " + wrong);
   if (size[1] < 2 || size[2] < 2 ||
-      !HasSize(out, call.dtype, {size[0], size[1] / 2, size[2] / 2, call.transition.features})) {
+      !HasSize(out, call.dtype, {size[0], size[1] / 2, size[2] / 2, call.transition.out_channels})) {
     return Invalid("the result is not [N, H / 2, W / 2, K] of x's dtype");
   }
   call.transition.out = out.untyped_data();

@@ -12,7 +12,7 @@ namespace jsc {
 template <int kRing>
 struct DenseBarriers {
   uint64_t full[kRing], empty[kRing];
-  uint64_t params, kernel2, newest, mail;
+  uint64_t params, kernel2, newest, slots_full;
 };
 
 // The tile of a cluster.
@@ -48,7 +48,7 @@ __device__ __forceinline__ void CopyChunks(void* shared, const CUtensorMap* map,
 
 // kernel1's part of so many chunks.
 template <class U>
-__device__ __forceinline__ void AskForFilters(const CUtensorMap* map, unsigned char* to, int chunks, int channel,
+__device__ __forceinline__ void AskForWeights(const CUtensorMap* map, unsigned char* to, int chunks, int channel,
                                               int rank, uint64_t* barrier) {
 #pragma unroll
   for (int i = 0; i < U::kMidTiles; ++i) {
@@ -60,7 +60,7 @@ __device__ __forceinline__ void AskForFilters(const CUtensorMap* map, unsigned c
 // than is used.
 template <class U>
 struct DenseStages {
-  static constexpr int kChannels = U::kTurns * kDenseChannels;
+  static constexpr int kChannels = U::kStageChunks * kDenseChannels;
   int of_x, all;
   __device__ __forceinline__ explicit DenseStages(const DenseLayerTask<typename U::T>& task) {
     of_x = (task.first_channels + kChannels - 1) / kChannels;
@@ -73,11 +73,11 @@ struct DenseStages {
 
 // The chunk of the kernel before: what is there when the kernel starts, and the rest.
 template <class U>
-__device__ __forceinline__ void AskForNewFilters(const DenseLayerTask<typename U::T>& task, const DenseLayerMaps& maps,
+__device__ __forceinline__ void AskForNewWeights(const DenseLayerTask<typename U::T>& task, const DenseLayerMaps& maps,
                                                  const DensePlace& at, unsigned char* stage,
                                                  DenseBarriers<U::kRing>& barriers) {
-  ExpectBytes(&barriers.newest, (task.tile_height + 2) * (task.tile_width + 2) * U::kRowBytes + U::kFilterBytes);
-  AskForFilters<U>(&maps.filters, stage + U::kRows * U::kRowBytes, 1, task.early_channels, at.rank, &barriers.newest);
+  ExpectBytes(&barriers.newest, (task.tile_height + 2) * (task.tile_width + 2) * U::kRowBytes + U::kWeightBytes);
+  AskForWeights<U>(&maps.weights, stage + U::kRows * U::kRowBytes, 1, task.early_channels, at.rank, &barriers.newest);
   PrefetchMap(maps.newest);
 }
 
@@ -104,17 +104,18 @@ __device__ __forceinline__ void AskForEarly(const DenseLayerTask<typename U::T>&
     if (IsElected()) {
       unsigned char* stage = shared + to.stage * U::kStageBytes;
       const int channel = stages.Channel(task, i);
-      ExpectBytes(full, U::kTurns * (box_bytes + U::kFilterBytes));
+      ExpectBytes(full, U::kStageChunks * (box_bytes + U::kWeightBytes));
       CopyChunks(stage, i < stages.of_x ? &maps.x : &maps.block, at.x - 1, at.y - 1, channel / kDenseChannels, at.image,
                  full);
-      AskForFilters<U>(&maps.kernel1, stage + U::kTurns * U::kRows * U::kRowBytes, U::kTurns, channel, at.rank, full);
+      AskForWeights<U>(&maps.kernel1, stage + U::kStageChunks * U::kRows * U::kRowBytes, U::kStageChunks, channel,
+                       at.rank, full);
     }
     to.Advance(U::kRing);
   }
   if (!U::kTight || task.early_channels == task.channels) return;
   WaitForBytes(barriers.empty + to.stage, to.parity ^ 1);
   unsigned char* stage = shared + to.stage * U::kStageBytes;
-  if (IsElected()) AskForNewFilters<U>(task, maps, at, stage, barriers);
+  if (IsElected()) AskForNewWeights<U>(task, maps, at, stage, barriers);
   __syncwarp();
   WaitForKernelBefore();
   if (IsElected()) AskForNewPixels<U>(task, maps, at, stage, barriers);
@@ -133,12 +134,12 @@ __device__ __forceinline__ void AskForRest(const DenseLayerTask<typename U::T>& 
     CopyRow(shared + U::kScale, task.scale, row_bytes, &barriers.params);
     CopyRow(shared + U::kScale + row_bytes, task.shift, row_bytes, &barriers.params);
     CopyRow(shared + U::kBias, task.bias + at.rank * U::kMids, U::kMids * U::kBytes, &barriers.params);
-    ExpectBytes(&barriers.kernel2, U::kFeatureTiles * U::kTapBytes);
+    ExpectBytes(&barriers.kernel2, U::kOutChannelTiles * U::kTapBytes);
 #pragma unroll
-    for (int i = 0; i < U::kFeatureTiles; ++i) {
+    for (int i = 0; i < U::kOutChannelTiles; ++i) {
       CopyBox(shared + U::kKernel2 + i * U::kTapBytes, &maps.kernel2, i * 16, at.rank * U::kMids, 0, &barriers.kernel2);
     }
-    if (has_newest) AskForNewFilters<U>(task, maps, at, shared + U::kNewStage, barriers);
+    if (has_newest) AskForNewWeights<U>(task, maps, at, shared + U::kNewStage, barriers);
   }
   __syncwarp();
   WaitForKernelBefore();

@@ -10,14 +10,14 @@ namespace jsc {
 
 // A float32 as two that the tensor cores take whole. What is not finite leaves sums that are not (and infinity times a
 // small part may be NaN): those are computed again by FFMA.
-__device__ __forceinline__ void SplitInTwo(uint32_t bits, uint32_t* large, uint32_t* small) {
-  *large = (bits + 0x1000u) & 0xffffe000u;
-  *small = __float_as_uint(__uint_as_float(bits) - __uint_as_float(*large));
+__device__ __forceinline__ void SplitInTwo(uint32_t bits, uint32_t* high, uint32_t* low) {
+  *high = (bits + 0x1000u) & 0xffffe000u;
+  *low = __float_as_uint(__uint_as_float(bits) - __uint_as_float(*high));
 }
 
 // 16 filters x one step of depth.
 template <typename T, bool kPrecise>
-struct DenseFilters {
+struct DenseWeights {
   uint32_t v[4];
 
   // from: row 0 of the step, 16 filters a row. float32: rows r and r + 8 of the fragment are filters 2r and 2r + 1,
@@ -26,8 +26,8 @@ struct DenseFilters {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     if constexpr (sizeof(T) == 4) {
       const unsigned char* at = from + lane % 4 * 64 + lane / 4 * 8;
-      const uint2 low = *reinterpret_cast<const uint2*>(at), high = *reinterpret_cast<const uint2*>(at + 256);
-      v[0] = low.x, v[1] = low.y, v[2] = high.x, v[3] = high.y;
+      const uint2 front = *reinterpret_cast<const uint2*>(at), back = *reinterpret_cast<const uint2*>(at + 256);
+      v[0] = front.x, v[1] = front.y, v[2] = back.x, v[3] = back.y;
     } else {
       const int row = lane / 16 * 8 + lane % 8, half = lane / 8 % 2 ^ row / 4 % 2;
       LoadMatricesTransposed(v, from + row * 32 + half * 16);
@@ -37,19 +37,19 @@ struct DenseFilters {
 
 // 16 channels of float32 at HIGHEST, each eight in two parts that TF32 takes.
 template <typename T>
-struct DenseFilters<T, true> {
-  uint32_t large[2][4], small[2][4];
+struct DenseWeights<T, true> {
+  uint32_t high[2][4], low[2][4];
 
   __device__ __forceinline__ void Load(const unsigned char* from) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const unsigned char* at = from + lane % 4 * 64 + lane / 4 * 8;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const uint2 low = *reinterpret_cast<const uint2*>(at + half * 512);
-      const uint2 high = *reinterpret_cast<const uint2*>(at + half * 512 + 256);
-      const uint32_t v[4] = {low.x, low.y, high.x, high.y};
+      const uint2 front = *reinterpret_cast<const uint2*>(at + half * 512);
+      const uint2 back = *reinterpret_cast<const uint2*>(at + half * 512 + 256);
+      const uint32_t v[4] = {front.x, front.y, back.x, back.y};
 #pragma unroll
-      for (int i = 0; i < 4; ++i) SplitInTwo(v[i], &large[half][i], &small[half][i]);
+      for (int i = 0; i < 4; ++i) SplitInTwo(v[i], &high[half][i], &low[half][i]);
     }
   }
 };
@@ -63,57 +63,57 @@ struct DensePixels {
 
 template <>
 struct DensePixels<true> {
-  uint32_t large[2][2], small[2][2];
+  uint32_t high[2][2], low[2][2];
   __device__ __forceinline__ void Take(const uint32_t (&words)[4]) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) SplitInTwo(words[i], &large[i / 2][i % 2], &small[i / 2][i % 2]);
+    for (int i = 0; i < 4; ++i) SplitInTwo(words[i], &high[i / 2][i % 2], &low[i / 2][i % 2]);
   }
 };
 
-// sums += filters x pixels, for kFilters sixteens of filters and kTiles tiles of eight pixels from `tile` on. The
+// sums += filters x pixels, for kFragments sixteens of filters and kTiles tiles of eight pixels from `tile` on. The
 // tensor cores cut sums off when they add, so at HIGHEST products are summed there from zero and leave them after each
 // step.
-template <typename T, bool kPrecise, int kFilters, int kTiles, int kAllTiles>
-__device__ __forceinline__ void MultiplyTiles(const DenseFilters<T, kPrecise> (&filters)[kFilters],
+template <typename T, bool kPrecise, int kFragments, int kTiles, int kAllTiles>
+__device__ __forceinline__ void MultiplyTiles(const DenseWeights<T, kPrecise> (&weights)[kFragments],
                                               const uint32_t (&words)[2][kPrecise ? 4 : 2],
-                                              float (&sums)[kFilters][kAllTiles][4], int tile) {
+                                              float (&sums)[kFragments][kAllTiles][4], int tile) {
   DensePixels<kPrecise> pixels[kTiles];
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) pixels[t].Take(words[t]);
   const auto for_each = [&](auto&& body) {
 #pragma unroll
-    for (int f = 0; f < kFilters; ++f) {
+    for (int f = 0; f < kFragments; ++f) {
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) body(f, t);
     }
   };
   if constexpr (!kPrecise) {
     for_each(
-        [&](int f, int t) { MultiplyFragment(sums[f][tile + t], filters[f].v, pixels[t].v[0], pixels[t].v[1], T{}); });
+        [&](int f, int t) { MultiplyFragment(sums[f][tile + t], weights[f].v, pixels[t].v[0], pixels[t].v[1], T{}); });
   } else {
-    float part[kFilters][kTiles][4] = {};
+    float partial[kFragments][kTiles][4] = {};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       for_each([&](int f, int t) {
-        MultiplyFragment(part[f][t], filters[f].small[half], pixels[t].large[half][0], pixels[t].large[half][1], T{});
+        MultiplyFragment(partial[f][t], weights[f].low[half], pixels[t].high[half][0], pixels[t].high[half][1], T{});
       });
       for_each([&](int f, int t) {
-        MultiplyFragment(part[f][t], filters[f].large[half], pixels[t].small[half][0], pixels[t].small[half][1], T{});
+        MultiplyFragment(partial[f][t], weights[f].high[half], pixels[t].low[half][0], pixels[t].low[half][1], T{});
       });
       for_each([&](int f, int t) {
-        MultiplyFragment(part[f][t], filters[f].large[half], pixels[t].large[half][0], pixels[t].large[half][1], T{});
+        MultiplyFragment(partial[f][t], weights[f].high[half], pixels[t].high[half][0], pixels[t].high[half][1], T{});
       });
     }
     for_each([&](int f, int t) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sums[f][tile + t][i] += part[f][t][i];
+      for (int i = 0; i < 4; ++i) sums[f][tile + t][i] += partial[f][t][i];
     });
   }
 }
 
 // The number of a filter among 16: of row lane / 4 (first) or 8 further.
 template <typename T>
-__device__ __forceinline__ int DenseFilter(int half) {
+__device__ __forceinline__ int DenseOutChannel(int half) {
   const int row = static_cast<int>(threadIdx.x) % 32 / 4;
   return sizeof(T) == 4 ? row * 2 + half : row + half * 8;
 }
@@ -123,13 +123,13 @@ template <typename T>
 __device__ __forceinline__ void StoreFragment(float* to, int stride, const float (&sums)[4]) {
   float* at = to + static_cast<int>(threadIdx.x) % 4 * 2 * stride;
   if constexpr (sizeof(T) == 4) {
-    *reinterpret_cast<float2*>(at + DenseFilter<T>(0)) = make_float2(sums[0], sums[2]);
-    *reinterpret_cast<float2*>(at + stride + DenseFilter<T>(0)) = make_float2(sums[1], sums[3]);
+    *reinterpret_cast<float2*>(at + DenseOutChannel<T>(0)) = make_float2(sums[0], sums[2]);
+    *reinterpret_cast<float2*>(at + stride + DenseOutChannel<T>(0)) = make_float2(sums[1], sums[3]);
   } else {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      at[DenseFilter<T>(half)] = sums[2 * half];
-      at[stride + DenseFilter<T>(half)] = sums[2 * half + 1];
+      at[DenseOutChannel<T>(half)] = sums[2 * half];
+      at[stride + DenseOutChannel<T>(half)] = sums[2 * half + 1];
     }
   }
 }
@@ -143,16 +143,16 @@ __device__ __forceinline__ void LoadMatrixPair(uint32_t (&v)[4], const void* row
 // The words of two tiles of eight pixels, or of one, in a step of depth; high: at the step's second half of 32 bytes,
 // which float32 at HIGHEST has.
 template <bool kPrecise>
-__device__ __forceinline__ void LoadTiles(uint32_t (&words)[2][kPrecise ? 4 : 2], const unsigned char* low,
-                                          const unsigned char* high, bool two) {
+__device__ __forceinline__ void LoadTiles(uint32_t (&words)[2][kPrecise ? 4 : 2], const unsigned char* front,
+                                          const unsigned char* back, bool two) {
 #pragma unroll
   for (int half = 0; half < (kPrecise ? 2 : 1); ++half) {
     uint32_t b[4];
     if (two) {
-      LoadMatrices(b, half == 0 ? low : high);
+      LoadMatrices(b, half == 0 ? front : back);
       words[1][half * 2] = b[2], words[1][half * 2 + 1] = b[3];
     } else {
-      LoadMatrixPair(b, half == 0 ? low : high);
+      LoadMatrixPair(b, half == 0 ? front : back);
     }
     words[0][half * 2] = b[0], words[0][half * 2 + 1] = b[1];
   }
@@ -196,8 +196,8 @@ struct DenseInput {
 // sums[tile] += filters x relu(scale * x + shift) over the calling warp's part of a chunk, kCount tiles from kFirst on.
 // pixels: a stage; from: filters of the chunk; first_row: of the warp's pixels in the stage.
 template <class U, int kFirst, int kCount>
-__device__ __forceinline__ void MultiplyChunk(const unsigned char* pixels, const unsigned char* from, int filter_bytes,
-                                              const typename U::T* scale, const typename U::T* shift, int deep,
+__device__ __forceinline__ void MultiplyChunk(const unsigned char* pixels, const unsigned char* from, int weight_bytes,
+                                              const typename U::T* scale, const typename U::T* shift, int depth_warp,
                                               int first_row, float (&sums)[U::kWarpMids][U::kWarpTiles][4]) {
   using T = typename U::T;
   constexpr int kEnd = kFirst + kCount < U::kWarpTiles ? kFirst + kCount : U::kWarpTiles;
@@ -205,46 +205,48 @@ __device__ __forceinline__ void MultiplyChunk(const unsigned char* pixels, const
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
   for (int i = 0; i < U::kWarpSteps; ++i) {
-    const int step = deep * U::kWarpSteps + i;
-    DenseFilters<T, U::kPrecise> filters[U::kWarpMids];
+    const int step = depth_warp * U::kWarpSteps + i;
+    DenseWeights<T, U::kPrecise> weights[U::kWarpMids];
 #pragma unroll
-    for (int f = 0; f < U::kWarpMids; ++f) filters[f].Load(from + f * filter_bytes + step * U::kStep * 16 * U::kBytes);
+    for (int f = 0; f < U::kWarpMids; ++f) weights[f].Load(from + f * weight_bytes + step * U::kStep * 16 * U::kBytes);
     DenseInput<T, U::kPrecise> input;
     input.Load(scale + step * U::kStep, shift + step * U::kStep);
     // Slots of 16 bytes are permuted by the row, by 128 or 64 bytes.
     const int row = first_row + lane / 16 * 8 + lane % 8, slot = step * kWords + lane / 8 % 2;
     const int at = row * U::kRowBytes + ((U::kBytes == 4 ? slot ^ (row & 7) : slot ^ (row >> 1 & 3)) << 4);
-    const unsigned char *low = pixels + at, *high = pixels + (at ^ 32);
+    const unsigned char *front = pixels + at, *back = pixels + (at ^ 32);
 #pragma unroll
     for (int tile = kFirst; tile < kEnd; tile += 2) {
       const bool two = tile + 1 < kEnd;
       uint32_t words[2][kWords];
-      LoadTiles<U::kPrecise>(words, low + tile * 8 * U::kRowBytes, high + tile * 8 * U::kRowBytes, two);
+      LoadTiles<U::kPrecise>(words, front + tile * 8 * U::kRowBytes, back + tile * 8 * U::kRowBytes, two);
 #pragma unroll
       for (int j = 0; j < (two ? 2 : 1); ++j) {
 #pragma unroll
         for (int w = 0; w < kWords; ++w) words[j][w] = input.Apply(words[j][w], w);
       }
       if (two) {
-        MultiplyTiles<T, U::kPrecise, U::kWarpMids, 2, U::kWarpTiles>(filters, words, sums, tile);
+        MultiplyTiles<T, U::kPrecise, U::kWarpMids, 2, U::kWarpTiles>(weights, words, sums, tile);
       } else {
-        MultiplyTiles<T, U::kPrecise, U::kWarpMids, 1, U::kWarpTiles>(filters, words, sums, tile);
+        MultiplyTiles<T, U::kPrecise, U::kWarpMids, 1, U::kWarpTiles>(weights, words, sums, tile);
       }
     }
   }
 }
 
 // The same of the newest chunk, whose tiles the groups that have chunks of their own elsewhere share.
-template <class U, int kTurn = 0>
-__device__ __forceinline__ void MultiplyNewest(const unsigned char* pixels, const unsigned char* from, int filter_bytes,
-                                               const typename U::T* scale, const typename U::T* shift, int deep,
-                                               int first_row, int turn, float (&sums)[U::kWarpMids][U::kWarpTiles][4]) {
-  if constexpr (kTurn < U::kTurns) {
-    if (turn == kTurn) {
-      MultiplyChunk<U, kTurn * U::kNewTiles, U::kNewTiles>(pixels, from, filter_bytes, scale, shift, deep, first_row,
-                                                           sums);
+template <class U, int kStageChunk = 0>
+__device__ __forceinline__ void MultiplyNewest(const unsigned char* pixels, const unsigned char* from, int weight_bytes,
+                                               const typename U::T* scale, const typename U::T* shift, int depth_warp,
+                                               int first_row, int stage_chunk,
+                                               float (&sums)[U::kWarpMids][U::kWarpTiles][4]) {
+  if constexpr (kStageChunk < U::kStageChunks) {
+    if (stage_chunk == kStageChunk) {
+      MultiplyChunk<U, kStageChunk * U::kNewTiles, U::kNewTiles>(pixels, from, weight_bytes, scale, shift, depth_warp,
+                                                                 first_row, sums);
     } else {
-      MultiplyNewest<U, kTurn + 1>(pixels, from, filter_bytes, scale, shift, deep, first_row, turn, sums);
+      MultiplyNewest<U, kStageChunk + 1>(pixels, from, weight_bytes, scale, shift, depth_warp, first_row, stage_chunk,
+                                         sums);
     }
   }
 }
@@ -252,21 +254,21 @@ __device__ __forceinline__ void MultiplyNewest(const unsigned char* pixels, cons
 // sums[tile] += kernel2 x mid over the calling warp's part of taps and middle channels
 template <class U>
 __device__ __forceinline__ void MultiplyTaps(const unsigned char* kernel2, const unsigned char* mid, int box_width,
-                                             int deep, const int (&rows)[(U::kOutWarpTiles + 1) / 2],
-                                             float (&sums)[U::kWarpFeatures][U::kOutWarpTiles][4]) {
+                                             int depth_warp, const int (&rows)[(U::kOutWarpTiles + 1) / 2],
+                                             float (&sums)[U::kWarpOutChannels][U::kOutWarpTiles][4]) {
   using T = typename U::T;
   constexpr int kTapSteps = U::kMids / U::kStep;
-  constexpr int kSteps = (U::kOutSteps + U::kOutDeepWarps - 1) / U::kOutDeepWarps;
+  constexpr int kSteps = (U::kOutSteps + U::kOutDepthWarps - 1) / U::kOutDepthWarps;
   const int half = static_cast<int>(threadIdx.x) / 8 % 2;
 #pragma unroll(kSteps > 5 ? 2 : kSteps)
   for (int i = 0; i < kSteps; ++i) {
-    const int step = i * U::kOutDeepWarps + deep;
+    const int step = i * U::kOutDepthWarps + depth_warp;
     if (step >= U::kOutSteps) break;
     const int tap = step / kTapSteps, dy = tap / 3;
-    DenseFilters<T, U::kPrecise> filters[U::kWarpFeatures];
+    DenseWeights<T, U::kPrecise> weights[U::kWarpOutChannels];
 #pragma unroll
-    for (int f = 0; f < U::kWarpFeatures; ++f) {
-      filters[f].Load(kernel2 + f * U::kTapBytes + step * U::kStep * 16 * U::kBytes);
+    for (int f = 0; f < U::kWarpOutChannels; ++f) {
+      weights[f].Load(kernel2 + f * U::kTapBytes + step * U::kStep * 16 * U::kBytes);
     }
     const unsigned char* at =
         mid + (dy * box_width + tap - dy * 3) * U::kMidStride + step % kTapSteps * (U::kStep * U::kBytes) + half * 16;
@@ -276,9 +278,9 @@ __device__ __forceinline__ void MultiplyTaps(const unsigned char* kernel2, const
       uint32_t words[2][U::kPrecise ? 4 : 2];
       LoadTiles<U::kPrecise>(words, at + rows[tile / 2], at + rows[tile / 2] + 32, two);
       if (two) {
-        MultiplyTiles<T, U::kPrecise, U::kWarpFeatures, 2, U::kOutWarpTiles>(filters, words, sums, tile);
+        MultiplyTiles<T, U::kPrecise, U::kWarpOutChannels, 2, U::kOutWarpTiles>(weights, words, sums, tile);
       } else {
-        MultiplyTiles<T, U::kPrecise, U::kWarpFeatures, 1, U::kOutWarpTiles>(filters, words, sums, tile);
+        MultiplyTiles<T, U::kPrecise, U::kWarpOutChannels, 1, U::kOutWarpTiles>(weights, words, sums, tile);
       }
     }
   }

@@ -71,14 +71,14 @@ __device__ __noinline__ float4 SumMidAgain(const DenseLayerTask<float>& task, co
 
 // Four features of a result, over the block's middle channels; mid: of the window's first pixel.
 template <class U>
-__device__ __noinline__ float4 SumTapsAgain(const unsigned char* shared, int mid, int box_width, int feature) {
+__device__ __noinline__ float4 SumTapsAgain(const unsigned char* shared, int mid, int box_width, int out_channel) {
   float4 sum = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll 1
   for (int tap = 0; tap < 9; ++tap) {
     const auto* v =
         reinterpret_cast<const float*>(shared + U::kMid + (mid + tap / 3 * box_width + tap % 3) * U::kMidStride);
-    const auto* w = reinterpret_cast<const float*>(shared + U::kKernel2 + feature / 16 * U::kTapBytes) +
-                    tap * U::kMids * 16 + feature % 16;
+    const auto* w = reinterpret_cast<const float*>(shared + U::kKernel2 + out_channel / 16 * U::kTapBytes) +
+                    tap * U::kMids * 16 + out_channel % 16;
 #pragma unroll 1
     for (int m = 0; m < U::kMids; ++m) sum = MultiplyAdd(v[m], Load4(w + m * 16), sum);
   }
@@ -99,8 +99,8 @@ __device__ __forceinline__ void StoreMid(const DenseLayerTask<typename U::T>& ta
     if (row >= U::kRows) break;
     float4 v = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
-    for (int deep = 0; deep < U::kSums; ++deep) {
-      v = v + Load4(sums + (deep * U::kRows + row) * U::kSumStride + quad * 4);
+    for (int depth_warp = 0; depth_warp < U::kSums; ++depth_warp) {
+      v = v + Load4(sums + (depth_warp * U::kRows + row) * U::kSumStride + quad * 4);
     }
     const int box_y = static_cast<int>(row * task.by_box_width >> 16), box_x = row - box_y * (task.tile_width + 2);
     const auto y = static_cast<unsigned>(at.y + box_y - 1), x = static_cast<unsigned>(at.x + box_x - 1);
@@ -127,49 +127,49 @@ __device__ __forceinline__ void StoreMid(const DenseLayerTask<typename U::T>& ta
 template <class U>
 __device__ __forceinline__ void SendSums(const DenseLayerTask<typename U::T>& task, int rank, const float* sums,
                                          unsigned char* shared, uint64_t* barrier) {
-  constexpr int kFeatureQuads = kGrowth / 4;
-  const int thread = ThreadAgain(), quads = task.tile_height * task.tile_width * kFeatureQuads;
+  constexpr int kOutChannelQuads = kGrowth / 4;
+  const int thread = ThreadAgain(), quads = task.tile_height * task.tile_width * kOutChannelQuads;
 #pragma unroll
   for (int i = 0; i < (U::kQuads + U::kConsumers - 1) / U::kConsumers; ++i) {
     const int quad = thread + i * U::kConsumers;
     if (quad >= quads) break;
-    auto* mail = reinterpret_cast<float4*>(shared + U::kMail);
-    const float* from = sums + quad / kFeatureQuads * U::kOutStride + quad % kFeatureQuads * 4;
+    auto* slots = reinterpret_cast<float4*>(shared + U::kSlots);
+    const float* from = sums + quad / kOutChannelQuads * U::kOutStride + quad % kOutChannelQuads * 4;
     float4 v = Load4(from);
 #pragma unroll
-    for (int deep = 1; deep < U::kOutDeepWarps; ++deep) {
-      v = v + Load4(from + deep * U::kOutRows * U::kOutStride);
+    for (int depth_warp = 1; depth_warp < U::kOutDepthWarps; ++depth_warp) {
+      v = v + Load4(from + depth_warp * U::kOutRows * U::kOutStride);
     }
     if constexpr (U::kPrecise) {
       if (!AreFinite(v)) {
-        const int pixel = quad / kFeatureQuads, row = static_cast<int>(pixel * task.by_tile_width >> 16);
-        v = SumTapsAgain<U>(shared, pixel + row * 2, task.tile_width + 2, quad % kFeatureQuads * 4);
+        const int pixel = quad / kOutChannelQuads, row = static_cast<int>(pixel * task.by_tile_width >> 16);
+        v = SumTapsAgain<U>(shared, pixel + row * 2, task.tile_width + 2, quad % kOutChannelQuads * 4);
       }
     }
-    const int to = quad / U::kMailQuads;
-    SendToBlock(to, mail + rank * U::kMailQuads + quad - to * U::kMailQuads, v, barrier);
+    const int to = quad / U::kSlotQuads;
+    SendToBlock(to, slots + rank * U::kSlotQuads + quad - to * U::kSlotQuads, v, barrier);
   }
 }
 
 // Adds what the blocks of the cluster have sent to this one.
 template <class U>
 __device__ __forceinline__ void StoreResults(const DenseLayerTask<typename U::T>& task, const DensePlace& at,
-                                             const float4* mail) {
+                                             const float4* slots) {
   using T = typename U::T;
-  constexpr int kFeatureQuads = kGrowth / 4;
-  const int quads = task.tile_height * task.tile_width * kFeatureQuads;
+  constexpr int kOutChannelQuads = kGrowth / 4;
+  const int quads = task.tile_height * task.tile_width * kOutChannelQuads;
 #pragma unroll 1
-  for (int i = ThreadAgain(); i < U::kMailQuads; i += U::kConsumers) {
-    const int quad = at.rank * U::kMailQuads + i;
+  for (int i = ThreadAgain(); i < U::kSlotQuads; i += U::kConsumers) {
+    const int quad = at.rank * U::kSlotQuads + i;
     if (quad >= quads) break;
-    float4 v = mail[i];
+    float4 v = slots[i];
 #pragma unroll
-    for (int rank = 1; rank < U::kSplit; ++rank) v = v + mail[rank * U::kMailQuads + i];
-    const int pixel = quad / kFeatureQuads, row = static_cast<int>(pixel * task.by_tile_width >> 16);
+    for (int rank = 1; rank < U::kSplit; ++rank) v = v + slots[rank * U::kSlotQuads + i];
+    const int pixel = quad / kOutChannelQuads, row = static_cast<int>(pixel * task.by_tile_width >> 16);
     const int y = at.y + row, x = at.x + pixel - row * task.tile_width;
     if (y >= task.height || x >= task.width) continue;
     const int64_t to = static_cast<int64_t>((at.image * task.height + y) * task.width + x) * task.total;
-    StoreUpTo4(task.out + to + task.channels + quad % kFeatureQuads * 4, v, 4, true);
+    StoreUpTo4(task.out + to + task.channels + quad % kOutChannelQuads * 4, v, 4, true);
   }
 }
 
@@ -206,26 +206,28 @@ __device__ __forceinline__ void MakeResults(const DenseLayerTask<typename U::T>&
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const T* scale = reinterpret_cast<const T*>(shared + U::kScale);
   const T* shift = scale + task.channels;
-  const int deep = warp % U::kDeepWarps, mid_tile = warp / U::kDeepWarps % U::kMidWarps * U::kWarpMids;
-  const int pixel_warp = warp / U::kDeepWarps / U::kMidWarps % U::kPixelWarps;
-  const int turn = warp / U::kDeepWarps / U::kMidWarps / U::kPixelWarps;
+  const int depth_warp = warp % U::kDepthWarps, mid_tile = warp / U::kDepthWarps % U::kMidWarps * U::kWarpMids;
+  const int pixel_warp = warp / U::kDepthWarps / U::kMidWarps % U::kPixelWarps;
+  const int stage_chunk = warp / U::kDepthWarps / U::kMidWarps / U::kPixelWarps;
   auto* sums_at = reinterpret_cast<float*>(shared);
   {
     float sums[U::kWarpMids][U::kWarpTiles][4] = {};
     WaitForBytes(&barriers.params, 0);
     const int box = (task.tile_height + 2) * (task.tile_width + 2), first_row = pixel_warp * U::kWarpTiles * 8;
-    const int chunk_filters = kDenseChannels * 16 * U::kBytes;  // of 16 middle channels
+    const int chunk_weights = kDenseChannels * 16 * U::kBytes;  // of 16 middle channels
     const DenseStages<U> stages(task);
     RingPlace from;
 #pragma unroll 1
     for (int i = 0; i < stages.all; ++i) {
       const unsigned char* stage = shared + from.stage * U::kStageBytes;
-      const int channel = stages.Channel(task, i) + turn * kDenseChannels;
+      const int channel = stages.Channel(task, i) + stage_chunk * kDenseChannels;
       WaitForBytes(barriers.full + from.stage, from.parity);
       if (channel < (i < stages.of_x ? task.first_channels : task.early_channels)) {
-        MultiplyChunk<U, 0, U::kWarpTiles>(
-            stage, stage + U::kTurns * U::kRows * U::kRowBytes + (mid_tile * U::kTurns + turn) * chunk_filters,
-            U::kTurns * chunk_filters, scale + channel, shift + channel, deep, turn * box + first_row, sums);
+        MultiplyChunk<U, 0, U::kWarpTiles>(stage,
+                                           stage + U::kStageChunks * U::kRows * U::kRowBytes +
+                                               (mid_tile * U::kStageChunks + stage_chunk) * chunk_weights,
+                                           U::kStageChunks * chunk_weights, scale + channel, shift + channel,
+                                           depth_warp, stage_chunk * box + first_row, sums);
       }
       __syncwarp();
       if (lane == 0) Arrive(SharedAddress(barriers.empty + from.stage));
@@ -235,12 +237,15 @@ __device__ __forceinline__ void MakeResults(const DenseLayerTask<typename U::T>&
     if (task.early_channels < task.channels) {
       const unsigned char* stage = shared + (U::kTight ? from.stage * U::kStageBytes : U::kNewStage);
       WaitForBytes(&barriers.newest, 0);
-      MultiplyNewest<U>(stage, stage + U::kRows * U::kRowBytes + mid_tile * chunk_filters, chunk_filters,
-                        scale + task.early_channels, shift + task.early_channels, deep, first_row, turn, sums);
+      MultiplyNewest<U>(stage, stage + U::kRows * U::kRowBytes + mid_tile * chunk_weights, chunk_weights,
+                        scale + task.early_channels, shift + task.early_channels, depth_warp, first_row, stage_chunk,
+                        sums);
     }
     if constexpr (U::kTight) SyncConsumers(U::kConsumers);
-    float* to = sums_at + ((turn * U::kDeepWarps + deep) * U::kRows + pixel_warp * U::kWarpTiles * 8) * U::kSumStride +
-                mid_tile * 16;
+    float* to =
+        sums_at +
+        ((stage_chunk * U::kDepthWarps + depth_warp) * U::kRows + pixel_warp * U::kWarpTiles * 8) * U::kSumStride +
+        mid_tile * 16;
 #pragma unroll
     for (int f = 0; f < U::kWarpMids; ++f) {
 #pragma unroll
@@ -251,9 +256,9 @@ __device__ __forceinline__ void MakeResults(const DenseLayerTask<typename U::T>&
   }
   SyncConsumers(U::kConsumers);
   StoreMid<U>(task, at, sums_at, shared);
-  const int feature_tile = warp % U::kFeatureWarps * U::kWarpFeatures;
-  const int out_deep = warp / U::kFeatureWarps % U::kOutDeepWarps;
-  const int out_pixel = warp / U::kFeatureWarps / U::kOutDeepWarps * U::kOutWarpTiles * 8;
+  const int out_channel_tile = warp % U::kOutChannelWarps * U::kWarpOutChannels;
+  const int out_depth_warp = warp / U::kOutChannelWarps % U::kOutDepthWarps;
+  const int out_pixel = warp / U::kOutChannelWarps / U::kOutDepthWarps * U::kOutWarpTiles * 8;
   int rows[(U::kOutWarpTiles + 1) / 2];  // bytes, of each pixel's window
 #pragma unroll
   for (int pair = 0; pair < (U::kOutWarpTiles + 1) / 2; ++pair) {
@@ -267,15 +272,15 @@ __device__ __forceinline__ void MakeResults(const DenseLayerTask<typename U::T>&
   WaitForCluster();                            // all mailboxes are there
   if constexpr (U::kTight) ArriveAtCluster();  // once more: the first sums are read, so mail may come in their place
   {
-    float sums[U::kWarpFeatures][U::kOutWarpTiles][4] = {};
-    MultiplyTaps<U>(shared + U::kKernel2 + feature_tile * U::kTapBytes, shared + U::kMid, task.tile_width + 2, out_deep,
-                    rows, sums);
+    float sums[U::kWarpOutChannels][U::kOutWarpTiles][4] = {};
+    MultiplyTaps<U>(shared + U::kKernel2 + out_channel_tile * U::kTapBytes, shared + U::kMid, task.tile_width + 2,
+                    out_depth_warp, rows, sums);
     const int again = ThreadAgain() / 32;
-    const int pixel = again / U::kFeatureWarps / U::kOutDeepWarps * U::kOutWarpTiles * 8;
-    float* to = sums_at + (again / U::kFeatureWarps % U::kOutDeepWarps * U::kOutRows + pixel) * U::kOutStride +
-                again % U::kFeatureWarps * U::kWarpFeatures * 16;
+    const int pixel = again / U::kOutChannelWarps / U::kOutDepthWarps * U::kOutWarpTiles * 8;
+    float* to = sums_at + (again / U::kOutChannelWarps % U::kOutDepthWarps * U::kOutRows + pixel) * U::kOutStride +
+                again % U::kOutChannelWarps * U::kWarpOutChannels * 16;
 #pragma unroll
-    for (int f = 0; f < U::kWarpFeatures; ++f) {
+    for (int f = 0; f < U::kWarpOutChannels; ++f) {
 #pragma unroll
       for (int tile = 0; tile < U::kOutWarpTiles; ++tile) {
         StoreFragment<T>(to + tile * 8 * U::kOutStride + f * 16, U::kOutStride, sums[f][tile]);
@@ -284,10 +289,10 @@ __device__ __forceinline__ void MakeResults(const DenseLayerTask<typename U::T>&
   }
   if constexpr (U::kTight) WaitForCluster();
   SyncConsumers(U::kConsumers);
-  auto* mail = reinterpret_cast<float4*>(shared + U::kMail);
-  SendSums<U>(task, at.rank, sums_at, shared, &barriers.mail);
-  WaitForBytes(&barriers.mail, 0);
-  StoreResults<U>(task, at, mail);
+  auto* slots = reinterpret_cast<float4*>(shared + U::kSlots);
+  SendSums<U>(task, at.rank, sums_at, shared, &barriers.slots_full);
+  WaitForBytes(&barriers.slots_full, 0);
+  StoreResults<U>(task, at, slots);
 }
 #endif
 
@@ -307,10 +312,11 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
       InitBarrier(barriers.full + i);
       asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barriers.empty + i)), "n"(U::kWarps));
     }
-    for (uint64_t* each : {&barriers.params, &barriers.kernel2, &barriers.newest, &barriers.mail}) InitBarrier(each);
+    for (uint64_t* each : {&barriers.params, &barriers.kernel2, &barriers.newest, &barriers.slots_full})
+      InitBarrier(each);
     FenceBarriers();
-    const int quads = task.tile_height * task.tile_width * (kGrowth / 4) - at.rank * U::kMailQuads;
-    ExpectBytes(&barriers.mail, max(0, min(quads, U::kMailQuads)) * U::kSplit * 16);
+    const int quads = task.tile_height * task.tile_width * (kGrowth / 4) - at.rank * U::kSlotQuads;
+    ExpectBytes(&barriers.slots_full, max(0, min(quads, U::kSlotQuads)) * U::kSplit * 16);
   }
   __syncthreads();
   ArriveAtCluster();

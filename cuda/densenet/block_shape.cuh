@@ -14,7 +14,7 @@ struct DenseLayerMaps {
   CUtensorMap block;    // [N, C / 32, H, W, 32] of the result, the same
   CUtensorMap newest;   // the same of one chunk
   CUtensorMap kernel1;  // [1, C, kMiddle], boxes of a stage's channels x 16
-  CUtensorMap filters;  // the same of one chunk
+  CUtensorMap weights;  // the same of one chunk
   CUtensorMap kernel2;  // [9, kMiddle, kGrowth], boxes of 9 x a block's middle channels x 16
 };
 
@@ -35,17 +35,17 @@ struct DenseLayerTask {
 };
 
 // kSplit: blocks of a cluster, each with its middle channels. kBoxTiles, kOutTiles: pixels of the tile with those
-// around it, and of its results, in eights. kTurns: chunks of 32 channels in a stage, each of which has its own group
-// of warps: a copy costs the warp that asks some 100 cycles, however large it is. kRing: stages in shared memory.
+// around it, and of its results, in eights. kStageChunks: chunks of 32 channels in a stage, each of which has its own
+// group of warps: a copy costs the warp that asks some 100 cycles, however large it is. kRing: stages in shared memory.
 // kResident: blocks of a multiprocessor that there are registers for. kWide: a warp makes all middle channels of the
 // block, and all results, of fewer pixels, which it then loads and splits once. kTight: less shared memory, so that two
 // blocks of a large tile fit.
-template <typename T_, bool kPrecise_, int kSplit_, int kBoxTiles, int kOutTiles_, int kTurns_, int kRing_,
+template <typename T_, bool kPrecise_, int kSplit_, int kBoxTiles, int kOutTiles_, int kStageChunks_, int kRing_,
           int kResident_, bool kWide = false, bool kTight_ = false>
 struct DenseShape {
   using T = T_;
   static constexpr bool kPrecise = kPrecise_;
-  static constexpr int kSplit = kSplit_, kOutTiles = kOutTiles_, kTurns = kTurns_, kRing = kRing_;
+  static constexpr int kSplit = kSplit_, kOutTiles = kOutTiles_, kStageChunks = kStageChunks_, kRing = kRing_;
   static constexpr int kResident = kResident_;
   static constexpr bool kTight = kTight_;
   static constexpr int kWarps = 8, kConsumers = kWarps * 32, kThreads = kConsumers + 64;
@@ -56,49 +56,51 @@ struct DenseShape {
   // 1x1: warps share a chunk's channels, middle channels (unless wide) and pixels.
   static constexpr int kWarpMids = kWide ? kMidTiles : 1, kMidWarps = kMidTiles / kWarpMids;  // in sixteens
   static constexpr int kSteps = kDenseChannels / kStep;
-  static constexpr int kDeepWarps = kMidTiles == 1 ? kSteps : 2;
-  static constexpr int kPixelWarps = kWarps / kMidWarps / kDeepWarps / kTurns;
-  static constexpr int kSums = kDeepWarps * kTurns;  // of a pixel and middle channel
-  static constexpr int kWarpSteps = kSteps / kDeepWarps;
+  static constexpr int kDepthWarps = kMidTiles == 1 ? kSteps : 2;
+  static constexpr int kPixelWarps = kWarps / kMidWarps / kDepthWarps / kStageChunks;
+  static constexpr int kSums = kDepthWarps * kStageChunks;  // of a pixel and middle channel
+  static constexpr int kWarpSteps = kSteps / kDepthWarps;
   static constexpr int kWarpTiles = (kBoxTiles + kPixelWarps - 1) / kPixelWarps;
   static constexpr int kRows = kWarpTiles * kPixelWarps * 8;
-  static constexpr int kNewTiles = (kWarpTiles + kTurns - 1) / kTurns;  // of the newest chunk, which all share
+  static constexpr int kNewTiles =
+      (kWarpTiles + kStageChunks - 1) / kStageChunks;  // of the newest chunk, which all share
   static_assert(kSums * kPixelWarps * kMidWarps == kWarps);
   // 3x3: the same of taps and middle channels, results and pixels.
-  static constexpr int kFeatureTiles = kGrowth / 16;
-  static constexpr int kWarpFeatures = kWide ? kFeatureTiles : 1, kFeatureWarps = kFeatureTiles / kWarpFeatures;
-  static constexpr int kOutPixelWarps = kOutTiles > 8 ? 2 * kWarpFeatures : 1;
-  static constexpr int kOutDeepWarps = kWarps / kFeatureWarps / kOutPixelWarps;
+  static constexpr int kOutChannelTiles = kGrowth / 16;
+  static constexpr int kWarpOutChannels = kWide ? kOutChannelTiles : 1,
+                       kOutChannelWarps = kOutChannelTiles / kWarpOutChannels;
+  static constexpr int kOutPixelWarps = kOutTiles > 8 ? 2 * kWarpOutChannels : 1;
+  static constexpr int kOutDepthWarps = kWarps / kOutChannelWarps / kOutPixelWarps;
   static constexpr int kOutSteps = 9 * kMids / kStep;
   static constexpr int kOutWarpTiles = (kOutTiles + kOutPixelWarps - 1) / kOutPixelWarps;
   static constexpr int kOutRows = kOutWarpTiles * kOutPixelWarps * 8;
 
   static constexpr int kRowBytes = kDenseChannels * kBytes;                      // of a pixel in a stage
-  static constexpr int kFilterBytes = kMidTiles * kDenseChannels * 16 * kBytes;  // of a chunk
-  static constexpr int kChunkBytes = (kRows * kRowBytes + kFilterBytes + 1023) / 1024 * 1024;
-  static constexpr int kStageBytes = (kTurns * (kRows * kRowBytes + kFilterBytes) + 1023) / 1024 * 1024;
+  static constexpr int kWeightBytes = kMidTiles * kDenseChannels * 16 * kBytes;  // of a chunk
+  static constexpr int kChunkBytes = (kRows * kRowBytes + kWeightBytes + 1023) / 1024 * 1024;
+  static constexpr int kStageBytes = (kStageChunks * (kRows * kRowBytes + kWeightBytes) + 1023) / 1024 * 1024;
   static constexpr int kMidStride = kMids * kBytes + 16;  // of a pixel, so that eight rows meet all banks
   static constexpr int kSumStride = kMids + 4, kOutStride = kGrowth + 4;  // of a pixel's sums
   static constexpr int kQuads = kOutTiles * 8 * kGrowth / 4;              // results of a tile, in fours
-  static constexpr int kMailQuads = (kQuads + kSplit - 1) / kSplit;
+  static constexpr int kSlotQuads = (kQuads + kSplit - 1) / kSplit;
   static constexpr int kTapBytes = 9 * kMids * 16 * kBytes;  // of 16 results
 
   // Shared memory, from an address that is a multiple of 1024. Sums take the ring's place; where it is tight, the
   // newest chunk is in the ring too and mail comes to where it was, behind the sums.
   static constexpr int kRingBytes = kRing * kStageBytes;
-  static constexpr int kMailBytes = kSplit * kMailQuads * 16;
-  static constexpr int kOutSumBytes = kOutDeepWarps * kOutRows * kOutStride * 4;
+  static constexpr int kSlotBytes = kSplit * kSlotQuads * 16;
+  static constexpr int kOutSumBytes = kOutDepthWarps * kOutRows * kOutStride * 4;
   static constexpr int kNewStage = kRingBytes;  // unless tight
-  static constexpr int kTightBytes = (kOutSumBytes + kMailBytes + 1023) / 1024 * 1024;
+  static constexpr int kTightBytes = (kOutSumBytes + kSlotBytes + 1023) / 1024 * 1024;
   static constexpr int kKernel2 =
       !kTight ? kNewStage + kChunkBytes : (kRingBytes > kTightBytes ? kRingBytes : kTightBytes);
-  static constexpr int kMail = kTight ? kOutSumBytes : kKernel2 + kFeatureTiles * kTapBytes;
+  static constexpr int kSlots = kTight ? kOutSumBytes : kKernel2 + kOutChannelTiles * kTapBytes;
   static constexpr int kMid =  // [pixel, middle channel]
-      kTight ? kKernel2 + kFeatureTiles * kTapBytes : kMail + kMailBytes;
+      kTight ? kKernel2 + kOutChannelTiles * kTapBytes : kSlots + kSlotBytes;
   static constexpr int kBias = kMid + kRows * kMidStride;
   static constexpr int kScale = kBias + kMids * kBytes;  // [C], then shift [C]
   static_assert(kRows * kRowBytes % 256 == 0 && kTapBytes % 256 == 0 && kKernel2 % 256 == 0 && kScale % 16 == 0);
-  static_assert(kMail % 16 == 0 && (!kTight || kTurns == 1));
+  static_assert(kSlots % 16 == 0 && (!kTight || kStageChunks == 1));
   static_assert(kKernel2 >= kSums * kRows * kSumStride * 4 && kKernel2 >= kOutSumBytes);
   static_assert(kTight || kNewStage >= kSums * kRows * kSumStride * 4);
 

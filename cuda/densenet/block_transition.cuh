@@ -6,7 +6,7 @@
 // The average is linear, so it is taken before the convolution, which then has a quarter of the pixels; only the order
 // of additions differs.
 // Layout: x is the block's input (C0 channels) and, behind those, its map (rows of `total` channels).
-// How it is shared: a cluster has 32 results x kFeatures; each block of it multiplies its share of the channels, and
+// How it is shared: a cluster has 32 results x kOutChannels; each block of it multiplies its share of the channels, and
 //   blocks send each other these sums, each result to one block, which adds them in the order of the blocks (bitwise
 //   repeatable).
 // Why: only blocks that have the newest 32 channels wait for the last layer's kernel; the others need channels that
@@ -28,31 +28,31 @@ struct TransitionTask {
   const T* shift;   // [total]
   const T* kernel;  // [total, features]
   T* out;           // [N, H / 2, W / 2, features]
-  int first_channels, total, features;
+  int first_channels, total, out_channels;
   int early_channels;         // of total, that no kernel writes that may still run
   int height, width, pixels;  // pixels: of the result
   int share;                  // channels of a block
-  int feature_tiles;
+  int out_channel_tiles;
 };
 
-template <typename T_, bool kPrecise_, int kFeatures_>
+template <typename T_, bool kPrecise_, int kOutChannels_>
 struct TransitionShape {
   using T = T_;
   static constexpr bool kPrecise = kPrecise_;
-  static constexpr int kFeatures = kFeatures_, kSplit = 8, kWarps = 8, kThreads = kWarps * 32;
+  static constexpr int kOutChannels = kOutChannels_, kSplit = 8, kWarps = 8, kThreads = kWarps * 32;
   static constexpr int kPixels = 32, kBytes = static_cast<int>(sizeof(T));
   static constexpr int kStep = kPrecise ? 16 : 32 / kBytes;  // channels of a product
-  static constexpr int kFeatureWarps = kFeatures / 16, kPixelWarps = kWarps / kFeatureWarps;
+  static constexpr int kOutChannelWarps = kOutChannels / 16, kPixelWarps = kWarps / kOutChannelWarps;
   static constexpr int kTiles = kPixels / 8 / kPixelWarps;  // of a warp
-  static constexpr int kSumStride = kFeatures + 4;
-  static constexpr int kMailQuads = kPixels * kFeatures / 4 / kSplit;
+  static constexpr int kSumStride = kOutChannels + 4;
+  static constexpr int kSlotQuads = kPixels * kOutChannels / 4 / kSplit;
 
   // Shared memory; behind the mail the filters [feature / 16, channel, 16] and the pixels [pixel, channel].
-  static constexpr int kSums = kSplit * kMailQuads * 16;  // [pixel, feature]
-  static constexpr int kFilters = kSums + kPixels * kSumStride * 4;
-  static constexpr int FilterBytes(int share) { return share * kFeatures * kBytes; }
+  static constexpr int kSums = kSplit * kSlotQuads * 16;  // [pixel, feature]
+  static constexpr int kWeights = kSums + kPixels * kSumStride * 4;
+  static constexpr int WeightBytes(int share) { return share * kOutChannels * kBytes; }
   static constexpr int PixelStride(int share) { return share * kBytes + 16; }
-  static constexpr int SharedBytes(int share) { return kFilters + FilterBytes(share) + kPixels * PixelStride(share); }
+  static constexpr int SharedBytes(int share) { return kWeights + WeightBytes(share) + kPixels * PixelStride(share); }
 };
 
 #if __CUDA_ARCH__ >= 900
@@ -85,36 +85,36 @@ __device__ __forceinline__ float4 AverageWindow(const TransitionTask<T>& task, i
 
 // Four features of a result by FFMA, where what is not finite has left NaN; see SumMidAgain.
 template <class U>
-__device__ __noinline__ float4 SumTransitionAgain(const TransitionTask<float>& task, int pixel, int feature) {
+__device__ __noinline__ float4 SumTransitionAgain(const TransitionTask<float>& task, int pixel, int out_channel) {
   WaitForKernelBefore();
   const int window = FindWindow(task, pixel);
   float4 sum = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll 1
   for (int c = 0; c < task.total; c += 4) {
     const float4 v = AverageWindow(task, window, c);
-    const float* w = task.kernel + static_cast<int64_t>(c) * task.features + feature;
+    const float* w = task.kernel + static_cast<int64_t>(c) * task.out_channels + out_channel;
     sum = MultiplyAdd(v.x, Load4(w), sum);
-    sum = MultiplyAdd(v.y, Load4(w + task.features), sum);
-    sum = MultiplyAdd(v.z, Load4(w + 2 * task.features), sum);
-    sum = MultiplyAdd(v.w, Load4(w + 3 * task.features), sum);
+    sum = MultiplyAdd(v.y, Load4(w + task.out_channels), sum);
+    sum = MultiplyAdd(v.z, Load4(w + 2 * task.out_channels), sum);
+    sum = MultiplyAdd(v.w, Load4(w + 3 * task.out_channels), sum);
   }
   return sum;
 }
 
 // The block's part of the kernel, with zeros beyond its channels and features; asked for by all threads.
 template <class U>
-__device__ __forceinline__ void AskForTransitionFilters(const TransitionTask<typename U::T>& task, int first_channel,
-                                                        int first_feature, unsigned char* filters) {
-  constexpr int kPiece = 16 / U::kBytes, kPieces = U::kFeatures / kPiece, kInTile = 16 / kPiece;
+__device__ __forceinline__ void AskForTransitionWeights(const TransitionTask<typename U::T>& task, int first_channel,
+                                                        int first_out_channel, unsigned char* weights) {
+  constexpr int kPiece = 16 / U::kBytes, kPieces = U::kOutChannels / kPiece, kInTile = 16 / kPiece;
 #pragma unroll 4
   for (int i = static_cast<int>(threadIdx.x); i < task.share * kPieces; i += U::kThreads) {
     const int row = i / kPieces, piece = i % kPieces, channel = first_channel + row;
-    const int feature = first_feature + piece * kPiece;
+    const int out_channel = first_out_channel + piece * kPiece;
     int slot = piece % kInTile;
     if constexpr (U::kBytes == 2) slot ^= row / 4 % 2;
-    const bool valid = channel < task.total && feature < task.features;
-    const auto* from = task.kernel + (valid ? static_cast<int64_t>(channel) * task.features + feature : 0);
-    CopyAsync<16>(filters + (piece / kInTile * task.share + row) * 16 * U::kBytes + slot * 16, from, 16, valid);
+    const bool valid = channel < task.total && out_channel < task.out_channels;
+    const auto* from = task.kernel + (valid ? static_cast<int64_t>(channel) * task.out_channels + out_channel : 0);
+    CopyAsync<16>(weights + (piece / kInTile * task.share + row) * 16 * U::kBytes + slot * 16, from, 16, valid);
   }
   CommitCopies();
 }
@@ -144,26 +144,26 @@ __device__ __forceinline__ void StoreAverages(const TransitionTask<typename U::T
 // Which sums a warp makes.
 template <class U>
 struct TransitionWarp {
-  int feature_tile, first_pixel;
+  int out_channel_tile, first_pixel;
   __device__ __forceinline__ TransitionWarp()
-      : feature_tile(static_cast<int>(threadIdx.x) / 32 % U::kFeatureWarps),
-        first_pixel(static_cast<int>(threadIdx.x) / 32 / U::kFeatureWarps * U::kTiles * 8) {}
+      : out_channel_tile(static_cast<int>(threadIdx.x) / 32 % U::kOutChannelWarps),
+        first_pixel(static_cast<int>(threadIdx.x) / 32 / U::kOutChannelWarps * U::kTiles * 8) {}
 };
 
 // sums += the block's channels [begin, end) of filters x pixels
 template <class U>
 __device__ __forceinline__ void MultiplyAverages(const TransitionTask<typename U::T>& task, int begin, int end,
-                                                 const unsigned char* filters, const unsigned char* pixels,
+                                                 const unsigned char* weights, const unsigned char* pixels,
                                                  float (&sums)[1][U::kTiles][4]) {
   using T = typename U::T;
   const TransitionWarp<U> warp;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const unsigned char* from = filters + warp.feature_tile * task.share * 16 * U::kBytes;
+  const unsigned char* from = weights + warp.out_channel_tile * task.share * 16 * U::kBytes;
   const unsigned char* at =
       pixels + (warp.first_pixel + lane / 16 * 8 + lane % 8) * U::PixelStride(task.share) + lane / 8 % 2 * 16;
 #pragma unroll 2
   for (int channel = begin; channel < end; channel += U::kStep) {
-    DenseFilters<T, U::kPrecise> kernel[1];
+    DenseWeights<T, U::kPrecise> kernel[1];
     kernel[0].Load(from + channel * 16 * U::kBytes);
     if constexpr (U::kBytes == 4 && !U::kPrecise) {
 #pragma unroll
@@ -182,20 +182,20 @@ __device__ __forceinline__ void MultiplyAverages(const TransitionTask<typename U
 // Adds what the blocks of the cluster have sent to this one.
 template <class U>
 __device__ __forceinline__ void StoreTransition(const TransitionTask<typename U::T>& task, int rank, int first_pixel,
-                                                int first_feature, const float4* mail) {
-  constexpr int kFeatureQuads = U::kFeatures / 4;
+                                                int first_out_channel, const float4* slots) {
+  constexpr int kOutChannelQuads = U::kOutChannels / 4;
   const int i = static_cast<int>(threadIdx.x);
-  if (i >= U::kMailQuads) return;
-  float4 v = mail[i];
+  if (i >= U::kSlotQuads) return;
+  float4 v = slots[i];
 #pragma unroll
-  for (int from = 1; from < U::kSplit; ++from) v = v + mail[from * U::kMailQuads + i];
-  const int quad = rank * U::kMailQuads + i, pixel = first_pixel + quad / kFeatureQuads;
-  const int feature = first_feature + quad % kFeatureQuads * 4;
-  if (pixel >= task.pixels || feature >= task.features) return;
+  for (int from = 1; from < U::kSplit; ++from) v = v + slots[from * U::kSlotQuads + i];
+  const int quad = rank * U::kSlotQuads + i, pixel = first_pixel + quad / kOutChannelQuads;
+  const int out_channel = first_out_channel + quad % kOutChannelQuads * 4;
+  if (pixel >= task.pixels || out_channel >= task.out_channels) return;
   if constexpr (U::kPrecise) {
-    if (!AreFinite(v)) v = SumTransitionAgain<U>(task, pixel, feature);
+    if (!AreFinite(v)) v = SumTransitionAgain<U>(task, pixel, out_channel);
   }
-  StoreUpTo4(task.out + static_cast<int64_t>(pixel) * task.features + feature, v, 4, true);
+  StoreUpTo4(task.out + static_cast<int64_t>(pixel) * task.out_channels + out_channel, v, 4, true);
 }
 #endif
 
@@ -204,52 +204,52 @@ __global__ void __launch_bounds__(U::kThreads, 2)
     TransitionKernel(const __grid_constant__ TransitionTask<typename U::T> task) {
 #if __CUDA_ARCH__ >= 900
   using T = typename U::T;
-  static_assert(U::kMailQuads <= U::kThreads);
+  static_assert(U::kSlotQuads <= U::kThreads);
   extern __shared__ __align__(16) unsigned char shared[];
-  __shared__ uint64_t mail_came;
+  __shared__ uint64_t slots_full;
   const int rank = static_cast<int>(blockIdx.x) % U::kSplit, cluster = static_cast<int>(blockIdx.x) / U::kSplit;
-  const int first_pixel = cluster / task.feature_tiles * U::kPixels;
-  const int first_feature = cluster % task.feature_tiles * U::kFeatures;
+  const int first_pixel = cluster / task.out_channel_tiles * U::kPixels;
+  const int first_out_channel = cluster % task.out_channel_tiles * U::kOutChannels;
   const int first_channel = rank * task.share;
-  unsigned char *filters = shared + U::kFilters, *pixels = filters + U::FilterBytes(task.share);
-  auto* mail = reinterpret_cast<float4*>(shared);
+  unsigned char *weights = shared + U::kWeights, *pixels = weights + U::WeightBytes(task.share);
+  auto* slots = reinterpret_cast<float4*>(shared);
   auto* sums_at = reinterpret_cast<float*>(shared + U::kSums);
   if (threadIdx.x == 0) {
-    InitBarrier(&mail_came);
+    InitBarrier(&slots_full);
     FenceBarriers();
   }
   __syncwarp();  // racecheck takes the barrier for made by another lane
-  if (threadIdx.x == 0) ExpectBytes(&mail_came, U::kSplit * U::kMailQuads * 16);
+  if (threadIdx.x == 0) ExpectBytes(&slots_full, U::kSplit * U::kSlotQuads * 16);
   ArriveAtCluster();
-  AskForTransitionFilters<U>(task, first_channel, first_feature, filters);
+  AskForTransitionWeights<U>(task, first_channel, first_out_channel, weights);
   float sums[1][U::kTiles][4] = {};
   const int early = max(0, min(task.share, task.early_channels - first_channel));  // channels of this block
   StoreAverages<U>(task, first_channel, first_pixel, 0, early, pixels);
   WaitForCopies<0>();
   __syncthreads();
-  MultiplyAverages<U>(task, 0, early, filters, pixels, sums);
+  MultiplyAverages<U>(task, 0, early, weights, pixels, sums);
   if (early < task.share) {
     WaitForKernelBefore();
     StoreAverages<U>(task, first_channel, first_pixel, early, task.share, pixels);
     __syncthreads();
-    MultiplyAverages<U>(task, early, task.share, filters, pixels, sums);
+    MultiplyAverages<U>(task, early, task.share, weights, pixels, sums);
   }
   const TransitionWarp<U> warp;
 #pragma unroll
   for (int tile = 0; tile < U::kTiles; ++tile) {
-    StoreFragment<T>(sums_at + (warp.first_pixel + tile * 8) * U::kSumStride + warp.feature_tile * 16, U::kSumStride,
-                     sums[0][tile]);
+    StoreFragment<T>(sums_at + (warp.first_pixel + tile * 8) * U::kSumStride + warp.out_channel_tile * 16,
+                     U::kSumStride, sums[0][tile]);
   }
   WaitForCluster();  // all mailboxes are there
   __syncthreads();
 #pragma unroll
-  for (int quad = static_cast<int>(threadIdx.x); quad < U::kSplit * U::kMailQuads; quad += U::kThreads) {
-    const float4 v = Load4(sums_at + quad / (U::kFeatures / 4) * U::kSumStride + quad % (U::kFeatures / 4) * 4);
-    const int to = quad / U::kMailQuads;
-    SendToBlock(to, mail + rank * U::kMailQuads + quad - to * U::kMailQuads, v, &mail_came);
+  for (int quad = static_cast<int>(threadIdx.x); quad < U::kSplit * U::kSlotQuads; quad += U::kThreads) {
+    const float4 v = Load4(sums_at + quad / (U::kOutChannels / 4) * U::kSumStride + quad % (U::kOutChannels / 4) * 4);
+    const int to = quad / U::kSlotQuads;
+    SendToBlock(to, slots + rank * U::kSlotQuads + quad - to * U::kSlotQuads, v, &slots_full);
   }
-  WaitForBytes(&mail_came, 0);
-  StoreTransition<U>(task, rank, first_pixel, first_feature, mail);
+  WaitForBytes(&slots_full, 0);
+  StoreTransition<U>(task, rank, first_pixel, first_out_channel, slots);
 #endif
 }
 

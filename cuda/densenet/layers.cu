@@ -50,9 +50,9 @@ struct LaunchChain {
 };
 
 // What all layers have in common.
-template <typename T, bool kParts>
+template <typename T, bool kTf32x3>
 struct Block {
-  static constexpr int kPlanes = kParts ? 2 : 1;
+  static constexpr int kPlanes = kTf32x3 ? 2 : 1;
   const DenseBlockCall& call;
   LaunchChain chain;
   int room, multiprocessors;  // bytes of shared memory of a block
@@ -73,7 +73,7 @@ struct Block {
     task.first_channels = static_cast<int>(call.channels);
     task.layers = layers;
     const dim3 grid(static_cast<unsigned>(std::max(1, 8 * multiprocessors / layers)), static_cast<unsigned>(layers));
-    return chain.Launch<PrepareKernel<T, kParts>>("PrepareKernel", grid, 256, 0, false, task);
+    return chain.Launch<PrepareKernel<T, kTf32x3>>("PrepareKernel", grid, 256, 0, false, task);
   }
 
   bool MapFirst(int tile_pixels, FirstMaps* maps) const {
@@ -93,7 +93,7 @@ struct Block {
     task.scale = static_cast<const T*>(args.scale);
     task.shift = static_cast<const T*>(args.shift);
     task.bias = static_cast<const T*>(args.bias1);
-    task.kernel = prepared + PreparedBytes(sizeof(T), kParts, static_cast<int>(call.channels), layer);
+    task.kernel = prepared + PreparedBytes(sizeof(T), kTf32x3, static_cast<int>(call.channels), layer);
     task.mid = mid;
     task.x = static_cast<const T*>(call.x);
     task.block = static_cast<const T*>(call.out);
@@ -139,13 +139,13 @@ struct Block {
                                  size[1] * size[2] * kMiddle * sizeof(T)};
     const cuuint32_t box[] = {static_cast<cuuint32_t>(kChunk<T>), static_cast<cuuint32_t>(task->box_width),
                               static_cast<cuuint32_t>(box_rows), 1};
-    return Encode(mid, TensorMapType(call.dtype, kParts), 4, size, stride, box, &maps->mid);
+    return Encode(mid, TensorMapType(call.dtype, kTf32x3), 4, size, stride, box, &maps->mid);
   }
 
   template <class U>
   ffi::Error Second(int layer, SecondTask<T> task, const SecondMaps& maps, int shared) const {
     const int first = static_cast<int>(call.channels), channels = first + layer * kGrowth;
-    task.kernel = prepared + PreparedBytes(sizeof(T), kParts, first, layer) +
+    task.kernel = prepared + PreparedBytes(sizeof(T), kTf32x3, first, layer) +
                   DenseChunks(first, channels, kChunk<T>).all * int64_t{kFirstPiece} * kPlanes;
     task.kernel2 = static_cast<const T*>(call.layers[layer].kernel2);
     task.out = static_cast<T*>(call.out) + channels;
@@ -172,15 +172,15 @@ struct Block {
 
   template <class First_>
   ffi::Error RunFirst(const DenseLayersPlan& plan) const {
-    if (plan.second_groups == 1) return Run<First_, SecondTile<T, 1, kParts>>();
-    return Run<First_, SecondTile<T, 2, kParts>>();
+    if (plan.second_groups == 1) return Run<First_, SecondTile<T, 1, kTf32x3>>();
+    return Run<First_, SecondTile<T, 2, kTf32x3>>();
   }
   ffi::Error Run(const DenseLayersPlan& plan) const {
-    if (plan.first_filters == 32) return RunFirst<FirstTile<T, 1, 4, 32, kParts>>(plan);
-    if (plan.first_filters == 64) return RunFirst<FirstTile<T, 1, kParts ? 2 : 4, 64, kParts>>(plan);
-    if (plan.first_groups == 1) return RunFirst<FirstTile<T, 1, 2, 128, kParts>>(plan);
-    if (kParts || plan.first_groups == 2) return RunFirst<FirstTile<T, 2, 1, 128, kParts>>(plan);
-    return RunFirst<FirstTile<T, kParts ? 2 : 3, 1, 128, kParts>>(plan);
+    if (plan.first_out_channels == 32) return RunFirst<FirstTile<T, 1, 4, 32, kTf32x3>>(plan);
+    if (plan.first_out_channels == 64) return RunFirst<FirstTile<T, 1, kTf32x3 ? 2 : 4, 64, kTf32x3>>(plan);
+    if (plan.first_groups == 1) return RunFirst<FirstTile<T, 1, 2, 128, kTf32x3>>(plan);
+    if (kTf32x3 || plan.first_groups == 2) return RunFirst<FirstTile<T, 2, 1, 128, kTf32x3>>(plan);
+    return RunFirst<FirstTile<T, kTf32x3 ? 2 : 3, 1, 128, kTf32x3>>(plan);
   }
 };
 
@@ -188,16 +188,16 @@ struct Block {
 
 ffi::Error LaunchDenseLayers(const DenseBlockCall& call, const DenseLayersPlan& plan, unsigned char* memory,
                              const DeviceInfo& device, cudaStream_t stream) {
-  const auto run = [&](auto element, auto parts) {
+  const auto run = [&](auto element, auto tf32x3) {
     using T = decltype(element);
-    constexpr bool kParts = decltype(parts)::value;
-    const int64_t kernels = PreparedBytes(sizeof(T), kParts, static_cast<int>(call.channels), call.layers.size());
-    const Block<T, kParts> block{call,
-                                 LaunchChain{stream},
-                                 device.shared_memory - kStaticBytes,
-                                 device.multiprocessors,
-                                 memory,
-                                 reinterpret_cast<T*>(memory + kernels)};
+    constexpr bool kTf32x3 = decltype(tf32x3)::value;
+    const int64_t kernels = PreparedBytes(sizeof(T), kTf32x3, static_cast<int>(call.channels), call.layers.size());
+    const Block<T, kTf32x3> block{call,
+                                  LaunchChain{stream},
+                                  device.shared_memory - kStaticBytes,
+                                  device.multiprocessors,
+                                  memory,
+                                  reinterpret_cast<T*>(memory + kernels)};
     return block.Run(plan);
   };
   if (call.precise) return run(float{}, std::true_type{});

@@ -8,9 +8,9 @@
 
 namespace jsc {
 
-constexpr int kTapFilters = 3 * kGrowth;               // of a row of a 3x3 kernel: of its taps side by side
-constexpr int kFirstPiece = kMiddle * kRowBytes;       // bytes of a 1x1 kernel's chunk, 128 bytes of channels
-constexpr int kSecondPiece = kTapFilters * kRowBytes;  // the same of a row of a 3x3 kernel
+constexpr int kTapOutChannels = 3 * kGrowth;               // of a row of a 3x3 kernel: of its taps side by side
+constexpr int kFirstPiece = kMiddle * kRowBytes;           // bytes of a 1x1 kernel's chunk, 128 bytes of channels
+constexpr int kSecondPiece = kTapOutChannels * kRowBytes;  // the same of a row of a 3x3 kernel
 
 // Chunks of C channels: of x's first, then of what the layers before have added.
 struct DenseChunks {
@@ -21,22 +21,22 @@ struct DenseChunks {
 
 // Bytes of a 3x3 kernel's pieces for elements of so many bytes, and of the kernels of all layers up to one. parts: each
 // piece is followed by its small parts.
-constexpr int SecondBytes(int element_bytes, bool parts) {
-  return kMiddle * element_bytes / kRowBytes * 3 * kSecondPiece * (parts ? 2 : 1);
+constexpr int SecondBytes(int element_bytes, bool tf32x3) {
+  return kMiddle * element_bytes / kRowBytes * 3 * kSecondPiece * (tf32x3 ? 2 : 1);
 }
-constexpr int64_t PreparedBytes(int element_bytes, bool parts, int first_channels, int layers) {
+constexpr int64_t PreparedBytes(int element_bytes, bool tf32x3, int first_channels, int layers) {
   int64_t bytes = 0;
   for (int i = 0; i < layers; ++i) {
     const DenseChunks chunks(first_channels, first_channels + i * kGrowth, kRowBytes / element_bytes);
-    bytes += int64_t{chunks.all} * kFirstPiece * (parts ? 2 : 1) + SecondBytes(element_bytes, parts);
+    bytes += int64_t{chunks.all} * kFirstPiece * (tf32x3 ? 2 : 1) + SecondBytes(element_bytes, tf32x3);
   }
   return bytes;
 }
 
 // How the kernels of a layer are cut. groups: warpgroups of a block, each with 64 rows of a product.
 struct DenseLayersPlan {
-  int first_groups, first_filters;  // 1x1: pixels / 64 and middle channels of a tile
-  int second_groups;                // 3x3
+  int first_groups, first_out_channels;  // 1x1: pixels / 64 and middle channels of a tile
+  int second_groups;                     // 3x3
 };
 
 // Bytes of workspace: the middle map, and kernels as products take them.

@@ -23,7 +23,7 @@ namespace jsc {
 #if __CUDA_ARCH__ >= 900
 // The sum of a pixel and a middle channel, in float32. Not inlined: it runs where there are infinities or NaN.
 template <typename T>
-__device__ __noinline__ float SumAgain(const FirstTask<T>& task, int pixel, int filter) {
+__device__ __noinline__ float SumAgain(const FirstTask<T>& task, int pixel, int out_channel) {
   const T* x = task.x + static_cast<int64_t>(pixel) * task.first_channels;
   const T* block = task.block + static_cast<int64_t>(pixel) * task.total;
   float sum = 0.f;
@@ -31,7 +31,7 @@ __device__ __noinline__ float SumAgain(const FirstTask<T>& task, int pixel, int 
   for (int c = 0; c < task.channels; ++c) {
     const float value = ToFloat(c < task.first_channels ? x[c] : block[c]);
     const float y = fmaf(value, ToFloat(task.scale[c]), ToFloat(task.shift[c]));
-    sum = fmaf(Relu(y), ToFloat(task.kernel1[static_cast<int64_t>(c) * kMiddle + filter]), sum);
+    sum = fmaf(Relu(y), ToFloat(task.kernel1[static_cast<int64_t>(c) * kMiddle + out_channel]), sum);
   }
   return sum;
 }
@@ -40,26 +40,26 @@ __device__ __forceinline__ bool IsFinite(float v) { return v * 0.f == 0.f; }
 
 // bias and ReLU of a warp's pixels, to mid.
 template <class U>
-__device__ __forceinline__ void StoreMiddle(const FirstTask<typename U::T>& task, int pixel, int first_filter,
-                                            const float* bias, const float (&sums)[U::kFilters / 2]) {
+__device__ __forceinline__ void StoreMiddle(const FirstTask<typename U::T>& task, int pixel, int first_out_channel,
+                                            const float* bias, const float (&sums)[U::kOutChannels / 2]) {
   using T = typename U::T;
   const int lane = threadIdx.x % kWarp, quad = lane % 4;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int row = pixel + h * 8 + lane / 4;
-    T* to = task.mid + static_cast<int64_t>(row) * kMiddle + first_filter;
+    T* to = task.mid + static_cast<int64_t>(row) * kMiddle + first_out_channel;
 #pragma unroll
-    for (int j = 0; j < U::kFilters / 8; j += 2) {
+    for (int j = 0; j < U::kOutChannels / 8; j += 2) {
       float v[2][2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const float2 added = *reinterpret_cast<const float2*>(bias + (j + i) * 8 + quad * 2);
         float both[2] = {sums[(j + i) * 4 + h * 2], sums[(j + i) * 4 + h * 2 + 1]};
-        if constexpr (U::kParts) {
+        if constexpr (U::kTf32x3) {
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             if (row < task.pixels && !IsFinite(both[e])) {
-              both[e] = SumAgain(task, row, first_filter + (j + i) * 8 + quad * 2 + e);
+              both[e] = SumAgain(task, row, first_out_channel + (j + i) * 8 + quad * 2 + e);
             }
           }
         }
@@ -68,18 +68,18 @@ __device__ __forceinline__ void StoreMiddle(const FirstTask<typename U::T>& task
       }
       if constexpr (sizeof(T) == 4) {
         if (row >= task.pixels) continue;
-        if constexpr (U::kParts) {
+        if constexpr (U::kTf32x3) {
           const int64_t plane = static_cast<int64_t>(task.pixels) * kMiddle;
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
-            float small[2];
+            float low[2];
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
-              const float large = __uint_as_float(__float_as_uint(v[i][e]) & 0xffffe000u);
-              small[e] = IsFinite(v[i][e]) ? v[i][e] - large : v[i][e];  // NaN may be cut off to infinity
-              v[i][e] = large;
+              const float high = __uint_as_float(__float_as_uint(v[i][e]) & 0xffffe000u);
+              low[e] = IsFinite(v[i][e]) ? v[i][e] - high : v[i][e];  // NaN may be cut off to infinity
+              v[i][e] = high;
             }
-            *reinterpret_cast<float2*>(to + plane + j * 8 + i * 8 + quad * 2) = make_float2(small[0], small[1]);
+            *reinterpret_cast<float2*>(to + plane + j * 8 + i * 8 + quad * 2) = make_float2(low[0], low[1]);
           }
         }
         *reinterpret_cast<float2*>(to + j * 8 + quad * 2) = make_float2(v[0][0], v[0][1]);
@@ -126,7 +126,7 @@ __device__ __forceinline__ void AskForFirst(const FirstTask<typename U::T>& task
   const int wait_at = task.is_first ? 0 : chunks.all - 1;
 #pragma unroll 1
   for (int tile = static_cast<int>(blockIdx.x); tile < task.tiles; tile += static_cast<int>(gridDim.x)) {
-    const int pixel = tile / U::kShares * U::kPixels, filter = tile % U::kShares * U::kFilters;
+    const int pixel = tile / U::kShares * U::kPixels, out_channel = tile % U::kShares * U::kOutChannels;
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks.all; ++chunk) {
       WaitForBytes(barriers.empty + to.stage, to.parity ^ 1);
@@ -144,9 +144,10 @@ __device__ __forceinline__ void AskForFirst(const FirstTask<typename U::T>& task
                    of_x ? chunk * kChunk<T> : task.first_channels + (chunk - chunks.of_x) * kChunk<T>, pixel, full);
 #pragma unroll
         for (int plane = 0; plane < U::kPlanes; ++plane) {
-          CopyPiece(stage + U::kPixelBytes + plane * U::kPlaneBytes,
-                    task.kernel + static_cast<int64_t>(chunk * U::kPlanes + plane) * kFirstPiece + filter * kRowBytes,
-                    U::kPlaneBytes, full);
+          CopyPiece(
+              stage + U::kPixelBytes + plane * U::kPlaneBytes,
+              task.kernel + static_cast<int64_t>(chunk * U::kPlanes + plane) * kFirstPiece + out_channel * kRowBytes,
+              U::kPlaneBytes, full);
         }
       }
       __syncwarp();
@@ -194,7 +195,7 @@ __device__ __forceinline__ void LoadChunk(FirstWalk<U>& walk, uint32_t stages, u
                                           bool is_half, uint32_t (&a)[16]) {
   using T = typename U::T;
   WaitForBytes(walk.barriers.full + walk.place.stage, walk.place.parity);
-  MakeOperands<T, U::kParts>(stages + walk.place.stage * U::kStageBytes + row, table, a);
+  MakeOperands<T, U::kTf32x3>(stages + walk.place.stage * U::kStageBytes + row, table, a);
   if (sizeof(T) == 2 && is_half) {  // beyond them is what nobody has written yet
 #pragma unroll
     for (int i = 8; i < 16; ++i) a[i] = 0;
@@ -204,30 +205,30 @@ __device__ __forceinline__ void LoadChunk(FirstWalk<U>& walk, uint32_t stages, u
 // Its products, asked for.
 template <class U>
 __device__ __forceinline__ void MultiplyChunk(FirstWalk<U>& walk, uint32_t stages, bool add, const uint32_t (&a)[16],
-                                              float (&sums)[U::kFilters / 2]) {
-  const uint64_t filters = SwizzledMatrix(stages + walk.place.stage * U::kStageBytes + U::kPixelBytes, 1024);
+                                              float (&sums)[U::kOutChannels / 2]) {
+  const uint64_t weights = SwizzledMatrix(stages + walk.place.stage * U::kStageBytes + U::kPixelBytes, 1024);
   BeginProducts();
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
-    PixelProduct<typename U::T, U::kFilters>::Multiply(sums, a + 4 * k, filters + k * 2, add || k > 0);
+    PixelProduct<typename U::T, U::kOutChannels>::Multiply(sums, a + 4 * k, weights + k * 2, add || k > 0);
   }
   CommitProducts();
 }
 
 // The same in parts: the small products first, summed from zero, since tensor cores cut off when they add.
 template <class U>
-__device__ __forceinline__ void MultiplyParts(FirstWalk<U>& walk, uint32_t stages, const uint32_t (&large)[16],
-                                              const uint32_t (&small)[16], float (&partial)[U::kFilters / 2]) {
-  using Product = PixelProduct<typename U::T, U::kFilters>;
+__device__ __forceinline__ void MultiplyTf32x3(FirstWalk<U>& walk, uint32_t stages, const uint32_t (&high)[16],
+                                               const uint32_t (&low)[16], float (&partial)[U::kOutChannels / 2]) {
+  using Product = PixelProduct<typename U::T, U::kOutChannels>;
   const uint32_t stage = stages + walk.place.stage * U::kStageBytes + U::kPixelBytes;
-  const uint64_t filters = SwizzledMatrix(stage, 1024), rest = SwizzledMatrix(stage + U::kPlaneBytes, 1024);
+  const uint64_t weights = SwizzledMatrix(stage, 1024), rest = SwizzledMatrix(stage + U::kPlaneBytes, 1024);
   BeginProducts();
 #pragma unroll
-  for (int k = 0; k < 4; ++k) Product::Multiply(partial, small + 4 * k, filters + k * 2, k > 0);
+  for (int k = 0; k < 4; ++k) Product::Multiply(partial, low + 4 * k, weights + k * 2, k > 0);
 #pragma unroll
-  for (int k = 0; k < 4; ++k) Product::Multiply(partial, large + 4 * k, rest + k * 2, true);
+  for (int k = 0; k < 4; ++k) Product::Multiply(partial, high + 4 * k, rest + k * 2, true);
 #pragma unroll
-  for (int k = 0; k < 4; ++k) Product::Multiply(partial, large + 4 * k, filters + k * 2, true);
+  for (int k = 0; k < 4; ++k) Product::Multiply(partial, high + 4 * k, weights + k * 2, true);
   CommitProducts();
 }
 
@@ -241,7 +242,7 @@ struct FirstThread {
 // make operands: ptxas (13.0) gives the registers of operands away while products still wait for their turn.
 template <class U>
 __device__ __forceinline__ void MultiplyTile(FirstWalk<U>& walk, const DenseChunks& chunks, const FirstThread& thread,
-                                             float (&sums)[U::kFilters / 2]) {
+                                             float (&sums)[U::kOutChannels / 2]) {
   using T = typename U::T;
   const auto& task = walk.task;
   // A chunk of 16-bit types may hold half as many channels.
@@ -269,38 +270,38 @@ __device__ __forceinline__ void MultiplyTile(FirstWalk<U>& walk, const DenseChun
 
 // The same in parts.
 template <class U>
-__device__ __forceinline__ void MultiplyTileInParts(FirstWalk<U>& walk, const DenseChunks& chunks,
-                                                    const FirstThread& thread, float (&sums)[U::kFilters / 2]) {
+__device__ __forceinline__ void MultiplyTileTf32x3(FirstWalk<U>& walk, const DenseChunks& chunks,
+                                                   const FirstThread& thread, float (&sums)[U::kOutChannels / 2]) {
 #pragma unroll
   for (float& sum : sums) sum = 0.f;
 #pragma unroll 1
   for (int chunk = thread.split; chunk < chunks.all; chunk += U::kSplit) {
-    uint32_t large[16], small[16];
-    float partial[U::kFilters / 2];
-    LoadChunk<U>(walk, thread.stages, thread.row, thread.table + chunk * U::kTableBytes, false, large);
+    uint32_t high[16], low[16];
+    float partial[U::kOutChannels / 2];
+    LoadChunk<U>(walk, thread.stages, thread.row, thread.table + chunk * U::kTableBytes, false, high);
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
-      const float value = __uint_as_float(large[i]);
-      large[i] = (large[i] + 0x1000u) & 0xffffe000u;
-      small[i] = __float_as_uint(value - __uint_as_float(large[i]));
+      const float value = __uint_as_float(high[i]);
+      high[i] = (high[i] + 0x1000u) & 0xffffe000u;
+      low[i] = __float_as_uint(value - __uint_as_float(high[i]));
     }
-    PinOperands(large);
-    PinOperands(small);
-    MultiplyParts<U>(walk, thread.stages, large, small, partial);
+    PinOperands(high);
+    PinOperands(low);
+    MultiplyTf32x3<U>(walk, thread.stages, high, low, partial);
     WaitForProducts<0>();
     PinSums(partial);
     if (threadIdx.x % kWarp == 0) Arrive(SharedAddress(walk.barriers.empty + walk.place.stage));
     walk.Skip(min(U::kSplit, chunks.all - chunk));
 #pragma unroll
-    for (int i = 0; i < U::kFilters / 2; ++i) sums[i] += partial[i];
+    for (int i = 0; i < U::kOutChannels / 2; ++i) sums[i] += partial[i];
   }
 }
 
 // Adds the sums of the warpgroups that share a tile, in their order, in the first one. others: [kSplit - 1, sum,
 // thread].
 template <class U>
-__device__ __forceinline__ void AddSplits(int split, float* others, float (&sums)[U::kFilters / 2]) {
-  constexpr int kSums = U::kFilters / 2;
+__device__ __forceinline__ void AddSplits(int split, float* others, float (&sums)[U::kOutChannels / 2]) {
+  constexpr int kSums = U::kOutChannels / 2;
   float* mine = others + threadIdx.x % 128;
   if (split > 0) {
 #pragma unroll
@@ -354,18 +355,18 @@ __global__ void __launch_bounds__(U::kThreads, 1)
     FirstWalk<U> walk{task, barriers};
 #pragma unroll 1
     for (int tile = static_cast<int>(blockIdx.x); tile < task.tiles; tile += static_cast<int>(gridDim.x)) {
-      float sums[U::kFilters / 2];
+      float sums[U::kOutChannels / 2];
       walk.Skip(min(thread.split, chunks.all));
-      if constexpr (U::kParts) {
-        MultiplyTileInParts<U>(walk, chunks, thread, sums);
+      if constexpr (U::kTf32x3) {
+        MultiplyTileTf32x3<U>(walk, chunks, thread, sums);
       } else {
         MultiplyTile<U>(walk, chunks, thread, sums);
       }
       if constexpr (U::kSplit > 1) AddSplits<U>(thread.split, others, sums);
       if (thread.split > 0) continue;
       WaitForKernelBefore();  // it may still read mid
-      const int filter = tile % U::kShares * U::kFilters;
-      StoreMiddle<U>(task, tile / U::kShares * U::kPixels + in_tile, filter, bias + filter, sums);
+      const int out_channel = tile % U::kShares * U::kOutChannels;
+      StoreMiddle<U>(task, tile / U::kShares * U::kPixels + in_tile, out_channel, bias + out_channel, sums);
     }
   }
 #endif

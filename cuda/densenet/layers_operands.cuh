@@ -8,19 +8,19 @@
 
 namespace jsc {
 
-// kParts: float32-accurate products, of two TF32 parts of each operand.
-template <typename T_, int kGroups_, int kSplit_, int kFilters_, bool kParts_ = false>
+// kTf32x3: float32-accurate products, of two TF32 parts of each operand.
+template <typename T_, int kGroups_, int kSplit_, int kOutChannels_, bool kTf32x3_ = false>
 struct FirstTile {
   using T = T_;
-  static constexpr int kGroups = kGroups_, kSplit = kSplit_, kFilters = kFilters_;
-  static constexpr bool kParts = kParts_;
-  static constexpr int kPlanes = kParts ? 2 : 1;
+  static constexpr int kGroups = kGroups_, kSplit = kSplit_, kOutChannels = kOutChannels_;
+  static constexpr bool kTf32x3 = kTf32x3_;
+  static constexpr int kPlanes = kTf32x3 ? 2 : 1;
   static constexpr int kConsumers = kGroups * kSplit * 128, kThreads = kConsumers + 2 * kWarp;
-  static constexpr int kPixels = kGroups * 64, kShares = kMiddle / kFilters;  // of middle channels
-  static constexpr int kPixelBytes = kPixels * kRowBytes, kPlaneBytes = kFilters * kRowBytes;
+  static constexpr int kPixels = kGroups * 64, kShares = kMiddle / kOutChannels;  // of middle channels
+  static constexpr int kPixelBytes = kPixels * kRowBytes, kPlaneBytes = kOutChannels * kRowBytes;
   static constexpr int kStageBytes = kPixelBytes + kPlanes * kPlaneBytes;
   static constexpr int kTableBytes = 256;  // of a chunk: what a thread needs of scale and shift, side by side
-  static constexpr int kSumBytes = (kSplit - 1) * 128 * kFilters / 2 * 4;
+  static constexpr int kSumBytes = (kSplit - 1) * 128 * kOutChannels / 2 * 4;
   static_assert(kGroups == 1 || kSplit == 1);
 };
 
@@ -29,13 +29,13 @@ struct FirstBarriers {
 };
 
 // Two values of 16 bits or one float32, and as the tensor cores take it.
-template <typename T, bool kParts>
+template <typename T, bool kTf32x3>
 __device__ __forceinline__ uint32_t ScaleShiftRelu(uint32_t word, uint32_t scale, uint32_t shift) {
   if constexpr (sizeof(T) == 4) {
     const float sum = fmaf(__uint_as_float(word), __uint_as_float(scale), __uint_as_float(shift));
     float y;
     asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(sum));
-    if constexpr (kParts) return __float_as_uint(y);
+    if constexpr (kTf32x3) return __float_as_uint(y);
     return __viaddmin_u32(__float_as_uint(y), 0x1000u, 0x7ffff000u);  // half of what is dropped; NaN stays NaN
   } else {
     using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
@@ -55,7 +55,7 @@ __device__ __forceinline__ void LoadFour(uint32_t address, uint32_t* v) {
 
 // 64 pixels x 128 bytes of channels as four products take them. pixels: of the row and slot of the calling thread for
 // ldmatrix; table: of the chunk, of the calling thread.
-template <typename T, bool kParts>
+template <typename T, bool kTf32x3>
 __device__ __forceinline__ void MakeOperands(uint32_t pixels, uint32_t table, uint32_t (&a)[16]) {
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
@@ -74,7 +74,7 @@ __device__ __forceinline__ void MakeOperands(uint32_t pixels, uint32_t table, ui
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
         uint32_t& word = a[half * 8 + i * 2 + row];
-        word = ScaleShiftRelu<T, kParts>(word, scale[i], shift[i]);
+        word = ScaleShiftRelu<T, kTf32x3>(word, scale[i], shift[i]);
       }
     }
   }

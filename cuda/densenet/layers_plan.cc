@@ -14,13 +14,13 @@ int64_t DenseLayersBytes(int element_bytes, bool precise, int64_t pixels, int64_
 // Fits 300 times of DenseNet-121's blocks at batch 1 to 32 on an H200. Blocks of both kernels run side by side where
 // there are multiprocessors for all.
 DenseLayersPlan ChooseDenseLayersPlan(const DenseBlockCall& call, int multiprocessors) {
-  constexpr int64_t kDeep = 256;  // of C0
+  constexpr int64_t kManyChannels = 256;  // of C0
   const int64_t pixels = call.images * call.height * call.width, sixty_fours = (pixels + 63) / 64;
   DenseLayersPlan plan{1, 128, 1};
   if (sixty_fours > multiprocessors) plan.first_groups = sixty_fours > 2 * multiprocessors ? 3 : 2;
-  if (sixty_fours * 2 <= multiprocessors && call.channels >= kDeep) plan.first_filters = 64;
-  if (sixty_fours * 4 <= multiprocessors) plan.first_filters = 32;
-  const int64_t first = (sixty_fours + plan.first_groups - 1) / plan.first_groups * (kMiddle / plan.first_filters);
+  if (sixty_fours * 2 <= multiprocessors && call.channels >= kManyChannels) plan.first_out_channels = 64;
+  if (sixty_fours * 4 <= multiprocessors) plan.first_out_channels = 32;
+  const int64_t first = (sixty_fours + plan.first_groups - 1) / plan.first_groups * (kMiddle / plan.first_out_channels);
   const int64_t width = std::min<int64_t>(64, call.width), rows = std::min(64 / width, call.height);
   const int64_t wide = call.width > 64 ? (call.width + 61) / 62 : 1, high = (call.height + rows - 1) / rows;
   const int64_t second = call.images * wide * high, half = call.images * wide * ((high + 1) / 2);
@@ -41,9 +41,9 @@ ffi::Error DenseLayers(const DenseBlockCall& call, Workspace workspace, int devi
     return ffi::Error(ffi::ErrorCode::kInvalidArgument,
                       "the workspace of a dense block of many images must have " + std::to_string(needed) + " bytes");
   }
-#ifdef JSC_WARPGROUP
+#ifdef JSC_WGMMA
   const DeviceInfo& info = GetDeviceInfo(device);
-  if (info.warpgroups) {
+  if (info.wgmma) {
     auto* memory = static_cast<unsigned char*>(workspace.data);
     memory += -reinterpret_cast<uintptr_t>(memory) % kSwizzleBytes;
     return LaunchDenseLayers(call, ChooseDenseLayersPlan(call, info.multiprocessors), memory, info, stream);

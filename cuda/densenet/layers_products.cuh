@@ -9,8 +9,8 @@
 
 namespace jsc {
 
-// 64 pixels x 32 bytes of channels, in registers as mma.sync has them, or a matrix in shared memory; by kFilters.
-template <typename T, int kFilters>
+// 64 pixels x 32 bytes of channels, in registers as mma.sync has them, or a matrix in shared memory; by kOutChannels.
+template <typename T, int kOutChannels>
 struct PixelProduct;
 
 // clang-format off
@@ -34,16 +34,16 @@ struct PixelProduct;
   ", %48, %49, %50, %51, %52, %53, %54, %55" \
   ", %56, %57, %58, %59, %60, %61, %62, %63"
 // The numbers are of the operands after the sums. `end`: what follows the signs of the operands.
-#define JSC_PIXEL_PRODUCT(T, filters, results, depth, types, end, a, b, c, d, p, add) \
+#define JSC_PIXEL_PRODUCT(T, out_channels, results, depth, types, end, a, b, c, d, p, add) \
   template <> \
-  struct PixelProduct<T, filters> { \
+  struct PixelProduct<T, out_channels> { \
     static __device__ __forceinline__ void Multiply(float (&sums)[results], const uint32_t* pixels, uint64_t kernel, \
                                                     bool adds) { \
       asm volatile( \
           "{\n .reg .pred add;\n setp.ne.b32 add, %" #add ", 0;\n" \
-          " wgmma.mma_async.sync.aligned.m64n" #filters depth ".f32." types " {" JSC_NAMES_##filters \
+          " wgmma.mma_async.sync.aligned.m64n" #out_channels depth ".f32." types " {" JSC_NAMES_##out_channels \
           "}, {%" #a ", %" #b ", %" #c ", %" #d "}, %" #p ", add, 1, 1" end ";\n}" \
-          : JSC_SUMS_##filters \
+          : JSC_SUMS_##out_channels \
           : "r"(pixels[0]), "r"(pixels[1]), "r"(pixels[2]), "r"(pixels[3]), "l"(kernel), "r"(static_cast<int>(adds))); \
     } \
   };

@@ -17,13 +17,13 @@
 
 namespace jsc {
 
-template <typename T_, int kGroups_, bool kParts_ = false>
+template <typename T_, int kGroups_, bool kTf32x3_ = false>
 struct SecondTile {
   using T = T_;
-  static constexpr bool kParts = kParts_;
-  static constexpr int kPlanes = kParts ? 2 : 1;
+  static constexpr bool kTf32x3 = kTf32x3_;
+  static constexpr int kPlanes = kTf32x3 ? 2 : 1;
   static constexpr int kRing = 3, kPieceBytes = kPlanes * kSecondPiece;  // in parts: pieces of the kernel
-  static constexpr int kKernelBytes = kParts ? kRing * kPieceBytes : SecondBytes(sizeof(T), false);
+  static constexpr int kKernelBytes = kTf32x3 ? kRing * kPieceBytes : SecondBytes(sizeof(T), false);
   static constexpr int kGroups = kGroups_;
   static constexpr int kConsumers = kGroups * 128, kThreads = kConsumers + kWarp;
   static constexpr int kChunks = kMiddle / kChunk<T>;
@@ -86,9 +86,9 @@ __device__ __forceinline__ void AskForSecond(const SecondTask<typename U::T>& ta
 
 // The same in parts: pieces of the kernel, for one of its rows each, come in a ring.
 template <class U>
-__device__ __forceinline__ void AskForParts(const SecondTask<float>& task, const SecondMaps& maps,
-                                            unsigned char* kernel, unsigned char* stages,
-                                            SecondBarriers<U::kChunks>& barriers) {
+__device__ __forceinline__ void AskForSecondTf32x3(const SecondTask<float>& task, const SecondMaps& maps,
+                                                   unsigned char* kernel, unsigned char* stages,
+                                                   SecondBarriers<U::kChunks>& barriers) {
   if (IsElected()) PrefetchMap(maps.mid);
   __syncwarp();
   WaitForKernelBefore();
@@ -126,16 +126,16 @@ __device__ __forceinline__ void AskForParts(const SecondTask<float>& task, const
 }
 
 // Where a warpgroup is in both rings.
-struct PartsPlace {
+struct Tf32x3Place {
   RingPlace pixels, piece;
 };
 
 // A tile's sums in parts, each row of the kernel summed from zero.
 template <class U>
 __device__ __forceinline__ void MultiplyRows(const SecondTask<float>& task, uint32_t from, uint32_t kernel,
-                                             SecondBarriers<U::kChunks>& barriers, PartsPlace& at,
-                                             float (&sums)[kTapFilters / 2]) {
-  using Product = PixelProduct<float, kTapFilters>;
+                                             SecondBarriers<U::kChunks>& barriers, Tf32x3Place& at,
+                                             float (&sums)[kTapOutChannels / 2]) {
+  using Product = PixelProduct<float, kTapOutChannels>;
   const uint32_t row_bytes = task.box_width * kRowBytes;
   const bool arrives = threadIdx.x % kWarp == 0;
 #pragma unroll
@@ -148,24 +148,24 @@ __device__ __forceinline__ void MultiplyRows(const SecondTask<float>& task, uint
     for (int dy = 0; dy < 3; ++dy) {
       WaitForBytes(barriers.kernel + at.piece.stage, at.piece.parity);
       const uint64_t pixels = SwizzledMatrix(stage + dy * row_bytes, 1024);
-      const uint64_t small = SwizzledMatrix(stage + task.stage_bytes + dy * row_bytes, 1024);
-      const uint64_t filters = SwizzledMatrix(kernel + at.piece.stage * U::kPieceBytes, 1024);
-      const uint64_t rest = filters + (kSecondPiece >> 4);
-      float partial[kTapFilters / 2];
+      const uint64_t low = SwizzledMatrix(stage + task.stage_bytes + dy * row_bytes, 1024);
+      const uint64_t weights = SwizzledMatrix(kernel + at.piece.stage * U::kPieceBytes, 1024);
+      const uint64_t rest = weights + (kSecondPiece >> 4);
+      float partial[kTapOutChannels / 2];
       BeginProducts();
 #pragma unroll
-      for (int k = 0; k < 4; ++k) Product::Multiply(partial, small + k * 2, filters + k * 2, k > 0);
+      for (int k = 0; k < 4; ++k) Product::Multiply(partial, low + k * 2, weights + k * 2, k > 0);
 #pragma unroll
       for (int k = 0; k < 4; ++k) Product::Multiply(partial, pixels + k * 2, rest + k * 2, true);
 #pragma unroll
-      for (int k = 0; k < 4; ++k) Product::Multiply(partial, pixels + k * 2, filters + k * 2, true);
+      for (int k = 0; k < 4; ++k) Product::Multiply(partial, pixels + k * 2, weights + k * 2, true);
       CommitProducts();
       WaitForProducts<0>();
       if (arrives) Arrive(SharedAddress(barriers.kernel_empty + at.piece.stage));
       at.piece.Advance(U::kRing);
       PinSums(partial);
 #pragma unroll
-      for (int i = 0; i < kTapFilters / 2; ++i) sums[i] += partial[i];
+      for (int i = 0; i < kTapOutChannels / 2; ++i) sums[i] += partial[i];
     }
     if (arrives) Arrive(SharedAddress(barriers.empty + at.pixels.stage));
     at.pixels.Advance(task.stages);
@@ -173,7 +173,7 @@ __device__ __forceinline__ void MultiplyRows(const SecondTask<float>& task, uint
 }
 
 // A result in float32. Not inlined: it runs where there are infinities or NaN.
-__device__ __noinline__ float SumAgain(const SecondTask<float>& task, int image, int y, int x, int filter) {
+__device__ __noinline__ float SumAgain(const SecondTask<float>& task, int image, int y, int x, int out_channel) {
   const int64_t plane = static_cast<int64_t>(task.images) * task.height * task.width * kMiddle;
   float sum = 0.f;
 #pragma unroll 1
@@ -181,11 +181,11 @@ __device__ __noinline__ float SumAgain(const SecondTask<float>& task, int image,
     const int row = y + tap / 3 - 1, column = x + tap % 3 - 1;
     if (row < 0 || row >= task.height || column < 0 || column >= task.width) continue;
     const float* from = task.mid + (static_cast<int64_t>(image * task.height + row) * task.width + column) * kMiddle;
-    const float* weight = task.kernel2 + tap * kMiddle * kGrowth + filter;
+    const float* weight = task.kernel2 + tap * kMiddle * kGrowth + out_channel;
 #pragma unroll 1
     for (int c = 0; c < kMiddle; ++c) {
-      const float small = from[plane + c];
-      sum = fmaf(IsFinite(small) ? from[c] + small : small, weight[c * kGrowth], sum);
+      const float low = from[plane + c];
+      sum = fmaf(IsFinite(low) ? from[c] + low : low, weight[c * kGrowth], sum);
     }
   }
   return sum;
@@ -214,7 +214,7 @@ __device__ __forceinline__ void StorePair(T* to, float2 low, float2 high, bool y
 template <class U>
 __device__ __forceinline__ void StoreSecond(const SecondTask<typename U::T>& task, const SecondPlace& at,
                                             const int (&rows)[2], const int (&columns)[2], float* edges, int parity,
-                                            const float (&sums)[kTapFilters / 2]) {
+                                            const float (&sums)[kTapOutChannels / 2]) {
   using T = typename U::T;
   const int lane = threadIdx.x % kWarp, quad = lane % 4, warp = threadIdx.x / kWarp % 4, group = threadIdx.x / 128;
   edges += parity * (4 * 2 * kGrowth);
@@ -275,7 +275,7 @@ __device__ __forceinline__ void StoreSecond(const SecondTask<typename U::T>& tas
       found[0][i] = make_float2(v[0][0], v[0][1]);
       found[1][i] = make_float2(v[1][0], v[1][1]);
     }
-    if constexpr (U::kParts) {
+    if constexpr (U::kTf32x3) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
 #pragma unroll
@@ -323,8 +323,8 @@ __global__ void __launch_bounds__(U::kThreads, 1)
   }
   __syncthreads();
   if (warp == U::kConsumers / kWarp) {
-    if constexpr (U::kParts) {
-      AskForParts<U>(task, maps, kernel, stages, barriers);
+    if constexpr (U::kTf32x3) {
+      AskForSecondTf32x3<U>(task, maps, kernel, stages, barriers);
     } else {
       AskForSecond<U>(task, maps, kernel, stages, barriers);
     }
@@ -340,14 +340,14 @@ __global__ void __launch_bounds__(U::kThreads, 1)
     const uint32_t row_bytes = task.box_width * kRowBytes;
     const uint32_t from = SharedAddress(stages) + group * task.rows * row_bytes;
     RingPlace place;
-    PartsPlace in_parts;
+    Tf32x3Place tf32x3_place;
     int parity = 0;
     bool is_new = true;  // the kernel
 #pragma unroll 1
     for (int tile = static_cast<int>(blockIdx.x); tile < task.tiles; tile += static_cast<int>(gridDim.x)) {
-      float sums[kTapFilters / 2];
-      if constexpr (U::kParts) {
-        MultiplyRows<U>(task, from, SharedAddress(kernel), barriers, in_parts, sums);
+      float sums[kTapOutChannels / 2];
+      if constexpr (U::kTf32x3) {
+        MultiplyRows<U>(task, from, SharedAddress(kernel), barriers, tf32x3_place, sums);
       } else {
         uint32_t read = 0;
 #pragma unroll 1
@@ -355,15 +355,15 @@ __global__ void __launch_bounds__(U::kThreads, 1)
           if (is_new) WaitForBytes(barriers.kernel + chunk, 0);
           WaitForBytes(barriers.full + place.stage, place.parity);
           const uint32_t stage = from + place.stage * task.stage_bytes;
-          const uint64_t filters = SwizzledMatrix(SharedAddress(kernel) + chunk * 3 * kSecondPiece, 1024);
+          const uint64_t weights = SwizzledMatrix(SharedAddress(kernel) + chunk * 3 * kSecondPiece, 1024);
           BeginProducts();
 #pragma unroll
           for (int dy = 0; dy < 3; ++dy) {
             const uint64_t pixels = SwizzledMatrix(stage + dy * row_bytes, 1024);
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
-              PixelProduct<T, kTapFilters>::Multiply(sums, pixels + k * 2, filters + (dy * kSecondPiece >> 4) + k * 2,
-                                                     chunk + dy + k > 0);
+              PixelProduct<T, kTapOutChannels>::Multiply(
+                  sums, pixels + k * 2, weights + (dy * kSecondPiece >> 4) + k * 2, chunk + dy + k > 0);
             }
           }
           CommitProducts();

@@ -71,50 +71,52 @@ __device__ __forceinline__ T RoundWeight(T weight) {
 }
 
 // 16 bytes of weights to a slot of a piece's row, and in parts what they lack to the next piece.
-template <typename T, bool kParts>
+template <typename T, bool kTf32x3>
 __device__ __forceinline__ void StoreWeights(const T (&weights)[16 / sizeof(T)], unsigned char* to, int piece_bytes) {
   constexpr int kSlot = 16 / static_cast<int>(sizeof(T));
-  alignas(16) T values[kSlot], small[kSlot];
+  alignas(16) T values[kSlot], low[kSlot];
 #pragma unroll
   for (int e = 0; e < kSlot; ++e) {
     values[e] = RoundWeight(weights[e]);
-    if constexpr (kParts) small[e] = weights[e] - values[e];
+    if constexpr (kTf32x3) low[e] = weights[e] - values[e];
   }
   *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(values);
-  if constexpr (kParts) *reinterpret_cast<uint4*>(to + piece_bytes) = *reinterpret_cast<const uint4*>(small);
+  if constexpr (kTf32x3) *reinterpret_cast<uint4*>(to + piece_bytes) = *reinterpret_cast<const uint4*>(low);
 }
 
 // blockIdx.y: the layer. A thread makes 16 bytes: neighbouring channels of a filter.
-template <typename T, bool kParts>
+template <typename T, bool kTf32x3>
 __global__ void __launch_bounds__(256) PrepareKernel(const __grid_constant__ PrepareTask task) {
-  constexpr int kSlot = 16 / static_cast<int>(sizeof(T)), kPlanes = kParts ? 2 : 1;
+  constexpr int kSlot = 16 / static_cast<int>(sizeof(T)), kPlanes = kTf32x3 ? 2 : 1;
   const int layer = blockIdx.y, channels = task.first_channels + layer * kGrowth;
   const DenseChunks chunks(task.first_channels, channels, kChunk<T>);
-  unsigned char* to = task.to + PreparedBytes(sizeof(T), kParts, task.first_channels, layer);
+  unsigned char* to = task.to + PreparedBytes(sizeof(T), kTf32x3, task.first_channels, layer);
   const int first = chunks.all * kMiddle * 8, all = first + SecondBytes(sizeof(T), false) / 16;
   for (int i = blockIdx.x * 256 + threadIdx.x; i < all; i += gridDim.x * 256) {
     T values[kSlot];
     if (i < first) {
-      const int filter = i % kMiddle, slot = i / kMiddle % 8, chunk = i / kMiddle / 8;
+      const int out_channel = i % kMiddle, slot = i / kMiddle % 8, chunk = i / kMiddle / 8;
       const bool of_x = chunk < chunks.of_x;
       const int in_part = (of_x ? chunk : chunk - chunks.of_x) * kChunk<T> + slot * kSlot;
       const int channel = (of_x ? 0 : task.first_channels) + in_part, end = of_x ? task.first_channels : channels;
-      const T* from = static_cast<const T*>(task.kernel1[layer]) + static_cast<int64_t>(channel) * kMiddle + filter;
+      const T* from =
+          static_cast<const T*>(task.kernel1[layer]) + static_cast<int64_t>(channel) * kMiddle + out_channel;
 #pragma unroll
       for (int e = 0; e < kSlot; ++e) values[e] = channel + e < end ? from[e * kMiddle] : FromFloat<T>(0.f);
       unsigned char* piece = to + static_cast<int64_t>(chunk) * kPlanes * kFirstPiece;
-      StoreWeights<T, kParts>(values, piece + filter * kRowBytes + ((slot ^ (filter & 7)) << 4), kFirstPiece);
+      StoreWeights<T, kTf32x3>(values, piece + out_channel * kRowBytes + ((slot ^ (out_channel & 7)) << 4),
+                               kFirstPiece);
     } else {
-      const int rest = i - first, filter = rest % kGrowth, slot = rest / kGrowth % 8, row = rest / kGrowth / 8;
+      const int rest = i - first, out_channel = rest % kGrowth, slot = rest / kGrowth % 8, row = rest / kGrowth / 8;
       const int tap = row % 3, dy = row / 3 % 3, chunk = row / 9, channel = chunk * kChunk<T> + slot * kSlot;
       const T* from = static_cast<const T*>(task.kernel2[layer]) +
-                      (static_cast<int64_t>(dy * 3 + tap) * kMiddle + channel) * kGrowth + filter;
+                      (static_cast<int64_t>(dy * 3 + tap) * kMiddle + channel) * kGrowth + out_channel;
 #pragma unroll
       for (int e = 0; e < kSlot; ++e) values[e] = from[e * kGrowth];
       unsigned char* piece =
           to + static_cast<int64_t>(chunks.all) * kPlanes * kFirstPiece + (chunk * 3 + dy) * kPlanes * kSecondPiece;
-      const int column = tap * kGrowth + filter;
-      StoreWeights<T, kParts>(values, piece + column * kRowBytes + ((slot ^ (column & 7)) << 4), kSecondPiece);
+      const int column = tap * kGrowth + out_channel;
+      StoreWeights<T, kTf32x3>(values, piece + column * kRowBytes + ((slot ^ (column & 7)) << 4), kSecondPiece);
     }
   }
 }

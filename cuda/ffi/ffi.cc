@@ -127,7 +127,7 @@ ffi::Error RunCoo(const DeviceCall& call, Workspace workspace, ffi::Dictionary a
   if (!coo.has_value() || coo->size() != 4) return Invalid("attribute coo must be an array of 4 int64");
   CooPlan plan{};
   plan.variant = static_cast<int>((*coo)[0]);
-  plan.feature_warps = static_cast<int>((*coo)[1]);
+  plan.out_channel_warps = static_cast<int>((*coo)[1]);
   plan.slices = static_cast<int>((*coo)[2]);
   plan.splits = static_cast<int>((*coo)[3]);
   return Coo(call, plan, workspace, device, stream);
@@ -156,7 +156,7 @@ ffi::Error AdaptiveHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x
                   }
                   Gate gate;
                   gate.nonzeros = nonzeros.typed_data();
-                  gate.parts = static_cast<int>(parts);
+                  gate.rows = static_cast<int>(parts);
                   gate.threshold = *threshold;
                   return Adaptive(call, gate, scratch, device, stream);
                 });
@@ -172,11 +172,11 @@ ffi::Error CheckAndLaunch(int device, Make make, Launch launch) try {
   return ffi::Error(ffi::ErrorCode::kInternal, error.what());
 }
 
-ffi::Error SegmentHandler(cudaStream_t stream, int32_t device, ffi::RemainingArgs operands, ffi::RemainingRets results,
-                          ffi::Dictionary attributes) {
+ffi::Error ChainHandler(cudaStream_t stream, int32_t device, ffi::RemainingArgs operands, ffi::RemainingRets results,
+                        ffi::Dictionary attributes) {
   return CheckAndLaunch(
-      device, [&] { return MakeSegmentCall(operands, results, attributes); },
-      [&](const SegmentCall& call) { return Chain(call, device, stream); });
+      device, [&] { return MakeChainCall(operands, results, attributes); },
+      [&](const ChainCall& call) { return Chain(call, device, stream); });
 }
 
 ffi::Error DenseBlockHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, ffi::RemainingArgs parameters,
@@ -249,7 +249,7 @@ XLA_FFI_DEFINE_HANDLER(kAdaptive, AdaptiveHandler,
                        {ffi::Traits::kCmdBufferCompatible});
 
 // A chain of convolutions; operands, results and attributes are described in chain/call.h.
-XLA_FFI_DEFINE_HANDLER(kSegment, SegmentHandler,
+XLA_FFI_DEFINE_HANDLER(kChain, ChainHandler,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::PlatformStream<cudaStream_t>>()
                            .Ctx<ffi::DeviceOrdinal>()
@@ -300,7 +300,7 @@ nb::dict Registrations() {
   handlers["jsc_dense"] = nb::capsule(reinterpret_cast<void*>(+kDense));
   handlers["jsc_adaptive"] = nb::capsule(reinterpret_cast<void*>(+kAdaptive));
   handlers["jsc_coo"] = nb::capsule(reinterpret_cast<void*>(+kCoo));
-  handlers["jsc_segment"] = nb::capsule(reinterpret_cast<void*>(+kSegment));
+  handlers["jsc_segment"] = nb::capsule(reinterpret_cast<void*>(+kChain));
   handlers["jsc_dense_block"] = nb::capsule(reinterpret_cast<void*>(+kDenseBlock));
   handlers["jsc_coo_fromdense"] = nb::capsule(reinterpret_cast<void*>(+kCooFromDense));
   handlers["jsc_coo_todense"] = nb::capsule(reinterpret_cast<void*>(+kCooToDense));
@@ -318,8 +318,8 @@ size_t WorkspaceBytes(const std::string& target, const std::vector<int64_t>& x_s
   }
   if (GetDeviceInfo(device).clusters[1] > 0) return 0;
   if (target == "jsc_dense") return 0;
-  const size_t direct = DirectWorkspaceBytes(x_shape[0] * conv_size[0] * conv_size[1], kernel_shape[4],
-                                             kernel_shape[1] * kernel_shape[2] * kernel_shape[3]);
+  const size_t direct = MmaWorkspaceBytes(x_shape[0] * conv_size[0] * conv_size[1], kernel_shape[4],
+                                          kernel_shape[1] * kernel_shape[2] * kernel_shape[3]);
   if (target == "jsc_direct") return direct;
   const size_t sparse = EcrWorkspaceBytes(x_shape[0], conv_size[0], conv_size[1], kernel_shape[4]);
   return target == "jsc_adaptive" ? std::max(sparse, direct) : sparse;

@@ -40,7 +40,7 @@ inline ffi::Error NoSuchTile() {
 // Whether Direct takes the pool of a call into a kernel that is made for it.
 bool DirectPools(const DeviceCall& call, int device);
 
-ffi::Error Chain(const SegmentCall& call, int device, cudaStream_t stream);  // chain/chain.cu: a kernel for each layer
+ffi::Error Chain(const ChainCall& call, int device, cudaStream_t stream);  // chain/chain.cu: a kernel for each layer
 
 // sparse/coo/coo_star.cu
 ffi::Error CooFromDense(const CooStarArgs& args, const void* x, void* values, void* positions, void* counts,

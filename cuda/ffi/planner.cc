@@ -34,7 +34,7 @@ DeviceInfo ReadDevice(const nb::dict& device) {
   info.shared_memory_sm = Field<int>(device, "shared_memory_sm");
   info.tensor_maps = Field<bool>(device, "tensor_maps");
   info.fast_tf32 = Field<bool>(device, "fast_tf32");
-  info.warpgroups = Field<bool>(device, "warpgroups");
+  info.wgmma = Field<bool>(device, "warpgroups");
   const auto clusters = Field<std::vector<int>>(device, "clusters");
   if (clusters.size() != kMaxSplits + 1) throw nb::value_error("clusters must have 17 entries");
   for (int size = 0; size <= kMaxSplits; ++size) info.clusters[size] = clusters[size];
@@ -55,23 +55,24 @@ nb::tuple Described(const Candidate& candidate, double cycles, bool takes_pool) 
   return nb::make_tuple(named[0], named[1], cycles, takes_pool);
 }
 
-nb::tuple Describe(const DirectChoice& choice, bool pools) {
-  if (const ImagePlan& p = choice.image; p.filters > 0) {
-    return Described({Family::kFewChannels, {p.filters, p.tile_out[0], p.tile_out[1]}}, p.cycles, pools);
+nb::tuple Describe(const DenseConvChoice& choice, bool pools) {
+  if (const FewChannelsPlan& p = choice.few_channels; p.out_channels > 0) {
+    return Described({Family::kFewChannels, {p.out_channels, p.tile_out[0], p.tile_out[1]}}, p.cycles, pools);
   }
-  if (const SlicePlan& p = choice.slice; p.filters > 0) {
-    const Candidate tile{Family::kSplitKChannels, {p.filters, p.columns, p.warps, p.tile_high, p.tile_wide, p.splits}};
+  if (const SplitKChannelsPlan& p = choice.splitk_channels; p.out_channels > 0) {
+    const Candidate tile{Family::kSplitKChannels,
+                         {p.out_channels, p.columns, p.warps, p.tile_high, p.tile_wide, p.splits}};
     return Described(tile, p.cycles, pools);
   }
-  if (const GroupPlan& p = choice.group; p.tiles > 0) {
-    const Candidate tile{Family::kGrouped, {p.tile_images, p.tile_high, p.tile_wide, p.groups, p.feature_parts}};
+  if (const GroupedPlan& p = choice.grouped; p.tiles > 0) {
+    const Candidate tile{Family::kGrouped, {p.tile_images, p.tile_high, p.tile_wide, p.groups, p.out_channel_splits}};
     return Described(tile, p.cycles, pools);
   }
-  if (const WarpgroupPlan& p = choice.warpgroup; p.filters > 0) {
-    return Described({Family::kWgmma, {p.filters, p.pixels, p.patch, p.splits}}, p.cycles, pools);
+  if (const WgmmaPlan& p = choice.wgmma; p.out_channels > 0) {
+    return Described({Family::kWgmma, {p.out_channels, p.pixels, p.patch, p.splits}}, p.cycles, pools);
   }
-  const DirectPlan& p = choice.direct;
-  if (p.tile == DirectTile::kNone) return Described({Family::kPerOutput, {}}, 0, false);
+  const MmaPlan& p = choice.mma;
+  if (p.tile == MmaTile::kNone) return Described({Family::kPerOutput, {}}, 0, false);
   return Described({Family::kMma, {static_cast<int>(p.tile), p.splits}}, p.cycles, false);
 }
 
@@ -80,7 +81,7 @@ constexpr size_t kWorkspace = size_t{1} << 31;  // what a device without cluster
 nb::tuple Direct(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool, int element_bytes, bool precise,
                  bool in_chain, const nb::dict& device) {
   const ConvArgs args = ArgsOfLayer(layer, pool, precise);
-  const DirectChoice choice = ChooseKernel(args, element_bytes, kWorkspace, in_chain, {}, ReadDevice(device));
+  const DenseConvChoice choice = ChooseKernel(args, element_bytes, kWorkspace, in_chain, {}, ReadDevice(device));
   return Describe(choice, PoolsInKernel(choice, args));
 }
 
@@ -117,8 +118,8 @@ nb::list Candidates(const std::vector<int64_t>& layer, const std::vector<int64_t
 nb::list OfChain(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool, int element_bytes, bool precise,
                  const nb::dict& device) {
   nb::list found;
-  for (const WarpgroupPlan& plan : ChainPlans(layer, pool, element_bytes, precise, ReadDevice(device))) {
-    found.append(nb::make_tuple(plan.filters, plan.pixels, plan.patch ? 1 : 0, plan.splits, plan.cycles));
+  for (const WgmmaPlan& plan : ChainPlans(layer, pool, element_bytes, precise, ReadDevice(device))) {
+    found.append(nb::make_tuple(plan.out_channels, plan.pixels, plan.patch ? 1 : 0, plan.splits, plan.cycles));
   }
   return found;
 }
@@ -146,9 +147,9 @@ NB_MODULE(_planner, m) {
       "Whether the kernel of a layer of a chain takes the pool behind it.");
   m.def(
       "chain_pairs",
-      [](int64_t pixels, int64_t in_channels, int64_t channels, int64_t features, int element_bytes, bool precise,
+      [](int64_t pixels, int64_t in_channels, int64_t channels, int64_t out_channels, int element_bytes, bool precise,
          const nb::dict& device) {
-        return jsc::ChainPairs(pixels, in_channels, channels, features, element_bytes, precise,
+        return jsc::ChainPairs(pixels, in_channels, channels, out_channels, element_bytes, precise,
                                jsc::ReadDevice(device));
       },
       "pixels"_a, "in_channels"_a, "channels"_a, "features"_a, "element_bytes"_a, "precise"_a, "device"_a,

@@ -29,11 +29,11 @@ __device__ __forceinline__ float Sum(const ConvTask<T>& task, const T* image, co
           static_cast<int64_t>(conv_x) * task.stride[1] - task.pad_low[1] + static_cast<int64_t>(kx) * task.dilation[1];
       if (x < 0 || x >= task.width) continue;
       const T* pixel = image + (y * task.width + x) * task.channels + group * task.group_channels;
-      const T* row = kernel + (ky * task.kernel_width + kx) * task.group_channels * task.features + k;
+      const T* row = kernel + (ky * task.kernel_width + kx) * task.group_channels * task.out_channels + k;
 #pragma unroll 1
       for (int c = 0; c < task.group_channels; ++c) {
         const float value = ToFloat(pixel[c]);
-        if (!kSkipZeros || value != 0.f) sum = fmaf(value, ToFloat(row[c * task.features]), sum);
+        if (!kSkipZeros || value != 0.f) sum = fmaf(value, ToFloat(row[c * task.out_channels]), sum);
       }
     }
   }
@@ -44,12 +44,13 @@ __device__ __forceinline__ float Sum(const ConvTask<T>& task, const T* image, co
 template <typename T, bool kSkipZeros>
 __device__ __forceinline__ void WriteOutput(const ConvTask<T>& task, int64_t n, int64_t stack, int index,
                                             int2* written) {
-  const Quotient pixel = Divide(index, task.by_features), row = Divide(pixel.quotient, task.by_out_width);
+  const Quotient pixel = Divide(index, task.by_out_channels), row = Divide(pixel.quotient, task.by_out_width);
   const int k = pixel.remainder, oy = row.quotient, ox = row.remainder;
-  const int64_t at = n * task.out_size[0] * task.out_size[1] * task.features + index;
+  const int64_t at = n * task.out_size[0] * task.out_size[1] * task.out_channels + index;
   const T* image = task.x + n * task.height * static_cast<int64_t>(task.width) * task.channels;
-  const T* kernel = task.kernel + stack * task.kernel_height * task.kernel_width * task.group_channels * task.features;
-  float extra = task.bias ? ToFloat(task.bias[stack * task.features + k]) : 0.f;
+  const T* kernel =
+      task.kernel + stack * task.kernel_height * task.kernel_width * task.group_channels * task.out_channels;
+  float extra = task.bias ? ToFloat(task.bias[stack * task.out_channels + k]) : 0.f;
   if (task.residual) extra += ToFloat(task.residual[at]);
   const int first[2] = {oy * task.window_stride[0] - task.window_pad[0],
                         ox * task.window_stride[1] - task.window_pad[1]};
@@ -68,7 +69,7 @@ __global__ void __launch_bounds__(kThreads) PerOutputKernel(const __grid_constan
   if (!PassesGate(task.gate)) return;
   int2 written = {0, 0};
   const unsigned index = blockIdx.x * kThreads + threadIdx.x;
-  const bool inside = index < static_cast<unsigned>(task.out_size[0] * task.out_size[1] * task.features);
+  const bool inside = index < static_cast<unsigned>(task.out_size[0] * task.out_size[1] * task.out_channels);
   for (int64_t stack = blockIdx.z; stack < stacks && inside; stack += gridDim.z) {
     for (int64_t n = blockIdx.y; n < task.images_per_stack; n += gridDim.y) {
       WriteOutput<T, kSkipZeros>(task, stack * task.images_per_stack + n, stack, index, &written);
@@ -81,10 +82,10 @@ __global__ void __launch_bounds__(kThreads) PerOutputKernel(const __grid_constan
 template <typename T, bool kSkipZeros>
 ffi::Error Launch(const DeviceCall& call, cudaStream_t stream) {
   const ConvArgs& a = call.args;
-  const int64_t outputs = a.out_size[0] * a.out_size[1] * a.features;  // of an image: fewer than 2^31
+  const int64_t outputs = a.out_size[0] * a.out_size[1] * a.out_channels;  // of an image: fewer than 2^31
   if (outputs * a.images == 0) return ffi::Error::Success();
   ConvTask<T> task = MakeConvTask<T>(call, EcrPlan{}, nullptr);
-  task.by_group_tiles = Divider(task.group_features);
+  task.by_group_tiles = Divider(task.group_out_channels);
   constexpr int64_t kMaxGrid = 65535;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>((outputs + kThreads - 1) / kThreads),

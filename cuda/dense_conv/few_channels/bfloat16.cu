@@ -4,8 +4,9 @@
 namespace jsc {
 
 template <>
-ffi::Error LaunchImagePlan<__nv_bfloat16>(const DeviceCall& call, const ImagePlan& plan, cudaStream_t stream) {
-  return LaunchImageTile<__nv_bfloat16, false>(call, plan, stream);
+ffi::Error LaunchFewChannelsPlan<__nv_bfloat16>(const DeviceCall& call, const FewChannelsPlan& plan,
+                                                cudaStream_t stream) {
+  return LaunchFewChannelsTile<__nv_bfloat16, false>(call, plan, stream);
 }
 
 }  // namespace jsc

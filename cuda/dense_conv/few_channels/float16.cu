@@ -4,8 +4,8 @@
 namespace jsc {
 
 template <>
-ffi::Error LaunchImagePlan<__half>(const DeviceCall& call, const ImagePlan& plan, cudaStream_t stream) {
-  return LaunchImageTile<__half, false>(call, plan, stream);
+ffi::Error LaunchFewChannelsPlan<__half>(const DeviceCall& call, const FewChannelsPlan& plan, cudaStream_t stream) {
+  return LaunchFewChannelsTile<__half, false>(call, plan, stream);
 }
 
 }  // namespace jsc

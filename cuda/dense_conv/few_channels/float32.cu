@@ -4,9 +4,9 @@
 namespace jsc {
 
 template <>
-ffi::Error LaunchImagePlan<float>(const DeviceCall& call, const ImagePlan& plan, cudaStream_t stream) {
-  if (plan.parts) return LaunchImageTile<float, true>(call, plan, stream);
-  return LaunchImageTile<float, false>(call, plan, stream);
+ffi::Error LaunchFewChannelsPlan<float>(const DeviceCall& call, const FewChannelsPlan& plan, cudaStream_t stream) {
+  if (plan.tf32x3) return LaunchFewChannelsTile<float, true>(call, plan, stream);
+  return LaunchFewChannelsTile<float, false>(call, plan, stream);
 }
 
 }  // namespace jsc

@@ -3,7 +3,7 @@
 //   out[pixel][filter] = pool(relu(sum over taps and channels of x * kernel + bias + residual))
 //
 // Layout: NHWC and HWIO. Of few channels a row of the window is a run of kernel width x channels neighbouring elements
-//   of a row of x, wherever it lies, so the reduction runs over such rows, in pairs of elements (ImagePlan).
+//   of a row of x, wherever it lies, so the reduction runs over such rows, in pairs of elements (FewChannelsPlan).
 // Why this tiling: all pixels under a tile of results are staged once, in rows, by loads of 16 bytes; the tensor cores'
 //   fragments are gathered from there, at an address a result and an offset a pair, which a table has: with runs of
 //   eight results an odd number of channels meets no bank twice. Weights are staged once for all tiles of a block, in
@@ -24,45 +24,45 @@ namespace jsc {
 
 // One tile of results, whose pixels are staged.
 template <class U, typename T>
-__device__ __forceinline__ void ComputeTile(const ImageTask<T>& task, const ImagePlace& at, unsigned char* shared,
-                                            ImageWriter<U, T>& writer) {
+__device__ __forceinline__ void ComputeTile(const FewChannelsTask<T>& task, const FewChannelsPlace& at,
+                                            unsigned char* shared, FewChannelsWriter<U, T>& writer) {
   constexpr int kStaged = StagedBytes<U, T>();
   const int lane = threadIdx.x % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
   const int warps = static_cast<int>(blockDim.x) / kWarp;
   const int runs = task.tile[0] * static_cast<int>(task.by_runs.divisor);
-  const int filter = lane / 4 * ImageSums<U, T>::kCount;
+  const int tile_out_channel = lane / 4 * FewChannelsSums<U, T>::kCount;
 #pragma unroll 1
-  for (int first = warp * kImageWarpRuns; first < runs; first += warps * kImageWarpRuns) {
-    const unsigned char* pixels[kImageWarpRuns];
+  for (int first = warp * kFewChannelsWarpRuns; first < runs; first += warps * kFewChannelsWarpRuns) {
+    const unsigned char* pixels[kFewChannelsWarpRuns];
 #pragma unroll
-    for (int run = 0; run < kImageWarpRuns; ++run) {
+    for (int run = 0; run < kFewChannelsWarpRuns; ++run) {
       const Quotient place = Divide(min(first + run, runs - 1), task.by_runs);
-      const int x = place.remainder * kImageRun + lane / 4;
+      const int x = place.remainder * kFewChannelsRun + lane / 4;
       pixels[run] =
           shared + task.patch_at +
           (place.quotient * task.stride[0] * task.pitch + x * task.stride[1] * task.channels + at.shift) * kStaged;
     }
-    ImageSums<U, T> sums;
+    FewChannelsSums<U, T> sums;
     sums.Multiply(task, shared, pixels);
     if (!__all_sync(0xffffffffu, sums.Finite())) {
-      WriteRunsAgain<U>(task, at, first, runs, filter, writer);
-    } else if (task.target == ImageTarget::kPlain) {
-      WriteRuns<ImageTarget::kPlain>(at, first, runs, filter, sums, writer);
-    } else if (task.target == ImageTarget::kPool) {
-      WriteRuns<ImageTarget::kPool>(at, first, runs, filter, sums, writer);
+      WriteRunsAgain<U>(task, at, first, runs, tile_out_channel, writer);
+    } else if (task.target == FewChannelsTarget::kPlain) {
+      WriteRuns<FewChannelsTarget::kPlain>(at, first, runs, tile_out_channel, sums, writer);
+    } else if (task.target == FewChannelsTarget::kPool) {
+      WriteRuns<FewChannelsTarget::kPool>(at, first, runs, tile_out_channel, sums, writer);
     } else {
-      WriteRuns<ImageTarget::kOther>(at, first, runs, filter, sums, writer);
+      WriteRuns<FewChannelsTarget::kOther>(at, first, runs, tile_out_channel, sums, writer);
     }
   }
 }
 
 template <class U, typename T>
 __global__ void __launch_bounds__(U::kMostThreads, U::kResident)
-    ImageKernel(const __grid_constant__ ImageTask<T> task) {
+    FewChannelsKernel(const __grid_constant__ FewChannelsTask<T> task) {
   extern __shared__ __align__(128) unsigned char shared[];
-  __shared__ int2 scratch[kImageWarps];
+  __shared__ int2 scratch[kFewChannelsWarps];
   if (!PassesGate(task.gate)) return;
-  const int feature = static_cast<int>(blockIdx.y) * task.filters;
+  const int out_channel = static_cast<int>(blockIdx.y) * task.tile_out_channels;
   if (task.gate.in_chain) {  // an image is the first that a chain reads, so there is nobody to overlap with
     if (threadIdx.x == 0) FetchAhead(task.gate);
     WaitForKernelBefore();
@@ -70,25 +70,25 @@ __global__ void __launch_bounds__(U::kMostThreads, U::kResident)
   }
   const int step = static_cast<int>(gridDim.x);
   int tile = static_cast<int>(blockIdx.x);
-  ImagePlace at = FindImagePlace(task, tile);
+  FewChannelsPlace at = FindFewChannelsPlace(task, tile);
   // Where a block has one tile, and no parts, its pixels are copied to where they are read.
   unsigned char *patch = shared + task.patch_at, *raw = shared + task.raw_at;
-  CopyWeights(task, feature, shared + task.pool_at);
+  CopyWeights(task, out_channel, shared + task.pool_at);
   CopyPatch(task, at, raw);
   CommitCopies();
-  StageTable<U>(task, feature, shared);
+  StageTable<U>(task, out_channel, shared);
   WaitForCopies<0>();
   __syncthreads();
   OrderWeights<U>(task, shared + task.pool_at, shared);
-  ImageWriter<U, T> writer{task, shared, feature};
+  FewChannelsWriter<U, T> writer{task, shared, out_channel};
 #pragma unroll 1
   while (true) {
     RoundPatch<U>(task, raw, patch);
     __syncthreads();
-    const ImagePlace here = at;
+    const FewChannelsPlace here = at;
     tile += step;
     if (tile < task.tiles) {  // copied while this one is multiplied
-      at = FindImagePlace(task, tile);
+      at = FindFewChannelsPlace(task, tile);
       CopyPatch(task, at, raw);
       CommitCopies();
     }
@@ -106,21 +106,21 @@ __global__ void __launch_bounds__(U::kMostThreads, U::kResident)
 }
 
 template <class U, typename T>
-ffi::Error LaunchImage(const DeviceCall& call, const ImagePlan& plan, cudaStream_t stream) {
-  constexpr auto kKernel = ImageKernel<U, T>;
+ffi::Error LaunchFewChannels(const DeviceCall& call, const FewChannelsPlan& plan, cudaStream_t stream) {
+  constexpr auto kKernel = FewChannelsKernel<U, T>;
   ffi::Error error = Prepare<kKernel>("ImageKernel");
   if (error.failure()) return error;
-  ImageTask<T> task = MakeImageTask<T>(call, plan);
-  if (U::kParts && call.small.written) *call.small.written = true;
+  FewChannelsTask<T> task = MakeFewChannelsTask<T>(call, plan);
+  if (U::kTf32x3 && call.low.written) *call.low.written = true;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(plan.blocks), static_cast<unsigned>(plan.feature_tiles),
+  config.gridDim = dim3(static_cast<unsigned>(plan.blocks), static_cast<unsigned>(plan.out_channel_tiles),
                         static_cast<unsigned>(call.args.stacks));
   config.blockDim = dim3(static_cast<unsigned>(plan.warps * kWarp));
   config.dynamicSmemBytes = plan.shared_bytes;
   config.stream = stream;
   task.counts = CountsOf(call.counts, static_cast<int64_t>(config.gridDim.x) * config.gridDim.y * config.gridDim.z);
   const bool plain = task.vector_out && !task.residual && !call.counts;
-  task.target = task.pools ? ImageTarget::kPool : plain ? ImageTarget::kPlain : ImageTarget::kOther;
+  task.target = task.pools ? FewChannelsTarget::kPool : plain ? FewChannelsTarget::kPlain : FewChannelsTarget::kOther;
   if (MayOverlap<kKernel>(&config, call.in_front)) task.gate.overlaps = true;
   LaunchAttributes attributes(0, task.gate);
   config.attrs = attributes.list;
@@ -129,14 +129,14 @@ ffi::Error LaunchImage(const DeviceCall& call, const ImagePlan& plan, cudaStream
 }
 
 // A call of elements T by the tile that its plan has.
-template <typename T, bool kParts>
-ffi::Error LaunchImageTile(const DeviceCall& call, const ImagePlan& plan, cudaStream_t stream) {
-  if (plan.filters == 64) {
-    return plan.paired ? LaunchImage<ImageTile<64, kParts, true>, T>(call, plan, stream)
-                       : LaunchImage<ImageTile<64, kParts, false>, T>(call, plan, stream);
+template <typename T, bool kTf32x3>
+ffi::Error LaunchFewChannelsTile(const DeviceCall& call, const FewChannelsPlan& plan, cudaStream_t stream) {
+  if (plan.out_channels == 64) {
+    return plan.paired ? LaunchFewChannels<FewChannelsTile<64, kTf32x3, true>, T>(call, plan, stream)
+                       : LaunchFewChannels<FewChannelsTile<64, kTf32x3, false>, T>(call, plan, stream);
   }
-  return plan.paired ? LaunchImage<ImageTile<32, kParts, true>, T>(call, plan, stream)
-                     : LaunchImage<ImageTile<32, kParts, false>, T>(call, plan, stream);
+  return plan.paired ? LaunchFewChannels<FewChannelsTile<32, kTf32x3, true>, T>(call, plan, stream)
+                     : LaunchFewChannels<FewChannelsTile<32, kTf32x3, false>, T>(call, plan, stream);
 }
 
 }  // namespace jsc

@@ -8,14 +8,14 @@
 namespace jsc {
 
 template <typename T>
-ffi::Error LaunchImagePlan(const DeviceCall& call, const ImagePlan& plan, cudaStream_t stream);
+ffi::Error LaunchFewChannelsPlan(const DeviceCall& call, const FewChannelsPlan& plan, cudaStream_t stream);
 
 template <>
-ffi::Error LaunchImagePlan<float>(const DeviceCall&, const ImagePlan&, cudaStream_t);
+ffi::Error LaunchFewChannelsPlan<float>(const DeviceCall&, const FewChannelsPlan&, cudaStream_t);
 template <>
-ffi::Error LaunchImagePlan<__nv_bfloat16>(const DeviceCall&, const ImagePlan&, cudaStream_t);
+ffi::Error LaunchFewChannelsPlan<__nv_bfloat16>(const DeviceCall&, const FewChannelsPlan&, cudaStream_t);
 template <>
-ffi::Error LaunchImagePlan<__half>(const DeviceCall&, const ImagePlan&, cudaStream_t);
+ffi::Error LaunchFewChannelsPlan<__half>(const DeviceCall&, const FewChannelsPlan&, cudaStream_t);
 
 }  // namespace jsc
 

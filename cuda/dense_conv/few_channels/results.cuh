@@ -3,16 +3,18 @@
 #ifndef JSC_CUDA_DENSE_CONV_FEW_CHANNELS_RESULTS_CUH_
 #define JSC_CUDA_DENSE_CONV_FEW_CHANNELS_RESULTS_CUH_
 
-#include "cuda/core/small_parts.cuh"
+#include "cuda/core/low_parts.cuh"
 #include "cuda/dense_conv/few_channels/sums.cuh"
 
 namespace jsc {
 
 // One result without bias, product after product by FFMA. Not inlined: it runs where there are infinities or NaN.
 template <typename T>
-__device__ __noinline__ float ImageResult(const ImageTask<T>& task, int image, int y, int x, int filter) {
+__device__ __noinline__ float FewChannelsResult(const FewChannelsTask<T>& task, int image, int y, int x,
+                                                int tile_out_channel) {
   const int64_t stack = blockIdx.z;
-  const T* kernel = task.kernel + stack * task.kernel_size[0] * task.window_elements * task.features + filter;
+  const T* kernel =
+      task.kernel + stack * task.kernel_size[0] * task.window_elements * task.out_channels + tile_out_channel;
   float sum = 0.f;
 #pragma unroll 1
   for (int dy = 0; dy < task.kernel_size[0]; ++dy) {
@@ -20,7 +22,7 @@ __device__ __noinline__ float ImageResult(const ImageTask<T>& task, int image, i
     const int first = (x * task.stride[1] - task.pad_low[1]) * task.channels;
     const T* from = task.x + ((stack * task.images + image) * task.height + row) * task.row_elements;
 #pragma unroll 1
-    for (int e = first; e < first + task.window_elements; ++e, kernel += task.features) {
+    for (int e = first; e < first + task.window_elements; ++e, kernel += task.out_channels) {
       const bool inside = row >= 0 && row < task.height && e >= 0 && e < task.row_elements;
       sum = fmaf(inside ? ToFloat(from[e]) : 0.f, ToFloat(*kernel), sum);
     }
@@ -46,7 +48,7 @@ __device__ __forceinline__ void StorePiece(T* to, const float (&v)[kCount], int 
 }
 
 // A lane's result of a run.
-struct ImageResultPlace {
+struct FewChannelsResultPlace {
   bool there;       // it is of the map, and this block's
   int64_t element;  // of out, its first one of the lane
   int staged;       // word of the tile in front of a pool, likewise
@@ -59,27 +61,27 @@ __device__ __forceinline__ float AtLeast(float v, float least) {  // keeps NaN
 
 // From sums to results: bias, residual and ReLU.
 template <class U, typename T>
-struct ImageWriter {
-  static constexpr int kCount = ImageSums<U, T>::kCount;  // neighbouring filters of a lane
-  const ImageTask<T>& task;
+struct FewChannelsWriter {
+  static constexpr int kCount = FewChannelsSums<U, T>::kCount;  // neighbouring filters of a lane
+  const FewChannelsTask<T>& task;
   unsigned char* shared;
-  int feature;
+  int out_channel;
   int nonzeros = 0, written = 0;
 
   template <int kCount>
   __device__ __forceinline__ void StoreBoth(int64_t element, const float (&v)[kCount], int valid, bool vector) const {
     StorePiece(task.out + element, v, valid, vector);
-    if constexpr (U::kParts) {
-      if (task.small_out == nullptr) return;
-      float small[kCount];
+    if constexpr (U::kTf32x3) {
+      if (task.low_out == nullptr) return;
+      float low[kCount];
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) small[i] = SmallPart(v[i]);
-      StorePiece(task.small_out + element, small, valid, vector);
+      for (int i = 0; i < kCount; ++i) low[i] = LowPart(v[i]);
+      StorePiece(task.low_out + element, low, valid, vector);
     }
   }
   template <int kCount>
-  __device__ __forceinline__ void Store(int64_t element, const float (&v)[kCount], int filter) {
-    const int valid = max(0, min(kCount, task.features - feature - filter));
+  __device__ __forceinline__ void Store(int64_t element, const float (&v)[kCount], int tile_out_channel) {
+    const int valid = max(0, min(kCount, task.out_channels - out_channel - tile_out_channel));
     StoreBoth(element, v, valid, task.vector_out);
     if (task.counts.rows == nullptr) return;
 #pragma unroll
@@ -87,21 +89,22 @@ struct ImageWriter {
     written += valid;
   }
   // The lane's first or second result of a run of the tile; filter: its first, in the block's.
-  __device__ __forceinline__ ImageResultPlace Find(const ImagePlace& at, int run, int second, int filter) const {
+  __device__ __forceinline__ FewChannelsResultPlace Find(const FewChannelsPlace& at, int run, int second,
+                                                         int tile_out_channel) const {
     const Quotient place = Divide(run, task.by_runs);
-    const int x = place.remainder * kImageRun + static_cast<int>(threadIdx.x) % 4 * 2 + second;
+    const int x = place.remainder * kFewChannelsRun + static_cast<int>(threadIdx.x) % 4 * 2 + second;
     const int row = at.y + place.quotient, column = at.x + x;
-    ImageResultPlace found;
+    FewChannelsResultPlace found;
     found.there = row >= 0 && row < task.conv_size[0] && column >= 0 && column < task.conv_size[1] &&
                   (task.pools || x < task.tile_out[1]);
-    found.element =
-        (static_cast<int64_t>(at.stack_image * task.conv_size[0] + row) * task.conv_size[1] + column) * task.features +
-        feature + filter;
-    found.staged = (place.quotient * task.tile[1] + x) * task.pool_stride + filter;
+    found.element = (static_cast<int64_t>(at.stack_image * task.conv_size[0] + row) * task.conv_size[1] + column) *
+                        task.out_channels +
+                    out_channel + tile_out_channel;
+    found.staged = (place.quotient * task.tile[1] + x) * task.pool_stride + tile_out_channel;
     return found;
   }
-  __device__ __forceinline__ void LoadBias(int filter, float (&bias)[kCount]) const {
-    const auto* from = reinterpret_cast<const float4*>(shared + task.bias_at) + filter / 4;
+  __device__ __forceinline__ void LoadBias(int tile_out_channel, float (&bias)[kCount]) const {
+    const auto* from = reinterpret_cast<const float4*>(shared + task.bias_at) + tile_out_channel / 4;
 #pragma unroll
     for (int i = 0; i < kCount; i += 4) {
       const float4 v = from[i / 4];
@@ -109,11 +112,11 @@ struct ImageWriter {
     }
   }
   // Sums of kCount filters from `beyond` the lane's first one, which is `filter`.
-  template <ImageTarget kTarget>
-  __device__ __forceinline__ void Write(const ImageResultPlace& to, int filter, int beyond, const float (&bias)[kCount],
-                                        float (&v)[kCount]) {
-    const int end = task.features - feature - filter - beyond;
-    if (kTarget == ImageTarget::kOther && task.residual && to.there) {
+  template <FewChannelsTarget kTarget>
+  __device__ __forceinline__ void Write(const FewChannelsResultPlace& to, int tile_out_channel, int beyond,
+                                        const float (&bias)[kCount], float (&v)[kCount]) {
+    const int end = task.out_channels - out_channel - tile_out_channel - beyond;
+    if (kTarget == FewChannelsTarget::kOther && task.residual && to.there) {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
         if (i < end) v[i] += ToFloat(task.residual[to.element + beyond + i]);
@@ -121,32 +124,32 @@ struct ImageWriter {
     }
 #pragma unroll
     for (int i = 0; i < kCount; ++i) v[i] = AtLeast(v[i] + bias[i], task.least);
-    if constexpr (kTarget == ImageTarget::kPool) {
+    if constexpr (kTarget == FewChannelsTarget::kPool) {
       auto* staged = reinterpret_cast<float4*>(shared + task.pool_at) + (to.staged + beyond) / 4;
 #pragma unroll
       for (int i = 0; i < kCount; i += 4) {
         staged[i / 4] = to.there ? make_float4(v[i], v[i + 1], v[i + 2], v[i + 3])
                                  : make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
       }
-    } else if (kTarget == ImageTarget::kPlain) {
+    } else if (kTarget == FewChannelsTarget::kPlain) {
       if (to.there) StoreBoth(to.element + beyond, v, end, true);
     } else if (to.there) {
-      Store(to.element + beyond, v, filter + beyond);
+      Store(to.element + beyond, v, tile_out_channel + beyond);
     }
   }
   // The maxima of the tile's windows.
-  __device__ __forceinline__ void WritePool(const ImagePlace& at) {
+  __device__ __forceinline__ void WritePool(const FewChannelsPlace& at) {
     constexpr int kPiece = 16 / static_cast<int>(sizeof(T));
     const auto* staged = reinterpret_cast<const float*>(shared + task.pool_at);
     const int results = task.tile_out[0] * task.tile_out[1];
     for (int index = threadIdx.x; index < results << task.pieces_log; index += blockDim.x) {
-      const int filter = (index & ((1 << task.pieces_log) - 1)) * kPiece;
+      const int tile_out_channel = (index & ((1 << task.pieces_log) - 1)) * kPiece;
       const Quotient pixel = Divide(index >> task.pieces_log, task.by_out_columns);
       const int row = at.tile_y * task.tile_out[0] + pixel.quotient;
       const int column = at.tile_x * task.tile_out[1] + pixel.remainder;
       if (row >= task.out_size[0] || column >= task.out_size[1]) continue;
       const float* corner =
-          staged + filter +
+          staged + tile_out_channel +
           (pixel.quotient * task.window_stride[0] * task.tile[1] + pixel.remainder * task.window_stride[1]) *
               task.pool_stride;
       float most[kPiece];
@@ -165,30 +168,30 @@ struct ImageWriter {
         }
       }
       const int64_t result = static_cast<int64_t>(at.stack_image * task.out_size[0] + row) * task.out_size[1] + column;
-      Store(result * task.features + feature + filter, most, filter);
+      Store(result * task.out_channels + out_channel + tile_out_channel, most, tile_out_channel);
     }
   }
 };
 
 // A warp's runs of results: first, first + 1, ... of `runs`; filter: the lane's first.
-template <ImageTarget kTarget, class U, typename T>
-__device__ __forceinline__ void WriteRuns(const ImagePlace& at, int first, int runs, int filter,
-                                          const ImageSums<U, T>& sums, ImageWriter<U, T>& writer) {
-  constexpr int kCount = ImageSums<U, T>::kCount, kQuads = ImageSums<U, T>::kQuads;
+template <FewChannelsTarget kTarget, class U, typename T>
+__device__ __forceinline__ void WriteRuns(const FewChannelsPlace& at, int first, int runs, int tile_out_channel,
+                                          const FewChannelsSums<U, T>& sums, FewChannelsWriter<U, T>& writer) {
+  constexpr int kCount = FewChannelsSums<U, T>::kCount, kQuads = FewChannelsSums<U, T>::kQuads;
   float bias[kQuads][kCount];
 #pragma unroll
-  for (int q = 0; q < kQuads; ++q) writer.LoadBias(filter + q * 8 * kCount, bias[q]);
+  for (int q = 0; q < kQuads; ++q) writer.LoadBias(tile_out_channel + q * 8 * kCount, bias[q]);
 #pragma unroll
-  for (int run = 0; run < kImageWarpRuns; ++run) {
+  for (int run = 0; run < kFewChannelsWarpRuns; ++run) {
     if (first + run >= runs) break;
 #pragma unroll
     for (int second = 0; second < 2; ++second) {
-      const ImageResultPlace to = writer.Find(at, first + run, second, filter);
+      const FewChannelsResultPlace to = writer.Find(at, first + run, second, tile_out_channel);
 #pragma unroll
       for (int q = 0; q < kQuads; ++q) {
         float v[kCount];
         sums.Results(run, second, q, v);
-        writer.template Write<kTarget>(to, filter, q * 8 * kCount, bias[q], v);
+        writer.template Write<kTarget>(to, tile_out_channel, q * 8 * kCount, bias[q], v);
       }
     }
   }
@@ -196,27 +199,29 @@ __device__ __forceinline__ void WriteRuns(const ImagePlace& at, int first, int r
 
 // The same where not all sums are finite.
 template <class U, typename T>
-__device__ __forceinline__ void WriteRunsAgain(const ImageTask<T>& task, const ImagePlace& at, int first, int runs,
-                                               int filter, ImageWriter<U, T>& writer) {
-  constexpr int kCount = ImageSums<U, T>::kCount;
+__device__ __forceinline__ void WriteRunsAgain(const FewChannelsTask<T>& task, const FewChannelsPlace& at, int first,
+                                               int runs, int tile_out_channel, FewChannelsWriter<U, T>& writer) {
+  constexpr int kCount = FewChannelsSums<U, T>::kCount;
 #pragma unroll 1
-  for (int result = 2 * first; result < 2 * min(first + kImageWarpRuns, runs); ++result) {
-    const ImageResultPlace to = writer.Find(at, result / 2, result % 2, filter);
+  for (int result = 2 * first; result < 2 * min(first + kFewChannelsWarpRuns, runs); ++result) {
+    const FewChannelsResultPlace to = writer.Find(at, result / 2, result % 2, tile_out_channel);
     const Quotient place = Divide(result / 2, task.by_runs);
-    const int x = at.x + place.remainder * kImageRun + static_cast<int>(threadIdx.x) % 4 * 2 + result % 2;
+    const int x = at.x + place.remainder * kFewChannelsRun + static_cast<int>(threadIdx.x) % 4 * 2 + result % 2;
 #pragma unroll 1
-    for (int beyond = 0; beyond < U::kFilters; beyond += 8 * kCount) {
+    for (int beyond = 0; beyond < U::kOutChannels; beyond += 8 * kCount) {
       float v[kCount], bias[kCount];
-      writer.LoadBias(filter + beyond, bias);
+      writer.LoadBias(tile_out_channel + beyond, bias);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        const int feature = writer.feature + filter + beyond + i;
-        v[i] = feature < task.features ? ImageResult(task, at.image, at.y + place.quotient, x, feature) : 0.f;
+        const int out_channel = writer.out_channel + tile_out_channel + beyond + i;
+        v[i] = out_channel < task.out_channels
+                   ? FewChannelsResult(task, at.image, at.y + place.quotient, x, out_channel)
+                   : 0.f;
       }
       if (task.pools) {
-        writer.template Write<ImageTarget::kPool>(to, filter, beyond, bias, v);
+        writer.template Write<FewChannelsTarget::kPool>(to, tile_out_channel, beyond, bias, v);
       } else {
-        writer.template Write<ImageTarget::kOther>(to, filter, beyond, bias, v);
+        writer.template Write<FewChannelsTarget::kOther>(to, tile_out_channel, beyond, bias, v);
       }
     }
   }

@@ -9,10 +9,10 @@
 namespace jsc {
 
 // Both TF32 parts of a float32: see dense_conv/mma/split.cuh.
-__device__ __forceinline__ float2 PartsOf(uint32_t bits) {
+__device__ __forceinline__ float2 HighLowOf(uint32_t bits) {
   const float value = __uint_as_float(bits);
-  const float large = __uint_as_float((bits + 0x1000u) & 0xffffe000u);
-  return {large, value - large};
+  const float high = __uint_as_float((bits + 0x1000u) & 0xffffe000u);
+  return {high, value - high};
 }
 
 __device__ __forceinline__ uint4 RoundToTf32(uint4 v) {
@@ -20,34 +20,34 @@ __device__ __forceinline__ uint4 RoundToTf32(uint4 v) {
 }
 
 // Large parts, and `part` further small ones.
-__device__ __forceinline__ void StoreParts(uint4* to, int part, uint4 v) {
-  const float2 x = PartsOf(v.x), y = PartsOf(v.y), z = PartsOf(v.z), w = PartsOf(v.w);
+__device__ __forceinline__ void StoreHighLow(uint4* to, int low_offset, uint4 v) {
+  const float2 x = HighLowOf(v.x), y = HighLowOf(v.y), z = HighLowOf(v.z), w = HighLowOf(v.w);
   *reinterpret_cast<float4*>(to) = {x.x, y.x, z.x, w.x};
-  *reinterpret_cast<float4*>(to + part) = {x.y, y.y, z.y, w.y};
+  *reinterpret_cast<float4*>(to + low_offset) = {x.y, y.y, z.y, w.y};
 }
 
 // The block's weights as they lie, [tap and channel, filters and 16 bytes more], without waiting: with that distance
 // rows that are read together (every second one) meet distinct banks.
 template <typename T>
-__device__ __forceinline__ void CopyWeights(const ImageTask<T>& task, int feature, unsigned char* raw) {
+__device__ __forceinline__ void CopyWeights(const FewChannelsTask<T>& task, int out_channel, unsigned char* raw) {
   constexpr int kPiece = 16 / static_cast<int>(sizeof(T));
   const int rows = task.kernel_size[0] * task.window_elements, pieces = 1 << task.pieces_log;
-  const T* kernel = task.kernel + static_cast<int64_t>(blockIdx.z) * rows * task.features + feature;
-  const int valid = task.features - feature;
+  const T* kernel = task.kernel + static_cast<int64_t>(blockIdx.z) * rows * task.out_channels + out_channel;
+  const int valid = task.out_channels - out_channel;
   if (task.vector_kernel) {
 #pragma unroll 2
     for (int index = threadIdx.x; index < rows << task.pieces_log; index += blockDim.x) {
       const int row = index >> task.pieces_log, piece = index & (pieces - 1);
-      CopyAsync<16>(raw + (row * (pieces + 1) + piece) * 16, kernel + row * task.features + piece * kPiece, 16,
+      CopyAsync<16>(raw + (row * (pieces + 1) + piece) * 16, kernel + row * task.out_channels + piece * kPiece, 16,
                     piece * kPiece < valid);
     }
     return;
   }
 #pragma unroll 1
-  for (int index = threadIdx.x; index < rows * task.filters; index += blockDim.x) {
-    const int row = index / kPiece >> task.pieces_log, filter = index & (task.filters - 1);
-    T* to = reinterpret_cast<T*>(raw + row * (pieces + 1) * 16) + filter;
-    *to = filter < valid ? kernel[row * task.features + filter] : FromFloat<T>(0.f);
+  for (int index = threadIdx.x; index < rows * task.tile_out_channels; index += blockDim.x) {
+    const int row = index / kPiece >> task.pieces_log, tile_out_channel = index & (task.tile_out_channels - 1);
+    T* to = reinterpret_cast<T*>(raw + row * (pieces + 1) * 16) + tile_out_channel;
+    *to = tile_out_channel < valid ? kernel[row * task.out_channels + tile_out_channel] : FromFloat<T>(0.f);
   }
 }
 
@@ -55,11 +55,11 @@ __device__ __forceinline__ void CopyWeights(const ImageTask<T>& task, int featur
 // reduction (of 16-bit elements eight), two filters' first and second elements; small parts come after all large ones.
 // A lane's filters of its fragments are neighbours. A thread takes a pair of rows of 16 bytes.
 template <class U, typename T>
-__device__ __forceinline__ void OrderWeights(const ImageTask<T>& task, const unsigned char* raw,
+__device__ __forceinline__ void OrderWeights(const FewChannelsTask<T>& task, const unsigned char* raw,
                                              unsigned char* shared) {
-  constexpr int kPieces = U::kFilters * static_cast<int>(sizeof(T)) / 16;
+  constexpr int kPieces = U::kOutChannels * static_cast<int>(sizeof(T)) / 16;
   const auto* from = reinterpret_cast<const uint4*>(raw);
-  const int part = task.pairs * kPieces * 2;  // in 16 bytes
+  const int low_offset = task.pairs * kPieces * 2;  // in 16 bytes
 #pragma unroll 1
   for (int index = threadIdx.x; index < task.pairs * kPieces; index += blockDim.x) {
     // Of the index: four pairs, then pieces, then pairs again.
@@ -75,9 +75,9 @@ __device__ __forceinline__ void OrderWeights(const ImageTask<T>& task, const uns
     if constexpr (sizeof(T) == 4) {
       uint4* slot = slots + (pair / 4 * U::kFragments + piece / 8 * 2) * kWarp + piece % 8 * 4 + pair % 4;
       const uint4 first = {a.x, a.y, b.x, b.y}, second = {a.z, a.w, b.z, b.w};
-      if constexpr (U::kParts) {
-        StoreParts(slot, part, first);
-        StoreParts(slot + kWarp, part, second);
+      if constexpr (U::kTf32x3) {
+        StoreHighLow(slot, low_offset, first);
+        StoreHighLow(slot + kWarp, low_offset, second);
       } else {
         slot[0] = RoundToTf32(first);
         slot[kWarp] = RoundToTf32(second);
@@ -99,30 +99,31 @@ __device__ __forceinline__ void OrderWeights(const ImageTask<T>& task, const uns
 // pairs begin at even elements, and else all large ones before all small ones.
 template <class U, typename T>
 constexpr int StagedBytes() {
-  return U::kParts && U::kPaired ? 8 : static_cast<int>(sizeof(T));
+  return U::kTf32x3 && U::kPaired ? 8 : static_cast<int>(sizeof(T));
 }
 
 // Where the elements of each pair are, from a result's first one on, in bytes; and the bias.
 template <class U, typename T>
-__device__ __forceinline__ void StageTable(const ImageTask<T>& task, int feature, unsigned char* shared) {
+__device__ __forceinline__ void StageTable(const FewChannelsTask<T>& task, int out_channel, unsigned char* shared) {
   auto* table = reinterpret_cast<int*>(shared + task.table_at);
 #pragma unroll 1
-  for (int pair = threadIdx.x; pair < task.pairs + kImageAhead; pair += blockDim.x) {
+  for (int pair = threadIdx.x; pair < task.pairs + kFewChannelsAhead; pair += blockDim.x) {
     const Quotient row = Divide(pair, task.by_row_pairs);
     const bool there = row.quotient < task.kernel_size[0];  // others have weights of zero
     table[pair] = there ? (row.quotient * task.pitch + 2 * row.remainder) * StagedBytes<U, T>() : 0;
   }
   auto* bias = reinterpret_cast<float*>(shared + task.bias_at);
 #pragma unroll 1
-  for (int i = threadIdx.x; i < task.filters; i += blockDim.x) {
-    const bool there = task.bias && feature + i < task.features;
-    bias[i] = there ? ToFloat(task.bias[static_cast<int64_t>(blockIdx.z) * task.features + feature + i]) : 0.f;
+  for (int i = threadIdx.x; i < task.tile_out_channels; i += blockDim.x) {
+    const bool there = task.bias && out_channel + i < task.out_channels;
+    bias[i] = there ? ToFloat(task.bias[static_cast<int64_t>(blockIdx.z) * task.out_channels + out_channel + i]) : 0.f;
   }
 }
 
 // The pixels under a tile as they lie, [patch row, pitch] elements with zeros outside the map, without waiting.
 template <typename T>
-__device__ __forceinline__ void CopyPatch(const ImageTask<T>& task, const ImagePlace& at, unsigned char* patch) {
+__device__ __forceinline__ void CopyPatch(const FewChannelsTask<T>& task, const FewChannelsPlace& at,
+                                          unsigned char* patch) {
   constexpr int kPiece = 16 / static_cast<int>(sizeof(T));
   const int lane = threadIdx.x % kWarp, warps = static_cast<int>(blockDim.x) / kWarp;
   const int top = at.y * task.stride[0] - task.pad_low[0];
@@ -153,7 +154,8 @@ __device__ __forceinline__ void CopyPatch(const ImageTask<T>& task, const ImageP
 
 // The same as it is read: rounded to TF32, or in parts; 16-bit elements as they are. May be in its place without parts.
 template <class U, typename T>
-__device__ __forceinline__ void RoundPatch(const ImageTask<T>& task, const unsigned char* raw, unsigned char* patch) {
+__device__ __forceinline__ void RoundPatch(const FewChannelsTask<T>& task, const unsigned char* raw,
+                                           unsigned char* patch) {
   if (sizeof(T) == 2 && raw == patch) return;
   const int pieces = task.patch_rows * task.pitch * static_cast<int>(sizeof(T)) / 16;
   const auto* from = reinterpret_cast<const uint4*>(raw);
@@ -161,13 +163,13 @@ __device__ __forceinline__ void RoundPatch(const ImageTask<T>& task, const unsig
 #pragma unroll 2
   for (int index = threadIdx.x; index < pieces; index += blockDim.x) {
     const uint4 v = from[index];
-    if constexpr (U::kParts && U::kPaired) {
-      const float2 x = PartsOf(v.x), y = PartsOf(v.y), z = PartsOf(v.z), w = PartsOf(v.w);
+    if constexpr (U::kTf32x3 && U::kPaired) {
+      const float2 x = HighLowOf(v.x), y = HighLowOf(v.y), z = HighLowOf(v.z), w = HighLowOf(v.w);
       auto* pairs = reinterpret_cast<float4*>(to) + 2 * index;
       pairs[0] = {x.x, y.x, x.y, y.y};
       pairs[1] = {z.x, w.x, z.y, w.y};
-    } else if constexpr (U::kParts) {
-      StoreParts(to + index, pieces, v);
+    } else if constexpr (U::kTf32x3) {
+      StoreHighLow(to + index, pieces, v);
     } else if constexpr (sizeof(T) == 4) {
       to[index] = RoundToTf32(v);
     } else {

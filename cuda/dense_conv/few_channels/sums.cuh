@@ -13,17 +13,17 @@ namespace jsc {
 // Sums of a warp: fragments of 16 filters by runs of eight results. The filters are the rows of a product, because then
 // what a lane loads of a pair are registers side by side, as the products take them.
 template <class U, typename T>
-struct ImageSums {
-  static constexpr int kSteps = kImageChunkPairs * static_cast<int>(sizeof(T)) / 16;  // of mma.sync, in a chunk
-  static constexpr int kHalves = sizeof(T) == 4 ? 1 : 2;                              // fours of pairs in a step
-  static constexpr int kCount = sizeof(T) == 2 && U::kFilters > 32 ? 8 : 4;           // neighbouring filters of a lane
-  static constexpr int kQuads = U::kFilters / (8 * kCount);
-  float sums[U::kFragments][kImageWarpRuns][4] = {};
+struct FewChannelsSums {
+  static constexpr int kSteps = kFewChannelsChunkPairs * static_cast<int>(sizeof(T)) / 16;  // of mma.sync, in a chunk
+  static constexpr int kHalves = sizeof(T) == 4 ? 1 : 2;                                    // fours of pairs in a step
+  static constexpr int kCount = sizeof(T) == 2 && U::kOutChannels > 32 ? 8 : 4;  // neighbouring filters of a lane
+  static constexpr int kQuads = U::kOutChannels / (8 * kCount);
+  float sums[U::kFragments][kFewChannelsWarpRuns][4] = {};
 
   // What a step multiplies; small: with parts.
   struct Operands {
-    uint32_t weights[U::kFragments][4], small_weights[U::kFragments][4];
-    uint32_t pixels[kImageWarpRuns][2], small_pixels[kImageWarpRuns][2];
+    uint32_t weights[U::kFragments][4], low_weights[U::kFragments][4];
+    uint32_t pixels[kFewChannelsWarpRuns][2], low_pixels[kFewChannelsWarpRuns][2];
   };
 
   static __device__ __forceinline__ void LoadWeights(uint32_t (&to)[U::kFragments][4], const uint4* slots) {
@@ -33,22 +33,22 @@ struct ImageSums {
       to[i][0] = v.x, to[i][1] = v.y, to[i][2] = v.z, to[i][3] = v.w;
     }
   }
-  // A pair of elements; small_pixels: bytes from the large parts to the small ones, where they are apart.
+  // A pair of elements; low_pixels: bytes from the large parts to the small ones, where they are apart.
   static __device__ __forceinline__ void LoadPair(Operands& to, int run, int half, const unsigned char* at,
-                                                  int small_pixels) {
+                                                  int low_pixels) {
     uint32_t (&v)[2] = to.pixels[run];
-    if constexpr (U::kParts && U::kPaired) {
+    if constexpr (U::kTf32x3 && U::kPaired) {
       const uint4 words = *reinterpret_cast<const uint4*>(at);
-      v[0] = words.x, v[1] = words.y, to.small_pixels[run][0] = words.z, to.small_pixels[run][1] = words.w;
+      v[0] = words.x, v[1] = words.y, to.low_pixels[run][0] = words.z, to.low_pixels[run][1] = words.w;
     } else if constexpr (sizeof(T) == 4 && U::kPaired) {
       const uint2 words = *reinterpret_cast<const uint2*>(at);
       v[0] = words.x, v[1] = words.y;
     } else if constexpr (sizeof(T) == 4) {
       const auto* words = reinterpret_cast<const uint32_t*>(at);
       v[0] = words[0], v[1] = words[1];
-      if constexpr (U::kParts) {
-        const auto* small = reinterpret_cast<const uint32_t*>(at + small_pixels);
-        to.small_pixels[run][0] = small[0], to.small_pixels[run][1] = small[1];
+      if constexpr (U::kTf32x3) {
+        const auto* low = reinterpret_cast<const uint32_t*>(at + low_pixels);
+        to.low_pixels[run][0] = low[0], to.low_pixels[run][1] = low[1];
       }
     } else if constexpr (U::kPaired) {
       v[half] = *reinterpret_cast<const uint32_t*>(at);
@@ -58,74 +58,77 @@ struct ImageSums {
     }
   }
   // offset: of this lane's pair in each four of the step.
-  static __device__ __forceinline__ void Load(Operands& to, const int (&offset)[kHalves], const uint4* slots, int part,
-                                              const unsigned char* const (&pixels)[kImageWarpRuns], int small_pixels) {
+  static __device__ __forceinline__ void Load(Operands& to, const int (&offset)[kHalves], const uint4* slots,
+                                              int low_offset,
+                                              const unsigned char* const (&pixels)[kFewChannelsWarpRuns],
+                                              int low_pixels) {
     LoadWeights(to.weights, slots);
-    if constexpr (U::kParts) LoadWeights(to.small_weights, slots + part);
+    if constexpr (U::kTf32x3) LoadWeights(to.low_weights, slots + low_offset);
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
 #pragma unroll
-      for (int run = 0; run < kImageWarpRuns; ++run) LoadPair(to, run, half, pixels[run] + offset[half], small_pixels);
+      for (int run = 0; run < kFewChannelsWarpRuns; ++run)
+        LoadPair(to, run, half, pixels[run] + offset[half], low_pixels);
     }
   }
   static __device__ __forceinline__ void LoadOffsets(int (&offset)[kHalves], const int* table) {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) offset[half] = table[half * 4];
   }
-  static __device__ __forceinline__ void MultiplyAll(float (&d)[U::kFragments][kImageWarpRuns][4],
+  static __device__ __forceinline__ void MultiplyAll(float (&d)[U::kFragments][kFewChannelsWarpRuns][4],
                                                      const uint32_t (&weights)[U::kFragments][4],
-                                                     const uint32_t (&pixels)[kImageWarpRuns][2]) {
+                                                     const uint32_t (&pixels)[kFewChannelsWarpRuns][2]) {
 #pragma unroll
     for (int i = 0; i < U::kFragments; ++i) {
 #pragma unroll
-      for (int run = 0; run < kImageWarpRuns; ++run) {
+      for (int run = 0; run < kFewChannelsWarpRuns; ++run) {
         MultiplyFragment(d[i][run], weights[i], pixels[run][0], pixels[run][1], T{});
       }
     }
   }
 
   // Operands are loaded a step ahead and offsets two, so beyond the end too.
-  __device__ __forceinline__ void Multiply(const ImageTask<T>& task, const unsigned char* shared,
-                                           const unsigned char* const (&pixels)[kImageWarpRuns]) {
+  __device__ __forceinline__ void Multiply(const FewChannelsTask<T>& task, const unsigned char* shared,
+                                           const unsigned char* const (&pixels)[kFewChannelsWarpRuns]) {
     constexpr int kStepPairs = 4 * kHalves, kStepSlots = U::kFragments * kWarp;
     const int lane = threadIdx.x % kWarp;
     const int* table = reinterpret_cast<const int*>(shared + task.table_at) + lane % 4;
-    const int part = task.pairs / kStepPairs * kStepSlots;  // in 16 bytes
+    const int low_offset = task.pairs / kStepPairs * kStepSlots;  // in 16 bytes
     const uint4* slots = reinterpret_cast<const uint4*>(shared) + lane;
-    const int small_pixels = task.patch_rows * task.pitch * static_cast<int>(sizeof(T));
+    const int low_pixels = task.patch_rows * task.pitch * static_cast<int>(sizeof(T));
     Operands operands[2];
     int offset[2][kHalves];
     LoadOffsets(offset[0], table);
     LoadOffsets(offset[1], table + kStepPairs);
-    Load(operands[0], offset[0], slots, part, pixels, small_pixels);
+    Load(operands[0], offset[0], slots, low_offset, pixels, low_pixels);
 #pragma unroll 1
-    for (int pair = 0; pair < task.pairs; pair += kImageChunkPairs) {
-      float chunk[U::kFragments][kImageWarpRuns][4] = {};
+    for (int pair = 0; pair < task.pairs; pair += kFewChannelsChunkPairs) {
+      float chunk[U::kFragments][kFewChannelsWarpRuns][4] = {};
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         LoadOffsets(offset[step % 2], table + (step + 2) * kStepPairs);
         const Operands& now = operands[step % 2];
-        Load(operands[(step + 1) % 2], offset[(step + 1) % 2], slots + (step + 1) * kStepSlots, part, pixels,
-             small_pixels);
-        if constexpr (U::kParts) {
-          MultiplyAll(chunk, now.weights, now.small_pixels);
-          MultiplyAll(chunk, now.small_weights, now.pixels);
+        Load(operands[(step + 1) % 2], offset[(step + 1) % 2], slots + (step + 1) * kStepSlots, low_offset, pixels,
+             low_pixels);
+        if constexpr (U::kTf32x3) {
+          MultiplyAll(chunk, now.weights, now.low_pixels);
+          MultiplyAll(chunk, now.low_weights, now.pixels);
           MultiplyAll(chunk, now.weights, now.pixels);
         } else {
           MultiplyAll(sums, now.weights, now.pixels);
         }
       }
-      if constexpr (U::kParts) {
+      if constexpr (U::kTf32x3) {
 #pragma unroll
         for (int i = 0; i < U::kFragments; ++i) {
 #pragma unroll
-          for (int run = 0; run < kImageWarpRuns; ++run) {
+          for (int run = 0; run < kFewChannelsWarpRuns; ++run) {
 #pragma unroll
             for (int v = 0; v < 4; ++v) sums[i][run][v] += chunk[i][run][v];
           }
         }
       }
-      table += kImageChunkPairs;
+      table += kFewChannelsChunkPairs;
       slots += kSteps * kStepSlots;
     }
   }
@@ -135,7 +138,7 @@ struct ImageSums {
 #pragma unroll
     for (int i = 0; i < U::kFragments; ++i) {
 #pragma unroll
-      for (int run = 0; run < kImageWarpRuns; ++run) {
+      for (int run = 0; run < kFewChannelsWarpRuns; ++run) {
 #pragma unroll
         for (int v = 0; v < 4; ++v) all[v] = fmaf(sums[i][run][v], 0.f, all[v]);
       }

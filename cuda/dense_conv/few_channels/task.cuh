@@ -10,59 +10,59 @@
 
 namespace jsc {
 
-// kParts: float32 in two parts, each of which is staged; kPaired: see ImagePlan.
-template <int kFilters_, bool kParts_, bool kPaired_>
-struct ImageTile {
-  static constexpr int kFilters = kFilters_;  // of a warp
-  static constexpr bool kParts = kParts_, kPaired = kPaired_;
-  static constexpr int kFragments = kFilters / 16;
-  static constexpr int kMostThreads = kImageWarps * kWarp, kResident = kParts || kFilters > 32 ? 1 : 2;
+// kTf32x3: float32 in two parts, each of which is staged; kPaired: see FewChannelsPlan.
+template <int kOutChannels_, bool kTf32x3_, bool kPaired_>
+struct FewChannelsTile {
+  static constexpr int kOutChannels = kOutChannels_;  // of a warp
+  static constexpr bool kTf32x3 = kTf32x3_, kPaired = kPaired_;
+  static constexpr int kFragments = kOutChannels / 16;
+  static constexpr int kMostThreads = kFewChannelsWarps * kWarp, kResident = kTf32x3 || kOutChannels > 32 ? 1 : 2;
 };
 
 // Where a tile's results go: to memory in whole pieces; to shared memory, in front of a pool; or what else there is:
 // residuals, counts, filters in no whole pieces.
-enum class ImageTarget { kPlain, kPool, kOther };
+enum class FewChannelsTarget { kPlain, kPool, kOther };
 
 template <typename T>
-struct ImageTask {
+struct FewChannelsTask {
   const T* x;         // [N, H, W, C]
   const T* kernel;    // [S, kh, kw, C, K]
   const T* bias;      // [S, K] or null
   const T* residual;  // [N, Ho, Wo, K] or null
   T* out;             // [N, Ho, Wo, K]
-  T* small_out;       // in parts: as out, or null
+  T* low_out;         // in parts: as out, or null
   CountTask counts;
   Gate gate;
-  int images;                                           // of a stack
-  int height, width, channels, row_elements, features;  // row_elements: of x
-  int kernel_size[2], window_elements;                  // of a row of the window
+  int images;                                               // of a stack
+  int height, width, channels, row_elements, out_channels;  // row_elements: of x
+  int kernel_size[2], window_elements;                      // of a row of the window
   int stride[2], pad_low[2], conv_size[2], out_size[2];
   int window[2], window_stride[2], window_pad_low[2], step[2];  // step: from a tile to the next, in the convolution
-  int filters;                                                  // of a block
+  int tile_out_channels;                                        // of a block
   int pool_stride;  // words from one staged result to the next, so that lanes meet distinct banks
   int tile_out[2], tile[2], lead, pairs, patch_rows, pitch, tiles;
   int pieces_log;  // of a row of the block's weights, 16 bytes each
   int table_at, bias_at, raw_at, patch_at, pool_at;
   bool pools, vector_in, vector_kernel, vector_out;
   float least;  // of a result: 0 with ReLU
-  ImageTarget target;
+  FewChannelsTarget target;
   Divider by_tiles_high, by_tiles_wide, by_row_pairs, by_runs, by_out_columns;
 };
 
 template <typename T>
-ImageTask<T> MakeImageTask(const DeviceCall& call, const ImagePlan& plan) {
+FewChannelsTask<T> MakeFewChannelsTask(const DeviceCall& call, const FewChannelsPlan& plan) {
   constexpr int kPiece = 16 / static_cast<int>(sizeof(T));
   const ConvArgs& a = call.args;
-  ImageTask<T> t{};
+  FewChannelsTask<T> t{};
   SetBuffers(call, &t);
-  t.small_out = static_cast<T*>(call.small.out);
+  t.low_out = static_cast<T*>(call.low.out);
   t.gate = call.gate;
   t.images = static_cast<int>(a.images / a.stacks);
   t.height = static_cast<int>(a.size[0]);
   t.width = static_cast<int>(a.size[1]);
   t.channels = static_cast<int>(a.channels);
   t.row_elements = t.width * t.channels;
-  t.features = static_cast<int>(a.features);
+  t.out_channels = static_cast<int>(a.out_channels);
   t.window_elements = static_cast<int>(a.kernel_size[1] * a.channels);
   t.pools = a.pool != Pool::kNone;
   for (int i = 0; i < 2; ++i) {
@@ -78,8 +78,8 @@ ImageTask<T> MakeImageTask(const DeviceCall& call, const ImagePlan& plan) {
     t.tile[i] = plan.tile[i];
     t.step[i] = plan.tile_out[i] * (t.pools ? t.window_stride[i] : 1);
   }
-  t.filters = plan.filters;
-  t.pool_stride = t.filters + 4;
+  t.tile_out_channels = plan.out_channels;
+  t.pool_stride = t.tile_out_channels + 4;
   t.lead = plan.lead;
   t.pairs = plan.pairs;
   t.patch_rows = plan.patch_rows;
@@ -90,23 +90,23 @@ ImageTask<T> MakeImageTask(const DeviceCall& call, const ImagePlan& plan) {
   t.raw_at = plan.raw_at;
   t.patch_at = plan.patch_at;
   t.pieces_log = 0;
-  while (kPiece << t.pieces_log < t.filters) ++t.pieces_log;
+  while (kPiece << t.pieces_log < t.tile_out_channels) ++t.pieces_log;
   t.pool_at = plan.pool_at;
   t.least = a.activation == Activation::kRelu ? 0.f : -std::numeric_limits<float>::infinity();
   const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
   t.vector_in = t.row_elements % kPiece == 0 && aligned(t.x);
-  t.vector_kernel = t.features % kPiece == 0 && aligned(t.kernel);
-  t.vector_out = t.features % kPiece == 0 && aligned(t.out) && aligned(t.residual);
+  t.vector_kernel = t.out_channels % kPiece == 0 && aligned(t.kernel);
+  t.vector_out = t.out_channels % kPiece == 0 && aligned(t.out) && aligned(t.residual);
   t.by_tiles_high = Divider(plan.tiles[0]);
   t.by_tiles_wide = Divider(plan.tiles[1]);
   t.by_row_pairs = Divider(plan.row_pairs);
-  t.by_runs = Divider(plan.tile[1] / kImageRun);
+  t.by_runs = Divider(plan.tile[1] / kFewChannelsRun);
   t.by_out_columns = Divider(plan.tile_out[1]);
   return t;
 }
 
 // Which tile a block is at; y, x: of the convolution's results, negative in a pool's padding.
-struct ImagePlace {
+struct FewChannelsPlace {
   int image, stack_image, tile_y, tile_x, y, x;
   int first;  // element of a row of x where a staged row begins, a multiple of 16 bytes
   int shift;  // elements from there to the tile's first pair
@@ -115,9 +115,9 @@ struct ImagePlace {
 __device__ __forceinline__ int FloorTo(int v, int power_of_two) { return v & -power_of_two; }
 
 template <typename T>
-__device__ __forceinline__ ImagePlace FindImagePlace(const ImageTask<T>& task, int tile) {
+__device__ __forceinline__ FewChannelsPlace FindFewChannelsPlace(const FewChannelsTask<T>& task, int tile) {
   const Quotient row = Divide(tile, task.by_tiles_wide), image = Divide(row.quotient, task.by_tiles_high);
-  ImagePlace at;
+  FewChannelsPlace at;
   at.image = image.quotient;
   at.stack_image = static_cast<int>(blockIdx.z) * task.images + at.image;
   at.tile_y = image.remainder;

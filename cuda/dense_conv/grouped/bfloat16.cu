@@ -5,8 +5,8 @@
 namespace jsc {
 
 template <>
-ffi::Error LaunchGroupPlan<__nv_bfloat16>(const DeviceCall& call, const GroupPlan& plan, cudaStream_t stream) {
-  return LaunchGroupTiles<__nv_bfloat16, false>(call, plan, stream);
+ffi::Error LaunchGroupedPlan<__nv_bfloat16>(const DeviceCall& call, const GroupedPlan& plan, cudaStream_t stream) {
+  return LaunchGroupedTiles<__nv_bfloat16, false>(call, plan, stream);
 }
 
 }  // namespace jsc

@@ -9,16 +9,16 @@ namespace jsc {
 
 // A warp's sums of kRows fragments of pixels and kTiles of features, as mma.sync has them.
 template <class U, typename T>
-struct GroupEngine {
+struct GroupedEngine {
   static constexpr int kRows = U::kRows, kTiles = U::kTiles;
   static constexpr int kStepRows = 2 * U::kUnit;  // of filters
-  static constexpr int kChunkSteps = 4;           // of 32 products, as SplitEngine
+  static constexpr int kChunkSteps = 4;           // of 32 products, as Tf32x3Engine
   float sums[kRows][kTiles][4] = {};
 
   static __device__ __forceinline__ int Lane() { return static_cast<int>(threadIdx.x % kWarp); }
 
   // float32: of tile j, column n of a fragment is feature n * kTiles + j, so that a thread's results are neighbours.
-  static __device__ __forceinline__ void LoadFilters(const unsigned char* from, int row_bytes,
+  static __device__ __forceinline__ void LoadWeights(const unsigned char* from, int row_bytes,
                                                      uint32_t (&b)[kTiles][2]) {
     if constexpr (U::kWide) {
 #pragma unroll
@@ -55,17 +55,17 @@ struct GroupEngine {
 
   // pixels: of the group, starts: of the lane's windows; filters: of the warp's features.
   __device__ __forceinline__ void MultiplyAll(int units, const int* offsets, const unsigned char* pixels,
-                                              const int (&starts)[kRows], const unsigned char* filters, int row_bytes) {
+                                              const int (&starts)[kRows], const unsigned char* weights, int row_bytes) {
     const int half = Lane() / 16, steps = units / 2;
-    float chunk[U::kSplit ? kRows : 1][U::kSplit ? kTiles : 1][4] = {};
+    float chunk[U::kTf32x3 ? kRows : 1][U::kTf32x3 ? kTiles : 1][4] = {};
     offsets += half;
 #pragma unroll 2
     for (int step = 0; step < steps; ++step) {
       const unsigned char* from = pixels + offsets[step * 2];
       uint32_t b[kTiles][2];
-      LoadFilters(filters + step * (kStepRows * row_bytes), row_bytes, b);
+      LoadWeights(weights + step * (kStepRows * row_bytes), row_bytes, b);
       Multiply<false>(from, starts, b, chunk);
-      if constexpr (U::kSplit) {
+      if constexpr (U::kTf32x3) {
         if (step % kChunkSteps == kChunkSteps - 1) AddChunk(chunk);
       }
     }
@@ -73,23 +73,23 @@ struct GroupEngine {
       const unsigned char* from = pixels + offsets[steps * 2 - half];
       uint32_t b[kTiles][2];
       // The rows of the other would lie behind the last.
-      LoadFilters(filters + (steps * kStepRows - U::kUnit) * row_bytes, row_bytes, b);
+      LoadWeights(weights + (steps * kStepRows - U::kUnit) * row_bytes, row_bytes, b);
 #pragma unroll
       for (int j = 0; j < kTiles; ++j) b[j][0] = b[j][1], b[j][1] = 0;
       Multiply<true>(from, starts, b, chunk);
     }
-    if constexpr (U::kSplit) AddChunk(chunk);
+    if constexpr (U::kTf32x3) AddChunk(chunk);
   }
 
   // alone: of the fragments' two units there is the first.
   template <bool kAlone, int kA, int kB>
   __device__ __forceinline__ void Multiply(const unsigned char* from, const int (&starts)[kRows],
                                            uint32_t (&b)[kTiles][2], float (&chunk)[kA][kB][4]) {
-    uint32_t small_b[U::kSplit ? kTiles : 1][2];
+    uint32_t low_b[U::kTf32x3 ? kTiles : 1][2];
 #pragma unroll
     for (int j = 0; j < kTiles; ++j) {
-      if constexpr (U::kSplit) {
-        SplitInParts(b[j], small_b[j]);
+      if constexpr (U::kTf32x3) {
+        SplitHighLow(b[j], low_b[j]);
       } else if constexpr (U::kWide) {
         b[j][0] = RoundToTf32(b[j][0]), b[j][1] = RoundToTf32(b[j][1]);
       }
@@ -99,13 +99,13 @@ struct GroupEngine {
       uint32_t a[4];
       LoadMatrices(a, from + starts[i]);
       if constexpr (kAlone) a[2] = a[3] = 0;
-      if constexpr (U::kSplit) {
-        uint32_t small_a[4];
-        SplitInParts(a, small_a);
+      if constexpr (U::kTf32x3) {
+        uint32_t low_a[4];
+        SplitHighLow(a, low_a);
 #pragma unroll
-        for (int j = 0; j < kTiles; ++j) MultiplyFragment(chunk[i][j], small_a, b[j][0], b[j][1], 0.f);
+        for (int j = 0; j < kTiles; ++j) MultiplyFragment(chunk[i][j], low_a, b[j][0], b[j][1], 0.f);
 #pragma unroll
-        for (int j = 0; j < kTiles; ++j) MultiplyFragment(chunk[i][j], a, small_b[j][0], small_b[j][1], 0.f);
+        for (int j = 0; j < kTiles; ++j) MultiplyFragment(chunk[i][j], a, low_b[j][0], low_b[j][1], 0.f);
 #pragma unroll
         for (int j = 0; j < kTiles; ++j) MultiplyFragment(chunk[i][j], a, b[j][0], b[j][1], 0.f);
       } else {

@@ -5,8 +5,8 @@
 namespace jsc {
 
 template <>
-ffi::Error LaunchGroupPlan<__half>(const DeviceCall& call, const GroupPlan& plan, cudaStream_t stream) {
-  return LaunchGroupTiles<__half, false>(call, plan, stream);
+ffi::Error LaunchGroupedPlan<__half>(const DeviceCall& call, const GroupedPlan& plan, cudaStream_t stream) {
+  return LaunchGroupedTiles<__half, false>(call, plan, stream);
 }
 
 }  // namespace jsc

@@ -5,9 +5,9 @@
 namespace jsc {
 
 template <>
-ffi::Error LaunchGroupPlan<float>(const DeviceCall& call, const GroupPlan& plan, cudaStream_t stream) {
-  return plan.parts ? LaunchGroupTiles<float, true>(call, plan, stream)
-                    : LaunchGroupTiles<float, false>(call, plan, stream);
+ffi::Error LaunchGroupedPlan<float>(const DeviceCall& call, const GroupedPlan& plan, cudaStream_t stream) {
+  return plan.tf32x3 ? LaunchGroupedTiles<float, true>(call, plan, stream)
+                     : LaunchGroupedTiles<float, false>(call, plan, stream);
 }
 
 }  // namespace jsc

@@ -24,21 +24,22 @@
 namespace jsc {
 
 template <class U, typename T>
-__global__ void __launch_bounds__(U::kThreads, kGroupBlocks) GroupKernel(const __grid_constant__ GroupTask<T> group) {
+__global__ void __launch_bounds__(U::kThreads, kGroupedBlocks)
+    GroupedKernel(const __grid_constant__ GroupedTask<T> group) {
   extern __shared__ __align__(128) unsigned char shared[];
-  const DirectTask<T>& task = group.deep.direct;
+  const MmaTask<T>& task = group.small_map.mma;
   if (!PassesGate(task.gate)) return;
-  const GroupPlace at = FindGroupPlace<U>(group);
+  const GroupedPlace at = FindGroupedPlace<U>(group);
   int* offsets = reinterpret_cast<int*>(shared);
   auto* places = reinterpret_cast<PixelPlace*>(shared + group.places_at);
-  CopyGroupFilters<U>(group, at, shared + group.filters_at);
+  CopyGroupedWeights<U>(group, at, shared + group.weights_at);
   FillOffsets<U>(group, offsets);
   if (task.gate.in_chain) {  // filters are there before the kernel in front is done
     if (threadIdx.x == 0) FetchAhead(task.gate);
     WaitForKernelBefore();
     LetNextKernelStart();
   }
-  CopyGroupPixels<U>(group, at, shared + group.pixels_at);
+  CopyGroupedPixels<U>(group, at, shared + group.pixels_at);
   CommitCopies();
   FillPlaces<U>(group, at, places);
   WaitForCopies<0>();
@@ -47,7 +48,7 @@ __global__ void __launch_bounds__(U::kThreads, kGroupBlocks) GroupKernel(const _
   const bool is_plain = task.residual == nullptr && task.counts.rows == nullptr;
   int2 written = make_int2(0, 0);
 #pragma unroll 1
-  for (int item = static_cast<int>(threadIdx.x / kWarp);; item += kGroupWarps) {
+  for (int item = static_cast<int>(threadIdx.x / kWarp);; item += kGroupedWarps) {
     const Quotient part = Divide(item, group.by_columns), column = Divide(part.remainder, group.by_of_group);
     const int first = part.quotient * (U::kRows * 16), number = at.group + column.quotient;
     if (first >= pixels) break;
@@ -55,12 +56,12 @@ __global__ void __launch_bounds__(U::kThreads, kGroupBlocks) GroupKernel(const _
     int starts[U::kRows];
 #pragma unroll
     for (int i = 0; i < U::kRows; ++i) starts[i] = places[first + i * 16 + threadIdx.x % 16].start;
-    const int in_group = at.feature - at.group * task.group_features + column.remainder * (8 * U::kTiles);
-    const GroupWriter<U, T> writer(group, at.stack, number, in_group);
-    GroupEngine<U, T> engine;
+    const int in_group = at.out_channel - at.group * task.group_out_channels + column.remainder * (8 * U::kTiles);
+    const GroupedWriter<U, T> writer(group, at.stack, number, in_group);
+    GroupedEngine<U, T> engine;
     engine.MultiplyAll(group.units, offsets, shared + group.pixels_at + column.quotient * group.group_bytes, starts,
-                       shared + group.filters_at + part.remainder * (8 * U::kTiles * static_cast<int>(sizeof(T))),
-                       group.filter_bytes);
+                       shared + group.weights_at + part.remainder * (8 * U::kTiles * static_cast<int>(sizeof(T))),
+                       group.weight_bytes);
     if (is_plain) {
       writer.template Write<true>(engine, places + first);
     } else {
@@ -73,13 +74,13 @@ __global__ void __launch_bounds__(U::kThreads, kGroupBlocks) GroupKernel(const _
 }
 
 template <class U, typename T>
-ffi::Error LaunchGroup(const DeviceCall& call, const GroupPlan& plan, cudaStream_t stream) {
-  constexpr auto kKernel = GroupKernel<U, T>;
+ffi::Error LaunchGrouped(const DeviceCall& call, const GroupedPlan& plan, cudaStream_t stream) {
+  constexpr auto kKernel = GroupedKernel<U, T>;
   const ffi::Error error = Prepare<kKernel>("GroupKernel");
   if (error.failure()) return error;
-  GroupTask<T> group = MakeGroupTask<T>(call, plan);
+  GroupedTask<T> group = MakeGroupedTask<T>(call, plan);
   const int64_t tiles = call.args.stacks * plan.image_tiles * plan.tiles_down * plan.tiles_across;
-  DirectTask<T>& task = group.deep.direct;
+  MmaTask<T>& task = group.small_map.mma;
   task.counts = CountsOf(call.counts, tiles * plan.bundles);
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(plan.bundles));
@@ -93,22 +94,22 @@ ffi::Error LaunchGroup(const DeviceCall& call, const GroupPlan& plan, cudaStream
   return CheckCuda(cudaLaunchKernelEx(&config, kKernel, group), "GroupKernel");
 }
 
-// The kernel of a plan's tiles, one of those of GroupTiles in dense_conv/plan/grouped_plan.cc.
-template <typename T, bool kSplit>
-ffi::Error LaunchGroupTiles(const DeviceCall& call, const GroupPlan& plan, cudaStream_t stream) {
+// The kernel of a plan's tiles, one of those of GroupedTiles in dense_conv/plan/grouped_plan.cc.
+template <typename T, bool kTf32x3>
+ffi::Error LaunchGroupedTiles(const DeviceCall& call, const GroupedPlan& plan, cudaStream_t stream) {
   switch (plan.tiles) {
     case 1:
-      return LaunchGroup<GroupTuning<T, 1, kSplit>, T>(call, plan, stream);
+      return LaunchGrouped<GroupedTuning<T, 1, kTf32x3>, T>(call, plan, stream);
     case 2:
-      return LaunchGroup<GroupTuning<T, 2, kSplit>, T>(call, plan, stream);
+      return LaunchGrouped<GroupedTuning<T, 2, kTf32x3>, T>(call, plan, stream);
     case 3:
-      return LaunchGroup<GroupTuning<T, 3, kSplit>, T>(call, plan, stream);
+      return LaunchGrouped<GroupedTuning<T, 3, kTf32x3>, T>(call, plan, stream);
     case 4:
-      return LaunchGroup<GroupTuning<T, 4, kSplit>, T>(call, plan, stream);
+      return LaunchGrouped<GroupedTuning<T, 4, kTf32x3>, T>(call, plan, stream);
     case 5:
-      return LaunchGroup<GroupTuning<T, 5, kSplit>, T>(call, plan, stream);
+      return LaunchGrouped<GroupedTuning<T, 5, kTf32x3>, T>(call, plan, stream);
     case 7:
-      return LaunchGroup<GroupTuning<T, 7, kSplit>, T>(call, plan, stream);
+      return LaunchGrouped<GroupedTuning<T, 7, kTf32x3>, T>(call, plan, stream);
     default:
       return ffi::Error(ffi::ErrorCode::kInternal, "GroupKernel: no such tiles");
   }

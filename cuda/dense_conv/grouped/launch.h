@@ -9,14 +9,14 @@
 namespace jsc {
 
 template <typename T>
-ffi::Error LaunchGroupPlan(const DeviceCall& call, const GroupPlan& plan, cudaStream_t stream);
+ffi::Error LaunchGroupedPlan(const DeviceCall& call, const GroupedPlan& plan, cudaStream_t stream);
 
 template <>
-ffi::Error LaunchGroupPlan<float>(const DeviceCall&, const GroupPlan&, cudaStream_t);
+ffi::Error LaunchGroupedPlan<float>(const DeviceCall&, const GroupedPlan&, cudaStream_t);
 template <>
-ffi::Error LaunchGroupPlan<__nv_bfloat16>(const DeviceCall&, const GroupPlan&, cudaStream_t);
+ffi::Error LaunchGroupedPlan<__nv_bfloat16>(const DeviceCall&, const GroupedPlan&, cudaStream_t);
 template <>
-ffi::Error LaunchGroupPlan<__half>(const DeviceCall&, const GroupPlan&, cudaStream_t);
+ffi::Error LaunchGroupedPlan<__half>(const DeviceCall&, const GroupedPlan&, cudaStream_t);
 
 }  // namespace jsc
 

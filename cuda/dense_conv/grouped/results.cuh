@@ -52,29 +52,33 @@ __device__ __forceinline__ void StoreRun(T* p, const float (&v)[kCount]) {
 
 // One sum again by FFMA (SumAgain has four at a time), where that of parts is not finite.
 template <typename T>
-__device__ __noinline__ float GroupSumAgain(const DeepTask<T>& deep, int stack, int group, int pixel, int filter) {
-  const float4 sum = SumAgain(deep, {0, 0, group, stack, 0, 0, 0}, pixel, filter & ~3);
-  return filter % 4 == 0 ? sum.x : filter % 4 == 1 ? sum.y : filter % 4 == 2 ? sum.z : sum.w;
+__device__ __noinline__ float GroupedSumAgain(const SmallMapTask<T>& small_map, int stack, int group, int pixel,
+                                              int group_out_channel) {
+  const float4 sum = SumAgain(small_map, {0, 0, group, stack, 0, 0, 0}, pixel, group_out_channel & ~3);
+  return group_out_channel % 4 == 0   ? sum.x
+         : group_out_channel % 4 == 1 ? sum.y
+         : group_out_channel % 4 == 2 ? sum.z
+                                      : sum.w;
 }
 
 // From a warp's sums to results. Bias is asked for when the writer is made.
 template <class U, typename T>
-struct GroupWriter {
-  const GroupTask<T>& group;
-  int stack, number, filter;  // number: of the group; filter: the lane's first in it
-  T* out;                     // of the stack, at the lane's first feature
+struct GroupedWriter {
+  const GroupedTask<T>& group;
+  int stack, number, group_out_channel;  // number: of the group; filter: the lane's first in it
+  T* out;                                // of the stack, at the lane's first feature
   float least;
   float bias[U::kRuns][U::kRun] = {};
 
-  __device__ __forceinline__ GroupWriter(const GroupTask<T>& group, int stack, int number, int first)
+  __device__ __forceinline__ GroupedWriter(const GroupedTask<T>& group, int stack, int number, int first)
       : group(group), stack(stack), number(number) {
-    const DirectTask<T>& task = group.deep.direct;
-    filter = first + static_cast<int>(threadIdx.x % 4) * U::kRun;
-    const int feature = number * task.group_features + filter;
-    out = task.out + static_cast<int64_t>(stack) * task.pixels * task.features + feature;
+    const MmaTask<T>& task = group.small_map.mma;
+    group_out_channel = first + static_cast<int>(threadIdx.x % 4) * U::kRun;
+    const int out_channel = number * task.group_out_channels + group_out_channel;
+    out = task.out + static_cast<int64_t>(stack) * task.pixels * task.out_channels + out_channel;
     least = task.relu ? 0.f : __int_as_float(static_cast<int>(0xff800000u));
     if (!task.bias) return;
-    const T* from = task.bias + static_cast<int64_t>(stack) * task.features + feature;
+    const T* from = task.bias + static_cast<int64_t>(stack) * task.out_channels + out_channel;
 #pragma unroll
     for (int run = 0; run < U::kRuns; ++run) LoadRun(from + run * 8, bias[run]);
   }
@@ -82,8 +86,8 @@ struct GroupWriter {
   // places: of the warp's pixels. kPlain: there is no residual, and counts are not asked for. Returns how many results
   // are not zero, and how many there are.
   template <bool kPlain>
-  __device__ __forceinline__ int2 Write(const GroupEngine<U, T>& engine, const PixelPlace* places) const {
-    const DirectTask<T>& task = group.deep.direct;
+  __device__ __forceinline__ int2 Write(const GroupedEngine<U, T>& engine, const PixelPlace* places) const {
+    const MmaTask<T>& task = group.small_map.mma;
     int2 written = make_int2(0, 0);
 #pragma unroll
     for (int i = 0; i < U::kRows; ++i) {
@@ -91,12 +95,12 @@ struct GroupWriter {
       for (int half = 0; half < 2; ++half) {
         const int pixel = places[i * 16 + half * 8 + threadIdx.x % kWarp / 4].number;
         if (pixel < 0) continue;
-        T* to = out + static_cast<int64_t>(pixel) * task.features;
+        T* to = out + static_cast<int64_t>(pixel) * task.out_channels;
 #pragma unroll
         for (int run = 0; run < U::kRuns; ++run) {
           float v[U::kRun];
           engine.Run(i, half, run, v);
-          if constexpr (U::kSplit) Repair(pixel, v);
+          if constexpr (U::kTf32x3) Recompute(pixel, v);
 #pragma unroll
           for (int k = 0; k < U::kRun; ++k) v[k] += bias[run][k];
           if constexpr (!kPlain) {
@@ -120,13 +124,14 @@ struct GroupWriter {
     return written;
   }
 
-  __device__ __forceinline__ void Repair(int pixel, float (&v)[U::kRun]) const {
+  __device__ __forceinline__ void Recompute(int pixel, float (&v)[U::kRun]) const {
     float all = 0.f;  // zero times a sum is zero, or NaN
 #pragma unroll
     for (int k = 0; k < U::kRun; ++k) all = fmaf(v[k], 0.f, all);
     if (all == 0.f) return;
 #pragma unroll
-    for (int k = 0; k < U::kRun; ++k) v[k] = GroupSumAgain(group.deep, stack, number, pixel, filter + k);
+    for (int k = 0; k < U::kRun; ++k)
+      v[k] = GroupedSumAgain(group.small_map, stack, number, pixel, group_out_channel + k);
   }
 };
 

@@ -6,15 +6,15 @@
 namespace jsc {
 
 template <>
-ffi::Error LaunchDirectPlan<__nv_bfloat16>(const DeviceCall& call, const DirectPlan& plan, void* workspace,
-                                           cudaStream_t stream) {
+ffi::Error LaunchMmaPlan<__nv_bfloat16>(const DeviceCall& call, const MmaPlan& plan, void* workspace,
+                                        cudaStream_t stream) {
   ffi::Error error;
-  if (LaunchDeepPlan<__nv_bfloat16, false>(call, plan, stream, &error)) return error;
-  using Fast = DirectTunings<__nv_bfloat16>;
-  if (plan.tile == DirectTile::kSmall) return LaunchDirect<Fast::Small, __nv_bfloat16>(call, plan, workspace, stream);
-  if (plan.tile == DirectTile::kTall) return LaunchDirect<Fast::Tall, __nv_bfloat16>(call, plan, workspace, stream);
-  if (plan.tile == DirectTile::kLarge) return LaunchDirect<Fast::Large, __nv_bfloat16>(call, plan, workspace, stream);
-  return LaunchDirect<Fast::Narrow, __nv_bfloat16>(call, plan, workspace, stream);
+  if (LaunchSmallMapPlan<__nv_bfloat16, false>(call, plan, stream, &error)) return error;
+  using Fast = MmaTunings<__nv_bfloat16>;
+  if (plan.tile == MmaTile::kSmall) return LaunchMma<Fast::Small, __nv_bfloat16>(call, plan, workspace, stream);
+  if (plan.tile == MmaTile::kTall) return LaunchMma<Fast::Tall, __nv_bfloat16>(call, plan, workspace, stream);
+  if (plan.tile == MmaTile::kLarge) return LaunchMma<Fast::Large, __nv_bfloat16>(call, plan, workspace, stream);
+  return LaunchMma<Fast::Narrow, __nv_bfloat16>(call, plan, workspace, stream);
 }
 
 }  // namespace jsc

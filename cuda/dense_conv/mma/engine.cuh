@@ -1,9 +1,9 @@
 // What multiplies: sums[pixel][filter] += sum over a staged chunk of pixel x filter, in a thread's registers.
 //
 // Engines differ in which results a thread has. By FFMA: pixels tx + threads_x * i, filters in runs of 4 (or
-// filters_per_thread, if less), so that both operands come in 16-byte loads and a warp's pixels meet distinct banks. On
-// tensor cores: what mma.sync's fragments say, 16 pixels x 8 filters a fragment; with TF32 a warp's four fragments
-// share 32 filters in turns of 4, because four neighbouring filters are then one 16-byte load, there being no
+// out_channels_per_thread, if less), so that both operands come in 16-byte loads and a warp's pixels meet distinct
+// banks. On tensor cores: what mma.sync's fragments say, 16 pixels x 8 filters a fragment; with TF32 a warp's four
+// fragments share 32 filters in turns of 4, because four neighbouring filters are then one 16-byte load, there being no
 // transposing ldmatrix for 32 bits.
 #ifndef JSC_CUDA_DENSE_CONV_MMA_ENGINE_CUH_
 #define JSC_CUDA_DENSE_CONV_MMA_ENGINE_CUH_
@@ -68,7 +68,7 @@ __device__ __forceinline__ void MultiplyFragment(float (&d)[4], const uint32_t (
 template <class U, typename T>
 struct TensorEngine {
   static constexpr int kRows = U::kImagesPerThread / 2;  // fragments of a warp along pixels
-  static constexpr int kColumns = U::kFiltersPerThread / 2;
+  static constexpr int kColumns = U::kOutChannelsPerThread / 2;
   static constexpr int kWarpsX = U::kThreadsX / 8;
   static constexpr int kSlices = U::kCachedPixels * static_cast<int>(sizeof(T)) / 32;  // of a chunk, each 32 bytes deep
   static_assert(kColumns % (sizeof(T) == 4 ? 4 : 2) == 0, "filters come in whole loads");
@@ -77,26 +77,26 @@ struct TensorEngine {
 
   static __device__ __forceinline__ int Lane() { return threadIdx.x % 32; }
   static __device__ __forceinline__ int FirstPixel() { return threadIdx.x / 32 % kWarpsX * kRows * 16; }
-  static __device__ __forceinline__ int FirstFilter() { return threadIdx.x / 32 / kWarpsX * kColumns * 8; }
+  static __device__ __forceinline__ int FirstOutChannel() { return threadIdx.x / 32 / kWarpsX * kColumns * 8; }
 
   // b[column][half of the slice], as it lies in memory
-  __device__ __forceinline__ void LoadFilters(const unsigned char* filters, int slice, uint32_t (&b)[kColumns][2]) {
+  __device__ __forceinline__ void LoadWeights(const unsigned char* weights, int slice, uint32_t (&b)[kColumns][2]) {
     if constexpr (sizeof(T) == 4) {
 #pragma unroll
       for (int j = 0; j < kColumns; j += 4) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const int k = slice * 8 + half * 4 + Lane() % 4, filter = FirstFilter() + j * 8 + Lane() / 4 * 4;
-          const uint4 v = *reinterpret_cast<const uint4*>(filters + Layout::Filter(k, filter));
+          const int k = slice * 8 + half * 4 + Lane() % 4, out_channel = FirstOutChannel() + j * 8 + Lane() / 4 * 4;
+          const uint4 v = *reinterpret_cast<const uint4*>(weights + Layout::Weight(k, out_channel));
           b[j][half] = v.x, b[j + 1][half] = v.y, b[j + 2][half] = v.z, b[j + 3][half] = v.w;
         }
       }
     } else {
 #pragma unroll
       for (int j = 0; j < kColumns; j += 2) {
-        const int k = slice * 16 + Lane() % 16, filter = FirstFilter() + j * 8 + Lane() / 16 * 8;
+        const int k = slice * 16 + Lane() % 16, out_channel = FirstOutChannel() + j * 8 + Lane() / 16 * 8;
         uint32_t v[4];
-        LoadMatricesTransposed(v, filters + Layout::Filter(k, filter));
+        LoadMatricesTransposed(v, weights + Layout::Weight(k, out_channel));
         b[j][0] = v[0], b[j][1] = v[1], b[j + 1][0] = v[2], b[j + 1][1] = v[3];
       }
     }
@@ -111,7 +111,7 @@ struct TensorEngine {
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
       uint32_t b[kColumns][2];
-      LoadFilters(stage + Layout::kFilters, slice, b);
+      LoadWeights(stage + Layout::kWeightsAt, slice, b);
       if constexpr (sizeof(T) == 4) {
 #pragma unroll
         for (int j = 0; j < kColumns; ++j) b[j][0] = RoundToTf32(b[j][0]), b[j][1] = RoundToTf32(b[j][1]);
@@ -142,12 +142,12 @@ struct TensorEngine {
           if constexpr (sizeof(T) == 4) {
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
-              *reinterpret_cast<float4*>(row + FirstFilter() + j * 8 + (Lane() % 4 * 2 + e) * 4) =
+              *reinterpret_cast<float4*>(row + FirstOutChannel() + j * 8 + (Lane() % 4 * 2 + e) * 4) =
                   make_float4(sums[i][j][2 * half + e], sums[i][j + 1][2 * half + e], sums[i][j + 2][2 * half + e],
                               sums[i][j + 3][2 * half + e]);
             }
           } else {
-            *reinterpret_cast<float2*>(row + FirstFilter() + j * 8 + Lane() % 4 * 2) =
+            *reinterpret_cast<float2*>(row + FirstOutChannel() + j * 8 + Lane() % 4 * 2) =
                 make_float2(sums[i][j][2 * half], sums[i][j][2 * half + 1]);
           }
         }
@@ -159,47 +159,48 @@ struct TensorEngine {
 // float32 by FFMA, in the order that U::kEngine says.
 template <class U>
 struct ScalarEngine {
-  static constexpr int kRun = U::kFiltersPerThread < 4 ? U::kFiltersPerThread : 4;  // neighbouring filters of a thread
-  static constexpr int kDeep = 4;                                                   // of the chunk, a 16-byte load
+  static constexpr int kRun =
+      U::kOutChannelsPerThread < 4 ? U::kOutChannelsPerThread : 4;  // neighbouring filters of a thread
+  static constexpr int kLoadDepth = 4;                              // of the chunk, a 16-byte load
   using Layout = StageLayout<U, float>;
-  float sums[U::kImagesPerThread][U::kFiltersPerThread] = {};
+  float sums[U::kImagesPerThread][U::kOutChannelsPerThread] = {};
 
   static __device__ __forceinline__ int Pixel(int i) { return threadIdx.x % U::kThreadsX + U::kThreadsX * i; }
-  static __device__ __forceinline__ int Filter(int f) {
+  static __device__ __forceinline__ int OutChannel(int f) {
     return (f / kRun * U::kThreadsY + static_cast<int>(threadIdx.x) / U::kThreadsX) * kRun + f % kRun;
   }
   static __device__ __forceinline__ float PixelAt(const unsigned char* stage, int i, int k) {
     return *reinterpret_cast<const float*>(stage + Layout::Pixel(Pixel(i), k));
   }
-  static __device__ __forceinline__ float FilterAt(const unsigned char* stage, int f, int k) {
-    return *reinterpret_cast<const float*>(stage + Layout::kFilters + Layout::Filter(k, Filter(f)));
+  static __device__ __forceinline__ float WeightAt(const unsigned char* stage, int f, int k) {
+    return *reinterpret_cast<const float*>(stage + Layout::kWeightsAt + Layout::Weight(k, OutChannel(f)));
   }
 
   __device__ __forceinline__ void OuterProducts(const unsigned char* stage) {
 #pragma unroll
-    for (int k = 0; k < U::kCachedPixels; k += kDeep) {
-      float pixel[U::kImagesPerThread][kDeep];
+    for (int k = 0; k < U::kCachedPixels; k += kLoadDepth) {
+      float pixel[U::kImagesPerThread][kLoadDepth];
 #pragma unroll
       for (int i = 0; i < U::kImagesPerThread; ++i) {
         *reinterpret_cast<float4*>(pixel[i]) = *reinterpret_cast<const float4*>(stage + Layout::Pixel(Pixel(i), k));
       }
 #pragma unroll
-      for (int d = 0; d < kDeep; ++d) {
-        float filter[U::kFiltersPerThread];
+      for (int d = 0; d < kLoadDepth; ++d) {
+        float weight[U::kOutChannelsPerThread];
 #pragma unroll
-        for (int f = 0; f < U::kFiltersPerThread; f += kRun) {
-          const unsigned char* source = stage + Layout::kFilters + Layout::Filter(k + d, Filter(f));
+        for (int f = 0; f < U::kOutChannelsPerThread; f += kRun) {
+          const unsigned char* source = stage + Layout::kWeightsAt + Layout::Weight(k + d, OutChannel(f));
           if constexpr (kRun == 4) {
-            *reinterpret_cast<float4*>(filter + f) = *reinterpret_cast<const float4*>(source);
+            *reinterpret_cast<float4*>(weight + f) = *reinterpret_cast<const float4*>(source);
           } else {
 #pragma unroll
-            for (int e = 0; e < kRun; ++e) filter[f + e] = FilterAt(stage, f + e, k + d);
+            for (int e = 0; e < kRun; ++e) weight[f + e] = WeightAt(stage, f + e, k + d);
           }
         }
 #pragma unroll
         for (int i = 0; i < U::kImagesPerThread; ++i) {
 #pragma unroll
-          for (int f = 0; f < U::kFiltersPerThread; ++f) sums[i][f] = fmaf(pixel[i][d], filter[f], sums[i][f]);
+          for (int f = 0; f < U::kOutChannelsPerThread; ++f) sums[i][f] = fmaf(pixel[i][d], weight[f], sums[i][f]);
         }
       }
     }
@@ -207,12 +208,12 @@ struct ScalarEngine {
 
   __device__ __forceinline__ void InnerProducts(const unsigned char* stage) {
 #pragma unroll
-    for (int f = 0; f < U::kFiltersPerThread; ++f) {
+    for (int f = 0; f < U::kOutChannelsPerThread; ++f) {
 #pragma unroll
       for (int i = 0; i < U::kImagesPerThread; ++i) {
         float sum = 0.f;
 #pragma unroll 1
-        for (int k = 0; k < U::kCachedPixels; ++k) sum = fmaf(PixelAt(stage, i, k), FilterAt(stage, f, k), sum);
+        for (int k = 0; k < U::kCachedPixels; ++k) sum = fmaf(PixelAt(stage, i, k), WeightAt(stage, f, k), sum);
         sums[i][f] += sum;
       }
     }
@@ -222,10 +223,10 @@ struct ScalarEngine {
 #pragma unroll 1
     for (int k = 0; k < U::kCachedPixels; ++k) {
 #pragma unroll 1
-      for (int f = 0; f < U::kFiltersPerThread; ++f) {
+      for (int f = 0; f < U::kOutChannelsPerThread; ++f) {
 #pragma unroll 1
         for (int i = 0; i < U::kImagesPerThread; ++i) {
-          sums[i][f] = fmaf(PixelAt(stage, i, k), FilterAt(stage, f, k), sums[i][f]);
+          sums[i][f] = fmaf(PixelAt(stage, i, k), WeightAt(stage, f, k), sums[i][f]);
         }
       }
     }
@@ -243,13 +244,13 @@ struct ScalarEngine {
     for (int i = 0; i < U::kImagesPerThread; ++i) {
       float* row = tile + Pixel(i) * U::kSumStride;
 #pragma unroll
-      for (int f = 0; f < U::kFiltersPerThread; f += kRun) {
+      for (int f = 0; f < U::kOutChannelsPerThread; f += kRun) {
         if constexpr (kRun == 4) {
-          *reinterpret_cast<float4*>(row + Filter(f)) =
+          *reinterpret_cast<float4*>(row + OutChannel(f)) =
               make_float4(sums[i][f], sums[i][f + 1], sums[i][f + 2], sums[i][f + 3]);
         } else {
 #pragma unroll
-          for (int e = 0; e < kRun; ++e) row[Filter(f + e)] = sums[i][f + e];
+          for (int e = 0; e < kRun; ++e) row[OutChannel(f + e)] = sums[i][f + e];
         }
       }
     }

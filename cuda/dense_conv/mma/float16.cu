@@ -6,15 +6,14 @@
 namespace jsc {
 
 template <>
-ffi::Error LaunchDirectPlan<__half>(const DeviceCall& call, const DirectPlan& plan, void* workspace,
-                                    cudaStream_t stream) {
+ffi::Error LaunchMmaPlan<__half>(const DeviceCall& call, const MmaPlan& plan, void* workspace, cudaStream_t stream) {
   ffi::Error error;
-  if (LaunchDeepPlan<__half, false>(call, plan, stream, &error)) return error;
-  using Fast = DirectTunings<__half>;
-  if (plan.tile == DirectTile::kSmall) return LaunchDirect<Fast::Small, __half>(call, plan, workspace, stream);
-  if (plan.tile == DirectTile::kTall) return LaunchDirect<Fast::Tall, __half>(call, plan, workspace, stream);
-  if (plan.tile == DirectTile::kLarge) return LaunchDirect<Fast::Large, __half>(call, plan, workspace, stream);
-  return LaunchDirect<Fast::Narrow, __half>(call, plan, workspace, stream);
+  if (LaunchSmallMapPlan<__half, false>(call, plan, stream, &error)) return error;
+  using Fast = MmaTunings<__half>;
+  if (plan.tile == MmaTile::kSmall) return LaunchMma<Fast::Small, __half>(call, plan, workspace, stream);
+  if (plan.tile == MmaTile::kTall) return LaunchMma<Fast::Tall, __half>(call, plan, workspace, stream);
+  if (plan.tile == MmaTile::kLarge) return LaunchMma<Fast::Large, __half>(call, plan, workspace, stream);
+  return LaunchMma<Fast::Narrow, __half>(call, plan, workspace, stream);
 }
 
 }  // namespace jsc

@@ -8,8 +8,8 @@
 //   and channels as one axis, of which `cached_pixels` rows are in shared memory at a time, so any window, stride,
 //   dilation and group works.
 // Why this tiling: each staged pixel serves threads_y threads and each filter threads_x of them, which divides the
-//   traffic from the L2 cache by the tile's sides; images_per_thread x filters_per_thread sums in registers divide the
-//   traffic from shared memory the same way. Three or four stages in flight hide the copies' latency.
+//   traffic from the L2 cache by the tile's sides; images_per_thread x out_channels_per_thread sums in registers divide
+//   the traffic from shared memory the same way. Three or four stages in flight hide the copies' latency.
 // Small maps: a tile is too much work for the few blocks that a map of 14x14 gives, so blocks of one tile share the
 //   reduction axis and add their sums in a fixed order, through the shared memory of a cluster, or through workspace
 //   where there are no clusters. Results are bitwise repeatable.
@@ -21,25 +21,25 @@
 
 #include <cooperative_groups.h>
 
-#include "cuda/dense_conv/mma/split.cuh"
 #include "cuda/dense_conv/mma/sums.cuh"
+#include "cuda/dense_conv/mma/tf32x3.cuh"
 
 namespace jsc {
 
 template <class U, typename T, bool kChecked>
-__device__ __forceinline__ void MainLoop(const DirectTask<T>& task, const DirectPlace& at, int* table,
-                                         unsigned char* stages, typename EngineOf<U, T>::Type& engine) {
+__device__ __forceinline__ void MainLoop(const MmaTask<T>& task, const MmaPlace& at, int* table, unsigned char* stages,
+                                         typename EngineOf<U, T>::Type& engine) {
   constexpr int kStage = U::template StageBytes<T>(), kAhead = U::kStages - 1;
-  const int features = task.group_features - at.feature;
-  const T* kernel = task.kernel + static_cast<int64_t>(at.stack) * task.depth * task.features +
-                    at.group * task.group_features + at.feature;
+  const int out_channels = task.group_out_channels - at.out_channel;
+  const T* kernel = task.kernel + static_cast<int64_t>(at.stack) * task.depth * task.out_channels +
+                    at.group * task.group_out_channels + at.out_channel;
   const PixelSource<U, T> pixels = FindPixels<U, T>(task, at, table);
   if constexpr (U::kAddresses == Addresses::kTable) __syncthreads();
   const bool in_chain = task.gate.in_chain;
   if (in_chain) {  // filters are there before the kernel in front is done
 #pragma unroll 1
     for (int s = 0; s < kAhead && at.first_chunk + s < at.end_chunk; ++s) {
-      CopyFilters<U, T, kChecked>(task, kernel, features, at.first_chunk + s, stages + s * kStage);
+      CopyWeights<U, T, kChecked>(task, kernel, out_channels, at.first_chunk + s, stages + s * kStage);
     }
     if (threadIdx.x == 0) FetchAhead(task.gate);
     WaitForKernelBefore();
@@ -48,7 +48,7 @@ __device__ __forceinline__ void MainLoop(const DirectTask<T>& task, const Direct
 #pragma unroll 1  // code that runs once is fetched once: unrolled, the first copies leave 300 cycles later
   for (int s = 0; s < kAhead; ++s) {
     if (at.first_chunk + s < at.end_chunk) {
-      if (!in_chain) CopyFilters<U, T, kChecked>(task, kernel, features, at.first_chunk + s, stages + s * kStage);
+      if (!in_chain) CopyWeights<U, T, kChecked>(task, kernel, out_channels, at.first_chunk + s, stages + s * kStage);
       CopyPixels<U, T, kChecked>(task, pixels, at.first_chunk + s, stages + s * kStage);
     }
     CommitCopies();
@@ -60,7 +60,7 @@ __device__ __forceinline__ void MainLoop(const DirectTask<T>& task, const Direct
     __syncthreads();  // the chunk is there for all, and all are done with the stage that is filled next
     if (chunk + kAhead < at.end_chunk) {
       CopyPixels<U, T, kChecked>(task, pixels, chunk + kAhead, stages + next * kStage);
-      CopyFilters<U, T, kChecked>(task, kernel, features, chunk + kAhead, stages + next * kStage);
+      CopyWeights<U, T, kChecked>(task, kernel, out_channels, chunk + kAhead, stages + next * kStage);
     }
     CommitCopies();
     if constexpr (kAhead == 0) {
@@ -77,18 +77,18 @@ __device__ __forceinline__ void MainLoop(const DirectTask<T>& task, const Direct
 // From the tile's sums in shared memory, [tile pixel, kSumStride], to results, alone or with the blocks that share the
 // tile.
 template <class U, typename T>
-__device__ __forceinline__ void FinishTile(const DirectTask<T>& task, const DirectPlace& at, int tile_number,
+__device__ __forceinline__ void FinishTile(const MmaTask<T>& task, const MmaPlace& at, int tile_number,
                                            TileWriter<U, T>& writer, float* tile) {
-  auto sum = [&](int pixel, int filter) {
-    return *reinterpret_cast<const float4*>(tile + pixel * U::kSumStride + filter);
+  auto sum = [&](int pixel, int out_channel) {
+    return *reinterpret_cast<const float4*>(tile + pixel * U::kSumStride + out_channel);
   };
   if (task.reduction == Reduction::kCluster) {
 #if __CUDA_ARCH__ >= 900
     auto cluster = cooperative_groups::this_cluster();
     cluster.sync();
-    writer.WriteTogether([&](int split, int pixel, int filter) {
+    writer.WriteTogether([&](int split, int pixel, int out_channel) {
       const float* theirs = cluster.map_shared_rank(tile, split);
-      return *reinterpret_cast<const float4*>(theirs + pixel * U::kSumStride + filter);
+      return *reinterpret_cast<const float4*>(theirs + pixel * U::kSumStride + out_channel);
     });
     cluster.sync();  // a block's sums stay until all have read them
     WriteCounts(task.counts, GridBlock(), writer.Written(), reinterpret_cast<int2*>(tile));
@@ -102,27 +102,27 @@ __device__ __forceinline__ void FinishTile(const DirectTask<T>& task, const Dire
     return;
   }
   auto* partial = reinterpret_cast<float4*>(PartialTile<U>(task, at, tile_number, at.split));
-  for (int i = threadIdx.x; i < U::kPixels * U::kFilters / 4; i += U::kThreads) {
-    partial[i] = sum(i / (U::kFilters / 4), i % (U::kFilters / 4) * 4);
+  for (int i = threadIdx.x; i < U::kPixels * U::kOutChannels / 4; i += U::kThreads) {
+    partial[i] = sum(i / (U::kOutChannels / 4), i % (U::kOutChannels / 4) * 4);
   }
 }
 
 // What an engine could not do, again by FFMA, from the start to the tile's sums in shared memory. Not inlined: it runs
 // where there are infinities or NaN.
 template <class U, typename T>
-__device__ __noinline__ void MultiplyAgain(const DirectTask<T>& task, DirectPlace at, unsigned char* shared) {
+__device__ __noinline__ void MultiplyAgain(const MmaTask<T>& task, MmaPlace at, unsigned char* shared) {
   typename EngineOf<U, T>::Type engine;
   MainLoop<U, T, true>(task, at, reinterpret_cast<int*>(shared + U::template TableAt<T>()), shared, engine);
   engine.Store(reinterpret_cast<float*>(shared));
 }
 
 template <class U, typename T>
-__global__ void __launch_bounds__(U::kThreads) DirectKernel(const __grid_constant__ DirectTask<T> task) {
+__global__ void __launch_bounds__(U::kThreads) MmaKernel(const __grid_constant__ MmaTask<T> task) {
   extern __shared__ __align__(128) unsigned char shared[];
   if (!PassesGate(task.gate)) return;
   int* table = reinterpret_cast<int*>(shared + U::template TableAt<T>());
   const Quotient block = Divide(blockIdx.x, task.by_splits);
-  const DirectPlace at = FindDirectPlace<U>(task, block.quotient, block.remainder);
+  const MmaPlace at = FindMmaPlace<U>(task, block.quotient, block.remainder);
   typename EngineOf<U, T>::Type engine;
   if constexpr (U::kChecks == Checks::kHoisted) {
     if (AllInside<U>(task, at)) {
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(U::kThreads) DirectKernel(const __grid_constan
   const bool together = task.reduction == Reduction::kCluster;
   TileWriter<U, T> writer(task, at, together ? at.split : 0, together ? task.splits : 1);
   float* tile = reinterpret_cast<float*>(shared);
-  if constexpr (U::kSplit) {
+  if constexpr (U::kTf32x3) {
     if (__syncthreads_and(engine.Finite())) {
       engine.Store(tile);
     } else {
@@ -151,27 +151,27 @@ __global__ void __launch_bounds__(U::kThreads) DirectKernel(const __grid_constan
 
 // The second step of Reduction::kWorkspace: one block per tile.
 template <class U, typename T>
-__global__ void __launch_bounds__(U::kThreads) DirectReduceKernel(const __grid_constant__ DirectTask<T> task) {
+__global__ void __launch_bounds__(U::kThreads) MmaReduceKernel(const __grid_constant__ MmaTask<T> task) {
   __shared__ int2 scratch[U::kThreads / kWarp];
   if (!PassesGate(task.gate)) return;
-  const DirectPlace at = FindDirectPlace<U>(task, blockIdx.x, 0);
+  const MmaPlace at = FindMmaPlace<U>(task, blockIdx.x, 0);
   const float* tile = PartialTile<U>(task, at, blockIdx.x, 0);
   TileWriter<U, T> writer(task, at, 0, 1);
-  writer.WriteTogether([&](int split, int pixel, int filter) {
-    return *reinterpret_cast<const float4*>(tile + (split * U::kPixels + pixel) * U::kFilters + filter);
+  writer.WriteTogether([&](int split, int pixel, int out_channel) {
+    return *reinterpret_cast<const float4*>(tile + (split * U::kPixels + pixel) * U::kOutChannels + out_channel);
   });
   WriteCounts(task.counts, GridBlock(), writer.Written(), scratch);
 }
 
 template <class U, typename T>
-ffi::Error LaunchDirect(const DeviceCall& call, const DirectPlan& plan, void* workspace, cudaStream_t stream) {
-  constexpr auto kKernel = DirectKernel<U, T>;
+ffi::Error LaunchMma(const DeviceCall& call, const MmaPlan& plan, void* workspace, cudaStream_t stream) {
+  constexpr auto kKernel = MmaKernel<U, T>;
   ffi::Error error = Prepare<kKernel>("DirectKernel");
   if (error.failure()) return error;
-  DirectTask<T> task = MakeDirectTask<T>(call, plan, workspace);
+  MmaTask<T> task = MakeMmaTask<T>(call, plan, workspace);
   const dim3 tiles(static_cast<unsigned>(task.tiles), static_cast<unsigned>(call.args.groups),
                    static_cast<unsigned>(call.args.stacks));
-  // Of a cluster every block writes results; with a workspace DirectReduceKernel does, a block a tile.
+  // Of a cluster every block writes results; with a workspace MmaReduceKernel does, a block a tile.
   task.counts = CountsOf(call.counts, static_cast<int64_t>(task.tiles) * call.args.groups * call.args.stacks *
                                           (plan.reduction == Reduction::kCluster ? plan.splits : 1));
   cudaLaunchConfig_t config{};
@@ -185,8 +185,8 @@ ffi::Error LaunchDirect(const DeviceCall& call, const DirectPlan& plan, void* wo
   config.numAttrs = attributes.count;
   error = CheckCuda(cudaLaunchKernelEx(&config, kKernel, task), "DirectKernel");
   if (error.failure() || plan.reduction != Reduction::kWorkspace) return error;
-  using Sides = TileSides<U::kPixels, U::kFilters>;
-  DirectReduceKernel<Sides, T><<<tiles, Sides::kThreads, 0, stream>>>(task);
+  using Sides = TileSides<U::kPixels, U::kOutChannels>;
+  MmaReduceKernel<Sides, T><<<tiles, Sides::kThreads, 0, stream>>>(task);
   return CheckCuda(cudaGetLastError(), "DirectReduceKernel");
 }
 

@@ -9,14 +9,14 @@
 namespace jsc {
 
 template <typename T>
-ffi::Error LaunchDirectPlan(const DeviceCall& call, const DirectPlan& plan, void* workspace, cudaStream_t stream);
+ffi::Error LaunchMmaPlan(const DeviceCall& call, const MmaPlan& plan, void* workspace, cudaStream_t stream);
 
 template <>
-ffi::Error LaunchDirectPlan<float>(const DeviceCall&, const DirectPlan&, void*, cudaStream_t);
+ffi::Error LaunchMmaPlan<float>(const DeviceCall&, const MmaPlan&, void*, cudaStream_t);
 template <>
-ffi::Error LaunchDirectPlan<__nv_bfloat16>(const DeviceCall&, const DirectPlan&, void*, cudaStream_t);
+ffi::Error LaunchMmaPlan<__nv_bfloat16>(const DeviceCall&, const MmaPlan&, void*, cudaStream_t);
 template <>
-ffi::Error LaunchDirectPlan<__half>(const DeviceCall&, const DirectPlan&, void*, cudaStream_t);
+ffi::Error LaunchMmaPlan<__half>(const DeviceCall&, const MmaPlan&, void*, cudaStream_t);
 
 }  // namespace jsc
 

@@ -22,15 +22,15 @@ __device__ __forceinline__ int SharedAt(int row, int column) {
 template <class U, typename T>
 struct StageLayout {
   static constexpr int kPixelRow = U::kCachedPixels * static_cast<int>(sizeof(T));  // bytes
-  static constexpr int kFilterRow = U::kFilters * static_cast<int>(sizeof(T));
+  static constexpr int kWeightRow = U::kOutChannels * static_cast<int>(sizeof(T));
   static constexpr bool kPairs = U::kTensor && sizeof(T) == 4;
   static __device__ __forceinline__ int Pixel(int pixel, int k) {
     return SharedAt<kPixelRow, false>(pixel, k * static_cast<int>(sizeof(T)));
   }
-  static __device__ __forceinline__ int Filter(int k, int filter) {
-    return SharedAt<kFilterRow, kPairs>(k, filter * static_cast<int>(sizeof(T)));
+  static __device__ __forceinline__ int Weight(int k, int out_channel) {
+    return SharedAt<kWeightRow, kPairs>(k, out_channel * static_cast<int>(sizeof(T)));
   }
-  static constexpr int kFilters = U::kPixels * kPixelRow;  // where the filters of a stage begin
+  static constexpr int kWeightsAt = U::kPixels * kPixelRow;  // where the filters of a stage begin
 };
 
 // How the threads of a block share the copies of [kRows, kColumns] elements: each keeps one column of copies.
@@ -64,7 +64,7 @@ struct WindowStart {
 constexpr int kOutside = -(1 << 30);  // row of a window that lies nowhere
 
 template <typename T>
-__device__ __forceinline__ WindowStart<T> FindWindow(const DirectTask<T>& task, const T* x, int pixel) {
+__device__ __forceinline__ WindowStart<T> FindWindow(const MmaTask<T>& task, const T* x, int pixel) {
   const Quotient row = Divide(pixel, task.by_out_width), image = Divide(row.quotient, task.by_out_height);
   WindowStart<T> start;
   start.y = image.remainder * task.stride[0] - task.pad_low[0];
@@ -76,7 +76,7 @@ __device__ __forceinline__ WindowStart<T> FindWindow(const DirectTask<T>& task, 
 }
 
 template <typename T>
-__device__ __forceinline__ bool Inside(const DirectTask<T>& task, int y, int x) {
+__device__ __forceinline__ bool Inside(const MmaTask<T>& task, int y, int x) {
   return static_cast<unsigned>(y) < static_cast<unsigned>(task.height) &&
          static_cast<unsigned>(x) < static_cast<unsigned>(task.width);
 }
@@ -100,7 +100,7 @@ struct PixelSource {
 // table[tap][pixel]: index in the stack of the input pixel under a tap, or -1. A thread keeps a pixel, so that it
 // divides once.
 template <class U, typename T>
-__device__ void FillTable(const DirectTask<T>& task, int first, int* table) {
+__device__ void FillTable(const MmaTask<T>& task, int first, int* table) {
   constexpr int kLanes = U::kThreads < U::kPixels ? U::kThreads : U::kPixels;
   for (int i = threadIdx.x % kLanes; i < U::kPixels; i += kLanes) {
     const int pixel = first + i;
@@ -117,7 +117,7 @@ __device__ void FillTable(const DirectTask<T>& task, int first, int* table) {
 }
 
 template <class U, typename T>
-__device__ __forceinline__ PixelSource<U, T> FindPixels(const DirectTask<T>& task, const DirectPlace& at, int* table) {
+__device__ __forceinline__ PixelSource<U, T> FindPixels(const MmaTask<T>& task, const MmaPlace& at, int* table) {
   using Copies = typename PixelSource<U, T>::Copies;
   PixelSource<U, T> source;
   source.x = task.x + at.stack * task.images_per_stack * task.height * task.width * task.channels +
@@ -142,7 +142,7 @@ struct Reach {
 };
 
 template <typename T>
-__device__ __forceinline__ Reach FindReach(const DirectTask<T>& task, int k) {
+__device__ __forceinline__ Reach FindReach(const MmaTask<T>& task, int k) {
   const Quotient tap = Divide(k, task.by_group_channels), place = Divide(tap.quotient, task.by_kernel_width);
   const int dy = place.quotient * task.dilation[0], dx = place.remainder * task.dilation[1];
   const int64_t offset = (static_cast<int64_t>(dy) * task.width + dx) * task.channels + tap.remainder;
@@ -151,11 +151,11 @@ __device__ __forceinline__ Reach FindReach(const DirectTask<T>& task, int k) {
 
 // Chunk number `chunk` of the tile's pixels. Without kChecked every copy is known to lie inside.
 template <class U, typename T, bool kChecked>
-__device__ __forceinline__ void CopyPixels(const DirectTask<T>& task, const PixelSource<U, T>& from, int chunk,
+__device__ __forceinline__ void CopyPixels(const MmaTask<T>& task, const PixelSource<U, T>& from, int chunk,
                                            unsigned char* stage) {
   using Copies = typename PixelSource<U, T>::Copies;
   const int column = Copies::Column(), k = chunk * U::kCachedPixels + column;
-  const bool deep = kChecked && k >= task.depth;
+  const bool is_beyond = kChecked && k >= task.depth;
   const Reach once = FindReach(task, k);
 #pragma unroll
   for (int i = 0; i < Copies::kCopies; ++i) {
@@ -164,17 +164,17 @@ __device__ __forceinline__ void CopyPixels(const DirectTask<T>& task, const Pixe
     const T* source;
     bool valid;
     if constexpr (U::kAddresses == Addresses::kTable) {
-      const int pixel = deep ? -1 : from.table[once.tap * U::kPixels + row];
+      const int pixel = is_beyond ? -1 : from.table[once.tap * U::kPixels + row];
       valid = !kChecked || pixel >= 0;
       source = from.x + static_cast<int64_t>(pixel) * task.channels + once.channel;
     } else if constexpr (U::kAddresses == Addresses::kReduced) {
       const WindowStart<T>& window = from.windows[i];
-      valid = !kChecked || (!deep && Inside(task, window.y + once.dy, window.x + once.dx));
+      valid = !kChecked || (!is_beyond && Inside(task, window.y + once.dy, window.x + once.dx));
       source = window.first + once.offset;
     } else {
       const Reach reach = FindReach(task, Opaque(k));
       const WindowStart<T> window = FindWindow(task, from.x, Opaque(from.first + row));
-      valid = !kChecked || (!deep && Inside(task, window.y + reach.dy, window.x + reach.dx));
+      valid = !kChecked || (!is_beyond && Inside(task, window.y + reach.dy, window.x + reach.dx));
       source = window.first + reach.offset;
     }
     CopyPiece<U>(stage + StageLayout<U, T>::Pixel(row, column), source, valid);
@@ -183,24 +183,24 @@ __device__ __forceinline__ void CopyPixels(const DirectTask<T>& task, const Pixe
 
 // The same of the tile's filters; kernel: [depth, K] of the stack at the tile's first filter.
 template <class U, typename T, bool kChecked>
-__device__ __forceinline__ void CopyFilters(const DirectTask<T>& task, const T* kernel, int features, int chunk,
+__device__ __forceinline__ void CopyWeights(const MmaTask<T>& task, const T* kernel, int out_channels, int chunk,
                                             unsigned char* stage) {
-  using Copies = Share<U, T, U::kCachedPixels, U::kFilters>;
+  using Copies = Share<U, T, U::kCachedPixels, U::kOutChannels>;
   const int column = Copies::Column();
-  const bool wide = kChecked && column >= features;
+  const bool wide = kChecked && column >= out_channels;
 #pragma unroll
   for (int i = 0; i < Copies::kCopies; ++i) {
     const int row = Copies::Row(i), k = chunk * U::kCachedPixels + row;
     if (!Copies::kEven && row >= U::kCachedPixels) continue;
-    CopyPiece<U>(stage + StageLayout<U, T>::kFilters + StageLayout<U, T>::Filter(row, column),
-                 kernel + static_cast<int64_t>(k) * task.features + column, !kChecked || (!wide && k < task.depth));
+    CopyPiece<U>(stage + StageLayout<U, T>::kWeightsAt + StageLayout<U, T>::Weight(row, column),
+                 kernel + static_cast<int64_t>(k) * task.out_channels + column, !kChecked || (!wide && k < task.depth));
   }
 }
 
 // Whether no copy of the tile needs a check: all pixels and filters are there, all windows inside, all chunks whole.
 template <class U, typename T>
-__device__ __forceinline__ bool AllInside(const DirectTask<T>& task, const DirectPlace& at) {
-  bool inside = task.depth % U::kCachedPixels == 0 && at.feature + U::kFilters <= task.group_features;
+__device__ __forceinline__ bool AllInside(const MmaTask<T>& task, const MmaPlace& at) {
+  bool inside = task.depth % U::kCachedPixels == 0 && at.out_channel + U::kOutChannels <= task.group_out_channels;
   for (int i = threadIdx.x; i < U::kPixels; i += U::kThreads) {
     const WindowStart<T> window = FindWindow(task, task.x, at.pixel + i);
     const Quotient last = Divide(task.taps - 1, task.by_kernel_width);

@@ -20,56 +20,56 @@
 namespace jsc {
 
 template <typename T>
-struct DeepTask {
-  DirectTask<T> direct;
+struct SmallMapTask {
+  MmaTask<T> mma;
   int64_t stack_x, stack_kernel;  // elements of a stack
 };
 
 template <typename T>
-DeepTask<T> MakeDeepTask(const DeviceCall& call, const DirectPlan& plan) {
-  DeepTask<T> deep{MakeDirectTask<T>(call, plan, nullptr), 0, 0};
-  const DirectTask<T>& task = deep.direct;
-  deep.stack_x = task.images_per_stack * task.height * task.width * task.channels;
-  deep.stack_kernel = static_cast<int64_t>(task.depth) * task.features;
-  return deep;
+SmallMapTask<T> MakeSmallMapTask(const DeviceCall& call, const MmaPlan& plan) {
+  SmallMapTask<T> small_map{MakeMmaTask<T>(call, plan, nullptr), 0, 0};
+  const MmaTask<T>& task = small_map.mma;
+  small_map.stack_x = task.images_per_stack * task.height * task.width * task.channels;
+  small_map.stack_kernel = static_cast<int64_t>(task.depth) * task.out_channels;
+  return small_map;
 }
 
 // The same for kernels that are cut by plans of their own.
 template <typename T>
-DeepTask<T> MakeDeepTask(const DeviceCall& call) {
-  DirectPlan whole{};
-  whole.splits = whole.pixel_tiles = whole.feature_tiles = 1;
-  return MakeDeepTask<T>(call, whole);
+SmallMapTask<T> MakeSmallMapTask(const DeviceCall& call) {
+  MmaPlan whole{};
+  whole.splits = whole.pixel_tiles = whole.out_channel_tiles = 1;
+  return MakeSmallMapTask<T>(call, whole);
 }
 
 // What a lane copies, step after step. The plan sees to it that places in a map have 32-bit numbers.
 template <class U, typename T>
-struct DeepSource {
+struct SmallMapSource {
   static constexpr int kElements = U::kVector ? 16 / static_cast<int>(sizeof(T)) : 1;  // of a copy
   static constexpr int kPixelLanes = U::kDepth / kElements, kPixelStep = kWarp / kPixelLanes;
-  static constexpr int kFilterLanes = U::kFilters / kElements, kFilterStep = kWarp / kFilterLanes;
-  static constexpr int kPixelCopies = U::kPixels / kPixelStep, kFilterCopies = U::kDepth / kFilterStep;
+  static constexpr int kWeightLanes = U::kOutChannels / kElements, kWeightStep = kWarp / kWeightLanes;
+  static constexpr int kPixelCopies = U::kPixels / kPixelStep, kWeightCopies = U::kDepth / kWeightStep;
   static constexpr int kStride = U::kWarps * U::kDepth;  // from a warp's step to its next
-  static_assert(kWarp % kPixelLanes == 0 && kWarp % kFilterLanes == 0, "a lane keeps one column of copies");
-  static_assert(U::kPixels % kPixelStep == 0 && U::kDepth % kFilterStep == 0, "all lanes copy as much");
+  static_assert(kWarp % kPixelLanes == 0 && kWarp % kWeightLanes == 0, "a lane keeps one column of copies");
+  static_assert(U::kPixels % kPixelStep == 0 && U::kDepth % kWeightStep == 0, "all lanes copy as much");
 
-  const DirectTask<T>& task;
-  const T* filters;  // the lane's first of the next step
+  const MmaTask<T>& task;
+  const T* weights;  // the lane's first of the next step
   int row, column;   // of the axis: where those are, and the lane's elements of the next step's pixels
   unsigned lane;
-  bool has_filters;
+  bool has_weights;
   WindowStart<T> windows[kPixelCopies];
 
-  __device__ __forceinline__ DeepSource(const DeepTask<T>& deep, const DirectPlace& at)
-      : task(deep.direct), lane(threadIdx.x % kWarp) {
+  __device__ __forceinline__ SmallMapSource(const SmallMapTask<T>& small_map, const MmaPlace& at)
+      : task(small_map.mma), lane(threadIdx.x % kWarp) {
     const int first = static_cast<int>(threadIdx.x / kWarp) * U::kDepth;
-    row = first + FilterRow();
+    row = first + WeightRow();
     column = first + PixelColumn();
-    const int filter = at.feature + FilterColumn();
-    has_filters = filter < task.group_features;
-    filters = task.kernel + at.stack * deep.stack_kernel + static_cast<int64_t>(row) * task.features +
-              at.group * task.group_features + filter;
-    const T* x = task.x + at.stack * deep.stack_x + at.group * task.group_channels;
+    const int tile_out_channel = at.out_channel + WeightColumn();
+    has_weights = tile_out_channel < task.group_out_channels;
+    weights = task.kernel + at.stack * small_map.stack_kernel + static_cast<int64_t>(row) * task.out_channels +
+              at.group * task.group_out_channels + tile_out_channel;
+    const T* x = task.x + at.stack * small_map.stack_x + at.group * task.group_channels;
 #pragma unroll
     for (int i = 0; i < kPixelCopies; ++i) {
       const int pixel = at.pixel + PixelRow() + i * kPixelStep;
@@ -85,20 +85,20 @@ struct DeepSource {
   }
 
   // Of the lane's first copies in a stage.
-  __device__ __forceinline__ int FilterRow() const { return static_cast<int>(lane / kFilterLanes); }
-  __device__ __forceinline__ int FilterColumn() const { return static_cast<int>(lane % kFilterLanes) * kElements; }
+  __device__ __forceinline__ int WeightRow() const { return static_cast<int>(lane / kWeightLanes); }
+  __device__ __forceinline__ int WeightColumn() const { return static_cast<int>(lane % kWeightLanes) * kElements; }
   __device__ __forceinline__ int PixelRow() const { return static_cast<int>(lane / kPixelLanes); }
   __device__ __forceinline__ int PixelColumn() const { return static_cast<int>(lane % kPixelLanes) * kElements; }
 
   // The next step to a warp's stage.
   __device__ __forceinline__ void Copy(unsigned char* stage) {
-    constexpr int kCopies = kFilterCopies + kPixelCopies;
+    constexpr int kCopies = kWeightCopies + kPixelCopies;
     const T* from[kCopies];
     bool valid[kCopies];
 #pragma unroll
-    for (int i = 0; i < kFilterCopies; ++i) {
-      from[i] = filters + static_cast<int64_t>(i * kFilterStep) * task.features;
-      valid[i] = has_filters && row + i * kFilterStep < task.depth;
+    for (int i = 0; i < kWeightCopies; ++i) {
+      from[i] = weights + static_cast<int64_t>(i * kWeightStep) * task.out_channels;
+      valid[i] = has_weights && row + i * kWeightStep < task.depth;
     }
     int dy = 0, dx = 0, offset = column;
     if (task.taps > 1) {
@@ -110,11 +110,11 @@ struct DeepSource {
 #pragma unroll
     for (int i = 0; i < kPixelCopies; ++i) {
       const WindowStart<T>& window = windows[i];
-      from[kFilterCopies + i] = window.first + offset;
-      valid[kFilterCopies + i] = column < task.depth && Inside(task, window.y + dy, window.x + dx);
+      from[kWeightCopies + i] = window.first + offset;
+      valid[kWeightCopies + i] = column < task.depth && Inside(task, window.y + dy, window.x + dx);
     }
     CopyAll(stage, from, valid);
-    filters += static_cast<int64_t>(kStride) * task.features;
+    weights += static_cast<int64_t>(kStride) * task.out_channels;
     row += kStride;
     column += kStride;
   }
@@ -122,8 +122,8 @@ struct DeepSource {
  private:
   // Filters first, then pixels.
   __device__ __forceinline__ unsigned char* Target(unsigned char* stage, int copy) const {
-    if (copy < kFilterCopies) return stage + U::Filter(FilterRow() + copy * kFilterStep, FilterColumn());
-    return stage + U::Pixel(PixelRow() + (copy - kFilterCopies) * kPixelStep, PixelColumn());
+    if (copy < kWeightCopies) return stage + U::Weight(WeightRow() + copy * kWeightStep, WeightColumn());
+    return stage + U::Pixel(PixelRow() + (copy - kWeightCopies) * kPixelStep, PixelColumn());
   }
   template <int kCopies>
   __device__ __forceinline__ void CopyAll(unsigned char* stage, const T* const (&from)[kCopies],
@@ -144,23 +144,25 @@ struct DeepSource {
 // A tile's results: a thread has four filters of one pixel, or none. Bias and residual are asked for when it is made,
 // in front of the first copies: by then they are there when the sums are.
 template <class U, typename T>
-struct DeepWriter {
-  static constexpr int kQuads = U::kFilters / 4;
+struct SmallMapWriter {
+  static constexpr int kQuads = U::kOutChannels / 4;
   static_assert(kQuads * U::kPixels <= U::kThreads, "four results of a thread are all");
-  const DirectTask<T>& task;
-  int pixel, filter;  // of the tile
-  int valid;          // filters that there are
+  const MmaTask<T>& task;
+  int pixel, tile_out_channel;  // of the tile
+  int valid;                    // filters that there are
   int64_t element;
   float4 bias = {0.f, 0.f, 0.f, 0.f}, residual = {0.f, 0.f, 0.f, 0.f};
 
-  __device__ __forceinline__ DeepWriter(const DirectTask<T>& task, const DirectPlace& at)
-      : task(task), pixel(static_cast<int>(threadIdx.x / kQuads)), filter(static_cast<int>(threadIdx.x % kQuads) * 4) {
+  __device__ __forceinline__ SmallMapWriter(const MmaTask<T>& task, const MmaPlace& at)
+      : task(task),
+        pixel(static_cast<int>(threadIdx.x / kQuads)),
+        tile_out_channel(static_cast<int>(threadIdx.x % kQuads) * 4) {
     const bool is_pixel = pixel < U::kPixels && at.pixel + pixel < task.pixels;
-    valid = is_pixel ? min(task.group_features - at.feature - filter, 4) : 0;
+    valid = is_pixel ? min(task.group_out_channels - at.out_channel - tile_out_channel, 4) : 0;
     if (valid <= 0) return;
-    const int feature = at.group * task.group_features + at.feature + filter;
-    element = static_cast<int64_t>(at.stack * task.pixels + at.pixel + pixel) * task.features + feature;
-    if (task.bias) bias = Load(task.bias + static_cast<int64_t>(at.stack) * task.features + feature);
+    const int out_channel = at.group * task.group_out_channels + at.out_channel + tile_out_channel;
+    element = static_cast<int64_t>(at.stack * task.pixels + at.pixel + pixel) * task.out_channels + out_channel;
+    if (task.bias) bias = Load(task.bias + static_cast<int64_t>(at.stack) * task.out_channels + out_channel);
     if (task.residual) residual = Load(task.residual + element);
   }
   // With kVector filters come in whole fours.
@@ -171,7 +173,7 @@ struct DeepWriter {
   template <typename Sum>
   __device__ __forceinline__ int2 Write(const Sum& sum_of) const {
     if (valid <= 0) return make_int2(0, 0);
-    float4 sum = sum_of(pixel, filter) + (bias + residual);
+    float4 sum = sum_of(pixel, tile_out_channel) + (bias + residual);
     if (task.relu) sum = {Relu(sum.x), Relu(sum.y), Relu(sum.z), Relu(sum.w)};
     StoreUpTo4(task.out + element, sum, U::kVector ? 4 : valid, U::kVector || task.vector_out);
     return make_int2(task.counts.rows ? CountNonzeros<T>(sum, valid) : 0, valid);
@@ -188,11 +190,13 @@ inline __device__ __noinline__ void WriteCountsApart(const CountTask& task, int2
 // Four sums again by FFMA, in the order of the axis, with zeros outside the map. Not inlined: it runs where sums of
 // parts are not finite.
 template <typename T>
-__device__ __noinline__ float4 SumAgain(const DeepTask<T>& deep, DirectPlace at, int pixel, int filter) {
-  const DirectTask<T>& task = deep.direct;
-  const T* x = task.x + at.stack * deep.stack_x + at.group * task.group_channels;
-  const int valid = min(task.group_features - at.feature - filter, 4);
-  const T* kernel = task.kernel + at.stack * deep.stack_kernel + at.group * task.group_features + at.feature + filter;
+__device__ __noinline__ float4 SumAgain(const SmallMapTask<T>& small_map, MmaPlace at, int pixel,
+                                        int tile_out_channel) {
+  const MmaTask<T>& task = small_map.mma;
+  const T* x = task.x + at.stack * small_map.stack_x + at.group * task.group_channels;
+  const int valid = min(task.group_out_channels - at.out_channel - tile_out_channel, 4);
+  const T* kernel = task.kernel + at.stack * small_map.stack_kernel + at.group * task.group_out_channels +
+                    at.out_channel + tile_out_channel;
   const WindowStart<T> window = FindWindow(task, x, at.pixel + pixel);
   float4 sum = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll 1
@@ -200,7 +204,7 @@ __device__ __noinline__ float4 SumAgain(const DeepTask<T>& deep, DirectPlace at,
     const Reach reach = FindReach(task, k);
     const bool inside = Inside(task, window.y + reach.dy, window.x + reach.dx);
     const float value = inside ? ToFloat(window.first[reach.offset]) : 0.f;
-    const float4 weight = LoadUpTo4(kernel + static_cast<int64_t>(k) * task.features, valid, task.vector_out);
+    const float4 weight = LoadUpTo4(kernel + static_cast<int64_t>(k) * task.out_channels, valid, task.vector_out);
     sum.x = fmaf(value, weight.x, sum.x);
     sum.y = fmaf(value, weight.y, sum.y);
     sum.z = fmaf(value, weight.z, sum.z);
@@ -210,16 +214,16 @@ __device__ __noinline__ float4 SumAgain(const DeepTask<T>& deep, DirectPlace at,
 }
 
 template <class U, typename T>
-__global__ void __launch_bounds__(U::kThreads) DeepKernel(const __grid_constant__ DeepTask<T> deep) {
+__global__ void __launch_bounds__(U::kThreads) SmallMapKernel(const __grid_constant__ SmallMapTask<T> small_map) {
   extern __shared__ __align__(128) unsigned char shared[];
-  const DirectTask<T>& task = deep.direct;
+  const MmaTask<T>& task = small_map.mma;
   if (task.gate.nonzeros && !PassesGateApart(task.gate)) return;
   const int warp = static_cast<int>(threadIdx.x / kWarp);
-  const DirectPlace at = FindDirectPlace<U>(task, blockIdx.x, 0);
-  DeepSource<U, T> source(deep, at);
-  const DeepWriter<U, T> writer(task, at);
+  const MmaPlace at = FindMmaPlace<U>(task, blockIdx.x, 0);
+  SmallMapSource<U, T> source(small_map, at);
+  const SmallMapWriter<U, T> writer(task, at);
   unsigned char* ring = shared + warp * (U::kStages * U::kStageBytes);
-  DeepEngine<U, T> engine;
+  SmallMapEngine<U, T> engine;
   int stage = 0;
 #pragma unroll 1
   for (int step = warp - U::kStages * U::kWarps; step < task.chunks; step += U::kWarps) {
@@ -239,15 +243,15 @@ __global__ void __launch_bounds__(U::kThreads) DeepKernel(const __grid_constant_
   __syncthreads();  // sums take the rings' place
   engine.Store(sums + warp * kTile);
   __syncthreads();
-  const int2 written = writer.Write([&](int pixel, int filter) {
-    const float* from = sums + pixel * U::kSumStride + filter;
+  const int2 written = writer.Write([&](int pixel, int tile_out_channel) {
+    const float* from = sums + pixel * U::kSumStride + tile_out_channel;
     float4 sum = *reinterpret_cast<const float4*>(from);
 #pragma unroll
     for (int i = 1; i < U::kWarps; ++i) sum = sum + *reinterpret_cast<const float4*>(from + i * kTile);
-    if constexpr (U::kSplit) {
+    if constexpr (U::kTf32x3) {
       // Zero times a sum is zero, or NaN.
       if (fmaf(sum.x, 0.f, sum.y * 0.f) + fmaf(sum.z, 0.f, sum.w * 0.f) != 0.f) {
-        sum = SumAgain(deep, at, pixel, filter);
+        sum = SumAgain(small_map, at, pixel, tile_out_channel);
       }
     }
     return sum;
@@ -256,12 +260,12 @@ __global__ void __launch_bounds__(U::kThreads) DeepKernel(const __grid_constant_
 }
 
 template <class U, typename T>
-ffi::Error LaunchDeep(const DeviceCall& call, const DirectPlan& plan, cudaStream_t stream) {
-  constexpr auto kKernel = DeepKernel<U, T>;
+ffi::Error LaunchSmallMap(const DeviceCall& call, const MmaPlan& plan, cudaStream_t stream) {
+  constexpr auto kKernel = SmallMapKernel<U, T>;
   const ffi::Error error = Prepare<kKernel>("DeepKernel");
   if (error.failure()) return error;
-  DeepTask<T> deep = MakeDeepTask<T>(call, plan);
-  DirectTask<T>& task = deep.direct;
+  SmallMapTask<T> small_map = MakeSmallMapTask<T>(call, plan);
+  MmaTask<T>& task = small_map.mma;
   task.counts = CountsOf(call.counts, static_cast<int64_t>(task.tiles) * call.args.groups * call.args.stacks);
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(task.tiles), static_cast<unsigned>(call.args.groups),
@@ -272,25 +276,25 @@ ffi::Error LaunchDeep(const DeviceCall& call, const DirectPlan& plan, cudaStream
   LaunchAttributes attributes(0, task.gate);
   config.attrs = attributes.list;
   config.numAttrs = attributes.count;
-  return CheckCuda(cudaLaunchKernelEx(&config, kKernel, deep), "DeepKernel");
+  return CheckCuda(cudaLaunchKernelEx(&config, kKernel, small_map), "DeepKernel");
 }
 
 // The kernel of a plan's tile; false where it is of another kernel.
-template <typename T, bool kSplit>
-bool LaunchDeepPlan(const DeviceCall& call, const DirectPlan& plan, cudaStream_t stream, ffi::Error* error) {
+template <typename T, bool kTf32x3>
+bool LaunchSmallMapPlan(const DeviceCall& call, const MmaPlan& plan, cudaStream_t stream, ffi::Error* error) {
   const auto launch = [&](auto tuning) {
-    *error = LaunchDeep<decltype(tuning), T>(call, plan, stream);
+    *error = LaunchSmallMap<decltype(tuning), T>(call, plan, stream);
     return true;
   };
   switch (plan.tile) {
-    case DirectTile::kDeepNarrow:
-      return launch(DeepTuning<T, 16, 8, kSplit, false>{});
-    case DirectTile::kDeep16x8:
-      return launch(DeepTuning<T, 16, 8, kSplit>{});
-    case DirectTile::kDeep16x16:
-      return launch(DeepTuning<T, 16, 16, kSplit>{});
-    case DirectTile::kDeep32x16:
-      return launch(DeepTuning<T, 32, 16, kSplit>{});
+    case MmaTile::kSmallMapNarrow:
+      return launch(SmallMapTuning<T, 16, 8, kTf32x3, false>{});
+    case MmaTile::kSmallMap16x8:
+      return launch(SmallMapTuning<T, 16, 8, kTf32x3>{});
+    case MmaTile::kSmallMap16x16:
+      return launch(SmallMapTuning<T, 16, 16, kTf32x3>{});
+    case MmaTile::kSmallMap32x16:
+      return launch(SmallMapTuning<T, 32, 16, kTf32x3>{});
     default:
       return false;
   }

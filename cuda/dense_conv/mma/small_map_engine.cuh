@@ -2,19 +2,19 @@
 // to sums.
 //
 // Filters are the rows of the products and pixels their columns, so that a tile may be 8 pixels wide. A stage has the
-// pixels [kPixels, kDepth] and the filters [kDepth, kFilters] of a step, as DeepTuning lays them out.
+// pixels [kPixels, kDepth] and the filters [kDepth, kOutChannels] of a step, as SmallMapTuning lays them out.
 #ifndef JSC_CUDA_DENSE_CONV_MMA_SMALL_MAP_ENGINE_CUH_
 #define JSC_CUDA_DENSE_CONV_MMA_SMALL_MAP_ENGINE_CUH_
 
-#include "cuda/dense_conv/mma/split.cuh"
+#include "cuda/dense_conv/mma/tf32x3.cuh"
 #include "cuda/dense_conv/plan/mma_tuning.h"
 
 namespace jsc {
 
 // A warp's sums of its steps: sums[rows of 16 filters][columns of 8 pixels], as mma.sync has them.
 template <class U, typename T>
-struct DeepEngine {
-  static constexpr int kRows = U::kFilters / 16, kColumns = U::kPixels / 8;
+struct SmallMapEngine {
+  static constexpr int kRows = U::kOutChannels / 16, kColumns = U::kPixels / 8;
   static constexpr int kSlices = U::kDepth * static_cast<int>(sizeof(T)) / 32;  // of a step, each 32 bytes deep
   static constexpr int kSlice = 32 / static_cast<int>(sizeof(T));
   float sums[kRows][kColumns][4] = {};
@@ -26,16 +26,16 @@ struct DeepEngine {
   static __device__ __forceinline__ uint32_t Word(const unsigned char* p) {
     return *reinterpret_cast<const uint32_t*>(p);
   }
-  static __device__ __forceinline__ void LoadFilters(const unsigned char* stage, int slice, int row, uint32_t (&a)[4]) {
+  static __device__ __forceinline__ void LoadWeights(const unsigned char* stage, int slice, int row, uint32_t (&a)[4]) {
     if constexpr (sizeof(T) == 4) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        a[e] = Word(stage + U::Filter(slice * kSlice + Column() + e / 2 * 4, row * 16 + Row() + e % 2 * 8));
+        a[e] = Word(stage + U::Weight(slice * kSlice + Column() + e / 2 * 4, row * 16 + Row() + e % 2 * 8));
       }
     } else {
       const unsigned lane = threadIdx.x % kWarp;
-      const int k = static_cast<int>(lane / 16 * 8 + lane % 8), filter = static_cast<int>(lane / 8 % 2) * 8;
-      LoadMatricesTransposed(a, stage + U::Filter(slice * kSlice + k, row * 16 + filter));
+      const int k = static_cast<int>(lane / 16 * 8 + lane % 8), out_channel = static_cast<int>(lane / 8 % 2) * 8;
+      LoadMatricesTransposed(a, stage + U::Weight(slice * kSlice + k, row * 16 + out_channel));
     }
   }
   static __device__ __forceinline__ void LoadPixels(const unsigned char* stage, int slice, int column,
@@ -52,12 +52,12 @@ struct DeepEngine {
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) LoadFilters(stage, slice, i, a[slice][i]);
+      for (int i = 0; i < kRows; ++i) LoadWeights(stage, slice, i, a[slice][i]);
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) LoadPixels(stage, slice, j, b[slice][j]);
     }
-    if constexpr (U::kSplit) {
-      MultiplyParts(a, b);
+    if constexpr (U::kTf32x3) {
+      MultiplyTf32x3(a, b);
     } else {
       MultiplyWhole(a, b);
     }
@@ -87,22 +87,23 @@ struct DeepEngine {
     }
   }
 
-  // As SplitEngine (dense_conv/mma/split.cuh) has it, with sums of a step's 16 products.
-  __device__ __forceinline__ void MultiplyParts(uint32_t (&a)[kSlices][kRows][4], uint32_t (&b)[kSlices][kColumns][2]) {
+  // As Tf32x3Engine (dense_conv/mma/split.cuh) has it, with sums of a step's 16 products.
+  __device__ __forceinline__ void MultiplyTf32x3(uint32_t (&a)[kSlices][kRows][4],
+                                                 uint32_t (&b)[kSlices][kColumns][2]) {
     float step[kRows][kColumns][4] = {};
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
-      uint32_t small_b[kColumns][2];
+      uint32_t low_b[kColumns][2];
 #pragma unroll
-      for (int j = 0; j < kColumns; ++j) SplitInParts(b[slice][j], small_b[j]);
+      for (int j = 0; j < kColumns; ++j) SplitHighLow(b[slice][j], low_b[j]);
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
-        uint32_t small_a[4];
-        SplitInParts(a[slice][i], small_a);
+        uint32_t low_a[4];
+        SplitHighLow(a[slice][i], low_a);
 #pragma unroll
         for (int j = 0; j < kColumns; ++j) {
-          MultiplyFragment(step[i][j], small_a, b[slice][j][0], b[slice][j][1], 0.f);
-          MultiplyFragment(step[i][j], a[slice][i], small_b[j][0], small_b[j][1], 0.f);
+          MultiplyFragment(step[i][j], low_a, b[slice][j][0], b[slice][j][1], 0.f);
+          MultiplyFragment(step[i][j], a[slice][i], low_b[j][0], low_b[j][1], 0.f);
           MultiplyFragment(step[i][j], a[slice][i], b[slice][j][0], b[slice][j][1], 0.f);
         }
       }
@@ -125,8 +126,8 @@ struct DeepEngine {
       for (int j = 0; j < kColumns; ++j) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const int pixel = j * 8 + Column() * 2 + e % 2, filter = i * 16 + Row() + e / 2 * 8;
-          tile[pixel * U::kSumStride + filter] = sums[i][j][e];
+          const int pixel = j * 8 + Column() * 2 + e % 2, out_channel = i * 16 + Row() + e / 2 * 8;
+          tile[pixel * U::kSumStride + out_channel] = sums[i][j][e];
         }
       }
     }

@@ -13,15 +13,15 @@ namespace jsc {
 
 // The sums of one split of a tile in the workspace: [tile pixel, tile filter].
 template <class U, typename T>
-__device__ __forceinline__ float* PartialTile(const DirectTask<T>& task, const DirectPlace& at, int tile, int split) {
+__device__ __forceinline__ float* PartialTile(const MmaTask<T>& task, const MmaPlace& at, int tile, int split) {
   const int64_t whole = (static_cast<int64_t>(at.stack) * gridDim.y + at.group) * task.tiles + tile;
-  return task.partial + (whole * task.splits + split) * U::kPixels * U::kFilters;
+  return task.partial + (whole * task.splits + split) * U::kPixels * U::kOutChannels;
 }
 
 // The tile of a tuning and threads, for the second step of Reduction::kWorkspace, which needs nothing else.
-template <int kPixels_, int kFilters_>
+template <int kPixels_, int kOutChannels_>
 struct TileSides {
-  static constexpr int kPixels = kPixels_, kFilters = kFilters_, kThreads = 256;
+  static constexpr int kPixels = kPixels_, kOutChannels = kOutChannels_, kThreads = 256;
   static constexpr bool kVector = false;
 };
 
@@ -30,25 +30,25 @@ struct TileSides {
 // blocks that share a tile have few pixels each, and less code to fetch matters more.
 template <class U, typename T>
 struct TileWriter {
-  static constexpr int kQuads = U::kFilters / 4, kStep = U::kThreads / kQuads, kBatch = 8;
+  static constexpr int kQuads = U::kOutChannels / 4, kStep = U::kThreads / kQuads, kBatch = 8;
   static_assert(U::kThreads % kQuads == 0, "a thread keeps its filters");
-  const DirectTask<T>& task;
-  int part, parts, pixels, filter, valid;
+  const MmaTask<T>& task;
+  int rank, ranks, pixels, tile_out_channel, valid;
   int64_t first;  // element of out at the tile's first pixel and this thread's filters
   float4 bias = {0.f, 0.f, 0.f, 0.f};
   float4 residual[kBatch] = {};
   int nonzeros = 0;  // that this thread wrote, where they are asked for
 
-  __device__ __forceinline__ TileWriter(const DirectTask<T>& task, const DirectPlace& at, int part, int parts)
-      : task(task), part(part), parts(parts), pixels(min(U::kPixels, task.pixels - at.pixel)) {
-    filter = static_cast<int>(threadIdx.x) % kQuads * 4;
-    valid = max(0, min(task.group_features - at.feature - filter, 4));
-    const int feature = at.group * task.group_features + at.feature + filter;
-    first = (static_cast<int64_t>(at.stack) * task.pixels + at.pixel) * task.features + feature;
+  __device__ __forceinline__ TileWriter(const MmaTask<T>& task, const MmaPlace& at, int rank, int ranks)
+      : task(task), rank(rank), ranks(ranks), pixels(min(U::kPixels, task.pixels - at.pixel)) {
+    tile_out_channel = static_cast<int>(threadIdx.x) % kQuads * 4;
+    valid = max(0, min(task.group_out_channels - at.out_channel - tile_out_channel, 4));
+    const int out_channel = at.group * task.group_out_channels + at.out_channel + tile_out_channel;
+    first = (static_cast<int64_t>(at.stack) * task.pixels + at.pixel) * task.out_channels + out_channel;
     if (task.bias) {
-      bias = Load(task.bias + static_cast<int64_t>(at.stack) * task.features + feature, valid);
+      bias = Load(task.bias + static_cast<int64_t>(at.stack) * task.out_channels + out_channel, valid);
     }
-    if (parts == 1) LoadResiduals(0);
+    if (ranks == 1) LoadResiduals(0);
   }
   // With kVector filters come in whole fours.
   __device__ __forceinline__ float4 Load(const T* p, int count) const {
@@ -59,10 +59,10 @@ struct TileWriter {
     }
   }
   __device__ __forceinline__ int Pixel(int i) const {
-    return (static_cast<int>(threadIdx.x) / kQuads + i * kStep) * parts + part;
+    return (static_cast<int>(threadIdx.x) / kQuads + i * kStep) * ranks + rank;
   }
   __device__ __forceinline__ int64_t Element(int pixel) const {
-    return first + static_cast<int64_t>(pixel) * task.features;
+    return first + static_cast<int64_t>(pixel) * task.out_channels;
   }
   __device__ __forceinline__ void LoadResiduals(int from) {
     if (!task.residual) return;
@@ -85,7 +85,7 @@ struct TileWriter {
   }
   // Non-zeros and elements that the thread wrote.
   __device__ __forceinline__ int2 Written() const {
-    return make_int2(nonzeros, valid * max(0, (pixels - Pixel(0) + kStep * parts - 1) / (kStep * parts)));
+    return make_int2(nonzeros, valid * max(0, (pixels - Pixel(0) + kStep * ranks - 1) / (kStep * ranks)));
   }
   // sums(pixel, filter): four sums.
   template <typename Sums>
@@ -96,7 +96,7 @@ struct TileWriter {
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         const int pixel = Pixel(from + i);
-        if (pixel < pixels) WritePixel(pixel, sums(pixel, filter), residual[i]);
+        if (pixel < pixels) WritePixel(pixel, sums(pixel, tile_out_channel), residual[i]);
       }
     }
   }
@@ -108,9 +108,9 @@ struct TileWriter {
       const int pixel = Pixel(i);
       float4 extra = {0.f, 0.f, 0.f, 0.f};
       if (task.residual) extra = Load(task.residual + Element(pixel), valid);
-      float4 sum = sums(0, pixel, filter);
+      float4 sum = sums(0, pixel, tile_out_channel);
 #pragma unroll 4
-      for (int split = 1; split < task.splits; ++split) sum = sum + sums(split, pixel, filter);
+      for (int split = 1; split < task.splits; ++split) sum = sum + sums(split, pixel, tile_out_channel);
       WritePixel(pixel, sum, extra);
     }
   }

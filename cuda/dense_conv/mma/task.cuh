@@ -10,7 +10,7 @@
 namespace jsc {
 
 template <typename T>
-struct DirectTask {
+struct MmaTask {
   const T* x;         // [N, H, W, C]
   const T* kernel;    // [S, kh, kw, C / groups, K]: for a stack a matrix [depth, K]
   const T* bias;      // [S, K] or null
@@ -22,18 +22,18 @@ struct DirectTask {
   int64_t images_per_stack;
   int pixels;  // results of a stack without their channels: images * Ho * Wo
   int depth;   // of the reduction: kh * kw * C / groups
-  int taps, height, width, channels, group_channels, features, group_features;
+  int taps, height, width, channels, group_channels, out_channels, group_out_channels;
   int stride[2], pad_low[2], dilation[2];
-  int chunks, chunks_per_split, splits, tiles, feature_tiles;
+  int chunks, chunks_per_split, splits, tiles, out_channel_tiles;
   Reduction reduction;
   bool relu, vector_out;
-  Divider by_splits, by_feature_tiles, by_out_height, by_out_width, by_group_channels, by_kernel_width;
+  Divider by_splits, by_out_channel_tiles, by_out_height, by_out_width, by_group_channels, by_kernel_width;
 };
 
 template <typename T>
-DirectTask<T> MakeDirectTask(const DeviceCall& call, const DirectPlan& plan, void* workspace) {
+MmaTask<T> MakeMmaTask(const DeviceCall& call, const MmaPlan& plan, void* workspace) {
   const ConvArgs& a = call.args;
-  DirectTask<T> t{};
+  MmaTask<T> t{};
   SetBuffers(call, &t);
   SetSizes(a, &t);
   t.gate = call.gate;
@@ -48,13 +48,13 @@ DirectTask<T> MakeDirectTask(const DeviceCall& call, const DirectPlan& plan, voi
   t.chunks = plan.chunks;
   t.chunks_per_split = plan.chunks_per_split;
   t.splits = plan.splits;
-  t.tiles = plan.pixel_tiles * plan.feature_tiles;
-  t.feature_tiles = plan.feature_tiles;
+  t.tiles = plan.pixel_tiles * plan.out_channel_tiles;
+  t.out_channel_tiles = plan.out_channel_tiles;
   t.reduction = plan.reduction;
   t.relu = a.activation == Activation::kRelu;
-  t.vector_out = t.features % 4 == 0 && t.group_features % 4 == 0;
+  t.vector_out = t.out_channels % 4 == 0 && t.group_out_channels % 4 == 0;
   t.by_splits = Divider(plan.splits);
-  t.by_feature_tiles = Divider(plan.feature_tiles);
+  t.by_out_channel_tiles = Divider(plan.out_channel_tiles);
   t.by_out_height = Divider(a.conv_size[0]);
   t.by_out_width = Divider(a.conv_size[1]);
   t.by_group_channels = Divider(a.group_channels);
@@ -63,18 +63,18 @@ DirectTask<T> MakeDirectTask(const DeviceCall& call, const DirectPlan& plan, voi
 }
 
 // Which part of the work a block has: a tile of pixels x filters, and of the reduction a range of chunks.
-struct DirectPlace {
-  int pixel, feature;  // first of the tile, in its stack and group
+struct MmaPlace {
+  int pixel, out_channel;  // first of the tile, in its stack and group
   int group, stack, split;
   int first_chunk, end_chunk;
 };
 
 template <class U, typename T>
-__device__ __forceinline__ DirectPlace FindDirectPlace(const DirectTask<T>& task, int tile, int split) {
-  const Quotient by = Divide(tile, task.by_feature_tiles);
+__device__ __forceinline__ MmaPlace FindMmaPlace(const MmaTask<T>& task, int tile, int split) {
+  const Quotient by = Divide(tile, task.by_out_channel_tiles);
   const int first = split * task.chunks_per_split;
   return {by.quotient * U::kPixels,
-          by.remainder * U::kFilters,
+          by.remainder * U::kOutChannels,
           static_cast<int>(blockIdx.y),
           static_cast<int>(blockIdx.z),
           split,

@@ -17,22 +17,22 @@ namespace jsc {
 // Of the kernels, in the order in which they are taken: image, slice, group, warpgroup, direct. That of few channels
 // has a plan wherever it can be taken, slices and groups where they are expected to be faster than what follows, and
 // warpgroups where they are, the only ones with the pool, or asked for by their tile.
-struct DirectChoice {
-  ImagePlan image;
-  DirectPlan direct;
-  WarpgroupPlan warpgroup;
-  SlicePlan slice;
-  GroupPlan group;
+struct DenseConvChoice {
+  FewChannelsPlan few_channels;
+  MmaPlan mma;
+  WgmmaPlan wgmma;
+  SplitKChannelsPlan splitk_channels;
+  GroupedPlan grouped;
   bool has_plan() const {
-    return image.filters > 0 || slice.filters > 0 || group.tiles > 0 || warpgroup.filters > 0 ||
-           direct.tile != DirectTile::kNone;
+    return few_channels.out_channels > 0 || splitk_channels.out_channels > 0 || grouped.tiles > 0 ||
+           wgmma.out_channels > 0 || mma.tile != MmaTile::kNone;
   }
 };
 
 // candidate: the one to have, or kByModel for the best by the models. In a chain the models also choose where the
 // candidate does not fit; else there is no plan then.
-DirectChoice ChooseKernel(const ConvArgs& args, int element_bytes, size_t workspace_bytes, bool in_chain,
-                          const Candidate& candidate, const DeviceInfo& device);
+DenseConvChoice ChooseKernel(const ConvArgs& args, int element_bytes, size_t workspace_bytes, bool in_chain,
+                             const Candidate& candidate, const DeviceInfo& device);
 
 // A candidate that fits a call, and the cycles that its planner's model expects.
 struct Rated {
@@ -45,7 +45,7 @@ std::vector<Rated> DenseCandidates(const ConvArgs& args, int element_bytes, size
                                    const DeviceInfo& device);
 
 // Whether the chosen kernel of a call with a pool takes the pool, rather than one behind it.
-bool PoolsInKernel(const DirectChoice& choice, const ConvArgs& args);
+bool PoolsInKernel(const DenseConvChoice& choice, const ConvArgs& args);
 
 }  // namespace jsc
 

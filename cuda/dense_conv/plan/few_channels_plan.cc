@@ -20,72 +20,78 @@ constexpr int64_t kMaxRow = 1 << 16;   // elements of a staged row
 int RoundUp(int64_t value, int multiple) { return static_cast<int>(Whole(value, multiple)); }
 
 bool Fits(const ConvArgs& a, int element_bytes, const DeviceInfo& device) {
-  if (a.groups != 1 || a.channels > kImageChannels || a.channels < 1 || a.pool == Pool::kAverage) return false;
+  if (a.groups != 1 || a.channels > kMostFewChannels || a.channels < 1 || a.pool == Pool::kAverage) return false;
   if (a.dilation[0] != 1 || a.dilation[1] != 1) return false;
   if (element_bytes == 4 && a.precision == Precision::kHighest && !device.fast_tf32) return false;
   const int64_t pixels = a.images * std::max({a.size[0] * a.size[1], a.conv_size[0] * a.conv_size[1], int64_t{1}});
   return a.images > 0 && a.out_size[0] > 0 && a.out_size[1] > 0 && a.stacks <= kMaxGrid &&
-         pixels * kImageChannels < kMaxCount && a.features <= kMaxRow && a.kernel_size[0] * a.kernel_size[1] <= kMaxRow;
+         pixels * kMostFewChannels < kMaxCount && a.out_channels <= kMaxRow &&
+         a.kernel_size[0] * a.kernel_size[1] <= kMaxRow;
 }
 
 // What the model needs to know of a block.
 struct BlockShape {
-  int64_t turns, blocks, resident, tiles;  // of warps, at runs of a tile; of the grid; that run at once; of a block
-  int64_t patch_pieces;                    // 16 bytes each
+  int64_t warp_tiles, blocks, resident,
+      tiles;             // of warps, at runs of a tile; of the grid; that run at once; of a block
+  int64_t patch_pieces;  // 16 bytes each
 };
 
 // Cycles until the last block is done, by what the busiest multiprocessor has to do. The figures are for the order of
 // plans alone, and fit 2,900 times of 24 layers on an H200; the plan chosen loses 2 % there on average and 9 % at most.
-double Cycles(const ConvArgs& a, int element_bytes, const DeviceInfo& device, const ImagePlan& plan,
+double Cycles(const ConvArgs& a, int element_bytes, const DeviceInfo& device, const FewChannelsPlan& plan,
               const BlockShape& block) {
-  constexpr double kTile = 2000, kOrderRound = 175, kCopyRound = 220, kEndTurn = 150, kPoolRound = 750, kBlock = 1070;
+  constexpr double kTile = 2000, kOrderRound = 175, kCopyRound = 220, kEndWarpTile = 150, kPoolRound = 750,
+                   kBlock = 1070;
   const bool wide = element_bytes == 4, pooled = a.pool != Pool::kNone;
   const int64_t layers = DivideUp(block.blocks, device.multiprocessors);  // blocks that a multiprocessor runs
   const auto waves = static_cast<double>(DivideUp(layers, block.resident));
   const auto together = static_cast<double>(std::min(layers, block.resident));
-  const auto turns = static_cast<double>(block.turns), pieces = static_cast<double>(block.patch_pieces);
+  const auto warp_tiles = static_cast<double>(block.warp_tiles), pieces = static_cast<double>(block.patch_pieces);
   const int threads = plan.warps * kWarp;
   const auto rounds = [](int64_t all, int64_t at_once) { return static_cast<double>(DivideUp(all, at_once)); };
 
   // Of a turn of a warp: cycles of a tensor core for its products, and of shared memory for what they read.
-  const double steps = plan.pairs * element_bytes / 16.0, fragments = plan.filters / 16.0, parts = plan.parts ? 3 : 1;
-  const double products = steps * fragments * kImageWarpRuns * parts * 8;
-  const double reads = steps * ((fragments * 4 + 8) * (plan.parts ? 2 : 1) + (wide ? 1 : 2));
-  const double work =
-      std::max({together * turns * products / 4, together * turns * reads, rounds(block.turns, plan.warps) * products});
+  const double steps = plan.pairs * element_bytes / 16.0, fragments = plan.out_channels / 16.0,
+               terms = plan.tf32x3 ? 3 : 1;
+  const double products = steps * fragments * kFewChannelsWarpRuns * terms * 8;
+  const double reads = steps * ((fragments * 4 + 8) * (plan.tf32x3 ? 2 : 1) + (wide ? 1 : 2));
+  const double work = std::max({together * warp_tiles * products / 4, together * warp_tiles * reads,
+                                rounds(block.warp_tiles, plan.warps) * products});
   // Instructions of the multiprocessor's warps beside them.
-  const double per_piece = 14 + (wide ? 18 : 0) + (plan.parts ? 14 : 0),
-               per_turn = plan.filters / 32 * (wide ? 300 : 250);
-  const double runs = plan.tile[0] * plan.tile[1] / kImageRun;
+  const double per_piece = 14 + (wide ? 18 : 0) + (plan.tf32x3 ? 14 : 0),
+               per_warp_tile = plan.out_channels / 32 * (wide ? 300 : 250);
+  const double runs = plan.tile[0] * plan.tile[1] / kFewChannelsRun;
   const double issue =
-      together / 4 * (pieces * per_piece / 32 + turns * per_turn + (pooled ? runs * plan.filters * 30 / 32 : 0));
+      together / 4 *
+      (pieces * per_piece / 32 + warp_tiles * per_warp_tile + (pooled ? runs * plan.out_channels * 30 / 32 : 0));
   const int64_t row_pieces = plan.pitch * element_bytes / 16;
   const double copies = rounds(plan.patch_rows, plan.warps) * rounds(row_pieces, kWarp);
   const double pool =
-      pooled ? rounds(int64_t{plan.tile_out[0]} * plan.tile_out[1] * plan.filters * element_bytes / 16, threads) : 0;
-  const double end = rounds(block.turns, plan.warps) * plan.filters / 32;
-  const double tile = kTile + work + 1.5 * issue + kCopyRound * copies + kEndTurn * end + kPoolRound * pool;
-  const double order = kOrderRound * rounds(int64_t{plan.pairs} * plan.filters * element_bytes / 16, threads);
+      pooled ? rounds(int64_t{plan.tile_out[0]} * plan.tile_out[1] * plan.out_channels * element_bytes / 16, threads)
+             : 0;
+  const double end = rounds(block.warp_tiles, plan.warps) * plan.out_channels / 32;
+  const double tile = kTile + work + 1.5 * issue + kCopyRound * copies + kEndWarpTile * end + kPoolRound * pool;
+  const double order = kOrderRound * rounds(int64_t{plan.pairs} * plan.out_channels * element_bytes / 16, threads);
   const double start = kBlock * std::max(0.0, static_cast<double>(block.blocks) / device.multiprocessors - 1);
   return start + waves * (order + static_cast<double>(block.tiles) * tile);
 }
 
 }  // namespace
 
-bool CompleteImagePlan(const ConvArgs& a, int element_bytes, const DeviceInfo& device, ImagePlan* plan) {
+bool CompleteFewChannelsPlan(const ConvArgs& a, int element_bytes, const DeviceInfo& device, FewChannelsPlan* plan) {
   const int piece = 16 / element_bytes;
   const bool pooled = a.pool != Pool::kNone;
-  plan->parts = element_bytes == 4 && a.precision == Precision::kHighest;
+  plan->tf32x3 = element_bytes == 4 && a.precision == Precision::kHighest;
   const int64_t row_elements = a.kernel_size[1] * a.channels;
   plan->paired = a.stride[1] * a.channels % 2 == 0;
   plan->lead = plan->paired ? static_cast<int>((a.pad_low[1] * a.channels % 2 + 2) % 2) : 0;
   plan->row_pairs = static_cast<int>(DivideUp(row_elements + plan->lead, 2));
-  plan->pairs = RoundUp(a.kernel_size[0] * plan->row_pairs, kImageChunkPairs);
+  plan->pairs = RoundUp(a.kernel_size[0] * plan->row_pairs, kFewChannelsChunkPairs);
   int64_t patch[2], tiles = 1;
   for (int i = 0; i < 2; ++i) {
     plan->tile[i] =
         pooled ? static_cast<int>((plan->tile_out[i] - 1) * a.window_stride[i] + a.window[i]) : plan->tile_out[i];
-    if (i == 1) plan->tile[1] = RoundUp(plan->tile[1], kImageRun);
+    if (i == 1) plan->tile[1] = RoundUp(plan->tile[1], kFewChannelsRun);
     patch[i] = (plan->tile[i] - 1) * a.stride[i] + a.kernel_size[i];
     if (plan->tile[i] > kMaxRow || patch[i] > kMaxRow) return false;
     plan->tiles[i] = static_cast<int>(DivideUp(a.out_size[i], plan->tile_out[i]));
@@ -94,23 +100,23 @@ bool CompleteImagePlan(const ConvArgs& a, int element_bytes, const DeviceInfo& d
   tiles *= a.images / a.stacks;
   plan->patch_rows = static_cast<int>(patch[0]);
   plan->pitch = RoundUp(patch[1] * a.channels + piece + 1, piece);
-  plan->feature_tiles = static_cast<int>(DivideUp(a.features, plan->filters));
-  const int filters = plan->filters;
-  const int runs = plan->tile[0] * plan->tile[1] / kImageRun;
-  const int64_t turns = DivideUp(runs, kImageWarpRuns), passes = DivideUp(turns, kImageWarps);
-  plan->warps = static_cast<int>(DivideUp(turns, passes));
-  const int copies = plan->parts ? 2 : 1;
-  plan->table_at = plan->pairs * 2 * filters * element_bytes * copies;
-  plan->bias_at = plan->table_at + (plan->pairs + kImageAhead) * 4;
-  plan->raw_at = plan->bias_at + filters * 4;
+  plan->out_channel_tiles = static_cast<int>(DivideUp(a.out_channels, plan->out_channels));
+  const int out_channels = plan->out_channels;
+  const int runs = plan->tile[0] * plan->tile[1] / kFewChannelsRun;
+  const int64_t warp_tiles = DivideUp(runs, kFewChannelsWarpRuns), passes = DivideUp(warp_tiles, kFewChannelsWarps);
+  plan->warps = static_cast<int>(DivideUp(warp_tiles, passes));
+  const int copies = plan->tf32x3 ? 2 : 1;
+  plan->table_at = plan->pairs * 2 * out_channels * element_bytes * copies;
+  plan->bias_at = plan->table_at + (plan->pairs + kFewChannelsAhead) * 4;
+  plan->raw_at = plan->bias_at + out_channels * 4;
   const int64_t raw_bytes = int64_t{plan->pitch} * plan->patch_rows * element_bytes;
-  const int64_t pool_bytes = pooled ? int64_t{runs} * kImageRun * (filters + 4) * 4 : 0;
-  const int64_t weight_bytes = a.kernel_size[0] * row_elements * (filters * element_bytes + 16);
-  if (tiles > kMaxCount / 64 || plan->feature_tiles > kMaxGrid) return false;
-  const int64_t others = plan->feature_tiles * a.stacks;
-  BlockShape block{turns, 0, 0, 0, raw_bytes / 16};
+  const int64_t pool_bytes = pooled ? int64_t{runs} * kFewChannelsRun * (out_channels + 4) * 4 : 0;
+  const int64_t weight_bytes = a.kernel_size[0] * row_elements * (out_channels * element_bytes + 16);
+  if (tiles > kMaxCount / 64 || plan->out_channel_tiles > kMaxGrid) return false;
+  const int64_t others = plan->out_channel_tiles * a.stacks;
+  BlockShape block{warp_tiles, 0, 0, 0, raw_bytes / 16};
   // A block that has several tiles copies the pixels of one while it multiplies another, so apart.
-  for (bool apart : {plan->parts, true}) {
+  for (bool apart : {plan->tf32x3, true}) {
     const int64_t patch_at = plan->raw_at + (apart ? raw_bytes : 0), pool_at = patch_at + raw_bytes * copies;
     const int64_t bytes = std::max(pool_at + std::max(pool_bytes, weight_bytes), plan->table_at + kReadAhead);
     if (bytes + kStaticBytes > device.shared_memory) return false;
@@ -118,7 +124,7 @@ bool CompleteImagePlan(const ConvArgs& a, int element_bytes, const DeviceInfo& d
     plan->pool_at = static_cast<int>(pool_at);
     plan->shared_bytes = static_cast<int>(bytes);
     const int by_memory = device.shared_memory_sm / (plan->shared_bytes + 1024);
-    const int by_registers = ImageWarpsResident(filters, plan->parts) / plan->warps;
+    const int by_registers = FewChannelsWarpsResident(out_channels, plan->tf32x3) / plan->warps;
     block.resident = std::max(1, std::min(by_memory, by_registers));
     block.tiles = DivideUp(tiles, std::max<int64_t>(1, block.resident * device.multiprocessors / others));
     if (apart || block.tiles == 1) break;
@@ -129,39 +135,40 @@ bool CompleteImagePlan(const ConvArgs& a, int element_bytes, const DeviceInfo& d
   return true;
 }
 
-void VisitImagePlans(const ConvArgs& a, int element_bytes, const DeviceInfo& device,
-                     const std::function<void(const ImagePlan&)>& visit) {
+void VisitFewChannelsPlans(const ConvArgs& a, int element_bytes, const DeviceInfo& device,
+                           const std::function<void(const FewChannelsPlan&)>& visit) {
   if (!Fits(a, element_bytes, device)) return;
-  const int64_t columns_step = a.pool == Pool::kNone ? kImageRun : 1;
-  for (int filters : {32, 64}) {
-    if (filters > std::max<int64_t>(32, a.features)) continue;
+  const int64_t columns_step = a.pool == Pool::kNone ? kFewChannelsRun : 1;
+  for (int out_channels : {32, 64}) {
+    if (out_channels > std::max<int64_t>(32, a.out_channels)) continue;
     for (int64_t columns = columns_step; columns < a.out_size[1] + columns_step; columns += columns_step) {
       for (int rows = 1; rows <= std::min<int64_t>(kMaxRows, a.out_size[0]); ++rows) {
-        ImagePlan plan{};
-        plan.filters = filters;
+        FewChannelsPlan plan{};
+        plan.out_channels = out_channels;
         plan.tile_out[0] = rows;
         plan.tile_out[1] = static_cast<int>(columns);
-        if (CompleteImagePlan(a, element_bytes, device, &plan)) visit(plan);
+        if (CompleteFewChannelsPlan(a, element_bytes, device, &plan)) visit(plan);
       }
     }
   }
 }
 
-ImagePlan ImagePlanOf(const Candidate& candidate, const ConvArgs& a, int element_bytes, const DeviceInfo& device) {
-  const auto [filters, rows, columns] = std::array{candidate.tile[0], candidate.tile[1], candidate.tile[2]};
-  const int64_t step = a.pool == Pool::kNone ? kImageRun : 1;
-  ImagePlan plan{};
-  plan.filters = filters;
+FewChannelsPlan FewChannelsPlanOf(const Candidate& candidate, const ConvArgs& a, int element_bytes,
+                                  const DeviceInfo& device) {
+  const auto [out_channels, rows, columns] = std::array{candidate.tile[0], candidate.tile[1], candidate.tile[2]};
+  const int64_t step = a.pool == Pool::kNone ? kFewChannelsRun : 1;
+  FewChannelsPlan plan{};
+  plan.out_channels = out_channels;
   plan.tile_out[0] = rows;
   plan.tile_out[1] = columns;
-  const bool has_kernel = filters == 32 || filters == 64;
+  const bool has_kernel = out_channels == 32 || out_channels == 64;
   if (!has_kernel || rows < 1 || rows > kMaxRows || columns < 1 || columns > kMaxRow || columns % step != 0) return {};
-  if (!Fits(a, element_bytes, device) || !CompleteImagePlan(a, element_bytes, device, &plan)) return {};
+  if (!Fits(a, element_bytes, device) || !CompleteFewChannelsPlan(a, element_bytes, device, &plan)) return {};
   return plan;
 }
 
-ImagePlan ChooseImagePlan(const ConvArgs& a, int element_bytes, const DeviceInfo& device) {
-  return Cheapest<ImagePlan>([&](const auto& visit) { VisitImagePlans(a, element_bytes, device, visit); });
+FewChannelsPlan ChooseFewChannelsPlan(const ConvArgs& a, int element_bytes, const DeviceInfo& device) {
+  return Cheapest<FewChannelsPlan>([&](const auto& visit) { VisitFewChannelsPlans(a, element_bytes, device, visit); });
 }
 
 }  // namespace jsc

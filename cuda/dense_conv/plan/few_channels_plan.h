@@ -9,33 +9,34 @@
 
 namespace jsc {
 
-constexpr int kImageChannels = 4;  // of x, at most
-constexpr int kImageRun = 8;       // neighbouring results of a row: rows of a fragment, whose other eight are a run too
-constexpr int kImageWarpRuns = 4;  // of a warp at a time
-constexpr int kImageWarps = 8;     // of a block, at most
-constexpr int kImageAhead = 16;    // pairs beyond the last, whose offsets are read ahead
-constexpr int kImageChunkPairs = 16;  // of the reduction, whose products a tensor core adds before FADD does
+constexpr int kMostFewChannels = 4;  // of x, at most
+constexpr int kFewChannelsRun =
+    8;  // neighbouring results of a row: rows of a fragment, whose other eight are a run too
+constexpr int kFewChannelsWarpRuns = 4;     // of a warp at a time
+constexpr int kFewChannelsWarps = 8;        // of a block, at most
+constexpr int kFewChannelsAhead = 16;       // pairs beyond the last, whose offsets are read ahead
+constexpr int kFewChannelsChunkPairs = 16;  // of the reduction, whose products a tensor core adds before FADD does
 
 // Warps of a multiprocessor that its registers suffice for.
-constexpr int ImageWarpsResident(int filters, bool parts) {
-  return parts ? (filters > 32 ? 8 : 10) : filters > 32 ? 12 : 16;
+constexpr int FewChannelsWarpsResident(int out_channels, bool tf32x3) {
+  return tf32x3 ? (out_channels > 32 ? 8 : 10) : out_channels > 32 ? 12 : 16;
 }
 
 // The reduction runs over pairs of neighbouring elements of x: each row of the window, kernel width x channels, begins
 // `lead` elements early and is as many pairs as it takes. Weights of what a pair has beside the window are zero.
-struct ImagePlan {
-  int filters;      // of a block and of each of its warps, 32 or 64; 0: no plan
-  bool parts;       // float32-accurate, by products of parts
-  bool paired;      // every pair begins at an even element of the staged row, so that one load brings it
-  int lead;         // 0 or 1
-  int row_pairs;    // of a row of the window
-  int pairs;        // of the window, whole chunks
-  int tile_out[2];  // results of a tile, after the pool
-  int tile[2];      // of the convolution: rows, columns in whole runs
-  int patch_rows;   // of x, under a tile
-  int pitch;        // elements of a staged row
-  int tiles[2];     // of a map
-  int feature_tiles;
+struct FewChannelsPlan {
+  int out_channels;  // of a block and of each of its warps, 32 or 64; 0: no plan
+  bool tf32x3;       // float32-accurate, by products of parts
+  bool paired;       // every pair begins at an even element of the staged row, so that one load brings it
+  int lead;          // 0 or 1
+  int row_pairs;     // of a row of the window
+  int pairs;         // of the window, whole chunks
+  int tile_out[2];   // results of a tile, after the pool
+  int tile[2];       // of the convolution: rows, columns in whole runs
+  int patch_rows;    // of x, under a tile
+  int pitch;         // elements of a staged row
+  int tiles[2];      // of a map
+  int out_channel_tiles;
   int warps, blocks;  // of a block; that share the tiles of a stack and feature tile
   // Of a block's shared memory, which begins with the weights in order. raw_at: where pixels are copied to, patch_at
   // unless they are in parts or another tile is read meanwhile; pool_at: of results before the pool, and of the weights
@@ -45,17 +46,18 @@ struct ImagePlan {
 };
 
 // Completes a plan that has filters and tile_out; false where it does not fit.
-bool CompleteImagePlan(const ConvArgs& args, int element_bytes, const DeviceInfo& device, ImagePlan* plan);
+bool CompleteFewChannelsPlan(const ConvArgs& args, int element_bytes, const DeviceInfo& device, FewChannelsPlan* plan);
 
 // Every plan that fits a call. tile of a candidate: filters, rows and columns of results.
-void VisitImagePlans(const ConvArgs& args, int element_bytes, const DeviceInfo& device,
-                     const std::function<void(const ImagePlan&)>& visit);
+void VisitFewChannelsPlans(const ConvArgs& args, int element_bytes, const DeviceInfo& device,
+                           const std::function<void(const FewChannelsPlan&)>& visit);
 
 // The plan of a candidate, or one without filters where it does not fit.
-ImagePlan ImagePlanOf(const Candidate& candidate, const ConvArgs& args, int element_bytes, const DeviceInfo& device);
+FewChannelsPlan FewChannelsPlanOf(const Candidate& candidate, const ConvArgs& args, int element_bytes,
+                                  const DeviceInfo& device);
 
 // The best plan under the model in dense_conv/plan/few_channels_plan.cc, or one without filters.
-ImagePlan ChooseImagePlan(const ConvArgs& args, int element_bytes, const DeviceInfo& device);
+FewChannelsPlan ChooseFewChannelsPlan(const ConvArgs& args, int element_bytes, const DeviceInfo& device);
 
 }  // namespace jsc
 

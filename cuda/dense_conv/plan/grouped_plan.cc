@@ -20,40 +20,40 @@ int64_t ApartRow(int64_t bytes, int64_t step) { return step * (DivideUp(bytes, s
 // What a warp's steps take, by kinds: 16 bits, TF32, parts. Cycles of a scheduler for a product, for what else a
 // fragment of pixels asks of it, how long a step takes at the least, for the results of a fragment's tile, and how much
 // longer products take with few warps.
-struct GroupCosts {
+struct GroupedCosts {
   double product, fragment, latency, results, few_warps;
 };
-constexpr GroupCosts kCosts[] = {{4.6, 10.4, 71, 14, 1.13}, {6.2, 10.4, 99, 3.9, 1.27}, {6.8, 2.1, 242, 16, 1.2}};
+constexpr GroupedCosts kCosts[] = {{4.6, 10.4, 71, 14, 1.13}, {6.2, 10.4, 99, 3.9, 1.27}, {6.8, 2.1, 242, 16, 1.2}};
 
 // Cycles until the last block is done, comparable to those of dense_conv/plan/mma_plan.cc (1,500 a microsecond). The
 // figures fit 5,100 times of 23 layers of 3x3 windows and 16 to 64 channels at batch 1, 8 and 32 in three kinds on an
 // H100, those near the best of a layer within 10 % (rms); the plan chosen loses 3 % there on average and 22 % at most.
-double Cycles(const ConvArgs& a, int element_bytes, const GroupPlan& plan, const DeviceInfo& device) {
+double Cycles(const ConvArgs& a, int element_bytes, const GroupedPlan& plan, const DeviceInfo& device) {
   constexpr double kLaunch = 1639, kStart = 1764, kBlock = 384, kWave = 268, kTile = 3;
-  constexpr double kPixelBytes = 24.1, kFilterBytes = 44.6, kResultBytes = 69;  // of a block, in a cycle
+  constexpr double kPixelBytes = 24.1, kWeightBytes = 44.6, kResultBytes = 69;  // of a block, in a cycle
   constexpr double kLine = 128, kOfLine = 0.2;  // what is left of a line costs that share of what is copied
   constexpr double kSchedulers = 4, kOverlap = 2;
-  const GroupCosts& costs = kCosts[element_bytes == 2 ? 0 : plan.parts ? 2 : 1];
-  const int rows = GroupRows(plan.tiles, plan.parts);
+  const GroupedCosts& costs = kCosts[element_bytes == 2 ? 0 : plan.tf32x3 ? 2 : 1];
+  const int rows = GroupedRows(plan.tiles, plan.tf32x3);
   const int64_t pixels = int64_t{plan.tile_images} * plan.tile_high * plan.tile_wide;
   const int64_t items = DivideUp(pixels, rows * 16) * plan.columns;
   const auto steps = static_cast<double>(DivideUp(plan.units, 2));
   const double other = rows * costs.fragment + plan.tiles * kTile, results = costs.results * rows * plan.tiles;
-  const double step = costs.product * rows * plan.tiles * (plan.parts ? 3 : 1) + other;
+  const double step = costs.product * rows * plan.tiles * (plan.tf32x3 ? 3 : 1) + other;
   const double busy = static_cast<double>(items) * (steps * step + results) / kSchedulers;
   const double beside = std::min(kOverlap, static_cast<double>(items) / kSchedulers);  // warps of a scheduler
-  const double alone = static_cast<double>(DivideUp(items, kGroupWarps)) *
+  const double alone = static_cast<double>(DivideUp(items, kGroupedWarps)) *
                        (steps * std::max(beside * step * costs.few_warps, costs.latency + other) + results);
   const int64_t box = int64_t{plan.tile_images} * plan.box_high * plan.box_wide,
-                features = 8 * plan.tiles * plan.columns;
+                out_channels = 8 * plan.tiles * plan.columns;
   const int64_t window = a.kernel_size[0] * a.kernel_size[1] * a.group_channels;
   const auto span = static_cast<double>(plan.groups * a.group_channels * element_bytes);
   const double copying = static_cast<double>(box) * (span + kOfLine * std::max(0.0, kLine - span)) / kPixelBytes +
-                         static_cast<double>(window * features * element_bytes) / kFilterBytes +
-                         static_cast<double>(pixels * features * element_bytes) / kResultBytes;
+                         static_cast<double>(window * out_channels * element_bytes) / kWeightBytes +
+                         static_cast<double>(pixels * out_channels * element_bytes) / kResultBytes;
   const int64_t blocks = a.stacks * plan.image_tiles * plan.tiles_down * plan.tiles_across * plan.bundles;
   const int64_t layers = DivideUp(blocks, device.multiprocessors);
-  const int64_t resident = std::max(1, std::min(kGroupBlocks, device.shared_memory_sm / (plan.shared_bytes + 1024)));
+  const int64_t resident = std::max(1, std::min(kGroupedBlocks, device.shared_memory_sm / (plan.shared_bytes + 1024)));
   const auto waves = static_cast<double>(DivideUp(layers, resident));
   const auto together = static_cast<double>(std::min(layers, resident)), of_layers = static_cast<double>(layers);
   const double one = kStart + copying * together + std::max(alone, together * busy);
@@ -62,22 +62,22 @@ double Cycles(const ConvArgs& a, int element_bytes, const GroupPlan& plan, const
 
 }  // namespace
 
-int GroupTiles(int64_t group_features) {
-  if (group_features % 8 != 0) return 0;
-  const int64_t tiles = group_features / 8;
+int GroupedTiles(int64_t group_out_channels) {
+  if (group_out_channels % 8 != 0) return 0;
+  const int64_t tiles = group_out_channels / 8;
   if (tiles > 8) return 0;
   return tiles <= 5 || tiles == 7 ? static_cast<int>(tiles) : static_cast<int>(tiles / 2);
 }
 
-bool CompleteGroupPlan(const ConvArgs& a, int element_bytes, const DeviceInfo& device, GroupPlan* plan) {
+bool CompleteGroupedPlan(const ConvArgs& a, int element_bytes, const DeviceInfo& device, GroupedPlan* plan) {
   constexpr int64_t kMostBundles = 65535, kMostTiles = std::numeric_limits<int32_t>::max();
-  const int64_t group_features = a.features / a.groups, images = a.images / a.stacks;
-  plan->tiles = GroupTiles(group_features);
+  const int64_t group_out_channels = a.out_channels / a.groups, images = a.images / a.stacks;
+  plan->tiles = GroupedTiles(group_out_channels);
   if (plan->tiles == 0 || a.groups == 1 || a.pool != Pool::kNone) return false;
   if (a.group_channels * element_bytes % kUnitBytes != 0) return false;
   const int64_t taps = a.kernel_size[0] * a.kernel_size[1];
   const int64_t units = taps * (a.group_channels * element_bytes / kUnitBytes);
-  if (units < 2 || units > kMostGroupUnits) return false;
+  if (units < 2 || units > kMostGroupedUnits) return false;
   plan->units = static_cast<int>(units);
   if (images * a.size[0] * a.size[1] > kMost || images * a.conv_size[0] * a.conv_size[1] > kMost) return false;
   const int64_t tile[] = {plan->tile_high, plan->tile_wide};
@@ -93,41 +93,42 @@ bool CompleteGroupPlan(const ConvArgs& a, int element_bytes, const DeviceInfo& d
   plan->box_high = static_cast<int>(box[0]), plan->box_wide = static_cast<int>(box[1]);
   plan->tiles_down = static_cast<int>(tiles[0]), plan->tiles_across = static_cast<int>(tiles[1]);
   plan->image_tiles = static_cast<int>(DivideUp(images, plan->tile_images));
-  const int64_t bundles = DivideUp(a.groups, plan->groups) * plan->feature_parts;
-  const int64_t columns = group_features / (8 * plan->tiles);  // of a group
-  if (columns % plan->feature_parts != 0 || (plan->groups > 1 && plan->feature_parts > 1)) return false;
-  plan->columns = static_cast<int>(plan->groups * columns / plan->feature_parts);
+  const int64_t bundles = DivideUp(a.groups, plan->groups) * plan->out_channel_splits;
+  const int64_t columns = group_out_channels / (8 * plan->tiles);  // of a group
+  if (columns % plan->out_channel_splits != 0 || (plan->groups > 1 && plan->out_channel_splits > 1)) return false;
+  plan->columns = static_cast<int>(plan->groups * columns / plan->out_channel_splits);
   if (bundles > kMostBundles || a.stacks * plan->image_tiles * tiles[0] * tiles[1] > kMostTiles) return false;
   plan->bundles = static_cast<int>(bundles);
-  const int64_t features = 8 * plan->tiles * plan->columns;
+  const int64_t out_channels = 8 * plan->tiles * plan->columns;
   const int64_t pixel_bytes = ApartRow(plan->groups * a.group_channels * element_bytes, 16);
-  const int64_t filter_bytes = ApartRow(features * element_bytes, element_bytes == 4 ? 32 : 16);
-  const int64_t filters = taps * a.group_channels * filter_bytes, offsets = Whole(units * 4, 128);
+  const int64_t weight_bytes = ApartRow(out_channels * element_bytes, element_bytes == 4 ? 32 : 16);
+  const int64_t weights = taps * a.group_channels * weight_bytes, offsets = Whole(units * 4, 128);
   const int64_t pixels = plan->tile_images * box[0] * box[1] * pixel_bytes;
-  const int64_t fragments = 16 * GroupRows(plan->tiles, plan->parts), of_tile = plan->tile_images * tile[0] * tile[1];
+  const int64_t fragments = 16 * GroupedRows(plan->tiles, plan->tf32x3),
+                of_tile = plan->tile_images * tile[0] * tile[1];
   const int64_t places = Whole(of_tile, fragments) * 8, head = offsets + places;  // two numbers a pixel
-  if (head + filters + pixels > device.shared_memory) return false;
-  plan->pixel_bytes = static_cast<int>(pixel_bytes), plan->filter_bytes = static_cast<int>(filter_bytes);
-  plan->places_at = static_cast<int>(offsets), plan->filters_at = static_cast<int>(head);
-  plan->pixels_at = static_cast<int>(head + filters);
-  plan->shared_bytes = static_cast<int>(head + filters + pixels);
+  if (head + weights + pixels > device.shared_memory) return false;
+  plan->pixel_bytes = static_cast<int>(pixel_bytes), plan->weight_bytes = static_cast<int>(weight_bytes);
+  plan->places_at = static_cast<int>(offsets), plan->weights_at = static_cast<int>(head);
+  plan->pixels_at = static_cast<int>(head + weights);
+  plan->shared_bytes = static_cast<int>(head + weights + pixels);
   plan->cycles = Cycles(a, element_bytes, *plan, device);
   return true;
 }
 
-void VisitGroupPlans(const ConvArgs& a, int element_bytes, const DeviceInfo& device,
-                     const std::function<void(const GroupPlan&)>& visit) {
+void VisitGroupedPlans(const ConvArgs& a, int element_bytes, const DeviceInfo& device,
+                       const std::function<void(const GroupedPlan&)>& visit) {
   const auto high = static_cast<int>(std::min<int64_t>(a.conv_size[0], 32));
   const auto wide = static_cast<int>(std::min<int64_t>(a.conv_size[1], 64));
-  if (a.groups == 1 || !device.fast_tf32 || GroupTiles(a.features / a.groups) == 0) return;
+  if (a.groups == 1 || !device.fast_tf32 || GroupedTiles(a.out_channels / a.groups) == 0) return;
   for (const int of_wide : {wide, (wide + 1) / 2, 7, 8, 14, 16, 28, 32}) {
     for (const int of_high : {high, (high + 1) / 2, 1, 2, 4, 7, 8, 14, 16}) {
       if (of_wide > wide || of_high > high) continue;
       for (const int images : {1, 2, 4, 8}) {
         for (int groups = 1; groups <= 8; groups *= 2) {
-          for (const int feature_parts : {1, 2}) {
-            const Candidate tile{Family::kGrouped, {images, of_high, of_wide, groups, feature_parts}};
-            const GroupPlan plan = GroupPlanOf(tile, a, element_bytes, device);
+          for (const int out_channel_splits : {1, 2}) {
+            const Candidate tile{Family::kGrouped, {images, of_high, of_wide, groups, out_channel_splits}};
+            const GroupedPlan plan = GroupedPlanOf(tile, a, element_bytes, device);
             if (plan.tiles > 0) visit(plan);
           }
         }
@@ -136,26 +137,26 @@ void VisitGroupPlans(const ConvArgs& a, int element_bytes, const DeviceInfo& dev
   }
 }
 
-GroupPlan GroupPlanOf(const Candidate& candidate, const ConvArgs& a, int element_bytes, const DeviceInfo& device) {
+GroupedPlan GroupedPlanOf(const Candidate& candidate, const ConvArgs& a, int element_bytes, const DeviceInfo& device) {
   constexpr int64_t kMostBytes = 256;                  // of a pixel's channels
   constexpr int kMostPixels = 512, kMostTogether = 8;  // of a block; images, and groups
-  GroupPlan plan{};
-  plan.parts = element_bytes == 4 && a.precision == Precision::kHighest;
+  GroupedPlan plan{};
+  plan.tf32x3 = element_bytes == 4 && a.precision == Precision::kHighest;
   plan.tile_images = candidate.tile[0], plan.tile_high = candidate.tile[1], plan.tile_wide = candidate.tile[2];
-  plan.groups = candidate.tile[3], plan.feature_parts = candidate.tile[4];
-  if (std::min({plan.tile_images, plan.tile_high, plan.tile_wide, plan.groups, plan.feature_parts}) < 1) return {};
-  if (std::max(plan.tile_images, plan.groups) > kMostTogether || plan.feature_parts > 2) return {};
+  plan.groups = candidate.tile[3], plan.out_channel_splits = candidate.tile[4];
+  if (std::min({plan.tile_images, plan.tile_high, plan.tile_wide, plan.groups, plan.out_channel_splits}) < 1) return {};
+  if (std::max(plan.tile_images, plan.groups) > kMostTogether || plan.out_channel_splits > 2) return {};
   if (plan.tile_high > a.conv_size[0] || plan.tile_wide > a.conv_size[1] || plan.groups > a.groups) return {};
   if (int64_t{plan.tile_high} * plan.tile_wide * plan.tile_images > kMostPixels) return {};
   const bool is_whole = plan.tile_wide == a.conv_size[1] && plan.tile_high == a.conv_size[0];
   if (plan.tile_images > 1 && !is_whole) return {};
   if (plan.groups > 1 && plan.groups * a.group_channels * element_bytes > kMostBytes) return {};
-  if (a.groups == 1 || !device.fast_tf32 || !CompleteGroupPlan(a, element_bytes, device, &plan)) return {};
+  if (a.groups == 1 || !device.fast_tf32 || !CompleteGroupedPlan(a, element_bytes, device, &plan)) return {};
   return plan;
 }
 
-GroupPlan ChooseGroupPlan(const ConvArgs& a, int element_bytes, const DeviceInfo& device) {
-  return Cheapest<GroupPlan>([&](const auto& visit) { VisitGroupPlans(a, element_bytes, device, visit); });
+GroupedPlan ChooseGroupedPlan(const ConvArgs& a, int element_bytes, const DeviceInfo& device) {
+  return Cheapest<GroupedPlan>([&](const auto& visit) { VisitGroupedPlans(a, element_bytes, device, visit); });
 }
 
 }  // namespace jsc

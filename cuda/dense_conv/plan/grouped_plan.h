@@ -9,49 +9,50 @@
 
 namespace jsc {
 
-constexpr int kGroupWarps = 8;         // of a block
-constexpr int kGroupBlocks = 2;        // of a multiprocessor that registers leave room for
-constexpr int kUnitBytes = 16;         // of a pixel's channels: half of what a tensor core takes at once
-constexpr int kMostGroupUnits = 2048;  // of a window
+constexpr int kGroupedWarps = 8;         // of a block
+constexpr int kGroupedBlocks = 2;        // of a multiprocessor that registers leave room for
+constexpr int kUnitBytes = 16;           // of a pixel's channels: half of what a tensor core takes at once
+constexpr int kMostGroupedUnits = 2048;  // of a window
 
-struct GroupPlan {
+struct GroupedPlan {
   int tiles;                              // of eight features, that a warp multiplies pixels with at once; 0: no plan
-  bool parts;                             // float32-accurate products
+  bool tf32x3;                            // float32-accurate products
   int tile_images, tile_high, tile_wide;  // results of a block
   int groups;                             // of a block, or
-  int feature_parts;                      // blocks that share the features of one
+  int out_channel_splits;                 // blocks that share the features of one
   // What follows from these.
   int units;                                           // of a window: kUnitBytes of channels under a tap
   int box_high, box_wide;                              // pixels of x that an image of a tile reads
   int tiles_down, tiles_across, image_tiles;           // of a stack
   int bundles;                                         // of groups, or parts of them
   int columns;                                         // of `tiles` tiles of features, that a block has
-  int pixel_bytes, filter_bytes;                       // of a row in shared memory: a pixel's, a channel's of a tap
-  int places_at, filters_at, pixels_at, shared_bytes;  // of shared memory: behind the offsets of units, and all
+  int pixel_bytes, weight_bytes;                       // of a row in shared memory: a pixel's, a channel's of a tap
+  int places_at, weights_at, pixels_at, shared_bytes;  // of shared memory: behind the offsets of units, and all
   double cycles;                                       // what the model expects
 };
 
 // Fragments of 16 pixels that a warp multiplies at a time.
-constexpr int GroupRows(int tiles, bool parts) {
-  if (parts) return tiles <= 2 ? 4 : tiles <= 4 ? 2 : 1;
+constexpr int GroupedRows(int tiles, bool tf32x3) {
+  if (tf32x3) return tiles <= 2 ? 4 : tiles <= 4 ? 2 : 1;
   return tiles <= 3 ? 4 : 2;
 }
 
 // The tiles of eight features of a warp that groups of so many features have, or 0 where there is no kernel.
-int GroupTiles(int64_t group_features);
+int GroupedTiles(int64_t group_out_channels);
 
-// Completes a plan whose parts, tile, groups and feature_parts are set; false where it does not fit.
-bool CompleteGroupPlan(const ConvArgs& args, int element_bytes, const DeviceInfo& device, GroupPlan* plan);
+// Completes a plan whose parts, tile, groups and out_channel_splits are set; false where it does not fit.
+bool CompleteGroupedPlan(const ConvArgs& args, int element_bytes, const DeviceInfo& device, GroupedPlan* plan);
 
 // Every plan that fits a call. tile of a candidate: images, rows and columns of results, groups, feature parts.
-void VisitGroupPlans(const ConvArgs& args, int element_bytes, const DeviceInfo& device,
-                     const std::function<void(const GroupPlan&)>& visit);
+void VisitGroupedPlans(const ConvArgs& args, int element_bytes, const DeviceInfo& device,
+                       const std::function<void(const GroupedPlan&)>& visit);
 
 // The plan of a candidate, or one without tiles where it does not fit.
-GroupPlan GroupPlanOf(const Candidate& candidate, const ConvArgs& args, int element_bytes, const DeviceInfo& device);
+GroupedPlan GroupedPlanOf(const Candidate& candidate, const ConvArgs& args, int element_bytes,
+                          const DeviceInfo& device);
 
 // The best plan under the model in dense_conv/plan/grouped_plan.cc, without tiles where there is none.
-GroupPlan ChooseGroupPlan(const ConvArgs& args, int element_bytes, const DeviceInfo& device);
+GroupedPlan ChooseGroupedPlan(const ConvArgs& args, int element_bytes, const DeviceInfo& device);
 
 }  // namespace jsc
 

@@ -11,9 +11,9 @@ namespace jsc {
 namespace {
 
 constexpr int64_t kMaxCount = std::numeric_limits<int32_t>::max();
-constexpr int64_t kMaxGrid = 65535;   // of groups and stacks, the grid's second and third axes
-constexpr int kMaxTableTaps = 256;    // of a tuning with a table in shared memory
-constexpr int kMinGroupFeatures = 8;  // fewer, and most of a tile of 64 filters is empty
+constexpr int64_t kMaxGrid = 65535;      // of groups and stacks, the grid's second and third axes
+constexpr int kMaxTableTaps = 256;       // of a tuning with a table in shared memory
+constexpr int kMinGroupOutChannels = 8;  // fewer, and most of a tile of 64 filters is empty
 
 // Cycles that a chunk of a tile costs: a block with a multiprocessor to itself, and one that shares it.
 struct ChunkCycles {
@@ -22,7 +22,7 @@ struct ChunkCycles {
 
 // What the model needs to know of a tuning.
 struct TileShape {
-  int pixels, filters, threads, chunk, stage_bytes, shared_bytes;
+  int pixels, out_channels, threads, chunk, stage_bytes, shared_bytes;
   int most_resident;  // blocks whose registers fit a multiprocessor
   ChunkCycles cycles;
 };
@@ -32,7 +32,7 @@ TileShape ShapeOf(int64_t taps, int most_resident, ChunkCycles cycles) {
   const int table_taps =
       U::kAddresses == Addresses::kTable ? static_cast<int>(std::min<int64_t>(taps, kMaxTableTaps)) : 0;
   return {U::kPixels,
-          U::kFilters,
+          U::kOutChannels,
           U::kThreads,
           U::kCachedPixels,
           U::template StageBytes<T>(),
@@ -43,71 +43,71 @@ TileShape ShapeOf(int64_t taps, int most_resident, ChunkCycles cycles) {
 
 // T: a type of the elements' size.
 template <typename T>
-TileShape TensorShape(DirectTile tile, int64_t taps) {
-  using Tunings = DirectTunings<T>;
+TileShape TensorShape(MmaTile tile, int64_t taps) {
+  using Tunings = MmaTunings<T>;
   constexpr bool kWide = sizeof(T) == 4;
   switch (tile) {
-    case DirectTile::kSmall:
+    case MmaTile::kSmall:
       return ShapeOf<typename Tunings::Small, T>(taps, 4, kWide ? ChunkCycles{980, 510} : ChunkCycles{710, 320});
-    case DirectTile::kTall:
+    case MmaTile::kTall:
       return ShapeOf<typename Tunings::Tall, T>(taps, 3, kWide ? ChunkCycles{1400, 790} : ChunkCycles{1010, 700});
-    case DirectTile::kLarge:
+    case MmaTile::kLarge:
       return ShapeOf<typename Tunings::Large, T>(taps, 2, kWide ? ChunkCycles{2260, 2820} : ChunkCycles{1720, 1930});
     default:
       return ShapeOf<typename Tunings::Narrow, T>(taps, 4, kWide ? ChunkCycles{2000, 1500} : ChunkCycles{6000, 3000});
   }
 }
 
-TileShape ShapeOfPlan(const DirectPlan& plan, int element_bytes, int64_t taps) {
+TileShape ShapeOfPlan(const MmaPlan& plan, int element_bytes, int64_t taps) {
   if (plan.engine == Engine::kTensorCores) {
     return element_bytes == 4 ? TensorShape<float>(plan.tile, taps) : TensorShape<uint16_t>(plan.tile, taps);
   }
-  if (plan.engine == Engine::kSplitTensorCores) {
-    if (plan.tile == DirectTile::kFlat) return ShapeOf<SplitTunings::Flat, float>(taps, 4, {800, 600});
-    if (plan.tile == DirectTile::kSmall) return ShapeOf<SplitTunings::Small, float>(taps, 3, {1200, 990});
-    if (plan.tile == DirectTile::kLarge) return ShapeOf<SplitTunings::Large, float>(taps, 1, {3800, 3800});
-    return ShapeOf<SplitTunings::Narrow, float>(taps, 2, {2500, 1580});
+  if (plan.engine == Engine::kTf32x3) {
+    if (plan.tile == MmaTile::kFlat) return ShapeOf<Tf32x3Tunings::Flat, float>(taps, 4, {800, 600});
+    if (plan.tile == MmaTile::kSmall) return ShapeOf<Tf32x3Tunings::Small, float>(taps, 3, {1200, 990});
+    if (plan.tile == MmaTile::kLarge) return ShapeOf<Tf32x3Tunings::Large, float>(taps, 1, {3800, 3800});
+    return ShapeOf<Tf32x3Tunings::Narrow, float>(taps, 2, {2500, 1580});
   }
-  if (plan.tile == DirectTile::kFlat) return ShapeOf<PreciseTunings::Flat, float>(taps, 6, {1180, 660});
-  if (plan.tile == DirectTile::kSmall) return ShapeOf<PreciseTunings::Small, float>(taps, 4, {1620, 1300});
-  if (plan.tile == DirectTile::kLarge) return ShapeOf<PreciseTunings::Large, float>(taps, 1, {5810, 6300});
+  if (plan.tile == MmaTile::kFlat) return ShapeOf<PreciseTunings::Flat, float>(taps, 6, {1180, 660});
+  if (plan.tile == MmaTile::kSmall) return ShapeOf<PreciseTunings::Small, float>(taps, 4, {1620, 1300});
+  if (plan.tile == MmaTile::kLarge) return ShapeOf<PreciseTunings::Large, float>(taps, 1, {5810, 6300});
   return ShapeOf<PreciseTunings::Narrow, float>(taps, 4, {3000, 2000});
 }
 
 // What the model needs to know of a tile of the kernel whose warps share the axis; cycles are of a warp's step.
-struct DeepShape {
-  int pixels, filters, depth, warps, shared_bytes;
+struct SmallMapShape {
+  int pixels, out_channels, depth, warps, shared_bytes;
   ChunkCycles step;
 };
 
 template <class U>
-DeepShape ShapeOfDeep(ChunkCycles step) {
-  return {U::kPixels, U::kFilters, U::kDepth, U::kWarps, U::kSharedBytes, step};
+SmallMapShape ShapeOfSmallMap(ChunkCycles step) {
+  return {U::kPixels, U::kOutChannels, U::kDepth, U::kWarps, U::kSharedBytes, step};
 }
 
 // T: a type of the elements' size.
 template <typename T>
-DeepShape ShapeOfDeepTile(DirectTile tile, bool split) {
+SmallMapShape ShapeOfSmallMapTile(MmaTile tile, bool is_tf32x3) {
   constexpr bool kWide = sizeof(T) == 4;
-  const auto of = [&](ChunkCycles whole, ChunkCycles parts, ChunkCycles half) {
-    return split ? parts : kWide ? whole : half;
+  const auto of = [&](ChunkCycles whole, ChunkCycles tf32x3, ChunkCycles half) {
+    return is_tf32x3 ? tf32x3 : kWide ? whole : half;
   };
   switch (tile) {
-    case DirectTile::kDeep16x8:
-      return ShapeOfDeep<DeepTuning<T, 16, 8, false>>(of({467, 405}, {519, 451}, {508, 575}));
-    case DirectTile::kDeep16x16:
-      return ShapeOfDeep<DeepTuning<T, 16, 16, false>>(of({550, 550}, {650, 635}, {672, 719}));
-    case DirectTile::kDeep32x16:
-      return ShapeOfDeep<DeepTuning<T, 32, 16, false>>(of({732, 493}, {965, 965}, {719, 500}));
+    case MmaTile::kSmallMap16x8:
+      return ShapeOfSmallMap<SmallMapTuning<T, 16, 8, false>>(of({467, 405}, {519, 451}, {508, 575}));
+    case MmaTile::kSmallMap16x16:
+      return ShapeOfSmallMap<SmallMapTuning<T, 16, 16, false>>(of({550, 550}, {650, 635}, {672, 719}));
+    case MmaTile::kSmallMap32x16:
+      return ShapeOfSmallMap<SmallMapTuning<T, 32, 16, false>>(of({732, 493}, {965, 965}, {719, 500}));
     default:
-      return ShapeOfDeep<DeepTuning<T, 16, 8, false, false>>(of({475, 475}, {730, 730}, {3500, 3500}));
+      return ShapeOfSmallMap<SmallMapTuning<T, 16, 8, false, false>>(of({475, 475}, {730, 730}, {3500, 3500}));
   }
 }
 
 // As Cycles, of a deep tile. The figures fit 350 times of 39 layers on an H200, those near the best of a layer within
 // 7 % (rms); of the layers that are for these tiles the one chosen loses 0.6 % on average and 20 % at most. The last
 // tile's are of one layer.
-double DeepCycles(const DirectPlan& plan, const DeepShape& shape, int64_t tiles, const DeviceInfo& device) {
+double SmallMapCycles(const MmaPlan& plan, const SmallMapShape& shape, int64_t tiles, const DeviceInfo& device) {
   constexpr double kBlock = 2784, kNextWave = 2065;
   const int64_t resident =
       std::max(1, std::min(device.shared_memory_sm / (shape.shared_bytes + 1024), 2048 / (32 * shape.warps)));
@@ -122,8 +122,9 @@ double DeepCycles(const DirectPlan& plan, const DeepShape& shape, int64_t tiles,
 // block waits for on its own does not, and the L2 cache gives all of them so many bytes a cycle. The figures fit 1,500
 // times of 66 layers on an H200; the plan chosen loses 3 % there on average and 15 % at most (split engine: 720 times
 // of 25 layers, 1 % and 7 %). Only the order of plans matters.
-double Cycles(const DirectPlan& plan, const TileShape& shape, int64_t tiles, const DeviceInfo& device) {
-  constexpr double kBlock = 4400, kTileEnd = 550, kMeet = 1270, kSplit = 140, kWorkspace = 4000, kCacheBytes = 41;
+double Cycles(const MmaPlan& plan, const TileShape& shape, int64_t tiles, const DeviceInfo& device) {
+  constexpr double kBlock = 4400, kTileEnd = 550, kClusterReduction = 1270, kSplit = 140, kWorkspace = 4000,
+                   kCacheBytes = 41;
   int64_t places = device.multiprocessors;
   if (plan.reduction == Reduction::kCluster) places = static_cast<int64_t>(device.clusters[plan.splits]) * plan.splits;
   const int by_memory = device.shared_memory_sm / (shape.shared_bytes + 1024);
@@ -135,10 +136,10 @@ double Cycles(const DirectPlan& plan, const TileShape& shape, int64_t tiles, con
   const double running = static_cast<double>(std::min<int64_t>(blocks, places * resident));
   const double loading = chunks * shape.stage_bytes * running / (kCacheBytes * device.multiprocessors);
   const double work = std::max({chunks * shape.cycles.alone, together * chunks * shape.cycles.shared, loading});
-  const double tile = kTileEnd * shape.pixels * shape.filters / 4096;
-  const double meeting =
-      (plan.splits > 1 ? kMeet + kSplit * plan.splits : 0) + (plan.reduction == Reduction::kWorkspace ? kWorkspace : 0);
-  return static_cast<double>(waves) * (kBlock + work + together * tile + meeting);
+  const double tile = kTileEnd * shape.pixels * shape.out_channels / 4096;
+  const double cluster = (plan.splits > 1 ? kClusterReduction + kSplit * plan.splits : 0) +
+                         (plan.reduction == Reduction::kWorkspace ? kWorkspace : 0);
+  return static_cast<double>(waves) * (kBlock + work + together * tile + cluster);
 }
 
 // Whether pixels of x, and elements from the first of a window to its last, have 32-bit numbers, with padding.
@@ -156,22 +157,22 @@ bool HasSmallNumbers(const ConvArgs& a) {
 }
 
 // Cuts a call by a deep tile; false where that does not fit.
-bool CompleteDeepPlan(const ConvArgs& a, int element_bytes, const DeviceInfo& device, DirectPlan* plan) {
-  const bool split = plan->engine == Engine::kSplitTensorCores;
-  const DeepShape shape =
-      element_bytes == 4 ? ShapeOfDeepTile<float>(plan->tile, split) : ShapeOfDeepTile<uint16_t>(plan->tile, split);
+bool CompleteSmallMapPlan(const ConvArgs& a, int element_bytes, const DeviceInfo& device, MmaPlan* plan) {
+  const bool is_tf32x3 = plan->engine == Engine::kTf32x3;
+  const SmallMapShape shape = element_bytes == 4 ? ShapeOfSmallMapTile<float>(plan->tile, is_tf32x3)
+                                                 : ShapeOfSmallMapTile<uint16_t>(plan->tile, is_tf32x3);
   const int64_t depth = a.kernel_size[0] * a.kernel_size[1] * a.group_channels;
   const int64_t pixels = a.images / a.stacks * a.conv_size[0] * a.conv_size[1];
   const int64_t pixel_tiles = DivideUp(pixels, shape.pixels),
-                feature_tiles = DivideUp(a.features / a.groups, shape.filters);
-  if (shape.shared_bytes > device.shared_memory || pixel_tiles * feature_tiles > kMaxCount) return false;
+                out_channel_tiles = DivideUp(a.out_channels / a.groups, shape.out_channels);
+  if (shape.shared_bytes > device.shared_memory || pixel_tiles * out_channel_tiles > kMaxCount) return false;
   if (!HasSmallNumbers(a)) return false;
   plan->splits = 1;
   plan->reduction = Reduction::kNone;
   plan->pixel_tiles = static_cast<int>(pixel_tiles);
-  plan->feature_tiles = static_cast<int>(feature_tiles);
+  plan->out_channel_tiles = static_cast<int>(out_channel_tiles);
   plan->chunks = plan->chunks_per_split = static_cast<int>(DivideUp(depth, shape.depth));
-  plan->cycles = DeepCycles(*plan, shape, pixel_tiles * feature_tiles * a.groups * a.stacks, device);
+  plan->cycles = SmallMapCycles(*plan, shape, pixel_tiles * out_channel_tiles * a.groups * a.stacks, device);
   return true;
 }
 
@@ -180,8 +181,8 @@ bool CompleteDeepPlan(const ConvArgs& a, int element_bytes, const DeviceInfo& de
 Engine EngineFor(const ConvArgs& a, int element_bytes, const DeviceInfo& device) {
   constexpr int64_t kMaxProducts = 8192;
   if (element_bytes != 4 || a.precision != Precision::kHighest) return Engine::kTensorCores;
-  const bool deep = a.kernel_size[0] * a.kernel_size[1] * a.group_channels > kMaxProducts;
-  return device.fast_tf32 || deep ? Engine::kSplitTensorCores : Engine::kOuterProduct;
+  const bool is_long = a.kernel_size[0] * a.kernel_size[1] * a.group_channels > kMaxProducts;
+  return device.fast_tf32 || is_long ? Engine::kTf32x3 : Engine::kOuterProduct;
 }
 
 // Whether numbers of pixels, of the reduction axis and of blocks fit the kernels.
@@ -192,13 +193,13 @@ bool HasTiles(const ConvArgs& a) {
       taps * a.group_channels > kMaxCount - kSlack || a.groups > kMaxGrid || a.stacks > kMaxGrid) {
     return false;
   }
-  return a.groups == 1 || a.features / a.groups >= kMinGroupFeatures;
+  return a.groups == 1 || a.out_channels / a.groups >= kMinGroupOutChannels;
 }
 
 }  // namespace
 
-bool CompleteDirectPlan(const ConvArgs& a, int element_bytes, size_t workspace_bytes, const DeviceInfo& device,
-                        DirectPlan* plan) {
+bool CompleteMmaPlan(const ConvArgs& a, int element_bytes, size_t workspace_bytes, const DeviceInfo& device,
+                     MmaPlan* plan) {
   const int64_t taps = a.kernel_size[0] * a.kernel_size[1], depth = taps * a.group_channels;
   const int64_t images = a.images / a.stacks, pixels = images * a.conv_size[0] * a.conv_size[1];
   plan->reduction = plan->splits == 1                   ? Reduction::kNone
@@ -206,16 +207,18 @@ bool CompleteDirectPlan(const ConvArgs& a, int element_bytes, size_t workspace_b
                                                         : Reduction::kWorkspace;
   const TileShape shape = ShapeOfPlan(*plan, element_bytes, taps);
   const int64_t pixel_tiles = DivideUp(pixels, shape.pixels);
-  const int64_t feature_tiles = DivideUp(a.features / a.groups, shape.filters), chunks = DivideUp(depth, shape.chunk);
-  if (pixel_tiles * feature_tiles > kMaxCount / plan->splits || plan->splits > chunks) return false;
+  const int64_t out_channel_tiles = DivideUp(a.out_channels / a.groups, shape.out_channels),
+                chunks = DivideUp(depth, shape.chunk);
+  if (pixel_tiles * out_channel_tiles > kMaxCount / plan->splits || plan->splits > chunks) return false;
   if (shape.shared_bytes > device.shared_memory) return false;
   plan->pixel_tiles = static_cast<int>(pixel_tiles);
-  plan->feature_tiles = static_cast<int>(feature_tiles);
+  plan->out_channel_tiles = static_cast<int>(out_channel_tiles);
   plan->chunks = static_cast<int>(chunks);
   plan->chunks_per_split = static_cast<int>(DivideUp(chunks, plan->splits));
   if (DivideUp(chunks, plan->chunks_per_split) != plan->splits) return false;  // a split would be empty
-  const int64_t tiles = pixel_tiles * feature_tiles * a.groups * a.stacks;
-  const int64_t tile_bytes = static_cast<int64_t>(shape.pixels) * shape.filters * static_cast<int64_t>(sizeof(float));
+  const int64_t tiles = pixel_tiles * out_channel_tiles * a.groups * a.stacks;
+  const int64_t tile_bytes =
+      static_cast<int64_t>(shape.pixels) * shape.out_channels * static_cast<int64_t>(sizeof(float));
   if (plan->reduction == Reduction::kWorkspace &&
       tiles * plan->splits * tile_bytes > static_cast<int64_t>(workspace_bytes)) {
     return false;
@@ -224,54 +227,54 @@ bool CompleteDirectPlan(const ConvArgs& a, int element_bytes, size_t workspace_b
   return true;
 }
 
-void VisitDirectPlans(const ConvArgs& a, int element_bytes, size_t workspace_bytes, bool with_deep,
-                      const DeviceInfo& device, const std::function<void(const DirectPlan&)>& visit) {
-  const auto visit_tile = [&](DirectTile tile, int splits) {
+void VisitMmaPlans(const ConvArgs& a, int element_bytes, size_t workspace_bytes, bool with_small_map,
+                   const DeviceInfo& device, const std::function<void(const MmaPlan&)>& visit) {
+  const auto visit_tile = [&](MmaTile tile, int splits) {
     const Candidate candidate{Family::kMma, {static_cast<int>(tile), splits}};
-    const DirectPlan plan = DirectPlanOf(candidate, a, element_bytes, workspace_bytes, device);
-    if (plan.tile != DirectTile::kNone) visit(plan);
+    const MmaPlan plan = MmaPlanOf(candidate, a, element_bytes, workspace_bytes, device);
+    if (plan.tile != MmaTile::kNone) visit(plan);
   };
-  for (DirectTile tile :
-       {DirectTile::kDeep16x8, DirectTile::kDeep16x16, DirectTile::kDeep32x16, DirectTile::kDeepNarrow}) {
-    if (with_deep) visit_tile(tile, 1);
+  for (MmaTile tile :
+       {MmaTile::kSmallMap16x8, MmaTile::kSmallMap16x16, MmaTile::kSmallMap32x16, MmaTile::kSmallMapNarrow}) {
+    if (with_small_map) visit_tile(tile, 1);
   }
-  for (DirectTile tile :
-       {DirectTile::kFlat, DirectTile::kSmall, DirectTile::kTall, DirectTile::kLarge, DirectTile::kNarrow}) {
+  for (MmaTile tile : {MmaTile::kFlat, MmaTile::kSmall, MmaTile::kTall, MmaTile::kLarge, MmaTile::kNarrow}) {
     for (int splits = 1; splits <= kMaxSplits; ++splits) visit_tile(tile, splits);
   }
 }
 
-DirectPlan DirectPlanOf(const Candidate& candidate, const ConvArgs& a, int element_bytes, size_t workspace_bytes,
-                        const DeviceInfo& device) {
+MmaPlan MmaPlanOf(const Candidate& candidate, const ConvArgs& a, int element_bytes, size_t workspace_bytes,
+                  const DeviceInfo& device) {
   const int number = candidate.tile[0], splits = candidate.tile[1];
-  if (number <= static_cast<int>(DirectTile::kNone) || number > static_cast<int>(DirectTile::kDeepNarrow)) return {};
+  if (number <= static_cast<int>(MmaTile::kNone) || number > static_cast<int>(MmaTile::kSmallMapNarrow)) return {};
   if (splits < 1 || splits > kMaxSplits || !HasTiles(a)) return {};
-  DirectPlan plan{};
-  plan.tile = static_cast<DirectTile>(number);
+  MmaPlan plan{};
+  plan.tile = static_cast<MmaTile>(number);
   plan.engine = EngineFor(a, element_bytes, device);
   plan.splits = splits;
   const int64_t step = 16 / element_bytes, taps = a.kernel_size[0] * a.kernel_size[1];  // step: elements of a copy
-  const bool wide = a.group_channels % step == 0 && a.features / a.groups % step == 0;
-  if (IsDeep(plan.tile)) {
-    if ((plan.tile == DirectTile::kDeepNarrow) == wide || plan.engine == Engine::kOuterProduct || splits > 1) return {};
-    return CompleteDeepPlan(a, element_bytes, device, &plan) ? plan : DirectPlan{};
+  const bool wide = a.group_channels % step == 0 && a.out_channels / a.groups % step == 0;
+  if (IsSmallMap(plan.tile)) {
+    if ((plan.tile == MmaTile::kSmallMapNarrow) == wide || plan.engine == Engine::kOuterProduct || splits > 1)
+      return {};
+    return CompleteSmallMapPlan(a, element_bytes, device, &plan) ? plan : MmaPlan{};
   }
-  if ((plan.tile == DirectTile::kNarrow) == wide || (!wide && taps > kMaxTableTaps)) return {};
-  const DirectTile absent = plan.engine == Engine::kTensorCores ? DirectTile::kFlat : DirectTile::kTall;
+  if ((plan.tile == MmaTile::kNarrow) == wide || (!wide && taps > kMaxTableTaps)) return {};
+  const MmaTile absent = plan.engine == Engine::kTensorCores ? MmaTile::kFlat : MmaTile::kTall;
   if (plan.tile == absent) return {};
-  return CompleteDirectPlan(a, element_bytes, workspace_bytes, device, &plan) ? plan : DirectPlan{};
+  return CompleteMmaPlan(a, element_bytes, workspace_bytes, device, &plan) ? plan : MmaPlan{};
 }
 
-DirectPlan ChooseDirectPlan(const ConvArgs& a, int element_bytes, size_t workspace_bytes, bool with_deep,
-                            const DeviceInfo& device) {
-  return Cheapest<DirectPlan>(
-      [&](const auto& visit) { VisitDirectPlans(a, element_bytes, workspace_bytes, with_deep, device, visit); });
+MmaPlan ChooseMmaPlan(const ConvArgs& a, int element_bytes, size_t workspace_bytes, bool with_small_map,
+                      const DeviceInfo& device) {
+  return Cheapest<MmaPlan>(
+      [&](const auto& visit) { VisitMmaPlans(a, element_bytes, workspace_bytes, with_small_map, device, visit); });
 }
 
-size_t DirectWorkspaceBytes(int64_t pixels, int64_t features, int64_t depth) {
+size_t MmaWorkspaceBytes(int64_t pixels, int64_t out_channels, int64_t depth) {
   // Splitting pays while there are fewer than some 256 blocks of 64 results x 64 filters.
   constexpr int64_t kSide = 64, kBlocks = 256;
-  const int64_t tiles = DivideUp(pixels, kSide) * DivideUp(features, kSide);
+  const int64_t tiles = DivideUp(pixels, kSide) * DivideUp(out_channels, kSide);
   if (tiles <= 0 || tiles > kBlocks / 2 || depth <= kSide) return 0;
   const int64_t splits = std::min<int64_t>(kMaxSplits, DivideUp(kBlocks, tiles));
   return static_cast<size_t>(splits * tiles * kSide * kSide) * sizeof(float);

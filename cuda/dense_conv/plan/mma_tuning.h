@@ -16,7 +16,7 @@ enum class Engine {
   kInnerProduct,  // FFMA in the order of section 3.2: for each pixel and filter, over the chunk
   kOuterProduct,  // FFMA, unrolled: the sums are registers (section 3.1.2)
   kTensorCores,   // the outer product unit of section 3.3 as mma.sync has it: TF32, bfloat16 or float16
-  kSplitTensorCores,  // the same of float32 in two TF32 parts: float32-accurate (dense_conv/mma/split.cuh)
+  kTf32x3,        // the same of float32 in two TF32 parts: float32-accurate (dense_conv/mma/split.cuh)
 };
 
 // How the address of each copied piece of the input is found.
@@ -30,16 +30,16 @@ enum class Addresses {
 // Whether a block whose pixels, filters and chunks all lie inside runs a loop without bounds checks (section 4.2).
 enum class Checks { kEveryCopy, kHoisted };
 
-// images_per_thread x filters_per_thread sums a thread, threads_x x threads_y threads a block, cached_pixels rows of
-// the reduction axis (taps x channels, flattened) a chunk. On tensor cores threads_x and threads_y are multiples of 8
-// and 4, the shape of a warp's fragments. kStages: chunks in shared memory at once; 1 waits for each as the paper's
+// images_per_thread x out_channels_per_thread sums a thread, threads_x x threads_y threads a block, cached_pixels rows
+// of the reduction axis (taps x channels, flattened) a chunk. On tensor cores threads_x and threads_y are multiples of
+// 8 and 4, the shape of a warp's fragments. kStages: chunks in shared memory at once; 1 waits for each as the paper's
 // kernel does. kVector: copies of 16 bytes, else of one element.
-template <Engine kEngine_, int kImagesPerThread_, int kFiltersPerThread_, int kThreadsX_, int kThreadsY_,
+template <Engine kEngine_, int kImagesPerThread_, int kOutChannelsPerThread_, int kThreadsX_, int kThreadsY_,
           int kCachedPixels_, int kStages_, bool kVector_ = true, Addresses kAddresses_ = Addresses::kReduced,
           Checks kChecks_ = Checks::kEveryCopy>
 struct Tuning {
   static constexpr Engine kEngine = kEngine_;
-  static constexpr int kImagesPerThread = kImagesPerThread_, kFiltersPerThread = kFiltersPerThread_;
+  static constexpr int kImagesPerThread = kImagesPerThread_, kOutChannelsPerThread = kOutChannelsPerThread_;
   static constexpr int kThreadsX = kThreadsX_, kThreadsY = kThreadsY_;
   static constexpr int kCachedPixels = kCachedPixels_, kStages = kStages_;
   static constexpr bool kVector = kVector_;
@@ -47,19 +47,19 @@ struct Tuning {
   static constexpr Checks kChecks = kChecks_;
 
   static constexpr int kThreads = kThreadsX * kThreadsY;
-  static constexpr int kPixels = kImagesPerThread * kThreadsX;    // of a block's tile
-  static constexpr int kFilters = kFiltersPerThread * kThreadsY;  // of a block's tile
-  static constexpr bool kSplit = kEngine == Engine::kSplitTensorCores;
-  static constexpr bool kTensor = kEngine == Engine::kTensorCores || kSplit;
+  static constexpr int kPixels = kImagesPerThread * kThreadsX;            // of a block's tile
+  static constexpr int kOutChannels = kOutChannelsPerThread * kThreadsY;  // of a block's tile
+  static constexpr bool kTf32x3 = kEngine == Engine::kTf32x3;
+  static constexpr bool kTensor = kEngine == Engine::kTensorCores || kTf32x3;
   // The same tile and chunks by FFMA in few instructions, for what a split cannot do.
-  using Plain = Tuning<Engine::kInnerProduct, kImagesPerThread_, kFiltersPerThread_, kThreadsX_, kThreadsY_,
+  using Plain = Tuning<Engine::kInnerProduct, kImagesPerThread_, kOutChannelsPerThread_, kThreadsX_, kThreadsY_,
                        kCachedPixels_, kStages_, kVector_, kAddresses_, kChecks_>;
   // Words between the end of one pixel's sums and the next pixel's, so that a warp's stores meet distinct banks.
-  static constexpr int kSumStride = kFilters + 4;
+  static constexpr int kSumStride = kOutChannels + 4;
 
   template <typename T>
   static constexpr int StageBytes() {
-    return (kPixels + kFilters) * kCachedPixels * static_cast<int>(sizeof(T));
+    return (kPixels + kOutChannels) * kCachedPixels * static_cast<int>(sizeof(T));
   }
   static constexpr int SumBytes() { return kPixels * kSumStride * static_cast<int>(sizeof(float)); }
   // Shared memory of a block: the stages, which the sums of the tile replace, then the table.
@@ -75,27 +75,27 @@ struct Tuning {
 };
 
 // A tile of the kernel whose warps share the reduction axis (dense_conv/mma/small_map.cuh). Filters are a multiple of
-// 16 and pixels of 8; kSplit: float32 in two TF32 parts; kVector: copies of 16 bytes, else of one element.
-template <typename T, int kFilters_, int kPixels_, bool kSplit_, bool kVector_ = true>
-struct DeepTuning {
-  static constexpr int kFilters = kFilters_, kPixels = kPixels_;
-  static constexpr bool kSplit = kSplit_, kVector = kVector_;
+// 16 and pixels of 8; kTf32x3: float32 in two TF32 parts; kVector: copies of 16 bytes, else of one element.
+template <typename T, int kOutChannels_, int kPixels_, bool kTf32x3_, bool kVector_ = true>
+struct SmallMapTuning {
+  static constexpr int kOutChannels = kOutChannels_, kPixels = kPixels_;
+  static constexpr bool kTf32x3 = kTf32x3_, kVector = kVector_;
   static constexpr int kWarps = 8, kThreads = 32 * kWarps;
   static constexpr int kDepth = 64 / static_cast<int>(sizeof(T));  // of a step
   static constexpr int kStages = 4;                                // of a warp's ring
   // Bytes of a row in shared memory, so that what a warp reads at once lies in distinct banks.
   static constexpr int kPixelRow = 64 + 16;
-  static constexpr int kFilterRow = kFilters * static_cast<int>(sizeof(T)) + (sizeof(T) == 4 ? 32 : 16);
-  static constexpr int kStageBytes = kPixels * kPixelRow + kDepth * kFilterRow;
-  static constexpr int kSumStride = kFilters + 4;
+  static constexpr int kWeightRow = kOutChannels * static_cast<int>(sizeof(T)) + (sizeof(T) == 4 ? 32 : 16);
+  static constexpr int kStageBytes = kPixels * kPixelRow + kDepth * kWeightRow;
+  static constexpr int kSumStride = kOutChannels + 4;
   static constexpr int kSumBytes = kWarps * kPixels * kSumStride * static_cast<int>(sizeof(float));
   static constexpr int kRingBytes = kWarps * kStages * kStageBytes;
   static constexpr int kSharedBytes = kRingBytes > kSumBytes ? kRingBytes : kSumBytes;
 
-  // Where in a stage an element of the pixels [kPixels, kDepth] and of the filters [kDepth, kFilters] is.
+  // Where in a stage an element of the pixels [kPixels, kDepth] and of the filters [kDepth, kOutChannels] is.
   static constexpr int Pixel(int pixel, int k) { return pixel * kPixelRow + k * static_cast<int>(sizeof(T)); }
-  static constexpr int Filter(int k, int filter) {
-    return kPixels * kPixelRow + k * kFilterRow + filter * static_cast<int>(sizeof(T));
+  static constexpr int Weight(int k, int out_channel) {
+    return kPixels * kPixelRow + k * kWeightRow + out_channel * static_cast<int>(sizeof(T));
   }
 };
 

@@ -14,13 +14,13 @@ namespace {
 // What the model needs to know of a compiled tile; of whole products, and of products in parts. Cycles are of a step, a
 // slice under one tap: of a warp alone on its scheduler, and what it takes of the scheduler's time. They are fitted
 // together with the costs below, so not each by itself is what a clock would show.
-struct SliceShape {
-  int filters, columns, warps;
+struct SplitKChannelsShape {
+  int out_channels, columns, warps;
   int registers[2];
   double alone[2], busy[2];
 };
 
-constexpr SliceShape kShapes[] = {
+constexpr SplitKChannelsShape kShapes[] = {
     {16, 4, 4, {48, 80}, {125, 179}, {6, 69}},   {32, 2, 4, {56, 80}, {97, 164}, {6, 11}},
     {32, 2, 8, {56, 80}, {113, 130}, {3, 22}},   {32, 4, 4, {80, 120}, {82, 248}, {9, 100}},
     {32, 4, 8, {80, 120}, {34, 237}, {33, 118}}, {32, 7, 4, {120, 192}, {160, 368}, {105, 36}},
@@ -29,26 +29,26 @@ constexpr SliceShape kShapes[] = {
 // The rest of it, of whole products and of products in parts. The figures fit 45,000 times of 287 calls, batch 1 to
 // 128, on an H200 within 7 % (rms) near the best plans; what is chosen by them, slices or another kernel, takes 1.2 %
 // longer there than the best on average, 16 % at most.
-struct SliceCosts {
-  double block, wide_block;      // of any block, and of one of eight warps besides
-  double row;                    // of taps
-  double bytes;                  // that a multiprocessor gets in a cycle
-  double sums;                   // for each KB of partial sums
-  double meeting, member, mail;  // of a cluster: of itself, of each block, and for each 100 sums of eight results
+struct SplitKChannelsCosts {
+  double block, wide_block;            // of any block, and of one of eight warps besides
+  double row;                          // of taps
+  double bytes;                        // that a multiprocessor gets in a cycle
+  double sums;                         // for each KB of partial sums
+  double cluster, member, slot_bytes;  // of a cluster: of itself, of each block, and for each 100 sums of eight results
 };
-constexpr SliceCosts kCosts[] = {{2910, 62, 294, 48.1, 12.4, 295, 49, 18.3},
-                                 {2660, 116, 730, 40.8, 15.2, 128, 20, 208.3}};
+constexpr SplitKChannelsCosts kCosts[] = {{2910, 62, 294, 48.1, 12.4, 295, 49, 18.3},
+                                          {2660, 116, 730, 40.8, 15.2, 128, 20, 208.3}};
 
-double Cycles(const ConvArgs& a, int element_bytes, const SliceShape& shape, const SlicePlan& plan,
+double Cycles(const ConvArgs& a, int element_bytes, const SplitKChannelsShape& shape, const SplitKChannelsPlan& plan,
               const DeviceInfo& device) {
   constexpr double kPlaced = 0.95;  // clusters are not spread evenly over multiprocessors
   constexpr int64_t kRegisters = 65536, kThreads = 2048, kReserved = 2048;
-  const int kind = plan.parts ? 1 : 0;
-  const SliceCosts& costs = kCosts[kind];
+  const int kind = plan.tf32x3 ? 1 : 0;
+  const SplitKChannelsCosts& costs = kCosts[kind];
   const double places =
       plan.splits == 1 ? device.multiprocessors : kPlaced * device.clusters[plan.splits] * plan.splits;
   const double blocks =
-      1.0 * a.images * plan.tiles_down * plan.tiles_across * plan.feature_tiles * a.groups * plan.splits;
+      1.0 * a.images * plan.tiles_down * plan.tiles_across * plan.out_channel_tiles * a.groups * plan.splits;
   const double layers = std::ceil(blocks / places);  // of blocks, on a multiprocessor
   const int64_t threads = kWarp * plan.warps;
   const int64_t resident =
@@ -62,15 +62,15 @@ double Cycles(const ConvArgs& a, int element_bytes, const SliceShape& shape, con
   const double rows = static_cast<double>(a.kernel_size[0]), slices = plan.slices * plan.warps;
   const double steps = rows * a.kernel_size[1] * plan.slices;
   const double pixels = slices * plan.box_high * plan.box_wide * kSliceBytes;
-  const double filters =
-      slices * rows * a.kernel_size[1] * (kSliceBytes / element_bytes) * plan.filters * element_bytes;
-  const double first = load * (pixels + filters / rows) / costs.bytes;
-  const double rest = load * (filters - filters / rows) / costs.bytes;
+  const double weights =
+      slices * rows * a.kernel_size[1] * (kSliceBytes / element_bytes) * plan.out_channels * element_bytes;
+  const double first = load * (pixels + weights / rows) / costs.bytes;
+  const double rest = load * (weights - weights / rows) / costs.bytes;
   const double loop = std::max(steps * shape.alone[kind], load * plan.warps / 4 * steps * shape.busy[kind]);
-  const double sums = plan.filters * plan.columns;  // of eight results
+  const double sums = plan.out_channels * plan.columns;  // of eight results
   double cycles = costs.block + (plan.warps > 4 ? costs.wide_block : 0) + first + std::max(loop, rest) +
                   costs.row * rows + load * costs.sums * plan.warps * sums * 32 / 1000;
-  if (plan.splits > 1) cycles += costs.meeting + costs.member * plan.splits + costs.mail * sums / 100;
+  if (plan.splits > 1) cycles += costs.cluster + costs.member * plan.splits + costs.slot_bytes * sums / 100;
   return cycles;
 }
 
@@ -93,14 +93,16 @@ ConvArgs FlattenedArgs(const ConvArgs& args) {
   return a;
 }
 
-bool CompleteSlicePlan(const ConvArgs& a, int element_bytes, const DeviceInfo& device, SlicePlan* plan) {
+bool CompleteSplitKChannelsPlan(const ConvArgs& a, int element_bytes, const DeviceInfo& device,
+                                SplitKChannelsPlan* plan) {
   constexpr int64_t kMaxBox = 256, kAtom = 1024, kMaxGrid = 65535;
   const int64_t channels = kSliceBytes / element_bytes, all = DivideUp(a.group_channels, channels);
   if (a.channels % channels != 0 || a.group_channels % channels != 0) return false;
-  if (a.features * element_bytes % 16 != 0 || a.kernel_size[0] > kMaxSliceKernelRows) return false;
+  if (a.out_channels * element_bytes % 16 != 0 || a.kernel_size[0] > kMostKernelRows) return false;
   const int64_t slices = DivideUp(all, plan->splits * plan->warps);
   if (DivideUp(all, slices * plan->warps) != plan->splits) return false;  // a block would have none
-  if (a.groups > 1 && (all != slices * plan->splits * plan->warps || a.features / a.groups % plan->filters != 0)) {
+  if (a.groups > 1 &&
+      (all != slices * plan->splits * plan->warps || a.out_channels / a.groups % plan->out_channels != 0)) {
     return false;
   }
   // Coordinates, and numbers of results, have 32 bits.
@@ -118,34 +120,35 @@ bool CompleteSlicePlan(const ConvArgs& a, int element_bytes, const DeviceInfo& d
   plan->slices = static_cast<int>(slices);
   plan->box_high = static_cast<int>(box[0]), plan->box_wide = static_cast<int>(box[1]);
   plan->tiles_down = static_cast<int>(tiles[0]), plan->tiles_across = static_cast<int>(tiles[1]);
-  plan->feature_tiles = static_cast<int>(DivideUp(a.features / a.groups, plan->filters));
-  if (a.stacks * images * tiles[0] * tiles[1] > kMaxGrid || plan->feature_tiles * a.groups > kMaxGrid) return false;
+  plan->out_channel_tiles = static_cast<int>(DivideUp(a.out_channels / a.groups, plan->out_channels));
+  if (a.stacks * images * tiles[0] * tiles[1] > kMaxGrid || plan->out_channel_tiles * a.groups > kMaxGrid) return false;
   const int64_t taps = a.kernel_size[0] * a.kernel_size[1];
-  const int64_t unit = kWarp * plan->filters / 8 * 4, units = 2 * plan->columns;
+  const int64_t unit = kWarp * plan->out_channels / 8 * 4, units = 2 * plan->columns;
   const int64_t of_block = slices * plan->warps;
-  const int64_t operands = of_block * (taps * channels * plan->filters * element_bytes + box[0] * box[1] * kSliceBytes);
-  const int64_t mail = plan->splits > 1 ? DivideUp(units, plan->splits) * plan->splits * unit : 0;
+  const int64_t operands =
+      of_block * (taps * channels * plan->out_channels * element_bytes + box[0] * box[1] * kSliceBytes);
+  const int64_t slot_bytes = plan->splits > 1 ? DivideUp(units, plan->splits) * plan->splits * unit : 0;
   plan->sums_at = static_cast<int>(Whole(operands, 16));
-  plan->mail_at = static_cast<int>(plan->sums_at + plan->warps * units * unit);
-  plan->shared_bytes = static_cast<int>(plan->mail_at + mail);
-  if (plan->mail_at + mail + 2 * kAtom > device.shared_memory) return false;
+  plan->slots_at = static_cast<int>(plan->sums_at + plan->warps * units * unit);
+  plan->shared_bytes = static_cast<int>(plan->slots_at + slot_bytes);
+  if (plan->slots_at + slot_bytes + 2 * kAtom > device.shared_memory) return false;
   return true;
 }
 
-void VisitSlicePlans(const ConvArgs& a, int element_bytes, const DeviceInfo& device,
-                     const std::function<void(const SlicePlan&)>& visit) {
+void VisitSplitKChannelsPlans(const ConvArgs& a, int element_bytes, const DeviceInfo& device,
+                              const std::function<void(const SplitKChannelsPlan&)>& visit) {
   if (!Fits(a, element_bytes, device)) return;
   const auto wide = static_cast<int>(std::min<int64_t>(a.conv_size[1], 64));
-  for (const SliceShape& shape : kShapes) {
+  for (const SplitKChannelsShape& shape : kShapes) {
     const int room = shape.columns * 8;
     for (const int of_wide : {wide, (wide + 1) / 2, 7, 8, 14, 16, 28, 32, 56}) {
-      SlicePlan plan{};
-      plan.filters = shape.filters, plan.columns = shape.columns, plan.warps = shape.warps;
-      plan.parts = a.precision == Precision::kHighest;
+      SplitKChannelsPlan plan{};
+      plan.out_channels = shape.out_channels, plan.columns = shape.columns, plan.warps = shape.warps;
+      plan.tf32x3 = a.precision == Precision::kHighest;
       plan.tile_wide = std::min({of_wide, wide, room});
       plan.tile_high = static_cast<int>(std::min<int64_t>(room / plan.tile_wide, a.conv_size[0]));
-      for (plan.splits = 1; plan.splits <= kMaxSliceSplits; ++plan.splits) {
-        if (!CompleteSlicePlan(a, element_bytes, device, &plan)) continue;
+      for (plan.splits = 1; plan.splits <= kMaxChannelSplits; ++plan.splits) {
+        if (!CompleteSplitKChannelsPlan(a, element_bytes, device, &plan)) continue;
         plan.cycles = Cycles(a, element_bytes, shape, plan, device);
         if (std::isfinite(plan.cycles)) visit(plan);
       }
@@ -153,24 +156,27 @@ void VisitSlicePlans(const ConvArgs& a, int element_bytes, const DeviceInfo& dev
   }
 }
 
-SlicePlan SlicePlanOf(const Candidate& candidate, const ConvArgs& a, int element_bytes, const DeviceInfo& device) {
-  SlicePlan plan{};
-  plan.filters = candidate.tile[0], plan.columns = candidate.tile[1], plan.warps = candidate.tile[2];
+SplitKChannelsPlan SplitKChannelsPlanOf(const Candidate& candidate, const ConvArgs& a, int element_bytes,
+                                        const DeviceInfo& device) {
+  SplitKChannelsPlan plan{};
+  plan.out_channels = candidate.tile[0], plan.columns = candidate.tile[1], plan.warps = candidate.tile[2];
   plan.tile_high = candidate.tile[3], plan.tile_wide = candidate.tile[4], plan.splits = candidate.tile[5];
-  plan.parts = a.precision == Precision::kHighest;
-  if (!Fits(a, element_bytes, device) || plan.splits < 1 || plan.splits > kMaxSliceSplits) return {};
+  plan.tf32x3 = a.precision == Precision::kHighest;
+  if (!Fits(a, element_bytes, device) || plan.splits < 1 || plan.splits > kMaxChannelSplits) return {};
   if (plan.tile_high < 1 || plan.tile_wide < 1 || std::max(plan.tile_high, plan.tile_wide) > 64) return {};
-  for (const SliceShape& shape : kShapes) {
-    const bool is_it = shape.filters == plan.filters && shape.columns == plan.columns && shape.warps == plan.warps;
-    if (!is_it || !CompleteSlicePlan(a, element_bytes, device, &plan)) continue;
+  for (const SplitKChannelsShape& shape : kShapes) {
+    const bool is_it =
+        shape.out_channels == plan.out_channels && shape.columns == plan.columns && shape.warps == plan.warps;
+    if (!is_it || !CompleteSplitKChannelsPlan(a, element_bytes, device, &plan)) continue;
     plan.cycles = Cycles(a, element_bytes, shape, plan, device);
     return plan;
   }
   return {};
 }
 
-SlicePlan ChooseSlicePlan(const ConvArgs& a, int element_bytes, const DeviceInfo& device) {
-  return Cheapest<SlicePlan>([&](const auto& visit) { VisitSlicePlans(a, element_bytes, device, visit); });
+SplitKChannelsPlan ChooseSplitKChannelsPlan(const ConvArgs& a, int element_bytes, const DeviceInfo& device) {
+  return Cheapest<SplitKChannelsPlan>(
+      [&](const auto& visit) { VisitSplitKChannelsPlans(a, element_bytes, device, visit); });
 }
 
 }  // namespace jsc

@@ -9,22 +9,22 @@
 
 namespace jsc {
 
-constexpr int kSliceBytes = 32;      // of a pixel's channels: what a tensor core takes at once
-constexpr int kMaxSliceSplits = 16;  // the largest cluster
-constexpr int kMaxSliceKernelRows = 16;
+constexpr int kSliceBytes = 32;        // of a pixel's channels: what a tensor core takes at once
+constexpr int kMaxChannelSplits = 16;  // the largest cluster
+constexpr int kMostKernelRows = 16;
 
-struct SlicePlan {
-  int filters;               // of a tile: 16 or 32; 0: there is no plan
+struct SplitKChannelsPlan {
+  int out_channels;          // of a tile: 16 or 32; 0: there is no plan
   int columns;               // of eight pixels, that a tile has room for: 2, 4 or 7
   int warps;                 // of a block: 4 or 8
   int tile_high, tile_wide;  // results of a tile
   int splits;                // blocks, a cluster, that share a tile's channels
-  bool parts;                // float32-accurate products
+  bool tf32x3;               // float32-accurate products
   // What follows from these.
-  int slices;                                   // of a warp
-  int box_high, box_wide;                       // pixels of x that a tile reads
-  int tiles_down, tiles_across, feature_tiles;  // of an image and group
-  int sums_at, mail_at, shared_bytes;           // of shared memory: where sums and mail are, and all
+  int slices;                                       // of a warp
+  int box_high, box_wide;                           // pixels of x that a tile reads
+  int tiles_down, tiles_across, out_channel_tiles;  // of an image and group
+  int sums_at, slots_at, shared_bytes;              // of shared memory: where sums and mail are, and all
   double cycles;  // what the model expects; infinite where blocks would not all run at once
 };
 
@@ -33,18 +33,20 @@ ConvArgs FlattenedArgs(const ConvArgs& args);
 
 // Completes a plan whose filters, columns, warps, tile, splits and parts are set; false where it does not fit. args: as
 // FlattenedArgs gives them
-bool CompleteSlicePlan(const ConvArgs& args, int element_bytes, const DeviceInfo& device, SlicePlan* plan);
+bool CompleteSplitKChannelsPlan(const ConvArgs& args, int element_bytes, const DeviceInfo& device,
+                                SplitKChannelsPlan* plan);
 
 // Every plan that fits a call and whose blocks all run at once. tile of a candidate: filters, columns, warps, rows and
 // columns of results, splits. args: as FlattenedArgs gives them
-void VisitSlicePlans(const ConvArgs& args, int element_bytes, const DeviceInfo& device,
-                     const std::function<void(const SlicePlan&)>& visit);
+void VisitSplitKChannelsPlans(const ConvArgs& args, int element_bytes, const DeviceInfo& device,
+                              const std::function<void(const SplitKChannelsPlan&)>& visit);
 
 // The plan of a candidate, or one without filters where it does not fit.
-SlicePlan SlicePlanOf(const Candidate& candidate, const ConvArgs& args, int element_bytes, const DeviceInfo& device);
+SplitKChannelsPlan SplitKChannelsPlanOf(const Candidate& candidate, const ConvArgs& args, int element_bytes,
+                                        const DeviceInfo& device);
 
 // The best plan under the model in dense_conv/plan/splitk_channels_plan.cc, without filters where there is none.
-SlicePlan ChooseSlicePlan(const ConvArgs& args, int element_bytes, const DeviceInfo& device);
+SplitKChannelsPlan ChooseSplitKChannelsPlan(const ConvArgs& args, int element_bytes, const DeviceInfo& device);
 
 }  // namespace jsc
 

@@ -8,7 +8,7 @@
 #ifndef JSC_CUDA_DENSE_CONV_SPLITK_CHANNELS_ENGINE_CUH_
 #define JSC_CUDA_DENSE_CONV_SPLITK_CHANNELS_ENGINE_CUH_
 
-#include "cuda/dense_conv/mma/split.cuh"
+#include "cuda/dense_conv/mma/tf32x3.cuh"
 #include "cuda/dense_conv/plan/splitk_channels_plan.h"
 
 namespace jsc {
@@ -19,44 +19,44 @@ __device__ inline float4 Relu(float4 v) { return {Relu(v.x), Relu(v.y), Relu(v.z
 __device__ inline float4 Widen(float4 v) { return v; }
 __device__ inline float4 Widen(float2 v) { return {v.x, v.y, 0.f, 0.f}; }
 
-template <typename T, int kFilters_, int kColumns_, int kWarps_, bool kSplit_>
-struct SliceTuning {
-  static constexpr int kFilters = kFilters_, kColumns = kColumns_, kRows = kFilters / 16;
+template <typename T, int kOutChannels_, int kColumns_, int kWarps_, bool kTf32x3_>
+struct SplitKChannelsTuning {
+  static constexpr int kOutChannels = kOutChannels_, kColumns = kColumns_, kRows = kOutChannels / 16;
   static constexpr int kWarps = kWarps_, kThreads = kWarps * kWarp;
-  static constexpr bool kSplit = kSplit_;
+  static constexpr bool kTf32x3 = kTf32x3_;
   static constexpr int kChannels = kSliceBytes / static_cast<int>(sizeof(T));  // of a slice
-  static constexpr int kFilterRow = kFilters * static_cast<int>(sizeof(T));
-  static constexpr int kFilterBytes = kChannels * kFilterRow;  // of a slice under one tap
+  static constexpr int kWeightRow = kOutChannels * static_cast<int>(sizeof(T));
+  static constexpr int kWeightBytes = kChannels * kWeightRow;  // of a slice under one tap
   static constexpr int kUnits = 2 * kColumns;
-  static constexpr int kVector = kFilters / 8;  // filters of a lane, of one pixel
+  static constexpr int kVector = kOutChannels / 8;  // filters of a lane, of one pixel
   using Vector = std::conditional_t<kVector == 4, float4, float2>;
 };
 
 // How a warp walks over its operands: of a row of taps, of a tap, slice by slice.
-struct SliceSteps {
+struct SplitKChannelsSteps {
   int slices;  // of a warp
   int kernel_rows, kernel_columns;
   int slice_bytes;  // of a slice's pixels
   // Bytes from what would follow the last slice under a tap to the first under the next, filters and pixels; and from
   // the first pixels of a row of taps to those of the next.
-  int filters_on, pixels_on, down;
+  int weights_on, pixels_on, down;
 };
 
 template <class U, typename T>
-struct SliceEngine {
+struct SplitKChannelsEngine {
   static constexpr int kRows = U::kRows, kColumns = U::kColumns;
-  static constexpr int kChunkSteps = 4;  // of 32 products, as SplitEngine
+  static constexpr int kChunkSteps = 4;  // of 32 products, as Tf32x3Engine
   static constexpr int kGroup = 4;       // columns whose products follow each other, so that none waits for its sum
   float sums[kRows][kColumns][4] = {};
   int pixel_at[kColumns];  // bytes, of the lane's channels of each column's pixel
-  int filter_at[2];
+  int weight_at[2];
   uint32_t a[kRows][4], b[kColumns][2];
 
   template <class Task>
-  __device__ __forceinline__ SliceEngine(const Task& slice, int warp) {
+  __device__ __forceinline__ SplitKChannelsEngine(const Task& slice, int warp) {
     const int lane = threadIdx.x % kWarp, row = lane / 4, pair = lane % 4;
     const int pixels = slice.pixels_at + warp * (slice.steps.slices * slice.steps.slice_bytes);
-    const int filters = warp * (slice.steps.slices * U::kFilterBytes);
+    const int weights = warp * (slice.steps.slices * U::kWeightBytes);
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
       const Quotient place = Divide(j * 8 + row, slice.by_tile_wide);
@@ -66,35 +66,36 @@ struct SliceEngine {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int at = pair * 2 + half;
-      if constexpr (U::kFilterRow == 128) {
-        filter_at[half] = filters + at * 128 + ((row ^ at) << 4);
+      if constexpr (U::kWeightRow == 128) {
+        weight_at[half] = weights + at * 128 + ((row ^ at) << 4);
       } else {
-        filter_at[half] = filters + at * 64 + (((row / 2) ^ pair) << 4) + row % 2 * 8;
+        weight_at[half] = weights + at * 64 + (((row / 2) ^ pair) << 4) + row % 2 * 8;
       }
-      asm volatile("" : "+r"(filter_at[half]));  // not found again in each step
+      asm volatile("" : "+r"(weight_at[half]));  // not found again in each step
     }
   }
 
 #if __CUDA_ARCH__ >= 900
   // full: the address of the barriers of the pixels and of each row of taps
-  __device__ __forceinline__ void MultiplyAll(const SliceSteps& by, const unsigned char* shared, uint32_t full) {
+  __device__ __forceinline__ void MultiplyAll(const SplitKChannelsSteps& by, const unsigned char* shared,
+                                              uint32_t full) {
     int left = by.slices * by.kernel_columns * by.kernel_rows;
-    int slice = by.slices, tap = by.kernel_columns, filters = 0, pixels = 0, row = 0, in_chunk = 0;
-    float chunk[U::kSplit ? kRows : 1][U::kSplit ? kColumns : 1][4] = {};
+    int slice = by.slices, tap = by.kernel_columns, weights = 0, pixels = 0, row = 0, in_chunk = 0;
+    float chunk[U::kTf32x3 ? kRows : 1][U::kTf32x3 ? kColumns : 1][4] = {};
     WaitForBytes(full, 0);
     full += 8;
     WaitForBytes(full, 0);
-    LoadFilters(shared, a);
+    LoadWeights(shared, a);
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) LoadPixels(shared, j);
 #pragma unroll 1
     while (true) {
       if (--left > 0) {
-        filters += U::kFilterBytes;
+        weights += U::kWeightBytes;
         pixels += by.slice_bytes;
         if (--slice == 0) {
           slice = by.slices;
-          filters += by.filters_on;
+          weights += by.weights_on;
           pixels += by.pixels_on;
           if (--tap == 0) {
             tap = by.kernel_columns;
@@ -106,9 +107,9 @@ struct SliceEngine {
         }
       }
       uint32_t next[kRows][4];
-      LoadFilters(shared + filters, next);
-      if constexpr (U::kSplit) {
-        MultiplyParts(shared + pixels, chunk);
+      LoadWeights(shared + weights, next);
+      if constexpr (U::kTf32x3) {
+        MultiplyTf32x3(shared + pixels, chunk);
         if (++in_chunk == kChunkSteps || left == 0) {
           in_chunk = 0;
 #pragma unroll
@@ -139,23 +140,23 @@ struct SliceEngine {
 #endif
 
   // And loads the next step's pixels.
-  __device__ __forceinline__ void MultiplyParts(const unsigned char* pixels, float (&chunk)[kRows][kColumns][4]) {
-    uint32_t small_a[kRows][4];
+  __device__ __forceinline__ void MultiplyTf32x3(const unsigned char* pixels, float (&chunk)[kRows][kColumns][4]) {
+    uint32_t low_a[kRows][4];
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) SplitInParts(a[i], small_a[i]);
+    for (int i = 0; i < kRows; ++i) SplitHighLow(a[i], low_a[i]);
 #pragma unroll
     for (int first = 0; first < kColumns; first += kGroup) {
-      uint32_t small_b[kGroup][2];
+      uint32_t low_b[kGroup][2];
 #pragma unroll
-      for (int j = first; j < first + kGroup && j < kColumns; ++j) SplitInParts(b[j], small_b[j - first]);
+      for (int j = first; j < first + kGroup && j < kColumns; ++j) SplitHighLow(b[j], low_b[j - first]);
 #pragma unroll
       for (int product = 0; product < 3; ++product) {
 #pragma unroll
         for (int j = first; j < first + kGroup && j < kColumns; ++j) {
-          const auto& v = product == 1 ? small_b[j - first] : b[j];
+          const auto& v = product == 1 ? low_b[j - first] : b[j];
 #pragma unroll
           for (int i = 0; i < kRows; ++i) {
-            MultiplyFragment(chunk[i][j], product == 0 ? small_a[i] : a[i], v[0], v[1], 0.f);
+            MultiplyFragment(chunk[i][j], product == 0 ? low_a[i] : a[i], v[0], v[1], 0.f);
           }
         }
       }
@@ -168,10 +169,10 @@ struct SliceEngine {
     const uint2 v = *reinterpret_cast<const uint2*>(from + pixel_at[j]);
     b[j][0] = v.x, b[j][1] = v.y;
   }
-  __device__ __forceinline__ void LoadFilters(const unsigned char* shared, uint32_t (&to)[kRows][4]) const {
+  __device__ __forceinline__ void LoadWeights(const unsigned char* shared, uint32_t (&to)[kRows][4]) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const unsigned char* from = shared + filter_at[half];
+      const unsigned char* from = shared + weight_at[half];
       if constexpr (kRows == 2) {
         const uint4 v = *reinterpret_cast<const uint4*>(from);
         to[0][half * 2] = v.x, to[0][half * 2 + 1] = v.y, to[1][half * 2] = v.z, to[1][half * 2 + 1] = v.w;

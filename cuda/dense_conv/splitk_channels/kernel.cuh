@@ -29,65 +29,69 @@ namespace jsc {
 
 // Places and sizes in shared memory are in bytes.
 template <typename T>
-struct SliceTask {
+struct SplitKChannelsTask {
   // What copies are asked for by, in the first lines of the parameters.
-  Divider by_feature_tiles, by_tiles_across, by_tiles_down, by_images;
+  Divider by_out_channel_tiles, by_tiles_across, by_tiles_down, by_images;
   int stride_y, stride_x, first_y, first_x;  // pixels of x from result to result, and where the first's begin
-  int splits, slices_of_block, slices_of_group, group_features;
+  int splits, slices_of_block, slices_of_group, group_out_channels;
   int row_bytes, pixel_bytes, pixels_at;  // of a block: filters of a row of taps, pixels, and where those are
-  SliceSteps steps;
+  SplitKChannelsSteps steps;
   bool has_gate;
   // What products and results are found by.
   int wide, high, out_wide, out_high;  // of a tile, and of the convolution
   int pixel_down, pixel_across;        // from a result's pixel to the next
-  int sums_at, mail_at;                // a warp's partial sums are [unit, lane], a unit's mail [block, lane]
+  int sums_at, slots_at;               // a warp's partial sums are [unit, lane], a unit's mail [block, lane]
   Divider by_tile_wide, by_splits;
-  DeepTask<T> deep;
+  SmallMapTask<T> small_map;
 };
 
-struct SlicePlace {
+struct SplitKChannelsPlace {
   int stack, image, image_of_all;  // image: of the stack
   int y, x;                        // first result
-  int group, feature;              // first of the tile, in its group
+  int group, out_channel;          // first of the tile, in its group
 };
 
 // The results of a unit: of a lane one pixel and kVector filters, all of them or none (the plan sees to it).
 template <class U, typename T>
-struct SliceWriter {
+struct SplitKChannelsWriter {
   using Vector = typename U::Vector;
-  const SliceTask<T>& slice;
-  const SlicePlace at;
-  int pixel, filter;  // of the stack, and of the tile
+  const SplitKChannelsTask<T>& slice;
+  const SplitKChannelsPlace at;
+  int pixel, tile_out_channel;  // of the stack, and of the tile
   bool valid;
   int64_t element;
   Vector bias = {}, residual = {};
   int nonzeros = 0, written = 0;
 
-  __device__ __forceinline__ SliceWriter(const SliceTask<T>& slice, const SlicePlace& at) : slice(slice), at(at) {
-    filter = static_cast<int>(threadIdx.x % kWarp / 4) * U::kVector;
+  __device__ __forceinline__ SplitKChannelsWriter(const SplitKChannelsTask<T>& slice, const SplitKChannelsPlace& at)
+      : slice(slice), at(at) {
+    tile_out_channel = static_cast<int>(threadIdx.x % kWarp / 4) * U::kVector;
   }
   // Bias and residual are asked for here.
   __device__ __forceinline__ void Find(int unit) {
-    const DirectTask<T>& task = slice.deep.direct;
+    const MmaTask<T>& task = slice.small_map.mma;
     const Quotient place = Divide(unit / 2 * 8 + threadIdx.x % 4 * 2 + unit % 2, slice.by_tile_wide);
     const int y = at.y + place.quotient, x = at.x + place.remainder;
-    const int in_group = at.feature + filter, feature = at.group * task.group_features + in_group;
-    valid = place.quotient < slice.high && y < slice.out_high && x < slice.out_wide && in_group < task.group_features;
+    const int in_group = at.out_channel + tile_out_channel, out_channel = at.group * task.group_out_channels + in_group;
+    valid =
+        place.quotient < slice.high && y < slice.out_high && x < slice.out_wide && in_group < task.group_out_channels;
     pixel = (at.image * slice.out_high + y) * slice.out_wide + x;
-    element = (static_cast<int64_t>(at.stack) * task.pixels + pixel) * task.features + feature;
+    element = (static_cast<int64_t>(at.stack) * task.pixels + pixel) * task.out_channels + out_channel;
     if (!valid) return;
     if (task.bias)
-      bias = *reinterpret_cast<const Vector*>(task.bias + static_cast<int64_t>(at.stack) * task.features + feature);
+      bias = *reinterpret_cast<const Vector*>(task.bias + static_cast<int64_t>(at.stack) * task.out_channels +
+                                              out_channel);
     if (task.residual) residual = *reinterpret_cast<const Vector*>(task.residual + element);
   }
   __device__ __forceinline__ void Write(Vector sum) {
     if (!valid) return;
-    const DirectTask<T>& task = slice.deep.direct;
-    if constexpr (U::kSplit) {
+    const MmaTask<T>& task = slice.small_map.mma;
+    if constexpr (U::kTf32x3) {
       const float4 v = Widen(sum);
       // Zero times a sum is zero, or NaN.
       if (fmaf(v.x, 0.f, v.y * 0.f) + fmaf(v.z, 0.f, v.w * 0.f) != 0.f) {
-        const float4 again = SumAgain(slice.deep, {0, 0, at.group, at.stack, 0, 0, 0}, pixel, at.feature + filter);
+        const float4 again =
+            SumAgain(slice.small_map, {0, 0, at.group, at.stack, 0, 0, 0}, pixel, at.out_channel + tile_out_channel);
         sum = reinterpret_cast<const Vector&>(again);
       }
     }
@@ -100,8 +104,8 @@ struct SliceWriter {
 
 // A block's tile. A cluster is all blocks along x.
 template <class U, typename T>
-__device__ __forceinline__ SlicePlace FindSlicePlace(const SliceTask<T>& slice) {
-  const Quotient feature = Divide(blockIdx.y, slice.by_feature_tiles);
+__device__ __forceinline__ SplitKChannelsPlace FindSplitKChannelsPlace(const SplitKChannelsTask<T>& slice) {
+  const Quotient out_channel = Divide(blockIdx.y, slice.by_out_channel_tiles);
   const Quotient across = Divide(blockIdx.z, slice.by_tiles_across);
   const Quotient down = Divide(across.quotient, slice.by_tiles_down);
   const Quotient image = Divide(down.quotient, slice.by_images);
@@ -110,16 +114,17 @@ __device__ __forceinline__ SlicePlace FindSlicePlace(const SliceTask<T>& slice) 
           down.quotient,
           down.remainder * slice.high,
           across.remainder * slice.wide,
-          feature.quotient,
-          feature.remainder * U::kFilters};
+          out_channel.quotient,
+          out_channel.remainder * U::kOutChannels};
 }
 
 #if __CUDA_ARCH__ >= 900
 // By one lane of a warp: its share of the copies that a block asks for, of the pixels and of a row of taps each. A copy
 // and its barrier are one lane's. shared, full: addresses of what is copied, filters first, and of the barriers
 template <class U, typename T>
-__device__ __forceinline__ void AskForOperands(const SliceTask<T>& slice, const SliceMaps& maps, const SlicePlace& at,
-                                               int warp, uint32_t shared, uint32_t full) {
+__device__ __forceinline__ void AskForOperands(const SplitKChannelsTask<T>& slice, const SplitKChannelsMaps& maps,
+                                               const SplitKChannelsPlace& at, int warp, uint32_t shared,
+                                               uint32_t full) {
   const int rows = slice.steps.kernel_rows, first = static_cast<int>(blockIdx.x) * slice.slices_of_block;
 #pragma unroll 1
   for (int copy = warp; copy <= rows; copy += U::kWarps) {
@@ -133,7 +138,7 @@ __device__ __forceinline__ void AskForOperands(const SliceTask<T>& slice, const 
               barrier);
     } else {
       ExpectBytes(barrier, slice.row_bytes);
-      CopyBox(shared + (copy - 1) * slice.row_bytes, &maps.kernel, at.group * slice.group_features + at.feature,
+      CopyBox(shared + (copy - 1) * slice.row_bytes, &maps.kernel, at.group * slice.group_out_channels + at.out_channel,
               first * U::kChannels, (at.stack * rows + copy - 1) * slice.steps.kernel_columns, barrier);
     }
   }
@@ -155,26 +160,26 @@ __device__ __forceinline__ Vector AddSlots(const unsigned char* first, int step,
 }
 
 template <class U, typename T>
-__global__ void __launch_bounds__(U::kThreads)
-    SliceKernel(const __grid_constant__ SliceTask<T> slice, const __grid_constant__ SliceMaps maps) {
+__global__ void __launch_bounds__(U::kThreads) SplitKChannelsKernel(const __grid_constant__ SplitKChannelsTask<T> slice,
+                                                                    const __grid_constant__ SplitKChannelsMaps maps) {
 #if __CUDA_ARCH__ >= 900
   using Vector = typename U::Vector;
-  static_assert(U::kWarps <= kSlotsAtOnce && kMaxSliceSplits <= 2 * kSlotsAtOnce, "a unit's sums are read at once");
+  static_assert(U::kWarps <= kSlotsAtOnce && kMaxChannelSplits <= 2 * kSlotsAtOnce, "a unit's sums are read at once");
   constexpr int kUnits = U::kUnits;
   extern __shared__ __align__(1024) unsigned char shared[];
-  __shared__ uint64_t barriers[1 + kMaxSliceKernelRows], mail_full;
-  const DirectTask<T>& task = slice.deep.direct;
+  __shared__ uint64_t barriers[1 + kMostKernelRows], slots_full;
+  const MmaTask<T>& task = slice.small_map.mma;
   if (__builtin_expect(slice.has_gate, false) && !PassesGateApart(task.gate)) return;
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarp, 0);
   const int rank = static_cast<int>(blockIdx.x);
-  const SlicePlace at = FindSlicePlace<U>(slice);
+  const SplitKChannelsPlace at = FindSplitKChannelsPlace<U>(slice);
   const uint32_t operands = SharedAddress(shared), full = SharedAddress(barriers);
   if (IsElected()) {
     if (warp == U::kWarps - 1 && slice.splits > 1) {
       const int units = Divide(kUnits - rank + slice.splits - 1, slice.by_splits).quotient;
-      InitBarrier(&mail_full);
+      InitBarrier(&slots_full);
       FenceBarriers();
-      ExpectBytes(&mail_full, units * slice.splits * kWarp * static_cast<int>(sizeof(Vector)));
+      ExpectBytes(&slots_full, units * slice.splits * kWarp * static_cast<int>(sizeof(Vector)));
     }
     AskForOperands<U>(slice, maps, at, warp, operands, full);
   }
@@ -183,18 +188,18 @@ __global__ void __launch_bounds__(U::kThreads)
   const int lane = threadIdx.x % kWarp;
   constexpr int kUnitBytes = kWarp * static_cast<int>(sizeof(Vector)), kWarpBytes = kUnits * kUnitBytes;
   constexpr int kRounds = (kUnits + U::kWarps - 1) / U::kWarps;
-  uint32_t slots[kRounds], mails[kRounds];  // of this warp's units: where their sums go, and the barriers there
+  uint32_t slots[kRounds], slot_barriers[kRounds];  // of this warp's units: where their sums go, and the barriers there
   if (slice.splits > 1) {
 #pragma unroll
     for (int i = 0; i < kRounds; ++i) {
       const Quotient to = Divide(warp + i * U::kWarps, slice.by_splits);
-      const uint32_t slot = operands + slice.mail_at + (to.quotient * slice.splits + rank) * kUnitBytes;
+      const uint32_t slot = operands + slice.slots_at + (to.quotient * slice.splits + rank) * kUnitBytes;
       slots[i] = InBlock(slot + lane * sizeof(Vector), to.remainder);
-      mails[i] = InBlock(SharedAddress(&mail_full), to.remainder);
+      slot_barriers[i] = InBlock(SharedAddress(&slots_full), to.remainder);
     }
   }
-  SliceEngine<U, T> engine(slice, warp);
-  SliceWriter<U, T> writer(slice, at);
+  SplitKChannelsEngine<U, T> engine(slice, warp);
+  SplitKChannelsWriter<U, T> writer(slice, at);
   writer.Find(warp * slice.splits + rank);
   engine.MultiplyAll(slice.steps, shared, full);
   unsigned char* from = shared + slice.sums_at + lane * sizeof(Vector);
@@ -216,11 +221,11 @@ __global__ void __launch_bounds__(U::kThreads)
     }
 #pragma unroll
     for (int i = 0; i < kRounds; ++i) {
-      if (warp + i * U::kWarps < kUnits) SendTo(slots[i], sums[i], mails[i]);
+      if (warp + i * U::kWarps < kUnits) SendTo(slots[i], sums[i], slot_barriers[i]);
     }
-    from = shared + slice.mail_at + lane * sizeof(Vector);
+    from = shared + slice.slots_at + lane * sizeof(Vector);
     count = slice.splits, step = kUnitBytes, slot_step = slice.splits * kUnitBytes;
-    WaitForBytes(&mail_full, 0);
+    WaitForBytes(&slots_full, 0);
   }
 #pragma unroll 1
   for (int own = warp; own * slice.splits + rank < kUnits; own += U::kWarps) {
@@ -237,13 +242,13 @@ __global__ void __launch_bounds__(U::kThreads)
 }
 
 template <typename T>
-SliceTask<T> MakeSliceTask(const DeviceCall& call, const SlicePlan& plan) {
+SplitKChannelsTask<T> MakeSplitKChannelsTask(const DeviceCall& call, const SplitKChannelsPlan& plan) {
   const ConvArgs& a = call.args;
-  SliceTask<T> t{};
-  t.deep = MakeDeepTask<T>(call);
-  const DirectTask<T>& d = t.deep.direct;
+  SplitKChannelsTask<T> t{};
+  t.small_map = MakeSmallMapTask<T>(call);
+  const MmaTask<T>& d = t.small_map.mma;
   const int64_t channels = kSliceBytes / static_cast<int64_t>(sizeof(T)), box = plan.box_high * plan.box_wide;
-  t.by_feature_tiles = Divider(plan.feature_tiles);
+  t.by_out_channel_tiles = Divider(plan.out_channel_tiles);
   t.by_tiles_across = Divider(plan.tiles_across);
   t.by_tiles_down = Divider(plan.tiles_down);
   t.by_images = Divider(d.images_per_stack);
@@ -253,58 +258,63 @@ SliceTask<T> MakeSliceTask(const DeviceCall& call, const SlicePlan& plan) {
   t.steps.slices = plan.slices;
   t.steps.kernel_rows = static_cast<int>(a.kernel_size[0]), t.steps.kernel_columns = static_cast<int>(a.kernel_size[1]);
   t.steps.slice_bytes = static_cast<int>(box * kSliceBytes);
-  const int filter_bytes = static_cast<int>(channels * plan.filters * sizeof(T));  // of a slice under a tap
-  const int tap_bytes = t.slices_of_block * filter_bytes, of_warp = plan.slices;
-  t.steps.filters_on = tap_bytes - of_warp * filter_bytes;
+  const int weight_bytes = static_cast<int>(channels * plan.out_channels * sizeof(T));  // of a slice under a tap
+  const int tap_bytes = t.slices_of_block * weight_bytes, of_warp = plan.slices;
+  t.steps.weights_on = tap_bytes - of_warp * weight_bytes;
   t.steps.pixels_on = d.dilation[1] * kSliceBytes - of_warp * t.steps.slice_bytes;
   t.steps.down = d.dilation[0] * plan.box_wide * kSliceBytes;
   t.row_bytes = t.steps.kernel_columns * tap_bytes;
   t.pixels_at = t.steps.kernel_rows * t.row_bytes;
   t.pixel_bytes = t.slices_of_block * t.steps.slice_bytes;
-  t.slices_of_group = static_cast<int>(a.group_channels / channels), t.group_features = d.group_features;
+  t.slices_of_group = static_cast<int>(a.group_channels / channels), t.group_out_channels = d.group_out_channels;
   t.has_gate = call.gate.nonzeros != nullptr;
   t.wide = plan.tile_wide, t.high = plan.tile_high;
   t.out_wide = static_cast<int>(a.conv_size[1]), t.out_high = static_cast<int>(a.conv_size[0]);
   t.pixel_down = d.stride[0] * plan.box_wide * kSliceBytes, t.pixel_across = d.stride[1] * kSliceBytes;
-  t.sums_at = plan.sums_at, t.mail_at = plan.mail_at;
+  t.sums_at = plan.sums_at, t.slots_at = plan.slots_at;
   t.by_tile_wide = Divider(plan.tile_wide);
   t.by_splits = Divider(plan.splits);
   return t;
 }
 
 template <class U, typename T>
-ffi::Error LaunchSlice(const DeviceCall& call, const SlicePlan& plan, const SliceMaps& maps, cudaStream_t stream) {
-  constexpr auto kKernel = SliceKernel<U, T>;
+ffi::Error LaunchSplitKChannels(const DeviceCall& call, const SplitKChannelsPlan& plan, const SplitKChannelsMaps& maps,
+                                cudaStream_t stream) {
+  constexpr auto kKernel = SplitKChannelsKernel<U, T>;
   const ffi::Error error = Prepare<kKernel>("SliceKernel");
   if (error.failure()) return error;
-  SliceTask<T> task = MakeSliceTask<T>(call, plan);
+  SplitKChannelsTask<T> task = MakeSplitKChannelsTask<T>(call, plan);
   const ConvArgs& a = call.args;
-  const int64_t tiles = a.images * plan.tiles_down * plan.tiles_across, features = plan.feature_tiles * a.groups;
+  const int64_t tiles = a.images * plan.tiles_down * plan.tiles_across,
+                out_channels = plan.out_channel_tiles * a.groups;
   cudaLaunchConfig_t config{};
   config.gridDim =
-      dim3(static_cast<unsigned>(plan.splits), static_cast<unsigned>(features), static_cast<unsigned>(tiles));
+      dim3(static_cast<unsigned>(plan.splits), static_cast<unsigned>(out_channels), static_cast<unsigned>(tiles));
   config.blockDim = dim3(U::kThreads);
   config.dynamicSmemBytes = plan.shared_bytes;
   config.stream = stream;
-  task.deep.direct.counts = CountsOf(call.counts, tiles * features * plan.splits);
-  LaunchAttributes attributes(plan.splits > 1 ? plan.splits : 0, task.deep.direct.gate);
+  task.small_map.mma.counts = CountsOf(call.counts, tiles * out_channels * plan.splits);
+  LaunchAttributes attributes(plan.splits > 1 ? plan.splits : 0, task.small_map.mma.gate);
   config.attrs = attributes.list;
   config.numAttrs = attributes.count;
   return CheckCuda(cudaLaunchKernelEx(&config, kKernel, task, maps), "SliceKernel");
 }
 
 // The kernel of a plan's tile, one of those in dense_conv/plan/splitk_channels_plan.cc.
-template <typename T, bool kSplit>
-ffi::Error LaunchSliceTile(const DeviceCall& call, const SlicePlan& plan, const SliceMaps& maps, cudaStream_t stream) {
+template <typename T, bool kTf32x3>
+ffi::Error LaunchSplitKChannelsTile(const DeviceCall& call, const SplitKChannelsPlan& plan,
+                                    const SplitKChannelsMaps& maps, cudaStream_t stream) {
   const bool wide = plan.warps == 8;
-  if (plan.filters == 16) return LaunchSlice<SliceTuning<T, 16, 4, 4, kSplit>, T>(call, plan, maps, stream);
-  if (plan.columns == 7) return LaunchSlice<SliceTuning<T, 32, 7, 4, kSplit>, T>(call, plan, maps, stream);
+  if (plan.out_channels == 16)
+    return LaunchSplitKChannels<SplitKChannelsTuning<T, 16, 4, 4, kTf32x3>, T>(call, plan, maps, stream);
+  if (plan.columns == 7)
+    return LaunchSplitKChannels<SplitKChannelsTuning<T, 32, 7, 4, kTf32x3>, T>(call, plan, maps, stream);
   if (plan.columns == 2) {
-    return wide ? LaunchSlice<SliceTuning<T, 32, 2, 8, kSplit>, T>(call, plan, maps, stream)
-                : LaunchSlice<SliceTuning<T, 32, 2, 4, kSplit>, T>(call, plan, maps, stream);
+    return wide ? LaunchSplitKChannels<SplitKChannelsTuning<T, 32, 2, 8, kTf32x3>, T>(call, plan, maps, stream)
+                : LaunchSplitKChannels<SplitKChannelsTuning<T, 32, 2, 4, kTf32x3>, T>(call, plan, maps, stream);
   }
-  return wide ? LaunchSlice<SliceTuning<T, 32, 4, 8, kSplit>, T>(call, plan, maps, stream)
-              : LaunchSlice<SliceTuning<T, 32, 4, 4, kSplit>, T>(call, plan, maps, stream);
+  return wide ? LaunchSplitKChannels<SplitKChannelsTuning<T, 32, 4, 8, kTf32x3>, T>(call, plan, maps, stream)
+              : LaunchSplitKChannels<SplitKChannelsTuning<T, 32, 4, 4, kTf32x3>, T>(call, plan, maps, stream);
 }
 
 }  // namespace jsc

@@ -4,8 +4,9 @@
 
 namespace jsc {
 
-ffi::Error LaunchSlicePlan(const DeviceCall& call, const SlicePlan& plan, const SliceMaps& maps, cudaStream_t stream) {
-  const auto launch = plan.parts ? LaunchSliceTile<float, true> : LaunchSliceTile<float, false>;
+ffi::Error LaunchSplitKChannelsPlan(const DeviceCall& call, const SplitKChannelsPlan& plan,
+                                    const SplitKChannelsMaps& maps, cudaStream_t stream) {
+  const auto launch = plan.tf32x3 ? LaunchSplitKChannelsTile<float, true> : LaunchSplitKChannelsTile<float, false>;
   return launch(call, plan, maps, stream);
 }
 

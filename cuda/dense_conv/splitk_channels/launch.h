@@ -9,7 +9,8 @@
 namespace jsc {
 
 // call.args: as FlattenedArgs gives them
-ffi::Error LaunchSlicePlan(const DeviceCall& call, const SlicePlan& plan, const SliceMaps& maps, cudaStream_t stream);
+ffi::Error LaunchSplitKChannelsPlan(const DeviceCall& call, const SplitKChannelsPlan& plan,
+                                    const SplitKChannelsMaps& maps, cudaStream_t stream);
 
 }  // namespace jsc
 

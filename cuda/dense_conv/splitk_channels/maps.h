@@ -9,13 +9,13 @@
 namespace jsc {
 
 // Passed to a kernel by value.
-struct SliceMaps {
+struct SplitKChannelsMaps {
   CUtensorMap x;       // [C / c, N, H, W, c], a slice of c channels; boxes of a warp's slices of a tile's pixels
   CUtensorMap kernel;  // [S * kh * kw, C / groups, K], boxes of a row of taps x a warp's channels x a tile's filters
 };
 
 // False where the driver refuses.
-bool MakeSliceMaps(const DeviceCall& call, const SlicePlan& plan, SliceMaps* maps);
+bool MakeSplitKChannelsMaps(const DeviceCall& call, const SplitKChannelsPlan& plan, SplitKChannelsMaps* maps);
 
 }  // namespace jsc
 

@@ -4,9 +4,8 @@
 
 namespace jsc {
 
-ffi::Error WarpgroupBfloat16(const DeviceCall& call, const WarpgroupPlan& plan, const PartsMaps& maps,
-                             cudaStream_t stream) {
-  return LaunchWarpgroupTile<__nv_bfloat16>(call, plan, maps, stream);
+ffi::Error WgmmaBfloat16(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps, cudaStream_t stream) {
+  return LaunchWgmmaTile<__nv_bfloat16>(call, plan, maps, stream);
 }
 
 }  // namespace jsc

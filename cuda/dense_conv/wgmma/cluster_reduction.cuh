@@ -25,7 +25,7 @@ namespace jsc {
 // From two filters of two pixels to the four filters of one pixel: of neighbouring filters (float32), which lanes
 // four apart swap, or of filters eight apart, which four lanes do.
 template <typename T>
-__device__ __forceinline__ float4 Turn(float4 v) {
+__device__ __forceinline__ float4 TransposeQuad(float4 v) {
   const bool odd = threadIdx.x / 4 % 2 != 0, high = threadIdx.x / 8 % 2 != 0;
   const float keep[2] = {odd ? v.y : v.x, odd ? v.w : v.z};
   const float got[2] = {__shfl_xor_sync(0xffffffffu, odd ? v.x : v.y, 4),
@@ -42,20 +42,20 @@ __device__ __forceinline__ float4 Turn(float4 v) {
 
 // What a warp sends, and which results it completes: a thread one column of a row and four filters.
 template <class U, typename T>
-struct Mail {
-  static constexpr int kWarps = U::kConsumers / kWarp, kRows = U::kPixels / kPatchWidth, kPiece = kWarp * 16;
-  const WarpgroupTaskOf<U, T>& task;
-  int warp, split, pairs;   // pairs: 1 where two rows go together, else 0
-  int rows, count;          // rows that are sent, and pieces that come to this block
-  uint32_t to, full;        // of row `lane` of this warp: where it goes, and the barrier there
-  int column, filter, end;  // end: of rows in which the thread's column has results
-  int64_t first;            // the thread's element of row 0
+struct SlotReduction {
+  static constexpr int kWarps = U::kConsumers / kWarp, kRows = U::kPixels / kPatchWidth, kSlotBytes = kWarp * 16;
+  const WgmmaTaskOf<U, T>& task;
+  int warp, split, pairs;        // pairs: 1 where two rows go together, else 0
+  int rows, count;               // rows that are sent, and pieces that come to this block
+  uint32_t to, full;             // of row `lane` of this warp: where it goes, and the barrier there
+  int column, out_channel, end;  // end: of rows in which the thread's column has results
+  int64_t first;                 // the thread's element of row 0
   float4 bias;
   int nonzeros = 0, written = 0;
 
-  __device__ __forceinline__ explicit Mail(const WarpgroupTaskOf<U, T>& task) : task(task) {}
+  __device__ __forceinline__ explicit SlotReduction(const WgmmaTaskOf<U, T>& task) : task(task) {}
 
-  __device__ __forceinline__ void FindRows(const WarpgroupPlace& at) {
+  __device__ __forceinline__ void FindRows(const WgmmaPlace& at) {
     split = at.split;
     pairs = task.pool != Pool::kNone ? 1 : 0;
     rows = task.patch ? task.height - at.y : (task.pixels - at.pixel + kPatchWidth - 1) / kPatchWidth;
@@ -63,33 +63,34 @@ struct Mail {
     const int pieces = (rows >> pairs) * kWarps;
     count = Divide(max(0, pieces - split + task.splits - 1), task.by_splits).quotient;
   }
-  __device__ __forceinline__ int RowStep() const { return (task.patch ? task.width : kPatchWidth) * task.features; }
+  __device__ __forceinline__ int RowStep() const { return (task.patch ? task.width : kPatchWidth) * task.out_channels; }
   // The row, or pair of rows, of this block's piece.
   __device__ __forceinline__ int Row(int piece) const { return (split + piece * task.splits) / kWarps; }
 
 #if __CUDA_ARCH__ >= 900
   // Made by one thread.
-  __device__ __forceinline__ void Init(const WarpgroupPlace& at, uint64_t* barrier) {
+  __device__ __forceinline__ void Init(const WgmmaPlace& at, uint64_t* barrier) {
     FindRows(at);
     InitBarrier(barrier);
     FenceBarriers();
-    ExpectBytes(barrier, (count << pairs) * task.splits * kPiece);
+    ExpectBytes(barrier, (count << pairs) * task.splits * kSlotBytes);
   }
   // mail, barrier: of this block
-  __device__ __forceinline__ void Find(const WarpgroupPlace& at, int of_warp, uint32_t mail, uint32_t barrier) {
+  __device__ __forceinline__ void Find(const WgmmaPlace& at, int of_warp, uint32_t slots, uint32_t barrier) {
     FindRows(at);
     warp = of_warp;
     const int lane = threadIdx.x % kWarp;
     const Quotient place = Divide((lane >> pairs) * kWarps + warp, task.by_splits);
-    const uint32_t slot = mail + (((place.quotient << pairs) + (lane & pairs)) * task.splits + split) * kPiece;
+    const uint32_t slot = slots + (((place.quotient << pairs) + (lane & pairs)) * task.splits + split) * kSlotBytes;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(slot), "r"(place.remainder));
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(full) : "r"(barrier), "r"(place.remainder));
     const int sender = (split + warp * task.splits) % kWarps;  // whose sums this warp completes
     column = lane % 4 * 2 + lane / 4 % 2;
     if constexpr (sizeof(T) == 4) {
-      filter = at.feature + sender / 4 * 64 + sender / 2 % 2 * 32 + (sender % 2 * 2 + lane / 16 + lane / 8 % 2 * 4) * 4;
+      out_channel =
+          at.out_channel + sender / 4 * 64 + sender / 2 % 2 * 32 + (sender % 2 * 2 + lane / 16 + lane / 8 % 2 * 4) * 4;
     } else {
-      filter = at.feature + sender * 16 + lane / 8 % 2 * 8 + lane / 16 * 4;
+      out_channel = at.out_channel + sender * 16 + lane / 8 % 2 * 8 + lane / 16 * 4;
     }
     const int stack = static_cast<int>(blockIdx.z), image = stack * task.images_per_stack + at.image;
     if (pairs != 0) {
@@ -103,29 +104,30 @@ struct Mail {
       first = static_cast<int64_t>(stack) * task.pixels + at.pixel + column;
       end = min(rows, (task.pixels - at.pixel - column + kPatchWidth - 1) / kPatchWidth);
     }
-    first = first * task.features + filter;
-    if (filter >= task.features) end = 0;
-    if constexpr (!U::kKeepsMail) LoadBias();
+    first = first * task.out_channels + out_channel;
+    if (out_channel >= task.out_channels) end = 0;
+    if constexpr (!U::kSpillsSlots) LoadBias();
   }
-  // What has been found, kept in shared memory (kKeptBytes a thread) where registers are short.
-  __device__ __forceinline__ void Keep(uint32_t kept) const {
+  // What has been found, kept in shared memory (kSpillBytes a thread) where registers are short.
+  __device__ __forceinline__ void Spill(uint32_t spill) const {
     const int tile_end = min(max(end, 0), kRows);  // that of pooled rows is the map's
     const auto numbers = static_cast<uint32_t>(rows | tile_end << 5 | split << 10 | pairs << 14 | count << 15);
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(kept + threadIdx.x * 16), "r"(to), "r"(numbers),
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(spill + threadIdx.x * 16), "r"(to), "r"(numbers),
                  "r"(static_cast<uint32_t>(first)), "r"(static_cast<uint32_t>(first >> 32))
                  : "memory");
-    asm volatile("st.shared.b32 [%0], %1;" ::"r"(kept + U::kConsumers * 16 + threadIdx.x * 4), "r"(filter) : "memory");
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(spill + U::kConsumers * 16 + threadIdx.x * 4), "r"(out_channel)
+                 : "memory");
   }
   // The same again, but for the bias. barrier: as in Find
-  __device__ __forceinline__ void Recall(int of_warp, uint32_t barrier, uint32_t kept) {
+  __device__ __forceinline__ void Reload(int of_warp, uint32_t barrier, uint32_t spill) {
     uint32_t numbers, low, high;
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to), "=r"(numbers), "=r"(low), "=r"(high)
-                 : "r"(kept + threadIdx.x * 16)
+                 : "r"(spill + threadIdx.x * 16)
                  : "memory");
     asm volatile("ld.shared.b32 %0, [%1];"
-                 : "=r"(filter)
-                 : "r"(kept + U::kConsumers * 16 + threadIdx.x * 4)
+                 : "=r"(out_channel)
+                 : "r"(spill + U::kConsumers * 16 + threadIdx.x * 4)
                  : "memory");
     warp = of_warp;
     rows = static_cast<int>(numbers & 31), end = static_cast<int>(numbers >> 5 & 31);
@@ -138,8 +140,8 @@ struct Mail {
   }
   __device__ __forceinline__ void LoadBias() {
     bias = {0.f, 0.f, 0.f, 0.f};
-    if (task.bias && filter < task.features) {
-      bias = Load4(task.bias + static_cast<int64_t>(blockIdx.z) * task.features + filter);
+    if (task.bias && out_channel < task.out_channels) {
+      bias = Load4(task.bias + static_cast<int64_t>(blockIdx.z) * task.out_channels + out_channel);
     }
   }
   __device__ __forceinline__ void Send(const float (&sums)[U::kPixels / 2]) const {
@@ -168,20 +170,20 @@ struct Mail {
     }
   }
   // All of the warp's pieces.
-  __device__ __forceinline__ void Write(const unsigned char* mail, uint64_t* barrier) {
+  __device__ __forceinline__ void Write(const unsigned char* slots, uint64_t* barrier) {
     if (pairs != 0) {
       WaitForBytes(barrier, 0);
-      WritePooled(mail);
+      WritePooled(slots);
       return;
     }
-    WriteRows(mail, barrier);
+    WriteRows(slots, barrier);
   }
 #endif
 
  private:
 #if __CUDA_ARCH__ >= 900
   // Of results that are not pooled: a warp's pieces are `splits` rows apart.
-  __device__ __forceinline__ void WriteRows(const unsigned char* mail, uint64_t* barrier) {
+  __device__ __forceinline__ void WriteRows(const unsigned char* slots, uint64_t* barrier) {
     const int64_t step = static_cast<int64_t>(RowStep()) * task.splits;
     int row = Row(warp);
     const int64_t at = first + static_cast<int64_t>(row) * RowStep();
@@ -200,11 +202,11 @@ struct Mail {
     WaitForBytes(barrier, 0);
 #pragma unroll 1
     for (int piece = warp; piece < count; piece += kWarps) {
-      const float4 result = Finish(SumOfRow(mail, piece), bias + extra);
+      const float4 result = Finish(SumOfRow(slots, piece), bias + extra);
       if (row < end) {
         StoreQuad(out, result);
-        if constexpr (U::kParts) {
-          if (task.small_out) StoreQuad(out + (task.small_out - task.out), SmallPart(result));
+        if constexpr (U::kTf32x3) {
+          if (task.low_out) StoreQuad(out + (task.low_out - task.out), LowPart(result));
         }
         if (counts) {
           nonzeros += CountNonzeros<T>(result, 4);
@@ -218,12 +220,12 @@ struct Mail {
     }
   }
 #endif
-  __device__ __forceinline__ float4 SumOfRow(const unsigned char* mail, int row) const {
+  __device__ __forceinline__ float4 SumOfRow(const unsigned char* slots, int row) const {
     float4 sum = {0.f, 0.f, 0.f, 0.f};
-    const unsigned char* from = mail + row * task.splits * kPiece + threadIdx.x % kWarp * 16;
+    const unsigned char* from = slots + row * task.splits * kSlotBytes + threadIdx.x % kWarp * 16;
 #pragma unroll 4
-    for (int i = 0; i < task.splits; ++i) sum = sum + *reinterpret_cast<const float4*>(from + i * kPiece);
-    return Turn<T>(sum);
+    for (int i = 0; i < task.splits; ++i) sum = sum + *reinterpret_cast<const float4*>(from + i * kSlotBytes);
+    return TransposeQuad<T>(sum);
   }
   __device__ __forceinline__ float4 Finish(float4 sum, float4 rest) const {
     sum = sum + rest;
@@ -237,12 +239,12 @@ struct Mail {
     }
   }
   // Pairs of rows; lanes four apart have a pair of columns, of which the even one's writes.
-  __device__ __forceinline__ void WritePooled(const unsigned char* mail) {
+  __device__ __forceinline__ void WritePooled(const unsigned char* slots) {
 #pragma unroll 1
     for (int piece = warp; piece < count; piece += kWarps) {
-      const float4 result = Pooled(SumOfRow(mail, piece * 2), SumOfRow(mail, piece * 2 + 1));
+      const float4 result = Pooled(SumOfRow(slots, piece * 2), SumOfRow(slots, piece * 2 + 1));
       const int row = Row(piece);
-      if (row < end) Store(first + static_cast<int64_t>(row) * (task.pooled_width * task.features), result);
+      if (row < end) Store(first + static_cast<int64_t>(row) * (task.pooled_width * task.out_channels), result);
     }
   }
   // Of a column's two sums the result of a window; the greatest is found before bias and ReLU, if those leave it so.

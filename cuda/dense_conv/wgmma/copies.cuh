@@ -16,40 +16,40 @@ namespace jsc {
 
 // Barriers of both rings of a team. full: bytes have come; empty: all of its warps that multiply are done with a stage.
 // Where every step has its own pixels, a stage of them has the barriers of its filters.
-struct WarpgroupBarriers {
-  uint64_t pixels_full[kMaxRing], pixels_empty[kMaxRing], filters_full[kMaxRing], filters_empty[kMaxRing];
+struct WgmmaBarriers {
+  uint64_t pixels_full[kMaxRing], pixels_empty[kMaxRing], weights_full[kMaxRing], weights_empty[kMaxRing];
 };
 
 // ready: the small parts of a stage's pixels have been made beside it.
-struct PartsBarriers : WarpgroupBarriers {
+struct Tf32x3Barriers : WgmmaBarriers {
   uint64_t pixels_ready[kMaxRing];
 };
 
 template <class U>
-using BarriersOf = std::conditional_t<U::kSplits, PartsBarriers, WarpgroupBarriers>;
+using BarriersOf = std::conditional_t<U::kMakesLow, Tf32x3Barriers, WgmmaBarriers>;
 template <class U>
-using MapsOf = std::conditional_t<U::kCopiesSmall, PartsMaps, WarpgroupMaps>;
+using MapsOf = std::conditional_t<U::kCopiesLow, Tf32x3Maps, WgmmaMaps>;
 
 #if __CUDA_ARCH__ >= 900
 // By one thread. (By a lane each they would be made one after the other all the same, 1 us later.)
 // readers: warps of the team that multiply.
-__device__ __forceinline__ void InitBarriers(WarpgroupBarriers& barriers, int readers) {
+__device__ __forceinline__ void InitBarriers(WgmmaBarriers& barriers, int readers) {
 #pragma unroll
   for (int i = 0; i < kMaxRing; ++i) {
     InitBarrier(barriers.pixels_full + i);
-    InitBarrier(barriers.filters_full + i);
+    InitBarrier(barriers.weights_full + i);
     InitBarrier(SharedAddress(barriers.pixels_empty + i), readers);
-    InitBarrier(SharedAddress(barriers.filters_empty + i), readers);
+    InitBarrier(SharedAddress(barriers.weights_empty + i), readers);
   }
   FenceBarriers();
 }
 
-__device__ __forceinline__ void InitBarriers(PartsBarriers& barriers, int readers) {
+__device__ __forceinline__ void InitBarriers(Tf32x3Barriers& barriers, int readers) {
 #pragma unroll
   for (int i = 0; i < kMaxRing; ++i) {
     InitBarrier(SharedAddress(barriers.pixels_ready + i), readers);
   }
-  InitBarriers(static_cast<WarpgroupBarriers&>(barriers), readers);
+  InitBarriers(static_cast<WgmmaBarriers&>(barriers), readers);
 }
 
 __device__ __forceinline__ void Arrive(uint32_t barrier) {
@@ -79,8 +79,8 @@ __device__ __forceinline__ uint32_t Kept(uint32_t value) {
 struct StageRing {
   static constexpr uint32_t kBarrierBytes = sizeof(uint64_t);
   static constexpr uint32_t kEmpty = kMaxRing * kBarrierBytes;  // from the barrier of a full stage to the empty one's
-  static_assert(offsetof(WarpgroupBarriers, pixels_empty) - offsetof(WarpgroupBarriers, pixels_full) == kEmpty);
-  static_assert(offsetof(WarpgroupBarriers, filters_empty) - offsetof(WarpgroupBarriers, filters_full) == kEmpty);
+  static_assert(offsetof(WgmmaBarriers, pixels_empty) - offsetof(WgmmaBarriers, pixels_full) == kEmpty);
+  static_assert(offsetof(WgmmaBarriers, weights_empty) - offsetof(WgmmaBarriers, weights_full) == kEmpty);
   const uint32_t first_stage, first_barrier, end;  // end: behind the last barrier
   uint32_t stage, barrier, parity;
 
@@ -112,45 +112,45 @@ template <class U>
 __device__ __forceinline__ void PrefetchMapsOf(const MapsOf<U>& maps) {
   PrefetchMap(maps.x);
   PrefetchMap(maps.kernel);
-  if constexpr (U::kCopiesSmall) PrefetchMap(maps.small);
+  if constexpr (U::kCopiesLow) PrefetchMap(maps.low);
 }
 
 // The warp that asks for all copies of a team, by one of its lanes.
 template <class U, typename T>
 struct StageCopies {
-  const WarpgroupTask<T>& task;
+  const WgmmaTask<T>& task;
   const MapsOf<U>& maps;
-  StageRing to_filters, to_pixels;
-  int image, x, y, of_pixels;  // of_pixels: channel of x
-  int column;                  // of the window, where pixels are under a tap
-  uint32_t offset;             // of the tap, as CopyUnderTap takes it
-  int feature, channel, tap;   // of the next filters; channel of the group, tap of all stacks'
+  StageRing to_weights, to_pixels;
+  int image, x, y, of_pixels;     // of_pixels: channel of x
+  int column;                     // of the window, where pixels are under a tap
+  uint32_t offset;                // of the tap, as CopyUnderTap takes it
+  int out_channel, channel, tap;  // of the next filters; channel of the group, tap of all stacks'
   int end_tap;
 
-  __device__ __forceinline__ StageCopies(const WarpgroupTask<T>& task, const MapsOf<U>& maps, unsigned char* pixels,
-                                         unsigned char* filters, const WarpgroupBarriers& barriers)
+  __device__ __forceinline__ StageCopies(const WgmmaTask<T>& task, const MapsOf<U>& maps, unsigned char* pixels,
+                                         unsigned char* weights, const WgmmaBarriers& barriers)
       : task(task),
         maps(maps),
-        to_filters(SharedAddress(filters), barriers.filters_full, task.filter_stages, 1),
+        to_weights(SharedAddress(weights), barriers.weights_full, task.weight_stages, 1),
         to_pixels(SharedAddress(pixels), barriers.pixels_full, task.pixel_stages, 1) {}
 
   // All copies of a tile. early, for the first tile: as many filters as there is room for are asked for before the
   // kernel in front is done.
-  __device__ __forceinline__ void AskForTile(const WarpgroupPlace& at, bool early) {
+  __device__ __forceinline__ void AskForTile(const WgmmaPlace& at, bool early) {
     const Quotient start = Divide(at.first_step, task.by_taps);
     const int first_row = Divide(start.remainder, task.by_kernel_width).quotient;
     const int stack = static_cast<int>(blockIdx.z);
     image = stack * task.images_per_stack + at.image;
     y = at.y * task.stride[0] - task.pad_low[0];
     x = at.x * task.stride[1] - task.pad_low[1];
-    channel = start.quotient * U::kDeep;
-    of_pixels = Divide(at.feature, task.by_group_features).quotient * task.group_channels + channel;
+    channel = start.quotient * U::kStepChannels;
+    of_pixels = Divide(at.out_channel, task.by_group_out_channels).quotient * task.group_channels + channel;
     column = start.remainder - first_row * task.kernel_width;
     offset = static_cast<uint32_t>(first_row * task.dilation[0]) << 16 | column * task.dilation[1];
-    feature = at.feature;
+    out_channel = at.out_channel;
     end_tap = (stack + 1) * task.taps;
     tap = end_tap - task.taps + start.remainder;
-    const int steps = at.end_step - at.first_step, early_steps = early ? min(task.filter_stages, steps) : 0;
+    const int steps = at.end_step - at.first_step, early_steps = early ? min(task.weight_stages, steps) : 0;
     if (task.patch) {
       AskForPatches(steps, early_steps, task.taps - start.remainder);
     } else {
@@ -162,7 +162,7 @@ struct StageCopies {
   // A stage of pixels for all taps. first_taps: of them that the first one has steps for.
   __device__ __forceinline__ void AskForPatches(int steps, int early_steps, int first_taps) {
 #pragma unroll 1
-    for (int i = 0; i < early_steps; ++i) AskForFilters();
+    for (int i = 0; i < early_steps; ++i) AskForWeights();
     if (early_steps > 0) WaitForPixels();
     int taps = first_taps;
 #pragma unroll 1
@@ -171,29 +171,29 @@ struct StageCopies {
       if (IsElected()) {
         ExpectBytes(to_pixels.barrier, PixelBytes());
         CopyBox(to_pixels.stage, &maps.x, of_pixels, x, y, image, to_pixels.barrier);
-        if constexpr (U::kCopiesSmall) {
-          CopyBox(to_pixels.stage + task.pixel_bytes / 2, &maps.small, of_pixels, x, y, image, to_pixels.barrier);
+        if constexpr (U::kCopiesLow) {
+          CopyBox(to_pixels.stage + task.pixel_bytes / 2, &maps.low, of_pixels, x, y, image, to_pixels.barrier);
         }
       }
-      of_pixels += U::kDeep;
+      of_pixels += U::kStepChannels;
       to_pixels.Advance(task.pixel_bytes);
       int wanted = min(taps, left);
       left -= wanted;
       const int asked = min(early_steps, wanted);
       early_steps -= asked;
 #pragma unroll 1
-      for (wanted -= asked; wanted > 0; --wanted) AskForFilters();
+      for (wanted -= asked; wanted > 0; --wanted) AskForWeights();
       taps = task.taps;
     }
   }
-  __device__ __forceinline__ void AskForFilters() {
-    to_filters.WaitForEmpty();
+  __device__ __forceinline__ void AskForWeights() {
+    to_weights.WaitForEmpty();
     if (IsElected()) {
-      ExpectBytes(to_filters.barrier, U::kFilterBytes);
-      CopyFilters();
+      ExpectBytes(to_weights.barrier, U::kWeightBytes);
+      CopyWeights();
     }
-    NextFilterTap();
-    to_filters.Advance(U::kFilterBytes);
+    NextWeightTap();
+    to_weights.Advance(U::kWeightBytes);
   }
   // A stage of pixels for every tap. It and the stage of filters have one barrier, the filters'.
   __device__ __forceinline__ void AskForWindows(int steps, int early_steps) {
@@ -201,18 +201,18 @@ struct StageCopies {
 #pragma unroll 1
       for (int i = 0; i < early_steps; ++i) {
         if (IsElected()) {
-          ExpectMoreBytes(to_filters.barrier, U::kFilterBytes);
-          CopyFilters();
+          ExpectMoreBytes(to_weights.barrier, U::kWeightBytes);
+          CopyWeights();
         }
-        NextFilterTap();
-        to_filters.Advance(U::kFilterBytes);
+        NextWeightTap();
+        to_weights.Advance(U::kWeightBytes);
       }
-      to_filters.Restart(1);
+      to_weights.Restart(1);
       WaitForPixels();
 #pragma unroll 1
       for (int i = 0; i < early_steps; ++i) {
         if (IsElected()) {
-          ExpectBytes(to_filters.barrier, PixelBytes());
+          ExpectBytes(to_weights.barrier, PixelBytes());
           CopyWindows();
         }
         NextStages();
@@ -221,26 +221,26 @@ struct StageCopies {
     }
 #pragma unroll 1
     for (int left = steps - early_steps; left > 0; --left) {
-      to_filters.WaitForEmpty();
+      to_weights.WaitForEmpty();
       if (IsElected()) {
-        ExpectBytes(to_filters.barrier, PixelBytes() + U::kFilterBytes);
+        ExpectBytes(to_weights.barrier, PixelBytes() + U::kWeightBytes);
         CopyWindows();
-        CopyFilters();
+        CopyWeights();
       }
-      NextFilterTap();
+      NextWeightTap();
       NextStages();
       NextPixelTap();
     }
   }
   __device__ __forceinline__ void CopyWindows() const {
-    CopyUnderTap(to_pixels.stage, &maps.x, of_pixels, x, y, image, offset, to_filters.barrier);
-    if constexpr (U::kCopiesSmall) {
-      CopyUnderTap(to_pixels.stage + task.pixel_bytes / 2, &maps.small, of_pixels, x, y, image, offset,
-                   to_filters.barrier);
+    CopyUnderTap(to_pixels.stage, &maps.x, of_pixels, x, y, image, offset, to_weights.barrier);
+    if constexpr (U::kCopiesLow) {
+      CopyUnderTap(to_pixels.stage + task.pixel_bytes / 2, &maps.low, of_pixels, x, y, image, offset,
+                   to_weights.barrier);
     }
   }
   __device__ __forceinline__ int PixelBytes() const {
-    return U::kCopiesSmall ? 2 * task.copied_bytes : task.copied_bytes;
+    return U::kCopiesLow ? 2 * task.copied_bytes : task.copied_bytes;
   }
   // In a chain, where the kernel in front may still write them.
   __device__ __forceinline__ void WaitForPixels() const {
@@ -250,28 +250,28 @@ struct StageCopies {
     LetNextKernelStart();
   }
   // Those of one step, by one lane.
-  __device__ __forceinline__ void CopyFilters() const {
-    if (task.whole_filters) {
-      CopyBox(to_filters.stage, &maps.kernel, 0, channel, feature / U::kBox, tap, to_filters.barrier);
+  __device__ __forceinline__ void CopyWeights() const {
+    if (task.whole_weights) {
+      CopyBox(to_weights.stage, &maps.kernel, 0, channel, out_channel / U::kBox, tap, to_weights.barrier);
       return;
     }
 #pragma unroll
-    for (int box = 0; box < U::kFilters / U::kBox; ++box) {
-      CopyBox(to_filters.stage + box * U::kBoxBytes, &maps.kernel, feature + box * U::kBox, channel, tap,
-              to_filters.barrier);
+    for (int box = 0; box < U::kOutChannels / U::kBox; ++box) {
+      CopyBox(to_weights.stage + box * U::kBoxBytes, &maps.kernel, out_channel + box * U::kBox, channel, tap,
+              to_weights.barrier);
     }
   }
-  __device__ __forceinline__ void NextFilterTap() {
+  __device__ __forceinline__ void NextWeightTap() {
     if (++tap == end_tap) {
       tap -= task.taps;
-      channel += U::kDeep;
+      channel += U::kStepChannels;
     }
   }
   // Of both rings, where they have the filters' barriers.
   __device__ __forceinline__ void NextStages() {
-    to_filters.Advance(U::kFilterBytes);
+    to_weights.Advance(U::kWeightBytes);
     to_pixels.stage += task.pixel_bytes;
-    if (to_filters.barrier == to_filters.first_barrier) to_pixels.stage = to_pixels.first_stage;
+    if (to_weights.barrier == to_weights.first_barrier) to_pixels.stage = to_pixels.first_stage;
   }
   __device__ __forceinline__ void NextPixelTap() {
     if (++column < task.kernel_width) {
@@ -282,7 +282,7 @@ struct StageCopies {
     offset = (offset & 0xffff0000u) + (static_cast<uint32_t>(task.dilation[0]) << 16);
     if (offset == task.end_offset) {  // behind the last row
       offset = 0;
-      of_pixels += U::kDeep;
+      of_pixels += U::kStepChannels;
     }
   }
 };

@@ -13,8 +13,8 @@ namespace jsc {
 
 // Filters of a step as the product takes them, and which rows of the product they are.
 template <class U, typename T>
-struct StepFilters {
-  static constexpr uint32_t kStage = U::kFilterBytes >> 4;  // from stage to stage, of words of operands
+struct StepWeights {
+  static constexpr uint32_t kStage = U::kWeightBytes >> 4;  // from stage to stage, of words of operands
   uint32_t word;  // of the calling warpgroup's filters in a stage, the low one
   // In the first of the stages at an address.
   static __device__ __forceinline__ uint32_t FirstStage(uint32_t stages) {
@@ -25,8 +25,8 @@ struct StepFilters {
   template <typename Sums>
   __device__ __forceinline__ void Multiply(Sums& sums, int k, uint64_t pixels, bool add) const {
     constexpr uint32_t kSlice = 2048 >> 4;
-    const uint64_t filters = SwizzledMatrix(0, 1024) >> 32 << 32 | word;
-    Wgmma<T, U::kPixels>::Multiply(sums, filters + k * kSlice, pixels, add);
+    const uint64_t weights = SwizzledMatrix(0, 1024) >> 32 << 32 | word;
+    Wgmma<T, U::kPixels>::Multiply(sums, weights + k * kSlice, pixels, add);
   }
   static __device__ __forceinline__ void Store(const float (&sums)[U::kPixels / 2], float* tile) {
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
@@ -41,8 +41,8 @@ struct StepFilters {
 // Of a warpgroup's 64 filters, two boxes of 32, a warp takes four slots of four filters: two neighbours and their
 // neighbours four slots on, so that the eight bytes that each of 16 lanes loads are in distinct banks.
 template <class U>
-struct StepFilters<U, float> {
-  static constexpr uint32_t kStage = U::kFilterBytes;  // from stage to stage, of addresses
+struct StepWeights<U, float> {
+  static constexpr uint32_t kStage = U::kWeightBytes;  // from stage to stage, of addresses
   uint32_t slice[4];                                   // one of a step's four
 
   // Of the calling thread's first filter in the first of the stages at an address.
@@ -65,9 +65,9 @@ struct StepFilters<U, float> {
     asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(first), "=r"(second) : "r"(address) : "memory");
   }
   // Slice k; filters: the warpgroup's stage plus Offset()
-  __device__ __forceinline__ void Load(uint32_t filters, int k) {
-    LoadPair(filters + k * 1024, slice[0], slice[1]);
-    LoadPair((filters ^ 64) + 4 * kRowBytes + k * 1024, slice[2], slice[3]);  // four channels on
+  __device__ __forceinline__ void Load(uint32_t weights, int k) {
+    LoadPair(weights + k * 1024, slice[0], slice[1]);
+    LoadPair((weights ^ 64) + 4 * kRowBytes + k * 1024, slice[2], slice[3]);  // four channels on
   }
   // sums (+)= filters x pixels, asked for
   template <typename Sums>

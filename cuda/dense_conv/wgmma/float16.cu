@@ -4,9 +4,8 @@
 
 namespace jsc {
 
-ffi::Error WarpgroupFloat16(const DeviceCall& call, const WarpgroupPlan& plan, const PartsMaps& maps,
-                            cudaStream_t stream) {
-  return LaunchWarpgroupTile<__half>(call, plan, maps, stream);
+ffi::Error WgmmaFloat16(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps, cudaStream_t stream) {
+  return LaunchWgmmaTile<__half>(call, plan, maps, stream);
 }
 
 }  // namespace jsc

@@ -4,13 +4,12 @@
 
 namespace jsc {
 
-ffi::Error WarpgroupFloat32(const DeviceCall& call, const WarpgroupPlan& plan, const PartsMaps& maps,
-                            cudaStream_t stream) {
-  if (plan.teams > 1) {
-    using Tile = WarpgroupTile<float, 64, 112, false, PartsMail::kNone, false, 2>;
-    return LaunchWarpgroup<Tile, float>(call, plan, maps, stream);
+ffi::Error WgmmaFloat32(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps, cudaStream_t stream) {
+  if (plan.consumer_groups > 1) {
+    using Tile = WgmmaTile<float, 64, 112, false, Tf32x3Slots::kNone, false, 2>;
+    return LaunchWgmma<Tile, float>(call, plan, maps, stream);
   }
-  return LaunchWarpgroupTile<float>(call, plan, maps, stream);
+  return LaunchWgmmaTile<float>(call, plan, maps, stream);
 }
 
 }  // namespace jsc

@@ -5,38 +5,39 @@
 namespace jsc {
 namespace {
 
-template <int kFilters, int kPixels, PartsMail kMail = PartsMail::kNone>
-ffi::Error Launch(const DeviceCall& call, const WarpgroupPlan& plan, const PartsMaps& maps, cudaStream_t stream) {
-  const auto launch = call.small.x ? LaunchWarpgroup<WarpgroupTile<float, kFilters, kPixels, true, kMail, true>, float>
-                                   : LaunchWarpgroup<WarpgroupTile<float, kFilters, kPixels, true, kMail>, float>;
-  if (call.small.written) *call.small.written = true;
+template <int kOutChannels, int kPixels, Tf32x3Slots kHasSlots = Tf32x3Slots::kNone>
+ffi::Error Launch(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps, cudaStream_t stream) {
+  const auto launch = call.low.x ? LaunchWgmma<WgmmaTile<float, kOutChannels, kPixels, true, kHasSlots, true>, float>
+                                 : LaunchWgmma<WgmmaTile<float, kOutChannels, kPixels, true, kHasSlots>, float>;
+  if (call.low.written) *call.low.written = true;
   return launch(call, plan, maps, stream);
 }
 
 // Blocks of two teams: not in chains, so without small parts in memory.
 template <int kPixels>
-ffi::Error LaunchTeams(const DeviceCall& call, const WarpgroupPlan& plan, const PartsMaps& maps, cudaStream_t stream) {
-  const auto launch = plan.by_mail
-                          ? LaunchWarpgroup<WarpgroupTile<float, 64, kPixels, true, PartsMail::kKept, false, 2>, float>
-                          : LaunchWarpgroup<WarpgroupTile<float, 64, kPixels, true, PartsMail::kNone, false, 2>, float>;
+ffi::Error LaunchConsumerGroups(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps,
+                                cudaStream_t stream) {
+  const auto launch = plan.uses_slots
+                          ? LaunchWgmma<WgmmaTile<float, 64, kPixels, true, Tf32x3Slots::kSpilled, false, 2>, float>
+                          : LaunchWgmma<WgmmaTile<float, 64, kPixels, true, Tf32x3Slots::kNone, false, 2>, float>;
   return launch(call, plan, maps, stream);
 }
 
 }  // namespace
 
-ffi::Error WarpgroupHighest(const DeviceCall& call, const WarpgroupPlan& plan, const PartsMaps& maps,
-                            cudaStream_t stream) {
-  if (plan.teams > 1) return (plan.pixels == 112 ? LaunchTeams<112> : LaunchTeams<56>)(call, plan, maps, stream);
-  if (plan.filters == 128) return Launch<128, 112>(call, plan, maps, stream);
+ffi::Error WgmmaHighest(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps, cudaStream_t stream) {
+  if (plan.consumer_groups > 1)
+    return (plan.pixels == 112 ? LaunchConsumerGroups<112> : LaunchConsumerGroups<56>)(call, plan, maps, stream);
+  if (plan.out_channels == 128) return Launch<128, 112>(call, plan, maps, stream);
   if (plan.pixels == 112) {
-    if (plan.roomy) return Launch<64, 112, PartsMail::kRoomy>(call, plan, maps, stream);
-    return plan.by_mail ? Launch<64, 112, PartsMail::kKept>(call, plan, maps, stream)
-                        : Launch<64, 112>(call, plan, maps, stream);
+    if (plan.double_accumulators) return Launch<64, 112, Tf32x3Slots::kDoubleAccumulators>(call, plan, maps, stream);
+    return plan.uses_slots ? Launch<64, 112, Tf32x3Slots::kSpilled>(call, plan, maps, stream)
+                           : Launch<64, 112>(call, plan, maps, stream);
   }
   if (plan.pixels == 64) return Launch<64, 64>(call, plan, maps, stream);
-  if (plan.roomy) return Launch<64, 56, PartsMail::kRoomy>(call, plan, maps, stream);
-  return plan.by_mail ? Launch<64, 56, PartsMail::kKept>(call, plan, maps, stream)
-                      : Launch<64, 56>(call, plan, maps, stream);
+  if (plan.double_accumulators) return Launch<64, 56, Tf32x3Slots::kDoubleAccumulators>(call, plan, maps, stream);
+  return plan.uses_slots ? Launch<64, 56, Tf32x3Slots::kSpilled>(call, plan, maps, stream)
+                         : Launch<64, 56>(call, plan, maps, stream);
 }
 
 }  // namespace jsc

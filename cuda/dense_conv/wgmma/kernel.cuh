@@ -26,10 +26,10 @@
 #define JSC_CUDA_DENSE_CONV_WGMMA_KERNEL_CUH_
 
 #include "cuda/dense_conv/wgmma/cluster_reduction.cuh"
-#include "cuda/dense_conv/wgmma/parts.cuh"
+#include "cuda/dense_conv/wgmma/recompute.cuh"
 #include "cuda/dense_conv/wgmma/reduction.cuh"
-#include "cuda/dense_conv/wgmma/repair.cuh"
 #include "cuda/dense_conv/wgmma/results.cuh"
+#include "cuda/dense_conv/wgmma/tf32x3.cuh"
 
 namespace jsc {
 
@@ -37,18 +37,18 @@ namespace jsc {
 // Whether threads find the places of their results while the first copies come, rather than when all is multiplied: in
 // parts registers are scarce before.
 template <class U>
-constexpr bool kFindsEarly = !U::kParts;
+constexpr bool kFindsEarly = !U::kTf32x3;
 
 // From a block's sums in its shared memory to results, alone or with the blocks that share the tile. All threads.
 // early: where they are and go, if that was found early.
 template <class U, typename T, typename Task>
-__device__ __forceinline__ int2 FinishTile(const Task& task, float4 bias, float* tile, const WarpgroupPlace& early,
-                                           const WarpgroupWriter<U, T>& early_writer) {
+__device__ __forceinline__ int2 FinishTile(const Task& task, float4 bias, float* tile, const WgmmaPlace& early,
+                                           const WgmmaWriter<U, T>& early_writer) {
   int block = blockIdx.x;
   asm volatile("" : "+r"(block));  // the place is found again, not kept in registers
-  const WarpgroupPlace at = kFindsEarly<U> ? early : FindWarpgroupPlace<U>(task, block);
-  if constexpr (U::kParts) bias = WarpgroupWriter<U, T>::LoadBias(task, at);  // registers are scarce before
-  WarpgroupWriter<U, T> writer = kFindsEarly<U> ? early_writer : WarpgroupWriter<U, T>(task, at);
+  const WgmmaPlace at = kFindsEarly<U> ? early : FindWgmmaPlace<U>(task, block);
+  if constexpr (U::kTf32x3) bias = WgmmaWriter<U, T>::LoadBias(task, at);  // registers are scarce before
+  WgmmaWriter<U, T> writer = kFindsEarly<U> ? early_writer : WgmmaWriter<U, T>(task, at);
   constexpr int kBatch = U::kPixels == 64 ? 8 : 7;  // rows
   if (task.splits == 1) {
     __syncthreads();
@@ -57,7 +57,7 @@ __device__ __forceinline__ int2 FinishTile(const Task& task, float4 bias, float*
     } else {
       writer.template WritePooledRows<2, 1>(0, bias, {tile});
     }
-  } else if (task.splits == 2 || U::kMail) {  // more blocks of a kMail tile come together by mail
+  } else if (task.splits == 2 || U::kHasSlots) {  // more blocks of a kHasSlots tile come together by mail
     WriteAsPair<4>(writer, at.split, bias, tile);
   } else if (task.splits <= 4) {
     WriteTogether<2, 4>(writer, at.split, task.splits, bias, tile);
@@ -73,12 +73,12 @@ __device__ __forceinline__ int2 FinishTile(const Task& task, float4 bias, float*
 // joined: a barrier that counts the second team's threads. (A named barrier and a count of warps do too, but racecheck
 // took what was read behind them for a race: benchmarks/NOTES.md.)
 template <class U>
-__device__ __forceinline__ void JoinTeams(int team, float (&sums)[U::kPixels / 2], unsigned char* stages,
-                                          uint32_t joined) {
+__device__ __forceinline__ void JoinConsumerGroups(int consumer_group, float (&sums)[U::kPixels / 2],
+                                                   unsigned char* stages, uint32_t joined) {
   constexpr int kQuads = U::kPixels / 8;
-  static_assert(kTeamSumsBytes * U::kPixels == U::kConsumers * static_cast<int>(sizeof(sums)));
+  static_assert(kConsumerGroupSumsBytes * U::kPixels == U::kConsumers * static_cast<int>(sizeof(sums)));
   auto* shared = reinterpret_cast<float4*>(stages) + threadIdx.x % U::kConsumers;
-  if (team == 1) {
+  if (consumer_group == 1) {
     asm volatile("bar.sync 3, %0;" ::"n"(U::kConsumers) : "memory");  // all stages are read
 #pragma unroll
     for (int i = 0; i < kQuads; ++i) {
@@ -99,86 +99,94 @@ __device__ __forceinline__ void JoinTeams(int team, float (&sums)[U::kPixels / 2
 
 template <class U, typename T>
 __global__ void __launch_bounds__(U::kThreads, U::kResident)
-    WarpgroupKernel(const __grid_constant__ WarpgroupTaskOf<U, T> task, const __grid_constant__ MapsOf<U> maps) {
+    WgmmaKernel(const __grid_constant__ WgmmaTaskOf<U, T> task, const __grid_constant__ MapsOf<U> maps) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ unsigned char shared[];
-  __shared__ BarriersOf<U> all_barriers[U::kTeams];
+  __shared__ BarriersOf<U> all_barriers[U::kConsumerGroups];
   __shared__ int2 scratch[U::kThreads / kWarp];
-  __shared__ uint64_t mail_full, joined;  // the latter by two teams only
+  __shared__ uint64_t slots_full, joined;  // the latter by two teams only
   if (!PassesGate(task.gate)) return;
   unsigned char* stages = shared + (-SharedAddress(shared) & (kSwizzleBytes - 1));
-  unsigned char* mailbox = stages + task.mail_at;
+  unsigned char* slots = stages + task.slots_at;
   auto* tile = reinterpret_cast<float*>(stages);  // sums take the stages' place
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarp, 0);
   constexpr int kMultiplying = U::kMultipliers / kWarp;  // warps
   const bool copies_stages = warp >= kMultiplying;
-  const int team = U::kTeams == 1 ? 0 : copies_stages ? warp - kMultiplying : warp / (U::kConsumers / kWarp);
-  unsigned char *pixels = stages + team * task.team_bytes, *filters = pixels + task.pixel_stages * task.pixel_bytes;
-  BarriersOf<U>& barriers = all_barriers[team];
-  WarpgroupPlace at = FindWarpgroupPlace<U>(task, blockIdx.x);
-  const WarpgroupPlace mine = PlaceOfTeam<U>(at, team);
-  const bool by_mail = U::kKeepsMail || (U::kMail && task.by_mail), mail_apart = by_mail && task.mail_at > 0;
+  const int consumer_group = U::kConsumerGroups == 1 ? 0
+                             : copies_stages         ? warp - kMultiplying
+                                                     : warp / (U::kConsumers / kWarp);
+  unsigned char *pixels = stages + consumer_group * task.consumer_group_bytes,
+                *weights = pixels + task.pixel_stages * task.pixel_bytes;
+  BarriersOf<U>& barriers = all_barriers[consumer_group];
+  WgmmaPlace at = FindWgmmaPlace<U>(task, blockIdx.x);
+  const WgmmaPlace mine = PlaceOfConsumerGroup<U>(at, consumer_group);
+  const bool uses_slots = U::kSpillsSlots || (U::kHasSlots && task.uses_slots),
+             slots_apart = uses_slots && task.slots_at > 0;
   int2 counted = {0, 0};
   float4 bias = {};
-  [[maybe_unused]] WarpgroupWriter<U, T> writer(task);
-  if constexpr (!U::kParts) bias = WarpgroupWriter<U, T>::LoadBias(task, at);
+  [[maybe_unused]] WgmmaWriter<U, T> writer(task);
+  if constexpr (!U::kTf32x3) bias = WgmmaWriter<U, T>::LoadBias(task, at);
   if (copies_stages) {
     if (IsElected()) {
       PrefetchMapsOf<U>(maps);
       InitBarriers(barriers, U::kConsumers / kWarp);
-      if (U::kTeams > 1 && team == 0) InitBarrier(SharedAddress(&joined), U::kConsumers);  // for threads alone
+      if (U::kConsumerGroups > 1 && consumer_group == 0)
+        InitBarrier(SharedAddress(&joined), U::kConsumers);  // for threads alone
     }
     __syncwarp();
     asm volatile("bar.arrive 1, %0;" ::"n"(U::kThreads) : "memory");  // the first copies wait for nobody
-    if (mail_apart) ArriveAtCluster();
-    StageCopies<U, T> copies(task, maps, pixels, filters, barriers);
+    if (slots_apart) ArriveAtCluster();
+    StageCopies<U, T> copies(task, maps, pixels, weights, barriers);
     copies.AskForTile(mine, task.gate.in_chain);
     __syncwarp();
-    if (by_mail && !mail_apart) ArriveAtCluster();
-    if (by_mail) WaitForCluster();
+    if (uses_slots && !slots_apart) ArriveAtCluster();
+    if (uses_slots) WaitForCluster();
   } else {
     asm volatile("bar.sync 1, %0;" ::"n"(U::kThreads) : "memory");
     float sums[U::kPixels / 2];
-    WalkOf<U, T> walk(task, mine, SharedAddress(pixels), SharedAddress(filters), barriers);
+    WalkOf<U, T> walk(task, mine, SharedAddress(pixels), SharedAddress(weights), barriers);
     if constexpr (kFindsEarly<U>) {
-      if (!by_mail) writer.Find(at);  // while the first copies come
+      if (!uses_slots) writer.Find(at);  // while the first copies come
     }
-    if constexpr (U::kMail) {
-      Mail<U, T> mail(task);
-      if (by_mail) {  // while the first copies come
-        if (threadIdx.x == 0) mail.Init(at, &mail_full);
-        if (team == 0) mail.Find(at, warp, SharedAddress(mailbox), SharedAddress(&mail_full));
-        if (U::kKeepsMail && team == 0) mail.Keep(SharedAddress(stages + task.kept_at));
-        if (mail_apart) ArriveAtCluster();
+    if constexpr (U::kHasSlots) {
+      SlotReduction<U, T> reduction(task);
+      if (uses_slots) {  // while the first copies come
+        if (threadIdx.x == 0) reduction.Init(at, &slots_full);
+        if (consumer_group == 0) reduction.Find(at, warp, SharedAddress(slots), SharedAddress(&slots_full));
+        if (U::kSpillsSlots && consumer_group == 0) reduction.Spill(SharedAddress(stages + task.spill_at));
+        if (slots_apart) ArriveAtCluster();
       }
       MultiplySteps(walk, mine.end_step - mine.first_step, sums);
-      if constexpr (U::kTeams > 1) JoinTeams<U>(team, sums, stages + task.team_bytes, SharedAddress(&joined));
-      if (by_mail && team != 0) {
-        if (!mail_apart) ArriveAtCluster();
+      if constexpr (U::kConsumerGroups > 1)
+        JoinConsumerGroups<U>(consumer_group, sums, stages + task.consumer_group_bytes, SharedAddress(&joined));
+      if (uses_slots && consumer_group != 0) {
+        if (!slots_apart) ArriveAtCluster();
         WaitForCluster();
-      } else if (by_mail) {
-        if constexpr (U::kParts) RepairParts<U>(task, sums, tile);
-        if (!mail_apart) ArriveAtCluster();  // done with the stages
+      } else if (uses_slots) {
+        if constexpr (U::kTf32x3) RecomputeNonFinite<U>(task, sums, tile);
+        if (!slots_apart) ArriveAtCluster();  // done with the stages
         WaitForCluster();
-        if constexpr (U::kKeepsMail) mail.Recall(warp, SharedAddress(&mail_full), SharedAddress(stages + task.kept_at));
-        mail.Send(sums);
-        if constexpr (U::kKeepsMail) mail.LoadBias();
+        if constexpr (U::kSpillsSlots)
+          reduction.Reload(warp, SharedAddress(&slots_full), SharedAddress(stages + task.spill_at));
+        reduction.Send(sums);
+        if constexpr (U::kSpillsSlots) reduction.LoadBias();
         WaitToWrite(task.gate);
-        mail.Write(mailbox, &mail_full);
-        counted = make_int2(mail.nonzeros, mail.written);
+        reduction.Write(slots, &slots_full);
+        counted = make_int2(reduction.nonzeros, reduction.written);
       }
     } else {
       MultiplySteps(walk, mine.end_step - mine.first_step, sums);
-      if constexpr (U::kTeams > 1) JoinTeams<U>(team, sums, stages + task.team_bytes, SharedAddress(&joined));
+      if constexpr (U::kConsumerGroups > 1)
+        JoinConsumerGroups<U>(consumer_group, sums, stages + task.consumer_group_bytes, SharedAddress(&joined));
     }
-    if constexpr (U::kParts) {
-      if (!by_mail && team == 0) StoreParts<U>(task, sums, tile);
-    } else if (!by_mail && team == 0) {
+    if constexpr (U::kTf32x3) {
+      if (!uses_slots && consumer_group == 0) StoreTf32x3<U>(task, sums, tile);
+    } else if (!uses_slots && consumer_group == 0) {
       asm volatile("bar.sync 2, %0;" ::"n"(U::kConsumers) : "memory");  // all stages are read
-      StepFilters<U, T>::Store(sums, tile);
+      StepWeights<U, T>::Store(sums, tile);
     }
   }
-  if (!by_mail) {
+  if (!uses_slots) {
     WaitToWrite(task.gate);
     counted = FinishTile<U, T>(task, bias, tile, at, writer);
   }
@@ -191,14 +199,14 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
 // multiprocessor first, whether it has blocks with neighbouring numbers or those that are a round apart.
 template <class U, typename T>
 __global__ void __launch_bounds__(U::kThreads, U::kResident)
-    WarpgroupTurnsKernel(const __grid_constant__ WarpgroupTask<T> task, const __grid_constant__ WarpgroupMaps maps) {
+    PersistentWgmmaKernel(const __grid_constant__ WgmmaTask<T> task, const __grid_constant__ WgmmaMaps maps) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ unsigned char shared[];
-  __shared__ WarpgroupBarriers barriers;
+  __shared__ WgmmaBarriers barriers;
   __shared__ int2 scratch[U::kThreads / kWarp];
   if (!PassesGate(task.gate)) return;
   unsigned char* stages = shared + (-SharedAddress(shared) & (kSwizzleBytes - 1));
-  unsigned char* filters = stages + task.pixel_stages * task.pixel_bytes;
+  unsigned char* weights = stages + task.pixel_stages * task.pixel_bytes;
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarp, 0);
   const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x), round = blocks / task.residents;
   const int first = (block + block / round) % task.residents * round + block / task.residents;
@@ -210,27 +218,27 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
     }
     __syncwarp();
     asm volatile("bar.arrive 1, %0;" ::"n"(U::kThreads) : "memory");
-    StageCopies<U, T> copies(task, maps, stages, filters, barriers);
+    StageCopies<U, T> copies(task, maps, stages, weights, barriers);
 #pragma unroll 1
     for (int tile = first; tile < task.tiles; tile += blocks) {
-      copies.AskForTile(FindWarpgroupPlace<U>(task, tile), task.gate.in_chain && tile == first);
+      copies.AskForTile(FindWgmmaPlace<U>(task, tile), task.gate.in_chain && tile == first);
     }
     __syncwarp();
   } else {
-    WarpgroupPlace at = FindWarpgroupPlace<U>(task, first);
+    WgmmaPlace at = FindWgmmaPlace<U>(task, first);
     ResultWriter<U, T> writer(task);
     asm volatile("bar.sync 1, %0;" ::"n"(U::kThreads) : "memory");
-    StepWalk<U, T> walk(task, at, SharedAddress(stages), SharedAddress(filters), barriers);
+    StepWalk<U, T> walk(task, at, SharedAddress(stages), SharedAddress(weights), barriers);
 #pragma unroll 1
     for (int tile = first; tile < task.tiles; tile += blocks) {
-      at = FindWarpgroupPlace<U>(task, tile);
+      at = FindWgmmaPlace<U>(task, tile);
       const float2 bias = ResultWriter<U, T>::LoadBias(task, at);
       walk.Begin(at);
       float sums[U::kPixels / 2];
       MultiplySteps(walk, at.end_step - at.first_step, sums);
       walk.End();
       WaitToWrite(task.gate);
-      writer.Write(FindWarpgroupPlace<U>(task, tile), bias, sums);
+      writer.Write(FindWgmmaPlace<U>(task, tile), bias, sums);
     }
     counted = make_int2(writer.nonzeros, writer.written);
   }
@@ -241,7 +249,7 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
 
 // Launches either kernel on a grid of `blocks` for each stack.
 template <class U, typename Task, auto kKernel>
-ffi::Error LaunchKernel(const DeviceCall& call, const WarpgroupPlan& plan, int blocks, Task task, const MapsOf<U>& maps,
+ffi::Error LaunchKernel(const DeviceCall& call, const WgmmaPlan& plan, int blocks, Task task, const MapsOf<U>& maps,
                         cudaStream_t stream) {
   ffi::Error error = Prepare<kKernel>("WarpgroupKernel");
   if (error.failure()) return error;
@@ -259,37 +267,35 @@ ffi::Error LaunchKernel(const DeviceCall& call, const WarpgroupPlan& plan, int b
 }
 
 template <class U, typename T>
-ffi::Error LaunchWarpgroup(const DeviceCall& call, const WarpgroupPlan& plan, const PartsMaps& maps,
-                           cudaStream_t stream) {
-  using Task = WarpgroupTaskOf<U, T>;
-  Task task{MakeWarpgroupTask<T>(call, plan)};
-  if constexpr (U::kParts) AddOperands(call, &task);
-  if constexpr (!U::kParts && U::kTeams == 1) {
-    if (plan.turns.blocks > 0) {
-      return LaunchKernel<U, Task, WarpgroupTurnsKernel<U, T>>(call, plan, plan.turns.blocks, task, maps, stream);
+ffi::Error LaunchWgmma(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps, cudaStream_t stream) {
+  using Task = WgmmaTaskOf<U, T>;
+  Task task{MakeWgmmaTask<T>(call, plan)};
+  if constexpr (U::kTf32x3) AddOperands(call, &task);
+  if constexpr (!U::kTf32x3 && U::kConsumerGroups == 1) {
+    if (plan.scheduler.blocks > 0) {
+      return LaunchKernel<U, Task, PersistentWgmmaKernel<U, T>>(call, plan, plan.scheduler.blocks, task, maps, stream);
     }
   }
-  const int blocks = plan.pixel_tiles * plan.feature_tiles * plan.splits;
-  return LaunchKernel<U, Task, WarpgroupKernel<U, T>>(call, plan, blocks, task, maps, stream);
+  const int blocks = plan.pixel_tiles * plan.out_channel_tiles * plan.splits;
+  return LaunchKernel<U, Task, WgmmaKernel<U, T>>(call, plan, blocks, task, maps, stream);
 }
 
 // A call of elements T by the tile that its plan has, of those whose pixels are listed.
-template <typename T, int kFilters, int kPixels, int... kMorePixels>
-ffi::Error LaunchWarpgroupPixels(const DeviceCall& call, const WarpgroupPlan& plan, const PartsMaps& maps,
-                                 cudaStream_t stream) {
+template <typename T, int kOutChannels, int kPixels, int... kMorePixels>
+ffi::Error LaunchWgmmaPixels(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps,
+                             cudaStream_t stream) {
   if constexpr (sizeof...(kMorePixels) > 0) {
     if (plan.pixels != kPixels) {
-      return LaunchWarpgroupPixels<T, kFilters, kMorePixels...>(call, plan, maps, stream);
+      return LaunchWgmmaPixels<T, kOutChannels, kMorePixels...>(call, plan, maps, stream);
     }
   }
-  return LaunchWarpgroup<WarpgroupTile<T, kFilters, kPixels>, T>(call, plan, maps, stream);
+  return LaunchWgmma<WgmmaTile<T, kOutChannels, kPixels>, T>(call, plan, maps, stream);
 }
 
 template <typename T>
-ffi::Error LaunchWarpgroupTile(const DeviceCall& call, const WarpgroupPlan& plan, const PartsMaps& maps,
-                               cudaStream_t stream) {
-  const auto launch = plan.filters == 64 ? LaunchWarpgroupPixels<T, 64, 56, 96, 112, 192, 224>
-                                         : LaunchWarpgroupPixels<T, 128, 56, 96, 112, 192, 224>;
+ffi::Error LaunchWgmmaTile(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps, cudaStream_t stream) {
+  const auto launch = plan.out_channels == 64 ? LaunchWgmmaPixels<T, 64, 56, 96, 112, 192, 224>
+                                              : LaunchWgmmaPixels<T, 128, 56, 96, 112, 192, 224>;
   return launch(call, plan, maps, stream);
 }
 

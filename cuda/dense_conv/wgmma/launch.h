@@ -8,15 +8,11 @@
 
 namespace jsc {
 
-ffi::Error WarpgroupFloat32(const DeviceCall& call, const WarpgroupPlan& plan, const PartsMaps& maps,
-                            cudaStream_t stream);
+ffi::Error WgmmaFloat32(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps, cudaStream_t stream);
 // The same at HIGHEST: products of parts.
-ffi::Error WarpgroupHighest(const DeviceCall& call, const WarpgroupPlan& plan, const PartsMaps& maps,
-                            cudaStream_t stream);
-ffi::Error WarpgroupBfloat16(const DeviceCall& call, const WarpgroupPlan& plan, const PartsMaps& maps,
-                             cudaStream_t stream);
-ffi::Error WarpgroupFloat16(const DeviceCall& call, const WarpgroupPlan& plan, const PartsMaps& maps,
-                            cudaStream_t stream);
+ffi::Error WgmmaHighest(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps, cudaStream_t stream);
+ffi::Error WgmmaBfloat16(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps, cudaStream_t stream);
+ffi::Error WgmmaFloat16(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps, cudaStream_t stream);
 
 }  // namespace jsc
 

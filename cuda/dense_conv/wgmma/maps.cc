@@ -6,7 +6,7 @@ namespace jsc {
 namespace {
 
 // data: x, or its small parts
-bool MapPixels(const DeviceCall& call, const void* data, const WarpgroupPlan& plan, CUtensorMapDataType type,
+bool MapPixels(const DeviceCall& call, const void* data, const WgmmaPlan& plan, CUtensorMapDataType type,
                cuuint64_t bytes, CUtensorMap* map) {
   static const auto tiled = FindDriverFunction<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
   static const auto windows = FindDriverFunction<decltype(&cuTensorMapEncodeIm2col)>("cuTensorMapEncodeIm2col");
@@ -41,19 +41,19 @@ bool MapPixels(const DeviceCall& call, const void* data, const WarpgroupPlan& pl
 
 // All filters of a tile's step at once, boxes of 128 bytes of them one behind the other; or by pieces, where the last
 // has fewer. Strides need not grow from axis to axis.
-bool MapFilters(const DeviceCall& call, const WarpgroupPlan& plan, CUtensorMapDataType type, cuuint64_t bytes,
+bool MapWeights(const DeviceCall& call, const WgmmaPlan& plan, CUtensorMapDataType type, cuuint64_t bytes,
                 CUtensorMap* map) {
   static const auto tiled = FindDriverFunction<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
   const ConvArgs& a = call.args;
   const int64_t taps = a.stacks * a.kernel_size[0] * a.kernel_size[1];
-  if (!HasWholeFilters(a, static_cast<int>(bytes))) {
-    return MapKernelPieces(call.kernel, a.features, a.group_channels, taps, type, static_cast<int64_t>(bytes), map);
+  if (!HasWholeWeights(a, static_cast<int>(bytes))) {
+    return MapKernelPieces(call.kernel, a.out_channels, a.group_channels, taps, type, static_cast<int64_t>(bytes), map);
   }
   const auto side = static_cast<cuuint32_t>(kRowBytes / bytes);
-  const auto features = static_cast<cuuint64_t>(a.features), depth = static_cast<cuuint64_t>(a.group_channels);
-  const cuuint64_t size[] = {side, depth, features / side, static_cast<cuuint64_t>(taps)};
-  const cuuint64_t stride[] = {features * bytes, kRowBytes, features * depth * bytes};
-  const cuuint32_t box[] = {side, side, static_cast<cuuint32_t>(plan.filters) / side, 1}, step[] = {1, 1, 1, 1};
+  const auto out_channels = static_cast<cuuint64_t>(a.out_channels), depth = static_cast<cuuint64_t>(a.group_channels);
+  const cuuint64_t size[] = {side, depth, out_channels / side, static_cast<cuuint64_t>(taps)};
+  const cuuint64_t stride[] = {out_channels * bytes, kRowBytes, out_channels * depth * bytes};
+  const cuuint32_t box[] = {side, side, static_cast<cuuint32_t>(plan.out_channels) / side, 1}, step[] = {1, 1, 1, 1};
   return tiled && tiled(map, type, 4, const_cast<void*>(call.kernel), size, stride, box, step,
                         CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
@@ -61,11 +61,11 @@ bool MapFilters(const DeviceCall& call, const WarpgroupPlan& plan, CUtensorMapDa
 
 }  // namespace
 
-bool MakeWarpgroupMaps(const DeviceCall& call, const WarpgroupPlan& plan, PartsMaps* maps) {
-  const CUtensorMapDataType type = TensorMapType(call.dtype, plan.parts);
+bool MakeWgmmaMaps(const DeviceCall& call, const WgmmaPlan& plan, Tf32x3Maps* maps) {
+  const CUtensorMapDataType type = TensorMapType(call.dtype, plan.tf32x3);
   const cuuint64_t bytes = call.dtype == ffi::DataType::F32 ? 4 : 2;
-  return MapFilters(call, plan, type, bytes, &maps->kernel) && MapPixels(call, call.x, plan, type, bytes, &maps->x) &&
-         (!call.small.x || MapPixels(call, call.small.x, plan, type, bytes, &maps->small));
+  return MapWeights(call, plan, type, bytes, &maps->kernel) && MapPixels(call, call.x, plan, type, bytes, &maps->x) &&
+         (!call.low.x || MapPixels(call, call.low.x, plan, type, bytes, &maps->low));
 }
 
 }  // namespace jsc

@@ -9,20 +9,20 @@
 namespace jsc {
 
 // Passed to a kernel by value.
-struct WarpgroupMaps {
+struct WgmmaMaps {
   CUtensorMap x;  // [N, H, W, C], boxes of a patch, or (im2col) of a tile's windows, x 128 bytes of channels
-  // [S * kh * kw, K / f, C / groups, f] where HasWholeFilters, boxes of all filters of a tile's step; else
+  // [S * kh * kw, K / f, C / groups, f] where HasWholeWeights, boxes of all filters of a tile's step; else
   // [S * kh * kw, C / groups, K]; boxes of a block of channels x f filters, 128 bytes.
   CUtensorMap kernel;
 };
 
 // With the small parts of x.
-struct PartsMaps : WarpgroupMaps {
-  CUtensorMap small;  // as x
+struct Tf32x3Maps : WgmmaMaps {
+  CUtensorMap low;  // as x
 };
 
 // `small` is left out where the call has none. False where the driver refuses.
-bool MakeWarpgroupMaps(const DeviceCall& call, const WarpgroupPlan& plan, PartsMaps* maps);
+bool MakeWgmmaMaps(const DeviceCall& call, const WgmmaPlan& plan, Tf32x3Maps* maps);
 
 }  // namespace jsc
 

@@ -8,7 +8,7 @@
 
 #include <cooperative_groups.h>
 
-#include "cuda/core/small_parts.cuh"
+#include "cuda/core/low_parts.cuh"
 #include "cuda/dense_conv/wgmma/engine.cuh"
 
 namespace jsc {
@@ -27,10 +27,10 @@ __device__ __forceinline__ void StoreQuad(T* to, float4 v) {
 
 // Four results, and of products in parts their small parts where another kernel wants them.
 template <class U, typename T>
-__device__ __forceinline__ void StoreResults(const WarpgroupTaskOf<U, T>& task, int64_t element, float4 v) {
+__device__ __forceinline__ void StoreResults(const WgmmaTaskOf<U, T>& task, int64_t element, float4 v) {
   StoreQuad(task.out + element, v);
-  if constexpr (U::kParts) {
-    if (task.small_out) StoreQuad(task.small_out + element, SmallPart(v));
+  if constexpr (U::kTf32x3) {
+    if (task.low_out) StoreQuad(task.low_out + element, LowPart(v));
   }
 }
 
@@ -54,75 +54,76 @@ __device__ __forceinline__ bool KeepsOrder(float4 bias) {
 // Completes a tile's rows of kPatchWidth pixels `part`, part + parts, ...: bias, residual and ReLU. A thread keeps four
 // filters, and its column of the row.
 template <class U, typename T>
-struct WarpgroupWriter {
-  static constexpr int kQuads = U::kFilters / 4, kPooledWidth = kPatchWidth / 2;
+struct WgmmaWriter {
+  static constexpr int kQuads = U::kOutChannels / 4, kPooledWidth = kPatchWidth / 2;
   static_assert(U::kConsumers / kQuads == kPatchWidth, "a thread keeps its column");
-  const WarpgroupTaskOf<U, T>& task;
-  int column, filter, rows, row_step;  // rows: in which this thread's column has results
-  int64_t first;                       // element of out, of row 0
+  const WgmmaTaskOf<U, T>& task;
+  int column, tile_out_channel, rows, row_step;  // rows: in which this thread's column has results
+  int64_t first;                                 // element of out, of row 0
   int nonzeros = 0, written = 0;
 
-  static __device__ __forceinline__ int Filter() { return static_cast<int>(threadIdx.x) % kQuads * 4; }
+  static __device__ __forceinline__ int OutChannel() { return static_cast<int>(threadIdx.x) % kQuads * 4; }
   // The bias of the calling thread's filters.
-  static __device__ __forceinline__ float4 LoadBias(const WarpgroupTask<T>& task, const WarpgroupPlace& at) {
-    const int feature = at.feature + Filter();
-    if (task.bias == nullptr || feature >= task.features) return {0.f, 0.f, 0.f, 0.f};
-    return Load4(task.bias + static_cast<int64_t>(blockIdx.z) * task.features + feature);
+  static __device__ __forceinline__ float4 LoadBias(const WgmmaTask<T>& task, const WgmmaPlace& at) {
+    const int out_channel = at.out_channel + OutChannel();
+    if (task.bias == nullptr || out_channel >= task.out_channels) return {0.f, 0.f, 0.f, 0.f};
+    return Load4(task.bias + static_cast<int64_t>(blockIdx.z) * task.out_channels + out_channel);
   }
   // Without results; those of a place come by Find.
-  __device__ __forceinline__ explicit WarpgroupWriter(const WarpgroupTaskOf<U, T>& task)
-      : task(task), column(0), filter(0), rows(0), row_step(0), first(0) {}
-  __device__ __forceinline__ void Find(const WarpgroupPlace& at) {
-    const WarpgroupWriter found(task, at);
-    column = found.column, filter = found.filter, rows = found.rows, row_step = found.row_step, first = found.first;
+  __device__ __forceinline__ explicit WgmmaWriter(const WgmmaTaskOf<U, T>& task)
+      : task(task), column(0), tile_out_channel(0), rows(0), row_step(0), first(0) {}
+  __device__ __forceinline__ void Find(const WgmmaPlace& at) {
+    const WgmmaWriter found(task, at);
+    column = found.column, tile_out_channel = found.tile_out_channel, rows = found.rows, row_step = found.row_step,
+    first = found.first;
   }
-  __device__ __forceinline__ WarpgroupWriter(const WarpgroupTaskOf<U, T>& task, const WarpgroupPlace& at) : task(task) {
+  __device__ __forceinline__ WgmmaWriter(const WgmmaTaskOf<U, T>& task, const WgmmaPlace& at) : task(task) {
     constexpr int kRows = U::kPixels / kPatchWidth;
     column = static_cast<int>(threadIdx.x) / kQuads;
-    filter = Filter();
+    tile_out_channel = OutChannel();
     int64_t pixel = static_cast<int64_t>(blockIdx.z) * task.pixels + column;
     if (task.patch) {
       pixel += static_cast<int64_t>(at.image * task.height + at.y) * task.width + at.x;
       rows = at.x + column < task.width ? min(kRows, task.height - at.y) : 0;
-      row_step = task.width * task.features;
+      row_step = task.width * task.out_channels;
     } else {
       pixel += at.pixel;
       rows = min(kRows, (task.pixels - at.pixel - column + kPatchWidth - 1) / kPatchWidth);
-      row_step = kPatchWidth * task.features;
+      row_step = kPatchWidth * task.out_channels;
     }
     if (task.pool != Pool::kNone) {  // a column of pooled results, every second row of them
       const int pooled = at.x / 2 + column % kPooledWidth;
       pixel = static_cast<int64_t>(blockIdx.z) * task.images_per_stack + at.image;
       pixel = (pixel * task.pooled_height + at.y / 2) * task.pooled_width + pooled;
       rows = pooled < task.pooled_width ? min(kRows / 2, task.pooled_height - at.y / 2) : 0;
-      row_step = task.pooled_width * task.features;
+      row_step = task.pooled_width * task.out_channels;
     }
-    if (threadIdx.x >= U::kConsumers || at.feature + filter >= task.features) rows = 0;
-    first = pixel * task.features + at.feature + filter;
+    if (threadIdx.x >= U::kConsumers || at.out_channel + tile_out_channel >= task.out_channels) rows = 0;
+    first = pixel * task.out_channels + at.out_channel + tile_out_channel;
   }
   __device__ __forceinline__ int64_t Element(int row) const { return first + static_cast<int64_t>(row) * row_step; }
   // Rows part, part + parts, ... of more than two splits; tile_of(split): the sums of a split, which are added in the
   // order of the splits. kBatch rows of kSplits splits are asked for at a time.
   template <int kBatch, int kSplits, typename TileOf>
-  __device__ __forceinline__ void Write(int part, int parts, float4 bias, const TileOf& tile_of) {
+  __device__ __forceinline__ void Write(int rank, int ranks, float4 bias, const TileOf& tile_of) {
 #pragma unroll 1
-    for (int from = part; from < rows; from += kBatch * parts) {
+    for (int from = rank; from < rows; from += kBatch * ranks) {
       float4 sum[kBatch] = {}, extra[kBatch] = {};
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        const int row = from + i * parts;
+        const int row = from + i * ranks;
         if (task.residual && row < rows) extra[i] = Load4(task.residual + Element(row));
       }
 #pragma unroll 1
-      for (int split = 0; split < parts; split += kSplits) {
+      for (int split = 0; split < ranks; split += kSplits) {
         float4 next[kSplits][kBatch] = {};
 #pragma unroll
         for (int j = 0; j < kSplits; ++j) {
-          const float* tile = tile_of(min(split + j, parts - 1)) + column * U::kSumStride + filter;
+          const float* tile = tile_of(min(split + j, ranks - 1)) + column * U::kSumStride + tile_out_channel;
 #pragma unroll
           for (int i = 0; i < kBatch; ++i) {
-            const int row = from + i * parts;
-            LoadIf(next[j][i], tile + row * (kPatchWidth * U::kSumStride), row < rows && split + j < parts);
+            const int row = from + i * ranks;
+            LoadIf(next[j][i], tile + row * (kPatchWidth * U::kSumStride), row < rows && split + j < ranks);
           }
         }
 #pragma unroll
@@ -135,24 +136,24 @@ struct WarpgroupWriter {
       }
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        const int row = from + i * parts;
+        const int row = from + i * ranks;
         if (row < rows) Store(row, Finish(sum[i], bias + extra[i]));
       }
     }
   }
   // The same of one or two tiles in fewer instructions: a row is a step of pointers.
   template <int kBatch, int kTiles>
-  __device__ __forceinline__ void WriteRows(int part, float4 bias, const float* const (&tiles)[kTiles]) {
+  __device__ __forceinline__ void WriteRows(int rank, float4 bias, const float* const (&tiles)[kTiles]) {
     constexpr int kRowWords = kTiles * kPatchWidth * U::kSumStride;
     const int64_t step = static_cast<int64_t>(row_step) * kTiles;
-    const int corner = (part * kPatchWidth + column) * U::kSumStride + filter;
+    const int corner = (rank * kPatchWidth + column) * U::kSumStride + tile_out_channel;
     const bool counts = task.counts.rows != nullptr;
-    T* out = task.out + Element(part);
-    const T* residual = task.residual ? task.residual + Element(part) : nullptr;
+    T* out = task.out + Element(rank);
+    const T* residual = task.residual ? task.residual + Element(rank) : nullptr;
     bias = bias + float4{0.f, 0.f, 0.f, 0.f};  // a sum of -0 without a bias is 0, as with one
     int word = corner;
 #pragma unroll 1
-    for (int left = (rows - part + kTiles - 1) / kTiles; left > 0; left -= kBatch) {
+    for (int left = (rows - rank + kTiles - 1) / kTiles; left > 0; left -= kBatch) {
       float4 sum[kTiles][kBatch], rest[kBatch];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) rest[i] = bias;
@@ -189,15 +190,15 @@ struct WarpgroupWriter {
   }
   // The same of pooled rows: four sums for each result.
   template <int kBatch, int kTiles>
-  __device__ __forceinline__ void WritePooledRows(int part, float4 bias, const float* const (&tiles)[kTiles]) {
+  __device__ __forceinline__ void WritePooledRows(int rank, float4 bias, const float* const (&tiles)[kTiles]) {
     constexpr int kThreadRows = 2 * kTiles;  // between those of a thread
     constexpr int kRowWords = kThreadRows * 2 * kPatchWidth * U::kSumStride;
-    const int row = part * 2 + column / kPooledWidth;
+    const int row = rank * 2 + column / kPooledWidth;
     const int64_t step = static_cast<int64_t>(row_step) * kThreadRows;
     const bool counts = task.counts.rows != nullptr;
     T* out = task.out + Element(row);
     bias = bias + float4{0.f, 0.f, 0.f, 0.f};
-    int word = (row * 2 * kPatchWidth + column % kPooledWidth * 2) * U::kSumStride + filter;
+    int word = (row * 2 * kPatchWidth + column % kPooledWidth * 2) * U::kSumStride + tile_out_channel;
 #pragma unroll 1
     for (int left = (rows - row + kThreadRows - 1) / kThreadRows; left > 0; left -= kBatch) {
       float4 sum[kTiles][kBatch][4];
@@ -232,8 +233,8 @@ struct WarpgroupWriter {
   // to: in task.out; counts: whether anybody wants to know how many are not zero.
   __device__ __forceinline__ void Store(T* to, float4 v, bool counts) {
     StoreQuad(to, v);
-    if constexpr (U::kParts) {
-      if (task.small_out) StoreQuad(to + (task.small_out - task.out), SmallPart(v));
+    if constexpr (U::kTf32x3) {
+      if (task.low_out) StoreQuad(to + (task.low_out - task.out), LowPart(v));
     }
     if (counts) Count(v);
   }
@@ -247,20 +248,20 @@ struct WarpgroupWriter {
   }
   // The same of more than two splits, as Write.
   template <int kSplits, typename TileOf>
-  __device__ __forceinline__ void WritePooled(int part, int parts, float4 bias, const TileOf& tile_of) {
+  __device__ __forceinline__ void WritePooled(int rank, int ranks, float4 bias, const TileOf& tile_of) {
 #pragma unroll 1
-    for (int row = part * 2 + column / kPooledWidth; row < rows; row += parts * 2) {
-      const int corner = (row * 2 * kPatchWidth + column % kPooledWidth * 2) * U::kSumStride + filter;
+    for (int row = rank * 2 + column / kPooledWidth; row < rows; row += ranks * 2) {
+      const int corner = (row * 2 * kPatchWidth + column % kPooledWidth * 2) * U::kSumStride + tile_out_channel;
       float4 sum[4] = {};
 #pragma unroll 1
-      for (int split = 0; split < parts; split += kSplits) {
+      for (int split = 0; split < ranks; split += kSplits) {
         float4 next[kSplits][4] = {};
 #pragma unroll
         for (int j = 0; j < kSplits; ++j) {
-          const float* tile = tile_of(min(split + j, parts - 1)) + corner;
+          const float* tile = tile_of(min(split + j, ranks - 1)) + corner;
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            LoadIf(next[j][i], tile + (i / 2 * kPatchWidth + i % 2) * U::kSumStride, split + j < parts);
+            LoadIf(next[j][i], tile + (i / 2 * kPatchWidth + i % 2) * U::kSumStride, split + j < ranks);
           }
         }
 #pragma unroll
@@ -301,15 +302,15 @@ __device__ __forceinline__ void WaitToWrite(const Gate& gate) {
 #if __CUDA_ARCH__ >= 900
 // Blocks of a cluster share the rows of their tile.
 template <int kBatch, int kSplits, class U, typename T>
-__device__ __forceinline__ void WriteTogether(WarpgroupWriter<U, T>& writer, int part, int parts, float4 bias,
+__device__ __forceinline__ void WriteTogether(WgmmaWriter<U, T>& writer, int rank, int ranks, float4 bias,
                                               float* tile) {
   auto cluster = cooperative_groups::this_cluster();
   cluster.sync();
   const auto tile_of = [&](int split) { return cluster.map_shared_rank(tile, split); };
   if (writer.task.pool == Pool::kNone) {
-    writer.template Write<kBatch, kSplits>(part, parts, bias, tile_of);
+    writer.template Write<kBatch, kSplits>(rank, ranks, bias, tile_of);
   } else {
-    writer.template WritePooled<2>(part, parts, bias, tile_of);
+    writer.template WritePooled<2>(rank, ranks, bias, tile_of);
   }
   ArriveAtCluster();
   WaitForCluster();  // a block's sums stay until all have read them
@@ -317,14 +318,14 @@ __device__ __forceinline__ void WriteTogether(WarpgroupWriter<U, T>& writer, int
 
 // The same of two blocks, by WriteRows.
 template <int kBatch, class U, typename T>
-__device__ __forceinline__ void WriteAsPair(WarpgroupWriter<U, T>& writer, int part, float4 bias, float* tile) {
+__device__ __forceinline__ void WriteAsPair(WgmmaWriter<U, T>& writer, int rank, float4 bias, float* tile) {
   auto cluster = cooperative_groups::this_cluster();
   cluster.sync();
   const float* const tiles[] = {cluster.map_shared_rank(tile, 0), cluster.map_shared_rank(tile, 1)};
   if (writer.task.pool == Pool::kNone) {
-    writer.template WriteRows<kBatch, 2>(part, bias, tiles);
+    writer.template WriteRows<kBatch, 2>(rank, bias, tiles);
   } else {
-    writer.template WritePooledRows<1, 2>(part, bias, tiles);
+    writer.template WritePooledRows<1, 2>(rank, bias, tiles);
   }
   ArriveAtCluster();
   WaitForCluster();

@@ -33,17 +33,17 @@ struct WindowPool {
 
 // Where a tile's results, or pooled results, lie: rows of kPatchWidth columns, or half as many.
 struct ResultPlace {
-  int64_t first;           // element of out and residual: row 0, column 0, filter 0 of the tile
-  int row_step, features;  // elements between rows, and between columns
-  int rows, columns;       // with results; columns from `columns` on have none in a patch, else one row less
+  int64_t first;               // element of out and residual: row 0, column 0, filter 0 of the tile
+  int row_step, out_channels;  // elements between rows, and between columns
+  int rows, columns;           // with results; columns from `columns` on have none in a patch, else one row less
   bool patch;
 
   template <class U, typename T>
-  static __device__ __forceinline__ ResultPlace Of(const WarpgroupTask<T>& task, const WarpgroupPlace& at) {
+  static __device__ __forceinline__ ResultPlace Of(const WgmmaTask<T>& task, const WgmmaPlace& at) {
     constexpr int kRows = U::kPixels / kPatchWidth;
     const int stack = static_cast<int>(blockIdx.z);
     ResultPlace p;
-    p.features = task.features;
+    p.out_channels = task.out_channels;
     p.patch = task.patch;
     int64_t pixel;
     if (task.pool != Pool::kNone) {
@@ -51,20 +51,20 @@ struct ResultPlace {
       pixel = pixel * task.pooled_width + at.x / 2;
       p.rows = min(kRows / 2, task.pooled_height - at.y / 2);
       p.columns = task.pooled_width - at.x / 2;
-      p.row_step = task.pooled_width * task.features;
+      p.row_step = task.pooled_width * task.out_channels;
     } else if (task.patch) {
       pixel = static_cast<int64_t>(stack * task.images_per_stack + at.image) * task.height + at.y;
       pixel = pixel * task.width + at.x;
       p.rows = min(kRows, task.height - at.y);
       p.columns = task.width - at.x;
-      p.row_step = task.width * task.features;
+      p.row_step = task.width * task.out_channels;
     } else {
       pixel = static_cast<int64_t>(stack) * task.pixels + at.pixel;
       p.rows = min(kRows, (task.pixels - at.pixel + kPatchWidth - 1) / kPatchWidth);
       p.columns = task.pixels - at.pixel - (p.rows - 1) * kPatchWidth;  // of the last row
-      p.row_step = kPatchWidth * task.features;
+      p.row_step = kPatchWidth * task.out_channels;
     }
-    p.first = pixel * task.features + at.feature;
+    p.first = pixel * task.out_channels + at.out_channel;
     return p;
   }
   // Rows of a column that have results.
@@ -78,10 +78,10 @@ struct ResultPlace {
 template <class U, typename T>
 struct ResultWriter {
   static constexpr int kRows = U::kPixels / kPatchWidth, kBatch = 4;
-  const WarpgroupTask<T>& task;
+  const WgmmaTask<T>& task;
   int nonzeros = 0, written = 0;
 
-  __device__ __forceinline__ explicit ResultWriter(const WarpgroupTask<T>& task) : task(task) {}
+  __device__ __forceinline__ explicit ResultWriter(const WgmmaTask<T>& task) : task(task) {}
 
   static __device__ __forceinline__ uint32_t Pack(float low, float high) {
     const T element[2] = {FromFloat<T>(low), FromFloat<T>(high)};
@@ -93,9 +93,9 @@ struct ResultWriter {
   }
   // Of an 8x8 matrix of pairs, lane l has row l / 4 and columns 2 * (l % 4) and the next: transposed.
   static __device__ __forceinline__ uint32_t Transpose(uint32_t pair) {
-    uint32_t turned;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
-    return turned;
+    uint32_t transposed;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
+    return transposed;
   }
   // From two matrices of filters, 8 apart, to four neighbouring filters of lanes that are even (of the first matrix)
   // and odd, and back.
@@ -121,44 +121,44 @@ struct ResultWriter {
   }
 
   // Of the calling thread's filters, 8 apart.
-  static __device__ __forceinline__ float2 LoadBias(const WarpgroupTask<T>& task, const WarpgroupPlace& at) {
-    const int filter = at.feature + static_cast<int>(threadIdx.x) / kWarp * 16 + threadIdx.x % kWarp / 4;
-    const T* from = task.bias + static_cast<int64_t>(blockIdx.z) * task.features + filter;
+  static __device__ __forceinline__ float2 LoadBias(const WgmmaTask<T>& task, const WgmmaPlace& at) {
+    const int out_channel = at.out_channel + static_cast<int>(threadIdx.x) / kWarp * 16 + threadIdx.x % kWarp / 4;
+    const T* from = task.bias + static_cast<int64_t>(blockIdx.z) * task.out_channels + out_channel;
     float2 bias = {0.f, 0.f};
-    if (task.bias && filter < task.features) bias.x = ToFloat(from[0]);
-    if (task.bias && filter + 8 < task.features) bias.y = ToFloat(from[8]);
+    if (task.bias && out_channel < task.out_channels) bias.x = ToFloat(from[0]);
+    if (task.bias && out_channel + 8 < task.out_channels) bias.y = ToFloat(from[8]);
     return bias;
   }
   // All threads of the warpgroups.
-  __device__ __forceinline__ void Write(const WarpgroupPlace& at, float2 both, const float (&sums)[U::kPixels / 2]) {
+  __device__ __forceinline__ void Write(const WgmmaPlace& at, float2 both, const float (&sums)[U::kPixels / 2]) {
     const int lane = threadIdx.x % kWarp, of_tile = static_cast<int>(threadIdx.x) / kWarp * 16;
     const float bias[2] = {both.x, both.y};
     const ResultPlace place = ResultPlace::Of<U>(task, at);
     const int four = of_tile + Four();
-    const bool has_filters = at.feature + four < task.features;
+    const bool has_out_channels = at.out_channel + four < task.out_channels;
     if (task.pool != Pool::kNone) {
       const WindowPool pooled(task.pool, task.relu, both);
       const int column = lane / 4 / 2, parity = lane / 4 % 2;
-      const int rows = has_filters ? place.RowsOf(column) : 0;
-      const int64_t first = place.first + four + column * place.features;
+      const int rows = has_out_channels ? place.RowsOf(column) : 0;
+      const int64_t first = place.first + four + column * place.out_channels;
 #pragma unroll
       for (int row = 0; row < kRows / 2; row += 2) {
-        uint32_t turned[2];
+        uint32_t transposed[2];
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const auto at = [&](int row) {
             const float* v = sums + row * 8 + h * 2;
             return row < kRows / 2 ? pooled.Of(bias[h], v[0], v[1], v[4], v[5]) : 0.f;
           };
-          turned[h] = Transpose(Pack(at(row), at(row + 1)));
+          transposed[h] = Transpose(Pack(at(row), at(row + 1)));
         }
-        const uint2 result = Swap(turned[0], turned[1]);
+        const uint2 result = Swap(transposed[0], transposed[1]);
         if (row + parity < rows) Store(first + static_cast<int64_t>(row + parity) * place.row_step, result);
       }
       return;
     }
-    const int rows = has_filters ? place.RowsOf(lane / 4) : 0;
-    const int64_t first = place.first + four + lane / 4 * place.features;
+    const int rows = has_out_channels ? place.RowsOf(lane / 4) : 0;
+    const int64_t first = place.first + four + lane / 4 * place.out_channels;
 #pragma unroll
     for (int from = 0; from < kRows; from += kBatch) {
       uint2 extra[kBatch] = {};
@@ -175,7 +175,7 @@ struct ResultWriter {
       for (int i = 0; i < kBatch; ++i) {
         const int row = from + i;
         if (row >= kRows) break;
-        uint32_t turned[2];
+        uint32_t transposed[2];
         float2 rest[2] = {};
         if (task.residual) {
           const uint2 halves = Swap(extra[i].x, extra[i].y);
@@ -184,10 +184,10 @@ struct ResultWriter {
         }
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          turned[h] = Transpose(Pack(Finish(sums[row * 4 + h * 2], bias[h] + rest[h].x),
-                                     Finish(sums[row * 4 + h * 2 + 1], bias[h] + rest[h].y)));
+          transposed[h] = Transpose(Pack(Finish(sums[row * 4 + h * 2], bias[h] + rest[h].x),
+                                         Finish(sums[row * 4 + h * 2 + 1], bias[h] + rest[h].y)));
         }
-        const uint2 result = Swap(turned[0], turned[1]);
+        const uint2 result = Swap(transposed[0], transposed[1]);
         if (row < rows) Store(first + static_cast<int64_t>(row) * place.row_step, result);
       }
     }
@@ -198,10 +198,10 @@ struct ResultWriter {
 template <class U>
 struct ResultWriter<U, float> {
   static constexpr int kRows = U::kPixels / kPatchWidth, kBatch = 4;
-  const WarpgroupTask<float>& task;
+  const WgmmaTask<float>& task;
   int nonzeros = 0, written = 0;
 
-  __device__ __forceinline__ explicit ResultWriter(const WarpgroupTask<float>& task) : task(task) {}
+  __device__ __forceinline__ explicit ResultWriter(const WgmmaTask<float>& task) : task(task) {}
 
   __device__ __forceinline__ void Store(int64_t element, float2 v) {
     *reinterpret_cast<float2*>(task.out + element) = v;
@@ -215,24 +215,24 @@ struct ResultWriter<U, float> {
     return task.relu ? Relu(sum) : sum;
   }
   // The first of the calling thread's two filters.
-  static __device__ __forceinline__ int Filter() {
-    using Filters = StepFilters<U, float>;
-    return static_cast<int>(threadIdx.x) / 128 * 64 + Filters::Box() * 32 + Filters::Slot() * 4 + Filters::Half() * 2;
+  static __device__ __forceinline__ int OutChannel() {
+    using Weights = StepWeights<U, float>;
+    return static_cast<int>(threadIdx.x) / 128 * 64 + Weights::Box() * 32 + Weights::Slot() * 4 + Weights::Half() * 2;
   }
-  static __device__ __forceinline__ float2 LoadBias(const WarpgroupTask<float>& task, const WarpgroupPlace& at) {
-    const int filter = at.feature + Filter();
-    if (task.bias == nullptr || filter >= task.features) return {0.f, 0.f};
-    const float* from = task.bias + static_cast<int64_t>(blockIdx.z) * task.features + filter;
+  static __device__ __forceinline__ float2 LoadBias(const WgmmaTask<float>& task, const WgmmaPlace& at) {
+    const int out_channel = at.out_channel + OutChannel();
+    if (task.bias == nullptr || out_channel >= task.out_channels) return {0.f, 0.f};
+    const float* from = task.bias + static_cast<int64_t>(blockIdx.z) * task.out_channels + out_channel;
     return {from[0], from[1]};
   }
-  __device__ __forceinline__ void Write(const WarpgroupPlace& at, float2 bias, const float (&sums)[U::kPixels / 2]) {
-    const int pair = threadIdx.x % 4, filter = Filter();
+  __device__ __forceinline__ void Write(const WgmmaPlace& at, float2 bias, const float (&sums)[U::kPixels / 2]) {
+    const int pair = threadIdx.x % 4, out_channel = OutChannel();
     const ResultPlace place = ResultPlace::Of<U>(task, at);
-    const bool has_filters = at.feature + filter < task.features;
+    const bool has_out_channels = at.out_channel + out_channel < task.out_channels;
     if (task.pool != Pool::kNone) {
       const WindowPool pooled(task.pool, task.relu, bias);
-      const int rows = has_filters ? place.RowsOf(pair) : 0;
-      const int64_t first = place.first + filter + pair * place.features;
+      const int rows = has_out_channels ? place.RowsOf(pair) : 0;
+      const int64_t first = place.first + out_channel + pair * place.out_channels;
 #pragma unroll
       for (int row = 0; row < kRows / 2; ++row) {
         const float* v = sums + row * 8;
@@ -243,8 +243,8 @@ struct ResultWriter<U, float> {
     }
     int rows[2];
 #pragma unroll
-    for (int e = 0; e < 2; ++e) rows[e] = has_filters ? place.RowsOf(pair * 2 + e) : 0;
-    const int64_t first = place.first + filter + pair * 2 * place.features;
+    for (int e = 0; e < 2; ++e) rows[e] = has_out_channels ? place.RowsOf(pair * 2 + e) : 0;
+    const int64_t first = place.first + out_channel + pair * 2 * place.out_channels;
 #pragma unroll
     for (int from = 0; from < kRows; from += kBatch) {
       float2 extra[kBatch][2] = {};
@@ -252,8 +252,9 @@ struct ResultWriter<U, float> {
 #pragma unroll
         for (int i = 0; i < kBatch * 2; ++i) {
           if (from + i / 2 < min(rows[i % 2], kRows)) {
-            extra[i / 2][i % 2] = *reinterpret_cast<const float2*>(
-                task.residual + first + static_cast<int64_t>(from + i / 2) * place.row_step + i % 2 * place.features);
+            extra[i / 2][i % 2] = *reinterpret_cast<const float2*>(task.residual + first +
+                                                                   static_cast<int64_t>(from + i / 2) * place.row_step +
+                                                                   i % 2 * place.out_channels);
           }
         }
       }
@@ -264,7 +265,7 @@ struct ResultWriter<U, float> {
         const float2 rest = extra[i / 2][e];
         const float2 result = {Finish(sums[row * 4 + e], bias.x + rest.x),
                                Finish(sums[row * 4 + 2 + e], bias.y + rest.y)};
-        if (row < rows[e]) Store(first + static_cast<int64_t>(row) * place.row_step + e * place.features, result);
+        if (row < rows[e]) Store(first + static_cast<int64_t>(row) * place.row_step + e * place.out_channels, result);
       }
     }
   }

@@ -17,21 +17,21 @@ namespace jsc {
 // ring is walked through as the taps of a patch are, and what is waited for and freed are the filters of a step.
 template <class U, typename T>
 struct StepWalk {
-  const WarpgroupTask<T>& task;
+  const WgmmaTask<T>& task;
   const uint32_t mine;  // all bits in the lane of a warp that frees stages, none in others
   const uint32_t high;  // word of the matrices of pixels; of stages of pixels and what is under a tap, the low one
-  StageRing of_filters, of_pixels;             // of filters: at those of the calling thread
+  StageRing of_weights, of_pixels;             // of filters: at those of the calling thread
   uint32_t pixels;                             // of the step
   int row_left, stage_left;                    // steps of the window's row, and of the stage, from this one on
-  uint32_t read_filters = 0, read_pixels = 0;  // barriers of stages that the step before has read, or 0
+  uint32_t read_weights = 0, read_pixels = 0;  // barriers of stages that the step before has read, or 0
   uint32_t next_read = 0;  // of the step that is asked for: what the step before it has read is freed first
 
-  __device__ __forceinline__ StepWalk(const WarpgroupTask<T>& task, const WarpgroupPlace& at, uint32_t pixels,
-                                      uint32_t filters, const WarpgroupBarriers& barriers)
+  __device__ __forceinline__ StepWalk(const WgmmaTask<T>& task, const WgmmaPlace& at, uint32_t pixels, uint32_t weights,
+                                      const WgmmaBarriers& barriers)
       : task(task),
         mine(Kept(threadIdx.x % kWarp == 0 ? ~0u : 0u)),
         high(Kept(static_cast<uint32_t>(SwizzledMatrix(0, task.group_bytes) >> 32))),
-        of_filters(StepFilters<U, T>::FirstStage(filters), barriers.filters_full, task.filter_stages, 0),
+        of_weights(StepWeights<U, T>::FirstStage(weights), barriers.weights_full, task.weight_stages, 0),
         of_pixels(static_cast<uint32_t>(SwizzledMatrix(pixels, 0)), barriers.pixels_full, task.patches, 0),
         pixels(of_pixels.stage),
         row_left(task.row_steps),
@@ -39,7 +39,7 @@ struct StepWalk {
     Begin(at);
   }
   // The steps of a tile.
-  __device__ __forceinline__ void Begin(const WarpgroupPlace& at) {
+  __device__ __forceinline__ void Begin(const WgmmaPlace& at) {
     if (!task.patch) return;
     const int tap = Divide(at.first_step, task.by_taps).remainder;
     const Quotient place = Divide(tap, task.by_kernel_width);
@@ -49,33 +49,33 @@ struct StepWalk {
     pixels = of_pixels.stage + ((place.quotient * row + place.remainder * task.next_column) >> 4);
   }
   // For what the step reads; of a patch's pixels, where they are not those of the step before.
-  __device__ __forceinline__ void WaitForFilters() const { of_filters.WaitForFull(); }
+  __device__ __forceinline__ void WaitForWeights() const { of_weights.WaitForFull(); }
   __device__ __forceinline__ void WaitForFirstPixels() const {
     if (task.patch) of_pixels.WaitForFull();
   }
   __device__ __forceinline__ void WaitForNewPixels() const {
     if (stage_left == task.new_patch) of_pixels.WaitForFull();
   }
-  __device__ __forceinline__ uint32_t Filters() const { return of_filters.stage; }
+  __device__ __forceinline__ uint32_t Weights() const { return of_weights.stage; }
   __device__ __forceinline__ uint64_t Pixels() const { return uint64_t{high} << 32 | pixels; }
   // All that the step before has read may be filled again.
   __device__ __forceinline__ void FreeStages() {
-    ArriveIf(read_filters);
+    ArriveIf(read_weights);
     ArriveIf(read_pixels);
     read_pixels = 0;
   }
   // All products of a tile are done, and another tile follows.
   __device__ __forceinline__ void End() {
     FreeStages();
-    read_filters = 0;
+    read_weights = 0;
   }
   // To the next step's filters, and its pixels, which may be the first of a stage.
-  __device__ __forceinline__ void NextFilters() {
-    next_read = of_filters.barrier + StageRing::kEmpty & mine;
-    of_filters.Advance(StepFilters<U, T>::kStage);
+  __device__ __forceinline__ void NextWeights() {
+    next_read = of_weights.barrier + StageRing::kEmpty & mine;
+    of_weights.Advance(StepWeights<U, T>::kStage);
   }
   __device__ __forceinline__ void NextPixels() {
-    read_filters = next_read;
+    read_weights = next_read;
     const bool row_ends = --row_left == 0;
     pixels += static_cast<uint32_t>(row_ends ? task.next_row : task.next_column) >> 4;
     if (row_ends) row_left = task.row_steps;
@@ -104,25 +104,25 @@ struct StepWalk {
 template <class U, typename T>
 __device__ __forceinline__ void MultiplySteps(StepWalk<U, T>& walk, int steps, float (&sums)[U::kPixels / 2]) {
   bool add = false;
-  walk.WaitForFilters();
+  walk.WaitForWeights();
   walk.WaitForFirstPixels();
 #pragma unroll 1
   for (int left = steps; left > 0; --left) {
-    const StepFilters<U, T> filters{walk.Filters()};
+    const StepWeights<U, T> weights{walk.Weights()};
     const uint64_t pixels = walk.Pixels();
     BeginProducts();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      filters.Multiply(sums, k, pixels + k * 2, add);
+      weights.Multiply(sums, k, pixels + k * 2, add);
       add = true;
     }
     CommitProducts();
     WaitForProducts<1>();
     walk.FreeStages();
-    walk.NextFilters();
+    walk.NextWeights();
     walk.NextPixels();
     if (left > 1) {
-      walk.WaitForFilters();
+      walk.WaitForWeights();
       walk.WaitForNewPixels();
     }
   }
@@ -134,40 +134,40 @@ __device__ __forceinline__ void MultiplySteps(StepWalk<U, T>& walk, int steps, f
 // next is at hand and the one after it is loaded.
 template <class U>
 __device__ __forceinline__ void MultiplySteps(StepWalk<U, float>& walk, int steps, float (&sums)[U::kPixels / 2]) {
-  using Filters = StepFilters<U, float>;
-  if (U::kTeams > 1 && steps == 0) {
+  using Weights = StepWeights<U, float>;
+  if (U::kConsumerGroups > 1 && steps == 0) {
 #pragma unroll
     for (float& sum : sums) sum = 0.f;
     return;
   }
-  Filters slices[4];
-  walk.WaitForFilters();
-  slices[0].Load(walk.Filters(), 0);
-  slices[1].Load(walk.Filters(), 1);
+  Weights slices[4];
+  walk.WaitForWeights();
+  slices[0].Load(walk.Weights(), 0);
+  slices[1].Load(walk.Weights(), 1);
   walk.WaitForFirstPixels();
   bool add = false;
 #pragma unroll 1
   for (int left = steps; left > 0; --left) {
     const uint64_t pixels = walk.Pixels();
-    const uint32_t filters = walk.Filters();
+    const uint32_t weights = walk.Weights();
     slices[0].Multiply(sums, pixels, add);
     add = true;
-    walk.NextFilters();
+    walk.NextWeights();
     WaitForProducts<2>();
-    slices[2].Load(filters, 2);
+    slices[2].Load(weights, 2);
     slices[1].Multiply(sums, pixels + 2, true);
     WaitForProducts<2>();  // all of the step before
     walk.FreeStages();
-    slices[3].Load(filters, 3);
+    slices[3].Load(weights, 3);
     walk.NextPixels();
     slices[2].Multiply(sums, pixels + 4, true);
-    if (left > 1) walk.WaitForFilters();
+    if (left > 1) walk.WaitForWeights();
     WaitForProducts<2>();
-    slices[0].Load(walk.Filters(), 0);  // after the last step of anything
+    slices[0].Load(walk.Weights(), 0);  // after the last step of anything
     slices[3].Multiply(sums, pixels + 6, true);
     if (left > 1) walk.WaitForNewPixels();
     WaitForProducts<2>();
-    slices[1].Load(walk.Filters(), 1);
+    slices[1].Load(walk.Weights(), 1);
   }
   WaitForProducts<0>();
   PinSums(sums);

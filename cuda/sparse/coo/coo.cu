@@ -1,8 +1,8 @@
 // COO* convolution (Xiang et al. 2022, section 3.4): convolution, bias, residual and ReLU over lists of the non-zeros
 // of each tile and channel of x.
 //
-// What: a block computes TH x TW results for 32 * feature_warps * KT output channels, KT of them per thread, and keeps
-// all their sums in registers (output stationary).
+// What: a block computes TH x TW results for 32 * out_channel_warps * KT output channels, KT of them per thread, and
+// keeps all their sums in registers (output stationary).
 //
 // How, per chunk of 32 input channels of the block (1 and 2 in sparse/coo/lists.cuh):
 //   1. The tile's patch of x with its halo comes to shared memory by cp.async, during the chunk before.
@@ -33,26 +33,26 @@ namespace {
 template <typename T, int kVariant>
 __device__ __forceinline__ void CopyCooWeights(const CooTask<T>& task, T* stage, const T* row, int valid) {
   constexpr CooVariant kShape = kCooVariants[kVariant];
-  constexpr int kBytes = kShape.features * sizeof(T), kWidth = kBytes < 16 ? kBytes : 16;
+  constexpr int kBytes = kShape.out_channels * sizeof(T), kWidth = kBytes < 16 ? kBytes : 16;
   constexpr int kElements = kWidth / static_cast<int>(sizeof(T));
-  const int64_t tap_stride = static_cast<int64_t>(task.group_channels) * task.features;
-  T* target = stage + threadIdx.x % kWarp * kShape.features;
+  const int64_t tap_stride = static_cast<int64_t>(task.group_channels) * task.out_channels;
+  T* target = stage + threadIdx.x % kWarp * kShape.out_channels;
   if (task.vector_kernel) {
     const int64_t stride = valid > 0 ? tap_stride : 0;
     const T* source = valid > 0 ? row : task.kernel;
 #pragma unroll
     for (int tap = 0; tap < kShape.taps(); ++tap, source += stride) {
 #pragma unroll
-      for (int k = 0; k < kShape.features; k += kElements) {
-        CopyAsync<kWidth == 16 ? 16 : 0>(target + tap * kWarp * kShape.features + k, source + k, kWidth, valid > 0);
+      for (int k = 0; k < kShape.out_channels; k += kElements) {
+        CopyAsync<kWidth == 16 ? 16 : 0>(target + tap * kWarp * kShape.out_channels + k, source + k, kWidth, valid > 0);
       }
     }
     return;
   }
 #pragma unroll 1
-  for (int i = 0; i < kShape.taps() * kShape.features; ++i) {
-    const int tap = i / kShape.features, k = i % kShape.features;
-    CopyAsync<0>(target + tap * kWarp * kShape.features + k, k < valid ? row + tap * tap_stride + k : task.kernel,
+  for (int i = 0; i < kShape.taps() * kShape.out_channels; ++i) {
+    const int tap = i / kShape.out_channels, k = i % kShape.out_channels;
+    CopyAsync<0>(target + tap * kWarp * kShape.out_channels + k, k < valid ? row + tap * tap_stride + k : task.kernel,
                  sizeof(T), k < valid);
   }
 }
@@ -77,17 +77,17 @@ __device__ __forceinline__ void LoadRow(const T* p, float (&row)[kCount]) {
   }
 }
 
-template <typename T, int kVariant, int kTap, int... kFeature>
-__device__ __forceinline__ void SetTap(const T* stage, std::integer_sequence<int, kFeature...>) {
-  constexpr int kCount = sizeof...(kFeature);
+template <typename T, int kVariant, int kTap, int... kOutChannel>
+__device__ __forceinline__ void SetTap(const T* stage, std::integer_sequence<int, kOutChannel...>) {
+  constexpr int kCount = sizeof...(kOutChannel);
   float row[kCount];
   LoadRow<T, kCount>(stage + (kTap * kWarp + threadIdx.x % kWarp) * kCount, row);
-  (CooMicro<kVariant>::template SetWeight<kTap * kCount + kFeature>(row[kFeature]), ...);
+  (CooMicro<kVariant>::template SetWeight<kTap * kCount + kOutChannel>(row[kOutChannel]), ...);
 }
 
 template <typename T, int kVariant, int... kTap>
 __device__ __forceinline__ void SetWeights(const T* stage, std::integer_sequence<int, kTap...>) {
-  (SetTap<T, kVariant, kTap>(stage, std::make_integer_sequence<int, kCooVariants[kVariant].features>{}), ...);
+  (SetTap<T, kVariant, kTap>(stage, std::make_integer_sequence<int, kCooVariants[kVariant].out_channels>{}), ...);
 }
 
 // Adds this warp's share of the lists of the chunk that begins at channel `first` to the sums.
@@ -96,11 +96,12 @@ __device__ __forceinline__ void MultiplyChunk(const CooTask<T>& task, const CooM
   using Memory = CooMemory<T, kVariant>;
   constexpr CooVariant kShape = kCooVariants[kVariant];
   const CooPlace b = LocateCoo<T, kVariant>(task);
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, column = warp & (task.plan.feature_warps - 1);
-  const int feature = b.feature + (column * kWarp + lane) * kShape.features, valid = task.group_features - feature;
-  const T* rows = task.kernel + b.group * task.group_features + feature +
-                  (static_cast<int64_t>(b.stack) * kShape.taps() * task.group_channels + first) * task.features;
-  unsigned to_copy = ChannelsOfSlice(m.totals, warp / task.plan.feature_warps, task.plan.slices), to_run = to_copy;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, column = warp & (task.plan.out_channel_warps - 1);
+  const int out_channel = b.out_channel + (column * kWarp + lane) * kShape.out_channels,
+            valid = task.group_out_channels - out_channel;
+  const T* rows = task.kernel + b.group * task.group_out_channels + out_channel +
+                  (static_cast<int64_t>(b.stack) * kShape.taps() * task.group_channels + first) * task.out_channels;
+  unsigned to_copy = ChannelsOfSlice(m.totals, warp / task.plan.out_channel_warps, task.plan.slices), to_run = to_copy;
   const auto lists = static_cast<uint32_t>(__cvta_generic_to_shared(m.lists));
   // Weights come one channel ahead of the list that is worked off.
 #pragma unroll 1
@@ -109,7 +110,7 @@ __device__ __forceinline__ void MultiplyChunk(const CooTask<T>& task, const CooM
       const int channel = __ffs(to_copy) - 1;
       to_copy &= to_copy - 1;
       CopyCooWeights<T, kVariant>(task, m.weights + ((step + 1) & 1) * Memory::kStage,
-                                  rows + static_cast<int64_t>(channel) * task.features, valid);
+                                  rows + static_cast<int64_t>(channel) * task.out_channels, valid);
     }
     CommitCopies();
     if (step >= 0) {
@@ -125,8 +126,8 @@ __device__ __forceinline__ void MultiplyChunk(const CooTask<T>& task, const CooM
 
 template <int kVariant, int... kIndex>
 __device__ __forceinline__ void StoreSums(float* sums, std::integer_sequence<int, kIndex...>) {
-  constexpr int kFeatures = kCooVariants[kVariant].features;
-  ((sums[kIndex / kFeatures * kWarp * kFeatures + threadIdx.x % kWarp * kFeatures + kIndex % kFeatures] =
+  constexpr int kOutChannels = kCooVariants[kVariant].out_channels;
+  ((sums[kIndex / kOutChannels * kWarp * kOutChannels + threadIdx.x % kWarp * kOutChannels + kIndex % kOutChannels] =
         CooMicro<kVariant>::template Sum<kIndex>()),
    ...);
 }
@@ -159,7 +160,7 @@ __global__ void __launch_bounds__(kWarp* kCooVariants[kVariant].max_warps(), kCo
   __syncthreads();
 #if __CUDA_ARCH__ >= 900
   if (task.plan.cluster) {
-    if (task.plan.slices > 1) AddSlices<kVariant>(sums, task.plan.feature_warps, task.plan.slices);
+    if (task.plan.slices > 1) AddSlices<kVariant>(sums, task.plan.out_channel_warps, task.plan.slices);
     ClusterSync();
     FinishCoo<T, kVariant>(task, ClusterRank(), task.plan.splits, task.plan.splits,
                            [&](int split, int i) { return LoadOfCluster(sums + i, split); });
@@ -167,7 +168,7 @@ __global__ void __launch_bounds__(kWarp* kCooVariants[kVariant].max_warps(), kCo
     return;
   }
 #endif
-  const int slice_sums = task.plan.feature_warps * Micro::kSums * kWarp;
+  const int slice_sums = task.plan.out_channel_warps * Micro::kSums * kWarp;
   FinishCoo<T, kVariant>(task, 0, 1, task.plan.slices,
                          [&](int slice, int i) { return Load4(sums + slice * slice_sums + i); });
 }
@@ -179,7 +180,7 @@ ffi::Error LaunchCoo(const CooTask<T>& task, cudaStream_t stream) {
   const CooPlan& plan = task.plan;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(plan.blocks));
-  config.blockDim = dim3(kWarp * plan.feature_warps * plan.slices);
+  config.blockDim = dim3(kWarp * plan.out_channel_warps * plan.slices);
   config.dynamicSmemBytes = plan.shared_bytes;
   config.stream = stream;
   cudaLaunchAttribute attribute{};
@@ -211,7 +212,7 @@ ffi::Error Coo(const DeviceCall& call, CooPlan plan, Workspace workspace, int de
     const CooTask<T> task = MakeCooTask<T>(call, plan, workspace.data);
     ffi::Error error = LauncherOf<T>(plan.variant, std::make_integer_sequence<int, kCooVariantCount>{})(task, stream);
     if (error.failure() || plan.splits == 1 || plan.cluster) return error;
-    const int64_t total = call.args.images * call.args.conv_size[0] * call.args.conv_size[1] * call.args.features;
+    const int64_t total = call.args.images * call.args.conv_size[0] * call.args.conv_size[1] * call.args.out_channels;
     CooReduceKernel<T><<<static_cast<unsigned>((total + 1023) / 1024), 256, 0, stream>>>(task, static_cast<int>(total));
     return CheckCuda(cudaGetLastError(), "CooReduceKernel");
   });

@@ -11,8 +11,8 @@ namespace jsc {
 // Where a block works.
 struct CooPlace {
   int64_t image;
-  int stack, group, feature;  // first output channel, within the group
-  int out[2];                 // first result
+  int stack, group, out_channel;  // first output channel, within the group
+  int out[2];                     // first result
   int split, channel, channels_end;
 };
 
@@ -24,15 +24,15 @@ __device__ CooPlace LocateCoo(const CooTask<T>& task) {
   int block;
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
   const Quotient split = Divide(block, task.by_splits);  // first: the splits of a tile are a cluster
-  const Quotient feature = Divide(split.quotient, task.by_feature_tiles);
-  const Quotient x = Divide(feature.quotient, task.by_tiles[1]);
+  const Quotient out_channel = Divide(split.quotient, task.by_out_channel_tiles);
+  const Quotient x = Divide(out_channel.quotient, task.by_tiles[1]);
   const Quotient y = Divide(x.quotient, task.by_tiles[0]);
   const Quotient group = Divide(y.quotient, task.by_groups);
   CooPlace b;
   b.image = group.quotient;
   b.stack = group.quotient / task.images_per_stack;
   b.group = group.remainder;
-  b.feature = feature.remainder * (kWarp * kShape.features * task.plan.feature_warps);
+  b.out_channel = out_channel.remainder * (kWarp * kShape.out_channels * task.plan.out_channel_warps);
   b.out[0] = y.remainder * kShape.height;
   b.out[1] = x.remainder * kShape.width;
   b.split = split.remainder;
@@ -46,7 +46,7 @@ template <typename T, int kVariant>
 struct CooMemory {
   static constexpr CooVariant kShape = kCooVariants[kVariant];
   static constexpr int kPitch = (kShape.positions() + 2) | 1;  // odd: lanes' lists begin in different banks
-  static constexpr int kStage = kShape.taps() * kWarp * kShape.features;
+  static constexpr int kStage = kShape.taps() * kWarp * kShape.out_channels;
 
   CooEntry* lists;  // [chunk channel, kPitch]
   T* weights;       // [stage, tap, lane, feature] of this warp

@@ -48,8 +48,8 @@ template <int kVariant>
 class CooMicro {
  public:
   static constexpr CooVariant kShape = kCooVariants[kVariant];
-  static constexpr int kSums = kShape.pixels() * kShape.features;   // [pixel][feature]
-  static constexpr int kWeights = kShape.taps() * kShape.features;  // [tap][feature]
+  static constexpr int kSums = kShape.pixels() * kShape.out_channels;   // [pixel][feature]
+  static constexpr int kWeights = kShape.taps() * kShape.out_channels;  // [tap][feature]
   static constexpr int kPositions = kShape.positions();
 
   // Declares the registers and clears the sums; first of all, and once in a kernel.
@@ -114,9 +114,9 @@ class CooMicro {
     asm volatile("fma.rn.f32 coo_sum%0, coo_value, coo_weight%1, coo_sum%0;" ::"n"(kSum), "n"(kWeight));
   }
 
-  template <int kSum, int kWeight, int... kFeature>
-  __device__ __forceinline__ static void MultiplyAdds(std::integer_sequence<int, kFeature...>) {
-    (MultiplyAdd<kSum + kFeature, kWeight + kFeature>(), ...);
+  template <int kSum, int kWeight, int... kOutChannel>
+  __device__ __forceinline__ static void MultiplyAdds(std::integer_sequence<int, kOutChannel...>) {
+    (MultiplyAdd<kSum + kOutChannel, kWeight + kOutChannel>(), ...);
   }
 
   // The part of tap kTap in what an entry at kPosition adds; none where the result lies outside the tile.
@@ -127,8 +127,8 @@ class CooMicro {
     constexpr int kY = kRow / kShape.stride, kX = kColumn / kShape.stride;
     if constexpr (kRow >= 0 && kColumn >= 0 && kRow % kShape.stride == 0 && kColumn % kShape.stride == 0 &&
                   kY < kShape.height && kX < kShape.width) {
-      MultiplyAdds<(kY * kShape.width + kX) * kShape.features, kTap * kShape.features>(
-          std::make_integer_sequence<int, kShape.features>{});
+      MultiplyAdds<(kY * kShape.width + kX) * kShape.out_channels, kTap * kShape.out_channels>(
+          std::make_integer_sequence<int, kShape.out_channels>{});
     }
   }
 

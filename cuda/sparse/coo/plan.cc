@@ -14,12 +14,12 @@ std::string CompleteCooPlan(const ConvArgs& args, int element_bytes, size_t work
   }
   const auto is_power = [](int n) { return n >= 1 && (n & (n - 1)) == 0; };
   const CooVariant& shape = kCooVariants[plan->variant];
-  if (!is_power(plan->feature_warps) || !is_power(plan->slices) ||
-      static_cast<int64_t>(plan->feature_warps) * plan->slices > shape.max_warps() || plan->splits < 1) {
+  if (!is_power(plan->out_channel_warps) || !is_power(plan->slices) ||
+      static_cast<int64_t>(plan->out_channel_warps) * plan->slices > shape.max_warps() || plan->splits < 1) {
     return "feature_warps and slices must be powers of two whose product is at most " +
            std::to_string(shape.max_warps()) + ", and splits at least 1";
   }
-  const int64_t results = args.images * args.conv_size[0] * args.conv_size[1] * args.features;
+  const int64_t results = args.images * args.conv_size[0] * args.conv_size[1] * args.out_channels;
   plan->cluster = plan->splits > 1 && plan->splits <= kMaxSplits && device.clusters[plan->splits] > 0;
   if (plan->splits > 1 && !plan->cluster) {
     if (results > std::numeric_limits<int32_t>::max()) return "results of a split call must be fewer than 2^31";
@@ -28,22 +28,22 @@ std::string CompleteCooPlan(const ConvArgs& args, int element_bytes, size_t work
              " splits take " + std::to_string(results * plan->splits * 4);
     }
   }
-  const int64_t tile_features = int64_t{32} * plan->feature_warps * shape.features;
+  const int64_t tile_out_channels = int64_t{32} * plan->out_channel_warps * shape.out_channels;
   const auto up = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   plan->tiles[0] = static_cast<int>(up(args.conv_size[0], shape.height));
   plan->tiles[1] = static_cast<int>(up(args.conv_size[1], shape.width));
-  plan->feature_tiles = static_cast<int>(up(args.features / args.groups, tile_features));
+  plan->out_channel_tiles = static_cast<int>(up(args.out_channels / args.groups, tile_out_channels));
   const double blocks = static_cast<double>(args.images) * args.groups * plan->tiles[0] * plan->tiles[1] *
-                        plan->feature_tiles * plan->splits;
+                        plan->out_channel_tiles * plan->splits;
   if (blocks > std::numeric_limits<int32_t>::max()) return "the call takes 2^31 blocks or more";
   plan->blocks = static_cast<int64_t>(blocks);
-  const int warps = plan->feature_warps * plan->slices;
+  const int warps = plan->out_channel_warps * plan->slices;
   // CooMemory of sparse/coo/lists.cuh, and the sums that take its place at the end.
-  const int stages = 2 * warps * shape.taps() * 32 * shape.features * element_bytes;
+  const int stages = 2 * warps * shape.taps() * 32 * shape.out_channels * element_bytes;
   const int lists = 32 * ((shape.positions() + 2) | 1) * 8;
   const int patch = shape.positions() * 32 * element_bytes;
   const int counts = (warps + 1) * 32 * 4;
-  plan->shared_bytes = std::max(stages + lists + patch + counts, warps * shape.pixels() * 32 * shape.features * 4);
+  plan->shared_bytes = std::max(stages + lists + patch + counts, warps * shape.pixels() * 32 * shape.out_channels * 4);
   if (plan->shared_bytes > device.shared_memory) {
     return "a block needs " + std::to_string(plan->shared_bytes) + " bytes of shared memory, the device has " +
            std::to_string(device.shared_memory);

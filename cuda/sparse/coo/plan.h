@@ -12,12 +12,12 @@
 namespace jsc {
 
 struct CooPlan {
-  int variant;        // row of kCooVariants
-  int feature_warps;  // of a block, side by side along output channels
-  int slices;         // warps that share a tile's lists, each with its part of the work
-  int splits;         // blocks that share a tile's channels
-  int tiles[2];       // along height and width
-  int feature_tiles;  // of a group
+  int variant;            // row of kCooVariants
+  int out_channel_warps;  // of a block, side by side along output channels
+  int slices;             // warps that share a tile's lists, each with its part of the work
+  int splits;             // blocks that share a tile's channels
+  int tiles[2];           // along height and width
+  int out_channel_tiles;  // of a group
   int64_t blocks;
   bool cluster;      // the splits of a tile are one cluster, else they meet in the workspace
   int shared_bytes;  // of a block
@@ -29,7 +29,7 @@ constexpr int CooSplitChannels(const ConvArgs& a, int64_t splits) {
   return static_cast<int>((each + 7) / 8 * 8);
 }
 
-// Fills in a plan of which variant, feature_warps, slices and splits are set. Returns a sentence if it cannot
+// Fills in a plan of which variant, out_channel_warps, slices and splits are set. Returns a sentence if it cannot
 // run.
 std::string CompleteCooPlan(const ConvArgs& args, int element_bytes, size_t workspace_bytes, const DeviceInfo& device,
                             CooPlan* plan);

@@ -8,9 +8,10 @@
 namespace jsc {
 
 template <typename T>
-__device__ void FinishResult(const CooTask<T>& task, int stack, int64_t at, int feature, float4 sum, int valid) {
+__device__ void FinishResult(const CooTask<T>& task, int stack, int64_t at, int out_channel, float4 sum, int valid) {
   if (task.bias) {
-    sum = sum + LoadUpTo4(task.bias + static_cast<int64_t>(stack) * task.features + feature, valid, task.vector_out);
+    sum = sum +
+          LoadUpTo4(task.bias + static_cast<int64_t>(stack) * task.out_channels + out_channel, valid, task.vector_out);
   }
   if (task.residual) sum = sum + LoadUpTo4(task.residual + at, valid, task.vector_out);
   if (task.relu) sum = make_float4(Relu(sum.x), Relu(sum.y), Relu(sum.z), Relu(sum.w));
@@ -58,23 +59,23 @@ __device__ void AddSlices(float* sums, int warps, int slices) {
 template <typename T, int kVariant, typename Part>
 __device__ void FinishCoo(const CooTask<T>& task, int share, int shares, int parts, Part part) {
   constexpr CooVariant kShape = kCooVariants[kVariant];
-  constexpr int kWarpFeatures = kWarp * kShape.features, kWarpSums = kShape.pixels() * kWarpFeatures;
+  constexpr int kWarpOutChannels = kWarp * kShape.out_channels, kWarpSums = kShape.pixels() * kWarpOutChannels;
   const CooPlace b = LocateCoo<T, kVariant>(task);
-  const int warps = task.plan.feature_warps;
-  const int64_t results = static_cast<int64_t>(task.by_image.divisor) * task.features;  // of an image
+  const int warps = task.plan.out_channel_warps;
+  const int64_t results = static_cast<int64_t>(task.by_image.divisor) * task.out_channels;  // of an image
   for (int i = share * blockDim.x + threadIdx.x; i < warps * kWarpSums / 4; i += blockDim.x * shares) {
-    const int in_warp = i * 4 % kWarpFeatures, rest = i * 4 / kWarpFeatures;
+    const int in_warp = i * 4 % kWarpOutChannels, rest = i * 4 / kWarpOutChannels;
     const int warp = rest & (warps - 1), pixel = rest / warps;
     const int y = b.out[0] + pixel / kShape.width, x = b.out[1] + pixel % kShape.width;
-    const int feature = b.feature + warp * kWarpFeatures + in_warp;  // within the group
-    const int valid = min(task.group_features - feature, 4);
+    const int out_channel = b.out_channel + warp * kWarpOutChannels + in_warp;  // within the group
+    const int valid = min(task.group_out_channels - out_channel, 4);
     if (valid <= 0 || y >= task.out_size[0] || x >= task.out_size[1]) continue;
-    const int from = warp * kWarpSums + pixel * kWarpFeatures + in_warp;
+    const int from = warp * kWarpSums + pixel * kWarpOutChannels + in_warp;
     float4 sum = part(0, from);
 #pragma unroll 8
     for (int p = 1; p < parts; ++p) sum = sum + part(p, from);
-    const int all = b.group * task.group_features + feature;
-    const int64_t at = b.image * results + (y * task.out_size[1] + x) * static_cast<int64_t>(task.features) + all;
+    const int all = b.group * task.group_out_channels + out_channel;
+    const int64_t at = b.image * results + (y * task.out_size[1] + x) * static_cast<int64_t>(task.out_channels) + all;
     if (task.plan.splits == 1 || task.plan.cluster) {
       FinishResult(task, b.stack, at, all, sum, valid);
     } else {
@@ -96,7 +97,7 @@ __global__ void __launch_bounds__(256) CooReduceKernel(const __grid_constant__ C
     sum = sum + LoadUpTo4(task.partial + static_cast<int64_t>(split) * total + at, valid, task.vector_out);
   }
   if (task.vector_out) {
-    const Quotient pixel = Divide(at, task.by_features);
+    const Quotient pixel = Divide(at, task.by_out_channels);
     const int stack = Divide(pixel.quotient, task.by_image).quotient / task.images_per_stack;
     FinishResult(task, stack, at, pixel.remainder, sum, valid);
     return;
@@ -105,7 +106,7 @@ __global__ void __launch_bounds__(256) CooReduceKernel(const __grid_constant__ C
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     if (i >= valid) break;
-    const Quotient pixel = Divide(at + i, task.by_features);
+    const Quotient pixel = Divide(at + i, task.by_out_channels);
     const int stack = Divide(pixel.quotient, task.by_image).quotient / task.images_per_stack;
     FinishResult(task, stack, at + i, pixel.remainder, {each[i], 0.f, 0.f, 0.f}, 1);
   }

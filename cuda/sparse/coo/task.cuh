@@ -22,7 +22,7 @@ struct CooTask {
   T* out;             // [N, Ho, Wo, K]
   float* partial;     // [split, N, Ho, Wo, K], only with splits > 1
   CooPlan plan;
-  int height, width, channels, group_channels, features, group_features;
+  int height, width, channels, group_channels, out_channels, group_out_channels;
   int stride[2], step[2], pad_low[2];  // pixels between tiles' results, and between positions of a patch
   int out_size[2];
   int images_per_stack;
@@ -32,7 +32,7 @@ struct CooTask {
   bool vector_kernel;  // a thread's weights of one tap come in one copy
   bool vector_out;
   bool relu;
-  Divider by_feature_tiles, by_splits, by_tiles[2], by_groups, by_features, by_image;
+  Divider by_out_channel_tiles, by_splits, by_tiles[2], by_groups, by_out_channels, by_image;
 };
 
 template <typename T>
@@ -57,13 +57,13 @@ CooTask<T> MakeCooTask(const DeviceCall& call, const CooPlan& plan, void* worksp
          t.group_channels % (2 << t.copy_x_shift) == 0) {
     ++t.copy_x_shift;
   }
-  t.vector_kernel = t.features % shape.features == 0 && t.group_features % shape.features == 0;
-  t.vector_out = t.features % 4 == 0 && t.group_features % 4 == 0;
+  t.vector_kernel = t.out_channels % shape.out_channels == 0 && t.group_out_channels % shape.out_channels == 0;
+  t.vector_out = t.out_channels % 4 == 0 && t.group_out_channels % 4 == 0;
   t.relu = a.activation == Activation::kRelu;
-  t.by_feature_tiles = Divider(plan.feature_tiles);
+  t.by_out_channel_tiles = Divider(plan.out_channel_tiles);
   t.by_splits = Divider(plan.splits);
   t.by_groups = Divider(a.groups);
-  t.by_features = Divider(t.features);
+  t.by_out_channels = Divider(t.out_channels);
   t.by_image = Divider(a.conv_size[0] * a.conv_size[1]);
   return t;
 }

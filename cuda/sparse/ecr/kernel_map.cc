@@ -38,9 +38,10 @@ bool MakeTensorMaps(const DeviceCall& call, const EcrPlan& plan, TensorMaps* map
   auto size = [](int64_t n) { return static_cast<cuuint64_t>(n); };
   auto box = [](int64_t n) { return static_cast<cuuint32_t>(n); };
   return (!plan.bulk ||
-          MakeMap<3>(call.dtype, call.kernel,
-                     {size(a.features), size(a.group_channels), size(a.stacks * a.kernel_size[0] * a.kernel_size[1])},
-                     {box(plan.tile_features()), box(plan.chunk_channels), box(plan.chunk_taps)}, &maps->kernel)) &&
+          MakeMap<3>(
+              call.dtype, call.kernel,
+              {size(a.out_channels), size(a.group_channels), size(a.stacks * a.kernel_size[0] * a.kernel_size[1])},
+              {box(plan.tile_out_channels()), box(plan.chunk_channels), box(plan.chunk_taps)}, &maps->kernel)) &&
          (!plan.stream ||
           MakeMap<4>(
               call.dtype, call.x, {size(a.channels), size(a.size[1]), size(a.size[0]), size(a.images)},

@@ -63,7 +63,7 @@ double Cycles(const ConvArgs& args, int element_bytes, const DeviceInfo& device,
   const int rounds = static_cast<int>(DivideUp(plan.groups * plan.row_parts, plan.warps));
   const double chain = rounds * rows / plan.row_parts * (kShare * (4.0 + 1.6 * plan.lanes) + 4.0);
   const int chunks = static_cast<int>(DivideUp(plan.channel_chunks, plan.splits)) * plan.tap_chunks;
-  const double reduce = (plan.splits == 1 ? 1000 : 3500) + plan.tile_pixels() * plan.tile_features() / 8.0;
+  const double reduce = (plan.splits == 1 ? 1000 : 3500) + plan.tile_pixels() * plan.tile_out_channels() / 8.0;
 
   const int resident = Resident(device, plan.warps, plan.shared_bytes);
   int64_t places = device.multiprocessors;  // for one block each
@@ -74,7 +74,7 @@ double Cycles(const ConvArgs& args, int element_bytes, const DeviceInfo& device,
   const double busy = compute * together;
   // Kernel rows that all blocks of a wave pull through the L2 cache, at 20 bytes a cycle for each multiprocessor.
   const double wave_blocks = std::min<double>(blocks, static_cast<double>(places) * resident);
-  const double stream = wave_blocks * rows * plan.tile_features() * element_bytes / (20.0 * device.multiprocessors);
+  const double stream = wave_blocks * rows * plan.tile_out_channels() * element_bytes / (20.0 * device.multiprocessors);
   const double wave = std::max(busy, stream) + 0.3 * std::min(busy, stream) + chain + chunks * 300.0 + reduce + 4000;
   return waves * wave + 3000;
 }
@@ -96,7 +96,7 @@ bool CompleteEcrPlan(const ConvArgs& args, int element_bytes, size_t workspace_b
     tiles *= plan->tiles[1 + i];
   }
   const int64_t per_stack = DivideUp(args.images / args.stacks, plan->tile_images);
-  plan->channel_tiles = static_cast<int>(DivideUp(args.features / args.groups, plan->tile_features()));
+  plan->channel_tiles = static_cast<int>(DivideUp(args.out_channels / args.groups, plan->tile_out_channels()));
   tiles *= per_stack * plan->channel_tiles;
   if (per_stack > kMaxBlocks || tiles > kMaxBlocks / args.groups / plan->splits) return false;
   plan->tiles[0] = static_cast<int>(per_stack);
@@ -112,14 +112,14 @@ bool CompleteEcrPlan(const ConvArgs& args, int element_bytes, size_t workspace_b
   plan->reduction = plan->splits == 1        ? Reduction::kNone
                     : device.clusters[1] > 0 ? Reduction::kCluster
                                              : Reduction::kWorkspace;
-  const int64_t sums_bytes = static_cast<int64_t>(sizeof(float)) * plan->groups * kPixels * plan->tile_features();
+  const int64_t sums_bytes = static_cast<int64_t>(sizeof(float)) * plan->groups * kPixels * plan->tile_out_channels();
   if (plan->reduction == Reduction::kWorkspace &&
       blocks * plan->splits * sums_bytes > static_cast<int64_t>(workspace_bytes)) {
     return false;
   }
 
   plan->copy_x_shift = CopyShift(element_bytes, {args.channels, args.group_channels, plan->chunk_channels});
-  plan->copy_kernel_shift = CopyShift(element_bytes, {args.features, args.features / args.groups});
+  plan->copy_kernel_shift = CopyShift(element_bytes, {args.out_channels, args.out_channels / args.groups});
   plan->bulk = device.clusters[1] > 0 && device.tensor_maps && (element_bytes << plan->copy_kernel_shift) == 16;
   plan->stream = plan->bulk && plan->tap_chunks == 1 && (element_bytes << plan->copy_x_shift) == 16 &&
                  (args.groups == 1 || args.group_channels % plan->chunk_channels == 0) &&
@@ -128,10 +128,10 @@ bool CompleteEcrPlan(const ConvArgs& args, int element_bytes, size_t workspace_b
   const int rows = plan->chunk_taps * plan->chunk_channels;
   plan->part_rows = static_cast<int>(DivideUp(rows, plan->row_parts));
   plan->list_rows = RoundUp(plan->part_rows, kListMultiple);
-  plan->kernel_bytes = RoundUp(static_cast<int64_t>(rows + 1) * plan->tile_features() * element_bytes, 128);
+  plan->kernel_bytes = RoundUp(static_cast<int64_t>(rows + 1) * plan->tile_out_channels() * element_bytes, 128);
   plan->patch_bytes = RoundUp(std::min<int64_t>(patch_pixels * plan->chunk_channels * element_bytes, 1 << 28), 128);
   const bool cluster = plan->reduction == Reduction::kCluster;
-  plan->share_quads = static_cast<int>(DivideUp(plan->tile_features() / 4, cluster ? plan->splits : 1));
+  plan->share_quads = static_cast<int>(DivideUp(plan->tile_out_channels() / 4, cluster ? plan->splits : 1));
   plan->helpers = plan->splits <= 4 ? 1 : plan->splits <= 8 ? 2 : 4;
   plan->inbox_bytes = cluster ? RoundUp(16 * plan->splits * plan->groups * kPixels * plan->share_quads, 128) : 0;
   plan->head_bytes = RoundUp(kCornerBytes + plan->warps * kGroupsPerWarp * kItemBytes, 128);
@@ -165,8 +165,8 @@ void VisitEcrPlans(const ConvArgs& args, int element_bytes, size_t workspace_byt
   // Warps to a group and rows to a stage: small stages let two blocks share a multiprocessor.
   constexpr int kRowChoices[][2] = {
       {1, kMaxChunkRows}, {2, kMaxChunkRows}, {4, kMaxChunkRows}, {1, kMaxChunkRows / 2}, {2, kMaxChunkRows / 2}};
-  const int64_t features = args.features / args.groups;
-  if (features < 4) return;  // a list that so few channels use costs more than it saves
+  const int64_t out_channels = args.out_channels / args.groups;
+  if (out_channels < 4) return;  // a list that so few channels use costs more than it saves
   // Sizes of a tile along one axis: the fewest outputs that cut it into 1, 2, 3, ... tiles.
   auto sizes = [](int64_t size) {
     std::vector<int> distinct;
@@ -179,7 +179,7 @@ void VisitEcrPlans(const ConvArgs& args, int element_bytes, size_t workspace_byt
   const std::vector<int> heights = sizes(args.out_size[0]), widths = sizes(args.out_size[1]);
   const int64_t per_stack = args.images / args.stacks;
   for (int lanes : {16, 8, 4}) {
-    if (lanes > 4 && features <= lanes * kLaneChannels / 2) continue;
+    if (lanes > 4 && out_channels <= lanes * kLaneChannels / 2) continue;
     for (int splits : {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16}) {
       for (int height : heights) {
         for (int width : widths) {
@@ -208,7 +208,7 @@ EcrPlan EcrPlanOf(const Candidate& candidate, const ConvArgs& args, int element_
   }
   const bool is_whole = height == args.out_size[0] && width == args.out_size[1];
   if (images > 1 && (!is_whole || images > args.images / args.stacks)) return {};
-  if (args.features / args.groups < 4 || std::max({images, height, width}) > 32) return {};
+  if (args.out_channels / args.groups < 4 || std::max({images, height, width}) > 32) return {};
   EcrPlan plan{};
   plan.lanes = lanes;
   plan.splits = splits;
@@ -225,10 +225,10 @@ EcrPlan ChooseEcrPlan(const ConvArgs& args, int element_bytes, size_t workspace_
       [&](const auto& visit) { VisitEcrPlans(args, element_bytes, workspace_bytes, device, visit); });
 }
 
-size_t EcrWorkspaceBytes(int64_t images, int64_t conv_height, int64_t conv_width, int64_t features) {
+size_t EcrWorkspaceBytes(int64_t images, int64_t conv_height, int64_t conv_width, int64_t out_channels) {
   // Splitting pays while there are fewer than some 256 blocks of 64 results x 128 features.
   constexpr int64_t kBlock = 64 * 128, kBlocks = 256, kMaxSplits = 16;
-  const int64_t elements = images * conv_height * conv_width * std::max<int64_t>(features, 32);
+  const int64_t elements = images * conv_height * conv_width * std::max<int64_t>(out_channels, 32);
   if (elements <= 0 || elements > kBlock * kBlocks / 2) return 0;
   const int64_t splits = std::clamp<int64_t>(kBlocks * kBlock / elements, 2, kMaxSplits);
   return static_cast<size_t>(2 * splits * elements) * sizeof(float);  // twice: tiles hang over the edges

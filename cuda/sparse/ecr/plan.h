@@ -57,7 +57,7 @@ struct EcrPlan {
   double cycles;                             // what the cost model expects
 
   constexpr int tile_pixels() const { return tile_images * tile_conv[0] * tile_conv[1]; }
-  constexpr int tile_features() const { return lanes * kLaneChannels; }
+  constexpr int tile_out_channels() const { return lanes * kLaneChannels; }
 };
 
 // Every plan that fits a call. tile of a candidate: lanes, splits, images, rows and columns of results, row parts and
@@ -81,7 +81,7 @@ bool CompleteEcrPlan(const ConvArgs& args, int element_bytes, size_t workspace_b
                      EcrPlan* plan);
 
 // Workspace that a convolution with these sizes may use on a device without clusters.
-size_t EcrWorkspaceBytes(int64_t images, int64_t conv_height, int64_t conv_width, int64_t features);
+size_t EcrWorkspaceBytes(int64_t images, int64_t conv_height, int64_t conv_width, int64_t out_channels);
 
 }  // namespace jsc
 

@@ -14,7 +14,7 @@ EcrPlan CachedEcrPlan(const DeviceCall& call, int element_bytes, size_t workspac
   const ConvArgs& a = call.args;
   const std::vector<int64_t> key = {
       a.images,      a.size[0],        a.size[1],          a.channels,
-      a.stacks,      a.kernel_size[0], a.kernel_size[1],   a.features,
+      a.stacks,      a.kernel_size[0], a.kernel_size[1],   a.out_channels,
       a.groups,      a.stride[0],      a.stride[1],        a.dilation[0],
       a.dilation[1], a.conv_size[0],   a.conv_size[1],     static_cast<int64_t>(a.pool),
       a.window[0],   a.window[1],      a.window_stride[0], a.window_stride[1],

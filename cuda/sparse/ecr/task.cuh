@@ -19,7 +19,7 @@ struct ConvTask {
   float* partial;     // [tile, feature tile, split, tile pixel, tile feature], only with Reduction::kWorkspace
   EcrPlan plan;
   int64_t images_per_stack;
-  int height, width, channels, group_channels, features, group_features, groups;
+  int height, width, channels, group_channels, out_channels, group_out_channels, groups;
   int kernel_height, kernel_width;
   int stride[2], pad_low[2], dilation[2], conv[2], out_size[2];
   int window[2], window_stride[2], window_pad[2];
@@ -29,13 +29,13 @@ struct ConvTask {
   float pool_scale;  // 1 / pixels of an averaged window, else 1
   // Divisors that the kernels need.
   Divider by_splits, by_channel_tiles, by_group_tiles, by_tiles[3], by_tile_conv[2], by_tile_out[2], by_tile_patch[2],
-      by_quads[2], by_kernel_width, by_groups, by_share_quads, by_features, by_out_width;
+      by_quads[2], by_kernel_width, by_groups, by_share_quads, by_out_channels, by_out_width;
 };
 
 template <typename T>
 void SetDividers(ConvTask<T>* t) {
   const EcrPlan& plan = t->plan;
-  t->by_features = Divider(t->features);
+  t->by_out_channels = Divider(t->out_channels);
   t->by_out_width = Divider(t->out_size[1]);
   t->by_kernel_width = Divider(t->kernel_width);
   if (plan.warps == 0) return;  // no tiles

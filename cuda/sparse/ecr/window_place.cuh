@@ -8,11 +8,11 @@ namespace jsc {
 
 // Where a block works.
 struct BlockPlace {
-  int64_t image;                        // first image of the tile
-  int images;                           // images of the tile that exist
-  int out[2];                           // first output
-  int conv[2];                          // first convolution result, negative where the pool's padding covers it
-  int stack, group, feature, features;  // first output channel, of K; how many of them the tile has
+  int64_t image;                                // first image of the tile
+  int images;                                   // images of the tile that exist
+  int out[2];                                   // first output
+  int conv[2];                                  // first convolution result, negative where the pool's padding covers it
+  int stack, group, out_channel, out_channels;  // first output channel, of K; how many of them the tile has
   int split;
   int tile;  // index among all (tile, feature tile) pairs
 };
@@ -34,9 +34,9 @@ __device__ BlockPlace Locate(const ConvTask<T>& task, int block) {
   const Quotient channel = Divide(b.tile, task.by_channel_tiles);  // over all groups
   const Quotient in_group = Divide(channel.remainder, task.by_group_tiles);
   b.group = in_group.quotient;
-  const int first = in_group.remainder * plan.tile_features();
-  b.feature = b.group * task.group_features + first;
-  b.features = min(plan.tile_features(), task.group_features - first);
+  const int first = in_group.remainder * plan.tile_out_channels();
+  b.out_channel = b.group * task.group_out_channels + first;
+  b.out_channels = min(plan.tile_out_channels(), task.group_out_channels - first);
   const Quotient x = Divide(channel.quotient, task.by_tiles[2]);
   const Quotient y = Divide(x.quotient, task.by_tiles[1]);
   const Quotient image = Divide(y.quotient, task.by_tiles[0]);
@@ -59,7 +59,7 @@ struct WarpItem {
 
 // What a chunk's copies have in common, for the copy engine: the corner of the boxes.
 struct FetchCorner {
-  int feature, tap;          // of the kernel
+  int out_channel, tap;      // of the kernel
   int channel, x, y, image;  // of x
 };
 

@@ -36,19 +36,19 @@ template <typename T, int kLanes, int kWidth>
 __device__ void StageKernel(const ConvTask<T>& task, const BlockPlace& b, T* rows, int first_tap, int taps, int first) {
   const EcrPlan& plan = task.plan;
   const int unit_shift = kWidth ? (sizeof(T) == 4 ? 2 : 3) : plan.copy_kernel_shift;
-  constexpr int kFeatureShift = kLanes == 16 ? 7 : kLanes == 8 ? 6 : 5;
-  const int units_shift = kFeatureShift - unit_shift;
+  constexpr int kOutChannelShift = kLanes == 16 ? 7 : kLanes == 8 ? 6 : 5;
+  const int units_shift = kOutChannelShift - unit_shift;
   const int total = taps << plan.chunk_shift << units_shift;
-  const T* corner = task.kernel + b.feature +
+  const T* corner = task.kernel + b.out_channel +
                     (static_cast<int64_t>(b.stack) * task.kernel_height * task.kernel_width * task.group_channels +
                      static_cast<int64_t>(first_tap) * task.group_channels + first) *
-                        task.features;
+                        task.out_channels;
 #pragma unroll 2
   for (int i = threadIdx.x; i < total; i += blockDim.x) {
-    const int row = i >> units_shift, feature = (i & ((1 << units_shift) - 1)) << unit_shift;
+    const int row = i >> units_shift, out_channel = (i & ((1 << units_shift) - 1)) << unit_shift;
     const int tap = row >> plan.chunk_shift, channel = row & (plan.chunk_channels - 1);
-    const bool valid = first + channel < task.group_channels && feature < b.features;
-    const T* source = corner + ((tap * task.group_channels + channel) * task.features + feature);
+    const bool valid = first + channel < task.group_channels && out_channel < b.out_channels;
+    const T* source = corner + ((tap * task.group_channels + channel) * task.out_channels + out_channel);
     CopyAsync<kWidth>(rows + (i << unit_shift), valid ? source : task.kernel, static_cast<int>(sizeof(T)) << unit_shift,
                       valid);
   }
@@ -61,8 +61,8 @@ __device__ void FetchRows(const ConvTask<T>& task, const TensorMaps& maps, const
                           const BlockMemory<T>& m, int stage, int channel, int tap) {
   const EcrPlan& plan = task.plan;
   ExpectBytes(m.rows_full + stage,
-              (plan.chunk_taps << plan.chunk_shift) * plan.tile_features() * static_cast<int>(sizeof(T)));
-  CopyBox(StageOf(m.kernel, plan.kernel_bytes, stage), &maps.kernel, corner.feature, channel, corner.tap + tap,
+              (plan.chunk_taps << plan.chunk_shift) * plan.tile_out_channels() * static_cast<int>(sizeof(T)));
+  CopyBox(StageOf(m.kernel, plan.kernel_bytes, stage), &maps.kernel, corner.out_channel, channel, corner.tap + tap,
           m.rows_full + stage);
 }
 
@@ -97,11 +97,11 @@ __device__ void FetchFirst(const ConvTask<T>& task, const TensorMaps& maps, cons
     m.done[i] = 0;
   }
   if (plan.reduction == Reduction::kCluster) {
-    const int quads = min(max(plan.tile_features() / 4 - b.split * plan.share_quads, 0), plan.share_quads);
+    const int quads = min(max(plan.tile_out_channels() / 4 - b.split * plan.share_quads, 0), plan.share_quads);
     InitBarrier(m.inbox_full);
     ExpectBytes(m.inbox_full, plan.splits * plan.groups * kPixels * quads * static_cast<int>(sizeof(float4)));
   }
-  const FetchCorner corner = {b.feature,
+  const FetchCorner corner = {b.out_channel,
                               b.stack * task.kernel_height * task.kernel_width,
                               b.group * task.group_channels,
                               b.conv[1] * task.stride[1] - task.pad_low[1],

@@ -76,24 +76,24 @@ __device__ __forceinline__ int2 Epilogue(const ConvTask<T>& task, const BlockPla
   constexpr int kQuads = kLanes * kLaneChannels / 4;
   const EcrPlan& plan = task.plan;
   const int helpers = plan.helpers, helper = threadIdx.x & (helpers - 1);
-  const unsigned team = ((1u << helpers) - 1) << (threadIdx.x % kWarp - helper);
+  const unsigned helper_mask = ((1u << helpers) - 1) << (threadIdx.x % kWarp - helper);
   bool waited = false;
   int2 written = {0, 0};
   const int total = b.images * plan.tile_out[0] * plan.tile_out[1] * plan.share_quads;
 #pragma unroll 1
   for (int i = threadIdx.x >> plan.helpers / 2; i < total; i += blockDim.x >> plan.helpers / 2) {
     const Quotient pixel = plan.splits > 1 ? Divide(i, task.by_share_quads) : Quotient{i / kQuads, i % kQuads};
-    const int feature = (share * plan.share_quads + pixel.remainder) * 4;
+    const int out_channel = (share * plan.share_quads + pixel.remainder) * 4;
     const Quotient tile_x = Divide(pixel.quotient, task.by_tile_out[1]);
     const Quotient tile_y = Divide(tile_x.quotient, task.by_tile_out[0]);
     const int y = b.out[0] + tile_y.remainder, x = b.out[1] + tile_x.remainder, image = tile_y.quotient;
-    const int valid = min(b.features - feature, 4);
+    const int valid = min(b.out_channels - out_channel, 4);
     if (valid <= 0 || y >= task.out_size[0] || x >= task.out_size[1]) continue;
-    const int64_t at =
-        (((b.image + image) * task.out_size[0] + y) * task.out_size[1] + x) * task.features + b.feature + feature;
+    const int64_t at = (((b.image + image) * task.out_size[0] + y) * task.out_size[1] + x) * task.out_channels +
+                       b.out_channel + out_channel;
     float4 extra = {0.f, 0.f, 0.f, 0.f};
     if (task.bias) {
-      const T* bias = task.bias + static_cast<int64_t>(b.stack) * task.features + b.feature + feature;
+      const T* bias = task.bias + static_cast<int64_t>(b.stack) * task.out_channels + b.out_channel + out_channel;
       extra = LoadUpTo4(bias, valid, plan.vector_out);
     }
     if (!kPool && task.residual) extra = extra + LoadUpTo4(task.residual + at, valid, plan.vector_out);
@@ -109,8 +109,9 @@ __device__ __forceinline__ int2 Epilogue(const ConvTask<T>& task, const BlockPla
         if (split < plan.splits) sum = sum + Load4(partial(split) + place);
       }
       for (int distance = 1; distance < helpers; distance *= 2) {
-        sum = sum + make_float4(__shfl_xor_sync(team, sum.x, distance), __shfl_xor_sync(team, sum.y, distance),
-                                __shfl_xor_sync(team, sum.z, distance), __shfl_xor_sync(team, sum.w, distance));
+        sum = sum +
+              make_float4(__shfl_xor_sync(helper_mask, sum.x, distance), __shfl_xor_sync(helper_mask, sum.y, distance),
+                          __shfl_xor_sync(helper_mask, sum.z, distance), __shfl_xor_sync(helper_mask, sum.w, distance));
       }
       sum = sum + extra;
       return task.relu ? make_float4(Relu(sum.x), Relu(sum.y), Relu(sum.z), Relu(sum.w)) : sum;

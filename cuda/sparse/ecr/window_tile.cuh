@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(256) ReduceKernel(const __grid_constant__ Conv
   if (!PassesGate(task.gate)) return;
   const EcrPlan& plan = task.plan;
   const BlockPlace b = Locate(task, blockIdx.x * plan.splits);
-  const int64_t tile_elements = static_cast<int64_t>(plan.groups) * kPixels * plan.tile_features();
+  const int64_t tile_elements = static_cast<int64_t>(plan.groups) * kPixels * plan.tile_out_channels();
   const float* tile = task.partial + static_cast<int64_t>(b.tile) * plan.splits * tile_elements;
   const int2 written =
       Epilogue<T, kLanes, kPool>(task, b, 0, [] {}, [&](int split) { return tile + split * tile_elements; });

@@ -12,7 +12,7 @@ namespace {
 // Segments of 2^lane_shift lanes, and blocks of a cluster to share the channels.
 template <typename T>
 int64_t CompleteRowTask(int lane_shift, int part_shift, DenseRowTask<T>* task) {
-  const int features = kLaneFeatures<T> << lane_shift, groups = kWarp >> lane_shift;
+  const int out_channels = kLaneOutChannels<T> << lane_shift, groups = kWarp >> lane_shift;
   const int batch = kDenseRun * groups, parts = 1 << part_shift;
   task->lane_shift = lane_shift;
   task->part_shift = part_shift;
@@ -24,15 +24,15 @@ int64_t CompleteRowTask(int lane_shift, int part_shift, DenseRowTask<T>* task) {
   while (task->ring < batch + kRowRuns * kWarp) task->ring *= 2;
   task->x_at = kDenseWarps * task->ring * kRowEntryBytes;
   task->partials_at = task->x_at + share * static_cast<int>(sizeof(T));
-  const int partials = kDenseWarps * groups * (features + 4) * static_cast<int>(sizeof(float));
+  const int partials = kDenseWarps * groups * (out_channels + 4) * static_cast<int>(sizeof(float));
   task->barriers_at = task->partials_at + (task->pixels > 0 ? std::max(partials, kAverageBytes) : partials);
-  return (task->features + features - 1) / features;
+  return (task->out_channels + out_channels - 1) / out_channels;
 }
 
 template <typename T>
 size_t SharedBytes(const DenseRowTask<T>& task) {
-  const int features = kLaneFeatures<T> << task.lane_shift;
-  return task.barriers_at + kRowBarrierBytes + features * static_cast<int>(sizeof(float));
+  const int out_channels = kLaneOutChannels<T> << task.lane_shift;
+  return task.barriers_at + kRowBarrierBytes + out_channels * static_cast<int>(sizeof(float));
 }
 
 // As ChooseTiles. What averages its input reads its share of a map, so the largest clusters share the channels, if all
@@ -46,7 +46,7 @@ int64_t ChooseRowTiles(const DeviceInfo& device, int64_t stacks, bool behind_den
     const int64_t tiles = CompleteRowTask<T>(shift, kMostPartShift, task);
     if (tiles <= device.clusters[kMaxParts]) return tiles;
   }
-  const int64_t bytes = static_cast<int64_t>(task->channels) * task->features * sizeof(T);
+  const int64_t bytes = static_cast<int64_t>(task->channels) * task->out_channels * sizeof(T);
   for (int lines = bytes >= kVeryLongStream ? 1 : 0; bytes >= kLongStream && lines >= 0; --lines) {
     const int shift = kLineShift + lines;
     const int64_t tiles = CompleteRowTask<T>(shift, 0, task);
@@ -74,8 +74,8 @@ ffi::Error LaunchDenseRow(const DeviceCall& call, const ChainRow& row, const Dev
   task.residual = static_cast<const T*>(call.residual);
   task.out = static_cast<T*>(call.out);
   task.channels = static_cast<int>(a.channels);
-  task.features = static_cast<int>(a.features);
-  task.row_pieces = static_cast<int>(a.features / kLaneFeatures<T>);
+  task.out_channels = static_cast<int>(a.out_channels);
+  task.row_pieces = static_cast<int>(a.out_channels / kLaneOutChannels<T>);
   task.relu = a.activation == Activation::kRelu;
   task.pixels = row.averaged > 1 ? static_cast<int>(row.averaged) : 0;
   const int64_t tiles = ChooseRowTiles<T>(device, a.stacks, row.behind_dense, &task);
@@ -103,7 +103,7 @@ bool IsDenseRow(const DeviceCall& call, const DeviceInfo& device) {
   const ConvArgs& a = call.args;
   const int64_t bytes = static_cast<int64_t>(ffi::ByteWidth(call.dtype));
   return device.clusters[1] > 0 && a.images == a.stacks && a.stacks <= kMostStacks &&
-         a.features * bytes % kPiece == 0 && a.channels * bytes % kPiece == 0 &&
+         a.out_channels * bytes % kPiece == 0 && a.channels * bytes % kPiece == 0 &&
          a.channels * bytes + kElse <= device.shared_memory && reinterpret_cast<uintptr_t>(call.x) % kPiece == 0;
 }
 

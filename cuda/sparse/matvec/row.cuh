@@ -36,7 +36,7 @@ struct DenseRowTask {
   const T* bias;      // [S, K] or null
   const T* residual;  // [S, K] or null
   T* out;             // [S, K]
-  int channels, features;
+  int channels, out_channels;
   int row_pieces;                      // 16-byte pieces of a kernel row
   int lane_shift;                      // logarithm of the lanes that read a segment of one kernel row
   int part_shift;                      // logarithm of the blocks of a cluster, which share the channels
@@ -138,7 +138,7 @@ struct RowList {
 // Kernel row segments in registers, and the inputs that they are multiplied by.
 template <typename T>
 struct RowTurn {
-  static constexpr int kFeatures = kLaneFeatures<T>;
+  static constexpr int kOutChannels = kLaneOutChannels<T>;
   uint4 weight[kDenseRun];
   float value[kDenseRun];
 
@@ -150,11 +150,11 @@ struct RowTurn {
     }
   }
 
-  __device__ __forceinline__ void Add(int e, float (&sums)[kFeatures]) const {
-    float w[kFeatures];
+  __device__ __forceinline__ void Add(int e, float (&sums)[kOutChannels]) const {
+    float w[kOutChannels];
     Unpack(weight[e], w, T{});
 #pragma unroll
-    for (int i = 0; i < kFeatures; ++i) sums[i] = fmaf(value[e], w[i], sums[i]);
+    for (int i = 0; i < kOutChannels; ++i) sums[i] = fmaf(value[e], w[i], sums[i]);
   }
 };
 
@@ -162,7 +162,7 @@ struct RowTurn {
 // each turn of its warp; the first turn's are asked for before x is known.
 template <typename T>
 __device__ __forceinline__ void SumRow(const char* kernel, bool inside, int lane, int lane_shift, RowTurn<T>& turn,
-                                       RowList<T>& list, float (&sums)[kLaneFeatures<T>]) {
+                                       RowList<T>& list, float (&sums)[kLaneOutChannels<T>]) {
   const int batch = kDenseRun * kWarp >> lane_shift;
   bool dirty = true;  // some of the turn's weights are not to be added
   uint32_t from = (lane >> lane_shift) * kDenseRun * kRowEntryBytes;
@@ -265,7 +265,7 @@ __device__ __forceinline__ void AverageRow(const DenseRowTask<T>& task, const Ro
 template <typename T, bool kInChain>
 __global__ void __launch_bounds__(kRowThreads, 1) DenseRowKernel(const __grid_constant__ DenseRowTask<T> task) {
 #if __CUDA_ARCH__ >= 900
-  constexpr int kFeatures = kLaneFeatures<T>, kFeatureShift = kFeatures == 8 ? 3 : 2;
+  constexpr int kOutChannels = kLaneOutChannels<T>, kOutChannelShift = kOutChannels == 8 ? 3 : 2;
   constexpr int kThreadShift = 9;
   static_assert(kDenseThreads == 1 << kThreadShift);
   extern __shared__ __align__(16) unsigned char shared[];
@@ -275,7 +275,7 @@ __global__ void __launch_bounds__(kRowThreads, 1) DenseRowKernel(const __grid_co
   const RowShare share_of_x(part, task.part_shift, task.channels);
   T* const x = reinterpret_cast<T*>(shared + task.x_at);
   uint64_t* const full = reinterpret_cast<uint64_t*>(shared + task.barriers_at);  // of the inbox; then of x
-  const int feature_shift = task.lane_shift + kFeatureShift, slot_shift = feature_shift - task.part_shift;
+  const int out_channel_shift = task.lane_shift + kOutChannelShift, slot_shift = out_channel_shift - task.part_shift;
   if (__any_sync(0xffffffffu, warp == kDenseWarps)) {  // a vote, so that the compiler sees whole warps part
     if (lane == 0) {
       InitBarrier(full);
@@ -294,11 +294,11 @@ __global__ void __launch_bounds__(kRowThreads, 1) DenseRowKernel(const __grid_co
     return;
   }
   const int group_shift = 5 - task.lane_shift, group = lane >> task.lane_shift;
-  const int column = (lane & ((1 << task.lane_shift) - 1)) * kFeatures;
-  const int tile_feature = (tile << task.lane_shift) * kFeatures;
-  const bool inside = tile_feature + column < task.features;
+  const int column = (lane & ((1 << task.lane_shift) - 1)) * kOutChannels;
+  const int tile_out_channel = (tile << task.lane_shift) * kOutChannels;
+  const bool inside = tile_out_channel + column < task.out_channels;
   const char* kernel =
-      reinterpret_cast<const char*>(task.kernel + tile_feature + column) + stack * task.channels * row_bytes;
+      reinterpret_cast<const char*>(task.kernel + tile_out_channel + column) + stack * task.channels * row_bytes;
 
   RowTurn<T> turn;
   const int unseen = warp * task.first + group * kDenseRun;
@@ -311,11 +311,12 @@ __global__ void __launch_bounds__(kRowThreads, 1) DenseRowKernel(const __grid_co
     p += row_bytes;
   }
   // Which result is this thread's in the end: 2^share_shift threads add the sums of a feature.
-  const int share_shift = min(5, kThreadShift - feature_shift), share = 1 << share_shift;
-  const int in_tile = threadIdx.x >> share_shift, sub = threadIdx.x & (share - 1), feature = tile_feature + in_tile;
+  const int share_shift = min(5, kThreadShift - out_channel_shift), share = 1 << share_shift;
+  const int in_tile = threadIdx.x >> share_shift, sub = threadIdx.x & (share - 1),
+            out_channel = tile_out_channel + in_tile;
   const int owner = in_tile >> slot_shift, slot = in_tile & ((1 << slot_shift) - 1);
-  const bool writes = sub == 0 && owner == part && in_tile >> feature_shift == 0 && feature < task.features;
-  const int64_t at = stack * task.features + feature;
+  const bool writes = sub == 0 && owner == part && in_tile >> out_channel_shift == 0 && out_channel < task.out_channels;
+  const int64_t at = stack * task.out_channels + out_channel;
   T bias = FromFloat<T>(0.f), residual = FromFloat<T>(0.f);
   if (writes && task.bias) bias = task.bias[at];
   if (writes && task.residual) residual = task.residual[at];
@@ -339,19 +340,19 @@ __global__ void __launch_bounds__(kRowThreads, 1) DenseRowKernel(const __grid_co
 #pragma unroll
   for (int e = 0; e < kDenseRun; ++e) turn.value[e] = e < count ? ToFloat(x[unseen + e]) : 0.f;
 
-  float sums[kFeatures] = {};
+  float sums[kOutChannels] = {};
   SumRow<T>(kernel, inside, lane, task.lane_shift, turn, list, sums);
 
   // The sums of all groups of lanes meet in [groups of the block, pitch].
-  const int pitch = (1 << feature_shift) + 4;
+  const int pitch = (1 << out_channel_shift) + 4;
   float* partials = reinterpret_cast<float*>(shared + task.partials_at);
   float* own = partials + ((warp << group_shift) + group) * pitch + column;
 #pragma unroll
-  for (int i = 0; i < kFeatures; i += 4) {
+  for (int i = 0; i < kOutChannels; i += 4) {
     *reinterpret_cast<float4*>(own + i) = make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3]);
   }
   asm volatile("bar.sync 1, %0;" ::"n"(kDenseThreads) : "memory");
-  if (in_tile >> feature_shift) return;
+  if (in_tile >> out_channel_shift) return;
   float sum = 0.f;
 #pragma unroll 4
   for (int row = sub; row < kDenseWarps << group_shift; row += share) sum += partials[row * pitch + in_tile];

@@ -40,13 +40,14 @@ constexpr int kBarrierBytes = 16;
 template <typename T, bool kVector>
 struct Result {
   int64_t at;  // in out
-  int stack, feature, valid;
+  int stack, out_channel, valid;
   float4 bias, residual;
 
   __device__ void AskForAddends(const DenseTask<T>& task) {
     if (valid <= 0) return;
     const int count = kVector ? 4 : valid;
-    if (task.bias) bias = LoadUpTo4(task.bias + static_cast<int64_t>(stack) * task.features + feature, count, kVector);
+    if (task.bias)
+      bias = LoadUpTo4(task.bias + static_cast<int64_t>(stack) * task.out_channels + out_channel, count, kVector);
     if (task.residual) residual = LoadUpTo4(task.residual + at, count, kVector);
   }
 
@@ -61,27 +62,27 @@ struct Result {
 
 template <typename T, bool kVector>
 __device__ __forceinline__ Result<T, kVector> FindResult(const DenseTask<T>& task, const DensePlace& at) {
-  const int quad_shift = task.lane_shift + (kLaneFeatures<T> == 8 ? 1 : 0);
+  const int quad_shift = task.lane_shift + (kLaneOutChannels<T> == 8 ? 1 : 0);
   const int image = static_cast<int>(threadIdx.x) >> quad_shift;
   const int quad = static_cast<int>(threadIdx.x) & ((1 << quad_shift) - 1);
-  const int block_feature = at.feature - (at.lane & ((1 << task.lane_shift) - 1)) * kLaneFeatures<T>;
+  const int block_out_channel = at.out_channel - (at.lane & ((1 << task.lane_shift) - 1)) * kLaneOutChannels<T>;
   const bool own = task.parts == 1 || threadIdx.x % task.parts == at.part;
   Result<T, kVector> result{};
   result.stack = at.stack;
-  result.feature = block_feature + quad * 4;
-  result.valid = own && image < at.images ? min(task.features - result.feature, 4) : 0;
-  result.at = (at.image + image) * task.features + result.feature;
+  result.out_channel = block_out_channel + quad * 4;
+  result.valid = own && image < at.images ? min(task.out_channels - result.out_channel, 4) : 0;
+  result.at = (at.image + image) * task.out_channels + result.out_channel;
   return result;
 }
 
 // The sums of a warp's groups of lanes, in all of them.
-template <int kImages, int kFeatures>
-__device__ __forceinline__ void AddGroups(float (&sums)[kImages][kFeatures], int lane_shift) {
+template <int kImages, int kOutChannels>
+__device__ __forceinline__ void AddGroups(float (&sums)[kImages][kOutChannels], int lane_shift) {
   for (int step = kWarp / 2; step >> lane_shift; step /= 2) {
 #pragma unroll
     for (int m = 0; m < kImages; ++m) {
 #pragma unroll
-      for (int i = 0; i < kFeatures; ++i) sums[m][i] += __shfl_xor_sync(0xffffffffu, sums[m][i], step);
+      for (int i = 0; i < kOutChannels; ++i) sums[m][i] += __shfl_xor_sync(0xffffffffu, sums[m][i], step);
     }
   }
 }
@@ -130,12 +131,12 @@ struct Inbox {
 
 template <typename T, int kImages, bool kVector>
 __global__ void __launch_bounds__(kDenseThreads, 1) DenseKernel(const __grid_constant__ DenseTask<T> task) {
-  constexpr int kFeatures = kLaneFeatures<T>, kQuads = kFeatures / 4;
+  constexpr int kOutChannels = kLaneOutChannels<T>, kQuads = kOutChannels / 4;
   extern __shared__ __align__(16) unsigned char shared[];
   const DensePlace at = FindDensePlace<T, kImages>(task);
   const int lanes = 1 << task.lane_shift, quads = lanes * kQuads;  // quads: float4 of a row of a block's results
   const T* kernel =                                                // [C, K] from this lane's features on
-      task.kernel + static_cast<int64_t>(at.stack) * task.channels * task.features + at.feature;
+      task.kernel + static_cast<int64_t>(at.stack) * task.channels * task.out_channels + at.out_channel;
   const Unseen unseen = FindUnseen(task, at);
   uint4 weight[kDenseRun];
   LoadUnseen<T, kVector>(task, at, unseen, kernel, weight);
@@ -152,13 +153,13 @@ __global__ void __launch_bounds__(kDenseThreads, 1) DenseKernel(const __grid_con
   ring.values = reinterpret_cast<float*>(shared) + at.warp * task.ring * kImages;
   ring.rows = reinterpret_cast<int*>(shared) + kDenseWarps * task.ring * kImages + at.warp * task.ring;
   ring.mask = task.ring - 1;
-  float sums[kImages][kFeatures] = {};
+  float sums[kImages][kOutChannels] = {};
   SumRows<T, kImages, kVector>(task, at, unseen, kernel, ring, weight, sums);
   if constexpr (kImages > 1) {
     result = FindResult<T, kVector>(task, at);
     result.AskForAddends(task);
   }
-  AddGroups<kImages, kFeatures>(sums, task.lane_shift);
+  AddGroups<kImages, kOutChannels>(sums, task.lane_shift);
 
   float4* warp_sums = reinterpret_cast<float4*>(shared);  // [kDenseWarps, kImages, quads], in the place of the rings
   __syncthreads();
@@ -198,20 +199,20 @@ int RingEntries(int lane_shift) {
 
 template <typename T, int kImages>
 size_t SharedBytes(const DenseTask<T>& task) {
-  const size_t results = kImages * (kLaneFeatures<T> << task.lane_shift) / 4 + task.parts;
+  const size_t results = kImages * (kLaneOutChannels<T> << task.lane_shift) / 4 + task.parts;
   return task.inbox_at + (task.parts > 1 ? kBarrierBytes + results * sizeof(float4) : 0);
 }
 
 // Completes a task whose lane_shift and parts are set.
 template <typename T, int kImages>
 void CompleteTask(DenseTask<T>* task) {
-  const int features = kLaneFeatures<T> << task->lane_shift;
-  task->feature_tiles = static_cast<unsigned>((task->features + features - 1) / features);
+  const int out_channels = kLaneOutChannels<T> << task->lane_shift;
+  task->out_channel_tiles = static_cast<unsigned>((task->out_channels + out_channels - 1) / out_channels);
   const int workers = kDenseWarps * static_cast<int>(task->parts);
   task->first = std::min(kDenseRun * (kWarp >> task->lane_shift), (task->channels + workers - 1) / workers);
   task->ring = RingEntries<kImages>(task->lane_shift);
   const int rings = kDenseWarps * task->ring * (kImages + 1) * static_cast<int>(sizeof(float));
-  const int sums = kDenseWarps * kImages * features * static_cast<int>(sizeof(float));
+  const int sums = kDenseWarps * kImages * out_channels * static_cast<int>(sizeof(float));
   task->inbox_at = std::max(rings, sums);
 }
 
@@ -221,7 +222,7 @@ int64_t CompleteWithParts(int lane_shift, const DeviceInfo& device, int64_t tile
   task->lane_shift = lane_shift;
   task->parts = 1;
   CompleteTask<T, kImages>(task);
-  const int64_t tiles = task->feature_tiles * tiles_of_images;
+  const int64_t tiles = task->out_channel_tiles * tiles_of_images;
   while (task->parts < kMaxParts && tiles <= device.clusters[2 * task->parts]) task->parts *= 2;
   CompleteTask<T, kImages>(task);
   return tiles * task->parts;
@@ -231,7 +232,7 @@ int64_t CompleteWithParts(int lane_shift, const DeviceInfo& device, int64_t tile
 // very long one's two lines, where clusters make as many blocks of them.
 template <typename T, int kImages>
 void ChooseTiles(const DeviceInfo& device, int64_t tiles_of_images, DenseTask<T>* task) {
-  const int64_t bytes = static_cast<int64_t>(task->channels) * task->features * sizeof(T);
+  const int64_t bytes = static_cast<int64_t>(task->channels) * task->out_channels * sizeof(T);
   for (int lines = bytes >= kVeryLongStream ? 1 : 0; bytes >= kLongStream && lines >= 0; --lines) {
     const int64_t blocks = CompleteWithParts<T, kImages>(kLineShift + lines, device, tiles_of_images, task);
     if (blocks <= device.multiprocessors && 10 * blocks >= 9 * device.multiprocessors) return;
@@ -243,7 +244,7 @@ void ChooseTiles(const DeviceInfo& device, int64_t tiles_of_images, DenseTask<T>
     CompleteTask<T, kImages>(task);
     if (SharedBytes<T, kImages>(*task) > static_cast<size_t>(device.shared_memory)) continue;
     chosen = shift;
-    if (task->feature_tiles * tiles_of_images <= device.multiprocessors) break;
+    if (task->out_channel_tiles * tiles_of_images <= device.multiprocessors) break;
   }
   task->lane_shift = chosen;
   CompleteTask<T, kImages>(task);
@@ -255,7 +256,7 @@ ffi::Error LaunchTask(const DenseTask<T>& task, int64_t tiles_of_images, cudaStr
   ffi::Error error = Prepare<kKernel>("DenseKernel");
   if (error.failure()) return error;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(tiles_of_images * task.feature_tiles * task.parts));
+  config.gridDim = dim3(static_cast<unsigned>(tiles_of_images * task.out_channel_tiles * task.parts));
   config.blockDim = dim3(kDenseThreads);
   config.dynamicSmemBytes = SharedBytes<T, kImages>(task);
   config.stream = stream;
@@ -280,11 +281,11 @@ ffi::Error LaunchDense(const DeviceCall& call, const DeviceInfo& device, cudaStr
   task.stack_images = a.images / a.stacks;
   task.image_tiles = static_cast<unsigned>((task.stack_images + kImages - 1) / kImages);
   task.channels = static_cast<int>(a.channels);
-  task.features = static_cast<int>(a.features);
+  task.out_channels = static_cast<int>(a.out_channels);
   task.relu = a.activation == Activation::kRelu;
   const int64_t tiles_of_images = task.image_tiles * a.stacks;
   ChooseTiles<T, kImages>(device, tiles_of_images, &task);
-  if (task.features % kLaneFeatures<T> == 0) return LaunchTask<T, kImages, true>(task, tiles_of_images, stream);
+  if (task.out_channels % kLaneOutChannels<T> == 0) return LaunchTask<T, kImages, true>(task, tiles_of_images, stream);
   return LaunchTask<T, kImages, false>(task, tiles_of_images, stream);
 }
 

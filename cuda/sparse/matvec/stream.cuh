@@ -28,7 +28,7 @@ struct DenseRows {
 };
 
 template <typename T>
-constexpr int kLaneFeatures = 16 / static_cast<int>(sizeof(T));  // of a lane: one 16-byte load
+constexpr int kLaneOutChannels = 16 / static_cast<int>(sizeof(T));  // of a lane: one 16-byte load
 
 // A call and its blocks, as small as can be: a kernel's first read of each line of its parameters takes long.
 template <typename T>
@@ -39,8 +39,8 @@ struct DenseTask {
   const T* residual;  // [M, K] or null
   T* out;             // [M, K]
   int64_t stack_images;
-  unsigned image_tiles, feature_tiles, parts;  // of a stack; of K; blocks of a cluster
-  int channels, features;
+  unsigned image_tiles, out_channel_tiles, parts;  // of a stack; of K; blocks of a cluster
+  int channels, out_channels;
   int lane_shift;  // logarithm of the lanes that read a segment of one kernel row
   int first;       // channels at most that a warp asks for before it knows x
   int ring;        // entries of a warp's list, a power of two
@@ -80,8 +80,8 @@ struct DenseRing {
 
 // Which part of the operation a thread works on.
 struct DensePlace {
-  int warp, lane, group, feature, valid;  // group: of the rows that a warp loads at a time
-  int worker, workers;                    // warps that share the channels
+  int warp, lane, group, out_channel, valid;  // group: of the rows that a warp loads at a time
+  int worker, workers;                        // warps that share the channels
   unsigned part;
   int stack, images;
   int64_t image;
@@ -98,9 +98,9 @@ __device__ DensePlace FindDensePlace(const DenseTask<T>& task) {
     at.part = tile % task.parts;
     tile /= task.parts;
   }
-  if (tile >= task.feature_tiles) {
-    image_tile = tile / task.feature_tiles;
-    tile %= task.feature_tiles;
+  if (tile >= task.out_channel_tiles) {
+    image_tile = tile / task.out_channel_tiles;
+    tile %= task.out_channel_tiles;
   }
   at.stack = image_tile >= task.image_tiles ? static_cast<int>(image_tile / task.image_tiles) : 0;
   const int64_t in_stack = static_cast<int64_t>(image_tile - at.stack * task.image_tiles) * kImages;
@@ -108,8 +108,8 @@ __device__ DensePlace FindDensePlace(const DenseTask<T>& task) {
   at.images = static_cast<int>(min(static_cast<int64_t>(kImages), task.stack_images - in_stack));
   at.group = at.lane >> task.lane_shift;
   const int column = at.lane & ((1 << task.lane_shift) - 1);
-  at.feature = static_cast<int>((tile << task.lane_shift) + column) * kLaneFeatures<T>;
-  at.valid = max(0, min(task.features - at.feature, kLaneFeatures<T>));
+  at.out_channel = static_cast<int>((tile << task.lane_shift) + column) * kLaneOutChannels<T>;
+  at.valid = max(0, min(task.out_channels - at.out_channel, kLaneOutChannels<T>));
   at.worker = static_cast<int>(at.part) * kDenseWarps + at.warp;
   at.workers = static_cast<int>(task.parts) * kDenseWarps;
   return at;
@@ -126,9 +126,9 @@ __device__ __forceinline__ uint4 LoadWeights(const T* p, int valid) {
                    : "l"(p));
     }
   } else {
-    T element[kLaneFeatures<T>];
+    T element[kLaneOutChannels<T>];
 #pragma unroll
-    for (int i = 0; i < kLaneFeatures<T>; ++i) element[i] = i < valid ? p[i] : FromFloat<T>(0.f);
+    for (int i = 0; i < kLaneOutChannels<T>; ++i) element[i] = i < valid ? p[i] : FromFloat<T>(0.f);
     raw = *reinterpret_cast<const uint4*>(element);
   }
   return raw;
@@ -226,8 +226,8 @@ template <typename T, bool kVector>
 __device__ __forceinline__ void LoadUnseen(const DenseTask<T>& task, const DensePlace& at, const Unseen& unseen,
                                            const T* kernel, uint4 (&weight)[kDenseRun]) {
   const int groups = kWarp >> task.lane_shift;
-  const T* row = kernel + static_cast<int64_t>(unseen.first + at.group) * task.features;
-  const int64_t step = static_cast<int64_t>(groups) * task.features;
+  const T* row = kernel + static_cast<int64_t>(unseen.first + at.group) * task.out_channels;
+  const int64_t step = static_cast<int64_t>(groups) * task.out_channels;
 #pragma unroll
   for (int e = 0; e < kDenseRun; ++e) {
     weight[e] = LoadWeights<T, kVector>(row, e * groups + at.group < unseen.count ? at.valid : 0);
@@ -268,7 +268,7 @@ __device__ __forceinline__ void FillUp(DenseRing<kImages>& ring, int lane, int e
 template <typename T, int kImages, bool kVector>
 __device__ __forceinline__ void SumRows(const DenseTask<T>& task, const DensePlace& at, const Unseen& unseen,
                                         const T* kernel, DenseRing<kImages>& ring, uint4 (&weight)[kDenseRun],
-                                        float (&sums)[kImages][kLaneFeatures<T>]) {
+                                        float (&sums)[kImages][kLaneOutChannels<T>]) {
   const int groups = kWarp >> task.lane_shift, batch = groups * kDenseRun;
   const T* x = task.x + at.image * task.channels;
   float value[DenseRows<kImages>::kUnseen][kImages];
@@ -293,15 +293,15 @@ __device__ __forceinline__ void SumRows(const DenseTask<T>& task, const DensePla
 #pragma unroll
     for (int e = 0; e < kDenseRun; ++e) {
       const int entry = base + e * groups + at.group, later = entry + batch;
-      float w[kLaneFeatures<T>], v[kImages];
+      float w[kLaneOutChannels<T>], v[kImages];
       Unpack(weight[e], w, T{});
       ring.Get(entry, v);
 #pragma unroll
       for (int m = 0; m < kImages; ++m) {
 #pragma unroll
-        for (int i = 0; i < kLaneFeatures<T>; ++i) sums[m][i] = fmaf(v[m], w[i], sums[m][i]);
+        for (int i = 0; i < kLaneOutChannels<T>; ++i) sums[m][i] = fmaf(v[m], w[i], sums[m][i]);
       }
-      const T* row = kernel + static_cast<int64_t>(ring.rows[later & ring.mask]) * task.features;
+      const T* row = kernel + static_cast<int64_t>(ring.rows[later & ring.mask]) * task.out_channels;
       weight[e] = LoadWeights<T, kVector>(row, later < ring.produced ? at.valid : 0);
     }
     if (base + batch >= ring.produced) return;

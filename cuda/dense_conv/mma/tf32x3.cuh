@@ -1,4 +1,4 @@
-// float32-accurate products on tensor cores: what multiplies with Engine::kSplitTensorCores.
+// float32-accurate products on tensor cores: what multiplies with Engine::kTf32x3.
 //
 //   x * w = large(x) * large(w) + large(x) * small(w) + small(x) * large(w)
 //
@@ -17,8 +17,8 @@
 // Bound by: mma.sync on large maps, 8 to 11 cycles of a scheduler for each of 16 x 8 x 8. Hopper's warpgroup products
 //   of the same parts take half the time there (dense_conv/wgmma/parts.cuh).
 // Lost by count: three bfloat16 parts, six products: the same time on tensor cores and 5.5 instructions an element.
-#ifndef JSC_CUDA_DENSE_CONV_MMA_SPLIT_CUH_
-#define JSC_CUDA_DENSE_CONV_MMA_SPLIT_CUH_
+#ifndef JSC_CUDA_DENSE_CONV_MMA_TF32X3_CUH_
+#define JSC_CUDA_DENSE_CONV_MMA_TF32X3_CUH_
 
 #include "cuda/dense_conv/mma/engine.cuh"
 
@@ -26,17 +26,17 @@ namespace jsc {
 
 // From values as they lie in memory to both parts.
 template <int kCount>
-__device__ __forceinline__ void SplitInParts(uint32_t (&v)[kCount], uint32_t (&small)[kCount]) {
+__device__ __forceinline__ void SplitHighLow(uint32_t (&v)[kCount], uint32_t (&low)[kCount]) {
 #pragma unroll
   for (int e = 0; e < kCount; ++e) {
     const float value = __uint_as_float(v[e]);
     v[e] += 0x1000u;  // half of what is dropped
-    small[e] = __float_as_uint(value - __uint_as_float(v[e] & 0xffffe000u));
+    low[e] = __float_as_uint(value - __uint_as_float(v[e] & 0xffffe000u));
   }
 }
 
 template <class U>
-struct SplitEngine : TensorEngine<U, float> {
+struct Tf32x3Engine : TensorEngine<U, float> {
   using Base = TensorEngine<U, float>;
   using Base::kColumns, Base::kRows, Base::sums;
 
@@ -44,19 +44,19 @@ struct SplitEngine : TensorEngine<U, float> {
     float chunk[kRows][kColumns][4] = {};
 #pragma unroll
     for (int slice = 0; slice < Base::kSlices; ++slice) {
-      uint32_t b[kColumns][2], small_b[kColumns][2];
-      Base::LoadFilters(stage + Base::Layout::kFilters, slice, b);
+      uint32_t b[kColumns][2], low_b[kColumns][2];
+      Base::LoadWeights(stage + Base::Layout::kWeightsAt, slice, b);
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) {
-        SplitInParts(b[j], small_b[j]);
+        SplitHighLow(b[j], low_b[j]);
       }
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
-        uint32_t a[4], small_a[4];
+        uint32_t a[4], low_a[4];
         Base::LoadPixels(stage, slice, i, a);
-        SplitInParts(a, small_a);
-        MultiplyRow(chunk[i], small_a, b);
-        MultiplyRow(chunk[i], a, small_b);
+        SplitHighLow(a, low_a);
+        MultiplyRow(chunk[i], low_a, b);
+        MultiplyRow(chunk[i], a, low_b);
         MultiplyRow(chunk[i], a, b);
       }
     }
@@ -97,10 +97,10 @@ struct EngineOf {
 };
 template <class U>
 struct EngineOf<U, float> {
-  using Tensor = std::conditional_t<U::kSplit, SplitEngine<U>, TensorEngine<U, float>>;
+  using Tensor = std::conditional_t<U::kTf32x3, Tf32x3Engine<U>, TensorEngine<U, float>>;
   using Type = std::conditional_t<U::kTensor, Tensor, ScalarEngine<U>>;
 };
 
 }  // namespace jsc
 
-#endif  // JSC_CUDA_DENSE_CONV_MMA_SPLIT_CUH_
+#endif  // JSC_CUDA_DENSE_CONV_MMA_TF32X3_CUH_

@@ -24,51 +24,51 @@
 //   in turns, of half of the step's channels, or of steps where the loop turns: ptxas 13.0 serializes the products
 //   (C7514), or copies sums that are still under way; filters of a step loaded and split among the products of the one
 //   before, or slice by slice behind waits of their own; two teams in chains (benchmarks/NOTES.md).
-#ifndef JSC_CUDA_DENSE_CONV_WGMMA_PARTS_CUH_
-#define JSC_CUDA_DENSE_CONV_WGMMA_PARTS_CUH_
+#ifndef JSC_CUDA_DENSE_CONV_WGMMA_TF32X3_CUH_
+#define JSC_CUDA_DENSE_CONV_WGMMA_TF32X3_CUH_
 
-#include "cuda/core/small_parts.cuh"
+#include "cuda/core/low_parts.cuh"
 #include "cuda/dense_conv/wgmma/steps.cuh"
 
 namespace jsc {
 
-// Two slices of a step's filters, in parts; which filters a thread has is as in StepFilters<U, float>.
+// Two slices of a step's filters, in parts; which filters a thread has is as in StepWeights<U, float>.
 template <class U>
-struct FilterParts {
-  using Whole = StepFilters<U, float>;
+struct HighLowWeights {
+  using Whole = StepWeights<U, float>;
   static constexpr int kHeld = 2;  // slices, of a step's four
-  uint32_t large[kHeld][4], small[kHeld][4];
+  uint32_t high[kHeld][4], low[kHeld][4];
 
   // address: of a slice in a stage, plus Whole::Offset()
   __device__ __forceinline__ void Load(uint32_t address) {
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) {
-      Whole::LoadPair(address + k * 1024, large[k][0], large[k][1]);
-      Whole::LoadPair((address ^ 64) + 4 * kRowBytes + k * 1024, large[k][2], large[k][3]);  // four channels on
+      Whole::LoadPair(address + k * 1024, high[k][0], high[k][1]);
+      Whole::LoadPair((address ^ 64) + 4 * kRowBytes + k * 1024, high[k][2], high[k][3]);  // four channels on
     }
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float value = __uint_as_float(large[k][i]);
-        large[k][i] += 0x1000u;  // half of what is dropped
-        small[k][i] = __float_as_uint(value - __uint_as_float(large[k][i] & 0xffffe000u));
+        const float value = __uint_as_float(high[k][i]);
+        high[k][i] += 0x1000u;  // half of what is dropped
+        low[k][i] = __float_as_uint(value - __uint_as_float(high[k][i] & 0xffffe000u));
       }
     }
   }
-  // sums (+)= filters x pixels, the small products first; small_pixels: from a matrix of pixels to its small parts
+  // sums (+)= filters x pixels, the small products first; low_pixels: from a matrix of pixels to its small parts
   template <int kCount>
-  __device__ __forceinline__ void Multiply(float (&sums)[kCount], uint64_t pixels, uint64_t small_pixels,
+  __device__ __forceinline__ void Multiply(float (&sums)[kCount], uint64_t pixels, uint64_t low_pixels,
                                            bool add) const {
     using Products = Wgmma<float, kCount * 2>;
     BeginProducts();
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) {
-      Products::Multiply(sums, small[k], pixels + k * 2, add || k > 0);
-      Products::Multiply(sums, large[k], pixels + small_pixels + k * 2, true);
+      Products::Multiply(sums, low[k], pixels + k * 2, add || k > 0);
+      Products::Multiply(sums, high[k], pixels + low_pixels + k * 2, true);
     }
 #pragma unroll
-    for (int k = 0; k < kHeld; ++k) Products::Multiply(sums, large[k], pixels + k * 2, true);
+    for (int k = 0; k < kHeld; ++k) Products::Multiply(sums, high[k], pixels + k * 2, true);
     CommitProducts();
   }
 };
@@ -89,34 +89,34 @@ __device__ __forceinline__ void LoadSlot(uint32_t address, uint32_t (&v)[4]) {
                : "memory");
 }
 
-__device__ __forceinline__ void StoreSmall(uint32_t address, const uint32_t (&v)[4]) {
-  uint32_t small[4];
+__device__ __forceinline__ void StoreLow(uint32_t address, const uint32_t (&v)[4]) {
+  uint32_t low[4];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) small[i] = __float_as_uint(SmallPart(__uint_as_float(v[i])));
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(small[0]), "r"(small[1]), "r"(small[2]),
-               "r"(small[3])
+  for (int i = 0; i < 4; ++i) low[i] = __float_as_uint(LowPart(__uint_as_float(v[i])));
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(low[0]), "r"(low[1]), "r"(low[2]),
+               "r"(low[3])
                : "memory");
 }
 
 #if __CUDA_ARCH__ >= 900
 // The walk of a block whose pixels have small parts: in the second half of a stage.
 template <class U>
-struct PartsWalk : StepWalk<U, float> {
+struct Tf32x3Walk : StepWalk<U, float> {
   using Base = StepWalk<U, float>;
   using Base::task, Base::of_pixels;
 
-  __device__ __forceinline__ PartsWalk(const WarpgroupTask<float>& task, const WarpgroupPlace& at, uint32_t pixels,
-                                       uint32_t filters, const BarriersOf<U>& barriers)
-      : Base(task, at, pixels, filters, barriers) {}
-  __device__ __forceinline__ uint32_t SmallBytes() const { return static_cast<uint32_t>(task.pixel_bytes) / 2; }
+  __device__ __forceinline__ Tf32x3Walk(const WgmmaTask<float>& task, const WgmmaPlace& at, uint32_t pixels,
+                                        uint32_t weights, const BarriersOf<U>& barriers)
+      : Base(task, at, pixels, weights, barriers) {}
+  __device__ __forceinline__ uint32_t LowBytes() const { return static_cast<uint32_t>(task.pixel_bytes) / 2; }
   // Writes the small parts of the stage that comes next, a team's consumers together; a thread kBatch slots at a time.
   template <int kBatch>
   __device__ __forceinline__ void SplitPixels() const {
     Full().WaitForFull();
     const uint32_t block = of_pixels.barrier & ~kMatrixStarts;  // the block's place in a cluster's shared memory
-    const uint32_t stage = block | StartOfMatrix(task.patch ? of_pixels.stage : Base::pixels), small = SmallBytes();
+    const uint32_t stage = block | StartOfMatrix(task.patch ? of_pixels.stage : Base::pixels), low = LowBytes();
     const auto end = static_cast<uint32_t>(task.copied_bytes);
-    const uint32_t thread = U::kTeams > 1 ? threadIdx.x % U::kConsumers : threadIdx.x;
+    const uint32_t thread = U::kConsumerGroups > 1 ? threadIdx.x % U::kConsumers : threadIdx.x;
 #pragma unroll 1
     for (uint32_t at = thread * 16; at < end; at += kBatch * U::kConsumers * 16) {
       uint32_t v[kBatch][4];
@@ -126,7 +126,7 @@ struct PartsWalk : StepWalk<U, float> {
       }
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        if (at + i * U::kConsumers * 16 < end) StoreSmall(stage + small + at + i * U::kConsumers * 16, v[i]);
+        if (at + i * U::kConsumers * 16 < end) StoreLow(stage + low + at + i * U::kConsumers * 16, v[i]);
       }
     }
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -136,25 +136,25 @@ struct PartsWalk : StepWalk<U, float> {
   // To the first step, and to the next one, which has all that it reads then: it is waited for while products are under
   // way, as there are none when a step begins.
   __device__ __forceinline__ void Start() {
-    if constexpr (U::kSplits) {
+    if constexpr (U::kMakesLow) {
       SplitPixels<6>();
       WaitForSplit();
     } else {
       Base::WaitForFirstPixels();
     }
-    Base::WaitForFilters();
+    Base::WaitForWeights();
   }
   __device__ __forceinline__ void Next(bool is_last) {
-    Base::NextFilters();
+    Base::NextWeights();
     Base::NextPixels();
     if (is_last) return;
-    if constexpr (U::kSplits) {
+    if constexpr (U::kMakesLow) {
       const bool is_new = HasNewPixels();
       if (is_new) SplitPixels<U::kPixels <= 64 ? 2 : 1>();  // as many as there are registers for
-      Base::WaitForFilters();
+      Base::WaitForWeights();
       if (is_new) WaitForSplit();
     } else {
-      Base::WaitForFilters();
+      Base::WaitForWeights();
       Base::WaitForNewPixels();
     }
   }
@@ -163,32 +163,32 @@ struct PartsWalk : StepWalk<U, float> {
   __device__ __forceinline__ bool HasNewPixels() const { return !task.patch || Base::stage_left == task.stage_steps; }
   __device__ __forceinline__ void WaitForSplit() const { WaitForBytes(Full().barrier + Ready(), Full().parity); }
   // Whose barriers stages of pixels have, and from that of a full stage to that of a split one.
-  __device__ __forceinline__ const StageRing& Full() const { return task.patch ? Base::of_pixels : Base::of_filters; }
+  __device__ __forceinline__ const StageRing& Full() const { return task.patch ? Base::of_pixels : Base::of_weights; }
   __device__ __forceinline__ uint32_t Ready() const {
-    static_assert(sizeof(WarpgroupBarriers) == 4 * kMaxRing * sizeof(uint64_t));  // then come those of split stages
-    constexpr uint32_t kReady = sizeof(WarpgroupBarriers), kFilters = offsetof(WarpgroupBarriers, filters_full);
-    return task.patch ? kReady : kReady - kFilters;
+    static_assert(sizeof(WgmmaBarriers) == 4 * kMaxRing * sizeof(uint64_t));  // then come those of split stages
+    constexpr uint32_t kReady = sizeof(WgmmaBarriers), kWeights = offsetof(WgmmaBarriers, weights_full);
+    return task.patch ? kReady : kReady - kWeights;
   }
 };
 
 // Multiplies all steps of a team; every thread of its warpgroups. No products are under way when a step ends, but by
 // then those of the next have all they need.
 template <class U>
-__device__ __forceinline__ void MultiplyOneByOne(PartsWalk<U>& walk, int steps, float (&sums)[U::kPixels / 2]) {
-  FilterParts<U> low, high;  // halves of a step's channels
+__device__ __forceinline__ void MultiplyOneByOne(Tf32x3Walk<U>& walk, int steps, float (&sums)[U::kPixels / 2]) {
+  HighLowWeights<U> first_half, second_half;  // halves of a step's channels
   float partial[U::kPixels / 2];
-  const uint64_t small = walk.SmallBytes() >> 4;
-  low.Load(walk.Filters());
+  const uint64_t low = walk.LowBytes() >> 4;
+  first_half.Load(walk.Weights());
 #pragma unroll 1
   for (int left = steps; left > 0; --left) {
     const uint64_t pixels = walk.Pixels();
-    low.Multiply(partial, pixels, small, false);
+    first_half.Multiply(partial, pixels, low, false);
     walk.FreeStages();
-    high.Load(walk.Filters() + 2048);
-    high.Multiply(partial, pixels + 4, small, true);
+    second_half.Load(walk.Weights() + 2048);
+    second_half.Multiply(partial, pixels + 4, low, true);
     walk.Next(left == 1);
     WaitForProducts<1>();
-    low.Load(walk.Filters());  // after the last step of anything
+    first_half.Load(walk.Weights());  // after the last step of anything
     WaitForProducts<0>();
     AddPartial(sums, partial);
   }
@@ -197,30 +197,30 @@ __device__ __forceinline__ void MultiplyOneByOne(PartsWalk<U>& walk, int steps, 
 // The same where there are registers for the sums of two steps: one's are added during the other's products. Four steps
 // of straight code, since the compiler serializes products that are under way where a loop turns (C7514).
 template <class U>
-struct StepsInTurns {
+struct DoubleAccumulators {
   using Sums = float[U::kPixels / 2];
-  PartsWalk<U>& walk;
+  Tf32x3Walk<U>& walk;
   Sums& sums;
   int left;  // steps
-  const uint64_t small;
-  FilterParts<U> low, high;  // halves of a step's channels
+  const uint64_t low;
+  HighLowWeights<U> first_half, second_half;  // halves of a step's channels
 
-  __device__ __forceinline__ StepsInTurns(PartsWalk<U>& walk, int steps, Sums& sums)
-      : walk(walk), sums(sums), left(steps), small(walk.SmallBytes() >> 4) {
-    low.Load(walk.Filters());
+  __device__ __forceinline__ DoubleAccumulators(Tf32x3Walk<U>& walk, int steps, Sums& sums)
+      : walk(walk), sums(sums), left(steps), low(walk.LowBytes() >> 4) {
+    first_half.Load(walk.Weights());
   }
-  __device__ __forceinline__ void Begin(Sums& partial) { low.Multiply(partial, walk.Pixels(), small, false); }
+  __device__ __forceinline__ void Begin(Sums& partial) { first_half.Multiply(partial, walk.Pixels(), low, false); }
   // The step's other half, and what the next one needs.
   __device__ __forceinline__ void End(Sums& partial) {
     const uint64_t pixels = walk.Pixels();
     walk.FreeStages();
-    high.Load(walk.Filters() + 2048);
-    high.Multiply(partial, pixels + 4, small, true);
+    second_half.Load(walk.Weights() + 2048);
+    second_half.Multiply(partial, pixels + 4, low, true);
     walk.Next(--left == 0);
     WaitForProducts<1>();
-    low.Load(walk.Filters());  // after the last step of anything
+    first_half.Load(walk.Weights());  // after the last step of anything
   }
-  __device__ __forceinline__ void Turn(Sums& done, Sums& partial) {
+  __device__ __forceinline__ void Alternate(Sums& done, Sums& partial) {
     Begin(partial);
     WaitForProducts<1>();
     AddPartial(sums, done);
@@ -235,34 +235,34 @@ struct StepsInTurns {
     Begin(even);
     End(even);
     if (left == 0) return Finish(even);
-    Turn(even, odd);
+    Alternate(even, odd);
     if (left == 0) return Finish(odd);
-    Turn(odd, even);
+    Alternate(odd, even);
     if (left == 0) return Finish(even);
-    Turn(even, odd);
+    Alternate(even, odd);
     Finish(odd);
   }
 };
 
 template <class U>
-__device__ __forceinline__ void MultiplySteps(PartsWalk<U>& walk, int steps, float (&sums)[U::kPixels / 2]) {
+__device__ __forceinline__ void MultiplySteps(Tf32x3Walk<U>& walk, int steps, float (&sums)[U::kPixels / 2]) {
 #pragma unroll
   for (float& sum : sums) sum = 0.f;
-  if (U::kTeams > 1 && steps == 0) return;
+  if (U::kConsumerGroups > 1 && steps == 0) return;
   walk.Start();
-  if constexpr (U::kRoomy) {
-    StepsInTurns<U> turns(walk, steps, sums);
+  if constexpr (U::kDoubleAccumulators) {
+    DoubleAccumulators<U> accumulators(walk, steps, sums);
 #pragma unroll 1
-    while (turns.left > 0) turns.MultiplyFour();
+    while (accumulators.left > 0) accumulators.MultiplyFour();
   } else {
     MultiplyOneByOne(walk, steps, sums);
   }
 }
 
 template <class U, typename T>
-using WalkOf = std::conditional_t<U::kParts, PartsWalk<U>, StepWalk<U, T>>;
+using WalkOf = std::conditional_t<U::kTf32x3, Tf32x3Walk<U>, StepWalk<U, T>>;
 #endif
 
 }  // namespace jsc
 
-#endif  // JSC_CUDA_DENSE_CONV_WGMMA_PARTS_CUH_
+#endif  // JSC_CUDA_DENSE_CONV_WGMMA_TF32X3_CUH_

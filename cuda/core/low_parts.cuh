@@ -3,8 +3,8 @@
 // In a chain at HIGHEST a kernel writes its results' small parts beside them, for the kernels that multiply these: what
 // it has in registers costs it three instructions and a store an element, and them, for every tile of filters and tap,
 // a load, a store and three instructions.
-#ifndef JSC_CUDA_CORE_SMALL_PARTS_CUH_
-#define JSC_CUDA_CORE_SMALL_PARTS_CUH_
+#ifndef JSC_CUDA_CORE_LOW_PARTS_CUH_
+#define JSC_CUDA_CORE_LOW_PARTS_CUH_
 
 #include "cuda/core/common.cuh"
 
@@ -12,15 +12,13 @@ namespace jsc {
 
 // What tensor cores drop of v, with half of what they drop of that. Of what is not finite nothing that says so: the
 // large part does.
-__device__ __forceinline__ float SmallPart(float v) {
+__device__ __forceinline__ float LowPart(float v) {
   const float rest = v - __uint_as_float(__float_as_uint(v) & 0xffffe000u);
   return __uint_as_float(__float_as_uint(rest) + 0x1000u);
 }
 
-__device__ __forceinline__ float4 SmallPart(float4 v) {
-  return {SmallPart(v.x), SmallPart(v.y), SmallPart(v.z), SmallPart(v.w)};
-}
+__device__ __forceinline__ float4 LowPart(float4 v) { return {LowPart(v.x), LowPart(v.y), LowPart(v.z), LowPart(v.w)}; }
 
 }  // namespace jsc
 
-#endif  // JSC_CUDA_CORE_SMALL_PARTS_CUH_
+#endif  // JSC_CUDA_CORE_LOW_PARTS_CUH_

@@ -1,8 +1,8 @@
 // Sums of products in parts (dense_conv/wgmma/parts.cuh) that are not finite, computed again by FFMA from memory:
 // result by result, before blocks come together. It runs where there are infinities, NaN, or values that round up to
 // infinity.
-#ifndef JSC_CUDA_DENSE_CONV_WGMMA_REPAIR_CUH_
-#define JSC_CUDA_DENSE_CONV_WGMMA_REPAIR_CUH_
+#ifndef JSC_CUDA_DENSE_CONV_WGMMA_RECOMPUTE_CUH_
+#define JSC_CUDA_DENSE_CONV_WGMMA_RECOMPUTE_CUH_
 
 #include "cuda/dense_conv/wgmma/engine.cuh"
 
@@ -21,10 +21,10 @@ __device__ __forceinline__ bool IsFinite(float4 v) {
 }
 
 // The sums of four filters of a result of the stack, over the block's steps; pixels beyond x count as zeros.
-__device__ inline float4 SumAgain(const PartsTask& task, const WarpgroupPlace& at, int image, int y, int x,
-                                  int feature) {
-  constexpr int kDeep = kRowBytes / 4;
-  const int stack = static_cast<int>(blockIdx.z), group = Divide(at.feature, task.by_group_features).quotient;
+__device__ inline float4 SumAgain(const Tf32x3Task& task, const WgmmaPlace& at, int image, int y, int x,
+                                  int out_channel) {
+  constexpr int kStepChannels = kRowBytes / 4;
+  const int stack = static_cast<int>(blockIdx.z), group = Divide(at.out_channel, task.by_group_out_channels).quotient;
   const float* pixels =
       task.x + group * task.group_channels +
       static_cast<int64_t>(stack * task.images_per_stack + image) * task.in_height * task.in_width * task.channels;
@@ -32,16 +32,16 @@ __device__ inline float4 SumAgain(const PartsTask& task, const WarpgroupPlace& a
 #pragma unroll 1
   for (int step = at.first_step; step < at.end_step; ++step) {
     const Quotient by = Divide(step, task.by_taps), tap = Divide(by.remainder, task.by_kernel_width);
-    const int channel = by.quotient * kDeep, end = min(channel + kDeep, task.group_channels);
+    const int channel = by.quotient * kStepChannels, end = min(channel + kStepChannels, task.group_channels);
     const int row = y * task.stride[0] - task.pad_low[0] + tap.quotient * task.dilation[0];
     const int column = x * task.stride[1] - task.pad_low[1] + tap.remainder * task.dilation[1];
     const bool inside = row >= 0 && row < task.in_height && column >= 0 && column < task.in_width;
     const float* from = pixels + (static_cast<int64_t>(row) * task.in_width + column) * task.channels;
     const float* weight =
-        task.kernel + feature +
-        (static_cast<int64_t>(stack * task.taps + by.remainder) * task.group_channels + channel) * task.features;
+        task.kernel + out_channel +
+        (static_cast<int64_t>(stack * task.taps + by.remainder) * task.group_channels + channel) * task.out_channels;
 #pragma unroll 1
-    for (int c = channel; c < end; ++c, weight += task.features) {
+    for (int c = channel; c < end; ++c, weight += task.out_channels) {
       const float value = inside ? from[c] : 0.f;
       const float4 w = Load4(weight);
       sum = {fmaf(value, w.x, sum.x), fmaf(value, w.y, sum.y), fmaf(value, w.z, sum.z), fmaf(value, w.w, sum.w)};
@@ -52,15 +52,15 @@ __device__ inline float4 SumAgain(const PartsTask& task, const WarpgroupPlace& a
 
 // Computes again what of the tile is not finite. Not inlined: it runs where there are infinities or NaN.
 template <class U>
-__device__ __noinline__ void ComputeAgain(const PartsTask& task, float* tile) {
+__device__ __noinline__ void ComputeAgain(const Tf32x3Task& task, float* tile) {
   if (task.gate.in_chain) WaitForKernelBefore();  // which wrote x
-  const WarpgroupPlace at = FindWarpgroupPlace<U>(task, blockIdx.x);
-  constexpr int kQuads = U::kFilters / 4;
-  const int filter = static_cast<int>(threadIdx.x) % kQuads * 4;
-  if (at.feature + filter >= task.features) return;
+  const WgmmaPlace at = FindWgmmaPlace<U>(task, blockIdx.x);
+  constexpr int kQuads = U::kOutChannels / 4;
+  const int tile_out_channel = static_cast<int>(threadIdx.x) % kQuads * 4;
+  if (at.out_channel + tile_out_channel >= task.out_channels) return;
 #pragma unroll 1
   for (int pixel = static_cast<int>(threadIdx.x) / kQuads; pixel < U::kPixels; pixel += U::kConsumers / kQuads) {
-    auto* sums = reinterpret_cast<float4*>(tile + pixel * U::kSumStride + filter);
+    auto* sums = reinterpret_cast<float4*>(tile + pixel * U::kSumStride + tile_out_channel);
     if (IsFinite(*sums)) continue;
     int image = at.image, y = at.y + pixel / kPatchWidth, x = at.x + pixel % kPatchWidth;
     if (!task.patch) {
@@ -68,7 +68,7 @@ __device__ __noinline__ void ComputeAgain(const PartsTask& task, float* tile) {
       const Quotient row = Divide(at.pixel + pixel, task.by_width), place = Divide(row.quotient, task.by_height);
       image = place.quotient, y = place.remainder, x = row.remainder;
     }
-    *sums = SumAgain(task, at, image, y, x, at.feature + filter);
+    *sums = SumAgain(task, at, image, y, x, at.out_channel + tile_out_channel);
   }
 }
 
@@ -89,9 +89,9 @@ __device__ __forceinline__ bool AnyNotFinite(const float (&sums)[U::kPixels / 2]
 
 // Stores a block's sums where its stages were, those that are not finite computed again.
 template <class U>
-__device__ __forceinline__ void StoreParts(const PartsTask& task, const float (&sums)[U::kPixels / 2], float* tile) {
+__device__ __forceinline__ void StoreTf32x3(const Tf32x3Task& task, const float (&sums)[U::kPixels / 2], float* tile) {
   const bool again = AnyNotFinite<U>(sums);
-  StepFilters<U, float>::Store(sums, tile);
+  StepWeights<U, float>::Store(sums, tile);
   if (!again) return;
   asm volatile("bar.sync 2, %0;" ::"n"(U::kConsumers) : "memory");
   ComputeAgain<U>(task, tile);
@@ -99,17 +99,17 @@ __device__ __forceinline__ void StoreParts(const PartsTask& task, const float (&
 
 // The same where sums stay in registers. Mail that takes the stages' place may not come before this.
 template <class U>
-__device__ __forceinline__ void RepairParts(const PartsTask& task, float (&sums)[U::kPixels / 2], float* tile) {
+__device__ __forceinline__ void RecomputeNonFinite(const Tf32x3Task& task, float (&sums)[U::kPixels / 2], float* tile) {
   if (!AnyNotFinite<U>(sums)) return;
-  StepFilters<U, float>::Store(sums, tile);
+  StepWeights<U, float>::Store(sums, tile);
   asm volatile("bar.sync 2, %0;" ::"n"(U::kConsumers) : "memory");
   ComputeAgain<U>(task, tile);
   asm volatile("bar.sync 2, %0;" ::"n"(U::kConsumers) : "memory");
-  StepFilters<U, float>::LoadBack(sums, tile);
+  StepWeights<U, float>::LoadBack(sums, tile);
   asm volatile("fence.acq_rel.cluster;" ::: "memory");  // the arrival behind it is relaxed, and lets mail come here
 }
 #endif
 
 }  // namespace jsc
 
-#endif  // JSC_CUDA_DENSE_CONV_WGMMA_REPAIR_CUH_
+#endif  // JSC_CUDA_DENSE_CONV_WGMMA_RECOMPUTE_CUH_
