@@ -131,8 +131,8 @@ def _search(layer: Layer, maps: dict[str, data.Map], options: argparse.Namespace
 def _name(configuration: configurations.Configuration) -> str:
     variant = configuration.variant
     return (
-        f"{variant.height}x{variant.width}x{variant.features} "
-        f"{configuration.feature_warps}/{configuration.slices}/{configuration.splits}"
+        f"{variant.height}x{variant.width}x{variant.out_channels} "
+        f"{configuration.out_channel_warps}/{configuration.slices}/{configuration.splits}"
     )
 
 

@@ -28,7 +28,7 @@ from jax_sparse_conv.models.units import ConvUnit, Layer, Pool, Shared, fully_co
 class Conv(NamedTuple):
     """A convolution of a chain: its arguments as in `ConvUnit`, its ReLU understood."""
 
-    features: int
+    out_channels: int
     kernel: int
     strides: int = 1
     padding: int = 0
@@ -61,11 +61,11 @@ class Chain(ConvNet):
         self.pool_size, self.channels = pool_size, channels
         self.conv_names, self.head_names = tuple(convs), tuple(heads)
         units = []
-        for features, kernel, strides, padding, pool in convs.values():
+        for out_channels, kernel, strides, padding, pool in convs.values():
             units.append(
                 ConvUnit(
                     channels,
-                    features,
+                    out_channels,
                     kernel,
                     strides,
                     padding,
@@ -75,7 +75,7 @@ class Chain(ConvNet):
                     **shared,
                 )
             )
-            channels = features
+            channels = out_channels
         self.convs = nnx.List(units)
         widths = [channels * pool_size**2, *heads.values()]
         self.heads = nnx.List(

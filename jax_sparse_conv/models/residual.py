@@ -24,7 +24,7 @@ from jax_sparse_conv.models.units import ConvUnit, Layer, Shared, fully_connecte
 class Conv(NamedTuple):
     """A convolution of a block, padded so that a stride of 1 keeps the size; batch norm and ReLU are understood."""
 
-    features: int
+    out_channels: int
     kernel: int
     groups: int = 1
 
@@ -51,12 +51,12 @@ class Block(nnx.Module):
         **shared: Unpack[Shared],
     ) -> None:
         self.strides = strides
-        self.out_features = convs[-1].features
+        self.out_features = convs[-1].out_channels
         units = []
         channels = in_features
-        for features, kernel, groups in convs:
-            units.append(ConvUnit(channels, features, kernel, padding=kernel // 2, groups=groups, **shared))
-            channels = features
+        for out_channels, kernel, groups in convs:
+            units.append(ConvUnit(channels, out_channels, kernel, padding=kernel // 2, groups=groups, **shared))
+            channels = out_channels
         self.convs = nnx.List(units)
         self.shortcut: ConvUnit | None = nnx.data(None)
         if project:

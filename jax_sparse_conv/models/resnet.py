@@ -61,9 +61,9 @@ class ResNet(ResidualNet):
             stage = []
             for b in range(depth):
                 strides = 2 if b == 0 and index > 0 else 1
-                project = strides != 1 or channels != convs[-1].features
+                project = strides != 1 or channels != convs[-1].out_channels
                 stage.append(Block(channels, convs, strides, 0, project, **shared))
-                channels = convs[-1].features
+                channels = convs[-1].out_channels
             stages.append(stage)
         names = ["conv1", *(f"conv{s}" for s in range(2, len(stages) + 2))]
         stem = ConvUnit(3, width, 7, 2, 3, pool=Pool(3, 2, (1, 1)), **shared)

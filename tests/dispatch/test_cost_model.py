@@ -17,13 +17,13 @@ from jax_sparse_conv._src.dispatch.coo.configurations import Configuration, CooC
 from jax_sparse_conv._src.primitive import primitives
 from jax_sparse_conv._src.problem.geometry import Geometry
 
-TILE = Variant(0, kernel=3, stride=1, height=4, width=4, features=2, max_warps=8, min_blocks=2)
-LAYER = CooCall(images=2, height=28, width=30, channels=128, features=96, density=0.5)
+TILE = Variant(0, kernel=3, stride=1, height=4, width=4, out_channels=2, max_warps=8, min_blocks=2)
+LAYER = CooCall(images=2, height=28, width=30, channels=128, out_channels=96, density=0.5)
 
 
 def test_the_equations_by_hand() -> None:
     device = Device(multiprocessors=10, threads=2048, registers=65536, clock_hz=1e9, lanes=128)
-    found = Configuration(TILE, feature_warps=1, slices=4, splits=2)
+    found = Configuration(TILE, out_channel_warps=1, slices=4, splits=2)
     assert device.flops == 2 * 10 * 128 * 1e9
     assert TILE.positions == 36
     # eq. (3): 7 x 8 tiles of results, 2 blocks of 64 output channels, 2 images, C / TC = 2
@@ -45,12 +45,12 @@ def test_the_equations_by_hand() -> None:
 @pytest.mark.parametrize("channels", [1, 8, 1000])
 def test_what_is_chosen_can_run(density: float, channels: int) -> None:
     device = Device()
-    call = CooCall(images=1, height=7, width=7, channels=channels, features=33, density=density)
+    call = CooCall(images=1, height=7, width=7, channels=channels, out_channels=33, density=density)
     table = [v for v in configurations.variants() if v.covers((3, 3), Geometry())]
     assert table
     found = cost_model.choose(table, call, device)
     assert found.variant in table
-    assert found.feature_warps * found.slices <= found.variant.max_warps
+    assert found.out_channel_warps * found.slices <= found.variant.max_warps
     assert found.splits == 1 or 8 * found.splits <= channels
     assert found.shared_bytes(call) <= device.block_shared_memory
     published = cost_model.choose_as_published(table, call, device)

@@ -231,11 +231,11 @@ def dense(
       TypeError: dtypes that differ.
     """
     given = Operands.of(x, kernel, bias)
-    shape, features = given.x.shape, given.kernel.shape
-    if len(shape) < 1 or len(features) != 2 or shape[-1] != features[0]:
-        raise ValueError(f"x.shape={shape} and kernel.shape={features} are not [..., C] and [C, K]")
+    shape, kernel_shape = given.x.shape, given.kernel.shape
+    if len(shape) < 1 or len(kernel_shape) != 2 or shape[-1] != kernel_shape[0]:
+        raise ValueError(f"x.shape={shape} and kernel.shape={kernel_shape} are not [..., C] and [C, K]")
     check_implementation(implementation, DENSE_IMPLEMENTATIONS, "dense", given.x.dtype)
-    given.check((*shape[:-1], features[1]), activation)
+    given.check((*shape[:-1], kernel_shape[1]), activation)
     precision = canonical_precision(precision)
     is_xla = implementation == "xla" or (implementation is None and str(given.x.dtype) not in KERNEL_DTYPES)
     method = "xla" if is_xla else None if implementation is None else "dense"

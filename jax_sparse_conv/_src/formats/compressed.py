@@ -118,10 +118,10 @@ class Compressed:
         if not explicit.is_split(self, kernel):
             return self._sum_slots_of(kernel)
         explicit.check_apart(self.counts, kernel, self.counts.ndim)
-        lists, features = explicit.spec_of(self.counts), explicit.spec_of(kernel)[-1]
-        specs = (PartitionSpec(*lists), PartitionSpec(None, None, None, features))
+        lists, out_channels = explicit.spec_of(self.counts), explicit.spec_of(kernel)[-1]
+        specs = (PartitionSpec(*lists), PartitionSpec(None, None, None, out_channels))
         out: jax.Array = explicit.on_devices(
-            type(self)._sum_slots_of, (self, kernel), specs, PartitionSpec(*lists, features)
+            type(self)._sum_slots_of, (self, kernel), specs, PartitionSpec(*lists, out_channels)
         )
         return out
 

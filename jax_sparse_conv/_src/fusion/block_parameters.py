@@ -199,8 +199,8 @@ def pack_dense_block(layers: Sequence[DenseBlockLayer], transition: DenseTransit
                 f"layers[{index}] has {found}, and layers[0] M={middle} and G={growth}; they must be equal"
             )
     behind = checked_transition(transition, block, first.shape[0], first.dtype, "layers[0].scale")
-    features = behind[0].kernel.shape[3] if behind else None
-    sizes = BlockSizes(first.shape[0], len(block), middle, growth, features)
+    out_channels = behind[0].kernel.shape[3] if behind else None
+    sizes = BlockSizes(first.shape[0], len(block), middle, growth, out_channels)
     return PackedDenseBlock(_joined([array for part in (*block, *behind) for array in part]), sizes)
 
 
@@ -249,8 +249,8 @@ def checked_transition(
         raise TypeError(f"transition is {type(transition).__name__}, not DenseTransition")
     arrays = DenseTransition(*map(jnp.asarray, transition))
     channels += sum(layer.kernel2.shape[3] for layer in layers)
-    features = arrays.kernel.shape[-1] if arrays.kernel.ndim == 4 else -1
-    wanted = ((channels,), (channels,), (1, 1, channels, features))
+    out_channels = arrays.kernel.shape[-1] if arrays.kernel.ndim == 4 else -1
+    wanted = ((channels,), (channels,), (1, 1, channels, out_channels))
     texts = (f"({channels},)", f"({channels},)", f"(1, 1, {channels}, K)")
     _check_fields("transition", arrays, wanted, texts, f"{owner}.dtype={dtype}", dtype)
     return [arrays]

@@ -23,7 +23,7 @@ LEAST_LAYERS = 6
 """Of a chain that may pay; shorter ones have not been measured."""
 
 _FAR = 2**13  # rows, columns, strides and reach of a window
-_LEAST_GROUP_FEATURES = 32  # output channels of a group from which on "direct" has tiles for any number
+_LEAST_GROUP_OUT_CHANNELS = 32  # output channels of a group from which on "direct" has tiles for any number
 _DTYPES = ("float32", "bfloat16", "float16")
 _BESIDE_ROW = 2**16  # bytes of shared memory that a dense layer's kernel wants beside its inputs (cuda/sparse/matvec/row.cu)
 # Of an average: pixels that a block takes at a time, channels of a block's piece, blocks that share them and bytes of
@@ -85,37 +85,37 @@ def why_not(config: Config, x: Any, kernel: Any, shared_memory: int | None = Non
 
 def _why_not_dense(config: Config, x: Any, kernel: Any, shared_memory: int | None) -> str | None:
     """Why the kernel of one row (`cuda/sparse/matvec/row.cu`) does not take a dense layer."""
-    channels, features = kernel.shape[3:]
+    channels, out_channels = kernel.shape[3:]
     if x.shape[0] != 1 or kernel.shape[0] != 1:
         return f"it is a product of {x.shape[0]} rows and {kernel.shape[0]} kernels, not of one"
     if str(x.dtype) not in _DTYPES:
         return f"dtype {x.dtype} is not one of {', '.join(_DTYPES)}"
-    if config.has_residual or min(channels, features) < 1:
+    if config.has_residual or min(channels, out_channels) < 1:
         return "it has a residual, or nothing to compute"
-    if channels * x.dtype.itemsize % 16 or features * x.dtype.itemsize % 16:
-        return f"C={channels} or K={features} does not come in whole 16 bytes"
+    if channels * x.dtype.itemsize % 16 or out_channels * x.dtype.itemsize % 16:
+        return f"C={channels} or K={out_channels} does not come in whole 16 bytes"
     if shared_memory is not None and channels * x.dtype.itemsize + _BESIDE_ROW > shared_memory:
         return f"its C={channels} inputs do not fit shared memory"
-    return None if channels * features <= MAX_ELEMENTS else "its kernel is too large"
+    return None if channels * out_channels <= MAX_ELEMENTS else "its kernel is too large"
 
 
-def why_not_average(shape: Sequence[int], features: int, itemsize: int) -> str | None:
+def why_not_average(shape: Sequence[int], out_channels: int, itemsize: int) -> str | None:
     """Why a dense layer does not average a map [1, H, W, C] that it reads: blocks would take too long over it."""
-    parts = _PARTS if features * itemsize <= _SHARED_RESULTS else 1
+    parts = _PARTS if out_channels * itemsize <= _SHARED_RESULTS else 1
     rounds = -(-shape[1] * shape[2] // _AVERAGED) * -(-shape[3] // (_PIECE * parts))
     return f"the average of {tuple(shape)} takes a block {rounds} rounds" if rounds > _MOST_ROUNDS else None
 
 
 def _why_not_direct(workload: Workload) -> str | None:
     """Why "direct" is not a good kernel for a layer of a chain."""
-    groups, features = workload.geometry.groups, workload.kernel_shape[4] // workload.geometry.groups
+    groups, out_channels = workload.geometry.groups, workload.kernel_shape[4] // workload.geometry.groups
     if workload.is_image and not direct_choice.has_image_kernel(workload):
         return "its input is an image with dilated or grouped windows, whose channels are copied one by one"
-    is_narrow = features < _LEAST_GROUP_FEATURES and not group_choice.has_group_kernel(workload)
+    is_narrow = out_channels < _LEAST_GROUP_OUT_CHANNELS and not group_choice.has_group_kernel(workload)
     if groups > 1 and (is_narrow or workload.kernel_shape[3] * workload.itemsize % 16):
         return f"its {groups} groups are too narrow"
-    if groups > 1 and features * workload.itemsize % 16:
-        return f"K={features} of a group does not come in whole 16 bytes"
+    if groups > 1 and out_channels * workload.itemsize % 16:
+        return f"K={out_channels} of a group does not come in whole 16 bytes"
     if workload.flops > direct_choice.most_chain_flops(workload):
         return "it has so much work that its start does not matter"
     return None

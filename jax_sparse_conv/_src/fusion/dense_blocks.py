@@ -45,7 +45,7 @@ _MANY_IMAGES, _MANY_PIXELS = 8, 700
 
 _GROWTH, _MIDDLE, _CHANNELS = 32, 128, 32  # kGrowth, kMiddle, kDenseChannels
 _MAX_CHANNELS, _MAX_LAYERS, _FAR = 4096, 128, 2**13
-_MAX_TRANSITION, _FEATURES = 2048, 8  # channels of a transition's input; of its result, a multiple of
+_MAX_TRANSITION, _OUT_CHANNELS_STEP = 2048, 8  # channels of a transition's input; of its result, a multiple of
 _SHARED_MEMORY = 200_000  # bytes of a block
 _WARPGROUPS = (9, 0)  # compute capability
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -231,10 +231,10 @@ def why_not(operands: Sequence[Any], packed: BlockSizes | None = None) -> str | 
 
 
 def _why_no_transition(x: Any, transition: DenseTransition) -> str | None:
-    channels, features = transition.kernel.shape[2:]
-    if channels > _MAX_TRANSITION or features % _FEATURES or not 0 < features <= _MAX_CHANNELS:
+    channels, out_channels = transition.kernel.shape[2:]
+    if channels > _MAX_TRANSITION or out_channels % _OUT_CHANNELS_STEP or not 0 < out_channels <= _MAX_CHANNELS:
         return (
-            f"its transition from C={channels} to K={features} channels is not from at most {_MAX_TRANSITION} to a "
+            f"its transition from C={channels} to K={out_channels} channels is not from at most {_MAX_TRANSITION} to a "
             f"multiple of {_FEATURES}"
         )
     return "its map is too small for a pool" if min(x.shape[1:3]) < 2 else None

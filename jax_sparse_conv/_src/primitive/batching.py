@@ -32,7 +32,7 @@ def batch(values: Sequence[Any], axes: Sequence[Any], *, config: Config) -> tupl
     if batched.x:
         fold = _fold_into_stacks if batched.kernel or batched.bias else _fold_into_images
     elif batched.kernel:
-        fold = _fold_into_features if _fits_in_features(operands, size, config) else _fold_into_stacks
+        fold = _fold_into_out_channels if _fits_in_out_channels(operands, size, config) else _fold_into_stacks
     else:
         return _batch_epilogue(operands, batched, config), 0
     return fold(operands, batched, size, config), 0
@@ -108,7 +108,7 @@ def _fold_into_stacks(operands: Operands, batched: Operands, size: int, config: 
     return out.reshape(size, out.shape[0] // size, *out.shape[1:])
 
 
-def _fold_into_features(operands: Operands, batched: Operands, size: int, config: Config) -> jax.Array:
+def _fold_into_out_channels(operands: Operands, batched: Operands, size: int, config: Config) -> jax.Array:
     """Weights batched, x not: more output channels, so that x is compressed once for all of them."""
     groups = config.geometry.groups
 
@@ -127,12 +127,12 @@ def _fold_into_features(operands: Operands, batched: Operands, size: int, config
         config,
         nonzeros=operands.nonzeros,
     )
-    features = operands.kernel.shape[-1]
-    split = out.reshape(*out.shape[:-1], groups, size, features // groups)
-    return jnp.moveaxis(split, -2, 0).reshape(size, *out.shape[:-1], features)
+    out_channels = operands.kernel.shape[-1]
+    split = out.reshape(*out.shape[:-1], groups, size, out_channels // groups)
+    return jnp.moveaxis(split, -2, 0).reshape(size, *out.shape[:-1], out_channels)
 
 
-def _fits_in_features(operands: Operands, size: int, config: Config) -> bool:
+def _fits_in_out_channels(operands: Operands, size: int, config: Config) -> bool:
     kernel_elements = math.prod(operands.kernel.shape[2:])
     conv_size = config.geometry.conv_size(operands.x.shape[1:3], operands.kernel.shape[2:4])
     result_elements = math.prod(conv_size) * operands.kernel.shape[-1]

@@ -37,8 +37,8 @@ def result_sharding(x: Any, kernel: Any, groups: int) -> NamedSharding:
         _check_reduced(name, array)
     if groups == 1:
         check_apart(x, kernel)
-    features = spec_of(kernel)[-1] if groups == 1 else None
-    return NamedSharding(_mesh(x, kernel), PartitionSpec(spec_of(x)[0], None, None, features))
+    out_channels = spec_of(kernel)[-1] if groups == 1 else None
+    return NamedSharding(_mesh(x, kernel), PartitionSpec(spec_of(x)[0], None, None, out_channels))
 
 
 def check_apart(x: Any, kernel: Any, leading: int = 1) -> None:
@@ -92,15 +92,15 @@ def convolved(
     Images lie kernel by kernel. Where several kernels are split in another way than the images, all become whole.
     """
     sharding = result_sharding(x, kernel, groups)
-    images, _, _, features = sharding.spec.partitions
+    images, _, _, out_channels = sharding.spec.partitions
     kernels = spec_of(kernel)[0] if kernel.shape[0] > 1 else None
     if kernel.shape[0] > 1 and kernels != images:
         images = kernels = None
-    result = PartitionSpec(images, None, None, features)
+    result = PartitionSpec(images, None, None, out_channels)
     wanted = (
         (x, PartitionSpec(images)),
-        (kernel, PartitionSpec(kernels, None, None, None, features)),
-        (bias, PartitionSpec(kernels, features)),
+        (kernel, PartitionSpec(kernels, None, None, None, out_channels)),
+        (bias, PartitionSpec(kernels, out_channels)),
         (residual, result),
     )
     there = [index for index, (operand, _) in enumerate(wanted) if operand is not None]
@@ -142,14 +142,14 @@ def rows_of(x: jax.Array) -> jax.Array:
 
 def of_rows(rows: jax.Array, like: jax.Array) -> jax.Array:
     """Rows [rows, 1, 1, K], in the order of `rows_of(like)`, as [..., K] split as `like` is."""
-    features, shape = spec_of(rows)[-1], (*like.shape[:-1], rows.shape[-1])
+    out_channels, shape = spec_of(rows)[-1], (*like.shape[:-1], rows.shape[-1])
     if not is_split(rows):
         return rows.reshape(shape)
     split = _Leading(like, _mesh(rows))
     sizes, entries = ([values[i] for i in split.order] for values in (split.apart, split.entries))
-    together = lax.reshape(rows, (*sizes, rows.shape[-1]), out_sharding=split.sharding(*entries, features))
+    together = lax.reshape(rows, (*sizes, rows.shape[-1]), out_sharding=split.sharding(*entries, out_channels))
     apart = together.transpose(*sorted(range(len(split.order)), key=split.order.__getitem__), len(split.order))
-    return lax.reshape(apart, shape, out_sharding=split.sharding(*spec_of(like)[:-1], features))
+    return lax.reshape(apart, shape, out_sharding=split.sharding(*spec_of(like)[:-1], out_channels))
 
 
 class _Leading:

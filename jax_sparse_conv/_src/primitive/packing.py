@@ -149,7 +149,7 @@ def pack(kernel: jax.typing.ArrayLike | PackedKernel, *, feature_group_count: in
     return PackedKernel(kernel, _copy(jax.lax.stop_gradient(kernel), feature_group_count), feature_group_count)
 
 
-def block_features(kernel_shape: tuple[int, ...], groups: int) -> int:
+def block_out_channels(kernel_shape: tuple[int, ...], groups: int) -> int:
     """Output channels of a block, as `PackedBlock` of `native/call.cc`; kernel_shape is [kh, kw, C / groups, K]."""
     block = _LEAST_BLOCK
     while kernel_shape[0] == 1 and block < min(_MAX_BLOCK, kernel_shape[3] // groups):
@@ -159,9 +159,9 @@ def block_features(kernel_shape: tuple[int, ...], groups: int) -> int:
 
 def packed_shape(kernel_shape: tuple[int, ...], groups: int) -> tuple[int, ...]:
     """[groups, blocks, C / groups, kh * kw, block] of a kernel [kh, kw, C / groups, K]."""
-    height, width, channels, features = kernel_shape
-    block = block_features(kernel_shape, groups)
-    return (groups, -(-(features // groups) // block), channels, height * width, block)
+    height, width, channels, out_channels = kernel_shape
+    block = block_out_channels(kernel_shape, groups)
+    return (groups, -(-(out_channels // groups) // block), channels, height * width, block)
 
 
 def reordered(values: Any, groups: int) -> Any:
@@ -170,11 +170,11 @@ def reordered(values: Any, groups: int) -> Any:
     By the module that the values belong to: a NumPy array stays one and is contiguous.
     """
     numpy: Any = np if isinstance(values, np.ndarray) else jnp
-    height, width, channels, features = values.shape
+    height, width, channels, out_channels = values.shape
     blocks, block, each = (
         packed_shape(values.shape, groups)[1],
-        block_features(values.shape, groups),
-        features // groups,
+        block_out_channels(values.shape, groups),
+        out_channels // groups,
     )
     split = values.reshape(height * width, channels, groups, each)
     padded = numpy.pad(split, ((0, 0), (0, 0), (0, 0), (0, blocks * block - each)))

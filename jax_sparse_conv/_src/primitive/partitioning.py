@@ -53,12 +53,12 @@ def partitioned(
         del arg_shapes
         spec = tuple(result_shape.sharding.spec) + (None,) * 4
         kernels, batch = _split_images(mesh, spec[0], stacks, images)
-        features = spec[3] if one_group else None
-        operands = [PartitionSpec(batch, None, None, None), PartitionSpec(kernels, None, None, None, features)]
-        operands += [PartitionSpec(kernels, features)] * has_bias
-        operands += [PartitionSpec(batch, None, None, features)] * has_residual
+        out_channels = spec[3] if one_group else None
+        operands = [PartitionSpec(batch, None, None, None), PartitionSpec(kernels, None, None, None, out_channels)]
+        operands += [PartitionSpec(kernels, out_channels)] * has_bias
+        operands += [PartitionSpec(batch, None, None, out_channels)] * has_residual
         operands += [PartitionSpec(None, None)] * has_nonzeros
-        result = PartitionSpec(batch, None, None, features)
+        result = PartitionSpec(batch, None, None, out_channels)
         return mesh, function, NamedSharding(mesh, result), tuple(NamedSharding(mesh, o) for o in operands)
 
     per_stack = images // stacks

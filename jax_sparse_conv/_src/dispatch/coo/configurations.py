@@ -35,7 +35,7 @@ class Variant:
       stride: of rows and columns.
       height: TH, results of a tile.
       width: TW.
-      features: output channels of a thread.
+      out_channels: output channels of a thread.
       max_warps: of a block.
       min_blocks: blocks of `max_warps` that its registers leave room for on a multiprocessor.
     """
@@ -45,7 +45,7 @@ class Variant:
     stride: int
     height: int
     width: int
-    features: int
+    out_channels: int
     max_warps: int
     min_blocks: int
 
@@ -78,7 +78,7 @@ class CooCall:
       height: Ho, results.
       width: Wo.
       channels: C of a group.
-      features: K of a group.
+      out_channels: K of a group.
       groups: how many.
       element_bytes: of x and kernel.
       density: share of non-zeros of x, the paper's rho.
@@ -88,7 +88,7 @@ class CooCall:
     height: int
     width: int
     channels: int
-    features: int
+    out_channels: int
     groups: int = 1
     element_bytes: int = 4
     density: float = DENSITY
@@ -104,33 +104,33 @@ class Configuration:
 
     Attributes:
       variant: the row.
-      feature_warps: warps of a block along output channels; with the variant's features the paper's block size in N.
+      out_channel_warps: warps of a block along output channels; with the variant's output channels the paper's block size in N.
       slices: warps that share the lists of a tile.
       splits: blocks that share the channels of a tile; C / splits is the paper's TC.
     """
 
     variant: Variant
-    feature_warps: int
+    out_channel_warps: int
     slices: int
     splits: int
 
     @property
     def attribute(self) -> Attribute:
         """As the custom call takes it."""
-        return self.variant.index, self.feature_warps, self.slices, self.splits
+        return self.variant.index, self.out_channel_warps, self.slices, self.splits
 
     @property
-    def block_features(self) -> int:
-        return _WARP * self.feature_warps * self.variant.features
+    def block_out_channels(self) -> int:
+        return _WARP * self.out_channel_warps * self.variant.out_channels
 
     @property
     def block_threads(self) -> int:
-        return _WARP * self.feature_warps * self.slices
+        return _WARP * self.out_channel_warps * self.slices
 
     def tiles(self, call: CooCall) -> int:
         """Tiles of results of all images, groups and blocks of output channels: num_blk of eq. (3) without C / TC."""
         spatial = math.ceil(call.height / self.variant.height) * math.ceil(call.width / self.variant.width)
-        return call.images * call.groups * spatial * math.ceil(call.features / self.block_features)
+        return call.images * call.groups * spatial * math.ceil(call.out_channels / self.block_out_channels)
 
     def blocks(self, call: CooCall) -> int:
         """num_blk, eq. (3)."""
@@ -138,12 +138,12 @@ class Configuration:
 
     def shared_bytes(self, call: CooCall) -> int:
         """Shared memory of a block, as `cuda/sparse/coo/plan.cc` counts it."""
-        variant, warps = self.variant, self.feature_warps * self.slices
-        stages = 2 * warps * variant.taps * _WARP * variant.features * call.element_bytes
+        variant, warps = self.variant, self.out_channel_warps * self.slices
+        stages = 2 * warps * variant.taps * _WARP * variant.out_channels * call.element_bytes
         lists = CHUNK * ((variant.positions + 2) | 1) * 8
         patch = variant.positions * CHUNK * call.element_bytes
         counts = (warps + 1) * CHUNK * 4
-        return max(stages + lists + patch + counts, warps * variant.pixels * _WARP * variant.features * 4)
+        return max(stages + lists + patch + counts, warps * variant.pixels * _WARP * variant.out_channels * 4)
 
     def resident(self, call: CooCall, device: Device) -> int:
         """Blocks that fit on a multiprocessor at a time."""
@@ -166,9 +166,9 @@ class Configuration:
         """
         variant = self.variant
         spatial = call.images * math.ceil(call.height / variant.height) * math.ceil(call.width / variant.width)
-        feature_tiles = math.ceil(call.features / self.block_features)
-        inputs = spatial * feature_tiles * variant.positions * call.channels * call.element_bytes
-        kernel = spatial * variant.taps * call.channels * call.features * call.element_bytes
+        out_channel_tiles = math.ceil(call.out_channels / self.block_out_channels)
+        inputs = spatial * out_channel_tiles * variant.positions * call.channels * call.element_bytes
+        kernel = spatial * variant.taps * call.channels * call.out_channels * call.element_bytes
         return call.groups * (inputs + kernel)
 
 
@@ -200,15 +200,15 @@ def why_not(kernel_shape: Sequence[int], geometry: Geometry) -> str | None:
 def configurations(variants: Sequence[Variant], call: CooCall, device: Device) -> Iterator[Configuration]:
     """Every configuration of these variants that the kernel can run and that leaves no warp without work."""
     for variant in variants:
-        warps = _WARP * variant.features
-        for feature_warps in (1, 2, 4, 8):
-            if feature_warps > 1 and warps * feature_warps // 2 >= call.features:
+        warps = _WARP * variant.out_channels
+        for out_channel_warps in (1, 2, 4, 8):
+            if out_channel_warps > 1 and warps * out_channel_warps // 2 >= call.out_channels:
                 continue
             for slices in (1, 2, 4, 8):
-                if feature_warps * slices > variant.max_warps or slices > call.channels:
+                if out_channel_warps * slices > variant.max_warps or slices > call.channels:
                     continue
                 for splits in (1, 2, 4, 8, _MAX_SPLITS):
-                    found = Configuration(variant, feature_warps, slices, splits)
+                    found = Configuration(variant, out_channel_warps, slices, splits)
                     if _can_run(found, call, device):
                         yield found
 

@@ -45,7 +45,7 @@ def paper_time(configuration: Configuration, call: CooCall, device: Device) -> f
     at_once = device.multiprocessors * device.threads * occupancy / configuration.block_threads  # eq. (5)
     variant = configuration.variant
     channels = call.channels / configuration.splits
-    flops = 2 * variant.pixels * variant.taps * channels * configuration.block_features * call.density  # eq. (6)
+    flops = 2 * variant.pixels * variant.taps * channels * configuration.block_out_channels * call.density  # eq. (6)
     time_of_wave = at_once * flops / (device.flops * occupancy)  # eqs. (7) and (8)
     return time_of_wave * waves(configuration, call, device)  # eq. (9)
 
@@ -85,18 +85,18 @@ def estimated_time(configuration: Configuration, call: CooCall, device: Device) 
 def _cycles_of_wave(c: Configuration, call: CooCall, device: Device) -> float:
     variant = c.variant
     blocks = min(c.resident(call, device), math.ceil(c.blocks(call) / device.multiprocessors))
-    warps = max(1.0, blocks * c.feature_warps * c.slices / 4)  # that share a scheduler
+    warps = max(1.0, blocks * c.out_channel_warps * c.slices / 4)  # that share a scheduler
     channels = call.channels / c.splits
     positions = variant.positions * _share_inside(variant, call)
     active = 1 - (1 - call.density) ** positions  # channels with any entry in a tile
-    multiply_adds = variant.pixels * variant.taps * variant.features / variant.positions
+    multiply_adds = variant.pixels * variant.taps * variant.out_channels / variant.positions
     entry = max(_ENTRY_LATENCY, warps * _STALL * (_ENTRY_ISSUE + multiply_adds))
-    fetch = _CHANNEL_ISSUE + _TAP_ISSUE * variant.taps * max(1.0, variant.features / 4)
+    fetch = _CHANNEL_ISSUE + _TAP_ISSUE * variant.taps * max(1.0, variant.out_channels / 4)
     channel = max(_CHANNEL_LATENCY, warps * fetch) + call.density * positions * entry
-    listing = max(_POSITION_LATENCY, warps * _POSITION_ISSUE) * variant.positions / (c.feature_warps * c.slices)
+    listing = max(_POSITION_LATENCY, warps * _POSITION_ISSUE) * variant.positions / (c.out_channel_warps * c.slices)
     uneven = 1 + _UNEVEN * c.slices / max(min(CHUNK, channels) * active, 1e-9)
     lists = math.ceil(channels / CHUNK) * (_CHUNK_CYCLES + listing)
-    finish = _BLOCK_CYCLES + _SUM_CYCLES * variant.pixels * variant.features + _SLICE_CYCLES * c.slices
+    finish = _BLOCK_CYCLES + _SUM_CYCLES * variant.pixels * variant.out_channels + _SLICE_CYCLES * c.slices
     if c.splits > 1:
         finish += _CLUSTER_CYCLES[0] + _CLUSTER_CYCLES[1] * c.splits
     return lists + channels * active / c.slices * uneven * channel + finish
@@ -153,7 +153,7 @@ def call_of(
         height=max(1, height),
         width=max(1, width),
         channels=kernel_shape[3],
-        features=max(1, kernel_shape[4] // geometry.groups),
+        out_channels=max(1, kernel_shape[4] // geometry.groups),
         groups=geometry.groups,
         element_bytes=element_bytes,
         density=density,
