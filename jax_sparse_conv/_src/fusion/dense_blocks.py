@@ -235,7 +235,7 @@ def _why_no_transition(x: Any, transition: DenseTransition) -> str | None:
     if channels > _MAX_TRANSITION or out_channels % _OUT_CHANNELS_STEP or not 0 < out_channels <= _MAX_CHANNELS:
         return (
             f"its transition from C={channels} to K={out_channels} channels is not from at most {_MAX_TRANSITION} to a "
-            f"multiple of {_FEATURES}"
+            f"multiple of {_OUT_CHANNELS_STEP}"
         )
     return "its map is too small for a pool" if min(x.shape[1:3]) < 2 else None
 

@@ -95,7 +95,7 @@ class CooCall:
 
     @property
     def results(self) -> int:
-        return self.images * self.height * self.width * self.features * self.groups
+        return self.images * self.height * self.width * self.out_channels * self.groups
 
 
 @dataclasses.dataclass(frozen=True)
