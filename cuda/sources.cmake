@@ -16,16 +16,6 @@ set(JSC_CUDA_SOURCES
     cuda/chain/pair_buffers.cc
     cuda/core/device_info.cu
     cuda/dense_conv/dense_conv.cu
-    cuda/dense_conv/few_channels/bfloat16.cu
-    cuda/dense_conv/few_channels/float16.cu
-    cuda/dense_conv/few_channels/float32.cu
-    cuda/dense_conv/grouped/bfloat16.cu
-    cuda/dense_conv/grouped/float16.cu
-    cuda/dense_conv/grouped/float32.cu
-    cuda/dense_conv/mma/bfloat16.cu
-    cuda/dense_conv/mma/float16.cu
-    cuda/dense_conv/mma/float32.cu
-    cuda/dense_conv/splitk_channels/launch.cu
     cuda/dense_conv/splitk_channels/maps.cc
     cuda/dense_conv/wgmma/maps.cc
     cuda/densenet/block.cu
@@ -43,11 +33,26 @@ set(JSC_CUDA_SOURCES
     cuda/sparse/matvec/row.cu
     cuda/sparse/matvec/rows.cu
     cuda/sparse/per_output.cu)
-# Hopper's warpgroup products: compiled for sm_90a alone.
+# Hopper's warpgroup products (wgmma): compiled for sm_90a alone.
 set(JSC_WGMMA_SOURCES
     cuda/chain/pair.cu
-    cuda/dense_conv/wgmma/bfloat16.cu
-    cuda/dense_conv/wgmma/float16.cu
-    cuda/dense_conv/wgmma/float32.cu
     cuda/dense_conv/wgmma/highest.cu
     cuda/densenet/layers.cu)
+
+# A translation unit for each engine of the dense convolution and each element type, so that they compile in parallel.
+# `operand` is what the engine's launch function takes between plan and stream.
+function(jsc_instantiate sources engine header operand)
+  foreach(type IN LISTS ARGN)
+    get_filename_component(folder "${header}" DIRECTORY)
+    set(unit "${CMAKE_CURRENT_BINARY_DIR}/instantiate/${folder}_${type}.cu")
+    configure_file(cuda/instantiate.cu.in "${unit}" @ONLY)
+    list(APPEND ${sources} "${unit}")
+  endforeach()
+  set(${sources} "${${sources}}" PARENT_SCOPE)
+endfunction()
+set(JSC_ELEMENT_TYPES float __nv_bfloat16 __half)
+jsc_instantiate(JSC_CUDA_SOURCES FewChannels few_channels/kernel.cuh "" ${JSC_ELEMENT_TYPES})
+jsc_instantiate(JSC_CUDA_SOURCES Grouped grouped/kernel.cuh "" ${JSC_ELEMENT_TYPES})
+jsc_instantiate(JSC_CUDA_SOURCES Mma mma/launch.cuh "void*, " ${JSC_ELEMENT_TYPES})
+jsc_instantiate(JSC_CUDA_SOURCES SplitKChannels splitk_channels/kernel.cuh "const SplitKChannelsMaps&, " float)
+jsc_instantiate(JSC_WGMMA_SOURCES Wgmma wgmma/kernel.cuh "const Tf32x3Maps&, " ${JSC_ELEMENT_TYPES})

@@ -6,7 +6,7 @@
 
 #include "cuda/dense_conv/few_channels/launch.h"
 #include "cuda/dense_conv/grouped/launch.h"
-#include "cuda/dense_conv/mma/launch.cuh"
+#include "cuda/dense_conv/mma/launch.h"
 #include "cuda/dense_conv/plan/choice.h"
 #include "cuda/dense_conv/splitk_channels/launch.h"
 #include "cuda/dense_conv/wgmma/launch.h"
@@ -40,16 +40,15 @@ DenseConvChoice CachedChoice(const DeviceCall& call, int element_bytes, size_t w
   return entry->second;
 }
 
-// Without code for warpgroups no device has them, and no plan.
-ffi::Error LaunchWgmmaPlan(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps, cudaStream_t stream) {
+// A build without wgmma has no device with it, and no such plan.
+template <typename T>
+ffi::Error LaunchWgmmaKernel(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps,
+                             cudaStream_t stream) {
 #ifdef JSC_WGMMA
-  if (plan.tf32x3) return WgmmaHighest(call, plan, maps, stream);
-  if (call.dtype == ffi::DataType::F32) return WgmmaFloat32(call, plan, maps, stream);
-  const auto launch = call.dtype == ffi::DataType::BF16 ? WgmmaBfloat16 : WgmmaFloat16;
-  return launch(call, plan, maps, stream);
+  return plan.tf32x3 ? LaunchWgmmaHighest(call, plan, maps, stream) : LaunchWgmmaPlan<T>(call, plan, maps, stream);
 #else
   (void)call, (void)plan, (void)maps, (void)stream;
-  return ffi::Error(ffi::ErrorCode::kInternal, "WarpgroupKernel: not in this build");
+  return ffi::Error(ffi::ErrorCode::kInternal, "WgmmaKernel: not in this build");
 #endif
 }
 
@@ -81,13 +80,13 @@ ffi::Error Direct(const DeviceCall& call, Workspace workspace, int device, cudaS
       flat.args = FlattenedArgs(call.args);
       SplitKChannelsMaps of_splitk_channels;
       if (MakeSplitKChannelsMaps(flat, choice.splitk_channels, &of_splitk_channels))
-        return LaunchSplitKChannelsPlan(flat, choice.splitk_channels, of_splitk_channels, stream);
+        return LaunchSplitKChannelsPlan<float>(flat, choice.splitk_channels, of_splitk_channels, stream);
     }
     if (choice.grouped.tiles > 0 && IsAligned(call)) return LaunchGroupedPlan<T>(call, choice.grouped, stream);
     Tf32x3Maps maps;
     // The driver refuses buffers that do not begin at 16 bytes.
     if (choice.wgmma.out_channels > 0 && MakeWgmmaMaps(call, choice.wgmma, &maps)) {
-      return LaunchWgmmaPlan(call, choice.wgmma, maps, stream);
+      return LaunchWgmmaKernel<T>(call, choice.wgmma, maps, stream);
     }
     if (choice.mma.tile == MmaTile::kNone) return PerOutput(call, stream, false);
     return LaunchMmaPlan<T>(call, choice.mma, workspace.data, stream);

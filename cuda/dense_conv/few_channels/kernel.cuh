@@ -139,6 +139,14 @@ ffi::Error LaunchFewChannelsTile(const DeviceCall& call, const FewChannelsPlan& 
                      : LaunchFewChannels<FewChannelsTile<32, kTf32x3, false>, T>(call, plan, stream);
 }
 
+template <typename T>
+ffi::Error LaunchFewChannelsPlan(const DeviceCall& call, const FewChannelsPlan& plan, cudaStream_t stream) {
+  if constexpr (sizeof(T) == 4) {
+    if (plan.tf32x3) return LaunchFewChannelsTile<T, true>(call, plan, stream);
+  }
+  return LaunchFewChannelsTile<T, false>(call, plan, stream);
+}
+
 }  // namespace jsc
 
 #endif  // JSC_CUDA_DENSE_CONV_FEW_CHANNELS_KERNEL_CUH_

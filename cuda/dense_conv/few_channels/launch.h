@@ -1,4 +1,4 @@
-// Launches a planned direct convolution of few channels; a file for each element type, so that they compile apart.
+// Launches the engine few_channels. The template is instantiated once per element type (cuda/instantiate.cu.in).
 #ifndef JSC_CUDA_DENSE_CONV_FEW_CHANNELS_LAUNCH_H_
 #define JSC_CUDA_DENSE_CONV_FEW_CHANNELS_LAUNCH_H_
 
@@ -9,13 +9,6 @@ namespace jsc {
 
 template <typename T>
 ffi::Error LaunchFewChannelsPlan(const DeviceCall& call, const FewChannelsPlan& plan, cudaStream_t stream);
-
-template <>
-ffi::Error LaunchFewChannelsPlan<float>(const DeviceCall&, const FewChannelsPlan&, cudaStream_t);
-template <>
-ffi::Error LaunchFewChannelsPlan<__nv_bfloat16>(const DeviceCall&, const FewChannelsPlan&, cudaStream_t);
-template <>
-ffi::Error LaunchFewChannelsPlan<__half>(const DeviceCall&, const FewChannelsPlan&, cudaStream_t);
 
 }  // namespace jsc
 

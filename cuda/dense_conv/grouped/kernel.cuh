@@ -19,6 +19,7 @@
 #ifndef JSC_CUDA_DENSE_CONV_GROUPED_KERNEL_CUH_
 #define JSC_CUDA_DENSE_CONV_GROUPED_KERNEL_CUH_
 
+#include "cuda/dense_conv/grouped/launch.h"
 #include "cuda/dense_conv/grouped/results.cuh"
 
 namespace jsc {
@@ -113,6 +114,14 @@ ffi::Error LaunchGroupedTiles(const DeviceCall& call, const GroupedPlan& plan, c
     default:
       return ffi::Error(ffi::ErrorCode::kInternal, "GroupKernel: no such tiles");
   }
+}
+
+template <typename T>
+ffi::Error LaunchGroupedPlan(const DeviceCall& call, const GroupedPlan& plan, cudaStream_t stream) {
+  if constexpr (sizeof(T) == 4) {
+    if (plan.tf32x3) return LaunchGroupedTiles<T, true>(call, plan, stream);
+  }
+  return LaunchGroupedTiles<T, false>(call, plan, stream);
 }
 
 }  // namespace jsc

@@ -23,7 +23,7 @@
 
 #include "cuda/dense_conv/mma/small_map.cuh"
 #include "cuda/dense_conv/splitk_channels/engine.cuh"
-#include "cuda/dense_conv/splitk_channels/maps.h"
+#include "cuda/dense_conv/splitk_channels/launch.h"
 
 namespace jsc {
 
@@ -315,6 +315,13 @@ ffi::Error LaunchSplitKChannelsTile(const DeviceCall& call, const SplitKChannels
   }
   return wide ? LaunchSplitKChannels<SplitKChannelsTuning<T, 32, 4, 8, kTf32x3>, T>(call, plan, maps, stream)
               : LaunchSplitKChannels<SplitKChannelsTuning<T, 32, 4, 4, kTf32x3>, T>(call, plan, maps, stream);
+}
+
+template <typename T>
+ffi::Error LaunchSplitKChannelsPlan(const DeviceCall& call, const SplitKChannelsPlan& plan,
+                                    const SplitKChannelsMaps& maps, cudaStream_t stream) {
+  const auto launch = plan.tf32x3 ? LaunchSplitKChannelsTile<T, true> : LaunchSplitKChannelsTile<T, false>;
+  return launch(call, plan, maps, stream);
 }
 
 }  // namespace jsc

@@ -1,4 +1,4 @@
-// Launches a convolution by slices of channels (dense_conv/splitk_channels/kernel.cuh).
+// Launches the engine splitk_channels, which is for float32. The template is instantiated in cuda/instantiate.cu.in.
 #ifndef JSC_CUDA_DENSE_CONV_SPLITK_CHANNELS_LAUNCH_H_
 #define JSC_CUDA_DENSE_CONV_SPLITK_CHANNELS_LAUNCH_H_
 
@@ -9,6 +9,7 @@
 namespace jsc {
 
 // call.args: as FlattenedArgs gives them
+template <typename T>
 ffi::Error LaunchSplitKChannelsPlan(const DeviceCall& call, const SplitKChannelsPlan& plan,
                                     const SplitKChannelsMaps& maps, cudaStream_t stream);
 

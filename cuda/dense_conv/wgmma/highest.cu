@@ -1,6 +1,5 @@
 // The convolution by warpgroup products of float32 at HIGHEST: TF32 in two parts.
 #include "cuda/dense_conv/wgmma/kernel.cuh"
-#include "cuda/dense_conv/wgmma/launch.h"
 
 namespace jsc {
 namespace {
@@ -25,7 +24,8 @@ ffi::Error LaunchConsumerGroups(const DeviceCall& call, const WgmmaPlan& plan, c
 
 }  // namespace
 
-ffi::Error WgmmaHighest(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps, cudaStream_t stream) {
+ffi::Error LaunchWgmmaHighest(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps,
+                              cudaStream_t stream) {
   if (plan.consumer_groups > 1)
     return (plan.pixels == 112 ? LaunchConsumerGroups<112> : LaunchConsumerGroups<56>)(call, plan, maps, stream);
   if (plan.out_channels == 128) return Launch<128, 112>(call, plan, maps, stream);

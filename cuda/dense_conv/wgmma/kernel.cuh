@@ -26,6 +26,7 @@
 #define JSC_CUDA_DENSE_CONV_WGMMA_KERNEL_CUH_
 
 #include "cuda/dense_conv/wgmma/cluster_reduction.cuh"
+#include "cuda/dense_conv/wgmma/launch.h"
 #include "cuda/dense_conv/wgmma/recompute.cuh"
 #include "cuda/dense_conv/wgmma/reduction.cuh"
 #include "cuda/dense_conv/wgmma/results.cuh"
@@ -297,6 +298,15 @@ ffi::Error LaunchWgmmaTile(const DeviceCall& call, const WgmmaPlan& plan, const 
   const auto launch = plan.out_channels == 64 ? LaunchWgmmaPixels<T, 64, 56, 96, 112, 192, 224>
                                               : LaunchWgmmaPixels<T, 128, 56, 96, 112, 192, 224>;
   return launch(call, plan, maps, stream);
+}
+
+template <typename T>
+ffi::Error LaunchWgmmaPlan(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps, cudaStream_t stream) {
+  if constexpr (sizeof(T) == 4) {
+    using SlicedK = WgmmaTile<T, 64, 112, false, Tf32x3Slots::kNone, false, 2>;
+    if (plan.consumer_groups > 1) return LaunchWgmma<SlicedK, T>(call, plan, maps, stream);
+  }
+  return LaunchWgmmaTile<T>(call, plan, maps, stream);
 }
 
 }  // namespace jsc

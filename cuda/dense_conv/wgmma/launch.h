@@ -1,4 +1,4 @@
-// Launches a planned convolution by warpgroup products; a file for each element type, compiled for sm_90a alone.
+// Launches the engine wgmma, compiled for sm_90a alone.
 #ifndef JSC_CUDA_DENSE_CONV_WGMMA_LAUNCH_H_
 #define JSC_CUDA_DENSE_CONV_WGMMA_LAUNCH_H_
 
@@ -8,11 +8,13 @@
 
 namespace jsc {
 
-ffi::Error WgmmaFloat32(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps, cudaStream_t stream);
-// The same at HIGHEST: products of parts.
-ffi::Error WgmmaHighest(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps, cudaStream_t stream);
-ffi::Error WgmmaBfloat16(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps, cudaStream_t stream);
-ffi::Error WgmmaFloat16(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps, cudaStream_t stream);
+// TF32 and 16 bits. Instantiated once per element type (cuda/instantiate.cu.in).
+template <typename T>
+ffi::Error LaunchWgmmaPlan(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps, cudaStream_t stream);
+
+// float32 at HIGHEST: 3xTF32 (dense_conv/wgmma/highest.cu).
+ffi::Error LaunchWgmmaHighest(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps,
+                              cudaStream_t stream);
 
 }  // namespace jsc
 
