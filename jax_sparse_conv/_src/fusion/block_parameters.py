@@ -1,8 +1,7 @@
-"""The parameters of a dense block: layer by layer, or all of them in one array.
+"""The parameters of a DenseNet block: layer by layer, or all of them in one array.
 
-An argument of a jitted program costs the host some 1.3 us in every call under command buffers (an H200's, development
-runs, benchmarks/NOTES.md), and a dense block has five a layer, 290 in DenseNet-121. `pack_dense_block` puts them into
-one array, once.
+Every argument of a jitted function costs the host time in every call. A dense block has five a layer, 290 in
+DenseNet-121. `pack_dense_block` puts them into one array, once.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class DenseBlockLayer(NamedTuple):
 
 
 class DenseTransition(NamedTuple):
-    """The parameters of a transition: batch norm and ReLU of a block's C channels, 1x1 convolution, 2x2 average.
+    """The parameters of a transition: batch norm and ReLU of a block's C channels, 1x1 convolution, 2x2 average pool.
 
     Attributes:
       scale: [C], of the batch norm, folded: y = relu(scale * x + shift).
@@ -106,7 +105,7 @@ class BlockSizes(NamedTuple):
         return _slices(values, self)
 
 
-@functools.partial(jax.jit, static_argnums=1, inline=True)  # outside of jit one program, not hundreds
+@functools.partial(jax.jit, static_argnums=1, inline=True)  # outside of jit one compilation, not hundreds
 def _slices(values: jax.Array, sizes: BlockSizes) -> Parts:
     places = zip(sizes.offsets(), sizes.shapes(), strict=True)
     return parts_of([lax.slice(values, (at,), (at + math.prod(shape),)).reshape(shape) for at, shape in places])
@@ -125,13 +124,13 @@ def parts_of(parameters: Sequence[Any]) -> Parts:
 class PackedDenseBlock:
     """The parameters of a dense block, and of the transition behind it, as one array; made by `pack_dense_block`.
 
-    A pytree with one leaf, which `dense_block` takes in the place of its layers. What maps every element alike (a cast,
-    a step of an optimizer) may be done to it.
+    A pytree with one leaf, which `dense_block` takes in the place of its layers. What maps every element alike, such as
+    a cast or a step of an optimizer, may be done to it.
 
     Attributes:
-      values: [size], every parameter at a multiple of 64 elements, in the order of the layers and of their fields; a
-        transition's come last.
-      sizes: `BlockSizes`: channels C0, layers, middle M, growth G, features K of the transition or None.
+      values: [size], every parameter at a multiple of 64 elements. They are in the order of the layers and of their
+        fields; a transition's come last.
+      sizes: channels C0, layers, middle M, growth G, and features K of the transition or None.
     """
 
     values: jax.Array
@@ -171,16 +170,16 @@ export.register_pytree_node_serialization(
 def pack_dense_block(layers: Sequence[DenseBlockLayer], transition: DenseTransition | None = None) -> PackedDenseBlock:
     """The parameters of a dense block as one array, to be made once for a model.
 
-    Worth it where parameters are arguments of a jitted function: an argument costs the host some 1.3 us a call under
-    command buffers, and a block has five a layer. Where a block runs as one call its kernels read the array as it lies;
-    where it runs layer by layer, each layer reads slices.
+    It pays where parameters are arguments of a jitted function. Each argument costs the host time in every call, and a
+    block has five a layer. Where a block runs as one call, its kernels read the array as it lies. Where it runs layer
+    by layer, each layer reads slices.
 
     Args:
       layers: one or more, as `dense_block` takes them, all with the same M and G.
       transition: what follows the block, for the channels that it leaves.
 
     Returns:
-      A `PackedDenseBlock` for the `layers` of `dense_block`, of the parameters' dtype; it holds the transition too.
+      A `PackedDenseBlock` for the `layers` of `dense_block`, of the parameters' dtype. It holds the transition too.
 
     Raises:
       ValueError: a shape that does not fit.

@@ -1,8 +1,8 @@
-"""The primitive `jsc_segment`: convolutions that feed each other, and dense layers behind them, as one call.
+"""The primitive of a fused chain, `jsc_segment` in programs: convolutions that feed each other, then dense layers.
 
-`fusion.py` finds them in a program. On CUDA devices with clusters (Hopper and later) a fused chain is a chain of kernels
-that overlap (`cuda/chain/chain.cu`), "direct" for convolutions, which skips no zeros, and the one of `dense`, which
-does; everywhere else it is the separate operations again.
+`rewrite` finds chains in a jaxpr. On CUDA devices with clusters (Hopper and later) a chain is one custom call, whose
+kernels overlap (`cuda/chain/chain.cu`). Its convolutions are those of "direct" and skip no zeros. Its dense layers are
+those of `dense` and do. Everywhere else a chain is the separate operations again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jax_sparse_conv._src.fusion.schedule import Layer, Schedule, TakesPool, inp
 from jax_sparse_conv._src.primitive import differentiation, jax_internals, partitioning, primitives, reference
 from jax_sparse_conv._src.primitive.primitives import Config
 
-# Parameters: layers, which of them are results, and `chosen`: a chain only where `chain_rules.pays`.
+# Parameters: layers; which of them are results; `chosen`: one call only where `chain_rules.pays`.
 fused_chain_p = jex_core.Primitive("jsc_segment")
 fused_chain_p.multiple_results = True
 jax_internals.needs_devices(fused_chain_p)
@@ -111,7 +111,7 @@ def _lower(
 def _without_dense(
     *operands: jax.Array, layers: tuple[Layer, ...], results: Sequence[int], chosen: bool
 ) -> list[jax.Array]:
-    """The convolutions as a fused chain of their own, and the dense layers behind it one by one."""
+    """The convolutions as a chain of their own, and the dense layers behind it one by one."""
     count = next(index for index, layer in enumerate(layers) if layer.is_dense)
     read = {~layer.x for layer in layers[count:]}
     kept = tuple(index for index in range(count) if index in results or index in read)
@@ -136,7 +136,7 @@ def _without_dense(
 
 
 def _pools_of(ordinals: Sequence[int]) -> TakesPool | None:
-    """What the kernels of all of these GPUs do; None where there is none, so that the call must suit any."""
+    """Whether the kernels of all of these GPUs take a pool; None without any, so that the call must suit every GPU."""
     if not ordinals:
         return None
 
@@ -149,13 +149,13 @@ def _pools_of(ordinals: Sequence[int]) -> TakesPool | None:
 
 
 def _is_chain(operands: Sequence[Any], layers: Sequence[Layer], chosen: bool) -> bool:
-    """Whether the fused chain becomes a chain on this GPU."""
+    """Whether the chain becomes one call on this GPU."""
     calls = calls_of(operands, layers)
     return _fits(operands[0].dtype, calls) and (not chosen or chain_rules.pays(calls))
 
 
 def _fits(dtype: Any, calls: Sequence[tuple[Config, Any, Any]]) -> bool:
-    """Whether the kernel is there for the device and takes every layer, with the images that `vmap` added."""
+    """Whether the device has the kernels and they take every layer, with the images that `vmap` added."""
     if _native.why_missing("segment", "cuda", dtype) is not None or not _has_clusters():
         return False
     device = devices.known()

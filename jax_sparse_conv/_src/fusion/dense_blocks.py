@@ -1,9 +1,9 @@
-"""Dense blocks (Huang et al. 2017) as one call: layers that each read the maps of all before them.
+"""DenseNet blocks (Huang et al. 2017) as one call: layers that each read the maps of all before them.
 
-On CUDA devices with clusters (Hopper and later) a block of few images is one custom call, `cuda/densenet/block.cu`: one
-buffer that every layer reads and appends to, and one kernel for each layer, which starts while the one before it runs.
-On Hopper a block of many images is one as well, with two kernels for each layer, `cuda/densenet/layers.cu`. Everywhere
-else it is the separate operations. The kernels are dense: they skip no zeros.
+On CUDA devices with clusters (Hopper and later) a block of few images is one custom call, `cuda/densenet/block.cu`. It
+has one buffer, which every layer reads and appends to, and one kernel per layer. Each kernel starts while the one
+before it runs. On Hopper a block of many images is one call too, with two kernels per layer
+(`cuda/densenet/layers.cu`). Everywhere else it is the separate operations. The kernels are dense: they skip no zeros.
 """
 
 from __future__ import annotations
@@ -35,10 +35,8 @@ from jax_sparse_conv._src.primitive import jax_internals, lowering, partitioning
 from jax_sparse_conv._src.problem.geometry import MAX_ELEMENTS
 
 IMPLEMENTATIONS = ("xla", "fused")
-# Images of a batch up to which `implementation=None` runs a block by the kernels for few where there are none for many.
-# DenseNet-121 on an H200 so and layer by layer, us: TF32 577 and 993 at batch 2, 1396 and 1538 at 8; HIGHEST 1016
-# and 1177 at 2, 3391 and 2169 at 8, when layers took "ecr" for their 3x3 convolutions; 16 bits at batch 4 some 350 for
-# the blocks, less than all layers take at batch 1 (development runs, benchmarks/NOTES.md).
+# Images of a batch up to which `implementation=None` runs a block by the kernels for few images. It counts where there
+# are no kernels for many. By TF32, HIGHEST and 16 bits.
 _MOST_IMAGES, _MOST_IMAGES_EXACT, _MOST_IMAGES_16BIT = 8, 2, 4
 # Images, or pixels of all of two or more, from which the kernels for many are faster also where those for few would do.
 _MANY_IMAGES, _MANY_PIXELS = 8, 700
@@ -69,26 +67,33 @@ def dense_block(
 
         conv_pool(relu(scale * x + shift), kernel, activation=None, pool="avg")
 
-    On a Hopper GPU or later a block of few images (2 at HIGHEST, 4 in 16 bits, 8 in TF32) is one custom call in which a
-    layer's kernel does all but the newest channels' share of its first convolution while the layer before still runs;
-    on Hopper one of many images is one too, with two kernels for a layer that read and write slices of the result. It
-    needs M = 128, G = 32, C a multiple of 32, and float32, bfloat16 or float16. float32 is multiplied as TF32 unless
-    the precision is HIGHEST, with relative errors below 2e-6 then; 16-bit types are summed in float32. A transition is
-    one more kernel of the call of few images, for at most 2048 channels and K a multiple of 8; it averages first and
-    multiplies a quarter of the pixels, the same sums in another order (an infinite weight gives NaN only where a whole
-    window is 0). Behind many images it is separate, unless "fused" is asked for. Under `vmap` over images all stays as
-    it is; derivatives, `vmap` over parameters and blocks split over several devices by `jit` run layer by layer.
+    On a Hopper GPU or later a block of few images is one custom call: up to 2 images at HIGHEST, 4 in 16 bits and 8 in
+    TF32. A layer's kernel computes most of its first convolution while the layer before still runs. Only the newest
+    channels have to wait. On Hopper a block of many images is one custom call too, with two kernels per layer.
+
+    One call needs M = 128, G = 32, C a multiple of 32, and float32, bfloat16 or float16. float32 is multiplied as TF32
+    unless the precision is HIGHEST; its relative errors are below 2e-6 then. 16-bit types are summed in float32.
+
+    In the call of few images a transition is one more kernel, for at most 2048 channels and K a multiple of 8. It
+    averages first and multiplies a quarter of the pixels. These are the same sums in another order; an infinite weight
+    gives NaN only where a whole window is 0. Behind many images the transition is separate, unless "fused" is asked
+    for.
+
+    `vmap` over images keeps the one call. Derivatives, `vmap` over parameters, and blocks that `jit` splits over
+    several devices run layer by layer.
 
     Args:
       x: [N, H, W, C0].
-      layers: one or more, the i-th for C0 plus what those before it append, or `pack_dense_block` of them; x's dtype.
+      layers: one or more, or `pack_dense_block` of them, in x's dtype. The i-th is for C0 channels and what those
+        before it append.
       transition: what follows the block, for the channels that it leaves; x's dtype. Packed layers hold their own.
       precision: as in lax.
-      implementation: None: one call where that is expected to be faster, else the layers one by one, each as
-        `implementation=None` of `conv` chooses; "xla": one by one, dense, by XLA; "fused": one call.
+      implementation: None is one call where that is expected to be faster, else the layers one by one, by `conv`'s
+        None. "xla" is the layers one by one, dense, by XLA. "fused" is one call.
 
     Returns:
-      [N, H, W, C0 + sum of G], in x's dtype: x, then what each layer appends; with a transition [N, H // 2, W // 2, K].
+      [N, H, W, C0 + sum of G] in x's dtype: x, then what each layer appends. With a transition
+      [N, H // 2, W // 2, K].
 
     Raises:
       ValueError: a shape or argument that does not fit, or an implementation that cannot run.

@@ -1,4 +1,4 @@
-"""A traced function as one list of equations, calls that hold convolutions inlined: what `fusion.py` evaluates."""
+"""A traced function as one list of equations: calls that hold convolutions are inlined. `rewrite` evaluates it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class FlatJaxpr:
 def _inner(equation: Any) -> Any:
     """The jaxpr of a call that may be inlined because convolutions are in it, or None.
 
-    A fused chain that a network has made by itself is taken apart again, so that what is asked for decides.
+    A fused chain that a network has made by itself is taken apart again, so that what the user asks for decides.
     """
     if equation.primitive is chains.fused_chain_p and equation.params["chosen"]:
         layers, results = equation.params["layers"], equation.params["results"]
@@ -88,7 +88,7 @@ def _convolutions(jaxpr: Any) -> Iterator[Any]:
             yield from _convolutions(inner.jaxpr)
 
 
-def last_uses(program: FlatJaxpr) -> dict[int, int]:
+def last_uses(jaxpr: FlatJaxpr) -> dict[int, int]:
     """By value, the last equation that reads it; results are read after all."""
-    uses = {number: index for index, equation in enumerate(program.equations) for number in equation.inputs}
-    return uses | {number: len(program.equations) for number in program.outputs}
+    uses = {number: index for index, equation in enumerate(jaxpr.equations) for number in equation.inputs}
+    return uses | {number: len(jaxpr.equations) for number in jaxpr.outputs}

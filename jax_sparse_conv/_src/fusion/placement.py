@@ -1,4 +1,4 @@
-"""Where arrays lie in one allocation: beside each other where a step needs both, else anywhere."""
+"""Where arrays lie in one allocation: side by side if a step needs both, else anywhere."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ class Span:
     size: int
 
 
-# In either order arrays take the lowest place that those in front of them leave, and the better one counts. Networks
-# come to the most that one step needs, ResNet-50 by size alone where its stem takes the pool. 600 random sets of arrays
-# take 1.5 % more than that on average, and 13 % in the order of time alone.
+# In each order an array takes the lowest place that the arrays before it leave. The better order wins. The networks
+# then take no more memory than the step that needs most.
 _ORDERS: tuple[Callable[[Span], tuple[int, int]], ...] = (
     lambda span: (span.first, 0),
     lambda span: (-span.size, span.first),

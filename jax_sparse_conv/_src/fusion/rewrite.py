@@ -1,9 +1,10 @@
 """`fuse`: a transformation that makes fused chains of the convolutions that feed each other in a function.
 
-It works on the function's jaxpr: convolutions of this package go into the fused chain that is open, equations that read
-none of its results stay before it, equations that do wait behind it, and a convolution that needs one of those closes
-the fused chain and opens the next. What only the next one reads goes into it where that takes less memory meanwhile. Dense
-layers of one row that read a result, flat or averaged over its pixels, go in at the end.
+It reads the function's jaxpr equation by equation. One chain is open at a time, and convolutions of this package join
+it. An equation that reads no result of the open chain stays before it. An equation that does waits behind it. A
+convolution that needs a waiting result closes the chain and opens the next. A layer that only the next chain reads
+goes there, where that takes less memory meanwhile. Dense layers of one row join at the end, if they read a result flat
+or averaged over its pixels.
 """
 
 from __future__ import annotations
@@ -29,33 +30,38 @@ _FEWEST = 2  # layers of a fused chain
 
 
 def fuse(function: _Function) -> _Function:
-    """Run of convolutions as one call: each chain of this package's convolutions in `function` becomes one call.
+    """Run each chain of convolutions in `function` as one call.
 
-    On a Hopper GPU or later, convolutions that feed each other, with their bias, residual, ReLU and max pool, run as
-    one call whose kernels overlap: each starts, and fetches its first filters, while the one before it still runs. At
-    small batches most of a layer's time is starting it and getting its first data. Where a cluster of blocks has all
-    their channels, two 1x1 layers of which the second reads the first's result share a kernel. The kernels are those
-    of "direct", dense, and skip no zeros, whatever implementation the layers name. Dense layers behind them, of one
-    image, end the call and skip zeros. Elsewhere the layers run as they would without `fuse`.
+    On a Hopper GPU or later the layers of a fused chain run as one call whose kernels overlap. Each kernel starts, and
+    fetches its first weights, while the one before it still runs. At small batches most of a layer's time goes into its
+    start and its first data. Bias, residual, ReLU and max pool belong to their layer. Two 1x1 layers that feed each
+    other may share a kernel. Elsewhere the layers run as they would without `fuse`.
 
-    What is fused: two or more convolutions of `jsc.conv`, `jsc.conv_pool` and the layers made of them, of up to 8
-    images, in float32, bfloat16 or float16, with K a multiple of 16 bytes, in one group or in groups of 8, 16, 24
-    or at least 32 output channels, and max pools; first layers too, in one group and without dilation; not with so
-    much work that starting it does not matter. Behind them `jsc.dense` and the layers made of it, of one row
-    without a residual, with C and K multiples of 16 bytes, of the convolutions' precision, which reads a map flat,
-    or a dense layer's result, or the mean of a small map over height and width (`jnp.mean` without `keepdims`) that
-    nothing else reads. They must be in the function itself or in functions that it calls under `jit`, not inside
-    `scan`, `cond` or the like, and the mean or reshape in front of a dense layer not in a function under `jit` of
-    its own. All else is evaluated as before, so that the results are those of `function` within the precision's
-    tolerance. float32 is multiplied as TF32 unless the precision is HIGHEST.
+    The kernels of convolutions are those of "direct", whatever implementation the layers name. They are dense and skip
+    no zeros. The kernels of dense layers skip zeros. float32 is multiplied as TF32 unless the precision is HIGHEST.
 
-    The networks of `jax_sparse_conv.models` do this by themselves under `jit` where it is expected to be faster.
+    These layers are fused:
 
-    Works under `jit` (which it wants: otherwise the function is traced at every call), `vmap` over images, and
-    derivatives, for which the layers run separately.
+    - Two or more convolutions by `jsc.conv`, `jsc.conv_pool` and the layers made of them, with their max pools.
+    - Up to 8 images, in float32, bfloat16 or float16, with K a multiple of 16 bytes.
+    - In one group, or in groups of 8, 16, 24 or at least 32 output channels. First layers must have one group and no
+      dilation.
+    - Not with so much work that a kernel's start does not matter.
+    - Behind them, `jsc.dense` and the layers made of it: of one row, without a residual, at the convolutions'
+      precision, with C and K multiples of 16 bytes. Such a layer reads a map flat, or another dense layer's result. It
+      may also read the mean of a small map over height and width (`jnp.mean` without `keepdims`), if nothing else reads
+      that.
+
+    They must be in the function itself, or in functions that it calls under `jit`. Those inside `scan`, `cond` or the
+    like are left. The mean or reshape in front of a dense layer must not be in a function under `jit` of its own. All
+    else is evaluated as before, so the results are those of `function` within the precision's tolerance.
+
+    The networks of `jax_sparse_conv.models` do this by themselves under `jit`, where it is expected to be faster.
+    Outside of `jit` the function is traced at every call. Works under `vmap` over images. Derivatives run the layers
+    one by one.
 
     Args:
-      function: of arrays and anything else; leaves that are no arrays are taken as they are.
+      function: of arrays and anything else. Leaves that are no arrays are taken as they are.
 
     Returns:
       A function of the same arguments and results.
@@ -95,7 +101,7 @@ def _fused(function: _Function, chosen: bool) -> _Function:
 
 @dataclasses.dataclass(frozen=True)
 class _Row:
-    """What a dense layer reads of a fused chain: a layer's value, and the equations between, which nothing else needs."""
+    """What a dense layer reads of a fused chain: a layer's value, and equations between that nothing else needs."""
 
     source: int
     averages: bool
@@ -103,12 +109,12 @@ class _Row:
 
 
 def _evaluate(jaxpr: Any, arguments: Sequence[Any], chosen: bool) -> list[Any]:
-    program = FlatJaxpr(jaxpr, arguments)
-    run = _Run(program, chosen)
-    for equation in program.equations:
+    flat = FlatJaxpr(jaxpr, arguments)
+    run = _Run(flat, chosen)
+    for equation in flat.equations:
         run.add(equation)
     run.close()
-    return [_array(run.values[number]) for number in program.outputs]
+    return [_array(run.values[number]) for number in flat.outputs]
 
 
 def _array(value: Any) -> jax.Array:
@@ -117,20 +123,20 @@ def _array(value: Any) -> jax.Array:
 
 
 class _Run:
-    """Evaluates a program in order, but for the fused chain that is open and the equations that wait for it.
+    """Evaluates a jaxpr in order, except for the open fused chain and the equations that wait for it.
 
     Args:
-      program: to evaluate.
+      jaxpr: to evaluate.
       chosen: as in `chains.fused_chain_p`; then only layers under `implementation=None` join.
     """
 
-    def __init__(self, program: FlatJaxpr, chosen: bool) -> None:
+    def __init__(self, jaxpr: FlatJaxpr, chosen: bool) -> None:
         self._chosen = chosen
-        self.values: dict[int, Any] = dict(program.known)
-        self._given = frozenset(program.known)
-        self._needed = last_uses(program)
-        self._readers = collections.Counter(number for each in program.equations for number in each.inputs)
-        self._readers.update(program.outputs)
+        self.values: dict[int, Any] = dict(jaxpr.known)
+        self._given = frozenset(jaxpr.known)
+        self._needed = last_uses(jaxpr)
+        self._readers = collections.Counter(number for each in jaxpr.equations for number in each.inputs)
+        self._readers.update(jaxpr.outputs)
         self._open: list[Equation] = []
         self._steps = 0
         self._waiting: list[Equation] = []
@@ -139,7 +145,7 @@ class _Run:
         self._position = 0
 
     def add(self, equation: Equation) -> None:
-        """Take the next equation of the program."""
+        """Take the next equation of the jaxpr."""
         fits = self._fits(equation)
         while fits and self._blocks(equation):
             self._open_next(equation)
@@ -168,7 +174,7 @@ class _Run:
             self._evaluate(equation)
 
     def _open_next(self, equation: Equation) -> None:
-        """Close the open fused chain in front of an equation, but for layers that take less memory in the equation's."""
+        """Close the open chain in front of an equation. Layers that take less memory in the next chain go there."""
         kind = _kind(equation.equation)
         self._held = [each for each in self._open if _kind(each.equation) == kind and self._may_be_held(each)]
         stay = [each for each in self._open if each not in self._held]
@@ -233,7 +239,7 @@ class _Run:
     def _may_be_held(self, equation: Equation) -> bool:
         """Whether nothing reads a layer's result until the next fused chain, and what it reads is smaller.
 
-        As of a projection whose block goes on in a layer that is no part of fused chains: there the result would wait.
+        An example is a projection whose block goes on in a layer that no chain takes. There the result would wait.
         """
         (result,) = equation.outputs
         if any(result in other.inputs for other in (*self._open, *self._waiting)):

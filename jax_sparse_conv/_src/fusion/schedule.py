@@ -1,4 +1,4 @@
-"""Layers of a fused chain (`chains.py`), and in which order and places the custom call that runs it has them."""
+"""The layers of a fused chain, the order in which its custom call runs them, and where its maps lie in memory."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from jax_sparse_conv._src.primitive.primitives import Config
 
 _ALIGNMENT = 256  # bytes, of arrays in the workspace
 _HIGHEST = 2  # of the custom call's precision
-# Two 1x1 layers in one kernel (`cuda/chain/pair_plan.cc`): channels of a block, of a cluster of 16, and of x; elements
-# between the layers, of 132 blocks with 56 pixels each.
+
+# Two 1x1 layers in one kernel, a pair (`cuda/chain/pair_plan.cc`): channels of a block, of a cluster of 16, and of x;
+# elements between the layers, of 132 blocks with 56 pixels each.
 _PAIR_CHANNELS, _MOST_PAIR_CHANNELS, _MOST_PAIR_INPUTS, _MOST_PAIR_ELEMENTS = 64, 1024, 512, 64 * 56 * 132
 
 TakesPool: TypeAlias = Callable[[chain_tiles.Key, chain_tiles.Tile, int, bool], bool]
-"""Whether a kernel takes the pool behind it: of a layer with this key and tile, of elements of so many bytes, and of
-products as HIGHEST has them or others."""
+"""Whether the kernel of a layer takes the pool behind it, by key, tile, bytes of an element and whether at HIGHEST."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """One convolution or dense layer of a fused chain; operands by number, results of earlier layers as ~layer.
+    """One convolution or dense layer of a fused chain. Operands are numbers; the result of an earlier layer is ~layer.
 
-    Dense layers come behind all convolutions. What they read, [N, H, W, C], is a row [N, 1, 1, H * W * C] to them, or
-    [N, 1, 1, C] where it is averaged.
+    Dense layers come behind all convolutions. They read [N, H, W, C] as a row [N, 1, 1, H * W * C], or averaged as
+    [N, 1, 1, C].
 
     Attributes:
       config: of the separate operation.
@@ -43,8 +43,8 @@ class Layer:
       bias: operand [1, K] or None.
       residual: operand or layer, or None.
       packed: operand that the separate operation reads on a CPU beside the kernel, or None.
-      tile: of its kernel in the chain, where the planner has a plan with it; None for what `chain_tiles` knows of it,
-        `chain_tiles.BY_MODEL` for what the model chooses. Where one kernel runs two 1x1 layers neither tile counts.
+      tile: of its kernel in the chain, where the planner takes it. None is what `chain_tiles` knows of the layer, and
+        `chain_tiles.BY_MODEL` what the model chooses. Where one kernel runs two 1x1 layers, neither tile counts.
       averages: whether a dense layer reads the mean of x over its pixels.
     """
 
@@ -106,7 +106,7 @@ class _Value:
     first: int = -1  # step that writes it
     last: int = -1  # and the last that reads it
     over: _Value | None = None  # the residual in whose place it is written, element by element
-    is_split: bool = False  # it has room for its low parts: convolutions at HIGHEST read both
+    is_split: bool = False  # it has room for its low part: convolutions at HIGHEST read both parts
     low_part: int = -1  # byte of that room
 
 
@@ -123,16 +123,16 @@ class _Step:
 
 
 class Schedule:
-    """Steps, places in the workspace and attributes of a fused chain's custom call; see `cuda/chain/call.h`.
+    """Steps, places in the workspace and attributes of a chain's custom call (`cuda/chain/call.h`).
 
     Args:
-      operands: of the fused chain, as abstract values.
-      layers: of the fused chain.
-      results: which layers' results are the fused chain's.
+      operands: of the chain, as abstract values.
+      layers: of the chain.
+      results: which layers' results are the chain's.
       order: of the layers, each behind those that it reads; as they are given where it is None.
       takes_pool: what kernels do on the devices that the call is for. The map in front of a pool that they take has no
-        place, so that the call is an error where they do not. None for a call that suits any device: every such map
-        has a place, whether it is used or not.
+        place, so the call is an error where they do not take it. None makes a call for any device: every such map has a
+        place, whether it is used or not.
     """
 
     def __init__(
@@ -166,10 +166,11 @@ class Schedule:
         results: Sequence[int],
         takes_pool: TakesPool | None = None,
     ) -> Schedule:
-        """Layers as they are given, but for those that cost memory so and not right before the first that reads them.
+        """The given order, changed where that saves memory.
 
-        Nor do layers part two that one kernel may run, where that costs no memory. A projection beside the first layer
-        of its block lets kernels overlap, and its result waits beside larger maps.
+        A layer that is not read by the next one may move to right before its first reader. A projection beside the
+        first layer of its block lets kernels overlap, but its result waits beside larger maps. Where it costs no
+        memory, no layer stands between two that one kernel may run.
         """
         given, order = list(range(len(layers))), _with_pairs(operands, layers)
         best = cls(operands, layers, results, order, takes_pool)
@@ -251,9 +252,9 @@ class Schedule:
         return len(self.values) - 1
 
     def _share_places(self) -> None:
-        """Results that may take the place of a residual: nothing else reads it then or later.
+        """Let a result take the place of its residual, where nothing else reads that then or later.
 
-        Every kernel reads an element of the residual before it writes that of the result, in the same thread.
+        In every kernel one thread reads an element of the residual, then writes that of the result.
         """
         for number, step in enumerate(self.steps):
             out, residual = self.values[step.out], self.values[step.residual]
@@ -261,7 +262,7 @@ class Schedule:
                 out.over = residual if residual.last == number and step.x != step.residual else None
 
     def _keep_operands_of_pairs(self) -> None:
-        """One kernel may run two 1x1 convolutions, and writes the second's result while others read the first's x."""
+        """Keep what a pair reads: its kernel writes the second result while other blocks read the first layer's x."""
         for number, (step, following) in enumerate(itertools.pairwise(self.steps)):
             if following.x == step.out and following.residual < 0 and self._may_be_pair(step, following):
                 shared = {step.residual} if self.values[step.out].over is not None else set()
@@ -311,7 +312,7 @@ def _first_in_place(value: _Value) -> _Value:
 
 
 def _with_pairs(operands: Sequence[Any], layers: Sequence[Layer]) -> list[int]:
-    """Layers as they are given, but a projection behind two 1x1 layers that it would part: one kernel takes both."""
+    """The given order, with a projection that parts two 1x1 layers behind them: one kernel takes both."""
     order, made = list(range(len(layers))), results_of(operands, layers)
 
     def shape(number: int) -> Sequence[int]:
