@@ -26,8 +26,8 @@ Promoted: TypeAlias = tuple[jax.Array, layers.Kernel, jax.Array | None]
 class SparseConv(nn.Conv):
     """`nn.Conv` whose two-dimensional convolutions skip the zeros of their input (`jax_sparse_conv.conv`).
 
-    What `jax_sparse_conv.conv` does not have (other than two dimensions, "CIRCULAR", "REFLECT" and "CAUSAL" padding,
-    input dilation, one's own `conv_general_dilated`) runs as in `nn.Conv`.
+    What `jax_sparse_conv.conv` does not have runs as in `nn.Conv`. That is other than two dimensions, "CIRCULAR",
+    "REFLECT" and "CAUSAL" padding, input dilation, and a `conv_general_dilated` of your own.
 
     Attributes:
       activation: None or "relu", applied in the same operation.
@@ -131,7 +131,7 @@ class SparseConvPool(SparseConv):
 class SparseDense(nn.Dense):
     """`nn.Dense` that reads only the kernel rows of non-zero inputs where that pays (`jax_sparse_conv.dense`).
 
-    One's own `dot_general` runs as in `nn.Dense`.
+    A `dot_general` of your own runs as in `nn.Dense`.
 
     Attributes:
       activation: None or "relu", applied in the same operation.

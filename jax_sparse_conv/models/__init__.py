@@ -1,8 +1,7 @@
 """Networks whose convolutions skip zeros, and their weights.
 
-`units` is what they are made of, `layers`, `chain` and `residual` what they share; `lenet`, `alexnets`, `inception`,
-`vgg`, `resnet`, `densenet` and `regnet` are the networks, which `registry` finds by name; `weights` loads what others
-trained, under the names that `names` knows, and `profile` makes random weights with a trained network's zeros.
+`build` makes a network by its name. `load_weights` loads what others trained. `set_sparsity_profile` gives random
+weights the zeros of a trained network. `fold_batch_norm` makes each layer one operation.
 """
 
 from jax_sparse_conv.models.alexnets import AlexNet, AlexNetCifar, alexnet, alexnet_cifar

@@ -39,8 +39,8 @@ _BOTTLENECK = 4
 class DenseLayer(nnx.Module):
     """Batch norm, ReLU, 1x1 convolution, batch norm, ReLU, 3x3 convolution; the result is appended to x.
 
-    The second batch norm and its ReLU belong to the first convolution; the first stand alone, because other layers see
-    the same map under batch norms of their own.
+    The second batch norm and its ReLU belong to the first convolution. The first ones stand alone, because other layers
+    see the same map under batch norms of their own.
     """
 
     def __init__(self, in_features: int, growth: int, **shared: Unpack[Shared]) -> None:
@@ -270,7 +270,7 @@ class DenseNet(ConvNet, WithDenseBlocks):
         """The last feature map, after batch norm and ReLU: x [N, H, W, 3] -> [N, ceil(H / 4) // 8, ..., K].
 
         Raises:
-          ValueError: x is not [N, H, W, 3], or so small that a pool has nothing to pool; a packed block whose layers
+          ValueError: x is not [N, H, W, 3], or so small that a pool has nothing to pool. Or a packed block whose layers
             have parameters of their own too.
         """
         check_images(x, smallest_size([self.stem, *(transition.conv for transition in self.transitions)]))
@@ -298,9 +298,9 @@ class DenseNet(ConvNet, WithDenseBlocks):
     def pack_blocks(self) -> int:
         """Have each block, and the transition behind it, hold one parameter, in place, where a GPU would read that.
 
-        What stays as it is: blocks whose batch norms are not folded, whose layers name an implementation, follow a plan
-        or are masked, or whose parameters are of several dtypes, are shared or have metadata; everything on other
-        devices.
+        These blocks stay as they are: those whose batch norms are not folded; whose layers name an implementation,
+        follow a plan or are masked; whose parameters are of several dtypes, are shared or have metadata. On other
+        devices all do.
 
         Returns:
           How many convolutions are in packed blocks now.

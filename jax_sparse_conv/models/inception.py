@@ -56,8 +56,8 @@ class Inception(nnx.Module):
     """Four branches side by side: 1x1, 3x3, "5x5" and a max pool with a 1x1; each ends in the pool behind the module.
 
     A max pool of the concatenation is the concatenation of max pools, so the pool belongs to the branches' last
-    convolutions. These are numbered as the papers' Table 3 does, 1 for the 1x1, 2 and 3 for the 3x3's, 4 and 5 for the
-    5x5's and, 6 being the pool, 7 for its projection.
+    convolutions. These are numbered as in the papers' Table 3: 1 is the 1x1, 2 and 3 are the 3x3's, 4 and 5 the 5x5's.
+    6 is the pool, and 7 its projection.
     """
 
     def __init__(self, in_features: int, module: Module, **shared: Unpack[Shared]) -> None:

@@ -32,8 +32,8 @@ class ConvNet(nnx.Module):
 
     Attributes:
       fuses: whether layers under `implementation=None` may run as one call where that is expected to be faster, as by
-        `jax_sparse_conv.fuse`: under `jit`, for few images, on GPUs that this was measured on. Without it dense blocks
-        run layer by layer too. True unless it is set.
+        `jax_sparse_conv.fuse`. That needs `jit`, few images, and a GPU that this was measured on. Without it dense
+        blocks run layer by layer too. True unless it is set.
     """
 
     fuses: bool = True
@@ -64,11 +64,11 @@ class ConvNet(nnx.Module):
         return run_layer("fc", self.fc, average_of_pixels(x), before_layer=before_layer)
 
     def _may_fuse(self, x: jax.Array) -> bool:
-        """Whether to trace the layers as a chain, which lowering may undo.
+        """Whether to trace the layers as a fused chain, which lowering may undo.
 
-        Only where a program is traced for x itself, and where running the network changes nothing: no statistics,
-        random streams or captured values (`nnx.capture`), and all layers are this package's own. By no public method:
-        `nnx.tabulate` compiles those that are called.
+        Only where a function is traced for x itself, and where running the network changes nothing. It must have no
+        statistics, random streams or captured values (`nnx.capture`), and all layers must be this package's own. No
+        public method may be called for it: `nnx.tabulate` compiles those that are called.
         """
         if not self.fuses or type(x).__name__ != "DynamicJaxprTracer" or layer_calls.are_observed():
             return False
@@ -130,7 +130,7 @@ def pairs(names: Iterator[str] | list[str]) -> dict[str, str]:
 
 
 def layer_inputs(model: ConvNet, x: jax.Array) -> dict[str, tuple[jax.Array, jax.Array | None]]:
-    """Input and residual (or None) of every layer by name, for network input x [N, H, W, C]; works under jit.
+    """Input and residual (or None) of every layer by name, for network input x [N, H, W, C]. Works under jit.
 
     Raises:
       TypeError: a model that is no network of this package.
@@ -156,14 +156,14 @@ def layer_names(model: nnx.Module) -> dict[int, str]:
 
 
 def fold_batch_norm(model: nnx.Module) -> int:
-    """Fold every batch norm into its convolution's kernel and bias, in place; returns how many there were.
+    """Fold every batch norm into its convolution's kernel and bias, in place. Returns how many there were.
 
-    Exact up to float32 rounding. From then on each layer is one fused operation, its residual, ReLU and pool included.
-    A batch norm in front of a convolution (DenseNet) becomes a scale and a shift. Where it fails, nothing is folded.
+    Exact up to float32 rounding. From then on each layer is one operation, its residual, ReLU and pool included. A
+    batch norm in front of a convolution (DenseNet) becomes a scale and a shift. Where it fails, nothing is folded.
 
     Raises:
       TypeError: a model that is not an nnx module.
-      ValueError: a parameter without a value, as of `nnx.eval_shape`, or a convolution that several units share, at
+      ValueError: a parameter without a value, as of `nnx.eval_shape`. Or a convolution that several units share, at
         least one of them with a batch norm.
     """
     check_module(model)
@@ -213,9 +213,9 @@ def _check_values(path: str, unit: nnx.Module) -> None:
 def set_network_implementation(model: nnx.Module, implementation: str | None) -> None:
     """Set one implementation for a whole network, in place: None, "xla", "ecr", "coo", "direct", "adaptive" or "pecr".
 
-    Dense layers choose themselves where they lack it. "pecr" is the paper's OCPA rule (Xu et al. 2023, section 7): PECR
-    where a pool follows, ECR elsewhere.
-    `jax_sparse_conv.nnx.set_implementation` sets convolutions, those with a pool and dense layers separately.
+    Fully connected layers choose for themselves where they lack it. "pecr" is the paper's OCPA rule (Xu et al. 2023,
+    section 7): PECR where a pool follows, ECR elsewhere. `jax_sparse_conv.nnx.set_implementation` sets convolutions,
+    those with a pool, and fully connected layers separately.
 
     Raises:
       ValueError: another name.

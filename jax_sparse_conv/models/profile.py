@@ -1,22 +1,27 @@
 """Seeded weights with the zeros of a trained network, for when there is no weights file.
 
 Random weights leave about half of every feature map zero, which would mislead. `set_sparsity_profile` keeps the random
-directions of the kernels and sets every bias on given images, so that each layer's input has the zero fraction that a
+directions of the kernels and sets every bias on given images. Each layer's input then has the zero fraction that a
 profile gives it.
 
-What is like a trained network: the zero fraction of every layer; that channels differ in it (a normal distribution of
-its logit with a deviation of 0.9, read off feature maps of ResNet-50 and DenseNet-169) and none is dead; and that zeros
-come in patches, since each channel has its own threshold on a smooth response to the photograph. The share of 2x2 pixel
-groups that hold a non-zero, ResNet-50 with this profile, with ImageNet weights, and with zeros drawn independently:
+This is like a trained network:
+
+- The zero fraction of every layer.
+- Channels differ in it, and none is dead. Its logit is normal with a deviation of 0.9, as read off feature maps of
+  ResNet-50 and DenseNet-169.
+- Zeros come in patches, since each channel has its own threshold on a smooth response to the photograph.
+
+The share of 2x2 pixel groups that hold a non-zero, ResNet-50 with this profile, with ImageNet weights, and with zeros
+drawn independently:
 
     conv2_block3_2  56x56x64    .61  .68  .90
     conv3_block4_2  28x28x128   .56  .58  .74
     conv4_block1_2  14x14x256   .74  .75  .91
     conv4_block5_2  14x14x256   .40  .36  .55
 
-What is not: channels respond to texture, never to an object, and the zeros hold for the given images. Another
-photograph has fewer of them in deep layers (VGG-19, set on one photograph and run on another: 0.65 instead of 0.85 at
-conv5_4), so give the images that will be run.
+This is not: channels respond to texture, never to an object, and the zeros hold for the given images. Another
+photograph has fewer of them in deep layers. VGG-19, set on one and run on another, has 0.65 instead of 0.85 at conv5_4.
+So give the images that will be run.
 """
 
 from __future__ import annotations
@@ -47,16 +52,16 @@ def set_sparsity_profile(
 ) -> dict[str, float]:
     """Scale the kernels and set the biases of a network with random weights so that its inputs have a profile's zeros.
 
-    Layer by layer, in place: the kernel is scaled so that the convolution's result has a deviation of 1 about its
-    channels' means, as He initialisation intends; then each channel's bias (its batch norm's bias, if it has one) is
-    minus a quantile of what it is added to, after the pool where one follows, so that the ReLU zeroes the channel's
-    share. Deterministic for a seed; about three times the time of a forward pass.
+    It works layer by layer, in place. First the kernel is scaled so that the convolution's result has a deviation of 1
+    about its channels' means, as He initialisation intends. Then each channel's bias, or its batch norm's bias, is set
+    so that the ReLU zeroes the channel's share. It is minus a quantile of what it is added to, after the pool where one
+    follows. The result is deterministic for a seed. It takes about three times as long as a forward pass.
 
     Args:
       model: a network of this package.
       images: [N, H, W, 3], preprocessed, as the network will see them.
-      profile: zero fraction in [0, 1) of the input of each layer by name, and of "features", the last feature map of a
-        network that averages it; layers it lacks keep a shift of 0. None is `profile_of(model)`.
+      profile: zero fraction in [0, 1) of the input of each layer by name. "features" is the last feature map of a
+        network that averages it. Layers that it lacks keep a shift of 0. None is `profile_of(model)`.
       seed: of the channels' shares.
 
     Returns:

@@ -231,8 +231,8 @@ _DEPTHS = {"resnet": (3, 4, 6, 3), "densenet": (6, 12, 32, 32)}
 def profile_of(model: ConvNet) -> dict[str, float]:
     """Zero fraction of each layer's input, by layer, and of "features", the last feature map, as far as there are any.
 
-    A network that is deeper or shallower than the one in the table takes each block's from the table's block at the
-    same relative place in its stage; so does RegNetX, of which nothing is printed or measured, from ResNet-50.
+    A network that is deeper or shallower than the one in the table takes each block's from the table. It is the block
+    at the same relative place in its stage. RegNetX, of which nothing is printed or measured, takes ResNet-50's.
     """
     family = next((name for kind, name in _NAMES.items() if isinstance(model, kind)), None)
     profile = {} if family is None else PROFILES[family]

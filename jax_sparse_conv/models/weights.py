@@ -44,9 +44,9 @@ class LoadedWeights:
 def load_weights(model: ConvNet, path: str | os.PathLike[str], *, partial: bool = False) -> LoadedWeights:
     """Load weights from a safetensors file, in place.
 
-    Values are cast to the network's parameter dtype, so that files in float16 or bfloat16 do. Names of Keras set what
-    Keras does differently: a batch-norm epsilon of 1.001e-5 and, for ResNet, version "v1" (`ResNet.use_version`); the
-    bias of a convolution goes into the mean of the batch norm behind it.
+    Values are cast to the network's parameter dtype, so files in float16 or bfloat16 do too. Names of Keras also set
+    what Keras does differently: a batch-norm epsilon of 1.001e-5 and, for ResNet, version "v1". The bias of a
+    convolution goes into the mean of the batch norm behind it.
 
     Args:
       model: a network of this package whose batch norms are not folded.
@@ -56,8 +56,9 @@ def load_weights(model: ConvNet, path: str | os.PathLike[str], *, partial: bool 
     Raises:
       FileNotFoundError: no such file.
       IsADirectoryError: a folder.
-      ValueError: not a safetensors file; names of no known convention; tensors that are missing, unexpected,
-        misshapen or not of a float dtype, named; batch norms already folded. The network is unchanged then.
+      ValueError: not a safetensors file, names of no known convention, or batch norms that are folded already. Or
+        tensors, which it names, that are missing, unexpected, misshapen or not of a float dtype. The network is
+        unchanged then.
       ImportError: safetensors is not installed.
     """
     path = Path(path)

@@ -1,8 +1,7 @@
 """Layers for `flax.nnx` that skip the zeros of their input, and `replace`, which puts them into any nnx model.
 
-`SparseConv`, `SparseConvPool` and `SparseLinear` have the parameters and the state tree of `nnx.Conv` and `nnx.Linear`:
-checkpoints, optimizers and transformations do not see a difference. The layers are in `layers`, what is done to whole
-models in `models`, and how they are called without cost to the host in `inference`.
+`SparseConv`, `SparseConvPool` and `SparseLinear` have the parameters and the state tree of `nnx.Conv` and `nnx.Linear`.
+Checkpoints, optimizers and transformations do not see a difference.
 """
 
 from jax_sparse_conv._src.layers.layer_calls import LayerCall, record_calls

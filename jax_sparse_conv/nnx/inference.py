@@ -1,8 +1,8 @@
 """A model with its weights as one jitted function whose calls cost the host little.
 
-Under `nnx.jit` a call walks through the whole model and hands every parameter back, and `jax.jit` of a state sorts it
-in Python (`benchmarks/host.py`), for networks that take a GPU a fraction of a millisecond. Here weights are a flat
-list, which JAX hands over without Python.
+Under `nnx.jit` a call walks through the whole model and hands every parameter back. `jax.jit` of a state sorts it in
+Python. That matters for networks that take a GPU a fraction of a millisecond. Here weights are a flat list, which JAX
+hands over without Python.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jax_sparse_conv.nnx import models
 
 
 class Inference:
-    """A model's weights and a jitted function of them, made by `jit_inference`: called with what the model is."""
+    """A model's weights and a jitted function of them, made by `jit_inference`. It is called as the model is."""
 
     def __init__(
         self, model: nnx.Module, function: Callable[..., Any], fuse: bool, pack: bool, **jit_options: Any
@@ -41,13 +41,13 @@ class Inference:
         return self._jitted(self._parts.weights, *args, **kwargs)
 
     def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
-        """As `lower` of a jitted function; what it compiles to takes the weights, a list, in front of the arguments."""
+        """As `lower` of a jitted function. What it compiles to takes the list of weights in front of the arguments."""
         return self._jitted.lower(self._parts.weights, *args, **kwargs)
 
     def update(self, model: nnx.Module) -> None:
         """Take the weights that `model` has now.
 
-        Nothing is traced anew unless a shape, a dtype, a sharding, or what of the weights is packed changes.
+        Nothing is traced anew unless a shape, a dtype, a sharding, or which weights are packed changes.
 
         Args:
           model: the one that this was made of, or one like it.
@@ -133,16 +133,16 @@ def jit_inference(
     """`jax.jit` of a model whose weights stay as they are, with little to do for the host in every call.
 
     At batch 1 a network takes a GPU less time than `nnx.jit` takes to walk through its modules. The result of this is
-    called like the model and has its weights as they were; `update` takes new ones. They are arguments of the compiled
-    program, and all but those that are packed are the model's own arrays.
+    called like the model. It keeps the weights that the model had; `update` takes new ones. They are arguments of the
+    compiled function. All but those that are packed are the model's own arrays.
 
     Args:
       model: any nnx module, in the mode that it is to run in (`model.eval()`).
       function: of the model and the arguments of a call; by default the model's `__call__`.
-      fuse: whether to run the layers as chains, as by `jax_sparse_conv.fuse`. The networks of `jax_sparse_conv.models`
-        do so by themselves where that is faster.
-      pack: whether to pack the weights as `jax_sparse_conv.nnx.pack` does, once, where kernels read them so. The packed
-        ones take memory beside the model's, which are not touched; on a GPU those of dense blocks only.
+      fuse: whether to run the layers as fused chains, as by `jax_sparse_conv.fuse`. The networks of
+        `jax_sparse_conv.models` do so by themselves where that is faster.
+      pack: whether to pack the weights once, as `jax_sparse_conv.nnx.pack` does, where kernels read packed ones. The
+        packed ones take memory beside the model's, which are not touched. On a GPU these are dense blocks only.
       static_argnames: as in `jax.jit`, of arguments given by name.
 
     Returns:
@@ -150,8 +150,8 @@ def jit_inference(
 
     Raises:
       TypeError: a model that is not an nnx module, or a function that cannot be called.
-      ValueError: a parameter without a value, or that is a reference; when called, a model that writes its state, such
-        as a batch norm's.
+      ValueError: a parameter without a value, or one that is a reference. When called: a model that writes its state,
+        as a batch norm may.
     """
     if function is not None and not callable(function):
         raise TypeError(f"function={function!r} cannot be called")

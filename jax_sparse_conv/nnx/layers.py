@@ -17,8 +17,8 @@ from jax_sparse_conv._src.problem.geometry import Padding
 class SparseConv(nnx.Conv):
     """`nnx.Conv` whose two-dimensional convolutions skip the zeros of their input (`jax_sparse_conv.conv`).
 
-    What `jax_sparse_conv.conv` does not have (other than two dimensions, "CIRCULAR", "REFLECT" and "CAUSAL" padding,
-    input dilation, `preferred_element_type`, one's own `conv_general_dilated`) runs as in `nnx.Conv`.
+    What `jax_sparse_conv.conv` does not have runs as in `nnx.Conv`. That is other than two dimensions, "CIRCULAR",
+    "REFLECT" and "CAUSAL" padding, input dilation, `preferred_element_type`, and a `conv_general_dilated` of your own.
 
     Args:
       in_features: C.
@@ -161,7 +161,7 @@ class SparseConvPool(SparseConv):
 class SparseLinear(nnx.Linear):
     """`nnx.Linear` that reads only the kernel rows of non-zero inputs where that pays (`jax_sparse_conv.dense`).
 
-    One's own `dot_general`, `preferred_element_type` and a call's `out_sharding` run as in `nnx.Linear`.
+    A `dot_general` of your own, `preferred_element_type` and a call's `out_sharding` run as in `nnx.Linear`.
 
     Args:
       in_features: C.

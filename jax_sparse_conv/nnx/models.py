@@ -57,7 +57,7 @@ def replace(model: nnx.Module, *, implementation: str | None = None) -> Report:
     """Make every `nnx.Conv` and `nnx.Linear` of `model` sparse, in place, and report what was left and why.
 
     Parameters stay where they are, and so does the state tree: only the layers' classes change. Subclasses of
-    `nnx.Conv` and `nnx.Linear` may compute something else and are left, as is what would run densely anyway.
+    `nnx.Conv` and `nnx.Linear` may compute something else, so they are left. So is what would run densely anyway.
 
     Args:
       model: any nnx module, a layer itself included.
@@ -108,20 +108,27 @@ def set_implementation(
 def pack(model: nnx.Module) -> int:
     """Have `model` hold packed parameters, in place, for inference with weights as arguments of a jitted function.
 
-    On a CPU: under `nnx.jit` or `jax.jit(lambda model, x: model(x))` a convolution packs its kernel in every call; so
-    it does once, at the price of a second copy. A packed parameter (`PackedParam`) is the kernel to Flax, and new
-    weights are packed when they are assigned; gradients by it are refused, so `unpack` before training. Layers that
-    would not read the copy (other windows, strides, dtypes, implementations) are left as they are, and so are kernels
-    that others share who would not, that are no plain `nnx.Param`, or that have hooks.
+    On a CPU: under `nnx.jit` or `jax.jit(lambda model, x: model(x))` a convolution packs its kernel in every call.
+    Packed parameters spare that, at the price of a second copy. A packed parameter (`PackedParam`) is the kernel to
+    Flax, and new weights are packed when they are assigned. Gradients by it are refused, so `unpack` before training.
+    These layers are left as they are:
 
-    On a GPU that runs dense blocks as one call: each block of a `DenseNet` whose batch norms are folded, and the
-    transition behind it, have one parameter (`PackedDenseBlock`, in `model.packed`) in the place of five a layer, each
-    of which costs the host in every call; there is no second copy. Their layers have no parameters of their own then:
-    they read them while the model runs and refuse new ones. Blocks that would not run as one call (layers that are
-    masked, name an implementation or follow a plan, other dtypes) are left as they are, and so are those whose
-    parameters other layers share, or have metadata. A state (of a checkpoint, for `nnx.update`) is for a model that is
-    packed as the one it is of. Gradients and optax take the state as any other; `nnx.Optimizer` keeps moments only for
-    parameters of one array, so `unpack` before training by it.
+    - Those that would not read the copy, by their window, strides, dtype or implementation.
+    - Those whose kernel is shared with a layer that would not read it.
+    - Those whose kernel is no plain `nnx.Param`, or has hooks.
+
+    On a GPU: each block of a `DenseNet` that can run as one call, with the transition behind it, gets one parameter in
+    the place of five a layer. It is a `PackedDenseBlock` in `model.packed`. Every parameter costs the host in every
+    call, and there is no second copy. Batch norms must be folded. The layers have no parameters of their own then. They
+    read them while the model runs, and refuse new ones. These blocks are left as they are:
+
+    - Those that would not run as one call: layers that are masked, name an implementation or follow a plan; other
+      dtypes.
+    - Those whose parameters are shared with other layers, or have metadata.
+
+    A state, as in a checkpoint or for `nnx.update`, is for a model that is packed in the same way. Gradients and optax
+    take the state as any other. `nnx.Optimizer` keeps moments only for parameters of one array, so `unpack` before
+    training by it.
 
     Args:
       model: any nnx module, a layer itself included.
@@ -138,7 +145,7 @@ def pack(model: nnx.Module) -> int:
 
 
 def unpack(model: nnx.Module) -> int:
-    """Undo `pack`, in place: every layer has `nnx.Param`s of its own; returns how many convolutions were packed.
+    """Undo `pack`, in place: every layer has `nnx.Param`s of its own. Returns how many convolutions were packed.
 
     Raises:
       TypeError: a model that is not an nnx module.
@@ -147,7 +154,8 @@ def unpack(model: nnx.Module) -> int:
 
 
 def layer_paths(model: nnx.Module) -> dict[int, str]:
-    """`id(layer)` -> path, such as `"layers.0"`, of every sparse layer of `model`; names what `record_calls` keeps.
+    """`id(layer)` -> path, such as `"layers.0"`, of every sparse layer of `model`. It names the layers of
+    `record_calls`.
 
     Raises:
       TypeError: a model that is not an nnx module.

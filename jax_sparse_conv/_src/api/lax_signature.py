@@ -34,9 +34,10 @@ def conv_general_dilated(
 ) -> jax.Array:
     """`jax.lax.conv_general_dilated` that skips the zeros of `lhs` where it can, to pass to a Flax layer.
 
-    Takes lax's arguments. Two-dimensional convolutions with NHWC input and output and HWIO kernel, without input
-    dilation, batch groups or another result dtype, run as `conv`; anything else runs as lax's own convolution under
-    `implementation=None` and raises under a name. Array arguments are as in lax; `out_sharding` is passed on.
+    It takes lax's arguments. Two-dimensional convolutions with NHWC input and output and an HWIO kernel run as `conv`.
+    They must be without input dilation, batch groups or another result dtype. Anything else is lax's own convolution
+    under `implementation=None`, and an error under another name. Array arguments are as in lax. `out_sharding` is
+    passed on.
 
     Raises:
       ValueError: a convolution that the named implementation does not have; and whatever lax raises, by its names.

@@ -1,7 +1,7 @@
-"""The public operations and the choice of implementation.
+"""The public operations: `conv`, `conv_pool`, `dense` and `density`.
 
-`implementation` follows `jax.nn.dot_product_attention`: `None` chooses and always works, a name runs that one or raises
-a `ValueError` that says what would work.
+`implementation` is as in `jax.nn.dot_product_attention`. `None` chooses and always works. A name runs that one, or
+raises a `ValueError` that says what would work.
 """
 
 from __future__ import annotations
@@ -66,38 +66,40 @@ def conv(
 ) -> Any:
     """Two-dimensional convolution that skips the zeros of `x`: `activation(conv(x, kernel) + bias + residual)`.
 
-    Equal to `jax.lax.conv_general_dilated` with NHWC and HWIO, with one difference: a skipped zero of x drops `0 * inf`
-    and `0 * nan`. Both zeros are skipped, NaN, infinities and subnormals of x are not. On a GPU zeros are skipped where
-    four neighbouring results share them, so whether a lone zero meets a non-finite weight is not defined.
+    The result is that of `jax.lax.conv_general_dilated` with NHWC and HWIO, with one difference. A skipped zero of x
+    drops `0 * inf` and `0 * nan`. Both 0.0 and -0.0 are skipped. NaN, infinities and subnormals of x are not. The
+    kernels for GPUs skip a zero only where four neighbouring results share it. There, a zero may meet a non-finite
+    weight or not.
 
     Args:
-      x: [N, H, W, C], float32, bfloat16, float16 or float64 (float64 natively on CPU only). N may be symbolic
-        (`jax.export.symbolic_shape`); with a symbolic H or W None is XLA's dense convolution.
+      x: [N, H, W, C], float32, bfloat16, float16 or float64. Native kernels take float64 on a CPU only. N may be
+        symbolic (`jax.export.symbolic_shape`). With a symbolic H or W, None is XLA's dense convolution.
       kernel: [kh, kw, C / feature_group_count, K], x's dtype; or what `jax_sparse_conv.pack` made of it.
       bias: [K], x's dtype, or None.
       strides: rows and columns between windows, an int or two.
-      padding: "SAME", "SAME_LOWER", "VALID", an int, or two entries, each an int or (low, high); may be negative.
+      padding: "SAME", "SAME_LOWER", "VALID", an int, or two entries, each an int or (low, high). It may be negative.
       kernel_dilation: distance between the kernel's taps, an int or two.
       feature_group_count: groups of channels convolved separately; C for a depthwise convolution.
       residual: [N, Ho, Wo, K], x's dtype, added before the activation, or None.
       activation: None or "relu".
-      precision: as in lax; the sparse kernels compute float32 exactly and sum 16-bit types in float32 whatever it says.
-        "direct" on a GPU multiplies float32 as TF32 unless it is HIGHEST; values below 2^-113 lose digits even then.
-      implementation: "ecr" (windows compressed on the fly; Xu et al. 2023, section 5, made multi-channel and batched),
-        "coo" (tiled lists, sums in registers; Xiang et al. 2022: square kernels of 1, 3, 5 or 7, strides 1 and 2, no
-        dilation), "direct" (dense, skips nothing, tuned for small batches; Cheng et al. 2018), "xla" (dense),
-        "adaptive" (ECR up to the density of x that `jax_sparse_conv.choice` expects it to win at, beyond it "direct" on
-        a GPU and XLA's dense on a CPU, decided while the program runs, without the host), or None: ECR, "direct" or
-        XLA's dense, as `jax_sparse_conv.choice` expects of sizes, dtype, precision and device, on a CPU also by the
-        zeros of x while the program runs; XLA's where there is no kernel for the platform and dtype.
-      nonzeros: int32 [parts, 2], rows of (non-zeros, elements) of parts of x whose sums give its density, such as
-        `count_nonzeros` returns or [[count, x.size]]; for "adaptive" and None. Without them they sample x where they
-        need its density. Under `vmap` one decision is made for all.
-      count_nonzeros: whether to return such counts of the result, for the next layer: on a GPU of what up to 64 blocks
-        of the kernel have written, elsewhere of a sample, or of everything where there are several devices.
+      precision: as in lax. The sparse kernels always compute float32 exactly, and sum 16-bit types in float32. "direct"
+        on a GPU multiplies float32 as TF32 unless the precision is HIGHEST. Values below 2^-113 lose digits even then.
+      implementation: None chooses ECR, "direct" or XLA's dense convolution by sizes, dtype, precision and device. On a
+        CPU the zeros of x decide as well, when the compiled function runs. Without a kernel for the platform and dtype,
+        None is XLA's. "ecr" compresses windows on the fly (Xu et al. 2023, section 5, for many channels and images).
+        "coo" makes lists of non-zeros per tile and keeps its sums in registers (Xiang et al. 2022). It takes square
+        kernels of 1, 3, 5 or 7, strides of 1 and 2, and no dilation. "direct" is dense, skips nothing, and is tuned for
+        small batches (Cheng et al. 2018). "xla" is XLA's dense convolution. "adaptive" is ECR up to the density of x at
+        which it is expected to win, and dense beyond: "direct" on a GPU, XLA's on a CPU. The device decides that
+        without the host.
+      nonzeros: int32 [parts, 2], or None. Each row has the non-zeros and the elements of one part of x, such as
+        `count_nonzeros` returns or [[count, x.size]]. Their sums give the density of x for "adaptive" and None. Without
+        them these sample x where they need its density. Under `vmap` one decision is made for all.
+      count_nonzeros: whether to return such counts of the result, for the next layer. On a GPU they cover what up to 64
+        blocks of the kernel have written. Elsewhere they cover a sample, or with several devices all of the result.
 
     Returns:
-      [N, Ho, Wo, K] in x's dtype; with `count_nonzeros` a pair of that and int32 [64, 2].
+      [N, Ho, Wo, K] in x's dtype. With `count_nonzeros` a pair of that and int32 [64, 2].
 
     Raises:
       ValueError: a shape or argument that does not fit, or an implementation that cannot run.
@@ -140,8 +142,10 @@ def conv_pool(
 ) -> Any:
     """Convolution, bias, activation and pooling in one operation that skips the zeros of `x`.
 
+    The paper's OCPA rule (Xu et al. 2023, section 7) is "pecr" here and "ecr" in `conv`.
+
     Args:
-      x: [N, H, W, C], float32, bfloat16, float16 or float64 (float64 natively on CPU only).
+      x: [N, H, W, C], float32, bfloat16, float16 or float64. Native kernels take float64 on a CPU only.
       kernel: as in `conv`.
       bias: [K], x's dtype, or None.
       strides: of the convolution, an int or two.
@@ -151,21 +155,21 @@ def conv_pool(
       activation: None or "relu", applied before the pool.
       pool: "max" (padded with -inf) or "avg" (padded with zeros that count in the mean, as `flax.linen.avg_pool`).
       window_shape: rows and columns of a pooling window, an int or two.
-      window_strides: between pooling windows, an int or two; None is `window_shape` (Flax's pools have 1 there).
+      window_strides: between pooling windows, an int or two. None is `window_shape`; Flax's pools have 1 there.
       window_padding: of the pool, as `padding` but not negative.
       precision: as in `conv`.
-      implementation: "pecr" (all convolutions of a pooling window in one kernel; Xu et al. 2023, section 6), "ecr",
-        "coo" or "direct" (that convolution, then XLA's pool; "direct" takes 2x2 windows side by side into its kernel
-        for convolutions of stride 1 on Hopper GPUs), "xla" (dense), "adaptive" (on a CPU PECR or dense while the
-        program runs; on a GPU the convolution as in `conv`, then XLA's pool), or None: PECR, dense or "direct", chosen
-        as in `conv`; on a CPU, and on Hopper GPUs in float32 and in 16 bits from 8 images on, a 1x1 convolution of the
-        averages, where an "avg" pool follows it without an activation, padding or strides of its own. To name PECR here
-        and ECR in `conv` is the paper's OCPA rule (section 7).
+      implementation: None chooses PECR, "direct" or dense, as in `conv`. "pecr" computes all convolutions of a pooling
+        window in one kernel (Xu et al. 2023, section 6). "ecr", "coo" and "direct" are that convolution with XLA's pool
+        behind it. On Hopper GPUs "direct" pools 2x2 windows side by side in its own kernel, for convolutions of stride
+        1. "xla" is dense. "adaptive" on a CPU is PECR or dense, decided when the compiled function runs. On a GPU it is
+        `conv`'s "adaptive" and then XLA's pool. None may average x first where a 1x1 convolution has an "avg" pool
+        behind it, without activation, padding or strides of its own. It does so on a CPU, and on Hopper GPUs in
+        float32, or in 16 bits from 8 images on.
       nonzeros: of x, as in `conv`.
       count_nonzeros: as in `conv`, of the pooled result.
 
     Returns:
-      [N, Po, Qo, K] in x's dtype; with `count_nonzeros` a pair of that and int32 [64, 2].
+      [N, Po, Qo, K] in x's dtype. With `count_nonzeros` a pair of that and int32 [64, 2].
 
     Raises:
       ValueError: a shape or argument that does not fit, or an implementation that cannot run.
@@ -210,18 +214,19 @@ def dense(
 ) -> jax.Array:
     """Matrix product that reads only the rows of `kernel` that meet a non-zero of `x`: `activation(x @ kernel + bias)`.
 
-    After a ReLU and at a small batch a fully connected layer is a stream of its weights, and rows that meet zeros need
-    not be read. As in `conv`, a skipped zero drops `0 * inf` and `0 * nan`.
+    At a small batch the time of a fully connected layer is that of reading its weights. Rows that meet only zeros, as a
+    ReLU leaves them, need not be read. As in `conv`, a skipped zero drops `0 * inf` and `0 * nan`.
 
     Args:
-      x: [..., C], float32, bfloat16, float16 or float64 (float64 natively on CPU only).
+      x: [..., C], float32, bfloat16, float16 or float64. Native kernels take float64 on a CPU only.
       kernel: [C, K], x's dtype; or what `jax_sparse_conv.pack` made of it.
       bias: [K], x's dtype, or None.
       activation: None or "relu".
       precision: as in `conv`.
-      implementation: "ecr" (each row of x is one compressed window), "xla" (dense), or None: dense for more than 16
-        rows (those that `vmap` adds are counted), on a CPU for more than one if the kernel is small, or without a
-        kernel for the platform and dtype, else ECR; on a CPU several rows also by the zeros of x as the program runs.
+      implementation: "ecr" takes each row of x as one compressed window. "xla" is dense. None is dense for more than 16
+        rows, those that `vmap` adds included. It is dense as well without a kernel for the platform and dtype, and on a
+        CPU for several rows of a small kernel. Else it is ECR. On a CPU the zeros of several rows decide as well, when
+        the compiled function runs.
 
     Returns:
       [..., K] in x's dtype.
@@ -260,9 +265,9 @@ _dense_alone = jax.jit(_dense, static_argnames=("activation", "precision", "meth
 
 
 def density(x: jax.typing.ArrayLike, axis: int | tuple[int, ...] | None = None) -> jax.Array:
-    """Fraction of non-zeros of `x` over `axis` (all axes for None), float32; 1 minus the sparsity.
+    """Fraction of non-zeros of `x` over `axis`, float32: 1 minus the sparsity. None is all axes.
 
-    -0.0 counts as zero; NaN, infinities and subnormals count as non-zero, as in every kernel of this package.
+    -0.0 counts as zero. NaN, infinities and subnormals count as non-zero, as in every kernel of this package.
     """
     return reference.density(jnp.asarray(x), axis)
 

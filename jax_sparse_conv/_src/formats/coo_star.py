@@ -4,8 +4,8 @@
       0  7
       3  0              7 3 0 0      1 2 0 0      2            position = (th * TW + tw) * TC + tc
 
-Every list has room for all elements of its tile, so where it begins is known before anything is counted. The `"coo"`
-convolution builds such lists in shared memory and stores none; here they are arrays.
+Every list has room for all elements of its tile, so its start is known before anything is counted. The `"coo"`
+convolution builds such lists in shared memory and stores none. Here they are arrays.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class CooStar:
 
     Attributes:
       values: [N, tH, tW, tC, slots], the non-zeros of each tile in the order of position (row, column, channel), then
-        zeros; slots = TH * TW * TC and tH = ceil(H / TH), and so on.
-      positions: [N, tH, tW, tC, slots] uint8, or uint16 where a tile has more than 256 elements: `(th * TW + tw) * TC +
-        tc` within the tile; 0 in unused slots.
+        zeros. slots = TH * TW * TC, and tH = ceil(H / TH), and so on.
+      positions: [N, tH, tW, tC, slots] uint8, or uint16 where a tile has more than 256 elements. Within the tile it is
+        `(th * TW + tw) * TC + tc`, and 0 in unused slots.
       counts: [N, tH, tW, tC] int32, non-zeros of each tile.
       size: (H, W) of the feature map.
       channels: C.
@@ -104,7 +104,7 @@ class CooStar:
     def nbytes(self) -> int:
         """Bytes of values and positions, unused slots included: eqs. (1) and (2) of the paper.
 
-        1.25 times a float32 map with one-byte positions where tiles divide it; the counts, four bytes a tile, are not
+        1.25 times a float32 map with one-byte positions, where tiles divide it. The counts, four bytes a tile, are not
         in the paper's equations and not in here.
         """
         return sum(math.prod(a.shape) * a.dtype.itemsize for a in (self.values, self.positions))

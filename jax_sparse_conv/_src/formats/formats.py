@@ -1,8 +1,8 @@
 """Compressed feature maps: `ECR` (one list per convolution window) and `PECR` (those lists grouped by pooling window).
 
 Xu et al. 2023, sections 5 and 6, for any number of channels and images, any stride, padding, dilation and pool. The
-`"ecr"` and `"pecr"` kernels build these lists on the fly and never store them; here they are arrays, to be looked at,
-counted, and multiplied by the kernel the way the papers define it.
+`"ecr"` and `"pecr"` kernels build these lists on the fly and never store them. Here they are arrays, to look at, to
+count, and to multiply by the kernel as the papers define it.
 
     window (3 x 3, one channel)      values     indices    count
       0  0 15
@@ -74,9 +74,9 @@ class ECR(Compressed):
           strides: as in `jax_sparse_conv.conv`.
           padding: as in `jax_sparse_conv.conv`.
           kernel_dilation: as in `jax_sparse_conv.conv`.
-          nse: slots per window; None is the worst case, kh * kw * C. Where a window has more non-zeros than a smaller
-            `nse`, this raises outside of `jax.jit`; inside, that window's values are NaN (and so is its convolution),
-            its count is the true one, and `todense` gives NaN for that image.
+          nse: slots per window; None is the worst case, kh * kw * C. A window with more non-zeros raises outside of
+            `jax.jit`. Inside, its values and its convolution are NaN, and its count is the true one. `todense` gives
+            NaN for that image.
 
         Raises:
           ValueError: an argument that does not fit, or a window that overflows `nse`.
@@ -115,9 +115,9 @@ class ECR(Compressed):
 class PECR(Compressed):
     """Pooling-pack Extended and Compressed Row format (Xu et al. 2023, section 6.2) of a feature map [N, H, W, C].
 
-    The lists of `ECR`, once for each pooling window [ph, pw] that the convolution's result falls into. Attributes as in
-    `ECR`, with shapes [N, Po, Qo, ph * pw, capacity], [N, Po, Qo, ph * pw, capacity] and [N, Po, Qo, ph * pw]; a count
-    is -2 where the pooling window reaches into the pool's padding.
+    The lists of `ECR`, once for each pooling window [ph, pw] that the convolution's result falls into. Attributes are
+    as in `ECR`. `values` and `indices` are [N, Po, Qo, ph * pw, capacity], `counts` is [N, Po, Qo, ph * pw]. A count is
+    -2 where the pooling window reaches into the pool's padding.
 
     Gradients with respect to the dense map reach stored non-zeros only: they are 0 at every zero of it. To
     differentiate a convolution use `jax_sparse_conv.conv_pool`, whose gradients are those of the dense one.

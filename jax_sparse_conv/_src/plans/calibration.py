@@ -1,8 +1,8 @@
-"""Calibration: run a model on batches, note what each of its layers is given, and time every implementation on that.
+"""Calibration: run a model on batches, record what each layer is given, and time every implementation on that.
 
-Times are taken in turns, so that what else happens on the machine meets all candidates alike, and an implementation
-other than dense convolution is chosen only where it wins beyond the spread of those turns. The time of "direct" does
-not depend on what a layer is given, so it is judged by the turns of all layers with equal calls.
+The candidates alternate, so that what else happens on the machine meets all of them alike. An implementation other
+than dense convolution must win beyond the spread of its samples. The time of "direct" does not depend on values, so it
+is judged by the samples of all layers with equal calls.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Progress: TypeAlias = Callable[[str, int | None], None]
 _DENSE = "xla"
 _WHATEVER_ZEROS = "direct"  # takes as long on any map, as dense convolution does
 _GAIN = 1.03  # an implementation must win by this much over dense convolution ...
-_QUANTILE = 4  # ... in three of four turns
+_QUANTILE = 4  # ... in three of four samples
 _KEPT_BYTES = 2**30  # of inputs, beyond the first batch's
 _COMPILE_THREADS = 8
 
@@ -68,24 +68,24 @@ def calibrate(
 ) -> Plan:
     """Time the implementations of every layer of `model` on the inputs that it has when the model runs on `batches`.
 
-    Layers are this package's: of its networks, of one's own models, or put there by `jax_sparse_conv.nnx.replace`.
-    The model runs as it is, without `jit`, once per batch; set it to inference first (`model.eval()`), and fold batch
-    norms (`jax_sparse_conv.models.fold_batch_norm`) before, not after. Times are those of the default backend, under
-    this process's XLA flags; layers with equal calls are compiled once.
+    Layers are this package's: of its networks, of your own models, or put there by `jax_sparse_conv.nnx.replace`. The
+    model runs as it is, without `jit`, once per batch. Set it to inference first (`model.eval()`). Fold batch norms
+    (`jax_sparse_conv.models.fold_batch_norm`) before calibration, not after. Times are those of the default backend,
+    under this process's XLA flags. Layers with equal calls are compiled once.
 
     Args:
       model: an nnx module, called as `model(batch)`.
-      batches: the batches, or one array that is the only batch; a tuple is the model's positional arguments.
-      repeats: turns of each candidate; the median counts.
-      progress: told before each step what it is and how many steps there are, None before that is known.
+      batches: the batches, or one array that is the only batch. A tuple is the model's positional arguments.
+      repeats: samples of each candidate; the median counts.
+      progress: called before each step with what it is and the number of steps, None before that is known.
 
     Returns:
       A `Plan` for `apply_plan`.
 
     Raises:
       TypeError: a model that is not an nnx module, or batches that are neither an array nor iterable.
-      ValueError: repeats below 1, no batches, no call of a layer of this package, two layers of one name, or a layer
-        whose input has no values when it is called (under `jit`, `vmap` or `scan` inside the model).
+      ValueError: repeats below 1, no batches, no call of a layer of this package, or two layers of one name. Or a layer
+        whose input has no values when it is called, as under `jit`, `vmap` or `scan` inside the model.
     """
     check_model(model)
     check_positive("repeats", repeats)
@@ -118,7 +118,7 @@ def calibrate(
 
 
 def wins(dense: timing.Timing, other: timing.Timing) -> bool:
-    """Whether `other` beats `dense` beyond the spread of their turns: by 3 % in at least three of four."""
+    """Whether `other` beats `dense` beyond the spread of their samples: by 3 % in at least three of four."""
     ratios = [d / o for d, o in zip(dense.samples, other.samples, strict=True)]
     if len(ratios) < 2:
         return ratios[0] > _GAIN

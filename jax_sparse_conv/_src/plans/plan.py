@@ -1,8 +1,8 @@
-"""A plan: which implementation each layer of a network takes, from times measured on what its inputs really were.
+"""A plan: which implementation each layer of a network takes, by times measured on its real inputs.
 
-`calibration.calibrate` makes one, `apply_plan` has a model use it. The papers choose by rule (Xu et al. 2023, section
-7: PECR where a pool follows, ECR elsewhere) or by model (Xiang et al. 2022, section 3.5); a plan takes the measured
-best, dense convolution included.
+`calibration.calibrate` makes one, and `apply_plan` has a model use it. The papers choose by a rule (Xu et al. 2023,
+section 7: PECR where a pool follows, ECR elsewhere) or by a model (Xiang et al. 2022, section 3.5). A plan takes the
+fastest that was measured, dense convolution included.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _VERSIONS = ("jax_sparse_conv", "jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda1
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """How long one implementation took for one call, in microseconds: the median and the quartiles of its samples."""
+    """How long one implementation took for one call, in microseconds: the median and quartiles of its samples."""
 
     implementation: str
     us: float
@@ -49,7 +49,7 @@ class LayerPlan:
     Attributes:
       path: the layer's name in its network, or its place in the model.
       call: shapes, dtypes, precision, strides, ...
-      kernel_dtype: of the layer's parameters, which `call.dtype` may be wider than.
+      kernel_dtype: of the layer's parameters; `call.dtype` may be wider.
       densities: fraction of non-zeros of its input in each batch.
       candidates: what was timed, "xla" first.
       left_out: (implementation, why it could not run).
@@ -76,7 +76,7 @@ class LayerPlan:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The choices for a network on one device; made by `calibrate`, printed as a table.
+    """The choices for a network on one device, made by `calibrate`. `print` shows it as a table.
 
     Attributes:
       device: what it was measured on: a GPU's kind, or a CPU's model, cores and instruction set.
@@ -85,7 +85,7 @@ class Plan:
       date: of the measurement.
       seconds: that calibration took, compilation included.
       model: the model's class, for information.
-      layers: a call each, in the order of the calls.
+      layers: one entry for each call, in the order of the calls.
       uncalled: sparse layers of the model that did none of the package's operations.
     """
 
@@ -109,12 +109,11 @@ class Plan:
 
         Args:
           path: the file.
-          any_device: also return a plan that was made on another device or with other versions, to look at;
-            `apply_plan` will not take it.
+          any_device: also return a plan of another device or other versions, to look at. `apply_plan` will not take it.
 
         Raises:
-          ValueError: no plan in the file, which names the file, the first entry that is wrong, its value and what is
-            accepted; or a plan for another device or other versions, which names the first difference.
+          ValueError: no plan in the file. It names the file, the first entry that is wrong, its value and what is
+            accepted. Or a plan for another device or other versions; it names the first difference.
           OSError: the file cannot be read.
         """
         try:
@@ -143,20 +142,20 @@ class Plan:
 def apply_plan(model: nnx.Module, plan: Plan, *, pack: bool = True) -> None:
     """Have `model` use the plan's choices, in place, eagerly and under `jax.jit`.
 
-    Inputs of other shapes than those that were calibrated run as `implementation=None`. Dense blocks that are packed
-    are unpacked: a planned layer runs by itself. To undo it, use
-    `jax_sparse_conv.nnx.set_implementation(model)` and `jax_sparse_conv.nnx.unpack(model)`.
+    Inputs of shapes that were not calibrated run as `implementation=None`. Dense blocks that are packed are unpacked,
+    because a planned layer runs by itself. `jax_sparse_conv.nnx.set_implementation(model)` and
+    `jax_sparse_conv.nnx.unpack(model)` undo it.
 
     Args:
       model: the nnx model that the plan was made with, or one built in the same way.
       plan: of `calibrate` or `Plan.load`.
-      pack: whether to pack, on a CPU, the kernels of the layers whose choice reads packed ones, as
-        `jax_sparse_conv.nnx.pack` does and as they were timed; without it these layers pack them in every call, unless
-        the weights are constants of a jitted program.
+      pack: whether to pack kernels on a CPU, as `jax_sparse_conv.nnx.pack` does. It packs those of layers whose choice
+        reads packed kernels, which is how they were timed. Without it these layers pack in every call, unless the
+        weights are constants of a jitted function.
 
     Raises:
       TypeError: a model that is not an nnx module, or no plan.
-      ValueError: the plan is for another device, other versions or another model; names the first difference. Two
+      ValueError: the plan is for another device, other versions or another model; names the first difference. Or two
         layers of the model have one name.
     """
     check_model(model)

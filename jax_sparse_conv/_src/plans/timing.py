@@ -1,8 +1,8 @@
-"""How this package times calls: both sides in one process, in turns, on rotated operands, as medians.
+"""How this package times calls: both sides alternate in one process, on rotated operands, and medians count.
 
-On a CPU a call is timed from start to `block_until_ready`, in streaks of the same function. On an accelerator such a
-call is mostly the latency of the host, so the device time is taken from many calls inside one jit as well, dispatched
-while the device still has other work.
+On a CPU a call is timed from its start to `block_until_ready`, in streaks of one function. On an accelerator such a
+call is mostly the host's latency. There the device time comes from many calls inside one jit, dispatched while the
+device still has other work.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CHAIN_BYTES = 2**31  # of operands and results alive in one chain
 _CHAINS_PER_SAMPLE = 16  # dispatching and waiting cost the host some 0.4 ms a sample: under 1 us a call this way
 _SAMPLE_SECONDS = 0.04  # fewer chains where that is 1 % of the sample
 _BUSY_SIZE, _BUSY_SECONDS = 1024, 2e-4  # of the other work, at least: products of matrices
-_MOST_BUSY = 12  # such products, because JAX lets 32 programs wait on a GPU
+_MOST_BUSY = 12  # such products, because JAX lets 32 executions wait on a GPU
 _MARGIN = 1.3  # of their time over that of dispatching
 _TRIES = 4  # of a sample, while dispatching takes longer
 _STREAK_SECONDS = 0.01
@@ -53,9 +53,9 @@ _MAX_STREAK = 200  # calls
 class Timing:
     """Seconds per call: the median of `repeats` samples, their quartiles and the best of them.
 
-    The best is what other work on the machine disturbs least, but not of device times: those are differences, which
-    such work makes smaller as well (`on_device`). `samples` are in the order they were taken: those of functions that
-    took turns pair up.
+    Other work on the machine disturbs the best least. Not so for device times: they are differences, which other work
+    can make smaller (`on_device`). `samples` are in the order they were taken, so those of functions that alternated
+    pair up.
     """
 
     best: float
@@ -83,7 +83,7 @@ def blocked(
     repeats: int = 30,
     calls: int | Mapping[str, int] = 1,
 ) -> dict[str, Timing]:
-    """Time of `function(*operands[i])` until its result is there, for each function in turn.
+    """Time of `function(*operands[i])` until its result is there; the functions alternate.
 
     Args:
       functions: compiled functions by name; each is called with the same operands.
@@ -116,12 +116,12 @@ def blocked(
 def streaks(
     functions: Mapping[str, Function], operands: Sequence[Operands], repeats: int = 30, untimed: int = 0
 ) -> dict[str, Timing]:
-    """Time of a call until its result is there, among calls of the same function: streaks of some 10 ms, in turns.
+    """Time of a call until its result is there, among calls of the same function; streaks of some 10 ms alternate.
 
-    Calls that follow another function's find its data in the caches and its threads asleep or on each other's core,
-    which says more of the neighbour than of the function (`blocked` measures that). All functions make streaks of as
-    many calls as the slowest needs for 10 ms, but at least one for every tuple of operands. The `untimed` calls in
-    front of each streak count for nothing: where a streak is one call, it still finds caches as it left them.
+    A call that follows another function's finds that one's data in the caches, and its threads asleep or on another
+    core. Such times say more of the neighbour than of the function; `blocked` measures them. Each streak has as many
+    calls as the slowest function needs for 10 ms, but at least one for every tuple of operands. The `untimed` calls in
+    front of each streak do not count. Where a streak is one call, they leave it the caches as the function leaves them.
     """
     blocked(functions, operands, 1)  # warm
     slowest = max(_seconds(function, operands) for function in functions.values())
@@ -137,15 +137,15 @@ def streaks(
 
 
 def on_device(functions: Mapping[str, Function], operands: Sequence[Operands], repeats: int = 30) -> dict[str, Timing]:
-    """Device time per call, from up to 32 calls inside one jit, for each function in turn.
+    """Device time per call, from up to 32 calls inside one jit; the functions alternate.
 
-    Every call of the chain has operands of its own as far as the compiler knows (they are separate parameters), and
-    something of every result is returned, so nothing is merged or dropped.
+    For the compiler every call of such a series has operands of its own, because they are separate parameters.
+    Something of every result is returned. So nothing is merged or dropped.
 
-    Handing 100 parameters over takes the host longer than small layers take the device. So chains wait for a device
-    that is busy until the last of them is dispatched, and a sample is the difference of several of them and one. What a
-    call makes the host wait for on the device, as a `lax.cond` may, and dispatching that takes longer than the device
-    can be kept busy, stay in the time.
+    Passing 100 parameters takes the host longer than small layers take the device. So the series wait for a device that
+    is busy until the last of them is dispatched. A sample is the difference between several series and one. Two things
+    stay in the time: what a call makes the host wait for, as a `lax.cond` may, and dispatching that takes longer than
+    the device can be kept busy.
     """
     chained = _rotated(functions.values(), operands)
     chains = {name: _chain(function) for name, function in functions.items()}
@@ -220,7 +220,7 @@ def rotations(x: jax.Array) -> list[jax.Array]:
         return [x]
     axis = 2 if x.ndim == 4 else -1
     host = np.asarray(x)  # rolled there: XLA would compile it for every shape
-    placed = x.sharding if x.committed else None  # as x is, or the same program would be compiled twice
+    placed = x.sharding if x.committed else None  # as x is, or the same function would be compiled twice
     return [x, *(jax.device_put(np.roll(host, shift, axis), placed) for shift in range(1, ROTATIONS))]
 
 
@@ -229,9 +229,9 @@ def compile_each(
 ) -> Iterator[tuple[int, _Result]]:
     """Run jobs that compile, several side by side; yields (index, result) as they end.
 
-    On an accelerator XLA chooses the algorithms of its own convolutions and products by timing them there, and what
-    else goes on spoils the choice: compiled beside each other, float32 convolutions came out up to twice as slow. Such
-    jobs run alone, one after another, before the others.
+    On an accelerator XLA chooses the algorithms of its own convolutions and products by timing them. Other work on the
+    device spoils that choice: float32 convolutions came out up to twice as slow. Such jobs run alone, one after
+    another, before the others.
 
     Args:
       jobs: (job, whether XLA chooses algorithms in it).
@@ -259,7 +259,7 @@ def compile_ahead(function: Function, operands: Sequence[Operands]) -> None:
 def what_ran(function: Function, *arguments: Any) -> str:
     """The native kernels in a jitted function's compiled program, by implementation name; "xla" without one.
 
-    "|xla" after them says that the running program may take dense convolution in their place.
+    "|xla" after them says that the device may take dense convolution in their place.
     """
     text = function.lower(*arguments).compile().as_text() or ""  # type: ignore[attr-defined]
     names = dict.fromkeys(NAME_OF_TARGET.get(name, name) for name in _TARGET.findall(text))
@@ -297,7 +297,7 @@ def _chain_length(functions: Iterable[Function], operands: Sequence[Operands]) -
 
 
 class _Busy(NamedTuple):
-    """A program that keeps the device busy for some milliseconds."""
+    """A function that keeps the device busy for some milliseconds."""
 
     function: Function
     operand: jax.Array
@@ -330,7 +330,7 @@ def _behind(busy: _Busy, ahead: int, chain: Function, chained: tuple[Operands, .
     dispatched = time.perf_counter()
     result = None
     for _ in range(count):
-        del result  # its memory is free again: with other addresses every node of a CUDA graph has to be told them
+        del result  # its memory is free again: new addresses would have to be told to every node of a CUDA graph
         result = chain(chained)
     dispatching = time.perf_counter() - dispatched
     jax.block_until_ready(result)

@@ -1,13 +1,12 @@
 """Kernels packed once for the CPU's pixel loop, beside the kernel as it lies.
 
 The loop (`cpu/loops/pixel_kernel.h`) reads slices of [channels, kh * kw, block] weights. From a kernel as it lies it
-packs them in every call, which is a third to a half of a sparse layer with few pixels. Two ways spare that:
+packs them in every call. That is a third to a half of a sparse layer with few pixels. Two ways spare it:
 
-- A kernel that is a constant of the traced program, as a model's weights are in `jax.jit(lambda x: model(x))`, is
-  packed while it is traced and goes along with the call; JAX arrays do not change, so the copy is right for as long as
-  the program is (`of_constant`).
-- `pack` makes a `PackedKernel`, kernel and copy as one value, which operations take in the kernel's place, as an
-  argument of a jitted function too. Nothing but `pack` makes the pair, so that new weights have a new copy or none.
+- A kernel that is a constant of a traced function, as in `jax.jit(lambda x: model(x))`, is packed during tracing and
+  goes along with the call (`of_constant`). JAX arrays do not change, so the copy stays right.
+- `pack` makes a `PackedKernel`, kernel and copy as one value. Operations take it in the kernel's place, as an argument
+  of a jitted function too. Nothing but `pack` makes the pair, so that new weights have a new copy or none.
 
 The other loops read the kernel as it lies, so a packed kernel takes twice its memory.
 """
@@ -51,16 +50,16 @@ _made: dict[int, tuple[weakref.ref[jax.Array], dict[int, jax.Array]]] = {}
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class PackedKernel:
-    """A kernel and its copy for the CPU's kernels, made by `pack`; a pytree that stands for the kernel.
+    """A kernel and its copy for the CPU's kernels, made by `pack`. A pytree that stands for the kernel.
 
-    `conv`, `conv_pool` and `dense` take it in a kernel's place, inside and outside of `jit`; everything else in JAX and
-    NumPy takes it as the kernel. Derivatives by it are refused: an update of both parts by their own gradients would
-    part them. Differentiate by `kernel` and pack what comes out. What maps every element alike (a cast, a running mean)
-    keeps the parts equal; what treats arrays differently (noise, a sum over each) does not: do that to `kernel`.
+    `conv`, `conv_pool` and `dense` take it in a kernel's place, inside and outside of `jit`. Everything else in JAX and
+    NumPy takes it as the kernel. Derivatives by it are refused, because separate updates of kernel and copy would part
+    them. Differentiate by `kernel`, and pack the result. What maps every element alike, such as a cast or a running
+    mean, may be done to the pair. What treats the two arrays differently, such as noise, must be done to `kernel`.
 
     Attributes:
       kernel: [kh, kw, C / feature_group_count, K].
-      packed: the same weights in the order of `native/call.h`, or None where no kernel would read them.
+      packed: the same weights in the order of the CPU's kernels, or None where no kernel would read them.
       feature_group_count: what the operation must be called with.
     """
 
@@ -122,14 +121,16 @@ export.register_pytree_node_serialization(
 def pack(kernel: jax.typing.ArrayLike | PackedKernel, *, feature_group_count: int = 1) -> PackedKernel:
     """The kernel with a copy of it in the order in which the CPU's kernels read weights, to be made once.
 
-    Worth it where weights are arguments of a jitted function and change seldom or never; those that are constants of it
-    are packed while it is traced. Inside `jit` the copy is made where `pack` is called, in front of a `lax.scan`, say.
-    Only float32 kernels of 1x1, 3x3 and, with AVX-512, 5x5 on one CPU get a copy, and calls with a stride of 1 read it;
-    for any other kernel or device the result holds the kernel alone and runs as the kernel does. While a function is
-    traced its device is not known: a traced kernel gets a copy where `jax.default_device`, or else the first, is a CPU.
+    It pays where weights are arguments of a jitted function and change seldom or never. Weights that are constants of a
+    jitted function are packed during tracing anyway. Inside `jit` the copy is made where `pack` is called, such as in
+    front of a `lax.scan`.
+
+    Only float32 kernels on one CPU get a copy: those of 1x1, 3x3 and, with AVX-512, 5x5. Calls with a stride of 1 read
+    it. For any other kernel or device the result holds the kernel alone, and runs as the kernel does. During tracing
+    the device is not known. A traced kernel gets a copy where `jax.default_device`, or else the first device, is a CPU.
 
     Args:
-      kernel: [kh, kw, C / feature_group_count, K], or [C, K] of a dense layer, which is read as it lies; a packed one
+      kernel: [kh, kw, C / feature_group_count, K], or [C, K] of a dense layer, which is read as it lies. A packed one
         is packed anew.
       feature_group_count: of the convolution.
 
