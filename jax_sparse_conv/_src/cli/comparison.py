@@ -42,7 +42,7 @@ class LayerResult(_Timed):
       path: the layer's place in the model, e.g. "conv5_4".
       kind: the layer's class.
       zeros_percent: share of zeros in the layer's input.
-      implementation: what ran in the sparse network, read from its compiled program.
+      implementation: what ran in the sparse network, read from its compiled text.
       dense_us: microseconds per call with `implementation="xla"`.
       sparse_us: microseconds per call with the chosen implementation.
     """
@@ -193,7 +193,7 @@ def _whole(model: flax_nnx.Module, implementation: str | plan.Plan) -> timing.Fu
 def _functional(module: flax_nnx.Module) -> tuple[timing.Function, list[jax.Array]]:
     """`module` as a jitted function of its weights, as a flat list, and its arguments.
 
-    On a CPU the list is empty and the weights are constants of the program: kernels are packed once (`packing`).
+    On a CPU the list is empty and the weights are constants of the function: kernels are packed once (`packing`).
     """
     graph, state = flax_nnx.split(module)
     leaves, structure = jax.tree.flatten(state)

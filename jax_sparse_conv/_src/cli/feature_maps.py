@@ -1,8 +1,11 @@
 """Every convolution input of a network on images, as a data set: one npz of the maps and lists of their zeros.
 
 Xu et al. published such maps of VGG-19 beside the 2019 version of their paper; they can no longer be had. A folder
-holds `maps.npz` (float32 [N, H, W, C] under "network/layer", exact zeros kept), `maps.json` and `maps.csv` (an entry
-per layer: shapes and zero fractions) and `channels.csv` (a row per layer and channel).
+holds four files:
+
+- `maps.npz`: float32 [N, H, W, C] under "network/layer", exact zeros kept.
+- `maps.json` and `maps.csv`: an entry per layer, with shapes and zero fractions.
+- `channels.csv`: a row per layer and channel.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Watching sparse layers at work: calls recorded with their values, or operations run by an observer in their place."""
+"""Watching sparse layers: calls recorded with their values, or operations run by an observer in their place."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Dense blocks of `flax.nnx` models whose parameters are one: where each layer's lie, and how layers get at them.
 
-The model holds one `nnx.Param` a block. In the place of each parameter of its layers stands a `PackedPart`, which is no
-array and no variable: the state has the block's parameter alone. While the model runs, it lends the layers the array.
+The model holds one `nnx.Param` a block. A `PackedPart` stands in the place of each parameter of its layers. It is no
+array and no variable, so the state has the block's parameter alone. While the model runs, it lends the layers the
+array.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class PackedPart:
         found = _lent.get({}).get(self.block)
         if found is None:
             self._refuse("is read only while the model runs")
-        # By a place that is an operand: outside of jit one program serves all parameters of a shape.
+        # The offset is an operand, so that outside of jit one compilation serves all parameters of a shape.
         return lax.dynamic_slice(found.values, (self.offset,), (self.size,)).reshape(self.shape)
 
     def set_value(self, value: Any) -> NoReturn:

@@ -1,7 +1,7 @@
 """Arrays whose types say how they lie over devices (`AxisType.Explicit`): types of results, and how to get them.
 
 Where the axes of a mesh are `Auto`, or there is no mesh, types say nothing and everything here is plain. Elsewhere each
-device computes what it has by `shard_map`: XLA's partitioner, left to split a convolution in groups, may sum the
+device computes what it has by `shard_map`. XLA's partitioner, left to split a convolution in groups, may sum the
 gradient of its kernel over more devices than there are parts.
 """
 

@@ -1,8 +1,8 @@
 """How the primitive runs on several devices under `jit`: images and output channels are split, nothing else.
 
 A custom call that the partitioner knows nothing of is right on sharded operands, but gathers them first. Here the
-partitioner learns that images N (with their kernels S) and output channels K are independent, so each device runs the
-same custom call on its part, without communication.
+partitioner learns that images N (with their kernels S) and output channels K are independent. Each device then runs
+the same custom call on its part, without communication.
 """
 
 from __future__ import annotations

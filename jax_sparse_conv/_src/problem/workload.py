@@ -1,4 +1,4 @@
-"""One call as the models see it that choose what runs: its sizes, dtype and precision."""
+"""A workload: one call as the table and the models see it, by its sizes, dtype and precision."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _IMAGE_CHANNELS = 3  # a map of so few channels is an image: no ReLU has been th
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """A call as the model sees it.
+    """One call without its arrays, as what chooses its implementation sees it.
 
     Attributes:
       method: the native target, "dense" for a matrix product.
@@ -63,7 +63,7 @@ class Workload:
 
     @property
     def is_symbolic(self) -> bool:
-        """Whether sizes are unknown, as in `jax.export` of a program for any number of images."""
+        """Whether sizes are unknown, as in `jax.export` for any number of images."""
         return any(map(jax.export.is_symbolic_dim, (*self.x_shape, *self.kernel_shape)))
 
     @property

@@ -35,9 +35,9 @@ class Variant:
       stride: of rows and columns.
       height: TH, results of a tile.
       width: TW.
-      out_channels: output channels of a thread.
+      out_channels: K of a thread.
       max_warps: of a block.
-      min_blocks: blocks of `max_warps` that its registers leave room for on a multiprocessor.
+      min_blocks: blocks of `max_warps` that its registers leave room for on an SM.
     """
 
     index: int
@@ -104,7 +104,8 @@ class Configuration:
 
     Attributes:
       variant: the row.
-      out_channel_warps: warps of a block along output channels; with the variant's output channels the paper's block size in N.
+      out_channel_warps: warps of a block along output channels. With those of a thread they make the paper's block size
+        in N.
       slices: warps that share the lists of a tile.
       splits: blocks that share the channels of a tile; C / splits is the paper's TC.
     """
@@ -146,7 +147,7 @@ class Configuration:
         return max(stages + lists + patch + counts, warps * variant.pixels * _WARP * variant.out_channels * 4)
 
     def resident(self, call: CooCall, device: Device) -> int:
-        """Blocks that fit on a multiprocessor at a time."""
+        """Blocks that fit on an SM at a time."""
         registers = device.registers // (self.variant.min_blocks * self.variant.max_warps * _WARP) // 8 * 8
         return min(
             device.blocks,
@@ -156,13 +157,13 @@ class Configuration:
         )
 
     def occupancy(self, call: CooCall, device: Device) -> float:
-        """Share of a multiprocessor's threads that can be resident."""
+        """Share of an SM's threads that can be resident."""
         return self.resident(call, device) * self.block_threads / device.threads
 
     def data_movement(self, call: CooCall) -> float:
-        """Bytes that multiprocessors read through the L2 cache: Table 2, with halos and every reader counted.
+        """Bytes that SMs read through the L2 cache: Table 2, with halos and every reader counted.
 
-        Results are written once: partial sums meet within clusters.
+        Results are written once: a cluster reduction adds partial sums.
         """
         variant = self.variant
         spatial = call.images * math.ceil(call.height / variant.height) * math.ceil(call.width / variant.width)

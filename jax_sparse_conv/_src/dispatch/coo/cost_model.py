@@ -53,8 +53,8 @@ def paper_time(configuration: Configuration, call: CooCall, device: Device) -> f
 # --- the time that chooses -------------------------------------------------------------------------------------------
 #
 # Eq. (8) counts multiply-adds at the device's rate. At these sizes a wave is mostly something else: the jump and the
-# latency of an entry, fetching a channel's weights, listing a chunk, bringing sums together. Cycles, fitted to
-# times on an H200 by a development harness (benchmarks/NOTES.md); only their ratios matter.
+# latency of an entry, fetching a channel's weights, listing a chunk, bringing sums together. These are cycles, fitted
+# to times on an H200. Only their ratios matter.
 
 _ENTRY_LATENCY = 110  # of an entry, whatever its multiply-adds
 _ENTRY_ISSUE = 15  # instructions of an entry that are no multiply-adds
@@ -71,7 +71,7 @@ _SUM_CYCLES = 6.3  # bringing together each sum of a thread, ...
 _SLICE_CYCLES = 42  # ... each slice ...
 _CLUSTER_CYCLES = (2200, 34)  # ... and the splits: once, and each
 _CALL_CYCLES = 6600
-_L2_BYTES_PER_CYCLE = 31  # of a multiprocessor
+_L2_BYTES_PER_CYCLE = 31  # of an SM
 _OVERLAP = 0.3  # of the shorter of arithmetic and data movement, that shows
 
 
@@ -122,10 +122,10 @@ def choose(
 ) -> Configuration:
     """The configuration for a call: the paper's three stages.
 
-    Occupancy counts against the best that any configuration reaches: sums in registers keep every one of them under
-    half of the 2048 threads that today's multiprocessors hold. Of the rest, the `kept` share that moves least data
-    stays (a third in the paper: that leaves the largest tiles only, which is right at high sparsity only;
-    benchmarks/NOTES.md), and the least `time` is taken.
+    Occupancy counts against the best that any configuration reaches. Sums in registers keep every one of them under
+    half of the 2048 threads that an SM holds. Of the rest, the `kept` share that moves least data stays. In the paper
+    that is a third, which leaves the largest tiles only and is right at high sparsity only. Then the least `time` is
+    taken.
     """
     found = list(configurations(variants, call, device))
     best = max(c.occupancy(call, device) for c in found)
