@@ -63,7 +63,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_network(calibrate)
     add = calibrate.add_argument
-    add("--repeats", type=_positive, default=10, help="turns of each candidate, whose median counts (default: 10)")
+    add(
+        "--repeats",
+        type=_positive,
+        default=10,
+        help="samples of each candidate, of which the median counts (default: 10)",
+    )
     add("--out", type=Path, required=True, help="the plan's JSON file")
     maps = commands.add_parser(
         "maps",

@@ -1,8 +1,8 @@
 """Which device a computation is for, and what the models of this package know of a GPU.
 
-While a program is lowered JAX knows its devices: those of its committed arrays, of `jax.default_device`, or of a mesh.
-`for_lowering` makes the first of them that is a GPU of this process `current()`, by which everything is chosen that
-depends on a GPU. Before that, as where a kernel is packed while a function is traced, only `default()` is known.
+During lowering JAX knows the devices: those of committed arrays, of `jax.default_device`, or of a mesh. `for_lowering`
+makes the first of them that is a GPU of this process `current()`. Everything that depends on a GPU is chosen by it.
+Before lowering, as where a kernel is packed during tracing, only `default()` is known.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import jax
 from jax_sparse_conv._src import _native
 
 _GPU = "gpu"  # `jax.Device.platform` of CUDA devices
-_FP32_LANES = {(7, 0): 64, (7, 5): 64, (8, 0): 64}  # of a multiprocessor; 128 in every other since
+_FP32_LANES = {(7, 0): 64, (7, 5): 64, (8, 0): 64}  # of an SM; 128 in every other since
 _TF32 = (8, 0)  # compute capability from which on there is TF32 ...
 _CLUSTERS = (9, 0)  # ... and clusters of blocks
 _WARPGROUPS = (9, 0)  # the one with warpgroup products that this package has code for
-# Operations a cycle of a multiprocessor's tensor cores by compute capability: float32 as TF32, 16-bit types.
+# Operations a cycle of an SM's tensor cores by compute capability: float32 as TF32, 16-bit types.
 _TENSOR_CORES = {(8, 0): (1024, 2048), (9, 0): (2048, 4096), (10, 0): (2048, 8192), (10, 3): (2048, 8192)}
 _TENSOR_CORES_ELSEWHERE = (256, 512)
 
@@ -32,22 +32,22 @@ Rule = TypeVar("Rule", bound=Callable[..., Any])
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """What the model has to know of a GPU; by default an H200, for programs that are compiled where there is none.
+    """What planners and models have to know of a GPU; by default an H200, for where there is none.
 
     Attributes:
-      multiprocessors: how many there are.
-      threads: resident threads of a multiprocessor.
-      blocks: resident blocks of a multiprocessor.
-      registers: 32-bit registers of a multiprocessor.
-      shared_memory: bytes of a multiprocessor.
+      multiprocessors: how many SMs there are.
+      threads: resident threads of an SM.
+      blocks: resident blocks of an SM.
+      registers: 32-bit registers of an SM.
+      shared_memory: bytes of an SM.
       block_shared_memory: bytes that one block may have.
-      clock_hz: of the multiprocessors.
+      clock_hz: of the SMs.
       memory_bytes_per_second: bandwidth of device memory.
-      lanes: float32 multiply-adds of a multiprocessor in one cycle.
+      lanes: float32 multiply-adds of an SM in one cycle.
       capability: compute capability.
-      clusters: of n blocks, each with a multiprocessor to itself, that run at once, by n from 0 to 16; zeros where
-        there are no clusters, or no code for them.
-      tensor_maps: whether the driver describes tensors to the copy engine (TMA).
+      clusters: how many clusters of n blocks run at once, by n from 0 to 16, each block on an SM of its own. Zeros
+        where there are no clusters, or no code for them.
+      tensor_maps: whether the driver makes tensor maps for TMA.
     """
 
     multiprocessors: int = 132
@@ -166,7 +166,7 @@ def for_lowering(rule: Rule) -> Rule:
 
 
 def ordinals(ctx: Any) -> tuple[int, ...]:
-    """CUDA's numbers of this process's GPUs that a lowering's program runs on.
+    """CUDA's numbers of the GPUs of this process that a lowering is for.
 
     None for an export, which others run, and under an abstract mesh, which names none.
     """
