@@ -1,4 +1,4 @@
-"""What can be a layer of a fused chain (`chains.py`), and where a chain of kernels is expected to pay."""
+"""What can be a layer of a fused chain (`chains`), and where a chain is expected to pay."""
 
 from __future__ import annotations
 
@@ -16,35 +16,28 @@ from jax_sparse_conv._src.problem.geometry import MAX_ELEMENTS
 from jax_sparse_conv._src.problem.workload import Workload
 
 MAX_IMAGES = 8
-"""Images of a batch up to which a layer is fused; beyond, cuDNN has enough work to fill the device."""
+"""Most images of a batch of which a layer is fused. Beyond, cuDNN has enough work to fill the device."""
 MAX_LAYERS = 256
-"""Of one call, a pool counted as a layer; longer runs become several calls."""
+"""Most layers of one call, a pool counted as a layer. Longer chains become several calls."""
 LEAST_LAYERS = 6
-"""Of a chain that may pay; shorter ones have not been measured."""
+"""Fewest layers of a chain that may pay. Shorter ones have not been measured."""
 
 _FAR = 2**13  # rows, columns, strides and reach of a window
-_LEAST_GROUP_OUT_CHANNELS = 32  # output channels of a group from which on "direct" has tiles for any number
+_LEAST_GROUP_OUT_CHANNELS = 32  # of a group; from here on "direct" has tiles for any number
 _DTYPES = ("float32", "bfloat16", "float16")
-_BESIDE_ROW = 2**16  # bytes of shared memory that a dense layer's kernel wants beside its inputs (cuda/sparse/matvec/row.cu)
-# Of an average: pixels that a block takes at a time, channels of a block's piece, blocks that share them and bytes of
-# results for which they do, and how many rounds of loads are less than a kernel of its own.
+_BESIDE_ROW = 2**16  # bytes of shared memory beside the inputs of a dense layer (cuda/sparse/matvec/row.cu)
+# An average over pixels: pixels that a block takes at a time, channels of a block, blocks that share the channels, and
+# up to how many bytes of results they do. Up to the last number of rounds it costs less than a kernel of its own.
 _AVERAGED, _PIECE, _PARTS, _SHARED_RESULTS, _MOST_ROUNDS = 64, 256, 8, 7680, 8
-# Where a chain gains over `implementation=None`, layer by layer: on this capability, from so many layers on
-# (`LEAST_LAYERS`), of so many operations on average, for one image at HIGHEST. By rows of h200_networks.json from
-# before chains were chosen ResNet-50's 1.5e8 gain at every precision, RegNetX-16GF's 4.5e8 9 % in TF32 and 11 in
-# bfloat16, VGG-19's 2.4e9 3 and 7, and 8 at HIGHEST since kernels leave each other low parts there. Eight images of
-# ResNet-50, 1.2e9, gain 6 % in TF32 and 13 in bfloat16, in which four of ResNet-34 gain 19 and two of RegNetX-16GF,
-# 9e8, 33 (h100_networks_chains.json); eight of these, 3.6e9, nothing (h200_networks.json of dce2134). GoogLeNet in
-# chains of six layers gains 10 % in TF32 and 19 in bfloat16 at batch 1, 8 and 14 at batch 8, and nothing at HIGHEST
-# (h100_networks_googlenet.json). At HIGHEST ResNet-50 gains 8 % at batch 2, for which it takes 1 % more memory than XLA
-# (a development run).
+# A chain is expected to gain over its layers one by one, under `implementation=None`, on this compute capability. It has
+# at least `LEAST_LAYERS` layers and at most so many operations a layer on average. At HIGHEST that holds for one image.
 _MEASURED = (9, 0)
 _MOST_IMAGES_EXACT = 1
-_FLOPS, _FLOPS_OF_ONE = 1.3e9, 2.5e9  # the latter for one image
+_FLOPS, _FLOPS_OF_ONE = 1.3e9, 2.5e9  # a layer on average; the latter for one image
 
 
 def why_not(config: Config, x: Any, kernel: Any, shared_memory: int | None = None) -> str | None:
-    """Why a convolution or dense layer with these operands cannot be a layer of a fused chain, or None.
+    """Why a convolution or dense layer with these operands cannot be part of a fused chain, or None.
 
     Args:
       config: of the separate operation.
