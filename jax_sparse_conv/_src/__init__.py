@@ -1,6 +1,6 @@
 """Everything behind the public names of `jax_sparse_conv`; nothing here is public.
 
-The rooms along the path of the data: `api` (the call is checked) -> `problem` (the call as data) -> `primitive` (the
-call inside JAX) -> `dispatch` (what runs) -> the native kernels. Around it: `formats`, `fusion`, `layers`, `plans`,
-`cli`. docs/design/architecture.md has the picture.
+The rooms along the path of the data: `api` checks the call, `problem` is the call as data, `primitive` is the call
+inside JAX, and `dispatch` decides which native kernel runs. Around them are `formats`, `fusion`, `layers`, `plans`,
+`tune` and `cli`. docs/design/architecture.md has the picture.
 """

@@ -298,9 +298,11 @@ class DenseNet(ConvNet, WithDenseBlocks):
     def pack_blocks(self) -> int:
         """Have each block, and the transition behind it, hold one parameter, in place, where a GPU would read that.
 
-        These blocks stay as they are: those whose batch norms are not folded; whose layers name an implementation,
-        follow a plan or are masked; whose parameters are of several dtypes, are shared or have metadata. On other
-        devices all do.
+        A block stays as it is in these cases, and on other devices always:
+
+        - Its batch norms are not folded.
+        - A layer names an implementation, follows a plan or is masked.
+        - Its parameters are of several dtypes, are shared, or have metadata.
 
         Returns:
           How many convolutions are in packed blocks now.

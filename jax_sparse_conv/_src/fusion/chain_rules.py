@@ -29,8 +29,8 @@ _BESIDE_ROW = 2**16  # bytes of shared memory beside the inputs of a dense layer
 # An average over pixels: pixels that a block takes at a time, channels of a block, blocks that share the channels, and
 # up to how many bytes of results they do. Up to the last number of rounds it costs less than a kernel of its own.
 _AVERAGED, _PIECE, _PARTS, _SHARED_RESULTS, _MOST_ROUNDS = 64, 256, 8, 7680, 8
-# A chain is expected to gain over its layers one by one, under `implementation=None`, on this compute capability. It has
-# at least `LEAST_LAYERS` layers and at most so many operations a layer on average. At HIGHEST that holds for one image.
+# A chain is expected to gain over its layers one by one, under `implementation=None`, on this compute capability. It
+# has at least `LEAST_LAYERS` layers and at most so many operations a layer. At HIGHEST that holds for one image.
 _MEASURED = (9, 0)
 _MOST_IMAGES_EXACT = 1
 _FLOPS, _FLOPS_OF_ONE = 1.3e9, 2.5e9  # a layer on average; the latter for one image

@@ -21,8 +21,8 @@ from jax_sparse_conv._src.primitive.primitives import Config
 _ALIGNMENT = 256  # bytes, of arrays in the workspace
 _HIGHEST = 2  # of the custom call's precision
 
-# Two 1x1 layers in one kernel, a pair (`cuda/chain/pair_plan.cc`): channels of a block, of a cluster of 16, and of x;
-# elements between the layers, of 132 blocks with 56 pixels each.
+# A pair: two 1x1 layers in one kernel (`cuda/chain/pair_plan.cc`). Channels of a block, of a cluster of 16, and of x.
+# Elements between the layers: those of 132 blocks with 56 pixels each.
 _PAIR_CHANNELS, _MOST_PAIR_CHANNELS, _MOST_PAIR_INPUTS, _MOST_PAIR_ELEMENTS = 64, 1024, 512, 64 * 56 * 132
 
 TakesPool: TypeAlias = Callable[[chain_tiles.Key, chain_tiles.Tile, int, bool], bool]

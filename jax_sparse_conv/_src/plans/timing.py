@@ -257,7 +257,7 @@ def compile_ahead(function: Function, operands: Sequence[Operands]) -> None:
 
 
 def what_ran(function: Function, *arguments: Any) -> str:
-    """The native kernels in a jitted function's compiled program, by implementation name; "xla" without one.
+    """The native kernels in what a jitted function compiles to, by implementation name; "xla" without one.
 
     "|xla" after them says that the device may take dense convolution in their place.
     """
