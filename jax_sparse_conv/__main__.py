@@ -1,4 +1,4 @@
-"""Command line, `python -m jax_sparse_conv`: `env`, and `run`, `calibrate` or `maps` with `--network vgg19`."""
+"""Command line, `python -m jax_sparse_conv`: `env`, `tune`, and `run`, `calibrate` or `maps` of a network."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from jax_sparse_conv._src import environment
 from jax_sparse_conv._src.cli.photograph import SAMPLE, UserError, batch_of, load, optional
+from jax_sparse_conv._src.dispatch import table
 
 if TYPE_CHECKING:
     import jax
@@ -30,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     options.argv = list(sys.argv[1:] if argv is None else argv)
     try:
-        {"env": _env, "run": _run, "calibrate": _calibrate, "maps": _maps}[options.command](options)
+        {"env": _env, "run": _run, "calibrate": _calibrate, "maps": _maps, "tune": _tune}[options.command](options)
     except UserError as error:
         print(f"jax_sparse_conv: {error}", file=sys.stderr)
         return 1
@@ -78,7 +79,28 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_network(maps, "+")
     maps.add_argument("--out", type=Path, required=True, help="folder to write to; made if it does not exist")
+    _add_tune(
+        commands.add_parser(
+            "tune",
+            help="make the package fast on the GPU at hand",
+            description="Time what kernels can take against XLA, for the convolutions of networks, and write the table that "
+            "implementation=None reads. It goes on where it was stopped.",
+        )
+    )
     return parser
+
+
+def _add_tune(parser: argparse.ArgumentParser) -> None:
+    layers = parser.add_mutually_exclusive_group()
+    layers.add_argument("--network", nargs="+", metavar="NAME", help="whose convolutions to time (default: four)")
+    layers.add_argument("--layers", type=Path, metavar="FILE", help="JSON list of calls, as a plan has them")
+    add = parser.add_argument
+    add("--batch", type=_positive, nargs="+", default=(1, 8, 32), metavar="N", help="images of a batch: 1 8 32")
+    add("--kinds", nargs="+", choices=table.KINDS, default=table.KINDS, help="of products (default: all)")
+    add("--device", type=int, default=0, metavar="N", help="CUDA's number of the GPU (default: 0)")
+    add("--budget", type=float, default=30, metavar="MINUTES", help="stop after so long (default: 30)")
+    add("--out", type=Path, metavar="FOLDER", help="of the table and the raw times (default: the user's cache folder)")
+    add("--show", action="store_true", help="print the tables in use for the device, and stop")
 
 
 def _add_network(parser: argparse.ArgumentParser, images: str | None = None) -> None:
@@ -231,6 +253,15 @@ def _maps(options: argparse.Namespace) -> None:
     print(f"{len(entries)} maps of {len(images)} images in {options.out}: {', '.join(feature_maps.FILES)}")
     if options.weights is None:
         print("Without --weights the weights are seeded and the zeros those of a profile, not of a trained network.")
+
+
+def _tune(options: argparse.Namespace) -> None:
+    from jax_sparse_conv._src.tune import command
+
+    try:
+        command.run(options)
+    except (ValueError, OSError) as error:
+        raise UserError(str(error)) from error
 
 
 def _check_writable(name: str, path: Path) -> None:

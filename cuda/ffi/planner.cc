@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -105,10 +106,12 @@ nb::list Candidates(const std::vector<int64_t>& layer, const std::vector<int64_t
     rated.push_back({tile, p.cycles});
   });
   std::stable_sort(rated.begin(), rated.end(), [](const Rated& a, const Rated& b) { return a.cycles < b.cycles; });
-  std::map<Family, int> counted;
+  std::map<Family, std::set<std::vector<int>>> known;
   nb::list found;
   for (const Rated& each : rated) {
-    if (counted[each.candidate.family]++ >= most) continue;
+    auto& tiles = known[each.candidate.family];
+    const std::vector<int> tile(std::begin(each.candidate.tile), std::end(each.candidate.tile));
+    if (static_cast<int>(tiles.size()) >= most || !tiles.insert(tile).second) continue;
     const nb::object named = Named(each.candidate);
     found.append(nb::make_tuple(named[0], named[1], each.cycles));
   }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextvars
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -26,6 +27,9 @@ _WARPGROUPS = (9, 0)  # the one with warpgroup products that this package has co
 _TENSOR_CORES = {(8, 0): (1024, 2048), (9, 0): (2048, 4096), (10, 0): (2048, 8192), (10, 3): (2048, 8192)}
 _TENSOR_CORES_ELSEWHERE = (256, 512)
 
+CAPABILITY = "JSC_CAPABILITY"
+"""Environment variable: "8.0" has a newer GPU look like one of that compute capability, without a table, for tests."""
+
 _ordinal: contextvars.ContextVar[int | None] = contextvars.ContextVar("jax_sparse_conv_ordinal", default=None)
 Rule = TypeVar("Rule", bound=Callable[..., Any])
 
@@ -35,6 +39,7 @@ class Device:
     """What planners and models have to know of a GPU; by default an H200, for where there is none.
 
     Attributes:
+      name: its kind, as JAX names it.
       multiprocessors: how many SMs there are.
       threads: resident threads of an SM.
       blocks: resident blocks of an SM.
@@ -50,6 +55,7 @@ class Device:
       tensor_maps: whether the driver makes tensor maps for TMA.
     """
 
+    name: str = "NVIDIA H200"
     multiprocessors: int = 132
     threads: int = 2048
     blocks: int = 32
@@ -125,13 +131,25 @@ class Device:
         """
         found = _native.device_properties(ordinal)
         named = {field.name: found[field.name] for field in dataclasses.fields(cls) if field.name in found}
+        capability = os.environ.get(CAPABILITY, "")
+        if capability:
+            found |= dict(zip(("major", "minor"), map(int, capability.split(".")), strict=True))
         return cls(
             **named,
+            name="" if capability else _name(ordinal),
             clock_hz=found["clock_khz"] * 1e3,
             memory_bytes_per_second=2 * found["memory_clock_khz"] * 1e3 * found["memory_bus_bits"] / 8,
             lanes=_FP32_LANES.get((found["major"], found["minor"]), 128),
             capability=(found["major"], found["minor"]),
         )
+
+
+def _name(ordinal: int) -> str:
+    try:
+        here = jax.local_devices(backend="cuda")
+    except RuntimeError:
+        return ""  # JAX has no GPU
+    return next((str(each.device_kind) for each in here if (each.local_hardware_id or 0) == ordinal), "")
 
 
 def default() -> jax.Device:

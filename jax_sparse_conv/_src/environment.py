@@ -40,6 +40,7 @@ def collect() -> dict[str, Any]:
         "missing": _or_reason(_missing),
         "backend": _or_reason(_backend),
         "devices": _or_reason(_devices),
+        "tables": _or_reason(_tables),
         "gpu_driver": gpu_driver(),
     }
 
@@ -145,6 +146,13 @@ def _cpu_model() -> str:
     except OSError:
         names = []
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def _tables() -> dict[str, str]:
+    """Which tables of choices are there for the first device."""
+    table = importlib.import_module("jax_sparse_conv._src.dispatch.table")
+    kind = str(importlib.import_module("jax").local_devices()[0].device_kind)
+    return {name: str(path) if path.exists() else f"none, {path}" for name, path in table.paths(kind).items()}
 
 
 def _targets() -> dict[str, Any]:

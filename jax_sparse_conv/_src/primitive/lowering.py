@@ -18,7 +18,7 @@ from jax import lax
 from jax.interpreters import mlir
 
 from jax_sparse_conv._src import _native, devices
-from jax_sparse_conv._src.dispatch import choice, direct_choice
+from jax_sparse_conv._src.dispatch import choice, direct_choice, planner, table
 from jax_sparse_conv._src.dispatch.coo import cost_model
 from jax_sparse_conv._src.primitive import packing, partitioning, reference, sampling
 from jax_sparse_conv._src.primitive.primitives import Config, Operands, conv_on_device_p, conv_p, reference_conv
@@ -103,7 +103,10 @@ def resolved(x: Any, kernel: Any, config: Config, platform: str) -> Config | Non
 
 
 def _chosen(workload: Workload, config: Config, platform: str) -> Config | None:
-    """`implementation=None`."""
+    """`implementation=None`: by the table of the GPU, else by the models."""
+    row = table.decision(workload) if platform == "cuda" else None
+    if row is not None:
+        return None if row.candidate is None else _told(row.candidate, config)
     if _is_direct(workload, platform):
         return dataclasses.replace(config, method="direct")
     below = choice.threshold(workload, platform)
@@ -111,6 +114,11 @@ def _chosen(workload: Workload, config: Config, platform: str) -> Config | None:
         return None
     native = choice.chooses_natively(workload, platform)
     return dataclasses.replace(config, below=None if below >= 1 or native else below, may_be_dense=native)
+
+
+def _told(candidate: planner.Candidate, config: Config) -> Config:
+    """The call by a kernel family and tile."""
+    return dataclasses.replace(config, method="ecr" if candidate.family == "ecr" else "direct", candidate=candidate)
 
 
 def _is_direct(workload: Workload, platform: str) -> bool:
@@ -157,6 +165,8 @@ def _lower(ctx: Any, *operands: Any, config: Config, platform: str | None) -> An
     if chosen is None or _is_split_in_export(ctx, config):
         lower = mlir.lower_fun(functools.partial(reference_conv, config=config), multiple_results=False)
         return lower(ctx, *operands)
+    if partitioning.is_partitioned(ctx) or partitioning.is_exported(ctx):
+        chosen = dataclasses.replace(chosen, candidate=None)  # sizes of a part, and of another GPU, are not known here
     ctx, operands, chosen = _without_unused(ctx, operands, chosen, platform)
     if partitioning.is_partitioned(ctx):
         return mlir.lower_fun(_partitioned(x, kernel, chosen), multiple_results=False)(ctx, *operands)
@@ -285,6 +295,8 @@ def lower_counted(ctx: Any, *operands: Any, config: Config) -> Any | None:
         return None
     if chosen.method == "adaptive" and not chosen.has_nonzeros:
         return None  # sampled first
+    if partitioning.is_exported(ctx):
+        chosen = dataclasses.replace(chosen, candidate=None)
     ctx, operands, chosen = _without_unused(ctx, operands, chosen, "cuda")
     out, _, counts = _custom_call(ctx, operands, chosen, "cuda")
     return [out, counts]
@@ -298,6 +310,8 @@ def _custom_call(ctx: Any, operands: tuple[Any, ...], config: Config, platform: 
         scratch = _workspace(x, kernel, config, extra)
         out, *counts = ctx.avals_out
         ctx = ctx.replace(avals_out=[out, jax.core.ShapedArray((scratch,), np.uint8), *counts])
+    if platform == "cuda" and config.candidate is not None:
+        extra["candidate"] = config.candidate.attribute
     if config.method == "adaptive":
         assert config.below is not None
         extra["threshold"] = np.float32(config.below)

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core as jex_core
 
+from jax_sparse_conv._src.dispatch import planner
 from jax_sparse_conv._src.dispatch.coo import configurations
 from jax_sparse_conv._src.primitive import explicit, jax_internals, reference
 from jax_sparse_conv._src.problem.geometry import Geometry
@@ -43,6 +44,7 @@ class Config:
         what `choice` finds. Benchmarks and tests set it to force a side.
       precision: None, a pair of `lax.Precision`, or one of lax's dot algorithms.
       coo: `configurations.Configuration.attribute` of a COO* call; None lets the cost model choose.
+      candidate: the kernel family and tile that a CUDA call is told, of the method's; None lets the models choose.
     """
 
     geometry: Geometry
@@ -57,6 +59,7 @@ class Config:
     coo: configurations.Attribute | None = None
     may_be_dense: bool = False
     below: float | None = None
+    candidate: planner.Candidate | None = None
 
     @property
     def implementation(self) -> str:

@@ -1,0 +1,127 @@
+"""What the CUDA kernels can take, as the native planners say (`cuda/ffi/planner.cc`); no GPU is needed.
+
+A candidate is a kernel family and the numbers that cut a call into its tiles. The planners list the candidates of a
+call and check the one that a custom call is told; no rule of theirs is repeated in Python.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from jax_sparse_conv._src import _native
+from jax_sparse_conv._src.devices import Device
+from jax_sparse_conv._src.problem.geometry import Geometry
+
+FAMILIES = {
+    "model": 0,  # the planners' models choose
+    "few_channels": 3,
+    "splitk_channels": 6,
+    "grouped": 5,
+    "wgmma": 4,
+    "mma": 2,
+    "per_output": 0,
+    "ecr": 7,
+}
+"""Kernel families by the number that `candidate` has for them, with how many numbers cut their tiles."""
+POOL_KINDS = {"max": 1, "avg": 2}
+
+_TILE = 7  # numbers of the attribute, behind the family
+
+Numbers: TypeAlias = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A kernel that a call may have.
+
+    Attributes:
+      family: of `FAMILIES`.
+      tile: what cuts the call, beside each planner in `cuda/dense_conv/plan/` and `cuda/sparse/ecr/plan.h`.
+    """
+
+    family: str
+    tile: Numbers
+
+    @property
+    def attribute(self) -> np.ndarray:
+        """As the custom call takes it, int64 [8]."""
+        values = [list(FAMILIES).index(self.family), *self.tile]
+        return np.asarray(values + [0] * (1 + _TILE - len(values)), np.int64)
+
+    @classmethod
+    def of(cls, family: str, tile: Sequence[int]) -> Candidate:
+        """From a planner's answer, or from JSON.
+
+        Raises:
+          ValueError: an unknown family, or numbers that cannot be its tile.
+        """
+        if family not in FAMILIES:
+            raise ValueError(f"family={family!r} is not one of {', '.join(map(repr, FAMILIES))}")
+        numbers = tuple(int(number) for number in tile[: FAMILIES[family]])
+        if len(numbers) != FAMILIES[family] or any(number < 0 for number in numbers) or any(tile[FAMILIES[family] :]):
+            raise ValueError(
+                f"tile={list(tile)} is not {FAMILIES[family]} numbers of 0 or more, as {family!r} has them"
+            )
+        return cls(family, numbers)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rated:
+    """A candidate and the cycles that its family's model expects."""
+
+    candidate: Candidate
+    cycles: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """A convolution as the planners see it.
+
+    Attributes:
+      sizes: N, H, W, C, kh, kw, K, then rows and columns of strides, padding (low, high of H, then of W) and dilation,
+        and groups.
+      pool: rows and columns of its window, strides and padding, and 1 for a max pool or 2 for an average; or nothing.
+      element_bytes: 2 or 4.
+      precise: whether float32 is multiplied as float32.
+    """
+
+    sizes: Numbers
+    pool: Numbers
+    element_bytes: int
+    precise: bool
+
+    @classmethod
+    def of(
+        cls, x_shape: Sequence[int], kernel_shape: Sequence[int], geometry: Geometry, element_bytes: int, precise: bool
+    ) -> Layer:
+        """Of x [N, H, W, C] and kernel [1, kh, kw, C / groups, K]."""
+        windows = (*geometry.strides, *geometry.padding[0], *geometry.padding[1], *geometry.dilation)
+        sizes = (*x_shape, *kernel_shape[1:3], kernel_shape[4], *windows, geometry.groups)
+        pool = geometry.pool
+        if pool is None:
+            return cls(sizes, (), element_bytes, precise)
+        behind = (*pool.window, *pool.strides, *pool.padding[0], *pool.padding[1], POOL_KINDS[pool.kind])
+        return cls(sizes, behind, element_bytes, precise)
+
+    def candidates(self, device: Device, most: int = 8) -> list[Rated]:
+        """What kernels can take on a GPU: at most so many of each family, by the cycles of its model.
+
+        Raises:
+          RuntimeError: this copy of the package is not built.
+          ValueError: sizes that make no sense.
+        """
+        found = _native.planner().candidates(
+            self.sizes, self.pool, self.element_bytes, self.precise, most, device.description()
+        )
+        return [Rated(Candidate.of(family, tile), cycles) for family, tile, cycles in found]
+
+    def dense(self, device: Device) -> Candidate:
+        """The dense kernel that the models choose; errors as of `candidates`."""
+        family, tile, *_ = _native.planner().direct(
+            self.sizes, self.pool, self.element_bytes, self.precise, False, device.description()
+        )
+        return Candidate.of(family, tile)

@@ -1,0 +1,274 @@
+"""Tables of measured choices: for a workload on a GPU, the kernel family and tile that was the fastest, or XLA.
+
+A shipped table of a GPU is `tables/<device>.json` beside this file. `python -m jax_sparse_conv tune` writes one of the
+user's own, in the user's cache folder; its rows win over the shipped ones. A workload that has no row takes the choice
+of the nearest row of its class, if that is near enough and clear. Else the models choose (`choice`, `direct_choice`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from jax_sparse_conv._src import devices
+from jax_sparse_conv._src.devices import Device
+from jax_sparse_conv._src.dispatch.planner import Candidate, Layer
+from jax_sparse_conv._src.problem.workload import Workload
+
+SHIPPED = Path(__file__).with_name("tables")
+SWITCH = "JSC_TABLES"
+"""Environment variable: "off" hides all tables, so that the models choose; "shipped" hides the user's own."""
+CACHE = "JSC_CACHE"
+"""Environment variable: the folder of the user's tables and raw times, by default ~/.cache/jax_sparse_conv."""
+KINDS = ("highest", "tf32", "16bit")
+"""Of products; bfloat16 and float16 take the same time."""
+
+_FORMAT = 1
+_SIZES = 16  # numbers of a key
+# A row serves workloads whose pixels and channels differ by no more than this, the length of their logarithms to base
+# 2. And only where one side was ahead by so much: what is level may be otherwise beside it.
+_NEAR, _CLEAR = 0.5, 1.05
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """What a row is found by.
+
+    Attributes:
+      sizes: N, H, W, C, kh, kw, K, then rows and columns of strides, padding (low, high of H, then of W) and dilation,
+        and groups.
+      kind: of `KINDS`.
+      residual: whether a map is added.
+    """
+
+    sizes: tuple[int, ...]
+    kind: str
+    residual: bool
+
+    @classmethod
+    def of(cls, workload: Workload) -> Key | None:
+        """Of a convolution of known sizes by one kernel and without a pool; None for all else."""
+        is_conv = workload.method == "ecr" and workload.geometry.pool is None
+        if not is_conv or workload.is_symbolic or workload.kernel_shape[0] != 1 or workload.itemsize not in (2, 4):
+            return None
+        sizes = Layer.of(
+            workload.x_shape, workload.kernel_shape, workload.geometry, workload.itemsize, workload.is_precise
+        ).sizes
+        return cls(
+            sizes,
+            "16bit" if workload.itemsize == 2 else "highest" if workload.is_precise else "tf32",
+            workload.residual,
+        )
+
+    @property
+    def layer(self) -> Layer:
+        """As the planners see it."""
+        return Layer(self.sizes, (), 2 if self.kind == "16bit" else 4, self.kind == "highest")
+
+    @property
+    def class_(self) -> tuple[Any, ...]:
+        """Workloads that a row may stand for: all but the number of pixels and, without groups, channels."""
+        grouped = (self.sizes[3], self.sizes[6]) if self.sizes[15] > 1 else ()
+        return self.kind, self.residual, self.sizes[4:6], self.sizes[7:9], self.sizes[13:16], grouped
+
+    def distance(self, other: Key) -> float:
+        """Between two workloads of one class: the length of the logarithms of pixels, C and K, to base 2."""
+        mine, its = self._extents(), other._extents()
+        return math.sqrt(sum(math.log2(a / b) ** 2 for a, b in zip(mine, its, strict=True)))
+
+    def _extents(self) -> tuple[int, int, int]:
+        images, height, width, channels = self.sizes[:4]
+        return max(1, images * height * width), max(1, channels), max(1, self.sizes[6])
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What was measured of a workload.
+
+    Attributes:
+      key: the workload.
+      candidate: the fastest kernel with its tile, or None where XLA was.
+      us: its microseconds; XLA's where it is None.
+      xla_us: XLA's.
+      run: index into the table's `runs`.
+    """
+
+    key: Key
+    candidate: Candidate | None
+    us: float
+    xla_us: float
+    run: int
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether one side was ahead by enough to say the same of a neighbour."""
+        return self.candidate is None or self.xla_us >= _CLEAR * self.us
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """The rows of one GPU.
+
+    Attributes:
+      device: its kind, such as "NVIDIA H100 80GB HBM3".
+      runs: of the commands that measured: date, commit, command, versions, driver.
+      rows: in any order.
+    """
+
+    device: str
+    runs: tuple[Mapping[str, Any], ...]
+    rows: tuple[Row, ...]
+
+
+Index: TypeAlias = Mapping[tuple[Any, ...], Sequence[Row]]
+
+
+# --- what is chosen --------------------------------------------------------------------------------------------------
+
+
+def decision(workload: Workload) -> Row | None:
+    """The row whose choice a workload takes on the GPU that is lowered for; None where no table says anything."""
+    key, device = Key.of(workload), devices.known()
+    if key is None or device is None:
+        return None
+    return _decided(key, device, os.environ.get(SWITCH, ""), os.environ.get(CACHE, ""))
+
+
+@functools.lru_cache(maxsize=4096)
+def _decided(key: Key, device: Device, switch: str, cache: str) -> Row | None:
+    near = _index(device.name, switch, cache).get(key.class_, ())
+    if not near:
+        return None
+    row = min(near, key=lambda row: key.distance(row.key))
+    if row.key == key:
+        return row
+    if key.distance(row.key) > _NEAR or not row.is_clear:
+        return None
+    return row if row.candidate is None else _retiled(row, key, device)
+
+
+def _retiled(row: Row, key: Key, device: Device) -> Row | None:
+    """A neighbour's choice with the tile that its family's planner has for this workload; None where it has none."""
+    assert row.candidate is not None
+    family = row.candidate.family
+    tiles = [each.candidate for each in key.layer.candidates(device, 1) if each.candidate.family == family]
+    return dataclasses.replace(row, key=key, candidate=tiles[0]) if tiles else None
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def slug(device: str) -> str:
+    """A GPU's name in file names: "h100" of "NVIDIA H100 80GB HBM3"."""
+    words = re.findall(r"[a-z0-9]+", device.lower())
+    return next((word for word in words if any(letter.isdigit() for letter in word)), "_".join(words) or "unknown")
+
+
+def cache_folder() -> Path:
+    """Where the user's tables and raw times are."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get(CACHE) or base / "jax_sparse_conv")
+
+
+def paths(device: str) -> dict[str, Path]:
+    """The tables of a GPU that may be read, by whose they are, the first winning; whether they exist or not."""
+    switch = os.environ.get(SWITCH, "")
+    if switch not in ("", "off", "shipped"):
+        raise ValueError(f'{SWITCH}={switch!r} is not one of "", "off", "shipped"')
+    found = {"user": cache_folder() / f"{slug(device)}.json", "shipped": SHIPPED / f"{slug(device)}.json"}
+    return {name: path for name, path in found.items() if switch != "off" and (name != "user" or switch == "")}
+
+
+@functools.lru_cache(maxsize=16)
+def _index(device: str, switch: str, cache: str) -> Index:
+    del switch, cache  # what `paths` reads
+    rows: dict[Key, Row] = {}
+    for path in reversed(paths(device).values()):
+        if path.exists():
+            rows |= {row.key: row for row in load(path).rows}
+    found: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows.values():
+        found.setdefault(row.key.class_, []).append(row)
+    return found
+
+
+def forget() -> None:
+    """Read the tables again at the next call: after one was written."""
+    _index.cache_clear()
+    _decided.cache_clear()
+
+
+def load(path: str | os.PathLike[str]) -> Table:
+    """Read a table.
+
+    Raises:
+      ValueError: a file that is no table; names the first thing that is wrong.
+      OSError: the file cannot be read.
+    """
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        if content["format"] != _FORMAT:
+            raise ValueError(f"its format is {content['format']!r}, not {_FORMAT}")
+        runs = tuple(dict(run) for run in content["runs"])
+        return Table(str(content["device"]), runs, tuple(_row(values, len(runs)) for values in content["rows"]))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{os.fspath(path)} holds no table of choices: {type(error).__name__}: {error}") from error
+
+
+def save(path: str | os.PathLike[str], table: Table) -> None:
+    """Write a table, a row a line and all in order, so that changes can be read."""
+    ordered = sorted(table.rows, key=lambda row: (row.key.kind, row.key.residual, row.key.sizes[4:], row.key.sizes))
+    lines = [json.dumps(_values(row)) for row in ordered]
+    runs = json.dumps(list(table.runs), indent=1, sort_keys=True).replace("\n", "\n ")
+    text = f'{{\n "format": {_FORMAT},\n "device": {json.dumps(table.device)},\n "runs": {runs},\n "rows": [\n  '
+    whole = text + ",\n  ".join(lines) + "\n ]\n}\n"
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    beside = target.with_suffix(".part")
+    beside.write_text(whole, encoding="utf-8")
+    beside.replace(target)  # whole, or not at all
+
+
+def merged(tables: Iterable[Table]) -> Table:
+    """Tables of one GPU as one; of rows with the same key the last one stays.
+
+    Raises:
+      ValueError: no tables, or of different GPUs.
+    """
+    rows: dict[Key, Row] = {}
+    runs: list[Mapping[str, Any]] = []
+    names = []
+    for table in tables:
+        rows |= {row.key: dataclasses.replace(row, run=row.run + len(runs)) for row in table.rows}
+        runs += table.runs
+        names.append(table.device)
+    if len(set(map(slug, names))) != 1:
+        raise ValueError(f"tables are of {', '.join(map(repr, names)) or 'no GPU'}, not of one GPU")
+    used = sorted({row.run for row in rows.values()})
+    place = {run: index for index, run in enumerate(used)}
+    kept = tuple(dataclasses.replace(row, run=place[row.run]) for row in rows.values())
+    return Table(names[-1], tuple(runs[run] for run in used), kept)
+
+
+def _values(row: Row) -> list[Any]:
+    family, tile = ("xla", ()) if row.candidate is None else (row.candidate.family, row.candidate.tile)
+    return [list(row.key.sizes), row.key.kind, int(row.key.residual), family, list(tile), row.us, row.xla_us, row.run]
+
+
+def _row(values: Sequence[Any], runs: int) -> Row:
+    sizes, kind, residual, family, tile, us, xla_us, run = values
+    if len(sizes) != _SIZES or not all(type(size) is int for size in sizes):
+        raise ValueError(f"{sizes} are no sizes: {_SIZES} ints")
+    if kind not in KINDS or residual not in (0, 1):
+        raise ValueError(f"kind={kind!r}, residual={residual!r} are not one of {', '.join(KINDS)} and 0 or 1")
+    if not (us > 0 and xla_us > 0 and 0 <= run < runs):
+        raise ValueError(f"us={us!r}, xla_us={xla_us!r}, run={run!r}: times are above 0 and run is one of {runs}")
+    candidate = None if family == "xla" else Candidate.of(family, tile)
+    return Row(Key(tuple(sizes), kind, bool(residual)), candidate, float(us), float(xla_us), run)

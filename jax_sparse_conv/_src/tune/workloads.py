@@ -1,0 +1,81 @@
+"""What to time: the convolutions of networks, or of a file, as calls."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jax_sparse_conv import models
+from jax_sparse_conv._src.layers import layers
+from jax_sparse_conv._src.layers.calls import Call
+from jax_sparse_conv._src.plans import typed_json
+
+KINDS = {
+    "highest": ("float32", "highest"),
+    "tf32": ("float32", "default"),
+    "16bit": ("bfloat16", "default"),
+}
+"""Dtype and precision of what is timed for each kind of products of `dispatch.table`."""
+
+
+def of_networks(names: Sequence[str]) -> list[Call]:
+    """The distinct convolutions of these networks on one image, a pool behind one left out; no weights are made."""
+    return list(dict.fromkeys(call for name in names for call in _traced(name)))
+
+
+def _traced(name: str) -> list[Call]:
+    network = models.NETWORKS[name]
+    found: list[Call] = []
+
+    def run(images: jax.Array) -> jax.Array:
+        model = models.build(name, rngs=nnx.Rngs(0))
+        models.fold_batch_norm(model)
+
+        def observe(layer: Any, call: Call, operands: Any, arguments: Any) -> jax.Array:
+            found.append(call)
+            return call.function("xla")(*call.present(operands))
+
+        with layers.observed(observe):
+            return model(network.preprocess(images))
+
+    jax.eval_shape(run, jax.ShapeDtypeStruct((1, network.input_size, network.input_size, 3), jnp.uint8))
+    return [_unpooled(call) for call in found if call.op != "dense"]
+
+
+def _unpooled(call: Call) -> Call:
+    return dataclasses.replace(call, op="conv", geometry=call.geometry.without_pool())
+
+
+def of_file(path: str | os.PathLike[str]) -> list[Call]:
+    """Calls of a JSON file: a list of what `dataclasses.asdict` makes of a `Call`, as a plan has them.
+
+    Raises:
+      ValueError: a file that holds no calls; names the first entry that is wrong.
+      OSError: the file cannot be read.
+    """
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        calls = typed_json.read(tuple[Call, ...], content, "")
+        for call in calls:
+            call.check()
+    except ValueError as error:
+        raise ValueError(f"{os.fspath(path)} holds no calls: {error}") from error
+    return [_unpooled(call) for call in calls if call.op != "dense"]
+
+
+def expanded(calls: Sequence[Call], batches: Sequence[int], kinds: Sequence[str]) -> Iterator[Call]:
+    """The calls for every batch and kind of products."""
+    for batch in batches:
+        for kind in kinds:
+            dtype, precision = KINDS[kind]
+            for call in calls:
+                shape = (batch, *call.x_shape[1:])
+                yield dataclasses.replace(call, x_shape=shape, dtype=dtype, precision=precision)

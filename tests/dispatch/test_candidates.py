@@ -1,0 +1,165 @@
+"""Candidates of every kernel family: what planners list, and that a call told one of them is right or refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+from unittest import mock
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from cases import Case
+from conftest import PLATFORM
+
+from jax_sparse_conv._src import _native, devices
+from jax_sparse_conv._src.dispatch.planner import FAMILIES, Candidate, Layer
+from jax_sparse_conv._src.primitive.primitives import Config, conv_p
+from jax_sparse_conv._src.problem import geometry as geo
+from jax_sparse_conv._src.problem.geometry import Geometry
+
+TOLERANCE = {"highest": 2e-6, "default": 5e-4, "bfloat16": 6e-3, "float16": 8e-4}
+KINDS = [("float32", "highest"), ("float32", "default"), ("bfloat16", "default"), ("float16", "default")]
+CASES = (
+    Case("3x3 of a small map", (1, 7, 9, 96), 64, bias=True, activation="relu"),
+    Case("3x3 of several images", (3, 14, 14, 64), 136, bias=True, residual=True, activation="relu"),
+    Case("3x3 with strides", (2, 29, 27, 72), 136, strides=2, padding=((1, 0), (2, 1)), activation="relu"),
+    Case("1x1", (2, 14, 14, 256), 128, kernel=(1, 1), bias=True, residual=True, activation="relu"),
+    Case("1x1 with strides", (1, 15, 13, 128), 64, kernel=(1, 1), strides=2),
+    Case("deep", (1, 7, 7, 512), 256, bias=True),
+    Case("dilated", (1, 21, 19, 40), 64, dilation=(2, 3), kernel=(3, 5), padding=((3, 1), (0, 5))),
+    Case("narrow groups", (2, 14, 14, 96), 96, groups=4, bias=True, activation="relu"),
+    Case("wide groups", (1, 14, 14, 256), 256, groups=2, strides=2, activation="relu"),
+    Case("an image", (2, 32, 30, 3), 64, kernel=(7, 7), strides=2, padding=3, bias=True, activation="relu", zeros=0.0),
+    Case("odd channels", (1, 9, 9, 10), 18, bias=True),
+)  # fmt: skip
+
+
+def layer_of(case: Case, dtype: str, precision: str) -> tuple[Layer, Geometry]:
+    arguments = {name: value for name, value in case.arguments.items() if name != "activation"}
+    kernel = (*case.kernel, case.x[3] // case.groups, case.features)
+    geometry = geo.resolve(case.x, kernel, **arguments)
+    return Layer.of(case.x, (1, *kernel), geometry, jnp.dtype(dtype).itemsize, precision == "highest"), geometry
+
+
+@pytest.fixture
+def h200() -> Any:
+    with mock.patch.object(_native, "has_warpgroups", return_value=True):
+        yield devices.Device()
+
+
+def test_planners_list_every_family(h200: devices.Device) -> None:
+    found = {
+        each.candidate.family
+        for case in CASES
+        for kind in KINDS
+        for each in layer_of(case, *kind)[0].candidates(h200, 2)
+    }
+    assert found == set(FAMILIES) - {"model", "per_output"}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_candidates_are_distinct_and_in_order_and_have_the_models_choice(case: Case, h200: devices.Device) -> None:
+    for kind in KINDS:
+        layer = layer_of(case, *kind)[0]
+        found = layer.candidates(h200, 1000)
+        candidates = [each.candidate for each in found]
+        assert len(set(candidates)) == len(candidates)
+        assert [each.cycles for each in found] == sorted(each.cycles for each in found)
+        assert layer.dense(h200) in candidates
+
+
+def test_a_gpu_without_warpgroup_products_has_no_candidate_with_them(h200: devices.Device) -> None:
+    older = dataclasses.replace(h200, capability=(8, 0), clusters=(0,) * 17)
+    for case in CASES:
+        for kind in KINDS:
+            families = {each.candidate.family for each in layer_of(case, *kind)[0].candidates(older, 1)}
+            assert families <= {"mma", "few_channels", "ecr"}
+
+
+@pytest.mark.parametrize(
+    ("family", "tile", "reason"),
+    [
+        ("wgmmma", (64, 56, 1, 1), "family='wgmmma' is not one of 'model', 'few_channels'"),
+        ("wgmma", (64, 56, 1), "is not 4 numbers"),
+        ("wgmma", (64, 56, 1, -1), "is not 4 numbers of 0 or more"),
+        ("mma", (1, 1, 1), "is not 2 numbers"),
+    ],
+)
+def test_what_is_no_candidate(family: str, tile: tuple[int, ...], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        Candidate.of(family, tile)
+
+
+def test_the_attribute_has_the_family_and_eight_numbers() -> None:
+    assert Candidate("mma", (3, 2)).attribute.tolist() == [5, 3, 2, 0, 0, 0, 0, 0]
+    assert Candidate.of("mma", (3, 2, 0, 0, 0, 0, 0)) == Candidate("mma", (3, 2))
+
+
+# --- what they compute -----------------------------------------------------------------------------------------------
+
+
+def told(case: Case, candidate: Candidate, geometry: Geometry, precision: str, inputs: cases.Inputs) -> jax.Array:
+    method = "ecr" if candidate.family == "ecr" else "direct"
+    config = Config(
+        geometry,
+        method,
+        activation=case.arguments.get("activation"),
+        has_bias=inputs.bias is not None,
+        has_residual=inputs.residual is not None,
+        precision=precision,
+        candidate=candidate,
+    )
+    leading = (inputs.x, inputs.kernel[None], None if inputs.bias is None else inputs.bias[None], inputs.residual)
+    operands = [jnp.asarray(value) for value in leading if value is not None]
+    return jax.jit(lambda *of: conv_p.bind(*of, config=config))(*operands)
+
+
+@pytest.mark.parametrize(("dtype", "precision"), KINDS, ids=[f"{dtype} {precision}" for dtype, precision in KINDS])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_candidate_against_the_oracle(case: Case, dtype: str, precision: str, gpu: jax.Device) -> None:
+    """Of each family the model's best, and others evenly among all that fit, twice each: results repeat bitwise."""
+    layer, geometry = layer_of(case, dtype, precision)
+    inputs = cases.inputs(case, jnp.dtype(dtype))
+    wanted = oracle.expected(case, inputs)
+    tolerance = TOLERANCE[precision if dtype == "float32" else dtype]
+    found = layer.candidates(devices.Device.of(0), 1000)
+    assert found
+    for family in {each.candidate.family for each in found}:
+        of_family = [each.candidate for each in found if each.candidate.family == family]
+        for candidate in of_family[:: -(-len(of_family) // 4)]:
+            poisoned = [jnp.full(wanted.shape, jnp.nan, dtype) for _ in range(4)]
+            jax.block_until_ready(poisoned)
+            del poisoned
+            result = told(case, candidate, geometry, precision, inputs)
+            assert oracle.relative_error(result, wanted) <= tolerance, candidate
+            again = told(case, candidate, geometry, precision, inputs)
+            np.testing.assert_array_equal(np.asarray(result, np.float64), np.asarray(again, np.float64))
+
+
+def test_a_candidate_that_does_not_fit_is_an_error(gpu: jax.Device) -> None:
+    case = CASES[0]
+    inputs = cases.inputs(case, jnp.dtype("float32"))
+    _, geometry = layer_of(case, "float32", "default")
+    for candidate in (
+        Candidate("grouped", (1, 7, 7, 1, 1)),
+        Candidate("few_channels", (32, 1, 8)),
+        Candidate("ecr", (5, 1, 1, 1, 1, 1, 160)),
+        Candidate("mma", (99, 1)),
+    ):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="candidate: no kernel has this tile"):
+            jax.block_until_ready(told(case, candidate, geometry, "default", inputs))
+
+
+def test_elsewhere_a_candidate_is_nothing() -> None:
+    """A CPU has no candidates: the call is the same."""
+    if PLATFORM != "cpu":
+        pytest.skip("this is a GPU")
+    case = CASES[0]
+    inputs = cases.inputs(case, jnp.dtype("float32"))
+    _, geometry = layer_of(case, "float32", "highest")
+    result = told(case, Candidate("ecr", (16, 1, 1, 1, 1, 1, 160)), geometry, "highest", inputs)
+    assert oracle.relative_error(result, oracle.expected(case, inputs)) <= TOLERANCE["highest"]
