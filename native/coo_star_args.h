@@ -1,4 +1,5 @@
-// CooStar, the COO* format of a feature map (Xiang et al. 2022, section 3.4, Figure 6), as the native code sees it;
+// CooStar, the COO* format of an output channel map (Xiang et al. 2022, section 3.4, Figure 6), as the native code sees
+// it;
 // shared by cpu/ and cuda/. Every buffer of a call is checked here.
 //
 //   x          [N, H, W, C]             2-, 4- or 8-byte elements; N is all leading axes together

@@ -1,4 +1,4 @@
-// One task of the dense direct convolution: nothing is skipped, so 0 * inf is NaN where a zero of x meets it.
+// One task of the dense dense convolution: nothing is skipped, so 0 * inf is NaN where a zero of x meets it.
 //
 // What: sums[block][window][channel] += x * kernel for every tap and channel, chunk by chunk, then the epilogue.
 // Layout: the tile's pixels of x, widened to the accumulator's type, padding included, as

@@ -75,8 +75,8 @@ template <typename A>
   return result / static_cast<A>(a.window[0] * a.window[1]);
 }
 
-// One vector of channels of a row of results, without residual and pool, from sums [columns, stride] to out
-// [columns, features]. The bias is read once, and nothing branches.
+// One vector of channels of a row of results, without residual and pool, from sums [columns, stride] to out [columns,
+// output channels]. The bias is read once, and nothing branches.
 template <typename T, typename A>
 inline void WriteRow(const ConvTask& task, int64_t columns, ChannelRange range, const A* sum, T* out) {
   const ConvArgs& a = task.call->args;
@@ -144,7 +144,7 @@ void ActivateRow(const ConvTask& task, const Tile& tile, const TileImage& image,
 }
 
 // One vector of channels of a row of 2x2 max pools that lie within the map, from sums before bias and ReLU: sums at the
-// first window, the rows row_stride apart, the windows `step`; to out [columns, features]. Nothing branches.
+// first window, the rows row_stride apart, the windows `step`; to out [columns, output channels]. Nothing branches.
 template <typename T, typename A>
 inline void WriteMaxPoolRow(const ConvTask& task, int64_t columns, ChannelRange range, int64_t row_stride, int64_t step,
                             const A* sum, T* out) {

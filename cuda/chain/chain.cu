@@ -1,16 +1,15 @@
-// A segment as a chain of kernels, one for each layer: those of Direct, a kernel for max pools, and at the end those of
-// dense layers of one row (sparse/matvec/row.cuh).
+// A fused chain as a run of kernels, one per layer: those of the dense engines, a kernel for max pools, and at the end
+// those of dense layers of one row (sparse/matvec/row.cuh). Details: docs/design/kernels/chain.md.
 //
-// Each is launched so that it may start while the one in front of it runs (programmatic dependent launch, sm_90), if
-// all its blocks find room beside that one's, or where that one's leave (core/programmatic_launch.cuh): it makes its
-// barriers and asks for its filters, which nothing before it writes, then waits for the end of the one in front before
-// it reads a map or writes one. That one has waited likewise, so all before it are done too. A kernel that reads
-// nothing of the one in front, as where a block begins with two convolutions of its input, starts to multiply at once
-// and waits before it writes. XLA orders whole calls, so only kernels of one call can overlap so.
+// Each kernel is launched by PDL, so it may start while the one in front runs, if all its blocks find room beside that
+// one's, or where that one's leave (core/programmatic_launch.cuh). It makes its barriers and asks for its weights,
+// which nothing before it writes. Then it waits for the end of the one in front before it reads a map or writes one.
+// That one has waited likewise, so all before it are done too. A kernel that reads nothing of the one in front starts
+// to multiply at once and waits before it writes. XLA orders whole calls, so only kernels of one call can overlap so.
 //
-// Bound by: each layer's own kernel.
-// Lost: kernels that start whatever room there is (ResNet-50 at HIGHEST 359 us instead of 340: the few multiprocessors
-// that are free get most blocks of the next layer), and that let the next one start before they have waited themselves.
+// Bound by: each layer's own kernel. Lost: kernels that start whatever room there is (ResNet-50 at HIGHEST 359 us
+// instead of 340: the few free SMs get most blocks of the next layer); kernels that let the next one start before they
+// have waited themselves. Tests: tests/fusion/test_chains.py, tests/fusion/test_network_chains.py.
 #include <algorithm>
 #include <limits>
 #include <optional>
@@ -187,7 +186,7 @@ bool TakePool(const ChainStep& pool, int device, DeviceCall* conv) {
 
 // What of the convolution that comes next, from steps[next] on, is to be in the L2 cache when it starts.
 void LookAhead(const ChainCall& call, size_t next, Gate* gate) {
-  constexpr uintptr_t kWhole = 16;  // bytes, of which the copy engine wants multiples
+  constexpr uintptr_t kWhole = 16;  // bytes, of which TMA wants multiples
   while (next < call.steps.size() && call.steps[next].kind != ChainKind::kConv) ++next;
   if (next == call.steps.size()) return;
   const ChainStep& step = call.steps[next];
@@ -240,10 +239,10 @@ PairPlan PlanOf(const PairCall& pair, int device) {
   return ChoosePairPlan(pair.shape, static_cast<int>(ffi::ByteWidth(pair.dtype)), tf32x3, GetDeviceInfo(device));
 }
 
-// Maps whose small parts are in memory, by where the maps are.
+// Maps whose low parts are in memory, by where the maps are.
 class Split {
  public:
-  // Of a kernel's results, whether it writes their small parts.
+  // Of a kernel's results, whether it writes their low parts.
   void Set(const void* map, bool is_split) {
     if (is_split) {
       maps_.insert(map);

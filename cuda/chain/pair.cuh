@@ -1,20 +1,23 @@
-// Two 1x1 convolutions in one kernel: the last of a residual block, with its residual, and the first of the next block.
+// Two 1x1 convolutions of a chain in one kernel: the last of a residual block, with its residual, and the first of the
+// next
+// block.
 //
 //   middle[pixel] = relu(x[pixel] * kernel + bias + residual[pixel]),  out[pixel] = relu(middle[pixel] * next + bias)
 //
-// A cluster has a tile of pixels, and each of its blocks 64 of the middle's channels: it multiplies all of x by its
-// filters, completes and writes these channels, and keeps them in shared memory, where they are what it multiplies the
-// next kernel's rows by. That gives each block sums of all results over its 64 channels, so the blocks send each other
-// theirs (as in dense_conv/wgmma/cluster_reduction.cuh), 16 filters of all pixels at a time, and add them in the order
-// of the blocks. Layout: filters are the rows of a product, pixels its columns. Both kernels come in slots of a ring:
-// 64 filters of
-//   128 bytes of channels. The first kernel's come before the kernel in front is done. The two warpgroups have a half
-//   of each step's channels in the first product, and every second 64 filters in the next.
-// Why: in a chain every kernel costs 3 to 4 us that do not depend on its products (its start behind the one in front,
-//   its first pixels, its meeting and its end). 1x1 layers need no pixels but their own, so two of them can share
+// Layout: output channels are the rows of a product, pixels its columns. A cluster has a tile of pixels, and each of
+//   its blocks 64 of the middle's channels. A block multiplies all of x by its weights, completes and writes these
+//   channels, and keeps them in shared memory as operand of the next product. That gives each block sums of all results
+//   over its 64 channels. The blocks send them to DSMEM slots (as in wgmma/cluster_reduction.cuh), 16 output channels
+//   of all pixels at a time, and add them in the order of the blocks. Both kernels come through one pipeline: stages of
+//   64 output channels x 128 bytes of channels, the first kernel's before the kernel in front is done. The two
+//   warpgroups have half of each step's channels in the first product, and every second 64 output channels in the next.
+// Why: in a chain every kernel costs 3 to 4 us that do not depend on its products: its start behind the one in front,
+//   first pixels, cluster reduction and epilogue. 1x1 layers need no pixels but their own, so two of them can share
 //   these, and the residual network's largest map is not read again.
-// Bound by: that, once for two layers, and mail: what the blocks of 16 send each other comes at 14 bytes a cycle.
-// Lost: tiles of 112 pixels, for 56x56 (their registers leave the kernels beside them no room).
+// Bound by: that, once for two layers, and the cluster reduction: what 16 blocks send each other comes at 14 bytes a
+// cycle.
+// Lost: tiles of 112 pixels for 56x56, whose registers leave the kernels beside them no room.
+// Tests: tests/fusion/test_chain_pairs.py.
 #ifndef JSC_CUDA_CHAIN_PAIR_CUH_
 #define JSC_CUDA_CHAIN_PAIR_CUH_
 
@@ -62,7 +65,8 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
     return;
   }
   const int group = warp / 4;
-  // As Turn leaves them: a lane's pixel of a row, and the first of its four filters of a warp's 16 or, TF32, 32.
+  // As TransposeQuad leaves them: a lane's pixel of a row, and the first of its four output channels of a warp's 16 or,
+  // TF32, 32.
   const int column = lane % 4 * 2 + lane / 4 % 2;
   const auto tile_out_channel_of = [&](int w) {
     if constexpr (sizeof(T) == 4) return w / 2 * 32 + (w % 2 * 2 + lane / 16 + lane / 8 % 2 * 4) * 4;
@@ -82,7 +86,7 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
   } else {
     FirstProduct<U, T>::Multiply(ring, barriers, SharedAddress(pixels), task.steps, group, sums);
   }
-  ArriveAtCluster();  // done with the pixels, in whose place the mail comes: the products that read them have ended
+  ArriveAtCluster();  // done with the pixels, in whose place the sums come: the products that read them have ended
   float4 own[U::kFirst] = {};
   if (group == 0) {
     AddHalves<U, 0>(sums, reinterpret_cast<float4*>(middle), own);

@@ -17,11 +17,11 @@ struct PairCall {
   const void* kernel;       // [in_channels, channels]
   const void* bias;         // [channels] or null
   const void* residual;     // [pixels, channels] or null
-  const void* next_kernel;  // [channels, features]
-  const void* next_bias;    // [features] or null
+  const void* next_kernel;  // [channels, output channels]
+  const void* next_bias;    // [output channels] or null
   void* middle;             // [pixels, channels]; may be the residual
-  void* out;                // [pixels, features]
-  const void* low_x;        // small parts as of LowParts, each null where there are none
+  void* out;                // [pixels, output channels]
+  const void* low_x;        // low parts as of LowParts, each null where there are none
   void *low_middle, *low_out;
   bool relu, next_relu;
   Gate gate;

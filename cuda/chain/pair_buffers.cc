@@ -1,4 +1,4 @@
-// Whether the buffers of two 1x1 convolutions let one kernel have them.
+// Whether the buffers of two 1x1 convolutions let one kernel have them (chain/pair.cuh).
 #include <cstdint>
 
 #include "cuda/chain/pair.h"
@@ -20,7 +20,7 @@ bool Overlap(const Room& a, const Room& b) {
 }  // namespace
 
 bool SuitsPair(const PairCall& call) {
-  constexpr uintptr_t kWhole = 16;  // bytes: of the copy engine, and of the widest loads and stores
+  constexpr uintptr_t kWhole = 16;  // bytes: of TMA, and of the widest loads and stores
   for (const void* data : {call.x, call.kernel, call.bias, call.residual, call.next_kernel, call.next_bias,
                            static_cast<const void*>(call.middle), static_cast<const void*>(call.out)}) {
     if (reinterpret_cast<uintptr_t>(data) % kWhole != 0) return false;

@@ -1,5 +1,5 @@
-// What a block of two 1x1 convolutions copies to shared memory: pixels of its cluster's tile, which each block brings a
-// share of to all, and filters of both kernels through a ring.
+// What a block of a pair (chain/pair.cuh) copies to shared memory. Pixels of its cluster's tile, of which each block
+// brings a share to all; weights of both kernels, through a pipeline.
 #ifndef JSC_CUDA_CHAIN_PAIR_COPIES_CUH_
 #define JSC_CUDA_CHAIN_PAIR_COPIES_CUH_
 
@@ -99,7 +99,7 @@ __device__ __forceinline__ void AskForPair(const PairTask<T>& task, const PairMa
   for (int item = early; item < items; ++item) ask(item);
 }
 
-// The ring of filters as one of the warps that multiply walks through it.
+// The ring of weights as one of the warps that multiply walks through it.
 template <class U>
 struct PairRing {
   PairBarriers& barriers;

@@ -8,14 +8,15 @@
 namespace jsc {
 namespace {
 
-constexpr int64_t kRooms[] = {32, 56};  // for pixels, that kernels are compiled for; 112 lost (benchmarks/NOTES.md)
+constexpr int64_t kRooms[] = {
+    32, 56};  // for pixels, that kernels are compiled for; 112 lost (docs/design/kernels/chain.md)
 constexpr int64_t kOutChannels = kPairOutChannels, kSlotBytes = kOutChannels * kRowBytes, kLeastSlots = 3;
 
 }  // namespace
 
 PairPlan ChoosePairPlan(const PairShape& shape, int element_bytes, bool tf32x3, const DeviceInfo& device) {
   const int64_t step_channels = kRowBytes / element_bytes,
-                copies = tf32x3 ? 2 : 1;  // of pixels: small parts beside the large
+                copies = tf32x3 ? 2 : 1;  // of pixels: low parts beside the large
   const int64_t blocks = shape.channels / kOutChannels, steps = shape.in_channels / step_channels,
                 pieces = shape.out_channels / kPairPiece;
   if (!device.wgmma || shape.channels % kOutChannels != 0 || shape.in_channels % kOutChannels != 0 ||
@@ -29,7 +30,7 @@ PairPlan ChoosePairPlan(const PairShape& shape, int element_bytes, bool tf32x3, 
     const int64_t sum_bytes = pieces * kPairPiece * room * 4;  // sums of all blocks for its pieces
     const int64_t middle_at = std::max(copies * steps * row, sum_bytes),
                   weights_at = middle_at + copies * room * kOutChannels * 4;
-    // Two blocks fit a multiprocessor, as MayOverlap wants it: 1 KB is the system's, 1 the kernel's own.
+    // Two blocks fit an SM, as MayOverlap wants it: 1 KB is the system's, 1 the kernel's own.
     const int64_t most = device.shared_memory_sm / 2 - 2 * 1024 - kSwizzleBytes;
     const int64_t items = steps + shape.out_channels / kOutChannels * (kOutChannels / step_channels);
     const int64_t slots = std::min({int64_t{kMaxPairSlots}, items, (most - weights_at) / kSlotBytes});

@@ -7,9 +7,9 @@
 
 namespace jsc {
 
-constexpr int kPairOutChannels = 64;                  // of a slot of the ring, and middle channels of a block
-constexpr int kPairPiece = 16;                        // filters of the second layer that a block completes together
-constexpr int kMaxPairSteps = 8, kMaxPairSlots = 12;  // of pixels; of filters
+constexpr int kPairOutChannels = 64;  // of a slot of the ring, and middle channels of a block
+constexpr int kPairPiece = 16;        // output channels of the second layer that a block completes together
+constexpr int kMaxPairSteps = 8, kMaxPairSlots = 12;  // of pixels; of output channels
 
 struct PairShape {
   int64_t pixels, in_channels, channels, out_channels;  // channels: of the middle, which is the first one's result

@@ -1,4 +1,4 @@
-// The products of two 1x1 convolutions in one kernel: sums in registers.
+// The products of a pair (chain/pair.cuh): sums in registers.
 #ifndef JSC_CUDA_CHAIN_PAIR_PRODUCTS_CUH_
 #define JSC_CUDA_CHAIN_PAIR_PRODUCTS_CUH_
 
@@ -7,7 +7,8 @@
 namespace jsc {
 
 #if __CUDA_ARCH__ >= 900
-// The first product: sums of the block's 64 filters and all pixels over the warpgroup's half of each step's channels.
+// The first product: sums of the block's 64 output channels and all pixels over the warpgroup's half of each step's
+// channels.
 template <class U, typename T>
 struct FirstProduct {
   static __device__ __forceinline__ void Multiply(PairRing<U>& ring, PairBarriers& barriers, uint32_t pixels, int steps,
@@ -70,7 +71,7 @@ struct FirstProduct<U, float> {
   }
 };
 
-// The next product: sums of 64 filters and all pixels over the block's middle channels.
+// The next product: sums of 64 output channels and all pixels over the block's middle channels.
 template <class U, typename T>
 struct NextProduct {
   static __device__ __forceinline__ void Multiply(PairRing<U>& ring, uint32_t middle, float (&sums)[U::kPixels / 2]) {
@@ -116,14 +117,14 @@ struct NextProduct<U, float> {
   }
 };
 
-// Both products in parts. Products of 32 channels are summed in the tensor cores before they are added.
-// split: the small parts of pixels are made here, else they come with the pixels.
+// Both products by 3xTF32. Products of 32 channels are summed in the tensor cores before they are added. split: the low
+// parts of pixels are made here, else they come with the pixels.
 template <class U>
 __device__ __forceinline__ void MultiplyFirstTf32x3(PairRing<U>& ring, PairBarriers& barriers, uint32_t pixels,
                                                     int steps, bool split, int group, float (&sums)[U::kPixels / 2]) {
   const uint32_t low = steps * U::kStageBytes;
 #pragma unroll 1
-  for (int step = 0; step < steps; ++step) {  // small parts of the warpgroup's half of the step's channels
+  for (int step = 0; step < steps; ++step) {  // low parts of the warpgroup's half of the step's channels
     WaitForBytes(barriers.pixels_full + step, 0);
     if (!split) continue;
 #pragma unroll

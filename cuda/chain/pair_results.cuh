@@ -1,4 +1,5 @@
-// From sums to the middle of two 1x1 convolutions in one kernel; and at HIGHEST what of either is not finite, again.
+// From sums to the middle of a pair (chain/pair.cuh). At HIGHEST also what of either result is not finite, again by
+// FFMA.
 #ifndef JSC_CUDA_CHAIN_PAIR_RESULTS_CUH_
 #define JSC_CUDA_CHAIN_PAIR_RESULTS_CUH_
 
@@ -111,7 +112,7 @@ struct Middle {
       }
     }
   }
-  // Two channels of a pixel: rounded, or whole with their small parts beside the middle.
+  // Two channels of a pixel: rounded, or whole with their low parts beside the middle.
   static __device__ __forceinline__ void Stage(uint32_t to, float first, float second) {
     if constexpr (!U::kTf32x3) first = RoundUp(first), second = RoundUp(second);
     StoreTwo(to, first, second);
@@ -135,7 +136,7 @@ struct Middle {
       }
     }
   }
-  // sums: of filters h and pixels e of a row, at 2 * h + e
+  // sums: of output channels h and pixels e of a row, at 2 * h + e
   __device__ __forceinline__ void Write(const float4 (&sums)[U::kFirst], uint32_t middle) const {
     const int byte = channel % U::kStepChannels * static_cast<int>(sizeof(T));  // of a row of the swizzle
     const uint32_t column = middle + channel / U::kStepChannels * U::kStageBytes + pixel * kRowBytes + byte % 16;
@@ -177,7 +178,7 @@ __device__ __noinline__ float SumInOrder(const float* x, const float* kernel, in
   return sum;
 }
 
-// Computes again what is not finite of a row's two filters h of two pixels e, at 2 * h + e.
+// Computes again what is not finite of a row's two output channels h of two pixels e, at 2 * h + e.
 template <typename Again>
 __device__ __forceinline__ void CompleteRow(float4& v, const Again& again) {
   if (IsFinite(v)) return;

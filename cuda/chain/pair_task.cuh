@@ -1,4 +1,4 @@
-// Two 1x1 convolutions as one kernel gets them (chain/pair.cuh), and its launch.
+// A pair (chain/pair.cuh) as its kernel gets it.
 #ifndef JSC_CUDA_CHAIN_PAIR_TASK_CUH_
 #define JSC_CUDA_CHAIN_PAIR_TASK_CUH_
 
@@ -9,13 +9,13 @@
 namespace jsc {
 
 // A block has 64 middle channels of kPixels pixels; two warpgroups multiply, the last warp asks for copies. kTf32x3:
-// float32-accurate products (dense_conv/wgmma/parts.cuh).
+// float32-accurate products (dense_conv/wgmma/tf32x3.cuh).
 template <typename T, int kPixels_, bool kTf32x3_ = false>
 struct PairTile {
   static constexpr int kPixels = kPixels_, kOutChannels = kPairOutChannels;
   static constexpr bool kTf32x3 = kTf32x3_;
   static constexpr int kConsumers = 256, kThreads = kConsumers + kWarp;
-  // Blocks of a multiprocessor that registers suffice for.
+  // Blocks of an SM that registers suffice for.
   static constexpr int kResident = kTf32x3 && kPixels > 32 ? 1 : 2;
   static constexpr int kStepChannels = kRowBytes / static_cast<int>(sizeof(T)), kBox = kStepChannels;
   static constexpr int kBoxBytes = kStepChannels * kRowBytes,
@@ -30,24 +30,24 @@ struct PairTask {
   const T *bias, *next_bias;  // of the middle and of the result, or null
   const T* residual;          // [pixels, channels] or null
   const T *x, *kernel;        // [pixels, in_channels], [in_channels, channels]
-  const T* next_kernel;       // [channels, features]
+  const T* next_kernel;       // [channels, output channels]
   T* middle;                  // [pixels, channels]
-  T* out;                     // [pixels, features]
-  T *low_middle, *low_out;    // in parts: as middle and out, or null
+  T* out;                     // [pixels, output channels]
+  T *low_middle, *low_out;    // at 3xTF32: as middle and out, or null
   Gate gate;
   int pixels, tile_pixels, channels, out_channels;
   int in_channels, steps;            // of x; blocks of kStepChannels of them
-  int blocks, pieces;                // of a cluster; of 16 filters of a tile's results, that a block completes
+  int blocks, pieces;                // of a cluster; of 16 output channels of a tile's results, that a block completes
   int box_rows, sharing;             // pixels of a copy, and blocks that share a step's
-  int slots;                         // of the filters' ring
+  int slots;                         // of the output channels' ring
   int middle_at, weights_at;         // bytes from the first stage of pixels on
-  bool relu, next_relu, copies_low;  // copies_low: in parts, those of x are in memory
+  bool relu, next_relu, copies_low;  // copies_low: at 3xTF32, those of x are in memory
   Divider by_blocks, by_steps;
 };
 
 struct PairMaps {
   CUtensorMap x;                    // [1, pixels, C], boxes of box_rows pixels x 128 bytes of channels
-  CUtensorMap low;                  // of x's small parts, as x
+  CUtensorMap low;                  // of x's low parts, as x
   CUtensorMap kernel, next_kernel;  // as WgmmaMaps::kernel
 };
 

@@ -1,5 +1,7 @@
-// What every kernel file needs: element types and their one dispatch, vector access, asynchronous copies, launch
-// checks.
+// Room: what every CUDA kernel needs. Element types and their one dispatch, vector loads and stores, asynchronous
+// copies, barriers, TMA, DSMEM, launch checks. Other files here: device description, counts of non-zeros, programmatic
+// launch (PDL), wgmma instructions, drivers' tensor maps. May change: anything that leaves the kernels' machine code
+// and results as they are. Tests: tests/cuda/test_devices.py; on a GPU all of tests/primitive/test_kernels.py.
 #ifndef JSC_CUDA_CORE_COMMON_CUH_
 #define JSC_CUDA_CORE_COMMON_CUH_
 
@@ -202,8 +204,8 @@ struct RingPlace {
   }
 };
 
-// The copy engine (Hopper and later): one thread asks, the engine counts the bytes of a stage at a barrier in shared
-// memory, whose phases alternate in parity, from 0.
+// TMA (Hopper and later): one thread asks, the engine counts the bytes of a stage at a barrier in shared memory, whose
+// phases alternate in parity, from 0.
 #if __CUDA_ARCH__ >= 900
 // One lane of a warp whose lanes are all there: the compiler then knows that what the lane uses is the same in all.
 __device__ inline bool IsElected() {
@@ -218,7 +220,7 @@ __device__ inline void InitBarrier(uint32_t barrier, int arrivals = 1) {
 }
 __device__ inline void InitBarrier(uint64_t* barrier) { InitBarrier(SharedAddress(barrier)); }
 
-// Barriers made by the calling thread are ready for the copy engine.
+// Barriers made by the calling thread are ready for TMA.
 __device__ inline void FenceBarriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 // Counts up to `last` and starts again at 0; returns the count before. Orders what came before and comes after.
@@ -281,12 +283,12 @@ __device__ inline void ExpectMoreBytes(uint32_t barrier, int bytes) {
   asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// The copy engine is to know a map before the first copy by it.
+// TMA is to know a map before the first copy by it.
 __device__ inline void PrefetchMap(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// Copies the box of a tensor map that starts at {feature, channel, tap}, with zeros outside the tensor.
+// Copies the box of a tensor map that starts at {output channel, channel, tap}, with zeros outside the tensor.
 __device__ inline void CopyBox(uint32_t shared, const CUtensorMap* map, int out_channel, int channel, int tap,
                                uint32_t barrier) {
   asm volatile(
@@ -324,7 +326,7 @@ __device__ inline void CopyBox(uint32_t shared, const CUtensorMap* map, int elem
       : "memory");
 }
 
-// At the scope of the block, for mail too: what comes lies in its shared memory, and a wait at the cluster's scope
+// At the scope of the block, for slots too: what comes lies in its shared memory, and a wait at the cluster's scope
 // would empty the L1 cache as well.
 __device__ inline void WaitForBytes(uint32_t barrier, uint32_t parity) {
   asm volatile(

@@ -1,16 +1,16 @@
-// The density of a map on the device: counted by the kernels that make the map, read by those that it decides about.
+// The density of a map on the device. Kernels that make the map count its non-zeros; kernels that it decides about read
+// the counts.
 //
-// Counts are kCountRows rows of (non-zeros, elements), each of one block's results; the blocks are spread evenly over
-// the grid. So counting takes no atomics and no pass over the map, is the same in every run, and costs a reader two
-// loads a lane. Every row is written: (0, 0) where there are fewer blocks, or where its block has no results.
-//
-// Two kernels with opposite gates stand in one custom call, one of which returns at once. The second is launched so
-// that it may start when all blocks of the first have (programmatic dependent launch, sm_90): where the first is to
-// run, the second is in place, has read the counts and waits; where it is not, both read them at the same time.
-//
-// Lost: counting by reading the results again (0.6 to 2.5 us), rows chosen by divisions of 64 bits. A return that
-// depends on data, without the vote, costs every later instruction of a kernel its uniform registers: 8 to 32 bytes of
-// spills in ConvKernel, 10 to 20 registers in MmaKernel.
+// Layout: kCountRows rows of (non-zeros, elements), each of one block's results. The counted blocks are spread evenly
+//   over the grid. A row is (0, 0) where there are fewer blocks, or where its block has no results.
+// Why: counting takes no atomics and no pass over the map. It is the same in every run and costs a reader two loads a
+//   lane.
+// Two kernels with opposite gates stand in one custom call, and one of them returns at once. The second is launched by
+//   PDL, so it may start when all blocks of the first have. Where the first is to run, the second has read the counts
+//   and waits. Where it is not, both read them at the same time.
+// Lost: counting by reading the results again (0.6 to 2.5 us); rows chosen by 64-bit divisions. A return that depends
+//   on data, without the vote, costs every later instruction its uniform registers: 8 to 32 bytes of spills in
+//   ConvKernel, 10 to 20 registers in MmaKernel.
 #ifndef JSC_CUDA_CORE_DENSITY_CUH_
 #define JSC_CUDA_CORE_DENSITY_CUH_
 
@@ -92,7 +92,7 @@ __device__ int CountNonzeros(float4 v, int valid) {
 // Writes the row that block number `block` of those that write results has, if it has one, from what each of its
 // threads has written: non-zeros and elements. `scratch` is shared memory for an int2 a warp that no other block
 // touches; all threads of the block call. Which of a row's blocks it is changes from row to row, so that their places
-// among feature tiles and splits differ.
+// among output channel tiles and splits differ.
 __device__ __forceinline__ void WriteCounts(const CountTask& task, uint64_t block, int2 written, int2* scratch) {
   if (task.rows == nullptr || block >= static_cast<uint64_t>(task.blocks)) return;
   const Quotient row = Divide(static_cast<int>(block), task.by_step);

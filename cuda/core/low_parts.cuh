@@ -1,8 +1,7 @@
-// Small parts of float32 values, for products by TF32 tensor cores in two parts (dense_conv/wgmma/parts.cuh).
+// Low parts of float32 values, for 3xTF32 products (docs/design/kernels/highest.md).
 //
-// In a chain at HIGHEST a kernel writes its results' small parts beside them, for the kernels that multiply these: what
-// it has in registers costs it three instructions and a store an element, and them, for every tile of filters and tap,
-// a load, a store and three instructions.
+// In a chain at HIGHEST a kernel writes the low parts of its results beside them. That costs it three instructions and
+// a store an element. It spares every tile of the next kernel a load, a store and three instructions for every tap.
 #ifndef JSC_CUDA_CORE_LOW_PARTS_CUH_
 #define JSC_CUDA_CORE_LOW_PARTS_CUH_
 
@@ -11,7 +10,7 @@
 namespace jsc {
 
 // What tensor cores drop of v, with half of what they drop of that. Of what is not finite nothing that says so: the
-// large part does.
+// high part does.
 __device__ __forceinline__ float LowPart(float v) {
   const float rest = v - __uint_as_float(__float_as_uint(v) & 0xffffe000u);
   return __uint_as_float(__float_as_uint(rest) + 0x1000u);

@@ -59,11 +59,10 @@ struct LaunchAttributes {
   }
 };
 
-// In a chain: whether a kernel may start while the one in front runs. Either because each multiprocessor has room for
-// its share of the blocks of both, or because none has room for more than its share of this one's: its blocks then
-// start where blocks in front leave. Else the few multiprocessors that are free would be given all blocks of the kernel
-// while others idle. For the same reason a block is given its share of half a multiprocessor's shared memory, whatever
-// it needs.
+// In a chain: whether a kernel may start while the one in front runs. Either because each SM has room for its share of
+// the blocks of both, or because none has room for more than its share of this one's: its blocks then start where
+// blocks in front leave. Else the few SMs that are free would be given all blocks of the kernel while others idle. For
+// the same reason a block is given its share of half an SM's shared memory, whatever it needs.
 template <auto kKernel>
 bool MayOverlap(cudaLaunchConfig_t* config, Footprint* in_front) {
   constexpr int64_t kRegisters = 65536, kThreads = 2048, kReserved = 1024;

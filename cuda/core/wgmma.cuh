@@ -1,8 +1,9 @@
-// Hopper's matrix product of a warpgroup, wgmma: descriptors of operands in shared memory, and the instruction in the
-// shapes that dense_conv/wgmma/kernel.cuh uses. Code for sm_90a only.
+// Hopper's warpgroup matrix product, wgmma: descriptors of operands in shared memory, and the instruction in the shapes
+// that dense_conv/wgmma/kernel.cuh uses. Compiled for sm_90a alone.
 //
-// sums[filter][pixel] += filters x pixels, 64 filters and kPixels pixels, 32 bytes deep. Lane l of warp w holds, as
-// sums[4 * j + 2 * h + e], filter 16 * w + 8 * h + l / 4 and pixel 8 * j + 2 * (l % 4) + e.
+// accumulators[output channel][pixel] += weights x pixels, for 64 output channels and kPixels pixels, 32 bytes deep.
+// Lane l of warp w holds, as sums[4 * j + 2 * h + e], output channel 16 * w + 8 * h + l / 4 and pixel 8 * j + 2 * (l %
+// 4) + e.
 #ifndef JSC_CUDA_CORE_WGMMA_CUH_
 #define JSC_CUDA_CORE_WGMMA_CUH_
 
@@ -10,9 +11,9 @@
 
 namespace jsc {
 
-// A matrix in shared memory whose rows are 128 bytes, 16-byte slots permuted as the copy engine's 128-byte swizzle does
-// it. group_bytes: between groups of eight rows; inside one they are 128 bytes apart. The permutation follows from
-// the bits of an element's address, so a matrix may begin at any row.
+// A matrix in shared memory whose rows are 128 bytes, 16-byte slots permuted as TMA's 128-byte swizzle does it.
+// group_bytes: between groups of eight rows; inside one they are 128 bytes apart. The permutation follows from the bits
+// of an element's address, so a matrix may begin at any row.
 __device__ __forceinline__ uint64_t SwizzledMatrix(uint32_t shared, uint32_t group_bytes) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
   return kSwizzle128 | uint64_t{group_bytes >> 4} << 32 | uint64_t{1} << 16 | (shared >> 4 & 0x3fff);
@@ -39,7 +40,7 @@ __device__ __forceinline__ void PinSums(float (&sums)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
-// filters: a matrix of rows of filters (16-bit types), or the calling thread's part of 64 x 8 float32 as mma.sync has
+// weights: a matrix of rows of weights (16-bit types), or the calling thread's part of 64 x 8 float32 as mma.sync has
 // it. pixels: a matrix of rows of channels. Without `add` the sums begin at zero.
 template <typename T, int kPixels>
 struct Wgmma;
@@ -77,7 +78,7 @@ struct Wgmma;
   ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109" \
   ", %110, %111"
 
-// The last three are the operands after the sums: filters, pixels and whether to add.
+// The last three are the operands after the sums: weights, pixels and whether to add.
 #define JSC_WGMMA_16_BIT(T, type, columns, results, a, b, p) \
   template <> \
   struct Wgmma<T, columns> { \
@@ -91,7 +92,7 @@ struct Wgmma;
           : "l"(weights), "l"(pixels), "r"(static_cast<int>(add))); \
     } \
   };
-// Filters are four operands here.
+// Weights are four operands here.
 #define JSC_WGMMA_TF32(columns, results, a0, a1, a2, a3, b, p) \
   template <> \
   struct Wgmma<float, columns> { \

@@ -1,4 +1,4 @@
-// A dense block as a chain of kernels, one for each layer, that overlap; see densenet/block_kernel.cuh.
+// A DenseNet block as a run of kernels that overlap, one per layer: densenet/block_kernel.cuh.
 #include <algorithm>
 #include <cstdlib>
 
@@ -10,8 +10,8 @@ namespace jsc {
 namespace {
 
 // Tiles: 16, 56 and 112 results, and up to 48, 96 and 160 pixels with those around them. Where float32 has large tiles,
-// two blocks of a multiprocessor overlap in TF32 (8.1 to 7.0 us a layer at 56x56); at HIGHEST one block with all
-// registers is the faster (13.8 and 12.3).
+// two blocks of an SM overlap in TF32 (8.1 to 7.0 us a layer at 56x56); at HIGHEST one block with all registers is the
+// faster (13.8 and 12.3).
 template <typename T, bool kPrecise>
 struct DenseShapes {
   static constexpr bool kIsFloat = sizeof(T) == 4, kTight = kIsFloat && !kPrecise;
@@ -42,7 +42,7 @@ bool MapPixels(const void* data, const DenseBlockCall& call, int64_t channels, c
                           CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-// Boxes of 16 filters x `deep` channels x all taps of a kernel [taps, channels, filters].
+// Boxes of 16 output channels x `deep` channels x all taps of a kernel [taps, channels, output channels].
 bool MapWeights(const void* data, int64_t taps, int64_t channels, int64_t out_channels, int64_t box_channels,
                 CUtensorMapDataType type, cuuint64_t bytes, CUtensorMap* map) {
   static const auto encode = FindDriverFunction<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");

@@ -1,6 +1,8 @@
-// A dense block (Huang et al. 2017): layers that each read the maps of all before them, in one call.
-//
+// Room: DenseNet blocks (Huang et al. 2017), whose layers each read the maps of all before them, in one custom call.
 //   y = relu(scale * x + shift); mid = relu(y * kernel1 + bias1), 1x1; x = concatenate(x, mid * kernel2), 3x3
+// block*: few images, one kernel per layer. layers*: many images, two kernels per layer, on Hopper alone.
+// May change: tiles and pipelines, while results stay bitwise repeatable. Details: docs/design/kernels/dense_block.md.
+// Tests: tests/fusion/test_dense_blocks.py.
 #ifndef JSC_CUDA_DENSENET_BLOCK_H_
 #define JSC_CUDA_DENSENET_BLOCK_H_
 
@@ -31,8 +33,8 @@ struct DenseLayerArgs {
 struct DenseTransitionArgs {
   const void* scale = nullptr;   // [C]; null: nothing follows
   const void* shift = nullptr;   // [C]
-  const void* kernel = nullptr;  // [1, 1, C, features]
-  void* out = nullptr;           // [N, H / 2, W / 2, features]
+  const void* kernel = nullptr;  // [1, 1, C, output channels]
+  void* out = nullptr;           // [N, H / 2, W / 2, output channels]
   int64_t out_channels = 0;
 };
 

@@ -1,6 +1,5 @@
-// What the copy engine brings to a block of a dense layer's kernel, asked for by two warps: one goes through the
-// channels that are there when the kernel starts, in a ring of stages, the other brings parameters and waits for the
-// kernel before.
+// What TMA brings to a block of a DenseNet layer's kernel, issued by two warps. One goes through the channels that are
+// there when the kernel starts, in a pipeline. The other brings parameters and waits for the kernel in front.
 #ifndef JSC_CUDA_DENSENET_BLOCK_COPIES_CUH_
 #define JSC_CUDA_DENSENET_BLOCK_COPIES_CUH_
 

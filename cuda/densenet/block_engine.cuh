@@ -1,5 +1,5 @@
-// What multiplies in a dense layer: fragments of mma.sync with 16 filters as rows and 8 pixels as columns, from filters
-// [depth, 16] as the copy engine laid them and pixels [pixel, depth].
+// What multiplies in a DenseNet layer: fragments of mma.sync with 16 output channels as rows and 8 pixels as columns,
+// from weights [depth, 16] as TMA laid them and pixels [pixel, depth].
 #ifndef JSC_CUDA_DENSENET_BLOCK_ENGINE_CUH_
 #define JSC_CUDA_DENSENET_BLOCK_ENGINE_CUH_
 
@@ -9,19 +9,19 @@
 namespace jsc {
 
 // A float32 as two that the tensor cores take whole. What is not finite leaves sums that are not (and infinity times a
-// small part may be NaN): those are computed again by FFMA.
+// low part may be NaN): those are computed again by FFMA.
 __device__ __forceinline__ void SplitInTwo(uint32_t bits, uint32_t* high, uint32_t* low) {
   *high = (bits + 0x1000u) & 0xffffe000u;
   *low = __float_as_uint(__uint_as_float(bits) - __uint_as_float(*high));
 }
 
-// 16 filters x one step of depth.
+// 16 output channels x one step of depth.
 template <typename T, bool kPrecise>
 struct DenseWeights {
   uint32_t v[4];
 
-  // from: row 0 of the step, 16 filters a row. float32: rows r and r + 8 of the fragment are filters 2r and 2r + 1,
-  // which are one load; 16 bits: the 16-byte halves of a row are swapped by the copy engine (32-byte swizzle).
+  // from: row 0 of the step, 16 output channels a row. float32: rows r and r + 8 of the fragment are output channels 2r
+  // and 2r + 1, which are one load; 16 bits: the 16-byte halves of a row are swapped by TMA (32-byte swizzle).
   __device__ __forceinline__ void Load(const unsigned char* from) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     if constexpr (sizeof(T) == 4) {
@@ -35,7 +35,7 @@ struct DenseWeights {
   }
 };
 
-// 16 channels of float32 at HIGHEST, each eight in two parts that TF32 takes.
+// 16 channels of float32 at HIGHEST, each eight in a high and a low part that TF32 takes.
 template <typename T>
 struct DenseWeights<T, true> {
   uint32_t high[2][4], low[2][4];
@@ -70,9 +70,9 @@ struct DensePixels<true> {
   }
 };
 
-// sums += filters x pixels, for kFragments sixteens of filters and kTiles tiles of eight pixels from `tile` on. The
-// tensor cores cut sums off when they add, so at HIGHEST products are summed there from zero and leave them after each
-// step.
+// sums += weights x pixels, for kFragments sixteens of output channels and kTiles tiles of eight pixels from `tile` on.
+// The tensor cores cut sums off when they add, so at HIGHEST products are summed there from zero and leave them after
+// each step.
 template <typename T, bool kPrecise, int kFragments, int kTiles, int kAllTiles>
 __device__ __forceinline__ void MultiplyTiles(const DenseWeights<T, kPrecise> (&weights)[kFragments],
                                               const uint32_t (&words)[2][kPrecise ? 4 : 2],
@@ -111,14 +111,14 @@ __device__ __forceinline__ void MultiplyTiles(const DenseWeights<T, kPrecise> (&
   }
 }
 
-// The number of a filter among 16: of row lane / 4 (first) or 8 further.
+// The number of an output channel among 16: of row lane / 4 (first) or 8 further.
 template <typename T>
 __device__ __forceinline__ int DenseOutChannel(int half) {
   const int row = static_cast<int>(threadIdx.x) % 32 / 4;
   return sizeof(T) == 4 ? row * 2 + half : row + half * 8;
 }
 
-// sums of a fragment to [pixel, filter]; to: of the fragment's first pixel and filter
+// sums of a fragment to [pixel, output channel]; to: of the fragment's first pixel and output channel
 template <typename T>
 __device__ __forceinline__ void StoreFragment(float* to, int stride, const float (&sums)[4]) {
   float* at = to + static_cast<int>(threadIdx.x) % 4 * 2 * stride;
@@ -193,8 +193,8 @@ struct DenseInput {
   }
 };
 
-// sums[tile] += filters x relu(scale * x + shift) over the calling warp's part of a chunk, kCount tiles from kFirst on.
-// pixels: a stage; from: filters of the chunk; first_row: of the warp's pixels in the stage.
+// sums[tile] += weights x relu(scale * x + shift) over the calling warp's part of a chunk, kCount tiles from kFirst on.
+// pixels: a stage; from: weights of the chunk; first_row: of the warp's pixels in the stage.
 template <class U, int kFirst, int kCount>
 __device__ __forceinline__ void MultiplyChunk(const unsigned char* pixels, const unsigned char* from, int weight_bytes,
                                               const typename U::T* scale, const typename U::T* shift, int depth_warp,

@@ -1,25 +1,24 @@
-// One layer of a dense block as a kernel; dense, nothing is skipped.
+// One layer of a DenseNet block as a kernel, for few images. Details: docs/design/kernels/dense_block.md.
 //
 //   mid = relu(relu(scale * x + shift) * kernel1 + bias1), 1x1, C -> 128
 //   out[channels C to C + 32] = mid * kernel2, 3x3, 128 -> 32
 //
-// Layout: NHWC; x is channels [0, C) of the block's own result, rows of `total` channels, but for the first C0, which
-//   are read where they came from. A cluster has a tile of results and makes all of mid that it needs, so mid of pixels
-//   around a tile is made twice, or more often; nothing passes between clusters but out.
-// How a cluster shares it: each block makes 16 or 32 of the 128 middle channels, over all of C, and keeps them; it
-//   multiplies them with their part of kernel2, and blocks send each other these sums, each result to one block, which
-//   adds them in the order of the blocks (bitwise repeatable). That is the one exchange.
+// Layout: NHWC. x is channels [0, C) of the block's own result, rows of `total` channels, but for the first C0, which
+//   are read where they came from. A cluster has a tile of results and makes all of mid that it needs, so mid of the
+//   halo is made twice or more often. Nothing passes between clusters but out.
+// How a cluster shares it: each block makes 16 or 32 of the 128 middle channels, over all of C, and keeps them. It
+//   multiplies them with their part of kernel2. Blocks send each other these sums, each result to a DSMEM slot of one
+//   block, which adds them in the order of the blocks (bitwise repeatable). That is the one exchange.
 // Why: at batch 1 a layer is short, so what counts is what it waits for. Only the last 32 channels of x come from the
-//   kernel before. The kernel before that one is done when this one starts (kernels of a chain let the next one start
-//   after they have waited themselves), so all other channels are copied and multiplied while the kernel before runs,
-//   and when that is done, 32 channels, the 3x3 and the exchange are left.
-// float32 at HIGHEST: operands in two TF32 parts, as in dense_conv/mma/split.cuh; the products of 16 channels are
-// summed from
-//   zero and added by FADD, and sums that are not finite are computed again by FFMA.
+//   kernel in front. The kernel before that one is done when this one starts, since kernels let the next one start
+//   after they have waited themselves. So all other channels are copied and multiplied while the kernel in front runs.
+//   When that is done, 32 channels, the 3x3 and the exchange are left.
+// float32 at HIGHEST: 3xTF32, as in dense_conv/mma/tf32x3.cuh. The products of 16 channels are summed from zero and
+//   added by FADD. Sums that are not finite are computed again by FFMA.
 // Bound by: the way of the last 32 channels through a layer.
-// Lost: pixels copied once for all blocks of a cluster (multicast), a ring in step over its blocks: 1.0 to 1.8 times as
-//   long; bfloat16 for the products with small parts: errors of 1.1e-6 for 2.7e-7, 5 % less at 56x56 and 3 to 8 % more
-//   on small maps.
+// Lost: pixels copied once for all blocks of a cluster (multicast), with a pipeline in step over its blocks: 1.0 to 1.8
+//   times as long; bfloat16 for the products with low parts: errors of 1.1e-6 for 2.7e-7, 5 % less time at 56x56 and 3
+//   to 8 % more on small maps.
 #ifndef JSC_CUDA_DENSENET_BLOCK_KERNEL_CUH_
 #define JSC_CUDA_DENSENET_BLOCK_KERNEL_CUH_
 
@@ -69,7 +68,7 @@ __device__ __noinline__ float4 SumMidAgain(const DenseLayerTask<float>& task, co
   return sum;
 }
 
-// Four features of a result, over the block's middle channels; mid: of the window's first pixel.
+// Four output channels of a result, over the block's middle channels; mid: of the window's first pixel.
 template <class U>
 __device__ __noinline__ float4 SumTapsAgain(const unsigned char* shared, int mid, int box_width, int out_channel) {
   float4 sum = {0.f, 0.f, 0.f, 0.f};
@@ -123,7 +122,7 @@ __device__ __forceinline__ void StoreMid(const DenseLayerTask<typename U::T>& ta
   }
 }
 
-// The warps' sums [deep, pixel, feature], each result to the block of the cluster that completes it.
+// The warps' sums [deep, pixel, output channel], each result to the block of the cluster that completes it.
 template <class U>
 __device__ __forceinline__ void SendSums(const DenseLayerTask<typename U::T>& task, int rank, const float* sums,
                                          unsigned char* shared, uint64_t* barrier) {
@@ -269,8 +268,8 @@ __device__ __forceinline__ void MakeResults(const DenseLayerTask<typename U::T>&
   }
   WaitForBytes(&barriers.kernel2, 0);
   SyncConsumers(U::kConsumers);
-  WaitForCluster();                            // all mailboxes are there
-  if constexpr (U::kTight) ArriveAtCluster();  // once more: the first sums are read, so mail may come in their place
+  WaitForCluster();                            // all blocks' slots are there
+  if constexpr (U::kTight) ArriveAtCluster();  // once more: the first sums are read, so sums may come in their place
   {
     float sums[U::kWarpOutChannels][U::kOutWarpTiles][4] = {};
     MultiplyTaps<U>(shared + U::kKernel2 + out_channel_tile * U::kTapBytes, shared + U::kMid, task.tile_width + 2,

@@ -1,4 +1,4 @@
-// Sizes of a dense layer's kernel: what a cluster computes, how its warps share that, and where it lies in shared
+// Sizes of a DenseNet layer's kernel: what a cluster computes, how its warps share that, and where it lies in shared
 // memory.
 #ifndef JSC_CUDA_DENSENET_BLOCK_SHAPE_CUH_
 #define JSC_CUDA_DENSENET_BLOCK_SHAPE_CUH_
@@ -37,9 +37,9 @@ struct DenseLayerTask {
 // kSplit: blocks of a cluster, each with its middle channels. kBoxTiles, kOutTiles: pixels of the tile with those
 // around it, and of its results, in eights. kStageChunks: chunks of 32 channels in a stage, each of which has its own
 // group of warps: a copy costs the warp that asks some 100 cycles, however large it is. kRing: stages in shared memory.
-// kResident: blocks of a multiprocessor that there are registers for. kWide: a warp makes all middle channels of the
-// block, and all results, of fewer pixels, which it then loads and splits once. kTight: less shared memory, so that two
-// blocks of a large tile fit.
+// kResident: blocks of an SM that there are registers for. kWide: a warp makes all middle channels of the block, and
+// all results, of fewer pixels, which it then loads and splits once. kTight: less shared memory, so that two blocks of
+// a large tile fit.
 template <typename T_, bool kPrecise_, int kSplit_, int kBoxTiles, int kOutTiles_, int kStageChunks_, int kRing_,
           int kResident_, bool kWide = false, bool kTight_ = false>
 struct DenseShape {
@@ -86,7 +86,7 @@ struct DenseShape {
   static constexpr int kTapBytes = 9 * kMids * 16 * kBytes;  // of 16 results
 
   // Shared memory, from an address that is a multiple of 1024. Sums take the ring's place; where it is tight, the
-  // newest chunk is in the ring too and mail comes to where it was, behind the sums.
+  // newest chunk is in the ring too and sums come to where it was, behind the sums.
   static constexpr int kRingBytes = kRing * kStageBytes;
   static constexpr int kSlotBytes = kSplit * kSlotQuads * 16;
   static constexpr int kOutSumBytes = kOutDepthWarps * kOutRows * kOutStride * 4;

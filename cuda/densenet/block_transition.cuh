@@ -1,16 +1,16 @@
-// What may follow a dense block, as one more kernel of its chain: batch norm, ReLU, 1x1 convolution and the average of
-// 2x2 pixels.
+// What may follow a DenseNet block, as one more kernel: batch norm, ReLU, 1x1 convolution and the average of 2x2
+// pixels.
 //
 //   out = average(relu(scale * x + shift)) * kernel, C -> K
 //
-// The average is linear, so it is taken before the convolution, which then has a quarter of the pixels; only the order
-// of additions differs.
+// The average is linear, so it is taken before the convolution, which then has a quarter of the pixels. Only the order
+//   of additions differs.
 // Layout: x is the block's input (C0 channels) and, behind those, its map (rows of `total` channels).
-// How it is shared: a cluster has 32 results x kOutChannels; each block of it multiplies its share of the channels, and
-//   blocks send each other these sums, each result to one block, which adds them in the order of the blocks (bitwise
-//   repeatable).
-// Why: only blocks that have the newest 32 channels wait for the last layer's kernel; the others need channels that
-//   were there when this kernel started (densenet/block_kernel.cuh), and all of them bring their filters before.
+// How it is shared: a cluster has 32 results x kOutChannels. Each of its blocks multiplies a share of the channels.
+//   Blocks send each other these sums, each result to a DSMEM slot of one block, which adds them in the order of the
+//   blocks (bitwise repeatable).
+// Why: only blocks that have the newest 32 channels wait for the last layer's kernel. The others need channels that
+//   were there when this kernel started (densenet/block_kernel.cuh). All of them bring their weights before.
 // Bound by: what is in front of the first product, the reading of x, and the exchange.
 #ifndef JSC_CUDA_DENSENET_BLOCK_TRANSITION_CUH_
 #define JSC_CUDA_DENSENET_BLOCK_TRANSITION_CUH_
@@ -26,8 +26,8 @@ struct TransitionTask {
   const T* map;     // [N, H, W, total], of which channels [C0, total) are read
   const T* scale;   // [total]
   const T* shift;   // [total]
-  const T* kernel;  // [total, features]
-  T* out;           // [N, H / 2, W / 2, features]
+  const T* kernel;  // [total, output channels]
+  T* out;           // [N, H / 2, W / 2, output channels]
   int first_channels, total, out_channels;
   int early_channels;         // of total, that no kernel writes that may still run
   int height, width, pixels;  // pixels: of the result
@@ -47,8 +47,8 @@ struct TransitionShape {
   static constexpr int kSumStride = kOutChannels + 4;
   static constexpr int kSlotQuads = kPixels * kOutChannels / 4 / kSplit;
 
-  // Shared memory; behind the mail the filters [feature / 16, channel, 16] and the pixels [pixel, channel].
-  static constexpr int kSums = kSplit * kSlotQuads * 16;  // [pixel, feature]
+  // Shared memory; behind the slots the weights [output channel / 16, channel, 16] and the pixels [pixel, channel].
+  static constexpr int kSums = kSplit * kSlotQuads * 16;  // [pixel, output channel]
   static constexpr int kWeights = kSums + kPixels * kSumStride * 4;
   static constexpr int WeightBytes(int share) { return share * kOutChannels * kBytes; }
   static constexpr int PixelStride(int share) { return share * kBytes + 16; }
@@ -83,7 +83,7 @@ __device__ __forceinline__ float4 AverageWindow(const TransitionTask<T>& task, i
   return (y[0] + y[1]) + (y[2] + y[3]);
 }
 
-// Four features of a result by FFMA, where what is not finite has left NaN; see SumMidAgain.
+// Four output channels of a result by FFMA, where what is not finite has left NaN; see SumMidAgain.
 template <class U>
 __device__ __noinline__ float4 SumTransitionAgain(const TransitionTask<float>& task, int pixel, int out_channel) {
   WaitForKernelBefore();
@@ -101,7 +101,7 @@ __device__ __noinline__ float4 SumTransitionAgain(const TransitionTask<float>& t
   return sum;
 }
 
-// The block's part of the kernel, with zeros beyond its channels and features; asked for by all threads.
+// The block's part of the kernel, with zeros beyond its channels and output channels; asked for by all threads.
 template <class U>
 __device__ __forceinline__ void AskForTransitionWeights(const TransitionTask<typename U::T>& task, int first_channel,
                                                         int first_out_channel, unsigned char* weights) {
@@ -150,7 +150,7 @@ struct TransitionWarp {
         first_pixel(static_cast<int>(threadIdx.x) / 32 / U::kOutChannelWarps * U::kTiles * 8) {}
 };
 
-// sums += the block's channels [begin, end) of filters x pixels
+// sums += the block's channels [begin, end) of weights x pixels
 template <class U>
 __device__ __forceinline__ void MultiplyAverages(const TransitionTask<typename U::T>& task, int begin, int end,
                                                  const unsigned char* weights, const unsigned char* pixels,
@@ -240,7 +240,7 @@ __global__ void __launch_bounds__(U::kThreads, 2)
     StoreFragment<T>(sums_at + (warp.first_pixel + tile * 8) * U::kSumStride + warp.out_channel_tile * 16,
                      U::kSumStride, sums[0][tile]);
   }
-  WaitForCluster();  // all mailboxes are there
+  WaitForCluster();  // all blocks' slots are there
   __syncthreads();
 #pragma unroll
   for (int quad = static_cast<int>(threadIdx.x); quad < U::kSplit * U::kSlotQuads; quad += U::kThreads) {

@@ -1,5 +1,5 @@
-// The layers of a dense block of many images as a chain of kernels, two for each layer, that overlap where there is
-// room; see densenet/layers_first.cuh and densenet/layers_second.cuh.
+// The layers of a DenseNet block of many images as a run of kernels, two per layer, that overlap where there is room:
+// densenet/layers_first.cuh and densenet/layers_second.cuh.
 #include "cuda/densenet/layers.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The layers of a dense block of many images, two kernels each that read and write slices of one map.
+// The layers of a DenseNet block of many images: two kernels each, which read and write slices of one map.
 #ifndef JSC_CUDA_DENSENET_LAYERS_H_
 #define JSC_CUDA_DENSENET_LAYERS_H_
 
@@ -20,7 +20,7 @@ struct DenseChunks {
 };
 
 // Bytes of a 3x3 kernel's pieces for elements of so many bytes, and of the kernels of all layers up to one. parts: each
-// piece is followed by its small parts.
+// piece is followed by its low parts.
 constexpr int SecondBytes(int element_bytes, bool tf32x3) {
   return kMiddle * element_bytes / kRowBytes * 3 * kSecondPiece * (tf32x3 ? 2 : 1);
 }
@@ -44,7 +44,7 @@ int64_t DenseLayersBytes(int element_bytes, bool precise, int64_t pixels, int64_
 
 DenseLayersPlan ChooseDenseLayersPlan(const DenseBlockCall& call, int multiprocessors);
 
-// By products of warpgroups, on Hopper.
+// by wgmma, on Hopper.
 ffi::Error DenseLayers(const DenseBlockCall& call, Workspace workspace, int device, cudaStream_t stream);
 
 // densenet/layers.cu, code for sm_90a alone; memory: so many bytes, from a multiple of kSwizzleBytes on.

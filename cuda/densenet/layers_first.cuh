@@ -1,18 +1,17 @@
-// The 1x1 convolution of a dense layer, C -> 128, with the batch norm and ReLU in front of it; dense.
+// The 1x1 convolution of a DenseNet layer, C -> 128, with the batch norm and ReLU in front of it.
 //
 //   mid = relu(relu(scale * x + shift) * kernel1 + bias1)
 //
-// Layout: x is channels [0, C) of the block's map, rows of `total` channels, but for the first C0, which are read where
-//   they came from (and copied into the map by the first layer, from the stages that it has them in).
-// Why this tiling: pixels are the rows of a product, which it takes from registers. So a pixel's values go from their
-//   stage through registers, where they are scaled, shifted and cut off, into the product, with no way back through
-//   shared memory. Filters come in 128-byte rows of channels (PrepareKernel). On small maps two or four warpgroups
-//   share a tile's chunks of channels, and add their sums in a fixed order.
-// float32 at HIGHEST: three products of two TF32 parts each, as in dense_conv/wgmma/parts.cuh; mid in parts too. What
-// is not
+// Layout: x is channels [0, C) of the block's map, rows of `total` channels, but for the first C0. Those are read where
+//   they came from, and the first layer copies them into the map, from its stages.
+// Why this tiling: pixels are the rows of a product, which wgmma takes from registers. So a pixel's values go from
+//   their stage through registers, where they are scaled, shifted and cut off, into the product, with no way back
+//   through shared memory. Weights come in 128-byte rows of channels (PrepareKernel). On small maps two or four
+//   warpgroups share a tile's chunks of channels (sliced-K), and add their sums in a fixed order.
+// float32 at HIGHEST: 3xTF32, as in dense_conv/wgmma/tf32x3.cuh, and mid is written as high and low part. What is not
 //   finite is computed again by FFMA.
-// Bound by: device memory on large maps, the chain of one chunk's steps on small ones.
-// Lost: operands of the next chunk while products are under way; see MultiplyTile.
+// Bound by: device memory on large maps, the run of one chunk's steps on small ones.
+// Lost: operands of the next chunk made while products are in flight; see MultiplyTile.
 #ifndef JSC_CUDA_DENSENET_LAYERS_FIRST_CUH_
 #define JSC_CUDA_DENSENET_LAYERS_FIRST_CUH_
 
@@ -84,7 +83,7 @@ __device__ __forceinline__ void StoreMiddle(const FirstTask<typename U::T>& task
         }
         *reinterpret_cast<float2*>(to + j * 8 + quad * 2) = make_float2(v[0][0], v[0][1]);
         *reinterpret_cast<float2*>(to + j * 8 + 8 + quad * 2) = make_float2(v[1][0], v[1][1]);
-      } else {  // lanes swap pairs, for four neighbouring filters each
+      } else {  // lanes swap pairs, for four neighbouring output channels each
         uint32_t pair[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -215,7 +214,7 @@ __device__ __forceinline__ void MultiplyChunk(FirstWalk<U>& walk, uint32_t stage
   CommitProducts();
 }
 
-// The same in parts: the small products first, summed from zero, since tensor cores cut off when they add.
+// The same at 3xTF32: the small products first, summed from zero, since tensor cores cut off when they add.
 template <class U>
 __device__ __forceinline__ void MultiplyTf32x3(FirstWalk<U>& walk, uint32_t stages, const uint32_t (&high)[16],
                                                const uint32_t (&low)[16], float (&partial)[U::kOutChannels / 2]) {
@@ -268,7 +267,7 @@ __device__ __forceinline__ void MultiplyTile(FirstWalk<U>& walk, const DenseChun
   }
 }
 
-// The same in parts.
+// The same at 3xTF32.
 template <class U>
 __device__ __forceinline__ void MultiplyTileTf32x3(FirstWalk<U>& walk, const DenseChunks& chunks,
                                                    const FirstThread& thread, float (&sums)[U::kOutChannels / 2]) {

@@ -1,5 +1,5 @@
-// The operands of the 1x1 convolution of a dense layer: pixels as they lie in a stage, scaled, shifted and cut off, in
-// the registers that products take them from.
+// The operands of the 1x1 convolution of a DenseNet layer: pixels from a stage, scaled, shifted and cut off, in the
+// registers that products take them from.
 #ifndef JSC_CUDA_DENSENET_LAYERS_OPERANDS_CUH_
 #define JSC_CUDA_DENSENET_LAYERS_OPERANDS_CUH_
 
@@ -8,7 +8,7 @@
 
 namespace jsc {
 
-// kTf32x3: float32-accurate products, of two TF32 parts of each operand.
+// kTf32x3: float32-accurate products, of a high and a low TF32 part of each operand.
 template <typename T_, int kGroups_, int kSplit_, int kOutChannels_, bool kTf32x3_ = false>
 struct FirstTile {
   using T = T_;

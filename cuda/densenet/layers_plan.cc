@@ -1,4 +1,4 @@
-// How the layers of a dense block of many images are cut, and what memory they need.
+// How the layers of a DenseNet block of many images are cut, and what memory they need.
 #include <algorithm>
 #include <string>
 
@@ -12,7 +12,7 @@ int64_t DenseLayersBytes(int element_bytes, bool precise, int64_t pixels, int64_
 }
 
 // Fits 300 times of DenseNet-121's blocks at batch 1 to 32 on an H200. Blocks of both kernels run side by side where
-// there are multiprocessors for all.
+// there are SMs for all.
 DenseLayersPlan ChooseDenseLayersPlan(const DenseBlockCall& call, int multiprocessors) {
   constexpr int64_t kManyChannels = 256;  // of C0
   const int64_t pixels = call.images * call.height * call.width, sixty_fours = (pixels + 63) / 64;

@@ -1,7 +1,7 @@
-// Warpgroup products whose rows are pixels and whose columns are filters, as the layers of dense blocks use them:
-// wgmma with the pixels in registers, or both operands in shared memory; both have their channels side by side.
+// wgmma products whose rows are pixels and whose columns are output channels, as the layers of DenseNet blocks use
+// them: with the pixels in registers, or both operands in shared memory. Both have their input channels side by side.
 //
-// sums[4 * j + 2 * h + e] of lane l of warp w: pixel 16 * w + 8 * h + l / 4, filter 8 * j + 2 * (l % 4) + e.
+// sums[4 * j + 2 * h + e] of lane l of warp w: pixel 16 * w + 8 * h + l / 4, output channel 8 * j + 2 * (l % 4) + e.
 #ifndef JSC_CUDA_DENSENET_LAYERS_PRODUCTS_CUH_
 #define JSC_CUDA_DENSENET_LAYERS_PRODUCTS_CUH_
 

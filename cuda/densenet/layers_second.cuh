@@ -1,14 +1,13 @@
-// The 3x3 convolution of a dense layer, 128 -> 32, into its slice of the block's map; dense.
+// The 3x3 convolution of a DenseNet layer, 128 -> 32, into its slice of the block's map.
 //
 //   out[channels C to C + 32] = mid * kernel2
 //
-// Why this tiling: 32 filters are few for the tensor cores, which take 64 rows at least, so rows are pixels, and
-//   columns the filters of the three taps of a kernel's row side by side. A pixel's three sums belong to three results
-//   beside each other, which are added when all are there; so a product reads its pixels for three taps, and once for
-//   each row of the kernel. Where a map has up to 64 columns a warpgroup has whole rows of it, and no pixel beside
-//   them.
-// The kernel stays in shared memory for all tiles of a block; at HIGHEST its pieces come in a ring.
-// Bound by: the tensor cores and the L2 cache on large maps; on small ones the copy of the kernel.
+// Why this tiling: 32 output channels are few for the tensor cores, which take 64 rows at least. So rows are pixels,
+//   and columns are the output channels of the three taps of a kernel's row side by side. A pixel's three sums belong
+//   to three results beside each other, which are added when all are there. So a product reads its pixels for three
+//   taps, and once for each row of the kernel. Where a map has up to 64 columns a warpgroup has whole rows of it.
+// The kernel stays in shared memory for all tiles of a block. At HIGHEST its pieces come through a pipeline.
+// Bound by: the tensor cores and L2 on large maps; on small ones the copy of the kernel.
 // Lost: three warpgroups, of more rows (2 % less at 56x56 and batch 32, up to a quarter more elsewhere).
 #ifndef JSC_CUDA_DENSENET_LAYERS_SECOND_CUH_
 #define JSC_CUDA_DENSENET_LAYERS_SECOND_CUH_
@@ -22,7 +21,7 @@ struct SecondTile {
   using T = T_;
   static constexpr bool kTf32x3 = kTf32x3_;
   static constexpr int kPlanes = kTf32x3 ? 2 : 1;
-  static constexpr int kRing = 3, kPieceBytes = kPlanes * kSecondPiece;  // in parts: pieces of the kernel
+  static constexpr int kRing = 3, kPieceBytes = kPlanes * kSecondPiece;  // at 3xTF32: pieces of the kernel
   static constexpr int kKernelBytes = kTf32x3 ? kRing * kPieceBytes : SecondBytes(sizeof(T), false);
   static constexpr int kGroups = kGroups_;
   static constexpr int kConsumers = kGroups * 128, kThreads = kConsumers + kWarp;
@@ -84,7 +83,7 @@ __device__ __forceinline__ void AskForSecond(const SecondTask<typename U::T>& ta
   }
 }
 
-// The same in parts: pieces of the kernel, for one of its rows each, come in a ring.
+// The same at 3xTF32: pieces of the kernel, for one of its rows each, come in a ring.
 template <class U>
 __device__ __forceinline__ void AskForSecondTf32x3(const SecondTask<float>& task, const SecondMaps& maps,
                                                    unsigned char* kernel, unsigned char* stages,
@@ -130,7 +129,7 @@ struct Tf32x3Place {
   RingPlace pixels, piece;
 };
 
-// A tile's sums in parts, each row of the kernel summed from zero.
+// A tile's sums at 3xTF32, each row of the kernel summed from zero.
 template <class U>
 __device__ __forceinline__ void MultiplyRows(const SecondTask<float>& task, uint32_t from, uint32_t kernel,
                                              SecondBarriers<U::kChunks>& barriers, Tf32x3Place& at,
@@ -191,7 +190,7 @@ __device__ __noinline__ float SumAgain(const SecondTask<float>& task, int image,
   return sum;
 }
 
-// Four results of 16-bit types, or two of float32, of a pair of matrices of eight filters.
+// Four results of 16-bit types, or two of float32, of a pair of matrices of eight weights.
 template <typename T>
 __device__ __forceinline__ void StorePair(T* to, float2 low, float2 high, bool yes) {
   const int quad = threadIdx.x % 4;
@@ -210,7 +209,8 @@ __device__ __forceinline__ void StorePair(T* to, float2 low, float2 high, bool y
   }
 }
 
-// Adds each result's sums of three pixels and stores it. edges: of the warpgroup, [tile parity, warp, side, filter].
+// Adds each result's sums of three pixels and stores it. edges: of the warpgroup, [tile parity, warp, side, output
+// channel].
 template <class U>
 __device__ __forceinline__ void StoreSecond(const SecondTask<typename U::T>& task, const SecondPlace& at,
                                             const int (&rows)[2], const int (&columns)[2], float* edges, int parity,

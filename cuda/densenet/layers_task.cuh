@@ -1,4 +1,4 @@
-// What the kernels of a dense block's layers get, and the kernels' weights as they want them.
+// What the kernels of a DenseNet block's layers get, and a kernel that lays out weights as products take them.
 #ifndef JSC_CUDA_DENSENET_LAYERS_TASK_CUH_
 #define JSC_CUDA_DENSENET_LAYERS_TASK_CUH_
 
@@ -24,7 +24,7 @@ struct FirstTask {
   const T* x;                   // [N * H * W, C0]
   const T* block;               // [N * H * W, total]
   const T* kernel1;             // [C, kMiddle]
-  int total;                    // these four for what products of parts compute again
+  int total;                    // these four for what 3xTF32 products compute again
   const T* scale;               // [C]
   const T* shift;               // [C]
   const T* bias;                // [kMiddle]
@@ -42,9 +42,9 @@ struct SecondMaps {
 template <typename T>
 struct SecondTask {
   const T* mid;      // [2, N, H, W, kMiddle]
-  const T* kernel2;  // [9, kMiddle, kGrowth]; these two for what products of parts compute again
+  const T* kernel2;  // [9, kMiddle, kGrowth]; these two for what 3xTF32 products compute again
   int images;
-  const unsigned char* kernel;  // [chunk, 3 rows, 3 taps of kGrowth filters, 128 bytes of channels], swizzled
+  const unsigned char* kernel;  // [chunk, 3 rows, 3 taps of kGrowth weights, 128 bytes of channels], swizzled
   T* out;                       // [N, H, W, total], from channel C on
   int total, height, width;
   int tiles, tiles_y, tiles_x;
@@ -70,7 +70,7 @@ __device__ __forceinline__ T RoundWeight(T weight) {
   return weight;
 }
 
-// 16 bytes of weights to a slot of a piece's row, and in parts what they lack to the next piece.
+// 16 bytes of weights to a slot of a piece's row, and at 3xTF32 what they lack to the next piece.
 template <typename T, bool kTf32x3>
 __device__ __forceinline__ void StoreWeights(const T (&weights)[16 / sizeof(T)], unsigned char* to, int piece_bytes) {
   constexpr int kSlot = 16 / static_cast<int>(sizeof(T));
@@ -84,7 +84,7 @@ __device__ __forceinline__ void StoreWeights(const T (&weights)[16 / sizeof(T)],
   if constexpr (kTf32x3) *reinterpret_cast<uint4*>(to + piece_bytes) = *reinterpret_cast<const uint4*>(low);
 }
 
-// blockIdx.y: the layer. A thread makes 16 bytes: neighbouring channels of a filter.
+// blockIdx.y: the layer. A thread makes 16 bytes: neighbouring channels of an output channel.
 template <typename T, bool kTf32x3>
 __global__ void __launch_bounds__(256) PrepareKernel(const __grid_constant__ PrepareTask task) {
   constexpr int kSlot = 16 / static_cast<int>(sizeof(T)), kPlanes = kTf32x3 ? 2 : 1;

@@ -18,7 +18,7 @@ constexpr int kThreads = 128;
 template <typename T, bool kSkipZeros>
 __device__ __forceinline__ float Sum(const ConvTask<T>& task, const T* image, const T* kernel, int k, int conv_y,
                                      int conv_x) {
-  const int group = Divide(k, task.by_group_tiles).quotient;  // divides by the features of a group here
+  const int group = Divide(k, task.by_group_tiles).quotient;  // divides by the output channels of a group here
   float sum = 0.f;
   for (int ky = 0; ky < task.kernel_height; ++ky) {
     const int64_t y =

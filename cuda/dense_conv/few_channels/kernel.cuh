@@ -1,19 +1,19 @@
-// The direct convolution of few channels, as the first layer of a network has them: of an image; dense.
+// Engine few_channels: dense convolution of up to four input channels, as first layers have them. Details:
+// docs/design/kernels/few_channels.md.
 //
-//   out[pixel][filter] = pool(relu(sum over taps and channels of x * kernel + bias + residual))
-//
-// Layout: NHWC and HWIO. Of few channels a row of the window is a run of kernel width x channels neighbouring elements
-//   of a row of x, wherever it lies, so the reduction runs over such rows, in pairs of elements (FewChannelsPlan).
-// Why this tiling: all pixels under a tile of results are staged once, in rows, by loads of 16 bytes; the tensor cores'
-//   fragments are gathered from there, at an address a result and an offset a pair, which a table has: with runs of
-//   eight results an odd number of channels meets no bank twice. Weights are staged once for all tiles of a block, in
-//   the order of fragments. What is staged is rounded to TF32, or in parts for float32-accurate products, so what is
-//   read again and again needs no instruction more. A lane's sums are neighbouring filters: results leave from
+// Computes out[pixel][output channel] = pool(relu(sum over taps and channels of x * kernel + bias + residual)).
+// Layout: NHWC and HWIO. With few channels a row of the window is a run of kernel width x channels neighbouring
+//   elements of a row of x. The reduction runs over such rows, in pairs of elements (FewChannelsPlan).
+// Why this tiling: all pixels under a tile are staged once, in rows, by 16-byte loads. Fragments are gathered from
+//   there, at an address a result and a table entry a pair. With runs of eight results an odd number of channels meets
+//   no bank twice. Weights are staged once for all tiles of a block, in the order of fragments. What is staged is
+//   already rounded to TF32, or split for 3xTF32. A lane's sums are neighbouring output channels, so results leave from
 //   registers, 16 bytes a lane.
-// A max pool's windows are taken of a tile in shared memory, whose results beside the tile are computed again.
-// Not finite: a weight of zero beside the window, infinity in parts and values that round up to infinity make NaN of
-//   what is not; so results of a warp that are not all finite are computed again by FFMA, one by one.
-// Bound by: launch and first copies, then the results' way to the L2 cache; at HIGHEST by mma.sync.
+// Pools: a max pool takes its windows from a tile in shared memory. Results beside the tile are computed twice.
+// Not finite: a weight of zero beside the window, a 3xTF32 split of infinity, and values that round up to infinity make
+//   NaN where none belongs. So a warp's results that are not all finite are computed again by FFMA, one by one.
+// Bound by: launch and first copies, then the results' way to L2; at HIGHEST mma.sync.
+// Tests: tests/cuda/test_direct.py.
 #ifndef JSC_CUDA_DENSE_CONV_FEW_CHANNELS_KERNEL_CUH_
 #define JSC_CUDA_DENSE_CONV_FEW_CHANNELS_KERNEL_CUH_
 

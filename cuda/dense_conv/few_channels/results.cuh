@@ -1,5 +1,4 @@
-// From sums to results in the direct convolution of few channels: bias, residual, ReLU and pool, and sums again where
-// they are not finite.
+// The epilogue of the engine few_channels: bias, residual, ReLU and pool, and sums again where they are not finite.
 #ifndef JSC_CUDA_DENSE_CONV_FEW_CHANNELS_RESULTS_CUH_
 #define JSC_CUDA_DENSE_CONV_FEW_CHANNELS_RESULTS_CUH_
 
@@ -62,7 +61,7 @@ __device__ __forceinline__ float AtLeast(float v, float least) {  // keeps NaN
 // From sums to results: bias, residual and ReLU.
 template <class U, typename T>
 struct FewChannelsWriter {
-  static constexpr int kCount = FewChannelsSums<U, T>::kCount;  // neighbouring filters of a lane
+  static constexpr int kCount = FewChannelsSums<U, T>::kCount;  // neighbouring output channels of a lane
   const FewChannelsTask<T>& task;
   unsigned char* shared;
   int out_channel;
@@ -88,7 +87,7 @@ struct FewChannelsWriter {
     for (int i = 0; i < kCount; ++i) nonzeros += i < valid && ToFloat(FromFloat<T>(v[i])) != 0.f;
     written += valid;
   }
-  // The lane's first or second result of a run of the tile; filter: its first, in the block's.
+  // The lane's first or second result of a run of the tile; output channel: its first, in the block's.
   __device__ __forceinline__ FewChannelsResultPlace Find(const FewChannelsPlace& at, int run, int second,
                                                          int tile_out_channel) const {
     const Quotient place = Divide(run, task.by_runs);
@@ -111,7 +110,7 @@ struct FewChannelsWriter {
       bias[i] = v.x, bias[i + 1] = v.y, bias[i + 2] = v.z, bias[i + 3] = v.w;
     }
   }
-  // Sums of kCount filters from `beyond` the lane's first one, which is `filter`.
+  // Sums of kCount output channels from `beyond` the lane's first one, which is `output channel`.
   template <FewChannelsTarget kTarget>
   __device__ __forceinline__ void Write(const FewChannelsResultPlace& to, int tile_out_channel, int beyond,
                                         const float (&bias)[kCount], float (&v)[kCount]) {
@@ -173,7 +172,7 @@ struct FewChannelsWriter {
   }
 };
 
-// A warp's runs of results: first, first + 1, ... of `runs`; filter: the lane's first.
+// A warp's runs of results: first, first + 1, ... of `runs`; output channel: the lane's first.
 template <FewChannelsTarget kTarget, class U, typename T>
 __device__ __forceinline__ void WriteRuns(const FewChannelsPlace& at, int first, int runs, int tile_out_channel,
                                           const FewChannelsSums<U, T>& sums, FewChannelsWriter<U, T>& writer) {

@@ -1,5 +1,5 @@
-// How the direct convolution of few channels brings weights and pixels to shared memory: copied as they lie, all at
-// once and by loops of few instructions (code that runs once costs its fetch), then put in order and rounded there.
+// How the engine few_channels brings weights and pixels to shared memory. They are copied as they lie, all at once, by
+// loops of few instructions, since code that runs once costs its fetch. Then they are ordered and rounded there.
 #ifndef JSC_CUDA_DENSE_CONV_FEW_CHANNELS_STAGE_CUH_
 #define JSC_CUDA_DENSE_CONV_FEW_CHANNELS_STAGE_CUH_
 
@@ -8,7 +8,7 @@
 
 namespace jsc {
 
-// Both TF32 parts of a float32: see dense_conv/mma/split.cuh.
+// Both TF32 parts of a float32: see dense_conv/mma/tf32x3.cuh.
 __device__ __forceinline__ float2 HighLowOf(uint32_t bits) {
   const float value = __uint_as_float(bits);
   const float high = __uint_as_float((bits + 0x1000u) & 0xffffe000u);
@@ -19,15 +19,15 @@ __device__ __forceinline__ uint4 RoundToTf32(uint4 v) {
   return {RoundToTf32(v.x), RoundToTf32(v.y), RoundToTf32(v.z), RoundToTf32(v.w)};
 }
 
-// Large parts, and `part` further small ones.
+// High parts, and `part` further small ones.
 __device__ __forceinline__ void StoreHighLow(uint4* to, int low_offset, uint4 v) {
   const float2 x = HighLowOf(v.x), y = HighLowOf(v.y), z = HighLowOf(v.z), w = HighLowOf(v.w);
   *reinterpret_cast<float4*>(to) = {x.x, y.x, z.x, w.x};
   *reinterpret_cast<float4*>(to + low_offset) = {x.y, y.y, z.y, w.y};
 }
 
-// The block's weights as they lie, [tap and channel, filters and 16 bytes more], without waiting: with that distance
-// rows that are read together (every second one) meet distinct banks.
+// The block's weights as they lie, [tap and channel, output channels and 16 bytes more], without waiting: with that
+// distance rows that are read together (every second one) meet distinct banks.
 template <typename T>
 __device__ __forceinline__ void CopyWeights(const FewChannelsTask<T>& task, int out_channel, unsigned char* raw) {
   constexpr int kPiece = 16 / static_cast<int>(sizeof(T));
@@ -51,9 +51,9 @@ __device__ __forceinline__ void CopyWeights(const FewChannelsTask<T>& task, int 
   }
 }
 
-// Weights in the order of fragments, whose rows are filters: 16 bytes are what a lane needs for four pairs of the
-// reduction (of 16-bit elements eight), two filters' first and second elements; small parts come after all large ones.
-// A lane's filters of its fragments are neighbours. A thread takes a pair of rows of 16 bytes.
+// Weights in the order of fragments, whose rows are output channels: 16 bytes are what a lane needs for four pairs of
+// the reduction (of 16-bit elements eight), two output channels' first and second elements; low parts come after all
+// large ones. A lane's output channels of its fragments are neighbours. A thread takes a pair of rows of 16 bytes.
 template <class U, typename T>
 __device__ __forceinline__ void OrderWeights(const FewChannelsTask<T>& task, const unsigned char* raw,
                                              unsigned char* shared) {
@@ -85,7 +85,7 @@ __device__ __forceinline__ void OrderWeights(const FewChannelsTask<T>& task, con
     } else {
       const uint32_t low[4] = {a.x, a.y, a.z, a.w}, high[4] = {b.x, b.y, b.z, b.w};
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {  // two filters
+      for (int i = 0; i < 4; ++i) {  // two output channels
         const int fragment = i % U::kFragments, lane = (piece * 4 / U::kFragments + i / U::kFragments) * 4 + pair % 4;
         uint4* slot = slots + (pair / 8 * U::kFragments + fragment) * kWarp + lane;
         reinterpret_cast<uint2*>(slot)[pair / 4 % 2] = {__byte_perm(low[i], high[i], 0x5410),
@@ -95,7 +95,7 @@ __device__ __forceinline__ void OrderWeights(const FewChannelsTask<T>& task, con
   }
 }
 
-// Bytes from a staged element to the next, of pairs: with parts a pair's large ones stand before its small ones, where
+// Bytes from a staged element to the next, of pairs: at 3xTF32 a pair's large ones stand before its small ones, where
 // pairs begin at even elements, and else all large ones before all small ones.
 template <class U, typename T>
 constexpr int StagedBytes() {
@@ -152,7 +152,8 @@ __device__ __forceinline__ void CopyPatch(const FewChannelsTask<T>& task, const 
   }
 }
 
-// The same as it is read: rounded to TF32, or in parts; 16-bit elements as they are. May be in its place without parts.
+// The same as it is read: rounded to TF32, or at 3xTF32; 16-bit elements as they are. May be in its place without
+// 3xTF32.
 template <class U, typename T>
 __device__ __forceinline__ void RoundPatch(const FewChannelsTask<T>& task, const unsigned char* raw,
                                            unsigned char* patch) {

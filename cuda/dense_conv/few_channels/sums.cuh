@@ -1,8 +1,8 @@
-// What multiplies in the direct convolution of few channels: a warp's sums in registers, by mma.sync.
+// What multiplies in the engine few_channels: a warp's sums in registers, by mma.sync.
 //
-// The filters are the rows of a product and the results its columns, because then all that a lane loads of a pair, 8
-// bytes of TF32, are registers side by side, as the products take them. (With results as rows each register was moved
-// up to four times: 60 instructions beside 8 products.) Operands are loaded a step before they are multiplied.
+// Output channels are the rows of a product and results its columns. What a lane loads of a pair, 8 bytes of TF32, is
+// then registers side by side, as the products take them. With results as rows each register was moved up to four
+// times: 60 instructions beside 8 products. Operands are loaded a step before they are multiplied.
 #ifndef JSC_CUDA_DENSE_CONV_FEW_CHANNELS_SUMS_CUH_
 #define JSC_CUDA_DENSE_CONV_FEW_CHANNELS_SUMS_CUH_
 
@@ -10,17 +10,18 @@
 
 namespace jsc {
 
-// Sums of a warp: fragments of 16 filters by runs of eight results. The filters are the rows of a product, because then
-// what a lane loads of a pair are registers side by side, as the products take them.
+// Sums of a warp: fragments of 16 output channels by runs of eight results. The output channels are the rows of a
+// product, because then what a lane loads of a pair are registers side by side, as the products take them.
 template <class U, typename T>
 struct FewChannelsSums {
   static constexpr int kSteps = kFewChannelsChunkPairs * static_cast<int>(sizeof(T)) / 16;  // of mma.sync, in a chunk
   static constexpr int kHalves = sizeof(T) == 4 ? 1 : 2;                                    // fours of pairs in a step
-  static constexpr int kCount = sizeof(T) == 2 && U::kOutChannels > 32 ? 8 : 4;  // neighbouring filters of a lane
+  static constexpr int kCount =
+      sizeof(T) == 2 && U::kOutChannels > 32 ? 8 : 4;  // neighbouring output channels of a lane
   static constexpr int kQuads = U::kOutChannels / (8 * kCount);
   float sums[U::kFragments][kFewChannelsWarpRuns][4] = {};
 
-  // What a step multiplies; small: with parts.
+  // What a step multiplies; small: at 3xTF32.
   struct Operands {
     uint32_t weights[U::kFragments][4], low_weights[U::kFragments][4];
     uint32_t pixels[kFewChannelsWarpRuns][2], low_pixels[kFewChannelsWarpRuns][2];
@@ -33,7 +34,7 @@ struct FewChannelsSums {
       to[i][0] = v.x, to[i][1] = v.y, to[i][2] = v.z, to[i][3] = v.w;
     }
   }
-  // A pair of elements; low_pixels: bytes from the large parts to the small ones, where they are apart.
+  // A pair of elements; low_pixels: bytes from the high parts to the small ones, where they are apart.
   static __device__ __forceinline__ void LoadPair(Operands& to, int run, int half, const unsigned char* at,
                                                   int low_pixels) {
     uint32_t (&v)[2] = to.pixels[run];
@@ -146,7 +147,7 @@ struct FewChannelsSums {
     return all[0] + all[1] + all[2] + all[3] == 0.f;
   }
 
-  // The neighbouring filters of quad q that the lane has, of its first or second result of a run.
+  // The neighbouring output channels of quad q that the lane has, of its first or second result of a run.
   __device__ __forceinline__ void Results(int run, int second, int q, float (&v)[kCount]) const {
 #pragma unroll
     for (int c = 0; c < kCount; ++c) v[c] = sums[q * kCount / 2 + c / 2][run][c % 2 * 2 + second];

@@ -1,4 +1,4 @@
-// A direct convolution of few channels as its kernel gets it.
+// A call as the engine few_channels gets it.
 #ifndef JSC_CUDA_DENSE_CONV_FEW_CHANNELS_TASK_CUH_
 #define JSC_CUDA_DENSE_CONV_FEW_CHANNELS_TASK_CUH_
 
@@ -10,7 +10,7 @@
 
 namespace jsc {
 
-// kTf32x3: float32 in two parts, each of which is staged; kPaired: see FewChannelsPlan.
+// kTf32x3: float32 in a high and a low part, each of which is staged; kPaired: see FewChannelsPlan.
 template <int kOutChannels_, bool kTf32x3_, bool kPaired_>
 struct FewChannelsTile {
   static constexpr int kOutChannels = kOutChannels_;  // of a warp
@@ -20,7 +20,7 @@ struct FewChannelsTile {
 };
 
 // Where a tile's results go: to memory in whole pieces; to shared memory, in front of a pool; or what else there is:
-// residuals, counts, filters in no whole pieces.
+// residuals, counts, output channels in no whole pieces.
 enum class FewChannelsTarget { kPlain, kPool, kOther };
 
 template <typename T>
@@ -30,7 +30,7 @@ struct FewChannelsTask {
   const T* bias;      // [S, K] or null
   const T* residual;  // [N, Ho, Wo, K] or null
   T* out;             // [N, Ho, Wo, K]
-  T* low_out;         // in parts: as out, or null
+  T* low_out;         // at 3xTF32: as out, or null
   CountTask counts;
   Gate gate;
   int images;                                               // of a stack

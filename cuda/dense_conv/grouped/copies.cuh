@@ -1,5 +1,5 @@
-// What a block of the kernel for groups of few channels (dense_conv/grouped/kernel.cuh) has in shared memory before it
-// multiplies: filters, pixels, and where units and pixels are.
+// What a block of the engine grouped has in shared memory before it multiplies: weights, pixels, and where units and
+// pixels are.
 #ifndef JSC_CUDA_DENSE_CONV_GROUPED_COPIES_CUH_
 #define JSC_CUDA_DENSE_CONV_GROUPED_COPIES_CUH_
 
@@ -10,7 +10,7 @@ namespace jsc {
 struct GroupedPlace {
   int stack, image;        // first of the tile, in its stack
   int y, x;                // first result
-  int group, out_channel;  // first of the block; feature: of all
+  int group, out_channel;  // first of the block; output channel: of all
 };
 
 template <class U, typename T>

@@ -1,5 +1,4 @@
-// The products of a warp in the kernel for groups of few channels (dense_conv/grouped/kernel.cuh), from shared memory
-// to sums.
+// The products of a warp in the engine grouped, from shared memory to sums.
 #ifndef JSC_CUDA_DENSE_CONV_GROUPED_ENGINE_CUH_
 #define JSC_CUDA_DENSE_CONV_GROUPED_ENGINE_CUH_
 
@@ -7,17 +6,18 @@
 
 namespace jsc {
 
-// A warp's sums of kRows fragments of pixels and kTiles of features, as mma.sync has them.
+// A warp's sums of kRows fragments of pixels and kTiles of output channels, as mma.sync has them.
 template <class U, typename T>
 struct GroupedEngine {
   static constexpr int kRows = U::kRows, kTiles = U::kTiles;
-  static constexpr int kStepRows = 2 * U::kUnit;  // of filters
+  static constexpr int kStepRows = 2 * U::kUnit;  // of weights
   static constexpr int kChunkSteps = 4;           // of 32 products, as Tf32x3Engine
   float sums[kRows][kTiles][4] = {};
 
   static __device__ __forceinline__ int Lane() { return static_cast<int>(threadIdx.x % kWarp); }
 
-  // float32: of tile j, column n of a fragment is feature n * kTiles + j, so that a thread's results are neighbours.
+  // float32: of tile j, column n of a fragment is output channel n * kTiles + j, so that a thread's results are
+  // neighbours.
   static __device__ __forceinline__ void LoadWeights(const unsigned char* from, int row_bytes,
                                                      uint32_t (&b)[kTiles][2]) {
     if constexpr (U::kWide) {
@@ -53,7 +53,7 @@ struct GroupedEngine {
     }
   }
 
-  // pixels: of the group, starts: of the lane's windows; filters: of the warp's features.
+  // pixels: of the group, starts: of the lane's windows; weights: of the warp's output channels.
   __device__ __forceinline__ void MultiplyAll(int units, const int* offsets, const unsigned char* pixels,
                                               const int (&starts)[kRows], const unsigned char* weights, int row_bytes) {
     const int half = Lane() / 16, steps = units / 2;

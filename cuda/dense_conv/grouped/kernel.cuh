@@ -1,21 +1,18 @@
-// The direct convolution of groups of few channels: a block has a tile of pixels and the channels of some neighbouring
-// groups, all of which it copies once; dense.
+// Engine grouped: dense convolution with few channels per group. Details: docs/design/kernels/grouped.md.
 //
-//   out[pixel][filter] = relu(sum over taps and a group's channels of x * kernel + bias + residual)
-//
-// Why: the other kernels' tiles are of one group and have 64 or 128 features, of which groups of 16 or 24 fill a part;
-//   and they copy the pixels of a tile again under every tap. Maps of such layers are most of what they read and write,
-//   so here a block's pixels, with the rim that windows reach, and filters lie in shared memory until it is done.
-// A unit is 16 bytes of a pixel's channels under a tap, and a step of tensor cores is two units, wherever they lie: a
-//   table has each unit's distance from its window's start. Fragments of pixels are the rows of the products, one
-//   ldmatrix each, and a warp's features of one group their columns.
-// Layout of shared memory: distances of units; where each pixel of the tile reads and writes; filters [tap, channel,
-//   feature of the block]; pixels [image, row, column, channel of the block], rows of both an odd number of 16 bytes
-//   (float32 filters: of 32) apart, so that they share no banks.
-// Bound by: launch and first copies where there are few blocks; else in 16 bits copies and results, since no more than
-//   two blocks overlap, in TF32 rounding beside mma.sync, at HIGHEST mma.sync.
-// Lost: four warps a block, three blocks a multiprocessor, columns by their remainder where the stride is 2; see
-//   benchmarks/NOTES.md.
+// Computes out[pixel][output channel] = relu(sum over taps and a group's channels of x * kernel + bias + residual).
+// Layout of shared memory: distances of units; where each pixel of the tile reads and writes; weights [tap, channel,
+//   output channel of the block]; pixels [image, row, column, channel of the block]. Rows of both are an odd number of
+//   16 bytes apart (float32 weights: of 32), so they share no banks. A unit is 16 bytes of a pixel's channels under a
+//   tap. A step of the tensor cores is two units, wherever they lie. Fragments of pixels are the rows of the products,
+//   one ldmatrix each.
+// Why this tiling: tiles of the other engines have 64 or 128 output channels of one group, of which groups of 16 or 24
+//   fill a part. They also copy pixels again under every tap. Such layers mostly read and write maps. So a block copies
+//   its pixels with their halo, and the weights of some neighbouring groups, once.
+// Bound by: launch and first copies where there are few blocks. Else in 16 bits copies and results, since no more than
+//   two blocks overlap; in TF32 rounding beside mma.sync; at HIGHEST mma.sync.
+// Lost: four warps a block, three blocks an SM, columns by their remainder where the stride is 2.
+// Tests: tests/cuda/test_groups.py.
 #ifndef JSC_CUDA_DENSE_CONV_GROUPED_KERNEL_CUH_
 #define JSC_CUDA_DENSE_CONV_GROUPED_KERNEL_CUH_
 
@@ -35,7 +32,7 @@ __global__ void __launch_bounds__(U::kThreads, kGroupedBlocks)
   auto* places = reinterpret_cast<PixelPlace*>(shared + group.places_at);
   CopyGroupedWeights<U>(group, at, shared + group.weights_at);
   FillOffsets<U>(group, offsets);
-  if (task.gate.in_chain) {  // filters are there before the kernel in front is done
+  if (task.gate.in_chain) {  // weights are there before the kernel in front is done
     if (threadIdx.x == 0) FetchAhead(task.gate);
     WaitForKernelBefore();
     LetNextKernelStart();

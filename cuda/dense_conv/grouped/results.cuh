@@ -1,5 +1,4 @@
-// From a warp's sums in the kernel for groups of few channels (dense_conv/grouped/kernel.cuh) to results: bias,
-// residual and ReLU.
+// The epilogue of the engine grouped: bias, residual and ReLU.
 #ifndef JSC_CUDA_DENSE_CONV_GROUPED_RESULTS_CUH_
 #define JSC_CUDA_DENSE_CONV_GROUPED_RESULTS_CUH_
 
@@ -65,8 +64,8 @@ __device__ __noinline__ float GroupedSumAgain(const SmallMapTask<T>& small_map, 
 template <class U, typename T>
 struct GroupedWriter {
   const GroupedTask<T>& group;
-  int stack, number, group_out_channel;  // number: of the group; filter: the lane's first in it
-  T* out;                                // of the stack, at the lane's first feature
+  int stack, number, group_out_channel;  // number: of the group; output channel: the lane's first in it
+  T* out;                                // of the stack, at the lane's first output channel
   float least;
   float bias[U::kRuns][U::kRun] = {};
 

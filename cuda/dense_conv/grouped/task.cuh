@@ -1,4 +1,4 @@
-// A convolution of groups of few channels as its kernel (dense_conv/grouped/kernel.cuh) gets it.
+// A call as the engine grouped gets it.
 #ifndef JSC_CUDA_DENSE_CONV_GROUPED_TASK_CUH_
 #define JSC_CUDA_DENSE_CONV_GROUPED_TASK_CUH_
 
@@ -9,13 +9,13 @@ namespace jsc {
 
 template <typename T, int kTiles_, bool kTf32x3_>
 struct GroupedTuning {
-  static constexpr int kTiles = kTiles_;                      // of eight features of a warp
+  static constexpr int kTiles = kTiles_;                      // of eight output channels of a warp
   static constexpr bool kTf32x3 = kTf32x3_;                   // float32-accurate products
   static constexpr int kRows = GroupedRows(kTiles, kTf32x3);  // fragments of 16 pixels
   static constexpr int kThreads = kGroupedWarps * kWarp;
   static constexpr int kUnit = kUnitBytes / static_cast<int>(sizeof(T));  // channels
   static constexpr bool kWide = sizeof(T) == 4;
-  // A thread's results of a pixel: runs of neighbouring features.
+  // A thread's results of a pixel: runs of neighbouring output channels.
   static constexpr int kRuns = kWide ? 1 : kTiles, kRun = kWide ? 2 * kTiles : 2;
 };
 
@@ -29,7 +29,7 @@ struct GroupedTask {
   int units;                                           // of a window
   int pixel_bytes, weight_bytes, places_at, weights_at, pixels_at;
   int all_groups, groups, group_bytes, columns;  // groups: of a block; group_bytes: of a pixel's channels
-  int span_copies, weight_copies, weight_rows;   // 16 bytes of a pixel, and of a row of filters
+  int span_copies, weight_copies, weight_rows;   // 16 bytes of a pixel, and of a row of weights
   int step_pixels, step_copies;                  // from a lane's copy of pixels to its next
   Divider by_across, by_down, by_image_tiles, by_out_channel_splits, by_of_group, by_columns, by_span, by_weight_copies,
       by_tile_wide, by_tile_pixels, by_box_high, by_unit_span, by_kernel_width;

@@ -1,10 +1,11 @@
-// What multiplies: sums[pixel][filter] += sum over a staged chunk of pixel x filter, in a thread's registers.
+// What multiplies in the engine mma: sums[pixel][output channel] += a staged chunk of pixels x weights, in a thread's
+// registers.
 //
-// Engines differ in which results a thread has. By FFMA: pixels tx + threads_x * i, filters in runs of 4 (or
-// out_channels_per_thread, if less), so that both operands come in 16-byte loads and a warp's pixels meet distinct
-// banks. On tensor cores: what mma.sync's fragments say, 16 pixels x 8 filters a fragment; with TF32 a warp's four
-// fragments share 32 filters in turns of 4, because four neighbouring filters are then one 16-byte load, there being no
-// transposing ldmatrix for 32 bits.
+// Engines differ in which results a thread has. By FFMA: pixels tx + threads_x * i, and output channels in runs of 4
+// (or out_channels_per_thread, if less). Both operands then come in 16-byte loads, and a warp's pixels meet distinct
+// banks. On tensor cores: what mma.sync's fragments say, 16 pixels x 8 output channels a fragment. With TF32 a warp's
+// four fragments interleave 32 output channels by 4. Four neighbouring output channels are then one 16-byte load, as
+// there is no transposing ldmatrix for 32 bits.
 #ifndef JSC_CUDA_DENSE_CONV_MMA_ENGINE_CUH_
 #define JSC_CUDA_DENSE_CONV_MMA_ENGINE_CUH_
 
@@ -160,7 +161,7 @@ struct TensorEngine {
 template <class U>
 struct ScalarEngine {
   static constexpr int kRun =
-      U::kOutChannelsPerThread < 4 ? U::kOutChannelsPerThread : 4;  // neighbouring filters of a thread
+      U::kOutChannelsPerThread < 4 ? U::kOutChannelsPerThread : 4;  // neighbouring output channels of a thread
   static constexpr int kLoadDepth = 4;                              // of the chunk, a 16-byte load
   using Layout = StageLayout<U, float>;
   float sums[U::kImagesPerThread][U::kOutChannelsPerThread] = {};

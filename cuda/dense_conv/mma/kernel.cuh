@@ -1,21 +1,18 @@
-// The direct convolution of Cheng et al. 2018, blocked and tuned by compile-time parameters; dense: nothing is skipped.
+// Engine mma: dense convolution by warp products, after Cheng et al. 2018. Details: docs/design/kernels/mma.md.
 //
-//   out[pixel][filter] = relu(sum over taps and channels of x * kernel + bias + residual)
-//
-// Layout: the paper (and cuda-convnet2) parallelises over images, whose index is innermost in memory there. Here maps
-//   are NHWC and kernels HWIO, and at batch 1 there is one image: its "images" become pixels x images, result
-//   positions of the whole batch in one line, and its filters are the features of HWIO. The reduction runs over taps
-//   and channels as one axis, of which `cached_pixels` rows are in shared memory at a time, so any window, stride,
-//   dilation and group works.
-// Why this tiling: each staged pixel serves threads_y threads and each filter threads_x of them, which divides the
-//   traffic from the L2 cache by the tile's sides; images_per_thread x out_channels_per_thread sums in registers divide
-//   the traffic from shared memory the same way. Three or four stages in flight hide the copies' latency.
-// Small maps: a tile is too much work for the few blocks that a map of 14x14 gives, so blocks of one tile share the
-//   reduction axis and add their sums in a fixed order, through the shared memory of a cluster, or through workspace
-//   where there are no clusters. Results are bitwise repeatable.
-// Bound by: at batch 1, launch, the fetch of code that runs once, and the meeting of the cluster; on large maps by
-//   shared memory and mma.sync, which has some two thirds of the rate of Hopper's wgmma (dense_conv/wgmma/kernel.cuh).
-// Lost: pixels through L1, copies spread between multiplications, an unrolled prologue; see benchmarks/NOTES.md.
+// Computes out[pixel][output channel] = relu(sum over taps and channels of x * kernel + bias + residual), as an
+//   implicit GEMM. Any window, stride, dilation and group works.
+// Layout: rows of the GEMM are pixels of the whole batch, columns are output channels. The reduction axis runs over
+//   taps and channels; `cached_pixels` rows of it are in shared memory at a time. Maps are NHWC and kernels HWIO.
+// Why this tiling: each staged pixel serves threads_y threads and each staged weight threads_x of them, so the tile's
+//   sides divide the traffic from L2. Accumulators in registers divide the traffic from shared memory likewise. Three
+//   or four pipeline stages hide the latency of copies.
+// Small maps: tiles are too few for all SMs, so the blocks of a cluster split the reduction axis of a tile (split-K).
+//   Their sums are added in a fixed order, through DSMEM, or through workspace where there are no clusters.
+// Bound by: at batch 1 launch, the fetch of code that runs once, and the cluster reduction. On large maps shared memory
+//   and mma.sync, which reaches some two thirds of the rate of wgmma.
+// Lost: pixels through L1, copies spread between multiplications, an unrolled prologue.
+// May change: tiles and loops, while results stay bitwise repeatable. Tests: tests/cuda/test_direct.py.
 #ifndef JSC_CUDA_DENSE_CONV_MMA_KERNEL_CUH_
 #define JSC_CUDA_DENSE_CONV_MMA_KERNEL_CUH_
 
@@ -36,7 +33,7 @@ __device__ __forceinline__ void MainLoop(const MmaTask<T>& task, const MmaPlace&
   const PixelSource<U, T> pixels = FindPixels<U, T>(task, at, table);
   if constexpr (U::kAddresses == Addresses::kTable) __syncthreads();
   const bool in_chain = task.gate.in_chain;
-  if (in_chain) {  // filters are there before the kernel in front is done
+  if (in_chain) {  // weights are there before the kernel in front is done
 #pragma unroll 1
     for (int s = 0; s < kAhead && at.first_chunk + s < at.end_chunk; ++s) {
       CopyWeights<U, T, kChecked>(task, kernel, out_channels, at.first_chunk + s, stages + s * kStage);

@@ -1,8 +1,8 @@
-// From global to shared memory: a chunk of the reduction axis for a tile's pixels and for its filters.
+// From global to shared memory: a chunk of the reduction axis, for a tile's pixels and for its weights.
 //
-// Layout: pixels [tile pixel, cached_pixels] and filters [cached_pixels, tile filter], as the channels of NHWC and the
-// features of HWIO lie, so that copies are 16 bytes wide and asynchronous. 16-byte slots of a row are permuted by the
-// row's number: without it the rows of a fragment would share banks.
+// Layout: pixels [tile pixel, cached_pixels] and weights [cached_pixels, tile's output channel]. They lie as NHWC and
+// HWIO have them, so copies are asynchronous and 16 bytes wide. The 16-byte slots of a row are permuted by the row's
+// number; without that the rows of a fragment would share banks.
 #ifndef JSC_CUDA_DENSE_CONV_MMA_LOAD_CUH_
 #define JSC_CUDA_DENSE_CONV_MMA_LOAD_CUH_
 
@@ -30,7 +30,7 @@ struct StageLayout {
   static __device__ __forceinline__ int Weight(int k, int out_channel) {
     return SharedAt<kWeightRow, kPairs>(k, out_channel * static_cast<int>(sizeof(T)));
   }
-  static constexpr int kWeightsAt = U::kPixels * kPixelRow;  // where the filters of a stage begin
+  static constexpr int kWeightsAt = U::kPixels * kPixelRow;  // where the weights of a stage begin
 };
 
 // How the threads of a block share the copies of [kRows, kColumns] elements: each keeps one column of copies.
@@ -181,7 +181,7 @@ __device__ __forceinline__ void CopyPixels(const MmaTask<T>& task, const PixelSo
   }
 }
 
-// The same of the tile's filters; kernel: [depth, K] of the stack at the tile's first filter.
+// The same of the tile's weights; kernel: [depth, K] of the stack at the tile's first output channel.
 template <class U, typename T, bool kChecked>
 __device__ __forceinline__ void CopyWeights(const MmaTask<T>& task, const T* kernel, int out_channels, int chunk,
                                             unsigned char* stage) {
@@ -197,7 +197,7 @@ __device__ __forceinline__ void CopyWeights(const MmaTask<T>& task, const T* ker
   }
 }
 
-// Whether no copy of the tile needs a check: all pixels and filters are there, all windows inside, all chunks whole.
+// Whether no copy of the tile needs a check: all pixels and weights are there, all windows inside, all chunks whole.
 template <class U, typename T>
 __device__ __forceinline__ bool AllInside(const MmaTask<T>& task, const MmaPlace& at) {
   bool inside = task.depth % U::kCachedPixels == 0 && at.out_channel + U::kOutChannels <= task.group_out_channels;

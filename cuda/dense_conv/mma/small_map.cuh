@@ -1,17 +1,17 @@
-// The direct convolution of small maps: the warps of a block share the reduction axis of one small tile; dense.
+// Engine small_map: the warps of a block split the reduction of one small tile (sliced-K). Details:
+// docs/design/kernels/small_map.md.
 //
-//   out[pixel][filter] = relu(sum over taps and channels of x * kernel + bias + residual)
-//
-// Why: a map of 7x7 or 14x14 gives tiles of 64 x 64 to few blocks, which then share them in clusters and wait for each
-//   other's sums; starting a kernel, its first copies and that meeting are most of such a layer's time. Here a tile is
-//   8 or 16 pixels by 16 or 32 filters, so there are blocks enough without clusters, and the axis is shared by the
-//   eight warps of a block, which meet once, in shared memory.
-// A step is 64 bytes of the axis. Steps are dealt to warps in turn; each warp copies its own into a ring of its own and
-//   waits for no other before all sums are there (what CUTLASS calls sliced K). They are added in the order of the
-//   warps: bitwise repeatable.
-// Code that runs once costs its fetch: one loop has both the copies and the products, so that either is there once.
-// Bound by: launch, the first fetch of code and parameters, copies (each block reads its pixels and filters itself, so
-//   deep or large maps are faster by tiles of 64 and more, dense_conv/wgmma/kernel.cuh).
+// Computes out[pixel][output channel] = relu(sum over taps and channels of x * kernel + bias + residual).
+// Layout: a tile is 8 or 16 pixels by 16 or 32 output channels. A step is 64 bytes of the reduction axis. Steps are
+//   dealt to the eight warps in turn. Each warp copies its own steps into a pipeline of its own and waits for no other
+//   warp.
+// Why: a map of 7x7 or 14x14 gives 64 x 64 tiles to few SMs. Clusters would then wait for each other's sums, and
+//   starting a kernel, first copies and that wait are most of such a layer's time. Small tiles give blocks enough
+//   without clusters. The warps meet once, in shared memory, and sums are added in their order: bitwise repeatable.
+// Code that runs once costs its fetch. So one loop has both the copies and the products.
+// Bound by: launch, the first fetch of code and parameters, and copies. Each block reads its pixels and weights itself,
+//   so long reductions and large maps are faster by larger tiles.
+// Tests: tests/cuda/test_direct.py.
 #ifndef JSC_CUDA_DENSE_CONV_MMA_SMALL_MAP_CUH_
 #define JSC_CUDA_DENSE_CONV_MMA_SMALL_MAP_CUH_
 
@@ -120,7 +120,7 @@ struct SmallMapSource {
   }
 
  private:
-  // Filters first, then pixels.
+  // Weights first, then pixels.
   __device__ __forceinline__ unsigned char* Target(unsigned char* stage, int copy) const {
     if (copy < kWeightCopies) return stage + U::Weight(WeightRow() + copy * kWeightStep, WeightColumn());
     return stage + U::Pixel(PixelRow() + (copy - kWeightCopies) * kPixelStep, PixelColumn());
@@ -141,15 +141,15 @@ struct SmallMapSource {
   }
 };
 
-// A tile's results: a thread has four filters of one pixel, or none. Bias and residual are asked for when it is made,
-// in front of the first copies: by then they are there when the sums are.
+// A tile's results: a thread has four output channels of one pixel, or none. Bias and residual are asked for when it is
+// made, in front of the first copies: by then they are there when the sums are.
 template <class U, typename T>
 struct SmallMapWriter {
   static constexpr int kQuads = U::kOutChannels / 4;
   static_assert(kQuads * U::kPixels <= U::kThreads, "four results of a thread are all");
   const MmaTask<T>& task;
   int pixel, tile_out_channel;  // of the tile
-  int valid;                    // filters that there are
+  int valid;                    // weights that there are
   int64_t element;
   float4 bias = {0.f, 0.f, 0.f, 0.f}, residual = {0.f, 0.f, 0.f, 0.f};
 
@@ -165,7 +165,7 @@ struct SmallMapWriter {
     if (task.bias) bias = Load(task.bias + static_cast<int64_t>(at.stack) * task.out_channels + out_channel);
     if (task.residual) residual = Load(task.residual + element);
   }
-  // With kVector filters come in whole fours.
+  // With kVector weights come in whole fours.
   __device__ __forceinline__ float4 Load(const T* p) const {
     return U::kVector ? Load4(p) : LoadUpTo4(p, valid, task.vector_out);
   }

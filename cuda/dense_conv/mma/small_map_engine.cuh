@@ -1,8 +1,7 @@
-// The products of a warp's steps in the kernel of small maps (dense_conv/mma/small_map.cuh), from a stage of its ring
-// to sums.
+// The products of a warp's steps in the engine small_map, from a pipeline stage to sums.
 //
-// Filters are the rows of the products and pixels their columns, so that a tile may be 8 pixels wide. A stage has the
-// pixels [kPixels, kDepth] and the filters [kDepth, kOutChannels] of a step, as SmallMapTuning lays them out.
+// Output channels are the rows of the products and pixels their columns, so a tile may be 8 pixels wide. A stage has
+// the pixels [kPixels, kDepth] and the weights [kDepth, kOutChannels] of a step, as SmallMapTuning lays them out.
 #ifndef JSC_CUDA_DENSE_CONV_MMA_SMALL_MAP_ENGINE_CUH_
 #define JSC_CUDA_DENSE_CONV_MMA_SMALL_MAP_ENGINE_CUH_
 
@@ -11,7 +10,7 @@
 
 namespace jsc {
 
-// A warp's sums of its steps: sums[rows of 16 filters][columns of 8 pixels], as mma.sync has them.
+// A warp's sums of its steps: sums[rows of 16 output channels][columns of 8 pixels], as mma.sync has them.
 template <class U, typename T>
 struct SmallMapEngine {
   static constexpr int kRows = U::kOutChannels / 16, kColumns = U::kPixels / 8;
@@ -87,7 +86,7 @@ struct SmallMapEngine {
     }
   }
 
-  // As Tf32x3Engine (dense_conv/mma/split.cuh) has it, with sums of a step's 16 products.
+  // As Tf32x3Engine (dense_conv/mma/tf32x3.cuh) has it, with sums of a step's 16 products.
   __device__ __forceinline__ void MultiplyTf32x3(uint32_t (&a)[kSlices][kRows][4],
                                                  uint32_t (&b)[kSlices][kColumns][2]) {
     float step[kRows][kColumns][4] = {};

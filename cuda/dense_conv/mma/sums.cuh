@@ -1,8 +1,7 @@
-// From a block's sums to results: the meeting of blocks that share a tile, then bias, residual and ReLU.
+// The epilogue of the engine mma: the cluster reduction of split-K, then bias, residual and ReLU.
 //
-// Lost, each measured on an H200: blocks of a cluster that send their sums to the one that completes a row, as remote
-// stores (st.async) or by the copy engine, instead of reading them between two barriers of the cluster (0.1 to 0.4 us
-// slower for tiles of 64 x 64).
+// Lost, each measured on an H200: blocks that send their sums to the block that completes a row, by remote stores
+// (st.async) or by TMA, instead of reading them between two cluster barriers (0.1 to 0.4 us slower for 64 x 64 tiles).
 #ifndef JSC_CUDA_DENSE_CONV_MMA_SUMS_CUH_
 #define JSC_CUDA_DENSE_CONV_MMA_SUMS_CUH_
 
@@ -11,7 +10,7 @@
 
 namespace jsc {
 
-// The sums of one split of a tile in the workspace: [tile pixel, tile filter].
+// The sums of one split of a tile in the workspace: [tile pixel, tile output channel].
 template <class U, typename T>
 __device__ __forceinline__ float* PartialTile(const MmaTask<T>& task, const MmaPlace& at, int tile, int split) {
   const int64_t whole = (static_cast<int64_t>(at.stack) * gridDim.y + at.group) * task.tiles + tile;
@@ -25,16 +24,16 @@ struct TileSides {
   static constexpr bool kVector = false;
 };
 
-// Completes a tile's pixels `part`, part + parts, ...: bias, residual and ReLU. A thread keeps four filters. What a
-// block alone with its tile needs of bias and residual is asked for when the writer is made, before the sums are there;
-// blocks that share a tile have few pixels each, and less code to fetch matters more.
+// Completes a tile's pixels `part`, part + parts, ...: bias, residual and ReLU. A thread keeps four output channels.
+// What a block alone with its tile needs of bias and residual is asked for when the writer is made, before the sums are
+// there; blocks that share a tile have few pixels each, and less code to fetch matters more.
 template <class U, typename T>
 struct TileWriter {
   static constexpr int kQuads = U::kOutChannels / 4, kStep = U::kThreads / kQuads, kBatch = 8;
   static_assert(U::kThreads % kQuads == 0, "a thread keeps its filters");
   const MmaTask<T>& task;
   int rank, ranks, pixels, tile_out_channel, valid;
-  int64_t first;  // element of out at the tile's first pixel and this thread's filters
+  int64_t first;  // element of out at the tile's first pixel and this thread's output channels
   float4 bias = {0.f, 0.f, 0.f, 0.f};
   float4 residual[kBatch] = {};
   int nonzeros = 0;  // that this thread wrote, where they are asked for
@@ -50,7 +49,7 @@ struct TileWriter {
     }
     if (ranks == 1) LoadResiduals(0);
   }
-  // With kVector filters come in whole fours.
+  // With kVector output channels come in whole fours.
   __device__ __forceinline__ float4 Load(const T* p, int count) const {
     if constexpr (U::kVector) {
       return count > 0 ? Load4(p) : make_float4(0.f, 0.f, 0.f, 0.f);
@@ -87,7 +86,7 @@ struct TileWriter {
   __device__ __forceinline__ int2 Written() const {
     return make_int2(nonzeros, valid * max(0, (pixels - Pixel(0) + kStep * ranks - 1) / (kStep * ranks)));
   }
-  // sums(pixel, filter): four sums.
+  // sums(pixel, output channel): four sums.
   template <typename Sums>
   __device__ __forceinline__ void Write(const Sums& sums) {
 #pragma unroll 1
@@ -100,7 +99,7 @@ struct TileWriter {
       }
     }
   }
-  // sums(split, pixel, filter): four sums of one split; they are added in the order of the splits.
+  // sums(split, pixel, output channel): four sums of one split; they are added in the order of the splits.
   template <typename Sums>
   __device__ __forceinline__ void WriteTogether(const Sums& sums) {
 #pragma unroll 1

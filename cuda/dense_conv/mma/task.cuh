@@ -1,5 +1,4 @@
-// A direct convolution as its kernel gets it: buffers, 32-bit sizes, how it is cut, and divisors made ready by the
-// host.
+// A call as the engine mma gets it: buffers, 32-bit sizes, how it is cut, and divisors that the host has prepared.
 #ifndef JSC_CUDA_DENSE_CONV_MMA_TASK_CUH_
 #define JSC_CUDA_DENSE_CONV_MMA_TASK_CUH_
 
@@ -18,7 +17,7 @@ struct MmaTask {
   T* out;             // [N, Ho, Wo, K]
   CountTask counts;
   Gate gate;
-  float* partial;  // [tile, split, tile pixel, tile filter], only with Reduction::kWorkspace
+  float* partial;  // [tile, split, tile pixel, tile output channel], only with Reduction::kWorkspace
   int64_t images_per_stack;
   int pixels;  // results of a stack without their channels: images * Ho * Wo
   int depth;   // of the reduction: kh * kw * C / groups
@@ -62,7 +61,7 @@ MmaTask<T> MakeMmaTask(const DeviceCall& call, const MmaPlan& plan, void* worksp
   return t;
 }
 
-// Which part of the work a block has: a tile of pixels x filters, and of the reduction a range of chunks.
+// Which part of the work a block has: a tile of pixels x output channels, and of the reduction a range of chunks.
 struct MmaPlace {
   int pixel, out_channel;  // first of the tile, in its stack and group
   int group, stack, split;

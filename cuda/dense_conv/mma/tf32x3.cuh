@@ -1,22 +1,21 @@
-// float32-accurate products on tensor cores: what multiplies with Engine::kTf32x3.
+// 3xTF32 for warp products: float32 accuracy on tensor cores. Details: docs/design/kernels/highest.md.
 //
-//   x * w = large(x) * large(w) + large(x) * small(w) + small(x) * large(w)
+//   x * w = high(x) * high(w) + high(x) * low(w) + low(x) * high(w)
 //
-// large(v) is v rounded to TF32, small(v) = v - large(v), which is exact and of which TF32 keeps all but the last bit;
-// small * small is below 2^-22 of the product. Ootomo and Yokota 2022, "Recovering single precision accuracy from
-// Tensor Cores while surpassing the FP32 theoretical peak performance".
-// Accuracy: tensor cores truncate when they add, always towards zero, so a chunk's 32 products are summed from zero
-//   there and added to the tile's sums by FADD, which rounds to nearest. Values below 2^-113 keep an absolute
+// high(v) is v rounded to TF32. low(v) = v - high(v) is exact, and TF32 keeps all of it but the last bit. low * low is
+//   below 2^-22 of the product. After Ootomo and Yokota 2022, "Recovering single precision accuracy from Tensor Cores
+//   while surpassing the FP32 theoretical peak performance".
+// Accuracy: tensor cores truncate when they add, always towards zero. So a chunk's 32 products are summed from zero
+//   there and added to the tile's accumulators by FADD, which rounds to nearest. Values below 2^-113 keep an absolute
 //   accuracy of 2^-136: most subnormals lose digits, those below 2^-137 count as zero.
-// Not finite: infinity times a small part that is zero or of the other sign would be NaN, and values beyond
-//   3.4e38 * (1 - 2^-12) round up to infinity. So a block whose sums are not all finite computes its part again by FFMA
-//   (MultiplyAgain in dense_conv/mma/kernel.cuh; in dense_conv/mma/small_map.cuh four sums, SumAgain), and what is not
-//   finite comes out as there.
-// Why when fragments are loaded: a split is 3 instructions an element (add, mask, subtract), 24 elements beside 48
-//   mma.sync of a warp's 64 x 32 x 8 part; split parts in shared memory would double what is read from there.
-// Bound by: mma.sync on large maps, 8 to 11 cycles of a scheduler for each of 16 x 8 x 8. Hopper's warpgroup products
-//   of the same parts take half the time there (dense_conv/wgmma/parts.cuh).
-// Lost by count: three bfloat16 parts, six products: the same time on tensor cores and 5.5 instructions an element.
+// Not finite: infinity times a low part that is zero or of the other sign would be NaN. Values beyond 3.4e38 * (1 -
+//   2^-12) round up to infinity. So a block whose sums are not all finite computes its part again by FFMA
+//   (MultiplyAgain in mma/kernel.cuh, SumAgain in mma/small_map.cuh).
+// Why when fragments are loaded: a split is 3 instructions an element, for 24 elements beside 48 mma.sync of a warp's
+//   64 x 32 x 8 part. Both parts in shared memory would double what is read from there.
+// Bound by: mma.sync on large maps, 8 to 11 cycles of a scheduler for each 16 x 8 x 8 product.
+// Lost by count: three bfloat16 parts and six products take the same time on tensor cores and 5.5 instructions an
+//   element.
 #ifndef JSC_CUDA_DENSE_CONV_MMA_TF32X3_CUH_
 #define JSC_CUDA_DENSE_CONV_MMA_TF32X3_CUH_
 

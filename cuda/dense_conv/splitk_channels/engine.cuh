@@ -1,10 +1,9 @@
-// The products of a warp's slices of channels (dense_conv/splitk_channels/kernel.cuh), from its operands in shared
-// memory to sums.
+// The products of a warp's slices in the engine splitk_channels, from operands in shared memory to sums.
 //
-// Filters are the rows of mma.sync's products and pixels their columns. Layout of a block's operands: filters
-// [row of taps, tap, channel, tile filter], in the copy engine's swizzle of a row's bytes; pixels [slice, row, column,
-// 32 bytes]. The lane of row r and column c of a fragment has filters kVector * r and on, and the channels 2 c and
-// 2 c + 1 of a slice, which are one load of a pixel; in what order channels are added is free.
+// Output channels are the rows of mma.sync's products and pixels their columns. Layout of a block's operands: weights
+// [row of taps, tap, channel, tile's output channel], in TMA's swizzle of a row's bytes; pixels [slice, row, column, 32
+// bytes]. The lane of row r and column c of a fragment has output channels kVector * r and on, and the channels 2 c and
+// 2 c + 1 of a slice, which are one load of a pixel. The order in which channels are added is free.
 #ifndef JSC_CUDA_DENSE_CONV_SPLITK_CHANNELS_ENGINE_CUH_
 #define JSC_CUDA_DENSE_CONV_SPLITK_CHANNELS_ENGINE_CUH_
 
@@ -28,7 +27,7 @@ struct SplitKChannelsTuning {
   static constexpr int kWeightRow = kOutChannels * static_cast<int>(sizeof(T));
   static constexpr int kWeightBytes = kChannels * kWeightRow;  // of a slice under one tap
   static constexpr int kUnits = 2 * kColumns;
-  static constexpr int kVector = kOutChannels / 8;  // filters of a lane, of one pixel
+  static constexpr int kVector = kOutChannels / 8;  // weights of a lane, of one pixel
   using Vector = std::conditional_t<kVector == 4, float4, float2>;
 };
 
@@ -37,7 +36,7 @@ struct SplitKChannelsSteps {
   int slices;  // of a warp
   int kernel_rows, kernel_columns;
   int slice_bytes;  // of a slice's pixels
-  // Bytes from what would follow the last slice under a tap to the first under the next, filters and pixels; and from
+  // Bytes from what would follow the last slice under a tap to the first under the next, weights and pixels; and from
   // the first pixels of a row of taps to those of the next.
   int weights_on, pixels_on, down;
 };

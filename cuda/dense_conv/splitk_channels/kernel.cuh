@@ -1,23 +1,21 @@
-// The direct convolution of small maps by slices of channels: blocks of a cluster share the channels of a small tile,
-// and so do the warps of a block; float32, dense.
+// Engine splitk_channels: the blocks of a cluster, and the warps of a block, split the channels of a small tile
+// (split-K);
+// float32. Details: docs/design/kernels/splitk_channels.md.
 //
-//   out[pixel][filter] = relu(sum over taps and channels of x * kernel + bias + residual)
-//
-// Why: tiles of 64 and more filters give small maps to few multiprocessors; dense_conv/mma/small_map.cuh has blocks
-// enough, but
-//   each of its threads finds addresses for what it copies, and pixels come once for each tap that reads them. Here a
-//   tile is 16 or 32 filters by up to 56 pixels, all that a block multiplies is asked for at once by a copy of the
-//   pixels and one for each row of taps, and lies in shared memory until the block is done: no rings.
-// A slice is 32 bytes of channels, what a tensor core takes at once. A warp has some of a block's slices under all
-//   taps, so every warp has partial sums of the whole tile. They are added in the order of the warps, then sent to the
-//   block of the cluster that owns the results (st.async), which adds them in the order of the blocks, those beyond
-//   the eighth apart: bitwise repeatable.
-// Bound by: starting a block and asking for operands (some 1,000 cycles of 4,000 to 9,000), their way from the L2 cache
-//   (700), 150 to 300 a step of a warp that is alone on its scheduler, and sums on their way to their block (1,200).
-// Lost: 12 warps with a row of taps each (sums through shared memory cost more); sums of each warp sent as they are
-//   (0.2 to 0.5 us: four times as much between multiprocessors); steps found in a table, or without branches, or two of
-//   them with operands of their own; pixels in rows of 128 bytes or of no common banks; maps fetched when the kernel
-//   starts; tiles of 16 filters by 56 pixels, and of 32 by 56 with eight warps. See benchmarks/NOTES.md.
+// Computes out[pixel][output channel] = relu(sum over taps and channels of x * kernel + bias + residual).
+// Layout: a tile is 16 or 32 output channels by up to 56 pixels. A slice is 32 bytes of channels, what a tensor core
+//   takes at once. A warp has some of a block's slices under all taps, so every warp has partial sums of the whole
+//   tile. They are added in the order of the warps, then sent to a DSMEM slot of the block that owns the results. That
+//   block adds them in the order of the blocks, those beyond the eighth apart: bitwise repeatable.
+// Why: tiles of 64 and more output channels give small maps to few SMs. small_map has blocks enough, but each of its
+//   threads finds addresses for what it copies, and pixels come once for each tap. Here one TMA copy brings the pixels
+//   and one each row of taps. All that a block multiplies stays in shared memory: no pipeline.
+// Bound by, of 4,000 to 9,000 cycles: starting a block and issuing copies (some 1,000), their way from L2 (700), 150 to
+//   300 a step of a warp that is alone on its scheduler, and sums on their way to their block (1,200).
+// Lost: 12 warps with a row of taps each; sums of each warp sent as they are (0.2 to 0.5 us slower, four times the
+//   traffic); steps found in a table, or without branches, or two of them with operands of their own; pixels in rows of
+//   128 bytes or of no common banks; tensor maps prefetched; tiles of 16 x 56, and of 32 x 56 with eight warps.
+// Tests: tests/cuda/test_slices.py.
 #ifndef JSC_CUDA_DENSE_CONV_SPLITK_CHANNELS_KERNEL_CUH_
 #define JSC_CUDA_DENSE_CONV_SPLITK_CHANNELS_KERNEL_CUH_
 
@@ -34,13 +32,13 @@ struct SplitKChannelsTask {
   Divider by_out_channel_tiles, by_tiles_across, by_tiles_down, by_images;
   int stride_y, stride_x, first_y, first_x;  // pixels of x from result to result, and where the first's begin
   int splits, slices_of_block, slices_of_group, group_out_channels;
-  int row_bytes, pixel_bytes, pixels_at;  // of a block: filters of a row of taps, pixels, and where those are
+  int row_bytes, pixel_bytes, pixels_at;  // of a block: weights of a row of taps, pixels, and where those are
   SplitKChannelsSteps steps;
   bool has_gate;
   // What products and results are found by.
   int wide, high, out_wide, out_high;  // of a tile, and of the convolution
   int pixel_down, pixel_across;        // from a result's pixel to the next
-  int sums_at, slots_at;               // a warp's partial sums are [unit, lane], a unit's mail [block, lane]
+  int sums_at, slots_at;               // a warp's partial sums are [unit, lane], a unit's slots [block, lane]
   Divider by_tile_wide, by_splits;
   SmallMapTask<T> small_map;
 };
@@ -51,7 +49,7 @@ struct SplitKChannelsPlace {
   int group, out_channel;          // first of the tile, in its group
 };
 
-// The results of a unit: of a lane one pixel and kVector filters, all of them or none (the plan sees to it).
+// The results of a unit: of a lane one pixel and kVector weights, all of them or none (the plan sees to it).
 template <class U, typename T>
 struct SplitKChannelsWriter {
   using Vector = typename U::Vector;
@@ -120,7 +118,7 @@ __device__ __forceinline__ SplitKChannelsPlace FindSplitKChannelsPlace(const Spl
 
 #if __CUDA_ARCH__ >= 900
 // By one lane of a warp: its share of the copies that a block asks for, of the pixels and of a row of taps each. A copy
-// and its barrier are one lane's. shared, full: addresses of what is copied, filters first, and of the barriers
+// and its barrier are one lane's. shared, full: addresses of what is copied, weights first, and of the barriers
 template <class U, typename T>
 __device__ __forceinline__ void AskForOperands(const SplitKChannelsTask<T>& slice, const SplitKChannelsMaps& maps,
                                                const SplitKChannelsPlace& at, int warp, uint32_t shared,

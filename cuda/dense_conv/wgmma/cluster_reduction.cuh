@@ -1,20 +1,22 @@
-// Three or more blocks of a cluster that share the steps of a tile come together by mail: each owns some of the tile's
-// results, gets the sums of all blocks for them in its mailbox, adds these in the order of the blocks, and writes.
+// The cluster reduction of the engine wgmma, for three or more blocks that split the steps of a tile. Each block owns
+// some
+// of the tile's results. It gets the sums of all blocks for them in its DSMEM slots, adds them in the order of the
+// blocks,
+// and writes.
 //
-// Layout: a piece of mail is a warp's sums of a row of kPatchWidth pixels, a float4 of each lane just as the products
-//   leave them: sums[4 * row + 2 * h + e], of filters h and pixels e (core/wgmma.cuh). Pieces are dealt to the blocks
-//   in turns, rows first; where 2x2 windows are pooled, two rows together. A mailbox is [piece, row of it, block,
-//   lane].
-// Why: stores to another block's shared memory that are counted at a barrier there (st.async) need neither sums staged
-//   in own shared memory nor releases to the cluster: a warp sends what it has when its products are done, and a block
-//   leaves when its own results are written. That all blocks have started is known by a barrier of the cluster at
-//   which nobody waits, unless the mailbox takes the place of the stages: then all have to be done with those.
+// Layout: a slot holds a warp's sums of a row of kPatchWidth pixels, a float4 of each lane, just as the products leave
+//   them: sums[4 * row + 2 * h + e], of output channels h and pixels e (core/wgmma.cuh). Rows are dealt to the blocks
+//   one after another, two together where 2x2 windows are pooled. Slots are [row, block, lane].
+// Why: st.async stores to another block's shared memory and counts at a barrier there. So sums need not be staged in
+//   own shared memory, nor released to the cluster. A warp sends what it has when its products are done. A block leaves
+//   when its own results are written. A cluster barrier at which nobody waits says that all blocks have started. Where
+//   the slots take the place of the pipeline stages, it says that all are done with those.
 // Why so little code: it runs once, so it is fetched while all wait for it. What can be found before the products is,
 //   and the places of a warp's rows by a lane each.
-// Lost: the same with 23 KB of code (0.7 us slower than reading, instead of 0.4 faster); sums staged and sent by the
-//   copy engine, a lane asking for each row (0.1 us slower); two blocks, each with half of the tile to write, piece by
-//   piece (0.3 to 1 us slower than reading); products in parts that find places late (2 % slower), or keep 48 bytes a
-//   thread in the place of 20, which costs rings a stage.
+// Lost: the same with 23 KB of code (0.7 us slower than reading, instead of 0.4 faster); sums staged and sent by TMA, a
+//   lane for each row (0.1 us slower); two blocks, each with half of the tile to write (0.3 to 1 us slower than
+//   reading); at 3xTF32 places found late (2 % slower), or 48 bytes a thread kept instead of 20, which costs a pipeline
+//   stage.
 #ifndef JSC_CUDA_DENSE_CONV_WGMMA_CLUSTER_REDUCTION_CUH_
 #define JSC_CUDA_DENSE_CONV_WGMMA_CLUSTER_REDUCTION_CUH_
 
@@ -22,8 +24,8 @@
 
 namespace jsc {
 
-// From two filters of two pixels to the four filters of one pixel: of neighbouring filters (float32), which lanes
-// four apart swap, or of filters eight apart, which four lanes do.
+// From two output channels of two pixels to the four output channels of one pixel: of neighbouring output channels
+// (float32), which lanes four apart swap, or of output channels eight apart, which four lanes do.
 template <typename T>
 __device__ __forceinline__ float4 TransposeQuad(float4 v) {
   const bool odd = threadIdx.x / 4 % 2 != 0, high = threadIdx.x / 8 % 2 != 0;
@@ -40,7 +42,7 @@ __device__ __forceinline__ float4 TransposeQuad(float4 v) {
   return high ? make_float4(other.x, other.y, mine.x, mine.y) : make_float4(mine.x, mine.y, other.x, other.y);
 }
 
-// What a warp sends, and which results it completes: a thread one column of a row and four filters.
+// What a warp sends, and which results it completes: a thread one column of a row and four output channels.
 template <class U, typename T>
 struct SlotReduction {
   static constexpr int kWarps = U::kConsumers / kWarp, kRows = U::kPixels / kPatchWidth, kSlotBytes = kWarp * 16;
@@ -75,7 +77,7 @@ struct SlotReduction {
     FenceBarriers();
     ExpectBytes(barrier, (count << pairs) * task.splits * kSlotBytes);
   }
-  // mail, barrier: of this block
+  // slots, barrier: of this block
   __device__ __forceinline__ void Find(const WgmmaPlace& at, int of_warp, uint32_t slots, uint32_t barrier) {
     FindRows(at);
     warp = of_warp;

@@ -1,9 +1,10 @@
-// The warp that asks the copy engine for pixels and filters, and the rings of stages that they lie in.
+// The producer warp of the engine wgmma, which issues TMA copies of pixels and weights, and the pipelines that they go
+// to.
 //
-// Layout: a stage of filters is boxes of 128 bytes of filters [channels, 128 bytes]; a stage of pixels is
-// [pixel, 128 bytes of channels], of a patch of x with the pixels around it that windows reach, or of the pixels under
-// one tap of consecutive results (im2col). 16-byte slots of a row are permuted by the row's address. Of products in
-// parts a stage's second half is the same of small parts.
+// Layout: a stage of weights is boxes [channel, 128 bytes of output channels]. A stage of pixels is [pixel, 128 bytes
+// of channels]: a patch of x with its halo, or the pixels under one tap of consecutive results (im2col). 16-byte slots
+// of a row are permuted by the row's address. At 3xTF32 the second half of a stage has the low parts, in the same
+// layout.
 #ifndef JSC_CUDA_DENSE_CONV_WGMMA_COPIES_CUH_
 #define JSC_CUDA_DENSE_CONV_WGMMA_COPIES_CUH_
 
@@ -14,13 +15,13 @@
 
 namespace jsc {
 
-// Barriers of both rings of a team. full: bytes have come; empty: all of its warps that multiply are done with a stage.
-// Where every step has its own pixels, a stage of them has the barriers of its filters.
+// Barriers of both rings of a consumer group. full: bytes have come; empty: all of its warps that multiply are done
+// with a stage. Where every step has its own pixels, a stage of them has the barriers of its weights.
 struct WgmmaBarriers {
   uint64_t pixels_full[kMaxRing], pixels_empty[kMaxRing], weights_full[kMaxRing], weights_empty[kMaxRing];
 };
 
-// ready: the small parts of a stage's pixels have been made beside it.
+// ready: the low parts of a stage's pixels have been made beside it.
 struct Tf32x3Barriers : WgmmaBarriers {
   uint64_t pixels_ready[kMaxRing];
 };
@@ -31,8 +32,8 @@ template <class U>
 using MapsOf = std::conditional_t<U::kCopiesLow, Tf32x3Maps, WgmmaMaps>;
 
 #if __CUDA_ARCH__ >= 900
-// By one thread. (By a lane each they would be made one after the other all the same, 1 us later.)
-// readers: warps of the team that multiply.
+// By one thread. (By a lane each they would be made one after the other all the same, 1 us later.) readers: warps of
+// the consumer group that multiply.
 __device__ __forceinline__ void InitBarriers(WgmmaBarriers& barriers, int readers) {
 #pragma unroll
   for (int i = 0; i < kMaxRing; ++i) {
@@ -115,7 +116,7 @@ __device__ __forceinline__ void PrefetchMapsOf(const MapsOf<U>& maps) {
   if constexpr (U::kCopiesLow) PrefetchMap(maps.low);
 }
 
-// The warp that asks for all copies of a team, by one of its lanes.
+// The warp that asks for all copies of a consumer group, by one of its lanes.
 template <class U, typename T>
 struct StageCopies {
   const WgmmaTask<T>& task;
@@ -124,7 +125,7 @@ struct StageCopies {
   int image, x, y, of_pixels;     // of_pixels: channel of x
   int column;                     // of the window, where pixels are under a tap
   uint32_t offset;                // of the tap, as CopyUnderTap takes it
-  int out_channel, channel, tap;  // of the next filters; channel of the group, tap of all stacks'
+  int out_channel, channel, tap;  // of the next weights; channel of the group, tap of all stacks'
   int end_tap;
 
   __device__ __forceinline__ StageCopies(const WgmmaTask<T>& task, const MapsOf<U>& maps, unsigned char* pixels,
@@ -134,7 +135,7 @@ struct StageCopies {
         to_weights(SharedAddress(weights), barriers.weights_full, task.weight_stages, 1),
         to_pixels(SharedAddress(pixels), barriers.pixels_full, task.pixel_stages, 1) {}
 
-  // All copies of a tile. early, for the first tile: as many filters as there is room for are asked for before the
+  // All copies of a tile. early, for the first tile: as many weights as there is room for are asked for before the
   // kernel in front is done.
   __device__ __forceinline__ void AskForTile(const WgmmaPlace& at, bool early) {
     const Quotient start = Divide(at.first_step, task.by_taps);
@@ -195,7 +196,7 @@ struct StageCopies {
     NextWeightTap();
     to_weights.Advance(U::kWeightBytes);
   }
-  // A stage of pixels for every tap. It and the stage of filters have one barrier, the filters'.
+  // A stage of pixels for every tap. It and the stage of weights have one barrier, the weights'.
   __device__ __forceinline__ void AskForWindows(int steps, int early_steps) {
     if (early_steps > 0) {
 #pragma unroll 1
@@ -267,7 +268,7 @@ struct StageCopies {
       channel += U::kStepChannels;
     }
   }
-  // Of both rings, where they have the filters' barriers.
+  // Of both rings, where they have the weights' barriers.
   __device__ __forceinline__ void NextStages() {
     to_weights.Advance(U::kWeightBytes);
     to_pixels.stage += task.pixel_bytes;

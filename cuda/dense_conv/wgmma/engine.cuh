@@ -1,8 +1,9 @@
-// Filters of a step as the warpgroups that multiply take them, for sums of 64 filters x a tile's pixels in registers.
+// The weights of a step as consumer warpgroups take them, for sums of 64 output channels x a tile's pixels in
+// registers.
 //
-// They lie in shared memory with the filters of a channel side by side, where pixels have their channels side by
-// side. 16-bit products take both as they lie. TF32 products want channels side by side, of both: there filters go
-// through registers, where a thread's may come from anywhere, so each takes pairs of neighbouring filters.
+// Weights lie in shared memory with output channels side by side, pixels with input channels side by side. 16-bit
+// products take both as they lie. TF32 products want input channels side by side, of both. So there weights go through
+// registers, where a thread's values may come from anywhere. Each thread takes pairs of neighbouring output channels.
 #ifndef JSC_CUDA_DENSE_CONV_WGMMA_ENGINE_CUH_
 #define JSC_CUDA_DENSE_CONV_WGMMA_ENGINE_CUH_
 
@@ -11,11 +12,11 @@
 
 namespace jsc {
 
-// Filters of a step as the product takes them, and which rows of the product they are.
+// Weights of a step as the product takes them, and which rows of the product they are.
 template <class U, typename T>
 struct StepWeights {
   static constexpr uint32_t kStage = U::kWeightBytes >> 4;  // from stage to stage, of words of operands
-  uint32_t word;  // of the calling warpgroup's filters in a stage, the low one
+  uint32_t word;  // of the calling warpgroup's weights in a stage, the low one
   // In the first of the stages at an address.
   static __device__ __forceinline__ uint32_t FirstStage(uint32_t stages) {
     const uint32_t group = U::kGroups > 1 ? __shfl_sync(0xffffffffu, threadIdx.x / 128, 0) : 0;  // the same in a warp
@@ -38,14 +39,14 @@ struct StepWeights {
   }
 };
 
-// Of a warpgroup's 64 filters, two boxes of 32, a warp takes four slots of four filters: two neighbours and their
-// neighbours four slots on, so that the eight bytes that each of 16 lanes loads are in distinct banks.
+// Of a warpgroup's 64 output channels, two boxes of 32, a warp takes four slots of four output channels: two neighbours
+// and their neighbours four slots on, so that the eight bytes that each of 16 lanes loads are in distinct banks.
 template <class U>
 struct StepWeights<U, float> {
   static constexpr uint32_t kStage = U::kWeightBytes;  // from stage to stage, of addresses
   uint32_t slice[4];                                   // one of a step's four
 
-  // Of the calling thread's first filter in the first of the stages at an address.
+  // Of the calling thread's first output channel in the first of the stages at an address.
   static __device__ __forceinline__ uint32_t FirstStage(uint32_t stages) {
     return stages + (U::kGroups > 1 ? threadIdx.x / 128 * (64 * kRowBytes) : 0) + Offset();
   }
@@ -56,7 +57,7 @@ struct StepWeights<U, float> {
   }
   static __device__ __forceinline__ int Half() { return threadIdx.x / 4 % 2; }
   static __device__ __forceinline__ int Box() { return threadIdx.x / 64 % 2; }  // of the warpgroup's two
-  // Of the calling thread's first filter, from the warpgroup's stage on.
+  // Of the calling thread's first output channel, from the warpgroup's stage on.
   static __device__ __forceinline__ uint32_t Offset() {
     const int channel = threadIdx.x % 4;
     return Box() * U::kBoxBytes + Half() * 8 + channel * kRowBytes + ((Slot() ^ channel) << 4);
@@ -64,12 +65,12 @@ struct StepWeights<U, float> {
   static __device__ __forceinline__ void LoadPair(uint32_t address, uint32_t& first, uint32_t& second) {
     asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(first), "=r"(second) : "r"(address) : "memory");
   }
-  // Slice k; filters: the warpgroup's stage plus Offset()
+  // Slice k; weights: the warpgroup's stage plus Offset()
   __device__ __forceinline__ void Load(uint32_t weights, int k) {
     LoadPair(weights + k * 1024, slice[0], slice[1]);
     LoadPair((weights ^ 64) + 4 * kRowBytes + k * 1024, slice[2], slice[3]);  // four channels on
   }
-  // sums (+)= filters x pixels, asked for
+  // sums (+)= weights x pixels, asked for
   template <typename Sums>
   __device__ __forceinline__ void Multiply(Sums& sums, uint64_t pixels, bool add) const {
     BeginProducts();

@@ -1,4 +1,4 @@
-// The convolution by warpgroup products of float32 at HIGHEST: TF32 in two parts.
+// The engine wgmma for float32 at HIGHEST: 3xTF32.
 #include "cuda/dense_conv/wgmma/kernel.cuh"
 
 namespace jsc {
@@ -12,7 +12,7 @@ ffi::Error Launch(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Map
   return launch(call, plan, maps, stream);
 }
 
-// Blocks of two teams: not in chains, so without small parts in memory.
+// Blocks of two consumer groups: not in chains, so without low parts in memory.
 template <int kPixels>
 ffi::Error LaunchConsumerGroups(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps,
                                 cudaStream_t stream) {

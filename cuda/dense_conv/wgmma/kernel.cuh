@@ -1,27 +1,28 @@
-// The direct convolution by Hopper's warpgroup products (wgmma), for layers that are bound by multiplication; dense.
+// Engine wgmma: dense convolution by Hopper's warpgroup products, for layers that are bound by multiplication. Details:
+// docs/design/kernels/wgmma.md.
 //
-//   out[pixel][filter] = pool(relu(sum over taps and channels of x * kernel + bias + residual))
-//
-// Layout: NHWC and HWIO, as they lie; the copy engine brings both to shared memory (dense_conv/wgmma/copies.cuh).
-// Why this tiling: filters are the rows of a product, pixels its columns, of which it takes any multiple of 8, and
-//   tiles of 56, 112 or 224 pixels cut the maps of the common networks without rest, while those of 96 and 192 make as
-//   many tiles of large batches as an H100 or H200 has multiprocessors, 132 of them, and those of 64, in parts, of maps
-//   of 56 to 224 rows. Where the stride is 1 a tile is a patch 8 results wide: its pixels are staged once for all taps,
-//   and a tap is a shift of the address at which a product begins to read, so the copies of pixels are a quarter to a
-//   ninth of im2col's, from the L2 cache as into shared memory. Elsewhere the copy engine brings the pixels under each
-//   tap.
-// A pool of 2x2 windows is taken of the sums of a patch of 14 or 28 rows, which no window crosses.
-// float32 at HIGHEST: three products of two parts each, dense_conv/wgmma/parts.cuh.
-// Teams: a block of 64 filters of float32 that has a multiprocessor for itself, but in chains, may have two teams of
-//   warps, each with half of its steps and rings of its own: two warps a scheduler. At HIGHEST from a few steps on, in
-//   TF32 with tiles of 112 pixels and where the model expects less of them, from 36 steps on.
-// Small maps: blocks of a cluster share the steps of a tile and add their sums in a fixed order
-// (dense_conv/wgmma/cluster_reduction.cuh;
-//   two blocks dense_conv/wgmma/reduction.cuh). Large maps: blocks take tiles in turns, and write results from
-//   registers while the next tile's copies come.
-// Bound by: the tensor cores on large maps, else launch, first copies and the meeting of a cluster.
-// Lost: barriers made by a lane each, TF32 filters waited for before every product, pairs of blocks that share copies
-//   of filters or pixels (multicast); see benchmarks/NOTES.md.
+// Computes out[pixel][output channel] = pool(relu(sum over taps and channels of x * kernel + bias + residual)).
+// Layout: output channels are the rows of a product and pixels its columns, of which wgmma takes any multiple of 8.
+//   NHWC and HWIO are read as they lie. TMA brings both operands to pipeline stages (wgmma/copies.cuh).
+// Why this tiling: tiles of 56, 112 and 224 pixels cut the maps of the common networks without rest. Tiles of 96 and
+//   192 make as many tiles of large batches as an H100 or H200 has SMs (132). Tiles of 64, at 3xTF32, do so for 56 to
+//   224 rows. With stride 1 a tile is a patch 8 results wide. Its pixels are staged once for all taps, and a tap is a
+//   shift of the address where a product begins to read. Copies of pixels are then a quarter to a ninth of im2col's.
+//   Elsewhere TMA brings the pixels under each tap (im2col).
+// Pools: a 2x2 window is taken of the sums of a patch of 14 or 28 rows, which no window crosses.
+// float32 at HIGHEST: 3xTF32, wgmma/tf32x3.cuh.
+// Small maps: blocks of a cluster split the steps of a tile and add their sums in a fixed order. Three or more blocks
+//   use DSMEM slots (wgmma/cluster_reduction.cuh); two read each other's sums (wgmma/reduction.cuh).
+// Two consumer groups: a float32 block of 64 output channels that has an SM to itself, outside of chains, may split its
+//   steps between two consumer groups. Each has a pipeline of its own, so a scheduler has two warps. At HIGHEST from a
+//   few steps on; in TF32 with 112 pixels, where the model expects less time (from 36 steps on).
+// Large maps: a persistent kernel with a static tile scheduler. Results leave from registers while the next tile's
+//   copies come.
+// Bound by: the tensor cores on large maps, else launch, first copies and the cluster reduction.
+// Lost: barriers made by a lane each; TF32 weights waited for before every product; pairs of blocks that share copies
+//   of weights or pixels (multicast).
+// May change: tiles, pipelines and epilogues, while results stay bitwise repeatable. Tests: tests/cuda/test_direct.py,
+// tests/cuda/test_groups.py.
 #ifndef JSC_CUDA_DENSE_CONV_WGMMA_KERNEL_CUH_
 #define JSC_CUDA_DENSE_CONV_WGMMA_KERNEL_CUH_
 
@@ -35,8 +36,8 @@
 namespace jsc {
 
 #if __CUDA_ARCH__ >= 900
-// Whether threads find the places of their results while the first copies come, rather than when all is multiplied: in
-// parts registers are scarce before.
+// Whether threads find the places of their results while the first copies come, rather than when all is multiplied: at
+// 3xTF32 registers are scarce before.
 template <class U>
 constexpr bool kFindsEarly = !U::kTf32x3;
 
@@ -58,7 +59,7 @@ __device__ __forceinline__ int2 FinishTile(const Task& task, float4 bias, float*
     } else {
       writer.template WritePooledRows<2, 1>(0, bias, {tile});
     }
-  } else if (task.splits == 2 || U::kHasSlots) {  // more blocks of a kHasSlots tile come together by mail
+  } else if (task.splits == 2 || U::kHasSlots) {  // more blocks of a kHasSlots tile come together through DSMEM slots
     WriteAsPair<4>(writer, at.split, bias, tile);
   } else if (task.splits <= 4) {
     WriteTogether<2, 4>(writer, at.split, task.splits, bias, tile);
@@ -70,9 +71,9 @@ __device__ __forceinline__ int2 FinishTile(const Task& task, float4 bias, float*
 #endif
 
 #if __CUDA_ARCH__ >= 900
-// Adds the second team's sums to the first's. stages: the second team's rings, which have room for its sums.
-// joined: a barrier that counts the second team's threads. (A named barrier and a count of warps do too, but racecheck
-// took what was read behind them for a race: benchmarks/NOTES.md.)
+// Adds the second consumer group's sums to the first's. stages: the second consumer group's rings, which have room for
+// its sums. joined: a barrier that counts the second consumer group's threads. (A named barrier and a count of warps do
+// too, but racecheck took what was read behind them for a race: docs/design/kernels/wgmma.md.)
 template <class U>
 __device__ __forceinline__ void JoinConsumerGroups(int consumer_group, float (&sums)[U::kPixels / 2],
                                                    unsigned char* stages, uint32_t joined) {
@@ -94,7 +95,7 @@ __device__ __forceinline__ void JoinConsumerGroups(int consumer_group, float (&s
     const float4 v = shared[i * U::kConsumers];
     sums[i * 4] += v.x, sums[i * 4 + 1] += v.y, sums[i * 4 + 2] += v.z, sums[i * 4 + 3] += v.w;
   }
-  PinSums(sums);  // read before others' mail may come in their place
+  PinSums(sums);  // read before others' sums may come in their place
 }
 #endif
 
@@ -105,7 +106,7 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
   extern __shared__ unsigned char shared[];
   __shared__ BarriersOf<U> all_barriers[U::kConsumerGroups];
   __shared__ int2 scratch[U::kThreads / kWarp];
-  __shared__ uint64_t slots_full, joined;  // the latter by two teams only
+  __shared__ uint64_t slots_full, joined;  // the latter by two consumer groups only
   if (!PassesGate(task.gate)) return;
   unsigned char* stages = shared + (-SharedAddress(shared) & (kSwizzleBytes - 1));
   unsigned char* slots = stages + task.slots_at;
@@ -196,8 +197,8 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
 #endif
 }
 
-// The same where blocks take tiles in turns. A device gives the last turn to some blocks only: to one of each
-// multiprocessor first, whether it has blocks with neighbouring numbers or those that are a round apart.
+// The same of a persistent kernel. A device gives the last turn to some blocks only: to one of each SM first,
+// whether it has blocks with neighbouring numbers or those that are a round apart.
 template <class U, typename T>
 __global__ void __launch_bounds__(U::kThreads, U::kResident)
     PersistentWgmmaKernel(const __grid_constant__ WgmmaTask<T> task, const __grid_constant__ WgmmaMaps maps) {

@@ -5,7 +5,7 @@
 namespace jsc {
 namespace {
 
-// data: x, or its small parts
+// data: x, or its low parts
 bool MapPixels(const DeviceCall& call, const void* data, const WgmmaPlan& plan, CUtensorMapDataType type,
                cuuint64_t bytes, CUtensorMap* map) {
   static const auto tiled = FindDriverFunction<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
@@ -39,7 +39,7 @@ bool MapPixels(const DeviceCall& call, const void* data, const WgmmaPlan& plan, 
                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-// All filters of a tile's step at once, boxes of 128 bytes of them one behind the other; or by pieces, where the last
+// All weights of a tile's step at once, boxes of 128 bytes of them one behind the other; or by pieces, where the last
 // has fewer. Strides need not grow from axis to axis.
 bool MapWeights(const DeviceCall& call, const WgmmaPlan& plan, CUtensorMapDataType type, cuuint64_t bytes,
                 CUtensorMap* map) {

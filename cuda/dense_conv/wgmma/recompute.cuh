@@ -1,6 +1,5 @@
-// Sums of products in parts (dense_conv/wgmma/parts.cuh) that are not finite, computed again by FFMA from memory:
-// result by result, before blocks come together. It runs where there are infinities, NaN, or values that round up to
-// infinity.
+// 3xTF32 sums (wgmma/tf32x3.cuh) that are not finite, computed again by FFMA from memory: result by result, before the
+// cluster reduction. It runs where there are infinities, NaN, or values that round up to infinity.
 #ifndef JSC_CUDA_DENSE_CONV_WGMMA_RECOMPUTE_CUH_
 #define JSC_CUDA_DENSE_CONV_WGMMA_RECOMPUTE_CUH_
 
@@ -20,7 +19,7 @@ __device__ __forceinline__ bool IsFinite(float4 v) {
   return fmaf(v.x, 0.f, fmaf(v.y, 0.f, fmaf(v.z, 0.f, v.w * 0.f))) == 0.f;
 }
 
-// The sums of four filters of a result of the stack, over the block's steps; pixels beyond x count as zeros.
+// The sums of four output channels of a result of the stack, over the block's steps; pixels beyond x count as zeros.
 __device__ inline float4 SumAgain(const Tf32x3Task& task, const WgmmaPlace& at, int image, int y, int x,
                                   int out_channel) {
   constexpr int kStepChannels = kRowBytes / 4;
@@ -73,8 +72,8 @@ __device__ __noinline__ void ComputeAgain(const Tf32x3Task& task, float* tile) {
 }
 
 #if __CUDA_ARCH__ >= 900
-// Whether any thread of the first team, which has the block's sums, has some that are not finite; and all stages are
-// read (those of the second team were when its sums came).
+// Whether any thread of the first consumer group, which has the block's sums, has some that are not finite; and all
+// stages are read (those of the second consumer group were when its sums came).
 template <class U>
 __device__ __forceinline__ bool AnyNotFinite(const float (&sums)[U::kPixels / 2]) {
   int any;
@@ -106,7 +105,7 @@ __device__ __forceinline__ void RecomputeNonFinite(const Tf32x3Task& task, float
   ComputeAgain<U>(task, tile);
   asm volatile("bar.sync 2, %0;" ::"n"(U::kConsumers) : "memory");
   StepWeights<U, float>::LoadBack(sums, tile);
-  asm volatile("fence.acq_rel.cluster;" ::: "memory");  // the arrival behind it is relaxed, and lets mail come here
+  asm volatile("fence.acq_rel.cluster;" ::: "memory");  // the arrival behind it is relaxed, and lets sums come here
 }
 #endif
 

@@ -1,8 +1,8 @@
-// Results of a tile whose sums lie in shared memory: of a block alone whose registers do not suffice for more, or of
-// the blocks of a cluster that share its steps, added in the order of the splits, where they do not send them
-// (dense_conv/wgmma/cluster_reduction.cuh).
+// The epilogue of the engine wgmma from shared memory: of a block alone whose registers do not suffice for more, or of
+// two blocks of a cluster that read each other's sums. More blocks send them (wgmma/cluster_reduction.cuh). Sums are
+// added in the order of the splits.
 //
-// Blocks of a cluster share the rows of their tile. A thread keeps four filters, and its column of a row.
+// Blocks of a cluster share the rows of their tile. A thread keeps four output channels, and its column of a row.
 #ifndef JSC_CUDA_DENSE_CONV_WGMMA_REDUCTION_CUH_
 #define JSC_CUDA_DENSE_CONV_WGMMA_REDUCTION_CUH_
 
@@ -25,7 +25,7 @@ __device__ __forceinline__ void StoreQuad(T* to, float4 v) {
   }
 }
 
-// Four results, and of products in parts their small parts where another kernel wants them.
+// Four results, and of 3xTF32 products their low parts where another kernel wants them.
 template <class U, typename T>
 __device__ __forceinline__ void StoreResults(const WgmmaTaskOf<U, T>& task, int64_t element, float4 v) {
   StoreQuad(task.out + element, v);
@@ -52,7 +52,7 @@ __device__ __forceinline__ bool KeepsOrder(float4 bias) {
 }
 
 // Completes a tile's rows of kPatchWidth pixels `part`, part + parts, ...: bias, residual and ReLU. A thread keeps four
-// filters, and its column of the row.
+// output channels, and its column of the row.
 template <class U, typename T>
 struct WgmmaWriter {
   static constexpr int kQuads = U::kOutChannels / 4, kPooledWidth = kPatchWidth / 2;
@@ -63,7 +63,7 @@ struct WgmmaWriter {
   int nonzeros = 0, written = 0;
 
   static __device__ __forceinline__ int OutChannel() { return static_cast<int>(threadIdx.x) % kQuads * 4; }
-  // The bias of the calling thread's filters.
+  // The bias of the calling thread's output channels.
   static __device__ __forceinline__ float4 LoadBias(const WgmmaTask<T>& task, const WgmmaPlace& at) {
     const int out_channel = at.out_channel + OutChannel();
     if (task.bias == nullptr || out_channel >= task.out_channels) return {0.f, 0.f, 0.f, 0.f};

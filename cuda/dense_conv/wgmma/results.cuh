@@ -1,9 +1,9 @@
-// Results of a tile whose sums are all in one block's registers: written from there, so that shared memory keeps the
-// stages of the tile that comes next.
+// The epilogue of the engine wgmma from registers, where one block has all sums of a tile. Shared memory then keeps the
+// stages of the next tile.
 //
-// A warp's store is whole 32-byte pieces of results. TF32 products leave neighbouring filters in a thread; of 16-bit
-// ones a thread has one filter of two pixels, which movmatrix turns, and lanes swap, into four filters of one.
-// A pool's 2x2 windows are in one thread.
+// A warp's store is whole 32-byte sectors. TF32 products leave neighbouring output channels in a thread. Of 16-bit ones
+// a thread has one output channel of two pixels. movmatrix transposes these, and lanes swap them, into four output
+// channels of one pixel. A pool's 2x2 window is in one thread.
 #ifndef JSC_CUDA_DENSE_CONV_WGMMA_RESULTS_CUH_
 #define JSC_CUDA_DENSE_CONV_WGMMA_RESULTS_CUH_
 
@@ -33,7 +33,7 @@ struct WindowPool {
 
 // Where a tile's results, or pooled results, lie: rows of kPatchWidth columns, or half as many.
 struct ResultPlace {
-  int64_t first;               // element of out and residual: row 0, column 0, filter 0 of the tile
+  int64_t first;               // element of out and residual: row 0, column 0, output channel 0 of the tile
   int row_step, out_channels;  // elements between rows, and between columns
   int rows, columns;           // with results; columns from `columns` on have none in a patch, else one row less
   bool patch;
@@ -97,14 +97,14 @@ struct ResultWriter {
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
     return transposed;
   }
-  // From two matrices of filters, 8 apart, to four neighbouring filters of lanes that are even (of the first matrix)
-  // and odd, and back.
+  // From two matrices of output channels, 8 apart, to four neighbouring output channels of lanes that are even (of the
+  // first matrix) and odd, and back.
   static __device__ __forceinline__ uint2 Swap(uint32_t low, uint32_t high) {
     const bool odd = threadIdx.x % 2 != 0;
     const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? low : high, 1);
     return odd ? make_uint2(other, high) : make_uint2(low, other);
   }
-  // The first of the four, of a warp's 16 filters.
+  // The first of the four, of a warp's 16 output channels.
   static __device__ __forceinline__ int Four() { return threadIdx.x % 2 * 8 + threadIdx.x % 4 / 2 * 4; }
 
   __device__ __forceinline__ void Store(int64_t element, uint2 four) {
@@ -120,7 +120,7 @@ struct ResultWriter {
     return task.relu ? Relu(sum) : sum;
   }
 
-  // Of the calling thread's filters, 8 apart.
+  // Of the calling thread's output channels, 8 apart.
   static __device__ __forceinline__ float2 LoadBias(const WgmmaTask<T>& task, const WgmmaPlace& at) {
     const int out_channel = at.out_channel + static_cast<int>(threadIdx.x) / kWarp * 16 + threadIdx.x % kWarp / 4;
     const T* from = task.bias + static_cast<int64_t>(blockIdx.z) * task.out_channels + out_channel;
@@ -194,7 +194,7 @@ struct ResultWriter {
   }
 };
 
-// float32: a thread has two neighbouring filters of two neighbouring columns.
+// float32: a thread has two neighbouring output channels of two neighbouring columns.
 template <class U>
 struct ResultWriter<U, float> {
   static constexpr int kRows = U::kPixels / kPatchWidth, kBatch = 4;
@@ -214,7 +214,7 @@ struct ResultWriter<U, float> {
     sum += rest;
     return task.relu ? Relu(sum) : sum;
   }
-  // The first of the calling thread's two filters.
+  // The first of the calling thread's two output channels.
   static __device__ __forceinline__ int OutChannel() {
     using Weights = StepWeights<U, float>;
     return static_cast<int>(threadIdx.x) / 128 * 64 + Weights::Box() * 32 + Weights::Slot() * 4 + Weights::Half() * 2;

@@ -1,10 +1,11 @@
-// The steps of a block's products: where its warps are in both rings and in the window, and their loops.
+// The steps of a block's products in the engine wgmma: where its warps are in both pipelines and in the window, and the
+// main loops.
 //
-// Why so few instructions: a block alone on its multiprocessor has one warp a scheduler, which waits for each of them.
-// With some 95 in a step of four products it took 475 to 530 cycles a step whatever its tile, where the products of
-// 64 x 112 are 224 (benchmarks/NOTES.md). Here most steps have some 66 in TF32 and 56 in 16 bits: rings are addresses,
-// which wrap by one comparison; a stage is freed by predicate, without a branch; and what follows when a patch's last
-// tap, or the last stage of a ring, is done is behind the one branch that there is.
+// Why so few instructions: a block alone on its SM has one warp a scheduler, which waits for each of them. With some 95
+// in a step of four products a step took 475 to 530 cycles whatever its tile, where the products of 64 x 112 are 224.
+// Here most steps have some 66 in TF32 and 56 in 16 bits. Pipelines are addresses that wrap by one comparison. A stage
+// is freed by predicate, without a branch. What follows a patch's last tap, or a pipeline's last stage, is behind the
+// only branch.
 #ifndef JSC_CUDA_DENSE_CONV_WGMMA_STEPS_CUH_
 #define JSC_CUDA_DENSE_CONV_WGMMA_STEPS_CUH_
 
@@ -14,13 +15,13 @@ namespace jsc {
 
 #if __CUDA_ARCH__ >= 900
 // Where a block is in its steps, as what the next step's instructions take. Where every step has its own pixels, their
-// ring is walked through as the taps of a patch are, and what is waited for and freed are the filters of a step.
+// ring is walked through as the taps of a patch are, and what is waited for and freed are the weights of a step.
 template <class U, typename T>
 struct StepWalk {
   const WgmmaTask<T>& task;
   const uint32_t mine;  // all bits in the lane of a warp that frees stages, none in others
   const uint32_t high;  // word of the matrices of pixels; of stages of pixels and what is under a tap, the low one
-  StageRing of_weights, of_pixels;             // of filters: at those of the calling thread
+  StageRing of_weights, of_pixels;             // of weights: at those of the calling thread
   uint32_t pixels;                             // of the step
   int row_left, stage_left;                    // steps of the window's row, and of the stage, from this one on
   uint32_t read_weights = 0, read_pixels = 0;  // barriers of stages that the step before has read, or 0
@@ -69,7 +70,7 @@ struct StepWalk {
     FreeStages();
     read_weights = 0;
   }
-  // To the next step's filters, and its pixels, which may be the first of a stage.
+  // To the next step's weights, and its pixels, which may be the first of a stage.
   __device__ __forceinline__ void NextWeights() {
     next_read = of_weights.barrier + StageRing::kEmpty & mine;
     of_weights.Advance(StepWeights<U, T>::kStage);
@@ -130,7 +131,7 @@ __device__ __forceinline__ void MultiplySteps(StepWalk<U, T>& walk, int steps, f
   PinSums(sums);
 }
 
-// The same with filters in registers, a slice of eight channels at a time: two slices' products are under way while the
+// The same with weights in registers, a slice of eight channels at a time: two slices' products are under way while the
 // next is at hand and the one after it is loaded.
 template <class U>
 __device__ __forceinline__ void MultiplySteps(StepWalk<U, float>& walk, int steps, float (&sums)[U::kPixels / 2]) {

@@ -1,4 +1,4 @@
-// A direct convolution by warpgroup products as its kernel gets it, and where in it a block is.
+// A call as the engine wgmma gets it, and where in it a block is.
 #ifndef JSC_CUDA_DENSE_CONV_WGMMA_TASK_CUH_
 #define JSC_CUDA_DENSE_CONV_WGMMA_TASK_CUH_
 
@@ -7,15 +7,16 @@
 
 namespace jsc {
 
-// How blocks whose products are in parts send each other sums, in kernels of their own: not at all; with what is found
-// early kept in shared memory, as registers are short; or in registers, of which roomy tiles have enough.
+// How blocks whose products are 3xTF32 send each other sums, in kernels of their own: not at all; with what is found
+// early kept in shared memory, as registers are short; or in registers, of which tiles with double accumulators have
+// enough.
 enum class Tf32x3Slots { kNone, kSpilled, kDoubleAccumulators };
 
-// A block's tile and threads. kStepChannels: channels of a step, kBox: filters of a box of the kernel, both 128 bytes.
-// kTf32x3: float32-accurate products (dense_conv/wgmma/parts.cuh). kCopiesLow: pixels' small parts are in memory; else
+// A block's tile and threads. kStepChannels: channels of a step, kBox: weights of a box of the kernel, both 128 bytes.
+// kTf32x3: float32-accurate products (dense_conv/wgmma/tf32x3.cuh). kCopiesLow: pixels' low parts are in memory; else
 // kMakesLow: a block makes them. kConsumerGroups: of warps, each with its share of the block's steps and rings of its
-// own; their sums are added in the first one's registers, which writes. So a block alone on its multiprocessor keeps it
-// as busy as two.
+// own; their sums are added in the first one's registers, which writes. So a block alone on its SM keeps it as busy as
+// two.
 template <typename T, int kOutChannels_, int kPixels_, bool kTf32x3_ = false,
           Tf32x3Slots kTf32x3Slots = Tf32x3Slots::kNone, bool kCopiesSmall_ = false, int kConsumerGroups_ = 1>
 struct WgmmaTile {
@@ -24,12 +25,12 @@ struct WgmmaTile {
   static constexpr bool kCopiesLow = kCopiesSmall_, kMakesLow = kTf32x3 && !kCopiesLow;
   static constexpr bool kHasSlots = kTf32x3 ? kTf32x3Slots != Tf32x3Slots::kNone : HasSlots(kPixels);
   static constexpr bool kSpillsSlots = kTf32x3Slots == Tf32x3Slots::kSpilled;
-  static constexpr int kGroups = kOutChannels / 64;  // warpgroups, each with 64 filters and all pixels
+  static constexpr int kGroups = kOutChannels / 64;  // warpgroups, each with 64 output channels and all pixels
   static constexpr int kConsumerGroups = kConsumerGroups_;
   static_assert(kConsumerGroups == 1 || (kConsumerGroups == 2 && kGroups == 1));
-  static constexpr int kConsumers = kGroups * 128;  // threads of a team that multiply
+  static constexpr int kConsumers = kGroups * 128;  // threads of a consumer group that multiply
   static constexpr int kMultipliers =
-      kConsumerGroups * kConsumers;  // then comes a warp for each team that asks for copies
+      kConsumerGroups * kConsumers;  // then comes a warp for each consumer group that asks for copies
   static constexpr int kThreads = kMultipliers + kConsumerGroups * kWarp;
   static constexpr int kStepChannels = kRowBytes / static_cast<int>(sizeof(T)), kBox = kStepChannels;
   static constexpr int kBoxBytes = kStepChannels * kRowBytes,
@@ -52,11 +53,12 @@ struct WgmmaTask {
   int pixels;                                         // of a stack: images_per_stack * height * width
   int stride[2], pad_low[2], dilation[2];
   int steps, steps_per_split, splits, taps, kernel_width, out_channel_tiles;
-  int tiles, residents;  // where blocks take tiles in turns: of a stack, and blocks of a multiprocessor
-  int group_channels;    // of x, that a tile's filters see
+  int tiles, residents;  // of a persistent kernel: of a stack, and blocks of an SM
+  int group_channels;    // of x, that a tile's weights see
   int pixel_stages, weight_stages, pixel_bytes, copied_bytes;  // of a stage of pixels: its room, and what comes
-  int consumer_group_bytes;                                    // of the rings of a team
-  int slots_at;  // bytes from the first stage to the mailbox, where blocks meet by mail; 0: in the stages' place
+  int consumer_group_bytes;                                    // of the rings of a consumer group
+  int slots_at;  // bytes from the first stage to the slots, where there are any; 0: in the stages'
+                 // place
   int spill_at;  // bytes from the first stage to what the threads of a kSpillsSlots tile keep
   int group_bytes, next_column, next_row;  // of staged pixels: between groups of eight, and from step to step
   int stage_steps, row_steps;              // of a patch, and of a row of its window; else both the stages of the ring
@@ -70,7 +72,7 @@ struct WgmmaTask {
       by_group_out_channels;
 };
 
-// Products in parts: where small parts of the results go, and where they find what they compute again.
+// 3xTF32: where low parts of the results go, and where they find what they compute again.
 struct Tf32x3Task : WgmmaTask<float> {
   float* low_out;       // as out, or null
   const float* x;       // [N, H, W, C]
@@ -182,7 +184,7 @@ __device__ __forceinline__ WgmmaPlace FindWgmmaPlace(const WgmmaTask<T>& task, i
   return at;
 }
 
-// The same for a team of a block's warps: its share of the steps, which may be none.
+// The same for a consumer group of a block's warps: its share of the steps, which may be none.
 template <class U>
 __device__ __forceinline__ WgmmaPlace PlaceOfConsumerGroup(WgmmaPlace at, int consumer_group) {
   if constexpr (U::kConsumerGroups > 1) {

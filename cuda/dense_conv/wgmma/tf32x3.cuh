@@ -1,29 +1,24 @@
-// float32-accurate products of warpgroups: two TF32 parts of each operand and three products, as in
-// dense_conv/mma/split.cuh.
+// 3xTF32 for wgmma: a high and a low TF32 part of each operand, and three products. Details:
+// docs/design/kernels/highest.md.
 //
-// Pixels: large(x) is what the tensor cores keep of x as the copy engine brought it, since they drop the last 13 bits;
-//   small(x) = x - large(x), rounded to TF32, lies beside the stage, in the same layout, once a block of channels for
-//   all taps of a patch. In a chain the copy engine brings it likewise, from where the kernel in front has written it
-//   (core/small_parts.cuh); else the warps that multiply write it while their products of the step before are under
-//   way.
-// Filters: split in registers when they are loaded, large(w) rounded.
-// Accuracy: tensor cores truncate when they add, so the products of a step, 32 channels, are summed from zero there and
-//   then added to the tile's sums by FADD.
-// Not finite: as in dense_conv/mma/split.cuh, infinities and values that round up to one leave NaN in the sums that
-// they reach.
-//   Those are computed again (dense_conv/wgmma/repair.cuh).
-// Bound by: the tensor cores on large maps, where two or three warpgroups of a multiprocessor cover for each other
-//   while one adds its sums; windows under a tap, of which every step has its own pixels, by shared memory: a step of
-//   64 x 56 is 336 cycles of products, 408 of bytes there, and 56 more where it splits; a block alone by its additions
-//   and by what lies between products, unless it has registers for the sums of two steps (roomy, in chains) or a second
-//   team; else as in dense_conv/wgmma/kernel.cuh.
-// Lost: small parts by warps of their own (registers that warps hand to each other leave kernels beside them no room on
-//   a multiprocessor's partitions); tiles of 128 x 56; two partial sums in turns, each of half of the step's pixels, to
-//   add one during the other's products: the narrower products of 112 pixels cost more (35.3 against 33.9 us for
-//   128->128 112x112), and registers of 56 pixels a third block (17.0 against 16.3 us for 512->512 14x14); partial sums
-//   in turns, of half of the step's channels, or of steps where the loop turns: ptxas 13.0 serializes the products
-//   (C7514), or copies sums that are still under way; filters of a step loaded and split among the products of the one
-//   before, or slice by slice behind waits of their own; two teams in chains (benchmarks/NOTES.md).
+// Pixels: high(x) is what tensor cores keep of x as TMA brought it, since they drop the last 13 bits. low(x) = x -
+//   high(x), rounded to TF32, lies beside the stage in the same layout, once a block of channels for all taps of a
+//   patch. In a chain TMA brings it too, from where the kernel in front has written it (core/low_parts.cuh). Else the
+//   consumers write it while the products of the step before are in flight.
+// Weights: split in registers when they are loaded, high(w) rounded.
+// Accuracy: tensor cores truncate when they add. So the products of a step, 32 channels, are summed from zero there and
+//   then added to the tile's accumulators by FADD.
+// Not finite: infinities, and values that round up to one, leave NaN in the sums that they reach. Those are computed
+//   again (wgmma/recompute.cuh).
+// Bound by: the tensor cores on large maps, where two or three warpgroups of an SM cover for each other's additions.
+//   Windows under a tap have new pixels in every step and are bound by shared memory: a step of 64 x 56 is 336 cycles
+//   of products, 408 of bytes there, and 56 more where it splits. A block alone on its SM is bound by its additions and
+//   by what lies between products, unless it has double accumulators (in chains) or a second consumer group.
+// Lost: low parts by warps of their own, since registers that warps hand to each other leave kernels beside them no
+//   room; tiles of 128 x 56; two partial sums of half of a step's pixels each (35.3 against 33.9 us for 128->128
+//   112x112, 17.0 against 16.3 us for 512->512 14x14); partial sums of half of a step's channels, or across the loop's
+//   turn, for which ptxas 13.0 serializes the products (C7514) or copies accumulators that are in flight; weights
+//   loaded and split among the products of the step before, or slice by slice; two consumer groups in chains.
 #ifndef JSC_CUDA_DENSE_CONV_WGMMA_TF32X3_CUH_
 #define JSC_CUDA_DENSE_CONV_WGMMA_TF32X3_CUH_
 
@@ -32,7 +27,7 @@
 
 namespace jsc {
 
-// Two slices of a step's filters, in parts; which filters a thread has is as in StepWeights<U, float>.
+// Two slices of a step's weights, at 3xTF32; which weights a thread has is as in StepWeights<U, float>.
 template <class U>
 struct HighLowWeights {
   using Whole = StepWeights<U, float>;
@@ -56,7 +51,7 @@ struct HighLowWeights {
       }
     }
   }
-  // sums (+)= filters x pixels, the small products first; low_pixels: from a matrix of pixels to its small parts
+  // sums (+)= weights x pixels, the small products first; low_pixels: from a matrix of pixels to its low parts
   template <int kCount>
   __device__ __forceinline__ void Multiply(float (&sums)[kCount], uint64_t pixels, uint64_t low_pixels,
                                            bool add) const {
@@ -99,7 +94,7 @@ __device__ __forceinline__ void StoreLow(uint32_t address, const uint32_t (&v)[4
 }
 
 #if __CUDA_ARCH__ >= 900
-// The walk of a block whose pixels have small parts: in the second half of a stage.
+// The walk of a block whose pixels have low parts: in the second half of a stage.
 template <class U>
 struct Tf32x3Walk : StepWalk<U, float> {
   using Base = StepWalk<U, float>;
@@ -109,7 +104,8 @@ struct Tf32x3Walk : StepWalk<U, float> {
                                         uint32_t weights, const BarriersOf<U>& barriers)
       : Base(task, at, pixels, weights, barriers) {}
   __device__ __forceinline__ uint32_t LowBytes() const { return static_cast<uint32_t>(task.pixel_bytes) / 2; }
-  // Writes the small parts of the stage that comes next, a team's consumers together; a thread kBatch slots at a time.
+  // Writes the low parts of the stage that comes next, a consumer group's consumers together; a thread kBatch slots at
+  // a time.
   template <int kBatch>
   __device__ __forceinline__ void SplitPixels() const {
     Full().WaitForFull();
@@ -171,8 +167,8 @@ struct Tf32x3Walk : StepWalk<U, float> {
   }
 };
 
-// Multiplies all steps of a team; every thread of its warpgroups. No products are under way when a step ends, but by
-// then those of the next have all they need.
+// Multiplies all steps of a consumer group; every thread of its warpgroups. No products are under way when a step ends,
+// but by then those of the next have all they need.
 template <class U>
 __device__ __forceinline__ void MultiplyOneByOne(Tf32x3Walk<U>& walk, int steps, float (&sums)[U::kPixels / 2]) {
   HighLowWeights<U> first_half, second_half;  // halves of a step's channels

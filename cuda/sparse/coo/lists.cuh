@@ -49,7 +49,7 @@ struct CooMemory {
   static constexpr int kStage = kShape.taps() * kWarp * kShape.out_channels;
 
   CooEntry* lists;  // [chunk channel, kPitch]
-  T* weights;       // [stage, tap, lane, feature] of this warp
+  T* weights;       // [stage, tap, lane, output channel] of this warp
   T* patch;         // [position, chunk channel]
   int* totals;      // [chunk channel]
   int* counts;      // [warp, chunk channel]

@@ -48,8 +48,8 @@ template <int kVariant>
 class CooMicro {
  public:
   static constexpr CooVariant kShape = kCooVariants[kVariant];
-  static constexpr int kSums = kShape.pixels() * kShape.out_channels;   // [pixel][feature]
-  static constexpr int kWeights = kShape.taps() * kShape.out_channels;  // [tap][feature]
+  static constexpr int kSums = kShape.pixels() * kShape.out_channels;   // [pixel][output channel]
+  static constexpr int kWeights = kShape.taps() * kShape.out_channels;  // [tap][output channel]
   static constexpr int kPositions = kShape.positions();
 
   // Declares the registers and clears the sums; first of all, and once in a kernel.

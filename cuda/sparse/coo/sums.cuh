@@ -43,7 +43,7 @@ __device__ inline float4 LoadOfCluster(const float* shared, int rank) {
 }
 #endif
 
-// Adds up the slices' sums [slice, feature warp, pixel, warp feature] in the place of the first.
+// Adds up the slices' sums [slice, output channel warp, pixel, warp output channel] in the place of the first.
 template <int kVariant>
 __device__ void AddSlices(float* sums, int warps, int slices) {
   constexpr int kWarpSums = CooMicro<kVariant>::kSums * kWarp;
@@ -54,8 +54,8 @@ __device__ void AddSlices(float* sums, int warps, int slices) {
   }
 }
 
-// Adds up the sums [feature warp, pixel, warp feature] of `parts` parts, part(p, i) being four at i, always in the same
-// order, and writes this block's share of the results, or of its partial sums.
+// Adds up the sums [output channel warp, pixel, warp output channel] of `parts` parts, part(p, i) being four at i,
+// always in the same order, and writes this block's share of the results, or of its partial sums.
 template <typename T, int kVariant, typename Part>
 __device__ void FinishCoo(const CooTask<T>& task, int share, int shares, int parts, Part part) {
   constexpr CooVariant kShape = kCooVariants[kVariant];

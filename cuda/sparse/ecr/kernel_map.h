@@ -1,4 +1,4 @@
-// The kernel and x as the copy engine of Hopper and later devices sees them.
+// The kernel and x as TMA of Hopper and later devices sees them.
 #ifndef JSC_CUDA_SPARSE_ECR_KERNEL_MAP_H_
 #define JSC_CUDA_SPARSE_ECR_KERNEL_MAP_H_
 
@@ -13,7 +13,7 @@ bool HasKernelMaps();
 
 // Passed to a kernel by value.
 struct TensorMaps {
-  CUtensorMap kernel;  // [S * kh * kw, C / groups, K], boxes [chunk taps, chunk channels, tile features]
+  CUtensorMap kernel;  // [S * kh * kw, C / groups, K], boxes [chunk taps, chunk channels, tile output channels]
   CUtensorMap x;       // [N, H, W, C], boxes [tile images, patch rows, patch columns, chunk channels]
 };
 

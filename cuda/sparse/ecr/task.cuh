@@ -16,7 +16,8 @@ struct ConvTask {
   const T* bias;      // [S, K] or null
   const T* residual;  // [N, Ho, Wo, K] or null
   T* out;             // [N, Ho, Wo, K]
-  float* partial;     // [tile, feature tile, split, tile pixel, tile feature], only with Reduction::kWorkspace
+  float*
+      partial;  // [tile, output channel tile, split, tile pixel, tile output channel], only with Reduction::kWorkspace
   EcrPlan plan;
   int64_t images_per_stack;
   int height, width, channels, group_channels, out_channels, group_out_channels, groups;

@@ -14,7 +14,7 @@ struct BlockPlace {
   int conv[2];                                  // first convolution result, negative where the pool's padding covers it
   int stack, group, out_channel, out_channels;  // first output channel, of K; how many of them the tile has
   int split;
-  int tile;  // index among all (tile, feature tile) pairs
+  int tile;  // index among all (tile, output channel tile) pairs
 };
 
 // blockIdx.x, read again: what follows from it need not stay in registers through the main loop.
@@ -57,7 +57,7 @@ struct WarpItem {
   int first_row, rows;  // 0 rows where no pixel is inside the result
 };
 
-// What a chunk's copies have in common, for the copy engine: the corner of the boxes.
+// What a chunk's copies have in common, for TMA: the corner of the boxes.
 struct FetchCorner {
   int out_channel, tap;      // of the kernel
   int channel, x, y, image;  // of x
@@ -68,7 +68,7 @@ static_assert(sizeof(WarpItem) == kItemBytes && sizeof(uint64_t) + sizeof(FetchC
 // Shared memory of a block. The sums of the epilogue take the place of the stages and of what is behind them.
 template <typename T>
 struct BlockMemory {
-  T* kernel;        // [stage, chunk tap, chunk channel, tile feature]
+  T* kernel;        // [stage, chunk tap, chunk channel, tile output channel]
   T* patch;         // [stage, tile image, patch row, patch column, chunk channel]
   int* row_offset;  // [chunk tap * chunk channel + 32] bytes of a list candidate in the patch, zeros behind them
   WarpItem* items;  // [warp, kGroupsPerWarp]
@@ -78,8 +78,8 @@ struct BlockMemory {
   uint64_t* rows_full;   // [stage] barriers at which bulk copies of kernel rows count
   uint64_t* patch_full;  // [stage] and of patches
   uint32_t* done;        // [stage] warps that are done with it
-  float* sums;           // [part, group, pixel, tile feature]
-  float* inbox;          // [split, group, pixel, share feature] sums that the cluster's blocks send to this one
+  float* sums;           // [part, group, pixel, tile output channel]
+  float* inbox;          // [split, group, pixel, share output channel] sums that the cluster's blocks send to this one
   uint64_t* inbox_full;
 };
 

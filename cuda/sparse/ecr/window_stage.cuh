@@ -31,7 +31,7 @@ __device__ void StagePatch(const ConvTask<T>& task, const BlockPlace& b, T* patc
   }
 }
 
-// Asks for the kernel rows [chunk tap, chunk channel, tile feature] of taps [first_tap, first_tap + taps).
+// Asks for the kernel rows [chunk tap, chunk channel, tile output channel] of taps [first_tap, first_tap + taps).
 template <typename T, int kLanes, int kWidth>
 __device__ void StageKernel(const ConvTask<T>& task, const BlockPlace& b, T* rows, int first_tap, int taps, int first) {
   const EcrPlan& plan = task.plan;
@@ -55,7 +55,7 @@ __device__ void StageKernel(const ConvTask<T>& task, const BlockPlace& b, T* row
 }
 
 #if __CUDA_ARCH__ >= 900
-// One thread asks the copy engine for the kernel rows of a chunk.
+// One thread asks TMA for the kernel rows of a chunk.
 template <typename T>
 __device__ void FetchRows(const ConvTask<T>& task, const TensorMaps& maps, const FetchCorner& corner,
                           const BlockMemory<T>& m, int stage, int channel, int tap) {
@@ -66,7 +66,7 @@ __device__ void FetchRows(const ConvTask<T>& task, const TensorMaps& maps, const
           m.rows_full + stage);
 }
 
-// One thread asks the copy engine for chunk number `chunk`, patch and kernel rows. Needs plan.stream.
+// One thread asks TMA for chunk number `chunk`, patch and kernel rows. Needs plan.stream.
 template <typename T>
 __device__ void Fetch(const ConvTask<T>& task, const TensorMaps& maps, const FetchCorner& corner,
                       const BlockMemory<T>& m, int chunk, int stage) {

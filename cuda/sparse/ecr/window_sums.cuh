@@ -7,7 +7,7 @@
 namespace jsc {
 
 // Adds up the sums of warps that share a group, in order, and hands emit(slot, half, sum) four results of a pixel,
-// lower or upper half of the lane's channels. scratch is [part - 1, group, pixel, feature].
+// lower or upper half of the lane's channels. scratch is [part - 1, group, pixel, output channel].
 template <typename T, int kLanes, typename Emit>
 __device__ __forceinline__ void EmitSums(const ConvTask<T>& task, const WarpItem* items, int first_quad,
                                          float (&sums)[kGroupsPerWarp][kPixels][kLaneChannels], float4* scratch,
@@ -67,9 +67,9 @@ __device__ __forceinline__ float4 PoolWindow(const ConvTask<T>& task, const int 
   return {result[0], result[1], result[2], result[3]};
 }
 
-// Sums of the splits, bias, residual, ReLU, pool, out, for the share-th plan.share_quads quads of the tile's features;
-// returns the non-zeros and elements that the thread wrote, where they are asked for.
-// partial(split) points to [group, pixel, share quad, 4], there once wait() returned.
+// Sums of the splits, bias, residual, ReLU, pool, out, for the share-th plan.share_quads quads of the tile's output
+// channels; returns the non-zeros and elements that the thread wrote, where they are asked for. partial(split) points
+// to [group, pixel, share quad, 4], there once wait() returned.
 template <typename T, int kLanes, bool kPool, typename Wait, typename Partial>
 __device__ __forceinline__ int2 Epilogue(const ConvTask<T>& task, const BlockPlace& b, int share, Wait wait,
                                          Partial partial) {
@@ -135,8 +135,8 @@ __device__ __forceinline__ int2 Epilogue(const ConvTask<T>& task, const BlockPla
 
 // Brings the block's sums together with those of its splits and writes the outputs.
 //
-// In a cluster each block sends every other block its sums of that block's share of the features: one way, counted at
-// the receiver, who waits for nothing else.
+// In a cluster each block sends every other block its sums of that block's share of the output channels: one way,
+// counted at the receiver, who waits for nothing else.
 template <typename T, int kLanes, bool kPool>
 __device__ void Finish(const ConvTask<T>& task, const BlockMemory<T>& m,
                        float (&sums)[kGroupsPerWarp][kPixels][kLaneChannels]) {

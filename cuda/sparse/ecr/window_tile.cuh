@@ -18,7 +18,7 @@
 // In a cluster every block sends each of the others that one's share of the output channels, from registers and one
 // way. Order of summation is fixed, so results repeat bit for bit.
 //
-// Layout: x NHWC, kernel HWIO. Patch [pixel][chunk channel], kernel rows [tap][chunk channel][tile feature].
+// Layout: x NHWC, kernel HWIO. Patch [pixel][chunk channel], kernel rows [tap][chunk channel][tile output channel].
 //
 // Why groups of 4: a list entry costs its weights' shared-memory cycles however many pixels use it. On real maps at 82
 // % zeros 4 pixels share .33 of all rows against .16 for one: half the weight traffic per result for twice the FFMA.
@@ -32,7 +32,7 @@
 // group each in 72 registers instead of 16 with two in 128 (25 % slower at batch 32: too few loads in flight a warp);
 // one bulk copy per kernel row (60 cycles of issue each, 8,800 for a stage, against one tensor copy); cp.async for
 // kernel rows (its instructions cost as much as the sums: 12.0 us against 10.6); clusters of 8 that need more than 15
-// places with a multiprocessor each (two waves).
+// places with an SM each (two waves).
 #ifndef JSC_CUDA_SPARSE_ECR_WINDOW_TILE_CUH_
 #define JSC_CUDA_SPARSE_ECR_WINDOW_TILE_CUH_
 
@@ -43,7 +43,7 @@
 
 namespace jsc {
 
-// kStream: both patch and kernel rows come by the copy engine, and a warp waits for stages, not for the other warps.
+// kStream: both patch and kernel rows come by TMA, and a warp waits for stages, not for the other warps.
 template <typename T, int kLanes, bool kPool, bool kStream>
 __global__ void __launch_bounds__(kMaxWarps* kWarp)
     ConvKernel(const __grid_constant__ ConvTask<T> task, const __grid_constant__ TensorMaps maps) {
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp)
   LeaveGate(task.gate);
 }
 
-// The second step of Reduction::kWorkspace: one block per (tile, feature tile).
+// The second step of Reduction::kWorkspace: one block per (tile, output channel tile).
 template <typename T, int kLanes, bool kPool>
 __global__ void __launch_bounds__(256) ReduceKernel(const __grid_constant__ ConvTask<T> task) {
   __shared__ int2 scratch[256 / kWarp];

@@ -1,9 +1,9 @@
-// Dense layers of one row of x (sparse/matvec/rows.cu) on GPUs that have clusters and the copy engine.
+// Dense layers of one row of x (sparse/matvec/rows.cu) on GPUs that have clusters and TMA.
 //
 // Sixteen warps of a thousand instructions before and behind the stream take as long as 8 MB of it, and so do inputs
 // that every warp waits for by itself: loads of x and of kernel rows are counted by the same scoreboard, so a warp that
 // waited for x waited for its kernel rows as well. So here
-// - a seventeenth warp has the copy engine bring the block's share of x to shared memory, and lists are made from
+// - a seventeenth warp has TMA bring the block's share of x to shared memory, and lists are made from
 // there;
 // - a lane has eight channels in a row of a turn: four loads of 16 bytes get their entries, what they need is no test
 //   but of the last one, and what would be a turn of fewer is filled up with entries that load nothing;
@@ -28,7 +28,8 @@ constexpr int kPieceShift = 8;                      // of x: blocks of a cluster
 constexpr int kRowBarrierBytes = 16;                // two of them
 constexpr int kAverageBytes = kDenseThreads * 16;   // where warps add pixels of the same channels
 
-// A call and its blocks: blockIdx.x has tiles of features, of each `parts` blocks of a cluster, blockIdx.y stacks.
+// A call and its blocks: blockIdx.x has tiles of output channels, of each `parts` blocks of a cluster, blockIdx.y
+// stacks.
 template <typename T>
 struct DenseRowTask {
   const T* x;         // [S, C]
@@ -158,8 +159,8 @@ struct RowTurn {
   }
 };
 
-// sums[feature] of a lane's part of the channels. A group of lanes that reads a segment has eight channels in a row of
-// each turn of its warp; the first turn's are asked for before x is known.
+// sums[output channel] of a lane's part of the channels. A group of lanes that reads a segment has eight channels in a
+// row of each turn of its warp; the first turn's are asked for before x is known.
 template <typename T>
 __device__ __forceinline__ void SumRow(const char* kernel, bool inside, int lane, int lane_shift, RowTurn<T>& turn,
                                        RowList<T>& list, float (&sums)[kLaneOutChannels<T>]) {
@@ -310,7 +311,7 @@ __global__ void __launch_bounds__(kRowThreads, 1) DenseRowKernel(const __grid_co
     LoadInPlace(turn.weight[e], p, e < count && inside);
     p += row_bytes;
   }
-  // Which result is this thread's in the end: 2^share_shift threads add the sums of a feature.
+  // Which result is this thread's in the end: 2^share_shift threads add the sums of an output channel.
   const int share_shift = min(5, kThreadShift - out_channel_shift), share = 1 << share_shift;
   const int in_tile = threadIdx.x >> share_shift, sub = threadIdx.x & (share - 1),
             out_channel = tile_out_channel + in_tile;

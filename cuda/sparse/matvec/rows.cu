@@ -2,7 +2,7 @@
 // kernel rows of inputs that are not zero.
 //
 // The operation is a stream of the kernel from device memory, 4 K bytes per channel in float32, so what counts is that
-// every multiprocessor has some 60 KB asked for at any time, from the first microsecond to the last. A block owns a
+// every SM has some 60 KB asked for at any time, from the first microsecond to the last. A block owns a
 // segment of every kernel row, 2 to 32 lanes of 16 bytes, for up to 8 rows of x. Its warps share the channels and meet
 // once, at the end; until then no warp waits for another:
 // - a warp asks for the kernel rows of its first channels before it knows x, because a small layer is over by the time
@@ -13,8 +13,8 @@
 // turn. Runs are dealt out in turns (worker w: runs w, w + workers, ...) because zeros come in clumps: after a pool,
 // the channels of one pixel lie together.
 //
-// Segments are as narrow as gives each multiprocessor at most one block, so a small layer is one block after all its
-// channels and nothing meets. Long streams want whole lines: where that leaves multiprocessors idle, blocks of a
+// Segments are as narrow as gives each SM at most one block, so a small layer is one block after all its
+// channels and nothing meets. Long streams want whole lines: where that leaves SMs idle, blocks of a
 // cluster share the channels and send each other their sums, added in fixed order.
 //
 // One row of x whose kernel rows start 16 bytes has a kernel of its own on Hopper GPUs (sparse/matvec/row.cu), which
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kDenseThreads, 1) DenseKernel(const __grid_con
   extern __shared__ __align__(16) unsigned char shared[];
   const DensePlace at = FindDensePlace<T, kImages>(task);
   const int lanes = 1 << task.lane_shift, quads = lanes * kQuads;  // quads: float4 of a row of a block's results
-  const T* kernel =                                                // [C, K] from this lane's features on
+  const T* kernel =                                                // [C, K] from this lane's output channels on
       task.kernel + static_cast<int64_t>(at.stack) * task.channels * task.out_channels + at.out_channel;
   const Unseen unseen = FindUnseen(task, at);
   uint4 weight[kDenseRun];
@@ -228,8 +228,8 @@ int64_t CompleteWithParts(int lane_shift, const DeviceInfo& device, int64_t tile
   return tiles * task->parts;
 }
 
-// The narrowest segments with at most a block for each multiprocessor; a long stream's are whole lines of the cache, a
-// very long one's two lines, where clusters make as many blocks of them.
+// The narrowest segments with at most a block for each SM; a long stream's are whole lines of the cache, a very long
+// one's two lines, where clusters make as many blocks of them.
 template <typename T, int kImages>
 void ChooseTiles(const DeviceInfo& device, int64_t tiles_of_images, DenseTask<T>* task) {
   const int64_t bytes = static_cast<int64_t>(task->channels) * task->out_channels * sizeof(T);

@@ -263,8 +263,8 @@ __device__ __forceinline__ void FillUp(DenseRing<kImages>& ring, int lane, int e
   __syncwarp();
 }
 
-// sums[image][feature] of a warp's channels, of the rows that this thread's group loads; the weights of the unseen
-// ones are on their way.
+// sums[image][output channel] of a warp's channels, of the rows that this thread's group loads; the weights of the
+// unseen ones are on their way.
 template <typename T, int kImages, bool kVector>
 __device__ __forceinline__ void SumRows(const DenseTask<T>& task, const DensePlace& at, const Unseen& unseen,
                                         const T* kernel, DenseRing<kImages>& ring, uint4 (&weight)[kDenseRun],
