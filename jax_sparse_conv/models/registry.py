@@ -51,7 +51,7 @@ def preprocess(images: jax.typing.ArrayLike, convention: str = "torchvision") ->
 
     Args:
       images: uint8 [N, H, W, 3], RGB, already of the size that the network shall see.
-      convention: "torchvision" and "timm" scale to 0..1 and normalise with ImageNet's mean and deviation; "keras" (VGG
+      convention: "torchvision" and "timm" scale to 0..1 and normalise with ImageNet's mean and deviation. "keras" (VGG
         and ResNet v1) reverses the channels to BGR and subtracts ImageNet's mean.
 
     Returns:

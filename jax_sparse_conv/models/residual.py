@@ -87,8 +87,8 @@ class ResidualNet(ConvNet):
     """What ResNet and RegNetX share.
 
     Args:
-      names: of the stem and of the stages; block b of a stage is <stage>_block<b>, its convolutions <block>_1, _2, ...,
-        and the one of its residual <block>_0.
+      names: of the stem and of the stages. Block b of a stage is <stage>_block<b>. Its convolutions are <block>_1, _2,
+        ..., and the one of its residual is <block>_0.
       stem: the first layer.
       stages: the blocks of each stage.
       num_classes: logits.

@@ -1,7 +1,7 @@
 """What the networks are made of: a convolution with all that follows it, and what may stand before it.
 
 A `ConvUnit` is `conv -> (batch norm) -> (+ residual) -> (ReLU) -> (pool)`. Without batch norm, or once it is folded,
-that is one operation of this package; with batch norm in between it is several, with the same result.
+that is one operation of this package. With batch norm in between it is several, with the same result.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Weights of torchvision, timm and Keras, from a safetensors file into a network of this package.
 
-A convention is recognised by the names in the file. Rules (`names`) give, for every layer, the prefix of its
-convolution's and of its batch norm's tensors; a framework gives the suffixes and the layout.
+A convention is recognised by the names in the file. Rules (`names`) give the prefixes of every layer's convolution and
+batch norm. A framework gives the suffixes and the layout.
 """
 
 from __future__ import annotations

@@ -117,10 +117,11 @@ def pack(model: nnx.Module) -> int:
     - Those whose kernel is shared with a layer that would not read it.
     - Those whose kernel is no plain `nnx.Param`, or has hooks.
 
-    On a GPU: each block of a `DenseNet` that can run as one call, with the transition behind it, gets one parameter in
-    the place of five a layer. It is a `PackedDenseBlock` in `model.packed`. Every parameter costs the host in every
-    call, and there is no second copy. Batch norms must be folded. The layers have no parameters of their own then. They
-    read them while the model runs, and refuse new ones. These blocks are left as they are:
+    On a GPU: a block of a `DenseNet` that can run as one call gets one parameter in the place of five a layer. The
+    transition behind it is in there too. It is a `PackedDenseBlock` in `model.packed`. Every parameter costs the host
+    in every call, and there is no second copy. Batch norms must be folded. The layers of a packed block have no
+    parameters of their own. They read them while the model runs, and refuse new ones. These blocks are left as they
+    are:
 
     - Those that would not run as one call: layers that are masked, name an implementation or follow a plan; other
       dtypes.

@@ -90,7 +90,7 @@ def conv(
         "coo" makes lists of non-zeros per tile and keeps its sums in registers (Xiang et al. 2022). It takes square
         kernels of 1, 3, 5 or 7, strides of 1 and 2, and no dilation. "direct" is dense, skips nothing, and is tuned for
         small batches (Cheng et al. 2018). "xla" is XLA's dense convolution. "adaptive" is ECR up to the density of x at
-        which it is expected to win, and dense beyond: "direct" on a GPU, XLA's on a CPU. The device decides that
+        which it is expected to win. Beyond, it is dense: "direct" on a GPU, XLA's on a CPU. The device decides that
         without the host.
       nonzeros: int32 [parts, 2], or None. Each row has the non-zeros and the elements of one part of x, such as
         `count_nonzeros` returns or [[count, x.size]]. Their sums give the density of x for "adaptive" and None. Without

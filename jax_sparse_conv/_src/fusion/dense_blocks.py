@@ -67,8 +67,8 @@ def dense_block(
 
         conv_pool(relu(scale * x + shift), kernel, activation=None, pool="avg")
 
-    On a Hopper GPU or later a block of few images is one custom call: up to 2 images at HIGHEST, 4 in 16 bits and 8 in
-    TF32. A layer's kernel computes most of its first convolution while the layer before still runs. Only the newest
+    On a Hopper GPU or later a block of few images is one custom call. Few means up to 2 at HIGHEST, 4 in 16 bits and 8
+    in TF32. A layer's kernel computes most of its first convolution while the layer before still runs. Only the newest
     channels have to wait. On Hopper a block of many images is one custom call too, with two kernels per layer.
 
     One call needs M = 128, G = 32, C a multiple of 32, and float32, bfloat16 or float16. float32 is multiplied as TF32

@@ -47,8 +47,8 @@ def fuse(function: _Function) -> _Function:
     - In one group, or in groups of 8, 16, 24 or at least 32 output channels. First layers must have one group and no
       dilation.
     - Not with so much work that a kernel's start does not matter.
-    - Behind them, `jsc.dense` and the layers made of it: of one row, without a residual, at the convolutions'
-      precision, with C and K multiples of 16 bytes. Such a layer reads a map flat, or another dense layer's result. It
+    - Behind them, `jsc.dense` and the layers made of it. They must have one row, no residual, the convolutions'
+      precision, and C and K multiples of 16 bytes. Such a layer reads a map flat, or another dense layer's result. It
       may also read the mean of a small map over height and width (`jnp.mean` without `keepdims`), if nothing else reads
       that.
 

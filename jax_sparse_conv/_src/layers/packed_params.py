@@ -23,7 +23,7 @@ _READERS = (None, "ecr", "pecr")  # implementations that may read a packed copy
 class PackedParam(nnx.Param[Any]):
     """A kernel with its packed copy, as one parameter: to Flax it is the kernel, to a sparse layer both.
 
-    `param[...]`, arithmetic and `nnx.to_pure_dict` have the kernel; `param[...] = new` packs anew; `nnx.update` with a
+    `param[...]`, arithmetic and `nnx.to_pure_dict` have the kernel. `param[...] = new` packs anew. `nnx.update` with a
     plain array leaves that array, which runs and is packed in each call. In `nnx.split` and in checkpoints of the state
     the value is a `PackedKernel` with two arrays. Derivatives by it are refused: `unpack` a model before training.
     """

@@ -205,8 +205,8 @@ def layers_by_name(model: nnx.Module) -> dict[str, Any]:
     """Every sparse layer by the name that a plan has it under.
 
     Raises:
-      ValueError: two layers have one name, as where a layer of a subclass stands at a place that is a network's name
-        for another; says which two.
+      ValueError: two layers have one name; says which two. A layer of a subclass may stand at a place that is a
+        network's name for another layer.
     """
     found: dict[str, Any] = {}
     for name, layer in sparse_layers(model):

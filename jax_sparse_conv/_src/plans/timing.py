@@ -144,8 +144,8 @@ def on_device(functions: Mapping[str, Function], operands: Sequence[Operands], r
 
     Passing 100 parameters takes the host longer than small layers take the device. So the series wait for a device that
     is busy until the last of them is dispatched. A sample is the difference between several series and one. Two things
-    stay in the time: what a call makes the host wait for, as a `lax.cond` may, and dispatching that takes longer than
-    the device can be kept busy.
+    stay in the time. One is what a call makes the host wait for, as a `lax.cond` may. The other is dispatching that
+    takes longer than the device can be kept busy.
     """
     chained = _rotated(functions.values(), operands)
     chains = {name: _chain(function) for name, function in functions.items()}

@@ -1,9 +1,9 @@
 """The primitive `jsc_conv_counted`: the operation and, where its result is made, how many non-zeros that has.
 
-The counts are int32 [PARTS, 2], rows of (non-zeros, elements) of parts of the result, whose sums give its density or an
-estimate of it. CUDA's `ecr`, `pecr`, `direct` and `adaptive` have up to PARTS blocks of theirs count what they write,
-all of them where there are no more. Elsewhere lax counts a sample of the result, or all of it where it lies on several
-devices. They are what `nonzeros=` of the next layer takes.
+The counts are int32 [PARTS, 2]: rows of (non-zeros, elements) of parts of the result. Their sums give its density or an
+estimate of it. On CUDA up to PARTS blocks of `ecr`, `pecr`, `direct` and `adaptive` count what they write. Elsewhere
+lax counts a sample of the result, or all of it where it lies on several devices. `nonzeros=` of the next layer takes
+them.
 """
 
 from __future__ import annotations

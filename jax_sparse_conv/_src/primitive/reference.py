@@ -2,7 +2,7 @@
 
     out = pool(activation(conv(x, kernel) + bias + residual))
 
-Nothing here skips zeros and nothing here is native code; every other implementation must equal it, except that a
+Nothing here skips zeros, and nothing here is native code. Every other implementation must equal it, except that a
 skipped zero drops `0 * inf` and `0 * nan`.
 """
 
