@@ -67,12 +67,11 @@ def _field(details: str, name: str) -> str:
 
 
 def read(paths: Sequence[Path]) -> list[tables.Row]:
-    """The rows of files, of those of the same call and zeros the one that was timed, and the last of those."""
+    """The rows of files, of those of the same call and zeros the newest; one that failed does not replace a timed one."""
     rows: dict[tuple[Any, ...], tables.Row] = {}
-    for path in paths:
-        for row in of_file(path):
-            if "ratio" in row or "ratio" not in rows.get(key(row), {}):
-                rows[key(row)] = row
+    for row in sorted((row for path in paths for row in of_file(path)), key=lambda row: row["date"]):
+        if "ratio" in row or row["implementation"] == "xla" or "ratio" not in rows.get(key(row), {}):
+            rows[key(row)] = row
     return list(rows.values())
 
 
