@@ -59,11 +59,11 @@ def dense_block(
 ) -> jax.Array:
     """A dense block of DenseNet-BC (Huang et al. 2017, section 3) at inference.
 
-    Each layer appends to x, as `conv` would compute it,
+    Each layer appends to x, as `conv` would compute it::
 
         conv(conv(relu(scale * x + shift), kernel1, bias1, activation="relu"), kernel2)
 
-    and a transition, if there is one, makes of the block's result what goes to the next block:
+    A transition, if there is one, makes of the block's result what goes to the next block::
 
         conv_pool(relu(scale * x + shift), kernel, activation=None, pool="avg")
 
