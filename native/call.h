@@ -1,11 +1,8 @@
-// The operation as the native kernels see it, shared by cpu/ and cuda/. What CUDA alone needs of a call is in
-// cuda/core/device_call.h.
-//
+// Room: the call as data, shared by cpu/ and cuda/. What CUDA alone needs of a call is in cuda/core/device_call.h.
 //   out = pool(activation(conv(x, kernel) + bias + residual))
-//
-// ConvArgs holds static sizes only; it is plain data, so a CUDA kernel can take it by value. MakeConvCall decodes the
-// attributes of the custom call, checks every buffer against them and says in one sentence what does not fit: a
-// handler that got its ConvCall from here can trust each size.
+// ConvArgs holds static sizes only. It is plain data, so a CUDA kernel can take it by value. MakeConvCall decodes the
+// custom call's attributes and checks every buffer against them. So a handler can trust each size of its ConvCall. May
+// change: with the attributes that jax_sparse_conv/primitive/lowering.py writes. Tests: tests/cuda/test_native.py.
 #ifndef JSC_NATIVE_CALL_H_
 #define JSC_NATIVE_CALL_H_
 

@@ -1,6 +1,5 @@
-// CooStar, the COO* format of an output channel map (Xiang et al. 2022, section 3.4, Figure 6), as the native code sees
-// it;
-// shared by cpu/ and cuda/. Every buffer of a call is checked here.
+// CooStar, the COO* format of a feature map (Xiang et al. 2022, section 3.4, Figure 6), shared by cpu/ and cuda/. Every
+// buffer of a call is checked here.
 //
 //   x          [N, H, W, C]             2-, 4- or 8-byte elements; N is all leading axes together
 //   values     [N, tH, tW, tC, slots]   the non-zeros of a tile in the order of position, then zeros

@@ -1,8 +1,8 @@
 // The table of COO* convolutions that are compiled in: what the paper's code generator emits, as data.
 //
 // One row is one micro-kernel: kernel size and stride, the tile of results whose sums a thread keeps in registers, and
-// how many output channels it keeps them for. cost_model.py chooses a row for a call; the row's index travels as an
-// attribute of the custom call. To add a variant add a row: cuda/coo.cu instantiates every one.
+// how many output channels it keeps them for. dispatch/coo/cost_model.py chooses a row for a call; its index travels as
+// an attribute of the custom call. To add a variant add a row: cuda/sparse/coo/coo.cu instantiates every one.
 #ifndef JSC_NATIVE_COO_VARIANTS_H_
 #define JSC_NATIVE_COO_VARIANTS_H_
 

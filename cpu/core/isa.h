@@ -1,13 +1,12 @@
-// The kernels, once per instruction set. isa_<name>.cc each compile the same kernel headers with other compiler flags
-// into a namespace of their own; the table is chosen at run time from what the processor has.
-//
-// Those files use nothing from the standard library that emits code: an inline function compiled with AVX-512 flags
-// could otherwise be the copy that the linker keeps for everybody.
-//
-// Why not Google Highway: the loops are multiply-adds on vectors, which GCC's and Clang's vector extensions write as
-// they are, for any width, aarch64 included; what needs intrinsics is 70 lines of core/simd.h (compression, float16).
-// Highway would be a library to fetch for each build, and its static dispatch is this file's, a table of functions for
-// each set.
+// Room: one table of kernels per instruction set, vectors, threads and limits of the machine. isa_<name>.cc each
+//   compile the same kernel headers with other compiler flags into a namespace of their own. The table is chosen at run
+//   time.
+// Those files use nothing from the standard library that emits code. An inline function compiled with AVX-512 flags
+//   could otherwise be the copy that the linker keeps for everybody.
+// Why not Google Highway: the loops are multiply-adds on vectors, which GCC's and Clang's vector extensions write for
+//   any width, aarch64 included. Intrinsics are needed in 70 lines of core/simd.h alone (compression, float16).
+// May change: instruction sets and vectors, while results do not depend on threads. Tests:
+//   tests/primitive/test_kernels.py, tests/sanitize/.
 #ifndef JSC_CPU_CORE_ISA_H_
 #define JSC_CPU_CORE_ISA_H_
 

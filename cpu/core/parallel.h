@@ -1,15 +1,15 @@
 // Runs independent tasks on XLA's own thread pool.
 //
-// The caller may itself be a thread of that pool, so it never waits for a task that has not started: it takes work from
-// the same counter as its helpers and, once that is used up, waits only for helpers that are still inside a task. A
+// The caller may itself be a thread of that pool, so it never waits for a task that has not started. It takes work from
+// the same counter as its helpers. Once that is used up, it waits only for helpers that are still inside a task. A
 // helper that starts later finds the work closed and touches nothing but the shared counters.
 //
-// Tasks in ranges, one for each thread, and the rest of another's once its own is done: neighbouring tasks share lists
-// and follow each other in the kernel. A thread takes half of what is left of its range at once, so that tasks can be
-// done together and few are left to wait for at the end; what a late helper leaves is taken task by task.
+// Tasks come in ranges, one for each thread, and the rest of another's once its own is done. Neighbouring tasks share
+// lists and follow each other in the kernel. A thread takes half of what is left of its range at once. So tasks can be
+// done together and few are left to wait for at the end. What a late helper leaves is taken task by task.
 //
 // Helpers take some 3 to 10 microseconds to wake up. Who knows that there will be work invites them first and finds out
-// meanwhile what the work is; a helper that is there before it spins.
+// meanwhile what the work is. A helper that is there before it spins.
 #ifndef JSC_CPU_CORE_PARALLEL_H_
 #define JSC_CPU_CORE_PARALLEL_H_
 

@@ -1,6 +1,5 @@
 // Vectors of one instruction set: conversion of the storage types, and appending the non-zeros of a run of elements to
-// a list. In jsc::<isa>; written with GCC/Clang vector extensions, with intrinsics only for
-// what those cannot say (compression, float16).
+// a list. In jsc::<isa>. Written with GCC/Clang vector extensions, with intrinsics only for compression and float16.
 #ifndef JSC_CPU_CORE_SIMD_H_
 #define JSC_CPU_CORE_SIMD_H_
 

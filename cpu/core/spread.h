@@ -1,9 +1,9 @@
 // Keeps the threads of one call on cores of their own.
 //
-// Linux wakes a thread on the core of whoever wakes it, or on its last one, and where all cores were busy a moment ago
-// it does not look for a free one: two threads then share a core for many calls while another is idle, and a call that
-// two threads could do in 80 microseconds takes 200. A thread that finds its core taken moves once; the cores that it
-// may run on afterwards are those it might before.
+// Linux wakes a thread on the core of whoever wakes it, or on its last one. Where all cores were busy a moment ago it
+// does not look for a free one. Two threads then share a core for many calls while another is idle, and a call that two
+// threads could do in 80 microseconds takes 200. A thread that finds its core taken moves once. The cores that it may
+// run on afterwards are those it might before.
 #ifndef JSC_CPU_CORE_SPREAD_H_
 #define JSC_CPU_CORE_SPREAD_H_
 

@@ -1,4 +1,6 @@
-// From a checked call to finished results: plan, tasks, memory and threads.
+// Room: the custom calls on the CPU: from a checked call to finished results, by plan, tasks, memory and threads. May
+// change: how memory and threads are found, while no loop is chosen here (cpu/plan). Details:
+// docs/design/kernels/cpu.md. Tests: tests/primitive/test_kernels.py.
 #ifndef JSC_CPU_FFI_HOST_H_
 #define JSC_CPU_FFI_HOST_H_
 

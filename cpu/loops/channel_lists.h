@@ -1,10 +1,10 @@
 // The non-zeros of a tile listed by channel: which pixels each input channel has something in.
 //
 // Layout: pixels are cut into strips of a few rows, so that the sums a strip adds to stay in L1. A strip has one list
-//   per channel, each with room for all of its pixels: of a sparse map only the first lines are ever touched, and one
+//   per channel, each with room for all of its pixels. Of a sparse map only the first lines are ever touched, and one
 //   pass over x fills them. Room is an odd number of cache lines, or lists would share a few cache sets.
-// An entry is a value and where it goes: the pixel's place among the sums of the last kernel row and column, in bytes;
-//   the sums of every other kernel element lie a fixed distance after it.
+// An entry is a value and where it goes: the pixel's place among the sums of the last kernel row and column, in bytes.
+//   The sums of every other kernel element lie a fixed distance after it.
 // Bound by: compressing 16 elements in about 5 cycles, then 3 to 4 cycles per entry.
 #ifndef JSC_CPU_LOOPS_CHANNEL_LISTS_H_
 #define JSC_CPU_LOOPS_CHANNEL_LISTS_H_

@@ -1,15 +1,15 @@
-// COO* convolution on the CPU (Xiang et al. 2022, section 3.4): the lists of cuda/coo.cu, output stationary in L1.
+// COO* convolution on the CPU (Xiang et al. 2022, section 3.4): the lists of cuda/sparse/coo/coo.cu, output stationary
+// in L1.
 //
 // What: for every tile of TH x TW results and every channel, the list of its non-zeros (value, position in the tile's
-// patch with halo), in the order of position; each entry times the channel's weights is added to the results its taps
-// reach, for one block of output channels at a time.
+//   patch with halo), in the order of position. Each entry times the channel's weights is added to the results its taps
+//   reach, for one block of output channels at a time.
 // Layout: a task is one row of tiles. The weights of a chunk of channels are packed once per block for all of them, as
-// [channel, tap, block]; the sums of a tile, [TH * TW, block], are what stays in L1.
-// Why this tiling: entries choose results, so sums are memory here and not registers, as on the GPU; tiles keep them in
+//   [channel, tap, block]. The sums of a tile, [TH * TW, block], are what stays in L1.
+// Why this tiling: entries choose results, so sums are memory here and not registers, as on the GPU. Tiles keep them in
 //   L1, and a row of tiles shares the packed weights, which stream from L2.
-// Bound by: one store per multiply-add, half the rate of loops/window_kernel.h, whose sums are registers: this is the
-// twin of
-//   the GPU's kernel, to compare with and to test, not the fastest one here.
+// Bound by: one store per multiply-add, half the rate of loops/window_kernel.h, whose sums are registers. This is the
+//   twin of the GPU's kernel, to compare with and to test, not the fastest one here.
 #ifndef JSC_CPU_LOOPS_COO_KERNEL_H_
 #define JSC_CPU_LOOPS_COO_KERNEL_H_
 

@@ -1,12 +1,12 @@
-// One task of the dense dense convolution: nothing is skipped, so 0 * inf is NaN where a zero of x meets it.
+// One task of the dense convolution: nothing is skipped, so 0 * inf is NaN where a zero of x meets it.
 //
 // What: sums[block][window][channel] += x * kernel for every tap and channel, chunk by chunk, then the epilogue.
-// Layout: the tile's pixels of x, widened to the accumulator's type, padding included, as
-//   [rows, columns, chunk channels]; kernel slices packed as for loops/window_kernel.h, [taps, chunk channels, block].
+// Layout: the tile's pixels of x, widened to the accumulator's type, padding included, as [rows, columns, chunk
+//   channels]. Kernel slices are packed as for loops/window_kernel.h, [taps, chunk channels, block].
 // Why this tiling (Cheng et al. 2018, sections 2.2 and 3.1, for a CPU): kWindows x kVectors sums stay in registers
-//   while a chunk's rows pass by; each row costs kVectors loads of weights and kWindows broadcasts for
-//   kWindows * kVectors multiply-adds. The slice stays in L1 while all windows of the tile run over it. Addresses of
-//   a window are added up once per tap, and the loop checks no bounds, because the packed pixels have their padding.
+//   while a chunk's rows pass by. Each row costs kVectors loads of weights and kWindows broadcasts for kWindows *
+//   kVectors multiply-adds. The slice stays in L1 while all windows of the tile run over it. Addresses of a window are
+//   added up once per tap. The loop checks no bounds, because the packed pixels have their padding.
 // Bound by: multiply-adds on wide layers; packing x and the kernel where there are few windows or few channels.
 #ifndef JSC_CPU_LOOPS_DENSE_CONV_KERNEL_H_
 #define JSC_CPU_LOOPS_DENSE_CONV_KERNEL_H_

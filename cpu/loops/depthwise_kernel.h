@@ -4,7 +4,7 @@
 // What: sums[window][channel] += x[pixel][channel] * kernel[tap][channel] where x is not zero.
 // Layout: channels are the vector, so x, kernel and result are read as they lie in memory.
 // Why no lists: each value meets one weight, so finding a zero costs as much as multiplying by it. The zeros are
-// masked, which drops 0 * inf and 0 * nan as the other sparse kernels do; the dense dense convolution does not mask.
+//   masked, which drops 0 * inf and 0 * nan as the other sparse kernels do. The dense convolution does not mask.
 // Bound by: loads of x from L1 and L2, each pixel once per tap.
 #ifndef JSC_CPU_LOOPS_DEPTHWISE_KERNEL_H_
 #define JSC_CPU_LOOPS_DEPTHWISE_KERNEL_H_

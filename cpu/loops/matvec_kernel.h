@@ -1,12 +1,11 @@
 // A dense layer on sparse rows: out[m] = activation(sum over non-zeros of x[m] of value * kernel row + bias).
 //
-// What: reads only the kernel rows whose input is not zero; for one row of x that is the whole cost, a memory stream.
-// Layout: kernel [C, K] as it lies in memory; a task owns a range of columns, so each kernel row is a contiguous piece
-// of
-//   some kilobytes and the sums of the range stay in L1.
-// Why this tiling: four kernel rows go into each pass over the sums, which divides the traffic on the sums by four, and
-//   the four rows after them are prefetched line by line. With several rows of x, passes go through the kernel in steps
-//   of kStep rows, so that a row wanted by several of them comes from memory once.
+// What: reads only the kernel rows whose input is not zero. For one row of x that is the whole cost, a memory stream.
+// Layout: kernel [C, K] as it lies in memory. A task owns a range of columns, so each kernel row is a contiguous piece
+//   of some kilobytes and the sums of the range stay in L1.
+// Why this tiling: four kernel rows go into each pass over the sums, which divides the traffic on the sums by four. The
+//   four rows after them are prefetched line by line. With several rows of x, passes go through the kernel in steps of
+//   kStep rows, so a row wanted by several of them comes from memory once.
 // Bound by: memory bandwidth of the cores that take part.
 #ifndef JSC_CPU_LOOPS_MATVEC_KERNEL_H_
 #define JSC_CPU_LOOPS_MATVEC_KERNEL_H_

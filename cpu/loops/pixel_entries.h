@@ -1,18 +1,18 @@
 // The non-zeros of every pixel of a tile for loops/pixel_kernel.h: a bit for each channel, 64 to a word, and the
 // values.
 //
-// Layout: a word per pixel and chunk of channels; in a chunk the pixels of the tile follow each other. Values are read
+// Layout: a word per pixel and chunk of channels. In a chunk the pixels of the tile follow each other. Values are read
 //   where they lie in x or, where many blocks of output channels meet them, from a copy without the zeros, in the same
 //   order.
 // Why bits: a word takes no more to read than one entry of a list, and is made by four comparisons. Where an entry's
-//   kernel rows lie, which a list would say, is found by integer operations, and other units do those than the loads
-//   that bound the loop: layers take 10 to 20 % less than with lists of values and offsets.
+//   kernel rows lie, which a list would say, is found by integer operations. Other units do those than the loads that
+//   bound the loop: layers take 10 to 20 % less than with lists of values and offsets.
 // Why two ways: for many blocks the copy is less to bring to L1 (512->512 7x7 at 85 % zeros takes 16 % more without).
-//   For few, AVX-512 finds the bits of a pixel in x while the one in front is added, so nothing is listed at all, and
-//   x is read early enough: 5 to 9 % less than with bits from here (64->64 56x56, 128->32 14x14), but 17 % more where
+//   For few, AVX-512 finds the bits of a pixel in x while the one in front is added. So nothing is listed at all, and x
+//   is read early enough: 5 to 9 % less than with bits from here (64->64 56x56, 128->32 14x14). It is 17 % more where
 //   the bits are found when they are needed.
 // Why a row of x at a time: a chunk's place in its copy stays in registers for a row, and a row is in L1 when the next
-//   chunk reads it. A chunk's part of a pixel is too short for the hardware to see where x is read next, so the next
+//   chunk reads it. A chunk's part of a pixel is too short for the hardware to see where x is read next. So the next
 //   row is asked for here, where that is to be copied.
 // Lost: a copy with the zeros, 1 to 2 % behind x itself or the copy without; asking for a pixel's values in x one or
 //   two pixels ahead, 1 to 10 %.

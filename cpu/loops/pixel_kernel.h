@@ -1,4 +1,4 @@
-// One task of ECR / PECR pixel by pixel: each pixel's non-zeros times their kernel rows, summed in registers for all
+// One task of ECR / PECR pixel by pixel. Each pixel's non-zeros times their kernel rows are summed in registers for all
 // windows that the pixel lies in; then bias, residual, ReLU and pool.
 //
 // What: for each chunk of channels, each block of several, each row of x and each part of the block that fills the
@@ -7,23 +7,21 @@
 // Layout: a slice is [chunk channels, kh * kw, block], so that all rows of an entry follow each other. Sums are
 //   [places, block] for each block, see loops/sums_layout.h.
 // Why this tiling: an entry costs a load for each multiply-add and one more, where loops/window_kernel.h has two more
-// for each
-//   kernel element, and its bit serves kh * kw windows, so there is nothing to copy for each of them. Sixteen output
-//   channels make lists longer for the same slice in L1, so that loading and storing sums is shared by more entries:
-//   that is how a packed kernel lies. Where it is packed here, in each call, blocks are 128 bytes wide, which is what
-//   the outer cache gives in one piece. A row of sums is zeroed just before it is added to for the first time and
-//   becomes a row of results right after the last, while it is in L1; its lines of the result are fetched meanwhile. A
-//   few rows do so together, and in the chunks between the first and the last all of them run in one go: row by row,
-//   each set up by itself, a layer takes 4 to 8 % longer.
-//   Blocks take turns at a chunk, up to 16 of a packed kernel, their sums in L2: the branch predictor then learns the
-//   lengths of the chunk's lists, which block after block follow each other in the same order, and misses fewer of
-//   their ends. Block by block, through all chunks each, a layer of 256 channels takes 4 to 14 % longer.
+//   for each kernel element. Its bit serves kh * kw windows, so there is nothing to copy for each of them. Sixteen
+//   output channels make lists longer for the same slice in L1, so more entries share loading and storing sums: that is
+//   how a packed kernel lies. Where it is packed here, in each call, blocks are 128 bytes wide, which is what the outer
+//   cache gives in one piece. A row of sums is zeroed just before it is first added to and becomes a row of results
+//   right after the last addition, while it is in L1. Its lines of the result are fetched meanwhile. A few rows do so
+//   together. In the chunks between the first and the last all of them run in one go: row by row a layer takes 4 to 8 %
+//   longer.
+// Order of blocks: they go through a chunk one after another, up to 16 of a packed kernel, their sums in L2. The branch
+//   predictor then learns the lengths of the chunk's lists and misses fewer of their ends. Block by block, through all
+//   chunks each, a layer of 256 channels takes 4 to 14 % longer.
 // Bound by: loads, see loops/pixel_rows.h; the kernel's way from the outer cache where maps are small and sparse, which
-// a
-//   packed kernel halves and overlaps with the sums.
-// Lost: prefetching the rows of the next slice before packing it; packing several blocks at once into L2; turns of
-//   blocks of a kernel that is packed here (28 % longer at 512->512 28x28) or of 1x1 layers (up to 3 %).
-// Order of each sum: chunk, row, pixel, channel: it does not depend on tiles and threads.
+//   a packed kernel halves and overlaps with the sums.
+// Lost: prefetching the rows of the next slice before packing it; packing several blocks at once into L2; several
+//   blocks at a chunk for a kernel that is packed here (28 % longer at 512->512 28x28) or for 1x1 layers (up to 3 %).
+// Order of each sum: chunk, row, pixel, channel. It does not depend on tiles and threads.
 #ifndef JSC_CPU_LOOPS_PIXEL_KERNEL_H_
 #define JSC_CPU_LOOPS_PIXEL_KERNEL_H_
 

@@ -1,14 +1,14 @@
 // One row of pixels times one slice of the kernel, summed in registers.
 //
-// What: the sums of a window of kRows x kCols places stay in registers while it moves along the row: for each pixel and
-//   each of its entries, for each kernel element: sums += value * slice[channel][element]; then the window's first
+// What: the sums of a window of kRows x kCols places stay in registers while it moves along the row. For each pixel,
+//   each of its entries and each kernel element: sums += value * slice[channel][element]. Then the window's first
 //   column goes back to memory and a new last one comes in.
-// Layout: a slice is [channels, kernel rows, kCols, kPitch], so that all rows of an entry follow each other; sums are
+// Layout: a slice is [channels, kernel rows, kCols, kPitch], so that all rows of an entry follow each other. Sums are
 //   rows of places, [columns, kPitch], the one of kernel row ky below that of ky + 1. Entries are bits, see
 //   loops/pixel_entries.h: their channels are counted from below, and each takes its value from x or from a copy.
-// Why this order: a pixel alone would load and store its kRows * kCols sums, which took a fifth of the whole loop at
-//   85 % zeros and a third at 95; in a row it is one column of them. The end of a list is a branch miss, which other
-//   work does not hide, unless the predictor has met the same lists just before: see loops/pixel_kernel.h.
+// Why this order: a pixel alone would load and store its kRows * kCols sums, which took a fifth of the whole loop at 85
+//   % zeros and a third at 95. In a row it is one column of them. The end of a list is a branch miss, which other work
+//   does not hide, unless the predictor has met the same lists just before: see loops/pixel_kernel.h.
 // Bound by: loads, a multiply-add with its weight from L1 every 0.6 cycles where nothing else is read with it.
 #ifndef JSC_CPU_LOOPS_PIXEL_ROWS_H_
 #define JSC_CPU_LOOPS_PIXEL_ROWS_H_

@@ -1,18 +1,17 @@
-// One task of ECR / PECR for very sparse maps: each input channel's kernel rows, held in registers, are added to the
+// One task of ECR / PECR for very sparse maps. Each input channel's kernel rows, held in registers, are added to the
 // windows that its non-zeros lie in; then bias, residual, ReLU and pool.
 //
-// What: for each channel with a non-zero: weights [kh, kw, block] to registers; for each of its entries, for each
-// kernel
-//   element: sums[window of the pixel and element] += value * weight.
+// What: for each channel with a non-zero, weights [kh, kw, block] go to registers. For each of its entries and each
+//   kernel element: sums[window of the pixel and element] += value * weight.
 // Layout: the kernel is read as it lies in memory (HWIO), once per strip, `block` channels of it at a time: nothing is
 //   packed. Sums are [places, block], see loops/channel_lists.h.
-// Why this tiling: where a kernel row serves only a few windows, packing it and copying lists for each window cost more
-//   than the arithmetic, as loops/window_kernel.h does it. A 3x3 kernel of two vectors takes 18 registers, which leaves
-//   one load and one store of sums per multiply-add and nothing else; the sums of a strip stay in L1.
+// Why this tiling: where a kernel row serves only a few windows, packing it and copying lists for each window, as
+//   loops/window_kernel.h does, cost more than the arithmetic. A 3x3 kernel of two vectors takes 18 registers, which
+//   leaves one load and one store of sums per multiply-add and nothing else. The sums of a strip stay in L1.
 // Bound by: the store port, one vector a cycle, or the kernel's way from the outer cache (20 GB/s a core; the rows of
 //   the channels that follow are prefetched meanwhile). loops/window_kernel.h needs no store per multiply-add and wins
 //   on denser maps; plan/window_plan.cc chooses.
-// Order of each sum: channel, then kernel element: it depends on nothing else.
+// Order of each sum: channel, then kernel element. It depends on nothing else.
 #ifndef JSC_CPU_LOOPS_SCATTER_KERNEL_H_
 #define JSC_CPU_LOOPS_SCATTER_KERNEL_H_
 

@@ -1,12 +1,12 @@
 // One task of ECR / PECR: sparse windows times packed kernel slices, then bias, residual, ReLU and pool.
 //
 // What: sums[block][window][channel] += value * slice[kernel row][channel] over each window's list, chunk by chunk.
-// Layout: a slice is [chunk rows + 1, block] in the accumulator's type, contiguous: HWIO rows lie K elements apart, a
-//   power of two as a rule, and would share a few cache sets. Packing also widens 16-bit kernels, pads K to whole
-//   vectors, so that the loop below has no tails, and appends the row of zeros that list padding points at.
+// Layout: a slice is [chunk rows + 1, block] in the accumulator's type, contiguous. HWIO rows lie K elements apart, a
+//   power of two as a rule, and would share a few cache sets. Packing also widens 16-bit kernels and pads K to whole
+//   vectors, so that the loop below has no tails. It appends the row of zeros that list padding points at.
 // Why this tiling: the loop issues one multiply-add with a memory operand for each vector, two a cycle at best, and
-//   only L1 delivers that, so the slice should fit there; sums stay in L2. A narrow block holds more channels a chunk,
-//   which gives longer lists per load of the sums; where lists stay short even so, a slice beyond L1 wins
+//   only L1 delivers that. So the slice should fit there; sums stay in L2. A narrow block holds more channels a chunk,
+//   which gives longer lists per load of the sums. Where lists stay short even so, a slice beyond L1 wins
 //   (plan/window_plan.cc).
 // Bound by: the two 512-bit load ports (a weight per multiply-add and a broadcast per entry) at 85 % zeros; reading the
 //   kernel from the outer cache, at about 20 GB/s a core, and building lists at 95 %.

@@ -2,13 +2,11 @@
 // rows.
 //
 // What: values, kernel offsets and count of each window. The parts of a window in the rows of x (loops/pixel_lists.h)
-// are copied
-//   together; empty windows are recognised and dropped.
+//   are copied together. Empty windows are recognised and dropped.
 // Layout: windows are ordered by their count and run in groups of (almost) equal length, padded to the longest with
-// zeros
-//   that point at a row of zeros.
-// Why: equal trip counts in a row are what the branch predictor knows, and at high sparsity a miss costs more than the
-//   arithmetic of a window; and the windows of a group can share one loop.
+//   zeros that point at a row of zeros.
+// Why: equal trip counts one after another are what the branch predictor knows. At high sparsity a miss costs more than
+//   the arithmetic of a window. And the windows of a group can share one loop.
 // Bound by: about 80 cycles and 1.5 per entry for a window and chunk, shared by all blocks of output channels of a
 // task.
 #ifndef JSC_CPU_LOOPS_WINDOW_LISTS_H_

@@ -1,4 +1,4 @@
-// How the dense dense convolution is cut into tasks, in the terms of plan/plan.h.
+// How the dense convolution is cut into tasks, in the terms of plan/plan.h.
 #include <algorithm>
 #include <limits>
 

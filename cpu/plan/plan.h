@@ -1,11 +1,12 @@
-// How one convolution is cut into tasks, tiles, chunks and blocks. Host decisions only: no kernel code here.
+// Room: how one convolution is cut into tasks, tiles, chunks and blocks. Host decisions only: no kernel code here.
 //
 //   task   one stack, one group, a rectangle of `tile_rows` x `tile_cols` results and `task_blocks` blocks of output
-//          channels; tasks are independent, so threads take them in any order and the result does not change
+//          channels. Tasks are independent, so threads take them in any order and the result does not change.
 //   block  `block` output channels = `vectors` registers: one packed slice of the kernel
-//   chunk  `chunk_taps` kernel rows x kw x `chunk_channels` input channels: the packed slice [chunk rows, block] stays
-//   in
-//          L1 while every window of the tile runs over its list
+//   chunk  `chunk_taps` kernel rows x kw x `chunk_channels` input channels. The packed slice [chunk rows, block] stays
+//          in L1 while every window of the tile runs over its list.
+//
+// May change: what is expected to be fastest, with tests/golden and tests/dispatch/test_kernel_choice.py.
 #ifndef JSC_CPU_PLAN_PLAN_H_
 #define JSC_CPU_PLAN_PLAN_H_
 
@@ -62,7 +63,7 @@ struct ConvTask {
 // `density` is the (sampled) fraction of non-zeros of x, `accumulator_bytes` 4 or 8.
 ConvPlan MakePlan(const ConvArgs& args, const Machine& machine, int64_t accumulator_bytes, double density);
 
-// The same for the dense dense convolution (plan/dense_conv_plan.cc).
+// The same for the dense convolution (plan/dense_conv_plan.cc).
 ConvPlan MakeDirectPlan(const ConvArgs& args, const Machine& machine, int64_t accumulator_bytes);
 
 // For maps so sparse that packing the kernel would cost more than the sums. Only where CanScatter.

@@ -1,6 +1,5 @@
 // Two 1x1 convolutions of a chain in one kernel: the last of a residual block, with its residual, and the first of the
-// next
-// block.
+// next block.
 //
 //   middle[pixel] = relu(x[pixel] * kernel + bias + residual[pixel]),  out[pixel] = relu(middle[pixel] * next + bias)
 //

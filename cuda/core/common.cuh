@@ -1,7 +1,8 @@
-// Room: what every CUDA kernel needs. Element types and their one dispatch, vector loads and stores, asynchronous
-// copies, barriers, TMA, DSMEM, launch checks. Other files here: device description, counts of non-zeros, programmatic
-// launch (PDL), wgmma instructions, drivers' tensor maps. May change: anything that leaves the kernels' machine code
-// and results as they are. Tests: tests/cuda/test_devices.py; on a GPU all of tests/primitive/test_kernels.py.
+// Room: what every CUDA kernel needs: element types and their one dispatch, vector access, asynchronous copies,
+//   barriers, TMA, DSMEM, launch checks.
+// Beside this file: device description, counts of non-zeros, programmatic launch (PDL), wgmma, tensor maps.
+// May change: anything that leaves the kernels' machine code and results as they are.
+// Tests: tests/cuda/test_devices.py; on a GPU all of tests/primitive/test_kernels.py.
 #ifndef JSC_CUDA_CORE_COMMON_CUH_
 #define JSC_CUDA_CORE_COMMON_CUH_
 

@@ -1,6 +1,5 @@
 // Engine splitk_channels: the blocks of a cluster, and the warps of a block, split the channels of a small tile
-// (split-K);
-// float32. Details: docs/design/kernels/splitk_channels.md.
+// (split-K); float32. Details: docs/design/kernels/splitk_channels.md.
 //
 // Computes out[pixel][output channel] = relu(sum over taps and channels of x * kernel + bias + residual).
 // Layout: a tile is 16 or 32 output channels by up to 56 pixels. A slice is 32 bytes of channels, what a tensor core

@@ -1,8 +1,6 @@
 // The cluster reduction of the engine wgmma, for three or more blocks that split the steps of a tile. Each block owns
-// some
-// of the tile's results. It gets the sums of all blocks for them in its DSMEM slots, adds them in the order of the
-// blocks,
-// and writes.
+// some of the tile's results. It gets the sums of all blocks for them in its DSMEM slots, adds them in the order of the
+// blocks, and writes.
 //
 // Layout: a slot holds a warp's sums of a row of kPatchWidth pixels, a float4 of each lane, just as the products leave
 //   them: sums[4 * row + 2 * h + e], of output channels h and pixels e (core/wgmma.cuh). Rows are dealt to the blocks

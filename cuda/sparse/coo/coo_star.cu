@@ -1,9 +1,9 @@
 // CooStar to and from a dense map (Xiang et al. 2022, Algorithm 1, without its atomics).
 //
-// What: one warp makes or reads the list of one tile TH x TW x TC. Slots come from ballots in the order of position, so
-// lists are the same every time. Layout: see native/coo_star_args.h. Both directions move bits and know no arithmetic,
-// so the element type is an integer of its size. What bounds it: memory, coalesced along channels; a tile of few
-// channels reads parts of a sector.
+// What: one warp makes or reads the list of one tile TH x TW x TC. Places in a list come from ballots in the order of
+// position, so lists are the same every time. Layout: native/coo_star_args.h. Both directions only move bits, so the
+// element type is an integer of its size. Bound by memory, coalesced along channels; a tile of few channels reads parts
+// of a sector.
 #include <algorithm>
 
 #include "cuda/core/common.cuh"

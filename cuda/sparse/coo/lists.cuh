@@ -1,5 +1,5 @@
 // Steps 1 and 2 of the COO* convolution (sparse/coo/coo.cu): where a block works, what its shared memory holds, and how
-// a chunk of x becomes one list of non-zeros for each channel.
+// a chunk of x becomes one list of non-zeros per channel.
 #ifndef JSC_CUDA_SPARSE_COO_LISTS_CUH_
 #define JSC_CUDA_SPARSE_COO_LISTS_CUH_
 

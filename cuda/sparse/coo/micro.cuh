@@ -1,18 +1,18 @@
 // The COO* micro-kernel: one list of non-zeros times the weights of its channel, into sums that stay in registers.
 //
-// What: for every entry (value, position) of a list, sums[y - i][x - j][k] += value * weight[i][j][k] for all kernel
-// taps (i, j) whose result lies in the tile; (y, x) is the position within the tile's patch. Which sums those are
-// depends on the position alone, so each position has its own piece of straight code, and an entry is a jump to it.
+// What: for every entry (value, position) of a list, sums[y - i][x - j][k] += value * weight[i][j][k]. This runs over
+// all taps (i, j) whose result lies in the tile; (y, x) is the position within the tile's patch. Which sums those are
+// depends on the position alone. So each position has its own piece of straight code, and an entry is a jump to it.
 //
 // Why PTX text: registers cannot be indexed, so the jump has to be to code that names them. A C++ switch over positions
-// becomes a tree of six compares and branches (nvcc 13.0); `brx.idx` is one table load and one jump. PTX is put
-// together here by templates, a line of assembly at a time: "%0" prints a template argument, so registers, labels and
-// the table of targets get their names from constants. Everything that the text defines begins with "coo_".
+// becomes a tree of six compares and branches (nvcc 13.0); `brx.idx` is one table load and one jump. Templates put the
+// PTX together, a line of assembly at a time. "%0" prints a template argument, so registers, labels and the table of
+// targets get their names from constants. Everything that the text defines begins with "coo_".
 //
-// What keeps that sound: sums and weights are registers of the text, which the C++ compiler does not know; control only
-// enters at Run's first line and leaves at its last; and between the two there are no operands, so the compiler has
-// nothing to place there. Run stands in a conditional block of its own, in one place of a kernel: a copy of it would
-// define labels twice, which does not assemble. No sum ever goes to local memory (cuobjdump -sass: no LDL, no STL).
+// What keeps that sound: sums and weights are registers of the text, which the C++ compiler does not know. Control only
+// enters at Run's first line and leaves at its last. Between the two there are no operands, so the compiler has nothing
+// to place there. Run stands in a conditional block of its own, in one place of a kernel. A copy of it would define
+// labels twice, which does not assemble. No sum ever goes to local memory (cuobjdump -sass: no LDL, no STL).
 #ifndef JSC_CUDA_SPARSE_COO_MICRO_CUH_
 #define JSC_CUDA_SPARSE_COO_MICRO_CUH_
 

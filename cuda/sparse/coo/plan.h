@@ -1,5 +1,9 @@
-// How a COO* convolution is cut into blocks. The choice is cost_model.py's and comes as an attribute of the call; here
-// it is checked and completed.
+// Room: COO* convolution (Xiang et al. 2022). plan: how a call is cut; coo.cu: the convolution; coo_star.cu: the
+//   format. The cut is chosen by dispatch/coo/cost_model.py and comes as an attribute of the call. Here it is checked
+//   and completed.
+// May change: rows of native/coo_variants.h, tiles; results repeat bit for bit. Details:
+// docs/design/kernels/coo_star.md.
+// Tests: tests/formats/test_coo_star.py, tests/dispatch/test_cost_model.py.
 #ifndef JSC_CUDA_SPARSE_COO_PLAN_H_
 #define JSC_CUDA_SPARSE_COO_PLAN_H_
 

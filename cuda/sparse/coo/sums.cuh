@@ -1,5 +1,5 @@
-// The end of the COO* convolution (sparse/coo/coo.cu): sums of slices and splits meet in a fixed order, through shared
-// memory, a cluster's or the workspace, and become results.
+// The end of the COO* convolution (sparse/coo/coo.cu): sums of slices and splits are added in a fixed order, through
+// shared memory, a cluster's or the workspace, and become results.
 #ifndef JSC_CUDA_SPARSE_COO_SUMS_CUH_
 #define JSC_CUDA_SPARSE_COO_SUMS_CUH_
 

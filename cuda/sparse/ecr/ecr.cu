@@ -1,9 +1,8 @@
-// ECR: convolution, bias, residual and ReLU over lists of the non-zeros of each group of windows. See
-// sparse/ecr/window_tile.cuh.
+// ECR: convolution, bias, residual and ReLU over lists of the non-zeros of each group of windows: window_tile.cuh.
 //
-// The paper's ECR compresses each window of one channel and one image into values, indices and a count in shared memory
-// and gives a thread one sparse dot product. Here the window spans a chunk of channels, the list serves 32 to 128
-// output channels, and the index is the offset of a kernel row, so that the kernel is never rearranged.
+// The paper's ECR compresses each window of one channel and one image into values, indices and a count, and gives a
+// thread one sparse dot product. Here the window spans a chunk of channels and the list serves 32 to 128 output
+// channels. The index is the offset of a kernel row, so the kernel is never rearranged.
 #include "cuda/ffi/kernels.h"
 #include "cuda/sparse/ecr/window_tile.cuh"
 

@@ -1,4 +1,4 @@
-// The kernel and x as TMA of Hopper and later devices sees them.
+// The kernel and x of ECR and PECR as TMA reads them: tensor maps.
 #ifndef JSC_CUDA_SPARSE_ECR_KERNEL_MAP_H_
 #define JSC_CUDA_SPARSE_ECR_KERNEL_MAP_H_
 

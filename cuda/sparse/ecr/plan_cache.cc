@@ -1,4 +1,4 @@
-// Plans of the calls that were made before, by device: what the planners alone, which know no devices, cannot keep.
+// Plans of earlier calls, by device. The planners know no devices, so they cannot keep them.
 #include <map>
 #include <mutex>
 #include <vector>

@@ -1,4 +1,4 @@
-// What follows the sums: parts and splits come together, then bias, residual, ReLU and pool.
+// What follows the sums of ECR and PECR: parts of warps and splits come together, then bias, residual, ReLU and pool.
 #ifndef JSC_CUDA_SPARSE_ECR_WINDOW_SUMS_CUH_
 #define JSC_CUDA_SPARSE_ECR_WINDOW_SUMS_CUH_
 

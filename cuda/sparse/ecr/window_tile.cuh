@@ -1,38 +1,30 @@
-// Convolution over lists of non-zeros: the kernel that sparse/ecr/ecr.cu and sparse/ecr/pecr.cu share. Its steps are in
-// sparse/ecr/window_place.cuh, sparse/ecr/window_stage.cuh, sparse/ecr/window_lists.cuh and sparse/ecr/window_sums.cuh.
-//
-// What: out = pool(activation(conv(x, kernel) + bias + residual)) for one tile of outputs and 32, 64 or 128 output
-// channels per block; with `splits` > 1 several blocks share the input channels of a tile.
-//
+// Room: ECR and PECR, convolution over lists of non-zeros (Xu et al. 2023). This kernel serves sparse/ecr/ecr.cu and
+//   sparse/ecr/pecr.cu. Its steps are in window_place.cuh, window_stage.cuh, window_lists.cuh and window_sums.cuh.
+//   Details: docs/design/kernels/ecr_pecr.md. Tests: tests/primitive/test_kernels.py.
+// Computes out = pool(activation(conv(x, kernel) + bias + residual)) for one tile of outputs and 32, 64 or 128 output
+//   channels per block. With `splits` > 1 several blocks split the input channels of a tile (split-K).
 // How, per chunk of input channels (and kernel positions):
-//   1. Stage: the tile's patch of x and the chunk's kernel rows come to shared memory ahead of their use, as one box of
-//      a tensor map each (sm_90, kStream) or by cp.async. The patch is zero outside the image, so nothing after it
-//      checks bounds. With kStream a warp waits for the stages it needs, and the last warp to leave a stage asks for
-//      the next chunk there; otherwise the block meets once per chunk.
-//   2. Compress: a warp takes a group of 4 results (2x2 where the tile is even) and writes the list of (kernel row,
-//      4 values) for which any of the 4 values is non-zero: 32 candidates per ballot, slots from popc, no atomics.
-//   3. Accumulate: per entry two 16-byte loads of the row's weights a lane, one broadcast of 4 values, 32 FFMA; with
-//      fewer than 32 lanes over the channels, the parts of the warp take turns at the entries. No branches on data: an
-//      empty window is a list of length 0.
-// Then sums meet in shared memory as float32 and the epilogue adds bias and residual, applies ReLU, pools and writes.
-// In a cluster every block sends each of the others that one's share of the output channels, from registers and one
-// way. Order of summation is fixed, so results repeat bit for bit.
-//
+//   1. Stage: the tile's patch of x and the chunk's kernel rows come to shared memory ahead of their use, as one TMA
+//      box each (sm_90, kStream) or by cp.async. The patch is zero outside the image, so nothing after it checks
+//      bounds. With kStream a warp waits for the stages it needs, and the last warp to leave a stage asks for the next
+//      chunk there. Otherwise the block synchronises once per chunk.
+//   2. Compress: a warp takes a group of 4 results (2x2 where the tile is even). It writes the list of (kernel row, 4
+//      values) for which any of the 4 values is non-zero: 32 candidates per ballot, places by popc, no atomics.
+//   3. Accumulate: per entry two 16-byte loads of the row's weights a lane, one broadcast of 4 values, 32 FFMA. With
+//      fewer than 32 lanes over the channels, parts of the warp take entries alternately. No branches on data: an empty
+//      window is a list of length 0.
+// Epilogue: sums come together in shared memory as float32. Then bias, residual, ReLU, pool and one write. In a cluster
+//   every block sends each of the others that one's share of the output channels to a DSMEM slot, from registers. The
+//   order of summation is fixed, so results repeat bit for bit.
 // Layout: x NHWC, kernel HWIO. Patch [pixel][chunk channel], kernel rows [tap][chunk channel][tile output channel].
-//
 // Why groups of 4: a list entry costs its weights' shared-memory cycles however many pixels use it. On real maps at 82
-// % zeros 4 pixels share .33 of all rows against .16 for one: half the weight traffic per result for twice the FFMA.
-//
-// What bounds it: instruction issue (some 150 instructions for 128 FFMA of a list, 100 to 200 to make one) and
-// shared-memory bandwidth (about 10.5 cycles per 32 FFMA of a warp against 8 cycles of FFMA) are close together, and at
-// batch 1 latency: on an H200 a block of 512->512 14x14 has its first patch after 4,500 cycles and its last sums 5,000
-// before its end.
-//
-// Tried on an H200 and lost: 4 channels a lane (10-15 % slower: more shared-memory cycles per FFMA); 28 warps with one
-// group each in 72 registers instead of 16 with two in 128 (25 % slower at batch 32: too few loads in flight a warp);
-// one bulk copy per kernel row (60 cycles of issue each, 8,800 for a stage, against one tensor copy); cp.async for
-// kernel rows (its instructions cost as much as the sums: 12.0 us against 10.6); clusters of 8 that need more than 15
-// places with an SM each (two waves).
+//   % zeros 4 pixels share .33 of all rows against .16 for one: half the weight traffic per result for twice the FFMA.
+// Bound by: instruction issue (some 150 instructions for 128 FFMA of a list, 100 to 200 to make one) and shared memory
+//   (about 10.5 cycles per 32 FFMA of a warp against 8 of FFMA), which are close. At batch 1 by latency: on an H200 a
+//   block of 512->512 14x14 has its first patch after 4,500 cycles, and its last sums 5,000 before its end.
+// Lost: 4 channels a lane (10 to 15 % slower); 28 warps with one group each in 72 registers instead of 16 with two in
+//   128 (25 % slower at batch 32); one bulk copy per kernel row (60 cycles of issue each); cp.async for kernel rows
+//   (12.0 us against 10.6); clusters of 8 that need more than 15 places with an SM each (two waves).
 #ifndef JSC_CUDA_SPARSE_ECR_WINDOW_TILE_CUH_
 #define JSC_CUDA_SPARSE_ECR_WINDOW_TILE_CUH_
 

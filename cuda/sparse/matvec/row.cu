@@ -1,5 +1,5 @@
-// Chooses the tiles of dense layers of one row (sparse/matvec/row.cuh), as sparse/matvec/rows.cu does of several, and
-// launches them.
+// Chooses the tiles of dense layers of one row (sparse/matvec/row.cuh), as sparse/matvec/rows.cu does of several rows,
+// and launches them.
 #include "cuda/sparse/matvec/row.h"
 
 #include <algorithm>

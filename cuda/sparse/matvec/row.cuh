@@ -1,19 +1,18 @@
 // Dense layers of one row of x (sparse/matvec/rows.cu) on GPUs that have clusters and TMA.
 //
-// Sixteen warps of a thousand instructions before and behind the stream take as long as 8 MB of it, and so do inputs
-// that every warp waits for by itself: loads of x and of kernel rows are counted by the same scoreboard, so a warp that
-// waited for x waited for its kernel rows as well. So here
-// - a seventeenth warp has TMA bring the block's share of x to shared memory, and lists are made from
-// there;
-// - a lane has eight channels in a row of a turn: four loads of 16 bytes get their entries, what they need is no test
-//   but of the last one, and what would be a turn of fewer is filled up with entries that load nothing;
-// - loads take the registers of the turn before in place, entries of the next turn are there before the weights of this
-//   one are waited for;
-// - sums of all warps and groups of lanes meet in shared memory once, where every thread has a part in adding them.
-// At the end of a chain (chain/chain.cu) the kernel rows that are asked for unseen come while the kernel in front runs,
-// and x may be the average of a map's pixels, which all warps take: of the channels of a block, whose cluster shares
-// them all. Behind another dense layer nothing is asked for unseen: most of it would be of zeros, and x would wait
-// behind it (VGG-19's last two layers take 10 us so, and took 14).
+// Sixteen warps of a thousand instructions before and behind the stream take as long as 8 MB of it. So do inputs that
+// every warp waits for by itself: loads of x and of kernel rows are counted by the same scoreboard, so a warp that
+// waited for x waited for its kernel rows too. So here:
+// - A seventeenth warp has TMA bring the block's share of x to shared memory. Lists are made from there.
+// - A lane has eight channels one after another in a round. Four 16-byte loads get their entries. Only the last round
+//   is tested: what would be a round of fewer is filled up with entries that load nothing.
+// - Loads take the registers of the round before in place. Entries of the next round are there before the weights of
+//   this one are waited for.
+// - Sums of all warps and groups of lanes come together in shared memory once, and every thread adds a part. At the end
+// of a chain (chain/chain.cu) the kernel rows that are asked for unseen come while the kernel in front runs. x may be
+// the average of a map's pixels. All warps take it, of the channels of a block, and the cluster shares them all. Behind
+// another dense layer nothing is asked for unseen. Most of it would be of zeros, and x would wait behind it (VGG-19's
+// last two layers take 10 us so, and took 14).
 #ifndef JSC_CUDA_SPARSE_MATVEC_ROW_CUH_
 #define JSC_CUDA_SPARSE_MATVEC_ROW_CUH_
 

@@ -1,4 +1,7 @@
-// Dense layers of one row of x (sparse/matvec/row.cuh), which Dense of ffi/kernels.h takes where it can.
+// Room: dense layers on sparse rows, kernels that read only the kernel rows of non-zero inputs. rows.cu: several rows,
+//   any GPU. row.*: one row, on Hopper, also as the end of a fused chain.
+// May change: tiles and the stream, while the order of sums is fixed. Details: docs/design/kernels/matvec.md.
+// Tests: tests/api/test_dense.py, tests/fusion/test_fusion_rows.py.
 #ifndef JSC_CUDA_SPARSE_MATVEC_ROW_H_
 #define JSC_CUDA_SPARSE_MATVEC_ROW_H_
 

@@ -1,30 +1,28 @@
-// Sparse-input matrix product: out [M, K] = activation(x [M, C] x kernel [C, K] + bias + residual), reading only the
-// kernel rows of inputs that are not zero.
+// Sparse-input matrix product: out [M, K] = activation(x [M, C] x kernel [C, K] + bias + residual). Only kernel rows of
+// inputs that are not zero are read. Details: docs/design/kernels/matvec.md.
 //
-// The operation is a stream of the kernel from device memory, 4 K bytes per channel in float32, so what counts is that
-// every SM has some 60 KB asked for at any time, from the first microsecond to the last. A block owns a
-// segment of every kernel row, 2 to 32 lanes of 16 bytes, for up to 8 rows of x. Its warps share the channels and meet
-// once, at the end; until then no warp waits for another:
-// - a warp asks for the kernel rows of its first channels before it knows x, because a small layer is over by the time
-//   that a list of non-zeros could be there;
-// - of all other channels it keeps a list (row, values) in a ring in shared memory: those of which any of the rows of x
-//   is non-zero, appended by 32-channel runs whose values were asked for one turn earlier;
-// - it takes kDenseRun loads a lane from the list, and a register that has been used is at once loaded for the next
-// turn. Runs are dealt out in turns (worker w: runs w, w + workers, ...) because zeros come in clumps: after a pool,
-// the channels of one pixel lie together.
+// The operation is a stream of the kernel from device memory, 4 K bytes per channel in float32. So every SM must have
+// some 60 KB asked for at any time, from the first microsecond to the last. A block owns a segment of every kernel row,
+// 2 to 32 lanes of 16 bytes, for up to 8 rows of x. Its warps share the channels. They add their sums once, at the end,
+// and until then no warp waits for another:
+// - A warp asks for the kernel rows of its first channels before it knows x. A small layer is over by the time that a
+//   list of non-zeros could be there.
+// - Of all other channels it keeps a list (row, values) in a ring in shared memory. It holds channels where any row of
+//   x is non-zero, in runs of 32 channels whose values were asked for one round earlier.
+// - It takes kDenseRun loads a lane from the list. A register that has been used is at once loaded for the next round.
+// - Runs are dealt out cyclically (worker w: runs w, w + workers, ...), because zeros come in clumps: after a pool the
+//   channels of one pixel lie together.
 //
-// Segments are as narrow as gives each SM at most one block, so a small layer is one block after all its
-// channels and nothing meets. Long streams want whole lines: where that leaves SMs idle, blocks of a
-// cluster share the channels and send each other their sums, added in fixed order.
+// Segments are as narrow as gives each SM at most one block. So a small layer is one block after all its channels, and
+// nothing has to be reduced. Long streams want whole lines. Where that leaves SMs idle, the blocks of a cluster share
+// the channels and send each other their sums, added in a fixed order.
 //
-// One row of x whose kernel rows start 16 bytes has a kernel of its own on Hopper GPUs (sparse/matvec/row.cu), which
-// does the same in fewer instructions; what follows is of the other one, and of tiles that both have.
+// One row of x whose kernel rows start 16 bytes has a kernel of its own on Hopper (sparse/matvec/row.cu). It does the
+// same in fewer instructions. What follows is of the other one, and of tiles that both have.
 //
-// H200, us of a call from JAX without zeros: 25088 to 4096 in bfloat16 54.4 with segments of 128 bytes, 59.2 with 64,
-// 68 to 79 where too few blocks run at once; in float32 99.2 with 256 bytes, 101.4 with 128, 108.5 with 512; cuBLAS
-// 53.0 and 95.6. Lost: no kernel rows before x is known (102.1), 12 loads a lane (101.0, and 99.0 with 256 bytes), 24
-// warps with 6 (99.9 and 99.6), 8 warps with 16 (118), loads that bring the next line to L2 (103). More rows of x are
-// bound by FFMA and by reading their lists: 4096 to 4096 in bfloat16 takes 14 us for 2 and 4 rows, 22 for 8.
+// Lost on an H200, us of 25088 to 4096 in float32 without zeros (99.2 with 256-byte segments, cuBLAS 95.6): no kernel
+// rows before x is known (102.1), 12 loads a lane (101.0), 24 warps with 6 (99.9), 8 warps with 16 (118), loads that
+// bring the next line to L2 (103). Bound by: device memory; more rows of x by FFMA and by reading their lists.
 #include <algorithm>
 
 #include "cuda/ffi/kernels.h"
