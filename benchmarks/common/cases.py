@@ -32,7 +32,7 @@ class Layer:
     name: str
     op: Op
     channels: int
-    features: int
+    out_channels: int
     size: int = 1
     kernel: int = 3
     strides: int = 1
@@ -48,14 +48,14 @@ class Layer:
     def kernel_shape(self) -> tuple[int, ...]:
         """[C, K] of a dense layer, else [kh, kw, C, K]."""
         if self.op == "dense":
-            return (self.channels, self.features)
-        return (self.kernel, self.kernel, self.channels, self.features)
+            return (self.channels, self.out_channels)
+        return (self.kernel, self.kernel, self.channels, self.out_channels)
 
     def dense_flops(self, batch: int) -> int:
         """Operations of the dense layer, a multiplication and an addition counted as two."""
         out = -(-self.size // self.strides)
         taps = 1 if self.op == "dense" else self.kernel**2
-        return 2 * batch * out * out * taps * self.channels * self.features
+        return 2 * batch * out * out * taps * self.channels * self.out_channels
 
 
 _CONV = re.compile(r"(\d+)->(\d+) (\d+)")
@@ -67,9 +67,9 @@ def conv3x3(text: str, **fields: object) -> Layer:
     match = _CONV.fullmatch(text)
     if match is None:
         raise ValueError(f"text={text!r} is not of the form '256->256 14'")
-    channels, features, size = map(int, match.groups())
-    name = f"conv 3x3 {channels}->{features} {size}x{size}"
-    return dataclasses.replace(Layer(name, "conv", channels, features, size), **fields)  # type: ignore[arg-type]
+    channels, out_channels, size = map(int, match.groups())
+    name = f"conv 3x3 {channels}->{out_channels} {size}x{size}"
+    return dataclasses.replace(Layer(name, "conv", channels, out_channels, size), **fields)  # type: ignore[arg-type]
 
 
 CPU = (

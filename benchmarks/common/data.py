@@ -68,7 +68,7 @@ def weights(layer: Layer, seed: int) -> tuple[Map, Map]:
     rng = np.random.default_rng(seed)
     fan_in = np.prod(layer.kernel_shape[:-1])
     kernel = rng.standard_normal(layer.kernel_shape, np.float32) * np.float32(np.sqrt(2 / fan_in))
-    return kernel, 0.1 * rng.standard_normal(layer.features, np.float32)
+    return kernel, 0.1 * rng.standard_normal(layer.out_channels, np.float32)
 
 
 def float64_result(layer: Layer, x: Array, kernel: Array, bias: Array) -> Array:
@@ -79,7 +79,7 @@ def float64_result(layer: Layer, x: Array, kernel: Array, bias: Array) -> Array:
     missing = max(0, (out - 1) * layer.strides + layer.kernel - layer.size)
     sides = (missing // 2, missing - missing // 2)
     padded = np.pad(x, ((0, 0), sides, sides, (0, 0)))
-    y = np.zeros((x.shape[0], out, out, layer.features)) + bias
+    y = np.zeros((x.shape[0], out, out, layer.out_channels)) + bias
     span = (out - 1) * layer.strides + 1
     for row in range(layer.kernel):
         for column in range(layer.kernel):
@@ -89,7 +89,7 @@ def float64_result(layer: Layer, x: Array, kernel: Array, bias: Array) -> Array:
     if layer.op == "conv":
         return y
     even = y[:, : out // 2 * 2, : out // 2 * 2]
-    return even.reshape(x.shape[0], out // 2, 2, out // 2, 2, layer.features).max(axis=(2, 4))
+    return even.reshape(x.shape[0], out // 2, 2, out // 2, 2, layer.out_channels).max(axis=(2, 4))
 
 
 def frobenius(found: Array, expected: Array) -> float:

@@ -87,7 +87,7 @@ class _Pipeline:
         self.capacity = max(1, patch_non_zeros(layer, x))
 
     def compile_ahead(self) -> None:
-        shapes = (self.x.shape, self.layer.kernel_shape, (self.layer.features,))
+        shapes = (self.x.shape, self.layer.kernel_shape, (self.layer.out_channels,))
         x, kernel, bias = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
         matrix = jax.eval_shape(_im2col(self.layer), x)
         csr = jax.eval_shape(_to_csr(self.capacity), matrix)

@@ -46,8 +46,8 @@ class PaperLayer(Layer):
     @property
     def kernel_shape(self) -> tuple[int, ...]:
         """[C, K] of a dense layer, else [kh, kw, C / groups, K]."""
-        *taps, channels, features = super().kernel_shape
-        return (*taps, channels // self.groups, features)
+        *taps, channels, out_channels = super().kernel_shape
+        return (*taps, channels // self.groups, out_channels)
 
     def dense_flops(self, batch: int) -> int:
         """Operations of the dense layer, as in `Layer`."""
@@ -69,8 +69,8 @@ def shrunk(layer: PaperLayer) -> PaperLayer:
 
 
 def _conv(network: str, name: str, size: int, zeros: int, shape: str, kernel: int, **fields: Any) -> PaperLayer:
-    channels, features = map(int, shape.split("->"))
-    return PaperLayer(f"{network} {name}", "conv", channels, features, size, kernel, zeros=(zeros,), **fields)
+    channels, out_channels = map(int, shape.split("->"))
+    return PaperLayer(f"{network} {name}", "conv", channels, out_channels, size, kernel, zeros=(zeros,), **fields)
 
 
 # Xu et al. 2023, Table 3, in its order. AlexNetC is the one for CIFAR, AlexNetI the one for ImageNet. A module's
@@ -160,7 +160,7 @@ def of_model(model: models.ConvNet, size: int, network: str) -> tuple[PaperLayer
 
 
 def _of_conv(conv: SparseConv, name: str, shape: tuple[int, ...], network: str) -> PaperLayer:
-    kernel, _, group_channels, features = conv.kernel.shape
+    kernel, _, group_channels, out_channels = conv.kernel.shape
     pool: dict[str, Any] = {"op": "conv", "implementation": "ecr"}
     if isinstance(conv, SparseConvPool):
         sizes = (_first(conv.window_shape), _first(conv.window_strides or conv.window_shape))
@@ -169,7 +169,7 @@ def _of_conv(conv: SparseConv, name: str, shape: tuple[int, ...], network: str) 
     return PaperLayer(
         f"{network} {name}",
         channels=shape[-1],
-        features=features,
+        out_channels=out_channels,
         size=shape[1],
         kernel=kernel,
         strides=_first(conv.strides or 1),
@@ -206,4 +206,4 @@ def distinct(layers: Sequence[PaperLayer]) -> tuple[PaperLayer, ...]:
 def kind(layer: PaperLayer) -> tuple[Any, ...]:
     """What layers have in common for which `distinct` has one."""
     has_many_channels = layer.channels > 3
-    return layer.op, has_many_channels, layer.features, layer.size, layer.kernel, layer.strides, layer.groups > 1
+    return layer.op, has_many_channels, layer.out_channels, layer.size, layer.kernel, layer.strides, layer.groups > 1

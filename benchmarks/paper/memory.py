@@ -56,7 +56,7 @@ def _row(layer: PaperLayer) -> Row:
 
 def _workspace(layer: PaperLayer, side: str) -> int:
     """Bytes that the compiled layer takes beside its operands and its result."""
-    shapes = (layer.x_shape(1), layer.kernel_shape, (layer.features,))
+    shapes = (layer.x_shape(1), layer.kernel_shape, (layer.out_channels,))
     operands = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     compiled = sides.function(layer, side).lower(*operands).compile()  # type: ignore[attr-defined]
     return int(compiled.memory_analysis().temp_size_in_bytes)

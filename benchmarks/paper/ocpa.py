@@ -84,7 +84,7 @@ def vgg19_layers(strides: int = 1) -> list[PaperLayer]:
     for layer in layers.of_network("vgg19"):
         zeros = round(100 * profile[layer.name.split()[-1]])
         plain = dataclasses.replace(layer, op="conv", strides=strides, zeros=(zeros,), implementation="ecr")
-        found.setdefault((plain.channels, plain.features, plain.size, zeros), plain)
+        found.setdefault((plain.channels, plain.out_channels, plain.size, zeros), plain)
     return list(found.values())
 
 

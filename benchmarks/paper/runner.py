@@ -179,7 +179,7 @@ def _compile(cases: Sequence[Case]) -> dict[tuple[Any, ...], str]:
 def _compile_one(case: Case, side: str) -> str | None:
     layer = case.layer
     function = sides.function(layer, side)
-    shapes = (layer.x_shape(case.batch), layer.kernel_shape, (layer.features,))
+    shapes = (layer.x_shape(case.batch), layer.kernel_shape, (layer.out_channels,))
     operands = [tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)]
     try:
         timing.compile_ahead(function, operands * _rotations(case))

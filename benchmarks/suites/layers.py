@@ -155,7 +155,7 @@ def _to_compile(
     layer: Layer, dtype: str, batch: int, precision: str, options: argparse.Namespace
 ) -> Iterator[tuple[Any, ...]]:
     """(side, its function, its operands) of a layer."""
-    shapes = (layer.x_shape(batch), layer.kernel_shape, (layer.features,))
+    shapes = (layer.x_shape(batch), layer.kernel_shape, (layer.out_channels,))
     x, kernel, bias = (jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
     operands = (x, jax.eval_shape(jsc.pack, kernel) if options.weights == "packed" else kernel, bias)
     for name, function in _functions(layer, precision, _requested(layer, options.implementation)).items():

@@ -27,13 +27,13 @@ def test_dense(sizes: tuple[int, int, int], zeros: float, dtype: str) -> None:
 
 def check_dense(sizes: tuple[int, int, int], zeros: float, dtype: str) -> None:
     require("dense", dtype)
-    rows, channels, features = sizes
-    case = Case("dense", (rows, 1, 1, channels), features, kernel=(1, 1), bias=True, activation="relu", zeros=zeros)
+    rows, channels, out_channels = sizes
+    case = Case("dense", (rows, 1, 1, channels), out_channels, kernel=(1, 1), bias=True, activation="relu", zeros=zeros)
     inputs = cases.inputs(case, jnp.dtype(dtype))
     x, kernel, bias = map(jnp.asarray, (inputs.x.reshape(rows, channels), inputs.kernel[0, 0], inputs.bias))
-    poison((rows, features), dtype)
+    poison((rows, out_channels), dtype)
     result = jsc.dense(x, kernel, bias, activation="relu", implementation="ecr")
-    wanted = oracle.expected(case, inputs).reshape(rows, features)
+    wanted = oracle.expected(case, inputs).reshape(rows, out_channels)
     assert oracle.relative_error(result, wanted) <= TOLERANCE[dtype]
 
 
@@ -90,7 +90,7 @@ def test_dense_of_several_kernels(dtype: str) -> None:
 @given(data=st.data())
 def test_any_dense(data: st.DataObject) -> None:
     rows, channels = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 700))
-    features = data.draw(st.integers(1, 300))
+    out_channels = data.draw(st.integers(1, 300))
     dtype = data.draw(st.sampled_from(["float32", "float32", "bfloat16", "float16"]))
     zeros = data.draw(st.sampled_from([0.0, 0.5, 0.9, 1.0]))
-    check_dense((rows, channels, features), zeros, dtype)
+    check_dense((rows, channels, out_channels), zeros, dtype)

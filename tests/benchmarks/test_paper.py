@@ -72,8 +72,8 @@ def test_layers_of_a_network_are_those_that_run() -> None:
     vgg = layers.of_network("vgg19")
     assert len(vgg) == 16
     assert [layer.op for layer in vgg].count("conv_pool") == 5
-    assert (vgg[0].channels, vgg[0].features, vgg[0].size) == (3, 64, 224)
-    assert (vgg[-1].channels, vgg[-1].features, vgg[-1].size) == (512, 512, 14)
+    assert (vgg[0].channels, vgg[0].out_channels, vgg[0].size) == (3, 64, 224)
+    assert (vgg[-1].channels, vgg[-1].out_channels, vgg[-1].size) == (512, 512, 14)
     kinds = layers.distinct(vgg)
     assert sum(kind.count for kind in kinds) == 16
     assert len(kinds) < 16

@@ -40,7 +40,7 @@ CASES = (
 
 def layer_of(case: Case, dtype: str, precision: str) -> tuple[Layer, Geometry]:
     arguments = {name: value for name, value in case.arguments.items() if name != "activation"}
-    kernel = (*case.kernel, case.x[3] // case.groups, case.features)
+    kernel = (*case.kernel, case.x[3] // case.groups, case.out_channels)
     geometry = geo.resolve(case.x, kernel, **arguments)
     return Layer.of(case.x, (1, *kernel), geometry, jnp.dtype(dtype).itemsize, precision == "highest"), geometry
 

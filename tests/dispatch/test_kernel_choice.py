@@ -47,7 +47,7 @@ def choose(h200: Device) -> _Choose:
 
 def _described(case: Case) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """A case as the planners read it: a layer, and the pool behind it."""
-    kernel_shape = (*case.kernel, case.x[3] // case.groups, case.features)
+    kernel_shape = (*case.kernel, case.x[3] // case.groups, case.out_channels)
     arguments = dict(case.arguments)
     pool = {name: arguments.pop(name) for name in [*arguments] if name == "pool" or name.startswith("window")}
     arguments.pop("activation")
@@ -60,8 +60,8 @@ def _described(case: Case) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def _layer(x: tuple[int, int, int, int], kernel: tuple[int, int], stride: int = 1, groups: int = 1) -> Case:
     """With (side, K)."""
-    side, features = kernel
-    return Case("a layer", x, features, kernel=(side, side), strides=stride, groups=groups)
+    side, out_channels = kernel
+    return Case("a layer", x, out_channels, kernel=(side, side), strides=stride, groups=groups)
 
 
 @pytest.mark.parametrize(

@@ -40,10 +40,10 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def operands(
-    images: Any, size: int, channels: int, features: int, side: int = 3, groups: int = 1, dtype: Any = jnp.float32
+    images: Any, size: int, channels: int, out_channels: int, side: int = 3, groups: int = 1, dtype: Any = jnp.float32
 ) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
     x = jax.ShapeDtypeStruct((images, size, size, channels), dtype)
-    return x, jax.ShapeDtypeStruct((1, side, side, channels // groups, features), dtype)
+    return x, jax.ShapeDtypeStruct((1, side, side, channels // groups, out_channels), dtype)
 
 
 def runs(config: Config, of: tuple[Any, Any], platform: str = "cuda") -> str:
@@ -177,7 +177,7 @@ APART: dict[str, tuple[Geometry, dict[str, Any]]] = {
 @pytest.mark.parametrize("why", APART)
 def test_pools_that_no_kernel_of_direct_takes(h200: Device, why: str) -> None:
     geometry, changes = APART[why]
-    sizes = {"images": 1, "size": 56, "channels": 128, "features": 128} | changes
+    sizes = {"images": 1, "size": 56, "channels": 128, "out_channels": 128} | changes
     with jax.enable_x64(True):
         of = operands(**sizes)
     assert lowering._pools_apart(*of, Config(geometry, "direct", "relu", fallback=False), "cuda")

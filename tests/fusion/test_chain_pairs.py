@@ -29,20 +29,20 @@ def kind_of(dtype: str, precision: str) -> str:
 
 
 def key_of(case: Case) -> chain_tiles.Key:
-    return chain_tiles.key_of(case.x, (1, 1, 1, case.x[3], case.features), geometry.Geometry())
+    return chain_tiles.key_of(case.x, (1, 1, 1, case.x[3], case.out_channels), geometry.Geometry())
 
 
-def require_pair(case: Case, features: int, dtype: str, precision: str) -> None:
+def require_pair(case: Case, out_channels: int, dtype: str, precision: str) -> None:
     require_kernel(dtype)
-    if not chain_tiles.pairs(key_of(case), features, kind_of(dtype, precision), devices.current()):
+    if not chain_tiles.pairs(key_of(case), out_channels, kind_of(dtype, precision), devices.current()):
         pytest.skip("this device runs them in two kernels")
 
 
 @pytest.mark.parametrize(("dtype", "precision"), KINDS, ids=KIND_IDS)
-@pytest.mark.parametrize(("case", "features"), PAIRS, ids=[case.name for case, _ in PAIRS])
-def test_pairs_against_the_oracle(case: Case, features: int, dtype: str, precision: str, gpu: jax.Device) -> None:
-    require_pair(case, features, dtype, precision)
-    check(case, dtype, precision, cases.inputs(case, jnp.dtype(dtype)), features)
+@pytest.mark.parametrize(("case", "out_channels"), PAIRS, ids=[case.name for case, _ in PAIRS])
+def test_pairs_against_the_oracle(case: Case, out_channels: int, dtype: str, precision: str, gpu: jax.Device) -> None:
+    require_pair(case, out_channels, dtype, precision)
+    check(case, dtype, precision, cases.inputs(case, jnp.dtype(dtype)), out_channels)
 
 
 @pytest.mark.parametrize(("dtype", "precision"), KINDS, ids=KIND_IDS)

@@ -229,9 +229,9 @@ def test_what_the_kernel_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "C0=40 is not a multiple of 32" in str(why(Block("c", (1, 7, 7, 40), 1)))
     assert why(Block("empty", (1, 7, 0, 64), 1)) == "it has nothing to compute"
 
-    def why_transition(block: Block, features: int) -> str | None:
+    def why_transition(block: Block, out_channels: int) -> str | None:
         x, layers = values(block, np.float32)
-        parameters = transition_values(block, np.float32, features)
+        parameters = transition_values(block, np.float32, out_channels)
         return dense_blocks.why_not([x, *(v for layer in layers for v in layer), *parameters])
 
     assert why_transition(Block("fits", (1, 7, 7, 64), 2), 64) is None

@@ -16,14 +16,19 @@ from jax_sparse_conv._src.fusion import chain_rules
 
 
 def classifier(
-    x: jax.Array, *, scale: float | None = None, axes: tuple[int, ...] = (1, 2), flat: bool = False, features: int = 12
+    x: jax.Array,
+    *,
+    scale: float | None = None,
+    axes: tuple[int, ...] = (1, 2),
+    flat: bool = False,
+    out_channels: int = 12,
 ) -> jax.Array:
     """Two convolutions of x [N, 5, 7, 8], the average of their pixels or all of them, and two dense layers."""
     with jax.default_matmul_precision("highest"):
         y = jsc.conv(jsc.conv(x, weights(1, 3, 3, 8, 8)), weights(2, 3, 3, 8, 8), activation="relu")
         row = y.reshape(y.shape[0], -1) if flat else jnp.sum(y * (1 / 35 if scale is None else scale), axis=axes)
         row = jsc.dense(row.reshape(y.shape[0], -1), weights(3, row.size // y.shape[0], 16), activation="relu")
-        return jsc.dense(row, weights(4, 16, features), weights(5, features))
+        return jsc.dense(row, weights(4, 16, out_channels), weights(5, out_channels))
 
 
 @pytest.mark.parametrize("flat", [False, True])
@@ -43,7 +48,7 @@ def test_dense_layers_that_do_not_end_a_chain() -> None:
     assert names(jsc.fuse(classifier), two) == ["chain 2", "conv", "conv"]  # two rows
     assert names(jsc.fuse(lambda x: classifier(x, scale=0.5)), x) == ["chain 2", "conv", "conv"]  # no average
     assert names(jsc.fuse(lambda x: classifier(x, axes=(1,))), x) == ["chain 2", "conv", "conv"]
-    assert names(jsc.fuse(lambda x: classifier(x, features=10)), x) == ["chain 3", "conv"]  # not whole 16 bytes
+    assert names(jsc.fuse(lambda x: classifier(x, out_channels=10)), x) == ["chain 3", "conv"]  # not whole 16 bytes
 
     def with_another_reader(x: jax.Array) -> tuple[jax.Array, jax.Array]:
         y = jsc.conv(jsc.conv(x, weights(1, 3, 3, 8, 8)), weights(2, 3, 3, 8, 8))
@@ -74,16 +79,16 @@ def test_a_mean_over_height_and_width_is_part_of_a_chain(dtype: str) -> None:
         assert names(jsc.fuse(lambda x: function(x, between=rounded)), x) == ["chain 2", "conv"]
 
 
-def body(x: jax.Array, features: int = 8, layers: int = 2) -> jax.Array:
+def body(x: jax.Array, out_channels: int = 8, layers: int = 2) -> jax.Array:
     """3x3 convolutions of x [N, H, W, 8]."""
     for index in range(layers):
-        kernel = weights(index, 3, 3, 8, features if index == layers - 1 else 8)
+        kernel = weights(index, 3, 3, 8, out_channels if index == layers - 1 else 8)
         x = jsc.conv(x, kernel, activation="relu", precision="highest")
     return x
 
 
-def dense(x: jax.Array, features: int = 16) -> jax.Array:
-    return jsc.dense(x, weights(9, x.shape[-1], features), precision="highest")
+def dense(x: jax.Array, out_channels: int = 16) -> jax.Array:
+    return jsc.dense(x, weights(9, x.shape[-1], out_channels), precision="highest")
 
 
 @pytest.mark.parametrize(

@@ -70,13 +70,13 @@ def test_what_kernels_of_images_write(case: Case, value: float | None, gpu: jax.
 
 
 @pytest.mark.parametrize("value", [None, np.inf, np.nan])
-@pytest.mark.parametrize(("case", "features"), PAIRS, ids=[case.name for case, _ in PAIRS])
-def test_pairs(case: Case, features: int, value: float | None, gpu: jax.Device) -> None:
+@pytest.mark.parametrize(("case", "out_channels"), PAIRS, ids=[case.name for case, _ in PAIRS])
+def test_pairs(case: Case, out_channels: int, value: float | None, gpu: jax.Device) -> None:
     require_kernel("float32")
     inputs = cases.inputs(case)
     if value is not None:
         inputs.x[0, 0, 0, 3] = value
-    check(case, inputs, features)
+    check(case, inputs, out_channels)
 
 
 @pytest.mark.parametrize(

@@ -195,10 +195,10 @@ def test_programs_of_any_form(seed: int, most: int, monkeypatch: pytest.MonkeyPa
         rng, maps, results = np.random.default_rng(seed), [x], []
         for number in range(16):
             source = maps[-1 - int(rng.integers(min(4, len(maps))))]
-            channels, features, kind = source.shape[3], int(rng.choice([8, 16, 32])), rng.random()
-            kernel = weights(number, 1, 1, channels, features)
+            channels, out_channels, kind = source.shape[3], int(rng.choice([8, 16, 32])), rng.random()
+            kernel = weights(number, 1, 1, channels, out_channels)
             if kind < 0.6:
-                alike = [y for y in maps if y.shape == (*source.shape[:3], features)]
+                alike = [y for y in maps if y.shape == (*source.shape[:3], out_channels)]
                 residual = alike[rng.integers(len(alike))] if alike and rng.random() < 0.6 else None
                 maps.append(jsc.conv(source, kernel, residual=residual, activation="relu", precision="highest"))
             elif kind < 0.7 and source.shape[1] > 3:

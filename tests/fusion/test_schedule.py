@@ -272,10 +272,10 @@ def test_places_and_order_of_chains_of_any_form(seed: int, takes: int | None) ->
         maps, results = [x], []
         for _ in range(rng.integers(4, 16)):
             source = maps[-1 - int(rng.integers(min(4, len(maps))))]
-            features, window = int(rng.choice(widths)), int(rng.choice([1, 3]))
-            alike = [y for y in maps[1:] if y.shape == (*source.shape[:3], features)]
+            out_channels, window = int(rng.choice(widths)), int(rng.choice([1, 3]))
+            alike = [y for y in maps[1:] if y.shape == (*source.shape[:3], out_channels)]
             residual = alike[rng.integers(len(alike))] if alike and rng.random() < 0.6 else None
-            kernel = jnp.zeros((window, window, source.shape[3], features))
+            kernel = jnp.zeros((window, window, source.shape[3], out_channels))
             if source.shape[1] > 3 and rng.random() < 0.2:
                 maps.append(jsc.conv_pool(source, kernel, padding="SAME", precision=precision))
             else:

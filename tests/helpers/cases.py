@@ -24,7 +24,7 @@ class Case:
 
     name: str
     x: tuple[int, int, int, int]
-    features: int
+    out_channels: int
     kernel: tuple[int, int] = (3, 3)
     strides: Any = 1
     padding: Any = "SAME"
@@ -304,9 +304,9 @@ def inputs(case: Case, dtype: Any = jnp.float32, seed: int = 0) -> Inputs:
     """The case's operands, rounded to `dtype`."""
     rng = np.random.default_rng([seed, *map(ord, case.name)])
     taps = case.kernel[0] * case.kernel[1] * case.x[3] // case.groups
-    kernel = rng.standard_normal((*case.kernel, case.x[3] // case.groups, case.features)) / np.sqrt(max(taps, 1))
+    kernel = rng.standard_normal((*case.kernel, case.x[3] // case.groups, case.out_channels)) / np.sqrt(max(taps, 1))
     kernel = np.abs(kernel) if case.one_sign else kernel
-    bias = rng.standard_normal(case.features) if case.bias else None
+    bias = rng.standard_normal(case.out_channels) if case.bias else None
     residual = rng.standard_normal(conv_shape(case)) if case.residual else None
     x = feature_map(rng, case.x, case.zeros)
     if case.spread:
@@ -320,4 +320,4 @@ def conv_shape(case: Case) -> tuple[int, int, int, int]:
     """Shape of the convolution's result for the SAME padding and stride 1 that residual cases use."""
     assert case.padding == "SAME"
     assert case.strides == 1
-    return (*case.x[:3], case.features)
+    return (*case.x[:3], case.out_channels)

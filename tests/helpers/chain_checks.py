@@ -29,7 +29,10 @@ KIND_IDS = [f"{dtype} {precision}" for dtype, precision in KINDS]
 CASES = [
     case
     for case in (*cases.CONV_CASES, *cases.CONV_POOL_CASES)
-    if case.groups == 1 and case.features % 8 == 0 and 1 <= case.x[0] <= chain_rules.MAX_IMAGES and case.pool != "avg"
+    if case.groups == 1
+    and case.out_channels % 8 == 0
+    and 1 <= case.x[0] <= chain_rules.MAX_IMAGES
+    and case.pool != "avg"
 ]
 LARGER = (
     Case("many units", (2, 57, 61, 64), 200, kernel=(1, 1), bias=True, residual=True, activation="relu"),
@@ -39,7 +42,7 @@ LARGER = (
     Case("stem", (1, 224, 224, 3), 64, kernel=(7, 7), strides=2, padding=3, bias=True, activation="relu", pool="max",
          window=(3, 3), window_strides=(2, 2), window_padding=((1, 1), (1, 1)), zeros=0.0),
     *(case for case in (*cases.IMAGE_CASES, *cases.IMAGE_POOL_CASES)
-      if case.features % 8 == 0 and case.x[0] <= chain_rules.MAX_IMAGES),
+      if case.out_channels % 8 == 0 and case.x[0] <= chain_rules.MAX_IMAGES),
 )  # fmt: skip
 
 
@@ -86,14 +89,16 @@ def run_twice(case: Case, inputs: cases.Inputs, kernel: Any, precision: str) -> 
     return first
 
 
-def check(case: Case, dtype: str, precision: str, inputs: cases.Inputs, features: int = 24, window: int = 1) -> None:
+def check(
+    case: Case, dtype: str, precision: str, inputs: cases.Inputs, out_channels: int = 24, window: int = 1
+) -> None:
     """The case's operation and a convolution of its result by square windows, each beside the oracle."""
-    kernel = np.asarray(weights(13, window, window, case.features, features)).astype(jnp.dtype(dtype))
+    kernel = np.asarray(weights(13, window, window, case.out_channels, out_channels)).astype(jnp.dtype(dtype))
     first, second = run_twice(case, inputs, kernel, precision)
     tolerance = TOLERANCE[precision if dtype == "float32" else dtype]
     assert first.dtype == second.dtype == jnp.dtype(dtype)
     assert oracle.relative_error(first, oracle.expected(case, inputs)) <= tolerance
-    then = Case("then", first.shape, features, kernel=(window, window), activation="relu")
+    then = Case("then", first.shape, out_channels, kernel=(window, window), activation="relu")
     operands = cases.Inputs(np.asarray(first), kernel, None, None)
     assert oracle.relative_error(second, oracle.expected(then, operands)) <= tolerance
 
@@ -105,7 +110,7 @@ class End(NamedTuple):
     x: tuple[int, ...]
     channels: int
     averages: bool  # the pixels of the convolutions' result, or a row of all
-    features: tuple[int, ...]
+    out_channels: tuple[int, ...]
 
 
 ENDS = (
@@ -127,7 +132,7 @@ def check_end(end: End, zeros: int | str, dtype: str, precision: str) -> None:
     bias = jnp.full(end.channels, {0: 9.0, 80: -2.0, 100: -1e4}.get(zeros, 0.0))  # type: ignore[call-overload]
     if zeros == "not finite":
         bias = bias.at[1].set(jnp.nan).at[2].set(jnp.inf).at[5].set(-jnp.inf)
-    sizes = (end.channels if end.averages else end.x[1] * end.x[2] * end.channels, *end.features)
+    sizes = (end.channels if end.averages else end.x[1] * end.x[2] * end.channels, *end.out_channels)
     dense = [weights(3 + i, *pair) for i, pair in enumerate(itertools.pairwise(sizes))]
     operands = [value.astype(dtype) for value in (weights(0, *end.x), *kernels, bias, *dense)]
 
@@ -179,7 +184,7 @@ PAIRS = (
 
 def as_equation(case: Case, inputs: cases.Inputs, precision: str) -> tuple[Any, list[jax.Array]]:
     """The case's operation, then a 1x1 convolution of its result, as a fused chain and its operands."""
-    kernel = np.asarray(weights(7, 1, 1, case.features, 24)).astype(inputs.x.dtype)
+    kernel = np.asarray(weights(7, 1, 1, case.out_channels, 24)).astype(inputs.x.dtype)
     values = [None if v is None else jnp.asarray(v) for v in (*inputs, kernel)]
     (equation,) = equations(jsc.fuse(then_another(case, precision)), *values)
     present = [v for v in (inputs.x, inputs.kernel[None], inputs.bias, inputs.residual, kernel[None]) if v is not None]

@@ -44,10 +44,10 @@ def chain_of(case: Case, has_front: bool, precision: str = "highest") -> Callabl
 
 
 def as_equation(
-    case: Case, inputs: cases.Inputs, features: int, window: int, has_front: bool
+    case: Case, inputs: cases.Inputs, out_channels: int, window: int, has_front: bool
 ) -> tuple[Any, list[jax.Array]]:
     """The chain as a fused chain, and its operands."""
-    kernels = weights(5, 1, 1, case.x[3], case.x[3]), weights(7, window, window, case.features, features)
+    kernels = weights(5, 1, 1, case.x[3], case.x[3]), weights(7, window, window, case.out_channels, out_channels)
     given = [None if v is None else jnp.asarray(v) for v in (*inputs, *kernels)]
     function = chain_of(case, has_front)
     (equation,) = equations(jsc.fuse(function), *given)
@@ -60,13 +60,13 @@ def as_equation(
 def check(
     case: Case,
     inputs: cases.Inputs,
-    features: int = 24,
+    out_channels: int = 24,
     window: int = 1,
     has_front: bool = True,
     tile: chain_tiles.Tile | None = None,
 ) -> None:
     """With low parts in memory and without: each result the same bit by bit, and the case's as the oracle's."""
-    equation, operands = as_equation(case, inputs, features, window, has_front)
+    equation, operands = as_equation(case, inputs, out_channels, window, has_front)
     layers = list(equation.params["layers"])
     layers[-2] = dataclasses.replace(layers[-2], tile=tile)
     schedule = Schedule([v.aval for v in equation.invars], layers, equation.params["results"])

@@ -219,9 +219,9 @@ def test_counts_that_nothing_reads(implementation: str) -> None:
 # --- the model -------------------------------------------------------------------------------------------------------
 
 
-def workload(size: int, channels: int, features: int, exact: bool, kernel: int = 3) -> Workload:
+def workload(size: int, channels: int, out_channels: int, exact: bool, kernel: int = 3) -> Workload:
     padding = ((kernel // 2, kernel // 2),) * 2
-    shapes = ((1, size, size, channels), (1, kernel, kernel, channels, features))
+    shapes = ((1, size, size, channels), (1, kernel, kernel, channels, out_channels))
     return Workload("ecr", *shapes, geo.Geometry(padding=padding), "float32", exact)
 
 
@@ -232,8 +232,8 @@ def test_crossover_with_direct_on_an_h200(monkeypatch: pytest.MonkeyPatch) -> No
         assert 0.015 < choice.crossover_with_direct(workload(size, channels, channels, exact=True)) < 0.05
     for size, channels in ((28, 128), (14, 256), (7, 512), (56, 64)):
         assert choice.crossover_with_direct(workload(size, channels, channels, exact=True)) == 0
-    for size, channels, features, kernel in ((14, 256, 256, 3), (28, 512, 512, 3), (56, 256, 64, 1)):
-        assert choice.crossover_with_direct(workload(size, channels, features, False, kernel)) == 0
+    for size, channels, out_channels, kernel in ((14, 256, 256, 3), (28, 512, 512, 3), (56, 256, 64, 1)):
+        assert choice.crossover_with_direct(workload(size, channels, out_channels, False, kernel)) == 0
     on_a_gpu(monkeypatch, (9, 0), has_warpgroups=False)
     assert 0.1 < choice.crossover_with_direct(workload(14, 256, 256, exact=True)) < 0.5
     assert choice.crossover_with_direct(workload(14, 256, 256, exact=False)) < 0.15
@@ -267,13 +267,13 @@ def test_the_side_that_is_expected_is_the_faster(
     images: int,
     size: int,
     channels: int,
-    features: int,
+    out_channels: int,
     density: float,
     ecr: float,
     direct: float,
 ) -> None:
     on_a_gpu(monkeypatch, (9, 0), has_warpgroups=True)
-    one = workload(size, channels, features, exact=True)
+    one = workload(size, channels, out_channels, exact=True)
     below = choice.crossover_with_direct(dataclasses.replace(one, x_shape=(images, *one.x_shape[1:])))
     chosen = ecr if density <= below and below > 0 else direct
     assert chosen <= 1.03 * min(ecr, direct) + 2

@@ -28,7 +28,7 @@ CASES = (
     dataclasses.replace(AVERAGE, name="windows apart", x=(1, 11, 13, 16), window=(2, 3), window_strides=(3, 4)),
     dataclasses.replace(AVERAGE, name="no zeros", zeros=0.0),
     dataclasses.replace(AVERAGE, name="all zeros", zeros=1.0, bias=True),
-    dataclasses.replace(AVERAGE, name="a transition", x=(1, 28, 28, 128), features=64),
+    dataclasses.replace(AVERAGE, name="a transition", x=(1, 28, 28, 128), out_channels=64),
     dataclasses.replace(AVERAGE, name="no image", x=(0, 8, 8, 16)),
 )
 
@@ -36,7 +36,7 @@ CASES = (
 def _lowered(
     case: Case, implementation: str | None, dtype: Any = "float32", platform: str = PLATFORM, precision: Any = None
 ) -> str:
-    kernel = jax.ShapeDtypeStruct((*case.kernel, case.x[3] // case.groups, case.features), dtype)
+    kernel = jax.ShapeDtypeStruct((*case.kernel, case.x[3] // case.groups, case.out_channels), dtype)
     call = functools.partial(jsc.conv_pool, implementation=implementation, precision=precision, **case.arguments)
     traced = jax.jit(call).trace(jax.ShapeDtypeStruct(case.x, dtype), kernel)
     return str(traced.lower(lowering_platforms=(platform,)).as_text())
@@ -91,7 +91,7 @@ def test_on_gpus_where_it_was_measured(
     on_a_gpu(monkeypatch, capability, has_warpgroups=has_warpgroups)
     monkeypatch.setattr(_native, "why_missing", lambda *_: None)
     monkeypatch.setattr(_native, "workspace_bytes", lambda *_: 0)
-    case = dataclasses.replace(AVERAGE, x=(images, 28, 28, 128), features=64)
+    case = dataclasses.replace(AVERAGE, x=(images, 28, 28, 128), out_channels=64)
     with jax.enable_x64(dtype == "float64"):
         assert _pools_first(case, _lowered(case, None, dtype, "cuda", precision)) == first
 

@@ -100,7 +100,7 @@ def test_any_geometry(data: st.DataObject) -> None:
             data.draw(st.integers(1, 13)),
             groups * data.draw(st.integers(1, 40)),
         ),
-        features=groups * data.draw(st.integers(1, 40)),
+        out_channels=groups * data.draw(st.integers(1, 40)),
         kernel=(data.draw(st.integers(1, 5)), data.draw(st.integers(1, 5))),
         strides=(data.draw(small), data.draw(small)),
         padding=((data.draw(pads), data.draw(pads)), (data.draw(pads), data.draw(pads))),
@@ -130,7 +130,7 @@ def test_any_residual(data: st.DataObject) -> None:
     case = Case(
         name="drawn residual",
         x=(data.draw(st.integers(1, 3)), data.draw(st.integers(1, 11)), data.draw(st.integers(1, 11)), 19),
-        features=data.draw(st.integers(1, 70)),
+        out_channels=data.draw(st.integers(1, 70)),
         kernel=data.draw(st.sampled_from([(1, 1), (3, 3), (2, 4)])),
         bias=data.draw(st.booleans()),
         residual=True,

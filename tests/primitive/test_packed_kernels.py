@@ -47,20 +47,20 @@ def test_packed_arguments_against_float64(case: Case, pixels: str) -> None:
             assert not np.asarray(result).any()
 
 
-@pytest.mark.parametrize("features", [32, 520])  # one block of 128 reads its values from x, five read a copy
+@pytest.mark.parametrize("out_channels", [32, 520])  # one block of 128 reads its values from x, five read a copy
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_every_channel_is_found(features: int, dtype: str, pixels: str) -> None:
+def test_every_channel_is_found(out_channels: int, dtype: str, pixels: str) -> None:
     channels = 130  # more than two words have bits; each pixel has another one
     values = np.arange(1, channels + 1).astype(dtype)
     values[[3, 63, 64, 129]] = 1e-40, np.inf, -1e-40, np.nan
     values[5] = -0.0
-    kernel = np.random.default_rng(0).uniform(1, 2, (1, 1, channels, features)).astype(dtype)
+    kernel = np.random.default_rng(0).uniform(1, 2, (1, 1, channels, out_channels)).astype(dtype)
     x = np.diag(values).reshape(1, 10, 13, channels)
     with jax.enable_x64(dtype == "float64"):
         packed = jsc.pack(jnp.asarray(kernel))
         result = jax.jit(lambda x, kernel: jsc.conv(x, kernel, implementation="ecr"))(x, packed)
     assert result.dtype == dtype
-    np.testing.assert_array_equal(np.asarray(result)[0].reshape(channels, features), values[:, None] * kernel[0, 0])
+    np.testing.assert_array_equal(np.asarray(result)[0].reshape(channels, out_channels), values[:, None] * kernel[0, 0])
 
 
 @pytest.mark.parametrize("implementation", [None, "xla", "ecr", "coo", "direct", "adaptive"])

@@ -17,7 +17,7 @@ from jax_sparse_conv._src.problem import geometry as geo
 def test_sizes_are_those_of_lax(case: cases.Case) -> None:
     geometry = geo.resolve(
         case.x,
-        (*case.kernel, case.x[3] // case.groups, case.features),
+        (*case.kernel, case.x[3] // case.groups, case.out_channels),
         strides=case.strides,
         padding=case.padding,
         kernel_dilation=case.dilation,

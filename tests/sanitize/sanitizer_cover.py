@@ -45,7 +45,7 @@ SENT_LATE = (
     cases.Case("sent late", (4, 7, 7, 512), 512, bias=True, activation="relu"),
 )
 # A tile or a few of each kernel of dense blocks, with edges: racecheck needs seconds for each block of threads.
-SMALL_PAIRS = [pair for pair in PAIRS if pair[0].features < 512]
+SMALL_PAIRS = [pair for pair in PAIRS if pair[0].out_channels < 512]
 SMALL_BLOCKS = (
     Block("few", (1, 3, 5, 32), 2),
     Block("few, middle tiles", (1, 17, 15, 64), 2),
@@ -113,13 +113,13 @@ def check_teams(dtype: str) -> int:
 
 
 def check_dense(dtype: str) -> int:
-    for (rows, channels, features), zeros in cases.DENSE_CASES:
-        case = cases.Case("dense", (rows, 1, 1, channels), features, kernel=(1, 1), zeros=zeros)
+    for (rows, channels, out_channels), zeros in cases.DENSE_CASES:
+        case = cases.Case("dense", (rows, 1, 1, channels), out_channels, kernel=(1, 1), zeros=zeros)
         inputs = cases.inputs(case, jnp.dtype(dtype))
         x, kernel = jnp.asarray(inputs.x).reshape(rows, channels), jnp.asarray(inputs.kernel)[0, 0]
         result = jsc.dense(x, kernel, implementation="ecr")
-        wanted = oracle.expected(case, inputs).reshape(rows, features)
-        assert oracle.relative_error(result, wanted) <= TOLERANCE[dtype], (rows, channels, features)
+        wanted = oracle.expected(case, inputs).reshape(rows, out_channels)
+        assert oracle.relative_error(result, wanted) <= TOLERANCE[dtype], (rows, channels, out_channels)
     return len(cases.DENSE_CASES)
 
 
@@ -195,9 +195,9 @@ def check_low_parts(dtype: str) -> int:
     if dtype != "float32" or jax.default_backend() != "gpu":
         return 0
     chosen = [(case, 24, True) for case in TILED] + [(case, 24, False) for case in FIRST]
-    chosen += [(case, features, True) for case, features in SMALL_PAIRS]
-    for case, features, has_front in chosen:
-        check_split(case, cases.inputs(case), features, window=3 if has_front else 1, has_front=has_front)
+    chosen += [(case, out_channels, True) for case, out_channels in SMALL_PAIRS]
+    for case, out_channels, has_front in chosen:
+        check_split(case, cases.inputs(case), out_channels, window=3 if has_front else 1, has_front=has_front)
     return len(chosen)
 
 
@@ -215,9 +215,9 @@ def check_ends(dtype: str) -> int:
 def check_pairs(dtype: str, pairs: Sequence[tuple[Case, int]] = SMALL_PAIRS) -> int:
     """Two 1x1 layers in one kernel, where there is one."""
     kinds = [kind for kind in KINDS if kind[0] == dtype]
-    for case, features in pairs:
+    for case, out_channels in pairs:
         for _, precision in kinds:
-            check(case, dtype, precision, cases.inputs(case, jnp.dtype(dtype)), features)
+            check(case, dtype, precision, cases.inputs(case, jnp.dtype(dtype)), out_channels)
     return len(kinds) * len(pairs)
 
 
