@@ -260,7 +260,7 @@ def check_reads(schedule: Schedule, inside: bool) -> None:
 @pytest.mark.parametrize("takes", [None, 0, 2, 1])
 @pytest.mark.parametrize("seed", range(20))
 def test_places_and_order_of_chains_of_any_form(seed: int, takes: int | None) -> None:
-    """With pools that are not known to be taken, or known: none, those behind some numbers of features, or all.
+    """With pools that are not known to be taken, or known: none, those behind some numbers of output channels, or all.
 
     Layers of odd seeds are so wide that one kernel may run two.
     """

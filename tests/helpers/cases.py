@@ -155,7 +155,7 @@ LARGE_CASES = (
     Case("groups of 32, dilation 2", (2, 33, 31, 96), 192, groups=3, dilation=2, activation="relu", zeros=0.3),
     Case("groups of 80", (1, 30, 29, 160), 128, groups=2, bias=True, zeros=0.3),
     Case("groups of 80, many pixels", (3, 57, 55, 160), 128, groups=2, activation="relu", zeros=0.3),
-    Case("groups of 80, 256 features", (4, 56, 53, 160), 512, groups=2, bias=True, zeros=0.3),
+    Case("groups of 80, 256 output channels", (4, 56, 53, 160), 512, groups=2, bias=True, zeros=0.3),
     Case("54->90 61x59", (2, 61, 59, 54), 90, bias=True, residual=True, activation="relu", zeros=0.3),
     Case("128->2048 14x14", (1, 14, 14, 128), 2048, bias=True, zeros=0.3),
     Case("1x1 128->1024", (1, 28, 28, 128), 1024, kernel=(1, 1), zeros=0.3),

@@ -120,7 +120,7 @@ ENDS = (
     End("as ResNet's", (1, 7, 7, 64), 2048, True, (1000,)),
     End("many pixels", (1, 23, 19, 8), 520, True, (136,)),
     End("many channels", (1, 5, 3, 8), 4104, True, (1024,)),
-    End("many features", (1, 3, 3, 8), 1032, True, (2048,)),
+    End("many output channels", (1, 3, 3, 8), 1032, True, (2048,)),
     End("flat", (1, 7, 7, 8), 512, False, (4096, 1000)),
     End("flat, odd", (1, 3, 5, 8), 40, False, (1000, 24, 8)),
 )

@@ -40,5 +40,5 @@ TILE_CASES = (
     Case("pooled", (1, 28, 30, 64), 72, bias=True, activation="relu", pool="max"),
     Case("pooled, high", (1, 66, 18, 64), 72, bias=True, activation="relu", pool="max"),
     Case("wide pool", (1, 28, 30, 64), 72, activation="relu", pool="max", window=(3, 3), window_strides=(2, 2)),
-    Case("half a tile of filters", (1, 14, 14, 64), 192, bias=True, activation="relu"),
+    Case("half a tile of output channels", (1, 14, 14, 64), 192, bias=True, activation="relu"),
 )

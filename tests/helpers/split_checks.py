@@ -23,7 +23,7 @@ from jax_sparse_conv._src.fusion.schedule import Schedule
 TILED = (*TILE_CASES, Case("deep", (1, 7, 7, 520), 136, bias=True, residual=True, activation="relu"))
 FIRST = (
     Case("image", (2, 31, 29, 3), 64, kernel=(7, 7), strides=2, padding="SAME", bias=True, activation="relu"),
-    Case("image, odd filters", (1, 20, 20, 3), 36, bias=True, zeros=0.0),
+    Case("image, odd output channels", (1, 20, 20, 3), 36, bias=True, zeros=0.0),
     Case("stem", (1, 56, 54, 3), 64, kernel=(7, 7), strides=2, bias=True, activation="relu", pool="max",
          window=(3, 3), window_strides=(2, 2)),
 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cases import Case
 
 # Layers of few results, for which the warps of a GPU's block share the reduction axis: tiles of 16 x 8, 16 x 16 and
-# 32 x 16, each in all element types and precisions, with edges on every side; the last five of channels or features
+# 32 x 16, each in all element types and precisions, with edges on every side; the last five of input or output channels
 # that no 16 bytes divide.
 SMALL_CASES = (
     Case("480->64 7x7, 1x1", (1, 7, 7, 480), 64, kernel=(1, 1), bias=True, activation="relu", zeros=0.3),
@@ -17,7 +17,7 @@ SMALL_CASES = (
     Case("small, stride 2", (3, 15, 13, 48), 40, strides=2, bias=True, zeros=0.3),
     Case("small, dilation 2", (1, 13, 13, 32), 24, dilation=2, activation="relu", zeros=0.3),
     Case("small, groups", (2, 9, 9, 64), 96, groups=4, bias=True, zeros=0.3),
-    Case("small, groups of 104 features", (3, 7, 9, 256), 208, groups=2, bias=True, residual=True, zeros=0.3),
+    Case("small, groups of 104 output channels", (3, 7, 9, 256), 208, groups=2, bias=True, residual=True, zeros=0.3),
     Case("small, one step", (1, 1, 1, 8), 8, kernel=(1, 1), bias=True, zeros=0.0),
     Case("small, half a step", (1, 5, 6, 24), 56, kernel=(1, 1), zeros=0.3),
     Case("small, wide and negative padding", (2, 6, 5, 16), 24, padding=((-1, 5), (4, -2)), bias=True, zeros=0.3),
@@ -56,7 +56,7 @@ SLICE_CASES = (
 )
 
 # For the kernel of groups of few channels: tiles of part of an image and of several, groups that are no whole bundles,
-# units of channels in odd numbers, several tiles of features.
+# units of channels in odd numbers, several tiles of output channels.
 GROUP_CASES = (
     Case("groups of 16", (8, 28, 28, 128), 128, groups=8, bias=True, activation="relu", zeros=0.3),
     Case("groups of 24, 27x29", (3, 27, 29, 120), 120, groups=5, bias=True, zeros=0.3),

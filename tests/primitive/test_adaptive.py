@@ -242,7 +242,7 @@ def test_crossover_with_direct_on_an_h200(monkeypatch: pytest.MonkeyPatch) -> No
     assert choice.crossover_with_direct(workload(14, 256, 256, exact=True)) > 0.9
 
 
-# (images, size, channels, features, density, microseconds of "ecr" and "direct") on an H200 at HIGHEST, of
+# (images, size, channels, out_channels, density, microseconds of "ecr" and "direct") on an H200 at HIGHEST, of
 # benchmarks/results/paper/table3.json, fig12.json and size.json, "direct" of one image of h200_cusnn_layers_auto.json.
 MEASURED = [
     (1, 14, 256, 256, 0.18, 11.3, 7.7),
@@ -261,7 +261,7 @@ MEASURED = [
 ]
 
 
-@pytest.mark.parametrize(("images", "size", "channels", "features", "density", "ecr", "direct"), MEASURED)
+@pytest.mark.parametrize(("images", "size", "channels", "out_channels", "density", "ecr", "direct"), MEASURED)
 def test_the_side_that_is_expected_is_the_faster(
     monkeypatch: pytest.MonkeyPatch,
     images: int,
