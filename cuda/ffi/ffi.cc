@@ -349,7 +349,7 @@ nb::dict DeviceProperties(int device) {
   }
   const DeviceInfo& info = GetDeviceInfo(device);
   if (info.error) throw std::runtime_error("device " + std::to_string(device) + ": " + info.error);
-  properties["tensor_maps"] = info.tensor_maps ? 1 : 0;
+  properties["tensor_maps"] = info.tensor_maps;
   properties["clusters"] = nb::tuple(nb::cast(std::vector<int>(info.clusters, info.clusters + kMaxSplits + 1)));
   return properties;
 }
