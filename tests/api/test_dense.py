@@ -30,7 +30,7 @@ def check_dense(sizes: tuple[int, int, int], zeros: float, dtype: str) -> None:
     rows, channels, out_channels = sizes
     case = Case("dense", (rows, 1, 1, channels), out_channels, kernel=(1, 1), bias=True, activation="relu", zeros=zeros)
     inputs = cases.inputs(case, jnp.dtype(dtype))
-    x, kernel, bias = map(jnp.asarray, (inputs.x.reshape(rows, channels), inputs.kernel[0, 0], inputs.bias))
+    x, kernel, bias = map(cases.on_device, (inputs.x.reshape(rows, channels), inputs.kernel[0, 0], inputs.bias))
     poison((rows, out_channels), dtype)
     result = jsc.dense(x, kernel, bias, activation="relu", implementation="ecr")
     wanted = oracle.expected(case, inputs).reshape(rows, out_channels)

@@ -76,7 +76,7 @@ def test_a_pool_of_pairs_is_in_direct_on_hopper(case: Case) -> None:
     inputs = cases.inputs(case, jnp.dtype(jnp.bfloat16))
     layer = functools.partial(jsc.conv_pool, **case.arguments, implementation="direct", count_nonzeros=True)
     layer = jax.jit(layer)
-    operands = [None if v is None else jnp.asarray(v) for v in (inputs.x, inputs.kernel, inputs.bias)]
+    operands = [cases.on_device(v) for v in (inputs.x, inputs.kernel, inputs.bias)]
     assert "reduce-window" not in (layer.lower(*operands).compile().as_text() or "")
     y, counts = layer(*operands)
     rows = np.asarray(counts).sum(0)

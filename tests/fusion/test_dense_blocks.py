@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -125,7 +126,7 @@ def plain(x: Any, layers: Any, transition: Any = None) -> Any:
 
 def arrays(block: Block) -> tuple[jax.Array, list[DenseBlockLayer]]:
     x, layers = values(block, np.float32)
-    return jnp.asarray(x), jax.tree.map(jnp.asarray, layers)
+    return jax.tree.map(cases.on_device, (x, layers))
 
 
 def test_transformations() -> None:
@@ -147,7 +148,7 @@ def test_transformations() -> None:
 def test_transformations_of_a_transition() -> None:
     block = Block("small", (2, 6, 5, 32), 2)
     x, layers = arrays(block)
-    transition = jax.tree.map(jnp.asarray, transition_values(block, np.float32))
+    transition = jax.tree.map(cases.on_device, transition_values(block, np.float32))
     wanted = plain(x, layers, transition)
     assert wanted.shape == jax.eval_shape(bound, x, layers, transition).shape == (2, 3, 2, 48)
     np.testing.assert_allclose(jax.jit(bound)(x, layers, transition), wanted, rtol=1e-5, atol=1e-5)
@@ -204,7 +205,7 @@ def test_many_images_have_the_transition_behind_their_call(monkeypatch: pytest.M
     monkeypatch.setattr(Device, "of", classmethod(lambda cls, ordinal: Device(capability=(9, 0))))
     block = Block("many", (9, 6, 6, 64), 2)
     x, layers = arrays(block)
-    transition = jax.tree.map(jnp.asarray, transition_values(block, np.float32))
+    transition = jax.tree.map(cases.on_device, transition_values(block, np.float32))
     function = jax.jit(lambda x: jsc.dense_block(x, layers, transition=transition))
     calls = []
     for images in (9, 1):
@@ -303,5 +304,5 @@ def test_none_takes_the_kernel_and_vmap_keeps_one_call(gpu: jax.Device) -> None:
     many = jnp.concatenate([x * (1 + image) for image in range(9)])
     assert ("jsc_dense_block" in function.lower(many).as_text()) == dense_blocks._has_warpgroups()
     transition = transition_values(Block("small", (1, 14, 14, 64), 2), np.float32)
-    found = jsc.dense_block(many, layers, transition=jax.tree.map(jnp.asarray, transition), precision="highest")
+    found = jsc.dense_block(many, layers, transition=jax.tree.map(cases.on_device, transition), precision="highest")
     check_transition(np.asarray(found), np.asarray(plain(many, layers)), transition, 1e-5)

@@ -1,4 +1,4 @@
-"""Dense layers at the end of the fused chains that `jsc.fuse` makes: which rows they may read, and which stay outside."""
+"""Dense layers at the end of chains that `jsc.fuse` makes: which rows they may read, and which stay outside."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,7 +48,7 @@ def parameters(
     """x, layers and a transition, on the device."""
     x, layers = values(block, dtype, **sizes)
     transition = transition_values(block, dtype, growth=sizes.get("growth", 32))
-    found: tuple[Any, Any, Any] = jax.tree.map(jnp.asarray, (x, layers, transition))
+    found: tuple[Any, Any, Any] = jax.tree.map(cases.on_device, (x, layers, transition))
     return found
 
 

@@ -188,7 +188,7 @@ def test_far_windows_are_no_layers(kind: str) -> None:
 @pytest.mark.parametrize("most", [256, 4])
 @pytest.mark.parametrize("seed", range(6))
 def test_programs_of_any_form(seed: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Residuals, pools, depthwise layers and other operations between, fused chains that end early: the same results."""
+    """Residuals, pools, depthwise layers and other operations between, chains that end early: the same results."""
     monkeypatch.setattr(chain_rules, "MAX_LAYERS", most)
 
     def function(x: jax.Array) -> list[jax.Array]:

@@ -35,7 +35,7 @@ def adaptive(
     precision: Any = "highest",
 ) -> Any:
     """The case with a threshold of our own."""
-    x, kernel, bias, residual = (None if v is None else jnp.asarray(v) for v in inputs)
+    x, kernel, bias, residual = (cases.on_device(v) for v in inputs)
     arguments = dict(case.arguments)
     pool = {name: arguments.pop(name) for name in [*arguments] if name == "pool" or name.startswith("window")}
     activation = arguments.pop("activation")

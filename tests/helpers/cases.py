@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -314,6 +315,11 @@ def inputs(case: Case, dtype: Any = jnp.float32, seed: int = 0) -> Inputs:
         x, kernel = x * scale, kernel / scale[:, None]
     arrays = (x, kernel, bias, residual)
     return Inputs(*(None if a is None else a.astype(np.dtype(dtype)) for a in arrays))
+
+
+def on_device(value: Any) -> Any:
+    """A copy on the device, of None none; `jnp.asarray` would have XLA compile a program for each shape."""
+    return None if value is None else jax.device_put(np.array(value))
 
 
 def conv_shape(case: Case) -> tuple[int, int, int, int]:

@@ -57,7 +57,7 @@ def require_kernel(dtype: str) -> None:
 def poison(function: Callable[..., Any], *arguments: Any) -> None:
     """Leave NaN in freed memory of the results' and the workspace's sizes."""
     shapes = [leaf.shape for leaf in jax.tree.leaves(jax.eval_shape(function, *arguments))]
-    buffers = [jnp.full(shape, jnp.nan) for shape in [*shapes, (1 << 22,)] for _ in range(3)]
+    buffers = [jax.device_put(np.full(shape, np.nan, np.float32)) for shape in [*shapes, (1 << 22,)] for _ in range(3)]
     jax.block_until_ready(buffers)
     for buffer in buffers:
         buffer.delete()
@@ -79,7 +79,7 @@ def then_another(case: Case, precision: str) -> Callable[..., tuple[jax.Array, j
 def run_twice(case: Case, inputs: cases.Inputs, kernel: Any, precision: str) -> tuple[Any, Any]:
     """The case's operation and another convolution as one fused chain where the kernel takes both."""
 
-    operands = [None if v is None else jnp.asarray(v) for v in (*inputs, kernel)]
+    operands = [cases.on_device(v) for v in (*inputs, kernel)]
     fused = jax.jit(jsc.fuse(then_another(case, precision)))
     poison(fused, *operands)
     first = fused(*operands)
@@ -185,11 +185,11 @@ PAIRS = (
 def as_equation(case: Case, inputs: cases.Inputs, precision: str) -> tuple[Any, list[jax.Array]]:
     """The case's operation, then a 1x1 convolution of its result, as a fused chain and its operands."""
     kernel = np.asarray(weights(7, 1, 1, case.out_channels, 24)).astype(inputs.x.dtype)
-    values = [None if v is None else jnp.asarray(v) for v in (*inputs, kernel)]
+    values = [cases.on_device(v) for v in (*inputs, kernel)]
     (equation,) = equations(jsc.fuse(then_another(case, precision)), *values)
     present = [v for v in (inputs.x, inputs.kernel[None], inputs.bias, inputs.residual, kernel[None]) if v is not None]
     shapes = [v.aval.shape for v in equation.invars]
-    return equation, [jnp.asarray(v).reshape(shape) for v, shape in zip(present, shapes, strict=True)]
+    return equation, [cases.on_device(np.reshape(v, shape)) for v, shape in zip(present, shapes, strict=True)]
 
 
 def call_of(equation: Any, schedule: Schedule, **changed: np.ndarray) -> Callable[..., Any]:

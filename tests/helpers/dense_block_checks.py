@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import cases
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -31,10 +31,10 @@ def run(x: Any, layers: list[DenseBlockLayer], precision: str, transition: Dense
     """The kernel's result, of memory that held NaN before; twice the same."""
     options: Any = {"precision": precision, "implementation": "fused"}
     function = jax.jit(lambda x, layers, behind: jsc.dense_block(x, layers, transition=behind, **options))
-    operands = jax.tree.map(jnp.asarray, (x, layers, transition))
+    operands = jax.tree.map(cases.on_device, (x, layers, transition))
     assert "jsc_dense_block" in function.lower(*operands).as_text()
     shape = jax.eval_shape(function, *operands)
-    buffers = [jnp.full(shape.shape, jnp.nan, shape.dtype) for _ in range(3)]
+    buffers = [jax.device_put(np.full(shape.shape, np.nan, shape.dtype)) for _ in range(3)]
     jax.block_until_ready(buffers)
     for buffer in buffers:
         buffer.delete()

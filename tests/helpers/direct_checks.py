@@ -41,8 +41,8 @@ def check_stacks(case: Case, value: float | None, dtype: str, precision: str | N
     inputs = [cases.inputs(case, jnp.dtype(dtype), seed) for seed in range(3)]
     if value is not None:
         inputs[1].x[-1, -1, 0, 2] = value
-    stacked = [[jnp.asarray(v) for v in each if v is not None] for each in zip(*inputs, strict=True)]
-    x, kernel, bias, *residual = (jnp.stack(each) for each in stacked if each)
+    stacked = [[v for v in each if v is not None] for each in zip(*inputs, strict=True)]
+    x, kernel, bias, *residual = (cases.on_device(np.stack(each)) for each in stacked if each)
     layer = functools.partial(jsc.conv, **case.arguments, precision=precision, implementation="direct")
     result = jax.vmap(lambda x, kernel, bias, *rest: layer(x, kernel, bias, residual=next(iter(rest), None)))(
         x, kernel, bias, *residual
@@ -54,7 +54,7 @@ def check_stacks(case: Case, value: float | None, dtype: str, precision: str | N
 def check_counts(case: Case, dtype: str, precision: str | None) -> None:
     """The counts of a call are of what it makes, which is what it makes without them."""
     require("direct", dtype)
-    x, kernel, bias, residual = (None if v is None else jnp.asarray(v) for v in cases.inputs(case, jnp.dtype(dtype)))
+    x, kernel, bias, residual = (cases.on_device(v) for v in cases.inputs(case, jnp.dtype(dtype)))
     layer = functools.partial(jsc.conv, **case.arguments, precision=precision, implementation="direct")
     y, counts = layer(x, kernel, bias, residual=residual, count_nonzeros=True)
     np.testing.assert_array_equal(np.asarray(layer(x, kernel, bias, residual=residual)), np.asarray(y))

@@ -21,7 +21,7 @@ TF32 = 5e-4
 
 def poison(shape: tuple[int, ...], dtype: Any) -> None:
     """Leave NaN in freed memory of the result's size, so that an element nobody writes is seen."""
-    buffers = [jnp.full(shape, jnp.nan, dtype) for _ in range(4)]
+    buffers = [jax.device_put(np.full(shape, np.nan, dtype)) for _ in range(4)]
     jax.block_until_ready(buffers)
     for buffer in buffers:
         buffer.delete()
@@ -33,7 +33,7 @@ def result_shape(case: Case, *operands: jax.ShapeDtypeStruct | None) -> tuple[in
 
 
 def run(case: Case, inputs: cases.Inputs, implementation: str | None, precision: Any = "highest") -> jax.Array:
-    x, kernel, bias, residual = (None if v is None else jnp.asarray(v) for v in inputs)
+    x, kernel, bias, residual = (cases.on_device(v) for v in inputs)
     kinds = [None if v is None else jax.ShapeDtypeStruct(v.shape, v.dtype) for v in (x, kernel, bias, residual)]
     poison(result_shape(case, *kinds), x.dtype)
     return call(case, x, kernel, bias, residual, implementation, precision)

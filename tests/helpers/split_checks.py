@@ -8,7 +8,6 @@ from typing import Any
 
 import cases
 import jax
-import jax.numpy as jnp
 import numpy as np
 import oracle
 from cases import Case
@@ -48,13 +47,15 @@ def as_equation(
 ) -> tuple[Any, list[jax.Array]]:
     """The chain as a fused chain, and its operands."""
     kernels = weights(5, 1, 1, case.x[3], case.x[3]), weights(7, window, window, case.out_channels, out_channels)
-    given = [None if v is None else jnp.asarray(v) for v in (*inputs, *kernels)]
+    given = [cases.on_device(v) for v in (*inputs, *kernels)]
     function = chain_of(case, has_front)
     (equation,) = equations(jsc.fuse(function), *given)
     front, behind = (kernel[None] for kernel in kernels)
     order = (inputs.x, front if has_front else None, inputs.kernel[None], inputs.bias, inputs.residual, behind)
     present = [v for v in order if v is not None]
-    return equation, [jnp.asarray(v).reshape(of.aval.shape) for v, of in zip(present, equation.invars, strict=True)]
+    return equation, [
+        cases.on_device(np.reshape(v, of.aval.shape)) for v, of in zip(present, equation.invars, strict=True)
+    ]
 
 
 def check(

@@ -25,7 +25,7 @@ from jax_sparse_conv._src.problem.workload import Workload
 
 
 def one_side(case: Case, inputs: cases.Inputs, side: str, precision: Any = "highest") -> np.ndarray:
-    operands = (None if v is None else jnp.asarray(v) for v in inputs)
+    operands = (cases.on_device(v) for v in inputs)
     dense = "xla" if PLATFORM == "cpu" else "direct"
     sparse = "pecr" if case.pool and PLATFORM == "cpu" else "ecr"  # on a GPU the pool is XLA's on either side
     return np.asarray(call(case, *operands, sparse if side == "sparse" else dense, precision))

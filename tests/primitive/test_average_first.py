@@ -17,8 +17,7 @@ from kernel_checks import TOLERANCE, run
 from platforms import PLATFORM, on_a_gpu
 
 import jax_sparse_conv as jsc
-from jax_sparse_conv._src import _native
-from jax_sparse_conv._src.dispatch import direct_choice
+from jax_sparse_conv._src import _native, devices
 
 AVERAGE = Case("average", (2, 9, 7, 40), 24, kernel=(1, 1), pool="avg", window=(2, 2))
 CASES = (
@@ -44,7 +43,7 @@ def _lowered(
 
 def _is_first(dtype: str) -> bool:
     """Whether it is on this machine, of fewer than eight images."""
-    return PLATFORM == "cpu" or (dtype == "float32" and direct_choice.has_warpgroups())
+    return PLATFORM == "cpu" or (dtype == "float32" and devices.current().has_warpgroups)
 
 
 def _pools_first(case: Case, text: str) -> bool:
@@ -130,7 +129,7 @@ def test_given_counts_are_of_the_whole_map() -> None:
 def test_counts_of_the_result_are_its_own() -> None:
     inputs = cases.inputs(AVERAGE)
     inputs.x[0] = 0
-    x, kernel = jnp.asarray(inputs.x), jnp.asarray(inputs.kernel)
+    x, kernel = cases.on_device(inputs.x), cases.on_device(inputs.kernel)
     result, counts = jsc.conv_pool(x, kernel, precision="highest", count_nonzeros=True, **AVERAGE.arguments)
     wanted = jsc.conv_pool(x, kernel, precision="highest", implementation="xla", **AVERAGE.arguments)
     np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-5)
@@ -147,7 +146,7 @@ def test_values_that_are_not_finite(value: float) -> None:
 
 def test_packed_kernels_derivatives_and_vmap() -> None:
     inputs = cases.inputs(AVERAGE)
-    x, kernel = jnp.asarray(inputs.x), jnp.asarray(inputs.kernel)
+    x, kernel = cases.on_device(inputs.x), cases.on_device(inputs.kernel)
     call = functools.partial(jsc.conv_pool, precision="highest", **AVERAGE.arguments)
     wanted = call(x, kernel, implementation="xla")
     np.testing.assert_allclose(call(x, jsc.pack(kernel)), wanted, rtol=1e-5, atol=1e-5)
@@ -169,7 +168,7 @@ def test_packed_kernels_derivatives_and_vmap() -> None:
 
 def test_exported_for_any_number_of_images() -> None:
     inputs = cases.inputs(AVERAGE)
-    x, kernel = jnp.asarray(inputs.x), jnp.asarray(inputs.kernel)
+    x, kernel = cases.on_device(inputs.x), cases.on_device(inputs.kernel)
     unknown = jax.ShapeDtypeStruct(jax.export.symbolic_shape("n,9,7,40"), x.dtype)
     call = jax.jit(functools.partial(jsc.conv_pool, precision="highest", **AVERAGE.arguments))
     allowed = [jax.export.DisabledSafetyCheck.custom_call(name) for name in ("jsc_ecr", "jsc_pecr")]

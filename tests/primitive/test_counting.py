@@ -24,7 +24,7 @@ CONV = Case("counted conv", (2, 9, 9, 40), 48, bias=True, residual=True, activat
 def counted_call(
     case: Case, inputs: cases.Inputs, implementation: str | None, precision: str | None = "highest"
 ) -> Any:
-    x, kernel, bias, residual = (None if v is None else jnp.asarray(v) for v in inputs)
+    x, kernel, bias, residual = (cases.on_device(v) for v in inputs)
     poison((sampling.PARTS, 2), jnp.float32)
     chosen = {"implementation": implementation, "precision": precision, "count_nonzeros": True}
     if case.pool is None:
@@ -70,7 +70,7 @@ def test_counts_of_a_result_of_few_elements_are_complete(implementation: str | N
 def test_counts_are_those_of_a_kernel_where_there_is_one(gpu: jax.Device) -> None:
     """One custom call, nothing besides."""
     inputs = cases.inputs(CONV)
-    x, kernel = jnp.asarray(inputs.x), jnp.asarray(inputs.kernel)
+    x, kernel = cases.on_device(inputs.x), cases.on_device(inputs.kernel)
     for name in ("ecr", "direct"):
         text = jax.jit(functools.partial(jsc.conv, implementation=name, count_nonzeros=True)).lower(x, kernel)
         assert "fusion" not in (text.compile().as_text() or "")

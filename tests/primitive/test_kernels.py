@@ -237,7 +237,7 @@ def test_every_instruction_set(cpu_isa: str, cpu_loop: str) -> None:
             assert error <= TOLERANCE[dtype], (case, dtype)
         case = Case("dense", (3, 1, 1, 517), 131, kernel=(1, 1), bias=True, zeros=0.8)
         inputs, wanted = inputs_and_result(case, dtype)
-        x, kernel, bias = (jnp.asarray(v) for v in (inputs.x[:, 0, 0], inputs.kernel[0, 0], inputs.bias))
+        x, kernel, bias = (cases.on_device(v) for v in (inputs.x[:, 0, 0], inputs.kernel[0, 0], inputs.bias))
         result = jsc.dense(x, kernel, bias, implementation="ecr")
         assert oracle.relative_error(result, wanted[:, 0, 0]) <= TOLERANCE[dtype]
 

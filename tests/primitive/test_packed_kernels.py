@@ -57,7 +57,7 @@ def test_every_channel_is_found(out_channels: int, dtype: str, pixels: str) -> N
     kernel = np.random.default_rng(0).uniform(1, 2, (1, 1, channels, out_channels)).astype(dtype)
     x = np.diag(values).reshape(1, 10, 13, channels)
     with jax.enable_x64(dtype == "float64"):
-        packed = jsc.pack(jnp.asarray(kernel))
+        packed = jsc.pack(cases.on_device(kernel))
         result = jax.jit(lambda x, kernel: jsc.conv(x, kernel, implementation="ecr"))(x, packed)
     assert result.dtype == dtype
     np.testing.assert_array_equal(np.asarray(result)[0].reshape(channels, out_channels), values[:, None] * kernel[0, 0])
@@ -71,7 +71,7 @@ def test_every_implementation_takes_a_packed_kernel(implementation: str | None) 
 
 
 def test_a_packed_kernel_stands_for_its_kernel() -> None:
-    kernel = jnp.asarray(cases.inputs(CASE).kernel)
+    kernel = cases.on_device(cases.inputs(CASE).kernel)
     packed = jsc.pack(kernel)
     assert (packed.shape, packed.dtype, packed.ndim, packed.size) == (kernel.shape, kernel.dtype, 4, kernel.size)
     assert packed.packed is not None

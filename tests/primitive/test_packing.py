@@ -43,7 +43,7 @@ LAYERS = [
 
 def constants(case: Case, inputs: cases.Inputs, implementation: str | None = None) -> Any:
     """The case as a jitted function of x alone."""
-    kernel, bias, residual = (None if v is None else jnp.asarray(v) for v in inputs[1:])
+    kernel, bias, residual = (cases.on_device(v) for v in inputs[1:])
     named = implementation or ("ecr" if case.pool is None else "pecr")
     return jax.jit(lambda x: call(case, x, kernel, bias, residual, named))
 
@@ -115,7 +115,7 @@ def test_new_weights_in_the_same_layer() -> None:
 def test_transformations_of_a_packed_call(pixels: str) -> None:
     case = Case("bare", (2, 8, 8, 24), 32)
     inputs = cases.inputs(case)
-    kernel = jnp.asarray(inputs.kernel)
+    kernel = cases.on_device(inputs.kernel)
 
     def one(x: jax.Array) -> jax.Array:
         return jsc.conv(x[None], kernel, implementation="ecr")[0]

@@ -61,7 +61,7 @@ def check_runs(dtype: str) -> int:
     chosen = [(case, name) for case, name in cases.runs() if not (name == "adaptive" and case.pool)]
     for case, implementation in chosen:
         inputs = cases.inputs(case, jnp.dtype(dtype))
-        operands = [None if v is None else jnp.asarray(v) for v in inputs]
+        operands = [cases.on_device(v) for v in inputs]
         # Counts from the host: the sanitizer does not see what XLA's kernels write, and XLA counts without them.
         counts = jnp.asarray(SPARSE, jnp.int32) if implementation == "adaptive" else None
         result = call(case, *operands, implementation, nonzeros=counts)
@@ -77,7 +77,7 @@ def check_large(dtype: str) -> int:
         inputs = cases.inputs(case, jnp.dtype(dtype))
         wanted = oracle.expected(case, inputs)
         for _, precision, tolerance in kinds:
-            result = call(case, *(None if v is None else jnp.asarray(v) for v in inputs), "direct", precision)
+            result = call(case, *(cases.on_device(v) for v in inputs), "direct", precision)
             assert oracle.relative_error(result, wanted) <= tolerance, (case.name, precision)
     return len(kinds) * (len(cases.LARGE_CASES) + len(cases.LARGE_POOL_CASES))
 
@@ -96,7 +96,7 @@ def check_small(dtype: str) -> int:
             inputs.x[-1, -1, 0, 3] = value
             wanted = oracle.expected(case, inputs)
             for _, precision, tolerance in kinds:
-                result = call(case, *(None if v is None else jnp.asarray(v) for v in inputs), "direct", precision)
+                result = call(case, *(cases.on_device(v) for v in inputs), "direct", precision)
                 assert oracle.relative_error(result, wanted) <= tolerance, (case.name, precision)
     return 2 * len(kinds) * len(of_dtype)
 
@@ -107,7 +107,7 @@ def check_teams(dtype: str) -> int:
         return 0
     for case in tile_cases.TF32_TEAM_CASES:
         inputs = cases.inputs(case)
-        result = call(case, *(None if v is None else jnp.asarray(v) for v in inputs), "direct", None)
+        result = call(case, *(cases.on_device(v) for v in inputs), "direct", None)
         assert oracle.relative_error(result, oracle.expected(case, inputs)) <= TF32, case.name
     return len(tile_cases.TF32_TEAM_CASES)
 
@@ -156,7 +156,7 @@ def check_non_finite(dtype: str) -> int:
     for case in chosen:
         inputs = cases.inputs(case, jnp.dtype(dtype))
         inputs.x[0, 3, 3, 3], inputs.x[0, 1, 2, 5] = np.inf, np.nan
-        result = call(case, *(None if v is None else jnp.asarray(v) for v in inputs), "direct")
+        result = call(case, *(cases.on_device(v) for v in inputs), "direct")
         assert oracle.relative_error(result, oracle.expected(case, inputs)) <= TOLERANCE[dtype], case.name
     return len(chosen)
 
