@@ -92,7 +92,7 @@ def _is_plain(conv: SparseConv, dtype: Any) -> bool:
 def _joined(
     block: Sequence[DenseLayer], behind: Transition | None, packed: PackedDenseBlock | None, x: jax.Array
 ) -> tuple[jax.Array, bool] | None:
-    """The result of a block as one call and whether the transition behind it is in there, or None: one by one then."""
+    """A block as one call: its result, and whether that includes the transition. None: its layers run one by one."""
     if layer_calls.are_observed() or not dense_blocks.is_available(x.dtype):
         return None
     if not _may_join(block, x.dtype):
@@ -115,7 +115,7 @@ def _may_join(block: Sequence[DenseLayer], dtype: Any) -> bool:
 def _choices(
     block: Sequence[DenseLayer], behind: Transition | None, packed: PackedDenseBlock | None, dtype: Any
 ) -> Iterator[tuple[Sequence[DenseBlockLayer] | PackedDenseBlock, DenseTransition | None, bool]]:
-    """Layers and transition for `dense_block`, the whole first, and whether it is the whole."""
+    """(layers, transition, whether that is all) for `dense_block`, all of it first."""
     if packed is not None:
         if behind is not None and packed.sizes.features is not None:
             yield packed, None, True

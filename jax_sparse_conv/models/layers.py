@@ -21,7 +21,7 @@ from jax_sparse_conv.nnx.models import check_module
 
 # Called before every layer with its name, the layer, its input and its residual.
 BeforeLayer: TypeAlias = Callable[[str, Layer, jax.Array, jax.Array | None], None]
-# Where a network does not flatten it into a layer of its own: the feature map after the last convolution.
+# The name of the feature map after the last convolution, in networks that average it.
 LAST = "features"
 
 

@@ -224,7 +224,7 @@ def _on_platforms(method: str, native: Callable[..., Any], fallback: Callable[..
 
 
 def _result(shape: tuple[int, ...], dtype: Any, like: jax.Array) -> jax.ShapeDtypeStruct:
-    """Of a native call; under `shard_map` it varies over devices as `like` does, which takes its mesh to say."""
+    """The type of a native call's result. Under `shard_map` it varies over devices as `like` does."""
     of = jax.typeof(like)
     if not of.mat.varying:
         return jax.ShapeDtypeStruct(shape, dtype)

@@ -32,7 +32,7 @@ jax_internals.needs_devices(fused_chain_p)
 
 
 def separate(*operands: jax.Array, layers: Sequence[Layer], results: Sequence[int]) -> list[jax.Array]:
-    """The fused chain's meaning: its layers one by one."""
+    """What a fused chain means: its layers one by one."""
     made: dict[int, jax.Array] = {}
     for index, layer in enumerate(layers):
         made[index] = _one(operands, made, layer)
@@ -219,7 +219,7 @@ def _jvp(
 def _transpose(
     cotangents: Sequence[Any], *values: Any, layers: tuple[Layer, ...], results: tuple[int, ...], chosen: bool
 ) -> list[Any]:
-    """Of a fused chain that is linear in what is missing: layer by layer."""
+    """The transpose of a chain that is linear in its missing operands: layer by layer."""
     del chosen
     return differentiation.transposed(functools.partial(separate, layers=layers, results=results), cotangents, values)
 

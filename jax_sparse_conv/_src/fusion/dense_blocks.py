@@ -38,7 +38,8 @@ IMPLEMENTATIONS = ("xla", "fused")
 # Images of a batch up to which `implementation=None` runs a block by the kernels for few images. It counts where there
 # are no kernels for many. By TF32, HIGHEST and 16 bits.
 _MOST_IMAGES, _MOST_IMAGES_EXACT, _MOST_IMAGES_16BIT = 8, 2, 4
-# Images, or pixels of all of two or more, from which the kernels for many are faster also where those for few would do.
+# From so many images, or of two or more images from so many pixels, the kernels for many images are faster. That holds
+# even where those for few images would do.
 _MANY_IMAGES, _MANY_PIXELS = 8, 700
 
 _GROWTH, _MIDDLE, _CHANNELS = 32, 128, 32  # kGrowth, kMiddle, kDenseChannels

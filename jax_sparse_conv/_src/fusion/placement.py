@@ -11,9 +11,9 @@ class Span:
     """An array to be placed.
 
     Attributes:
-      first: step from which on it is needed.
+      first: the first step that needs it.
       last: the last step that needs it.
-      size: in whatever unit the places are to be.
+      size: in the unit of the places.
     """
 
     first: int
@@ -35,7 +35,7 @@ def place(spans: Sequence[Span]) -> list[int]:
 
 
 def size_of(spans: Sequence[Span], places: Sequence[int]) -> int:
-    """What arrays in these places take."""
+    """What arrays in these places take together."""
     return max((at + span.size for at, span in zip(places, spans, strict=True)), default=0)
 
 

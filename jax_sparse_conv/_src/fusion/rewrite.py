@@ -75,7 +75,7 @@ def fuse(function: _Function) -> _Function:
 
 
 def fuse_where_faster(function: _Function) -> _Function:
-    """As `fuse`, of the layers under `implementation=None` only, and only on devices where that is expected to pay."""
+    """As `fuse`, but only of layers under `implementation=None`, and only on devices where it is expected to pay."""
     return _fused(function, chosen=True)
 
 
@@ -237,7 +237,7 @@ class _Run:
         return _Row(number, averages, () if is_shared else tuple(between))
 
     def _may_be_held(self, equation: Equation) -> bool:
-        """Whether nothing reads a layer's result until the next fused chain, and what it reads is smaller.
+        """Whether nothing reads a layer's result until the next chain, and what it reads is smaller.
 
         An example is a projection whose block goes on in a layer that no chain takes. There the result would wait.
         """
@@ -249,7 +249,7 @@ class _Run:
         return sum(kept) < _bytes(equation.equation.outvars[0].aval)
 
     def _is_kept(self, number: int) -> bool:
-        """Whether a value stays whatever becomes of the layers that are open."""
+        """Whether a value stays in memory, whatever becomes of the open layers."""
         return number in self._given or self._needed[number] >= self._position
 
     def _fits(self, equation: Equation) -> bool:
@@ -314,9 +314,10 @@ class _Run:
 
 
 def _form_of(between: Sequence[Equation], source: Any, known: Mapping[int, Any]) -> str | None:
-    """Whether equations take a map [N, H, W, C] as a row ("flat") or average it, as `jnp.mean` does or scaled first.
+    """How equations make a row of a map [N, H, W, C]: "flat", "average", or None for neither.
 
-    The latter is `reference.average_of_pixels`. Maps of 16 bits are summed in float32, and converted back.
+    An average is that of `jnp.mean`, or scaled first as in `reference.average_of_pixels`. Maps of 16 bits are summed in
+    float32, and converted back.
     """
     core = [each.equation for each in between if not _is_plain_reshape(each.equation)]
     if not core:

@@ -80,7 +80,7 @@ class ConvPoolLayer(ConvLayer, Protocol):
 
 
 class Counts(NamedTuple):
-    """What a call knows of the zeros of its input, and whether it is to tell of its result's.
+    """What a call knows of its input's zeros, and whether it returns counts of its result.
 
     Attributes:
       nonzeros: of the input, as `jax_sparse_conv.conv` takes them, or None.
@@ -186,7 +186,7 @@ def conv(
 
 
 def bare_conv(layer: ConvLayer, x: jax.Array, kernel: Kernel, bias: jax.Array | None) -> jax.Array:
-    """The convolution and its bias alone, for a layer between which and its activation something else comes."""
+    """The convolution and its bias alone, for a layer with something between these and its activation."""
     return _run(layer, "conv", (x, kernel, bias, None), conv_arguments(layer) | {"activation": None})[0]
 
 

@@ -126,9 +126,9 @@ def as_split(value: jax.Array, like: jax.Array) -> jax.Array:
 
 
 def rows_of(x: jax.Array) -> jax.Array:
-    """x [..., C] as maps of one pixel, [rows, 1, 1, C]: of leading axes that are split nothing moves, C becomes whole.
+    """x [..., C] as maps of one pixel, [rows, 1, 1, C]. Split leading axes stay where they are; C becomes whole.
 
-    Every device's rows lie together, so where several axes are split the rows' order is one that `of_rows` knows.
+    Every device's rows lie together. Where several axes are split, `of_rows` knows the rows' order.
     """
     shape = (math.prod(x.shape[:-1]), 1, 1, x.shape[-1])
     if not is_split(x):
@@ -184,7 +184,7 @@ def _type(array: Any) -> Any:
 
 
 def _check_reduced(name: str, array: Any) -> None:
-    """Raise for parts of sums, which add up before a convolution and not behind a ReLU, and for their duals."""
+    """Raise for an array that holds parts of open sums, or is marked as reduced: sums end before a ReLU."""
     spec = _given(array)
     if spec.unreduced or spec.reduced:
         raise ValueError(

@@ -83,8 +83,8 @@ def pool(y: jax.Array, spec: Pool | None) -> jax.Array:
 def average_of_pixels(x: jax.Array) -> jax.Array:
     """x [N, H, W, C] -> [N, C], summed in float32 at least.
 
-    Scaled first: XLA puts that into the sum's kernel on a GPU, where `jnp.mean` has another one that divides behind it.
-    `jsc.fuse` knows it so.
+    Scaled first: on a GPU XLA fuses the scaling into the sum's kernel, and `jnp.mean` divides in a kernel of its own.
+    `jsc.fuse` recognises this form.
     """
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     return jnp.sum(wide * (1 / (x.shape[1] * x.shape[2])), axis=(1, 2)).astype(x.dtype)

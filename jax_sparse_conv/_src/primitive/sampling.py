@@ -33,7 +33,7 @@ def all_nonzeros(x: jax.Array) -> jax.Array:
 
 
 def is_at_most(nonzeros: jax.Array, density: float) -> jax.Array:
-    """Whether counts [parts, 2] say so, as cuda/core/density.cuh decides it; true of nothing."""
+    """Whether counts [parts, 2] say so, as cuda/core/density.cuh decides it; true for an empty map."""
     total = jnp.sum(nonzeros, 0, dtype=jnp.float32)
     return total[0] <= jnp.float32(density) * total[1]
 
