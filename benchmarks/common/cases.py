@@ -131,7 +131,7 @@ DIRECT = tuple(
 )
 
 # 3x3 layers of the networks that cuSNN (Xiang et al. 2022, section 4) was measured on, with the densities that its own
-# kernels were timed at here (benchmarks/NOTES.md), and their real maps.
+# kernels were timed at here, and their real maps.
 CUSNN = tuple(
     dataclasses.replace(layer, zeros=(50, 70, 85, 95), implementation="coo")
     for layer in (
@@ -157,7 +157,7 @@ POOL = tuple(
     )
 )
 
-# What the CPU kernels are measured on (benchmarks/cpu.py): CPU, and what else they do.
+# What the CPU kernels are measured on (the suite cpu): CPU, and what else they do.
 CPU_KERNELS = (
     *(dataclasses.replace(layer, maps=None) for layer in CPU),
     *MAPS,

@@ -1,6 +1,6 @@
 """cuSNN (Xiang et al. 2022): the cost model (Figs. 8 and 9), layers against the zeros and the batch (Figs. 10 and 11).
 
-The cost model's search is `benchmarks/cost_model.py`'s; whole networks and energy (Figs. 12 and 13) are in `whole`.
+The cost model's search is `suites/cost_model.py`'s; whole networks and energy (Figs. 12 and 13) are in `whole`.
 """
 
 from __future__ import annotations

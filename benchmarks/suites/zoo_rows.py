@@ -67,7 +67,7 @@ def _field(details: str, name: str) -> str:
 
 
 def read(paths: Sequence[Path]) -> list[tables.Row]:
-    """The rows of files, of those of a call and zeros the newest; one that failed does not replace one that was timed."""
+    """The rows of files, of those of a call and zeros the newest; one that failed does not replace a timed one."""
     rows: dict[tuple[Any, ...], tables.Row] = {}
     for row in sorted((row for path in paths for row in of_file(path)), key=lambda row: row["date"]):
         if "ratio" in row or row["implementation"] == "xla" or "ratio" not in rows.get(key(row), {}):

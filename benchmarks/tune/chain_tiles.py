@@ -139,7 +139,7 @@ def _measured(options: argparse.Namespace, arguments: Sequence[str]) -> dict[str
 
 def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """What processes found: a content for every run of a file of results."""
-    contents = []
+    contents: list[dict[str, Any]] = []
     for path in paths:
         content = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(content, dict) and content.get("suite") == _SUITE:
