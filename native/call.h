@@ -60,8 +60,8 @@ struct ConvCall {
 // Output channels of one block of a packed kernel.
 int64_t PackedBlock(const ConvArgs& args);
 
-// `optional` holds bias, residual and packed kernel, each only where its attribute says so. Attributes (all int64,
-// numpy arrays or scalars on the Python side): stride[2], padding[4] as low, high of H, then of W, dilation[2], groups,
+// `optional` holds bias, residual and packed kernel, each only where its attribute says so. Attributes are int64, numpy
+// arrays or scalars on the Python side: stride[2], padding[4] as low, high of H, then of W, dilation[2], groups,
 // has_bias, has_residual, has_packed, may_be_dense, activation, pool, window[2], window_stride[2], window_padding[4],
 // precision.
 ffi::ErrorOr<ConvCall> MakeConvCall(ffi::AnyBuffer x, ffi::AnyBuffer kernel, ffi::RemainingArgs optional,

@@ -21,8 +21,8 @@ struct CooVariant {
 
   constexpr int taps() const { return kernel * kernel; }
   constexpr int pixels() const { return height * width; }
-  // Sums and weights that a thread keeps, and what its registers leave room for: warps of a block, at most, and blocks
-  // of that many warps on an SM with 65536 registers.
+  // Sums and weights that a thread keeps, and what its registers leave room for on an SM with 65536 of them: most warps
+  // of a block, and blocks of that many warps.
   constexpr int words() const { return (pixels() + taps()) * out_channels; }
   constexpr int max_warps() const { return words() <= 112 ? 8 : 4; }
   constexpr int min_blocks() const { return words() <= 60 ? 3 : words() <= 112 ? 2 : words() <= 124 ? 3 : 2; }

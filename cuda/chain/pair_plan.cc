@@ -8,15 +8,14 @@
 namespace jsc {
 namespace {
 
-constexpr int64_t kRooms[] = {
-    32, 56};  // for pixels, that kernels are compiled for; 112 lost (docs/design/kernels/chain.md)
+constexpr int64_t kRooms[] = {32, 56};  // for pixels, that kernels are compiled for; 112 lost
 constexpr int64_t kOutChannels = kPairOutChannels, kSlotBytes = kOutChannels * kRowBytes, kLeastSlots = 3;
 
 }  // namespace
 
 PairPlan ChoosePairPlan(const PairShape& shape, int element_bytes, bool tf32x3, const DeviceInfo& device) {
   const int64_t step_channels = kRowBytes / element_bytes,
-                copies = tf32x3 ? 2 : 1;  // of pixels: low parts beside the large
+                copies = tf32x3 ? 2 : 1;  // of pixels: low parts beside the high ones
   const int64_t blocks = shape.channels / kOutChannels, steps = shape.in_channels / step_channels,
                 pieces = shape.out_channels / kPairPiece;
   if (!device.wgmma || shape.channels % kOutChannels != 0 || shape.in_channels % kOutChannels != 0 ||

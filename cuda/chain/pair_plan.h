@@ -7,9 +7,9 @@
 
 namespace jsc {
 
-constexpr int kPairOutChannels = 64;  // of a slot of the ring, and middle channels of a block
+constexpr int kPairOutChannels = 64;  // of a pipeline stage, and middle channels of a block
 constexpr int kPairPiece = 16;        // output channels of the second layer that a block completes together
-constexpr int kMaxPairSteps = 8, kMaxPairSlots = 12;  // of pixels; of output channels
+constexpr int kMaxPairSteps = 8, kMaxPairSlots = 12;  // of pixels; stages of weights
 
 struct PairShape {
   int64_t pixels, in_channels, channels, out_channels;  // channels: of the middle, which is the first one's result
@@ -23,8 +23,7 @@ struct PairPlan {
   int slots, middle_at, weights_at, shared_bytes;
 };
 
-// How a pair is cut on a device, or a plan without blocks where it is not to be: then there are two kernels. parts:
-// float32-accurate products.
+// How a pair is cut on a device. A plan without blocks says that two kernels are better. tf32x3: float32 at HIGHEST.
 PairPlan ChoosePairPlan(const PairShape& shape, int element_bytes, bool tf32x3, const DeviceInfo& device);
 
 }  // namespace jsc

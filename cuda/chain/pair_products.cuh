@@ -117,8 +117,8 @@ struct NextProduct<U, float> {
   }
 };
 
-// Both products by 3xTF32. Products of 32 channels are summed in the tensor cores before they are added. split: the low
-// parts of pixels are made here, else they come with the pixels.
+// Both products by 3xTF32. The tensor cores sum products of 32 channels, which FADD then adds. split: the low parts of
+// pixels are made here, else they come with the pixels.
 template <class U>
 __device__ __forceinline__ void MultiplyFirstTf32x3(PairRing<U>& ring, PairBarriers& barriers, uint32_t pixels,
                                                     int steps, bool split, int group, float (&sums)[U::kPixels / 2]) {

@@ -77,8 +77,8 @@ __device__ __forceinline__ void StoreQuadIf(T* to, float4 v, bool yes) {
   }
 }
 
-// A thread's part of the middle, which it completes, writes and stages for the next product: of its warpgroup's rows,
-// in float32 two channels of two pixels, as a product leaves them, else four channels of a pixel.
+// A thread's part of the middle, which it completes, writes and stages for the next product. Of its warpgroup's rows it
+// has two channels of two pixels in float32, as a product leaves them, else four channels of a pixel.
 template <class U, typename T>
 struct Middle {
   static constexpr bool kTransposed = sizeof(T) < 4;
@@ -170,7 +170,8 @@ struct Middle {
   }
 };
 
-// The sum of x[i] * kernel[i * stride] for i below count, by FFMA: what parts cannot say where values are not finite.
+// The sum of x[i] * kernel[i * stride] for i below count, by FFMA. It stands in where 3xTF32 met values that are not
+// finite.
 __device__ __noinline__ float SumInOrder(const float* x, const float* kernel, int count, int stride) {
   float sum = 0.f;
 #pragma unroll 1

@@ -43,8 +43,8 @@ inline ffi::Error CheckCuda(cudaError_t status, const char* what) {
   return ffi::Error(ffi::ErrorCode::kInternal, std::string(what) + ": " + cudaGetErrorString(status));
 }
 
-// Lets kKernel take all the shared memory of a block and clusters of more than 8 blocks, once per device: a handler
-// runs again whenever a command buffer is recorded, and each of these calls costs the host about a microsecond.
+// Lets kKernel take all the shared memory of a block and clusters of more than 8 blocks. Once per device, because a
+// handler runs again whenever a command buffer is recorded, and each of these calls costs the host about a microsecond.
 template <auto kKernel>
 ffi::Error Prepare(const char* name) {
   static std::atomic<uint64_t> prepared{0};  // a bit per device; devices beyond 63 are prepared at every call
@@ -205,8 +205,8 @@ struct RingPlace {
   }
 };
 
-// TMA (Hopper and later): one thread asks, the engine counts the bytes of a stage at a barrier in shared memory, whose
-// phases alternate in parity, from 0.
+// TMA and mbarriers (Hopper and later). One thread issues a copy, and TMA counts the bytes of a stage at a barrier in
+// shared memory. Phases of a barrier alternate in parity, from 0.
 #if __CUDA_ARCH__ >= 900
 // One lane of a warp whose lanes are all there: the compiler then knows that what the lane uses is the same in all.
 __device__ inline bool IsElected() {
@@ -327,8 +327,8 @@ __device__ inline void CopyBox(uint32_t shared, const CUtensorMap* map, int elem
       : "memory");
 }
 
-// At the scope of the block, for slots too: what comes lies in its shared memory, and a wait at the cluster's scope
-// would empty the L1 cache as well.
+// At the scope of the block, for DSMEM slots too. What comes lies in the block's shared memory, and a wait at the
+// cluster's scope would empty the L1 cache as well.
 __device__ inline void WaitForBytes(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n .reg .pred done;\n $wait_%=:\n mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n @!done bra "

@@ -1,4 +1,4 @@
-// What the cost model has to know about a device.
+// What planners have to know about a device.
 #include <cstdio>
 #include <cstdlib>
 #include <map>

@@ -7,7 +7,7 @@
 namespace jsc {
 
 constexpr int kWarp = 32;
-constexpr int kMaxSplits = 16;  // blocks that share a tile: the largest cluster
+constexpr int kMaxSplits = 16;  // blocks that split the reduction of a tile: the largest cluster
 
 struct DeviceInfo {
   const char* error;  // why the device could not be read, or null

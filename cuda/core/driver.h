@@ -26,8 +26,8 @@ inline CUtensorMapDataType TensorMapType(ffi::DataType dtype, bool precise) {
   return dtype == ffi::DataType::BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
 }
 
-// A map of kernels [taps, depth, output channels] whose boxes are square pieces of 128 bytes by as many rows of depth,
-// in the swizzle of that width; `bytes` of an element. Whether there is such a map.
+// Makes a tensor map of kernels [taps, depth, output channels], `bytes` an element. Its boxes are 128 bytes of output
+// channels by as many rows of depth as a square has, in the 128-byte swizzle. False where the driver refuses.
 inline bool MapKernelPieces(const void* kernel, int64_t out_channels, int64_t depth, int64_t taps,
                             CUtensorMapDataType type, int64_t bytes, CUtensorMap* map) {
   static const auto encode = FindDriverFunction<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");

@@ -59,10 +59,10 @@ struct LaunchAttributes {
   }
 };
 
-// In a chain: whether a kernel may start while the one in front runs. Either because each SM has room for its share of
-// the blocks of both, or because none has room for more than its share of this one's: its blocks then start where
-// blocks in front leave. Else the few SMs that are free would be given all blocks of the kernel while others idle. For
-// the same reason a block is given its share of half an SM's shared memory, whatever it needs.
+// In a chain: whether a kernel may start while the one in front runs. It may where each SM has room for its share of
+// the blocks of both kernels. It also may where no SM has room for more than its share of this kernel's blocks, which
+// then start where blocks in front leave. Otherwise the few free SMs would be given all blocks of the kernel while
+// others idle. For the same reason a block is given its share of half an SM's shared memory, whatever it needs.
 template <auto kKernel>
 bool MayOverlap(cudaLaunchConfig_t* config, Footprint* in_front) {
   constexpr int64_t kRegisters = 65536, kThreads = 2048, kReserved = 1024;

@@ -21,7 +21,7 @@ struct DenseWeights {
   uint32_t v[4];
 
   // from: row 0 of the step, 16 output channels a row. float32: rows r and r + 8 of the fragment are output channels 2r
-  // and 2r + 1, which are one load; 16 bits: the 16-byte halves of a row are swapped by TMA (32-byte swizzle).
+  // and 2r + 1, which are one load. 16 bits: TMA swaps the 16-byte halves of a row (32-byte swizzle).
   __device__ __forceinline__ void Load(const unsigned char* from) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     if constexpr (sizeof(T) == 4) {
@@ -54,7 +54,7 @@ struct DenseWeights<T, true> {
   }
 };
 
-// Two words of pixels of a step; at HIGHEST four, in the same parts.
+// Two words of pixels of a step; at HIGHEST four, high and low parts.
 template <bool kPrecise>
 struct DensePixels {
   uint32_t v[2];

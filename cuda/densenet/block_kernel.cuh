@@ -47,8 +47,8 @@ __device__ __forceinline__ float4 MultiplyAdd(float v, float4 w, float4 sum) {
   return {fmaf(v, w.x, sum.x), fmaf(v, w.y, sum.y), fmaf(v, w.z, sum.z), fmaf(v, w.w, sum.w)};
 }
 
-// float32 at HIGHEST: parts of what is not finite leave NaN in the sums they reach, so those are computed again by
-// FFMA. Not inlined: this runs where there are infinities or NaN.
+// float32 at HIGHEST: high and low parts of what is not finite leave NaN in the sums they reach. Those are computed
+// again by FFMA. Not inlined: this runs where there are infinities or NaN.
 
 // Four middle channels from `middle` on of pixel (y, x) of the tile's image.
 template <class U>
@@ -84,7 +84,7 @@ __device__ __noinline__ float4 SumTapsAgain(const unsigned char* shared, int mid
   return sum;
 }
 
-// mid from the warps' sums [deep, pixel, middle channel]: bias, ReLU, and zero outside the map.
+// mid from the warps' sums [depth warp, pixel, middle channel]: bias, ReLU, and zero outside the map.
 template <class U>
 __device__ __forceinline__ void StoreMid(const DenseLayerTask<typename U::T>& task, const DensePlace& at,
                                          const float* sums, unsigned char* shared) {
@@ -122,7 +122,7 @@ __device__ __forceinline__ void StoreMid(const DenseLayerTask<typename U::T>& ta
   }
 }
 
-// The warps' sums [deep, pixel, output channel], each result to the block of the cluster that completes it.
+// The warps' sums [depth warp, pixel, output channel], each result to the block of the cluster that completes it.
 template <class U>
 __device__ __forceinline__ void SendSums(const DenseLayerTask<typename U::T>& task, int rank, const float* sums,
                                          unsigned char* shared, uint64_t* barrier) {

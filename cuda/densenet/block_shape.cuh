@@ -35,11 +35,11 @@ struct DenseLayerTask {
 };
 
 // kSplit: blocks of a cluster, each with its middle channels. kBoxTiles, kOutTiles: pixels of the tile with those
-// around it, and of its results, in eights. kStageChunks: chunks of 32 channels in a stage, each of which has its own
-// group of warps: a copy costs the warp that asks some 100 cycles, however large it is. kRing: stages in shared memory.
-// kResident: blocks of an SM that there are registers for. kWide: a warp makes all middle channels of the block, and
-// all results, of fewer pixels, which it then loads and splits once. kTight: less shared memory, so that two blocks of
-// a large tile fit.
+// around it, and of its results, in eights. kStageChunks: chunks of 32 channels in a stage, each with its own group of
+// warps. A copy costs the producer some 100 cycles, however large it is. kRing: stages in shared memory. kResident:
+// blocks of an SM that there are registers for. kWide: a warp makes all middle channels of the block, and all results,
+// of fewer pixels, which it then loads and splits once. kTight: less shared memory, so that two blocks of a large tile
+// fit.
 template <typename T_, bool kPrecise_, int kSplit_, int kBoxTiles, int kOutTiles_, int kStageChunks_, int kRing_,
           int kResident_, bool kWide = false, bool kTight_ = false>
 struct DenseShape {

@@ -101,7 +101,7 @@ __device__ __noinline__ float4 SumTransitionAgain(const TransitionTask<float>& t
   return sum;
 }
 
-// The block's part of the kernel, with zeros beyond its channels and output channels; asked for by all threads.
+// The block's part of the kernel, with zeros beyond its channels and output channels; copied by all threads.
 template <class U>
 __device__ __forceinline__ void AskForTransitionWeights(const TransitionTask<typename U::T>& task, int first_channel,
                                                         int first_out_channel, unsigned char* weights) {

@@ -107,7 +107,8 @@ struct Block {
     const DenseChunks chunks(task.first_channels, task.channels, kChunk<T>);
     const int rest = kSwizzleBytes + chunks.all * U::kTableBytes + kMiddle * 4 + U::kSumBytes;
     task.stages = std::min(kMaxRing, (room - rest) / U::kStageBytes);
-    // A split's warpgroups take stages by turns: only in whole turns has each seen the last phase of its barriers.
+    // A split's warpgroups take stages one after another. Only in whole rounds has each seen the last phase of its
+    // barriers.
     task.stages -= task.stages % U::kSplit;
     const dim3 grid(static_cast<unsigned>(std::min(task.tiles, multiprocessors)));
     return chain.Launch<FirstKernel<U>>("FirstKernel", grid, U::kThreads, rest + task.stages * U::kStageBytes, true,

@@ -19,8 +19,8 @@ struct DenseChunks {
       : of_x((first_channels + chunk - 1) / chunk), all(of_x + (channels - first_channels + chunk - 1) / chunk) {}
 };
 
-// Bytes of a 3x3 kernel's pieces for elements of so many bytes, and of the kernels of all layers up to one. parts: each
-// piece is followed by its low parts.
+// Bytes of a 3x3 kernel's pieces for elements of so many bytes, and of the kernels of all layers up to one. tf32x3:
+// each piece is followed by its low parts.
 constexpr int SecondBytes(int element_bytes, bool tf32x3) {
   return kMiddle * element_bytes / kRowBytes * 3 * kSecondPiece * (tf32x3 ? 2 : 1);
 }

@@ -201,7 +201,7 @@ __device__ __forceinline__ void LoadChunk(FirstWalk<U>& walk, uint32_t stages, u
   }
 }
 
-// Its products, asked for.
+// Its products, issued.
 template <class U>
 __device__ __forceinline__ void MultiplyChunk(FirstWalk<U>& walk, uint32_t stages, bool add, const uint32_t (&a)[16],
                                               float (&sums)[U::kOutChannels / 2]) {
@@ -214,7 +214,7 @@ __device__ __forceinline__ void MultiplyChunk(FirstWalk<U>& walk, uint32_t stage
   CommitProducts();
 }
 
-// The same at 3xTF32: the small products first, summed from zero, since tensor cores cut off when they add.
+// The same at 3xTF32: the low products first, summed from zero, since tensor cores truncate when they add.
 template <class U>
 __device__ __forceinline__ void MultiplyTf32x3(FirstWalk<U>& walk, uint32_t stages, const uint32_t (&high)[16],
                                                const uint32_t (&low)[16], float (&partial)[U::kOutChannels / 2]) {
@@ -237,8 +237,8 @@ struct FirstThread {
   int split;  // of a tile's chunks, those that its warpgroup takes: split, split + kSplit, ...
 };
 
-// The sums of a warpgroup's chunks of a tile. Products are waited for where they are asked for, while other warpgroups
-// make operands: ptxas (13.0) gives the registers of operands away while products still wait for their turn.
+// The sums of a warpgroup's chunks of a tile. Products are waited for right after they are issued, while other
+// warpgroups make operands. ptxas 13.0 gives the registers of operands away while products are still queued.
 template <class U>
 __device__ __forceinline__ void MultiplyTile(FirstWalk<U>& walk, const DenseChunks& chunks, const FirstThread& thread,
                                              float (&sums)[U::kOutChannels / 2]) {

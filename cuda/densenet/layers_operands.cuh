@@ -80,8 +80,8 @@ __device__ __forceinline__ void MakeOperands(uint32_t pixels, uint32_t table, ui
   }
 }
 
-// Of each chunk four times four words of scale and of shift for each of a quad's lanes: lane t has words 8k + t and
-// 8k + t + 4 of the chunk's.
+// For each chunk and each lane of a quad, four times four words of scale and of shift. Lane t has the chunk's words 8k
+// + t and 8k + t + 4.
 template <class U>
 __device__ __forceinline__ void MakeTable(const FirstTask<typename U::T>& task, const DenseChunks& chunks,
                                           unsigned char* table) {

@@ -1,5 +1,7 @@
-// The kernel families as the handlers see them. Each returns an error that names the kernel, or success; `device` is
-// the ordinal of the call's device and is current.
+// Room: the custom calls of CUDA, and the planners' binding for Python. This header has the kernel families as handlers
+// see them. Each function returns an error that names the kernel, or success. `device` is the ordinal of the call's
+// device, which is current. May change: handlers and their checks; names and attributes of custom calls are recorded in
+// compiled programs. Tests: tests/cuda/test_native.py, tests/dispatch/test_candidates.py.
 #ifndef JSC_CUDA_FFI_KERNELS_H_
 #define JSC_CUDA_FFI_KERNELS_H_
 
@@ -29,7 +31,7 @@ ffi::Error Direct(const DeviceCall& call, Workspace workspace, int device,
 ffi::Error Dense(const DeviceCall& call, Workspace workspace, int device,
                  cudaStream_t stream);                                               // sparse/matvec/rows.cu
 ffi::Error PerOutput(const DeviceCall& call, cudaStream_t stream, bool skip_zeros);  // sparse/per_output.cu
-// Ecr or Direct, without a pool: sparse/adaptive.cc. gate: which side is for which density; `above` is not read.
+// Ecr or Direct, without a pool (sparse/adaptive.cc). gate: which side is for which density; `above` is not read.
 ffi::Error Adaptive(const DeviceCall& call, const Gate& gate, Workspace workspace, int device, cudaStream_t stream);
 
 // The error of a call that is told a candidate that does not fit it.

@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(U::kMostThreads, U::kResident)
   const int step = static_cast<int>(gridDim.x);
   int tile = static_cast<int>(blockIdx.x);
   FewChannelsPlace at = FindFewChannelsPlace(task, tile);
-  // Where a block has one tile, and no parts, its pixels are copied to where they are read.
+  // Where a block has one tile, and no 3xTF32, its pixels are copied to where they are read.
   unsigned char *patch = shared + task.patch_at, *raw = shared + task.raw_at;
   CopyWeights(task, out_channel, shared + task.pool_at);
   CopyPatch(task, at, raw);

@@ -8,7 +8,7 @@
 
 namespace jsc {
 
-// Both TF32 parts of a float32: see dense_conv/mma/tf32x3.cuh.
+// High and low part of a float32: see dense_conv/mma/tf32x3.cuh.
 __device__ __forceinline__ float2 HighLowOf(uint32_t bits) {
   const float value = __uint_as_float(bits);
   const float high = __uint_as_float((bits + 0x1000u) & 0xffffe000u);
@@ -19,15 +19,15 @@ __device__ __forceinline__ uint4 RoundToTf32(uint4 v) {
   return {RoundToTf32(v.x), RoundToTf32(v.y), RoundToTf32(v.z), RoundToTf32(v.w)};
 }
 
-// High parts, and `part` further small ones.
+// High parts, and low parts `low_offset` further on.
 __device__ __forceinline__ void StoreHighLow(uint4* to, int low_offset, uint4 v) {
   const float2 x = HighLowOf(v.x), y = HighLowOf(v.y), z = HighLowOf(v.z), w = HighLowOf(v.w);
   *reinterpret_cast<float4*>(to) = {x.x, y.x, z.x, w.x};
   *reinterpret_cast<float4*>(to + low_offset) = {x.y, y.y, z.y, w.y};
 }
 
-// The block's weights as they lie, [tap and channel, output channels and 16 bytes more], without waiting: with that
-// distance rows that are read together (every second one) meet distinct banks.
+// The block's weights as they lie, [tap and channel, output channels and 16 bytes more], without waiting. With that
+// distance rows that are read together (every second one) lie in distinct banks.
 template <typename T>
 __device__ __forceinline__ void CopyWeights(const FewChannelsTask<T>& task, int out_channel, unsigned char* raw) {
   constexpr int kPiece = 16 / static_cast<int>(sizeof(T));
@@ -51,9 +51,9 @@ __device__ __forceinline__ void CopyWeights(const FewChannelsTask<T>& task, int 
   }
 }
 
-// Weights in the order of fragments, whose rows are output channels: 16 bytes are what a lane needs for four pairs of
-// the reduction (of 16-bit elements eight), two output channels' first and second elements; low parts come after all
-// large ones. A lane's output channels of its fragments are neighbours. A thread takes a pair of rows of 16 bytes.
+// Weights in the order of fragments, whose rows are output channels. 16 bytes are what a lane needs for four pairs of
+// the reduction (of 16-bit elements eight): the first and second elements of two output channels. Low parts come after
+// all high parts. A lane's output channels of its fragments are neighbours. A thread takes a pair of rows of 16 bytes.
 template <class U, typename T>
 __device__ __forceinline__ void OrderWeights(const FewChannelsTask<T>& task, const unsigned char* raw,
                                              unsigned char* shared) {
@@ -95,8 +95,8 @@ __device__ __forceinline__ void OrderWeights(const FewChannelsTask<T>& task, con
   }
 }
 
-// Bytes from a staged element to the next, of pairs: at 3xTF32 a pair's large ones stand before its small ones, where
-// pairs begin at even elements, and else all large ones before all small ones.
+// Bytes from a staged element to the next, of pairs. At 3xTF32 a pair's high parts stand before its low parts where
+// pairs begin at even elements. Else all high parts stand before all low parts.
 template <class U, typename T>
 constexpr int StagedBytes() {
   return U::kTf32x3 && U::kPaired ? 8 : static_cast<int>(sizeof(T));

@@ -10,8 +10,7 @@
 
 namespace jsc {
 
-// Sums of a warp: fragments of 16 output channels by runs of eight results. The output channels are the rows of a
-// product, because then what a lane loads of a pair are registers side by side, as the products take them.
+// Sums of a warp: fragments of 16 output channels by runs of eight results.
 template <class U, typename T>
 struct FewChannelsSums {
   static constexpr int kSteps = kFewChannelsChunkPairs * static_cast<int>(sizeof(T)) / 16;  // of mma.sync, in a chunk
@@ -21,7 +20,7 @@ struct FewChannelsSums {
   static constexpr int kQuads = U::kOutChannels / (8 * kCount);
   float sums[U::kFragments][kFewChannelsWarpRuns][4] = {};
 
-  // What a step multiplies; small: at 3xTF32.
+  // What a step multiplies; low: at 3xTF32.
   struct Operands {
     uint32_t weights[U::kFragments][4], low_weights[U::kFragments][4];
     uint32_t pixels[kFewChannelsWarpRuns][2], low_pixels[kFewChannelsWarpRuns][2];
@@ -34,7 +33,7 @@ struct FewChannelsSums {
       to[i][0] = v.x, to[i][1] = v.y, to[i][2] = v.z, to[i][3] = v.w;
     }
   }
-  // A pair of elements; low_pixels: bytes from the high parts to the small ones, where they are apart.
+  // A pair of elements; low_pixels: bytes from the high parts to the low parts, where they are apart.
   static __device__ __forceinline__ void LoadPair(Operands& to, int run, int half, const unsigned char* at,
                                                   int low_pixels) {
     uint32_t (&v)[2] = to.pixels[run];

@@ -49,7 +49,7 @@ __device__ __forceinline__ void StoreRun(T* p, const float (&v)[kCount]) {
   }
 }
 
-// One sum again by FFMA (SumAgain has four at a time), where that of parts is not finite.
+// One sum again by FFMA (SumAgain has four at a time), where that of 3xTF32 is not finite.
 template <typename T>
 __device__ __noinline__ float GroupedSumAgain(const SmallMapTask<T>& small_map, int stack, int group, int pixel,
                                               int group_out_channel) {

@@ -188,7 +188,7 @@ inline __device__ __noinline__ void WriteCountsApart(const CountTask& task, int2
 }
 
 // Four sums again by FFMA, in the order of the axis, with zeros outside the map. Not inlined: it runs where sums of
-// parts are not finite.
+// 3xTF32 are not finite.
 template <typename T>
 __device__ __noinline__ float4 SumAgain(const SmallMapTask<T>& small_map, MmaPlace at, int pixel,
                                         int tile_out_channel) {

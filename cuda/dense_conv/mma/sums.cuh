@@ -1,7 +1,7 @@
 // The epilogue of the engine mma: the cluster reduction of split-K, then bias, residual and ReLU.
 //
-// Lost, each measured on an H200: blocks that send their sums to the block that completes a row, by remote stores
-// (st.async) or by TMA, instead of reading them between two cluster barriers (0.1 to 0.4 us slower for 64 x 64 tiles).
+// Blocks read each other's sums between two cluster barriers. Lost on an H200: blocks that send them to the block that
+// completes a row, by st.async or by TMA (0.1 to 0.4 us slower for 64 x 64 tiles).
 #ifndef JSC_CUDA_DENSE_CONV_MMA_SUMS_CUH_
 #define JSC_CUDA_DENSE_CONV_MMA_SUMS_CUH_
 
@@ -24,9 +24,9 @@ struct TileSides {
   static constexpr bool kVector = false;
 };
 
-// Completes a tile's pixels `part`, part + parts, ...: bias, residual and ReLU. A thread keeps four output channels.
-// What a block alone with its tile needs of bias and residual is asked for when the writer is made, before the sums are
-// there; blocks that share a tile have few pixels each, and less code to fetch matters more.
+// Completes a tile's pixels rank, rank + ranks, ...: bias, residual and ReLU. A thread keeps four output channels. A
+// block alone with its tile loads bias and residual when the writer is made, before the sums are there. Blocks that
+// split a tile have few pixels each, so less code to fetch matters more.
 template <class U, typename T>
 struct TileWriter {
   static constexpr int kQuads = U::kOutChannels / 4, kStep = U::kThreads / kQuads, kBatch = 8;

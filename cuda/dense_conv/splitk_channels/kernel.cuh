@@ -27,7 +27,7 @@ namespace jsc {
 // Places and sizes in shared memory are in bytes.
 template <typename T>
 struct SplitKChannelsTask {
-  // What copies are asked for by, in the first lines of the parameters.
+  // What copies are issued by, in the first lines of the parameters.
   Divider by_out_channel_tiles, by_tiles_across, by_tiles_down, by_images;
   int stride_y, stride_x, first_y, first_x;  // pixels of x from result to result, and where the first's begin
   int splits, slices_of_block, slices_of_group, group_out_channels;
@@ -116,8 +116,8 @@ __device__ __forceinline__ SplitKChannelsPlace FindSplitKChannelsPlace(const Spl
 }
 
 #if __CUDA_ARCH__ >= 900
-// By one lane of a warp: its share of the copies that a block asks for, of the pixels and of a row of taps each. A copy
-// and its barrier are one lane's. shared, full: addresses of what is copied, weights first, and of the barriers
+// By one lane of a warp: its share of a block's copies, one of the pixels and one of each row of taps. A copy and its
+// barrier are one lane's. shared, full: addresses of what is copied, weights first, and of the barriers
 template <class U, typename T>
 __device__ __forceinline__ void AskForOperands(const SplitKChannelsTask<T>& slice, const SplitKChannelsMaps& maps,
                                                const SplitKChannelsPlace& at, int warp, uint32_t shared,

@@ -22,8 +22,8 @@
 
 namespace jsc {
 
-// From two output channels of two pixels to the four output channels of one pixel: of neighbouring output channels
-// (float32), which lanes four apart swap, or of output channels eight apart, which four lanes do.
+// From two output channels of two pixels to four output channels of one pixel. Neighbouring output channels (float32)
+// are swapped by lanes four apart, output channels eight apart by four lanes.
 template <typename T>
 __device__ __forceinline__ float4 TransposeQuad(float4 v) {
   const bool odd = threadIdx.x / 4 % 2 != 0, high = threadIdx.x / 8 % 2 != 0;
@@ -46,7 +46,7 @@ struct SlotReduction {
   static constexpr int kWarps = U::kConsumers / kWarp, kRows = U::kPixels / kPatchWidth, kSlotBytes = kWarp * 16;
   const WgmmaTaskOf<U, T>& task;
   int warp, split, pairs;        // pairs: 1 where two rows go together, else 0
-  int rows, count;               // rows that are sent, and pieces that come to this block
+  int rows, count;               // rows that are sent, and slots of this block
   uint32_t to, full;             // of row `lane` of this warp: where it goes, and the barrier there
   int column, out_channel, end;  // end: of rows in which the thread's column has results
   int64_t first;                 // the thread's element of row 0

@@ -75,8 +75,8 @@ __device__ __forceinline__ uint32_t Kept(uint32_t value) {
   return value;
 }
 
-// A ring of stages as one goes through it: addresses of the stage, or words of a product's operand, and of the barrier
-// that says that it is full, which wrap by one comparison.
+// A pipeline as a warp goes through it: the address of the stage, or a word of a product's operand, and the address of
+// its full barrier. Both wrap by one comparison.
 struct StageRing {
   static constexpr uint32_t kBarrierBytes = sizeof(uint64_t);
   static constexpr uint32_t kEmpty = kMaxRing * kBarrierBytes;  // from the barrier of a full stage to the empty one's
@@ -116,7 +116,7 @@ __device__ __forceinline__ void PrefetchMapsOf(const MapsOf<U>& maps) {
   if constexpr (U::kCopiesLow) PrefetchMap(maps.low);
 }
 
-// The warp that asks for all copies of a consumer group, by one of its lanes.
+// The producer of a consumer group: one lane of a warp issues all its copies.
 template <class U, typename T>
 struct StageCopies {
   const WgmmaTask<T>& task;
@@ -135,8 +135,8 @@ struct StageCopies {
         to_weights(SharedAddress(weights), barriers.weights_full, task.weight_stages, 1),
         to_pixels(SharedAddress(pixels), barriers.pixels_full, task.pixel_stages, 1) {}
 
-  // All copies of a tile. early, for the first tile: as many weights as there is room for are asked for before the
-  // kernel in front is done.
+  // All copies of a tile. early, for the first tile: as many weights as there is room for are copied before the kernel
+  // in front is done.
   __device__ __forceinline__ void AskForTile(const WgmmaPlace& at, bool early) {
     const Quotient start = Divide(at.first_step, task.by_taps);
     const int first_row = Divide(start.remainder, task.by_kernel_width).quotient;

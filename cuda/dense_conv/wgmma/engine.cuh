@@ -39,8 +39,8 @@ struct StepWeights {
   }
 };
 
-// Of a warpgroup's 64 output channels, two boxes of 32, a warp takes four slots of four output channels: two neighbours
-// and their neighbours four slots on, so that the eight bytes that each of 16 lanes loads are in distinct banks.
+// Of a warpgroup's 64 output channels, two boxes of 32, a warp takes four 16-byte slots of four output channels: two
+// neighbours, and two more four slots on. The eight bytes that each of 16 lanes loads are then in distinct banks.
 template <class U>
 struct StepWeights<U, float> {
   static constexpr uint32_t kStage = U::kWeightBytes;  // from stage to stage, of addresses
@@ -70,7 +70,7 @@ struct StepWeights<U, float> {
     LoadPair(weights + k * 1024, slice[0], slice[1]);
     LoadPair((weights ^ 64) + 4 * kRowBytes + k * 1024, slice[2], slice[3]);  // four channels on
   }
-  // sums (+)= weights x pixels, asked for
+  // sums (+)= weights x pixels, issued
   template <typename Sums>
   __device__ __forceinline__ void Multiply(Sums& sums, uint64_t pixels, bool add) const {
     BeginProducts();

@@ -4,10 +4,10 @@
 namespace jsc {
 namespace {
 
-template <int kOutChannels, int kPixels, Tf32x3Slots kHasSlots = Tf32x3Slots::kNone>
+template <int kOutChannels, int kPixels, Tf32x3Slots kSlots = Tf32x3Slots::kNone>
 ffi::Error Launch(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps, cudaStream_t stream) {
-  const auto launch = call.low.x ? LaunchWgmma<WgmmaTile<float, kOutChannels, kPixels, true, kHasSlots, true>, float>
-                                 : LaunchWgmma<WgmmaTile<float, kOutChannels, kPixels, true, kHasSlots>, float>;
+  const auto launch = call.low.x ? LaunchWgmma<WgmmaTile<float, kOutChannels, kPixels, true, kSlots, true>, float>
+                                 : LaunchWgmma<WgmmaTile<float, kOutChannels, kPixels, true, kSlots>, float>;
   if (call.low.written) *call.low.written = true;
   return launch(call, plan, maps, stream);
 }

@@ -36,7 +36,7 @@
 namespace jsc {
 
 #if __CUDA_ARCH__ >= 900
-// Whether threads find the places of their results while the first copies come, rather than when all is multiplied: at
+// Whether threads find the places of their results while the first copies come, rather than when all is multiplied. At
 // 3xTF32 registers are scarce before.
 template <class U>
 constexpr bool kFindsEarly = !U::kTf32x3;
@@ -73,7 +73,7 @@ __device__ __forceinline__ int2 FinishTile(const Task& task, float4 bias, float*
 #if __CUDA_ARCH__ >= 900
 // Adds the second consumer group's sums to the first's. stages: the second consumer group's rings, which have room for
 // its sums. joined: a barrier that counts the second consumer group's threads. (A named barrier and a count of warps do
-// too, but racecheck took what was read behind them for a race: docs/design/kernels/wgmma.md.)
+// too, but racecheck reports a race there.)
 template <class U>
 __device__ __forceinline__ void JoinConsumerGroups(int consumer_group, float (&sums)[U::kPixels / 2],
                                                    unsigned char* stages, uint32_t joined) {
@@ -197,8 +197,8 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
 #endif
 }
 
-// The same of a persistent kernel. A device gives the last turn to some blocks only: to one of each SM first,
-// whether it has blocks with neighbouring numbers or those that are a round apart.
+// The persistent kernel. Only some blocks have a tile in the last round. The scheduler gives those to one block of each
+// SM first, whether an SM has blocks with neighbouring numbers or those that are a round apart.
 template <class U, typename T>
 __global__ void __launch_bounds__(U::kThreads, U::kResident)
     PersistentWgmmaKernel(const __grid_constant__ WgmmaTask<T> task, const __grid_constant__ WgmmaMaps maps) {

@@ -34,8 +34,8 @@ __device__ __forceinline__ void StoreResults(const WgmmaTaskOf<U, T>& task, int6
   }
 }
 
-// Four sums of any block of the cluster, where `yes`; without a branch. What is loaded has to be used: no load
-// may be under way when the cluster parts.
+// Four sums of any block of the cluster, where `yes`; without a branch. What is loaded has to be used: no load may be
+// in flight when the cluster leaves.
 __device__ __forceinline__ void LoadIf(float4& v, const float* from, bool yes) {
   asm volatile("{\n .reg .pred yes;\n setp.ne.b32 yes, %5, 0;\n @yes ld.v4.f32 {%0, %1, %2, %3}, [%4];\n}"
                : "+f"(v.x), "+f"(v.y), "+f"(v.z), "+f"(v.w)
@@ -51,7 +51,7 @@ __device__ __forceinline__ bool KeepsOrder(float4 bias) {
   return KeepsOrder(bias.x) && KeepsOrder(bias.y) && KeepsOrder(bias.z) && KeepsOrder(bias.w);
 }
 
-// Completes a tile's rows of kPatchWidth pixels `part`, part + parts, ...: bias, residual and ReLU. A thread keeps four
+// Completes a tile's rows of kPatchWidth pixels rank, rank + ranks, ...: bias, residual and ReLU. A thread keeps four
 // output channels, and its column of the row.
 template <class U, typename T>
 struct WgmmaWriter {
@@ -102,8 +102,8 @@ struct WgmmaWriter {
     first = pixel * task.out_channels + at.out_channel + tile_out_channel;
   }
   __device__ __forceinline__ int64_t Element(int row) const { return first + static_cast<int64_t>(row) * row_step; }
-  // Rows part, part + parts, ... of more than two splits; tile_of(split): the sums of a split, which are added in the
-  // order of the splits. kBatch rows of kSplits splits are asked for at a time.
+  // Rows rank, rank + ranks, ... of more than two splits. tile_of(split): the sums of a split, which are added in the
+  // order of the splits. kBatch rows of kSplits splits are loaded at a time.
   template <int kBatch, int kSplits, typename TileOf>
   __device__ __forceinline__ void Write(int rank, int ranks, float4 bias, const TileOf& tile_of) {
 #pragma unroll 1

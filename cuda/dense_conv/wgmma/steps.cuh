@@ -14,8 +14,9 @@
 namespace jsc {
 
 #if __CUDA_ARCH__ >= 900
-// Where a block is in its steps, as what the next step's instructions take. Where every step has its own pixels, their
-// ring is walked through as the taps of a patch are, and what is waited for and freed are the weights of a step.
+// Where a block is in its steps, in the form that the next step's instructions take. Where every step has its own
+// pixels, their pipeline is walked through like the taps of a patch. The weights of a step are then what is waited for
+// and freed.
 template <class U, typename T>
 struct StepWalk {
   const WgmmaTask<T>& task;
@@ -25,7 +26,7 @@ struct StepWalk {
   uint32_t pixels;                             // of the step
   int row_left, stage_left;                    // steps of the window's row, and of the stage, from this one on
   uint32_t read_weights = 0, read_pixels = 0;  // barriers of stages that the step before has read, or 0
-  uint32_t next_read = 0;  // of the step that is asked for: what the step before it has read is freed first
+  uint32_t next_read = 0;  // of the step that is issued: what the step before it has read is freed first
 
   __device__ __forceinline__ StepWalk(const WgmmaTask<T>& task, const WgmmaPlace& at, uint32_t pixels, uint32_t weights,
                                       const WgmmaBarriers& barriers)
@@ -100,8 +101,8 @@ struct StepWalk {
   }
 };
 
-// Multiplies all of a block's steps; every thread of the warpgroups. There are always products under way: a step's are
-// asked for before those of the step before are waited for.
+// Multiplies all of a block's steps; every thread of the warpgroups. Products are always in flight: a step's are issued
+// before those of the step before are waited for.
 template <class U, typename T>
 __device__ __forceinline__ void MultiplySteps(StepWalk<U, T>& walk, int steps, float (&sums)[U::kPixels / 2]) {
   bool add = false;
@@ -131,8 +132,8 @@ __device__ __forceinline__ void MultiplySteps(StepWalk<U, T>& walk, int steps, f
   PinSums(sums);
 }
 
-// The same with weights in registers, a slice of eight channels at a time: two slices' products are under way while the
-// next is at hand and the one after it is loaded.
+// The same with weights in registers, a slice of eight channels at a time. Products of two slices are in flight while
+// the next slice is at hand and the one after it is loaded.
 template <class U>
 __device__ __forceinline__ void MultiplySteps(StepWalk<U, float>& walk, int steps, float (&sums)[U::kPixels / 2]) {
   using Weights = StepWeights<U, float>;

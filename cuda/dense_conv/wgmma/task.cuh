@@ -7,9 +7,9 @@
 
 namespace jsc {
 
-// How blocks whose products are 3xTF32 send each other sums, in kernels of their own: not at all; with what is found
-// early kept in shared memory, as registers are short; or in registers, of which tiles with double accumulators have
-// enough.
+// How blocks at 3xTF32 send each other sums, in kernels of their own. kNone: not at all. kSpilled: what is found early
+// is kept in shared memory, as registers are short. kDoubleAccumulators: it stays in registers, of which such tiles
+// have enough.
 enum class Tf32x3Slots { kNone, kSpilled, kDoubleAccumulators };
 
 // A block's tile and threads. kStepChannels: channels of a step, kBox: weights of a box of the kernel, both 128 bytes.
@@ -30,7 +30,7 @@ struct WgmmaTile {
   static_assert(kConsumerGroups == 1 || (kConsumerGroups == 2 && kGroups == 1));
   static constexpr int kConsumers = kGroups * 128;  // threads of a consumer group that multiply
   static constexpr int kMultipliers =
-      kConsumerGroups * kConsumers;  // then comes a warp for each consumer group that asks for copies
+      kConsumerGroups * kConsumers;  // then comes a producer warp for each consumer group
   static constexpr int kThreads = kMultipliers + kConsumerGroups * kWarp;
   static constexpr int kStepChannels = kRowBytes / static_cast<int>(sizeof(T)), kBox = kStepChannels;
   static constexpr int kBoxBytes = kStepChannels * kRowBytes,

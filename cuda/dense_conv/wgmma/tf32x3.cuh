@@ -51,7 +51,7 @@ struct HighLowWeights {
       }
     }
   }
-  // sums (+)= weights x pixels, the small products first; low_pixels: from a matrix of pixels to its low parts
+  // sums (+)= weights x pixels, the low products first; low_pixels: from a matrix of pixels to its low parts
   template <int kCount>
   __device__ __forceinline__ void Multiply(float (&sums)[kCount], uint64_t pixels, uint64_t low_pixels,
                                            bool add) const {
@@ -104,8 +104,8 @@ struct Tf32x3Walk : StepWalk<U, float> {
                                         uint32_t weights, const BarriersOf<U>& barriers)
       : Base(task, at, pixels, weights, barriers) {}
   __device__ __forceinline__ uint32_t LowBytes() const { return static_cast<uint32_t>(task.pixel_bytes) / 2; }
-  // Writes the low parts of the stage that comes next, a consumer group's consumers together; a thread kBatch slots at
-  // a time.
+  // Writes the low parts of the stage that comes next, by all threads of a consumer group, kBatch 16-byte slots at a
+  // time.
   template <int kBatch>
   __device__ __forceinline__ void SplitPixels() const {
     Full().WaitForFull();
@@ -129,8 +129,8 @@ struct Tf32x3Walk : StepWalk<U, float> {
     __syncwarp();
     if (threadIdx.x % kWarp == 0) Arrive(Full().barrier + Ready());
   }
-  // To the first step, and to the next one, which has all that it reads then: it is waited for while products are under
-  // way, as there are none when a step begins.
+  // To the first step, and to the next one, all of whose operands are then there. They are waited for while products
+  // are in flight, as none are when a step begins.
   __device__ __forceinline__ void Start() {
     if constexpr (U::kMakesLow) {
       SplitPixels<6>();
@@ -167,7 +167,7 @@ struct Tf32x3Walk : StepWalk<U, float> {
   }
 };
 
-// Multiplies all steps of a consumer group; every thread of its warpgroups. No products are under way when a step ends,
+// Multiplies all steps of a consumer group; every thread of its warpgroups. No products are in flight when a step ends,
 // but by then those of the next have all they need.
 template <class U>
 __device__ __forceinline__ void MultiplyOneByOne(Tf32x3Walk<U>& walk, int steps, float (&sums)[U::kPixels / 2]) {
@@ -190,8 +190,9 @@ __device__ __forceinline__ void MultiplyOneByOne(Tf32x3Walk<U>& walk, int steps,
   }
 }
 
-// The same where there are registers for the sums of two steps: one's are added during the other's products. Four steps
-// of straight code, since the compiler serializes products that are under way where a loop turns (C7514).
+// The same with double accumulators: registers for the sums of two steps, so that one step's are added during the
+// other's products. Four steps of straight code, since the compiler serializes products that are in flight at the end
+// of a loop's body (C7514).
 template <class U>
 struct DoubleAccumulators {
   using Sums = float[U::kPixels / 2];

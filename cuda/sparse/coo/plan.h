@@ -18,12 +18,12 @@ namespace jsc {
 struct CooPlan {
   int variant;            // row of kCooVariants
   int out_channel_warps;  // of a block, side by side along output channels
-  int slices;             // warps that share a tile's lists, each with its part of the work
+  int slices;             // groups of warps that share a tile's lists, each with its part of the work
   int splits;             // blocks that share a tile's channels
   int tiles[2];           // along height and width
   int out_channel_tiles;  // of a group
   int64_t blocks;
-  bool cluster;      // the splits of a tile are one cluster, else they meet in the workspace
+  bool cluster;      // the splits of a tile are one cluster, else they are added through the workspace
   int shared_bytes;  // of a block
 };
 

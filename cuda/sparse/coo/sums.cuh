@@ -54,8 +54,8 @@ __device__ void AddSlices(float* sums, int warps, int slices) {
   }
 }
 
-// Adds up the sums [output channel warp, pixel, warp output channel] of `parts` parts, part(p, i) being four at i,
-// always in the same order, and writes this block's share of the results, or of its partial sums.
+// Adds up the sums [output channel warp, pixel, warp output channel] of `parts` parts, always in the same order.
+// part(p, i) is four sums at i. Writes this block's share of the results, or of its partial sums.
 template <typename T, int kVariant, typename Part>
 __device__ void FinishCoo(const CooTask<T>& task, int share, int shares, int parts, Part part) {
   constexpr CooVariant kShape = kCooVariants[kVariant];

@@ -6,9 +6,9 @@
 
 namespace jsc {
 
-// A list is read in runs: each of the kParts parts of a warp takes kRun entries of a run, and the row offsets of a part
-// lie side by side for one load. The last run may be half a run. Where there are two parts, a part's values lie side by
-// side too; where there are more, values read at the same time do, so that they come from different banks.
+// A list is read in runs. Each of the kParts parts of a warp takes kRun entries of a run, and the row offsets of a part
+// lie side by side for one load. The last run may be half a run. With two parts, a part's values lie side by side too.
+// With more, values read at the same time do, so that they come from different banks.
 template <int kLanes>
 struct ListOrder {
   static constexpr int kParts = kWarp / kLanes;
@@ -31,10 +31,9 @@ __device__ inline bool AnyNonzero(float4 v) {
          0;
 }
 
-// Writes the list of an item for rows [item.first_row, item.first_row + rows) of the chunk and returns its length, a
-// multiple of ListOrder::kHalf: the tail is zeros times the row of zeros behind the stage's kernel rows, so that it
-// adds nothing whatever the kernel holds. Several candidates are read before the first ballot: one latency for all of
-// them.
+// Writes the list of an item for rows [item.first_row, item.first_row + rows) of the chunk. Returns its length, a
+// multiple of ListOrder::kHalf. The tail is zeros times the row of zeros behind the stage's kernel rows, so it adds
+// nothing whatever the kernel holds. Several candidates are read before the first ballot: one latency for all of them.
 template <typename T, int kLanes>
 __device__ int Compress(const T* patch, const int* row_offset, const WarpItem& item, int rows, int zero_row,
                         float4* values, uint32_t* list) {

@@ -23,7 +23,7 @@ namespace jsc {
 
 constexpr int kRowThreads = kDenseThreads + kWarp;  // a warp copies x
 constexpr int kRowRuns = 4;                         // of 32 channels, listed at a time
-constexpr int kPieceShift = 8;                      // of x: blocks of a cluster have pieces of 256 channels in turns
+constexpr int kPieceShift = 8;                      // of x: blocks of a cluster have pieces of 256 channels cyclically
 constexpr int kRowBarrierBytes = 16;                // two of them
 constexpr int kAverageBytes = kDenseThreads * 16;   // where warps add pixels of the same channels
 
@@ -66,8 +66,8 @@ __device__ __forceinline__ void GetTwoEntries(uint32_t from, uint32_t (&row)[kDe
                : "memory");
 }
 
-// Loads where `yes`, and leaves the weight as it is elsewhere, which keeps it in its registers: else the compiler loads
-// into others, and waits for the load to move it.
+// Loads where `yes`, and leaves the weight as it is elsewhere. That keeps it in its registers. The compiler would load
+// into others, and wait for the load to move it.
 __device__ __forceinline__ void LoadInPlace(uint4& weight, const char* p, bool yes) {
   asm volatile(
       "{\n .reg .pred yes;\n setp.ne.b32 yes, %5, 0;\n"
@@ -125,7 +125,7 @@ struct RowList {
     __syncwarp();
   }
 
-  // Fills a turn up to entry `end` with nothing.
+  // Fills a round up to entry `end` with nothing.
   __device__ __forceinline__ void FillUp(int lane, int end) const {
 #pragma unroll 1
     for (int entry = produced + lane; entry < end; entry += kWarp) {
@@ -137,7 +137,7 @@ struct RowList {
 
 // Kernel row segments in registers, and the inputs that they are multiplied by.
 template <typename T>
-struct RowTurn {
+struct RowRound {
   static constexpr int kOutChannels = kLaneOutChannels<T>;
   uint4 weight[kDenseRun];
   float value[kDenseRun];
@@ -158,13 +158,13 @@ struct RowTurn {
   }
 };
 
-// sums[output channel] of a lane's part of the channels. A group of lanes that reads a segment has eight channels in a
-// row of each turn of its warp; the first turn's are asked for before x is known.
+// sums[output channel] of a lane's part of the channels. A group of lanes that reads a segment has eight channels one
+// after another in each round of its warp. The first round's are loaded before x is known.
 template <typename T>
-__device__ __forceinline__ void SumRow(const char* kernel, bool inside, int lane, int lane_shift, RowTurn<T>& turn,
+__device__ __forceinline__ void SumRow(const char* kernel, bool inside, int lane, int lane_shift, RowRound<T>& round,
                                        RowList<T>& list, float (&sums)[kLaneOutChannels<T>]) {
   const int batch = kDenseRun * kWarp >> lane_shift;
-  bool dirty = true;  // some of the turn's weights are not to be added
+  bool dirty = true;  // some of the round's weights are not to be added
   uint32_t from = (lane >> lane_shift) * kDenseRun * kRowEntryBytes;
 #pragma unroll 1
   for (int end = batch;; end += batch) {
@@ -177,19 +177,19 @@ __device__ __forceinline__ void SumRow(const char* kernel, bool inside, int lane
     const uint32_t entries = list.ring + (from & list.mask);
 #pragma unroll
     for (int e = 0; e < kDenseRun; e += 2) GetTwoEntries(entries + e * kRowEntryBytes, row, value, e);
-    if (dirty) turn.DropZeros();
+    if (dirty) round.DropZeros();
 #pragma unroll
     for (int e = 0; e < kDenseRun; ++e) {
-      turn.Add(e, sums);
-      turn.value[e] = value[e];
-      LoadInPlace(turn.weight[e], kernel + static_cast<uint64_t>(row[e]) * 16, row[e] != kNoRow && inside);
+      round.Add(e, sums);
+      round.value[e] = value[e];
+      LoadInPlace(round.weight[e], kernel + static_cast<uint64_t>(row[e]) * 16, row[e] != kNoRow && inside);
     }
     dirty = row[kDenseRun - 1] == kNoRow;
     from += batch * kRowEntryBytes;
   }
-  if (dirty) turn.DropZeros();
+  if (dirty) round.DropZeros();
 #pragma unroll
-  for (int e = 0; e < kDenseRun; ++e) turn.Add(e, sums);
+  for (int e = 0; e < kDenseRun; ++e) round.Add(e, sums);
 }
 
 #if __CUDA_ARCH__ >= 900
@@ -274,7 +274,7 @@ __global__ void __launch_bounds__(kRowThreads, 1) DenseRowKernel(const __grid_co
   const int64_t stack = blockIdx.y, row_bytes = static_cast<int64_t>(task.row_pieces) * 16;
   const RowShare share_of_x(part, task.part_shift, task.channels);
   T* const x = reinterpret_cast<T*>(shared + task.x_at);
-  uint64_t* const full = reinterpret_cast<uint64_t*>(shared + task.barriers_at);  // of the inbox; then of x
+  uint64_t* const full = reinterpret_cast<uint64_t*>(shared + task.barriers_at);  // of the DSMEM slots; then of x
   const int out_channel_shift = task.lane_shift + kOutChannelShift, slot_shift = out_channel_shift - task.part_shift;
   if (__any_sync(0xffffffffu, warp == kDenseWarps)) {  // a vote, so that the compiler sees whole warps part
     if (lane == 0) {
@@ -300,14 +300,14 @@ __global__ void __launch_bounds__(kRowThreads, 1) DenseRowKernel(const __grid_co
   const char* kernel =
       reinterpret_cast<const char*>(task.kernel + tile_out_channel + column) + stack * task.channels * row_bytes;
 
-  RowTurn<T> turn;
+  RowRound<T> round;
   const int unseen = warp * task.first + group * kDenseRun;
   const int count = min(min(share_of_x.channels, (warp + 1) * task.first) - unseen, kDenseRun);
   const char* p = kernel + share_of_x.InX(unseen) * row_bytes;
 #pragma unroll
   for (int e = 0; e < kDenseRun; ++e) {
-    turn.weight[e] = make_uint4(0, 0, 0, 0);
-    LoadInPlace(turn.weight[e], p, e < count && inside);
+    round.weight[e] = make_uint4(0, 0, 0, 0);
+    LoadInPlace(round.weight[e], p, e < count && inside);
     p += row_bytes;
   }
   // Which result is this thread's in the end: 2^share_shift threads add the sums of an output channel.
@@ -338,12 +338,12 @@ __global__ void __launch_bounds__(kRowThreads, 1) DenseRowKernel(const __grid_co
     WaitForBytes(full + 1, 0);
   }
 #pragma unroll
-  for (int e = 0; e < kDenseRun; ++e) turn.value[e] = e < count ? ToFloat(x[unseen + e]) : 0.f;
+  for (int e = 0; e < kDenseRun; ++e) round.value[e] = e < count ? ToFloat(x[unseen + e]) : 0.f;
 
   float sums[kOutChannels] = {};
-  SumRow<T>(kernel, inside, lane, task.lane_shift, turn, list, sums);
+  SumRow<T>(kernel, inside, lane, task.lane_shift, round, list, sums);
 
-  // The sums of all groups of lanes meet in [groups of the block, pitch].
+  // The sums of all groups of lanes are added in [groups of the block, pitch].
   const int pitch = (1 << out_channel_shift) + 4;
   float* partials = reinterpret_cast<float*>(shared + task.partials_at);
   float* own = partials + ((warp << group_shift) + group) * pitch + column;
@@ -360,16 +360,16 @@ __global__ void __launch_bounds__(kRowThreads, 1) DenseRowKernel(const __grid_co
   for (int step = share / 2; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
   if (sub != 0) return;
   if (parts > 1) {
-    float* inbox = reinterpret_cast<float*>(full + 2);           // [parts, slots]
+    float* slots = reinterpret_cast<float*>(full + 2);           // [parts, slots]
     asm volatile("barrier.cluster.wait.acquire;" ::: "memory");  // some threads of a warp
     if (owner != part) {
-      SendToBlock(owner, inbox + (part << slot_shift) + slot, sum, full);
+      SendToBlock(owner, slots + (part << slot_shift) + slot, sum, full);
       return;
     }
     WaitForBytes(full, 0);
     float all = 0.f;
 #pragma unroll 1
-    for (int p = 0; p < parts; ++p) all += p == part ? sum : inbox[(p << slot_shift) + slot];
+    for (int p = 0; p < parts; ++p) all += p == part ? sum : slots[(p << slot_shift) + slot];
     sum = all;
   }
   if (!writes) return;

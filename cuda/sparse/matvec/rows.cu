@@ -86,14 +86,14 @@ __device__ __forceinline__ void AddGroups(float (&sums)[kImages][kOutChannels], 
 }
 
 #if __CUDA_ARCH__ >= 900
-// Where the blocks of a cluster, which have parts of the channels, send each other their sums, one way: thread i of
-// block i % parts adds the sums of thread i of all blocks, in their order.
-struct Inbox {
+// The cluster reduction: blocks that have parts of the channels send each other their sums, one way. Thread i of block
+// i % parts adds the sums of thread i of all blocks, in their order.
+struct Slots {
   uint64_t* full;  // barrier
   float4* sums;    // [parts, slots]
   int part, parts, slots;
 
-  __device__ Inbox(unsigned char* memory, const DensePlace& at, int all_parts, int results)
+  __device__ Slots(unsigned char* memory, const DensePlace& at, int all_parts, int results)
       : full(reinterpret_cast<uint64_t*>(memory)),
         sums(reinterpret_cast<float4*>(memory + kBarrierBytes)),
         part(static_cast<int>(at.part)),
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(kDenseThreads, 1) DenseKernel(const __grid_con
   uint4 weight[kDenseRun];
   LoadUnseen<T, kVector>(task, at, unseen, kernel, weight);
 #if __CUDA_ARCH__ >= 900
-  const Inbox inbox(shared + task.inbox_at, at, static_cast<int>(task.parts), kImages * quads);
+  const Slots slots(shared + task.slots_at, at, static_cast<int>(task.parts), kImages * quads);
 #endif
   Result<T, kVector> result;
   if constexpr (kImages == 1) {  // with more rows registers are short
@@ -181,12 +181,12 @@ __global__ void __launch_bounds__(kDenseThreads, 1) DenseKernel(const __grid_con
     for (int w = 1; w < kDenseWarps; ++w) sum = sum + warp_sums[w * results + thread];
   }
 #if __CUDA_ARCH__ >= 900
-  if (task.parts > 1) sum = inbox.Exchange(sum, thread < results);
+  if (task.parts > 1) sum = slots.Exchange(sum, thread < results);
 #endif
   result.Write(task, sum);
 }
 
-// Entries of a ring that holds two turns of loads and what one turn of the lister adds.
+// Entries of a ring that holds two rounds of loads and what one round of the lister adds.
 template <int kImages>
 int RingEntries(int lane_shift) {
   const int wanted = 2 * kDenseRun * (kWarp >> lane_shift) + DenseRows<kImages>::kListed;
@@ -198,7 +198,7 @@ int RingEntries(int lane_shift) {
 template <typename T, int kImages>
 size_t SharedBytes(const DenseTask<T>& task) {
   const size_t results = kImages * (kLaneOutChannels<T> << task.lane_shift) / 4 + task.parts;
-  return task.inbox_at + (task.parts > 1 ? kBarrierBytes + results * sizeof(float4) : 0);
+  return task.slots_at + (task.parts > 1 ? kBarrierBytes + results * sizeof(float4) : 0);
 }
 
 // Completes a task whose lane_shift and parts are set.
@@ -211,7 +211,7 @@ void CompleteTask(DenseTask<T>* task) {
   task->ring = RingEntries<kImages>(task->lane_shift);
   const int rings = kDenseWarps * task->ring * (kImages + 1) * static_cast<int>(sizeof(float));
   const int sums = kDenseWarps * kImages * out_channels * static_cast<int>(sizeof(float));
-  task->inbox_at = std::max(rings, sums);
+  task->slots_at = std::max(rings, sums);
 }
 
 // Segments of 2^lane_shift lanes, and as many blocks of a cluster to share the channels as run at once.

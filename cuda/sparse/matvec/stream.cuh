@@ -44,7 +44,7 @@ struct DenseTask {
   int lane_shift;  // logarithm of the lanes that read a segment of one kernel row
   int first;       // channels at most that a warp asks for before it knows x
   int ring;        // entries of a warp's list, a power of two
-  int inbox_at;    // in shared memory
+  int slots_at;    // in shared memory
   bool relu;
 };
 
@@ -175,7 +175,7 @@ __device__ bool AnyNonZero(const float (&value)[kImages]) {
   return any;
 }
 
-// The channels beyond those that are loaded unseen: lists them run by run, values asked for one turn ahead.
+// The channels beyond those that are loaded unseen: lists them run by run, with values loaded one round ahead.
 template <typename T, int kImages>
 struct DenseLister {
   static constexpr int kRuns = DenseRows<kImages>::kRuns;
@@ -193,7 +193,7 @@ struct DenseLister {
     }
   }
 
-  // Uniform in a warp: whether there is a turn left.
+  // Uniform in a warp: whether there is a round left.
   __device__ bool Left(int lane) const { return next - lane < static_cast<unsigned>(channels); }
 
   __device__ void Append(DenseRing<kImages>& ring, int lane) {
@@ -254,7 +254,7 @@ __device__ __forceinline__ void ListUnseen(const float (&value)[DenseRows<kImage
   }
 }
 
-// What fills the last turn up to entry `end` adds nothing.
+// What fills the last round up to entry `end` adds nothing.
 template <int kImages>
 __device__ __forceinline__ void FillUp(DenseRing<kImages>& ring, int lane, int end) {
   const float none[kImages] = {};
