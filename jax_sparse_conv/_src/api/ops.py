@@ -223,10 +223,10 @@ def dense(
       bias: [K], x's dtype, or None.
       activation: None or "relu".
       precision: as in `conv`.
-      implementation: "ecr" takes each row of x as one compressed window. "xla" is dense. None is dense for more than 16
-        rows, those that `vmap` adds included. It is dense as well without a kernel for the platform and dtype, and on a
-        CPU for several rows of a small kernel. Else it is ECR. On a CPU the zeros of several rows decide as well, when
-        the compiled function runs.
+      implementation: "ecr" takes each row of x as one compressed window. "xla" is dense. None is ECR for few rows: up
+        to 16 on a CPU, and one on a GPU. Rows that `vmap` adds count. None is dense for more rows, and without a kernel
+        for the platform and dtype. It may be dense for small kernels, and on a GPU for those that its cache may hold.
+        On a CPU the zeros of x decide as well, when the compiled function runs.
 
     Returns:
       [..., K] in x's dtype.
