@@ -2,7 +2,7 @@
 //   out = pool(activation(conv(x, kernel) + bias + residual))
 // ConvArgs holds static sizes only. It is plain data, so a CUDA kernel can take it by value. MakeConvCall decodes the
 // custom call's attributes and checks every buffer against them. So a handler can trust each size of its ConvCall. May
-// change: with the attributes that jax_sparse_conv/primitive/lowering.py writes. Tests: tests/cuda/test_native.py.
+// change: with the attributes that jax_sparse_conv/_src/primitive/lowering.py writes. Tests: tests/cuda/test_native.py.
 #ifndef JSC_NATIVE_CALL_H_
 #define JSC_NATIVE_CALL_H_
 

@@ -294,7 +294,7 @@ ffi::Error Chain(const ChainCall& call, int device, cudaStream_t stream) {
     } else {
       DeviceCall conv = CallOf(call, step);
       conv.gate = gate;
-      // Nothing but its pool reads the result of a convolution that has one: segment_schedule.py makes two steps of
+      // Nothing but its pool reads the result of a convolution that has one: fusion/schedule.py makes two steps of
       // them.
       if (i + 1 < call.steps.size() && TakePool(call.steps[i + 1], device, &conv)) {
         ++i;

@@ -98,7 +98,7 @@ ffi::Error LaunchDenseRow(const DeviceCall& call, const ChainRow& row, const Dev
 }  // namespace
 
 bool IsDenseRow(const DeviceCall& call, const DeviceInfo& device) {
-  // kElse: bytes of shared memory beside x; segment_rules.py has them too.
+  // kElse: bytes of shared memory beside x; fusion/chain_rules.py has them too.
   constexpr int64_t kMostStacks = 65535, kElse = 1 << 16, kPiece = 16;
   const ConvArgs& a = call.args;
   const int64_t bytes = static_cast<int64_t>(ffi::ByteWidth(call.dtype));
