@@ -13,7 +13,7 @@ import numpy as np
 import oracle
 import pytest
 from cases import Case
-from conftest import PLATFORM
+from platforms import PLATFORM
 
 from jax_sparse_conv._src import _native, devices
 from jax_sparse_conv._src.dispatch.planner import FAMILIES, Candidate, Layer

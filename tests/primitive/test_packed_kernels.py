@@ -12,7 +12,7 @@ import oracle
 import pytest
 from cases import Case
 from kernel_checks import TOLERANCE, call
-from test_packing import CASE, LAYERS, constants
+from packed_checks import CASE, LAYERS, constants
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv._src import _native
