@@ -110,7 +110,7 @@ def told(case: Case, candidate: Candidate, geometry: Geometry, precision: str, i
         activation=case.arguments.get("activation"),
         has_bias=inputs.bias is not None,
         has_residual=inputs.residual is not None,
-        precision=precision,
+        precision=lax.Precision(precision),
         candidate=candidate,
     )
     leading = (inputs.x, inputs.kernel[None], None if inputs.bias is None else inputs.bias[None], inputs.residual)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -23,7 +25,7 @@ XLA = "xla"
 ZEROS = 0.25
 """Of x, independent of each other: as few as early layers have, so that a kernel that skips them is not overrated."""
 
-_OF_FAMILY = 4  # candidates of each family that are timed
+_OF_FAMILY = 3  # candidates of each family that are timed
 _AGAIN = 3  # of all, that are timed once more beside XLA
 _SAMPLES, _SAMPLES_AGAIN = 5, 15
 
@@ -88,13 +90,22 @@ def measure(call: Call, device: Device, seed: int = 0) -> Measured:
         functions[name_of(rated.candidate)] = _told(config, rated.candidate)
     operands = list(_operands(shapes, seed))
     compiled = {name: jax.jit(function) for name, function in functions.items()}
-    failed = timing.failures(compiled, operands)
+    jobs = [(functools.partial(_compiled, function, operands), name == XLA) for name, function in compiled.items()]
+    for _ in timing.compile_each(jobs):
+        pass
+    failed = timing.failures(compiled, operands, chained=True)
     first = timing.per_call(_without(compiled, failed), operands, _SAMPLES)
     ours = sorted((name for name in first if name != XLA), key=lambda name: first[name].median)[:_AGAIN]
     again = {name: compiled[name] for name in (XLA, *ours) if name in first}
     second = timing.per_call(again, operands, _SAMPLES_AGAIN)
     times = {name: timed.microseconds for name, timed in {**first, **second}.items()}
     return Measured(key, times, tuple(again), failed)
+
+
+def _compiled(function: timing.Function, operands: list[timing.Operands]) -> None:
+    """Compile ahead; what does not compile is found when it is run."""
+    with contextlib.suppress(ValueError, jax.errors.JaxRuntimeError):
+        timing.compile_ahead(function, operands)
 
 
 def _without(functions: Mapping[str, timing.Function], names: Mapping[str, str]) -> dict[str, timing.Function]:
