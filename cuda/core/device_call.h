@@ -11,13 +11,13 @@ namespace jsc {
 // When a kernel runs: which of two does, by a density that only the device knows, and how it stands to the kernel in
 // front of it on the stream.
 struct Gate {
-  const int32_t* nonzeros = nullptr;  // [parts, 2] (non-zeros, elements) of parts of x; null: the kernel runs
+  const int32_t* nonzeros = nullptr;  // [rows, 2] (non-zeros, elements) of parts of x; null: the kernel runs
   int rows = 0;
   float threshold = 0.f;        // of the density, non-zeros / elements
   bool above = false;           // runs where the density is above the threshold, else where it is at most that
   bool overlaps = false;        // launched to start before the kernel in front of it is done
   bool in_chain = false;        // waits for the kernel in front before it reads x, and then lets the next one start
-  const void* ahead = nullptr;  // in a chain: filters that the next kernel reads, to be brought to the L2 cache
+  const void* ahead = nullptr;  // in a chain: weights that the next kernel reads, to be brought to the L2 cache
   uint32_t ahead_bytes = 0;     // in whole 16 bytes
   bool x_is_older = false;      // in a chain: the kernel in front does not write x, so it may be read at once
 };
@@ -41,15 +41,15 @@ struct Footprint {
   int64_t shared = 0, registers = 0, threads = 0;  // of a block
 };
 
-// Small parts (cuda/small_parts.cuh) in a chain of float32 at HIGHEST; each null where there are none.
+// Low parts (core/low_parts.cuh) in a chain of float32 at HIGHEST; each null where there are none.
 struct LowParts {
   const void* x = nullptr;  // [N, H, W, C]; kernels that want them make them where they are not in memory
   void* out = nullptr;      // [N, Ho, Wo, K], to be written
   bool* written = nullptr;  // where the launch says whether its kernel writes them, which not all do
 };
 
-constexpr int kCountRows =
-    64;  // rows of counts that a CUDA kernel writes; PARTS in jax_sparse_conv/_src/primitive/sampling.py
+// Rows of counts that a CUDA kernel writes; also in jax_sparse_conv/_src/primitive/sampling.py.
+constexpr int kCountRows = 64;
 
 struct DeviceCall : ConvCall {
   DeviceCall() = default;

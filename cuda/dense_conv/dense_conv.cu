@@ -1,5 +1,5 @@
-// The direct convolution's entry: has a kernel and its plan chosen (dense_conv/plan/choice.cc), then calls the file of
-// the element type.
+// The dense convolution's entry: has an engine and its plan chosen (dense_conv/plan/choice.cc), then calls the
+// instantiation for the element type.
 #include <map>
 #include <mutex>
 #include <vector>

@@ -62,8 +62,8 @@ struct DenseShape {
   static constexpr int kWarpSteps = kSteps / kDepthWarps;
   static constexpr int kWarpTiles = (kBoxTiles + kPixelWarps - 1) / kPixelWarps;
   static constexpr int kRows = kWarpTiles * kPixelWarps * 8;
-  static constexpr int kNewTiles =
-      (kWarpTiles + kStageChunks - 1) / kStageChunks;  // of the newest chunk, which all share
+  // Of the newest chunk, which all share.
+  static constexpr int kNewTiles = (kWarpTiles + kStageChunks - 1) / kStageChunks;
   static_assert(kSums * kPixelWarps * kMidWarps == kWarps);
   // 3x3: the same of taps and middle channels, results and pixels.
   static constexpr int kOutChannelTiles = kGrowth / 16;

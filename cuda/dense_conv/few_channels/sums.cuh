@@ -15,8 +15,8 @@ template <class U, typename T>
 struct FewChannelsSums {
   static constexpr int kSteps = kFewChannelsChunkPairs * static_cast<int>(sizeof(T)) / 16;  // of mma.sync, in a chunk
   static constexpr int kHalves = sizeof(T) == 4 ? 1 : 2;                                    // fours of pairs in a step
-  static constexpr int kCount =
-      sizeof(T) == 2 && U::kOutChannels > 32 ? 8 : 4;  // neighbouring output channels of a lane
+  // Neighbouring output channels of a lane.
+  static constexpr int kCount = sizeof(T) == 2 && U::kOutChannels > 32 ? 8 : 4;
   static constexpr int kQuads = U::kOutChannels / (8 * kCount);
   float sums[U::kFragments][kFewChannelsWarpRuns][4] = {};
 

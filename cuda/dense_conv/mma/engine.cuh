@@ -160,9 +160,9 @@ struct TensorEngine {
 // float32 by FFMA, in the order that U::kEngine says.
 template <class U>
 struct ScalarEngine {
-  static constexpr int kRun =
-      U::kOutChannelsPerThread < 4 ? U::kOutChannelsPerThread : 4;  // neighbouring output channels of a thread
-  static constexpr int kLoadDepth = 4;                              // of the chunk, a 16-byte load
+  // Neighbouring output channels of a thread.
+  static constexpr int kRun = U::kOutChannelsPerThread < 4 ? U::kOutChannelsPerThread : 4;
+  static constexpr int kLoadDepth = 4;  // of the chunk, a 16-byte load
   using Layout = StageLayout<U, float>;
   float sums[U::kImagesPerThread][U::kOutChannelsPerThread] = {};
 

@@ -45,13 +45,11 @@ DenseConvChoice ChooseKernel(const ConvArgs& a, int element_bytes, size_t worksp
   choice.wgmma = WgmmaPlanOf(candidate, a, element_bytes, in_chain, info);
   if (choice.wgmma.out_channels > 0) return choice;
   choice.wgmma = ChooseWgmmaPlan(a, element_bytes, in_chain, info);
-  // The other model knows no bound by memory: of calls where it expects up to a tenth less or more, warpgroups took as
-  // long on an H200 (at most 5 % more) or up to a quarter less. At HIGHEST small layers take 0.85 of what it expects,
-  // those of 20 us and more all of it. In a chain they fetch their first data earlier. Of the tiles that are small in
-  // all ways, with which 2 to 5 us are compared, choices by these lose 0.9 % on average (12 % at most, but for one
-  // layer of 5x5 in 16 bits). Of kernels alone in TF32 and 16 bits that was with a model of warpgroups that expected
-  // 1.25 and 1.13 times as long of small layers as today's, by which these shares are set anew.
-  constexpr double kSmall = 30000;  // cycles of warpgroups: 20 us
+  // The model of mma knows no bound by memory. Where it expects up to a tenth less or more than that of wgmma, wgmma
+  // took as long on an H200 (at most 5 % more) or up to a quarter less. At HIGHEST small layers take 0.85 of what it
+  // expects, those of 20 us and more all of it. In a chain wgmma fetches its first data earlier. Choices between these
+  // and small_map lose 0.9 % on average and 12 % at most.
+  constexpr double kSmall = 30000;  // cycles of wgmma: 20 us
   const bool tf32x3 = element_bytes == 4 && a.precision == Precision::kHighest, halves = element_bytes == 2;
   const double of_tf32x3 = choice.wgmma.cycles < kSmall ? 1.2 : 1;
   const double of_large = in_chain ? 0.6 : tf32x3 ? of_tf32x3 : halves ? 0.97 : 1;
@@ -65,14 +63,14 @@ DenseConvChoice ChooseKernel(const ConvArgs& a, int element_bytes, size_t worksp
   if (choice.mma.tile != MmaTile::kNone && is_faster) choice.wgmma = {};
   double other = choice.wgmma.out_channels > 0 ? choice.wgmma.cycles : choice.mma.cycles / margin;
   choice.grouped = ChooseGroupedPlan(a, element_bytes, info);
-  // By 90 times of RegNets' layers at batch 1 (h100_zoo_groups_before.json), as shares of what the other model expects.
+  // From RegNets' layers at batch 1, as shares of what the other model expects.
   const double of_grouped = tf32x3 ? 1.05 : halves ? 0.87 : IsSmallMap(choice.mma.tile) ? 1 : 0.9;
   const bool by_products = choice.wgmma.out_channels == 0;
   if (choice.grouped.cycles > (by_products ? choice.mma.cycles / of_grouped : other)) choice.grouped = {};
   if (choice.grouped.tiles > 0) other = choice.grouped.cycles;
   if (in_chain) return choice;
   choice.splitk_channels = ChooseSplitKChannelsPlan(FlattenedArgs(a), element_bytes, info);
-  // By 280 calls on an H200 in each precision, hardly any of which has groups.
+  // From calls on an H200 in each precision, hardly any of which has groups.
   const double of_splitk_channels = by_products ? (tf32x3 ? 1.01 : 1.06) : (tf32x3 ? 0.95 : 0.92);
   if (choice.splitk_channels.cycles > of_splitk_channels * other) choice.splitk_channels = {};
   return choice;

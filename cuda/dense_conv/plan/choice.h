@@ -1,6 +1,7 @@
-// Which of the direct convolution's kernels serves a call: dense_conv/mma/kernel.cuh and dense_conv/mma/small_map.cuh
-// (products of a warp), dense_conv/splitk_channels/kernel.cuh, dense_conv/grouped/kernel.cuh,
-// dense_conv/wgmma/kernel.cuh or dense_conv/few_channels/kernel.cuh, by what their models expect.
+// Room: the dense convolution. A folder per engine: mma (with small_map), splitk_channels, grouped, wgmma,
+// few_channels; plan/ has the planners, host code without CUDA. This header says which engine serves a call. May
+// change: tiles and models, while results stay bitwise repeatable; to add an engine add its kernel, plan and a row
+// here. Details: docs/design/kernels/index.md. Tests: tests/cuda/test_direct.py, tests/golden/test_golden.py.
 #ifndef JSC_CUDA_DENSE_CONV_PLAN_CHOICE_H_
 #define JSC_CUDA_DENSE_CONV_PLAN_CHOICE_H_
 
@@ -14,9 +15,9 @@
 
 namespace jsc {
 
-// Of the kernels, in the order in which they are taken: image, slice, group, warpgroup, direct. That of few channels
-// has a plan wherever it can be taken, slices and groups where they are expected to be faster than what follows, and
-// warpgroups where they are, the only ones with the pool, or asked for by their tile.
+// The plans, in the order in which engines are taken: few_channels, splitk_channels, grouped, wgmma, mma. few_channels
+// has a plan wherever it can serve. splitk_channels and grouped have one where they are expected to be faster than what
+// follows. wgmma has one where it is, where it alone takes the pool, or where its tile was asked for.
 struct DenseConvChoice {
   FewChannelsPlan few_channels;
   MmaPlan mma;

@@ -1,4 +1,4 @@
-// The model that cuts a direct convolution of few channels.
+// The planner of the engine few_channels, by a model of cycles.
 #include "cuda/dense_conv/plan/few_channels_plan.h"
 
 #include <algorithm>
@@ -36,28 +36,28 @@ struct BlockShape {
   int64_t patch_pieces;  // 16 bytes each
 };
 
-// Cycles until the last block is done, by what the busiest multiprocessor has to do. The figures are for the order of
-// plans alone, and fit 2,900 times of 24 layers on an H200; the plan chosen loses 2 % there on average and 9 % at most.
+// Cycles until the last block is done, by what the busiest SM has to do. The figures are fitted to times on an H200 and
+// are for the order of plans alone.
 double Cycles(const ConvArgs& a, int element_bytes, const DeviceInfo& device, const FewChannelsPlan& plan,
               const BlockShape& block) {
   constexpr double kTile = 2000, kOrderRound = 175, kCopyRound = 220, kEndWarpTile = 150, kPoolRound = 750,
                    kBlock = 1070;
   const bool wide = element_bytes == 4, pooled = a.pool != Pool::kNone;
-  const int64_t layers = DivideUp(block.blocks, device.multiprocessors);  // blocks that a multiprocessor runs
+  const int64_t layers = DivideUp(block.blocks, device.multiprocessors);  // blocks that an SM runs
   const auto waves = static_cast<double>(DivideUp(layers, block.resident));
   const auto together = static_cast<double>(std::min(layers, block.resident));
   const auto warp_tiles = static_cast<double>(block.warp_tiles), pieces = static_cast<double>(block.patch_pieces);
   const int threads = plan.warps * kWarp;
   const auto rounds = [](int64_t all, int64_t at_once) { return static_cast<double>(DivideUp(all, at_once)); };
 
-  // Of a turn of a warp: cycles of a tensor core for its products, and of shared memory for what they read.
+  // Of a warp's tile: cycles of a tensor core for its products, and of shared memory for what they read.
   const double steps = plan.pairs * element_bytes / 16.0, fragments = plan.out_channels / 16.0,
                terms = plan.tf32x3 ? 3 : 1;
   const double products = steps * fragments * kFewChannelsWarpRuns * terms * 8;
   const double reads = steps * ((fragments * 4 + 8) * (plan.tf32x3 ? 2 : 1) + (wide ? 1 : 2));
   const double work = std::max({together * warp_tiles * products / 4, together * warp_tiles * reads,
                                 rounds(block.warp_tiles, plan.warps) * products});
-  // Instructions of the multiprocessor's warps beside them.
+  // Instructions of the SM's warps beside them.
   const double per_piece = 14 + (wide ? 18 : 0) + (plan.tf32x3 ? 14 : 0),
                per_warp_tile = plan.out_channels / 32 * (wide ? 300 : 250);
   const double runs = plan.tile[0] * plan.tile[1] / kFewChannelsRun;

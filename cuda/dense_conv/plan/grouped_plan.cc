@@ -1,4 +1,4 @@
-// The analytical model that cuts a convolution of groups of few channels: a tile of results, and groups of a block.
+// The planner of the engine grouped: tiles of results, and groups of a block, by a model of cycles.
 #include "cuda/dense_conv/plan/grouped_plan.h"
 
 #include <algorithm>
@@ -13,12 +13,12 @@ namespace {
 
 constexpr int64_t kMost = int64_t{1} << 30;  // pixels, and elements of shared memory's rows, have 32-bit numbers
 
-// Bytes of a row whose neighbours do not share banks: eight pixels, or channels of 16-bit filters, in an odd number of
-// 16 bytes; four channels of float32 filters in an odd number of 32 bytes.
+// Bytes of a row whose neighbours do not share banks: eight pixels, or channels of 16-bit weights, in an odd number of
+// 16 bytes; four channels of float32 weights in an odd number of 32 bytes.
 int64_t ApartRow(int64_t bytes, int64_t step) { return step * (DivideUp(bytes, step) | 1); }
 
-// What a warp's steps take, by kinds: 16 bits, TF32, parts. Cycles of a scheduler for a product, for what else a
-// fragment of pixels asks of it, how long a step takes at the least, for the results of a fragment's tile, and how much
+// What a warp's steps take, for 16 bits, TF32 and 3xTF32. In order: cycles of a scheduler for a product; for what else
+// a fragment of pixels asks of it; how long a step takes at the least; for the results of a fragment's tile; how much
 // longer products take with few warps.
 struct GroupedCosts {
   double product, fragment, latency, results, few_warps;
@@ -26,8 +26,7 @@ struct GroupedCosts {
 constexpr GroupedCosts kCosts[] = {{4.6, 10.4, 71, 14, 1.13}, {6.2, 10.4, 99, 3.9, 1.27}, {6.8, 2.1, 242, 16, 1.2}};
 
 // Cycles until the last block is done, comparable to those of dense_conv/plan/mma_plan.cc (1,500 a microsecond). The
-// figures fit 5,100 times of 23 layers of 3x3 windows and 16 to 64 channels at batch 1, 8 and 32 in three kinds on an
-// H100, those near the best of a layer within 10 % (rms); the plan chosen loses 3 % there on average and 22 % at most.
+// figures are fitted to times of 3x3 layers on an H100.
 double Cycles(const ConvArgs& a, int element_bytes, const GroupedPlan& plan, const DeviceInfo& device) {
   constexpr double kLaunch = 1639, kStart = 1764, kBlock = 384, kWave = 268, kTile = 3;
   constexpr double kPixelBytes = 24.1, kWeightBytes = 44.6, kResultBytes = 69;  // of a block, in a cycle

@@ -1,4 +1,4 @@
-// How a direct convolution of groups of few channels (dense_conv/grouped/kernel.cuh) is cut.
+// How a call is cut for the engine grouped (dense_conv/grouped/kernel.cuh).
 #ifndef JSC_CUDA_DENSE_CONV_PLAN_GROUPED_PLAN_H_
 #define JSC_CUDA_DENSE_CONV_PLAN_GROUPED_PLAN_H_
 
@@ -10,22 +10,22 @@
 namespace jsc {
 
 constexpr int kGroupedWarps = 8;         // of a block
-constexpr int kGroupedBlocks = 2;        // of a multiprocessor that registers leave room for
+constexpr int kGroupedBlocks = 2;        // of an SM that registers leave room for
 constexpr int kUnitBytes = 16;           // of a pixel's channels: half of what a tensor core takes at once
 constexpr int kMostGroupedUnits = 2048;  // of a window
 
 struct GroupedPlan {
-  int tiles;                              // of eight features, that a warp multiplies pixels with at once; 0: no plan
-  bool tf32x3;                            // float32-accurate products
+  int tiles;    // of eight output channels, that a warp multiplies pixels with at once; 0: no plan
+  bool tf32x3;  // float32 at HIGHEST
   int tile_images, tile_high, tile_wide;  // results of a block
   int groups;                             // of a block, or
-  int out_channel_splits;                 // blocks that share the features of one
+  int out_channel_splits;                 // blocks that share the output channels of one
   // What follows from these.
   int units;                                           // of a window: kUnitBytes of channels under a tap
   int box_high, box_wide;                              // pixels of x that an image of a tile reads
   int tiles_down, tiles_across, image_tiles;           // of a stack
   int bundles;                                         // of groups, or parts of them
-  int columns;                                         // of `tiles` tiles of features, that a block has
+  int columns;                                         // of `tiles` tiles of output channels, that a block has
   int pixel_bytes, weight_bytes;                       // of a row in shared memory: a pixel's, a channel's of a tap
   int places_at, weights_at, pixels_at, shared_bytes;  // of shared memory: behind the offsets of units, and all
   double cycles;                                       // what the model expects
@@ -37,13 +37,14 @@ constexpr int GroupedRows(int tiles, bool tf32x3) {
   return tiles <= 3 ? 4 : 2;
 }
 
-// The tiles of eight features of a warp that groups of so many features have, or 0 where there is no kernel.
+// The tiles of eight output channels of a warp that groups of so many output channels have, or 0 where there is no
+// kernel.
 int GroupedTiles(int64_t group_out_channels);
 
-// Completes a plan whose parts, tile, groups and out_channel_splits are set; false where it does not fit.
+// Completes a plan whose tf32x3, tile, groups and out_channel_splits are set; false where it does not fit.
 bool CompleteGroupedPlan(const ConvArgs& args, int element_bytes, const DeviceInfo& device, GroupedPlan* plan);
 
-// Every plan that fits a call. tile of a candidate: images, rows and columns of results, groups, feature parts.
+// Every plan that fits a call. tile of a candidate: images, rows and columns of results, groups, output channel splits.
 void VisitGroupedPlans(const ConvArgs& args, int element_bytes, const DeviceInfo& device,
                        const std::function<void(const GroupedPlan&)>& visit);
 

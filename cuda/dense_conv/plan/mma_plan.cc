@@ -1,4 +1,4 @@
-// The analytical model that cuts a direct convolution: every compiled tile and number of splits, by counted cycles.
+// The planner of the engines mma and small_map: every compiled tile and number of splits, by a model of cycles.
 #include "cuda/dense_conv/plan/mma_plan.h"
 
 #include <algorithm>
@@ -13,9 +13,9 @@ namespace {
 constexpr int64_t kMaxCount = std::numeric_limits<int32_t>::max();
 constexpr int64_t kMaxGrid = 65535;      // of groups and stacks, the grid's second and third axes
 constexpr int kMaxTableTaps = 256;       // of a tuning with a table in shared memory
-constexpr int kMinGroupOutChannels = 8;  // fewer, and most of a tile of 64 filters is empty
+constexpr int kMinGroupOutChannels = 8;  // fewer, and most of a tile of 64 output channels is empty
 
-// Cycles that a chunk of a tile costs: a block with a multiprocessor to itself, and one that shares it.
+// Cycles that a chunk of a tile costs: a block with an SM to itself, and one that shares it.
 struct ChunkCycles {
   double alone, shared;
 };
@@ -23,7 +23,7 @@ struct ChunkCycles {
 // What the model needs to know of a tuning.
 struct TileShape {
   int pixels, out_channels, threads, chunk, stage_bytes, shared_bytes;
-  int most_resident;  // blocks whose registers fit a multiprocessor
+  int most_resident;  // blocks whose registers fit an SM
   ChunkCycles cycles;
 };
 
@@ -74,7 +74,7 @@ TileShape ShapeOfPlan(const MmaPlan& plan, int element_bytes, int64_t taps) {
   return ShapeOf<PreciseTunings::Narrow, float>(taps, 4, {3000, 2000});
 }
 
-// What the model needs to know of a tile of the kernel whose warps share the axis; cycles are of a warp's step.
+// What the model needs to know of a tile of small_map. Cycles are of a warp's step.
 struct SmallMapShape {
   int pixels, out_channels, depth, warps, shared_bytes;
   ChunkCycles step;
@@ -104,9 +104,7 @@ SmallMapShape ShapeOfSmallMapTile(MmaTile tile, bool is_tf32x3) {
   }
 }
 
-// As Cycles, of a deep tile. The figures fit 350 times of 39 layers on an H200, those near the best of a layer within
-// 7 % (rms); of the layers that are for these tiles the one chosen loses 0.6 % on average and 20 % at most. The last
-// tile's are of one layer.
+// As Cycles, of a tile of small_map. The figures are fitted to times on an H200, the last tile's to one layer.
 double SmallMapCycles(const MmaPlan& plan, const SmallMapShape& shape, int64_t tiles, const DeviceInfo& device) {
   constexpr double kBlock = 2784, kNextWave = 2065;
   const int64_t resident =
@@ -118,10 +116,9 @@ double SmallMapCycles(const MmaPlan& plan, const SmallMapShape& shape, int64_t t
   return kBlock + (waves - 1) * kNextWave + std::max(waves * steps * shape.step.alone, busy);
 }
 
-// Cycles until the last block is done. What the blocks of a multiprocessor ask of its arithmetic adds up, what one
-// block waits for on its own does not, and the L2 cache gives all of them so many bytes a cycle. The figures fit 1,500
-// times of 66 layers on an H200; the plan chosen loses 3 % there on average and 15 % at most (split engine: 720 times
-// of 25 layers, 1 % and 7 %). Only the order of plans matters.
+// Cycles until the last block is done. What the blocks of an SM ask of its arithmetic adds up, what one block waits for
+// on its own does not, and the L2 cache gives all of them so many bytes a cycle. The figures are fitted to times on an
+// H200. Only the order of plans matters.
 double Cycles(const MmaPlan& plan, const TileShape& shape, int64_t tiles, const DeviceInfo& device) {
   constexpr double kBlock = 4400, kTileEnd = 550, kClusterReduction = 1270, kSplit = 140, kWorkspace = 4000,
                    kCacheBytes = 41;
@@ -130,7 +127,7 @@ double Cycles(const MmaPlan& plan, const TileShape& shape, int64_t tiles, const 
   const int by_memory = device.shared_memory_sm / (shape.shared_bytes + 1024);
   const int resident = std::max(1, std::min({by_memory, shape.most_resident, 2048 / shape.threads}));
   const int64_t blocks = tiles * plan.splits;
-  const int64_t layers = DivideUp(blocks, places);  // blocks that a multiprocessor runs
+  const int64_t layers = DivideUp(blocks, places);  // blocks that an SM runs
   const int64_t waves = DivideUp(layers, resident);
   const double together = static_cast<double>(std::min<int64_t>(layers, resident)), chunks = plan.chunks_per_split;
   const double running = static_cast<double>(std::min<int64_t>(blocks, places * resident));
@@ -156,7 +153,7 @@ bool HasSmallNumbers(const ConvArgs& a) {
          a.images * a.conv_size[0] * a.conv_size[1] <= kMaxCount;
 }
 
-// Cuts a call by a deep tile; false where that does not fit.
+// Cuts a call by a tile of small_map; false where that does not fit.
 bool CompleteSmallMapPlan(const ConvArgs& a, int element_bytes, const DeviceInfo& device, MmaPlan* plan) {
   const bool is_tf32x3 = plan->engine == Engine::kTf32x3;
   const SmallMapShape shape = element_bytes == 4 ? ShapeOfSmallMapTile<float>(plan->tile, is_tf32x3)
@@ -176,8 +173,8 @@ bool CompleteSmallMapPlan(const ConvArgs& a, int element_bytes, const DeviceInfo
   return true;
 }
 
-// For float32-accurate products FFMA where tensor cores do TF32 at little more than its rate: three TF32 products take
-// the place of one. But FFMA adds product after product, and is off by 2.6e-6 after 18,432 of them.
+// At HIGHEST FFMA where tensor cores do TF32 at little more than its rate, since 3xTF32 needs three products for one.
+// But FFMA adds product after product, and is off by 2.6e-6 after 18,432 of them.
 Engine EngineFor(const ConvArgs& a, int element_bytes, const DeviceInfo& device) {
   constexpr int64_t kMaxProducts = 8192;
   if (element_bytes != 4 || a.precision != Precision::kHighest) return Engine::kTensorCores;
@@ -272,7 +269,7 @@ MmaPlan ChooseMmaPlan(const ConvArgs& a, int element_bytes, size_t workspace_byt
 }
 
 size_t MmaWorkspaceBytes(int64_t pixels, int64_t out_channels, int64_t depth) {
-  // Splitting pays while there are fewer than some 256 blocks of 64 results x 64 filters.
+  // Splitting pays while there are fewer than some 256 blocks of 64 results x 64 output channels.
   constexpr int64_t kSide = 64, kBlocks = 256;
   const int64_t tiles = DivideUp(pixels, kSide) * DivideUp(out_channels, kSide);
   if (tiles <= 0 || tiles > kBlocks / 2 || depth <= kSide) return 0;

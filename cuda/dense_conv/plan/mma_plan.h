@@ -1,4 +1,4 @@
-// How a direct convolution is cut: which of the compiled tunings, and how many blocks share a tile's reduction.
+// How a call is cut for the engines mma and small_map: which compiled tile, and how many blocks split its reduction.
 #ifndef JSC_CUDA_DENSE_CONV_PLAN_MMA_PLAN_H_
 #define JSC_CUDA_DENSE_CONV_PLAN_MMA_PLAN_H_
 
@@ -16,7 +16,7 @@ struct MmaTunings {
   static constexpr int kChunk = 128 / static_cast<int>(sizeof(T));
   template <int kImages, int kOutChannels, int kX, int kY, int kStages>
   using Tensor = Tuning<Engine::kTensorCores, kImages, kOutChannels, kX, kY, kChunk, kStages>;
-  using Small = Tensor<4, 8, 16, 8, sizeof(T) == 4 ? 4 : 3>;  // 64 pixels x 64 filters, 4 warps
+  using Small = Tensor<4, 8, 16, 8, sizeof(T) == 4 ? 4 : 3>;  // 64 pixels x 64 output channels, 4 warps
   using Tall = Tensor<8, 8, 16, 8, 3>;                        // 128 x 64, 4 warps
   using Large = Tensor<8, 8, 16, 16, 3>;                      // 128 x 128, 8 warps
   using Narrow = Tuning<Engine::kTensorCores, 4, 8, 16, 8, kChunk, 3, false, Addresses::kTable>;  // 64 x 64, any sizes
@@ -41,7 +41,7 @@ struct PreciseTunings {
   using Narrow = Tuning<Engine::kOuterProduct, 8, 4, 8, 16, kChunk, 3, false, Addresses::kTable>;  // 64 x 64, any sizes
 };
 
-// kDeep: filters x pixels of the kernel whose warps share the reduction axis; kSmallMapNarrow: 16 x 8, any sizes.
+// kSmallMap: output channels x pixels of the engine small_map. kSmallMapNarrow: 16 x 8, any sizes.
 enum class MmaTile : int {
   kNone,
   kSmall,
@@ -60,15 +60,15 @@ constexpr bool IsSmallMap(MmaTile tile) { return tile >= MmaTile::kSmallMap16x8;
 struct MmaPlan {
   MmaTile tile;   // kNone: PerOutput has to serve
   Engine engine;  // kTensorCores, and for float32-accurate products kTf32x3 or kOuterProduct
-  int splits;     // blocks that share the reduction axis of one tile
+  int splits;     // blocks that split the reduction axis of one tile
   Reduction reduction;
   int pixel_tiles, out_channel_tiles;  // of a stack and group
   int chunks, chunks_per_split;        // of the reduction axis
   double cycles;                       // what the model expects
 };
 
-// Every plan that fits a call; with_small_map: with tiles of the kernel whose warps share the axis, which is for calls
-// that are in no chain. tile of a candidate: MmaTile, splits.
+// Every plan that fits a call; with_small_map: with tiles of the engine small_map, which is for calls that are in no
+// chain. tile of a candidate: MmaTile, splits.
 void VisitMmaPlans(const ConvArgs& args, int element_bytes, size_t workspace_bytes, bool with_small_map,
                    const DeviceInfo& device, const std::function<void(const MmaPlan&)>& visit);
 
@@ -76,8 +76,8 @@ void VisitMmaPlans(const ConvArgs& args, int element_bytes, size_t workspace_byt
 MmaPlan MmaPlanOf(const Candidate& candidate, const ConvArgs& args, int element_bytes, size_t workspace_bytes,
                   const DeviceInfo& device);
 
-// The best plan under the model in dense_conv/plan/mma_plan.cc. with_small_map: with tiles of the kernel whose warps
-// share the axis, which is for calls that are in no chain.
+// The best plan under the model in dense_conv/plan/mma_plan.cc. with_small_map: with tiles of the engine small_map,
+// which is for calls that are in no chain.
 MmaPlan ChooseMmaPlan(const ConvArgs& args, int element_bytes, size_t workspace_bytes, bool with_small_map,
                       const DeviceInfo& device);
 

@@ -1,4 +1,4 @@
-// The analytical model that cuts a convolution into tiles, and the channels of a tile into slices.
+// The planner of the engine splitk_channels: tiles, and the channels of a tile in slices, by a model of cycles.
 #include "cuda/dense_conv/plan/splitk_channels_plan.h"
 
 #include <algorithm>
@@ -11,9 +11,9 @@
 namespace jsc {
 namespace {
 
-// What the model needs to know of a compiled tile; of whole products, and of products in parts. Cycles are of a step, a
-// slice under one tap: of a warp alone on its scheduler, and what it takes of the scheduler's time. They are fitted
-// together with the costs below, so not each by itself is what a clock would show.
+// What the model needs to know of a compiled tile, for TF32 and for 3xTF32. Cycles are of a step, a slice under one
+// tap: of a warp alone on its scheduler, and what it takes of the scheduler's time. They are fitted together with the
+// costs below, so a clock would not show each by itself.
 struct SplitKChannelsShape {
   int out_channels, columns, warps;
   int registers[2];
@@ -26,13 +26,11 @@ constexpr SplitKChannelsShape kShapes[] = {
     {32, 4, 8, {80, 120}, {34, 237}, {33, 118}}, {32, 7, 4, {120, 192}, {160, 368}, {105, 36}},
 };
 
-// The rest of it, of whole products and of products in parts. The figures fit 45,000 times of 287 calls, batch 1 to
-// 128, on an H200 within 7 % (rms) near the best plans; what is chosen by them, slices or another kernel, takes 1.2 %
-// longer there than the best on average, 16 % at most.
+// The rest of it, for TF32 and for 3xTF32. The figures are fitted to times on an H200.
 struct SplitKChannelsCosts {
   double block, wide_block;            // of any block, and of one of eight warps besides
   double row;                          // of taps
-  double bytes;                        // that a multiprocessor gets in a cycle
+  double bytes;                        // that an SM gets in a cycle
   double sums;                         // for each KB of partial sums
   double cluster, member, slot_bytes;  // of a cluster: of itself, of each block, and for each 100 sums of eight results
 };
@@ -41,7 +39,7 @@ constexpr SplitKChannelsCosts kCosts[] = {{2910, 62, 294, 48.1, 12.4, 295, 49, 1
 
 double Cycles(const ConvArgs& a, int element_bytes, const SplitKChannelsShape& shape, const SplitKChannelsPlan& plan,
               const DeviceInfo& device) {
-  constexpr double kPlaced = 0.95;  // clusters are not spread evenly over multiprocessors
+  constexpr double kPlaced = 0.95;  // clusters are not spread evenly over SMs
   constexpr int64_t kRegisters = 65536, kThreads = 2048, kReserved = 2048;
   const int kind = plan.tf32x3 ? 1 : 0;
   const SplitKChannelsCosts& costs = kCosts[kind];
@@ -49,14 +47,14 @@ double Cycles(const ConvArgs& a, int element_bytes, const SplitKChannelsShape& s
       plan.splits == 1 ? device.multiprocessors : kPlaced * device.clusters[plan.splits] * plan.splits;
   const double blocks =
       1.0 * a.images * plan.tiles_down * plan.tiles_across * plan.out_channel_tiles * a.groups * plan.splits;
-  const double layers = std::ceil(blocks / places);  // of blocks, on a multiprocessor
+  const double layers = std::ceil(blocks / places);  // of blocks, on an SM
   const int64_t threads = kWarp * plan.warps;
   const int64_t resident =
       std::max<int64_t>(1, std::min({device.shared_memory_sm / (plan.shared_bytes + kReserved), kThreads / threads,
                                      kRegisters / (threads * shape.registers[kind])}));
   // Where blocks wait for others the figures below are up to 3.8 times too fast: larger layers have other kernels.
   if (layers > static_cast<double>(resident)) return std::numeric_limits<double>::infinity();
-  // The fullest multiprocessor is not all that waits, and clusters that share multiprocessors find a little more room.
+  // The fullest SM is not all that waits, and clusters that share SMs find a little more room.
   const double room = places + (plan.splits > 1 ? 0.15 * (kPlaced * device.multiprocessors - places) : 0);
   const double load = blocks <= places ? 1 : (std::max(2.0, std::ceil(blocks / room)) + blocks / room) / 2;
   const double rows = static_cast<double>(a.kernel_size[0]), slices = plan.slices * plan.warps;

@@ -1,12 +1,7 @@
-// The model by which a convolution by warpgroup products is cut: counted cycles of a plan.
+// The model of the engine wgmma: cycles of a plan, with figures that are fitted to times on an H200.
 //
-// TF32 and 16 bits alone are fitted to 26,400 times of 702 calls at batch 1 to 128 on an H200, launched 4 to 30 times
-// in a graph: of the plans that were timed the one chosen is on average 1.4 % slower than the best in TF32 (27 % at
-// most) and 1.1 % (23 %) in 16 bits, and the model 6 % off (rms). Their weights lay in the L2 cache; where they come
-// from memory, choices at batch 1 are as good as those of before, and no better (benchmarks/NOTES.md). Parts alone are
-// older: 1.5 % (17 %) of 7,100 such times. Chains: 3,000 times of 15 layers at batch 1, 0.5 % and 7 % in chains of
-// equal layers; since then the loops have become shorter, and by 12,000 times of 72 layers it is 2 % (13 %) in TF32 and
-// 0.3 % (6 %) in 16 bits. Steps of parts in a chain are older, and `row` there is the best of four for whole chains.
+// Kernels alone and kernels in chains have figures of their own. Figures of 3xTF32, and of chains, are older than the
+// others.
 #include <algorithm>
 #include <cmath>
 
@@ -15,16 +10,16 @@
 namespace jsc {
 namespace {
 
-// Cycles that a step of a tile costs: a block alone, which waits for its copies, and each of the blocks that keep a
-// multiprocessor busy.
+// Cycles that a step of a tile costs: a block alone, which waits for its copies, and each of the blocks that keep an SM
+// busy.
 struct StepCycles {
   double alone, busy;
 };
 
 enum Kind { k16Bit, kTf32, kTf32x3 };
 
-// Of kernels alone and in chains, by Kind, 64 and 128 filters, and 56, 96, 112, 192 and 224 pixels, in parts 56, 64 and
-// 112.
+// Of kernels alone and in chains, by Kind, 64 and 128 output channels, and 56, 96, 112, 192 and 224 pixels, at 3xTF32
+// 56, 64 and 112.
 constexpr StepCycles kSteps[2][3][2][5] = {{{{{199, 176}, {262, 206}, {230, 230}, {320, 700}, {483, 480}},
                                              {{261, 262}, {436, 358}, {257, 407}, {642, 678}, {854, 888}}},
                                             {{{230, 172}, {295, 210}, {274, 232}, {286, 421}, {393, 453}},
@@ -39,24 +34,25 @@ constexpr StepCycles kSteps[2][3][2][5] = {{{{{199, 176}, {262, 206}, {230, 230}
 // What else costs cycles, and bytes a cycle.
 struct Costs {
   struct {
-    double block, wave, tap_wait;  // launch, first copies and last results; blocks behind others' on a multiprocessor;
+    double block, wave, tap_wait;  // launch, first copies and last results; blocks behind others' on an SM;
   } each;                          // a step whose pixels are under one tap
   StepCycles row;                  // of pixels that are copied for a step
   struct {
-    double alone, others, sent;  // of a block alone on its multiprocessor and with its tile; of others; of mail
-  } end;                         // of 4,096 sums, as busy_end below
+    double alone, others,
+        sent;  // of a block alone on its SM and with its tile; of others; of blocks that send their sums
+  } end;       // of 4,096 sums, as busy_end below
   struct {
-    double base, split, round, no_slots;  // no_slots: of small tiles in parts that have no room for it
+    double base, split, round, no_slots;  // no_slots: of small tiles at 3xTF32 that have no room for it
   } reading;                              // other blocks' sums
   struct {
-    double base, split, kilobyte, slot;  // piece: of a warp
+    double base, split, kilobyte, slot;  // slot: of a warp
   } slots;
   struct {
-    double cache, memory;  // of a multiprocessor from the L2 cache, of the device
+    double cache, memory;  // of an SM from the L2 cache, of the device
   } bytes;
   struct {
     double tile, end, busy_end, tap_wait, memory_bytes;
-  } persistent;  // where blocks take tiles in turns
+  } persistent;  // of a persistent kernel
 };
 
 constexpr Costs k16BitAlone = {{4309, 1927, 35},     {0, 0},       {788, 614, 830},          {238, 25, 415, 0},
@@ -68,8 +64,8 @@ constexpr Costs kInChain = {{4750, 2130, 20},   {0, 0},     {740, 740, 690},    
                             {280, 23, 19, 210}, {58, 2383}, {434, 1077, 611, 30, 2518}};
 constexpr Costs kTf32x3InChain = {{4750, 3400, 20}, {0, 0.4}, {870, 870, 0}, {290, 36, 380, 600}, {}, {58, 2080}, {}};
 
-// A step of both teams and a row of its pixels, of tiles of 56 (in parts alone) and 112, and adding up both teams'
-// sums.
+// A step of both consumer groups and a row of its pixels, of tiles of 56 (at 3xTF32 alone) and 112, and adding up both
+// consumer groups' sums.
 struct ConsumerGroupCosts {
   double step[2], row[2], join;
 };
@@ -85,11 +81,11 @@ const Costs& CostsOf(Kind kind, bool in_chain) {
   return kind == kTf32x3 ? kTf32x3Alone : kind == kTf32 ? kTf32Alone : k16BitAlone;
 }
 
-// rows: of pixels, copied for a step. In a chain filters, and the kernels in front and behind, ask for the same memory
-// and multiprocessors.
+// rows: of pixels, copied for a step. In a chain weights, and the kernels in front and behind, ask for the same memory
+// and SMs.
 StepCycles CyclesOfStep(const WgmmaPlan& plan, Kind kind, bool in_chain, double rows) {
   constexpr int kPixels[] = {56, 96, 112, 192, 224};
-  constexpr double kDoubleAccumulators = 0.86;  // of 64 x 112 in parts, with registers for the sums of two steps
+  constexpr double kDoubleAccumulators = 0.86;  // of 64 x 112 at 3xTF32, with registers for the sums of two steps
   const int high = plan.pixels == 112;
   if (plan.consumer_groups > 1) {
     const ConsumerGroupCosts& consumer_groups = kind == kTf32x3 ? kConsumerGroupsTf32x3 : kConsumerGroups;
@@ -99,7 +95,7 @@ StepCycles CyclesOfStep(const WgmmaPlan& plan, Kind kind, bool in_chain, double 
   while (kPixels[tile] < plan.pixels) ++tile;  // tiles of 64 pixels are where others have those of 96
   const StepCycles &step = kSteps[in_chain][kind][plan.out_channels == 128][tile], row = CostsOf(kind, in_chain).row;
   if (plan.double_accumulators && high)
-    return {step.alone * kDoubleAccumulators + row.alone * rows, 0};  // a block a multiprocessor
+    return {step.alone * kDoubleAccumulators + row.alone * rows, 0};  // a block an SM
   return {step.alone + row.alone * rows, step.busy + row.busy * rows};
 }
 
@@ -118,7 +114,7 @@ int ReadingRounds(const WgmmaPlan& plan) {
 // From a block's last product, or from its sums in shared memory, to the last result.
 double ClusterReductionCycles(const WgmmaPlan& plan, const Costs& costs) {
   if (plan.splits == 1) return 0;
-  if (plan.tf32x3 || !plan.uses_slots) {  // parts were fitted before they had mail, and no_slots was not
+  if (plan.tf32x3 || !plan.uses_slots) {  // 3xTF32 was fitted before it had slots, no_slots was not
     const auto& reading = costs.reading;
     const bool lacks_slots = plan.tf32x3 && plan.pixels <= 64 && plan.splits > 2 && !plan.uses_slots;
     const double rounds = reading.split * plan.splits + reading.round * ReadingRounds(plan);
@@ -139,7 +135,7 @@ int WgmmaSlotsPerSender(const WgmmaPlan& plan, int rows) {
 
 double WgmmaCycles(const WgmmaPlan& plan, const ConvArgs& a, int element_bytes, bool in_chain, int64_t tiles,
                    const DeviceInfo& device) {
-  constexpr double kWindows = 1.22;  // boxes of pixels cost more than those of filters
+  constexpr double kWindows = 1.22;  // boxes of pixels cost more than those of weights
   const Kind kind = KindOf(plan, element_bytes);
   const Costs& costs = CostsOf(kind, in_chain);
   const int64_t places =
@@ -155,7 +151,7 @@ double WgmmaCycles(const WgmmaPlan& plan, const ConvArgs& a, int element_bytes, 
   const bool by_taps = !plan.patch && plan.taps > 1;
   const StepCycles step = CyclesOfStep(plan, kind, in_chain, rows);
   const double steps = plan.steps_per_split, alone = step.alone + (by_taps ? costs.each.tap_wait : 0);
-  const double of_pixels = !plan.tf32x3 ? kWindows * rows : in_chain ? 2 * rows : rows;  // small parts come too
+  const double of_pixels = !plan.tf32x3 ? kWindows * rows : in_chain ? 2 * rows : rows;  // low parts come too
   const double copied = static_cast<double>(blocks) * steps * (plan.out_channels + of_pixels) * kRowBytes;
   const double copying = copied / (costs.bytes.cache * device.multiprocessors);
   const double sums = plan.out_channels * plan.pixels / 4096.0;
@@ -163,7 +159,7 @@ double WgmmaCycles(const WgmmaPlan& plan, const ConvArgs& a, int element_bytes, 
       a.images * (a.size[0] * a.size[1] * a.channels + a.conv_size[0] * a.conv_size[1] * a.out_channels));
   const double kernel = static_cast<double>(a.stacks * plan.taps * a.group_channels * a.out_channels);
   const double bytes = (maps + kernel) * element_bytes;
-  if (plan.scheduler.blocks > 0) {  // a block's ends meet other blocks' products, and its own copies
+  if (plan.scheduler.blocks > 0) {  // a block's epilogues overlap other blocks' products, and its own copies
     const auto& persistent = costs.persistent;
     const double own = waves * (steps * alone + persistent.tile + persistent.end * sums);
     const double busy = step.busy + (by_taps ? persistent.tap_wait : 0);

@@ -1,4 +1,4 @@
-// Every tile and number of splits that a convolution by warpgroup products may be cut into, and the best of them by the
+// The planner of the engine wgmma: every tile and number of splits that a call may have, and the best of them by the
 // model in dense_conv/plan/wgmma_model.cc.
 #include "cuda/dense_conv/plan/wgmma_plan.h"
 
@@ -17,10 +17,11 @@ constexpr int64_t kMaxStacks = 65535;  // the grid's third axis
 constexpr int kMaxBox = 256;           // pixels of a box along an axis
 constexpr int kMaxCorner = 127;        // of an im2col map's corners
 constexpr int kMaxStride = 8;
-constexpr int kMostSplits = 16, kMostRead = 8;  // blocks of a cluster by mail, and where they read each other's sums
-constexpr int kMaxReach = 255;                  // of the taps of an im2col map
+constexpr int kMostSplits = 16,
+              kMostRead = 8;    // blocks of a cluster with DSMEM slots, and where they read each other's sums
+constexpr int kMaxReach = 255;  // of the taps of an im2col map
 constexpr int kTileOutChannels[] = {64, 128};
-constexpr int kTilePixels[] = {56, 64, 96, 112, 192, 224};  // 64 in parts alone
+constexpr int kTilePixels[] = {56, 64, 96, 112, 192, 224};  // 64 at 3xTF32 alone
 
 int RoundUp(int bytes) { return static_cast<int>(Whole(bytes, kSwizzleBytes)); }
 
@@ -30,7 +31,7 @@ bool HasKernel(const WgmmaPlan& plan) {
   return plan.pixels == 112 || (plan.pixels <= 64 && plan.out_channels == 64);
 }
 
-// Whether the copy engine can describe the windows of a call.
+// Whether TMA can describe the windows of a call.
 bool FitsIm2col(const ConvArgs& a) {
   for (int i = 0; i < 2; ++i) {
     const int64_t upper = (a.conv_size[i] - 1) * a.stride[i] - a.pad_low[i] - (a.size[i] - 1);
@@ -42,8 +43,8 @@ bool FitsIm2col(const ConvArgs& a) {
   return true;
 }
 
-// Whether a tile's filters are of one group, and no step reaches into the channels of the next: there is nothing that
-// keeps infinities in those from the sums.
+// Whether a tile's output channels are of one group, and no step reaches into the channels of the next: there is
+// nothing that keeps infinities in those from the sums.
 bool FitsGroups(const ConvArgs& a, int out_channels, int step_channels) {
   return a.groups == 1 || (a.out_channels / a.groups % out_channels == 0 && a.group_channels % step_channels == 0);
 }
@@ -56,14 +57,15 @@ TileScheduler FindTileScheduler(const ConvArgs& a, const WgmmaPlan& plan, int re
   return {static_cast<int>(std::max<int64_t>(at_once / a.stacks, 1)), whole ? resident : 1};
 }
 
-// Shares the `room` of a team among both rings. steps, blocks: of channels, of all tiles that a block takes.
+// Shares the `room` of a consumer group among both pipelines. steps, blocks: of channels, of all tiles that a block
+// takes.
 bool FindStages(int room, int steps, int blocks, WgmmaPlan* plan) {
   const int weight_bytes = plan->out_channels * kRowBytes, of_consumer_group = plan->steps_of_consumer_group();
   if (plan->patch) {
     plan->pixel_stages = std::min(2, blocks);
     const int left = room - plan->pixel_stages * plan->pixel_bytes;
     plan->weight_stages = std::min({kMaxRing, left / weight_bytes, steps});
-    const int least = plan->pixels == 64 ? 2 : 3;  // three blocks of 64 x 64 on a multiprocessor cover for each other
+    const int least = plan->pixels == 64 ? 2 : 3;  // three blocks of 64 x 64 on an SM cover for each other
     return left >= 0 && plan->weight_stages >= std::min(least, of_consumer_group);
   }
   const int stages = std::min({kMaxRing, room / (plan->pixel_bytes + weight_bytes), steps});
@@ -71,7 +73,7 @@ bool FindStages(int room, int steps, int blocks, WgmmaPlan* plan) {
   return stages >= std::min(2, of_consumer_group);
 }
 
-// Whether blocks may have two teams: a multiprocessor each, all at once, and more than a few steps.
+// Whether blocks may have two consumer groups: an SM each, all at once, and more than a few steps.
 bool MayHaveConsumerGroups(const WgmmaPlan& plan, int element_bytes, int64_t clusters, bool in_chain,
                            const DeviceInfo& device) {
   constexpr int kFewSteps = 2;  // of a block
@@ -80,9 +82,9 @@ bool MayHaveConsumerGroups(const WgmmaPlan& plan, int element_bytes, int64_t clu
          plan.steps_per_split > kFewSteps;
 }
 
-// Whether blocks that share steps send each other their sums. In parts four that have tiles of 64 x 112 read them in
-// one go, which is as fast and in whole networks faster, unless they are roomy; a tile of 128 x 112 takes all registers
-// there are.
+// Whether blocks that split the steps send their sums to DSMEM slots. At 3xTF32 up to four blocks with tiles of 64 x
+// 112 read them in one go instead, which is as fast and in whole networks faster, unless they have double accumulators.
+// A tile of 128 x 112 takes all registers there are.
 bool ReducesBySlots(const WgmmaPlan& plan) {
   if (!HasSlots(plan.pixels)) return false;
   if (plan.double_accumulators) return plan.splits > 2;
@@ -90,8 +92,8 @@ bool ReducesBySlots(const WgmmaPlan& plan) {
   return plan.splits > 2;
 }
 
-// Lays out a block's shared memory: rings and, in their place when they are done with, sums or mail; or mail behind
-// them where that leaves rings deep enough. Behind all, what is kept of a block's mail where registers are short.
+// Lays out a block's shared memory: pipelines and, in their place when they are done with, sums or DSMEM slots. Slots
+// lie behind the pipelines where that leaves enough stages. Behind all lies what is spilled where registers are short.
 bool LayOut(int room, int steps, int blocks, bool pools, WgmmaPlan* plan) {
   constexpr int kEnoughStages = 4, kSlotRowBytes = 512;  // stages; a warp's sums of a row
   const int spilled =
@@ -99,7 +101,7 @@ bool LayOut(int room, int steps, int blocks, bool pools, WgmmaPlan* plan) {
   WgmmaPlan apart = *plan;
   if (!FindStages((room - spilled) / plan->consumer_groups, steps, blocks, plan)) {
     if (spilled == 0) return false;
-    plan->uses_slots = false;  // there may be room for the rings alone
+    plan->uses_slots = false;  // there may be room for the pipelines alone
     return LayOut(room, steps, blocks, pools, plan);
   }
   plan->slots_at = 0;
@@ -137,7 +139,7 @@ int64_t CutIntoPatches(const ConvArgs& a, WgmmaPlan* plan) {
   return a.images / a.stacks * plan->tiles_high * plan->tiles_wide;
 }
 
-// Tiles of a stack that are consecutive pixels of its images, or 0 where the copy engine cannot bring their windows.
+// Tiles of a stack that are consecutive pixels of its images, or 0 where TMA cannot bring their windows.
 int64_t CutIntoWindows(const ConvArgs& a, WgmmaPlan* plan) {
   if (!FitsIm2col(a)) return 0;
   plan->pixel_bytes = plan->pixels * kRowBytes;
@@ -163,19 +165,19 @@ bool CompleteWgmmaPlan(const ConvArgs& a, int element_bytes, bool in_chain, int 
   if (DivideUp(steps, plan->steps_per_split) != plan->splits) return false;  // a split would be empty
   const int64_t tiles = plan->patch ? CutIntoPatches(a, plan) : CutIntoWindows(a, plan);
   if (tiles == 0) return false;
-  if (plan->tf32x3) plan->pixel_bytes *= 2;  // small parts beside the pixels
+  if (plan->tf32x3) plan->pixel_bytes *= 2;  // low parts beside the pixels
   const int64_t out_channel_tiles = DivideUp(a.out_channels, plan->out_channels);
   if (tiles * out_channel_tiles > kMaxCount / plan->splits) return false;
   plan->pixel_tiles = static_cast<int>(tiles);
   plan->out_channel_tiles = static_cast<int>(out_channel_tiles);
   constexpr int kStatic = 2048;  // shared memory of barriers, and what the system keeps of a block
-  // Where there is a multiprocessor for each block, it takes what leaves room for as large a one of the next kernel;
-  // two teams take all, as nothing overlaps them.
+  // Where there is an SM for each block, it leaves room for as large a block of the next kernel. Two consumer groups
+  // take all, as nothing overlaps them.
   const int64_t clusters = tiles * out_channel_tiles * a.stacks;  // or blocks, without splits
   const bool is_alone = clusters * plan->splits <= device.multiprocessors;
   plan->consumer_groups =
       is_alone && MayHaveConsumerGroups(*plan, element_bytes, clusters, in_chain, device) ? most_consumer_groups : 1;
-  // In a chain registers for the sums of two steps leave room for the kernels in front and behind.
+  // In a chain double accumulators leave room for the kernels in front and behind.
   const bool may_double_accumulators =
       plan->tf32x3 && in_chain && is_alone && plan->out_channels == 64 && plan->pixels != 64;
   plan->double_accumulators =
@@ -217,9 +219,9 @@ std::vector<WgmmaPlan> PlansUpTo(int most_splits, const ConvArgs& a, int element
   return plans;
 }
 
-// What holds for every tile: maps and kernels that the copy engine can describe, and pixels that have numbers.
+// What holds for every tile: maps and kernels that TMA can describe, and pixels that have numbers.
 bool FitsWgmmas(const ConvArgs& a, int element_bytes) {
-  const int64_t step = 16 / element_bytes;  // elements of 16 bytes, which the copy engine asks of rows
+  const int64_t step = 16 / element_bytes;  // elements of 16 bytes, which TMA asks of rows
   if (a.channels % step != 0 || a.out_channels % step != 0) return false;
   constexpr int64_t kSlack = 1 << 10;  // numbers of pixels beyond the last, in a tile
   const int64_t results = a.images * a.conv_size[0] * a.conv_size[1];
@@ -250,7 +252,7 @@ bool IsWgmmaTile(const Candidate& candidate) {
 
 WgmmaPlan WgmmaPlanOf(const Candidate& candidate, const ConvArgs& a, int element_bytes, bool in_chain,
                       const DeviceInfo& device) {
-  constexpr double kSharing = 478;  // in a chain, of blocks that share multiprocessors with those in front
+  constexpr double kSharing = 478;  // in a chain, of blocks that share SMs with those in front
   if (!IsWgmmaTile(candidate) || !FitsWgmmas(a, element_bytes)) return {};
   WgmmaPlan plan{};
   plan.out_channels = candidate.tile[0];
@@ -258,7 +260,7 @@ WgmmaPlan WgmmaPlanOf(const Candidate& candidate, const ConvArgs& a, int element
   plan.patch = candidate.tile[2] == 1;
   plan.splits = candidate.tile[3];
   const bool tf32x3 =
-      element_bytes == 4 && a.precision == Precision::kHighest;  // two teams are faster where they may be
+      element_bytes == 4 && a.precision == Precision::kHighest;  // two consumer groups are faster where they may be
   WgmmaPlan of_consumer_groups = plan;
   if (!CompleteWgmmaPlan(a, element_bytes, in_chain, tf32x3 ? 2 : 1, device, &plan)) return {};
   if (!tf32x3 && CompleteWgmmaPlan(a, element_bytes, in_chain, 2, device, &of_consumer_groups) &&
@@ -275,7 +277,7 @@ std::vector<WgmmaPlan> WgmmaPlans(const ConvArgs& a, int element_bytes, bool in_
 }
 
 WgmmaPlan ChooseWgmmaPlan(const ConvArgs& a, int element_bytes, bool in_chain, const DeviceInfo& device) {
-  // Of clusters of more than eight that do not all run at once the model knows too little, and of those in parts.
+  // Of clusters of more than eight that do not all run at once the model knows too little, and of those at 3xTF32.
   const bool tf32x3 = element_bytes == 4 && a.precision == Precision::kHighest;
   const int most_splits = in_chain || tf32x3 ? kModelSplits : kMostSplits;
   WgmmaPlan best{};

@@ -29,8 +29,8 @@ struct WgmmaTile {
   static constexpr int kConsumerGroups = kConsumerGroups_;
   static_assert(kConsumerGroups == 1 || (kConsumerGroups == 2 && kGroups == 1));
   static constexpr int kConsumers = kGroups * 128;  // threads of a consumer group that multiply
-  static constexpr int kMultipliers =
-      kConsumerGroups * kConsumers;  // then comes a producer warp for each consumer group
+  // Then comes a producer warp for each consumer group.
+  static constexpr int kMultipliers = kConsumerGroups * kConsumers;
   static constexpr int kThreads = kMultipliers + kConsumerGroups * kWarp;
   static constexpr int kStepChannels = kRowBytes / static_cast<int>(sizeof(T)), kBox = kStepChannels;
   static constexpr int kBoxBytes = kStepChannels * kRowBytes,

@@ -1,4 +1,4 @@
-// The analytical model that cuts a convolution into blocks: enumerate tiles, feature tiles and splits, count cycles.
+// The planner of ECR and PECR: every tile, output channel tile and number of splits, by a model of cycles.
 #include "cuda/sparse/ecr/plan.h"
 
 #include <algorithm>
@@ -45,14 +45,14 @@ void ChooseGroups(EcrPlan* plan) {
   plan->groups = static_cast<int>(DivideUp(plan->tile_pixels(), kPixels));
 }
 
-// Blocks that share a multiprocessor.
+// Blocks that share an SM.
 int Resident(const DeviceInfo& device, int warps, int64_t shared_bytes) {
   return static_cast<int>(
       std::clamp<int64_t>(device.shared_memory_sm / (shared_bytes + 1024), 1, std::max(1, kMaxWarps / warps)));
 }
 
-// Cycles of a call, for a feature map of about 80 % zeros. What the blocks of a multiprocessor ask of its shared memory
-// and of the L2 cache adds up; what a warp waits for on its own (the chain) comes on top. The figures fit clocks read
+// Cycles of a call, for a feature map of about 80 % zeros. What the blocks of an SM ask of its shared memory and
+// of the L2 cache adds up; what a warp waits for on its own (the chain) comes on top. The figures fit clocks read
 // inside blocks on an H200; only the order of plans matters.
 double Cycles(const ConvArgs& args, int element_bytes, const DeviceInfo& device, const EcrPlan& plan, int64_t blocks) {
   constexpr double kShare = 0.4;  // of list candidates that are entries
@@ -68,11 +68,11 @@ double Cycles(const ConvArgs& args, int element_bytes, const DeviceInfo& device,
   const int resident = Resident(device, plan.warps, plan.shared_bytes);
   int64_t places = device.multiprocessors;  // for one block each
   if (plan.reduction == Reduction::kCluster) places = std::max(device.clusters[plan.splits], 1) * plan.splits;
-  const int64_t layers = DivideUp(blocks, places);  // blocks that a multiprocessor runs
+  const int64_t layers = DivideUp(blocks, places);  // blocks that an SM runs
   const int64_t waves = DivideUp(layers, resident);
   const double together = std::min<double>(layers, resident);
   const double busy = compute * together;
-  // Kernel rows that all blocks of a wave pull through the L2 cache, at 20 bytes a cycle for each multiprocessor.
+  // Kernel rows that all blocks of a wave pull through the L2 cache, at 20 bytes a cycle for each SM.
   const double wave_blocks = std::min<double>(blocks, static_cast<double>(places) * resident);
   const double stream = wave_blocks * rows * plan.tile_out_channels() * element_bytes / (20.0 * device.multiprocessors);
   const double wave = std::max(busy, stream) + 0.3 * std::min(busy, stream) + chain + chunks * 300.0 + reduce + 4000;
@@ -138,7 +138,7 @@ bool CompleteEcrPlan(const ConvArgs& args, int element_bytes, size_t workspace_b
   const int64_t stage_bytes = static_cast<int64_t>(plan->kernel_bytes) + plan->patch_bytes;
   const int64_t other_bytes = plan->head_bytes + static_cast<int64_t>(plan->warps) * plan->list_rows * 20 +
                               (rows + kWarp) * 4 + kMaxStages * 20;
-  // What takes the place of the stages in the end: the sums of all parts, and the inbox at the latest.
+  // What takes the place of the stages in the end: the sums of all parts, and the DSMEM slots at the latest.
   const int64_t end_bytes = plan->head_bytes + plan->inbox_bytes + plan->row_parts * sums_bytes;
   auto bytes = [&](int stages, int late) {
     return std::max(stages * stage_bytes + other_bytes + (late ? 0 : plan->inbox_bytes), end_bytes);
@@ -162,7 +162,7 @@ bool CompleteEcrPlan(const ConvArgs& args, int element_bytes, size_t workspace_b
 
 void VisitEcrPlans(const ConvArgs& args, int element_bytes, size_t workspace_bytes, const DeviceInfo& device,
                    const std::function<void(const EcrPlan&)>& visit) {
-  // Warps to a group and rows to a stage: small stages let two blocks share a multiprocessor.
+  // Warps to a group and rows to a stage: small stages let two blocks share an SM.
   constexpr int kRowChoices[][2] = {
       {1, kMaxChunkRows}, {2, kMaxChunkRows}, {4, kMaxChunkRows}, {1, kMaxChunkRows / 2}, {2, kMaxChunkRows / 2}};
   const int64_t out_channels = args.out_channels / args.groups;
@@ -226,7 +226,7 @@ EcrPlan ChooseEcrPlan(const ConvArgs& args, int element_bytes, size_t workspace_
 }
 
 size_t EcrWorkspaceBytes(int64_t images, int64_t conv_height, int64_t conv_width, int64_t out_channels) {
-  // Splitting pays while there are fewer than some 256 blocks of 64 results x 128 features.
+  // Splitting pays while there are fewer than some 256 blocks of 64 results x 128 output channels.
   constexpr int64_t kBlock = 64 * 128, kBlocks = 256, kMaxSplits = 16;
   const int64_t elements = images * conv_height * conv_width * std::max<int64_t>(out_channels, 32);
   if (elements <= 0 || elements > kBlock * kBlocks / 2) return 0;

@@ -1,4 +1,4 @@
-// How a convolution is cut into thread blocks. The host chooses a EcrPlan from sizes and the device; the kernel obeys.
+// How a call is cut for ECR and PECR. The host chooses an EcrPlan from sizes and the device, and the kernel obeys.
 #ifndef JSC_CUDA_SPARSE_ECR_PLAN_H_
 #define JSC_CUDA_SPARSE_ECR_PLAN_H_
 
@@ -50,7 +50,7 @@ struct EcrPlan {
   int share_quads;                           // four output channels each, of a block in the epilogue
   int helpers;                               // threads that share the loads of a result there: 1, 2 or 4
   int head_bytes;                            // shared memory of the items of all warps
-  int inbox_bytes;                           // and of the sums that a cluster sends to a block
+  int inbox_bytes;                           // and of the DSMEM slots for sums of the cluster
   int late_inbox;                            // 1 where they take the place of stages, once all the cluster is there
   int patch_bytes, kernel_bytes, list_rows;  // shared memory: of a stage, of a stage, entries of a warp's list
   int shared_bytes;                          // of a block
