@@ -20,7 +20,7 @@ class Layer:
       name: what tables and results call it.
       op: "conv", "conv_pool" (2x2 max pool, stride 2) or "dense".
       channels: C, input channels; a dense layer's inputs.
-      features: K, output channels.
+      out_channels: K.
       size: H = W of the input map; 1 for a dense layer.
       kernel: kh = kw.
       strides: of the convolution, SAME padding.
@@ -63,7 +63,7 @@ _CONV4_BLOCK5 = "resnet50/conv4_block5_2_conv"
 
 
 def conv3x3(text: str, **fields: object) -> Layer:
-    """A 3x3 convolution from "channels->features size"."""
+    """A 3x3 convolution from "channels->out_channels size"."""
     match = _CONV.fullmatch(text)
     if match is None:
         raise ValueError(f"text={text!r} is not of the form '256->256 14'")

@@ -1,7 +1,7 @@
 """The layers that the papers' experiments run: those they name, and those of the package's networks.
 
 Xu et al. print a layer's name, the size of its map and its zeros, and their code runs one channel. Here every layer has
-the channels, features and kernel of the published network that it is named after.
+the input channels, output channels and kernel of the published network that it is named after.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class PaperLayer(Layer):
 def shrunk(layer: PaperLayer) -> PaperLayer:
     """A tiny layer of the same kind, for smoke tests."""
     groups = min(layer.groups, 2)
-    small = {"channels": 4 * groups, "features": 4 * groups, "groups": groups, "size": min(layer.size, 6)}
+    small = {"channels": 4 * groups, "out_channels": 4 * groups, "groups": groups, "size": min(layer.size, 6)}
     return dataclasses.replace(layer, **small, maps=None)
 
 
