@@ -4,7 +4,7 @@
 //   per channel, each with room for all of its pixels. Of a sparse map only the first lines are ever touched, and one
 //   pass over x fills them. Room is an odd number of cache lines, or lists would share a few cache sets.
 // An entry is a value and where it goes: the pixel's place among the sums of the last kernel row and column, in bytes.
-//   The sums of every other kernel element lie a fixed distance after it.
+//   The sums of every other tap lie a fixed distance after it.
 // Bound by: compressing 16 elements in about 5 cycles, then 3 to 4 cycles per entry.
 #ifndef JSC_CPU_LOOPS_CHANNEL_LISTS_H_
 #define JSC_CPU_LOOPS_CHANNEL_LISTS_H_

@@ -7,7 +7,7 @@
 // Layout: a slice is [chunk channels, kh * kw, block], so that all rows of an entry follow each other. Sums are
 //   [places, block] for each block, see loops/sums_layout.h.
 // Why this tiling: an entry costs a load for each multiply-add and one more, where loops/window_kernel.h has two more
-//   for each kernel element. Its bit serves kh * kw windows, so there is nothing to copy for each of them. Sixteen
+//   for each tap. Its bit serves kh * kw windows, so there is nothing to copy for each of them. Sixteen
 //   output channels make lists longer for the same slice in L1, so more entries share loading and storing sums: that is
 //   how a packed kernel lies. Where it is packed here, in each call, blocks are 128 bytes wide, which is what the outer
 //   cache gives in one piece. A row of sums is zeroed just before it is first added to and becomes a row of results
@@ -104,7 +104,7 @@ inline bool IsCopied(const ConvTask& task) {
   return task.plan->copied || sizeof(T) != sizeof(Accumulator<T>);
 }
 
-// Blocks that take their turns at each chunk.
+// Blocks that go through each chunk one after another.
 inline int64_t BlocksTogether(const ConvTask& task) {
   return Min(task.block_end - task.block_begin, task.plan->sweep_blocks);
 }
@@ -266,7 +266,7 @@ Ahead AfterChunk(const ConvTask& task, const Tile& tile, const A* ready, Range b
   return NextSlice(task, tile, ready + (next * a.group_channels + first) * row, a.group_channels - first, row);
 }
 
-// Blocks of output channels, in turns at each chunk.
+// Blocks of output channels, one after another at each chunk.
 template <typename T, typename A>
 void AddBlocks(const ConvTask& task, const Tile& tile, const SumsLayout& layout, const PixelBuffers<A>& buffers,
                Range blocks) {

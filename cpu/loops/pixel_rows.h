@@ -1,7 +1,7 @@
 // One row of pixels times one slice of the kernel, summed in registers.
 //
 // What: the sums of a window of kRows x kCols places stay in registers while it moves along the row. For each pixel,
-//   each of its entries and each kernel element: sums += value * slice[channel][element]. Then the window's first
+//   each of its entries and each tap: sums += value * slice[channel][element]. Then the window's first
 //   column goes back to memory and a new last one comes in.
 // Layout: a slice is [channels, kernel rows, kCols, kPitch], so that all rows of an entry follow each other. Sums are
 //   rows of places, [columns, kPitch], the one of kernel row ky below that of ky + 1. Entries are bits, see

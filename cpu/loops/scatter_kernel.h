@@ -2,7 +2,7 @@
 // windows that its non-zeros lie in; then bias, residual, ReLU and pool.
 //
 // What: for each channel with a non-zero, weights [kh, kw, block] go to registers. For each of its entries and each
-//   kernel element: sums[window of the pixel and element] += value * weight.
+//   tap: sums[window of the pixel and element] += value * weight.
 // Layout: the kernel is read as it lies in memory (HWIO), once per strip, `block` channels of it at a time: nothing is
 //   packed. Sums are [places, block], see loops/channel_lists.h.
 // Why this tiling: where a kernel row serves only a few windows, packing it and copying lists for each window, as
@@ -11,7 +11,7 @@
 // Bound by: the store port, one vector a cycle, or the kernel's way from the outer cache (20 GB/s a core; the rows of
 //   the channels that follow are prefetched meanwhile). loops/window_kernel.h needs no store per multiply-add and wins
 //   on denser maps; plan/window_plan.cc chooses.
-// Order of each sum: channel, then kernel element. It depends on nothing else.
+// Order of each sum: channel, then tap. It depends on nothing else.
 #ifndef JSC_CPU_LOOPS_SCATTER_KERNEL_H_
 #define JSC_CPU_LOOPS_SCATTER_KERNEL_H_
 
@@ -80,7 +80,7 @@ template <int kRows, int kCols, int kVectors, typename S, typename A>
   }
 }
 
-// All channels of one strip; kRows x kCols kernel elements at a time.
+// All channels of one strip; kRows x kCols taps at a time.
 template <int kRows, int kCols, int kVectors, typename S, typename A>
 [[gnu::noinline]] void ScatterStrip(const ScatterWork<S, A> work) {
   const ChannelLists<A> lists = *work.lists;

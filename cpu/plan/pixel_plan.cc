@@ -37,13 +37,13 @@ struct Layer {
   double vectors;          // in the rows of one channel of a block
   double lanes;
   double entries;     // non-zeros per row of x
-  double within;      // of kernel elements that meet a result, not the padding
+  double within;      // of taps that meet a result, not the padding
   double rows_bytes;  // of a row of results
   double l2_bytes;
   bool packed, copied;
 };
 
-// Of an axis's kernel elements, those that meet a result, if the padding keeps the size.
+// Of an axis's taps, those that meet a result, if the padding keeps the size.
 double Within(int64_t size, int64_t kernel_size) {
   const double all = static_cast<double>(size * kernel_size);
   return std::max(1.0, all - static_cast<double>(kernel_size / 2 * 2)) / std::max(1.0, all);
@@ -92,7 +92,7 @@ double BlockCycles(const ConvArgs& a, const Layer& l, const ConvPlan& p, double 
 }
 
 // Time until the last thread is done. Each has neighbouring tasks, of which it takes half of what is left at once where
-// blocks take turns; threads that work on the same tile each list its non-zeros.
+// blocks go through each chunk one after another; threads that work on the same tile each list its non-zeros.
 double Cycles(const ConvArgs& a, const Layer& l, const ConvPlan& p, int64_t threads) {
   const double rows = static_cast<double>(p.tile_rows) * l.in_rows_per_row, halo = p.row_tiles > 1 ? l.shared_rows : 0;
   const int64_t rounds = CeilDiv(p.tasks, threads), tiles = l.parts * p.row_tiles;

@@ -45,7 +45,7 @@ struct ConvPlan {
   int64_t tasks;                              // stacks * groups * row_tiles * col_tiles * block_tiles
 
   int64_t strip_rows;    // of kScatter: rows of x whose sums stay in L1
-  int64_t sweep_blocks;  // of kPixels: most blocks that take their turns at each chunk, those of several tasks
+  int64_t sweep_blocks;  // of kPixels: most blocks that go through each chunk one after another, those of several tasks
   bool copied;           // of kPixels: lists have the values of the non-zeros, which are else read from x
   double cycles;         // expected, until the last thread is done
 };
