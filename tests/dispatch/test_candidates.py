@@ -13,6 +13,7 @@ import numpy as np
 import oracle
 import pytest
 from cases import Case
+from jax import lax
 from platforms import PLATFORM
 
 from jax_sparse_conv._src import _native, devices
