@@ -83,8 +83,8 @@ def _parser() -> argparse.ArgumentParser:
         commands.add_parser(
             "tune",
             help="make the package fast on the GPU at hand",
-            description="Time what kernels can take against XLA, for the convolutions of networks, and write the table "
-            "that implementation=None reads. It goes on where it was stopped.",
+            description="Time what kernels can take against XLA, for the convolutions of networks, and write the "
+            "table that implementation=None reads. It goes on where it was stopped.",
         )
     )
     return parser

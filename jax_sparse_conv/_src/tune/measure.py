@@ -86,8 +86,8 @@ def measure(call: Call, device: Device, seed: int = 0) -> Measured:
         raise ValueError(f"{call.describe()} is no row of a table: it has a pool, or no known sizes")
     config, _, _, shapes = _bound(call)
     functions: dict[str, timing.Function] = {XLA: _xla(call)}
-    for rated in key.layer.candidates(device, _OF_FAMILY):
-        functions[name_of(rated.candidate)] = _told(config, rated.candidate)
+    for candidate in _candidates(key, device):
+        functions[name_of(candidate)] = _told(config, candidate)
     operands = list(_operands(shapes, seed))
     compiled = {name: jax.jit(function) for name, function in functions.items()}
     jobs = [(functools.partial(_compiled, function, operands), name == XLA) for name, function in compiled.items()]
@@ -100,6 +100,12 @@ def measure(call: Call, device: Device, seed: int = 0) -> Measured:
     second = timing.per_call(again, operands, _SAMPLES_AGAIN)
     times = {name: timed.microseconds for name, timed in {**first, **second}.items()}
     return Measured(key, times, tuple(again), failed)
+
+
+def _candidates(key: Key, device: Device) -> list[Candidate]:
+    """The dense kernel that the models choose, and the best of each family by its model."""
+    found = [rated.candidate for rated in key.layer.candidates(device, _OF_FAMILY)]
+    return list(dict.fromkeys([key.layer.dense(device), *found]))
 
 
 def _compiled(function: timing.Function, operands: list[timing.Operands]) -> None:
