@@ -25,7 +25,7 @@ ConvArgs ArgsOfLayer(const std::vector<int64_t>& layer, const std::vector<int64_
   };
   for (int64_t field : {a.images, a.channels, a.out_channels, a.groups}) {
     if (field < 1 || field > kMost)
-      throw std::invalid_argument("images, channels, features and groups must be 1 or more");
+      throw std::invalid_argument("images, channels, output channels and groups must be 1 or more");
   }
   for (int i = 0; i < 2; ++i) {
     const int64_t size = layer[1 + i], window = layer[4 + i], stride = layer[7 + i], dilation = layer[13 + i];
@@ -53,7 +53,7 @@ ConvArgs ArgsOfLayer(const std::vector<int64_t>& layer, const std::vector<int64_
     a.out_size[i] = size_of(a.conv_size[i] + pads[0] + pads[1], pool[i], pool[2 + i]);
   }
   if (a.channels % a.groups != 0 || a.out_channels % a.groups != 0) {
-    throw std::invalid_argument("groups must divide channels and features");
+    throw std::invalid_argument("groups must divide channels and output channels");
   }
   a.group_channels = a.channels / a.groups;
   const int64_t deep = a.kernel_size[0] * a.kernel_size[1], results = a.conv_size[0] * a.conv_size[1];

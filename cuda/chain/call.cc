@@ -136,8 +136,9 @@ std::string ReadDense(const int64_t* f, const Reader& reader, ChainStep* step) {
   if (!step->kernel) return "the kernel is not [1, 1, 1, C, K]";
   if (f[3] >= 0 && !(step->bias = reader.Operand(f[3], {1, out_channels}))) return "the bias is not [1, K]";
   const int64_t bytes = ElementBytes(reader.dtype());
-  return x.size[3] * bytes % 16 || out_channels * bytes % 16 ? "channels or features do not come in whole 16 bytes"
-                                                             : "";
+  return x.size[3] * bytes % 16 || out_channels * bytes % 16
+             ? "channels or output channels do not come in whole 16 bytes"
+             : "";
 }
 
 // Fills a step from its fields; a sentence where they do not fit.
@@ -194,7 +195,7 @@ std::string ReadStepTile(const int64_t* f, ChainStep* step) {
   if (!tile) {
     std::string fields = std::to_string(f[0]);
     for (int i = 1; i < kTileFields; ++i) fields += ", " + std::to_string(f[i]);
-    return "there is no tile of (" + fields + ") as filters, pixels, patch, splits";
+    return "there is no tile of (" + fields + ") as output channels, pixels, patch, splits";
   }
   if (tile->family != Family::kByModel && step->kind != ChainKind::kConv) return "only a convolution has a tile";
   step->tile = *tile;

@@ -155,7 +155,7 @@ ffi::Error DenseOf(const ChainCall& call, size_t index, int device, Footprint* i
   if (!IsDenseRow(dense, info)) {
     return ffi::Error(ffi::ErrorCode::kFailedPrecondition,
                       "layer " + std::to_string(index) + ": a dense layer of " + std::to_string(a.channels) + " to " +
-                          std::to_string(a.out_channels) + " features has no kernel in chains on device " +
+                          std::to_string(a.out_channels) + " output channels has no kernel in chains on device " +
                           std::to_string(device));
   }
   return DenseRowInChain(dense, row, info, stream);

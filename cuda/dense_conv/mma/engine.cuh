@@ -72,7 +72,7 @@ struct TensorEngine {
   static constexpr int kColumns = U::kOutChannelsPerThread / 2;
   static constexpr int kWarpsX = U::kThreadsX / 8;
   static constexpr int kSlices = U::kCachedPixels * static_cast<int>(sizeof(T)) / 32;  // of a chunk, each 32 bytes deep
-  static_assert(kColumns % (sizeof(T) == 4 ? 4 : 2) == 0, "filters come in whole loads");
+  static_assert(kColumns % (sizeof(T) == 4 ? 4 : 2) == 0, "output channels come in whole loads");
   using Layout = StageLayout<U, T>;
   float sums[kRows][kColumns][4] = {};
 

@@ -30,7 +30,7 @@ struct TileSides {
 template <class U, typename T>
 struct TileWriter {
   static constexpr int kQuads = U::kOutChannels / 4, kStep = U::kThreads / kQuads, kBatch = 8;
-  static_assert(U::kThreads % kQuads == 0, "a thread keeps its filters");
+  static_assert(U::kThreads % kQuads == 0, "a thread keeps its output channels");
   const MmaTask<T>& task;
   int rank, ranks, pixels, tile_out_channel, valid;
   int64_t first;  // element of out at the tile's first pixel and this thread's output channels
