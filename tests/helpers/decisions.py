@@ -43,7 +43,7 @@ KINDS = {
     "float16": ("float16", "default"),
 }
 H200 = Device()
-H100 = dataclasses.replace(H200, memory_bytes_per_second=3.35e12)
+H100 = dataclasses.replace(H200, name="NVIDIA H100 80GB HBM3", memory_bytes_per_second=3.35e12)
 GPUS = {"h200": H200, "h100": H100}
 NUMBERS = {"few_channels": 3, "splitk_channels": 6, "grouped": 5, "wgmma": 4, "mma": 2, "per_output": 0}  # of a tile
 CPU_MACHINE = (48 << 10, 1 << 20, 64, 2)  # bytes of L1, L2 and a vector, threads
@@ -157,6 +157,8 @@ def _decided(x: Any, kernel: Any, config: Config, platform: str) -> str:
 
 
 def _planned(x: Any, kernel: Any, config: Config, platform: str) -> str:
+    if config.candidate is not None:
+        return _short(f"table: {config.candidate.family}", *config.candidate.tile)
     key = key_of(x.shape, kernel.shape, config.geometry)
     layer, pool = key[:16], list(key[16:])
     if pool and config.geometry.pool is not None:

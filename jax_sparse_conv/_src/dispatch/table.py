@@ -118,11 +118,13 @@ class Table:
 
     Attributes:
       device: its kind, such as "NVIDIA H100 80GB HBM3".
+      multiprocessors: how many it has; a part of such a GPU, with fewer, has no table.
       runs: of the commands that measured: date, commit, command, versions, driver.
       rows: in any order.
     """
 
     device: str
+    multiprocessors: int
     runs: tuple[Mapping[str, Any], ...]
     rows: tuple[Row, ...]
 
@@ -143,7 +145,7 @@ def decision(workload: Workload) -> Row | None:
 
 @functools.lru_cache(maxsize=4096)
 def _decided(key: Key, device: Device, switch: str, cache: str) -> Row | None:
-    near = _index(device.name, switch, cache).get(key.class_, ())
+    near = _index(device.name, device.multiprocessors, switch, cache).get(key.class_, ())
     if not near:
         return None
     row = min(near, key=lambda row: key.distance(row.key))
@@ -187,12 +189,13 @@ def paths(device: str) -> dict[str, Path]:
 
 
 @functools.lru_cache(maxsize=16)
-def _index(device: str, switch: str, cache: str) -> Index:
+def _index(device: str, multiprocessors: int, switch: str, cache: str) -> Index:
     del switch, cache  # what `paths` reads
     rows: dict[Key, Row] = {}
     for path in reversed(paths(device).values()):
-        if path.exists():
-            rows |= {row.key: row for row in load(path).rows}
+        found_table = load(path) if path.exists() else None
+        if found_table is not None and found_table.multiprocessors == multiprocessors:
+            rows |= {row.key: row for row in found_table.rows}
     found: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows.values():
         found.setdefault(row.key.class_, []).append(row)
@@ -217,7 +220,8 @@ def load(path: str | os.PathLike[str]) -> Table:
         if content["format"] != _FORMAT:
             raise ValueError(f"its format is {content['format']!r}, not {_FORMAT}")
         runs = tuple(dict(run) for run in content["runs"])
-        return Table(str(content["device"]), runs, tuple(_row(values, len(runs)) for values in content["rows"]))
+        rows = tuple(_row(values, len(runs)) for values in content["rows"])
+        return Table(str(content["device"]), int(content["multiprocessors"]), runs, rows)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{os.fspath(path)} holds no table of choices: {type(error).__name__}: {error}") from error
 
@@ -227,7 +231,8 @@ def save(path: str | os.PathLike[str], table: Table) -> None:
     ordered = sorted(table.rows, key=lambda row: (row.key.kind, row.key.residual, row.key.sizes[4:], row.key.sizes))
     lines = [json.dumps(_values(row)) for row in ordered]
     runs = json.dumps(list(table.runs), indent=1, sort_keys=True).replace("\n", "\n ")
-    text = f'{{\n "format": {_FORMAT},\n "device": {json.dumps(table.device)},\n "runs": {runs},\n "rows": [\n  '
+    text = f'{{\n "format": {_FORMAT},\n "device": {json.dumps(table.device)},\n'
+    text += f' "multiprocessors": {table.multiprocessors},\n "runs": {runs},\n "rows": [\n  '
     whole = text + ",\n  ".join(lines) + "\n ]\n}\n"
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -244,17 +249,19 @@ def merged(tables: Iterable[Table]) -> Table:
     """
     rows: dict[Key, Row] = {}
     runs: list[Mapping[str, Any]] = []
-    names = []
+    names: list[str] = []
+    sizes: set[int] = set()
     for table in tables:
         rows |= {row.key: dataclasses.replace(row, run=row.run + len(runs)) for row in table.rows}
         runs += table.runs
         names.append(table.device)
-    if len(set(map(slug, names))) != 1:
+        sizes.add(table.multiprocessors)
+    if len(set(map(slug, names))) != 1 or len(sizes) != 1:
         raise ValueError(f"tables are of {', '.join(map(repr, names)) or 'no GPU'}, not of one GPU")
     used = sorted({row.run for row in rows.values()})
     place = {run: index for index, run in enumerate(used)}
     kept = tuple(dataclasses.replace(row, run=place[row.run]) for row in rows.values())
-    return Table(names[-1], tuple(runs[run] for run in used), kept)
+    return Table(names[-1], sizes.pop(), tuple(runs[run] for run in used), kept)
 
 
 def _values(row: Row) -> list[Any]:

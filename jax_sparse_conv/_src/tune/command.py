@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,7 +42,7 @@ def run(options: argparse.Namespace) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with jax.default_device(gpu):
         _time_all(_calls(options), gpu.local_hardware_id or 0, raw, 60 * options.budget)
-    made = table_of(gpu.device_kind, read(raw))
+    made = table_of(devices.Device.of(gpu.local_hardware_id or 0), read(raw))
     table.save(folder / f"{table.slug(gpu.device_kind)}.json", made)
     table.forget()
     print(summary(made))
@@ -92,6 +93,7 @@ def _described() -> dict[str, Any]:
     found = environment.describe_run()
     versions = found["environment"]["versions"]
     kept = {name: found[name] for name in ("date", "command", "device", "xla_flags")}
+    kept["commit"] = os.environ.get("JSC_COMMIT", "")
     return kept | {"versions": versions, "driver": found["environment"]["gpu_driver"]}
 
 
@@ -152,11 +154,12 @@ def read(raw: Path) -> list[Entry]:
     return found
 
 
-def table_of(device: str, entries: Sequence[Entry]) -> Table:
+def table_of(device: devices.Device, entries: Sequence[Entry]) -> Table:
     """The table of a GPU from raw times."""
     runs = list({json.dumps(entry.run, sort_keys=True): entry.run for entry in entries}.values())
     rows = [entry.row(runs.index(entry.run)) for entry in entries]
-    return Table(device, tuple(runs), tuple(row for row in rows if row is not None))
+    known = {row.key: row for row in rows if row is not None}  # of what was timed twice the later
+    return Table(device.name, device.multiprocessors, tuple(runs), tuple(known.values()))
 
 
 # --- what is printed -------------------------------------------------------------------------------------------------
