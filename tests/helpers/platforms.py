@@ -23,7 +23,8 @@ def require(method: str, dtype: str) -> None:
 
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], *, has_warpgroups: bool) -> Device:
     """As if programs were lowered for an H200 of this compute capability, by kernels with warpgroup products or not."""
-    device = Device(capability=capability)
+    device = Device(capability=capability, name="")  # without a name there is no table
     monkeypatch.setattr(devices, "current", lambda: device)
+    monkeypatch.setattr(devices, "known", lambda: device)
     monkeypatch.setattr(_native, "has_warpgroups", lambda: has_warpgroups)
     return device
