@@ -72,6 +72,7 @@ def _calls(options: argparse.Namespace) -> list[Call]:
 
 def _time_all(calls: Sequence[Call], ordinal: int, raw: Path, seconds: float) -> None:
     """Time the calls that have no times yet, and write each down at once, so that nothing is lost by stopping."""
+    _cut_off(raw)
     known = {entry.key for entry in read(raw)}
     keys = {measure.key_of(call): call for call in calls}
     due = {key: call for key, call in keys.items() if key is not None and key not in known}
@@ -87,6 +88,14 @@ def _time_all(calls: Sequence[Call], ordinal: int, raw: Path, seconds: float) ->
             left = spent / done * (len(due) - done)
             print(f"\r{done}/{len(due)}  {spent:.0f} s, some {left:.0f} s left ", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
+
+
+def _cut_off(raw: Path) -> None:
+    """Remove a last line that stopping left unfinished, so that the next one is a line of its own."""
+    content = raw.read_bytes() if raw.exists() else b""
+    whole = content[: content.rfind(b"\n") + 1]
+    if whole != content:
+        raw.write_bytes(whole)
 
 
 def _described() -> dict[str, Any]:

@@ -1,0 +1,181 @@
+"""Tables of choices: how a row is found, what a near one decides, and files that are damaged."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from jax_sparse_conv._src import _native, devices
+from jax_sparse_conv._src.devices import Device
+from jax_sparse_conv._src.dispatch import table
+from jax_sparse_conv._src.dispatch.planner import Candidate
+from jax_sparse_conv._src.dispatch.table import Key, Row, Table
+from jax_sparse_conv._src.problem.geometry import Geometry, Pool
+from jax_sparse_conv._src.problem.workload import Workload
+
+GPU = Device(name="NVIDIA H900")
+SAME = Geometry(padding=((1, 1), (1, 1)))
+RUN = {"date": "2026-11-26T12:00:00+00:00", "commit": "abc"}
+
+
+def workload(n: int = 1, size: int = 14, channels: int = 256, **fields: Any) -> Workload:
+    values = {"geometry": SAME, "dtype": "float32", "exact": False, "method": "ecr"} | fields
+    return Workload(x_shape=(n, size, size, channels), kernel_shape=(1, 3, 3, channels, 256), **values)
+
+
+def row(of: Workload, candidate: Candidate | None, us: float = 5.0, xla_us: float = 10.0) -> Row:
+    key = Key.of(of)
+    assert key is not None
+    return Row(key, candidate, us, xla_us, 0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's folder, on a GPU that no table is shipped for."""
+    monkeypatch.setenv(table.CACHE, str(tmp_path))
+    monkeypatch.delenv(table.SWITCH, raising=False)
+    monkeypatch.setattr(devices, "known", lambda: GPU)
+    monkeypatch.setattr(_native, "has_warpgroups", lambda: True)
+    table.forget()
+    return tmp_path
+
+
+def keep(folder: Path, *rows: Row, device: Device = GPU) -> None:
+    table.save(folder / "h900.json", Table(device.name, device.multiprocessors, (RUN,), rows))
+    table.forget()
+
+
+TILE = Candidate("wgmma", (64, 56, 1, 5))
+
+
+def test_an_exact_row_decides(folder: Path) -> None:
+    keep(folder, row(workload(), TILE), row(workload(8), None))
+    assert table.decision(workload()) == row(workload(), TILE)
+    found = table.decision(workload(8))
+    assert found is not None
+    assert found.candidate is None
+
+
+def test_a_near_row_gives_its_family_and_the_planner_the_tile(folder: Path) -> None:
+    keep(folder, row(workload(size=14), TILE))
+    near = workload(size=15)
+    found = table.decision(near)
+    assert found is not None
+    assert found.candidate is not None
+    assert found.candidate.family == "wgmma"
+    key = Key.of(near)
+    assert key is not None
+    assert found.candidate in [each.candidate for each in key.layer.candidates(GPU, 1)]
+
+
+@pytest.mark.parametrize(
+    ("other", "candidate", "us"),
+    [
+        (workload(size=28), TILE, 5.0),  # far
+        (workload(size=15), TILE, 9.8),  # near, but level
+        (workload(size=15, exact=True), TILE, 5.0),  # of another kind
+        (workload(size=15, residual=True), TILE, 5.0),
+        (workload(size=15, geometry=dataclasses.replace(SAME, strides=(2, 2))), TILE, 5.0),
+        (workload(size=15), Candidate("grouped", (1, 7, 7, 1, 1)), 5.0),  # a family that does not take it
+    ],
+)
+def test_otherwise_the_models_decide(folder: Path, other: Workload, candidate: Candidate, us: float) -> None:
+    keep(folder, row(workload(), candidate, us))
+    assert table.decision(other) is None
+
+
+def test_what_tables_do_not_hold(folder: Path) -> None:
+    keep(folder, row(workload(), TILE))
+    pool = Pool("max", (2, 2), (2, 2), ((0, 0), (0, 0)))
+    assert table.decision(workload(geometry=dataclasses.replace(SAME, pool=pool), method="pecr")) is None
+    assert table.decision(workload(method="dense")) is None
+    stacked = dataclasses.replace(workload(2), kernel_shape=(2, 3, 3, 256, 256))
+    assert table.decision(stacked) is None
+
+
+def test_switches_hide_tables(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep(folder, row(workload(), TILE))
+    for switch in ("off", "shipped"):
+        monkeypatch.setenv(table.SWITCH, switch)
+        assert table.decision(workload()) is None
+    monkeypatch.setenv(table.SWITCH, "of")
+    with pytest.raises(ValueError, match="JSC_TABLES='of' is not one of"):
+        table.paths(GPU.name)
+
+
+def test_a_part_of_a_gpu_and_no_gpu_have_no_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep(folder, row(workload(), TILE))
+    for gpu in (dataclasses.replace(GPU, multiprocessors=66), dataclasses.replace(GPU, name="NVIDIA H901"), None):
+        monkeypatch.setattr(devices, "known", lambda gpu=gpu: gpu)
+        assert table.decision(workload()) is None
+
+
+def test_the_users_rows_win_over_the_shipped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shipped = folder / "shipped"
+    monkeypatch.setattr(table, "SHIPPED", shipped)
+    other = Candidate("wgmma", (64, 112, 1, 4))
+    rows = (row(workload(), other), row(workload(8), other))
+    table.save(shipped / "h900.json", Table(GPU.name, GPU.multiprocessors, (RUN,), rows))
+    keep(folder, row(workload(), TILE))
+    assert [found.candidate for n in (1, 8) if (found := table.decision(workload(n)))] == [TILE, other]
+
+
+def test_files_come_back_as_they_were(tmp_path: Path) -> None:
+    whole = Table(GPU.name, 132, (RUN,), (row(workload(), TILE), row(workload(8), None)))
+    table.save(tmp_path / "h900.json", whole)
+    assert table.load(tmp_path / "h900.json") == whole
+    assert [path.name for path in tmp_path.iterdir()] == ["h900.json"]
+
+
+@pytest.mark.parametrize("name", ["h100", "h200"])
+def test_shipped_tables_are_whole_and_their_tiles_are_the_planners(name: str) -> None:
+    found = table.load(table.SHIPPED / f"{name}.json")
+    assert table.slug(found.device) == name
+    assert all({"date", "commit", "driver", "versions"} <= run.keys() for run in found.runs)
+    with mock.patch.object(_native, "has_warpgroups", return_value=True):
+        for each in found.rows:
+            fits = [rated.candidate for rated in each.key.layer.candidates(Device(), 1000)]
+            assert each.candidate in [None, *fits], each
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"format": 2}, "its format is 2, not 1"),
+        ({"rows": [[[1, 2], "tf32", 0, "xla", [], 1.0, 1.0, 0]]}, "are no sizes: 16 ints"),
+        ({"rows": [[[1] * 16, "tf33", 0, "xla", [], 1.0, 1.0, 0]]}, "kind='tf33'"),
+        ({"rows": [[[1] * 16, "tf32", 0, "wgmma", [64], 1.0, 1.0, 0]]}, "is not 4 numbers"),
+        ({"rows": [[[1] * 16, "tf32", 0, "xla", [], -1.0, 1.0, 0]]}, "times are above 0"),
+        ({"rows": [[[1] * 16, "tf32", 0, "xla", [], 1.0, 1.0, 3]]}, "run is one of 1"),
+        ({"rows": 7}, "TypeError"),
+    ],
+)
+def test_damaged_files_are_refused_by_what_is_wrong(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+    content = {"format": 1, "device": "NVIDIA H900", "multiprocessors": 132, "runs": [RUN], "rows": []} | change
+    path = tmp_path / "h900.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=reason) as error:
+        table.load(path)
+    assert str(path) in str(error.value)
+
+
+def test_tables_of_one_gpu_are_merged() -> None:
+    old = Table(GPU.name, 132, (RUN,), (row(workload(), TILE), row(workload(8), None)))
+    new = Table(GPU.name, 132, (RUN | {"commit": "def"},), (row(workload(8), TILE),))
+    both = table.merged([old, new])
+    assert {each.key.sizes[0]: both.runs[each.run]["commit"] for each in both.rows} == {1: "abc", 8: "def"}
+    with pytest.raises(ValueError, match="not of one GPU"):
+        table.merged([old, dataclasses.replace(new, device="NVIDIA A100")])
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA A100-SXM4-40GB", "a100"), ("NVIDIA GeForce RTX 4090", "4090")],
+)
+def test_names_of_files(device: str, name: str) -> None:
+    assert table.slug(device) == name
