@@ -164,15 +164,6 @@ def test_damaged_files_are_refused_by_what_is_wrong(tmp_path: Path, change: dict
     assert str(path) in str(error.value)
 
 
-def test_tables_of_one_gpu_are_merged() -> None:
-    old = Table(GPU.name, 132, (RUN,), (row(workload(), TILE), row(workload(8), None)))
-    new = Table(GPU.name, 132, (RUN | {"commit": "def"},), (row(workload(8), TILE),))
-    both = table.merged([old, new])
-    assert {each.key.sizes[0]: both.runs[each.run]["commit"] for each in both.rows} == {1: "abc", 8: "def"}
-    with pytest.raises(ValueError, match="not of one GPU"):
-        table.merged([old, dataclasses.replace(new, device="NVIDIA A100")])
-
-
 @pytest.mark.parametrize(
     ("device", "name"),
     [("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA A100-SXM4-40GB", "a100"), ("NVIDIA GeForce RTX 4090", "4090")],

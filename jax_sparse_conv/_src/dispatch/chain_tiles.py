@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from jax_sparse_conv._src import _native, devices
+from jax_sparse_conv._src.dispatch.planner import Layer
 from jax_sparse_conv._src.problem.geometry import Geometry
 
 Tile: TypeAlias = tuple[int, int, int, int]
@@ -68,10 +69,8 @@ class Searched:
 
 def key_of(x_shape: Sequence[int], kernel_shape: Sequence[int], geometry: Geometry) -> Key:
     """The key of a layer of x [N, H, W, C] and kernel [1, kh, kw, C / groups, K]."""
-    pool = geometry.pool
-    behind = () if pool is None else (*pool.window, *pool.strides, *pool.padding[0], *pool.padding[1])
-    windows = (*geometry.strides, *geometry.padding[0], *geometry.padding[1], *geometry.dilation)
-    return (*x_shape, *kernel_shape[1:3], kernel_shape[4], *windows, geometry.groups, *behind)
+    layer = Layer.of(x_shape, kernel_shape, geometry, 4, False)
+    return layer.sizes + layer.pool[:_POOL]
 
 
 def kind_of(itemsize: int, precise: bool) -> str:

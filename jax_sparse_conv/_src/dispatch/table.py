@@ -13,7 +13,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -239,29 +239,6 @@ def save(path: str | os.PathLike[str], table: Table) -> None:
     beside = target.with_suffix(".part")
     beside.write_text(whole, encoding="utf-8")
     beside.replace(target)  # whole, or not at all
-
-
-def merged(tables: Iterable[Table]) -> Table:
-    """Tables of one GPU as one; of rows with the same key the last one stays.
-
-    Raises:
-      ValueError: no tables, or of different GPUs.
-    """
-    rows: dict[Key, Row] = {}
-    runs: list[Mapping[str, Any]] = []
-    names: list[str] = []
-    sizes: set[int] = set()
-    for table in tables:
-        rows |= {row.key: dataclasses.replace(row, run=row.run + len(runs)) for row in table.rows}
-        runs += table.runs
-        names.append(table.device)
-        sizes.add(table.multiprocessors)
-    if len(set(map(slug, names))) != 1 or len(sizes) != 1:
-        raise ValueError(f"tables are of {', '.join(map(repr, names)) or 'no GPU'}, not of one GPU")
-    used = sorted({row.run for row in rows.values()})
-    place = {run: index for index, run in enumerate(used)}
-    kept = tuple(dataclasses.replace(row, run=place[row.run]) for row in rows.values())
-    return Table(names[-1], sizes.pop(), tuple(runs[run] for run in used), kept)
 
 
 def _values(row: Row) -> list[Any]:
