@@ -5,7 +5,7 @@
 #include <array>
 #include <limits>
 
-#include "cuda/dense_conv/plan/search.h"
+#include "cuda/core/plan_search.h"
 
 namespace jsc {
 namespace {

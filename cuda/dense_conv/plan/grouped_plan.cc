@@ -6,7 +6,7 @@
 #include <initializer_list>
 #include <limits>
 
-#include "cuda/dense_conv/plan/search.h"
+#include "cuda/core/plan_search.h"
 
 namespace jsc {
 namespace {

@@ -1,6 +1,6 @@
 // What every planner does with the plans that fit.
-#ifndef JSC_CUDA_DENSE_CONV_PLAN_SEARCH_H_
-#define JSC_CUDA_DENSE_CONV_PLAN_SEARCH_H_
+#ifndef JSC_CUDA_CORE_PLAN_SEARCH_H_
+#define JSC_CUDA_CORE_PLAN_SEARCH_H_
 
 #include <limits>
 
@@ -20,4 +20,4 @@ Plan Cheapest(const VisitAll& visit_all) {
 
 }  // namespace jsc
 
-#endif  // JSC_CUDA_DENSE_CONV_PLAN_SEARCH_H_
+#endif  // JSC_CUDA_CORE_PLAN_SEARCH_H_
