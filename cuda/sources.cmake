@@ -3,6 +3,7 @@ set(JSC_PLANNER_SOURCES
     cuda/chain/call.cc
     cuda/chain/pair_plan.cc
     cuda/chain/plans.cc
+    cuda/core/model.cc
     cuda/dense_conv/plan/choice.cc
     cuda/dense_conv/plan/few_channels_plan.cc
     cuda/dense_conv/plan/grouped_plan.cc

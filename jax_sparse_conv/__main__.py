@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from jax_sparse_conv._src import environment
 from jax_sparse_conv._src.cli.photograph import SAMPLE, UserError, batch_of, load, optional
-from jax_sparse_conv._src.dispatch import table
+from jax_sparse_conv._src.dispatch import model
 
 if TYPE_CHECKING:
     import jax
@@ -96,11 +96,14 @@ def _add_tune(parser: argparse.ArgumentParser) -> None:
     layers.add_argument("--layers", type=Path, metavar="FILE", help="JSON list of calls, as a plan has them")
     add = parser.add_argument
     add("--batch", type=_positive, nargs="+", default=(1, 8, 32), metavar="N", help="images of a batch: 1 8 32")
-    add("--kinds", nargs="+", choices=table.KINDS, default=table.KINDS, help="of products (default: all)")
+    add("--kinds", nargs="+", choices=model.KINDS, default=model.KINDS, help="of products (default: all)")
     add("--device", type=int, default=0, metavar="N", help="CUDA's number of the GPU (default: 0)")
     add("--budget", type=float, default=30, metavar="MINUTES", help="stop after so long (default: 30)")
     add("--out", type=Path, metavar="FOLDER", help="of the table and the raw times (default: the user's cache folder)")
+    add("--no-xla", action="store_true", help="time kernels alone, which is enough to fit their models and fast")
     add("--show", action="store_true", help="print the tables in use for the device, and stop")
+    fit = "fit the models to raw times, those of the user's cache folder or of these files, and stop"
+    add("--fit", type=Path, nargs="*", metavar="FILE", help=fit)
 
 
 def _add_network(parser: argparse.ArgumentParser, images: str | None = None) -> None:

@@ -9,8 +9,9 @@ namespace jsc {
 ConvArgs ArgsOfLayer(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool, bool precise) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max(), kFar = 1 << 13;
   constexpr size_t kLayer = 16, kPool = 8;
-  if (layer.size() != kLayer || (!pool.empty() && pool.size() != kPool && pool.size() != kPool + 1)) {
-    throw std::invalid_argument("layer must have 16 entries and pool 8, 9 or none");
+  if ((layer.size() != kLayer && layer.size() != kLayer + 1) ||
+      (!pool.empty() && pool.size() != kPool && pool.size() != kPool + 1)) {
+    throw std::invalid_argument("layer must have 16 or 17 entries and pool 8, 9 or none");
   }
   ConvArgs a{};
   a.images = layer[0];
@@ -18,6 +19,7 @@ ConvArgs ArgsOfLayer(const std::vector<int64_t>& layer, const std::vector<int64_
   a.out_channels = layer[6];
   a.groups = layer[15];
   a.stacks = 1;
+  a.has_residual = layer.size() > kLayer && layer[kLayer] != 0;
   const auto size_of = [](int64_t size, int64_t reach, int64_t stride) {
     const int64_t span = size - reach;
     if (span < 0) throw std::invalid_argument("a window is larger than its map");

@@ -9,7 +9,8 @@
 
 namespace jsc {
 
-// layer: N, H, W, C, kh, kw, K, rows and columns of strides, padding (low, high of H, then of W) and dilation, groups.
+// layer: N, H, W, C, kh, kw, K, rows and columns of strides, padding (low, high of H, then of W) and dilation, groups;
+// a seventeenth entry is 1 where a residual is added.
 // pool: rows and columns of window, strides and padding of a pool behind it, or nothing; a ninth entry is 2 for an
 // average pool, 1 for a max pool, which it is without one. std::invalid_argument where they make no sense.
 ConvArgs ArgsOfLayer(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool, bool precise);

@@ -6,7 +6,7 @@
 //   chunk  `chunk_taps` kernel rows x kw x `chunk_channels` input channels. The packed slice [chunk rows, block] stays
 //          in L1 while every window of the tile runs over its list.
 //
-// May change: what is expected to be fastest, with tests/golden and tests/dispatch/test_kernel_choice.py.
+// May change: what is expected to be fastest, with tests/golden.
 #ifndef JSC_CPU_PLAN_PLAN_H_
 #define JSC_CPU_PLAN_PLAN_H_
 

@@ -40,16 +40,21 @@ int CountClusters(int size, const DeviceInfo& info) {
 cudaError_t ReadDevice(int device, DeviceInfo* info) {
   const DeviceScope scope(device);  // functions have attributes, and clusters room, on the device that is current
   if (scope.status() != cudaSuccess) return scope.status();
-  int major = 0, minor = 0;
+  int major = 0, minor = 0, clock_khz = 0, memory_clock_khz = 0, memory_bus_bits = 0;
   const std::pair<int*, cudaDeviceAttr> wanted[] = {
       {&major, cudaDevAttrComputeCapabilityMajor},
       {&minor, cudaDevAttrComputeCapabilityMinor},
+      {&clock_khz, cudaDevAttrClockRate},
+      {&memory_clock_khz, cudaDevAttrMemoryClockRate},
+      {&memory_bus_bits, cudaDevAttrGlobalMemoryBusWidth},
       {&info->multiprocessors, cudaDevAttrMultiProcessorCount},
       {&info->shared_memory, cudaDevAttrMaxSharedMemoryPerBlockOptin},
       {&info->shared_memory_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor}};
   for (const auto& [target, attribute] : wanted) {
     if (const cudaError_t status = cudaDeviceGetAttribute(target, attribute, device)) return status;
   }
+  info->clock_hz = 1e3 * clock_khz;
+  info->memory_bytes_per_second = 2e3 * memory_clock_khz * memory_bus_bits / 8;
   if (const char* pretended = std::getenv("JSC_CAPABILITY")) {  // for tests: kernels of an older GPU on a newer one
     if (std::sscanf(pretended, "%d.%d", &major, &minor) != 2) return cudaErrorInvalidValue;
   }

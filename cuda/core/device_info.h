@@ -14,10 +14,12 @@ struct DeviceInfo {
   int multiprocessors;
   int shared_memory;  // bytes a block may ask for
   int shared_memory_sm;
-  bool tensor_maps;              // the driver can describe tensors to TMA
-  bool fast_tf32;                // tensor cores multiply TF32 at more than three times the rate of FFMA
-  bool wgmma;                    // Hopper's wgmma products, which this build has code for
-  int clusters[kMaxSplits + 1];  // of n blocks, each with an SM to itself, that run at once; 0: no clusters
+  bool tensor_maps;                // the driver can describe tensors to TMA
+  bool fast_tf32;                  // tensor cores multiply TF32 at more than three times the rate of FFMA
+  bool wgmma;                      // Hopper's wgmma products, which this build has code for
+  double clock_hz;                 // of the SMs
+  double memory_bytes_per_second;  // of device memory
+  int clusters[kMaxSplits + 1];    // of n blocks, each with an SM to itself, that run at once; 0: no clusters
 };
 
 // The device of ordinal `device`, read once per device.

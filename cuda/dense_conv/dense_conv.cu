@@ -20,7 +20,8 @@ DenseConvChoice CachedChoice(const DeviceCall& call, int element_bytes, size_t w
   const bool in_chain = call.gate.in_chain;
   static std::mutex mutex;
   static std::map<std::vector<int64_t>, DenseConvChoice> known;
-  const int64_t kind = static_cast<int64_t>(a.precision) * 8 + static_cast<int64_t>(a.pool) * 2 + in_chain;
+  const int64_t kind =
+      static_cast<int64_t>(a.precision) * 8 + static_cast<int64_t>(a.pool) * 2 + in_chain + 64 * a.has_residual;
   std::vector<int64_t> key = {a.images,         a.size[0],      a.size[1],
                               a.channels,       a.stacks,       a.kernel_size[0],
                               a.kernel_size[1], a.out_channels, a.groups,

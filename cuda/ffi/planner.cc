@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cuda/chain/plans.h"
+#include "cuda/core/model.h"
 #include "cuda/dense_conv/plan/choice.h"
 #include "cuda/sparse/ecr/plan.h"
 
@@ -27,7 +28,7 @@ T Field(const nb::dict& device, const char* name) {
 }
 
 // multiprocessors, shared_memory (bytes that a block may have), shared_memory_sm, tensor_maps, fast_tf32, warpgroups,
-// clusters [17] (of n blocks that run at once).
+// clock_hz, memory_bytes_per_second, clusters [17] (of n blocks that run at once).
 DeviceInfo ReadDevice(const nb::dict& device) {
   DeviceInfo info{};
   info.multiprocessors = Field<int>(device, "multiprocessors");
@@ -36,9 +37,12 @@ DeviceInfo ReadDevice(const nb::dict& device) {
   info.tensor_maps = Field<bool>(device, "tensor_maps");
   info.fast_tf32 = Field<bool>(device, "fast_tf32");
   info.wgmma = Field<bool>(device, "warpgroups");
+  info.clock_hz = Field<double>(device, "clock_hz");
+  info.memory_bytes_per_second = Field<double>(device, "memory_bytes_per_second");
   const auto clusters = Field<std::vector<int>>(device, "clusters");
   if (clusters.size() != kMaxSplits + 1) throw nb::value_error("clusters must have 17 entries");
   for (int size = 0; size <= kMaxSplits; ++size) info.clusters[size] = clusters[size];
+  if (info.clock_hz <= 0 || info.memory_bytes_per_second <= 0) throw nb::value_error("rates must be positive");
   if (info.multiprocessors < 1) throw nb::value_error("multiprocessors must be at least 1");
   return info;
 }
@@ -51,61 +55,62 @@ nb::object Named(const Candidate& candidate) {
   return nb::make_tuple(kFamilies[static_cast<int>(candidate.family)], nb::tuple(nb::cast(tile)));
 }
 
-nb::tuple Described(const Candidate& candidate, double cycles, bool takes_pool) {
-  const nb::object named = Named(candidate);
-  return nb::make_tuple(named[0], named[1], cycles, takes_pool);
-}
+// Constants of the models for as long as this lives: those of the device's `model`, or the shipped ones.
+class DeviceModel {
+ public:
+  explicit DeviceModel(const nb::dict& device) : constants_(Read(device)), scope_(constants_.data()) {}
 
-nb::tuple Describe(const DenseConvChoice& choice, bool pools) {
-  if (const FewChannelsPlan& p = choice.few_channels; p.out_channels > 0) {
-    return Described({Family::kFewChannels, {p.out_channels, p.tile_out[0], p.tile_out[1]}}, p.cycles, pools);
+ private:
+  static std::vector<double> Read(const nb::dict& device) {
+    auto constants = Field<std::vector<double>>(device, "model");
+    if (constants.empty()) constants.assign(std::begin(model::kShipped), std::end(model::kShipped));
+    if (constants.size() != model::kCount) {
+      throw nb::value_error(("model must have " + std::to_string(model::kCount) + " constants").c_str());
+    }
+    return constants;
   }
-  if (const SplitKChannelsPlan& p = choice.splitk_channels; p.out_channels > 0) {
-    const Candidate tile{Family::kSplitKChannels,
-                         {p.out_channels, p.columns, p.warps, p.tile_high, p.tile_wide, p.splits}};
-    return Described(tile, p.cycles, pools);
-  }
-  if (const GroupedPlan& p = choice.grouped; p.tiles > 0) {
-    const Candidate tile{Family::kGrouped, {p.tile_images, p.tile_high, p.tile_wide, p.groups, p.out_channel_splits}};
-    return Described(tile, p.cycles, pools);
-  }
-  if (const WgmmaPlan& p = choice.wgmma; p.out_channels > 0) {
-    return Described({Family::kWgmma, {p.out_channels, p.pixels, p.patch, p.splits}}, p.cycles, pools);
-  }
-  const MmaPlan& p = choice.mma;
-  if (p.tile == MmaTile::kNone) return Described({Family::kPerOutput, {}}, 0, false);
-  return Described({Family::kMma, {static_cast<int>(p.tile), p.splits}}, p.cycles, false);
-}
+
+  std::vector<double> constants_;
+  ModelScope scope_;
+};
 
 constexpr size_t kWorkspace = size_t{1} << 31;  // what a device without clusters gets is chosen when it runs
 
 nb::tuple Direct(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool, int element_bytes, bool precise,
                  bool in_chain, const nb::dict& device) {
   const ConvArgs args = ArgsOfLayer(layer, pool, precise);
+  const DeviceModel model(device);
   const DenseConvChoice choice = ChooseKernel(args, element_bytes, kWorkspace, in_chain, {}, ReadDevice(device));
-  return Describe(choice, PoolsInKernel(choice, args));
+  const nb::object named = Named(CandidateOf(choice));
+  return nb::make_tuple(named[0], named[1], choice.us, PoolsInKernel(choice, args));
+}
+
+Candidate CandidateOf(const EcrPlan& p) {
+  if (p.warps == 0) return {Family::kPerOutput, {}};
+  return {Family::kEcr, {p.lanes, p.splits, p.tile_images, p.tile_out[0], p.tile_out[1], p.row_parts, p.max_rows}};
 }
 
 nb::tuple Sparse(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool, int element_bytes, bool precise,
                  const nb::dict& device) {
-  const EcrPlan p = ChooseEcrPlan(ArgsOfLayer(layer, pool, precise), element_bytes, kWorkspace, ReadDevice(device));
-  const Candidate tile{Family::kEcr,
-                       {p.lanes, p.splits, p.tile_images, p.tile_out[0], p.tile_out[1], p.row_parts, p.max_rows}};
-  return Described(p.warps > 0 ? tile : Candidate{Family::kPerOutput, {}}, p.cycles, true);
+  const ConvArgs args = ArgsOfLayer(layer, pool, precise);
+  const DeviceModel model(device);
+  const DeviceInfo info = ReadDevice(device);
+  const EcrPlan p = ChooseEcrPlan(args, element_bytes, kWorkspace, info);
+  const nb::object named = Named(CandidateOf(p));
+  return nb::make_tuple(named[0], named[1], EcrMicroseconds(p, args, element_bytes, info), true);
 }
 
 // The `most` best of each family by its model, best first.
 nb::list Candidates(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool, int element_bytes,
                     bool precise, int most, const nb::dict& device) {
   const ConvArgs args = ArgsOfLayer(layer, pool, precise);
+  const DeviceModel model(device);
   const DeviceInfo info = ReadDevice(device);
   std::vector<Rated> rated = DenseCandidates(args, element_bytes, kWorkspace, info);
   VisitEcrPlans(args, element_bytes, kWorkspace, info, [&](const EcrPlan& p) {
-    const Candidate tile{Family::kEcr,
-                         {p.lanes, p.splits, p.tile_images, p.tile_out[0], p.tile_out[1], p.row_parts, p.max_rows}};
-    rated.push_back({tile, p.cycles});
+    rated.push_back({CandidateOf(p), EcrMicroseconds(p, args, element_bytes, info)});
   });
-  std::stable_sort(rated.begin(), rated.end(), [](const Rated& a, const Rated& b) { return a.cycles < b.cycles; });
+  std::stable_sort(rated.begin(), rated.end(), [](const Rated& a, const Rated& b) { return a.us < b.us; });
   std::map<Family, std::set<std::vector<int>>> known;
   nb::list found;
   for (const Rated& each : rated) {
@@ -113,13 +118,36 @@ nb::list Candidates(const std::vector<int64_t>& layer, const std::vector<int64_t
     const std::vector<int> tile(std::begin(each.candidate.tile), std::end(each.candidate.tile));
     if (static_cast<int>(tiles.size()) >= most || !tiles.insert(tile).second) continue;
     const nb::object named = Named(each.candidate);
-    found.append(nb::make_tuple(named[0], named[1], each.cycles));
+    found.append(nb::make_tuple(named[0], named[1], each.us));
+  }
+  return found;
+}
+
+// What the models expect of candidates that fit, in their order.
+std::vector<double> Expected(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool, int element_bytes,
+                             bool precise, const std::vector<std::vector<int>>& candidates, const nb::dict& device) {
+  const ConvArgs args = ArgsOfLayer(layer, pool, precise);
+  const DeviceModel model(device);
+  const DeviceInfo info = ReadDevice(device);
+  std::vector<double> found;
+  for (const std::vector<int>& numbers : candidates) {
+    Candidate candidate;
+    if (numbers.size() != kTileNumbers + 1) throw nb::value_error("a candidate must have 8 numbers");
+    candidate.family = static_cast<Family>(numbers[0]);
+    std::copy(numbers.begin() + 1, numbers.end(), candidate.tile);
+    if (candidate.family == Family::kEcr) {
+      const EcrPlan p = EcrPlanOf(candidate, args, element_bytes, kWorkspace, info);
+      found.push_back(p.warps == 0 ? 0 : EcrMicroseconds(p, args, element_bytes, info));
+    } else {
+      found.push_back(MicrosecondsOf(candidate, args, element_bytes, kWorkspace, info));
+    }
   }
   return found;
 }
 
 nb::list OfChain(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool, int element_bytes, bool precise,
                  const nb::dict& device) {
+  const DeviceModel model(device);
   nb::list found;
   for (const WgmmaPlan& plan : ChainPlans(layer, pool, element_bytes, precise, ReadDevice(device))) {
     found.append(nb::make_tuple(plan.out_channels, plan.pixels, plan.patch ? 1 : 0, plan.splits, plan.cycles));
@@ -133,17 +161,21 @@ nb::list OfChain(const std::vector<int64_t>& layer, const std::vector<int64_t>& 
 NB_MODULE(_planner, m) {
   using namespace nb::literals;
   m.def("direct", &jsc::Direct, "layer"_a, "pool"_a, "element_bytes"_a, "precise"_a, "in_chain"_a, "device"_a,
-        "(family, tile, cycles, whether it takes the pool) that the models choose for a dense convolution.");
+        "(family, tile, microseconds, whether it takes the pool) that the models choose for a dense convolution.");
   m.def("sparse", &jsc::Sparse, "layer"_a, "pool"_a, "element_bytes"_a, "precise"_a, "device"_a,
-        "(family, tile, cycles, True) that the model chooses for ECR or PECR.");
-  m.def("candidates", &jsc::Candidates, "layer"_a, "pool"_a, "element_bytes"_a, "precise"_a, "most"_a, "device"_a,
-        "(family, tile, cycles) of what kernels can take, at most so many of a family, by the cycles of its model.");
+        "(family, tile, microseconds, True) that the model chooses for ECR or PECR.");
+  m.def(
+      "candidates", &jsc::Candidates, "layer"_a, "pool"_a, "element_bytes"_a, "precise"_a, "most"_a, "device"_a,
+      "(family, tile, microseconds) of what kernels can take, at most so many of a family, by what its model expects.");
+  m.def("expected", &jsc::Expected, "layer"_a, "pool"_a, "element_bytes"_a, "precise"_a, "candidates"_a, "device"_a,
+        "Microseconds that the models expect of these candidates, as the attribute `candidate` has them.");
   m.def("chain_tiles", &jsc::OfChain, "layer"_a, "pool"_a, "element_bytes"_a, "precise"_a, "device"_a,
         "(filters, pixels, patch, splits, cycles) of every tile that a layer of a chain may have.");
   m.def(
       "chain_takes_pool",
       [](const std::vector<int64_t>& layer, const std::vector<int64_t>& pool, const std::vector<int64_t>& tile,
          int element_bytes, bool precise, const nb::dict& device) {
+        const jsc::DeviceModel model(device);
         return jsc::ChainTakesPool(layer, pool, tile, element_bytes, precise, jsc::ReadDevice(device));
       },
       "layer"_a, "pool"_a, "tile"_a, "element_bytes"_a, "precise"_a, "device"_a,

@@ -90,9 +90,14 @@ class Device:
         return self.capability >= _CLUSTERS and self.clusters[1] > 0
 
     @property
+    def takes_warpgroups(self) -> bool:
+        """Whether it has Hopper's warpgroup products."""
+        return self.capability == _WARPGROUPS and self.tensor_maps
+
+    @property
     def has_warpgroups(self) -> bool:
-        """Whether it has Hopper's warpgroup products, and this build code for them."""
-        return self.capability == _WARPGROUPS and self.tensor_maps and _native.has_warpgroups()
+        """Whether it has them, and this build code for them."""
+        return self.takes_warpgroups and _native.has_warpgroups()
 
     def description(self) -> dict[str, Any]:
         """What the planners want to know of it (`cuda/ffi/planner.cc`)."""
@@ -104,6 +109,8 @@ class Device:
             "fast_tf32": self.has_fast_tf32,
             "warpgroups": self.has_warpgroups,
             "clusters": list(self.clusters),
+            "clock_hz": self.clock_hz,
+            "memory_bytes_per_second": self.memory_bytes_per_second,
         }
 
     def tensor_flops(self, dtype: str) -> float:

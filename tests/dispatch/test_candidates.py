@@ -14,9 +14,12 @@ import oracle
 import pytest
 from cases import Case
 from jax import lax
+from kernel_checks import poison
 from platforms import PLATFORM
+from tile_cases import GROUP_CASES, SLICE_CASES, TF32_TEAM_CASES
 
 from jax_sparse_conv._src import _native, devices
+from jax_sparse_conv._src.dispatch import planner
 from jax_sparse_conv._src.dispatch.planner import FAMILIES, Candidate, Layer
 from jax_sparse_conv._src.primitive.primitives import Config, conv_p
 from jax_sparse_conv._src.problem import geometry as geo
@@ -43,7 +46,8 @@ def layer_of(case: Case, dtype: str, precision: str) -> tuple[Layer, Geometry]:
     arguments = {name: value for name, value in case.arguments.items() if name != "activation"}
     kernel = (*case.kernel, case.x[3] // case.groups, case.out_channels)
     geometry = geo.resolve(case.x, kernel, **arguments)
-    return Layer.of(case.x, (1, *kernel), geometry, jnp.dtype(dtype).itemsize, precision == "highest"), geometry
+    sizes, pool = planner.numbers(case.x, (1, *kernel), geometry)
+    return Layer(sizes, pool, jnp.dtype(dtype).itemsize, precision == "highest", case.residual), geometry
 
 
 @pytest.fixture
@@ -69,8 +73,8 @@ def test_candidates_are_distinct_and_in_order_and_have_the_models_choice(case: C
         found = layer.candidates(h200, 1000)
         candidates = [each.candidate for each in found]
         assert len(set(candidates)) == len(candidates)
-        assert [each.cycles for each in found] == sorted(each.cycles for each in found)
-        assert layer.dense(h200) in candidates
+        assert [each.us for each in found] == sorted(each.us for each in found)
+        assert layer.dense(h200).candidate in candidates
 
 
 def test_a_gpu_without_warpgroup_products_has_no_candidate_with_them(h200: devices.Device) -> None:
@@ -98,6 +102,36 @@ def test_what_is_no_candidate(family: str, tile: tuple[int, ...], reason: str) -
 def test_the_attribute_has_the_family_and_eight_numbers() -> None:
     assert Candidate("mma", (3, 2)).attribute.tolist() == [5, 3, 2, 0, 0, 0, 0, 0]
     assert Candidate.of("mma", (3, 2, 0, 0, 0, 0, 0)) == Candidate("mma", (3, 2))
+
+
+OF_FAMILY = {
+    "splitk_channels": (SLICE_CASES[::2], KINDS[:2]),
+    "grouped": (GROUP_CASES[::2], KINDS),
+    "wgmma": ([case for case in TF32_TEAM_CASES if case.pool is None], KINDS[1:3]),
+}
+"""Cases that a family is for, and the kinds of products that it has."""
+
+
+def shape_of(candidate: Candidate) -> tuple[int, ...]:
+    """What a kernel is compiled for, without how a call is cut into its tiles."""
+    of_family = {"splitk_channels": candidate.tile[:3], "grouped": (), "wgmma": candidate.tile[:3]}
+    return of_family[candidate.family]
+
+
+def of_shapes(family: str, case: Case, dtype: str, precision: str, device: devices.Device) -> list[Candidate]:
+    """The best candidate of each shape of a family."""
+    found = [each.candidate for each in layer_of(case, dtype, precision)[0].candidates(device, 1000)]
+    of_family = [candidate for candidate in found if candidate.family == family]
+    return list({shape_of(candidate): candidate for candidate in reversed(of_family)}.values())
+
+
+@pytest.mark.parametrize(("family", "shapes"), [("splitk_channels", 6), ("grouped", 1), ("wgmma", 18)])
+def test_cases_of_a_family_have_all_its_kernels(family: str, shapes: int, h200: devices.Device) -> None:
+    of, kinds = OF_FAMILY[family]
+    for kind in kinds:
+        found = [of_shapes(family, case, *kind, h200) for case in of]
+        assert all(found)
+        assert len({shape_of(candidate) for each in found for candidate in each}) == shapes
 
 
 # --- what they compute -----------------------------------------------------------------------------------------------
@@ -139,6 +173,29 @@ def test_every_candidate_against_the_oracle(case: Case, dtype: str, precision: s
             assert oracle.relative_error(result, wanted) <= tolerance, candidate
             again = told(case, candidate, geometry, precision, inputs)
             np.testing.assert_array_equal(np.asarray(result, np.float64), np.asarray(again, np.float64))
+
+
+@pytest.mark.parametrize(
+    ("family", "case", "kind"),
+    [
+        pytest.param(family, case, kind, id=f"{case.name} {' '.join(kind)}")
+        for family, (of, kinds) in OF_FAMILY.items()
+        for case in of
+        for kind in kinds
+    ],
+)
+def test_every_kernel_of_a_family_against_the_oracle(
+    family: str, case: Case, kind: tuple[str, str], gpu: jax.Device
+) -> None:
+    """By its best tile for the case."""
+    dtype, precision = kind
+    geometry = layer_of(case, *kind)[1]
+    inputs = cases.inputs(case, jnp.dtype(dtype))
+    wanted = oracle.expected(case, inputs)
+    for candidate in of_shapes(family, case, *kind, devices.Device.of(0)):
+        poison(wanted.shape, dtype)
+        result = told(case, candidate, geometry, precision, inputs)
+        assert oracle.relative_error(result, wanted) <= TOLERANCE[precision if dtype == "float32" else dtype], candidate
 
 
 def test_a_candidate_that_does_not_fit_is_an_error(gpu: jax.Device) -> None:

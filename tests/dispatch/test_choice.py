@@ -106,9 +106,9 @@ def test_exported_for_any_number_of_images() -> None:
     ("op", "x_shape", "kernel_shape", "arguments"),
     [
         (jsc.conv, (128, 28, 28, 128), (3, 3, 128, 128), {"padding": "SAME", "activation": "relu"}),
-        (jsc.conv, (256, 28, 28, 128), (3, 3, 64, 128), {"strides": 2, "feature_group_count": 2}),
-        (jsc.conv, (8, 56, 56, 64), (1, 1, 64, 256), {}),
-        (jsc.conv_pool, (64, 56, 56, 128), (3, 3, 128, 128), {}),
+        (jsc.conv, (256, 28, 28, 128), (3, 3, 16, 128), {"strides": 2, "feature_group_count": 8}),
+        (jsc.conv, (128, 56, 56, 64), (1, 1, 64, 256), {}),
+        (jsc.conv_pool, (128, 56, 56, 64), (1, 1, 64, 256), {}),
         (jsc.dense, (64, 4096), (4096, 1000), {"activation": "relu"}),
     ],
 )

@@ -39,7 +39,7 @@ def test_the_planner(h200: Device) -> None:
 @pytest.mark.parametrize(
     ("key", "reason"),
     [
-        (LAYER[1:], "16 entries"),
+        (LAYER[1:], "16 or 17 entries"),
         ((*LAYER, 2), "pool 8, 9 or none"),
         ((0, *LAYER[1:]), "must be 1 or more"),
         ((1, 0, *LAYER[2:]), "must be 1 to 8192"),

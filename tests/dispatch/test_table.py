@@ -12,7 +12,7 @@ import pytest
 
 from jax_sparse_conv._src import _native, devices
 from jax_sparse_conv._src.devices import Device
-from jax_sparse_conv._src.dispatch import table
+from jax_sparse_conv._src.dispatch import folders, table
 from jax_sparse_conv._src.dispatch.planner import Candidate
 from jax_sparse_conv._src.dispatch.table import Key, Row, Table
 from jax_sparse_conv._src.problem.geometry import Geometry, Pool
@@ -37,8 +37,8 @@ def row(of: Workload, candidate: Candidate | None, us: float = 5.0, xla_us: floa
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's folder, on a GPU that no table is shipped for."""
-    monkeypatch.setenv(table.CACHE, str(tmp_path))
-    monkeypatch.delenv(table.SWITCH, raising=False)
+    monkeypatch.setenv(folders.CACHE, str(tmp_path))
+    monkeypatch.delenv(folders.SWITCH, raising=False)
     monkeypatch.setattr(devices, "known", lambda: GPU)
     monkeypatch.setattr(_native, "has_warpgroups", lambda: True)
     table.forget()
@@ -101,9 +101,9 @@ def test_what_tables_do_not_hold(folder: Path) -> None:
 def test_switches_hide_tables(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keep(folder, row(workload(), TILE))
     for switch in ("off", "shipped"):
-        monkeypatch.setenv(table.SWITCH, switch)
+        monkeypatch.setenv(folders.SWITCH, switch)
         assert table.decision(workload()) is None
-    monkeypatch.setenv(table.SWITCH, "of")
+    monkeypatch.setenv(folders.SWITCH, "of")
     with pytest.raises(ValueError, match="JSC_TABLES='of' is not one of"):
         table.paths(GPU.name)
 
@@ -135,7 +135,7 @@ def test_files_come_back_as_they_were(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["h100", "h200"])
 def test_shipped_tables_are_whole_and_their_tiles_are_the_planners(name: str) -> None:
     found = table.load(table.SHIPPED / f"{name}.json")
-    assert table.slug(found.device) == name
+    assert folders.slug(found.device) == name
     assert all({"date", "commit", "driver", "versions"} <= run.keys() for run in found.runs)
     with mock.patch.object(_native, "has_warpgroups", return_value=True):
         for each in found.rows:
@@ -169,4 +169,4 @@ def test_damaged_files_are_refused_by_what_is_wrong(tmp_path: Path, change: dict
     [("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA A100-SXM4-40GB", "a100"), ("NVIDIA GeForce RTX 4090", "4090")],
 )
 def test_names_of_files(device: str, name: str) -> None:
-    assert table.slug(device) == name
+    assert folders.slug(device) == name

@@ -18,7 +18,7 @@ from chains import equations, weights
 import jax_sparse_conv as jsc
 from jax_sparse_conv._src import _native, devices
 from jax_sparse_conv._src.devices import Device
-from jax_sparse_conv._src.dispatch import chain_tiles
+from jax_sparse_conv._src.dispatch import chain_tiles, planner
 from jax_sparse_conv._src.fusion import chains
 from jax_sparse_conv._src.fusion.schedule import Schedule
 from jax_sparse_conv._src.problem import geometry
@@ -170,9 +170,9 @@ def test_which_layers_are_pairs(h200: Device) -> None:
 def test_sizes_that_make_no_sense(h200: Device) -> None:
     chain_pairs = _native.planner().chain_pairs
     with pytest.raises(ValueError, match=r"sizes must be from 1 to 2\^31 - 1"):
-        chain_pairs(0, 64, 128, 64, 4, False, h200.description())
+        chain_pairs(0, 64, 128, 64, 4, False, planner.described(h200))
     with pytest.raises(ValueError, match="element_bytes must be 2 or 4"):
-        chain_pairs(10, 64, 128, 64, 8, False, h200.description())
+        chain_pairs(10, 64, 128, 64, 8, False, planner.described(h200))
 
 
 def test_without_an_extension_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 from chains import block, block_parameters, equations, names, small_resnet, weights
 
 import jax_sparse_conv as jsc
+from jax_sparse_conv._src.devices import Device
 from jax_sparse_conv._src.fusion import chain_rules, rewrite
 
 TF32 = 5e-4  # relative (Frobenius), of a layer
@@ -147,7 +148,7 @@ def test_nothing_is_kept_for_layers_of_another_kind() -> None:
 
 
 @pytest.mark.parametrize(("groups", "is_fused"), [(1, True), (2, True), (4, False), (6, True), (8, False)])
-def test_groups_of_few_channels_are_fused(groups: int, is_fused: bool) -> None:
+def test_groups_of_few_channels_are_fused(h200: Device, groups: int, is_fused: bool) -> None:
     """48 channels in groups of 48, 24, 12, 8 and 6: there are kernels for whole eights, and for 32 and more."""
     kernel = weights(1, 3, 3, 48 // groups, 48)
 

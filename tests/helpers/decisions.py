@@ -25,6 +25,7 @@ from benchmarks.common import zoo_layers
 from jax_sparse_conv import _cpu, models
 from jax_sparse_conv._src import _native, devices
 from jax_sparse_conv._src.devices import Device
+from jax_sparse_conv._src.dispatch import planner
 from jax_sparse_conv._src.dispatch.chain_tiles import key_of
 from jax_sparse_conv._src.layers.calls import Call
 from jax_sparse_conv._src.plans import typed_json
@@ -158,7 +159,7 @@ def _decided(x: Any, kernel: Any, config: Config, platform: str) -> str:
 
 def _planned(x: Any, kernel: Any, config: Config, platform: str) -> str:
     if config.candidate is not None:
-        return _short(f"table: {config.candidate.family}", *config.candidate.tile)
+        return _short(config.candidate.family, *config.candidate.tile)
     key = key_of(x.shape, kernel.shape, config.geometry)
     layer, pool = key[:16], list(key[16:])
     if pool and config.geometry.pool is not None:
@@ -170,9 +171,9 @@ def _planned(x: Any, kernel: Any, config: Config, platform: str) -> str:
         return f"{config.method}{below} " + " ".join(_short(*plan) for plan in plans)
     asked = layer, pool, itemsize, precise
     if config.method == "direct":
-        family, tile, _, pools = _native.planner().direct(*asked, False, devices.current().description())
+        family, tile, _, pools = _native.planner().direct(*asked, False, planner.described(devices.current()))
         return _short(family, *tile[: NUMBERS[family]]) + (" with its pool" if pools else "")
-    family, tile, *_ = _native.planner().sparse(*asked, devices.current().description())
+    family, tile, *_ = _native.planner().sparse(*asked, planner.described(devices.current()))
     return f"{config.method} " + _short("lists", *tile)
 
 

@@ -14,7 +14,7 @@ import pytest
 from jax_sparse_conv import __main__
 from jax_sparse_conv._src import _native, devices
 from jax_sparse_conv._src.devices import Device
-from jax_sparse_conv._src.dispatch import table
+from jax_sparse_conv._src.dispatch import folders, model, table
 from jax_sparse_conv._src.dispatch.planner import Candidate
 from jax_sparse_conv._src.layers.calls import Call
 from jax_sparse_conv._src.problem.geometry import Geometry
@@ -30,7 +30,7 @@ def timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     """As on a GPU on which XLA takes 10 us, and the first candidate 4: the calls that are timed."""
     found: list[Call] = []
 
-    def times(call: Call, device: Device) -> measure.Measured:
+    def times(call: Call, device: Device, xla: bool) -> measure.Measured:
         found.append(call)
         key = measure.key_of(call)
         assert key is not None
@@ -44,8 +44,8 @@ def timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     monkeypatch.setattr(Device, "of", classmethod(lambda cls, ordinal: GPU))
     monkeypatch.setattr(jax, "default_device", lambda device: jax.ensure_compile_time_eval())
     monkeypatch.setattr(_native, "has_warpgroups", lambda: True)
-    monkeypatch.setenv(table.CACHE, str(tmp_path / "cache"))
-    monkeypatch.delenv(table.SWITCH, raising=False)
+    monkeypatch.setenv(folders.CACHE, str(tmp_path / "cache"))
+    monkeypatch.delenv(folders.SWITCH, raising=False)
     return found
 
 
@@ -126,18 +126,28 @@ def test_what_gains_too_little_is_xlas() -> None:
     key = measure.key_of(CALL)
     assert key is not None
     content = {"key": {"sizes": key.sizes, "kind": key.kind, "residual": key.residual}, "again": ["xla", "mma 1,1"]}
-    level = command.Entry(content | {"times": {"xla": 10.0, "mma 1,1": 9.9}}, {}).row(0)
-    ahead = command.Entry(content | {"times": {"xla": 10.0, "mma 1,1": 9.0}}, {}).row(0)
-    assert level is not None
-    assert ahead is not None
-    assert (level.candidate, ahead.candidate) == (None, Candidate("mma", (1, 1)))
+    chosen = []
+    for us in (9.9, 9.0):
+        table_of = command.table_of(GPU, [command.Entry(content | {"times": {"xla": 10.0, "mma 1,1": us}}, {})])
+        chosen.append(table_of.rows[0].candidate)
+    assert chosen == [None, Candidate("mma", (1, 1))]
+
+
+def test_times_of_several_runs_make_a_row_where_they_are_clear() -> None:
+    key = measure.key_of(CALL)
+    assert key is not None
+    content = {"key": {"sizes": key.sizes, "kind": key.kind, "residual": key.residual}, "again": []}
+    xla = command.Entry(content | {"times": {"xla": 10.0}}, {"command": "one"})
+    for us, rows in ((9.5, 0), (5.0, 1), (10.5, 0), (12.0, 1)):
+        kernels = command.Entry(content | {"times": {"mma 1,1": us, "mma 2,1": us + 1}}, {"command": "another"})
+        assert len(command.table_of(GPU, [xla, kernels]).rows) == rows
 
 
 def test_networks_have_their_convolutions_without_pools() -> None:
     calls = workloads.of_networks(["lenet5"])
     assert [call.kernel_shape for call in calls] == [(5, 5, 1, 6), (5, 5, 6, 16)]
     assert all(call.geometry.pool is None for call in calls)
-    assert all(measure.key_of(call) is not None for call in workloads.expanded(calls, (1, 4), table.KINDS))
+    assert all(measure.key_of(call) is not None for call in workloads.expanded(calls, (1, 4), model.KINDS))
 
 
 def test_names_of_candidates_come_back() -> None:

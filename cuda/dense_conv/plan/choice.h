@@ -15,15 +15,16 @@
 
 namespace jsc {
 
-// The plans, in the order in which engines are taken: few_channels, splitk_channels, grouped, wgmma, mma. few_channels
-// has a plan wherever it can serve. splitk_channels and grouped have one where they are expected to be faster than what
-// follows. wgmma has one where it is, where it alone takes the pool, or where its tile was asked for.
+// The plans, in the order in which engines are taken: few_channels, splitk_channels, grouped, wgmma, mma. One has a
+// plan where it is expected to be faster than what follows, or where its tile was asked for. What follows serves where
+// the driver refuses a buffer.
 struct DenseConvChoice {
   FewChannelsPlan few_channels;
   MmaPlan mma;
   WgmmaPlan wgmma;
   SplitKChannelsPlan splitk_channels;
   GroupedPlan grouped;
+  double us = 0;  // that the best is expected to take
   bool has_plan() const {
     return few_channels.out_channels > 0 || splitk_channels.out_channels > 0 || grouped.tiles > 0 ||
            wgmma.out_channels > 0 || mma.tile != MmaTile::kNone;
@@ -35,15 +36,22 @@ struct DenseConvChoice {
 DenseConvChoice ChooseKernel(const ConvArgs& args, int element_bytes, size_t workspace_bytes, bool in_chain,
                              const Candidate& candidate, const DeviceInfo& device);
 
-// A candidate that fits a call, and the cycles that its planner's model expects.
+// A candidate that fits a call, and the microseconds that its model expects.
 struct Rated {
   Candidate candidate;
-  double cycles;
+  double us;
 };
 
 // Every candidate of the dense kernels that fits a call outside of chains.
 std::vector<Rated> DenseCandidates(const ConvArgs& args, int element_bytes, size_t workspace_bytes,
                                    const DeviceInfo& device);
+
+// The kernel that runs.
+Candidate CandidateOf(const DenseConvChoice& choice);
+
+// What the models expect of a candidate outside of chains; 0 where it does not fit.
+double MicrosecondsOf(const Candidate& candidate, const ConvArgs& args, int element_bytes, size_t workspace_bytes,
+                      const DeviceInfo& device);
 
 // Whether the chosen kernel of a call with a pool takes the pool, rather than one behind it.
 bool PoolsInKernel(const DenseConvChoice& choice, const ConvArgs& args);

@@ -5,6 +5,7 @@
 #include <array>
 #include <limits>
 
+#include "cuda/core/model.h"
 #include "cuda/core/plan_search.h"
 
 namespace jsc {
@@ -36,12 +37,23 @@ struct BlockShape {
   int64_t patch_pieces;  // 16 bytes each
 };
 
-// Cycles until the last block is done, by what the busiest SM has to do. The figures are fitted to times on an H200 and
-// are for the order of plans alone.
+// What the model knows of a kind of products; names and order are those of model.json.
+struct FewChannelsCosts {
+  double tile, order_round, copy_round, end_warp_tile, pool_round, block;
+  double piece, warp_tile, pooled;  // instructions of a warp for 16 bytes of pixels, of a warp's tile for 32 output
+                                    // channels, and of a pool for a run of them
+  double issue;                     // cycles of an instruction
+  Microseconds us;
+};
+
+const FewChannelsCosts& CostsOf(int element_bytes, bool tf32x3) {
+  return ModelOf<FewChannelsCosts, model::kFewChannels>(element_bytes == 2 ? k16Bit : tf32x3 ? kHighest : kTf32);
+}
+
+// Cycles until the last block is done, by what the busiest SM has to do.
 double Cycles(const ConvArgs& a, int element_bytes, const DeviceInfo& device, const FewChannelsPlan& plan,
               const BlockShape& block) {
-  constexpr double kTile = 2000, kOrderRound = 175, kCopyRound = 220, kEndWarpTile = 150, kPoolRound = 750,
-                   kBlock = 1070;
+  const FewChannelsCosts& costs = CostsOf(element_bytes, plan.tf32x3);
   const bool wide = element_bytes == 4, pooled = a.pool != Pool::kNone;
   const int64_t layers = DivideUp(block.blocks, device.multiprocessors);  // blocks that an SM runs
   const auto waves = static_cast<double>(DivideUp(layers, block.resident));
@@ -58,25 +70,31 @@ double Cycles(const ConvArgs& a, int element_bytes, const DeviceInfo& device, co
   const double work = std::max({together * warp_tiles * products / 4, together * warp_tiles * reads,
                                 rounds(block.warp_tiles, plan.warps) * products});
   // Instructions of the SM's warps beside them.
-  const double per_piece = 14 + (wide ? 18 : 0) + (plan.tf32x3 ? 14 : 0),
-               per_warp_tile = plan.out_channels / 32 * (wide ? 300 : 250);
+  const double per_warp_tile = plan.out_channels / 32 * costs.warp_tile;
   const double runs = plan.tile[0] * plan.tile[1] / kFewChannelsRun;
-  const double issue =
-      together / 4 *
-      (pieces * per_piece / 32 + warp_tiles * per_warp_tile + (pooled ? runs * plan.out_channels * 30 / 32 : 0));
+  const double issue = together / 4 *
+                       (pieces * costs.piece / 32 + warp_tiles * per_warp_tile +
+                        (pooled ? runs * plan.out_channels * costs.pooled / 32 : 0));
   const int64_t row_pieces = plan.pitch * element_bytes / 16;
   const double copies = rounds(plan.patch_rows, plan.warps) * rounds(row_pieces, kWarp);
   const double pool =
       pooled ? rounds(int64_t{plan.tile_out[0]} * plan.tile_out[1] * plan.out_channels * element_bytes / 16, threads)
              : 0;
   const double end = rounds(block.warp_tiles, plan.warps) * plan.out_channels / 32;
-  const double tile = kTile + work + 1.5 * issue + kCopyRound * copies + kEndWarpTile * end + kPoolRound * pool;
-  const double order = kOrderRound * rounds(int64_t{plan.pairs} * plan.out_channels * element_bytes / 16, threads);
-  const double start = kBlock * std::max(0.0, static_cast<double>(block.blocks) / device.multiprocessors - 1);
+  const double tile = costs.tile + work + costs.issue * issue + costs.copy_round * copies + costs.end_warp_tile * end +
+                      costs.pool_round * pool;
+  const double order =
+      costs.order_round * rounds(int64_t{plan.pairs} * plan.out_channels * element_bytes / 16, threads);
+  const double start = costs.block * std::max(0.0, static_cast<double>(block.blocks) / device.multiprocessors - 1);
   return start + waves * (order + static_cast<double>(block.tiles) * tile);
 }
 
 }  // namespace
+
+double FewChannelsMicroseconds(const FewChannelsPlan& plan, const ConvArgs& a, int element_bytes,
+                               const DeviceInfo& device) {
+  return CostsOf(element_bytes, plan.tf32x3).us.Of(plan.cycles, OperandBytes(a, element_bytes), device);
+}
 
 bool CompleteFewChannelsPlan(const ConvArgs& a, int element_bytes, const DeviceInfo& device, FewChannelsPlan* plan) {
   const int piece = 16 / element_bytes;

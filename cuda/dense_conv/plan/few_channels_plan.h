@@ -56,6 +56,10 @@ void VisitFewChannelsPlans(const ConvArgs& args, int element_bytes, const Device
 FewChannelsPlan FewChannelsPlanOf(const Candidate& candidate, const ConvArgs& args, int element_bytes,
                                   const DeviceInfo& device);
 
+// The time that its cycles stand for, comparable to other engines'.
+double FewChannelsMicroseconds(const FewChannelsPlan& plan, const ConvArgs& args, int element_bytes,
+                               const DeviceInfo& device);
+
 // The best plan under the model in dense_conv/plan/few_channels_plan.cc, or one without output channels.
 FewChannelsPlan ChooseFewChannelsPlan(const ConvArgs& args, int element_bytes, const DeviceInfo& device);
 

@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <limits>
 
+#include "cuda/core/model.h"
 #include "cuda/core/plan_search.h"
 
 namespace jsc {
@@ -17,49 +18,62 @@ constexpr int64_t kMost = int64_t{1} << 30;  // pixels, and elements of shared m
 // 16 bytes; four channels of float32 weights in an odd number of 32 bytes.
 int64_t ApartRow(int64_t bytes, int64_t step) { return step * (DivideUp(bytes, step) | 1); }
 
-// What a warp's steps take, for 16 bits, TF32 and 3xTF32. In order: cycles of a scheduler for a product; for what else
-// a fragment of pixels asks of it; how long a step takes at the least; for the results of a fragment's tile; how much
-// longer products take with few warps.
+// What the model knows of a kind of products; names and order are those of model.json.
 struct GroupedCosts {
-  double product, fragment, latency, results, few_warps;
+  double product, fragment;  // cycles of a scheduler for a product, and for what else a fragment of pixels asks of it
+  double latency;            // of a step, at the least
+  double results;            // of a fragment's tile
+  double few_warps;          // how much longer products take with few warps
+  double launch, start, block, wave, tile;
+  double pixel_bytes, weight_bytes, result_bytes;  // of a block, in a cycle
+  double of_line;                                  // what is left of a line costs that share of what is copied
+  double overlap;                                  // warps of a scheduler that hide each other's latency
+  Microseconds us, chain_us;
 };
-constexpr GroupedCosts kCosts[] = {{4.6, 10.4, 71, 14, 1.13}, {6.2, 10.4, 99, 3.9, 1.27}, {6.8, 2.1, 242, 16, 1.2}};
 
-// Cycles until the last block is done, comparable to those of dense_conv/plan/mma_plan.cc (1,500 a microsecond). The
-// figures are fitted to times of 3x3 layers on an H100.
+const GroupedCosts& CostsOf(int element_bytes, bool tf32x3) {
+  return ModelOf<GroupedCosts, model::kGrouped>(element_bytes == 2 ? k16Bit : tf32x3 ? kHighest : kTf32);
+}
+
+// Cycles until the last block is done.
 double Cycles(const ConvArgs& a, int element_bytes, const GroupedPlan& plan, const DeviceInfo& device) {
-  constexpr double kLaunch = 1639, kStart = 1764, kBlock = 384, kWave = 268, kTile = 3;
-  constexpr double kPixelBytes = 24.1, kWeightBytes = 44.6, kResultBytes = 69;  // of a block, in a cycle
-  constexpr double kLine = 128, kOfLine = 0.2;  // what is left of a line costs that share of what is copied
-  constexpr double kSchedulers = 4, kOverlap = 2;
-  const GroupedCosts& costs = kCosts[element_bytes == 2 ? 0 : plan.tf32x3 ? 2 : 1];
+  constexpr double kLine = 128, kSchedulers = 4;
+  const GroupedCosts& costs = CostsOf(element_bytes, plan.tf32x3);
   const int rows = GroupedRows(plan.tiles, plan.tf32x3);
   const int64_t pixels = int64_t{plan.tile_images} * plan.tile_high * plan.tile_wide;
   const int64_t items = DivideUp(pixels, rows * 16) * plan.columns;
   const auto steps = static_cast<double>(DivideUp(plan.units, 2));
-  const double other = rows * costs.fragment + plan.tiles * kTile, results = costs.results * rows * plan.tiles;
+  const double other = rows * costs.fragment + plan.tiles * costs.tile, results = costs.results * rows * plan.tiles;
   const double step = costs.product * rows * plan.tiles * (plan.tf32x3 ? 3 : 1) + other;
   const double busy = static_cast<double>(items) * (steps * step + results) / kSchedulers;
-  const double beside = std::min(kOverlap, static_cast<double>(items) / kSchedulers);  // warps of a scheduler
+  const double beside = std::min(costs.overlap, static_cast<double>(items) / kSchedulers);  // warps of a scheduler
   const double alone = static_cast<double>(DivideUp(items, kGroupedWarps)) *
                        (steps * std::max(beside * step * costs.few_warps, costs.latency + other) + results);
   const int64_t box = int64_t{plan.tile_images} * plan.box_high * plan.box_wide,
                 out_channels = 8 * plan.tiles * plan.columns;
   const int64_t window = a.kernel_size[0] * a.kernel_size[1] * a.group_channels;
   const auto span = static_cast<double>(plan.groups * a.group_channels * element_bytes);
-  const double copying = static_cast<double>(box) * (span + kOfLine * std::max(0.0, kLine - span)) / kPixelBytes +
-                         static_cast<double>(window * out_channels * element_bytes) / kWeightBytes +
-                         static_cast<double>(pixels * out_channels * element_bytes) / kResultBytes;
+  const double copying =
+      static_cast<double>(box) * (span + costs.of_line * std::max(0.0, kLine - span)) / costs.pixel_bytes +
+      static_cast<double>(window * out_channels * element_bytes) / costs.weight_bytes +
+      static_cast<double>(pixels * out_channels * element_bytes) / costs.result_bytes;
   const int64_t blocks = a.stacks * plan.image_tiles * plan.tiles_down * plan.tiles_across * plan.bundles;
   const int64_t layers = DivideUp(blocks, device.multiprocessors);
   const int64_t resident = std::max(1, std::min(kGroupedBlocks, device.shared_memory_sm / (plan.shared_bytes + 1024)));
   const auto waves = static_cast<double>(DivideUp(layers, resident));
   const auto together = static_cast<double>(std::min(layers, resident)), of_layers = static_cast<double>(layers);
-  const double one = kStart + copying * together + std::max(alone, together * busy);
-  return kLaunch + of_layers * kBlock + std::max(waves * one, of_layers * std::max(copying, busy)) + waves * kWave;
+  const double one = costs.start + copying * together + std::max(alone, together * busy);
+  return costs.launch + of_layers * costs.block + std::max(waves * one, of_layers * std::max(copying, busy)) +
+         waves * costs.wave;
 }
 
 }  // namespace
+
+double GroupedMicroseconds(const GroupedPlan& plan, const ConvArgs& a, int element_bytes, bool in_chain,
+                           const DeviceInfo& device) {
+  const GroupedCosts& costs = CostsOf(element_bytes, plan.tf32x3);
+  return (in_chain ? costs.chain_us : costs.us).Of(plan.cycles, OperandBytes(a, element_bytes), device);
+}
 
 int GroupedTiles(int64_t group_out_channels) {
   if (group_out_channels % 8 != 0) return 0;

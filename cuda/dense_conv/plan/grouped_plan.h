@@ -52,6 +52,10 @@ void VisitGroupedPlans(const ConvArgs& args, int element_bytes, const DeviceInfo
 GroupedPlan GroupedPlanOf(const Candidate& candidate, const ConvArgs& args, int element_bytes,
                           const DeviceInfo& device);
 
+// The time that its cycles stand for, comparable to other engines'.
+double GroupedMicroseconds(const GroupedPlan& plan, const ConvArgs& args, int element_bytes, bool in_chain,
+                           const DeviceInfo& device);
+
 // The best plan under the model in dense_conv/plan/grouped_plan.cc, without tiles where there is none.
 GroupedPlan ChooseGroupedPlan(const ConvArgs& args, int element_bytes, const DeviceInfo& device);
 

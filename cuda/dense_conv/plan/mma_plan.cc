@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <limits>
 
+#include "cuda/core/model.h"
 #include "cuda/core/plan_search.h"
 
 namespace jsc {
@@ -19,6 +20,35 @@ constexpr int kMinGroupOutChannels = 8;  // fewer, and most of a tile of 64 outp
 struct ChunkCycles {
   double alone, shared;
 };
+
+// What the models know of a kind of products; names and order are those of model.json.
+struct MmaCosts {
+  ChunkCycles flat, small, tall, large, narrow;
+  double block, tile_end;           // launch and first data; of 4,096 results
+  double cluster_reduction, split;  // of a cluster, and of each of its blocks
+  double workspace;                 // more where sums meet in memory
+  double cache_bytes;               // that an SM gets from the L2 cache in a cycle
+  Microseconds us, chain_us;        // of kernels alone, and in chains
+};
+struct SmallMapCosts {
+  ChunkCycles of_16x8, of_16x16, of_32x16, narrow;  // of a warp's step
+  double block, next_wave;
+  Microseconds us;
+};
+
+const MmaCosts& CostsOf(Engine engine, int element_bytes) {
+  const ProductKind kind = engine == Engine::kOuterProduct ? kFfma
+                           : engine == Engine::kTf32x3     ? kHighest
+                           : element_bytes == 4            ? kTf32
+                                                           : k16Bit;
+  return ModelOf<MmaCosts, model::kMma>(kind);
+}
+
+const SmallMapCosts& SmallMapCostsOf(Engine engine, int element_bytes) {
+  return ModelOf<SmallMapCosts, model::kSmallMap>(engine == Engine::kTf32x3 ? kHighest
+                                                  : element_bytes == 4      ? kTf32
+                                                                            : k16Bit);
+}
 
 // What the model needs to know of a tuning.
 struct TileShape {
@@ -43,35 +73,36 @@ TileShape ShapeOf(int64_t taps, int most_resident, ChunkCycles cycles) {
 
 // T: a type of the elements' size.
 template <typename T>
-TileShape TensorShape(MmaTile tile, int64_t taps) {
+TileShape TensorShape(MmaTile tile, int64_t taps, const MmaCosts& costs) {
   using Tunings = MmaTunings<T>;
-  constexpr bool kWide = sizeof(T) == 4;
   switch (tile) {
     case MmaTile::kSmall:
-      return ShapeOf<typename Tunings::Small, T>(taps, 4, kWide ? ChunkCycles{980, 510} : ChunkCycles{710, 320});
+      return ShapeOf<typename Tunings::Small, T>(taps, 4, costs.small);
     case MmaTile::kTall:
-      return ShapeOf<typename Tunings::Tall, T>(taps, 3, kWide ? ChunkCycles{1400, 790} : ChunkCycles{1010, 700});
+      return ShapeOf<typename Tunings::Tall, T>(taps, 3, costs.tall);
     case MmaTile::kLarge:
-      return ShapeOf<typename Tunings::Large, T>(taps, 2, kWide ? ChunkCycles{2260, 2820} : ChunkCycles{1720, 1930});
+      return ShapeOf<typename Tunings::Large, T>(taps, 2, costs.large);
     default:
-      return ShapeOf<typename Tunings::Narrow, T>(taps, 4, kWide ? ChunkCycles{2000, 1500} : ChunkCycles{6000, 3000});
+      return ShapeOf<typename Tunings::Narrow, T>(taps, 4, costs.narrow);
   }
 }
 
 TileShape ShapeOfPlan(const MmaPlan& plan, int element_bytes, int64_t taps) {
+  const MmaCosts& costs = CostsOf(plan.engine, element_bytes);
   if (plan.engine == Engine::kTensorCores) {
-    return element_bytes == 4 ? TensorShape<float>(plan.tile, taps) : TensorShape<uint16_t>(plan.tile, taps);
+    return element_bytes == 4 ? TensorShape<float>(plan.tile, taps, costs)
+                              : TensorShape<uint16_t>(plan.tile, taps, costs);
   }
   if (plan.engine == Engine::kTf32x3) {
-    if (plan.tile == MmaTile::kFlat) return ShapeOf<Tf32x3Tunings::Flat, float>(taps, 4, {800, 600});
-    if (plan.tile == MmaTile::kSmall) return ShapeOf<Tf32x3Tunings::Small, float>(taps, 3, {1200, 990});
-    if (plan.tile == MmaTile::kLarge) return ShapeOf<Tf32x3Tunings::Large, float>(taps, 1, {3800, 3800});
-    return ShapeOf<Tf32x3Tunings::Narrow, float>(taps, 2, {2500, 1580});
+    if (plan.tile == MmaTile::kFlat) return ShapeOf<Tf32x3Tunings::Flat, float>(taps, 4, costs.flat);
+    if (plan.tile == MmaTile::kSmall) return ShapeOf<Tf32x3Tunings::Small, float>(taps, 3, costs.small);
+    if (plan.tile == MmaTile::kLarge) return ShapeOf<Tf32x3Tunings::Large, float>(taps, 1, costs.large);
+    return ShapeOf<Tf32x3Tunings::Narrow, float>(taps, 2, costs.narrow);
   }
-  if (plan.tile == MmaTile::kFlat) return ShapeOf<PreciseTunings::Flat, float>(taps, 6, {1180, 660});
-  if (plan.tile == MmaTile::kSmall) return ShapeOf<PreciseTunings::Small, float>(taps, 4, {1620, 1300});
-  if (plan.tile == MmaTile::kLarge) return ShapeOf<PreciseTunings::Large, float>(taps, 1, {5810, 6300});
-  return ShapeOf<PreciseTunings::Narrow, float>(taps, 4, {3000, 2000});
+  if (plan.tile == MmaTile::kFlat) return ShapeOf<PreciseTunings::Flat, float>(taps, 6, costs.flat);
+  if (plan.tile == MmaTile::kSmall) return ShapeOf<PreciseTunings::Small, float>(taps, 4, costs.small);
+  if (plan.tile == MmaTile::kLarge) return ShapeOf<PreciseTunings::Large, float>(taps, 1, costs.large);
+  return ShapeOf<PreciseTunings::Narrow, float>(taps, 4, costs.narrow);
 }
 
 // What the model needs to know of a tile of small_map. Cycles are of a warp's step.
@@ -87,41 +118,35 @@ SmallMapShape ShapeOfSmallMap(ChunkCycles step) {
 
 // T: a type of the elements' size.
 template <typename T>
-SmallMapShape ShapeOfSmallMapTile(MmaTile tile, bool is_tf32x3) {
-  constexpr bool kWide = sizeof(T) == 4;
-  const auto of = [&](ChunkCycles whole, ChunkCycles tf32x3, ChunkCycles half) {
-    return is_tf32x3 ? tf32x3 : kWide ? whole : half;
-  };
+SmallMapShape ShapeOfSmallMapTile(MmaTile tile, const SmallMapCosts& costs) {
   switch (tile) {
     case MmaTile::kSmallMap16x8:
-      return ShapeOfSmallMap<SmallMapTuning<T, 16, 8, false>>(of({467, 405}, {519, 451}, {508, 575}));
+      return ShapeOfSmallMap<SmallMapTuning<T, 16, 8, false>>(costs.of_16x8);
     case MmaTile::kSmallMap16x16:
-      return ShapeOfSmallMap<SmallMapTuning<T, 16, 16, false>>(of({550, 550}, {650, 635}, {672, 719}));
+      return ShapeOfSmallMap<SmallMapTuning<T, 16, 16, false>>(costs.of_16x16);
     case MmaTile::kSmallMap32x16:
-      return ShapeOfSmallMap<SmallMapTuning<T, 32, 16, false>>(of({732, 493}, {965, 965}, {719, 500}));
+      return ShapeOfSmallMap<SmallMapTuning<T, 32, 16, false>>(costs.of_32x16);
     default:
-      return ShapeOfSmallMap<SmallMapTuning<T, 16, 8, false, false>>(of({475, 475}, {730, 730}, {3500, 3500}));
+      return ShapeOfSmallMap<SmallMapTuning<T, 16, 8, false, false>>(costs.narrow);
   }
 }
 
-// As Cycles, of a tile of small_map. The figures are fitted to times on an H200, the last tile's to one layer.
-double SmallMapCycles(const MmaPlan& plan, const SmallMapShape& shape, int64_t tiles, const DeviceInfo& device) {
-  constexpr double kBlock = 2784, kNextWave = 2065;
+// As Cycles, of a tile of small_map.
+double SmallMapCycles(const MmaPlan& plan, const SmallMapShape& shape, const SmallMapCosts& costs, int64_t tiles,
+                      const DeviceInfo& device) {
   const int64_t resident =
       std::max(1, std::min(device.shared_memory_sm / (shape.shared_bytes + 1024), 2048 / (32 * shape.warps)));
   const int64_t layers = DivideUp(tiles, device.multiprocessors);
   const auto waves = static_cast<double>(DivideUp(layers, resident));
   const auto steps = static_cast<double>(DivideUp(plan.chunks, shape.warps));
   const double busy = static_cast<double>(layers) * steps * shape.step.shared;
-  return kBlock + (waves - 1) * kNextWave + std::max(waves * steps * shape.step.alone, busy);
+  return costs.block + (waves - 1) * costs.next_wave + std::max(waves * steps * shape.step.alone, busy);
 }
 
 // Cycles until the last block is done. What the blocks of an SM ask of its arithmetic adds up, what one block waits for
-// on its own does not, and the L2 cache gives all of them so many bytes a cycle. The figures are fitted to times on an
-// H200. Only the order of plans matters.
-double Cycles(const MmaPlan& plan, const TileShape& shape, int64_t tiles, const DeviceInfo& device) {
-  constexpr double kBlock = 4400, kTileEnd = 550, kClusterReduction = 1270, kSplit = 140, kWorkspace = 4000,
-                   kCacheBytes = 41;
+// on its own does not, and the L2 cache gives all of them so many bytes a cycle.
+double Cycles(const MmaPlan& plan, const TileShape& shape, const MmaCosts& costs, int64_t tiles,
+              const DeviceInfo& device) {
   int64_t places = device.multiprocessors;
   if (plan.reduction == Reduction::kCluster) places = static_cast<int64_t>(device.clusters[plan.splits]) * plan.splits;
   const int by_memory = device.shared_memory_sm / (shape.shared_bytes + 1024);
@@ -131,12 +156,12 @@ double Cycles(const MmaPlan& plan, const TileShape& shape, int64_t tiles, const 
   const int64_t waves = DivideUp(layers, resident);
   const double together = static_cast<double>(std::min<int64_t>(layers, resident)), chunks = plan.chunks_per_split;
   const double running = static_cast<double>(std::min<int64_t>(blocks, places * resident));
-  const double loading = chunks * shape.stage_bytes * running / (kCacheBytes * device.multiprocessors);
+  const double loading = chunks * shape.stage_bytes * running / (costs.cache_bytes * device.multiprocessors);
   const double work = std::max({chunks * shape.cycles.alone, together * chunks * shape.cycles.shared, loading});
-  const double tile = kTileEnd * shape.pixels * shape.out_channels / 4096;
-  const double cluster = (plan.splits > 1 ? kClusterReduction + kSplit * plan.splits : 0) +
-                         (plan.reduction == Reduction::kWorkspace ? kWorkspace : 0);
-  return static_cast<double>(waves) * (kBlock + work + together * tile + cluster);
+  const double tile = costs.tile_end * shape.pixels * shape.out_channels / 4096;
+  const double cluster = (plan.splits > 1 ? costs.cluster_reduction + costs.split * plan.splits : 0) +
+                         (plan.reduction == Reduction::kWorkspace ? costs.workspace : 0);
+  return static_cast<double>(waves) * (costs.block + work + together * tile + cluster);
 }
 
 // Whether pixels of x, and elements from the first of a window to its last, have 32-bit numbers, with padding.
@@ -155,9 +180,9 @@ bool HasSmallNumbers(const ConvArgs& a) {
 
 // Cuts a call by a tile of small_map; false where that does not fit.
 bool CompleteSmallMapPlan(const ConvArgs& a, int element_bytes, const DeviceInfo& device, MmaPlan* plan) {
-  const bool is_tf32x3 = plan->engine == Engine::kTf32x3;
-  const SmallMapShape shape = element_bytes == 4 ? ShapeOfSmallMapTile<float>(plan->tile, is_tf32x3)
-                                                 : ShapeOfSmallMapTile<uint16_t>(plan->tile, is_tf32x3);
+  const SmallMapCosts& costs = SmallMapCostsOf(plan->engine, element_bytes);
+  const SmallMapShape shape = element_bytes == 4 ? ShapeOfSmallMapTile<float>(plan->tile, costs)
+                                                 : ShapeOfSmallMapTile<uint16_t>(plan->tile, costs);
   const int64_t depth = a.kernel_size[0] * a.kernel_size[1] * a.group_channels;
   const int64_t pixels = a.images / a.stacks * a.conv_size[0] * a.conv_size[1];
   const int64_t pixel_tiles = DivideUp(pixels, shape.pixels),
@@ -169,7 +194,7 @@ bool CompleteSmallMapPlan(const ConvArgs& a, int element_bytes, const DeviceInfo
   plan->pixel_tiles = static_cast<int>(pixel_tiles);
   plan->out_channel_tiles = static_cast<int>(out_channel_tiles);
   plan->chunks = plan->chunks_per_split = static_cast<int>(DivideUp(depth, shape.depth));
-  plan->cycles = SmallMapCycles(*plan, shape, pixel_tiles * out_channel_tiles * a.groups * a.stacks, device);
+  plan->cycles = SmallMapCycles(*plan, shape, costs, pixel_tiles * out_channel_tiles * a.groups * a.stacks, device);
   return true;
 }
 
@@ -194,6 +219,15 @@ bool HasTiles(const ConvArgs& a) {
 }
 
 }  // namespace
+
+double MmaMicroseconds(const MmaPlan& plan, const ConvArgs& a, int element_bytes, bool in_chain,
+                       const DeviceInfo& device) {
+  const MmaCosts& mma = CostsOf(plan.engine, element_bytes);
+  const Microseconds& us = IsSmallMap(plan.tile) ? SmallMapCostsOf(plan.engine, element_bytes).us
+                           : in_chain            ? mma.chain_us
+                                                 : mma.us;
+  return us.Of(plan.cycles, OperandBytes(a, element_bytes), device);
+}
 
 bool CompleteMmaPlan(const ConvArgs& a, int element_bytes, size_t workspace_bytes, const DeviceInfo& device,
                      MmaPlan* plan) {
@@ -220,7 +254,7 @@ bool CompleteMmaPlan(const ConvArgs& a, int element_bytes, size_t workspace_byte
       tiles * plan->splits * tile_bytes > static_cast<int64_t>(workspace_bytes)) {
     return false;
   }
-  plan->cycles = Cycles(*plan, shape, tiles, device);
+  plan->cycles = Cycles(*plan, shape, CostsOf(plan->engine, element_bytes), tiles, device);
   return true;
 }
 
@@ -260,12 +294,6 @@ MmaPlan MmaPlanOf(const Candidate& candidate, const ConvArgs& a, int element_byt
   const MmaTile absent = plan.engine == Engine::kTensorCores ? MmaTile::kFlat : MmaTile::kTall;
   if (plan.tile == absent) return {};
   return CompleteMmaPlan(a, element_bytes, workspace_bytes, device, &plan) ? plan : MmaPlan{};
-}
-
-MmaPlan ChooseMmaPlan(const ConvArgs& a, int element_bytes, size_t workspace_bytes, bool with_small_map,
-                      const DeviceInfo& device) {
-  return Cheapest<MmaPlan>(
-      [&](const auto& visit) { VisitMmaPlans(a, element_bytes, workspace_bytes, with_small_map, device, visit); });
 }
 
 size_t MmaWorkspaceBytes(int64_t pixels, int64_t out_channels, int64_t depth) {

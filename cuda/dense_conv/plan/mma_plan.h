@@ -76,10 +76,9 @@ void VisitMmaPlans(const ConvArgs& args, int element_bytes, size_t workspace_byt
 MmaPlan MmaPlanOf(const Candidate& candidate, const ConvArgs& args, int element_bytes, size_t workspace_bytes,
                   const DeviceInfo& device);
 
-// The best plan under the model in dense_conv/plan/mma_plan.cc. with_small_map: with tiles of the engine small_map,
-// which is for calls that are in no chain.
-MmaPlan ChooseMmaPlan(const ConvArgs& args, int element_bytes, size_t workspace_bytes, bool with_small_map,
-                      const DeviceInfo& device);
+// The time that its cycles stand for, comparable to other engines'.
+double MmaMicroseconds(const MmaPlan& plan, const ConvArgs& args, int element_bytes, bool in_chain,
+                       const DeviceInfo& device);
 
 // Cuts a call whose plan has a tile and splits into chunks and tiles; false where that does not fit.
 bool CompleteMmaPlan(const ConvArgs& args, int element_bytes, size_t workspace_bytes, const DeviceInfo& device,

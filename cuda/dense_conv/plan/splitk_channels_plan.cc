@@ -6,56 +6,60 @@
 #include <cstdlib>
 #include <limits>
 
+#include "cuda/core/model.h"
 #include "cuda/core/plan_search.h"
 
 namespace jsc {
 namespace {
 
-// What the model needs to know of a compiled tile, for TF32 and for 3xTF32. Cycles are of a step, a slice under one
-// tap: of a warp alone on its scheduler, and what it takes of the scheduler's time. They are fitted together with the
-// costs below, so a clock would not show each by itself.
+// What the model needs to know of a compiled tile; registers for TF32 and for 3xTF32.
 struct SplitKChannelsShape {
   int out_channels, columns, warps;
   int registers[2];
-  double alone[2], busy[2];
 };
 
 constexpr SplitKChannelsShape kShapes[] = {
-    {16, 4, 4, {48, 80}, {125, 179}, {6, 69}},   {32, 2, 4, {56, 80}, {97, 164}, {6, 11}},
-    {32, 2, 8, {56, 80}, {113, 130}, {3, 22}},   {32, 4, 4, {80, 120}, {82, 248}, {9, 100}},
-    {32, 4, 8, {80, 120}, {34, 237}, {33, 118}}, {32, 7, 4, {120, 192}, {160, 368}, {105, 36}},
+    {16, 4, 4, {48, 80}},  {32, 2, 4, {56, 80}},  {32, 2, 8, {56, 80}},
+    {32, 4, 4, {80, 120}}, {32, 4, 8, {80, 120}}, {32, 7, 4, {120, 192}},
 };
 
-// The rest of it, for TF32 and for 3xTF32. The figures are fitted to times on an H200.
+// What the model knows of TF32 and of 3xTF32; names and order are those of model.json.
 struct SplitKChannelsCosts {
+  struct {
+    double alone, busy;  // cycles of a slice under one tap: of a warp alone on its scheduler; of the scheduler
+  } step[std::size(kShapes)];
   double block, wide_block;            // of any block, and of one of eight warps besides
   double row;                          // of taps
   double bytes;                        // that an SM gets in a cycle
   double sums;                         // for each KB of partial sums
   double cluster, member, slot_bytes;  // of a cluster: of itself, of each block, and for each 100 sums of eight results
+  double placed;                       // share of the SMs: clusters are not spread evenly over them
+  double room;                         // share of the rest that clusters find, because they share SMs
+  Microseconds us;
 };
-constexpr SplitKChannelsCosts kCosts[] = {{2910, 62, 294, 48.1, 12.4, 295, 49, 18.3},
-                                          {2660, 116, 730, 40.8, 15.2, 128, 20, 208.3}};
+
+const SplitKChannelsCosts& CostsOf(bool tf32x3) {
+  return ModelOf<SplitKChannelsCosts, model::kSplitkChannels>(tf32x3 ? 1 : 0);
+}
 
 double Cycles(const ConvArgs& a, int element_bytes, const SplitKChannelsShape& shape, const SplitKChannelsPlan& plan,
               const DeviceInfo& device) {
-  constexpr double kPlaced = 0.95;  // clusters are not spread evenly over SMs
   constexpr int64_t kRegisters = 65536, kThreads = 2048, kReserved = 2048;
-  const int kind = plan.tf32x3 ? 1 : 0;
-  const SplitKChannelsCosts& costs = kCosts[kind];
+  const SplitKChannelsCosts& costs = CostsOf(plan.tf32x3);
+  const auto& step = costs.step[&shape - kShapes];
   const double places =
-      plan.splits == 1 ? device.multiprocessors : kPlaced * device.clusters[plan.splits] * plan.splits;
+      plan.splits == 1 ? device.multiprocessors : costs.placed * device.clusters[plan.splits] * plan.splits;
   const double blocks =
       1.0 * a.images * plan.tiles_down * plan.tiles_across * plan.out_channel_tiles * a.groups * plan.splits;
   const double layers = std::ceil(blocks / places);  // of blocks, on an SM
   const int64_t threads = kWarp * plan.warps;
   const int64_t resident =
       std::max<int64_t>(1, std::min({device.shared_memory_sm / (plan.shared_bytes + kReserved), kThreads / threads,
-                                     kRegisters / (threads * shape.registers[kind])}));
+                                     kRegisters / (threads * shape.registers[plan.tf32x3])}));
   // Where blocks wait for others the figures below are up to 3.8 times too fast: larger layers have other kernels.
   if (layers > static_cast<double>(resident)) return std::numeric_limits<double>::infinity();
   // The fullest SM is not all that waits, and clusters that share SMs find a little more room.
-  const double room = places + (plan.splits > 1 ? 0.15 * (kPlaced * device.multiprocessors - places) : 0);
+  const double room = places + (plan.splits > 1 ? costs.room * (costs.placed * device.multiprocessors - places) : 0);
   const double load = blocks <= places ? 1 : (std::max(2.0, std::ceil(blocks / room)) + blocks / room) / 2;
   const double rows = static_cast<double>(a.kernel_size[0]), slices = plan.slices * plan.warps;
   const double steps = rows * a.kernel_size[1] * plan.slices;
@@ -64,7 +68,7 @@ double Cycles(const ConvArgs& a, int element_bytes, const SplitKChannelsShape& s
       slices * rows * a.kernel_size[1] * (kSliceBytes / element_bytes) * plan.out_channels * element_bytes;
   const double first = load * (pixels + weights / rows) / costs.bytes;
   const double rest = load * (weights - weights / rows) / costs.bytes;
-  const double loop = std::max(steps * shape.alone[kind], load * plan.warps / 4 * steps * shape.busy[kind]);
+  const double loop = std::max(steps * step.alone, load * plan.warps / 4 * steps * step.busy);
   const double sums = plan.out_channels * plan.columns;  // of eight results
   double cycles = costs.block + (plan.warps > 4 ? costs.wide_block : 0) + first + std::max(loop, rest) +
                   costs.row * rows + load * costs.sums * plan.warps * sums * 32 / 1000;
@@ -131,6 +135,11 @@ bool CompleteSplitKChannelsPlan(const ConvArgs& a, int element_bytes, const Devi
   plan->shared_bytes = static_cast<int>(plan->slots_at + slot_bytes);
   if (plan->slots_at + slot_bytes + 2 * kAtom > device.shared_memory) return false;
   return true;
+}
+
+double SplitKChannelsMicroseconds(const SplitKChannelsPlan& plan, const ConvArgs& a, int element_bytes,
+                                  const DeviceInfo& device) {
+  return CostsOf(plan.tf32x3).us.Of(plan.cycles, OperandBytes(a, element_bytes), device);
 }
 
 void VisitSplitKChannelsPlans(const ConvArgs& a, int element_bytes, const DeviceInfo& device,

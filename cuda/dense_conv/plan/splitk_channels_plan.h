@@ -45,6 +45,10 @@ void VisitSplitKChannelsPlans(const ConvArgs& args, int element_bytes, const Dev
 SplitKChannelsPlan SplitKChannelsPlanOf(const Candidate& candidate, const ConvArgs& args, int element_bytes,
                                         const DeviceInfo& device);
 
+// The time that its cycles stand for, comparable to other engines'.
+double SplitKChannelsMicroseconds(const SplitKChannelsPlan& plan, const ConvArgs& args, int element_bytes,
+                                  const DeviceInfo& device);
+
 // The best plan under the model in dense_conv/plan/splitk_channels_plan.cc, without output channels where there is
 // none.
 SplitKChannelsPlan ChooseSplitKChannelsPlan(const ConvArgs& args, int element_bytes, const DeviceInfo& device);

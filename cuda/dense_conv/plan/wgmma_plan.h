@@ -82,10 +82,14 @@ bool IsWgmmaTile(const Candidate& candidate);
 // slot.
 int WgmmaSlotsPerSender(const WgmmaPlan& plan, int rows);
 
-// Cycles that a plan is expected to take, 1,500 a microsecond, comparable to those of dense_conv/plan/mma_plan.cc.
+// Cycles that a plan is expected to take.
 // tiles: of all stacks.
 double WgmmaCycles(const WgmmaPlan& plan, const ConvArgs& args, int element_bytes, bool in_chain, int64_t tiles,
                    const DeviceInfo& device);
+
+// The time that its cycles stand for, comparable to other engines'.
+double WgmmaMicroseconds(const WgmmaPlan& plan, const ConvArgs& args, int element_bytes, bool in_chain,
+                         const DeviceInfo& device);
 
 // Every plan that fits a call, of up to 16 splits, in the order in which tiles are tried.
 std::vector<WgmmaPlan> WgmmaPlans(const ConvArgs& args, int element_bytes, bool in_chain, const DeviceInfo& device);

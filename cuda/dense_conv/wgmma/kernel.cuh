@@ -296,7 +296,7 @@ ffi::Error LaunchWgmmaPixels(const DeviceCall& call, const WgmmaPlan& plan, cons
 
 template <typename T>
 ffi::Error LaunchWgmmaTile(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps, cudaStream_t stream) {
-  const auto launch = plan.out_channels == 64 ? LaunchWgmmaPixels<T, 64, 56, 96, 112, 192, 224>
+  const auto launch = plan.out_channels == 64 ? LaunchWgmmaPixels<T, 64, 56, 96, 112, 224>
                                               : LaunchWgmmaPixels<T, 128, 56, 96, 112, 192, 224>;
   return launch(call, plan, maps, stream);
 }

@@ -6,6 +6,7 @@
 #include <limits>
 #include <vector>
 
+#include "cuda/core/model.h"
 #include "cuda/core/plan_search.h"
 
 namespace jsc {
@@ -51,19 +52,33 @@ int Resident(const DeviceInfo& device, int warps, int64_t shared_bytes) {
       std::clamp<int64_t>(device.shared_memory_sm / (shared_bytes + 1024), 1, std::max(1, kMaxWarps / warps)));
 }
 
+// What the model knows; names and order are those of model.json.
+struct EcrCosts {
+  double listed;       // share of list candidates that are entries
+  double lane, entry;  // cycles of shared memory for an entry: for each lane, and its value and row offset
+  double candidate;
+  double chain_entry, chain_lane, chain_candidate;  // what a warp waits for
+  double end, cluster_end, results;                 // of a block, of one in a cluster, results in a cycle
+  double stream_bytes;                              // of kernel rows, that the L2 cache gives an SM in a cycle
+  double overlap;                                   // share of the shorter of two kinds of work that is not hidden
+  double chunk, wave, launch;
+  Microseconds us;
+};
+
 // Cycles of a call, for a feature map of about 80 % zeros. What the blocks of an SM ask of its shared memory and
-// of the L2 cache adds up; what a warp waits for on its own (the chain) comes on top. The figures fit clocks read
-// inside blocks on an H200; only the order of plans matters.
+// of the L2 cache adds up; what a warp waits for on its own (the chain) comes on top.
 double Cycles(const ConvArgs& args, int element_bytes, const DeviceInfo& device, const EcrPlan& plan, int64_t blocks) {
-  constexpr double kShare = 0.4;  // of list candidates that are entries
+  const EcrCosts& costs = ModelOf<EcrCosts, model::kEcr>(0);
   const double rows = static_cast<double>(args.kernel_size[0] * args.kernel_size[1]) *
                       DivideUp(plan.channel_chunks, plan.splits) * plan.chunk_channels;
-  const double entry = plan.lanes * 0.38 + 0.8;  // of shared memory: weights, values, row offsets
-  const double compute = rows * plan.groups * (kShare * entry + 0.5);
+  const double entry = plan.lanes * costs.lane + costs.entry;  // of shared memory: weights, values, row offsets
+  const double compute = rows * plan.groups * (costs.listed * entry + costs.candidate);
   const int rounds = static_cast<int>(DivideUp(plan.groups * plan.row_parts, plan.warps));
-  const double chain = rounds * rows / plan.row_parts * (kShare * (4.0 + 1.6 * plan.lanes) + 4.0);
+  const double chain = rounds * rows / plan.row_parts *
+                       (costs.listed * (costs.chain_entry + costs.chain_lane * plan.lanes) + costs.chain_candidate);
   const int chunks = static_cast<int>(DivideUp(plan.channel_chunks, plan.splits)) * plan.tap_chunks;
-  const double reduce = (plan.splits == 1 ? 1000 : 3500) + plan.tile_pixels() * plan.tile_out_channels() / 8.0;
+  const double reduce = (plan.splits == 1 ? costs.end : costs.cluster_end) +
+                        plan.tile_pixels() * plan.tile_out_channels() / costs.results;
 
   const int resident = Resident(device, plan.warps, plan.shared_bytes);
   int64_t places = device.multiprocessors;  // for one block each
@@ -72,14 +87,20 @@ double Cycles(const ConvArgs& args, int element_bytes, const DeviceInfo& device,
   const int64_t waves = DivideUp(layers, resident);
   const double together = std::min<double>(layers, resident);
   const double busy = compute * together;
-  // Kernel rows that all blocks of a wave pull through the L2 cache, at 20 bytes a cycle for each SM.
+  // Kernel rows that all blocks of a wave pull through the L2 cache.
   const double wave_blocks = std::min<double>(blocks, static_cast<double>(places) * resident);
-  const double stream = wave_blocks * rows * plan.tile_out_channels() * element_bytes / (20.0 * device.multiprocessors);
-  const double wave = std::max(busy, stream) + 0.3 * std::min(busy, stream) + chain + chunks * 300.0 + reduce + 4000;
-  return waves * wave + 3000;
+  const double stream =
+      wave_blocks * rows * plan.tile_out_channels() * element_bytes / (costs.stream_bytes * device.multiprocessors);
+  const double wave = std::max(busy, stream) + costs.overlap * std::min(busy, stream) + chain + chunks * costs.chunk +
+                      reduce + costs.wave;
+  return waves * wave + costs.launch;
 }
 
 }  // namespace
+
+double EcrMicroseconds(const EcrPlan& plan, const ConvArgs& a, int element_bytes, const DeviceInfo& device) {
+  return ModelOf<EcrCosts, model::kEcr>(0).us.Of(plan.cycles, OperandBytes(a, element_bytes), device);
+}
 
 bool CompleteEcrPlan(const ConvArgs& args, int element_bytes, size_t workspace_bytes, const DeviceInfo& device,
                      EcrPlan* plan) {

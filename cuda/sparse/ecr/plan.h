@@ -69,6 +69,9 @@ void VisitEcrPlans(const ConvArgs& args, int element_bytes, size_t workspace_byt
 EcrPlan EcrPlanOf(const Candidate& candidate, const ConvArgs& args, int element_bytes, size_t workspace_bytes,
                   const DeviceInfo& device);
 
+// The time that its cycles stand for.
+double EcrMicroseconds(const EcrPlan& plan, const ConvArgs& args, int element_bytes, const DeviceInfo& device);
+
 // The best plan, or one with warps == 0 where no tile fits and PerOutput has to serve.
 EcrPlan ChooseEcrPlan(const ConvArgs& args, int element_bytes, size_t workspace_bytes, const DeviceInfo& device);
 

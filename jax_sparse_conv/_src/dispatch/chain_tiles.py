@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from jax_sparse_conv._src import _native, devices
-from jax_sparse_conv._src.dispatch.planner import Layer
+from jax_sparse_conv._src.dispatch import planner
 from jax_sparse_conv._src.problem.geometry import Geometry
 
 Tile: TypeAlias = tuple[int, int, int, int]
@@ -69,8 +69,8 @@ class Searched:
 
 def key_of(x_shape: Sequence[int], kernel_shape: Sequence[int], geometry: Geometry) -> Key:
     """The key of a layer of x [N, H, W, C] and kernel [1, kh, kw, C / groups, K]."""
-    layer = Layer.of(x_shape, kernel_shape, geometry, 4, False)
-    return layer.sizes + layer.pool[:_POOL]
+    sizes, pool = planner.numbers(x_shape, kernel_shape, geometry)
+    return sizes + pool[:_POOL]
 
 
 def kind_of(itemsize: int, precise: bool) -> str:
@@ -91,7 +91,7 @@ def candidates(key: Key, kind: str, device: devices.Device) -> list[Candidate]:
     """
     element_bytes = 2 if kind == "16bit" else 4
     found = _native.planner().chain_tiles(
-        key[:_LAYER], key[_LAYER:], element_bytes, kind == "highest", device.description()
+        key[:_LAYER], key[_LAYER:], element_bytes, kind == "highest", planner.described(device)
     )
     return [Candidate((filters, pixels, patch, splits), cycles) for filters, pixels, patch, splits, cycles in found]
 
@@ -111,7 +111,7 @@ def takes_pool(key: Key, tile: Tile, element_bytes: int, precise: bool, device: 
       ValueError: a key that is no layer with a pool.
     """
     found = _native.planner().chain_takes_pool(
-        key[:_LAYER], key[_LAYER:], tile, element_bytes, precise, device.description()
+        key[:_LAYER], key[_LAYER:], tile, element_bytes, precise, planner.described(device)
     )
     return bool(found)
 
@@ -133,7 +133,7 @@ def pairs(key: Key, features: int, kind: str, device: devices.Device) -> bool:
     element_bytes = 2 if kind == "16bit" else 4
     pixels = images * height * width
     found = _native.planner().chain_pairs(
-        pixels, channels, key[6], features, element_bytes, kind == "highest", device.description()
+        pixels, channels, key[6], features, element_bytes, kind == "highest", planner.described(device)
     )
     return bool(found)
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from jax_sparse_conv._src import _native
 from jax_sparse_conv._src.devices import Device
+from jax_sparse_conv._src.dispatch import model
 from jax_sparse_conv._src.problem.geometry import Geometry
+from jax_sparse_conv._src.problem.workload import Workload
 
 FAMILIES = {
     "model": 0,  # the planners' models choose
@@ -71,10 +73,25 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Rated:
-    """A candidate and the cycles that its family's model expects."""
+    """A candidate and the microseconds that its family's model expects."""
 
     candidate: Candidate
-    cycles: float
+    us: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Dense:
+    """The dense kernel that the models choose.
+
+    Attributes:
+      candidate: the kernel; "per_output" where no other fits.
+      us: microseconds that the models expect; infinite where no other fits.
+      pools: whether the kernel takes the pool behind the convolution.
+    """
+
+    candidate: Candidate
+    us: float
+    pools: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,41 +104,76 @@ class Layer:
       pool: rows and columns of its window, strides and padding, and 1 for a max pool or 2 for an average; or nothing.
       element_bytes: 2 or 4.
       precise: whether float32 is multiplied as float32.
+      residual: whether a map is added.
     """
 
     sizes: Numbers
     pool: Numbers
     element_bytes: int
     precise: bool
+    residual: bool = False
 
     @classmethod
-    def of(
-        cls, x_shape: Sequence[int], kernel_shape: Sequence[int], geometry: Geometry, element_bytes: int, precise: bool
-    ) -> Layer:
-        """Of x [N, H, W, C] and kernel [1, kh, kw, C / groups, K]."""
-        windows = (*geometry.strides, *geometry.padding[0], *geometry.padding[1], *geometry.dilation)
-        sizes = (*x_shape, *kernel_shape[1:3], kernel_shape[4], *windows, geometry.groups)
-        pool = geometry.pool
-        if pool is None:
-            return cls(sizes, (), element_bytes, precise)
-        behind = (*pool.window, *pool.strides, *pool.padding[0], *pool.padding[1], POOL_KINDS[pool.kind])
-        return cls(sizes, behind, element_bytes, precise)
+    def of(cls, workload: Workload) -> Layer:
+        """Of a convolution of known sizes by one kernel."""
+        sizes, pool = numbers(workload.x_shape, workload.kernel_shape, workload.geometry)
+        return cls(sizes, pool, workload.itemsize, workload.is_precise, workload.residual)
+
+    @property
+    def _numbers(self) -> Numbers:
+        return *self.sizes, int(self.residual)
+
+    def expected(self, candidates: Sequence[Candidate], device: Device, constants: Sequence[float] = ()) -> list[float]:
+        """Microseconds that the models expect of candidates, 0 of one that does not fit.
+
+        Args:
+          candidates: of any family.
+          device: the GPU; kernels that this build has no code for are there.
+          constants: of the models, in place of the device's.
+
+        Raises:
+          RuntimeError: this copy of the package is not built.
+          ValueError: sizes that make no sense.
+        """
+        asked = described(device) | {"warpgroups": device.takes_warpgroups}
+        if constants:
+            asked["model"] = list(constants)
+        attributes = [candidate.attribute.tolist() for candidate in candidates]
+        found: list[float] = _native.planner().expected(
+            self._numbers, self.pool, self.element_bytes, self.precise, attributes, asked
+        )
+        return found
 
     def candidates(self, device: Device, most: int = 8) -> list[Rated]:
-        """What kernels can take on a GPU: at most so many of each family, by the cycles of its model.
+        """What kernels can take on a GPU: at most so many of each family, by what its model expects.
 
         Raises:
           RuntimeError: this copy of the package is not built.
           ValueError: sizes that make no sense.
         """
         found = _native.planner().candidates(
-            self.sizes, self.pool, self.element_bytes, self.precise, most, device.description()
+            self._numbers, self.pool, self.element_bytes, self.precise, most, described(device)
         )
-        return [Rated(Candidate.of(family, tile), cycles) for family, tile, cycles in found]
+        return [Rated(Candidate.of(family, tile), us) for family, tile, us in found]
 
-    def dense(self, device: Device) -> Candidate:
-        """The dense kernel that the models choose; errors as of `candidates`."""
-        family, tile, *_ = _native.planner().direct(
-            self.sizes, self.pool, self.element_bytes, self.precise, False, device.description()
+    def dense(self, device: Device, in_chain: bool = False) -> Dense:
+        """The dense kernel that the models choose, alone or in a chain; errors as of `candidates`."""
+        family, tile, us, pools = _native.planner().direct(
+            self._numbers, self.pool, self.element_bytes, self.precise, in_chain, described(device)
         )
-        return Candidate.of(family, tile)
+        return Dense(Candidate.of(family, tile), us, pools)
+
+
+def numbers(x_shape: Sequence[int], kernel_shape: Sequence[int], geometry: Geometry) -> tuple[Numbers, Numbers]:
+    """`Layer.sizes` and `Layer.pool` of x [N, H, W, C] and kernel [1, kh, kw, C / groups, K]."""
+    windows = (*geometry.strides, *geometry.padding[0], *geometry.padding[1], *geometry.dilation)
+    sizes = (*x_shape, *kernel_shape[1:3], kernel_shape[4], *windows, geometry.groups)
+    pool = geometry.pool
+    if pool is None:
+        return sizes, ()
+    return sizes, (*pool.window, *pool.strides, *pool.padding[0], *pool.padding[1], POOL_KINDS[pool.kind])
+
+
+def described(device: Device) -> dict[str, Any]:
+    """A GPU as the planners take it, with the constants of their models."""
+    return device.description() | {"model": model.of(device).of_planners}

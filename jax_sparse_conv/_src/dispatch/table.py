@@ -2,7 +2,7 @@
 
 A shipped table of a GPU is `tables/<device>.json` beside this file. `python -m jax_sparse_conv tune` writes one of the
 user's own, in the user's cache folder; its rows win over the shipped ones. A workload that has no row takes the choice
-of the nearest row of its class, if that is near enough and clear. Else the models choose (`choice`, `direct_choice`).
+of the nearest row of its class, if that is near enough and clear. Else the models choose (`choice`).
 """
 
 from __future__ import annotations
@@ -12,24 +12,18 @@ import functools
 import json
 import math
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from jax_sparse_conv._src import devices
 from jax_sparse_conv._src.devices import Device
+from jax_sparse_conv._src.dispatch import folders
+from jax_sparse_conv._src.dispatch.model import KINDS, kind_of
 from jax_sparse_conv._src.dispatch.planner import Candidate, Layer
 from jax_sparse_conv._src.problem.workload import Workload
 
 SHIPPED = Path(__file__).with_name("tables")
-SWITCH = "JSC_TABLES"
-"""Environment variable: "off" hides all tables, so that the models choose; "shipped" hides the user's own."""
-CACHE = "JSC_CACHE"
-"""Environment variable: the folder of the user's tables and raw times, by default ~/.cache/jax_sparse_conv."""
-KINDS = ("highest", "tf32", "16bit")
-"""Of products; bfloat16 and float16 take the same time."""
-
 _FORMAT = 1
 _SIZES = 16  # numbers of a key
 # A row serves workloads whose pixels and channels differ by no more than this, the length of their logarithms to base
@@ -44,13 +38,15 @@ class Key:
     Attributes:
       sizes: N, H, W, C, kh, kw, K, then rows and columns of strides, padding (low, high of H, then of W) and dilation,
         and groups.
-      kind: of `KINDS`.
+      kind: of `model.KINDS`.
       residual: whether a map is added.
+      pool: of a pool behind it, as `planner.Layer` has it. Raw times may be of one, rows are not.
     """
 
     sizes: tuple[int, ...]
     kind: str
     residual: bool
+    pool: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, workload: Workload) -> Key | None:
@@ -58,19 +54,12 @@ class Key:
         is_conv = workload.method == "ecr" and workload.geometry.pool is None
         if not is_conv or workload.is_symbolic or workload.kernel_shape[0] != 1 or workload.itemsize not in (2, 4):
             return None
-        sizes = Layer.of(
-            workload.x_shape, workload.kernel_shape, workload.geometry, workload.itemsize, workload.is_precise
-        ).sizes
-        return cls(
-            sizes,
-            "16bit" if workload.itemsize == 2 else "highest" if workload.is_precise else "tf32",
-            workload.residual,
-        )
+        return cls(Layer.of(workload).sizes, kind_of(workload), workload.residual)
 
     @property
     def layer(self) -> Layer:
         """As the planners see it."""
-        return Layer(self.sizes, (), 2 if self.kind == "16bit" else 4, self.kind == "highest")
+        return Layer(self.sizes, self.pool, 2 if self.kind == "16bit" else 4, self.kind == "highest", self.residual)
 
     @property
     def class_(self) -> tuple[Any, ...]:
@@ -140,20 +129,36 @@ def decision(workload: Workload) -> Row | None:
     key, device = Key.of(workload), devices.known()
     if key is None or device is None:
         return None
-    return _decided(key, device, os.environ.get(SWITCH, ""), os.environ.get(CACHE, ""))
+    return _decided(key, device, os.environ.get(folders.SWITCH, ""), os.environ.get(folders.CACHE, ""))
+
+
+def near(key: Key, device: Device) -> Row | None:
+    """As `decision`, for a workload without a row of its own: by the nearest other row, if it is near and clear."""
+    rows = [row for row in _rows(key, device) if row.key != key]
+    row = min(rows, key=lambda row: key.distance(row.key), default=None)
+    if row is None or key.distance(row.key) > _NEAR or not row.is_clear:
+        return None
+    return dataclasses.replace(row, key=key) if row.candidate is None else _retiled(row, key, device)
 
 
 @functools.lru_cache(maxsize=4096)
 def _decided(key: Key, device: Device, switch: str, cache: str) -> Row | None:
-    near = _index(device.name, device.multiprocessors, switch, cache).get(key.class_, ())
-    if not near:
-        return None
-    row = min(near, key=lambda row: key.distance(row.key))
-    if row.key == key:
-        return row
-    if key.distance(row.key) > _NEAR or not row.is_clear:
-        return None
-    return row if row.candidate is None else _retiled(row, key, device)
+    del switch, cache  # which rows there are
+    exact = next((row for row in _rows(key, device) if row.key == key), None)
+    if exact is None or not _fits(exact.candidate, key, device):
+        return near(key, device)
+    return exact
+
+
+def _rows(key: Key, device: Device) -> Sequence[Row]:
+    """Of the workload's class."""
+    rows = _index(device.name, device.multiprocessors, folders.switch(), os.environ.get(folders.CACHE, ""))
+    return rows.get(key.class_, ())
+
+
+def _fits(candidate: Candidate | None, key: Key, device: Device) -> bool:
+    """Whether the planners still have a candidate: a table may be older than the package."""
+    return candidate is None or key.layer.expected([candidate], device)[0] > 0
 
 
 def _retiled(row: Row, key: Key, device: Device) -> Row | None:
@@ -167,24 +172,10 @@ def _retiled(row: Row, key: Key, device: Device) -> Row | None:
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-def slug(device: str) -> str:
-    """A GPU's name in file names: "h100" of "NVIDIA H100 80GB HBM3"."""
-    words = re.findall(r"[a-z0-9]+", device.lower())
-    return next((word for word in words if any(letter.isdigit() for letter in word)), "_".join(words) or "unknown")
-
-
-def cache_folder() -> Path:
-    """Where the user's tables and raw times are."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(os.environ.get(CACHE) or base / "jax_sparse_conv")
-
-
 def paths(device: str) -> dict[str, Path]:
     """The tables of a GPU that may be read, by whose they are, the first winning; whether they exist or not."""
-    switch = os.environ.get(SWITCH, "")
-    if switch not in ("", "off", "shipped"):
-        raise ValueError(f'{SWITCH}={switch!r} is not one of "", "off", "shipped"')
-    found = {"user": cache_folder() / f"{slug(device)}.json", "shipped": SHIPPED / f"{slug(device)}.json"}
+    switch, name = folders.switch(), f"{folders.slug(device)}.json"
+    found = {"user": folders.cache_folder() / name, "shipped": SHIPPED / name}
     return {name: path for name, path in found.items() if switch != "off" and (name != "user" or switch == "")}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jax_sparse_conv._src import _native, devices
-from jax_sparse_conv._src.dispatch import direct_choice, group_choice
+from jax_sparse_conv._src.dispatch.planner import Layer
 from jax_sparse_conv._src.primitive import lowering
 from jax_sparse_conv._src.primitive.primitives import Config
 from jax_sparse_conv._src.problem.geometry import MAX_ELEMENTS
@@ -23,7 +23,9 @@ LEAST_LAYERS = 6
 """Fewest layers of a chain that may pay. Shorter ones have not been measured."""
 
 _FAR = 2**13  # rows, columns, strides and reach of a window
-_LEAST_GROUP_OUT_CHANNELS = 32  # of a group; from here on "direct" has tiles for any number
+_COPY_BYTES = 16
+_LEAST_GROUP_OUT_CHANNELS = 32  # of a group, for tiles of 64
+_MOST_FLOPS, _MOST_FLOPS_EXACT = 3.8e9, 1.2e11  # of a layer; the most that were measured
 _DTYPES = ("float32", "bfloat16", "float16")
 _BESIDE_ROW = 2**16  # bytes of shared memory beside the inputs of a dense layer (cuda/sparse/matvec/row.cu)
 # An average over pixels: pixels that a block takes at a time, channels of a block, blocks that share the channels, and
@@ -101,17 +103,23 @@ def why_not_average(shape: Sequence[int], out_channels: int, itemsize: int) -> s
 
 def _why_not_direct(workload: Workload) -> str | None:
     """Why "direct" is not a good kernel for a layer of a chain."""
+    device = devices.current()
+    family = Layer.of(workload).dense(device, in_chain=True).candidate.family
+    if family == "per_output" and workload.geometry.pool is not None:  # the pool is then a step of its own
+        family = Layer.of(workload.unpooled()).dense(device, in_chain=True).candidate.family
+    if family == "per_output":
+        return "no dense kernel takes its channels and groups"
+    if workload.kernel_shape[3] * workload.itemsize % _COPY_BYTES and family != "few_channels":
+        return "its channels do not come in whole 16 bytes, and are copied one by one"
     groups, out_channels = workload.geometry.groups, workload.kernel_shape[4] // workload.geometry.groups
-    if workload.is_image and not direct_choice.has_image_kernel(workload):
-        return "its input is an image with dilated or grouped windows, whose channels are copied one by one"
-    is_narrow = out_channels < _LEAST_GROUP_OUT_CHANNELS and not group_choice.has_group_kernel(workload)
-    if groups > 1 and (is_narrow or workload.kernel_shape[3] * workload.itemsize % 16):
+    if groups > 1 and out_channels < _LEAST_GROUP_OUT_CHANNELS and "grouped" not in _families(workload, device):
         return f"its {groups} groups are too narrow"
-    if groups > 1 and out_channels * workload.itemsize % 16:
-        return f"K={out_channels} of a group does not come in whole 16 bytes"
-    if workload.flops > direct_choice.most_chain_flops(workload):
-        return "it has so much work that its start does not matter"
-    return None
+    most = _MOST_FLOPS_EXACT if workload.is_precise else _MOST_FLOPS
+    return "it has so much work that its start does not matter" if workload.flops > most else None
+
+
+def _families(workload: Workload, device: devices.Device) -> set[str]:
+    return {each.candidate.family for each in Layer.of(workload).candidates(device, 1)}
 
 
 def may_be_chosen(x: Any) -> bool:

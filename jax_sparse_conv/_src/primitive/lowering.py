@@ -18,7 +18,7 @@ from jax import lax
 from jax.interpreters import mlir
 
 from jax_sparse_conv._src import _native, devices
-from jax_sparse_conv._src.dispatch import choice, direct_choice, planner, table
+from jax_sparse_conv._src.dispatch import choice
 from jax_sparse_conv._src.dispatch.coo import cost_model
 from jax_sparse_conv._src.primitive import packing, partitioning, reference, sampling
 from jax_sparse_conv._src.primitive.primitives import Config, Operands, conv_on_device_p, conv_p, reference_conv
@@ -91,41 +91,32 @@ def resolved(x: Any, kernel: Any, config: Config, platform: str) -> Config | Non
         )
     workload = workload_of(x, kernel, config)
     if config.fallback:
-        if config.geometry.pool is not None and _is_direct_before_pool(x, kernel, config, platform):
-            return dataclasses.replace(config, method="direct")
-        return _chosen(workload, config, platform)
+        return _chosen_on_gpu(workload, config) if platform == "cuda" else _chosen_on_cpu(workload, config, platform)
     if config.method != "adaptive":
         return config
     if config.below is not None:  # a threshold of the caller's: both sides, whatever the model expects
         return dataclasses.replace(config, method=method)
-    below = choice.crossover_with_direct(workload) if platform == "cuda" else choice.threshold(workload, platform)
+    below = choice.density_of_sparse(workload) if platform == "cuda" else choice.density_on_cpu(workload)
     return _up_to(below, config, platform)
 
 
-def _chosen(workload: Workload, config: Config, platform: str) -> Config | None:
-    """`implementation=None`: by the table of the GPU, else by the models."""
-    row = table.decision(workload) if platform == "cuda" else None
-    if row is not None:
-        return None if row.candidate is None else _told(row.candidate, config)
-    if _is_direct(workload, platform):
-        return dataclasses.replace(config, method="direct")
-    below = choice.threshold(workload, platform)
+def _chosen_on_gpu(workload: Workload, config: Config) -> Config | None:
+    """`implementation=None` on a GPU: by its table, else by the models."""
+    chosen = choice.on_gpu(workload)
+    if chosen.method != "direct":
+        return None if chosen.method == "xla" else dataclasses.replace(config, method=config.sparse_method, below=None)
+    if _native.why_missing("direct", "cuda", workload.dtype) is not None:
+        return None
+    return dataclasses.replace(config, method="direct", candidate=chosen.candidate)
+
+
+def _chosen_on_cpu(workload: Workload, config: Config, platform: str) -> Config | None:
+    """The same on a CPU, where the running program may choose by the density of x."""
+    below = choice.density_on_cpu(workload)
     if below <= 0:
         return None
     native = choice.chooses_natively(workload, platform)
     return dataclasses.replace(config, below=None if below >= 1 or native else below, may_be_dense=native)
-
-
-def _told(candidate: planner.Candidate, config: Config) -> Config:
-    """The call by a kernel family and tile."""
-    return dataclasses.replace(config, method="ecr" if candidate.family == "ecr" else "direct", candidate=candidate)
-
-
-def _is_direct(workload: Workload, platform: str) -> bool:
-    return (
-        direct_choice.prefers_direct(workload, platform)
-        and _native.why_missing("direct", platform, workload.dtype) is None
-    )
 
 
 def _up_to(below: float, config: Config, platform: str) -> Config | None:
@@ -195,14 +186,13 @@ def _averages_first(x: Any, kernel: Any, config: Config, platform: str | None) -
     geometry, pool = config.geometry, config.geometry.pool
     if pool is None or pool.kind != "avg" or not config.fallback:
         return False
-    if not choice.prefers_averages(x.shape[0], x.dtype, platform) or config.activation is not None:
-        return False
-    if config.has_nonzeros:
+    if config.activation is not None or config.has_nonzeros:
         return False
     if not all(isinstance(n, int) and n == 0 for n in itertools.chain(*pool.padding, *geometry.padding)):  # or symbolic
         return False
     is_of_pixels = kernel.shape[1:3] == (1, 1) and geometry.strides == (1, 1)
-    return is_of_pixels and all(w <= s for w, s in zip(pool.window, pool.strides, strict=True)) and max(pool.window) > 1
+    is_apart = all(w <= s for w, s in zip(pool.window, pool.strides, strict=True)) and max(pool.window) > 1
+    return is_of_pixels and is_apart and choice.prefers_averages(workload_of(x, kernel, config), platform)
 
 
 def _of_averages(x: jax.Array, *others: jax.Array, config: Config) -> jax.Array:
@@ -210,24 +200,15 @@ def _of_averages(x: jax.Array, *others: jax.Array, config: Config) -> jax.Array:
 
 
 def _pools_apart(x: Any, kernel: Any, config: Config, platform: str | None) -> bool:
-    """Whether a pool is XLA's, because "direct" does not pool it; a kernel of ours behind it cost 10 to 27 us more."""
+    """Whether a pool is XLA's, because "direct" is faster so; a kernel of ours behind it cost 10 to 27 us more."""
     if config.geometry.pool is None or platform != "cuda":
         return config.geometry.pool is not None and config.method == "direct"
-    if config.method in ("adaptive", "direct"):
-        return config.method == "adaptive" or not direct_choice.pools_in_direct(workload_of(x, kernel, config))
-    return _is_direct_before_pool(x, kernel, config, platform) and not direct_choice.pools_in_direct(
-        workload_of(x, kernel, config)
-    )
-
-
-def _is_direct_before_pool(x: Any, kernel: Any, config: Config, platform: str) -> bool:
-    """Whether `implementation=None` takes "direct" for the convolution in front of a pool, which may be in it."""
-    if not config.fallback or platform != "cuda":
-        return False
-    if _is_direct(workload_of(x, kernel, _unpooled(config)), platform):
+    if config.method == "adaptive":
         return True
-    pooled = workload_of(x, kernel, config)
-    return direct_choice.prefers_pooled(pooled) and _native.why_missing("direct", platform, pooled.dtype) is None
+    workload = workload_of(x, kernel, config)
+    if config.method == "direct":
+        return choice.pools_apart(workload)
+    return config.fallback and choice.on_gpu(workload).pools_apart
 
 
 def _then_pool(*values: jax.Array, config: Config) -> jax.Array:

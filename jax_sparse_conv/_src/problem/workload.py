@@ -35,6 +35,12 @@ class Workload:
     exact: bool
     residual: bool = False
 
+    def unpooled(self) -> Workload:
+        """The convolution alone; the same object where there is no pool."""
+        if self.geometry.pool is None:
+            return self
+        return dataclasses.replace(self, method="ecr", geometry=self.geometry.without_pool())
+
     @property
     def pixels(self) -> int:
         """Results of the convolution, over all images."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import collections
+import copy
+import dataclasses
 import json
 import os
+import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,14 +19,15 @@ import jax
 
 from jax_sparse_conv import models
 from jax_sparse_conv._src import devices, environment
-from jax_sparse_conv._src.dispatch import table
+from jax_sparse_conv._src.dispatch import folders, model, table
 from jax_sparse_conv._src.dispatch.table import Key, Row, Table
 from jax_sparse_conv._src.layers.calls import Call
 from jax_sparse_conv._src.plans.timing import geometric_mean
-from jax_sparse_conv._src.tune import measure, workloads
+from jax_sparse_conv._src.tune import fit, measure, workloads
 
 NETWORKS = ("vgg19", "resnet50", "densenet121", "regnetx_400mf")
 _LEAST_GAIN = 0.98  # of XLA's time: what gains less is XLA's
+_CLEAR_ACROSS_RUNS = 1.08  # times of two runs differ by less for the same kernel
 
 
 def run(options: argparse.Namespace) -> None:
@@ -33,20 +37,23 @@ def run(options: argparse.Namespace) -> None:
       ValueError: an option that cannot be, or no GPU to tune for.
       OSError: a file that cannot be read or written.
     """
+    if options.fit is not None:
+        _fit(options.fit, options.out)
+        return
     if options.show:
         _show(_gpu(options.device).device_kind if jax.default_backend() == "gpu" else "NVIDIA H200")
         return
     gpu = _gpu(options.device)
-    folder = options.out or table.cache_folder()
-    raw = folder / f"{table.slug(gpu.device_kind)}.times.jsonl"
+    folder = options.out or folders.cache_folder()
+    raw = folder / f"{folders.slug(gpu.device_kind)}.times.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
     with jax.default_device(gpu):
-        _time_all(_calls(options), gpu.local_hardware_id or 0, raw, 60 * options.budget)
+        _time_all(_calls(options), gpu.local_hardware_id or 0, raw, 60 * options.budget, not options.no_xla)
     made = table_of(devices.Device.of(gpu.local_hardware_id or 0), read(raw))
-    table.save(folder / f"{table.slug(gpu.device_kind)}.json", made)
+    table.save(folder / f"{folders.slug(gpu.device_kind)}.json", made)
     table.forget()
     print(summary(made))
-    print(f"table: {folder / (table.slug(gpu.device_kind) + '.json')}, raw times: {raw}")
+    print(f"table: {folder / (folders.slug(gpu.device_kind) + '.json')}, raw times: {raw}")
 
 
 def _gpu(number: int) -> jax.Device:
@@ -70,7 +77,7 @@ def _calls(options: argparse.Namespace) -> list[Call]:
 # --- raw times -------------------------------------------------------------------------------------------------------
 
 
-def _time_all(calls: Sequence[Call], ordinal: int, raw: Path, seconds: float) -> None:
+def _time_all(calls: Sequence[Call], ordinal: int, raw: Path, seconds: float, xla: bool) -> None:
     """Time the calls that have no times yet, and write each down at once, so that nothing is lost by stopping."""
     _cut_off(raw)
     known = {entry.key for entry in read(raw)}
@@ -78,12 +85,12 @@ def _time_all(calls: Sequence[Call], ordinal: int, raw: Path, seconds: float) ->
     due = {key: call for key, call in keys.items() if key is not None and key not in known}
     start, device = time.monotonic(), devices.Device.of(ordinal)
     with raw.open("a", encoding="utf-8") as file:
-        _write(file, {"run": _described()})
+        _write(file, {"run": _described(device)})
         for index, call in enumerate(due.values()):
             if time.monotonic() - start > seconds:
                 print(f"\n{len(due) - index} of {len(due)} are left: the budget is spent", file=sys.stderr)
                 return
-            _write(file, _entry(measure.measure(call, device)))
+            _write(file, _entry(measure.measure(call, device, xla=xla)))
             done, spent = index + 1, time.monotonic() - start
             left = spent / done * (len(due) - done)
             print(f"\r{done}/{len(due)}  {spent:.0f} s, some {left:.0f} s left ", end="", file=sys.stderr, flush=True)
@@ -98,12 +105,13 @@ def _cut_off(raw: Path) -> None:
         raw.write_bytes(whole)
 
 
-def _described() -> dict[str, Any]:
+def _described(device: devices.Device) -> dict[str, Any]:
     found = environment.describe_run()
     versions = found["environment"]["versions"]
     kept = {name: found[name] for name in ("date", "command", "device", "xla_flags")}
     kept["commit"] = os.environ.get("JSC_COMMIT", "")
-    return kept | {"versions": versions, "driver": found["environment"]["gpu_driver"]}
+    gpu = dataclasses.asdict(device)
+    return kept | {"versions": versions, "driver": found["environment"]["gpu_driver"], "gpu": gpu}
 
 
 def _entry(found: measure.Measured) -> dict[str, Any]:
@@ -122,22 +130,20 @@ class Entry:
 
     def __init__(self, content: Mapping[str, Any], run: Mapping[str, Any]) -> None:
         key = content["key"]
-        self.key = Key(tuple(key["sizes"]), str(key["kind"]), bool(key["residual"]))
+        self.key = Key(tuple(key["sizes"]), str(key["kind"]), bool(key["residual"]), tuple(key.get("pool", ())))
         self.times = {str(name): float(us) for name, us in content["times"].items()}
         self.again = tuple(content["again"])
         self.run = run
 
-    def row(self, run: int) -> Row | None:
-        """The row of a table: of those timed twice the fastest, or XLA; None where XLA has no time."""
-        xla = self.times.get(measure.XLA)
-        ours = {name: self.times[name] for name in self.again if name != measure.XLA}
-        if xla is None:
-            return None
-        best = min(ours, key=lambda name: ours[name], default=measure.XLA)
-        us = self.times[best]
-        if us > _LEAST_GAIN * xla:
-            best, us = measure.XLA, xla
-        return Row(self.key, measure.candidate_of(best), us, xla, run)
+    def of_candidates_left(self, device: devices.Device) -> Entry:
+        """Without times of candidates that the planners no longer have."""
+        named = [name for name in self.times if name != measure.XLA]
+        candidates = [candidate for name in named if (candidate := measure.candidate_of(name)) is not None]
+        expected = dict(zip(named, self.key.layer.expected(candidates, device), strict=True))
+        left = copy.copy(self)
+        left.times = {name: us for name, us in self.times.items() if expected.get(name, 1) > 0}
+        left.again = tuple(name for name in self.again if name in left.times)
+        return left
 
 
 def read(raw: Path) -> list[Entry]:
@@ -166,9 +172,86 @@ def read(raw: Path) -> list[Entry]:
 def table_of(device: devices.Device, entries: Sequence[Entry]) -> Table:
     """The table of a GPU from raw times."""
     runs = list({json.dumps(entry.run, sort_keys=True): entry.run for entry in entries}.values())
-    rows = [entry.row(runs.index(entry.run)) for entry in entries]
-    known = {row.key: row for row in rows if row is not None}  # of what was timed twice the later
-    return Table(device.name, device.multiprocessors, tuple(runs), tuple(known.values()))
+    of_key: dict[Key, list[Entry]] = collections.defaultdict(list)
+    for entry in entries:
+        if not entry.key.pool:
+            of_key[entry.key].append(entry.of_candidates_left(device))
+    rows = [row for row in (_row(found, runs) for found in of_key.values()) if row is not None]
+    used = sorted({row.run for row in rows})
+    rows = [dataclasses.replace(row, run=used.index(row.run)) for row in rows]
+    return Table(device.name, device.multiprocessors, tuple(runs[run] for run in used), tuple(rows))
+
+
+def _row(entries: Sequence[Entry], runs: Sequence[Mapping[str, Any]]) -> Row | None:
+    """The latest entry that timed XLA and kernels side by side, or of all times what is clear across runs.
+
+    Of what was timed side by side those timed twice count. None where nothing is clear.
+    """
+    for entry in reversed(entries):
+        ours = {name: entry.times[name] for name in entry.again if name != measure.XLA}
+        if measure.XLA in entry.times and entry.again:
+            best = min(ours, key=lambda name: ours[name], default=measure.XLA)
+            return _of_times(entry, best, entry.times[best], entry.times[measure.XLA], runs)
+    xla = [entry.times[measure.XLA] for entry in entries if measure.XLA in entry.times]
+    timed = [(us, name, entry) for entry in entries for name, us in entry.times.items() if name != measure.XLA]
+    if not xla or not timed:
+        return None
+    us, best, entry = min(timed, key=lambda each: each[0])
+    of_xla = statistics.median(xla)
+    is_clear = max(us, of_xla) > _CLEAR_ACROSS_RUNS * min(us, of_xla)
+    return _of_times(entry, best, us, of_xla, runs) if is_clear else None
+
+
+def _of_times(entry: Entry, best: str, us: float, xla: float, runs: Sequence[Mapping[str, Any]]) -> Row:
+    if us > _LEAST_GAIN * xla:
+        best, us = measure.XLA, xla
+    return Row(entry.key, measure.candidate_of(best), us, xla, runs.index(entry.run))
+
+
+# --- models ----------------------------------------------------------------------------------------------------------
+
+
+def _fit(files: Sequence[Path], out: Path | None) -> None:
+    """Fit the models' constants to raw times, and write them: of one GPU for it, of several as the shipped file is.
+
+    The tables of these GPUs are made again, too.
+    """
+    folder = out or folders.cache_folder()
+    files = files or sorted(folders.cache_folder().glob("*.times.jsonl"))
+    entries = [entry for file in files for entry in read(file)]
+    times = times_of(entries)
+    names = {each.device.name for each in times}
+    if not times:
+        raise ValueError(f"no raw times of a known GPU in {', '.join(map(str, files)) or folders.cache_folder()}")
+    fitted = fit.fitted(model.load(model.SHIPPED), times, print)
+    run = environment.describe_run()
+    found = {name: run[name] for name in ("date", "command")} | {"devices": sorted(names), "times": len(times)}
+    fitted = dataclasses.replace(fitted, fit={**found, "residuals": fitted.fit["residuals"]})
+    target = folder / (f"{folders.slug(min(names))}.model.json" if len(names) == 1 else "model.json")
+    model.save(target, fitted)
+    print(f"model: {target}")
+    for device in {each.device.name: each.device for each in times}.values():
+        of_device = [entry for entry in entries if entry.run.get("device") == device.name]
+        table.save(folder / f"{folders.slug(device.name)}.json", table_of(device, of_device))
+        print(f"table: {folder / folders.slug(device.name)}.json")
+    model.forget()
+    table.forget()
+
+
+def times_of(entries: Sequence[Entry]) -> list[fit.Time]:
+    """The times in raw times, of what was timed several times the median; those without a description of a GPU not."""
+    found: dict[tuple[Key, str, devices.Device], list[float]] = collections.defaultdict(list)
+    for entry in entries:
+        if "gpu" not in entry.run:
+            continue
+        fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in entry.run["gpu"].items()}
+        device = devices.Device(**fields)
+        for name, us in entry.times.items():
+            found[entry.key, name, device].append(us)
+    return [
+        fit.Time(key, measure.candidate_of(name), statistics.median(us), device)
+        for (key, name, device), us in found.items()
+    ]
 
 
 # --- what is printed -------------------------------------------------------------------------------------------------

@@ -70,13 +70,14 @@ def key_of(call: Call) -> Key | None:
     return Key.of(lowering.workload_of(x, kernel, config))
 
 
-def measure(call: Call, device: Device, seed: int = 0) -> Measured:
+def measure(call: Call, device: Device, seed: int = 0, xla: bool = True) -> Measured:
     """Time a convolution on the default device.
 
     Args:
       call: a convolution without a pool, of known sizes.
       device: the same, as planners see it.
       seed: of the values.
+      xla: whether XLA is timed too.
 
     Raises:
       ValueError: a call that tables do not hold.
@@ -85,7 +86,7 @@ def measure(call: Call, device: Device, seed: int = 0) -> Measured:
     if key is None:
         raise ValueError(f"{call.describe()} is no row of a table: it has a pool, or no known sizes")
     config, _, _, shapes = _bound(call)
-    functions: dict[str, timing.Function] = {XLA: _xla(call)}
+    functions: dict[str, timing.Function] = {XLA: _xla(call)} if xla else {}
     for candidate in _candidates(key, device):
         functions[name_of(candidate)] = _told(config, candidate)
     operands = list(_operands(shapes, seed))
@@ -105,7 +106,7 @@ def measure(call: Call, device: Device, seed: int = 0) -> Measured:
 def _candidates(key: Key, device: Device) -> list[Candidate]:
     """The dense kernel that the models choose, and the best of each family by its model."""
     found = [rated.candidate for rated in key.layer.candidates(device, _OF_FAMILY)]
-    return list(dict.fromkeys([key.layer.dense(device), *found]))
+    return list(dict.fromkeys([key.layer.dense(device).candidate, *found]))
 
 
 def _compiled(function: timing.Function, operands: list[timing.Operands]) -> None:

@@ -1,0 +1,267 @@
+"""`tune --fit`: fits the models' constants to raw times.
+
+Every group of constants and kind of products is fitted alone, by least squares of logarithms, so that constants stay
+positive and a short time counts as much as a long one. Times that are far off count less. Every constant is drawn to
+the value that it had, so one that no time depends on stays. A group with fewer times than `_LEAST` stays as it is.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from jax_sparse_conv._src.devices import Device
+from jax_sparse_conv._src.dispatch import model
+from jax_sparse_conv._src.dispatch.model import Group, Model
+from jax_sparse_conv._src.dispatch.planner import Candidate
+from jax_sparse_conv._src.dispatch.table import Key
+from jax_sparse_conv._src.problem.geometry import Geometry, Pads, Pool, PoolKind
+from jax_sparse_conv._src.problem.workload import Workload
+from jax_sparse_conv._src.tune.measure import ZEROS
+
+Logs: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
+
+_LEAST = 5  # times of a group and kind
+_ROUNDS = 12
+_STEP = 1e-3  # of a logarithm, for derivatives
+_FAR = 0.15  # residuals beyond it count less
+_DRAWN = 0.5  # a constant that moved by a factor of e^_DRAWN costs as much as a residual of _FAR
+_SMALL_MAP = 6  # the first tile of "mma" whose model is "small_map"
+
+
+@dataclasses.dataclass(frozen=True)
+class Time:
+    """A measured time.
+
+    Attributes:
+      key: the workload.
+      candidate: the kernel; None for XLA.
+      us: microseconds.
+      device: the GPU.
+    """
+
+    key: Key
+    candidate: Candidate | None
+    us: float
+    device: Device
+
+
+def workload_of(key: Key) -> Workload:
+    """The workload of a row."""
+    n, height, width, channels, kh, kw, out_channels, down, across, *padding, dilation, beside, groups = key.sizes
+    pool = None
+    if key.pool:
+        rows, columns, row_step, column_step, *pads, kind = key.pool
+        kinds: dict[int, PoolKind] = {1: "max", 2: "avg"}
+        pool = Pool(kinds[kind], (rows, columns), (row_step, column_step), _pads(pads))
+    geometry = Geometry((down, across), _pads(padding), (dilation, beside), groups, pool)
+    dtype = "bfloat16" if key.kind == "16bit" else "float32"
+    shapes = (n, height, width, channels), (1, kh, kw, channels // groups, out_channels)
+    return Workload("pecr" if pool else "ecr", *shapes, geometry, dtype, key.kind == "highest", key.residual)
+
+
+def _pads(padding: Sequence[int]) -> Pads:
+    top, bottom, left, right = padding
+    return (top, bottom), (left, right)
+
+
+def fitted(start: Model, times: Sequence[Time], say: Callable[[str], None] = lambda _: None) -> Model:
+    """The model with constants that fit the times; `fit` has the residuals, before and after.
+
+    Args:
+      start: the constants to begin with, and to be drawn to.
+      times: of any GPUs.
+      say: told of every group, as it is done.
+    """
+    residuals: dict[str, Any] = {}
+
+    def fit(name: str, group: Group, kind: str, of_kind: Sequence[Time], expected: Expected) -> Group:
+        values = _fitted(group.kinds[kind], of_kind, expected)
+        before, after = (_rms(expected(np.asarray(each)), of_kind) for each in (group.kinds[kind], values))
+        residuals[f"{name}/{kind}"] = {"times": len(of_kind), "rms": round(after, 3), "rms_before": round(before, 3)}
+        say(f"{name}/{kind}: {len(of_kind)} times, rms {before:.3f} before, {after:.3f} after")
+        return dataclasses.replace(group, kinds={**group.kinds, kind: tuple(values)})
+
+    kernels, xla = dict(start.kernels), dict(start.xla)
+    for (family, kind), found in _by(times, _family_of).items():
+        found = _that_fit(found)
+        if len(found) >= _LEAST:
+            kernels[family] = fit(family, kernels[family], kind, found, _Kernels(start, family, kind, found))
+    for (class_, kind), found in _by(times, _class_of).items():
+        if len(found) >= _LEAST:
+            xla[class_] = fit(f"xla {class_}", xla[class_], kind, found, _Xla(found))
+    others, sparse = dict(start.others), _fastest_sparse(times)
+    pooled = [time for time in times if time.candidate is None and time.key.pool]
+    if len(pooled) >= _LEAST:
+        others["pool"] = fit("pool", others["pool"], model.ALL, pooled, _Pool(pooled, xla))
+    if len(sparse) >= _LEAST:
+        others["sparse"] = fit("sparse", others["sparse"], model.ALL, sparse, _Sparse(sparse))
+    return dataclasses.replace(
+        start, kernels=kernels, xla=xla, others=others, fit={**start.fit, "residuals": residuals}
+    )
+
+
+# --- what a group expects --------------------------------------------------------------------------------------------
+
+Expected: TypeAlias = Callable[[Logs], Logs]
+"""From a group's constants to microseconds, in the order of the times."""
+
+
+def _family_of(time: Time) -> tuple[str, str] | None:
+    if time.candidate is None or time.candidate.family == "per_output":
+        return None
+    family, kind = time.candidate.family, time.key.kind
+    if family == "mma" and time.candidate.tile[0] >= _SMALL_MAP:
+        family = "small_map"
+    if family == "mma" and kind == "highest" and not time.device.has_fast_tf32:
+        kind = "ffma"
+    return family, model.ALL if family == "ecr" else kind
+
+
+def _class_of(time: Time) -> tuple[str, str] | None:
+    return (
+        None if time.candidate is not None or time.key.pool else (model.class_of(workload_of(time.key)), time.key.kind)
+    )
+
+
+def _by(
+    times: Iterable[Time], name: Callable[[Time], tuple[str, str] | None]
+) -> Mapping[tuple[str, str], Sequence[Time]]:
+    found: dict[tuple[str, str], list[Time]] = collections.defaultdict(list)
+    for time in times:
+        names = name(time)
+        if names is not None:
+            found[names].append(time)
+    return found
+
+
+def _that_fit(times: Sequence[Time]) -> list[Time]:
+    """Without those of candidates that the planners no longer have."""
+    return [t for t in times if t.candidate is not None and t.key.layer.expected([t.candidate], t.device)[0] > 0]
+
+
+class _Kernels:
+    """Of a family of kernels, by its planner."""
+
+    def __init__(self, start: Model, family: str, kind: str, times: Sequence[Time]) -> None:
+        self._start, self._family, self._kind = start, family, kind
+        self._times: dict[tuple[Key, Device], list[tuple[int, Candidate]]] = collections.defaultdict(list)
+        for index, time in enumerate(times):
+            assert time.candidate is not None
+            self._times[time.key, time.device].append((index, time.candidate))
+        self._count = len(times)
+
+    def __call__(self, constants: Logs) -> Logs:
+        group = self._start.kernels[self._family]
+        group = dataclasses.replace(group, kinds={**group.kinds, self._kind: tuple(constants)})
+        every = dataclasses.replace(self._start, kernels={**self._start.kernels, self._family: group}).of_planners
+        found = np.empty(self._count)
+        for (key, device), candidates in self._times.items():
+            expected = key.layer.expected([candidate for _, candidate in candidates], device, every)
+            found[[index for index, _ in candidates]] = expected
+        return found
+
+
+class _Xla:
+    """Of a class of XLA's convolutions."""
+
+    def __init__(self, times: Sequence[Time]) -> None:
+        self._features = np.array([model.features(workload_of(time.key), time.device) for time in times]).T
+
+    def __call__(self, constants: Logs) -> Logs:
+        return np.asarray(model.xla_of(constants, self._features))
+
+
+class _Pool:
+    """Of XLA's convolutions with a pool, by constants of the pool; those of convolutions are fitted before."""
+
+    def __init__(self, times: Sequence[Time], xla: Mapping[str, Group]) -> None:
+        workloads = [(workload_of(time.key), time.device) for time in times]
+        found = [model.pool_features(workload, device) for workload, device in workloads]
+        self._features = np.array(found).T
+        self._alone = np.empty(len(times))
+        for index, (workload, device) in enumerate(workloads):
+            plain = workload.unpooled()
+            constants = xla[model.class_of(plain)].kinds[model.kind_of(plain)]
+            self._alone[index] = model.xla_of(constants, model.features(plain, device))
+
+    def __call__(self, constants: Logs) -> Logs:
+        return self._alone + np.asarray(model.pool_of(constants, self._features))
+
+
+class _Sparse:
+    """Of `model.sparse_us`, at the density that times are of."""
+
+    def __init__(self, times: Sequence[Time]) -> None:
+        found = [model.sparse_features(workload_of(time.key), time.device, 1 - ZEROS) for time in times]
+        self._features = np.array(found).T
+
+    def __call__(self, constants: Logs) -> Logs:
+        return np.asarray(model.sparse_of(constants, self._features))
+
+
+def _fastest_sparse(times: Sequence[Time]) -> list[Time]:
+    """Of "ecr", the fastest tile of each workload."""
+    found: dict[tuple[Key, Device], Time] = {}
+    for time in times:
+        if time.candidate is not None and time.candidate.family == "ecr":
+            known = found.get((time.key, time.device), time)
+            found[time.key, time.device] = min(known, time, key=lambda each: each.us)
+    return list(found.values())
+
+
+# --- least squares ---------------------------------------------------------------------------------------------------
+
+
+def _rms(expected: Logs, times: Sequence[Time]) -> float:
+    return float(np.sqrt(np.mean(_errors(expected, times) ** 2)))
+
+
+def _errors(expected: Logs, times: Sequence[Time]) -> Logs:
+    return np.log(np.maximum(expected, 1e-3)) - np.log([time.us for time in times])
+
+
+def _fitted(start: Sequence[float], times: Sequence[Time], expected: Expected) -> list[float]:
+    """Gauss-Newton steps in the logarithms of the constants that are not 0."""
+    values = np.asarray(start, np.float64)
+    free = np.flatnonzero(values > 0)
+    first = np.log(values[free])
+    logs = first.copy()
+
+    def constants(of_free: Logs) -> Logs:
+        found = values.copy()
+        found[free] = np.exp(of_free)
+        return found
+
+    def cost(errors: Logs, of_free: Logs) -> float:
+        robust = np.sum(np.sqrt(1 + (errors / _FAR) ** 2) - 1)
+        return float(2 * robust + np.sum(((of_free - first) / _DRAWN) ** 2))
+
+    errors = _errors(expected(constants(logs)), times)
+    for _ in range(_ROUNDS):
+        columns = []
+        for index in range(len(free)):
+            moved = logs.copy()
+            moved[index] += _STEP
+            columns.append((_errors(expected(constants(moved)), times) - errors) / _STEP)
+        derivatives = np.stack(columns, axis=1)
+        weights = 1 / np.sqrt(1 + (errors / _FAR) ** 2) / _FAR**2
+        left = derivatives.T @ (weights[:, None] * derivatives) + np.eye(len(free)) / _DRAWN**2
+        right = derivatives.T @ (weights * errors) + (logs - first) / _DRAWN**2
+        step, before = np.linalg.solve(left, right), cost(errors, logs)
+        for _ in range(6):  # halved until it helps
+            found = logs - np.clip(step, -1, 1)
+            found_errors = _errors(expected(constants(found)), times)
+            if cost(found_errors, found) < before:
+                break
+            step /= 2
+        else:
+            break
+        logs, errors = found, found_errors
+        if before - cost(errors, logs) < 1e-4 * before:
+            break
+    return list(constants(logs))
