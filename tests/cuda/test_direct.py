@@ -20,6 +20,7 @@ from tile_cases import SHARED_TILES
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv._src import devices
+from jax_sparse_conv._src.dispatch import choice
 
 
 @pytest.mark.skipif(PLATFORM != "cuda", reason="the CPU's kernels add products one after another")
@@ -69,13 +70,14 @@ def test_direct_of_small_maps_skips_nothing(
 
 
 @pytest.mark.parametrize("case", cases.LARGE_POOL_CASES, ids=name_of)
-def test_a_pool_of_pairs_is_in_direct_on_hopper(case: Case) -> None:
+def test_a_pool_of_pairs_is_in_direct_on_hopper(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     """And its counts are of the pooled result."""
     if PLATFORM != "cuda" or not devices.current().has_warpgroups:
         pytest.skip("only Hopper GPUs' warpgroup products have pools")
     inputs = cases.inputs(case, jnp.dtype(jnp.bfloat16))
     layer = functools.partial(jsc.conv_pool, **case.arguments, implementation="direct", count_nonzeros=True)
     layer = jax.jit(layer)
+    monkeypatch.setattr(choice, "pools_apart", lambda _: False)  # whatever is expected to be faster
     operands = [cases.on_device(v) for v in (inputs.x, inputs.kernel, inputs.bias)]
     assert "reduce-window" not in (layer.lower(*operands).compile().as_text() or "")
     y, counts = layer(*operands)

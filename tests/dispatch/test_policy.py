@@ -100,6 +100,19 @@ def test_nothing_to_compute_has_no_zeros_to_skip(h200: Device, of: Any, dtype: A
     assert runs(chosen(geometry, precision), operands(*of, dtype=dtype)) in ("xla", "direct")
 
 
+def test_sizes_beyond_what_the_planners_know_are_xlas(h200: Device) -> None:
+    for pool in (None, OF_PAIRS):
+        geometry = dataclasses.replace(SAME, pool=pool)
+        assert runs(chosen(geometry), operands(1, 2**13 + 2, 8, 16, dtype=jnp.bfloat16)) == "xla"
+
+
+def test_a_window_larger_than_the_map_is_xlas(h200: Device) -> None:
+    pool = Pool("max", (5, 5), (1, 1), ((0, 0), (0, 0)))
+    of = operands(1, 4, 64, 64)
+    assert runs(chosen(Geometry()), operands(1, 2, 64, 64)) == "xla"
+    assert not lowering._pools_apart(*of, chosen(dataclasses.replace(SAME, pool=pool)), "cuda")
+
+
 def test_sizes_that_are_not_known_yet(h200: Device) -> None:
     """A GPU's kernels want a workspace of a known size; a CPU's native call looks at x when it runs."""
     (images,) = jax.export.symbolic_shape("n")

@@ -80,7 +80,7 @@ XLA = Choice("xla")
 
 def on_gpu(workload: Workload) -> Choice:
     """The fastest by the table of the GPU, else by the models; XLA where sizes are not known."""
-    if workload.is_symbolic or workload.flops == 0 or workload.kernel_shape[0] == 0:
+    if workload.is_symbolic or not _computes(workload):
         return XLA
     if workload.method == "dense":
         return Choice("dense") if _is_faster_row(workload) else XLA
@@ -88,6 +88,12 @@ def on_gpu(workload: Workload) -> Choice:
     if row is not None:
         return XLA if row.candidate is None else _of_candidate(row.candidate)
     return by_models(workload, devices.current())
+
+
+def _computes(workload: Workload) -> bool:
+    """Whether there is a result, which a window larger than the map has none of."""
+    size = workload.geometry.out_size(workload.x_shape[1:3], workload.kernel_shape[1:3])
+    return workload.method == "dense" or (workload.flops > 0 and min(size) > 0)
 
 
 def _of_candidate(candidate: Candidate) -> Choice:
@@ -151,7 +157,7 @@ def _is_faster_row(workload: Workload) -> bool:
 
 def pools_apart(workload: Workload) -> bool:
     """Whether "direct" has XLA's pool behind it, because its kernel takes none, or is slower with it."""
-    if workload.is_symbolic or workload.flops == 0 or not _has_dense(workload, devices.current()):
+    if workload.is_symbolic or not _computes(workload) or not _has_dense(workload, devices.current()):
         return True
     return min(_dense(workload, devices.current()), key=lambda choice: choice[1])[0].pools_apart
 
@@ -161,7 +167,7 @@ def density_of_sparse(workload: Workload) -> float:
 
     Infinite or 0 where one of them is to run whatever the density.
     """
-    if workload.is_symbolic or workload.flops == 0:
+    if workload.is_symbolic or not _computes(workload):
         return math.inf
     device, plain = devices.current(), workload.unpooled()
     direct = Layer.of(plain).dense(device).us
@@ -181,8 +187,8 @@ def prefers_averages(workload: Workload, platform: str | None) -> bool:
     """
     if platform != "cuda":
         return platform == "cpu"
-    if workload.is_symbolic or workload.flops == 0:
-        return not workload.is_symbolic
+    if workload.is_symbolic or not _computes(workload) or workload.dtype not in _DTYPES:
+        return False
     device, pool = devices.current(), workload.geometry.pool
     assert pool is not None
     size = workload.geometry.out_size(workload.x_shape[1:3], workload.kernel_shape[1:3])

@@ -7,6 +7,7 @@ call and check the one that a custom call is told; no rule of theirs is repeated
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -147,20 +148,25 @@ class Layer:
     def candidates(self, device: Device, most: int = 8) -> list[Rated]:
         """What kernels can take on a GPU: at most so many of each family, by what its model expects.
 
+        None for sizes beyond those that the planners know (`native/layer.cc`).
+
         Raises:
           RuntimeError: this copy of the package is not built.
-          ValueError: sizes that make no sense.
         """
-        found = _native.planner().candidates(
-            self._numbers, self.pool, self.element_bytes, self.precise, most, described(device)
-        )
+        asked = self._numbers, self.pool, self.element_bytes, self.precise, most, described(device)
+        try:
+            found = _native.planner().candidates(*asked)
+        except ValueError:
+            return []
         return [Rated(Candidate.of(family, tile), us) for family, tile, us in found]
 
     def dense(self, device: Device, in_chain: bool = False) -> Dense:
-        """The dense kernel that the models choose, alone or in a chain; errors as of `candidates`."""
-        family, tile, us, pools = _native.planner().direct(
-            self._numbers, self.pool, self.element_bytes, self.precise, in_chain, described(device)
-        )
+        """The dense kernel that the models choose, alone or in a chain; sizes and errors as of `candidates`."""
+        asked = self._numbers, self.pool, self.element_bytes, self.precise, in_chain, described(device)
+        try:
+            family, tile, us, pools = _native.planner().direct(*asked)
+        except ValueError:
+            return Dense(Candidate("per_output", ()), math.inf, False)
         return Dense(Candidate.of(family, tile), us, pools)
 
 

@@ -30,6 +30,9 @@ _ROUNDS = 12
 _STEP = 1e-3  # of a logarithm, for derivatives
 _FAR = 0.15  # residuals beyond it count less
 _DRAWN = 0.5  # a constant that moved by a factor of e^_DRAWN costs as much as a residual of _FAR
+_CALIBRATED = (
+    "ecr",
+)  # families of which one tile a workload was timed, so that times say nothing of the order of tiles
 _SMALL_MAP = 6  # the first tile of "mma" whose model is "small_map"
 
 
@@ -80,7 +83,8 @@ def fitted(start: Model, times: Sequence[Time], say: Callable[[str], None] = lam
     residuals: dict[str, Any] = {}
 
     def fit(name: str, group: Group, kind: str, of_kind: Sequence[Time], expected: Expected) -> Group:
-        values = _fitted(group.kinds[kind], of_kind, expected)
+        free = [name not in _CALIBRATED or each.startswith("us ") for each in group.names]
+        values = _fitted(group.kinds[kind], free, of_kind, expected)
         before, after = (_rms(expected(np.asarray(each)), of_kind) for each in (group.kinds[kind], values))
         residuals[f"{name}/{kind}"] = {"times": len(of_kind), "rms": round(after, 3), "rms_before": round(before, 3)}
         say(f"{name}/{kind}: {len(of_kind)} times, rms {before:.3f} before, {after:.3f} after")
@@ -225,10 +229,10 @@ def _errors(expected: Logs, times: Sequence[Time]) -> Logs:
     return np.log(np.maximum(expected, 1e-3)) - np.log([time.us for time in times])
 
 
-def _fitted(start: Sequence[float], times: Sequence[Time], expected: Expected) -> list[float]:
-    """Gauss-Newton steps in the logarithms of the constants that are not 0."""
+def _fitted(start: Sequence[float], may_move: Sequence[bool], times: Sequence[Time], expected: Expected) -> list[float]:
+    """Gauss-Newton steps in the logarithms of the constants that are not 0 and may move."""
     values = np.asarray(start, np.float64)
-    free = np.flatnonzero(values > 0)
+    free = np.flatnonzero((values > 0) & np.asarray(may_move))
     first = np.log(values[free])
     logs = first.copy()
 
