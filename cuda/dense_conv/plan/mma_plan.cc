@@ -270,6 +270,7 @@ void VisitMmaPlans(const ConvArgs& a, int element_bytes, size_t workspace_bytes,
     if (with_small_map) visit_tile(tile, 1);
   }
   for (MmaTile tile : {MmaTile::kFlat, MmaTile::kSmall, MmaTile::kTall, MmaTile::kLarge, MmaTile::kNarrow}) {
+    if (tile == MmaTile::kLarge && device.wgmma) continue;  // wgmma was faster in each of 33 layers
     for (int splits = 1; splits <= kMaxSplits; ++splits) visit_tile(tile, splits);
   }
 }
