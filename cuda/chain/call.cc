@@ -71,7 +71,7 @@ class Reader {
     }
     if (fields[6] >= 0) {
       if (dtype() != ffi::DataType::F32 || !precise || !value.data || where == 0) {
-        return "only what a layer of float32 at HIGHEST writes has small parts";
+        return "only what a layer of float32 at HIGHEST writes has low parts";
       }
       if (std::string wrong = Place(fields[6], elements, &value.low); !wrong.empty()) return wrong;
     }

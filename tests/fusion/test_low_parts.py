@@ -82,10 +82,10 @@ def test_pairs(case: Case, out_channels: int, value: float | None, gpu: jax.Devi
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("operand", "value 0: only what a layer of float32 at HIGHEST writes has small parts"),
-        ("nowhere", "value 2: only what a layer of float32 at HIGHEST writes has small parts"),
-        ("default", "value 1: only what a layer of float32 at HIGHEST writes has small parts"),
-        ("bfloat16", "value 1: only what a layer of float32 at HIGHEST writes has small parts"),
+        ("operand", "value 0: only what a layer of float32 at HIGHEST writes has low parts"),
+        ("nowhere", "value 2: only what a layer of float32 at HIGHEST writes has low parts"),
+        ("default", "value 1: only what a layer of float32 at HIGHEST writes has low parts"),
+        ("bfloat16", "value 1: only what a layer of float32 at HIGHEST writes has low parts"),
         ("odd byte", "value 1: byte 4 is no place in a workspace of"),
         ("far", "value 1: byte 1099511627776 is no place in a workspace of"),
         ("end", "value 1: byte [0-9]+ is no place in a workspace of"),
