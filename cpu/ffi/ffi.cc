@@ -120,7 +120,7 @@ NB_MODULE(_cpu, m) {
         }
         return rows;
       },
-      "The rows of coo_variants.h: kernel, stride, height, width, features, max_warps, min_blocks.");
+      "The rows of coo_variants.h: kernel, stride, height, width, output channels, max_warps, min_blocks.");
   m.def("registrations", &jsc::Registrations, "Custom call targets by name, for jax.ffi.register_ffi_target.");
   m.def("isa", [] { return std::string(jsc::CurrentIsa().name); }, "The instruction set in use.");
   m.def("isas", &jsc::AvailableIsas, "The instruction sets this machine can run, best first.");

@@ -170,7 +170,7 @@ NB_MODULE(_planner, m) {
   m.def("expected", &jsc::Expected, "layer"_a, "pool"_a, "element_bytes"_a, "precise"_a, "candidates"_a, "device"_a,
         "Microseconds that the models expect of these candidates, as the attribute `candidate` has them.");
   m.def("chain_tiles", &jsc::OfChain, "layer"_a, "pool"_a, "element_bytes"_a, "precise"_a, "device"_a,
-        "(filters, pixels, patch, splits, cycles) of every tile that a layer of a chain may have.");
+        "(output channels, pixels, patch, splits, cycles) of every tile that a layer of a chain may have.");
   m.def(
       "chain_takes_pool",
       [](const std::vector<int64_t>& layer, const std::vector<int64_t>& pool, const std::vector<int64_t>& tile,
@@ -187,6 +187,6 @@ NB_MODULE(_planner, m) {
         return jsc::ChainPairs(pixels, in_channels, channels, out_channels, element_bytes, precise,
                                jsc::ReadDevice(device));
       },
-      "pixels"_a, "in_channels"_a, "channels"_a, "features"_a, "element_bytes"_a, "precise"_a, "device"_a,
+      "pixels"_a, "in_channels"_a, "channels"_a, "out_channels"_a, "element_bytes"_a, "precise"_a, "device"_a,
       "Whether one kernel runs two 1x1 convolutions of a chain.");
 }

@@ -116,12 +116,12 @@ def takes_pool(key: Key, tile: Tile, element_bytes: int, precise: bool, device: 
     return bool(found)
 
 
-def pairs(key: Key, features: int, kind: str, device: devices.Device) -> bool:
+def pairs(key: Key, out_channels: int, kind: str, device: devices.Device) -> bool:
     """Whether one kernel runs a 1x1 layer of a chain with the 1x1 layer behind it, whatever tiles they are given.
 
     Args:
       key: of the first layer, without a pool.
-      features: K of the second one, which reads nothing but the first one's result.
+      out_channels: K of the second one, which reads nothing but the first one's result.
       kind: "highest", "tf32" or "16bit".
       device: the GPU.
 
@@ -133,7 +133,7 @@ def pairs(key: Key, features: int, kind: str, device: devices.Device) -> bool:
     element_bytes = 2 if kind == "16bit" else 4
     pixels = images * height * width
     found = _native.planner().chain_pairs(
-        pixels, channels, key[6], features, element_bytes, kind == "highest", planner.described(device)
+        pixels, channels, key[6], out_channels, element_bytes, kind == "highest", planner.described(device)
     )
     return bool(found)
 
