@@ -57,8 +57,9 @@ def test_the_shipped_file_says_what_fitted_it() -> None:
     ("change", "reason"),
     [
         ({"format": 2}, "its format is 2, not 1"),
-        ({"kernels": {"mma": {"names": ["block"], "kinds": {"tf32": [1, 2]}}}}, "mma, tf32: 1 constants"),
-        ({"xla": {"window": {"names": ["floor"], "kinds": {"tf32": [-1]}}}}, "of 0 or more"),
+        ({"kernels": {"mma": {"names": ["block"], "kinds": {"tf32": [1, 2]}, "first": {}}}}, "mma, tf32: 1 constants"),
+        ({"kernels": {"mma": {"names": ["block"], "kinds": {"tf32": [1]}, "first": {}}}}, "mma: kinds and first"),
+        ({"xla": {"window": {"names": ["floor"], "kinds": {"tf32": [-1]}, "first": {}}}}, "of 0 or more"),
         ({"others": None}, "NoneType"),
     ],
 )

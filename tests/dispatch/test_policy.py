@@ -100,6 +100,17 @@ def test_nothing_to_compute_has_no_zeros_to_skip(h200: Device, of: Any, dtype: A
     assert runs(chosen(geometry, precision), operands(*of, dtype=dtype)) in ("xla", "direct")
 
 
+def test_several_kernels_are_as_fast_as_one_but_are_told_no_tile(h200: Device) -> None:
+    """As `vmap` over kernels has them."""
+    x, kernel = operands(4, 14, 256, 256)
+    several = jax.ShapeDtypeStruct((2, *kernel.shape[1:]), kernel.dtype)
+    of_one, of_two = (lowering.resolved(x, each, chosen(precision=EXACT), "cuda") for each in (kernel, several))
+    assert of_one is not None
+    assert of_two is not None
+    assert (of_one.method, of_two.method, of_two.candidate) == ("direct", "direct", None)
+    assert of_one.candidate is not None
+
+
 def test_sizes_beyond_what_the_planners_know_are_xlas(h200: Device) -> None:
     for pool in (None, OF_PAIRS):
         geometry = dataclasses.replace(SAME, pool=pool)

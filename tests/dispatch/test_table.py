@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import jax
 import pytest
 
 from jax_sparse_conv._src import _native, devices
@@ -15,6 +16,8 @@ from jax_sparse_conv._src.devices import Device
 from jax_sparse_conv._src.dispatch import folders, table
 from jax_sparse_conv._src.dispatch.planner import Candidate
 from jax_sparse_conv._src.dispatch.table import Key, Row, Table
+from jax_sparse_conv._src.primitive import lowering
+from jax_sparse_conv._src.primitive.primitives import Config
 from jax_sparse_conv._src.problem.geometry import Geometry, Pool
 from jax_sparse_conv._src.problem.workload import Workload
 
@@ -59,6 +62,26 @@ def test_an_exact_row_decides(folder: Path) -> None:
     found = table.decision(workload(8))
     assert found is not None
     assert found.candidate is None
+
+
+@pytest.mark.parametrize(
+    ("candidate", "method"), [(TILE, "direct"), (Candidate("ecr", (16, 1, 1, 7, 7, 1, 160)), "ecr")]
+)
+def test_a_rows_candidate_is_what_the_call_is_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, candidate: Candidate, method: str
+) -> None:
+    monkeypatch.setattr(_native, "why_missing", lambda *_: None)
+    of = workload()
+    keep(folder, row(of, candidate))
+    x, kernel = (jax.ShapeDtypeStruct(shape, of.dtype) for shape in (of.x_shape, of.kernel_shape))
+    found = lowering.resolved(x, kernel, Config(SAME, "ecr", fallback=True), "cuda")
+    assert found is not None
+    assert (found.method, found.candidate) == (method, candidate)
+
+
+def test_a_row_of_a_candidate_that_is_gone_does_not_count(folder: Path) -> None:
+    keep(folder, row(workload(), Candidate("wgmma", (64, 192, 0, 1))))
+    assert table.decision(workload()) is None
 
 
 def test_a_near_row_gives_its_family_and_the_planner_the_tile(folder: Path) -> None:

@@ -125,23 +125,19 @@ def _by_models(workload: Workload, device: Device, switch: str, cache: str) -> C
 def _has_dense(workload: Workload, device: Device) -> bool:
     """Whether tensor cores take the products, those of float32 in parts where they are much faster than FFMA."""
     has_products = device.has_fast_tf32 if workload.is_precise else device.has_tf32
-    return has_products and workload.dtype in _DTYPES and workload.kernel_shape[0] == 1
+    return has_products and workload.dtype in _DTYPES
 
 
 def _dense(workload: Workload, device: Device) -> list[tuple[Choice, float]]:
-    """The dense kernel, with the pool in it and with XLA's behind it."""
+    """The dense kernel, with the pool in it and with XLA's behind it; of several kernels as of one for all images."""
+    stacks = workload.kernel_shape[0]
     plain = workload.unpooled()
     alone = Layer.of(plain).dense(device)
-    found = [(_told(alone.candidate), alone.us)]
-    if plain is not workload:
-        pooled = Layer.of(workload).dense(device)
-        found = [(Choice("direct", pools_apart=True), alone.us + model.pool_us(workload, device))]
-        found += [(Choice("direct"), pooled.us)] if pooled.pools else []
-    return found
-
-
-def _told(candidate: Candidate) -> Choice:
-    return Choice("direct", None if candidate.family == "per_output" else candidate)
+    if plain is workload:
+        return [(Choice("direct", alone.candidate if stacks == 1 else None), alone.us)]
+    pooled = Layer.of(workload).dense(device)
+    found = [(Choice("direct", pools_apart=True), alone.us + model.pool_us(workload, device))]
+    return [*found, (Choice("direct"), pooled.us)] if pooled.pools else found
 
 
 def _is_sparse(workload: Workload) -> bool:

@@ -45,10 +45,12 @@ class Group:
     Attributes:
       names: of the constants, in the order of the struct or function that has them.
       kinds: values by kind of products, all in that order.
+      first: the values that a fit begins with and is drawn to, so that fitting again changes nothing.
     """
 
     names: tuple[str, ...]
     kinds: Mapping[str, tuple[float, ...]]
+    first: Mapping[str, tuple[float, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,11 +267,15 @@ _PARTS = ("kernels", "xla", "others")
 
 def _group(name: str, content: Mapping[str, Any]) -> Group:
     names = tuple(map(str, content["names"]))
-    kinds = {str(kind): tuple(map(float, values)) for kind, values in content["kinds"].items()}
-    for kind, values in kinds.items():
+    kinds, first = (
+        {str(kind): tuple(map(float, values)) for kind, values in content[part].items()} for part in ("kinds", "first")
+    )
+    for kind, values in (*kinds.items(), *first.items()):
         if len(values) != len(names) or min(values) < 0:
             raise ValueError(f"{name}, {kind}: {len(names)} constants of 0 or more are wanted, one for each name")
-    return Group(names, kinds)
+    if kinds.keys() != first.keys():
+        raise ValueError(f"{name}: kinds and first are of {sorted(kinds)} and {sorted(first)}")
+    return Group(names, kinds, first)
 
 
 def save(path: str | os.PathLike[str], model: Model) -> None:
@@ -288,8 +294,11 @@ def save(path: str | os.PathLike[str], model: Model) -> None:
 
 
 def _text(group: Group) -> str:
-    kinds = ",\n".join(f'    "{kind}": {_numbers(values)}' for kind, values in group.kinds.items())
-    return f'{{\n   "names": {json.dumps(list(group.names))},\n   "kinds": {{\n{kinds}\n   }}\n  }}'
+    parts = []
+    for name, kinds in (("kinds", group.kinds), ("first", group.first)):
+        lines = ",\n".join(f'    "{kind}": {_numbers(values)}' for kind, values in kinds.items())
+        parts.append(f'   "{name}": {{\n{lines}\n   }}')
+    return f'{{\n   "names": {json.dumps(list(group.names))},\n' + ",\n".join(parts) + "\n  }"
 
 
 def _numbers(values: Sequence[float]) -> str:

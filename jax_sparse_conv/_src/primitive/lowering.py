@@ -103,11 +103,9 @@ def resolved(x: Any, kernel: Any, config: Config, platform: str) -> Config | Non
 def _chosen_on_gpu(workload: Workload, config: Config) -> Config | None:
     """`implementation=None` on a GPU: by its table, else by the models."""
     chosen = choice.on_gpu(workload)
-    if chosen.method != "direct":
-        return None if chosen.method == "xla" else dataclasses.replace(config, method=config.sparse_method, below=None)
-    if _native.why_missing("direct", "cuda", workload.dtype) is not None:
+    if chosen.method == "xla" or _native.why_missing(chosen.method, "cuda", workload.dtype) is not None:
         return None
-    return dataclasses.replace(config, method="direct", candidate=chosen.candidate)
+    return dataclasses.replace(config, method=chosen.method, candidate=chosen.candidate, below=None)
 
 
 def _chosen_on_cpu(workload: Workload, config: Config, platform: str) -> Config | None:

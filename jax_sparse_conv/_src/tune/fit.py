@@ -2,7 +2,7 @@
 
 Every group of constants and kind of products is fitted alone, by least squares of logarithms, so that constants stay
 positive and a short time counts as much as a long one. Times that are far off count less. Every constant is drawn to
-the value that it had, so one that no time depends on stays. A group with fewer times than `_LEAST` stays as it is.
+its first value, so one that no time depends on has that. A group with fewer times than `_LEAST` stays as it is.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def fitted(start: Model, times: Sequence[Time], say: Callable[[str], None] = lam
     """The model with constants that fit the times; `fit` has the residuals, before and after.
 
     Args:
-      start: the constants to begin with, and to be drawn to.
+      start: the model whose first values constants begin with and are drawn to.
       times: of any GPUs.
       say: told of every group, as it is done.
     """
@@ -82,8 +82,8 @@ def fitted(start: Model, times: Sequence[Time], say: Callable[[str], None] = lam
 
     def fit(name: str, group: Group, kind: str, of_kind: Sequence[Time], expected: Expected) -> Group:
         free = [name not in _CALIBRATED or each.startswith("us ") for each in group.names]
-        values = _fitted(group.kinds[kind], free, of_kind, expected)
-        before, after = (_rms(expected(np.asarray(each)), of_kind) for each in (group.kinds[kind], values))
+        values = _fitted(group.first[kind], free, of_kind, expected)
+        before, after = (_rms(expected(np.asarray(each)), of_kind) for each in (group.first[kind], values))
         residuals[f"{name}/{kind}"] = {"times": len(of_kind), "rms": round(after, 3), "rms_before": round(before, 3)}
         say(f"{name}/{kind}: {len(of_kind)} times, rms {before:.3f} before, {after:.3f} after")
         return dataclasses.replace(group, kinds={**group.kinds, kind: tuple(values)})
