@@ -173,6 +173,7 @@ def test_a_pool_behind_direct_is_xlas(h200: Device) -> None:
 APART: dict[str, tuple[Geometry, dict[str, Any]]] = {
     "strides": (dataclasses.replace(PAIRS, strides=(2, 2)), {}),
     "window": (dataclasses.replace(SAME, pool=Pool("max", (3, 3), (2, 2), ((0, 0), (0, 0)))), {}),
+    "groups": (dataclasses.replace(PAIRS, groups=2), {"groups": 2}),
     "1x1": (dataclasses.replace(PAIRS, padding=((0, 0), (0, 0))), {"side": 1}),
     "channels in no whole copies": (PAIRS, {"channels": 126}),
     "float64": (PAIRS, {"dtype": jnp.float64}),

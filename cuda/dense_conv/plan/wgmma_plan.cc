@@ -254,6 +254,7 @@ bool IsWgmmaTile(const Candidate& candidate) {
 WgmmaPlan WgmmaPlanOf(const Candidate& candidate, const ConvArgs& a, int element_bytes, bool in_chain,
                       const DeviceInfo& device) {
   if (!IsWgmmaTile(candidate) || !FitsWgmmas(a, element_bytes)) return {};
+  if (a.pool != Pool::kNone && a.groups > 1) return {};  // no case has been compared
   WgmmaPlan plan{};
   plan.out_channels = candidate.tile[0];
   plan.pixels = candidate.tile[1];
