@@ -29,7 +29,7 @@ from jax_sparse_conv._src.dispatch.planner import Candidate
 from jax_sparse_conv._src.dispatch.table import Key
 from jax_sparse_conv._src.plans.timing import geometric_mean
 from jax_sparse_conv._src.tune import command as tune
-from jax_sparse_conv._src.tune import fit, measure
+from jax_sparse_conv._src.tune import measure
 
 _LEAST = 0.97  # of XLA's speed: less is a loss
 
@@ -129,7 +129,7 @@ def _as_on(device: Device) -> Iterator[None]:
 
 
 def _by_tables(key: Key, device: Device) -> Candidate | None:
-    return choice.on_gpu(fit.workload_of(key)).candidate
+    return choice.on_gpu(key.workload).candidate
 
 
 def _without_its_row(key: Key, device: Device) -> Candidate | None:
@@ -138,7 +138,7 @@ def _without_its_row(key: Key, device: Device) -> Candidate | None:
 
 
 def _by_models(key: Key, device: Device) -> Candidate | None:
-    return choice.by_models(fit.workload_of(key), device).candidate
+    return choice.by_models(key.workload, device).candidate
 
 
 WAYS: Mapping[str, Way] = {"tables": _by_tables, "no row": _without_its_row, "models": _by_models}

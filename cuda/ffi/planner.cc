@@ -123,6 +123,14 @@ nb::list Candidates(const std::vector<int64_t>& layer, const std::vector<int64_t
   return found;
 }
 
+Candidate ReadCandidate(const std::vector<int>& numbers) {
+  if (numbers.size() != kTileNumbers + 1) throw nb::value_error("a candidate must have 8 numbers");
+  Candidate candidate;
+  candidate.family = static_cast<Family>(numbers[0]);
+  std::copy(numbers.begin() + 1, numbers.end(), candidate.tile);
+  return candidate;
+}
+
 // What the models expect of candidates that fit, in their order.
 std::vector<double> Expected(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool, int element_bytes,
                              bool precise, const std::vector<std::vector<int>>& candidates, const nb::dict& device) {
@@ -131,10 +139,7 @@ std::vector<double> Expected(const std::vector<int64_t>& layer, const std::vecto
   const DeviceInfo info = ReadDevice(device);
   std::vector<double> found;
   for (const std::vector<int>& numbers : candidates) {
-    Candidate candidate;
-    if (numbers.size() != kTileNumbers + 1) throw nb::value_error("a candidate must have 8 numbers");
-    candidate.family = static_cast<Family>(numbers[0]);
-    std::copy(numbers.begin() + 1, numbers.end(), candidate.tile);
+    const Candidate candidate = ReadCandidate(numbers);
     if (candidate.family == Family::kEcr) {
       const EcrPlan p = EcrPlanOf(candidate, args, element_bytes, kWorkspace, info);
       found.push_back(p.warps == 0 ? 0 : EcrMicroseconds(p, args, element_bytes, info));
@@ -143,6 +148,14 @@ std::vector<double> Expected(const std::vector<int64_t>& layer, const std::vecto
     }
   }
   return found;
+}
+
+// The group and kind of model.json whose constants a candidate's model takes.
+nb::tuple ModelGroup(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool, int element_bytes,
+                     bool precise, const std::vector<int>& candidate, const nb::dict& device) {
+  const ModelName name =
+      ModelNameOf(ReadCandidate(candidate), ArgsOfLayer(layer, pool, precise), element_bytes, ReadDevice(device));
+  return nb::make_tuple(name.group, name.kind);
 }
 
 nb::list OfChain(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool, int element_bytes, bool precise,
@@ -169,6 +182,8 @@ NB_MODULE(_planner, m) {
       "(family, tile, microseconds) of what kernels can take, at most so many of a family, by what its model expects.");
   m.def("expected", &jsc::Expected, "layer"_a, "pool"_a, "element_bytes"_a, "precise"_a, "candidates"_a, "device"_a,
         "Microseconds that the models expect of these candidates, as the attribute `candidate` has them.");
+  m.def("model_group", &jsc::ModelGroup, "layer"_a, "pool"_a, "element_bytes"_a, "precise"_a, "candidate"_a, "device"_a,
+        "(group, kind) of model.json that a candidate's model takes, empty where the candidate does not fit.");
   m.def("chain_tiles", &jsc::OfChain, "layer"_a, "pool"_a, "element_bytes"_a, "precise"_a, "device"_a,
         "(output channels, pixels, patch, splits, cycles) of every tile that a layer of a chain may have.");
   m.def(

@@ -54,16 +54,16 @@ def test_workloads_come_back() -> None:
     plain = workload.unpooled()
     key = Key.of(plain)
     assert key is not None
-    assert fit.workload_of(key) == plain
+    assert key.workload == plain
     pooled = dataclasses.replace(key, pool=(3, 2, 2, 1, 1, 0, 0, 1, 1))
-    assert fit.workload_of(pooled) == workload
+    assert pooled.workload == workload
 
 
 def test_constants_of_xla_are_found_again() -> None:
     shipped = start()
     group = shipped.xla["window"]
     real = tuple(value * factor for value, factor in zip(group.kinds["tf32"], (2, 1.4, 1, 1, 0.7, 1, 1), strict=True))
-    features = [model.features(fit.workload_of(key), GPU) for key in KEYS]
+    features = [model.features(key.workload, GPU) for key in KEYS]
     times = [
         fit.Time(key, None, float(model.xla_of(real, each)), GPU) for key, each in zip(KEYS, features, strict=True)
     ]
@@ -124,10 +124,10 @@ def test_the_command_writes_model_and_table(
     monkeypatch.setenv(folders.CACHE, str(tmp_path))
     monkeypatch.delenv(folders.SWITCH, raising=False)
     raw_times(tmp_path / "h900.times.jsonl", GPU)
-    before = model.xla_us(fit.workload_of(KEYS[0]), GPU)
+    before = model.xla_us(KEYS[0].workload, GPU)
     assert __main__.main(["tune", "--fit"]) == 0
     assert "xla window/tf32: 27 times" in capsys.readouterr().out
-    assert abs(model.xla_us(fit.workload_of(KEYS[0]), GPU) - 30) < abs(before - 30)
+    assert abs(model.xla_us(KEYS[0].workload, GPU) - 30) < abs(before - 30)
     assert {row.candidate for row in table.load(tmp_path / "h900.json").rows} == {Candidate("mma", (1, 1))}
     model.forget()
     table.forget()

@@ -2,9 +2,13 @@
 
 #include <limits>
 
+#include "cuda/core/model.h"
+
 namespace jsc {
 
 namespace {
+
+constexpr size_t kAnyWorkspace = size_t{1} << 31;  // of a call that is not launched
 
 // The plan of a candidate, or none where it does not fit.
 DenseConvChoice ChoiceOf(const Candidate& candidate, const ConvArgs& a, int element_bytes, size_t workspace_bytes,
@@ -133,6 +137,26 @@ double MicrosecondsOf(const Candidate& candidate, const ConvArgs& a, int element
                       const DeviceInfo& info) {
   const DenseConvChoice choice = ChoiceOf(candidate, a, element_bytes, workspace_bytes, false, info);
   return choice.has_plan() ? choice.us : 0;
+}
+
+ModelName ModelNameOf(const Candidate& candidate, const ConvArgs& a, int element_bytes, const DeviceInfo& info) {
+  constexpr const char* kKinds[] = {"16bit", "tf32", "highest", "ffma"};
+  if (candidate.family == Family::kEcr) return {"ecr", "all"};
+  const DenseConvChoice choice = ChoiceOf(candidate, a, element_bytes, kAnyWorkspace, false, info);
+  if (!choice.has_plan()) return {};
+  const char* kind = kKinds[KindOf(a, element_bytes)];
+  switch (candidate.family) {
+    case Family::kFewChannels:
+      return {"few_channels", kind};
+    case Family::kSplitKChannels:
+      return {"splitk_channels", kind};
+    case Family::kGrouped:
+      return {"grouped", kind};
+    case Family::kWgmma:
+      return {"wgmma", kind};
+    default:
+      return {IsSmallMap(choice.mma.tile) ? "small_map" : "mma", kKinds[MmaKind(choice.mma, element_bytes)]};
+  }
 }
 
 bool PoolsInKernel(const DenseConvChoice& choice, const ConvArgs& a) {

@@ -5,6 +5,7 @@
 #ifndef JSC_CUDA_DENSE_CONV_PLAN_CHOICE_H_
 #define JSC_CUDA_DENSE_CONV_PLAN_CHOICE_H_
 
+#include <string>
 #include <vector>
 
 #include "cuda/dense_conv/plan/few_channels_plan.h"
@@ -52,6 +53,12 @@ Candidate CandidateOf(const DenseConvChoice& choice);
 // What the models expect of a candidate outside of chains; 0 where it does not fit.
 double MicrosecondsOf(const Candidate& candidate, const ConvArgs& args, int element_bytes, size_t workspace_bytes,
                       const DeviceInfo& device);
+
+// The group and kind of model.json whose constants the model of a candidate takes; empty where it does not fit.
+struct ModelName {
+  std::string group, kind;
+};
+ModelName ModelNameOf(const Candidate& candidate, const ConvArgs& args, int element_bytes, const DeviceInfo& device);
 
 // Whether the chosen kernel of a call with a pool takes the pool, rather than one behind it.
 bool PoolsInKernel(const DenseConvChoice& choice, const ConvArgs& args);

@@ -36,18 +36,12 @@ struct SmallMapCosts {
   Microseconds us;
 };
 
-const MmaCosts& CostsOf(Engine engine, int element_bytes) {
-  const ProductKind kind = engine == Engine::kOuterProduct ? kFfma
-                           : engine == Engine::kTf32x3     ? kHighest
-                           : element_bytes == 4            ? kTf32
-                                                           : k16Bit;
-  return ModelOf<MmaCosts, model::kMma>(kind);
+const MmaCosts& CostsOf(const MmaPlan& plan, int element_bytes) {
+  return ModelOf<MmaCosts, model::kMma>(MmaKind(plan, element_bytes));
 }
 
-const SmallMapCosts& SmallMapCostsOf(Engine engine, int element_bytes) {
-  return ModelOf<SmallMapCosts, model::kSmallMap>(engine == Engine::kTf32x3 ? kHighest
-                                                  : element_bytes == 4      ? kTf32
-                                                                            : k16Bit);
+const SmallMapCosts& SmallMapCostsOf(const MmaPlan& plan, int element_bytes) {
+  return ModelOf<SmallMapCosts, model::kSmallMap>(MmaKind(plan, element_bytes));
 }
 
 // What the model needs to know of a tuning.
@@ -88,7 +82,7 @@ TileShape TensorShape(MmaTile tile, int64_t taps, const MmaCosts& costs) {
 }
 
 TileShape ShapeOfPlan(const MmaPlan& plan, int element_bytes, int64_t taps) {
-  const MmaCosts& costs = CostsOf(plan.engine, element_bytes);
+  const MmaCosts& costs = CostsOf(plan, element_bytes);
   if (plan.engine == Engine::kTensorCores) {
     return element_bytes == 4 ? TensorShape<float>(plan.tile, taps, costs)
                               : TensorShape<uint16_t>(plan.tile, taps, costs);
@@ -180,7 +174,7 @@ bool HasSmallNumbers(const ConvArgs& a) {
 
 // Cuts a call by a tile of small_map; false where that does not fit.
 bool CompleteSmallMapPlan(const ConvArgs& a, int element_bytes, const DeviceInfo& device, MmaPlan* plan) {
-  const SmallMapCosts& costs = SmallMapCostsOf(plan->engine, element_bytes);
+  const SmallMapCosts& costs = SmallMapCostsOf(*plan, element_bytes);
   const SmallMapShape shape = element_bytes == 4 ? ShapeOfSmallMapTile<float>(plan->tile, costs)
                                                  : ShapeOfSmallMapTile<uint16_t>(plan->tile, costs);
   const int64_t depth = a.kernel_size[0] * a.kernel_size[1] * a.group_channels;
@@ -220,10 +214,15 @@ bool HasTiles(const ConvArgs& a) {
 
 }  // namespace
 
+int MmaKind(const MmaPlan& plan, int element_bytes) {
+  if (plan.engine == Engine::kOuterProduct) return kFfma;
+  return plan.engine == Engine::kTf32x3 ? kHighest : element_bytes == 4 ? kTf32 : k16Bit;
+}
+
 double MmaMicroseconds(const MmaPlan& plan, const ConvArgs& a, int element_bytes, bool in_chain,
                        const DeviceInfo& device) {
-  const MmaCosts& mma = CostsOf(plan.engine, element_bytes);
-  const Microseconds& us = IsSmallMap(plan.tile) ? SmallMapCostsOf(plan.engine, element_bytes).us
+  const MmaCosts& mma = CostsOf(plan, element_bytes);
+  const Microseconds& us = IsSmallMap(plan.tile) ? SmallMapCostsOf(plan, element_bytes).us
                            : in_chain            ? mma.chain_us
                                                  : mma.us;
   return us.Of(plan.cycles, OperandBytes(a, element_bytes), device);
@@ -254,7 +253,7 @@ bool CompleteMmaPlan(const ConvArgs& a, int element_bytes, size_t workspace_byte
       tiles * plan->splits * tile_bytes > static_cast<int64_t>(workspace_bytes)) {
     return false;
   }
-  plan->cycles = Cycles(*plan, shape, CostsOf(plan->engine, element_bytes), tiles, device);
+  plan->cycles = Cycles(*plan, shape, CostsOf(*plan, element_bytes), tiles, device);
   return true;
 }
 

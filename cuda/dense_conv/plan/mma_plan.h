@@ -76,6 +76,9 @@ void VisitMmaPlans(const ConvArgs& args, int element_bytes, size_t workspace_byt
 MmaPlan MmaPlanOf(const Candidate& candidate, const ConvArgs& args, int element_bytes, size_t workspace_bytes,
                   const DeviceInfo& device);
 
+// The ProductKind of a plan, by which its model has constants.
+int MmaKind(const MmaPlan& plan, int element_bytes);
+
 // The time that its cycles stand for, comparable to other engines'.
 double MmaMicroseconds(const MmaPlan& plan, const ConvArgs& args, int element_bytes, bool in_chain,
                        const DeviceInfo& device);

@@ -16,7 +16,7 @@ import numpy as np
 from jax_sparse_conv._src import _native
 from jax_sparse_conv._src.devices import Device
 from jax_sparse_conv._src.dispatch import model
-from jax_sparse_conv._src.problem.geometry import Geometry
+from jax_sparse_conv._src.problem.geometry import Geometry, Pool, PoolKind
 from jax_sparse_conv._src.problem.workload import Workload
 
 FAMILIES = {
@@ -30,7 +30,7 @@ FAMILIES = {
     "ecr": 7,
 }
 """Kernel families by the number that `candidate` has for them, with how many numbers cut their tiles."""
-POOL_KINDS = {"max": 1, "avg": 2}
+POOL_KINDS: dict[PoolKind, int] = {"max": 1, "avg": 2}
 
 _TILE = 7  # numbers of the attribute, behind the family
 
@@ -145,6 +145,17 @@ class Layer:
         )
         return found
 
+    def model_group(self, candidate: Candidate, device: Device) -> tuple[str, str] | None:
+        """The group and kind of `model.Model.kernels` that a candidate's model takes; None where it does not fit.
+
+        Args and errors as of `expected`.
+        """
+        asked = described(device) | {"warpgroups": device.takes_warpgroups}
+        group, kind = _native.planner().model_group(
+            self._numbers, self.pool, self.element_bytes, self.precise, candidate.attribute.tolist(), asked
+        )
+        return (group, kind) if group else None
+
     def candidates(self, device: Device, most: int = 8) -> list[Rated]:
         """What kernels can take on a GPU: at most so many of each family, by what its model expects.
 
@@ -178,6 +189,18 @@ def numbers(x_shape: Sequence[int], kernel_shape: Sequence[int], geometry: Geome
     if pool is None:
         return sizes, ()
     return sizes, (*pool.window, *pool.strides, *pool.padding[0], *pool.padding[1], POOL_KINDS[pool.kind])
+
+
+def geometry_of(windows: Sequence[int], groups: int, pool: Sequence[int]) -> Geometry:
+    """The inverse of `numbers`: of the last numbers of `Layer.sizes`, and of `Layer.pool`."""
+    down, across, top, bottom, left, right, *dilation = windows
+    behind = None
+    if pool:
+        kinds = {number: name for name, number in POOL_KINDS.items()}
+        rows, columns, row_step, column_step, *pads, kind = pool
+        behind = Pool(kinds[kind], (rows, columns), (row_step, column_step), ((pads[0], pads[1]), (pads[2], pads[3])))
+    padding = (top, bottom), (left, right)
+    return Geometry((down, across), padding, (dilation[0], dilation[1]), groups, behind)
 
 
 def described(device: Device) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from jax_sparse_conv._src import devices
 from jax_sparse_conv._src.devices import Device
-from jax_sparse_conv._src.dispatch import folders
+from jax_sparse_conv._src.dispatch import folders, planner
 from jax_sparse_conv._src.dispatch.model import KINDS, kind_of
 from jax_sparse_conv._src.dispatch.planner import Candidate, Layer
 from jax_sparse_conv._src.problem.workload import Workload
@@ -60,6 +60,15 @@ class Key:
     def layer(self) -> Layer:
         """As the planners see it."""
         return Layer(self.sizes, self.pool, 2 if self.kind == "16bit" else 4, self.kind == "highest", self.residual)
+
+    @property
+    def workload(self) -> Workload:
+        """The call; one of bfloat16 where it is of 16 bits."""
+        n, height, width, channels, kh, kw, out_channels, *windows, groups = self.sizes
+        geometry = planner.geometry_of(windows, groups, self.pool)
+        dtype = "bfloat16" if self.kind == "16bit" else "float32"
+        shapes = (n, height, width, channels), (1, kh, kw, channels // groups, out_channels)
+        return Workload("pecr" if self.pool else "ecr", *shapes, geometry, dtype, self.kind == "highest", self.residual)
 
     @property
     def class_(self) -> tuple[Any, ...]:

@@ -19,8 +19,6 @@ from jax_sparse_conv._src.dispatch import model
 from jax_sparse_conv._src.dispatch.model import Group, Model
 from jax_sparse_conv._src.dispatch.planner import Candidate
 from jax_sparse_conv._src.dispatch.table import Key
-from jax_sparse_conv._src.problem.geometry import Geometry, Pads, Pool, PoolKind
-from jax_sparse_conv._src.problem.workload import Workload
 from jax_sparse_conv._src.tune.measure import ZEROS
 
 Logs: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
@@ -31,7 +29,6 @@ _STEP = 1e-3  # of a logarithm, for derivatives
 _FAR = 0.15  # residuals beyond it count less
 _DRAWN = 0.5  # a constant that moved by a factor of e^_DRAWN costs as much as a residual of _FAR
 _CALIBRATED = ("ecr", "few_channels")  # of these few tiles were timed: times say nothing of their order
-_SMALL_MAP = 6  # the first tile of "mma" whose model is "small_map"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,25 +46,6 @@ class Time:
     candidate: Candidate | None
     us: float
     device: Device
-
-
-def workload_of(key: Key) -> Workload:
-    """The workload of a row."""
-    n, height, width, channels, kh, kw, out_channels, down, across, *padding, dilation, beside, groups = key.sizes
-    pool = None
-    if key.pool:
-        rows, columns, row_step, column_step, *pads, kind = key.pool
-        kinds: dict[int, PoolKind] = {1: "max", 2: "avg"}
-        pool = Pool(kinds[kind], (rows, columns), (row_step, column_step), _pads(pads))
-    geometry = Geometry((down, across), _pads(padding), (dilation, beside), groups, pool)
-    dtype = "bfloat16" if key.kind == "16bit" else "float32"
-    shapes = (n, height, width, channels), (1, kh, kw, channels // groups, out_channels)
-    return Workload("pecr" if pool else "ecr", *shapes, geometry, dtype, key.kind == "highest", key.residual)
-
-
-def _pads(padding: Sequence[int]) -> Pads:
-    top, bottom, left, right = padding
-    return (top, bottom), (left, right)
 
 
 def fitted(start: Model, times: Sequence[Time], say: Callable[[str], None] = lambda _: None) -> Model:
@@ -90,7 +68,6 @@ def fitted(start: Model, times: Sequence[Time], say: Callable[[str], None] = lam
 
     kernels, xla = dict(start.kernels), dict(start.xla)
     for (family, kind), found in _by(times, _family_of).items():
-        found = _that_fit(found)
         if len(found) >= _LEAST:
             kernels[family] = fit(family, kernels[family], kind, found, _Kernels(start, family, kind, found))
     for (class_, kind), found in _by(times, _class_of).items():
@@ -114,20 +91,13 @@ Expected: TypeAlias = Callable[[Logs], Logs]
 
 
 def _family_of(time: Time) -> tuple[str, str] | None:
-    if time.candidate is None or time.candidate.family == "per_output":
-        return None
-    family, kind = time.candidate.family, time.key.kind
-    if family == "mma" and time.candidate.tile[0] >= _SMALL_MAP:
-        family = "small_map"
-    if family == "mma" and kind == "highest" and not time.device.has_fast_tf32:
-        kind = "ffma"
-    return family, model.ALL if family == "ecr" else kind
+    return None if time.candidate is None else time.key.layer.model_group(time.candidate, time.device)
 
 
 def _class_of(time: Time) -> tuple[str, str] | None:
-    return (
-        None if time.candidate is not None or time.key.pool else (model.class_of(workload_of(time.key)), time.key.kind)
-    )
+    if time.candidate is not None or time.key.pool:
+        return None
+    return model.class_of(time.key.workload), time.key.kind
 
 
 def _by(
@@ -139,11 +109,6 @@ def _by(
         if names is not None:
             found[names].append(time)
     return found
-
-
-def _that_fit(times: Sequence[Time]) -> list[Time]:
-    """Without those of candidates that the planners no longer have."""
-    return [t for t in times if t.candidate is not None and t.key.layer.expected([t.candidate], t.device)[0] > 0]
 
 
 class _Kernels:
@@ -172,7 +137,7 @@ class _Xla:
     """Of a class of XLA's convolutions."""
 
     def __init__(self, times: Sequence[Time]) -> None:
-        self._features = np.array([model.features(workload_of(time.key), time.device) for time in times]).T
+        self._features = np.array([model.features(time.key.workload, time.device) for time in times]).T
 
     def __call__(self, constants: Logs) -> Logs:
         return np.asarray(model.xla_of(constants, self._features))
@@ -182,7 +147,7 @@ class _Pool:
     """Of XLA's convolutions with a pool, by constants of the pool; those of convolutions are fitted before."""
 
     def __init__(self, times: Sequence[Time], xla: Mapping[str, Group]) -> None:
-        workloads = [(workload_of(time.key), time.device) for time in times]
+        workloads = [(time.key.workload, time.device) for time in times]
         found = [model.pool_features(workload, device) for workload, device in workloads]
         self._features = np.array(found).T
         self._alone = np.empty(len(times))
@@ -199,7 +164,7 @@ class _Sparse:
     """Of `model.sparse_us`, at the density that times are of."""
 
     def __init__(self, times: Sequence[Time]) -> None:
-        found = [model.sparse_features(workload_of(time.key), time.device, 1 - ZEROS) for time in times]
+        found = [model.sparse_features(time.key.workload, time.device, 1 - ZEROS) for time in times]
         self._features = np.array(found).T
 
     def __call__(self, constants: Logs) -> Logs:
