@@ -36,6 +36,7 @@ TOOLS = {
     "chain_tiles": ("tune.chain_tiles", "search for the fastest tiles of fused chains"),
     "crossover": ("suites.crossover", "plot of ratio against zeros, from results"),
     "document": ("paper.document", "write docs/papers.md from the results"),
+    "xla_times": ("tune.xla_times", "XLA's times of the suite zoo as raw times for tune --fit"),
     "regret": ("suites.regret", "what choices lose against the best measured, from raw times"),
     "merge": ("common.merge", "add the rows of files to a file of results"),
 }

@@ -66,7 +66,7 @@ def candidate_of(name: str) -> Candidate | None:
 
 def key_of(call: Call) -> Key | None:
     """The row of a call; None of what tables do not hold."""
-    config, x, kernel, _ = _bound(call)
+    config, x, kernel, _ = bound(call)
     return Key.of(lowering.workload_of(x, kernel, config))
 
 
@@ -85,7 +85,7 @@ def measure(call: Call, device: Device, seed: int = 0, xla: bool = True) -> Meas
     key = key_of(call)
     if key is None:
         raise ValueError(f"{call.describe()} is no row of a table: it has a pool, or no known sizes")
-    config, _, _, shapes = _bound(call)
+    config, _, _, shapes = bound(call)
     functions: dict[str, timing.Function] = {XLA: _xla(call)} if xla else {}
     for candidate in _candidates(key, device):
         functions[name_of(candidate)] = _told(config, candidate)
@@ -135,7 +135,7 @@ def _told(config: Config, candidate: Candidate) -> timing.Function:
     return function
 
 
-def _bound(call: Call) -> tuple[Config, Any, Any, list[Any]]:
+def bound(call: Call) -> tuple[Config, Any, Any, list[Any]]:
     """The configuration of the call, its x and kernel as the primitive has them, and the shapes of its operands."""
     shapes = [jax.ShapeDtypeStruct(shape, call.dtype) for shape in (call.x_shape, call.kernel_shape)]
     if call.bias:
