@@ -28,8 +28,7 @@ from jax_sparse_conv._src.dispatch import choice, table
 from jax_sparse_conv._src.dispatch.planner import Candidate
 from jax_sparse_conv._src.dispatch.table import Key
 from jax_sparse_conv._src.plans.timing import geometric_mean
-from jax_sparse_conv._src.tune import command as tune
-from jax_sparse_conv._src.tune import measure
+from jax_sparse_conv._src.tune import measure, raw_times
 
 _LEAST = 0.97  # of XLA's speed: less is a loss
 
@@ -84,7 +83,7 @@ def _row(device: Device, kind: str, name: str, key: Key, outcome: Outcome) -> di
 def _of_devices(files: Sequence[Path]) -> Mapping[Device, Times]:
     """Of what XLA and kernels were timed for; of several times XLA's median, and the least of a kernel's."""
     entries: dict[Device, dict[Key, dict[str, list[float]]]] = collections.defaultdict(dict)
-    for time in tune.times_of([entry for file in files for entry in tune.read(file)]):
+    for time in raw_times.times_of([entry for file in files for entry in raw_times.read(file)]):
         if not time.key.pool:
             name = measure.XLA if time.candidate is None else measure.name_of(time.candidate)
             entries[time.device].setdefault(time.key, {}).setdefault(name, []).append(time.us)

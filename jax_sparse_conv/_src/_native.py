@@ -167,7 +167,7 @@ def _load(platform: str, module_name: str, registry_name: str | None) -> None:
             for name, capsule in module.registrations().items():
                 jax.ffi.register_ffi_target(name, capsule, platform=registry_name)
                 _registered.setdefault(platform, []).append(name)
-    except Exception as error:  # whatever it is, it is the reason that the call which needs the extension gives
+    except (AttributeError, ImportError, OSError, RuntimeError, TypeError, ValueError) as error:  # why it is missing
         _reasons[platform] = f"{type(error).__name__}: {error}"
         _registered.pop(platform, None)
         return

@@ -178,7 +178,7 @@ def _devices() -> list[str]:
 def _or_reason(ask: Callable[[], Any]) -> Any:
     try:
         return ask()
-    except Exception as error:  # whatever is broken is what the user wants to read
+    except (AttributeError, ImportError, KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
         return _reason(error)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
@@ -39,17 +40,17 @@ class ConvNet(nnx.Module):
     fuses: bool = True
     fc: SparseLinear
 
+    @abc.abstractmethod
     def named_layers(self) -> Iterator[tuple[str, Layer]]:
         """(name, layer) of every layer with weights, in the order they run."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def features(self, x: jax.Array, *, before_layer: BeforeLayer | None = None) -> jax.Array:
         """The last feature map: x [N, H, W, C] -> [N, h, w, K]."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def feeds(self) -> dict[str, str]:
         """By layer, the one whose input is this layer's result (or "features"), where that is a ReLU's."""
-        raise NotImplementedError
 
     def __call__(self, x: jax.Array, *, before_layer: BeforeLayer | None = None) -> jax.Array:
         """x [N, H, W, C] -> logits [N, num_classes]."""

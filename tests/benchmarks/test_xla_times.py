@@ -10,7 +10,7 @@ import pytest
 from benchmarks.tune import xla_times
 from jax_sparse_conv._src.layers.calls import Call
 from jax_sparse_conv._src.problem.geometry import Geometry, Pool
-from jax_sparse_conv._src.tune import command
+from jax_sparse_conv._src.tune import raw_times
 
 CALL = Call("conv", (1, 14, 14, 64), (3, 3, 64, 64), "float16", "default", Geometry(padding=((1, 1), (1, 1))), True,
             False, "relu")  # fmt: skip
@@ -40,7 +40,7 @@ def test_it_writes_what_tune_reads(tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "tune.times.jsonl").write_text(json.dumps({"run": {"gpu": {"name": "NVIDIA H900"}}}) + "\n")
     assert xla_times.main([str(tmp_path)]) == 0
     assert "2 calls" in capsys.readouterr().out
-    plain, pooled = command.read(tmp_path / "xla.times.jsonl")
+    plain, pooled = raw_times.read(tmp_path / "xla.times.jsonl")
     assert (plain.key.kind, plain.key.pool, plain.times) == ("16bit", (), {"xla": 8.0})
     assert (pooled.key.pool, pooled.times) == ((2, 2, 2, 2, 0, 0, 0, 0, 2), {"xla": 5.5})
     assert (plain.run["commit"], plain.run["gpu"]) == ("abc", {"name": "NVIDIA H900"})

@@ -228,15 +228,20 @@ def workload(size: int, channels: int, out_channels: int, exact: bool, kernel: i
 def test_density_of_sparse_on_an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
     """By warpgroup products "direct" is ahead but for nearly empty maps of layers that leave something to gain."""
     on_a_gpu(monkeypatch, (9, 0), has_warpgroups=True)
-    for size, channels in ((28, 512), (56, 256)):
-        assert 0 < choice.density_of_sparse(workload(size, channels, channels, exact=True)) < 0.05
+    for size, channels in ((14, 512), (28, 512), (56, 256)):
+        assert 0.01 < choice.density_of_sparse(workload(size, channels, channels, exact=True)) < 0.05
     for size, channels in ((28, 128), (14, 256), (7, 512), (56, 64)):
         assert choice.density_of_sparse(workload(size, channels, channels, exact=True)) == 0
     for size, channels, out_channels, kernel in ((14, 256, 256, 3), (28, 512, 512, 3), (56, 256, 64, 1)):
         assert choice.density_of_sparse(workload(size, channels, out_channels, False, kernel)) == 0
     on_a_gpu(monkeypatch, (9, 0), has_warpgroups=False)
-    assert 0.02 < choice.density_of_sparse(workload(14, 256, 256, exact=True)) < 0.5
+    by_mma = choice.density_of_sparse(workload(14, 256, 256, exact=True))
+    assert 0.02 < by_mma < 0.5
+    assert 0.1 < choice.density_of_sparse(workload(28, 512, 512, exact=True)) < 0.5
     assert choice.density_of_sparse(workload(14, 256, 256, exact=False)) < 0.15
+    assert choice.density_of_sparse(workload(56, 256, 64, exact=False, kernel=1)) == 0
+    on_a_gpu(monkeypatch, (8, 9), has_warpgroups=False)  # "direct" multiplies by FFMA there
+    assert choice.density_of_sparse(workload(14, 256, 256, exact=True)) > by_mma
 
 
 # (images, size, channels, out_channels, density, microseconds of "ecr" and "direct") on an H200 at HIGHEST, of

@@ -17,6 +17,7 @@ from jax_sparse_conv._src.dispatch.table import Key
 from jax_sparse_conv._src.problem.geometry import Geometry, Pool
 from jax_sparse_conv._src.problem.workload import Workload
 from jax_sparse_conv._src.tune import fit
+from jax_sparse_conv._src.tune.raw_times import Time
 
 GPU = Device(name="NVIDIA H900")
 
@@ -64,9 +65,7 @@ def test_constants_of_xla_are_found_again() -> None:
     group = shipped.xla["window"]
     real = tuple(value * factor for value, factor in zip(group.kinds["tf32"], (2, 1.4, 1, 1, 0.7, 1, 1), strict=True))
     features = [model.features(key.workload, GPU) for key in KEYS]
-    times = [
-        fit.Time(key, None, float(model.xla_of(real, each)), GPU) for key, each in zip(KEYS, features, strict=True)
-    ]
+    times = [Time(key, None, float(model.xla_of(real, each)), GPU) for key, each in zip(KEYS, features, strict=True)]
     found = fit.fitted(shipped, times)
     us = [float(model.xla_of(found.xla["window"].kinds["tf32"], each)) for each in features]
     assert np.allclose(us, [time.us for time in times], rtol=0.05)
@@ -84,7 +83,7 @@ def test_constants_of_kernels_are_found_again() -> None:
         for tile in ((64, 56, 0, 1), (128, 112, 0, 1)):
             candidate = Candidate("wgmma", tile)
             [us] = key.layer.expected([candidate], GPU)
-            times.append(fit.Time(key, candidate, us * (1.33 if tile[0] == 64 else 1.5), GPU))
+            times.append(Time(key, candidate, us * (1.33 if tile[0] == 64 else 1.5), GPU))
     found = fit.fitted(shipped, times)
     constants = found.of_planners
     us = [time.key.layer.expected([time.candidate], GPU, constants)[0] for time in times if time.candidate is not None]
@@ -97,13 +96,13 @@ def test_constants_of_kernels_are_found_again() -> None:
 
 def test_few_times_change_nothing() -> None:
     shipped = start()
-    found = fit.fitted(shipped, [fit.Time(KEYS[0], None, 1000.0, GPU)] * 4)
+    found = fit.fitted(shipped, [Time(KEYS[0], None, 1000.0, GPU)] * 4)
     assert found.xla == shipped.xla
 
 
 def test_candidates_that_are_gone_do_not_count() -> None:
     shipped = start()
-    gone = [fit.Time(key, Candidate("wgmma", (64, 192, 0, 1)), 1.0, GPU) for key in KEYS]
+    gone = [Time(key, Candidate("wgmma", (64, 192, 0, 1)), 1.0, GPU) for key in KEYS]
     assert fit.fitted(shipped, gone).kernels == shipped.kernels
 
 

@@ -18,7 +18,7 @@ from jax_sparse_conv._src.dispatch import folders, model, table
 from jax_sparse_conv._src.dispatch.planner import Candidate
 from jax_sparse_conv._src.layers.calls import Call
 from jax_sparse_conv._src.problem.geometry import Geometry
-from jax_sparse_conv._src.tune import command, measure, workloads
+from jax_sparse_conv._src.tune import command, measure, raw_times, workloads
 
 GPU = Device(name="NVIDIA H900")
 CALL = Call("conv", (1, 14, 14, 64), (3, 3, 64, 64), "float32", "default", Geometry(padding=((1, 1), (1, 1))), True,
@@ -91,7 +91,7 @@ def test_it_goes_on_where_it_stopped(timed: list[Call], tmp_path: Path) -> None:
     raw.write_text(raw.read_text() + '{"key": {"si')  # stopped while it wrote
     assert tune("--layers", layers, "--batch", "1", "2", "--kinds", "tf32", "--out", str(tmp_path / "cache")) == 0
     assert [call.x_shape[0] for call in timed] == [1, 2]
-    assert len(command.read(raw)) == 2
+    assert len(raw_times.read(raw)) == 2
 
 
 def test_the_budget_ends_it(timed: list[Call], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,7 +128,7 @@ def test_what_gains_too_little_is_xlas() -> None:
     content = {"key": {"sizes": key.sizes, "kind": key.kind, "residual": key.residual}, "again": ["xla", "mma 1,1"]}
     chosen = []
     for us in (9.9, 9.0):
-        table_of = command.table_of(GPU, [command.Entry(content | {"times": {"xla": 10.0, "mma 1,1": us}}, {})])
+        table_of = command.table_of(GPU, [raw_times.Entry.of(content | {"times": {"xla": 10.0, "mma 1,1": us}}, {})])
         chosen.append(table_of.rows[0].candidate)
     assert chosen == [None, Candidate("mma", (1, 1))]
 
@@ -137,9 +137,9 @@ def test_times_of_several_runs_make_a_row_where_they_are_clear() -> None:
     key = measure.key_of(CALL)
     assert key is not None
     content = {"key": {"sizes": key.sizes, "kind": key.kind, "residual": key.residual}, "again": []}
-    xla = command.Entry(content | {"times": {"xla": 10.0}}, {"command": "one"})
+    xla = raw_times.Entry.of(content | {"times": {"xla": 10.0}}, {"command": "one"})
     for us, rows in ((9.5, 0), (5.0, 1), (10.5, 0), (12.0, 1)):
-        kernels = command.Entry(content | {"times": {"mma 1,1": us, "mma 2,1": us + 1}}, {"command": "another"})
+        kernels = raw_times.Entry.of(content | {"times": {"mma 1,1": us, "mma 2,1": us + 1}}, {"command": "another"})
         assert len(command.table_of(GPU, [xla, kernels]).rows) == rows
 
 

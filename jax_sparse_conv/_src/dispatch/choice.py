@@ -115,11 +115,16 @@ def _by_models(workload: Workload, device: Device, switch: str, cache: str) -> C
     behind = 0.0 if plain is workload else model.pool_us(workload, device)
     margin = _MARGIN if device.capability == _MEASURED else _MARGIN_ELSEWHERE
     choices = [(XLA, (model.xla_us(plain, device) + behind) / margin)]
-    if _is_sparse(workload):
-        choices.append((Choice(workload.method), model.sparse_us(workload, device, ASSUMED_DENSITY)))
     if _has_dense(workload, device):
         choices += _dense(workload, device)
-    return min(choices, key=lambda choice: choice[1])[0]
+    best, us = min(choices, key=lambda choice: choice[1])
+    return Choice(workload.method) if _is_sparse(workload) and _sparse_us(workload, device, us) < us else best
+
+
+def _sparse_us(workload: Workload, device: Device, least: float) -> float:
+    """Of "ecr" and "pecr" the longer of two models: by density, and, if that is less than `least`, by tiles."""
+    by_density = model.sparse_us(workload, device, ASSUMED_DENSITY)
+    return by_density if by_density >= least else max(by_density, Layer.of(workload).sparse_us(device))
 
 
 def _has_dense(workload: Workload, device: Device) -> bool:

@@ -165,39 +165,20 @@ def sparse_us(workload: Workload, device: Device, density: float) -> float:
     """Microseconds of "ecr", or of "pecr" where there is a pool, for x of a density.
 
     Entries of the lists are 2x2 pixels, of which one is left out only where all four are zero: of density d,
-    1 - (1 - d)^4 are listed, so the time falls slowly until few non-zeros are left, and then steeply.
+    1 - (1 - d)^4 are listed, so the time falls slowly until few non-zeros are left, and then steeply. The constants are
+    from 233 times at HIGHEST on an H200, of independent zeros (`benchmarks paper`, Figs. 9, 11, 12 and Table III): 11 %
+    (rms). They are a floor, shares of what the device promises for what is listed and for making lists, cycles of a
+    listed product that nothing hides, and bytes.
     """
-    constants = of(device).others["sparse"].kinds[ALL]
-    return float(sparse_of(constants, sparse_features(workload, device, density)))
-
-
-def sparse_features(workload: Workload, device: Device, density: float) -> tuple[float, ...]:
-    """What `sparse_of` takes of a convolution."""
+    floor, sums, step, lists, memory = of(device).others["sparse"].kinds[ALL]
     group = workload.kernel_shape[4] // workload.geometry.groups
     size = workload.geometry.conv_size(workload.x_shape[1:3], workload.kernel_shape[1:3])
     entries = math.prod(math.ceil(length / _ENTRY) * _ENTRY / length for length in size)
     flops = workload.flops * entries * max(1.0, _LIST_CHANNELS / group) * _recomputed(workload.geometry)
     listed = 1 - (1 - density) ** _ENTRY**2
-    seconds = (
-        listed * flops / device.flops,
-        listed * workload.products / device.clock_hz,
-        flops / device.flops,
-        _read_bytes(workload) / device.memory_bytes_per_second,
-    )
-    return tuple(1e6 * each for each in seconds)
-
-
-def sparse_of(constants: Any, found: Any) -> Any:
-    """Microseconds of "ecr", of one or of arrays.
-
-    Args:
-      constants: the floor; operations of listed entries, as a multiple of the time that the peak promises; cycles of a
-        listed product that nothing hides; operations of making lists; bytes, as a multiple likewise.
-      found: `sparse_features`.
-    """
-    floor, sums, step, lists, memory = constants
-    of_sums, of_step, of_lists, of_bytes = found
-    return floor + sums * of_sums + step * of_step + lists * of_lists + memory * of_bytes
+    seconds = listed * (sums * flops / device.flops + step * workload.products / device.clock_hz)
+    seconds += lists * flops / device.flops + memory * _read_bytes(workload) / device.memory_bytes_per_second
+    return floor + 1e6 * seconds
 
 
 def density_of(listed: float) -> float:

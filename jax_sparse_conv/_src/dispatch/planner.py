@@ -180,6 +180,18 @@ class Layer:
             return Dense(Candidate("per_output", ()), math.inf, False)
         return Dense(Candidate.of(family, tile), us, pools)
 
+    def sparse_us(self, device: Device) -> float:
+        """Microseconds that the model of ECR and PECR expects of its best tile, for x with as few zeros as `tune` has.
+
+        Infinite where no tile fits; sizes and errors as of `candidates`.
+        """
+        asked = self._numbers, self.pool, self.element_bytes, self.precise, described(device)
+        try:
+            family, _, us, _ = _native.planner().sparse(*asked)
+        except ValueError:
+            return math.inf
+        return math.inf if family == "per_output" else float(us)
+
 
 def numbers(x_shape: Sequence[int], kernel_shape: Sequence[int], geometry: Geometry) -> tuple[Numbers, Numbers]:
     """`Layer.sizes` and `Layer.pool` of x [N, H, W, C] and kernel [1, kh, kw, C / groups, K]."""

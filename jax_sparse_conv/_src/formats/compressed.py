@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 import math
@@ -19,7 +20,7 @@ _MAX_INT32 = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Compressed:
+class Compressed(abc.ABC):
     """Lists of `capacity` slots, one per window, in the order of (row, column, channel)."""
 
     values: jax.Array
@@ -100,8 +101,8 @@ class Compressed:
         pixel = jnp.where(indices < 0, length, (row * self.size[1] + column) * self.channels + channel)
         return jnp.zeros(length, values.dtype).at[pixel].set(values, mode="drop")
 
-    def _origins(self) -> tuple[np.ndarray, np.ndarray]:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _origins(self) -> tuple[np.ndarray, np.ndarray]: ...
 
     def _convolve(self, kernel: jax.typing.ArrayLike) -> jax.Array:
         """Algorithm 2 of the paper for K output channels: slot after slot, values[s] * kernel[indices[s]]."""
@@ -152,9 +153,9 @@ class Compressed:
         return math.prod(self.kernel_size) * self.channels
 
     @property
-    def _windows(self) -> int:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _windows(self) -> int: ...
 
     @property
-    def _window_axes(self) -> int:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _window_axes(self) -> int: ...

@@ -7,6 +7,7 @@ array.
 
 from __future__ import annotations
 
+import abc
 import collections
 import contextlib
 import contextvars
@@ -115,13 +116,13 @@ class PackedPart:
 class WithDenseBlocks(nnx.Module):
     """Base of modules that can hold the parameters of each of their dense blocks as one."""
 
+    @abc.abstractmethod
     def pack_blocks(self) -> int:
         """Pack the blocks that would be read so, in place; returns how many convolutions are in packed ones now."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def unpack_blocks(self) -> int:
         """Undo `pack_blocks`; returns how many convolutions have their own parameters again."""
-        raise NotImplementedError
 
 
 def owners(model: nnx.Module) -> list[WithDenseBlocks]:

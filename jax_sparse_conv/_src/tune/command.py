@@ -1,13 +1,11 @@
-"""`python -m jax_sparse_conv tune`: keeps raw times, goes on where it stopped, and makes the table."""
+"""`python -m jax_sparse_conv tune`: times what is due, makes the table, fits the models, and prints them."""
 
 from __future__ import annotations
 
 import argparse
 import collections
-import copy
 import dataclasses
 import json
-import os
 import statistics
 import sys
 import time
@@ -23,7 +21,7 @@ from jax_sparse_conv._src.dispatch import folders, model, table
 from jax_sparse_conv._src.dispatch.table import Key, Row, Table
 from jax_sparse_conv._src.layers.calls import Call
 from jax_sparse_conv._src.plans.timing import geometric_mean
-from jax_sparse_conv._src.tune import fit, measure, workloads
+from jax_sparse_conv._src.tune import fit, measure, raw_times, workloads
 
 NETWORKS = ("vgg19", "resnet50", "densenet121", "regnetx_400mf")
 _LEAST_GAIN = 0.98  # of XLA's time: what gains less is XLA's
@@ -49,7 +47,7 @@ def run(options: argparse.Namespace) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with jax.default_device(gpu):
         _time_all(_calls(options), gpu.local_hardware_id or 0, raw, 60 * options.budget, not options.no_xla)
-    made = table_of(devices.Device.of(gpu.local_hardware_id or 0), read(raw))
+    made = table_of(devices.Device.of(gpu.local_hardware_id or 0), raw_times.read(raw))
     table.save(folder / f"{folders.slug(gpu.device_kind)}.json", made)
     table.forget()
     print(summary(made))
@@ -79,100 +77,28 @@ def _calls(options: argparse.Namespace) -> list[Call]:
 
 def _time_all(calls: Sequence[Call], ordinal: int, raw: Path, seconds: float, xla: bool) -> None:
     """Time the calls that have no times yet, and write each down at once, so that nothing is lost by stopping."""
-    _cut_off(raw)
-    known = {entry.key for entry in read(raw)}
+    raw_times.cut_off(raw)
+    known = {entry.key for entry in raw_times.read(raw)}
     keys = {measure.key_of(call): call for call in calls}
     due = {key: call for key, call in keys.items() if key is not None and key not in known}
     start, device = time.monotonic(), devices.Device.of(ordinal)
     with raw.open("a", encoding="utf-8") as file:
-        _write(file, {"run": _described(device)})
+        raw_times.write(file, {"run": raw_times.described(device)})
         for index, call in enumerate(due.values()):
             if time.monotonic() - start > seconds:
                 print(f"\n{len(due) - index} of {len(due)} are left: the budget is spent", file=sys.stderr)
                 return
-            _write(file, _entry(measure.measure(call, device, xla=xla)))
+            raw_times.write(file, raw_times.line_of(measure.measure(call, device, xla=xla)))
             done, spent = index + 1, time.monotonic() - start
             left = spent / done * (len(due) - done)
             print(f"\r{done}/{len(due)}  {spent:.0f} s, some {left:.0f} s left ", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
 
 
-def _cut_off(raw: Path) -> None:
-    """Remove a last line that stopping left unfinished, so that the next one is a line of its own."""
-    content = raw.read_bytes() if raw.exists() else b""
-    whole = content[: content.rfind(b"\n") + 1]
-    if whole != content:
-        raw.write_bytes(whole)
-
-
-def _described(device: devices.Device) -> dict[str, Any]:
-    found = environment.describe_run()
-    versions = found["environment"]["versions"]
-    kept = {name: found[name] for name in ("date", "command", "device", "xla_flags")}
-    kept["commit"] = os.environ.get("JSC_COMMIT", "")
-    gpu = dataclasses.asdict(device)
-    return kept | {"versions": versions, "driver": found["environment"]["gpu_driver"], "gpu": gpu}
-
-
-def _entry(found: measure.Measured) -> dict[str, Any]:
-    key = {"sizes": found.key.sizes, "kind": found.key.kind, "residual": found.key.residual}
-    times = {name: round(us, 3) for name, us in found.times.items()}
-    return {"key": key, "times": times, "again": found.again, "failed": dict(found.failed)}
-
-
-def _write(file: Any, value: Mapping[str, Any]) -> None:
-    file.write(json.dumps(value) + "\n")
-    file.flush()
-
-
-class Entry:
-    """What a line of raw times says of a workload."""
-
-    def __init__(self, content: Mapping[str, Any], run: Mapping[str, Any]) -> None:
-        key = content["key"]
-        self.key = Key(tuple(key["sizes"]), str(key["kind"]), bool(key["residual"]), tuple(key.get("pool", ())))
-        self.times = {str(name): float(us) for name, us in content["times"].items()}
-        self.again = tuple(content["again"])
-        self.run = run
-
-    def of_candidates_left(self, device: devices.Device) -> Entry:
-        """Without times of candidates that the planners no longer have."""
-        named = [name for name in self.times if name != measure.XLA]
-        candidates = [candidate for name in named if (candidate := measure.candidate_of(name)) is not None]
-        expected = dict(zip(named, self.key.layer.expected(candidates, device), strict=True))
-        left = copy.copy(self)
-        left.times = {name: us for name, us in self.times.items() if expected.get(name, 1) > 0}
-        left.again = tuple(name for name in self.again if name in left.times)
-        return left
-
-
-def read(raw: Path) -> list[Entry]:
-    """The entries of raw times; of a line that was cut off by stopping nothing is read.
-
-    Raises:
-      ValueError: another file.
-    """
-    found: list[Entry] = []
-    run: Mapping[str, Any] = {}
-    lines = raw.read_text(encoding="utf-8").splitlines() if raw.exists() else []
-    for number, line in enumerate(lines, 1):
-        try:
-            content = json.loads(line)
-        except json.JSONDecodeError as error:
-            if number == len(lines):
-                break
-            raise ValueError(f"{raw}, line {number} is no JSON: {error}") from error
-        if "run" in content:
-            run = content["run"]
-        else:
-            found.append(Entry(content, run))
-    return found
-
-
-def table_of(device: devices.Device, entries: Sequence[Entry]) -> Table:
+def table_of(device: devices.Device, entries: Sequence[raw_times.Entry]) -> Table:
     """The table of a GPU from raw times."""
     runs = list({json.dumps(entry.run, sort_keys=True): entry.run for entry in entries}.values())
-    of_key: dict[Key, list[Entry]] = collections.defaultdict(list)
+    of_key: dict[Key, list[raw_times.Entry]] = collections.defaultdict(list)
     for entry in entries:
         if not entry.key.pool:
             of_key[entry.key].append(entry.of_candidates_left(device))
@@ -182,7 +108,7 @@ def table_of(device: devices.Device, entries: Sequence[Entry]) -> Table:
     return Table(device.name, device.multiprocessors, tuple(runs[run] for run in used), tuple(rows))
 
 
-def _row(entries: Sequence[Entry], runs: Sequence[Mapping[str, Any]]) -> Row | None:
+def _row(entries: Sequence[raw_times.Entry], runs: Sequence[Mapping[str, Any]]) -> Row | None:
     """The latest entry that timed XLA and kernels side by side, or of all times what is clear across runs.
 
     Of what was timed side by side those timed twice count. None where nothing is clear.
@@ -202,7 +128,7 @@ def _row(entries: Sequence[Entry], runs: Sequence[Mapping[str, Any]]) -> Row | N
     return _of_times(entry, best, us, of_xla, runs) if is_clear else None
 
 
-def _of_times(entry: Entry, best: str, us: float, xla: float, runs: Sequence[Mapping[str, Any]]) -> Row:
+def _of_times(entry: raw_times.Entry, best: str, us: float, xla: float, runs: Sequence[Mapping[str, Any]]) -> Row:
     if us > _LEAST_GAIN * xla:
         best, us = measure.XLA, xla
     return Row(entry.key, measure.candidate_of(best), us, xla, runs.index(entry.run))
@@ -218,8 +144,8 @@ def _fit(files: Sequence[Path], out: Path | None) -> None:
     """
     folder = out or folders.cache_folder()
     files = files or sorted(folders.cache_folder().glob("*.times.jsonl"))
-    entries = [entry for file in files for entry in read(file)]
-    times = times_of(entries)
+    entries = [entry for file in files for entry in raw_times.read(file)]
+    times = raw_times.times_of(entries)
     names = {each.device.name for each in times}
     if not times:
         raise ValueError(f"no raw times of a known GPU in {', '.join(map(str, files)) or folders.cache_folder()}")
@@ -236,22 +162,6 @@ def _fit(files: Sequence[Path], out: Path | None) -> None:
         print(f"table: {folder / folders.slug(device.name)}.json")
     model.forget()
     table.forget()
-
-
-def times_of(entries: Sequence[Entry]) -> list[fit.Time]:
-    """The times in raw times, of what was timed several times the median; those without a description of a GPU not."""
-    found: dict[tuple[Key, str, devices.Device], list[float]] = collections.defaultdict(list)
-    for entry in entries:
-        if "gpu" not in entry.run:
-            continue
-        fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in entry.run["gpu"].items()}
-        device = devices.Device(**fields)
-        for name, us in entry.times.items():
-            found[entry.key, name, device].append(us)
-    return [
-        fit.Time(key, measure.candidate_of(name), statistics.median(us), device)
-        for (key, name, device), us in found.items()
-    ]
 
 
 # --- what is printed -------------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 Every group of constants and kind of products is fitted alone, by least squares of logarithms, so that constants stay
 positive and a short time counts as much as a long one. Times that are far off count less. Every constant is drawn to
-its first value, so one that no time depends on has that. A group with fewer times than `_LEAST` stays as it is.
+its first value, so one that no time depends on has that. A group with fewer times than `_LEAST` stays as it is. So does
+ECR by density (`model.sparse_us`), as raw times are of one density.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from jax_sparse_conv._src.dispatch import model
 from jax_sparse_conv._src.dispatch.model import Group, Model
 from jax_sparse_conv._src.dispatch.planner import Candidate
 from jax_sparse_conv._src.dispatch.table import Key
-from jax_sparse_conv._src.tune.measure import ZEROS
+from jax_sparse_conv._src.tune.raw_times import Time
 
 Logs: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -29,23 +30,6 @@ _STEP = 1e-3  # of a logarithm, for derivatives
 _FAR = 0.15  # residuals beyond it count less
 _DRAWN = 0.5  # a constant that moved by a factor of e^_DRAWN costs as much as a residual of _FAR
 _CALIBRATED = ("ecr", "few_channels")  # of these few tiles were timed: times say nothing of their order
-
-
-@dataclasses.dataclass(frozen=True)
-class Time:
-    """A measured time.
-
-    Attributes:
-      key: the workload.
-      candidate: the kernel; None for XLA.
-      us: microseconds.
-      device: the GPU.
-    """
-
-    key: Key
-    candidate: Candidate | None
-    us: float
-    device: Device
 
 
 def fitted(start: Model, times: Sequence[Time], say: Callable[[str], None] = lambda _: None) -> Model:
@@ -73,12 +57,10 @@ def fitted(start: Model, times: Sequence[Time], say: Callable[[str], None] = lam
     for (class_, kind), found in _by(times, _class_of).items():
         if len(found) >= _LEAST:
             xla[class_] = fit(f"xla {class_}", xla[class_], kind, found, _Xla(found))
-    others, sparse = dict(start.others), _fastest_sparse(times)
+    others = dict(start.others)
     pooled = [time for time in times if time.candidate is None and time.key.pool]
     if len(pooled) >= _LEAST:
         others["pool"] = fit("pool", others["pool"], model.ALL, pooled, _Pool(pooled, xla))
-    if len(sparse) >= _LEAST:
-        others["sparse"] = fit("sparse", others["sparse"], model.ALL, sparse, _Sparse(sparse))
     return dataclasses.replace(
         start, kernels=kernels, xla=xla, others=others, fit={**start.fit, "residuals": residuals}
     )
@@ -158,27 +140,6 @@ class _Pool:
 
     def __call__(self, constants: Logs) -> Logs:
         return self._alone + np.asarray(model.pool_of(constants, self._features))
-
-
-class _Sparse:
-    """Of `model.sparse_us`, at the density that times are of."""
-
-    def __init__(self, times: Sequence[Time]) -> None:
-        found = [model.sparse_features(time.key.workload, time.device, 1 - ZEROS) for time in times]
-        self._features = np.array(found).T
-
-    def __call__(self, constants: Logs) -> Logs:
-        return np.asarray(model.sparse_of(constants, self._features))
-
-
-def _fastest_sparse(times: Sequence[Time]) -> list[Time]:
-    """Of "ecr", the fastest tile of each workload."""
-    found: dict[tuple[Key, Device], Time] = {}
-    for time in times:
-        if time.candidate is not None and time.candidate.family == "ecr":
-            known = found.get((time.key, time.device), time)
-            found[time.key, time.device] = min(known, time, key=lambda each: each.us)
-    return list(found.values())
 
 
 # --- least squares ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,140 @@
+"""Raw times of `tune`: a file of lines, each a workload's times, or the run that the lines behind it are of."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jax_sparse_conv._src import environment
+from jax_sparse_conv._src.devices import Device
+from jax_sparse_conv._src.dispatch.planner import Candidate
+from jax_sparse_conv._src.dispatch.table import Key
+from jax_sparse_conv._src.tune import measure
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """What a line says of a workload.
+
+    Attributes:
+      key: the workload.
+      times: microseconds by name, as `measure.name_of` has them, and "xla".
+      again: the names of what was timed twice, side by side.
+      run: date, commit, command, versions, driver, and the GPU.
+    """
+
+    key: Key
+    times: Mapping[str, float]
+    again: tuple[str, ...]
+    run: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any], run: Mapping[str, Any]) -> Entry:
+        """From a line."""
+        key = content["key"]
+        pool = tuple(key.get("pool", ()))
+        times = {str(name): float(us) for name, us in content["times"].items()}
+        return cls(
+            Key(tuple(key["sizes"]), str(key["kind"]), bool(key["residual"]), pool), times, tuple(content["again"]), run
+        )
+
+    def of_candidates_left(self, device: Device) -> Entry:
+        """Without times of candidates that the planners no longer have."""
+        named = [name for name in self.times if name != measure.XLA]
+        candidates = [candidate for name in named if (candidate := measure.candidate_of(name)) is not None]
+        expected = dict(zip(named, self.key.layer.expected(candidates, device), strict=True))
+        times = {name: us for name, us in self.times.items() if expected.get(name, 1) > 0}
+        return dataclasses.replace(self, times=times, again=tuple(name for name in self.again if name in times))
+
+
+@dataclasses.dataclass(frozen=True)
+class Time:
+    """A measured time.
+
+    Attributes:
+      key: the workload.
+      candidate: the kernel; None for XLA.
+      us: microseconds.
+      device: the GPU.
+    """
+
+    key: Key
+    candidate: Candidate | None
+    us: float
+    device: Device
+
+
+def read(raw: Path) -> list[Entry]:
+    """The entries of raw times; of a line that was cut off by stopping nothing is read.
+
+    Raises:
+      ValueError: another file.
+    """
+    found: list[Entry] = []
+    run: Mapping[str, Any] = {}
+    lines = raw.read_text(encoding="utf-8").splitlines() if raw.exists() else []
+    for number, line in enumerate(lines, 1):
+        try:
+            content = json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == len(lines):
+                break
+            raise ValueError(f"{raw}, line {number} is no JSON: {error}") from error
+        if "run" in content:
+            run = content["run"]
+        else:
+            found.append(Entry.of(content, run))
+    return found
+
+
+def times_of(entries: Sequence[Entry]) -> list[Time]:
+    """The times, of what was timed several times the median; of runs without a description of their GPU none."""
+    found: dict[tuple[Key, str, Device], list[float]] = collections.defaultdict(list)
+    for entry in entries:
+        if "gpu" not in entry.run:
+            continue
+        fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in entry.run["gpu"].items()}
+        device = Device(**fields)
+        for name, us in entry.times.items():
+            found[entry.key, name, device].append(us)
+    return [
+        Time(key, measure.candidate_of(name), statistics.median(us), device)
+        for (key, name, device), us in found.items()
+    ]
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def cut_off(raw: Path) -> None:
+    """Remove a last line that stopping left unfinished, so that the next one is a line of its own."""
+    content = raw.read_bytes() if raw.exists() else b""
+    whole = content[: content.rfind(b"\n") + 1]
+    if whole != content:
+        raw.write_bytes(whole)
+
+
+def described(device: Device) -> dict[str, Any]:
+    found = environment.describe_run()
+    versions = found["environment"]["versions"]
+    kept = {name: found[name] for name in ("date", "command", "device", "xla_flags")}
+    kept["commit"] = os.environ.get("JSC_COMMIT", "")
+    gpu = dataclasses.asdict(device)
+    return kept | {"versions": versions, "driver": found["environment"]["gpu_driver"], "gpu": gpu}
+
+
+def line_of(found: measure.Measured) -> dict[str, Any]:
+    key = {"sizes": found.key.sizes, "kind": found.key.kind, "residual": found.key.residual}
+    times = {name: round(us, 3) for name, us in found.times.items()}
+    return {"key": key, "times": times, "again": found.again, "failed": dict(found.failed)}
+
+
+def write(file: Any, value: Mapping[str, Any]) -> None:
+    file.write(json.dumps(value) + "\n")
+    file.flush()
