@@ -79,6 +79,12 @@ def test_a_rows_candidate_is_what_the_call_is_told(
     assert (found.method, found.candidate) == (method, candidate)
 
 
+def test_a_row_of_code_that_this_build_lacks_does_not_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep(folder, row(workload(), TILE))
+    monkeypatch.setattr(_native, "has_warpgroups", lambda: False)
+    assert table.decision(workload()) is None
+
+
 def test_a_row_of_a_candidate_that_is_gone_does_not_count(folder: Path) -> None:
     keep(folder, row(workload(), Candidate("wgmma", (64, 192, 0, 1))))
     assert table.decision(workload()) is None

@@ -124,19 +124,29 @@ class Layer:
     def _numbers(self) -> Numbers:
         return *self.sizes, int(self.residual)
 
-    def expected(self, candidates: Sequence[Candidate], device: Device, constants: Sequence[float] = ()) -> list[float]:
+    def expected(
+        self,
+        candidates: Sequence[Candidate],
+        device: Device,
+        constants: Sequence[float] = (),
+        *,
+        any_build: bool = False,
+    ) -> list[float]:
         """Microseconds that the models expect of candidates, 0 of one that does not fit.
 
         Args:
           candidates: of any family.
-          device: the GPU; kernels that this build has no code for are there.
+          device: the GPU.
           constants: of the models, in place of the device's.
+          any_build: whether kernels count that this build has no code for.
 
         Raises:
           RuntimeError: this copy of the package is not built.
           ValueError: sizes that make no sense.
         """
-        asked = described(device) | {"warpgroups": device.takes_warpgroups}
+        asked = described(device)
+        if any_build:
+            asked["warpgroups"] = device.takes_warpgroups
         if constants:
             asked["model"] = list(constants)
         attributes = [candidate.attribute.tolist() for candidate in candidates]
@@ -148,7 +158,7 @@ class Layer:
     def model_group(self, candidate: Candidate, device: Device) -> tuple[str, str] | None:
         """The group and kind of `model.Model.kernels` that a candidate's model takes; None where it does not fit.
 
-        Args and errors as of `expected`.
+        Kernels that this build has no code for count. Errors as of `expected`.
         """
         asked = described(device) | {"warpgroups": device.takes_warpgroups}
         group, kind = _native.planner().model_group(

@@ -166,7 +166,7 @@ def _rows(key: Key, device: Device) -> Sequence[Row]:
 
 
 def _fits(candidate: Candidate | None, key: Key, device: Device) -> bool:
-    """Whether the planners still have a candidate: a table may be older than the package."""
+    """Whether this build has a candidate: a table may be older, or of a build with other code."""
     return candidate is None or key.layer.expected([candidate], device)[0] > 0
 
 

@@ -110,7 +110,7 @@ class _Kernels:
         every = dataclasses.replace(self._start, kernels={**self._start.kernels, self._family: group}).of_planners
         found = np.empty(self._count)
         for (key, device), candidates in self._times.items():
-            expected = key.layer.expected([candidate for _, candidate in candidates], device, every)
+            expected = key.layer.expected([candidate for _, candidate in candidates], device, every, any_build=True)
             found[[index for index, _ in candidates]] = expected
         return found
 

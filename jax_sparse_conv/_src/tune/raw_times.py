@@ -48,7 +48,7 @@ class Entry:
         """Without times of candidates that the planners no longer have."""
         named = [name for name in self.times if name != measure.XLA]
         candidates = [candidate for name in named if (candidate := measure.candidate_of(name)) is not None]
-        expected = dict(zip(named, self.key.layer.expected(candidates, device), strict=True))
+        expected = dict(zip(named, self.key.layer.expected(candidates, device, any_build=True), strict=True))
         times = {name: us for name, us in self.times.items() if expected.get(name, 1) > 0}
         return dataclasses.replace(self, times=times, again=tuple(name for name in self.again if name in times))
 
