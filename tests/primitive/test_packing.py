@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import cases
@@ -80,6 +81,26 @@ def test_a_kernel_is_packed_once_and_forgotten_with_it() -> None:
     assert key in packing._made
     kernels.clear()
     assert key not in packing._made
+
+
+TRACES: dict[str, Callable[[Callable[[jax.Array], jax.Array], jax.Array], Any]] = {
+    "linear_transpose": lambda function, x: jax.linear_transpose(function, x),
+    "vjp": lambda function, x: jax.vjp(function, x),
+    "linearize": lambda function, x: jax.linearize(function, x),
+    "jvp": lambda function, x: jax.jvp(function, (x,), (x,)),
+    "vmap": lambda function, x: jax.vmap(function)(x[None]),
+    "checkpoint": lambda function, x: jax.grad(lambda x: jax.checkpoint(function)(x).sum())(x),
+    "eval_shape": lambda function, x: jax.eval_shape(function, x),
+}
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_a_copy_outlives_the_trace_that_made_it(name: str) -> None:
+    kernel = jax.random.normal(jax.random.key(2), (3, 3, 16, 32))
+    x = jax.random.normal(jax.random.key(3), (2, 6, 7, 16))
+    function = lambda x: jsc.conv(x, kernel)  # noqa: E731
+    TRACES[name](function, x)
+    np.testing.assert_allclose(jax.jit(function)(x), jsc.conv(x, kernel, implementation="xla"), rtol=1e-4, atol=1e-4)
 
 
 def test_new_weights_in_the_same_layer() -> None:

@@ -289,5 +289,6 @@ def _copy(kernel: jax.Array, groups: int) -> jax.Array:
     """The packed kernel, where the kernel is."""
     if isinstance(kernel, jax.core.Tracer):
         return jnp.asarray(reordered(kernel, groups))
+    # Not jnp.asarray, which `jax.linear_transpose` traces even where all else is computed.
     with jax.default_device(next(iter(kernel.devices()))):
-        return jnp.asarray(reordered(np.asarray(kernel), groups))
+        return jax.device_put(reordered(np.asarray(kernel), groups))
