@@ -153,8 +153,8 @@ std::vector<double> Expected(const std::vector<int64_t>& layer, const std::vecto
 // The group and kind of model.json whose constants a candidate's model takes.
 nb::tuple ModelGroup(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool, int element_bytes,
                      bool precise, const std::vector<int>& candidate, const nb::dict& device) {
-  const ModelName name =
-      ModelNameOf(ReadCandidate(candidate), ArgsOfLayer(layer, pool, precise), element_bytes, ReadDevice(device));
+  const ModelName name = ModelNameOf(ReadCandidate(candidate), ArgsOfLayer(layer, pool, precise), element_bytes,
+                                     kWorkspace, ReadDevice(device));
   return nb::make_tuple(name.group, name.kind);
 }
 

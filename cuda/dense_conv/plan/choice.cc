@@ -8,8 +8,6 @@ namespace jsc {
 
 namespace {
 
-constexpr size_t kAnyWorkspace = size_t{1} << 31;  // of a call that is not launched
-
 // The plan of a candidate, or none where it does not fit.
 DenseConvChoice ChoiceOf(const Candidate& candidate, const ConvArgs& a, int element_bytes, size_t workspace_bytes,
                          bool in_chain, const DeviceInfo& info) {
@@ -139,10 +137,11 @@ double MicrosecondsOf(const Candidate& candidate, const ConvArgs& a, int element
   return choice.has_plan() ? choice.us : 0;
 }
 
-ModelName ModelNameOf(const Candidate& candidate, const ConvArgs& a, int element_bytes, const DeviceInfo& info) {
+ModelName ModelNameOf(const Candidate& candidate, const ConvArgs& a, int element_bytes, size_t workspace_bytes,
+                      const DeviceInfo& info) {
   constexpr const char* kKinds[] = {"16bit", "tf32", "highest", "ffma"};
   if (candidate.family == Family::kEcr) return {"ecr", "all"};
-  const DenseConvChoice choice = ChoiceOf(candidate, a, element_bytes, kAnyWorkspace, false, info);
+  const DenseConvChoice choice = ChoiceOf(candidate, a, element_bytes, workspace_bytes, false, info);
   if (!choice.has_plan()) return {};
   const char* kind = kKinds[KindOf(a, element_bytes)];
   switch (candidate.family) {

@@ -58,7 +58,8 @@ double MicrosecondsOf(const Candidate& candidate, const ConvArgs& args, int elem
 struct ModelName {
   std::string group, kind;
 };
-ModelName ModelNameOf(const Candidate& candidate, const ConvArgs& args, int element_bytes, const DeviceInfo& device);
+ModelName ModelNameOf(const Candidate& candidate, const ConvArgs& args, int element_bytes, size_t workspace_bytes,
+                      const DeviceInfo& device);
 
 // Whether the chosen kernel of a call with a pool takes the pool, rather than one behind it.
 bool PoolsInKernel(const DenseConvChoice& choice, const ConvArgs& args);

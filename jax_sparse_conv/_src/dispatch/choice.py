@@ -124,7 +124,7 @@ def _by_models(workload: Workload, device: Device, switch: str, cache: str) -> C
 def _sparse_us(workload: Workload, device: Device, least: float) -> float:
     """Of "ecr" and "pecr" the longer of two models: by density, and, if that is less than `least`, by tiles."""
     by_density = model.sparse_us(workload, device, ASSUMED_DENSITY)
-    return by_density if by_density >= least else max(by_density, Layer.of(workload).sparse_us(device))
+    return by_density if by_density >= least else max(by_density, Layer.of(workload).ecr_us(device))
 
 
 def _has_dense(workload: Workload, device: Device) -> bool:

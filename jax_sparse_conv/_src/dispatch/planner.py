@@ -190,7 +190,7 @@ class Layer:
             return Dense(Candidate("per_output", ()), math.inf, False)
         return Dense(Candidate.of(family, tile), us, pools)
 
-    def sparse_us(self, device: Device) -> float:
+    def ecr_us(self, device: Device) -> float:
         """Microseconds that the model of ECR and PECR expects of its best tile, for x with as few zeros as `tune` has.
 
         Infinite where no tile fits; sizes and errors as of `candidates`.
