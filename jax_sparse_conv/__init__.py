@@ -14,6 +14,7 @@ from jax_sparse_conv._src.primitive.packing import PackedKernel, pack
 
 if TYPE_CHECKING:
     from jax_sparse_conv import linen, models, nnx
+    from jax_sparse_conv._src.accelerate.transform import accelerate
     from jax_sparse_conv._src.formats.coo_star import CooStar
     from jax_sparse_conv._src.formats.formats import ECR, PECR
     from jax_sparse_conv._src.fusion.block_parameters import (
@@ -39,6 +40,7 @@ __all__ = [
     "PackedKernel",
     "Plan",
     "__version__",
+    "accelerate",
     "apply_plan",
     "calibrate",
     "conv",
@@ -63,6 +65,7 @@ _LAZY_NAMES = {
     "DenseBlockLayer": "fusion.block_parameters",
     "DenseTransition": "fusion.block_parameters",
     "PackedDenseBlock": "fusion.block_parameters",
+    "accelerate": "accelerate.transform",
     "Plan": "plans.plan",
     "apply_plan": "plans.plan",
     "calibrate": "plans.calibration",

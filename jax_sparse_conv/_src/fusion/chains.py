@@ -96,7 +96,7 @@ def _lower(
     chosen: bool,
     platform: str | None,
 ) -> Any:
-    if platform != "cuda" or partitioning.is_partitioned(ctx) or not _is_chain(ctx.avals_in, layers, chosen):
+    if platform != "cuda" or partitioning.is_partitioned(ctx) or not is_one_call(ctx.avals_in, layers, chosen):
         lower = functools.partial(_without_dense, layers=layers, results=results, chosen=chosen)
         if platform != "cuda" or not any(layer.is_dense for layer in layers):
             lower = functools.partial(separate, layers=layers, results=results)
@@ -148,8 +148,8 @@ def _pools_of(ordinals: Sequence[int]) -> TakesPool | None:
     return take
 
 
-def _is_chain(operands: Sequence[Any], layers: Sequence[Layer], chosen: bool) -> bool:
-    """Whether the chain becomes one call on this GPU."""
+def is_one_call(operands: Sequence[Any], layers: Sequence[Layer], chosen: bool) -> bool:
+    """Whether a chain becomes one call on the GPU of the lowering, or on this process's first one."""
     calls = calls_of(operands, layers)
     return _fits(operands[0].dtype, calls) and (not chosen or chain_rules.pays(calls))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -24,14 +24,22 @@ class Equation:
 
 
 class FlatJaxpr:
-    """A jaxpr without calls that hold convolutions, and the values that are known from the start."""
+    """A jaxpr without calls that hold convolutions, and the values that are known from the start.
 
-    def __init__(self, jaxpr: Any, arguments: Sequence[Any]) -> None:
+    Args:
+      jaxpr: closed.
+      arguments: its values, one each.
+      inner: the closed jaxpr of an equation that is to be inlined, or None.
+    """
+
+    def __init__(self, jaxpr: Any, arguments: Sequence[Any], inner: Callable[[Any], Any] | None = None) -> None:
         self.known: dict[int, Any] = {}
+        self._inner = _inner if inner is None else inner
         self.equations: list[Equation] = []
         self._next = 0
         constants = [self._know(value) for value in jaxpr.consts]
-        self.outputs = self._inline(jaxpr.jaxpr, constants, [self._know(value) for value in arguments])
+        self.arguments = [self._know(value) for value in arguments]
+        self.outputs = self._inline(jaxpr.jaxpr, constants, self.arguments)
 
     def _new(self) -> int:
         self._next += 1
@@ -51,7 +59,7 @@ class FlatJaxpr:
 
         for equation in jaxpr.eqns:
             inputs = [read(variable) for variable in equation.invars]
-            inner = _inner(equation)
+            inner = self._inner(equation)
             if inner is not None:
                 outputs = self._inline(inner.jaxpr, [self._know(value) for value in inner.consts], inputs)
             else:
@@ -70,14 +78,19 @@ def _inner(equation: Any) -> Any:
         layers, results = equation.params["layers"], equation.params["results"]
         operands = [jax.ShapeDtypeStruct(each.aval.shape, each.aval.dtype) for each in equation.invars]
         return jax.make_jaxpr(functools.partial(chains.separate, layers=layers, results=results))(*operands)
+    inner = called(equation)
+    return inner if inner is not None and any(_convolutions(inner.jaxpr)) else None
+
+
+def called(equation: Any) -> Any:
+    """The closed jaxpr of a call that may be inlined, or None: of `jit` without shardings, and the like."""
     if equation.primitive.name not in ("jit", "pjit", "closed_call", "core_call"):
         return None
     inner = equation.params.get("jaxpr") or equation.params.get("call_jaxpr")
     shardings = (*equation.params.get("in_shardings", ()), *equation.params.get("out_shardings", ()))
     if inner is None or any(type(each).__name__ != "UnspecifiedValue" for each in shardings):
         return None
-    inner = inner if hasattr(inner, "consts") else jex_core.ClosedJaxpr(inner, ())
-    return inner if any(_convolutions(inner.jaxpr)) else None
+    return inner if hasattr(inner, "consts") else jex_core.ClosedJaxpr(inner, ())
 
 
 def _convolutions(jaxpr: Any) -> Iterator[Any]:

@@ -94,7 +94,7 @@ def _fused(function: _Function, chosen: bool) -> _Function:
 
         arrays = [leaves[i] for i in places]
         jaxpr, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
-        return jax.tree.unflatten(jax.tree.structure(shape), _evaluate(jaxpr, arrays, chosen))
+        return jax.tree.unflatten(jax.tree.structure(shape), evaluate(jaxpr, arrays, chosen)[0])
 
     return fused  # type: ignore[return-value]
 
@@ -108,13 +108,14 @@ class _Row:
     between: tuple[Equation, ...]
 
 
-def _evaluate(jaxpr: Any, arguments: Sequence[Any], chosen: bool) -> list[Any]:
+def evaluate(jaxpr: Any, arguments: Sequence[Any], chosen: bool = True) -> tuple[list[Any], list[tuple[int, ...]]]:
+    """The results of a closed jaxpr, its layers in chains; and of each chain the layers, by number in the jaxpr."""
     flat = FlatJaxpr(jaxpr, arguments)
     run = _Run(flat, chosen)
     for equation in flat.equations:
         run.add(equation)
     run.close()
-    return [_array(run.values[number]) for number in flat.outputs]
+    return [_array(run.values[number]) for number in flat.outputs], run.chains(flat)
 
 
 def _array(value: Any) -> jax.Array:
@@ -142,7 +143,14 @@ class _Run:
         self._waiting: list[Equation] = []
         self._held: list[Equation] = []  # of the open fused chain, for the next one
         self._rows: dict[int, _Row] = {}  # of dense layers in fused chains, by their results
+        self._chains: list[list[Equation]] = []
         self._position = 0
+
+    def chains(self, jaxpr: FlatJaxpr) -> list[tuple[int, ...]]:
+        """The layers of every chain that was made, by number among the layers of the jaxpr."""
+        layers = [each for each in jaxpr.equations if each.equation.primitive is primitives.conv_p]
+        numbers = {each.outputs[0]: number for number, each in enumerate(layers)}
+        return [tuple(numbers[each.outputs[0]] for each in chain) for chain in self._chains]
 
     def add(self, equation: Equation) -> None:
         """Take the next equation of the jaxpr."""
@@ -299,6 +307,7 @@ class _Run:
             assert kernel is not None
             rest = (number_of(named.bias), number_of(named.residual), number_of(named.packed))
             layers.append(Layer(config, x, kernel, *rest, averages=row is not None and row.averages))
+        self._chains.append(list(self._open))
         end = self._position
         results = tuple(i for value, i in made.items() if self._needed.get(value, -1) >= end or self._waits_for(value))
         out = chains.fused_chain_p.bind(

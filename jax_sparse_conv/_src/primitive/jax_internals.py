@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
+from typing import Any
 
-from jax._src import dispatch
+from jax._src import dispatch, source_info_util
 from jax.extend import core as jex_core
+
+_LIBRARIES = {"site-packages", "dist-packages"}  # folders
 
 
 def needs_devices(primitive: jex_core.Primitive) -> None:
@@ -16,3 +21,24 @@ def needs_devices(primitive: jex_core.Primitive) -> None:
 def runs_alone(primitive: jex_core.Primitive) -> None:
     """Have `primitive` run outside of `jit` as JAX's own do: compiled, `jax.disable_jit` or not."""
     primitive.def_impl(functools.partial(dispatch.apply_primitive, primitive))
+
+
+def source_of(equation: Any) -> str:
+    """The line that an equation of a jaxpr comes from, as "model.py:12 (name)": the first outside of libraries."""
+    frames = list(source_info_util.user_frames(equation.source_info.traceback))
+    own = [
+        frame for frame in frames if not {"site-packages", "dist-packages"}.intersection(frame.file_name.split(os.sep))
+    ]
+    if not frames:
+        return "?"
+    frame = (own or frames)[0]
+    return f"{os.path.basename(frame.file_name)}:{frame.start_line} ({frame.function_name})"
+
+
+def as_from(equation: Any) -> contextlib.AbstractContextManager[Any]:
+    """A context whose equations say that they come from the line and scope of another."""
+    source = equation.source_info
+    context: contextlib.AbstractContextManager[Any] = source_info_util.user_context(
+        source.traceback, name_stack=source_info_util.current_name_stack() + source.name_stack
+    )
+    return context

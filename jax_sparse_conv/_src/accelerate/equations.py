@@ -1,0 +1,132 @@
+"""A function's jaxpr as one list of equations, without dead ones, and the jaxprs inside of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core as jex_core
+
+from jax_sparse_conv._src.fusion.jaxprs import Equation, FlatJaxpr, called
+from jax_sparse_conv._src.primitive import jax_internals, primitives
+
+_LAYERS = ("conv_general_dilated", "dot_general", primitives.conv_p.name)
+# Where convolutions inside may be rewritten: the parameter that holds the jaxpr.
+_BODIES = {
+    "scan": "jaxpr",
+    "while": "body_jaxpr",
+    "cond": "branches",
+    "checkpoint": "jaxpr",
+    "remat2": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+}
+
+
+def flattened(jaxpr: Any, arguments: Sequence[Any]) -> FlatJaxpr:
+    """All calls inlined, what is computed of numbers known, and equations whose results nothing reads dropped."""
+    flat = FlatJaxpr(jaxpr, arguments, called)
+    flat.equations = [each for each in flat.equations if not _is_folded(each, flat.known)]
+    needed, kept = set(flat.outputs), []
+    for equation in reversed(flat.equations):
+        if equation.equation.effects or needed.intersection(equation.outputs):
+            needed.update(equation.inputs)
+            kept.append(equation)
+    flat.equations = kept[::-1]
+    return flat
+
+
+def _is_folded(equation: Equation, known: dict[int, Any]) -> bool:
+    """Whether an equation makes numbers of numbers that are known while tracing, which are known then."""
+    traced = equation.equation
+    if traced.effects or not equation.inputs or not all(is_scalar(known.get(number)) for number in equation.inputs):
+        return False
+    if not all(getattr(variable.aval, "shape", None) == () for variable in traced.outvars):
+        return False
+    with jax.ensure_compile_time_eval():
+        values = bind(traced, [known[number] for number in equation.inputs])
+    known.update(zip(equation.outputs, (np.asarray(value)[()] for value in values), strict=True))
+    return True
+
+
+def bind(equation: Any, operands: Sequence[Any], **changes: Any) -> list[Any]:
+    """Evaluate an equation, with some of its parameters changed."""
+    params = {**equation.params, **changes}
+    with equation.ctx.manager, jax_internals.as_from(equation):
+        out = equation.primitive.bind(*operands, **equation.primitive.get_bind_params(params))
+    return list(out) if equation.primitive.multiple_results else [out]
+
+
+def with_bodies(equation: Any, change: Callable[[Any], Any]) -> dict[str, Any]:
+    """Changed parameters of an equation that has jaxprs with layers inside; empty where there are none.
+
+    `change` makes a closed jaxpr of one; what has other types of results than before, or needs constants that there is
+    no place for, stays.
+    """
+    name = _BODIES.get(equation.primitive.name)
+    if name is None or name not in equation.params:
+        return {}
+    given = equation.params[name]
+    if isinstance(given, (tuple, list)):
+        bodies = [_changed(body, change) for body in given]
+        return (
+            {name: type(given)(bodies)} if any(new is not old for new, old in zip(bodies, given, strict=True)) else {}
+        )
+    body = _changed(given, change)
+    return {} if body is given else {name: body}
+
+
+def _changed(body: Any, change: Callable[[Any], Any]) -> Any:
+    is_closed = hasattr(body, "consts")
+    closed = body if is_closed else jex_core.ClosedJaxpr(body, ())
+    if not any(_layers(closed.jaxpr)):
+        return body
+    found = change(closed)
+    if [_type(aval) for aval in found.out_avals] != [_type(aval) for aval in closed.out_avals]:
+        return body
+    if is_closed:
+        return found
+    return body if found.consts else found.jaxpr
+
+
+def _type(aval: Any) -> tuple[Any, ...]:
+    return (aval.shape, aval.dtype) if hasattr(aval, "shape") else (aval,)
+
+
+def _layers(jaxpr: Any) -> Iterator[Any]:
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in _LAYERS:
+            yield equation
+        for value in equation.params.values():
+            for inner in value if isinstance(value, (tuple, list)) else (value,):
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    yield from _layers(inner)
+
+
+def is_relu(equation: Any) -> bool:
+    """Whether a call with a derivative of its own is `jax.nn.relu`, by what it computes."""
+    if equation.primitive.name != "custom_jvp_call" or len(equation.invars) != 1:
+        return False
+    flat = FlatJaxpr(equation.params["call_jaxpr"], [None], called)
+    if len(flat.equations) != 1 or flat.equations[0].equation.primitive.name != "max":
+        return False
+    known = [flat.known.get(number) for number in flat.equations[0].inputs]
+    return flat.outputs == flat.equations[0].outputs and any(is_zero(value) for value in known)
+
+
+def is_zero(value: Any) -> bool:
+    """Whether a value is known while tracing, and zero."""
+    return is_scalar(value) and float(value) == 0
+
+
+def is_scalar(value: Any) -> bool:
+    """Whether a value is a number that is known while tracing."""
+    if value is None or isinstance(value, (jax.core.Tracer, jax.Array)):
+        return False
+    return np.ndim(value) == 0 and jnp.issubdtype(np.asarray(value).dtype, jnp.number)

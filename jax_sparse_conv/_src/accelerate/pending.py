@@ -1,0 +1,307 @@
+"""A convolution or dense layer that a walk over a function has met, and what has joined it since.
+
+A `Pending` is made into a call when something reads its result that cannot join it. Each joined equation keeps the
+`Pending` in front of it and the equation itself. So what turns out to be no call, such as half an average pool, is the
+call before it, and the equations behind that as they were.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_sparse_conv._src.api import ops
+from jax_sparse_conv._src.primitive import packing
+from jax_sparse_conv._src.primitive.packing import PackedKernel
+from jax_sparse_conv._src.problem.geometry import Geometry, Pads, Pair, Pool, windowed_size
+
+_CHEAP_FOLD = 4  # results for each weight, from which on scaling weights that are not fixed costs less than it saves
+
+
+@dataclasses.dataclass
+class Found:
+    """A convolution or dense layer of the function, and what became of it.
+
+    Attributes:
+      operation: "conv" or "dense".
+      x_shape: [N, H, W, C] or [N, C].
+      kernel_shape: [kh, kw, C / groups, K] or [C, K].
+      dtype: of x.
+      where: the line of the function that calls it.
+      reason: why it was left, None where it is a call of this package.
+      joined: what became part of the call, in order.
+      call: which of the calls of the rewritten function it is, in order, or None.
+    """
+
+    operation: str
+    x_shape: tuple[Any, ...]
+    kernel_shape: tuple[Any, ...]
+    dtype: str
+    where: str
+    reason: str | None = None
+    joined: tuple[str, ...] = ()
+    call: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Call:
+    """What is to be computed: pool(activation(scale * layer(x, kernel) + shift + residual)), in [N, H, W, K].
+
+    Attributes:
+      x: [N, H, W, C], of a dense layer [..., C].
+      kernel: [kh, kw, C / groups, K], of a dense layer [C, K].
+      geometry: of the convolution, and of the pool if there is one; None for a dense layer.
+      precision: as in lax.
+      is_fixed: whether the kernel depends on weights alone.
+      shape: of the convolution's result as [N, H, W, K].
+      dtype: of the result at this point.
+      scale, shift: [K], [1] or None.
+      residual: of the result's shape, or None.
+      activation: None or "relu".
+      sums: whether the pool's sums are not divided by the window's size yet.
+    """
+
+    x: jax.Array
+    kernel: jax.Array
+    geometry: Geometry | None
+    precision: Any
+    is_fixed: bool
+    shape: tuple[Any, ...]
+    dtype: Any
+    scale: jax.Array | None = None
+    shift: jax.Array | None = None
+    residual: jax.Array | None = None
+    activation: str | None = None
+    sums: bool = False
+    joined: tuple[str, ...] = ()
+
+    @property
+    def pool(self) -> Pool | None:
+        return None if self.geometry is None else self.geometry.pool
+
+    @property
+    def result_shape(self) -> tuple[Any, ...]:
+        """[N, H, W, K] behind the pool."""
+        if self.pool is None:
+            return self.shape
+        along = zip(self.shape[1:3], self.pool.window, self.pool.strides, self.pool.padding, strict=True)
+        height, width = (windowed_size(size, window, stride, pads, 1) for size, window, stride, pads in along)
+        return (self.shape[0], height, width, self.shape[3])
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether nothing but scale and shift has joined."""
+        return self.residual is None and self.activation is None and self.pool is None
+
+    def is_call(self) -> bool:
+        """Whether an operation of this package computes this."""
+        if self.sums or self.dtype != self.x.dtype or (self.residual is not None and self.pool is not None):
+            return False
+        if self.scale is None or self.is_fixed:
+            return True
+        return bool(math.prod(self.shape) >= _CHEAP_FOLD * math.prod(self.kernel.shape))
+
+    def emit(self) -> jax.Array:
+        """The call."""
+        kernel: jax.Array | PackedKernel = self.kernel
+        bias = None if self.shift is None else jnp.broadcast_to(self.shift, self.shape[-1:]).astype(self.x.dtype)
+        if self.scale is not None:
+            wide = jnp.promote_types(self.kernel.dtype, jnp.float32)
+            scaled = self.kernel.astype(wide) * self.scale.astype(wide).reshape((1,) * (self.kernel.ndim - 1) + (-1,))
+            kernel = scaled.astype(self.kernel.dtype)
+        if self.geometry is None:
+            y = ops.dense(self.x, kernel, bias, activation=self.activation, precision=self.precision)
+            return y.reshape(self.shape)
+        if self.is_fixed:
+            kernel = packing.pack(kernel, feature_group_count=self.geometry.groups)
+        options: dict[str, Any] = {
+            "strides": self.geometry.strides,
+            "padding": self.geometry.padding,
+            "kernel_dilation": self.geometry.dilation,
+            "feature_group_count": self.geometry.groups,
+            "activation": self.activation,
+            "precision": self.precision,
+        }
+        if self.pool is None:
+            y = ops.conv(self.x, kernel, bias, residual=self.residual, **options)
+        else:
+            pool: dict[str, Any] = {"pool": self.pool.kind, "window_shape": self.pool.window}
+            pool |= {"window_strides": self.pool.strides, "window_padding": self.pool.padding}
+            y = ops.conv_pool(self.x, kernel, bias, **options, **pool)
+        result: jax.Array = y
+        return result
+
+
+@dataclasses.dataclass(eq=False)
+class Pending:
+    """A layer that may still grow.
+
+    Attributes:
+      call: what it is so far.
+      before: the layer before the last equation joined, None at the start.
+      redo: the last equation, of the result of `before`; at the start the layer as the function had it.
+      found: what is reported of it.
+      position: of its equation in the function.
+    """
+
+    call: Call
+    before: Pending | None
+    redo: Callable[..., jax.Array]
+    found: Found
+    position: int
+    made: jax.Array | None = None
+
+    def joined(self, name: str, redo: Callable[[jax.Array], jax.Array], **changes: Any) -> Pending:
+        """This with one more equation."""
+        names = (*self.call.joined, name) if name and name not in self.call.joined[-1:] else self.call.joined
+        call = dataclasses.replace(self.call, joined=names, **changes)
+        return Pending(call, self, redo, self.found, self.position)
+
+    def array(self, emitted: Callable[[Found], None]) -> jax.Array:
+        """The result as [N, H, W, K], computed once. `emitted` hears of a call that is made."""
+        if self.made is None:
+            if self.call.is_call():
+                emitted(self.found)
+                self.found.joined = self.call.joined
+                self.made = self.call.emit()
+            elif self.before is None:
+                self.found.reason = f"its result is {self.call.dtype} of x in {self.call.x.dtype}, and stays so"
+                self.made = self.redo()
+            else:
+                self.made = self.redo(self.before.array(emitted))
+        return self.made
+
+
+# --- what may join ---------------------------------------------------------------------------------------------------
+
+
+def with_scale(pending: Pending, values: jax.Array, redo: Callable[[jax.Array], jax.Array]) -> Pending | None:
+    """Multiplied by [K] or [1]."""
+    call = pending.call
+    if not call.is_linear or call.dtype not in (jnp.float32, jnp.float64, call.x.dtype):
+        return None
+    values = _wide(values)
+    changes = {"scale": _product(call.scale, values), "shift": None if call.shift is None else call.shift * values}
+    return pending.joined("scale", redo, **changes)
+
+
+def with_shift(pending: Pending, values: jax.Array, redo: Callable[[jax.Array], jax.Array]) -> Pending | None:
+    """[K] or [1] added."""
+    call = pending.call
+    if call.activation is not None or call.pool is not None:
+        return None
+    name = "bias" if call.scale is None else "scale and bias"
+    shift = _wide(values) if call.shift is None else call.shift + _wide(values)
+    names = tuple(each for each in call.joined if each not in ("scale", "bias", "scale and bias"))
+    renamed = dataclasses.replace(pending, call=dataclasses.replace(call, joined=names))
+    return dataclasses.replace(renamed.joined(name, redo, shift=shift), before=pending)
+
+
+def with_residual(pending: Pending, residual: jax.Array, redo: Callable[[jax.Array], jax.Array]) -> Pending | None:
+    """A map of the same shape added."""
+    call = pending.call
+    if not call.is_linear or call.geometry is None or residual.shape != call.shape or residual.dtype != call.dtype:
+        return None
+    return pending.joined("residual", redo, residual=residual) if residual.dtype == call.x.dtype else None
+
+
+def with_relu(pending: Pending, redo: Callable[[jax.Array], jax.Array]) -> Pending | None:
+    """A ReLU, which a max pool may stand in front of."""
+    call = pending.call
+    if call.activation is not None or (call.pool is not None and (call.pool.kind != "max" or call.sums)):
+        return None
+    return pending.joined("relu", redo, activation="relu")
+
+
+def with_dtype(pending: Pending, dtype: Any, redo: Callable[[jax.Array], jax.Array]) -> Pending | None:
+    """Converted between floating-point types."""
+    if not jnp.issubdtype(dtype, jnp.floating) or pending.call.sums:
+        return None
+    return pending.joined("", redo, dtype=jnp.dtype(dtype))
+
+
+def with_pool(
+    pending: Pending, kind: str, window: Pair, strides: Pair, padding: Pads, redo: Callable[[jax.Array], jax.Array]
+) -> Pending | None:
+    """A pool over height and width: "max", or "sum" that is to be divided."""
+    call = pending.call
+    if call.geometry is None or call.pool is not None or call.residual is not None or min(map(min, padding)) < 0:
+        return None
+    pool = Pool("max" if kind == "max" else "avg", window, strides, padding)
+    changes: dict[str, Any] = {"geometry": dataclasses.replace(call.geometry, pool=pool), "sums": kind == "sum"}
+    found = pending.joined("max pool" if kind == "max" else "average pool", redo, **changes)
+    return found if min(found.call.result_shape[1:3]) > 0 else None
+
+
+def with_mean(pending: Pending, divisor: float, redo: Callable[[jax.Array], jax.Array]) -> Pending | None:
+    """Sums of a pool divided by the window's size."""
+    call = pending.call
+    if not call.sums or call.pool is None or not math.isclose(divisor, math.prod(call.pool.window), rel_tol=1e-6):
+        return None
+    return pending.joined("average pool", redo, sums=False)
+
+
+def _wide(values: jax.Array) -> jax.Array:
+    """In float32 at least, so that folding rounds once."""
+    return values.astype(jnp.promote_types(values.dtype, jnp.float32))
+
+
+def _product(first: jax.Array | None, second: jax.Array) -> jax.Array:
+    return second if first is None else first * second
+
+
+# --- the start -------------------------------------------------------------------------------------------------------
+
+
+def of_conv(
+    x: jax.Array,
+    kernel: jax.Array,
+    geometry: Geometry,
+    precision: Any,
+    dtype: Any,
+    is_fixed: bool,
+    found: Found,
+    position: int,
+) -> Pending:
+    """A convolution of x [N, H, W, C] and kernel [kh, kw, C / groups, K] whose result is of `dtype`."""
+    size = geometry.conv_size(x.shape[1:3], kernel.shape[:2])
+
+    def as_it_was() -> jax.Array:
+        out: jax.Array = lax.conv_general_dilated(
+            x,
+            kernel,
+            geometry.strides,
+            geometry.padding,
+            rhs_dilation=geometry.dilation,
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=geometry.groups,
+            precision=precision,
+            preferred_element_type=dtype,
+        )
+        return out
+
+    shape = (x.shape[0], *size, kernel.shape[3])
+    call = Call(x, kernel, geometry, precision, is_fixed, shape, jnp.dtype(dtype))
+    return Pending(call, None, as_it_was, found, position)
+
+
+def of_dense(
+    x: jax.Array, kernel: jax.Array, precision: Any, is_fixed: bool, dtype: Any, found: Found, position: int
+) -> Pending:
+    """A product of x [N, C] or [C] and kernel [C, K], whose result lies as [N, 1, 1, K]."""
+    rows: Sequence[Any] = x.shape[:-1] or (1,)
+    shape = (*rows, 1, 1, kernel.shape[1])
+
+    def as_it_was() -> jax.Array:
+        y = jnp.matmul(x, kernel, precision=precision, preferred_element_type=dtype)
+        return y.reshape(shape)
+
+    return Pending(
+        Call(x, kernel, None, precision, is_fixed, shape, jnp.dtype(dtype)), None, as_it_was, found, position
+    )

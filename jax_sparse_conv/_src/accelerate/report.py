@@ -1,0 +1,161 @@
+"""What became of every convolution of a function that was accelerated, as a table."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jax_sparse_conv._src import _native, devices
+from jax_sparse_conv._src.accelerate.pending import Found
+from jax_sparse_conv._src.fusion import chains, rewrite
+from jax_sparse_conv._src.fusion.jaxprs import FlatJaxpr
+from jax_sparse_conv._src.primitive import lowering, primitives
+
+_COLUMNS = ("layer", "input", "kernel", "with", "runs", "chain", "at")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A convolution or dense layer of the function.
+
+    Attributes:
+      operation: "conv" or "dense".
+      x_shape: [N, H, W, C] or [N, C].
+      kernel_shape: [kh, kw, C / groups, K] or [C, K].
+      dtype: of x.
+      joined: what became part of the call, in order, such as ("bias", "relu").
+      runs: what runs it on the default device, such as "ecr", "direct" or "xla".
+      chain: the number of its fused chain, from 1 on, or None.
+      reason: why it was left as it is, or None.
+      where: the line of the function that calls it.
+    """
+
+    operation: str
+    x_shape: tuple[Any, ...]
+    kernel_shape: tuple[Any, ...]
+    dtype: str
+    joined: tuple[str, ...]
+    runs: str
+    chain: int | None
+    reason: str | None
+    where: str
+
+    def cells(self) -> tuple[str, ...]:
+        """As a row of the table."""
+        runs = self.runs if self.reason is None else f"as it was: {self.reason}"
+        chain = "" if self.chain is None else str(self.chain)
+        return (
+            self.operation,
+            _shape(self.x_shape),
+            _shape(self.kernel_shape),
+            ", ".join(self.joined),
+            runs,
+            chain,
+            self.where,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What became of every convolution and dense layer; printed as a table, in notebooks too.
+
+    Attributes:
+      rows: in the order of the function.
+      reason: why nothing was rewritten at all, or None.
+    """
+
+    rows: tuple[Row, ...]
+    reason: str | None = None
+
+    def __str__(self) -> str:
+        if self.reason is not None:
+            return f"Nothing was rewritten: {self.reason}."
+        if not self.rows:
+            return "Nothing was rewritten: there is no convolution."
+        cells = [_COLUMNS, *(row.cells() for row in self.rows)]
+        widths = [max(len(row[index]) for row in cells) for index in range(len(_COLUMNS))]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
+        ]
+        return "\n".join([*lines, self.summary()])
+
+    __repr__ = __str__
+
+    def summary(self) -> str:
+        """One line."""
+        rewritten = sum(row.reason is None for row in self.rows)
+        chained = [row.chain for row in self.rows if row.chain is not None]
+        text = f"{rewritten} of {len(self.rows)} layers are calls of jax_sparse_conv"
+        count = len(set(chained))
+        return f"{text}, {len(chained)} of them in {count} chain{'s' if count > 1 else ''}" if chained else text
+
+    def _repr_html_(self) -> str:
+        if self.reason is not None or not self.rows:
+            return f"<p>{html.escape(str(self))}</p>"
+        head = "".join(f"<th>{name}</th>" for name in _COLUMNS)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row.cells()) + "</tr>" for row in self.rows
+        )
+        return f"<table><tr>{head}</tr>{body}</table><p>{html.escape(self.summary())}</p>"
+
+
+def report_of(every: Any, found: Sequence[Found]) -> Report:
+    """The report of a rewritten function, whose closed jaxpr is `every`."""
+    numbers = _chains(every)
+    kinds = _kinds(every)
+    rows = []
+    for each in found:
+        chain = numbers.get(each.call) if each.call is not None else None
+        runs = "chain" if chain is not None else kinds[each.call] if each.call is not None else "in its loop"
+        shapes = (each.x_shape, each.kernel_shape, each.dtype)
+        rows.append(Row(each.operation, *shapes, each.joined, runs, chain, each.reason, each.where))
+    return Report(tuple(rows))
+
+
+def _chains(every: Any) -> dict[int, int]:
+    """By layer, the number of the chain that runs as one call on the default device."""
+    layers: list[tuple[int, ...]] = []
+
+    def placed(*values: Any) -> list[Any]:
+        out, found = rewrite.evaluate(every, values)
+        layers.extend(found)
+        return out
+
+    program = jax.make_jaxpr(placed)(*(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in every.in_avals))
+    fused = [equation for equation in program.jaxpr.eqns if equation.primitive is chains.fused_chain_p]
+    one_call = [each for each, equation in zip(layers, fused, strict=True) if _is_one_call(equation)]
+    return {layer: number for number, each in enumerate(one_call, 1) for layer in each}
+
+
+def _is_one_call(equation: Any) -> bool:
+    if devices.default_platform() != "gpu":
+        return False
+    return chains.is_one_call([variable.aval for variable in equation.invars], equation.params["layers"], chosen=True)
+
+
+def _kinds(every: Any) -> list[str]:
+    """Of every call in order, what runs it on the default device."""
+    platform = "cuda" if devices.default_platform() == "gpu" else devices.default_platform()
+    equations = [each.equation for each in FlatJaxpr(every, every.in_avals).equations]
+    calls = [equation for equation in equations if equation.primitive is primitives.conv_p]
+    return [_kind(equation, platform) for equation in calls]
+
+
+def _kind(equation: Any, platform: str) -> str:
+    x, kernel = (variable.aval for variable in equation.invars[:2])
+    if platform not in _native.PLATFORMS:
+        return "xla"
+    chosen = lowering.resolved(x, kernel, equation.params["config"], platform)
+    if chosen is None:
+        return "xla"
+    if chosen.below is not None:
+        return f"{chosen.method} up to {1 - chosen.below:.0%} zeros, else xla"
+    return f"{chosen.method} or dense, by the zeros" if chosen.may_be_dense else chosen.method
+
+
+def _shape(shape: Sequence[Any]) -> str:
+    return "x".join(map(str, shape))

@@ -1,0 +1,168 @@
+"""`accelerate`: the public transformation."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_sparse_conv._src.accelerate import hoist, recognise
+from jax_sparse_conv._src.accelerate.pending import Found
+from jax_sparse_conv._src.accelerate.report import Report, report_of
+from jax_sparse_conv._src.fusion import rewrite
+from jax_sparse_conv._src.primitive import explicit
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """A function of arrays, rewritten.
+
+    Attributes:
+      split: what depends on weights alone, and the rest.
+      found: its layers.
+      results: how the results are nested.
+    """
+
+    split: hoist.Split
+    found: Sequence[Found]
+    results: Any
+
+
+def accelerate(function: _Function) -> _Function:
+    """Run the convolutions of any function by the kernels of this package.
+
+    The function stays as its author wrote it, with Flax, Haiku, Equinox, Keras or plain JAX. Its trace is rewritten:
+
+    - Every two-dimensional `lax.conv_general_dilated` becomes `jsc.conv` under `implementation=None`, whatever its
+      order of axes, strides, padding, dilation and groups. Products of up to 16 rows with a matrix become `jsc.dense`.
+    - What follows joins the call: a bias, batch norm at inference in any spelling, a residual, ReLU, and a max or
+      average pool. So does a `pad` in front. A batch norm is folded into the kernel.
+    - Feature maps lie as [N, H, W, C] between the layers. What a function with channels first transposes is its first
+      map and its last.
+    - Layers that feed each other run as fused chains, where that is expected to be faster.
+    - Layers in the bodies of `scan`, `while_loop`, `cond`, `checkpoint` and functions with derivatives of their own are
+      rewritten there.
+
+    Weights that `function` holds itself are constants of its trace. What depends on them alone, such as folded batch
+    norms, is computed while it is traced. Weights that are arguments are folded in every call, where that is cheap;
+    `jit_inference` does it once.
+
+    It composes with `jit`, `vmap`, `grad` and `scan`, as `jax.checkpoint` does. Values are those of `function` but for
+    the rounding of folded batch norms, and but for zeros that meet infinite weights (see `conv`). A ReLU written as
+    `maximum(x, 0)` has the derivative 0 at 0, as `jax.nn.relu` has. Outside of `jit` the function is traced at every
+    call.
+
+    Args:
+      function: of arrays and anything else. Leaves of its arguments that are no arrays are taken as they are.
+
+    Returns:
+      A function of the same arguments and results. Its attribute `report(*args, **kwargs)` returns a `Report` of what
+      became of every convolution. Arguments may be `jax.ShapeDtypeStruct`s there.
+
+    Raises:
+      TypeError: `function` cannot be called.
+
+    Warns:
+      UserWarning: when called, if there is no convolution or dense layer to rewrite.
+    """
+    if not callable(function):
+        raise TypeError(f"function={function!r} cannot be called")
+
+    def accelerated(*args: Any, **kwargs: Any) -> Any:
+        of_arrays, arrays = _taken_apart(function, args, kwargs)
+        closed, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
+        results = jax.tree.structure(shape)
+        if _is_explicit([*closed.consts, *arrays]):
+            return jax.tree.unflatten(results, hoist.evaluate(closed, *arrays))
+        fixed = [_is_known(value) for value in closed.consts] + [False] * len(arrays)
+        program = of_jaxpr(closed, fixed, results)
+        if all(each.reason is not None for each in program.found):
+            warnings.warn(_nothing(function, program.found), stacklevel=2)
+            return jax.tree.unflatten(results, hoist.evaluate(closed, *arrays))
+        values = [*closed.consts, *arrays]
+        weights = [value for value, each in zip(values, fixed, strict=True) if each]
+        with jax.ensure_compile_time_eval():
+            once = jax.jit(hoist.evaluate, static_argnums=0)(program.split.once, *weights) if weights else []
+        others = [value for value, each in zip(values, fixed, strict=True) if not each]
+        return jax.tree.unflatten(results, run(program, once, others))
+
+    def report(*args: Any, **kwargs: Any) -> Report:
+        of_arrays, arrays = _taken_apart(function, args, kwargs)
+        closed, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
+        if _is_explicit([*closed.consts, *arrays]):
+            return Report((), "its arrays say how they are split over devices (explicit sharding)")
+        fixed = [_is_known(value) for value in closed.consts] + [False] * len(arrays)
+        program = of_jaxpr(closed, fixed, jax.tree.structure(shape))
+        return report_of(program.split.every, program.found)
+
+    functools.update_wrapper(accelerated, function, updated=())
+    accelerated.report = report  # type: ignore[attr-defined]
+    return accelerated  # type: ignore[return-value]
+
+
+def of_jaxpr(closed: Any, fixed: Sequence[bool], results: Any) -> Program:
+    """Rewrite a closed jaxpr, whose constants and arguments are fixed or not."""
+    opened = _opened(closed)
+    program, found = recognise.rewritten(opened, fixed)
+    # Constants of the rewritten jaxpr are small values that it made itself.
+    return Program(hoist.split(program, fixed), tuple(found), results)
+
+
+def run(program: Program, once: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+    """The results of a program, its layers in chains where that is expected to be faster."""
+    out, _ = rewrite.evaluate(program.split.every, [*once, *arguments])
+    return out
+
+
+def _opened(closed: Any) -> Any:
+    """The jaxpr with its constants as its first arguments."""
+    avals = [jax.typeof(value) if not isinstance(value, np.ndarray) else value for value in closed.consts]
+    shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+    rest = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in closed.in_avals]
+    count = len(shapes)
+
+    def function(*values: Any) -> list[Any]:
+        out: list[Any] = jax.core.eval_jaxpr(closed.jaxpr, values[:count], *values[count:])
+        return out
+
+    return jax.make_jaxpr(function)(*shapes, *rest)
+
+
+def _taken_apart(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Callable[..., Any], list[Any]]:
+    """The function of the arrays among its arguments, and these."""
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    kinds = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, kinds)]
+
+    def of_arrays(*arrays: Any) -> Any:
+        filled = list(leaves)
+        for place, array in zip(places, arrays, strict=True):
+            filled[place] = array
+        positional, named = jax.tree.unflatten(tree, filled)
+        return function(*positional, **named)
+
+    return of_arrays, [leaves[i] for i in places]
+
+
+def _is_known(value: Any) -> bool:
+    return not isinstance(value, jax.core.Tracer)
+
+
+def _is_explicit(values: Sequence[Any]) -> bool:
+    """Whether a value's type says how it is split over devices."""
+    return explicit.is_split([jnp.asarray(v) if isinstance(v, (np.ndarray, np.generic)) else v for v in values])
+
+
+def _nothing(function: Callable[..., Any], found: Sequence[Found]) -> str:
+    name = getattr(function, "__name__", type(function).__name__)
+    if not found:
+        return f"accelerate found no convolution in {name}, which runs as it is"
+    return f"accelerate left all {len(found)} convolutions of {name}, which runs as it is: {found[0].reason}"
