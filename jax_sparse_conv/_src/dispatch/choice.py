@@ -1,12 +1,9 @@
-"""What `implementation=None` does without a plan: a row of a table, else the models.
+"""What `implementation=None` does on a GPU without a plan: a row of a table, else the models.
 
-On a GPU the models say how long XLA, the dense kernels and the sparse ones are expected to take (`model`), and the
-fastest runs. Density is not known before the program runs, so the sparse kernels are taken at `ASSUMED_DENSITY`. With
-a branch of XLA's the host would wait for the device. XLA has a start of `_MARGIN`, so that what is level is its.
-
-A CPU decides in the running program, by a sample of x: convolutions inside the native call, which has a dense kernel of
-its own, dense layers of several rows by a branch to XLA's (`is_at_most`), for which counts of the non-zeros serve as
-well.
+The models say how long XLA, the dense kernels and the sparse ones are expected to take (`model`), and the fastest runs.
+Density is not known before the program runs, so the sparse kernels are taken at `ASSUMED_DENSITY`. With a branch of
+XLA's the host would wait for the device. XLA has a start of `_MARGIN`, so that what is level is its. A CPU's choice is
+in `cpu_choice`.
 
 The papers' own rule (OCPA, Xu et al. 2023, section 7: PECR where a pool follows, ECR elsewhere) is what naming the
 implementations gives. The decision is made while a program is lowered, so it sees the images that `vmap` added.
@@ -46,21 +43,6 @@ _BOTH_US = 2.0
 # XLA is faster, too, and where weights may still lie in the cache: from there cuBLAS reads them half again as fast.
 _ROW_WEIGHTS = 4e4
 _CACHED_BYTES = 2.4e7, 5e7
-
-# Dense layers on a CPU: up to so many rows, with so many weights. A branch costs small ones up to 10 %.
-_CPU_ROWS, _CPU_FEW_ROWS = 16, 4
-_CPU_FEW_WEIGHTS, _CPU_MANY_WEIGHTS, _CPU_MOST_WEIGHTS = 4e6, 1e7, 5e7
-_CPU_CROSSOVER, _CPU_ROWS_CROSSOVER = 0.65, 0.35
-_CPU_SMALL = 1e5  # operations: such calls are over before a branch pays
-# Where XLA's convolutions are faster on a CPU at full density: results so large that their memory is new in every call,
-# 1x1 convolutions with strides or a pool of so many operations, and 1x1 to many more channels on so many pixels.
-_CPU_LARGE_RESULT, _CPU_LARGE_CROSSOVER = 2**25, 0.9
-_CPU_FEW_PIXELS = 64
-_CPU_1X1_FLOPS = 1e9
-_CPU_WIDENING, _CPU_WIDE_CHANNELS, _CPU_WIDE_PIXELS = 4, 256, 1024
-
-
-# --- a GPU -----------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,61 +188,3 @@ def prefers_averages(workload: Workload, platform: str | None) -> bool:
 def _best_us(workload: Workload, device: Device) -> float:
     xla = model.xla_us(workload, device)
     return min(xla, Layer.of(workload).dense(device).us) if _has_dense(workload, device) else xla
-
-
-# --- a CPU -----------------------------------------------------------------------------------------------------------
-
-
-def density_on_cpu(workload: Workload) -> float:
-    """The density of x up to which the native call is expected to be as fast as XLA; infinite where it always is."""
-    if workload.is_symbolic:
-        return math.inf
-    if workload.is_image:
-        return 0.0
-    if workload.method == "dense":
-        return _density_of_rows(workload.x_shape[0], math.prod(workload.kernel_shape), workload.flops)
-    if workload.flops < _CPU_SMALL or workload.geometry.groups > 1 or workload.itemsize == 2:
-        return math.inf
-    if workload.pixels <= _CPU_FEW_PIXELS:
-        return math.inf
-    return _CPU_LARGE_CROSSOVER if _has_large_result(workload) else _CPU_CROSSOVER
-
-
-def _has_large_result(workload: Workload) -> bool:
-    result = workload.pixels * workload.kernel_shape[4] * workload.itemsize
-    return workload.geometry.pool is None and result > _CPU_LARGE_RESULT
-
-
-def _density_of_rows(rows: int, weights: int, flops: float) -> float:
-    """Of a dense layer."""
-    if rows > _CPU_ROWS:
-        return 0.0
-    if flops < _CPU_SMALL:
-        return math.inf
-    if rows == 1:
-        return math.inf if weights <= _CPU_MOST_WEIGHTS else _CPU_CROSSOVER
-    if rows > _CPU_FEW_ROWS:
-        return _CPU_ROWS_CROSSOVER if weights > _CPU_MANY_WEIGHTS else 0.0
-    if weights > _CPU_MANY_WEIGHTS:
-        return _CPU_CROSSOVER
-    return _CPU_ROWS_CROSSOVER if weights > _CPU_FEW_WEIGHTS else 0.0
-
-
-def chooses_natively(workload: Workload, platform: str) -> bool:
-    """Whether the native call chooses by itself, by a sample of x, between sparse loops and a dense one."""
-    if platform != "cpu" or workload.method not in ("ecr", "pecr") or workload.is_symbolic:
-        return False
-    if _has_large_result(workload) or _is_xlas_at_full_density(workload):
-        return False
-    return not workload.is_image and workload.geometry.groups == 1 and workload.itemsize > 2
-
-
-def _is_xlas_at_full_density(workload: Workload) -> bool:
-    """Whether XLA is the fastest for a convolution without zeros on a CPU."""
-    geometry, (channels, out_channels) = workload.geometry, workload.kernel_shape[3:]
-    if math.prod(workload.kernel_shape[1:3]) > 1:
-        return False
-    if (geometry.pool is not None or max(geometry.strides) > 1) and workload.flops > _CPU_1X1_FLOPS:
-        return True
-    widens = channels >= _CPU_WIDE_CHANNELS and out_channels >= _CPU_WIDENING * channels
-    return widens and workload.pixels >= _CPU_WIDE_PIXELS

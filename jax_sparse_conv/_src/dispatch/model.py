@@ -60,7 +60,7 @@ class Model:
     Attributes:
       kernels: of the C++ planners, by family; their order is that of `cmake/model_header.py`.
       xla: of `xla_us`, by class of convolutions.
-      others: of `sparse_us` and `pool_us`.
+      others: of `sparse_us` and `pool_us`, and of a CPU's rules (`cpu_choice`).
       fit: what fitted them: date, command, raw times, and residuals by group and kind.
     """
 
@@ -207,6 +207,13 @@ def _read_bytes(workload: Workload) -> float:
 def path_of_user(device: str) -> Path:
     """Where `tune --fit` writes the constants of a GPU."""
     return folders.cache_folder() / f"{folders.slug(device)}.model.json"
+
+
+@functools.lru_cache(maxsize=8)
+def of_cpu(group: str) -> Mapping[str, float]:
+    """The shipped constants of a group of `Model.others` for CPUs, "cpu conv" or "cpu dense", by name."""
+    found = load(SHIPPED).others[group]
+    return dict(zip(found.names, found.kinds[ALL], strict=True))
 
 
 def of(device: Device) -> Model:

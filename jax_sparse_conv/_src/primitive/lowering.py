@@ -18,7 +18,7 @@ from jax import lax
 from jax.interpreters import mlir
 
 from jax_sparse_conv._src import _native, devices
-from jax_sparse_conv._src.dispatch import choice
+from jax_sparse_conv._src.dispatch import choice, cpu_choice
 from jax_sparse_conv._src.dispatch.coo import cost_model
 from jax_sparse_conv._src.primitive import packing, partitioning, reference, sampling
 from jax_sparse_conv._src.primitive.primitives import Config, Operands, conv_on_device_p, conv_p, reference_conv
@@ -91,12 +91,13 @@ def resolved(x: Any, kernel: Any, config: Config, platform: str) -> Config | Non
         )
     workload = workload_of(x, kernel, config)
     if config.fallback:
-        return _chosen_on_gpu(workload, config) if platform == "cuda" else _chosen_on_cpu(workload, config, platform)
+        return _chosen_on_gpu(workload, config) if platform == "cuda" else _chosen_on_cpu(workload, config)
     if config.method != "adaptive":
         return config
     if config.below is not None:  # a threshold of the caller's: both sides, whatever the model expects
         return dataclasses.replace(config, method=method)
-    below = choice.density_of_sparse(workload) if platform == "cuda" else choice.density_on_cpu(workload)
+    side = choice if platform == "cuda" else cpu_choice
+    below = side.density_of_sparse(workload)
     return _up_to(below, config, platform)
 
 
@@ -108,13 +109,13 @@ def _chosen_on_gpu(workload: Workload, config: Config) -> Config | None:
     return dataclasses.replace(config, method=chosen.method, candidate=chosen.candidate, below=None)
 
 
-def _chosen_on_cpu(workload: Workload, config: Config, platform: str) -> Config | None:
+def _chosen_on_cpu(workload: Workload, config: Config) -> Config | None:
     """The same on a CPU, where the running program may choose by the density of x."""
-    below = choice.density_on_cpu(workload)
-    if below <= 0:
+    chosen = cpu_choice.on_cpu(workload)
+    if chosen.below <= 0:
         return None
-    native = choice.chooses_natively(workload, platform)
-    return dataclasses.replace(config, below=None if below >= 1 or native else below, may_be_dense=native)
+    below = None if chosen.below >= 1 else chosen.below
+    return dataclasses.replace(config, below=below, may_be_dense=chosen.may_be_dense)
 
 
 def _up_to(below: float, config: Config, platform: str) -> Config | None:

@@ -1,0 +1,108 @@
+"""What `implementation=None` does on a CPU without a plan: rules.
+
+A CPU decides in the running program, by a sample of x. Convolutions do so inside the native call, which has a dense
+kernel of its own. Where that kernel is slower than XLA's, and in dense layers of several rows, a branch leads to XLA.
+Counts of the non-zeros serve it as well as a sample.
+
+The rules' numbers are constants of `model.json`. They were chosen by hand, from times of `benchmarks cpu` and
+`benchmarks zoo` on two cores.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from jax_sparse_conv._src.dispatch import model
+from jax_sparse_conv._src.problem.workload import Workload
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What runs a call on a CPU.
+
+    Attributes:
+      below: the density of x up to which it is the native call, XLA beyond; 0 never, infinite always.
+      may_be_dense: whether the native call may take its own dense kernel, by a sample of x.
+    """
+
+    below: float
+    may_be_dense: bool = False
+
+
+def on_cpu(workload: Workload) -> Choice:
+    """By the rules."""
+    return by_rules(workload)
+
+
+def has_dense(workload: Workload) -> bool:
+    """Whether the native call has a dense kernel for it."""
+    if workload.method not in ("ecr", "pecr") or workload.is_symbolic:
+        return False
+    return not workload.is_image and workload.geometry.groups == 1 and workload.itemsize > 2
+
+
+# --- rules -----------------------------------------------------------------------------------------------------------
+
+
+def by_rules(workload: Workload) -> Choice:
+    """What is expected to be the fastest."""
+    below = density_of_sparse(workload)
+    if below <= 0 or not has_dense(workload) or _is_xlas_without_zeros(workload):
+        return Choice(below)
+    return Choice(math.inf, may_be_dense=True)
+
+
+def density_of_sparse(workload: Workload) -> float:
+    """The density of x up to which the sparse loops are expected to be as fast as XLA; infinite where they always are.
+
+    "adaptive" branches by it, too.
+    """
+    if workload.is_symbolic:
+        return math.inf
+    if workload.is_image:
+        return 0.0
+    if workload.method == "dense":
+        return _density_of_rows(workload.x_shape[0], math.prod(workload.kernel_shape), workload.flops)
+    if workload.geometry.groups > 1 or workload.itemsize == 2:
+        return math.inf
+    of = model.of_cpu("cpu conv")
+    if workload.flops < of["operations, small"] or workload.pixels <= of["pixels, few"]:
+        return math.inf
+    return of["density, large result"] if _has_large_result(workload) else of["density"]
+
+
+def _has_large_result(workload: Workload) -> bool:
+    """Whether the result is so large that its memory is new in every call."""
+    result = workload.pixels * workload.kernel_shape[4] * workload.itemsize
+    return workload.geometry.pool is None and result > model.of_cpu("cpu conv")["bytes, large result"]
+
+
+def _is_xlas_without_zeros(workload: Workload) -> bool:
+    """Whether XLA is faster than the dense kernel: large results, and 1x1 that strides, pools or widens a large map."""
+    if _has_large_result(workload):
+        return True
+    geometry, (channels, out_channels) = workload.geometry, workload.kernel_shape[3:]
+    if math.prod(workload.kernel_shape[1:3]) > 1:
+        return False
+    of = model.of_cpu("cpu conv")
+    if (geometry.pool is not None or max(geometry.strides) > 1) and workload.flops > of["operations, 1x1"]:
+        return True
+    widens = channels >= of["channels, widening"] and out_channels >= of["times, widening"] * channels
+    return widens and workload.pixels >= of["pixels, widening"]
+
+
+def _density_of_rows(rows: int, weights: int, flops: float) -> float:
+    """Of a dense layer."""
+    of = model.of_cpu("cpu dense")
+    if rows > of["rows"]:
+        return 0.0
+    if flops < of["operations, small"]:  # over before a branch pays
+        return math.inf
+    if rows == 1:
+        return math.inf if weights <= of["weights, most"] else of["density"]
+    if rows > of["rows, few"]:
+        return of["density, many rows"] if weights > of["weights, many"] else 0.0
+    if weights > of["weights, many"]:
+        return of["density"]
+    return of["density, many rows"] if weights > of["weights, few"] else 0.0
