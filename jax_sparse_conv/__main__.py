@@ -82,9 +82,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_tune(
         commands.add_parser(
             "tune",
-            help="make the package fast on the GPU at hand",
-            description="Time what kernels can take against XLA, for the convolutions of networks, and write the "
-            "table that implementation=None reads. It goes on where it was stopped.",
+            help="make the package fast on the GPU or CPU at hand",
+            description="Time what kernels can take against XLA, for the layers of networks, and write the table that "
+            "implementation=None reads. It goes on where it was stopped.",
         )
     )
     return parser
@@ -92,12 +92,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_tune(parser: argparse.ArgumentParser) -> None:
     layers = parser.add_mutually_exclusive_group()
-    layers.add_argument("--network", nargs="+", metavar="NAME", help="whose convolutions to time (default: four)")
+    layers.add_argument("--network", nargs="+", metavar="NAME", help="whose layers to time (default: four)")
     layers.add_argument("--layers", type=Path, metavar="FILE", help="JSON list of calls, as a plan has them")
     add = parser.add_argument
     add("--batch", type=_positive, nargs="+", default=(1, 8, 32), metavar="N", help="images of a batch: 1 8 32")
     add("--kinds", nargs="+", choices=model.KINDS, default=model.KINDS, help="of products (default: all)")
-    add("--device", type=int, default=0, metavar="N", help="CUDA's number of the GPU (default: 0)")
+    add("--device", type=_device, metavar="N", help="CUDA's number of the GPU, or cpu (default: 0, cpu without a GPU)")
     add("--budget", type=float, default=30, metavar="MINUTES", help="stop after so long (default: 30)")
     add("--out", type=Path, metavar="FOLDER", help="of the table and the raw times (default: the user's cache folder)")
     add("--no-xla", action="store_true", help="time kernels alone, which is enough to fit their models and fast")
@@ -117,6 +117,12 @@ def _add_network(parser: argparse.ArgumentParser, images: str | None = None) -> 
     add("--dtype", choices=DTYPES, default="float32")
     add("--precision", choices=PRECISIONS, default="default", help="of the dense layers, as in lax (default: default)")
     add("--seed", type=_seed, default=0, help="of the weights, without --weights")
+
+
+def _device(text: str) -> int | str:
+    if text != "cpu" and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not 'cpu' or a GPU's number from 0 on")
+    return text if text == "cpu" else int(text)
 
 
 def _seed(text: str) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several workers share a GPU
+os.environ.setdefault("JSC_TABLES", "shipped")  # what is chosen does not depend on the user's own tables
 
 import hypothesis
 import jax

@@ -11,12 +11,13 @@ import contextvars
 import dataclasses
 import functools
 import os
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import jax
 
-from jax_sparse_conv._src import _native
+from jax_sparse_conv._src import _native, environment
 
 _GPU = "gpu"  # `jax.Device.platform` of CUDA devices
 _FP32_LANES = {(7, 0): 64, (7, 5): 64, (8, 0): 64}  # of an SM; 128 in every other since
@@ -157,6 +158,32 @@ def _name(ordinal: int) -> str:
     except RuntimeError:
         return ""  # JAX has no GPU
     return next((str(each.device_kind) for each in here if (each.local_hardware_id or 0) == ordinal), "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Cpu:
+    """What times on a CPU depend on.
+
+    Attributes:
+      model: its name, as the system says it.
+      isa: the instruction set that the kernels use; "none" without them.
+      threads: of XLA and the kernels, one for each core that this process may use.
+    """
+
+    model: str
+    isa: str
+    threads: int
+
+    @property
+    def slug(self) -> str:
+        """Its name in file names, such as "cpu_amd_epyc_7b13_avx2_2_threads"."""
+        named = re.sub(r"\((r|tm)\)", "", self.model.lower())
+        return "_".join(["cpu", *re.findall(r"[a-z0-9]+", f"{named} {self.isa} {self.threads}"), "threads"])
+
+
+def cpu() -> Cpu:
+    """The CPU of this process."""
+    return Cpu(environment.cpu_model(), _native.cpu_isa(), int(environment.cores()))
 
 
 def default() -> jax.Device:

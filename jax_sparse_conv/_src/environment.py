@@ -87,7 +87,7 @@ def device_name() -> str:
         from jax_sparse_conv._src import devices
 
         device = devices.default()
-        return _cpu_model() if device.platform == "cpu" else str(device.device_kind)
+        return cpu_model() if device.platform == "cpu" else str(device.device_kind)
 
     return str(_or_reason(ask))
 
@@ -126,7 +126,7 @@ def _build() -> dict[str, Any]:
 def _cpu() -> dict[str, str]:
     native = importlib.import_module("jax_sparse_conv._src._native")
     return {
-        "model": _or_reason(_cpu_model),
+        "model": _or_reason(cpu_model),
         "cores": _or_reason(cores),
         "instruction_set_in_use": _or_reason(native.cpu_isa),
     }
@@ -139,7 +139,9 @@ def cores() -> str:
     return str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
 
 
-def _cpu_model() -> str:
+@functools.cache
+def cpu_model() -> str:
+    """The processor's model name, as the system says it."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
@@ -149,10 +151,12 @@ def _cpu_model() -> str:
 
 
 def _tables() -> dict[str, str]:
-    """Which tables of choices are there for the first device."""
+    """Which tables of choices are there for the first device, a GPU or the CPU."""
     table = importlib.import_module("jax_sparse_conv._src.dispatch.table")
-    kind = str(importlib.import_module("jax").local_devices()[0].device_kind)
-    return {name: str(path) if path.exists() else f"none, {path}" for name, path in table.paths(kind).items()}
+    devices = importlib.import_module("jax_sparse_conv._src.devices")
+    first = importlib.import_module("jax").local_devices()[0]
+    paths = table.paths_of(devices.cpu().slug) if first.platform == "cpu" else table.paths(str(first.device_kind))
+    return {name: str(path) if path.exists() else f"none, {path}" for name, path in paths.items()}
 
 
 def _targets() -> dict[str, Any]:

@@ -143,7 +143,7 @@ def _equations(jaxpr: Any) -> Iterator[Any]:
 
 
 def _decided(x: Any, kernel: Any, config: Config, platform: str) -> str:
-    if lowering._averages_first(x, kernel, config, platform):
+    if lowering.averages_first(x, kernel, config, platform):
         size = config.geometry.out_size(x.shape[1:3], kernel.shape[1:3])
         averaged = x.update(shape=(x.shape[0], *size, x.shape[3]))
         return "average first, " + _decided(averaged, kernel, lowering._unpooled(config), platform)

@@ -149,4 +149,4 @@ def test_without_times_it_says_so(
 ) -> None:
     monkeypatch.setenv(folders.CACHE, str(tmp_path))
     assert __main__.main(["tune", "--fit"]) == 1
-    assert "no raw times of a known GPU in" in capsys.readouterr().err
+    assert "no raw times of a known device in" in capsys.readouterr().err

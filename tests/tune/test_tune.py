@@ -41,6 +41,7 @@ def timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Call]:
 
     monkeypatch.setattr(measure, "measure", times)
     monkeypatch.setattr(command, "_gpu", lambda number: _stand_in())
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(Device, "of", classmethod(lambda cls, ordinal: GPU))
     monkeypatch.setattr(jax, "default_device", lambda device: jax.ensure_compile_time_eval())
     monkeypatch.setattr(_native, "has_warpgroups", lambda: True)
@@ -118,7 +119,7 @@ def test_mistakes_are_one_sentence(
 def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     if jax.default_backend() == "gpu":
         pytest.skip("this is a GPU")
-    assert tune("--network", "lenet5") == 1
+    assert tune("--network", "lenet5", "--device", "0") == 1
     assert "--device 0: JAX has no such GPU here" in capsys.readouterr().err
 
 
@@ -143,8 +144,8 @@ def test_times_of_several_runs_make_a_row_where_they_are_clear() -> None:
         assert len(command.table_of(GPU, [xla, kernels]).rows) == rows
 
 
-def test_networks_have_their_convolutions_without_pools() -> None:
-    calls = workloads.of_networks(["lenet5"])
+def test_a_gpus_table_has_convolutions_without_pools() -> None:
+    calls = workloads.convolutions(workloads.of_networks(["lenet5"]))
     assert [call.kernel_shape for call in calls] == [(5, 5, 1, 6), (5, 5, 6, 16)]
     assert all(call.geometry.pool is None for call in calls)
     assert all(measure.key_of(call) is not None for call in workloads.expanded(calls, (1, 4), model.KINDS))

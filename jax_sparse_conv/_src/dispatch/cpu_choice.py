@@ -1,4 +1,4 @@
-"""What `implementation=None` does on a CPU without a plan: rules.
+"""What `implementation=None` does on a CPU without a plan: a row of a table, else rules.
 
 A CPU decides in the running program, by a sample of x. Convolutions do so inside the native call, which has a dense
 kernel of its own. Where that kernel is slower than XLA's, and in dense layers of several rows, a branch leads to XLA.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from jax_sparse_conv._src.dispatch import model
+from jax_sparse_conv._src.dispatch import cpu_table, model
 from jax_sparse_conv._src.problem.workload import Workload
 
 
@@ -31,7 +31,10 @@ class Choice:
 
 
 def on_cpu(workload: Workload) -> Choice:
-    """By the rules."""
+    """By the table of the CPU, else by the rules."""
+    row = cpu_table.decision(workload)
+    if row is not None:
+        return Choice(row.below, has_dense(workload))
     return by_rules(workload)
 
 
@@ -46,7 +49,7 @@ def has_dense(workload: Workload) -> bool:
 
 
 def by_rules(workload: Workload) -> Choice:
-    """What is expected to be the fastest."""
+    """What is expected to be the fastest without a table."""
     below = density_of_sparse(workload)
     if below <= 0 or not has_dense(workload) or _is_xlas_without_zeros(workload):
         return Choice(below)
@@ -56,7 +59,7 @@ def by_rules(workload: Workload) -> Choice:
 def density_of_sparse(workload: Workload) -> float:
     """The density of x up to which the sparse loops are expected to be as fast as XLA; infinite where they always are.
 
-    "adaptive" branches by it, too.
+    "adaptive" branches by it, too: its sparse side has no dense kernel, so rows of tables are not of it.
     """
     if workload.is_symbolic:
         return math.inf

@@ -1,4 +1,4 @@
-"""Where tables and models of GPUs are, and how a GPU is named in file names."""
+"""Where tables and models are, how a GPU is named in file names, and how their files are written."""
 
 from __future__ import annotations
 
@@ -34,3 +34,16 @@ def switch() -> str:
     if found not in ("", "off", "shipped"):
         raise ValueError(f'{SWITCH}={found!r} is not one of "", "off", "shipped"')
     return found
+
+
+def write_whole(path: str | os.PathLike[str], text: str) -> None:
+    """Write a file whole, or not at all; its folder is made.
+
+    Raises:
+      OSError: it cannot be written.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    beside = target.with_suffix(".part")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(target)

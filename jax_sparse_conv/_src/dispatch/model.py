@@ -274,11 +274,7 @@ def save(path: str | os.PathLike[str], model: Model) -> None:
         parts.append(f' "{part}": {{\n' + ",\n".join(groups) + "\n }")
     fit = json.dumps(dict(model.fit), indent=1, sort_keys=True).replace("\n", "\n ")
     text = f'{{\n "format": {_FORMAT},\n "fit": {fit},\n' + ",\n".join(parts) + "\n}\n"
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.with_suffix(".part")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(target)
+    folders.write_whole(path, text)
 
 
 def _text(group: Group) -> str:

@@ -12,9 +12,9 @@ import functools
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from jax_sparse_conv._src import devices
 from jax_sparse_conv._src.devices import Device
@@ -25,7 +25,8 @@ from jax_sparse_conv._src.problem.workload import Workload
 
 SHIPPED = Path(__file__).with_name("tables")
 _FORMAT = 1
-_SIZES = 16  # numbers of a key
+SIZES, POOL_SIZES = 16, 9
+"""Numbers of a key, and of its pool."""
 # A row serves workloads whose pixels and channels differ by no more than this, the length of their logarithms to base
 # 2. And only where one side was ahead by so much: what is level may be otherwise beside it.
 _NEAR, _CLEAR = 0.5, 1.05
@@ -38,15 +39,17 @@ class Key:
     Attributes:
       sizes: N, H, W, C, kh, kw, K, then rows and columns of strides, padding (low, high of H, then of W) and dilation,
         and groups.
-      kind: of `model.KINDS`.
+      kind: of `model.KINDS`, or of `cpu_table.KINDS`.
       residual: whether a map is added.
-      pool: of a pool behind it, as `planner.Layer` has it. Raw times may be of one, rows are not.
+      pool: of a pool behind it, as `planner.Layer` has it. A GPU's raw times may be of one, its rows are not.
+      is_dense: whether it is a dense layer, whose rows are maps of one pixel; in a CPU's tables only.
     """
 
     sizes: tuple[int, ...]
     kind: str
     residual: bool
     pool: tuple[int, ...] = ()
+    is_dense: bool = False
 
     @classmethod
     def of(cls, workload: Workload) -> Key | None:
@@ -68,13 +71,15 @@ class Key:
         geometry = planner.geometry_of(windows, groups, self.pool)
         dtype = "bfloat16" if self.kind == "16bit" else "float32"
         shapes = (n, height, width, channels), (1, kh, kw, channels // groups, out_channels)
-        return Workload("pecr" if self.pool else "ecr", *shapes, geometry, dtype, self.kind == "highest", self.residual)
+        method = "dense" if self.is_dense else "pecr" if self.pool else "ecr"
+        return Workload(method, *shapes, geometry, dtype, self.kind == "highest", self.residual)
 
     @property
     def class_(self) -> tuple[Any, ...]:
         """Workloads that a row may stand for: all but the number of pixels and, without groups, channels."""
         grouped = (self.sizes[3], self.sizes[6]) if self.sizes[15] > 1 else ()
-        return self.kind, self.residual, self.sizes[4:6], self.sizes[7:9], self.sizes[13:16], grouped
+        windows = self.sizes[4:6], self.sizes[7:9], self.sizes[13:16], self.pool
+        return self.kind, self.residual, self.is_dense, *windows, grouped
 
     def distance(self, other: Key) -> float:
         """Between two workloads of one class: the length of the logarithms of pixels, C and K, to base 2."""
@@ -127,6 +132,12 @@ class Table:
     rows: tuple[Row, ...]
 
 
+class _Keyed(Protocol):
+    @property
+    def key(self) -> Key: ...
+
+
+AnyRow = TypeVar("AnyRow", bound=_Keyed)
 Index: TypeAlias = Mapping[tuple[Any, ...], Sequence[Row]]
 
 
@@ -143,11 +154,17 @@ def decision(workload: Workload) -> Row | None:
 
 def near(key: Key, device: Device) -> Row | None:
     """As `decision`, for a workload without a row of its own: by the nearest other row, if it is near and clear."""
-    rows = [row for row in _rows(key, device) if row.key != key]
-    row = min(rows, key=lambda row: key.distance(row.key), default=None)
-    if row is None or key.distance(row.key) > _NEAR or not row.is_clear:
+    row = nearest(key, _rows(key, device))
+    if row is None or not row.is_clear:
         return None
     return dataclasses.replace(row, key=key) if row.candidate is None else _retiled(row, key, device)
+
+
+def nearest(key: Key, rows: Iterable[AnyRow]) -> AnyRow | None:
+    """The nearest of the other rows of a class, if it is near."""
+    others = [row for row in rows if row.key != key]
+    row = min(others, key=lambda row: key.distance(row.key), default=None)
+    return None if row is None or key.distance(row.key) > _NEAR else row
 
 
 @functools.lru_cache(maxsize=4096)
@@ -183,7 +200,12 @@ def _retiled(row: Row, key: Key, device: Device) -> Row | None:
 
 def paths(device: str) -> dict[str, Path]:
     """The tables of a GPU that may be read, by whose they are, the first winning; whether they exist or not."""
-    switch, name = folders.switch(), f"{folders.slug(device)}.json"
+    return paths_of(folders.slug(device))
+
+
+def paths_of(slug: str) -> dict[str, Path]:
+    """As `paths`, by the name that a GPU or CPU has in file names."""
+    switch, name = folders.switch(), f"{slug}.json"
     found = {"user": folders.cache_folder() / name, "shipped": SHIPPED / name}
     return {name: path for name, path in found.items() if switch != "off" and (name != "user" or switch == "")}
 
@@ -234,11 +256,7 @@ def save(path: str | os.PathLike[str], table: Table) -> None:
     text = f'{{\n "format": {_FORMAT},\n "device": {json.dumps(table.device)},\n'
     text += f' "multiprocessors": {table.multiprocessors},\n "runs": {runs},\n "rows": [\n  '
     whole = text + ",\n  ".join(lines) + "\n ]\n}\n"
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.with_suffix(".part")
-    beside.write_text(whole, encoding="utf-8")
-    beside.replace(target)  # whole, or not at all
+    folders.write_whole(path, whole)
 
 
 def _values(row: Row) -> list[Any]:
@@ -248,8 +266,8 @@ def _values(row: Row) -> list[Any]:
 
 def _row(values: Sequence[Any], runs: int) -> Row:
     sizes, kind, residual, family, tile, us, xla_us, run = values
-    if len(sizes) != _SIZES or not all(type(size) is int for size in sizes):
-        raise ValueError(f"{sizes} are no sizes: {_SIZES} ints")
+    if len(sizes) != SIZES or not all(type(size) is int for size in sizes):
+        raise ValueError(f"{sizes} are no sizes: {SIZES} ints")
     if kind not in KINDS or residual not in (0, 1):
         raise ValueError(f"kind={kind!r}, residual={residual!r} are not one of {', '.join(KINDS)} and 0 or 1")
     if not (us > 0 and xla_us > 0 and 0 <= run < runs):

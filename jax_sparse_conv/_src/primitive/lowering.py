@@ -147,7 +147,7 @@ def platform_name(ctx: Any, platform: str | None) -> str:
 @devices.for_lowering
 def _lower(ctx: Any, *operands: Any, config: Config, platform: str | None) -> Any:
     x, kernel = ctx.avals_in[:2]
-    if _averages_first(x, kernel, config, platform):
+    if averages_first(x, kernel, config, platform):
         return mlir.lower_fun(functools.partial(_of_averages, config=config), multiple_results=False)(ctx, *operands)
     if _pools_apart(x, kernel, config, platform):
         return mlir.lower_fun(functools.partial(_then_pool, config=config), multiple_results=False)(ctx, *operands)
@@ -176,7 +176,7 @@ def _is_split_in_export(ctx: Any, config: Config) -> bool:
     return True
 
 
-def _averages_first(x: Any, kernel: Any, config: Config, platform: str | None) -> bool:
+def averages_first(x: Any, kernel: Any, config: Config, platform: str | None) -> bool:
     """Whether `implementation=None` averages x, and multiplies the averages, in a 1x1 convolution with an average pool.
 
     Both are linear, so that is the same but for rounding, on a quarter of the pixels. A sum of values near the largest

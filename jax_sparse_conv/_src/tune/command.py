@@ -9,7 +9,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,16 @@ import jax
 
 from jax_sparse_conv import models
 from jax_sparse_conv._src import devices, environment
-from jax_sparse_conv._src.dispatch import folders, model, table
+from jax_sparse_conv._src.dispatch import cpu_table, folders, model, table
 from jax_sparse_conv._src.dispatch.table import Key, Row, Table
 from jax_sparse_conv._src.layers.calls import Call
 from jax_sparse_conv._src.plans.timing import geometric_mean
-from jax_sparse_conv._src.tune import fit, measure, raw_times, workloads
+from jax_sparse_conv._src.tune import cpu, fit, measure, raw_times, workloads
 
+CPU = "cpu"
+"""The name of this device among those of `--device`."""
 NETWORKS = ("vgg19", "resnet50", "densenet121", "regnetx_400mf")
+_ENDINGS = (".json", ".times.jsonl")  # of a table and of its raw times
 _LEAST_GAIN = 0.98  # of XLA's time: what gains less is XLA's
 _CLEAR_ACROSS_RUNS = 1.08  # times of two runs differ by less for the same kernel
 
@@ -32,26 +35,54 @@ def run(options: argparse.Namespace) -> None:
     """The command.
 
     Raises:
-      ValueError: an option that cannot be, or no GPU to tune for.
+      ValueError: an option that cannot be, or no such device to tune for.
       OSError: a file that cannot be read or written.
     """
+    is_of_cpu = options.device == CPU or (options.device is None and jax.default_backend() != "gpu")
     if options.fit is not None:
         _fit(options.fit, options.out)
-        return
-    if options.show:
-        _show(_gpu(options.device).device_kind if jax.default_backend() == "gpu" else "NVIDIA H200")
-        return
-    gpu = _gpu(options.device)
-    folder = options.out or folders.cache_folder()
-    raw = folder / f"{folders.slug(gpu.device_kind)}.times.jsonl"
-    folder.mkdir(parents=True, exist_ok=True)
+    elif options.show:
+        _print(described_cpu(devices.cpu()) if is_of_cpu else described(_gpu(options.device or 0).device_kind))
+    elif is_of_cpu:
+        _tune_cpu(options, options.out or folders.cache_folder())
+    else:
+        _tune_gpu(options, _gpu(options.device or 0), options.out or folders.cache_folder())
+
+
+def _tune_gpu(options: argparse.Namespace, gpu: jax.Device, folder: Path) -> None:
+    device = devices.Device.of(gpu.local_hardware_id or 0)
+    path, raw = (folder / f"{folders.slug(gpu.device_kind)}{ending}" for ending in _ENDINGS)
+    calls = workloads.expanded(workloads.convolutions(_layers(options)), options.batch, options.kinds)
+    due = _due(calls, measure.key_of, [entry.key for entry in raw_times.read(raw)])
+
+    def line_of(_: Key, call: Call) -> Mapping[str, Any]:
+        return raw_times.line_of(measure.measure(call, device, xla=not options.no_xla))
+
     with jax.default_device(gpu):
-        _time_all(_calls(options), gpu.local_hardware_id or 0, raw, 60 * options.budget, not options.no_xla)
-    made = table_of(devices.Device.of(gpu.local_hardware_id or 0), raw_times.read(raw))
-    table.save(folder / f"{folders.slug(gpu.device_kind)}.json", made)
+        _time_all(due, raw, options.budget, raw_times.described(device), line_of)
+    made = table_of(device, raw_times.read(raw))
+    table.save(path, made)
     table.forget()
-    print(summary(made))
-    print(f"table: {folder / (folders.slug(gpu.device_kind) + '.json')}, raw times: {raw}")
+    print(f"{summary(made)}\ntable: {path}, raw times: {raw}")
+
+
+def _tune_cpu(options: argparse.Namespace, folder: Path) -> None:
+    if options.no_xla:
+        raise ValueError("--no-xla is for GPUs: a CPU's table compares the native call with XLA")
+    here = devices.cpu()
+    path, raw = (folder / f"{here.slug}{ending}" for ending in _ENDINGS)
+    calls = workloads.expanded(_layers(options), options.batch, options.kinds)
+    due = _due(calls, cpu.key_of, [entry.key for entry in cpu.read(raw)])
+
+    def line_of(key: Key, call: Call) -> Mapping[str, Any]:
+        return cpu.line_of(key, cpu.samples_of(call))
+
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        _time_all(due, raw, options.budget, cpu.described(here), line_of)
+    made = cpu.table_of(here, cpu.read(raw))
+    cpu_table.save(path, made)
+    cpu_table.forget()
+    print(f"{cpu_summary(made)}\ntable: {path}, raw times: {raw}")
 
 
 def _gpu(number: int) -> jax.Device:
@@ -62,37 +93,50 @@ def _gpu(number: int) -> jax.Device:
     return found
 
 
-def _calls(options: argparse.Namespace) -> list[Call]:
+def _layers(options: argparse.Namespace) -> list[Call]:
     if min(options.batch) < 1:
         raise ValueError(f"--batch {min(options.batch)} is not 1 or more")
     unknown = [name for name in options.network or () if name not in models.NETWORKS]
     if unknown:
         raise ValueError(f"--network {unknown[0]!r} is not one of {', '.join(models.NETWORKS)}")
-    single = workloads.of_file(options.layers) if options.layers else workloads.of_networks(options.network or NETWORKS)
-    return list(workloads.expanded(single, options.batch, options.kinds))
+    return workloads.of_file(options.layers) if options.layers else workloads.of_networks(options.network or NETWORKS)
 
 
 # --- raw times -------------------------------------------------------------------------------------------------------
 
 
-def _time_all(calls: Sequence[Call], ordinal: int, raw: Path, seconds: float, xla: bool) -> None:
-    """Time the calls that have no times yet, and write each down at once, so that nothing is lost by stopping."""
+def _due(calls: Iterable[Call], key_of: Callable[[Call], Key | None], known: Sequence[Key]) -> dict[Key, Call]:
+    """The calls that have no times yet, by key."""
+    keys = {key_of(call): call for call in calls}
+    done = set(known)
+    return {key: call for key, call in keys.items() if key is not None and key not in done}
+
+
+def _time_all(
+    due: Mapping[Key, Call],
+    raw: Path,
+    minutes: float,
+    run: Mapping[str, Any],
+    line_of: Callable[[Key, Call], Mapping[str, Any]],
+) -> None:
+    """Time calls and write each down at once, so that nothing is lost by stopping."""
+    raw.parent.mkdir(parents=True, exist_ok=True)
     raw_times.cut_off(raw)
-    known = {entry.key for entry in raw_times.read(raw)}
-    keys = {measure.key_of(call): call for call in calls}
-    due = {key: call for key, call in keys.items() if key is not None and key not in known}
-    start, device = time.monotonic(), devices.Device.of(ordinal)
+    start = time.monotonic()
     with raw.open("a", encoding="utf-8") as file:
-        raw_times.write(file, {"run": raw_times.described(device)})
-        for index, call in enumerate(due.values()):
-            if time.monotonic() - start > seconds:
-                print(f"\n{len(due) - index} of {len(due)} are left: the budget is spent", file=sys.stderr)
+        raw_times.write(file, {"run": run})
+        for done, (key, call) in enumerate(due.items()):
+            spent = time.monotonic() - start
+            if spent > 60 * minutes:
+                print(f"\n{len(due) - done} of {len(due)} are left: the budget is spent", file=sys.stderr)
                 return
-            raw_times.write(file, raw_times.line_of(measure.measure(call, device, xla=xla)))
-            done, spent = index + 1, time.monotonic() - start
-            left = spent / done * (len(due) - done)
-            print(f"\r{done}/{len(due)}  {spent:.0f} s, some {left:.0f} s left ", end="", file=sys.stderr, flush=True)
+            left = f", some {spent / done * (len(due) - done):.0f} s left" if done else ""
+            print(f"\r{done}/{len(due)}  {spent:.0f} s{left} ", end="", file=sys.stderr, flush=True)
+            raw_times.write(file, line_of(key, call))
     print(file=sys.stderr)
+
+
+# --- the table of a GPU ----------------------------------------------------------------------------------------------
 
 
 def table_of(device: devices.Device, entries: Sequence[raw_times.Entry]) -> Table:
@@ -138,17 +182,26 @@ def _of_times(entry: raw_times.Entry, best: str, us: float, xla: float, runs: Se
 
 
 def _fit(files: Sequence[Path], out: Path | None) -> None:
-    """Fit the models' constants to raw times, and write them: of one GPU for it, of several as the shipped file is.
-
-    The tables of these GPUs are made again, too.
-    """
+    """Make the models and tables of GPUs, and the tables of CPUs, from raw times."""
     folder = out or folders.cache_folder()
-    files = files or sorted(folders.cache_folder().glob("*.times.jsonl"))
+    files = files or sorted(folders.cache_folder().glob(f"*{_ENDINGS[1]}"))
     entries = [entry for file in files for entry in raw_times.read(file)]
+    of_cpus = [entry for file in files for entry in cpu.read(file)]
     times = raw_times.times_of(entries)
+    if not times and not of_cpus:
+        raise ValueError(f"no raw times of a known device in {', '.join(map(str, files)) or folders.cache_folder()}")
+    if times:
+        _fit_gpus(times, entries, folder)
+    for here in {devices.Cpu(**entry.run["cpu"]) for entry in of_cpus}:
+        of_one = [entry for entry in of_cpus if devices.Cpu(**entry.run["cpu"]) == here]
+        cpu_table.save(folder / f"{here.slug}.json", cpu.table_of(here, of_one))
+        print(f"table: {folder / here.slug}.json")
+    cpu_table.forget()
+
+
+def _fit_gpus(times: Sequence[raw_times.Time], entries: Sequence[raw_times.Entry], folder: Path) -> None:
+    """Fit the models' constants, of one GPU for it, of several as the shipped file is; make the GPUs' tables again."""
     names = {each.device.name for each in times}
-    if not times:
-        raise ValueError(f"no raw times of a known GPU in {', '.join(map(str, files)) or folders.cache_folder()}")
     fitted = fit.fitted(model.load(model.SHIPPED), times, print)
     run = environment.describe_run()
     found = {name: run[name] for name in ("date", "command")} | {"devices": sorted(names), "times": len(times)}
@@ -180,18 +233,43 @@ def summary(made: Table) -> str:
     return "\n".join(lines)
 
 
-def _show(device: str) -> None:
-    for line in described(device):
+def cpu_summary(made: cpu_table.Table) -> str:
+    """A CPU's rows by kind and operation: how many, for which zeros the native call runs, and its gains over XLA."""
+    groups: dict[tuple[str, str], list[cpu_table.Row]] = collections.defaultdict(list)
+    for row in made.rows:
+        groups[row.key.kind, "dense" if row.key.is_dense else "conv_pool" if row.key.pool else "conv"].append(row)
+    heads = ("always", "below", "never", "sparsest", "densest")
+    lines = [f"{'kind':8} {'op':10} {'rows':>5} " + " ".join(f"{head:>8}" for head in heads)]
+    for (kind, op), rows in sorted(groups.items()):
+        counts = [sum(row.below == cpu_table.ALWAYS for row in rows), 0, sum(row.below == 0 for row in rows)]
+        counts[1] = len(rows) - sum(counts)
+        gains = [geometric_mean(each) for each in zip(*(row.gains for row in rows), strict=True)]
+        numbers = [*(f"{count:8}" for count in counts), *(f"{gain:8.2f}" for gain in gains)]
+        lines.append(f"{kind:8} {op:10} {len(rows):5} " + " ".join(numbers))
+    return "\n".join(lines)
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
         print(line)
 
 
 def described(device: str) -> Iterator[str]:
     """Which tables are in use for a GPU."""
-    for name, path in table.paths(device).items():
+    return _described(table.paths(device), table.load, summary)
+
+
+def described_cpu(here: devices.Cpu) -> Iterator[str]:
+    """Which tables are in use for a CPU."""
+    return _described(cpu_table.paths(here), cpu_table.load, cpu_summary)
+
+
+def _described(paths: Mapping[str, Path], load: Callable[[Path], Any], text_of: Callable[[Any], str]) -> Iterator[str]:
+    for name, path in paths.items():
         if not path.exists():
             yield f"{name}: none, {path} does not exist"
             continue
-        found = table.load(path)
+        found = load(path)
         dates = sorted(str(run.get("date", "?"))[:10] for run in found.runs)
         yield f"{name}: {path}, {len(found.rows)} rows, {dates[0] if dates else '?'} to {dates[-1] if dates else '?'}"
-        yield summary(found)
+        yield text_of(found)

@@ -89,7 +89,7 @@ def measure(call: Call, device: Device, seed: int = 0, xla: bool = True) -> Meas
     functions: dict[str, timing.Function] = {XLA: _xla(call)} if xla else {}
     for candidate in _candidates(key, device):
         functions[name_of(candidate)] = _told(config, candidate)
-    operands = list(_operands(shapes, seed))
+    operands = list(operands_of(shapes, seed, 1 - ZEROS))
     compiled = {name: jax.jit(function) for name, function in functions.items()}
     jobs = [(functools.partial(_compiled, function, operands), name == XLA) for name, function in compiled.items()]
     for _ in timing.compile_each(jobs):
@@ -157,13 +157,13 @@ def _convolutions(jaxpr: Any) -> Iterator[Any]:
                 yield from _convolutions(value.jaxpr)
 
 
-def _operands(shapes: list[Any], seed: int) -> Iterator[timing.Operands]:
-    """Operands that successive calls rotate through."""
+def operands_of(shapes: list[Any], seed: int, density: float) -> Iterator[timing.Operands]:
+    """Operands that successive calls rotate through, x of a density with independent zeros."""
     rng = np.random.default_rng(seed)
     x, kernel, *rest = shapes
     scale = math.sqrt(2 / math.prod(kernel.shape[:-1]))
     values = np.abs(rng.standard_normal(x.shape, np.float32)) + np.float32(1e-3)
-    values[rng.random(x.shape, np.float32) < ZEROS] = 0
+    values[rng.random(x.shape, np.float32) >= density] = 0
     weights = jnp.asarray(scale * rng.standard_normal(kernel.shape, np.float32), kernel.dtype)
     others = [jnp.asarray(rng.standard_normal(each.shape, np.float32), each.dtype) for each in rest]
     for rotated in timing.rotations(jnp.asarray(values, x.dtype)):

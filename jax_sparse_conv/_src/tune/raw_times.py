@@ -7,7 +7,7 @@ import dataclasses
 import json
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,27 +70,34 @@ class Time:
     device: Device
 
 
-def read(raw: Path) -> list[Entry]:
-    """The entries of raw times; of a line that was cut off by stopping nothing is read.
+def lines(raw: Path) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Each workload's line of raw times with its run; of a line that was cut off by stopping nothing is read.
 
     Raises:
       ValueError: another file.
     """
-    found: list[Entry] = []
     run: Mapping[str, Any] = {}
-    lines = raw.read_text(encoding="utf-8").splitlines() if raw.exists() else []
-    for number, line in enumerate(lines, 1):
+    found = raw.read_text(encoding="utf-8").splitlines() if raw.exists() else []
+    for number, line in enumerate(found, 1):
         try:
             content = json.loads(line)
         except json.JSONDecodeError as error:
-            if number == len(lines):
+            if number == len(found):
                 break
             raise ValueError(f"{raw}, line {number} is no JSON: {error}") from error
         if "run" in content:
             run = content["run"]
         else:
-            found.append(Entry.of(content, run))
-    return found
+            yield content, run
+
+
+def read(raw: Path) -> list[Entry]:
+    """The entries of GPUs; those of CPUs are left out (`tune.cpu`).
+
+    Raises:
+      ValueError: another file.
+    """
+    return [Entry.of(content, run) for content, run in lines(raw) if "cpu" not in run]
 
 
 def times_of(entries: Sequence[Entry]) -> list[Time]:
@@ -120,13 +127,16 @@ def cut_off(raw: Path) -> None:
         raw.write_bytes(whole)
 
 
-def described(device: Device) -> dict[str, Any]:
+def run_of() -> dict[str, Any]:
+    """What describes a run on any device."""
     found = environment.describe_run()
-    versions = found["environment"]["versions"]
     kept = {name: found[name] for name in ("date", "command", "device", "xla_flags")}
-    kept["commit"] = os.environ.get("JSC_COMMIT", "")
-    gpu = dataclasses.asdict(device)
-    return kept | {"versions": versions, "driver": found["environment"]["gpu_driver"], "gpu": gpu}
+    return kept | {"commit": os.environ.get("JSC_COMMIT", ""), "versions": found["environment"]["versions"]}
+
+
+def described(device: Device) -> dict[str, Any]:
+    """A run on a GPU."""
+    return run_of() | {"driver": environment.gpu_driver(), "gpu": dataclasses.asdict(device)}
 
 
 def line_of(found: measure.Measured) -> dict[str, Any]:

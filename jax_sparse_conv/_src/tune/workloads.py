@@ -1,11 +1,11 @@
-"""What to time: the convolutions of networks, or of a file, as calls."""
+"""What to time: the layers of networks, or of a file, as calls."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ KINDS = {
 
 
 def of_networks(names: Sequence[str]) -> list[Call]:
-    """The distinct convolutions of these networks on one image, a pool behind one left out; no weights are made."""
+    """The distinct layers of these networks on one image; no weights are made."""
     return list(dict.fromkeys(call for name in names for call in _traced(name)))
 
 
@@ -47,11 +47,13 @@ def _traced(name: str) -> list[Call]:
             return model(network.preprocess(images))
 
     jax.eval_shape(run, jax.ShapeDtypeStruct((1, network.input_size, network.input_size, 3), jnp.uint8))
-    return [_unpooled(call) for call in found if call.op != "dense"]
+    return found
 
 
-def _unpooled(call: Call) -> Call:
-    return dataclasses.replace(call, op="conv", geometry=call.geometry.without_pool())
+def convolutions(calls: Sequence[Call]) -> list[Call]:
+    """The distinct convolutions among calls, a pool behind one left out: what a GPU's table holds."""
+    found = [call for call in calls if call.op != "dense"]
+    return list(dict.fromkeys(replace(call, op="conv", geometry=call.geometry.without_pool()) for call in found))
 
 
 def of_file(path: str | os.PathLike[str]) -> list[Call]:
@@ -68,7 +70,7 @@ def of_file(path: str | os.PathLike[str]) -> list[Call]:
             call.check()
     except ValueError as error:
         raise ValueError(f"{os.fspath(path)} holds no calls: {error}") from error
-    return [_unpooled(call) for call in calls if call.op != "dense"]
+    return list(calls)
 
 
 def expanded(calls: Sequence[Call], batches: Sequence[int], kinds: Sequence[str]) -> Iterator[Call]:
@@ -78,4 +80,4 @@ def expanded(calls: Sequence[Call], batches: Sequence[int], kinds: Sequence[str]
             dtype, precision = KINDS[kind]
             for call in calls:
                 shape = (batch, *call.x_shape[1:])
-                yield dataclasses.replace(call, x_shape=shape, dtype=dtype, precision=precision)
+                yield replace(call, x_shape=shape, dtype=dtype, precision=precision)
