@@ -38,6 +38,7 @@ TOOLS = {
     "document": ("paper.document", "write docs/papers.md from the results"),
     "xla_times": ("tune.xla_times", "XLA's times of the suite zoo as raw times for tune --fit"),
     "regret": ("suites.regret", "what choices lose against the best measured, from raw times"),
+    "cpu_regret": ("suites.cpu_regret", "the same of choices on a CPU"),
     "wins": ("suites.wins", "what each kernel alone wins, from raw times"),
     "merge": ("common.merge", "add the rows of files to a file of results"),
 }

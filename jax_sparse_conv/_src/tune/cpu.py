@@ -145,7 +145,7 @@ def _row(entry: Entry, run: int) -> Row | None:
     """None where medians and best times say different things: other work was on the machine."""
     below = _below([(each.density, each.xla / each.native) for each in entry.samples])
     of_best = _below([(each.density, each.xla_best / each.native_best) for each in entry.samples])
-    if below != of_best and not abs(below - of_best) <= _APART:
+    if abs(min(below, 1) - min(of_best, 1)) > _APART:
         return None
     least, full = entry.samples[0], entry.samples[-1]
     gains = round(least.xla / least.native, 3), round(full.xla / full.native, 3)
