@@ -65,6 +65,7 @@ def test_rows_of_given_times() -> None:
     assert below((1.03, 1.0, 0.9, 0.8, 0.7)) == 0  # too little to be ours
     assert below((2.0, 1.8, 1.25, 0.8, 0.7)) == pytest.approx(0.625)
     assert below((2.0, 2.0, 2.0, 2.0, 0.5)) == pytest.approx(0.875)
+    assert below((2.0, 1.8, 1.5, 0.8, 1.9)) == ALWAYS  # from a density on it is dense
 
 
 def test_what_other_work_disturbed_has_no_row() -> None:

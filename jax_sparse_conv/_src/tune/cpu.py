@@ -31,8 +31,8 @@ DENSITIES = (0.1, 0.25, 0.5, 0.75, 1.0)
 """Of x, at which calls are timed."""
 
 _SAMPLES = 7
-_LEAST_GAIN = 1.05  # of the native call at the least density: what gains less is XLA's
-_LEVEL = 0.97  # a native call that is never slower than that needs no branch
+_LEAST_GAIN = math.log(1.05)  # of the native call, over all densities: what gains less is XLA's
+_LEVEL = math.log(1.03)  # a branch that gains no more over all densities is left out
 _APART = 0.15  # densities of medians and of best times that differ by more say nothing
 
 
@@ -154,18 +154,21 @@ def _row(entry: Entry, run: int) -> Row | None:
 
 
 def _below(gains: Sequence[tuple[float, float]]) -> float:
-    """The density up to which the native call is as fast, from (density, XLA's time over its), the least first.
+    """The density up to which the native call is to run, from (density, XLA's time over its), the least first.
 
-    Between two densities logarithms of the gains are taken as a straight line.
+    Up to it the product of the gains is the greatest. So one density decides nothing alone, at which other work or a
+    change of loops slowed a side. Between two densities logarithms of the gains are taken as a straight line.
     """
-    if gains[0][1] < _LEAST_GAIN:
+    logs = [math.log(gain) for _, gain in gains]
+    products = [0.0, *itertools.accumulate(logs)]
+    best = max(products)
+    if best < _LEAST_GAIN:
         return 0.0
-    if min(gain for _, gain in gains) >= _LEVEL:
+    if best - products[-1] <= _LEVEL:
         return ALWAYS
-    for (sparser, gain), (denser, loss) in itertools.pairwise(gains):
-        if loss < 1:
-            return sparser + (denser - sparser) * math.log(gain) / math.log(gain / loss)
-    return 1.0
+    last = products.index(best)
+    (sparser, _), (denser, _) = gains[last - 1 : last + 1]
+    return sparser + (denser - sparser) * logs[last - 1] / (logs[last - 1] - logs[last])
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
