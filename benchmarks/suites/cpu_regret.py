@@ -4,9 +4,9 @@
 
 Three ways to choose: "row" by a workload's own row, "near" as for a workload that the table has not seen, "rules"
 without a table. The first two take the rules where there is no row. Every density that was timed counts. Regret is the
-time of what runs at that density over that of the faster side. A loss is a choice that takes longer than XLA's time
-over 0.97. With `--best` best times count in place of medians, as other work on the machine disturbs them least; rows
-are still made of both.
+time of what runs at that density, with its branch, over that of the faster side. A loss is a choice that takes longer
+than XLA's time over 0.97. With `--best` best times count in place of medians, as other work on the machine disturbs
+them least; rows are still made of both.
 """
 
 from __future__ import annotations
@@ -57,9 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def outcomes_of(entry: Entry, way: str, rows: Mapping[Key, Row], best: bool = False) -> Iterator[Outcome]:
     """What a way of `WAYS` makes of a workload, at each density that was timed."""
     below = _below(entry.key, way, rows)
+    branch = entry.branch if 0 < below < 1 else 0.0
     for sample in entry.samples:
         xla, native = _times(sample, best)
-        us = native if sample.density <= below else xla
+        us = branch + (native if sample.density <= below else xla)
         yield us / min(xla, native), xla / us
 
 

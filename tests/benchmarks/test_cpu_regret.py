@@ -19,7 +19,7 @@ KEY = Key((32, 1, 1, 512, 1, 1, 512, *[1, 1], *[0] * 4, *[1, 1], 1), "float32", 
 
 def entry_of(gain: float) -> Entry:
     samples = tuple(Sample(density, 100.0, 100 / gain, 100.0, 100.0) for density in DENSITIES)
-    return Entry(KEY, samples, {"cpu": dataclasses.asdict(Cpu("AMD EPYC 7B13", "avx2", 8))})
+    return Entry(KEY, samples, 5.0, {"cpu": dataclasses.asdict(Cpu("AMD EPYC 7B13", "avx2", 8))})
 
 
 def test_regret_of_given_times() -> None:
@@ -33,7 +33,7 @@ def test_regret_of_given_times() -> None:
 def test_a_row_loses_nothing_and_is_not_its_own_neighbour(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     samples = tuple(dataclasses.replace(each, native_best=50.0) for each in entry_of(2.0).samples)
     raw = tmp_path / "raw.jsonl"
-    lines = [{"run": entry_of(2.0).run}, cpu.line_of(KEY, samples)]
+    lines = [{"run": entry_of(2.0).run}, cpu.line_of(KEY, samples, 5.0)]
     raw.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert cpu_regret.main([str(raw)]) == 0
     printed = capsys.readouterr().out.splitlines()

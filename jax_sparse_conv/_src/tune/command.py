@@ -75,7 +75,7 @@ def _tune_cpu(options: argparse.Namespace, folder: Path) -> None:
     due = _due(calls, cpu.key_of, [entry.key for entry in cpu.read(raw)])
 
     def line_of(key: Key, call: Call) -> Mapping[str, Any]:
-        return cpu.line_of(key, cpu.samples_of(call))
+        return cpu.line_of(key, *cpu.times_of(call))
 
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         _time_all(due, raw, options.budget, cpu.described(here), line_of)

@@ -32,7 +32,8 @@ DENSITIES = (0.1, 0.25, 0.5, 0.75, 1.0)
 
 _SAMPLES = 7
 _LEAST_GAIN = math.log(1.05)  # of the native call, over all densities: what gains less is XLA's
-_LEVEL = math.log(1.03)  # a branch that gains no more over all densities is left out
+_LEVEL = math.log(1.03)  # a branch that gains no more than that over none is left out
+_ANY = 2.0  # a density that every x is below, so that a branch is always native
 _APART = 0.15  # densities of medians and of best times that differ by more say nothing
 
 
@@ -62,11 +63,13 @@ class Entry:
     Attributes:
       key: the workload.
       samples: by density, the least first.
+      branch: microseconds that a branch by a sample of x adds.
       run: date, command, versions, and the CPU.
     """
 
     key: Key
     samples: tuple[Sample, ...]
+    branch: float
     run: Mapping[str, Any]
 
 
@@ -81,8 +84,8 @@ def key_of(call: Call) -> Key | None:
     return cpu_table.key_of(lowering.workload_of(x, kernel, config))
 
 
-def samples_of(call: Call, seed: int = 0) -> tuple[Sample, ...]:
-    """Time a call on the default device, a CPU.
+def times_of(call: Call, seed: int = 0) -> tuple[tuple[Sample, ...], float]:
+    """Time a call on the default device, a CPU: `Entry.samples` and `Entry.branch`.
 
     Args:
       call: of known sizes and of a dtype that tables hold.
@@ -92,7 +95,8 @@ def samples_of(call: Call, seed: int = 0) -> tuple[Sample, ...]:
       ValueError: a call that the native kernels do not take.
     """
     *_, shapes = measure.bound(call)
-    functions = {measure.XLA: call.function("xla"), "native": _native(call)}
+    functions = {measure.XLA: call.function("xla"), "native": _native(call), "branch": _native(call, _ANY)}
+    branch = 0.0
     found: list[Sample] = []
     packed: Any = None
     for density in DENSITIES:
@@ -102,15 +106,18 @@ def samples_of(call: Call, seed: int = 0) -> tuple[Sample, ...]:
             operands.append((x, packed, *rest))
         times = timing.per_call(functions, operands, _SAMPLES)
         xla, native = times[measure.XLA], times["native"]
+        if "branch" in functions:
+            branch = 1e6 * max(0.0, times["branch"].best - native.best)
+            del functions["branch"]  # it adds as much at any density
         found.append(Sample(density, *(1e6 * each for each in (xla.median, native.median, xla.best, native.best))))
-    return tuple(found)
+    return tuple(found), branch
 
 
-def _native(call: Call) -> timing.Function:
-    """The call by the native kernels alone; of a dense layer as maps of one pixel."""
+def _native(call: Call, below: float | None = None) -> timing.Function:
+    """The call by the native kernels, alone or in a branch; of a dense layer as maps of one pixel."""
     config, x, kernel, _ = measure.bound(call)
     has_dense = cpu_choice.has_dense(lowering.workload_of(x, kernel, config))
-    chosen = dataclasses.replace(config, fallback=False, may_be_dense=has_dense)
+    chosen = dataclasses.replace(config, fallback=False, may_be_dense=has_dense, below=below)
 
     def function(x: jax.Array, kernel: Any, *rest: jax.Array) -> jax.Array:
         plain, given = packing.plain(kernel), kernel if isinstance(kernel, packing.PackedKernel) else None
@@ -143,8 +150,9 @@ def table_of(cpu: Cpu, entries: Sequence[Entry]) -> Table:
 
 def _row(entry: Entry, run: int) -> Row | None:
     """None where medians and best times say different things: other work was on the machine."""
-    below = _below([(each.density, each.xla / each.native) for each in entry.samples])
-    of_best = _below([(each.density, each.xla_best / each.native_best) for each in entry.samples])
+    medians = [(each.density, each.xla, each.native) for each in entry.samples]
+    best = [(each.density, each.xla_best, each.native_best) for each in entry.samples]
+    below, of_best = _below(medians, entry.branch), _below(best, entry.branch)
     if abs(min(below, 1) - min(of_best, 1)) > _APART:
         return None
     least, full = entry.samples[0], entry.samples[-1]
@@ -153,22 +161,24 @@ def _row(entry: Entry, run: int) -> Row | None:
     return Row(entry.key, round(below, 3) if below < ALWAYS else below, gains, round(xla_us, 3), run)
 
 
-def _below(gains: Sequence[tuple[float, float]]) -> float:
-    """The density up to which the native call is to run, from (density, XLA's time over its), the least first.
+def _below(times: Sequence[tuple[float, float, float]], branch: float) -> float:
+    """The density up to which the native call is to run, by the product of what is gained over XLA at all densities.
 
-    Up to it the product of the gains is the greatest. So one density decides nothing alone, at which other work or a
-    change of loops slowed a side. Between two densities logarithms of the gains are taken as a straight line.
+    So one density decides nothing alone, at which other work or a change of loops slowed a side.
+
+    Args:
+      times: density, XLA's microseconds and the native call's, the least density first.
+      branch: microseconds that both sides take longer in a branch.
     """
-    logs = [math.log(gain) for _, gain in gains]
-    products = [0.0, *itertools.accumulate(logs)]
-    best = max(products)
-    if best < _LEAST_GAIN:
-        return 0.0
-    if best - products[-1] <= _LEVEL:
-        return ALWAYS
-    last = products.index(best)
-    (sparser, _), (denser, _) = gains[last - 1 : last + 1]
-    return sparser + (denser - sparser) * logs[last - 1] / (logs[last - 1] - logs[last])
+    always = sum(math.log(xla / native) for _, xla, native in times)
+    sides = [math.log((xla + branch) / (native + branch)) for _, xla, native in times]
+    products = list(itertools.accumulate(sides))
+    last = products.index(max(products))
+    branched = products[last] - sum(math.log((xla + branch) / xla) for _, xla, _ in times)
+    if branched <= max(_LEAST_GAIN, always + _LEVEL) or last == len(times) - 1:
+        return ALWAYS if always > _LEAST_GAIN else 0.0
+    (sparser, *_), (denser, *_) = times[last : last + 2]
+    return sparser + (denser - sparser) * sides[last] / (sides[last] - sides[last + 1])
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
@@ -179,10 +189,10 @@ def described(cpu: Cpu) -> dict[str, Any]:
     return raw_times.run_of() | {"cpu": dataclasses.asdict(cpu)}
 
 
-def line_of(key: Key, samples: Sequence[Sample]) -> dict[str, Any]:
+def line_of(key: Key, samples: Sequence[Sample], branch: float) -> dict[str, Any]:
     """An entry as a line of raw times, the numbers of `Sample` in a list for each density."""
     times = [[round(value, 3) for value in dataclasses.astuple(sample)] for sample in samples]
-    return {"key": cpu_table.key_values(key), "times": times}
+    return {"key": cpu_table.key_values(key), "times": times, "branch": round(branch, 3)}
 
 
 def read(raw: Path) -> list[Entry]:
@@ -191,8 +201,8 @@ def read(raw: Path) -> list[Entry]:
     Raises:
       ValueError: another file.
     """
+    of_cpus = [(line, run) for line, run in raw_times.lines(raw) if "cpu" in run]
     return [
-        Entry(cpu_table.key_from(line["key"]), tuple(Sample(*map(float, each)) for each in line["times"]), run)
-        for line, run in raw_times.lines(raw)
-        if "cpu" in run
+        Entry(cpu_table.key_from(line["key"]), tuple(Sample(*each) for each in line["times"]), line["branch"], run)
+        for line, run in of_cpus
     ]
