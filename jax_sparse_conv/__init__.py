@@ -14,6 +14,7 @@ from jax_sparse_conv._src.primitive.packing import PackedKernel, pack
 
 if TYPE_CHECKING:
     from jax_sparse_conv import linen, models, nnx
+    from jax_sparse_conv._src.accelerate.inference import compiler_options, jit_inference
     from jax_sparse_conv._src.accelerate.transform import accelerate
     from jax_sparse_conv._src.formats.coo_star import CooStar
     from jax_sparse_conv._src.formats.formats import ECR, PECR
@@ -43,6 +44,7 @@ __all__ = [
     "accelerate",
     "apply_plan",
     "calibrate",
+    "compiler_options",
     "conv",
     "conv_general_dilated",
     "conv_pool",
@@ -50,6 +52,7 @@ __all__ = [
     "dense_block",
     "density",
     "fuse",
+    "jit_inference",
     "linen",
     "models",
     "nnx",
@@ -66,6 +69,8 @@ _LAZY_NAMES = {
     "DenseTransition": "fusion.block_parameters",
     "PackedDenseBlock": "fusion.block_parameters",
     "accelerate": "accelerate.transform",
+    "compiler_options": "accelerate.inference",
+    "jit_inference": "accelerate.inference",
     "Plan": "plans.plan",
     "apply_plan": "plans.plan",
     "calibrate": "plans.calibration",

@@ -7,7 +7,7 @@ hands over without Python.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,34 +15,19 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jax_sparse_conv._src.fusion import rewrite
+from jax_sparse_conv._src.accelerate import inference
 from jax_sparse_conv.nnx import models
 
 
-class Inference:
+class Inference(inference.Inference):
     """A model's weights and a jitted function of them, made by `jit_inference`. It is called as the model is."""
 
     def __init__(
-        self, model: nnx.Module, function: Callable[..., Any], fuse: bool, pack: bool, **jit_options: Any
+        self, model: nnx.Module, function: Callable[..., Any], fuse: bool, pack: bool, static_argnames: Any
     ) -> None:
-        self._function, self._fuses, self._packs, self._jit_options = function, fuse, pack, jit_options
+        self._of_model, self._packs = function, pack
         self._parts = _Parts(model, pack)
-        self._jitted = self._compiled()
-
-    def _compiled(self) -> Any:
-        # Names that no argument has: JAX takes one named as the tuple of the others for that.
-        def run(_weights: Sequence[Any], /, *_positional: Any, **_named: Any) -> Any:
-            return self._run(_weights, _positional, _named)
-
-        return jax.jit(rewrite.fuse(run) if self._fuses else run, **self._jit_options)
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """`function(model, *args, **kwargs)`."""
-        return self._jitted(self._parts.weights, *args, **kwargs)
-
-    def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
-        """As `lower` of a jitted function. What it compiles to takes the list of weights in front of the arguments."""
-        return self._jitted.lower(self._parts.weights, *args, **kwargs)
+        super().__init__(self._call, self._parts.weights, static_argnames, only_chosen=not fuse)
 
     def update(self, model: nnx.Module) -> None:
         """Take the weights that `model` has now.
@@ -63,14 +48,20 @@ class Inference:
                 "made of (replace and eval change them, too); jax_sparse_conv.nnx.jit_inference(model) makes a "
                 "new one"
             )
-        is_same = (parts.graph, parts.structure) == (self._parts.graph, self._parts.structure)
+        is_same = (parts.graph, parts.structure, parts.types) == (
+            self._parts.graph,
+            self._parts.structure,
+            self._parts.types,
+        )
         self._parts = parts
-        if not is_same:
-            self._jitted = self._compiled()
+        if is_same:
+            self._replace(parts.weights)
+        else:
+            self._forget(parts.weights)
 
-    def _run(self, weights: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _call(self, weights: Sequence[Any], /, *args: Any, **kwargs: Any) -> Any:
         model = self._parts.model(weights)
-        result = self._function(model, *args, **kwargs)
+        result = self._of_model(model, *args, **kwargs)
         written = self._parts.written(weights, model)
         if written:
             more = f" and {len(written) - 1} more" if written[1:] else ""
@@ -108,7 +99,9 @@ class _Parts:
                     "must be arrays: make the model without nnx.var_defaults(ref=True)"
                 )
         self.paths = [path for path, _ in named]
-        self.weights = [jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf for _, leaf in named]
+        self.weights: list[Any] = [jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf for _, leaf in named]
+
+        self.types = [jax.typeof(leaf) for leaf in self.weights]
 
     def model(self, weights: Sequence[Any]) -> nnx.Module:
         """The model with these weights."""
@@ -130,11 +123,12 @@ def jit_inference(
     pack: bool = True,
     static_argnames: str | Sequence[str] | None = None,
 ) -> Inference:
-    """`jax.jit` of a model whose weights stay as they are, with little to do for the host in every call.
+    """`jax.jit` of a model, accelerated, whose weights stay as they are, with little to do for the host in every call.
 
     At batch 1 a network takes a GPU less time than `nnx.jit` takes to walk through its modules. The result of this is
-    called like the model. It keeps the weights that the model had; `update` takes new ones. They are arguments of the
-    compiled function. All but those that are packed are the model's own arrays.
+    called like the model. Its layers are rewritten as by `jax_sparse_conv.accelerate`, whatever layers they are. What
+    depends on the weights alone, such as folded batch norms, is computed once. It keeps the weights that the model had;
+    `update` takes new ones.
 
     Args:
       model: any nnx module, in the mode that it is to run in (`model.eval()`).
@@ -156,7 +150,7 @@ def jit_inference(
     if function is not None and not callable(function):
         raise TypeError(f"function={function!r} cannot be called")
     called = type(model).__call__ if function is None else function
-    return Inference(model, called, fuse, pack, static_argnames=static_argnames)
+    return Inference(model, called, fuse, pack, static_argnames)
 
 
 def _name(path: Sequence[Any]) -> str:

@@ -83,9 +83,9 @@ def test_weights_are_arguments_that_are_handed_over_flat(x: jax.Array) -> None:
     predict = jit_inference(evaluating())
     lowered = predict.lower(x)
     weights, arguments = lowered.in_tree.children()[0].children()[0], lowered.in_tree.children()[0].children()[1:]
-    assert [child.num_leaves for child in weights.children()] == [1] * len(jax.tree.leaves(nnx.state(evaluating())))
+    assert [child.num_leaves for child in weights.children()] == [1] * len(predict.prepared(x))
     assert [child.num_leaves for child in arguments] == [1]
-    same(lowered.compile()(jax.tree.leaves(nnx.state(evaluating())), x), predict(x))
+    same(lowered.compile()(predict.prepared(x), x), predict(x))
 
 
 def test_weights_stay_until_update(x: jax.Array) -> None:

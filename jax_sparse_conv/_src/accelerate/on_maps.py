@@ -35,6 +35,8 @@ def evaluate(values: Values, equation: Equation) -> Map | jax.Array | None:
         return Map(pool(equation, axes, values.stored(values[of_maps[0]])), axes) if is_whole else None
     if name == "concatenate":
         return _concatenated(values, equation, axes)
+    if name == "slice":
+        return _sliced(values, equation, axes)
     if name == "pad":
         return _padded(values, equation, axes) if equation.inputs[0] in of_maps else None
     if name not in _ELEMENTWISE and not equations.is_relu(equation.equation):
@@ -126,6 +128,20 @@ def _concatenated(values: Values, equation: Equation, axes: Axes) -> Map | None:
     parts = [values.like(number, axes) for number in equation.inputs]
     known = [part for part in parts if part is not None]
     return None if axis is None or len(known) < len(parts) else Map(lax.concatenate(known, axis), axes)
+
+
+def _sliced(values: Values, equation: Equation, axes: Axes) -> Map | None:
+    stored, params = values.stored(values[equation.inputs[0]]), equation.equation.params
+    sizes, strides = values.shape(equation.inputs[0]), params["strides"] or (1,) * len(axes)
+    bounds = list(zip(params["start_indices"], params["limit_indices"], strides, strict=True))
+    whole = [(0, size, 1) for size in sizes]
+    cut = [None if bound == all_of else bound for bound, all_of in zip(bounds, whole, strict=True)]
+    placed = maps.permuted(cut, axes, None)
+    if placed is None:
+        return None
+    parts = [each or (0, size, 1) for each, size in zip(placed, stored.shape, strict=True)]
+    starts, limits, steps = ([part[index] for part in parts] for index in range(3))
+    return Map(lax.slice(stored, starts, limits, steps), axes)
 
 
 def _padded(values: Values, equation: Equation, axes: Axes) -> Map | None:

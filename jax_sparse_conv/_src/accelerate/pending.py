@@ -187,8 +187,8 @@ def with_scale(pending: Pending, values: jax.Array, redo: Callable[[jax.Array], 
     if not call.is_linear or call.dtype not in (jnp.float32, jnp.float64, call.x.dtype):
         return None
     values = _wide(values)
-    changes = {"scale": _product(call.scale, values), "shift": None if call.shift is None else call.shift * values}
-    return pending.joined("scale", redo, **changes)
+    shift = None if call.shift is None else call.shift * values
+    return _affine(pending, _product(call.scale, values), shift, redo)
 
 
 def with_shift(pending: Pending, values: jax.Array, redo: Callable[[jax.Array], jax.Array]) -> Pending | None:
@@ -196,11 +196,17 @@ def with_shift(pending: Pending, values: jax.Array, redo: Callable[[jax.Array], 
     call = pending.call
     if call.activation is not None or call.pool is not None:
         return None
-    name = "bias" if call.scale is None else "scale and bias"
-    shift = _wide(values) if call.shift is None else call.shift + _wide(values)
-    names = tuple(each for each in call.joined if each not in ("scale", "bias", "scale and bias"))
-    renamed = dataclasses.replace(pending, call=dataclasses.replace(call, joined=names))
-    return dataclasses.replace(renamed.joined(name, redo, shift=shift), before=pending)
+    return _affine(pending, call.scale, _wide(values) if call.shift is None else call.shift + _wide(values), redo)
+
+
+def _affine(
+    pending: Pending, scale: jax.Array | None, shift: jax.Array | None, redo: Callable[[jax.Array], jax.Array]
+) -> Pending:
+    """With this scale and shift in the place of those before."""
+    name = " and ".join(name for name, value in (("scale", scale), ("bias", shift)) if value is not None)
+    names = tuple(each for each in pending.call.joined if each not in ("scale", "bias", "scale and bias"))
+    call = dataclasses.replace(pending.call, scale=scale, shift=shift, joined=(*names, name))
+    return Pending(call, pending, redo, pending.found, pending.position)
 
 
 def with_residual(pending: Pending, residual: jax.Array, redo: Callable[[jax.Array], jax.Array]) -> Pending | None:

@@ -88,9 +88,7 @@ def accelerate(function: _Function) -> _Function:
             warnings.warn(_nothing(function, program.found), stacklevel=2)
             return jax.tree.unflatten(results, hoist.evaluate(closed, *arrays))
         values = [*closed.consts, *arrays]
-        weights = [value for value, each in zip(values, fixed, strict=True) if each]
-        with jax.ensure_compile_time_eval():
-            once = jax.jit(hoist.evaluate, static_argnums=0)(program.split.once, *weights) if weights else []
+        once = prepared(program, [value for value, each in zip(values, fixed, strict=True) if each])
         others = [value for value, each in zip(values, fixed, strict=True) if not each]
         return jax.tree.unflatten(results, run(program, once, others))
 
@@ -116,9 +114,18 @@ def of_jaxpr(closed: Any, fixed: Sequence[bool], results: Any) -> Program:
     return Program(hoist.split(program, fixed), tuple(found), results)
 
 
-def run(program: Program, once: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-    """The results of a program, its layers in chains where that is expected to be faster."""
-    out, _ = rewrite.evaluate(program.split.every, [*once, *arguments])
+def prepared(program: Program, weights: Sequence[Any]) -> list[jax.Array]:
+    """What a program needs of its fixed arguments, computed now."""
+    if not program.split.once.jaxpr.outvars:
+        return []
+    with jax.ensure_compile_time_eval():
+        out: list[jax.Array] = jax.jit(hoist.evaluate, static_argnums=0)(program.split.once, *weights)
+    return out
+
+
+def run(program: Program, once: Sequence[Any], arguments: Sequence[Any], only_chosen: bool = True) -> list[Any]:
+    """The results of a program: its layers in chains, under `only_chosen` where that is expected to be faster."""
+    out, _ = rewrite.evaluate(program.split.every, [*once, *arguments], only_chosen)
     return out
 
 

@@ -42,6 +42,7 @@ class Values:
         self._readers.update(flat.outputs)
         self._types: dict[int, Any] = {}
         self._repeated: dict[int, tuple[int, Sequence[int]]] = {}  # by result of a broadcast: operand and dimensions
+        self._moved: dict[tuple[int, Axes], jax.Array | None] = {}
         self._calls = 0
         self.padded: dict[int, tuple[int, Any]] = {}
         """By result of a pad with zeros: what was padded, and how."""
@@ -132,7 +133,9 @@ class Values:
             return None
         if isinstance(value, Map) and maps.agree(value.axes, axes, shape):
             return self.stored(value)
-        return maps.as_stored(jnp.asarray(self.given(number)), axes)
+        if (number, axes) not in self._moved:
+            self._moved[number, axes] = maps.as_stored(jnp.asarray(self.given(number)), axes)
+        return self._moved[number, axes]
 
     def per_channel(self, number: int, axes: Axes) -> jax.Array | None:
         """[K] or [1] of a value that goes with the channels of a map with these axes, else None."""

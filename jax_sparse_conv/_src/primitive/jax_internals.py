@@ -7,7 +7,7 @@ import functools
 import os
 from typing import Any
 
-from jax._src import dispatch, source_info_util
+from jax._src import config, dispatch, source_info_util
 from jax.extend import core as jex_core
 
 _LIBRARIES = {"site-packages", "dist-packages"}  # folders
@@ -21,6 +21,11 @@ def needs_devices(primitive: jex_core.Primitive) -> None:
 def runs_alone(primitive: jex_core.Primitive) -> None:
     """Have `primitive` run outside of `jit` as JAX's own do: compiled, `jax.disable_jit` or not."""
     primitive.def_impl(functools.partial(dispatch.apply_primitive, primitive))
+
+
+def trace_context() -> Any:
+    """The settings of JAX on which a trace depends, such as the default precision; hashable."""
+    return config.trace_context()
 
 
 def source_of(equation: Any) -> str:

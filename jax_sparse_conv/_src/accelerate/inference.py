@@ -1,0 +1,224 @@
+"""`jit_inference`: a function jitted with its weights, what depends on them alone computed once.
+
+A call finds its `_Entry` by the types of its arguments. An entry has the program that `transform` makes, and shares
+what was computed of the weights with entries that need the same of them, such as those of other batch sizes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_sparse_conv._src import devices
+from jax_sparse_conv._src.accelerate import transform
+from jax_sparse_conv._src.accelerate.report import Report, report_of
+from jax_sparse_conv._src.accelerate.transform import Program
+from jax_sparse_conv._src.primitive import jax_internals
+
+_ARRAYS = (jax.Array, np.ndarray, np.generic)
+
+
+def compiler_options() -> dict[str, Any]:
+    """Options for `jax.jit(..., compiler_options=...)` with which fused chains cost the host least.
+
+    On a GPU a program of few calls then runs as one CUDA graph, as longer ones do by default. Empty elsewhere.
+    `jit_inference` sets them by itself.
+    """
+    return {"xla_gpu_graph_min_graph_size": 1} if devices.default_platform() == "gpu" else {}
+
+
+@dataclasses.dataclass(eq=False)
+class _Entry:
+    """What runs calls of one kind.
+
+    Attributes:
+      program: the function, rewritten.
+      constants: of its trace.
+      prepared: what was computed of the weights.
+      jitted: of `prepared` and the arguments of a call.
+    """
+
+    program: Program
+    constants: Sequence[Any]
+    prepared: list[jax.Array]
+    jitted: Any
+
+
+class Inference:
+    """A function of weights and arguments, jitted with its weights; made by `jit_inference`.
+
+    It is called with the arguments behind the weights. It composes with `jit`, `vmap` and `grad` by the arguments.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        weights: Any,
+        static_argnames: str | Sequence[str] | None = None,
+        only_chosen: bool = True,
+    ) -> None:
+        self._function, self._only_chosen = function, only_chosen
+        names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames or ())
+        self._static_argnames = names
+        self._leaves, self._tree, self._places = _weights_of(weights)
+        self._entries: dict[Any, _Entry] = {}
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """`function(weights, *args, **kwargs)`."""
+        leaves = jax.tree.leaves((args, kwargs))
+        entry = self._entry(args, kwargs)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):  # inside of a transformation, which compiles
+            return self._run(entry.program, entry.prepared, args, kwargs)
+        return entry.jitted(entry.prepared, *args, **kwargs)
+
+    def update(self, weights: Any) -> None:
+        """Take new weights, and compute again what depends on them alone. Nothing is traced anew.
+
+        Args:
+          weights: a pytree like the one that this was made of, with arrays of the same shapes and dtypes.
+
+        Raises:
+          ValueError: another structure, or an array of another shape or dtype.
+        """
+        leaves, tree, places = _weights_of(weights)
+        if tree != self._tree or places != self._places:
+            raise ValueError(f"weights={tree} has another structure than {self._tree}, which this was made of")
+        for place in places:
+            new, old = (jax.typeof(each[place]) for each in (leaves, self._leaves))
+            if (new.shape, new.dtype) != (old.shape, old.dtype):
+                path = jax.tree_util.keystr(jax.tree.leaves_with_path(weights)[place][0])
+                raise ValueError(f"weights{path} is {new.dtype}{list(new.shape)}, not {old.dtype}{list(old.shape)}")
+        self._replace(leaves)
+
+    def _replace(self, leaves: Sequence[Any]) -> None:
+        self._leaves = list(leaves)
+        made: dict[int, list[jax.Array]] = {}
+        for entry in self._entries.values():
+            shared = id(entry.prepared)
+            if shared not in made:
+                made[shared] = self._prepared(entry.program, entry.constants)
+            entry.prepared = made[shared]
+
+    def _forget(self, leaves: Sequence[Any]) -> None:
+        """Take weights of other types, for which everything is traced anew."""
+        self._leaves, self._tree, self._places = _weights_of(leaves)
+        self._entries = {}
+
+    def prepared(self, /, *args: Any, **kwargs: Any) -> list[jax.Array]:
+        """What was computed of the weights for a call with such arguments."""
+        return list(self._entry(args, kwargs).prepared)
+
+    def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """As `lower` of a jitted function. What it compiles to takes the list `prepared` in front of the arguments."""
+        entry = self._entry(args, kwargs)
+        lowered: jax.stages.Lowered = entry.jitted.lower(entry.prepared, *args, **kwargs)
+        return lowered
+
+    def report(self, /, *args: Any, **kwargs: Any) -> Report:
+        """What becomes of every convolution in a call with such arguments."""
+        program = self._entry(args, kwargs).program
+        return report_of(program.split.every, program.found)
+
+    # --- entries -----------------------------------------------------------------------------------------------------
+
+    def _entry(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Entry:
+        static = {name: kwargs[name] for name in self._static_argnames if name in kwargs}
+        moving = {name: value for name, value in kwargs.items() if name not in static}
+        leaves, tree = jax.tree.flatten((args, moving))
+        types = tuple(map(_type, leaves))
+        key = (tree, types, tuple(sorted(static.items())), jax_internals.trace_context())
+        if key not in self._entries:
+            self._entries[key] = self._made(tree, types, static)
+        return self._entries[key]
+
+    def _made(self, tree: Any, types: Sequence[Any], static: Mapping[str, Any]) -> _Entry:
+        count = len(self._places)
+
+        def flat(*arrays: Any) -> Any:
+            leaves = list(self._leaves)
+            for place, array in zip(self._places, arrays[:count], strict=True):
+                leaves[place] = array
+            args, kwargs = jax.tree.unflatten(tree, arrays[count:])
+            return self._function(jax.tree.unflatten(self._tree, leaves), *args, **kwargs, **static)
+
+        avals = [jax.typeof(self._leaves[place]) for place in self._places]
+        given = [_struct(aval) for aval in (*avals, *types)]
+        closed, shape = jax.make_jaxpr(flat, return_shape=True)(*given)
+        fixed = [True] * (len(closed.consts) + count) + [False] * len(types)
+        program = transform.of_jaxpr(closed, fixed, jax.tree.structure(shape))
+        prepared = self._shared(program, closed.consts)
+
+        # Names that no argument has: JAX takes one named as the tuple of the others for that.
+        def run(_prepared: Sequence[Any], /, *_positional: Any, **_named: Any) -> Any:
+            return self._run(program, _prepared, _positional, _named)
+
+        options = compiler_options()
+        jitted = jax.jit(run, static_argnames=self._static_argnames or None, compiler_options=options or None)
+        return _Entry(program, closed.consts, prepared, jitted)
+
+    def _shared(self, program: Program, constants: Sequence[Any]) -> list[jax.Array]:
+        """What a program needs of the weights; the same arrays that another needs in the same way."""
+        text = str(program.split.once)
+        for entry in self._entries.values():
+            same_constants = [id(each) for each in entry.constants] == [id(each) for each in constants]
+            if same_constants and str(entry.program.split.once) == text:
+                return entry.prepared
+        return self._prepared(program, constants)
+
+    def _prepared(self, program: Program, constants: Sequence[Any]) -> list[jax.Array]:
+        weights = [jnp.asarray(self._leaves[place]) for place in self._places]
+        return transform.prepared(program, [*constants, *weights])
+
+    def _run(self, program: Program, prepared: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        moving = {name: value for name, value in kwargs.items() if name not in self._static_argnames}
+        arguments = jax.tree.leaves((args, moving))
+        return jax.tree.unflatten(program.results, transform.run(program, prepared, arguments, self._only_chosen))
+
+
+def jit_inference(
+    function: Callable[..., Any], weights: Any, *, static_argnames: str | Sequence[str] | None = None
+) -> Inference:
+    """`jax.jit` of an accelerated function whose weights stay as they are.
+
+    The function is rewritten as by `accelerate`. Everything that depends on the weights alone is computed once: batch
+    norms folded into kernels, casts, transposed and packed kernels. `update` takes new weights and computes it again.
+
+    Args:
+      function: of the weights and the arguments of a call.
+      weights: a pytree of arrays, such as Flax's or Haiku's variables or an Equinox module. Leaves that are no arrays
+        are taken as they are.
+      static_argnames: as in `jax.jit`, of arguments given by name.
+
+    Returns:
+      An `Inference`, called with the arguments behind the weights. Each kind of arguments is compiled once.
+
+    Raises:
+      TypeError: a function that cannot be called.
+
+    Warns:
+      UserWarning: when called, if there is no convolution or dense layer to rewrite.
+    """
+    if not callable(function):
+        raise TypeError(f"function={function!r} cannot be called")
+    return Inference(function, weights, static_argnames)
+
+
+def _weights_of(weights: Any) -> tuple[list[Any], Any, tuple[int, ...]]:
+    """Leaves, structure, and which leaves are arrays."""
+    leaves, tree = jax.tree.flatten(weights)
+    places = tuple(place for place, leaf in enumerate(leaves) if isinstance(leaf, _ARRAYS))
+    moved = [jnp.asarray(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else leaf for leaf in leaves]
+    return moved, tree, places
+
+
+def _type(leaf: Any) -> Any:
+    return leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
+
+
+def _struct(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=bool(getattr(aval, "weak_type", False)))

@@ -1,0 +1,122 @@
+"""`jit_inference` of any function: what is computed once, what is shared, and what new weights change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_sparse_conv as jsc
+from jax_sparse_conv._src.accelerate.inference import Inference
+
+pytestmark = pytest.mark.usefixtures("float32_products")
+
+X = jax.random.normal(jax.random.key(0), (2, 6, 7, 3))
+DIMENSIONS = ("NHWC", "HWIO", "NHWC")
+
+
+def weights(seed: int = 1) -> dict[str, jax.Array]:
+    keys = jax.random.split(jax.random.key(seed), 6)
+    return {
+        "kernel": 0.2 * jax.random.normal(keys[0], (3, 3, 3, 16)),
+        "mean": jax.random.normal(keys[1], (16,)),
+        "variance": jnp.exp(jax.random.normal(keys[2], (16,))),
+        "head": 0.2 * jax.random.normal(keys[3], (16, 5)),
+        "bias": jax.random.normal(keys[4], (5,)),
+    }
+
+
+def network(w: Any, x: jax.Array, scale: Any = 1.0, *, twice: bool = False) -> jax.Array:
+    y = jax.lax.conv_general_dilated(x, w["kernel"], (1, 1), "SAME", dimension_numbers=DIMENSIONS)
+    y = jax.nn.relu((y - w["mean"]) * jax.lax.rsqrt(w["variance"] + 1e-5))
+    return (y.mean((1, 2)) @ w["head"] + w["bias"]) * scale * (2 if twice else 1)
+
+
+def same(found: Any, wanted: Any) -> None:
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_calls() -> None:
+    predict, w = jsc.jit_inference(network, weights(), static_argnames="twice"), weights()
+    same(predict(X), network(w, X))
+    same(predict(X, 0.5), network(w, X, 0.5))
+    same(predict(X, scale=jnp.float32(2), twice=True), network(w, X, 2, twice=True))
+    same(predict(np.asarray(X)), network(w, X))
+
+
+def test_what_weights_alone_decide_is_computed_once() -> None:
+    predict = jsc.jit_inference(network, weights())
+    text = predict.lower(X).as_text()
+    assert "rsqrt" not in text
+    found = [value.shape for value in predict.prepared(X)]
+    assert (1, 3, 3, 3, 16) in found  # the kernel with the batch norm in it
+    assert len(found) <= 5
+
+
+def test_entries_share_what_they_need_of_the_weights() -> None:
+    predict = jsc.jit_inference(network, weights())
+    one, other = predict.prepared(X), predict.prepared(X[:1])
+    assert [id(value) for value in one] == [id(value) for value in other]
+
+
+def test_new_weights() -> None:
+    traces = []
+
+    def counted(w: Any, x: jax.Array) -> jax.Array:
+        traces.append(x)
+        return network(w, x)
+
+    predict = jsc.jit_inference(counted, weights())
+    before = predict(X)
+    predict.update(weights(7))
+    same(predict(X), network(weights(7), X))
+    assert not np.allclose(before, predict(X))
+    assert len(traces) == 1
+    with pytest.raises(ValueError, match=r"weights\['head'\] is float16\[16, 5\], not float32\[16, 5\]"):
+        predict.update({**weights(), "head": weights()["head"].astype(jnp.float16)})
+    with pytest.raises(ValueError, match="another structure"):
+        predict.update(list(weights().values()))
+    same(predict(X), network(weights(7), X))
+
+
+def test_settings_of_a_trace_are_seen() -> None:
+    predict = jsc.jit_inference(network, weights())
+    predict(X)
+    with jax.default_matmul_precision("bfloat16"):
+        predict(X)
+    assert len(predict._entries) == 2
+
+
+def test_transformations() -> None:
+    predict, w = jsc.jit_inference(network, weights()), weights()
+    same(jax.vmap(predict)(X[:, None])[:, 0], network(w, X))
+    same(jax.jit(lambda x: predict(x) + 1)(X), network(w, X) + 1)
+    gradient = jax.grad(lambda x: jnp.sum(network(w, x) ** 2))(X)
+    same(jax.grad(lambda x: jnp.sum(predict(x) ** 2))(X), gradient)
+    assert jax.eval_shape(predict, X).shape == (2, 5)
+
+
+def test_leaves_that_are_no_arrays() -> None:
+    predict = jsc.jit_inference(lambda w, x: w[1](network(w[0], x)), (weights(), jnp.tanh, None, 3))
+    same(predict(X), jnp.tanh(network(weights(), X)))
+
+
+def test_the_report() -> None:
+    report = jsc.jit_inference(network, weights()).report(X)
+    assert [row.joined for row in report.rows] == [("scale and bias", "relu"), ("scale and bias",)]
+    assert "2 of 2 layers are calls of jax_sparse_conv" in str(report)
+
+
+def test_what_cannot_be_called() -> None:
+    with pytest.raises(TypeError, match="function=3 cannot be called"):
+        jsc.jit_inference(3, {})  # type: ignore[arg-type]
+    assert isinstance(jsc.jit_inference(network, weights()), Inference)
+
+
+def test_compiler_options_are_known_here() -> None:
+    options = jsc.compiler_options()
+    assert (options == {}) == (jax.default_backend() != "gpu")
+    assert jax.jit(lambda x: x + 1, compiler_options=options)(1) == 2
