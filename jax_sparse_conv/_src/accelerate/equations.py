@@ -44,7 +44,11 @@ def flattened(jaxpr: Any, arguments: Sequence[Any]) -> FlatJaxpr:
 def _is_folded(equation: Equation, known: dict[int, Any]) -> bool:
     """Whether an equation makes numbers of numbers that are known while tracing, which are known then."""
     traced = equation.equation
-    if traced.effects or not equation.inputs or not all(is_scalar(known.get(number)) for number in equation.inputs):
+    if (
+        not may_move(traced)
+        or not equation.inputs
+        or not all(is_scalar(known.get(number)) for number in equation.inputs)
+    ):
         return False
     if not all(getattr(variable.aval, "shape", None) == () for variable in traced.outvars):
         return False
@@ -107,6 +111,13 @@ def _layers(jaxpr: Any) -> Iterator[Any]:
                 inner = getattr(inner, "jaxpr", inner)
                 if hasattr(inner, "eqns"):
                     yield from _layers(inner)
+
+
+def may_move(equation: Any) -> bool:
+    """Whether an equation may be evaluated elsewhere: it has no effects and names no axis of a mesh or of `vmap`."""
+    names = (equation.params.get(key, ()) for key in ("axes", "axis_name"))
+    flat = [name for each in names for name in (each if isinstance(each, (tuple, list)) else (each,))]
+    return not equation.effects and all(isinstance(name, (int, np.integer)) for name in flat)
 
 
 def is_relu(equation: Any) -> bool:

@@ -35,9 +35,8 @@ class Split:
 
 def split(closed: Any, fixed: Sequence[bool]) -> Split:
     """Part a closed jaxpr into what its fixed arguments alone decide and the rest."""
-    avals = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in closed.in_avals]
-    given = [aval for aval, each in zip(avals, fixed, strict=True) if each]
-    others = [aval for aval, each in zip(avals, fixed, strict=True) if not each]
+    given = [aval for aval, each in zip(closed.in_avals, fixed, strict=True) if each]
+    others = [aval for aval, each in zip(closed.in_avals, fixed, strict=True) if not each]
     crossing: list[int] = []
 
     def placed(arguments: Sequence[Any]) -> tuple[FlatJaxpr, set[int]]:
@@ -59,7 +58,7 @@ def split(closed: Any, fixed: Sequence[bool]) -> Split:
         crossing[:] = sorted(number for number in known if number in readers)
         return [values[number] for number in crossing]
 
-    first, shapes = jax.make_jaxpr(once, return_shape=True)(*given)
+    first = jax.make_jaxpr(once)(*given)
 
     def every(crossed: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
         left = iter(arguments)
@@ -74,7 +73,7 @@ def split(closed: Any, fixed: Sequence[bool]) -> Split:
                 )
         return [values[number] for number in flat.outputs]
 
-    return Split(first, jax.make_jaxpr(every)(list(shapes), others))
+    return Split(first, jax.make_jaxpr(every)(list(first.out_avals), others))
 
 
 def evaluate(closed: Any, *arguments: Any) -> list[Any]:
@@ -90,7 +89,7 @@ def _read(equation: Any, values: dict[int, Any]) -> list[Any]:
 def _is_of_weights(equation: Any, known: set[int], values: dict[int, Any]) -> bool:
     """Whether weights alone decide an equation's results, which are not much larger than what it reads."""
     traced = equation.equation
-    if traced.effects or not any(number in known for number in equation.inputs):
+    if not equations.may_move(traced) or not any(number in known for number in equation.inputs):
         return False
     if not all(number in known or equations.is_scalar(values.get(number)) for number in equation.inputs):
         return False

@@ -147,8 +147,7 @@ class Inference:
             return self._function(jax.tree.unflatten(self._tree, leaves), *args, **kwargs, **static)
 
         avals = [jax.typeof(self._leaves[place]) for place in self._places]
-        given = [_struct(aval) for aval in (*avals, *types)]
-        closed, shape = jax.make_jaxpr(flat, return_shape=True)(*given)
+        closed, shape = jax.make_jaxpr(flat, return_shape=True)(*avals, *types)
         fixed = [True] * (len(closed.consts) + count) + [False] * len(types)
         program = transform.of_jaxpr(closed, fixed, jax.tree.structure(shape))
         prepared = self._shared(program, closed.consts)
@@ -218,7 +217,3 @@ def _weights_of(weights: Any) -> tuple[list[Any], Any, tuple[int, ...]]:
 
 def _type(leaf: Any) -> Any:
     return leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
-
-
-def _struct(aval: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=bool(getattr(aval, "weak_type", False)))

@@ -19,7 +19,7 @@ from jax import lax
 from jax_sparse_conv._src.api import ops
 from jax_sparse_conv._src.primitive import packing
 from jax_sparse_conv._src.primitive.packing import PackedKernel
-from jax_sparse_conv._src.problem.geometry import Geometry, Pads, Pair, Pool, windowed_size
+from jax_sparse_conv._src.problem.geometry import Geometry, Pads, Pair, Pool, is_symbolic, windowed_size
 
 _CHEAP_FOLD = 4  # results for each weight, from which on scaling weights that are not fixed costs less than it saves
 
@@ -105,6 +105,8 @@ class Call:
             return False
         if self.scale is None or self.is_fixed:
             return True
+        if is_symbolic(*self.shape):
+            return False
         return bool(math.prod(self.shape) >= _CHEAP_FOLD * math.prod(self.kernel.shape))
 
     def emit(self) -> jax.Array:

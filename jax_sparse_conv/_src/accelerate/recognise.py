@@ -47,8 +47,7 @@ def rewritten(closed: Any, fixed: Sequence[bool]) -> tuple[Any, list[Found]]:
         found.extend(walk.found)
         return out
 
-    avals = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in closed.in_avals]
-    return jax.make_jaxpr(function)(*avals), found
+    return jax.make_jaxpr(function)(*closed.in_avals), found
 
 
 class _Walk:

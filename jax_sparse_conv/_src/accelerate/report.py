@@ -125,7 +125,7 @@ def _chains(every: Any) -> dict[int, int]:
         layers.extend(found)
         return out
 
-    program = jax.make_jaxpr(placed)(*(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in every.in_avals))
+    program = jax.make_jaxpr(placed)(*every.in_avals)
     fused = [equation for equation in program.jaxpr.eqns if equation.primitive is chains.fused_chain_p]
     one_call = [each for each, equation in zip(layers, fused, strict=True) if _is_one_call(equation)]
     return {layer: number for number, each in enumerate(one_call, 1) for layer in each}

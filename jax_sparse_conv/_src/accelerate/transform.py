@@ -131,16 +131,14 @@ def run(program: Program, once: Sequence[Any], arguments: Sequence[Any], only_ch
 
 def _opened(closed: Any) -> Any:
     """The jaxpr with its constants as its first arguments."""
-    avals = [jax.typeof(value) if not isinstance(value, np.ndarray) else value for value in closed.consts]
-    shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
-    rest = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in closed.in_avals]
-    count = len(shapes)
+    types = [jax.typeof(value) for value in closed.consts]
+    count = len(types)
 
     def function(*values: Any) -> list[Any]:
         out: list[Any] = jax.core.eval_jaxpr(closed.jaxpr, values[:count], *values[count:])
         return out
 
-    return jax.make_jaxpr(function)(*shapes, *rest)
+    return jax.make_jaxpr(function)(*types, *closed.in_avals)
 
 
 def _taken_apart(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Callable[..., Any], list[Any]]:

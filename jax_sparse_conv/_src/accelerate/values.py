@@ -62,10 +62,12 @@ class Values:
         self._types.update(zip(equation.inputs, (each.aval for each in traced.invars), strict=True))
         self._types.update(zip(equation.outputs, (each.aval for each in traced.outvars), strict=True))
         is_fixed = all(map(self.is_fixed, equation.inputs)) and any(map(self.is_weight, equation.inputs))
-        if is_fixed and not traced.effects:
+        if is_fixed and equations.may_move(traced):
             self._fixed.update(equation.outputs)
         if name == "broadcast_in_dim" and len(equation.inputs) == 1:
             self._repeated[equation.outputs[0]] = equation.inputs[0], traced.params["broadcast_dimensions"]
+        elif name in ("pvary", "pcast"):
+            self._repeated[equation.outputs[0]] = equation.inputs[0], range(len(self.shape(equation.inputs[0])))
         elif name == "pad" and self.is_zero(equation.inputs[1]):
             self.padded[equation.outputs[0]] = equation.inputs[0], traced.params["padding_config"]
         elif name in ("gt", "ge") and self.is_zero(equation.inputs[1]):
