@@ -35,7 +35,7 @@ SUITES = {
 TOOLS = {
     "chain_tiles": ("tune.chain_tiles", "search for the fastest tiles of fused chains"),
     "crossover": ("suites.crossover", "plot of ratio against zeros, from results"),
-    "document": ("paper.document", "write docs/papers.md from the results"),
+    "document": ("document.command", "write the pages of figures from the results"),
     "xla_times": ("tune.xla_times", "XLA's times of the suite zoo as raw times for tune --fit"),
     "regret": ("suites.regret", "what choices lose against the best measured, from raw times"),
     "cpu_regret": ("suites.cpu_regret", "the same of choices on a CPU"),

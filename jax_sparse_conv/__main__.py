@@ -176,7 +176,7 @@ def _run(options: argparse.Namespace) -> None:
         if options.json:
             report.write_json(options.json, _record(options, size) | report.as_json(found, names) | {"notes": notes})
         if options.plot:
-            report.plot(found, options.plot, title)
+            report.plot(found.layers, options.plot, title)
     except OSError as error:
         raise UserError(f"the results cannot be written: {error}") from error
 

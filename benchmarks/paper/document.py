@@ -1,20 +1,13 @@
-"""Writes docs/papers.md: every claim of the sources beside what the committed results say.
-
-python -m benchmarks document            # writes docs/papers.md from benchmarks/results/
-python -m benchmarks document --check    # only says whether the file is what this would write
-"""
+"""docs/papers.md: every claim of the sources beside what the committed results say."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.common import help
 from benchmarks.common.cases import KINDS
-from benchmarks.common.results import RESULTS, ROOT, read
+from benchmarks.common.results import RESULTS, read
 from benchmarks.paper import answers
 from benchmarks.paper.answers import NOT_YET, Content
 from benchmarks.paper.claims import CHENG, claims
@@ -24,7 +17,6 @@ from benchmarks.suites.network_cases import ARGUMENTS
 _GPU, _CPU = "h200", "cpu_intel_xeon"  # folders of results
 _CASE = "{}/{}/{}"  # network, kind and batch
 _CHENG_BATCH = 8  # of ResNet-50's layer there
-DOCUMENT = ROOT / "docs" / "papers.md"
 
 
 def document(results: Path = RESULTS) -> str:
@@ -199,18 +191,3 @@ _FILES = """## Result files
 
 | file | device | date | repeats | flags |
 |---|---|---|---|---|"""
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write or check the document; the result is the exit status."""
-    parser = help.parser("document", __doc__)
-    parser.add_argument("--check", action="store_true")
-    options = parser.parse_args(argv)
-    text = document()
-    if not options.check:
-        DOCUMENT.write_text(text, encoding="utf-8")
-        return 0
-    if DOCUMENT.read_text(encoding="utf-8") == text:
-        return 0
-    print(f"{DOCUMENT} is not what the results say: run python -m benchmarks document", file=sys.stderr)
-    return 1

@@ -75,7 +75,7 @@ def test_json_holds_the_whole_table(tmp_path: Path) -> None:
 
 def test_plot_is_an_image(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    report.plot(comparison(), tmp_path / "run.png", "a title")
+    report.plot(comparison().layers, tmp_path / "run.png", "a title")
     with pytest.importorskip("PIL.Image").open(tmp_path / "run.png") as image:
         assert image.size[0] >= 1000
 

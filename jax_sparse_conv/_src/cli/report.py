@@ -96,29 +96,27 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def plot(found: Comparison, path: Path, title: str) -> None:
+def plot(layers: Sequence[LayerResult], path: Path, title: str) -> None:
     """Write a PNG: dense over sparse time of each layer (log scale), and below it the zeros of the layer's input.
 
     Raises:
       UserError: matplotlib is not installed.
     """
     figure_module, ticker = optional("matplotlib.figure", "matplotlib"), optional("matplotlib.ticker", "matplotlib")
-    figure = figure_module.Figure(figsize=(max(7.0, 2 + 0.23 * len(found.layers)), 6), layout="constrained")
+    figure = figure_module.Figure(figsize=(max(7.0, 2 + 0.23 * len(layers)), 6), layout="constrained")
     ratio, zeros = figure.subplots(2, 1, sharex=True)
-    positions = range(len(found.layers))
+    positions = range(len(layers))
     ratio.axhline(1, color="0.3", linewidth=1, linestyle="--")
-    ratio.plot(positions, [row.ratio for row in found.layers], "o-", color=_RATIO_COLOUR, markersize=4, linewidth=1)
+    ratio.plot(positions, [row.ratio for row in layers], "o-", color=_RATIO_COLOUR, markersize=4, linewidth=1)
     ratio.set_yscale("log", base=2)
-    ratio.set_ylim(
-        min(0.5, *(0.9 * row.ratio for row in found.layers)), max(2.0, *(1.1 * row.ratio for row in found.layers))
-    )
+    ratio.set_ylim(min(0.5, *(0.9 * row.ratio for row in layers)), max(2.0, *(1.1 * row.ratio for row in layers)))
     ratio.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
     ratio.set_ylabel("dense time / sparse time")
-    zeros.bar(positions, [row.zeros_percent for row in found.layers], color=_ZEROS_COLOUR, width=0.7)
+    zeros.bar(positions, [row.zeros_percent for row in layers], color=_ZEROS_COLOUR, width=0.7)
     zeros.set_ylim(0, 100)
     zeros.set_ylabel("zeros in the input, %")
-    zeros.set_xlim(-0.7, len(found.layers) - 0.3)
-    zeros.set_xticks(positions, [row.path for row in found.layers], rotation=90, fontsize=8)
+    zeros.set_xlim(-0.7, len(layers) - 0.3)
+    zeros.set_xticks(positions, [row.path for row in layers], rotation=90, fontsize=8)
     for axes in (ratio, zeros):
         axes.grid(axis="y", color="0.9", linewidth=0.8)
         axes.set_axisbelow(True)

@@ -1,0 +1,1 @@
+"""The pages that are written from the files of results."""
