@@ -30,7 +30,8 @@ from jax_sparse_conv._src.dispatch.chain_tiles import key_of
 from jax_sparse_conv._src.layers.calls import Call
 from jax_sparse_conv._src.plans import typed_json
 from jax_sparse_conv._src.primitive import lowering
-from jax_sparse_conv._src.primitive.primitives import Config, conv_p
+from jax_sparse_conv._src.primitive.primitives import Config
+from jax_sparse_conv._src.tune.measure import bound
 
 FOLDER = Path(__file__).parents[1] / "golden"
 CALLS = FOLDER / "calls.json"
@@ -104,7 +105,7 @@ def _layers(platform: str, kind: str) -> Iterator[str]:
     dtype, precision = KINDS[kind]
     with contextlib.nullcontext() if platform == "cpu" else pretended(GPUS[platform]):
         for call in calls():
-            config, x, kernel = _bound(dataclasses.replace(call, dtype=dtype, precision=precision))
+            config, x, kernel, _ = bound(dataclasses.replace(call, dtype=dtype, precision=precision))
             on = "cpu" if platform == "cpu" else "cuda"
             found = [_decided(x.update(shape=(n, *x.shape[1:])), kernel, config, on) for n in BATCHES]
             yield f"{_named(call)}: {found[0] if len(set(found)) == 1 else ' | '.join(found)}"
@@ -118,28 +119,6 @@ def _named(call: Call) -> str:
     words += [f"{geometry.pool.kind} pool {geometry.pool.window}"] if geometry.pool else []
     words += [name for name in ("bias", "residual") if getattr(call, name)]
     return " ".join([*words, call.activation or "linear"]).replace(", ", ",")
-
-
-def _bound(call: Call) -> tuple[Config, Any, Any]:
-    """What the primitive is bound with under `implementation=None`."""
-    shapes: list[Any] = [jax.ShapeDtypeStruct(shape, call.dtype) for shape in (call.x_shape, call.kernel_shape)]
-    if call.bias:
-        shapes.append(jax.ShapeDtypeStruct(call.kernel_shape[-1:], call.dtype))
-    if call.residual:
-        size = call.geometry.conv_size(call.x_shape[1:3], call.kernel_shape[:2])
-        shapes.append(jax.ShapeDtypeStruct((call.x_shape[0], *size, call.kernel_shape[-1]), call.dtype))
-    [equation] = list(_equations(jax.make_jaxpr(call.function(None))(*shapes).jaxpr))
-    return equation.params["config"], equation.invars[0].aval, equation.invars[1].aval
-
-
-def _equations(jaxpr: Any) -> Iterator[Any]:
-    for equation in jaxpr.eqns:
-        if equation.primitive is conv_p:
-            yield equation
-        for value in equation.params.values():
-            inner = getattr(value, "jaxpr", None)
-            if inner is not None:
-                yield from _equations(inner)
 
 
 def _decided(x: Any, kernel: Any, config: Config, platform: str) -> str:

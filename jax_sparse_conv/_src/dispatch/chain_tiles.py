@@ -22,7 +22,7 @@ from jax_sparse_conv._src.dispatch import planner
 from jax_sparse_conv._src.problem.geometry import Geometry
 
 Tile: TypeAlias = tuple[int, int, int, int]
-"""Filters, pixels, 1 where the pixels are a patch of the map (0: pixels in order), and blocks that share its steps."""
+"""Output channels (K), pixels, 1 where they are a patch of the map (0: in order), and blocks that share its steps."""
 Key: TypeAlias = tuple[int, ...]
 """A layer: N, H, W, C, kh, kw, K, then rows and columns of strides, padding (low, high of H, then of W) and dilation,
 and groups; with a max pool behind it rows and columns of its window, strides and padding."""
@@ -93,7 +93,7 @@ def candidates(key: Key, kind: str, device: devices.Device) -> list[Candidate]:
     found = _native.planner().chain_tiles(
         key[:_LAYER], key[_LAYER:], element_bytes, kind == "highest", planner.described(device)
     )
-    return [Candidate((filters, pixels, patch, splits), cycles) for filters, pixels, patch, splits, cycles in found]
+    return [Candidate((channels, pixels, patch, splits), cycles) for channels, pixels, patch, splits, cycles in found]
 
 
 def takes_pool(key: Key, tile: Tile, element_bytes: int, precise: bool, device: devices.Device) -> bool:
@@ -203,11 +203,11 @@ def checked_key(values: Sequence[Any]) -> Key:
 def checked_tile(values: Sequence[Any]) -> Tile:
     """A tile as JSON has it, or a ValueError; whether there is such a kernel the custom call checks."""
     if len(values) != len(BY_MODEL) or not all(type(value) is int for value in values):
-        raise ValueError(f"{list(values)} is no tile: filters, pixels, 1 for a patch, splits")
-    filters, pixels, patch, splits = values
-    if min(filters, pixels, splits) < 1 or patch not in (0, 1):
-        raise ValueError(f"{list(values)} is no tile: filters, pixels and splits are at least 1, patch is 0 or 1")
-    return filters, pixels, patch, splits
+        raise ValueError(f"{list(values)} is no tile: K, pixels, 1 for a patch, splits")
+    channels, pixels, patch, splits = values
+    if min(channels, pixels, splits) < 1 or patch not in (0, 1):
+        raise ValueError(f"{list(values)} is no tile: K, pixels and splits are at least 1, patch is 0 or 1")
+    return channels, pixels, patch, splits
 
 
 def merged(tables: Iterable[Searched], device: Searched) -> list[Searched]:
