@@ -15,13 +15,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 import jax_sparse_conv as jsc
 from benchmarks.common import data
 from jax_sparse_conv import models
 from jax_sparse_conv._src.layers import layers
 from jax_sparse_conv._src.layers.calls import Call
+from jax_sparse_conv._src.tune.workloads import OneKey
 from jax_sparse_conv.models.layers import layer_names
 
 _BLUR = (-1, 0, 1)
@@ -68,7 +68,7 @@ def _calls(name: str) -> list[tuple[Call, str, float]]:
     found: list[tuple[Call, str, float]] = []
 
     def run(images: jax.Array) -> jax.Array:
-        model = models.build(name, rngs=nnx.Rngs(0))
+        model = models.build(name, rngs=OneKey())
         models.fold_batch_norm(model)
         names, profile = layer_names(model), models.profile_of(model)
 

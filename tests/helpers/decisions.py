@@ -32,6 +32,7 @@ from jax_sparse_conv._src.plans import typed_json
 from jax_sparse_conv._src.primitive import lowering
 from jax_sparse_conv._src.primitive.primitives import Config
 from jax_sparse_conv._src.tune.measure import bound
+from jax_sparse_conv._src.tune.workloads import OneKey
 
 FOLDER = Path(__file__).parents[1] / "golden"
 CALLS = FOLDER / "calls.json"
@@ -203,7 +204,7 @@ def _digest(found: re.Match[str] | None) -> str:
 @functools.cache
 def _network(name: str) -> tuple[Any, Any]:
     def build() -> Any:
-        model = models.build(name, rngs=nnx.Rngs(0))
+        model = models.build(name, rngs=OneKey())
         models.fold_batch_norm(model)
         return model
 
