@@ -296,6 +296,8 @@ def test_initial_kernels_have_he_variance_and_do_not_depend_on_tracing() -> None
     kernel = he_normal(key, shape)
     assert abs(float(kernel.var()) / (2 / (9 * 512)) - 1) < 0.02
     assert_close(jax.jit(lambda k: he_normal(k, shape))(key), kernel, 1e-6)
+    for small in ((3, 3, 4, 5), (64, 64)):
+        assert_close(jax.jit(lambda k, shape=small: he_normal(k, shape))(key), he_normal(key, small), 1e-6)
     assert he_normal(key, (0, 4)).shape == (0, 4)
     assert he_normal(key, (2, 4), jnp.bfloat16).dtype == jnp.bfloat16
 
