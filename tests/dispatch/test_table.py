@@ -167,9 +167,10 @@ def test_shipped_tables_are_whole_and_their_tiles_are_the_planners(name: str) ->
     assert folders.slug(found.device) == name
     assert all({"date", "commit", "driver", "versions"} <= run.keys() for run in found.runs)
     with mock.patch.object(_native, "has_warpgroups", return_value=True):
-        for each in found.rows:
-            fits = [rated.candidate for rated in each.key.layer.candidates(Device(), 1000)]
-            assert each.candidate in [None, *fits], each
+        for each in (row for row in found.rows if row.candidate is not None):
+            layer = each.key.layer  # the best few have nearly all of them; all take the planner a hundred times as long
+            found_by = (rated.candidate for most in (8, 1000) for rated in layer.candidates(Device(), most))
+            assert each.candidate in found_by, each
 
 
 @pytest.mark.parametrize(

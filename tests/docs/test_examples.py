@@ -14,7 +14,7 @@ import jax_sparse_conv
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 PACKAGE = Path(jax_sparse_conv.__file__).parents[1]  # the package that the other tests test, installed or not
-ARGUMENTS = {"classify_photo.py": ["--size", "64"]}
+ARGUMENTS = {"classify_photo.py": ["--network", "resnet18", "--size", "64"]}
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
