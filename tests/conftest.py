@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,9 @@ hypothesis.settings.load_profile("repeatable")
 if PLATFORM == "cpu" and "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # for the processes that tests start
     jax.config.update("jax_disable_most_optimizations", True)
+
+# A collection walks all that hundreds of traced programs have left, and JAX's own hook runs with each.
+gc.set_threshold(100_000, 20, 50)
 
 
 def pytest_xdist_auto_num_workers() -> int:
