@@ -25,6 +25,7 @@ from networks import (
 from platforms import require
 
 from jax_sparse_conv import models
+from jax_sparse_conv._src.tune.workloads import OneKey
 from jax_sparse_conv.models.chain import adaptive_average_pool
 from jax_sparse_conv.models.initializers import he_normal
 from jax_sparse_conv.nnx import SparseConv, SparseConvPool, SparseLinear
@@ -116,16 +117,6 @@ def test_a_convolution_that_units_share_without_batch_norms_stays_shared() -> No
     assert model.first.conv is model.second.conv
 
 
-def test_pools_are_part_of_their_convolutions() -> None:
-    vgg = nnx.eval_shape(lambda: models.vgg19(rngs=nnx.Rngs(0)))
-    pooled = [n for n, layer in vgg.named_layers() if isinstance(getattr(layer, "conv", None), SparseConvPool)]
-    assert pooled == ["conv1_2", "conv2_2", "conv3_4", "conv4_4", "conv5_4"]
-    resnet = nnx.eval_shape(lambda: models.resnet50(rngs=nnx.Rngs(0)))
-    pooled = [n for n, layer in resnet.named_layers() if isinstance(getattr(layer, "conv", None), SparseConvPool)]
-    assert pooled == ["conv1"]
-    assert len(list(resnet.named_layers())) == 54
-
-
 @pytest.mark.parametrize("size", [(7, 7), (1, 1), (10, 14), (5, 9)])
 def test_adaptive_average_pool(size: tuple[int, int]) -> None:
     x = jnp.asarray(np.random.default_rng(0).standard_normal((2, *size, 3)), jnp.float32)
@@ -133,8 +124,8 @@ def test_adaptive_average_pool(size: tuple[int, int]) -> None:
 
 
 def test_shapes_at_other_sizes() -> None:
-    vgg16 = nnx.eval_shape(lambda: models.vgg16(num_classes=5, rngs=nnx.Rngs(0)))
-    resnet = nnx.eval_shape(lambda: models.ResNet((1, 1, 1, 1), 5, rngs=nnx.Rngs(0)))
+    vgg16 = nnx.eval_shape(lambda: models.vgg16(num_classes=5, rngs=OneKey()))
+    resnet = nnx.eval_shape(lambda: models.ResNet((1, 1, 1, 1), 5, rngs=OneKey()))
     for model, size, shape in (
         (vgg16, (224, 256), (7, 8, 512)),
         (vgg16, (32, 33), (1, 1, 512)),

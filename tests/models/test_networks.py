@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import types
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ from networks import SMALL, assert_close, images_of, parameters, photographs, ta
 
 from jax_sparse_conv import models
 from jax_sparse_conv._src.fusion import chain_rules
+from jax_sparse_conv._src.tune.workloads import OneKey
 from jax_sparse_conv.models.layers import layer_names
 from jax_sparse_conv.nnx import SparseConv, SparseConvPool, SparseLinear
 
@@ -66,10 +66,8 @@ pytestmark = pytest.mark.usefixtures("float32_products")
 
 @functools.cache
 def abstract(name: str) -> Any:
-    """The network's shapes. One key serves every layer: counting keys under a trace takes minutes in a deep network."""
-    return nnx.eval_shape(
-        lambda key: models.build(name, rngs=types.SimpleNamespace(params=lambda: key)), jax.random.key(0)
-    )
+    """The network's shapes."""
+    return nnx.eval_shape(lambda: models.build(name, rngs=OneKey()))
 
 
 def test_every_network_has_a_published_count() -> None:

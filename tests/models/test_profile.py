@@ -10,6 +10,7 @@ from flax import nnx
 from networks import SMALL, VGG_POOL, assert_close, parameters, photographs, small_regnet, small_resnet, small_vgg
 
 from jax_sparse_conv import models
+from jax_sparse_conv._src.tune.workloads import OneKey
 from jax_sparse_conv.models.layers import LAST
 from jax_sparse_conv.models.profile import channel_shares, zero_fraction
 
@@ -95,9 +96,9 @@ def test_channels_differ_around_the_target(target: float) -> None:
 
 
 def test_published_profiles_name_the_layers() -> None:
-    vgg = nnx.eval_shape(lambda: models.vgg19(rngs=nnx.Rngs(0)))
+    vgg = nnx.eval_shape(lambda: models.vgg19(rngs=OneKey()))
     assert list(models.PROFILES["vgg"]) == [name for name, _ in vgg.named_layers()]
-    resnet = nnx.eval_shape(lambda: models.resnet50(rngs=nnx.Rngs(0)))
+    resnet = nnx.eval_shape(lambda: models.resnet50(rngs=OneKey()))
     names = {name for name, _ in resnet.named_layers() if not name.endswith("_0")} - {"fc"}
     assert set(models.PROFILES["resnet"]) == names | {LAST}
     assert models.profile_of(resnet) == models.PROFILES["resnet"]
@@ -105,7 +106,7 @@ def test_published_profiles_name_the_layers() -> None:
 
 def test_other_depths_take_the_block_at_the_same_relative_place() -> None:
     table = models.PROFILES["resnet"]
-    found = models.profile_of(nnx.eval_shape(lambda: models.ResNet((1, 8, 2, 3), rngs=nnx.Rngs(0))))
+    found = models.profile_of(nnx.eval_shape(lambda: models.ResNet((1, 8, 2, 3), rngs=OneKey())))
     assert found["conv2_block1_2"] == table["conv2_block1_2"]
     assert [found[f"conv3_block{b}_2"] for b in (1, 2, 8)] == [table[f"conv3_block{b}_2"] for b in (1, 1, 4)]
     assert found["conv4_block2_3"] == table["conv4_block6_3"]

@@ -13,6 +13,7 @@ from flax import nnx
 from networks import SMALL
 
 from jax_sparse_conv import models
+from jax_sparse_conv._src.tune.workloads import OneKey
 from jax_sparse_conv.models import weights as weights_module
 from jax_sparse_conv.nnx import SparseLinear
 
@@ -24,7 +25,7 @@ from safetensors.numpy import save_file
 def published_names(build: Callable[..., Any], tensors: dict[str, tuple[int, ...]], tmp_path: Path) -> set[str]:
     """Every name that a full-size network looks for in a file that holds `tensors`."""
     save_file({name: np.zeros(shape, np.float32) for name, shape in tensors.items()}, tmp_path / "w.safetensors")
-    model = nnx.eval_shape(lambda: build(rngs=nnx.Rngs(0)))
+    model = nnx.eval_shape(lambda: build(rngs=OneKey()))
     return {*tensors, *models.load_weights(model, tmp_path / "w.safetensors", partial=True).missing}
 
 
