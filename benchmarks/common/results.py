@@ -42,6 +42,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "host": ("network", "what"),
     "instructions": ("layer", "source", "loop"),
     "layers": _LAYERS,
+    "models": ("model", "batch", "dtype", "precision", "size"),
     "networks": ("network", "kind", "batch", "weights", "quick"),
     "packed": ("network", "batch"),
     "real_weights": ("network", "implementation", "batch"),

@@ -58,6 +58,13 @@ XLA's time over ours, XLA called in the same way: weights as arguments, packed o
 arguments under `nnx.jit`, which returns a copy of all parameters. Packed copies are beside the weights.""",
         network_tables.packed,
     ),
+    "models": (
+        "Models that others wrote",
+        """\
+As each framework's own model is, and by `accelerate` and `jit_inference`. Weights are as the framework initialises them:
+the zeros are those of random weights. The ratio is plain `jit`'s time over `jit_inference`'s.""",
+        network_tables.others,
+    ),
     "host": (
         "What a call costs its host",
         """\

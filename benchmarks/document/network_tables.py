@@ -109,6 +109,31 @@ def host(rows: Sequence[Row]) -> list[str]:
     return [table(("network", "arrays", "what", *_HOST.values()), lines)]
 
 
+def others(rows: Sequence[Row]) -> list[str]:
+    """Models that others wrote."""
+    titles = (
+        "model",
+        "images",
+        "dtype",
+        "precision",
+        "`jit` us",
+        "`accelerate`",
+        "`jit_inference`",
+        "ratio",
+        "waited for",
+    )
+    lines = (
+        (
+            *(str(row[key]) for key in ("model", "batch", "dtype", "precision")),
+            *(microseconds(row[f"{side}_us"]) for side in ("jit", "accelerate", "jit_inference")),
+            ratio(row["jit_inference_ratio"]),
+            ratio(row["jit_waited_us"] / row["jit_inference_waited_us"]),
+        )
+        for row in sorted(rows, key=lambda row: (row["model"], row["batch"], row["dtype"], row["precision"]))
+    )
+    return [table(titles, lines)]
+
+
 def packed(rows: Sequence[Row]) -> list[str]:
     """Networks with packed kernels as arguments."""
     titles = ("network", "XLA us", "arguments", "packed", "constants", "`nnx.jit`", "packed", "copies MB", "weights MB")

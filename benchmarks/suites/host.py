@@ -94,7 +94,7 @@ def sides(model: nnx.Module, run: _Run) -> dict[str, Callable[[jax.Array], Any]]
 
 
 def _touch(model: Any, x: jax.Array) -> jax.Array:
-    firsts = [jnp.ravel(leaf)[0] for leaf in jax.tree.leaves(nnx.state(model))]
+    firsts = [jnp.ravel(leaf)[0] * jnp.ravel(x)[0] for leaf in jax.tree.leaves(nnx.state(model))]
     return sum(firsts, jnp.ravel(x)[0])  # which is one loop
 
 

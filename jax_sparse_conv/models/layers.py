@@ -165,10 +165,11 @@ def fold_batch_norm(model: nnx.Module) -> int:
     Raises:
       TypeError: a model that is not an nnx module.
       ValueError: a parameter without a value, as of `nnx.eval_shape`. Or a convolution that several units share, at
-        least one of them with a batch norm.
+        least one of them with a batch norm. Or a batch norm of a model that this package has not built.
     """
     check_module(model)
     units = list(_units(model))
+    _check_known(model, units)
     _check_unshared([(path, unit) for path, unit in units if isinstance(unit, ConvUnit)])
     for path, unit in units:
         if unit.batch_norm is not None:
@@ -185,6 +186,17 @@ def _units(model: nnx.Module) -> Iterator[tuple[str, ConvUnit | PreActivation]]:
     for path, module in nnx.iter_modules(model):
         if isinstance(module, (ConvUnit, PreActivation)):
             yield ".".join(map(str, path)), module
+
+
+def _check_known(model: nnx.Module, units: Iterable[tuple[str, ConvUnit | PreActivation]]) -> None:
+    """Raise for a batch norm that no unit has: which convolution it follows is the model's own code."""
+    known = {id(unit.batch_norm) for _, unit in units}
+    for path, module in nnx.iter_modules(model):
+        if isinstance(module, nnx.BatchNorm) and id(module) not in known:
+            raise ValueError(
+                f"the model's {'.'.join(map(str, path))} is a batch norm of code of your own, which says what it "
+                "follows; jax_sparse_conv.nnx.jit_inference(model) folds it into the convolution in front"
+            )
 
 
 def _check_unshared(units: Iterable[tuple[str, ConvUnit]]) -> None:

@@ -96,6 +96,12 @@ class Siblings(nnx.Module):
         return self.second(self.first(x))
 
 
+def test_batch_norms_of_other_code_are_refused() -> None:
+    other = nnx.Sequential(nnx.Conv(3, 8, (3, 3), rngs=nnx.Rngs(0)), nnx.BatchNorm(8, rngs=nnx.Rngs(1)))
+    with pytest.raises(ValueError, match=r"the model's layers\.1 is a batch norm of code of your own.*jit_inference"):
+        models.fold_batch_norm(other)
+
+
 @pytest.mark.parametrize("second_norm", [True, False])
 def test_a_convolution_that_units_share_is_folded_into_none_of_them(second_norm: bool) -> None:
     model, x = Siblings(second_norm=second_norm), jax.random.normal(jax.random.key(0), (1, 5, 5, 4))

@@ -198,9 +198,6 @@ def jit_inference(
 
     Raises:
       TypeError: a function that cannot be called.
-
-    Warns:
-      UserWarning: when called, if there is no convolution or dense layer to rewrite.
     """
     if not callable(function):
         raise TypeError(f"function={function!r} cannot be called")
