@@ -61,7 +61,7 @@ arguments under `nnx.jit`, which returns a copy of all parameters. Packed copies
     "models": (
         "Models that others wrote",
         """\
-As each framework's own model is, and by `accelerate` and `jit_inference`. Weights are as the framework initialises them:
+Each model as it is, by `accelerate` and by `jit_inference`. Weights are as the framework initialises them, so
 the zeros are those of random weights. The ratio is plain `jit`'s time over `jit_inference`'s.""",
         network_tables.others,
     ),
