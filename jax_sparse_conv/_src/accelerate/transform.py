@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_sparse_conv._src.accelerate import hoist, recognise
+from jax_sparse_conv._src.accelerate import by_numpy, hoist, recognise
 from jax_sparse_conv._src.accelerate.pending import Found
 from jax_sparse_conv._src.accelerate.report import Report, report_of
 from jax_sparse_conv._src.fusion import rewrite
@@ -119,6 +119,8 @@ def prepared(program: Program, weights: Sequence[Any]) -> list[jax.Array]:
     if not program.split.once.jaxpr.outvars:
         return []
     with jax.ensure_compile_time_eval():
+        if by_numpy.suits(weights):
+            return by_numpy.evaluate(program.split.once, weights)
         out: list[jax.Array] = jax.jit(hoist.evaluate, static_argnums=0)(program.split.once, *weights)
     return out
 

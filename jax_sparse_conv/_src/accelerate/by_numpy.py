@@ -1,0 +1,121 @@
+"""A program of weights evaluated by NumPy, which compiles nothing.
+
+Folding the batch norms of a network takes thousands of small operations of different shapes. XLA compiles them for
+longer than it compiles the network. NumPy has them done meanwhile. What it has no function for is JAX's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_sparse_conv._src.accelerate import equations
+
+_Array = np.ndarray[Any, Any]
+
+
+def evaluate(closed: Any, arguments: Sequence[jax.Array]) -> list[jax.Array]:
+    """The results of a closed jaxpr, on the one device of its arguments."""
+    device = next(iter(arguments[0].devices()))
+    is_committed = any(argument.committed for argument in arguments)
+    given = [np.asarray(argument) for argument in arguments]
+    flat = equations.flattened(closed, given)
+    values = dict(flat.known)
+    with np.errstate(all="ignore"):  # as XLA
+        for equation in flat.equations:
+            operands = [values[number] for number in equation.inputs]
+            values.update(zip(equation.outputs, _results(equation.equation, operands), strict=True))
+    own = dict(zip(flat.arguments, arguments, strict=True))
+
+    def placed(number: int) -> jax.Array:
+        if number in own:
+            return own[number]
+        value = np.asarray(values[number])
+        is_view = any(np.may_share_memory(value, array) for array in given)
+        array = np.array(value, order="C", copy=True) if is_view else np.ascontiguousarray(value)
+        with jax.default_device(device):
+            return jax.device_put(array, device) if is_committed else jax.device_put(array)
+
+    return [placed(number) for number in flat.outputs]
+
+
+def suits(arguments: Sequence[Any]) -> bool:
+    """Whether all arguments are whole on one device of this process, and of types that NumPy has."""
+    if not arguments or not all(isinstance(each, jax.Array) and each.is_fully_addressable for each in arguments):
+        return False
+    if not all(jnp.issubdtype(each.dtype, jnp.number) or each.dtype == jnp.bool_ for each in arguments):
+        return False
+    return len({device for each in arguments for device in each.devices()}) == 1
+
+
+def _results(equation: Any, operands: Sequence[Any]) -> list[Any]:
+    name, params = equation.primitive.name, equation.params
+    is_exact = not jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.inexact)
+    if name in _FUNCTIONS and not (is_exact and name == "div"):  # integers are cut off, not rounded down
+        result = _FUNCTIONS[name](*operands)
+    elif name in _WITH_PARAMETERS:
+        result = _WITH_PARAMETERS[name](params, *operands)
+    elif name == "custom_jvp_call":
+        return _inner(params["call_jaxpr"], operands)
+    else:
+        return [np.asarray(value) for value in equations.bind(equation, [jax.device_put(each) for each in operands])]
+    return [np.asarray(result, equation.outvars[0].aval.dtype)]
+
+
+def _inner(closed: Any, operands: Sequence[Any]) -> list[Any]:
+    flat = equations.flattened(closed, operands)
+    values = dict(flat.known)
+    for equation in flat.equations:
+        given = [values[number] for number in equation.inputs]
+        values.update(zip(equation.outputs, _results(equation.equation, given), strict=True))
+    return [values[number] for number in flat.outputs]
+
+
+def _broadcast(params: Any, x: Any, *_: Any) -> _Array:
+    sizes = [1] * len(params["shape"])
+    for place, size in zip(params["broadcast_dimensions"], np.shape(x), strict=True):
+        sizes[place] = size
+    return np.broadcast_to(np.reshape(x, sizes), params["shape"])
+
+
+def _pad(params: Any, x: Any, value: Any) -> _Array:
+    config = params["padding_config"]
+    if any(low < 0 or high < 0 or interior for low, high, interior in config):
+        return np.asarray(jax.lax.pad(x, np.asarray(value, x.dtype), config))
+    return np.pad(x, [(low, high) for low, high, _ in config], constant_values=value)
+
+
+def _reshape(params: Any, x: Any) -> _Array:
+    moved = x if params["dimensions"] is None else np.transpose(x, params["dimensions"])
+    return np.reshape(moved, params["new_sizes"])
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "abs": np.abs,
+    "add": np.add,
+    "copy": np.asarray,
+    "div": np.divide,
+    "exp": np.exp,
+    "max": np.maximum,
+    "min": np.minimum,
+    "mul": np.multiply,
+    "neg": np.negative,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "sqrt": np.sqrt,
+    "stop_gradient": np.asarray,
+    "sub": np.subtract,
+}
+_WITH_PARAMETERS: dict[str, Callable[..., Any]] = {
+    "broadcast_in_dim": _broadcast,
+    "concatenate": lambda params, *parts: np.concatenate(parts, params["dimension"]),
+    "convert_element_type": lambda params, x: np.asarray(x).astype(params["new_dtype"]),
+    "integer_pow": lambda params, x: np.power(x, params["y"]),
+    "pad": _pad,
+    "reshape": _reshape,
+    "squeeze": lambda params, x: np.squeeze(x, params["dimensions"]),
+    "transpose": lambda params, x: np.transpose(x, params["permutation"]),
+}
