@@ -125,6 +125,23 @@ def check_packed_kernels(auto: jax.sharding.Mesh, values: Any, placed: Any, want
     assert jsc.pack(placed[1]).packed is None
 
 
+def check_arrays_of_no_mesh(auto: jax.sharding.Mesh, values: Any, wanted: Any) -> None:
+    """Under `jax.set_mesh` with arrays of one device; a constraint inside splits the images, without gathering."""
+
+    def split(*values: Any) -> jax.Array:
+        return sparse(jax.lax.with_sharding_constraint(values[0], P("batch")), *values[1:])
+
+    def accelerated(x: Any, kernel: Any, bias: Any, residual: Any) -> jax.Array:
+        numbers = ("NHWC", "HWIO", "NHWC")
+        y = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=numbers)
+        return jax.nn.relu(y + bias + residual)
+
+    with jax.set_mesh(auto):
+        check("set_mesh, arrays of no mesh", sparse, values, wanted)
+        check("set_mesh, a constraint inside", split, values, wanted)
+        check("set_mesh, accelerate", jsc.accelerate(accelerated), values, wanted, no_gather=False)
+
+
 def check_dense_block(auto: jax.sharding.Mesh) -> None:
     """Split by the compiler a block and the transition behind it run layer by layer, by hand as one call a device."""
     rng = np.random.default_rng(3)
@@ -373,6 +390,8 @@ def main() -> None:
     check_packed_kernels(auto, values, placed, wanted)
 
     check_dense_block(auto)
+
+    check_arrays_of_no_mesh(auto, values, wanted)
 
     explicit = mesh(AxisType.Explicit)
     with jax.set_mesh(explicit):

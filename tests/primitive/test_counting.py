@@ -76,6 +76,12 @@ def test_counts_are_those_of_a_kernel_where_there_is_one(gpu: jax.Device) -> Non
         assert "fusion" not in (text.compile().as_text() or "")
 
 
+def test_subnormals_are_no_zeros() -> None:
+    x = jnp.full((1, 2, 2, 16), 1e-40)
+    assert float(jsc.density(x)) == 1
+    assert sampling.all_nonzeros(x).sum(0).tolist() == [x.size, x.size]
+
+
 def test_counts_of_a_batch_are_of_each() -> None:
     x = jnp.asarray(cases.feature_map(np.random.default_rng(5), (2, 8, 8, 16), 0.6), jnp.float32)
     kernel = jnp.asarray(np.random.default_rng(0).standard_normal((3, 3, 16, 16)) / 12, jnp.float32)

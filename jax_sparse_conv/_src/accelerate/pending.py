@@ -14,10 +14,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jax_sparse_conv._src.api import ops
-from jax_sparse_conv._src.primitive import packing
+from jax_sparse_conv._src.primitive import packing, reference
 from jax_sparse_conv._src.primitive.packing import PackedKernel
 from jax_sparse_conv._src.problem.geometry import Geometry, Pads, Pair, Pool, is_symbolic, windowed_size
 
@@ -281,18 +280,7 @@ def of_conv(
     size = geometry.conv_size(x.shape[1:3], kernel.shape[:2])
 
     def as_it_was() -> jax.Array:
-        out: jax.Array = lax.conv_general_dilated(
-            x,
-            kernel,
-            geometry.strides,
-            geometry.padding,
-            rhs_dilation=geometry.dilation,
-            dimension_numbers=("NHWC", "HWIO", "NHWC"),
-            feature_group_count=geometry.groups,
-            precision=precision,
-            preferred_element_type=dtype,
-        )
-        return out
+        return reference.conv(x, kernel, geometry, precision, dtype)
 
     shape = (x.shape[0], *size, kernel.shape[3])
     call = Call(x, kernel, geometry, precision, is_fixed, shape, jnp.dtype(dtype))

@@ -159,7 +159,8 @@ def _lower(ctx: Any, *operands: Any, config: Config, platform: str | None) -> An
         chosen = dataclasses.replace(chosen, candidate=None)  # sizes of a part, and of another GPU, are not known here
     ctx, operands, chosen = _without_unused(ctx, operands, chosen, platform)
     if partitioning.is_partitioned(ctx):
-        return mlir.lower_fun(_partitioned(x, kernel, chosen), multiple_results=False)(ctx, *operands)
+        lower = mlir.lower_fun(_partitioned(x, kernel, chosen), multiple_results=False)
+        return lower(partitioning.with_mesh(ctx), *operands)
     return lower_on_device(ctx, *operands, config=chosen, platform=platform)
 
 

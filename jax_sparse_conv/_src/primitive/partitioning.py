@@ -7,6 +7,7 @@ the same custom call on its part, without communication.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import jax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.interpreters import mlir
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 Function = Callable[..., jax.Array]
 
@@ -28,6 +29,28 @@ def is_partitioned(ctx: Any) -> bool:
 def is_exported(ctx: Any) -> bool:
     """Whether a lowering is for `jax.export`, which keeps no callbacks, such as the ones that `partitioned` has."""
     return bool(ctx.module_context.lowering_parameters.for_export)
+
+
+def with_mesh(ctx: Any) -> Any:
+    """A lowering's context that names the axes of a mesh, which `partitioned` has to know.
+
+    JAX names none where no operand lies on a mesh, as under `jax.set_mesh` with arrays of one device.
+    """
+    axes = ctx.module_context.axis_context
+    if axes.abstract_mesh is not None and not axes.abstract_mesh.empty:
+        return ctx
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size != axes.num_devices:
+        sizes = _factors(axes.num_devices)  # so that any split is one over some of the axes
+        mesh = AbstractMesh(sizes, tuple(f"axis{index}" for index in range(len(sizes))))
+    named = dataclasses.replace(axes, abstract_mesh=mesh)
+    return ctx.replace(module_context=ctx.module_context.replace(axis_context=named))
+
+
+def _factors(number: int) -> tuple[int, ...]:
+    """Primes whose product it is."""
+    least = next((factor for factor in range(2, number + 1) if number % factor == 0), None)
+    return () if least is None else (least, *_factors(number // least))
 
 
 @functools.lru_cache(maxsize=4096)

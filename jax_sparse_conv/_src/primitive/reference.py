@@ -9,6 +9,7 @@ skipped zero drops `0 * inf` and `0 * nan`.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -17,16 +18,23 @@ from jax import lax
 
 from jax_sparse_conv._src.primitive import explicit
 from jax_sparse_conv._src.problem import geometry as geo
-from jax_sparse_conv._src.problem.geometry import Geometry, Pool
+from jax_sparse_conv._src.problem.geometry import Geometry, Pads, Pool
 
 _DIMENSIONS = ("NHWC", "HWIO", "NHWC")
+_lax_conv = lax.conv_general_dilated  # lax's own, also where `jsc.conv_general_dilated` is put in its place
 
 
-def conv(x: jax.Array, kernel: jax.Array, geometry: Geometry, precision: lax.PrecisionLike = None) -> jax.Array:
+def conv(
+    x: jax.Array,
+    kernel: jax.Array,
+    geometry: Geometry,
+    precision: lax.PrecisionLike = None,
+    preferred_element_type: jax.typing.DTypeLike | None = None,
+) -> jax.Array:
     """The convolution alone: x [N, H, W, C], kernel [kh, kw, C / groups, K] -> [N, Ho, Wo, K]."""
 
     def local(x: jax.Array, kernels: jax.Array, *_: None) -> jax.Array:
-        return _conv(x, kernels[0], geometry, precision)
+        return _conv(x, kernels[0], geometry, precision, preferred_element_type)
 
     if (
         explicit.is_split(kernel)
@@ -34,21 +42,48 @@ def conv(x: jax.Array, kernel: jax.Array, geometry: Geometry, precision: lax.Pre
         or (geometry.groups > 1 and explicit.is_split(x))
     ):
         return explicit.convolved(local, x, kernel[None], None, None, geometry.groups)
-    return _conv(x, kernel, geometry, precision)
+    return _conv(x, kernel, geometry, precision, preferred_element_type)
 
 
-def _conv(x: jax.Array, kernel: jax.Array, geometry: Geometry, precision: lax.PrecisionLike) -> jax.Array:
+def _conv(
+    x: jax.Array,
+    kernel: jax.Array,
+    geometry: Geometry,
+    precision: lax.PrecisionLike,
+    preferred_element_type: jax.typing.DTypeLike | None = None,
+) -> jax.Array:
     spans = [(k - 1) * d + 1 for k, d in zip(kernel.shape[:2], geometry.dilation, strict=True)]
-    return lax.conv_general_dilated(
+    padding = geo.named_padding(geometry.padding, x.shape[1:3], spans, geometry.strides)
+    if not isinstance(padding, str):
+        x, padding = _padded_within(x, padding, spans)
+    return _lax_conv(
         x,
         kernel,
         window_strides=geometry.strides,
-        padding=geo.named_padding(geometry.padding, x.shape[1:3], spans, geometry.strides),
+        padding=padding,
         rhs_dilation=geometry.dilation,
         dimension_numbers=_DIMENSIONS,
         feature_group_count=geometry.groups,
         precision=precision,
+        preferred_element_type=preferred_element_type,
     )
+
+
+def _padded_within(x: jax.Array, padding: Pads, spans: Sequence[int]) -> tuple[jax.Array, Pads]:
+    """x cropped or padded so that what is left of the padding is from 0 to the window's span less 1.
+
+    XLA's convolutions for CPUs read out of bounds for others, in themselves or in their derivatives
+    (openxla/xla#48713).
+    """
+    left = [(_within(low, span), _within(high, span)) for (low, high), span in zip(padding, spans, strict=True)]
+    before = [(low - a, high - b, 0) for (low, high), (a, b) in zip(padding, left, strict=True)]
+    if any(map(any, before)):
+        x = lax.pad(x, np.zeros((), x.dtype), ((0, 0, 0), *before, (0, 0, 0)))
+    return x, (left[0], left[1])
+
+
+def _within(pad: int, span: int) -> int:
+    return min(max(pad, 0), span - 1)
 
 
 def epilogue(y: jax.Array, bias: jax.Array | None, residual: jax.Array | None, activation: str | None) -> jax.Array:

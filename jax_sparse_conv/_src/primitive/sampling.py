@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_sparse_conv._src.primitive import reference
+
 PARTS = 64
 """Rows of counts, kCountRows in native/call.h."""
 
@@ -27,7 +29,7 @@ def sampled_nonzeros(x: jax.Array) -> jax.Array:
 
 def all_nonzeros(x: jax.Array) -> jax.Array:
     """(non-zeros, elements) of x: the first row of int32 [PARTS, 2], zeros behind it."""
-    is_nonzero = x != 0
+    is_nonzero = reference.is_nonzero(x)
     row = jnp.stack([jnp.sum(each, dtype=jnp.int32) for each in (is_nonzero, jnp.ones_like(is_nonzero))])
     return jnp.pad(row[None], ((0, PARTS - 1), (0, 0)))
 

@@ -1,0 +1,87 @@
+"""Paddings that XLA's convolutions for CPUs read out of bounds with, forward and in derivatives, against float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from platforms import PLATFORM
+
+import jax_sparse_conv as jsc
+from jax_sparse_conv._src import _native
+
+pytestmark = pytest.mark.usefixtures("float32_products")
+
+# Padding of height and width, strides. Negative and positive at once; more than the window; all of a side cropped.
+PADDINGS: list[tuple[Any, tuple[int, int]]] = [
+    (((0, 0), (-5, 3)), (1, 1)),
+    (((4, 1), (4, 1)), (1, 1)),
+    (((-2, 0), (1, -3)), (1, 1)),
+    (((7, -6), (0, 9)), (2, 1)),
+    (((3, 3), (-6, 5)), (1, 2)),
+]
+X_SHAPE, KERNEL_SHAPE = (1, 9, 7, 3), (3, 3, 3, 4)
+
+
+def exact(x: Any, kernel: Any, padding: Any, strides: tuple[int, int]) -> np.ndarray:
+    """The convolution in float64, tap by tap."""
+    x, kernel = np.asarray(x, np.float64), np.asarray(kernel, np.float64)
+    for axis, (low, high) in enumerate(padding, 1):
+        x = np.take(x, range(max(-low, 0), x.shape[axis] - max(-high, 0)), axis)
+        x = np.pad(x, [(max(low, 0), max(high, 0)) if each == axis else (0, 0) for each in range(4)])
+    size = [(x.shape[1 + i] - kernel.shape[i]) // strides[i] + 1 for i in range(2)]
+    out = np.zeros((x.shape[0], *size, kernel.shape[3]))
+    for row in range(kernel.shape[0]):
+        for column in range(kernel.shape[1]):
+            rows = slice(row, row + (size[0] - 1) * strides[0] + 1, strides[0])
+            columns = slice(column, column + (size[1] - 1) * strides[1] + 1, strides[1])
+            out += np.einsum("nhwc,ck->nhwk", x[:, rows, columns], kernel[row, column])
+    return out
+
+
+@pytest.mark.parametrize(("padding", "strides"), PADDINGS)
+@pytest.mark.parametrize("implementation", [None, "xla", "ecr", "direct", "lax's signature", "accelerate"])
+def test_values_and_derivatives(implementation: str | None, padding: Any, strides: tuple[int, int]) -> None:
+    method = "ecr" if implementation in (None, "xla", "lax's signature", "accelerate") else implementation
+    if reason := _native.why_missing(str(method), PLATFORM, "float32"):
+        pytest.skip(reason)
+    keys = jax.random.split(jax.random.key(0), 5)
+    x, dx = (jax.random.normal(key, X_SHAPE) for key in keys[:2])
+    kernel, dkernel = (jax.random.normal(key, KERNEL_SHAPE) for key in keys[2:4])
+    numbers = ("NHWC", "HWIO", "NHWC")
+
+    def conv(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        if implementation == "lax's signature":
+            return jsc.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=numbers)
+        if implementation == "accelerate":
+            plain = lambda x, kernel: lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=numbers)  # noqa: E731
+            return jsc.accelerate(plain)(x, kernel)  # type: ignore[no-any-return]
+        return jsc.conv(x, kernel, strides=strides, padding=padding, implementation=implementation)  # type: ignore[no-any-return]
+
+    y = jax.jit(conv)(x, kernel)
+    np.testing.assert_allclose(y, exact(x, kernel, padding, strides), rtol=1e-4, atol=1e-4)
+    weights = jax.random.normal(keys[4], y.shape)
+    gradients = jax.jit(jax.grad(lambda x, kernel: jnp.sum(conv(x, kernel) * weights), argnums=(0, 1)))(x, kernel)
+    for gradient, moved, wanted in (
+        (gradients[0], dx, exact(dx, kernel, padding, strides)),
+        (gradients[1], dkernel, exact(x, dkernel, padding, strides)),
+    ):
+        np.testing.assert_allclose(
+            jnp.sum(gradient * moved), np.sum(wanted * np.asarray(weights)), rtol=1e-3, atol=1e-3
+        )
+
+
+def test_lax_s_function_may_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, kernel = jnp.ones((1, 6, 6, 4)), jnp.ones((3, 3, 4, 16))
+    wanted = jsc.conv(x, kernel, implementation="xla")
+    monkeypatch.setattr(lax, "conv_general_dilated", jsc.conv_general_dilated)
+    numbers = ("NHWC", "HWIO", "NHWC")
+    for implementation in (None, "xla"):
+        found = jax.jit(lambda x, name=implementation: jsc.conv(x, kernel, implementation=name))(x)
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    found = jax.jit(lambda x: lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=numbers))(x)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
