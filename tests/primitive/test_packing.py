@@ -94,6 +94,20 @@ TRACES: dict[str, Callable[[Callable[[jax.Array], jax.Array], jax.Array], Any]] 
 }
 
 
+@pytest.mark.parametrize("implementation", [None, "ecr"])
+@pytest.mark.parametrize("strides", [(2, 2), (1, 3), (5, 9)])
+def test_strides_of_a_pixel_read_a_copy(strides: tuple[int, int], implementation: str | None) -> None:
+    kernel = jax.random.normal(jax.random.key(0), (1, 1, 32, 48))
+    x = jax.nn.relu(jax.random.normal(jax.random.key(1), (2, 9, 10, 32)))
+    function = jax.jit(lambda x: jsc.conv(x, kernel, strides=strides, padding="VALID", implementation=implementation))
+    assert packed_operands(function, x)
+    wanted = np.einsum("nhwc,ck->nhwk", np.asarray(x[:, :: strides[0], :: strides[1]], np.float64), kernel[0, 0])
+    np.testing.assert_allclose(function(x), wanted, rtol=1e-5, atol=1e-5)
+    gradient = jax.grad(lambda x: function(x).sum())(x)
+    assert float(gradient[0, 0, 0, 0]) == pytest.approx(float(kernel[0, 0, 0].sum()), rel=1e-4)
+    assert np.count_nonzero(gradient) == 32 * np.prod(wanted.shape[:3])  # of the pixels that are read
+
+
 @pytest.mark.parametrize("name", TRACES)
 def test_a_copy_outlives_the_trace_that_made_it(name: str) -> None:
     kernel = jax.random.normal(jax.random.key(2), (3, 3, 16, 32))

@@ -63,6 +63,11 @@ class Geometry:
         )
         return height, width
 
+    def reads_few_pixels(self, kernel_size: Sequence[int]) -> bool:
+        """Whether it is a 1x1 convolution whose strides pass over pixels, without padding and pool."""
+        is_plain = tuple(kernel_size) == (1, 1) and self.pool is None and self.padding == ((0, 0), (0, 0))
+        return is_plain and max(self.strides) > 1
+
     def without_pool(self) -> Geometry:
         return dataclasses.replace(self, pool=None)
 
