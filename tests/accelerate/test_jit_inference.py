@@ -52,8 +52,16 @@ def test_what_weights_alone_decide_is_computed_once() -> None:
     text = predict.lower(X).as_text()
     assert "rsqrt" not in text
     found = [value.shape for value in predict.prepared(X)]
-    assert (1, 3, 3, 3, 16) in found  # the kernel with the batch norm in it
+    assert (3, 3, 3, 16) in found  # the kernel with the batch norm in it
     assert len(found) <= 5
+
+
+def test_weights_that_are_read_as_they_are_have_no_copy() -> None:
+    w = weights()
+    predict = jsc.jit_inference(lambda w, x: jax.lax.conv(x.transpose(0, 3, 1, 2), w.T, (1, 1), "SAME"), w["kernel"])
+    assert len(predict.prepared(X)) <= 2
+    plain = jsc.jit_inference(lambda w, x: jsc.conv(x, w, strides=2), w["kernel"])
+    assert [value is w["kernel"] for value in plain.prepared(X)] == [True]
 
 
 def test_entries_share_what_they_need_of_the_weights() -> None:

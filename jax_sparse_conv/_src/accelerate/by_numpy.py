@@ -16,6 +16,7 @@ import numpy as np
 from jax_sparse_conv._src.accelerate import equations
 
 _Array = np.ndarray[Any, Any]
+_DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint32", "bfloat16", "float16", "float32", "float64")
 
 
 def evaluate(closed: Any, arguments: Sequence[jax.Array]) -> list[jax.Array]:
@@ -34,9 +35,11 @@ def evaluate(closed: Any, arguments: Sequence[jax.Array]) -> list[jax.Array]:
     def placed(number: int) -> jax.Array:
         if number in own:
             return own[number]
+        if isinstance(values[number], jax.Array):  # a key
+            return values[number]
         value = np.asarray(values[number])
         is_view = any(np.may_share_memory(value, array) for array in given)
-        array = np.array(value, order="C", copy=True) if is_view else np.ascontiguousarray(value)
+        array = np.array(value, order="C", copy=True if is_view else None)
         with jax.default_device(device):
             return jax.device_put(array, device) if is_committed else jax.device_put(array)
 
@@ -45,7 +48,9 @@ def evaluate(closed: Any, arguments: Sequence[jax.Array]) -> list[jax.Array]:
 
 def suits(arguments: Sequence[Any]) -> bool:
     """Whether all arguments are whole on one device of this process, and of types that NumPy has."""
-    if not arguments or not all(isinstance(each, jax.Array) and each.is_fully_addressable for each in arguments):
+    if not arguments or any(isinstance(each, jax.core.Tracer) or not isinstance(each, jax.Array) for each in arguments):
+        return False
+    if not all(each.is_fully_addressable for each in arguments):
         return False
     if not all(jnp.issubdtype(each.dtype, jnp.number) or each.dtype == jnp.bool_ for each in arguments):
         return False
@@ -54,16 +59,29 @@ def suits(arguments: Sequence[Any]) -> bool:
 
 def _results(equation: Any, operands: Sequence[Any]) -> list[Any]:
     name, params = equation.primitive.name, equation.params
-    is_exact = not jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.inexact)
-    if name in _FUNCTIONS and not (is_exact and name == "div"):  # integers are cut off, not rounded down
+    if _is_xlas(equation):
+        name = ""
+    if name in _FUNCTIONS:
         result = _FUNCTIONS[name](*operands)
     elif name in _WITH_PARAMETERS:
         result = _WITH_PARAMETERS[name](params, *operands)
     elif name == "custom_jvp_call":
         return _inner(params["call_jaxpr"], operands)
     else:
-        return [np.asarray(value) for value in equations.bind(equation, [jax.device_put(each) for each in operands])]
+        values = equations.bind(equation, [jax.device_put(each) for each in operands])
+        return [value if jnp.issubdtype(value.dtype, jax.dtypes.extended) else np.asarray(value) for value in values]
     return [np.asarray(result, equation.outvars[0].aval.dtype)]
+
+
+def _is_xlas(equation: Any) -> bool:
+    """Whether NumPy would have other results: it rounds integers down, and wraps what does not fit a type."""
+    dtypes = [getattr(variable.aval, "dtype", None) for variable in (*equation.invars, *equation.outvars)]
+    if not all(str(dtype) in _DTYPES for dtype in dtypes):
+        return True
+    is_exact = [not jnp.issubdtype(str(dtype), jnp.inexact) for dtype in dtypes]
+    if equation.primitive.name == "convert_element_type":
+        return is_exact[1] and not is_exact[0]
+    return is_exact[-1] and equation.primitive.name == "div"
 
 
 def _inner(closed: Any, operands: Sequence[Any]) -> list[Any]:

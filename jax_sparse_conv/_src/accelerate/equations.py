@@ -50,7 +50,8 @@ def _is_folded(equation: Equation, known: dict[int, Any]) -> bool:
         or not all(is_scalar(known.get(number)) for number in equation.inputs)
     ):
         return False
-    if not all(getattr(variable.aval, "shape", None) == () for variable in traced.outvars):
+    types = [variable.aval for variable in traced.outvars]
+    if not all(getattr(each, "shape", None) == () and jnp.issubdtype(each.dtype, jnp.number) for each in types):
         return False
     with jax.ensure_compile_time_eval():
         values = bind(traced, [known[number] for number in equation.inputs])
@@ -125,6 +126,8 @@ def is_relu(equation: Any) -> bool:
     if equation.primitive.name != "custom_jvp_call" or len(equation.invars) != 1:
         return False
     flat = FlatJaxpr(equation.params["call_jaxpr"], [None], called)
+    if not jax_internals.is_of_jax_nn(equation.params["call_jaxpr"]):
+        return False  # a derivative of the user's own
     if len(flat.equations) != 1 or flat.equations[0].equation.primitive.name != "max":
         return False
     known = [flat.known.get(number) for number in flat.equations[0].inputs]
@@ -133,11 +136,14 @@ def is_relu(equation: Any) -> bool:
 
 def is_zero(value: Any) -> bool:
     """Whether a value is known while tracing, and zero."""
-    return is_scalar(value) and float(value) == 0
+    return is_scalar(value) and bool(value == 0)
 
 
 def is_scalar(value: Any) -> bool:
     """Whether a value is a number that is known while tracing."""
     if value is None or isinstance(value, (jax.core.Tracer, jax.Array)):
         return False
-    return np.ndim(value) == 0 and jnp.issubdtype(np.asarray(value).dtype, jnp.number)
+    if np.ndim(value) != 0:
+        return False
+    dtype = np.asarray(value).dtype
+    return bool(jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer))

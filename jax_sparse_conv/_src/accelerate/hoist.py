@@ -15,7 +15,7 @@ import jax
 from jax.extend import core as jex_core
 
 from jax_sparse_conv._src.accelerate import equations
-from jax_sparse_conv._src.fusion.jaxprs import FlatJaxpr
+from jax_sparse_conv._src.fusion.jaxprs import Equation
 
 _GROWTH = 2  # bytes of a result over those of its operands: what repeats elements stays in the program
 
@@ -37,43 +37,69 @@ def split(closed: Any, fixed: Sequence[bool]) -> Split:
     """Part a closed jaxpr into what its fixed arguments alone decide and the rest."""
     given = [aval for aval, each in zip(closed.in_avals, fixed, strict=True) if each]
     others = [aval for aval, each in zip(closed.in_avals, fixed, strict=True) if not each]
-    crossing: list[int] = []
-
-    def placed(arguments: Sequence[Any]) -> tuple[FlatJaxpr, set[int]]:
-        flat = equations.flattened(closed, arguments)
-        return flat, {number for number, each in zip(flat.arguments, fixed, strict=True) if each}
 
     def once(*arguments: Any) -> list[Any]:
         left = iter(arguments)
-        flat, known = placed([next(left) if each else None for each in fixed])
-        values, readers = dict(flat.known), set(flat.outputs)
-        for equation in flat.equations:
-            if _is_of_weights(equation, known, values):
-                values.update(
-                    zip(equation.outputs, equations.bind(equation.equation, _read(equation, values)), strict=True)
-                )
-                known.update(equation.outputs)
-            else:
-                readers.update(equation.inputs)
-        crossing[:] = sorted(number for number in known if number in readers)
-        return [values[number] for number in crossing]
+        parts = _Parts(closed, [next(left) if each else None for each in fixed], fixed)
+        values = parts.evaluated(parts.once, {})
+        return [values[number] for number in parts.crossing]
 
     first = jax.make_jaxpr(once)(*given)
 
     def every(crossed: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
         left = iter(arguments)
-        flat, known = placed([None if each else next(left) for each in fixed])
-        values = {**flat.known, **dict(zip(crossing, crossed, strict=True))}
-        for equation in flat.equations:
-            if _is_of_weights(equation, known, values):
-                known.update(equation.outputs)
-            else:
-                values.update(
-                    zip(equation.outputs, equations.bind(equation.equation, _read(equation, values)), strict=True)
-                )
-        return [values[number] for number in flat.outputs]
+        parts = _Parts(closed, [None if each else next(left) for each in fixed], fixed)
+        values = parts.evaluated(parts.every, dict(zip(parts.crossing, crossed, strict=True)))
+        return [values[number] for number in parts.flat.outputs]
 
     return Split(first, jax.make_jaxpr(every)(list(first.out_avals), others))
+
+
+class _Parts:
+    """The equations of both parts, and the values that go from one to the other, by number.
+
+    What only shows a weight in another shape belongs to the second part, so that it needs no copy.
+    """
+
+    def __init__(self, closed: Any, arguments: Sequence[Any], fixed: Sequence[bool]) -> None:
+        self.flat = equations.flattened(closed, arguments)
+        known = {number for number, each in zip(self.flat.arguments, fixed, strict=True) if each}
+        self.once: list[Equation] = []
+        for equation in self.flat.equations:
+            if _is_of_weights(equation, known, self.flat.known):
+                known.update(equation.outputs)
+                self.once.append(equation)
+        made = {number: equation for equation in self.once for number in equation.outputs}
+        moved = {id(equation) for equation in self.once}
+        crossing, needed = set(), set(self.flat.outputs)
+        self.every: list[Equation] = []
+        for equation in reversed(self.flat.equations):
+            is_read_view = _is_view(equation.equation) and not needed.isdisjoint(equation.outputs)
+            if id(equation) not in moved or is_read_view:
+                self.every.insert(0, equation)
+                needed.update(equation.inputs)
+        for number in needed & known:
+            if number not in made or not _is_view(made[number].equation):
+                crossing.add(number)
+        self.crossing = sorted(crossing)
+
+    def evaluated(self, chosen: Sequence[Equation], given: dict[int, Any]) -> dict[int, Any]:
+        """All values after these equations."""
+        values = {**self.flat.known, **given}
+        for equation in chosen:
+            operands = [values[number] for number in equation.inputs]
+            values.update(zip(equation.outputs, equations.bind(equation.equation, operands), strict=True))
+        return values
+
+
+def _is_view(equation: Any) -> bool:
+    """Whether an equation gives its first operand another shape, and no more."""
+    if equation.primitive.name == "custom_jvp_call":
+        return not equation.params["call_jaxpr"].jaxpr.eqns
+    if equation.primitive.name not in ("reshape", "squeeze", "broadcast_in_dim"):
+        return False
+    same_size = math.prod(equation.invars[0].aval.shape) == math.prod(equation.outvars[0].aval.shape)
+    return (same_size and equation.params.get("dimensions") is None) or equation.primitive.name == "squeeze"
 
 
 def evaluate(closed: Any, *arguments: Any) -> list[Any]:
@@ -82,13 +108,11 @@ def evaluate(closed: Any, *arguments: Any) -> list[Any]:
     return out
 
 
-def _read(equation: Any, values: dict[int, Any]) -> list[Any]:
-    return [values[number] for number in equation.inputs]
-
-
 def _is_of_weights(equation: Any, known: set[int], values: dict[int, Any]) -> bool:
     """Whether weights alone decide an equation's results, which are not much larger than what it reads."""
     traced = equation.equation
+    if traced.primitive.name.startswith("jsc_"):
+        return False  # the report counts these calls
     if not equations.may_move(traced) or not any(number in known for number in equation.inputs):
         return False
     if not all(number in known or equations.is_scalar(values.get(number)) for number in equation.inputs):

@@ -7,6 +7,7 @@ what was computed of the weights with entries that need the same of them, such a
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -67,6 +68,7 @@ class Inference:
         self._static_argnames = names
         self._leaves, self._tree, self._places = _weights_of(weights)
         self._entries: dict[Any, _Entry] = {}
+        self._lock = threading.RLock()  # of new entries and new weights
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """`function(weights, *args, **kwargs)`."""
@@ -77,7 +79,9 @@ class Inference:
         return entry.jitted(entry.prepared, *args, **kwargs)
 
     def update(self, weights: Any) -> None:
-        """Take new weights, and compute again what depends on them alone. Nothing is traced anew.
+        """Take new weights, and compute again what depends on them alone.
+
+        Nothing is traced anew, unless a leaf that is no array differs.
 
         Args:
           weights: a pytree like the one that this was made of, with arrays of the same shapes and dtypes.
@@ -93,21 +97,26 @@ class Inference:
             if (new.shape, new.dtype) != (old.shape, old.dtype):
                 path = jax.tree_util.keystr(jax.tree.leaves_with_path(weights)[place][0])
                 raise ValueError(f"weights{path} is {new.dtype}{list(new.shape)}, not {old.dtype}{list(old.shape)}")
-        self._replace(leaves)
+        if all(map(_is_same, leaves, self._leaves)):
+            self._replace(leaves)
+        else:
+            self._forget(weights)
 
     def _replace(self, leaves: Sequence[Any]) -> None:
-        self._leaves = list(leaves)
-        made: dict[int, list[jax.Array]] = {}
-        for entry in self._entries.values():
-            shared = id(entry.prepared)
-            if shared not in made:
-                made[shared] = self._prepared(entry.program, entry.constants)
-            entry.prepared = made[shared]
+        with self._lock:
+            self._leaves = list(leaves)
+            made: dict[int, list[jax.Array]] = {}
+            for entry in self._entries.values():
+                shared = id(entry.prepared)
+                if shared not in made:
+                    made[shared] = self._prepared(entry.program, entry.constants)
+                entry.prepared = made[shared]
 
-    def _forget(self, leaves: Sequence[Any]) -> None:
+    def _forget(self, weights: Any) -> None:
         """Take weights of other types, for which everything is traced anew."""
-        self._leaves, self._tree, self._places = _weights_of(leaves)
-        self._entries = {}
+        with self._lock:
+            self._leaves, self._tree, self._places = _weights_of(weights)
+            self._entries = {}
 
     def prepared(self, /, *args: Any, **kwargs: Any) -> list[jax.Array]:
         """What was computed of the weights for a call with such arguments."""
@@ -131,10 +140,14 @@ class Inference:
         moving = {name: value for name, value in kwargs.items() if name not in static}
         leaves, tree = jax.tree.flatten((args, moving))
         types = tuple(map(_type, leaves))
-        key = (tree, types, tuple(sorted(static.items())), jax_internals.trace_context())
-        if key not in self._entries:
-            self._entries[key] = self._made(tree, types, static)
-        return self._entries[key]
+        names = tuple((name, type(static[name]), static[name]) for name in sorted(static))
+        key = (tree, types, names, jax_internals.trace_context())
+        entry = self._entries.get(key)
+        if entry is None:
+            with self._lock:
+                entry = self._entries.get(key) or self._made(tree, types, static)
+                self._entries[key] = entry
+        return entry
 
     def _made(self, tree: Any, types: Sequence[Any], static: Mapping[str, Any]) -> _Entry:
         count = len(self._places)
@@ -148,6 +161,11 @@ class Inference:
 
         avals = [jax.typeof(self._leaves[place]) for place in self._places]
         closed, shape = jax.make_jaxpr(flat, return_shape=True)(*avals, *types)
+        if any(isinstance(value, jax.Ref) for value in closed.consts):
+            raise ValueError(
+                "the function reads or writes a reference (jax.new_ref) that it holds itself, which inference with "
+                "fixed weights would lose; jax.jit keeps it"
+            )
         fixed = [True] * (len(closed.consts) + count) + [False] * len(types)
         program = transform.of_jaxpr(closed, fixed, jax.tree.structure(shape))
         prepared = self._shared(program, closed.consts)
@@ -210,6 +228,13 @@ def _weights_of(weights: Any) -> tuple[list[Any], Any, tuple[int, ...]]:
     places = tuple(place for place, leaf in enumerate(leaves) if isinstance(leaf, _ARRAYS))
     moved = [jnp.asarray(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else leaf for leaf in leaves]
     return moved, tree, places
+
+
+def _is_same(new: Any, old: Any) -> bool:
+    """Whether a program for one leaf is right for the other: for arrays of the same type, and for the same value."""
+    if isinstance(old, jax.Array):
+        return bool(getattr(jax.typeof(new), "weak_type", False) == getattr(jax.typeof(old), "weak_type", False))
+    return new is old or (type(new) is type(old) and bool(new == old))
 
 
 def _type(leaf: Any) -> Any:

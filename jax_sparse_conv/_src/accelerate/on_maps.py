@@ -39,6 +39,8 @@ def evaluate(values: Values, equation: Equation) -> Map | jax.Array | None:
         return _sliced(values, equation, axes)
     if name == "pad":
         return _padded(values, equation, axes) if equation.inputs[0] in of_maps else None
+    if not axes:
+        return None
     if name not in _ELEMENTWISE and not equations.is_relu(equation.equation):
         return None
     shapes = [values.shape(number) for number in equation.inputs]
@@ -71,7 +73,7 @@ def elementwise(values: Values, equation: Equation, axes: Axes, given: Mapping[i
     operands: list[Any] = []
     for number in equation.inputs:
         is_plain = number not in given and not values.shape(number)
-        operand = values[number] if is_plain else given.get(number, None)
+        operand = values.given(number) if is_plain else given.get(number, None)
         operands.append(values.like(number, axes) if operand is None else operand)
     if equations.is_relu(equation.equation):
         return jax.nn.relu(operands[0])

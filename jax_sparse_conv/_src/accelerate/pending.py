@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_sparse_conv._src.api import ops
+from jax_sparse_conv._src.api.arguments import KERNEL_DTYPES
 from jax_sparse_conv._src.primitive import packing, reference
 from jax_sparse_conv._src.primitive.packing import PackedKernel
 from jax_sparse_conv._src.problem.geometry import Geometry, Pads, Pair, Pool, is_symbolic, windowed_size
@@ -221,15 +222,23 @@ def with_residual(pending: Pending, residual: jax.Array, redo: Callable[[jax.Arr
 def with_relu(pending: Pending, redo: Callable[[jax.Array], jax.Array]) -> Pending | None:
     """A ReLU, which a max pool may stand in front of."""
     call = pending.call
-    if call.activation is not None or (call.pool is not None and (call.pool.kind != "max" or call.sums)):
+    if call.activation is not None or (call.pool is not None and not _commutes(call.pool)):
         return None
     return pending.joined("relu", redo, activation="relu")
 
 
+def _commutes(pool: Pool) -> bool:
+    """Whether a ReLU may go in front of a pool: of maxima of windows that are not all padding."""
+    pads = zip(pool.window, pool.padding, strict=True)
+    return pool.kind == "max" and all(max(padding) < window for window, padding in pads)
+
+
 def with_dtype(pending: Pending, dtype: Any, redo: Callable[[jax.Array], jax.Array]) -> Pending | None:
     """Converted between floating-point types."""
-    if not jnp.issubdtype(dtype, jnp.floating) or pending.call.sums:
+    if pending.call.sums or str(jnp.dtype(dtype)) not in KERNEL_DTYPES:
         return None
+    if jnp.promote_types(dtype, pending.call.x.dtype) != dtype:
+        return None  # rounding to less is not undone
     return pending.joined("", redo, dtype=jnp.dtype(dtype))
 
 

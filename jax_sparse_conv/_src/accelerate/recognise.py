@@ -128,6 +128,8 @@ class _Walk:
     # --- layers ------------------------------------------------------------------------------------------------------
 
     def _conv(self, equation: Equation) -> list[Any]:
+        if all(map(self._values.is_fixed, equation.inputs)):
+            return self._plain(equation)  # of weights alone
         params, (x, kernel) = equation.equation.params, equation.inputs
         dimensions, x_shape = params["dimension_numbers"], self._values.shape(x)
         axes = _axes_of(dimensions.lhs_spec) if len(x_shape) == maps.RANK else ()
@@ -171,7 +173,8 @@ class _Walk:
         if x in self._values.padded:
             operand, config = self._values.padded[x]
             outside, along = [config[axis] for axis in spec[:2]], [config[axis] for axis in spec[2:]]
-            if not any(map(any, outside)) and not any(interior for _, _, interior in along):
+            is_plain = all(interior == 0 and min(low, high) >= 0 for low, high, interior in along)  # crops nothing
+            if is_plain and not any(map(any, outside)):
                 pads = zip(padding, along, strict=True)
                 return operand, tuple(on_maps.ints((a + c, b + d)) for (a, b), (c, d, _) in pads)
         return x, tuple(padding)
@@ -200,6 +203,8 @@ class _Walk:
     ) -> bool:
         """Whether a product is a dense layer that has a kernel."""
         values, params = self._values, equation.equation.params
+        if values.is_fixed(x):  # of weights alone
+            return False
         shape, kernel_shape = values.shape(x), values.shape(kernel)
         if tuple(map(tuple, params["dimension_numbers"][1])) != ((), ()) or params.get("out_sharding") is not None:
             return False

@@ -56,9 +56,10 @@ def accelerate(function: _Function) -> _Function:
     `jit_inference` does it once.
 
     It composes with `jit`, `vmap`, `grad` and `scan`, as `jax.checkpoint` does. Values are those of `function` but for
-    the rounding of folded batch norms, and but for zeros that meet infinite weights (see `conv`). A ReLU written as
-    `maximum(x, 0)` has the derivative 0 at 0, as `jax.nn.relu` has. Outside of `jit` the function is traced at every
-    call.
+    the rounding of folded batch norms, and but for zeros that meet infinite weights (see `conv`). Every spelling of a
+    ReLU is `jax.nn.relu`: `maximum(x, 0)` has the derivative 0 at 0, and `where(x > 0, x, 0)` keeps NaN. Outside of
+    `jit` the function is traced at every call. What an argument's own state becomes, such as that of an nnx module in
+    training, is lost as it is under `jax.jit`.
 
     Args:
       function: of arrays and anything else. Leaves of its arguments that are no arrays are taken as they are.
@@ -80,7 +81,7 @@ def accelerate(function: _Function) -> _Function:
         of_arrays, arrays = _taken_apart(function, args, kwargs)
         closed, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
         results = jax.tree.structure(shape)
-        if _is_explicit([*closed.consts, *arrays]):
+        if _why_not([*closed.consts, *arrays]) is not None:
             return jax.tree.unflatten(results, hoist.evaluate(closed, *arrays))
         fixed = [_is_known(value) for value in closed.consts] + [False] * len(arrays)
         program = of_jaxpr(closed, fixed, results)
@@ -95,8 +96,9 @@ def accelerate(function: _Function) -> _Function:
     def report(*args: Any, **kwargs: Any) -> Report:
         of_arrays, arrays = _taken_apart(function, args, kwargs)
         closed, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
-        if _is_explicit([*closed.consts, *arrays]):
-            return Report((), "its arrays say how they are split over devices (explicit sharding)")
+        reason = _why_not([*closed.consts, *arrays])
+        if reason is not None:
+            return Report((), reason)
         fixed = [_is_known(value) for value in closed.consts] + [False] * len(arrays)
         program = of_jaxpr(closed, fixed, jax.tree.structure(shape))
         return report_of(program.split.every, program.found)
@@ -163,9 +165,12 @@ def _is_known(value: Any) -> bool:
     return not isinstance(value, jax.core.Tracer)
 
 
-def _is_explicit(values: Sequence[Any]) -> bool:
-    """Whether a value's type says how it is split over devices."""
-    return explicit.is_split([jnp.asarray(v) if isinstance(v, (np.ndarray, np.generic)) else v for v in values])
+def _why_not(values: Sequence[Any]) -> str | None:
+    """Why a function of these constants and arguments is left as it is, or None."""
+    if any(isinstance(value, jax.Ref) for value in values):
+        return "it reads or writes a reference (jax.new_ref)"
+    arrays = [jnp.asarray(value) if isinstance(value, (np.ndarray, np.generic)) else value for value in values]
+    return "its arrays say how they are split over devices (explicit sharding)" if explicit.is_split(arrays) else None
 
 
 def _nothing(function: Callable[..., Any], found: Sequence[Found]) -> str:

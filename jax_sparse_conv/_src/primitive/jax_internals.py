@@ -40,6 +40,12 @@ def source_of(equation: Any) -> str:
     return f"{os.path.basename(frame.file_name)}:{frame.start_line} ({frame.function_name})"
 
 
+def is_of_jax_nn(closed: Any) -> bool:
+    """Whether a jaxpr is the trace of a function of `jax.nn`, whose derivative is JAX's own."""
+    source = str(closed.jaxpr.debug_info.func_src_info)
+    return os.path.join("jax", "_src", "nn", "functions.py") in source
+
+
 def as_from(equation: Any) -> contextlib.AbstractContextManager[Any]:
     """A context whose equations say that they come from the line and scope of another."""
     source = equation.source_info
