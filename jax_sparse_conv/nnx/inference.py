@@ -48,12 +48,7 @@ class Inference(inference.Inference):
                 "made of (replace and eval change them, too); jax_sparse_conv.nnx.jit_inference(model) makes a "
                 "new one"
             )
-        is_same = (parts.graph, parts.structure, parts.types) == (
-            self._parts.graph,
-            self._parts.structure,
-            self._parts.types,
-        )
-        self._parts = parts
+        is_same, self._parts = parts.kind == self._parts.kind, parts
         if is_same:
             self._replace(parts.weights)
         else:
@@ -101,7 +96,7 @@ class _Parts:
         self.paths = [path for path, _ in named]
         self.weights: list[Any] = [jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf for _, leaf in named]
 
-        self.types = [jax.typeof(leaf) for leaf in self.weights]
+        self.kind = graph, self.structure, [jax.typeof(leaf) for leaf in self.weights]  # what a trace depends on
 
     def model(self, weights: Sequence[Any]) -> nnx.Module:
         """The model with these weights."""

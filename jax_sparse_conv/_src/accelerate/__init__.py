@@ -3,5 +3,5 @@
 The way of a function through this room: `equations` makes its jaxpr one list, `recognise` walks it and makes calls of
 convolutions and their neighbours (`maps` are feature maps in any layout, `pending` a call that still grows), `hoist`
 takes out what depends on weights alone, and `fusion` makes chains of the rest. `transform` is the public function,
-`inference` keeps weights, `report` says what became of every convolution. Tests: `tests/accelerate`.
+`inference` keeps weights, `report` says what became of every convolution, a `rows.Row` each. Tests: `tests/accelerate`.
 """

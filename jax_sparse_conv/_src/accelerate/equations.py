@@ -44,11 +44,8 @@ def flattened(jaxpr: Any, arguments: Sequence[Any]) -> FlatJaxpr:
 def _is_folded(equation: Equation, known: dict[int, Any]) -> bool:
     """Whether an equation makes numbers of numbers that are known while tracing, which are known then."""
     traced = equation.equation
-    if (
-        not may_move(traced)
-        or not equation.inputs
-        or not all(is_scalar(known.get(number)) for number in equation.inputs)
-    ):
+    are_numbers = all(is_scalar(known.get(number)) for number in equation.inputs)
+    if not equation.inputs or not are_numbers or not may_move(traced):
         return False
     types = [variable.aval for variable in traced.outvars]
     if not all(getattr(each, "shape", None) == () and jnp.issubdtype(each.dtype, jnp.number) for each in types):
@@ -79,9 +76,8 @@ def with_bodies(equation: Any, change: Callable[[Any], Any]) -> dict[str, Any]:
     given = equation.params[name]
     if isinstance(given, (tuple, list)):
         bodies = [_changed(body, change) for body in given]
-        return (
-            {name: type(given)(bodies)} if any(new is not old for new, old in zip(bodies, given, strict=True)) else {}
-        )
+        is_changed = any(new is not old for new, old in zip(bodies, given, strict=True))
+        return {name: type(given)(bodies)} if is_changed else {}
     body = _changed(given, change)
     return {} if body is given else {name: body}
 

@@ -131,7 +131,7 @@ class Inference:
     def report(self, /, *args: Any, **kwargs: Any) -> Report:
         """What becomes of every convolution in a call with such arguments."""
         program = self._entry(args, kwargs).program
-        return report_of(program.split.every, program.found)
+        return report_of(program.split.every, program.rows)
 
     # --- entries -----------------------------------------------------------------------------------------------------
 
@@ -188,8 +188,7 @@ class Inference:
         return self._prepared(program, constants)
 
     def _prepared(self, program: Program, constants: Sequence[Any]) -> list[jax.Array]:
-        weights = [jnp.asarray(self._leaves[place]) for place in self._places]
-        return transform.prepared(program, [*constants, *weights])
+        return transform.prepared(program, [*constants, *(self._leaves[place] for place in self._places)])
 
     def _run(self, program: Program, prepared: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         moving = {name: value for name, value in kwargs.items() if name not in self._static_argnames}

@@ -7,7 +7,6 @@ function does not have are of size 1.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -91,8 +90,3 @@ def permuted(values: Sequence[Any], axes: Axes, fill: Any) -> tuple[Any, ...] | 
         if axis is not None:
             found[axis] = value
     return tuple(found)
-
-
-def elements(shape: Sequence[Any]) -> Any:
-    """Their product, which may be symbolic."""
-    return math.prod(shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,7 +28,7 @@ _POOL_FILLS = {"window_dimensions": 1, "window_strides": 1, "base_dilation": 1, 
 def evaluate(values: Values, equation: Equation) -> Map | jax.Array | None:
     """The result of an equation that reads a map, or None where it is to be evaluated in the function's order."""
     name, of_maps = equation.equation.primitive.name, [number for number in equation.inputs if values.is_map(number)]
-    axes: Axes = values[max(of_maps, key=lambda number: maps.elements(values.shape(number)))].axes
+    axes: Axes = values[max(of_maps, key=lambda number: math.prod(values.shape(number)))].axes
     if name in _REDUCTIONS:
         return _reduced(values, equation, axes)
     if name in POOLS:

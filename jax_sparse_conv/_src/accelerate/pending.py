@@ -15,38 +15,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_sparse_conv._src.accelerate.rows import Row
 from jax_sparse_conv._src.api import ops
 from jax_sparse_conv._src.api.arguments import KERNEL_DTYPES
 from jax_sparse_conv._src.primitive import packing, reference
 from jax_sparse_conv._src.primitive.packing import PackedKernel
 from jax_sparse_conv._src.problem.geometry import Geometry, Pads, Pair, Pool, is_symbolic, windowed_size
 
-_CHEAP_FOLD = 4  # results for each weight, from which on scaling weights that are not fixed costs less than it saves
-
-
-@dataclasses.dataclass
-class Found:
-    """A convolution or dense layer of the function, and what became of it.
-
-    Attributes:
-      operation: "conv" or "dense".
-      x_shape: [N, H, W, C] or [N, C].
-      kernel_shape: [kh, kw, C / groups, K] or [C, K].
-      dtype: of x.
-      where: the line of the function that calls it.
-      reason: why it was left, None where it is a call of this package.
-      joined: what became part of the call, in order.
-      call: which of the calls of the rewritten function it is, in order, or None.
-    """
-
-    operation: str
-    x_shape: tuple[Any, ...]
-    kernel_shape: tuple[Any, ...]
-    dtype: str
-    where: str
-    reason: str | None = None
-    joined: tuple[str, ...] = ()
-    call: int | None = None
+# Results for each weight, from which on a call scales weights that are not fixed. Scaling reads and writes each weight,
+# and what it spares reads and writes each result: level at 1, and small layers are left some room.
+_CHEAP_FOLD = 4
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -148,14 +126,14 @@ class Pending:
       call: what it is so far.
       before: the layer before the last equation joined, None at the start.
       redo: the last equation, of the result of `before`; at the start the layer as the function had it.
-      found: what is reported of it.
+      row: what is reported of it.
       position: of its equation in the function.
     """
 
     call: Call
     before: Pending | None
     redo: Callable[..., jax.Array]
-    found: Found
+    row: Row
     position: int
     made: jax.Array | None = None
 
@@ -163,17 +141,17 @@ class Pending:
         """This with one more equation."""
         names = (*self.call.joined, name) if name and name not in self.call.joined[-1:] else self.call.joined
         call = dataclasses.replace(self.call, joined=names, **changes)
-        return Pending(call, self, redo, self.found, self.position)
+        return Pending(call, self, redo, self.row, self.position)
 
-    def array(self, emitted: Callable[[Found], None]) -> jax.Array:
+    def array(self, emitted: Callable[[Row], None]) -> jax.Array:
         """The result as [N, H, W, K], computed once. `emitted` hears of a call that is made."""
         if self.made is None:
             if self.call.is_call():
-                emitted(self.found)
-                self.found.joined = self.call.joined
+                emitted(self.row)
+                self.row.joined = self.call.joined
                 self.made = self.call.emit()
             elif self.before is None:
-                self.found.reason = f"its result is {self.call.dtype} of x in {self.call.x.dtype}, and stays so"
+                self.row.reason = f"its result is {self.call.dtype} of x in {self.call.x.dtype}, and stays so"
                 self.made = self.redo()
             else:
                 self.made = self.redo(self.before.array(emitted))
@@ -186,7 +164,7 @@ class Pending:
 def with_scale(pending: Pending, values: jax.Array, redo: Callable[[jax.Array], jax.Array]) -> Pending | None:
     """Multiplied by [K] or [1]."""
     call = pending.call
-    if not call.is_linear or call.dtype not in (jnp.float32, jnp.float64, call.x.dtype):
+    if not call.is_linear:
         return None
     values = _wide(values)
     shift = None if call.shift is None else call.shift * values
@@ -208,15 +186,16 @@ def _affine(
     name = " and ".join(name for name, value in (("scale", scale), ("bias", shift)) if value is not None)
     names = tuple(each for each in pending.call.joined if each not in ("scale", "bias", "scale and bias"))
     call = dataclasses.replace(pending.call, scale=scale, shift=shift, joined=(*names, name))
-    return Pending(call, pending, redo, pending.found, pending.position)
+    return Pending(call, pending, redo, pending.row, pending.position)
 
 
 def with_residual(pending: Pending, residual: jax.Array, redo: Callable[[jax.Array], jax.Array]) -> Pending | None:
     """A map of the same shape added."""
     call = pending.call
-    if not call.is_linear or call.geometry is None or residual.shape != call.shape or residual.dtype != call.dtype:
+    is_alike = residual.shape == call.shape and residual.dtype == call.dtype == call.x.dtype
+    if not is_alike or not call.is_linear or call.geometry is None:
         return None
-    return pending.joined("residual", redo, residual=residual) if residual.dtype == call.x.dtype else None
+    return pending.joined("residual", redo, residual=residual)
 
 
 def with_relu(pending: Pending, redo: Callable[[jax.Array], jax.Array]) -> Pending | None:
@@ -282,7 +261,7 @@ def of_conv(
     precision: Any,
     dtype: Any,
     is_fixed: bool,
-    found: Found,
+    row: Row,
     position: int,
 ) -> Pending:
     """A convolution of x [N, H, W, C] and kernel [kh, kw, C / groups, K] whose result is of `dtype`."""
@@ -293,11 +272,11 @@ def of_conv(
 
     shape = (x.shape[0], *size, kernel.shape[3])
     call = Call(x, kernel, geometry, precision, is_fixed, shape, jnp.dtype(dtype))
-    return Pending(call, None, as_it_was, found, position)
+    return Pending(call, None, as_it_was, row, position)
 
 
 def of_dense(
-    x: jax.Array, kernel: jax.Array, precision: Any, is_fixed: bool, dtype: Any, found: Found, position: int
+    x: jax.Array, kernel: jax.Array, precision: Any, is_fixed: bool, dtype: Any, row: Row, position: int
 ) -> Pending:
     """A product of x [N, C] or [C] and kernel [C, K], whose result lies as [N, 1, 1, K]."""
     rows: Sequence[Any] = x.shape[:-1] or (1,)
@@ -307,6 +286,5 @@ def of_dense(
         y = jnp.matmul(x, kernel, precision=precision, preferred_element_type=dtype)
         return y.reshape(shape)
 
-    return Pending(
-        Call(x, kernel, None, precision, is_fixed, shape, jnp.dtype(dtype)), None, as_it_was, found, position
-    )
+    call = Call(x, kernel, None, precision, is_fixed, shape, jnp.dtype(dtype))
+    return Pending(call, None, as_it_was, row, position)

@@ -19,7 +19,8 @@ from jax import lax
 
 from jax_sparse_conv._src.accelerate import equations, maps, on_maps, pending
 from jax_sparse_conv._src.accelerate.maps import Axes
-from jax_sparse_conv._src.accelerate.pending import Found, Pending
+from jax_sparse_conv._src.accelerate.pending import Pending
+from jax_sparse_conv._src.accelerate.rows import Row
 from jax_sparse_conv._src.accelerate.values import Map, Values
 from jax_sparse_conv._src.api.arguments import KERNEL_DTYPES
 from jax_sparse_conv._src.fusion.jaxprs import Equation, FlatJaxpr
@@ -31,23 +32,23 @@ _DENSE_ROWS = 16  # up to which a product is a dense layer: `implementation=None
 _ORDER = (0, 3, 1, 2)  # lax's images, channels, height and width among the axes of [N, H, W, C]
 
 
-def rewritten(closed: Any, fixed: Sequence[bool]) -> tuple[Any, list[Found]]:
+def rewritten(closed: Any, fixed: Sequence[bool]) -> tuple[Any, list[Row]]:
     """A closed jaxpr with its layers as calls of this package, and what became of each.
 
     Args:
       closed: the jaxpr.
       fixed: of its arguments, which depend on weights alone.
     """
-    found: list[Found] = []
+    rows: list[Row] = []
 
     def function(*arguments: Any) -> list[Any]:
         flat = equations.flattened(closed, arguments)
         walk = _Walk(flat, {number for number, each in zip(flat.arguments, fixed, strict=True) if each})
         out = walk.run()
-        found.extend(walk.found)
+        rows.extend(walk.rows)
         return out
 
-    return jax.make_jaxpr(function)(*closed.in_avals), found
+    return jax.make_jaxpr(function)(*closed.in_avals), rows
 
 
 class _Walk:
@@ -57,7 +58,7 @@ class _Walk:
         self._flat, self._values = flat, Values(flat, fixed)
         self._deferred: dict[int, Equation] = {}  # by result of `x > 0`, where that may be part of a ReLU of x
         self._position = 0
-        self.found: list[Found] = []
+        self.rows: list[Row] = []
 
     def run(self) -> list[Any]:
         """The results of the function."""
@@ -98,8 +99,8 @@ class _Walk:
         return equations.bind(equation.equation, operands, **equations.with_bodies(equation.equation, self._body))
 
     def _body(self, closed: Any) -> Any:
-        program, found = rewritten(closed, [False] * len(closed.in_avals))
-        self.found += [dataclasses.replace(each, call=None) for each in found]
+        program, rows = rewritten(closed, [False] * len(closed.in_avals))
+        self.rows += [dataclasses.replace(each, call=None) for each in rows]
         return program
 
     def _note_own(self, equation: Equation) -> None:
@@ -107,8 +108,8 @@ class _Walk:
         x, kernel = (variable.aval for variable in equation.equation.invars[:2])
         operation = "dense" if equation.equation.params["config"].method == "dense" else "conv"
         source = jax_internals.source_of(equation.equation)
-        self.found.append(Found(operation, x.shape, kernel.shape[1:], str(x.dtype), source))
-        self._values.emitted(self.found[-1])
+        self.rows.append(Row(operation, x.shape, kernel.shape[1:], str(x.dtype), source))
+        self._values.emitted(self.rows[-1])
 
     def _is_deferred(self, equation: Equation) -> bool:
         """Whether an equation compares a layer with zero, which a ReLU of it may take in."""
@@ -135,7 +136,7 @@ class _Walk:
         axes = _axes_of(dimensions.lhs_spec) if len(x_shape) == maps.RANK else ()
         space, (outputs, inputs) = dimensions.rhs_spec[2:], dimensions.rhs_spec[:2]
         to_hwio = (*space, inputs, outputs)
-        found = Found(
+        row = Row(
             "conv",
             maps.stored_shape(axes, x_shape) if axes else x_shape,
             tuple(self._values.shape(kernel)[axis] for axis in to_hwio),
@@ -143,11 +144,11 @@ class _Walk:
             jax_internals.source_of(equation.equation),
             reason=_why_no_conv(equation.equation),
         )
-        self.found.append(found)
-        if found.reason is not None:
+        self.rows.append(row)
+        if row.reason is not None:
             return self._plain(equation)
         x, padding = self._unpadded(x, dimensions.lhs_spec, [on_maps.ints(pads) for pads in params["padding"]])
-        found.x_shape = maps.stored_shape(axes, self._values.shape(x))
+        row.x_shape = maps.stored_shape(axes, self._values.shape(x))
         geometry = Geometry(
             on_maps.ints(params["window_strides"]),
             padding,
@@ -163,7 +164,7 @@ class _Walk:
             params["precision"],
             equation.equation.outvars[0].aval.dtype,
             self._values.is_fixed(kernel),
-            found,
+            row,
             self._position,
         )
         return [Map(layer, _axes_of(dimensions.out_spec))]
@@ -191,10 +192,10 @@ class _Walk:
         matrix, rows = jnp.asarray(values.given(kernel)), jnp.asarray(values.given(x))
         matrix = matrix if kernel_axes[0] == 0 else matrix.T
         source = jax_internals.source_of(equation.equation)
-        found = Found("dense", rows.shape, matrix.shape, str(rows.dtype), source)
-        self.found.append(found)
+        row = Row("dense", rows.shape, matrix.shape, str(rows.dtype), source)
+        self.rows.append(row)
         precision, dtype = equation.equation.params["precision"], equation.equation.outvars[0].aval.dtype
-        layer = pending.of_dense(rows, matrix, precision, values.is_fixed(kernel), dtype, found, self._position)
+        layer = pending.of_dense(rows, matrix, precision, values.is_fixed(kernel), dtype, row, self._position)
         axes: Axes = (3,) if rows.ndim == 1 else (3, 0) if is_turned else (0, 3)
         return [Map(layer, axes)]
 

@@ -10,53 +10,10 @@ from typing import Any
 import jax
 
 from jax_sparse_conv._src import _native, devices
-from jax_sparse_conv._src.accelerate.pending import Found
+from jax_sparse_conv._src.accelerate.rows import COLUMNS, Row
 from jax_sparse_conv._src.fusion import chains, rewrite
 from jax_sparse_conv._src.fusion.jaxprs import FlatJaxpr
 from jax_sparse_conv._src.primitive import lowering, primitives
-
-_COLUMNS = ("layer", "input", "kernel", "with", "runs", "chain", "at")
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """A convolution or dense layer of the function.
-
-    Attributes:
-      operation: "conv" or "dense".
-      x_shape: [N, H, W, C] or [N, C].
-      kernel_shape: [kh, kw, C / groups, K] or [C, K].
-      dtype: of x.
-      joined: what became part of the call, in order, such as ("bias", "relu").
-      runs: what runs it on the default device, such as "ecr", "direct" or "xla".
-      chain: the number of its fused chain, from 1 on, or None.
-      reason: why it was left as it is, or None.
-      where: the line of the function that calls it.
-    """
-
-    operation: str
-    x_shape: tuple[Any, ...]
-    kernel_shape: tuple[Any, ...]
-    dtype: str
-    joined: tuple[str, ...]
-    runs: str
-    chain: int | None
-    reason: str | None
-    where: str
-
-    def cells(self) -> tuple[str, ...]:
-        """As a row of the table."""
-        runs = self.runs if self.reason is None else f"as it was: {self.reason}"
-        chain = "" if self.chain is None else str(self.chain)
-        return (
-            self.operation,
-            _shape(self.x_shape),
-            _shape(self.kernel_shape),
-            ", ".join(self.joined),
-            runs,
-            chain,
-            self.where,
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +33,8 @@ class Report:
             return f"Nothing was rewritten: {self.reason}."
         if not self.rows:
             return "Nothing was rewritten: there is no convolution."
-        cells = [_COLUMNS, *(row.cells() for row in self.rows)]
-        widths = [max(len(row[index]) for row in cells) for index in range(len(_COLUMNS))]
+        cells = [COLUMNS, *(row.cells() for row in self.rows)]
+        widths = [max(len(row[index]) for row in cells) for index in range(len(COLUMNS))]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
         ]
@@ -96,24 +53,25 @@ class Report:
     def _repr_html_(self) -> str:
         if self.reason is not None or not self.rows:
             return f"<p>{html.escape(str(self))}</p>"
-        head = "".join(f"<th>{name}</th>" for name in _COLUMNS)
+        head = "".join(f"<th>{name}</th>" for name in COLUMNS)
         body = "".join(
             "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row.cells()) + "</tr>" for row in self.rows
         )
         return f"<table><tr>{head}</tr>{body}</table><p>{html.escape(self.summary())}</p>"
 
 
-def report_of(every: Any, found: Sequence[Found]) -> Report:
+def report_of(every: Any, rows: Sequence[Row]) -> Report:
     """The report of a rewritten function, whose closed jaxpr is `every`."""
     numbers = _chains(every)
     kinds = _kinds(every)
-    rows = []
-    for each in found:
-        chain = numbers.get(each.call) if each.call is not None else None
-        runs = "chain" if chain is not None else kinds[each.call] if each.call is not None else "in its loop"
-        shapes = (each.x_shape, each.kernel_shape, each.dtype)
-        rows.append(Row(each.operation, *shapes, each.joined, runs, chain, each.reason, each.where))
-    return Report(tuple(rows))
+
+    def placed(row: Row) -> Row:
+        if row.call is None:
+            return dataclasses.replace(row, runs="in its loop")
+        chain = numbers.get(row.call)
+        return dataclasses.replace(row, runs=kinds[row.call] if chain is None else "chain", chain=chain)
+
+    return Report(tuple(map(placed, rows)))
 
 
 def _chains(every: Any) -> dict[int, int]:
@@ -155,7 +113,3 @@ def _kind(equation: Any, platform: str) -> str:
     if chosen.below is not None:
         return f"{chosen.method} up to {1 - chosen.below:.0%} zeros, else xla"
     return f"{chosen.method} or dense, by the zeros" if chosen.may_be_dense else chosen.method
-
-
-def _shape(shape: Sequence[Any]) -> str:
-    return "x".join(map(str, shape))

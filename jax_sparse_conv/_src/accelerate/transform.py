@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -13,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_sparse_conv._src.accelerate import by_numpy, hoist, recognise
-from jax_sparse_conv._src.accelerate.pending import Found
 from jax_sparse_conv._src.accelerate.report import Report, report_of
+from jax_sparse_conv._src.accelerate.rows import Row
 from jax_sparse_conv._src.fusion import rewrite
+from jax_sparse_conv._src.fusion.jaxprs import traced
 from jax_sparse_conv._src.primitive import explicit
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -27,12 +29,12 @@ class Program:
 
     Attributes:
       split: what depends on weights alone, and the rest.
-      found: its layers.
+      rows: its layers.
       results: how the results are nested.
     """
 
     split: hoist.Split
-    found: Sequence[Found]
+    rows: Sequence[Row]
     results: Any
 
 
@@ -78,30 +80,26 @@ def accelerate(function: _Function) -> _Function:
         raise TypeError(f"function={function!r} cannot be called")
 
     def accelerated(*args: Any, **kwargs: Any) -> Any:
-        of_arrays, arrays = _taken_apart(function, args, kwargs)
-        closed, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
-        results = jax.tree.structure(shape)
-        if _why_not([*closed.consts, *arrays]) is not None:
+        closed, arrays, results = traced(function, args, kwargs)
+        given = [*closed.consts, *arrays]
+        if _why_not(given) is not None:
             return jax.tree.unflatten(results, hoist.evaluate(closed, *arrays))
-        fixed = [_is_known(value) for value in closed.consts] + [False] * len(arrays)
+        fixed = _fixed(closed)
         program = of_jaxpr(closed, fixed, results)
-        if all(each.reason is not None for each in program.found):
-            warnings.warn(_nothing(function, program.found), stacklevel=2)
+        if all(row.reason is not None for row in program.rows):
+            warnings.warn(_nothing(function, program.rows), stacklevel=2)
             return jax.tree.unflatten(results, hoist.evaluate(closed, *arrays))
-        values = [*closed.consts, *arrays]
-        once = prepared(program, [value for value, each in zip(values, fixed, strict=True) if each])
-        others = [value for value, each in zip(values, fixed, strict=True) if not each]
-        return jax.tree.unflatten(results, run(program, once, others))
+        once = prepared(program, list(itertools.compress(given, fixed)))
+        others = itertools.compress(given, (not each for each in fixed))
+        return jax.tree.unflatten(results, run(program, once, list(others)))
 
     def report(*args: Any, **kwargs: Any) -> Report:
-        of_arrays, arrays = _taken_apart(function, args, kwargs)
-        closed, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
+        closed, arrays, results = traced(function, args, kwargs)
         reason = _why_not([*closed.consts, *arrays])
         if reason is not None:
             return Report((), reason)
-        fixed = [_is_known(value) for value in closed.consts] + [False] * len(arrays)
-        program = of_jaxpr(closed, fixed, jax.tree.structure(shape))
-        return report_of(program.split.every, program.found)
+        program = of_jaxpr(closed, _fixed(closed), results)
+        return report_of(program.split.every, program.rows)
 
     functools.update_wrapper(accelerated, function, updated=())
     accelerated.report = report  # type: ignore[attr-defined]
@@ -110,10 +108,8 @@ def accelerate(function: _Function) -> _Function:
 
 def of_jaxpr(closed: Any, fixed: Sequence[bool], results: Any) -> Program:
     """Rewrite a closed jaxpr, whose constants and arguments are fixed or not."""
-    opened = _opened(closed)
-    program, found = recognise.rewritten(opened, fixed)
-    # Constants of the rewritten jaxpr are small values that it made itself.
-    return Program(hoist.split(program, fixed), tuple(found), results)
+    program, rows = recognise.rewritten(_opened(closed), fixed)
+    return Program(hoist.split(program, fixed), tuple(rows), results)
 
 
 def prepared(program: Program, weights: Sequence[Any]) -> list[jax.Array]:
@@ -145,24 +141,10 @@ def _opened(closed: Any) -> Any:
     return jax.make_jaxpr(function)(*types, *closed.in_avals)
 
 
-def _taken_apart(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Callable[..., Any], list[Any]]:
-    """The function of the arrays among its arguments, and these."""
-    leaves, tree = jax.tree.flatten((args, kwargs))
-    kinds = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
-    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, kinds)]
-
-    def of_arrays(*arrays: Any) -> Any:
-        filled = list(leaves)
-        for place, array in zip(places, arrays, strict=True):
-            filled[place] = array
-        positional, named = jax.tree.unflatten(tree, filled)
-        return function(*positional, **named)
-
-    return of_arrays, [leaves[i] for i in places]
-
-
-def _is_known(value: Any) -> bool:
-    return not isinstance(value, jax.core.Tracer)
+def _fixed(closed: Any) -> list[bool]:
+    """Of the constants and arguments of a trace, which depend on weights alone: the constants that are known."""
+    known = [not isinstance(value, jax.core.Tracer) for value in closed.consts]
+    return known + [False] * len(closed.in_avals)
 
 
 def _why_not(values: Sequence[Any]) -> str | None:
@@ -173,8 +155,8 @@ def _why_not(values: Sequence[Any]) -> str | None:
     return "its arrays say how they are split over devices (explicit sharding)" if explicit.is_split(arrays) else None
 
 
-def _nothing(function: Callable[..., Any], found: Sequence[Found]) -> str:
+def _nothing(function: Callable[..., Any], rows: Sequence[Row]) -> str:
     name = getattr(function, "__name__", type(function).__name__)
-    if not found:
+    if not rows:
         return f"accelerate found no convolution in {name}, which runs as it is"
-    return f"accelerate left all {len(found)} convolutions of {name}, which runs as it is: {found[0].reason}"
+    return f"accelerate left all {len(rows)} convolutions of {name}, which runs as it is: {rows[0].reason}"

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 
 from jax_sparse_conv._src.accelerate import equations, maps
 from jax_sparse_conv._src.accelerate.maps import Axes
-from jax_sparse_conv._src.accelerate.pending import Found, Pending
+from jax_sparse_conv._src.accelerate.pending import Pending
+from jax_sparse_conv._src.accelerate.rows import Row
 from jax_sparse_conv._src.fusion.jaxprs import Equation, FlatJaxpr
 
 
@@ -151,7 +152,7 @@ class Values:
             return None
         return jnp.asarray(self._values[number]).reshape(-1) if maps.is_per_channel(shape, axes[: len(shape)]) else None
 
-    def emitted(self, found: Found) -> None:
+    def emitted(self, row: Row) -> None:
         """Number a call that is made."""
-        found.call = self._calls
+        row.call = self._calls
         self._calls += 1

@@ -82,14 +82,14 @@ def _has_large_result(workload: Workload) -> bool:
 
 
 def _is_xlas_without_zeros(workload: Workload) -> bool:
-    """Whether XLA is faster than the dense kernel: large results, and 1x1 that strides, pools or widens a large map."""
+    """Whether XLA is faster than the dense kernel: large results, and 1x1 that pools or widens a large map."""
     if _has_large_result(workload):
         return True
-    geometry, (channels, out_channels) = workload.geometry, workload.kernel_shape[3:]
     if math.prod(workload.kernel_shape[1:3]) > 1:
         return False
+    channels, out_channels = workload.kernel_shape[3:]
     of = model.of_cpu("cpu conv")
-    if (geometry.pool is not None or max(geometry.strides) > 1) and workload.flops > of["operations, 1x1"]:
+    if workload.geometry.pool is not None and workload.flops > of["operations, 1x1"]:
         return True
     widens = channels >= of["channels, widening"] and out_channels >= of["times, widening"] * channels
     return widens and workload.pixels >= of["pixels, widening"]

@@ -8,10 +8,32 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend import core as jex_core
 
 from jax_sparse_conv._src.fusion import chains
 from jax_sparse_conv._src.primitive import primitives
+
+
+def traced(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[Any], Any]:
+    """The trace of a call as a closed jaxpr of the arrays among its arguments, these, and how its results are nested.
+
+    Other leaves are taken as they are. A `jax.ShapeDtypeStruct` stands for an array.
+    """
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    kinds = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, kinds)]
+
+    def of_arrays(*arrays: Any) -> Any:
+        filled = list(leaves)
+        for place, array in zip(places, arrays, strict=True):
+            filled[place] = array
+        positional, named = jax.tree.unflatten(tree, filled)
+        return function(*positional, **named)
+
+    arrays = [leaves[place] for place in places]
+    closed, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
+    return closed, arrays, jax.tree.structure(shape)
 
 
 @dataclasses.dataclass

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_sparse_conv._src.fusion import chain_rules, chains
-from jax_sparse_conv._src.fusion.jaxprs import Equation, FlatJaxpr, last_uses
+from jax_sparse_conv._src.fusion.jaxprs import Equation, FlatJaxpr, last_uses, traced
 from jax_sparse_conv._src.fusion.schedule import Layer
 from jax_sparse_conv._src.primitive import primitives
 
@@ -80,22 +80,11 @@ def fuse_where_faster(function: _Function) -> _Function:
 
 
 def _fused(function: _Function, chosen: bool) -> _Function:
-    @functools.wraps(function)
     def fused(*args: Any, **kwargs: Any) -> Any:
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, (jax.Array, np.ndarray, np.generic))]
+        jaxpr, arrays, results = traced(function, args, kwargs)
+        return jax.tree.unflatten(results, evaluate(jaxpr, arrays, chosen)[0])
 
-        def of_arrays(*arrays: Any) -> Any:
-            filled = list(leaves)
-            for place, array in zip(places, arrays, strict=True):
-                filled[place] = array
-            positional, named = jax.tree.unflatten(tree, filled)
-            return function(*positional, **named)
-
-        arrays = [leaves[i] for i in places]
-        jaxpr, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
-        return jax.tree.unflatten(jax.tree.structure(shape), evaluate(jaxpr, arrays, chosen)[0])
-
+    functools.update_wrapper(fused, function, updated=())
     return fused  # type: ignore[return-value]
 
 

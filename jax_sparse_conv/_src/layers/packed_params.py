@@ -97,9 +97,17 @@ def why_not_packed(layer: Any) -> str | None:
         geo.pair(name, 1 if value is None else value)
         for name, value in (("strides", layer.strides), ("kernel_dilation", layer.kernel_dilation))
     )
+    if _reads_few_pixels(layer):
+        strides = (1, 1)
     if not packing.is_read(tuple(layer.kernel.shape), strides, dilation):
         return "only convolutions of 1x1, 3x3 and, with AVX-512, 5x5 with a stride of 1 read a packed kernel"
     return None
+
+
+def _reads_few_pixels(layer: Any) -> bool:
+    """Whether it is a 1x1 convolution without padding and pool, which runs on the pixels that it reads."""
+    is_unpadded = layer.padding in ("SAME", "VALID") or not np.any(layer.padding)
+    return tuple(layer.kernel.shape[:2]) == (1, 1) and is_unpadded and not hasattr(layer, "pool")
 
 
 def _has_hooks(param: nnx.Variable[Any]) -> bool:

@@ -149,7 +149,7 @@ def _lower(ctx: Any, *operands: Any, config: Config, platform: str | None) -> An
     x, kernel = ctx.avals_in[:2]
     if averages_first(x, kernel, config, platform):
         return mlir.lower_fun(functools.partial(_of_averages, config=config), multiple_results=False)(ctx, *operands)
-    if platform == "cpu" and config.method == "ecr" and config.geometry.reads_few_pixels(kernel.shape[1:3]):
+    if reads_few_pixels(kernel, config, platform):
         return mlir.lower_fun(functools.partial(_of_pixels_read, config=config), multiple_results=False)(ctx, *operands)
     if _pools_apart(x, kernel, config, platform):
         return mlir.lower_fun(functools.partial(_then_pool, config=config), multiple_results=False)(ctx, *operands)
@@ -201,11 +201,19 @@ def _of_averages(x: jax.Array, *others: jax.Array, config: Config) -> jax.Array:
     return conv_p.bind(reference.pool(x, config.geometry.pool), *others, config=_unpooled(config))
 
 
+def reads_few_pixels(kernel: Any, config: Config, platform: str | None) -> bool:
+    """Whether a 1x1 convolution with strides runs as one without, on the pixels that it reads: its loops are faster."""
+    return platform == "cpu" and config.method == "ecr" and config.geometry.reads_few_pixels(kernel.shape[1:3])
+
+
+def without_strides(config: Config) -> Config:
+    """The convolution of the pixels that it reads."""
+    return dataclasses.replace(config, geometry=dataclasses.replace(config.geometry, strides=(1, 1)))
+
+
 def _of_pixels_read(x: jax.Array, *others: jax.Array, config: Config) -> jax.Array:
-    """A 1x1 convolution with strides, of the pixels that it reads: as one without, whose loops are faster."""
     rows, columns = config.geometry.strides
-    geometry = dataclasses.replace(config.geometry, strides=(1, 1))
-    return conv_p.bind(x[:, ::rows, ::columns], *others, config=dataclasses.replace(config, geometry=geometry))
+    return conv_p.bind(x[:, ::rows, ::columns], *others, config=without_strides(config))
 
 
 def _pools_apart(x: Any, kernel: Any, config: Config, platform: str | None) -> bool:

@@ -1,0 +1,49 @@
+"""A layer of a function that was accelerated, and what became of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+COLUMNS = ("layer", "input", "kernel", "with", "runs", "chain", "at")
+
+
+@dataclasses.dataclass
+class Row:
+    """A convolution or dense layer of the function.
+
+    Attributes:
+      operation: "conv" or "dense".
+      x_shape: [N, H, W, C] or [N, C].
+      kernel_shape: [kh, kw, C / groups, K] or [C, K].
+      dtype: of x.
+      where: the line of the function that calls it.
+      reason: why it was left as it is, None where it is a call of this package.
+      joined: what became part of the call, in order, such as ("bias", "relu").
+      call: which of the calls of the rewritten function it is, in order; None in the body of a loop or the like.
+      runs: what runs it on the default device, such as "ecr", "direct" or "xla"; "" before `report_of` says it.
+      chain: the number of its fused chain, from 1 on, or None.
+    """
+
+    operation: str
+    x_shape: tuple[Any, ...]
+    kernel_shape: tuple[Any, ...]
+    dtype: str
+    where: str
+    reason: str | None = None
+    joined: tuple[str, ...] = ()
+    call: int | None = None
+    runs: str = ""
+    chain: int | None = None
+
+    def cells(self) -> tuple[str, ...]:
+        """As `COLUMNS`."""
+        runs = self.runs if self.reason is None else f"as it was: {self.reason}"
+        chain = "" if self.chain is None else str(self.chain)
+        shapes = (_shape(self.x_shape), _shape(self.kernel_shape))
+        return (self.operation, *shapes, ", ".join(self.joined), runs, chain, self.where)
+
+
+def _shape(shape: Sequence[Any]) -> str:
+    return "x".join(map(str, shape))
