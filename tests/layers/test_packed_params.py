@@ -232,6 +232,18 @@ def tied(**second: Any) -> nnx.Sequential:
     return nnx.Sequential(first, other)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "is_packed"),
+    [({"strides": 2}, True), ({"strides": 2, "padding": 1}, False), ({"strides": (1, 3), "padding": "VALID"}, True)],
+)
+def test_strides_of_a_pixel(arguments: dict[str, Any], is_packed: bool) -> None:
+    layer = jsc.nnx.SparseConv(32, 48, (1, 1), rngs=nnx.Rngs(0), **arguments)
+    x = jax.nn.relu(jax.random.normal(jax.random.key(0), (1, 7, 8, 32)))
+    wanted = layer(x)
+    assert jsc.nnx.pack(layer) == is_packed
+    np.testing.assert_allclose(nnx.jit(lambda layer, x: layer(x))(layer, x), wanted, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("second", [{"strides": 2}, {"mask": jnp.ones((3, 3, 16, 16))}, {}])
 def test_kernels_that_layers_share_stay_shared(second: dict[str, Any]) -> None:
     model = tied(**second)

@@ -147,9 +147,7 @@ def table_of(device: devices.Device, entries: Sequence[raw_times.Entry]) -> Tabl
         if not entry.key.pool:
             of_key[entry.key].append(entry.of_candidates_left(device))
     rows = [row for row in (_row(found, runs) for found in of_key.values()) if row is not None]
-    used = sorted({row.run for row in rows})
-    rows = [dataclasses.replace(row, run=used.index(row.run)) for row in rows]
-    return Table(device.name, device.multiprocessors, tuple(runs[run] for run in used), tuple(rows))
+    return Table(device.name, device.multiprocessors, *raw_times.with_used_runs(rows, runs))
 
 
 def _row(entries: Sequence[raw_times.Entry], runs: Sequence[Mapping[str, Any]]) -> Row | None:

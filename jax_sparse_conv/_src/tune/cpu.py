@@ -142,10 +142,7 @@ def table_of(cpu: Cpu, entries: Sequence[Entry]) -> Table:
     """The table of a CPU from raw times, of which the last of a workload count."""
     runs = list({json.dumps(entry.run, sort_keys=True): entry.run for entry in entries}.values())
     rows = [_row(entry, runs.index(entry.run)) for entry in {entry.key: entry for entry in entries}.values()]
-    clear = [row for row in rows if row is not None]
-    used = sorted({row.run for row in clear})
-    clear = [dataclasses.replace(row, run=used.index(row.run)) for row in clear]
-    return Table(cpu, tuple(runs[run] for run in used), tuple(clear))
+    return Table(cpu, *raw_times.with_used_runs([row for row in rows if row is not None], runs))
 
 
 def _row(entry: Entry, run: int) -> Row | None:

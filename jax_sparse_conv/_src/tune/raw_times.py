@@ -70,6 +70,15 @@ class Time:
     device: Device
 
 
+def with_used_runs(
+    rows: Sequence[Any], runs: Sequence[Mapping[str, Any]]
+) -> tuple[tuple[Mapping[str, Any], ...], tuple[Any, ...]]:
+    """The runs that rows of a table are of, and the rows with their numbers among these."""
+    used = sorted({row.run for row in rows})
+    numbered = (dataclasses.replace(row, run=used.index(row.run)) for row in rows)
+    return tuple(runs[run] for run in used), tuple(numbered)
+
+
 def lines(raw: Path) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
     """Each workload's line of raw times with its run; of a line that was cut off by stopping nothing is read.
 
