@@ -186,7 +186,7 @@ def _picture(folder: str, suite: str) -> list[str]:
     if (folder, suite) not in PICTURES:
         return []
     name, shows = PICTURES[folder, suite]
-    return [shows, f"![{shows.replace('`', '')}]({name})"]
+    return [shows, f"![{name.removesuffix('.png').replace('_', ' ')}]({name})"]
 
 
 _HEADER = """\

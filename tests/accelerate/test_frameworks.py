@@ -60,7 +60,7 @@ class ResNet(nnx.Module):
         self.stem = nnx.Conv(3, 16, (7, 7), strides=2, padding=3, use_bias=False, rngs=rngs)
         self.norm = nnx.BatchNorm(16, rngs=rngs)
         self.block = Bottleneck(16, 8, rngs)
-        self.head = nnx.Linear(32, 10, rngs=rngs)
+        self.head = nnx.Linear(32, 16, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = nnx.max_pool(nnx.relu(self.norm(self.stem(x))), (3, 3), strides=(2, 2), padding="SAME")
@@ -161,6 +161,16 @@ def test_every_layer_is_a_call(name: str) -> None:
     wanted = jax.jit(lambda x: function(weights, x))(x)
     np.testing.assert_allclose(predict(x), wanted, rtol=1e-4, atol=1e-5 * float(abs(wanted).max()))
     assert "rsqrt" not in predict.lower(x).as_text()
+
+
+def test_one_chain_of_a_whole_network() -> None:
+    function, weights, x = of_nnx()
+    equations = jax.make_jaxpr(jsc.jit_inference(function, weights))(x[:1]).eqns
+    names = {equation.primitive.name for equation in equations}
+    views = {"reshape", "broadcast_in_dim", "custom_jvp_call"}  # of weights
+    assert names - views == {"jsc_segment"}  # the mean and the dense layer are in it, too
+    (chain,) = (equation for equation in equations if equation.primitive.name == "jsc_segment")
+    assert [layer.is_dense for layer in chain.params["layers"]] == [False] * 5 + [True]
 
 
 @pytest.mark.parametrize("name", ["nnx", "equinox"])

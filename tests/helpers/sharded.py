@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from sharded_explicit import COLLECTIVES, check_explicit_derivatives, check_explicit_layouts, check_explicit_rows
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv._src.fusion import block_parameters, dense_blocks
 from jax_sparse_conv._src.primitive import primitives
-
-COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute")
 
 
 def operands() -> tuple[Any, ...]:
@@ -173,99 +172,6 @@ def check_dense_block(auto: jax.sharding.Mesh) -> None:
     check("jit, packed dense block", packed_block, [placed[0], packed], wanted)
     manual = jax.shard_map(packed_block, mesh=auto, in_specs=(P("batch"), P()), out_specs=P("batch"))
     check("shard_map, packed dense block", manual, [x, packed], wanted)
-
-
-def check_explicit_derivatives(values: Any) -> None:
-    """By all operands, split as they are; groups too, whose gradients XLA's partitioner doubles on such a mesh."""
-
-    def gradients(implementation: str | None, groups: int, arguments: Any) -> Any:
-        def loss(x: Any, kernel: Any, bias: Any, residual: Any) -> jax.Array:
-            y = jsc.conv(
-                x,
-                kernel,
-                bias,
-                residual=residual,
-                feature_group_count=groups,
-                activation="relu",
-                precision="highest",
-                implementation=implementation,
-            )
-            return (y**2).sum()
-
-        return jax.jit(jax.grad(loss, (0, 1, 2, 3)))(*arguments)
-
-    channels = P(None, None, None, "channels")
-    layouts: tuple[tuple[P, P, P, P], ...] = (
-        (P("batch"), channels, P("channels"), P("batch", None, None, "channels")),
-        (P("batch"), channels, P("batch"), P(None, "channels")),
-        (P("batch", "channels"), P(), P(), P("batch")),
-        (P("batch", None, None, "channels"), P(None, None, "channels"), P(), P()),
-    )
-    for groups in (1, 2):
-        arguments = [values[0], values[1][:, :, : 8 // groups], *values[2:]]
-        with jax.set_mesh(jax.sharding.Mesh(np.asarray(jax.devices()[:1]), ("one",))):
-            wanted = gradients("xla", groups, arguments)
-        for specs in layouts[: 4 if groups == 1 else 3]:
-            placed = [jax.device_put(v, s) for v, s in zip(arguments, specs, strict=True)]
-            for implementation in ("ecr", None):
-                for ours, theirs, given in zip(gradients(implementation, groups, placed), wanted, placed, strict=True):
-                    assert jax.typeof(ours) == jax.typeof(given)
-                    np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=1e-3, atol=1e-2)
-    print("explicit sharding, derivatives")
-
-
-def check_explicit_layouts(values: Any) -> None:
-    """One axis of the mesh for images and output channels; sums left open; a kernel split for lax."""
-    x, kernel = jax.device_put(values[0], P("batch")), values[1]
-    same = jax.device_put(kernel, P(None, None, None, "batch"))
-    for implementation in ("ecr", "xla", None):
-        with pytest.raises(
-            ValueError, match=r"P\('batch', .*P\(None, None, None, 'batch'\).*jax.sharding.reshard\(kernel"
-        ):
-            jsc.conv(x, same, implementation=implementation)
-    reduced = jax.sharding.reshard(same, P(reduced={"channels"}))
-    with pytest.raises(ValueError, match=r"kernel is split as .*reduced"):
-        jsc.conv(x, reduced, implementation="ecr")
-    split = jax.device_put(kernel, P(None, None, None, "channels"))
-    result = jsc.conv(x, split, precision="highest", implementation="xla")
-    assert tuple(jax.typeof(result).sharding.spec) == ("batch", None, None, "channels")
-    wanted = jsc.conv(values[0], kernel, precision="highest", implementation="xla")
-    np.testing.assert_allclose(np.asarray(result), np.asarray(wanted), rtol=1e-4, atol=1e-4)
-    print("explicit sharding, layouts")
-
-
-def check_explicit_rows(values: Any) -> None:
-    """Rows of every leading axis, where they lie."""
-    x, kernel = values[0], values[1][0, 0]
-
-    def product(x: Any, kernel: Any, implementation: str | None) -> jax.Array:
-        return jsc.dense(x, kernel, activation="relu", precision="highest", implementation=implementation)
-
-    wanted = np.maximum(np.einsum("nhwc,cd->nhwd", x, kernel), 0)
-    by_x, by_kernel = jax.jit(jax.grad(lambda x, k: (product(x, k, "xla") ** 2).sum(), (0, 1)))(x, kernel)
-    for rows, columns in (
-        (P("batch", "channels"), P()),
-        (P(None, "channels", "batch"), P()),
-        (P(("batch", "channels")), P()),
-        (P(None, "batch"), P(None, "channels")),
-        (P(), P(None, "channels")),
-        (P("batch", None, None, "channels"), P("channels")),  # gathered
-    ):
-        placed = jax.device_put(x, rows), jax.device_put(kernel, columns)
-        for implementation in ("ecr", None):
-            function = jax.jit(functools.partial(product, implementation=implementation))
-            compiled = function.lower(*placed).compile()
-            np.testing.assert_allclose(np.asarray(compiled(*placed)), wanted, rtol=1e-4, atol=1e-4)
-            split = (*jax.typeof(placed[0]).sharding.spec[:3], jax.typeof(placed[1]).sharding.spec[1])
-            assert tuple(jax.typeof(compiled(*placed)).sharding.spec) == split
-            text = compiled.as_text()
-            assert columns == P("channels") or not [c for c in COLLECTIVES if c in text], text
-            loss = lambda x, k: (product(x, k, implementation) ** 2).sum()  # noqa: B023, E731
-            for ours, theirs in zip(jax.jit(jax.grad(loss, (0, 1)))(*placed), (by_x, by_kernel), strict=True):
-                np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=1e-3, atol=1e-3)
-    with pytest.raises(ValueError, match=r"P\(None, 'batch', None, None\) and kernel as P\(None, 'batch'\)"):
-        product(jax.device_put(x, P(None, "batch")), jax.device_put(kernel, P(None, "batch")), "ecr")
-    print("explicit sharding, dense")
 
 
 def check_formats(explicit: jax.sharding.Mesh, values: Any) -> None:
