@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import jax_sparse_conv as jsc
+from jax_sparse_conv._src.accelerate import inference
 from jax_sparse_conv._src.accelerate.inference import Inference
 
 pytestmark = pytest.mark.usefixtures("float32_products")
@@ -125,6 +126,8 @@ def test_what_cannot_be_called() -> None:
 
 
 def test_compiler_options_are_known_here() -> None:
+    assert inference._is_accepted("xla_gpu_graph_min_graph_size", 1)
+    assert not inference._is_accepted("xla_no_such_option", 1)
     options = jsc.compiler_options()
     assert (options == {}) == (jax.default_backend() != "gpu")
     assert jax.jit(lambda x: x + 1, compiler_options=options)(1) == 2

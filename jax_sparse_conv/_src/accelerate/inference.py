@@ -7,6 +7,7 @@ what was computed of the weights with entries that need the same of them, such a
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -27,10 +28,21 @@ _ARRAYS = (jax.Array, np.ndarray, np.generic)
 def compiler_options() -> dict[str, Any]:
     """Options for `jax.jit(..., compiler_options=...)` with which fused chains cost the host least.
 
-    On a GPU a program of few calls then runs as one CUDA graph, as longer ones do by default. Empty elsewhere.
-    `jit_inference` sets them by itself.
+    On a GPU a program of few calls then runs as one CUDA graph, as longer ones do by default. Empty elsewhere, and
+    without what this version of XLA refuses. `jit_inference` sets them by itself.
     """
-    return {"xla_gpu_graph_min_graph_size": 1} if devices.default_platform() == "gpu" else {}
+    options = {"xla_gpu_graph_min_graph_size": 1} if devices.default_platform() == "gpu" else {}
+    return {name: value for name, value in options.items() if _is_accepted(name, value)}
+
+
+@functools.lru_cache(maxsize=8)
+def _is_accepted(name: str, value: Any) -> bool:
+    """Whether XLA compiles with an option; one that it does not know is an error of its own."""
+    try:
+        jax.jit(lambda: 0, compiler_options={name: value}).lower().compile()
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
 
 
 @dataclasses.dataclass(eq=False)
