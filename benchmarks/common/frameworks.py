@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen, nnx
 
+from jax_sparse_conv import models
+
 Function = Callable[[Any, jax.Array], jax.Array]
 Built = tuple[Function, Any]
 """A function of weights and images, and its weights."""
@@ -83,6 +85,16 @@ def _nnx_resnet50(x: jax.Array) -> Built:
     return lambda state, x: nnx.merge(graph, state)(x), state
 
 
+def _own(name: str) -> Callable[[jax.Array], Built]:
+    def build(x: jax.Array) -> Built:
+        model = models.build(name, rngs=nnx.Rngs(0), dtype=x.dtype, param_dtype=x.dtype)
+        model.eval()
+        graph, state = nnx.split(model)
+        return lambda state, x: nnx.merge(graph, state)(x), state
+
+    return build
+
+
 def _linen_vgg16(x: jax.Array) -> Built:
     model = _LinenVgg(x.dtype)
     return model.apply, jax.jit(model.init)(jax.random.key(0), x)  # type: ignore[return-value]
@@ -111,6 +123,7 @@ def _keras(name: str) -> Callable[[jax.Array], Built]:
         import keras
 
         keras.config.set_floatx(str(x.dtype))
+        keras.config.set_dtype_policy(str(x.dtype))
         model = getattr(keras.applications, name)(
             weights=None, input_shape=x.shape[1:], classifier_activation=None, classes=1000
         )
@@ -160,6 +173,7 @@ def _equinox_resnet(x: jax.Array) -> Built:
 
 
 MODELS: dict[str, Callable[[jax.Array], Built]] = {
+    "jsc_resnet50": _own("resnet50"),
     "nnx_resnet50": _nnx_resnet50,
     "linen_vgg16": _linen_vgg16,
     "haiku_resnet50": _haiku_resnet50,

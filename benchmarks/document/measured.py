@@ -62,7 +62,8 @@ arguments under `nnx.jit`, which returns a copy of all parameters. Packed copies
         "Models that others wrote",
         """\
 Each model as it is, by `accelerate` and by `jit_inference`. Weights are as the framework initialises them, so
-the zeros are those of random weights. The ratio is plain `jit`'s time over `jit_inference`'s.""",
+the zeros are those of random weights. "as graphs" is `jit` with the flags under which XLA makes CUDA graphs of
+everything. The ratio is the faster `jit`'s time over `jit_inference`'s.""",
         network_tables.others,
     ),
     "host": (

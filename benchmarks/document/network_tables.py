@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from benchmarks.common.results import Row
@@ -117,6 +118,7 @@ def others(rows: Sequence[Row]) -> list[str]:
         "dtype",
         "precision",
         "`jit` us",
+        "as graphs",
         "`accelerate`",
         "`jit_inference`",
         "ratio",
@@ -125,13 +127,21 @@ def others(rows: Sequence[Row]) -> list[str]:
     lines = (
         (
             *(str(row[key]) for key in ("model", "batch", "dtype", "precision")),
-            *(microseconds(row[f"{side}_us"]) for side in ("jit", "accelerate", "jit_inference")),
+            *(_microseconds_of(row, side) for side in ("jit", "graphs", "accelerate", "jit_inference")),
             ratio(row["jit_inference_ratio"]),
-            ratio(row["jit_waited_us"] / row["jit_inference_waited_us"]),
+            ratio(min(_waited(row, "jit"), _waited(row, "graphs")) / _waited(row, "jit_inference")),
         )
         for row in sorted(rows, key=lambda row: (row["model"], row["batch"], row["dtype"], row["precision"]))
     )
     return [table(titles, lines)]
+
+
+def _microseconds_of(row: Row, side: str) -> str:
+    return microseconds(row[f"{side}_us"]) if f"{side}_us" in row else ""
+
+
+def _waited(row: Row, side: str) -> float:
+    return float(row.get(f"{side}_waited_us", math.inf))
 
 
 def packed(rows: Sequence[Row]) -> list[str]:

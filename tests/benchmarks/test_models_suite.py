@@ -33,8 +33,10 @@ def test_a_row_has_every_side(
     (row,) = json.loads(file.read_text())["rows"]
     assert row["layers"] == 1
     assert row["error"] < 1e-5
-    assert all(row[f"{side}_{what}"] > 0 for side in models.SIDES for what in ("us", "waited_us", "compile_s"))
-    assert row["accelerate_ratio"] == pytest.approx(row["jit_us"] / row["accelerate_us"])
+    sides = [side for side in models.SIDES if side != "graphs" or jax.default_backend() == "gpu"]
+    assert all(row[f"{side}_{what}"] > 0 for side in sides for what in ("us", "waited_us", "compile_s"))
+    dense = min(row[f"{side}_us"] for side in sides if side not in models.OURS)
+    assert row["accelerate_ratio"] == pytest.approx(dense / row["accelerate_us"])
     assert "keras_vgg16" in capsys.readouterr().out
 
 

@@ -84,9 +84,8 @@ class Inference:
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """`function(weights, *args, **kwargs)`."""
-        leaves = jax.tree.leaves((args, kwargs))
         entry = self._entry(args, kwargs)
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):  # inside of a transformation, which compiles
+        if jax_internals.is_tracing():  # JAX takes compiler options of the outermost `jit` alone
             return self._run(entry.program, entry.prepared, args, kwargs)
         return entry.jitted(entry.prepared, *args, **kwargs)
 

@@ -20,6 +20,7 @@ from jax_sparse_conv._src.api import ops
 from jax_sparse_conv._src.api.arguments import KERNEL_DTYPES
 from jax_sparse_conv._src.primitive import packing, reference
 from jax_sparse_conv._src.primitive.packing import PackedKernel
+from jax_sparse_conv._src.primitive.primitives import Config
 from jax_sparse_conv._src.problem.geometry import Geometry, Pads, Pair, Pool, is_symbolic, windowed_size
 
 # Results for each weight, from which on a call scales weights that are not fixed. Scaling reads and writes each weight,
@@ -98,7 +99,7 @@ class Call:
         if self.geometry is None:
             y = ops.dense(self.x, kernel, bias, activation=self.activation, precision=self.precision)
             return y.reshape(self.shape)
-        if self.is_fixed:
+        if self.is_fixed and packing.reads(kernel.shape, self.geometry):
             kernel = packing.pack(kernel, feature_group_count=self.geometry.groups)
         options: dict[str, Any] = {
             "strides": self.geometry.strides,
@@ -288,3 +289,29 @@ def of_dense(
 
     call = Call(x, kernel, None, precision, is_fixed, shape, jnp.dtype(dtype))
     return Pending(call, None, as_it_was, row, position)
+
+
+def of_own(
+    x: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    residual: jax.Array | None,
+    config: Config,
+    is_fixed: bool,
+    row: Row,
+    position: int,
+) -> Pending:
+    """A call of this package under `implementation=None`, with what has joined it already; kernel as in `of_conv`."""
+    without = config.geometry.without_pool()
+    shape = (x.shape[0], *without.conv_size(x.shape[1:3], kernel.shape[:2]), kernel.shape[3])
+    call = Call(x, kernel, config.geometry, config.precision, is_fixed, shape, x.dtype, None, bias, residual)
+    pool = config.geometry.pool
+    parts = (
+        bias is not None and "bias",
+        residual is not None and "residual",
+        config.activation,
+        pool is not None and ("max pool" if pool.kind == "max" else "average pool"),
+    )
+    joined = tuple(part for part in parts if part)
+    call = dataclasses.replace(call, activation=config.activation, joined=joined)
+    return Pending(call, None, call.emit, row, position)

@@ -29,6 +29,7 @@ from jax_sparse_conv._src.problem import geometry as geo
 from jax_sparse_conv._src.problem.geometry import Geometry
 
 _DENSE_ROWS = 16  # up to which a product is a dense layer: `implementation=None` is XLA's for more
+_STORED: Axes = (0, 1, 2, 3)
 _ORDER = (0, 3, 1, 2)  # lax's images, channels, height and width among the axes of [N, H, W, C]
 
 
@@ -84,6 +85,8 @@ class _Walk:
             return self._conv(equation)
         if name == "dot_general":
             return self._dense(equation)
+        if equation.equation.primitive is primitives.conv_p:
+            return self._own(equation)
         if not any(map(self._values.is_map, equation.inputs)):
             return self._plain(equation)
         result: Map | jax.Array | None = on_maps.view(self._values, equation) or self._joined(equation)
@@ -93,8 +96,6 @@ class _Walk:
 
     def _plain(self, equation: Equation) -> list[Any]:
         """An equation as it is, but for layers in the bodies of loops and the like."""
-        if equation.equation.primitive is primitives.conv_p:
-            self._note_own(equation)
         operands = [self._values.given(number) for number in equation.inputs]
         return equations.bind(equation.equation, operands, **equations.with_bodies(equation.equation, self._body))
 
@@ -102,14 +103,6 @@ class _Walk:
         program, rows = rewritten(closed, [False] * len(closed.in_avals))
         self.rows += [dataclasses.replace(each, call=None) for each in rows]
         return program
-
-    def _note_own(self, equation: Equation) -> None:
-        """A call of this package that the function makes itself."""
-        x, kernel = (variable.aval for variable in equation.equation.invars[:2])
-        operation = "dense" if equation.equation.params["config"].method == "dense" else "conv"
-        source = jax_internals.source_of(equation.equation)
-        self.rows.append(Row(operation, x.shape, kernel.shape[1:], str(x.dtype), source))
-        self._values.emitted(self.rows[-1])
 
     def _is_deferred(self, equation: Equation) -> bool:
         """Whether an equation compares a layer with zero, which a ReLU of it may take in."""
@@ -141,7 +134,7 @@ class _Walk:
             maps.stored_shape(axes, x_shape) if axes else x_shape,
             tuple(self._values.shape(kernel)[axis] for axis in to_hwio),
             str(self._values.type_of(x).dtype),
-            jax_internals.source_of(equation.equation),
+            jax_internals.source_of(equation.equation, equation.callers),
             reason=_why_no_conv(equation.equation),
         )
         self.rows.append(row)
@@ -169,6 +162,27 @@ class _Walk:
         )
         return [Map(layer, _axes_of(dimensions.out_spec))]
 
+    def _own(self, equation: Equation) -> list[Any]:
+        """A call of this package that the function makes itself. More joins it, where it is one of those made here."""
+        config, values = equation.equation.params["config"], self._values
+        operands = primitives.Operands.of(equation.inputs, config)
+        x_shape, (stacks, *kernel_shape) = values.shape(operands.x), values.shape(operands.kernel)
+        source = jax_internals.source_of(equation.equation, equation.callers)
+        row = Row("dense" if config.method == "dense" else "conv", x_shape, tuple(kernel_shape), "", source)
+        row.dtype = str(values.type_of(operands.x).dtype)
+        self.rows.append(row)
+        is_fixed = values.is_fixed(operands.kernel)
+        is_like_made = config == dataclasses.replace(config, method=_method(config.geometry), fallback=True)
+        if not is_like_made or stacks != 1 or config.has_nonzeros or (config.has_packed and not is_fixed):
+            values.emitted(row)
+            return self._plain(equation)
+        kernel, bias = (
+            None if n is None else jnp.squeeze(values.given(n), 0) for n in (operands.kernel, operands.bias)
+        )
+        x, residual = (None if n is None else values.like(n, _STORED) for n in (operands.x, operands.residual))
+        layer = pending.of_own(x, kernel, bias, residual, config, is_fixed, row, self._position)
+        return [Map(layer, _STORED)]
+
     def _unpadded(self, x: int, spec: Sequence[int], padding: Sequence[Any]) -> tuple[int, Any]:
         """A convolution's operand and padding, a pad of height and width in front taken into the latter."""
         if x in self._values.padded:
@@ -191,7 +205,7 @@ class _Walk:
             return self._plain(equation)
         matrix, rows = jnp.asarray(values.given(kernel)), jnp.asarray(values.given(x))
         matrix = matrix if kernel_axes[0] == 0 else matrix.T
-        source = jax_internals.source_of(equation.equation)
+        source = jax_internals.source_of(equation.equation, equation.callers)
         row = Row("dense", rows.shape, matrix.shape, str(rows.dtype), source)
         self.rows.append(row)
         precision, dtype = equation.equation.params["precision"], equation.equation.outvars[0].aval.dtype
@@ -281,6 +295,11 @@ class _Walk:
             return None
         grown = pending.with_relu(layer, lambda y: jnp.where(y > 0, y, jnp.zeros((), y.dtype)))
         return None if grown is None else Map(grown, self._values[number].axes)
+
+
+def _method(geometry: Geometry) -> str:
+    """What `implementation=None` is in a `Config`."""
+    return "pecr" if geometry.pool else "ecr"
 
 
 def _why_no_conv(equation: Any) -> str | None:

@@ -38,11 +38,19 @@ def traced(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, l
 
 @dataclasses.dataclass
 class Equation:
-    """An equation whose operands and results are numbers of values in one table, calls inlined."""
+    """An equation whose operands and results are numbers of values in one table, calls inlined.
+
+    Attributes:
+      equation: of a jaxpr.
+      inputs: operands.
+      outputs: results.
+      callers: the calls that it was in, the innermost first.
+    """
 
     equation: Any
     inputs: list[int]
     outputs: list[int]
+    callers: tuple[Any, ...] = ()
 
 
 class FlatJaxpr:
@@ -72,7 +80,9 @@ class FlatJaxpr:
         self.known[number] = value
         return number
 
-    def _inline(self, jaxpr: Any, constants: Sequence[int], arguments: Sequence[int]) -> list[int]:
+    def _inline(
+        self, jaxpr: Any, constants: Sequence[int], arguments: Sequence[int], callers: tuple[Any, ...] = ()
+    ) -> list[int]:
         numbers: dict[Any, int] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *arguments], strict=True))
 
         def read(variable: Any) -> int:
@@ -83,16 +93,23 @@ class FlatJaxpr:
             inputs = [read(variable) for variable in equation.invars]
             inner = self._inner(equation)
             if inner is not None:
-                outputs = self._inline(inner.jaxpr, [self._know(value) for value in inner.consts], inputs)
+                known = [self._know(value) for value in inner.consts]
+                outputs = self._inline(inner.jaxpr, known, inputs, (equation, *callers))
             else:
                 outputs = [self._new() for _ in equation.outvars]
-                self.equations.append(Equation(equation, inputs, outputs))
+                self.equations.append(Equation(equation, inputs, outputs, callers))
             numbers.update(zip(equation.outvars, outputs, strict=True))
         return [read(variable) for variable in jaxpr.outvars]
 
 
 def _inner(equation: Any) -> Any:
-    """The jaxpr of a call that may be inlined because convolutions are in it, or None.
+    """The jaxpr of a call that may be inlined because convolutions are in it, or None."""
+    inner = called(equation)
+    return inner if inner is not None and any(_convolutions(inner.jaxpr)) else None
+
+
+def called(equation: Any) -> Any:
+    """The closed jaxpr of a call that may be inlined, or None: of `jit` without shardings, and the like.
 
     A fused chain that a network has made by itself is taken apart again, so that what the user asks for decides.
     """
@@ -100,12 +117,6 @@ def _inner(equation: Any) -> Any:
         layers, results = equation.params["layers"], equation.params["results"]
         operands = [jax.ShapeDtypeStruct(each.aval.shape, each.aval.dtype) for each in equation.invars]
         return jax.make_jaxpr(functools.partial(chains.separate, layers=layers, results=results))(*operands)
-    inner = called(equation)
-    return inner if inner is not None and any(_convolutions(inner.jaxpr)) else None
-
-
-def called(equation: Any) -> Any:
-    """The closed jaxpr of a call that may be inlined, or None: of `jit` without shardings, and the like."""
     if equation.primitive.name not in ("jit", "pjit", "closed_call", "core_call"):
         return None
     inner = equation.params.get("jaxpr") or equation.params.get("call_jaxpr")

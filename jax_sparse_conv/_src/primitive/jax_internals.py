@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from jax._src import config, dispatch, source_info_util
+from jax._src import config, core, dispatch, source_info_util
 from jax.extend import core as jex_core
 
-_LIBRARIES = {"site-packages", "dist-packages"}  # folders
+_LIBRARIES = frozenset(("site-packages", "dist-packages"))  # folders
+_OWN = Path(__file__).parents[2]
+_OWN_LAYERS = tuple(str(_OWN / folder) + os.sep for folder in ("_src", "nnx", "linen"))
 
 
 def needs_devices(primitive: jex_core.Primitive) -> None:
@@ -28,16 +33,29 @@ def trace_context() -> Any:
     return config.trace_context()
 
 
-def source_of(equation: Any) -> str:
-    """The line that an equation of a jaxpr comes from, as "model.py:12 (name)": the first outside of libraries."""
-    frames = list(source_info_util.user_frames(equation.source_info.traceback))
-    own = [
-        frame for frame in frames if not {"site-packages", "dist-packages"}.intersection(frame.file_name.split(os.sep))
-    ]
+def is_tracing() -> bool:
+    """Whether the call is inside of a transformation."""
+    return not core.trace_state_clean()
+
+
+def source_of(equation: Any, callers: Sequence[Any] = ()) -> str:
+    """The line that an equation of a jaxpr comes from, as "model.py:12 (name)": the first outside of libraries.
+
+    Args:
+      equation: of a jaxpr.
+      callers: the calls that it is in, the innermost first.
+    """
+    each_in = (source_info_util.user_frames(each.source_info.traceback) for each in (equation, *callers))
+    frames = list(itertools.chain.from_iterable(each_in))
     if not frames:
         return "?"
-    frame = (own or frames)[0]
+    frame = next((each for each in frames if not _is_of_library(each.file_name)), frames[0])
     return f"{os.path.basename(frame.file_name)}:{frame.start_line} ({frame.function_name})"
+
+
+def _is_of_library(file: str) -> bool:
+    """Whether a file is of an installed package, or of this package's layers."""
+    return file.startswith(_OWN_LAYERS) or not _LIBRARIES.isdisjoint(file.split(os.sep))
 
 
 def is_of_jax_nn(closed: Any) -> bool:

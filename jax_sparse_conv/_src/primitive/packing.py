@@ -197,7 +197,7 @@ def for_call(
             f"kernel is packed for feature_group_count={given.feature_group_count}, not {geometry.groups}; "
             f"jax_sparse_conv.pack(kernel, feature_group_count={geometry.groups}) packs it for this call"
         )
-    if method not in READERS or not _reads(kernel.shape, geometry):
+    if method not in READERS or not reads(kernel.shape, geometry):
         return None
     if given is None:
         return of_constant(x, kernel, geometry)
@@ -217,7 +217,7 @@ def is_read(kernel_shape: tuple[int, ...], strides: Sequence[int], dilation: Seq
     return _has_window(kernel_shape[:2]) and dilation[1] == 1 and tuple(strides) == (1, 1)
 
 
-def _reads(kernel_shape: tuple[int, ...], geometry: Geometry) -> bool:
+def reads(kernel_shape: tuple[int, ...], geometry: Geometry) -> bool:
     """As `is_read`, and for 1x1 convolutions with strides, which run as ones without."""
     strides = (1, 1) if geometry.reads_few_pixels(kernel_shape[:2]) else geometry.strides
     return is_read(kernel_shape, strides, geometry.dilation)
@@ -265,7 +265,7 @@ def of_constant(x: Any, kernel: Any, geometry: Geometry) -> jax.Array | None:
     """The packed kernel where a call is traced with a constant kernel that the pixel loop could run, else None."""
     if not isinstance(x, jax.core.Tracer) or isinstance(kernel, jax.core.Tracer) or not isinstance(kernel, jax.Array):
         return None
-    if not _reads(kernel.shape, geometry) or not _has_copy(kernel, geometry.groups):
+    if not reads(kernel.shape, geometry) or not _has_copy(kernel, geometry.groups):
         return None
     known = _made.get(id(kernel))
     if known is None or known[0]() is not kernel:
