@@ -213,7 +213,9 @@ def _name(tiles: Tiles) -> frozenset[Any]:
 
 def _function(fused: FusedChain, tiles: Tiles) -> Any:
     layers = fused.with_tiles(tiles)
-    return jax.jit(functools.partial(chains.fused_chain_p.bind, layers=layers, results=fused.results, chosen=False))
+    return jax.jit(
+        functools.partial(chains.fused_chain_p.bind, layers=layers, results=fused.results, chosen=False, packed=None)
+    )
 
 
 def _run(fused: FusedChain, tiles: Tiles, operands: Sequence[jax.Array]) -> list[np.ndarray]:

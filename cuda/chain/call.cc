@@ -45,6 +45,29 @@ class Reader {
     if (operands_.empty() || results_.size() < 2) return "a segment has an operand, a result and a workspace at least";
     return "";
   }
+  // Replaces the last operand by those that it holds, kPackedFields for each.
+  std::string TakeApart(ffi::Span<const int64_t> fields) {
+    const Buffer whole = operands_.back();
+    operands_.pop_back();
+    if (whole.dtype != dtype() || whole.size.size() != 1) return "the last operand must be [size], of x's dtype";
+    for (const int64_t* f = fields.begin(); f != fields.end(); f += kPackedFields) {
+      const int64_t offset = f[0], axes = f[1];
+      if (axes < 1 || axes > kPackedFields - 2) return "an operand in the last one has too many axes or none";
+      Buffer part{nullptr, whole.dtype, {f + 2, f + 2 + axes}};
+      int64_t elements = 1;
+      for (const int64_t n : part.size) {
+        if (n < 1 || n > kMaxElements / elements) return "an operand in the last one has a size out of range";
+        elements *= n;
+      }
+      if (offset < 0 || offset % kPackedAlignment != 0 || elements > whole.size[0] - offset) {
+        return "offset " + std::to_string(offset) + " is no place in the last operand, of " +
+               std::to_string(whole.size[0]) + " elements";
+      }
+      part.data = static_cast<char*>(whole.data) + offset * ElementBytes(whole.dtype);
+      operands_.push_back(part);
+    }
+    return "";
+  }
   const Buffer& workspace() const { return results_.back(); }
   ffi::DataType dtype() const { return operands_[0].dtype; }
 
@@ -229,8 +252,17 @@ ffi::ErrorOr<ChainCall> MakeChainCall(ffi::RemainingArgs operands, ffi::Remainin
   if (!precision.has_value() || *precision < 0 || *precision > 2) {
     return Invalid("attribute precision must be 0, 1 or 2, an int64");
   }
+  const auto packed = attributes.get<ffi::Span<const int64_t>>("packed");
+  const bool is_packed = attributes.contains("packed");
+  if (is_packed && (!packed.has_value() || packed->size() % kPackedFields)) {
+    return Invalid("attribute packed must be an array of " + std::to_string(kPackedFields) + " int64 for each operand");
+  }
   Reader reader;
   if (std::string wrong = reader.Collect(operands, results); !wrong.empty()) return Invalid(wrong);
+  if (is_packed && operands.size() < 2) return Invalid("with attribute packed there must be another operand");
+  if (is_packed) {
+    if (std::string wrong = reader.TakeApart(*packed); !wrong.empty()) return Invalid(wrong);
+  }
   ChainCall call{reader.dtype(), *precision == static_cast<int64_t>(Precision::kHighest), {}};
   const Buffer& workspace = reader.workspace();
   if (workspace.dtype != ffi::DataType::U8 || workspace.size.size() != 1) {

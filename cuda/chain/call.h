@@ -39,7 +39,7 @@ struct ChainCall {
   std::vector<ChainStep> steps;
 };
 
-constexpr int kValueFields = 7, kStepFields = 18, kTileFields = 4;
+constexpr int kValueFields = 7, kStepFields = 18, kTileFields = 4, kPackedFields = 7, kPackedAlignment = 64;
 
 // The tile of these kTileFields: of none where they are zeros, or nothing where there is no such tile.
 std::optional<Candidate> ReadTile(const int64_t* fields);
@@ -54,9 +54,11 @@ std::optional<Candidate> ReadTile(const int64_t* fields);
 // and columns of window, stride, padding (low, high of H, then of W) and dilation; 1 for a ReLU; groups. tiles [n,
 // kTileFields], which may be left out: output channels and pixels of each layer's tile, 1 where it is a patch, and
 // splits. Zeros stand for what the model chooses, which also runs where the tile does not fit the layer on the device.
-// The last result is the workspace, uint8. A value is nowhere if a convolution hands it to the pool that is the next
-// layer, inside its kernel. Such a call was lowered for a device whose kernel takes the pool (chain/plans.h), and is an
-// error on others. With a place the map is written where the kernel does not take the pool.
+// packed [n, kPackedFields], which may be left out: the last operand is one array [size] that holds n operands,
+// numbered on from the others; of each the element at which it starts, a multiple of kPackedAlignment, its axes and
+// their sizes. The last result is the workspace, uint8. A value is nowhere if a convolution hands it to the pool that
+// is the next layer, inside its kernel. Such a call was lowered for a device whose kernel takes the pool
+// (chain/plans.h), and is an error on others. With a place the map is written where the kernel does not take the pool.
 ffi::ErrorOr<ChainCall> MakeChainCall(ffi::RemainingArgs operands, ffi::RemainingRets results,
                                       ffi::Dictionary attributes);
 

@@ -74,12 +74,12 @@ class _Parts:
         crossing, needed = set(), set(self.flat.outputs)
         self.every: list[Equation] = []
         for equation in reversed(self.flat.equations):
-            is_read_view = _is_view(equation.equation) and not needed.isdisjoint(equation.outputs)
+            is_read_view = is_view(equation.equation) and not needed.isdisjoint(equation.outputs)
             if id(equation) not in moved or is_read_view:
                 self.every.insert(0, equation)
                 needed.update(equation.inputs)
         for number in needed & known:
-            if number not in made or not _is_view(made[number].equation):
+            if number not in made or not is_view(made[number].equation):
                 crossing.add(number)
         self.crossing = sorted(crossing)
 
@@ -92,7 +92,7 @@ class _Parts:
         return values
 
 
-def _is_view(equation: Any) -> bool:
+def is_view(equation: Any) -> bool:
     """Whether an equation gives its first operand another shape, and no more."""
     if equation.primitive.name == "custom_jvp_call":
         return not equation.params["call_jaxpr"].jaxpr.eqns

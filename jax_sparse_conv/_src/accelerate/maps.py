@@ -16,6 +16,7 @@ from jax import lax
 Axes: TypeAlias = tuple[int | None, ...]
 
 IMAGES, CHANNELS, RANK = 0, 3, 4
+STORED: Axes = (0, 1, 2, 3)  # of a function that has a map as it lies
 
 
 def reshaped(axes: Axes, shape: Sequence[Any], new_shape: Sequence[Any]) -> Axes | None:

@@ -29,7 +29,6 @@ from jax_sparse_conv._src.problem import geometry as geo
 from jax_sparse_conv._src.problem.geometry import Geometry
 
 _DENSE_ROWS = 16  # up to which a product is a dense layer: `implementation=None` is XLA's for more
-_STORED: Axes = (0, 1, 2, 3)
 _ORDER = (0, 3, 1, 2)  # lax's images, channels, height and width among the axes of [N, H, W, C]
 
 
@@ -179,9 +178,11 @@ class _Walk:
         kernel, bias = (
             None if n is None else jnp.squeeze(values.given(n), 0) for n in (operands.kernel, operands.bias)
         )
-        x, residual = (None if n is None else values.like(n, _STORED) for n in (operands.x, operands.residual))
+        x, residual = (None if n is None else values.like(n, maps.STORED) for n in (operands.x, operands.residual))
+        assert x is not None
+        assert kernel is not None
         layer = pending.of_own(x, kernel, bias, residual, config, is_fixed, row, self._position)
-        return [Map(layer, _STORED)]
+        return [Map(layer, maps.STORED)]
 
     def _unpadded(self, x: int, spec: Sequence[int], padding: Sequence[Any]) -> tuple[int, Any]:
         """A convolution's operand and padding, a pad of height and width in front taken into the latter."""

@@ -66,6 +66,8 @@ def report_of(every: Any, rows: Sequence[Row]) -> Report:
     kinds = _kinds(every)
 
     def placed(row: Row) -> Row:
+        if row.block is not None:
+            return dataclasses.replace(row, runs=f"dense block {row.block}")
         if row.call is None:
             return dataclasses.replace(row, runs="in its loop")
         chain = numbers.get(row.call)
@@ -92,7 +94,8 @@ def _chains(every: Any) -> dict[int, int]:
 def _is_one_call(equation: Any) -> bool:
     if devices.default_platform() != "gpu":
         return False
-    return chains.is_one_call([variable.aval for variable in equation.invars], equation.params["layers"], chosen=True)
+    operands = chains.described([variable.aval for variable in equation.invars], equation.params["packed"])
+    return chains.is_one_call(operands, equation.params["layers"], chosen=True)
 
 
 def _kinds(every: Any) -> list[str]:

@@ -24,6 +24,7 @@ class Row:
       call: which of the calls of the rewritten function it is, in order; None in the body of a loop or the like.
       runs: what runs it on the default device, such as "ecr", "direct" or "xla"; "" before `report_of` says it.
       chain: the number of its fused chain, from 1 on, or None.
+      block: the number of its dense block, from 1 on, which has no `call`; or None.
     """
 
     operation: str
@@ -36,6 +37,7 @@ class Row:
     call: int | None = None
     runs: str = ""
     chain: int | None = None
+    block: int | None = None
 
     def cells(self) -> tuple[str, ...]:
         """As `COLUMNS`."""

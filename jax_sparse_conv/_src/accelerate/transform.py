@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_sparse_conv._src.accelerate import by_numpy, hoist, recognise
+from jax_sparse_conv._src.accelerate import by_numpy, dense_blocks, hoist, recognise
 from jax_sparse_conv._src.accelerate.report import Report, report_of
 from jax_sparse_conv._src.accelerate.rows import Row
 from jax_sparse_conv._src.fusion import rewrite
@@ -89,9 +89,10 @@ def accelerate(function: _Function) -> _Function:
         if all(row.reason is not None for row in program.rows):
             warnings.warn(_nothing(function, program.rows), stacklevel=2)
             return jax.tree.unflatten(results, hoist.evaluate(closed, *arrays))
-        once = prepared(program, list(itertools.compress(given, fixed)))
+        once = prepared(program.split.once, list(itertools.compress(given, fixed)))
         others = itertools.compress(given, (not each for each in fixed))
-        return jax.tree.unflatten(results, run(program, once, list(others)))
+        out, _ = rewrite.evaluate(program.split.every, [*once, *others], chosen=True)
+        return jax.tree.unflatten(results, out)
 
     def report(*args: Any, **kwargs: Any) -> Report:
         closed, arrays, results = traced(function, args, kwargs)
@@ -109,23 +110,18 @@ def accelerate(function: _Function) -> _Function:
 def of_jaxpr(closed: Any, fixed: Sequence[bool], results: Any) -> Program:
     """Rewrite a closed jaxpr, whose constants and arguments are fixed or not."""
     program, rows = recognise.rewritten(_opened(closed), fixed)
+    program = dense_blocks.rewritten(program, fixed, rows)
     return Program(hoist.split(program, fixed), tuple(rows), results)
 
 
-def prepared(program: Program, weights: Sequence[Any]) -> list[jax.Array]:
-    """What a program needs of its fixed arguments, computed now."""
-    if not program.split.once.jaxpr.outvars:
+def prepared(once: Any, weights: Sequence[Any]) -> list[jax.Array]:
+    """The results of the part of a program that depends on weights alone, computed now."""
+    if not once.jaxpr.outvars:
         return []
     with jax.ensure_compile_time_eval():
         if by_numpy.suits(weights):
-            return by_numpy.evaluate(program.split.once, weights)
-        out: list[jax.Array] = jax.jit(hoist.evaluate, static_argnums=0)(program.split.once, *weights)
-    return out
-
-
-def run(program: Program, once: Sequence[Any], arguments: Sequence[Any], only_chosen: bool = True) -> list[Any]:
-    """The results of a program: its layers in chains, under `only_chosen` where that is expected to be faster."""
-    out, _ = rewrite.evaluate(program.split.every, [*once, *arguments], only_chosen)
+            return by_numpy.evaluate(once, weights)
+        out: list[jax.Array] = jax.jit(hoist.evaluate, static_argnums=0)(once, *weights)
     return out
 
 

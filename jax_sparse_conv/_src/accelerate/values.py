@@ -140,17 +140,22 @@ class Values:
             self._moved[number, axes] = maps.as_stored(jnp.asarray(self.given(number)), axes)
         return self._moved[number, axes]
 
-    def per_channel(self, number: int, axes: Axes) -> jax.Array | None:
-        """[K] or [1] of a value that goes with the channels of a map with these axes, else None."""
+    def channel_source(self, number: int, axes: Axes) -> int | None:
+        """Whose elements, [K] or [1], go with the channels of a map with these axes in a value, else None."""
         shape = self.shape(number)
         if number in self._repeated and len(shape) == len(axes):
             operand, dimensions = self._repeated[number]
             places = tuple(axes[to] for to in dimensions)
-            if maps.is_per_channel(self.shape(operand), places) and not self.is_map(operand):
-                return jnp.asarray(self._values[operand]).reshape(-1)
-        if self.is_map(number) or len(shape) not in (0, len(axes)):
+            if maps.is_per_channel(self.shape(operand), places):
+                return operand
+        if len(shape) not in (0, len(axes)):
             return None
-        return jnp.asarray(self._values[number]).reshape(-1) if maps.is_per_channel(shape, axes[: len(shape)]) else None
+        return number if maps.is_per_channel(shape, axes[: len(shape)]) else None
+
+    def per_channel(self, number: int, axes: Axes) -> jax.Array | None:
+        """[K] or [1] of a value that goes with the channels of a map with these axes, else None."""
+        source = self.channel_source(number, axes)
+        return None if source is None or self.is_map(source) else jnp.asarray(self._values[source]).reshape(-1)
 
     def emitted(self, row: Row) -> None:
         """Number a call that is made."""

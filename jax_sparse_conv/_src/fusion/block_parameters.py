@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import json
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax import export, lax
+from jax import export
 
-# Elements at a multiple of which a parameter starts: 128 bytes of 16-bit types, and the same places after a cast.
-ALIGNMENT = 64
+from jax_sparse_conv._src.fusion import one_array
 
 
 class DenseBlockLayer(NamedTuple):
@@ -87,14 +84,11 @@ class BlockSizes(NamedTuple):
 
     def offsets(self) -> list[int]:
         """Elements in front of each parameter in one array of all."""
-        return self._ends()[:-1]
+        return one_array.offsets(self.shapes())
 
     def size(self) -> int:
         """Elements of one array of all."""
-        return self._ends()[-1]
-
-    def _ends(self) -> list[int]:
-        return [0, *itertools.accumulate(-(-math.prod(shape) // ALIGNMENT) * ALIGNMENT for shape in self.shapes())]
+        return one_array.size(self.shapes())
 
     def abstract(self, dtype: Any) -> Parts:
         """The layers and the transition without their values."""
@@ -102,13 +96,7 @@ class BlockSizes(NamedTuple):
 
     def slices(self, values: jax.Array) -> Parts:
         """The layers and the transition, each parameter a slice of one array."""
-        return _slices(values, self)
-
-
-@functools.partial(jax.jit, static_argnums=1, inline=True)  # outside of jit one compilation, not hundreds
-def _slices(values: jax.Array, sizes: BlockSizes) -> Parts:
-    places = zip(sizes.offsets(), sizes.shapes(), strict=True)
-    return parts_of([lax.slice(values, (at,), (at + math.prod(shape),)).reshape(shape) for at, shape in places])
+        return parts_of(one_array.slices(values, tuple(self.shapes())))
 
 
 def parts_of(parameters: Sequence[Any]) -> Parts:
@@ -200,13 +188,7 @@ def pack_dense_block(layers: Sequence[DenseBlockLayer], transition: DenseTransit
     behind = checked_transition(transition, block, first.shape[0], first.dtype, "layers[0].scale")
     out_channels = behind[0].kernel.shape[3] if behind else None
     sizes = BlockSizes(first.shape[0], len(block), middle, growth, out_channels)
-    return PackedDenseBlock(_joined([array for part in (*block, *behind) for array in part]), sizes)
-
-
-@jax.jit
-def _joined(arrays: list[jax.Array]) -> jax.Array:
-    """The arrays one after the other, each from a multiple of `ALIGNMENT` on."""
-    return jnp.concatenate([jnp.pad(array.ravel(), (0, -array.size % ALIGNMENT)) for array in arrays])
+    return PackedDenseBlock(one_array.joined([array for part in (*block, *behind) for array in part]), sizes)
 
 
 # --- checks ----------------------------------------------------------------------------------------------------------

@@ -7,10 +7,9 @@ those of `dense` and do. Everywhere else a chain is the separate operations agai
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,19 +19,27 @@ from jax.interpreters import ad, batching, mlir
 
 from jax_sparse_conv._src import _native, devices
 from jax_sparse_conv._src.dispatch import chain_tiles
-from jax_sparse_conv._src.fusion import chain_rules
+from jax_sparse_conv._src.fusion import chain_rules, one_array
 from jax_sparse_conv._src.fusion.schedule import Layer, Schedule, TakesPool, input_of, results_of
 from jax_sparse_conv._src.primitive import differentiation, jax_internals, partitioning, primitives, reference
 from jax_sparse_conv._src.primitive.primitives import Config
 
-# Parameters: layers; which of them are results; `chosen`: one call only where `chain_rules.pays`.
+# Parameters: layers; which of them are results; `chosen`: one call only where `chain_rules.pays`; `packed`: None, or
+# that the last operand is one array, and the shapes of the operands that it holds.
+_MOST_AXES = 5  # of an operand in the last one
 fused_chain_p = jex_core.Primitive("jsc_segment")
 fused_chain_p.multiple_results = True
 jax_internals.needs_devices(fused_chain_p)
 
 
-def separate(*operands: jax.Array, layers: Sequence[Layer], results: Sequence[int]) -> list[jax.Array]:
+Packed: TypeAlias = tuple[one_array.Shape, ...] | None
+
+
+def separate(
+    *operands: jax.Array, layers: Sequence[Layer], results: Sequence[int], packed: Packed = None
+) -> list[jax.Array]:
     """What a fused chain means: its layers one by one."""
+    operands = (*operands,) if packed is None else (*operands[:-1], *one_array.slices(operands[-1], packed))
     made: dict[int, jax.Array] = {}
     for index, layer in enumerate(layers):
         made[index] = _one(operands, made, layer)
@@ -72,9 +79,16 @@ def calls_of(operands: Sequence[Any], layers: Sequence[Layer]) -> list[tuple[Con
     return [(layer.config, x, operands[layer.kernel]) for layer, x in zip(layers, xs, strict=True)]
 
 
-def _abstract_eval(*operands: Any, layers: tuple[Layer, ...], results: tuple[int, ...], chosen: bool) -> list[Any]:
+def described(operands: Sequence[Any], packed: Packed) -> Sequence[Any]:
+    """The abstract values of the operands that layers have numbers of."""
+    return operands if packed is None else (*operands[:-1], *one_array.abstract(operands[-1], packed))
+
+
+def _abstract_eval(
+    *operands: Any, layers: tuple[Layer, ...], results: tuple[int, ...], chosen: bool, packed: Packed
+) -> list[Any]:
     del chosen
-    made = results_of(operands, layers)
+    made = results_of(described(operands, packed), layers)
     return [made[index] for index in results]
 
 
@@ -94,41 +108,46 @@ def _lower(
     layers: tuple[Layer, ...],
     results: tuple[int, ...],
     chosen: bool,
+    packed: Packed,
     platform: str | None,
 ) -> Any:
-    if platform != "cuda" or partitioning.is_partitioned(ctx) or not is_one_call(ctx.avals_in, layers, chosen):
-        lower = functools.partial(_without_dense, layers=layers, results=results, chosen=chosen)
+    types = described(ctx.avals_in, packed)
+    if platform != "cuda" or partitioning.is_partitioned(ctx) or not is_one_call(types, layers, chosen):
+        lower = functools.partial(_without_dense, layers=layers, results=results, chosen=chosen, packed=packed)
         if platform != "cuda" or not any(layer.is_dense for layer in layers):
-            lower = functools.partial(separate, layers=layers, results=results)
+            lower = functools.partial(separate, layers=layers, results=results, packed=packed)
         return mlir.lower_fun(lower, multiple_results=True)(ctx, *operands)
-    schedule = Schedule.in_least_memory(ctx.avals_in, layers, results, _pools_of(devices.ordinals(ctx)))
+    schedule = Schedule.in_least_memory(types, layers, results, _pools_of(devices.ordinals(ctx)))
     scratch = jax.core.ShapedArray((schedule.workspace_bytes,), np.uint8)
     ctx = ctx.replace(avals_out=[*ctx.avals_out, scratch])
     call = jax.ffi.ffi_lowering(_native.target_name("segment"))
-    return call(ctx, *operands, **schedule.attributes())[:-1]
+    attributes = schedule.attributes()
+    if packed is not None:
+        attributes["packed"] = _packed_attribute(packed)
+    return call(ctx, *operands, **attributes)[:-1]
+
+
+def _packed_attribute(shapes: Sequence[one_array.Shape]) -> np.ndarray:
+    """Of each operand in the last one where it starts, its axes and its sizes (`cuda/chain/call.h`)."""
+    rows = zip(one_array.offsets(shapes), shapes, strict=True)
+    filled = [(at, len(shape), *shape, *[0] * (_MOST_AXES - len(shape))) for at, shape in rows]
+    return np.asarray(filled, np.int64).reshape(-1)
 
 
 def _without_dense(
-    *operands: jax.Array, layers: tuple[Layer, ...], results: Sequence[int], chosen: bool
+    *operands: jax.Array, layers: tuple[Layer, ...], results: Sequence[int], chosen: bool, packed: Packed
 ) -> list[jax.Array]:
     """The convolutions as a chain of their own, and the dense layers behind it one by one."""
+    operands = operands if packed is None else (*operands[:-1], *one_array.slices(operands[-1], packed))
     count = next(index for index, layer in enumerate(layers) if layer.is_dense)
     read = {~layer.x for layer in layers[count:]}
     kept = tuple(index for index in range(count) if index in results or index in read)
-    numbers: dict[int, int] = {}  # of the operands that convolutions use
-
-    def number_of(operand: int | None) -> int | None:
-        return operand if operand is None or operand < 0 else numbers.setdefault(operand, len(numbers))
-
-    found = []
-    for each in layers[:count]:
-        x, kernel = number_of(each.x), number_of(each.kernel)
-        assert x is not None
-        assert kernel is not None
-        bias, residual, packed = number_of(each.bias), number_of(each.residual), number_of(each.packed)
-        found.append(dataclasses.replace(each, x=x, kernel=kernel, bias=bias, residual=residual, packed=packed))
-    used = [operands[number] for number in numbers]
-    out = fused_chain_p.bind(*used, layers=tuple(found), results=kept, chosen=chosen)
+    every = [number for each in layers[:count] for number in (each.x, each.residual, *each.weights())]
+    used = sorted({number for number in every if number is not None and number >= 0})
+    found = tuple(each.renumbered({old: new for new, old in enumerate(used)}) for each in layers[:count])
+    out = fused_chain_p.bind(
+        *(operands[number] for number in used), layers=found, results=kept, chosen=chosen, packed=None
+    )
     made = dict(zip(kept, out, strict=True))
     for index, layer in enumerate(layers[count:], count):
         made[index] = _one(operands, made, layer)
@@ -176,13 +195,21 @@ for _platform in (None, *_native.PLATFORMS):
 
 
 def _batch(
-    values: Sequence[Any], axes: Sequence[Any], *, layers: tuple[Layer, ...], results: tuple[int, ...], chosen: bool
+    values: Sequence[Any],
+    axes: Sequence[Any],
+    *,
+    layers: tuple[Layer, ...],
+    results: tuple[int, ...],
+    chosen: bool,
+    packed: Packed,
 ) -> tuple[list[jax.Array], list[int]]:
     """Images are folded into N; with batched weights the layers go their separate ways."""
     size = next(v.shape[a] for v, a in zip(values, axes, strict=True) if a is not None)
-    weights = {number for layer in layers for number in (layer.kernel, layer.bias, layer.packed)}
-    if size == 0 or any(axes[number] is not None for number in weights if number is not None):
-        out = jax.vmap(functools.partial(separate, layers=layers, results=results), in_axes=tuple(axes))(*values)
+    # Those in the last operand are numbered on from the others.
+    weights = {min(number, len(values) - 1) for layer in layers for number in layer.weights()}
+    if size == 0 or any(axes[number] is not None for number in weights):
+        each = functools.partial(separate, layers=layers, results=results, packed=packed)
+        out = jax.vmap(each, in_axes=tuple(axes))(*values)
         return out, [0] * len(out)
 
     def fold(number: int, value: Any, axis: Any) -> Any:
@@ -192,7 +219,7 @@ def _batch(
         return every.reshape(size * every.shape[1], *every.shape[2:])
 
     folded = [fold(number, *each) for number, each in enumerate(zip(values, axes, strict=True))]
-    out = fused_chain_p.bind(*folded, layers=layers, results=results, chosen=chosen)
+    out = fused_chain_p.bind(*folded, layers=layers, results=results, chosen=chosen, packed=packed)
     return [y.reshape(size, y.shape[0] // size, *y.shape[1:]) for y in out], [0] * len(out)
 
 
@@ -203,6 +230,7 @@ def _jvp(
     layers: tuple[Layer, ...],
     results: tuple[int, ...],
     chosen: bool,
+    packed: Packed,
 ) -> Any:
     del chosen  # the layers run one by one
     varying = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
@@ -211,17 +239,23 @@ def _jvp(
         operands = list(primals)
         for index, value in zip(varying, values, strict=True):
             operands[index] = value
-        return separate(*operands, layers=layers, results=results)
+        return separate(*operands, layers=layers, results=results, packed=packed)
 
     return jax.jvp(moving, [primals[i] for i in varying], [tangents[i] for i in varying])
 
 
 def _transpose(
-    cotangents: Sequence[Any], *values: Any, layers: tuple[Layer, ...], results: tuple[int, ...], chosen: bool
+    cotangents: Sequence[Any],
+    *values: Any,
+    layers: tuple[Layer, ...],
+    results: tuple[int, ...],
+    chosen: bool,
+    packed: Packed,
 ) -> list[Any]:
     """The transpose of a chain that is linear in its missing operands: layer by layer."""
     del chosen
-    return differentiation.transposed(functools.partial(separate, layers=layers, results=results), cotangents, values)
+    each = functools.partial(separate, layers=layers, results=results, packed=packed)
+    return differentiation.transposed(each, cotangents, values)
 
 
 batching.primitive_batchers[fused_chain_p] = _batch

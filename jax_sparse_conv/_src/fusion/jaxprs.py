@@ -114,9 +114,9 @@ def called(equation: Any) -> Any:
     A fused chain that a network has made by itself is taken apart again, so that what the user asks for decides.
     """
     if equation.primitive is chains.fused_chain_p and equation.params["chosen"]:
-        layers, results = equation.params["layers"], equation.params["results"]
+        meaning = {name: equation.params[name] for name in ("layers", "results", "packed")}
         operands = [jax.ShapeDtypeStruct(each.aval.shape, each.aval.dtype) for each in equation.invars]
-        return jax.make_jaxpr(functools.partial(chains.separate, layers=layers, results=results))(*operands)
+        return jax.make_jaxpr(functools.partial(chains.separate, **meaning))(*operands)
     if equation.primitive.name not in ("jit", "pjit", "closed_call", "core_call"):
         return None
     inner = equation.params.get("jaxpr") or equation.params.get("call_jaxpr")

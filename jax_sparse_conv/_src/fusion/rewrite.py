@@ -304,6 +304,7 @@ class _Run:
             layers=tuple(layers),
             results=results,
             chosen=self._chosen,
+            packed=None,
         )
         self.values.update(zip([self._open[i].outputs[0] for i in results], out, strict=True))
 

@@ -6,7 +6,7 @@ import dataclasses
 import enum
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -61,6 +61,20 @@ class Layer:
     def is_dense(self) -> bool:
         """Whether it is a matrix product."""
         return self.config.method == "dense"
+
+    def weights(self) -> list[int]:
+        """The operands that are no maps."""
+        return [number for number in (self.kernel, self.bias, self.packed) if number is not None]
+
+    def renumbered(self, numbers: Mapping[int, int]) -> Layer:
+        """The layer with other numbers of its operands."""
+
+        def new(number: int | None) -> int | None:
+            return number if number is None or number < 0 else numbers[number]
+
+        names = ("x", "kernel", "bias", "residual", "packed")
+        changes: dict[str, Any] = {name: new(getattr(self, name)) for name in names}
+        return dataclasses.replace(self, **changes)
 
     @property
     def steps(self) -> int:

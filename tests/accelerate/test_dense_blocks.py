@@ -1,0 +1,156 @@
+"""Blocks of a DenseNet are found in any spelling, and are what the layers were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jax_sparse_conv as jsc
+from jax_sparse_conv._src import _native, devices
+from jax_sparse_conv._src.fusion import dense_blocks
+
+C0, LAYERS = 64, 3
+
+pytestmark = pytest.mark.usefixtures("as_on_a_gpu", "float32_products")
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks are made as for a GPU that has them, and lowered layer by layer where there is none."""
+    if jax.default_backend() == "gpu":
+        return
+    monkeypatch.setattr(devices, "default_platform", lambda: "gpu")
+    monkeypatch.setattr(dense_blocks, "_may_join", lambda *of: True)
+    monkeypatch.setattr(_native, "why_missing", lambda *of: None)
+
+
+def conv(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def norm(x: jax.Array, of: Sequence[jax.Array]) -> jax.Array:
+    """As Flax spells it."""
+    mean, variance, scale, bias = of
+    return jax.nn.relu((x - mean) * (lax.rsqrt(variance + 1e-3) * scale) + bias)
+
+
+def other_norm(x: jax.Array, of: Sequence[jax.Array]) -> jax.Array:
+    """As Keras and others spell it."""
+    mean, variance, scale, bias = of
+    inverse = scale / jnp.sqrt(variance + 1e-3)
+    return jnp.maximum(x * inverse + (bias - mean * inverse), 0)
+
+
+def weights() -> Any:
+    keys = iter(jax.random.split(jax.random.key(0), 100))
+
+    def of_norm(channels: int) -> list[jax.Array]:
+        return [jax.random.uniform(next(keys), (channels,), minval=0.3) for _ in range(4)]
+
+    def kernel(*shape: int) -> jax.Array:
+        return jax.random.normal(next(keys), shape) / np.sqrt(np.prod(shape[:3]))
+
+    channels, layers = C0, []
+    for _ in range(LAYERS):
+        layers.append((of_norm(channels), kernel(1, 1, channels, 128), of_norm(128), kernel(3, 3, 128, 32)))
+        channels += 32
+    return layers, of_norm(channels), kernel(1, 1, channels, 64)
+
+
+def appended(x: jax.Array, layers: Any, norm: Callable[..., jax.Array] = norm) -> jax.Array:
+    for first, kernel1, second, kernel2 in layers:
+        x = jnp.concatenate([x, conv(norm(conv(norm(x, first), kernel1), second), kernel2)], axis=-1)
+    return x
+
+
+def listed(x: jax.Array, layers: Any) -> jax.Array:
+    """As torchvision spells it: each layer concatenates everything."""
+    maps = [x]
+    for first, kernel1, second, kernel2 in layers:
+        maps.append(conv(norm(conv(norm(jnp.concatenate(maps, -1), first), kernel1), second), kernel2))
+    return jnp.concatenate(maps, -1)
+
+
+def transition(x: jax.Array, weights: Any) -> jax.Array:
+    y = conv(norm(x, weights[1]), weights[2])
+    return lax.reduce_window(y, 0.0, lax.add, (1, 2, 2, 1), (1, 2, 2, 1), "VALID") / 4
+
+
+def with_another_reader(x: jax.Array, weights: Any) -> tuple[jax.Array, jax.Array]:
+    """The map between the second and the third layer has another reader."""
+    middle = appended(x, weights[0][:2])
+    return appended(middle, weights[0][2:]), middle.sum()
+
+
+FUNCTIONS: dict[str, tuple[Callable[[Any, jax.Array], Any], int]] = {
+    "appended": (lambda w, x: appended(x, w[0]).mean((1, 2)), 6),
+    "listed": (lambda w, x: listed(x, w[0]).mean((1, 2)), 6),
+    "another norm": (lambda w, x: appended(x, w[0], other_norm), 6),
+    "with a transition": (lambda w, x: transition(appended(x, w[0]), w), 7),
+    "listed, with a transition": (lambda w, x: transition(listed(x, w[0]), w), 7),
+    "after a layer": (lambda w, x: appended(jax.nn.relu(conv(x, jnp.ones((1, 1, 64, 64)) / 64)), w[0]), 6),
+    "of another reader": (lambda w, x: with_another_reader(x, w), 4),
+    "one layer": (lambda w, x: appended(x, w[0][:1]), 0),
+    "in another order": (lambda w, x: jnp.concatenate([conv(x, w[2][:, :, :64]), x], -1), 0),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("size", [7, 14])
+def test_blocks(name: str, size: int) -> None:
+    (function, count), given = FUNCTIONS[name], weights()
+    x = jax.nn.relu(jax.random.normal(jax.random.key(3), (1, size, size, C0)))
+    predict = jsc.jit_inference(function, given)
+    rows = predict.report(x).rows
+    assert sum(row.runs == "dense block 1" for row in rows) == count
+    assert all(row.reason is None for row in rows)
+    for found, wanted in zip(jax.tree.leaves(predict(x)), jax.tree.leaves(function(given, x)), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_are_one_array() -> None:
+    function, given = FUNCTIONS["with a transition"][0], weights()
+    x = jax.random.normal(jax.random.key(3), (1, 14, 14, C0))
+    predict = jsc.jit_inference(function, given)
+    assert len(predict.prepared(x)) == 1
+    predict.update(jax.tree.map(lambda each: 1.1 * each, given))
+    wanted = function(jax.tree.map(lambda each: 1.1 * each, given), x)
+    np.testing.assert_allclose(predict(x), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_that_are_arguments_and_derivatives() -> None:
+    function, given = FUNCTIONS["appended"][0], weights()
+    x = jax.random.normal(jax.random.key(3), (1, 7, 7, C0))
+    fast = jsc.accelerate(function)
+    np.testing.assert_allclose(jax.jit(fast)(given, x), function(given, x), rtol=1e-4, atol=1e-4)
+    found, wanted = (jax.jit(jax.grad(lambda w, x, f=f: jnp.sin(f(w, x)).sum()))(given, x) for f in (fast, function))
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3)
+
+
+def test_channels_first() -> None:
+    given = weights()
+
+    def function(weights: Any, x: jax.Array) -> jax.Array:
+        x = conv_first(x, jnp.ones((1, 1, C0, C0)) / C0)
+        for first, kernel1, second, kernel2 in weights[0]:
+            y = norm_first(conv_first(norm_first(x, first), kernel1), second)
+            x = jnp.concatenate([x, conv_first(y, kernel2)], axis=1)
+        return x
+
+    def conv_first(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        return lax.conv_general_dilated(x, kernel.transpose(3, 2, 0, 1), (1, 1), "SAME")
+
+    def norm_first(x: jax.Array, of: Sequence[jax.Array]) -> jax.Array:
+        return norm(x, [each[:, None, None] for each in of])
+
+    x = jax.random.normal(jax.random.key(3), (1, C0, 7, 7))
+    predict = jsc.jit_inference(function, given)
+    assert sum(row.runs == "dense block 1" for row in predict.report(x).rows) == 6
+    np.testing.assert_allclose(predict(x), function(given, x), rtol=1e-4, atol=1e-4)

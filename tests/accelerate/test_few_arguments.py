@@ -1,0 +1,104 @@
+"""What chains read of the weights in one array, as on a GPU: values, arguments, derivatives, images of `vmap`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jax_sparse_conv as jsc
+from jax_sparse_conv._src import devices
+from jax_sparse_conv._src.fusion import chain_rules, chains, one_array
+
+X = jax.random.normal(jax.random.key(0), (1, 8, 9, 16))
+SHAPES = [(3, 3, 16, 16), (1, 1, 16, 32), (3, 3, 32, 64), (3, 3, 64, 64)]
+
+
+def weights() -> list[dict[str, jax.Array]]:
+    keys = jax.random.split(jax.random.key(1), len(SHAPES))
+    kernels = [0.1 * jax.random.normal(key, shape) for key, shape in zip(keys, SHAPES, strict=True)]
+    return [{"kernel": kernel, "scale": kernel.sum((0, 1, 2)) + 1, "shift": kernel[0, 0, 0]} for kernel in kernels]
+
+
+def network(weights: Any, x: jax.Array) -> jax.Array:
+    for each in weights:
+        y = lax.conv_general_dilated(x, each["kernel"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        x = jax.nn.relu(y * each["scale"] + each["shift"])
+    return x
+
+
+def difference(found: jax.Array, wanted: jax.Array) -> float:
+    """Relative, of the norms."""
+    one, other = (np.asarray(each, np.float64) for each in (found, wanted))
+    return float(np.linalg.norm(one - other) / np.linalg.norm(other))
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chains are made and said to be one call, and lowered layer by layer all the same."""
+    if jax.default_backend() == "gpu":
+        return
+    monkeypatch.setattr(devices, "default_platform", lambda: "gpu")
+    monkeypatch.setattr(chains, "is_one_call", lambda operands, layers, chosen: True)
+    monkeypatch.setattr(chain_rules, "why_not", lambda *of: None)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu", "float32_products")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_chain_has_one_array(dtype: str) -> None:
+    given = jax.tree.map(lambda each: each.astype(dtype), weights())
+    x = X.astype(dtype)
+    predict = jsc.jit_inference(network, given)
+    assert len(predict.prepared(x)) == 1
+    wanted = jax.jit(network)(given, x)
+    tolerance = {"float32": 1e-5, "bfloat16": 2e-2}[dtype]
+    assert difference(predict(x), wanted) < tolerance
+    new = jax.tree.map(lambda each: 1.5 * each, given)
+    predict.update(new)
+    assert difference(predict(x), jax.jit(network)(new, x)) < tolerance
+
+
+@pytest.mark.usefixtures("as_on_a_gpu", "float32_products")
+def test_transformations() -> None:
+    given = weights()
+    predict = jsc.jit_inference(network, given)
+    images = jnp.stack([X, 2 * X, -X])
+    np.testing.assert_allclose(jax.vmap(predict)(images), [network(given, x) for x in images], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(jax.jit(predict)(X), network(given, X), rtol=1e-4, atol=1e-4)
+    found, wanted = (jax.grad(lambda x, f=f: jnp.sin(f(x)).sum())(X) for f in (predict, lambda x: network(given, x)))
+    np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu", "float32_products")
+def test_what_else_reads_a_weight_keeps_it() -> None:
+    given = weights()
+
+    def function(weights: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return network(weights, x), x * weights[0]["kernel"][0, 0, 0] + weights[1]["shift"].sum()
+
+    predict = jsc.jit_inference(function, given)
+    assert len(predict.prepared(X)) > 1
+    for found, wanted in zip(predict(X), function(given, X), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_large_weights_of_the_users_own_have_no_copy() -> None:
+    kernels = [jnp.ones((3, 3, 64, 64)), jnp.ones((1, 1, 64, 64))]
+    x = jnp.ones((1, 8, 9, 64))
+    predict = jsc.jit_inference(lambda w, x: jsc.conv(jsc.conv(x, w[0]), w[1]), kernels)
+    assert any(each is kernels[0] for each in predict.prepared(x))
+
+
+def test_slices_are_what_was_joined() -> None:
+    shapes = ((3, 5), (1,), (2, 64))
+    arrays = [jnp.arange(np.prod(shape), dtype=jnp.float32).reshape(shape) for shape in shapes]
+    values = one_array.joined(arrays)
+    assert values.shape == (one_array.size(shapes),) == (256,)
+    for found, wanted in zip(one_array.slices(values, shapes), arrays, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    assert [each.shape for each in one_array.abstract(jax.typeof(values), shapes)] == list(shapes)
