@@ -22,17 +22,14 @@ from jax_sparse_conv.nnx import models
 class Inference(inference.Inference):
     """A model's weights and a jitted function of them, made by `jit_inference`. It is called as the model is."""
 
-    def __init__(
-        self, model: nnx.Module, function: Callable[..., Any], fuse: bool, pack: bool, static_argnames: Any
-    ) -> None:
-        self._of_model, self._packs = function, pack
-        self._parts = _Parts(model, pack)
+    def __init__(self, model: nnx.Module, function: Callable[..., Any], fuse: bool, static_argnames: Any) -> None:
+        self._of_model, self._parts = function, _Parts(model)
         super().__init__(self._call, self._parts.weights, static_argnames, only_chosen=not fuse)
 
     def update(self, model: nnx.Module) -> None:
         """Take the weights that `model` has now.
 
-        Nothing is traced anew unless a shape, a dtype, a sharding, or which weights are packed changes.
+        Nothing is traced anew unless a shape, a dtype or a sharding changes.
 
         Args:
           model: the one that this was made of, or one like it.
@@ -41,7 +38,7 @@ class Inference(inference.Inference):
           TypeError: a model that is not an nnx module.
           ValueError: other layers, settings or parameters than the model had, or a parameter without a value.
         """
-        parts = _Parts(model, self._packs)
+        parts = _Parts(model)
         if parts.given != self._parts.given:
             raise ValueError(
                 f"the {type(model).__name__} has other layers, settings or parameters than the model that this was "
@@ -71,14 +68,10 @@ class Inference(inference.Inference):
 class _Parts:
     """A model taken apart: what makes it up, and the leaves of its state as a flat list."""
 
-    def __init__(self, model: nnx.Module, pack: bool) -> None:
+    def __init__(self, model: nnx.Module) -> None:
         models.check_module(model)
         graph, state = nnx.split(model)
         self.given = graph, jax.tree.structure(state)  # as the caller has the model
-        if pack:
-            packed = nnx.merge(graph, state)  # the caller's stays as it is, and shares its arrays
-            models.pack(packed)
-            graph, state = nnx.split(packed)
         self.graph = graph
         self.structure: Any
         named, self.structure = jax.tree.flatten_with_path(state)
@@ -115,23 +108,20 @@ def jit_inference(
     function: Callable[..., Any] | None = None,
     *,
     fuse: bool = False,
-    pack: bool = True,
     static_argnames: str | Sequence[str] | None = None,
 ) -> Inference:
     """`jax.jit` of a model, accelerated, whose weights stay as they are, with little to do for the host in every call.
 
     At batch 1 a network takes a GPU less time than `nnx.jit` takes to walk through its modules. The result of this is
     called like the model. Its layers are rewritten as by `jax_sparse_conv.accelerate`, whatever layers they are. What
-    depends on the weights alone, such as folded batch norms, is computed once. It keeps the weights that the model had;
-    `update` takes new ones.
+    depends on the weights alone, such as folded batch norms and packed kernels, is computed once. It keeps the weights
+    that the model had; `update` takes new ones.
 
     Args:
       model: any nnx module, in the mode that it is to run in (`model.eval()`).
       function: of the model and the arguments of a call; by default the model's `__call__`.
       fuse: whether to run the layers as fused chains, as by `jax_sparse_conv.fuse`. The networks of
         `jax_sparse_conv.models` do so by themselves where that is faster.
-      pack: whether to pack the weights once, as `jax_sparse_conv.nnx.pack` does, where kernels read packed ones. The
-        packed ones take memory beside the model's, which are not touched. On a GPU these are dense blocks only.
       static_argnames: as in `jax.jit`, of arguments given by name.
 
     Returns:
@@ -145,7 +135,7 @@ def jit_inference(
     if function is not None and not callable(function):
         raise TypeError(f"function={function!r} cannot be called")
     called = type(model).__call__ if function is None else function
-    return Inference(model, called, fuse, pack, static_argnames)
+    return Inference(model, called, fuse, static_argnames)
 
 
 def _name(path: Sequence[Any]) -> str:

@@ -26,7 +26,6 @@ from jax_sparse_conv._src.primitive import primitives
 from jax_sparse_conv._src.primitive.primitives import Config
 from jax_sparse_conv._src.problem.geometry import Geometry, Pool
 
-_FEWEST = 2  # layers of a block
 _POINT = Geometry((1, 1), ((0, 0), (0, 0)))
 _WINDOW = Geometry((1, 1), ((1, 1), (1, 1)))
 _POOLED = dataclasses.replace(_POINT, pool=Pool("avg", (2, 2), (2, 2), ((0, 0), (0, 0))))
@@ -187,7 +186,7 @@ class _Search:
             if index and not self._is_inner(layers[index - 1], layers[index:]):
                 blocks.append([])
             blocks[-1].append(layer)
-        return [_Block(block) for block in blocks if len(block) >= _FEWEST]
+        return [_Block(block) for block in blocks]
 
     def _is_inner(self, layer: _Layer, behind: Sequence[_Layer]) -> bool:
         """Whether only the layers behind read what a layer makes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex_core
 
+from jax_sparse_conv._src.fusion import dense_blocks
 from jax_sparse_conv._src.fusion.jaxprs import Equation, FlatJaxpr, called
 from jax_sparse_conv._src.primitive import jax_internals, primitives
 
@@ -28,9 +30,12 @@ _BODIES = {
 }
 
 
-def flattened(jaxpr: Any, arguments: Sequence[Any]) -> FlatJaxpr:
-    """All calls inlined, what is computed of numbers known, and equations whose results nothing reads dropped."""
-    flat = FlatJaxpr(jaxpr, arguments, called)
+def flattened(jaxpr: Any, arguments: Sequence[Any], inner: Callable[[Any], Any] = called) -> FlatJaxpr:
+    """All calls inlined, what is computed of numbers known, and equations whose results nothing reads dropped.
+
+    `inner` is as in `FlatJaxpr`.
+    """
+    flat = FlatJaxpr(jaxpr, arguments, inner)
     flat.equations = [each for each in flat.equations if not _is_folded(each, flat.known)]
     needed, kept = set(flat.outputs), []
     for equation in reversed(flat.equations):
@@ -39,6 +44,17 @@ def flattened(jaxpr: Any, arguments: Sequence[Any]) -> FlatJaxpr:
             kept.append(equation)
     flat.equations = kept[::-1]
     return flat
+
+
+def apart(equation: Any) -> Any:
+    """As `called`, for a function that is not rewritten yet: its dense blocks are layers, like any others."""
+    if equation.primitive is dense_blocks.dense_block_p and not equation.params["must"]:
+        meaning = functools.partial(
+            dense_blocks.separate, precision=equation.params["precision"], packed=equation.params["packed"]
+        )
+        operands = [jax.ShapeDtypeStruct(each.aval.shape, each.aval.dtype) for each in equation.invars]
+        return jax.make_jaxpr(meaning)(*operands)
+    return called(equation)
 
 
 def _is_folded(equation: Equation, known: dict[int, Any]) -> bool:

@@ -24,7 +24,7 @@ from jax_sparse_conv._src.accelerate.rows import Row
 from jax_sparse_conv._src.accelerate.values import Map, Values
 from jax_sparse_conv._src.api.arguments import KERNEL_DTYPES
 from jax_sparse_conv._src.fusion.jaxprs import Equation, FlatJaxpr
-from jax_sparse_conv._src.primitive import jax_internals, primitives
+from jax_sparse_conv._src.primitive import jax_internals, packing, primitives
 from jax_sparse_conv._src.problem import geometry as geo
 from jax_sparse_conv._src.problem.geometry import Geometry
 
@@ -42,7 +42,7 @@ def rewritten(closed: Any, fixed: Sequence[bool]) -> tuple[Any, list[Row]]:
     rows: list[Row] = []
 
     def function(*arguments: Any) -> list[Any]:
-        flat = equations.flattened(closed, arguments)
+        flat = equations.flattened(closed, arguments, equations.apart)
         walk = _Walk(flat, {number for number, each in zip(flat.arguments, fixed, strict=True) if each})
         out = walk.run()
         rows.extend(walk.rows)
@@ -174,7 +174,7 @@ class _Walk:
         is_like_made = config == dataclasses.replace(config, method=_method(config.geometry), fallback=True)
         if not is_like_made or stacks != 1 or config.has_nonzeros or (config.has_packed and not is_fixed):
             values.emitted(row)
-            return self._plain(equation)
+            return self._packed(equation, operands, config) if is_fixed and stacks == 1 else self._plain(equation)
         kernel, bias = (
             None if n is None else jnp.squeeze(values.given(n), 0) for n in (operands.kernel, operands.bias)
         )
@@ -183,6 +183,18 @@ class _Walk:
         assert kernel is not None
         layer = pending.of_own(x, kernel, bias, residual, config, is_fixed, row, self._position)
         return [Map(layer, maps.STORED)]
+
+    def _packed(self, equation: Equation, operands: primitives.Operands, config: primitives.Config) -> list[Any]:
+        """A call that stays as it is, its kernel packed once where it reads packed ones."""
+        shape = self._values.shape(operands.kernel)[1:]
+        if config.has_packed or config.method not in packing.READERS or not packing.reads(shape, config.geometry):
+            return self._plain(equation)
+        parts = (operands.x, operands.kernel, operands.bias, operands.residual, operands.nonzeros)
+        given: Any = [None if number is None else self._values.given(number) for number in parts]
+        x, kernel, bias, residual, nonzeros = given
+        made = packing.pack(jnp.squeeze(kernel, 0), feature_group_count=config.geometry.groups).packed
+        packed = None if made is None else made[None]
+        return [primitives.bind(x, kernel, bias, residual, config, packed, nonzeros)]
 
     def _unpadded(self, x: int, spec: Sequence[int], padding: Sequence[Any]) -> tuple[int, Any]:
         """A convolution's operand and padding, a pad of height and width in front taken into the latter."""
