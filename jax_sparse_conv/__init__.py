@@ -1,8 +1,9 @@
 """jax_sparse_conv: CNN inference in JAX that losslessly skips the zeros ReLU leaves in feature maps.
 
 Operations: `conv`, `conv_pool`, `dense`, `conv_general_dilated`, `density`. Layers: `nnx`, `linen`. Networks: `models`.
-Chains of layers as one call: `fuse`, `dense_block`. Weights packed once: `pack`. Which implementation for which layer,
-by measurement: `calibrate`, `Plan`, `apply_plan`. Sparse formats: `ECR`, `PECR`, `CooStar`.
+Any function: `accelerate`, `jit_inference`. A block of layers as one call: `dense_block`. Weights packed once: `pack`.
+Which implementation for which layer, by measurement: `calibrate`, `Plan`, `apply_plan`. Sparse formats: `ECR`, `PECR`,
+`CooStar`.
 """
 
 import importlib
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
         pack_dense_block,
     )
     from jax_sparse_conv._src.fusion.dense_blocks import dense_block
-    from jax_sparse_conv._src.fusion.rewrite import fuse
     from jax_sparse_conv._src.plans.calibration import calibrate
     from jax_sparse_conv._src.plans.plan import Plan, apply_plan
 
@@ -51,7 +51,6 @@ __all__ = [
     "dense",
     "dense_block",
     "density",
-    "fuse",
     "jit_inference",
     "linen",
     "models",
@@ -74,7 +73,6 @@ _LAZY_NAMES = {
     "Plan": "plans.plan",
     "apply_plan": "plans.plan",
     "calibrate": "plans.calibration",
-    "fuse": "fusion.rewrite",
     "dense_block": "fusion.dense_blocks",
     "pack_dense_block": "fusion.block_parameters",
 }

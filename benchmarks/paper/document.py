@@ -147,8 +147,8 @@ slowest layer is the one with the least gain, timed by itself:
 
 _NETWORKS = """
 Whole networks by `python -m benchmarks networks` on the H200 (`h200/networks.json`; microseconds of a call under
-command buffers; a dash where XLA's own side stopped there with cuDNN's status 5003; `fused` is `None` under
-`jsc.fuse`). Without zeros: biases so high that no ReLU clips anything; what is left of the gain there is the kernel.
+command buffers; a dash where XLA's own side stopped there with cuDNN's status 5003; `fused` is `None` with all
+chains). Without zeros: biases so high that no ReLU clips anything; what is left of the gain there is the kernel.
 Roofline: the share of the time that moving weights and maps once, or the dense operations, must take.
 
 | network | precision | batch | zeros | side | XLA us | us | over XLA | without zeros | roofline |

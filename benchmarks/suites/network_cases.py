@@ -21,6 +21,7 @@ from benchmarks.common.cases import KINDS
 from benchmarks.common.prepared import REFERENCE_IMAGES, Beside, Prepared
 from jax_sparse_conv import models
 from jax_sparse_conv._src import _native, devices
+from jax_sparse_conv._src.fusion import rewrite
 from jax_sparse_conv._src.fusion.chain_rules import MAX_IMAGES
 from jax_sparse_conv._src.plans import timing
 from jax_sparse_conv.models.units import PreActivation
@@ -160,7 +161,7 @@ def _function(case: Case, network: Prepared, side: str, plan: Path | None) -> An
             return model(x)
 
     run.__name__ = run.__qualname__ = _name(case, side)
-    function = jsc.fuse(run) if side == FUSED else run
+    function = rewrite.fuse(run) if side == FUSED else run
     if case.weights == CONSTANTS:
         function = functools.wraps(run)(functools.partial(function, network.weights))
     return jax.jit(function)

@@ -5,8 +5,8 @@
     python -m benchmarks networks --batch 1 --cases 'vgg19|default' --prepared networks --json part.json
     python -m benchmarks networks --list benchmarks/results/h200/networks.json   # measures nothing
 
-Sides: "xla" is the same network in dense XLA, "auto" is `implementation=None`, "fused" is that under `jsc.fuse` (up to
-8 images), "planned" is the plan that `--plans FOLDER` holds as NETWORK_KIND_BATCH.json. Batch norm is folded on all of
+Sides: "xla" is the same network in dense XLA, "auto" is `implementation=None`, "fused" is that with all chains (up to 8
+images), "planned" is the plan that `--plans FOLDER` holds as NETWORK_KIND_BATCH.json. Batch norm is folded on all of
 them, weights are seeded, their zeros those of a trained network, and once more with biases so high that no ReLU clips
 anything: a gain that stays there is not from zeros. With `--weights constants` weights are constants of the program, as
 in `jax.jit(lambda x: model(x))`: a call then hands over one array, not hundreds. With `--weights packed` "auto" and

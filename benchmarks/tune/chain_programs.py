@@ -16,13 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-import jax_sparse_conv as jsc
 from benchmarks.common import data, prepared
 from benchmarks.common.cases import KINDS
 from jax_sparse_conv import models
 from jax_sparse_conv._src.dispatch import chain_tiles
 from jax_sparse_conv._src.dispatch.chain_tiles import Key, Tiles
-from jax_sparse_conv._src.fusion import chains, schedule
+from jax_sparse_conv._src.fusion import chains, rewrite, schedule
 from jax_sparse_conv._src.fusion.schedule import Layer
 
 COPIES, CALLS, SAMPLE_SECONDS = 4, 5, 0.03
@@ -80,7 +79,7 @@ class FusedChain:
 
 
 def chains_of(name: str, kind: str, batch: int, quick: bool = False) -> list[FusedChain]:
-    """The fused chains that `jsc.fuse` makes of a network of the registry at a kind of `KINDS`."""
+    """The fused chains that `rewrite.fuse` makes of a network of the registry at a kind of `KINDS`."""
     dtype, precision = KINDS[kind]
     graph, state = prepared.shapes(name, quick)
     leaves, structure = jax.tree.flatten(state)
@@ -92,7 +91,7 @@ def chains_of(name: str, kind: str, batch: int, quick: bool = False) -> list[Fus
         with jax.default_matmul_precision(precision):
             return nnx.merge(graph, jax.tree.unflatten(structure, weights))(x)
 
-    found = jax.make_jaxpr(jsc.fuse(run))([_converted(leaf, dtype) for leaf in leaves], x)
+    found = jax.make_jaxpr(rewrite.fuse(run))([_converted(leaf, dtype) for leaf in leaves], x)
     return list(_chains(found.jaxpr))
 
 

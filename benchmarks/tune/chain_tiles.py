@@ -3,7 +3,7 @@
     python -m benchmarks chain_tiles --networks resnet50 --kinds default --json tiles.json --write
     python -m benchmarks chain_tiles --from tiles.json more.json --write    # measures nothing
 
-Chains are those that `jsc.fuse` makes of a network, compiled by themselves with seeded weights, under command buffers.
+Chains are those that `rewrite.fuse` makes of a network, compiled by themselves with seeded weights, as CUDA graphs.
 For one kind of layer after the other, those with most of the time first, every tile that the planner expects to take at
 most 1.5 times as long as its best, up to 16 of them, takes turns with the tiles kept so far; the two best do so again,
 and one is kept where the chain is faster by more than 0.2 % and by more than the noise, and its results are right. Two

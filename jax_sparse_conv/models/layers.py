@@ -33,8 +33,8 @@ class ConvNet(nnx.Module):
 
     Attributes:
       fuses: whether layers under `implementation=None` may run as one call where that is expected to be faster, as by
-        `jax_sparse_conv.fuse`. That needs `jit`, few images, and a GPU that this was measured on. Without it dense
-        blocks run layer by layer too. True unless it is set.
+        `accelerate`. That needs `jit`, few images, and a GPU that this was measured on. Without it dense blocks run
+        layer by layer too. True unless it is set.
     """
 
     fuses: bool = True

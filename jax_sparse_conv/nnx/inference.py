@@ -22,9 +22,9 @@ from jax_sparse_conv.nnx import models
 class Inference(inference.Inference):
     """A model's weights and a jitted function of them, made by `jit_inference`. It is called as the model is."""
 
-    def __init__(self, model: nnx.Module, function: Callable[..., Any], fuse: bool, static_argnames: Any) -> None:
+    def __init__(self, model: nnx.Module, function: Callable[..., Any], static_argnames: Any) -> None:
         self._of_model, self._parts = function, _Parts(model)
-        super().__init__(self._call, self._parts.weights, static_argnames, only_chosen=not fuse)
+        super().__init__(self._call, self._parts.weights, static_argnames)
 
     def update(self, model: nnx.Module) -> None:
         """Take the weights that `model` has now.
@@ -107,7 +107,6 @@ def jit_inference(
     model: nnx.Module,
     function: Callable[..., Any] | None = None,
     *,
-    fuse: bool = False,
     static_argnames: str | Sequence[str] | None = None,
 ) -> Inference:
     """`jax.jit` of a model, accelerated, whose weights stay as they are, with little to do for the host in every call.
@@ -120,8 +119,6 @@ def jit_inference(
     Args:
       model: any nnx module, in the mode that it is to run in (`model.eval()`).
       function: of the model and the arguments of a call; by default the model's `__call__`.
-      fuse: whether to run the layers as fused chains, as by `jax_sparse_conv.fuse`. The networks of
-        `jax_sparse_conv.models` do so by themselves where that is faster.
       static_argnames: as in `jax.jit`, of arguments given by name.
 
     Returns:
@@ -135,7 +132,7 @@ def jit_inference(
     if function is not None and not callable(function):
         raise TypeError(f"function={function!r} cannot be called")
     called = type(model).__call__ if function is None else function
-    return Inference(model, called, fuse, static_argnames)
+    return Inference(model, called, static_argnames)
 
 
 def _name(path: Sequence[Any]) -> str:

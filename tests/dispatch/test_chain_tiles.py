@@ -18,12 +18,11 @@ from chain_keys import LAYER, POOLED, chain, chain_parameters, on
 from chains import block, block_parameters, equations, weights
 from platforms import PLATFORM
 
-import jax_sparse_conv as jsc
 from jax_sparse_conv._src import _native, devices
 from jax_sparse_conv._src.devices import Device
 from jax_sparse_conv._src.dispatch import chain_tiles
 from jax_sparse_conv._src.dispatch.chain_tiles import BY_MODEL, Searched, Tile
-from jax_sparse_conv._src.fusion import chains
+from jax_sparse_conv._src.fusion import chains, rewrite
 from jax_sparse_conv._src.fusion.schedule import Schedule
 from jax_sparse_conv._src.problem import geometry
 
@@ -163,9 +162,9 @@ def test_a_chain_has_the_tiles_that_are_known(table: Path, monkeypatch: pytest.M
     on(monkeypatch)
     x, parameters = weights(0, 1, 28, 28, 64), chain_parameters()
     expected: list[Tile] = [(64, 112, 1, 1), BY_MODEL, BY_MODEL, (64, 56, 1, 4), (64, 56, 1, 4)]
-    function = jsc.fuse(chain)
+    function = rewrite.fuse(chain)
     assert attributes(function, x, parameters).tolist() == list(map(list, expected))
-    assert not attributes(jsc.fuse(lambda *of: chain(*of, precision="highest")), x, parameters).any()
+    assert not attributes(rewrite.fuse(lambda *of: chain(*of, precision="highest")), x, parameters).any()
     half = [each.astype(jnp.bfloat16) for each in (x, *parameters)]
     assert not attributes(function, half[0], half[1:]).any()
     assert not attributes(function, weights(0, 2, 28, 28, 64), parameters).any()
@@ -178,7 +177,7 @@ def test_tiles_reach_the_program(table: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(_native, "why_missing", lambda *_: None)
     on(monkeypatch)
     x, parameters = weights(0, 1, 28, 28, 64), chain_parameters()
-    (equation,) = equations(jsc.fuse(chain), x, parameters)
+    (equation,) = equations(rewrite.fuse(chain), x, parameters)
 
     def tiles(*named: Tile | None) -> list[int]:
         pairs = zip(equation.params["layers"], named, strict=True)
@@ -195,7 +194,7 @@ def test_tiles_reach_the_program(table: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_tiles_mean_nothing_elsewhere() -> None:
     x, parameters = weights(0, 1, 9, 9, 8), block_parameters()
-    (equation,) = equations(jsc.fuse(block), x, parameters)
+    (equation,) = equations(rewrite.fuse(block), x, parameters)
     layers = tuple(dataclasses.replace(layer, tile=(64, 56, 0, 1)) for layer in equation.params["layers"])
     operands = [weights(i, *v.aval.shape) for i, v in enumerate(equation.invars)]
     found = chains.fused_chain_p.bind(*operands, **{**equation.params, "layers": layers})

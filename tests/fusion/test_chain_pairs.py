@@ -19,7 +19,7 @@ import jax_sparse_conv as jsc
 from jax_sparse_conv._src import _native, devices
 from jax_sparse_conv._src.devices import Device
 from jax_sparse_conv._src.dispatch import chain_tiles, planner
-from jax_sparse_conv._src.fusion import chains
+from jax_sparse_conv._src.fusion import chains, rewrite
 from jax_sparse_conv._src.fusion.schedule import Schedule
 from jax_sparse_conv._src.problem import geometry
 
@@ -85,8 +85,8 @@ def test_blocks_with_pairs_in_them(dtype: str, precision: str, gpu: jax.Device) 
     kernels = [(weights(i, *shape) * np.sqrt(2)).astype(dtype) for i, shape in enumerate(shapes)]
     x = jax.nn.relu(weights(20, 1, 11, 13, 256) * 30).astype(dtype)
     run = functools.partial(bottlenecks, precision=precision)
-    fused = jax.jit(jsc.fuse(run))
-    assert sum(e.primitive is chains.fused_chain_p for e in equations(jsc.fuse(run), x, kernels)) == 1
+    fused = jax.jit(rewrite.fuse(run))
+    assert sum(e.primitive is chains.fused_chain_p for e in equations(rewrite.fuse(run), x, kernels)) == 1
     wanted = jax.jit(run)(x, kernels)
     poison(fused, x, kernels)
     found, again = fused(x, kernels), fused(x, kernels)
@@ -101,7 +101,7 @@ def test_blocks_with_pairs_in_them(dtype: str, precision: str, gpu: jax.Device) 
 
 def schedule_of(function: Any, *arguments: Any) -> tuple[Schedule, list[int]]:
     """The schedule of the one fused chain, and the kernels in the order of its steps as numbers of arguments."""
-    (equation,) = (e for e in equations(jsc.fuse(function), *arguments) if e.primitive is chains.fused_chain_p)
+    (equation,) = (e for e in equations(rewrite.fuse(function), *arguments) if e.primitive is chains.fused_chain_p)
     avals = [v.aval for v in equation.invars]
     schedule = Schedule.in_least_memory(avals, equation.params["layers"], equation.params["results"])
     return schedule, [step.kernel for step in schedule.steps]

@@ -23,7 +23,7 @@ from jax_sparse_conv._src import _native, devices
 from jax_sparse_conv._src.devices import Device
 from jax_sparse_conv._src.dispatch import chain_tiles
 from jax_sparse_conv._src.dispatch.chain_tiles import BY_MODEL, Tile
-from jax_sparse_conv._src.fusion import chains
+from jax_sparse_conv._src.fusion import chains, rewrite
 from jax_sparse_conv._src.fusion.schedule import Layer, Schedule
 
 NOWHERE = 3
@@ -64,20 +64,20 @@ def places(text: str) -> list[int]:
 def test_the_gpu_that_is_lowered_for_is_asked(asked: list[Asked], monkeypatch: pytest.MonkeyPatch) -> None:
     x, parameters = weights(0, 1, 28, 28, 64), chain_parameters()
     monkeypatch.setattr(devices, "_GPU", "none that is here")
-    assert NOWHERE not in places(lowered(jsc.fuse(chain), x, parameters))
+    assert NOWHERE not in places(lowered(rewrite.fuse(chain), x, parameters))
     assert not asked
     monkeypatch.setattr(devices, "_GPU", jax.default_backend())
-    assert places(lowered(jsc.fuse(chain), x, parameters)).count(NOWHERE) == 1
+    assert places(lowered(rewrite.fuse(chain), x, parameters)).count(NOWHERE) == 1
     assert asked == [(POOLED, BY_MODEL, 4, False)] * len(asked)
     asked.clear()
     half = [each.astype(jnp.bfloat16) for each in parameters]
-    lowered(jsc.fuse(lambda *of: chain(*of, precision="highest")), x.astype(jnp.bfloat16), half)
+    lowered(rewrite.fuse(lambda *of: chain(*of, precision="highest")), x.astype(jnp.bfloat16), half)
     assert asked == [(POOLED, BY_MODEL, 2, True)] * len(asked)
 
 
 def test_an_exported_program_suits_any_gpu(asked: list[Asked], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "_GPU", jax.default_backend())
-    function = jax.jit(jsc.fuse(chain))
+    function = jax.jit(rewrite.fuse(chain))
     exported = jax.export.export(function, platforms=("cuda",), disabled_checks=EXPORTED)
     found = places(exported(weights(0, 1, 28, 28, 64), chain_parameters()).mlir_module())
     assert NOWHERE not in found
@@ -89,7 +89,7 @@ def test_a_map_has_a_place_where_the_kernel_does_not_take_the_pool(
 ) -> None:
     monkeypatch.setattr(devices, "_GPU", jax.default_backend())
     monkeypatch.setattr(chain_tiles, "takes_pool", lambda *_: False)
-    assert NOWHERE not in places(lowered(jsc.fuse(chain), weights(0, 1, 28, 28, 64), chain_parameters()))
+    assert NOWHERE not in places(lowered(rewrite.fuse(chain), weights(0, 1, 28, 28, 64), chain_parameters()))
 
 
 def test_every_gpu_of_a_program_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +250,7 @@ def test_a_program_takes_no_room_for_maps_that_are_not_written(dtype: str, preci
         pytest.skip("no warpgroup products, which take these pools")
     x = weights(0, 1, 64, 64, 3).astype(dtype)
     parameters = [weights(1, 3, 3, 3, 64).astype(dtype), weights(2, 3, 3, 64, 64).astype(dtype)]
-    function = jax.jit(jsc.fuse(lambda x, of: small_vgg(x, of, precision=precision)))
+    function = jax.jit(rewrite.fuse(lambda x, of: small_vgg(x, of, precision=precision)))
     (equation,) = equations(function, x, parameters)
     operands, layers = [v.aval for v in equation.invars], equation.params["layers"]
     reserved = Schedule.in_least_memory(operands, layers, equation.params["results"]).workspace_bytes

@@ -16,6 +16,7 @@ from chain_checks import CASES, ENDS, KIND_IDS, KINDS, LARGER, TOLERANCE, End, c
 from chains import equations, small_resnet, weights
 
 import jax_sparse_conv as jsc
+from jax_sparse_conv._src.fusion import rewrite
 from jax_sparse_conv._src.fusion.schedule import Schedule
 
 RUNS = [(case, *KINDS[0]) for case in CASES] + [
@@ -60,7 +61,7 @@ def test_a_network_on_the_gpu(dtype: str, precision: str, gpu: jax.Device) -> No
 
     nnx.update(model, jax.tree.map(lambda leaf: leaf.astype(dtype), nnx.state(model)))
     with jax.default_matmul_precision(precision):
-        fused = jax.jit(jsc.fuse(model))
+        fused = jax.jit(rewrite.fuse(model))
         assert (fused.lower(x).compile().as_text() or "").count('custom_call_target="jsc_segment"') == 1
         expected = np.asarray(jax.jit(lambda x: model(x))(x), np.float64)
         results = [np.asarray(fused(x), np.float64) for _ in range(20)]
@@ -107,7 +108,7 @@ def test_a_chain_of_large_layers_on_the_gpu(
     require_kernel(dtype)
     parameters = [weights(i, *shape).astype(dtype) for i, shape in enumerate(shapes)]
     x = weights(9, 1, 56, 56, 64).astype(dtype)
-    fused = jax.jit(jsc.fuse(lambda x: layers(x, parameters, precision=precision)))
+    fused = jax.jit(rewrite.fuse(lambda x: layers(x, parameters, precision=precision)))
     assert (fused.lower(x).compile().as_text() or "").count('custom_call_target="jsc_segment"') == 1
     x64, *wide = (np.asarray(value, np.float64) for value in (x, *parameters))
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
@@ -138,7 +139,7 @@ def test_two_heads_of_one_map(gpu: jax.Device) -> None:
         row = jnp.mean(y, axis=(1, 2))
         return jsc.dense(y.reshape(1, -1), flat, precision="highest"), jsc.dense(row, mean, precision="highest")
 
-    x, fused = weights(9, 1, 5, 7, 8), jax.jit(jsc.fuse(heads))
+    x, fused = weights(9, 1, 5, 7, 8), jax.jit(rewrite.fuse(heads))
     assert (fused.lower(x).compile().as_text() or "").count('custom_call_target="jsc_') == 1
     poison(fused, x)
     with jax.default_device(jax.devices("cpu")[0]):
@@ -169,7 +170,7 @@ def test_dense_layers_that_make_no_sense_are_errors(field: int, value: int, reas
     def function(x: Any) -> jax.Array:
         return jsc.dense(jnp.mean(jsc.conv(jsc.conv(x, kernels[0]), kernels[1]), axis=(1, 2)), dense)
 
-    (equation,) = equations(jsc.fuse(function), x)
+    (equation,) = equations(rewrite.fuse(function), x)
     schedule = Schedule([v.aval for v in equation.invars], equation.params["layers"], equation.params["results"])
     given = schedule.attributes()
     layers = np.array(given["layers"]).reshape(3, -1)

@@ -1,4 +1,4 @@
-"""Dense layers at the end of chains that `jsc.fuse` makes: which rows they may read, and which stay outside."""
+"""Dense layers at the end of chains that `rewrite.fuse` makes: which rows they may read, and which stay outside."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chains import equations, names, weights
 from jax import lax
 
 import jax_sparse_conv as jsc
-from jax_sparse_conv._src.fusion import chain_rules
+from jax_sparse_conv._src.fusion import chain_rules, rewrite
 
 
 def classifier(
@@ -34,7 +34,7 @@ def classifier(
 @pytest.mark.parametrize("flat", [False, True])
 def test_dense_layers_of_a_row_end_a_chain(flat: bool) -> None:
     x = weights(0, 1, 5, 7, 8)
-    fused = jsc.fuse(lambda x: classifier(x, flat=flat))
+    fused = rewrite.fuse(lambda x: classifier(x, flat=flat))
     assert names(fused, x) == ["chain 4"]
     (equation,) = equations(fused, x)
     layers = equation.params["layers"]
@@ -45,18 +45,18 @@ def test_dense_layers_of_a_row_end_a_chain(flat: bool) -> None:
 
 def test_dense_layers_that_do_not_end_a_chain() -> None:
     x, two = weights(0, 1, 5, 7, 8), weights(0, 2, 5, 7, 8)
-    assert names(jsc.fuse(classifier), two) == ["chain 2", "conv", "conv"]  # two rows
-    assert names(jsc.fuse(lambda x: classifier(x, scale=0.5)), x) == ["chain 2", "conv", "conv"]  # no average
-    assert names(jsc.fuse(lambda x: classifier(x, axes=(1,))), x) == ["chain 2", "conv", "conv"]
-    assert names(jsc.fuse(lambda x: classifier(x, out_channels=10)), x) == ["chain 3", "conv"]  # not whole 16 bytes
+    assert names(rewrite.fuse(classifier), two) == ["chain 2", "conv", "conv"]  # two rows
+    assert names(rewrite.fuse(lambda x: classifier(x, scale=0.5)), x) == ["chain 2", "conv", "conv"]  # no average
+    assert names(rewrite.fuse(lambda x: classifier(x, axes=(1,))), x) == ["chain 2", "conv", "conv"]
+    assert names(rewrite.fuse(lambda x: classifier(x, out_channels=10)), x) == ["chain 3", "conv"]  # not whole 16 bytes
 
     def with_another_reader(x: jax.Array) -> tuple[jax.Array, jax.Array]:
         y = jsc.conv(jsc.conv(x, weights(1, 3, 3, 8, 8)), weights(2, 3, 3, 8, 8))
         row = jnp.sum(y * (1 / 35), axis=(1, 2))
         return jsc.dense(row, weights(3, 8, 12)), row
 
-    assert names(jsc.fuse(with_another_reader), x) == ["chain 2", "conv"]
-    for found, expected in zip(jsc.fuse(with_another_reader)(x), with_another_reader(x), strict=True):
+    assert names(rewrite.fuse(with_another_reader), x) == ["chain 2", "conv"]
+    for found, expected in zip(rewrite.fuse(with_another_reader)(x), with_another_reader(x), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -71,12 +71,12 @@ def test_a_mean_over_height_and_width_is_part_of_a_chain(dtype: str) -> None:
     kernels = [weights(i, *shape).astype(dtype) for i, shape in enumerate(shapes)]
     x = weights(9, 1, 5, 7, 8).astype(dtype)
     with jax.default_matmul_precision("highest"):
-        assert names(jsc.fuse(function), x) == ["chain 3"]
-        found, expected = (np.asarray(each(x), np.float64) for each in (jsc.fuse(function), function))
+        assert names(rewrite.fuse(function), x) == ["chain 3"]
+        found, expected = (np.asarray(each(x), np.float64) for each in (rewrite.fuse(function), function))
         np.testing.assert_allclose(found, expected, rtol=0, atol={"float32": 1e-5}.get(dtype, 0.05))
-        assert names(jsc.fuse(lambda x: function(x, scale=2.0)), x) == ["chain 2", "conv"]
+        assert names(rewrite.fuse(lambda x: function(x, scale=2.0)), x) == ["chain 2", "conv"]
         rounded = "float8_e4m3fn" if dtype == "bfloat16" else "bfloat16"
-        assert names(jsc.fuse(lambda x: function(x, between=rounded)), x) == ["chain 2", "conv"]
+        assert names(rewrite.fuse(lambda x: function(x, between=rounded)), x) == ["chain 2", "conv"]
 
 
 def body(x: jax.Array, out_channels: int = 8, layers: int = 2) -> jax.Array:
@@ -105,8 +105,8 @@ def dense(x: jax.Array, out_channels: int = 16) -> jax.Array:
 )
 def test_rows_in_another_order_or_of_several_images_stay_outside(function: Any, images: int) -> None:
     x = weights(0, images, 5, 7, 8)
-    assert names(jsc.fuse(function), x) == ["chain 2", "conv"]
-    np.testing.assert_allclose(jax.jit(jsc.fuse(function))(x), jax.jit(function)(x), rtol=1e-5, atol=1e-5)
+    assert names(rewrite.fuse(function), x) == ["chain 2", "conv"]
+    np.testing.assert_allclose(jax.jit(rewrite.fuse(function))(x), jax.jit(function)(x), rtol=1e-5, atol=1e-5)
 
 
 def test_heads_do_not_part_the_convolutions() -> None:
@@ -130,8 +130,8 @@ def test_heads_do_not_part_the_convolutions() -> None:
 
     x = weights(0, 1, 5, 7, 8)
     for function, layers in ((heads, 6), (towers, 6), (of_one_map, 4), (of_one_row, 5)):
-        assert names(jsc.fuse(function), x) == [f"chain {layers}"]
-        for found, expected in zip(jax.jit(jsc.fuse(function))(x), jax.jit(function)(x), strict=True):
+        assert names(rewrite.fuse(function), x) == [f"chain {layers}"]
+        for found, expected in zip(jax.jit(rewrite.fuse(function))(x), jax.jit(function)(x), strict=True):
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -144,19 +144,19 @@ def test_what_a_convolution_waits_for_ends_the_chain_in_front(float32_products: 
         return body(y * scale[:, None, None, :])
 
     x = weights(0, 1, 5, 7, 8)
-    assert names(jsc.fuse(function), x) == ["chain 4", "chain 2"]
-    np.testing.assert_allclose(jax.jit(jsc.fuse(function))(x), jax.jit(function)(x), rtol=1e-4, atol=1e-4)
+    assert names(rewrite.fuse(function), x) == ["chain 4", "chain 2"]
+    np.testing.assert_allclose(jax.jit(rewrite.fuse(function))(x), jax.jit(function)(x), rtol=1e-4, atol=1e-4)
 
 
 def test_dense_layers_count_as_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     x = weights(0, 1, 5, 7, 8)
     for most, found in ((5, ["chain 5"]), (4, ["chain 4", "conv"])):
         monkeypatch.setattr(chain_rules, "MAX_LAYERS", most)
-        assert names(jsc.fuse(lambda x: dense(body(x, layers=4).reshape(1, -1))), x) == found
+        assert names(rewrite.fuse(lambda x: dense(body(x, layers=4).reshape(1, -1))), x) == found
 
 
 def test_a_convolution_and_a_dense_layer_are_no_chain() -> None:
-    assert names(jsc.fuse(lambda x: dense(body(x, layers=1).reshape(1, -1))), weights(0, 1, 5, 7, 8)) == [
+    assert names(rewrite.fuse(lambda x: dense(body(x, layers=1).reshape(1, -1))), weights(0, 1, 5, 7, 8)) == [
         "conv",
         "conv",
     ]
@@ -164,9 +164,9 @@ def test_a_convolution_and_a_dense_layer_are_no_chain() -> None:
 
 def test_means_of_large_maps_stay_outside() -> None:
     x = weights(0, 1, 24, 24, 8)
-    assert names(jsc.fuse(lambda x: dense(jnp.mean(body(x), (1, 2)))), x) == ["chain 2", "conv"]
-    assert names(jsc.fuse(lambda x: dense(jnp.mean(body(x[:, ::2]), (1, 2)))), x) == ["chain 3"]
-    assert names(jsc.fuse(lambda x: dense(body(x).reshape(1, -1))), x) == ["chain 3"]
+    assert names(rewrite.fuse(lambda x: dense(jnp.mean(body(x), (1, 2)))), x) == ["chain 2", "conv"]
+    assert names(rewrite.fuse(lambda x: dense(jnp.mean(body(x[:, ::2]), (1, 2)))), x) == ["chain 3"]
+    assert names(rewrite.fuse(lambda x: dense(body(x).reshape(1, -1))), x) == ["chain 3"]
     reason = chain_rules.why_not_average((1, 7, 7, 4104), 2048, 4)
     assert reason == "the average of (1, 7, 7, 4104) takes a block 17 rounds"
     assert chain_rules.why_not_average((1, 7, 7, 4104), 1000, 4) is None
@@ -178,10 +178,10 @@ def test_a_map_that_others_read_too_is_a_result() -> None:
         return jsc.dense(y.reshape(1, -1), weights(3, 280, 12)), jnp.tanh(y)
 
     x = weights(0, 1, 5, 7, 8)
-    assert names(jsc.fuse(function), x) == ["chain 3"]
-    (equation,) = equations(jsc.fuse(function), x)
+    assert names(rewrite.fuse(function), x) == ["chain 3"]
+    (equation,) = equations(rewrite.fuse(function), x)
     assert equation.params["results"] == (1, 2)
-    for found, expected in zip(jsc.fuse(function)(x), function(x), strict=True):
+    for found, expected in zip(rewrite.fuse(function)(x), function(x), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -192,14 +192,14 @@ def test_convolutions_behind_a_dense_layer_are_another_chain() -> None:
         return jsc.conv(jsc.conv(row, weights(1, 3, 3, 8, 8)), weights(2, 3, 3, 8, 8))
 
     x = weights(0, 1, 5, 7, 8)
-    assert names(jsc.fuse(function), x) == ["chain 3", "chain 2"]
-    np.testing.assert_allclose(jsc.fuse(function)(x), function(x), rtol=1e-4, atol=1e-4)
+    assert names(rewrite.fuse(function), x) == ["chain 3", "chain 2"]
+    np.testing.assert_allclose(rewrite.fuse(function)(x), function(x), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("flat", [False, True])
 def test_transformations_of_a_chain_with_dense_layers(flat: bool) -> None:
     x, images = weights(0, 1, 5, 7, 8), weights(0, 3, 1, 5, 7, 8)
-    fused = jsc.fuse(lambda x: classifier(x, flat=flat))
+    fused = rewrite.fuse(lambda x: classifier(x, flat=flat))
     expected = jnp.stack([classifier(image, flat=flat) for image in images])
     np.testing.assert_allclose(jax.jit(jax.vmap(fused))(images), expected, rtol=1e-5, atol=1e-5)
 

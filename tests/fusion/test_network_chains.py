@@ -21,7 +21,7 @@ import jax_sparse_conv as jsc
 from jax_sparse_conv import models
 from jax_sparse_conv._src import _native, devices
 from jax_sparse_conv._src.devices import Device
-from jax_sparse_conv._src.fusion import chain_rules, chains
+from jax_sparse_conv._src.fusion import chain_rules, chains, rewrite
 from jax_sparse_conv._src.layers import layer_calls
 from jax_sparse_conv._src.primitive import lowering
 from jax_sparse_conv.models.resnet import ResNet
@@ -91,11 +91,11 @@ def test_fuse_takes_what_a_network_has_chosen(extension: None, model: ResNet) ->
     jitted = jax.jit(lambda x: model(x))
     jax.eval_shape(jitted, image())
     for function in (lambda x: model(x), jitted, lambda x: jnp.tanh(jitted(x))):
-        assert names(jsc.fuse(function), image())[:2] == CHAIN
-        (chain,) = (e for e in equations(jsc.fuse(function), image()) if e.primitive is chains.fused_chain_p)
+        assert names(rewrite.fuse(function), image())[:2] == CHAIN
+        (chain,) = (e for e in equations(rewrite.fuse(function), image()) if e.primitive is chains.fused_chain_p)
         assert not chain.params["chosen"]
     x = image()
-    assert_close(jax.jit(jsc.fuse(model))(x), model(x))
+    assert_close(jax.jit(rewrite.fuse(model))(x), model(x))
 
 
 def test_a_network_that_changes_when_it_runs_is_not_fused(extension: None) -> None:
@@ -194,7 +194,7 @@ def no_device(cls: type[Device], ordinal: int) -> Device:
 def test_dense_layers_that_do_not_fit_leave_the_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rows, or inputs that shared memory does not hold: the rest stays one call, where code has clusters."""
 
-    @jsc.fuse
+    @rewrite.fuse
     def fused(x: jax.Array) -> jax.Array:
         y = jsc.conv(jsc.conv(x, weights(1, 3, 3, 8, 8)), weights(2, 3, 3, 8, 8))
         return jsc.dense(y.reshape(1, -1), weights(3, 8 * y.shape[1] * y.shape[2], 160))

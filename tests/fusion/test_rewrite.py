@@ -19,13 +19,13 @@ TF32 = 5e-4  # relative (Frobenius), of a layer
 
 def test_what_is_no_function_is_refused() -> None:
     with pytest.raises(TypeError, match="function=3 cannot be called"):
-        jsc.fuse(3)  # type: ignore[type-var]
+        rewrite.fuse(3)  # type: ignore[type-var]
 
 
 def test_a_block_becomes_one_chain() -> None:
     x, parameters = weights(0, 1, 9, 9, 8), block_parameters()
-    assert names(jsc.fuse(block), x, parameters) == ["chain 4"]
-    (equation,) = equations(jsc.fuse(block), x, parameters)
+    assert names(rewrite.fuse(block), x, parameters) == ["chain 4"]
+    (equation,) = equations(rewrite.fuse(block), x, parameters)
     assert equation.params["results"] == (3,)
     assert [layer.x for layer in equation.params["layers"]] == [0, 0, ~1, ~2]
     assert equation.params["layers"][3].residual == ~0
@@ -34,8 +34,8 @@ def test_a_block_becomes_one_chain() -> None:
 def test_convolutions_in_jitted_functions_join() -> None:
     x, parameters = weights(0, 1, 9, 9, 8), block_parameters()
     inner = jax.jit(lambda x: block(x, parameters))
-    assert names(jsc.fuse(lambda x: jax.jit(lambda y: inner(y)[..., :8])(x)), x) == ["chain 4"]
-    twice = jsc.fuse(lambda x: inner(inner(x)[..., :8]))
+    assert names(rewrite.fuse(lambda x: jax.jit(lambda y: inner(y)[..., :8])(x)), x) == ["chain 4"]
+    twice = rewrite.fuse(lambda x: inner(inner(x)[..., :8]))
     assert names(twice, x) == ["chain 4", "chain 4"]
     np.testing.assert_allclose(twice(x), inner(inner(x)[..., :8]), rtol=1e-5, atol=1e-5)
 
@@ -48,8 +48,8 @@ def test_what_needs_a_result_waits_and_what_does_not_goes_first() -> None:
         density = jsc.density(y)
         return jsc.conv(y, parameters[2] * 2), density
 
-    assert names(jsc.fuse(function), weights(0, 1, 5, 5, 8)) == ["chain 2"]
-    between = jsc.fuse(lambda x: jsc.conv(jnp.tanh(jsc.conv(x, parameters[1])), parameters[2]))
+    assert names(rewrite.fuse(function), weights(0, 1, 5, 5, 8)) == ["chain 2"]
+    between = rewrite.fuse(lambda x: jsc.conv(jnp.tanh(jsc.conv(x, parameters[1])), parameters[2]))
     assert names(between, weights(0, 1, 5, 5, 8)) == ["conv", "conv"]
 
 
@@ -62,23 +62,26 @@ def test_what_the_kernel_lacks_stays_a_convolution() -> None:
         return jsc.conv(y, plain)
 
     x = weights(0, 1, 9, 9, 8)
-    assert names(jsc.fuse(function), x) == ["chain 3"]
-    assert names(jsc.fuse(function), weights(0, 9, 9, 9, 8)) == ["conv"] * 3
-    assert names(jsc.fuse(lambda x: jsc.conv(function(x), grouped, feature_group_count=2)), x) == ["chain 3", "conv"]
+    assert names(rewrite.fuse(function), x) == ["chain 3"]
+    assert names(rewrite.fuse(function), weights(0, 9, 9, 9, 8)) == ["conv"] * 3
+    assert names(rewrite.fuse(lambda x: jsc.conv(function(x), grouped, feature_group_count=2)), x) == [
+        "chain 3",
+        "conv",
+    ]
     wide = weights(1, 1, 1, 8, 128), weights(2, 3, 3, 32, 256)
     in_groups = lambda x: jsc.conv(jsc.conv(x, wide[0]), wide[1], feature_group_count=4)  # noqa: E731
-    assert names(jsc.fuse(in_groups), x) == ["chain 2"]
+    assert names(rewrite.fuse(in_groups), x) == ["chain 2"]
     image = weights(0, 1, 9, 9, 3)
     of_image = lambda x: jsc.conv(jsc.conv(x, weights(1, 3, 3, 3, 8)), plain)  # noqa: E731
-    assert names(jsc.fuse(of_image), image) == ["chain 2"]
+    assert names(rewrite.fuse(of_image), image) == ["chain 2"]
     dilated = lambda x: jsc.conv(jsc.conv(x, weights(1, 3, 3, 3, 8), kernel_dilation=2), plain)  # noqa: E731
-    assert names(jsc.fuse(dilated), image) == ["conv", "conv"]
+    assert names(rewrite.fuse(dilated), image) == ["conv", "conv"]
     large = jax.ShapeDtypeStruct((8, 224, 224, 64), jnp.bfloat16)
     kernel = jax.ShapeDtypeStruct((3, 3, 64, 64), jnp.bfloat16)
     twice = lambda x, kernel: jsc.conv(jsc.conv(x, kernel), kernel)  # noqa: E731
-    assert names(jsc.fuse(twice), large, kernel) == ["conv", "conv"]  # so much work that its start does not matter
-    assert names(jsc.fuse(lambda x: function(x, precision="highest")), x) == ["conv"] * 3
-    pooled = jsc.fuse(lambda x: jsc.conv_pool(jsc.conv(x, plain), plain, pool="avg"))
+    assert names(rewrite.fuse(twice), large, kernel) == ["conv", "conv"]  # so much work that its start does not matter
+    assert names(rewrite.fuse(lambda x: function(x, precision="highest")), x) == ["conv"] * 3
+    pooled = rewrite.fuse(lambda x: jsc.conv_pool(jsc.conv(x, plain), plain, pool="avg"))
     assert names(pooled, x) == ["conv", "conv"]
 
 
@@ -90,7 +93,7 @@ def test_long_chains_are_cut() -> None:
             x = jsc.conv(x, kernel)
         return x
 
-    assert names(jsc.fuse(chain), weights(0, 1, 3, 3, 8)) == [f"chain {chain_rules.MAX_LAYERS}", "chain 3"]
+    assert names(rewrite.fuse(chain), weights(0, 1, 3, 3, 8)) == [f"chain {chain_rules.MAX_LAYERS}", "chain 3"]
 
 
 def early_projection(x: jax.Array, wide: int, last: bool = True) -> jax.Array:
@@ -107,17 +110,17 @@ def test_what_only_the_next_chain_reads_goes_there_where_it_would_wait_in_more_m
     x = weights(0, 1, 9, 9, 3)
     for wide, found in ((32, ["chain 3", "conv", "chain 3"]), (8, ["chain 4", "conv", "chain 2"])):
         function = lambda x, wide=wide: early_projection(x, wide)  # noqa: E731
-        assert names(jsc.fuse(function), x) == found
-        np.testing.assert_allclose(jsc.fuse(function)(x), jax.jit(function)(x), rtol=1e-4, atol=1e-4)
-    front = next(iter(equations(jsc.fuse(lambda x: early_projection(x, 32)), x)))
+        assert names(rewrite.fuse(function), x) == found
+        np.testing.assert_allclose(rewrite.fuse(function)(x), jax.jit(function)(x), rtol=1e-4, atol=1e-4)
+    front = next(iter(equations(rewrite.fuse(lambda x: early_projection(x, 32)), x)))
     assert [variable.aval.shape[3] for variable in front.outvars] == [8, 16]  # the stem's result, of which it is made
 
 
 def test_what_the_next_chain_does_not_read_goes_on_to_the_end(float32_products: None) -> None:
     x = weights(0, 1, 9, 9, 3)
     function = lambda x: early_projection(x, 32, last=False)  # noqa: E731
-    assert names(jsc.fuse(function), x) == ["chain 3", "conv", "chain 3"]
-    np.testing.assert_allclose(jsc.fuse(function)(x), jax.jit(function)(x), rtol=1e-4, atol=1e-4)
+    assert names(rewrite.fuse(function), x) == ["chain 3", "conv", "chain 3"]
+    np.testing.assert_allclose(rewrite.fuse(function)(x), jax.jit(function)(x), rtol=1e-4, atol=1e-4)
 
 
 def test_nothing_is_kept_for_the_next_chain_that_leaves_one_layer_alone(float32_products: None) -> None:
@@ -128,8 +131,8 @@ def test_nothing_is_kept_for_the_next_chain_that_leaves_one_layer_alone(float32_
         return jsc.conv(jsc.conv(y, weights(4, 1, 1, 16, 32), residual=shortcut), weights(5, 1, 1, 32, 8))
 
     x = weights(0, 1, 9, 9, 8)
-    assert names(jsc.fuse(function), x) == ["chain 2", "conv", "chain 2"]
-    np.testing.assert_allclose(jsc.fuse(function)(x), jax.jit(function)(x), rtol=1e-4, atol=1e-4)
+    assert names(rewrite.fuse(function), x) == ["chain 2", "conv", "chain 2"]
+    np.testing.assert_allclose(rewrite.fuse(function)(x), jax.jit(function)(x), rtol=1e-4, atol=1e-4)
 
 
 def test_nothing_is_kept_for_layers_of_another_kind() -> None:
@@ -141,10 +144,10 @@ def test_nothing_is_kept_for_layers_of_another_kind() -> None:
         return jsc.conv(y, weights(5, 1, 1, 32, 8), precision="highest") + jnp.mean(shortcut)
 
     x = weights(0, 1, 9, 9, 8)
-    assert names(jsc.fuse(function), x) == ["chain 3", "chain 2"]
+    assert names(rewrite.fuse(function), x) == ["chain 3", "chain 2"]
     with jax.default_matmul_precision("highest"):
         expected = np.asarray(jax.jit(function)(x))
-    assert np.linalg.norm(jsc.fuse(function)(x) - expected) <= 10 * TF32 * np.linalg.norm(expected)
+    assert np.linalg.norm(rewrite.fuse(function)(x) - expected) <= 10 * TF32 * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize(("groups", "is_fused"), [(1, True), (2, True), (4, False), (6, True), (8, False)])
@@ -155,7 +158,7 @@ def test_groups_of_few_channels_are_fused(h200: Device, groups: int, is_fused: b
     def function(x: jax.Array) -> jax.Array:
         return jsc.conv(jsc.conv(x, kernel, feature_group_count=groups), weights(2, 1, 1, 48, 8))
 
-    found = names(jsc.fuse(function), weights(0, 1, 9, 9, 48))
+    found = names(rewrite.fuse(function), weights(0, 1, 9, 9, 48))
     assert (found == ["chain 2"]) == is_fused
 
 
@@ -169,7 +172,7 @@ def test_layers_stay_where_a_chain_pays_only_with_them() -> None:
 
     x = weights(0, 1, 9, 9, 8)
     assert names(rewrite.fuse_where_faster(function), x) == [f"chain {chain_rules.LEAST_LAYERS}", "chain 2"]
-    assert names(jsc.fuse(function), x) == [f"chain {chain_rules.LEAST_LAYERS - 1}", "chain 3"]
+    assert names(rewrite.fuse(function), x) == [f"chain {chain_rules.LEAST_LAYERS - 1}", "chain 3"]
 
 
 FAR = {
@@ -183,7 +186,7 @@ FAR = {
 @pytest.mark.parametrize("kind", FAR)
 def test_far_windows_are_no_layers(kind: str) -> None:
     kernel, x = weights(1, 1, 1, 8, 8), weights(0, 1, 4, 4, 8)
-    assert names(jsc.fuse(lambda x: jsc.conv(FAR[kind](x, kernel), kernel)), x) == ["conv", "conv"]
+    assert names(rewrite.fuse(lambda x: jsc.conv(FAR[kind](x, kernel), kernel)), x) == ["conv", "conv"]
 
 
 @pytest.mark.parametrize("most", [256, 4])
@@ -214,8 +217,8 @@ def test_programs_of_any_form(seed: int, most: int, monkeypatch: pytest.MonkeyPa
         return [*results, maps[-1]]
 
     x = weights(20, 1, 9, 9, 8)
-    assert any(name.startswith("chain") for name in names(jsc.fuse(function), x))
-    for expected, found in zip(jax.jit(function)(x), jax.jit(jsc.fuse(function))(x), strict=True):
+    assert any(name.startswith("chain") for name in names(rewrite.fuse(function), x))
+    for expected, found in zip(jax.jit(function)(x), jax.jit(rewrite.fuse(function))(x), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -227,15 +230,15 @@ def test_effects_keep_their_order(capsys: pytest.CaptureFixture[str]) -> None:
         jax.debug.print("seen")
         return jsc.conv(jsc.conv(y, kernel), kernel)
 
-    assert names(jsc.fuse(function), weights(0, 1, 3, 3, 8)) == ["chain 2", "chain 2"]
-    jax.block_until_ready(jsc.fuse(function)(weights(0, 1, 3, 3, 8)))
+    assert names(rewrite.fuse(function), weights(0, 1, 3, 3, 8)) == ["chain 2", "chain 2"]
+    jax.block_until_ready(rewrite.fuse(function)(weights(0, 1, 3, 3, 8)))
     jax.effects_barrier()
     assert capsys.readouterr().out == "seen\n"
 
 
 def test_results_are_those_of_the_function() -> None:
     x, parameters = weights(0, 2, 9, 9, 8), block_parameters()
-    fused = jsc.fuse(lambda x, parameters: block(x, parameters, precision="highest"))
+    fused = rewrite.fuse(lambda x, parameters: block(x, parameters, precision="highest"))
     plain = jax.jit(lambda x, parameters: block(x, parameters, precision="highest"))
     np.testing.assert_allclose(jax.jit(fused)(x, parameters), plain(x, parameters), rtol=1e-5, atol=1e-5)
     batch = jnp.stack([x, 2 * x, -x])
@@ -255,7 +258,7 @@ def test_results_are_those_of_the_function() -> None:
 
 def test_a_network_is_one_chain() -> None:
     model, x = small_resnet(), weights(0, 1, 40, 40, 3)
-    fused = jsc.fuse(model)
+    fused = rewrite.fuse(model)
     assert names(fused, x)[:2] == ["chain 12", "conv"]
     np.testing.assert_allclose(jax.jit(fused)(x), jax.jit(lambda x: model(x))(x), rtol=2e-3, atol=2e-3)
 

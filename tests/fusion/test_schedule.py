@@ -16,7 +16,7 @@ from chains import block, block_parameters, equations, weights
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv._src.dispatch import chain_tiles
-from jax_sparse_conv._src.fusion import chains
+from jax_sparse_conv._src.fusion import chains, rewrite
 from jax_sparse_conv._src.fusion.schedule import _ALIGNMENT, Schedule, TakesPool, Where
 
 
@@ -109,7 +109,7 @@ def test_no_convolution_waits_behind_a_dense_layer() -> None:
 
 
 def test_answers_are_for_the_tile_that_the_call_has() -> None:
-    (equation,) = equations(jsc.fuse(with_pools), weights(0, 1, 40, 40, 8).astype(jnp.bfloat16))
+    (equation,) = equations(rewrite.fuse(with_pools), weights(0, 1, 40, 40, 8).astype(jnp.bfloat16))
     first, *rest = equation.params["layers"]
     layers = [dataclasses.replace(first, tile=(64, 112, 1, 2)), *rest]
     operands = [v.aval for v in equation.invars]
@@ -135,7 +135,7 @@ def check_places(schedule: Schedule) -> None:
 def schedule_of(
     function: Callable[..., Any], x: jax.Array, least: bool = True, takes_pool: TakesPool | None = None
 ) -> Schedule:
-    (equation,) = equations(jsc.fuse(function), x)
+    (equation,) = equations(rewrite.fuse(function), x)
     make = Schedule.in_least_memory if least else Schedule
     operands = [v.aval for v in equation.invars]
     return make(operands, equation.params["layers"], equation.params["results"], takes_pool=takes_pool)
@@ -287,7 +287,9 @@ def test_places_and_order_of_chains_of_any_form(seed: int, takes: int | None) ->
     def takes_pool(key: chain_tiles.Key, *_: Any) -> bool:
         return bool(takes) and key[6] % (16 // takes) == 0
 
-    found = [e for e in equations(jsc.fuse(function), weights(0, 1, 17, 17, 8)) if e.primitive is chains.fused_chain_p]
+    found = [
+        e for e in equations(rewrite.fuse(function), weights(0, 1, 17, 17, 8)) if e.primitive is chains.fused_chain_p
+    ]
     assert found
     for equation in found:
         options = {} if takes is None else {"takes_pool": takes_pool}

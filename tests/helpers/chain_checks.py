@@ -19,7 +19,7 @@ from platforms import PLATFORM
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv._src import _native
-from jax_sparse_conv._src.fusion import chain_rules
+from jax_sparse_conv._src.fusion import chain_rules, rewrite
 from jax_sparse_conv._src.fusion.schedule import Schedule
 from jax_sparse_conv._src.primitive.reference import average_of_pixels
 
@@ -80,7 +80,7 @@ def run_twice(case: Case, inputs: cases.Inputs, kernel: Any, precision: str) -> 
     """The case's operation and another convolution as one fused chain where the kernel takes both."""
 
     operands = [cases.on_device(v) for v in (*inputs, kernel)]
-    fused = jax.jit(jsc.fuse(then_another(case, precision)))
+    fused = jax.jit(rewrite.fuse(then_another(case, precision)))
     poison(fused, *operands)
     first = fused(*operands)
     again = fused(*operands)
@@ -145,7 +145,7 @@ def check_end(end: End, zeros: int | str, dtype: str, precision: str) -> None:
             found.append(row)
         return found
 
-    fused = jax.jit(jsc.fuse(layers))
+    fused = jax.jit(rewrite.fuse(layers))
     text = fused.lower(*operands).compile().as_text() or ""
     assert text.count('custom_call_target="jsc_segment"') == 1
     assert "jsc_dense" not in text
@@ -186,7 +186,7 @@ def as_equation(case: Case, inputs: cases.Inputs, precision: str) -> tuple[Any, 
     """The case's operation, then a 1x1 convolution of its result, as a fused chain and its operands."""
     kernel = np.asarray(weights(7, 1, 1, case.out_channels, 24)).astype(inputs.x.dtype)
     values = [cases.on_device(v) for v in (*inputs, kernel)]
-    (equation,) = equations(jsc.fuse(then_another(case, precision)), *values)
+    (equation,) = equations(rewrite.fuse(then_another(case, precision)), *values)
     present = [v for v in (inputs.x, inputs.kernel[None], inputs.bias, inputs.residual, kernel[None]) if v is not None]
     shapes = [v.aval.shape for v in equation.invars]
     return equation, [cases.on_device(np.reshape(v, shape)) for v, shape in zip(present, shapes, strict=True)]

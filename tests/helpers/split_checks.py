@@ -17,6 +17,7 @@ from chains import equations, weights
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv._src.dispatch import chain_tiles
+from jax_sparse_conv._src.fusion import rewrite
 from jax_sparse_conv._src.fusion.schedule import Schedule
 
 TILED = (*TILE_CASES, Case("deep", (1, 7, 7, 520), 136, bias=True, residual=True, activation="relu"))
@@ -49,7 +50,7 @@ def as_equation(
     kernels = weights(5, 1, 1, case.x[3], case.x[3]), weights(7, window, window, case.out_channels, out_channels)
     given = [cases.on_device(v) for v in (*inputs, *kernels)]
     function = chain_of(case, has_front)
-    (equation,) = equations(jsc.fuse(function), *given)
+    (equation,) = equations(rewrite.fuse(function), *given)
     front, behind = (kernel[None] for kernel in kernels)
     order = (inputs.x, front if has_front else None, inputs.kernel[None], inputs.bias, inputs.residual, behind)
     present = [v for v in order if v is not None]

@@ -61,14 +61,13 @@ def test_calls_as_the_model_is_called(x: jax.Array) -> None:
     same(predict(x, scale=jnp.float32(3), twice=True), 6 * model(x))
 
 
-@pytest.mark.parametrize("fuse", [False, True])
 @pytest.mark.parametrize("build", [small_vgg, small_resnet])
-def test_networks_give_what_nnx_jit_gives(build: Any, fuse: bool) -> None:
+def test_networks_give_what_nnx_jit_gives(build: Any) -> None:
     model = build()
     model.eval()
     models.fold_batch_norm(model)
     image = feature_map((1, 32, 32, 3))
-    predict = jit_inference(model, fuse=fuse)
+    predict = jit_inference(model)
     wanted = nnx.jit(lambda model, x: model(x))(model, image)
     np.testing.assert_allclose(predict(image), wanted, rtol=1e-4, atol=1e-4)
 

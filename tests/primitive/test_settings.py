@@ -15,6 +15,7 @@ from networks import small_densenet, small_vgg
 import jax_sparse_conv as jsc
 from jax_sparse_conv import models
 from jax_sparse_conv._src import _native
+from jax_sparse_conv._src.fusion import rewrite
 
 pytestmark = pytest.mark.usefixtures("float32_products")
 
@@ -37,7 +38,7 @@ CALLS: dict[str, Callable[[jax.Array], Any]] = {
     "dense": lambda x: jsc.dense(x, KERNEL[0, 0], BIAS),
     "many rows": lambda x: jsc.dense(jnp.tile(x, (9, 9, 1, 1)), KERNEL[0, 0], BIAS, implementation="xla"),
     "counted": lambda x: jsc.conv(x, KERNEL, BIAS, count_nonzeros=True),
-    "fused": jsc.fuse(chain),
+    "fused": rewrite.fuse(chain),
     "COO*": lambda x: jsc.CooStar.fromdense(x, (4, 4, 8)).todense(),
     # Few channels: without jit each slot of a window is a program of its own.
     "ECR": lambda x: jsc.ECR.fromdense(x[..., :3], (3, 3)).conv(KERNEL[:, :, :3]),
@@ -133,7 +134,7 @@ def test_precision_is_traced_once() -> None:
 
 def test_what_a_fused_function_returns_besides_is_as_jit_has_it() -> None:
     function = lambda x: (1, 2.5, jnp.float32(3), np.arange(3), chain(x))  # noqa: E731
-    fused, jitted = jsc.fuse(function)(X), jax.jit(function)(X)
+    fused, jitted = rewrite.fuse(function)(X), jax.jit(function)(X)
     assert all(isinstance(leaf, jax.Array) for leaf in fused)
     same(fused, jitted)
     assert [leaf.dtype for leaf in fused] == [leaf.dtype for leaf in jitted]
@@ -143,7 +144,7 @@ def test_linear_transposes() -> None:
     y = jax.random.normal(jax.random.key(3), (2, 6, 7, 32))
     bare = lambda x: jsc.conv(jsc.conv(x, KERNEL), POINTWISE)  # noqa: E731
     (wanted,) = jax.linear_transpose(bare, X)(y)
-    same(jax.linear_transpose(jsc.fuse(bare), X)(y)[0], wanted)
+    same(jax.linear_transpose(rewrite.fuse(bare), X)(y)[0], wanted)
     counted = lambda x: jsc.conv(jsc.conv(x, KERNEL, count_nonzeros=True)[0], POINTWISE)  # noqa: E731
     same(jax.linear_transpose(counted, X)(y)[0], wanted)
 

@@ -24,11 +24,11 @@ from jax_sparse_conv._src.fusion.jaxprs import Equation, FlatJaxpr
 _LARGEST_COPY = 2**16
 
 
-def with_chains(split: Split, only_chosen: bool) -> Split:
-    """A split program whose second part has its layers in chains; under `only_chosen` where that is faster."""
+def with_chains(split: Split) -> Split:
+    """A split program whose second part has its layers in chains, where that is faster."""
 
     def every(*values: Any) -> list[Any]:
-        return rewrite.evaluate(split.every, values, only_chosen)[0]
+        return rewrite.evaluate(split.every, values)[0]
 
     chained = Split(split.once, jax.make_jaxpr(every)(*split.every.in_avals))
     return _packed(chained) if devices.default_platform() == "gpu" else chained

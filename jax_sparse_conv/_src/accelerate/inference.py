@@ -76,9 +76,8 @@ class Inference:
         function: Callable[..., Any],
         weights: Any,
         static_argnames: str | Sequence[str] | None = None,
-        only_chosen: bool = True,
     ) -> None:
-        self._function, self._only_chosen = function, only_chosen
+        self._function = function
         names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames or ())
         self._static_argnames = names
         self._leaves, self._tree, self._places = _weights_of(weights)
@@ -182,7 +181,7 @@ class Inference:
             )
         fixed = [True] * (len(closed.consts) + count) + [False] * len(types)
         program = transform.of_jaxpr(closed, fixed, jax.tree.structure(shape))
-        split = few_arguments.with_chains(program.split, self._only_chosen)
+        split = few_arguments.with_chains(program.split)
         prepared = self._shared(split, closed.consts)
 
         # Names that no argument has: JAX takes one named as the tuple of the others for that.

@@ -1,4 +1,4 @@
-"""`fuse`: a transformation that makes fused chains of the convolutions that feed each other in a function.
+"""A transformation that makes fused chains of the convolutions that feed each other in a function.
 
 It reads the function's jaxpr equation by equation. One chain is open at a time, and convolutions of this package join
 it. An equation that reads no result of the open chain stays before it. An equation that does waits behind it. A
@@ -30,41 +30,10 @@ _FEWEST = 2  # layers of a fused chain
 
 
 def fuse(function: _Function) -> _Function:
-    """Run each chain of convolutions in `function` as one call.
+    """Run each chain of convolutions in `function` as one call, whether that is faster or not.
 
-    On a Hopper GPU or later the layers of a fused chain run as one call whose kernels overlap. Each kernel starts, and
-    fetches its first weights, while the one before it still runs. At small batches most of a layer's time goes into its
-    start and its first data. Bias, residual, ReLU and max pool belong to their layer. Two 1x1 layers that feed each
-    other may share a kernel. Elsewhere the layers run as they would without `fuse`.
-
-    The kernels of convolutions are those of "direct", whatever implementation the layers name. They are dense and skip
-    no zeros. The kernels of dense layers skip zeros. float32 is multiplied as TF32 unless the precision is HIGHEST.
-
-    These layers are fused:
-
-    - Two or more convolutions by `jsc.conv`, `jsc.conv_pool` and the layers made of them, with their max pools.
-    - Up to 8 images, in float32, bfloat16 or float16, with K a multiple of 16 bytes.
-    - In one group, or in groups of 8, 16, 24 or at least 32 output channels. First layers must have one group and no
-      dilation.
-    - Not with so much work that a kernel's start does not matter.
-    - Behind them, `jsc.dense` and the layers made of it. They must have one row, no residual, the convolutions'
-      precision, and C and K multiples of 16 bytes. Such a layer reads a map flat, or another dense layer's result. It
-      may also read the mean of a small map over height and width (`jnp.mean` without `keepdims`), if nothing else reads
-      that.
-
-    They must be in the function itself, or in functions that it calls under `jit`. Those inside `scan`, `cond` or the
-    like are left. The mean or reshape in front of a dense layer must not be in a function under `jit` of its own. All
-    else is evaluated as before, so the results are those of `function` within the precision's tolerance.
-
-    The networks of `jax_sparse_conv.models` do this by themselves under `jit`, where it is expected to be faster.
-    Outside of `jit` the function is traced at every call. Works under `vmap` over images. Derivatives run the layers
-    one by one.
-
-    Args:
-      function: of arrays and anything else. Leaves that are no arrays are taken as they are.
-
-    Returns:
-      A function of the same arguments and results.
+    All else is evaluated as before. Networks and `accelerate` make chains where they pay; this is for tests and
+    benchmarks. `docs/guide/your_model.md` says which layers are fused, as `chain_rules` has it.
 
     Raises:
       TypeError: `function` cannot be called.

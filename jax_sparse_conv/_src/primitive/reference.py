@@ -119,7 +119,7 @@ def average_of_pixels(x: jax.Array) -> jax.Array:
     """x [N, H, W, C] -> [N, C], summed in float32 at least.
 
     Scaled first: on a GPU XLA fuses the scaling into the sum's kernel, and `jnp.mean` divides in a kernel of its own.
-    `jsc.fuse` recognises this form.
+    `rewrite.fuse` recognises this form.
     """
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     return jnp.sum(wide * (1 / (x.shape[1] * x.shape[2])), axis=(1, 2)).astype(x.dtype)
