@@ -22,6 +22,7 @@ SUITES = {
     "adaptive": ("suites.adaptive", "what choosing in the running program costs"),
     "calls": ("suites.calls", "what a call costs before it computes anything"),
     "host": ("suites.host", "what a call costs its host, by the way weights get in"),
+    "latency": ("suites.latency", "what one call costs that is waited for"),
     "models": ("suites.models", "models that others wrote, by accelerate and jit_inference"),
     "packed": ("suites.packed", "networks with packed kernels as arguments"),
     "real_weights": ("suites.real_weights", "ImageNet weights on photographs: right, and faster?"),

@@ -41,6 +41,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     ),
     "host": ("network", "what"),
     "instructions": ("layer", "source", "loop"),
+    "latency": ("network", "kind", "side"),
     "layers": _LAYERS,
     "models": ("model", "batch", "dtype", "precision", "size"),
     "networks": ("network", "kind", "batch", "weights", "quick"),
