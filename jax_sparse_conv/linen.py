@@ -1,13 +1,17 @@
 """Layers for `flax.linen` that skip the zeros of their input.
 
 `SparseConv`, `SparseConvPool` and `SparseDense` have the fields and the parameters of `nn.Conv` and `nn.Dense`: their
-variables are interchangeable. A parameter "kernel" may be what `jax_sparse_conv.pack` made of it.
+variables are interchangeable. A parameter "kernel" may be what `jax_sparse_conv.pack` made of it. `sparse_layers` has a
+model's own `nn.Conv` and `nn.Dense` run so, without new classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar, TypeAlias
+import contextlib
+import contextvars
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +22,7 @@ from jax_sparse_conv._src.layers import layer_calls, layers
 from jax_sparse_conv._src.primitive import packing
 from jax_sparse_conv._src.problem.geometry import Padding
 
-__all__ = ["SparseConv", "SparseConvPool", "SparseDense"]
+__all__ = ["SparseConv", "SparseConvPool", "SparseDense", "sparse_layers"]
 
 Promoted: TypeAlias = tuple[jax.Array, layers.Kernel, jax.Array | None]
 
@@ -66,25 +70,13 @@ class SparseConv(nn.Conv):
         """
         reason, counts = layers.why_dense_conv(self), layers.Counts(nonzeros, count_nonzeros)
         if reason is None:
-            y, counted = self._sparse(*self._promoted(inputs), residual, counts)
+            y, counted = self._sparse(*_conv_operands(self, inputs), residual, counts)
         else:
             layers.require_dense(self.implementation, reason)
             y = self._after(layers.epilogue(super().__call__(inputs), residual, self.activation))
             y, counted = layers.counted(y, counts)
         y = layer_calls.recorded(self, inputs, residual, y)
         return (y, counted) if count_nonzeros else y
-
-    def _promoted(self, inputs: Any) -> Promoted:
-        channels = jnp.shape(inputs)[-1]
-        if channels % self.feature_group_count:
-            raise ValueError(
-                f"feature_group_count={self.feature_group_count} does not divide the C={channels} input channels of "
-                f"inputs.shape={jnp.shape(inputs)}"
-            )
-        shape = (*self.kernel_size, channels // self.feature_group_count, self.features)  # type: ignore[misc]
-        kernel = self.param("kernel", self.kernel_init, shape, self.param_dtype)
-        bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype) if self.use_bias else None
-        return _promoted(self, inputs, kernel, bias, self.mask)
 
     _sparse = layers.conv
 
@@ -159,17 +151,120 @@ class SparseDense(nn.Dense):
         """
         reason = layers.why_dense_product(self)
         if reason is None:
-            x, kernel, bias = self._promoted(inputs)
-            y = layers.dense(self, x, kernel, bias)
+            y = layers.dense(self, *_dense_operands(self, inputs))
         else:
             layers.require_dense(self.implementation, reason)
             y = layers.epilogue(super().__call__(inputs), None, self.activation)
         return layer_calls.recorded(self, inputs, None, y)
 
-    def _promoted(self, inputs: Any) -> Promoted:
-        kernel = self.param("kernel", self.kernel_init, (jnp.shape(inputs)[-1], self.features), self.param_dtype)
-        bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype) if self.use_bias else None
-        return _promoted(self, inputs, kernel, bias)
+
+# --- Flax's own layers -----------------------------------------------------------------------------------------------
+
+
+def sparse_layers(implementation: str | None = None) -> contextlib.AbstractContextManager[None]:
+    """Inside of `with sparse_layers():`, every `nn.Conv` and `nn.Dense` skips the zeros of its input.
+
+    They run by `jax_sparse_conv.conv` and `jax_sparse_conv.dense`. Names, parameters, initial values and dtypes stay as
+    they are, in `model.init` and in `model.apply`. Subclasses of the two may compute something else, so they are left.
+    So is a layer that `SparseConv` or `SparseDense` would run as Flax does, whatever the implementation.
+
+    What counts is where a function is traced. For `jax.jit` put the block inside of the function, not around its call:
+    JAX runs again what it has traced before. Of nested blocks the inner one counts. Another interceptor
+    (`nn.intercept_methods`) that is entered inside of the block does not see the layers that run so.
+
+    Args:
+      implementation: of all these layers: None, "xla" or "ecr", as in `jax_sparse_conv.conv` and
+        `jax_sparse_conv.dense`.
+
+    Returns:
+      A context manager.
+
+    Raises:
+      ValueError: an unknown implementation. When a layer is called: a shape that does not fit, or a dtype that a named
+        implementation cannot run.
+    """
+    layers.check_choice("implementation", implementation, (None, *ops.DENSE_IMPLEMENTATIONS))  # those that both have
+    return _sparse_layers(implementation)
+
+
+@contextlib.contextmanager
+def _sparse_layers(implementation: str | None) -> Iterator[None]:
+    block = object()
+
+    def run(following: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+        layer, inputs = context.module, _only_argument(args, kwargs)
+        operation = _OPERATIONS.get(type(layer)) if context.method_name == "__call__" else None
+        if operation is None or inputs is None or _innermost.get() is not block or operation.why_dense(layer):
+            return following(*args, **kwargs)
+        y = operation.run(_Sparse(layer, implementation), inputs)
+        return layer_calls.recorded(layer, inputs, None, y)
+
+    token = _innermost.set(block)
+    try:
+        with nn.intercept_methods(run):
+            yield
+    finally:
+        _innermost.reset(token)
+
+
+_innermost: contextvars.ContextVar[object] = contextvars.ContextVar("jax_sparse_conv_sparse_layers", default=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sparse:
+    """A layer of Flax's own, with the attributes that this package's have beside."""
+
+    layer: Any
+    implementation: str | None
+    activation: None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.layer, name)
+
+
+class _Operation(NamedTuple):
+    """What runs a class of layers: why it would not, and the call itself."""
+
+    why_dense: Callable[[Any], str | None]
+    run: Callable[[Any, Any], jax.Array]
+
+
+_OPERATIONS: dict[type[nn.Module], _Operation] = {
+    nn.Conv: _Operation(layers.why_dense_conv, lambda layer, x: layers.conv(layer, *_conv_operands(layer, x))[0]),
+    nn.Dense: _Operation(layers.why_dense_product, lambda layer, x: layers.dense(layer, *_dense_operands(layer, x))),
+}
+
+
+def _only_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`inputs` where it is the call's only argument, else None: Flax then says what is wrong."""
+    if kwargs:
+        return kwargs.get("inputs") if not args and len(kwargs) == 1 else None
+    return args[0] if len(args) == 1 else None
+
+
+# --- parameters ------------------------------------------------------------------------------------------------------
+
+
+def _conv_operands(layer: Any, inputs: Any) -> Promoted:
+    channels = jnp.shape(inputs)[-1]
+    if channels % layer.feature_group_count:
+        raise ValueError(
+            f"feature_group_count={layer.feature_group_count} does not divide the C={channels} input channels of "
+            f"inputs.shape={jnp.shape(inputs)}"
+        )
+    shape = (*layer.kernel_size, channels // layer.feature_group_count, layer.features)
+    return _promoted(layer, inputs, *_parameters(layer, shape), layer.mask)
+
+
+def _dense_operands(layer: Any, inputs: Any) -> Promoted:
+    return _promoted(layer, inputs, *_parameters(layer, (jnp.shape(inputs)[-1], layer.features)))
+
+
+def _parameters(layer: Any, kernel_shape: tuple[int, ...]) -> tuple[Any, Any]:
+    """Kernel and bias, made in the order of Flax, on which initial values depend."""
+    kernel = layer.param("kernel", layer.kernel_init, kernel_shape, layer.param_dtype)
+    bias = layer.param("bias", layer.bias_init, (layer.features,), layer.param_dtype) if layer.use_bias else None
+    return kernel, bias
 
 
 def _promoted(layer: Any, inputs: Any, kernel: Any, bias: Any, mask: Any = None) -> Promoted:

@@ -9,7 +9,9 @@ from typing import Any
 from flax import nnx
 
 from jax_sparse_conv._src.api import ops
+from jax_sparse_conv._src.api.arguments import check_flag
 from jax_sparse_conv._src.layers import layers, packed_blocks, packed_params
+from jax_sparse_conv.nnx import folding
 from jax_sparse_conv.nnx.layers import SparseConv, SparseConvPool, SparseLinear
 
 
@@ -22,12 +24,14 @@ class ReportEntry:
       old_type: name of its class before.
       new_type: name of its class now, or None where it was left.
       reason: why it was swapped or left.
+      folded_into: path of the layer that a batch norm was folded into; None for any other entry.
     """
 
     path: str
     old_type: str
     new_type: str | None
     reason: str
+    folded_into: str | None = None
 
     def __str__(self) -> str:
         now = f"-> {self.new_type}" if self.new_type else "left"
@@ -36,45 +40,78 @@ class ReportEntry:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What `replace` swapped and what it left, in the order of `nnx.iter_modules`; `print` shows it."""
+    """What `replace` swapped and what it left, in the order of `nnx.iter_modules`; `print` shows it.
+
+    Attributes:
+      entries: of layers, then of folded batch norms.
+      fold: whether batch norms were to be folded.
+    """
 
     entries: tuple[ReportEntry, ...]
+    fold: bool = False
 
     @property
     def swapped(self) -> tuple[ReportEntry, ...]:
-        return tuple(entry for entry in self.entries if entry.new_type)
+        return tuple(entry for entry in self.entries if entry.new_type and entry.folded_into is None)
 
     @property
     def left(self) -> tuple[ReportEntry, ...]:
         return tuple(entry for entry in self.entries if not entry.new_type)
 
+    @property
+    def folded(self) -> tuple[ReportEntry, ...]:
+        return tuple(entry for entry in self.entries if entry.folded_into is not None)
+
     def __str__(self) -> str:
         summary = f"{len(self.swapped)} layers swapped, {len(self.left)} left"
+        if self.fold:
+            summary += f", {len(self.folded)} batch norms folded"
+            summary += "" if self.folded else " (the model has none)"
         return "\n".join([summary, *(f"  {entry}" for entry in self.entries)])
 
 
-def replace(model: nnx.Module, *, implementation: str | None = None) -> Report:
+def replace(model: nnx.Module, *, implementation: str | None = None, fold: bool = False) -> Report:
     """Make every `nnx.Conv` and `nnx.Linear` of `model` sparse, in place, and report what was left and why.
 
     Parameters stay where they are, and so does the state tree: only the layers' classes change. Subclasses of
     `nnx.Conv` and `nnx.Linear` may compute something else, so they are left. So is what would run densely anyway.
 
+    With `fold=True`, every `nnx.BatchNorm` directly behind a convolution or dense layer goes into its kernel and bias.
+    That is for inference, by the running averages, and cannot be undone. The results are the same up to rounding in the
+    parameters' dtype. This changes the state tree: the batch norm's parameters and statistics are gone, and a layer
+    without a bias gets one. **Checkpoints of the unfolded model no longer load**, so load them before. In the batch
+    norm's place stands a function that keeps the dtype of its result. Other entries keep their places.
+
+    Only an `nnx.Sequential`, nested ones included, says what a batch norm follows: the entry in front of it. Code of
+    your own that runs an entry by itself is not seen, and would run the folded one. Use
+    `jax_sparse_conv.nnx.jit_inference(model)` for all other models. It folds by itself and leaves the model as it is.
+
     Args:
       model: any nnx module, a layer itself included.
       implementation: of all swapped layers, as in `jax_sparse_conv.conv` and `jax_sparse_conv.dense`.
+      fold: whether to fold batch norms, all or none.
 
     Returns:
-      A `Report` with one entry for every convolution and dense layer.
+      A `Report` with one entry for every convolution and dense layer, and one for every folded batch norm.
 
     Raises:
-      ValueError: an unknown implementation.
-      TypeError: a model that is not an nnx module.
+      ValueError: an unknown implementation. With `fold=True` also a batch norm that cannot be folded: no `Sequential`
+        says what it follows, that is no such layer or applies an activation, or it computes statistics of the batch
+        (`model.eval()` stops that). Or it, the layer, or the layer's kernel or bias is used in several places. Then
+        nothing is changed.
+      TypeError: a model that is not an nnx module, or a fold that is no bool.
     """
     check_module(model)
     layers.check_choice("implementation", implementation, (None, *ops.CONV_IMPLEMENTATIONS))
     layers.check_choice("implementation", implementation, (None, *ops.DENSE_IMPLEMENTATIONS))
+    check_flag("fold", fold)
+    folds = folding.plan(list(_modules(model))) if fold else []
     entries = [_replace_layer(path, module, implementation) for path, module in _modules(model) if _is_layer(module)]
-    return Report(tuple(entries))
+    for each in folds:
+        reason = f"folded into {each.layer_path}"
+        entries.append(ReportEntry(each.path, "BatchNorm", "FoldedBatchNorm", reason, each.layer_path))
+        each.run()
+    return Report(tuple(entries), bool(fold))
 
 
 def set_implementation(
