@@ -1,4 +1,7 @@
-"""Models that others wrote, in several frameworks, as functions of images; weights as each initialises them."""
+"""Models that others wrote, in several frameworks, as functions of images; weights as each initialises them.
+
+`shares_of` says how many zeros the layers of such a model have when it is trained.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import numpy as np
 from flax import linen, nnx
 
 from jax_sparse_conv import models
+from jax_sparse_conv.models.layers import LAST
 
 Function = Callable[[Any, jax.Array], jax.Array]
 Built = tuple[Function, Any]
@@ -104,7 +108,8 @@ def _haiku_resnet50(x: jax.Array) -> Built:
     import haiku as hk
 
     def forward(x: jax.Array, is_training: bool) -> jax.Array:
-        return hk.nets.ResNet50(1000)(x, is_training)
+        head = {"w_init": None}  # linear layers' own: this network's are zeros, and so would the results be
+        return hk.nets.ResNet50(1000, logits_config=head)(x, is_training)
 
     network = hk.transform_with_state(forward)
     params, _ = weights = jax.jit(network.init, static_argnums=2)(jax.random.key(0), x, True)
@@ -122,6 +127,7 @@ def _keras(name: str) -> Callable[[jax.Array], Built]:
         os.environ.setdefault("KERAS_BACKEND", "jax")
         import keras
 
+        keras.utils.set_random_seed(0)
         keras.config.set_floatx(str(x.dtype))
         keras.config.set_dtype_policy(str(x.dtype))
         model = getattr(keras.applications, name)(
@@ -184,3 +190,30 @@ MODELS: dict[str, Callable[[jax.Array], Built]] = {
     "equinox_resnet50": _equinox_resnet,
 }
 """By name: what builds the model for images [N, H, W, 3] of a dtype."""
+
+ARCHITECTURES = {
+    "jsc_resnet50": "resnet50",
+    "nnx_resnet50": "resnet50",
+    "linen_vgg16": "vgg16",
+    "haiku_resnet50": "resnet50",
+    "keras_resnet50": "resnet50",
+    "keras_vgg16": "vgg16",
+    "keras_densenet121": "densenet121",
+    "equinox_resnet50": "resnet50",
+}
+"""The package's network of the same layers, where there is one."""
+
+
+def shares_of(name: str) -> list[float]:
+    """Shares of zeros that a model's ReLUs leave in a trained network, in order; empty where nothing is known.
+
+    They are those of the layers behind, `jax_sparse_conv.models.profile_of`.
+    """
+    if name not in ARCHITECTURES:
+        return []
+    model = nnx.eval_shape(lambda: models.build(ARCHITECTURES[name], rngs=nnx.Rngs(0)))
+    profile = models.profile_of(model)
+    _, *shares = (profile[layer] for layer, _ in model.named_layers() if layer in profile)  # the first sees the image
+    if isinstance(model, models.DenseNet):
+        shares = [shares[0], *shares]  # its stem's ReLU is in front of a batch norm: as the first one behind
+    return [*shares, profile[LAST]] if LAST in profile else shares

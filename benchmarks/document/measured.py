@@ -32,9 +32,9 @@ SUITES: dict[str, tuple[str, str, _Table]] = {
         "Whole networks",
         """\
 Each side under the faster of XLA's flag sets. Images are 224x224, batch norm is folded on both sides. Cells: XLA's time
-over ours; in brackets the same without zeros, with biases so high that no ReLU clips anything; our time. `jsc.fuse` has
-a line where its time differs from that of `None` by over 3 %. Weights are arguments of the program, constants in it, or
-packed by `jsc.nnx.pack`.""",
+over ours; in brackets the same without zeros, with biases so high that no ReLU clips anything; our time. A network with
+all chains, paying or not, has a line where its time differs from that of `None` by over 3 %. Weights are arguments of
+the program, constants in it, or packed by `jsc.nnx.pack`.""",
         network_tables.networks,
     ),
     "run": (
@@ -61,10 +61,21 @@ arguments under `nnx.jit`, which returns a copy of all parameters. Packed copies
     "models": (
         "Models that others wrote",
         """\
-Each model as it is, by `accelerate` and by `jit_inference`. Weights are as the framework initialises them, so
-the zeros are those of random weights. "as graphs" is `jit` with the flags under which XLA makes CUDA graphs of
-everything. The ratio is the faster `jit`'s time over `jit_inference`'s.""",
+Each model as it is, by `accelerate` and by `jit_inference`. "trained" weights are as the framework initialises them,
+with kernels scaled and biases moved so that each ReLU makes a trained network's zeros; "initial" ones have the zeros of
+random weights. Zeros are the mean of the convolutions' inputs. Lines that do not say are of initial weights and random
+images. "as graphs" is `jit` with the flags under which XLA makes CUDA graphs of everything. The ratio is the faster
+`jit`'s time over `jit_inference`'s. Memory is `jit`'s over `jit_inference`'s: temporary arrays, constants, and what was
+computed of the weights.""",
         network_tables.others,
+    ),
+    "latency": (
+        "What one call costs that is waited for",
+        """\
+Microseconds of a call at batch 1: among many dispatched without waiting, waited for by `block_until_ready`, and polled
+by `is_ready()`. "nothing" reads one element of the image. "product" is one product of matrices, in one kernel, that
+takes about as long as the network: what it costs more when it is waited for is JAX's and the host's.""",
+        network_tables.latency,
     ),
     "host": (
         "What a call costs its host",

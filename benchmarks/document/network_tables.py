@@ -10,8 +10,8 @@ from benchmarks.document.markdown import KINDS, kind, mean, microseconds, networ
 from benchmarks.suites import network_rows
 from benchmarks.suites.network_cases import XLA
 
-_SIDES = {"auto": "`None`", "fused": "`jsc.fuse`"}
-_SAME = 0.03  # of a time: `jsc.fuse` has a line where it differs by more from `None`
+_SIDES = {"auto": "`None`", "fused": "all chains"}
+_SAME = 0.03  # of a time: that with all chains has a line where it differs by more from `None`
 _MORE = 1.005  # times as much memory as XLA's
 _BY_NETWORK = ("network", "weights", "batch", "side")
 _HOST = {"nnx.jit": "`nnx.jit`", "cached_partial": "`nnx.cached_partial`", "state": "`jax.jit` of the state"} | {
@@ -110,6 +110,21 @@ def host(rows: Sequence[Row]) -> list[str]:
     return [table(("network", "arrays", "what", *_HOST.values()), lines)]
 
 
+def latency(rows: Sequence[Row]) -> list[str]:
+    """What one call costs that is waited for."""
+    titles = ("network", "kind", "side", "dispatched us", "waited for", "polled")
+    lines = (
+        (
+            network(row["network"]),
+            row["kind"],
+            row["side"],
+            *(microseconds(row[f"{way}_us"]) for way in ("dispatched", "waited", "polled")),
+        )
+        for row in sorted(rows, key=lambda row: (rank(row["network"]), row["kind"], row["side"]))
+    )
+    return [table(titles, lines)]
+
+
 def others(rows: Sequence[Row]) -> list[str]:
     """Models that others wrote."""
     titles = (
@@ -117,21 +132,27 @@ def others(rows: Sequence[Row]) -> list[str]:
         "images",
         "dtype",
         "precision",
+        "weights",
+        "zeros",
         "`jit` us",
         "as graphs",
         "`accelerate`",
         "`jit_inference`",
         "ratio",
         "waited for",
+        "memory",
     )
+    about = ("model", "batch", "dtype", "precision", "weights")
     lines = (
         (
-            *(str(row[key]) for key in ("model", "batch", "dtype", "precision")),
+            *(str(row.get(key, "")) for key in about),
+            f"{row['zeros_percent']:.0f} %" if "zeros_percent" in row else "",
             *(_microseconds_of(row, side) for side in ("jit", "graphs", "accelerate", "jit_inference")),
             ratio(row["jit_inference_ratio"]),
             ratio(min(_waited(row, "jit"), _waited(row, "graphs")) / _waited(row, "jit_inference")),
+            ratio(row["jit_bytes"] / row["jit_inference_bytes"]) if "jit_inference_bytes" in row else "",
         )
-        for row in sorted(rows, key=lambda row: (row["model"], row["batch"], row["dtype"], row["precision"]))
+        for row in sorted(rows, key=lambda row: tuple(row.get(key, "") for key in about))
     )
     return [table(titles, lines)]
 

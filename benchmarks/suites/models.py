@@ -6,26 +6,41 @@ Sides: "jit" (`jax.jit` with the weights as constants), "accelerate" (`jax.jit(j
 "jit_inference"; on a GPU also "graphs", which is "jit" with the flags under which XLA makes CUDA graphs of everything.
 Ratios are to the faster of "jit" and "graphs". `us` is the time of a call: on a GPU of one among many that are
 dispatched without waiting, on a CPU until the result is there. `waited_us` is the time of one call that is waited for,
-sides in turns. `compile_s` is the time of tracing and compiling. Weights are as each framework initialises them, so the
-zeros are those of random weights.
+sides in turns. `compile_s` is the time of tracing and compiling.
+
+The images are a photograph, mirrored and shifted. Weights are as each framework initialises them, with a trained
+network's zeros: kernels are scaled, and biases moved until each ReLU makes as many, on the first image in float32.
+`--weights initial` leaves them, and so does a model of which no zeros are known. `zeros_percent` is the mean share of
+zeros of the convolutions' inputs on that image.
+
+`jit_error` and `error` (the largest of ours) are relative to plain `jit` at HIGHEST, in the dtype of the images.
+
+`bytes` is what a compiled program needs: `temp_bytes` while it runs, and `weight_bytes` of constants in it and of what
+`jit_inference` has computed. The weights that the caller holds come on top of every side.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import jax_sparse_conv as jsc
 from benchmarks.common import command, results, tables
-from benchmarks.common.frameworks import MODELS
+from benchmarks.common.frameworks import MODELS, Built, shares_of
+from benchmarks.common.trained_zeros import with_zeros
+from jax_sparse_conv import models
 from jax_sparse_conv._src import devices, environment
+from jax_sparse_conv._src.cli import photograph
 from jax_sparse_conv._src.plans import timing
 
 OURS = ("accelerate", "jit_inference")
@@ -35,16 +50,21 @@ GRAPHS = {
     "xla_gpu_graph_min_graph_size": 1,
 }
 _DISPATCHED = 50  # calls in a row
+_CONSTANT = re.compile(r"= [a-z]+(\d*)\w*\[([\d,]*)\]\S* constant\(")  # in XLA's text: its bits and its shape
 _COLUMNS = (
     ("model", "model", "<", "{}"),
     ("batch", "batch", ">", "{}"),
     ("dtype", "dtype", "<", "{}"),
     ("precision", "precision", "<", "{}"),
+    ("weights", "weights", "<", "{}"),
+    ("zeros_percent", "zeros %", ">", "{:.1f}"),
     *((f"{side}_us", f"{side} us", ">", "{:.0f}") for side in SIDES),
     *((f"{side}_ratio", f"{side} x", ">", "{:.2f}") for side in OURS),
     *((f"{side}_waited_us", f"{side} waited us", ">", "{:.0f}") for side in SIDES),
     *((f"{side}_compile_s", f"{side} compile s", ">", "{:.1f}") for side in SIDES),
+    *((f"{side}_bytes", f"{side} bytes", ">", "{:,}") for side in SIDES),
     ("layers", "layers", ">", "{}"),
+    ("jit_error", "jit's error", ">", "{:.1e}"),
     ("error", "error", ">", "{:.1e}"),
 )
 
@@ -58,29 +78,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"benchmarks models: {error}", file=sys.stderr)
         return 1
-    rows = []
+    line = command.portable("models", arguments)
+    content = {**environment.describe_run(), "command": line, "repeats": options.repeats}
+    rows: list[tables.Row] = []
     for name in options.models:
         for batch in options.batches:
             for dtype in options.dtypes:
-                rows.append(measure(name, batch, dtype, options.precision, options.size, options.repeats))
+                rows.append(measure(name, batch, dtype, options))
                 columns = [column for column in _COLUMNS if column[0] in rows[-1]]
                 print(tables.aligned(rows[-1:], columns), flush=True)
-    line = command.portable("models", arguments)
-    content = {**environment.describe_run(), "command": line, "repeats": options.repeats}
-    results.add(options.json, "models", {**content, "rows": rows})
+                results.add(options.json, "models", {**content, "rows": rows})
     return 0
 
 
-def measure(name: str, batch: int, dtype: str, precision: str, size: int, repeats: int) -> tables.Row:
-    """Times of all sides of a model, their ratios to plain `jit`, and how far the results are apart."""
-    x = jax.random.normal(jax.random.key(0), (batch, size, size, 3), dtype)
-    with jax.default_matmul_precision(precision):
-        function, weights = MODELS[name](x)
+def measure(name: str, batch: int, dtype: str, options: argparse.Namespace) -> tables.Row:
+    """Times and memory of all sides of a model, their ratios to plain `jit`, and how far the results are apart."""
+    images = models.preprocess(photograph.batch_of(photograph.load(None, options.size), batch))
+    x, repeats = images.astype(dtype), options.repeats
+    shares = shares_of(name) if options.weights == "trained" else []
+    with jax.default_matmul_precision(options.precision):
+        (function, weights), zeros = _built(name, x, images[:1], shares)
         predict = jsc.jit_inference(function, weights)
         sides = _sides(lambda x: function(weights, x)) | {"jit_inference": predict}
         compiled = {side: _first_call(each, x) for side, each in sides.items()}
-        wanted = np.asarray(sides["jit"](x), np.float64)
-        found = [np.asarray(each(x), np.float64) for each in sides.values()]
+        with jax.default_matmul_precision("highest"):
+            wanted = np.asarray(jax.jit(lambda x: function(weights, x))(x), np.float64)
+        errors = {side: _difference(each(x), wanted) for side, each in sides.items()}
         operands = [(each,) for each in timing.rotations(x)]
         if devices.default_platform() == "gpu":
             times = timing.blocked(sides, operands, repeats, _DISPATCHED)
@@ -88,15 +111,61 @@ def measure(name: str, batch: int, dtype: str, precision: str, size: int, repeat
             times = timing.streaks(sides, operands, repeats)
         waited = timing.blocked(sides, operands, repeats)
         layers = sum(row.reason is None for row in predict.report(x).rows)
-    row: tables.Row = {"model": name, "batch": batch, "dtype": dtype, "precision": precision, "size": size}
+        memory = _memory(sides, x, {"jit_inference": predict.prepared(x)})
+    row: tables.Row = {"model": name, "batch": batch, "dtype": dtype, "precision": options.precision}
+    row |= {"size": options.size, "weights": "trained" if shares else "initial", "zeros_percent": 100 * zeros}
     row |= {f"{side}_us": each.microseconds for side, each in times.items()}
     row |= {f"{side}_best_us": 1e6 * each.best for side, each in times.items()}
     row |= {f"{side}_waited_us": each.microseconds for side, each in waited.items()}
     row |= {f"{side}_compile_s": each for side, each in compiled.items()}
     dense = min(times[side].median for side in sides if side not in OURS)
     row |= {f"{side}_ratio": dense / times[side].median for side in OURS}
-    error = max(float(np.linalg.norm(each - wanted) / np.linalg.norm(wanted)) for each in found)
-    return row | {"layers": layers, "error": error}
+    dense_error = max(error for side, error in errors.items() if side not in OURS)
+    row |= {"jit_error": dense_error, "error": max(errors[side] for side in OURS)}
+    return row | memory | {"layers": layers}
+
+
+def _difference(found: jax.Array, wanted: Any) -> float:
+    """Relative, of the norms."""
+    return float(np.linalg.norm(np.asarray(found, np.float64) - wanted) / np.linalg.norm(wanted))
+
+
+def _built(name: str, x: jax.Array, image: jax.Array, shares: Sequence[float]) -> tuple[Built, float]:
+    """A model for images `x`, with shares of zeros on a float32 image, and the convolutions' mean share."""
+    if x.dtype == image.dtype:
+        built = twin = MODELS[name](x)
+    else:  # in front of the model: Keras has one dtype at a time
+        with jax.default_device(jax.devices("cpu")[0]):
+            twin = MODELS[name](image)
+        built = MODELS[name](x)
+    found, zeros = with_zeros(*twin, image, shares)
+    leaves, tree = jax.tree.flatten(built[1])
+    moved = [
+        new.astype(old.dtype) if shares and jnp.issubdtype(jnp.result_type(old), jnp.floating) else old
+        for old, new in zip(leaves, jax.tree.leaves(found), strict=True)
+    ]
+    return (built[0], jax.tree.unflatten(tree, moved)), zeros
+
+
+def _memory(sides: Mapping[str, Any], x: jax.Array, computed: Mapping[str, Sequence[jax.Array]]) -> dict[str, int]:
+    """Bytes that each side's program needs, as far as XLA says so. JAX has what was compiled, so nothing is anew."""
+    row: dict[str, int] = {}
+    for side, function in sides.items():
+        program = function.lower(x).compile()
+        stats = program.memory_analysis()
+        if stats is not None:
+            temp = stats.temp_size_in_bytes
+            weights = _constant_bytes(program.as_text()) + sum(each.nbytes for each in computed.get(side, ()))
+            row |= {f"{side}_temp_bytes": temp, f"{side}_weight_bytes": weights, f"{side}_bytes": temp + weights}
+    return row
+
+
+def _constant_bytes(text: str) -> int:
+    """Of all constants of a compiled program, from XLA's text of it."""
+    found = _CONSTANT.findall(text)
+    return sum(
+        max(1, int(bits or 8) // 8) * math.prod(map(int, filter(None, shape.split(",")))) for bits, shape in found
+    )
 
 
 def _sides(of_images: Callable[[jax.Array], jax.Array]) -> dict[str, Callable[[jax.Array], Any]]:
@@ -121,6 +190,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--batches", nargs="+", type=int, default=[1, 8])
     add("--dtypes", nargs="+", choices=("float32", "bfloat16", "float16"), default=["float32"])
     add("--precision", choices=("default", "highest"), default="default", help="of float32 products")
+    add("--weights", choices=("trained", "initial"), default="trained", help="a trained network's zeros, or as built")
     add("--size", type=int, default=224, help="height and width of the images")
     add("--repeats", type=int, default=11)
     add("--json", type=Path)

@@ -20,7 +20,9 @@ SHAPES = [(3, 3, 16, 16), (1, 1, 16, 32), (3, 3, 32, 64), *[(3, 3, 64, 64)] * 6]
 
 def weights() -> list[dict[str, jax.Array]]:
     keys = jax.random.split(jax.random.key(1), len(SHAPES))
-    kernels = [jax.random.normal(key, shape) / np.sqrt(np.prod(shape[:3])) for key, shape in zip(keys, SHAPES, strict=True)]
+    kernels = [
+        jax.random.normal(key, shape) / np.sqrt(np.prod(shape[:3])) for key, shape in zip(keys, SHAPES, strict=True)
+    ]
     return [{"kernel": kernel, "scale": kernel.sum((0, 1, 2)) + 1, "shift": kernel[0, 0, 0]} for kernel in kernels]
 
 

@@ -86,7 +86,7 @@ def test_networks_have_a_line_for_each_side_that_differs() -> None:
     )
     assert text.splitlines()[2:] == [
         "| VGG-19 | arguments | 1 | `None` | 2.00 (2.00), 150 us |",
-        "| VGG-19 | arguments | 1 | `jsc.fuse` | 3.00 (3.00), 100 us |",
+        "| VGG-19 | arguments | 1 | all chains | 3.00 (3.00), 100 us |",
         "| new | arguments | 8 | `None` | 2.97 (2.00), 101 us |",
     ]
     assert losses.endswith("none.")
