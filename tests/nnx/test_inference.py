@@ -50,7 +50,9 @@ def evaluating() -> Net:
 
 
 def same(found: Any, wanted: Any) -> None:
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    """As exact as float32, with batch norms folded on one side."""
+    assert found.shape == wanted.shape
+    assert np.linalg.norm(found - wanted) <= 1e-5 * np.linalg.norm(wanted)
 
 
 def test_calls_as_the_model_is_called(x: jax.Array) -> None:

@@ -36,21 +36,39 @@ def with_chains(split: Split) -> Split:
 
 @dataclasses.dataclass
 class _Chain:
-    """A chain, and what is to be in its one array: places among its operands, and the values there by number."""
+    """A chain, and what is to be in its one array.
+
+    Attributes:
+      equation: the chain.
+      slots: by place among its operands, the number of what stands there in the array.
+      sources: of each, the value by number.
+      shapes: of each, as the chain has it.
+    """
 
     equation: Equation
-    places: list[int]
+    slots: dict[int, int]
     sources: list[int]
+    shapes: list[one_array.Shape]
+
+    def take(self, place: int, source: int, shape: one_array.Shape) -> None:
+        """Have an operand in the array. One that several layers read is there once."""
+        known = [
+            slot for slot, each in enumerate(zip(self.sources, self.shapes, strict=True)) if each == (source, shape)
+        ]
+        if not known:
+            self.sources.append(source)
+            self.shapes.append(shape)
+        self.slots[place] = known[0] if known else len(self.sources) - 1
 
     def bind(self, operands: dict[int, Any], packed: Any) -> list[Any]:
         """The chain of values by number, with its one array."""
         params, inputs = self.equation.equation.params, self.equation.inputs
-        kept = [place for place in range(len(inputs)) if place not in self.places]
-        numbers = {place: number for number, place in enumerate([*kept, *self.places])}
-        shapes = tuple(self.equation.equation.invars[place].aval.shape for place in self.places)
+        kept = [place for place in range(len(inputs)) if place not in self.slots]
+        numbers = {place: number for number, place in enumerate(kept)}
+        numbers |= {place: len(kept) + slot for place, slot in self.slots.items()}
         layers = tuple(layer.renumbered(numbers) for layer in params["layers"])
         given = [operands[inputs[place]] for place in kept]
-        return equations.bind(self.equation.equation, [*given, packed], layers=layers, packed=shapes)
+        return equations.bind(self.equation.equation, [*given, packed], layers=layers, packed=tuple(self.shapes))
 
 
 def _packed(split: Split) -> Split:
@@ -114,15 +132,14 @@ def _chains(flat: FlatJaxpr, roots: dict[int, int], may_be_copied: Sequence[bool
         if traced.primitive is not chains.fused_chain_p or not _is_one_call(traced):
             continue
         read = {number for layer in traced.params["layers"] for number in layer.weights()}
-        chain = _Chain(each, [], [])
+        chain = _Chain(each, {}, [], [])
         for place in sorted(read):
             root, aval = roots.get(each.inputs[place]), traced.invars[place].aval
-            if root is None or not weights[root] or readers[root] != {id(each)} or root in chain.sources:
+            if root is None or not weights[root] or readers[root] != {id(each)}:
                 continue
             if aval.dtype == traced.invars[0].aval.dtype:
-                chain.places.append(place)
-                chain.sources.append(root)
-        if len(chain.places) > 1:
+                chain.take(place, root, aval.shape)
+        if len(chain.sources) > 1:
             found.append(chain)
     return found
 
@@ -141,7 +158,7 @@ def _evaluated(flat: FlatJaxpr, known: dict[int, Any], found: dict[int, tuple[_C
     for each in reversed(flat.equations):
         if each.equation.effects or needed.intersection(each.outputs):
             kept.append(each)
-            packed = set(found[id(each)][0].places) if id(each) in found else set()
+            packed = set(found[id(each)][0].slots) if id(each) in found else set()
             needed.update(number for place, number in enumerate(each.inputs) if place not in packed)
     for each in reversed(kept):
         if id(each) in found:
