@@ -224,6 +224,8 @@ def jit_inference(
 
     The function is rewritten as by `accelerate`. Everything that depends on the weights alone is computed once: batch
     norms folded into kernels, casts, transposed and packed kernels. `update` takes new weights and computes it again.
+    On a GPU what a fused chain or a dense block reads of the weights lies in one array, so that a call has few
+    arguments. Of large arrays that it reads as they are there is no copy.
 
     Args:
       function: of the weights and the arguments of a call.

@@ -45,11 +45,13 @@ def accelerate(function: _Function) -> _Function:
 
     - Every two-dimensional `lax.conv_general_dilated` becomes `jsc.conv` under `implementation=None`, whatever its
       order of axes, strides, padding, dilation and groups. Products of up to 16 rows with a matrix become `jsc.dense`.
+      Calls of this package under `implementation=None` are taken in as well.
     - What follows joins the call: a bias, batch norm at inference in any spelling, a residual, ReLU, and a max or
       average pool. So does a `pad` in front. A batch norm is folded into the kernel.
     - Feature maps lie as [N, H, W, C] between the layers. What a function with channels first transposes is its first
       map and its last.
-    - Layers that feed each other run as fused chains, where that is expected to be faster.
+    - Layers that feed each other run as fused chains, where that is expected to be faster, and layers that append to a
+      map as dense blocks (Huang et al. 2017), where a GPU has them.
     - Layers in the bodies of `scan`, `while_loop`, `cond`, `checkpoint` and functions with derivatives of their own are
       rewritten there.
 
