@@ -153,7 +153,7 @@ class ConvUnit(nnx.Module):
 
     def activated(self, y: jax.Array) -> jax.Array:
         """The ReLU, where the layer has one."""
-        return jax.nn.relu(y) if self.conv.activation == "relu" else y
+        return jax.nn.relu(y) if self.conv.activation is not None else y
 
     def pooled(self, y: jax.Array) -> jax.Array:
         """The pool, where the layer has one: [N, Ho, Wo, K] -> [N, Po, Qo, K]."""

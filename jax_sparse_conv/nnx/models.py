@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from flax import nnx
 
@@ -62,6 +62,14 @@ class Report:
     def folded(self) -> tuple[ReportEntry, ...]:
         return tuple(entry for entry in self.entries if entry.folded_into is not None)
 
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: this is no model.
+
+        Raises:
+          TypeError: always.
+        """
+        raise TypeError("replace changes the model in place and returns a report, which is no model; call the model")
+
     def __str__(self) -> str:
         summary = f"{len(self.swapped)} layers swapped, {len(self.left)} left"
         if self.fold:
@@ -88,7 +96,7 @@ def replace(model: nnx.Module, *, implementation: str | None = None, fold: bool 
 
     Args:
       model: any nnx module, a layer itself included.
-      implementation: of all swapped layers, as in `jax_sparse_conv.conv` and `jax_sparse_conv.dense`.
+      implementation: of all swapped layers, as in `jax_sparse_conv.conv`. Dense layers have None where they lack it.
       fold: whether to fold batch norms, all or none.
 
     Returns:
@@ -103,7 +111,6 @@ def replace(model: nnx.Module, *, implementation: str | None = None, fold: bool 
     """
     check_module(model)
     layers.check_choice("implementation", implementation, (None, *ops.CONV_IMPLEMENTATIONS))
-    layers.check_choice("implementation", implementation, (None, *ops.DENSE_IMPLEMENTATIONS))
     check_flag("fold", fold)
     folds = folding.plan(list(_modules(model))) if fold else []
     entries = [_replace_layer(path, module, implementation) for path, module in _modules(model) if _is_layer(module)]
@@ -230,8 +237,8 @@ def _replace_layer(path: str, module: Any, implementation: str | None) -> Report
     new = SparseConv if type(module) is nnx.Conv else SparseLinear
     object.__setattr__(module, "__class__", new)  # past nnx, which would record an attribute of that name
     module.activation = None
-    module.implementation = implementation
-    return ReportEntry(path, old, new.__name__, f"implementation={implementation!r}, parameters kept")
+    module.implementation = implementation if implementation in (None, *new.implementations) else None
+    return ReportEntry(path, old, new.__name__, f"implementation={module.implementation!r}, parameters kept")
 
 
 def _why_left(module: Any) -> str | None:

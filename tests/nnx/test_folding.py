@@ -293,8 +293,8 @@ def test_bad_arguments() -> None:
     for value in (X, "yes", 1, None):
         with pytest.raises(TypeError, match="is not True or False"):
             replace(model, fold=value)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="implementation='coo' is not one of"):
-        replace(model, fold=True, implementation="coo")
+    with pytest.raises(ValueError, match="implementation='pecr' is not one of"):
+        replace(model, fold=True, implementation="pecr")
     assert type(model.layers[0]) is nnx.Conv
 
 

@@ -48,10 +48,8 @@ class Operands(NamedTuple):
         arrays: Any = (_array(name, value) for name, value in zip(_ARRAYS, values, strict=False))
         return cls(*arrays)._replace(packed=packed)
 
-    def check(self, result: tuple[int, ...], activation: str | None) -> None:
+    def check(self, result: tuple[int, ...]) -> None:
         """Shapes and dtypes of what is added to a convolution's or product's result, and that all dtypes agree."""
-        if not is_one_of(activation, ACTIVATIONS):
-            raise ValueError(f"activation={activation!r} is not one of {', '.join(map(repr, ACTIVATIONS))}")
         for name, value, shape in (("bias", self.bias, result[-1:]), ("residual", self.residual, result)):
             if value is not None and value.shape != shape:
                 raise ValueError(f"{name}.shape={value.shape} must be {shape}")
@@ -73,6 +71,23 @@ def _array(name: str, value: Any) -> jax.Array | None:
 def is_one_of(value: Any, choices: tuple[Any, ...]) -> bool:
     """Whether `value` is among the choices, also for an array, which compares with nothing."""
     return any(isinstance(value, type(choice)) and value == choice for choice in choices)
+
+
+def canonical_activation(activation: Any) -> str | None:
+    """The name of an activation; `jax.nn.relu` is "relu", and so is `flax.nnx.relu`.
+
+    Raises:
+      ValueError: any other.
+    """
+    if activation is jax.nn.relu:
+        return "relu"
+    if not is_one_of(activation, ACTIVATIONS):
+        raise ValueError(
+            f"activation={activation!r} is not one of {', '.join(map(repr, ACTIVATIONS))}, or jax.nn.relu; apply any "
+            "other behind the call"
+        )
+    name: str | None = activation
+    return name
 
 
 def check_positive(name: str, value: Any) -> None:

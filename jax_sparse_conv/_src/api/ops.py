@@ -23,6 +23,7 @@ from jax_sparse_conv._src.api.arguments import (
     KERNEL_DTYPES,
     READS_NONZEROS,
     Operands,
+    canonical_activation,
     canonical_precision,
     check_flag,
     check_implementation,
@@ -81,7 +82,7 @@ def conv(
       kernel_dilation: distance between the kernel's taps, an int or two.
       feature_group_count: groups of channels convolved separately; C for a depthwise convolution.
       residual: [N, Ho, Wo, K], x's dtype, added before the activation, or None.
-      activation: None or "relu".
+      activation: None, or "relu" or `jax.nn.relu`.
       precision: as in lax. The sparse kernels always compute float32 exactly, and sum 16-bit types in float32. "direct"
         on a GPU multiplies float32 as TF32 unless the precision is HIGHEST. Values below 2^-113 lose digits even then.
       implementation: None chooses ECR, "direct" or XLA's dense convolution by sizes, dtype, precision and device. On a
@@ -114,7 +115,8 @@ def conv(
         kernel_dilation=kernel_dilation,
         feature_group_count=feature_group_count,
     )
-    operands.check(_result_shape(operands, geometry), activation)
+    operands.check(_result_shape(operands, geometry))
+    activation = canonical_activation(activation)
     check_flag("count_nonzeros", count_nonzeros)
     check_implementation(implementation, CONV_IMPLEMENTATIONS, "conv", operands.x.dtype)
     check_nonzeros(operands.nonzeros, implementation)
@@ -152,7 +154,7 @@ def conv_pool(
       padding: of the convolution, as in `conv`.
       kernel_dilation: as in `conv`.
       feature_group_count: as in `conv`.
-      activation: None or "relu", applied before the pool.
+      activation: None, or "relu" or `jax.nn.relu`, applied before the pool.
       pool: "max" (padded with -inf) or "avg" (padded with zeros that count in the mean, as `flax.linen.avg_pool`).
       window_shape: rows and columns of a pooling window, an int or two.
       window_strides: between pooling windows, an int or two. None is `window_shape`; Flax's pools have 1 there.
@@ -192,7 +194,8 @@ def conv_pool(
         window_strides=window_strides,
         window_padding=window_padding,
     )
-    operands.check(_result_shape(operands, geometry), activation)
+    operands.check(_result_shape(operands, geometry))
+    activation = canonical_activation(activation)
     check_flag("count_nonzeros", count_nonzeros)
     check_implementation(implementation, CONV_POOL_IMPLEMENTATIONS, "conv_pool", operands.x.dtype)
     check_nonzeros(operands.nonzeros, implementation)
@@ -221,7 +224,7 @@ def dense(
       x: [..., C], float32, bfloat16, float16 or float64. Native kernels take float64 on a CPU only.
       kernel: [C, K], x's dtype; or what `jax_sparse_conv.pack` made of it.
       bias: [K], x's dtype, or None.
-      activation: None or "relu".
+      activation: None, or "relu" or `jax.nn.relu`.
       precision: as in `conv`.
       implementation: "ecr" takes each row of x as one compressed window. "xla" is dense. None is ECR for few rows: up
         to 16 on a CPU, and one on a GPU. Rows that `vmap` adds count. None is dense for more rows, and without a kernel
@@ -240,7 +243,8 @@ def dense(
     if len(shape) < 1 or len(kernel_shape) != 2 or shape[-1] != kernel_shape[0]:
         raise ValueError(f"x.shape={shape} and kernel.shape={kernel_shape} are not [..., C] and [C, K]")
     check_implementation(implementation, DENSE_IMPLEMENTATIONS, "dense", given.x.dtype)
-    given.check((*shape[:-1], kernel_shape[1]), activation)
+    given.check((*shape[:-1], kernel_shape[1]))
+    activation = canonical_activation(activation)
     precision = canonical_precision(precision)
     is_xla = implementation == "xla" or (implementation is None and str(given.x.dtype) not in KERNEL_DTYPES)
     method = "xla" if is_xla else None if implementation is None else "dense"

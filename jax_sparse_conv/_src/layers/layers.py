@@ -100,7 +100,7 @@ _NO_COUNTS = Counts()
 
 def check_arguments(activation: str | None, implementation: Implementation, names: tuple[str, ...]) -> None:
     """Raise a ValueError for an activation or implementation that no call of the layer could use."""
-    check_choice("activation", activation, ops.ACTIVATIONS)
+    arguments.canonical_activation(activation)
     if not isinstance(implementation, Planned):
         check_choice("implementation", implementation, (None, *names))
 
@@ -230,7 +230,7 @@ def epilogue(y: jax.Array, residual: Any, activation: str | None) -> jax.Array:
         residual = jnp.asarray(residual, y.dtype)
         if residual.shape != y.shape:
             raise ValueError(f"residual.shape={residual.shape} must be {y.shape}")
-    return reference.epilogue(y, None, residual, activation)
+    return reference.epilogue(y, None, residual, arguments.canonical_activation(activation))
 
 
 def counted(y: jax.Array, counts: Counts) -> Counted:
@@ -263,14 +263,14 @@ def conv_arguments(layer: ConvLayer) -> dict[str, Any]:
         "padding": layer.padding,
         "kernel_dilation": 1 if layer.kernel_dilation is None else layer.kernel_dilation,
         "feature_group_count": layer.feature_group_count,
-        "activation": layer.activation,
+        "activation": arguments.canonical_activation(layer.activation),
         "precision": layer.precision,
     }
 
 
 def dense_arguments(layer: DenseLayer) -> dict[str, Any]:
     """Keyword arguments of `ops.dense`."""
-    return {"activation": layer.activation, "precision": layer.precision}
+    return {"activation": arguments.canonical_activation(layer.activation), "precision": layer.precision}
 
 
 def pool_arguments(layer: ConvPoolLayer) -> dict[str, Any]:

@@ -67,6 +67,12 @@ class PackedKernel:
     packed: jax.Array | None
     feature_group_count: int = 1
 
+    def __repr__(self) -> str:
+        """Without the values: what arrays there are."""
+        copy = "no copy" if self.packed is None else "with a copy"
+        kind = f"{self.kernel.dtype}{list(self.kernel.shape)}" if hasattr(self.kernel, "dtype") else repr(self.kernel)
+        return f"PackedKernel({kind}, {copy}, feature_group_count={self.feature_group_count})"
+
     @property
     def shape(self) -> tuple[int, ...]:
         return self.kernel.shape

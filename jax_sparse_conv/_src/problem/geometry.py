@@ -235,11 +235,20 @@ def _check_rank(name: str, shape: Sequence[int], rank: int, layout: str) -> None
         raise ValueError(f"{name}.shape={tuple(shape)} has {len(shape)} dimensions; it must be {layout}")
 
 
+def _layout_hint(x_shape: Sequence[int], kernel_shape: Sequence[int], groups: int) -> str:
+    """What to say where the shapes would fit with channels first."""
+    if x_shape[1] == kernel_shape[2] * groups:
+        return "; x is [N, H, W, C] here, and this looks like [N, C, H, W], which x.transpose(0, 2, 3, 1) turns"
+    if x_shape[1] == kernel_shape[1] * groups or x_shape[3] == kernel_shape[1] * groups:
+        return "; the kernel is [kh, kw, C, K] here, and this looks like [K, C, kh, kw]: kernel.transpose(2, 3, 1, 0)"
+    return ""
+
+
 def _check_channels(x_shape: Sequence[int], kernel_shape: Sequence[int], groups: int) -> None:
     if x_shape[3] != kernel_shape[2] * groups:
         raise ValueError(
             f"kernel.shape={tuple(kernel_shape)} takes {kernel_shape[2]} x feature_group_count={groups} input "
-            f"channels, but x.shape={tuple(x_shape)} has C={x_shape[3]}"
+            f"channels, but x.shape={tuple(x_shape)} has C={x_shape[3]}{_layout_hint(x_shape, kernel_shape, groups)}"
         )
     if kernel_shape[3] % groups:
         raise ValueError(
