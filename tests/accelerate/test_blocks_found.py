@@ -97,7 +97,54 @@ def folded(layers: Any) -> list[jsc.DenseBlockLayer]:
     return found
 
 
-FUNCTIONS: dict[str, tuple[Callable[[Any, jax.Array], Any], int]] = {
+def last_twice(x: jax.Array, layers: Any) -> tuple[jax.Array, jax.Array]:
+    """What the last layer appends has another reader."""
+    first, kernel1, second, kernel2 = layers[-1]
+    x = appended(x, layers[:-1])
+    y = conv(norm(conv(norm(x, first), kernel1), second), kernel2)
+    return jnp.concatenate([x, y], axis=-1), y.sum()
+
+
+def tapped(x: jax.Array, layers: Any) -> list[jax.Array]:
+    """Each map is concatenated anew for its layer and for who looks at it."""
+    maps, taps = [x], []
+    for first, kernel1, second, kernel2 in layers:
+        maps.append(conv(norm(conv(norm(jnp.concatenate(maps, -1), first), kernel1), second), kernel2))
+        taps.append(jnp.concatenate(maps, -1).sum())
+    return [*taps, jnp.concatenate(maps, -1).max()]
+
+
+def inside_out(x: jax.Array, layers: Any) -> list[jax.Array]:
+    """What a layer computes first is a result, too."""
+    first, kernel1, second, kernel2 = layers[0]
+    y = norm(x, first)
+    z = norm(conv(y, kernel1), second)
+    return [jnp.concatenate([x, conv(z, kernel2)], axis=-1), y, z.mean()]
+
+
+def with_its_scaled_map(x: jax.Array, weights: Any) -> list[jax.Array]:
+    """A transition whose first result has another reader."""
+    x = appended(x, weights[0])
+    y = norm(x, weights[1])
+    pooled = lax.reduce_window(conv(y, weights[2]), 0.0, lax.add, (1, 2, 2, 1), (1, 2, 2, 1), "VALID") / 4
+    return [pooled, y]
+
+
+def other_middle(layers: Any) -> Any:
+    """The second layer has 64 channels in its middle."""
+    first, kernel1, second, kernel2 = layers[1]
+    return [layers[0], (first, kernel1[..., :64], [each[:64] for each in second], kernel2[:, :, :64]), *layers[2:]]
+
+
+def with_other_windows(x: jax.Array, weights: Any) -> jax.Array:
+    """A transition with a window of 3x3."""
+    x = norm(appended(x, weights[0]), weights[1])
+    kernel = jnp.broadcast_to(weights[2], (3, 3, *weights[2].shape[2:]))
+    y = lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    return lax.reduce_window(y, 0.0, lax.add, (1, 2, 2, 1), (1, 2, 2, 1), "VALID") / 4
+
+
+FUNCTIONS: dict[str, tuple[Callable[[Any, jax.Array], Any], int | None]] = {
     "appended": (lambda w, x: appended(x, w[0]).mean((1, 2)), 6),
     "listed": (lambda w, x: listed(x, w[0]).mean((1, 2)), 6),
     "another norm": (lambda w, x: appended(x, w[0], other_norm), 6),
@@ -107,6 +154,13 @@ FUNCTIONS: dict[str, tuple[Callable[[Any, jax.Array], Any], int]] = {
     "of another reader": (lambda w, x: with_another_reader(x, w), 6),
     "one layer": (lambda w, x: appended(x, w[0][:1]), 2),
     "by dense_block": (lambda w, x: jsc.dense_block(x, folded(w[0])), 6),
+    "what is appended last, twice": (lambda w, x: last_twice(x, w[0]), 4),
+    "with taps": (lambda w, x: tapped(x, w[0]), 0),
+    "inside out": (lambda w, x: inside_out(x, w[0]), 0),
+    "with the transition's map": (lambda w, x: with_its_scaled_map(x, w), 6),
+    "another middle": (lambda w, x: appended(x, other_middle(w[0])), 0),
+    "windows of a transition": (lambda w, x: with_other_windows(x, w), 6),
+    "two branches": (lambda w, x: (appended(x, w[0][:1]).sum(), appended(x, w[0])), None),
     "in another order": (lambda w, x: jnp.concatenate([conv(x, w[2][:, :, :64]), x], -1), 0),
 }
 
@@ -118,7 +172,7 @@ def test_blocks(name: str, size: int) -> None:
     x = jax.nn.relu(jax.random.normal(jax.random.key(3), (1, size, size, C0)))
     predict = jsc.jit_inference(function, given)
     rows = predict.report(x).rows
-    assert sum(row.runs.startswith("dense block") for row in rows) == count
+    assert count is None or sum(row.runs.startswith("dense block") for row in rows) == count
     assert all(row.reason is None for row in rows)
     for found, wanted in zip(jax.tree.leaves(predict(x)), jax.tree.leaves(function(given, x)), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)

@@ -106,6 +106,48 @@ def test_weights_that_layers_share() -> None:
     assert difference(shared(X), wanted) < 2e-5
 
 
+@jax.custom_jvp
+def second(one: jax.Array, other: jax.Array) -> jax.Array:
+    return other
+
+
+second.defjvp(lambda primals, tangents: (primals[1], tangents[1]))
+
+
+@pytest.mark.usefixtures("as_on_a_gpu", "float32_products")
+def test_weights_that_a_rule_of_its_own_chooses() -> None:
+    kernels = [jax.random.normal(key, (3, 3, 16, 16)) / 12 for key in jax.random.split(jax.random.key(5), 9)]
+
+    def function(weights: Any, x: jax.Array) -> jax.Array:
+        for index in range(8):
+            x = jsc.conv(x, second(weights[index], weights[index + 1]))
+        return x
+
+    assert difference(jsc.jit_inference(function, kernels)(X), function(kernels, X)) < 2e-5
+
+
+@pytest.mark.usefixtures("as_on_a_gpu", "float32_products")
+def test_weights_that_are_maps_too() -> None:
+    kernel, bias = jnp.full((1, 1, 16, 16), 0.1), jnp.arange(16.0)
+
+    def with_bias(weights: Any, x: jax.Array) -> jax.Array:
+        for _ in range(8):
+            x = jsc.conv(x, weights[0], weights[1], residual=weights[1].reshape(1, 1, 1, 16))
+        return x
+
+    def of_itself(weights: Any, x: jax.Array) -> jax.Array:
+        y = jsc.conv(weights[0], weights[0])
+        for _ in range(8):
+            y = jsc.conv(y, weights[0])
+        return y * x
+
+    x = X[:, :1, :1]
+    for function in (with_bias, of_itself):
+        given = [kernel, bias] if function is with_bias else [jnp.full((1, 1, 16, 16), 0.1).reshape(1, 1, 16, 16)]
+        found, wanted = jsc.jit_inference(function, given)(x), function(given, x)
+        assert difference(found, wanted) < 2e-5
+
+
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_large_weights_of_the_users_own_have_no_copy() -> None:
     kernels = [jnp.ones((3, 3, 64, 64)), jnp.ones((1, 1, 64, 64))]

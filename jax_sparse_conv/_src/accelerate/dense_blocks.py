@@ -134,15 +134,17 @@ class _Search:
     def _layer(self, result: int) -> _Layer | None:
         """The layer whose result a map ends with."""
         parts, appended = self._parts[result], self._makers[result]
-        second = self._call(appended.inputs[-1], _WINDOW, None, has_bias=False)
-        first = None if second is None else self._call(second.inputs[0], _POINT, "relu", has_bias=True)
+        second = self._call(appended.inputs[-1], (3, 3), _WINDOW, None, has_bias=False)
+        first = None if second is None else self._call(second.inputs[0], (1, 1), _POINT, "relu", has_bias=True)
         if second is None or first is None or self._of(appended.inputs[-1]) != parts[-1:]:
             return None
         scaled = self._scaled(first.inputs[0], parts[:-1])
         return None if scaled is None else _Layer(scaled, (first, second), appended)
 
-    def _call(self, number: int, geometry: Geometry, activation: str | None, has_bias: bool) -> Equation | None:
-        """The call of this package that a value with one reader is the result of, if it is like this."""
+    def _call(
+        self, number: int, size: tuple[int, int], geometry: Geometry, activation: str | None, has_bias: bool
+    ) -> Equation | None:
+        """The call of this package that a value is the result of, if it is like this."""
         equation = self._makers.get(number)
         if equation is None or equation.equation.primitive is not primitives.conv_p:
             return None
@@ -150,7 +152,7 @@ class _Search:
         method = "pecr" if geometry.pool else "ecr"
         wanted = Config(geometry, method, activation, has_bias, fallback=True, precision=config.precision)
         is_alike = dataclasses.replace(config, has_packed=False) == wanted
-        return equation if is_alike and equation.equation.invars[1].aval.shape[0] == 1 else None
+        return equation if is_alike and equation.equation.invars[1].aval.shape[:3] == (1, *size) else None
 
     def _scaled(self, number: int, parts: tuple[int, ...]) -> _Scaled | None:
         """How a value comes from the map of these parts by a scale, a shift and a ReLU."""
@@ -180,22 +182,24 @@ class _Search:
         return None if is_other or (name == "div" and left[0] != equation.inputs[0]) else left[0]
 
     def _cut(self, layers: list[_Layer]) -> list[_Block]:
-        """Layers in a row as blocks: one ends where something else reads its map."""
-        blocks: list[list[_Layer]] = [[]]
-        for index, layer in enumerate(layers):
-            if index and not self._is_inner(layers[index - 1], layers[index:]):
-                blocks.append([])
-            blocks[-1].append(layer)
-        return [_Block(block) for block in blocks]
+        """Layers in a row as blocks, each as long as nothing outside reads what is in it."""
+        blocks, start = [], 0
+        while start < len(layers):
+            ends = range(len(layers), start, -1)
+            end = next((end for end in ends if self._is_closed(_Block(layers[start:end]))), None)
+            if end is not None:
+                blocks.append(_Block(layers[start:end]))
+            start = start + 1 if end is None else end
+        return blocks
 
-    def _is_inner(self, layer: _Layer, behind: Sequence[_Layer]) -> bool:
-        """Whether only the layers behind read what a layer makes."""
-        allowed = {id(each) for other in (layer, *behind) for each in other.equations()}
-        made = (layer.convs[1].outputs[0], layer.appended.outputs[0])
-        return all(
-            number not in self._flat.outputs and all(id(each) in allowed for each in self._readers.get(number, ()))
-            for number in made
-        )
+    def _is_closed(self, block: _Block) -> bool:
+        """Whether nothing outside of a block reads what is in it, but for its result."""
+        inside = block.equations()
+        known = set(map(id, inside))
+        made = {number for each in inside for number in each.outputs} - set(block.last.outputs)
+        if not made.isdisjoint(self._flat.outputs):
+            return False
+        return all(id(reader) in known for number in made for reader in self._readers.get(number, ()))
 
     def _with_transition(self, block: _Block) -> _Block | None:
         """A block with the transition behind it, without it, or None, by what the GPU has."""
@@ -211,8 +215,9 @@ class _Search:
             kernel = behind[1].equation.invars[1].aval
             channels = jax.ShapeDtypeStruct((kernel.shape[3],), x.dtype)
             transition = DenseTransition(channels, channels, jax.ShapeDtypeStruct(kernel.shape[1:], x.dtype))
-            if dense_blocks.is_one_call(x, layers, precision, transition):
-                return _Block(block.layers, behind)
+            whole = _Block(block.layers, behind)
+            if self._is_closed(whole) and dense_blocks.is_one_call(x, layers, precision, transition):
+                return whole
         return block if dense_blocks.is_one_call(x, layers, precision) else None
 
     def _transition(self, result: int) -> tuple[_Scaled, Equation] | None:
@@ -224,7 +229,7 @@ class _Search:
         while len(self._readers.get(number, ())) == 1:
             (reader,) = self._readers[number]
             if reader.equation.primitive is primitives.conv_p:
-                call = self._call(reader.outputs[0], _POOLED, None, has_bias=False)
+                call = self._call(reader.outputs[0], (1, 1), _POOLED, None, has_bias=False)
                 scaled = None if call is None or reader.inputs[0] != number else self._scaled(number, self._of(result))
                 return None if call is None or scaled is None else (scaled, call)
             if self._moving(reader) != number:

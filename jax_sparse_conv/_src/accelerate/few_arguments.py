@@ -131,11 +131,16 @@ def _chains(flat: FlatJaxpr, roots: dict[int, int], may_be_copied: Sequence[bool
         traced = each.equation
         if traced.primitive is not chains.fused_chain_p or not _is_one_call(traced):
             continue
-        read = {number for layer in traced.params["layers"] for number in layer.weights()}
+        layers = traced.params["layers"]
+        read = {number for layer in layers for number in layer.weights()}
+        of_maps = {
+            number for layer in layers for number in (layer.x, layer.residual) if number is not None and number >= 0
+        }
+        also_maps = {roots.get(each.inputs[place]) for place in of_maps}
         chain = _Chain(each, {}, [], [])
         for place in sorted(read):
             root, aval = roots.get(each.inputs[place]), traced.invars[place].aval
-            if root is None or not weights[root] or readers[root] != {id(each)}:
+            if root is None or root in also_maps or not weights[root] or readers[root] != {id(each)}:
                 continue
             if aval.dtype == traced.invars[0].aval.dtype:
                 chain.take(place, root, aval.shape)

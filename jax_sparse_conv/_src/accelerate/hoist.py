@@ -95,7 +95,8 @@ class _Parts:
 def is_view(equation: Any) -> bool:
     """Whether an equation gives its first operand another shape, and no more."""
     if equation.primitive.name == "custom_jvp_call":
-        return not equation.params["call_jaxpr"].jaxpr.eqns
+        inner = equation.params["call_jaxpr"].jaxpr
+        return not inner.eqns and len(inner.outvars) == 1 and inner.outvars[0] is inner.invars[0]
     if equation.primitive.name not in ("reshape", "squeeze", "broadcast_in_dim"):
         return False
     same_size = math.prod(equation.invars[0].aval.shape) == math.prod(equation.outvars[0].aval.shape)

@@ -215,16 +215,17 @@ def _may_join(x: Any, precision: Any) -> bool:
 def why_not(operands: Sequence[Any], packed: BlockSizes | None = None) -> str | None:
     """Why a block cannot be one call on any device that this installation has kernels for, or None."""
     x, block, transition = _described(operands, packed)
-    first, layers = block[0], len(block)
+    layers = len(block)
     if (missing := _native.why_missing("dense_block", "cuda", x.dtype)) is not None:
         return missing
     if any(map(jax.export.is_symbolic_dim, x.shape)):
         return "its sizes are not known yet"
     if str(x.dtype) not in _DTYPES:
         return f"dtype {x.dtype} is not one of {', '.join(_DTYPES)}"
-    middle, growth = first.kernel1.shape[3], first.kernel2.shape[3]
-    if (middle, growth) != (_MIDDLE, _GROWTH) or any(layer.kernel2.shape[3] != _GROWTH for layer in block):
-        return f"M={middle} and G={growth} of its layers are not {_MIDDLE} and {_GROWTH}"
+    sizes = [(layer.kernel1.shape[3], layer.kernel2.shape[3]) for layer in block]
+    other = next((size for size in sizes if size != (_MIDDLE, _GROWTH)), None)
+    if other is not None:
+        return f"M={other[0]} and G={other[1]} of a layer are not {_MIDDLE} and {_GROWTH}"
     if x.shape[3] % _CHANNELS or x.shape[3] + layers * _GROWTH > _MAX_CHANNELS:
         return f"C0={x.shape[3]} is not a multiple of {_CHANNELS}, or the result has more than {_MAX_CHANNELS} channels"
     if layers > _MAX_LAYERS:
