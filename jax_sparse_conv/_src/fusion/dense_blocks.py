@@ -225,7 +225,7 @@ def why_not(operands: Sequence[Any], packed: BlockSizes | None = None) -> str | 
     sizes = [(layer.kernel1.shape[3], layer.kernel2.shape[3]) for layer in block]
     other = next((size for size in sizes if size != (_MIDDLE, _GROWTH)), None)
     if other is not None:
-        return f"M={other[0]} and G={other[1]} of a layer are not {_MIDDLE} and {_GROWTH}"
+        return f"M={other[0]} and G={other[1]} of its layers are not {_MIDDLE} and {_GROWTH}"
     if x.shape[3] % _CHANNELS or x.shape[3] + layers * _GROWTH > _MAX_CHANNELS:
         return f"C0={x.shape[3]} is not a multiple of {_CHANNELS}, or the result has more than {_MAX_CHANNELS} channels"
     if layers > _MAX_LAYERS:
