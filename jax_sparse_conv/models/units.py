@@ -21,7 +21,7 @@ from jax_sparse_conv._src.layers import layers
 from jax_sparse_conv._src.layers.packed_params import PackedParam
 from jax_sparse_conv._src.primitive import reference
 from jax_sparse_conv.models.initializers import he_normal
-from jax_sparse_conv.nnx import SparseConv, SparseConvPool, SparseLinear
+from jax_sparse_conv.nnx import SparseConv, SparseConvPool, SparseLinear, folding
 from jax_sparse_conv.nnx.layers import promoted
 
 TORCH_EPSILON = 1e-5
@@ -164,7 +164,9 @@ class ConvUnit(nnx.Module):
         norm, conv = self.batch_norm, self.conv
         if norm is None:
             return False
-        kernel, bias = _folded(conv.kernel[...], None if conv.bias is None else conv.bias[...], *_scale_and_shift(norm))
+        kernel, bias = folding.folded(
+            conv.kernel[...], None if conv.bias is None else conv.bias[...], *folding.scale_and_shift(norm)
+        )
         kind: Any = nnx.Param if isinstance(conv.kernel, PackedParam) else type(conv.kernel)
         conv.kernel = kind.from_metadata(kernel, conv.kernel.get_metadata())
         conv.bias = nnx.Param(bias)
@@ -209,7 +211,7 @@ class PreActivation(nnx.Module):
         norm = self.batch_norm
         if norm is None:
             return False
-        scale, shift = _scale_and_shift(norm)
+        scale, shift = folding.scale_and_shift(norm)
         dtype = norm.scale[...].dtype  # type: ignore[index]
         self.scale, self.bias = nnx.Param(scale.astype(dtype)), nnx.Param(shift.astype(dtype))
         self.batch_norm, self.folded = nnx.data(None), True
@@ -276,30 +278,6 @@ def _batch_norm(features: int, epsilon: float, shared: Shared) -> nnx.BatchNorm:
         param_dtype=shared.get("param_dtype", jnp.float32),
         rngs=shared["rngs"],
     )
-
-
-def _scale_and_shift(norm: nnx.BatchNorm) -> tuple[jax.Array, jax.Array]:
-    """A batch norm at inference as y = scale * x + shift, float32 [C]."""
-    gamma, beta = (value[...] for value in (norm.scale, norm.bias))  # type: ignore[index]
-    return _scale_and_shift_of(gamma, beta, norm.mean[...], norm.var[...], norm.epsilon)
-
-
-@jax.jit
-def _scale_and_shift_of(
-    gamma: jax.Array, beta: jax.Array, mean: jax.Array, var: jax.Array, epsilon: float
-) -> tuple[jax.Array, jax.Array]:
-    scale = gamma.astype(jnp.float32) / jnp.sqrt(var + epsilon)
-    return scale, beta.astype(jnp.float32) - mean * scale
-
-
-@jax.jit
-def _folded(
-    kernel: jax.Array, bias: jax.Array | None, scale: jax.Array, shift: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Kernel [kh, kw, C / groups, K] and bias [K] of a convolution with the scale and shift [K] that followed it."""
-    conv_bias = 0.0 if bias is None else bias.astype(jnp.float32)
-    folded = (kernel.astype(jnp.float32) * reference.for_channels_of(kernel, scale)).astype(kernel.dtype)
-    return folded, (shift + conv_bias * scale).astype(kernel.dtype)
 
 
 def _windows(size: int, window: int, strides: int) -> int:

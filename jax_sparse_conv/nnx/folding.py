@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -17,6 +17,7 @@ from flax.nnx.nn import dtypes
 from jax import lax
 
 from jax_sparse_conv._src.api.lax_signature import conv_general_dilated
+from jax_sparse_conv._src.primitive import reference
 from jax_sparse_conv.nnx.layers import SparseConv, SparseLinear
 
 # All of a model, with their paths.
@@ -78,16 +79,16 @@ class Fold(NamedTuple):
     def run(self) -> None:
         """Give the layer the folded kernel and bias, and put a `FoldedBatchNorm` in the batch norm's place."""
         layer, norm = self.layer, self.place.module
-        variables = (norm.scale, norm.bias, norm.mean, norm.var, layer.bias)
-        gamma, beta, mean, var, bias = (None if each is None else each[...] for each in variables)
-        kernel, new_bias = _folded(layer.kernel[...], bias, gamma, beta, mean, var, norm.epsilon)
+        bias = None if layer.bias is None else layer.bias[...]
+        kernel, new_bias = folded(layer.kernel[...], bias, *scale_and_shift(norm))
         layer.kernel[...] = kernel
         if layer.bias is None:
             layer.bias = nnx.Param(new_bias)
             layer.use_bias = True
         else:
             layer.bias[...] = new_bias
-        at_least = jnp.result_type(*(each.dtype for each in (gamma, beta, mean, var) if each is not None))
+        variables = (norm.scale, norm.bias, norm.mean, norm.var)
+        at_least = jnp.result_type(*(each.dtype for each in variables if each is not None))
         self.place.entries[self.place.number] = FoldedBatchNorm(norm.dtype, at_least)
 
 
@@ -255,20 +256,30 @@ def _why_shared(place: _Place, name: str, uses: Mapping[int, int]) -> str | None
 # --- values ----------------------------------------------------------------------------------------------------------
 
 
+def scale_and_shift(norm: nnx.BatchNorm) -> tuple[jax.Array, jax.Array]:
+    """A batch norm at inference as y = scale * x + shift, [C] each, in float32 at least."""
+    gamma, beta = (None if value is None else value[...] for value in (norm.scale, norm.bias))
+    return _scale_and_shift_of(gamma, beta, norm.mean[...], norm.var[...], norm.epsilon)
+
+
 @jax.jit
-def _folded(
-    kernel: jax.Array,
-    bias: jax.Array | None,
-    gamma: jax.Array | None,
-    beta: jax.Array | None,
-    mean: jax.Array,
-    var: jax.Array,
-    epsilon: float,
+def _scale_and_shift_of(
+    gamma: jax.Array | None, beta: jax.Array | None, mean: jax.Array, var: jax.Array, epsilon: float
 ) -> tuple[jax.Array, jax.Array]:
-    """Kernel [..., K] and bias [K] of a layer with the batch norm behind it; computed in float32 at least."""
-    wide: Callable[[jax.Array], jax.Array] = lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32))  # noqa: E731
-    scale = lax.rsqrt(wide(var) + epsilon)
-    scale = scale if gamma is None else scale * wide(gamma)
-    shift = -wide(mean) if bias is None else wide(bias) - wide(mean)
-    shifted = shift * scale if beta is None else shift * scale + wide(beta)
-    return (wide(kernel) * scale).astype(kernel.dtype), shifted.astype((kernel if bias is None else bias).dtype)
+    scale = (1.0 if gamma is None else _wide(gamma)) / jnp.sqrt(_wide(var) + epsilon)
+    moved = _wide(mean) * scale
+    return scale, -moved if beta is None else _wide(beta) - moved
+
+
+@jax.jit
+def folded(
+    kernel: jax.Array, bias: jax.Array | None, scale: jax.Array, shift: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Kernel [..., K] and bias [K] of a layer with the scale and shift [K] that followed it, in their dtypes."""
+    moved = shift if bias is None else shift + _wide(bias) * scale
+    scaled = _wide(kernel) * reference.for_channels_of(kernel, scale)
+    return scaled.astype(kernel.dtype), moved.astype((kernel if bias is None else bias).dtype)
+
+
+def _wide(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))

@@ -120,9 +120,9 @@ class _Search:
         """All blocks that a GPU has one call for."""
         layers = [layer for number in self._parts if (layer := self._layer(number)) is not None]
         behind = {self._of(layer.scaled.source): layer for layer in layers}
-        starts = set(behind) - {self._parts[layer.appended.outputs[0]] for layer in layers}
+        made = {self._parts[layer.appended.outputs[0]] for layer in layers}
         found = []
-        for parts in starts:
+        for parts in (each for each in behind if each not in made):  # in the order of the function
             row: list[_Layer] = []
             while parts in behind:
                 row.append(behind[parts])
@@ -149,7 +149,7 @@ class _Search:
         if equation is None or equation.equation.primitive is not primitives.conv_p:
             return None
         config = equation.equation.params["config"]
-        method = "pecr" if geometry.pool else "ecr"
+        method = primitives.sparse_method(geometry)
         wanted = Config(geometry, method, activation, has_bias, fallback=True, precision=config.precision)
         is_alike = dataclasses.replace(config, has_packed=False) == wanted
         return equation if is_alike and equation.equation.invars[1].aval.shape[:3] == (1, *size) else None

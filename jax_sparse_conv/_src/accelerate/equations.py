@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 from jax.extend import core as jex_core
 
 from jax_sparse_conv._src.fusion import dense_blocks
-from jax_sparse_conv._src.fusion.jaxprs import Equation, FlatJaxpr, called
+from jax_sparse_conv._src.fusion.jaxprs import Equation, FlatJaxpr, called, taken_apart
 from jax_sparse_conv._src.primitive import jax_internals, primitives
 
 _LAYERS = ("conv_general_dilated", "dot_general", primitives.conv_p.name)
@@ -37,23 +36,26 @@ def flattened(jaxpr: Any, arguments: Sequence[Any], inner: Callable[[Any], Any] 
     """
     flat = FlatJaxpr(jaxpr, arguments, inner)
     flat.equations = [each for each in flat.equations if not _is_folded(each, flat.known)]
-    needed, kept = set(flat.outputs), []
-    for equation in reversed(flat.equations):
-        if equation.equation.effects or needed.intersection(equation.outputs):
-            needed.update(equation.inputs)
-            kept.append(equation)
-    flat.equations = kept[::-1]
+    flat.equations = live(flat.equations, flat.outputs, lambda equation: equation.inputs)
     return flat
+
+
+def live(
+    every: Sequence[Equation], outputs: Sequence[int], reads: Callable[[Equation], Sequence[int]]
+) -> list[Equation]:
+    """The equations that the outputs need or that have effects, in order, where each reads what `reads` says."""
+    needed, kept = set(outputs), []
+    for equation in reversed(every):
+        if equation.equation.effects or needed.intersection(equation.outputs):
+            needed.update(reads(equation))
+            kept.append(equation)
+    return kept[::-1]
 
 
 def apart(equation: Any) -> Any:
     """As `called`, for a function that is not rewritten yet: its dense blocks are layers, like any others."""
     if equation.primitive is dense_blocks.dense_block_p and not equation.params["must"]:
-        meaning = functools.partial(
-            dense_blocks.separate, precision=equation.params["precision"], packed=equation.params["packed"]
-        )
-        operands = [jax.ShapeDtypeStruct(each.aval.shape, each.aval.dtype) for each in equation.invars]
-        return jax.make_jaxpr(meaning)(*operands)
+        return taken_apart(equation, dense_blocks.separate, ("precision", "packed"))
     return called(equation)
 
 

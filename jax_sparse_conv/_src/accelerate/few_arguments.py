@@ -1,7 +1,7 @@
 """A program with its layers in chains, what each chain reads of the weights in one array.
 
-Every argument of a call costs the host about a microsecond. A network has hundreds of weights. On a GPU a fused chain
-takes all of them as one operand.
+Every argument of a call costs the host (`python -m benchmarks host`), and a network has hundreds of weights. On a GPU a
+fused chain takes all of them as one operand.
 """
 
 from __future__ import annotations
@@ -41,34 +41,37 @@ class _Chain:
     Attributes:
       equation: the chain.
       slots: by place among its operands, the number of what stands there in the array.
-      sources: of each, the value by number.
-      shapes: of each, as the chain has it.
+      entries: that number by (weight, shape as the chain has it). A weight that several layers read is there once.
     """
 
     equation: Equation
-    slots: dict[int, int]
-    sources: list[int]
-    shapes: list[one_array.Shape]
+    slots: dict[int, int] = dataclasses.field(default_factory=dict)
+    entries: dict[tuple[int, one_array.Shape], int] = dataclasses.field(default_factory=dict)
 
-    def take(self, place: int, source: int, shape: one_array.Shape) -> None:
-        """Have an operand in the array. One that several layers read is there once."""
-        known = [
-            slot for slot, each in enumerate(zip(self.sources, self.shapes, strict=True)) if each == (source, shape)
-        ]
-        if not known:
-            self.sources.append(source)
-            self.shapes.append(shape)
-        self.slots[place] = known[0] if known else len(self.sources) - 1
+    def take(self, place: int, weight: int) -> None:
+        """Have an operand in the array."""
+        shape = self.equation.equation.invars[place].aval.shape
+        self.slots[place] = self.entries.setdefault((weight, shape), len(self.entries))
 
-    def bind(self, operands: dict[int, Any], packed: Any) -> list[Any]:
-        """The chain of values by number, with its one array."""
-        params, inputs = self.equation.equation.params, self.equation.inputs
-        kept = [place for place in range(len(inputs)) if place not in self.slots]
+    @property
+    def weights(self) -> list[int]:
+        """What is in the array, in order."""
+        return [weight for weight, _ in self.entries]
+
+    def reads(self) -> list[int]:
+        """The operands that stay, by number."""
+        return [number for place, number in enumerate(self.equation.inputs) if place not in self.slots]
+
+    def bind(self, values: dict[int, Any], array: Any) -> list[Any]:
+        """The chain of values by number, and of its array."""
+        count = len(self.equation.inputs)
+        kept = [place for place in range(count) if place not in self.slots]
         numbers = {place: number for number, place in enumerate(kept)}
         numbers |= {place: len(kept) + slot for place, slot in self.slots.items()}
-        layers = tuple(layer.renumbered(numbers) for layer in params["layers"])
-        given = [operands[inputs[place]] for place in kept]
-        return equations.bind(self.equation.equation, [*given, packed], layers=layers, packed=tuple(self.shapes))
+        layers = tuple(layer.renumbered(numbers) for layer in self.equation.equation.params["layers"])
+        operands = [*(values[number] for number in self.reads()), array]
+        packed = tuple(shape for _, shape in self.entries)
+        return equations.bind(self.equation.equation, operands, layers=layers, packed=packed)
 
 
 def _packed(split: Split) -> Split:
@@ -78,9 +81,9 @@ def _packed(split: Split) -> Split:
     found = _chains(flat, _roots(flat, flat.arguments[:count]), _may_be_copied(split.once))
     if not found:
         return split
-    gone = {number for each in found for number in each.sources}
+    gone = {number for each in found for number in each.weights}
     kept = [place for place, number in enumerate(flat.arguments[:count]) if number not in gone]
-    groups = [[flat.arguments.index(number) for number in each.sources] for each in found]
+    groups = [[flat.arguments.index(number) for number in each.weights] for each in found]
 
     def once(*weights: Any) -> list[Any]:
         out = hoist.evaluate(split.once, *weights)
@@ -129,7 +132,7 @@ def _chains(flat: FlatJaxpr, roots: dict[int, int], may_be_copied: Sequence[bool
     found = []
     for each in flat.equations:
         traced = each.equation
-        if traced.primitive is not chains.fused_chain_p or not _is_one_call(traced):
+        if traced.primitive is not chains.fused_chain_p or not chains.is_one_call_of(traced):
             continue
         layers = traced.params["layers"]
         read = {number for layer in layers for number in layer.weights()}
@@ -137,38 +140,29 @@ def _chains(flat: FlatJaxpr, roots: dict[int, int], may_be_copied: Sequence[bool
             number for layer in layers for number in (layer.x, layer.residual) if number is not None and number >= 0
         }
         also_maps = {roots.get(each.inputs[place]) for place in of_maps}
-        chain = _Chain(each, {}, [], [])
+        chain = _Chain(each)
         for place in sorted(read):
             root, aval = roots.get(each.inputs[place]), traced.invars[place].aval
             if root is None or root in also_maps or not weights[root] or readers[root] != {id(each)}:
                 continue
             if aval.dtype == traced.invars[0].aval.dtype:
-                chain.take(place, root, aval.shape)
-        if len(chain.sources) > 1:
+                chain.take(place, root)
+        if len(chain.entries) > 1:
             found.append(chain)
     return found
-
-
-def _is_one_call(equation: Any) -> bool:
-    operands = chains.described([variable.aval for variable in equation.invars], equation.params["packed"])
-    return equation.params["packed"] is None and chains.is_one_call(
-        operands, equation.params["layers"], equation.params["chosen"]
-    )
 
 
 def _evaluated(flat: FlatJaxpr, known: dict[int, Any], found: dict[int, tuple[_Chain, Any]]) -> list[Any]:
     """The results, by the values that are known from the start; chains of `found` with their one array."""
     values = {**flat.known, **known}
-    needed, kept = set(flat.outputs), []
-    for each in reversed(flat.equations):
-        if each.equation.effects or needed.intersection(each.outputs):
-            kept.append(each)
-            packed = set(found[id(each)][0].slots) if id(each) in found else set()
-            needed.update(number for place, number in enumerate(each.inputs) if place not in packed)
-    for each in reversed(kept):
+
+    def reads(equation: Equation) -> list[int]:
+        return found[id(equation)][0].reads() if id(equation) in found else equation.inputs
+
+    for each in equations.live(flat.equations, flat.outputs, reads):
         if id(each) in found:
-            chain, packed = found[id(each)]
-            results = chain.bind(values, packed)
+            chain, array = found[id(each)]
+            results = chain.bind(values, array)
         else:
             results = equations.bind(each.equation, [values[number] for number in each.inputs])
         values.update(zip(each.outputs, results, strict=True))

@@ -52,14 +52,14 @@ class _Entry:
 
     Attributes:
       program: the function, rewritten.
-      split: the same with its layers in chains.
+      chained: its two parts with layers in chains.
       constants: of its trace.
       prepared: what was computed of the weights.
       jitted: of `prepared` and the arguments of a call.
     """
 
     program: Program
-    split: Split
+    chained: Split
     constants: Sequence[Any]
     prepared: list[jax.Array]
     jitted: Any
@@ -88,7 +88,7 @@ class Inference:
         """`function(weights, *args, **kwargs)`."""
         entry = self._entry(args, kwargs)
         if jax_internals.is_tracing():  # JAX takes compiler options of the outermost `jit` alone
-            return self._run(entry.program, entry.split, entry.prepared, args, kwargs)
+            return self._run(entry.program, entry.chained, entry.prepared, args, kwargs)
         return entry.jitted(entry.prepared, *args, **kwargs)
 
     def update(self, weights: Any) -> None:
@@ -122,7 +122,7 @@ class Inference:
             for entry in self._entries.values():
                 shared = id(entry.prepared)
                 if shared not in made:
-                    made[shared] = self._prepared(entry.split, entry.constants)
+                    made[shared] = self._prepared(entry.chained, entry.constants)
                 entry.prepared = made[shared]
 
     def _forget(self, weights: Any) -> None:
@@ -181,40 +181,40 @@ class Inference:
             )
         fixed = [True] * (len(closed.consts) + count) + [False] * len(types)
         program = transform.of_jaxpr(closed, fixed, jax.tree.structure(shape))
-        split = few_arguments.with_chains(program.split)
-        prepared = self._shared(split, closed.consts)
+        chained = few_arguments.with_chains(program.split)
+        prepared = self._shared(chained, closed.consts)
 
         # Names that no argument has: JAX takes one named as the tuple of the others for that.
         def run(_prepared: Sequence[Any], /, *_positional: Any, **_named: Any) -> Any:
-            return self._run(program, split, _prepared, _positional, _named)
+            return self._run(program, chained, _prepared, _positional, _named)
 
         options = compiler_options()
         jitted = jax.jit(run, static_argnames=self._static_argnames or None, compiler_options=options or None)
-        return _Entry(program, split, closed.consts, prepared, jitted)
+        return _Entry(program, chained, closed.consts, prepared, jitted)
 
-    def _shared(self, split: Split, constants: Sequence[Any]) -> list[jax.Array]:
+    def _shared(self, chained: Split, constants: Sequence[Any]) -> list[jax.Array]:
         """What a program needs of the weights; the same arrays that another needs in the same way."""
-        text = str(split.once)
+        text = str(chained.once)
         for entry in self._entries.values():
             same_constants = [id(each) for each in entry.constants] == [id(each) for each in constants]
-            if same_constants and str(entry.split.once) == text:
+            if same_constants and str(entry.chained.once) == text:
                 return entry.prepared
-        return self._prepared(split, constants)
+        return self._prepared(chained, constants)
 
-    def _prepared(self, split: Split, constants: Sequence[Any]) -> list[jax.Array]:
-        return transform.prepared(split.once, [*constants, *(self._leaves[place] for place in self._places)])
+    def _prepared(self, chained: Split, constants: Sequence[Any]) -> list[jax.Array]:
+        return transform.prepared(chained.once, [*constants, *(self._leaves[place] for place in self._places)])
 
     def _run(
         self,
         program: Program,
-        split: Split,
+        chained: Split,
         prepared: Sequence[Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
         moving = {name: value for name, value in kwargs.items() if name not in self._static_argnames}
         arguments = jax.tree.leaves((args, moving))
-        return jax.tree.unflatten(program.results, hoist.evaluate(split.every, *prepared, *arguments))
+        return jax.tree.unflatten(program.results, hoist.evaluate(chained.every, *prepared, *arguments))
 
 
 def jit_inference(

@@ -20,7 +20,7 @@ from jax_sparse_conv._src.api import ops
 from jax_sparse_conv._src.api.arguments import KERNEL_DTYPES
 from jax_sparse_conv._src.primitive import packing, reference
 from jax_sparse_conv._src.primitive.packing import PackedKernel
-from jax_sparse_conv._src.primitive.primitives import Config
+from jax_sparse_conv._src.primitive.primitives import Config, Operands
 from jax_sparse_conv._src.problem.geometry import Geometry, Pads, Pair, Pool, is_symbolic, windowed_size
 
 # Results for each weight, from which on a call scales weights that are not fixed. Scaling reads and writes each weight,
@@ -291,27 +291,27 @@ def of_dense(
     return Pending(call, None, as_it_was, row, position)
 
 
-def of_own(
-    x: jax.Array,
-    kernel: jax.Array,
-    bias: jax.Array | None,
-    residual: jax.Array | None,
-    config: Config,
-    is_fixed: bool,
-    row: Row,
-    position: int,
-) -> Pending:
-    """A call of this package under `implementation=None`, with what has joined it already; kernel as in `of_conv`."""
-    without = config.geometry.without_pool()
-    shape = (x.shape[0], *without.conv_size(x.shape[1:3], kernel.shape[:2]), kernel.shape[3])
-    call = Call(x, kernel, config.geometry, config.precision, is_fixed, shape, x.dtype, None, bias, residual)
-    pool = config.geometry.pool
+def of_own(operands: Operands, config: Config, is_fixed: bool, row: Row, position: int) -> Pending:
+    """A call of this package under `implementation=None`, with what has joined it: kernel as in `of_conv`, bias [K]."""
+    x, kernel, pool = operands.x, operands.kernel, config.geometry.pool
+    size = config.geometry.without_pool().conv_size(x.shape[1:3], kernel.shape[:2])
     parts = (
-        bias is not None and "bias",
-        residual is not None and "residual",
+        operands.bias is not None and "bias",
+        operands.residual is not None and "residual",
         config.activation,
-        pool is not None and ("max pool" if pool.kind == "max" else "average pool"),
+        pool is not None and f"{'max' if pool.kind == 'max' else 'average'} pool",
     )
-    joined = tuple(part for part in parts if part)
-    call = dataclasses.replace(call, activation=config.activation, joined=joined)
+    call = Call(
+        x,
+        kernel,
+        config.geometry,
+        config.precision,
+        is_fixed,
+        (x.shape[0], *size, kernel.shape[3]),
+        x.dtype,
+        shift=operands.bias,
+        residual=operands.residual,
+        activation=config.activation,
+        joined=tuple(part for part in parts if part),
+    )
     return Pending(call, None, call.emit, row, position)

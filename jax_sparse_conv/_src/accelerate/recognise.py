@@ -164,37 +164,47 @@ class _Walk:
     def _own(self, equation: Equation) -> list[Any]:
         """A call of this package that the function makes itself. More joins it, where it is one of those made here."""
         config, values = equation.equation.params["config"], self._values
-        operands = primitives.Operands.of(equation.inputs, config)
-        x_shape, (stacks, *kernel_shape) = values.shape(operands.x), values.shape(operands.kernel)
-        source = jax_internals.source_of(equation.equation, equation.callers)
-        row = Row("dense" if config.method == "dense" else "conv", x_shape, tuple(kernel_shape), "", source)
-        row.dtype = str(values.type_of(operands.x).dtype)
+        numbers = primitives.Operands.of(equation.inputs, config)
+        stacks, *kernel_shape = values.shape(numbers.kernel)
+        row = Row(
+            "dense" if config.method == "dense" else "conv",
+            values.shape(numbers.x),
+            tuple(kernel_shape),
+            str(values.type_of(numbers.x).dtype),
+            jax_internals.source_of(equation.equation, equation.callers),
+        )
         self.rows.append(row)
-        is_fixed = values.is_fixed(operands.kernel)
-        is_like_made = config == dataclasses.replace(config, method=_method(config.geometry), fallback=True)
+        is_fixed = values.is_fixed(numbers.kernel)
+        is_like_made = config == dataclasses.replace(
+            config, method=primitives.sparse_method(config.geometry), fallback=True
+        )
         if not is_like_made or stacks != 1 or config.has_nonzeros or (config.has_packed and not is_fixed):
             values.emitted(row)
-            return self._packed(equation, operands, config) if is_fixed and stacks == 1 else self._plain(equation)
-        kernel, bias = (
-            None if n is None else jnp.squeeze(values.given(n), 0) for n in (operands.kernel, operands.bias)
-        )
-        x, residual = (None if n is None else values.like(n, maps.STORED) for n in (operands.x, operands.residual))
-        assert x is not None
-        assert kernel is not None
-        layer = pending.of_own(x, kernel, bias, residual, config, is_fixed, row, self._position)
-        return [Map(layer, maps.STORED)]
+            return self._with_copy(equation, numbers) if is_fixed and stacks == 1 else self._plain(equation)
+        operands = self._stored(numbers)
+        operands.kernel = jnp.squeeze(operands.kernel, 0)
+        operands.bias = None if operands.bias is None else jnp.squeeze(operands.bias, 0)
+        return [Map(pending.of_own(operands, config, is_fixed, row, self._position), maps.STORED)]
 
-    def _packed(self, equation: Equation, operands: primitives.Operands, config: primitives.Config) -> list[Any]:
+    def _with_copy(self, equation: Equation, numbers: primitives.Operands) -> list[Any]:
         """A call that stays as it is, its kernel packed once where it reads packed ones."""
-        shape = self._values.shape(operands.kernel)[1:]
+        config, shape = equation.equation.params["config"], self._values.shape(numbers.kernel)[1:]
         if config.has_packed or config.method not in packing.READERS or not packing.reads(shape, config.geometry):
             return self._plain(equation)
-        parts = (operands.x, operands.kernel, operands.bias, operands.residual, operands.nonzeros)
-        given: Any = [None if number is None else self._values.given(number) for number in parts]
-        x, kernel, bias, residual, nonzeros = given
-        made = packing.pack(jnp.squeeze(kernel, 0), feature_group_count=config.geometry.groups).packed
-        packed = None if made is None else made[None]
-        return [primitives.bind(x, kernel, bias, residual, config, packed, nonzeros)]
+        operands = self._stored(numbers)
+        made = packing.pack(jnp.squeeze(operands.kernel, 0), feature_group_count=config.geometry.groups).packed
+        operands.packed = None if made is None else made[None]
+        config, present = operands.present(config)
+        return equations.bind(equation.equation, primitives.same_varying_axes(present), config=config)
+
+    def _stored(self, numbers: primitives.Operands) -> primitives.Operands:
+        """The operands of a call of this package, by their numbers; without the packed copy, which is made anew."""
+
+        def given(number: int | None) -> Any:
+            return None if number is None else self._values.given(number)
+
+        names = ("x", "kernel", "bias", "residual", "nonzeros")
+        return primitives.Operands(**{name: given(getattr(numbers, name)) for name in names})
 
     def _unpadded(self, x: int, spec: Sequence[int], padding: Sequence[Any]) -> tuple[int, Any]:
         """A convolution's operand and padding, a pad of height and width in front taken into the latter."""
@@ -308,11 +318,6 @@ class _Walk:
             return None
         grown = pending.with_relu(layer, lambda y: jnp.where(y > 0, y, jnp.zeros((), y.dtype)))
         return None if grown is None else Map(grown, self._values[number].axes)
-
-
-def _method(geometry: Geometry) -> str:
-    """What `implementation=None` is in a `Config`."""
-    return "pecr" if geometry.pool else "ecr"
 
 
 def _why_no_conv(equation: Any) -> str | None:

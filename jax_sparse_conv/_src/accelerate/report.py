@@ -87,15 +87,10 @@ def _chains(every: Any) -> dict[int, int]:
 
     program = jax.make_jaxpr(placed)(*every.in_avals)
     fused = [equation for equation in program.jaxpr.eqns if equation.primitive is chains.fused_chain_p]
-    one_call = [each for each, equation in zip(layers, fused, strict=True) if _is_one_call(equation)]
-    return {layer: number for number, each in enumerate(one_call, 1) for layer in each}
-
-
-def _is_one_call(equation: Any) -> bool:
     if devices.default_platform() != "gpu":
-        return False
-    operands = chains.described([variable.aval for variable in equation.invars], equation.params["packed"])
-    return chains.is_one_call(operands, equation.params["layers"], chosen=True)
+        return {}
+    one_call = [each for each, equation in zip(layers, fused, strict=True) if chains.is_one_call_of(equation)]
+    return {layer: number for number, each in enumerate(one_call, 1) for layer in each}
 
 
 def _kinds(every: Any) -> list[str]:

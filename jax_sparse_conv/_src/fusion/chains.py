@@ -26,12 +26,11 @@ from jax_sparse_conv._src.primitive.primitives import Config
 
 # Parameters: layers; which of them are results; `chosen`: one call only where `chain_rules.pays`; `packed`: None, or
 # that the last operand is one array, and the shapes of the operands that it holds.
-_MOST_AXES = 5  # of an operand in the last one
 fused_chain_p = jex_core.Primitive("jsc_segment")
 fused_chain_p.multiple_results = True
 jax_internals.needs_devices(fused_chain_p)
 
-
+_MOST_AXES = 5  # of an operand in the last one
 Packed: TypeAlias = tuple[one_array.Shape, ...] | None
 
 
@@ -39,11 +38,16 @@ def separate(
     *operands: jax.Array, layers: Sequence[Layer], results: Sequence[int], packed: Packed = None
 ) -> list[jax.Array]:
     """What a fused chain means: its layers one by one."""
-    operands = (*operands,) if packed is None else (*operands[:-1], *one_array.slices(operands[-1], packed))
+    operands = _unpacked(operands, packed)
     made: dict[int, jax.Array] = {}
     for index, layer in enumerate(layers):
         made[index] = _one(operands, made, layer)
     return [made[index] for index in results]
+
+
+def _unpacked(operands: tuple[jax.Array, ...], packed: Packed) -> tuple[jax.Array, ...]:
+    """The operands that layers have numbers of."""
+    return operands if packed is None else (*operands[:-1], *one_array.slices(operands[-1], packed))
 
 
 def _one(operands: Sequence[jax.Array], made: Mapping[int, jax.Array], layer: Layer) -> jax.Array:
@@ -80,7 +84,7 @@ def calls_of(operands: Sequence[Any], layers: Sequence[Layer]) -> list[tuple[Con
 
 
 def described(operands: Sequence[Any], packed: Packed) -> Sequence[Any]:
-    """The abstract values of the operands that layers have numbers of."""
+    """As `_unpacked`, of abstract values."""
     return operands if packed is None else (*operands[:-1], *one_array.abstract(operands[-1], packed))
 
 
@@ -138,7 +142,7 @@ def _without_dense(
     *operands: jax.Array, layers: tuple[Layer, ...], results: Sequence[int], chosen: bool, packed: Packed
 ) -> list[jax.Array]:
     """The convolutions as a chain of their own, and the dense layers behind it one by one."""
-    operands = operands if packed is None else (*operands[:-1], *one_array.slices(operands[-1], packed))
+    operands = _unpacked(operands, packed)
     count = next(index for index, layer in enumerate(layers) if layer.is_dense)
     read = {~layer.x for layer in layers[count:]}
     kept = tuple(index for index in range(count) if index in results or index in read)
@@ -171,6 +175,13 @@ def is_one_call(operands: Sequence[Any], layers: Sequence[Layer], chosen: bool) 
     """Whether a chain becomes one call on the GPU of the lowering, or on this process's first one."""
     calls = calls_of(operands, layers)
     return _fits(operands[0].dtype, calls) and (not chosen or chain_rules.pays(calls))
+
+
+def is_one_call_of(equation: Any) -> bool:
+    """Whether the chain of an equation becomes one call on this process's first GPU."""
+    params = equation.params
+    operands = described([variable.aval for variable in equation.invars], params["packed"])
+    return is_one_call(operands, params["layers"], params["chosen"])
 
 
 def _fits(dtype: Any, calls: Sequence[tuple[Config, Any, Any]]) -> bool:

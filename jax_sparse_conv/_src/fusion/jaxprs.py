@@ -108,15 +108,19 @@ def _inner(equation: Any) -> Any:
     return inner if inner is not None and any(_convolutions(inner.jaxpr)) else None
 
 
+def taken_apart(equation: Any, meaning: Callable[..., Any], params: Sequence[str]) -> Any:
+    """What an equation means, as a closed jaxpr of its operands: a function of these and of some of its parameters."""
+    operands = [jax.ShapeDtypeStruct(each.aval.shape, each.aval.dtype) for each in equation.invars]
+    return jax.make_jaxpr(functools.partial(meaning, **{name: equation.params[name] for name in params}))(*operands)
+
+
 def called(equation: Any) -> Any:
     """The closed jaxpr of a call that may be inlined, or None: of `jit` without shardings, and the like.
 
     A fused chain that a network has made by itself is taken apart again, so that what the user asks for decides.
     """
     if equation.primitive is chains.fused_chain_p and equation.params["chosen"]:
-        meaning = {name: equation.params[name] for name in ("layers", "results", "packed")}
-        operands = [jax.ShapeDtypeStruct(each.aval.shape, each.aval.dtype) for each in equation.invars]
-        return jax.make_jaxpr(functools.partial(chains.separate, **meaning))(*operands)
+        return taken_apart(equation, chains.separate, ("layers", "results", "packed"))
     if equation.primitive.name not in ("jit", "pjit", "closed_call", "core_call"):
         return None
     inner = equation.params.get("jaxpr") or equation.params.get("call_jaxpr")

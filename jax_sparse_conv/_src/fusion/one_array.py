@@ -48,7 +48,5 @@ def slices(values: jax.Array, shapes: tuple[Shape, ...]) -> list[jax.Array]:
 
 def abstract(values: Any, shapes: Sequence[Shape]) -> list[Any]:
     """The parameters as abstract values."""
-    whole = values.sharding.update(spec=PartitionSpec())
-    return [
-        values.update(shape=shape, sharding=whole.update(spec=PartitionSpec(*[None] * len(shape)))) for shape in shapes
-    ]
+    whole = [values.sharding.update(spec=PartitionSpec(*[None] * len(shape))) for shape in shapes]
+    return [values.update(shape=shape, sharding=sharding) for shape, sharding in zip(shapes, whole, strict=True)]

@@ -15,7 +15,7 @@ from jax.extend import core as jex_core
 
 _LIBRARIES = frozenset(("site-packages", "dist-packages"))  # folders
 _OWN = Path(__file__).parents[2]
-_OWN_LAYERS = tuple(str(_OWN / folder) + os.sep for folder in ("_src", "nnx", "linen"))
+_OWN_LAYERS = (str(_OWN / "_src") + os.sep, str(_OWN / "nnx") + os.sep, str(_OWN / "linen.py"))
 
 
 def needs_devices(primitive: jex_core.Primitive) -> None:

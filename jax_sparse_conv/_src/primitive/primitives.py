@@ -69,7 +69,7 @@ class Config:
     @property
     def sparse_method(self) -> str:
         """The native target that skips zeros."""
-        return ("pecr" if self.geometry.pool else "ecr") if self.method == "adaptive" else self.method
+        return sparse_method(self.geometry) if self.method == "adaptive" else self.method
 
     @property
     def is_bare(self) -> bool:
@@ -86,6 +86,11 @@ class Config:
             coo=self.coo,
             below=self.below,
         )
+
+
+def sparse_method(geometry: Geometry) -> str:
+    """The native target of `implementation=None` for a convolution."""
+    return "pecr" if geometry.pool else "ecr"
 
 
 @dataclasses.dataclass
