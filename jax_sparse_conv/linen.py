@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jax_sparse_conv._src.api import ops
+from jax_sparse_conv._src.api.arguments import Activation
 from jax_sparse_conv._src.layers import layer_calls, layers
 from jax_sparse_conv._src.primitive import packing
 from jax_sparse_conv._src.problem.geometry import Padding
@@ -34,14 +35,14 @@ class SparseConv(nn.Conv):
     "REFLECT" and "CAUSAL" padding, input dilation, and a `conv_general_dilated` of your own.
 
     Attributes:
-      activation: None or "relu", applied in the same operation.
+      activation: None, or "relu" or `jax.nn.relu`, applied in the same operation.
       implementation: "ecr", "coo", "direct", "adaptive", "xla" or None, as in `jax_sparse_conv.conv`.
 
     Raises:
       ValueError: an unknown activation or implementation.
     """
 
-    activation: str | None = None
+    activation: Activation = None
     implementation: layers.Implementation = None
 
     implementations: ClassVar[tuple[str, ...]] = ops.CONV_IMPLEMENTATIONS
@@ -90,7 +91,7 @@ class SparseConvPool(SparseConv):
     The parameters are `nn.Conv`'s; the operation is `jax_sparse_conv.conv_pool`.
 
     Attributes:
-      activation: "relu" or None, before the pool.
+      activation: None, or "relu" or `jax.nn.relu`, before the pool.
       implementation: "pecr", "ecr", "coo", "direct", "adaptive", "xla" or None, as in
         `jax_sparse_conv.conv_pool`.
       pool: "max" or "avg".
@@ -102,7 +103,7 @@ class SparseConvPool(SparseConv):
       ValueError: a kernel that is not two-dimensional, or an unknown activation, implementation or pool.
     """
 
-    activation: str | None = "relu"
+    activation: Activation = "relu"
     pool: str = "max"
     window_shape: int | Sequence[int] = (2, 2)
     window_strides: int | Sequence[int] | None = None
@@ -126,14 +127,14 @@ class SparseDense(nn.Dense):
     A `dot_general` of your own runs as in `nn.Dense`.
 
     Attributes:
-      activation: None or "relu", applied in the same operation.
+      activation: None, or "relu" or `jax.nn.relu`, applied in the same operation.
       implementation: "ecr", "xla" or None, as in `jax_sparse_conv.dense`.
 
     Raises:
       ValueError: an unknown activation or implementation.
     """
 
-    activation: str | None = None
+    activation: Activation = None
     implementation: layers.Implementation = None
 
     implementations: ClassVar[tuple[str, ...]] = ops.DENSE_IMPLEMENTATIONS

@@ -9,6 +9,7 @@ import jax
 from flax import nnx
 
 from jax_sparse_conv._src.api import ops
+from jax_sparse_conv._src.api.arguments import Activation
 from jax_sparse_conv._src.layers import layer_calls, layers, packed_params
 from jax_sparse_conv._src.primitive import packing
 from jax_sparse_conv._src.problem.geometry import Padding
@@ -25,7 +26,7 @@ class SparseConv(nnx.Conv):
       out_features: K.
       kernel_size: as in `nnx.Conv`.
       strides: as in `nnx.Conv`.
-      activation: None or "relu", applied in the same operation.
+      activation: None, or "relu" or `jax.nn.relu`, applied in the same operation.
       implementation: "ecr", "coo", "direct", "adaptive", "xla" or None, as in `jax_sparse_conv.conv`.
       **conv_arguments: `nnx.Conv`'s other arguments, `rngs` among them.
 
@@ -34,7 +35,7 @@ class SparseConv(nnx.Conv):
     """
 
     implementations: ClassVar[tuple[str, ...]] = ops.CONV_IMPLEMENTATIONS
-    activation: str | None
+    activation: Activation
     implementation: layers.Implementation
 
     def __init__(
@@ -44,7 +45,7 @@ class SparseConv(nnx.Conv):
         kernel_size: int | Sequence[int],
         strides: int | Sequence[int] | None = 1,
         *,
-        activation: str | None = None,
+        activation: Activation = None,
         implementation: layers.Implementation = None,
         **conv_arguments: Any,
     ) -> None:
@@ -111,7 +112,7 @@ class SparseConvPool(SparseConv):
       window_shape: rows and columns of a pooling window.
       window_strides: between pooling windows; None is `window_shape`.
       window_padding: of the pool, as in `jax_sparse_conv.conv_pool`.
-      activation: "relu" or None, before the pool.
+      activation: None, or "relu" or `jax.nn.relu`, before the pool.
       implementation: "pecr", "ecr", "coo", "direct", "adaptive", "xla" or None, as in
         `jax_sparse_conv.conv_pool`.
       **conv_arguments: `nnx.Conv`'s other arguments, `rngs` among them.
@@ -133,7 +134,7 @@ class SparseConvPool(SparseConv):
         window_shape: int | Sequence[int] = (2, 2),
         window_strides: int | Sequence[int] | None = None,
         window_padding: Padding = "VALID",
-        activation: str | None = "relu",
+        activation: Activation = "relu",
         implementation: layers.Implementation = None,
         **conv_arguments: Any,
     ) -> None:
@@ -166,7 +167,7 @@ class SparseLinear(nnx.Linear):
     Args:
       in_features: C.
       out_features: K.
-      activation: None or "relu", applied in the same operation.
+      activation: None, or "relu" or `jax.nn.relu`, applied in the same operation.
       implementation: "ecr", "xla" or None, as in `jax_sparse_conv.dense`.
       **linear_arguments: `nnx.Linear`'s other arguments, `rngs` among them.
 
@@ -175,7 +176,7 @@ class SparseLinear(nnx.Linear):
     """
 
     implementations: ClassVar[tuple[str, ...]] = ops.DENSE_IMPLEMENTATIONS
-    activation: str | None
+    activation: Activation
     implementation: layers.Implementation
 
     def __init__(
@@ -183,7 +184,7 @@ class SparseLinear(nnx.Linear):
         in_features: int,
         out_features: int,
         *,
-        activation: str | None = None,
+        activation: Activation = None,
         implementation: layers.Implementation = None,
         **linear_arguments: Any,
     ) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,8 @@ IMPLEMENTATIONS = {
 }
 READS_NONZEROS = (None, "adaptive")  # implementations that take `nonzeros`
 ACTIVATIONS = (None, "relu")
+Activation: TypeAlias = str | Callable[..., Any] | None
+"""None, or "relu" or `jax.nn.relu`."""
 KERNEL_DTYPES = _native.DTYPES["cpu"]  # a superset of every platform's; lowering knows the platform
 
 
@@ -73,7 +76,7 @@ def is_one_of(value: Any, choices: tuple[Any, ...]) -> bool:
     return any(isinstance(value, type(choice)) and value == choice for choice in choices)
 
 
-def canonical_activation(activation: Any) -> str | None:
+def canonical_activation(activation: Activation) -> str | None:
     """The name of an activation; `jax.nn.relu` is "relu", and so is `flax.nnx.relu`.
 
     Raises:
@@ -81,13 +84,12 @@ def canonical_activation(activation: Any) -> str | None:
     """
     if activation is jax.nn.relu:
         return "relu"
-    if not is_one_of(activation, ACTIVATIONS):
+    if not is_one_of(activation, ACTIVATIONS) or callable(activation):
         raise ValueError(
             f"activation={activation!r} is not one of {', '.join(map(repr, ACTIVATIONS))}, or jax.nn.relu; apply any "
             "other behind the call"
         )
-    name: str | None = activation
-    return name
+    return activation
 
 
 def check_positive(name: str, value: Any) -> None:

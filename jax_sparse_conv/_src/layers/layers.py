@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_sparse_conv._src.api import arguments, ops
+from jax_sparse_conv._src.api.arguments import Activation
 from jax_sparse_conv._src.layers import calls, layer_calls
 from jax_sparse_conv._src.layers.calls import Call, Operands
 from jax_sparse_conv._src.layers.layer_calls import observed as observed
@@ -58,7 +59,7 @@ class ConvLayer(Protocol):
     kernel_dilation: Any
     feature_group_count: Any
     precision: Any
-    activation: str | None
+    activation: Activation
     implementation: Implementation
 
 
@@ -66,7 +67,7 @@ class DenseLayer(Protocol):
     """The attributes that say what a dense layer computes."""
 
     precision: Any
-    activation: str | None
+    activation: Activation
     implementation: Implementation
 
 
@@ -98,7 +99,7 @@ _NO_COUNTS = Counts()
 # --- arguments -------------------------------------------------------------------------------------------------------
 
 
-def check_arguments(activation: str | None, implementation: Implementation, names: tuple[str, ...]) -> None:
+def check_arguments(activation: Activation, implementation: Implementation, names: tuple[str, ...]) -> None:
     """Raise a ValueError for an activation or implementation that no call of the layer could use."""
     arguments.canonical_activation(activation)
     if not isinstance(implementation, Planned):
@@ -224,7 +225,7 @@ def pooled(layer: ConvPoolLayer, y: jax.Array) -> jax.Array:
     return _restore(reference.pool(images, geometry.pool), y)
 
 
-def epilogue(y: jax.Array, residual: Any, activation: str | None) -> jax.Array:
+def epilogue(y: jax.Array, residual: Any, activation: Activation) -> jax.Array:
     """Residual (cast to y's dtype) and activation after a layer that computed y with its bias."""
     if residual is not None:
         residual = jnp.asarray(residual, y.dtype)
