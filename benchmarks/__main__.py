@@ -15,17 +15,17 @@ import sys
 from collections.abc import Sequence
 
 SUITES = {
-    "networks": ("suites.networks", "whole networks against XLA: precisions and batches"),
+    "networks": ("networks.networks", "whole networks against XLA: precisions and batches"),
     "zoo": ("suites.zoo", "every layer of every network, and what loses"),
     "layers": ("suites.layers", "named sets of layers by any implementation"),
     "cpu": ("suites.cpu", "the CPU kernels, and what the cores can do at most"),
     "adaptive": ("suites.adaptive", "what choosing in the running program costs"),
     "calls": ("suites.calls", "what a call costs before it computes anything"),
-    "host": ("suites.host", "what a call costs its host, by the way weights get in"),
-    "latency": ("suites.latency", "what one call costs that is waited for"),
-    "models": ("suites.models", "models that others wrote, by accelerate and jit_inference"),
-    "packed": ("suites.packed", "networks with packed kernels as arguments"),
-    "real_weights": ("suites.real_weights", "ImageNet weights on photographs: right, and faster?"),
+    "host": ("networks.host", "what a call costs its host, by the way weights get in"),
+    "latency": ("networks.latency", "what one call costs that is waited for"),
+    "models": ("networks.models", "models that others wrote, by accelerate and jit_inference"),
+    "packed": ("networks.packed", "networks with packed kernels as arguments"),
+    "real_weights": ("networks.real_weights", "ImageNet weights on photographs: right, and faster?"),
     "scaling": ("suites.scaling", "the CPU kernels on 1 to 16 cores"),
     "sorting": ("suites.sorting", "CPU: channels sorted by how often they fire"),
     "instructions": ("suites.instructions", "CPU: instructions counted by valgrind"),
@@ -40,9 +40,9 @@ TOOLS = {
     "crossover": ("suites.crossover", "plot of ratio against zeros, from results"),
     "document": ("document.command", "write the pages of figures from the results"),
     "xla_times": ("tune.xla_times", "XLA's times of the suite zoo as raw times for tune --fit"),
-    "regret": ("suites.regret", "what choices lose against the best measured, from raw times"),
-    "cpu_regret": ("suites.cpu_regret", "the same of choices on a CPU"),
-    "wins": ("suites.wins", "what each kernel alone wins, from raw times"),
+    "regret": ("tune.regret", "what choices lose against the best measured, from raw times"),
+    "cpu_regret": ("tune.cpu_regret", "the same of choices on a CPU"),
+    "wins": ("tune.wins", "what each kernel alone wins, from raw times"),
     "merge": ("common.merge", "add the rows of files to a file of results"),
 }
 """As SUITES: what searches, or measures nothing."""

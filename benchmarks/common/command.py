@@ -14,10 +14,13 @@ from typing import Any
 from benchmarks.common.help import parser as parser
 from jax_sparse_conv._src import environment
 
-COMMAND_BUFFERS = (
-    "--xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONVOLUTION "
-    "--xla_gpu_graph_min_graph_size=1"
-)
+GRAPHS: dict[str, Any] = {
+    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONVOLUTION",
+    "xla_gpu_graph_min_graph_size": 1,
+}
+"""Compiler options with which XLA makes CUDA graphs of everything."""
+
+COMMAND_BUFFERS = " ".join(f"--{name}={value}" for name, value in GRAPHS.items())
 
 
 def portable(suite: str, arguments: Sequence[str]) -> str:

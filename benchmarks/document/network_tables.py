@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.common.results import Row
 from benchmarks.document.markdown import KINDS, kind, mean, microseconds, network, rank, ratio, table
-from benchmarks.suites import network_rows
-from benchmarks.suites.network_cases import XLA
+from benchmarks.networks import network_rows
+from benchmarks.networks.network_cases import XLA
 
 _SIDES = {"auto": "`None`", "fused": "all chains"}
 _SAME = 0.03  # of a time: that with all chains has a line where it differs by more from `None`

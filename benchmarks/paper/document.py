@@ -8,11 +8,12 @@ from pathlib import Path
 
 from benchmarks.common.cases import KINDS
 from benchmarks.common.results import RESULTS, read
+from benchmarks.networks import network_rows, networks
+from benchmarks.networks.network_cases import ARGUMENTS
 from benchmarks.paper import answers
 from benchmarks.paper.answers import NOT_YET, Content
 from benchmarks.paper.claims import CHENG, claims
-from benchmarks.suites import direct_ablation, network_rows, networks
-from benchmarks.suites.network_cases import ARGUMENTS
+from benchmarks.suites import direct_ablation
 
 _GPU, _CPU = "h200", "cpu_intel_xeon"  # folders of results
 _CASE = "{}/{}/{}"  # network, kind and batch

@@ -1,1 +1,1 @@
-"""What is timed: a module with `main(argv)` for each suite of `benchmarks.__main__`, and the rows of two of them."""
+"""Suites that time single layers: a module with `main(argv)` for each, and the rows of one of them."""

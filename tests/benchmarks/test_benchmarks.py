@@ -103,7 +103,7 @@ def test_run_fails_with_one_sentence(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_real_weights_fails_with_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("safetensors")
-    from benchmarks.suites import real_weights
+    from benchmarks.networks import real_weights
 
     def sentence(*arguments: str) -> str:
         assert real_weights.main(["--data", str(tmp_path), *arguments]) == 1
@@ -194,7 +194,7 @@ def test_the_cost_of_a_call_is_the_difference_between_chains(
 
 def test_both_sides_of_a_network_are_timed() -> None:
     pytest.importorskip("safetensors")
-    from benchmarks.suites import real_weights
+    from benchmarks.networks import real_weights
 
     model = models.lenet5(rngs=nnx.Rngs(0))
     model.eval()

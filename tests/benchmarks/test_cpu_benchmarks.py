@@ -15,7 +15,8 @@ from flax import nnx
 
 from benchmarks.common import results
 from benchmarks.common.cases import SETS, conv3x3
-from benchmarks.suites import cpu, crossover, host, instructions, packed, scaling
+from benchmarks.networks import host, packed
+from benchmarks.suites import cpu, crossover, instructions, scaling
 from jax_sparse_conv import models
 from jax_sparse_conv._src import _native
 

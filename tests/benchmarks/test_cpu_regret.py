@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.suites import cpu_regret
+from benchmarks.tune import cpu_regret
 from jax_sparse_conv._src.devices import Cpu
 from jax_sparse_conv._src.dispatch.table import Key
 from jax_sparse_conv._src.tune import cpu

@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from benchmarks.suites import latency
+from benchmarks.networks import latency
 
 
 def test_a_row_for_every_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from benchmarks.common import frameworks
 from benchmarks.document import network_tables
-from benchmarks.suites import models
+from benchmarks.networks import frameworks, models
 
 
 def build(x: jax.Array) -> frameworks.Built:

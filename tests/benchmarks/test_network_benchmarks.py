@@ -14,7 +14,7 @@ import pytest
 
 import jax_sparse_conv as jsc
 from benchmarks.common import merge, prepared, program, results
-from benchmarks.suites import network_cases, network_rows, networks
+from benchmarks.networks import network_cases, network_rows, networks
 from jax_sparse_conv._src import _native
 from jax_sparse_conv._src.fusion import dense_blocks
 from jax_sparse_conv._src.primitive import packing

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.suites import regret
+from benchmarks.tune import regret
 from jax_sparse_conv._src.devices import Device
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from benchmarks.common import frameworks
-from benchmarks.common.trained_zeros import with_zeros
+from benchmarks.networks import frameworks
+from benchmarks.networks.trained_zeros import with_zeros
 
 IMAGE = jax.random.normal(jax.random.key(0), (1, 24, 24, 3))
 FIRST, SECOND = 0.1 * jax.random.normal(jax.random.key(1), (2, 3, 3, 16, 16))

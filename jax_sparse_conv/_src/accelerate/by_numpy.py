@@ -29,7 +29,7 @@ def evaluate(closed: Any, arguments: Sequence[jax.Array]) -> list[jax.Array]:
     with np.errstate(all="ignore"):  # as XLA
         for equation in flat.equations:
             operands = [values[number] for number in equation.inputs]
-            values.update(zip(equation.outputs, _results(equation.equation, operands), strict=True))
+            values.update(zip(equation.outputs, results(equation.equation, operands), strict=True))
     own = dict(zip(flat.arguments, arguments, strict=True))
 
     def placed(number: int) -> jax.Array:
@@ -57,7 +57,8 @@ def suits(arguments: Sequence[Any]) -> bool:
     return len({device for each in arguments for device in each.devices()}) == 1
 
 
-def _results(equation: Any, operands: Sequence[Any]) -> list[Any]:
+def results(equation: Any, operands: Sequence[Any]) -> list[Any]:
+    """What an equation makes of arrays of NumPy; keys stay JAX's."""
     name, params = equation.primitive.name, equation.params
     if _is_xlas(equation):
         name = ""
@@ -89,7 +90,7 @@ def _inner(closed: Any, operands: Sequence[Any]) -> list[Any]:
     values = dict(flat.known)
     for equation in flat.equations:
         given = [values[number] for number in equation.inputs]
-        values.update(zip(equation.outputs, _results(equation.equation, given), strict=True))
+        values.update(zip(equation.outputs, results(equation.equation, given), strict=True))
     return [values[number] for number in flat.outputs]
 
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_sparse_conv._src.accelerate import equations
+from jax_sparse_conv._src.accelerate import by_numpy, equations
 from jax_sparse_conv._src.accelerate.values import Values
 from jax_sparse_conv._src.fusion.jaxprs import Equation, FlatJaxpr, traced
 from jax_sparse_conv._src.primitive import primitives
@@ -32,14 +32,6 @@ _VIEWS = ("broadcast_in_dim", "convert_element_type", "copy", "reshape", "squeez
 _BEFORE_A_POOL = ("pad", *_VIEWS)
 _FEWEST_POSITIONS = 16  # with fewer a channel's own share means little, and one threshold serves the whole layer
 _OUTSIDE = -1  # the place of what a pad adds
-# What would be compiled for every shape otherwise. Of real numbers they are as XLA's.
-_BY_NUMPY: dict[str, Callable[..., Any]] = {
-    "add": np.add,
-    "max": np.maximum,
-    "mul": np.multiply,
-    "neg": np.negative,
-    "sub": np.subtract,
-}
 
 
 def with_zeros(
@@ -82,9 +74,8 @@ class _Walk:
     """
 
     def __init__(self, flat: FlatJaxpr, weights: int) -> None:
-        cpu = jax.devices("cpu")[0]
         self._equations = flat.equations
-        self._values = {n: jax.device_put(v, cpu) if isinstance(v, jax.Array) else v for n, v in flat.known.items()}
+        self._values = {n: np.asarray(v) if isinstance(v, jax.Array) else v for n, v in flat.known.items()}
         self._maker = {number: each for each in flat.equations for number in each.outputs}
         self._readers: dict[int, list[Equation]] = {}
         self._known = Values(flat, set())
@@ -120,7 +111,7 @@ class _Walk:
 
     def _evaluate(self, equation: Equation) -> None:
         operands = [self._values[number] for number in equation.inputs]
-        self._values.update(zip(equation.outputs, _results(equation, operands), strict=True))
+        self._values.update(zip(equation.outputs, by_numpy.results(equation.equation, operands), strict=True))
 
     # --- ReLUs -------------------------------------------------------------------------------------------------------
 
@@ -197,19 +188,6 @@ class _Walk:
 
 def _name(equation: Equation | None) -> str:
     return "" if equation is None else equation.equation.primitive.name
-
-
-def _results(equation: Equation, operands: Sequence[Any]) -> list[Any]:
-    dtype = equation.equation.outvars[0].aval.dtype
-    if equations.is_relu(equation.equation):
-        return [np.maximum(operands[0], 0)]
-    if _name(equation) == "reshape":
-        return [np.reshape(operands[0], equation.equation.params["new_sizes"])]
-    if _name(equation) == "concatenate":
-        return [np.concatenate(operands, equation.equation.params["dimension"])]
-    if _name(equation) in _BY_NUMPY and jnp.issubdtype(dtype, jnp.floating):
-        return [np.asarray(_BY_NUMPY[_name(equation)](*map(np.asarray, operands)), dtype)]
-    return equations.bind(equation.equation, operands)
 
 
 def _is_convolution(equation: Any) -> bool:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.common import results
+from benchmarks.networks.network_cases import ARGUMENTS, XLA, Row
 from benchmarks.paper.experiment import aligned
-from benchmarks.suites.network_cases import ARGUMENTS, XLA, Row
 
 _HEADER = (
     *("case", "side", "flags", "zeros %", "us", "XLA/", "0 % us", "at 0 %", "roof %", "error"),

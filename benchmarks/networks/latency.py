@@ -15,9 +15,8 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import statistics
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +25,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 import jax_sparse_conv as jsc
-from benchmarks.common import command, results, tables
+from benchmarks.common import command, suite, tables
 from benchmarks.common.cases import KINDS
-from benchmarks.suites.models import GRAPHS
-from benchmarks.suites.packed import prepare
+from benchmarks.networks.packed import prepare
 from jax_sparse_conv import models
-from jax_sparse_conv._src import devices, environment
+from jax_sparse_conv._src import devices
 
 NETWORKS = ("vgg19", "resnet50", "densenet121", "regnetx_16gf")
 WAYS = ("dispatched", "waited", "polled")
@@ -43,20 +41,16 @@ _Done = Callable[[Any], bool]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Time every network, print a table and write a JSON file; the result is the exit status."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    options = _parser().parse_args(arguments)
-    try:
-        command.check_folder("--json", options.json)
-    except ValueError as error:
-        print(f"benchmarks latency: {error}", file=sys.stderr)
-        return 1
-    rows = [row for name in options.networks for kind in options.kinds for row in measure(name, kind, options.repeats)]
+    return suite.run("latency", _parser(), argv, _cases, _table)
+
+
+def _cases(options: argparse.Namespace) -> Iterator[list[tables.Row]]:
+    return (measure(name, kind, options.repeats) for name in options.networks for kind in options.kinds)
+
+
+def _table(rows: list[tables.Row]) -> str:
     named = [(key, key, "<", "{}") for key in ("network", "kind", "side")]
-    print(tables.aligned(rows, [*named, *((f"{way}_us", f"{way} us", ">", "{:.0f}") for way in WAYS)]))
-    line = command.portable("latency", arguments)
-    content = {**environment.describe_run(), "command": line, "repeats": options.repeats}
-    results.add(options.json, "latency", {**content, "rows": rows})
-    return 0
+    return tables.aligned(rows, [*named, *((f"{way}_us", f"{way} us", ">", "{:.0f}") for way in WAYS)])
 
 
 def measure(name: str, kind: str, repeats: int) -> list[tables.Row]:
@@ -117,7 +111,7 @@ def _sides(model: models.ConvNet, x: jax.Array) -> dict[str, Callable[[jax.Array
         "xla": jax.jit(lambda x: dense(x)),
     }
     if devices.default_platform() == "gpu":
-        found["xla graphs"] = jax.jit(lambda x: dense(x), compiler_options=GRAPHS)
+        found["xla graphs"] = jax.jit(lambda x: dense(x), compiler_options=command.GRAPHS)
     return found
 
 
@@ -129,15 +123,12 @@ def _product(seconds: float) -> Callable[[jax.Array], jax.Array]:
         matrix = jnp.ones((rows, _SIDE))
         return jax.jit(lambda x: jnp.matmul(matrix * x[0, 0, 0, 0].astype(jnp.float32), square, precision="highest"))
 
-    x = jnp.ones((1, 1, 1, 1))
-    rows = 128
-    while rows < 2**20:
-        call, wait, is_done = _of_jax(made(rows), x)
-        found = times(call, wait, is_done, 3)["dispatched"]
-        if 1e-6 * found >= 0.8 * seconds:
-            break
+    x, rows = jnp.ones((1, 1, 1, 1)), 128
+    function = made(rows)
+    while rows < 2**20 and 1e-6 * times(*_of_jax(function, x), 3)["dispatched"] < 0.8 * seconds:
         rows *= 2
-    return made(rows)
+        function = made(rows)
+    return function
 
 
 def _torch(name: str, dtype: Any, precision: str) -> tuple[_Call, _Call, _Done] | None:

@@ -24,9 +24,8 @@ from __future__ import annotations
 import argparse
 import math
 import re
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,20 +34,16 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_sparse_conv as jsc
-from benchmarks.common import command, results, tables
-from benchmarks.common.frameworks import MODELS, Built, shares_of
-from benchmarks.common.trained_zeros import with_zeros
+from benchmarks.common import command, data, suite, tables
+from benchmarks.networks.frameworks import MODELS, Built, shares_of
+from benchmarks.networks.trained_zeros import with_zeros
 from jax_sparse_conv import models
-from jax_sparse_conv._src import devices, environment
+from jax_sparse_conv._src import devices
 from jax_sparse_conv._src.cli import photograph
 from jax_sparse_conv._src.plans import timing
 
 OURS = ("accelerate", "jit_inference")
 SIDES = ("jit", "graphs", *OURS)
-GRAPHS = {
-    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONVOLUTION",
-    "xla_gpu_graph_min_graph_size": 1,
-}
 _DISPATCHED = 50  # calls in a row
 _CONSTANT = re.compile(r"= [a-z]+(\d*)\w*\[([\d,]*)\]\S* constant\(")  # in XLA's text: its bits and its shape
 _COLUMNS = (
@@ -71,24 +66,18 @@ _COLUMNS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Time every model, print a table and write a JSON file; the result is the exit status."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    options = _parser().parse_args(arguments)
-    try:
-        command.check_folder("--json", options.json)
-    except ValueError as error:
-        print(f"benchmarks models: {error}", file=sys.stderr)
-        return 1
-    line = command.portable("models", arguments)
-    content = {**environment.describe_run(), "command": line, "repeats": options.repeats}
-    rows: list[tables.Row] = []
+    return suite.run("models", _parser(), argv, _cases, _table)
+
+
+def _cases(options: argparse.Namespace) -> Iterator[list[tables.Row]]:
     for name in options.models:
         for batch in options.batches:
             for dtype in options.dtypes:
-                rows.append(measure(name, batch, dtype, options))
-                columns = [column for column in _COLUMNS if column[0] in rows[-1]]
-                print(tables.aligned(rows[-1:], columns), flush=True)
-                results.add(options.json, "models", {**content, "rows": rows})
-    return 0
+                yield [measure(name, batch, dtype, options)]
+
+
+def _table(rows: list[tables.Row]) -> str:
+    return tables.aligned(rows, [column for column in _COLUMNS if column[0] in rows[0]])
 
 
 def measure(name: str, batch: int, dtype: str, options: argparse.Namespace) -> tables.Row:
@@ -103,7 +92,7 @@ def measure(name: str, batch: int, dtype: str, options: argparse.Namespace) -> t
         compiled = {side: _first_call(each, x) for side, each in sides.items()}
         with jax.default_matmul_precision("highest"):
             wanted = np.asarray(jax.jit(lambda x: function(weights, x))(x), np.float64)
-        errors = {side: _difference(each(x), wanted) for side, each in sides.items()}
+        errors = {side: data.frobenius(np.asarray(each(x), np.float64), wanted) for side, each in sides.items()}
         operands = [(each,) for each in timing.rotations(x)]
         if devices.default_platform() == "gpu":
             times = timing.blocked(sides, operands, repeats, _DISPATCHED)
@@ -123,11 +112,6 @@ def measure(name: str, batch: int, dtype: str, options: argparse.Namespace) -> t
     dense_error = max(error for side, error in errors.items() if side not in OURS)
     row |= {"jit_error": dense_error, "error": max(errors[side] for side in OURS)}
     return row | memory | {"layers": layers}
-
-
-def _difference(found: jax.Array, wanted: Any) -> float:
-    """Relative, of the norms."""
-    return float(np.linalg.norm(np.asarray(found, np.float64) - wanted) / np.linalg.norm(wanted))
 
 
 def _built(name: str, x: jax.Array, image: jax.Array, shares: Sequence[float]) -> tuple[Built, float]:
@@ -172,7 +156,7 @@ def _sides(of_images: Callable[[jax.Array], jax.Array]) -> dict[str, Callable[[j
     """A function of images by XLA, under each set of flags, and by `accelerate`."""
     sides = {"jit": jax.jit(of_images)}
     if devices.default_platform() == "gpu":
-        sides["graphs"] = jax.jit(lambda x: of_images(x), compiler_options=GRAPHS)
+        sides["graphs"] = jax.jit(lambda x: of_images(x), compiler_options=command.GRAPHS)
     sides["accelerate"] = jax.jit(jsc.accelerate(of_images), compiler_options=jsc.compiler_options() or None)
     return sides
 

@@ -38,8 +38,8 @@ from typing import Any
 
 from benchmarks.common import command, prepared, results
 from benchmarks.common.cases import KINDS
-from benchmarks.suites import network_rows
-from benchmarks.suites.network_cases import (
+from benchmarks.networks import network_rows
+from benchmarks.networks.network_cases import (
     ALL,
     ARGUMENTS,
     DUMPED,

@@ -12,9 +12,8 @@ the zeros of a trained one. Batch norms are folded.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 import jax_sparse_conv as jsc
-from benchmarks.common import command, results, tables
-from benchmarks.suites.packed import prepare
+from benchmarks.common import command, suite, tables
+from benchmarks.networks.packed import prepare
 from jax_sparse_conv import models
-from jax_sparse_conv._src import environment
 from jax_sparse_conv._src.plans import timing
 
 NETWORKS = ("vgg19", "resnet50", "densenet121", "regnetx_16gf")
@@ -37,21 +35,17 @@ _Run = Callable[[Any, jax.Array], Any]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Time every network, print a table and write a JSON file; the result is the exit status."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    options = _parser().parse_args(arguments)
-    try:
-        command.check_folder("--json", options.json)
-    except ValueError as error:
-        print(f"benchmarks host: {error}", file=sys.stderr)
-        return 1
-    rows = [row for name in options.networks for row in measure(name, options.repeats, options.what)]
+    return suite.run("host", _parser(), argv, _cases, _table)
+
+
+def _cases(options: argparse.Namespace) -> Iterator[list[tables.Row]]:
+    return (measure(name, options.repeats, options.what) for name in options.networks)
+
+
+def _table(rows: list[tables.Row]) -> str:
     columns = [(side, side, ">", "{:.0f}") for side in SIDES]
     named = (("network", "network", "<", "{}"), ("weights", "weights", ">", "{}"), ("what", "us", "<", "{}"))
-    print(tables.aligned([{**row, **row["us"]} for row in rows], (*named, *columns)))
-    line = command.portable("host", arguments)
-    content = {**environment.describe_run(), "command": line, "repeats": options.repeats}
-    results.add(options.json, "host", {**content, "rows": rows})
-    return 0
+    return tables.aligned([{**row, **row["us"]} for row in rows], (*named, *columns))
 
 
 def measure(name: str, repeats: int, what: Sequence[str]) -> list[tables.Row]:
