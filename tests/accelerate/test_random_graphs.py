@@ -18,7 +18,8 @@ from graphs import Graph
 import jax_sparse_conv as jsc
 
 _EACH = 5
-_SMALL = 1.0  # norm of a result below which errors count as of that: sums of what cancels
+# Norm of a result below which errors count as of that: sums of what cancels, which a GPU adds in another order.
+_SMALL = 0.3 if jax.default_backend() == "cpu" else 1.0
 _SEEDS = range(0, int(os.environ.get("JSC_RANDOM_GRAPHS", "100")), _EACH)
 _TOLERANCE = {"float32": 2e-5, "float16": 1e-2, "bfloat16": 8e-2}
 
