@@ -43,7 +43,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "instructions": ("layer", "source", "loop"),
     "latency": ("network", "kind", "side"),
     "layers": _LAYERS,
-    "models": ("model", "batch", "dtype", "precision", "size", "weights"),
+    "models": ("model", "batch", "kind", "size", "weights"),
     "networks": ("network", "kind", "batch", "weights", "quick"),
     "packed": ("network", "batch"),
     "real_weights": ("network", "implementation", "batch"),

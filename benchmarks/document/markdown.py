@@ -21,6 +21,16 @@ NETWORKS = {
     "regnetx_6_4gf": "RegNetX-6.4GF",
     "regnetx_16gf": "RegNetX-16GF",
 }
+MODELS = {
+    "nnx_resnet50": "ResNet-50, Flax nnx",
+    "keras_vgg16": "VGG16, Keras",
+    "keras_densenet121": "DenseNet121, Keras",
+    "equinox_resnet50": "ResNet-50, Equinox, channels first",
+    "haiku_resnet50": "ResNet-50, Haiku",
+    "keras_resnet50": "ResNet50, Keras",
+    "linen_vgg16": "VGG-16, Linen",
+}
+"""Models that others wrote."""
 KINDS = {"highest": "`HIGHEST`", "default": "TF32", "bfloat16": "bfloat16", "float16": "float16"}
 """Precisions and dtypes on a GPU."""
 

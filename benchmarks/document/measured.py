@@ -34,7 +34,7 @@ SUITES: dict[str, tuple[str, str, _Table]] = {
 Each side under the faster of XLA's flag sets. Images are 224x224, batch norm is folded on both sides. Cells: XLA's time
 over ours; in brackets the same without zeros, with biases so high that no ReLU clips anything; our time. A network with
 all chains, paying or not, has a line where its time differs from that of `None` by over 3 %. Weights are arguments of
-the program, constants in it, or packed by `jsc.nnx.pack`.""",
+the program, or constants in it.""",
         network_tables.networks,
     ),
     "run": (
@@ -62,9 +62,8 @@ arguments under `nnx.jit`, which returns a copy of all parameters. Packed copies
         "Models that others wrote",
         """\
 Each model as it is, by `accelerate` and by `jit_inference`. "trained" weights are as the framework initialises them,
-with kernels scaled and biases moved so that each ReLU makes a trained network's zeros; "initial" ones have the zeros of
-random weights. Zeros are the mean of the convolutions' inputs. Lines that do not say are of initial weights and random
-images. "as graphs" is `jit` with the flags under which XLA makes CUDA graphs of everything. The ratio is the faster
+with kernels scaled and biases moved so that each ReLU makes a trained network's zeros; with "dense" ones no ReLU clips
+anything; "initial" ones have the zeros of random weights. Zeros are the mean of the convolutions' inputs. "as graphs" is `jit` with the flags under which XLA makes CUDA graphs of everything. The ratio is the faster
 `jit`'s time over `jit_inference`'s. Memory is `jit`'s over `jit_inference`'s: temporary arrays, constants, and what was
 computed of the weights.""",
         network_tables.others,

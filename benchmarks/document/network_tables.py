@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from benchmarks.common.results import Row
-from benchmarks.document.markdown import KINDS, kind, mean, microseconds, network, rank, ratio, table
+from benchmarks.document.markdown import KINDS, MODELS, kind, mean, microseconds, network, rank, ratio, table
 from benchmarks.networks import network_rows
 from benchmarks.networks.network_cases import XLA
 
@@ -130,7 +130,6 @@ def others(rows: Sequence[Row]) -> list[str]:
     titles = (
         "model",
         "images",
-        "dtype",
         "precision",
         "weights",
         "zeros",
@@ -142,10 +141,13 @@ def others(rows: Sequence[Row]) -> list[str]:
         "waited for",
         "memory",
     )
-    about = ("model", "batch", "dtype", "precision", "weights")
+    about = ("model", "batch", "kind", "weights")
     lines = (
         (
-            *(str(row.get(key, "")) for key in about),
+            MODELS.get(row["model"], row["model"]),
+            str(row["batch"]),
+            kind(row["kind"], row),
+            row["weights"],
             f"{row['zeros_percent']:.0f} %" if "zeros_percent" in row else "",
             *(_microseconds_of(row, side) for side in ("jit", "graphs", "accelerate", "jit_inference")),
             ratio(row["jit_inference_ratio"]),

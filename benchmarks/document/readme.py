@@ -1,4 +1,4 @@
-"""The table of README.md: XLA's time over ours of whole networks at batch 1."""
+"""The table of README.md: what models that others wrote gain at batch 1."""
 
 from __future__ import annotations
 
@@ -6,18 +6,12 @@ import re
 from pathlib import Path
 
 from benchmarks.common.results import RESULTS, Row, read
-from benchmarks.document.markdown import network, table
-from benchmarks.document.network_tables import by_faster_flags
+from benchmarks.document.markdown import KINDS, MODELS, table
 
-_WEIGHTS = {  # of the rows on a GPU, by network in the order of the table; None has no such row
-    "vgg19": "arguments",
-    "resnet50": "arguments",
-    "densenet121": "packed",
-    "densenet169": None,
-    "regnetx_16gf": "arguments",
-}
-_GPU_KINDS = {"highest": "float32 `HIGHEST`", "default": "TF32", "bfloat16": "bfloat16"}
-_TABLE = re.compile(r"^\| network \| zeros \|.*?\n(?=\n)", re.MULTILINE | re.DOTALL)
+_LISTED = ("keras_vgg16", "nnx_resnet50", "equinox_resnet50", "keras_densenet121")
+_GPU, _CPU = "h100", "cpu_intel_xeon"
+_GPU_KINDS = ("highest", "default", "bfloat16")
+_TABLE = re.compile(r"^\| model \| zeros \|.*?\n(?=\n)", re.MULTILINE | re.DOTALL)
 
 
 def page(text: str, results: Path = RESULTS) -> str:
@@ -26,26 +20,33 @@ def page(text: str, results: Path = RESULTS) -> str:
     Raises:
       ValueError: there is no table.
     """
-    found, count = _TABLE.subn(lambda _: networks_table(results) + "\n", text)
+    found, count = _TABLE.subn(lambda _: models_table(results) + "\n", text)
     if count != 1:
-        raise ValueError(f"README.md has {count} tables of networks, not one")
+        raise ValueError(f"README.md has {count} tables of models, not one")
     return found
 
 
-def networks_table(results: Path = RESULTS) -> str:
-    """The table: a GPU's precisions, and a CPU."""
-    rows = [row for row in read(results / "h200" / "networks.json") if "label" not in row]
-    gpu = {(row["network"], row["weights"], row["kind"], row["batch"]): row for row in by_faster_flags(rows)}
-    runs = read(results / "cpu_amd_epyc" / "run.json")
-    cpu = {row["network"]: row["totals"]["network"]["ratio"] for row in runs if row["batch"] == 1}
-    titles = (*("network", "zeros"), *(f"H200, {title}" for title in _GPU_KINDS.values()), "two CPU cores, float32")
+def models_table(results: Path = RESULTS) -> str:
+    """The table: a GPU's precisions, and a CPU. In brackets the same without zeros."""
+    gpu, cpu = (_ratios(read(results / device / "models.json")) for device in (_GPU, _CPU))
+    titles = ("model", "zeros", *(f"{_GPU.upper()}, {KINDS[kind]}" for kind in _GPU_KINDS), "two CPU cores, float32")
     lines = []
-    for name, weights in _WEIGHTS.items():
-        of_kinds = [gpu.get((name, weights or "", kind, 1)) for kind in _GPU_KINDS]
-        zeros = f"{of_kinds[0]['zeros_percent']:.0f} %" if of_kinds[0] else ""
-        lines.append((network(name), zeros, *map(_cell, of_kinds), f"{cpu[name]:.1f}" if name in cpu else ""))
+    for name in _LISTED:
+        cells = [_cell(gpu, name, kind) for kind in _GPU_KINDS] + [_cell(cpu, name, "default")]
+        zeros = next(row["zeros_percent"] for row in (*gpu.values(), *cpu.values()) if _is(row, name, "trained"))
+        lines.append((MODELS[name], f"{zeros:.0f} %", *cells))
     return table(titles, lines)
 
 
-def _cell(row: Row | None) -> str:
-    return f"{row['ratio']['auto']:.1f} ({row['no_zeros_ratio']['auto']:.1f})" if row else ""
+def _ratios(rows: list[Row]) -> dict[tuple[str, str, str], Row]:
+    return {(row["model"], row["kind"], row["weights"]): row for row in rows if row["batch"] == 1}
+
+
+def _is(row: Row, name: str, weights: str) -> bool:
+    return (row["model"], row["weights"]) == (name, weights)
+
+
+def _cell(rows: dict[tuple[str, str, str], Row], name: str, kind: str) -> str:
+    ratios = [rows.get((name, kind, weights), {}).get("jit_inference_ratio") for weights in ("trained", "dense")]
+    first, second = ("" if each is None else f"{each:.1f}" for each in ratios)
+    return f"{first} ({second})" if second else first

@@ -1,6 +1,6 @@
 """Models that others wrote, as they are, and by `accelerate` and `jit_inference`.
 
-    python -m benchmarks models --models nnx_resnet50 keras_vgg16 --batches 1 8 --json results.json
+    python -m benchmarks models --models nnx_resnet50 keras_vgg16 --kinds default bfloat16 --json results.json
 
 Sides: "jit" (`jax.jit` with the weights as constants), "accelerate" (`jax.jit(jsc.accelerate(...))` of the same) and
 "jit_inference"; on a GPU also "graphs", which is "jit" with the flags under which XLA makes CUDA graphs of everything.
@@ -9,9 +9,10 @@ dispatched without waiting, on a CPU until the result is there. `waited_us` is t
 sides in turns. `compile_s` is the time of tracing and compiling.
 
 The images are a photograph, mirrored and shifted. Weights are as each framework initialises them, with a trained
-network's zeros: kernels are scaled, and biases moved until each ReLU makes as many, on the first image in float32.
-`--weights initial` leaves them, and so does a model of which no zeros are known. `zeros_percent` is the mean share of
-zeros of the convolutions' inputs on that image.
+network's zeros: kernels are scaled, and biases moved until each ReLU makes as many, on the first image in float32. "dense" are
+the same with biases so high that no ReLU clips anything: a gain that stays there is not from zeros. "initial" leaves
+them, and so does a model of which no zeros are known. `zeros_percent` is the mean share of zeros of the convolutions'
+inputs on that image.
 
 `jit_error` and `error` (the largest of ours) are relative to plain `jit` at HIGHEST, in the dtype of the images.
 
@@ -22,10 +23,12 @@ zeros of the convolutions' inputs on that image.
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,7 @@ import numpy as np
 
 import jax_sparse_conv as jsc
 from benchmarks.common import command, data, suite, tables
+from benchmarks.common.cases import KINDS
 from benchmarks.networks.frameworks import MODELS, Built, shares_of
 from benchmarks.networks.trained_zeros import with_zeros
 from jax_sparse_conv import models
@@ -42,6 +46,7 @@ from jax_sparse_conv._src import devices
 from jax_sparse_conv._src.cli import photograph
 from jax_sparse_conv._src.plans import timing
 
+WEIGHTS = ("trained", "dense", "initial")
 OURS = ("accelerate", "jit_inference")
 SIDES = ("jit", "graphs", *OURS)
 _DISPATCHED = 50  # calls in a row
@@ -49,8 +54,7 @@ _CONSTANT = re.compile(r"= [a-z]+(\d*)\w*\[([\d,]*)\]\S* constant\(")  # in XLA'
 _COLUMNS = (
     ("model", "model", "<", "{}"),
     ("batch", "batch", ">", "{}"),
-    ("dtype", "dtype", "<", "{}"),
-    ("precision", "precision", "<", "{}"),
+    ("kind", "kind", "<", "{}"),
     ("weights", "weights", "<", "{}"),
     ("zeros_percent", "zeros %", ">", "{:.1f}"),
     *((f"{side}_us", f"{side} us", ">", "{:.0f}") for side in SIDES),
@@ -70,23 +74,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _cases(options: argparse.Namespace) -> Iterator[list[tables.Row]]:
-    for name in options.models:
-        for batch in options.batches:
-            for dtype in options.dtypes:
-                yield [measure(name, batch, dtype, options)]
+    for case in itertools.product(options.models, options.weights, options.kinds, options.batches):
+        yield [measure(*case, options)]
 
 
 def _table(rows: list[tables.Row]) -> str:
     return tables.aligned(rows, [column for column in _COLUMNS if column[0] in rows[0]])
 
 
-def measure(name: str, batch: int, dtype: str, options: argparse.Namespace) -> tables.Row:
+def measure(name: str, weights_kind: str, kind: str, batch: int, options: argparse.Namespace) -> tables.Row:
     """Times and memory of all sides of a model, their ratios to plain `jit`, and how far the results are apart."""
-    images = models.preprocess(photograph.batch_of(photograph.load(None, options.size), batch))
-    x, repeats = images.astype(dtype), options.repeats
-    shares = shares_of(name) if options.weights == "trained" else []
-    with jax.default_matmul_precision(options.precision):
-        (function, weights), zeros = _built(name, x, images[:1], shares)
+    dtype, precision = KINDS[kind]
+    x, repeats = _images(options.size, batch).astype(dtype), options.repeats
+    found, zeros = _weights(name, options.size, weights_kind)
+    with jax.default_matmul_precision(precision):
+        function, weights = _built(name, x, found)
         predict = jsc.jit_inference(function, weights)
         sides = _sides(lambda x: function(weights, x)) | {"jit_inference": predict}
         compiled = {side: _first_call(each, x) for side, each in sides.items()}
@@ -101,8 +103,8 @@ def measure(name: str, batch: int, dtype: str, options: argparse.Namespace) -> t
         waited = timing.blocked(sides, operands, repeats)
         layers = sum(row.reason is None for row in predict.report(x).rows)
         memory = _memory(sides, x, {"jit_inference": predict.prepared(x)})
-    row: tables.Row = {"model": name, "batch": batch, "dtype": dtype, "precision": options.precision}
-    row |= {"size": options.size, "weights": "trained" if shares else "initial", "zeros_percent": 100 * zeros}
+    row: tables.Row = {"model": name, "batch": batch, "kind": kind, "dtype": dtype, "size": options.size}
+    row |= {"weights": weights_kind if shares_of(name) else "initial", "zeros_percent": 100 * zeros}
     row |= {f"{side}_us": each.microseconds for side, each in times.items()}
     row |= {f"{side}_best_us": 1e6 * each.best for side, each in times.items()}
     row |= {f"{side}_waited_us": each.microseconds for side, each in waited.items()}
@@ -114,21 +116,29 @@ def measure(name: str, batch: int, dtype: str, options: argparse.Namespace) -> t
     return row | memory | {"layers": layers}
 
 
-def _built(name: str, x: jax.Array, image: jax.Array, shares: Sequence[float]) -> tuple[Built, float]:
-    """A model for images `x`, with shares of zeros on a float32 image, and the convolutions' mean share."""
-    if x.dtype == image.dtype:
-        built = twin = MODELS[name](x)
-    else:  # in front of the model: Keras has one dtype at a time
-        with jax.default_device(jax.devices("cpu")[0]):
-            twin = MODELS[name](image)
-        built = MODELS[name](x)
-    found, zeros = with_zeros(*twin, image, shares)
-    leaves, tree = jax.tree.flatten(built[1])
+def _images(size: int, batch: int) -> jax.Array:
+    return models.preprocess(photograph.batch_of(photograph.load(None, size), batch))
+
+
+@functools.lru_cache(maxsize=1)
+def _weights(name: str, size: int, kind: str) -> tuple[Any, float]:
+    """Weights of a kind, found on one float32 image, and the mean share of zeros of the convolutions' inputs."""
+    image = _images(size, 1)
+    shares = {"trained": shares_of(name), "dense": [0.0], "initial": []}[kind] if shares_of(name) else []
+    with jax.default_device(jax.devices("cpu")[0]):
+        function, weights = MODELS[name](image)
+    return with_zeros(function, weights, image, shares)
+
+
+def _built(name: str, x: jax.Array, found: Any) -> Built:
+    """A model for images `x`, with weights that were found, in its own dtypes."""
+    function, weights = MODELS[name](x)
+    leaves, tree = jax.tree.flatten(weights)
     moved = [
-        new.astype(old.dtype) if shares and jnp.issubdtype(jnp.result_type(old), jnp.floating) else old
+        jnp.asarray(np.asarray(new), old.dtype) if jnp.issubdtype(jnp.result_type(old), jnp.floating) else old
         for old, new in zip(leaves, jax.tree.leaves(found), strict=True)
     ]
-    return (built[0], jax.tree.unflatten(tree, moved)), zeros
+    return function, jax.tree.unflatten(tree, moved)
 
 
 def _memory(sides: Mapping[str, Any], x: jax.Array, computed: Mapping[str, Sequence[jax.Array]]) -> dict[str, int]:
@@ -172,9 +182,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--models", nargs="+", choices=sorted(MODELS), default=list(MODELS), metavar="NAME")
     add("--batches", nargs="+", type=int, default=[1, 8])
-    add("--dtypes", nargs="+", choices=("float32", "bfloat16", "float16"), default=["float32"])
-    add("--precision", choices=("default", "highest"), default="default", help="of float32 products")
-    add("--weights", choices=("trained", "initial"), default="trained", help="a trained network's zeros, or as built")
+    add("--kinds", nargs="+", choices=tuple(KINDS), default=["default"], help="precision of float32, or dtype")
+    add("--weights", nargs="+", choices=WEIGHTS, default=["trained"], help="a trained network's zeros, none, or as built")
     add("--size", type=int, default=224, help="height and width of the images")
     add("--repeats", type=int, default=11)
     add("--json", type=Path)

@@ -10,8 +10,8 @@ images), "planned" is the plan that `--plans FOLDER` holds as NETWORK_KIND_BATCH
 them, weights are seeded, their zeros those of a trained network, and once more with biases so high that no ReLU clips
 anything: a gain that stays there is not from zeros. With `--weights constants` weights are constants of the program, as
 in `jax.jit(lambda x: model(x))`: a call then hands over one array, not hundreds. With `--weights packed` "auto" and
-"fused" have arguments as `jax_sparse_conv.nnx.pack` leaves them, on a GPU one of each dense block; the others have
-theirs as they are. Sides take turns on rotated images, calls are dispatched without waiting, times are medians per call
+"fused" have arguments as `jax_sparse_conv.nnx.pack` leaves them, which is for a CPU; the others have theirs as they
+are. Sides take turns on rotated images, calls are dispatched without waiting, times are medians per call
 (those of calls that are waited for one by one are in --json, "latency_us").
 
 Every network runs in a process of its own, and what XLA tunes is compiled alone. If the process dies, the side that it

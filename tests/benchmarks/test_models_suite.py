@@ -41,7 +41,7 @@ def test_a_row_has_every_side(
 ) -> None:
     monkeypatch.setitem(frameworks.MODELS, "keras_vgg16", build)
     monkeypatch.setattr(models, "shares_of", lambda name: [0.75])
-    row = measured(tmp_path)
+    row = measured(tmp_path, "--kinds", "highest")
     assert row["layers"] == 2
     assert row["error"] < 1e-5
     sides = [side for side in models.SIDES if side != "graphs" or jax.default_backend() == "gpu"]
@@ -59,24 +59,24 @@ def test_a_row_has_every_side(
 
 def test_zeros_of_the_model_as_built_and_of_other_dtypes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(frameworks.MODELS, "keras_vgg16", build)
-    initial = measured(tmp_path, "--weights", "initial", "--dtypes", "bfloat16")
+    initial = measured(tmp_path, "--weights", "initial", "--kinds", "bfloat16")
     assert initial["weights"] == "initial"
     monkeypatch.setattr(models, "shares_of", lambda name: [0.9])
     (tmp_path / "models.json").unlink()
-    trained = measured(tmp_path, "--dtypes", "bfloat16")
+    trained = measured(tmp_path, "--kinds", "bfloat16")
     assert trained["zeros_percent"] == pytest.approx(90 / 2, abs=3)
     assert trained["zeros_percent"] > initial["zeros_percent"] + 10
 
 
 def test_the_table_has_zeros_and_memory_where_rows_have_them() -> None:
-    old: dict[str, Any] = {"model": "keras_vgg16", "batch": 1, "dtype": "float32", "precision": "default"}
+    old: dict[str, Any] = {"model": "keras_vgg16", "batch": 1, "kind": "default", "backend": "gpu", "weights": "initial"}
     old |= {"jit_us": 300.0, "jit_inference_us": 150.0, "jit_inference_ratio": 2.0}
     old |= {"jit_waited_us": 330.0, "jit_inference_waited_us": 150.0}
     new = old | {"weights": "trained", "zeros_percent": 61.3, "jit_bytes": 300, "jit_inference_bytes": 240}
     (table,) = network_tables.others([new, old])
     assert table.splitlines()[2:] == [
-        "| keras_vgg16 | 1 | float32 | default | | | 300 | | | 150 | 2.00 | 2.20 | |",
-        "| keras_vgg16 | 1 | float32 | default | trained | 61 % | 300 | | | 150 | 2.00 | 2.20 | 1.25 |",
+        "| VGG16, Keras | 1 | TF32 | initial | | 300 | | | 150 | 2.00 | 2.20 | |",
+        "| VGG16, Keras | 1 | TF32 | trained | 61 % | 300 | | | 150 | 2.00 | 2.20 | 1.25 |",
     ]
 
 

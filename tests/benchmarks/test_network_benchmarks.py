@@ -16,8 +16,6 @@ import jax_sparse_conv as jsc
 from benchmarks.common import merge, prepared, program, results
 from benchmarks.networks import network_cases, network_rows, networks
 from jax_sparse_conv._src import _native
-from jax_sparse_conv._src.fusion import dense_blocks
-from jax_sparse_conv._src.primitive import packing
 
 NETWORK = ["--quick", "--networks", "resnet50", "--kinds", "highest", "--batch", "1", "--repeats", "2"]
 HLO = """HloModule jit_run
@@ -146,17 +144,6 @@ def test_weights_can_be_packed(tmp_path: Path) -> None:
     assert set(rows["bfloat16"]["us"]) == {"xla"}
     assert set(rows["bfloat16"]["skipped"]) == {"auto", "fused"}
     assert "nothing of resnet50 would be packed in bfloat16" in rows["bfloat16"]["skipped"]["auto"]
-
-
-def test_dense_blocks_are_packed_as_on_a_gpu(densenet: prepared.Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "_is_on_one_cpu", lambda kernel: False)
-    monkeypatch.setattr(dense_blocks, "reads_packed", lambda *_: True)
-    packed = densenet.packed()
-    assert len(densenet.weights) - len(packed.weights) == 3 * 5 + 3 - 2
-    with jax.default_matmul_precision("highest"):
-        run = jax.jit(lambda weights, x: packed.model(weights)(x))
-        found, wanted = run(packed.weights, densenet.x), densenet.model()(densenet.x)
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_a_plan_is_a_side(kept: Path, tmp_path: Path) -> None:
