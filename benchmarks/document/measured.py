@@ -62,10 +62,11 @@ arguments under `nnx.jit`, which returns a copy of all parameters. Packed copies
         "Models that others wrote",
         """\
 Each model as it is, by `accelerate` and by `jit_inference`. "trained" weights are as the framework initialises them,
-with kernels scaled and biases moved so that each ReLU makes a trained network's zeros; with "dense" ones no ReLU clips
-anything; "initial" ones have the zeros of random weights. Zeros are the mean of the convolutions' inputs. "as graphs" is `jit` with the flags under which XLA makes CUDA graphs of everything. The ratio is the faster
-`jit`'s time over `jit_inference`'s. Memory is `jit`'s over `jit_inference`'s: temporary arrays, constants, and what was
-computed of the weights.""",
+with kernels scaled and biases moved so that each ReLU makes a trained network's zeros. With "dense" ones no ReLU clips
+anything. "initial" ones have the zeros of random weights. Zeros are the mean of the convolutions' inputs. "as graphs"
+is `jit` with the flags under which XLA makes CUDA graphs of everything. The ratio is the faster `jit`'s time over
+`jit_inference`'s. Memory is `jit`'s over `jit_inference`'s: temporary arrays, constants, and what was computed of the
+weights.""",
         network_tables.others,
     ),
     "latency": (

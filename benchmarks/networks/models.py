@@ -10,9 +10,9 @@ sides in turns. `compile_s` is the time of tracing and compiling.
 
 The images are a photograph, mirrored and shifted. Weights are as each framework initialises them, with a trained
 network's zeros: kernels are scaled, and biases moved until each ReLU makes as many, on the first image in float32. "dense" are
-the same with biases so high that no ReLU clips anything: a gain that stays there is not from zeros. "initial" leaves
-them, and so does a model of which no zeros are known. `zeros_percent` is the mean share of zeros of the convolutions'
-inputs on that image.
+the same with biases so high that no ReLU clips anything: a gain that stays there is not from zeros. "initial" ones stay
+as built, and so do those of a model of which no zeros are known. `zeros_percent` is the mean share of zeros of the
+convolutions' inputs on that image.
 
 `jit_error` and `error` (the largest of ours) are relative to plain `jit` at HIGHEST, in the dtype of the images.
 
@@ -28,7 +28,7 @@ import itertools
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +183,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--models", nargs="+", choices=sorted(MODELS), default=list(MODELS), metavar="NAME")
     add("--batches", nargs="+", type=int, default=[1, 8])
     add("--kinds", nargs="+", choices=tuple(KINDS), default=["default"], help="precision of float32, or dtype")
-    add("--weights", nargs="+", choices=WEIGHTS, default=["trained"], help="a trained network's zeros, none, or as built")
+    add("--weights", nargs="+", choices=WEIGHTS, default=["trained"], help="a trained network's zeros, none, as built")
     add("--size", type=int, default=224, help="height and width of the images")
     add("--repeats", type=int, default=11)
     add("--json", type=Path)

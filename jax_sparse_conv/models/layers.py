@@ -11,8 +11,9 @@ import jax
 from flax import nnx
 
 from jax_sparse_conv import nnx as sparse_nnx
+from jax_sparse_conv._src import _native
+from jax_sparse_conv._src.accelerate import transform
 from jax_sparse_conv._src.api import ops
-from jax_sparse_conv._src.fusion import chain_rules, rewrite
 from jax_sparse_conv._src.layers import layer_calls, layers
 from jax_sparse_conv._src.primitive.reference import average_of_pixels
 from jax_sparse_conv._src.problem.geometry import is_symbolic
@@ -32,9 +33,8 @@ class ConvNet(nnx.Module):
     What is here serves networks that average their last feature map before one fully connected layer, `fc`.
 
     Attributes:
-      fuses: whether layers under `implementation=None` may run as one call where that is expected to be faster, as by
-        `accelerate`. That needs `jit`, few images, and a GPU that this was measured on. Without it dense blocks run
-        layer by layer too. True unless it is set.
+      fuses: whether a network under `jit` is run as by `accelerate`, its layers and dense blocks in one call where that
+        is expected to be faster. That needs a GPU. True unless it is set.
     """
 
     fuses: bool = True
@@ -55,8 +55,7 @@ class ConvNet(nnx.Module):
     def __call__(self, x: jax.Array, *, before_layer: BeforeLayer | None = None) -> jax.Array:
         """x [N, H, W, C] -> logits [N, num_classes]."""
         if before_layer is None and self._may_fuse(x):
-            logits: jax.Array = rewrite.fuse_where_faster(self.logits)(x)
-            return logits
+            return transform.accelerate(self.logits)(x)
         return self.logits(x, before_layer=before_layer)
 
     def logits(self, x: jax.Array, *, before_layer: BeforeLayer | None = None) -> jax.Array:
@@ -65,23 +64,27 @@ class ConvNet(nnx.Module):
         return run_layer("fc", self.fc, average_of_pixels(x), before_layer=before_layer)
 
     def _may_fuse(self, x: jax.Array) -> bool:
-        """Whether to trace the layers as a fused chain, which lowering may undo.
+        """Whether to run the layers as by `accelerate`.
 
         Only where a function is traced for x itself, and where running the network changes nothing. It must have no
-        statistics, random streams or captured values (`nnx.capture`), and all layers must be this package's own. No
-        public method may be called for it: `nnx.tabulate` compiles those that are called.
+        statistics, random streams or captured values (`nnx.capture`), and all layers must be this package's own. None
+        may be XLA's or follow a plan, since `accelerate` takes XLA's convolutions. No public method may be called for
+        it: `nnx.tabulate` compiles those that are called.
         """
         if not self.fuses or type(x).__name__ != "DynamicJaxprTracer" or layer_calls.are_observed():
             return False
-        if x.ndim != 4 or not chain_rules.may_be_chosen(x) or hasattr(self, "__captures__"):
+        if _native.why_missing("segment", "cuda", x.dtype) is not None or is_symbolic(*x.shape):
+            return False
+        if x.ndim != 4 or hasattr(self, "__captures__"):
             return False
         modules = (module for _, module in nnx.iter_modules(self))
         layers: list[Any] = [each for each in modules if any(map(_is_variable, vars(each).values()))]
-        if any(type(layer) not in (SparseConv, SparseConvPool, SparseLinear) for layer in layers):
+        if any(type(layer) not in (SparseConv, SparseConvPool, SparseLinear, PreActivation) for layer in layers):
             return False
         if jax.tree.leaves(nnx.state(self, nnx.Not(nnx.Param))):
             return False
-        return any(layer.implementation is None for layer in layers)
+        chosen = [layer.implementation for layer in layers if not isinstance(layer, PreActivation)]
+        return None in chosen and all(each is None or (isinstance(each, str) and each != "xla") for each in chosen)
 
 
 def _is_variable(value: object) -> bool:

@@ -10,7 +10,7 @@ from flax import nnx
 
 from jax_sparse_conv._src.api import ops
 from jax_sparse_conv._src.api.arguments import check_flag
-from jax_sparse_conv._src.layers import layers, packed_blocks, packed_params
+from jax_sparse_conv._src.layers import layers, packed_params
 from jax_sparse_conv.nnx import folding
 from jax_sparse_conv.nnx.layers import SparseConv, SparseConvPool, SparseLinear
 
@@ -152,28 +152,17 @@ def set_implementation(
 def pack(model: nnx.Module) -> int:
     """Have `model` hold packed parameters, in place, for inference with weights as arguments of a jitted function.
 
-    On a CPU: under `nnx.jit` or `jax.jit(lambda model, x: model(x))` a convolution packs its kernel in every call.
+    Only on a CPU: under `nnx.jit` or `jax.jit(lambda model, x: model(x))` a convolution packs its kernel in every call.
     Packed parameters spare that, at the price of a second copy. A packed parameter (`PackedParam`) is the kernel to
     Flax, and new weights are packed when they are assigned. Gradients by it are refused, so `unpack` before training.
-    These layers are left as they are:
+    A state, as in a checkpoint or for `nnx.update`, is for a model that is packed in the same way. These layers are
+    left as they are:
 
     - Those that would not read the copy, by their window, strides, dtype or implementation.
     - Those whose kernel is shared with a layer that would not read it.
     - Those whose kernel is no plain `nnx.Param`, or has hooks.
 
-    On a GPU: a block of a `DenseNet` that can run as one call gets one parameter in the place of five a layer. The
-    transition behind it is in there too. It is a `PackedDenseBlock` in `model.packed`. Every parameter costs the host
-    in every call, and there is no second copy. Batch norms must be folded. The layers of a packed block have no
-    parameters of their own. They read them while the model runs, and refuse new ones. These blocks are left as they
-    are:
-
-    - Those that would not run as one call: layers that are masked, name an implementation or follow a plan; other
-      dtypes.
-    - Those whose parameters are shared with other layers, or have metadata.
-
-    A state, as in a checkpoint or for `nnx.update`, is for a model that is packed in the same way. Gradients and optax
-    take the state as any other. `nnx.Optimizer` keeps moments only for parameters of one array, so `unpack` before
-    training by it.
+    `jit_inference` packs by itself, on a GPU too.
 
     Args:
       model: any nnx module, a layer itself included.
@@ -183,10 +172,8 @@ def pack(model: nnx.Module) -> int:
 
     Raises:
       TypeError: a model that is not an nnx module.
-      ValueError: a packed block whose layers have parameters of their own too.
     """
-    kernels = packed_params.pack(_convs(model), packed_blocks.references(model))
-    return kernels + sum(owner.pack_blocks() for owner in packed_blocks.owners(model))
+    return packed_params.pack(_convs(model), packed_params.references(model))
 
 
 def unpack(model: nnx.Module) -> int:
@@ -195,7 +182,7 @@ def unpack(model: nnx.Module) -> int:
     Raises:
       TypeError: a model that is not an nnx module.
     """
-    return packed_params.unpack(_convs(model)) + sum(owner.unpack_blocks() for owner in packed_blocks.owners(model))
+    return packed_params.unpack(_convs(model))
 
 
 def layer_paths(model: nnx.Module) -> dict[int, str]:

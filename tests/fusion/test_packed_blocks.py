@@ -76,7 +76,6 @@ def test_the_parts_come_back(block: Block, dtype: str) -> None:
             assert (packed.transition is None) == (behind is None)
             check_same(packed.transition, behind)
             assert not any(offset * 2 % 128 for offset in packed.sizes.offsets())  # of 16-bit types
-            assert packed.without_transition().transition is None
             check_same(jax.jit(jsc.pack_dense_block)(layers, behind).values, packed.values)
 
 
@@ -227,8 +226,7 @@ def test_whether_it_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not dense_blocks.is_one_call(jnp.concatenate([x] * 5), packed)
     row = x[:, :1]
     assert not dense_blocks.is_one_call(row, packed)
-    assert dense_blocks.is_one_call(row, packed.without_transition())
-    assert not dense_blocks.reads_packed(layers, transition) or jax.default_backend() == "gpu"
+    assert dense_blocks.is_one_call(row, jsc.pack_dense_block(layers))
 
 
 # --- the kernel ------------------------------------------------------------------------------------------------------

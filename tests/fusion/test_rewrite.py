@@ -171,7 +171,7 @@ def test_layers_stay_where_a_chain_pays_only_with_them() -> None:
         return jsc.conv(y, weights(4, 1, 1, 32, 8))
 
     x = weights(0, 1, 9, 9, 8)
-    assert names(rewrite.fuse_where_faster(function), x) == [f"chain {chain_rules.LEAST_LAYERS}", "chain 2"]
+    assert names(rewrite.fuse(function, chosen=True), x) == [f"chain {chain_rules.LEAST_LAYERS}", "chain 2"]
     assert names(rewrite.fuse(function), x) == [f"chain {chain_rules.LEAST_LAYERS - 1}", "chain 3"]
 
 

@@ -2,53 +2,85 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from dense_block_checks import blocks_of, require_kernel, small_densenet
+from flax import nnx
+from oracle import relative_error
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv import models
-from jax_sparse_conv._src import _native
+from jax_sparse_conv._src import _native, devices
 from jax_sparse_conv._src.fusion import dense_blocks
 from jax_sparse_conv._src.fusion.dense_blocks import dense_block_p
 from jax_sparse_conv.models.densenet import DenseNet
 
 
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks are made as for a GPU that has them, and lowered layer by layer where there is none."""
+    if jax.default_backend() == "gpu":
+        return
+    monkeypatch.setattr(devices, "default_platform", lambda: "gpu")
+    monkeypatch.setattr(_native, "why_missing", lambda *_: None)
+    monkeypatch.setattr(_native, "has_warpgroups", lambda: True)
+
+
 def transitions_of(model: DenseNet, x: jax.Array) -> int:
     """How many of them have the transition behind them too."""
     equations = jax.make_jaxpr(lambda x: model(x))(x).jaxpr.eqns
-    return sum(e.primitive is dense_block_p and (len(e.invars) - 1) % 5 == 3 for e in equations)
+    blocks = [each.params["packed"] for each in equations if each.primitive is dense_block_p]
+    return sum(sizes.features is not None for sizes in blocks)
 
 
+@pytest.mark.usefixtures("as_on_a_gpu", "float32_products")
 def test_a_network_joins_the_layers_of_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     x = jax.random.normal(jax.random.key(0), (2, 32, 32, 3))
     model = small_densenet()
-    monkeypatch.setattr(_native, "why_missing", lambda *_: "no kernel")
-    wanted = jax.jit(lambda x: model(x))(x)
+    model.fuses = False
     assert blocks_of(model, x) == 0
-    monkeypatch.undo()
-    monkeypatch.setattr(dense_blocks, "is_available", lambda dtype: True)
-    monkeypatch.setattr(dense_blocks, "why_not", lambda *_: None)
+    wanted = jax.jit(lambda x: model(x))(x)
+    model.fuses = True
     assert blocks_of(model, x) == 2
     assert transitions_of(model, x) == 1
     np.testing.assert_allclose(jax.jit(lambda x: model(x))(x), wanted, rtol=1e-3, atol=1e-3)
     model.transitions[0].conv.conv.implementation = "xla"
+    assert blocks_of(model, x) == 0  # XLA's convolutions would be taken
+    model.transitions[0].conv.conv.implementation = "direct"
     assert (blocks_of(model, x), transitions_of(model, x)) == (2, 0)
     np.testing.assert_allclose(jax.jit(lambda x: model(x))(x), wanted, rtol=1e-3, atol=1e-3)
     model.transitions[0].conv.conv.implementation = None
+    assert blocks_of(small_densenet(fold=False), x) == 0  # it has statistics
+    models.set_network_implementation(model, "xla")
+    assert blocks_of(model, x) == 0
+    models.set_network_implementation(model, None)
     monkeypatch.setattr(_native, "has_warpgroups", lambda: False)
     many = jnp.zeros((dense_blocks.most_images("float32", None) + 1, 32, 32, 3))
     assert blocks_of(model, many) == 0
-    assert blocks_of(small_densenet(fold=False), x) == 0
-    models.set_network_implementation(model, "xla")
-    assert blocks_of(model, x) == 0
 
 
-def test_what_looks_at_layers_sees_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense_blocks, "is_available", lambda dtype: True)
-    monkeypatch.setattr(dense_blocks, "why_not", lambda *_: None)
+@pytest.mark.usefixtures("as_on_a_gpu", "float32_products")
+def test_weights_may_be_arguments() -> None:
+    """As under `nnx.jit`."""
+    x, model = jax.random.normal(jax.random.key(0), (1, 32, 32, 3)), small_densenet()
+    graph, state = nnx.split(model)
+
+    def run(state: Any, x: jax.Array) -> jax.Array:
+        return nnx.merge(graph, state)(x)
+
+    blocks = [each for each in jax.make_jaxpr(run)(state, x).jaxpr.eqns if each.primitive is dense_block_p]
+    assert [each.params["packed"] for each in blocks] == [None, None]  # packing would copy them in every call
+    model.fuses = False
+    wanted = np.asarray(jax.jit(lambda x: model(x))(x), np.float64)
+    assert relative_error(jax.jit(run)(state, x), wanted) < 1e-5
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_what_looks_at_layers_sees_them() -> None:
     model, x = small_densenet(), jax.random.normal(jax.random.key(0), (1, 32, 32, 3))
     assert "conv3_block3_2" in models.layer_inputs(model, x)
     assert len(jsc.calibrate(model, [x], repeats=1).layers) == len([*model.named_layers()]) - 7  # batch norms apart

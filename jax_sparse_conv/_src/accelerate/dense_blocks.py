@@ -176,10 +176,15 @@ class _Search:
             return equation.inputs[0]
         others = [number for number in equation.inputs if self._values.channel_source(number, maps.STORED) is not None]
         left = [number for number in equation.inputs if number not in others]
-        if name not in (*_AFFINE, "max") or len(left) != 1 or not all(map(self._values.is_fixed, others)):
+        if name not in (*_AFFINE, "max") or len(left) != 1:
             return None
         is_other = name == "max" and not all(map(self._values.is_zero, others))
         return None if is_other or (name == "div" and left[0] != equation.inputs[0]) else left[0]
+
+    def _parameters_of(self, scaled: _Scaled, convs: Sequence[Equation]) -> list[int]:
+        """What a batch norm and convolutions read beside the map."""
+        found = [number for each in scaled.path for number in each.inputs if number != self._moving(each)]
+        return [*found, *(number for each in convs for number in each.inputs[1:])]
 
     def _cut(self, layers: list[_Layer]) -> list[_Block]:
         """Layers in a row as blocks, each as long as nothing outside reads what is in it."""
@@ -254,13 +259,13 @@ class _Search:
     def _run(self, block: _Block) -> jax.Array:
         x = self._values[block.layers[0].scaled.source]
         layers, transition = [self._parameters(layer) for layer in block.layers], None
-        convs = [conv for layer in block.layers for conv in layer.convs]
-        precision = convs[0].equation.params["config"].precision
+        precision = block.layers[0].convs[0].equation.params["config"].precision
+        read = [number for layer in block.layers for number in self._parameters_of(layer.scaled, layer.convs)]
         if block.transition is not None:
             scaled, conv = block.transition
             transition = DenseTransition(*self._affine(scaled), self._values[conv.inputs[1]][0])
-            convs.append(conv)
-        if all(self._values.is_fixed(number) for conv in convs for number in conv.inputs[1:]):
+            read += self._parameters_of(scaled, [conv])
+        if all(map(self._values.is_fixed, read)):
             return dense_blocks.dense_block(x, pack_dense_block(layers, transition), precision=precision)
         return dense_blocks.dense_block(x, layers, transition=transition, precision=precision)
 

@@ -132,10 +132,6 @@ class PackedDenseBlock:
     def nbytes(self) -> int:
         return self.values.nbytes
 
-    def without_transition(self) -> PackedDenseBlock:
-        """The layers alone, in the same array."""
-        return dataclasses.replace(self, sizes=self.sizes._replace(features=None))
-
     @property
     def layers(self) -> list[DenseBlockLayer]:
         """The layers again, their parameters slices of `values`."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jax_sparse_conv._src import _native, devices
+from jax_sparse_conv._src import devices
 from jax_sparse_conv._src.dispatch.planner import Layer
 from jax_sparse_conv._src.primitive import lowering
 from jax_sparse_conv._src.primitive.primitives import Config
@@ -120,13 +120,6 @@ def _why_not_direct(workload: Workload) -> str | None:
 
 def _families(workload: Workload, device: devices.Device) -> set[str]:
     return {each.candidate.family for each in Layer.of(workload).candidates(device, 1)}
-
-
-def may_be_chosen(x: Any) -> bool:
-    """Whether layers of images like x could run as a chain by choice on some device that this installation serves."""
-    if jax.export.is_symbolic_dim(x.shape[0]) or not 1 <= x.shape[0] <= MAX_IMAGES:
-        return False
-    return _native.why_missing("segment", "cuda", x.dtype) is None
 
 
 def is_precise(config: Config, dtype: Any) -> bool:

@@ -162,11 +162,6 @@ def _described(operands: Sequence[Any], packed: BlockSizes | None) -> tuple[Any,
     return x, *(parts_of(parameters) if packed is None else packed.abstract(parameters[0].dtype))
 
 
-def is_available(dtype: Any) -> bool:
-    """Whether this installation has the kernel for a dtype, on whatever GPU."""
-    return _native.why_missing("dense_block", "cuda", dtype) is None
-
-
 def most_images(dtype: Any, precision: Any) -> int:
     """Images of a batch up to which the kernels for few are expected to be faster than layers one by one."""
     if str(dtype) != "float32":
@@ -186,25 +181,6 @@ def is_one_call(
     else:
         reason = why_not([x, *(parameter for layer in layers for parameter in layer), *(transition or ())])
     return reason is None and _may_join(x, arguments.canonical_precision(precision))
-
-
-def reads_packed(layers: Sequence[DenseBlockLayer], transition: DenseTransition | None = None) -> bool:
-    """Whether a block of these parameters may be one call where they are, on one GPU."""
-    parameters = [parameter for part in (*layers, *([] if transition is None else [transition])) for parameter in part]
-    if not _are_on_one_gpu(parameters) or not _has_clusters():
-        return False
-    x = jax.ShapeDtypeStruct((1, 2, 2, layers[0].scale.shape[0]), layers[0].scale.dtype)
-    return why_not([x, *parameters]) is None
-
-
-def _are_on_one_gpu(parameters: Sequence[jax.Array]) -> bool:
-    """Whether they are; of those that are traced, whether the default device is a GPU."""
-    if not all(isinstance(parameter, jax.Array) for parameter in parameters):
-        return False
-    if any(isinstance(parameter, jax.core.Tracer) for parameter in parameters):
-        return devices.default_platform() == "gpu"
-    places = {device for parameter in parameters for device in parameter.devices()}
-    return [device.platform for device in places] == ["gpu"]
 
 
 def _may_join(x: Any, precision: Any) -> bool:

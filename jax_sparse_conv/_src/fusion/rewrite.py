@@ -29,26 +29,22 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _FEWEST = 2  # layers of a fused chain
 
 
-def fuse(function: _Function) -> _Function:
+def fuse(function: _Function, chosen: bool = False) -> _Function:
     """Run each chain of convolutions in `function` as one call, whether that is faster or not.
 
-    All else is evaluated as before. Networks and `accelerate` make chains where they pay; this is for tests and
-    benchmarks. `docs/guide/your_model.md` says which layers are fused, as `chain_rules` has it.
+    All else is evaluated as before. `accelerate` makes chains where they pay; this is for tests and benchmarks.
+    `docs/guide/your_model.md` says which layers are fused, as `chain_rules` has it.
+
+    Args:
+      function: of arrays.
+      chosen: only layers under `implementation=None`, and only on devices where it is expected to pay.
 
     Raises:
       TypeError: `function` cannot be called.
     """
     if not callable(function):
         raise TypeError(f"function={function!r} cannot be called")
-    return _fused(function, chosen=False)
 
-
-def fuse_where_faster(function: _Function) -> _Function:
-    """As `fuse`, but only of layers under `implementation=None`, and only on devices where it is expected to pay."""
-    return _fused(function, chosen=True)
-
-
-def _fused(function: _Function, chosen: bool) -> _Function:
     def fused(*args: Any, **kwargs: Any) -> Any:
         jaxpr, arrays, results = traced(function, args, kwargs)
         return jax.tree.unflatten(results, evaluate(jaxpr, arrays, chosen)[0])

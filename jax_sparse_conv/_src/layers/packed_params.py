@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,7 +13,6 @@ from flax import nnx
 
 from jax_sparse_conv._src.layers import layers
 from jax_sparse_conv._src.layers.layers import Planned
-from jax_sparse_conv._src.layers.packed_blocks import PackedPart
 from jax_sparse_conv._src.primitive import packing
 from jax_sparse_conv._src.primitive.packing import PackedKernel
 from jax_sparse_conv._src.problem import geometry as geo
@@ -41,6 +41,12 @@ class PackedParam(nnx.Param[Any]):
         if isinstance(old, PackedKernel) and isinstance(value, (jax.Array, np.ndarray)):
             value = packing.pack(jnp.asarray(value), feature_group_count=old.feature_group_count)
         self.set_raw_value(value)
+
+
+def references(model: nnx.Module) -> Mapping[int, int]:
+    """`id(parameter)` -> how many attributes of the model's modules are that parameter."""
+    values = (value for _, module in nnx.iter_modules(model) for value in vars(module).values())
+    return collections.Counter(id(value) for value in values if isinstance(value, nnx.Variable))
 
 
 def kernel_of(layer: Any) -> jax.Array | PackedKernel:
@@ -83,8 +89,6 @@ def unpack(convs: Iterable[Any]) -> int:
 
 def why_not_packed(layer: Any) -> str | None:
     """Why no implementation of a convolution layer would read a packed kernel, or None."""
-    if isinstance(layer.kernel, PackedPart):
-        return f"the kernel is packed with all parameters of dense block {layer.kernel.block!r}"
     if type(layer.kernel) not in (nnx.Param, PackedParam) or _has_hooks(layer.kernel):
         return f"the kernel is a {type(layer.kernel).__name__} of its own, or has hooks"
     if layer.mask is not None:

@@ -20,7 +20,7 @@ from flax import linen, nnx
 from jax_sparse_conv import nnx as sparse_nnx
 from jax_sparse_conv._src import _native, devices, environment
 from jax_sparse_conv._src.api.arguments import is_dtype
-from jax_sparse_conv._src.layers import layers, packed_blocks
+from jax_sparse_conv._src.layers import layers
 from jax_sparse_conv._src.layers.calls import Call
 from jax_sparse_conv._src.layers.layers import Planned
 from jax_sparse_conv._src.plans import typed_json
@@ -172,8 +172,6 @@ def apply_plan(model: nnx.Module, plan: Plan, *, pack: bool = True) -> None:
     for layer_plan in plan.layers:
         _check_layer(found[layer_plan.path], layer_plan)
         choices.setdefault(layer_plan.path, []).append((layer_plan.call, layer_plan.implementation))
-    for owner in packed_blocks.owners(model):
-        owner.unpack_blocks()
     for path, chosen in choices.items():
         found[path].implementation = Planned(tuple(chosen))
     if pack:
