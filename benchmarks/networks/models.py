@@ -9,9 +9,9 @@ dispatched without waiting, on a CPU until the result is there. `waited_us` is t
 sides in turns. `compile_s` is the time of tracing and compiling.
 
 The images are a photograph, mirrored and shifted. Weights are as each framework initialises them, with a trained
-network's zeros: kernels are scaled, and biases moved until each ReLU makes as many, on the first image in float32. "dense" are
-the same with biases so high that no ReLU clips anything: a gain that stays there is not from zeros. "initial" ones stay
-as built, and so do those of a model of which no zeros are known. `zeros_percent` is the mean share of zeros of the
+network's zeros: kernels are scaled, and biases moved until each ReLU makes as many, on the first image in float32.
+"dense" ones have biases so high that no ReLU clips anything: a gain that stays there is not from zeros. "initial" ones
+stay as built, and so do those of a model of which no zeros are known. `zeros_percent` is the mean share of zeros of the
 convolutions' inputs on that image.
 
 `jit_error` and `error` (the largest of ours) are relative to plain `jit` at HIGHEST, in the dtype of the images.
