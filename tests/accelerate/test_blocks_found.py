@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from oracle import relative_error
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv._src import _native, devices
@@ -163,6 +164,31 @@ FUNCTIONS: dict[str, tuple[Callable[[Any, jax.Array], Any], int | None]] = {
     "two branches": (lambda w, x: (appended(x, w[0][:1]).sum(), appended(x, w[0])), None),
     "in another order": (lambda w, x: jnp.concatenate([conv(x, w[2][:, :, :64]), x], -1), 0),
 }
+
+
+def wide_norm(x: jax.Array, of: Sequence[jax.Array]) -> jax.Array:
+    """As Flax and Keras compute it for maps of 16 bits: in float32."""
+    mean, variance, scale, bias = of
+    inverse = scale / jnp.sqrt(variance + 1e-3)
+    return jax.nn.relu((x.astype(jnp.float32) * inverse + (bias - mean * inverse)).astype(x.dtype))
+
+
+def converted_last(x: jax.Array, of: Sequence[jax.Array]) -> jax.Array:
+    """The ReLU in float32 as well."""
+    mean, variance, scale, bias = of
+    return jax.nn.relu((x - mean) * lax.rsqrt(variance + 1e-3) * scale + bias).astype(x.dtype)
+
+
+@pytest.mark.parametrize("spelled", [wide_norm, converted_last])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_blocks_of_16_bits(dtype: str, spelled: Callable[..., jax.Array]) -> None:
+    given = jax.tree.map(lambda each: each.astype(dtype) if each.ndim == 4 else each, weights())
+    x = jax.nn.relu(jax.random.normal(jax.random.key(3), (1, 14, 14, C0))).astype(dtype)
+    predict = jsc.jit_inference(lambda w, x: appended(x, w[0], spelled), given)
+    assert sum(row.runs.startswith("dense block") for row in predict.report(x).rows) == 6
+    exact = appended(x.astype(jnp.float32), jax.tree.map(lambda each: each.astype(jnp.float32), given[0]))
+    assert predict(x).dtype == dtype
+    assert relative_error(predict(x), np.asarray(exact, np.float64)) < {"bfloat16": 1e-2, "float16": 1e-3}[dtype]
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

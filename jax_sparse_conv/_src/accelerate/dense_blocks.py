@@ -30,6 +30,7 @@ _POINT = Geometry((1, 1), ((0, 0), (0, 0)))
 _WINDOW = Geometry((1, 1), ((1, 1), (1, 1)))
 _POOLED = dataclasses.replace(_POINT, pool=Pool("avg", (2, 2), (2, 2), ((0, 0), (0, 0))))
 _AFFINE = ("add", "sub", "mul", "div")
+_CONVERSION = "convert_element_type"
 
 
 def rewritten(closed: Any, fixed: Sequence[bool], rows: Sequence[Row]) -> Any:
@@ -157,22 +158,24 @@ class _Search:
     def _scaled(self, number: int, parts: tuple[int, ...]) -> _Scaled | None:
         """How a value comes from the map of these parts by a scale, a shift and a ReLU."""
         path: list[Equation] = []
+        has_relu = False
         while self._of(number) != parts:
             equation = self._makers.get(number)
             if equation is None or len(self._readers[number]) != 1:
                 return None
             name, moving = equation.equation.primitive.name, self._moving(equation)
             is_relu = equations.is_relu(equation.equation) or (name == "max" and moving is not None)
-            if moving is None or (not is_relu and not path) or (is_relu and path):
+            if moving is None or (name != _CONVERSION and is_relu == has_relu):  # once, behind all else
                 return None
+            has_relu |= is_relu
             path.insert(0, equation)
             number = moving
-        return _Scaled(number, path) if path else None
+        return _Scaled(number, path) if has_relu else None
 
     def _moving(self, equation: Equation) -> int | None:
         """The map among the operands of an equation of a batch norm or ReLU, whose others go by channels."""
         name = equation.equation.primitive.name
-        if equations.is_relu(equation.equation):
+        if equations.is_relu(equation.equation) or (name == _CONVERSION and _is_kept(equation.equation)):
             return equation.inputs[0]
         others = [number for number in equation.inputs if self._values.channel_source(number, maps.STORED) is not None]
         left = [number for number in equation.inputs if number not in others]
@@ -291,6 +294,12 @@ class _Search:
             number = each.outputs[0]
         channels = x.shape[maps.CHANNELS]
         return tuple(jnp.broadcast_to(each, (channels,)).astype(x.dtype) for each in (scale, shift))  # type: ignore[return-value]
+
+
+def _is_kept(conversion: Any) -> bool:
+    """Whether a batch norm of 16 bits is computed in float32 by such a conversion: to it, or back."""
+    dtypes = [each.aval.dtype for each in (*conversion.invars, *conversion.outvars)]
+    return jnp.float32 in dtypes and all(jnp.issubdtype(each, jnp.floating) and each.itemsize <= 4 for each in dtypes)
 
 
 def _moved(name: str, scale: Any, shift: Any, value: Any, is_first: bool) -> tuple[Any, Any]:
