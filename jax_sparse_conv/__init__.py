@@ -3,12 +3,13 @@
 Operations: `conv`, `conv_pool`, `dense`, `conv_general_dilated`, `density`. Layers: `nnx`, `linen`. Networks: `models`.
 Any function: `accelerate`, `jit_inference`. A block of layers as one call: `dense_block`. Weights packed once: `pack`.
 Which implementation for which layer, by measurement: `calibrate`, `Plan`, `apply_plan`. Sparse formats: `ECR`, `PECR`,
-`CooStar`.
+`CooStar`. For `jax.export`: `export_checks`.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from jax_sparse_conv._src.api.exports import export_checks
 from jax_sparse_conv._src.api.lax_signature import conv_general_dilated
 from jax_sparse_conv._src.api.ops import conv, conv_pool, dense, density
 from jax_sparse_conv._src.primitive.packing import PackedKernel, pack
@@ -51,6 +52,7 @@ __all__ = [
     "dense",
     "dense_block",
     "density",
+    "export_checks",
     "jit_inference",
     "linen",
     "models",

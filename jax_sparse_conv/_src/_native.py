@@ -33,6 +33,12 @@ DTYPES = {
     "cuda": ("float32", "bfloat16", "float16"),
 }
 
+# Every custom call of every platform, as the extensions register them (`cpu/ffi/ffi.cc`, `cuda/ffi/ffi.cc`).
+TARGETS = (
+    *("jsc_ecr", "jsc_pecr", "jsc_coo", "jsc_direct", "jsc_dense", "jsc_adaptive"),
+    *("jsc_segment", "jsc_dense_block", "jsc_coo_fromdense", "jsc_coo_todense"),
+)
+
 _modules: dict[str, ModuleType] = {}
 _reasons: dict[str, str] = {}
 _registered: dict[str, list[str]] = {}
