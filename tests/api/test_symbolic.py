@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -18,12 +19,14 @@ from jax_sparse_conv import models
 from jax_sparse_conv._src.fusion import rewrite
 from jax_sparse_conv._src.problem import geometry
 
-pytestmark = pytest.mark.usefixtures("float32_products")
+pytestmark = [
+    pytest.mark.usefixtures("float32_products"),
+    pytest.mark.filterwarnings("ignore:implementation=None is XLA's own operation where H"),
+]
 
 KERNEL = 0.1 * jax.random.normal(jax.random.key(1), (3, 3, 16, 32))
 POINTWISE = 0.1 * jax.random.normal(jax.random.key(2), (1, 1, 32, 32))
 BIAS = jnp.linspace(-1, 1, 32)
-ALLOWED = [export.DisabledSafetyCheck.custom_call(f"jsc_{name}") for name in ("ecr", "pecr", "direct", "dense")]
 Function = Callable[..., Any]
 CALLS: dict[str, Function] = {
     "same": lambda x, i: jsc.conv(x, KERNEL, BIAS, activation="relu", implementation=i),
@@ -46,7 +49,7 @@ CALLS: dict[str, Function] = {
 
 def exported(function: Function, shape: str) -> Any:
     x = jax.ShapeDtypeStruct(export.symbolic_shape(shape), jnp.float32)
-    return export.export(jax.jit(function), disabled_checks=ALLOWED)(x)
+    return export.export(jax.jit(function), disabled_checks=jsc.export_checks())(x)
 
 
 @pytest.mark.parametrize("shape", ["n,h,w,16", "2,8*h,8*w,16"])
@@ -63,6 +66,31 @@ def test_any_height_and_width(name: str, implementation: str | None, shape: str)
 def test_a_named_kernel_says_what_it_wants_to_know(name: str) -> None:
     with pytest.raises(ValueError, match=r"'ecr' cannot run: x\.shape=\(n, h, w, 16\) is symbolic"):
         exported(lambda x: CALLS[name](x, "ecr"), "n,h,w,16")
+
+
+def test_a_kernel_of_symbolic_shape() -> None:
+    kernel = jax.ShapeDtypeStruct(export.symbolic_shape("3,3,16,k"), jnp.float32)
+    x = jax.ShapeDtypeStruct((2, 8, 8, 16), jnp.float32)
+
+    def of(implementation: str | None) -> Any:
+        function = jax.jit(lambda x, kernel: jsc.conv(x, kernel, implementation=implementation))
+        return export.export(function, disabled_checks=jsc.export_checks())(x, kernel)
+
+    with pytest.raises(ValueError, match=r"'ecr' cannot run: kernel\.shape=\(3, 3, 16, k\) is symbolic"):
+        of("ecr")
+    with pytest.warns(UserWarning, match="where H, W, C or the kernel's shape is symbolic"):
+        assert "jsc_" not in of(None).mlir_module()
+
+
+def test_none_says_once_that_it_is_xlas() -> None:
+    def network(x: jax.Array) -> jax.Array:
+        return jsc.conv_pool(jsc.conv(x, KERNEL), POINTWISE)
+
+    for function in (network, jsc.jit_inference(lambda kernel, x: jsc.conv(x, kernel), KERNEL)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")
+            exported(function, "n,h,w,16")
+        assert [str(each.message)[:53] for each in caught] == ["implementation=None is XLA's own operation where H, W"]
 
 
 def test_a_network() -> None:

@@ -20,7 +20,7 @@ from jax import lax
 from jax_sparse_conv._src.accelerate import equations, maps, on_maps, pending
 from jax_sparse_conv._src.accelerate.maps import Axes
 from jax_sparse_conv._src.accelerate.pending import Pending
-from jax_sparse_conv._src.accelerate.rows import Row
+from jax_sparse_conv._src.accelerate.rows import UNKNOWN_SIZES, Row
 from jax_sparse_conv._src.accelerate.values import Map, Values
 from jax_sparse_conv._src.api.arguments import KERNEL_DTYPES
 from jax_sparse_conv._src.fusion.jaxprs import Equation, FlatJaxpr
@@ -334,7 +334,7 @@ def _why_no_conv(equation: Any) -> str | None:
     if str(x.dtype) not in KERNEL_DTYPES or x.dtype != kernel.dtype:
         return f"there are no kernels for x of {x.dtype} with a kernel of {kernel.dtype}"
     if geo.is_symbolic(*kernel.shape, *(x.shape[axis] for axis in params["dimension_numbers"].lhs_spec[1:])):
-        return "its sizes are not known yet"
+        return UNKNOWN_SIZES
     return f"there is nothing to compute of {x.shape} and {kernel.shape}" if 0 in (*x.shape, *kernel.shape) else None
 
 

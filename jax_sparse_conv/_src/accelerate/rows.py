@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+UNKNOWN_SIZES = "its sizes are not known yet"  # why a layer of symbolic sizes is left
 COLUMNS = ("layer", "input", "kernel", "with", "runs", "chain", "at")
 
 

@@ -15,10 +15,11 @@ import numpy as np
 
 from jax_sparse_conv._src.accelerate import by_numpy, dense_blocks, hoist, recognise
 from jax_sparse_conv._src.accelerate.report import Report, report_of
-from jax_sparse_conv._src.accelerate.rows import Row
+from jax_sparse_conv._src.accelerate.rows import UNKNOWN_SIZES, Row
 from jax_sparse_conv._src.fusion import rewrite
 from jax_sparse_conv._src.fusion.jaxprs import traced
 from jax_sparse_conv._src.primitive import explicit
+from jax_sparse_conv._src.problem import geometry as geo
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -91,6 +92,7 @@ def accelerate(function: _Function) -> _Function:
         if all(row.reason is not None for row in program.rows):
             warnings.warn(_nothing(function, program.rows), stacklevel=2)
             return jax.tree.unflatten(results, hoist.evaluate(closed, *arrays))
+        warn_of_unknown_sizes(program)
         once = prepared(program.split.once, list(itertools.compress(given, fixed)))
         others = itertools.compress(given, (not each for each in fixed))
         out, _ = rewrite.evaluate(program.split.every, [*once, *others], chosen=True)
@@ -114,6 +116,12 @@ def of_jaxpr(closed: Any, fixed: Sequence[bool], results: Any) -> Program:
     program, rows = recognise.rewritten(_opened(closed), fixed)
     program = dense_blocks.rewritten(program, fixed, rows)
     return Program(hoist.split(program, fixed), tuple(rows), results)
+
+
+def warn_of_unknown_sizes(program: Program) -> None:
+    """Warn of layers that are left because their sizes are symbolic."""
+    if any(row.reason == UNKNOWN_SIZES for row in program.rows):
+        geo.warn_of_unknown_sizes()
 
 
 def prepared(once: Any, weights: Sequence[Any]) -> list[jax.Array]:

@@ -75,7 +75,8 @@ def conv(
 
     Args:
       x: [N, H, W, C], float32, bfloat16, float16 or float64. Native kernels take float64 on a CPU only. N may be
-        symbolic (`jax.export.symbolic_shape`). With a symbolic H or W, None is XLA's dense convolution.
+        symbolic (`jax.export.symbolic_shape`), but None is XLA's dense convolution then on a GPU. With a symbolic H or
+        W it is so everywhere, and a name is an error.
       kernel: [kh, kw, C / feature_group_count, K], x's dtype; or what `jax_sparse_conv.pack` made of it.
       bias: [K], x's dtype, or None.
       strides: rows and columns between windows, an int or two.
@@ -299,6 +300,8 @@ def _run(
     reason = geo.too_large(geometry, operands.x.shape, operands.kernel.shape)
     if reason is not None and not fallback and method != "xla":
         raise ValueError(f"implementation={method!r} cannot run: {reason}; implementation=None or 'xla' can")
+    if fallback and geo.is_symbolic(*operands.x.shape[1:], *operands.kernel.shape):
+        geo.warn_of_unknown_sizes()
     if method == "coo" and (missing := configurations.why_not(operands.kernel.shape, geometry)):
         raise ValueError(f"{missing}: implementation='coo' cannot run; None, 'ecr' or 'xla' can")
     nothing_to_skip = operands.x.shape[3] == 0

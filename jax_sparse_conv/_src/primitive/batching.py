@@ -14,7 +14,7 @@ from jax.interpreters import batching
 
 from jax_sparse_conv._src.primitive import reference
 from jax_sparse_conv._src.primitive.primitives import Config, Operands, bias_per_image, bind, conv_p
-from jax_sparse_conv._src.problem.geometry import MAX_ELEMENTS
+from jax_sparse_conv._src.problem.geometry import MAX_ELEMENTS, is_symbolic
 
 
 def batch(values: Sequence[Any], axes: Sequence[Any], *, config: Config) -> tuple[jax.Array, int | None]:
@@ -133,6 +133,9 @@ def _fold_into_out_channels(operands: Operands, batched: Operands, size: int, co
 
 
 def _fits_in_out_channels(operands: Operands, size: int, config: Config) -> bool:
+    """Whether kernels index so many output channels, whose number they must know."""
+    if is_symbolic(size):
+        return False
     kernel_elements = math.prod(operands.kernel.shape[2:])
     conv_size = config.geometry.conv_size(operands.x.shape[1:3], operands.kernel.shape[2:4])
     result_elements = math.prod(conv_size) * operands.kernel.shape[-1]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import warnings
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ from jax_sparse_conv._src.dispatch import choice, cpu_choice
 from jax_sparse_conv._src.dispatch.coo import cost_model
 from jax_sparse_conv._src.primitive import packing, partitioning, reference, sampling
 from jax_sparse_conv._src.primitive.primitives import Config, Operands, conv_on_device_p, conv_p, reference_conv
+from jax_sparse_conv._src.problem import geometry as geo
 from jax_sparse_conv._src.problem.workload import Workload
 
 _POOL_CODES = {None: 0, "max": 1, "avg": 2}
@@ -29,6 +31,7 @@ _ACTIVATION_CODES = {None: 0, "relu": 1}
 _PRECISION_CODES = {lax.Precision.DEFAULT: 0, lax.Precision.HIGH: 1, lax.Precision.HIGHEST: 2}
 # Algorithms of lax that promise no more than TF32 does.
 _COARSE_ALGORITHMS = ("DEFAULT", "TF32_TF32_F32", "BF16_BF16_F32", "BF16_BF16_BF16", "F16_F16_F16", "F16_F16_F32")
+_BATCHES = tuple(2**i for i in range(16))  # of more images no call has workspace
 _COUNTING = ("ecr", "pecr", "direct", "adaptive")  # methods whose CUDA kernels count the non-zeros of their result
 
 
@@ -155,6 +158,8 @@ def _lower(ctx: Any, *operands: Any, config: Config, platform: str | None) -> An
         return mlir.lower_fun(functools.partial(_then_pool, config=config), multiple_results=False)(ctx, *operands)
     chosen = resolved(x, kernel, config, platform_name(ctx, platform))
     if chosen is None or _is_split_in_export(ctx, config):
+        if chosen is None:
+            _say_what_is_xlas(ctx, x, kernel, platform)
         lower = mlir.lower_fun(functools.partial(reference_conv, config=config), multiple_results=False)
         return lower(ctx, *operands)
     if partitioning.is_partitioned(ctx) or partitioning.is_exported(ctx):
@@ -164,6 +169,24 @@ def _lower(ctx: Any, *operands: Any, config: Config, platform: str | None) -> An
         lower = mlir.lower_fun(_partitioned(x, kernel, chosen), multiple_results=False)
         return lower(partitioning.with_mesh(ctx), *operands)
     return lower_on_device(ctx, *operands, config=chosen, platform=platform)
+
+
+def _say_what_is_xlas(ctx: Any, x: Any, kernel: Any, platform: str | None) -> None:
+    """Warn where `implementation=None` is XLA's for a reason that who exports may not expect; Python shows it once."""
+    missing = _native.missing_reasons().get(platform or "")
+    if missing is not None and partitioning.is_exported(ctx):
+        warnings.warn(
+            f"implementation=None exports XLA's own operation for {platform!r}, as this installation has no kernels "
+            f"for it: {missing}",
+            stacklevel=1,
+        )
+    elif missing is None and platform == "cuda" and geo.is_symbolic(*x.shape, *kernel.shape):
+        warnings.warn(
+            "implementation=None is XLA's own operation on a GPU where the number of images is symbolic, as that "
+            'decides which kernel is the fastest; a name, such as "direct" or "ecr", runs that kernel for any number, '
+            'and "xla" says nothing',
+            stacklevel=1,
+        )
 
 
 def _is_split_in_export(ctx: Any, config: Config) -> bool:
@@ -320,14 +343,20 @@ def _custom_call(ctx: Any, operands: tuple[Any, ...], config: Config, platform: 
 
 
 def _workspace(x: Any, kernel: Any, config: Config, extra: dict[str, Any]) -> int:
-    """Bytes of workspace of a CUDA call; COO* has its variant added to the attributes."""
+    """Bytes of workspace of a CUDA call; COO* has its variant added to the attributes.
+
+    A symbolic number of images has as much as the number that has most, up to 16 MiB. COO* needs so much an image.
+    """
     if config.method == "coo":
         chosen, scratch = cost_model.attribute_and_workspace(x, kernel, config.geometry, config.coo)
         extra["coo"] = np.asarray(chosen, np.int64)
         return scratch
     conv_size = config.geometry.conv_size(x.shape[1:3], kernel.shape[1:3])
     out_size = config.geometry.out_size(x.shape[1:3], kernel.shape[1:3])
-    return _native.workspace_bytes(config.method, x.shape, kernel.shape, conv_size, out_size, devices.ordinal())
+    stacks = 1 if geo.is_symbolic(kernel.shape[0]) else kernel.shape[0]  # which no size depends on
+    sizes = (stacks, *kernel.shape[1:]), conv_size, out_size, devices.ordinal()
+    batches = _BATCHES if geo.is_symbolic(x.shape[0]) else (x.shape[0],)
+    return max(_native.workspace_bytes(config.method, (images, *x.shape[1:]), *sizes) for images in batches)
 
 
 def _by_density(*values: jax.Array, config: Config) -> jax.Array:

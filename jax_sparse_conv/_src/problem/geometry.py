@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
+import warnings
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -116,8 +117,13 @@ def resolve(
 
 def too_large(geometry: Geometry, x_shape: Sequence[int], kernel_shape: Sequence[int]) -> str | None:
     """Why the native kernels, which index one image and one kernel in 31 bits, cannot take a call, or None."""
-    if is_symbolic(*x_shape[1:], *kernel_shape):
-        return f"x.shape={tuple(x_shape)} is symbolic, and the kernels need to know H, W and C when they are lowered"
+    if is_symbolic(*x_shape[1:]):
+        return (
+            f"x.shape={tuple(x_shape)} is symbolic, and kernels must know H, W and C when they are lowered "
+            "(a symbolic N is fine)"
+        )
+    if is_symbolic(*kernel_shape):
+        return f"kernel.shape={tuple(kernel_shape)} is symbolic, and kernels must know it when they are lowered"
     conv_size = geometry.conv_size(x_shape[1:3], kernel_shape[:2])
     pieces = {
         "one image of x": x_shape[1:],
@@ -133,6 +139,15 @@ def too_large(geometry: Geometry, x_shape: Sequence[int], kernel_shape: Sequence
         if reach > MAX_ELEMENTS:
             return f"padding, kernel_dilation or strides reach {reach} pixels; at most 2**31 - 1 are supported"
     return None
+
+
+def warn_of_unknown_sizes() -> None:
+    """Warn that `implementation=None` has no choice; Python shows it once."""
+    warnings.warn(
+        "implementation=None is XLA's own operation where H, W, C or the kernel's shape is symbolic, as kernels must "
+        'know them; fixed ones let it choose (a symbolic N is fine), and "xla" says nothing',
+        stacklevel=1,
+    )
 
 
 def with_pool(

@@ -24,7 +24,7 @@ from jax_sparse_conv._src.dispatch.coo.configurations import (
     configurations,
     variants,
 )
-from jax_sparse_conv._src.problem.geometry import Geometry
+from jax_sparse_conv._src.problem.geometry import Geometry, is_symbolic
 
 _LEAST_OCCUPANCY = 0.5
 _KEPT = 2 / 3
@@ -146,10 +146,13 @@ def call_of(
     element_bytes: int,
     density: float = DENSITY,
 ) -> CooCall:
-    """x [N, H, W, C] and kernel [S, kh, kw, C / groups, K] as the model sees them; empty axes count as 1."""
+    """x [N, H, W, C] and kernel [S, kh, kw, C / groups, K] as the model sees them.
+
+    Empty axes count as 1, and so does a symbolic number of images.
+    """
     height, width = geometry.conv_size(x_shape[1:3], kernel_shape[1:3])
     return CooCall(
-        images=max(1, x_shape[0]),
+        images=1 if is_symbolic(x_shape[0]) else max(1, x_shape[0]),
         height=max(1, height),
         width=max(1, width),
         channels=kernel_shape[3],
