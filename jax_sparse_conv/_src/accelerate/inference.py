@@ -21,6 +21,7 @@ from jax_sparse_conv._src.accelerate import few_arguments, hoist, transform
 from jax_sparse_conv._src.accelerate.hoist import Split
 from jax_sparse_conv._src.accelerate.report import Report, report_of
 from jax_sparse_conv._src.accelerate.transform import Program
+from jax_sparse_conv._src.api.exports import export_checks
 from jax_sparse_conv._src.primitive import jax_internals
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic)
@@ -141,6 +142,39 @@ class Inference:
         lowered: jax.stages.Lowered = entry.jitted.lower(entry.prepared, *args, **kwargs)
         return lowered
 
+    def export(self, /, *args: Any, platforms: Sequence[str] | None = None, **kwargs: Any) -> jax.export.Exported:
+        """The program of a call with such arguments and its weights, for `jax.export`.
+
+        The weights that this has now are constants of the program. So it runs without the model and its code, and
+        `update` does not change it. Its file has their size. Packed copies for a CPU may double that.
+
+        Args:
+          *args: of a call. `jax.ShapeDtypeStruct`s will do, with symbolic sizes too. Static arguments are by name.
+          platforms: that it is to run on, such as `["cpu", "cuda"]`; None is the default device's.
+          **kwargs: of a call.
+
+        Returns:
+          What `jax.export.export` returns: `call(*args, **kwargs)` runs it, `serialize()` makes bytes of it.
+
+        Raises:
+          TypeError: platforms that are a string.
+          ValueError: a named implementation without a kernel for a platform, as `jax_sparse_conv.conv` says it.
+
+        Warns:
+          UserWarning: where `implementation=None` is XLA's because sizes are symbolic, or because this installation
+            has no kernels for a platform.
+        """
+        if isinstance(platforms, str):
+            raise TypeError(f"platforms={platforms!r} is a string, not a sequence of them, such as [{platforms!r}]")
+        entry = self._entry(args, kwargs)
+        prepared = list(entry.prepared)
+
+        def inference(*_positional: Any, **_named: Any) -> Any:
+            return self._run(entry.program, entry.chained, prepared, _positional, _named)
+
+        jitted = jax.jit(inference, static_argnames=self._static_argnames or None)
+        return jax.export.export(jitted, platforms=platforms, disabled_checks=export_checks())(*args, **kwargs)
+
     def report(self, /, *args: Any, **kwargs: Any) -> Report:
         """What becomes of every convolution in a call with such arguments."""
         program = self._entry(args, kwargs).program
@@ -181,6 +215,7 @@ class Inference:
             )
         fixed = [True] * (len(closed.consts) + count) + [False] * len(types)
         program = transform.of_jaxpr(closed, fixed, jax.tree.structure(shape))
+        transform.warn_of_unknown_sizes(program)
         chained = few_arguments.with_chains(program.split)
         prepared = self._shared(chained, closed.consts)
 
