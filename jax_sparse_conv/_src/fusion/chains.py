@@ -100,6 +100,7 @@ fused_chain_p.def_abstract_eval(_abstract_eval)
 
 
 jax_internals.runs_alone(fused_chain_p)
+jax_internals.checks_nans(fused_chain_p)
 
 
 # --- lowering --------------------------------------------------------------------------------------------------------
@@ -269,6 +270,21 @@ def _transpose(
     return differentiation.transposed(each, cotangents, values)
 
 
+def _taylor(
+    primals: Sequence[Any],
+    series: Sequence[Any],
+    *,
+    layers: tuple[Layer, ...],
+    results: tuple[int, ...],
+    chosen: bool,
+    packed: Packed,
+) -> Any:
+    del chosen
+    each = functools.partial(separate, layers=layers, results=results, packed=packed)
+    return differentiation.taylor_of(each, primals, series)
+
+
+jax_internals.has_taylor(fused_chain_p, _taylor)
 batching.primitive_batchers[fused_chain_p] = _batch
 ad.primitive_jvps[fused_chain_p] = _jvp
 ad.primitive_transposes[fused_chain_p] = _transpose

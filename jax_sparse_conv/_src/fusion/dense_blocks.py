@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -250,6 +250,7 @@ dense_block_p.def_abstract_eval(_abstract_eval)
 
 
 jax_internals.runs_alone(dense_block_p)
+jax_internals.checks_nans(dense_block_p)
 
 
 @devices.for_lowering
@@ -356,5 +357,10 @@ def _jvp(
     return jax.jvp(moving, [primals[i] for i in varying], [tangents[i] for i in varying])
 
 
+def _taylor(primals: Sequence[Any], series: Sequence[Any], **parameters: Any) -> NoReturn:
+    raise NotImplementedError("jax.experimental.jet does not take jax.nn.relu, which every layer of a dense block has")
+
+
+jax_internals.has_taylor(dense_block_p, _taylor)
 batching.primitive_batchers[dense_block_p] = _batch
 ad.primitive_jvps[dense_block_p] = _jvp

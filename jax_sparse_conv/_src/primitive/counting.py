@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -63,6 +63,7 @@ def _lower(ctx: Any, *operands: Any, config: Config, platform: str | None) -> An
 
 conv_counted_p.def_abstract_eval(_abstract_eval)
 jax_internals.runs_alone(conv_counted_p)
+jax_internals.checks_nans(conv_counted_p)
 for _platform in (None, *_native.PLATFORMS):
     mlir.register_lowering(conv_counted_p, functools.partial(_lower, platform=_platform), platform=_platform)
 
@@ -86,6 +87,11 @@ def _transpose(cotangents: Sequence[Any], *values: Any, config: Config) -> list[
     return differentiation.transpose(cotangents[0], *values, config=config)
 
 
+def _taylor(primals: Sequence[Any], series: Sequence[Any], *, config: Config) -> NoReturn:
+    raise NotImplementedError("jax.experimental.jet: counts have no Taylor series; leave count_nonzeros=False there")
+
+
+jax_internals.has_taylor(conv_counted_p, _taylor)
 jax_batching.primitive_batchers[conv_counted_p] = _batch
 ad.primitive_jvps[conv_counted_p] = _jvp
 ad.primitive_transposes[conv_counted_p] = _transpose

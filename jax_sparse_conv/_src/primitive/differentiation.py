@@ -1,17 +1,28 @@
-"""Derivatives of the primitive: sparse where the sparse operand is, dense elsewhere."""
+"""Derivatives of the primitive: sparse where the sparse operand is, dense elsewhere.
+
+The result of a convolution that is differentiated has the name `SAVED` for the policies of `jax.checkpoint`, whose
+`dots_saveable` knows JAX's own primitives alone.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import jet
 from jax.interpreters import ad
 
-from jax_sparse_conv._src.primitive import explicit, reference
+from jax_sparse_conv._src.primitive import explicit, jax_internals, reference
 from jax_sparse_conv._src.primitive.primitives import Config, Operands, bias_per_image, bind, conv_p, reference_conv
+
+SAVED = "jsc_conv"
+"""What `jax.checkpoint_policies.save_only_these_names` takes to keep the results of convolutions and dense layers."""
 
 
 def jvp(primals: Sequence[Any], tangents: Sequence[Any], *, config: Config) -> tuple[jax.Array, Any]:
@@ -38,7 +49,7 @@ def _bilinear_jvp(primals: Sequence[Any], tangents: Sequence[Any], config: Confi
     operands = Operands.of(primals, config)
     x, kernel, nonzeros = operands.x, operands.kernel, operands.nonzeros
     dx, dkernel = tangents[:2]
-    out = bind(x, kernel, None, None, config, operands.packed, nonzeros)
+    out = checkpoint_name(bind(x, kernel, None, None, config, operands.packed, nonzeros), SAVED)
     config = config.bare()
     terms = []
     if not isinstance(dx, ad.Zero):
@@ -74,5 +85,32 @@ def transposed(function: Callable[..., Sequence[Any]], cotangents: Sequence[Any]
     return results
 
 
+def taylor(primals: Sequence[Any], series: Sequence[Any], *, config: Config) -> tuple[jax.Array, list[jax.Array]]:
+    """The rule of `jax.experimental.jet`: of the same operation in lax.
+
+    Raises:
+      NotImplementedError: a max pool, which jet has no rule for.
+    """
+    pool = config.geometry.pool
+    if pool is not None and pool.kind == "max":
+        raise NotImplementedError(
+            "jax.experimental.jet has no rule for max pools, so conv_pool(pool='max') has none; pool='avg' and conv do"
+        )
+    plain = dataclasses.replace(config, activation=None, geometry=config.geometry.without_pool())
+
+    def function(*values: Any) -> jax.Array:
+        y = reference_conv(*values, config=plain)
+        y = y if config.activation is None else lax.max(y, jnp.zeros_like(y))  # jet does not take jax.nn.relu
+        return reference.pool(y, pool)
+
+    return taylor_of(function, primals, series)
+
+
+def taylor_of(function: Callable[..., Any], primals: Sequence[Any], series: Sequence[Any]) -> Any:
+    """Result and Taylor terms of a function, for rules of `jax.experimental.jet`, whose terms have no factorials."""
+    return jet.jet(function, tuple(primals), tuple(map(list, series)), factorial_scaled=False)
+
+
+jax_internals.has_taylor(conv_p, taylor)
 ad.primitive_jvps[conv_p] = jvp
 ad.primitive_transposes[conv_p] = transpose

@@ -6,11 +6,12 @@ import contextlib
 import functools
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jax._src import config, core, dispatch, source_info_util
+from jax._src import checkify, config, core, dispatch, source_info_util
+from jax.experimental import jet
 from jax.extend import core as jex_core
 
 _LIBRARIES = frozenset(("site-packages", "dist-packages"))  # folders
@@ -26,6 +27,16 @@ def needs_devices(primitive: jex_core.Primitive) -> None:
 def runs_alone(primitive: jex_core.Primitive) -> None:
     """Have `primitive` run outside of `jit` as JAX's own do: compiled, `jax.disable_jit` or not."""
     primitive.def_impl(functools.partial(dispatch.apply_primitive, primitive))
+
+
+def checks_nans(primitive: jex_core.Primitive) -> None:
+    """Have `checkify.float_checks` look for NaN in what `primitive` returns, as it does for JAX's own."""
+    checkify.error_checks[primitive] = functools.partial(checkify.nan_error_check, primitive)
+
+
+def has_taylor(primitive: jex_core.Primitive, rule: Callable[..., Any]) -> None:
+    """Have `jax.experimental.jet` take a rule for `primitive`: of primals, series and parameters."""
+    jet.jet_rules[primitive] = rule
 
 
 def trace_context() -> Any:

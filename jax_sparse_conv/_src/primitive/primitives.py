@@ -135,6 +135,7 @@ conv_p = jex_core.Primitive("jsc_conv")
 conv_on_device_p = jex_core.Primitive("jsc_conv_on_device")  # the part that one device computes
 jax_internals.needs_devices(conv_p)
 jax_internals.runs_alone(conv_p)
+jax_internals.checks_nans(conv_p)
 
 
 def bind(
