@@ -127,11 +127,12 @@ class _Walk:
         dimensions, x_shape = params["dimension_numbers"], self._values.shape(x)
         axes = _axes_of(dimensions.lhs_spec) if len(x_shape) == maps.RANK else ()
         space, (outputs, inputs) = dimensions.rhs_spec[2:], dimensions.rhs_spec[:2]
-        to_hwio = (*space, inputs, outputs)
+        to_hwio, results = (*space, inputs, outputs), equation.equation.outvars[0].aval.shape
         row = Row(
             "conv",
             maps.stored_shape(axes, x_shape) if axes else x_shape,
             tuple(self._values.shape(kernel)[axis] for axis in to_hwio),
+            maps.stored_shape(_axes_of(dimensions.out_spec), results) if axes else results,
             str(self._values.type_of(x).dtype),
             jax_internals.source_of(equation.equation, equation.callers),
             reason=_why_no_conv(equation.equation),
@@ -165,11 +166,12 @@ class _Walk:
         """A call of this package that the function makes itself. More joins it, where it is one of those made here."""
         config, values = equation.equation.params["config"], self._values
         numbers = primitives.Operands.of(equation.inputs, config)
-        stacks, *kernel_shape = values.shape(numbers.kernel)
+        x_shape, (stacks, *kernel_shape) = values.shape(numbers.x), values.shape(numbers.kernel)
         row = Row(
             "dense" if config.method == "dense" else "conv",
-            values.shape(numbers.x),
+            x_shape,
             tuple(kernel_shape),
+            (x_shape[0], *config.geometry.conv_size(x_shape[1:3], kernel_shape[:2]), kernel_shape[-1]),
             str(values.type_of(numbers.x).dtype),
             jax_internals.source_of(equation.equation, equation.callers),
         )
@@ -229,7 +231,7 @@ class _Walk:
         matrix, rows = jnp.asarray(values.given(kernel)), jnp.asarray(values.given(x))
         matrix = matrix if kernel_axes[0] == 0 else matrix.T
         source = jax_internals.source_of(equation.equation, equation.callers)
-        row = Row("dense", rows.shape, matrix.shape, str(rows.dtype), source)
+        row = Row("dense", rows.shape, matrix.shape, (*rows.shape[:-1], matrix.shape[1]), str(rows.dtype), source)
         self.rows.append(row)
         precision, dtype = equation.equation.params["precision"], equation.equation.outvars[0].aval.dtype
         layer = pending.of_dense(rows, matrix, precision, values.is_fixed(kernel), dtype, row, self._position)

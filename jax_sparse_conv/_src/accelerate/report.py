@@ -42,6 +42,16 @@ class Report:
 
     __repr__ = __str__
 
+    @property
+    def flops(self) -> Any:
+        """Operations of all rows, as `Row.flops` counts them; XLA's cost analysis knows none of custom calls."""
+        return sum(row.flops for row in self.rows)
+
+    @property
+    def bytes(self) -> Any:
+        """Bytes of all rows, as `Row.bytes` counts them."""
+        return sum(row.bytes for row in self.rows)
+
     def summary(self) -> str:
         """One line."""
         rewritten = sum(row.reason is None for row in self.rows)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
+
+import jax.numpy as jnp
 
 UNKNOWN_SIZES = "its sizes are not known yet"  # why a layer of symbolic sizes is left
 COLUMNS = ("layer", "input", "kernel", "with", "runs", "chain", "at")
@@ -18,6 +21,7 @@ class Row:
       operation: "conv" or "dense".
       x_shape: [N, H, W, C] or [N, C].
       kernel_shape: [kh, kw, C / groups, K] or [C, K].
+      result_shape: [N, Ho, Wo, K] in front of a pool, or [N, K].
       dtype: of x.
       where: the line of the function that calls it.
       reason: why it was left as it is, None where it is a call of this package.
@@ -31,6 +35,7 @@ class Row:
     operation: str
     x_shape: tuple[Any, ...]
     kernel_shape: tuple[Any, ...]
+    result_shape: tuple[Any, ...]
     dtype: str
     where: str
     reason: str | None = None
@@ -39,6 +44,20 @@ class Row:
     runs: str = ""
     chain: int | None = None
     block: int | None = None
+
+    @property
+    def flops(self) -> Any:
+        """Operations of the dense layer, a multiply-add counted as two and padding as data; symbolic with its sizes.
+
+        In a loop those of one pass.
+        """
+        return 2 * math.prod(self.result_shape) * math.prod(self.kernel_shape[:-1])
+
+    @property
+    def bytes(self) -> Any:
+        """Bytes of x, the kernel, the result in front of a pool and a residual, each counted once."""
+        results = math.prod(self.result_shape) * (2 if "residual" in self.joined else 1)
+        return jnp.dtype(self.dtype).itemsize * (math.prod(self.x_shape) + math.prod(self.kernel_shape) + results)
 
     def cells(self) -> tuple[str, ...]:
         """As `COLUMNS`."""
