@@ -8,7 +8,16 @@ from jax_sparse_conv._src.layers.layer_calls import LayerCall, record_calls
 from jax_sparse_conv._src.layers.packed_params import PackedParam
 from jax_sparse_conv.nnx.inference import Inference, jit_inference
 from jax_sparse_conv.nnx.layers import SparseConv, SparseConvPool, SparseLinear
-from jax_sparse_conv.nnx.models import Report, ReportEntry, layer_paths, pack, replace, set_implementation, unpack
+from jax_sparse_conv.nnx.models import (
+    Report,
+    ReportEntry,
+    layer_paths,
+    pack,
+    replace,
+    set_implementation,
+    unpack,
+    unreplace,
+)
 
 __all__ = [
     "Inference",
@@ -26,4 +35,5 @@ __all__ = [
     "replace",
     "set_implementation",
     "unpack",
+    "unreplace",
 ]

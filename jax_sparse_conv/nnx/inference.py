@@ -7,7 +7,8 @@ hands over without Python.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -53,7 +54,8 @@ class Inference(inference.Inference):
 
     def _call(self, weights: Sequence[Any], /, *args: Any, **kwargs: Any) -> Any:
         model = self._parts.model(weights)
-        result = self._of_model(model, *args, **kwargs)
+        with _without_keys_of_linen(model):
+            result = self._of_model(model, *args, **kwargs)
         written = self._parts.written(weights, model)
         if written:
             more = f" and {len(written) - 1} more" if written[1:] else ""
@@ -103,6 +105,22 @@ class _Parts:
         return [_name(path) for path, leaf in pairs if now.get(path) is not leaf]
 
 
+@contextlib.contextmanager
+def _without_keys_of_linen(model: nnx.Module) -> Iterator[None]:
+    """Have Linen modules of a model run without the random keys of their own that every call of them takes.
+
+    A Linen module that needs keys says so. They are arguments of its call then, as `rngs=`.
+    """
+    bridges = [module for _, module in nnx.iter_modules(model) if isinstance(module, nnx.bridge.ToNNX)]
+    fields = [(each, *field) for each in bridges for field in vars(each).items()]
+    held = [(each, name, value) for each, name, value in fields if isinstance(value, nnx.Rngs)]
+    for each, name, _ in held:
+        setattr(each, name, None)
+    yield
+    for each, name, value in held:
+        setattr(each, name, value)
+
+
 def jit_inference(
     model: nnx.Module,
     function: Callable[..., Any] | None = None,
@@ -122,7 +140,8 @@ def jit_inference(
       static_argnames: as in `jax.jit`, of arguments given by name.
 
     Returns:
-      An `Inference`, called with the arguments of `function` behind the model. What the model sows is dropped.
+      An `Inference`, called with the arguments of `function` behind the model. What the model sows is dropped. Linen
+      modules in an `nnx.bridge.ToNNX` run without random keys of their own.
 
     Raises:
       TypeError: a model that is not an nnx module, or a function that cannot be called.

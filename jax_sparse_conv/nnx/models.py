@@ -11,13 +11,14 @@ from flax import nnx
 from jax_sparse_conv._src.api import ops
 from jax_sparse_conv._src.api.arguments import check_flag
 from jax_sparse_conv._src.layers import layers, packed_params
+from jax_sparse_conv._src.layers.packed_params import PackedParam
 from jax_sparse_conv.nnx import folding
 from jax_sparse_conv.nnx.layers import SparseConv, SparseConvPool, SparseLinear
 
 
 @dataclasses.dataclass(frozen=True)
 class ReportEntry:
-    """What `replace` did with one layer.
+    """What `replace` or `unreplace` did with one layer.
 
     Attributes:
       path: where the layer is, such as `"layers.0"`; empty for the model itself.
@@ -40,7 +41,7 @@ class ReportEntry:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What `replace` swapped and what it left, in the order of `nnx.iter_modules`; `print` shows it.
+    """What `replace` or `unreplace` swapped and left, in the order of `nnx.iter_modules`; `print` shows it.
 
     Attributes:
       entries: of layers, then of folded batch norms.
@@ -68,7 +69,10 @@ class Report:
         Raises:
           TypeError: always.
         """
-        raise TypeError("replace changes the model in place and returns a report, which is no model; call the model")
+        raise TypeError(
+            "replace changes the model in place and returns a report, which is no model; call the model (unreplace "
+            "does so, too)"
+        )
 
     def __str__(self) -> str:
         summary = f"{len(self.swapped)} layers swapped, {len(self.left)} left"
@@ -100,7 +104,8 @@ def replace(model: nnx.Module, *, implementation: str | None = None, fold: bool 
       fold: whether to fold batch norms, all or none.
 
     Returns:
-      A `Report` with one entry for every convolution and dense layer, and one for every folded batch norm.
+      A `Report` with one entry for every convolution and dense layer, and one for every folded batch norm. A Linen
+      module in an `nnx.bridge.ToNNX` has one, which says what takes its layers.
 
     Raises:
       ValueError: an unknown implementation. With `fold=True` also a batch norm that cannot be folded: no `Sequential`
@@ -119,6 +124,50 @@ def replace(model: nnx.Module, *, implementation: str | None = None, fold: bool 
         entries.append(ReportEntry(each.path, "BatchNorm", "FoldedBatchNorm", reason, each.layer_path))
         each.run()
     return Report(tuple(entries), bool(fold))
+
+
+def unreplace(model: nnx.Module) -> Report:
+    """Undo `replace`, in place: every `SparseConv` is an `nnx.Conv` again, every `SparseLinear` an `nnx.Linear`.
+
+    Parameters and the state tree stay as they are. A model that `replace` changed is afterwards what it was before.
+    Layers that compute more than Flax's own are left: those with an activation, a pool, or a packed kernel, and
+    subclasses. Batch norms that were folded stay folded.
+
+    Args:
+      model: any nnx module, a layer itself included.
+
+    Returns:
+      A `Report` with one entry for every such layer.
+
+    Raises:
+      TypeError: a model that is not an nnx module.
+    """
+    check_module(model)
+    kinds = SparseConv, SparseLinear, folding.FoldedBatchNorm
+    return Report(tuple(_unreplaced(path, module) for path, module in _modules(model) if isinstance(module, kinds)))
+
+
+def _unreplaced(path: str, module: Any) -> ReportEntry:
+    old, reason = type(module).__name__, _why_kept(module)
+    if reason is not None:
+        return ReportEntry(path, old, None, reason)
+    del module.activation, module.implementation
+    new = nnx.Conv if isinstance(module, SparseConv) else nnx.Linear
+    object.__setattr__(module, "__class__", new)
+    return ReportEntry(path, old, new.__name__, "parameters kept")
+
+
+def _why_kept(module: Any) -> str | None:
+    """Why a layer cannot be Flax's own, or None."""
+    if isinstance(module, folding.FoldedBatchNorm):
+        return "it is part of the layer in front of it, which cannot be undone"
+    if isinstance(module, SparseConvPool):
+        return "Flax's layers have no pool"
+    if type(module) not in (SparseConv, SparseLinear):
+        return f"a subclass of {'SparseConv' if isinstance(module, SparseConv) else 'SparseLinear'}"
+    if module.activation is not None:
+        return f"activation={module.activation!r} is part of it"
+    return "its kernel is packed; unpack the model first" if isinstance(module.kernel, PackedParam) else None
 
 
 def set_implementation(
@@ -213,7 +262,8 @@ def _convs(model: nnx.Module) -> list[SparseConv]:
 
 
 def _is_layer(module: nnx.Module) -> bool:
-    return isinstance(module, (nnx.Conv, nnx.ConvTranspose, nnx.Linear, nnx.LinearGeneral, nnx.Einsum))
+    kinds = nnx.Conv, nnx.ConvTranspose, nnx.Linear, nnx.LinearGeneral, nnx.Einsum, nnx.bridge.ToNNX
+    return isinstance(module, kinds)
 
 
 def _replace_layer(path: str, module: Any, implementation: str | None) -> ReportEntry:
@@ -229,6 +279,11 @@ def _replace_layer(path: str, module: Any, implementation: str | None) -> Report
 
 
 def _why_left(module: Any) -> str | None:
+    if isinstance(module, nnx.bridge.ToNNX):
+        return (
+            "its layers are Linen's: jax_sparse_conv.linen.sparse_layers() swaps them while it runs, and "
+            "jax_sparse_conv.nnx.jit_inference takes the model as it is"
+        )
     if isinstance(module, (SparseConv, SparseLinear)):
         return "already sparse"
     if type(module) is nnx.Conv:
