@@ -31,6 +31,7 @@ SUITES = {
     "instructions": ("suites.instructions", "CPU: instructions counted by valgrind"),
     "cost_model": ("suites.cost_model", "COO*: the model's choice against all (cuSNN)"),
     "direct_ablation": ("suites.direct_ablation", "what each technique of Cheng et al. is worth"),
+    "fuzz": ("fuzz.command", "random calls against NumPy in float64: right, and no crash?"),
     "paper": ("paper.command", "the papers' tables and figures"),
 }
 """By name: the module, and a line."""

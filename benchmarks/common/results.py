@@ -39,6 +39,7 @@ KEYS: dict[str, tuple[str, ...]] = {
         *("layer", "step", "engine", "addresses", "hoisted_checks", "images_per_thread", "filters_per_thread"),
         *("threads_x", "threads_y", "cached_pixels", "stages", "copy_bytes"),
     ),
+    "fuzz": ("seed",),
     "host": ("network", "what"),
     "instructions": ("layer", "source", "loop"),
     "latency": ("network", "kind", "side"),

@@ -1,0 +1,165 @@
+"""A case as a function of JAX: the package's call, or a function in lax that `accelerate` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import jax_sparse_conv as jsc
+from benchmarks.fuzz.case import Case
+from benchmarks.fuzz.operands import Inputs, Operands
+from jax_sparse_conv._src import _native, devices
+
+Function = Callable[..., Any]
+_NHWC = ("NHWC", "HWIO", "NHWC")
+
+
+def why_not(case: Case) -> str | None:
+    """Why this machine cannot run a case, or None."""
+    named = {"conv": "ecr", "conv_pool": "pecr", "dense": "dense"}.get(case.operation, "ecr")
+    method = named if case.implementation in ("ecr", "adaptive") else case.implementation
+    if method in (None, "xla"):
+        return None
+    return _native.why_missing(
+        method, devices.default_platform(), np.dtype(case.dtype if case.dtype != "bfloat16" else jnp.bfloat16)
+    )
+
+
+def transformed(case: Case, inputs: Inputs) -> tuple[Function, tuple[Any, ...]]:
+    """What is called, and its arguments; the result is an array, a tuple of gradients, or a pair with counts."""
+    function = _function(case)
+    present = [name for name in Operands._fields if getattr(inputs.operands, name) is not None]
+    values = [jax.device_put(getattr(inputs.operands, name)) for name in present]
+    axes = [0 if getattr(inputs.mapped, name) else None for name in present]
+
+    def call(*given: Any) -> Any:
+        return function(**dict(zip(present, given, strict=True)))
+
+    def pulled(weights: Any, *given: Any) -> Any:
+        return jax.vjp(call, *given)[1](weights)
+
+    def pushed(directions: Any, *given: Any) -> Any:
+        def along(amounts: jax.Array) -> Any:
+            return call(*(v + jnp.tensordot(amounts, d, 1) for v, d in zip(given, directions, strict=True)))
+
+        return jax.jacfwd(along)(jnp.zeros(directions[0].shape[0], values[0].dtype))
+
+    chosen: Function = call
+    arguments: tuple[Any, ...] = tuple(values)
+    if case.transform.startswith("vmap ") and case.transform != "vmap grad":
+        chosen = jax.vmap(call, in_axes=tuple(axes))
+    elif case.transform == "grad":
+        chosen, arguments = pulled, (jax.device_put(inputs.weights), *values)
+    elif case.transform == "vmap grad":
+        chosen, arguments = jax.vmap(pulled, in_axes=(None, *axes)), (jax.device_put(inputs.weights), *values)
+    elif case.transform == "jacfwd":
+        directions = tuple(jax.device_put(getattr(inputs.directions, name)) for name in present)
+        chosen, arguments = pushed, (directions, *values)
+    return (jax.jit(chosen) if case.jit else chosen), arguments
+
+
+def _function(case: Case) -> Function:
+    functions = {"dense": _dense, "conv_general_dilated": _lax, "accelerate": _accelerated}
+    return functions.get(case.operation, _conv)(case)
+
+
+def _conv(case: Case) -> Function:
+    common: dict[str, Any] = {
+        "strides": case.strides,
+        "padding": case.padding,
+        "kernel_dilation": case.dilation,
+        "feature_group_count": case.groups,
+        "activation": case.activation,
+        "precision": "highest",
+        "implementation": case.implementation,
+        "count_nonzeros": case.counts,
+    }
+    if case.pool is not None:
+        common |= {"pool": case.pool, "window_shape": case.window, "window_strides": case.window_strides}
+        common |= {"window_padding": case.window_padding}
+
+    def call(x: Any, kernel: Any, bias: Any = None, residual: Any = None) -> Any:
+        nonzeros = jnp.asarray([[jnp.sum(x != 0), x.size]], jnp.int32) if case.given else None
+        kernel = jsc.pack(kernel, feature_group_count=case.groups) if case.packed else kernel
+        if case.operation == "conv_pool":
+            return jsc.conv_pool(x, kernel, bias, nonzeros=nonzeros, **common)
+        return jsc.conv(x, kernel, bias, residual=residual, nonzeros=nonzeros, **common)
+
+    return call
+
+
+def _dense(case: Case) -> Function:
+    settings = {"activation": case.activation, "precision": "highest", "implementation": case.implementation}
+
+    def call(x: Any, kernel: Any, bias: Any = None) -> Any:
+        return jsc.dense(x[:, 0, 0], kernel[0, 0], bias, **settings)[:, None, None]
+
+    return call
+
+
+def _lax(case: Case) -> Function:
+    def call(x: Any, kernel: Any) -> Any:
+        return jsc.conv_general_dilated(
+            x,
+            kernel,
+            case.strides,
+            case.padding,
+            rhs_dilation=case.dilation,
+            dimension_numbers=_NHWC,
+            feature_group_count=case.groups,
+            precision="highest",
+            implementation=case.implementation,
+        )
+
+    return call
+
+
+def _accelerated(case: Case) -> Function:
+    """A user's function in lax, with channels first or last, rewritten."""
+    layout = "NCHW" if case.channels_first else "NHWC"
+
+    def plain(x: Any, kernel: Any, bias: Any = None, residual: Any = None) -> Any:
+        y = lax.conv_general_dilated(
+            x,
+            kernel,
+            case.strides,
+            case.padding,
+            rhs_dilation=case.dilation,
+            dimension_numbers=(layout, "HWIO", layout),
+            feature_group_count=case.groups,
+            precision="highest",
+        )
+        if bias is not None:
+            y = y + (bias[:, None, None] if case.channels_first else bias)
+        y = y if residual is None else y + residual
+        y = jax.nn.relu(y) if case.activation == "relu" else y
+        return y if case.pool is None else _pool(case, y)
+
+    fast = jsc.accelerate(plain)
+
+    def call(x: Any, kernel: Any, bias: Any = None, residual: Any = None) -> Any:
+        if not case.channels_first:
+            return fast(x, kernel, bias, residual)
+        residual = None if residual is None else jnp.moveaxis(residual, -1, 1)
+        return jnp.moveaxis(fast(jnp.moveaxis(x, -1, 1), kernel, bias, residual), 1, -1)
+
+    return call
+
+
+def _pool(case: Case, y: jax.Array) -> jax.Array:
+    """Of a map with channels first or last."""
+
+    def on_map(values: Any, others: Any) -> tuple[Any, ...]:
+        return (others, others, *values) if case.channels_first else (others, *values, others)
+
+    window, strides = on_map(case.window, 1), on_map(case.window_strides or case.window, 1)
+    padding = case.window_padding if isinstance(case.window_padding, str) else on_map(case.window_padding, (0, 0))
+    if case.pool == "max":
+        return lax.reduce_window(y, np.asarray(-np.inf, y.dtype), lax.max, window, strides, padding)
+    total = lax.reduce_window(y, np.zeros((), y.dtype), lax.add, window, strides, padding)
+    return total / np.asarray(case.window[0] * case.window[1], y.dtype)

@@ -1,0 +1,155 @@
+"""Random calls against NumPy: some of them, and that what is wrong, raises or ends the process is found."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks.fuzz import calls, checks, command, draws, worker
+from benchmarks.fuzz.case import OPERATIONS, TRANSFORMS, VALUES, Case, from_text
+from jax_sparse_conv._src.api import ops
+
+CASE = Case("conv", "xla", "float32", "none", True, (1, 6, 7, 5), 9, (3, 3), padding="SAME", bias=True, seed=3)
+DERIVATIVES = ("grad", "jacfwd", "vmap grad")
+NUMBERS = range(60)
+
+
+@pytest.fixture
+def optimized() -> Iterator[None]:
+    """LLVM optimizes: without, XLA's derivatives of convolutions of few channels are wrong (openxla/xla#48713)."""
+    before = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+def run(case: Case) -> None:
+    try:
+        assert checks.run(case) is None, case.text()
+    except checks.SkippedError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("number", [n for n in NUMBERS if draws.draw(0, n).transform not in DERIVATIVES])
+def test_values(number: int) -> None:
+    run(draws.draw(0, number))
+
+
+@pytest.mark.parametrize("number", [n for n in NUMBERS if draws.draw(0, n).transform in DERIVATIVES])
+@pytest.mark.usefixtures("optimized")
+def test_derivatives(number: int) -> None:
+    run(draws.draw(0, number))
+
+
+def test_draws_have_all_kinds_and_are_repeatable() -> None:
+    drawn = [draws.draw(5, number) for number in range(600)]
+    assert drawn[:20] == [draws.draw(5, number) for number in range(20)]
+    assert {case.operation for case in drawn} == set(OPERATIONS)
+    assert {case.transform for case in drawn} == set(TRANSFORMS)
+    assert {case.values for case in drawn} == set(VALUES)
+    for operation in ("conv", "conv_pool", "dense"):
+        names = {case.implementation for case in drawn if case.operation == operation}
+        assert names == {None, *ops.IMPLEMENTATIONS[operation]}
+    assert {case.zeros for case in drawn} >= {0.0, 1.0}
+    assert any(0 in case.x for case in drawn)
+    for case in drawn:
+        assert from_text(case.text()) == case
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"operation": "conv"}', '{"depth": 3}'])
+def test_what_is_no_case_is_said(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--case", text]) == 2
+    assert "is no case" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (lambda y: y.at[0, 2, 3, 4].add(1e-4), r"1 of 378 elements; \[0, 2, 3, 4\] is "),
+        (lambda y: y.at[0, 0, 0, 0].set(np.nan), r"1 of 378 elements; \[0, 0, 0, 0\] is nan"),
+        (lambda y: y[:, 1:], r"the result is float32\[1, 5, 7, 9\], not float32\[1, 6, 7, 9\]"),
+        (lambda y: y.astype("float16"), r"the result is float16\[1, 6, 7, 9\], not float32"),
+    ],
+)
+@pytest.mark.parametrize("transform", ["none", "grad"])
+def test_a_wrong_result_is_found(wrong: Any, sentence: str, transform: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = calls.transformed
+
+    def transformed(*args: Any) -> Any:
+        function, arguments = made(*args)
+        return (lambda *given: jax.tree.map(lambda y: wrong(y) if y.ndim == 4 else y, function(*given))), arguments
+
+    monkeypatch.setattr(calls, "transformed", transformed)
+    case = dataclasses.replace(CASE, out_channels=5, kernel=(5, 5), x=(5, 5, 5, 5)) if transform == "grad" else CASE
+    found = checks.run(dataclasses.replace(case, transform=transform))
+    assert found is not None
+    if transform == "none":
+        assert re.search(sentence, found)
+    else:
+        assert found.startswith("gradient by ")
+
+
+def test_a_process_that_ends_or_hangs_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = worker.Worker(60)
+    assert ended.run(CASE) == {"outcome": "right", "message": ""}
+    raised = ended.run(dataclasses.replace(CASE, activation="gelu"))
+    assert raised["outcome"] == "raised"
+    assert raised["message"].startswith("ValueError: activation='gelu' is not one of None, 'relu'")
+    ended._process.kill()
+    assert ended.run(CASE) == {"outcome": "died", "message": "the process ended with status -9"}
+    ended.close()
+    monkeypatch.setattr(worker, "_START_SECONDS", 0)
+    hung = worker.Worker(0.01)
+    assert hung.run(CASE) == {"outcome": "hung", "message": "did not end in 0.01 s"}
+    hung.close()
+
+
+class _Finds:
+    """In the place of a process: every third case ends it."""
+
+    started = 0
+
+    def __init__(self, seconds: float) -> None:
+        type(self).started += 1
+
+    def run(self, case: Case) -> dict[str, Any]:
+        died = draws.draw(4, 2) == case
+        return {"outcome": "died", "message": "status -11"} if died else {"outcome": "right", "message": ""}
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_run_goes_on_where_the_file_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "Worker", _Finds)
+    path = tmp_path / "fuzz.json"
+    line = ["--seed", "4", "--json", str(path)]
+    assert command.main([*line, "--cases", "2"]) == 0
+    assert command.main([*line, "--cases", "6"]) == 1
+    assert _Finds.started == 3  # one for each run, and one after the case that ended it
+    assert command.main(["--seed", "5", "--json", str(path), "--cases", "1"]) == 0
+    rows = {row["seed"]: row for row in json.loads(path.read_text())["rows"]}
+    assert {seed: row["cases"] for seed, row in rows.items()} == {4: 6, 5: 1}
+    assert sum(rows[4]["operations"].values()) == 6
+    (finding,) = rows[4]["findings"]
+    assert from_text(finding["case"]) == draws.draw(4, 2)
+    assert (finding["number"], finding["outcome"]) == (2, "died")
+    printed = capsys.readouterr().out
+    assert "case 2 died: status -11\n  python -m benchmarks fuzz --case '{" in printed
+    assert "seed 4: 6 cases, 0 without a kernel here, 1 findings" in printed
+
+
+@pytest.mark.parametrize("option", ["--cases", "--minutes", "--timeout"])
+def test_fuzz_names_a_bad_option(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([option, "0"]) == 2
+    assert f"{option} 0" in capsys.readouterr().err
