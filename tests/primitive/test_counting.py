@@ -90,3 +90,15 @@ def test_counts_of_a_batch_are_of_each() -> None:
     ys, counts = jax.vmap(layer, (0, None))(xs, kernel)
     for y, each in zip(ys, counts, strict=True):
         check_counts(y, each)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+def test_subnormals_count_as_in_density(dtype: str) -> None:
+    with jax.enable_x64(dtype == "float64"):
+        least = jnp.finfo(dtype).smallest_subnormal
+        x = np.zeros((1, 5, 5, 8), jnp.dtype(dtype))
+        x[0, 1:3, :, ::2], x[0, 3, :, 1], x[0, 4] = least, np.nan, -0.0
+        y = cases.on_device(x)
+        counts = np.asarray(jax.jit(sampling.all_nonzeros)(y)).sum(0)
+        assert counts.tolist() == [45, 200]
+        assert float(jsc.density(y)) == pytest.approx(45 / 200)

@@ -62,9 +62,10 @@ def accelerate(function: _Function) -> _Function:
 
     It composes with `jit`, `vmap`, `grad` and `scan`, as `jax.checkpoint` does. Values are those of `function` but for
     the rounding of folded batch norms, and but for zeros that meet infinite weights (see `conv`). Every spelling of a
-    ReLU is `jax.nn.relu`: `maximum(x, 0)` has the derivative 0 at 0, and `where(x > 0, x, 0)` keeps NaN. Outside of
-    `jit` the function is traced at every call. What an argument's own state becomes, such as that of an nnx module in
-    training, is lost as it is under `jax.jit`.
+    ReLU is `jax.nn.relu`: `maximum(x, 0)` has the derivative 0 at 0, and `where(x > 0, x, 0)` keeps NaN. A pool that
+    joins a call keeps NaN, too, as lax defines it; on a CPU XLA's own loses it in places. Outside of `jit` the function
+    is traced at every call. What an argument's own state becomes, such as that of an nnx module in training, is lost as
+    it is under `jax.jit`.
 
     Args:
       function: of arrays and anything else. Leaves of its arguments that are no arrays are taken as they are.

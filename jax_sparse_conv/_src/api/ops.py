@@ -100,6 +100,7 @@ def conv(
         them these sample x where they need its density. Under `vmap` one decision is made for all.
       count_nonzeros: whether to return such counts of the result, for the next layer. On a GPU they cover what up to 64
         blocks of the kernel have written. Elsewhere they cover a sample, or with several devices all of the result.
+        What a non-zero is says `density`.
 
     Returns:
       [N, Ho, Wo, K] in x's dtype. With `count_nonzeros` a pair of that and int32 [64, 2].
@@ -158,6 +159,7 @@ def conv_pool(
       feature_group_count: as in `conv`.
       activation: None, or "relu" or `jax.nn.relu`, applied before the pool.
       pool: "max" (padded with -inf) or "avg" (padded with zeros that count in the mean, as `flax.linen.avg_pool`).
+        NaN in a window is in its result, by every implementation. XLA's own pools lose it in places on a CPU.
       window_shape: rows and columns of a pooling window, an int or two.
       window_strides: between pooling windows, an int or two. None is `window_shape`; Flax's pools have 1 there.
       window_padding: of the pool, as `padding` but not negative.
@@ -273,7 +275,8 @@ _dense_alone = jax.jit(_dense, static_argnames=("activation", "precision", "meth
 def density(x: jax.typing.ArrayLike, axis: int | tuple[int, ...] | None = None) -> jax.Array:
     """Fraction of non-zeros of `x` over `axis`, float32: 1 minus the sparsity. None is all axes.
 
-    -0.0 counts as zero. NaN, infinities and subnormals count as non-zero, as in every kernel of this package.
+    -0.0 counts as zero. NaN, infinities and subnormals count as non-zero, as in every kernel of this package and in
+    `count_nonzeros`. The bits decide, because XLA takes a subnormal for zero on a CPU.
     """
     return reference.density(jnp.asarray(x), axis)
 

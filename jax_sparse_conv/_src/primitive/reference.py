@@ -8,8 +8,10 @@ skipped zero drops `0 * inf` and `0 * nan`.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +23,7 @@ from jax_sparse_conv._src.problem import geometry as geo
 from jax_sparse_conv._src.problem.geometry import Geometry, Pads, Pool
 
 _DIMENSIONS = ("NHWC", "HWIO", "NHWC")
+_LONG_WINDOW = 4
 _lax_conv = lax.conv_general_dilated  # lax's own, also where `jsc.conv_general_dilated` is put in its place
 
 
@@ -92,7 +95,18 @@ def epilogue(y: jax.Array, bias: jax.Array | None, residual: jax.Array | None, a
         y = y + for_channels_of(y, bias)
     if residual is not None:
         y = y + residual
-    return jax.nn.relu(y) if activation == "relu" else y
+    return _relu(y) if activation == "relu" else y
+
+
+def _relu(y: jax.Array) -> jax.Array:
+    """XLA loses NaN of `max(y, 0)` in front of some sums on a CPU; on a GPU cuDNN has that and nothing else."""
+    if not jnp.issubdtype(y.dtype, jnp.floating):
+        return jax.nn.relu(y)
+    return lax.platform_dependent(y, cpu=_zero_where_negative, default=jax.nn.relu)
+
+
+def _zero_where_negative(y: jax.Array) -> jax.Array:
+    return lax.select(y <= 0, lax.full_like(y, 0), y)
 
 
 def for_channels_of(y: jax.Array, values: jax.Array) -> jax.Array:
@@ -101,18 +115,62 @@ def for_channels_of(y: jax.Array, values: jax.Array) -> jax.Array:
 
 
 def pool(y: jax.Array, spec: Pool | None) -> jax.Array:
-    """Max pool (padded with -inf) or average pool (padded with zeros that count) of y [N, H, W, K]."""
+    """Max pool (padded with -inf) or average pool (padded with zeros that count) of y [N, H, W, K]; both keep NaN."""
     if spec is None:
         return y
-    window, strides = (1, *spec.window, 1), (1, *spec.strides, 1)
-    named = geo.named_padding(spec.padding, y.shape[1:3], spec.window, spec.strides)
-    padding = named if isinstance(named, str) else ((0, 0), *named, (0, 0))
     if spec.kind == "max":
-        return lax.reduce_window(y, _scalar(_lowest(y.dtype), y), lax.max, window, strides, padding)
+        return _max_pool(y, spec)
     # Sums of 16-bit types are taken in float32, as the kernels do.
     wide = y.astype(jnp.promote_types(y.dtype, jnp.float32))
-    total = lax.reduce_window(wide, _scalar(0, wide), lax.add, window, strides, padding)
+    total = lax.reduce_window(wide, _scalar(0, wide), lax.add, *_windows(y, spec))
     return (total / (spec.window[0] * spec.window[1])).astype(y.dtype)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _max_pool(y: jax.Array, spec: Pool) -> jax.Array:
+    """XLA's `reduce_window` loses NaN in windows of 2x2 on a CPU, and takes up to ten times as long as slices."""
+    of_windows = functools.partial(_max_of_windows, spec=spec)
+    if geo.is_symbolic(*y.shape[1:3]):
+        return of_windows(y)
+    return lax.platform_dependent(y, cpu=functools.partial(_max_of_slices, spec=spec), default=of_windows)
+
+
+@_max_pool.defjvp
+def _max_pool_jvp(spec: Pool, primals: Sequence[jax.Array], tangents: Sequence[jax.Array]) -> tuple[Any, Any]:
+    _, tangent = jax.jvp(functools.partial(_max_of_windows, spec=spec), primals, tangents)
+    return _max_pool(*primals, spec), tangent
+
+
+def _max_of_windows(y: jax.Array, spec: Pool) -> jax.Array:
+    return lax.reduce_window(y, _scalar(_lowest(y.dtype), y), lax.max, *_windows(y, spec))
+
+
+def _windows(y: jax.Array, spec: Pool) -> tuple[Any, Any, Any]:
+    """Window, strides and padding as lax takes them."""
+    named = geo.named_padding(spec.padding, y.shape[1:3], spec.window, spec.strides)
+    padding = named if isinstance(named, str) else ((0, 0), *named, (0, 0))
+    return (1, *spec.window, 1), (1, *spec.strides, 1), padding
+
+
+def _max_of_slices(y: jax.Array, spec: Pool) -> jax.Array:
+    """The maxima of rows, then of columns."""
+    y = lax.pad(y, _scalar(_lowest(y.dtype), y), ((0, 0, 0), *((*pads, 0) for pads in spec.padding), (0, 0, 0)))
+    for axis, window, stride in zip((1, 2), spec.window, spec.strides, strict=True):
+        y = _max_along(y, axis, window, stride)
+    return y
+
+
+def _max_along(y: jax.Array, axis: int, window: int, stride: int) -> jax.Array:
+    """The maximum of each window along an axis; long windows are those of two halves, which may overlap."""
+    count = geo.windowed_size(y.shape[axis], window, stride, (0, 0), 1)
+    if count == 0:
+        return lax.slice_in_dim(y, 0, 0, axis=axis)
+    starts = range(window)
+    if window > _LONG_WINDOW:
+        half = (window + 1) // 2
+        y, starts = _max_along(y, axis, half, 1), (0, window - half)  # type: ignore[assignment]
+    parts = [lax.slice_in_dim(y, start, start + (count - 1) * stride + 1, stride, axis) for start in starts]
+    return functools.reduce(jnp.maximum, parts)
 
 
 def average_of_pixels(x: jax.Array) -> jax.Array:
