@@ -17,6 +17,7 @@ from collections.abc import Sequence
 SUITES = {
     "networks": ("networks.networks", "whole networks against XLA: precisions and batches"),
     "zoo": ("suites.zoo", "every layer of every network, and what loses"),
+    "sweep": ("suites.sweep", "random layers against lax: what does None lose and win?"),
     "layers": ("suites.layers", "named sets of layers by any implementation"),
     "cpu": ("suites.cpu", "the CPU kernels, and what the cores can do at most"),
     "adaptive": ("suites.adaptive", "what choosing in the running program costs"),

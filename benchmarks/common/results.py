@@ -51,6 +51,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "run": ("network", "batch", "dtype", "precision", "implementation", "plan"),
     "scaling": ("layer", "batch", "maps", "threads"),
     "sorting": ("layer",),
+    "sweep": ("layer", "dtype", "precision", "weights"),
     "zoo": ("details", "zeros_target", "weights", "implementation", "plan"),
 }
 """By suite: what tells the cases of its rows apart, beside `_ALWAYS`."""
