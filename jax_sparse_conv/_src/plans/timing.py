@@ -36,6 +36,7 @@ _LARGER_THAN_CACHES = 2**28
 _TARGET = re.compile(r'custom_call_target="jsc_(\w+)"')
 NAME_OF_TARGET = {"dense": "ecr"}  # targets whose name is not the one that `implementation=` takes
 _WARM_UP = 3
+_FEWEST_SAMPLES = 3
 _MANY_CALLS = 8  # of a sample, so that one more before it costs little
 _MAX_CALLS = 32  # in one chain
 _CHAIN_BYTES = 2**31  # of operands and results alive in one chain
@@ -82,6 +83,7 @@ def blocked(
     operands: Sequence[Operands],
     repeats: int = 30,
     calls: int | Mapping[str, int] = 1,
+    seconds: float = math.inf,
 ) -> dict[str, Timing]:
     """Time of `function(*operands[i])` until its result is there; the functions alternate.
 
@@ -90,13 +92,14 @@ def blocked(
       operands: argument tuples that successive calls rotate through.
       repeats: samples per function.
       calls: calls dispatched before waiting, in one sample, of every function or of each; the time is per call.
+      seconds: no further samples after so long, but three of each function.
     """
     for function in functions.values():
         for index in range(_WARM_UP):
             jax.block_until_ready(function(*operands[index % len(operands)]))
     calls_of = calls if isinstance(calls, Mapping) else dict.fromkeys(functions, calls)
     samples: dict[str, list[float]] = {name: [] for name in functions}
-    for repeat in range(repeats):
+    for repeat in _repeats(repeats, seconds):
         for position, (name, function) in enumerate(functions.items()):
             # Everyone meets all operands, but not those that the one before has just left in the cache.
             first = repeat * calls_of[name] + position * max(1, len(operands) // 2)
@@ -114,7 +117,11 @@ def blocked(
 
 
 def streaks(
-    functions: Mapping[str, Function], operands: Sequence[Operands], repeats: int = 30, untimed: int = 0
+    functions: Mapping[str, Function],
+    operands: Sequence[Operands],
+    repeats: int = 30,
+    untimed: int = 0,
+    seconds: float = math.inf,
 ) -> dict[str, Timing]:
     """Time of a call until its result is there, among calls of the same function; streaks of some 10 ms alternate.
 
@@ -122,12 +129,14 @@ def streaks(
     core. Such times say more of the neighbour than of the function; `blocked` measures them. Each streak has as many
     calls as the slowest function needs for 10 ms, but at least one for every tuple of operands. The `untimed` calls in
     front of each streak do not count. Where a streak is one call, they leave it the caches as the function leaves them.
+    There are no further streaks after so many `seconds`, but three of each function.
     """
-    blocked(functions, operands, 1)  # warm
-    slowest = max(_seconds(function, operands) for function in functions.values())
+    slowest = max(timed.best for timed in blocked(functions, operands, 1).values())  # which warms them, too
+    if slowest < _STREAK_SECONDS:
+        slowest = max(_seconds(function, operands) for function in functions.values())
     length = max(len(operands), min(_MAX_STREAK, math.ceil(_STREAK_SECONDS / slowest)))
     samples: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(repeats):
+    for _ in _repeats(repeats, seconds):
         for name, function in functions.items():
             for arguments in itertools.islice(itertools.cycle(operands), untimed):
                 jax.block_until_ready(function(*arguments))
@@ -136,7 +145,9 @@ def streaks(
     return {name: Timing.of(values) for name, values in samples.items()}
 
 
-def on_device(functions: Mapping[str, Function], operands: Sequence[Operands], repeats: int = 30) -> dict[str, Timing]:
+def on_device(
+    functions: Mapping[str, Function], operands: Sequence[Operands], repeats: int = 30, seconds: float = math.inf
+) -> dict[str, Timing]:
     """Device time per call, from up to 32 calls inside one jit; the functions alternate.
 
     For the compiler every call of such a series has operands of its own, because they are separate parameters.
@@ -145,7 +156,8 @@ def on_device(functions: Mapping[str, Function], operands: Sequence[Operands], r
     Passing 100 parameters takes the host longer than small layers take the device. So the series wait for a device that
     is busy until the last of them is dispatched. A sample is the difference between several series and one. Two things
     stay in the time. One is what a call makes the host wait for, as a `lax.cond` may. The other is dispatching that
-    takes longer than the device can be kept busy.
+    takes longer than the device can be kept busy. There are no further samples after so many `seconds`, but three of
+    each function.
     """
     chained = _rotated(functions.values(), operands)
     chains = {name: _chain(function) for name, function in functions.items()}
@@ -167,27 +179,32 @@ def on_device(functions: Mapping[str, Function], operands: Sequence[Operands], r
         else:
             fit(name, min(_behind(busy, _MOST_BUSY, chain, chained, 1 + counts[name])[1] for _ in range(2)))
     samples: dict[str, list[float]] = {name: [] for name in chains}
-    for _ in range(repeats):
+    for _ in _repeats(repeats, seconds):
         for name, chain in chains.items():
             for number in range(_TRIES):
                 one, of_one = _behind(busy, ahead[name], chain, chained, 1)
                 more, of_more = _behind(busy, ahead[name], chain, chained, 1 + counts[name])
-                seconds = (more - one) / counts[name] / len(chained)
+                of_call = (more - one) / counts[name] / len(chained)
                 most = ahead[name] * busy.seconds  # beyond it the host was late: its time, not the device's
-                if seconds > 0 and (ahead[name] == 0 or max(of_one, of_more) < most):
+                if of_call > 0 and (ahead[name] == 0 or max(of_one, of_more) < most):
                     break
                 if number > 0 and of_more >= most:  # once may be a pause, and fewer chains are for all samples to come
                     fit(name, of_more)
             # With other work on the device the one chain may take longer than the several, every time.
-            samples[name].append(seconds if seconds > 0 else more / (1 + counts[name]) / len(chained))
+            samples[name].append(of_call if of_call > 0 else more / (1 + counts[name]) / len(chained))
     return {name: Timing.of(values) for name, values in samples.items()}
 
 
-def per_call(functions: Mapping[str, Function], operands: Sequence[Operands], repeats: int = 30) -> dict[str, Timing]:
-    """The time a call costs its user on the default device: `streaks` on a CPU, `on_device` elsewhere."""
+def per_call(
+    functions: Mapping[str, Function], operands: Sequence[Operands], repeats: int = 30, seconds: float = math.inf
+) -> dict[str, Timing]:
+    """The time a call costs its user on the default device: `streaks` on a CPU, `on_device` elsewhere.
+
+    There are no further samples after so many `seconds`, but three of each function.
+    """
     if devices.default_platform() == "cpu":
-        return streaks(functions, operands, repeats)
-    return on_device(functions, operands, repeats)
+        return streaks(functions, operands, repeats, seconds=seconds)
+    return on_device(functions, operands, repeats, seconds)
 
 
 def failures(functions: Mapping[str, Function], operands: Sequence[Operands], chained: bool = False) -> dict[str, str]:
@@ -244,8 +261,11 @@ def compile_each(
         waiting = {
             pool.submit(job): i for i, ((job, _), alone) in enumerate(zip(jobs, is_alone, strict=True)) if not alone
         }
-        for future in concurrent.futures.as_completed(waiting):
-            yield waiting[future], future.result()
+        try:
+            for future in concurrent.futures.as_completed(waiting):
+                yield waiting[future], future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # of an interruption, which need not wait for the others
 
 
 def compile_ahead(function: Function, operands: Sequence[Operands]) -> None:
@@ -342,6 +362,15 @@ def _chains_per_sample(chain: Function, chained: tuple[Operands, ...]) -> int:
     start = time.perf_counter()
     jax.block_until_ready(chain(chained))
     return max(1, min(_CHAINS_PER_SAMPLE, math.ceil(_SAMPLE_SECONDS / (time.perf_counter() - start))))
+
+
+def _repeats(most: int, seconds: float) -> Iterator[int]:
+    """0, 1, ... below `most`, and beyond the fewest until so many seconds have passed."""
+    start = time.perf_counter()
+    for repeat in range(most):
+        if repeat >= _FEWEST_SAMPLES and time.perf_counter() - start > seconds:
+            return
+        yield repeat
 
 
 def _seconds(function: Function, operands: Sequence[Operands]) -> float:
