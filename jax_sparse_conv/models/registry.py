@@ -23,7 +23,7 @@ _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _CIFAR = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 _CENTRED = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 _MNIST = ((0.1307,), (0.3081,))
-_Statistics = tuple[tuple[float, ...], tuple[float, ...]]
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,10 +62,10 @@ def preprocess(images: jax.typing.ArrayLike, convention: str = "torchvision") ->
     """
     if convention == "keras":
         return _checked(images, convention)[..., ::-1] - np.asarray(_CAFFE_BGR_MEAN, np.float32)
-    return _normalised(images, convention, statistics=_IMAGENET)
+    return normalised(images, convention, statistics=_IMAGENET)
 
 
-def _normalised(images: jax.typing.ArrayLike, convention: str = "torchvision", *, statistics: _Statistics) -> jax.Array:
+def normalised(images: jax.typing.ArrayLike, convention: str = "torchvision", *, statistics: Statistics) -> jax.Array:
     """Scaled to 0..1, made grey where there is one mean, and normalised; the same for every convention."""
     values = _checked(images, convention) / 255
     mean, deviation = (np.asarray(value, np.float32) for value in statistics)
@@ -83,8 +83,8 @@ def _checked(images: jax.typing.ArrayLike, convention: str) -> jax.Array:
     return array.astype(jnp.float32)
 
 
-def _normalise(statistics: _Statistics) -> Callable[..., jax.Array]:
-    return functools.partial(_normalised, statistics=statistics)
+def _normalise(statistics: Statistics) -> Callable[..., jax.Array]:
+    return functools.partial(normalised, statistics=statistics)
 
 
 def _networks() -> Iterator[Network]:
