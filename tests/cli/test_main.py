@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import functools
 import json
@@ -17,10 +18,12 @@ from flax import nnx
 from networks import SMALL
 from safetensors.numpy import save_file
 
+import jax_sparse_conv
 from jax_sparse_conv import models
 from jax_sparse_conv.__main__ import main
 from jax_sparse_conv._src import _native
-from jax_sparse_conv._src.cli import report
+from jax_sparse_conv._src.cli import comparison, networks, progress
+from jax_sparse_conv._src.plans import timing
 from jax_sparse_conv._src.plans.calibration import Progress
 from jax_sparse_conv.models import VGG, Network, preprocess
 
@@ -61,10 +64,8 @@ def test_run_prints_every_layer_the_totals_and_the_classes(capsys: pytest.Captur
     out = capsys.readouterr().out
     for expected in (
         *LAYERS,
-        "1x16x16x3",
-        "1x8x8x4",
         "sum of the layers",
-        "whole network, one jit",
+        "whole network",
         "zeros %",
         "ratio",
     ):
@@ -92,7 +93,8 @@ def test_run_writes_json_and_a_plot(tmp_path: Path) -> None:
     assert [len(image) for image in found["top5"]["dense"]] == [5, 5, 5]
     assert found["network"] == "tiny"
     assert found["size"] == 16
-    assert found["image"] == "china.jpg"
+    assert found["images"] == ["china.jpg"]
+    assert found["repeats"] == 2
     files = f"--json {target.name} --plot {picture.name}"
     assert found["command"].endswith(f"run --network tiny --repeats 2 --batch 3 {files} --implementation xla")
     assert {"date", "device", "environment"} <= found.keys()
@@ -178,21 +180,24 @@ def test_run_shows_progress_from_the_start(
     steps: list[tuple[str, int | None]] = []
 
     @contextlib.contextmanager
-    def progress() -> Iterator[Progress]:
+    def recorded() -> Iterator[Progress]:
         steps.clear()
         yield lambda step, count: steps.append((step, count))
 
-    monkeypatch.setattr(report, "progress", progress)
+    monkeypatch.setattr(progress, "progress", recorded)
     measured = ["compiling the whole network", "timing the whole network"]
     measured += [f"compiling and timing {name}" for name in LAYERS]
     save_file(weights, tmp_path / "tiny.safetensors")
     for arguments, preparation in (
-        ([], "giving the layers their zeros"),
-        (["--weights", tmp_path / "tiny.safetensors"], "loading the weights"),
+        ([], ["building tiny", "giving the layers their zeros"]),
+        (
+            ["--weights", tmp_path / "tiny.safetensors"],
+            ["looking for the weights", "building tiny", "loading the weights"],
+        ),
     ):
         assert run(*arguments) == 0
-        assert steps[:3] == [("building tiny", None), (preparation, None), ("recording the layers", None)]
-        assert steps[3:] == [(step, len(measured)) for step in measured]
+        uncounted = ["reading the photographs", *preparation, "recording the layers"]
+        assert steps == [*((step, None) for step in uncounted), *((step, len(measured)) for step in measured)]
 
 
 def test_run_with_weights_and_labels(
@@ -207,6 +212,47 @@ def test_run_with_weights_and_labels(
     out = capsys.readouterr().out
     assert "top 5 dense: name" in out
     assert "seeded" not in out
+
+
+def test_run_of_several_photographs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    image_module = pytest.importorskip("PIL.Image")
+    values = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), np.uint8)
+    for name, value in zip("ab", values, strict=True):
+        image_module.fromarray(value).save(tmp_path / f"{name}.png")
+    files = [tmp_path / "a.png", tmp_path / "b.png"]
+    assert run("--json", tmp_path / "run.json", "--batch", "2", "--image", *files) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "batch 4" in out
+    assert all(f"top 5 {side} of {name}.png: class" in out for side in ("dense", "sparse") for name in "ab")
+    found = json.loads((tmp_path / "run.json").read_text())
+    assert found["images"] == ["a.png", "b.png"]
+    assert len(found["top5"]["dense"]) == 4
+    options = argparse.Namespace(image=files, batch=2)
+    np.testing.assert_array_equal(networks.images_of(options, 16)[::2], values)
+
+
+def test_run_by_itself_takes_few_samples_of_what_is_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(comparison, "_SECONDS", 0)
+    samples: list[tuple[int, float]] = []
+    measured = timing.per_call
+
+    def per_call(functions: Any, operands: Any, repeats: int, seconds: float) -> Any:
+        times = measured(functions, operands, repeats, seconds)
+        samples.extend((each.repeats, seconds) for each in times.values())
+        return times
+
+    monkeypatch.setattr(timing, "per_call", per_call)
+    assert main(["run", "--network", "tiny", "--json", str(tmp_path / "run.json")]) == 0
+    assert samples == [(3, 0)] * 2 * len(LAYERS)
+    assert json.loads((tmp_path / "run.json").read_text())["repeats"] is None
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"jax_sparse_conv {jax_sparse_conv.__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -224,6 +270,8 @@ def test_run_with_weights_and_labels(
         (["--json", "nowhere/run.json"], "nowhere does not exist"),
         (["--plot", "nowhere/run.png"], "nowhere does not exist"),
         (["--json", "."], "is a folder"),
+        (["--html", "nowhere/run.html"], "nowhere does not exist"),
+        (["--html", "."], "is a folder"),
         (["--plot", "run.txt"], "--plot run.txt: the plot is a PNG, so the name must end in .png"),
         (["--plot", "run"], "--plot run: the plot is a PNG, so the name must end in .png"),
     ],
@@ -285,42 +333,6 @@ def test_run_says_why_an_implementation_cannot_run(
     monkeypatch.setattr(_native, "why_missing", lambda *_: "the extension is on holiday")
     assert run("--implementation", "ecr") == 1
     _one_sentence(capsys, "implementation='ecr' cannot run here: the extension is on holiday")
-
-
-def test_env_needs_nothing_optional(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    for module in ("rich", "matplotlib", "PIL", "sklearn", "safetensors"):
-        monkeypatch.setitem(sys.modules, module, None)
-    assert main(["env"]) == 0
-    out = capsys.readouterr().out
-    for line in ("versions:", f"  jax: {jax.__version__}", "build:", "targets:", "devices: ", "gpu driver: "):
-        assert line in out
-
-
-def test_env_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["env", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["versions"]["jax"] == jax.__version__
-    assert set(found["targets"]) == {"cpu", "cuda"}
-    assert found["backend"] == jax.default_backend()
-
-
-def test_env_survives_whatever_is_broken(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def broken(*_: Any) -> Any:
-        raise RuntimeError("the driver\nis gone")
-
-    monkeypatch.setattr(jax, "devices", broken)
-    monkeypatch.setattr(_native, "registered_targets", broken)
-    monkeypatch.setattr(_native, "missing_reasons", lambda: {"cpu": "ImportError: libfoo.so.1: cannot open"})
-    monkeypatch.setattr(_native, "cpu_isa", broken)
-    monkeypatch.setitem(sys.modules, "jax_sparse_conv._build_info", None)
-    monkeypatch.setenv("PATH", "")
-    assert main(["env"]) == 0
-    out = capsys.readouterr().out
-    assert "  cpu: ImportError: libfoo.so.1: cannot open" in out
-    assert "devices: unavailable: RuntimeError: the driver is gone" in out
-    assert "targets: unavailable: RuntimeError" in out
-    assert "build: unavailable: ModuleNotFoundError" in out
-    assert "gpu driver: none" in out
 
 
 def _one_sentence(capsys: pytest.CaptureFixture[str], *parts: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -26,14 +27,37 @@ def comparison(dense_us: float = 400.0) -> Comparison:
     return Comparison(rows, Totals(600.0, 300.0), 1.5e-6, 2.5e-7, scores, scores)
 
 
-def printed(found: Comparison, **arguments: object) -> str:
+def printed(found: Comparison, width: int | None = None, **arguments: object) -> str:
     file = io.StringIO()
-    report.print_comparison(found, report.console(file), "a title", **arguments)  # type: ignore[arg-type]
+    out = report.console(file)
+    if width is not None:
+        out.width = width
+    report.print_comparison(found, out, "a title", **arguments)  # type: ignore[arg-type]
     return file.getvalue()
 
 
+def test_output_that_is_piped_has_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    row = LayerResult("conv2_1", "SparseConv", (32, 112, 112, 64), (32, 112, 112, 128), 100, "ecr|xla", 98765432.1, 9e7)
+    found = dataclasses.replace(comparison(), layers=(row, comparison().layers[0]))
+    lines = printed(found, notes=["a note that is longer than a line " * 5]).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any("98,765.432" in line and "90,000.000" in line and line.split()[-1] == "1.10" for line in lines)
+    assert "Left out for the width: output, input; --json and --html have all." in lines
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 120, 200])
+def test_columns_are_dropped_and_digits_never(width: int) -> None:
+    lines = printed(comparison(), width).splitlines()
+    row = next(line.split() for line in lines if line.split()[:1] == ["conv1"])
+    assert row[-3:] == ["400.0", "100.0", "4.00"]
+    if width >= 80:
+        assert max(map(len, lines)) <= width
+    assert ("1x56x56x64" in row) == (width >= 120)
+
+
 def test_table_shows_every_number() -> None:
-    lines = printed(comparison(), notes=["a note"]).splitlines()
+    lines = printed(comparison(), 200, notes=["a note"]).splitlines()
     row = next(line.split() for line in lines if line.split()[:1] == ["conv1"])
     assert row == ["conv1", "1x56x56x64", "1x56x56x64", "58.2", "ecr", "400.0", "100.0", "4.00"]
     assert any("a.very.long.path.of.a.layer.conv" in line and line.split()[-1] == "0.50" for line in lines)
@@ -51,7 +75,7 @@ def test_table_uses_milliseconds_for_slow_layers() -> None:
 
 def test_classes_have_names_where_there_is_a_list() -> None:
     assert "top 5 dense: class 1 50.0 %, class 3 20.0 %, class 0 10.0 %" in printed(comparison())
-    assert "top 5 dense: dog 50.0 %, class 3 20.0 %" in printed(comparison(), names=["cat", "dog"])
+    assert "top 5 dense: dog 50.0 %, class 3 20.0 %" in printed(comparison(), labels=["cat", "dog"])
 
 
 def test_json_holds_the_whole_table(tmp_path: Path) -> None:
@@ -80,13 +104,6 @@ def test_plot_is_an_image(tmp_path: Path) -> None:
         assert image.size[0] >= 1000
 
 
-def test_progress_counts_the_steps() -> None:
-    with report.progress() as advance:
-        advance("building", None)
-        for step in ("conv1", "conv2"):
-            advance(step, 2)
-
-
 def test_differences_are_relative_to_the_largest_value_and_to_the_norm() -> None:
     expected = np.asarray([3.0, -4.0])
     assert differences(np.asarray([3.0, -4.5]), expected) == pytest.approx((0.125, 0.1))
@@ -107,28 +124,6 @@ def test_a_batch_has_no_two_equal_images() -> None:
     batch = photograph.batch_of(image, 7)
     np.testing.assert_array_equal(batch[0], image)
     assert len({one.tobytes() for one in batch}) == 7
-
-
-def test_photographs_lie_as_the_camera_was_held(tmp_path: Path) -> None:
-    image_module = pytest.importorskip("PIL.Image")
-    upright = np.zeros((32, 32, 3), np.uint8)
-    upright[:16] = 200
-    turned = image_module.fromarray(np.ascontiguousarray(np.rot90(upright)))
-    exif = turned.getexif()
-    exif[0x0112] = 6  # to be turned clockwise
-    turned.save(tmp_path / "turned.png", exif=exif)
-    np.testing.assert_array_equal(photograph.load(tmp_path / "turned.png", 32), upright)
-
-
-def test_photographs_of_more_than_8_bits(tmp_path: Path) -> None:
-    image_module = pytest.importorskip("PIL.Image")
-    values = np.linspace(0, 65535, 32 * 32).reshape(32, 32)
-    image_module.fromarray(values.astype(np.uint16)).save(tmp_path / "16.png")
-    found = photograph.load(tmp_path / "16.png", 32)
-    np.testing.assert_allclose(found, np.repeat(values[..., None] / 257, 3, -1), atol=1)
-    image_module.fromarray(values.astype(np.float32)).save(tmp_path / "float.tiff")
-    with pytest.raises(photograph.UserError, match=r"float\.tiff has pixels of mode 'F', whose range is not known"):
-        photograph.load(tmp_path / "float.tiff", 32)
 
 
 def test_the_sample_photograph_is_a_square() -> None:

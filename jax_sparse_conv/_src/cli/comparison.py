@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import functools
+import math
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +22,18 @@ from jax_sparse_conv._src.plans.calibration import Progress
 from jax_sparse_conv.models.layers import layer_names
 
 _ASYNC_CALLS = 16  # of a whole network before waiting, on an accelerator
+_MOST_SAMPLES = 30
+_SECONDS = 20  # for all samples of a comparison that is not told their number
 
 IMPLEMENTATIONS_OF = ops.IMPLEMENTATIONS
 IMPLEMENTATIONS = ("auto", *dict.fromkeys(name for names in IMPLEMENTATIONS_OF.values() for name in names))
+
+
+class _Samples(NamedTuple):
+    """How often to time a function: at most so many samples, in so many seconds."""
+
+    most: int
+    seconds: float
 
 
 class _Timed:
@@ -98,7 +109,7 @@ def choose(model: flax_nnx.Module, implementation: str | plan.Plan) -> None:
     """
     if isinstance(implementation, plan.Plan):
         try:
-            # Not packed: on a CPU the weights become constants, which are packed anyway.
+            # Not packed here: `_functional` does it for what it times.
             return plan.apply_plan(model, implementation, pack=False)
         except ValueError as error:
             raise UserError(f"--plan: {error}") from error
@@ -119,7 +130,7 @@ def compare(
     model: flax_nnx.Module,
     x: jax.Array,
     implementation: str | plan.Plan = "auto",
-    repeats: int = 30,
+    repeats: int | None = None,
     advance: Progress = lambda step, steps: None,
 ) -> Comparison:
     """Run `model` with dense layers and with sparse ones, and time both.
@@ -128,7 +139,7 @@ def compare(
       model: a network of this package's layers; it is left with `implementation`.
       x: its input, [N, H, W, C].
       implementation: "auto", a name or a plan, as in `choose`.
-      repeats: samples per time; times are medians.
+      repeats: samples per time; times are medians. None is up to 30, and fewer where that would take long.
       advance: called before every step with what it is and with the number of steps, None before that is known.
 
     Raises:
@@ -137,19 +148,20 @@ def compare(
     advance("recording the layers", None)
     calls = _record(model, x)
     steps = len(calls) + 2
+    timed = _Samples(repeats or _MOST_SAMPLES, math.inf if repeats else _SECONDS / (len(calls) + 1))
     advance("compiling the whole network", steps)
     dense, sparse = _whole(model, "xla"), _whole(model, implementation)
     chosen = {id(layer): layer.implementation for _, layer in plan.sparse_layers(model)}
     expected, found = dense(x), _first_run(sparse, x)
     advance("timing the whole network", steps)
-    network = _time_network(dense, sparse, x, repeats)
+    network = _time_network(dense, sparse, x, timed)
     paths = layer_names(model)
     rows = []
     while calls:
         call = calls.pop(0)  # its maps are freed once it is timed
         path = paths.get(id(call.layer), type(call.layer).__name__)
         advance(f"compiling and timing {path}", steps)
-        rows.append(_time_layer(call, path, chosen.get(id(call.layer)), repeats))
+        rows.append(_time_layer(call, path, chosen.get(id(call.layer)), timed))
     return Comparison(
         tuple(rows),
         network,
@@ -193,17 +205,19 @@ def _whole(model: flax_nnx.Module, implementation: str | plan.Plan) -> timing.Fu
 def _functional(module: flax_nnx.Module) -> tuple[timing.Function, list[jax.Array]]:
     """`module` as a jitted function of its weights, as a flat list, and its arguments.
 
-    On a CPU the list is empty and the weights are constants of the function: kernels are packed once (`packing`).
+    On a CPU the kernels of sparse layers are packed: once, as in a program that runs often.
     """
+    is_packed = devices.default_platform() == "cpu" and nnx.pack(module) > 0
     graph, state = flax_nnx.split(module)
+    if is_packed:
+        nnx.unpack(module)
     leaves, structure = jax.tree.flatten(state)
-    constants = leaves if devices.default_platform() == "cpu" else []
 
     @jax.jit
     def function(weights: list[jax.Array], *arguments: jax.Array) -> Any:
-        return flax_nnx.merge(graph, jax.tree.unflatten(structure, constants or weights))(*arguments)
+        return flax_nnx.merge(graph, jax.tree.unflatten(structure, weights))(*arguments)
 
-    return function, [] if constants else leaves
+    return function, leaves
 
 
 def _first_run(function: timing.Function, *arguments: Any) -> Any:
@@ -213,28 +227,34 @@ def _first_run(function: timing.Function, *arguments: Any) -> Any:
         raise UserError(" ".join(str(error).split())) from error
 
 
-def _time_network(dense: timing.Function, sparse: timing.Function, x: jax.Array, repeats: int) -> Totals:
+def _time_network(dense: timing.Function, sparse: timing.Function, x: jax.Array, timed: _Samples) -> Totals:
     operands = [(variant,) for variant in timing.rotations(x)]
     calls = 1 if devices.default_platform() == "cpu" else _ASYNC_CALLS
-    times = timing.blocked({"dense": dense, "sparse": sparse}, operands, repeats, calls)
+    times = timing.blocked({"dense": dense, "sparse": sparse}, operands, timed.most, calls, timed.seconds)
     return Totals(times["dense"].microseconds, times["sparse"].microseconds)
 
 
-def _time_layer(call: Any, path: str, implementation: layers.Implementation, repeats: int) -> LayerResult:
-    functions = {}
+def _time_layer(call: Any, path: str, implementation: layers.Implementation, timed: _Samples) -> LayerResult:
+    functions: dict[str, Any] = {}
+    weights: dict[str, list[jax.Array]] = {}
     for side, name in (("dense", "xla"), ("sparse", implementation)):
         call.layer.implementation = name
-        functions[side], weights = _functional(call.layer)
+        functions[side], weights[side] = _functional(call.layer)
     residual = () if call.residual is None else (call.residual,)
-    operands = [(weights, variant, *residual) for variant in timing.rotations(call.inputs)]
-    times = timing.per_call(functions, operands, repeats)
+    operands: list[Any] = [(variant, *residual) for variant in timing.rotations(call.inputs)]
+    if devices.default_platform() == "cpu":  # packed or not, each side has weights of its own
+        sides = {side: functools.partial(function, weights[side]) for side, function in functions.items()}
+        times = timing.per_call(sides, operands, timed.most, timed.seconds)
+    else:  # where functions are timed inside of a `jit`, of which weights that are no arguments would be constants
+        given = [(weights["dense"], *each) for each in operands]
+        times = timing.per_call(functions, given, timed.most, timed.seconds)
     return LayerResult(
         path=path,
         kind=type(call.layer).__name__,
         input_shape=tuple(call.inputs.shape),
         output_shape=tuple(call.output.shape),
         zeros_percent=100 * float(np.mean(np.asarray(call.inputs) == 0)),
-        implementation=timing.what_ran(functions["sparse"], *operands[0]),
+        implementation=timing.what_ran(functions["sparse"], weights["sparse"], *operands[0]),
         dense_us=times["dense"].microseconds,
         sparse_us=times["sparse"].microseconds,
     )

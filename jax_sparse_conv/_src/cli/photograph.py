@@ -1,8 +1,11 @@
-"""The photograph that `run` classifies, as a batch of uint8 images of a network's input size."""
+"""The photographs that commands run networks on, as a batch of uint8 images of a network's input size."""
 
 from __future__ import annotations
 
 import importlib
+import struct
+import warnings
+import zlib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,6 +14,12 @@ import numpy as np
 
 INSTALL = 'pip install "jax-sparse-conv[examples]"'
 SAMPLE = "china.jpg"
+_SIXTEEN_BITS = ("PPM", "PNG")  # formats whose pixels of mode "I" are in 0..65535
+# What Pillow's readers raise for files that are broken, as a fuzzer finds.
+_UNREADABLE = (
+    *(OSError, ValueError, SyntaxError, EOFError, ArithmeticError, LookupError, TypeError, AttributeError),
+    *(MemoryError, NotImplementedError, struct.error, zlib.error),
+)
 
 
 class UserError(Exception):
@@ -76,21 +85,35 @@ def _sample() -> Any:
     return optional("sklearn.datasets", "scikit-learn").load_sample_image(SAMPLE)
 
 
-def _eight_bits(image_module: ModuleType, image: Any, path: Path) -> Any:
+def _open(image_module: ModuleType, path: Path) -> Any:
+    operations = optional("PIL.ImageOps", "Pillow")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of many pixels and of odd notes in a file, which is read all the same
+            with image_module.open(path) as file:
+                upright = operations.exif_transpose(file)  # as a camera has noted it
+                return _in_colours(image_module, _eight_bits(image_module, upright, file.format, path))
+    except FileNotFoundError as error:
+        raise UserError(f"--image {path}: there is no such file") from error
+    except image_module.DecompressionBombError as error:
+        raise UserError(f"--image {path} has too many pixels to be read: {error}") from error
+    except _UNREADABLE as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"--image {path} cannot be read as an image: {reason}") from error
+
+
+def _eight_bits(image_module: ModuleType, image: Any, file_format: str | None, path: Path) -> Any:
     """An image of 16 bits in 8, which Pillow would cut off at 255 instead."""
-    if image.mode.startswith("I;16"):
-        return image_module.fromarray((np.asarray(image, np.uint32) // 257).astype(np.uint8))
+    if image.mode.startswith("I;16") or (image.mode == "I" and file_format in _SIXTEEN_BITS):
+        return image_module.fromarray(((np.asarray(image, np.uint32) + 128) // 257).astype(np.uint8))
     if image.mode in ("I", "F"):
         raise UserError(f"--image {path} has pixels of mode {image.mode!r}, whose range is not known; 8 or 16 bits are")
     return image
 
 
-def _open(image_module: ModuleType, path: Path) -> Any:
-    try:
-        with image_module.open(path) as file:
-            upright = optional("PIL.ImageOps", "Pillow").exif_transpose(file)  # as a camera has noted it
-            return _eight_bits(image_module, upright, path).convert("RGB")
-    except FileNotFoundError as error:
-        raise UserError(f"--image {path}: there is no such file") from error
-    except (OSError, ValueError, SyntaxError) as error:
-        raise UserError(f"--image {path} cannot be read as an image: {error}") from error
+def _in_colours(image_module: ModuleType, image: Any) -> Any:
+    """RGB; what is transparent lies on white, as viewers show it."""
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    white = image_module.new("RGBA", image.size, "white")
+    return image_module.alpha_composite(white, image.convert("RGBA")).convert("RGB")

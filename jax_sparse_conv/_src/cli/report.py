@@ -4,79 +4,69 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from jax_sparse_conv._src.cli.comparison import Comparison, LayerResult, Totals, top_classes
 from jax_sparse_conv._src.cli.photograph import optional
-from jax_sparse_conv._src.plans.calibration import Progress
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _ZEROS_COLOUR = "#9fb8cf"
 _RATIO_COLOUR = "#c8452f"
+_ANY_WIDTH = 1000
+_DISPENSABLE = ("output", "input", "ran", "zeros %")  # columns of the table, the first that go where it is too wide
 
 
 def console(file: IO[str] | None = None) -> Console:
-    """A rich console; 120 columns where the output is no terminal, so that a piped table stays whole.
+    """A rich console; 80 columns where the output is no terminal, and COLUMNS does not say otherwise.
 
     Raises:
       UserError: rich is not installed.
     """
-    rich_console = optional("rich.console", "rich")
-    made: Console = rich_console.Console(file=file)
-    if not made.is_terminal:
-        made = rich_console.Console(file=file, width=120)
+    made: Console = optional("rich.console", "rich").Console(file=file)
     return made
 
 
-@contextmanager
-def progress() -> Iterator[Progress]:
-    """A progress bar on stderr; yields `advance(step, steps)`, to be called before each step.
-
-    A step without a number of `steps` is not counted.
-    """
-    rich_progress = optional("rich.progress", "rich")
-    stderr = optional("rich.console", "rich").Console(stderr=True)
-    with rich_progress.Progress(console=stderr, transient=True) as bar:
-        task = bar.add_task("", total=None)
-        done = 0
-
-        def advance(step: str, steps: int | None) -> None:
-            nonlocal done
-            bar.update(task, total=steps, completed=done, description=step)
-            done += steps is not None
-
-        yield advance
-
-
 def print_comparison(
-    found: Comparison, out: Console, title: str, names: Sequence[str] | None = None, notes: Sequence[str] = ()
+    found: Comparison,
+    out: Console,
+    title: str,
+    labels: Sequence[str] | None = None,
+    notes: Sequence[str] = (),
+    photographs: Sequence[str] = ("",),
 ) -> None:
-    """Print the layers, the totals, the outputs' difference and the top-5 classes of the first image.
+    """Print the layers, the totals, the outputs' difference and the top-5 classes of each photograph.
 
     Args:
       found: of `compare`.
       out: where to print.
       title: the table's title.
-      names: the classes' names, by index; without them the indices are printed.
+      labels: the classes' names, by index; without them the indices are printed.
       notes: sentences printed last.
+      photographs: names; each has as many of the images as the others, its first the photograph itself.
     """
-    out.print(_table(found, title))
+    table, left_out = _fitting(found, title, out)
+    out.print(table)
+    if left_out:
+        out.print(f"Left out for the width: {', '.join(left_out)}; --json and --html have all.", highlight=False)
     out.print(
         f"largest relative difference of the outputs: {found.max_relative:.2e} (Frobenius: {found.frobenius:.2e})"
     )
-    for side, scores in (("dense", found.dense_scores), ("sparse", found.sparse_scores)):
-        best = ", ".join(f"{_class_name(c, names)} {100 * p:.1f} %" for c, p in top_classes(scores)[0])
-        out.print(f"top 5 {side}: {best}", highlight=False)
+    sides = {"dense": top_classes(found.dense_scores), "sparse": top_classes(found.sparse_scores)}
+    for index, photograph in enumerate(photographs):
+        of = f" of {photograph}" if len(photographs) > 1 else ""
+        for side, best in sides.items():
+            classes = best[index * (len(best) // len(photographs))]
+            text = ", ".join(f"{_class_name(c, labels)} {100 * p:.1f} %" for c, p in classes)
+            out.print(f"top 5 {side}{of}: {text}", highlight=False, markup=False)
     for note in notes:
-        out.print(note, highlight=False)
+        out.print(note, highlight=False, markup=False)
 
 
-def as_json(found: Comparison, names: Sequence[str] | None = None) -> dict[str, Any]:
+def as_json(found: Comparison, labels: Sequence[str] | None = None) -> dict[str, Any]:
     """A `Comparison` as JSON values; times in microseconds, every image's top 5."""
     return {
         "layers": [{**dataclasses.asdict(row), "ratio": row.ratio} for row in found.layers],
@@ -84,7 +74,7 @@ def as_json(found: Comparison, names: Sequence[str] | None = None) -> dict[str, 
         "difference": {"max_relative": found.max_relative, "frobenius": found.frobenius},
         "top5": {
             side: [
-                [{"class": c, "name": _class_name(c, names), "probability": p} for c, p in image]
+                [{"class": c, "name": _class_name(c, labels), "probability": p} for c, p in image]
                 for image in top_classes(scores)
             ]
             for side, scores in (("dense", found.dense_scores), ("sparse", found.sparse_scores))
@@ -125,7 +115,19 @@ def plot(layers: Sequence[LayerResult], path: Path, title: str) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _table(found: Comparison, title: str) -> Any:
+def _fitting(found: Comparison, title: str, out: Console) -> tuple[Any, list[str]]:
+    """A table no wider than `out`, and the columns that were left out for it."""
+    for count in range(len(_DISPENSABLE) + 1):
+        left_out = list(_DISPENSABLE[:count])
+        table = _table(found, title, left_out)
+        width = table.__rich_measure__(out, out.options.update(max_width=_ANY_WIDTH)).maximum
+        if width <= out.width:
+            return table, left_out
+    out.width = width  # of a terminal that has no room for the times; it breaks the lines, where rich would cut digits
+    return table, left_out
+
+
+def _table(found: Comparison, title: str, left_out: Sequence[str]) -> Any:
     rich_table = optional("rich.table", "rich")
     unit, pattern, scale = (
         ("ms", ",.3f", 1e-3) if max(row.dense_us for row in found.layers) > 1000 else ("us", ",.1f", 1)
@@ -134,17 +136,24 @@ def _table(found: Comparison, title: str) -> Any:
     def times(row: LayerResult | Totals) -> tuple[str, str, str]:
         return format(row.dense_us * scale, pattern), format(row.sparse_us * scale, pattern), f"{row.ratio:.2f}"
 
-    table = rich_table.Table(title=title, title_justify="left", box=optional("rich.box", "rich").SIMPLE_HEAD)
-    for name in ("layer", "input", "output"):
-        table.add_column(name, no_wrap=True)
-    for name in ("zeros %", "ran", f"dense {unit}", f"sparse {unit}", "ratio"):
-        table.add_column(name, justify="left" if name == "ran" else "right", no_wrap=True)
+    columns = ("layer", "input", "output", "zeros %", "ran", f"dense {unit}", f"sparse {unit}", "ratio")
+    kept = [index for index, name in enumerate(columns) if name not in left_out]
+    table = rich_table.Table(
+        title=title, title_justify="left", box=optional("rich.box", "rich").SIMPLE_HEAD, show_edge=False, pad_edge=False
+    )
+    for index in kept:
+        justify = "left" if columns[index] in ("layer", "input", "output", "ran") else "right"
+        table.add_column(columns[index], justify=justify, no_wrap=True)
+
+    def add(*cells: str) -> None:
+        table.add_row(*(cells[index] for index in kept))
+
     for row in found.layers:
         shapes = (_shape(row.input_shape), _shape(row.output_shape))
-        table.add_row(row.path, *shapes, f"{row.zeros_percent:.1f}", row.implementation, *times(row))
+        add(row.path, *shapes, f"{row.zeros_percent:.1f}", row.implementation, *times(row))
     table.add_section()
-    table.add_row("sum of the layers", "", "", "", "", *times(found.layer_sum))
-    table.add_row("whole network, one jit", "", "", "", "", *times(found.network))
+    add("sum of the layers", "", "", "", "", *times(found.layer_sum))
+    add("whole network", "", "", "", "", *times(found.network))
     return table
 
 
@@ -156,5 +165,5 @@ def _totals(totals: Totals) -> dict[str, float]:
     return {**dataclasses.asdict(totals), "ratio": totals.ratio}
 
 
-def _class_name(index: int, names: Sequence[str] | None) -> str:
-    return names[index] if names is not None and index < len(names) else f"class {index}"
+def _class_name(index: int, labels: Sequence[str] | None) -> str:
+    return labels[index] if labels is not None and index < len(labels) else f"class {index}"
