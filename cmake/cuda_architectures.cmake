@@ -1,0 +1,25 @@
+# jsc_cuda_architectures(VARIABLE NOTE): what to compile for, and a line that says why and how to have it otherwise. That
+# is CUDAARCHS of the environment, else the GPUs of this machine, else a set for every GPU from Ampere on.
+function(jsc_cuda_architectures variable note)
+  find_program(JSC_NVIDIA_SMI nvidia-smi)
+  set(answer "")
+  if(JSC_NVIDIA_SMI)
+    execute_process(COMMAND "${JSC_NVIDIA_SMI}" --query-gpu=compute_cap --format=csv,noheader
+                    OUTPUT_VARIABLE answer ERROR_QUIET)
+  endif()
+  string(REGEX MATCHALL "[0-9]+\\.[0-9]+" found "${answer}") # a line for each GPU
+  list(REMOVE_DUPLICATES found)
+  if(NOT "$ENV{CUDAARCHS}" STREQUAL "")
+    set(found "$ENV{CUDAARCHS}")
+    set(why "as CUDAARCHS says")
+  elseif(found)
+    list(TRANSFORM found REPLACE "\\." "")
+    list(TRANSFORM found APPEND "-real")
+    set(why "the GPUs of this machine; CUDAARCHS names others")
+  else()
+    set(found "80-real;90-real;90-virtual")
+    set(why "since no GPU is here; this takes minutes, which JSC_CUDA=OFF spares and CUDAARCHS=90 shortens")
+  endif()
+  set(${variable} "${found}" PARENT_SCOPE)
+  set(${note} "CUDA kernels for ${found}, ${why}" PARENT_SCOPE)
+endfunction()
