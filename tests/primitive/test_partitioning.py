@@ -6,6 +6,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import jax
 import pytest
@@ -39,19 +40,32 @@ CHECKED = [
     "compressed maps",
     "export",
 ]
+MAPS = [
+    "rows and columns",
+    "sizes that do not divide",
+    "windows beyond the neighbours",
+    "input channels",
+    "methods",
+    "without Shardy",
+]
+CPUS = {"JAX_PLATFORMS": "cpu"}
 
 
-def run(environment: dict[str, str]) -> None:
-    script = pathlib.Path(__file__).parents[1] / "helpers" / "sharded.py"
+def run(environment: dict[str, str], name: str = "sharded.py", wanted: Sequence[str] = CHECKED) -> None:
+    script = pathlib.Path(__file__).parents[1] / "helpers" / name
     done = subprocess.run(
         [sys.executable, str(script)], env=os.environ | environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.splitlines() == CHECKED
+    assert done.stdout.splitlines() == list(wanted)
 
 
 def test_four_cpu_devices() -> None:
-    run({"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"})
+    run(CPUS | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"})
+
+
+def test_maps_that_are_split_over_eight_devices() -> None:
+    run(CPUS | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}, "sharded_maps.py", MAPS)
 
 
 def test_the_gpus_of_this_machine() -> None:

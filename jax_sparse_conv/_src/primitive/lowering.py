@@ -166,7 +166,9 @@ def _lower(ctx: Any, *operands: Any, config: Config, platform: str | None) -> An
         chosen = dataclasses.replace(chosen, candidate=None)  # sizes of a part, and of another GPU, are not known here
     ctx, operands, chosen = _without_unused(ctx, operands, chosen, platform)
     if partitioning.is_partitioned(ctx):
-        lower = mlir.lower_fun(_partitioned(x, kernel, chosen), multiple_results=False)
+        lower = mlir.lower_fun(
+            partitioning.partitioned(conv_on_device_p.bind, chosen, x.shape, kernel.shape), multiple_results=False
+        )
         return lower(partitioning.with_mesh(ctx), *operands)
     return lower_on_device(ctx, *operands, config=chosen, platform=platform)
 
@@ -274,23 +276,6 @@ def _without_unused(
         keep.pop()
         config = dataclasses.replace(config, has_nonzeros=False)
     return ctx.replace(avals_in=[ctx.avals_in[i] for i in keep]), tuple(operands[i] for i in keep), config
-
-
-def _partitioned(x: Any, kernel: Any, config: Config) -> Any:
-    return partitioning.partitioned(
-        _on_device(config),
-        stacks=kernel.shape[0],
-        images=x.shape[0],
-        one_group=config.geometry.groups == 1,
-        has_bias=config.has_bias,
-        has_residual=config.has_residual,
-        has_nonzeros=config.has_nonzeros,
-    )
-
-
-@functools.lru_cache(maxsize=4096)
-def _on_device(config: Config) -> Any:
-    return functools.partial(conv_on_device_p.bind, config=config)
 
 
 @devices.for_lowering

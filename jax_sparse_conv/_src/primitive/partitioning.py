@@ -1,8 +1,7 @@
-"""How the primitive runs on several devices under `jit`: images and output channels are split, nothing else.
+"""How the primitive runs on several devices under `jit`, as `split` decides.
 
 A custom call that the partitioner knows nothing of is right on sharded operands, but gathers them first. Here the
-partitioner learns that images N (with their kernels S) and output channels K are independent. Each device then runs
-the same custom call on its part, without communication.
+partitioner learns what can be split. Each device then runs the same custom call on its part.
 """
 
 from __future__ import annotations
@@ -13,11 +12,18 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
+from jax_sparse_conv._src.primitive import reference
+from jax_sparse_conv._src.primitive.primitives import Config, Operands, bias_per_image
+from jax_sparse_conv._src.primitive.split import Split
+
 Function = Callable[..., jax.Array]
+Run = Callable[..., jax.Array]  # (*operands, config=), of one device
 
 
 def is_partitioned(ctx: Any) -> bool:
@@ -54,72 +60,90 @@ def _factors(number: int) -> tuple[int, ...]:
 
 
 @functools.lru_cache(maxsize=4096)
-def partitioned(
-    function: Function,
-    *,
-    stacks: int,
-    images: int,
-    one_group: bool,
-    has_bias: bool,
-    has_residual: bool,
-    has_nonzeros: bool,
-) -> Function:
-    """`function` on x [N, H, W, C], kernel [S, kh, kw, C/g, K], bias [S, K], residual [N, Ho, Wo, K], with a rule.
+def partitioned(run: Run, config: Config, x_shape: tuple[int, ...], kernel_shape: tuple[int, ...]) -> Function:
+    """`run(*operands, config=)` with the rule of how it is split; operands as in `primitives`, packed left out."""
 
-    Counts of non-zeros [parts, 2] come last and stay whole.
+    def split(mesh: Any, arguments: Any, result: Any) -> Split:
+        specs = (_entries(arguments[0]), _entries(arguments[1]), _entries(result))
+        return Split.of(config.geometry, (x_shape, kernel_shape), specs, mesh.shape)
 
-    With one kernel, N is split; with S of them, S is split and the images of each go along. Groups tie K to C, so K is
-    split only where there is one group.
-    """
+    def partition(mesh: Any, arguments: Any, result: Any) -> Any:
+        found = split(mesh, arguments, result)
+        operands = tuple(NamedSharding(mesh, spec) for spec in _specs(found, config))
+        in_parts = found.in_channels or found.pads(config.geometry.pool)
+        local = functools.partial(_in_parts if in_parts else _at_once, split=found, run=run, config=config)
+        return mesh, local, NamedSharding(mesh, found.result), operands
 
-    def partition(mesh: Any, arg_shapes: Any, result_shape: Any) -> Any:
-        del arg_shapes
-        spec = tuple(result_shape.sharding.spec) + (None,) * 4
-        kernels, batch = _split_images(mesh, spec[0], stacks, images)
-        out_channels = spec[3] if one_group else None
-        operands = [PartitionSpec(batch, None, None, None), PartitionSpec(kernels, None, None, None, out_channels)]
-        operands += [PartitionSpec(kernels, out_channels)] * has_bias
-        operands += [PartitionSpec(batch, None, None, out_channels)] * has_residual
-        operands += [PartitionSpec(None, None)] * has_nonzeros
-        result = PartitionSpec(batch, None, None, out_channels)
-        return mesh, function, NamedSharding(mesh, result), tuple(NamedSharding(mesh, o) for o in operands)
+    def infer(mesh: Any, arguments: Any, result: Any) -> NamedSharding:
+        """For GSPMD, which knows no rules."""
+        return NamedSharding(mesh, split(mesh, arguments, result).result)
 
-    per_stack = images // stacks
-    # A factor of size 1 must not be part of a product.
-    batch_factors = "n" if stacks == 1 else "s" if per_stack == 1 else "(s n)"
-    terms = [f"{batch_factors} h w c", "s i j d k"] + ["s k"] * has_bias + [f"{batch_factors} p q k"] * has_residual
-    terms += ["u v"] * has_nonzeros
-    rule = f"{', '.join(terms)} -> {batch_factors} p q k"
-    # Factors that stay whole, in order of appearance, as the rule's verifier wants them.
-    appearance = dict.fromkeys(letter for letter in rule if letter.isalpha())
-    split = {"n" if stacks == 1 else "s"} | ({"k"} if one_group else set())
-    wrapped = custom_partitioning(function)
-    wrapped.def_partition(
-        partition=partition,
-        sharding_rule=rule,
-        need_replication_factors=tuple(factor for factor in appearance if factor not in split),
-        **({"n": per_stack} if batch_factors == "(s n)" else {}),
-    )
+    wrapped = custom_partitioning(functools.partial(run, config=config))
+    rule, factors = _rule(config, x_shape[0], kernel_shape[0])
+    wrapped.def_partition(partition=partition, infer_sharding_from_operands=infer, sharding_rule=rule, **factors)
     return wrapped
 
 
-def _split_images(mesh: Any, wanted: Any, stacks: int, images: int) -> tuple[Any, Any]:
-    """Mesh axes over the kernels and over the images, of those `wanted` over the images.
+def _entries(array: Any) -> tuple[Any, ...]:
+    """How an array of a callback is split, along each axis; not at all where that is not known yet."""
+    rank = len(array.shape)
+    spec = () if array.sharding is None else tuple(array.sharding.spec)
+    return (*spec, *[None] * (rank - len(spec)))
 
-    Images lie kernel by kernel, so leading axes split the kernels; once each part has one kernel, further axes split
-    that kernel's images. An axis that divides neither is dropped, and the images are gathered along it.
-    """
-    if stacks == 1 or wanted is None:
-        return None, wanted
-    names = wanted if isinstance(wanted, tuple) else (wanted,)
-    over_stacks: list[Any] = []
-    over_images: list[Any] = []
-    parts = 1
-    for name in names:
-        size = mesh.shape[name]
-        whole = stacks if parts < stacks else images
-        if whole % (parts * size):
-            break
-        (over_stacks if parts < stacks else over_images).append(name)
-        parts *= size
-    return tuple(over_stacks) or None, tuple(over_stacks + over_images) or None
+
+def _specs(split: Split, config: Config) -> list[PartitionSpec]:
+    """Of the operands that there are."""
+    operands = Operands(
+        split.x,
+        split.kernel,
+        bias=split.bias if config.has_bias else None,
+        residual=split.result if config.has_residual else None,
+        nonzeros=PartitionSpec(None, None) if config.has_nonzeros else None,
+    )
+    return operands.present(config)[1]
+
+
+def _at_once(*values: jax.Array, split: Split, run: Run, config: Config) -> jax.Array:
+    """The whole call, of what this device reads."""
+    here = dataclasses.replace(config.geometry, padding=split.unpadded(config.geometry.padding))
+    return run(split.read(values[0]), *values[1:], config=dataclasses.replace(config, geometry=here))
+
+
+def _in_parts(*values: jax.Array, split: Split, run: Run, config: Config) -> jax.Array:
+    """The convolution alone; then, in float32 at least, the sum over devices and what follows it."""
+    operands, pool = Operands.of(values, config), config.geometry.pool
+    bare, present = Operands(operands.x, operands.kernel, nonzeros=operands.nonzeros).present(
+        dataclasses.replace(config.bare(), may_be_dense=config.may_be_dense)
+    )
+    y = _at_once(*present, split=split, run=run, config=bare)
+    dtype = y.dtype
+    y = y.astype(jnp.promote_types(dtype, jnp.float32))
+    if split.in_channels:
+        y = lax.psum(y, split.in_channels)
+    added = (bias_per_image(operands.bias, y.shape[0]), operands.residual)
+    bias, residual = (None if value is None else value.astype(y.dtype) for value in added)
+    y = reference.epilogue(y, bias, residual, config.activation)
+    if pool is not None:
+        y = split.padded(y, config.geometry, reference.pool_padding(pool, y.dtype))
+        y = reference.pool(y, dataclasses.replace(pool, padding=split.unpadded(pool.padding)))
+    return y.astype(dtype)
+
+
+def _rule(config: Config, images: int, stacks: int) -> tuple[str, dict[str, Any]]:
+    """The same for Shardy, which moves splits along factors; one of two sizes stands for both."""
+    per_stack = images // stacks
+    # A factor of size 1 must not be part of a product.
+    batch = "n" if stacks == 1 else "s" if per_stack == 1 else "(s n)"
+    terms = [f"{batch} h w c", "s i j c k" if config.geometry.groups == 1 else "s i j d k"]
+    terms += ["s k"] * config.has_bias + [f"{batch} h w k"] * config.has_residual + ["u v"] * config.has_nonzeros
+    rule = f"{', '.join(terms)} -> {batch} h w k"
+    # Factors of each kind in order of appearance, as the rule's verifier wants them.
+    appearance = dict.fromkeys(letter for letter in rule if letter.isalpha())
+    split = {"n" if stacks == 1 else "s", "h", "w"} | ({"c", "k"} if config.geometry.groups == 1 else set())
+    factors: dict[str, Any] = {
+        "reduction_factors": tuple(factor for factor in appearance if factor == "c" and factor in split),
+        "need_replication_factors": tuple(factor for factor in appearance if factor not in split),
+    }
+    if batch == "(s n)":
+        factors["n"] = per_stack
+    return rule, factors

@@ -142,7 +142,7 @@ def _max_pool_jvp(spec: Pool, primals: Sequence[jax.Array], tangents: Sequence[j
 
 
 def _max_of_windows(y: jax.Array, spec: Pool) -> jax.Array:
-    return lax.reduce_window(y, _scalar(_lowest(y.dtype), y), lax.max, *_windows(y, spec))
+    return lax.reduce_window(y, _scalar(pool_padding(spec, y.dtype), y), lax.max, *_windows(y, spec))
 
 
 def _windows(y: jax.Array, spec: Pool) -> tuple[Any, Any, Any]:
@@ -154,7 +154,7 @@ def _windows(y: jax.Array, spec: Pool) -> tuple[Any, Any, Any]:
 
 def _max_of_slices(y: jax.Array, spec: Pool) -> jax.Array:
     """The maxima of rows, then of columns."""
-    y = lax.pad(y, _scalar(_lowest(y.dtype), y), ((0, 0, 0), *((*pads, 0) for pads in spec.padding), (0, 0, 0)))
+    y = lax.pad(y, _scalar(pool_padding(spec, y.dtype), y), ((0, 0, 0), *((*pads, 0) for pads in spec.padding), (0, 0, 0)))
     for axis, window, stride in zip((1, 2), spec.window, spec.strides, strict=True):
         y = _max_along(y, axis, window, stride)
     return y
@@ -171,6 +171,11 @@ def _max_along(y: jax.Array, axis: int, window: int, stride: int) -> jax.Array:
         y, starts = _max_along(y, axis, half, 1), (0, window - half)  # type: ignore[assignment]
     parts = [lax.slice_in_dim(y, start, start + (count - 1) * stride + 1, stride, axis) for start in starts]
     return functools.reduce(jnp.maximum, parts)
+
+
+def pool_padding(spec: Pool, dtype: np.dtype) -> float:
+    """What a pool's window has where there is padding."""
+    return _lowest(dtype) if spec.kind == "max" else 0.0
 
 
 def average_of_pixels(x: jax.Array) -> jax.Array:

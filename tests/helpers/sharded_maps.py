@@ -1,0 +1,205 @@
+"""Run by test_partitioning.py in a process of its own with eight CPU devices; asserts, and prints what it checked.
+
+Maps that are split over height, width and input channels: values against the oracle, and what the program sends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import sys
+from typing import Any
+
+import cases
+import jax
+import numpy as np
+import oracle
+from cases import Case
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from kernel_checks import call
+from sharded_explicit import COLLECTIVES
+
+CHANNELS = 6  # of x in what follows; no result has as many
+HALO, SUM, WHOLE = "collective-permute", "all-reduce", "all-gather"
+
+ROWS = (
+    Case("3x3", (1, 16, 6, CHANNELS), 8),
+    Case("after it bias, residual and ReLU", (2, 16, 5, CHANNELS), 8, bias=True, residual=True, activation="relu"),
+    Case("stride 2", (1, 32, 6, CHANNELS), 8, strides=2),
+    Case("7x7 stride 2", (1, 64, 6, CHANNELS), 8, kernel=(7, 7), strides=2, padding=3),
+    Case("dilation 2", (1, 16, 6, CHANNELS), 8, dilation=2),
+    Case("padding of one side", (1, 16, 6, CHANNELS), 8, padding=((2, 0), (0, 1))),
+    Case("negative padding", (1, 32, 6, CHANNELS), 8, padding=((-1, 3), (0, -1))),
+    Case("1x1", (1, 16, 6, CHANNELS), 8, kernel=(1, 1), bias=True),
+    Case("groups", (1, 16, 6, CHANNELS), 8, groups=2, bias=True),
+    Case("depthwise x 2", (1, 16, 6, CHANNELS), 2 * CHANNELS, groups=CHANNELS),
+    Case("pool", (1, 32, 6, CHANNELS), 8, bias=True, activation="relu", pool="max"),
+    Case("average pool that overlaps", (1, 32, 9, CHANNELS), 8, pool="avg", window=(4, 3), window_strides=(2, 2),
+         window_padding=((1, 1), (0, 0))),
+    Case("padded pool", (1, 64, 9, CHANNELS), 8, strides=2, bias=True, pool="max", window=(3, 3),
+         window_strides=(2, 2), window_padding=((1, 1), (1, 1))),
+)  # fmt: skip
+ODD_ROWS = (
+    Case("3x3", (1, 13, 6, CHANNELS), 8, bias=True),
+    Case("stride 2", (1, 29, 6, CHANNELS), 8, strides=2),
+    Case("stride 3", (1, 30, 6, CHANNELS), 8, strides=3, padding=1),
+    Case("VALID", (1, 16, 6, CHANNELS), 8, padding="VALID"),
+    Case("pool", (1, 31, 6, CHANNELS), 8, bias=True, pool="avg"),
+    Case("padded pool", (1, 31, 6, CHANNELS), 8, bias=True, pool="max", window=(3, 3), window_strides=(2, 2),
+         window_padding="SAME"),
+)  # fmt: skip
+SUMS = (
+    Case("3x3", (2, 5, 6, 16), 8),
+    Case("after it bias, residual and ReLU", (2, 5, 6, 16), 8, bias=True, residual=True, activation="relu"),
+    Case("pool", (1, 6, 6, 16), 8, strides=2, bias=True, activation="relu", pool="max"),
+)
+
+
+def mesh(*sizes: int) -> jax.sharding.Mesh:
+    """The axes "a", "b" and so on of these sizes, of the first devices."""
+    devices = np.asarray(jax.devices()[: math.prod(sizes)]).reshape(sizes)
+    return jax.sharding.Mesh(devices, tuple("abc"[: len(sizes)]), axis_types=(AxisType.Auto,) * len(sizes))
+
+
+def collectives(program: str) -> dict[str, int]:
+    """How many of each kind a program has."""
+    found = {kind: len(re.findall(rf" {kind}(?:-start)?\(", program)) for kind in COLLECTIVES}
+    return {kind: count for kind, count in found.items() if count}
+
+
+def check(
+    case: Case,
+    over: jax.sharding.Mesh,
+    x_split: P,
+    kernel_split: P | None = None,
+    dtype: str = "float32",
+    tolerance: float = 2e-6,
+    implementation: str | None = None,
+) -> tuple[str, Any]:
+    """The program of a case split so, and its result, which is right."""
+    inputs = cases.inputs(case, dtype)
+
+    def function(x: Any, kernel: Any, bias: Any, residual: Any) -> jax.Array:
+        # The sizes of a program's own arguments have to divide.
+        x = jax.lax.with_sharding_constraint(x, NamedSharding(over, x_split))
+        kernel = jax.lax.with_sharding_constraint(kernel, NamedSharding(over, kernel_split or P()))
+        method = implementation or ("pecr" if case.pool else "ecr")
+        return call(case, x, kernel, bias, residual, method, "highest")
+
+    compiled = jax.jit(function).lower(*inputs).compile()
+    result = compiled(*inputs)
+    error = oracle.relative_error(result, oracle.expected(case, inputs))
+    text = compiled.as_text()
+    assert error <= tolerance, (case.name, x_split, kernel_split, error)
+    assert "jsc_" in text, case.name
+    return text, result
+
+
+def turned(case: Case) -> Case:
+    """With height and width exchanged."""
+
+    def other(pair: Any) -> Any:
+        return pair[::-1] if isinstance(pair, tuple) else pair
+
+    pairs = ("kernel", "strides", "padding", "dilation", "window", "window_strides", "window_padding")
+    images, height, width, channels = case.x
+    exchanged = {name: other(getattr(case, name)) for name in pairs}
+    return dataclasses.replace(case, x=(images, width, height, channels), **exchanged)
+
+
+def check_rows_and_columns() -> None:
+    """Neighbours send rows, or columns, and nothing else is sent; the result stays split."""
+    splits = ((mesh(8), P(None, "a")), (mesh(2, 2), P(None, ("a", "b"))), (mesh(2), P(None, "a")))
+    for index, case in enumerate(ROWS):
+        over, split = splits[index % len(splits)]
+        columns = P(None, None, split[1])
+        for each, wanted in ((case, split), (turned(case), columns)):
+            text, result = check(each, over, wanted)
+            assert set(collectives(text)) == ({HALO} if case.kernel != (1, 1) else set()), (each, collectives(text))
+            assert result.sharding.is_equivalent_to(NamedSharding(over, wanted), 4), (each, result.sharding)
+    square = dataclasses.replace(ROWS[0], x=(2, 16, 16, CHANNELS), strides=2, bias=True)
+    text, _ = check(square, mesh(2, 4), P(None, "a", "b"))
+    assert set(collectives(text)) == {HALO}
+    text, _ = check(square, mesh(2, 2, 2), P("c", "a", "b"))
+    assert set(collectives(text)) == {HALO}
+    text, result = check(square, mesh(4, 2), P(None, "a"), P(None, None, None, "b"))
+    assert set(collectives(text)) == {HALO}
+    assert tuple(result.sharding.spec) == (None, "a", None, "b")
+    print("rows and columns")
+
+
+def check_odd_sizes() -> None:
+    """Sizes that the devices do not divide: x stays where it is; the program's result has to be whole."""
+    for index, case in enumerate(ODD_ROWS):
+        text, _ = check(case, mesh(2 + 2 * (index % 2)), P(None, "a"))
+        found = collectives(text)
+        assert HALO in found, (case.name, found)
+        assert set(found) <= {HALO, WHOLE}, (case.name, found)
+        gathered = re.findall(rf"= \w+\[([\d,]*)\]\S* {WHOLE}", text)
+        assert not [shape for shape in gathered if shape.endswith(f",{CHANNELS}")], (case.name, gathered)
+    print("sizes that do not divide")
+
+
+def check_gathered() -> None:
+    """Windows that reach beyond the neighbours: x becomes whole."""
+    case = Case("7x7", (1, 16, 6, CHANNELS), 8, kernel=(7, 7))
+    text, _ = check(case, mesh(8), P(None, "a"))
+    assert set(collectives(text)) == {WHOLE}
+    print("windows beyond the neighbours")
+
+
+def check_input_channels() -> None:
+    """One sum over the devices, and nothing else is sent; bias, residual, ReLU and pool are behind it."""
+    for case, over, entry in zip(SUMS, (mesh(2), mesh(8), mesh(2, 2)), ("a", "a", ("a", "b")), strict=True):
+        for kernel in (P(), P(None, None, entry)):
+            text, _ = check(case, over, P(None, None, None, entry), kernel)
+            assert collectives(text) == {SUM: 1}, (case.name, collectives(text))
+    text, result = check(SUMS[1], mesh(2, 2, 2), P("a", None, None, "b"), P(None, None, "b", "c"))
+    assert collectives(text) == {SUM: 1}
+    assert tuple(result.sharding.spec) == ("a", None, None, "c")
+    wide = dataclasses.replace(SUMS[1], x=(2, 8, 6, 16))
+    text, _ = check(wide, mesh(2, 4), P(None, "a", None, "b"))
+    assert set(collectives(text)) == {HALO, SUM}
+    assert collectives(text)[SUM] == 1
+    check(SUMS[1], mesh(4), P(None, None, None, "a"), dtype="bfloat16", tolerance=6e-3)
+    text, _ = check(dataclasses.replace(SUMS[0], groups=2), mesh(2), P(None, None, None, "a"))
+    assert set(collectives(text)) == {WHOLE}  # groups tie output channels to input channels
+    print("input channels")
+
+
+def check_methods() -> None:
+    """Every method, also where the density of x decides; counts are taken of the whole map."""
+    case = Case("3x3", (2, 16, 6, 16), 8, bias=True, activation="relu")
+    for method in ("direct", "coo", "adaptive"):
+        check(case, mesh(4), P(None, "a"), implementation=method)
+        check(case, mesh(4), P(None, None, None, "a"), implementation=method)
+    print("methods")
+
+
+def check_gspmd() -> None:
+    """The same with XLA's former partitioner, which asks another way."""
+    jax.config.update("jax_use_shardy_partitioner", False)
+    text, _ = check(ROWS[1], mesh(2, 2), P("a", "b"), P())
+    assert set(collectives(text)) == {HALO}
+    text, _ = check(ROWS[2], mesh(4), P(None, "a"), P())
+    assert set(collectives(text)) == {HALO}
+    text, _ = check(SUMS[1], mesh(2, 4), P("a", None, None, "b"), P(None, None, "b"))
+    assert collectives(text) == {SUM: 1}
+    text, _ = check(SUMS[2], mesh(4), P(), P(None, None, None, "a"))
+    assert not collectives(text)
+    print("without Shardy")
+
+
+def main() -> None:
+    check_rows_and_columns()
+    check_odd_sizes()
+    check_gathered()
+    check_input_channels()
+    check_methods()
+    check_gspmd()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
