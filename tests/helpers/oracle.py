@@ -19,6 +19,14 @@ def expected(case: Case, inputs: Inputs) -> np.ndarray:
         return np.asarray(jax.jit(_compute, static_argnums=0)(case, *wide))
 
 
+def gradients(case: Case, inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
+    """By x and by kernel, of the sum of the result's squares, in float64."""
+    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+        wide = [None if v is None else np.asarray(v).astype(np.float64) for v in inputs]
+        by_x, by_kernel = jax.jit(jax.grad(lambda *values: (_compute(case, *values) ** 2).sum(), (0, 1)))(*wide)
+        return np.asarray(by_x), np.asarray(by_kernel)
+
+
 def _compute(case: Case, x: Any, kernel: Any, bias: Any, residual: Any) -> jax.Array:
     y = lax.conv_general_dilated(
         x,

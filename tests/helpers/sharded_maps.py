@@ -15,15 +15,20 @@ import cases
 import jax
 import numpy as np
 import oracle
+import pytest
 from cases import Case
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from kernel_checks import call
 from sharded_explicit import COLLECTIVES
 
+from jax_sparse_conv._src.dispatch import cpu_choice
+
 CHANNELS = 6  # of x in what follows; no result has as many
 HALO, SUM, WHOLE = "collective-permute", "all-reduce", "all-gather"
 
+GROUPS = Case("groups", (1, 16, 6, CHANNELS), 8, groups=2, bias=True)
+POOL = Case("pool", (1, 32, 6, CHANNELS), 8, bias=True, activation="relu", pool="max")
 ROWS = (
     Case("3x3", (1, 16, 6, CHANNELS), 8),
     Case("after it bias, residual and ReLU", (2, 16, 5, CHANNELS), 8, bias=True, residual=True, activation="relu"),
@@ -33,9 +38,9 @@ ROWS = (
     Case("padding of one side", (1, 16, 6, CHANNELS), 8, padding=((2, 0), (0, 1))),
     Case("negative padding", (1, 32, 6, CHANNELS), 8, padding=((-1, 3), (0, -1))),
     Case("1x1", (1, 16, 6, CHANNELS), 8, kernel=(1, 1), bias=True),
-    Case("groups", (1, 16, 6, CHANNELS), 8, groups=2, bias=True),
+    GROUPS,
     Case("depthwise x 2", (1, 16, 6, CHANNELS), 2 * CHANNELS, groups=CHANNELS),
-    Case("pool", (1, 32, 6, CHANNELS), 8, bias=True, activation="relu", pool="max"),
+    POOL,
     Case("average pool that overlaps", (1, 32, 9, CHANNELS), 8, pool="avg", window=(4, 3), window_strides=(2, 2),
          window_padding=((1, 1), (0, 0))),
     Case("padded pool", (1, 64, 9, CHANNELS), 8, strides=2, bias=True, pool="max", window=(3, 3),
@@ -57,10 +62,10 @@ SUMS = (
 )
 
 
-def mesh(*sizes: int) -> jax.sharding.Mesh:
+def mesh(*sizes: int, kind: AxisType = AxisType.Auto) -> jax.sharding.Mesh:
     """The axes "a", "b" and so on of these sizes, of the first devices."""
     devices = np.asarray(jax.devices()[: math.prod(sizes)]).reshape(sizes)
-    return jax.sharding.Mesh(devices, tuple("abc"[: len(sizes)]), axis_types=(AxisType.Auto,) * len(sizes))
+    return jax.sharding.Mesh(devices, tuple("abc"[: len(sizes)]), axis_types=(kind,) * len(sizes))
 
 
 def collectives(program: str) -> dict[str, int]:
@@ -115,7 +120,7 @@ def check_rows_and_columns() -> None:
     for index, case in enumerate(ROWS):
         over, split = splits[index % len(splits)]
         columns = P(None, None, split[1])
-        for each, wanted in ((case, split), (turned(case), columns)):
+        for each, wanted in ((case, split), (turned(case), columns))[: 1 + index % 2]:
             text, result = check(each, over, wanted)
             assert set(collectives(text)) == ({HALO} if case.kernel != (1, 1) else set()), (each, collectives(text))
             assert result.sharding.is_equivalent_to(NamedSharding(over, wanted), 4), (each, result.sharding)
@@ -172,10 +177,87 @@ def check_input_channels() -> None:
 def check_methods() -> None:
     """Every method, also where the density of x decides; counts are taken of the whole map."""
     case = Case("3x3", (2, 16, 6, 16), 8, bias=True, activation="relu")
-    for method in ("direct", "coo", "adaptive"):
-        check(case, mesh(4), P(None, "a"), implementation=method)
-        check(case, mesh(4), P(None, None, None, "a"), implementation=method)
+    check(case, mesh(4), P(None, "a"), implementation="direct")
+    check(case, mesh(4), P(None, None, None, "a"), implementation="direct")
+    check(case, mesh(4), P(None, "a"), implementation="coo")
+    check(case, mesh(2, 2), P(None, "a", None, "b"), implementation="adaptive")
     print("methods")
+
+
+def check_gradients() -> None:
+    """Of the kernel one sum over the devices and no gather; right where an axis of the mesh splits nothing, too.
+
+    XLA's partitioner doubles such gradients of lax.
+    """
+    first, strided, groups = ROWS[1], ODD_ROWS[1], dataclasses.replace(GROUPS, x=(4, 16, 6, CHANNELS))
+    channels = P(None, None, None, "a"), P(None, None, "a")
+    for case, over, x_split, kernel_split in (
+        (first, mesh(2, 4), P(None, "a"), P()),
+        (first, mesh(2, 2), P("a", "b"), P()),
+        (first, mesh(8), P(None, "a"), P()),
+        (first, mesh(2, 2), *channels),
+        (strided, mesh(4, 2), P(None, "a"), P(None, None, None, "b")),
+        (groups, mesh(2, 2), P("a"), P()),
+        (groups, mesh(4, 2), P("b", "a"), P()),
+    ):
+        inputs = cases.inputs(case, "float32")
+
+        def loss(x: Any, kernel: Any, bias: Any, residual: Any) -> jax.Array:
+            x = jax.lax.with_sharding_constraint(x, NamedSharding(over, x_split))  # noqa: B023
+            kernel = jax.lax.with_sharding_constraint(kernel, NamedSharding(over, kernel_split))  # noqa: B023
+            return (call(case, x, kernel, bias, residual, "ecr", "highest") ** 2).sum()  # noqa: B023
+
+        compiled = jax.jit(jax.grad(loss, (0, 1))).lower(*inputs).compile()
+        for ours, wanted in zip(compiled(*inputs), oracle.gradients(case, inputs), strict=True):
+            error = oracle.relative_error(ours, wanted)
+            assert error <= 2e-6, (case.name, over.shape, x_split, error)
+        if case is first:  # XLA gathers for the gradient of x with groups, and results of sizes that do not divide
+            assert set(collectives(compiled.as_text())) <= {HALO, SUM}, (over.shape, x_split)
+    print("gradients")
+
+
+def check_explicit() -> None:
+    """Types say how maps are split: results stay so where their sizes divide and there is no pool."""
+    for case, over, split, wanted, sent in (
+        (ROWS[1], (2, 4), P("a", "b"), P("a", "b"), {HALO}),
+        (ROWS[2], (2, 2), P(None, "a", "b"), P(None, "a"), {HALO, WHOLE}),  # 3 columns of 6
+        (GROUPS, (2, 4), P(None, "b"), P(None, "b"), {HALO}),
+        (POOL, (4,), P(None, "a"), P(), {HALO, WHOLE}),
+        (SUMS[1], (2, 4), P("a", None, None, "b"), P("a"), {SUM}),
+    ):
+        inputs = cases.inputs(case)
+        gradients = oracle.gradients(case, inputs)
+        with jax.set_mesh(mesh(*over, kind=AxisType.Explicit)):
+            x = jax.device_put(inputs.x, split)
+            for method in ("pecr" if case.pool else "ecr", "xla")[: 1 + (case is ROWS[1])]:
+                function = lambda x, k: call(case, x, k, *inputs[2:], method, "highest")  # noqa: B023, E731
+                compiled = jax.jit(function).lower(x, inputs.kernel).compile()
+                result = compiled(x, inputs.kernel)
+                assert oracle.relative_error(result, oracle.expected(case, inputs)) <= 2e-6
+                assert jax.typeof(result).sharding.spec == P(*wanted, *[None] * (4 - len(wanted))), (case, method)
+                assert method == "xla" or set(collectives(compiled.as_text())) <= sent, (case, method)
+                derivative = jax.jit(jax.grad(lambda *v: (function(*v) ** 2).sum(), (0, 1)))  # noqa: B023
+                for ours, theirs, given in zip(
+                    derivative(x, inputs.kernel), gradients, (x, inputs.kernel), strict=True
+                ):
+                    assert oracle.relative_error(ours, theirs) <= 2e-6, (case, method)
+                    assert jax.typeof(ours).sharding.spec == jax.typeof(given).sharding.spec
+    print("explicit sharding")
+
+
+def check_none() -> None:
+    """`implementation=None` where that is lax: groups, too, stay where they are, which XLA's partitioner gathers."""
+    case = Case("groups", (4, 16, 6, CHANNELS), 8, groups=2, zeros=0.0)
+    inputs = cases.inputs(case)
+    placed = [jax.device_put(inputs.x, NamedSharding(mesh(2, 4), P("a", "b"))), *inputs[1:]]
+    function = jax.jit(lambda *values: call(case, *values, None))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu_choice, "on_cpu", lambda workload: cpu_choice.Choice(below=0.0))
+        compiled = function.lower(*placed).compile()
+    assert "jsc_" not in compiled.as_text()
+    assert set(collectives(compiled.as_text())) == {HALO}
+    assert oracle.relative_error(compiled(*placed), oracle.expected(case, inputs)) <= 2e-6
+    print("lax")
 
 
 def check_gspmd() -> None:
@@ -198,6 +280,9 @@ def main() -> None:
     check_gathered()
     check_input_channels()
     check_methods()
+    check_gradients()
+    check_explicit()
+    check_none()
     check_gspmd()
 
 

@@ -46,8 +46,13 @@ MAPS = [
     "windows beyond the neighbours",
     "input channels",
     "methods",
+    "gradients",
+    "explicit sharding",
+    "lax",
     "without Shardy",
 ]
+NETWORKS = ["accelerate and jit_inference", "replaced models", "chains and dense blocks"]
+EIGHT = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
 CPUS = {"JAX_PLATFORMS": "cpu"}
 
 
@@ -65,7 +70,11 @@ def test_four_cpu_devices() -> None:
 
 
 def test_maps_that_are_split_over_eight_devices() -> None:
-    run(CPUS | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}, "sharded_maps.py", MAPS)
+    run(CPUS | EIGHT, "sharded_maps.py", MAPS)
+
+
+def test_networks_on_eight_devices() -> None:
+    run(CPUS | EIGHT, "sharded_networks.py", NETWORKS)
 
 
 def test_the_gpus_of_this_machine() -> None:

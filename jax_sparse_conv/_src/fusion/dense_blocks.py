@@ -233,7 +233,7 @@ jax_internals.needs_devices(dense_block_p)
 def _map_of(x: Any, layers: Sequence[DenseBlockLayer]) -> Any:
     """The block's map, as an abstract value."""
     channels = x.shape[3] + sum(layer.kernel2.shape[3] for layer in layers)
-    sharding = x.sharding.update(spec=PartitionSpec(x.sharding.spec[0], None, None, None))
+    sharding = x.sharding.update(spec=PartitionSpec(*x.sharding.spec[:3], None))
     return x.update(shape=(*x.shape[:3], channels), sharding=sharding, weak_type=False)
 
 
@@ -243,7 +243,9 @@ def _abstract_eval(*operands: Any, precision: Any, must: bool, packed: BlockSize
     out = _map_of(x, layers)
     if transition is None:
         return out
-    return out.update(shape=(x.shape[0], x.shape[1] // 2, x.shape[2] // 2, transition.kernel.shape[3]))
+    sharding = x.sharding.update(spec=PartitionSpec(x.sharding.spec[0], None, None, None))
+    size = (x.shape[0], x.shape[1] // 2, x.shape[2] // 2, transition.kernel.shape[3])
+    return out.update(shape=size, sharding=sharding)
 
 
 dense_block_p.def_abstract_eval(_abstract_eval)

@@ -7,6 +7,7 @@ gradient of its kernel over more devices than there are parts.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -15,6 +16,9 @@ from typing import Any
 import jax
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec, reshard
+
+from jax_sparse_conv._src.primitive.split import Split
+from jax_sparse_conv._src.problem.geometry import Geometry
 
 
 def spec_of(array: Any) -> tuple[Any, ...]:
@@ -27,18 +31,34 @@ def is_split(*arrays: Any) -> bool:
     return any(entry is not None for array in jax.tree.leaves(arrays) for entry in spec_of(array))
 
 
-def result_sharding(x: Any, kernel: Any, groups: int) -> NamedSharding:
-    """Of x [N, H, W, C] and kernel [..., C / groups, K]: [N, Ho, Wo, K] split as N and, with one group, as K is.
+def result_sharding(x: Any, kernel: Any, geometry: Geometry) -> NamedSharding:
+    """Of x [N, H, W, C] and kernel [S, kh, kw, C / groups, K]: [N, Ho, Wo, K] split as N and, with one group, as K is.
+
+    Ho and Wo are split as H and W are, where neighbours have what windows read, the devices divide the sizes, and there
+    is no pool.
 
     Raises:
       ValueError: N and K split over one axis of the mesh, or sums that are not taken yet.
     """
     for name, array in (("x", x), ("kernel", kernel)):
         _check_reduced(name, array)
-    if groups == 1:
+    if geometry.groups == 1:
         check_apart(x, kernel)
-    out_channels = spec_of(kernel)[-1] if groups == 1 else None
-    return NamedSharding(_mesh(x, kernel), PartitionSpec(spec_of(x)[0], None, None, out_channels))
+    mesh = _mesh(x, kernel)
+    if not is_split(x, kernel):
+        return NamedSharding(mesh, PartitionSpec(None, None, None, None))
+    _, height, width, out_channels = split_of(x, kernel, geometry).result.partitions
+    return NamedSharding(mesh, PartitionSpec(spec_of(x)[0], height, width, out_channels))
+
+
+def split_of(x: Any, kernel: Any, geometry: Geometry) -> Split:
+    """What each device computes; as types have it, a result is split evenly."""
+    mesh, (images, *pixels, in_channels) = _mesh(x, kernel), spec_of(x)
+    sizes = geometry.conv_size(x.shape[1:3], kernel.shape[1:3])
+    is_even = [geometry.pool is None and size % _devices(mesh, e) == 0 for size, e in zip(sizes, pixels, strict=True)]
+    pixels = [entry if even else None for entry, even in zip(pixels, is_even, strict=True)]
+    specs = (images, *pixels, in_channels), spec_of(kernel), (images, None, None, spec_of(kernel)[4])
+    return Split.of(geometry, (x.shape, kernel.shape), specs, mesh.shape)
 
 
 def check_apart(x: Any, kernel: Any, leading: int = 1) -> None:
@@ -80,39 +100,25 @@ def by_image(function: Callable[..., Any], *operands: jax.Array) -> Any:
 
 
 def convolved(
-    function: Callable[..., jax.Array],
-    x: jax.Array,
-    kernel: jax.Array,
-    bias: jax.Array | None,
-    residual: jax.Array | None,
-    groups: int,
+    function: Callable[[jax.Array, jax.Array, Geometry], jax.Array], x: jax.Array, kernel: jax.Array, geometry: Geometry
 ) -> jax.Array:
-    """`function(x, kernel, bias, residual)`, operands and result as `primitives` has them, on each device of its parts.
+    """`function(x, kernel, geometry)`, a convolution of x and kernel as `primitives` has them, on each device."""
+    sharding, split = result_sharding(x, kernel, geometry), split_of(x, kernel, geometry)
+    here = dataclasses.replace(geometry, padding=split.unpadded(geometry.padding))
 
-    Images lie kernel by kernel. Where several kernels are split in another way than the images, all become whole.
-    """
-    sharding = result_sharding(x, kernel, groups)
-    images, _, _, out_channels = sharding.spec.partitions
-    kernels = spec_of(kernel)[0] if kernel.shape[0] > 1 else None
-    if kernel.shape[0] > 1 and kernels != images:
-        images = kernels = None
-    result = PartitionSpec(images, None, None, out_channels)
-    wanted = (
-        (x, PartitionSpec(images)),
-        (kernel, PartitionSpec(kernels, None, None, None, out_channels)),
-        (bias, PartitionSpec(kernels, out_channels)),
-        (residual, result),
-    )
-    there = [index for index, (operand, _) in enumerate(wanted) if operand is not None]
+    def local(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        return split.summed(function(split.read(x), kernel, here))
 
-    def local(*operands: jax.Array) -> jax.Array:
-        every: list[Any] = [None] * len(wanted)
-        for index, operand in zip(there, operands, strict=True):
-            every[index] = operand
-        return function(*every)
-
-    out = on_devices(local, [wanted[i][0] for i in there], [wanted[i][1] for i in there], result)
+    out = on_devices(local, [x, kernel], [split.x, split.kernel], split.result)
     return reshard(out, sharding)
+
+
+def whole_pixels(y: jax.Array) -> jax.Array:
+    """y [N, H, W, C] with all of H and W on each device, as a pool wants it."""
+    images, height, width, channels = spec_of(y)
+    if height is None and width is None:
+        return y
+    return reshard(y, NamedSharding(_mesh(y), PartitionSpec(images, None, None, channels)))
 
 
 def as_split(value: jax.Array, like: jax.Array) -> jax.Array:
@@ -165,7 +171,7 @@ class _Leading:
     def __init__(self, x: jax.Array, mesh: Any) -> None:
         self.mesh = mesh
         leading = spec_of(x)[:-1]
-        devices = [math.prod(self.mesh.shape[name] for name in _names(entry)) for entry in leading]
+        devices = [_devices(mesh, entry) for entry in leading]
         pairs = zip(devices, x.shape[:-1], strict=True)
         self.apart = [size for parts, whole in pairs for size in (parts, whole // parts)]
         self.entries = [entry for given in leading for entry in (given, None)]
@@ -203,6 +209,11 @@ def _given(array: Any) -> PartitionSpec:
 def _names(entry: Any) -> tuple[Any, ...]:
     """The mesh's axes of one entry of a spec."""
     return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+
+
+def _devices(mesh: Any, entry: Any) -> int:
+    """Over how many devices one entry of a spec splits."""
+    return math.prod(mesh.shape[name] for name in _names(entry))
 
 
 def _mesh(*arrays: Any) -> Any:

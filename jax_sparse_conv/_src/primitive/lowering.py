@@ -157,19 +157,20 @@ def _lower(ctx: Any, *operands: Any, config: Config, platform: str | None) -> An
     if _pools_apart(x, kernel, config, platform):
         return mlir.lower_fun(functools.partial(_then_pool, config=config), multiple_results=False)(ctx, *operands)
     chosen = resolved(x, kernel, config, platform_name(ctx, platform))
-    if chosen is None or _is_split_in_export(ctx, config):
-        if chosen is None:
-            _say_what_is_xlas(ctx, x, kernel, platform)
+    is_partitioned = partitioning.is_partitioned(ctx)
+    if chosen is None:
+        _say_what_is_xlas(ctx, x, kernel, platform)
+    if _is_split_in_export(ctx, config) or (chosen is None and not is_partitioned):
         lower = mlir.lower_fun(functools.partial(reference_conv, config=config), multiple_results=False)
         return lower(ctx, *operands)
-    if partitioning.is_partitioned(ctx) or partitioning.is_exported(ctx):
+    run = reference_conv if chosen is None else conv_on_device_p.bind
+    chosen = chosen or dataclasses.replace(config, below=None)
+    if is_partitioned or partitioning.is_exported(ctx):
         chosen = dataclasses.replace(chosen, candidate=None)  # sizes of a part, and of another GPU, are not known here
     ctx, operands, chosen = _without_unused(ctx, operands, chosen, platform)
-    if partitioning.is_partitioned(ctx):
-        lower = mlir.lower_fun(
-            partitioning.partitioned(conv_on_device_p.bind, chosen, x.shape, kernel.shape), multiple_results=False
-        )
-        return lower(partitioning.with_mesh(ctx), *operands)
+    if is_partitioned:
+        function = partitioning.partitioned(run, chosen, x.shape, kernel.shape)
+        return mlir.lower_fun(function, multiple_results=False)(partitioning.with_mesh(ctx), *operands)
     return lower_on_device(ctx, *operands, config=chosen, platform=platform)
 
 

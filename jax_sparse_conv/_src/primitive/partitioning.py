@@ -20,7 +20,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from jax_sparse_conv._src.primitive import reference
 from jax_sparse_conv._src.primitive.primitives import Config, Operands, bias_per_image
-from jax_sparse_conv._src.primitive.split import Split
+from jax_sparse_conv._src.primitive.split import Split, within
 
 Function = Callable[..., jax.Array]
 Run = Callable[..., jax.Array]  # (*operands, config=), of one device
@@ -78,10 +78,59 @@ def partitioned(run: Run, config: Config, x_shape: tuple[int, ...], kernel_shape
         """For GSPMD, which knows no rules."""
         return NamedSharding(mesh, split(mesh, arguments, result).result)
 
-    wrapped = custom_partitioning(functools.partial(run, config=config))
-    rule, factors = _rule(config, x_shape[0], kernel_shape[0])
-    wrapped.def_partition(partition=partition, infer_sharding_from_operands=infer, sharding_rule=rule, **factors)
+    wrapped = custom_partitioning(lambda *operands: run(*operands, config=config))
+    batch, counts = _batch(x_shape[0], kernel_shape[0]), ["u v"] * config.has_nonzeros
+    terms = [f"{batch} h w c", _window(config), *["s k"] * config.has_bias]
+    terms += [f"{batch} h w k"] * config.has_residual + counts
+    rule = _rule(f"{', '.join(terms)} -> {batch} h w k", config, x_shape[0], kernel_shape[0])
+    wrapped.def_partition(partition=partition, infer_sharding_from_operands=infer, **rule)
     return wrapped
+
+
+@functools.lru_cache(maxsize=4096)
+def partitioned_gradient(gradient: Function, config: Config, x_shape: tuple[int, ...], kernel: Any) -> Function:
+    """`gradient(x, cotangent, config=, kernel=)` of a kernel of that type, with the rule of how it is split."""
+
+    def split(mesh: Any, arguments: Any, result: Any) -> Split:
+        specs = (_entries(arguments[0]), _entries(result), _entries(arguments[1]))
+        return Split.of(config.geometry, (x_shape, kernel.shape), specs, mesh.shape)
+
+    def partition(mesh: Any, arguments: Any, result: Any) -> Any:
+        found = split(mesh, arguments, result)
+        operands = NamedSharding(mesh, found.x), NamedSharding(mesh, found.result)
+        local = functools.partial(
+            _gradient_in_parts, split=found, gradient=gradient, config=config, kernel=kernel, sizes=arguments[1].shape
+        )
+        return mesh, local, NamedSharding(mesh, found.kernel), operands
+
+    def infer(mesh: Any, arguments: Any, result: Any) -> NamedSharding:
+        return NamedSharding(mesh, split(mesh, arguments, result).kernel)
+
+    wrapped = custom_partitioning(lambda x, cotangent: gradient(x, cotangent, config=config, kernel=kernel))
+    batch, window = _batch(x_shape[0], kernel.shape[0]), _window(config)
+    rule = _rule(f"{batch} h w c, {batch} h w k -> {window}", config, x_shape[0], kernel.shape[0])
+    wrapped.def_partition(partition=partition, infer_sharding_from_operands=infer, **rule)
+    return wrapped
+
+
+def _gradient_in_parts(
+    x: jax.Array, cotangent: jax.Array, *, split: Split, gradient: Function, config: Config, kernel: Any, sizes: Any
+) -> jax.Array:
+    """What this device's part of the result gives, then the sum over devices, in float32 at least."""
+    here = dataclasses.replace(config.geometry, padding=split.unpadded(config.geometry.padding))
+    for dimension, names in enumerate((split.images, *split.pixels)):
+        cotangent = within(cotangent, dimension, names, sizes[dimension])
+    x = split.read(within(x, 0, split.images, sizes[0]))
+    stacks = kernel.shape[0] // lax.axis_size(split.kernels)
+    shape = (stacks, *kernel.shape[1:3], x.shape[3] // config.geometry.groups, cotangent.shape[3])
+    part = gradient(
+        x,
+        cotangent,
+        config=dataclasses.replace(config, geometry=here),
+        kernel=jax.ShapeDtypeStruct(shape, kernel.dtype),
+    )
+    wide = part.astype(jnp.promote_types(part.dtype, jnp.float32))
+    return lax.psum(wide, split.sums).astype(part.dtype)
 
 
 def _entries(array: Any) -> tuple[Any, ...]:
@@ -110,16 +159,14 @@ def _at_once(*values: jax.Array, split: Split, run: Run, config: Config) -> jax.
 
 
 def _in_parts(*values: jax.Array, split: Split, run: Run, config: Config) -> jax.Array:
-    """The convolution alone; then, in float32 at least, the sum over devices and what follows it."""
+    """The convolution alone; then the sum over devices and what follows it, in float32 at least."""
     operands, pool = Operands.of(values, config), config.geometry.pool
     bare, present = Operands(operands.x, operands.kernel, nonzeros=operands.nonzeros).present(
         dataclasses.replace(config.bare(), may_be_dense=config.may_be_dense)
     )
     y = _at_once(*present, split=split, run=run, config=bare)
     dtype = y.dtype
-    y = y.astype(jnp.promote_types(dtype, jnp.float32))
-    if split.in_channels:
-        y = lax.psum(y, split.in_channels)
+    y = split.summed(y.astype(jnp.promote_types(dtype, jnp.float32)))
     added = (bias_per_image(operands.bias, y.shape[0]), operands.residual)
     bias, residual = (None if value is None else value.astype(y.dtype) for value in added)
     y = reference.epilogue(y, bias, residual, config.activation)
@@ -129,21 +176,27 @@ def _in_parts(*values: jax.Array, split: Split, run: Run, config: Config) -> jax
     return y.astype(dtype)
 
 
-def _rule(config: Config, images: int, stacks: int) -> tuple[str, dict[str, Any]]:
-    """The same for Shardy, which moves splits along factors; one of two sizes stands for both."""
-    per_stack = images // stacks
-    # A factor of size 1 must not be part of a product.
-    batch = "n" if stacks == 1 else "s" if per_stack == 1 else "(s n)"
-    terms = [f"{batch} h w c", "s i j c k" if config.geometry.groups == 1 else "s i j d k"]
-    terms += ["s k"] * config.has_bias + [f"{batch} h w k"] * config.has_residual + ["u v"] * config.has_nonzeros
-    rule = f"{', '.join(terms)} -> {batch} h w k"
-    # Factors of each kind in order of appearance, as the rule's verifier wants them.
-    appearance = dict.fromkeys(letter for letter in rule if letter.isalpha())
+def _rule(rule: str, config: Config, images: int, stacks: int) -> dict[str, Any]:
+    """What `def_partition` wants for Shardy, which moves splits along factors; one of two sizes stands for both.
+
+    Factors of a kind are in order of appearance.
+    """
     split = {"n" if stacks == 1 else "s", "h", "w"} | ({"c", "k"} if config.geometry.groups == 1 else set())
-    factors: dict[str, Any] = {
-        "reduction_factors": tuple(factor for factor in appearance if factor == "c" and factor in split),
-        "need_replication_factors": tuple(factor for factor in appearance if factor not in split),
+    factors = dict.fromkeys(letter for letter in rule if letter.isalpha())
+    kept = rule.split("->")[1]
+    given: dict[str, Any] = {
+        "sharding_rule": rule,
+        "reduction_factors": tuple(factor for factor in factors if factor in split and factor not in kept),
+        "need_replication_factors": tuple(factor for factor in factors if factor not in split),
     }
-    if batch == "(s n)":
-        factors["n"] = per_stack
-    return rule, factors
+    return given | ({"n": images // stacks} if "(s n)" in rule else {})
+
+
+def _batch(images: int, stacks: int) -> str:
+    """The factors of N in a rule; one of size 1 must not be part of a product."""
+    return "n" if stacks == 1 else "s" if images == stacks else "(s n)"
+
+
+def _window(config: Config) -> str:
+    """The factors of a kernel in a rule, whose input channels are x's with one group alone."""
+    return "s i j c k" if config.geometry.groups == 1 else "s i j d k"

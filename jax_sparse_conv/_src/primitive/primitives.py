@@ -16,7 +16,6 @@ are in `differentiation.py`, and the primitive that counts the non-zeros of its 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -175,7 +174,7 @@ def result_aval(*avals: Any, config: Config) -> Any:
     x, kernel = operands.x, operands.kernel
     height, width = config.geometry.out_size(x.shape[1:3], kernel.shape[1:3])
     shape = (x.shape[0], height, width, kernel.shape[4])
-    sharding = explicit.result_sharding(x, kernel, config.geometry.groups)
+    sharding = explicit.result_sharding(x, kernel, config.geometry)
     return x.update(shape=shape, sharding=sharding, weak_type=False)
 
 
@@ -190,10 +189,21 @@ def reference_conv(*values: jax.Array, config: Config) -> jax.Array:
     """The primitive's meaning in lax: the fallback lowering and what is differentiated densely."""
     operands = Operands.of(values, config)
     given = (operands.x, operands.kernel, operands.bias, operands.residual)
-    function = functools.partial(_reference_conv, config=config)
-    return (
-        explicit.convolved(function, *given, config.geometry.groups) if explicit.is_split(*given) else function(*given)
-    )
+    if not explicit.is_split(*given):
+        return _reference_conv(*given, config=config)
+
+    def local(x: jax.Array, kernel: jax.Array, geometry: Geometry) -> jax.Array:
+        return _reference_conv(x, kernel, None, None, dataclasses.replace(config.bare(), geometry=geometry))
+
+    y = explicit.convolved(local, operands.x, operands.kernel, config.geometry.without_pool())
+    return after(y, operands.bias, operands.residual, config)
+
+
+def after(y: jax.Array, bias: Any, residual: Any, config: Config) -> jax.Array:
+    """What follows the convolution, whose result y is; operands as in the module's docstring."""
+    added = (bias_per_image(bias, y.shape[0]), residual)
+    bias, residual = (None if value is None else explicit.as_split(value, y) for value in added)
+    return reference.pool(reference.epilogue(y, bias, residual, config.activation), config.geometry.pool)
 
 
 def _reference_conv(x: Any, kernel: Any, bias: Any, residual: Any, config: Config) -> jax.Array:

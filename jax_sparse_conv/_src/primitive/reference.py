@@ -36,15 +36,11 @@ def conv(
 ) -> jax.Array:
     """The convolution alone: x [N, H, W, C], kernel [kh, kw, C / groups, K] -> [N, Ho, Wo, K]."""
 
-    def local(x: jax.Array, kernels: jax.Array, *_: None) -> jax.Array:
+    def local(x: jax.Array, kernels: jax.Array, geometry: Geometry) -> jax.Array:
         return _conv(x, kernels[0], geometry, precision, preferred_element_type)
 
-    if (
-        explicit.is_split(kernel)
-        or explicit.spec_of(x)[3] is not None
-        or (geometry.groups > 1 and explicit.is_split(x))
-    ):
-        return explicit.convolved(local, x, kernel[None], None, None, geometry.groups)
+    if explicit.is_split(x, kernel):
+        return explicit.convolved(local, x, kernel[None], geometry.without_pool())
     return _conv(x, kernel, geometry, precision, preferred_element_type)
 
 
@@ -118,6 +114,7 @@ def pool(y: jax.Array, spec: Pool | None) -> jax.Array:
     """Max pool (padded with -inf) or average pool (padded with zeros that count) of y [N, H, W, K]; both keep NaN."""
     if spec is None:
         return y
+    y = explicit.whole_pixels(y)
     if spec.kind == "max":
         return _max_pool(y, spec)
     # Sums of 16-bit types are taken in float32, as the kernels do.

@@ -94,6 +94,15 @@ def _where(is_there: jax.Array, values: jax.Array, other: float, dimension: int)
     return jnp.where(is_there.reshape(shape), values, np.asarray(other, values.dtype))
 
 
+def within(values: jax.Array, dimension: int, names: Names, size: int) -> jax.Array:
+    """A device's part of an array, with zeros from index `size` of the whole on, where it has no values."""
+    has = values.shape[dimension]
+    if not names or has * lax.axis_size(names) == size:
+        return values
+    indices = lax.axis_index(names) * has + np.arange(has, dtype=np.int32)
+    return _where(indices < size, values, 0, dimension)
+
+
 @dataclasses.dataclass(frozen=True)
 class Split:
     """The axes of a mesh that split each axis of a call; `strips` are of H and W, where those are split."""
@@ -164,11 +173,23 @@ class Split:
     def result(self) -> PartitionSpec:
         return _spec(self.images, *self.pixels, self.out_channels)
 
+    @property
+    def sums(self) -> Names:
+        """What splits the pixels of all images that use one kernel: its gradient is a sum over these."""
+        images = (name for name in self.images if name not in self.kernels)
+        return (*images, *self.pixels[0], *self.pixels[1])
+
     def read(self, x: jax.Array) -> jax.Array:
         """What a device reads of x, from the part that it has."""
         for dimension, (names, strip) in enumerate(zip(self.pixels, self.strips, strict=True), 1):
             x = x if strip is None else strip.read(x, dimension, names)
         return x
+
+    def summed(self, y: jax.Array) -> jax.Array:
+        """A convolution's result, from what a device has of its input channels; in float32 at least."""
+        if not self.in_channels:
+            return y
+        return lax.psum(y.astype(jnp.promote_types(y.dtype, jnp.float32)), self.in_channels).astype(y.dtype)
 
     def unpadded(self, padding: Pads) -> Pads:
         """Of the convolution or the pool: none along H and W where those are split, as what a device reads has it."""
