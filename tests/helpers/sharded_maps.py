@@ -6,6 +6,7 @@ Maps that are split over height, width and input channels: values against the or
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 import sys
@@ -22,6 +23,7 @@ from jax.sharding import PartitionSpec as P
 from kernel_checks import call
 from sharded_explicit import COLLECTIVES
 
+import jax_sparse_conv as jsc
 from jax_sparse_conv._src.dispatch import cpu_choice
 
 CHANNELS = 6  # of x in what follows; no result has as many
@@ -175,13 +177,43 @@ def check_input_channels() -> None:
 
 
 def check_methods() -> None:
-    """Every method, also where the density of x decides; counts are taken of the whole map."""
+    """Every method, also where the density of x decides; float64."""
     case = Case("3x3", (2, 16, 6, 16), 8, bias=True, activation="relu")
     check(case, mesh(4), P(None, "a"), implementation="direct")
     check(case, mesh(4), P(None, None, None, "a"), implementation="direct")
     check(case, mesh(4), P(None, "a"), implementation="coo")
     check(case, mesh(2, 2), P(None, "a", None, "b"), implementation="adaptive")
+    with jax.enable_x64(True):  # a setting that the threads of the compiler do not have
+        check(POOL, mesh(4), P(None, "a"), dtype="float64", tolerance=1e-14)
+        check(SUMS[1], mesh(4), P(None, None, None, "a"), dtype="float64", tolerance=1e-14)
     print("methods")
+
+
+def check_other_functions() -> None:
+    """`dense` of rows whose channels are split; lax's signature."""
+    rng = np.random.default_rng(0)
+    rows, weights = rng.standard_normal((4, 32)).astype(np.float32), rng.standard_normal((32, 8)).astype(np.float32)
+    over = mesh(2, 4)
+    placed = (
+        jax.device_put(rows, NamedSharding(over, P("a", "b"))),
+        jax.device_put(weights, NamedSharding(over, P("b"))),
+    )
+    function = jax.jit(functools.partial(jsc.dense, activation="relu", precision="highest", implementation="ecr"))
+    compiled = function.lower(*placed).compile()
+    wanted = np.maximum(rows.astype(np.float64) @ weights, 0)
+    assert oracle.relative_error(compiled(*placed), wanted) <= 2e-6
+    assert collectives(compiled.as_text()) == {SUM: 1}
+    x, kernel, _, _ = cases.inputs(ROWS[2])
+    laid = jax.device_put(x.transpose(0, 3, 1, 2), NamedSharding(over, P(None, None, "a", None)))
+    numbers = ("NCHW", "HWIO", "NCHW")
+    like_lax = functools.partial(
+        jsc.conv_general_dilated, window_strides=(2, 2), padding="SAME", dimension_numbers=numbers
+    )
+    compiled = jax.jit(functools.partial(like_lax, precision="highest")).lower(laid, kernel).compile()
+    wanted = oracle.expected(ROWS[2], cases.inputs(ROWS[2])).transpose(0, 3, 1, 2)
+    assert oracle.relative_error(compiled(laid, kernel), wanted) <= 2e-6
+    assert set(collectives(compiled.as_text())) == {HALO}
+    print("dense and conv_general_dilated")
 
 
 def check_gradients() -> None:
@@ -271,6 +303,11 @@ def check_gspmd() -> None:
     assert collectives(text) == {SUM: 1}
     text, _ = check(SUMS[2], mesh(4), P(), P(None, None, None, "a"))
     assert not collectives(text)
+    case = dataclasses.replace(GROUPS, x=(4, 16, 6, CHANNELS))
+    inputs = cases.inputs(case)
+    x = jax.device_put(inputs.x, NamedSharding(mesh(2, 4), P("a")))
+    by_kernel = jax.jit(jax.grad(lambda k: (call(case, x, k, inputs.bias, None, "ecr") ** 2).sum()))
+    assert oracle.relative_error(by_kernel(inputs.kernel), oracle.gradients(case, inputs)[1]) <= 2e-6
     print("without Shardy")
 
 
@@ -280,6 +317,7 @@ def main() -> None:
     check_gathered()
     check_input_channels()
     check_methods()
+    check_other_functions()
     check_gradients()
     check_explicit()
     check_none()

@@ -46,6 +46,7 @@ MAPS = [
     "windows beyond the neighbours",
     "input channels",
     "methods",
+    "dense and conv_general_dilated",
     "gradients",
     "explicit sharding",
     "lax",

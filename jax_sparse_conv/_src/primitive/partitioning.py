@@ -72,7 +72,7 @@ def partitioned(run: Run, config: Config, x_shape: tuple[int, ...], kernel_shape
         operands = tuple(NamedSharding(mesh, spec) for spec in _specs(found, config))
         in_parts = found.in_channels or found.pads(config.geometry.pool)
         local = functools.partial(_in_parts if in_parts else _at_once, split=found, run=run, config=config)
-        return mesh, local, NamedSharding(mesh, found.result), operands
+        return mesh, _as_wide(local), NamedSharding(mesh, found.result), operands
 
     def infer(mesh: Any, arguments: Any, result: Any) -> NamedSharding:
         """For GSPMD, which knows no rules."""
@@ -101,7 +101,7 @@ def partitioned_gradient(gradient: Function, config: Config, x_shape: tuple[int,
         local = functools.partial(
             _gradient_in_parts, split=found, gradient=gradient, config=config, kernel=kernel, sizes=arguments[1].shape
         )
-        return mesh, local, NamedSharding(mesh, found.kernel), operands
+        return mesh, _as_wide(local), NamedSharding(mesh, found.kernel), operands
 
     def infer(mesh: Any, arguments: Any, result: Any) -> NamedSharding:
         return NamedSharding(mesh, split(mesh, arguments, result).kernel)
@@ -131,6 +131,16 @@ def _gradient_in_parts(
     )
     wide = part.astype(jnp.promote_types(part.dtype, jnp.float32))
     return lax.psum(wide, split.sums).astype(part.dtype)
+
+
+def _as_wide(local: Function) -> Function:
+    """`local` where float64 is float64: the compiler's threads, which trace it, do not have the caller's settings."""
+
+    def run(*operands: jax.Array) -> jax.Array:
+        with jax.enable_x64(operands[0].dtype.itemsize == 8):
+            return local(*operands)
+
+    return run
 
 
 def _entries(array: Any) -> tuple[Any, ...]:
