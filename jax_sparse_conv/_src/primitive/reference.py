@@ -151,7 +151,8 @@ def _windows(y: jax.Array, spec: Pool) -> tuple[Any, Any, Any]:
 
 def _max_of_slices(y: jax.Array, spec: Pool) -> jax.Array:
     """The maxima of rows, then of columns."""
-    y = lax.pad(y, _scalar(pool_padding(spec, y.dtype), y), ((0, 0, 0), *((*pads, 0) for pads in spec.padding), (0, 0, 0)))
+    around = ((0, 0, 0), *((*pads, 0) for pads in spec.padding), (0, 0, 0))
+    y = lax.pad(y, _scalar(pool_padding(spec, y.dtype), y), around)
     for axis, window, stride in zip((1, 2), spec.window, spec.strides, strict=True):
         y = _max_along(y, axis, window, stride)
     return y
