@@ -56,16 +56,16 @@ def load_weights(model: ConvNet, path: str | os.PathLike[str], *, partial: bool 
     Raises:
       FileNotFoundError: no such file.
       IsADirectoryError: a folder.
-      ValueError: not a safetensors file, names of no known convention, or batch norms that are folded already. Or
-        tensors, which it names, that are missing, unexpected, misshapen or not of a float dtype. The network is
-        unchanged then.
+      ValueError: not a safetensors file, names of no known convention, two names of one tensor, or batch norms that
+        are folded already. Or tensors, which it names, that are missing, unexpected, misshapen or not of a float dtype.
+        The network is unchanged then.
       ImportError: safetensors is not installed.
     """
     path = Path(path)
     if is_folded(model):
         raise ValueError("the network's batch norms are folded; load weights before fold_batch_norm")
     with _open(path) as file:
-        stored = {rules.current(name): name for name in file.keys()}  # noqa: SIM118
+        stored = _by_current_name(path, file.keys())
         slices = {name: file.get_slice(spelled) for name, spelled in stored.items()}
         shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
         convention = find_convention(model, shapes)
@@ -243,6 +243,22 @@ def _misshapen(slots: dict[str, _Slot], shapes: dict[str, tuple[int, ...]]) -> t
         for name, slot in slots.items()
         if name in shapes and shapes[name] != slot.shape
     )
+
+
+def _by_current_name(path: Path, names: Iterable[str]) -> dict[str, str]:
+    """The names in the file by today's.
+
+    Raises:
+      ValueError: two names of one tensor.
+    """
+    stored: dict[str, str] = {}
+    for name in names:
+        first = stored.setdefault(rules.current(name), name)
+        if first != name:
+            raise ValueError(
+                f"{path} has {first} and {name}, which are two names of one tensor; a file with either of them is read"
+            )
+    return stored
 
 
 def _mistyped(dtypes: dict[str, str]) -> tuple[str, ...]:

@@ -120,6 +120,19 @@ def test_names_of_the_other_networks(network: str, expected: set[str], conventio
     assert any(np.array_equal(bias, np.arange(outputs)) for bias in biases)
 
 
+@pytest.mark.parametrize("partial", [False, True])
+def test_two_names_of_one_tensor_are_refused(partial: bool, tmp_path: Path) -> None:
+    prefix = "features.denseblock1.denselayer1."
+    tensors = {f"{prefix}{name}.bias": np.zeros(8, np.float32) for name in ("norm.1", "norm1")}
+    save_file(tensors, tmp_path / "w.safetensors")
+    model = SMALL["densenet"].build()
+    before = jax.tree.leaves(nnx.state(model))
+    sentence = rf"{prefix}norm(\.1|1)\.bias and {prefix}norm(\.1|1)\.bias, which are two names of one tensor"
+    with pytest.raises(ValueError, match=sentence):
+        models.load_weights(model, tmp_path / "w.safetensors", partial=partial)
+    assert all(a is b for a, b in zip(before, jax.tree.leaves(nnx.state(model)), strict=True))
+
+
 def test_auxiliary_heads_are_ignored_and_old_names_understood(tmp_path: Path) -> None:
     for build, extra, old in (
         (SMALL["googlenet"].build, {"aux1.fc1.bias": np.zeros(3, np.float32)}, None),
