@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from jax_sparse_conv._src.cli import arguments
+from jax_sparse_conv._src.cli import arguments, progress
 from jax_sparse_conv._src.cli.photograph import UserError
 
 # Takes the parsed options; the result is the exit status, None for 0.
@@ -26,8 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = arguments.parser(__doc__ or "").parse_args(argv)
         options.argv = list(sys.argv[1:] if argv is None else argv)
-        status = _command(options.command)(options)
-        sys.stdout.flush()
+        with progress.interruptions():
+            status = _command(options.command)(options)
+            sys.stdout.flush()
     except UserError as error:
         return _failed(str(error), 1)
     except KeyboardInterrupt:

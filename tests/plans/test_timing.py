@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import threading
 
 import jax
@@ -224,3 +225,12 @@ def test_what_xla_tunes_is_compiled_alone_on_an_accelerator(backend: str, monkey
     if backend == "gpu":
         assert beside["tuned 1"] == ["tuned 1"]
         assert beside["tuned 2"] == ["tuned 2"]
+
+
+def test_samples_end_with_their_time_but_not_before_the_third() -> None:
+    functions = {"one": jax.jit(lambda x: x + 1), "two": jax.jit(lambda x: x + 2)}
+    operands = [(jnp.ones(3),)]
+    for timed in (timing.blocked, timing.streaks):
+        for seconds, repeats in ((0.0, 3), (math.inf, 7)):
+            found = timed(functions, operands, 7, seconds=seconds)
+            assert [each.repeats for each in found.values()] == [repeats, repeats]
