@@ -28,6 +28,7 @@ from jax_sparse_conv.models.regnet import (
     regnetx_800mf,
 )
 from jax_sparse_conv.models.resnet import ResNet, resnet18, resnet34, resnet50, resnet101, resnet152
+from jax_sparse_conv.models.squeezenet import SqueezeNet, squeezenet1_0, squeezenet1_1
 from jax_sparse_conv.models.units import ConvUnit, PreActivation
 from jax_sparse_conv.models.vgg import VGG, vgg11, vgg13, vgg16, vgg19
 from jax_sparse_conv.models.weights import LoadedWeights, find_convention, load_weights
@@ -49,6 +50,7 @@ __all__ = [
     "PreActivation",
     "RegNetX",
     "ResNet",
+    "SqueezeNet",
     "alexnet",
     "alexnet_cifar",
     "build",
@@ -82,6 +84,8 @@ __all__ = [
     "resnet152",
     "set_network_implementation",
     "set_sparsity_profile",
+    "squeezenet1_0",
+    "squeezenet1_1",
     "vgg11",
     "vgg13",
     "vgg16",

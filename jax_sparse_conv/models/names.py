@@ -18,6 +18,7 @@ from jax_sparse_conv.models.layers import ConvNet
 from jax_sparse_conv.models.lenet import LeNet5
 from jax_sparse_conv.models.regnet import RegNetX
 from jax_sparse_conv.models.resnet import ResNet
+from jax_sparse_conv.models.squeezenet import SqueezeNet
 from jax_sparse_conv.models.units import ConvUnit, PreActivation
 from jax_sparse_conv.models.vgg import VGG
 from jax_sparse_conv.nnx import SparseConvPool
@@ -166,12 +167,22 @@ def _googlenet(model: GoogLeNet) -> Prefixes:
     return {name: (f"{prefix}.conv", f"{prefix}.bn") for name, prefix in prefixes.items()} | {"fc": ("fc", "")}
 
 
+def _squeezenet(model: SqueezeNet) -> Prefixes:
+    """features.3.squeeze, .expand1x1, .expand3x3; positions count the ReLU behind features.0 and the pools."""
+    prefixes, position = {"conv1": "features.0", "conv10": "classifier.1"}, 3
+    for name, fire in model.named_modules():
+        prefixes |= {layer: f"features.{position}.{layer.split('_')[1]}" for layer, _ in fire.named_layers(name)}
+        position += 1 + isinstance(fire.expand3x3.conv, SparseConvPool)
+    return {name: (prefix, "") for name, prefix in prefixes.items()}
+
+
 _RULES: dict[type[ConvNet], dict[str, Callable[[Any], Prefixes]]] = {
     VGG: {"torchvision": _vgg_torchvision, "timm": _vgg_timm, "keras": _vgg_keras},
     ResNet: {"torchvision": _resnet_torch, "keras": _resnet_keras},
     RegNetX: {"torchvision": _regnet_torchvision, "timm": _regnet_timm},
     DenseNet: {"torchvision": _densenet_torch, "keras": _densenet_keras},
     GoogLeNet: {"torchvision": _googlenet},
+    SqueezeNet: {"torchvision": _squeezenet},
     AlexNet: {"torchvision": _alexnet},
     AlexNetCifar: {"torchvision": _alexnet_cifar},
     LeNet5: {"torchvision": _own_names},

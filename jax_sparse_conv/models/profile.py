@@ -38,6 +38,7 @@ from jax_sparse_conv._src.api import ops
 from jax_sparse_conv.models.chain import Chain
 from jax_sparse_conv.models.layers import LAST, ConvNet
 from jax_sparse_conv.models.profile_tables import profile_of
+from jax_sparse_conv.models.squeezenet import SqueezeNet
 from jax_sparse_conv.models.units import ConvUnit, Layer, PreActivation
 from jax_sparse_conv.nnx import SparseLinear
 
@@ -61,7 +62,8 @@ def set_sparsity_profile(
       model: a network of this package.
       images: [N, H, W, 3], preprocessed, as the network will see them.
       profile: zero fraction in [0, 1) of the input of each layer by name. "features" is the last feature map of a
-        network that averages it. Layers that it lacks keep a shift of 0. None is `profile_of(model)`.
+        network that averages it. Layers that it lacks keep a shift of 0. None is `profile_of(model)`,
+        which is empty for a network of which no zeros are known (SqueezeNet).
       seed: of the channels' shares.
 
     Returns:
@@ -78,7 +80,7 @@ def set_sparsity_profile(
         achieved[name] = zero_fraction(x)
         _adjust(layer, x, residual, targets.get(name), rng)
 
-    if not isinstance(model, Chain):
+    if not isinstance(model, (Chain, SqueezeNet)):
         last = model.features(images, before_layer=adjust)
         achieved |= {LAST: zero_fraction(last), "fc": zero_fraction(last.mean((1, 2)))}
     else:

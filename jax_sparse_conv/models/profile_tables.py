@@ -232,7 +232,8 @@ def profile_of(model: ConvNet) -> dict[str, float]:
     """Zero fraction of each layer's input, by layer, and of "features", the last feature map, as far as there are any.
 
     A network that is deeper or shallower than the one in the table takes each block's from the table. It is the block
-    at the same relative place in its stage. RegNetX, of which nothing is printed or measured, takes ResNet-50's.
+    at the same relative place in its stage. RegNetX, of which nothing is printed or measured, takes ResNet-50's. For
+    SqueezeNet, which is like none of these, there is nothing.
     """
     family = next((name for kind, name in _NAMES.items() if isinstance(model, kind)), None)
     profile = {} if family is None else PROFILES[family]

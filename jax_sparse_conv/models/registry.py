@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_sparse_conv._src.api.arguments import check_positive
-from jax_sparse_conv.models import alexnets, densenet, inception, lenet, regnet, resnet, vgg
+from jax_sparse_conv.models import alexnets, densenet, inception, lenet, regnet, resnet, squeezenet, vgg
 from jax_sparse_conv.models.layers import ConvNet
 
 CONVENTIONS = ("torchvision", "timm", "keras")
@@ -95,6 +95,9 @@ def _networks() -> Iterator[Network]:
     yield Network("alexnet_cifar", alexnets.alexnet_cifar, 32, "AlexNet for 32x32 images, 10 classes", cifar)
     centred = _normalise(_CENTRED)  # torchvision's weights are TensorFlow's
     yield Network("googlenet", inception.googlenet, 224, "GoogLeNet (Inception v1) with batch norm", centred)
+    for version in ("1_0", "1_1"):
+        build = getattr(squeezenet, f"squeezenet{version}")
+        yield Network(f"squeezenet{version}", build, 224, f"SqueezeNet {version.replace('_', '.')}", imagenet)
     for depth in (11, 13, 16, 19):
         build = getattr(vgg, f"vgg{depth}")
         yield Network(f"vgg{depth}", build, 224, f"VGG-{depth}", preprocess)

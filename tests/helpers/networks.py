@@ -13,7 +13,7 @@ from flax import nnx
 from jax import lax
 
 from jax_sparse_conv import models
-from jax_sparse_conv.models import inception
+from jax_sparse_conv.models import inception, squeezenet
 from jax_sparse_conv.models.units import Pool
 
 VGG_DEPTHS, VGG_FEATURES, VGG_HIDDEN, VGG_POOL, CLASSES = (1, 2), (8, 16), 24, 3, 10
@@ -26,6 +26,11 @@ INCEPTIONS = {
     "inception4a": inception.Module(3, 2, 4, 3, 5, 4, Pool(2, 2, (0, 1))),
 }
 
+FIRES = {
+    "fire2": squeezenet.Module(3, 4),
+    "fire3": squeezenet.Module(2, 5, True),
+    "fire4": squeezenet.Module(4, 6),
+}
 
 _Build = TypeVar("_Build", bound=Callable[..., Any])
 
@@ -83,6 +88,12 @@ def small_densenet(seed: int = 0, **arguments: Any) -> models.DenseNet:
 def small_googlenet(seed: int = 0, **arguments: Any) -> models.GoogLeNet:
     model = models.GoogLeNet(CLASSES, modules=INCEPTIONS, widths=(4, 5, 6), rngs=nnx.Rngs(seed), **arguments)
     return randomized(model, seed)
+
+
+@copied
+def small_squeezenet(seed: int = 0, **arguments: Any) -> models.SqueezeNet:
+    stem = squeezenet.Stem(6, 3)
+    return randomized(models.SqueezeNet(CLASSES, stem=stem, modules=FIRES, rngs=nnx.Rngs(seed), **arguments), seed)
 
 
 @copied
@@ -232,6 +243,18 @@ def dense_googlenet(params: Any, x: jax.Array) -> jax.Array:
     return dense_average(params, x)
 
 
+def dense_squeezenet(params: Any, x: jax.Array) -> jax.Array:
+    def conv(layer: Any, x: jax.Array, strides: int = 1, padding: int = 0) -> jax.Array:
+        return jax.nn.relu(dense_layer(layer, x, strides, padding))
+
+    x = max_pool(conv(params["conv1"], x, 2), 3, 2, (0, 1))
+    for fire, is_pooled in zip(params["fires"].values(), (False, True, False), strict=True):
+        y = conv(fire["squeeze"], x)
+        x = jnp.concatenate([conv(fire["expand1x1"], y), conv(fire["expand3x3"], y, 1, 1)], -1)
+        x = max_pool(x, 3, 2, (0, 1)) if is_pooled else x
+    return conv(params["conv10"], x).mean((1, 2))
+
+
 def dense_average(params: Any, x: jax.Array) -> jax.Array:
     return x.mean((1, 2)) @ params["fc"]["kernel"] + params["fc"]["bias"]
 
@@ -301,6 +324,7 @@ SMALL = {
     "regnet": Small(small_regnet, dense_regnet, (19, 22), 12),
     "densenet": Small(small_densenet, dense_densenet, (34, 45), 12),
     "googlenet": Small(small_googlenet, dense_googlenet, (37, 50), 21),
+    "squeezenet": Small(small_squeezenet, dense_squeezenet, (29, 38), 0),
     "alexnet": Small(small_alexnet, dense_alexnet, (67, 75), 0),
     "alexnet_cifar": Small(small_alexnet_cifar, dense_alexnet_cifar, (32, 35), 0),
     "lenet": Small(small_lenet, dense_lenet, (32, 30), 0),

@@ -309,7 +309,8 @@ def test_a_number_of_classes_that_is_none_is_refused(classes: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "build", ["alexnet", "alexnet_cifar", "googlenet", "vgg11", "resnet18", "densenet121", "regnetx_004"]
+    "build",
+    ["alexnet", "alexnet_cifar", "googlenet", "squeezenet1_1", "vgg11", "resnet18", "densenet121", "regnetx_004"],
 )
 def test_every_builder_refuses_a_number_of_classes_below_one(build: str) -> None:
     def built(key: jax.Array) -> models.ConvNet:

@@ -131,6 +131,18 @@ def test_a_network_reaches_its_profile(name: str) -> None:
             assert achieved[layer] == pytest.approx(fraction, abs=tolerance), layer
 
 
+def test_zeros_that_nobody_has_printed_are_those_of_random_weights() -> None:
+    model = SMALL["squeezenet"].build()
+    assert models.profile_of(model) == {}
+    assert models.profile_of(nnx.eval_shape(lambda: models.squeezenet1_1(rngs=OneKey()))) == {}
+    achieved = models.set_sparsity_profile(model, photographs(2, 64, 64))
+    assert list(achieved) == [name for name, _ in model.named_layers()]
+    assert not any(bool(layer.conv.bias[...].any()) for _, layer in model.named_layers())
+    assert 0.2 < np.mean([zeros for name, zeros in achieved.items() if "expand" in name]) < 0.8
+    profiled = models.set_sparsity_profile(model, photographs(2, 64, 64), {"conv10": 0.9})
+    assert profiled["conv10"] == pytest.approx(0.9, abs=0.03)
+
+
 def test_errors() -> None:
     x = photographs(1, 12, 12)
     with pytest.raises(ValueError, match="profile has 'conv7_1', which is none of the network's layers"):

@@ -15,7 +15,6 @@ from networks import SMALL
 from jax_sparse_conv import models
 from jax_sparse_conv._src.tune.workloads import OneKey
 from jax_sparse_conv.models import weights as weights_module
-from jax_sparse_conv.nnx import SparseLinear
 
 pytest.importorskip("safetensors", reason="weights files need the extra [examples]")
 
@@ -93,6 +92,11 @@ def biased_names(*layers: str) -> set[str]:
     return {f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")}
 
 
+def squeezenet_names(positions: tuple[int, ...]) -> set[str]:
+    fires = (f"features.{i}.{part}" for i in positions for part in ("squeeze", "expand1x1", "expand3x3"))
+    return biased_names("features.0", *fires, "classifier.1")
+
+
 ALEXNET = tuple(f"features.{i}" for i in (0, 3, 6, 8, 10))
 
 
@@ -103,6 +107,7 @@ ALEXNET = tuple(f"features.{i}" for i in (0, 3, 6, 8, 10))
         ("googlenet", googlenet_names(), "torchvision"),
         ("regnet", regnet_names(False), "torchvision"),
         ("regnet", regnet_names(True), "timm"),
+        ("squeezenet", squeezenet_names((3, 4, 6)), "torchvision"),
         ("alexnet", biased_names(*ALEXNET, "classifier.1", "classifier.4", "classifier.6"), "torchvision"),
         ("alexnet_cifar", biased_names(*ALEXNET, "classifier"), "torchvision"),
         ("lenet", biased_names("conv1", "conv2", "fc1", "fc2", "fc3"), "torchvision"),
@@ -110,14 +115,23 @@ ALEXNET = tuple(f"features.{i}" for i in (0, 3, 6, 8, 10))
 )
 def test_names_of_the_other_networks(network: str, expected: set[str], convention: str, tmp_path: Path) -> None:
     last = min(name for name in expected if name.endswith(".bias") and name.startswith(("fc", "head", "classifier")))
-    outputs = 120 if last == "fc1.bias" else 12 if last == "classifier.1.bias" else 10
+    outputs = 120 if last == "fc1.bias" else 12 if last == "classifier.1.bias" and network == "alexnet" else 10
     save_file({last: np.arange(outputs, dtype=np.float32)}, tmp_path / "w.safetensors")
     model = SMALL[network].build()
     loaded = models.load_weights(model, tmp_path / "w.safetensors", partial=True)
     assert loaded.convention == convention
     assert {last, *loaded.missing} == expected
-    biases = [layer.bias[...] for _, layer in model.named_layers() if isinstance(layer, SparseLinear)]
+    layers = [getattr(layer, "conv", layer) for _, layer in model.named_layers()]
+    biases = [layer.bias[...] for layer in layers if getattr(layer, "bias", None) is not None]
     assert any(np.array_equal(bias, np.arange(outputs)) for bias in biases)
+
+
+def test_published_names_of_squeezenet(tmp_path: Path) -> None:
+    tensor = {"classifier.1.weight": (1000, 512, 1, 1)}
+    expected = squeezenet_names((3, 4, 5, 7, 8, 9, 10, 12))
+    assert published_names(models.squeezenet1_0, tensor, tmp_path) == expected
+    expected = squeezenet_names((3, 4, 6, 7, 9, 10, 11, 12))
+    assert published_names(models.squeezenet1_1, tensor, tmp_path) == expected
 
 
 @pytest.mark.parametrize("partial", [False, True])
