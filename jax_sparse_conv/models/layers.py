@@ -67,9 +67,8 @@ class ConvNet(nnx.Module):
         """Whether to run the layers as by `accelerate`.
 
         Only where a function is traced for x itself, and where running the network changes nothing. It must have no
-        statistics, random streams or captured values (`nnx.capture`), and all layers must be this package's own. None
-        may be XLA's or follow a plan, since `accelerate` takes XLA's convolutions. No public method may be called for
-        it: `nnx.tabulate` compiles those that are called.
+        statistics, random streams or captured values (`nnx.capture`), and all layers must be this package's own. No
+        public method may be called for it: `nnx.tabulate` compiles those that are called.
         """
         if not self.fuses or type(x).__name__ != "DynamicJaxprTracer" or layer_calls.are_observed():
             return False
@@ -83,8 +82,7 @@ class ConvNet(nnx.Module):
             return False
         if jax.tree.leaves(nnx.state(self, nnx.Not(nnx.Param))):
             return False
-        chosen = [layer.implementation for layer in layers if not isinstance(layer, PreActivation)]
-        return None in chosen and all(each is None or (isinstance(each, str) and each != "xla") for each in chosen)
+        return any(getattr(layer, "implementation", "") is None for layer in layers)
 
 
 def _is_variable(value: object) -> bool:

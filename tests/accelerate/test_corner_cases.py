@@ -161,3 +161,25 @@ def test_references_that_a_function_holds() -> None:
     assert reference[...] == 1
     with pytest.raises(ValueError, match=r"reads or writes a reference \(jax.new_ref\) that it holds itself"):
         jsc.jit_inference(counting, KERNEL)(X)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_what_xla_was_asked_to_run_stays(inside: bool) -> None:
+    kernels = [jax.random.normal(jax.random.key(i), (3, 3, 16, 16)) / 12 for i in range(2)]
+    matrix, x = jax.random.normal(jax.random.key(2), (16, 8)), jax.random.normal(jax.random.key(3), (1, 8, 8, 16))
+
+    def layer(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        return jsc.conv(x, kernel, activation="relu", implementation="xla")
+
+    def function(weights: Any, x: jax.Array) -> jax.Array:
+        (first, second), matrix = weights
+        y = jsc.conv((jax.jit(layer) if inside else layer)(x, first), second)
+        return jsc.dense(y.mean((1, 2)), matrix, implementation="xla")
+
+    predict = jsc.jit_inference(function, (kernels, matrix))
+    left, taken = predict.report(x).rows
+    assert (left.reason, taken.reason) == ('implementation="xla" was asked for', None)
+    program = predict.lower(x).as_text()
+    assert program.count("stablehlo.convolution") >= 1
+    assert "stablehlo.dot_general" in program
+    np.testing.assert_allclose(predict(x), function((kernels, matrix), x), rtol=1e-4, atol=1e-5)

@@ -135,7 +135,7 @@ class _Walk:
             maps.stored_shape(_axes_of(dimensions.out_spec), results) if axes else results,
             str(self._values.type_of(x).dtype),
             jax_internals.source_of(equation.equation, equation.callers),
-            reason=_why_no_conv(equation.equation),
+            reason=_why_xlas(equation) or _why_no_conv(equation.equation),
         )
         self.rows.append(row)
         if row.reason is not None:
@@ -226,7 +226,7 @@ class _Walk:
         is_turned = values.is_weight(sides[0]) and not values.is_weight(sides[1])  # the matrix is on the left
         x, kernel = sides[::-1] if is_turned else sides
         x_axes, kernel_axes = (right, left) if is_turned else (left, right)
-        if not self._is_dense(equation, x, kernel, x_axes, kernel_axes):
+        if _why_xlas(equation) or not self._is_dense(equation, x, kernel, x_axes, kernel_axes):
             return self._plain(equation)
         matrix, rows = jnp.asarray(values.given(kernel)), jnp.asarray(values.given(x))
         matrix = matrix if kernel_axes[0] == 0 else matrix.T
@@ -320,6 +320,11 @@ class _Walk:
             return None
         grown = pending.with_relu(layer, lambda y: jnp.where(y > 0, y, jnp.zeros((), y.dtype)))
         return None if grown is None else Map(grown, self._values[number].axes)
+
+
+def _why_xlas(equation: Equation) -> str | None:
+    """Why XLA is to run an equation whatever else could, or None."""
+    return 'implementation="xla" was asked for' if jax_internals.is_xlas(equation.equation, equation.callers) else None
 
 
 def _why_no_conv(equation: Any) -> str | None:

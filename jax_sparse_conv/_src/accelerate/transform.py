@@ -46,7 +46,7 @@ def accelerate(function: _Function) -> _Function:
 
     - Every two-dimensional `lax.conv_general_dilated` becomes `jsc.conv` under `implementation=None`, whatever its
       order of axes, strides, padding, dilation and groups. Products of up to 16 rows with a matrix become `jsc.dense`.
-      Calls of this package under `implementation=None` are taken in as well. `"xla"` is lax's convolution, like others.
+      Calls of this package under `implementation=None` are taken in as well. Those under a name, `"xla"` too, stay.
     - What follows joins the call: a bias, batch norm at inference in any spelling, a residual, ReLU, and a max or
       average pool. So does a `pad` in front. A batch norm is folded into the kernel.
     - Feature maps lie as [N, H, W, C] between the layers. What a function with channels first transposes is its first

@@ -6,8 +6,10 @@ raises a `ValueError` that says what would work.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -31,7 +33,7 @@ from jax_sparse_conv._src.api.arguments import (
     check_nonzeros,
 )
 from jax_sparse_conv._src.dispatch.coo import configurations
-from jax_sparse_conv._src.primitive import counting, explicit, packing, primitives, reference
+from jax_sparse_conv._src.primitive import counting, explicit, jax_internals, packing, primitives, reference
 from jax_sparse_conv._src.primitive.packing import PackedKernel
 from jax_sparse_conv._src.problem import geometry as geo
 from jax_sparse_conv._src.problem.geometry import Geometry, Padding
@@ -253,7 +255,8 @@ def dense(
     is_xla = implementation == "xla" or (implementation is None and str(given.x.dtype) not in KERNEL_DTYPES)
     method = "xla" if is_xla else None if implementation is None else "dense"
     is_traced = any(isinstance(value, jax.core.Tracer) for value in given[:3])
-    return (_dense if is_traced else _dense_alone)(given, activation, precision, method)
+    with _scope(implementation):
+        return (_dense if is_traced else _dense_alone)(given, activation, precision, method)
 
 
 def _dense(given: Operands, activation: str | None, precision: Any, method: str | None) -> jax.Array:
@@ -309,7 +312,8 @@ def _run(
         raise ValueError(f"{missing}: implementation='coo' cannot run; None, 'ecr' or 'xla' can")
     nothing_to_skip = operands.x.shape[3] == 0
     if method == "xla" or reason is not None or nothing_to_skip or str(operands.x.dtype) not in KERNEL_DTYPES:
-        return _with_counts(reference.conv_pool(*operands[:4], geometry, activation, precision), count_nonzeros)
+        with _scope(implementation):
+            return _with_counts(reference.conv_pool(*operands[:4], geometry, activation, precision), count_nonzeros)
     config = primitives.Config(geometry, method, activation, fallback=fallback, precision=precision)
     return _sparse(operands._replace(packed=None), packed, config, count_nonzeros)
 
@@ -322,6 +326,11 @@ def _sparse(operands: Operands, packed: jax.Array | None, config: primitives.Con
     if count_nonzeros:
         return counting.bind(primitives.Operands(x, kernel, bias, residual, packed, nonzeros), config)
     return primitives.bind(x, kernel, bias, residual, config, packed, nonzeros)
+
+
+def _scope(implementation: str | None) -> AbstractContextManager[None]:
+    """Names what XLA is to run by the user's own choice, which `accelerate` leaves to it."""
+    return jax.named_scope(jax_internals.XLAS) if implementation == "xla" else contextlib.nullcontext()
 
 
 def _with_counts(y: jax.Array, count_nonzeros: bool) -> Any:

@@ -14,6 +14,8 @@ from jax._src import checkify, config, core, dispatch, source_info_util
 from jax.experimental import jet
 from jax.extend import core as jex_core
 
+XLAS = "jsc_xla"
+"""In the names of equations that a user has asked XLA to run."""
 _LIBRARIES = frozenset(("site-packages", "dist-packages"))  # folders
 _OWN = Path(__file__).parents[2]
 _OWN_LAYERS = (str(_OWN / "_src") + os.sep, str(_OWN / "nnx") + os.sep, str(_OWN / "linen.py"))
@@ -62,6 +64,11 @@ def source_of(equation: Any, callers: Sequence[Any] = ()) -> str:
         return "?"
     frame = next((each for each in frames if not _is_of_library(each.file_name)), frames[0])
     return f"{os.path.basename(frame.file_name)}:{frame.start_line} ({frame.function_name})"
+
+
+def is_xlas(equation: Any, callers: Sequence[Any] = ()) -> bool:
+    """Whether an equation, or a call that it is in, has the name `XLAS`."""
+    return any(XLAS in str(each.source_info.name_stack) for each in (equation, *callers))
 
 
 def _is_of_library(file: str) -> bool:
