@@ -217,18 +217,19 @@ def check_other_functions() -> None:
 
 
 def check_gradients() -> None:
-    """Of the kernel one sum over the devices and no gather; right where an axis of the mesh splits nothing, too.
-
-    XLA's partitioner doubles such gradients of lax.
-    """
+    """By x and by kernel: nothing is gathered. Right on meshes where XLA's partitioner multiplies those of lax, too."""
     first, strided, groups = ROWS[1], ODD_ROWS[1], dataclasses.replace(GROUPS, x=(4, 16, 6, CHANNELS))
+    stepwise = dataclasses.replace(POOL, window=(3, 3), window_strides=(1, 1), window_padding="SAME")
     channels = P(None, None, None, "a"), P(None, None, "a")
     for case, over, x_split, kernel_split in (
         (first, mesh(2, 4), P(None, "a"), P()),
         (first, mesh(2, 2), P("a", "b"), P()),
         (first, mesh(8), P(None, "a"), P()),
         (first, mesh(2, 2), *channels),
+        (first, mesh(2, 4), P(None, "a"), P(None, None, None, "b")),
+        (dataclasses.replace(first, x=(2, 16, 5, 8)), mesh(2, 4), P(None, "a"), P(None, None, "b", "a")),
         (strided, mesh(4, 2), P(None, "a"), P(None, None, None, "b")),
+        (stepwise, mesh(2), P(None, "a"), P()),
         (groups, mesh(2, 2), P("a"), P()),
         (groups, mesh(4, 2), P("b", "a"), P()),
     ):
@@ -237,13 +238,13 @@ def check_gradients() -> None:
         def loss(x: Any, kernel: Any, bias: Any, residual: Any) -> jax.Array:
             x = jax.lax.with_sharding_constraint(x, NamedSharding(over, x_split))  # noqa: B023
             kernel = jax.lax.with_sharding_constraint(kernel, NamedSharding(over, kernel_split))  # noqa: B023
-            return (call(case, x, kernel, bias, residual, "ecr", "highest") ** 2).sum()  # noqa: B023
+            return (call(case, x, kernel, bias, residual, "pecr" if case.pool else "ecr", "highest") ** 2).sum()  # noqa: B023
 
         compiled = jax.jit(jax.grad(loss, (0, 1))).lower(*inputs).compile()
         for ours, wanted in zip(compiled(*inputs), oracle.gradients(case, inputs), strict=True):
             error = oracle.relative_error(ours, wanted)
             assert error <= 2e-6, (case.name, over.shape, x_split, error)
-        if case is first:  # XLA gathers for the gradient of x with groups, and results of sizes that do not divide
+        if case in (first, groups):  # others have sizes that do not divide, or gather a bias
             assert set(collectives(compiled.as_text())) <= {HALO, SUM}, (over.shape, x_split)
     print("gradients")
 

@@ -3,8 +3,8 @@
 The result of a convolution that is differentiated has the name `SAVED` for the policies of `jax.checkpoint`, whose
 `dots_saveable` knows JAX's own primitives alone.
 
-The kernel's gradient is a primitive of its own, `jsc_kernel_gradient`, so that `split` decides what each of several
-devices computes. XLA's partitioner adds more parts than there are where an axis of the mesh splits nothing.
+Gradients of x and of the kernel are a primitive of their own, `jsc_gradient`, so that `split` decides what each of
+several devices computes. XLA's partitioner adds more parts of them than there are on some meshes of two axes.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jax_sparse_conv._src.primitive import explicit, jax_internals, partitioning, reference
 from jax_sparse_conv._src.primitive.primitives import Config, Operands, after, bind, conv_p, reference_conv
+from jax_sparse_conv._src.problem.geometry import Pool
 
 SAVED = "jsc_conv"
 """What `jax.checkpoint_policies.save_only_these_names` takes to keep the results of convolutions and dense layers."""
@@ -39,10 +40,16 @@ def jvp(primals: Sequence[Any], tangents: Sequence[Any], *, config: Config) -> t
         for index, value in zip(varying, moving, strict=True):
             values[index] = value
         operands = Operands.of(values, config)
-        y = bind(operands.x, operands.kernel, None, None, config.bare(), nonzeros=operands.nonzeros)
+        bare = dataclasses.replace(config.bare(), whole_map=_is_not_to_be_split(config.geometry.pool))
+        y = bind(operands.x, operands.kernel, None, None, bare, nonzeros=operands.nonzeros)
         return after(y, operands.bias, operands.residual, config)
 
     return jax.jvp(unfused, [primals[i] for i in varying], [tangents[i] for i in varying])
+
+
+def _is_not_to_be_split(pool: Pool | None) -> bool:
+    """Whether XLA's partitioner has wrong gradients of a pool along an axis that is split: windows one pixel apart."""
+    return pool is not None and pool.kind == "max" and 1 in pool.strides and max(pool.window) > 1
 
 
 def _bilinear_jvp(primals: Sequence[Any], tangents: Sequence[Any], config: Config) -> tuple[jax.Array, Any]:
@@ -54,7 +61,7 @@ def _bilinear_jvp(primals: Sequence[Any], tangents: Sequence[Any], config: Confi
     config = config.bare()
     terms = []
     if not isinstance(dx, ad.Zero):
-        terms.append(reference_conv(dx, kernel, config=config))
+        terms.append(bind(dx, kernel, None, None, dataclasses.replace(config, by_lax=True)))
     if not isinstance(dkernel, ad.Zero):
         terms.append(bind(x, dkernel, None, None, config, nonzeros=nonzeros))
     return out, functools.reduce(jnp.add, terms)
@@ -62,12 +69,15 @@ def _bilinear_jvp(primals: Sequence[Any], tangents: Sequence[Any], config: Confi
 
 def transpose(cotangent: Any, *values: Any, config: Config) -> list[Any]:
     """The bare convolution is linear in x and in kernel; its transposes are dense."""
-    x, kernel = values[:2]
-    is_by_kernel = ad.is_undefined_primal(kernel) and not isinstance(cotangent, ad.Zero)
-    if not is_by_kernel or explicit.is_split(x, cotangent, kernel.aval):
+    missing = [index for index, value in enumerate(values) if ad.is_undefined_primal(value)]
+    types = [value.aval if index in missing else value for index, value in enumerate(values)]
+    if len(missing) > 1 or isinstance(cotangent, ad.Zero) or explicit.is_split(cotangent, *types[:2]):
         return transposed(lambda *operands: [reference_conv(*operands, config=config)], [cotangent], values)
-    gradient = kernel_gradient_p.bind(x, cotangent, config=config.bare(), kernel=kernel.aval)
-    return [None, gradient, *[None] * (len(values) - 2)]
+    (index,) = missing
+    results: list[Any] = [None] * len(values)
+    other = values[1 - index]
+    results[index] = gradient_p.bind(other, cotangent, config=config.bare(), like=types[index], by_kernel=index == 1)
+    return results
 
 
 def transposed(function: Callable[..., Sequence[Any]], cotangents: Sequence[Any], values: Sequence[Any]) -> list[Any]:
@@ -122,65 +132,64 @@ ad.primitive_jvps[conv_p] = jvp
 ad.primitive_transposes[conv_p] = transpose
 
 
-# --- the kernel's gradient -------------------------------------------------------------------------------------------
+# --- gradients -------------------------------------------------------------------------------------------------------
 
-kernel_gradient_p = jex_core.Primitive("jsc_kernel_gradient")
-jax_internals.needs_devices(kernel_gradient_p)
-jax_internals.runs_alone(kernel_gradient_p)
+gradient_p = jex_core.Primitive("jsc_gradient")
+jax_internals.needs_devices(gradient_p)
+jax_internals.runs_alone(gradient_p)
 
 
-def kernel_gradient(x: jax.Array, cotangent: jax.Array, *, config: Config, kernel: Any) -> jax.Array:
-    """x [N, H, W, C] and the cotangent [N, Ho, Wo, K] of a result -> the gradient of a kernel of that type."""
-    (out,) = jax.linear_transpose(lambda k: reference_conv(x, k, config=config), kernel)(cotangent)
+def gradient(other: jax.Array, cotangent: jax.Array, *, config: Config, like: Any, by_kernel: bool) -> jax.Array:
+    """Of x, or of the kernel, whose type `like` is, from the other one and the cotangent [N, Ho, Wo, K]."""
+
+    def linear(unknown: jax.Array) -> jax.Array:
+        x, kernel = (other, unknown) if by_kernel else (unknown, other)
+        return reference_conv(x, kernel, config=config)
+
+    (out,) = jax.linear_transpose(linear, like)(cotangent)
     result: jax.Array = out
     return result
 
 
-def _gradient_abstract_eval(x: Any, cotangent: Any, *, config: Config, kernel: Any) -> Any:
-    del x, cotangent, config
-    return kernel
+def _gradient_abstract_eval(*_: Any, like: Any, **__: Any) -> Any:
+    return like
 
 
-def _gradient_lower(ctx: Any, *operands: Any, config: Config, kernel: Any) -> Any:
-    function: Any = functools.partial(kernel_gradient, config=config, kernel=kernel)
+def _gradient_lower(ctx: Any, *operands: Any, **parameters: Any) -> Any:
+    function: Any = functools.partial(gradient, **parameters)
     if partitioning.is_partitioned(ctx) and not partitioning.is_exported(ctx):
-        x, _ = ctx.avals_in
-        function = partitioning.partitioned_gradient(kernel_gradient, config, x.shape, kernel)
+        function = partitioning.partitioned_gradient(gradient, ctx.avals_in[0].shape, **parameters)
         ctx = partitioning.with_mesh(ctx)
     return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
 
 
-def _gradient_batch(
-    values: Sequence[Any], axes: Sequence[Any], *, config: Config, kernel: Any
-) -> tuple[jax.Array, int]:
+def _gradient_batch(values: Sequence[Any], axes: Sequence[Any], **parameters: Any) -> tuple[jax.Array, int]:
     """Where both are batched: as many more images, and kernels."""
     size = next(value.shape[axis] for value, axis in zip(values, axes, strict=True) if axis is not None)
     if size == 0 or None in axes:
-        function = functools.partial(kernel_gradient, config=config, kernel=kernel)
-        return jax.vmap(function, in_axes=tuple(axes))(*values), 0
+        return jax.vmap(functools.partial(gradient, **parameters), in_axes=tuple(axes))(*values), 0
     moved = (jnp.moveaxis(value, axis, 0) for value, axis in zip(values, axes, strict=True))
-    x, cotangent = (value.reshape(size * value.shape[1], *value.shape[2:]) for value in moved)
-    stacks, *rest = kernel.shape
-    every = kernel.update(shape=(size * stacks, *rest))
-    out = kernel_gradient_p.bind(x, cotangent, config=config, kernel=every)
-    return out.reshape(size, stacks, *rest), 0
+    folded = (value.reshape(size * value.shape[1], *value.shape[2:]) for value in moved)
+    like = parameters.pop("like")
+    first, *rest = like.shape
+    out = gradient_p.bind(*folded, like=like.update(shape=(size * first, *rest)), **parameters)
+    return out.reshape(size, first, *rest), 0
 
 
-def _gradient_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, config: Config, kernel: Any) -> Any:
-    """Linear in x and in the cotangent."""
-    out = kernel_gradient_p.bind(*primals, config=config, kernel=kernel)
-    (x, cotangent), (dx, dcotangent) = primals, tangents
-    pairs = ((dx, cotangent), (x, dcotangent))
+def _gradient_jvp(primals: Sequence[Any], tangents: Sequence[Any], **parameters: Any) -> Any:
+    """Linear in the other one and in the cotangent."""
+    out = gradient_p.bind(*primals, **parameters)
+    pairs = ((tangents[0], primals[1]), (primals[0], tangents[1]))
     moving = [pair for pair, tangent in zip(pairs, tangents, strict=True) if not isinstance(tangent, ad.Zero)]
-    return out, functools.reduce(jnp.add, (kernel_gradient(*pair, config=config, kernel=kernel) for pair in moving))
+    return out, functools.reduce(jnp.add, (gradient(*pair, **parameters) for pair in moving))
 
 
-def _gradient_transpose(cotangent: Any, *values: Any, config: Config, kernel: Any) -> list[Any]:
-    return transposed(lambda *operands: [kernel_gradient(*operands, config=config, kernel=kernel)], [cotangent], values)
+def _gradient_transpose(cotangent: Any, *values: Any, **parameters: Any) -> list[Any]:
+    return transposed(lambda *operands: [gradient(*operands, **parameters)], [cotangent], values)
 
 
-kernel_gradient_p.def_abstract_eval(_gradient_abstract_eval)
-mlir.register_lowering(kernel_gradient_p, _gradient_lower)
-batching.primitive_batchers[kernel_gradient_p] = _gradient_batch
-ad.primitive_jvps[kernel_gradient_p] = _gradient_jvp
-ad.primitive_transposes[kernel_gradient_p] = _gradient_transpose
+gradient_p.def_abstract_eval(_gradient_abstract_eval)
+mlir.register_lowering(gradient_p, _gradient_lower)
+batching.primitive_batchers[gradient_p] = _gradient_batch
+ad.primitive_jvps[gradient_p] = _gradient_jvp
+ad.primitive_transposes[gradient_p] = _gradient_transpose

@@ -7,7 +7,6 @@ gradient of its kernel over more devices than there are parts.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -104,7 +103,7 @@ def convolved(
 ) -> jax.Array:
     """`function(x, kernel, geometry)`, a convolution of x and kernel as `primitives` has them, on each device."""
     sharding, split = result_sharding(x, kernel, geometry), split_of(x, kernel, geometry)
-    here = dataclasses.replace(geometry, padding=split.unpadded(geometry.padding))
+    here = split.here(geometry)
 
     def local(x: jax.Array, kernel: jax.Array) -> jax.Array:
         return split.summed(function(split.read(x), kernel, here))

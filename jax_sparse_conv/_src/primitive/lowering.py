@@ -83,6 +83,8 @@ def resolved(x: Any, kernel: Any, config: Config, platform: str) -> Config | Non
     Raises:
       ValueError: a named implementation that has no kernel for the platform and dtype.
     """
+    if config.by_lax:
+        return None
     method = "adaptive" if config.method == "adaptive" and platform == "cuda" else config.sparse_method
     reason = _native.why_missing(method, platform, x.dtype)
     if reason is not None:
@@ -196,7 +198,7 @@ def _is_split_in_export(ctx: Any, config: Config) -> bool:
     """Whether a call is lax's, because native ones that the compiler splits cannot be exported."""
     if not (partitioning.is_partitioned(ctx) and partitioning.is_exported(ctx)):
         return False
-    if not config.fallback:
+    if not (config.fallback or config.by_lax):
         raise ValueError(
             f"implementation={config.implementation!r} cannot be exported in a program that jit splits over "
             f"{ctx.module_context.axis_context.num_devices} devices, as what splits it is a callback of this process; "

@@ -64,7 +64,10 @@ def partitioned(run: Run, config: Config, x_shape: tuple[int, ...], kernel_shape
     """`run(*operands, config=)` with the rule of how it is split; operands as in `primitives`, packed left out."""
 
     def split(mesh: Any, arguments: Any, result: Any) -> Split:
-        specs = (_entries(arguments[0]), _entries(arguments[1]), _entries(result))
+        x, kernel, out = map(_entries, (*arguments[:2], result))
+        if config.whole_map:
+            x, out = (x[0], None, None, x[3]), (out[0], None, None, out[3])
+        specs = (x, kernel, out)
         return Split.of(config.geometry, (x_shape, kernel_shape), specs, mesh.shape)
 
     def partition(mesh: Any, arguments: Any, result: Any) -> Any:
@@ -81,56 +84,90 @@ def partitioned(run: Run, config: Config, x_shape: tuple[int, ...], kernel_shape
     wrapped = custom_partitioning(lambda *operands: run(*operands, config=config))
     batch, counts = _batch(x_shape[0], kernel_shape[0]), ["u v"] * config.has_nonzeros
     terms = [f"{batch} h w c", _window(config), *["s k"] * config.has_bias]
-    terms += [f"{batch} h w k"] * config.has_residual + counts
-    rule = _rule(f"{', '.join(terms)} -> {batch} h w k", config, x_shape[0], kernel_shape[0])
+    out = f"{batch} {_pixels(config)} k"
+    terms += [out] * config.has_residual + counts
+    rule = _rule(f"{', '.join(terms)} -> {out}", config, x_shape[0], kernel_shape[0])
     wrapped.def_partition(partition=partition, infer_sharding_from_operands=infer, **rule)
     return wrapped
 
 
 @functools.lru_cache(maxsize=4096)
-def partitioned_gradient(gradient: Function, config: Config, x_shape: tuple[int, ...], kernel: Any) -> Function:
-    """`gradient(x, cotangent, config=, kernel=)` of a kernel of that type, with the rule of how it is split."""
+def partitioned_gradient(
+    gradient: Function, other: tuple[int, ...], *, config: Config, like: Any, by_kernel: bool
+) -> Function:
+    """`gradient(other, cotangent)` of `differentiation` with the rule of how it is split; `other` is a shape."""
+    x_shape, kernel_shape = (other, like.shape) if by_kernel else (like.shape, other)
 
     def split(mesh: Any, arguments: Any, result: Any) -> Split:
-        specs = (_entries(arguments[0]), _entries(result), _entries(arguments[1]))
-        return Split.of(config.geometry, (x_shape, kernel.shape), specs, mesh.shape)
+        given, cotangent = map(_entries, arguments)
+        pair = (given, _entries(result)) if by_kernel else (_entries(result), given)
+        return Split.of(config.geometry, (x_shape, kernel_shape), (*pair, cotangent), mesh.shape)
+
+    def specs(found: Split) -> tuple[PartitionSpec, PartitionSpec]:
+        return (found.x, found.kernel) if by_kernel else (found.kernel, found.x)
 
     def partition(mesh: Any, arguments: Any, result: Any) -> Any:
         found = split(mesh, arguments, result)
-        operands = NamedSharding(mesh, found.x), NamedSharding(mesh, found.result)
+        given, wanted = specs(found)
+        here = dataclasses.replace(config, geometry=found.here(config.geometry))
+        run = functools.partial(gradient, config=here, by_kernel=by_kernel)
         local = functools.partial(
-            _gradient_in_parts, split=found, gradient=gradient, config=config, kernel=kernel, sizes=arguments[1].shape
+            _gradient_of_kernel if by_kernel else _gradient_of_x,
+            split=found,
+            run=run,
+            whole=like,
+            sizes=arguments[1].shape,
         )
-        return mesh, _as_wide(local), NamedSharding(mesh, found.kernel), operands
+        operands = NamedSharding(mesh, given), NamedSharding(mesh, found.result)
+        return mesh, _as_wide(local), NamedSharding(mesh, wanted), operands
 
     def infer(mesh: Any, arguments: Any, result: Any) -> NamedSharding:
-        return NamedSharding(mesh, split(mesh, arguments, result).kernel)
+        return NamedSharding(mesh, specs(split(mesh, arguments, result))[1])
 
-    wrapped = custom_partitioning(lambda x, cotangent: gradient(x, cotangent, config=config, kernel=kernel))
-    batch, window = _batch(x_shape[0], kernel.shape[0]), _window(config)
-    rule = _rule(f"{batch} h w c, {batch} h w k -> {window}", config, x_shape[0], kernel.shape[0])
+    wrapped = custom_partitioning(
+        lambda other, cotangent: gradient(other, cotangent, config=config, like=like, by_kernel=by_kernel)
+    )
+    batch, window = _batch(x_shape[0], kernel_shape[0]), _window(config)
+    given, wanted = (f"{batch} h w c", window) if by_kernel else (window, f"{batch} h w c")
+    rule = _rule(f"{given}, {batch} {_pixels(config)} k -> {wanted}", config, x_shape[0], kernel_shape[0])
     wrapped.def_partition(partition=partition, infer_sharding_from_operands=infer, **rule)
     return wrapped
 
 
-def _gradient_in_parts(
-    x: jax.Array, cotangent: jax.Array, *, split: Split, gradient: Function, config: Config, kernel: Any, sizes: Any
+def _gradient_of_kernel(
+    x: jax.Array, cotangent: jax.Array, *, split: Split, run: Run, whole: Any, sizes: tuple[int, ...]
 ) -> jax.Array:
-    """What this device's part of the result gives, then the sum over devices, in float32 at least."""
-    here = dataclasses.replace(config.geometry, padding=split.unpadded(config.geometry.padding))
-    for dimension, names in enumerate((split.images, *split.pixels)):
+    """What this device's part of the result adds to it, and the sum over devices, in float32 at least."""
+    x, cotangent = within(x, 0, split.images, sizes[0]), _known(cotangent, split, sizes)
+    stacks, *window, _, _ = whole.shape
+    channels = whole.shape[3] // lax.axis_size(split.in_channels), cotangent.shape[3]
+    shape = (stacks // lax.axis_size(split.kernels), *window, *channels)
+    part = run(split.read(x), cotangent, like=jax.ShapeDtypeStruct(shape, whole.dtype))
+    return _sum(part, split.sums)
+
+
+def _gradient_of_x(
+    kernel: jax.Array, cotangent: jax.Array, *, split: Split, run: Run, whole: Any, sizes: tuple[int, ...]
+) -> jax.Array:
+    """Of what this device reads; the neighbours' rows go back to them. Then the sum over output channels' devices."""
+    kernel, cotangent = within(kernel, 4, split.out_channels, sizes[3]), _known(cotangent, split, sizes)
+    rows = (size if strip is None else strip.has for size, strip in zip(whole.shape[1:3], split.strips, strict=True))
+    channels = whole.shape[3] // lax.axis_size(split.in_channels)
+    has = jax.ShapeDtypeStruct((cotangent.shape[0], *rows, channels), whole.dtype)
+    part = run(kernel, cotangent, like=jax.eval_shape(split.read, has))
+    (back,) = jax.linear_transpose(split.read, has)(part)
+    return _sum(back, split.out_channels)
+
+
+def _known(cotangent: jax.Array, split: Split, sizes: tuple[int, ...]) -> jax.Array:
+    """With zeros where the last device has nothing."""
+    for dimension, names in enumerate((split.images, *split.pixels, split.out_channels)):
         cotangent = within(cotangent, dimension, names, sizes[dimension])
-    x = split.read(within(x, 0, split.images, sizes[0]))
-    stacks = kernel.shape[0] // lax.axis_size(split.kernels)
-    shape = (stacks, *kernel.shape[1:3], x.shape[3] // config.geometry.groups, cotangent.shape[3])
-    part = gradient(
-        x,
-        cotangent,
-        config=dataclasses.replace(config, geometry=here),
-        kernel=jax.ShapeDtypeStruct(shape, kernel.dtype),
-    )
-    wide = part.astype(jnp.promote_types(part.dtype, jnp.float32))
-    return lax.psum(wide, split.sums).astype(part.dtype)
+    return cotangent
+
+
+def _sum(part: jax.Array, names: tuple[str, ...]) -> jax.Array:
+    return lax.psum(part.astype(jnp.promote_types(part.dtype, jnp.float32)), names).astype(part.dtype)
 
 
 def _as_wide(local: Function) -> Function:
@@ -164,8 +201,8 @@ def _specs(split: Split, config: Config) -> list[PartitionSpec]:
 
 def _at_once(*values: jax.Array, split: Split, run: Run, config: Config) -> jax.Array:
     """The whole call, of what this device reads."""
-    here = dataclasses.replace(config.geometry, padding=split.unpadded(config.geometry.padding))
-    return run(split.read(values[0]), *values[1:], config=dataclasses.replace(config, geometry=here))
+    here = dataclasses.replace(config, geometry=split.here(config.geometry))
+    return run(split.read(values[0]), *values[1:], config=here)
 
 
 def _in_parts(*values: jax.Array, split: Split, run: Run, config: Config) -> jax.Array:
@@ -191,7 +228,9 @@ def _rule(rule: str, config: Config, images: int, stacks: int) -> dict[str, Any]
 
     Factors of a kind are in order of appearance.
     """
-    split = {"n" if stacks == 1 else "s", "h", "w"} | ({"c", "k"} if config.geometry.groups == 1 else set())
+    split = {"n" if stacks == 1 else "s"}
+    split |= set() if config.whole_map else {"h", "w"}
+    split |= {"c", "k"} if config.geometry.groups == 1 else set()
     factors = dict.fromkeys(letter for letter in rule if letter.isalpha())
     kept = rule.split("->")[1]
     given: dict[str, Any] = {
@@ -205,6 +244,11 @@ def _rule(rule: str, config: Config, images: int, stacks: int) -> dict[str, Any]
 def _batch(images: int, stacks: int) -> str:
     """The factors of N in a rule; one of size 1 must not be part of a product."""
     return "n" if stacks == 1 else "s" if images == stacks else "(s n)"
+
+
+def _pixels(config: Config) -> str:
+    """The factors of the result's height and width, which are those of x where they may be split."""
+    return "p q" if config.whole_map else "h w"
 
 
 def _window(config: Config) -> str:

@@ -191,6 +191,10 @@ class Split:
             return y
         return lax.psum(y.astype(jnp.promote_types(y.dtype, jnp.float32)), self.in_channels).astype(y.dtype)
 
+    def here(self, geometry: Geometry) -> Geometry:
+        """The convolution of what a device reads."""
+        return dataclasses.replace(geometry, padding=self.unpadded(geometry.padding))
+
     def unpadded(self, padding: Pads) -> Pads:
         """Of the convolution or the pool: none along H and W where those are split, as what a device reads has it."""
         height, width = (given if strip is None else (0, 0) for given, strip in zip(padding, self.strips, strict=True))

@@ -1,4 +1,4 @@
-"""The kernel's gradient as a primitive: vmap, derivatives of it, and what a program has of it."""
+"""Gradients of x and of the kernel as a primitive: vmap, derivatives of them, and what a program has of them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ def squares(x: Any, kernel: Any, implementation: str = "ecr", case: Case = CASE)
     return (call(case, x, kernel, None, None, implementation) ** 2).sum()
 
 
-by_kernel = jax.grad(squares, 1)
+gradients = jax.grad(squares, (0, 1))
 
 
 def test_it_is_what_a_backward_pass_has() -> None:
     inputs = cases.inputs(CASE)
-    assert "jsc_kernel_gradient" in str(jax.make_jaxpr(by_kernel)(inputs.x, inputs.kernel))
-    assert "jsc_kernel_gradient" not in str(jax.make_jaxpr(jax.grad(squares))(inputs.x, inputs.kernel))
+    for index in (0, 1):
+        program = str(jax.make_jaxpr(jax.grad(squares, index))(inputs.x, inputs.kernel))
+        assert program.count("jsc_gradient[") == 1
+        assert f"by_kernel={index == 1}" in program
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -37,10 +39,11 @@ def test_it_is_what_a_backward_pass_has() -> None:
 )
 def test_against_float64(case: Case, dtype: str) -> None:
     inputs = cases.inputs(case, dtype)
-    gradient = by_kernel(inputs.x, inputs.kernel, case=case)
-    assert gradient.dtype == jnp.dtype(dtype)
     tolerance = TOLERANCE[dtype] * (1 if dtype == "float32" else 3)  # the result is rounded, too
-    assert oracle.relative_error(gradient, oracle.gradients(case, inputs)[1]) <= tolerance
+    wanted = oracle.gradients(case, inputs)
+    for ours, theirs in zip(gradients(inputs.x, inputs.kernel, case=case), wanted, strict=True):
+        assert ours.dtype == jnp.dtype(dtype)
+        assert oracle.relative_error(ours, theirs) <= tolerance
 
 
 @pytest.mark.parametrize("axes", [(0, 0), (0, None), (None, 0)])
@@ -51,12 +54,13 @@ def test_vmap(axes: tuple[int | None, int | None], size: int) -> None:
     values = [np.stack([getattr(inputs, name) for inputs in each])[:size] for name in ("x", "kernel")]
     given = [value if axis == 0 else getattr(each[0], name)
              for value, axis, name in zip(values, axes, ("x", "kernel"), strict=True)]  # fmt: skip
-    found = jax.vmap(by_kernel, axes)(*given)
-    assert found.shape == (size, *each[0].kernel.shape)
+    found = jax.vmap(gradients, axes)(*given)
+    assert [array.shape for array in found] == [(size, *each[0].x.shape), (size, *each[0].kernel.shape)]
     for index in range(size):
         chosen = [each[0 if axis is None else index] for axis in axes]
-        wanted = oracle.gradients(CASE, cases.Inputs(chosen[0].x, chosen[1].kernel, None, None))[1]
-        assert oracle.relative_error(found[index], wanted) <= TOLERANCE["float32"]
+        wanted = oracle.gradients(CASE, cases.Inputs(chosen[0].x, chosen[1].kernel, None, None))
+        for ours, theirs in zip(found, wanted, strict=True):
+            assert oracle.relative_error(ours[index], theirs) <= TOLERANCE["float32"]
 
 
 def test_derivatives_of_it() -> None:
@@ -65,17 +69,17 @@ def test_derivatives_of_it() -> None:
     tangents = cases.inputs(CASE, seed=1)[:2]
 
     def forward(implementation: str, *values: Any) -> Any:
-        gradient = lambda *operands: jax.grad(squares, 1)(*operands, implementation)  # noqa: E731
+        gradient = lambda *operands: gradients(*operands, implementation)  # noqa: E731
         return jax.jvp(gradient, values[:2], values[2:])[1]
 
     def backward(implementation: str, *values: Any) -> Any:
-        length = lambda *operands: (jax.grad(squares, 1)(*operands, implementation) ** 2).sum()  # noqa: E731
+        length = lambda *operands: sum((g**2).sum() for g in gradients(*operands, implementation))  # noqa: E731
         return jax.grad(length, (0, 1))(*values[:2])
 
     with jax.enable_x64(True):
         wide = [np.asarray(value, np.float64) for value in (x, kernel, *tangents)]
-        wanted = [forward("xla", *wide), *backward("xla", *wide)]
+        wanted = [*forward("xla", *wide), *backward("xla", *wide)]
         wanted = [np.asarray(value) for value in wanted]
-    found = [forward("ecr", x, kernel, *tangents), *backward("ecr", x, kernel)]
+    found = [*forward("ecr", x, kernel, *tangents), *backward("ecr", x, kernel)]
     for ours, theirs in zip(found, wanted, strict=True):
         assert oracle.relative_error(ours, theirs) <= 3 * TOLERANCE["float32"]
