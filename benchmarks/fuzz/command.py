@@ -13,7 +13,8 @@ Each element must be within its own bound: float32 additions in some order, and 
 all errors must be as the package's tests have it. Cases run in a process of their own, and one that ends or hangs it is
 a finding. A finding prints the command that repeats it.
 
-With `--json` the file's row of the seed says how many cases are done and what was found. A later run goes on there.
+With `--json` the file's row of the seed says how many cases are done and what was found. A later run goes on there, and
+first repeats what was found: what is right by now is no finding any more.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from benchmarks.fuzz import draws
 from benchmarks.fuzz.case import Case, from_text
 from benchmarks.fuzz.worker import Worker
 
+_FINE = ("right", "skipped")  # outcomes that are no findings
 _CASES = 500  # where nothing says how long
 _PER_PROCESS = 300  # cases, whose programs a process keeps
 _WRITE_SECONDS = 20.0  # between two versions of the file
@@ -78,7 +80,7 @@ def _one(case: Case, seconds: float) -> int:
     answer = worker.run(case)
     worker.close()
     print(f"{answer['outcome']} {answer['message']}".strip())
-    return int(answer["outcome"] not in ("right", "skipped"))
+    return int(answer["outcome"] not in _FINE)
 
 
 def _row(path: Path | None, seed: int) -> dict[str, Any]:
@@ -98,6 +100,7 @@ def _run(options: argparse.Namespace, content: dict[str, Any], row: dict[str, An
     end = time.monotonic() + 60 * options.minutes if options.minutes else float("inf")
     last = options.cases or (_CASES if options.minutes is None else sys.maxsize)
     written, worker = time.monotonic(), None
+    row["findings"] = [found for found in row["findings"] if _is_found_again(found, options.timeout)]
     try:
         while row["cases"] < last and time.monotonic() < end:
             if worker is None:
@@ -117,13 +120,21 @@ def _run(options: argparse.Namespace, content: dict[str, Any], row: dict[str, An
     results.add(options.json, "fuzz", content | {"rows": [row]})
 
 
+def _is_found_again(found: dict[str, Any], seconds: float) -> bool:
+    """Whether a finding is still one, in a process of its own."""
+    worker = Worker(seconds)
+    answer = worker.run(from_text(found["case"]))
+    worker.close()
+    return answer["outcome"] not in _FINE
+
+
 def _note(row: dict[str, Any], case: Case, answer: dict[str, Any]) -> None:
     """Count a case, and keep and print what is wrong with it."""
     number = row["cases"]
     row["cases"] += 1
     row["skipped"] += answer["outcome"] == "skipped"
     row["operations"][case.operation] = row["operations"].get(case.operation, 0) + 1
-    if answer["outcome"] in ("right", "skipped"):
+    if answer["outcome"] in _FINE:
         return
     row["findings"].append({"number": number, **answer, "case": case.text()})
     line = shlex.join(["python", "-m", "benchmarks", "fuzz", "--case", case.text()])

@@ -26,13 +26,21 @@ Array = npt.NDArray[np.float64]
 
 
 def _padded(x: Array, pads: Pads, fill: float = 0.0) -> Array:
-    cropped = x[
-        :,
-        max(0, -pads[0][0]) : x.shape[1] - max(0, -pads[0][1]),
-        max(0, -pads[1][0]) : x.shape[2] - max(0, -pads[1][1]),
-    ]
-    added = [(0, 0), *((max(0, low), max(0, high)) for low, high in pads), (0, 0)]
-    return np.pad(cropped, added, constant_values=fill)
+    """x padded, then cropped, in a new array."""
+    wide = np.pad(x, [(0, 0), *((max(0, low), max(0, high)) for low, high in pads), (0, 0)], constant_values=fill)
+    return wide[_cropped(wide.shape[1:3], pads)]
+
+
+def _cropped(size: Sequence[int], pads: Pads) -> tuple[slice, slice, slice]:
+    """Where a padded map has what cropping leaves."""
+    rows, columns = (slice(max(0, -low), n - max(0, -high)) for n, (low, high) in zip(size, pads, strict=True))
+    return slice(None), rows, columns
+
+
+def _unpadded(wide: Array, size: Sequence[int], pads: Pads) -> Array:
+    """The part of a padded map that is not padding."""
+    rows, columns = (slice(max(0, low), max(0, low) + n) for n, (low, _) in zip(size, pads, strict=True))
+    return wide[:, rows, columns]
 
 
 def _taps(
@@ -79,17 +87,12 @@ def to_x(case: Case, kernel: Array, dy: Array) -> Array:
     """The cotangent of x."""
     size, groups, pads = conv_size(case), case.groups, conv_pads(case)
     split = dy.reshape(*dy.shape[:3], groups, case.out_channels // groups)
-    padded = _padded(np.zeros(case.x), pads)
+    wide = np.pad(np.zeros(case.x), [(0, 0), *((max(0, low), max(0, high)) for low, high in pads), (0, 0)])
+    padded = wide[_cropped(wide.shape[1:3], pads)]  # a view
     for (row, column), where in _taps(case.kernel, case.strides, case.dilation, size):
         weights = kernel[row, column].reshape(case.kernel_shape[2], *split.shape[3:])
         padded[where] += _grouped("nhwgk,cgk->nhwgc", split, weights).reshape(padded[where].shape)
-    out = np.zeros(case.x)
-    inside, within = [], []
-    for (low, high), n in zip(pads, case.x[1:3], strict=True):
-        inside.append(slice(max(0, low), max(0, low) + n - max(0, -low) - max(0, -high)))
-        within.append(slice(max(0, -low), n - max(0, -high)))
-    out[:, within[0], within[1]] = padded[:, inside[0], inside[1]]
-    return out
+    return _unpadded(wide, case.x[1:3], pads)
 
 
 # --- the whole call --------------------------------------------------------------------------------------------------
@@ -217,5 +220,4 @@ def pull(case: Case, found: Forward, dout: Array) -> Array:
     places = list(_taps(case.window, strides, (1, 1), dout.shape[1:3]))
     for place, (_, where) in enumerate(places):
         padded[where] += dout / len(places) if found.winner is None else dout * (found.winner == place)
-    inside = [slice(low, low + n) for (low, _), n in zip(pads, shape[1:3], strict=True)]
-    return padded[:, inside[0], inside[1]] * found.passes
+    return _unpadded(padded, shape[1:3], pads) * found.passes

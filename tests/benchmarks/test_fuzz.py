@@ -112,16 +112,25 @@ def test_a_process_that_ends_or_hangs_is_a_finding(monkeypatch: pytest.MonkeyPat
     hung.close()
 
 
+@pytest.mark.parametrize("transform", ["none", "grad", "jacfwd"])
+@pytest.mark.parametrize("padding", [((4, 1), (-3, 4)), ((-2, 5), (6, -4)), ((-1, -1), (0, 9))])
+@pytest.mark.usefixtures("optimized")
+def test_paddings_that_crop_all_of_x_and_more(padding: Any, transform: str) -> None:
+    run(dataclasses.replace(CASE, x=(1, 4, 2, 3), padding=padding, transform=transform))
+
+
 class _Finds:
-    """In the place of a process: every third case ends it."""
+    """In the place of a process: one case ends it."""
 
     started = 0
 
     def __init__(self, seconds: float) -> None:
         type(self).started += 1
 
+    is_mended = False
+
     def run(self, case: Case) -> dict[str, Any]:
-        died = draws.draw(4, 2) == case
+        died = draws.draw(4, 2) == case and not self.is_mended
         return {"outcome": "died", "message": "status -11"} if died else {"outcome": "right", "message": ""}
 
     def close(self) -> None:
@@ -147,6 +156,10 @@ def test_a_run_goes_on_where_the_file_ends(
     printed = capsys.readouterr().out
     assert "case 2 died: status -11\n  python -m benchmarks fuzz --case '{" in printed
     assert "seed 4: 6 cases, 0 without a kernel here, 1 findings" in printed
+    assert command.main([*line, "--cases", "6"]) == 1  # which runs the finding again
+    monkeypatch.setattr(_Finds, "is_mended", True)
+    assert command.main([*line, "--cases", "6"]) == 0
+    assert [row["findings"] for row in json.loads(path.read_text())["rows"]] == [[], []]
 
 
 @pytest.mark.parametrize("option", ["--cases", "--minutes", "--timeout"])
