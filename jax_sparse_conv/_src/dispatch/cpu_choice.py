@@ -4,8 +4,8 @@ A CPU decides in the running program, by a sample of x. Convolutions do so insid
 kernel of its own. Where that kernel is slower than XLA's, and in dense layers of several rows, a branch leads to XLA.
 Counts of the non-zeros serve it as well as a sample.
 
-The rules' numbers are constants of `model.json`. They were chosen by hand, from times of `benchmarks cpu` and
-`benchmarks zoo` on two cores.
+The rules' numbers are constants of `model.json`. They were chosen by hand, from times of `benchmarks cpu`,
+`benchmarks zoo` and `benchmarks sweep` on two cores.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def has_dense(workload: Workload) -> bool:
     """Whether the native call has a dense kernel for it."""
     if workload.method not in ("ecr", "pecr") or workload.is_symbolic:
         return False
-    return not workload.is_image and workload.geometry.groups == 1 and workload.itemsize > 2
+    return workload.geometry.groups == 1 and workload.itemsize > 2
 
 
 # --- rules -----------------------------------------------------------------------------------------------------------
@@ -51,7 +51,11 @@ def has_dense(workload: Workload) -> bool:
 def by_rules(workload: Workload) -> Choice:
     """What is expected to be the fastest without a table."""
     below = density_of_sparse(workload)
-    if below <= 0 or not has_dense(workload) or _is_xlas_without_zeros(workload):
+    if below <= 0 or not has_dense(workload) or _most_of_odd(workload) < math.inf:
+        return Choice(below)
+    if workload.is_image:  # where there are no strides, the sparse loops are the faster ones without zeros, too
+        return Choice(below, may_be_dense=max(workload.geometry.strides) > 1)
+    if _is_xlas_without_zeros(workload):
         return Choice(below)
     return Choice(math.inf, may_be_dense=True)
 
@@ -64,15 +68,55 @@ def density_of_sparse(workload: Workload) -> float:
     if workload.is_symbolic:
         return math.inf
     if workload.is_image:
-        return 0.0
+        return math.inf if _is_small_image(workload) else 0.0
     if workload.method == "dense":
         return _density_of_rows(workload.x_shape[0], math.prod(workload.kernel_shape), workload.flops)
     if workload.geometry.groups > 1 or workload.itemsize == 2:
         return math.inf
     of = model.of_cpu("cpu conv")
-    if workload.flops < of["operations, small"] or workload.pixels <= of["pixels, few"]:
+    if workload.flops < of["operations, small"]:
         return math.inf
+    odd = _most_of_odd(workload)
+    if odd < math.inf or workload.pixels <= of["pixels, few"]:
+        return odd
     return of["density, large result"] if _has_large_result(workload) else of["density"]
+
+
+def _is_small_image(workload: Workload) -> bool:
+    """Whether the loops beat XLA on an image: few output channels, and no stem with a large window.
+
+    With strides only the dense kernel does, which 16-bit types do not have.
+    """
+    if workload.itemsize == 2 and max(workload.geometry.strides) > 1:
+        return False
+    of = model.of_cpu("cpu shapes")
+    is_narrow = workload.kernel_shape[4] <= of["channels, image"] and _taps(workload) <= of["taps, image"]
+    return is_narrow and not _has_large_result(workload)
+
+
+def _most_of_odd(workload: Workload) -> float:
+    """The density up to which the loops win on shapes that they do not suit, infinite for all others.
+
+    A vector of output channels is mostly empty where there are few. Large windows have long lists of taps. Strides
+    beyond the window pass over pixels that the loops read all the same.
+    """
+    if workload.is_image or workload.geometry.groups > 1 or workload.itemsize == 2:
+        return math.inf
+    of = model.of_cpu("cpu shapes")
+    channels, taps = workload.kernel_shape[4], _taps(workload)
+    passed = math.prod(workload.geometry.strides) / taps
+    limits = [math.inf]
+    if channels <= of["channels, few"] and workload.flops >= of["operations, few channels"]:
+        limits.append(of["density, few channels"] if channels <= of["channels, fewest"] else of["density, channels"])
+    if taps >= of["taps, many"]:
+        limits.append(of["density, many taps"] if channels > of["channels, few"] else 0.0)
+    if taps > 1 and all(s > k for s, k in zip(workload.geometry.strides, workload.kernel_shape[1:3], strict=True)):
+        limits.append(of["density, strides"] if passed < of["passed over"] else 0.0)
+    return min(limits)
+
+
+def _taps(workload: Workload) -> int:
+    return math.prod(workload.kernel_shape[1:3])
 
 
 def _has_large_result(workload: Workload) -> bool:

@@ -1,0 +1,87 @@
+"""What None takes on a CPU for shapes that the loops do not suit, and for images that they do."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from jax_sparse_conv._src.dispatch import cpu_choice
+from jax_sparse_conv._src.dispatch.cpu_choice import Choice
+from jax_sparse_conv._src.problem import geometry as geo
+from jax_sparse_conv._src.problem.workload import Workload
+
+ALWAYS, DENSE_TOO = Choice(math.inf), Choice(math.inf, may_be_dense=True)
+NEVER = Choice(0.0)
+
+
+def of(
+    x: tuple[int, int, int, int], out: int, window: int, stride: int = 1, dtype: str = "float32", groups: int = 1
+) -> Choice:
+    kernel = (window, window, x[3] // groups, out)
+    geometry = geo.resolve(x, kernel, strides=stride, padding="SAME", feature_group_count=groups)
+    return cpu_choice.by_rules(Workload("ecr", x, (1, *kernel), geometry, dtype, True))
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [
+        (of((1, 224, 224, 64), 3, 3), Choice(0.15)),
+        (of((1, 112, 112, 64), 1, 3), Choice(0.15)),
+        (of((1, 112, 112, 64), 6, 3), Choice(0.5)),
+        (of((1, 112, 112, 64), 10, 3), DENSE_TOO),
+        (of((1, 14, 14, 64), 2, 3), DENSE_TOO),  # few operations
+        (of((1, 112, 112, 64), 64, 3), DENSE_TOO),
+    ],
+)
+def test_few_output_channels(found: Choice, wanted: Choice) -> None:
+    assert found == wanted
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [
+        (of((1, 64, 64, 32), 3, 9), NEVER),
+        (of((1, 56, 56, 32), 32, 9), Choice(0.2)),
+        (of((2, 4, 3, 156), 40, 11), Choice(0.2)),
+        (of((1, 28, 28, 64), 64, 7), DENSE_TOO),
+    ],
+)
+def test_large_windows(found: Choice, wanted: Choice) -> None:
+    assert found == wanted
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [
+        (of((1, 128, 128, 64), 64, 3, 8), NEVER),
+        (of((1, 60, 60, 128), 128, 3, 4), Choice(0.3)),
+        (of((1, 96, 96, 64), 64, 2, 3), Choice(0.3)),
+        (of((1, 56, 56, 64), 128, 2, 2), DENSE_TOO),
+        (of((1, 56, 56, 64), 128, 1, 2), DENSE_TOO),  # runs on the pixels that it reads
+    ],
+)
+def test_strides_beyond_the_window(found: Choice, wanted: Choice) -> None:
+    assert found == wanted
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [
+        (of((256, 28, 28, 1), 6, 5), ALWAYS),
+        (of((1, 28, 28, 1), 6, 5), ALWAYS),
+        (of((1, 224, 224, 3), 32, 3, 2), DENSE_TOO),
+        (of((64, 32, 32, 3), 16, 3, dtype="bfloat16"), ALWAYS),
+        (of((1, 224, 224, 3), 32, 3, 2, dtype="bfloat16"), NEVER),
+        (of((1, 224, 224, 3), 64, 7, 2), NEVER),
+        (of((1, 224, 224, 3), 64, 3), NEVER),
+        (of((64, 224, 224, 3), 32, 3), NEVER),  # a result whose memory is new in every call
+    ],
+)
+def test_images(found: Choice, wanted: Choice) -> None:
+    assert found == wanted
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_groups_have_no_such_limits(dtype: str) -> None:
+    assert of((1, 56, 56, 32), 32, 9, dtype=dtype, groups=32) == ALWAYS
