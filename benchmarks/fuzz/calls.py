@@ -45,7 +45,9 @@ def transformed(case: Case, inputs: Inputs) -> tuple[Function, tuple[Any, ...]]:
 
     def pushed(directions: Any, *given: Any) -> Any:
         def along(amounts: jax.Array) -> Any:
-            return call(*(v + jnp.tensordot(amounts, d, 1) for v, d in zip(given, directions, strict=True)))
+            return call(
+                *(v + jnp.tensordot(amounts, d, 1, precision="highest") for v, d in zip(given, directions, strict=True))
+            )
 
         return jax.jacfwd(along)(jnp.zeros(directions[0].shape[0], values[0].dtype))
 
