@@ -9,6 +9,7 @@ Needs the examples extra: pip install "jax-sparse-conv[examples]".
 from __future__ import annotations
 
 import argparse
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -27,18 +28,17 @@ def main(argv: list[str] | None = None) -> float:
     # 1. The network, with trained weights or with seeded ones that leave as many zeros as trained ones would.
     # On a GPU, XLA's dense convolution would use TF32 by default; the sparse kernels are always float32-exact.
     model = jsc.models.build(options.network, precision="highest", rngs=nnx.Rngs(0))
-    if options.weights:
-        loaded = jsc.models.load_weights(model, options.weights)
-        x = network.preprocess(images, loaded.convention)
+    loaded = jsc.models.load_weights(model, options.weights) if options.weights else None
+    x = network.preprocess(images, loaded.convention if loaded else "torchvision")
     jsc.models.fold_batch_norm(model)
-    if not options.weights:
-        x = network.preprocess(images)
+    if loaded is None:
         jsc.models.set_sparsity_profile(model, x)
         print("The weights are seeded: the classes mean nothing.")
 
     # 2. The same weights twice: None skips zeros where there is a kernel for it, "xla" never does.
     logits = {}
-    for name, implementation in (("sparse", None), ("dense", "xla")):
+    runs: dict[str, Literal["xla"] | None] = {"sparse": None, "dense": "xla"}
+    for name, implementation in runs.items():
         jsc.models.set_network_implementation(model, implementation)
         logits[name] = jsc.nnx.jit_inference(model)(x)
         probabilities = jax.nn.softmax(logits[name][0])

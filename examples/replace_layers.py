@@ -5,6 +5,8 @@ python examples/replace_layers.py
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -17,17 +19,19 @@ class Network(nnx.Module):
 
     def __init__(self, rngs: nnx.Rngs) -> None:
         # A bias below zero, so that ReLU leaves more zeros than half.
-        init = {"kernel_init": nnx.initializers.he_normal(), "bias_init": nnx.initializers.constant(-0.4)}
-        self.stem = nnx.Conv(3, 16, (3, 3), **init, rngs=rngs)
-        self.blocks = nnx.List([nnx.Conv(16, 16, (3, 3), **init, rngs=rngs) for _ in range(3)])
-        self.wrap = nnx.Conv(16, 16, (3, 3), padding="CIRCULAR", **init, rngs=rngs)
+        kernel, bias = nnx.initializers.he_normal(), nnx.initializers.constant(-0.4)
+        conv = functools.partial(nnx.Conv, kernel_size=(3, 3), kernel_init=kernel, bias_init=bias, rngs=rngs)
+        self.stem = conv(3, 16)
+        self.blocks = nnx.List([conv(16, 16) for _ in range(3)])
+        self.wrap = conv(16, 16, padding="CIRCULAR")
         self.head = nnx.Linear(16 * 8 * 8, 10, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = nnx.relu(self.stem(x))
         for block in self.blocks:
             x = nnx.relu(block(x))
-        x = nnx.max_pool(nnx.relu(self.wrap(x)), (2, 2), strides=(2, 2))
+        x = nnx.relu(self.wrap(x))
+        x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
         return self.head(x.reshape(x.shape[0], -1))
 
 

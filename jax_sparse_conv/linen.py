@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jax_sparse_conv._src.api import ops
-from jax_sparse_conv._src.api.arguments import Activation
+from jax_sparse_conv._src.api.arguments import Activation, DenseImplementation
 from jax_sparse_conv._src.layers import layer_calls, layers
 from jax_sparse_conv._src.primitive import packing
 from jax_sparse_conv._src.problem.geometry import Padding
@@ -162,7 +162,7 @@ class SparseDense(nn.Dense):
 # --- Flax's own layers -----------------------------------------------------------------------------------------------
 
 
-def sparse_layers(implementation: str | None = None) -> contextlib.AbstractContextManager[None]:
+def sparse_layers(implementation: DenseImplementation | None = None) -> contextlib.AbstractContextManager[None]:
     """Inside of `with sparse_layers():`, every `nn.Conv` and `nn.Dense` skips the zeros of its input.
 
     They run by `jax_sparse_conv.conv` and `jax_sparse_conv.dense`. Names, parameters, initial values and dtypes stay as

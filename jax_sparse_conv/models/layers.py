@@ -14,6 +14,7 @@ from jax_sparse_conv import nnx as sparse_nnx
 from jax_sparse_conv._src import _native
 from jax_sparse_conv._src.accelerate import transform
 from jax_sparse_conv._src.api import ops
+from jax_sparse_conv._src.api.arguments import ConvPoolImplementation
 from jax_sparse_conv._src.layers import layer_calls, layers
 from jax_sparse_conv._src.primitive.reference import average_of_pixels
 from jax_sparse_conv._src.problem.geometry import is_symbolic
@@ -224,7 +225,7 @@ def _check_values(path: str, unit: nnx.Module) -> None:
             )
 
 
-def set_network_implementation(model: nnx.Module, implementation: str | None) -> None:
+def set_network_implementation(model: nnx.Module, implementation: ConvPoolImplementation | None) -> None:
     """Set one implementation for a whole network, in place: None, "xla", "ecr", "coo", "direct", "adaptive" or "pecr".
 
     Fully connected layers choose for themselves where they lack it. "pecr" is the paper's OCPA rule (Xu et al. 2023,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,47 @@ from jax_sparse_conv._src.api.arguments import check_positive
 from jax_sparse_conv.models import alexnets, densenet, inception, lenet, regnet, resnet, squeezenet, vgg
 from jax_sparse_conv.models.layers import ConvNet
 
-CONVENTIONS = ("torchvision", "timm", "keras")
+Convention: TypeAlias = Literal["torchvision", "timm", "keras"]
+CONVENTIONS: tuple[Convention, ...] = get_args(Convention)
+NetworkName: TypeAlias = Literal[
+    "lenet5",
+    "alexnet",
+    "alexnet_cifar",
+    "googlenet",
+    "squeezenet1_0",
+    "squeezenet1_1",
+    "vgg11",
+    "vgg11_bn",
+    "vgg13",
+    "vgg13_bn",
+    "vgg16",
+    "vgg16_bn",
+    "vgg19",
+    "vgg19_bn",
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "resnet50_v1",
+    "resnet101",
+    "resnet101_v1",
+    "resnet152",
+    "resnet152_v1",
+    "densenet121",
+    "densenet169",
+    "densenet201",
+    "regnetx_004",
+    "regnetx_400mf",
+    "regnetx_600mf",
+    "regnetx_800mf",
+    "regnetx_1_6gf",
+    "regnetx_3_2gf",
+    "regnetx_4gf",
+    "regnetx_6_4gf",
+    "regnetx_8gf",
+    "regnetx_12gf",
+    "regnetx_16gf",
+    "regnetx_32gf",
+]
 _CAFFE_BGR_MEAN = (103.939, 116.779, 123.68)
 _LUMA = (0.299, 0.587, 0.114)
 # Mean and deviation of the pixels in 0..1.
@@ -39,14 +79,14 @@ class Network:
         convention expect.
     """
 
-    name: str
+    name: NetworkName
     build: Callable[..., ConvNet]
     input_size: int
     description: str
     preprocess: Callable[..., jax.Array]
 
 
-def preprocess(images: jax.typing.ArrayLike, convention: str = "torchvision") -> jax.Array:
+def preprocess(images: jax.typing.ArrayLike, convention: Convention = "torchvision") -> jax.Array:
     """What weights of a convention expect of RGB images, for most networks (`Network.preprocess` is right for each).
 
     Args:
@@ -65,7 +105,9 @@ def preprocess(images: jax.typing.ArrayLike, convention: str = "torchvision") ->
     return normalised(images, convention, statistics=_IMAGENET)
 
 
-def normalised(images: jax.typing.ArrayLike, convention: str = "torchvision", *, statistics: Statistics) -> jax.Array:
+def normalised(
+    images: jax.typing.ArrayLike, convention: Convention = "torchvision", *, statistics: Statistics
+) -> jax.Array:
     """Scaled to 0..1, made grey where there is one mean, and normalised; the same for every convention."""
     values = _checked(images, convention) / 255
     mean, deviation = (np.asarray(value, np.float32) for value in statistics)
@@ -87,6 +129,11 @@ def _normalise(statistics: Statistics) -> Callable[..., jax.Array]:
     return functools.partial(normalised, statistics=statistics)
 
 
+def _network(name: str, *fields: Any) -> Network:
+    """One whose name is put together, which a type checker cannot follow."""
+    return Network(cast(NetworkName, name), *fields)
+
+
 def _networks() -> Iterator[Network]:
     imagenet = _normalise(_IMAGENET)  # Keras too, for DenseNet
     yield Network("lenet5", lenet.lenet5, 32, "LeNet-5, grey 32x32 images, 10 classes", _normalise(_MNIST))
@@ -97,26 +144,26 @@ def _networks() -> Iterator[Network]:
     yield Network("googlenet", inception.googlenet, 224, "GoogLeNet (Inception v1) with batch norm", centred)
     for version in ("1_0", "1_1"):
         build = getattr(squeezenet, f"squeezenet{version}")
-        yield Network(f"squeezenet{version}", build, 224, f"SqueezeNet {version.replace('_', '.')}", imagenet)
+        yield _network(f"squeezenet{version}", build, 224, f"SqueezeNet {version.replace('_', '.')}", imagenet)
     for depth in (11, 13, 16, 19):
         build = getattr(vgg, f"vgg{depth}")
-        yield Network(f"vgg{depth}", build, 224, f"VGG-{depth}", preprocess)
+        yield _network(f"vgg{depth}", build, 224, f"VGG-{depth}", preprocess)
         with_norm = functools.partial(build, batch_norm=True)
-        yield Network(f"vgg{depth}_bn", with_norm, 224, f"VGG-{depth} with batch norm", preprocess)
+        yield _network(f"vgg{depth}_bn", with_norm, 224, f"VGG-{depth} with batch norm", preprocess)
     for depth in (18, 34, 50, 101, 152):
         build = getattr(resnet, f"resnet{depth}")
-        yield Network(f"resnet{depth}", build, 224, f"ResNet-{depth} v1.5", preprocess)
+        yield _network(f"resnet{depth}", build, 224, f"ResNet-{depth} v1.5", preprocess)
         if depth >= 50:
             first = functools.partial(build, version="v1")
-            yield Network(f"resnet{depth}_v1", first, 224, f"ResNet-{depth} v1, strides in the 1x1", preprocess)
+            yield _network(f"resnet{depth}_v1", first, 224, f"ResNet-{depth} v1, strides in the 1x1", preprocess)
     for depth in (121, 169, 201):
         build = getattr(densenet, f"densenet{depth}")
-        yield Network(f"densenet{depth}", build, 224, f"DenseNet-{depth}", imagenet)
+        yield _network(f"densenet{depth}", build, 224, f"DenseNet-{depth}", imagenet)
     for name, size in regnet.SIZES.items():
-        yield Network(name, getattr(regnet, name), 224, f"RegNetX-{size}", imagenet)
+        yield _network(name, getattr(regnet, name), 224, f"RegNetX-{size}", imagenet)
 
 
-NETWORKS: dict[str, Network] = {network.name: network for network in _networks()}
+NETWORKS: dict[NetworkName, Network] = {network.name: network for network in _networks()}
 
 
 def get(name: str) -> Network:
@@ -130,7 +177,7 @@ def get(name: str) -> Network:
     return NETWORKS[name]
 
 
-def build(name: str, num_classes: int | None = None, **arguments: Any) -> ConvNet:
+def build(name: NetworkName, num_classes: int | None = None, **arguments: Any) -> ConvNet:
     """Build a network by name.
 
     Args:

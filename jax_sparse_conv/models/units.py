@@ -15,11 +15,17 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from jax_sparse_conv._src.api import ops
-from jax_sparse_conv._src.api.arguments import check_positive
+from jax_sparse_conv._src.api.arguments import (
+    ConvImplementation,
+    ConvPoolImplementation,
+    DenseImplementation,
+    check_positive,
+)
 from jax_sparse_conv._src.layers import layers
 from jax_sparse_conv._src.layers.packed_params import PackedParam
 from jax_sparse_conv._src.primitive import reference
+from jax_sparse_conv._src.primitive.reference import ActivationName
+from jax_sparse_conv._src.problem.geometry import PoolKind
 from jax_sparse_conv.models.initializers import he_normal
 from jax_sparse_conv.nnx import SparseConv, SparseConvPool, SparseLinear, folding
 from jax_sparse_conv.nnx.layers import promoted
@@ -39,7 +45,7 @@ class Shared(TypedDict, total=False):
       rngs: a stream `params` for the initial values.
     """
 
-    implementation: str | None
+    implementation: ConvPoolImplementation | None
     dtype: Any
     param_dtype: Any
     precision: lax.PrecisionLike
@@ -52,7 +58,7 @@ class Pool(NamedTuple):
     window: int
     strides: int
     padding: tuple[int, int] = (0, 0)
-    kind: str = "max"
+    kind: PoolKind = "max"
 
 
 class ConvUnit(nnx.Module):
@@ -230,14 +236,14 @@ def fully_connected(in_features: int, out_features: int, *, relu: bool, **shared
     check_positive("out_features" if relu else "num_classes", out_features)
     implementation = dense_implementation(shared.pop("implementation", None))
     arguments: dict[str, Any] = {"kernel_init": he_normal, **shared}
-    activation = "relu" if relu else None
+    activation: ActivationName | None = "relu" if relu else None
     return SparseLinear(in_features, out_features, activation=activation, implementation=implementation, **arguments)
 
 
-def dense_implementation(implementation: str | None) -> str | None:
+def dense_implementation(implementation: ConvPoolImplementation | None) -> DenseImplementation | None:
     """The implementation of dense layers in a network that has this one: the same where they have it, else None."""
     elsewhere = without_pool(implementation)
-    return elsewhere if elsewhere in ops.DENSE_IMPLEMENTATIONS else None
+    return elsewhere if elsewhere == "xla" or elsewhere == "ecr" else None
 
 
 def result_size(unit: ConvUnit, size: int) -> int:
@@ -264,7 +270,7 @@ def smallest_size(path: Sequence[ConvUnit]) -> int:
     return next(filter(fits, itertools.count(1)))
 
 
-def without_pool(implementation: str | None) -> str | None:
+def without_pool(implementation: ConvPoolImplementation | None) -> ConvImplementation | None:
     """The implementation of a layer without a pool in a network that has this one."""
     return "ecr" if implementation == "pecr" else implementation
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Concatenate, Generic, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +17,13 @@ import numpy as np
 from flax import nnx
 
 from jax_sparse_conv._src.accelerate import inference
+from jax_sparse_conv._src.accelerate.inference import P, R_co
 from jax_sparse_conv.nnx import models
 
+M = TypeVar("M", bound=nnx.Module)
 
-class Inference(inference.Inference):
+
+class Inference(inference.Inference[P, R_co], Generic[P, R_co]):
     """A model's weights and a jitted function of them, made by `jit_inference`. It is called as the model is."""
 
     def __init__(self, model: nnx.Module, function: Callable[..., Any], static_argnames: Any) -> None:
@@ -121,12 +124,27 @@ def _without_keys_of_linen(model: nnx.Module) -> Iterator[None]:
         setattr(each, name, value)
 
 
+@overload
 def jit_inference(
-    model: nnx.Module,
+    model: Callable[P, R_co], function: None = None, *, static_argnames: str | Sequence[str] | None = None
+) -> Inference[P, R_co]: ...
+@overload
+def jit_inference(
+    model: M,
+    function: Callable[Concatenate[M, P], R_co],
+    *,
+    static_argnames: str | Sequence[str] | None = None,
+) -> Inference[P, R_co]: ...
+@overload
+def jit_inference(
+    model: nnx.Module, function: None = None, *, static_argnames: str | Sequence[str] | None = None
+) -> Inference[..., Any]: ...
+def jit_inference(
+    model: Any,
     function: Callable[..., Any] | None = None,
     *,
     static_argnames: str | Sequence[str] | None = None,
-) -> Inference:
+) -> Inference[..., Any]:
     """`jax.jit` of a model, accelerated, whose weights stay as they are, with little to do for the host in every call.
 
     At batch 1 a network takes a GPU less time than `nnx.jit` takes to walk through its modules. The result of this is

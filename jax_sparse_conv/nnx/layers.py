@@ -9,10 +9,15 @@ import jax
 from flax import nnx
 
 from jax_sparse_conv._src.api import ops
-from jax_sparse_conv._src.api.arguments import Activation
+from jax_sparse_conv._src.api.arguments import (
+    Activation,
+    ConvImplementation,
+    ConvPoolImplementation,
+    DenseImplementation,
+)
 from jax_sparse_conv._src.layers import layer_calls, layers, packed_params
 from jax_sparse_conv._src.primitive import packing
-from jax_sparse_conv._src.problem.geometry import Padding
+from jax_sparse_conv._src.problem.geometry import Padding, PoolKind
 
 
 class SparseConv(nnx.Conv):
@@ -46,7 +51,7 @@ class SparseConv(nnx.Conv):
         strides: int | Sequence[int] | None = 1,
         *,
         activation: Activation = None,
-        implementation: layers.Implementation = None,
+        implementation: ConvImplementation | None = None,
         **conv_arguments: Any,
     ) -> None:
         layers.check_arguments(activation, implementation, self.implementations)
@@ -130,12 +135,12 @@ class SparseConvPool(SparseConv):
         kernel_size: Sequence[int],
         strides: int | Sequence[int] | None = 1,
         *,
-        pool: str = "max",
+        pool: PoolKind = "max",
         window_shape: int | Sequence[int] = (2, 2),
         window_strides: int | Sequence[int] | None = None,
         window_padding: Padding = "VALID",
         activation: Activation = "relu",
-        implementation: layers.Implementation = None,
+        implementation: ConvPoolImplementation | None = None,
         **conv_arguments: Any,
     ) -> None:
         if isinstance(kernel_size, int) or len(kernel_size) != 2:
@@ -147,7 +152,7 @@ class SparseConvPool(SparseConv):
             kernel_size,
             strides,
             activation=activation,
-            implementation=implementation,
+            implementation=implementation,  # type: ignore[arg-type]  # of this class's own names
             **conv_arguments,
         )
         self.pool = pool
@@ -185,7 +190,7 @@ class SparseLinear(nnx.Linear):
         out_features: int,
         *,
         activation: Activation = None,
-        implementation: layers.Implementation = None,
+        implementation: DenseImplementation | None = None,
         **linear_arguments: Any,
     ) -> None:
         layers.check_arguments(activation, implementation, self.implementations)

@@ -9,7 +9,12 @@ from typing import Any, NoReturn
 from flax import nnx
 
 from jax_sparse_conv._src.api import ops
-from jax_sparse_conv._src.api.arguments import check_flag
+from jax_sparse_conv._src.api.arguments import (
+    ConvImplementation,
+    ConvPoolImplementation,
+    DenseImplementation,
+    check_flag,
+)
 from jax_sparse_conv._src.layers import layers, packed_params
 from jax_sparse_conv._src.layers.packed_params import PackedParam
 from jax_sparse_conv.nnx import folding
@@ -82,7 +87,7 @@ class Report:
         return "\n".join([summary, *(f"  {entry}" for entry in self.entries)])
 
 
-def replace(model: nnx.Module, *, implementation: str | None = None, fold: bool = False) -> Report:
+def replace(model: nnx.Module, *, implementation: ConvImplementation | None = None, fold: bool = False) -> Report:
     """Make every `nnx.Conv` and `nnx.Linear` of `model` sparse, in place, and report what was left and why.
 
     Parameters stay where they are, and so does the state tree: only the layers' classes change. Subclasses of
@@ -171,7 +176,11 @@ def _why_kept(module: Any) -> str | None:
 
 
 def set_implementation(
-    model: nnx.Module, *, conv: str | None = None, conv_pool: str | None = None, dense: str | None = None
+    model: nnx.Module,
+    *,
+    conv: ConvImplementation | None = None,
+    conv_pool: ConvPoolImplementation | None = None,
+    dense: DenseImplementation | None = None,
 ) -> None:
     """Set the implementation of every sparse layer of `model`, in place.
 
@@ -266,7 +275,7 @@ def _is_layer(module: nnx.Module) -> bool:
     return isinstance(module, kinds)
 
 
-def _replace_layer(path: str, module: Any, implementation: str | None) -> ReportEntry:
+def _replace_layer(path: str, module: Any, implementation: ConvImplementation | None) -> ReportEntry:
     old = type(module).__name__
     reason = _why_left(module)
     if reason is not None:

@@ -24,6 +24,7 @@ from jax_sparse_conv._src.fusion.block_parameters import DenseBlockLayer, DenseT
 from jax_sparse_conv._src.fusion.jaxprs import Equation, FlatJaxpr
 from jax_sparse_conv._src.primitive import primitives
 from jax_sparse_conv._src.primitive.primitives import Config
+from jax_sparse_conv._src.primitive.reference import ActivationName
 from jax_sparse_conv._src.problem.geometry import Geometry, Pool
 
 _POINT = Geometry((1, 1), ((0, 0), (0, 0)))
@@ -143,7 +144,7 @@ class _Search:
         return None if scaled is None else _Layer(scaled, (first, second), appended)
 
     def _call(
-        self, number: int, size: tuple[int, int], geometry: Geometry, activation: str | None, has_bias: bool
+        self, number: int, size: tuple[int, int], geometry: Geometry, activation: ActivationName | None, has_bias: bool
     ) -> Equation | None:
         """The call of this package that a value is the result of, if it is like this."""
         equation = self._makers.get(number)

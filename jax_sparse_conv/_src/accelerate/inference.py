@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,10 @@ from jax_sparse_conv._src.accelerate.report import Report, report_of
 from jax_sparse_conv._src.accelerate.transform import Program
 from jax_sparse_conv._src.api.exports import export_checks
 from jax_sparse_conv._src.primitive import jax_internals
+
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
+W = TypeVar("W")
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic)
 
@@ -66,7 +70,7 @@ class _Entry:
     jitted: Any
 
 
-class Inference:
+class Inference(Generic[P, R_co]):
     """A function of weights and arguments, jitted with its weights; made by `jit_inference`.
 
     It is called with the arguments behind the weights. It composes with `jit`, `vmap` and `grad` by the arguments.
@@ -74,7 +78,7 @@ class Inference:
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., R_co],
         weights: Any,
         static_argnames: str | Sequence[str] | None = None,
     ) -> None:
@@ -85,12 +89,14 @@ class Inference:
         self._entries: dict[Any, _Entry] = {}
         self._lock = threading.RLock()  # of new entries and new weights
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """`function(weights, *args, **kwargs)`."""
         entry = self._entry(args, kwargs)
         if jax_internals.is_tracing():  # JAX takes compiler options of the outermost `jit` alone
-            return self._run(entry.program, entry.chained, entry.prepared, args, kwargs)
-        return entry.jitted(entry.prepared, *args, **kwargs)
+            traced: R_co = self._run(entry.program, entry.chained, entry.prepared, args, kwargs)
+            return traced
+        result: R_co = entry.jitted(entry.prepared, *args, **kwargs)
+        return result
 
     def update(self, weights: Any) -> None:
         """Take new weights, and compute again what depends on them alone.
@@ -253,8 +259,8 @@ class Inference:
 
 
 def jit_inference(
-    function: Callable[..., Any], weights: Any, *, static_argnames: str | Sequence[str] | None = None
-) -> Inference:
+    function: Callable[Concatenate[W, P], R_co], weights: W, *, static_argnames: str | Sequence[str] | None = None
+) -> Inference[P, R_co]:
     """`jax.jit` of an accelerated function whose weights stay as they are.
 
     The function is rewritten as by `accelerate`. Everything that depends on the weights alone is computed once: batch

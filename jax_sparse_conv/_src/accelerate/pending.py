@@ -21,6 +21,7 @@ from jax_sparse_conv._src.api.arguments import KERNEL_DTYPES
 from jax_sparse_conv._src.primitive import packing, reference
 from jax_sparse_conv._src.primitive.packing import PackedKernel
 from jax_sparse_conv._src.primitive.primitives import Config, Operands
+from jax_sparse_conv._src.primitive.reference import ActivationName
 from jax_sparse_conv._src.problem.geometry import Geometry, Pads, Pair, Pool, is_symbolic, windowed_size
 
 # Results for each weight, from which on a call scales weights that are not fixed. Scaling reads and writes each weight,
@@ -56,7 +57,7 @@ class Call:
     scale: jax.Array | None = None
     shift: jax.Array | None = None
     residual: jax.Array | None = None
-    activation: str | None = None
+    activation: ActivationName | None = None
     sums: bool = False
     joined: tuple[str, ...] = ()
 

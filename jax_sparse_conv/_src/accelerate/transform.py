@@ -7,7 +7,7 @@ import functools
 import itertools
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,17 @@ from jax_sparse_conv._src.fusion.jaxprs import traced
 from jax_sparse_conv._src.primitive import explicit
 from jax_sparse_conv._src.problem import geometry as geo
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Accelerated(Protocol[P, R_co]):
+    """What `accelerate` returns: a function of the same arguments and results, and its report."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+    @property
+    def report(self) -> Callable[..., Report]: ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -39,7 +49,7 @@ class Program:
     results: Any
 
 
-def accelerate(function: _Function) -> _Function:
+def accelerate(function: Callable[P, R_co]) -> Accelerated[P, R_co]:
     """Run the convolutions of any function by the kernels of this package.
 
     The function stays as its author wrote it, with Flax, Haiku, Equinox, Keras or plain JAX. Its trace is rewritten:
@@ -109,7 +119,7 @@ def accelerate(function: _Function) -> _Function:
 
     functools.update_wrapper(accelerated, function, updated=())
     accelerated.report = report  # type: ignore[attr-defined]
-    return accelerated  # type: ignore[return-value]
+    return cast(Accelerated[P, R_co], accelerated)
 
 
 def of_jaxpr(closed: Any, fixed: Sequence[bool], results: Any) -> Program:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, get_args
 
 import jax
 import jax.numpy as jnp
@@ -13,23 +13,58 @@ from jax import lax
 
 from jax_sparse_conv._src import _native
 from jax_sparse_conv._src.primitive.packing import PackedKernel
+from jax_sparse_conv._src.primitive.reference import ActivationName
+from jax_sparse_conv._src.problem.geometry import Padding, PoolKind
 
-CONV_IMPLEMENTATIONS = ("xla", "ecr", "coo", "direct", "adaptive")
-CONV_POOL_IMPLEMENTATIONS = ("xla", "ecr", "coo", "pecr", "direct", "adaptive")
-DENSE_IMPLEMENTATIONS = ("xla", "ecr")
-IMPLEMENTATIONS = {
+ConvImplementation: TypeAlias = Literal["xla", "ecr", "coo", "direct", "adaptive"]
+ConvPoolImplementation: TypeAlias = Literal["xla", "ecr", "coo", "pecr", "direct", "adaptive"]
+DenseImplementation: TypeAlias = Literal["xla", "ecr"]
+CONV_IMPLEMENTATIONS: tuple[ConvImplementation, ...] = get_args(ConvImplementation)
+CONV_POOL_IMPLEMENTATIONS: tuple[ConvPoolImplementation, ...] = get_args(ConvPoolImplementation)
+DENSE_IMPLEMENTATIONS: tuple[DenseImplementation, ...] = get_args(DenseImplementation)
+IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
     "conv": CONV_IMPLEMENTATIONS,
     "conv_pool": CONV_POOL_IMPLEMENTATIONS,
     "dense": DENSE_IMPLEMENTATIONS,
 }
 READS_NONZEROS = (None, "adaptive")  # implementations that take `nonzeros`
 ACTIVATIONS = (None, "relu")
-Activation: TypeAlias = str | Callable[..., Any] | None
+Activation: TypeAlias = ActivationName | Callable[..., Any] | None
 """None, or "relu" or `jax.nn.relu`."""
 KERNEL_DTYPES = _native.DTYPES["cpu"]  # a superset of every platform's; lowering knows the platform
 
-
 _ARRAYS = ("x", "kernel", "bias", "residual", "nonzeros")
+
+
+class ConvOptions(TypedDict, total=False):
+    """Arguments of `ops.conv` that its overloads share."""
+
+    strides: int | Sequence[int]
+    padding: Padding
+    kernel_dilation: int | Sequence[int]
+    feature_group_count: int
+    residual: jax.typing.ArrayLike | None
+    activation: Activation
+    precision: lax.PrecisionLike
+    implementation: ConvImplementation | None
+    nonzeros: jax.typing.ArrayLike | None
+
+
+class ConvPoolOptions(TypedDict, total=False):
+    """Arguments of `ops.conv_pool` that its overloads share."""
+
+    strides: int | Sequence[int]
+    padding: Padding
+    kernel_dilation: int | Sequence[int]
+    feature_group_count: int
+    activation: Activation
+    pool: PoolKind
+    window_shape: int | Sequence[int]
+    window_strides: int | Sequence[int] | None
+    window_padding: Padding
+    precision: lax.PrecisionLike
+    implementation: ConvPoolImplementation | None
+    nonzeros: jax.typing.ArrayLike | None
 
 
 class Operands(NamedTuple):
@@ -76,7 +111,7 @@ def is_one_of(value: Any, choices: tuple[Any, ...]) -> bool:
     return any(isinstance(value, type(choice)) and value == choice for choice in choices)
 
 
-def canonical_activation(activation: Activation) -> str | None:
+def canonical_activation(activation: Activation) -> ActivationName | None:
     """The name of an activation; `jax.nn.relu` is "relu", and so is `flax.nnx.relu`.
 
     Raises:
@@ -89,7 +124,7 @@ def canonical_activation(activation: Activation) -> str | None:
             f"activation={activation!r} is not one of {', '.join(map(repr, ACTIVATIONS))}, or jax.nn.relu; apply any "
             "other behind the call"
         )
-    return activation
+    return None if activation is None else "relu"
 
 
 def check_positive(name: str, value: Any) -> None:

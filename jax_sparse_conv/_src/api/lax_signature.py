@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_sparse_conv._src.api import ops
-from jax_sparse_conv._src.api.arguments import CONV_IMPLEMENTATIONS, check_implementation
+from jax_sparse_conv._src.api.arguments import CONV_IMPLEMENTATIONS, ConvImplementation, check_implementation
 
 _lax_conv = lax.conv_general_dilated  # lax's own, also where the function below is put in its place
 _NHWC = lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
@@ -31,7 +31,7 @@ def conv_general_dilated(
     preferred_element_type: jax.typing.DTypeLike | None = None,
     out_sharding: Any = None,
     *,
-    implementation: str | None = None,
+    implementation: ConvImplementation | None = None,
 ) -> jax.Array:
     """`jax.lax.conv_general_dilated` that skips the zeros of `lhs` where it can, to pass to a Flax layer.
 

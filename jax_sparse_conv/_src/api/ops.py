@@ -10,7 +10,7 @@ import contextlib
 import functools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Literal, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,11 @@ from jax_sparse_conv._src.api.arguments import (
     KERNEL_DTYPES,
     READS_NONZEROS,
     Activation,
+    ConvImplementation,
+    ConvOptions,
+    ConvPoolImplementation,
+    ConvPoolOptions,
+    DenseImplementation,
     Operands,
     canonical_activation,
     canonical_precision,
@@ -35,8 +40,9 @@ from jax_sparse_conv._src.api.arguments import (
 from jax_sparse_conv._src.dispatch.coo import configurations
 from jax_sparse_conv._src.primitive import counting, explicit, jax_internals, packing, primitives, reference
 from jax_sparse_conv._src.primitive.packing import PackedKernel
+from jax_sparse_conv._src.primitive.reference import ActivationName
 from jax_sparse_conv._src.problem import geometry as geo
-from jax_sparse_conv._src.problem.geometry import Geometry, Padding
+from jax_sparse_conv._src.problem.geometry import Geometry, Padding, PoolKind
 
 __all__ = [
     "ACTIVATIONS",
@@ -52,6 +58,33 @@ __all__ = [
 ]
 
 
+@overload
+def conv(
+    x: jax.typing.ArrayLike,
+    kernel: jax.typing.ArrayLike | PackedKernel,
+    bias: jax.typing.ArrayLike | None = ...,
+    *,
+    count_nonzeros: Literal[False] = ...,
+    **options: Unpack[ConvOptions],
+) -> jax.Array: ...
+@overload
+def conv(
+    x: jax.typing.ArrayLike,
+    kernel: jax.typing.ArrayLike | PackedKernel,
+    bias: jax.typing.ArrayLike | None = ...,
+    *,
+    count_nonzeros: Literal[True],
+    **options: Unpack[ConvOptions],
+) -> tuple[jax.Array, jax.Array]: ...
+@overload
+def conv(
+    x: jax.typing.ArrayLike,
+    kernel: jax.typing.ArrayLike | PackedKernel,
+    bias: jax.typing.ArrayLike | None = ...,
+    *,
+    count_nonzeros: bool,
+    **options: Unpack[ConvOptions],
+) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 def conv(
     x: jax.typing.ArrayLike,
     kernel: jax.typing.ArrayLike | PackedKernel,
@@ -64,7 +97,7 @@ def conv(
     residual: jax.typing.ArrayLike | None = None,
     activation: Activation = None,
     precision: lax.PrecisionLike = None,
-    implementation: str | None = None,
+    implementation: ConvImplementation | None = None,
     nonzeros: jax.typing.ArrayLike | None = None,
     count_nonzeros: bool = False,
 ) -> Any:
@@ -128,6 +161,33 @@ def conv(
     return _run(operands, geometry, activation, precision, implementation, "ecr", count_nonzeros)
 
 
+@overload
+def conv_pool(
+    x: jax.typing.ArrayLike,
+    kernel: jax.typing.ArrayLike | PackedKernel,
+    bias: jax.typing.ArrayLike | None = ...,
+    *,
+    count_nonzeros: Literal[False] = ...,
+    **options: Unpack[ConvPoolOptions],
+) -> jax.Array: ...
+@overload
+def conv_pool(
+    x: jax.typing.ArrayLike,
+    kernel: jax.typing.ArrayLike | PackedKernel,
+    bias: jax.typing.ArrayLike | None = ...,
+    *,
+    count_nonzeros: Literal[True],
+    **options: Unpack[ConvPoolOptions],
+) -> tuple[jax.Array, jax.Array]: ...
+@overload
+def conv_pool(
+    x: jax.typing.ArrayLike,
+    kernel: jax.typing.ArrayLike | PackedKernel,
+    bias: jax.typing.ArrayLike | None = ...,
+    *,
+    count_nonzeros: bool,
+    **options: Unpack[ConvPoolOptions],
+) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 def conv_pool(
     x: jax.typing.ArrayLike,
     kernel: jax.typing.ArrayLike | PackedKernel,
@@ -138,12 +198,12 @@ def conv_pool(
     kernel_dilation: int | Sequence[int] = 1,
     feature_group_count: int = 1,
     activation: Activation = "relu",
-    pool: str = "max",
+    pool: PoolKind = "max",
     window_shape: int | Sequence[int] = (2, 2),
     window_strides: int | Sequence[int] | None = None,
     window_padding: Padding = "VALID",
     precision: lax.PrecisionLike = None,
-    implementation: str | None = None,
+    implementation: ConvPoolImplementation | None = None,
     nonzeros: jax.typing.ArrayLike | None = None,
     count_nonzeros: bool = False,
 ) -> Any:
@@ -219,7 +279,7 @@ def dense(
     *,
     activation: Activation = None,
     precision: lax.PrecisionLike = None,
-    implementation: str | None = None,
+    implementation: DenseImplementation | None = None,
 ) -> jax.Array:
     """Matrix product that reads only the rows of `kernel` that meet a non-zero of `x`: `activation(x @ kernel + bias)`.
 
@@ -259,7 +319,7 @@ def dense(
         return (_dense if is_traced else _dense_alone)(given, activation, precision, method)
 
 
-def _dense(given: Operands, activation: str | None, precision: Any, method: str | None) -> jax.Array:
+def _dense(given: Operands, activation: ActivationName | None, precision: Any, method: str | None) -> jax.Array:
     if method == "xla":
         y = jnp.matmul(given.x, given.kernel, precision=precision)
         return reference.epilogue(y, given.bias, None, activation)
@@ -293,7 +353,7 @@ def _result_shape(operands: Operands, geometry: Geometry) -> tuple[int, ...]:
 def _run(
     operands: Operands,
     geometry: Geometry,
-    activation: str | None,
+    activation: ActivationName | None,
     precision: lax.PrecisionLike,
     implementation: str | None,
     sparse: str,

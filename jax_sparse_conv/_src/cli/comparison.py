@@ -114,10 +114,10 @@ def choose(model: flax_nnx.Module, implementation: str | plan.Plan) -> None:
         except ValueError as error:
             raise UserError(f"--plan: {error}") from error
     check_implementation(implementation)
-    nnx.set_implementation(
-        model,
-        **{kind: implementation if implementation in names else None for kind, names in IMPLEMENTATIONS_OF.items()},
-    )
+    chosen: dict[str, Any] = {
+        kind: implementation if implementation in names else None for kind, names in IMPLEMENTATIONS_OF.items()
+    }
+    nnx.set_implementation(model, **chosen)
 
 
 def check_implementation(implementation: str) -> None:

@@ -73,12 +73,16 @@ class Compressed(abc.ABC):
         """Additions of one output channel that skips nothing."""
         return self._windows * max(self._taps - 1, 0)
 
-    @jax.jit
     def todense(self) -> jax.Array:
         """The feature map [N, H, W, C]: exact where a window reaches, zero at pixels that no window covers.
 
         -0.0 comes back as 0.0. An image that overflowed `nse` comes back as NaN.
         """
+        dense: jax.Array = self._dense()
+        return dense
+
+    @jax.jit
+    def _dense(self) -> jax.Array:
         if 0 in self.values.shape:
             return jnp.zeros(self.shape, self.dtype)
         window_shape = self.counts.shape[self.counts.ndim - self._window_axes :]

@@ -80,9 +80,13 @@ class CooStar:
         values, positions, counts = explicit.by_image(lambda x: _fromdense(x, checked), x)
         return cls(values, positions, counts, (x.shape[1], x.shape[2]), x.shape[3], checked)
 
-    @jax.jit
     def todense(self) -> jax.Array:
         """The feature map [N, H, W, C], bit for bit but for -0.0, which comes back as 0.0."""
+        dense: jax.Array = self._dense()
+        return dense
+
+    @jax.jit
+    def _dense(self) -> jax.Array:
         size, tile = self.shape[-3:], self.tile
         return explicit.by_image(lambda *lists: _todense(*lists, size, tile), self.values, self.positions, self.counts)
 

@@ -26,6 +26,7 @@ from jax_sparse_conv._src.formats import windows
 from jax_sparse_conv._src.formats.compressed import Compressed
 from jax_sparse_conv._src.layers import layers
 from jax_sparse_conv._src.primitive import reference
+from jax_sparse_conv._src.primitive.reference import ActivationName
 from jax_sparse_conv._src.problem import geometry as geo
 from jax_sparse_conv._src.problem.geometry import Geometry, Padding, Pair
 
@@ -176,7 +177,7 @@ class PECR(Compressed):
         return self._convolve(kernel)
 
     def conv_pool(
-        self, kernel: jax.typing.ArrayLike, *, pool: str = "max", activation: str | None = "relu"
+        self, kernel: jax.typing.ArrayLike, *, pool: geo.PoolKind = "max", activation: ActivationName | None = "relu"
     ) -> jax.Array:
         """Convolution, activation and pool (Algorithm 4): kernel [kh, kw, C, K] -> [N, Po, Qo, K].
 

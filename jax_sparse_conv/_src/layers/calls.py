@@ -184,7 +184,7 @@ def precision_name(precision: Any) -> str:
         return str(getattr(precision, "name", precision))  # an algorithm
 
 
-def run(op: str, operands: Operands, arguments: Mapping[str, Any], implementation: str | None) -> Any:
+def run(op: str, operands: Operands, arguments: Mapping[str, Any], implementation: Any) -> Any:
     """`conv`, `conv_pool` or `dense` by name; a pair with the counts that `arguments` may ask for."""
     x, kernel, bias, residual = operands
     if op == "conv":

@@ -45,7 +45,7 @@ class Planned:
         return f"<planned: {', '.join(dict.fromkeys(name for _, name in self.choices))}>"
 
 
-Implementation: TypeAlias = str | Planned | None
+Implementation: TypeAlias = arguments.ConvPoolImplementation | Planned | None
 Kernel: TypeAlias = jax.Array | PackedKernel
 
 
@@ -74,7 +74,7 @@ class DenseLayer(Protocol):
 class ConvPoolLayer(ConvLayer, Protocol):
     """A convolution layer with a pool."""
 
-    pool: str
+    pool: geo.PoolKind
     window_shape: Any
     window_strides: Any
     window_padding: Any

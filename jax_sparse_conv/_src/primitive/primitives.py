@@ -50,7 +50,7 @@ class Config:
 
     geometry: Geometry
     method: str
-    activation: str | None = None
+    activation: reference.ActivationName | None = None
     has_bias: bool = False
     has_residual: bool = False
     has_packed: bool = False

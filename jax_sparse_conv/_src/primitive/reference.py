@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from jax_sparse_conv._src.primitive import explicit
 from jax_sparse_conv._src.problem import geometry as geo
 from jax_sparse_conv._src.problem.geometry import Geometry, Pads, Pool
 
+ActivationName: TypeAlias = Literal["relu"]
 _DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 _LONG_WINDOW = 4
 _lax_conv = lax.conv_general_dilated  # lax's own, also where `jsc.conv_general_dilated` is put in its place

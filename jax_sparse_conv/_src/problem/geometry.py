@@ -11,7 +11,7 @@ import math
 import operator
 import warnings
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from jax import export, lax
@@ -21,7 +21,7 @@ Pads: TypeAlias = tuple[Pair, Pair]
 Padding: TypeAlias = str | int | Sequence[int | Sequence[int]]
 PoolKind: TypeAlias = Literal["max", "avg"]
 
-POOL_KINDS: tuple[str, ...] = ("max", "avg")
+POOL_KINDS: tuple[PoolKind, ...] = get_args(PoolKind)
 MAX_ELEMENTS = 2**31 - 1
 
 

@@ -16,6 +16,7 @@ from jax_sparse_conv import models
 from jax_sparse_conv._src.layers import layers
 from jax_sparse_conv._src.layers.calls import Call
 from jax_sparse_conv._src.plans import typed_json
+from jax_sparse_conv.models import registry
 
 KINDS = {
     "highest": ("float32", "highest"),
@@ -38,11 +39,11 @@ def of_networks(names: Sequence[str]) -> list[Call]:
 
 
 def _traced(name: str) -> list[Call]:
-    network = models.NETWORKS[name]
+    network = registry.get(name)
     found: list[Call] = []
 
     def run(images: jax.Array) -> jax.Array:
-        model = models.build(name, rngs=OneKey())
+        model = models.build(network.name, rngs=OneKey())
         models.fold_batch_norm(model)
 
         def observe(layer: Any, call: Call, operands: Any, arguments: Any) -> jax.Array:
