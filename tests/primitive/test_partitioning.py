@@ -58,9 +58,14 @@ CPUS = {"JAX_PLATFORMS": "cpu"}
 
 
 def run(environment: dict[str, str], name: str = "sharded.py", wanted: Sequence[str] = CHECKED) -> None:
-    script = pathlib.Path(__file__).parents[1] / "helpers" / name
+    helpers = pathlib.Path(__file__).parents[1] / "helpers"
+    path = os.pathsep.join([str(helpers), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, str(script)], env=os.environ | environment, capture_output=True, text=True, check=False
+        [sys.executable, str(helpers / "sharded" / name)],
+        env=os.environ | environment | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.splitlines() == list(wanted)
