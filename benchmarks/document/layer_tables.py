@@ -187,3 +187,30 @@ def instructions(rows: Sequence[Row]) -> list[str]:
         (*where, *(f"{each[loop]:,.0f}" if loop in each else "" for loop in loops)) for where, each in found.items()
     )
     return [table(("layer", "zeros", *loops), lines)]
+
+
+def sweep(rows: Sequence[Row]) -> list[str]:
+    """Random layers: the geometric mean, and how many lose."""
+    found: dict[tuple[str, str, str, str], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row["op"], row["dtype"], row["precision"], row["weights"]), []).append(row)
+    lines = (
+        (
+            *where,
+            str(len(each)),
+            mean([row.get("first_ratio", row["ratio"]) for row in each]),
+            str(sum(max(row["ratio"], row["best_ratio"]) < zoo_rows.LEAST for row in each)),
+        )
+        for where, each in sorted(found.items())
+    )
+    return [table(("layers", "dtype", "precision", "weights", "number", "geometric mean", _BELOW), lines)]
+
+
+def fuzz(rows: Sequence[Row]) -> list[str]:
+    """Random calls: how many of each operation, and what was found."""
+    lines = (
+        (str(row["seed"]), name, f"{count:,}", str(sum(f'"{name}"' in each["case"] for each in row["findings"])))
+        for row in rows
+        for name, count in sorted(row["operations"].items())
+    )
+    return [table(("seed", "operation", "cases", "findings"), lines)]

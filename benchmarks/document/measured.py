@@ -138,6 +138,18 @@ many microseconds it is behind.""",
         "Thousands of instructions of a call, counted by valgrind, by loop of the CPU kernels.",
         layer_tables.instructions,
     ),
+    "sweep": (
+        "Random layers",
+        "XLA's time over that of `None`, both with plain arguments or constants. What loses was timed again, longer.",
+        layer_tables.sweep,
+    ),
+    "fuzz": (
+        "Random calls",
+        """\
+Calls of every operation against NumPy in float64, each element within a bound of its own. A finding is a wrong value,
+an error, a hang or the end of the process.""",
+        layer_tables.fuzz,
+    ),
 }
 """By suite: title, what is measured, and its table."""
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from benchmark_layers import CPU_EXTENSION
 
+from benchmarks.document import layer_tables
 from benchmarks.suites import sweep
 from benchmarks.suites.sweep import Layer
 
@@ -63,7 +64,10 @@ def test_a_loss_is_one_twice() -> None:
         return {**about, "ratio": ratio, **more}
 
     first = [row("a", 0.5), row("b", 0.5), row("c", 2.0), row("d", 2.0)]
-    again = [row("a", 0.6, first_ratio=0.5), row("b", 1.5, first_ratio=0.5), row("c", 0.9, first_ratio=2.0)]
+    again = [
+        row(name, ratio, first_ratio=earlier, first_best_ratio=earlier)
+        for name, ratio, earlier in (("a", 0.6, 0.5), ("b", 1.5, 0.5), ("c", 0.9, 2.0))
+    ]
     text = sweep.summary(first, again, 7)
     assert "4 layers timed, 7 left to XLA\ngeometric mean 1.00\n" in text
     assert "1 below 0.97 twice; of 3 timed again 1 more came out below it" in text
@@ -82,3 +86,12 @@ def test_a_small_sweep(weights: str, tmp_path: Path, capsys: pytest.CaptureFixtu
     for row in rows:
         assert row["ratio"] == pytest.approx(row["xla_us"] / row["ours_us"])
     assert f"{len(rows)} layers timed, {4 - len(rows)} left to XLA" in capsys.readouterr().out
+
+
+def test_the_page_counts_losses_and_findings() -> None:
+    about = {"op": "conv", "dtype": "float32", "precision": "highest", "weights": "constant"}
+    times = ({"ratio": 0.5, "best_ratio": 0.6, "first_ratio": 2.0}, {"ratio": 8.0, "best_ratio": 7.0})
+    assert layer_tables.sweep([about | each for each in times])[0].endswith("| 2 | 4.00 | 1 |")
+    finding = {"case": '{"operation": "dense"}'}
+    found = layer_tables.fuzz([{"seed": 3, "operations": {"conv": 1200, "dense": 7}, "findings": [finding]}])[0]
+    assert found.splitlines()[2:] == ["| 3 | conv | 1,200 | 0 |", "| 3 | dense | 7 | 1 |"]
