@@ -79,6 +79,7 @@ def pretended(gpu: Device) -> Iterator[None]:
         for owner, name, value in (
             (devices, "current", lambda: gpu),
             (devices, "known", lambda: gpu),
+            (devices, "default_platform", lambda: "gpu"),
             (Device, "of", lambda _: gpu),
             (_native, "why_missing", lambda *_: None),
             (_native, "workspace_bytes", lambda *_: 0),
