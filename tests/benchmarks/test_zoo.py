@@ -14,6 +14,7 @@ from benchmarks.common import zoo_layers
 from benchmarks.suites import zoo, zoo_rows
 from jax_sparse_conv._src.dispatch import cpu_choice
 
+
 @pytest.fixture(autouse=True)
 def images_are_xlas(monkeypatch: pytest.MonkeyPatch) -> None:
     """LeNet's first layer is XLA's, so that a network has a layer that is."""
