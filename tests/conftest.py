@@ -15,7 +15,7 @@ import jax
 import pytest
 from platforms import PLATFORM, on_a_gpu
 
-from jax_sparse_conv._src import _native
+from jax_sparse_conv._src import _native, devices
 from jax_sparse_conv._src.devices import Device
 
 # What folders share asserts too, and shows as much where it fails.
@@ -73,3 +73,22 @@ def float32_products() -> Iterator[None]:
     """No TF32 on a GPU: for tests whose tolerances are those of float32."""
     with jax.default_matmul_precision("highest"):
         yield
+
+
+@pytest.fixture
+def optimized() -> Iterator[None]:
+    """LLVM optimizes: without, XLA's derivatives of convolutions of few channels are wrong (openxla/xla#48713)."""
+    before = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture
+def dense_blocks_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dense blocks are made as for a GPU that has them, and lowered layer by layer where there is none."""
+    if jax.default_backend() == "gpu":
+        return
+    monkeypatch.setattr(devices, "default_platform", lambda: "gpu")
+    monkeypatch.setattr(_native, "why_missing", lambda *of: None)
+    monkeypatch.setattr(_native, "has_warpgroups", lambda: True)

@@ -13,22 +13,10 @@ from jax import lax
 from oracle import relative_error
 
 import jax_sparse_conv as jsc
-from jax_sparse_conv._src import _native, devices
-from jax_sparse_conv._src.fusion import dense_blocks
 
 C0, LAYERS = 64, 3
 
-pytestmark = pytest.mark.usefixtures("as_on_a_gpu", "float32_products")
-
-
-@pytest.fixture
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks are made as for a GPU that has them, and lowered layer by layer where there is none."""
-    if jax.default_backend() == "gpu":
-        return
-    monkeypatch.setattr(devices, "default_platform", lambda: "gpu")
-    monkeypatch.setattr(dense_blocks, "_may_join", lambda *of: True)
-    monkeypatch.setattr(_native, "why_missing", lambda *of: None)
+pytestmark = pytest.mark.usefixtures("dense_blocks_as_on_a_gpu", "float32_products")
 
 
 def conv(x: jax.Array, kernel: jax.Array) -> jax.Array:

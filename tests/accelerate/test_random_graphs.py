@@ -6,7 +6,6 @@ JSC_RANDOM_GRAPHS=2000 in the environment tries as many.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -50,15 +49,6 @@ def test_values(first: int) -> None:
             same(found, wanted, _TOLERANCE[graph.dtype])
         except AssertionError as error:
             raise AssertionError(f"seed {seed}, {graph.layout}, {graph.dtype}: {graph.steps}") from error
-
-
-@pytest.fixture
-def optimized() -> Iterator[None]:
-    """LLVM optimizes: without, XLA's derivatives of convolutions of few channels are wrong (openxla/xla#48713)."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.mark.parametrize("seed", range(0, 100, 9))

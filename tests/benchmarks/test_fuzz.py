@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,6 @@ from jax_sparse_conv._src.api import ops
 CASE = Case("conv", "xla", "float32", "none", True, (1, 6, 7, 5), 9, (3, 3), padding="SAME", bias=True, seed=3)
 DERIVATIVES = ("grad", "jacfwd", "vmap grad")
 NUMBERS = range(60)
-
-
-@pytest.fixture
-def optimized() -> Iterator[None]:
-    """LLVM optimizes: without, XLA's derivatives of convolutions of few channels are wrong (openxla/xla#48713)."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 def run(case: Case) -> None:

@@ -14,20 +14,10 @@ from oracle import relative_error
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv import models
-from jax_sparse_conv._src import _native, devices
+from jax_sparse_conv._src import _native
 from jax_sparse_conv._src.fusion import dense_blocks
 from jax_sparse_conv._src.fusion.dense_blocks import dense_block_p
 from jax_sparse_conv.models.densenet import DenseNet
-
-
-@pytest.fixture
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks are made as for a GPU that has them, and lowered layer by layer where there is none."""
-    if jax.default_backend() == "gpu":
-        return
-    monkeypatch.setattr(devices, "default_platform", lambda: "gpu")
-    monkeypatch.setattr(_native, "why_missing", lambda *_: None)
-    monkeypatch.setattr(_native, "has_warpgroups", lambda: True)
 
 
 def transitions_of(model: DenseNet, x: jax.Array) -> int:
@@ -37,7 +27,7 @@ def transitions_of(model: DenseNet, x: jax.Array) -> int:
     return sum(sizes.features is not None for sizes in blocks)
 
 
-@pytest.mark.usefixtures("as_on_a_gpu", "float32_products")
+@pytest.mark.usefixtures("dense_blocks_as_on_a_gpu", "float32_products")
 def test_a_network_joins_the_layers_of_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     x = jax.random.normal(jax.random.key(0), (2, 32, 32, 3))
     model = small_densenet()
@@ -62,7 +52,7 @@ def test_a_network_joins_the_layers_of_its_blocks(monkeypatch: pytest.MonkeyPatc
     assert blocks_of(model, many) == 0
 
 
-@pytest.mark.usefixtures("as_on_a_gpu", "float32_products")
+@pytest.mark.usefixtures("dense_blocks_as_on_a_gpu", "float32_products")
 def test_weights_may_be_arguments() -> None:
     """As under `nnx.jit`."""
     x, model = jax.random.normal(jax.random.key(0), (1, 32, 32, 3)), small_densenet()
@@ -78,7 +68,7 @@ def test_weights_may_be_arguments() -> None:
     assert relative_error(jax.jit(run)(state, x), wanted) < 1e-5
 
 
-@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.usefixtures("dense_blocks_as_on_a_gpu")
 def test_what_looks_at_layers_sees_them() -> None:
     model, x = small_densenet(), jax.random.normal(jax.random.key(0), (1, 32, 32, 3))
     assert "conv3_block3_2" in models.layer_inputs(model, x)

@@ -86,6 +86,15 @@ def test_a_name_runs_its_kernel_on_a_gpu(with_cuda: list[tuple[int, ...]], name:
     assert found == ["jsc_dense" if name == "dense" else f"jsc_{implementation}"]
 
 
+def test_what_is_dense_of_a_derivative_says_nothing(with_cuda: list[tuple[int, ...]]) -> None:
+    def tangent(x: jax.Array) -> Any:
+        return jax.jvp(lambda x: jsc.conv(x, KERNEL, implementation="ecr"), (x,), (x,))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert targets(tangent, ANY) == ["jsc_ecr"]
+
+
 @pytest.mark.parametrize("name", OF_LAX)
 def test_none_is_xlas_on_a_gpu_and_says_so_once(with_cuda: list[tuple[int, ...]], name: str) -> None:
     def twice(x: jax.Array) -> Any:

@@ -184,6 +184,10 @@ def _gradient_jvp(primals: Sequence[Any], tangents: Sequence[Any], **parameters:
     return out, functools.reduce(jnp.add, (gradient(*pair, **parameters) for pair in moving))
 
 
+def _gradient_taylor(primals: Sequence[Any], series: Sequence[Any], **parameters: Any) -> Any:
+    return taylor_of(functools.partial(gradient, **parameters), primals, series)
+
+
 def _gradient_transpose(cotangent: Any, *values: Any, **parameters: Any) -> list[Any]:
     return transposed(lambda *operands: [gradient(*operands, **parameters)], [cotangent], values)
 
@@ -193,3 +197,5 @@ mlir.register_lowering(gradient_p, _gradient_lower)
 batching.primitive_batchers[gradient_p] = _gradient_batch
 ad.primitive_jvps[gradient_p] = _gradient_jvp
 ad.primitive_transposes[gradient_p] = _gradient_transpose
+jax_internals.checks_nans(gradient_p)
+jax_internals.has_taylor(gradient_p, _gradient_taylor)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jax._src import checkify, config, core, dispatch, source_info_util
+from jax._src import ad_checkpoint, checkify, config, core, dispatch, source_info_util
 from jax.experimental import jet
 from jax.extend import core as jex_core
 
@@ -39,6 +39,14 @@ def checks_nans(primitive: jex_core.Primitive) -> None:
 def has_taylor(primitive: jex_core.Primitive, rule: Callable[..., Any]) -> None:
     """Have `jax.experimental.jet` take a rule for `primitive`: of primals, series and parameters."""
     jet.jet_rules[primitive] = rule
+
+
+def _taylor_of_name(primals: Sequence[Any], series: Sequence[Any], **parameters: Any) -> tuple[Any, Any]:
+    return ad_checkpoint.name_p.bind(*primals, **parameters), series[0]
+
+
+# `checkpoint_name`, which derivatives have, lacks one in JAX.
+jet.jet_rules.setdefault(ad_checkpoint.name_p, _taylor_of_name)
 
 
 def trace_context() -> Any:

@@ -160,7 +160,7 @@ def _lower(ctx: Any, *operands: Any, config: Config, platform: str | None) -> An
         return mlir.lower_fun(functools.partial(_then_pool, config=config), multiple_results=False)(ctx, *operands)
     chosen = resolved(x, kernel, config, platform_name(ctx, platform))
     is_partitioned = partitioning.is_partitioned(ctx)
-    if chosen is None:
+    if chosen is None and not config.by_lax:
         _say_what_is_xlas(ctx, x, kernel, platform)
     if _is_split_in_export(ctx, config) or (chosen is None and not is_partitioned):
         lower = mlir.lower_fun(functools.partial(reference_conv, config=config), multiple_results=False)
