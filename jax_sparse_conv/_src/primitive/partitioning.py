@@ -75,7 +75,7 @@ def partitioned(run: Run, config: Config, x_shape: tuple[int, ...], kernel_shape
         operands = tuple(NamedSharding(mesh, spec) for spec in _specs(found, config))
         in_parts = found.in_channels or found.pads(config.geometry.pool)
         local = functools.partial(_in_parts if in_parts else _at_once, split=found, run=run, config=config)
-        return mesh, _as_wide(local), NamedSharding(mesh, found.result), operands
+        return mesh, _on_one_device(local), NamedSharding(mesh, found.result), operands
 
     def infer(mesh: Any, arguments: Any, result: Any) -> NamedSharding:
         """For GSPMD, which knows no rules."""
@@ -119,7 +119,7 @@ def partitioned_gradient(
             sizes=arguments[1].shape,
         )
         operands = NamedSharding(mesh, given), NamedSharding(mesh, found.result)
-        return mesh, _as_wide(local), NamedSharding(mesh, wanted), operands
+        return mesh, _on_one_device(local), NamedSharding(mesh, wanted), operands
 
     def infer(mesh: Any, arguments: Any, result: Any) -> NamedSharding:
         return NamedSharding(mesh, specs(split(mesh, arguments, result))[1])
@@ -170,11 +170,18 @@ def _sum(part: jax.Array, names: tuple[str, ...]) -> jax.Array:
     return lax.psum(part.astype(jnp.promote_types(part.dtype, jnp.float32)), names).astype(part.dtype)
 
 
-def _as_wide(local: Function) -> Function:
-    """`local` where float64 is float64: the compiler's threads, which trace it, do not have the caller's settings."""
+_NO_MESH = AbstractMesh((), ())
+
+
+def _on_one_device(local: Function) -> Function:
+    """`local` as the compiler is to trace it.
+
+    Its threads lack the caller's settings, so float64 is float64 here. And under the caller's mesh JAX would say of each
+    value how it is split, which nothing reads any more.
+    """
 
     def run(*operands: jax.Array) -> jax.Array:
-        with jax.enable_x64(operands[0].dtype.itemsize == 8):
+        with jax.enable_x64(operands[0].dtype.itemsize == 8), jax.sharding.use_abstract_mesh(_NO_MESH):
             return local(*operands)
 
     return run
