@@ -20,6 +20,9 @@ from typing import Any
 
 _PACKAGES = ("jax", "jaxlib", "flax", "numpy")
 _CUDA_PACKAGES = ("jax-cuda13-plugin", "jax-cuda12-plugin", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
+FAILURES = (AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError)
+"""What asking a broken installation may raise: extensions, drivers, files and packages that are not what they were."""
+
 _BUILD_FIELDS = {
     "cuda_built": "CUDA_BUILT",
     "cuda_reason": "CUDA_REASON",
@@ -182,13 +185,13 @@ def _devices() -> list[str]:
 def _or_reason(ask: Callable[[], Any]) -> Any:
     try:
         return ask()
-    except (AttributeError, ImportError, KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
-        return _reason(error)
+    except FAILURES as error:
+        return f"unavailable: {reason_of(error)}"
 
 
-def _reason(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"unavailable: {type(error).__name__}: {text}"
+def reason_of(error: Exception) -> str:
+    """One line about an error."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _text(value: Any) -> str:

@@ -30,7 +30,6 @@ _EXTRAS = {
     "examples": ("PIL", "rich", "matplotlib", "safetensors", "sklearn"),
     "hub": ("huggingface_hub",),
 }
-_FAILURES = (AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,9 +73,8 @@ def examine() -> list[Finding]:
     for topic, check in _CHECKS.items():
         try:
             findings += [Finding(topic, *found) for found in check()]
-        except _FAILURES as error:
-            reason = " ".join(str(error).split())
-            findings.append(Finding(topic, f"{type(error).__name__}: {reason}", _REBUILD, True))
+        except environment.FAILURES as error:
+            findings.append(Finding(topic, environment.reason_of(error), _REBUILD, True))
     return findings
 
 

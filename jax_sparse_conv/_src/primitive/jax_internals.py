@@ -41,8 +41,8 @@ def has_taylor(primitive: jex_core.Primitive, rule: Callable[..., Any]) -> None:
     jet.jet_rules[primitive] = rule
 
 
-def _taylor_of_name(primals: Sequence[Any], series: Sequence[Any], **parameters: Any) -> tuple[Any, Any]:
-    return ad_checkpoint.name_p.bind(*primals, **parameters), series[0]
+def _taylor_of_name(primals_in: Any, series_in: Any, **params: Any) -> Any:
+    return ad_checkpoint.name_p.bind(*primals_in, **params), series_in[0]
 
 
 # `checkpoint_name`, which derivatives have, lacks one in JAX.
