@@ -176,8 +176,8 @@ _NO_MESH = AbstractMesh((), ())
 def _on_one_device(local: Function) -> Function:
     """`local` as the compiler is to trace it.
 
-    Its threads lack the caller's settings, so float64 is float64 here. And under the caller's mesh JAX would say of each
-    value how it is split, which nothing reads any more.
+    Its threads lack the caller's settings, so float64 is float64 here. Under the caller's mesh JAX would say of values
+    how they are split, which nothing reads any more.
     """
 
     def run(*operands: jax.Array) -> jax.Array:
