@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from jax_sparse_conv._src.cli import arguments, progress
-from jax_sparse_conv._src.cli.photograph import UserError
+from jax_sparse_conv._src.cli.errors import UserError
 
 # Takes the parsed options; the result is the exit status, None for 0.
 Command: TypeAlias = Callable[[argparse.Namespace], int | None]

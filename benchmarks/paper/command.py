@@ -26,7 +26,7 @@ from benchmarks.paper.experiment import Content, Experiment
 from benchmarks.paper.registry import EXPERIMENTS
 from benchmarks.paper.runner import Context, progress
 from jax_sparse_conv._src import environment
-from jax_sparse_conv._src.cli.photograph import UserError
+from jax_sparse_conv._src.cli.errors import UserError
 
 _LABELS = ("default", "command buffers")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.paper.runner import Row
-from jax_sparse_conv._src.cli.photograph import optional
+from jax_sparse_conv._src.cli.errors import optional
 
 _STYLES = {"highest": "-", "default": "--"}
 _DPI = 80  # a figure is a few tens of kilobytes

@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.common import command
 from benchmarks.common.tables import Row
-from jax_sparse_conv._src.cli.comparison import UserError
+from jax_sparse_conv._src.cli.errors import UserError
 from jax_sparse_conv._src.cli.report import optional
 from jax_sparse_conv._src.plans import timing
 

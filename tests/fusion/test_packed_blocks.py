@@ -221,12 +221,11 @@ def test_whether_it_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_native, "why_missing", lambda *_: None)
     monkeypatch.setattr(_native, "has_warpgroups", lambda: False)
     x, layers, transition = parameters(SMALL[0])
-    packed = jsc.pack_dense_block(layers, transition)
-    assert dense_blocks.is_one_call(x, packed)
-    assert not dense_blocks.is_one_call(jnp.concatenate([x] * 5), packed)
+    assert dense_blocks.is_one_call(x, layers, None, transition)
+    assert not dense_blocks.is_one_call(jnp.concatenate([x] * 5), layers, None, transition)
     row = x[:, :1]
-    assert not dense_blocks.is_one_call(row, packed)
-    assert dense_blocks.is_one_call(row, jsc.pack_dense_block(layers))
+    assert not dense_blocks.is_one_call(row, layers, None, transition)
+    assert dense_blocks.is_one_call(row, layers)
 
 
 # --- the kernel ------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import jax
 
 from jax_sparse_conv._src import environment
 from jax_sparse_conv._src.cli import feature_maps, networks, outputs, progress
-from jax_sparse_conv._src.cli.photograph import UserError
+from jax_sparse_conv._src.cli.errors import UserError
 from jax_sparse_conv._src.plans import calibration
 from jax_sparse_conv._src.tune import command
 

@@ -15,7 +15,7 @@ from flax import nnx as flax_nnx
 from jax_sparse_conv import nnx
 from jax_sparse_conv._src import devices
 from jax_sparse_conv._src.api import ops
-from jax_sparse_conv._src.cli.photograph import UserError
+from jax_sparse_conv._src.cli.errors import UserError
 from jax_sparse_conv._src.layers import layers
 from jax_sparse_conv._src.plans import plan, timing
 from jax_sparse_conv._src.plans.calibration import Progress

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 from pathlib import Path
 from typing import Any
 
-from jax_sparse_conv._src.cli.photograph import UserError
+from jax_sparse_conv._src.cli.errors import UserError, optional
 from jax_sparse_conv.models.registry import Statistics
 
 _WORD = "hub"
 _WEIGHTS, _CONFIG = "model.safetensors", "config.json"
-_INSTALL = 'pip install "jax-sparse-conv[hub]"'
 _TORCHVISION_AT_TIMM = (
     *("vgg11", "vgg13", "vgg16", "vgg19", "vgg11_bn", "vgg13_bn", "vgg16_bn", "vgg19_bn"),
     *("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "densenet121", "densenet169", "densenet201"),
@@ -76,13 +74,8 @@ def files_of(weights: str, network: str) -> Files:
 
 def _brought(repository: str, name: str) -> Path:
     """A file of a repository, from the library's cache where it is there and up to date."""
-    try:
-        library = importlib.import_module("huggingface_hub")
-        errors = importlib.import_module("huggingface_hub.errors")
-    except ImportError as error:
-        raise UserError(
-            f"--weights hub needs huggingface_hub, which cannot be imported ({error}); install it with {_INSTALL}"
-        ) from error
+    library = optional("huggingface_hub", "huggingface_hub", "hub")
+    errors = optional("huggingface_hub.errors", "huggingface_hub", "hub")
     try:
         return Path(library.hf_hub_download(repository, name))
     except (errors.EntryNotFoundError, OSError, ValueError) as error:

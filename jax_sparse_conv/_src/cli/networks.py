@@ -14,7 +14,8 @@ from flax import nnx
 from jax_sparse_conv import models
 from jax_sparse_conv._src import environment
 from jax_sparse_conv._src.cli import hub
-from jax_sparse_conv._src.cli.photograph import SAMPLE, UserError, batch_of, load
+from jax_sparse_conv._src.cli.errors import UserError
+from jax_sparse_conv._src.cli.photograph import SAMPLE, batch_of, load
 from jax_sparse_conv._src.plans.calibration import Progress
 from jax_sparse_conv.models import Network, registry
 from jax_sparse_conv.models.layers import ConvNet

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from jax_sparse_conv._src.cli.photograph import UserError
+from jax_sparse_conv._src.cli.errors import UserError
 
 
 def check_writable(name: str, path: Path) -> None:

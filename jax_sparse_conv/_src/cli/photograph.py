@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from pathlib import Path
 from types import ModuleType
@@ -10,15 +9,12 @@ from typing import Any
 
 import numpy as np
 
-INSTALL = 'pip install "jax-sparse-conv[examples]"'
+from jax_sparse_conv._src.cli.errors import UserError, optional
+
 SAMPLE = "china.jpg"
 _SIXTEEN_BITS = ("PPM", "PNG")  # formats whose pixels of mode "I" are in 0..65535
 # What Pillow's readers raise for broken files: all that 240,000 changed files of 20 formats raised with Pillow 13.
 _UNREADABLE = (OSError, ValueError, SyntaxError, NotImplementedError)
-
-
-class UserError(Exception):
-    """A mistake of the user's that one sentence explains; `python -m jax_sparse_conv` prints it and exits with 1."""
 
 
 def load(path: str | Path | None, size: int) -> np.ndarray:
@@ -60,20 +56,6 @@ def batch_of(image: np.ndarray, size: int) -> np.ndarray:
         shifted = np.roll(image, (7 * step, 13 * step), axis=(0, 1))
         variants.append(shifted[:, ::-1] if index % 2 else shifted)
     return np.stack(variants)
-
-
-def optional(module: str, package: str) -> ModuleType:
-    """Import a dependency of the [examples] extra.
-
-    Raises:
-      UserError: it is not installed; says how to install it.
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise UserError(
-            f"{package} is needed here and cannot be imported ({error}); install it with {INSTALL}"
-        ) from error
 
 
 def _sample() -> Any:

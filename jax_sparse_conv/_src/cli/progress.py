@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
-from jax_sparse_conv._src.cli.photograph import optional
+from jax_sparse_conv._src.cli.errors import optional
 
 if TYPE_CHECKING:
     from jax_sparse_conv._src.plans.calibration import Progress

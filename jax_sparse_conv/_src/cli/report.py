@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from jax_sparse_conv._src.cli.comparison import Comparison, LayerResult, Totals, top_classes
-from jax_sparse_conv._src.cli.photograph import optional
+from jax_sparse_conv._src.cli.errors import optional
 
 if TYPE_CHECKING:
     from rich.console import Console

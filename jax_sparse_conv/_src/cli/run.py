@@ -11,8 +11,8 @@ import jax
 from jax_sparse_conv._src import environment
 from jax_sparse_conv._src.cli import comparison, networks, page, progress, report
 from jax_sparse_conv._src.cli.comparison import Comparison
+from jax_sparse_conv._src.cli.errors import UserError, optional
 from jax_sparse_conv._src.cli.outputs import check_writable
-from jax_sparse_conv._src.cli.photograph import UserError, optional
 from jax_sparse_conv._src.plans.plan import Plan
 
 _CHOSEN = ("network", "batch", "dtype", "precision", "implementation", "seed", "repeats")

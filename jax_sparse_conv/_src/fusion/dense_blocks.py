@@ -171,15 +171,12 @@ def most_images(dtype: Any, precision: Any) -> int:
 
 def is_one_call(
     x: jax.Array,
-    layers: Sequence[DenseBlockLayer] | PackedDenseBlock,
+    layers: Sequence[DenseBlockLayer],
     precision: lax.PrecisionLike = None,
     transition: DenseTransition | None = None,
 ) -> bool:
     """Whether `implementation=None` would run such a block as one call where there is a GPU for it."""
-    if isinstance(layers, PackedDenseBlock):
-        reason = why_not([x, layers.values], layers.sizes)
-    else:
-        reason = why_not([x, *(parameter for layer in layers for parameter in layer), *(transition or ())])
+    reason = why_not([x, *(parameter for layer in layers for parameter in layer), *(transition or ())])
     return reason is None and _may_join(x, arguments.canonical_precision(precision))
 
 
