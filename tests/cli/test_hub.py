@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from flax import nnx
@@ -120,7 +121,7 @@ def test_weights_names_and_statistics_come_from_the_hub_once(
     labels = {"label_names": [f"n{i}" for i in range(CLASSES)], "label_descriptions": {"n0": "tench, a fish"}}
     server.put("config.json", json.dumps({"architecture": "vgg", "pretrained_cfg": settings, **labels}).encode())
     written = tmp_path / "run.json"
-    assert run("--weights", "hub", "--json", str(written)) == 0
+    assert run("--weights", "hub", "--precision", "highest", "--json", str(written)) == 0
     found = json.loads(written.read_text())
     assert found["weights"] == "hub"
     assert found["notes"] == [f"Weights of {REPOSITORY}."]
@@ -129,7 +130,8 @@ def test_weights_names_and_statistics_come_from_the_hub_once(
     from jax_sparse_conv._src.cli import photograph
 
     image = photograph.load(None, 8)[None]
-    logits = np.asarray(tiny(((image / 255 - 0.5) / 0.25).astype(np.float32)), np.float64)[0]
+    with jax.default_matmul_precision("highest"):
+        logits = np.asarray(tiny(((image / 255 - 0.5) / 0.25).astype(np.float32)), np.float64)[0]
     expected = np.exp(logits) / np.exp(logits).sum()
     for each in found["top5"]["dense"][0]:
         assert each["probability"] == pytest.approx(expected[each["class"]], rel=1e-4)

@@ -221,7 +221,8 @@ def conv_pool(
       feature_group_count: as in `conv`.
       activation: None, or "relu" or `jax.nn.relu`, applied before the pool.
       pool: "max" (padded with -inf) or "avg" (padded with zeros that count in the mean, as `flax.linen.avg_pool`).
-        NaN in a window is in its result, by every implementation. XLA's own pools lose it in places on a CPU.
+        NaN in a window is in its result, where XLA's own pools lose it on a CPU. Only `implementation="xla"` with a
+        ReLU loses it on a GPU: there cuDNN's convolution with a ReLU takes NaN for 0.
       window_shape: rows and columns of a pooling window, an int or two.
       window_strides: between pooling windows, an int or two. None is `window_shape`; Flax's pools have 1 there.
       window_padding: of the pool, as `padding` but not negative.

@@ -31,11 +31,13 @@ def load(path: str | Path | None, size: int) -> np.ndarray:
       UserError: the file is missing or no image, or Pillow or scikit-learn is not installed.
     """
     image_module = optional("PIL.Image", "Pillow")
-    image = image_module.fromarray(_sample()) if path is None else _open(image_module, Path(path))
-    side = min(image.size)
-    left, top = (image.size[0] - side) // 2, (image.size[1] - side) // 2
-    square = image.crop((left, top, left + side, top + side))
-    return np.asarray(square.resize((size, size), image_module.Resampling.BICUBIC), np.uint8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of many pixels and of odd notes in a file, which is read all the same
+        image = image_module.fromarray(_sample()) if path is None else _open(image_module, Path(path))
+        side = min(image.size)
+        left, top = (image.size[0] - side) // 2, (image.size[1] - side) // 2
+        square = image.crop((left, top, left + side, top + side))
+        return np.asarray(square.resize((size, size), image_module.Resampling.BICUBIC), np.uint8)
 
 
 def batch_of(image: np.ndarray, size: int) -> np.ndarray:
@@ -65,11 +67,9 @@ def _sample() -> Any:
 def _open(image_module: ModuleType, path: Path) -> Any:
     operations = optional("PIL.ImageOps", "Pillow")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of many pixels and of odd notes in a file, which is read all the same
-            with image_module.open(path) as file:
-                upright = operations.exif_transpose(file)  # as a camera has noted it
-                return _in_colours(image_module, _eight_bits(image_module, upright, file.format, path))
+        with image_module.open(path) as file:
+            upright = operations.exif_transpose(file)  # as a camera has noted it
+            return _in_colours(image_module, _eight_bits(image_module, upright, file.format, path))
     except FileNotFoundError as error:
         raise UserError(f"--image {path}: there is no such file") from error
     except image_module.DecompressionBombError as error:
