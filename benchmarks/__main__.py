@@ -20,6 +20,7 @@ SUITES = {
     "sweep": ("suites.sweep", "random layers against lax: what does None lose and win?"),
     "layers": ("suites.layers", "named sets of layers by any implementation"),
     "cpu": ("suites.cpu", "the CPU kernels, and what the cores can do at most"),
+    "accuracy": ("suites.accuracy", "errors against float64 beside XLA's: kernels and networks"),
     "adaptive": ("suites.adaptive", "what choosing in the running program costs"),
     "calls": ("suites.calls", "what a call costs before it computes anything"),
     "host": ("networks.host", "what a call costs its host, by the way weights get in"),

@@ -122,6 +122,13 @@ inline Vector<float> Load(const Float16* source) {
 inline void Store(float* target, Vector<float> value) { StoreAs(target, value); }
 inline void Store(double* target, Vector<double> value) { StoreAs(target, value); }
 
+// target += value. Kernels add up some hundred products from 0 on, then such sums: a sum of thousands of products in
+// one chain of float32 additions loses three to five times as much (docs/design/kernels/cpu.md).
+template <typename A>
+inline void AddTo(A* target, Vector<A> value) {
+  Store(target, Load(target) + value);
+}
+
 inline void Store(BFloat16* target, Vector<float> value) {
   const Word32 bits = BitCast<Word32>(value);
   const Word32 nan = BitCast<Word32>((bits & 0x7fffffffu) > 0x7f800000u);

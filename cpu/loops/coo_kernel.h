@@ -35,6 +35,7 @@ struct CooBuffers {
   uint8_t* positions;  // same
   int32_t* counts;     // [tiles, chunk channels]
   A* packed;           // [chunk channels, taps, block]
+  A* part;             // [pixels, block]: the sums of one chunk
   A* sums;             // [blocks, tiles, pixels, block]
   int64_t block, blocks, tiles, chunk;
   int64_t bytes;
@@ -57,6 +58,7 @@ CooBuffers<A> TakeCooBuffers(const CooRow& row, char* scratch) {
   b.positions = arena.Take<uint8_t>(slots);
   b.counts = arena.Take<int32_t>(b.tiles * b.chunk);
   b.packed = arena.Take<A>(b.chunk * shape.taps() * b.block);
+  b.part = arena.Take<A>(shape.pixels() * b.block);
   b.sums = arena.Take<A>(b.blocks * b.tiles * shape.pixels() * b.block);
   b.bytes = arena.used();
   return b;
@@ -123,11 +125,13 @@ template <typename T, typename A>
   }
 }
 
-// sums: [pixels, block] of one tile.
+// A chunk's products, added up from 0 on, to sums [pixels, block] of one tile.
 template <typename A>
-[[gnu::noinline]] void MultiplyTile(int64_t taps, int64_t slots, int64_t tile, int64_t channels, const CooBuffers<A>& b,
+[[gnu::noinline]] void MultiplyTile(const CooVariant& shape, int64_t tile, int64_t channels, const CooBuffers<A>& b,
                                     A* sums) {
   constexpr int64_t kBlock = kCooVectors * kLanes<A>;
+  const int64_t taps = shape.taps(), slots = shape.positions(), size = shape.pixels() * kBlock;
+  __builtin_memset(b.part, 0, size * sizeof(A));
   for (int64_t c = 0; c < channels; ++c) {
     const int64_t list = (tile * b.chunk + c) * slots;
     const int32_t count = b.counts[tile * b.chunk + c];
@@ -136,13 +140,14 @@ template <typename A>
       const A value = b.values[i];
       const CooReach& reach = b.reach[b.positions[i]];
       for (int64_t r = 0; r < reach.count; ++r) {
-        A* sum = sums + reach.pixel[r] * kBlock;
+        A* sum = b.part + reach.pixel[r] * kBlock;
         const A* weight = weights + reach.tap[r] * kBlock;
 #pragma GCC unroll 4
-        for (int64_t v = 0; v < kBlock; v += kLanes<A>) Store(sum + v, Load(sum + v) + value * Load(weight + v));
+        for (int64_t v = 0; v < kBlock; v += kLanes<A>) AddTo(sum + v, value * Load(weight + v));
       }
     }
   }
+  for (int64_t v = 0; v < size; v += kLanes<A>) AddTo(sums + v, Load(b.part + v));
 }
 
 // Bias, residual and ReLU on the sums of one tile and block, to out.
@@ -190,7 +195,7 @@ void RunCoo(const CooRow& row, char* scratch) {
     for (int64_t block = 0; block < b.blocks; ++block) {
       PackCoo<T>(row, first, here, row.out_channel_begin + block * b.block, width(block), b);
       for (int64_t tile = 0; tile < b.tiles; ++tile) {
-        MultiplyTile(shape.taps(), shape.positions(), tile, here, b, b.sums + (block * b.tiles + tile) * tile_sums);
+        MultiplyTile(shape, tile, here, b, b.sums + (block * b.tiles + tile) * tile_sums);
       }
     }
   }

@@ -7,6 +7,7 @@
 //   while a chunk's rows pass by. Each row costs kVectors loads of weights and kWindows broadcasts for kWindows *
 //   kVectors multiply-adds. The slice stays in L1 while all windows of the tile run over it. Addresses of a window are
 //   added up once per tap. The loop checks no bounds, because the packed pixels have their padding.
+// Order of each sum: a chunk's products from 0 on, then the chunks (core/simd.h, AddTo).
 // Bound by: multiply-adds on wide layers; packing x and the kernel where there are few windows or few channels.
 #ifndef JSC_CPU_LOOPS_DENSE_CONV_KERNEL_H_
 #define JSC_CPU_LOOPS_DENSE_CONV_KERNEL_H_
@@ -134,7 +135,7 @@ template <int kVectors, typename A>
   for (int64_t first = 0; first < windows; first += kWindows, sums += kWindows * stride) {
     Vector<A> sum[kWindows][kVectors];
     for (int w = 0; w < kWindows; ++w) {
-      for (int v = 0; v < kVectors; ++v) sum[w][v] = Load(sums + w * stride + v * kLanes<A>);
+      for (int v = 0; v < kVectors; ++v) sum[w][v] = Vector<A>{};
     }
     const A* weights = buffers.packed;
     for (int64_t tap = 0; tap < taps; ++tap) {
@@ -154,7 +155,7 @@ template <int kVectors, typename A>
       }
     }
     for (int w = 0; w < kWindows; ++w) {
-      for (int v = 0; v < kVectors; ++v) Store(sums + w * stride + v * kLanes<A>, sum[w][v]);
+      for (int v = 0; v < kVectors; ++v) AddTo(sums + w * stride + v * kLanes<A>, sum[w][v]);
     }
   }
 }

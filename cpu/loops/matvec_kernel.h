@@ -6,6 +6,7 @@
 // Why this tiling: four kernel rows go into each pass over the sums, which divides the traffic on the sums by four. The
 //   four rows after them are prefetched line by line. With several rows of x, passes go through the kernel in steps of
 //   kStep rows, so a row wanted by several of them comes from memory once.
+// Order of each sum: kSum products from 0 on at most, then such sums.
 // Bound by: memory bandwidth of the cores that take part.
 #ifndef JSC_CPU_LOOPS_MATVEC_KERNEL_H_
 #define JSC_CPU_LOOPS_MATVEC_KERNEL_H_
@@ -19,10 +20,12 @@ namespace {
 
 constexpr int64_t kStep = 128;  // kernel rows per step when x has several rows
 constexpr int kRows = 4;        // kernel rows per pass over the sums
+constexpr int64_t kSum = 256;   // products of a sum, then sums are added up (core/simd.h, AddTo)
 
 template <typename A>
 struct DenseBuffers {
   A* sums;          // [M, columns], rows padded to whole vectors
+  A* part;          // [columns] of up to kSum products
   A* values;        // [M, C + slack] non-zeros of each row of x
   uint32_t* rows;   // [M, C + slack] their kernel rows
   int64_t* counts;  // [M]
@@ -39,6 +42,7 @@ DenseBuffers<A> TakeDenseBuffers(const DenseTask& task, char* scratch) {
   buffers.stride = CeilDiv(task.col_end - task.col_begin, kLanes<A>) * kLanes<A>;
   buffers.capacity = a.channels + kListSlack;
   buffers.sums = arena.Take<A>(images * buffers.stride);
+  buffers.part = arena.Take<A>(buffers.stride);
   buffers.values = arena.Take<A>(images * buffers.capacity);
   buffers.rows = arena.Take<uint32_t>(images * buffers.capacity);
   buffers.counts = arena.Take<int64_t>(images);
@@ -71,22 +75,25 @@ inline void AddRows(const T* kernel, int64_t out_channels, int64_t width, const 
   }
 }
 
-// Entries of one row of x whose kernel row is below `row_end`.
+// Up to kSum entries of one row of x, from the next one on, whose kernel row is below `row_end`.
 template <typename T, typename A>
 void AddEntries(const DenseTask& task, const T* kernel, int64_t row_end, int64_t m, DenseBuffers<A>& buffers) {
   const int64_t out_channels = task.call->args.out_channels, width = task.col_end - task.col_begin;
   const A* values = buffers.values + m * buffers.capacity;
   const uint32_t* rows = buffers.rows + m * buffers.capacity;
-  A* sums = buffers.sums + m * buffers.stride;
   int64_t i = buffers.places[m], end = i;
-  const int64_t count = buffers.counts[m];
-  while (end < count && rows[end] < row_end) ++end;
+  const int64_t count = buffers.counts[m], most = Min(count, i + kSum);
+  while (end < most && rows[end] < row_end) ++end;
+  if (i == end) return;
+  __builtin_memset(buffers.part, 0, buffers.stride * sizeof(A));
   for (; i + kRows <= end; i += kRows) {
     AddRows<kRows>(kernel, out_channels, width, values + i, rows + i, rows + Min(i + kRows, Max(count - kRows, 0)),
-                   sums);
+                   buffers.part);
   }
   for (; i < end; ++i)
-    AddRows<1>(kernel, out_channels, width, values + i, rows + i, rows + Min(i + 1, count - 1), sums);
+    AddRows<1>(kernel, out_channels, width, values + i, rows + i, rows + Min(i + 1, count - 1), buffers.part);
+  A* sums = buffers.sums + m * buffers.stride;
+  for (int64_t k = 0; k < buffers.stride; k += kLanes<A>) AddTo(sums + k, Load(buffers.part + k));
   buffers.places[m] = end;
 }
 
@@ -112,9 +119,11 @@ void RunDense(const DenseTask& task, char* scratch) {
   }
   const T* kernel =
       static_cast<const T*>(task.call->kernel) + task.stack * a.channels * a.out_channels + task.col_begin;
-  const int64_t step = images == 1 ? a.channels : kStep;
-  for (int64_t row = 0; row < a.channels; row += step) {
-    for (int64_t m = 0; m < images; ++m) AddEntries<T>(task, kernel, row + step, m, buffers);
+  if (images == 1) {
+    while (buffers.places[0] < buffers.counts[0]) AddEntries<T>(task, kernel, a.channels, 0, buffers);
+  }
+  for (int64_t row = 0; images > 1 && row < a.channels; row += kStep) {
+    for (int64_t m = 0; m < images; ++m) AddEntries<T>(task, kernel, row + kStep, m, buffers);
   }
   ConvTask whole{};  // the epilogue's view: the stack, for its bias
   whole.call = task.call;

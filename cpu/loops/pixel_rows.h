@@ -1,8 +1,9 @@
 // One row of pixels times one slice of the kernel, summed in registers.
 //
 // What: the sums of a window of kRows x kCols places stay in registers while it moves along the row. For each pixel,
-//   each of its entries and each tap: sums += value * slice[channel][element]. Then the window's first
-//   column goes back to memory and a new last one comes in.
+//   each of its entries and each tap: sums += value * slice[channel][element]. Then the window's first column is added
+//   to its sums in memory, and a new last one begins at 0. So each sum is of a row of pixels and a chunk of channels,
+//   and those are added up: no long chain loses digits (core/simd.h, AddTo).
 // Layout: a slice is [channels, kernel rows, kCols, kPitch], so that all rows of an entry follow each other. Sums are
 //   rows of places, [columns, kPitch], the one of kernel row ky below that of ky + 1. Entries are bits, see
 //   loops/pixel_entries.h: their channels are counted from below, and each takes its value from x or from a copy.
@@ -124,7 +125,7 @@ template <int kRows, int kCols, int kVectors, int kPitch, bool kCopied, typename
 #pragma GCC unroll 16
     for (int j = 0; j < kCols; ++j) {
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) sum[ky][j][v] = Load(at(ky, j) + v * kLanes<A>);
+      for (int v = 0; v < kVectors; ++v) sum[ky][j][v] = Vector<A>{};
     }
   }
   const auto next = [&] {
@@ -132,10 +133,10 @@ template <int kRows, int kCols, int kVectors, int kPitch, bool kCopied, typename
     for (int ky = 0; ky < kRows; ++ky) {
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {
-        Store(at(ky, 0) + v * kLanes<A>, sum[ky][0][v]);
+        AddTo(at(ky, 0) + v * kLanes<A>, sum[ky][0][v]);
 #pragma GCC unroll 16
         for (int j = 1; j < kCols; ++j) sum[ky][j - 1][v] = sum[ky][j][v];
-        sum[ky][kCols - 1][v] = Load(at(ky, kCols) + v * kLanes<A>);
+        sum[ky][kCols - 1][v] = Vector<A>{};
       }
     }
     place += pitch * sizeof(A);
@@ -166,7 +167,7 @@ template <int kRows, int kCols, int kVectors, int kPitch, bool kCopied, typename
 #pragma GCC unroll 16
     for (int j = 0; j + 1 < kCols; ++j) {
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) Store(at(ky, j) + v * kLanes<A>, sum[ky][j][v]);
+      for (int v = 0; v < kVectors; ++v) AddTo(at(ky, j) + v * kLanes<A>, sum[ky][j][v]);
     }
   }
 }

@@ -11,7 +11,8 @@
 // Bound by: the store port, one vector a cycle, or the kernel's way from the outer cache (20 GB/s a core; the rows of
 //   the channels that follow are prefetched meanwhile). loops/window_kernel.h needs no store per multiply-add and wins
 //   on denser maps; plan/window_plan.cc chooses.
-// Order of each sum: channel, then tap. It depends on nothing else.
+// Order of each sum: channel, then tap, from 0 on for every kSumTaps taps; then such sums (core/simd.h, AddTo). It
+//   depends on nothing else.
 #ifndef JSC_CPU_LOOPS_SCATTER_KERNEL_H_
 #define JSC_CPU_LOOPS_SCATTER_KERNEL_H_
 
@@ -23,6 +24,7 @@ namespace JSC_ISA {
 namespace {
 
 constexpr int64_t kChannelsAhead = 1;  // whose kernel rows are prefetched
+constexpr int64_t kSumTaps = 1024;     // of a sum's channels, few of which are not zero
 
 // One block of output channels: kernel [kh, kw, channels, block] with these strides, in elements.
 template <typename S>
@@ -40,6 +42,7 @@ struct ScatterWork {
   int64_t kernel_size[2];  // kh, kw
   int64_t row_bytes, column_bytes;  // between the sums of neighbouring kernel rows and columns
   const ChannelLists<A>* lists;
+  Range active;  // of lists->active
   int64_t strip;
 };
 
@@ -85,7 +88,7 @@ template <int kRows, int kCols, int kVectors, typename S, typename A>
 [[gnu::noinline]] void ScatterStrip(const ScatterWork<S, A> work) {
   const ChannelLists<A> lists = *work.lists;
   const KernelRows<S> kernel = work.kernel;
-  for (int64_t i = 0; i < lists.active_count; ++i) {
+  for (int64_t i = work.active.begin; i < work.active.end; ++i) {
     const int64_t c = lists.active[i];
     const int64_t c_ahead = lists.active[Min(i + kChannelsAhead, lists.active_count - 1)];
     const Entry<A>* entries = lists.Begin(work.strip, c);
@@ -132,9 +135,12 @@ struct ScatterBuffers {
   TileImage* images;  // [tile images]
   ChannelLists<A> lists;
   A* sums;    // [places, block]
+  A* before;  // same: the sums of channels before, where there are more than kSumTaps taps; else null
   A* packed;  // [channels, taps, block] where several strips or an incomplete block want it, else null
   int64_t bytes;
 };
+
+inline int64_t SumChannels(const ConvArgs& a) { return Max(1, kSumTaps / (a.kernel_size[0] * a.kernel_size[1])); }
 
 // The lists come first: they stay where they are from one task of a tile to the next.
 template <typename A>
@@ -145,6 +151,7 @@ ScatterBuffers<A> TakeScatterBuffers(const ConvTask& task, const Tile& tile, con
   buffers.images = arena.Take<TileImage>(tile.images);
   buffers.lists = TakeChannelLists<A>(arena, task, tile);
   buffers.sums = arena.Take<A>(layout.places * task.plan->block);
+  if (SumChannels(a) < a.group_channels) buffers.before = arena.Take<A>(layout.places * task.plan->block);
   if (buffers.lists.strips > 1 || a.out_channels / a.groups % task.plan->block != 0) {
     buffers.packed = arena.Take<A>(a.group_channels * a.kernel_size[0] * a.kernel_size[1] * task.plan->block);
   }
@@ -159,9 +166,10 @@ int64_t ScatterBytes(const ConvTask& task) {
   return TakeScatterBuffers<Accumulator<T>>(task, tile, layout, nullptr).bytes;
 }
 
-// All strips of one block: weights from the kernel as it lies, then from the copy in the outer cache.
+// Some channels in all strips of one block: weights from the kernel as it lies, then from the copy in the outer cache.
 template <typename T, typename A>
-void ScatterBlock(const ConvTask& task, const SumsLayout& layout, const ScatterBuffers<A>& buffers, int64_t block) {
+void ScatterBlock(const ConvTask& task, const SumsLayout& layout, const ScatterBuffers<A>& buffers, int64_t block,
+                  const Range& active) {
   const ConvArgs& a = task.call->args;
   const int64_t stride = task.plan->block, taps = a.kernel_size[0] * a.kernel_size[1];
   const int64_t out_channels = a.out_channels / a.groups, width = Min(stride, out_channels - block * stride);
@@ -177,9 +185,10 @@ void ScatterBlock(const ConvTask& task, const SumsLayout& layout, const ScatterB
                              layout.columns * a.dilation[0] * place_bytes,
                              a.dilation[1] * place_bytes,
                              &buffers.lists,
+                             active,
                              0};
   if (width < stride) {
-    PackRows(rows, a.group_channels, width, stride, buffers.packed);
+    if (active.begin == 0) PackRows(rows, a.group_channels, width, stride, buffers.packed);
   } else {
     A* copy = buffers.lists.strips > 1 ? buffers.packed : nullptr;
     Scatter(task, ScatterWork<T, A>{rows,
@@ -189,10 +198,36 @@ void ScatterBlock(const ConvTask& task, const SumsLayout& layout, const ScatterB
                                     again.row_bytes,
                                     again.column_bytes,
                                     &buffers.lists,
+                                    active,
                                     0});
     again.strip = 1;
   }
   for (; again.strip < buffers.lists.strips; ++again.strip) Scatter(task, again);
+}
+
+// All channels of one block; the result is where their sums are, [places, block].
+template <typename T, typename A>
+A* ScatterChannels(const ConvTask& task, const SumsLayout& layout, const ScatterBuffers<A>& buffers, int64_t block) {
+  const ChannelLists<A>& lists = buffers.lists;
+  const int64_t size = layout.places * task.plan->block, step = SumChannels(task.call->args);
+  __builtin_memset(buffers.sums, 0, size * sizeof(A));
+  if (buffers.before == nullptr) {
+    ScatterBlock<T>(task, layout, buffers, block, {0, lists.active_count});
+    return buffers.sums;
+  }
+  __builtin_memset(buffers.before, 0, size * sizeof(A));
+  Range active = {0, 0};
+  for (int64_t channel = 0; channel < lists.channels; channel += step) {
+    active.begin = active.end;
+    while (active.end < lists.active_count && lists.active[active.end] < channel + step) ++active.end;
+    if (active.size() == 0) continue;
+    ScatterBlock<T>(task, layout, buffers, block, active);
+    for (int64_t i = 0; i < size; i += kLanes<A>) {
+      AddTo(buffers.before + i, Load(buffers.sums + i));
+      Store(buffers.sums + i, Vector<A>{});
+    }
+  }
+  return buffers.before;
 }
 
 template <typename T>
@@ -209,9 +244,8 @@ void RunScatter(const ConvTask& task, char* scratch) {
   }
   FindActive(buffers.lists);
   for (int64_t block = task.block_begin; block < task.block_end; ++block) {
-    __builtin_memset(buffers.sums, 0, layout.places * task.plan->block * sizeof(A));
-    ScatterBlock<T>(task, layout, buffers, block);
-    WriteBlock<T>(task, tile, buffers.images, block, buffers.sums + layout.before * task.plan->block);
+    A* sums = ScatterChannels<T>(task, layout, buffers, block);
+    WriteBlock<T>(task, tile, buffers.images, block, sums + layout.before * task.plan->block);
   }
 }
 

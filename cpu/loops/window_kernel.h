@@ -8,6 +8,7 @@
 //   only L1 delivers that. So the slice should fit there; sums stay in L2. A narrow block holds more channels a chunk,
 //   which gives longer lists per load of the sums. Where lists stay short even so, a slice beyond L1 wins
 //   (plan/window_plan.cc).
+// Order of each sum: a chunk's entries from 0 on, then the chunks (core/simd.h, AddTo).
 // Bound by: the two 512-bit load ports (a weight per multiply-add and a broadcast per entry) at 85 % zeros; reading the
 //   kernel from the outer cache, at about 20 GB/s a core, and building lists at 95 %.
 // Lost: prefetching the next slice during the loop (the line fill buffers are the limit either way); 3 or 4 windows a
@@ -75,7 +76,7 @@ template <int kVectors, int kWindows, typename A>
     Vector<A> sum[kWindows][kVectors];
     for (int w = 0; w < kWindows; ++w) {
       rows[w] = sums + lists.order[group * kWindows + w] * stride;
-      for (int v = 0; v < kVectors; ++v) sum[w][v] = Load(rows[w] + v * kLanes<A>);
+      for (int v = 0; v < kVectors; ++v) sum[w][v] = Vector<A>{};
     }
     for (int64_t i = 0; i < length; ++i) {
 #pragma GCC unroll 8
@@ -90,7 +91,7 @@ template <int kVectors, int kWindows, typename A>
     values += kWindows * length;
     offsets += kWindows * length;
     for (int w = 0; w < kWindows; ++w) {
-      for (int v = 0; v < kVectors; ++v) Store(rows[w] + v * kLanes<A>, sum[w][v]);
+      for (int v = 0; v < kVectors; ++v) AddTo(rows[w] + v * kLanes<A>, sum[w][v]);
     }
   }
 }

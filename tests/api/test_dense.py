@@ -37,6 +37,36 @@ def check_dense(sizes: tuple[int, int, int], zeros: float, dtype: str) -> None:
     assert oracle.relative_error(result, wanted) <= TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_long_sums_are_added_up_in_parts(rows: int) -> None:
+    """One chain of 25,088 additions is off by 3e-6."""
+    require("dense", "float32")
+    rng = np.random.default_rng(0)
+    x = np.abs(rng.standard_normal((rows, 25088), np.float32))
+    kernel = rng.standard_normal((25088, 40), np.float32)
+    result = jsc.dense(jnp.asarray(x), jnp.asarray(kernel), implementation="ecr", precision="highest")
+    assert oracle.relative_error(result, x.astype(np.float64) @ kernel.astype(np.float64)) <= 7e-7
+
+
+@pytest.mark.parametrize("implementation", [None, "xla", "ecr"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("sizes", [(1, 14, 160), (1, 1024, 10), (2, 1024, 1)])
+def test_one_row_or_column_of_16_bits(sizes: tuple[int, int, int], dtype: str, implementation: str | None) -> None:
+    """The result is rounded, and no product or sum on the way."""
+    if implementation == "ecr":
+        require("dense", dtype)
+    rows, channels, out_channels = sizes
+    rng = np.random.default_rng(rows)
+    x, kernel = (
+        rng.standard_normal(shape).astype(jnp.dtype(dtype)) for shape in ((rows, channels), (channels, out_channels))
+    )
+    result = jax.jit(lambda *given: jsc.dense(*given, implementation=implementation))(x, kernel)
+    wide = [operand.astype(np.float64) for operand in (x, kernel)]
+    rounding = float(jnp.finfo(dtype).eps) / 2 * np.abs(wide[0] @ wide[1])
+    sums = 1e-6 * (np.abs(wide[0]) @ np.abs(wide[1])) + float(jnp.finfo(dtype).smallest_subnormal)
+    assert (np.abs(np.asarray(result, np.float64) - wide[0] @ wide[1]) <= 1.01 * rounding + sums).all()
+
+
 @pytest.mark.parametrize("rows", [1, 3, 8])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_dense_with_non_finite_values(rows: int, dtype: str) -> None:

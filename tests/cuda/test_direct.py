@@ -23,7 +23,6 @@ from jax_sparse_conv._src import devices
 from jax_sparse_conv._src.dispatch import choice
 
 
-@pytest.mark.skipif(PLATFORM != "cuda", reason="the CPU's kernels add products one after another")
 @pytest.mark.parametrize("case", cases.LONG_CASES, ids=name_of)
 def test_direct_adds_sums_of_chunks(case: Case) -> None:
     require("direct", "float32")

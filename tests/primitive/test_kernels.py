@@ -242,6 +242,22 @@ def test_every_instruction_set(cpu_isa: str, cpu_loop: str) -> None:
         assert oracle.relative_error(result, wanted[:, 0, 0]) <= TOLERANCE[dtype]
 
 
+LONG_SUMS = {"windows": 7e-7, "pixels": 8e-7, "scatter": 1.6e-6}  # one chain of float32 additions: 2.1e-6
+
+
+@pytest.mark.parametrize("case", cases.LONG_CASES, ids=lambda case: case.name)
+def test_long_sums_are_added_up_in_parts(case: Case, cpu_isa: str, cpu_loop: str) -> None:
+    inputs = cases.inputs(case)
+    assert oracle.relative_error(run(case, inputs, "ecr"), oracle.expected(case, inputs)) <= LONG_SUMS[cpu_loop]
+
+
+@pytest.mark.parametrize("implementation", ["direct", "coo"])
+@pytest.mark.parametrize("case", cases.LONG_CASES[:2], ids=lambda case: case.name)
+def test_long_sums_of_other_kernels(case: Case, implementation: str, cpu_isa: str) -> None:
+    inputs = cases.inputs(case)
+    assert oracle.relative_error(run(case, inputs, implementation), oracle.expected(case, inputs)) <= 9e-7
+
+
 REPEATED = [run for run in RUNS if run[0].name in ("85 % zeros", "deep", "VGG conv5_4")]
 
 

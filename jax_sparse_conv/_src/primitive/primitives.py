@@ -217,7 +217,7 @@ def _reference_conv(x: Any, kernel: Any, bias: Any, residual: Any, config: Confi
 
     def one(x: Any, kernel: Any, bias: Any, residual: Any) -> jax.Array:
         if config.method == "dense":  # rows of a matrix as maps of one pixel
-            y = jnp.matmul(x[:, 0, 0], kernel[0, 0], precision=config.precision)
+            y = reference.dense(x[:, 0, 0], kernel[0, 0], config.precision)
             rest = None if residual is None else residual[:, 0, 0]
             return reference.epilogue(y, bias, rest, config.activation)[:, None, None]
         return reference.conv_pool(x, kernel, bias, residual, config.geometry, config.activation, config.precision)

@@ -86,6 +86,16 @@ def _within(pad: int, span: int) -> int:
     return min(max(pad, 0), span - 1)
 
 
+def dense(x: jax.Array, kernel: jax.Array, precision: lax.PrecisionLike = None) -> jax.Array:
+    """x [..., C] times kernel [C, K].
+
+    Of one row or one column XLA makes multiplications and a sum on a GPU, and rounds each product to 16 bits.
+    """
+    is_vector = math.prod(x.shape[:-1]) == 1 or kernel.shape[1] == 1
+    wide = jnp.promote_types(x.dtype, jnp.float32) if is_vector else None
+    return jnp.matmul(x, kernel, precision=precision, preferred_element_type=wide).astype(x.dtype)
+
+
 def epilogue(y: jax.Array, bias: jax.Array | None, residual: jax.Array | None, activation: str | None) -> jax.Array:
     """Bias [K] and residual [N, Ho, Wo, K] added to y [N, Ho, Wo, K], then the activation."""
     if bias is not None:

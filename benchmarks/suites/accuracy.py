@@ -1,0 +1,174 @@
+"""Errors against float64: of layers by every kernel, and of whole networks, beside XLA's.
+
+    python -m benchmarks accuracy --json results.json
+    python -m benchmarks accuracy --networks vgg19 --layers 0
+
+Errors are relative, by the Frobenius norm, to the same in float64 on a CPU. Layers have values of both signs in the
+kernel and none below zero in x, as behind a ReLU. Networks have weights as initialised and a photograph.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import lax
+
+import jax_sparse_conv as jsc
+from benchmarks.common import command, results, tables
+from jax_sparse_conv import models
+from jax_sparse_conv._src import _native, devices, environment
+from jax_sparse_conv._src.cli import photograph
+
+Row = dict[str, Any]
+
+
+class Layer(NamedTuple):
+    """x [1, size, size, channels] with zeros, a square kernel and 64 output channels; a dense layer has window 0."""
+
+    window: int
+    size: int
+    channels: int
+    zeros: int
+
+    @property
+    def name(self) -> str:
+        what = f"{self.window}x{self.window}" if self.window else "dense"
+        size = f" {self.size}x{self.size}" if self.window else ""
+        return f"{what} {self.channels}->64{size}, {self.zeros} % zeros"
+
+    @property
+    def products(self) -> int:
+        return max(1, self.window**2) * self.channels
+
+
+LAYERS = tuple(
+    Layer(window, size, channels, zeros)
+    for window, size, channels in ((3, 28, 128), (3, 14, 512), (3, 7, 2048), (1, 7, 2048), (5, 28, 256), (0, 1, 25088))
+    for zeros in (0, 50, 90)
+)
+LOOPS = ("windows", "pixels", "scatter")  # of the CPU's sparse kernels
+_PRECISIONS = {"cpu": ("highest",), "gpu": ("highest", "default")}
+_COLUMNS = (
+    ("case", "case", "<", "{}"),
+    ("products", "products", ">", "{}"),
+    ("precision", "precision", "<", "{}"),
+    ("implementation", "implementation", "<", "{}"),
+    ("error", "error", ">", "{:.1e}"),
+    ("xla_error", "XLA's", ">", "{:.1e}"),
+    ("ratio", "over XLA's", ">", "{:.2f}"),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compute every case, print a table and write a JSON file; the result is the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    options = _parser().parse_args(arguments)
+    try:
+        command.check_folder("--json", options.json)
+        rows = [row for layer in LAYERS[: options.layers] for row in _layer(layer)]
+        rows += [row for network in options.networks for row in _network(network)]
+    except (OSError, ValueError) as error:
+        print(f"benchmarks accuracy: {error}", file=sys.stderr)
+        return 1
+    print(tables.aligned(rows, _COLUMNS))
+    if options.json:
+        content = {**environment.describe_run(), "command": command.portable("accuracy", arguments), "rows": rows}
+        results.add(options.json, "accuracy", content)
+    return 0
+
+
+def _layer(layer: Layer) -> Iterator[Row]:
+    x, kernel = _operands(layer)
+    exact = _exact(layer, x, kernel)
+    for precision in _PRECISIONS[devices.default_platform()]:
+        xla = _error(_run(layer, x, kernel, "xla", precision), exact)
+        for implementation, loop in _sides(layer):
+            with _cpu_loop(loop):
+                found = _run(layer, x, kernel, implementation, precision)
+            case = {"case": layer.name, "products": layer.products, "precision": precision}
+            yield case | _errors(f"{implementation}, {loop}" if loop else implementation, _error(found, exact), xla)
+
+
+def _sides(layer: Layer) -> list[tuple[str, str]]:
+    if not layer.window:
+        return [("ecr", "")]
+    named = [("direct", ""), ("coo", ""), ("ecr", "")]
+    return named[:2] + [("ecr", loop) for loop in LOOPS] if devices.default_platform() == "cpu" else named
+
+
+def _operands(layer: Layer) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(layer)
+    shape = (1, layer.size, layer.size, layer.channels) if layer.window else (1, layer.channels)
+    x = np.abs(rng.standard_normal(shape)) * (rng.random(shape) >= layer.zeros / 100)
+    window = (layer.window, layer.window) if layer.window else ()
+    kernel = rng.standard_normal((*window, layer.channels, 64)) * np.sqrt(2 / layer.products)
+    return x.astype(np.float32), kernel.astype(np.float32)
+
+
+def _run(layer: Layer, x: Any, kernel: Any, implementation: str, precision: str) -> jax.Array:
+    function: Any = jsc.conv if layer.window else jsc.dense
+    return jax.jit(lambda *given: function(*given, implementation=implementation, precision=precision))(x, kernel)
+
+
+def _exact(layer: Layer, x: np.ndarray, kernel: np.ndarray) -> np.ndarray:
+    if not layer.window:
+        return x.astype(np.float64) @ kernel.astype(np.float64)
+    with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
+        wide = (jnp.asarray(values.astype(np.float64)) for values in (x, kernel))
+        found = lax.conv_general_dilated(*wide, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return np.asarray(found)
+
+
+def _network(name: str) -> Iterator[Row]:
+    """A network as it is, and by `jit_inference`, with the same weights as one that is XLA's."""
+    image = photograph.load(None, models.NETWORKS[name].input_size)
+    x = (image[None] / np.float32(255) - np.float32(0.45)) / np.float32(0.225)
+    network, plain = (models.build(name, rngs=nnx.Rngs(0), implementation=which) for which in (None, "xla"))
+    graph, state = nnx.split(plain)
+    with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
+        wide = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, np.float64)), state)
+        exact = np.asarray(jax.jit(lambda x: nnx.merge(graph, wide)(x))(x.astype(np.float64)))
+    for precision in _PRECISIONS[devices.default_platform()]:
+        with jax.default_matmul_precision(precision):
+            xla = _error(jax.jit(lambda x: nnx.merge(graph, state)(x))(x), exact)
+            found = _error(jsc.nnx.jit_inference(network)(x), exact)
+        case = {"case": name, "products": 0, "precision": precision}
+        yield case | _errors("jit_inference", found, xla)
+
+
+def _error(found: Any, exact: np.ndarray) -> float:
+    return float(np.linalg.norm(np.asarray(found, np.float64) - exact) / np.linalg.norm(exact))
+
+
+def _errors(implementation: str, error: float, xla: float) -> Row:
+    return {"implementation": implementation, "error": error, "xla_error": xla, "ratio": error / xla}
+
+
+@contextlib.contextmanager
+def _cpu_loop(name: str) -> Iterator[None]:
+    if not name:
+        yield
+        return
+    _native.set_cpu_loop(name)
+    try:
+        yield
+    finally:
+        _native.set_cpu_loop("auto")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = command.parser("accuracy", __doc__)
+    add: Any = parser.add_argument
+    add("--layers", type=int, default=len(LAYERS), help="only so many of the layers")
+    add("--networks", nargs="*", default=["vgg19", "resnet50", "densenet121"], choices=tuple(models.NETWORKS))
+    add("--json", type=Path)
+    return parser
