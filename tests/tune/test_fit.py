@@ -60,18 +60,21 @@ def test_workloads_come_back() -> None:
     assert pooled.workload == workload
 
 
-def test_constants_of_xla_are_found_again() -> None:
+@pytest.mark.parametrize(("kind", "other"), [("tf32", "highest"), ("highest", "tf32")])
+def test_constants_of_xla_are_found_again(kind: str, other: str) -> None:
     shipped = start()
     group = shipped.xla["window"]
-    real = tuple(value * factor for value, factor in zip(group.kinds["tf32"], (2, 1.4, 1, 1, 0.7, 1, 1), strict=True))
-    features = [model.features(key.workload, GPU) for key in KEYS]
-    times = [Time(key, None, float(model.xla_of(real, each)), GPU) for key, each in zip(KEYS, features, strict=True)]
+    factors = {"floor": 2, "flops": 1.4, "chain": 0.7, "spectra floor": 0.8, "spectra": 1.5}
+    real = tuple(value * factors.get(name, 1) for name, value in zip(group.names, group.kinds[kind], strict=True))
+    keys = [dataclasses.replace(key, kind=kind) for key in KEYS]
+    features = [model.features(key.workload, GPU) for key in keys]
+    times = [Time(key, None, float(model.xla_of(real, each)), GPU) for key, each in zip(keys, features, strict=True)]
     found = fit.fitted(shipped, times)
-    us = [float(model.xla_of(found.xla["window"].kinds["tf32"], each)) for each in features]
+    us = [float(model.xla_of(found.xla["window"].kinds[kind], each)) for each in features]
     assert np.allclose(us, [time.us for time in times], rtol=0.05)
-    assert found.xla["window"].kinds["highest"] == group.kinds["highest"]
+    assert found.xla["window"].kinds[other] == group.kinds[other]
     assert found.kernels == shipped.kernels
-    residuals = found.fit["residuals"]["xla window/tf32"]
+    residuals = found.fit["residuals"][f"xla window/{kind}"]
     assert residuals["rms"] < residuals["rms_before"] / 4
 
 

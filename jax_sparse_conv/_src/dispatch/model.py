@@ -30,10 +30,12 @@ KINDS = ("highest", "tf32", "16bit")
 ALL = "all"
 """The kind of groups that do not differ by it."""
 
-_FORMAT = 1
+_FORMAT = 2
 _TILE, _STEP = 128, 64  # results and output channels of a tile of cuDNN's, products of a step
 _GROUP_CHANNELS = (4, 8, 16, 32, 64, 128, 256)  # of groups that cuDNN has kernels for
 _FEW_CHANNELS = 4  # of an image
+_SPECTRUM = 32  # rows or columns of a map that cuDNN multiplies as Fourier transforms
+_COMPLEX = 8  # bytes of a complex number, and operations of a product of two that is added
 _ENTRY = 2  # side, in pixels, of an entry of "ecr"'s lists, which is left out where all are zero
 _LIST_CHANNELS = 32  # output channels of a group that a warp's lanes cover
 
@@ -101,28 +103,57 @@ def features(workload: Workload, device: Device) -> tuple[float, ...]:
     flops = workload.flops / (device.flops if workload.is_precise else device.dense_flops(workload.dtype, False))
     is_window = math.prod(workload.kernel_shape[1:3]) > 1
     x_bytes = math.prod(workload.x_shape) * workload.itemsize if is_window else 0
+    spectra, spectral_products = _spectra(workload)
     seconds = (
         flops,
         workload.products / device.clock_hz,
         workload.elements * workload.itemsize / device.memory_bytes_per_second,
         x_bytes / device.memory_bytes_per_second,
+        _COMPLEX * spectra / device.memory_bytes_per_second,
+        _COMPLEX * spectral_products / device.flops,
     )
     return *(1e6 * each for each in seconds), math.prod(tiles) - 1, _STEP / workload.products
 
 
+def _spectra(workload: Workload) -> tuple[int, int]:
+    """Complex numbers of the transforms of x, kernel and result, and products of these; 0 where cuDNN has none.
+
+    It has them in float32, for windows that move by a pixel over small maps. Both sides of a transform are the power of
+    2 that has room for the padded map. Half of it is kept, as x is real.
+    """
+    geometry, size = workload.geometry, workload.x_shape[1:3]
+    moves_by_pixels = max(*geometry.strides, *geometry.dilation) == 1
+    if not (workload.is_precise and class_of(workload) == "window" and moves_by_pixels and min(size) <= _SPECTRUM):
+        return 0, 0
+    padded = max(length + sum(pads) for length, pads in zip(size, geometry.padding, strict=True))
+    side = 1 << max(padded - 1, 0).bit_length()
+    kept = side * (side // 2 + 1)
+    images, channels, out_channels = workload.x_shape[0], workload.x_shape[3], workload.kernel_shape[4]
+    maps = images * channels + images * out_channels + channels * out_channels
+    return kept * maps, kept * images * channels * out_channels
+
+
 def xla_of(constants: Any, found: Any) -> Any:
-    """Microseconds of XLA's convolution, of one or of arrays.
+    """Microseconds of XLA's convolution, of one or of arrays: the faster of cuDNN's two ways.
+
+    The first is a matrix product. Several blocks may share the products of a result, whose parts are then added up.
+    Where products are few that does not pay, and each takes longer. The second way is by Fourier transforms.
 
     Args:
       constants: of a class and kind: the floor; operations, as a multiple of the time that the peak promises; what
         tiles compute beyond the result; steps that are few; cycles of a product that nothing hides; bytes, as a
-        multiple of the time that bandwidth promises; the same for x alone where windows read it several times.
+        multiple of the time that bandwidth promises; the same for x alone where windows read it several times; cycles
+        of a product more where products are not shared; microseconds of sharing them; the floor with transforms, and
+        their bytes as such a multiple.
       found: `features`.
     """
-    floor, flops, tiles, depth, chain, memory, windows = constants
-    of_flops, of_chain, of_bytes, of_x, of_tiles, of_depth = found
+    floor, flops, tiles, depth, chain, memory, windows, alone, shared, spectra_floor, spectra = constants
+    of_flops, of_chain, of_bytes, of_x, of_spectra, of_spectral_flops, of_tiles, of_depth = found
     work = flops * of_flops * (1 + tiles * of_tiles) * (1 + depth * of_depth)
-    return floor + chain * of_chain + np.cbrt(work**3 + (memory * of_bytes) ** 3) + windows * of_x
+    chained = chain * of_chain + np.minimum(alone * of_chain, shared)
+    product = floor + chained + np.cbrt(work**3 + (memory * of_bytes) ** 3) + windows * of_x
+    transformed = spectra_floor + np.cbrt((flops * of_spectral_flops) ** 3 + (spectra * of_spectra) ** 3)
+    return np.where(np.asarray(of_spectra) > 0, np.minimum(product, transformed), product)
 
 
 def xla_us(workload: Workload, device: Device) -> float:
