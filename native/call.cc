@@ -199,4 +199,46 @@ ffi::ErrorOr<ConvCall> MakeConvCall(ffi::AnyBuffer x, ffi::AnyBuffer kernel, ffi
   return call;
 }
 
+ffi::ErrorOr<ConvArgs> MakeKernelGradientArgs(ffi::AnyBuffer x, ffi::AnyBuffer cotangent, ffi::AnyBuffer kernel,
+                                              ffi::Dictionary attributes) {
+  ConvArgs a{};
+  if (x.dimensions().size() != 4 || cotangent.dimensions().size() != 4 || kernel.dimensions().size() != 4) {
+    return ffi::Unexpected(Invalid("x, cotangent and the gradient must have four axes"));
+  }
+  int64_t padding[4];
+  Attributes read(attributes);
+  read.Array("stride", a.stride);
+  read.Array("padding", padding);
+  read.Array("dilation", a.dilation);
+  a.groups = read.Scalar("groups");
+  if (!read.error().empty()) return ffi::Unexpected(Invalid(read.error()));
+  a.images = x.dimensions()[0];
+  a.channels = x.dimensions()[3];
+  a.stacks = 1;
+  a.group_channels = kernel.dimensions()[2];
+  a.out_channels = kernel.dimensions()[3];
+  for (int i = 0; i < 2; ++i) {
+    a.size[i] = x.dimensions()[1 + i];
+    a.kernel_size[i] = kernel.dimensions()[i];
+    a.pad_low[i] = padding[2 * i];
+    a.window[i] = a.window_stride[i] = 1;
+  }
+  if (std::string wrong = CheckSizes(a); !wrong.empty()) return ffi::Unexpected(Invalid(wrong));
+  for (int i = 0; i < 2; ++i) {
+    a.conv_size[i] = a.out_size[i] =
+        WindowedSize(a.size[i], a.pad_low[i], padding[2 * i + 1], a.kernel_size[i], a.dilation[i], a.stride[i]);
+  }
+  if (std::string wrong = CheckSizes(a); !wrong.empty()) return ffi::Unexpected(Invalid(wrong));
+  if (!SameDimensions(cotangent.dimensions(), {a.images, a.conv_size[0], a.conv_size[1], a.out_channels})) {
+    return ffi::Unexpected(
+        Invalid("cotangent is " + Show(cotangent.dimensions()) + ", but the convolution gives " +
+                Show(std::initializer_list<int64_t>{a.images, a.conv_size[0], a.conv_size[1], a.out_channels})));
+  }
+  constexpr int64_t kMostColumns = int64_t{1} << 16;
+  if (a.images * a.size[0] * a.conv_size[0] * a.conv_size[1] * a.out_channels == 0 || a.size[1] >= kMostColumns) {
+    return ffi::Unexpected(Invalid("nothing may be empty, and x must have fewer than 65536 columns"));
+  }
+  return a;
+}
+
 }  // namespace jsc

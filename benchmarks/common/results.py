@@ -30,6 +30,7 @@ _LAYERS = (
     *("requested", "implementation", "weights", "cold_weights"),
 )
 KEYS: dict[str, tuple[str, ...]] = {
+    "accuracy": ("case", "precision", "implementation"),
     "adaptive": ("layer", "precision", "source", "zeros_percent"),
     "calls": ("side",),
     "chain_tiles": ("network", "kind", "batch", "chain", "products"),

@@ -141,6 +141,19 @@ def calls(rows: Sequence[Row]) -> list[str]:
     return [table(("side", "us", "over XLA's us"), lines)]
 
 
+def accuracy(rows: Sequence[Row]) -> list[str]:
+    """Errors of every kernel, beside XLA's."""
+    sides = list(dict.fromkeys(row["implementation"] for row in rows))
+    found: dict[tuple[str, str, str], dict[str, float]] = {}
+    for row in rows:
+        where = (row["case"], row["precision"], f"{row['xla_error']:.1e}")
+        found.setdefault(where, {})[row["implementation"]] = row["error"]
+    lines = (
+        (*where, *(f"{each[side]:.1e}" if side in each else "" for side in sides)) for where, each in found.items()
+    )
+    return [table(("case", "precision", "XLA", *(f"`{side}`" for side in sides)), lines)]
+
+
 def scaling(rows: Sequence[Row]) -> list[str]:
     """Layers on more and more cores."""
     threads = sorted({row["threads"] for row in rows})

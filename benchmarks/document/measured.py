@@ -111,6 +111,13 @@ Geometric means of XLA's time over ours, in streaks of calls. All cells of a lin
 no zeros is the kernel's own gain. The file also holds single calls, calls inside one program and a roofline.""",
         layer_tables.layers,
     ),
+    "accuracy": (
+        "Errors",
+        """\
+Relative errors against float64, by the Frobenius norm: of kernels, and of whole networks with weights as initialised on
+a photograph. Layers have values of both signs in the kernel and none below zero in x.""",
+        layer_tables.accuracy,
+    ),
     "adaptive": (
         "Choosing on the device",
         """\

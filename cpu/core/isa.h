@@ -26,6 +26,23 @@ struct DenseTask {
   int64_t col_begin, col_end;
 };
 
+// A kernel's gradient: sizes as of the convolution, without a pool, and its buffers.
+struct KernelGradientCall {
+  ConvArgs args;
+  const void* x;          // [N, H, W, C]
+  const void* cotangent;  // [N, Ho, Wo, K], same dtype
+  void* out;              // [kh, kw, C / groups, K], float64 for float64 and else float32
+};
+
+// One thread's part of it: input channels [channel_begin, channel_end) and output channels [out_begin, out_end) of one
+// group, for all pixels.
+struct KernelGradientTask {
+  const KernelGradientCall* call;
+  int64_t group;
+  int64_t channel_begin, channel_end;
+  int64_t out_begin, out_end;
+};
+
 constexpr int64_t kCountRun = 16;
 constexpr int64_t kChains = 10;
 constexpr int64_t kLimitEntries = 32, kLimitTaps = 9;
@@ -49,6 +66,8 @@ struct Isa {
   void (*dense[kDtypes])(const DenseTask& task, char* scratch);
   int64_t (*coo_bytes[kDtypes])(const CooRow& row);
   void (*coo[kDtypes])(const CooRow& row, char* scratch);
+  int64_t (*kernel_gradient_bytes[kDtypes])(const KernelGradientTask& task);
+  void (*kernel_gradient[kDtypes])(const KernelGradientTask& task, char* scratch);
   // Non-zeros among `runs` runs of kCountRun elements of x; the runs begin `step` elements apart.
   int64_t (*count[kDtypes])(const void* x, int64_t runs, int64_t step);
   // For core/machine_limits.cc: kChains multiply-adds of independent vectors, `rounds` times; kLimitEntries *

@@ -48,6 +48,23 @@ ffi::Error RunDirectWithoutPool(ffi::ThreadPool& pool, const ConvCall& call) {
   return RunDirectCall(pool, call);
 }
 
+ffi::Error KernelGradient(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer cotangent,
+                          ffi::Result<ffi::AnyBuffer> out, ffi::Dictionary attributes) {
+  try {
+    const ffi::ErrorOr<ConvArgs> args = MakeKernelGradientArgs(x, cotangent, *out, attributes);
+    if (!args.has_value()) return args.error();
+    const ffi::DataType dtype = x.element_type();
+    const ffi::DataType sums = dtype == ffi::DataType::F64 ? dtype : ffi::DataType::F32;
+    if (cotangent.element_type() != dtype || out->element_type() != sums) {
+      return ffi::Error(ffi::ErrorCode::kInvalidArgument,
+                        "cotangent must have x's dtype, and the gradient be float64 for float64 and else float32");
+    }
+    return RunKernelGradientCall(pool, dtype, {*args, x.untyped_data(), cotangent.untyped_data(), out->untyped_data()});
+  } catch (const std::exception& error) {
+    return ffi::Error(ffi::ErrorCode::kInternal, error.what());
+  }
+}
+
 #define JSC_BIND                                                                                                             \
   ffi::Ffi::Bind()                                                                                                           \
       .Ctx<ffi::ThreadPool>() /* XLA's own threads */                                                                        \
@@ -71,6 +88,15 @@ XLA_FFI_DEFINE_HANDLER(kCoo, Handle<RunCooCall>, JSC_BIND);
 XLA_FFI_DEFINE_HANDLER(kDirect, Handle<RunDirectWithoutPool>, JSC_BIND);
 // conv 1x1 on maps of one pixel: x [M, 1, 1, C], kernel [S, 1, 1, C, K]
 XLA_FFI_DEFINE_HANDLER(kDense, Handle<RunDenseCall>, JSC_BIND);
+
+// the gradient of a kernel, float32 or float64
+XLA_FFI_DEFINE_HANDLER(kKernelGradient, KernelGradient,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()  // x [N, H, W, C]
+                           .Arg<ffi::AnyBuffer>()  // cotangent [N, Ho, Wo, K]
+                           .Ret<ffi::AnyBuffer>()  // [kh, kw, C / groups, K]
+                           .Attrs());              // stride[2], padding[4], dilation[2], groups
 
 // CooStar; the shapes of the buffers are in native/coo_star_args.h.
 XLA_FFI_DEFINE_HANDLER(kCooFromDense, CooFromDense,
@@ -102,6 +128,7 @@ nb::dict Registrations() {
   targets["jsc_direct"] = Capsule(kDirect);
   targets["jsc_dense"] = Capsule(kDense);
   targets["jsc_coo"] = Capsule(kCoo);
+  targets["jsc_kernel_gradient"] = Capsule(kKernelGradient);
   targets["jsc_coo_fromdense"] = Capsule(kCooFromDense);
   targets["jsc_coo_todense"] = Capsule(kCooToDense);
   return targets;

@@ -291,4 +291,32 @@ ffi::Error RunDenseCall(ffi::ThreadPool& pool, const ConvCall& call) {
   return RunTasks(team, machine.threads, a.stacks * parts, make, isa.dense_bytes[dtype], isa.dense[dtype]);
 }
 
+ffi::Error RunKernelGradientCall(ffi::ThreadPool& pool, ffi::DataType data_type, const KernelGradientCall& call) {
+  const int dtype = IndexOf(data_type);
+  if (dtype < 0) return UnsupportedDtype();
+  const ConvArgs& a = call.args;
+  const Isa& isa = CurrentIsa();
+  const Machine machine = ThisMachine(isa, pool);
+  // Two tasks a thread, of input channels and then of output channels: each part of those lists x again.
+  const int64_t out_channels = a.out_channels / a.groups, wanted = 2 * machine.threads;
+  const int64_t most = std::clamp<int64_t>(CeilDiv(a.group_channels * a.groups, wanted), 16, 64);
+  const int64_t parts = CeilDiv(a.group_channels, most), channels = CeilDiv(a.group_channels, parts);
+  const int64_t out_parts = std::clamp<int64_t>(wanted / (parts * a.groups), 1, CeilDiv(out_channels, 64));
+  const int64_t columns = CeilDiv(CeilDiv(out_channels, out_parts), 32) * 32;
+  const int64_t cuts = CeilDiv(out_channels, columns);
+  const auto make = [&](Taken taken, int64_t) {
+    const int64_t cut = taken.begin % cuts, part = taken.begin / cuts % parts, group = taken.begin / cuts / parts;
+    const int64_t first = part * channels, column = cut * columns;
+    return KernelGradientTask{&call,
+                              group,
+                              std::min(first, a.group_channels),
+                              std::min(first + channels, a.group_channels),
+                              column,
+                              std::min(column + columns, out_channels)};
+  };
+  Team team(pool);
+  return RunTasks(team, machine.threads, a.groups * parts * cuts, make, isa.kernel_gradient_bytes[dtype],
+                  isa.kernel_gradient[dtype]);
+}
+
 }  // namespace jsc

@@ -37,6 +37,9 @@ ffi::Error RunDirectCall(ffi::ThreadPool& pool, const ConvCall& call);
 // The same for maps of one pixel and a 1x1 kernel: a dense layer that reads only the kernel rows it needs.
 ffi::Error RunDenseCall(ffi::ThreadPool& pool, const ConvCall& call);
 
+// The gradient of a kernel, of one kernel for all images.
+ffi::Error RunKernelGradientCall(ffi::ThreadPool& pool, ffi::DataType dtype, const KernelGradientCall& call);
+
 }  // namespace jsc
 
 #endif  // JSC_CPU_FFI_HOST_H_

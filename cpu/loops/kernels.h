@@ -1,7 +1,7 @@
 // Room: the CPU's loops, everything that is compiled once per instruction set. An isa_<name>.cc defines JSC_ISA, the
 // namespace of its kernels, and includes this file. Loops: windows, scatter, pixels, dense_conv, depthwise, matvec,
-// coo. May change: a loop's tiling, while the order of its sums depends on neither tiles nor threads. Details:
-// docs/design/kernels/cpu.md. Tests: tests/primitive/test_kernels.py, tests/primitive/test_packing.py.
+// coo, kernel_gradient. May change: a loop's tiling, while the order of its sums depends on neither tiles nor threads.
+// Details: docs/design/kernels/cpu.md. Tests: tests/primitive/test_kernels.py, tests/primitive/test_packing.py.
 #ifndef JSC_CPU_LOOPS_KERNELS_H_
 #define JSC_CPU_LOOPS_KERNELS_H_
 
@@ -10,6 +10,7 @@
 #include "cpu/loops/coo_kernel.h"
 #include "cpu/loops/dense_conv_kernel.h"
 #include "cpu/loops/depthwise_kernel.h"
+#include "cpu/loops/kernel_gradient.h"
 #include "cpu/loops/matvec_kernel.h"
 #include "cpu/loops/pixel_kernel.h"
 #include "cpu/loops/scatter_kernel.h"
@@ -38,27 +39,29 @@ int64_t CountNonZeros(const void* x, int64_t runs, int64_t step) {
 // The table of one instruction set, in the order of DtypeIndex.
 #define JSC_PER_DTYPE(function) \
   {&JSC_ISA::function<float>, &JSC_ISA::function<BFloat16>, &JSC_ISA::function<Float16>, &JSC_ISA::function<double>}
-#define JSC_ISA_TABLE(name)           \
-  {name,                              \
-   JSC_ISA::kVectorBytes,             \
-   JSC_PER_DTYPE(ConvBytes),          \
-   JSC_PER_DTYPE(RunConv),            \
-   JSC_PER_DTYPE(ScatterBytes),       \
-   JSC_PER_DTYPE(RunScatter),         \
-   JSC_PER_DTYPE(PixelBytes),         \
-   JSC_PER_DTYPE(RunPixels),          \
-   JSC_PER_DTYPE(DepthwiseBytes),     \
-   JSC_PER_DTYPE(RunDepthwise),       \
-   JSC_PER_DTYPE(RunDirectDepthwise), \
-   JSC_PER_DTYPE(DirectBytes),        \
-   JSC_PER_DTYPE(RunDirect),          \
-   JSC_PER_DTYPE(DenseBytes),         \
-   JSC_PER_DTYPE(RunDense),           \
-   JSC_PER_DTYPE(CooBytes),           \
-   JSC_PER_DTYPE(RunCoo),             \
-   JSC_PER_DTYPE(CountNonZeros),      \
-   JSC_ISA::MultiplyAdds,             \
-   JSC_ISA::LoadedMultiplyAdds,       \
+#define JSC_ISA_TABLE(name)            \
+  {name,                               \
+   JSC_ISA::kVectorBytes,              \
+   JSC_PER_DTYPE(ConvBytes),           \
+   JSC_PER_DTYPE(RunConv),             \
+   JSC_PER_DTYPE(ScatterBytes),        \
+   JSC_PER_DTYPE(RunScatter),          \
+   JSC_PER_DTYPE(PixelBytes),          \
+   JSC_PER_DTYPE(RunPixels),           \
+   JSC_PER_DTYPE(DepthwiseBytes),      \
+   JSC_PER_DTYPE(RunDepthwise),        \
+   JSC_PER_DTYPE(RunDirectDepthwise),  \
+   JSC_PER_DTYPE(DirectBytes),         \
+   JSC_PER_DTYPE(RunDirect),           \
+   JSC_PER_DTYPE(DenseBytes),          \
+   JSC_PER_DTYPE(RunDense),            \
+   JSC_PER_DTYPE(CooBytes),            \
+   JSC_PER_DTYPE(RunCoo),              \
+   JSC_PER_DTYPE(KernelGradientBytes), \
+   JSC_PER_DTYPE(RunKernelGradient),   \
+   JSC_PER_DTYPE(CountNonZeros),       \
+   JSC_ISA::MultiplyAdds,              \
+   JSC_ISA::LoadedMultiplyAdds,        \
    JSC_ISA::ReadLines}
 
 #endif  // JSC_CPU_LOOPS_KERNELS_H_

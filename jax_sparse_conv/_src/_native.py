@@ -36,7 +36,7 @@ DTYPES = {
 # Every custom call of every platform, as the extensions register them (`cpu/ffi/ffi.cc`, `cuda/ffi/ffi.cc`).
 TARGETS = (
     *("jsc_ecr", "jsc_pecr", "jsc_coo", "jsc_direct", "jsc_dense", "jsc_adaptive"),
-    *("jsc_segment", "jsc_dense_block", "jsc_coo_fromdense", "jsc_coo_todense"),
+    *("jsc_segment", "jsc_dense_block", "jsc_kernel_gradient", "jsc_coo_fromdense", "jsc_coo_todense"),
 )
 
 _modules: dict[str, ModuleType] = {}

@@ -80,6 +80,7 @@ def pretended(gpu: Device) -> Iterator[None]:
             (devices, "current", lambda: gpu),
             (devices, "known", lambda: gpu),
             (devices, "default_platform", lambda: "gpu"),
+            (devices, "ordinals", lambda _: [0]),
             (Device, "of", lambda _: gpu),
             (_native, "why_missing", lambda *_: None),
             (_native, "workspace_bytes", lambda *_: 0),

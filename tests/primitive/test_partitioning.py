@@ -86,4 +86,4 @@ def test_networks_on_eight_devices() -> None:
 def test_the_gpus_of_this_machine() -> None:
     if jax.default_backend() != "gpu" or jax.device_count() < 2:
         pytest.skip(f"needs two GPUs; this machine has {jax.device_count()} {jax.default_backend()} device(s)")
-    run({})
+    run({"JAX_DEFAULT_MATMUL_PRECISION": "highest"})

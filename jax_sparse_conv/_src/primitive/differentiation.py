@@ -4,7 +4,8 @@ The result of a convolution that is differentiated has the name `SAVED` for the 
 `dots_saveable` knows JAX's own primitives alone.
 
 Gradients of x and of the kernel are a primitive of their own, `jsc_gradient`, so that `split` decides what each of
-several devices computes. XLA's partitioner adds more parts of them than there are on some meshes of two axes.
+several devices computes. XLA's partitioner adds more parts of them than there are on some meshes of two axes. What runs
+on one CPU is in `cpu_gradient`, elsewhere they are XLA's.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from jax.experimental import jet
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
-from jax_sparse_conv._src.primitive import explicit, jax_internals, partitioning, reference
+from jax_sparse_conv._src.primitive import cpu_gradient, explicit, jax_internals, partitioning, reference
 from jax_sparse_conv._src.primitive.primitives import Config, Operands, after, bind, conv_p, reference_conv
 from jax_sparse_conv._src.problem.geometry import Pool
 
@@ -163,6 +164,13 @@ def _gradient_lower(ctx: Any, *operands: Any, **parameters: Any) -> Any:
     return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
 
 
+def _gradient_lower_on_cpu(ctx: Any, *operands: Any, **parameters: Any) -> Any:
+    if partitioning.is_partitioned(ctx) or not cpu_gradient.takes(*ctx.avals_in, **parameters):
+        return _gradient_lower(ctx, *operands, **parameters)
+    function = functools.partial(cpu_gradient.gradient, **parameters)
+    return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
+
+
 def _gradient_batch(values: Sequence[Any], axes: Sequence[Any], **parameters: Any) -> tuple[jax.Array, int]:
     """Where both are batched: as many more images, and kernels."""
     size = next(value.shape[axis] for value, axis in zip(values, axes, strict=True) if axis is not None)
@@ -194,6 +202,7 @@ def _gradient_transpose(cotangent: Any, *values: Any, **parameters: Any) -> list
 
 gradient_p.def_abstract_eval(_gradient_abstract_eval)
 mlir.register_lowering(gradient_p, _gradient_lower)
+mlir.register_lowering(gradient_p, _gradient_lower_on_cpu, platform="cpu")
 batching.primitive_batchers[gradient_p] = _gradient_batch
 ad.primitive_jvps[gradient_p] = _gradient_jvp
 ad.primitive_transposes[gradient_p] = _gradient_transpose

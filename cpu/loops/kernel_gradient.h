@@ -1,0 +1,365 @@
+// One task of a kernel's gradient: kernel[tap][c][k] = sum over pixels of x[pixel][c] * cotangent[result][k], where the
+// tap leads from the result to the pixel. Zeros of x are skipped.
+//
+// What: the non-zeros of a tile of x are listed by channel. For a channel and a block of output channels, the sums of
+//   up to kMostTaps taps are registers while the channel's list passes by. An entry is a broadcast value and one vector
+//   of the cotangent for each multiply-add. It is loops/scatter_kernel.h the other way round: there weights are
+//   registers and sums are memory.
+// Layout: the cotangent of a tile is copied for each block of output channels, [places, block], with zeros where it has
+//   no results. So no bounds are checked, and places of a tap lie a fixed distance apart. Neighbouring entries read
+//   neighbouring places, so as many rows as the kernel has are in L1.
+// Strides: pixels of one phase (their place modulo the stride) meet the same taps. A phase has lists of its own; one
+//   without taps is not read.
+// Order of each sum: a tile's pixels from 0 on, then the tiles (core/simd.h, AddTo). It does not depend on threads.
+// Bound by: loads, one per multiply-add; the lists where there are few output channels.
+#ifndef JSC_CPU_LOOPS_KERNEL_GRADIENT_H_
+#define JSC_CPU_LOOPS_KERNEL_GRADIENT_H_
+
+#include "cpu/core/isa.h"
+#include "cpu/loops/channel_lists.h"
+#include "cpu/loops/epilogue.h"
+
+namespace jsc {
+namespace JSC_ISA {
+namespace {
+
+constexpr int kMostTaps = 9;                             // whose sums are registers together
+constexpr int64_t kTapVectors = kManyRegisters ? 2 : 1;  // of a block, with several taps
+constexpr int64_t kPointVectors = 8;                     // of a block at most, with one
+constexpr int64_t kPlaces = 1024;                        // of a tile, about
+
+inline int64_t FloorDiv(int64_t a, int64_t b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
+
+// The pixels of x whose place is `phase` modulo the strides, and the taps that they meet.
+struct Phase {
+  int64_t at[2];
+  int64_t first_tap, taps;  // of GradientBuffers::taps
+};
+
+// A tap, and how far its place lies before a pixel's, in places.
+struct PhaseTap {
+  int64_t tap, back;
+};
+
+// Rows [begin, end) of x of one image, and where its places begin.
+struct GradientRows {
+  int64_t image, begin, end;
+  int64_t first_result;  // result row of the first row of places
+  int64_t result_rows;
+  int64_t first_place;
+};
+
+// Sizes of what a task works on, the same for all of its tiles.
+struct GradientShape {
+  int64_t vectors, block;
+  int64_t reach[2];      // rows and columns of places in front of a pixel's that taps lead to
+  int64_t first_column;  // result column of the first column of places
+  int64_t columns;       // of places
+  int64_t tile_rows;     // of x
+  int64_t tile_images, tile_places;
+  int64_t phases, capacity;
+};
+
+inline GradientShape ShapeOf(const KernelGradientTask& task, int64_t lanes) {
+  const ConvArgs& a = task.call->args;
+  GradientShape s{};
+  const int64_t taps = a.kernel_size[0] * a.kernel_size[1], width = CeilDiv(task.out_end - task.out_begin, lanes);
+  s.vectors = kTapVectors;
+  if (taps == 1) {
+    for (s.vectors = kPointVectors; s.vectors > 1 && s.vectors / 2 >= width;) s.vectors /= 2;
+  }
+  s.block = s.vectors * lanes;
+  for (int i = 0; i < 2; ++i) s.reach[i] = (a.kernel_size[i] - 1) * a.dilation[i] / a.stride[i];
+  const int64_t first = FloorDiv(a.pad_low[1], a.stride[1]);
+  const int64_t last = FloorDiv(a.size[1] - 1 + a.pad_low[1], a.stride[1]);
+  s.first_column = first - s.reach[1];
+  s.columns = last - s.first_column + 1;
+  s.tile_rows = Clamp(kPlaces / s.columns * a.stride[0], a.stride[0], a.images * a.size[0]);
+  s.tile_images = s.tile_rows / a.size[0] + 2;
+  s.tile_places = (s.tile_rows / a.stride[0] + s.tile_images * (s.reach[0] + 2)) * s.columns;
+  s.phases = a.stride[0] * a.stride[1];
+  s.capacity = s.tile_rows * a.size[1] + kListSlack;
+  return s;
+}
+
+template <typename A>
+struct GradientBuffers {
+  Phase* phases;
+  PhaseTap* taps;
+  GradientRows* rows;  // [tile images]
+  A* values;           // [row of x, slack]: non-zeros of a row of x, ...
+  uint32_t* keys;      // ... and column << 16 | channel
+  Entry<A>* entries;   // [channels, capacity]: of one phase after the other
+  int64_t* ends;       // [phases + 1, channels]
+  A* places;           // [tile places, block]
+  int64_t bytes;
+};
+
+template <typename A>
+GradientBuffers<A> TakeGradientBuffers(const KernelGradientTask& task, const GradientShape& s, char* scratch) {
+  const ConvArgs& a = task.call->args;
+  const int64_t channels = task.channel_end - task.channel_begin, run = a.size[1] * channels + kListSlack;
+  Arena arena(scratch);
+  GradientBuffers<A> b{};
+  b.phases = arena.Take<Phase>(s.phases);
+  b.taps = arena.Take<PhaseTap>(a.kernel_size[0] * a.kernel_size[1]);
+  b.rows = arena.Take<GradientRows>(s.tile_images);
+  b.values = arena.Take<A>(run);
+  b.keys = arena.Take<uint32_t>(run);
+  b.entries = arena.Take<Entry<A>>(channels * s.capacity);
+  b.ends = arena.Take<int64_t>((s.phases + 1) * channels);
+  b.places = arena.Take<A>(s.tile_places * s.block);
+  b.bytes = arena.used();
+  return b;
+}
+
+// Phases that no tap meets have none.
+template <typename A>
+void FindPhases(const ConvArgs& a, const GradientShape& s, GradientBuffers<A>& b) {
+  int64_t used = 0;
+  for (int64_t i = 0; i < s.phases; ++i) {
+    Phase& phase = b.phases[i];
+    phase = {{i / a.stride[1], i % a.stride[1]}, used, 0};
+    for (int64_t ky = 0; ky < a.kernel_size[0]; ++ky) {
+      for (int64_t kx = 0; kx < a.kernel_size[1]; ++kx) {
+        const int64_t y = ky * a.dilation[0] - phase.at[0], x = kx * a.dilation[1] - phase.at[1];
+        if (y % a.stride[0] != 0 || x % a.stride[1] != 0) continue;
+        b.taps[used++] = {ky * a.kernel_size[1] + kx, y / a.stride[0] * s.columns + x / a.stride[1]};
+      }
+    }
+    phase.taps = used - phase.first_tap;
+  }
+}
+
+// The rows of x from `first` on, of all images one below the other, by image; returns how many images.
+template <typename A>
+int64_t LayOutTile(const ConvArgs& a, const GradientShape& s, int64_t first, int64_t end, GradientBuffers<A>& b) {
+  int64_t images = 0, places = 0;
+  while (first < end) {
+    GradientRows& rows = b.rows[images++];
+    rows.image = first / a.size[0];
+    rows.begin = first % a.size[0];
+    rows.end = Min(a.size[0], rows.begin + end - first);
+    rows.first_result = FloorDiv(rows.begin + a.pad_low[0], a.stride[0]) - s.reach[0];
+    rows.result_rows = FloorDiv(rows.end - 1 + a.pad_low[0], a.stride[0]) - rows.first_result + 1;
+    rows.first_place = places;
+    places += rows.result_rows * s.columns;
+    first += rows.end - rows.begin;
+  }
+  return images;
+}
+
+// The non-zeros of the task's channels in a row of x, those of one phase.
+template <typename T, typename A>
+void ListPhaseRow(const KernelGradientTask& task, const GradientShape& s, const GradientRows& rows, int64_t y,
+                  int64_t phase, GradientBuffers<A>& b, int64_t* ends) {
+  const ConvArgs& a = task.call->args;
+  const int64_t channels = task.channel_end - task.channel_begin;
+  const T* line = static_cast<const T*>(task.call->x) + (rows.image * a.size[0] + y) * a.size[1] * a.channels +
+                  task.group * a.group_channels + task.channel_begin;
+  const int64_t low = a.pad_low[1], step = a.stride[1];
+  int64_t x = phase - low;
+  x = x < 0 ? x + CeilDiv(-x, step) * step : x % step;
+  int64_t used = 0;
+  for (; x < a.size[1]; x += step) {
+    used += Append(line + x * a.channels, channels, static_cast<uint32_t>(x) << 16, 1, b.values + used, b.keys + used);
+  }
+  const int64_t row = FloorDiv(y + a.pad_low[0], a.stride[0]) - rows.first_result;
+  const int64_t place_bytes = s.block * static_cast<int64_t>(sizeof(A));
+  const int64_t first = rows.first_place + row * s.columns - s.first_column;
+  for (int64_t i = 0; i < used; ++i) {
+    const int64_t channel = b.keys[i] & 0xffffu, column = FloorDiv((b.keys[i] >> 16) + low, step);
+    b.entries[channel * s.capacity + ends[channel]++] = {b.values[i],
+                                                         static_cast<uint32_t>((first + column) * place_bytes)};
+  }
+}
+
+template <typename T, typename A>
+void ListTileByChannel(const KernelGradientTask& task, const GradientShape& s, int64_t images, GradientBuffers<A>& b) {
+  const ConvArgs& a = task.call->args;
+  const int64_t channels = task.channel_end - task.channel_begin;
+  for (int64_t c = 0; c < channels; ++c) b.ends[c] = 0;
+  for (int64_t i = 0; i < s.phases; ++i) {
+    int64_t* ends = b.ends + (i + 1) * channels;
+    for (int64_t c = 0; c < channels; ++c) ends[c] = ends[c - channels];
+    if (b.phases[i].taps == 0) continue;
+    for (int64_t image = 0; image < images; ++image) {
+      const GradientRows& rows = b.rows[image];
+      for (int64_t y = rows.begin; y < rows.end; ++y) {
+        const int64_t at = y + a.pad_low[0];
+        if (at - FloorDiv(at, a.stride[0]) * a.stride[0] != b.phases[i].at[0]) continue;
+        ListPhaseRow<T>(task, s, rows, y, b.phases[i].at[1], b, ends);
+      }
+    }
+  }
+}
+
+// A block of the cotangent, channels [k, k + width) of the group, to the places; zeros elsewhere.
+template <typename T, typename A>
+[[gnu::noinline]] void CopyCotangent(const KernelGradientTask& task, const GradientShape& s, int64_t images, int64_t k,
+                                     int64_t width, GradientBuffers<A>& b) {
+  const ConvArgs& a = task.call->args;
+  const T* from = static_cast<const T*>(task.call->cotangent) + task.group * (a.out_channels / a.groups) + k;
+  A* to = b.places;
+  for (int64_t image = 0; image < images; ++image) {
+    const GradientRows& rows = b.rows[image];
+    for (int64_t row = 0; row < rows.result_rows; ++row) {
+      const int64_t p = rows.first_result + row;
+      const T* line = from + (rows.image * a.conv_size[0] + p) * a.conv_size[1] * a.out_channels;
+      for (int64_t column = 0; column < s.columns; ++column, to += s.block) {
+        const int64_t q = s.first_column + column;
+        if (p < 0 || p >= a.conv_size[0] || q < 0 || q >= a.conv_size[1]) {
+          __builtin_memset(to, 0, s.block * sizeof(A));
+        } else if (width == s.block) {
+          for (int64_t v = 0; v < s.block; v += kLanes<A>) Store(to + v, Load(line + q * a.out_channels + v));
+        } else {
+          for (int64_t v = 0; v < s.block; ++v) to[v] = v < width ? Widen(line[q * a.out_channels + v]) : A{0};
+        }
+      }
+    }
+  }
+}
+
+// sums [kTaps, kVectors] of a channel's entries; kLists of them at once where the sums are too few to hide latency.
+template <int kTaps, int kVectors, typename A>
+[[gnu::noinline]] void SumEntries(const Entry<A>* entry, const Entry<A>* end, const PhaseTap* taps, const A* places,
+                                  int64_t block, A* sums) {
+  constexpr int kLists = kTaps * kVectors >= 8 ? 1 : kTaps * kVectors >= 4 ? 2 : kTaps * kVectors >= 2 ? 4 : 8;
+  const char* at[kTaps];
+  for (int t = 0; t < kTaps; ++t) at[t] = reinterpret_cast<const char*>(places - taps[t].back * block);
+  Vector<A> sum[kLists][kTaps][kVectors] = {};
+  const auto add = [&](int list, const Entry<A>& each) __attribute__((always_inline)) {
+    const A value = each.value;
+    const int64_t offset = each.offset;
+#pragma GCC unroll 16
+    for (int t = 0; t < kTaps; ++t) {
+      const A* row = reinterpret_cast<const A*>(at[t] + offset);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) sum[list][t][v] += value * Load(row + v * kLanes<A>);
+    }
+  };
+  for (; entry + kLists <= end; entry += kLists) {
+#pragma GCC unroll 8
+    for (int list = 0; list < kLists; ++list) add(list, entry[list]);
+  }
+  for (; entry < end; ++entry) add(0, *entry);
+#pragma GCC unroll 16
+  for (int t = 0; t < kTaps; ++t) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      Vector<A> total = sum[0][t][v];
+#pragma GCC unroll 8
+      for (int list = 1; list < kLists; ++list) total += sum[list][t][v];
+      Store(sums + (t * kVectors + v) * kLanes<A>, total);
+    }
+  }
+}
+
+template <int kVectors, typename A>
+void SumSomeTaps(int64_t taps, const Entry<A>* entry, const Entry<A>* end, const PhaseTap* first, const A* places,
+                 int64_t block, A* sums) {
+  switch (taps) {
+    case 1:
+      return SumEntries<1, kVectors>(entry, end, first, places, block, sums);
+    case 2:
+      return SumEntries<2, kVectors>(entry, end, first, places, block, sums);
+    case 3:
+      return SumEntries<3, kVectors>(entry, end, first, places, block, sums);
+    case 4:
+      return SumEntries<4, kVectors>(entry, end, first, places, block, sums);
+    case 5:
+      return SumEntries<5, kVectors>(entry, end, first, places, block, sums);
+    case 6:
+      return SumEntries<6, kVectors>(entry, end, first, places, block, sums);
+    case 7:
+      return SumEntries<7, kVectors>(entry, end, first, places, block, sums);
+    case 8:
+      return SumEntries<8, kVectors>(entry, end, first, places, block, sums);
+    default:
+      return SumEntries<9, kVectors>(entry, end, first, places, block, sums);
+  }
+}
+
+template <typename A>
+void SumTaps(int64_t vectors, int64_t taps, const Entry<A>* entry, const Entry<A>* end, const PhaseTap* first,
+             const A* places, int64_t block, A* sums) {
+  if (taps > 1 || vectors == kTapVectors) return SumSomeTaps<kTapVectors>(taps, entry, end, first, places, block, sums);
+  switch (vectors) {
+    case 1:
+      return SumEntries<1, 1>(entry, end, first, places, block, sums);
+    case 2:
+      return SumEntries<1, 2>(entry, end, first, places, block, sums);
+    case 4:
+      return SumEntries<1, 4>(entry, end, first, places, block, sums);
+    default:
+      return SumEntries<1, 8>(entry, end, first, places, block, sums);
+  }
+}
+
+// One block of output channels of a tile, k of the group on: added to out.
+template <typename A>
+void AddBlock(const KernelGradientTask& task, const GradientShape& s, int64_t k, int64_t width,
+              const GradientBuffers<A>& b) {
+  const ConvArgs& a = task.call->args;
+  const int64_t channels = task.channel_end - task.channel_begin;
+  alignas(64) A sums[kMostTaps * kPointVectors * kLanes<A>];
+  for (int64_t i = 0; i < s.phases; ++i) {
+    const int64_t* begins = b.ends + i * channels;
+    for (int64_t c = 0; c < channels && b.phases[i].taps > 0; ++c) {
+      const Entry<A>* entries = b.entries + c * s.capacity;
+      if (begins[c] == begins[c + channels]) continue;
+      for (int64_t tap = 0; tap < b.phases[i].taps; tap += kMostTaps) {
+        const PhaseTap* first = b.taps + b.phases[i].first_tap + tap;
+        const int64_t taps = Min(kMostTaps, b.phases[i].taps - tap);
+        SumTaps(s.vectors, taps, entries + begins[c], entries + begins[c + channels], first, b.places, s.block, sums);
+        for (int64_t t = 0; t < taps; ++t) {
+          A* out = static_cast<A*>(task.call->out) +
+                   (first[t].tap * a.group_channels + task.channel_begin + c) * a.out_channels +
+                   task.group * (a.out_channels / a.groups) + k;
+          int64_t v = 0;
+          for (; v + kLanes<A> <= width; v += kLanes<A>) AddTo(out + v, Load(sums + t * s.block + v));
+          for (; v < width; ++v) out[v] += sums[t * s.block + v];
+        }
+      }
+    }
+  }
+}
+
+template <typename T>
+int64_t KernelGradientBytes(const KernelGradientTask& task) {
+  using A = Accumulator<T>;
+  return TakeGradientBuffers<A>(task, ShapeOf(task, kLanes<A>), nullptr).bytes;
+}
+
+template <typename T>
+void RunKernelGradient(const KernelGradientTask& task, char* scratch) {
+  using A = Accumulator<T>;
+  const IeeeScope ieee;
+  const ConvArgs& a = task.call->args;
+  const GradientShape s = ShapeOf(task, kLanes<A>);
+  GradientBuffers<A> b = TakeGradientBuffers<A>(task, s, scratch);
+  FindPhases(a, s, b);
+  for (int64_t tap = 0; tap < a.kernel_size[0] * a.kernel_size[1]; ++tap) {
+    for (int64_t c = task.channel_begin; c < task.channel_end; ++c) {
+      A* out = static_cast<A*>(task.call->out) + (tap * a.group_channels + c) * a.out_channels +
+               task.group * (a.out_channels / a.groups) + task.out_begin;
+      __builtin_memset(out, 0, (task.out_end - task.out_begin) * sizeof(A));
+    }
+  }
+  const int64_t rows = a.images * a.size[0];
+  for (int64_t first = 0; first < rows; first += s.tile_rows) {
+    const int64_t images = LayOutTile(a, s, first, Min(rows, first + s.tile_rows), b);
+    ListTileByChannel<T>(task, s, images, b);
+    for (int64_t k = task.out_begin; k < task.out_end; k += s.block) {
+      const int64_t width = Min(s.block, task.out_end - k);
+      CopyCotangent<T>(task, s, images, k, width, b);
+      AddBlock(task, s, k, width, b);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace JSC_ISA
+}  // namespace jsc
+
+#endif  // JSC_CPU_LOOPS_KERNEL_GRADIENT_H_

@@ -1,0 +1,142 @@
+"""Gradients of a convolution on a CPU, where XLA's own take several times as long as its convolution.
+
+Of x: convolutions of the cotangent with the kernel turned round, which skip the zeros that a ReLU behind the
+convolution left in the cotangent. With strides there is one for each phase of x, the pixels that meet the same taps.
+
+Of the kernel: a native call that skips the zeros of x (`cpu/loops/kernel_gradient.h`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_sparse_conv._src import _native
+from jax_sparse_conv._src.primitive.primitives import Config, bind
+from jax_sparse_conv._src.problem import geometry as geo
+from jax_sparse_conv._src.problem.geometry import Geometry, Pads
+
+_METHOD = "kernel_gradient"
+_LEAST_CHANNELS = 8  # of a group of results: with fewer, vectors are mostly empty
+_MOST_COLUMNS = 1 << 16  # of x, as the native lists take them
+_MOST_ELEMENTS = 1 << 31
+
+
+def takes(other: Any, cotangent: Any, config: Config, like: Any, by_kernel: bool) -> bool:
+    """Whether a gradient is computed here: of known sizes, and with enough channels for vectors of them."""
+    shapes = (other.shape, cotangent.shape, like.shape)
+    if config.by_lax or any(geo.is_symbolic(*shape) or 0 in shape for shape in shapes):
+        return False
+    if _native.why_missing(_METHOD, "cpu", like.dtype) is not None or cotangent.dtype != like.dtype:
+        return False
+    channels = (like if by_kernel else other).shape[4 if by_kernel else 3]
+    if channels // (config.geometry.groups if by_kernel else 1) < _LEAST_CHANNELS:
+        return False
+    if not by_kernel:
+        return max(config.geometry.strides) == 1 or max(config.geometry.dilation) == 1
+    sizes = [math.prod(shape[1:]) for shape in shapes[:2]] + [math.prod(like.shape)]
+    return like.shape[0] == 1 and other.shape[2] < _MOST_COLUMNS and max(sizes) < _MOST_ELEMENTS
+
+
+def gradient(other: jax.Array, cotangent: jax.Array, *, config: Config, like: Any, by_kernel: bool) -> jax.Array:
+    """As `differentiation.gradient`."""
+    if by_kernel:
+        return _of_kernel(other, cotangent, config.geometry, like)
+    return _of_x(other, cotangent, config, like)
+
+
+def _of_kernel(x: jax.Array, cotangent: jax.Array, geometry: Geometry, like: Any) -> jax.Array:
+    """x [N, H, W, C], cotangent [N, Ho, Wo, K] -> [1, kh, kw, C / groups, K]."""
+    dtype = jnp.promote_types(like.dtype, jnp.float32)
+    call = jax.ffi.ffi_call(_native.target_name(_METHOD), jax.ShapeDtypeStruct(like.shape[1:], dtype))
+    found = call(
+        x,
+        cotangent,
+        stride=np.asarray(geometry.strides, np.int64),
+        padding=np.asarray(geometry.padding, np.int64).ravel(),
+        dilation=np.asarray(geometry.dilation, np.int64),
+        groups=np.int64(geometry.groups),
+    )
+    return found[None].astype(like.dtype)
+
+
+class _Phase(NamedTuple):
+    """Rows (or columns) `first`, `first + stride`, ... of x, and the taps that they meet.
+
+    Attributes:
+      first: the first of them.
+      taps: the kernel's rows, from the last one to the first.
+      pads: of the convolution of the cotangent that makes them.
+      size: how many they are.
+    """
+
+    first: int
+    taps: slice
+    pads: tuple[int, int]
+    size: int
+
+
+def _phases(size: int, results: int, taps: int, stride: int, dilation: int, low: int) -> list[_Phase]:
+    """Along one axis; a phase that no tap meets, whose gradient is zero, is left out."""
+    if stride == 1:
+        reach = (taps - 1) * dilation
+        return [_Phase(0, slice(None, None, -1), (reach - low, size - results + low), size)]
+    found = []
+    for first in range(min(stride, size)):
+        nearest = (first + low) % stride
+        if nearest >= taps:
+            continue
+        count, length = (taps - nearest + stride - 1) // stride, (size - first + stride - 1) // stride
+        before = count - 1 - (first + low - nearest) // stride
+        turned = slice(nearest + (count - 1) * stride, nearest - 1 if nearest else None, -stride)
+        found.append(_Phase(first, turned, (before, length - results - before + count - 1), length))
+    return found
+
+
+def _of_x(kernel: jax.Array, cotangent: jax.Array, config: Config, like: Any) -> jax.Array:
+    """kernel [S, kh, kw, C / groups, K], cotangent [N, Ho, Wo, K] -> [N, H, W, C]."""
+    geometry, size = config.geometry, like.shape[1:3]
+    swapped = _swapped(kernel, geometry.groups)
+    axes = [
+        _phases(
+            size[axis],
+            cotangent.shape[1 + axis],
+            kernel.shape[1 + axis],
+            geometry.strides[axis],
+            geometry.dilation[axis],
+            geometry.padding[axis][0],
+        )
+        for axis in range(2)
+    ]
+
+    def part(rows: _Phase, columns: _Phase) -> jax.Array:
+        pads: Pads = (rows.pads, columns.pads)
+        given = Config(
+            Geometry((1, 1), pads, geometry.dilation, geometry.groups), "ecr", fallback=True, precision=config.precision
+        )
+        return bind(cotangent, swapped[:, rows.taps, columns.taps], None, None, given)
+
+    if geometry.strides == (1, 1):
+        return part(axes[0][0], axes[1][0])
+    whole = jnp.zeros(like.shape, like.dtype)
+    for rows, columns in itertools.product(*axes):
+        spread = [(0, 0, 0)]
+        for axis, phase in enumerate((rows, columns)):
+            stride = geometry.strides[axis]
+            used = phase.first + (phase.size - 1) * stride + 1
+            spread.append((phase.first, size[axis] - used, stride - 1))
+        whole = whole + lax.pad(part(rows, columns), np.zeros((), like.dtype), (*spread, (0, 0, 0)))
+    return whole
+
+
+def _swapped(kernel: jax.Array, groups: int) -> jax.Array:
+    """[S, kh, kw, C / groups, K] -> [S, kh, kw, K / groups, C]."""
+    stacks, *taps, channels, out_channels = kernel.shape
+    grouped = kernel.reshape(stacks, *taps, channels, groups, out_channels // groups)
+    return jnp.transpose(grouped, (0, 1, 2, 5, 4, 3)).reshape(stacks, *taps, out_channels // groups, groups * channels)
