@@ -1,0 +1,155 @@
+"""Gradients by the CPU's own calls: against float64, for every instruction set, and what a program has of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from cases import Case
+from kernel_checks import TOLERANCE, call
+from platforms import PLATFORM
+
+from jax_sparse_conv._src import _native
+
+pytestmark = pytest.mark.skipif(PLATFORM != "cpu", reason="these are the CPU's gradients")
+
+CASES = (
+    Case("3x3", (2, 9, 11, 19), 40, zeros=0.5),
+    Case("3x3, many channels", (1, 7, 7, 130), 136, zeros=0.6),
+    Case("1x1", (3, 8, 7, 33), 72, kernel=(1, 1), zeros=0.4),
+    Case("1x1, few results", (3, 8, 7, 33), 9, kernel=(1, 1), zeros=0.4),
+    Case("1x1, 8 vectors", (1, 6, 5, 20), 264, kernel=(1, 1), zeros=0.4),
+    Case("1x1 stride 2", (2, 9, 8, 24), 16, kernel=(1, 1), strides=2, zeros=0.5),
+    Case("1x1 stride 3, padding", (2, 9, 8, 24), 16, kernel=(1, 1), strides=3, padding=2, zeros=0.5),
+    Case("3x3 stride 2", (2, 13, 12, 17), 24, strides=2, zeros=0.5),
+    Case("3x3 stride 2x3", (2, 13, 12, 17), 24, strides=(2, 3), padding=((2, 0), (1, 3)), zeros=0.5),
+    Case("2x2 stride 3", (1, 11, 13, 8), 8, kernel=(2, 2), strides=3, padding="VALID", zeros=0.3),
+    Case("7x7 stride 2", (2, 21, 20, 3), 32, kernel=(7, 7), strides=2, zeros=0.0),
+    Case("5x5 dilation 2", (1, 14, 13, 10), 16, kernel=(5, 5), dilation=2, zeros=0.5),
+    Case("3x3 dilation 3 stride 2", (1, 17, 18, 10), 16, dilation=3, strides=2, zeros=0.5),
+    Case("1x7", (2, 6, 15, 12), 20, kernel=(1, 7), zeros=0.5),
+    Case("11x3", (1, 15, 9, 4), 8, kernel=(11, 3), zeros=0.5),
+    Case("groups 2", (2, 9, 8, 32), 48, groups=2, zeros=0.5),
+    Case("groups 3 stride 2", (2, 9, 8, 30), 24, groups=3, strides=2, zeros=0.5),
+    Case("wide padding", (1, 4, 5, 8), 8, padding=5, zeros=0.5),
+    Case("negative padding", (1, 12, 11, 8), 8, padding=((-2, 3), (1, -4)), zeros=0.3),
+    Case("one pixel", (4, 1, 1, 40), 24, zeros=0.5),
+    Case("several tiles", (1, 70, 61, 6), 8, zeros=0.7),
+    Case("several tiles and images", (5, 29, 31, 6), 8, strides=2, zeros=0.7),
+    Case("nothing but zeros", (1, 6, 6, 8), 8, zeros=1.0),
+)
+
+
+def squares(x: Any, kernel: Any, case: Case, implementation: str | None) -> jax.Array:
+    return (call(case, x, kernel, None, None, implementation) ** 2).sum()
+
+
+def gradients(case: Case, inputs: cases.Inputs, implementation: str | None = None) -> list[np.ndarray]:
+    function = jax.jit(jax.grad(squares, (0, 1)), static_argnums=(2, 3))
+    return [np.asarray(each) for each in function(inputs.x, inputs.kernel, case, implementation)]
+
+
+@pytest.fixture(params=["portable", "avx2", "avx512"])
+def cpu_isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param not in _native.cpu_isas():
+        pytest.skip(f"{request.param} is not one of {_native.cpu_isas()}")
+    chosen = _native.cpu_isa()
+    _native.set_cpu_isa(request.param)
+    yield request.param
+    _native.set_cpu_isa(chosen)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_against_float64(case: Case, cpu_isa: str) -> None:
+    inputs = cases.inputs(case)
+    for found, wanted in zip(gradients(case, inputs), oracle.gradients(case, inputs), strict=True):
+        assert oracle.relative_error(found, wanted) <= 1e-6
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[8], CASES[15]], ids=lambda case: case.name)
+def test_dtypes(case: Case, dtype: str) -> None:
+    with jax.enable_x64(dtype == "float64"):
+        inputs = cases.inputs(case, jnp.dtype(dtype))
+        for found, wanted in zip(gradients(case, inputs), oracle.gradients(case, inputs), strict=True):
+            assert found.dtype == jnp.dtype(dtype)
+            assert oracle.relative_error(found, wanted) <= TOLERANCE[dtype] * (1 if dtype == "float64" else 3)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.groups == 1], ids=lambda case: case.name)
+def test_a_backward_pass_has_no_convolution_of_xlas(case: Case) -> None:
+    inputs = cases.inputs(case)
+    program = jax.jit(jax.grad(squares, 1), static_argnums=(2, 3)).lower(inputs.x, inputs.kernel, case, "ecr").as_text()
+    assert program.count("@jsc_kernel_gradient(") == 1
+    assert "stablehlo.convolution" not in program
+
+
+def test_what_is_left_to_xla() -> None:
+    """Vectors of few output channels would be empty for the most part."""
+    for case in (Case("depthwise", (1, 7, 7, 8), 8, groups=8), Case("few results", (1, 7, 7, 8), 4)):
+        inputs = cases.inputs(case)
+        lowered = jax.jit(jax.grad(squares, 1), static_argnums=(2, 3)).lower(inputs.x, inputs.kernel, case, None)
+        assert "jsc_kernel_gradient" not in lowered.as_text()
+
+
+def test_bitwise_repeatable() -> None:
+    case = CASES[1]
+    inputs = cases.inputs(case)
+    first = gradients(case, inputs)
+    for _ in range(5):
+        for found, before in zip(gradients(case, inputs), first, strict=True):
+            np.testing.assert_array_equal(found, before)
+
+
+def test_long_sums_are_added_up_in_parts() -> None:
+    """25,600 products of one sign: one chain of float32 additions is off by 2e-6."""
+    case = Case("long", (4, 80, 80, 4), 8, kernel=(1, 1), zeros=0.0, one_sign=True)
+    inputs = cases.inputs(case)
+    assert oracle.relative_error(gradients(case, inputs)[1], oracle.gradients(case, inputs)[1]) <= 4e-7
+
+
+def test_subnormals_count_and_nan_stays() -> None:
+    x = np.zeros((1, 4, 4, 8), np.float32)
+    x[0, 1, 1, 3], x[0, 2, 2, 4] = 1e-40, np.nan
+    call = jax.ffi.ffi_call("jsc_kernel_gradient", jax.ShapeDtypeStruct((1, 1, 8, 8), np.float32))
+    found = np.asarray(call(x, np.full((1, 4, 4, 8), 1e30, np.float32), **settings()))[0, 0]
+    np.testing.assert_allclose(found[3], 1e-10, rtol=1e-4)
+    assert np.isnan(found[4]).all()
+    assert not found[[0, 1, 2, 5, 6, 7]].any()
+
+
+def settings(**changes: Any) -> dict[str, Any]:
+    given = {"stride": [1, 1], "padding": [0, 0, 0, 0], "dilation": [1, 1], "groups": 1} | changes
+    return {name: np.asarray(value, np.int64) if np.ndim(value) else np.int64(value) for name, value in given.items()}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "changes", "message"),
+    [
+        (((1, 4, 4, 8), (1, 3, 4, 8), (1, 1, 8, 8)), {}, "the convolution gives"),
+        (((1, 4, 4, 8), (1, 4, 4, 8), (1, 1, 4, 8)), {}, "does not divide"),
+        (((1, 4, 4, 8), (1, 4, 4, 8), (1, 1, 8, 8)), {"stride": [0, 1]}, "at least 1"),
+        (((1, 4, 4, 8), (1, 4, 4, 8), (1, 1, 8, 8)), {"stride": [1]}, "array of 2"),
+        (((1, 4, 4, 8), (1, 4, 8), (1, 1, 8, 8)), {}, "four axes"),
+        (((0, 4, 4, 8), (0, 4, 4, 8), (1, 1, 8, 8)), {}, "nothing may be empty"),
+        (((1, 1, 65536, 1), (1, 1, 65536, 8), (1, 1, 1, 8)), {}, "65536 columns"),
+    ],
+)
+def test_a_wrong_call_is_an_error(shapes: tuple[Any, ...], changes: dict[str, Any], message: str) -> None:
+    x, cotangent = (np.zeros(shape, np.float32) for shape in shapes[:2])
+    call = jax.ffi.ffi_call("jsc_kernel_gradient", jax.ShapeDtypeStruct(shapes[2], np.float32))
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=message):
+        jax.block_until_ready(call(x, cotangent, **settings(**changes)))
+
+
+def test_dtypes_must_fit() -> None:
+    x = np.zeros((1, 2, 2, 8), np.float32)
+    call = jax.ffi.ffi_call("jsc_kernel_gradient", jax.ShapeDtypeStruct((1, 1, 8, 8), jnp.bfloat16))
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="float64 for float64 and else float32"):
+        jax.block_until_ready(call(x, x, **settings()))
