@@ -202,8 +202,8 @@ ffi::ErrorOr<ConvCall> MakeConvCall(ffi::AnyBuffer x, ffi::AnyBuffer kernel, ffi
 ffi::ErrorOr<ConvArgs> MakeKernelGradientArgs(ffi::AnyBuffer x, ffi::AnyBuffer cotangent, ffi::AnyBuffer kernel,
                                               ffi::Dictionary attributes) {
   ConvArgs a{};
-  if (x.dimensions().size() != 4 || cotangent.dimensions().size() != 4 || kernel.dimensions().size() != 4) {
-    return ffi::Unexpected(Invalid("x, cotangent and the gradient must have four axes"));
+  if (x.dimensions().size() != 4 || cotangent.dimensions().size() != 4 || kernel.dimensions().size() != 5) {
+    return ffi::Unexpected(Invalid("x and cotangent must have four axes, and the gradient five"));
   }
   int64_t padding[4];
   Attributes read(attributes);
@@ -215,11 +215,11 @@ ffi::ErrorOr<ConvArgs> MakeKernelGradientArgs(ffi::AnyBuffer x, ffi::AnyBuffer c
   a.images = x.dimensions()[0];
   a.channels = x.dimensions()[3];
   a.stacks = 1;
-  a.group_channels = kernel.dimensions()[2];
-  a.out_channels = kernel.dimensions()[3];
+  a.group_channels = kernel.dimensions()[3];
+  a.out_channels = kernel.dimensions()[4];
   for (int i = 0; i < 2; ++i) {
     a.size[i] = x.dimensions()[1 + i];
-    a.kernel_size[i] = kernel.dimensions()[i];
+    a.kernel_size[i] = kernel.dimensions()[1 + i];
     a.pad_low[i] = padding[2 * i];
     a.window[i] = a.window_stride[i] = 1;
   }
@@ -235,7 +235,8 @@ ffi::ErrorOr<ConvArgs> MakeKernelGradientArgs(ffi::AnyBuffer x, ffi::AnyBuffer c
                 Show(std::initializer_list<int64_t>{a.images, a.conv_size[0], a.conv_size[1], a.out_channels})));
   }
   constexpr int64_t kMostColumns = int64_t{1} << 16;
-  if (a.images * a.size[0] * a.conv_size[0] * a.conv_size[1] * a.out_channels == 0 || a.size[1] >= kMostColumns) {
+  if (kernel.dimensions()[0] * a.images * a.size[0] * a.conv_size[0] * a.conv_size[1] * a.out_channels == 0 ||
+      a.size[1] >= kMostColumns) {
     return ffi::Unexpected(Invalid("nothing may be empty, and x must have fewer than 65536 columns"));
   }
   return a;

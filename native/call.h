@@ -57,7 +57,7 @@ struct ConvCall {
   void* out;                       // [N, Ho, Wo, K]
 };
 
-// The sizes of a kernel's gradient [kh, kw, C / groups, K] from x [N, H, W, C] and cotangent [N, Ho, Wo, K].
+// The sizes of a kernel's gradient [chunks, kh, kw, C / groups, K] from x [N, H, W, C] and cotangent [N, Ho, Wo, K].
 // attributes: stride[2], padding[4], dilation[2] and groups, as of a call.
 ffi::ErrorOr<ConvArgs> MakeKernelGradientArgs(ffi::AnyBuffer x, ffi::AnyBuffer cotangent, ffi::AnyBuffer kernel,
                                               ffi::Dictionary attributes);

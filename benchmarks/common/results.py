@@ -53,6 +53,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "scaling": ("layer", "batch", "maps", "threads"),
     "sorting": ("layer",),
     "sweep": ("layer", "dtype", "precision", "weights"),
+    "training": ("network", "batch", "size"),
     "zoo": ("details", "zeros_target", "weights", "implementation", "plan"),
 }
 """By suite: what tells the cases of its rows apart, beside `_ALWAYS`."""

@@ -51,6 +51,13 @@ ImageNet weights on photographs. The difference is that of the last feature map 
 norm.""",
         network_tables.real_weights,
     ),
+    "training": (
+        "Training",
+        """\
+A step: the loss and the gradients of all weights, of networks with weights as initialised. The error is how far our
+gradients are from XLA's, by the Frobenius norm.""",
+        network_tables.training,
+    ),
     "packed": (
         "Packed kernels as arguments",
         """\

@@ -167,6 +167,25 @@ def _waited(row: Row, side: str) -> float:
     return float(row.get(f"{side}_waited_us", math.inf))
 
 
+def training(rows: Sequence[Row]) -> list[str]:
+    """Training steps."""
+    titles = ("network", "batch", "XLA ms", "PyTorch ms", "ours ms", "over XLA", "over PyTorch", "error")
+    lines = (
+        (
+            row["network"],
+            str(row["batch"]),
+            f"{row['xla_ms']:.0f}",
+            f"{row['torch_ms']:.0f}" if "torch_ms" in row else "",
+            f"{row['ours_ms']:.0f}",
+            ratio(row["ratio"]),
+            ratio(row["torch_ratio"]) if "torch_ratio" in row else "",
+            f"{row['error']:.0e}",
+        )
+        for row in rows
+    )
+    return [table(titles, lines)]
+
+
 def packed(rows: Sequence[Row]) -> list[str]:
     """Networks with packed kernels as arguments."""
     titles = ("network", "XLA us", "arguments", "packed", "constants", "`nnx.jit`", "packed", "copies MB", "weights MB")

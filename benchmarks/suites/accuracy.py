@@ -130,17 +130,17 @@ def _exact(layer: Layer, x: np.ndarray, kernel: np.ndarray) -> np.ndarray:
 
 def _network(name: str) -> Iterator[Row]:
     """A network as it is, and by `jit_inference`, with the same weights as one that is XLA's."""
-    image = photograph.load(None, models.NETWORKS[name].input_size)
-    x = (image[None] / np.float32(255) - np.float32(0.45)) / np.float32(0.225)
-    network, plain = (models.build(name, rngs=nnx.Rngs(0), implementation=which) for which in (None, "xla"))
+    network = models.NETWORKS[name]
+    x = network.preprocess(photograph.batch_of(photograph.load(None, network.input_size), 1))
+    ours, plain = (models.build(name, rngs=nnx.Rngs(0), implementation=which) for which in (None, "xla"))
     graph, state = nnx.split(plain)
     with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
         wide = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, np.float64)), state)
-        exact = np.asarray(jax.jit(lambda x: nnx.merge(graph, wide)(x))(x.astype(np.float64)))
+        exact = np.asarray(jax.jit(lambda x: nnx.merge(graph, wide)(x))(np.asarray(x, np.float64)))
     for precision in _PRECISIONS[devices.default_platform()]:
         with jax.default_matmul_precision(precision):
             xla = _error(jax.jit(lambda x: nnx.merge(graph, state)(x))(x), exact)
-            found = _error(jsc.nnx.jit_inference(network)(x), exact)
+            found = _error(jsc.nnx.jit_inference(ours)(x), exact)
         case = {"case": name, "products": 0, "precision": precision}
         yield case | _errors("jit_inference", found, xla)
 
@@ -169,6 +169,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = command.parser("accuracy", __doc__)
     add: Any = parser.add_argument
     add("--layers", type=int, default=len(LAYERS), help="only so many of the layers")
-    add("--networks", nargs="*", default=["vgg19", "resnet50", "densenet121"], choices=tuple(models.NETWORKS))
+    add(
+        "--networks",
+        nargs="*",
+        default=["vgg19", "resnet50", "densenet121"],
+        choices=tuple(models.NETWORKS),
+        metavar="NAME",
+    )
     add("--json", type=Path)
     return parser

@@ -31,13 +31,15 @@ struct KernelGradientCall {
   ConvArgs args;
   const void* x;          // [N, H, W, C]
   const void* cotangent;  // [N, Ho, Wo, K], same dtype
-  void* out;              // [kh, kw, C / groups, K], float64 for float64 and else float32
+  int64_t chunks;         // of the rows of all images, one below the other; each has a sum of its own
+  void* out;              // [chunks, kh, kw, C / groups, K], float64 for float64 and else float32
 };
 
 // One thread's part of it: input channels [channel_begin, channel_end) and output channels [out_begin, out_end) of one
-// group, for all pixels.
+// group, and one chunk of the rows.
 struct KernelGradientTask {
   const KernelGradientCall* call;
+  int64_t chunk;
   int64_t group;
   int64_t channel_begin, channel_end;
   int64_t out_begin, out_end;

@@ -59,7 +59,9 @@ ffi::Error KernelGradient(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer
       return ffi::Error(ffi::ErrorCode::kInvalidArgument,
                         "cotangent must have x's dtype, and the gradient be float64 for float64 and else float32");
     }
-    return RunKernelGradientCall(pool, dtype, {*args, x.untyped_data(), cotangent.untyped_data(), out->untyped_data()});
+    const int64_t chunks = out->dimensions()[0];
+    return RunKernelGradientCall(pool, dtype,
+                                 {*args, x.untyped_data(), cotangent.untyped_data(), chunks, out->untyped_data()});
   } catch (const std::exception& error) {
     return ffi::Error(ffi::ErrorCode::kInternal, error.what());
   }
@@ -95,7 +97,7 @@ XLA_FFI_DEFINE_HANDLER(kKernelGradient, KernelGradient,
                            .Ctx<ffi::ThreadPool>()
                            .Arg<ffi::AnyBuffer>()  // x [N, H, W, C]
                            .Arg<ffi::AnyBuffer>()  // cotangent [N, Ho, Wo, K]
-                           .Ret<ffi::AnyBuffer>()  // [kh, kw, C / groups, K]
+                           .Ret<ffi::AnyBuffer>()  // [chunks, kh, kw, C / groups, K]
                            .Attrs());              // stride[2], padding[4], dilation[2], groups
 
 // CooStar; the shapes of the buffers are in native/coo_star_args.h.

@@ -297,25 +297,27 @@ ffi::Error RunKernelGradientCall(ffi::ThreadPool& pool, ffi::DataType data_type,
   const ConvArgs& a = call.args;
   const Isa& isa = CurrentIsa();
   const Machine machine = ThisMachine(isa, pool);
-  // Two tasks a thread, of input channels and then of output channels: each part of those lists x again.
-  const int64_t out_channels = a.out_channels / a.groups, wanted = 2 * machine.threads;
+  // Two tasks a thread, of input channels and then of output channels: each part of those lists x again, and each part
+  // of input channels copies the cotangent.
+  const int64_t out_channels = a.out_channels / a.groups, wanted = CeilDiv(2 * machine.threads, call.chunks);
   const int64_t most = std::clamp<int64_t>(CeilDiv(a.group_channels * a.groups, wanted), 16, 64);
   const int64_t parts = CeilDiv(a.group_channels, most), channels = CeilDiv(a.group_channels, parts);
   const int64_t out_parts = std::clamp<int64_t>(wanted / (parts * a.groups), 1, CeilDiv(out_channels, 64));
   const int64_t columns = CeilDiv(CeilDiv(out_channels, out_parts), 32) * 32;
   const int64_t cuts = CeilDiv(out_channels, columns);
   const auto make = [&](Taken taken, int64_t) {
-    const int64_t cut = taken.begin % cuts, part = taken.begin / cuts % parts, group = taken.begin / cuts / parts;
+    const int64_t cut = taken.begin % cuts, part = taken.begin / cuts % parts, rest = taken.begin / cuts / parts;
     const int64_t first = part * channels, column = cut * columns;
     return KernelGradientTask{&call,
-                              group,
+                              rest / a.groups,
+                              rest % a.groups,
                               std::min(first, a.group_channels),
                               std::min(first + channels, a.group_channels),
                               column,
                               std::min(column + columns, out_channels)};
   };
   Team team(pool);
-  return RunTasks(team, machine.threads, a.groups * parts * cuts, make, isa.kernel_gradient_bytes[dtype],
+  return RunTasks(team, machine.threads, call.chunks * a.groups * parts * cuts, make, isa.kernel_gradient_bytes[dtype],
                   isa.kernel_gradient[dtype]);
 }
 

@@ -10,7 +10,8 @@
 //   neighbouring places, so as many rows as the kernel has are in L1.
 // Strides: pixels of one phase (their place modulo the stride) meet the same taps. A phase has lists of its own; one
 //   without taps is not read.
-// Order of each sum: a tile's pixels from 0 on, then the tiles (core/simd.h, AddTo). It does not depend on threads.
+// Order of each sum: a tile's pixels from 0 on, then the tiles of a chunk (core/simd.h, AddTo). It does not depend on
+//   threads. The chunks are added by the caller: with few channels, only pixels are many enough for all threads.
 // Bound by: loads, one per multiply-add; the lists where there are few output channels.
 #ifndef JSC_CPU_LOOPS_KERNEL_GRADIENT_H_
 #define JSC_CPU_LOOPS_KERNEL_GRADIENT_H_
@@ -27,6 +28,7 @@ constexpr int kMostTaps = 9;                             // whose sums are regis
 constexpr int64_t kTapVectors = kManyRegisters ? 2 : 1;  // of a block, with several taps
 constexpr int64_t kPointVectors = 8;                     // of a block at most, with one
 constexpr int64_t kPlaces = 1024;                        // of a tile, about
+constexpr int64_t kPixelsAhead = 8;                      // whose channels are prefetched: few of each, far apart
 
 inline int64_t FloorDiv(int64_t a, int64_t b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
 
@@ -78,7 +80,8 @@ inline GradientShape ShapeOf(const KernelGradientTask& task, int64_t lanes) {
   s.tile_images = s.tile_rows / a.size[0] + 2;
   s.tile_places = (s.tile_rows / a.stride[0] + s.tile_images * (s.reach[0] + 2)) * s.columns;
   s.phases = a.stride[0] * a.stride[1];
-  s.capacity = s.tile_rows * a.size[1] + kListSlack;
+  constexpr int64_t kPerLine = 8;  // an odd number of lines: lists would share a few cache sets otherwise
+  s.capacity = (CeilDiv(s.tile_rows * a.size[1], kPerLine) | 1) * kPerLine;
   return s;
 }
 
@@ -88,7 +91,7 @@ struct GradientBuffers {
   PhaseTap* taps;
   GradientRows* rows;  // [tile images]
   A* values;           // [row of x, slack]: non-zeros of a row of x, ...
-  uint32_t* keys;      // ... and column << 16 | channel
+  uint32_t* keys;      // ... and column of places << 16 | channel
   Entry<A>* entries;   // [channels, capacity]: of one phase after the other
   int64_t* ends;       // [phases + 1, channels]
   A* places;           // [tile places, block]
@@ -162,15 +165,21 @@ void ListPhaseRow(const KernelGradientTask& task, const GradientShape& s, const 
   x = x < 0 ? x + CeilDiv(-x, step) * step : x % step;
   int64_t used = 0;
   for (; x < a.size[1]; x += step) {
-    used += Append(line + x * a.channels, channels, static_cast<uint32_t>(x) << 16, 1, b.values + used, b.keys + used);
+    const char* ahead = reinterpret_cast<const char*>(line + (x + kPixelsAhead * step) * a.channels);
+    for (int64_t i = 0; i < channels * static_cast<int64_t>(sizeof(T)); i += 64) __builtin_prefetch(ahead + i);
+    const uint32_t column = static_cast<uint32_t>(FloorDiv(x + low, step) - s.first_column);
+    used += Append(line + x * a.channels, channels, column << 16, 1, b.values + used, b.keys + used);
   }
   const int64_t row = FloorDiv(y + a.pad_low[0], a.stride[0]) - rows.first_result;
   const int64_t place_bytes = s.block * static_cast<int64_t>(sizeof(A));
-  const int64_t first = rows.first_place + row * s.columns - s.first_column;
+  const int64_t first = rows.first_place + row * s.columns, capacity = s.capacity;
+  Entry<A>* const entries = b.entries;
+  const A* const values = b.values;
+  const uint32_t* const keys = b.keys;
   for (int64_t i = 0; i < used; ++i) {
-    const int64_t channel = b.keys[i] & 0xffffu, column = FloorDiv((b.keys[i] >> 16) + low, step);
-    b.entries[channel * s.capacity + ends[channel]++] = {b.values[i],
-                                                         static_cast<uint32_t>((first + column) * place_bytes)};
+    const int64_t channel = keys[i] & 0xffffu;
+    const auto offset = static_cast<uint32_t>((first + (keys[i] >> 16)) * place_bytes);
+    entries[channel * capacity + ends[channel]++] = {values[i], offset};
   }
 }
 
@@ -296,6 +305,15 @@ void SumTaps(int64_t vectors, int64_t taps, const Entry<A>* entry, const Entry<A
   }
 }
 
+// The gradient of a tap and channel, of the group's output channels.
+template <typename A>
+A* GradientAt(const KernelGradientTask& task, int64_t tap, int64_t channel) {
+  const ConvArgs& a = task.call->args;
+  const int64_t taps = a.kernel_size[0] * a.kernel_size[1];
+  return static_cast<A*>(task.call->out) + ((task.chunk * taps + tap) * a.group_channels + channel) * a.out_channels +
+         task.group * (a.out_channels / a.groups);
+}
+
 // One block of output channels of a tile, k of the group on: added to out.
 template <typename A>
 void AddBlock(const KernelGradientTask& task, const GradientShape& s, int64_t k, int64_t width,
@@ -313,9 +331,7 @@ void AddBlock(const KernelGradientTask& task, const GradientShape& s, int64_t k,
         const int64_t taps = Min(kMostTaps, b.phases[i].taps - tap);
         SumTaps(s.vectors, taps, entries + begins[c], entries + begins[c + channels], first, b.places, s.block, sums);
         for (int64_t t = 0; t < taps; ++t) {
-          A* out = static_cast<A*>(task.call->out) +
-                   (first[t].tap * a.group_channels + task.channel_begin + c) * a.out_channels +
-                   task.group * (a.out_channels / a.groups) + k;
+          A* out = GradientAt<A>(task, first[t].tap, task.channel_begin + c) + k;
           int64_t v = 0;
           for (; v + kLanes<A> <= width; v += kLanes<A>) AddTo(out + v, Load(sums + t * s.block + v));
           for (; v < width; ++v) out[v] += sums[t * s.block + v];
@@ -341,14 +357,12 @@ void RunKernelGradient(const KernelGradientTask& task, char* scratch) {
   FindPhases(a, s, b);
   for (int64_t tap = 0; tap < a.kernel_size[0] * a.kernel_size[1]; ++tap) {
     for (int64_t c = task.channel_begin; c < task.channel_end; ++c) {
-      A* out = static_cast<A*>(task.call->out) + (tap * a.group_channels + c) * a.out_channels +
-               task.group * (a.out_channels / a.groups) + task.out_begin;
-      __builtin_memset(out, 0, (task.out_end - task.out_begin) * sizeof(A));
+      __builtin_memset(GradientAt<A>(task, tap, c) + task.out_begin, 0, (task.out_end - task.out_begin) * sizeof(A));
     }
   }
-  const int64_t rows = a.images * a.size[0];
-  for (int64_t first = 0; first < rows; first += s.tile_rows) {
-    const int64_t images = LayOutTile(a, s, first, Min(rows, first + s.tile_rows), b);
+  const int64_t rows = a.images * a.size[0], end = rows * (task.chunk + 1) / task.call->chunks;
+  for (int64_t first = rows * task.chunk / task.call->chunks; first < end; first += s.tile_rows) {
+    const int64_t images = LayOutTile(a, s, first, Min(end, first + s.tile_rows), b);
     ListTileByChannel<T>(task, s, images, b);
     for (int64_t k = task.out_begin; k < task.out_end; k += s.block) {
       const int64_t width = Min(s.block, task.out_end - k);

@@ -117,8 +117,8 @@ def test_long_sums_are_added_up_in_parts() -> None:
 def test_subnormals_count_and_nan_stays() -> None:
     x = np.zeros((1, 4, 4, 8), np.float32)
     x[0, 1, 1, 3], x[0, 2, 2, 4] = 1e-40, np.nan
-    call = jax.ffi.ffi_call("jsc_kernel_gradient", jax.ShapeDtypeStruct((1, 1, 8, 8), np.float32))
-    found = np.asarray(call(x, np.full((1, 4, 4, 8), 1e30, np.float32), **settings()))[0, 0]
+    call = jax.ffi.ffi_call("jsc_kernel_gradient", jax.ShapeDtypeStruct((1, 1, 1, 8, 8), np.float32))
+    found = np.asarray(call(x, np.full((1, 4, 4, 8), 1e30, np.float32), **settings()))[0, 0, 0]
     np.testing.assert_allclose(found[3], 1e-10, rtol=1e-4)
     assert np.isnan(found[4]).all()
     assert not found[[0, 1, 2, 5, 6, 7]].any()
@@ -132,13 +132,13 @@ def settings(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("shapes", "changes", "message"),
     [
-        (((1, 4, 4, 8), (1, 3, 4, 8), (1, 1, 8, 8)), {}, "the convolution gives"),
-        (((1, 4, 4, 8), (1, 4, 4, 8), (1, 1, 4, 8)), {}, "does not divide"),
-        (((1, 4, 4, 8), (1, 4, 4, 8), (1, 1, 8, 8)), {"stride": [0, 1]}, "at least 1"),
-        (((1, 4, 4, 8), (1, 4, 4, 8), (1, 1, 8, 8)), {"stride": [1]}, "array of 2"),
-        (((1, 4, 4, 8), (1, 4, 8), (1, 1, 8, 8)), {}, "four axes"),
-        (((0, 4, 4, 8), (0, 4, 4, 8), (1, 1, 8, 8)), {}, "nothing may be empty"),
-        (((1, 1, 65536, 1), (1, 1, 65536, 8), (1, 1, 1, 8)), {}, "65536 columns"),
+        (((1, 4, 4, 8), (1, 3, 4, 8), (1, 1, 1, 8, 8)), {}, "the convolution gives"),
+        (((1, 4, 4, 8), (1, 4, 4, 8), (1, 1, 1, 4, 8)), {}, "does not divide"),
+        (((1, 4, 4, 8), (1, 4, 4, 8), (1, 1, 1, 8, 8)), {"stride": [0, 1]}, "at least 1"),
+        (((1, 4, 4, 8), (1, 4, 4, 8), (1, 1, 1, 8, 8)), {"stride": [1]}, "array of 2"),
+        (((1, 4, 4, 8), (1, 4, 8), (1, 1, 1, 8, 8)), {}, "gradient five"),
+        (((0, 4, 4, 8), (0, 4, 4, 8), (1, 1, 1, 8, 8)), {}, "nothing may be empty"),
+        (((1, 1, 65536, 1), (1, 1, 65536, 8), (1, 1, 1, 1, 8)), {}, "65536 columns"),
     ],
 )
 def test_a_wrong_call_is_an_error(shapes: tuple[Any, ...], changes: dict[str, Any], message: str) -> None:
@@ -150,6 +150,6 @@ def test_a_wrong_call_is_an_error(shapes: tuple[Any, ...], changes: dict[str, An
 
 def test_dtypes_must_fit() -> None:
     x = np.zeros((1, 2, 2, 8), np.float32)
-    call = jax.ffi.ffi_call("jsc_kernel_gradient", jax.ShapeDtypeStruct((1, 1, 8, 8), jnp.bfloat16))
+    call = jax.ffi.ffi_call("jsc_kernel_gradient", jax.ShapeDtypeStruct((1, 1, 1, 8, 8), jnp.bfloat16))
     with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="float64 for float64 and else float32"):
         jax.block_until_ready(call(x, x, **settings()))

@@ -26,6 +26,9 @@ _METHOD = "kernel_gradient"
 _LEAST_CHANNELS = 8  # of a group of results: with fewer, vectors are mostly empty
 _MOST_COLUMNS = 1 << 16  # of x, as the native lists take them
 _MOST_ELEMENTS = 1 << 31
+# The rows of all images are cut in chunks that have sums of their own: where there are few channels, threads have
+# nothing else to share. So many at most, with so many elements of all sums, of so many pixels each.
+_MOST_CHUNKS, _SUMS, _PIXELS = 16, 1 << 21, 1 << 10
 
 
 def takes(other: Any, cotangent: Any, config: Config, like: Any, by_kernel: bool) -> bool:
@@ -54,7 +57,10 @@ def gradient(other: jax.Array, cotangent: jax.Array, *, config: Config, like: An
 def _of_kernel(x: jax.Array, cotangent: jax.Array, geometry: Geometry, like: Any) -> jax.Array:
     """x [N, H, W, C], cotangent [N, Ho, Wo, K] -> [1, kh, kw, C / groups, K]."""
     dtype = jnp.promote_types(like.dtype, jnp.float32)
-    call = jax.ffi.ffi_call(_native.target_name(_METHOD), jax.ShapeDtypeStruct(like.shape[1:], dtype))
+    images, height, width, _ = x.shape
+    most = (_MOST_CHUNKS, _SUMS // math.prod(like.shape), images * height * width // _PIXELS, images * height)
+    chunks = max(1, min(most))
+    call = jax.ffi.ffi_call(_native.target_name(_METHOD), jax.ShapeDtypeStruct((chunks, *like.shape[1:]), dtype))
     found = call(
         x,
         cotangent,
@@ -63,7 +69,7 @@ def _of_kernel(x: jax.Array, cotangent: jax.Array, geometry: Geometry, like: Any
         dilation=np.asarray(geometry.dilation, np.int64),
         groups=np.int64(geometry.groups),
     )
-    return found[None].astype(like.dtype)
+    return found.sum(axis=0, keepdims=True).astype(like.dtype)
 
 
 class _Phase(NamedTuple):

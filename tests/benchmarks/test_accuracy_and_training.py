@@ -1,0 +1,40 @@
+"""The suites accuracy and training: a small run of each, and their tables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.document import layer_tables, network_tables
+from benchmarks.networks import training
+from benchmarks.suites import accuracy
+
+
+def test_accuracy_has_a_row_for_every_kernel(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "rows.json"
+    assert accuracy.main(["--layers", "2", "--networks", "lenet5", "--json", str(out)]) == 0
+    rows = [row for row in json.loads(out.read_text())["rows"] if row["precision"] == "highest"]
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    assert cases == ["3x3 128->64 28x28, 0 % zeros", "3x3 128->64 28x28, 50 % zeros", "lenet5"]
+    assert {"direct", "coo"} < {row["implementation"] for row in rows if row["case"] == cases[0]}
+    assert all(row["ratio"] == pytest.approx(row["error"] / row["xla_error"]) for row in rows)
+    assert all(0 < row["error"] < 2e-6 for row in rows)
+    assert "over XLA's" in capsys.readouterr().out
+    (table,) = layer_tables.accuracy(rows)
+    assert table.count("\n") == 1 + len(cases)
+    assert accuracy.main(["--json", "nowhere/rows.json"]) == 1
+
+
+def test_training_compares_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "rows.json"
+    line = ["--networks", "alexnet", "--batch", "2", "--size", "64", "--repeats", "1"]
+    assert training.main([*line, "--json", str(out)]) == 0
+    (row,) = json.loads(out.read_text())["rows"]
+    assert (row["network"], row["batch"], row["size"]) == ("alexnet", 2, 64)
+    assert row["ratio"] == pytest.approx(row["xla_ms"] / row["ours_ms"])
+    assert row["error"] < 1e-3
+    assert "over XLA" in capsys.readouterr().out
+    assert "| alexnet | 2 |" in network_tables.training([row])[0]
+    assert training.main([*line, "--json", "nowhere/rows.json"]) == 1
