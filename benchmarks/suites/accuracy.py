@@ -55,6 +55,7 @@ LAYERS = tuple(
     for window, size, channels in ((3, 28, 128), (3, 14, 512), (3, 7, 2048), (1, 7, 2048), (5, 28, 256), (0, 1, 25088))
     for zeros in (0, 50, 90)
 )
+NETWORKS = ("vgg19", "resnet50", "densenet121")
 LOOPS = ("windows", "pixels", "scatter")  # of the CPU's sparse kernels
 _PRECISIONS = {"cpu": ("highest",), "gpu": ("highest", "default")}
 _COLUMNS = (
@@ -169,12 +170,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = command.parser("accuracy", __doc__)
     add: Any = parser.add_argument
     add("--layers", type=int, default=len(LAYERS), help="only so many of the layers")
-    add(
-        "--networks",
-        nargs="*",
-        default=["vgg19", "resnet50", "densenet121"],
-        choices=tuple(models.NETWORKS),
-        metavar="NAME",
-    )
+    add("--networks", nargs="*", default=list(NETWORKS), choices=sorted(models.NETWORKS), metavar="NAME")
     add("--json", type=Path)
     return parser

@@ -54,6 +54,28 @@ def test_large_windows(found: Choice, wanted: Choice) -> None:
 @pytest.mark.parametrize(
     ("found", "wanted"),
     [
+        (of((16, 96, 96, 1), 1, 1), NEVER),
+        (of((8, 89, 90, 5), 9, 1), NEVER),
+        (of((8, 89, 90, 5), 10, 1), DENSE_TOO),
+        (of((1, 28, 28, 10), 3, 1), DENSE_TOO),
+        (of((1, 72, 71, 3), 3, 1, groups=3), NEVER),
+        (of((1, 72, 72, 16), 16, 1, groups=16), ALWAYS),
+    ],
+)
+def test_products_of_few_channels(found: Choice, wanted: Choice) -> None:
+    assert found == wanted
+
+
+@pytest.mark.parametrize(("channels", "wanted"), [(28, NEVER), (32, NEVER), (33, ALWAYS)])
+def test_dense_layers_of_few_channels(channels: int, wanted: Choice) -> None:
+    geometry = geo.resolve((1, 1, 1, channels), (1, 1, channels, 420), padding="VALID")
+    workload = Workload("dense", (1, 1, 1, channels), (1, 1, 1, channels, 420), geometry, "float32", True)
+    assert cpu_choice.by_rules(workload) == wanted
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [
         (of((1, 128, 128, 64), 64, 3, 8), NEVER),
         (of((1, 60, 60, 128), 128, 3, 4), Choice(0.3)),
         (of((1, 96, 96, 64), 64, 2, 3), Choice(0.3)),

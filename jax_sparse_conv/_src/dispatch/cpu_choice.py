@@ -67,10 +67,12 @@ def density_of_sparse(workload: Workload) -> float:
     """
     if workload.is_symbolic:
         return math.inf
+    if _is_small_product(workload):
+        return 0.0
     if workload.is_image:
         return math.inf if _is_small_image(workload) else 0.0
     if workload.method == "dense":
-        return _density_of_rows(workload.x_shape[0], math.prod(workload.kernel_shape), workload.flops)
+        return _density_of_rows(workload)
     if workload.geometry.groups > 1 or workload.itemsize == 2:
         return math.inf
     of = model.of_cpu("cpu conv")
@@ -92,6 +94,15 @@ def _is_small_image(workload: Workload) -> bool:
     of = model.of_cpu("cpu shapes")
     is_narrow = workload.kernel_shape[4] <= of["channels, image"] and _taps(workload) <= of["taps, image"]
     return is_narrow and not _has_large_result(workload)
+
+
+def _is_small_product(workload: Workload) -> bool:
+    """Whether it is a 1x1 convolution of so few channels, in and out, that vectors of them are mostly empty."""
+    if workload.method == "dense" or _taps(workload) > 1 or workload.itemsize == 2:
+        return False
+    channels, groups = workload.kernel_shape[4], workload.geometry.groups
+    most = model.of_cpu("cpu shapes")["channels, small product"]
+    return max(workload.x_shape[3], channels) <= most if groups == 1 else max(groups, channels) < most
 
 
 def _most_of_odd(workload: Workload) -> float:
@@ -139,10 +150,11 @@ def _is_xlas_without_zeros(workload: Workload) -> bool:
     return widens and workload.pixels >= of["pixels, widening"]
 
 
-def _density_of_rows(rows: int, weights: int, flops: float) -> float:
+def _density_of_rows(workload: Workload) -> float:
     """Of a dense layer."""
     of = model.of_cpu("cpu dense")
-    if rows > of["rows"]:
+    rows, weights, flops = workload.x_shape[0], math.prod(workload.kernel_shape), workload.flops
+    if rows > of["rows"] or workload.x_shape[3] <= of["channels, few"]:
         return 0.0
     if flops < of["operations, small"]:  # over before a branch pays
         return math.inf
