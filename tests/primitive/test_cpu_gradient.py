@@ -82,20 +82,51 @@ def test_dtypes(case: Case, dtype: str) -> None:
             assert oracle.relative_error(found, wanted) <= TOLERANCE[dtype] * (1 if dtype == "float64" else 3)
 
 
+def program(case: Case, argument: int) -> str:
+    inputs = cases.inputs(case)
+    backward = jax.jit(jax.grad(squares, argument), static_argnums=(2, 3))
+    return str(backward.lower(inputs.x, inputs.kernel, case, "ecr").as_text())
+
+
 @pytest.mark.parametrize("case", [case for case in CASES if case.groups == 1], ids=lambda case: case.name)
 def test_a_backward_pass_has_no_convolution_of_xlas(case: Case) -> None:
+    found = program(case, 1)
+    assert found.count("@jsc_kernel_gradient(") == 1
+    assert "stablehlo.convolution" not in found
+
+
+@pytest.mark.parametrize(("case", "parts"), [(CASES[0], 1), (CASES[5], 1), (CASES[7], 4), (CASES[15], 1)], ids=str)
+def test_gradients_of_x_are_convolutions_of_this_package(case: Case, parts: int) -> None:
+    """One for each phase of the strides that a tap meets."""
+    found = program(case, 0)
+    assert found.count("@jsc_ecr(") == 1 + parts
+    assert "stablehlo.convolution" not in found
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("depthwise", (1, 7, 7, 8), 8, groups=8),
+        Case("few results", (1, 7, 7, 8), 4),
+        Case("patches", (1, 32, 32, 8), 16, kernel=(4, 4), strides=4, padding="VALID"),
+        Case("whole maps", (1, 9, 9, 8), 16, kernel=(9, 9), padding="VALID"),
+        Case("far apart", (1, 6, 6, 8), 16, dilation=2900, padding=2900),
+    ],
+    ids=lambda case: case.name,
+)
+def test_what_is_left_to_xla(case: Case) -> None:
+    assert "jsc_kernel_gradient" not in program(case, 1)
     inputs = cases.inputs(case)
-    program = jax.jit(jax.grad(squares, 1), static_argnums=(2, 3)).lower(inputs.x, inputs.kernel, case, "ecr").as_text()
-    assert program.count("@jsc_kernel_gradient(") == 1
-    assert "stablehlo.convolution" not in program
+    for found, wanted in zip(gradients(case, inputs), oracle.gradients(case, inputs), strict=True):
+        assert oracle.relative_error(found, wanted) <= TOLERANCE["float32"]
 
 
-def test_what_is_left_to_xla() -> None:
-    """Vectors of few output channels would be empty for the most part."""
-    for case in (Case("depthwise", (1, 7, 7, 8), 8, groups=8), Case("few results", (1, 7, 7, 8), 4)):
-        inputs = cases.inputs(case)
-        lowered = jax.jit(jax.grad(squares, 1), static_argnums=(2, 3)).lower(inputs.x, inputs.kernel, case, None)
-        assert "jsc_kernel_gradient" not in lowered.as_text()
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_strict_settings(dtype: str) -> None:
+    inputs = cases.inputs(CASES[0], jnp.dtype(dtype))
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        for found in gradients(CASES[0], inputs):
+            assert found.dtype == jnp.dtype(dtype)
 
 
 def test_bitwise_repeatable() -> None:
@@ -139,6 +170,12 @@ def settings(**changes: Any) -> dict[str, Any]:
         (((1, 4, 4, 8), (1, 4, 8), (1, 1, 1, 8, 8)), {}, "gradient five"),
         (((0, 4, 4, 8), (0, 4, 4, 8), (1, 1, 1, 8, 8)), {}, "nothing may be empty"),
         (((1, 1, 65536, 1), (1, 1, 65536, 8), (1, 1, 1, 1, 8)), {}, "65536 columns"),
+        (
+            ((1, 6, 6, 8), (1, 6, 6, 8), (1, 3, 3, 8, 8)),
+            {"dilation": [2900, 2900], "padding": [2900] * 4},
+            "too large for the gradient",
+        ),
+        (((1, 9, 9, 8), (1, 1, 1, 8), (1, 1, 1, 8, 8)), {"stride": [1000, 9]}, "too large for the gradient"),
     ],
 )
 def test_a_wrong_call_is_an_error(shapes: tuple[Any, ...], changes: dict[str, Any], message: str) -> None:

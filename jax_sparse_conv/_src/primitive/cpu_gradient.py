@@ -26,23 +26,36 @@ _METHOD = "kernel_gradient"
 _LEAST_CHANNELS = 8  # of a group of results: with fewer, vectors are mostly empty
 _MOST_COLUMNS = 1 << 16  # of x, as the native lists take them
 _MOST_ELEMENTS = 1 << 31
+_MOST_PHASES = 9  # of strides: with more, each has a few pixels and taps alone
+_MOST_REACH = 256  # results that a window reaches over: more are padding for the most part
+_FEW_TAPS = 9
 # The rows of all images are cut in chunks that have sums of their own: where there are few channels, threads have
 # nothing else to share. So many at most, with so many elements of all sums, of so many pixels each.
 _MOST_CHUNKS, _SUMS, _PIXELS = 16, 1 << 21, 1 << 10
 
 
 def takes(other: Any, cotangent: Any, config: Config, like: Any, by_kernel: bool) -> bool:
-    """Whether a gradient is computed here: of known sizes, and with enough channels for vectors of them."""
+    """Whether a gradient is computed here: of known sizes, enough channels for vectors of them, and usual windows."""
     shapes = (other.shape, cotangent.shape, like.shape)
-    if config.by_lax or any(geo.is_symbolic(*shape) or 0 in shape for shape in shapes):
+    if any(geo.is_symbolic(*shape) or 0 in shape for shape in shapes):
         return False
     if _native.why_missing(_METHOD, "cpu", like.dtype) is not None or cotangent.dtype != like.dtype:
         return False
     channels = (like if by_kernel else other).shape[4 if by_kernel else 3]
     if channels // (config.geometry.groups if by_kernel else 1) < _LEAST_CHANNELS:
         return False
+    strides, dilation, taps = (
+        config.geometry.strides,
+        config.geometry.dilation,
+        (like if by_kernel else other).shape[1:3],
+    )
+    reach = max((tap - 1) * d // stride for tap, d, stride in zip(taps, dilation, strides, strict=True))
+    if math.prod(strides) > _MOST_PHASES or reach > _MOST_REACH:
+        return False
+    if math.prod(taps) > max(_FEW_TAPS, math.prod(cotangent.shape[1:3])):
+        return False
     if not by_kernel:
-        return max(config.geometry.strides) == 1 or max(config.geometry.dilation) == 1
+        return max(strides) == 1 or max(dilation) == 1
     sizes = [math.prod(shape[1:]) for shape in shapes[:2]] + [math.prod(like.shape)]
     return like.shape[0] == 1 and other.shape[2] < _MOST_COLUMNS and max(sizes) < _MOST_ELEMENTS
 
@@ -56,7 +69,7 @@ def gradient(other: jax.Array, cotangent: jax.Array, *, config: Config, like: An
 
 def _of_kernel(x: jax.Array, cotangent: jax.Array, geometry: Geometry, like: Any) -> jax.Array:
     """x [N, H, W, C], cotangent [N, Ho, Wo, K] -> [1, kh, kw, C / groups, K]."""
-    dtype = jnp.promote_types(like.dtype, jnp.float32)
+    dtype = np.float64 if like.dtype == np.float64 else np.float32
     images, height, width, _ = x.shape
     most = (_MOST_CHUNKS, _SUMS // math.prod(like.shape), images * height * width // _PIXELS, images * height)
     chunks = max(1, min(most))

@@ -77,7 +77,8 @@ def transpose(cotangent: Any, *values: Any, config: Config) -> list[Any]:
     (index,) = missing
     results: list[Any] = [None] * len(values)
     other = values[1 - index]
-    results[index] = gradient_p.bind(other, cotangent, config=config.bare(), like=types[index], by_kernel=index == 1)
+    bare = dataclasses.replace(config.bare(), by_lax=False)
+    results[index] = gradient_p.bind(other, cotangent, config=bare, like=types[index], by_kernel=index == 1)
     return results
 
 
