@@ -104,9 +104,9 @@ def conv(
     """Two-dimensional convolution that skips the zeros of `x`: `activation(conv(x, kernel) + bias + residual)`.
 
     The result is that of `jax.lax.conv_general_dilated` with NHWC and HWIO, with one difference. A skipped zero of x
-    drops `0 * inf` and `0 * nan`. Both 0.0 and -0.0 are skipped. NaN, infinities and subnormals of x are not. The
-    kernels for GPUs skip a zero only where four neighbouring results share it. There, a zero may meet a non-finite
-    weight or not.
+    drops `0 * inf` and `0 * nan`, on a CPU in gradients, too. 0.0 and -0.0 are skipped. NaN, infinities and subnormals
+    of x are not. The kernels for GPUs skip a zero only where four neighbouring results share it. There, a zero may meet
+    a non-finite weight or not.
 
     Args:
       x: [N, H, W, C], float32, bfloat16, float16 or float64. Native kernels take float64 on a CPU only. N may be
