@@ -42,6 +42,7 @@ CASES = (
     Case("one pixel", (4, 1, 1, 40), 24, zeros=0.5),
     Case("several tiles", (1, 70, 61, 6), 8, zeros=0.7),
     Case("several tiles and images", (5, 29, 31, 6), 8, strides=2, zeros=0.7),
+    Case("rows of 4,096", (1, 3, 4096, 3), 8, dilation=(1, 60), zeros=0.9),
     Case("nothing but zeros", (1, 6, 6, 8), 8, zeros=1.0),
 )
 
@@ -111,6 +112,7 @@ def test_gradients_of_x_are_convolutions_of_this_package(case: Case, parts: int)
         Case("patches", (1, 32, 32, 8), 16, kernel=(4, 4), strides=4, padding="VALID"),
         Case("whole maps", (1, 9, 9, 8), 16, kernel=(9, 9), padding="VALID"),
         Case("far apart", (1, 6, 6, 8), 16, dilation=2900, padding=2900),
+        Case("long rows", (1, 2, 4097, 3), 8),
     ],
     ids=lambda case: case.name,
 )
@@ -173,6 +175,11 @@ def settings(**changes: Any) -> dict[str, Any]:
         (
             ((1, 6, 6, 8), (1, 6, 6, 8), (1, 3, 3, 8, 8)),
             {"dilation": [2900, 2900], "padding": [2900] * 4},
+            "too large for the gradient",
+        ),
+        (
+            ((1, 1, 65000, 1), (1, 1, 65000, 8), (1, 1, 3, 1, 8)),
+            {"dilation": [1, 300], "padding": [0, 0, 300, 300]},
             "too large for the gradient",
         ),
         (((1, 9, 9, 8), (1, 1, 1, 8), (1, 1, 1, 8, 8)), {"stride": [1000, 9]}, "too large for the gradient"),

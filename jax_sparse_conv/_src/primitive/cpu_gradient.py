@@ -24,10 +24,10 @@ from jax_sparse_conv._src.problem.geometry import Geometry, Pads
 
 _METHOD = "kernel_gradient"
 _LEAST_CHANNELS = 8  # of a group of results: with fewer, vectors are mostly empty
-_MOST_COLUMNS = 1 << 16  # of x, as the native lists take them
+_MOST_COLUMNS = 1 << 12  # of x: with those and _MOST_REACH what the native call copies is small (`native/call.cc`)
 _MOST_ELEMENTS = 1 << 31
 _MOST_PHASES = 9  # of strides: with more, each has a few pixels and taps alone
-_MOST_REACH = 256  # results that a window reaches over: more are padding for the most part
+_MOST_REACH = 128  # results that a window reaches over: more are padding for the most part
 _FEW_TAPS = 9
 # The rows of all images are cut in chunks that have sums of their own: where there are few channels, threads have
 # nothing else to share. So many at most, with so many elements of all sums, of so many pixels each.
@@ -57,7 +57,7 @@ def takes(other: Any, cotangent: Any, config: Config, like: Any, by_kernel: bool
     if not by_kernel:
         return max(strides) == 1 or max(dilation) == 1
     sizes = [math.prod(shape[1:]) for shape in shapes[:2]] + [math.prod(like.shape)]
-    return like.shape[0] == 1 and other.shape[2] < _MOST_COLUMNS and max(sizes) < _MOST_ELEMENTS
+    return like.shape[0] == 1 and other.shape[2] <= _MOST_COLUMNS and max(sizes) < _MOST_ELEMENTS
 
 
 def gradient(other: jax.Array, cotangent: jax.Array, *, config: Config, like: Any, by_kernel: bool) -> jax.Array:
