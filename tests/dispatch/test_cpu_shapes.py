@@ -66,13 +66,6 @@ def test_products_of_few_channels(found: Choice, wanted: Choice) -> None:
     assert found == wanted
 
 
-@pytest.mark.parametrize(("channels", "wanted"), [(28, NEVER), (32, NEVER), (33, ALWAYS)])
-def test_dense_layers_of_few_channels(channels: int, wanted: Choice) -> None:
-    geometry = geo.resolve((1, 1, 1, channels), (1, 1, channels, 420), padding="VALID")
-    workload = Workload("dense", (1, 1, 1, channels), (1, 1, 1, channels, 420), geometry, "float32", True)
-    assert cpu_choice.by_rules(workload) == wanted
-
-
 @pytest.mark.parametrize(
     ("found", "wanted"),
     [

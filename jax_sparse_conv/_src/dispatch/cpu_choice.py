@@ -154,7 +154,7 @@ def _density_of_rows(workload: Workload) -> float:
     """Of a dense layer."""
     of = model.of_cpu("cpu dense")
     rows, weights, flops = workload.x_shape[0], math.prod(workload.kernel_shape), workload.flops
-    if rows > of["rows"] or workload.x_shape[3] <= of["channels, few"]:
+    if rows > of["rows"]:
         return 0.0
     if flops < of["operations, small"]:  # over before a branch pays
         return math.inf
