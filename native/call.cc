@@ -60,6 +60,19 @@ int64_t WindowedSize(int64_t size, int64_t low, int64_t high, int64_t window, in
   return span < 0 ? 0 : span / stride + 1;
 }
 
+// Sizes of x [N, H, W, C] and of kernel [S, kh, kw, C / groups, K], or of its gradient.
+void ReadSizes(ffi::AnyBuffer x, ffi::AnyBuffer kernel, const int64_t (&padding)[4], ConvArgs& a) {
+  a.images = x.dimensions()[0];
+  a.channels = x.dimensions()[3];
+  a.group_channels = kernel.dimensions()[3];
+  a.out_channels = kernel.dimensions()[4];
+  for (int i = 0; i < 2; ++i) {
+    a.size[i] = x.dimensions()[1 + i];
+    a.kernel_size[i] = kernel.dimensions()[1 + i];
+    a.pad_low[i] = padding[2 * i];
+  }
+}
+
 std::string CheckSizes(const ConvArgs& a) {
   for (int i = 0; i < 2; ++i) {
     if (a.stride[i] < 1 || a.dilation[i] < 1 || a.window[i] < 1 || a.window_stride[i] < 1 || a.kernel_size[i] < 1) {
@@ -128,15 +141,9 @@ ffi::ErrorOr<ConvCall> MakeConvCall(ffi::AnyBuffer x, ffi::AnyBuffer kernel, ffi
   a.precision = static_cast<Precision>(precision);
   a.activation = static_cast<Activation>(activation);
   a.pool = static_cast<Pool>(pool);
-  a.images = x.dimensions()[0];
-  a.channels = x.dimensions()[3];
+  ReadSizes(x, kernel, padding, a);
   a.stacks = kernel.dimensions()[0];
-  a.group_channels = kernel.dimensions()[3];
-  a.out_channels = kernel.dimensions()[4];
   for (int i = 0; i < 2; ++i) {
-    a.size[i] = x.dimensions()[1 + i];
-    a.kernel_size[i] = kernel.dimensions()[1 + i];
-    a.pad_low[i] = padding[2 * i];
     a.window_pad_low[i] = window_padding[2 * i];
   }
   if (std::string wrong = CheckSizes(a); !wrong.empty()) return ffi::Unexpected(Invalid(wrong));
@@ -212,17 +219,9 @@ ffi::ErrorOr<ConvArgs> MakeKernelGradientArgs(ffi::AnyBuffer x, ffi::AnyBuffer c
   read.Array("dilation", a.dilation);
   a.groups = read.Scalar("groups");
   if (!read.error().empty()) return ffi::Unexpected(Invalid(read.error()));
-  a.images = x.dimensions()[0];
-  a.channels = x.dimensions()[3];
+  ReadSizes(x, kernel, padding, a);
   a.stacks = 1;
-  a.group_channels = kernel.dimensions()[3];
-  a.out_channels = kernel.dimensions()[4];
-  for (int i = 0; i < 2; ++i) {
-    a.size[i] = x.dimensions()[1 + i];
-    a.kernel_size[i] = kernel.dimensions()[1 + i];
-    a.pad_low[i] = padding[2 * i];
-    a.window[i] = a.window_stride[i] = 1;
-  }
+  for (int i = 0; i < 2; ++i) a.window[i] = a.window_stride[i] = 1;
   if (std::string wrong = CheckSizes(a); !wrong.empty()) return ffi::Unexpected(Invalid(wrong));
   for (int i = 0; i < 2; ++i) {
     a.conv_size[i] = a.out_size[i] =

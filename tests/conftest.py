@@ -56,16 +56,30 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 
 @pytest.fixture(params=["portable", "avx2", "avx512"])
-def pixels(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Has the CPU run its pixel loop, on each instruction set that this machine has."""
+def any_isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each instruction set of the CPU's kernels in turn, where this machine has it."""
     if request.param not in _native.cpu_isas():
         pytest.skip(f"{request.param} is not one of {_native.cpu_isas()}")
     chosen = _native.cpu_isa()
     _native.set_cpu_isa(request.param)
-    _native.set_cpu_loop("pixels")
     yield request.param
-    _native.set_cpu_loop("auto")
     _native.set_cpu_isa(chosen)
+
+
+@pytest.fixture
+def cpu_isa(any_isa: str) -> str:
+    """The same where the CPU is what programs run on."""
+    if PLATFORM != "cpu":
+        pytest.skip("the backend is not the CPU")
+    return any_isa
+
+
+@pytest.fixture
+def pixels(any_isa: str) -> Iterator[str]:
+    """Has the CPU run its pixel loop, on each instruction set that this machine has."""
+    _native.set_cpu_loop("pixels")
+    yield any_isa
+    _native.set_cpu_loop("auto")
 
 
 @pytest.fixture

@@ -122,8 +122,8 @@ inline Vector<float> Load(const Float16* source) {
 inline void Store(float* target, Vector<float> value) { StoreAs(target, value); }
 inline void Store(double* target, Vector<double> value) { StoreAs(target, value); }
 
-// target += value. Kernels add up some hundred products from 0 on, then such sums: a sum of thousands of products in
-// one chain of float32 additions loses three to five times as much (docs/design/kernels/cpu.md).
+// target += value. Kernels add up some hundred products from 0 on, then such sums, because one chain of thousands of
+// float32 additions loses digits (docs/design/kernels/cpu.md).
 template <typename A>
 inline void AddTo(A* target, Vector<A> value) {
   Store(target, Load(target) + value);

@@ -30,7 +30,9 @@ constexpr int64_t kPointVectors = 8;                     // of a block at most, 
 constexpr int64_t kPlaces = 1024;                        // of a tile, about
 constexpr int64_t kPixelsAhead = 8;                      // whose channels are prefetched: few of each, far apart
 
-inline int64_t FloorDiv(int64_t a, int64_t b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
+inline int64_t FloorDiv(int64_t a, int64_t b) { return a >= 0 ? a / b : -CeilDiv(-a, b); }
+
+inline int64_t FloorMod(int64_t a, int64_t b) { return a - FloorDiv(a, b) * b; }
 
 // The pixels of x whose place is `phase` modulo the strides, and the taps that they meet.
 struct Phase {
@@ -161,10 +163,8 @@ void ListPhaseRow(const KernelGradientTask& task, const GradientShape& s, const 
   const T* line = static_cast<const T*>(task.call->x) + (rows.image * a.size[0] + y) * a.size[1] * a.channels +
                   task.group * a.group_channels + task.channel_begin;
   const int64_t low = a.pad_low[1], step = a.stride[1];
-  int64_t x = phase - low;
-  x = x < 0 ? x + CeilDiv(-x, step) * step : x % step;
   int64_t used = 0;
-  for (; x < a.size[1]; x += step) {
+  for (int64_t x = FloorMod(phase - low, step); x < a.size[1]; x += step) {
     const char* ahead = reinterpret_cast<const char*>(line + (x + kPixelsAhead * step) * a.channels);
     for (int64_t i = 0; i < channels * static_cast<int64_t>(sizeof(T)); i += 64) __builtin_prefetch(ahead + i);
     const uint32_t column = static_cast<uint32_t>(FloorDiv(x + low, step) - s.first_column);
@@ -195,8 +195,7 @@ void ListTileByChannel(const KernelGradientTask& task, const GradientShape& s, i
     for (int64_t image = 0; image < images; ++image) {
       const GradientRows& rows = b.rows[image];
       for (int64_t y = rows.begin; y < rows.end; ++y) {
-        const int64_t at = y + a.pad_low[0];
-        if (at - FloorDiv(at, a.stride[0]) * a.stride[0] != b.phases[i].at[0]) continue;
+        if (FloorMod(y + a.pad_low[0], a.stride[0]) != b.phases[i].at[0]) continue;
         ListPhaseRow<T>(task, s, rows, y, b.phases[i].at[1], b, ends);
       }
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import cases
@@ -14,8 +13,6 @@ import pytest
 from cases import Case
 from kernel_checks import TOLERANCE, call
 from platforms import PLATFORM
-
-from jax_sparse_conv._src import _native
 
 pytestmark = pytest.mark.skipif(PLATFORM != "cpu", reason="these are the CPU's gradients")
 
@@ -54,16 +51,6 @@ def squares(x: Any, kernel: Any, case: Case, implementation: str | None) -> jax.
 def gradients(case: Case, inputs: cases.Inputs, implementation: str | None = None) -> list[np.ndarray]:
     function = jax.jit(jax.grad(squares, (0, 1)), static_argnums=(2, 3))
     return [np.asarray(each) for each in function(inputs.x, inputs.kernel, case, implementation)]
-
-
-@pytest.fixture(params=["portable", "avx2", "avx512"])
-def cpu_isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param not in _native.cpu_isas():
-        pytest.skip(f"{request.param} is not one of {_native.cpu_isas()}")
-    chosen = _native.cpu_isa()
-    _native.set_cpu_isa(request.param)
-    yield request.param
-    _native.set_cpu_isa(chosen)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -207,17 +207,6 @@ def test_non_finite_kernel_meets_non_zeros_as_in_lax(value: float) -> None:
     assert oracle.relative_error(result, oracle.expected(case, inputs)) <= TOLERANCE["float32"]
 
 
-@pytest.fixture(params=["portable", "avx2", "avx512"])
-def cpu_isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each instruction set of the CPU kernels in turn, where this machine has it."""
-    if PLATFORM != "cpu" or request.param not in _native.cpu_isas():
-        pytest.skip(f"{request.param} is not one of {_native.cpu_isas()} or the backend is not the CPU")
-    chosen = _native.cpu_isa()
-    _native.set_cpu_isa(request.param)
-    yield request.param
-    _native.set_cpu_isa(chosen)
-
-
 @pytest.fixture(params=["windows", "scatter", "pixels"])
 def cpu_loop(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each of the three loops of the CPU's convolution in turn, whatever the layer's zeros."""

@@ -72,7 +72,7 @@ def density_of_sparse(workload: Workload) -> float:
     if workload.is_image:
         return math.inf if _is_small_image(workload) else 0.0
     if workload.method == "dense":
-        return _density_of_rows(workload)
+        return _density_of_rows(workload.x_shape[0], math.prod(workload.kernel_shape), workload.flops)
     if workload.geometry.groups > 1 or workload.itemsize == 2:
         return math.inf
     of = model.of_cpu("cpu conv")
@@ -150,10 +150,9 @@ def _is_xlas_without_zeros(workload: Workload) -> bool:
     return widens and workload.pixels >= of["pixels, widening"]
 
 
-def _density_of_rows(workload: Workload) -> float:
+def _density_of_rows(rows: int, weights: int, flops: float) -> float:
     """Of a dense layer."""
     of = model.of_cpu("cpu dense")
-    rows, weights, flops = workload.x_shape[0], math.prod(workload.kernel_shape), workload.flops
     if rows > of["rows"]:
         return 0.0
     if flops < of["operations, small"]:  # over before a branch pays

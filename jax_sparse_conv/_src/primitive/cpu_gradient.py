@@ -1,9 +1,11 @@
-"""Gradients of a convolution on a CPU, where XLA's own take several times as long as its convolution.
+"""Gradients of a convolution on a CPU.
 
 Of x: convolutions of the cotangent with the kernel turned round, which skip the zeros that a ReLU behind the
 convolution left in the cotangent. With strides there is one for each phase of x, the pixels that meet the same taps.
 
 Of the kernel: a native call that skips the zeros of x (`cpu/loops/kernel_gradient.h`).
+
+XLA has the rest: windows, strides and channels that these do not suit, by "cpu gradients" of `dispatch/model.json`.
 """
 
 from __future__ import annotations
@@ -18,17 +20,15 @@ import numpy as np
 from jax import lax
 
 from jax_sparse_conv._src import _native
+from jax_sparse_conv._src.dispatch import model
 from jax_sparse_conv._src.primitive.primitives import Config, bind
 from jax_sparse_conv._src.problem import geometry as geo
 from jax_sparse_conv._src.problem.geometry import Geometry, Pads
 
 _METHOD = "kernel_gradient"
-_LEAST_CHANNELS = 8  # of a group of results: with fewer, vectors are mostly empty
 _MOST_COLUMNS = 1 << 12  # of x: with those and _MOST_REACH what the native call copies is small (`native/call.cc`)
 _MOST_ELEMENTS = 1 << 31
-_MOST_PHASES = 9  # of strides: with more, each has a few pixels and taps alone
-_MOST_REACH = 128  # results that a window reaches over: more are padding for the most part
-_FEW_TAPS = 9
+_MOST_REACH = 128  # results that a window reaches over
 # The rows of all images are cut in chunks that have sums of their own: where there are few channels, threads have
 # nothing else to share. So many at most, with so many elements of all sums, of so many pixels each.
 _MOST_CHUNKS, _SUMS, _PIXELS = 16, 1 << 21, 1 << 10
@@ -41,23 +41,25 @@ def takes(other: Any, cotangent: Any, config: Config, like: Any, by_kernel: bool
         return False
     if _native.why_missing(_METHOD, "cpu", like.dtype) is not None or cotangent.dtype != like.dtype:
         return False
-    channels = (like if by_kernel else other).shape[4 if by_kernel else 3]
-    if channels // (config.geometry.groups if by_kernel else 1) < _LEAST_CHANNELS:
+    if not _suits(cotangent, (like if by_kernel else other).shape, config.geometry, by_kernel):
         return False
-    strides, dilation, taps = (
-        config.geometry.strides,
-        config.geometry.dilation,
-        (like if by_kernel else other).shape[1:3],
-    )
-    reach = max((tap - 1) * d // stride for tap, d, stride in zip(taps, dilation, strides, strict=True))
-    if math.prod(strides) > _MOST_PHASES or reach > _MOST_REACH:
-        return False
-    if math.prod(taps) > max(_FEW_TAPS, math.prod(cotangent.shape[1:3])):
-        return False
+    strides, dilation = config.geometry.strides, config.geometry.dilation
     if not by_kernel:
         return max(strides) == 1 or max(dilation) == 1
     sizes = [math.prod(shape[1:]) for shape in shapes[:2]] + [math.prod(like.shape)]
     return like.shape[0] == 1 and other.shape[2] <= _MOST_COLUMNS and max(sizes) < _MOST_ELEMENTS
+
+
+def _suits(cotangent: Any, kernel_shape: tuple[int, ...], geometry: Geometry, by_kernel: bool) -> bool:
+    """Whether vectors of a group's channels are full, and windows reach over results rather than padding."""
+    _, *taps, in_channels, out_channels = kernel_shape
+    limits = model.of_cpu("cpu gradients")
+    if (out_channels // geometry.groups if by_kernel else in_channels) < limits["channels, least"]:
+        return False
+    reaches = ((n - 1) * d // s for n, d, s in zip(taps, geometry.dilation, geometry.strides, strict=True))
+    if math.prod(geometry.strides) > limits["phases, most"] or max(reaches) > _MOST_REACH:
+        return False
+    return math.prod(taps) <= max(limits["taps, few"], math.prod(cotangent.shape[1:3]))
 
 
 def gradient(other: jax.Array, cotangent: jax.Array, *, config: Config, like: Any, by_kernel: bool) -> jax.Array:
