@@ -35,6 +35,7 @@ SUITES = {
     "cost_model": ("suites.cost_model", "COO*: the model's choice against all (cuSNN)"),
     "direct_ablation": ("suites.direct_ablation", "what each technique of Cheng et al. is worth"),
     "fuzz": ("fuzz.command", "random calls against NumPy in float64: right, and no crash?"),
+    "tests": ("suites.tests", "the tests on this machine: what passed and what failed"),
     "paper": ("paper.command", "the papers' tables and figures"),
 }
 """By name: the module, and a line."""

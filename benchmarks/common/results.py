@@ -53,6 +53,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "scaling": ("layer", "batch", "maps", "threads"),
     "sorting": ("layer",),
     "sweep": ("layer", "dtype", "precision", "weights"),
+    "tests": ("backend", "tests_of"),
     "training": ("network", "batch", "size"),
     "zoo": ("details", "zeros_target", "weights", "implementation", "plan"),
 }

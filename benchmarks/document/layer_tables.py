@@ -227,3 +227,13 @@ def fuzz(rows: Sequence[Row]) -> list[str]:
         for name, count in sorted(row["operations"].items())
     )
     return [table(("seed", "operation", "cases", "findings"), lines)]
+
+
+def tests(rows: Sequence[Row]) -> list[str]:
+    """Runs of the package's tests."""
+    counts = ("passed", "failed", "skipped")
+    lines = (
+        (f"`{row['tests_of']}`", row["date"][:10], row["commit"], *(f"{row[name]:,}" for name in counts))
+        for row in rows
+    )
+    return [table(("tests of", "date", "commit", *counts), lines)]

@@ -164,6 +164,11 @@ Calls of every operation against NumPy in float64, each element within a bound o
 an error, a hang or the end of the process.""",
         layer_tables.fuzz,
     ),
+    "tests": (
+        "Tests",
+        "The package's tests on this device: how many passed, failed and were skipped.",
+        layer_tables.tests,
+    ),
 }
 """By suite: title, what is measured, and its table."""
 
