@@ -49,6 +49,7 @@ MAPS = [
     "dense and conv_general_dilated",
     "gradients",
     "explicit sharding",
+    "inside shard_map",
     "lax",
     "without Shardy",
 ]

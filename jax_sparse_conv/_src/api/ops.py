@@ -374,6 +374,9 @@ def _run(
     nothing_to_skip = operands.x.shape[3] == 0
     if method == "xla" or reason is not None or nothing_to_skip or str(operands.x.dtype) not in KERNEL_DTYPES:
         with _scope(implementation):
+            if explicit.is_split(*operands[:4]):
+                config = primitives.Config(geometry, sparse, activation, by_lax=True, precision=precision)
+                return _sparse(operands._replace(packed=None), None, config, count_nonzeros)
             return _with_counts(reference.conv_pool(*operands[:4], geometry, activation, precision), count_nonzeros)
     config = primitives.Config(geometry, method, activation, fallback=fallback, precision=precision)
     return _sparse(operands._replace(packed=None), packed, config, count_nonzeros)

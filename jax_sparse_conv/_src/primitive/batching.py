@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import batching
 
-from jax_sparse_conv._src.primitive import reference
+from jax_sparse_conv._src.primitive import explicit, reference
 from jax_sparse_conv._src.primitive.primitives import Config, Operands, bias_per_image, bind, conv_p
 from jax_sparse_conv._src.problem.geometry import MAX_ELEMENTS, is_symbolic
 
@@ -76,17 +76,20 @@ def _every(value: Any, is_batched: Any, size: int) -> Any:
 def _fold_into_images(operands: Operands, batched: Operands, size: int, config: Config) -> jax.Array:
     """x (and residual) batched, weights not: more images per kernel."""
     stacks, images = operands.kernel.shape[0], operands.x.shape[1]
+    apart = [images] if stacks == 1 else [stacks, images // stacks]
+    # A kernel's images may come in any order. Those that are split, as types have it, have to come first.
+    position = len(apart) - (explicit.spec_of(operands.x)[1] is None)
 
-    def fold(value: Any) -> Any:  # [B, S * n, ...] -> [S * B * n, ...]
+    def fold(value: Any) -> Any:  # [B, S * n, ...] -> [S * B * n, ...], or [S * n * B, ...]
         if value is None:
             return None
-        split = value.reshape(size, stacks, images // stacks, *value.shape[2:])
-        return jnp.moveaxis(split, 0, 1).reshape(size * images, *value.shape[2:])
+        split = value.reshape(size, *apart, *value.shape[2:])
+        return jnp.moveaxis(split, 0, position).reshape(size * images, *value.shape[2:])
 
     residual = fold(_every(operands.residual, batched.residual, size))
     out = bind(fold(operands.x), operands.kernel, operands.bias, residual, config, operands.packed, operands.nonzeros)
-    split = out.reshape(stacks, size, images // stacks, *out.shape[1:])
-    return jnp.moveaxis(split, 1, 0).reshape(size, images, *out.shape[1:])
+    split = out.reshape(*apart[:position], size, *apart[position:], *out.shape[1:])
+    return jnp.moveaxis(split, position, 0).reshape(size, images, *out.shape[1:])
 
 
 def _fold_into_stacks(operands: Operands, batched: Operands, size: int, config: Config) -> jax.Array:

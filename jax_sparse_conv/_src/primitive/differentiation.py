@@ -72,7 +72,7 @@ def transpose(cotangent: Any, *values: Any, config: Config) -> list[Any]:
     """The bare convolution is linear in x and in kernel; its transposes are dense."""
     missing = [index for index, value in enumerate(values) if ad.is_undefined_primal(value)]
     types = [value.aval if index in missing else value for index, value in enumerate(values)]
-    if len(missing) > 1 or isinstance(cotangent, ad.Zero) or explicit.is_split(cotangent, *types[:2]):
+    if len(missing) > 1 or isinstance(cotangent, ad.Zero):
         return transposed(lambda *operands: [reference_conv(*operands, config=config)], [cotangent], values)
     (index,) = missing
     results: list[Any] = [None] * len(values)
@@ -143,6 +143,8 @@ jax_internals.runs_alone(gradient_p)
 
 def gradient(other: jax.Array, cotangent: jax.Array, *, config: Config, like: Any, by_kernel: bool) -> jax.Array:
     """Of x, or of the kernel, whose type `like` is, from the other one and the cotangent [N, Ho, Wo, K]."""
+    if explicit.is_split(other, cotangent, like):
+        return partitioning.explicit_gradient(gradient, other, cotangent, config=config, like=like, by_kernel=by_kernel)
 
     def linear(unknown: jax.Array) -> jax.Array:
         x, kernel = (other, unknown) if by_kernel else (unknown, other)
@@ -159,23 +161,25 @@ def _gradient_abstract_eval(*_: Any, like: Any, **__: Any) -> Any:
 
 def _gradient_lower(ctx: Any, *operands: Any, **parameters: Any) -> Any:
     function: Any = functools.partial(gradient, **parameters)
-    if partitioning.is_partitioned(ctx) and not partitioning.is_exported(ctx):
+    is_split = explicit.is_split(*ctx.avals_in, *ctx.avals_out)  # then `gradient` itself says how
+    if partitioning.is_partitioned(ctx) and not partitioning.is_exported(ctx) and not is_split:
         function = partitioning.partitioned_gradient(gradient, ctx.avals_in[0].shape, **parameters)
         ctx = partitioning.with_mesh(ctx)
     return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
 
 
 def _gradient_lower_on_cpu(ctx: Any, *operands: Any, **parameters: Any) -> Any:
-    if partitioning.is_partitioned(ctx) or not cpu_gradient.takes(*ctx.avals_in, **parameters):
+    is_split = partitioning.is_partitioned(ctx) or explicit.is_split(*ctx.avals_in, *ctx.avals_out)
+    if is_split or not cpu_gradient.takes(*ctx.avals_in, **parameters):
         return _gradient_lower(ctx, *operands, **parameters)
     function = functools.partial(cpu_gradient.gradient, **parameters)
     return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
 
 
 def _gradient_batch(values: Sequence[Any], axes: Sequence[Any], **parameters: Any) -> tuple[jax.Array, int]:
-    """Where both are batched: as many more images, and kernels."""
+    """Where both are batched: as many more images, and kernels. Split types keep their axes apart."""
     size = next(value.shape[axis] for value, axis in zip(values, axes, strict=True) if axis is not None)
-    if size == 0 or None in axes:
+    if size == 0 or None in axes or explicit.is_split(*values, parameters["like"]):
         return jax.vmap(functools.partial(gradient, **parameters), in_axes=tuple(axes))(*values), 0
     moved = (jnp.moveaxis(value, axis, 0) for value, axis in zip(values, axes, strict=True))
     folded = (value.reshape(size * value.shape[1], *value.shape[2:]) for value in moved)
@@ -186,11 +190,12 @@ def _gradient_batch(values: Sequence[Any], axes: Sequence[Any], **parameters: An
 
 
 def _gradient_jvp(primals: Sequence[Any], tangents: Sequence[Any], **parameters: Any) -> Any:
-    """Linear in the other one and in the cotangent."""
+    """Linear in the other one and in the cotangent. Of split types it stays one call, which needs no rules of lax's."""
+    of = gradient_p.bind if explicit.is_split(*primals, parameters["like"]) else gradient
     out = gradient_p.bind(*primals, **parameters)
     pairs = ((tangents[0], primals[1]), (primals[0], tangents[1]))
     moving = [pair for pair, tangent in zip(pairs, tangents, strict=True) if not isinstance(tangent, ad.Zero)]
-    return out, functools.reduce(jnp.add, (gradient(*pair, **parameters) for pair in moving))
+    return out, functools.reduce(jnp.add, (of(*pair, **parameters) for pair in moving))
 
 
 def _gradient_taylor(primals: Sequence[Any], series: Sequence[Any], **parameters: Any) -> Any:
@@ -198,7 +203,18 @@ def _gradient_taylor(primals: Sequence[Any], series: Sequence[Any], **parameters
 
 
 def _gradient_transpose(cotangent: Any, *values: Any, **parameters: Any) -> list[Any]:
-    return transposed(lambda *operands: [gradient(*operands, **parameters)], [cotangent], values)
+    """By the cotangent that is the convolution, by the other operand the other gradient."""
+    (index,) = [index for index, value in enumerate(values) if ad.is_undefined_primal(value)]
+    results: list[Any] = [None, None]
+    if isinstance(cotangent, ad.Zero):
+        return results
+    config, by_kernel = parameters["config"], parameters["by_kernel"]
+    if index == 1:
+        x, kernel = (values[0], cotangent) if by_kernel else (cotangent, values[0])
+        results[1] = bind(x, kernel, None, None, dataclasses.replace(config, by_lax=True))
+    else:
+        results[0] = gradient_p.bind(cotangent, values[1], config=config, like=values[0].aval, by_kernel=not by_kernel)
+    return results
 
 
 gradient_p.def_abstract_eval(_gradient_abstract_eval)

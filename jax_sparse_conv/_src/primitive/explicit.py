@@ -87,6 +87,10 @@ def on_devices(
         for operand, sharding in zip(operands, shardings, strict=True)
     ]
     axes = set(mesh.explicit_axes)
+    if mesh.manual_axes:
+        # Inside of a `shard_map` over other axes JAX loses what derivatives save in here: it takes those axes for axes
+        # of this one. So they save arguments alone.
+        function = jax.checkpoint(function, prevent_cse=False)
     return jax.shard_map(function, mesh=mesh, in_specs=tuple(specs), out_specs=result, axis_names=axes)(*placed)
 
 
@@ -137,7 +141,8 @@ def rows_of(x: jax.Array) -> jax.Array:
     """
     shape = (math.prod(x.shape[:-1]), 1, 1, x.shape[-1])
     if not is_split(x):
-        return x.reshape(shape)
+        # In two steps: JAX has no rule for both of them at once of an axis that `vmap` adds and that is split.
+        return lax.expand_dims(x.reshape(shape[0], shape[-1]), (1, 2))
     split = _Leading(x, _mesh(x))
     whole = reshard(x, split.sharding(*spec_of(x)[:-1], None))
     apart = lax.reshape(whole, (*split.apart, x.shape[-1]), out_sharding=split.sharding(*split.entries, None))
@@ -149,7 +154,7 @@ def of_rows(rows: jax.Array, like: jax.Array) -> jax.Array:
     """Rows [rows, 1, 1, K], in the order of `rows_of(like)`, as [..., K] split as `like` is."""
     out_channels, shape = spec_of(rows)[-1], (*like.shape[:-1], rows.shape[-1])
     if not is_split(rows):
-        return rows.reshape(shape)
+        return lax.squeeze(rows, (1, 2)).reshape(shape)
     split = _Leading(like, _mesh(rows))
     sizes, entries = ([values[i] for i in split.order] for values in (split.apart, split.entries))
     together = lax.reshape(rows, (*sizes, rows.shape[-1]), out_sharding=split.sharding(*entries, out_channels))

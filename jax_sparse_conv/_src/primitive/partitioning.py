@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.interpreters import mlir
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, reshard
 
-from jax_sparse_conv._src.primitive import reference
-from jax_sparse_conv._src.primitive.primitives import Config, Operands, bias_per_image
+from jax_sparse_conv._src.primitive import explicit, reference
+from jax_sparse_conv._src.primitive.primitives import Config, Operands, bias_per_image, same_varying_axes
 from jax_sparse_conv._src.primitive.split import Split, within
 
 Function = Callable[..., jax.Array]
@@ -109,15 +109,7 @@ def partitioned_gradient(
     def partition(mesh: Any, arguments: Any, result: Any) -> Any:
         found = split(mesh, arguments, result)
         given, wanted = specs(found)
-        here = dataclasses.replace(config, geometry=found.here(config.geometry))
-        run = functools.partial(gradient, config=here, by_kernel=by_kernel)
-        local = functools.partial(
-            _gradient_of_kernel if by_kernel else _gradient_of_x,
-            split=found,
-            run=run,
-            whole=like,
-            sizes=arguments[1].shape,
-        )
+        local = _local_gradient(gradient, found, arguments[1].shape, config=config, like=like, by_kernel=by_kernel)
         operands = NamedSharding(mesh, given), NamedSharding(mesh, found.result)
         return mesh, _on_one_device(local), NamedSharding(mesh, wanted), operands
 
@@ -134,15 +126,37 @@ def partitioned_gradient(
     return wrapped
 
 
+def explicit_gradient(
+    gradient: Function, other: jax.Array, cotangent: jax.Array, *, config: Config, like: Any, by_kernel: bool
+) -> jax.Array:
+    """`gradient(other, cotangent)` of `differentiation` where types say how arrays are split."""
+    x, kernel = (other, like) if by_kernel else (like, other)
+    found = explicit.split_of(x, kernel, config.geometry)
+    given, wanted = (found.x, found.kernel) if by_kernel else (found.kernel, found.x)
+    local = _local_gradient(gradient, found, cotangent.shape, config=config, like=like, by_kernel=by_kernel)
+    out: jax.Array = explicit.on_devices(local, [other, cotangent], [given, found.result], wanted)
+    return reshard(out, like.sharding)
+
+
+def _local_gradient(
+    gradient: Function, split: Split, sizes: tuple[int, ...], *, config: Config, like: Any, by_kernel: bool
+) -> Function:
+    """What each device computes of its parts; `sizes` are those of the whole cotangent."""
+    here = dataclasses.replace(config, geometry=split.here(config.geometry))
+    run = functools.partial(gradient, config=here, by_kernel=by_kernel)
+    local = _gradient_of_kernel if by_kernel else _gradient_of_x
+    return functools.partial(local, split=split, run=run, whole=like, sizes=sizes)
+
+
 def _gradient_of_kernel(
     x: jax.Array, cotangent: jax.Array, *, split: Split, run: Run, whole: Any, sizes: tuple[int, ...]
 ) -> jax.Array:
     """What this device's part of the result adds to it, and the sum over devices, in float32 at least."""
-    x, cotangent = within(x, 0, split.images, sizes[0]), _known(cotangent, split, sizes)
+    x, cotangent = same_varying_axes([within(x, 0, split.images, sizes[0]), _known(cotangent, split, sizes)])
     stacks, *window, _, _ = whole.shape
     channels = whole.shape[3] // lax.axis_size(split.in_channels), cotangent.shape[3]
     shape = (stacks // lax.axis_size(split.kernels), *window, *channels)
-    part = run(split.read(x), cotangent, like=jax.ShapeDtypeStruct(shape, whole.dtype))
+    part = run(split.read(x), cotangent, like=_like(x, shape))
     return _sum(part, split.sums)
 
 
@@ -150,13 +164,21 @@ def _gradient_of_x(
     kernel: jax.Array, cotangent: jax.Array, *, split: Split, run: Run, whole: Any, sizes: tuple[int, ...]
 ) -> jax.Array:
     """Of what this device reads; the neighbours' rows go back to them. Then the sum over output channels' devices."""
-    kernel, cotangent = within(kernel, 4, split.out_channels, sizes[3]), _known(cotangent, split, sizes)
+    kernel = within(kernel, 4, split.out_channels, sizes[3])
+    kernel, cotangent = same_varying_axes([kernel, _known(cotangent, split, sizes)])
     rows = (size if strip is None else strip.has for size, strip in zip(whole.shape[1:3], split.strips, strict=True))
     channels = whole.shape[3] // lax.axis_size(split.in_channels)
-    has = jax.ShapeDtypeStruct((cotangent.shape[0], *rows, channels), whole.dtype)
-    part = run(kernel, cotangent, like=jax.eval_shape(split.read, has))
+    has = _like(cotangent, (cotangent.shape[0], *rows, channels))
+    part = run(kernel, cotangent, like=_like(cotangent, jax.eval_shape(split.read, has).shape))
     (back,) = jax.linear_transpose(split.read, has)(part)
     return _sum(back, split.out_channels)
+
+
+def _like(array: jax.Array, shape: tuple[int, ...]) -> Any:
+    """The type of an array of this shape that varies over the devices as `array` does."""
+    found = jax.typeof(array)
+    whole = NamedSharding(found.sharding.mesh, PartitionSpec(*[None] * len(shape)))
+    return found.update(shape=shape, sharding=whole)
 
 
 def _known(cotangent: jax.Array, split: Split, sizes: tuple[int, ...]) -> jax.Array:

@@ -36,22 +36,6 @@ def conv(
     preferred_element_type: jax.typing.DTypeLike | None = None,
 ) -> jax.Array:
     """The convolution alone: x [N, H, W, C], kernel [kh, kw, C / groups, K] -> [N, Ho, Wo, K]."""
-
-    def local(x: jax.Array, kernels: jax.Array, geometry: Geometry) -> jax.Array:
-        return _conv(x, kernels[0], geometry, precision, preferred_element_type)
-
-    if explicit.is_split(x, kernel):
-        return explicit.convolved(local, x, kernel[None], geometry.without_pool())
-    return _conv(x, kernel, geometry, precision, preferred_element_type)
-
-
-def _conv(
-    x: jax.Array,
-    kernel: jax.Array,
-    geometry: Geometry,
-    precision: lax.PrecisionLike,
-    preferred_element_type: jax.typing.DTypeLike | None = None,
-) -> jax.Array:
     spans = [(k - 1) * d + 1 for k, d in zip(kernel.shape[:2], geometry.dilation, strict=True)]
     padding = geo.named_padding(geometry.padding, x.shape[1:3], spans, geometry.strides)
     if not isinstance(padding, str):

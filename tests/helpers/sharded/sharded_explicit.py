@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_sparse_conv as jsc
@@ -106,3 +108,84 @@ def check_explicit_rows(values: Any) -> None:
     with pytest.raises(ValueError, match=r"P\(None, 'batch', None, None\) and kernel as P\(None, 'batch'\)"):
         product(jax.device_put(x, P(None, "batch")), jax.device_put(kernel, P(None, "batch")), "ecr")
     print("explicit sharding, dense")
+
+
+def _calls(implementation: str | None) -> dict[str, Callable[..., Any]]:
+    """Of x [N, H, W, C], kernel [3, 3, C, K], bias [K] and residual [N, H, W, K], all of which a case may take."""
+    settings: Any = {"implementation": implementation}
+    pooled: Any = {"implementation": "pecr" if implementation == "ecr" else implementation}
+    numbers = ("NHWC", "HWIO", "NHWC")
+
+    def conv(x: Any, kernel: Any, bias: Any, residual: Any) -> jax.Array:
+        return jsc.conv(x, kernel, bias, residual=residual, activation="relu", **settings)
+
+    def like_lax(x: Any, kernel: Any, *_: Any) -> jax.Array:
+        return jsc.conv_general_dilated(x, kernel, (2, 2), "SAME", dimension_numbers=numbers)
+
+    def second(*values: Any) -> jax.Array:
+        return jax.grad(lambda *values: (conv(*values) ** 3).sum())(*values)
+
+    def mapped_twice(x: Any, kernel: Any, *rest: Any) -> jax.Array:
+        return jax.vmap(lambda x: second(x, kernel, *rest))(jax.numpy.stack([x, 2 * x]))
+
+    return {
+        "conv": conv,
+        "pool": lambda x, kernel, bias, _: jsc.conv_pool(x, kernel, bias, **pooled),
+        "like lax": like_lax,
+        "dense": lambda x, kernel, bias, _: jsc.dense(x, kernel[0, 0], bias, activation="relu", **settings),
+        "rows mapped": lambda x, kernel, bias, _: jax.vmap(lambda x: jsc.dense(x, kernel[0, 0], bias, **settings))(x),
+        "kernels mapped": lambda x, kernel, *rest: jax.vmap(lambda kernel: conv(x, kernel, *rest))(
+            jax.numpy.stack([kernel, -kernel])
+        ),
+        "second": second,
+        "mapped twice": mapped_twice,
+    }
+
+
+def check_inside_shard_map() -> None:
+    """`shard_map` over one axis of a mesh of two: values and gradients by all operands, in float64."""
+    rng = np.random.default_rng(2)
+    shapes = ((4, 4, 8, 4), (3, 3, 4, 8), (8,), (4, 4, 8, 8))
+    devices = np.asarray(jax.devices()[:4]).reshape(2, 2)
+    by_hand = (P("rows"), P(), P(), P("rows"))
+    layouts = {
+        "images": (P(("rows", "more")), P(), P(), P(("rows", "more"))),
+        "columns": (P("rows", None, "more"), P(), P(), P("rows")),
+        "input channels": (P("rows", None, None, "more"), P(None, None, "more"), P(), P("rows")),
+        "output channels": (P("rows"), P(None, None, None, "more"), P("more"), P("rows")),
+    }
+
+    def with_gradients(call: Callable[..., Any]) -> Callable[..., Any]:
+        return jax.grad(lambda *values: (call(*values) ** 2).sum(), (0, 1, 2, 3))
+
+    @functools.cache
+    def wanted(name: str) -> Any:
+        return jax.jit(with_gradients(_calls("xla")[name]))(*values)
+
+    def check(name: str, layout: str, kind: AxisType, implementation: str | None = "ecr", jit: bool = True) -> None:
+        wanted(name)  # outside of the mesh
+        with jax.set_mesh(jax.sharding.Mesh(devices, ("rows", "more"), axis_types=(AxisType.Explicit, kind))):
+            shardings = [NamedSharding(jax.sharding.get_mesh(), spec) for spec in layouts[layout]]
+            placed = jax.device_put(values, shardings)
+            function = jax.shard_map(
+                with_gradients(_calls(implementation)[name]), in_specs=by_hand, out_specs=by_hand, axis_names={"rows"}
+            )
+            for ours, theirs in zip((jax.jit(function) if jit else function)(*placed), wanted(name), strict=True):
+                error = np.linalg.norm(np.asarray(ours) - np.asarray(theirs)) / max(np.linalg.norm(theirs), 1e-300)
+                assert error < 1e-13, (name, layout, kind, implementation, error)
+
+    with jax.enable_x64(True):
+        values = [rng.standard_normal(shape) for shape in shapes]
+        values[0] = np.maximum(values[0], 0)
+        for layout in layouts:
+            check("conv", layout, AxisType.Explicit)
+        for name in ("pool", "like lax", "dense", "second", "mapped twice"):
+            check(name, "columns", AxisType.Explicit)
+        for name in ("rows mapped", "kernels mapped"):
+            check(name, "images", AxisType.Explicit)
+        for name in ("conv", "second"):
+            check(name, "columns", AxisType.Explicit, "xla")
+        check("pool", "output channels", AxisType.Explicit, None)
+        check("conv", "columns", AxisType.Explicit, jit=False)
+        check("conv", "columns", AxisType.Auto)
+    print("inside shard_map")

@@ -21,7 +21,7 @@ from cases import Case
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from kernel_checks import call
-from sharded_explicit import COLLECTIVES
+from sharded_explicit import COLLECTIVES, check_inside_shard_map
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv._src.dispatch import cpu_choice
@@ -321,6 +321,7 @@ def main() -> None:
     check_other_functions()
     check_gradients()
     check_explicit()
+    check_inside_shard_map()
     check_none()
     check_gspmd()
 
