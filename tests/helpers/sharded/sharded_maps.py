@@ -256,6 +256,7 @@ def check_explicit() -> None:
         (ROWS[2], (2, 2), P(None, "a", "b"), P(None, "a"), {HALO, WHOLE}),  # 3 columns of 6
         (GROUPS, (2, 4), P(None, "b"), P(None, "b"), {HALO}),
         (POOL, (4,), P(None, "a"), P(), {HALO, WHOLE}),
+        (dataclasses.replace(POOL, x=(2, 32, 6, CHANNELS)), (2, 2), P("a", "b"), P("a"), {HALO, WHOLE}),
         (SUMS[1], (2, 4), P("a", None, None, "b"), P("a"), {SUM}),
     ):
         inputs = cases.inputs(case)
