@@ -34,6 +34,14 @@ CASES = (
     Case("11x3", (1, 15, 9, 4), 8, kernel=(11, 3), zeros=0.5),
     Case("groups 2", (2, 9, 8, 32), 48, groups=2, zeros=0.5),
     Case("groups 3 stride 2", (2, 9, 8, 30), 24, groups=3, strides=2, zeros=0.5),
+    Case("32 groups of 2", (2, 9, 8, 64), 64, groups=32, zeros=0.5),
+    Case("groups of 5 and 3, stride 2", (2, 9, 8, 20), 12, groups=4, strides=2, zeros=0.5),
+    Case("depthwise", (2, 9, 8, 24), 24, groups=24, zeros=0.5),
+    Case("depthwise, 2 of each", (2, 9, 8, 24), 48, groups=24, zeros=0.5),
+    Case("depthwise 5x3 stride 2x3", (1, 17, 16, 8), 8, kernel=(5, 3), groups=8, strides=(2, 3), zeros=0.5),
+    Case("depthwise dilation 3, negative padding", (1, 19, 18, 9), 9, groups=9, dilation=3,
+         padding=((-2, 3), (1, -4)), zeros=0.5),
+    Case("depthwise 7x7", (1, 14, 13, 16), 16, kernel=(7, 7), groups=16, zeros=0.5),
     Case("wide padding", (1, 4, 5, 8), 8, padding=5, zeros=0.5),
     Case("negative padding", (1, 12, 11, 8), 8, padding=((-2, 3), (1, -4)), zeros=0.3),
     Case("one pixel", (4, 1, 1, 40), 24, zeros=0.5),
@@ -41,7 +49,8 @@ CASES = (
     Case("several tiles and images", (5, 29, 31, 6), 8, strides=2, zeros=0.7),
     Case("rows of 4,096", (1, 3, 4096, 3), 8, dilation=(1, 60), zeros=0.9),
     Case("nothing but zeros", (1, 6, 6, 8), 8, zeros=1.0),
-)
+)  # fmt: skip
+DEPTHWISE = [case for case in CASES if case.groups == case.x[3] == case.out_channels and case.kernel != (7, 7)]
 
 
 def squares(x: Any, kernel: Any, case: Case, implementation: str | None) -> jax.Array:
@@ -61,7 +70,7 @@ def test_against_float64(case: Case, cpu_isa: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
-@pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[8], CASES[15]], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[8], CASES[15], *DEPTHWISE[:2]], ids=lambda case: case.name)
 def test_dtypes(case: Case, dtype: str) -> None:
     with jax.enable_x64(dtype == "float64"):
         inputs = cases.inputs(case, jnp.dtype(dtype))
@@ -76,10 +85,10 @@ def program(case: Case, argument: int) -> str:
     return str(backward.lower(inputs.x, inputs.kernel, case, "ecr").as_text())
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.groups == 1], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_backward_pass_has_no_convolution_of_xlas(case: Case) -> None:
     found = program(case, 1)
-    assert found.count("@jsc_kernel_gradient(") == 1
+    assert found.count("@jsc_kernel_gradient(") == (case not in DEPTHWISE)
     assert "stablehlo.convolution" not in found
 
 
@@ -94,7 +103,6 @@ def test_gradients_of_x_are_convolutions_of_this_package(case: Case, parts: int)
 @pytest.mark.parametrize(
     "case",
     [
-        Case("depthwise", (1, 7, 7, 8), 8, groups=8),
         Case("few results", (1, 7, 7, 8), 4),
         Case("patches", (1, 32, 32, 8), 16, kernel=(4, 4), strides=4, padding="VALID"),
         Case("whole maps", (1, 9, 9, 8), 16, kernel=(9, 9), padding="VALID"),
@@ -127,9 +135,10 @@ def test_bitwise_repeatable() -> None:
             np.testing.assert_array_equal(found, before)
 
 
-def test_long_sums_are_added_up_in_parts() -> None:
+@pytest.mark.parametrize(("channels", "groups"), [(4, 1), (8, 8)])
+def test_long_sums_are_added_up_in_parts(channels: int, groups: int) -> None:
     """25,600 products of one sign: one chain of float32 additions is off by 2e-6."""
-    case = Case("long", (4, 80, 80, 4), 8, kernel=(1, 1), zeros=0.0, one_sign=True)
+    case = Case("long", (4, 80, 80, channels), 8, kernel=(1, 1), groups=groups, zeros=0.0, one_sign=True)
     inputs = cases.inputs(case)
     assert oracle.relative_error(gradients(case, inputs)[1], oracle.gradients(case, inputs)[1]) <= 4e-7
 

@@ -25,7 +25,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jax_sparse_conv._src.primitive import cpu_gradient, explicit, jax_internals, partitioning, reference
 from jax_sparse_conv._src.primitive.primitives import Config, Operands, after, bind, conv_p, reference_conv
-from jax_sparse_conv._src.problem.geometry import Pool
+from jax_sparse_conv._src.problem.geometry import Pool, is_symbolic
 
 SAVED = "jsc_conv"
 """What `jax.checkpoint_policies.save_only_these_names` takes to keep the results of convolutions and dense layers."""
@@ -142,9 +142,18 @@ jax_internals.runs_alone(gradient_p)
 
 
 def gradient(other: jax.Array, cotangent: jax.Array, *, config: Config, like: Any, by_kernel: bool) -> jax.Array:
-    """Of x, or of the kernel, whose type `like` is, from the other one and the cotangent [N, Ho, Wo, K]."""
+    """Of x, or of the kernel, whose type `like` is, from the other one and the cotangent [N, Ho, Wo, K].
+
+    Of several kernels each by itself: XLA's gradient of a convolution in groups, which those are else, is slow.
+    """
     if explicit.is_split(other, cotangent, like):
         return partitioning.explicit_gradient(gradient, other, cotangent, config=config, like=like, by_kernel=by_kernel)
+    stacks = like.shape[0]
+    if by_kernel and not is_symbolic(stacks) and stacks > 1:
+        one = functools.partial(gradient, config=config, like=like.update(shape=(1, *like.shape[1:])), by_kernel=True)
+        parts = (array.reshape(stacks, -1, *array.shape[1:]) for array in (other, cotangent))
+        each: jax.Array = jax.vmap(one)(*parts)
+        return each[:, 0]
 
     def linear(unknown: jax.Array) -> jax.Array:
         x, kernel = (other, unknown) if by_kernel else (unknown, other)
@@ -177,16 +186,41 @@ def _gradient_lower_on_cpu(ctx: Any, *operands: Any, **parameters: Any) -> Any:
 
 
 def _gradient_batch(values: Sequence[Any], axes: Sequence[Any], **parameters: Any) -> tuple[jax.Array, int]:
-    """Where both are batched: as many more images, and kernels. Split types keep their axes apart."""
+    """As many more images, and kernels; of one kernel more images alone, of one x more output channels.
+
+    Split types keep their axes apart.
+    """
     size = next(value.shape[axis] for value, axis in zip(values, axes, strict=True) if axis is not None)
-    if size == 0 or None in axes or explicit.is_split(*values, parameters["like"]):
+    if size == 0 or explicit.is_split(*values, parameters["like"]):
         return jax.vmap(functools.partial(gradient, **parameters), in_axes=tuple(axes))(*values), 0
-    moved = (jnp.moveaxis(value, axis, 0) for value, axis in zip(values, axes, strict=True))
-    folded = (value.reshape(size * value.shape[1], *value.shape[2:]) for value in moved)
-    like = parameters.pop("like")
+    like, by_kernel = parameters["like"], parameters["by_kernel"]
+    if axes[0] is None and by_kernel and like.shape[0] == 1:
+        return _gradient_of_more_channels(*values, size=size, axis=axes[1], **parameters), 0
+
+    def folded(value: Any, axis: int | None) -> Any:
+        every = jnp.broadcast_to(value, (size, *value.shape)) if axis is None else jnp.moveaxis(value, axis, 0)
+        return every.reshape(size * every.shape[1], *every.shape[2:])
+
     first, *rest = like.shape
-    out = gradient_p.bind(*folded, like=like.update(shape=(size * first, *rest)), **parameters)
+    is_shared = axes[0] is None and not by_kernel and values[0].shape[0] == 1
+    other = values[0] if is_shared else folded(values[0], axes[0])
+    parameters["like"] = like.update(shape=(size * first, *rest))
+    out = gradient_p.bind(other, folded(values[1], axes[1]), **parameters)
     return out.reshape(size, first, *rest), 0
+
+
+def _gradient_of_more_channels(
+    x: jax.Array, cotangent: jax.Array, *, size: int, axis: int, config: Config, like: Any, by_kernel: bool
+) -> jax.Array:
+    """Of as many kernels as there are cotangents, one beside the other in each group."""
+    groups, (*window, channels) = config.geometry.groups, like.shape
+    apart = jnp.moveaxis(cotangent, axis, 3)
+    apart = apart.reshape(*apart.shape[:4], groups, channels // groups).swapaxes(3, 4)
+    together = apart.reshape(*apart.shape[:3], size * channels)
+    wide = like.update(shape=(*window, size * channels))
+    out = gradient_p.bind(x, together, config=config, like=wide, by_kernel=by_kernel)
+    out = jnp.moveaxis(out.reshape(*window, groups, size, channels // groups), -2, 0)
+    return out.reshape(size, *like.shape)
 
 
 def _gradient_jvp(primals: Sequence[Any], tangents: Sequence[Any], **parameters: Any) -> Any:
