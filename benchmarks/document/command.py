@@ -1,4 +1,5 @@
-"""Writes the pages of figures: docs/papers.md, docs/results/measured.md with its pictures, and the README's table.
+"""Writes the pages of figures: docs/papers.md, docs/results/measured.md with its pictures, the README's table, and the
+figures of sentences that cite a file of results.
 
 python -m benchmarks document            # writes them from benchmarks/results/
 python -m benchmarks document --check    # only says whether the pages are what this would write
@@ -12,21 +13,42 @@ from pathlib import Path
 
 from benchmarks.common import help
 from benchmarks.common.results import ROOT
-from benchmarks.document import measured, pictures, readme
+from benchmarks.document import kernel_sentences, measured, pictures, prose, readme, sentences
 from benchmarks.paper import document
 
-PAPERS = ROOT / "docs" / "papers.md"
-MEASURED = ROOT / "docs" / "results" / "measured.md"
-README = ROOT / "README.md"
+PAPERS = "docs/papers.md"
+MEASURED = "docs/results/measured.md"
+README = "README.md"
+SENTENCES = (*sentences.SENTENCES, *kernel_sentences.SENTENCES)
 
 
-def pages() -> dict[Path, str]:
-    """What each page should be."""
-    return {
-        PAPERS: document.document(),
-        MEASURED: measured.page(),
-        README: readme.page(README.read_text(encoding="utf-8")),
-    }
+def pages(root: Path = ROOT) -> dict[str, str]:
+    """What each page should be.
+
+    Raises:
+      ValueError: a page has no place for its table or for a sentence's figures.
+    """
+    found = {PAPERS: document.document(), MEASURED: measured.page()}
+    found[README] = readme.page((root / README).read_text(encoding="utf-8"))
+    for name in dict.fromkeys(sentence.page for sentence in SENTENCES):
+        text = found.get(name) or (root / name).read_text(encoding="utf-8")
+        found[name] = prose.page(SENTENCES, name, text)
+    return found
+
+
+def unknown(root: Path = ROOT) -> list[str]:
+    """Figures beside a file of results, in pages written by hand, that are of no sentence.
+
+    Raises:
+      ValueError: a sentence is not in its page.
+    """
+    names = [README, *(path.relative_to(root).as_posix() for path in sorted((root / "docs").rglob("*.md")))]
+    return [
+        line
+        for name in names
+        if name not in (PAPERS, MEASURED)
+        for line in prose.unknown(SENTENCES, name, (root / name).read_text(encoding="utf-8"))
+    ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,12 +56,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = help.parser("document", __doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; pictures are not checked")
     options = parser.parse_args(argv)
-    if not options.check:
-        for path, text in pages().items():
-            path.write_text(text, encoding="utf-8")
-        pictures.write(MEASURED.parent)
-        return 0
-    stale = [path for path, text in pages().items() if path.read_text(encoding="utf-8") != text]
-    for path in stale:
-        print(f"{path} is not what the results say: run python -m benchmarks document", file=sys.stderr)
-    return bool(stale)
+    try:
+        found = pages(ROOT)
+        if options.check:
+            return _check(found)
+    except (OSError, ValueError) as error:
+        print(f"benchmarks document: {error}", file=sys.stderr)
+        return 1
+    for name, text in found.items():
+        (ROOT / name).write_text(text, encoding="utf-8")
+    pictures.write((ROOT / MEASURED).parent)
+    return 0
+
+
+def _check(found: dict[str, str]) -> int:
+    wrong = [
+        f"{name} is not what the results say: run python -m benchmarks document"
+        for name, text in found.items()
+        if (ROOT / name).read_text(encoding="utf-8") != text
+    ]
+    wrong += unknown(ROOT)
+    for line in wrong:
+        print(line, file=sys.stderr)
+    return int(bool(wrong))

@@ -59,19 +59,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     found: list[dict[str, Any]] = []
     print(f"{'device':24} {'kind':8} {'choice':8} {'calls':>6} {'regret':>7} {'worst':>6} {'losses':>7} {'least':>6}")
-    for device, times in _of_devices(options.files).items():
-        for name, way in WAYS.items():
-            for kind, outcomes in sorted(_by_kind(device, times, way).items()):
-                print(f"{device.name:24} {kind:8} {name:8} {_summary(list(outcomes.values()))}")
-                found += [_row(device, kind, name, key, each) for key, each in outcomes.items()]
+    for device, name, kind, outcomes in of_files(options.files):
+        print(f"{device.name:24} {kind:8} {name:8} {_summary(list(outcomes.values()))}")
+        found += [_row(device, kind, name, key, each) for key, each in outcomes.items()]
     if options.json:
         options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
     return 0
 
 
+def of_files(files: Sequence[Path]) -> Iterator[tuple[Device, str, str, Mapping[Key, Outcome]]]:
+    """Of files of raw times: device, way of `WAYS`, kind and outcomes."""
+    for device, times in _of_devices(files).items():
+        for name, way in WAYS.items():
+            for kind, outcomes in sorted(_by_kind(device, times, way).items()):
+                yield device, name, kind, outcomes
+
+
+def is_loss(outcome: Outcome) -> bool:
+    """Whether the choice is slower than what the user had."""
+    return outcome.ratio < _LEAST
+
+
 def _summary(outcomes: Sequence[Outcome]) -> str:
     regrets, ratios = [each.regret for each in outcomes], [each.ratio for each in outcomes]
-    losses = sum(ratio < _LEAST for ratio in ratios)
+    losses = sum(map(is_loss, outcomes))
     return f"{len(outcomes):6} {geometric_mean(regrets):7.3f} {max(regrets):6.2f} {losses:7} {min(ratios):6.2f}"
 
 

@@ -12,7 +12,6 @@ import pytest
 from benchmarks.common import results
 from benchmarks.document import command, layer_tables, measured, network_tables, readme
 
-NAMES = ("PAPERS", "MEASURED", "README")  # of `command`
 pages = functools.cache(command.pages)
 
 
@@ -38,29 +37,47 @@ def layer(details: str, ours: float, **more: Any) -> dict[str, Any]:
     return row(**found | more)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", pages())
 def test_the_page_is_what_the_results_say(name: str) -> None:
-    path: Path = getattr(command, name)
-    assert path.read_text(encoding="utf-8") == pages()[path]
+    assert (results.ROOT / name).read_text(encoding="utf-8") == pages()[name]
+
+
+def test_figures_beside_a_file_are_of_sentences() -> None:
+    assert command.unknown() == []
 
 
 def test_a_stale_page_is_said_and_written_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib")
-    paths = [tmp_path / path.name for path in pages()]
-    for name, path, text in zip(NAMES, paths, pages().values(), strict=True):
-        stale = re.sub(r"(VGG-19 \| 61|VGG16, Keras \| 58) % \| ", r"\g<0>1", text)
-        path.write_text(stale, encoding="utf-8")
-        monkeypatch.setattr(command, name, path)
+    stale = {command.PAPERS: "stale", command.README: "| VGG16, Keras | 1", "docs/guide/cpu.md": "run VGG-19 9.9 times"}
+    for name, text in pages().items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = re.sub(r"run VGG-19 \S+ times|\| VGG16, Keras \| 5", stale[name], text) if name in stale else text
+        path.write_text(text, encoding="utf-8")
+    monkeypatch.setattr(command, "ROOT", tmp_path)
     monkeypatch.setattr(command.document, "document", lambda: "as the results say\n")
     assert command.main(["--check"]) == 1
     assert capsys.readouterr().err.splitlines() == [
-        f"{path} is not what the results say: run python -m benchmarks document" for path in (paths[0], paths[2])
+        f"{name} is not what the results say: run python -m benchmarks document" for name in stale
     ]
     assert command.main([]) == 0
     assert command.main(["--check"]) == 0
-    assert {path.name for path in tmp_path.glob("*.png")} == {name for name, _ in measured.PICTURES.values()}
+    pictures = (tmp_path / command.MEASURED).parent.glob("*.png")
+    assert {path.name for path in pictures} == {name for name, _ in measured.PICTURES.values()}
+
+
+def test_a_page_without_its_sentence_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in pages().items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.replace("Nine 3x3 layers", "Some layers"), encoding="utf-8")
+    monkeypatch.setattr(command, "ROOT", tmp_path)
+    assert command.main(["--check"]) == 1
+    assert capsys.readouterr().err.startswith("benchmarks document: README.md has 0 times, not once: 'Nine 3x3 layers")
 
 
 def test_every_table_names_its_file() -> None:

@@ -1,0 +1,191 @@
+"""The sentences that cite a file of results, and what computes their figures; those of kernels are a file of their own.
+
+A {} is a figure that the function computes. Figures in the words themselves say which rows are meant.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.results import Row, read
+from benchmarks.document import losses
+from benchmarks.document.network_tables import by_faster_flags
+from benchmarks.document.prose import Sentence, register
+from benchmarks.tune import regret
+from jax_sparse_conv._src.plans.timing import geometric_mean
+from jax_sparse_conv.models import profile_tables
+
+_GUIDE = "docs/guide/"
+_KINDS = ("highest", "tf32", "16bit")
+
+SENTENCES: list[Sentence] = []
+
+_says = functools.partial(register, SENTENCES)
+
+
+def rows_of(path: Path, label: str | None = None, **about: Any) -> list[Row]:
+    """The rows of a file that are so; without a label those of today's package.
+
+    Raises:
+      ValueError: there is none.
+    """
+    wanted = about | {"label": label}
+    found = [row for row in read(path) if all(row.get(key) == value for key, value in wanted.items())]
+    if not found:
+        raise ValueError(f"{path} has no row with {wanted}")
+    return found
+
+
+def one_digit(values: Iterable[float]) -> list[str]:
+    return [f"{value:.1f}" for value in values]
+
+
+# --- zeros -----------------------------------------------------------------------------------------------------------
+
+
+@_says("README.md", "ReLU leaves {} to {} % exact zeros in the feature maps of a trained network")
+@_says("docs/api/models.md", "from {} to {} % of a layer's input")
+def _measured_zeros(results: Path) -> Sequence[str]:
+    """Of the package's own table; no file of results has them."""
+    of_stages = {"resnet": ("conv2_", "conv3_", "conv4_"), "densenet": ("conv2_", "conv3_", "conv4_", "conv5_", "pool")}
+    found = [
+        100 * zeros
+        for family, stages in of_stages.items()
+        for layer, zeros in profile_tables.PROFILES[family].items()
+        if layer.startswith(stages)
+    ]
+    return f"{min(found):.0f}", f"{max(found):.0f}"
+
+
+# --- README.md -------------------------------------------------------------------------------------------------------
+
+
+@_says(
+    "README.md",
+    "Nine 3x3 layers are {}x without zeros, {}x at 50 % and {}x at 85 % (`cpu_amd_epyc/cpu.json`)",
+)
+def _nine_by_none(results: Path) -> Sequence[str]:
+    return one_digit(nine_layers(results, zeros, requested="auto") for zeros in (0, 50, 85))
+
+
+def nine_layers(results: Path, zeros: int, key: str = "ratio", **more: Any) -> float:
+    """The geometric mean of the CPU's nine 3x3 layers."""
+    about: dict[str, Any] = {"op": "conv", "batch": 1, "weights": "constant", "source": "iid", "zeros_target": zeros}
+    rows = rows_of(results / "cpu_amd_epyc" / "cpu.json", **about | more)
+    return geometric_mean(row[key] for row in rows if row["layer"].startswith("conv 3x3"))
+
+
+@_says(
+    "README.md",
+    """\
+At batch 32 on an H200, VGG-19, ResNet-50, DenseNet-121 and RegNetX-16GF are {}x to {}x at `HIGHEST`. In TF32 and
+bfloat16 DenseNet-121 is {}x and {}x, the others {}x to {}x (`h200/networks.json`).""",
+)
+def _batch_32(results: Path) -> Sequence[str]:
+    rows = rows_of(results / "h200" / "networks.json", batch=32, weights="arguments")
+    found = {(row["network"], row["kind"]): row["ratio"]["auto"] for row in by_faster_flags(rows)}
+    highest = [found[network, kind] for network, kind in found if kind == "highest"]
+    others = [found[network, kind] for network, kind in found if kind != "highest" and network != "densenet121"]
+    densenet = [found["densenet121", kind] for kind in ("default", "bfloat16")]
+    return *one_digit([min(highest), max(highest), *densenet]), f"{min(others):.2f}", f"{max(others):.2f}"
+
+
+@_says(
+    "README.md",
+    "Of {} calls of networks' layers on an H100 {} are below 0.97x, the least {}x (`h100/zoo.json`)",
+)
+def _layers_that_lose(results: Path) -> Sequence[str]:
+    return _lost(results / "h100" / "zoo.json", results)
+
+
+@_says(
+    "README.md",
+    "Of {} random layers on a CPU {} are, the least {}x (`cpu_intel_xeon/sweep.json`)",
+)
+def _random_layers_that_lose(results: Path) -> Sequence[str]:
+    return _lost(results / "cpu_intel_xeon" / "sweep.json", results)
+
+
+def _lost(path: Path, results: Path) -> Sequence[str]:
+    found = losses.of_file(path, results)
+    return f"{found.rows:,}", f"{found.lost:,}", f"{found.least:.2f}"
+
+
+# --- guides ----------------------------------------------------------------------------------------------------------
+
+
+@_says(_GUIDE + "cpu.md", "two cores run VGG-19 {} times as fast as XLA (`cpu_amd_epyc/run.json`)")
+def _vgg_on_two_cores(results: Path) -> Sequence[str]:
+    (row,) = rows_of(results / "cpu_amd_epyc" / "run.json", network="vgg19", batch=1, implementation="auto")
+    return one_digit([row["totals"]["network"]["ratio"]])
+
+
+@_says(_GUIDE + "cpu.md", "VGG-19 holds {} MB beside its {} (`cpu_amd_epyc/packed.json`)")
+def _packed_copies(results: Path) -> Sequence[str]:
+    (row,) = rows_of(results / "cpu_amd_epyc" / "packed.json", network="vgg19")
+    return f"{row['copies_mb']:.0f}", f"{row['weights_mb']:.0f}"
+
+
+@_says(
+    _GUIDE + "your_model.md",
+    "On an H200, ResNet-50 takes {} ms by `nnx.jit` and {} ms by `jit_inference` (`h200/host.json`)",
+)
+def _host(results: Path) -> Sequence[str]:
+    (row,) = rows_of(results / "h200" / "host.json", network="resnet50", what="network")
+    return f"{row['us']['nnx.jit'] / 1000:.1f}", f"{row['us']['jit_inference'] / 1000:.2f}"
+
+
+@_says(
+    _GUIDE + "batches_and_devices.md",
+    "On an H200 the choice costs {} us at the median (`h200/adaptive.json`)",
+)
+def _choice(results: Path) -> Sequence[str]:
+    return one_digit([statistics.median(choices(results))])
+
+
+def choices(results: Path) -> list[float]:
+    """What a call that holds both sides costs more than the side that runs."""
+    rows = rows_of(results / "h200" / "adaptive.json")
+    return [row["overhead_us"][side] for row in rows for side in ("sparse", "dense")]
+
+
+# --- choices ---------------------------------------------------------------------------------------------------------
+
+
+@_says(
+    "docs/design/tuning.md",
+    """\
+On an H100, {} calls (`h100/tune.times.jsonl`, `h100/xla.times.jsonl`):
+
+| calls | wanted: mean, worst | HIGHEST | TF32 | 16 bits |
+|---|---|---|---|---|
+| with their row | 1 %, 5 % | {} %, {} % | {} %, {} % | {} %, {} % |
+| without it | 5 % | {} % | {} % | {} % |
+| by the models alone | 5 % | {} % | {} % | {} % |
+
+Losses are calls that take longer than XLA's time over 0.97. With rows there are {}, the worst {}x. Without their rows
+there are {}, the worst {}x; by the models alone {}.""",
+)
+def _regret(results: Path) -> Sequence[str]:
+    files = tuple(results / "h100" / f"{whose}.times.jsonl" for whose in ("tune", "xla"))
+    found = _outcomes(files)
+    ways = {way: [each for kind in _KINDS for each in found[way, kind]] for way in regret.WAYS}
+    figures = [f"{len(ways['tables']):,}"]
+    for way, kind in itertools.product(regret.WAYS, _KINDS):
+        lost = [100 * (each.regret - 1) for each in found[way, kind]]
+        figures.append(f"{100 * (geometric_mean(each.regret for each in found[way, kind]) - 1):.1f}")
+        figures += [f"{max(lost):.0f}"] if way == "tables" else []
+    for outcomes in ways.values():
+        figures += [str(sum(map(regret.is_loss, outcomes))), f"{min(each.ratio for each in outcomes):.2f}"]
+    return figures[:-1]  # the last worst is that of the way before
+
+
+@functools.cache
+def _outcomes(files: tuple[Path, ...]) -> dict[tuple[str, str], list[regret.Outcome]]:
+    """By way and kind; it takes some seconds."""
+    return {(way, kind): list(found.values()) for _, way, kind, found in regret.of_files(files)}
