@@ -171,18 +171,19 @@ def flags_of(xla_flags: str | Sequence[str]) -> str:
 
 def commit() -> str | None:
     """The commit that runs: `JSC_COMMIT` or, in a clone, its head."""
-    return os.environ.get("JSC_COMMIT") or _git("rev-parse", "--short", "HEAD")
+    return os.environ.get("JSC_COMMIT") or git("rev-parse", "--short", "HEAD")
 
 
 def commit_before(date: str) -> str | None:
     """The newest commit before a date, of which rows are that do not name theirs."""
-    found = _git("rev-list", "-1", "--abbrev-commit", f"--before={date}", "HEAD")
+    found = git("rev-list", "-1", "--abbrev-commit", f"--before={date}", "HEAD")
     return found or None
 
 
-def _git(*arguments: str) -> str | None:
+def git(*arguments: str, root: Path = ROOT) -> str | None:
+    """What git prints in a folder; None where it fails or is not there."""
     try:
-        found = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+        found = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return found.stdout.strip()

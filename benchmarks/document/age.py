@@ -1,0 +1,82 @@
+"""How far behind the kernels the files of results are: commits to the sources since the oldest row that is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.common import results
+from benchmarks.common.results import RESULTS, ROOT, Row
+
+MOST_BEHIND = 20  # commits to a GPU's kernels after its log of tests
+_OF_GPUS, _OF_CPUS = ("cuda", "native"), ("cpu", "native")
+_ALL_TESTS = "tests"
+
+
+@dataclass(frozen=True)
+class Age:
+    """Of a file: what it shows, and the commits since."""
+
+    file: str
+    rows: int
+    dates: str
+    commit: str
+    behind: int | None  # None: the clone does not know the commit
+
+
+def no_history(root: Path = ROOT) -> str | None:
+    """Why commits cannot be counted, where they cannot."""
+    if results.git("rev-parse", "--show-toplevel", root=root) != str(root.resolve()):
+        return "this is no clone"
+    if results.git("rev-parse", "--is-shallow-repository", root=root) == "true":
+        return "this clone is shallow"
+    return None
+
+
+def of_files(folder: Path = RESULTS, root: Path = ROOT) -> list[Age]:
+    """Those of every device's files."""
+    ages = []
+    for path in sorted(folder.glob("*/*.json")):
+        rows = [row for row in results.read(path) if "label" not in row]
+        shown = counted_tests(rows) if path.stem == "tests" else rows
+        if shown:
+            oldest, dates = shown[0], dict.fromkeys(row["date"][:10] for row in (shown[0], shown[-1]))
+            sources = _OF_CPUS if _is_of_cpu(path.parent) else _OF_GPUS
+            behind = commits_since(oldest["commit"], sources, root)
+            file = path.relative_to(folder).as_posix()
+            ages.append(Age(file, len(shown), " to ".join(dates), str(oldest["commit"]), behind))
+    return ages
+
+
+def commits_since(commit: str | None, sources: Sequence[str], root: Path = ROOT) -> int | None:
+    """Commits after this one that changed the sources; None where the clone does not know it."""
+    found = commit and results.git("rev-list", "--count", f"{commit}..HEAD", "--", *sources, root=root)
+    return int(found) if found else None
+
+
+def counted_tests(rows: Sequence[Row]) -> Sequence[Row]:
+    """Runs of some of the tests do not count once all have run after them."""
+    whole = [place for place, row in enumerate(rows) if row["tests_of"] == _ALL_TESTS]
+    return rows[whole[-1] :] if whole else rows
+
+
+def old_logs(ages: Sequence[Age]) -> list[str]:
+    """What is refused: logs of tests on a GPU whose kernels have changed too often since."""
+    return [
+        f"{age.file} is {age.behind} commits to {' and '.join(_OF_GPUS)} behind, more than {MOST_BEHIND}: "
+        "run python -m benchmarks tests there"
+        for age in ages
+        if Path(age.file).stem == "tests" and not _is_of_cpu(Path(age.file).parent)
+        if age.behind is not None and age.behind > MOST_BEHIND
+    ]
+
+
+def without_log(folder: Path = RESULTS) -> list[str]:
+    """Devices that have no log of the tests."""
+    devices = sorted({path.parent for path in folder.glob("*/*.json")})
+    return [device.name for device in devices if not (device / "tests.json").is_file()]
+
+
+def _is_of_cpu(folder: Path) -> bool:
+    return folder.name.startswith("cpu_")
