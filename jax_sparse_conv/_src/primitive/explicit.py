@@ -142,7 +142,7 @@ def rows_of(x: jax.Array) -> jax.Array:
     shape = (math.prod(x.shape[:-1]), 1, 1, x.shape[-1])
     if not is_split(x):
         # In two steps: JAX has no rule for both of them at once of an axis that `vmap` adds and that is split.
-        return lax.expand_dims(x.reshape(shape[0], shape[-1]), (1, 2))
+        return x.reshape(shape) if _no_mesh() else lax.expand_dims(x.reshape(shape[0], shape[-1]), (1, 2))
     split = _Leading(x, _mesh(x))
     whole = reshard(x, split.sharding(*spec_of(x)[:-1], None))
     apart = lax.reshape(whole, (*split.apart, x.shape[-1]), out_sharding=split.sharding(*split.entries, None))
@@ -154,7 +154,7 @@ def of_rows(rows: jax.Array, like: jax.Array) -> jax.Array:
     """Rows [rows, 1, 1, K], in the order of `rows_of(like)`, as [..., K] split as `like` is."""
     out_channels, shape = spec_of(rows)[-1], (*like.shape[:-1], rows.shape[-1])
     if not is_split(rows):
-        return lax.squeeze(rows, (1, 2)).reshape(shape)
+        return rows.reshape(shape) if _no_mesh() else lax.squeeze(rows, (1, 2)).reshape(shape)
     split = _Leading(like, _mesh(rows))
     sizes, entries = ([values[i] for i in split.order] for values in (split.apart, split.entries))
     together = lax.reshape(rows, (*sizes, rows.shape[-1]), out_sharding=split.sharding(*entries, out_channels))
@@ -224,3 +224,8 @@ def _mesh(*arrays: Any) -> Any:
     """The mesh of the first array that has one: constants have none."""
     meshes = [_type(array).sharding.mesh for array in arrays]
     return next((mesh for mesh in meshes if not mesh.empty), meshes[0])
+
+
+def _no_mesh() -> bool:
+    """Whether one reshape is enough, which is what chains look for: vmap may split the axes where there is a mesh."""
+    return bool(jax.sharding.get_abstract_mesh().empty)
