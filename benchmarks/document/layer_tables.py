@@ -237,3 +237,19 @@ def tests(rows: Sequence[Row]) -> list[str]:
         for row in rows
     )
     return [table(("tests of", "date", "commit", *counts), lines)]
+
+
+def gradients(rows: Sequence[Row]) -> list[str]:
+    """Gradients of single layers."""
+    found: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        found.setdefault(row["layer"], {})[row["by"]] = row
+    lines = (
+        (layer, *(cell for by in ("x", "kernel") for cell in (_times(each[by]), ratio(each[by]["ratio"]))))
+        for layer, each in found.items()
+    )
+    return [table(("layer", "by x: lax / ours us", "ratio", "by the kernel: lax / ours us", "ratio"), lines)]
+
+
+def _times(row: Row) -> str:
+    return f"{row['xla_us']:,.0f} / {row['ours_us']:,.0f}"

@@ -58,6 +58,13 @@ A step: the loss and the gradients of all weights, of networks with weights as i
 gradients are from XLA's, by the Frobenius norm.""",
         network_tables.training,
     ),
+    "gradients": (
+        "Gradients of single layers",
+        """\
+A gradient from a fixed cotangent, by x and by the kernel, in float32. Half of x and of the cotangent is zero. "of each"
+is `vmap` over inputs. With a pool the convolution in front of it is part of the time, on both sides.""",
+        layer_tables.gradients,
+    ),
     "packed": (
         "Packed kernels as arguments",
         """\

@@ -1,4 +1,4 @@
-"""The suites accuracy and training: a small run of each, and their tables."""
+"""The suites accuracy, gradients and training: a small run of each, and their tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.document import layer_tables, network_tables
 from benchmarks.networks import training
-from benchmarks.suites import accuracy
+from benchmarks.suites import accuracy, gradients
 
 
 def test_accuracy_has_a_row_for_every_kernel(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,3 +40,27 @@ def test_training_compares_steps(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "over XLA" in capsys.readouterr().out
     assert "| alexnet | 2 |" in network_tables.training([row])[0]
     assert training.main([*line, "--json", "nowhere/rows.json"]) == 1
+
+
+def test_gradients_of_both_sides_are_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = (
+        gradients.Layer(2, 8, 16, 16, pool=2),
+        gradients.Layer(1, 9, 16, 32, stride=2, groups=4),
+        gradients.Layer(1, 8, 16, 16, each=3),
+    )
+    monkeypatch.setattr(gradients, "LAYERS", layers)
+    out = tmp_path / "rows.json"
+    with jax.default_matmul_precision("highest"):
+        assert gradients.main(["--repeats", "2", "--json", str(out)]) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["layer"], row["by"]) for row in rows] == [
+        (layer.name, by) for layer in layers for by in ("x", "kernel")
+    ]
+    assert all(row["error"] < 2e-6 for row in rows)
+    assert all(row["ratio"] == pytest.approx(row["xla_us"] / row["ours_us"]) for row in rows)
+    assert "ratio" in capsys.readouterr().out
+    (table,) = layer_tables.gradients(rows)
+    assert "| 1x8x8, 3x3 16->16, of each of 3 |" in table
+    assert gradients.main(["--json", "nowhere/rows.json"]) == 1

@@ -6,16 +6,14 @@ raises a `ValueError` that says what would work.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Literal, Unpack, overload
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_sparse_conv._src.api import run
 from jax_sparse_conv._src.api.arguments import (
     ACTIVATIONS,
     CONV_IMPLEMENTATIONS,
@@ -37,8 +35,7 @@ from jax_sparse_conv._src.api.arguments import (
     check_implementation,
     check_nonzeros,
 )
-from jax_sparse_conv._src.dispatch.coo import configurations
-from jax_sparse_conv._src.primitive import counting, explicit, jax_internals, packing, primitives, reference
+from jax_sparse_conv._src.primitive import explicit, reference
 from jax_sparse_conv._src.primitive.packing import PackedKernel
 from jax_sparse_conv._src.primitive.reference import ActivationName
 from jax_sparse_conv._src.problem import geometry as geo
@@ -158,7 +155,7 @@ def conv(
     check_flag("count_nonzeros", count_nonzeros)
     check_implementation(implementation, CONV_IMPLEMENTATIONS, "conv", operands.x.dtype)
     check_nonzeros(operands.nonzeros, implementation)
-    return _run(operands, geometry, activation, precision, implementation, "ecr", count_nonzeros)
+    return run.run(operands, geometry, activation, precision, implementation, "ecr", count_nonzeros)
 
 
 @overload
@@ -267,10 +264,10 @@ def conv_pool(
     check_implementation(implementation, CONV_POOL_IMPLEMENTATIONS, "conv_pool", operands.x.dtype)
     check_nonzeros(operands.nonzeros, implementation)
     if implementation in ("ecr", "coo"):
-        y = _run(operands, geometry.without_pool(), activation, precision, implementation, implementation, False)
-        return _with_counts(reference.pool(y, geometry.pool), count_nonzeros)
+        y = run.run(operands, geometry.without_pool(), activation, precision, implementation, implementation, False)
+        return run.with_counts(reference.pool(y, geometry.pool), count_nonzeros)
     method = "direct" if implementation == "direct" else "pecr"
-    return _run(operands, geometry, activation, precision, implementation, method, count_nonzeros)
+    return run.run(operands, geometry, activation, precision, implementation, method, count_nonzeros)
 
 
 def dense(
@@ -316,7 +313,7 @@ def dense(
     is_xla = implementation == "xla" or (implementation is None and str(given.x.dtype) not in KERNEL_DTYPES)
     method = "xla" if is_xla else None if implementation is None else "dense"
     is_traced = any(isinstance(value, jax.core.Tracer) for value in given[:3])
-    with _scope(implementation):
+    with run.scope(implementation):
         return (_dense if is_traced else _dense_alone)(given, activation, precision, method)
 
 
@@ -328,7 +325,7 @@ def _dense(given: Operands, activation: ActivationName | None, precision: Any, m
     explicit.check_apart(given.x, given.kernel, given.x.ndim - 1)
     operands = Operands(explicit.rows_of(given.x), given.kernel[None, None], given.bias, packed=given.packed)
     geometry = geo.resolve(operands.x.shape, operands.kernel.shape, padding="VALID")
-    out = _run(operands, geometry, activation, precision, method, "dense", False)
+    out = run.run(operands, geometry, activation, precision, method, "dense", False)
     return explicit.of_rows(out, given.x)
 
 
@@ -349,53 +346,3 @@ def _result_shape(operands: Operands, geometry: Geometry) -> tuple[int, ...]:
     """[N, Ho, Wo, K], in front of a pool."""
     x_shape, kernel_shape = operands.x.shape, operands.kernel.shape
     return (x_shape[0], *geometry.conv_size(x_shape[1:3], kernel_shape[:2]), kernel_shape[-1])
-
-
-def _run(
-    operands: Operands,
-    geometry: Geometry,
-    activation: ActivationName | None,
-    precision: lax.PrecisionLike,
-    implementation: str | None,
-    sparse: str,
-    count_nonzeros: bool,
-) -> Any:
-    """One call by `implementation`; under None `sparse` is the native method that may be chosen."""
-    method, fallback = implementation or sparse, implementation is None
-    packed = packing.for_call(operands.x, operands.kernel, operands.packed, geometry, method)
-    precision = canonical_precision(precision)
-    reason = geo.too_large(geometry, operands.x.shape, operands.kernel.shape)
-    if reason is not None and not fallback and method != "xla":
-        raise ValueError(f"implementation={method!r} cannot run: {reason}; implementation=None or 'xla' can")
-    if fallback and geo.is_symbolic(*operands.x.shape[1:], *operands.kernel.shape):
-        geo.warn_of_unknown_sizes()
-    if method == "coo" and (missing := configurations.why_not(operands.kernel.shape, geometry)):
-        raise ValueError(f"{missing}: implementation='coo' cannot run; None, 'ecr' or 'xla' can")
-    nothing_to_skip = operands.x.shape[3] == 0
-    if method == "xla" or reason is not None or nothing_to_skip or str(operands.x.dtype) not in KERNEL_DTYPES:
-        with _scope(implementation):
-            if explicit.is_split(*operands[:4]):
-                config = primitives.Config(geometry, sparse, activation, by_lax=True, precision=precision)
-                return _sparse(operands._replace(packed=None), None, config, count_nonzeros)
-            return _with_counts(reference.conv_pool(*operands[:4], geometry, activation, precision), count_nonzeros)
-    config = primitives.Config(geometry, method, activation, fallback=fallback, precision=precision)
-    return _sparse(operands._replace(packed=None), packed, config, count_nonzeros)
-
-
-@functools.partial(jax.jit, static_argnames=("config", "count_nonzeros"))
-def _sparse(operands: Operands, packed: jax.Array | None, config: primitives.Config, count_nonzeros: bool) -> Any:
-    # Jitted so that an eager call does not copy the kernel to give it the stack axis.
-    x, kernel, bias, residual, nonzeros, _ = operands
-    kernel, bias, packed = kernel[None], None if bias is None else bias[None], None if packed is None else packed[None]
-    if count_nonzeros:
-        return counting.bind(primitives.Operands(x, kernel, bias, residual, packed, nonzeros), config)
-    return primitives.bind(x, kernel, bias, residual, config, packed, nonzeros)
-
-
-def _scope(implementation: str | None) -> AbstractContextManager[None]:
-    """Names what XLA is to run by the user's own choice, which `accelerate` leaves to it."""
-    return jax.named_scope(jax_internals.XLAS) if implementation == "xla" else contextlib.nullcontext()
-
-
-def _with_counts(y: jax.Array, count_nonzeros: bool) -> Any:
-    return (y, counting.counted(y)) if count_nonzeros else y

@@ -7,7 +7,7 @@ Of the kernel: a native call that skips the zeros of x (`cpu/loops/kernel_gradie
 taps: a product and a sum for each tap, as there a vector of a group's channels has one.
 
 XLA has the rest: windows, strides and channels that these do not suit, by "cpu gradients" of `dispatch/model.json`.
-In groups no channels are too few: there XLA's gradients are 3 to 40 times slower by x, and of a kernel up to 900.
+In groups no channels are too few, since XLA's gradients are slowest there (`benchmarks gradients`).
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def _max_pool_jvp(spec: Pool, primals: Sequence[jax.Array], tangents: Sequence[j
 
 
 def _is_selection(y: jax.Array, spec: Pool) -> bool:
-    """Whether a gradient is one selection: on a CPU XLA's `select_and_scatter` is 5 to 15 times slower than that."""
+    """Whether a gradient is one selection, which XLA's `select_and_scatter` is slower than (`benchmarks gradients`)."""
     if geo.is_symbolic(*y.shape[1:3]) or spec.window != spec.strides or any(map(any, spec.padding)):
         return False
     return math.prod(spec.window) <= _MOST_SELECTED and bool(jnp.issubdtype(y.dtype, jnp.inexact))

@@ -1,0 +1,148 @@
+"""Gradients of single layers: by x and by the kernel, of this package against lax's.
+
+    python -m benchmarks gradients --json gradients.json
+    python -m benchmarks gradients --layers 3 --repeats 5
+
+A time is of one gradient, from a fixed cotangent. Half of x and of the cotangent is zero. Of a layer with a pool the
+convolution in front is part of it, on both sides. "of each image" is `vmap` of the gradient over several inputs.
+Sides take turns, and times are medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import jax_sparse_conv as jsc
+from benchmarks.common import command, suite, tables
+from jax_sparse_conv._src.plans import timing
+
+_SECONDS = 4.0  # for a gradient: lax's of a kernel in groups takes seconds on a CPU
+_COLUMNS = (
+    ("layer", "layer", "<", "{}"),
+    ("by", "by", "<", "{}"),
+    ("xla_us", "lax us", ">", "{:.0f}"),
+    ("ours_us", "ours us", ">", "{:.0f}"),
+    ("ratio", "ratio", ">", "{:.2f}"),
+    ("error", "error", ">", "{:.0e}"),
+)
+
+
+class Layer(NamedTuple):
+    """A convolution with SAME padding, x [images, size, size, channels] and a square window.
+
+    Attributes:
+      pool: window and strides of a max pool behind it, 0 without one.
+      each: images that have a gradient of their own, by vmap; 0 without it.
+    """
+
+    images: int
+    size: int
+    channels: int
+    outputs: int
+    window: int = 3
+    stride: int = 1
+    groups: int = 1
+    pool: int = 0
+    each: int = 0
+
+    @property
+    def name(self) -> str:
+        text = f"{self.images}x{self.size}x{self.size}, {self.window}x{self.window} {self.channels}->{self.outputs}"
+        text += f", stride {self.stride}" * (self.stride > 1) + f", {self.groups} groups" * (self.groups > 1)
+        text += f", {self.pool}x{self.pool} pool" * (self.pool > 0)
+        return text + f", of each of {self.each}" * (self.each > 0)
+
+    def ours(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
+        arguments: dict[str, Any] = {"strides": (self.stride,) * 2, "groups": self.groups}
+        if self.pool:
+            return jsc.conv_pool(x, kernel, pool="max", window_shape=(self.pool,) * 2, **arguments)
+        return jsc.conv(x, kernel, **arguments)
+
+    def xlas(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
+        numbers = ("NHWC", "HWIO", "NHWC")
+        y = lax.conv_general_dilated(
+            x, kernel, (self.stride,) * 2, "SAME", dimension_numbers=numbers, feature_group_count=self.groups
+        )
+        window = (1, self.pool, self.pool, 1)
+        return lax.reduce_window(y, -jnp.inf, lax.max, window, window, "VALID") if self.pool else y
+
+
+LAYERS = (
+    Layer(4, 56, 64, 64),
+    Layer(4, 14, 256, 256),
+    Layer(4, 56, 64, 256, 1),
+    Layer(4, 28, 128, 128, stride=2),
+    Layer(4, 112, 128, 128, pool=2),
+    Layer(4, 56, 256, 256, pool=2),
+    Layer(2, 28, 128, 128, groups=32),
+    Layer(2, 28, 256, 256, groups=32),
+    Layer(4, 28, 128, 128, groups=4),
+    Layer(2, 27, 96, 256, 5, groups=2),
+    Layer(1, 28, 256, 256, stride=2, groups=32),
+    Layer(4, 56, 128, 128, groups=128),
+    Layer(4, 14, 512, 512, groups=512),
+    Layer(2, 14, 128, 256, groups=128),
+    Layer(1, 28, 32, 32, each=8),
+    Layer(2, 14, 128, 128, each=8),
+    Layer(2, 28, 64, 64, groups=8, each=4),
+)
+"""Windows, pools, groups, depthwise layers and gradients of each image."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Time every layer, print a table and write a JSON file; the result is the exit status."""
+    return suite.run("gradients", _parser(), argv, _rows, lambda rows: tables.aligned(rows, _COLUMNS))
+
+
+def _rows(options: argparse.Namespace) -> Iterator[list[tables.Row]]:
+    for layer in LAYERS[: options.layers]:
+        yield [_row(layer, by, options.repeats) for by in ("x", "kernel")]
+
+
+def _row(layer: Layer, by: str, repeats: int) -> tables.Row:
+    operands = _operands(layer)
+    sides = {name: jax.jit(_gradient(layer, which, by)) for name, which in (("xla", layer.xlas), ("ours", layer.ours))}
+    exact, found = (np.asarray(side(*operands), np.float64) for side in sides.values())
+    times = timing.per_call(sides, [operands], repeats, _SECONDS)
+    row: tables.Row = {"layer": layer.name, "by": by, **layer._asdict()}
+    row |= {f"{side}_us": each.microseconds for side, each in times.items()}
+    row |= {f"{side}_best_us": 1e6 * each.best for side, each in times.items()}
+    row |= {"ratio": row["xla_us"] / row["ours_us"], "best_ratio": row["xla_best_us"] / row["ours_best_us"]}
+    return row | {"error": float(np.linalg.norm(found - exact) / np.linalg.norm(exact))}
+
+
+def _gradient(layer: Layer, function: Callable[..., jax.Array], by: str) -> Callable[..., jax.Array]:
+    def gradient(x: jax.Array, kernel: jax.Array, cotangent: jax.Array) -> jax.Array:
+        of_one = (lambda v: function(v, kernel)) if by == "x" else (lambda v: function(x, v))
+        (found,) = jax.vjp(of_one, x if by == "x" else kernel)[1](cotangent)
+        return found
+
+    return jax.vmap(gradient, in_axes=(0, None, 0)) if layer.each else gradient
+
+
+def _operands(layer: Layer) -> tuple[jax.Array, jax.Array, jax.Array]:
+    rng = np.random.default_rng(0)
+    several = (layer.each,) if layer.each else ()
+    shape = (layer.images, layer.size, layer.size, layer.channels)
+    kernel = rng.standard_normal((layer.window, layer.window, layer.channels // layer.groups, layer.outputs))
+    results = jax.eval_shape(layer.xlas, jax.ShapeDtypeStruct(shape, jnp.float32), kernel.astype(np.float32)).shape
+    x, cotangent = (np.maximum(rng.standard_normal((*several, *each)), 0) for each in (shape, results))
+    first, second, third = (jnp.asarray(values, jnp.float32) for values in (x, kernel, cotangent))
+    return first, second, third
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = command.parser("gradients", __doc__)
+    add: Any = parser.add_argument
+    add("--layers", type=int, default=len(LAYERS), help="only so many of the layers")
+    add("--repeats", type=int, default=11)
+    add("--json", type=Path)
+    return parser

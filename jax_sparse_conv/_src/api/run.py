@@ -1,0 +1,69 @@
+"""How a public operation runs once its arguments are checked: by the primitive, or by XLA."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+from jax import lax
+
+from jax_sparse_conv._src.api.arguments import KERNEL_DTYPES, Operands, canonical_precision
+from jax_sparse_conv._src.dispatch.coo import configurations
+from jax_sparse_conv._src.primitive import counting, explicit, jax_internals, packing, primitives, reference
+from jax_sparse_conv._src.primitive.reference import ActivationName
+from jax_sparse_conv._src.problem import geometry as geo
+from jax_sparse_conv._src.problem.geometry import Geometry
+
+
+def run(
+    operands: Operands,
+    geometry: Geometry,
+    activation: ActivationName | None,
+    precision: lax.PrecisionLike,
+    implementation: str | None,
+    sparse: str,
+    count_nonzeros: bool,
+) -> Any:
+    """One call by `implementation`; under None `sparse` is the native method that may be chosen."""
+    method, fallback = implementation or sparse, implementation is None
+    packed = packing.for_call(operands.x, operands.kernel, operands.packed, geometry, method)
+    precision = canonical_precision(precision)
+    reason = geo.too_large(geometry, operands.x.shape, operands.kernel.shape)
+    if reason is not None and not fallback and method != "xla":
+        raise ValueError(f"implementation={method!r} cannot run: {reason}; implementation=None or 'xla' can")
+    if fallback and geo.is_symbolic(*operands.x.shape[1:], *operands.kernel.shape):
+        geo.warn_of_unknown_sizes()
+    if method == "coo" and (missing := configurations.why_not(operands.kernel.shape, geometry)):
+        raise ValueError(f"{missing}: implementation='coo' cannot run; None, 'ecr' or 'xla' can")
+    nothing_to_skip = operands.x.shape[3] == 0
+    if method == "xla" or reason is not None or nothing_to_skip or str(operands.x.dtype) not in KERNEL_DTYPES:
+        with scope(implementation):
+            if explicit.is_split(*operands[:4]):
+                config = primitives.Config(geometry, sparse, activation, by_lax=True, precision=precision)
+                return _sparse(operands._replace(packed=None), None, config, count_nonzeros)
+            return with_counts(reference.conv_pool(*operands[:4], geometry, activation, precision), count_nonzeros)
+    config = primitives.Config(geometry, method, activation, fallback=fallback, precision=precision)
+    return _sparse(operands._replace(packed=None), packed, config, count_nonzeros)
+
+
+@functools.partial(jax.jit, static_argnames=("config", "count_nonzeros"))
+def _sparse(operands: Operands, packed: jax.Array | None, config: primitives.Config, count_nonzeros: bool) -> Any:
+    # Jitted so that an eager call does not copy the kernel to give it the stack axis.
+    x, kernel, bias, residual, nonzeros, _ = operands
+    kernel, bias, packed = kernel[None], None if bias is None else bias[None], None if packed is None else packed[None]
+    if count_nonzeros:
+        return counting.bind(primitives.Operands(x, kernel, bias, residual, packed, nonzeros), config)
+    return primitives.bind(x, kernel, bias, residual, config, packed, nonzeros)
+
+
+def scope(implementation: str | None) -> AbstractContextManager[None]:
+    """Names what XLA is to run by the user's own choice, which `accelerate` leaves to it."""
+    return jax.named_scope(jax_internals.XLAS) if implementation == "xla" else contextlib.nullcontext()
+
+
+def with_counts(y: jax.Array, count_nonzeros: bool) -> Any:
+    """A result, with the counts of its non-zeros where they are asked for."""
+    return (y, counting.counted(y)) if count_nonzeros else y
