@@ -61,9 +61,9 @@ class Layer(NamedTuple):
         return text + f", of each of {self.each}" * (self.each > 0)
 
     def ours(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
-        arguments: dict[str, Any] = {"strides": (self.stride,) * 2, "groups": self.groups}
+        arguments: dict[str, Any] = {"strides": (self.stride,) * 2, "feature_group_count": self.groups}
         if self.pool:
-            return jsc.conv_pool(x, kernel, pool="max", window_shape=(self.pool,) * 2, **arguments)
+            return jsc.conv_pool(x, kernel, pool="max", window_shape=(self.pool,) * 2, activation=None, **arguments)
         return jsc.conv(x, kernel, **arguments)
 
     def xlas(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
