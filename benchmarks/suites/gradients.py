@@ -80,6 +80,8 @@ LAYERS = (
     Layer(4, 14, 256, 256),
     Layer(4, 56, 64, 256, 1),
     Layer(4, 28, 128, 128, stride=2),
+    Layer(4, 28, 256, 256, stride=2),
+    Layer(4, 224, 8, 64),
     Layer(4, 112, 128, 128, pool=2),
     Layer(4, 56, 256, 256, pool=2),
     Layer(2, 28, 128, 128, groups=32),
