@@ -28,7 +28,7 @@ class Losses:
 
 
 def of_files(results: Path = RESULTS) -> list[Losses]:
-    """Those of every device's files of layers, networks and models."""
+    """Those of every device's files of layers, gradients, networks and models."""
     return [
         of_file(path, results)
         for folder in sorted(results.iterdir())
@@ -86,9 +86,14 @@ def _models(rows: Sequence[Row]) -> Ratios:
     ]
 
 
+def _gradients(rows: Sequence[Row]) -> Ratios:
+    return [(row["ratio"], f"{row['layer']}, by {row['by']}") for row in rows]
+
+
 _RATIOS: dict[str, Callable[[Sequence[Row]], Ratios]] = {
     "zoo": _layers,
     "sweep": _random,
+    "gradients": _gradients,
     "networks": _networks,
     "models": _models,
 }
