@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -63,7 +64,8 @@ class Worker:
         assert self._process.stdin is not None
         self._process.kill()
         self._process.wait()
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # a case that nobody read
+            self._process.stdin.close()
         if self._process.stdout is not None:
             self._process.stdout.close()
 
