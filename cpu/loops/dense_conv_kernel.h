@@ -5,8 +5,10 @@
 //   channels]. Kernel slices are packed as for loops/window_kernel.h, [taps, chunk channels, block].
 // Why this tiling (Cheng et al. 2018, sections 2.2 and 3.1, for a CPU): kWindows x kVectors sums stay in registers
 //   while a chunk's rows pass by. Each row costs kVectors loads of weights and kWindows broadcasts for kWindows *
-//   kVectors multiply-adds. The slice stays in L1 while all windows of the tile run over it. Addresses of a window are
-//   added up once per tap. The loop checks no bounds, because the packed pixels have their padding.
+//   kVectors multiply-adds. The slice stays in L1 while all windows of the tile run over it. A row of a window is one
+//   run of packed pixels, and of weights, where the kernel is not dilated: a stem of three channels has runs of 9 or
+//   21 products. Addresses of a window are added up once per run. The loop checks no bounds, because the packed pixels
+//   have their padding.
 // Order of each sum: a chunk's products from 0 on, then the chunks (core/simd.h, AddTo).
 // Bound by: multiply-adds on wide layers; packing x and the kernel where there are few windows or few channels.
 #ifndef JSC_CPU_LOOPS_DENSE_CONV_KERNEL_H_
@@ -47,6 +49,9 @@ inline Patch PatchOf(const ConvTask& task, const Tile& tile) {
   return patch;
 }
 
+// Taps whose pixels lie one behind the other: a row of the kernel, unless it is dilated.
+inline int64_t RunTaps(const ConvArgs& a) { return a.dilation[1] == 1 ? a.kernel_size[1] : 1; }
+
 template <typename A>
 struct DirectBuffers {
   TileImage* images;  // [tile images]
@@ -54,7 +59,7 @@ struct DirectBuffers {
   A* sums;            // [task blocks, windows + kMostWindows, block]
   A* pixels;          // [patch rows, patch columns, chunk channels]
   int64_t* windows;   // [windows + kMostWindows] where each begins in the patch, in pixels
-  int64_t* taps;      // [kh * kw] and how far each tap is from there
+  int64_t* taps;      // [kh * kw] and how far each run of them is from there
   int64_t bytes;
 };
 
@@ -88,9 +93,10 @@ void LocateDirectWindows(const ConvArgs& a, const Tile& tile, const Patch& patch
     first_row += PatchRows(a, buffers.images[i]);
   }
   for (int64_t i = 0; i < kMostWindows; ++i) buffers.windows[window + i] = 0;  // computed and not used
+  const int64_t run = RunTaps(a), runs = a.kernel_size[1] / run;
   for (int64_t ky = 0; ky < a.kernel_size[0]; ++ky) {
-    for (int64_t kx = 0; kx < a.kernel_size[1]; ++kx) {
-      buffers.taps[ky * a.kernel_size[1] + kx] = ky * a.dilation[0] * patch.columns + kx * a.dilation[1];
+    for (int64_t kx = 0; kx < runs; ++kx) {
+      buffers.taps[ky * runs + kx] = ky * a.dilation[0] * patch.columns + kx * a.dilation[1];
     }
   }
 }
@@ -115,35 +121,50 @@ template <typename T, typename A>
     for (int64_t row = 0; row < PatchRows(a, images[i]); ++row) {
       const int64_t y = first_y + row;
       const T* line = x + (images[i].image * a.size[0] + y) * a.size[1] * a.channels;
-      for (int64_t column = 0; column < patch.columns; ++column, pixels += chunk.channels) {
-        const int64_t at = first_x + column;
-        if (y >= 0 && y < a.size[0] && at >= 0 && at < a.size[1]) {
-          WidenRun(line + at * a.channels, chunk.channels, pixels);
-        } else {
-          __builtin_memset(pixels, 0, chunk.channels * sizeof(A));
-        }
+      const bool inside = y >= 0 && y < a.size[0];
+      const int64_t begin = inside ? Clamp(-first_x, 0, patch.columns) : patch.columns;
+      const int64_t end = Clamp(a.size[1] - first_x, begin, patch.columns);
+      const auto zeros = [&](int64_t columns) {
+        __builtin_memset(pixels, 0, columns * chunk.channels * sizeof(A));
+        pixels += columns * chunk.channels;
+      };
+      zeros(begin);
+      const int64_t columns = end - begin;
+      const int64_t together = chunk.channels == a.channels ? columns : 1;  // whole pixels are one run
+      for (int64_t column = 0; column < columns; column += together, pixels += together * chunk.channels) {
+        WidenRun(line + (first_x + begin + column) * a.channels, together * chunk.channels, pixels);
       }
+      zeros(patch.columns - end);
     }
   }
 }
 
+// What a chunk adds to a block's windows.
+struct DirectWork {
+  int64_t windows;
+  int64_t runs, run;  // of the kernel's rows, and the products in each
+  int64_t channels;   // of a packed pixel
+  int64_t stride;     // of a row of weights and of sums: the block
+  bool first;         // of the chunks: sums are new
+};
+
 // A chunk of one block; pixels and packed as in DirectBuffers, sums: [windows + kMostWindows, stride].
 template <int kVectors, typename A>
-[[gnu::noinline]] void MultiplyDirect(const DirectBuffers<A>& buffers, int64_t windows, int64_t taps, int64_t channels,
-                                      int64_t stride, A* sums) {
+[[gnu::noinline]] void MultiplyDirect(const DirectBuffers<A>& buffers, const DirectWork& work, A* sums) {
   constexpr int kWindows = kDirectWindows<kVectors>;
-  for (int64_t first = 0; first < windows; first += kWindows, sums += kWindows * stride) {
+  const int64_t stride = work.stride, length = work.run;
+  for (int64_t first = 0; first < work.windows; first += kWindows, sums += kWindows * stride) {
     Vector<A> sum[kWindows][kVectors];
     for (int w = 0; w < kWindows; ++w) {
       for (int v = 0; v < kVectors; ++v) sum[w][v] = Vector<A>{};
     }
     const A* weights = buffers.packed;
-    for (int64_t tap = 0; tap < taps; ++tap) {
+    for (int64_t run = 0; run < work.runs; ++run) {
       const A* pixel[kWindows];
       for (int w = 0; w < kWindows; ++w) {
-        pixel[w] = buffers.pixels + (buffers.windows[first + w] + buffers.taps[tap]) * channels;
+        pixel[w] = buffers.pixels + (buffers.windows[first + w] + buffers.taps[run]) * work.channels;
       }
-      for (int64_t c = 0; c < channels; ++c, weights += stride) {
+      for (int64_t c = 0; c < length; ++c, weights += stride) {
         Vector<A> weight[kVectors];
         for (int v = 0; v < kVectors; ++v) weight[v] = Load(weights + v * kLanes<A>);
 #pragma GCC unroll 8
@@ -155,20 +176,22 @@ template <int kVectors, typename A>
       }
     }
     for (int w = 0; w < kWindows; ++w) {
-      for (int v = 0; v < kVectors; ++v) AddTo(sums + w * stride + v * kLanes<A>, sum[w][v]);
+      for (int v = 0; v < kVectors; ++v) {
+        A* const target = sums + w * stride + v * kLanes<A>;
+        work.first ? Store(target, sum[w][v]) : AddTo(target, sum[w][v]);
+      }
     }
   }
 }
 
 template <typename A>
-void MultiplyDirectBlock(int64_t vectors, const DirectBuffers<A>& buffers, int64_t windows, int64_t taps,
-                         int64_t channels, int64_t stride, A* sums) {
-  if (vectors == 1) return MultiplyDirect<1>(buffers, windows, taps, channels, stride, sums);
+void MultiplyDirectBlock(int64_t vectors, const DirectBuffers<A>& buffers, const DirectWork& work, A* sums) {
+  if (vectors == 1) return MultiplyDirect<1>(buffers, work, sums);
   if constexpr (kManyRegisters) {
-    if (vectors == 3) return MultiplyDirect<3>(buffers, windows, taps, channels, stride, sums);
-    if (vectors == 4) return MultiplyDirect<4>(buffers, windows, taps, channels, stride, sums);
+    if (vectors == 3) return MultiplyDirect<3>(buffers, work, sums);
+    if (vectors == 4) return MultiplyDirect<4>(buffers, work, sums);
   }
-  MultiplyDirect<2>(buffers, windows, taps, channels, stride, sums);
+  MultiplyDirect<2>(buffers, work, sums);
 }
 
 template <typename T>
@@ -188,16 +211,15 @@ void RunDirect(const ConvTask& task, char* scratch) {
   const Patch patch = PatchOf(task, tile);
   LocateDirectWindows(a, tile, patch, buffers);
   const int64_t blocks = task.block_end - task.block_begin, taps = a.kernel_size[0] * a.kernel_size[1];
-  const int64_t block_sums = (tile.windows + kMostWindows) * p.block;
-  __builtin_memset(buffers.sums, 0, blocks * block_sums * sizeof(A));
-  for (int64_t channel = 0; channel < a.group_channels; channel += p.chunk_channels) {
+  const int64_t block_sums = (tile.windows + kMostWindows) * p.block, run = RunTaps(a);
+  for (int64_t channel = 0; channel == 0 || channel < a.group_channels; channel += p.chunk_channels) {
     const Chunk chunk = {channel, Min(p.chunk_channels, a.group_channels - channel), 0, a.kernel_size[0]};
     PackPixels<T>(task, tile, chunk, patch, buffers.images, buffers.pixels);
     for (int64_t block = 0; block < blocks; ++block) {
       const KernelSlice<T> slice = SliceAt<T>(task, chunk, task.block_begin + block);
       Pack(slice, p.block, buffers.packed);
-      MultiplyDirectBlock(CeilDiv(slice.width, kLanes<A>), buffers, tile.windows, taps, chunk.channels, p.block,
-                          buffers.sums + block * block_sums);
+      const DirectWork work = {tile.windows, taps / run, run * chunk.channels, chunk.channels, p.block, channel == 0};
+      MultiplyDirectBlock(CeilDiv(slice.width, kLanes<A>), buffers, work, buffers.sums + block * block_sums);
     }
   }
   for (int64_t block = 0; block < blocks; ++block) {

@@ -143,32 +143,53 @@ void ActivateRow(const ConvTask& task, const Tile& tile, const TileImage& image,
   }
 }
 
-// One vector of channels of a row of 2x2 max pools that lie within the map, from sums before bias and ReLU: sums at the
-// first window, the rows row_stride apart, the windows `step`; to out [columns, output channels]. Nothing branches.
-template <typename T, typename A>
-inline void WriteMaxPoolRow(const ConvTask& task, int64_t columns, ChannelRange range, int64_t row_stride, int64_t step,
-                            const A* sum, T* out) {
+// The larger of each pair of elements; a NaN is taken, and kept.
+template <typename A>
+inline Vector<A> Larger(Vector<A> one, Vector<A> other) {
+  return ((other > one) | (other != other)) ? other : one;
+}
+
+// Windows of a max pool side by side, all within the map: `columns` of them, of `rows` rows, from sums before bias and
+// ReLU. The rows of sums are row_stride apart, the windows `step`.
+struct MaxPoolRow {
+  int64_t columns, rows, row_stride, step;
+};
+
+// A block of whole vectors of them, of kColumns columns each; to out [columns, output channels]. Window by window, as
+// sums of one vector alone lie in few sets of L1. Nothing branches.
+template <int kColumns, typename T, typename A>
+void WriteMaxPoolRow(const ConvTask& task, const MaxPoolRow& row, ChannelRange block, const A* sum, T* out) {
   const ConvArgs& a = task.call->args;
   const int64_t stride = task.plan->block;
-  const auto larger = [](Vector<A> one, Vector<A> other) {  // a NaN is taken, and kept
-    return ((other > one) | (other != other)) ? other : one;
-  };
-  Vector<A> bias = {}, least = {};
-  if (a.has_bias) bias = Load(static_cast<const T*>(task.call->bias) + task.stack * a.out_channels + range.channel);
+  const T* bias = nullptr;
+  if (a.has_bias) bias = static_cast<const T*>(task.call->bias) + task.stack * a.out_channels + block.channel;
+  Vector<A> least = {};
   if (a.activation != Activation::kRelu) least -= static_cast<A>(__builtin_inf());
-  for (int64_t x = 0; x < columns; ++x, sum += step, out += a.out_channels) {
-    const Vector<A> top = larger(Load(sum), Load(sum + stride));
-    const Vector<A> bottom = larger(Load(sum + row_stride), Load(sum + row_stride + stride));
-    const Vector<A> value = larger(top, bottom) + bias;
-    Store(out, value <= least ? least : value);
+  for (int64_t x = 0; x < row.columns; ++x, sum += row.step, out += a.out_channels) {
+    for (int64_t v = 0; v < block.width; v += kLanes<A>) {
+      Vector<A> largest[kColumns];
+#pragma GCC unroll 4
+      for (int c = 0; c < kColumns; ++c) largest[c] = Load(sum + v + c * stride);
+      for (int64_t r = 1; r < row.rows; ++r) {
+#pragma GCC unroll 4
+        for (int c = 0; c < kColumns; ++c) {
+          largest[c] = Larger<A>(largest[c], Load(sum + v + r * row.row_stride + c * stride));
+        }
+      }
+#pragma GCC unroll 4
+      for (int c = 1; c < kColumns; ++c) largest[0] = Larger<A>(largest[0], largest[c]);
+      const Vector<A> value = bias != nullptr ? largest[0] + Load(bias + v) : largest[0];
+      Store(out + v, value <= least ? least : value);
+    }
   }
 }
 
-// Whether windows [columns.begin, columns.end) of a pool are 2x2 and within rows of `size` columns.
-inline bool AreWhole2x2(const ConvArgs& a, Range rows, Range columns, int64_t size) {
-  const int64_t left = columns.begin * a.window_stride[1] - a.window_pad_low[1];
-  const int64_t right = (columns.end - 1) * a.window_stride[1] - a.window_pad_low[1] + 2;
-  return rows.size() == 2 && a.window[1] == 2 && left >= 0 && right <= size;
+// The windows among `columns` of a pool that lie within the `size` columns of the map.
+inline Range WholeWindows(const ConvArgs& a, Range columns, int64_t size) {
+  const int64_t first = CeilDiv(a.window_pad_low[1], a.window_stride[1]);
+  const int64_t last = size - a.window[1] + a.window_pad_low[1];  // where the last of them begins, times the stride
+  const int64_t begin = Clamp(first, columns.begin, columns.end);
+  return {begin, last < 0 ? begin : Clamp(last / a.window_stride[1] + 1, begin, columns.end)};
 }
 
 // The pooled results of a block in row y of one image, from its sums: those before bias and ReLU where `late`, which
@@ -181,22 +202,22 @@ void PoolRow(const ConvTask& task, const Tile& tile, const TileImage& image, int
   const int64_t top = y * a.window_stride[0] - a.window_pad_low[0];
   const Range rows = {Max(top, 0), Max(Max(top, 0), Min(top + a.window[0], a.conv_size[0]))};
   T* out = static_cast<T*>(task.call->out);  // [N, out_size, K]
-  if (late && block.width % kLanes<A> == 0 && AreWhole2x2(a, rows, tile.out_cols, a.conv_size[1])) {
-    const int64_t left = tile.out_cols.begin * a.window_stride[1] - a.window_pad_low[1] - tile.conv_cols.begin;
-    const A* first = sums + (image.first_sum + rows.begin - image.conv_rows.begin) * row_stride + left * stride;
-    T* row = out + ((image.image * a.out_size[0] + y) * a.out_size[1] + tile.out_cols.begin) * a.out_channels;
-    for (int64_t v = 0; v < block.width; v += kLanes<A>) {
-      const ChannelRange range = {block.channel + v, kLanes<A>};
-      WriteMaxPoolRow(task, tile.out_cols.size(), range, row_stride, a.window_stride[1] * stride, first + v,
-                      row + range.channel);
-    }
-    return;
+  const A* line = sums + (image.first_sum + rows.begin - image.conv_rows.begin) * row_stride;
+  Range whole = {tile.out_cols.begin, tile.out_cols.begin};
+  if (late && block.width % kLanes<A> == 0 && rows.size() > 0 && (a.window[1] == 2 || a.window[1] == 3)) {
+    whole = WholeWindows(a, tile.out_cols, a.conv_size[1]);
+    const int64_t left = whole.begin * a.window_stride[1] - a.window_pad_low[1] - tile.conv_cols.begin;
+    T* row = out + ((image.image * a.out_size[0] + y) * a.out_size[1] + whole.begin) * a.out_channels;
+    const MaxPoolRow windows = {whole.size(), rows.size(), row_stride, a.window_stride[1] * stride};
+    const auto write = a.window[1] == 2 ? &WriteMaxPoolRow<2, T, A> : &WriteMaxPoolRow<3, T, A>;
+    write(task, windows, block, line + left * stride, row + block.channel);
   }
   for (int64_t x = tile.out_cols.begin; x < tile.out_cols.end; ++x) {
+    if (x == whole.begin) x = whole.end;
+    if (x >= tile.out_cols.end) break;
     const int64_t left = x * a.window_stride[1] - a.window_pad_low[1];
     const Range columns = {Max(left, 0), Max(Max(left, 0), Min(left + a.window[1], a.conv_size[1]))};
-    const A* first = sums + (image.first_sum + rows.begin - image.conv_rows.begin) * row_stride +
-                     (columns.begin - tile.conv_cols.begin) * stride;
+    const A* first = line + (columns.begin - tile.conv_cols.begin) * stride;
     T* target = out + ((image.image * a.out_size[0] + y) * a.out_size[1] + x) * a.out_channels + block.channel;
     const bool two_by_two = rows.size() == 2 && columns.size() == 2;
     const bool activate = late && rows.size() > 0 && columns.size() > 0;  // the padding is not

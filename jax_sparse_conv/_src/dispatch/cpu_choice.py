@@ -50,11 +50,11 @@ def has_dense(workload: Workload) -> bool:
 
 def by_rules(workload: Workload) -> Choice:
     """What is expected to be the fastest without a table."""
+    if workload.is_image and has_dense(workload):
+        return Choice(math.inf, may_be_dense=True)
     below = density_of_sparse(workload)
     if below <= 0 or not has_dense(workload) or _most_of_odd(workload) < math.inf:
         return Choice(below)
-    if workload.is_image:  # where there are no strides, the sparse loops are the faster ones without zeros, too
-        return Choice(below, may_be_dense=max(workload.geometry.strides) > 1)
     if _is_xlas_without_zeros(workload):
         return Choice(below)
     return Choice(math.inf, may_be_dense=True)
