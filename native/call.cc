@@ -164,6 +164,7 @@ ffi::ErrorOr<ConvCall> MakeConvCall(ffi::AnyBuffer x, ffi::AnyBuffer kernel, ffi
   call.x = x.untyped_data();
   call.kernel = kernel.untyped_data();
   call.out = out->untyped_data();
+  call.out_stride = a.out_channels;
   if (kernel.element_type() != call.dtype || out->element_type() != call.dtype) {
     return ffi::Unexpected(Invalid("x, kernel and out must have one dtype"));
   }

@@ -42,6 +42,15 @@ struct ConvArgs {
   Precision precision;        // of float32 products, where a kernel has a choice
 };
 
+// What x is read through, if there is a scale: relu(scale * x + shift) and, of windows of `window` pixels a side that
+// do not overlap, the average. x is [N, *size, C] then. For dense blocks on a CPU, which have a packed kernel.
+struct Scaled {
+  const void* scale = nullptr;  // [C / groups]
+  const void* shift = nullptr;  // [C / groups]
+  int64_t window = 1;
+  int64_t size[2] = {};
+};
+
 // One call: sizes, buffers and their one element type.
 struct ConvCall {
   ConvArgs args;
@@ -52,9 +61,11 @@ struct ConvCall {
   // The kernel as cpu/loops/pixel_kernel.h reads it, or absent: [S, groups, blocks, C / groups, kh * kw, PackedBlock],
   // the output channels that fill the last block zero.
   const void* packed = nullptr;
+  Scaled scaled;
   const void* bias = nullptr;      // [S, K] or absent
   const void* residual = nullptr;  // [N, Ho, Wo, K] or absent
   void* out;                       // [N, Ho, Wo, K]
+  int64_t out_stride;              // elements from one pixel of out to the next: K, more within a wider map
 };
 
 // The sizes of a kernel's gradient [chunks, kh, kw, C / groups, K] from x [N, H, W, C] and cotangent [N, Ho, Wo, K].

@@ -9,7 +9,7 @@
 // done together and few are left to wait for at the end. What a late helper leaves is taken task by task.
 //
 // Helpers take some 3 to 10 microseconds to wake up. Who knows that there will be work invites them first and finds out
-// meanwhile what the work is. A helper that is there before it spins.
+// meanwhile what the work is. A helper that is there before it spins, and so it does between the rounds of one team.
 #ifndef JSC_CPU_CORE_PARALLEL_H_
 #define JSC_CPU_CORE_PARALLEL_H_
 
@@ -88,8 +88,7 @@ class Team {
       pool_.Schedule([shared = shared_] {
         ++shared->running;
         shared->cores.Take();
-        WaitWhile([&] { return shared->state == kPreparing; });
-        if (shared->state == kOpen) shared->work(*shared, shared->body);
+        shared->Help();
         --shared->running;
       });
     }
@@ -98,12 +97,14 @@ class Team {
   // Calls body(taken, previous) until each index in [0, count) was taken once, on at most `threads` threads and those
   // that were invited; `previous` is the last index that the same thread ran just before, with nothing else in between,
   // or -1. The body must not throw. Threads take one index after another or, where `together.most` is above 0, each
-  // goes through a part of its own first, several at a time. To be called once.
+  // goes through a part of its own first, several at a time.
   template <typename Body>
   void Run(int64_t threads, int64_t count, Together together, const Body& body) {
     shared_->count = count;
     shared_->body = &body;
     shared_->together = together;
+    shared_->next = shared_->arrived = 0;
+    shared_->ranges.clear();
     if (together.most > 0 && count < TaskRange::kMost) {
       shared_->Divide(std::min(std::max(threads, invited_ + 1), count));
     }
@@ -115,16 +116,33 @@ class Team {
         previous = taken.end - 1;
       }
     };
+    ++shared_->round;
     shared_->state = kOpen;
     Invite(std::min(threads, count) - 1);
     shared_->work(*shared_, &body);
-    Close();
+    shared_->state = kPreparing;
+    WaitWhile([&] { return shared_->inside != 0; });
   }
 
  private:
   enum State { kPreparing, kOpen, kClosed };
 
   struct Shared {
+    // What a helper does: its part of each round that it is there for.
+    void Help() {
+      for (int64_t done = 0;;) {
+        WaitWhile([&] { return state == kPreparing || (state == kOpen && round == done); });
+        ++inside;
+        const State now = state;
+        if (now == kOpen) {
+          done = round;
+          work(*this, body);
+        }
+        --inside;
+        if (now == kClosed) return;
+      }
+    }
+
     // Between `parts` threads.
     void Divide(int64_t parts) {
       ranges = std::vector<TaskRange>(parts);
@@ -153,10 +171,12 @@ class Team {
 
     std::atomic<int64_t> next{0};
     std::atomic<int64_t> arrived{0};
-    std::atomic<int64_t> running{0};
+    std::atomic<int64_t> running{0};  // helpers that are there
+    std::atomic<int64_t> inside{0};   // those that may be at work
+    std::atomic<int64_t> round{0};
     Cores cores;
     std::atomic<State> state{kPreparing};
-    // Written before the state is kOpen, read after. The body is alive until no helper is counted as running.
+    // Written before the state is kOpen, read after. The body is alive until no helper is counted as inside.
     int64_t count = 0;
     std::vector<TaskRange> ranges;  // none: indices are taken in turn
     Together together{0, 1};

@@ -10,6 +10,7 @@
 
 #include "cpu/core/machine_limits.h"
 #include "cpu/ffi/coo_star.h"
+#include "cpu/ffi/dense_block.h"
 #include "cpu/ffi/host.h"
 #include "native/call.h"
 #include "native/layer.h"
@@ -100,6 +101,16 @@ XLA_FFI_DEFINE_HANDLER(kKernelGradient, KernelGradient,
                            .Ret<ffi::AnyBuffer>()  // [chunks, kh, kw, C / groups, K]
                            .Attrs());              // stride[2], padding[4], dilation[2], groups
 
+// a dense block of DenseNet; what the buffers hold is in cpu/ffi/dense_block.h
+XLA_FFI_DEFINE_HANDLER(kDenseBlock, DenseBlock,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()  // x
+                           .Arg<ffi::AnyBuffer>()  // parameters
+                           .Ret<ffi::AnyBuffer>()  // out
+                           .RemainingRets()        // middle, and the map where out is a transition's
+                           .Attrs());              // layers, middle, growth, features, offsets[]
+
 // CooStar; the shapes of the buffers are in native/coo_star_args.h.
 XLA_FFI_DEFINE_HANDLER(kCooFromDense, CooFromDense,
                        ffi::Ffi::Bind()
@@ -131,6 +142,7 @@ nb::dict Registrations() {
   targets["jsc_dense"] = Capsule(kDense);
   targets["jsc_coo"] = Capsule(kCoo);
   targets["jsc_kernel_gradient"] = Capsule(kKernelGradient);
+  targets["jsc_dense_block"] = Capsule(kDenseBlock);
   targets["jsc_coo_fromdense"] = Capsule(kCooFromDense);
   targets["jsc_coo_todense"] = Capsule(kCooToDense);
   return targets;
@@ -182,6 +194,7 @@ NB_MODULE(_cpu, m) {
         if (machine.size() != 4) throw nanobind::value_error("machine must have 4 entries");
         jsc::ConvCall call{};
         call.args = jsc::ArgsOfLayer(layer, pool, true);
+        call.kernel = &call;  // there is one
         call.may_be_dense = may_be_dense;
         const jsc::Machine described{machine[0], machine[1], machine[2], machine[3]};
         const jsc::ConvPlan plan = jsc::ChoosePlan(call, described, accumulator_bytes, density);

@@ -136,6 +136,8 @@ ffi::Error RunTasks(Team& team, int64_t threads, int64_t count, const MakeTask& 
 // Fraction of non-zeros, from up to 128 runs of 16 elements spread over x, a quarter of a small map: runs, because each
 // place costs a cache miss.
 double SampleDensity(const Isa& isa, int dtype, const ConvCall& call) {
+  constexpr double kActivated = 0.5;  // of what is not there yet
+  if (call.scaled.scale != nullptr) return kActivated;
   constexpr int64_t kRuns = 128, kShare = 4;
   const ConvArgs& a = call.args;
   const int64_t size = a.images * a.size[0] * a.size[1] * a.channels;
@@ -172,13 +174,17 @@ bool SetIsa(const std::string& name) {
 }
 
 ffi::Error RunConvCall(ffi::ThreadPool& pool, const ConvCall& call) {
+  Team team(pool);
+  return RunConvCall(pool, team, call);
+}
+
+ffi::Error RunConvCall(ffi::ThreadPool& pool, Team& team, const ConvCall& call) {
   const int dtype = IndexOf(call.dtype);
   if (dtype < 0) return UnsupportedDtype();
   if (Empty(call.args)) return ffi::Error::Success();
   const Isa& isa = CurrentIsa();
   const Machine machine = ThisMachine(isa, pool);
   const int64_t accumulator_bytes = dtype == kFloat64 ? 8 : 4;
-  Team team(pool);
   if (IsDepthwise(call.args)) {
     ConvCall flat = call;  // all channels as one group whose kernel has one input channel
     flat.args.groups = 1;

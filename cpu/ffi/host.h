@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cpu/core/isa.h"
+#include "cpu/core/parallel.h"
 #include "native/call.h"
 
 namespace jsc {
@@ -25,8 +26,9 @@ bool SetIsa(const std::string& name);
 // for other names.
 bool SetLoop(const std::string& name);
 
-// Convolution, bias, residual, ReLU and pool, in one pass over x.
+// Convolution, bias, residual, ReLU and pool, in one pass over x. By a team: as one of several rounds.
 ffi::Error RunConvCall(ffi::ThreadPool& pool, const ConvCall& call);
+ffi::Error RunConvCall(ffi::ThreadPool& pool, Team& team, const ConvCall& call);
 
 // Convolution, bias, residual and ReLU over COO* lists; only what a row of kCooVariants covers.
 ffi::Error RunCooCall(ffi::ThreadPool& pool, const ConvCall& call);

@@ -167,7 +167,8 @@ void WriteTile(const CooRow& row, int64_t tile, int64_t begin, int64_t width, co
     const int64_t at = (row.image * a.conv_size[0] + y) * a.conv_size[1] + x;
     for (int64_t v = 0; v < width; v += kLanes<A>) {
       const ChannelRange range = {channel + v, Min(kLanes<A>, width - v)};
-      StoreFirst(out + at * a.out_channels + range.channel, Activate<T>(task, Load(sums + v), range, at), range.width);
+      StoreFirst(out + at * row.call->out_stride + range.channel, Activate<T>(task, Load(sums + v), range, at),
+                 range.width);
     }
   }
 }

@@ -84,7 +84,7 @@ inline void WriteRow(const ConvTask& task, int64_t columns, ChannelRange range, 
   Vector<A> bias = {}, least = {};
   if (a.has_bias) bias = Load(static_cast<const T*>(task.call->bias) + task.stack * a.out_channels + range.channel);
   if (a.activation != Activation::kRelu) least -= static_cast<A>(__builtin_inf());
-  for (int64_t x = 0; x < columns; ++x, sum += stride, out += a.out_channels) {
+  for (int64_t x = 0; x < columns; ++x, sum += stride, out += task.call->out_stride) {
     const Vector<A> value = Load(sum) + bias;
     Store(out, value <= least ? least : value);
   }
@@ -97,16 +97,16 @@ void AddResidualRow(const ConvTask& task, int64_t columns, int64_t first, Channe
   constexpr int64_t kAhead = 6, kLine = 64 / sizeof(T);
   const ConvArgs& a = task.call->args;
   const T* residual = static_cast<const T*>(task.call->residual);
-  const int64_t pixels = task.call->args.images * a.conv_size[0] * a.conv_size[1];
+  const int64_t pixels = a.images * a.conv_size[0] * a.conv_size[1], out_stride = task.call->out_stride;
   for (int64_t x = 0; x < columns; ++x, sum += task.plan->block) {
-    const int64_t ahead = Min(first + x + kAhead, pixels - 1) * a.out_channels + block.channel;
-    for (int64_t c = 0; c < block.width; c += kLine) {
-      __builtin_prefetch(residual + ahead + c);
-      __builtin_prefetch(out + ahead + c, 1);
+    const int64_t ahead = Min(first + x + kAhead, pixels - 1);
+    for (int64_t c = block.channel; c < block.channel + block.width; c += kLine) {
+      __builtin_prefetch(residual + ahead * a.out_channels + c);
+      __builtin_prefetch(out + ahead * out_stride + c, 1);
     }
     for (int64_t v = 0; v < block.width; v += kLanes<A>) {
       const ChannelRange range = {block.channel + v, Min(kLanes<A>, block.width - v)};
-      StoreFirst(out + (first + x) * a.out_channels + range.channel, Activate<T>(task, Load(sum + v), range, first + x),
+      StoreFirst(out + (first + x) * out_stride + range.channel, Activate<T>(task, Load(sum + v), range, first + x),
                  range.width);
     }
   }
@@ -128,14 +128,14 @@ void ActivateRow(const ConvTask& task, const Tile& tile, const TileImage& image,
   for (int64_t v = 0; v < block.width; v += kLanes<A>) {
     const ChannelRange range = {block.channel + v, Min(kLanes<A>, block.width - v)};
     if (range.width == kLanes<A> && a.pool == Pool::kNone) {
-      WriteRow(task, columns, range, row + v, out + first * a.out_channels + range.channel);
+      WriteRow(task, columns, range, row + v, out + first * task.call->out_stride + range.channel);
       continue;
     }
     A* sum = row + v;
     for (int64_t x = 0; x < columns; ++x, sum += stride) {
       const Vector<A> value = Activate<T>(task, Load(sum), range, first + x);
       if (a.pool == Pool::kNone) {
-        StoreFirst(out + (first + x) * a.out_channels + range.channel, value, range.width);
+        StoreFirst(out + (first + x) * task.call->out_stride + range.channel, value, range.width);
       } else {
         Store(sum, value);
       }
@@ -165,7 +165,7 @@ void WriteMaxPoolRow(const ConvTask& task, const MaxPoolRow& row, ChannelRange b
   if (a.has_bias) bias = static_cast<const T*>(task.call->bias) + task.stack * a.out_channels + block.channel;
   Vector<A> least = {};
   if (a.activation != Activation::kRelu) least -= static_cast<A>(__builtin_inf());
-  for (int64_t x = 0; x < row.columns; ++x, sum += row.step, out += a.out_channels) {
+  for (int64_t x = 0; x < row.columns; ++x, sum += row.step, out += task.call->out_stride) {
     for (int64_t v = 0; v < block.width; v += kLanes<A>) {
       Vector<A> largest[kColumns];
 #pragma GCC unroll 4
@@ -207,7 +207,7 @@ void PoolRow(const ConvTask& task, const Tile& tile, const TileImage& image, int
   if (late && block.width % kLanes<A> == 0 && rows.size() > 0 && (a.window[1] == 2 || a.window[1] == 3)) {
     whole = WholeWindows(a, tile.out_cols, a.conv_size[1]);
     const int64_t left = whole.begin * a.window_stride[1] - a.window_pad_low[1] - tile.conv_cols.begin;
-    T* row = out + ((image.image * a.out_size[0] + y) * a.out_size[1] + whole.begin) * a.out_channels;
+    T* row = out + ((image.image * a.out_size[0] + y) * a.out_size[1] + whole.begin) * task.call->out_stride;
     const MaxPoolRow windows = {whole.size(), rows.size(), row_stride, a.window_stride[1] * stride};
     const auto write = a.window[1] == 2 ? &WriteMaxPoolRow<2, T, A> : &WriteMaxPoolRow<3, T, A>;
     write(task, windows, block, line + left * stride, row + block.channel);
@@ -218,7 +218,7 @@ void PoolRow(const ConvTask& task, const Tile& tile, const TileImage& image, int
     const int64_t left = x * a.window_stride[1] - a.window_pad_low[1];
     const Range columns = {Max(left, 0), Max(Max(left, 0), Min(left + a.window[1], a.conv_size[1]))};
     const A* first = line + (columns.begin - tile.conv_cols.begin) * stride;
-    T* target = out + ((image.image * a.out_size[0] + y) * a.out_size[1] + x) * a.out_channels + block.channel;
+    T* target = out + ((image.image * a.out_size[0] + y) * a.out_size[1] + x) * task.call->out_stride + block.channel;
     const bool two_by_two = rows.size() == 2 && columns.size() == 2;
     const bool activate = late && rows.size() > 0 && columns.size() > 0;  // the padding is not
     for (int64_t v = 0; v < block.width; v += kLanes<A>) {

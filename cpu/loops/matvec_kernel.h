@@ -133,7 +133,7 @@ void RunDense(const DenseTask& task, char* scratch) {
     for (int64_t k = 0; k < width; k += kLanes<A>) {
       const ChannelRange range = {task.col_begin + k, Min(kLanes<A>, width - k)};
       const Vector<A> value = Activate<T>(whole, Load(buffers.sums + m * buffers.stride + k), range, first_image + m);
-      StoreFirst(out + (first_image + m) * a.out_channels + range.channel, value, range.width);
+      StoreFirst(out + (first_image + m) * task.call->out_stride + range.channel, value, range.width);
     }
   }
 }

@@ -19,12 +19,81 @@
 #ifndef JSC_CPU_LOOPS_PIXEL_ENTRIES_H_
 #define JSC_CPU_LOOPS_PIXEL_ENTRIES_H_
 
+#include "cpu/loops/epilogue.h"
 #include "cpu/loops/nonzero_bits.h"
-#include "cpu/loops/tile.h"
 
 namespace jsc {
 namespace JSC_ISA {
 namespace {
+
+// Where a tile's pixels are read: in x, or in a copy of the tile, whose rows go on through its images.
+template <typename T>
+struct PixelSource {
+  const T* first;  // of x, of its first column in the tile; of a copy
+  int64_t pixel;   // elements from a pixel to the next one, ...
+  int64_t row;     // ... from a row to the next one, ...
+  int64_t image;   // ... and rows from an image to the next one; 0: a copy
+
+  // Row y of one image in the tile.
+  const T* RowAt(const TileImage& of, int64_t y) const {
+    return first + (image > 0 ? of.image * image + y : of.first_in + y - of.in_rows.begin) * row;
+  }
+};
+
+template <typename T>
+PixelSource<T> SourceOf(const ConvTask& task, const Tile& tile) {
+  const ConvArgs& a = task.call->args;
+  const T* x = static_cast<const T*>(task.call->x) + task.group * a.group_channels;  // [N, H, W, C]
+  return {x + tile.in_cols.begin * a.channels, a.channels, a.size[1] * a.channels, a.size[0]};
+}
+
+// Of a copy [in_rows, in_cols, C].
+template <typename A>
+PixelSource<A> ActivatedSource(const ConvTask& task, const Tile& tile, const A* copy) {
+  const int64_t channels = task.call->args.group_channels;
+  return {copy, channels, tile.in_cols.size() * channels, 0};
+}
+
+// One pixel of x as it is read: the average of relu(scale * x + shift) over a window whose first pixel is at `x`.
+template <typename A>
+inline void ActivatePixel(const ConvArgs& a, const Scaled& scaled, const A* x, A* target) {
+  const A* scale = static_cast<const A*>(scaled.scale);
+  const A* shift = static_cast<const A*>(scaled.shift);
+  const int64_t row = scaled.size[1] * a.channels;
+  const A share = A{1} / static_cast<A>(scaled.window * scaled.window);
+  for (int64_t c = 0; c < a.group_channels; c += kLanes<A>) {
+    const int64_t width = Min(kLanes<A>, a.group_channels - c);
+    const Vector<A> factor = LoadFirstOf<A>(scale + c, width), term = LoadFirstOf<A>(shift + c, width);
+    if (scaled.window == 1) {
+      StoreFirst(target + c, Relu<A>(LoadFirstOf<A>(x + c, width) * factor + term), width);
+      continue;
+    }
+    Vector<A> sum = {};
+    for (int64_t y = 0; y < scaled.window; ++y) {
+      for (int64_t column = 0; column < scaled.window; ++column) {
+        sum += Relu<A>(LoadFirstOf<A>(x + y * row + column * a.channels + c, width) * factor + term);
+      }
+    }
+    StoreFirst(target + c, sum * share, width);
+  }
+}
+
+// The tile's pixels as they are read, to a copy of them.
+template <typename A>
+void ActivatePixels(const ConvTask& task, const Tile& tile, const TileImage* images, A* copy) {
+  const ConvArgs& a = task.call->args;
+  const Scaled& scaled = task.call->scaled;
+  const A* x = static_cast<const A*>(task.call->x) + task.group * a.group_channels;
+  const int64_t row = scaled.size[1] * a.channels;
+  for (int64_t i = 0; i < tile.images; ++i) {
+    for (int64_t y = images[i].in_rows.begin; y < images[i].in_rows.end; ++y) {
+      const A* line = x + (images[i].image * scaled.size[0] + y * scaled.window) * row;
+      for (int64_t column = tile.in_cols.begin; column < tile.in_cols.end; ++column, copy += a.group_channels) {
+        ActivatePixel(a, scaled, line + column * scaled.window * a.channels, copy);
+      }
+    }
+  }
+}
 
 template <typename A>
 struct PixelEntries {
@@ -85,23 +154,22 @@ inline int64_t ListPixelRow(const T* pixels, int64_t columns, int64_t pixel_stri
 
 // Lists the non-zeros of every pixel of the tile.
 template <typename T, typename A>
-void ListEntries(const ConvTask& task, const Tile& tile, const TileImage* images, const PixelEntries<A>& entries) {
+void ListEntries(const ConvTask& task, const Tile& tile, const TileImage* images, const PixelSource<T>& x,
+                 const PixelEntries<A>& entries) {
   if (entries.bits == nullptr) return;
   const ConvArgs& a = task.call->args;
-  const T* x = static_cast<const T*>(task.call->x) + task.group * a.group_channels;  // [N, H, W, C]
   const int64_t columns = tile.in_cols.size(), chunk_channels = task.plan->chunk_channels;
   for (int64_t c = 0; c < entries.chunks; ++c) entries.starts[c * (entries.rows + 1)] = 0;
   int64_t row = 0;
   for (int64_t i = 0; i < tile.images; ++i) {
     for (int64_t y = images[i].in_rows.begin; y < images[i].in_rows.end; ++y, ++row) {
-      const T* pixels = x + ((images[i].image * a.size[0] + y) * a.size[1] + tile.in_cols.begin) * a.channels;
+      const T* pixels = x.RowAt(images[i], y);
       for (int64_t c = 0; c < entries.chunks; ++c) {
         int32_t* const starts = entries.starts + c * (entries.rows + 1);
         const int64_t count = Min(chunk_channels, a.group_channels - c * chunk_channels);
         uint64_t* const bits = entries.bits + c * entries.pixels + row * columns;
         A* const values = entries.values == nullptr ? nullptr : entries.values + c * entries.capacity + starts[row];
-        const int64_t used =
-            ListPixelRow(pixels + c * chunk_channels, columns, a.channels, a.size[1] * a.channels, count, bits, values);
+        const int64_t used = ListPixelRow(pixels + c * chunk_channels, columns, x.pixel, x.row, count, bits, values);
         starts[row + 1] = starts[row] + static_cast<int32_t>(used);
       }
     }

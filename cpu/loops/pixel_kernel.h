@@ -25,6 +25,8 @@
 #ifndef JSC_CPU_LOOPS_PIXEL_KERNEL_H_
 #define JSC_CPU_LOOPS_PIXEL_KERNEL_H_
 
+#include <type_traits>
+
 #include "cpu/loops/epilogue.h"
 #include "cpu/loops/pixel_rows.h"
 #include "cpu/loops/sums_layout.h"
@@ -89,6 +91,7 @@ template <typename T, typename A>
 template <typename A>
 struct PixelBuffers {
   TileImage* images;  // [tile images]
+  A* activated;       // [in_rows, in_cols, C], where x is to be scaled first
   PixelEntries<A> entries;
   A* packed;       // [chunk channels, kh * kw, block], where the call has no packed kernel
   int64_t places;  // of one block's sums
@@ -118,6 +121,8 @@ PixelBuffers<A> TakePixelBuffers(const ConvTask& task, const Tile& tile, const S
   Arena arena(scratch);
   PixelBuffers<A> buffers{};
   buffers.images = arena.Take<TileImage>(tile.images);
+  const bool scaled = task.call->scaled.scale != nullptr;
+  buffers.activated = arena.Take<A>(scaled ? tile.in_rows * tile.in_cols.size() * a.group_channels : 0);
   buffers.entries = TakePixelEntries<A>(arena, task, tile, IsCopied<T>(task));
   buffers.packed = arena.Take<A>(task.call->packed == nullptr ? p.chunk_channels * taps * p.block : 0);
   buffers.places = layout.places + kPlacesBeyond;
@@ -140,8 +145,9 @@ struct ChunkWork {
   const A* slice;  // [channels, kh * kw, block]
   EntryList<A> list;
   int64_t channels;
-  const A* x;  // the chunk's first channel of the first pixel; null where the list has the values
-  A* sums;     // [rows, layout.columns, block], the tile's first result at the beginning
+  const PixelSource<A>* x;  // null where the list has the values
+  int64_t first_channel;
+  A* sums;  // [rows, layout.columns, block], the tile's first result at the beginning
   Ahead ahead;
   bool first, last;   // of the block's chunks
   int64_t most_rows;  // of x, swept in one go
@@ -181,9 +187,9 @@ RowWork<A> WorkOfRows(const ConvTask& task, const Tile& tile, const SumsLayout& 
   if (work.copied) {
     work.values = chunk.list.values + starts[row];
   } else {
-    work.values_step = a.channels;
-    work.values_row = a.size[1] * a.channels;
-    work.values = chunk.x + (image.image * a.size[0] + y) * work.values_row + tile.in_cols.begin * a.channels;
+    work.values_step = chunk.x->pixel;
+    work.values_row = chunk.x->row;
+    work.values = chunk.x->RowAt(image, y) + chunk.first_channel;
   }
   work.slice = chunk.slice + first * kernel[1] * block;
   work.pitch = block;
@@ -196,9 +202,10 @@ RowWork<A> WorkOfRows(const ConvTask& task, const Tile& tile, const SumsLayout& 
   const int64_t complete = through_first - (kernel[0] - 1) * step;
   if (chunk.last && a.pool == Pool::kNone && complete >= image.conv_rows.begin) {
     const int64_t pixel = (image.image * a.conv_size[0] + complete) * a.conv_size[1] + tile.conv_cols.begin;
-    work.out = static_cast<const char*>(task.call->out) +
-               (pixel * a.out_channels + task.group * (a.out_channels / a.groups) + chunk.block * block) * sizeof(T);
-    work.out_step = a.out_channels * sizeof(T);
+    work.out =
+        static_cast<const char*>(task.call->out) +
+        (pixel * task.call->out_stride + task.group * (a.out_channels / a.groups) + chunk.block * block) * sizeof(T);
+    work.out_step = task.call->out_stride * sizeof(T);
     work.out_row = a.conv_size[1] * work.out_step;
   }
   work.kernel_rows = last - first + 1;
@@ -269,7 +276,7 @@ Ahead AfterChunk(const ConvTask& task, const Tile& tile, const A* ready, Range b
 // Blocks of output channels, one after another at each chunk.
 template <typename T, typename A>
 void AddBlocks(const ConvTask& task, const Tile& tile, const SumsLayout& layout, const PixelBuffers<A>& buffers,
-               Range blocks) {
+               const PixelSource<T>& x, Range blocks) {
   const ConvArgs& a = task.call->args;
   const ConvPlan& p = *task.plan;
   const int64_t row = a.kernel_size[0] * a.kernel_size[1] * p.block;  // elements of one channel in a slice
@@ -283,9 +290,8 @@ void AddBlocks(const ConvTask& task, const Tile& tile, const SumsLayout& layout,
     const int64_t first = index * p.chunk_channels, count = Min(p.chunk_channels, a.group_channels - first);
     chunk.list = EntriesOf(buffers.entries, index);
     chunk.channels = count;
-    if (chunk.list.values == nullptr) {
-      chunk.x = static_cast<const A*>(task.call->x) + task.group * a.group_channels + first;
-    }
+    if constexpr (std::is_same_v<T, A>) chunk.x = chunk.list.values == nullptr ? &x : nullptr;
+    chunk.first_channel = first;
     chunk.first = index == 0;
     chunk.last = index + 1 == buffers.entries.chunks;
     for (int64_t block = blocks.begin; block < blocks.end; ++block) {
@@ -312,11 +318,18 @@ void RunPixels(const ConvTask& task, char* scratch) {
   Tile tile = MakeTile(task, nullptr);
   const SumsLayout layout = LayOutSums(task, tile, nullptr);
   PixelBuffers<A> buffers = TakePixelBuffers<T>(task, tile, layout, scratch);
+  PixelSource<T> x = SourceOf<T>(task, tile);
   if (!task.lists_ready) {
     MakeTile(task, buffers.images);
     LayOutSums(task, tile, buffers.images);
-    ListEntries<T>(task, tile, buffers.images, buffers.entries);
   }
+  if constexpr (std::is_same_v<T, A>) {
+    if (task.call->scaled.scale != nullptr) {
+      if (!task.lists_ready) ActivatePixels(task, tile, buffers.images, buffers.activated);
+      x = ActivatedSource(task, tile, buffers.activated);
+    }
+  }
+  if (!task.lists_ready) ListEntries<T>(task, tile, buffers.images, x, buffers.entries);
   // Places around the results are added to as well: no subnormals may lie there.
   const int64_t after = layout.before + layout.rows * layout.columns, together = BlocksTogether(task);
   for (int64_t i = 0; i < together; ++i) {
@@ -325,7 +338,7 @@ void RunPixels(const ConvTask& task, char* scratch) {
     __builtin_memset(sums + after * p.block, 0, (layout.places - after) * p.block * sizeof(A));
   }
   for (int64_t block = task.block_begin; block < task.block_end; block += together) {
-    AddBlocks<T>(task, tile, layout, buffers, {block, Min(block + together, task.block_end)});
+    AddBlocks<T>(task, tile, layout, buffers, x, {block, Min(block + together, task.block_end)});
   }
 }
 

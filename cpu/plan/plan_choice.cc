@@ -45,6 +45,7 @@ ConvPlan ChoosePlan(const ConvCall& call, const Machine& machine, int64_t accumu
   // Loops add in different orders, so they are compared for a fixed number of threads: results do not depend on it.
   Machine typical = machine;
   typical.threads = 2;
+  if (call.kernel == nullptr) return PlanOf(ConvLoop::kPixels, call, machine, accumulator_bytes, density);
   const bool can_run[] = {true, CanScatter(call.args), CanRunPixels(call.args, machine), call.may_be_dense};
   const int forced = ForcedLoop();
   ConvLoop loop = ConvLoop::kWindows;

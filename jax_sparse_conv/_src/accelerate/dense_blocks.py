@@ -20,7 +20,7 @@ from jax_sparse_conv._src.accelerate import equations, maps
 from jax_sparse_conv._src.accelerate.rows import Row
 from jax_sparse_conv._src.accelerate.values import Values
 from jax_sparse_conv._src.fusion import dense_blocks
-from jax_sparse_conv._src.fusion.block_parameters import DenseBlockLayer, DenseTransition, pack_dense_block
+from jax_sparse_conv._src.fusion.block_parameters import DenseBlockLayer, DenseTransition, for_cpu, pack_dense_block
 from jax_sparse_conv._src.fusion.jaxprs import Equation, FlatJaxpr
 from jax_sparse_conv._src.primitive import primitives
 from jax_sparse_conv._src.primitive.primitives import Config
@@ -35,14 +35,14 @@ _CONVERSION = "convert_element_type"
 
 
 def rewritten(closed: Any, fixed: Sequence[bool], rows: Sequence[Row]) -> Any:
-    """A closed jaxpr of calls of this package with its dense blocks as one call each, where a GPU has that.
+    """A closed jaxpr of calls of this package with its dense blocks as one call each, where the device has that.
 
     Args:
       closed: the jaxpr.
       fixed: of its arguments, which depend on weights alone.
       rows: of its calls, which are told their block and their new numbers.
     """
-    if devices.default_platform() != "gpu":
+    if devices.default_platform() not in ("gpu", "cpu"):
         return closed
 
     def function(*arguments: Any) -> list[Any]:
@@ -119,7 +119,7 @@ class _Search:
     # --- what is there -----------------------------------------------------------------------------------------------
 
     def blocks(self) -> list[_Block]:
-        """All blocks that a GPU has one call for."""
+        """All blocks that the device has one call for."""
         layers = [layer for number in self._parts if (layer := self._layer(number)) is not None]
         behind = {self._of(layer.scaled.source): layer for layer in layers}
         made = {self._parts[layer.appended.outputs[0]] for layer in layers}
@@ -211,7 +211,7 @@ class _Search:
         return all(id(reader) in known for number in made for reader in self._readers.get(number, ()))
 
     def _with_transition(self, block: _Block) -> _Block | None:
-        """A block with the transition behind it, without it, or None, by what the GPU has."""
+        """A block with the transition behind it, without it, or None, by what the device has."""
         result = block.layers[-1].appended.outputs[0]
         configs = {conv.equation.params["config"].precision for layer in block.layers for conv in layer.convs}
         if len(configs) != 1:
@@ -225,9 +225,25 @@ class _Search:
             channels = jax.ShapeDtypeStruct((kernel.shape[3],), x.dtype)
             transition = DenseTransition(channels, channels, jax.ShapeDtypeStruct(kernel.shape[1:], x.dtype))
             whole = _Block(block.layers, behind)
-            if self._is_closed(whole) and dense_blocks.is_one_call(x, layers, precision, transition):
+            if self._is_closed(whole) and self._is_one_call(whole, x, layers, precision, transition):
                 return whole
-        return block if dense_blocks.is_one_call(x, layers, precision) else None
+        return block if self._is_one_call(block, x, layers, precision) else None
+
+    def _is_one_call(
+        self, block: _Block, x: Any, layers: Sequence[Any], precision: Any, transition: Any = None
+    ) -> bool:
+        """Whether a block of such parameters is one call where the function runs."""
+        if devices.default_platform() == "gpu":
+            return dense_blocks.is_one_call(x, layers, precision, transition)
+        is_known = all(map(self._values.is_fixed, self._read_by(block)))
+        return is_known and dense_blocks.is_one_call_on_cpu(x, layers, transition)
+
+    def _read_by(self, block: _Block) -> list[int]:
+        """All parameters of a block."""
+        read = [number for layer in block.layers for number in self._parameters_of(layer.scaled, layer.convs)]
+        if block.transition is not None:
+            read += self._parameters_of(block.transition[0], [block.transition[1]])
+        return read
 
     def _transition(self, result: int) -> tuple[_Scaled, Equation] | None:
         """The transition that is all that reads a map."""
@@ -264,13 +280,14 @@ class _Search:
         x = self._values[block.layers[0].scaled.source]
         layers, transition = [self._parameters(layer) for layer in block.layers], None
         precision = block.layers[0].convs[0].equation.params["config"].precision
-        read = [number for layer in block.layers for number in self._parameters_of(layer.scaled, layer.convs)]
         if block.transition is not None:
             scaled, conv = block.transition
             transition = DenseTransition(*self._affine(scaled), self._values[conv.inputs[1]][0])
-            read += self._parameters_of(scaled, [conv])
-        if all(map(self._values.is_fixed, read)):
-            return dense_blocks.dense_block(x, pack_dense_block(layers, transition), precision=precision)
+        if all(map(self._values.is_fixed, self._read_by(block))):
+            packed = pack_dense_block(layers, transition)
+            if devices.default_platform() == "cpu":
+                packed = for_cpu(packed)
+            return dense_blocks.dense_block(x, packed, precision=precision)
         return dense_blocks.dense_block(x, layers, transition=transition, precision=precision)
 
     def _parameters(self, layer: _Layer) -> DenseBlockLayer:

@@ -17,6 +17,9 @@ import jax.numpy as jnp
 from jax import export
 
 from jax_sparse_conv._src.fusion import one_array
+from jax_sparse_conv._src.primitive import packing
+
+_KERNEL_AXES = 4
 
 
 class DenseBlockLayer(NamedTuple):
@@ -63,6 +66,7 @@ class BlockSizes(NamedTuple):
       middle: M of every layer.
       growth: G of every layer.
       features: K of the transition, None without one.
+      is_for_cpu: whether kernels lie as those of `pack` do, [1, blocks, C, kh * kw, block].
     """
 
     channels: int
@@ -70,6 +74,7 @@ class BlockSizes(NamedTuple):
     middle: int
     growth: int
     features: int | None = None
+    is_for_cpu: bool = False
 
     def shapes(self) -> list[tuple[int, ...]]:
         """Of the parameters, in the order of the layers and, in each, of its fields; the transition's come last."""
@@ -82,13 +87,20 @@ class BlockSizes(NamedTuple):
             found += [(c,), (c,), (1, 1, c, self.features)]
         return found
 
+    def stored(self) -> list[tuple[int, ...]]:
+        """As `shapes`, of what the array has."""
+        shapes = self.shapes()
+        if not self.is_for_cpu:
+            return shapes
+        return [packing.packed_shape(shape, 1) if len(shape) == _KERNEL_AXES else shape for shape in shapes]
+
     def offsets(self) -> list[int]:
         """Elements in front of each parameter in one array of all."""
-        return one_array.offsets(self.shapes())
+        return one_array.offsets(self.stored())
 
     def size(self) -> int:
         """Elements of one array of all."""
-        return one_array.size(self.shapes())
+        return one_array.size(self.stored())
 
     def abstract(self, dtype: Any) -> Parts:
         """The layers and the transition without their values."""
@@ -96,7 +108,11 @@ class BlockSizes(NamedTuple):
 
     def slices(self, values: jax.Array) -> Parts:
         """The layers and the transition, each parameter a slice of one array."""
-        return parts_of(one_array.slices(values, tuple(self.shapes())))
+        found = one_array.slices(values, tuple(self.stored()))
+        if self.is_for_cpu:
+            pairs = zip(found, self.shapes(), strict=True)
+            found = [packing.restored(each, shape) if len(shape) == _KERNEL_AXES else each for each, shape in pairs]
+        return parts_of(found)
 
 
 def parts_of(parameters: Sequence[Any]) -> Parts:
@@ -185,6 +201,14 @@ def pack_dense_block(layers: Sequence[DenseBlockLayer], transition: DenseTransit
     out_channels = behind[0].kernel.shape[3] if behind else None
     sizes = BlockSizes(first.shape[0], len(block), middle, growth, out_channels)
     return PackedDenseBlock(one_array.joined([array for part in (*block, *behind) for array in part]), sizes)
+
+
+def for_cpu(packed: PackedDenseBlock) -> PackedDenseBlock:
+    """Packed parameters with their kernels as the CPU's kernels read them."""
+    layers, transition = packed.sizes.slices(packed.values)
+    arrays = [array for part in (*layers, *([] if transition is None else [transition])) for array in part]
+    stored = [packing.reordered(array, 1) if array.ndim == _KERNEL_AXES else array for array in arrays]
+    return PackedDenseBlock(one_array.joined(stored), packed.sizes._replace(is_for_cpu=True))
 
 
 # --- checks ----------------------------------------------------------------------------------------------------------

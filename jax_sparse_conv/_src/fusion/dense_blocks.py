@@ -3,11 +3,15 @@
 On CUDA devices with clusters (Hopper and later) a block of few images is one custom call, `cuda/densenet/block.cu`. It
 has one buffer, which every layer reads and appends to, and one kernel per layer. Each kernel starts while the one
 before it runs. On Hopper a block of many images is one call too, with two kernels per layer
-(`cuda/densenet/layers.cu`). Everywhere else it is the separate operations. The kernels are dense: they skip no zeros.
+(`cuda/densenet/layers.cu`). These kernels are dense: they skip no zeros. On a CPU a block in float32 is one call of
+the sparse kernels (`cpu/ffi/dense_block.cc`): every layer scales what it reads, and writes into the block's map. Its
+parameters must be known before the program runs, since the kernels read them packed. Everywhere else it is the separate
+operations.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Sequence
@@ -29,6 +33,7 @@ from jax_sparse_conv._src.fusion.block_parameters import (
     DenseBlockLayer,
     DenseTransition,
     PackedDenseBlock,
+    pack_dense_block,
     parts_of,
 )
 from jax_sparse_conv._src.primitive import jax_internals, lowering, partitioning, primitives, reference
@@ -44,6 +49,7 @@ _MANY_IMAGES, _MANY_PIXELS = 8, 700
 
 _GROWTH, _MIDDLE, _CHANNELS = 32, 128, 32  # kGrowth, kMiddle, kDenseChannels
 _MAX_CHANNELS, _MAX_LAYERS, _FAR = 4096, 128, 2**13
+_LEAST_CHANNELS, _MAX_CPU_CHANNELS = 16, 2**16  # on a CPU: a vector, and what the call takes
 _MAX_TRANSITION, _OUT_CHANNELS_STEP = 2048, 8  # channels of a transition's input; of its result, a multiple of
 _SHARED_MEMORY = 200_000  # bytes of a block
 _WARPGROUPS = (9, 0)  # compute capability
@@ -80,6 +86,9 @@ def dense_block(
     gives NaN only where a whole window is 0. Behind many images the transition is separate, unless "fused" is asked
     for.
 
+    On a CPU a block in float32 of known parameters is one call, for any M and G from 16 on. It skips zeros, copies no
+    maps and writes none that are scaled.
+
     `vmap` over images keeps the one call. Derivatives, `vmap` over parameters, and blocks that `jit` splits over
     several devices run layer by layer.
 
@@ -108,6 +117,8 @@ def dense_block(
         choices = ", ".join(map(repr, (None, *IMPLEMENTATIONS)))
         raise ValueError(f"implementation={implementation!r} is not one that dense_block has: {choices}")
     precision = arguments.canonical_precision(precision)
+    if implementation != "xla" and devices.default_platform() == "cpu":
+        operands, packed = _for_cpu(operands, packed, must=implementation == "fused")
     reason = why_not(operands, packed)
     if implementation == "fused" and reason is not None:
         raise ValueError(f"implementation='fused' cannot run: {reason}; implementation=None or 'xla' can")
@@ -128,6 +139,20 @@ def _operands(
     block = block_parameters.checked_layers(layers, x.shape[3], x.dtype, "x")
     behind = block_parameters.checked_transition(transition, block, x.shape[3], x.dtype, "x")
     return [x, *(parameter for part in (*block, *behind) for parameter in part)], None
+
+
+def _for_cpu(
+    operands: list[jax.Array], packed: BlockSizes | None, must: bool
+) -> tuple[list[jax.Array], BlockSizes | None]:
+    """The operands with parameters as the CPU's kernels read them, where they are known or the call must be one."""
+    x, *parameters = operands
+    is_known = not any(isinstance(each, jax.core.Tracer) for each in parameters)
+    if (packed is not None and packed.is_for_cpu) or not (is_known or must) or why_not_on_cpu(operands, packed):
+        return operands, packed
+    with jax.ensure_compile_time_eval() if is_known else contextlib.nullcontext():
+        plain = None if packed is None else PackedDenseBlock(parameters[0], packed)
+        block = block_parameters.for_cpu(pack_dense_block(*parts_of(parameters)) if plain is None else plain)
+    return [x, block.values], block.sizes
 
 
 def separate(
@@ -169,6 +194,13 @@ def most_images(dtype: Any, precision: Any) -> int:
     return _MOST_IMAGES_EXACT if lowering.is_highest(precision) else _MOST_IMAGES
 
 
+def is_one_call_on_cpu(
+    x: jax.Array, layers: Sequence[DenseBlockLayer], transition: DenseTransition | None = None
+) -> bool:
+    """Whether `implementation=None` runs such a block as one call on a CPU, if its parameters are known."""
+    return why_not_on_cpu([x, *(parameter for layer in layers for parameter in layer), *(transition or ())]) is None
+
+
 def is_one_call(
     x: jax.Array,
     layers: Sequence[DenseBlockLayer],
@@ -181,12 +213,14 @@ def is_one_call(
 
 
 def _may_join(x: Any, precision: Any) -> bool:
-    """Whether some GPU that this installation has kernels for is expected to be faster with one call."""
+    """Whether some GPU that this installation has kernels for is expected to be faster with one call; a CPU is."""
     return bool(x.shape[0] <= most_images(x.dtype, precision)) or _native.has_warpgroups()
 
 
 def why_not(operands: Sequence[Any], packed: BlockSizes | None = None) -> str | None:
     """Why a block cannot be one call on any device that this installation has kernels for, or None."""
+    if packed is not None and packed.is_for_cpu:
+        return why_not_on_cpu(operands, packed)
     x, block, transition = _described(operands, packed)
     layers = len(block)
     if (missing := _native.why_missing("dense_block", "cuda", x.dtype)) is not None:
@@ -208,6 +242,29 @@ def why_not(operands: Sequence[Any], packed: BlockSizes | None = None) -> str | 
     if max(x.shape[1:3]) > _FAR or math.prod(x.shape[:3]) * (x.shape[3] + layers * _GROWTH) > MAX_ELEMENTS:
         return "its map is too large"
     return None if transition is None else _why_no_transition(x, transition)
+
+
+def why_not_on_cpu(operands: Sequence[Any], packed: BlockSizes | None = None) -> str | None:
+    """Why a block cannot be one call on a CPU, or None."""
+    x, block, transition = _described(operands, packed)
+    if (missing := _native.why_missing("dense_block", "cpu", x.dtype)) is not None:
+        return missing
+    if str(x.dtype) != "float32":
+        return f"dtype {x.dtype} is not float32"
+    if any(map(jax.export.is_symbolic_dim, x.shape)):
+        return "its sizes are not known yet"
+    sizes = {(layer.kernel1.shape[3], layer.kernel2.shape[3]) for layer in block}
+    if len(sizes) > 1:
+        return "M or G of its layers differ"
+    middle, growth = sizes.pop()
+    if min(middle, growth) < _LEAST_CHANNELS:
+        return f"M={middle} or G={growth} of its layers is below {_LEAST_CHANNELS}"
+    if min(x.shape) < 1 or (transition is not None and transition.kernel.shape[3] < 1):
+        return "it has nothing to compute"
+    channels = x.shape[3] + len(block) * growth
+    if channels > _MAX_CPU_CHANNELS or math.prod(x.shape[1:3]) * max(channels, middle) > MAX_ELEMENTS:
+        return "its map is too large"
+    return None
 
 
 def _why_no_transition(x: Any, transition: DenseTransition) -> str | None:
@@ -256,6 +313,8 @@ jax_internals.checks_nans(dense_block_p)
 def _lower(
     ctx: Any, *operands: Any, precision: Any, must: bool, packed: BlockSizes | None, platform: str | None
 ) -> Any:
+    if platform == "cpu" and packed is not None and packed.is_for_cpu and not partitioning.is_partitioned(ctx):
+        return _lower_on_cpu(ctx, *operands, packed=packed)
     reason = _why_not_here(ctx, packed, platform)
     if must and reason is not None:
         raise ValueError(
@@ -277,6 +336,17 @@ def _lower(
     if packed is not None:
         attributes["offsets"] = np.array(packed.offsets(), np.int64)
     return call(ctx.replace(avals_out=results), *operands, **attributes)[:1]
+
+
+def _lower_on_cpu(ctx: Any, *operands: Any, packed: BlockSizes) -> Any:
+    x, layers, _ = _described(ctx.avals_in, packed)
+    results = [*ctx.avals_out, x.update(shape=(*x.shape[:3], packed.middle), weak_type=False)]
+    if packed.features is not None:  # the block's map is scratch memory
+        results.append(_map_of(x, layers))
+    attributes = {name: np.int64(getattr(packed, name) or 0) for name in ("layers", "middle", "growth", "features")}
+    call = jax.ffi.ffi_lowering(_native.target_name("dense_block"))
+    offsets = np.array(packed.offsets(), np.int64)
+    return call(ctx.replace(avals_out=results), *operands, offsets=offsets, **attributes)[:1]
 
 
 def _then_transition(*operands: jax.Array, precision: Any, packed: BlockSizes | None) -> jax.Array:
@@ -304,6 +374,10 @@ def _scratch(operands: Sequence[Any], precision: Any, must: bool, packed: BlockS
 
 
 def _why_not_here(ctx: Any, packed: BlockSizes | None, platform: str | None) -> str | None:
+    if platform == "cpu":
+        return why_not_on_cpu(ctx.avals_in, packed) or "a program that is split over devices runs its layers one by one"
+    if packed is not None and packed.is_for_cpu:
+        return "its parameters are packed for a CPU"
     if platform != "cuda":
         return f"there is no kernel for platform {lowering.platform_name(ctx, platform)!r}, only for 'cuda'"
     if not _has_clusters():

@@ -190,6 +190,13 @@ def reordered(values: Any, groups: int) -> Any:
     return np.ascontiguousarray(cut) if numpy is np else cut
 
 
+def restored(values: jax.Array, kernel_shape: tuple[int, ...]) -> jax.Array:
+    """What `reordered` made of a kernel of one group, as a kernel [kh, kw, C, K] again."""
+    height, width, channels, out_channels = kernel_shape
+    taps = values[0].transpose(2, 1, 0, 3).reshape(height * width, channels, -1)
+    return taps[:, :, :out_channels].reshape(height, width, channels, out_channels)
+
+
 def for_call(
     x: Any, kernel: jax.Array, given: PackedKernel | None, geometry: Geometry, method: str
 ) -> jax.Array | None:
