@@ -59,6 +59,8 @@ struct Isa {
   void (*scatter[kDtypes])(const ConvTask& task, char* scratch);
   int64_t (*pixel_bytes[kDtypes])(const ConvTask& task);
   void (*pixels[kDtypes])(const ConvTask& task, char* scratch);
+  int64_t (*phase_bytes[kDtypes])(const ConvTask& task);
+  void (*phases[kDtypes])(const ConvTask& task, char* scratch);
   int64_t (*depthwise_bytes[kDtypes])(const ConvTask& task);
   void (*depthwise[kDtypes])(const ConvTask& task, char* scratch);
   void (*direct_depthwise[kDtypes])(const ConvTask& task, char* scratch);

@@ -198,7 +198,7 @@ NB_MODULE(_cpu, m) {
         call.may_be_dense = may_be_dense;
         const jsc::Machine described{machine[0], machine[1], machine[2], machine[3]};
         const jsc::ConvPlan plan = jsc::ChoosePlan(call, described, accumulator_bytes, density);
-        static constexpr const char* kLoops[] = {"windows", "scatter", "pixels", "direct"};
+        static constexpr const char* kLoops[] = {"windows", "scatter", "pixels", "direct", "phases"};
         return nanobind::make_tuple(kLoops[static_cast<int>(plan.loop)], plan.block, plan.windows, plan.tile_rows,
                                     plan.task_blocks);
       },
@@ -209,7 +209,7 @@ NB_MODULE(_cpu, m) {
       "set_loop",
       [](const std::string& name) {
         if (jsc::SetLoop(name)) return;
-        throw nanobind::value_error(("loop='" + name + "' is not one of auto windows scatter pixels").c_str());
+        throw nanobind::value_error(("loop='" + name + "' is not one of auto windows scatter pixels phases").c_str());
       },
-      nanobind::arg("name"), "Run convolutions by windows, channels or pixels from now on: for tests.");
+      nanobind::arg("name"), "Run convolutions by windows, channels, pixels or phases from now on: for tests.");
 }

@@ -206,6 +206,8 @@ ffi::Error RunConvCall(ffi::ThreadPool& pool, Team& team, const ConvCall& call) 
       return RunTasks(team, machine.threads, plan.tasks, make, isa.scatter_bytes[dtype], isa.scatter[dtype]);
     case ConvLoop::kDirect:
       return RunTasks(team, machine.threads, plan.tasks, make, isa.direct_bytes[dtype], isa.direct[dtype]);
+    case ConvLoop::kPhases:
+      return RunTasks(team, machine.threads, plan.tasks, make, isa.phase_bytes[dtype], isa.phases[dtype]);
     case ConvLoop::kPixels:
       return RunTasks(team, machine.threads, plan.tasks, make, isa.pixel_bytes[dtype], isa.pixels[dtype],
                       {CeilDiv(plan.sweep_blocks, plan.task_blocks), plan.block_tiles});

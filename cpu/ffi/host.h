@@ -22,7 +22,7 @@ std::vector<std::string> AvailableIsas();
 // Uses the named instruction set from now on; false where it is not available.
 bool SetIsa(const std::string& name);
 
-// "windows", "scatter" or "pixels" for every convolution that has it from now on, "auto" for the cheapest one; false
+// "windows", "scatter", "pixels" or "phases" for every convolution that has it from now on, "auto" for the cheapest one; false
 // for other names.
 bool SetLoop(const std::string& name);
 

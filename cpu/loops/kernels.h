@@ -1,7 +1,8 @@
 // Room: the CPU's loops, everything that is compiled once per instruction set. An isa_<name>.cc defines JSC_ISA, the
-// namespace of its kernels, and includes this file. Loops: windows, scatter, pixels, dense_conv, depthwise, matvec,
-// coo, kernel_gradient. May change: a loop's tiling, while the order of its sums depends on neither tiles nor threads.
-// Details: docs/design/kernels/cpu.md. Tests: tests/primitive/test_kernels.py, tests/primitive/test_packing.py.
+// namespace of its kernels, and includes this file. Loops: windows, scatter, pixels, phases, dense_conv, depthwise,
+// matvec, coo, kernel_gradient. May change: a loop's tiling, while the order of its sums depends on neither tiles nor
+// threads. Details: docs/design/kernels/cpu.md. Tests: tests/primitive/test_kernels.py,
+// tests/primitive/test_packing.py.
 #ifndef JSC_CPU_LOOPS_KERNELS_H_
 #define JSC_CPU_LOOPS_KERNELS_H_
 
@@ -12,6 +13,7 @@
 #include "cpu/loops/depthwise_kernel.h"
 #include "cpu/loops/kernel_gradient.h"
 #include "cpu/loops/matvec_kernel.h"
+#include "cpu/loops/phase_kernel.h"
 #include "cpu/loops/pixel_kernel.h"
 #include "cpu/loops/scatter_kernel.h"
 #include "cpu/loops/window_kernel.h"
@@ -48,6 +50,8 @@ int64_t CountNonZeros(const void* x, int64_t runs, int64_t step) {
    JSC_PER_DTYPE(RunScatter),          \
    JSC_PER_DTYPE(PixelBytes),          \
    JSC_PER_DTYPE(RunPixels),           \
+   JSC_PER_DTYPE(PhaseBytes),          \
+   JSC_PER_DTYPE(RunPhases),           \
    JSC_PER_DTYPE(DepthwiseBytes),      \
    JSC_PER_DTYPE(RunDepthwise),        \
    JSC_PER_DTYPE(RunDirectDepthwise),  \

@@ -18,6 +18,13 @@ struct SumsLayout {
   int64_t first_x;  // place within its row that tile.in_cols.begin adds to through the last kernel column; may be < 0
 };
 
+// Results along an axis that elements `in` of x add to, those outside of the map as well.
+inline Range Reached(const ConvArgs& a, int axis, Range in) {
+  const int64_t reach = (a.kernel_size[axis] - 1) * a.dilation[axis], stride = a.stride[axis];
+  const auto floor = [stride](int64_t value) { return (value < 0 ? value - stride + 1 : value) / stride; };
+  return {floor(in.begin + a.pad_low[axis] - reach + stride - 1), floor(in.end - 1 + a.pad_low[axis]) + 1};
+}
+
 // Rows of sums that one image needs, and the first of them that is a result.
 struct ImageRows {
   int64_t rows;
@@ -26,20 +33,19 @@ struct ImageRows {
 };
 
 inline ImageRows RowsOfImage(const ConvArgs& a, const TileImage& image) {
-  const int64_t reach = (a.kernel_size[0] - 1) * a.dilation[0];
-  const int64_t low = Min(image.conv_rows.begin, image.in_rows.begin + a.pad_low[0] - reach);
-  const int64_t high = Max(image.conv_rows.end, image.in_rows.end + a.pad_low[0]);
-  return {high - low, image.conv_rows.begin - low, image.in_rows.begin + a.pad_low[0] - reach - low};
+  const Range reached = Reached(a, 0, image.in_rows);
+  const int64_t low = Min(image.conv_rows.begin, reached.begin), high = Max(image.conv_rows.end, reached.end);
+  return {high - low, image.conv_rows.begin - low, reached.begin - low};
 }
 
 // Sets tile.sum_cols and, where images is not null, first_sum of each.
 inline SumsLayout LayOutSums(const ConvTask& task, Tile& tile, TileImage* images) {
   const ConvArgs& a = task.call->args;
-  const int64_t reach = (a.kernel_size[1] - 1) * a.dilation[1];
+  const Range reached = Reached(a, 1, tile.in_cols);
   SumsLayout layout{};
-  layout.first_x = tile.in_cols.begin + a.pad_low[1] - reach - tile.conv_cols.begin;
+  layout.first_x = reached.begin - tile.conv_cols.begin;
   layout.before = Max(0, -layout.first_x);
-  const int64_t after = Max(0, tile.in_cols.end + a.pad_low[1] - tile.conv_cols.end);
+  const int64_t after = Max(0, reached.end - tile.conv_cols.end);
   layout.columns = tile.conv_cols.size() + Max(layout.before, after);
   tile.sum_cols = layout.columns;
   for (int64_t i = 0; i < tile.images; ++i) {

@@ -27,8 +27,9 @@ struct Machine {
 constexpr double kWake = 4000;
 
 // Which kernel runs: loops/window_kernel.h, window by window, loops/scatter_kernel.h, channel by channel,
-// loops/pixel_kernel.h, pixel by pixel, or loops/dense_conv_kernel.h, which skips nothing.
-enum class ConvLoop : int64_t { kWindows, kScatter, kPixels, kDirect };
+// loops/pixel_kernel.h, pixel by pixel, loops/dense_conv_kernel.h, which skips nothing, or loops/phase_kernel.h, pixel
+// by pixel with strides of 2.
+enum class ConvLoop : int64_t { kWindows, kScatter, kPixels, kDirect, kPhases };
 
 struct ConvPlan {
   ConvLoop loop;
@@ -74,6 +75,10 @@ ConvPlan MakeScatterPlan(const ConvArgs& args, const Machine& machine, int64_t a
 bool CanRunPixels(const ConvArgs& args, const Machine& machine);
 ConvPlan MakePixelPlan(const ConvArgs& args, const Machine& machine, int64_t accumulator_bytes, double density,
                        bool packed);
+
+// 3x3 with strides of 2, float32 with AVX-512 and a packed kernel. Only where CanRunPhases.
+bool CanRunPhases(const ConvArgs& args, const Machine& machine, int64_t accumulator_bytes, bool packed);
+ConvPlan MakePhasePlan(const ConvArgs& args, const Machine& machine, int64_t accumulator_bytes, double density);
 
 // The cheapest of the loops that can run the call, unless SetLoop set one (plan/plan_choice.cc).
 ConvPlan ChoosePlan(const ConvCall& call, const Machine& machine, int64_t accumulator_bytes, double density);

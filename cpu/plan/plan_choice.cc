@@ -1,6 +1,7 @@
 // Which loop runs a convolution.
 #include <atomic>
 #include <string>
+#include <utility>
 
 #include "cpu/ffi/host.h"
 #include "cpu/plan/plan.h"
@@ -23,6 +24,8 @@ ConvPlan PlanOf(ConvLoop loop, const ConvCall& call, const Machine& machine, int
       return MakePixelPlan(call.args, machine, accumulator_bytes, density, call.packed != nullptr);
     case ConvLoop::kDirect:
       return MakeDirectPlan(call.args, machine, accumulator_bytes);
+    case ConvLoop::kPhases:
+      return MakePhasePlan(call.args, machine, accumulator_bytes, density);
     default:
       return MakePlan(call.args, machine, accumulator_bytes, density);
   }
@@ -31,10 +34,14 @@ ConvPlan PlanOf(ConvLoop loop, const ConvCall& call, const Machine& machine, int
 }  // namespace
 
 bool SetLoop(const std::string& name) {
-  const std::string names[] = {"auto", "windows", "scatter", "pixels"};
-  for (int i = 0; i < 4; ++i) {
-    if (name != names[i]) continue;
-    ForcedLoop() = i - 1;
+  const std::pair<const char*, int> loops[] = {{"auto", -1},
+                                               {"windows", static_cast<int>(ConvLoop::kWindows)},
+                                               {"scatter", static_cast<int>(ConvLoop::kScatter)},
+                                               {"pixels", static_cast<int>(ConvLoop::kPixels)},
+                                               {"phases", static_cast<int>(ConvLoop::kPhases)}};
+  for (const auto& [known, loop] : loops) {
+    if (name != known) continue;
+    ForcedLoop() = loop;
     ClearPlans();
     return true;
   }
@@ -46,7 +53,8 @@ ConvPlan ChoosePlan(const ConvCall& call, const Machine& machine, int64_t accumu
   Machine typical = machine;
   typical.threads = 2;
   if (call.kernel == nullptr) return PlanOf(ConvLoop::kPixels, call, machine, accumulator_bytes, density);
-  const bool can_run[] = {true, CanScatter(call.args), CanRunPixels(call.args, machine), call.may_be_dense};
+  const bool can_run[] = {true, CanScatter(call.args), CanRunPixels(call.args, machine), call.may_be_dense,
+                          CanRunPhases(call.args, machine, accumulator_bytes, call.packed != nullptr)};
   const int forced = ForcedLoop();
   ConvLoop loop = ConvLoop::kWindows;
   if (forced >= 0) {
@@ -54,7 +62,7 @@ ConvPlan ChoosePlan(const ConvCall& call, const Machine& machine, int64_t accumu
     return PlanOf(loop, call, machine, accumulator_bytes, density);
   }
   ConvPlan best = PlanOf(loop, call, typical, accumulator_bytes, density);
-  for (const ConvLoop other : {ConvLoop::kScatter, ConvLoop::kPixels, ConvLoop::kDirect}) {
+  for (const ConvLoop other : {ConvLoop::kScatter, ConvLoop::kPixels, ConvLoop::kDirect, ConvLoop::kPhases}) {
     if (!can_run[static_cast<int>(other)]) continue;
     const ConvPlan plan = PlanOf(other, call, typical, accumulator_bytes, density);
     if (plan.cycles < best.cycles) best = plan;

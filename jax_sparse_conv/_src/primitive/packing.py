@@ -132,7 +132,7 @@ def pack(kernel: jax.typing.ArrayLike | PackedKernel, *, feature_group_count: in
     front of a `lax.scan`.
 
     Only float32 kernels on one CPU get a copy: those of 1x1, 3x3 and, with AVX-512, 5x5. Calls with a stride of 1 read
-    it, and 1x1 calls with any strides and no padding. For any other kernel or device the result holds the kernel alone,
+    it, with AVX-512 those of 3x3 with strides of 2, and 1x1 calls with any strides and no padding. For any other kernel or device the result holds the kernel alone,
     and runs as the kernel does. During tracing the device is not known. A traced kernel gets a copy where
     `jax.default_device`, or else the first device, is a CPU.
 
@@ -226,7 +226,9 @@ def for_call(
 
 
 def is_read(kernel_shape: tuple[int, ...], strides: Sequence[int], dilation: Sequence[int]) -> bool:
-    """Whether the pixel loop can run the convolution; kernel_shape is [kh, kw, C / groups, K]."""
+    """Whether the loops over pixels can run the convolution; kernel_shape is [kh, kw, C / groups, K]."""
+    if tuple(strides) == (2, 2):
+        return kernel_shape[:2] == (3, 3) and tuple(dilation) == (1, 1) and _native.cpu_isa() == "avx512"
     return _has_window(kernel_shape[:2]) and dilation[1] == 1 and tuple(strides) == (1, 1)
 
 

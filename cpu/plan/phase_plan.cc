@@ -1,0 +1,72 @@
+// How a 3x3 convolution with strides of 2 and a packed kernel is cut into tasks, in the terms of plan/plan.h.
+#include <algorithm>
+
+#include "cpu/plan/plan_search.h"
+
+namespace jsc {
+namespace {
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Cycles of one core, in the unit of plan/window_plan.cc: only their ratios matter.
+constexpr double kVisit =
+    26;  // one pixel in a chunk, for one block: its bits and the branch miss at its list's end, ...
+constexpr double kEntry = 1.5;  // ... each of its non-zeros, ...
+constexpr double kAdd = 0.5;    // ... one multiply-add with a weight from L1 or L2, ...
+constexpr double kSum = 1.5;    // ... and loading and storing one vector of sums
+constexpr double kLine = 2.5;   // 64 bytes of the kernel from the outer cache
+constexpr double kPlace = 3;    // zeroing one vector of sums and writing its result
+constexpr double kTask = 3000;
+constexpr double kUneven = 0.06;   // of a task: how much their zeros differ
+constexpr double kTaps = 9.0 / 4;  // that a pixel meets, on average
+
+}  // namespace
+
+bool CanRunPhases(const ConvArgs& a, const Machine& machine, int64_t accumulator_bytes, bool packed) {
+  constexpr int64_t kVectorBytes = 64;  // with which bits are found fast, and a slice's block is one vector
+  const bool fits = packed && machine.vector_bytes == kVectorBytes && accumulator_bytes == 4 && a.out_channels > 0;
+  for (int i = 0; i < 2; ++i) {
+    // Rows and columns in front of x would have negative phases, which windows beyond its padding have.
+    if (a.kernel_size[i] != 3 || a.stride[i] != 2 || a.dilation[i] != 1 || a.pad_low[i] < 0) return false;
+  }
+  return fits;
+}
+
+ConvPlan MakePhasePlan(const ConvArgs& a, const Machine& machine, int64_t accumulator_bytes, double density) {
+  constexpr int64_t kSlice = 16;  // output channels of a packed block
+  ConvPlan p{};
+  p.loop = ConvLoop::kPhases;
+  const int64_t slices = CeilDiv(a.out_channels / a.groups, kSlice);
+  p.vectors = slices % 4 == 0 ? 4 : slices % 2 == 0 ? 2 : 1;
+  p.block = p.vectors * kSlice;
+  // Of the phase that meets four kernel elements, the part of a slice that stays in L1; twice that makes short lists
+  // longer, which are worth more.
+  constexpr double kFewEntries = 10;
+  int64_t fit = machine.l1_bytes * 3 / 4 / (4 * p.block * accumulator_bytes) / kSlice * kSlice;
+  if (density * static_cast<double>(fit) < kFewEntries) fit *= 2;
+  p.chunk_channels = std::min<int64_t>(std::clamp<int64_t>(fit, kSlice, 64), std::max<int64_t>(1, a.group_channels));
+  p.tile_cols = std::max<int64_t>(1, a.out_size[1]);
+  p.col_tiles = 1;
+  const int64_t rows = std::max<int64_t>(1, a.images / a.stacks * a.out_size[0]), blocks = slices / p.vectors;
+  const double chunks = static_cast<double>(CeilDiv(a.group_channels, p.chunk_channels));
+  const double in_rows = static_cast<double>(a.size[0]) / static_cast<double>(std::max<int64_t>(1, a.out_size[0]));
+  const double vectors = static_cast<double>(p.vectors), width = static_cast<double>(a.size[1]);
+  const double lines = static_cast<double>(a.group_channels) * 9 * vectors;
+  const double sums_bytes = static_cast<double>((a.conv_size[1] + 2) * p.block * accumulator_bytes);
+  const double x_bytes = in_rows * width * static_cast<double>(a.group_channels * accumulator_bytes);
+  const int64_t most = std::clamp<int64_t>(
+      static_cast<int64_t>(0.5 * static_cast<double>(machine.l2_bytes) / (sums_bytes + x_bytes)), 1, rows);
+  const auto cycles = [&](const ConvPlan& cut) {
+    const double mine = static_cast<double>(cut.tile_rows) * in_rows + (cut.row_tiles > 1 ? 1 : 0);
+    const double visits = mine * width * chunks,
+                 entries = density * mine * width * static_cast<double>(a.group_channels);
+    const double block = visits * (kVisit + kSum * 1.5 * vectors) + entries * (kEntry + kAdd * kTaps * vectors) +
+                         lines * kLine + static_cast<double>(cut.tile_rows * a.conv_size[1]) * vectors * kPlace;
+    const double task = kTask + static_cast<double>(cut.task_blocks) * block;
+    const double rounds = static_cast<double>(CeilDiv(cut.tasks, machine.threads));
+    return machine.threads > 1 && cut.tasks > 1 ? rounds * task + kWake + kUneven * task : rounds * task;
+  };
+  return SearchTasks(p, {rows, blocks, a.stacks * a.groups, CeilDiv(rows, most)}, machine.threads, cycles);
+}
+
+}  // namespace jsc
