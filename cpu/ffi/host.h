@@ -22,8 +22,8 @@ std::vector<std::string> AvailableIsas();
 // Uses the named instruction set from now on; false where it is not available.
 bool SetIsa(const std::string& name);
 
-// "windows", "scatter", "pixels" or "phases" for every convolution that has it from now on, "auto" for the cheapest one; false
-// for other names.
+// "windows", "scatter", "pixels" or "phases" for every convolution that has it from now on, "auto" for the cheapest
+// one; false for other names.
 bool SetLoop(const std::string& name);
 
 // Convolution, bias, residual, ReLU and pool, in one pass over x. By a team: as one of several rounds.

@@ -15,7 +15,7 @@ struct Work {
   int64_t parts;           // stacks * groups
   double threads;
   double end;   // of a list: cycles
-  double taps;  // of a window in one chunk
+  double more_taps;  // of a window in one chunk, than nine
   // Of one candidate plan:
   int64_t blocks;      // of output channels
   int64_t chunks;      // of kernel rows and channels
@@ -25,8 +25,8 @@ struct Work {
 };
 
 // Cycles, fitted to single layers of 85 and 95 % zeros on one AVX-512 core; only their ratios matter.
-constexpr double kList = 53;          // compressing, counting, ordering and copying one window's list, ...
-constexpr double kListTap = 3;        // ... the pixel at each of its taps, ...
+constexpr double kList = 80;          // compressing, counting, ordering and copying one window's list, ...
+constexpr double kListTap = 3;        // ... the pixel at each of its taps beyond nine, ...
 constexpr double kListEntry = 1.5;    // ... and each of its entries
 constexpr double kSum = 1.5;          // loading and storing one vector of sums, per window and chunk
 constexpr double kShort = 30;         // more where windows are single pixels: the branch miss at the end of a list
@@ -40,7 +40,7 @@ constexpr double kUneven = 0.1;  // of a task: how much the zeros of tiles diffe
 
 double TaskCycles(const Work& w, const ConvPlan& p) {
   const double windows = p.tile_rows * w.windows_per_row * p.tile_cols / w.columns;
-  const double lists = windows * (kList + kListTap * w.taps + kListEntry * w.entries);
+  const double lists = windows * (kList + kListTap * w.more_taps + kListEntry * w.entries);
   const double vector = kVector + kVectorMiss * w.doublings;
   const double sums = windows * (w.end + kSum * p.vectors + (kEntry + vector * p.vectors) * w.entries);
   const double packing = w.slice_lines * (kPacked + kPackedMiss * w.doublings);
@@ -122,7 +122,7 @@ ConvPlan MakePlan(const ConvArgs& a, const Machine& machine, int64_t accumulator
   p.chunk_taps = std::clamp<int64_t>(kMaxTaps / a.kernel_size[1], 1, a.kernel_size[0]);
   const int64_t taps = p.chunk_taps * a.kernel_size[1];
   Work w = WorkOf(a, typical);
-  w.taps = static_cast<double>(taps);
+  w.more_taps = static_cast<double>(std::max<int64_t>(0, taps - 9));
   Work best_work = w;
   double best_cycles = std::numeric_limits<double>::infinity();
   // Four vectors a block, or two: a narrow block or a slice beyond L1 makes lists longer, which pays where they are

@@ -315,6 +315,9 @@ def _lower(
 ) -> Any:
     if platform == "cpu" and packed is not None and packed.is_for_cpu and not partitioning.is_partitioned(ctx):
         return _lower_on_cpu(ctx, *operands, packed=packed)
+    if packed is not None and packed.is_for_cpu and platform != "cpu":  # lowered on a CPU for something else
+        lower = functools.partial(_repacked, precision=precision, must=must, packed=packed)
+        return mlir.lower_fun(lower, multiple_results=False)(ctx, *operands)
     reason = _why_not_here(ctx, packed, platform)
     if must and reason is not None:
         raise ValueError(
@@ -336,6 +339,13 @@ def _lower(
     if packed is not None:
         attributes["offsets"] = np.array(packed.offsets(), np.int64)
     return call(ctx.replace(avals_out=results), *operands, **attributes)[:1]
+
+
+def _repacked(x: jax.Array, values: jax.Array, *, precision: Any, must: bool, packed: BlockSizes) -> Any:
+    """A block whose parameters are packed for a CPU, by what the other device has."""
+    layers, transition = packed.slices(values)
+    parameters = [parameter for part in (*layers, *([] if transition is None else [transition])) for parameter in part]
+    return dense_block_p.bind(x, *parameters, precision=precision, must=must, packed=None)
 
 
 def _lower_on_cpu(ctx: Any, *operands: Any, packed: BlockSizes) -> Any:
@@ -375,9 +385,7 @@ def _scratch(operands: Sequence[Any], precision: Any, must: bool, packed: BlockS
 
 def _why_not_here(ctx: Any, packed: BlockSizes | None, platform: str | None) -> str | None:
     if platform == "cpu":
-        return why_not_on_cpu(ctx.avals_in, packed) or "a program that is split over devices runs its layers one by one"
-    if packed is not None and packed.is_for_cpu:
-        return "its parameters are packed for a CPU"
+        return why_not_on_cpu(ctx.avals_in, packed) or "its parameters are not packed for a CPU, or split over devices"
     if platform != "cuda":
         return f"there is no kernel for platform {lowering.platform_name(ctx, platform)!r}, only for 'cuda'"
     if not _has_clusters():

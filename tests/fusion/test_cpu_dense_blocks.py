@@ -1,0 +1,144 @@
+"""`dense_block` on a CPU: one call where its parameters are known, against float64, and what it does not change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from blocks import TOLERANCE, Block, check, check_transition, transition_values, values
+from flax import nnx
+from platforms import PLATFORM
+
+import jax_sparse_conv as jsc
+from jax_sparse_conv import models
+from jax_sparse_conv._src import _native
+from jax_sparse_conv._src.fusion import block_parameters
+
+pytestmark = pytest.mark.skipif(PLATFORM != "cpu", reason="the backend is not the CPU")
+
+# Block, M, G, K of the transition or None
+SIZES = [
+    (Block("as in DenseNet", (1, 14, 14, 64), 3), 128, 32, None),
+    (Block("batch of odd sizes", (3, 9, 7, 12), 4), 40, 24, 50),
+    (Block("one pixel", (2, 1, 1, 17), 2), 16, 16, 16),
+    (Block("wide", (1, 8, 8, 256), 2), 128, 32, 160),
+]
+IDS = [block.name for block, *_ in SIZES]
+
+
+def on_device(values: Any) -> Any:
+    return jax.tree.map(cases.on_device, values)
+
+
+def calls_of(function: Any, *arguments: Any) -> int:
+    return int(jax.jit(function).lower(*arguments).as_text().count("@jsc_dense_block"))
+
+
+@pytest.mark.parametrize(("block", "middle", "growth", "features"), SIZES, ids=IDS)
+def test_against_float64(block: Block, middle: int, growth: int, features: int | None, cpu_isa: str) -> None:
+    x, layers = on_device(values(block, np.float32, middle=middle, growth=growth))
+    transition = None
+    if features is not None:
+        transition = on_device(transition_values(block, np.float32, features=features, growth=growth))
+    function = jax.jit(lambda x: jsc.dense_block(x, layers))
+    assert calls_of(function, x) == 1
+    out = function(x)
+    check(out, x, layers, TOLERANCE["highest"])
+    if transition is not None:
+        pooled = jax.jit(lambda x: jsc.dense_block(x, layers, transition=transition))
+        assert calls_of(pooled, x) == 1
+        check_transition(pooled(x), out, transition, TOLERANCE["highest"])
+
+
+def test_what_is_known_when() -> None:
+    """Constants and packed parameters are read packed; arguments run layer by layer, unless one call is asked for."""
+    block = Block("small", (1, 6, 6, 20), 2)
+    x, layers = on_device(values(block, np.float32, middle=16, growth=16))
+    packed = jsc.pack_dense_block(layers)
+    assert calls_of(lambda x: jsc.dense_block(x, layers), x) == 1
+    assert calls_of(lambda x: jsc.dense_block(x, packed), x) == 1
+    assert calls_of(lambda x, layers: jsc.dense_block(x, layers), x, layers) == 0
+    assert calls_of(lambda x, layers: jsc.dense_block(x, layers, implementation="fused"), x, layers) == 1
+    assert calls_of(lambda x: jsc.dense_block(x, layers, implementation="xla"), x) == 0
+    wanted = jsc.dense_block(x, layers, implementation="xla")
+    for function in (jsc.dense_block, jax.jit(jsc.dense_block, static_argnames="implementation")):
+        found = function(x, layers, implementation="fused")
+        assert jnp.linalg.norm(found - wanted) <= 2e-6 * jnp.linalg.norm(wanted)
+
+
+def test_packing_for_the_cpu_and_back() -> None:
+    block = Block("odd", (1, 4, 4, 21), 3)
+    _, layers = on_device(values(block, np.float32, middle=40, growth=24))
+    transition = on_device(transition_values(block, np.float32, features=50, growth=24))
+    plain = jsc.pack_dense_block(layers, transition)
+    packed = block_parameters.for_cpu(plain)
+    assert packed.sizes == plain.sizes._replace(is_for_cpu=True)
+    for found, wanted in ((packed.layers, layers), (packed.transition, transition)):
+        jax.tree.map(np.testing.assert_array_equal, found, wanted)
+
+
+def test_transformations() -> None:
+    block = Block("small", (2, 6, 6, 20), 2)
+    x, layers = on_device(values(block, np.float32, middle=16, growth=16))
+
+    def by(implementation: str | None) -> Any:
+        return lambda x: jsc.dense_block(x, layers, implementation=implementation)
+
+    stacked = jnp.stack([x, 2 * x])
+    assert calls_of(jax.vmap(by(None)), stacked) == 1
+    np.testing.assert_allclose(jax.vmap(by(None))(stacked), jax.vmap(by("xla"))(stacked), rtol=1e-4, atol=1e-4)
+    for transform in (lambda f: jax.grad(lambda x: jnp.sum(f(x) ** 2)), jax.checkpoint, lambda f: jax.jit(f)):
+        found, wanted = (transform(by(implementation))(x) for implementation in (None, "xla"))
+        np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-4)
+    by_parameters = jax.grad(lambda layers: jnp.sum(jsc.dense_block(x, layers) ** 2))(layers)
+    wanted = jax.grad(lambda layers: jnp.sum(jsc.dense_block(x, layers, implementation="xla") ** 2))(layers)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-3), by_parameters, wanted)
+
+
+def test_infinite_weights_do_not_meet_zeros() -> None:
+    block = Block("small", (1, 5, 5, 16), 1)
+    x, layers = values(block, np.float32, middle=16, growth=16)
+    layers[0].kernel1[0, 0, 3, 2] = np.inf
+    x[...] = 0
+    layers[0].shift[...] = -1  # so that every element is clipped
+    out = np.asarray(jsc.dense_block(*on_device((x, layers))))
+    assert np.isfinite(out).all()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_other_dtypes_run_layer_by_layer(dtype: str) -> None:
+    x, layers = on_device(values(Block("small", (1, 6, 6, 20), 2), jnp.dtype(dtype), middle=16, growth=16))
+    assert calls_of(lambda x: jsc.dense_block(x, layers), x) == 0
+    with pytest.raises(ValueError, match="cannot run"):
+        jsc.dense_block(x, layers, implementation="fused")
+
+
+def test_a_network_runs_its_blocks_as_one_call_each() -> None:
+    model = models.DenseNet((2, 3), growth=16, num_classes=10, rngs=nnx.Rngs(0))
+    model.eval()
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 64, 64, 3)), jnp.float32)
+    function = jsc.nnx.jit_inference(model)
+    blocks = {row.block for row in function.report(x).rows if row.block is not None}
+    assert len(blocks) == 2
+    wanted = model(x)
+    assert jnp.linalg.norm(function(x) - wanted) <= 1e-5 * jnp.linalg.norm(wanted)
+
+
+def test_native_code_refuses_what_does_not_fit() -> None:
+    if _native.why_missing("dense_block", "cpu", "float32") is not None:
+        pytest.skip("the extension for the CPU is not built")
+    call = jax.ffi.ffi_call(
+        "jsc_dense_block",
+        [jax.ShapeDtypeStruct((1, 4, 4, 32), np.float32), jax.ShapeDtypeStruct((1, 4, 4, 16), np.float32)],
+    )
+    x = jnp.ones((1, 4, 4, 16))
+    sizes: dict[str, Any] = {"layers": np.int64(1), "middle": np.int64(16), "growth": np.int64(16)}
+    for count, offsets in ((64, (0, 64, 128, 10**6, 192)), (64, (0, 64)), (64, (-64, 0, 0, 0, 0))):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="a parameter does not lie in the array"):
+            call(x, jnp.ones(count), features=np.int64(0), offsets=np.array(offsets, np.int64), **sizes)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="must not be negative"):
+        call(x, jnp.ones(64), features=np.int64(-1), offsets=np.zeros(5, np.int64), **sizes)
