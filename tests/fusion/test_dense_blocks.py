@@ -27,7 +27,7 @@ from platforms import PLATFORM
 import jax_sparse_conv as jsc
 from jax_sparse_conv._src import _native
 from jax_sparse_conv._src.devices import Device
-from jax_sparse_conv._src.fusion import dense_blocks
+from jax_sparse_conv._src.fusion import block_limits, dense_blocks
 from jax_sparse_conv._src.fusion.block_parameters import DenseBlockLayer
 from jax_sparse_conv._src.fusion.dense_blocks import dense_block_p
 
@@ -183,8 +183,8 @@ def test_shapes_are_abstract(monkeypatch: pytest.MonkeyPatch) -> None:
     symbolic = jax.ShapeDtypeStruct((*jax.export.symbolic_shape("n"), 6, 5, 32), np.float32)
     operands = [symbolic, *(v for layer in layers for v in layer)]
     monkeypatch.setattr(_native, "why_missing", lambda *_: None)
-    assert dense_blocks.why_not(operands) == "its sizes are not known yet"
-    assert not dense_blocks.is_one_call(symbolic, layers)  # type: ignore[arg-type]
+    assert block_limits.why_not(operands) == "its sizes are not known yet"
+    assert not block_limits.is_one_call(symbolic, layers)  # type: ignore[arg-type]
     assert jax.eval_shape(bound, symbolic, layers).shape[1:] == (6, 5, 96)
 
 
@@ -195,7 +195,7 @@ def test_few_images_are_one_call(monkeypatch: pytest.MonkeyPatch, many: bool) ->
     for (dtype, precision), most in zip(KINDS, (2, 8, 4, 4), strict=True):
         for images in (1, most, most + 1):
             x, layers = values(Block("few", (images, 2, 2, 32), 1), jnp.dtype(dtype))
-            assert dense_blocks.is_one_call(x, layers, precision) == (many or images <= most)
+            assert block_limits.is_one_call(x, layers, precision) == (many or images <= most)
 
 
 def test_many_images_have_the_transition_behind_their_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +221,7 @@ def test_what_the_kernel_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def why(block: Block, dtype: Any = np.float32, **sizes: int) -> str | None:
         x, layers = values(block, dtype, **sizes)
-        return dense_blocks.why_not([x, *(v for layer in layers for v in layer)])
+        return block_limits.why_not([x, *(v for layer in layers for v in layer)])
 
     assert why(Block("fits", (1, 7, 7, 64), 2)) is None
     assert "dtype float64 is not one of" in str(why(Block("wide", (1, 7, 7, 64), 1), np.float64))
@@ -233,7 +233,7 @@ def test_what_the_kernel_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     def why_transition(block: Block, out_channels: int) -> str | None:
         x, layers = values(block, np.float32)
         parameters = transition_values(block, np.float32, out_channels)
-        return dense_blocks.why_not([x, *(v for layer in layers for v in layer), *parameters])
+        return block_limits.why_not([x, *(v for layer in layers for v in layer), *parameters])
 
     assert why_transition(Block("fits", (1, 7, 7, 64), 2), 64) is None
     assert "from C=128 to K=60 channels is not" in str(why_transition(Block("k", (1, 7, 7, 64), 2), 60))

@@ -30,7 +30,7 @@ from platforms import PLATFORM
 import jax_sparse_conv as jsc
 from jax_sparse_conv._src import _native
 from jax_sparse_conv._src.devices import Device
-from jax_sparse_conv._src.fusion import dense_blocks
+from jax_sparse_conv._src.fusion import block_limits
 from jax_sparse_conv._src.fusion.block_parameters import DenseBlockLayer, DenseTransition, PackedDenseBlock
 from jax_sparse_conv._src.fusion.dense_blocks import dense_block_p
 
@@ -221,11 +221,11 @@ def test_whether_it_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_native, "why_missing", lambda *_: None)
     monkeypatch.setattr(_native, "has_warpgroups", lambda: False)
     x, layers, transition = parameters(SMALL[0])
-    assert dense_blocks.is_one_call(x, layers, None, transition)
-    assert not dense_blocks.is_one_call(jnp.concatenate([x] * 5), layers, None, transition)
+    assert block_limits.is_one_call(x, layers, None, transition)
+    assert not block_limits.is_one_call(jnp.concatenate([x] * 5), layers, None, transition)
     row = x[:, :1]
-    assert not dense_blocks.is_one_call(row, layers, None, transition)
-    assert dense_blocks.is_one_call(row, layers)
+    assert not block_limits.is_one_call(row, layers, None, transition)
+    assert block_limits.is_one_call(row, layers)
 
 
 # --- the kernel ------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from oracle import relative_error
 import jax_sparse_conv as jsc
 from jax_sparse_conv import models
 from jax_sparse_conv._src import _native
-from jax_sparse_conv._src.fusion import dense_blocks
+from jax_sparse_conv._src.fusion import block_limits
 from jax_sparse_conv._src.fusion.dense_blocks import dense_block_p
 from jax_sparse_conv.models.densenet import DenseNet
 
@@ -48,7 +48,7 @@ def test_a_network_joins_the_layers_of_its_blocks(monkeypatch: pytest.MonkeyPatc
     assert blocks_of(model, x) == 0
     models.set_network_implementation(model, None)
     monkeypatch.setattr(_native, "has_warpgroups", lambda: False)
-    many = jnp.zeros((dense_blocks.most_images("float32", None) + 1, 32, 32, 3))
+    many = jnp.zeros((block_limits.most_images("float32", None) + 1, 32, 32, 3))
     assert blocks_of(model, many) == 0
 
 

@@ -19,7 +19,7 @@ from jax_sparse_conv._src import devices
 from jax_sparse_conv._src.accelerate import equations, maps
 from jax_sparse_conv._src.accelerate.rows import Row
 from jax_sparse_conv._src.accelerate.values import Values
-from jax_sparse_conv._src.fusion import dense_blocks
+from jax_sparse_conv._src.fusion import block_limits, dense_blocks
 from jax_sparse_conv._src.fusion.block_parameters import DenseBlockLayer, DenseTransition, for_cpu, pack_dense_block
 from jax_sparse_conv._src.fusion.jaxprs import Equation, FlatJaxpr
 from jax_sparse_conv._src.primitive import primitives
@@ -234,9 +234,9 @@ class _Search:
     ) -> bool:
         """Whether a block of such parameters is one call where the function runs."""
         if devices.default_platform() == "gpu":
-            return dense_blocks.is_one_call(x, layers, precision, transition)
+            return block_limits.is_one_call(x, layers, precision, transition)
         is_known = all(map(self._values.is_fixed, self._read_by(block)))
-        return is_known and dense_blocks.is_one_call_on_cpu(x, layers, transition)
+        return is_known and block_limits.is_one_call_on_cpu(x, layers, transition)
 
     def _read_by(self, block: _Block) -> list[int]:
         """All parameters of a block."""

@@ -27,7 +27,7 @@ from jax.sharding import PartitionSpec
 
 from jax_sparse_conv._src import _native, devices
 from jax_sparse_conv._src.api import arguments, ops
-from jax_sparse_conv._src.fusion import block_parameters
+from jax_sparse_conv._src.fusion import block_limits, block_parameters
 from jax_sparse_conv._src.fusion.block_parameters import (
     BlockSizes,
     DenseBlockLayer,
@@ -37,23 +37,13 @@ from jax_sparse_conv._src.fusion.block_parameters import (
     parts_of,
 )
 from jax_sparse_conv._src.primitive import jax_internals, lowering, partitioning, primitives, reference
-from jax_sparse_conv._src.problem.geometry import MAX_ELEMENTS
 
 IMPLEMENTATIONS = ("xla", "fused")
-# Images of a batch up to which `implementation=None` runs a block by the kernels for few images. It counts where there
-# are no kernels for many. By TF32, HIGHEST and 16 bits.
-_MOST_IMAGES, _MOST_IMAGES_EXACT, _MOST_IMAGES_16BIT = 8, 2, 4
 # From so many images, or of two or more images from so many pixels, the kernels for many images are faster. That holds
 # even where those for few images would do.
 _MANY_IMAGES, _MANY_PIXELS = 8, 700
-
-_GROWTH, _MIDDLE, _CHANNELS = 32, 128, 32  # kGrowth, kMiddle, kDenseChannels
-_MAX_CHANNELS, _MAX_LAYERS, _FAR = 4096, 128, 2**13
-_LEAST_CHANNELS, _MAX_CPU_CHANNELS = 16, 2**16  # on a CPU: a vector, and what the call takes
-_MAX_TRANSITION, _OUT_CHANNELS_STEP = 2048, 8  # channels of a transition's input; of its result, a multiple of
 _SHARED_MEMORY = 200_000  # bytes of a block
 _WARPGROUPS = (9, 0)  # compute capability
-_DTYPES = ("float32", "bfloat16", "float16")
 
 
 def dense_block(
@@ -119,10 +109,12 @@ def dense_block(
     precision = arguments.canonical_precision(precision)
     if implementation != "xla" and devices.default_platform() == "cpu":
         operands, packed = _for_cpu(operands, packed, must=implementation == "fused")
-    reason = why_not(operands, packed)
+    reason = block_limits.why_not(operands, packed)
     if implementation == "fused" and reason is not None:
         raise ValueError(f"implementation='fused' cannot run: {reason}; implementation=None or 'xla' can")
-    if implementation == "xla" or (implementation is None and not (reason is None and _may_join(x, precision))):
+    if implementation == "xla" or (
+        implementation is None and not (reason is None and block_limits.may_join(x, precision, packed))
+    ):
         return separate(*operands, precision=precision, packed=packed, implementation=implementation)
     operands = primitives.same_varying_axes(operands)
     out: jax.Array = dense_block_p.bind(*operands, precision=precision, must=implementation == "fused", packed=packed)
@@ -147,7 +139,11 @@ def _for_cpu(
     """The operands with parameters as the CPU's kernels read them, where they are known or the call must be one."""
     x, *parameters = operands
     is_known = not any(isinstance(each, jax.core.Tracer) for each in parameters)
-    if (packed is not None and packed.is_for_cpu) or not (is_known or must) or why_not_on_cpu(operands, packed):
+    if (
+        (packed is not None and packed.is_for_cpu)
+        or not (is_known or must)
+        or block_limits.why_not_on_cpu(operands, packed)
+    ):
         return operands, packed
     with jax.ensure_compile_time_eval() if is_known else contextlib.nullcontext():
         plain = None if packed is None else PackedDenseBlock(parameters[0], packed)
@@ -181,102 +177,6 @@ def _transition(x: jax.Array, transition: DenseTransition, **options: Any) -> ja
     return ops.conv_pool(y, transition.kernel, activation=None, pool="avg", **options)
 
 
-def _described(operands: Sequence[Any], packed: BlockSizes | None) -> tuple[Any, list[DenseBlockLayer], Any]:
-    """x, the layers and the transition of operands as the primitive has them; of packed ones without values."""
-    x, *parameters = operands
-    return x, *(parts_of(parameters) if packed is None else packed.abstract(parameters[0].dtype))
-
-
-def most_images(dtype: Any, precision: Any) -> int:
-    """Images of a batch up to which the kernels for few are expected to be faster than layers one by one."""
-    if str(dtype) != "float32":
-        return _MOST_IMAGES_16BIT
-    return _MOST_IMAGES_EXACT if lowering.is_highest(precision) else _MOST_IMAGES
-
-
-def is_one_call_on_cpu(
-    x: jax.Array, layers: Sequence[DenseBlockLayer], transition: DenseTransition | None = None
-) -> bool:
-    """Whether `implementation=None` runs such a block as one call on a CPU, if its parameters are known."""
-    return why_not_on_cpu([x, *(parameter for layer in layers for parameter in layer), *(transition or ())]) is None
-
-
-def is_one_call(
-    x: jax.Array,
-    layers: Sequence[DenseBlockLayer],
-    precision: lax.PrecisionLike = None,
-    transition: DenseTransition | None = None,
-) -> bool:
-    """Whether `implementation=None` would run such a block as one call where there is a GPU for it."""
-    reason = why_not([x, *(parameter for layer in layers for parameter in layer), *(transition or ())])
-    return reason is None and _may_join(x, arguments.canonical_precision(precision))
-
-
-def _may_join(x: Any, precision: Any) -> bool:
-    """Whether some GPU that this installation has kernels for is expected to be faster with one call; a CPU is."""
-    return bool(x.shape[0] <= most_images(x.dtype, precision)) or _native.has_warpgroups()
-
-
-def why_not(operands: Sequence[Any], packed: BlockSizes | None = None) -> str | None:
-    """Why a block cannot be one call on any device that this installation has kernels for, or None."""
-    if packed is not None and packed.is_for_cpu:
-        return why_not_on_cpu(operands, packed)
-    x, block, transition = _described(operands, packed)
-    layers = len(block)
-    if (missing := _native.why_missing("dense_block", "cuda", x.dtype)) is not None:
-        return missing
-    if any(map(jax.export.is_symbolic_dim, x.shape)):
-        return "its sizes are not known yet"
-    if str(x.dtype) not in _DTYPES:
-        return f"dtype {x.dtype} is not one of {', '.join(_DTYPES)}"
-    sizes = [(layer.kernel1.shape[3], layer.kernel2.shape[3]) for layer in block]
-    other = next((size for size in sizes if size != (_MIDDLE, _GROWTH)), None)
-    if other is not None:
-        return f"M={other[0]} and G={other[1]} of its layers are not {_MIDDLE} and {_GROWTH}"
-    if x.shape[3] % _CHANNELS or x.shape[3] + layers * _GROWTH > _MAX_CHANNELS:
-        return f"C0={x.shape[3]} is not a multiple of {_CHANNELS}, or the result has more than {_MAX_CHANNELS} channels"
-    if layers > _MAX_LAYERS:
-        return f"it has {layers} layers, more than {_MAX_LAYERS}"
-    if min(x.shape) < 1:
-        return "it has nothing to compute"
-    if max(x.shape[1:3]) > _FAR or math.prod(x.shape[:3]) * (x.shape[3] + layers * _GROWTH) > MAX_ELEMENTS:
-        return "its map is too large"
-    return None if transition is None else _why_no_transition(x, transition)
-
-
-def why_not_on_cpu(operands: Sequence[Any], packed: BlockSizes | None = None) -> str | None:
-    """Why a block cannot be one call on a CPU, or None."""
-    x, block, transition = _described(operands, packed)
-    if (missing := _native.why_missing("dense_block", "cpu", x.dtype)) is not None:
-        return missing
-    if str(x.dtype) != "float32":
-        return f"dtype {x.dtype} is not float32"
-    if any(map(jax.export.is_symbolic_dim, x.shape)):
-        return "its sizes are not known yet"
-    sizes = {(layer.kernel1.shape[3], layer.kernel2.shape[3]) for layer in block}
-    if len(sizes) > 1:
-        return "M or G of its layers differ"
-    middle, growth = sizes.pop()
-    if min(middle, growth) < _LEAST_CHANNELS:
-        return f"M={middle} or G={growth} of its layers is below {_LEAST_CHANNELS}"
-    if min(x.shape) < 1 or (transition is not None and transition.kernel.shape[3] < 1):
-        return "it has nothing to compute"
-    channels = x.shape[3] + len(block) * growth
-    if channels > _MAX_CPU_CHANNELS or math.prod(x.shape[1:3]) * max(channels, middle) > MAX_ELEMENTS:
-        return "its map is too large"
-    return None
-
-
-def _why_no_transition(x: Any, transition: DenseTransition) -> str | None:
-    channels, out_channels = transition.kernel.shape[2:]
-    if channels > _MAX_TRANSITION or out_channels % _OUT_CHANNELS_STEP or not 0 < out_channels <= _MAX_CHANNELS:
-        return (
-            f"its transition from C={channels} to K={out_channels} channels is not from at most {_MAX_TRANSITION} to a "
-            f"multiple of {_OUT_CHANNELS_STEP}"
-        )
-    return "its map is too small for a pool" if min(x.shape[1:3]) < 2 else None
-
-
 # --- the primitive ---------------------------------------------------------------------------------------------------
 
 # x, the five parameters of every layer and three of a transition; or x and one array that `packed` says the sizes of.
@@ -293,7 +193,7 @@ def _map_of(x: Any, layers: Sequence[DenseBlockLayer]) -> Any:
 
 def _abstract_eval(*operands: Any, precision: Any, must: bool, packed: BlockSizes | None) -> Any:
     del precision, must
-    x, layers, transition = _described(operands, packed)
+    x, layers, transition = block_limits.described(operands, packed)
     out = _map_of(x, layers)
     if transition is None:
         return out
@@ -327,7 +227,7 @@ def _lower(
     if scratch is None or partitioning.is_partitioned(ctx):
         lower = functools.partial(separate, precision=precision, packed=packed)
         return mlir.lower_fun(lower, multiple_results=False)(ctx, *operands)
-    x, layers, transition = _described(ctx.avals_in, packed)
+    x, layers, transition = block_limits.described(ctx.avals_in, packed)
     if scratch > 0 and transition is not None:
         lower = functools.partial(_then_transition, precision=precision, packed=packed)
         return mlir.lower_fun(lower, multiple_results=False)(ctx, *operands)
@@ -349,7 +249,7 @@ def _repacked(x: jax.Array, values: jax.Array, *, precision: Any, must: bool, pa
 
 
 def _lower_on_cpu(ctx: Any, *operands: Any, packed: BlockSizes) -> Any:
-    x, layers, _ = _described(ctx.avals_in, packed)
+    x, layers, _ = block_limits.described(ctx.avals_in, packed)
     results = [*ctx.avals_out, x.update(shape=(*x.shape[:3], packed.middle), weak_type=False)]
     if packed.features is not None:  # the block's map is scratch memory
         results.append(_map_of(x, layers))
@@ -374,8 +274,8 @@ def _then_transition(*operands: jax.Array, precision: Any, packed: BlockSizes | 
 
 def _scratch(operands: Sequence[Any], precision: Any, must: bool, packed: BlockSizes | None) -> int | None:
     """Bytes of scratch memory of one call, 0 for few images; None where layers one by one are expected to be faster."""
-    x, layers, transition = _described(operands, packed)
-    images, most, pixels = x.shape[0], most_images(x.dtype, precision), math.prod(x.shape[:3])
+    x, layers, transition = block_limits.described(operands, packed)
+    images, most, pixels = x.shape[0], block_limits.most_images(x.dtype, precision), math.prod(x.shape[:3])
     many = images > min(most, _MANY_IMAGES - 1) or (images > 1 and pixels >= _MANY_PIXELS)
     if many and _has_warpgroups() and (transition is None or not must):
         exact = str(x.dtype) == "float32" and lowering.is_highest(precision)
@@ -385,12 +285,15 @@ def _scratch(operands: Sequence[Any], precision: Any, must: bool, packed: BlockS
 
 def _why_not_here(ctx: Any, packed: BlockSizes | None, platform: str | None) -> str | None:
     if platform == "cpu":
-        return why_not_on_cpu(ctx.avals_in, packed) or "its parameters are not packed for a CPU, or split over devices"
+        return (
+            block_limits.why_not_on_cpu(ctx.avals_in, packed)
+            or "its parameters are not packed for a CPU, or split over devices"
+        )
     if platform != "cuda":
         return f"there is no kernel for platform {lowering.platform_name(ctx, platform)!r}, only for 'cuda'"
     if not _has_clusters():
         return "it needs a data-center GPU with clusters (compute capability 9.0 or later)"
-    return why_not(ctx.avals_in, packed)
+    return block_limits.why_not(ctx.avals_in, packed)
 
 
 def _has_clusters() -> bool:
