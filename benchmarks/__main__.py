@@ -28,6 +28,7 @@ SUITES = {
     "models": ("networks.models", "models that others wrote, by accelerate and jit_inference"),
     "packed": ("networks.packed", "networks with packed kernels as arguments"),
     "gradients": ("suites.gradients", "gradients of single layers, against lax's"),
+    "peers": ("networks.peers", "CPU: whole networks beside other frameworks"),
     "training": ("networks.training", "a training step, against XLA and PyTorch"),
     "real_weights": ("networks.real_weights", "ImageNet weights on photographs: right, and faster?"),
     "scaling": ("suites.scaling", "the CPU kernels on 1 to 16 cores"),

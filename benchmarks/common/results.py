@@ -49,6 +49,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "models": ("model", "batch", "kind", "size", "weights"),
     "networks": ("network", "kind", "batch", "weights", "quick"),
     "packed": ("network", "batch"),
+    "peers": ("network", "kind", "batch", "threads", "zeros", "quick"),
     "real_weights": ("network", "implementation", "batch"),
     "run": ("network", "batch", "dtype", "precision", "implementation", "plan"),
     "scaling": ("layer", "batch", "maps", "threads"),

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from benchmarks.common.results import Row
 from benchmarks.document.markdown import KINDS, MODELS, kind, mean, microseconds, network, rank, ratio, table
 from benchmarks.networks import network_rows
 from benchmarks.networks.network_cases import XLA
+from benchmarks.networks.peer_sides import PEERS
 
 _SIDES = {"auto": "`None`", "fused": "all chains"}
 _SAME = 0.03  # of a time: that with all chains has a line where it differs by more from `None`
 _MORE = 1.005  # times as much memory as XLA's
+_OF_PEERS = ("network", "kind", "batch", "threads")
 _BY_NETWORK = ("network", "weights", "batch", "side")
 _HOST = {"nnx.jit": "`nnx.jit`", "cached_partial": "`nnx.cached_partial`", "state": "`jax.jit` of the state"} | {
     "jit_inference": "`jit_inference`",
@@ -165,6 +168,39 @@ def _microseconds_of(row: Row, side: str) -> str:
 
 def _waited(row: Row, side: str) -> float:
     return float(row.get(f"{side}_waited_us", math.inf))
+
+
+def peers(rows: Sequence[Row]) -> list[str]:
+    """Whole networks beside other frameworks, and which of those were skipped and why."""
+    names = (*PEERS.values(), "XLA", "ours")
+    titles = ("network", "precision", "batch", "threads", *(f"{name} ms" for name in names))
+    found: dict[tuple[Any, ...], dict[str, Row]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[key] for key in _OF_PEERS), {})[row["zeros"]] = row
+    lines = (
+        (
+            network(case[0]),
+            *map(str, case[1:]),
+            *(_milliseconds(by_zeros.get("profile"), side) for side in (*PEERS, XLA, "ours")),
+            *(_ratio_and_peer(by_zeros.get(zeros)) for zeros in ("profile", "none")),
+            f"{by_zeros['profile']['error']['ours']:.0e}" if "profile" in by_zeros else "",
+        )
+        for case, by_zeros in sorted(found.items(), key=lambda item: (item[0][1], rank(item[0][0]), item[0][2:]))
+    )
+    skipped = dict.fromkeys(
+        f"{PEERS.get(side, side)}, {row['kind']}: {reason}" for row in rows for side, reason in row["skipped"].items()
+    )
+    text = [table((*titles, "ratio", "without zeros", "error"), lines)]
+    return text + ([f"**Skipped**: {'; '.join(skipped)}."] if skipped else [])
+
+
+def _milliseconds(row: Row | None, side: str) -> str:
+    return f"{row['ms'][side]:.1f}" if row is not None and side in row["ms"] else ""
+
+
+def _ratio_and_peer(row: Row | None) -> str:
+    """The ratio, and whose time it is of."""
+    return "" if row is None or row["ratio"] is None else f"{ratio(row['ratio'])} ({PEERS[row['fastest']]})"
 
 
 def training(rows: Sequence[Row]) -> list[str]:
