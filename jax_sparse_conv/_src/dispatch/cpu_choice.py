@@ -52,6 +52,8 @@ def by_rules(workload: Workload) -> Choice:
     """What is expected to be the fastest without a table."""
     if workload.is_image and has_dense(workload):
         return Choice(math.inf, may_be_dense=True)
+    if has_dense(workload) and _suits_dense(workload):
+        return Choice(math.inf, may_be_dense=True)
     below = density_of_sparse(workload)
     if below <= 0 or not has_dense(workload) or _most_of_odd(workload) < math.inf:
         return Choice(below)
@@ -124,6 +126,18 @@ def _most_of_odd(workload: Workload) -> float:
     if taps > 1 and all(s > k for s, k in zip(workload.geometry.strides, workload.kernel_shape[1:3], strict=True)):
         limits.append(of["density, strides"] if passed < of["passed over"] else 0.0)
     return min(limits)
+
+
+def _suits_dense(workload: Workload) -> bool:
+    """Whether the dense kernel beats XLA on a shape that the sparse loops do not suit: few input channels, or a large
+    window and a vector of output channels. One row of a window is one run of its products.
+    """
+    of = model.of_cpu("cpu shapes")
+    taps, strides = _taps(workload), zip(workload.geometry.strides, workload.kernel_shape[1:3], strict=True)
+    if taps == 1 or any(s > k for s, k in strides):
+        return False
+    is_large = taps >= of["taps, many"] and workload.kernel_shape[4] > of["channels, few"]
+    return is_large or workload.kernel_shape[3] <= of["channels in, few"]
 
 
 def _taps(workload: Workload) -> int:
