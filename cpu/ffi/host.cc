@@ -266,7 +266,7 @@ ffi::Error RunDirectCall(ffi::ThreadPool& pool, const ConvCall& call) {
   const bool depthwise = IsDepthwise(call.args);
   ConvCall flat = call;
   if (depthwise) flat.args.groups = 1;  // all channels as one group whose kernel has one input channel
-  const ConvPlan plan = MakeDirectPlan(flat.args, machine, dtype == kFloat64 ? 8 : 4);
+  const ConvPlan plan = MakeDirectPlan(flat.args, machine, dtype == kFloat64 ? 8 : 4, flat.packed != nullptr);
   const auto make = [&](Taken taken, int64_t) { return TaskAt(flat, plan, taken.begin); };
   Team team(pool);
   return RunTasks(team, machine.threads, plan.tasks, make, (depthwise ? isa.depthwise_bytes : isa.direct_bytes)[dtype],

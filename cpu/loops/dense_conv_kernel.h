@@ -9,6 +9,7 @@
 //   run of packed pixels, and of weights, where the kernel is not dilated: a stem of three channels has runs of 9 or
 //   21 products. Addresses of a window are added up once per run. The loop checks no bounds, because the packed pixels
 //   have their padding.
+// 1x1: a packed kernel is read as it lies, eight vectors to a row, and so is x where it needs no padding.
 // Order of each sum: a chunk's products from 0 on, then the chunks (core/simd.h, AddTo).
 // Bound by: multiply-adds on wide layers; packing x and the kernel where there are few windows or few channels.
 #ifndef JSC_CPU_LOOPS_DENSE_CONV_KERNEL_H_
@@ -25,7 +26,8 @@ constexpr int64_t kMostWindows = 8;  // that run together
 
 // Windows that run together, so that their sums, a row of weights and a broadcast value are registers.
 template <int kVectors>
-constexpr int kDirectWindows = kVectors == 4                     ? 6
+constexpr int kDirectWindows = kVectors == 8                     ? 3
+                               : kVectors == 4                   ? 6
                                : kManyRegisters || kVectors == 1 ? 8
                                                                  : 6;
 
@@ -52,19 +54,36 @@ inline Patch PatchOf(const ConvTask& task, const Tile& tile) {
 // Taps whose pixels lie one behind the other: a row of the kernel, unless it is dilated.
 inline int64_t RunTaps(const ConvArgs& a) { return a.dilation[1] == 1 ? a.kernel_size[1] : 1; }
 
+// Whether windows are read in x: each is a pixel, all of them lie within it, and its type is that of sums.
+template <typename T>
+inline bool ReadsInPlace(const ConvTask& task) {
+  const ConvArgs& a = task.call->args;
+  bool inside = sizeof(T) == sizeof(Accumulator<T>);
+  for (int i = 0; i < 2; ++i) {
+    inside &= a.kernel_size[i] == 1 && a.pad_low[i] == 0 && (a.conv_size[i] - 1) * a.stride[i] < a.size[i];
+  }
+  return inside;
+}
+
+// Whether the kernel is read as a packed one lies: 1x1, of which a row of a block is one.
+inline bool ReadsPacked(const ConvTask& task) {
+  const ConvArgs& a = task.call->args;
+  return task.call->packed != nullptr && a.kernel_size[0] * a.kernel_size[1] == 1 && task.plan->block == PackedBlock(a);
+}
+
 template <typename A>
 struct DirectBuffers {
   TileImage* images;  // [tile images]
-  A* packed;          // [chunk rows + 1, block]
+  A* packed;          // [chunk rows + 1, block], unless the call has it
   A* sums;            // [task blocks, windows + kMostWindows, block]
-  A* pixels;          // [patch rows, patch columns, chunk channels]
+  A* pixels;          // [patch rows, patch columns, chunk channels], unless they are read in x
   int64_t* windows;   // [windows + kMostWindows] where each begins in the patch, in pixels
   int64_t* taps;      // [kh * kw] and how far each run of them is from there
   int64_t bytes;
 };
 
 template <typename A>
-DirectBuffers<A> TakeDirectBuffers(const ConvTask& task, const Tile& tile, char* scratch) {
+DirectBuffers<A> TakeDirectBuffers(const ConvTask& task, const Tile& tile, bool in_place, char* scratch) {
   const ConvPlan& p = *task.plan;
   const ConvArgs& a = task.call->args;
   const int64_t taps = a.kernel_size[0] * a.kernel_size[1];
@@ -72,9 +91,9 @@ DirectBuffers<A> TakeDirectBuffers(const ConvTask& task, const Tile& tile, char*
   Arena arena(scratch);
   DirectBuffers<A> buffers{};
   buffers.images = arena.Take<TileImage>(tile.images);
-  buffers.packed = arena.Take<A>((taps * p.chunk_channels + 1) * p.block);
+  buffers.packed = arena.Take<A>(ReadsPacked(task) ? 0 : (taps * p.chunk_channels + 1) * p.block);
   buffers.sums = arena.Take<A>((task.block_end - task.block_begin) * (tile.windows + kMostWindows) * p.block);
-  buffers.pixels = arena.Take<A>(patch.rows * patch.columns * p.chunk_channels);
+  buffers.pixels = arena.Take<A>(in_place ? 0 : patch.rows * patch.columns * p.chunk_channels);
   buffers.windows = arena.Take<int64_t>(tile.windows + kMostWindows);
   buffers.taps = arena.Take<int64_t>(taps);
   buffers.bytes = arena.used();
@@ -99,6 +118,23 @@ void LocateDirectWindows(const ConvArgs& a, const Tile& tile, const Patch& patch
       buffers.taps[ky * runs + kx] = ky * a.dilation[0] * patch.columns + kx * a.dilation[1];
     }
   }
+}
+
+// The same for windows that are pixels of x: where each lies there.
+template <typename A>
+void LocatePixels(const ConvArgs& a, const Tile& tile, DirectBuffers<A>& buffers) {
+  int64_t window = 0;
+  for (int64_t i = 0; i < tile.images; ++i) {
+    const TileImage& image = buffers.images[i];
+    for (int64_t y = image.conv_rows.begin; y < image.conv_rows.end; ++y) {
+      const int64_t row = (image.image * a.size[0] + y * a.stride[0]) * a.size[1];
+      for (int64_t x = tile.conv_cols.begin; x < tile.conv_cols.end; ++x) {
+        buffers.windows[window++] = row + x * a.stride[1];
+      }
+    }
+  }
+  for (int64_t i = 0; i < kMostWindows; ++i) buffers.windows[window + i] = 0;  // computed and not used
+  buffers.taps[0] = 0;
 }
 
 // target[0, count) = source widened.
@@ -140,17 +176,20 @@ template <typename T, typename A>
 }
 
 // What a chunk adds to a block's windows.
+template <typename A>
 struct DirectWork {
+  const A* pixels;
+  const A* weights;  // [products, stride]
   int64_t windows;
   int64_t runs, run;  // of the kernel's rows, and the products in each
-  int64_t channels;   // of a packed pixel
+  int64_t channels;   // from one pixel to the next
   int64_t stride;     // of a row of weights and of sums: the block
   bool first;         // of the chunks: sums are new
 };
 
 // A chunk of one block; pixels and packed as in DirectBuffers, sums: [windows + kMostWindows, stride].
 template <int kVectors, typename A>
-[[gnu::noinline]] void MultiplyDirect(const DirectBuffers<A>& buffers, const DirectWork& work, A* sums) {
+[[gnu::noinline]] void MultiplyDirect(const DirectBuffers<A>& buffers, const DirectWork<A>& work, A* sums) {
   constexpr int kWindows = kDirectWindows<kVectors>;
   const int64_t stride = work.stride, length = work.run;
   for (int64_t first = 0; first < work.windows; first += kWindows, sums += kWindows * stride) {
@@ -158,13 +197,24 @@ template <int kVectors, typename A>
     for (int w = 0; w < kWindows; ++w) {
       for (int v = 0; v < kVectors; ++v) sum[w][v] = Vector<A>{};
     }
-    const A* weights = buffers.packed;
+    const A* weights = work.weights;
     for (int64_t run = 0; run < work.runs; ++run) {
       const A* pixel[kWindows];
       for (int w = 0; w < kWindows; ++w) {
-        pixel[w] = buffers.pixels + (buffers.windows[first + w] + buffers.taps[run]) * work.channels;
+        pixel[w] = work.pixels + (buffers.windows[first + w] + buffers.taps[run]) * work.channels;
       }
       for (int64_t c = 0; c < length; ++c, weights += stride) {
+        if constexpr (kVectors > kWindows) {  // broadcast values are fewer registers than weights
+          A value[kWindows];
+          for (int w = 0; w < kWindows; ++w) value[w] = pixel[w][c];
+#pragma GCC unroll 8
+          for (int v = 0; v < kVectors; ++v) {
+            const Vector<A> weight = Load(weights + v * kLanes<A>);
+#pragma GCC unroll 8
+            for (int w = 0; w < kWindows; ++w) sum[w][v] += value[w] * weight;
+          }
+          continue;
+        }
         Vector<A> weight[kVectors];
         for (int v = 0; v < kVectors; ++v) weight[v] = Load(weights + v * kLanes<A>);
 #pragma GCC unroll 8
@@ -185,18 +235,19 @@ template <int kVectors, typename A>
 }
 
 template <typename A>
-void MultiplyDirectBlock(int64_t vectors, const DirectBuffers<A>& buffers, const DirectWork& work, A* sums) {
+void MultiplyDirectBlock(int64_t vectors, const DirectBuffers<A>& buffers, const DirectWork<A>& work, A* sums) {
   if (vectors == 1) return MultiplyDirect<1>(buffers, work, sums);
   if constexpr (kManyRegisters) {
     if (vectors == 3) return MultiplyDirect<3>(buffers, work, sums);
     if (vectors == 4) return MultiplyDirect<4>(buffers, work, sums);
+    if (vectors > 4) return MultiplyDirect<8>(buffers, work, sums);
   }
   MultiplyDirect<2>(buffers, work, sums);
 }
 
 template <typename T>
 int64_t DirectBytes(const ConvTask& task) {
-  return TakeDirectBuffers<Accumulator<T>>(task, MakeTile(task, nullptr), nullptr).bytes;
+  return TakeDirectBuffers<Accumulator<T>>(task, MakeTile(task, nullptr), ReadsInPlace<T>(task), nullptr).bytes;
 }
 
 template <typename T>
@@ -206,19 +257,37 @@ void RunDirect(const ConvTask& task, char* scratch) {
   const ConvArgs& a = task.call->args;
   const ConvPlan& p = *task.plan;
   const Tile tile = MakeTile(task, nullptr);
-  DirectBuffers<A> buffers = TakeDirectBuffers<A>(task, tile, scratch);
+  const bool in_place = ReadsInPlace<T>(task), packed = ReadsPacked(task);
+  DirectBuffers<A> buffers = TakeDirectBuffers<A>(task, tile, in_place, scratch);
   MakeTile(task, buffers.images);
   const Patch patch = PatchOf(task, tile);
-  LocateDirectWindows(a, tile, patch, buffers);
+  if (in_place) {
+    LocatePixels(a, tile, buffers);
+  } else {
+    LocateDirectWindows(a, tile, patch, buffers);
+  }
+  const int64_t all_blocks = CeilDiv(a.out_channels / a.groups, p.block);
   const int64_t blocks = task.block_end - task.block_begin, taps = a.kernel_size[0] * a.kernel_size[1];
   const int64_t block_sums = (tile.windows + kMostWindows) * p.block, run = RunTaps(a);
   for (int64_t channel = 0; channel == 0 || channel < a.group_channels; channel += p.chunk_channels) {
     const Chunk chunk = {channel, Min(p.chunk_channels, a.group_channels - channel), 0, a.kernel_size[0]};
-    PackPixels<T>(task, tile, chunk, patch, buffers.images, buffers.pixels);
+    DirectWork<A> work = {buffers.pixels,       buffers.packed, tile.windows, taps / run,
+                          run * chunk.channels, chunk.channels, p.block,      channel == 0};
+    if (in_place) {
+      work.channels = a.channels;
+      work.pixels = static_cast<const A*>(task.call->x) + task.group * a.group_channels + channel;
+    } else {
+      PackPixels<T>(task, tile, chunk, patch, buffers.images, buffers.pixels);
+    }
     for (int64_t block = 0; block < blocks; ++block) {
       const KernelSlice<T> slice = SliceAt<T>(task, chunk, task.block_begin + block);
-      Pack(slice, p.block, buffers.packed);
-      const DirectWork work = {tile.windows, taps / run, run * chunk.channels, chunk.channels, p.block, channel == 0};
+      if (packed) {  // [S, groups, blocks, C / groups, 1, block]
+        const int64_t row =
+            ((task.stack * a.groups + task.group) * all_blocks + task.block_begin + block) * a.group_channels + channel;
+        work.weights = static_cast<const A*>(task.call->packed) + row * p.block;
+      } else {
+        Pack(slice, p.block, buffers.packed);
+      }
       MultiplyDirectBlock(CeilDiv(slice.width, kLanes<A>), buffers, work, buffers.sums + block * block_sums);
     }
   }

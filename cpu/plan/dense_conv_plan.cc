@@ -31,7 +31,8 @@ int64_t ConvResults(const ConvArgs& a, int axis, int64_t count) {
   return std::max<int64_t>(1, images * size + span);
 }
 
-double TaskCycles(const ConvArgs& a, const ConvPlan& p, double lanes) {
+// packed: the kernel need not be packed. in_place: nor need x.
+double TaskCycles(const ConvArgs& a, const ConvPlan& p, double lanes, bool packed, bool in_place) {
   const double depth = static_cast<double>(a.kernel_size[0] * a.kernel_size[1] * a.group_channels);
   const int64_t height = ConvResults(a, 0, p.tile_rows), width = ConvResults(a, 1, p.tile_cols);
   const double windows = static_cast<double>(height * width), vectors = static_cast<double>(p.vectors);
@@ -39,13 +40,13 @@ double TaskCycles(const ConvArgs& a, const ConvPlan& p, double lanes) {
   const double columns = static_cast<double>(width * a.stride[1] + (a.kernel_size[1] - 1) * a.dilation[1]);
   const double pixels = rows * columns * static_cast<double>(a.group_channels);
   const double blocks = static_cast<double>(p.task_blocks);
-  return kTask + blocks * depth * vectors * (windows * kMultiplyAdd + kPackWeights) +
-         pixels * kPackPixels / std::min(4.0, lanes);
+  return kTask + blocks * depth * vectors * (windows * kMultiplyAdd + (packed ? 0 : kPackWeights)) +
+         (in_place ? 0 : pixels * kPackPixels / std::min(4.0, lanes));
 }
 
 }  // namespace
 
-ConvPlan MakeDirectPlan(const ConvArgs& a, const Machine& machine, int64_t accumulator_bytes) {
+ConvPlan MakeDirectPlan(const ConvArgs& a, const Machine& machine, int64_t accumulator_bytes, bool packed) {
   const int64_t out_channels = std::max<int64_t>(1, a.out_channels / a.groups);
   const int64_t lanes = machine.vector_bytes / accumulator_bytes;
   const int64_t rows = std::max<int64_t>(1, a.images / a.stacks * a.out_size[0]);
@@ -53,6 +54,10 @@ ConvPlan MakeDirectPlan(const ConvArgs& a, const Machine& machine, int64_t accum
   ConvPlan p{};
   p.vectors = std::min<int64_t>(machine.vector_bytes == 64 ? 4 : 2, CeilDiv(out_channels, lanes));
   p.windows = 1;
+  const bool is_point = a.kernel_size[0] * a.kernel_size[1] == 1;
+  const bool in_place = is_point && a.pad_low[0] == 0 && a.pad_low[1] == 0;
+  packed = packed && is_point && machine.vector_bytes == 64 && accumulator_bytes == 4;
+  if (packed) p.vectors = PackedBlock(a) / lanes;
   p.block = p.vectors * lanes;
   p.chunk_taps = a.kernel_size[0];
   p.chunk_channels = ChunkChannels(a, machine, p.vectors * machine.vector_bytes);
@@ -74,7 +79,8 @@ ConvPlan MakeDirectPlan(const ConvArgs& a, const Machine& machine, int64_t accum
       p.row_tiles = CeilDiv(rows, p.tile_rows);
       p.block_tiles = CeilDiv(blocks, p.task_blocks);
       p.tasks = a.stacks * a.groups * p.row_tiles * p.col_tiles * p.block_tiles;
-      const double cycles = static_cast<double>(CeilDiv(p.tasks, machine.threads)) * TaskCycles(a, p, lanes);
+      const double cycles =
+          static_cast<double>(CeilDiv(p.tasks, machine.threads)) * TaskCycles(a, p, lanes, packed, in_place);
       if (cycles < best_cycles) {
         best_cycles = cycles;
         best = p;

@@ -23,7 +23,7 @@ ConvPlan PlanOf(ConvLoop loop, const ConvCall& call, const Machine& machine, int
     case ConvLoop::kPixels:
       return MakePixelPlan(call.args, machine, accumulator_bytes, density, call.packed != nullptr);
     case ConvLoop::kDirect:
-      return MakeDirectPlan(call.args, machine, accumulator_bytes);
+      return MakeDirectPlan(call.args, machine, accumulator_bytes, call.packed != nullptr);
     case ConvLoop::kPhases:
       return MakePhasePlan(call.args, machine, accumulator_bytes, density);
     default:

@@ -14,7 +14,7 @@ struct Work {
   double windows_per_row;  // convolution results per row of results, a whole row wide
   int64_t parts;           // stacks * groups
   double threads;
-  double end;   // of a list: cycles
+  double end;        // of a list: cycles
   double more_taps;  // of a window in one chunk, than nine
   // Of one candidate plan:
   int64_t blocks;      // of output channels
@@ -115,6 +115,7 @@ ConvPlan MakePlan(const ConvArgs& a, const Machine& machine, int64_t accumulator
   const int64_t out_channels = std::max<int64_t>(1, a.out_channels / a.groups);
   const int64_t lanes = machine.vector_bytes / accumulator_bytes;
   constexpr int64_t kMaxTaps = 1024;
+  constexpr int64_t kMostProducts = 1024;  // in one chain of additions, where longer ones lose digits
   // Chunks decide the order of each sum, so they are chosen for a fixed number of threads: results do not depend on it.
   Machine typical = machine;
   typical.threads = 2;
@@ -136,7 +137,8 @@ ConvPlan MakePlan(const ConvArgs& a, const Machine& machine, int64_t accumulator
     w.blocks = CeilDiv(out_channels, p.block);
     for (int64_t doublings = 0; doublings <= 3 && p.chunk_channels < a.group_channels; ++doublings) {
       const int64_t budget = machine.l1_bytes * 4 / 5 << doublings;
-      p.chunk_channels = ChunkChannels(a, budget, taps, p.vectors * machine.vector_bytes);
+      p.chunk_channels = std::min(ChunkChannels(a, budget, taps, p.vectors * machine.vector_bytes),
+                                  std::max<int64_t>(1, kMostProducts / taps));
       p.task_blocks = 0;
       w.chunks = CeilDiv(a.group_channels, p.chunk_channels) * CeilDiv(a.kernel_size[0], p.chunk_taps);
       w.entries = static_cast<double>(p.chunk_channels * taps) * density;

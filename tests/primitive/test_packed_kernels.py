@@ -103,7 +103,7 @@ def test_kernels_without_a_copy_run_as_they_are() -> None:
 
 
 def arguments_of_a_stride(kernel: jsc.PackedKernel) -> str:
-    function = jax.jit(lambda x, kernel: jsc.conv(x, kernel, strides=2, implementation="ecr"))
+    function = jax.jit(lambda x, kernel: jsc.conv(x, kernel, strides=3, implementation="ecr"))
     return str(function.lower(jnp.ones((1, 6, 6, 16)), kernel).as_text())
 
 
