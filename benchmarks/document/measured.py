@@ -54,10 +54,10 @@ norm.""",
     "peers": (
         "Beside other frameworks",
         """\
-Whole networks with the same weights, translated to each framework. All sides have as many threads and took turns in
-one process. Milliseconds are of a trained network's zeros. The ratio is the time of the fastest other framework over
-ours; XLA is not among them. "Without zeros" biases are so high that no ReLU clips anything. The error is ours,
-relative to float64, with zeros.""",
+Whole networks with the same weights, translated to each framework. All sides have the same number of threads and took
+turns in one process. Milliseconds are of a trained network's zeros. The ratio is the time of the fastest other
+framework over ours; XLA is not among them. "Without zeros" biases are so high that no ReLU clips anything. The error is
+ours, relative to float64, with zeros.""",
         network_tables.peers,
     ),
     "training": (

@@ -14,10 +14,11 @@ clips anything ("none"). Errors are relative (Frobenius) to XLA in float64. A si
 explains is left out. In bfloat16 OpenVINO is told so by its precision hint, and onnxruntime is skipped. What is not
 installed is skipped, too, and the row says why.
 
-All sides have as many threads. XLA's pool, and so ours, has one for each core that the process may use: each row is
-of a process of its own on the first `--threads` cores. Sides take turns in streaks of calls on several images, each
-waited for, and the first call of a streak is not timed. The ratio is the time of the fastest other framework over
-ours; XLA is not among them.
+All sides have the same number of threads. XLA's pool, and so ours, has one for each core that the process may use:
+each row is of a process of its own on the first `--threads` cores. Sides take turns in streaks of calls on several
+images, each waited for, and the first call of a streak is not timed. The ratio is the time of the fastest other
+framework over ours; XLA is not among them. "others %" says how much of the cores other processes took meanwhile:
+such work slows some sides more than others, PyTorch most.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,7 @@ _COLUMNS = (
     ("ratio", "ratio", ">", "{}"),
     ("best_ratio", "of best", ">", "{}"),
     ("error", "error", ">", "{}"),
+    ("others_percent", "others %", ">", "{:.0f}"),
 )
 
 
@@ -175,6 +178,7 @@ def table(rows: Sequence[results.Row]) -> str:
     """Rows as text, and below them what was skipped and why.
 
     "ratio" is the fastest peer's median over ours, "of best" the same of best times. The error is ours, to float64.
+    "others %" is the share of the machine's cores that other processes took meanwhile.
     """
     lines = [
         {
@@ -214,6 +218,7 @@ def measure(case: Case, options: argparse.Namespace) -> results.Row:
     with tempfile.TemporaryDirectory() as folder:
         sides = peer_sides.Sides(network, images, case.kind, options.threads, Path(folder))
         calls, errors = _made(sides, wanted, exact, skipped)
+        others = _OtherWork()
         times = timing.streaks(calls, [(index,) for index in range(len(images))], options.repeats, 1, options.seconds)
     ms, best = ({side: 1e3 * getattr(each, key) for side, each in times.items()} for key in ("median", "best"))
     return {
@@ -226,6 +231,7 @@ def measure(case: Case, options: argparse.Namespace) -> results.Row:
         "error": errors,
         "fastest": fastest(ms),
         **{key: ratio_of(found) for key, found in (("ratio", ms), ("best_ratio", best))},
+        "others_percent": others.percent(),
         "peer_versions": peer_sides.versions(),
         "skipped": skipped,
     }
@@ -249,6 +255,25 @@ def _made(
         else:
             skipped[side] = f"its result is off by {off:.1e}"
     return calls, errors
+
+
+class _OtherWork:
+    """What other processes do on the machine, from when this is made."""
+
+    def __init__(self) -> None:
+        self.before = self._now()
+
+    def percent(self) -> float:
+        """Of the time of all cores."""
+        work, own, seconds = (now - before for now, before in zip(self._now(), self.before, strict=True))
+        return max(0.0, 100 * (work - own) / (seconds * (os.cpu_count() or 1)))
+
+    @staticmethod
+    def _now() -> tuple[float, float, float]:
+        """Seconds of work of all cores, of this process, and on the clock."""
+        user, nice, system, _, _, *interrupts = Path("/proc/stat").read_text(encoding="utf-8").split()[1:9]
+        work = sum(map(int, (user, nice, system, *interrupts))) / os.sysconf("SC_CLK_TCK")
+        return work, time.process_time(), time.perf_counter()
 
 
 def fastest(times: Mapping[str, float]) -> str | None:

@@ -48,11 +48,12 @@ def test_a_row_has_every_side_that_is_installed(kept: Path, tmp_path: Path, caps
     assert (row["network"], row["kind"], row["batch"], row["zeros"]) == ("resnet50", "float32", 2, "profile")
     assert (row["threads"], row["cpu"]["cores"], row["quick"], row["backend"]) == (1, "1", True, "cpu")
     assert 0 < row["zeros_percent"] < 100
+    assert 0 <= row["others_percent"] <= 100
     if installed:
         assert row["ratio"] == min(row["ms"][peer] for peer in installed) / row["ms"]["ours"]
         assert row["peer_versions"].keys() >= {"torch"}
     printed = capsys.readouterr().out
-    assert printed.splitlines()[0].split()[-4:] == ["ratio", "of", "best", "error"]
+    assert printed.splitlines()[0].split()[-4:] == ["best", "error", "others", "%"]
     (table, *_) = network_tables.peers([row])
     assert table.splitlines()[2].startswith("| ResNet-50 | float32 | 2 | 1 |")
 
