@@ -9,7 +9,7 @@ from benchmarks.common.results import RESULTS, Row, read
 from benchmarks.document.markdown import KINDS, MODELS, table
 
 _LISTED = ("keras_vgg16", "nnx_resnet50", "equinox_resnet50", "keras_densenet121")
-_GPU, _CPU = "h100", "cpu_intel_xeon"
+_GPU, _CPU = "h100", "cpu_amd_epyc"
 _GPU_KINDS = ("highest", "default", "bfloat16")
 _TABLE = re.compile(r"^\| model \| zeros \|.*?\n(?=\n)", re.MULTILINE | re.DOTALL)
 

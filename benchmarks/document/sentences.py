@@ -97,6 +97,20 @@ def _batch_32(results: Path) -> Sequence[str]:
 
 @_says(
     "README.md",
+    "The fastest of onnxruntime, OpenVINO and PyTorch takes {} to {} times as long as ResNet-50, DenseNet-121 and VGG-19 "
+    "do here, without zeros {} to {} times (`cpu_amd_epyc/peers.json`)",
+)
+def _beside_other_frameworks(results: Path) -> Sequence[str]:
+    path = results / "cpu_amd_epyc" / "peers.json"
+    ratios = []
+    for zeros in ("profile", "none"):
+        found = [row["ratio"] for row in rows_of(path, kind="float32", batch=1, zeros=zeros)]
+        ratios += [min(found), max(found)]
+    return one_digit(ratios)
+
+
+@_says(
+    "README.md",
     "Of {} calls of networks' layers on an H100 {} are below 0.97x, the least {}x (`h100/zoo.json`)",
 )
 def _layers_that_lose(results: Path) -> Sequence[str]:
