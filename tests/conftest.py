@@ -13,7 +13,7 @@ os.environ.setdefault("JSC_TABLES", "shipped")  # what is chosen does not depend
 import hypothesis
 import jax
 import pytest
-from platforms import PLATFORM, on_a_gpu
+from platforms import LOOPS, PLATFORM, on_a_gpu, on_cpu
 
 from jax_sparse_conv._src import _native, devices
 from jax_sparse_conv._src.devices import Device
@@ -60,10 +60,8 @@ def any_isa(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each instruction set of the CPU's kernels in turn, where this machine has it."""
     if request.param not in _native.cpu_isas():
         pytest.skip(f"{request.param} is not one of {_native.cpu_isas()}")
-    chosen = _native.cpu_isa()
-    _native.set_cpu_isa(request.param)
-    yield request.param
-    _native.set_cpu_isa(chosen)
+    with on_cpu(isa=request.param):
+        yield request.param
 
 
 @pytest.fixture
@@ -74,12 +72,20 @@ def cpu_isa(any_isa: str) -> str:
     return any_isa
 
 
+@pytest.fixture(params=LOOPS)
+def cpu_loop(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each of the three loops of the CPU's convolution in turn, whatever the layer's zeros."""
+    if PLATFORM != "cpu":
+        pytest.skip("the backend is not the CPU")
+    with on_cpu(loop=request.param):
+        yield request.param
+
+
 @pytest.fixture
 def pixels(any_isa: str) -> Iterator[str]:
     """Has the CPU run its pixel loop, on each instruction set that this machine has."""
-    _native.set_cpu_loop("pixels")
-    yield any_isa
-    _native.set_cpu_loop("auto")
+    with on_cpu(loop="pixels"):
+        yield any_isa
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@
 // Why not Google Highway: the loops are multiply-adds on vectors, which GCC's and Clang's vector extensions write for
 //   any width, aarch64 included. Intrinsics are needed in 70 lines of core/simd.h alone (compression, float16).
 // May change: instruction sets and vectors, while results do not depend on threads. Tests:
-//   tests/primitive/test_kernels.py, tests/sanitize/.
+//   tests/primitive/test_instruction_sets.py, tests/sanitize/, tests/emulated/.
 #ifndef JSC_CPU_CORE_ISA_H_
 #define JSC_CPU_CORE_ISA_H_
 
@@ -52,6 +52,7 @@ constexpr int64_t kLimitEntries = 32, kLimitTaps = 9;
 struct Isa {
   const char* name;
   int64_t vector_bytes;
+  bool many_registers;  // 32 for vectors, not 16
   // Scratch bytes that a task needs, and the task itself; `scratch` is aligned to 64 bytes.
   int64_t (*conv_bytes[kDtypes])(const ConvTask& task);
   void (*conv[kDtypes])(const ConvTask& task, char* scratch);

@@ -15,6 +15,8 @@ template <typename V>
 [[gnu::always_inline]] inline void Keep(V& value) {
 #if defined(__SSE2__)
   asm volatile("" : "+v"(value));
+#elif defined(__aarch64__)
+  asm volatile("" : "+w"(value));
 #else
   asm volatile("" : "+m"(value));
 #endif

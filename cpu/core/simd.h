@@ -9,6 +9,8 @@
 
 #if defined(__SSE2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace jsc {
@@ -23,7 +25,11 @@ constexpr int64_t kVectorBytes = 32;
 constexpr int64_t kVectorBytes = 16;
 #endif
 
-constexpr bool kManyRegisters = kVectorBytes == 64;  // 32 of them
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr bool kManyRegisters = true;  // 32 of them
+#else
+constexpr bool kManyRegisters = false;
+#endif
 
 template <typename A>
 struct VectorOf {
@@ -112,6 +118,8 @@ inline Vector<float> Load(const Float16* source) {
   return _mm512_cvtph_ps(LoadAs<__m256i>(source));
 #elif defined(__AVX2__)
   return _mm256_cvtph_ps(LoadAs<__m128i>(source));
+#elif defined(__aarch64__)
+  return BitCast<Vector<float>>(vcvt_f32_f16(LoadAs<float16x4_t>(source)));
 #else
   Vector<float> value;
   for (int64_t i = 0; i < kLanes<float>; ++i) value[i] = Widen(source[i]);
@@ -141,6 +149,8 @@ inline void Store(Float16* target, Vector<float> value) {
   StoreAs(target, _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
 #elif defined(__AVX2__)
   StoreAs(target, _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__aarch64__)
+  StoreAs(target, vcvt_f16_f32(BitCast<float32x4_t>(value)));
 #else
   for (int64_t i = 0; i < kLanes<float>; ++i) Narrow(value[i], target + i);
 #endif
@@ -221,11 +231,14 @@ class IeeeScope {
 #elif defined(__aarch64__)
   IeeeScope() {
     asm volatile("mrs %0, fpcr" : "=r"(saved_));
-    asm volatile("msr fpcr, %0" : : "r"(saved_ & ~(uint64_t{1} << 24)));
+    Set(saved_ & ~(uint64_t{1} << 24));
   }
-  ~IeeeScope() { asm volatile("msr fpcr, %0" : : "r"(saved_)); }
+  ~IeeeScope() { Set(saved_); }
 
  private:
+  // Loads and stores stay on their side of it, so the arithmetic between them does.
+  static void Set(uint64_t modes) { asm volatile("msr fpcr, %0" : : "r"(modes) : "memory"); }
+
   uint64_t saved_;
 #else
   IeeeScope() {}

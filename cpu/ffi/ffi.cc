@@ -1,150 +1,28 @@
-// The custom calls of the CPU and the Python module that hands them to JAX.
+// The Python module that hands the custom calls of the CPU to JAX, and answers about this machine.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <exception>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "cpu/core/machine_limits.h"
-#include "cpu/ffi/coo_star.h"
-#include "cpu/ffi/dense_block.h"
+#include "cpu/ffi/handlers.h"
 #include "cpu/ffi/host.h"
+#include "cpu/plan/plan.h"
 #include "native/call.h"
+#include "native/coo_variants.h"
 #include "native/layer.h"
 
 namespace jsc {
 namespace {
 
-namespace nb = nanobind;
-
-using Runner = ffi::Error (*)(ffi::ThreadPool&, const ConvCall&);
-
-// Decodes the call, runs it and turns whatever goes wrong into an error of the call.
-template <Runner kRun>
-ffi::Error Handle(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer kernel, ffi::RemainingArgs optional,
-                  ffi::Result<ffi::AnyBuffer> out, ffi::Dictionary attributes) {
-  try {
-    ffi::ErrorOr<ConvCall> call = MakeConvCall(x, kernel, optional, out, attributes);
-    if (!call.has_value()) return call.error();
-    return kRun(pool, *call);
-  } catch (const std::exception& error) {
-    return ffi::Error(ffi::ErrorCode::kInternal, error.what());
+nanobind::dict Registrations() {
+  nanobind::dict targets;
+  for (const Target& target : Targets()) {
+    targets[target.name] = nanobind::capsule(reinterpret_cast<void*>(target.handler));
   }
-}
-
-ffi::Error RunWithoutPool(ffi::ThreadPool& pool, const ConvCall& call) {
-  if (call.args.pool != Pool::kNone) {
-    return ffi::Error(ffi::ErrorCode::kInvalidArgument, "jsc_ecr and jsc_dense take pool = 0; jsc_pecr pools");
-  }
-  return RunConvCall(pool, call);
-}
-
-ffi::Error RunDirectWithoutPool(ffi::ThreadPool& pool, const ConvCall& call) {
-  if (call.args.pool != Pool::kNone) {
-    return ffi::Error(ffi::ErrorCode::kInvalidArgument, "jsc_direct takes pool = 0; jsc_pecr pools");
-  }
-  return RunDirectCall(pool, call);
-}
-
-ffi::Error KernelGradient(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer cotangent,
-                          ffi::Result<ffi::AnyBuffer> out, ffi::Dictionary attributes) {
-  try {
-    const ffi::ErrorOr<ConvArgs> args = MakeKernelGradientArgs(x, cotangent, *out, attributes);
-    if (!args.has_value()) return args.error();
-    const ffi::DataType dtype = x.element_type();
-    const ffi::DataType sums = dtype == ffi::DataType::F64 ? dtype : ffi::DataType::F32;
-    if (cotangent.element_type() != dtype || out->element_type() != sums) {
-      return ffi::Error(ffi::ErrorCode::kInvalidArgument,
-                        "cotangent must have x's dtype, and the gradient be float64 for float64 and else float32");
-    }
-    const int64_t chunks = out->dimensions()[0];
-    return RunKernelGradientCall(pool, dtype,
-                                 {*args, x.untyped_data(), cotangent.untyped_data(), chunks, out->untyped_data()});
-  } catch (const std::exception& error) {
-    return ffi::Error(ffi::ErrorCode::kInternal, error.what());
-  }
-}
-
-#define JSC_BIND                                                                                                             \
-  ffi::Ffi::Bind()                                                                                                           \
-      .Ctx<ffi::ThreadPool>() /* XLA's own threads */                                                                        \
-      .Arg<ffi::AnyBuffer>()  /* x [N, H, W, C], f32, bf16, f16 or f64; the others have the same dtype */                    \
-      .Arg<ffi::AnyBuffer>()  /* kernel [S, kh, kw, C / groups, K] */                                                        \
-      .RemainingArgs()        /* bias [S, K] if has_bias, residual [N, Ho, Wo, K] if has_residual, the                       \
-                                 packed kernel if has_packed, see conv_args.h */                                             \
-      .Ret<ffi::AnyBuffer>()  /* out [N, Ho, Wo, K], after the pool if there is one */                                       \
-      .Attrs()                /* stride[2], padding[4], dilation[2], groups, has_bias, has_residual,                         \
-                                 has_packed, may_be_dense, activation, pool, window[2], window_stride[2], window_padding[4], \
-                                 precision:                                                                                  \
-                                 all int64, see conv_args.h */
-
-// conv + bias + residual + ReLU
-XLA_FFI_DEFINE_HANDLER(kEcr, Handle<RunWithoutPool>, JSC_BIND);
-// conv + bias + ReLU + max or average pool
-XLA_FFI_DEFINE_HANDLER(kPecr, Handle<RunConvCall>, JSC_BIND);
-// conv + bias + residual + ReLU over COO* lists, for the kernels and strides of native/coo_variants.h
-XLA_FFI_DEFINE_HANDLER(kCoo, Handle<RunCooCall>, JSC_BIND);
-// the same, dense
-XLA_FFI_DEFINE_HANDLER(kDirect, Handle<RunDirectWithoutPool>, JSC_BIND);
-// conv 1x1 on maps of one pixel: x [M, 1, 1, C], kernel [S, 1, 1, C, K]
-XLA_FFI_DEFINE_HANDLER(kDense, Handle<RunDenseCall>, JSC_BIND);
-
-// the gradient of a kernel, float32 or float64
-XLA_FFI_DEFINE_HANDLER(kKernelGradient, KernelGradient,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::ThreadPool>()
-                           .Arg<ffi::AnyBuffer>()  // x [N, H, W, C]
-                           .Arg<ffi::AnyBuffer>()  // cotangent [N, Ho, Wo, K]
-                           .Ret<ffi::AnyBuffer>()  // [chunks, kh, kw, C / groups, K]
-                           .Attrs());              // stride[2], padding[4], dilation[2], groups
-
-// a dense block of DenseNet; what the buffers hold is in cpu/ffi/dense_block.h
-XLA_FFI_DEFINE_HANDLER(kDenseBlock, DenseBlock,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::ThreadPool>()
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .Arg<ffi::AnyBuffer>()  // parameters
-                           .Ret<ffi::AnyBuffer>()  // out
-                           .RemainingRets()        // middle, and the map where out is a transition's
-                           .Attrs());              // layers, middle, growth, features, offsets[]
-
-// CooStar; the shapes of the buffers are in native/coo_star_args.h.
-XLA_FFI_DEFINE_HANDLER(kCooFromDense, CooFromDense,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::ThreadPool>()
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .Ret<ffi::AnyBuffer>()  // values
-                           .Ret<ffi::AnyBuffer>()  // positions
-                           .Ret<ffi::AnyBuffer>()  // counts
-                           .Attr<ffi::Span<const int64_t>>("tile"));
-XLA_FFI_DEFINE_HANDLER(kCooToDense, CooToDense,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::ThreadPool>()
-                           .Arg<ffi::AnyBuffer>()  // values
-                           .Arg<ffi::AnyBuffer>()  // positions
-                           .Arg<ffi::AnyBuffer>()  // counts
-                           .Ret<ffi::AnyBuffer>()  // x
-                           .Attr<ffi::Span<const int64_t>>("tile"));
-
-template <typename Handler>
-nb::capsule Capsule(Handler* handler) {
-  return nb::capsule(reinterpret_cast<void*>(handler));
-}
-
-nb::dict Registrations() {
-  nb::dict targets;
-  targets["jsc_ecr"] = Capsule(kEcr);
-  targets["jsc_pecr"] = Capsule(kPecr);
-  targets["jsc_direct"] = Capsule(kDirect);
-  targets["jsc_dense"] = Capsule(kDense);
-  targets["jsc_coo"] = Capsule(kCoo);
-  targets["jsc_kernel_gradient"] = Capsule(kKernelGradient);
-  targets["jsc_dense_block"] = Capsule(kDenseBlock);
-  targets["jsc_coo_fromdense"] = Capsule(kCooFromDense);
-  targets["jsc_coo_todense"] = Capsule(kCooToDense);
   return targets;
 }
 
@@ -164,6 +42,7 @@ NB_MODULE(_cpu, m) {
       "The rows of coo_variants.h: kernel, stride, height, width, output channels, max_warps, min_blocks.");
   m.def("registrations", &jsc::Registrations, "Custom call targets by name, for jax.ffi.register_ffi_target.");
   m.def("isa", [] { return std::string(jsc::CurrentIsa().name); }, "The instruction set in use.");
+  m.def("many_registers", [] { return jsc::CurrentIsa().many_registers; }, "Whether it has 32 of vectors, not 16.");
   m.def("isas", &jsc::AvailableIsas, "The instruction sets this machine can run, best first.");
   m.def(
       "measure_limits",
@@ -196,7 +75,8 @@ NB_MODULE(_cpu, m) {
         call.args = jsc::ArgsOfLayer(layer, pool, true);
         call.kernel = &call;  // there is one
         call.may_be_dense = may_be_dense;
-        const jsc::Machine described{machine[0], machine[1], machine[2], machine[3]};
+        const bool many_registers = machine[2] == 64;  // as AVX-512 has them
+        const jsc::Machine described{machine[0], machine[1], machine[2], machine[3], many_registers};
         const jsc::ConvPlan plan = jsc::ChoosePlan(call, described, accumulator_bytes, density);
         static constexpr const char* kLoops[] = {"windows", "scatter", "pixels", "direct", "phases"};
         return nanobind::make_tuple(kLoops[static_cast<int>(plan.loop)], plan.block, plan.windows, plan.tile_rows,

@@ -82,7 +82,7 @@ Machine ThisMachine(const Isa& isa, const ffi::ThreadPool& pool) {
 #else
   static const int64_t l1 = 32 << 10, l2 = 512 << 10;
 #endif
-  return {l1, l2, isa.vector_bytes, std::max<int64_t>(1, pool.num_threads())};
+  return {l1, l2, isa.vector_bytes, std::max<int64_t>(1, pool.num_threads()), isa.many_registers};
 }
 
 // A thread's scratch memory, kept between calls and grown when a task needs more (then `kept` is false); null when

@@ -317,7 +317,6 @@ A* GradientAt(const KernelGradientTask& task, int64_t tap, int64_t channel) {
 template <typename A>
 void AddBlock(const KernelGradientTask& task, const GradientShape& s, int64_t k, int64_t width,
               const GradientBuffers<A>& b) {
-  const ConvArgs& a = task.call->args;
   const int64_t channels = task.channel_end - task.channel_begin;
   alignas(64) A sums[kMostTaps * kPointVectors * kLanes<A>];
   for (int64_t i = 0; i < s.phases; ++i) {

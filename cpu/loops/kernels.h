@@ -44,6 +44,7 @@ int64_t CountNonZeros(const void* x, int64_t runs, int64_t step) {
 #define JSC_ISA_TABLE(name)            \
   {name,                               \
    JSC_ISA::kVectorBytes,              \
+   JSC_ISA::kManyRegisters,            \
    JSC_PER_DTYPE(ConvBytes),           \
    JSC_PER_DTYPE(RunConv),             \
    JSC_PER_DTYPE(ScatterBytes),        \

@@ -52,7 +52,7 @@ ConvPlan MakeDirectPlan(const ConvArgs& a, const Machine& machine, int64_t accum
   const int64_t rows = std::max<int64_t>(1, a.images / a.stacks * a.out_size[0]);
   const int64_t columns = std::max<int64_t>(1, a.out_size[1]);
   ConvPlan p{};
-  p.vectors = std::min<int64_t>(machine.vector_bytes == 64 ? 4 : 2, CeilDiv(out_channels, lanes));
+  p.vectors = std::min<int64_t>(machine.many_registers ? 4 : 2, CeilDiv(out_channels, lanes));
   p.windows = 1;
   const bool is_point = a.kernel_size[0] * a.kernel_size[1] == 1;
   const bool in_place = is_point && a.pad_low[0] == 0 && a.pad_low[1] == 0;

@@ -118,11 +118,10 @@ int64_t FittingRows(const ConvArgs& a, const Layer& l, const ConvPlan& p, const 
 }  // namespace
 
 bool CanRunPixels(const ConvArgs& a, const Machine& machine) {
-  constexpr int64_t kManyRegisters = 64;  // vectors of so many bytes come with 32 of them, which a window of 5x5 needs
   const int64_t size = a.kernel_size[0];
   if (!CanScatter(a) || a.kernel_size[1] != size) return false;
   if (size == 1) return true;
-  return a.dilation[1] == 1 && (size == 3 || (size == 5 && machine.vector_bytes >= kManyRegisters));
+  return a.dilation[1] == 1 && (size == 3 || (size == 5 && machine.many_registers));  // 25 sums
 }
 
 ConvPlan MakePixelPlan(const ConvArgs& a, const Machine& machine, int64_t accumulator_bytes, double density,

@@ -21,6 +21,7 @@ struct Machine {
   int64_t l2_bytes;      // of one core
   int64_t vector_bytes;  // of the instruction set in use
   int64_t threads;
+  bool many_registers;  // of the instruction set: 32 for vectors, not 16
 };
 
 // Of expected cycles: until another thread has taken its first task.
@@ -71,7 +72,7 @@ ConvPlan MakeDirectPlan(const ConvArgs& args, const Machine& machine, int64_t ac
 bool CanScatter(const ConvArgs& args);
 ConvPlan MakeScatterPlan(const ConvArgs& args, const Machine& machine, int64_t accumulator_bytes, double density);
 
-// Stride 1, 1x1, 3x3 or, with AVX-512, 5x5. Only where CanRunPixels. `packed`: the call's kernel is packed.
+// Stride 1, 1x1, 3x3 or, with many registers, 5x5. Only where CanRunPixels. `packed`: the call's kernel is packed.
 bool CanRunPixels(const ConvArgs& args, const Machine& machine);
 ConvPlan MakePixelPlan(const ConvArgs& args, const Machine& machine, int64_t accumulator_bytes, double density,
                        bool packed);

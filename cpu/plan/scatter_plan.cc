@@ -100,8 +100,8 @@ bool CanScatter(const ConvArgs& a) {
 ConvPlan MakeScatterPlan(const ConvArgs& a, const Machine& machine, int64_t accumulator_bytes, double density) {
   const int64_t lanes = machine.vector_bytes / accumulator_bytes;
   const int64_t needed = CeilDiv(std::max<int64_t>(1, a.out_channels / a.groups), lanes);
-  // A 3x3 kernel lies in registers: 18 of 32 with AVX-512, 9 of 16 before.
-  const int64_t most = a.kernel_size[0] * a.kernel_size[1] == 9 ? (machine.vector_bytes == 64 ? 2 : 1) : 4;
+  // A 3x3 kernel lies in registers: 18 of 32 or 9 of 16.
+  const int64_t most = a.kernel_size[0] * a.kernel_size[1] == 9 ? (machine.many_registers ? 2 : 1) : 4;
   ConvPlan p{};
   p.loop = ConvLoop::kScatter;
   p.vectors = needed == 1 || most == 1 ? 1 : needed == 2 || most == 2 ? 2 : 4;

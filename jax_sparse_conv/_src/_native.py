@@ -33,7 +33,7 @@ DTYPES = {
     "cuda": ("float32", "bfloat16", "float16"),
 }
 
-# Every custom call of every platform, as the extensions register them (`cpu/ffi/ffi.cc`, `cuda/ffi/ffi.cc`).
+# Every custom call of every platform, as the extensions register them (`cpu/ffi/handlers.cc`, `cuda/ffi/ffi.cc`).
 TARGETS = (
     *("jsc_ecr", "jsc_pecr", "jsc_coo", "jsc_direct", "jsc_dense", "jsc_adaptive"),
     *("jsc_segment", "jsc_dense_block", "jsc_kernel_gradient", "jsc_coo_fromdense", "jsc_coo_todense"),
@@ -133,6 +133,11 @@ def cpu_isa() -> str:
 def cpu_isas() -> list[str]:
     """The instruction sets the CPU kernels could use on this machine, the preferred one first."""
     return list(_modules["cpu"].isas()) if "cpu" in _modules else []
+
+
+def cpu_has_many_registers() -> bool:
+    """Whether the instruction set in use has 32 registers of vectors, not 16."""
+    return "cpu" in _modules and bool(_modules["cpu"].many_registers())
 
 
 def cpu_limits() -> dict[str, float]:

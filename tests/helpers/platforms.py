@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import jax
 import pytest
 
 from jax_sparse_conv._src import _native, devices
 from jax_sparse_conv._src.devices import Device
 
+LOOPS = ("windows", "scatter", "pixels")  # of the CPU's convolution
 PLATFORM = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
 
 
@@ -28,3 +32,20 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], *, ha
     monkeypatch.setattr(devices, "known", lambda: device)
     monkeypatch.setattr(_native, "has_warpgroups", lambda: has_warpgroups)
     return device
+
+
+@contextlib.contextmanager
+def on_cpu(isa: str | None = None, loop: str | None = None) -> Iterator[None]:
+    """Has the CPU's kernels use an instruction set, and convolutions a loop; results must be there before it ends."""
+    chosen = _native.cpu_isa()
+    try:
+        if isa is not None:
+            _native.set_cpu_isa(isa)
+        if loop is not None:
+            _native.set_cpu_loop(loop)
+        yield
+    finally:
+        if isa is not None:
+            _native.set_cpu_isa(chosen)
+        if loop is not None:
+            _native.set_cpu_loop("auto")

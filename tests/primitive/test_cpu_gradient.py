@@ -71,7 +71,7 @@ def test_against_float64(case: Case, cpu_isa: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
 @pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[8], CASES[15], *DEPTHWISE[:2]], ids=lambda case: case.name)
-def test_dtypes(case: Case, dtype: str) -> None:
+def test_dtypes(case: Case, dtype: str, cpu_isa: str) -> None:
     with jax.enable_x64(dtype == "float64"):
         inputs = cases.inputs(case, jnp.dtype(dtype))
         for found, wanted in zip(gradients(case, inputs), oracle.gradients(case, inputs), strict=True):
@@ -136,14 +136,14 @@ def test_bitwise_repeatable() -> None:
 
 
 @pytest.mark.parametrize(("channels", "groups"), [(4, 1), (8, 8)])
-def test_long_sums_are_added_up_in_parts(channels: int, groups: int) -> None:
+def test_long_sums_are_added_up_in_parts(channels: int, groups: int, cpu_isa: str) -> None:
     """25,600 products of one sign: one chain of float32 additions is off by 2e-6."""
     case = Case("long", (4, 80, 80, channels), 8, kernel=(1, 1), groups=groups, zeros=0.0, one_sign=True)
     inputs = cases.inputs(case)
     assert oracle.relative_error(gradients(case, inputs)[1], oracle.gradients(case, inputs)[1]) <= 4e-7
 
 
-def test_subnormals_count_and_nan_stays() -> None:
+def test_subnormals_count_and_nan_stays(cpu_isa: str) -> None:
     x = np.zeros((1, 4, 4, 8), np.float32)
     x[0, 1, 1, 3], x[0, 2, 2, 4] = 1e-40, np.nan
     call = jax.ffi.ffi_call("jsc_kernel_gradient", jax.ShapeDtypeStruct((1, 1, 1, 8, 8), np.float32))

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# AddressSanitizer and UndefinedBehaviorSanitizer over our CPU kernels: every case, with the best and the portable
-# instruction set, then the files of tests that run them in other ways; needs GCC and the build tools of the [dev] extra.
+# AddressSanitizer and UndefinedBehaviorSanitizer over our CPU kernels: every case, with each instruction
+# set that this machine has, then the files of tests that run them in other ways; needs GCC and the build tools of the [dev] extra.
 # Arguments: passed on to pytest; DTYPES: element types of the cases, by default all.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -21,13 +21,15 @@ sanitized() {
     ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 JAX_PLATFORMS=cpu PYTHONPATH="$work:$work/tests/helpers:$work/tests/sanitize" \
     "$python" "$@"
 }
-sanitized tests/sanitize/sanitizer_cover.py ${DTYPES:-}
 sanitized -c "
 import sys
 import sanitizer_cover
 from jax_sparse_conv._src import _native
-_native.set_cpu_isa('portable')
-sanitizer_cover.main(sys.argv[1:] or ['float32', 'bfloat16', 'float16'])" ${DTYPES:-}
-sanitized -m pytest -q -p no:cacheprovider tests/primitive/test_kernels.py tests/cuda/test_direct.py tests/primitive/test_packing.py \
+for isa in _native.cpu_isas():
+    _native.set_cpu_isa(isa)
+    print(isa, end=': ')
+    sanitizer_cover.main(sys.argv[1:])" ${DTYPES:-}
+sanitized -m pytest -q -p no:cacheprovider tests/primitive/test_kernels.py tests/primitive/test_instruction_sets.py \
+  tests/primitive/test_cpu_gradient.py tests/cuda/test_direct.py tests/primitive/test_packing.py \
   tests/primitive/test_packed_kernels.py tests/layers/test_packed_params.py tests/formats \
   tests/primitive/test_adaptive.py tests/primitive/test_counting.py tests/fusion/test_rewrite.py "$@"

@@ -239,7 +239,7 @@ def reads(kernel_shape: tuple[int, ...], geometry: Geometry) -> bool:
 
 
 def _has_window(size: Sequence[int]) -> bool:
-    return tuple(size) in _WINDOWS or (tuple(size) in _LARGE_WINDOWS and _native.cpu_isa() == "avx512")
+    return tuple(size) in _WINDOWS or (tuple(size) in _LARGE_WINDOWS and _native.cpu_has_many_registers())
 
 
 def plain(kernel: Any) -> Any:
