@@ -27,7 +27,7 @@ class Net(nnx.Module):
     def __init__(self, rngs: nnx.Rngs) -> None:
         self.first = jsc.nnx.SparseConv(16, 96, (3, 3), activation="relu", rngs=rngs)
         self.pooled = jsc.nnx.SparseConvPool(96, 64, (1, 1), rngs=rngs)
-        self.strided = jsc.nnx.SparseConv(64, 32, (3, 3), strides=2, rngs=rngs)
+        self.strided = jsc.nnx.SparseConv(64, 32, (3, 3), strides=3, rngs=rngs)
         self.dense = jsc.nnx.SparseLinear(32, 10, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -159,7 +159,7 @@ def test_layers_that_would_not_read_a_copy_are_left() -> None:
     assert packed() == packed(implementation="ecr") == packed(feature_group_count=2) == packed(padding=1) == 1
     for implementation in ("xla", "direct", "coo"):
         assert packed(implementation=implementation) == 0
-    assert packed(16, 32, (7, 7)) == packed(16, 32, (3, 3), 2) == packed(16, 8, (3, 3)) == 0
+    assert packed(16, 32, (7, 7)) == packed(16, 32, (3, 3), 3) == packed(16, 8, (3, 3)) == 0
     assert packed(dtype=jnp.bfloat16) == packed(padding="REFLECT") == packed(kernel_dilation=2) == 0
     assert packed(16, 32, (5, 5)) == _native.cpu_has_many_registers()
     assert packed(mask=jnp.ones((3, 3, 16, 32))) == packed(param_dtype=jnp.float16) == 0
