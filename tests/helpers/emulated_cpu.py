@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental.xla_metadata import set_xla_metadata
 from jax.interpreters import mlir
 
 from jax_sparse_conv._src import _native
@@ -131,7 +132,10 @@ def install(program: Program) -> None:
                 return [_words(each) for each in program.call(target, results, values, attributes)]
 
             words = [jax.eval_shape(_words, each) for each in like]
-            found = jax.pure_callback(run, words, *map(_words, operands), vmap_method=vmap_method)
+            settings = ", ".join(f"{name} = {value}" for name, value in sorted(attributes.items()))
+            given = list(map(_words, operands))
+            with set_xla_metadata(custom_call=f"@{target}({settings})"):  # for tests that read a program
+                found = jax.pure_callback(run, words, *given, vmap_method=vmap_method)
             return tree.unflatten([_of_words(*each) for each in zip(found, like, strict=True)])
 
         return call
