@@ -28,6 +28,7 @@ def test_cpu_targets_are_registered() -> None:
         "jsc_dense",
         "jsc_coo",
         "jsc_kernel_gradient",
+        "jsc_dense_block",
         "jsc_coo_fromdense",
         "jsc_coo_todense",
     ]

@@ -161,6 +161,7 @@ def test_layers_that_would_not_read_a_copy_are_left() -> None:
         assert packed(implementation=implementation) == 0
     assert packed(16, 32, (7, 7)) == packed(16, 32, (3, 3), 3) == packed(16, 8, (3, 3)) == 0
     assert packed(dtype=jnp.bfloat16) == packed(padding="REFLECT") == packed(kernel_dilation=2) == 0
+    assert packed(16, 32, (3, 3), 2) == (_native.cpu_isa() == "avx512")
     assert packed(16, 32, (5, 5)) == _native.cpu_has_many_registers()
     assert packed(mask=jnp.ones((3, 3, 16, 32))) == packed(param_dtype=jnp.float16) == 0
     with pytest.raises(TypeError, match=r"not an nnx\.Module"):
