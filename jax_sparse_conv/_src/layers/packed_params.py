@@ -104,7 +104,7 @@ def why_not_packed(layer: Any) -> str | None:
     if _reads_few_pixels(layer):
         strides = (1, 1)
     if not packing.is_read(tuple(layer.kernel.shape), strides, dilation):
-        return "only convolutions of 1x1, 3x3 and, with AVX-512, 5x5 with a stride of 1 read a packed kernel"
+        return "only convolutions of 1x1, 3x3 and, on some processors, 5x5 with a stride of 1 read a packed kernel"
     return None
 
 
