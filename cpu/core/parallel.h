@@ -81,6 +81,9 @@ class Team {
   Team& operator=(const Team&) = delete;
   ~Team() { Close(); }
 
+  // That the pool has.
+  int64_t threads() const { return std::max<int64_t>(1, pool_.num_threads()); }
+
   // Has `helpers` threads come; what they are to do follows soon, or nothing does.
   void Invite(int64_t helpers) {
     if (invited_ == 0 && helpers > 0) shared_->cores.Take();

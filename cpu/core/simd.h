@@ -109,6 +109,15 @@ inline void Narrow(float value, Float16* target) {
 inline Vector<float> Load(const float* source) { return LoadAs<Vector<float>>(source); }
 inline Vector<double> Load(const double* source) { return LoadAs<Vector<double>>(source); }
 
+// The vector, or zeros where `load` is not set: nothing is read then.
+inline Vector<float> LoadIf(bool load, const float* source) {
+#if defined(__AVX512F__)
+  return _mm512_maskz_loadu_ps(static_cast<__mmask16>(load ? 0xffff : 0), source);
+#else
+  return load ? Load(source) : Vector<float>{};
+#endif
+}
+
 inline Vector<float> Load(const BFloat16* source) {
   return BitCast<Vector<float>>(__builtin_convertvector(LoadAs<Half16>(source), Word32) << 16);
 }

@@ -84,10 +84,10 @@ bool TakeScaled(Parameters& parameters, ConvCall& call) {
 }
 
 // x to the map's first channels.
-void CopyInput(Team& team, int64_t threads, const Block& block, const float* x, float* map) {
+void CopyInput(Team& team, const Block& block, const float* x, float* map) {
   constexpr int64_t kPixels = 256;
   const int64_t tasks = (block.pixels() + kPixels - 1) / kPixels;
-  team.Run(threads, tasks, {1, 1}, [&](Taken taken, int64_t) {
+  team.Run(team.threads(), tasks, {1, 1}, [&](Taken taken, int64_t) {
     const int64_t end = std::min(taken.end * kPixels, block.pixels());
     for (int64_t pixel = taken.begin * kPixels; pixel < end; ++pixel) {
       std::memcpy(map + pixel * block.all, x + pixel * block.channels, block.channels * sizeof(float));
@@ -95,8 +95,8 @@ void CopyInput(Team& team, int64_t threads, const Block& block, const float* x, 
   });
 }
 
-ffi::Error RunLayer(ffi::ThreadPool& pool, Team& team, const Block& block, int64_t channels, Parameters& parameters,
-                    float* map, float* middle) {
+ffi::Error RunLayer(Team& team, const Block& block, int64_t channels, Parameters& parameters, float* map,
+                    float* middle) {
   ConvCall first = CallOf(block, 1, channels, block.middle), second = CallOf(block, 3, block.middle, block.growth);
   ReadMap(block, channels, map, first);
   first.args.activation = Activation::kRelu;
@@ -109,13 +109,12 @@ ffi::Error RunLayer(ffi::ThreadPool& pool, Team& team, const Block& block, int64
   second.x = middle;
   second.out = map + channels;
   second.out_stride = block.all;
-  ffi::Error error = RunConvCall(pool, team, first);
-  return error.failure() ? error : RunConvCall(pool, team, second);
+  ffi::Error error = RunConvCall(team, first);
+  return error.failure() ? error : RunConvCall(team, second);
 }
 
 // Averages first, so that a quarter of the pixels is multiplied.
-ffi::Error RunTransition(ffi::ThreadPool& pool, Team& team, const Block& block, Parameters& parameters,
-                         const float* map, float* out) {
+ffi::Error RunTransition(Team& team, const Block& block, Parameters& parameters, const float* map, float* out) {
   ConvCall call = CallOf(block, 1, block.all, block.features);
   ReadMap(block, block.all, map, call);
   call.scaled.window = 2;
@@ -124,7 +123,7 @@ ffi::Error RunTransition(ffi::ThreadPool& pool, Team& team, const Block& block, 
   }
   call.out = out;
   if (!TakeScaled(parameters, call)) return Invalid("a parameter does not lie in the array");
-  return RunConvCall(pool, team, call);
+  return RunConvCall(team, call);
 }
 
 ffi::ErrorOr<int64_t> Number(ffi::Dictionary attributes, const char* name) {
@@ -191,16 +190,15 @@ ffi::Error Run(ffi::ThreadPool& pool, ffi::AnyBuffer x, ffi::AnyBuffer parameter
   }
   if (block.pixels() == 0) return ffi::Error::Success();
   float* const values = map.typed_data<float>();
-  const int64_t threads = std::max<int64_t>(1, pool.num_threads());
   Team team(pool);
-  CopyInput(team, threads, block, x.typed_data<float>(), values);
+  CopyInput(team, block, x.typed_data<float>(), values);
   Parameters left(block);
   for (int64_t layer = 0; layer < block.layers; ++layer) {
     const int64_t channels = block.channels + layer * block.growth;
-    ffi::Error error = RunLayer(pool, team, block, channels, left, values, (*middle)->typed_data<float>());
+    ffi::Error error = RunLayer(team, block, channels, left, values, (*middle)->typed_data<float>());
     if (error.failure()) return error;
   }
-  return pooled ? RunTransition(pool, team, block, left, values, out.typed_data<float>()) : ffi::Error::Success();
+  return pooled ? RunTransition(team, block, left, values, out.typed_data<float>()) : ffi::Error::Success();
 }
 
 }  // namespace

@@ -8,12 +8,14 @@
 
 namespace jsc {
 
-// x [N, H, W, C0] and all parameters in one array, both float32. The parameters of each layer: scale [C], shift [C],
-// kernel1 [1, C, 1, B1], bias1 [M] and kernel2 [blocks, M, 9, B2], and of a transition: scale, shift and kernel;
-// kernels as packed ones lie (native/call.h). Results: the map [N, H, W, C0 + layers * G] or the transition's [N, H /
-// 2, W / 2, K], memory for the M channels of a layer [N, H, W, M] and, with a transition, for the map. Attributes:
-// layers, middle (M), growth (G), features (K; 0: no transition), and offsets[], the elements in front of each
-// parameter.
+// Buffers, all float32:
+//   x [N, H, W, C0]
+//   parameters, one array: of each layer scale [C], shift [C], kernel1, bias1 [M] and kernel2, of a transition scale,
+//     shift and kernel; kernels as packed ones lie (native/call.h)
+//   out: the map [N, H, W, C0 + layers * G] or, with a transition, [N, H / 2, W / 2, K]
+//   memory: the M channels of a layer [N, H, W, M] and, with a transition, the map
+// Attributes: layers, middle (M), growth (G), features (K; 0 without a transition), and offsets[], the elements in
+// front of each parameter.
 xla::ffi::Error DenseBlock(xla::ffi::ThreadPool pool, xla::ffi::AnyBuffer x, xla::ffi::AnyBuffer parameters,
                            xla::ffi::Result<xla::ffi::AnyBuffer> out, xla::ffi::RemainingRets memory,
                            xla::ffi::Dictionary attributes);

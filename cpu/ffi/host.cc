@@ -11,6 +11,7 @@
 #endif
 
 #include "cpu/core/parallel.h"
+#include "cpu/plan/ceil_div.h"
 #include "cpu/plan/plan.h"
 #include "cpu/plan/plan_cache.h"
 
@@ -75,14 +76,14 @@ int64_t CacheBytes(int name, int64_t otherwise) {
   return otherwise;
 }
 
-Machine ThisMachine(const Isa& isa, const ffi::ThreadPool& pool) {
+Machine ThisMachine(const Isa& isa, int64_t threads) {
 #if defined(_SC_LEVEL1_DCACHE_SIZE)
   static const int64_t l1 = CacheBytes(_SC_LEVEL1_DCACHE_SIZE, 32 << 10);
   static const int64_t l2 = CacheBytes(_SC_LEVEL2_CACHE_SIZE, 512 << 10);
 #else
   static const int64_t l1 = 32 << 10, l2 = 512 << 10;
 #endif
-  return {l1, l2, isa.vector_bytes, std::max<int64_t>(1, pool.num_threads()), isa.many_registers};
+  return {l1, l2, isa.vector_bytes, threads, isa.many_registers};
 }
 
 // A thread's scratch memory, kept between calls and grown when a task needs more (then `kept` is false); null when
@@ -147,8 +148,6 @@ double SampleDensity(const Isa& isa, int dtype, const ConvCall& call) {
   return static_cast<double>(isa.count[dtype](call.x, runs, step)) / static_cast<double>(runs * kCountRun);
 }
 
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 bool IsDepthwise(const ConvArgs& a) { return a.groups > 1 && a.group_channels == 1 && a.out_channels == a.groups; }
 
 bool Empty(const ConvArgs& a) { return a.images * a.out_size[0] * a.out_size[1] * a.out_channels == 0; }
@@ -175,15 +174,15 @@ bool SetIsa(const std::string& name) {
 
 ffi::Error RunConvCall(ffi::ThreadPool& pool, const ConvCall& call) {
   Team team(pool);
-  return RunConvCall(pool, team, call);
+  return RunConvCall(team, call);
 }
 
-ffi::Error RunConvCall(ffi::ThreadPool& pool, Team& team, const ConvCall& call) {
+ffi::Error RunConvCall(Team& team, const ConvCall& call) {
   const int dtype = IndexOf(call.dtype);
   if (dtype < 0) return UnsupportedDtype();
   if (Empty(call.args)) return ffi::Error::Success();
   const Isa& isa = CurrentIsa();
-  const Machine machine = ThisMachine(isa, pool);
+  const Machine machine = ThisMachine(isa, team.threads());
   const int64_t accumulator_bytes = dtype == kFloat64 ? 8 : 4;
   if (IsDepthwise(call.args)) {
     ConvCall flat = call;  // all channels as one group whose kernel has one input channel
@@ -230,7 +229,8 @@ ffi::Error RunCooCall(ffi::ThreadPool& pool, const ConvCall& call) {
                       "jsc_coo has no variant for this kernel, stride, dilation or pool");
   }
   const Isa& isa = CurrentIsa();
-  const int64_t threads = std::max<int64_t>(1, pool.num_threads());
+  Team team(pool);
+  const int64_t threads = team.threads();
   const int64_t rows = (a.conv_size[0] + shape->height - 1) / shape->height;
   // Output channels are cut only where there are fewer rows of tiles than threads: each part lists x again.
   const int64_t out_channels = a.out_channels / a.groups, wholes = a.images * a.groups * rows;
@@ -253,7 +253,6 @@ ffi::Error RunCooCall(ffi::ThreadPool& pool, const ConvCall& call) {
     row.stack = row.image / (a.images / a.stacks);
     return row;
   };
-  Team team(pool);
   return RunTasks(team, threads, wholes * parts, make, isa.coo_bytes[dtype], isa.coo[dtype]);
 }
 
@@ -262,13 +261,13 @@ ffi::Error RunDirectCall(ffi::ThreadPool& pool, const ConvCall& call) {
   if (dtype < 0) return UnsupportedDtype();
   if (Empty(call.args)) return ffi::Error::Success();
   const Isa& isa = CurrentIsa();
-  const Machine machine = ThisMachine(isa, pool);
+  Team team(pool);
+  const Machine machine = ThisMachine(isa, team.threads());
   const bool depthwise = IsDepthwise(call.args);
   ConvCall flat = call;
   if (depthwise) flat.args.groups = 1;  // all channels as one group whose kernel has one input channel
   const ConvPlan plan = MakeDirectPlan(flat.args, machine, dtype == kFloat64 ? 8 : 4, flat.packed != nullptr);
   const auto make = [&](Taken taken, int64_t) { return TaskAt(flat, plan, taken.begin); };
-  Team team(pool);
   return RunTasks(team, machine.threads, plan.tasks, make, (depthwise ? isa.depthwise_bytes : isa.direct_bytes)[dtype],
                   (depthwise ? isa.direct_depthwise : isa.direct)[dtype]);
 }
@@ -286,7 +285,8 @@ ffi::Error RunDenseCall(ffi::ThreadPool& pool, const ConvCall& call) {
     return RunConvCall(pool, call);
   }
   const Isa& isa = CurrentIsa();
-  const Machine machine = ThisMachine(isa, pool);
+  Team team(pool);
+  const Machine machine = ThisMachine(isa, team.threads());
   // Columns in whole cache lines of 16 elements; two tasks a thread even out what else runs on the machine.
   const int64_t wanted = (a.out_channels + 2 * machine.threads - 1) / (2 * machine.threads);
   const int64_t columns = std::clamp<int64_t>((wanted + 63) / 64 * 64, 256, 4096);
@@ -295,7 +295,6 @@ ffi::Error RunDenseCall(ffi::ThreadPool& pool, const ConvCall& call) {
     const int64_t begin = taken.begin % parts * columns;
     return DenseTask{&call, taken.begin / parts, begin, std::min(begin + columns, a.out_channels)};
   };
-  Team team(pool);
   return RunTasks(team, machine.threads, a.stacks * parts, make, isa.dense_bytes[dtype], isa.dense[dtype]);
 }
 
@@ -304,7 +303,8 @@ ffi::Error RunKernelGradientCall(ffi::ThreadPool& pool, ffi::DataType data_type,
   if (dtype < 0) return UnsupportedDtype();
   const ConvArgs& a = call.args;
   const Isa& isa = CurrentIsa();
-  const Machine machine = ThisMachine(isa, pool);
+  Team team(pool);
+  const Machine machine = ThisMachine(isa, team.threads());
   // Two tasks a thread, of input channels and then of output channels: each part of those lists x again, and each part
   // of input channels copies the cotangent.
   const int64_t out_channels = a.out_channels / a.groups, wanted = CeilDiv(2 * machine.threads, call.chunks);
@@ -324,7 +324,6 @@ ffi::Error RunKernelGradientCall(ffi::ThreadPool& pool, ffi::DataType data_type,
                               column,
                               std::min(column + columns, out_channels)};
   };
-  Team team(pool);
   return RunTasks(team, machine.threads, call.chunks * a.groups * parts * cuts, make, isa.kernel_gradient_bytes[dtype],
                   isa.kernel_gradient[dtype]);
 }

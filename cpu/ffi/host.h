@@ -28,7 +28,7 @@ bool SetLoop(const std::string& name);
 
 // Convolution, bias, residual, ReLU and pool, in one pass over x. By a team: as one of several rounds.
 ffi::Error RunConvCall(ffi::ThreadPool& pool, const ConvCall& call);
-ffi::Error RunConvCall(ffi::ThreadPool& pool, Team& team, const ConvCall& call);
+ffi::Error RunConvCall(Team& team, const ConvCall& call);
 
 // Convolution, bias, residual and ReLU over COO* lists; only what a row of kCooVariants covers.
 ffi::Error RunCooCall(ffi::ThreadPool& pool, const ConvCall& call);

@@ -87,7 +87,6 @@ struct PixelReader {
   uint64_t found = 0;  // bits of the pixel at hand
 };
 
-#if defined(__AVX512F__)
 // The entries of one pixel of a 1x1 kernel, two at a time: each vector has two sums, as a chain of one would wait for
 // its additions. Where their number is odd the last one's partner is 0 times a row of zeros that nothing is read for.
 template <int kVectors, bool kCopied>
@@ -101,7 +100,6 @@ template <int kVectors, bool kCopied>
     rest &= rest - 1;
     const bool is_pair = rest != 0;
     const int64_t next = is_pair ? __builtin_ctzll(rest) : channel;
-    const __mmask16 lanes = is_pair ? 0xffff : 0;
     rest &= rest - 1;
     const float* row = reinterpret_cast<const float*>(slice + channel * row_bytes);
     const float* next_row = reinterpret_cast<const float*>(slice + next * row_bytes);
@@ -113,23 +111,23 @@ template <int kVectors, bool kCopied>
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
       sum[v] += value * Load(row + v * kLanes<float>);
-      other[v] += next_value * Vector<float>(_mm512_maskz_loadu_ps(lanes, next_row + v * kLanes<float>));
+      other[v] += next_value * LoadIf(is_pair, next_row + v * kLanes<float>);
     }
   }
 #pragma GCC unroll 8
   for (int v = 0; v < kVectors; ++v) sum[v] += other[v];
   reader.Move(step);
 }
-#endif
 
 // The entries of one pixel, to columns [kFirst, kLast) of the window; column j is kernel column kCols - 1 - j. step: to
 // the next pixel, which is at hand then.
 template <int kRows, int kCols, int kVectors, int kPitch, int kFirst, int kLast, bool kCopied, typename A>
 [[gnu::always_inline]] inline void AddEntries(const RowWork<A>& work, PixelReader<kCopied, A>& reader, int64_t step,
                                               Vector<A> (&sum)[kRows][kCols][kVectors]) {
-#if defined(__AVX512F__)
-  if constexpr (kRows * kCols == 1 && std::is_same_v<A, float>) return AddPairs(work, reader, step, sum[0][0]);
-#endif
+  constexpr bool kLoadsIf = kVectorBytes == 64;  // without a branch
+  if constexpr (kRows * kCols == 1 && kLoadsIf && std::is_same_v<A, float>) {
+    return AddPairs(work, reader, step, sum[0][0]);
+  }
   const int64_t row_bytes = kCols * kCols * (kPitch == 0 ? work.pitch : kPitch) * static_cast<int64_t>(sizeof(A));
   const char* const slice = reinterpret_cast<const char*>(work.slice);
   for (uint64_t rest = reader.TakeBits(step); rest != 0; rest &= rest - 1) {

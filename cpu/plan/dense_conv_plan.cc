@@ -2,12 +2,11 @@
 #include <algorithm>
 #include <limits>
 
+#include "cpu/plan/ceil_div.h"
 #include "cpu/plan/plan.h"
 
 namespace jsc {
 namespace {
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Cycles, roughly those of an AVX-512 core; only their ratios matter.
 constexpr double kMultiplyAdd = 0.6;  // of one vector

@@ -6,8 +6,6 @@
 namespace jsc {
 namespace {
 
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Cycles of one core, in the unit of plan/window_plan.cc: only their ratios matter.
 constexpr double kVisit =
     26;  // one pixel in a chunk, for one block: its bits and the branch miss at its list's end, ...
@@ -24,9 +22,9 @@ constexpr double kTaps = 9.0 / 4;  // that a pixel meets, on average
 
 bool CanRunPhases(const ConvArgs& a, const Machine& machine, int64_t accumulator_bytes, bool packed) {
   constexpr int64_t kVectorBytes = 64;  // with which bits are found fast, and a slice's block is one vector
-  const bool fits = packed && machine.vector_bytes == kVectorBytes && accumulator_bytes == 4 && a.out_channels > 0;
+  const bool fits = packed && machine.vector_bytes == kVectorBytes && accumulator_bytes == 4;
   for (int i = 0; i < 2; ++i) {
-    // Rows and columns in front of x would have negative phases, which windows beyond its padding have.
+    // A pixel's phase is that of its place behind the padding, which a crop would make negative.
     if (a.kernel_size[i] != 3 || a.stride[i] != 2 || a.dilation[i] != 1 || a.pad_low[i] < 0) return false;
   }
   return fits;

@@ -6,8 +6,6 @@
 namespace jsc {
 namespace {
 
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Cycles of one core, in the unit of plan/window_plan.cc: only their ratios matter.
 constexpr double kPixel = 6;      // reading one pixel of x, ...
 constexpr double kCompare = 2.5;  // ... each vector of it, ...

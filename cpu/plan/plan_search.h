@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "cpu/plan/ceil_div.h"
 #include "cpu/plan/plan.h"
 
 namespace jsc {
@@ -19,17 +20,16 @@ struct TaskSpace {
 // `plan` with the cut of the least `cycles(plan)`. One tile of columns, `plan.block` and the like as they come.
 template <typename Cycles>
 ConvPlan SearchTasks(ConvPlan plan, const TaskSpace& space, int64_t threads, const Cycles& cycles) {
-  const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   ConvPlan best{};
   best.cycles = std::numeric_limits<double>::infinity();
   for (int64_t tiles = space.fewest; tiles <= std::min(space.rows, space.fewest + 2 * threads); ++tiles) {
-    plan.tile_rows = ceil_div(space.rows, tiles);
-    plan.row_tiles = ceil_div(space.rows, plan.tile_rows);
+    plan.tile_rows = CeilDiv(space.rows, tiles);
+    plan.row_tiles = CeilDiv(space.rows, plan.tile_rows);
     for (plan.block_tiles = 1; plan.block_tiles <= std::min<int64_t>(space.blocks, 64); ++plan.block_tiles) {
-      plan.task_blocks = ceil_div(space.blocks, plan.block_tiles);
+      plan.task_blocks = CeilDiv(space.blocks, plan.block_tiles);
       plan.tasks = space.parts * plan.row_tiles * plan.block_tiles;
       plan.cycles = cycles(plan);
-      if (plan.cycles < best.cycles && ceil_div(space.blocks, plan.task_blocks) == plan.block_tiles) best = plan;
+      if (plan.cycles < best.cycles && CeilDiv(space.blocks, plan.task_blocks) == plan.block_tiles) best = plan;
     }
   }
   return best;

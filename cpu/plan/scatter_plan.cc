@@ -6,8 +6,6 @@
 namespace jsc {
 namespace {
 
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Cycles of one core, in the unit of plan/window_plan.cc: only their ratios matter.
 constexpr double kPixel = 10;        // reading one pixel of x, ...
 constexpr double kCompress = 5;      // ... each vector of it ...

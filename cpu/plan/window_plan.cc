@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <limits>
 
+#include "cpu/plan/ceil_div.h"
+
 namespace jsc {
 namespace {
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // What the choice between plans needs to know of a layer.
 struct Work {

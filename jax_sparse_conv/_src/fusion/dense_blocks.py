@@ -136,9 +136,12 @@ def _operands(
 def _for_cpu(
     operands: list[jax.Array], packed: BlockSizes | None, must: bool
 ) -> tuple[list[jax.Array], BlockSizes | None]:
-    """The operands with parameters as the CPU's kernels read them, where they are known or the call must be one."""
+    """The operands with parameters as the CPU's kernels read them, where they are known or the call must be one.
+
+    Known are those that are constants of a trace. They are packed once, for as long as the program lives.
+    """
     x, *parameters = operands
-    is_known = not any(isinstance(each, jax.core.Tracer) for each in parameters)
+    is_known = isinstance(x, jax.core.Tracer) and not any(isinstance(each, jax.core.Tracer) for each in parameters)
     if (
         (packed is not None and packed.is_for_cpu)
         or not (is_known or must)
