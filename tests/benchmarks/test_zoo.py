@@ -18,7 +18,8 @@ from jax_sparse_conv._src.dispatch import cpu_choice
 @pytest.fixture(autouse=True)
 def images_are_xlas(monkeypatch: pytest.MonkeyPatch) -> None:
     """LeNet's first layer is XLA's, so that a network has a layer that is."""
-    monkeypatch.setattr(cpu_choice, "_is_small_image", lambda workload: False)
+    for rule in ("_is_small_image", "_suits_dense"):
+        monkeypatch.setattr(cpu_choice, rule, lambda workload: False)
 
 
 of_the_cpu = pytest.mark.skipif(jax.default_backend() != "cpu", reason="a benchmark of the CPU")

@@ -50,8 +50,6 @@ def has_dense(workload: Workload) -> bool:
 
 def by_rules(workload: Workload) -> Choice:
     """What is expected to be the fastest without a table."""
-    if workload.is_image and has_dense(workload):
-        return Choice(math.inf, may_be_dense=True)
     if has_dense(workload) and _suits_dense(workload):
         return Choice(math.inf, may_be_dense=True)
     below = density_of_sparse(workload)
@@ -129,11 +127,13 @@ def _most_of_odd(workload: Workload) -> float:
 
 
 def _suits_dense(workload: Workload) -> bool:
-    """Whether the dense kernel beats XLA on a shape that the sparse loops do not suit: few input channels, or a large
-    window and a vector of output channels. One row of a window is one run of its products.
+    """Whether the dense kernel beats XLA on a shape that the sparse loops do not suit: an image, few input channels, or
+    a large window and a vector of output channels. One row of a window is one run of its products.
     """
     of = model.of_cpu("cpu shapes")
     taps, strides = _taps(workload), zip(workload.geometry.strides, workload.kernel_shape[1:3], strict=True)
+    if workload.is_image:
+        return True
     if taps == 1 or any(s > k for s, k in strides):
         return False
     is_large = taps >= of["taps, many"] and workload.kernel_shape[4] > of["channels, few"]
