@@ -238,6 +238,23 @@ def _instructions(results: Path) -> Sequence[str]:
     return found
 
 
+def _layer_of_resnet(results: Path, layer: str) -> Sequence[str]:
+    """Ours and XLA's microseconds of the row of a layer with a trained network's zeros, or of an image."""
+    rows = rows_of(results / "cpu_amd_epyc" / "zoo.json", batch=1, weights="packed")
+    row = [row for row in rows if f"resnet50/{layer}" in row["users"]][-1]
+    return f"{row['ours_us']:.0f}", f"{row['xla_us']:.0f}"
+
+
+@_says(_KERNELS + "cpu.md", "ResNet-50's `conv3_block1_2` takes {} us, XLA {} (`cpu_amd_epyc/zoo.json`)")
+def _strides_of_two(results: Path) -> Sequence[str]:
+    return _layer_of_resnet(results, "conv3_block1_2")
+
+
+@_says(_KERNELS + "cpu.md", "ResNet-50's `conv1` with its pool takes {} us, XLA {} (`cpu_amd_epyc/zoo.json`)")
+def _stem_with_pool(results: Path) -> Sequence[str]:
+    return _layer_of_resnet(results, "conv1")
+
+
 @_says(
     _KERNELS + "cpu.md",
     "| channels sorted by how often they fire | {} (medians), {} (best times); not built | "

@@ -97,7 +97,7 @@ def _batch_32(results: Path) -> Sequence[str]:
 
 @_says(
     "README.md",
-    "The fastest of onnxruntime, OpenVINO and PyTorch takes {} to {} times as long as ResNet-50, DenseNet-121 and "
+    "The fastest of onnxruntime, OpenVINO and PyTorch takes {} to {} times as long as ResNet-50, DenseNets and "
     "VGG-19 do here, without zeros {} to {} times (`cpu_amd_epyc/peers.json`)",
 )
 def _beside_other_frameworks(results: Path) -> Sequence[str]:
@@ -119,10 +119,10 @@ def _layers_that_lose(results: Path) -> Sequence[str]:
 
 @_says(
     "README.md",
-    "Of {} random layers on a CPU {} are, the least {}x (`cpu_intel_xeon/sweep.json`)",
+    "Of {} random layers on a CPU {} are, the least {}x (`cpu_amd_epyc/sweep.json`)",
 )
 def _random_layers_that_lose(results: Path) -> Sequence[str]:
-    return _lost(results / "cpu_intel_xeon" / "sweep.json", results)
+    return _lost(results / "cpu_amd_epyc" / "sweep.json", results)
 
 
 def _lost(path: Path, results: Path) -> Sequence[str]:
