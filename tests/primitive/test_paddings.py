@@ -75,6 +75,47 @@ def test_values_and_derivatives(implementation: str | None, padding: Any, stride
         )
 
 
+# x, kernel, padding, strides, groups: the result has no rows or no columns, or x has none.
+EMPTY: list[tuple[Any, Any, Any, Any, int]] = [
+    ((2, 28, 2, 6), (5, 5, 1, 6), ((-3, 1), (1, -3)), (1, 1), 6),
+    ((2, 3, 9, 4), (3, 3, 4, 8), ((-3, 0), (0, 0)), (1, 1), 1),
+    ((2, 3, 9, 4), (3, 3, 4, 8), ((-4, 2), (5, -13)), (1, 1), 1),
+    ((2, 6, 1, 4), (7, 5, 1, 8), ((-1, 0), (2, 1)), (3, 3), 4),
+    ((2, 0, 5, 17), (2, 2, 17, 9), ((3, 3), (3, 3)), (3, 3), 1),
+]
+
+
+@pytest.mark.parametrize(("x", "kernel", "padding", "strides", "groups"), EMPTY)
+@pytest.mark.parametrize("implementation", [None, "xla", "ecr", "accelerate"])
+def test_of_nothing(
+    implementation: str | None, x: Any, kernel: Any, padding: Any, strides: tuple[int, int], groups: int
+) -> None:
+    if implementation == "ecr" and (reason := _native.why_missing("ecr", PLATFORM, "float32")):
+        pytest.skip(reason)
+    numbers = ("NHWC", "HWIO", "NHWC")
+
+    def of_lax(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        return jax.nn.relu(
+            lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=numbers, feature_group_count=groups)
+        )
+
+    def conv(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        if implementation == "accelerate":
+            return jsc.accelerate(of_lax)(x, kernel)  # type: ignore[no-any-return]
+        settings: dict[str, Any] = {"strides": strides, "padding": padding, "feature_group_count": groups}
+        return jsc.conv(x, kernel, activation="relu", implementation=implementation, **settings)  # type: ignore[no-any-return]
+
+    both = jnp.ones((3, *x)), jnp.ones((3, *kernel))
+    y = jax.jit(jax.vmap(conv))(*both)
+    assert y.shape == jax.eval_shape(jax.vmap(of_lax), *both).shape
+    assert not np.any(y)  # of zeros of the padding alone, if it has elements
+    for mapped in (jax.vmap, lambda gradient: lambda x, kernel: gradient(x[0], kernel[0])):
+        found = jax.jit(mapped(jax.grad(lambda *xk: jnp.sum(conv(*xk)), argnums=(0, 1))))(*both)
+        for each, like in zip(found, both, strict=True):
+            assert each.shape in (like.shape, like.shape[1:])
+            assert not np.any(each)
+
+
 def test_lax_s_function_may_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     x, kernel = jnp.ones((1, 6, 6, 4)), jnp.ones((3, 3, 4, 16))
     wanted = jsc.conv(x, kernel, implementation="xla")

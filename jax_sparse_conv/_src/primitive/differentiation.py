@@ -151,9 +151,9 @@ def gradient(other: jax.Array, cotangent: jax.Array, *, config: Config, like: An
     stacks = like.shape[0]
     if by_kernel and not is_symbolic(stacks) and stacks > 1:
         one = functools.partial(gradient, config=config, like=like.update(shape=(1, *like.shape[1:])), by_kernel=True)
-        parts = (array.reshape(stacks, -1, *array.shape[1:]) for array in (other, cotangent))
-        each: jax.Array = jax.vmap(one)(*parts)
-        return each[:, 0]
+        parts = (each.reshape(stacks, each.shape[0] // stacks, *each.shape[1:]) for each in (other, cotangent))
+        found: jax.Array = jax.vmap(one)(*parts)
+        return found[:, 0]
 
     def linear(unknown: jax.Array) -> jax.Array:
         x, kernel = (other, unknown) if by_kernel else (unknown, other)

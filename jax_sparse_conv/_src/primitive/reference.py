@@ -61,10 +61,18 @@ def _padded_within(x: jax.Array, padding: Pads, spans: Sequence[int]) -> tuple[j
     (openxla/xla#48713).
     """
     left = [(_within(low, span), _within(high, span)) for (low, high), span in zip(padding, spans, strict=True)]
-    before = [(low - a, high - b, 0) for (low, high), (a, b) in zip(padding, left, strict=True)]
+    before = [
+        _cropped(size, low - a, high - b) for size, (low, high), (a, b) in zip(x.shape[1:3], padding, left, strict=True)
+    ]
     if any(map(any, before)):
         x = lax.pad(x, np.zeros((), x.dtype), ((0, 0, 0), *before, (0, 0, 0)))
     return x, (left[0], left[1])
+
+
+def _cropped(size: int, low: int, high: int) -> tuple[int, int, int]:
+    """Padding as `lax.pad` takes it. It crops no more than there is: of such a map the convolution is empty."""
+    is_beyond = not geo.is_symbolic(size) and size + low + high < 0
+    return low, -size - low if is_beyond else high, 0
 
 
 def _within(pad: int, span: int) -> int:
