@@ -204,4 +204,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    main()
+    with jax.default_matmul_precision("highest"):  # TF32 of GPUs would hide how little the sides differ
+        main()

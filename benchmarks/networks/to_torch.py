@@ -175,9 +175,10 @@ class _Translation:
         return self.call(operator.add, self.node(x), self.operand(y))
 
     def batch_norm(self, x: Any, factor: np.ndarray, added: np.ndarray) -> Any:
-        zero, one = (self.parameter(np.full(len(added), value, np.float32)) for value in (0, 1))
+        epsilon = 2.0**-16  # which PyTorch wants above 0; with the variance it is 1 exactly
+        mean, variance = (self.parameter(np.full(len(added), value, np.float32)) for value in (0, 1 - epsilon))
         affine = (self.parameter(factor), self.parameter(added))
-        return self.call(self.functional.batch_norm, x, zero, one, *affine, False, 0.0, 0.0)
+        return self.call(self.functional.batch_norm, x, mean, variance, *affine, False, 0.0, epsilon)
 
     def multiply(self, equation: Any, x: Value, y: Value) -> Any:
         if not self.is_node(x):
