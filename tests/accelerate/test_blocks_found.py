@@ -212,6 +212,31 @@ def test_weights_that_are_arguments_and_derivatives() -> None:
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize(("spelled", "computed"), [("scale first", []), ("shift first", ["sub", "mul", "div"])])
+def test_folded_batch_norms_are_read_as_they_are(spelled: str, computed: list[str]) -> None:
+    """Each operation on parameters that are arguments is a kernel in every call on a GPU."""
+
+    def norm_of(x: jax.Array, of: Sequence[jax.Array]) -> jax.Array:
+        scale, shift, *_ = of
+        if spelled == "scale first":
+            return jax.nn.relu(x * scale + shift)
+        return jax.nn.relu((shift - x) / scale)
+
+    def function(weights: Any, x: jax.Array) -> jax.Array:
+        for first, kernel1, second, kernel2 in weights[0]:
+            y = jax.nn.relu(conv(norm_of(x, first), kernel1) + second[0])
+            x = jnp.concatenate([x, conv(y, kernel2)], axis=-1)
+        return x
+
+    given, x = weights(), jax.random.normal(jax.random.key(3), (1, 7, 7, C0))
+    fast = jsc.accelerate(function)
+    np.testing.assert_allclose(jax.jit(fast)(given, x), function(given, x), rtol=1e-4, atol=1e-4)
+    found = [equation.primitive.name for equation in jax.make_jaxpr(fast)(given, x).eqns]
+    assert "jsc_dense_block" in found
+    arithmetic = {name for name in found if name in ("add", "sub", "mul", "div", "neg")}
+    assert arithmetic <= set(computed), found
+
+
 def test_channels_first() -> None:
     given = weights()
 

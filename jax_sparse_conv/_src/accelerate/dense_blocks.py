@@ -299,8 +299,7 @@ class _Search:
         """Scale and shift [C] of the map."""
         x = self._values.type_of(scaled.source)
         wide = jnp.promote_types(x.dtype, jnp.float32)
-        scale: Any = np.ones((), wide)  # numbers, so that all is computed of weights alone
-        shift: Any = np.zeros((), wide)
+        scale = shift = None  # 1 and 0, which are not computed with: XLA keeps a product with 0
         number = scaled.source
         for each in scaled.path:
             name = each.equation.primitive.name
@@ -311,7 +310,8 @@ class _Search:
                 scale, shift = _moved(name, scale, shift, value.astype(wide), is_first)
             number = each.outputs[0]
         channels = x.shape[maps.CHANNELS]
-        return tuple(jnp.broadcast_to(each, (channels,)).astype(x.dtype) for each in (scale, shift))  # type: ignore[return-value]
+        both = (np.ones((), wide) if scale is None else scale, np.zeros((), wide) if shift is None else shift)
+        return tuple(jnp.broadcast_to(each, (channels,)).astype(x.dtype) for each in both)  # type: ignore[return-value]
 
 
 def _is_kept(conversion: Any) -> bool:
@@ -321,14 +321,16 @@ def _is_kept(conversion: Any) -> bool:
 
 
 def _moved(name: str, scale: Any, shift: Any, value: Any, is_first: bool) -> tuple[Any, Any]:
-    """Scale and shift after one more equation; `is_first` where the map is on the left."""
+    """Scale (None: 1) and shift (None: 0) after one more equation; `is_first` where the map is on the left."""
     if name == "mul":
-        return scale * value, shift * value
+        return value if scale is None else scale * value, None if shift is None else shift * value
     if name == "div":
-        return scale / value, shift / value
+        return (1 if scale is None else scale) / value, None if shift is None else shift / value
     if name == "add":
-        return scale, shift + value
-    return (scale, shift - value) if is_first else (-scale, value - shift)
+        return scale, value if shift is None else shift + value
+    if is_first:
+        return scale, -value if shift is None else shift - value
+    return np.full((), -1, value.dtype) if scale is None else -scale, value if shift is None else value - shift
 
 
 def _described(layer: _Layer, dtype: Any) -> DenseBlockLayer:
