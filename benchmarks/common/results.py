@@ -41,7 +41,7 @@ KEYS: dict[str, tuple[str, ...]] = {
         *("threads_x", "threads_y", "cached_pixels", "stages", "copy_bytes"),
     ),
     "fuzz": ("seed",),
-    "gradients": ("layer", "by"),
+    "gradients": ("layer", "by", "precision"),
     "host": ("network", "what"),
     "instructions": ("layer", "source", "loop"),
     "latency": ("network", "kind", "side"),

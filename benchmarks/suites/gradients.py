@@ -2,6 +2,7 @@
 
     python -m benchmarks gradients --json gradients.json
     python -m benchmarks gradients --layers 3 --repeats 5
+    python -m benchmarks gradients --set large --precision highest
 
 A time is of one gradient, from a fixed cotangent. Half of x and of the cotangent is zero. Of a layer with a pool the
 convolution in front is part of it, on both sides. "of each image" is `vmap` of the gradient over several inputs.
@@ -98,6 +99,36 @@ LAYERS = (
 )
 """Windows, pools, groups, depthwise layers and gradients of each image."""
 
+LARGE = (
+    Layer(32, 224, 64, 64),
+    Layer(32, 112, 128, 128),
+    Layer(32, 56, 256, 256),
+    Layer(32, 28, 512, 512),
+    Layer(32, 14, 512, 512),
+    Layer(32, 56, 64, 64),
+    Layer(32, 28, 128, 128),
+    Layer(32, 14, 256, 256),
+    Layer(32, 7, 512, 512),
+    Layer(32, 56, 64, 256, 1),
+    Layer(32, 56, 256, 64, 1),
+    Layer(32, 28, 512, 128, 1),
+    Layer(32, 14, 1024, 256, 1),
+    Layer(32, 7, 512, 2048, 1),
+    Layer(32, 56, 128, 128, stride=2),
+    Layer(32, 28, 256, 256, stride=2),
+    Layer(32, 56, 256, 512, 1, stride=2),
+    Layer(32, 14, 1024, 2048, 1, stride=2),
+    Layer(32, 56, 128, 32),
+    Layer(32, 28, 256, 128, 1),
+    Layer(8, 28, 128, 128),
+    Layer(8, 14, 256, 256),
+    Layer(8, 56, 64, 256, 1),
+    Layer(32, 28, 256, 256, groups=32),
+)
+"""Layers of VGG-16, ResNet-50 and DenseNet-121 in batches of a GPU."""
+
+SETS = {"kinds": LAYERS, "large": LARGE}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Time every layer, print a table and write a JSON file; the result is the exit status."""
@@ -105,8 +136,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _rows(options: argparse.Namespace) -> Iterator[list[tables.Row]]:
-    for layer in LAYERS[: options.layers]:
-        yield [_row(layer, by, options.repeats) for by in ("x", "kernel")]
+    with jax.default_matmul_precision(options.precision):
+        for layer in SETS[options.set][: options.layers]:
+            yield [{**_row(layer, by, options.repeats), "precision": options.precision} for by in ("x", "kernel")]
 
 
 def _row(layer: Layer, by: str, repeats: int) -> tables.Row:
@@ -144,7 +176,9 @@ def _operands(layer: Layer) -> tuple[jax.Array, jax.Array, jax.Array]:
 def _parser() -> argparse.ArgumentParser:
     parser = command.parser("gradients", __doc__)
     add: Any = parser.add_argument
-    add("--layers", type=int, default=len(LAYERS), help="only so many of the layers")
+    add("--set", choices=sorted(SETS), default="kinds", help="of layers: all kinds, or large ones for a GPU")
+    add("--layers", type=int, help="only so many of the layers")
+    add("--precision", choices=("default", "highest"), default="default")
     add("--repeats", type=int, default=11)
     add("--json", type=Path)
     return parser

@@ -27,7 +27,9 @@ ASSUMED_DENSITY = 0.75
 
 _DTYPES = ("float32", "bfloat16", "float16")  # of the dense kernels
 _LEAST_CHANNELS = 4  # output channels of a group that lists serve
-_MEASURED = (9, 0)  # the compute capability whose times the shipped constants are fitted to
+MEASURED = (9, 0)
+"""The compute capability whose times the shipped constants are fitted to."""
+
 # XLA's expected time over ours, from which on ours runs: the errors of both models, about 10 % each, lose little then.
 # On a GPU that was not measured more is asked.
 _MARGIN, _MARGIN_ELSEWHERE = 1.05, 1.6
@@ -95,7 +97,7 @@ def _by_models(workload: Workload, device: Device, switch: str, cache: str) -> C
     del switch, cache  # which constants there are
     plain = workload.unpooled()
     behind = 0.0 if plain is workload else model.pool_us(workload, device)
-    margin = _MARGIN if device.capability == _MEASURED else _MARGIN_ELSEWHERE
+    margin = _MARGIN if device.capability == MEASURED else _MARGIN_ELSEWHERE
     choices = [(XLA, (model.xla_us(plain, device) + behind) / margin)]
     if _has_dense(workload, device):
         choices += _dense(workload, device)

@@ -75,7 +75,7 @@ def density_of_sparse(workload: Workload) -> float:
         return _density_of_rows(workload.x_shape[0], math.prod(workload.kernel_shape), workload.flops)
     if workload.geometry.groups > 1 or workload.itemsize == 2:
         return math.inf
-    of = model.of_cpu("cpu conv")
+    of = model.shipped("cpu conv")
     if workload.flops < of["operations, small"]:
         return math.inf
     odd = _most_of_odd(workload)
@@ -91,7 +91,7 @@ def _is_small_image(workload: Workload) -> bool:
     """
     if workload.itemsize == 2 and max(workload.geometry.strides) > 1:
         return False
-    of = model.of_cpu("cpu shapes")
+    of = model.shipped("cpu shapes")
     is_narrow = workload.kernel_shape[4] <= of["channels, image"] and _taps(workload) <= of["taps, image"]
     return is_narrow and not _has_large_result(workload)
 
@@ -101,7 +101,7 @@ def _is_small_product(workload: Workload) -> bool:
     if workload.method == "dense" or _taps(workload) > 1 or workload.itemsize == 2:
         return False
     channels, groups = workload.kernel_shape[4], workload.geometry.groups
-    most = model.of_cpu("cpu shapes")["channels, small product"]
+    most = model.shipped("cpu shapes")["channels, small product"]
     return max(workload.x_shape[3], channels) <= most if groups == 1 else max(groups, channels) < most
 
 
@@ -113,7 +113,7 @@ def _most_of_odd(workload: Workload) -> float:
     """
     if workload.is_image or workload.geometry.groups > 1 or workload.itemsize == 2:
         return math.inf
-    of = model.of_cpu("cpu shapes")
+    of = model.shipped("cpu shapes")
     channels, taps = workload.kernel_shape[4], _taps(workload)
     passed = math.prod(workload.geometry.strides) / taps
     limits = [math.inf]
@@ -130,7 +130,7 @@ def _suits_dense(workload: Workload) -> bool:
     """Whether the dense kernel beats XLA on a shape that the sparse loops do not suit: an image, few input channels, or
     a large window and a vector of output channels. One row of a window is one run of its products.
     """
-    of = model.of_cpu("cpu shapes")
+    of = model.shipped("cpu shapes")
     taps, strides = _taps(workload), zip(workload.geometry.strides, workload.kernel_shape[1:3], strict=True)
     if workload.is_image:
         return True
@@ -147,7 +147,7 @@ def _taps(workload: Workload) -> int:
 def _has_large_result(workload: Workload) -> bool:
     """Whether the result is so large that its memory is new in every call."""
     result = workload.pixels * workload.kernel_shape[4] * workload.itemsize
-    return workload.geometry.pool is None and result > model.of_cpu("cpu conv")["bytes, large result"]
+    return workload.geometry.pool is None and result > model.shipped("cpu conv")["bytes, large result"]
 
 
 def _is_xlas_without_zeros(workload: Workload) -> bool:
@@ -157,7 +157,7 @@ def _is_xlas_without_zeros(workload: Workload) -> bool:
     if math.prod(workload.kernel_shape[1:3]) > 1:
         return False
     channels, out_channels = workload.kernel_shape[3:]
-    of = model.of_cpu("cpu conv")
+    of = model.shipped("cpu conv")
     if workload.geometry.pool is not None and workload.flops > of["operations, 1x1"]:
         return True
     widens = channels >= of["channels, widening"] and out_channels >= of["times, widening"] * channels
@@ -166,7 +166,7 @@ def _is_xlas_without_zeros(workload: Workload) -> bool:
 
 def _density_of_rows(rows: int, weights: int, flops: float) -> float:
     """Of a dense layer."""
-    of = model.of_cpu("cpu dense")
+    of = model.shipped("cpu dense")
     if rows > of["rows"]:
         return 0.0
     if flops < of["operations, small"]:  # over before a branch pays

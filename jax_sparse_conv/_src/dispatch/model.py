@@ -241,8 +241,8 @@ def path_of_user(device: str) -> Path:
 
 
 @functools.lru_cache(maxsize=8)
-def of_cpu(group: str) -> Mapping[str, float]:
-    """The shipped constants of a group of `Model.others` for CPUs: those that begin with "cpu", by name."""
+def shipped(group: str) -> Mapping[str, float]:
+    """The shipped constants of a group of `Model.others`, by name: one for CPUs or of gradients."""
     found = load(SHIPPED).others[group]
     return dict(zip(found.names, found.kinds[ALL], strict=True))
 

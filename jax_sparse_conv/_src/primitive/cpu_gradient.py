@@ -1,7 +1,7 @@
 """Gradients of a convolution on a CPU.
 
-Of x: convolutions of the cotangent with the kernel turned round, which skip the zeros that a ReLU behind the
-convolution left in the cotangent. With strides there is one for each phase of x, the pixels that meet the same taps.
+Of x: convolutions of the cotangent (`gradient_of_x`), which skip the zeros that a ReLU behind the convolution left in
+it.
 
 Of the kernel: a native call that skips the zeros of x (`cpu/loops/kernel_gradient.h`). Of a depthwise kernel of few
 taps: a product and a sum for each tap, as there a vector of a group's channels has one.
@@ -13,9 +13,8 @@ In groups no channels are too few, since XLA's gradients are slowest there (`ben
 from __future__ import annotations
 
 import functools
-import itertools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +23,10 @@ from jax import lax
 
 from jax_sparse_conv._src import _native
 from jax_sparse_conv._src.dispatch import model
-from jax_sparse_conv._src.primitive.primitives import Config, bind
+from jax_sparse_conv._src.primitive import gradient_of_x
+from jax_sparse_conv._src.primitive.primitives import Config
 from jax_sparse_conv._src.problem import geometry as geo
-from jax_sparse_conv._src.problem.geometry import Geometry, Pads
+from jax_sparse_conv._src.problem.geometry import Geometry
 
 _METHOD = "kernel_gradient"
 _MOST_COLUMNS = 1 << 12  # of x: with those and _MOST_REACH what the native call copies is small (`native/call.cc`)
@@ -46,9 +46,8 @@ def takes(other: Any, cotangent: Any, config: Config, like: Any, by_kernel: bool
         return False
     if not _suits(cotangent, (like if by_kernel else other).shape, config.geometry, by_kernel):
         return False
-    strides, dilation = config.geometry.strides, config.geometry.dilation
     if not by_kernel:
-        return max(strides) == 1 or max(dilation) == 1
+        return gradient_of_x.is_known(config)
     sizes = [math.prod(shape[1:]) for shape in shapes]
     return other.shape[2] <= _MOST_COLUMNS and max(sizes) < _MOST_ELEMENTS
 
@@ -56,7 +55,7 @@ def takes(other: Any, cotangent: Any, config: Config, like: Any, by_kernel: bool
 def _suits(cotangent: Any, kernel_shape: tuple[int, ...], geometry: Geometry, by_kernel: bool) -> bool:
     """Whether vectors of a group's channels are full, and windows reach over results rather than padding."""
     _, *taps, in_channels, out_channels = kernel_shape
-    limits = model.of_cpu("cpu gradients")
+    limits = model.shipped("cpu gradients")
     if geometry.groups == 1 and (out_channels if by_kernel else in_channels) < limits["channels, least"]:
         return False
     reaches = ((n - 1) * d // s for n, d, s in zip(taps, geometry.dilation, geometry.strides, strict=True))
@@ -68,7 +67,7 @@ def _suits(cotangent: Any, kernel_shape: tuple[int, ...], geometry: Geometry, by
 def gradient(other: jax.Array, cotangent: jax.Array, *, config: Config, like: Any, by_kernel: bool) -> jax.Array:
     """As `differentiation.gradient`."""
     if not by_kernel:
-        return _of_x(other, cotangent, config, like)
+        return gradient_of_x.gradient(other, cotangent, config, like)
     stacks, *rest = like.shape
     one = like.update(shape=(1, *rest))
     function = _of_depthwise_kernel if _is_depthwise(like.shape, config.geometry) else _of_kernel
@@ -80,7 +79,7 @@ def gradient(other: jax.Array, cotangent: jax.Array, *, config: Config, like: An
 
 def _is_depthwise(kernel_shape: tuple[int, ...], geometry: Geometry) -> bool:
     _, *taps, in_channels, out_channels = kernel_shape
-    is_small = math.prod(taps) <= model.of_cpu("cpu gradients")["taps, depthwise"]
+    is_small = math.prod(taps) <= model.shipped("cpu gradients")["taps, depthwise"]
     return is_small and in_channels == 1 and out_channels == geometry.groups
 
 
@@ -116,79 +115,3 @@ def _of_kernel(x: jax.Array, cotangent: jax.Array, geometry: Geometry, like: Any
     )
     # By additions, as XLA's reduction over the first axis takes longer than the call.
     return functools.reduce(jnp.add, (found[i : i + 1] for i in range(chunks))).astype(like.dtype)
-
-
-class _Phase(NamedTuple):
-    """Rows (or columns) `first`, `first + stride`, ... of x, and the taps that they meet.
-
-    Attributes:
-      first: the first of them.
-      taps: the kernel's rows, from the last one to the first.
-      pads: of the convolution of the cotangent that makes them.
-      size: how many they are.
-    """
-
-    first: int
-    taps: slice
-    pads: tuple[int, int]
-    size: int
-
-
-def _phases(size: int, results: int, taps: int, stride: int, dilation: int, low: int) -> list[_Phase]:
-    """Along one axis; a phase that no tap meets, whose gradient is zero, is left out."""
-    if stride == 1:
-        reach = (taps - 1) * dilation
-        return [_Phase(0, slice(None, None, -1), (reach - low, size - results + low), size)]
-    found = []
-    for first in range(min(stride, size)):
-        nearest = (first + low) % stride
-        if nearest >= taps:
-            continue
-        count, length = (taps - nearest + stride - 1) // stride, (size - first + stride - 1) // stride
-        before = count - 1 - (first + low - nearest) // stride
-        turned = slice(nearest + (count - 1) * stride, nearest - 1 if nearest else None, -stride)
-        found.append(_Phase(first, turned, (before, length - results - before + count - 1), length))
-    return found
-
-
-def _of_x(kernel: jax.Array, cotangent: jax.Array, config: Config, like: Any) -> jax.Array:
-    """kernel [S, kh, kw, C / groups, K], cotangent [N, Ho, Wo, K] -> [N, H, W, C]."""
-    geometry, size = config.geometry, like.shape[1:3]
-    swapped = _swapped(kernel, geometry.groups)
-    axes = [
-        _phases(
-            size[axis],
-            cotangent.shape[1 + axis],
-            kernel.shape[1 + axis],
-            geometry.strides[axis],
-            geometry.dilation[axis],
-            geometry.padding[axis][0],
-        )
-        for axis in range(2)
-    ]
-
-    def part(rows: _Phase, columns: _Phase) -> jax.Array:
-        pads: Pads = (rows.pads, columns.pads)
-        given = Config(
-            Geometry((1, 1), pads, geometry.dilation, geometry.groups), "ecr", fallback=True, precision=config.precision
-        )
-        return bind(cotangent, swapped[:, rows.taps, columns.taps], None, None, given)
-
-    if geometry.strides == (1, 1):
-        return part(axes[0][0], axes[1][0])
-    whole = jnp.zeros(like.shape, like.dtype)
-    for rows, columns in itertools.product(*axes):
-        spread = [(0, 0, 0)]
-        for axis, phase in enumerate((rows, columns)):
-            stride = geometry.strides[axis]
-            used = phase.first + (phase.size - 1) * stride + 1
-            spread.append((phase.first, size[axis] - used, stride - 1))
-        whole = whole + lax.pad(part(rows, columns), np.zeros((), like.dtype), (*spread, (0, 0, 0)))
-    return whole
-
-
-def _swapped(kernel: jax.Array, groups: int) -> jax.Array:
-    """[S, kh, kw, C / groups, K] -> [S, kh, kw, K / groups, C]."""
-    stacks, *taps, channels, out_channels = kernel.shape
-    grouped = kernel.reshape(stacks, *taps, channels, groups, out_channels // groups)
-    return jnp.transpose(grouped, (0, 1, 2, 5, 4, 3)).reshape(stacks, *taps, out_channels // groups, groups * channels)

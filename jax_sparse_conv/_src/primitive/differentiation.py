@@ -5,7 +5,7 @@ The result of a convolution that is differentiated has the name `SAVED` for the 
 
 Gradients of x and of the kernel are a primitive of their own, `jsc_gradient`, so that `split` decides what each of
 several devices computes. XLA's partitioner adds more parts of them than there are on some meshes of two axes. What runs
-on one CPU is in `cpu_gradient`, elsewhere they are XLA's.
+on one CPU is in `cpu_gradient`, on one GPU in `gpu_gradient`; the rest are XLA's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from jax.experimental import jet
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
-from jax_sparse_conv._src.primitive import cpu_gradient, explicit, jax_internals, partitioning, reference
+from jax_sparse_conv._src import devices
+from jax_sparse_conv._src.primitive import cpu_gradient, explicit, gpu_gradient, jax_internals, partitioning, reference
 from jax_sparse_conv._src.primitive.primitives import Config, Operands, after, bind, conv_p, reference_conv
 from jax_sparse_conv._src.problem.geometry import Pool, is_symbolic
 
@@ -177,11 +178,13 @@ def _gradient_lower(ctx: Any, *operands: Any, **parameters: Any) -> Any:
     return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
 
 
-def _gradient_lower_on_cpu(ctx: Any, *operands: Any, **parameters: Any) -> Any:
+@devices.for_lowering
+def _gradient_lower_on_one(ctx: Any, *operands: Any, rules: Any, **parameters: Any) -> Any:
+    """By the rules of a platform, `cpu_gradient` or `gpu_gradient`, what they take on one device."""
     is_split = partitioning.is_partitioned(ctx) or explicit.is_split(*ctx.avals_in, *ctx.avals_out)
-    if is_split or not cpu_gradient.takes(*ctx.avals_in, **parameters):
+    if is_split or not rules.takes(*ctx.avals_in, **parameters):
         return _gradient_lower(ctx, *operands, **parameters)
-    function = functools.partial(cpu_gradient.gradient, **parameters)
+    function = functools.partial(rules.gradient, **parameters)
     return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
 
 
@@ -253,7 +256,8 @@ def _gradient_transpose(cotangent: Any, *values: Any, **parameters: Any) -> list
 
 gradient_p.def_abstract_eval(_gradient_abstract_eval)
 mlir.register_lowering(gradient_p, _gradient_lower)
-mlir.register_lowering(gradient_p, _gradient_lower_on_cpu, platform="cpu")
+for _platform, _rules in (("cpu", cpu_gradient), ("cuda", gpu_gradient)):
+    mlir.register_lowering(gradient_p, functools.partial(_gradient_lower_on_one, rules=_rules), platform=_platform)
 batching.primitive_batchers[gradient_p] = _gradient_batch
 ad.primitive_jvps[gradient_p] = _gradient_jvp
 ad.primitive_transposes[gradient_p] = _gradient_transpose
