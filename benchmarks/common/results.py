@@ -56,7 +56,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "sorting": ("layer",),
     "sweep": ("layer", "dtype", "precision", "weights"),
     "tests": ("backend", "tests_of"),
-    "training": ("network", "batch", "size"),
+    "training": ("network", "batch", "size", "precision"),
     "zoo": ("details", "zeros_target", "weights", "implementation", "plan"),
 }
 """By suite: what tells the cases of its rows apart, beside `_ALWAYS`."""

@@ -1,10 +1,11 @@
 """A training step of whole networks: loss and gradients, with XLA's convolutions and with this package's.
 
     python -m benchmarks training --networks vgg16 resnet50 --batch 4 --json results.json
+    python -m benchmarks training --networks resnet50 --batch 32 --precision highest
 
 A step is the loss and the gradients of all weights under `jax.jit`, with the statistics of batch norms in training.
 Weights are as initialised, so about half of what a ReLU puts out is zero. Sides take turns. With PyTorch installed
-its step of torchvision's network of that name is a side, too, with as many threads.
+its step of torchvision's network of that name is a side, too, with as many threads and, at HIGHEST, without TF32.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ NETWORKS = ("vgg16", "resnet50", "densenet121")
 _COLUMNS = (
     ("network", "network", "<", "{}"),
     ("batch", "batch", ">", "{}"),
+    ("precision", "precision", "<", "{}"),
     ("xla_ms", "XLA ms", ">", "{:.0f}"),
     ("torch_ms", "PyTorch ms", ">", "{:.0f}"),
     ("ours_ms", "ours ms", ">", "{:.0f}"),
@@ -48,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         command.check_folder("--json", options.json)
-        rows = [measure(name, options.batch, options.repeats, options.size) for name in options.networks]
+        with jax.default_matmul_precision(options.precision):
+            rows = [measure(name, options.batch, options.repeats, options.size) for name in options.networks]
     except (OSError, ValueError) as error:
         print(f"benchmarks training: {error}", file=sys.stderr)
         return 1
@@ -69,7 +72,7 @@ def measure(name: str, batch: int, repeats: int, size: int | None) -> tables.Row
     error = float(np.sqrt(off / sum(np.linalg.norm(a) ** 2 for a in found["xla"])))
     other = _of_torch(name, x)
     times = timing.streaks(sides | ({} if other is None else {"torch": other}), [(x,)], repeats)
-    row: tables.Row = {"network": name, "batch": batch, "size": x.shape[1], "error": error}
+    row: tables.Row = {"network": name, "batch": batch, "size": x.shape[1], "error": error, "precision": _precision()}
     row |= {f"{side}_ms": each.microseconds / 1e3 for side, each in times.items()}
     row |= {f"{side}_best_ms": 1e3 * each.best for side, each in times.items()}
     row |= {"ratio": row["xla_ms"] / row["ours_ms"], "best_ratio": row["xla_best_ms"] / row["ours_best_ms"]}
@@ -90,6 +93,10 @@ def _step(name: str, implementation: str | None) -> Side:
     return lambda x: step(weights, rest, x)
 
 
+def _precision() -> str:
+    return str(jax.config.jax_default_matmul_precision or "default")  # type: ignore[attr-defined]
+
+
 def _of_torch(name: str, x: jax.Array) -> Side | None:
     """The same of torchvision's network, None without PyTorch or there."""
     try:
@@ -100,6 +107,7 @@ def _of_torch(name: str, x: jax.Array) -> Side | None:
         return None
     on = "cuda" if jax.default_backend() == "gpu" else "cpu"
     torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.backends.cudnn.allow_tf32 = _precision() != "highest"
     model = getattr(zoo, name)().to(on).train().to(memory_format=torch.channels_last)
     images = torch.from_numpy(np.array(jnp.transpose(x, (0, 3, 1, 2)))).to(on, memory_format=torch.channels_last)
     labels = torch.zeros(len(images), dtype=torch.long, device=on)
@@ -119,6 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--networks", nargs="+", choices=sorted(models.NETWORKS), default=list(NETWORKS), metavar="NAME")
     add("--batch", type=int, default=4)
     add("--size", type=int, help="height and width of the images; the network's own without it")
+    add("--precision", choices=("default", "highest"), default="default")
     add("--repeats", type=int, default=5)
     add("--json", type=Path)
     return parser

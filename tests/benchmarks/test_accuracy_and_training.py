@@ -50,10 +50,9 @@ def test_gradients_of_both_sides_are_the_same(
         gradients.Layer(1, 9, 16, 32, stride=2, groups=4),
         gradients.Layer(1, 8, 16, 16, each=3),
     )
-    monkeypatch.setattr(gradients, "LAYERS", layers)
+    monkeypatch.setitem(gradients.SETS, "kinds", layers)
     out = tmp_path / "rows.json"
-    with jax.default_matmul_precision("highest"):
-        assert gradients.main(["--repeats", "2", "--json", str(out)]) == 0
+    assert gradients.main(["--repeats", "2", "--precision", "highest", "--json", str(out)]) == 0
     rows = json.loads(out.read_text())["rows"]
     assert [(row["layer"], row["by"]) for row in rows] == [
         (layer.name, by) for layer in layers for by in ("x", "kernel")
