@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from benchmarks.paper import cusnn, cusparse, memory, ocpa, whole, zeros
+from benchmarks.paper import algorithms, cusnn, cusparse, memory, ocpa, searched, shares, transfer, whole, zeros
 from benchmarks.paper.experiment import Experiment
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
-    for module in (zeros, ocpa, whole, cusparse, memory, cusnn)
+    for module in (zeros, transfer, ocpa, algorithms, whole, cusparse, memory, shares, cusnn, searched)
     for experiment in module.EXPERIMENTS
 }
