@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.common import data
+from benchmarks.common.cudnn import ALGORITHMS, Convolution, Library
 from benchmarks.paper import networks, runner, sides
-from benchmarks.paper.cudnn import ALGORITHMS, Convolution, Library
 from benchmarks.paper.experiment import Experiment
 from benchmarks.paper.ocpa import OCPA_NETWORKS
 from benchmarks.paper.runner import Case, Context, Row

@@ -68,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--networks", nargs="+", default=[], help="instead of an experiment's own networks")
     add("--searched", type=Path, help="a result of the suite cost_model, in the place of searching again")
     add("--prepared", type=Path, help="keep networks with their weights here, for the next run")
+    add("--program", type=Path, help="run this file instead of compiling kernels")
     add("--repeats", type=int, default=30)
     add("--seconds", type=float, default=3.0, help="length of a loop that energy is measured over")
     add("--quick", action="store_true", help="tiny layers and networks: does everything run?")
@@ -98,6 +99,7 @@ def _context(options: argparse.Namespace) -> Context:
         networks=tuple(options.networks),
         prepared=str(options.prepared or ""),
         searched=str(options.searched or ""),
+        program=str(options.program or ""),
         seconds=0.1 if options.quick else options.seconds,
     )
 

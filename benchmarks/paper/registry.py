@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from benchmarks.paper import algorithms, cusnn, cusparse, memory, ocpa, searched, shares, transfer, whole, zeros
+from benchmarks.paper import (
+    algorithms,
+    cusnn,
+    cusparse,
+    memory,
+    microkernel,
+    ocpa,
+    searched,
+    shares,
+    transfer,
+    whole,
+    zeros,
+)
 from benchmarks.paper.experiment import Experiment
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
-    for module in (zeros, transfer, ocpa, algorithms, whole, cusparse, memory, shares, cusnn, searched)
+    for module in (zeros, transfer, ocpa, algorithms, whole, cusparse, memory, shares, microkernel, cusnn, searched)
     for experiment in module.EXPERIMENTS
 }

@@ -28,7 +28,12 @@ from benchmarks.common import command, results
 Row = dict[str, Any]
 
 _HERE = Path(__file__).parent
-_SOURCES = ("benchmarks/suites/direct_ablation.cu", "cuda/core/device_info.cu", "cuda/sparse/ecr/kernel_map.cc")
+_SOURCES = (
+    "benchmarks/suites/direct_ablation.cu",
+    "benchmarks/suites/direct_parts.cu",
+    "cuda/core/device_info.cu",
+    "cuda/sparse/ecr/kernel_map.cc",
+)
 _TF32, _FLOAT32 = 5e-4, 2e-6
 
 # Figure, its row and the row it is compared with, and the paper's own finding.
@@ -74,8 +79,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def build(program: Path, arch: str) -> None:
-    """Compile the variants to `program`; needs nvcc on the path and this repository's sources."""
+def build(program: Path, arch: str, sources: Sequence[str] = _SOURCES) -> None:
+    """Compile the variants to `program`; needs nvcc on the path and this repository's sources.
+
+    Raises:
+      ValueError: there is no nvcc, or no jaxlib.
+    """
     nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
     jaxlib = importlib.util.find_spec("jaxlib")
     if nvcc is None or jaxlib is None or jaxlib.origin is None:
@@ -83,8 +92,8 @@ def build(program: Path, arch: str) -> None:
     root = _HERE.parents[1]
     includes = [f"-I{root}", "-isystem", str(Path(jaxlib.origin).parent / "include")]
     flags = ["-std=c++17", "-O3", f"-arch={arch}", "--expt-relaxed-constexpr", "-cudart", "static"]
-    sources = [str(root / name) for name in _SOURCES]
-    subprocess.run([nvcc, *flags, *includes, *sources, "-o", str(program)], check=True)
+    files = [str(root / name) for name in sources]
+    subprocess.run([nvcc, *flags, *includes, *files, "-o", str(program)], check=True)
 
 
 def _rows(options: argparse.Namespace) -> list[Row]:
