@@ -36,7 +36,7 @@ def _row(context: Context, name: str) -> Row:
     measured = runner.measure(context, cases[:2] if context.quick else cases)
     kinds = {layers.kind(case.layer): row["us"] for case, row in zip(cases, measured, strict=False)}
     timed = [
-        (kinds[layers.kind(layer)], 100 * float((x == 0).mean()))
+        (kinds[layers.kind(layer)], 100 * float((x == 0).mean()), layer.kernel)
         for layer, x in layer_maps(context, name)
         if layers.kind(layer) in kinds
     ]
@@ -52,20 +52,26 @@ def _row(context: Context, name: str) -> Row:
         "zeros_target": None,
         "zeros_percent": network.zeros_percent,
         "us": whole,
-        "convolutions_us": {side: sum(us[side] for us, _ in timed) for side in wanted},
-        "percent": {side: shares([(us[side], zeros) for us, zeros in timed], whole[side]) for side in wanted},
+        "convolutions_us": {side: sum(us[side] for us, _, _ in timed) for side in wanted},
+        "percent": {side: shares([(us[side], zeros) for us, zeros, _ in timed], whole[side]) for side in wanted},
+        "beyond_1x1_percent": {
+            side: shares([(us[side], zeros) for us, zeros, kernel in timed if kernel > 1]) for side in wanted
+        },
         "kinds": [{"layer": row["layer"], "us": row["us"]} for row in measured],
     }
 
 
-def shares(timed: Sequence[tuple[float, float]], whole: float) -> dict[str, float]:
-    """Percent of the time by zeros, of (microseconds, percent of zeros) of each layer and the whole network's time."""
+def shares(timed: Sequence[tuple[float, float]], whole: float | None = None) -> dict[str, float]:
+    """Percent of the time by zeros, of (microseconds, percent of zeros) of each layer.
+
+    The rest is the whole network's, where its time is given.
+    """
     sums = dict.fromkeys(BUCKETS, 0.0)
     for us, zeros in timed:
         sums[next(name for name, limit in BUCKETS.items() if zeros < limit)] += us
-    total = max(whole, sum(sums.values()))
+    total = max(whole or 0.0, sum(sums.values()))
     percents = {name: 100 * us / total for name, us in sums.items()}
-    return percents | {OTHER: 100 * (1 - sum(sums.values()) / total)}
+    return percents if whole is None else percents | {OTHER: 100 * (1 - sum(sums.values()) / total)}
 
 
 def _whole(context: Context, name: str, side: str) -> float:

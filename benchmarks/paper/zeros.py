@@ -7,6 +7,7 @@ Fig. 2 of Xu et al. 2023 (and 2019) and Fig. 2 of cuSNN. Networks have seeded we
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -103,6 +104,47 @@ def _draw(figure: Any, rows: Sequence[Row]) -> None:
     axes.set_ylabel("zeros, %")
     axes.set_xticks(range(len(rows)), [row["layer"] for row in rows], rotation=90, fontsize=5)
     axes.legend(fontsize=7)
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+def zeros_of_matrices(content: dict[str, Any]) -> str:
+    """Mean zeros of maps and of their im2col matrices, but for the image, and those of the last layer."""
+    rows = [row for row in content["rows"] if row["zeros_percent"] > 0]
+    keys = ("zeros_percent", "im2col_zeros_percent", "unpadded_zeros_percent")
+    means = [statistics.mean(row[key] for row in rows) for key in keys]
+    more = sum(row["im2col_zeros_percent"] > row["zeros_percent"] for row in rows)
+    last = rows[-1]
+    return (
+        f"{means[0]:.1f} % of maps, {means[1]:.1f} % of matrices (more in {more} of {len(rows)} layers), "
+        f"{means[2]:.1f} % without padding; {last['layer']} {last['zeros_percent']:.1f} % and "
+        f"{last['im2col_zeros_percent']:.1f} %"
+    )
+
+
+def format_bytes(content: dict[str, Any]) -> str:
+    """ECR's arrays in im2col's bytes: with room for every element, and filled."""
+    rows = content["rows"]
+    whole = sum(row["im2col_bytes"] for row in rows)
+    room, filled = (sum(row[key] for row in rows) / whole for key in ("format_bytes", "filled_bytes"))
+    shares = [row["filled_bytes"] / row["im2col_bytes"] for row in rows]
+    return (
+        f"{room:.2f}x im2col's bytes with room for every element, {filled:.2f}x filled "
+        f"({min(shares):.2f}x to {max(shares):.2f}x)"
+    )
+
+
+def layers_by_zeros(content: dict[str, Any]) -> str:
+    """How many of a network's layers have more than half and more than three quarters of zeros."""
+    parts = []
+    for name in dict.fromkeys(row["network"] for row in content["rows"] if row["network"]):
+        zeros = [row["zeros_percent"] for row in content["rows"] if row["network"] == name]
+        half, most = (sum(value > limit for value in zeros) for limit in (50, 75))
+        parts.append(f"{name} {half} and {most} of {len(zeros)}")
+    real = [row["zeros_percent"] for row in content["rows"] if row["source"] == "real"]
+    trained = f"; maps of trained networks {min(real):.0f} to {max(real):.0f} %" if real else ""
+    return f"over 50 % and over 75 %: {', '.join(parts)}{trained}"
 
 
 EXPERIMENTS = (
