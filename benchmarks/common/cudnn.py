@@ -164,15 +164,16 @@ def _pointer(array: jax.Array) -> ctypes.c_void_p:
 
 
 def _loaded(name: str) -> Any:
-    """A shared library that this process has loaded, else one of the packages that JAX takes it from."""
+    """A shared library that this process has loaded, else of the packages that JAX takes it from, else the system's."""
     jax.devices()  # loads them
     lines = _MAPS.read_text("utf-8").splitlines() if _MAPS.is_file() else []
-    for path in sorted({line.split()[-1] for line in lines if f"/{name}.so" in line}) or _of_packages(name):
+    mapped = sorted({line.split()[-1] for line in lines if f"/{name}.so" in line})
+    for path in (*mapped, *_of_packages(name), f"{name}.so"):
         try:
             return ctypes.CDLL(path)
         except OSError:
             continue
-    raise ValueError(f"cuDNN's algorithms need a GPU and {name}, which this process has not loaded")
+    raise ValueError(f"cuDNN's algorithms need a GPU and {name}, which is not here")
 
 
 def _of_packages(name: str) -> list[str]:

@@ -197,22 +197,28 @@ def peak(side: str, keep: Keep) -> Answer:
 
 
 def over_algorithms(name: str) -> Answer:
-    """OCPA over cuDNN's algorithms on a network's layers, and why the rest of its layers has none."""
+    """OCPA over cuDNN's algorithms on a network's layers, with its zeros and without any."""
 
     def text(content: Content) -> str:
-        rows = list(filter(of_network(name), content["rows"]))
-        parts = []
-        for algorithm in dict.fromkeys(key for row in rows for key in (*row["cudnn_us"], *row["cudnn_skipped"])):
-            found = [_over_algorithm(row, algorithm) for row in rows for _ in range(row.get("count", 1))]
-            ran = [ratio for ratio in found if ratio]
-            mean = f"{geometric_mean(ran):.2f}x" if ran else NOT_YET
-            parts.append(f"{mean} {algorithm} ({len(ran)} of {len(found)} layers)")
-        return f"ocpa {', '.join(parts)}" if parts else NOT_YET
+        rows = [row for row in content["rows"] if row["network"] == name]
+        own, empty = (_over_each([row for row in rows if test(row)]) for test in (is_real, has_no_zeros))
+        return f"ocpa {own}; without zeros {empty}" if own and empty else NOT_YET
 
     return text
 
 
-def _over_algorithm(row: Row, algorithm: str) -> float | None:
+def _over_each(rows: Sequence[Row]) -> str:
+    parts = []
+    for algorithm in dict.fromkeys(key for row in rows for key in (*row["cudnn_us"], *row["cudnn_skipped"])):
+        found = [over_algorithm(row, algorithm) for row in rows for _ in range(row.get("count", 1))]
+        ran = [ratio for ratio in found if ratio]
+        mean = f"{geometric_mean(ran):.2f}x" if ran else NOT_YET
+        parts.append(f"{mean} {algorithm} ({len(ran)} of {len(found)} layers)")
+    return ", ".join(parts)
+
+
+def over_algorithm(row: Row, algorithm: str) -> float | None:
+    """An algorithm's time over that of PECR where a pool follows and of ECR elsewhere, where both ran."""
     ours = row["us"].get("pecr" if row["op"] == "conv_pool" else "ecr")
     theirs = row["cudnn_us"].get(algorithm)
     return theirs / ours if ours and theirs else None

@@ -70,8 +70,8 @@ _ALGORITHMS = (
     "no number in the paper. A layer is missing where cuDNN has no such algorithm for it today."
 )
 _MATRIX = (
-    "Windows of the padding add zeros, and nothing else does: without padding the matrix has as many zeros as the map. "
-    "The zeros are of a network with seeded weights and a trained network's zeros."
+    "Only windows that reach over the edge add zeros. Without padding the matrix has about as many as the map. The "
+    "zeros are of a network with seeded weights and a trained network's zeros."
 )
 _FORMAT = (
     "ECR has a value and an index for each element of a window, twice im2col's bytes. Only memory for the non-zeros "
@@ -197,7 +197,7 @@ def _claims_of_2019() -> Iterator[Claim]:
 
 def _peaks_of_2019() -> Iterator[Claim]:
     vgg = answers.of_network("vgg19")
-    theirs = "2.9x (GTX 1080 Ti), 6.7x (GTX 1080), 2.9x (RTX 2080)"
+    theirs = "2.9x (first version), 6.7x (GTX 1080), 2.9x (RTX 2080)"
     text, ours = "2019: ECR's best layer of VGG-19", answers.peak("ecr", answers.all_of(vgg, answers.op("conv")))
     yield Claim("O19ap", text, theirs, "fig9", ours, _BOTH, _ONE_CHANNEL)
     theirs = "5.4x (GTX 1080), 8.1x (RTX 2080)"
@@ -208,7 +208,7 @@ def _peaks_of_2019() -> Iterator[Claim]:
     ours = answers.over_xla(("ecr",), answers.all_of(answers.is_own, answers.is_table_of_2019), spread=True)
     yield Claim("O19t", text, theirs, "table3", ours, _BOTH, _ONE_CHANNEL)
     text, ours = "2019: whole VGG-19 over cuDNN", answers.over_xla(("ocpa", *_AUTO), vgg)
-    why = "The paper has ECR alone and does not say whether fully connected layers count; here they do. " + _WHOLE
+    why = "The paper has ECR alone and does not say whether fully connected layers count; here they do."
     yield Claim("O19w", text, "2.3x", "networks", ours, _BOTH, why)
 
 
@@ -301,5 +301,32 @@ CHENG = {
         "D31's kernel",
         "The paper's converter is hardware beside the multipliers; here the table is one more trip to shared memory.",
     ),
+    "0": (
+        "the kernel of D14's baseline",
+        "The abstract's number has the units for inner products and for indices, which no GPU has.",
+    ),
+    "0t": (
+        "the kernel of D14's baseline",
+        "Tensor cores in the place of the unit for outer products, in TF32; no GPU has the other two units.",
+    ),
 }
 """By figure: what the technique is compared with here, a dense kernel as well, and why the effects differ."""
+
+CHENG_PRINTED = "Of the 1024 taps of a filter of 32x32 at most 30 lie on a 5x6 image."
+"""Why the layer that Table 1 prints is odd."""
+
+_SHARES_OF_CYCLES = "By the clock of each warp, waiting for the block included; the paper's are of a simulator."
+_NO_LATENCIES = (
+    "No counter gives a GPU's latency by instruction; the memory that a thread keeps its sums in says as much."
+)
+CHENG_PARTS = (
+    ("D8", "Fig. 8: computing in the baseline's time", "97 %", "local sums", "compute_percent", _SHARES_OF_CYCLES),
+    ("D9", "Fig. 9: local memory of a thread", "loads of sums", "local sums", "local_bytes", _NO_LATENCIES),
+    ("D13", "Fig. 13: the same, unrolled", "none left", "outer products", "local_bytes", _NO_LATENCIES),
+    ("D14c", "Fig. 14: computing, unrolled", "69 %", "outer products", "compute_percent", _SHARES_OF_CYCLES),
+    (
+        *("D25", "Fig. 25: loading, the bottleneck at last", "a bar, with the units", "outer products", "load_percent"),
+        "Without the units: loading is what unrolling leaves beside computing.",
+    ),
+)
+"""Where the time of the paper's kernel goes: number, what, the paper's, the kernel's engine, the key of rows, why."""
