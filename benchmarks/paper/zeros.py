@@ -7,12 +7,15 @@ Fig. 2 of Xu et al. 2023 (and 2019) and Fig. 2 of cuSNN. Networks have seeded we
 from __future__ import annotations
 
 import dataclasses
+import functools
 import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
+import jax_sparse_conv as jsc
 from benchmarks.common import data
 from benchmarks.common.data import Map
 from benchmarks.paper import layers, memory, networks
@@ -24,6 +27,7 @@ from jax_sparse_conv import models
 
 CUSNN_FIG2_NETWORKS = ("densenet201", "resnet152", "vgg19")
 _SLOT, _WINDOW = 8, 4  # bytes of a non-zero with its index, and of a window's count
+_TILES = ((7, 7, 1), (4, 4, 1))
 _NO_PADDING = ((0, 0), (0, 0))
 
 
@@ -46,7 +50,7 @@ def _fig2(context: Context) -> list[Row]:
 
 def _cusnn_fig2(context: Context) -> list[Row]:
     rows = [
-        _row(layer, x)
+        _row(layer, x) | _coo_star(x)
         for name in networks.available(context, CUSNN_FIG2_NETWORKS)
         for layer, x in layer_maps(context, name)
         if layer.kernel > 1
@@ -84,6 +88,15 @@ def _matrix(layer: PaperLayer, x: Map) -> Row:
         "format_bytes": memory.format_bytes(plain),
         "filled_bytes": _SLOT * filled + _WINDOW * windows,
     }
+
+
+def _coo_star(x: Map) -> Row:
+    """Bytes of a map, and of COO* in the tiles of the kernels; neither depends on zeros."""
+    found = {}
+    for tile in _TILES:
+        made = jax.eval_shape(functools.partial(jsc.CooStar.fromdense, tile=tile), x)
+        found["x".join(map(str, tile))] = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(made))
+    return {"input_bytes": x.nbytes, "coo_star_bytes": found}
 
 
 def _unpadded(layer: PaperLayer, x: Map) -> float | None:
@@ -145,6 +158,14 @@ def layers_by_zeros(content: dict[str, Any]) -> str:
     real = [row["zeros_percent"] for row in content["rows"] if row["source"] == "real"]
     trained = f"; maps of trained networks {min(real):.0f} to {max(real):.0f} %" if real else ""
     return f"over 50 % and over 75 %: {', '.join(parts)}{trained}"
+
+
+def coo_star_bytes(content: dict[str, Any]) -> str:
+    """COO*'s arrays in bytes of the maps, by tile."""
+    rows = [row for row in content["rows"] if "coo_star_bytes" in row]
+    whole = sum(row["input_bytes"] for row in rows)
+    tiles = dict.fromkeys(tile for row in rows for tile in row["coo_star_bytes"])
+    return ", ".join(f"{sum(row['coo_star_bytes'][tile] for row in rows) / whole:.2f}x ({tile})" for tile in tiles)
 
 
 EXPERIMENTS = (

@@ -77,6 +77,14 @@ def test_zeros_of_the_matrix_are_counted(layer: PaperLayer) -> None:
     assert found["unpadded_zeros_percent"] == pytest.approx(100 * np.mean(unpadded == 0))
 
 
+def test_coo_star_has_room_for_every_element() -> None:
+    x = np.zeros((1, 7, 7, 3), np.float32)
+    found = zeros._coo_star(x)
+    assert found["coo_star_bytes"]["7x7x1"] == 3 * (49 * 5 + 4)
+    assert found["coo_star_bytes"]["4x4x1"] == 3 * 4 * (16 * 5 + 4)
+    assert zeros.coo_star_bytes({"rows": [found, {"source": "real"}]}) == "1.27x (7x7x1), 1.71x (4x4x1)"
+
+
 def test_what_counts_say() -> None:
     row = {"layer": "a", "network": "n", "source": "profile", "unpadded_zeros_percent": 50.0}
     row |= {"im2col_bytes": 100, "format_bytes": 200, "filled_bytes": 80}
