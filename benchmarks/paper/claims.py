@@ -217,13 +217,11 @@ def _cusnn_claims() -> Iterator[Claim]:
     yield Claim("C2", text, theirs, "cusnn_fig2", zeros.layers_by_zeros, "none, a count", _PROFILE, is_count=True)
     text, theirs = "Fig. 3: dense time by the zeros of layers", "under 50 %: a small share, least for DenseNet"
     yield Claim("C3", text, theirs, "cusnn_fig3", answers.time_by_zeros("percent"), "none, XLA alone", _SHARES)
-    text, why = (
-        "section 3.4: COO*'s memory",
-        "The paper leaves out each tile's count and what tiles hold beyond the map.",
-    )
-    yield Claim("C34m", text, "1.25x", "cusnn_fig2", zeros.coo_star_bytes, "dense maps", why, is_count=True)
     text, ours = "the same of layers beyond 1x1", answers.time_by_zeros("beyond_1x1_percent")
     yield Claim("C3b", text, theirs, "cusnn_fig3", ours, "none, XLA alone", "In percent of these layers' time.")
+    why = "The paper leaves out each tile's count and what tiles hold beyond the map."
+    memory = ("C34m", "section 3.4: COO*'s memory", "1.25x", "cusnn_fig2", zeros.coo_star_bytes)
+    yield Claim(*memory, "dense maps", why, is_count=True)
     text = "section 3.4: the micro-kernel against plain loops"
     why = "Both share lists, weights and stores; only the sums of the plain loops are in local memory."
     yield Claim("C34", text, "2x to 4x", "cusnn_microkernel", answers.micro_kernel, "the same kernel, plain loops", why)

@@ -28,6 +28,7 @@ from jax_sparse_conv import models
 CUSNN_FIG2_NETWORKS = ("densenet201", "resnet152", "vgg19")
 _SLOT, _WINDOW = 8, 4  # bytes of a non-zero with its index, and of a window's count
 _TILES = ((7, 7, 1), (4, 4, 1))
+_MOST_LABELS = 40
 _NO_PADDING = ((0, 0), (0, 0))
 
 
@@ -115,7 +116,8 @@ def _draw(figure: Any, rows: Sequence[Row]) -> None:
         places = [place - 0.4 + (index + 0.5) * 0.8 / len(shown) for place in range(len(rows))]
         axes.bar(places, [row.get(key) or 0 for row in rows], 0.8 / len(shown), label=key)
     axes.set_ylabel("zeros, %")
-    axes.set_xticks(range(len(rows)), [row["layer"] for row in rows], rotation=90, fontsize=5)
+    labelled = range(0, len(rows), 1 + len(rows) // _MOST_LABELS)
+    axes.set_xticks(labelled, [rows[place]["layer"] for place in labelled], rotation=90, fontsize=6)
     axes.legend(fontsize=7)
 
 
