@@ -16,15 +16,16 @@ from benchmarks.paper.answers import NOT_YET, Content
 from benchmarks.paper.claims import CHENG, CHENG_PARTS, CHENG_PRINTED, claims
 from benchmarks.suites import direct_ablation
 
-_GPU, _CPUS = "h200", ("cpu_intel_xeon", "cpu_amd_epyc")  # folders of results; what the first has counts
+_GPU = "h200"  # a folder of results
+_GPUS, _CPUS = (_GPU, "h100"), ("cpu_intel_xeon", "cpu_amd_epyc")  # the first that has an experiment counts
 _CASE = "{}/{}/{}"  # network, kind and batch
 _CHENG_BATCH = 8  # of ResNet-50's layer there
 
 
 def document(results: Path = RESULTS) -> str:
     """docs/papers.md, from a folder of results."""
-    gpu, *cpus = (_contents(results / device / "paper") for device in (_GPU, *_CPUS))
-    cpu = {name: content for found in reversed(cpus) for name, content in found.items()}
+    files = {device: _contents(results / device / "paper") for device in (*_GPUS, *_CPUS)}
+    gpu, cpu = (_first(files, devices) for devices in (_GPUS, _CPUS))
     runs = sorted(read(results / _GPU / "run.json"), key=_order_of_run)
     lines = [_HEADER, _table(gpu, cpu, "O"), "", _RUNS, *map(_run_line, runs)]
     lines += _network_lines(results / _GPU / "networks.json")
@@ -32,8 +33,8 @@ def document(results: Path = RESULTS) -> str:
     for start, contents in (("", gpu), ("cpu/", cpu)):
         for name, content in contents.items():
             lines += answers.zeros_lines(f"{start}{name}", content)
-    lines += [_CHENG, *_cheng_lines(results / _GPU), "", _FILES]
-    for device, contents in zip((_GPU, *_CPUS), (gpu, *cpus), strict=True):
+    lines += [_CHENG, *_cheng_lines(results), "", _FILES]
+    for device, contents in files.items():
         lines += [_file_line(f"{device}/paper/{name}", content) for name, content in contents.items()]
     return "\n".join(lines) + "\n"
 
@@ -46,6 +47,17 @@ def _contents(folder: Path) -> dict[str, Content]:
     return {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))}
 
 
+def _first(files: dict[str, dict[str, Content]], devices: Sequence[str]) -> dict[str, Content]:
+    """By experiment, the content of the first device that has it."""
+    return {name: content for device in reversed(devices) for name, content in files[device].items()}
+
+
+def _card(content: Content) -> str:
+    """Which GPU it was, where it was not that of the column."""
+    device = str(content.get("device", ""))
+    return f" ({device.removeprefix('NVIDIA ')})" if device.startswith("NVIDIA") and "H200" not in device else ""
+
+
 def _table(gpu: dict[str, Content], cpu: dict[str, Content], source: str) -> str:
     lines = [
         "| no. | claim | paper | H200 | CPU, 2 cores | dense baseline here | experiment | why they differ |",
@@ -55,7 +67,7 @@ def _table(gpu: dict[str, Content], cpu: dict[str, Content], source: str) -> str
         if claim.number.startswith(source):
             counted = {**cpu, **gpu} if claim.is_count else gpu
             ours = [
-                claim.ours(found[claim.experiment]) if claim.experiment in found else NOT_YET
+                claim.ours(content) + _card(content) if (content := found.get(claim.experiment)) else NOT_YET
                 for found in (counted, cpu)
             ]
             measured = (*ours, claim.baseline, f"`{claim.experiment}`")
@@ -83,16 +95,28 @@ def _network_lines(path: Path) -> list[str]:
 
 
 def _cheng_lines(results: Path) -> list[str]:
-    measured = read(results / "direct_ablation.json")
+    measured = _of_ablation(results)
+    devices = {row["layer"]: row for row in measured if row["step"] != "parts"}
     lines = []
     for row in direct_ablation.figures(measured):
         baseline, why = CHENG[row["figure"]]
-        effect = f"{row['change_percent']:+.0f} % ({row['without_us']:.1f} to {row['with_us']:.1f} us)"
+        effect = f"{row['change_percent']:+.0f} %"
         if row["figure"] in direct_ablation.TOTALS:
-            effect = f"{row['without_us'] / row['with_us']:.1f}x ({row['without_us']:.1f} to {row['with_us']:.1f} us)"
+            effect = f"{row['without_us'] / row['with_us']:.1f}x"
+        effect += f" ({row['without_us']:.1f} to {row['with_us']:.1f} us){_card(devices[row['layer']])}"
         cells = (f"D{row['figure']}", row["technique"], row["layer"], row["paper"], effect, baseline, why)
         lines.append(f"| {' | '.join(cells)} |")
-    return [*lines, *_parts_lines(measured), *_direct_today(results)]
+    return [*lines, *_parts_lines(measured), *_direct_today(results / _GPU)]
+
+
+def _of_ablation(results: Path) -> list[Content]:
+    """Rows of the first GPU, and of the others those of what it has none."""
+    rows: list[Content] = []
+    for device in _GPUS:
+        path = results / device / "direct_ablation.json"
+        known = {(row["layer"], row["step"]) for row in rows}
+        rows += [row for row in read(path) if (row["layer"], row["step"]) not in known] if path.is_file() else []
+    return rows
 
 
 def _parts_lines(measured: Sequence[Content]) -> Iterator[str]:
@@ -102,8 +126,9 @@ def _parts_lines(measured: Sequence[Content]) -> Iterator[str]:
             yield f"| D1 | all of the above | {layer} | 32x32 filters | {NOT_YET} | as above | {CHENG_PRINTED} |"
         parts = {row["engine"]: row for row in measured if row["layer"] == layer and row["step"] == "parts"}
         for number, what, theirs, engine, key, why in CHENG_PARTS:
-            ours = NOT_YET if engine not in parts else f"{parts[engine][key]:.0f} {key.split('_')[-1]}"
-            cells = (number, what, layer, theirs, ours.replace("percent", "%"), "none", why)
+            unit = "bytes" if key.endswith("bytes") else "%"
+            ours = f"{parts[engine][key]:.0f} {unit}{_card(parts[engine])}" if engine in parts else NOT_YET
+            cells = (number, what, layer, theirs, ours, "none", why)
             yield f"| {' | '.join(cells)} |"
 
 
@@ -152,10 +177,10 @@ at the default precision, `ocpa` is PECR where a pool follows and ECR elsewhere.
 takes it for most layers at batch 1 on a GPU and for those with few zeros on a CPU: what `auto` gains there is the
 kernel. "Profile" maps are those of a network with seeded weights that has a trained network's zeros. On the H200
 the faster of XLA's default flags and of command buffers counts, on either side; the list of files at the end says
-where only one of them was run. The CPU's column is of the Intel machine in that list, and of the AMD one where only
-that has the experiment; what is counted is the same on every machine. Under command buffers XLA's own side is the
-faster in nearly every row of which there are both; under the default flags the host launches every kernel, which
-DenseNets at batch 1 wait for.
+where only one of them was run. A cell of the H200's column that names another GPU is that one's, because no H200 has
+run it. The CPU's column is of the Intel machine, and of the AMD one where only that has the experiment; what is counted
+is the same on every machine. Under command buffers XLA's own side is the faster in nearly every row of which there are
+both; under the default flags the host launches every kernel, which DenseNets at batch 1 wait for.
 
 ## ECR, PECR, OCPA (Xu et al. 2023, and their 2019 versions)
 """

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.common import cudnn, data, prepared
+from benchmarks.common import cudnn, data, prepared, results
 from benchmarks.paper import (
     algorithms,
     answers,
@@ -284,3 +284,16 @@ def test_pointers_are_of_the_arrays_own_memory() -> None:
         pytest.skip("the host cannot read a GPU's memory")
     pointer = cudnn._pointer(array)
     assert list((ctypes.c_float * 3).from_address(pointer.value or 0)) == [0, 1, 2]
+
+
+def test_another_gpus_files_fill_what_the_first_has_not(tmp_path: Path) -> None:
+    row = {"layer": "l", "step": "parts", "error": 0.0}
+    for device, rows in (("h200", [row]), ("h100", [row, row | {"step": "baseline"}])):
+        (tmp_path / device).mkdir()
+        content = {"date": "2026-11-27", "command": "c", "device": f"NVIDIA {device.upper()}", "rows": rows}
+        results.add(tmp_path / device / "direct_ablation.json", "direct_ablation", content)
+    found = document._of_ablation(tmp_path)
+    assert [(row["step"], document._card(row)) for row in found] == [("parts", ""), ("baseline", " (H100)")]
+    files = {"h200": {"a": {"device": "one"}}, "h100": {"a": {"device": "two"}, "b": {"device": "two"}}}
+    assert document._first(files, ("h200", "h100")) == {"a": {"device": "one"}, "b": {"device": "two"}}
+    assert document._card({"device": "AMD EPYC"}) == ""
