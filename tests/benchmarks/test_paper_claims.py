@@ -55,6 +55,18 @@ def test_experiments_without_a_sparse_side_run_and_write(tmp_path: Path, capsys:
         assert sum(percent.values()) == pytest.approx(100)
 
 
+def test_networks_are_run_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "found.json"
+    line = ["cusnn_fig2", "--quick", "--add", "--json", str(path), "--networks"]
+    assert command.main([*line, "vgg19"]) == command.main([*line, "resnet152"]) == command.main([*line, "vgg19"]) == 0
+    found = json.loads(path.read_text("utf-8"))
+    assert [row["network"] for row in found["rows"]] == ["resnet152"] * 3 + ["vgg19"] * 3
+    assert found["command"].count("; python -m benchmarks paper") == 2
+    path.write_text(json.dumps(found | {"device": "another"}), "utf-8")
+    assert command.main([*line, "vgg19"]) == 1
+    assert capsys.readouterr().err.endswith("found.json has another device\n")
+
+
 def test_maps_of_a_cpu_do_not_move(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
     assert command.main(["fig3"]) == 1
