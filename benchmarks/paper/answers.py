@@ -19,6 +19,8 @@ NOT_YET = "-"
 _PRECISIONS = ("highest", "default")
 _REAL = ("real", "profile")
 _OCPA = "ocpa"
+_SMALL = 14  # rows of a deep layer's map
+_FIRST = 4  # kinds of layer of VGG-19, up to 112x112
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------
@@ -163,6 +165,11 @@ def is_table3(row: Row) -> bool:
     return row["source"] == "iid" and layers.get(row["layer"]) == row["zeros_target"]
 
 
+def is_table_of_2019(row: Row) -> bool:
+    """Whether the layer is in the table of the 2019 versions, which the first ten of Table 3 are."""
+    return row["layer"] in {layer.name for layer in TABLE3[:10]}
+
+
 def workspace(content: Content) -> str:
     """Bytes beside operands and result, of im2col's."""
     rows = content["rows"]
@@ -172,6 +179,101 @@ def workspace(content: Content) -> str:
         own = sum(row["workspace_bytes"][side] for row in having)
         shares[side] = 100 * own / sum(row["im2col_bytes"] for row in having)
     return ", ".join(f"{side} {share:.0f} %" for side, share in shares.items()) + " of im2col's matrices"
+
+
+def peak(side: str, keep: Keep) -> Answer:
+    """The layer with the largest ratio to XLA at either precision."""
+
+    def text(content: Content) -> str:
+        parts = []
+        for precision in _PRECISIONS:
+            rows = [row for row in content["rows"] if keep(row) and ratios([row], side, precision)]
+            if rows:
+                best = max(rows, key=lambda row: ratios([row], side, precision)[0])
+                parts.append(f"{ratios([best], side, precision)[0]:.2f}x ({precision}, {best['layer']})")
+        return f"{side} {', '.join(parts)}" if parts else NOT_YET
+
+    return text
+
+
+def over_algorithms(name: str) -> Answer:
+    """OCPA over cuDNN's algorithms on a network's layers, with its zeros and without any."""
+
+    def text(content: Content) -> str:
+        rows = [row for row in content["rows"] if row["network"] == name]
+        own, empty = (_over_each([row for row in rows if test(row)]) for test in (is_real, has_no_zeros))
+        return f"ocpa {own}; without zeros {empty}" if own and empty else NOT_YET
+
+    return text
+
+
+def _over_each(rows: Sequence[Row]) -> str:
+    parts = []
+    for algorithm in dict.fromkeys(key for row in rows for key in (*row["cudnn_us"], *row["cudnn_skipped"])):
+        found = [over_algorithm(row, algorithm) for row in rows for _ in range(row.get("count", 1))]
+        ran = [ratio for ratio in found if ratio]
+        mean = f"{geometric_mean(ran):.2f}x" if ran else NOT_YET
+        parts.append(f"{mean} {algorithm} ({len(ran)} of {len(found)} layers)")
+    return ", ".join(parts)
+
+
+def over_algorithm(row: Row, algorithm: str) -> float | None:
+    """An algorithm's time over that of PECR where a pool follows and of ECR elsewhere, where both ran."""
+    ours = row["us"].get("pecr" if row["op"] == "conv_pool" else "ecr")
+    theirs = row["cudnn_us"].get(algorithm)
+    return theirs / ours if ours and theirs else None
+
+
+def conversion_over_im2col(content: Content) -> str:
+    """ECR's time on a map of zeros over that of building im2col's matrix, on maps of up to 14x14."""
+    empty = {row["layer"]: row["us"]["ecr"] for row in content["rows"] if is_empty(row) and "ecr" in row["us"]}
+    small = [row for row in content["rows"] if row.get("steps_us") and row["x_shape"][1] <= _SMALL]
+    built = {row["layer"]: row["steps_us"]["im2col"] for row in small if row["layer"] in empty}
+    if not built:
+        return NOT_YET
+    mean = geometric_mean([empty[layer] / us for layer, us in built.items()])
+    return f"ecr on maps of zeros {mean:.1f}x im2col's time ({len(built)} layers)"
+
+
+def transfers(content: Content) -> str:
+    """Share of moving maps in a layer's time, of the first layers and of the others."""
+    rows = content["rows"]
+    parts = []
+    for side in dict.fromkeys(side for row in rows for side in row["transfer_percent"]):
+        found = [row["transfer_percent"][side] for row in rows if side in row["transfer_percent"]]
+        first, others = found[:_FIRST], found[_FIRST:]
+        if first and others:
+            parts.append(f"{statistics.mean(first):.0f} % and {statistics.mean(others):.0f} % ({side})")
+    return f"first {_FIRST} kinds of layer and the others: {', '.join(parts)}" if parts else NOT_YET
+
+
+def micro_kernel(content: Content) -> str:
+    """Plain loops over the micro-kernel: each in its best configuration, and both in the same."""
+    rows = content["rows"]
+    gains = [row["gain"] for row in rows]
+    same = [gain for row in rows for gain in row["gains"].values()]
+    best = f"{geometric_mean(gains):.1f}x ({len(gains)} layers, {min(gains):.1f}x to {max(gains):.1f}x)"
+    return f"{best}; in the same configuration {geometric_mean(same):.1f}x ({min(same):.1f}x to {max(same):.1f}x)"
+
+
+# --- shares of time ---------------------------------------------------------------------------------------------------
+
+
+def time_by_zeros(key: str) -> Answer:
+    """Shares of a network's dense time, the first of each percentage that of layers with under 50 % of zeros."""
+
+    def text(content: Content) -> str:
+        parts = []
+        for row in content["rows"]:
+            for side, percent in row[key].items():
+                found = ", ".join(f"{name} {share:.0f} %" for name, share in percent.items())
+                parts.append(f"{row['layer']} ({side}) {found}")
+        return "; ".join(parts) or NOT_YET
+
+    return text
+
+
+# --- energy ----------------------------------------------------------------------------------------------------------
 
 
 def energy(content: Content, zeros: bool = True) -> str:

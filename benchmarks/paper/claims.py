@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 
-from benchmarks.paper import answers
+from benchmarks.paper import answers, zeros
 from benchmarks.paper.answers import Answer
 
 
@@ -22,6 +22,7 @@ class Claim:
       ours: from the file's content to our number, as text.
       baseline: what ours is compared with.
       why: a sentence on why the two differ.
+      is_count: whether it is counted, so that the machine does not matter.
     """
 
     number: str
@@ -31,6 +32,7 @@ class Claim:
     ours: Answer
     baseline: str
     why: str
+    is_count: bool = False
 
 
 _BOTH = "XLA, HIGHEST and default"
@@ -63,12 +65,34 @@ _MODEL = (
 _BOUND = "Here an upper bound: the time with a map of zeros, fixed costs of a call included."
 _KERNEL = "What is left is not from zeros."
 
+_ALGORITHMS = (
+    "cuDNN's side is the convolution alone, in float32, without bias, ReLU and pool, which ours has. The two bars have "
+    "no number in the paper. A layer is missing where cuDNN has no such algorithm for it today."
+)
+_MATRIX = (
+    "Only windows that reach over the edge add zeros. Without padding the matrix has about as many as the map. The "
+    "zeros are of a network with seeded weights and a trained network's zeros."
+)
+_FORMAT = (
+    "ECR has a value and an index for each element of a window, twice im2col's bytes. Only memory for the non-zeros "
+    "alone is less, and that takes more than 50 % zeros."
+)
+_PROFILE = (
+    "DenseNet-201 and ResNet-152 have the zeros of DenseNet-169 and ResNet-50, block by block. The maps of trained "
+    "networks are six 3x3 layers' of those two."
+)
+_SHARES = (
+    "Each kind of layer is timed by itself. The 1x1 layers count here, and of a DenseNet they read maps with fewer "
+    "zeros; the row below leaves them out, as Fig. 2 of the paper does."
+)
+
 _OCPA_NETWORKS = (
     ("vgg19", "VGG-19", "3.91x; Tensor Core GEMM 2.97x", "1.97x", "3.28x"),
     ("resnet50", "ResNet-50", "3.53x; Tensor Core GEMM 2.44x", "2.23x", "3.3x"),
     ("densenet121", "DenseNet-121", "3.48x; Tensor Core GEMM 3.74x", "2.74x", "3.13x"),
     ("regnetx_16gf", "RegNetX-16GF", "2.79x; Tensor Core GEMM 3.30x", "1.58x", "2.49x"),
 )
+_OVER_GEMM = ("4.14x", "3.73x", "3.79x", "2.96x")
 _NAMES = tuple(name for name, *_ in _OCPA_NETWORKS)
 
 
@@ -78,6 +102,14 @@ def claims() -> list[Claim]:
 
 
 def _ocpa_claims() -> Iterator[Claim]:
+    text, theirs = (
+        "Fig. 2: zeros of a map and of its im2col matrix, VGG-19",
+        "over 70 % in deep layers; the matrix more",
+    )
+    yield Claim("O2", text, theirs, "fig2", zeros.zeros_of_matrices, "none, a count", _MATRIX, is_count=True)
+    text, theirs = "Fig. 3: moving maps in the time of VGG-19's layers", "considerable, most in the first layers"
+    why = "The paper's networks pool on the host, so that maps cross; in no other row here does one."
+    yield Claim("O3t", text, theirs, "fig3", answers.transfers, "XLA, and copies of pageable memory", why)
     ours = answers.over_xla(("ecr", "coo", *_AUTO), answers.is_own, spread=True)
     text = "Table 3: ECR over cuDNN FAST, 14 layers"
     yield Claim("O3", text, "2.24x to 2.78x", "table3", ours, _BOTH, _ONE_CHANNEL)
@@ -90,6 +122,11 @@ def _ocpa_claims() -> Iterator[Claim]:
         ours = answers.over_xla(sides, answers.of_network(name))
         text = f"Fig. 9: layers of {title} over cuDNN FAST"
         yield Claim(f"O9{letter}", text, theirs, "fig9", ours, _BOTH, _TENSOR_CORES)
+    for letter, (name, title, *_), over in zip("abcd", _OCPA_NETWORKS, _OVER_GEMM, strict=True):
+        text = f"Fig. 9: layers of {title} over cuDNN's other algorithms"
+        theirs = f"GEMM {over}; IMPLICIT_GEMM and FFT_TILING are bars"
+        ours = answers.over_algorithms(name)
+        yield Claim(f"O9{letter}g", text, theirs, "fig9_algorithms", ours, "cuDNN, told which", _ALGORITHMS)
     for letter, (name, title, _, theirs, _) in zip("abcd", _OCPA_NETWORKS, strict=True):
         ours = answers.over_xla(sides, answers.of_network(name))
         text = f"whole {title} over cuDNN FAST"
@@ -142,17 +179,52 @@ def _claims_of_2019() -> Iterator[Claim]:
     text = "2019: PECR over cuDNN FAST, layers of VGG-19"
     why = "The paper's baseline moves the map to the host before it pools; XLA's pool runs on the GPU."
     yield Claim("O19b", text, theirs, "fig9", ours, f"{_BOTH}, with its pool", why)
+    yield from _peaks_of_2019()
     ours = answers.each("ecr", answers.is_own, "strides")
     yield Claim("O19c", "2019: strides 2 and 3", "1.8x, 1.75x", "fig13", ours, _HIGHEST, _ONE_CHANNEL)
     theirs = "35 % less than cuDNN, 17 % less than im2col"
     why = "The kernels hold their lists in shared memory; what they take is room for partial sums."
     baseline = "im2col's matrix, and XLA's workspace beside it"
     yield Claim("O19m", "2019: memory, VGG-19", theirs, "memory", answers.workspace, baseline, why)
+    text, theirs = "2019: ECR's own memory, VGG-19", "17 % less than im2col"
+    yield Claim("O19f", text, theirs, "fig2", zeros.format_bytes, "im2col's matrix", _FORMAT, is_count=True)
+    text, theirs = "2019: converting against im2col, deep layers", "40 % faster"
+    why = "Ours is a whole call on a map of zeros, whose fixed costs alone exceed a copy of such a map."
+    yield Claim("O19i", text, theirs, "fig10", answers.conversion_over_im2col, "im2col alone", why)
     text = "2019: speed-up grows with sparsity / size"
     yield Claim("O19s", text, "grows", "size", answers.by_theta, _HIGHEST, _ONE_CHANNEL)
 
 
+def _peaks_of_2019() -> Iterator[Claim]:
+    vgg = answers.of_network("vgg19")
+    theirs = "2.9x (first version), 6.7x (GTX 1080), 2.9x (RTX 2080)"
+    text, ours = "2019: ECR's best layer of VGG-19", answers.peak("ecr", answers.all_of(vgg, answers.op("conv")))
+    yield Claim("O19ap", text, theirs, "fig9", ours, _BOTH, _ONE_CHANNEL)
+    theirs = "5.4x (GTX 1080), 8.1x (RTX 2080)"
+    text, ours = "2019: PECR's best layer of VGG-19", answers.peak("pecr", answers.all_of(vgg, answers.op("conv_pool")))
+    why = "The paper's baseline moves the map to the host before it pools; XLA's pool runs on the GPU."
+    yield Claim("O19bp", text, theirs, "fig9", ours, f"{_BOTH}, with its pool", why)
+    text, theirs = "2019: Table I, ECR over cuDNN FAST, 10 layers", "1.54x to 3.57x"
+    ours = answers.over_xla(("ecr",), answers.all_of(answers.is_own, answers.is_table_of_2019), spread=True)
+    yield Claim("O19t", text, theirs, "table3", ours, _BOTH, _ONE_CHANNEL)
+    text, ours = "2019: whole VGG-19 over cuDNN", answers.over_xla(("ocpa", *_AUTO), vgg)
+    why = "The paper has ECR alone and does not say whether fully connected layers count; here they do."
+    yield Claim("O19w", text, "2.3x", "networks", ours, _BOTH, why)
+
+
 def _cusnn_claims() -> Iterator[Claim]:
+    text, theirs = "Fig. 2: zeros of maps, layers beyond 1x1", "over 50 % in most layers, often over 75 %"
+    yield Claim("C2", text, theirs, "cusnn_fig2", zeros.layers_by_zeros, "none, a count", _PROFILE, is_count=True)
+    text, theirs = "Fig. 3: dense time by the zeros of layers", "under 50 %: a small share, least for DenseNet"
+    yield Claim("C3", text, theirs, "cusnn_fig3", answers.time_by_zeros("percent"), "none, XLA alone", _SHARES)
+    text, ours = "the same of layers beyond 1x1", answers.time_by_zeros("beyond_1x1_percent")
+    yield Claim("C3b", text, theirs, "cusnn_fig3", ours, "none, XLA alone", "In percent of these layers' time.")
+    why = "The paper leaves out each tile's count and what tiles hold beyond the map."
+    memory = ("C34m", "section 3.4: COO*'s memory", "1.25x", "cusnn_fig2", zeros.coo_star_bytes)
+    yield Claim(*memory, "dense maps", why, is_count=True)
+    text = "section 3.4: the micro-kernel against plain loops"
+    why = "Both share lists, weights and stores; only the sums of the plain loops are in local memory."
+    yield Claim("C34", text, "2x to 4x", "cusnn_microkernel", answers.micro_kernel, "the same kernel, plain loops", why)
     text, ours = "Fig. 8: loss of the model's choice, offline search", answers.median_loss("offline_loss")
     yield Claim("C8", text, "better or comparable", "cusnn_fig8", ours, "the configuration best on average", _MODEL)
     text, ours = "Fig. 9: loss of the model's choice, oracle", answers.median_loss("model_loss")
@@ -178,13 +250,19 @@ def _cusnn_claims() -> Iterator[Claim]:
     for letter, names, family, theirs in families:
         ours = answers.over_xla(
             ("coo", "auto"),
-            answers.all_of(lambda row, names=names: row["layer"] in names, answers.source("profile")),
+            answers.all_of(_in(names), answers.source("profile")),
         )
         text = f"Fig. 12: whole {family}s"
         yield Claim(f"C12{letter}", text, theirs, "cusnn_fig12", ours, _BOTH, _FIXED_ALGORITHM)
+        theirs = {"a": "1.18x (V100), 1.32x", "b": "1.32x (V100), 1.26x", "c": "1.18x (V100), 1.27x"}[letter]
+        text, ours = (
+            f"Fig. 12 with tiles by offline search: whole {family}s",
+            answers.over_xla(("coo", "coo searched"), _in(names)),
+        )
+        yield Claim(f"C12{letter}s", text, theirs, "cusnn_search", ours, _BOTH, _FIXED_ALGORITHM)
         ours = answers.over_xla(
             ("coo", "auto"),
-            answers.all_of(lambda row, names=names: row["layer"] in names, answers.source("no zeros")),
+            answers.all_of(_in(names), answers.source("no zeros")),
         )
         yield Claim(f"C12{letter}0", f"the same {family}s without zeros", "-", "cusnn_fig12", ours, _BOTH, _KERNEL)
     why = (
@@ -194,6 +272,10 @@ def _cusnn_claims() -> Iterator[Claim]:
     yield Claim("C13", "Fig. 13: energy against cuDNN", "19 % less", "cusnn_fig13", answers.energy, _BOTH, why)
     ours = functools.partial(answers.energy, zeros=False)
     yield Claim("C130", "the same networks without zeros", "-", "cusnn_fig13", ours, _BOTH, _KERNEL)
+
+
+def _in(names: tuple[str, ...]) -> answers.Keep:
+    return lambda row: row["layer"] in names
 
 
 # --- Cheng et al. ----------------------------------------------------------------------------------------------------
@@ -222,5 +304,35 @@ CHENG = {
         "D31's kernel",
         "The paper's converter is hardware beside the multipliers; here the table is one more trip to shared memory.",
     ),
+    "0": (
+        "the kernel of D14's baseline",
+        "The abstract's number has the units for inner products and for indices, which no GPU has.",
+    ),
+    "0t": (
+        "the kernel of D14's baseline",
+        "Tensor cores in the place of the unit for outer products, in TF32; no GPU has the other two units.",
+    ),
 }
 """By figure: what the technique is compared with here, a dense kernel as well, and why the effects differ."""
+
+CHENG_PRINTED = "Of the 1024 taps of a filter of 32x32 at most 30 lie on a 5x6 image."
+"""Why the layer that Table 1 prints is odd."""
+
+_SHARES_OF_CYCLES = "By the clock of each warp, waiting for the block included; the paper's are of a simulator."
+_NO_LATENCIES = (
+    "No counter gives a GPU's latency by instruction; the memory that a thread keeps its sums in says as much."
+)
+CHENG_PARTS = (
+    ("D8", "Fig. 8: computing in the baseline's time", "97 %", "local sums", "compute_percent", _SHARES_OF_CYCLES),
+    (
+        *("D9", "Fig. 9: local memory of a thread", "26 M cycles a load of a sum, 0.09 M of a pixel", "local sums"),
+        *("local_bytes", _NO_LATENCIES),
+    ),
+    ("D13", "Fig. 13: the same, unrolled", "none left", "outer products", "local_bytes", _NO_LATENCIES),
+    ("D14c", "Fig. 14: computing, unrolled", "69 %", "outer products", "compute_percent", _SHARES_OF_CYCLES),
+    (
+        *("D25", "Fig. 25: loading, the bottleneck at last", "a bar, with the units", "outer products", "load_percent"),
+        "Without the units: loading is what unrolling leaves beside computing.",
+    ),
+)
+"""Where the time of the paper's kernel goes: number, what, the paper's, the kernel's engine, the key of rows, why."""

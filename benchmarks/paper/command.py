@@ -49,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             for name in options.names:
                 content = _measured(EXPERIMENTS[name], context)
                 content["command"] = command.portable("paper", arguments)
+                if options.add:
+                    content = _added(content, _json_path(name, options))
                 _finish(EXPERIMENTS[name], content, options)
     except (OSError, UserError, ValueError) as error:
         print(f"benchmarks paper: {error}", file=sys.stderr)
@@ -68,6 +70,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--networks", nargs="+", default=[], help="instead of an experiment's own networks")
     add("--searched", type=Path, help="a result of the suite cost_model, in the place of searching again")
     add("--prepared", type=Path, help="keep networks with their weights here, for the next run")
+    add("--program", type=Path, help="run this file instead of compiling kernels")
+    add("--add", action="store_true", help="keep the rows of other networks that the file has from this machine")
     add("--repeats", type=int, default=30)
     add("--seconds", type=float, default=3.0, help="length of a loop that energy is measured over")
     add("--quick", action="store_true", help="tiny layers and networks: does everything run?")
@@ -98,6 +102,7 @@ def _context(options: argparse.Namespace) -> Context:
         networks=tuple(options.networks),
         prepared=str(options.prepared or ""),
         searched=str(options.searched or ""),
+        program=str(options.program or ""),
         seconds=0.1 if options.quick else options.seconds,
     )
 
@@ -132,11 +137,34 @@ def _finish(chosen: Experiment, content: Content, options: argparse.Namespace) -
     """Print an experiment's table and write its files."""
     print(f"\n{chosen.source}: {chosen.summary}\n{experiment.table(chosen.columns, content['rows'])}")
     print(experiment.means_table(content["geometric_means"]), flush=True)
-    json_path = options.out / f"{chosen.name}.json" if options.out else options.json
+    json_path = _json_path(chosen.name, options)
     plot_path = options.out / f"{chosen.name}.png" if options.out else options.plot
     command.write(json_path, content, indent=1)
     if plot_path:
         plots.save(chosen.draw, content["rows"], plot_path, f"{chosen.source}: {chosen.summary} {content['device']}")
+
+
+def _json_path(name: str, options: argparse.Namespace) -> Path | None:
+    path: Path | None = options.out / f"{name}.json" if options.out else options.json
+    return path
+
+
+def _added(content: Content, path: Path | None) -> Content:
+    """The content with the rows of other networks that a file has.
+
+    Raises:
+      ValueError: the file is of another device, other versions or other flags.
+    """
+    if path is None or not path.is_file():
+        return content
+    old = json.loads(path.read_text("utf-8"))
+    for key in ("device", "environment", "xla_flags", "repeats", "quick"):
+        if old[key] != content[key]:
+            raise ValueError(f"--add: {path} has another {key}")
+    networks = {row.get("network") for row in content["rows"]}
+    rows = [row for row in old["rows"] if row.get("network") not in networks] + content["rows"]
+    commands = f"{old['command']}; {content['command']}"
+    return {**content, "command": commands, "rows": rows, "geometric_means": experiment.means(rows)}
 
 
 def _both_flags(options: argparse.Namespace, arguments: Sequence[str]) -> None:

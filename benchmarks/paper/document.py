@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.common.cases import KINDS
@@ -12,17 +13,19 @@ from benchmarks.networks import network_rows, networks
 from benchmarks.networks.network_cases import ARGUMENTS
 from benchmarks.paper import answers
 from benchmarks.paper.answers import NOT_YET, Content
-from benchmarks.paper.claims import CHENG, claims
+from benchmarks.paper.claims import CHENG, CHENG_PARTS, CHENG_PRINTED, claims
 from benchmarks.suites import direct_ablation
 
-_GPU, _CPU = "h200", "cpu_intel_xeon"  # folders of results
+_GPU = "h200"  # a folder of results
+_GPUS, _CPUS = (_GPU, "h100"), ("cpu_intel_xeon", "cpu_amd_epyc")  # the first that has an experiment counts
 _CASE = "{}/{}/{}"  # network, kind and batch
 _CHENG_BATCH = 8  # of ResNet-50's layer there
 
 
 def document(results: Path = RESULTS) -> str:
     """docs/papers.md, from a folder of results."""
-    gpu, cpu = (_contents(results / device / "paper") for device in (_GPU, _CPU))
+    files = {device: _contents(results / device / "paper") for device in (*_GPUS, *_CPUS)}
+    gpu, cpu = (_first(files, devices) for devices in (_GPUS, _CPUS))
     runs = sorted(read(results / _GPU / "run.json"), key=_order_of_run)
     lines = [_HEADER, _table(gpu, cpu, "O"), "", _RUNS, *map(_run_line, runs)]
     lines += _network_lines(results / _GPU / "networks.json")
@@ -30,8 +33,8 @@ def document(results: Path = RESULTS) -> str:
     for start, contents in (("", gpu), ("cpu/", cpu)):
         for name, content in contents.items():
             lines += answers.zeros_lines(f"{start}{name}", content)
-    lines += [_CHENG, *_cheng_lines(results / _GPU), "", _FILES]
-    for device, contents in ((_GPU, gpu), (_CPU, cpu)):
+    lines += [_CHENG, *_cheng_lines(results), "", _FILES]
+    for device, contents in files.items():
         lines += [_file_line(f"{device}/paper/{name}", content) for name, content in contents.items()]
     return "\n".join(lines) + "\n"
 
@@ -44,6 +47,17 @@ def _contents(folder: Path) -> dict[str, Content]:
     return {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))}
 
 
+def _first(files: dict[str, dict[str, Content]], devices: Sequence[str]) -> dict[str, Content]:
+    """By experiment, the content of the first device that has it."""
+    return {name: content for device in reversed(devices) for name, content in files[device].items()}
+
+
+def _card(content: Content) -> str:
+    """Which GPU it was, where it was not that of the column."""
+    device = str(content.get("device", ""))
+    return f" ({device.removeprefix('NVIDIA ')})" if device.startswith("NVIDIA") and "H200" not in device else ""
+
+
 def _table(gpu: dict[str, Content], cpu: dict[str, Content], source: str) -> str:
     lines = [
         "| no. | claim | paper | H200 | CPU, 2 cores | dense baseline here | experiment | why they differ |",
@@ -51,8 +65,10 @@ def _table(gpu: dict[str, Content], cpu: dict[str, Content], source: str) -> str
     ]
     for claim in claims():
         if claim.number.startswith(source):
+            counted = {**cpu, **gpu} if claim.is_count else gpu
             ours = [
-                claim.ours(found[claim.experiment]) if claim.experiment in found else NOT_YET for found in (gpu, cpu)
+                claim.ours(content) + _card(content) if (content := found.get(claim.experiment)) else NOT_YET
+                for found in (counted, cpu)
             ]
             measured = (*ours, claim.baseline, f"`{claim.experiment}`")
             cells = (claim.number, claim.text, claim.theirs, *measured, claim.why)
@@ -79,13 +95,41 @@ def _network_lines(path: Path) -> list[str]:
 
 
 def _cheng_lines(results: Path) -> list[str]:
+    measured = _of_ablation(results)
+    devices = {row["layer"]: row for row in measured if row["step"] != "parts"}
     lines = []
-    for row in direct_ablation.figures(read(results / "direct_ablation.json")):
+    for row in direct_ablation.figures(measured):
         baseline, why = CHENG[row["figure"]]
-        effect = f"{row['change_percent']:+.0f} % ({row['without_us']:.1f} to {row['with_us']:.1f} us)"
+        effect = f"{row['change_percent']:+.0f} %"
+        if row["figure"] in direct_ablation.TOTALS:
+            effect = f"{row['without_us'] / row['with_us']:.1f}x"
+        effect += f" ({row['without_us']:.1f} to {row['with_us']:.1f} us){_card(devices[row['layer']])}"
         cells = (f"D{row['figure']}", row["technique"], row["layer"], row["paper"], effect, baseline, why)
         lines.append(f"| {' | '.join(cells)} |")
-    return [*lines, *_direct_today(results)]
+    return [*lines, *_parts_lines(measured), *_direct_today(results / _GPU)]
+
+
+def _of_ablation(results: Path) -> list[Content]:
+    """Rows of the first GPU, and of the others those of what it has none."""
+    rows: list[Content] = []
+    for device in _GPUS:
+        path = results / device / "direct_ablation.json"
+        known = {(row["layer"], row["step"]) for row in rows}
+        rows += [row for row in read(path) if (row["layer"], row["step"]) not in known] if path.is_file() else []
+    return rows
+
+
+def _parts_lines(measured: Sequence[Content]) -> Iterator[str]:
+    """Where the time of the paper's kernel goes, and a dash for each layer of which that is not measured."""
+    for layer in direct_ablation.LAYERS_OF_TABLE_1:
+        if not any(row["layer"] == layer for row in measured):
+            yield f"| D1 | all of the above | {layer} | 32x32 filters | {NOT_YET} | as above | {CHENG_PRINTED} |"
+        parts = {row["engine"]: row for row in measured if row["layer"] == layer and row["step"] == "parts"}
+        for number, what, theirs, engine, key, why in CHENG_PARTS:
+            unit = "bytes" if key.endswith("bytes") else "%"
+            ours = f"{parts[engine][key]:.0f} {unit}{_card(parts[engine])}" if engine in parts else NOT_YET
+            cells = (number, what, layer, theirs, ours, "none", why)
+            yield f"| {' | '.join(cells)} |"
 
 
 def _direct_today(results: Path) -> list[str]:
@@ -133,8 +177,10 @@ at the default precision, `ocpa` is PECR where a pool follows and ECR elsewhere.
 takes it for most layers at batch 1 on a GPU and for those with few zeros on a CPU: what `auto` gains there is the
 kernel. "Profile" maps are those of a network with seeded weights that has a trained network's zeros. On the H200
 the faster of XLA's default flags and of command buffers counts, on either side; the list of files at the end says
-where only one of them was run. Under command buffers XLA's own side is the faster in nearly every row of which there
-are both; under the default flags the host launches every kernel, which DenseNets at batch 1 wait for.
+where only one of them was run. A cell of the H200's column that names another GPU is that one's, because no H200 has
+run it. The CPU's column is of the Intel machine, and of the AMD one where only that has the experiment; what is counted
+is the same on every machine. Under command buffers XLA's own side is the faster in nearly every row of which there are
+both; under the default flags the host launches every kernel, which DenseNets at batch 1 wait for.
 
 ## ECR, PECR, OCPA (Xu et al. 2023, and their 2019 versions)
 """
@@ -170,9 +216,9 @@ a sparse format and what a call costs anyway. `auto` has no such share, because 
 Whole networks (`networks`, `cusnn_fig12`, `cusnn_fig13`) have no independent zeros: a layer's map is what the layers
 before make of it. Theirs without zeros and of nothing but zeros come from biases so high that no ReLU clips anything
 and so low that each clips everything; the layer that reads the image and the fully connected ones are in all of them.
-Two kinds of experiment are not in the table: `cusnn_fig8` and `cusnn_fig9` compare configurations of one kernel with
-each other (on real maps and 0, 50 and 85 % of independent zeros: C8 and C9), and `memory` times nothing, nor does what
-it counts depend on zeros.
+Not in the table are experiments that compare no sparse side with XLA. `cusnn_fig8`, `cusnn_fig9` and
+`cusnn_microkernel` compare configurations or kernels with each other (on real maps and 0, 50 and 85 % of independent
+zeros: C8 and C9). `fig3` and `cusnn_fig3` time XLA alone. `fig2`, `cusnn_fig2` and `memory` count and time nothing.
 
 | experiment | side | real maps | i.i.d. zeros | 0 % zeros | conversion, at most |
 |---|---|---|---|---|---|"""
@@ -183,7 +229,9 @@ _CHENG = """
 The effect of each technique on the time, by `python -m benchmarks direct_ablation` on the H200
 (`h200/direct_ablation.json`). The paper counts cycles of a simulated GTX 480, where the two units are added to the
 simulator; there is no unit for inner products, and tensor cores are the one for outer products. "The paper's" layer is
-its Table 1. Every baseline is dense: the same kernel without the technique.
+its Table 1 with filters of 5x5; those of 32x32 that it prints are a layer of their own. Every baseline is dense: the
+same kernel without the technique. D8 to D25 are of a kernel written as Figs. 5 to 12 print it
+(`benchmarks/suites/direct_parts.cu`).
 
 | no. | technique | layer | paper | H200 | dense baseline here | why they differ |
 |---|---|---|---|---|---|---|"""

@@ -48,7 +48,7 @@ def _row(layer: PaperLayer) -> Row:
         "zeros_target": None,
         "input_bytes": _FLOAT * layer.size**2 * layer.channels,
         "im2col_bytes": _FLOAT * out**2 * layer.kernel**2 * layer.channels,
-        "format_bytes": _format_bytes(layer),
+        "format_bytes": format_bytes(layer),
         "workspace_bytes": workspace,
         "skipped": skipped,
     }
@@ -62,7 +62,7 @@ def _workspace(layer: PaperLayer, side: str) -> int:
     return int(compiled.memory_analysis().temp_size_in_bytes)
 
 
-def _format_bytes(layer: PaperLayer) -> int:
+def format_bytes(layer: PaperLayer) -> int:
     """ECR's or PECR's arrays with a slot for every element of every window."""
     x = jax.ShapeDtypeStruct(layer.x_shape(1), jnp.float32)
     made = jsc.PECR if layer.op == "conv_pool" else jsc.ECR

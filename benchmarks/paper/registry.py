@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from benchmarks.paper import cusnn, cusparse, memory, ocpa, whole
+from benchmarks.paper import (
+    algorithms,
+    cusnn,
+    cusparse,
+    memory,
+    microkernel,
+    ocpa,
+    searched,
+    shares,
+    transfer,
+    whole,
+    zeros,
+)
 from benchmarks.paper.experiment import Experiment
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
-    for module in (ocpa, whole, cusparse, memory, cusnn)
+    for module in (zeros, transfer, ocpa, algorithms, whole, cusparse, memory, shares, microkernel, cusnn, searched)
     for experiment in module.EXPERIMENTS
 }

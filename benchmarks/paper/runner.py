@@ -45,6 +45,7 @@ class Context:
       searched: file of `benchmarks cost_model` that serves its two figures, or empty.
       prepared: folder in which networks with their weights are kept between runs, or empty.
       seconds: length of the loop that energy is measured over.
+      program: compiled kernels of `benchmarks.paper.microkernel`, or empty.
     """
 
     repeats: int = 30
@@ -54,6 +55,7 @@ class Context:
     prepared: str = ""
     searched: str = ""
     seconds: float = 3.0
+    program: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

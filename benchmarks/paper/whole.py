@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -80,6 +80,15 @@ def _row(
     reasons: dict[tuple[str, str], str | None],
 ) -> Row:
     functions = {side: _function(network, side) for side in wanted if reasons[network.name, side] is None}
+    row = timed(context, network, weights, functions)
+    row["skipped"] |= {side: reasons[network.name, side] for side in wanted if side not in functions}
+    return row
+
+
+def timed(
+    context: Context, network: Prepared, weights: list[jax.Array], functions: Mapping[str, timing.Function]
+) -> Row:
+    """The row of a network with some weights; functions that fail are in "skipped"."""
     operands = [(weights, x) for _, x in network.operands()]
     failed = timing.failures(functions, operands)
     functions = {side: function for side, function in functions.items() if side not in failed}
@@ -98,13 +107,13 @@ def _row(
         "us": {side: timed.microseconds for side, timed in times.items()},
         "quartiles_us": {side: [1e6 * timed.low, 1e6 * timed.high] for side, timed in times.items()},
         "error": _errors(functions, operands[0]),
-        "skipped": {s: failed.get(s) or reasons[network.name, s] for s in wanted if s not in functions},
+        "skipped": failed,
     }
     runner.progress(f"{network.name}: {row['us']}")
     return runner.add_ratios(row)
 
 
-def _errors(functions: dict[str, timing.Function], operands: timing.Operands) -> dict[str, float]:
+def _errors(functions: Mapping[str, timing.Function], operands: timing.Operands) -> dict[str, float]:
     if sides.HIGHEST not in functions:
         return {}
     expected = functions[sides.HIGHEST](*operands)
@@ -146,7 +155,7 @@ def _millijoules(
     return 1e3 * (meter.joules() - before) / calls
 
 
-def _draw(figure: Any, rows: Sequence[Row], key: str = "us", label: str = "microseconds") -> None:
+def draw(figure: Any, rows: Sequence[Row], key: str = "us", label: str = "microseconds") -> None:
     axes = figure.subplots()
     rows = [row for row in rows if key in row]
     names = list(dict.fromkeys(side for row in rows for side in row[key]))
@@ -165,21 +174,21 @@ EXPERIMENTS = (
         "Xu et al. 2023, section 8.2",
         "whole networks, batch 1.",
         _networks,
-        _draw,
+        draw,
     ),
     Experiment(
         "cusnn_fig12",
         "cuSNN, Fig. 12",
         "whole networks with COO* layers, batch 1.",
         _cusnn_networks,
-        _draw,
+        draw,
     ),
     Experiment(
         "cusnn_fig13",
         "cuSNN, Fig. 13",
         "energy of whole networks.",
         _energy,
-        functools.partial(_draw, key="millijoules", label="millijoules"),
+        functools.partial(draw, key="millijoules", label="millijoules"),
         ("layer", "source", "zeros_percent", "energy_source", "millijoules", "energy_ratio"),
     ),
 )

@@ -6,8 +6,9 @@ Compiles `direct_ablation.cu`, variants of the extension's kernel that the exten
 `--build-only PROGRAM` and `--program PROGRAM` do it apart), and times each on two layers: the paper's (its Table 1: 128
 images of 5x6 with 3 features, 32 filters) and one of ResNet-50. Techniques go in with the paper's own parameters, in
 the order of its figures; every variant is checked against float64. Table 1 as printed has filters of 32x32, which would
-be more multiplications than the cycles it reports could hold; 5x5 is used. Today's GPU has no inner product unit apart
-from the tensor cores, so figure 20 is the order of its loops without one.
+be more multiplications than the cycles it reports could hold; 5x5 is used, and 32x32 beside it. Today's GPU has no
+inner product unit apart from the tensor cores, so figure 20 is the order of its loops without one. `direct_parts.cu`
+has the paper's kernel as it prints it, for the shares of loading and computing.
 """
 
 from __future__ import annotations
@@ -28,7 +29,12 @@ from benchmarks.common import command, results
 Row = dict[str, Any]
 
 _HERE = Path(__file__).parent
-_SOURCES = ("benchmarks/suites/direct_ablation.cu", "cuda/core/device_info.cu", "cuda/sparse/ecr/kernel_map.cc")
+_SOURCES = (
+    "benchmarks/suites/direct_ablation.cu",
+    "benchmarks/suites/direct_parts.cu",
+    "cuda/core/device_info.cu",
+    "cuda/sparse/ecr/kernel_map.cc",
+)
 _TF32, _FLOAT32 = 5e-4, 2e-6
 
 # Figure, its row and the row it is compared with, and the paper's own finding.
@@ -39,7 +45,12 @@ FIGURES = (
     ("28", "strength-reduced addresses", "figure 28", "figure 14", "-25.9 %"),
     ("31", "bounds checks hoisted", "figure 31", "figure 28", "-2.6 %"),
     ("34", "table of indices for the index converter", "figure 34", "figure 31", "-5 %, with the unit"),
+    ("0", "all that software does: registers, addresses, checks", "figure 31", "baseline", "4.4x, with the units"),
+    ("0t", "all that software does, and tensor cores", "figure 24", "baseline", "4.4x, with the units"),
 )
+TOTALS = ("0", "0t")
+"""Figures that are none: all techniques together."""
+LAYERS_OF_TABLE_1 = ("the paper's", "Table 1 as printed, filters of 32x32")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,8 +85,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def build(program: Path, arch: str) -> None:
-    """Compile the variants to `program`; needs nvcc on the path and this repository's sources."""
+def build(program: Path, arch: str, sources: Sequence[str] = _SOURCES) -> None:
+    """Compile the variants to `program`; needs nvcc on the path and this repository's sources.
+
+    Raises:
+      ValueError: there is no nvcc, or no jaxlib.
+    """
     nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
     jaxlib = importlib.util.find_spec("jaxlib")
     if nvcc is None or jaxlib is None or jaxlib.origin is None:
@@ -83,8 +98,8 @@ def build(program: Path, arch: str) -> None:
     root = _HERE.parents[1]
     includes = [f"-I{root}", "-isystem", str(Path(jaxlib.origin).parent / "include")]
     flags = ["-std=c++17", "-O3", f"-arch={arch}", "--expt-relaxed-constexpr", "-cudart", "static"]
-    sources = [str(root / name) for name in _SOURCES]
-    subprocess.run([nvcc, *flags, *includes, *sources, "-o", str(program)], check=True)
+    files = [str(root / name) for name in sources]
+    subprocess.run([nvcc, *flags, *includes, *files, "-o", str(program)], check=True)
 
 
 def _rows(options: argparse.Namespace) -> list[Row]:
@@ -136,6 +151,7 @@ def report(found: Sequence[Row], rows: Sequence[Row]) -> str:
             f"{row['images_per_thread']:4}x{row['filters_per_thread']:<5} {row['threads_x']:4}x{row['threads_y']:<3} "
             f"{row['cached_pixels']:6} {row['stages']:7} {row['copy_bytes']:5}  {row['engine']:15} "
             f"{row['addresses']:11} {row['hoisted_checks']!s:8} {row['us']:9.2f}  {row['error']:.1e}  {row['layer']}"
+            + (f"  computing {row['compute_percent']:.0f} %" if "compute_percent" in row else "")
             + ("  WRONG" if wrong([row]) else "")
         )
     return "\n".join(lines)
