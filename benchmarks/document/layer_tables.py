@@ -240,10 +240,11 @@ def tests(rows: Sequence[Row]) -> list[str]:
 
 
 def gradients(rows: Sequence[Row]) -> list[str]:
-    """Gradients of single layers."""
+    """Gradients of single layers; at HIGHEST where they say so."""
     found: dict[str, dict[str, Row]] = {}
     for row in rows:
-        found.setdefault(row["layer"], {})[row["by"]] = row
+        name = row["layer"] + ", HIGHEST" * (row.get("precision") == "highest")
+        found.setdefault(name, {})[row["by"]] = row
     lines = (
         (layer, *(cell for by in ("x", "kernel") for cell in (_times(each[by]), ratio(each[by]["ratio"]))))
         for layer, each in found.items()

@@ -1,6 +1,7 @@
 """Gradients of a convolution on a GPU whose tensor cores take float32 in parts much faster than FFMA takes it whole.
 
-Of x: convolutions of the cotangent (`gradient_of_x`), where `implementation=None` would run them by a kernel of ours.
+Of x, in float32: convolutions of the cotangent (`gradient_of_x`), where `implementation=None` would run them by a
+kernel of ours. Below HIGHEST those of 1x1 kernels are XLA's, which are products of matrices.
 
 Of the kernel, in float32 at HIGHEST: the convolution of x with the cotangent as its kernel, images and channels in each
 other's place. It is dense, by the tensor cores in parts (3xTF32), and its sums are split, which XLA's are not. That of
@@ -28,6 +29,7 @@ from jax_sparse_conv._src.problem import geometry as geo
 from jax_sparse_conv._src.problem.geometry import Geometry
 
 _METHOD = "direct"
+_MOST_PHASES = 4  # of the gradient of x, each a call and a pass over the result
 _IN_PARTS = lax.DotAlgorithmPreset.TF32_TF32_F32_X3
 
 
