@@ -3,7 +3,8 @@
 //
 // What: for every tile of TH x TW results and every channel, the list of its non-zeros (value, position in the tile's
 //   patch with halo), in the order of position. Each entry times the channel's weights is added to the results its taps
-//   reach, for one block of output channels at a time.
+//   reach, for one block of output channels at a time. Lists that a CooStar stores are read in x's place: they are cut
+//   into tiles without halo, of any size, so each tile takes of all that it meets what lies in its patch.
 // Layout: a task is one row of tiles. The weights of a chunk of channels are packed once per block for all of them, as
 //   [channel, tap, block]. The sums of a tile, [TH * TW, block], are what stays in L1.
 // Why this tiling: entries choose results, so sums are memory here and not registers, as on the GPU. Tiles keep them in
@@ -105,6 +106,64 @@ void ListTile(const CooRow& row, int64_t tile, int64_t first, int64_t channels, 
   }
 }
 
+// The same from stored lists: those of the tiles that the patch meets, one after the other.
+template <typename T, typename A, typename Position>
+void ListStored(const CooRow& row, int64_t tile, int64_t first, int64_t channels, const CooBuffers<A>& b) {
+  const ConvArgs& a = row.call->args;
+  const CooVariant& shape = *row.shape;
+  const CooStarArgs& s = row.lists->args;
+  const int64_t step[2] = {shape.kernel == 1 ? a.stride[0] : 1, shape.kernel == 1 ? a.stride[1] : 1};
+  const int64_t patch[2] = {shape.patch_height(), shape.patch_width()};
+  const int64_t origin[2] = {row.tile_row * shape.height * a.stride[0] - a.pad_low[0],
+                             tile * shape.width * a.stride[1] - a.pad_low[1]};
+  int64_t begin[3], end[3];  // tiles
+  for (int i = 0; i < 2; ++i) {
+    begin[i] = Max(origin[i], 0) / s.tile[i];
+    end[i] = CeilDiv(Clamp(origin[i] + (patch[i] - 1) * step[i] + 1, 0, a.size[i]), s.tile[i]);
+  }
+  const int64_t first_channel = row.group * a.group_channels + first;
+  begin[2] = first_channel / s.tile[2];
+  end[2] = CeilDiv(first_channel + channels, s.tile[2]);
+  const T* values = static_cast<const T*>(row.lists->values);
+  const Position* positions = static_cast<const Position*>(row.lists->positions);
+  int32_t* counts = b.counts + tile * b.chunk;
+  const int64_t lists = tile * b.chunk * shape.positions();
+  __builtin_memset(counts, 0, channels * sizeof(int32_t));
+  const auto width = static_cast<uint32_t>(s.tile[1]), depth = static_cast<uint32_t>(s.tile[2]);
+  const auto add = [&](int64_t y, int64_t x, int64_t channel, A value) {
+    const int64_t down = y - origin[0], right = x - origin[1], c = channel - first_channel;
+    if (down < 0 || right < 0 || y >= a.size[0] || x >= a.size[1] || c < 0 || c >= channels) return;
+    if (down % step[0] != 0 || right % step[1] != 0 || down / step[0] >= patch[0] || right / step[1] >= patch[1])
+      return;
+    if (IsZero(value) || counts[c] == shape.positions()) return;
+    const int64_t slot = lists + c * shape.positions() + counts[c]++;
+    b.values[slot] = value;
+    b.positions[slot] = static_cast<uint8_t>(down / step[0] * patch[1] + right / step[1]);
+  };
+  for (int64_t y = begin[0]; y < end[0]; ++y) {
+    for (int64_t x = begin[1]; x < end[1]; ++x) {
+      for (int64_t c = begin[2]; c < end[2]; ++c) {
+        const int64_t index = ((row.image * s.tiles[0] + y) * s.tiles[1] + x) * s.tiles[2] + c;
+        const int64_t count = Clamp(row.lists->counts[index], 0, s.slots());
+        for (int64_t i = index * s.slots(); i < index * s.slots() + count; ++i) {
+          if (positions[i] >= s.slots()) continue;
+          const uint32_t pixel = positions[i] / depth;
+          add(y * s.tile[0] + pixel / width, x * s.tile[1] + pixel % width, c * s.tile[2] + positions[i] % depth,
+              Widen(values[i]));
+        }
+      }
+    }
+  }
+}
+
+// The lists of a tile's channels, from x or from what is stored.
+template <typename T, typename A>
+void ListAny(const CooRow& row, int64_t tile, int64_t first, int64_t channels, const CooBuffers<A>& b) {
+  if (row.lists == nullptr) return ListTile<T>(row, tile, first, channels, b);
+  const auto list = row.lists->args.position_bytes == 1 ? ListStored<T, A, uint8_t> : ListStored<T, A, uint16_t>;
+  list(row, tile, first, channels, b);
+}
+
 // packed: [channels, taps, block] of output channels [begin, begin + width) of the group.
 template <typename T, typename A>
 [[gnu::noinline]] void PackCoo(const CooRow& row, int64_t first, int64_t channels, int64_t begin, int64_t width,
@@ -192,7 +251,7 @@ void RunCoo(const CooRow& row, char* scratch) {
   };
   for (int64_t first = 0; first < channels; first += b.chunk) {
     const int64_t here = Min(b.chunk, channels - first);
-    for (int64_t tile = 0; tile < b.tiles; ++tile) ListTile<T>(row, tile, first, here, b);
+    for (int64_t tile = 0; tile < b.tiles; ++tile) ListAny<T>(row, tile, first, here, b);
     for (int64_t block = 0; block < b.blocks; ++block) {
       PackCoo<T>(row, first, here, row.out_channel_begin + block * b.block, width(block), b);
       for (int64_t tile = 0; tile < b.tiles; ++tile) {

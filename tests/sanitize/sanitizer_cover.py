@@ -30,7 +30,7 @@ from split_checks import check as check_split
 from tile_cases import SHARED_TILES
 
 import jax_sparse_conv as jsc
-from jax_sparse_conv._src.formats.coo_star import CooStar
+from jax_sparse_conv._src.primitive.coo_star import CooStar
 
 # Chains of two layers whose blocks send each other sums (splits of 3 or more, by warpgroup_plan.cc); the last two where
 # stages were.

@@ -33,9 +33,11 @@ from jax_sparse_conv._src.api.arguments import (
     canonical_precision,
     check_flag,
     check_implementation,
+    check_lists,
     check_nonzeros,
 )
 from jax_sparse_conv._src.primitive import explicit, reference
+from jax_sparse_conv._src.primitive.coo_star import CooStar
 from jax_sparse_conv._src.primitive.packing import PackedKernel
 from jax_sparse_conv._src.primitive.reference import ActivationName
 from jax_sparse_conv._src.problem import geometry as geo
@@ -57,7 +59,7 @@ __all__ = [
 
 @overload
 def conv(
-    x: jax.typing.ArrayLike,
+    x: jax.typing.ArrayLike | CooStar,
     kernel: jax.typing.ArrayLike | PackedKernel,
     bias: jax.typing.ArrayLike | None = ...,
     *,
@@ -66,7 +68,7 @@ def conv(
 ) -> jax.Array: ...
 @overload
 def conv(
-    x: jax.typing.ArrayLike,
+    x: jax.typing.ArrayLike | CooStar,
     kernel: jax.typing.ArrayLike | PackedKernel,
     bias: jax.typing.ArrayLike | None = ...,
     *,
@@ -75,7 +77,7 @@ def conv(
 ) -> tuple[jax.Array, jax.Array]: ...
 @overload
 def conv(
-    x: jax.typing.ArrayLike,
+    x: jax.typing.ArrayLike | CooStar,
     kernel: jax.typing.ArrayLike | PackedKernel,
     bias: jax.typing.ArrayLike | None = ...,
     *,
@@ -83,7 +85,7 @@ def conv(
     **options: Unpack[ConvOptions],
 ) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 def conv(
-    x: jax.typing.ArrayLike,
+    x: jax.typing.ArrayLike | CooStar,
     kernel: jax.typing.ArrayLike | PackedKernel,
     bias: jax.typing.ArrayLike | None = None,
     *,
@@ -154,13 +156,14 @@ def conv(
     activation = canonical_activation(activation)
     check_flag("count_nonzeros", count_nonzeros)
     check_implementation(implementation, CONV_IMPLEMENTATIONS, "conv", operands.x.dtype)
+    check_lists(operands.x, implementation)
     check_nonzeros(operands.nonzeros, implementation)
     return run.run(operands, geometry, activation, precision, implementation, "ecr", count_nonzeros)
 
 
 @overload
 def conv_pool(
-    x: jax.typing.ArrayLike,
+    x: jax.typing.ArrayLike | CooStar,
     kernel: jax.typing.ArrayLike | PackedKernel,
     bias: jax.typing.ArrayLike | None = ...,
     *,
@@ -169,7 +172,7 @@ def conv_pool(
 ) -> jax.Array: ...
 @overload
 def conv_pool(
-    x: jax.typing.ArrayLike,
+    x: jax.typing.ArrayLike | CooStar,
     kernel: jax.typing.ArrayLike | PackedKernel,
     bias: jax.typing.ArrayLike | None = ...,
     *,
@@ -178,7 +181,7 @@ def conv_pool(
 ) -> tuple[jax.Array, jax.Array]: ...
 @overload
 def conv_pool(
-    x: jax.typing.ArrayLike,
+    x: jax.typing.ArrayLike | CooStar,
     kernel: jax.typing.ArrayLike | PackedKernel,
     bias: jax.typing.ArrayLike | None = ...,
     *,
@@ -186,7 +189,7 @@ def conv_pool(
     **options: Unpack[ConvPoolOptions],
 ) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 def conv_pool(
-    x: jax.typing.ArrayLike,
+    x: jax.typing.ArrayLike | CooStar,
     kernel: jax.typing.ArrayLike | PackedKernel,
     bias: jax.typing.ArrayLike | None = None,
     *,
@@ -262,9 +265,11 @@ def conv_pool(
     activation = canonical_activation(activation)
     check_flag("count_nonzeros", count_nonzeros)
     check_implementation(implementation, CONV_POOL_IMPLEMENTATIONS, "conv_pool", operands.x.dtype)
+    check_lists(operands.x, implementation)
     check_nonzeros(operands.nonzeros, implementation)
-    if implementation in ("ecr", "coo"):
-        y = run.run(operands, geometry.without_pool(), activation, precision, implementation, implementation, False)
+    if implementation in ("ecr", "coo") or isinstance(operands.x, CooStar):
+        plain = geometry.without_pool()
+        y = run.run(operands, plain, activation, precision, implementation, implementation or "ecr", False)
         return run.with_counts(reference.pool(y, geometry.pool), count_nonzeros)
     method = "direct" if implementation == "direct" else "pecr"
     return run.run(operands, geometry, activation, precision, implementation, method, count_nonzeros)
@@ -303,6 +308,8 @@ def dense(
       TypeError: dtypes that differ.
     """
     given = Operands.of(x, kernel, bias)
+    if isinstance(given.x, CooStar):
+        raise TypeError("x is a CooStar, which conv and conv_pool read; dense takes an array, such as x.todense()")
     shape, kernel_shape = given.x.shape, given.kernel.shape
     if len(shape) < 1 or len(kernel_shape) != 2 or shape[-1] != kernel_shape[0]:
         raise ValueError(f"x.shape={shape} and kernel.shape={kernel_shape} are not [..., C] and [C, K]")
