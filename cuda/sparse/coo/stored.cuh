@@ -8,7 +8,7 @@
 //   tiles. Ballots give the places in the list. Entries are in the order of tiles, and of positions within a tile: sums
 //   repeat bit for bit, and differ in rounding from those of the dense map, whose lists are in the order of the patch.
 // Bound by: two dependent reads for each channel and 32 entries, which other warps hide. A tile of TC channels has one
-//   list for them, which is read TC times.
+//   list for them, which is read TC times. The 7x7 tile with one output channel a thread spills one word (sm_90).
 #ifndef JSC_CUDA_SPARSE_COO_STORED_CUH_
 #define JSC_CUDA_SPARSE_COO_STORED_CUH_
 
@@ -48,11 +48,11 @@ __device__ int PatchPosition(const CooTask<T>& task, const int (&origin)[2], int
   return y < kShape.patch_height() && x < kShape.patch_width() ? y * kShape.patch_width() + x : -1;
 }
 
-// Appends the entries of 32 tiles, one a lane, that belong to channel `tile_channel` of a tile: the lane's tile is at
-// (row, column) of the map and has `count` entries from `entry` on. Returns how many the list has then.
+// Appends the entries of 32 tiles, one a lane, that belong to channel `tile_channel` of a tile: the tiles are number
+// `from` and so on of `tiles`, and the lane's has `count` entries from `entry` on. Returns how many the list has then.
 template <typename T, int kVariant>
-__device__ int AppendStored(const CooTask<T>& task, const int (&origin)[2], int row, int column, int64_t entry,
-                            int count, int tile_channel, CooEntry* list, int used) {
+__device__ int AppendStored(const CooTask<T>& task, const int (&origin)[2], const StoredTiles& tiles, int from,
+                            int64_t entry, int count, int tile_channel, CooEntry* list, int used) {
   constexpr int kPositions = kCooVariants[kVariant].positions();
   constexpr unsigned kAll = 0xffffffffu;
   const CooStored<T>& stored = task.stored;
@@ -73,7 +73,6 @@ __device__ int AppendStored(const CooTask<T>& task, const int (&origin)[2], int 
       if (__shfl_sync(kAll, upto, source + half - 1) <= k) source += half;
     }
     const int64_t at = __shfl_sync(kAll, entry, source) + k;
-    const int y = __shfl_sync(kAll, row, source), x = __shfl_sync(kAll, column, source);
     int position = -1;
     float value = 0.f;
     if (k < all) {
@@ -82,7 +81,11 @@ __device__ int AppendStored(const CooTask<T>& task, const int (&origin)[2], int 
       value = ToFloat(stored.values[at]);
       const Quotient pixel = Divide(place, stored.by_tile[2]), in_tile = Divide(pixel.quotient, stored.by_tile[1]);
       if (value != 0.f && place < stored.slots && pixel.remainder == tile_channel) {
-        position = PatchPosition<T, kVariant>(task, origin, y + in_tile.quotient, x + in_tile.remainder);
+        const int y = tiles.first[0] + (from + source) / tiles.count[1];
+        const int x = tiles.first[1] + (from + source) % tiles.count[1];
+        position =
+            PatchPosition<T, kVariant>(task, origin, y * static_cast<int>(stored.by_tile[0].divisor) + in_tile.quotient,
+                                       x * static_cast<int>(stored.by_tile[1].divisor) + in_tile.remainder);
       }
     }
     const unsigned kept = __ballot_sync(kAll, position >= 0);
@@ -109,7 +112,7 @@ __device__ void TakeStoredLists(const CooTask<T>& task, const CooMemory<T, kVari
     int used = 0;
 #pragma unroll 1
     for (int from = 0; first + channel < b.channels_end && from < all; from += kWarp) {
-      int row = 0, column = 0, count = 0;
+      int count = 0;
       int64_t entry = 0;
       if (from + lane < all) {
         const int y = tiles.first[0] + (from + lane) / tiles.count[1];
@@ -117,10 +120,8 @@ __device__ void TakeStoredLists(const CooTask<T>& task, const CooMemory<T, kVari
         const int64_t index = ((b.image * stored.tiles[0] + y) * stored.tiles[1] + x) * stored.tiles[2] + c.quotient;
         count = min(max(stored.counts[index], 0), stored.slots);
         entry = index * stored.slots;
-        row = y * static_cast<int>(stored.by_tile[0].divisor);
-        column = x * static_cast<int>(stored.by_tile[1].divisor);
       }
-      used = AppendStored<T, kVariant>(task, origin, row, column, entry, count, c.remainder, list, used);
+      used = AppendStored<T, kVariant>(task, origin, tiles, from, entry, count, c.remainder, list, used);
     }
     used = min(used, kPositions);
     if (lane == 0) {

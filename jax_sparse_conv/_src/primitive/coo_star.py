@@ -201,20 +201,20 @@ def _tile(tile: Sequence[int]) -> Tile:
 
 def _planned_tile(x: jax.Array, kernel_shape: Sequence[int] | None, strides: int | Sequence[int]) -> Tile:
     """The tile of x that belongs to the model's tile of results."""
-    channels = x.shape[3]
-    kernel = tuple(kernel_shape or (3, 3, channels, channels))
-    if len(kernel) != 4 or not all(isinstance(size, int) and size > 0 for size in (*kernel[:2], *kernel[3:])):
+    shape = tuple(size if geo.is_symbolic(size) else max(1, size) for size in x.shape)
+    channels = shape[3]
+    kernel = (3, 3, channels, channels) if kernel_shape is None else tuple(kernel_shape)
+    if len(kernel) != 4 or not all(isinstance(size, int) and size > 0 for size in kernel):
         raise ValueError(f"kernel_shape={kernel_shape!r} is not [kh, kw, C / groups, K], all of them positive ints")
-    if kernel[2] < 0 or (channels % kernel[2] if kernel[2] else channels):
+    if channels % kernel[2]:
         raise ValueError(f"kernel_shape={kernel_shape!r} has {kernel[2]} channels, which do not divide x's {channels}")
-    groups = channels // kernel[2] if kernel[2] else 1
-    geometry = geo.resolve(x.shape, kernel, strides=strides, feature_group_count=groups)
+    geometry = geo.resolve(shape, kernel, strides=strides, feature_group_count=channels // kernel[2])
     reason = configurations.why_not(kernel, geometry)
     if reason is not None:
         raise ValueError(f"{reason.replace('kernel.shape', 'kernel_shape')}; give a tile for another convolution")
     if not configurations.variants():
         return _UNBUILT_TILE
-    found = cost_model.for_operands(x.shape, (1, *kernel), geometry, x.dtype.itemsize).variant
+    found = cost_model.for_operands(shape, (1, *kernel), geometry, x.dtype.itemsize).variant
     return found.height * geometry.strides[0], found.width * geometry.strides[1], 1
 
 
