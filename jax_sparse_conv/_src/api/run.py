@@ -27,8 +27,13 @@ def run(
     implementation: str | None,
     sparse: str,
     count_nonzeros: bool,
+    *,
+    below: float | None = None,
 ) -> Any:
-    """One call by `implementation`; under None `sparse` is the native method that may be chosen."""
+    """One call by `implementation`; under None `sparse` is the native method that may be chosen.
+
+    `below` is the density up to which "adaptive" is sparse, None for the model's.
+    """
     lists = operands.x if isinstance(operands.x, CooStar) else None
     if isinstance(operands.x, CooStar) and not _reads_lists(operands.x, operands.kernel, geometry, implementation):
         operands, lists = operands._replace(x=operands.x.todense()), None
@@ -52,7 +57,9 @@ def run(
                 return _sparse(operands._replace(packed=None), None, config, count_nonzeros)
             return with_counts(reference.conv_pool(*operands[:4], geometry, activation, precision), count_nonzeros)
     tile = None if lists is None else lists.tile
-    config = primitives.Config(geometry, method, activation, fallback=fallback, precision=precision, tile=tile)
+    config = primitives.Config(
+        geometry, method, activation, fallback=fallback, precision=precision, tile=tile, below=below
+    )
     return _sparse(operands._replace(packed=None), packed, config, count_nonzeros)
 
 

@@ -18,6 +18,7 @@ from jax import lax
 
 from jax_sparse_conv._src.api import arguments, ops
 from jax_sparse_conv._src.api.arguments import Activation
+from jax_sparse_conv._src.api.by_density import Step
 from jax_sparse_conv._src.layers import calls, layer_calls
 from jax_sparse_conv._src.layers.calls import Call, Operands
 from jax_sparse_conv._src.layers.layer_calls import observed as observed
@@ -35,15 +36,26 @@ class Planned:
 
     Attributes:
       choices: (call, name of its implementation).
+      steps: (call, what runs in place of it up to which densities of the input, the least first).
     """
 
     choices: tuple[tuple[Call, str], ...]
+    steps: tuple[tuple[Call, tuple[Step, ...]], ...] = ()
 
     def __getitem__(self, call: Call) -> str | None:
         return dict(self.choices).get(call)
 
+    def steps_of(self, call: Call) -> tuple[Step, ...]:
+        return dict(self.steps).get(call, ())
+
+    @property
+    def names(self) -> list[str]:
+        """Every implementation that may run."""
+        of_steps = [name for _, steps in self.steps for _, name in steps]
+        return list(dict.fromkeys([*(name for _, name in self.choices), *of_steps]))
+
     def __repr__(self) -> str:
-        return f"<planned: {', '.join(dict.fromkeys(name for _, name in self.choices))}>"
+        return f"<planned: {', '.join(self.names)}>"
 
 
 Implementation: TypeAlias = arguments.ConvPoolImplementation | Planned | None
@@ -265,7 +277,10 @@ def _run(layer: Any, op: str, operands: Operands, arguments: Mapping[str, Any], 
         return counted(observer(layer, Call.of(op, operands, arguments), operands, arguments), counts)
     implementation, nonzeros = layer.implementation, counts.nonzeros
     if isinstance(implementation, Planned):
-        implementation = implementation[Call.of(op, operands, arguments)]
+        call = Call.of(op, operands, arguments)
+        if steps := implementation.steps_of(call):
+            return _run_by_density(op, operands, arguments, steps, implementation[call], counts)
+        implementation = implementation[call]
         if implementation not in ops.READS_NONZEROS:
             nonzeros = None  # the plan has measured; nothing is left to decide
         if implementation not in ops.READS_LISTS:
@@ -277,6 +292,18 @@ def _run(layer: Any, op: str, operands: Operands, arguments: Mapping[str, Any], 
     if not counts.wanted:
         return calls.run(op, operands, arguments, implementation), None
     return calls.run(op, operands, {**arguments, "count_nonzeros": True}, implementation)
+
+
+def _run_by_density(
+    op: str, operands: Operands, arguments: Mapping[str, Any], steps: tuple[Step, ...], beyond: Any, counts: Counts
+) -> Counted:
+    fields = dict(arguments)
+    if counts.nonzeros is not None:
+        fields["nonzeros"] = counts.nonzeros
+    if not counts.wanted:
+        return calls.run_by_density(op, operands, fields, steps, beyond), None
+    y, counted = calls.run_by_density(op, operands, {**fields, "count_nonzeros": True}, steps, beyond)
+    return y, counted
 
 
 def conv_arguments(layer: ConvLayer) -> dict[str, Any]:
