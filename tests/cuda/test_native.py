@@ -27,6 +27,7 @@ def test_cpu_targets_are_registered() -> None:
         "jsc_direct",
         "jsc_dense",
         "jsc_coo",
+        "jsc_coo_lists",
         "jsc_kernel_gradient",
         "jsc_dense_block",
         "jsc_coo_fromdense",

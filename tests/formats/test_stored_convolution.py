@@ -298,6 +298,7 @@ def as_cuda(monkeypatch: pytest.MonkeyPatch, function: Any, *operands: Any) -> s
 
 
 def test_a_gpu_has_variants_by_density(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_gpu(monkeypatch, (9, 0), has_warpgroups=True)
     x, kernel = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in LAYER)
     found = cost_model.by_density(x.shape, (1, *kernel.shape), Geometry(padding=((1, 1), (1, 1))), 4)
     assert len(found.configurations) == len(found.densities) + 1 > 1

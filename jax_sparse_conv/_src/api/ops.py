@@ -110,9 +110,10 @@ def conv(
     a non-finite weight or not.
 
     Args:
-      x: [N, H, W, C], float32, bfloat16, float16 or float64. Native kernels take float64 on a CPU only. N may be
-        symbolic (`jax.export.symbolic_shape`), but None is XLA's dense convolution then on a GPU. With a symbolic H or
-        W it is so everywhere, and a name is an error.
+      x: [N, H, W, C], float32, bfloat16, float16 or float64; or a `CooStar` of such a map, of any tile, so that one
+        conversion serves several layers. Native kernels take float64 on a CPU only. N may be symbolic
+        (`jax.export.symbolic_shape`), but None is XLA's dense convolution then on a GPU. With a symbolic H or W it is
+        so everywhere, and a name is an error.
       kernel: [kh, kw, C / feature_group_count, K], x's dtype; or what `jax_sparse_conv.pack` made of it.
       bias: [K], x's dtype, or None.
       strides: rows and columns between windows, an int or two.
@@ -127,13 +128,16 @@ def conv(
         CPU the zeros of x decide as well, when the compiled function runs. Without a kernel for the platform and dtype,
         None is XLA's. "ecr" compresses windows on the fly (Xu et al. 2023, section 5, for many channels and images).
         "coo" makes lists of non-zeros per tile and keeps its sums in registers (Xiang et al. 2022). It takes square
-        kernels of 1, 3, 5 or 7, strides of 1 and 2, and no dilation. "direct" is dense, skips nothing, and is tuned for
-        small batches (Cheng et al. 2018). "xla" is XLA's dense convolution. "adaptive" is ECR up to the density of x at
-        which it is expected to win. Beyond, it is dense: "direct" on a GPU, XLA's on a CPU. The device decides that
-        without the host.
+        kernels of 1, 3, 5 or 7, strides of 1 and 2, and no dilation. Where its model has other tiles for sparse maps
+        than for dense ones, a GPU holds up to four and takes one by the density of x (sections 3.2 and 3.4). "direct"
+        is dense, skips nothing, and is tuned for small batches (Cheng et al. 2018). "xla" is XLA's dense convolution.
+        "adaptive" is ECR up to the density of x at which it is expected to win. Beyond, it is dense: "direct" on a GPU,
+        XLA's on a CPU. The device decides that without the host. A `CooStar` is read by "coo", and by None where "coo"
+        has a kernel for the call. "xla" and None elsewhere make a dense map of it. So do derivatives, and a program
+        that `jit` splits over devices. The other names do not take one.
       nonzeros: int32 [parts, 2], or None. Each row has the non-zeros and the elements of one part of x, such as
-        `count_nonzeros` returns or [[count, x.size]]. Their sums give the density of x for "adaptive" and None. Without
-        them these sample x where they need its density. Under `vmap` one decision is made for all.
+        `count_nonzeros` returns or [[count, x.size]]. Their sums give the density of x for "adaptive", "coo" and
+        None. Without them these sample x where they need its density. Under `vmap` one decision is made for all.
       count_nonzeros: whether to return such counts of the result, for the next layer. On a GPU they cover what up to 64
         blocks of the kernel have written. Elsewhere they cover a sample, or with several devices all of the result.
         What a non-zero is says `density`.
@@ -142,8 +146,9 @@ def conv(
       [N, Ho, Wo, K] in x's dtype. With `count_nonzeros` a pair of that and int32 [64, 2].
 
     Raises:
-      ValueError: a shape or argument that does not fit, or an implementation that cannot run.
-      TypeError: dtypes that differ, or a count_nonzeros that is no bool.
+      ValueError: a shape or argument that does not fit, or an implementation that cannot run, or that does not read a
+        `CooStar`.
+      TypeError: dtypes that differ, a count_nonzeros that is no bool, or a `CooStar` in another place than x.
     """
     operands = Operands.of(x, kernel, bias, residual, nonzeros)
     geometry = geo.resolve(
@@ -214,7 +219,8 @@ def conv_pool(
     The paper's OCPA rule (Xu et al. 2023, section 7) is "pecr" here and "ecr" in `conv`.
 
     Args:
-      x: [N, H, W, C], float32, bfloat16, float16 or float64. Native kernels take float64 on a CPU only.
+      x: [N, H, W, C], float32, bfloat16, float16 or float64; or a `CooStar`, as in `conv`, with XLA's pool behind the
+        convolution. Native kernels take float64 on a CPU only.
       kernel: as in `conv`.
       bias: [K], x's dtype, or None.
       strides: of the convolution, an int or two.

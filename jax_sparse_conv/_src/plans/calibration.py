@@ -82,7 +82,7 @@ def calibrate(
       repeats: samples of each candidate; the median counts.
       thresholds: also time maps of other densities, made of the recorded ones. Where a sparse kernel is faster up to
         some density and a dense one beyond, the plan has that density, and the running program goes by it
-        (`LayerPlan.thresholds`). This takes about six times as long.
+        (`LayerPlan.thresholds`). This takes about seven times as long.
       progress: called before each step with what it is and the number of steps, None before that is known.
 
     Returns:

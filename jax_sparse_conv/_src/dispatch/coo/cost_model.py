@@ -273,5 +273,5 @@ def _by_density(variants: Sequence[Variant], call: CooCall, device: Device, clos
             break
         for index in min(others, key=lambda run: max(gains[index][1] for index in run)):
             chosen[index] = usual
-    ends = [(DENSITIES[run[-1]] + DENSITIES[run[-1] + 1]) / 2 for run in runs[:-1]]
+    ends = [round((DENSITIES[run[-1]] + DENSITIES[run[-1] + 1]) / 2, 3) for run in runs[:-1]]
     return Variants(tuple(chosen[run[0]] for run in runs), tuple(ends))
