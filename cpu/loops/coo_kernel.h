@@ -29,15 +29,21 @@ struct CooReach {
   int64_t count;
 };
 
+// Where in a stored tile a pixel of it lies.
+struct StoredPlace {
+  uint16_t row, column;
+};
+
 template <typename A>
 struct CooBuffers {
-  CooReach* reach;     // [positions]
-  A* values;           // [tiles, chunk channels, positions]
-  uint8_t* positions;  // same
-  int32_t* counts;     // [tiles, chunk channels]
-  A* packed;           // [chunk channels, taps, block]
-  A* part;             // [pixels, block]: the sums of one chunk
-  A* sums;             // [blocks, tiles, pixels, block]
+  CooReach* reach;      // [positions]
+  StoredPlace* places;  // [pixels of a stored tile]
+  A* values;            // [tiles, chunk channels, positions]
+  uint8_t* positions;   // same
+  int32_t* counts;      // [tiles, chunk channels]
+  A* packed;            // [chunk channels, taps, block]
+  A* part;              // [pixels, block]: the sums of one chunk
+  A* sums;              // [blocks, tiles, pixels, block]
   int64_t block, blocks, tiles, chunk;
   int64_t bytes;
 };
@@ -55,6 +61,8 @@ CooBuffers<A> TakeCooBuffers(const CooRow& row, char* scratch) {
   b.chunk = Min(Clamp(kPackedBytes / channel_bytes, 8, 64), row.call->args.group_channels);
   const int64_t slots = b.tiles * b.chunk * shape.positions();
   b.reach = arena.Take<CooReach>(shape.positions());
+  b.places =
+      row.lists == nullptr ? nullptr : arena.Take<StoredPlace>(row.lists->args.tile[0] * row.lists->args.tile[1]);
   b.values = arena.Take<A>(slots);
   b.positions = arena.Take<uint8_t>(slots);
   b.counts = arena.Take<int32_t>(b.tiles * b.chunk);
@@ -77,6 +85,14 @@ inline void FindReach(const CooVariant& shape, CooReach* reach) {
         reach->pixel[reach->count] = static_cast<uint16_t>(row / shape.stride * shape.width + column / shape.stride);
         ++reach->count;
       }
+    }
+  }
+}
+
+inline void FindPlaces(const CooStarArgs& stored, StoredPlace* places) {
+  for (int64_t y = 0; y < stored.tile[0]; ++y) {
+    for (int64_t x = 0; x < stored.tile[1]; ++x, ++places) {
+      *places = {static_cast<uint16_t>(y), static_cast<uint16_t>(x)};
     }
   }
 }
@@ -116,10 +132,11 @@ void ListStored(const CooRow& row, int64_t tile, int64_t first, int64_t channels
   const int64_t patch[2] = {shape.patch_height(), shape.patch_width()};
   const int64_t origin[2] = {row.tile_row * shape.height * a.stride[0] - a.pad_low[0],
                              tile * shape.width * a.stride[1] - a.pad_low[1]};
-  int64_t begin[3], end[3];  // tiles
+  int64_t begin[3], end[3], span[2];  // tiles, and pixels of the patch that may be in the map
   for (int i = 0; i < 2; ++i) {
+    span[i] = Clamp((patch[i] - 1) * step[i] + 1, 0, Max(a.size[i] - origin[i], 0));
     begin[i] = Max(origin[i], 0) / s.tile[i];
-    end[i] = CeilDiv(Clamp(origin[i] + (patch[i] - 1) * step[i] + 1, 0, a.size[i]), s.tile[i]);
+    end[i] = CeilDiv(Max(origin[i] + span[i], 0), s.tile[i]);
   }
   const int64_t first_channel = row.group * a.group_channels + first;
   begin[2] = first_channel / s.tile[2];
@@ -129,27 +146,36 @@ void ListStored(const CooRow& row, int64_t tile, int64_t first, int64_t channels
   int32_t* counts = b.counts + tile * b.chunk;
   const int64_t lists = tile * b.chunk * shape.positions();
   __builtin_memset(counts, 0, channels * sizeof(int32_t));
-  const auto width = static_cast<uint32_t>(s.tile[1]), depth = static_cast<uint32_t>(s.tile[2]);
-  const auto add = [&](int64_t y, int64_t x, int64_t channel, A value) {
-    const int64_t down = y - origin[0], right = x - origin[1], c = channel - first_channel;
-    if (down < 0 || right < 0 || y >= a.size[0] || x >= a.size[1] || c < 0 || c >= channels) return;
-    if (down % step[0] != 0 || right % step[1] != 0 || down / step[0] >= patch[0] || right / step[1] >= patch[1])
+  const auto slots = static_cast<uint32_t>(s.slots()), depth = static_cast<uint32_t>(s.tile[2]);
+  const bool apart = step[0] * step[1] != 1;
+  const auto add = [&](int64_t down, int64_t right, int64_t channel, A value) {
+    if (static_cast<uint64_t>(down) >= static_cast<uint64_t>(span[0]) ||
+        static_cast<uint64_t>(right) >= static_cast<uint64_t>(span[1]) ||
+        static_cast<uint64_t>(channel) >= static_cast<uint64_t>(channels)) {
       return;
-    if (IsZero(value) || counts[c] == shape.positions()) return;
-    const int64_t slot = lists + c * shape.positions() + counts[c]++;
+    }
+    if (apart) {
+      if (down % step[0] != 0 || right % step[1] != 0) return;
+      down /= step[0], right /= step[1];
+    }
+    if (IsZero(value) || counts[channel] == shape.positions()) return;
+    const int64_t slot = lists + channel * shape.positions() + counts[channel]++;
     b.values[slot] = value;
-    b.positions[slot] = static_cast<uint8_t>(down / step[0] * patch[1] + right / step[1]);
+    b.positions[slot] = static_cast<uint8_t>(down * patch[1] + right);
   };
   for (int64_t y = begin[0]; y < end[0]; ++y) {
     for (int64_t x = begin[1]; x < end[1]; ++x) {
+      const int64_t down = y * s.tile[0] - origin[0], right = x * s.tile[1] - origin[1];
       for (int64_t c = begin[2]; c < end[2]; ++c) {
         const int64_t index = ((row.image * s.tiles[0] + y) * s.tiles[1] + x) * s.tiles[2] + c;
-        const int64_t count = Clamp(row.lists->counts[index], 0, s.slots());
-        for (int64_t i = index * s.slots(); i < index * s.slots() + count; ++i) {
-          if (positions[i] >= s.slots()) continue;
-          const uint32_t pixel = positions[i] / depth;
-          add(y * s.tile[0] + pixel / width, x * s.tile[1] + pixel % width, c * s.tile[2] + positions[i] % depth,
-              Widen(values[i]));
+        const int64_t from = index * s.slots(), count = Clamp(row.lists->counts[index], 0, s.slots());
+        const int64_t channel = c * s.tile[2] - first_channel;
+        for (int64_t i = from; i < from + count; ++i) {
+          const uint32_t position = positions[i];
+          if (position >= slots) continue;
+          const uint32_t pixel = depth == 1 ? position : position / depth;
+          const StoredPlace& place = b.places[pixel];
+          add(down + place.row, right + place.column, channel + (position - pixel * depth), Widen(values[i]));
         }
       }
     }
@@ -245,6 +271,7 @@ void RunCoo(const CooRow& row, char* scratch) {
   const CooBuffers<A> b = TakeCooBuffers<A>(row, scratch);
   const int64_t tile_sums = shape.pixels() * b.block, channels = row.call->args.group_channels;
   FindReach(shape, b.reach);
+  if (row.lists != nullptr) FindPlaces(row.lists->args, b.places);
   __builtin_memset(b.sums, 0, b.blocks * b.tiles * tile_sums * sizeof(A));
   const auto width = [&](int64_t block) {
     return Min(b.block, row.out_channel_end - row.out_channel_begin - block * b.block);

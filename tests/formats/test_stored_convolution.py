@@ -82,6 +82,12 @@ def test_tiles_and_densities_by_numpy(tile: Any, density: float) -> None:
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=2e-5)
 
 
+def test_instruction_sets(cpu_isa: str) -> None:
+    x, kernel = feature_map((1, 11, 9, 21)), feature_map((3, 3, 21, 70), 1.0)
+    found = jsc.conv(CooStar.fromdense(x, (4, 4, 1)), kernel, implementation="coo")
+    np.testing.assert_allclose(found, by_numpy(x, kernel), rtol=1e-5, atol=2e-5, err_msg=cpu_isa)
+
+
 def test_results_repeat_bit_for_bit() -> None:
     require("coo_lists", "float32")
     stored, kernel = CooStar.fromdense(feature_map((1, 14, 14, 64))), feature_map((3, 3, 64, 32), 1.0)
