@@ -17,6 +17,9 @@
 // through the workspace and CooReduceKernel. The order is fixed either way and there are no atomics, so results repeat
 // bit for bit.
 //
+// Stored lists of a CooStar take the place of 1 and 2 (sparse/coo/stored.cuh). A call may hold several variants, of
+// which the density of x lets one run (sparse/coo/density_range.cuh).
+//
 // Layout: x NHWC, kernel HWIO. Threads lie along output channels, so weights, sums and results are coalesced.
 //
 // Bound by: an entry costs 8 instructions around its FFMAs (16 inside a 4x4 tile with KT = 4, 11 inside 7x7 with KT =
