@@ -36,6 +36,9 @@ ffi::ErrorOr<CooChoice> ReadChoice(ffi::Dictionary attributes, ffi::BufferR2<ffi
   if (choice.has_error()) return choice;
   choice->nonzeros = nonzeros.typed_data();
   choice->rows = static_cast<int>(nonzeros.dimensions()[0]);
+  const auto dense_above = attributes.get<float>("dense_above");  // which may be left out
+  choice->has_dense = dense_above.has_value();
+  if (choice->has_dense) choice->dense_above = *dense_above;
   return choice;
 }
 
@@ -76,6 +79,7 @@ ffi::Error CooOfListsHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer
         const DeviceCall call(given.call);
         const ffi::ErrorOr<CooChoice> choice = ReadChoice(attributes, nonzeros);
         if (choice.has_error()) return choice.error();
+        if (choice->has_dense) return Invalid("jsc_coo_lists has no dense map for dense_above");
         if (out->element_count() == 0) return ffi::Error::Success();
         return CooOfLists(call, *choice, given.lists, Workspace{workspace->untyped_data(), workspace->size_bytes()},
                           device, stream);
@@ -126,7 +130,7 @@ XLA_FFI_DEFINE_HANDLER(kCooByDensity, CooByDensityHandler,
                            .Ret<ffi::AnyBuffer>()           // out
                            .Ret<ffi::AnyBuffer>()           // workspace
                            .RemainingRets()                 // nothing
-                           .Attrs(),                        // and coo[4 * variants], densities[variants - 1]
+                           .Attrs(),  // and coo[4 * variants], densities[variants - 1], dense_above
                        {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kCooOfLists, CooOfListsHandler,
                        ffi::Ffi::Bind()

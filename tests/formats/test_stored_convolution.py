@@ -22,6 +22,7 @@ import jax_sparse_conv as jsc
 from jax_sparse_conv import linen as sparse_linen
 from jax_sparse_conv import nnx as sparse_nnx
 from jax_sparse_conv._src import _native
+from jax_sparse_conv._src.api import by_density
 from jax_sparse_conv._src.dispatch.coo import cost_model
 from jax_sparse_conv._src.primitive.coo_star import CooStar
 from jax_sparse_conv._src.problem.geometry import Geometry
@@ -328,6 +329,40 @@ def test_a_gpu_takes_counts_that_are_given(monkeypatch: pytest.MonkeyPatch) -> N
     text = as_cuda(monkeypatch, call, x, kernel, counts)
     assert re.search(r"@jsc_coo_by_density\(%\w+, %\w+, %\w+\)", text)
     assert "stablehlo.reduce" not in text
+
+
+def test_a_gpu_is_dense_beyond_a_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_native, "workspace_bytes", lambda *_: 0)
+    for images in (1, 32):
+        x = jax.ShapeDtypeStruct((images, 14, 14, 256), jnp.float32)
+
+        def call(x: Any, kernel: Any) -> jax.Array:
+            return by_density.conv_up_to(x, kernel, None, None, sparse="coo", below=0.45)
+
+        text = as_cuda(monkeypatch, call, x, jax.ShapeDtypeStruct(LAYER[1], jnp.float32))
+        assert "@jsc_coo_by_density" in text
+        assert "dense_above = 4.500000e-01" in text
+        assert ("densities" in text) == (images == 32)
+        assert "stablehlo.case" not in text
+
+
+@pytest.mark.parametrize("density", [0.05, 0.3, 0.9])
+def test_the_side_of_a_threshold_is_right(density: float) -> None:
+    """On a GPU "direct" runs beyond, by its own kernel; on a CPU XLA's."""
+    require("coo", "float32")
+    x, kernel = feature_map((4, 14, 14, 64), density), feature_map((3, 3, 64, 64), 1.0, seed=1)
+    bias, residual = feature_map((64,), 1.0, seed=2), feature_map((4, 14, 14, 64), 1.0, seed=3)
+    exact = jnp.array([[np.count_nonzero(x), x.size]], jnp.int32)
+    wanted = by_numpy(x, kernel) + bias + residual
+    for nonzeros, below in itertools.product((None, exact), (0.1, 0.6)):
+        found = by_density.conv_up_to(
+            x, kernel, bias, residual, sparse="coo", below=below, nonzeros=nonzeros, precision="highest"
+        )
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    stored = by_density.conv_up_to(
+        CooStar.fromdense(x), kernel, bias, residual, sparse="coo", below=0.2, precision="highest"
+    )
+    np.testing.assert_allclose(stored, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_a_gpu_reads_lists(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,10 +86,11 @@ def test_a_stored_map_is_read_where_it_can_be() -> None:
         np.testing.assert_allclose(model.conv(stored), wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_a_gpu_chooses_without_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("sparse", "method"), [("ecr", "adaptive"), ("coo", "coo")])
+def test_a_gpu_chooses_without_the_host(monkeypatch: pytest.MonkeyPatch, sparse: str, method: str) -> None:
     monkeypatch.setattr(layers.calls.devices, "default_platform", lambda: "gpu")
     model = Small()
-    made = with_thresholds(calibrated(), conv=(Threshold(0.5, "ecr"),))
+    made = with_thresholds(calibrated(), conv=(Threshold(0.5, sparse),))
     monkeypatch.setattr(jsc.Plan, "check_device", lambda *_: None)
     direct = [
         dataclasses.replace(layer, implementation="direct") if layer.call.op == "conv" else layer
@@ -98,7 +99,7 @@ def test_a_gpu_chooses_without_the_host(monkeypatch: pytest.MonkeyPatch) -> None
     jsc.apply_plan(model, dataclasses.replace(made, layers=tuple(direct)))
     (equation,) = _calls(jax.make_jaxpr(model.conv)(X))
     config = equation.params["config"]
-    assert (config.method, config.below) == ("adaptive", 0.5)
+    assert (config.method, config.below) == (method, 0.5)
     np.testing.assert_allclose(model.conv(X), Small().conv(X), rtol=1e-2, atol=1e-2)
 
 

@@ -8,7 +8,8 @@
 namespace jsc {
 
 // Whether the density of x lies in the range: the first thing that a kernel asks, with all threads of its warps. The
-// answer is the same for the whole grid, and neighbouring ranges compare the same two floats.
+// answer is the same for the whole grid. Neighbouring ranges compare the same two floats, and so does PassesGate, which
+// adds up in this order.
 __device__ inline bool InDensityRange(const DensityRange& range) {
   if (range.nonzeros == nullptr) return true;
   const auto* rows = reinterpret_cast<const int2*>(range.nonzeros);

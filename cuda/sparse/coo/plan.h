@@ -34,7 +34,9 @@ struct CooChoice {
   int count = 1;
   CooPlan plans[kMostCooVariants] = {};  // as CompleteCooPlan wants them
   float densities[kMostCooVariants - 1] = {};
-  const int32_t* nonzeros = nullptr;  // [rows, 2] (non-zeros, elements) of parts of x, with several
+  bool has_dense = false;             // beyond dense_above Direct runs, and no variant
+  float dense_above = 0.f;            // of the density
+  const int32_t* nonzeros = nullptr;  // [rows, 2] (non-zeros, elements) of parts of x, where they decide
   int rows = 0;
 };
 

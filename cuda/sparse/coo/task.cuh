@@ -50,13 +50,17 @@ struct DensityRange {
 
 inline DensityRange RangeOf(const CooChoice& choice, int index) {
   DensityRange range{};
-  if (choice.count == 1) return range;
+  if (choice.count == 1 && !choice.has_dense) return range;
   range.nonzeros = choice.nonzeros;
   range.rows = choice.rows;
   range.has_above = index > 0;
   range.has_at_most = index + 1 < choice.count;
   if (range.has_above) range.above = choice.densities[index - 1];
   if (range.has_at_most) range.at_most = choice.densities[index];
+  if (choice.has_dense) {  // a variant for denser maps only has no density left
+    range.at_most = range.has_at_most ? std::min(range.at_most, choice.dense_above) : choice.dense_above;
+    range.has_at_most = true;
+  }
   return range;
 }
 

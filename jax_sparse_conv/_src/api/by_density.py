@@ -44,6 +44,7 @@ def conv_up_to(
     bias: Any,
     residual: Any,
     *,
+    sparse: str,
     below: float,
     nonzeros: Any = None,
     count_nonzeros: bool = False,
@@ -51,11 +52,15 @@ def conv_up_to(
     precision: Any = None,
     **geometry: Any,
 ) -> Any:
-    """`ops.conv` with `implementation="adaptive"`, whose threshold the caller knows. A GPU decides without the host."""
+    """`ops.conv` by `sparse`, "ecr" or "coo", up to a density, and dense beyond: "direct" on a GPU, without the host.
+
+    Elsewhere, and where a GPU reads a `CooStar` by "coo", it is XLA's dense convolution.
+    """
     operands = Operands.of(x, kernel, bias, residual, nonzeros)
-    check_nonzeros(operands.nonzeros, "adaptive")
+    method = "adaptive" if sparse == "ecr" else sparse
+    check_nonzeros(operands.nonzeros, method)
     resolved = geo.resolve(operands.x.shape, operands.kernel.shape, **geometry)
     conv_size = resolved.conv_size(operands.x.shape[1:3], operands.kernel.shape[:2])
     operands.check((operands.x.shape[0], *conv_size, operands.kernel.shape[-1]))
     activation = canonical_activation(activation)
-    return run.run(operands, resolved, activation, precision, "adaptive", "ecr", count_nonzeros, below=below)
+    return run.run(operands, resolved, activation, precision, method, "ecr", count_nonzeros, below=below)

@@ -21,6 +21,7 @@ from jax_sparse_conv._src.problem.geometry import Geometry
 # x, kernel, bias or None, residual or None: as the operation takes them.
 Operands: TypeAlias = tuple[Any, Any, Any, Any]
 _POOL_ARGUMENTS = ("pool", "window_shape", "window_strides", "window_padding")
+_ONE_CALL = (["ecr", "direct"], ["coo", "direct"])  # what a GPU has kernels of in one custom call
 _OPERAND_NAMES = ("x", "kernel", "bias", "residual")
 
 
@@ -200,15 +201,17 @@ def run_by_density(
 ) -> Any:
     """As `run`, by the implementation of the first step whose density x does not exceed, or by `beyond`.
 
-    Counts of x among the `arguments` decide, else those of a sample. A GPU chooses between "ecr" and "direct" without
-    the host, which waits for it where it is between others.
+    Counts of x among the `arguments` decide, else those of a sample. A GPU chooses between "ecr" or "coo" and "direct"
+    without the host, which waits for it where it is between others.
     """
     x, kernel, bias, residual = operands
     fields = dict(arguments)
     nonzeros = fields.pop("nonzeros", None)
     names = [*(name for _, name in steps), beyond]
-    if op == "conv" and names == ["ecr", "direct"] and devices.default_platform() != "cpu":
-        return by_density.conv_up_to(x, kernel, bias, residual, below=steps[0][0], nonzeros=nonzeros, **fields)
+    is_one_call = op == "conv" and names in _ONE_CALL and not isinstance(x, CooStar)
+    if is_one_call and devices.default_platform() != "cpu":
+        fields |= {"sparse": names[0], "below": steps[0][0], "nonzeros": nonzeros}
+        return by_density.conv_up_to(x, kernel, bias, residual, **fields)
 
     def branch(name: str) -> Callable[..., Any]:
         def function(*present: Any) -> Any:

@@ -49,8 +49,8 @@ def of_layer(
         found = timing.per_call(functions, maps, repeats)
         times.append((density, {name: each.median for name, each in found.items()}))
     best = min(dense, key=lambda name: sum(each[name] for _, each in times))
-    if devices.default_platform() != "cpu" and call.op == "conv" and {"ecr", "direct"} <= {*names}:
-        sparse, best = ["ecr"], "direct"  # the pair that a GPU chooses from without the host
+    if devices.default_platform() != "cpu" and call.op == "conv" and "direct" in names:
+        best = "direct"  # which a GPU chooses beside "ecr" or "coo" without the host
     found_steps = [(name, _threshold([(d, each[best], each[name]) for d, each in times])) for name in sparse]
     gains = [(gain, name, density) for name, (density, gain) in found_steps if density is not None]
     if not gains:

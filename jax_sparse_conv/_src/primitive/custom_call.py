@@ -99,28 +99,37 @@ def _as_taken(count: int, config: Config) -> tuple[str, list[int]]:
 
 
 def _workspace(x: Any, kernel: Any, config: Config, extra: dict[str, Any]) -> int:
-    """Bytes of workspace of a CUDA call; COO* has its variant added to the attributes.
+    """Bytes of workspace of a CUDA call; COO* has its variants added to the attributes, and what is dense beyond."""
+    if config.method != "coo":
+        return _bytes_of(config.method, x, kernel, config)
+    attributes, densities = variants(x, kernel, config)
+    extra["coo"] = np.asarray(attributes, np.int64).reshape(-1)
+    if densities:
+        extra["densities"] = np.asarray(densities, np.float32)
+    scratch = cost_model.workspace_bytes(x.shape, kernel.shape, config.geometry, attributes)
+    if config.below is None:
+        return scratch
+    extra["dense_above"] = np.float32(config.below)
+    return scratch + _bytes_of("direct", x, kernel, config)  # enough for either; the images may be symbolic
+
+
+def _bytes_of(method: str, x: Any, kernel: Any, config: Config) -> int:
+    """Bytes of workspace of another method.
 
     A symbolic number of images has as much as the number that has most, up to 16 MiB. COO* needs so much an image.
     """
-    if config.method == "coo":
-        attributes, densities = variants(x, kernel, config)
-        extra["coo"] = np.asarray(attributes, np.int64).reshape(-1)
-        if densities:
-            extra["densities"] = np.asarray(densities, np.float32)
-        return cost_model.workspace_bytes(x.shape, kernel.shape, config.geometry, attributes)
     conv_size = config.geometry.conv_size(x.shape[1:3], kernel.shape[1:3])
     out_size = config.geometry.out_size(x.shape[1:3], kernel.shape[1:3])
     stacks = 1 if geo.is_symbolic(kernel.shape[0]) else kernel.shape[0]  # which no size depends on
     sizes = (stacks, *kernel.shape[1:]), conv_size, out_size, devices.ordinal()
     batches = _BATCHES if geo.is_symbolic(x.shape[0]) else (x.shape[0],)
-    return max(_native.workspace_bytes(config.method, (images, *x.shape[1:]), *sizes) for images in batches)
+    return max(_native.workspace_bytes(method, (images, *x.shape[1:]), *sizes) for images in batches)
 
 
 def variants(x: Any, kernel: Any, config: Config) -> tuple[list[Any], tuple[float, ...]]:
     """Attributes of a COO* call's configurations, and the densities at which one follows the other."""
     if config.coo is not None:
         return [config.coo], ()
-    is_counted = config.has_nonzeros or config.tile is not None
+    is_counted = config.has_nonzeros or config.tile is not None or config.below is not None
     found = cost_model.by_density(x.shape, kernel.shape, config.geometry, x.dtype.itemsize, is_counted=is_counted)
     return found.attributes, found.densities

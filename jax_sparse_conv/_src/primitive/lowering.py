@@ -1,8 +1,8 @@
 """What the primitive becomes on each platform: a custom call, the same operation in lax, or both and a choice.
 
 `resolved` decides while a program is lowered. Where the density of x is to decide in the running program, a CPU
-branches (`lax.cond`), and a GPU runs one custom call, `jsc_adaptive`, that holds the kernels of both sides: a branch of
-XLA's would have the host wait for the device.
+branches (`lax.cond`), and a GPU runs one custom call, `jsc_adaptive` or `jsc_coo_by_density`, that holds the kernels of
+all sides: a branch of XLA's would have the host wait for the device.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ def _without_lists(ctx: Any, operands: tuple[Any, ...], config: Config) -> tuple
 @devices.for_lowering
 def lower_on_device(ctx: Any, *operands: Any, config: Config, platform: str | None) -> Any:
     """What one device computes; `config` as `resolved` returns it."""
-    if config.below is None and config.method == "coo" and platform == "cuda":
+    if config.method == "coo" and platform == "cuda" and (config.below is None or config.tile is None):
         return _by_variant(ctx, operands, config)
     if config.below is None:
         return custom_call(ctx, operands, config, platform)[:1]
@@ -279,16 +279,16 @@ def lower_counted(ctx: Any, *operands: Any, config: Config) -> Any | None:
 
 
 def _by_variant(ctx: Any, operands: tuple[Any, ...], config: Config) -> Any:
-    """COO* on a GPU: with counts where there are several variants, or where the custom call has a place for them."""
+    """COO* on a GPU: with counts where there are several variants or a dense side, or where the call has a place."""
     x, kernel = ctx.avals_in[:2]
     _, densities = variants(x, kernel, config)
-    if not densities and config.tile is None:
+    if not densities and config.tile is None and config.below is None:
         named = Operands.of(range(len(operands)), config)
         named.nonzeros = None
         return custom_call(*taken(ctx, operands, *named.present(config)), "cuda")[:1]
     if config.has_nonzeros:
         return custom_call(ctx, operands, config, "cuda")[:1]
-    count = functools.partial(_counting, config=config, are_read=bool(densities))
+    count = functools.partial(_counting, config=config, are_read=bool(densities) or config.below is not None)
     return mlir.lower_fun(count, multiple_results=False)(ctx, *operands)
 
 
