@@ -22,11 +22,13 @@ set(JSC_CUDA_SOURCES
     cuda/densenet/block.cu
     cuda/densenet/block_call.cc
     cuda/densenet/layers_plan.cc
+    cuda/ffi/coo_handlers.cc
     cuda/ffi/ffi.cc
     cuda/sparse/adaptive.cc
     cuda/sparse/coo/coo.cu
     cuda/sparse/coo/coo_star.cu
     cuda/sparse/coo/plan.cc
+    cuda/sparse/coo/stored.cu
     cuda/sparse/ecr/ecr.cu
     cuda/sparse/ecr/kernel_map.cc
     cuda/sparse/ecr/pecr.cu

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from jax_sparse_conv import linen, models, nnx
     from jax_sparse_conv._src.accelerate.inference import compiler_options, jit_inference
     from jax_sparse_conv._src.accelerate.transform import accelerate
-    from jax_sparse_conv._src.formats.coo_star import CooStar
     from jax_sparse_conv._src.formats.formats import ECR, PECR
     from jax_sparse_conv._src.fusion.block_parameters import (
         DenseBlockLayer,
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from jax_sparse_conv._src.fusion.dense_blocks import dense_block
     from jax_sparse_conv._src.plans.calibration import calibrate
     from jax_sparse_conv._src.plans.plan import Plan, apply_plan
+    from jax_sparse_conv._src.primitive.coo_star import CooStar
 
 __version__ = "0.1.0"
 
@@ -65,7 +65,7 @@ _LAZY_MODULES = ("linen", "models", "nnx")  # they import Flax's layers, which n
 _LAZY_NAMES = {
     "ECR": "formats.formats",
     "PECR": "formats.formats",
-    "CooStar": "formats.coo_star",
+    "CooStar": "primitive.coo_star",
     "DenseBlockLayer": "fusion.block_parameters",
     "DenseTransition": "fusion.block_parameters",
     "PackedDenseBlock": "fusion.block_parameters",

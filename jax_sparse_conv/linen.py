@@ -21,6 +21,7 @@ from jax_sparse_conv._src.api import ops
 from jax_sparse_conv._src.api.arguments import Activation, DenseImplementation
 from jax_sparse_conv._src.layers import layer_calls, layers
 from jax_sparse_conv._src.primitive import packing
+from jax_sparse_conv._src.primitive.coo_star import CooStar
 from jax_sparse_conv._src.problem.geometry import Padding
 
 __all__ = ["SparseConv", "SparseConvPool", "SparseDense", "sparse_layers"]
@@ -53,12 +54,12 @@ class SparseConv(nn.Conv):
 
     @nn.compact
     def __call__(
-        self, inputs: jax.Array, residual: Any = None, *, nonzeros: Any = None, count_nonzeros: bool = False
+        self, inputs: jax.Array | CooStar, residual: Any = None, *, nonzeros: Any = None, count_nonzeros: bool = False
     ) -> Any:
         """`activation(conv(inputs) + bias + residual)`.
 
         Args:
-          inputs: [..., H, W, C], with none, one or several leading axes.
+          inputs: [..., H, W, C], with none, one or several leading axes; or a `CooStar` with some.
           residual: [..., Ho, Wo, K] or None, cast to the computation's dtype.
           nonzeros: counts of the inputs' non-zeros, as in `jax_sparse_conv.conv`.
           count_nonzeros: whether to return such counts of the result.
@@ -74,7 +75,7 @@ class SparseConv(nn.Conv):
             y, counted = self._sparse(*_conv_operands(self, inputs), residual, counts)
         else:
             layers.require_dense(self.implementation, reason)
-            y = self._after(layers.epilogue(super().__call__(inputs), residual, self.activation))
+            y = self._after(layers.epilogue(super().__call__(layers.dense_map(inputs)), residual, self.activation))
             y, counted = layers.counted(y, counts)
         y = layer_calls.recorded(self, inputs, residual, y)
         return (y, counted) if count_nonzeros else y
@@ -247,18 +248,22 @@ def _only_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _conv_operands(layer: Any, inputs: Any) -> Promoted:
-    channels = jnp.shape(inputs)[-1]
+    channels = _shape(inputs)[-1]
     if channels % layer.feature_group_count:
         raise ValueError(
             f"feature_group_count={layer.feature_group_count} does not divide the C={channels} input channels of "
-            f"inputs.shape={jnp.shape(inputs)}"
+            f"inputs.shape={_shape(inputs)}"
         )
     shape = (*layer.kernel_size, channels // layer.feature_group_count, layer.features)
     return _promoted(layer, inputs, *_parameters(layer, shape), layer.mask)
 
 
 def _dense_operands(layer: Any, inputs: Any) -> Promoted:
-    return _promoted(layer, inputs, *_parameters(layer, (jnp.shape(inputs)[-1], layer.features)))
+    return _promoted(layer, inputs, *_parameters(layer, (_shape(inputs)[-1], layer.features)))
+
+
+def _shape(inputs: Any) -> tuple[int, ...]:
+    return inputs.shape if isinstance(inputs, CooStar) else jnp.shape(inputs)
 
 
 def _parameters(layer: Any, kernel_shape: tuple[int, ...]) -> tuple[Any, Any]:
@@ -271,5 +276,6 @@ def _parameters(layer: Any, kernel_shape: tuple[int, ...]) -> tuple[Any, Any]:
 def _promoted(layer: Any, inputs: Any, kernel: Any, bias: Any, mask: Any = None) -> Promoted:
     """Inputs, kernel and bias in the computation's dtype; a packed kernel stays one where nothing changes it."""
     plain = packing.plain(kernel)
-    inputs, promoted, bias = layer.promote_dtype(inputs, layers.masked(plain, mask), bias, dtype=layer.dtype)
-    return inputs, packing.beside(promoted, plain, kernel), bias
+    given = (layers.array_of(inputs), layers.masked(plain, mask), bias)
+    array, promoted, bias = layer.promote_dtype(*given, dtype=layer.dtype)
+    return layers.with_array(inputs, array), packing.beside(promoted, plain, kernel), bias

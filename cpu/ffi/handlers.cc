@@ -7,6 +7,7 @@
 #include "cpu/ffi/dense_block.h"
 #include "cpu/ffi/host.h"
 #include "native/call.h"
+#include "native/coo_lists.h"
 
 namespace jsc {
 namespace {
@@ -38,6 +39,21 @@ ffi::Error RunDirectWithoutPool(ffi::ThreadPool& pool, const ConvCall& call) {
     return ffi::Error(ffi::ErrorCode::kInvalidArgument, "jsc_direct takes pool = 0; jsc_pecr pools");
   }
   return RunDirectCall(pool, call);
+}
+
+ffi::Error RunDenseCoo(ffi::ThreadPool& pool, const ConvCall& call) { return RunCooCall(pool, call, nullptr); }
+
+ffi::Error CooOfLists(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer positions, ffi::AnyBuffer counts,
+                      ffi::AnyBuffer kernel, ffi::RemainingArgs optional, ffi::Result<ffi::AnyBuffer> out,
+                      ffi::Dictionary attributes) {
+  try {
+    const ffi::ErrorOr<CooListsCall> call =
+        MakeCooListsCall(values, positions, counts, kernel, optional, out, attributes);
+    if (!call.has_value()) return call.error();
+    return RunCooCall(pool, call->call, &call->lists);
+  } catch (const std::exception& error) {
+    return ffi::Error(ffi::ErrorCode::kInternal, error.what());
+  }
 }
 
 ffi::Error KernelGradient(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer cotangent,
@@ -77,7 +93,18 @@ XLA_FFI_DEFINE_HANDLER(kEcr, Handle<RunWithoutPool>, JSC_BIND);
 // conv + bias + ReLU + max or average pool
 XLA_FFI_DEFINE_HANDLER(kPecr, Handle<RunConvCall>, JSC_BIND);
 // conv + bias + residual + ReLU over COO* lists, for the kernels and strides of native/coo_variants.h
-XLA_FFI_DEFINE_HANDLER(kCoo, Handle<RunCooCall>, JSC_BIND);
+XLA_FFI_DEFINE_HANDLER(kCoo, Handle<RunDenseCoo>, JSC_BIND);
+// the same of a CooStar, whose lists come in x's place
+XLA_FFI_DEFINE_HANDLER(kCooOfLists, CooOfLists,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()  // values
+                           .Arg<ffi::AnyBuffer>()  // positions
+                           .Arg<ffi::AnyBuffer>()  // counts
+                           .Arg<ffi::AnyBuffer>()  // kernel
+                           .RemainingArgs()        // bias, residual
+                           .Ret<ffi::AnyBuffer>()  // out
+                           .Attrs());              // as above, and tile[3], map[3]
 // the same, dense
 XLA_FFI_DEFINE_HANDLER(kDirect, Handle<RunDirectWithoutPool>, JSC_BIND);
 // conv 1x1 on maps of one pixel: x [M, 1, 1, C], kernel [S, 1, 1, C, K]
@@ -128,6 +155,7 @@ std::vector<Target> Targets() {
           {"jsc_direct", kDirect},
           {"jsc_dense", kDense},
           {"jsc_coo", kCoo},
+          {"jsc_coo_lists", kCooOfLists},
           {"jsc_kernel_gradient", kKernelGradient},
           {"jsc_dense_block", kDenseBlock},
           {"jsc_coo_fromdense", kCooFromDense},

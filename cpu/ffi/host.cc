@@ -215,7 +215,7 @@ ffi::Error RunConvCall(Team& team, const ConvCall& call) {
   }
 }
 
-ffi::Error RunCooCall(ffi::ThreadPool& pool, const ConvCall& call) {
+ffi::Error RunCooCall(ffi::ThreadPool& pool, const ConvCall& call, const CooLists* lists) {
   const int dtype = IndexOf(call.dtype);
   if (dtype < 0) return UnsupportedDtype();
   const ConvArgs& a = call.args;
@@ -239,7 +239,7 @@ ffi::Error RunCooCall(ffi::ThreadPool& pool, const ConvCall& call) {
   const int64_t parts = (out_channels + part - 1) / part;
   const auto make = [&](Taken taken, int64_t) {
     int64_t index = taken.begin;
-    CooRow row{&call, shape, 0, 0, 0, 0, 0, 0};
+    CooRow row{&call, shape, lists, 0, 0, 0, 0, 0, 0};
     const auto take = [&index](int64_t count) {
       const int64_t digit = index % count;
       index /= count;

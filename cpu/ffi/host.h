@@ -10,6 +10,7 @@
 #include "cpu/core/isa.h"
 #include "cpu/core/parallel.h"
 #include "native/call.h"
+#include "native/coo_lists.h"
 
 namespace jsc {
 
@@ -30,8 +31,9 @@ bool SetLoop(const std::string& name);
 ffi::Error RunConvCall(ffi::ThreadPool& pool, const ConvCall& call);
 ffi::Error RunConvCall(Team& team, const ConvCall& call);
 
-// Convolution, bias, residual and ReLU over COO* lists; only what a row of kCooVariants covers.
-ffi::Error RunCooCall(ffi::ThreadPool& pool, const ConvCall& call);
+// Convolution, bias, residual and ReLU over COO* lists, of x or those that are given; only what a row of kCooVariants
+// covers.
+ffi::Error RunCooCall(ffi::ThreadPool& pool, const ConvCall& call, const CooLists* lists);
 
 // The same, dense and without a pool.
 ffi::Error RunDirectCall(ffi::ThreadPool& pool, const ConvCall& call);

@@ -3,7 +3,8 @@
 //
 // What: for every tile of TH x TW results and every channel, the list of its non-zeros (value, position in the tile's
 //   patch with halo), in the order of position. Each entry times the channel's weights is added to the results its taps
-//   reach, for one block of output channels at a time.
+//   reach, for one block of output channels at a time. Lists that a CooStar stores are read in x's place: they are cut
+//   into tiles without halo, of any size, so each tile takes of all that it meets what lies in its patch.
 // Layout: a task is one row of tiles. The weights of a chunk of channels are packed once per block for all of them, as
 //   [channel, tap, block]. The sums of a tile, [TH * TW, block], are what stays in L1.
 // Why this tiling: entries choose results, so sums are memory here and not registers, as on the GPU. Tiles keep them in
@@ -28,15 +29,21 @@ struct CooReach {
   int64_t count;
 };
 
+// Where in a stored tile a pixel of it lies.
+struct StoredPlace {
+  uint16_t row, column;
+};
+
 template <typename A>
 struct CooBuffers {
-  CooReach* reach;     // [positions]
-  A* values;           // [tiles, chunk channels, positions]
-  uint8_t* positions;  // same
-  int32_t* counts;     // [tiles, chunk channels]
-  A* packed;           // [chunk channels, taps, block]
-  A* part;             // [pixels, block]: the sums of one chunk
-  A* sums;             // [blocks, tiles, pixels, block]
+  CooReach* reach;      // [positions]
+  StoredPlace* places;  // [pixels of a stored tile]
+  A* values;            // [tiles, chunk channels, positions]
+  uint8_t* positions;   // same
+  int32_t* counts;      // [tiles, chunk channels]
+  A* packed;            // [chunk channels, taps, block]
+  A* part;              // [pixels, block]: the sums of one chunk
+  A* sums;              // [blocks, tiles, pixels, block]
   int64_t block, blocks, tiles, chunk;
   int64_t bytes;
 };
@@ -54,6 +61,8 @@ CooBuffers<A> TakeCooBuffers(const CooRow& row, char* scratch) {
   b.chunk = Min(Clamp(kPackedBytes / channel_bytes, 8, 64), row.call->args.group_channels);
   const int64_t slots = b.tiles * b.chunk * shape.positions();
   b.reach = arena.Take<CooReach>(shape.positions());
+  b.places =
+      row.lists == nullptr ? nullptr : arena.Take<StoredPlace>(row.lists->args.tile[0] * row.lists->args.tile[1]);
   b.values = arena.Take<A>(slots);
   b.positions = arena.Take<uint8_t>(slots);
   b.counts = arena.Take<int32_t>(b.tiles * b.chunk);
@@ -76,6 +85,14 @@ inline void FindReach(const CooVariant& shape, CooReach* reach) {
         reach->pixel[reach->count] = static_cast<uint16_t>(row / shape.stride * shape.width + column / shape.stride);
         ++reach->count;
       }
+    }
+  }
+}
+
+inline void FindPlaces(const CooStarArgs& stored, StoredPlace* places) {
+  for (int64_t y = 0; y < stored.tile[0]; ++y) {
+    for (int64_t x = 0; x < stored.tile[1]; ++x, ++places) {
+      *places = {static_cast<uint16_t>(y), static_cast<uint16_t>(x)};
     }
   }
 }
@@ -103,6 +120,74 @@ void ListTile(const CooRow& row, int64_t tile, int64_t first, int64_t channels, 
       counts[c] += !IsZero(value);
     }
   }
+}
+
+// The same from stored lists: those of the tiles that the patch meets, one after the other.
+template <typename T, typename A, typename Position>
+void ListStored(const CooRow& row, int64_t tile, int64_t first, int64_t channels, const CooBuffers<A>& b) {
+  const ConvArgs& a = row.call->args;
+  const CooVariant& shape = *row.shape;
+  const CooStarArgs& s = row.lists->args;
+  const int64_t step[2] = {shape.kernel == 1 ? a.stride[0] : 1, shape.kernel == 1 ? a.stride[1] : 1};
+  const int64_t patch[2] = {shape.patch_height(), shape.patch_width()};
+  const int64_t origin[2] = {row.tile_row * shape.height * a.stride[0] - a.pad_low[0],
+                             tile * shape.width * a.stride[1] - a.pad_low[1]};
+  int64_t begin[3], end[3], span[2];  // tiles, and pixels of the patch that may be in the map
+  for (int i = 0; i < 2; ++i) {
+    span[i] = Clamp((patch[i] - 1) * step[i] + 1, 0, Max(a.size[i] - origin[i], 0));
+    begin[i] = Max(origin[i], 0) / s.tile[i];
+    end[i] = CeilDiv(Max(origin[i] + span[i], 0), s.tile[i]);
+  }
+  const int64_t first_channel = row.group * a.group_channels + first;
+  begin[2] = first_channel / s.tile[2];
+  end[2] = CeilDiv(first_channel + channels, s.tile[2]);
+  const T* values = static_cast<const T*>(row.lists->values);
+  const Position* positions = static_cast<const Position*>(row.lists->positions);
+  int32_t* counts = b.counts + tile * b.chunk;
+  const int64_t lists = tile * b.chunk * shape.positions();
+  __builtin_memset(counts, 0, channels * sizeof(int32_t));
+  const auto slots = static_cast<uint32_t>(s.slots()), depth = static_cast<uint32_t>(s.tile[2]);
+  const bool apart = step[0] * step[1] != 1;
+  const auto add = [&](int64_t down, int64_t right, int64_t channel, A value) {
+    if (static_cast<uint64_t>(down) >= static_cast<uint64_t>(span[0]) ||
+        static_cast<uint64_t>(right) >= static_cast<uint64_t>(span[1]) ||
+        static_cast<uint64_t>(channel) >= static_cast<uint64_t>(channels)) {
+      return;
+    }
+    if (apart) {
+      if (down % step[0] != 0 || right % step[1] != 0) return;
+      down /= step[0], right /= step[1];
+    }
+    if (IsZero(value) || counts[channel] == shape.positions()) return;
+    const int64_t slot = lists + channel * shape.positions() + counts[channel]++;
+    b.values[slot] = value;
+    b.positions[slot] = static_cast<uint8_t>(down * patch[1] + right);
+  };
+  for (int64_t y = begin[0]; y < end[0]; ++y) {
+    for (int64_t x = begin[1]; x < end[1]; ++x) {
+      const int64_t down = y * s.tile[0] - origin[0], right = x * s.tile[1] - origin[1];
+      for (int64_t c = begin[2]; c < end[2]; ++c) {
+        const int64_t index = ((row.image * s.tiles[0] + y) * s.tiles[1] + x) * s.tiles[2] + c;
+        const int64_t from = index * s.slots(), count = Clamp(row.lists->counts[index], 0, s.slots());
+        const int64_t channel = c * s.tile[2] - first_channel;
+        for (int64_t i = from; i < from + count; ++i) {
+          const uint32_t position = positions[i];
+          if (position >= slots) continue;
+          const uint32_t pixel = depth == 1 ? position : position / depth;
+          const StoredPlace& place = b.places[pixel];
+          add(down + place.row, right + place.column, channel + (position - pixel * depth), Widen(values[i]));
+        }
+      }
+    }
+  }
+}
+
+// The lists of a tile's channels, from x or from what is stored.
+template <typename T, typename A>
+void ListAny(const CooRow& row, int64_t tile, int64_t first, int64_t channels, const CooBuffers<A>& b) {
+  if (row.lists == nullptr) return ListTile<T>(row, tile, first, channels, b);
+  const auto list = row.lists->args.position_bytes == 1 ? ListStored<T, A, uint8_t> : ListStored<T, A, uint16_t>;
+  list(row, tile, first, channels, b);
 }
 
 // packed: [channels, taps, block] of output channels [begin, begin + width) of the group.
@@ -186,13 +271,14 @@ void RunCoo(const CooRow& row, char* scratch) {
   const CooBuffers<A> b = TakeCooBuffers<A>(row, scratch);
   const int64_t tile_sums = shape.pixels() * b.block, channels = row.call->args.group_channels;
   FindReach(shape, b.reach);
+  if (row.lists != nullptr) FindPlaces(row.lists->args, b.places);
   __builtin_memset(b.sums, 0, b.blocks * b.tiles * tile_sums * sizeof(A));
   const auto width = [&](int64_t block) {
     return Min(b.block, row.out_channel_end - row.out_channel_begin - block * b.block);
   };
   for (int64_t first = 0; first < channels; first += b.chunk) {
     const int64_t here = Min(b.chunk, channels - first);
-    for (int64_t tile = 0; tile < b.tiles; ++tile) ListTile<T>(row, tile, first, here, b);
+    for (int64_t tile = 0; tile < b.tiles; ++tile) ListAny<T>(row, tile, first, here, b);
     for (int64_t block = 0; block < b.blocks; ++block) {
       PackCoo<T>(row, first, here, row.out_channel_begin + block * b.block, width(block), b);
       for (int64_t tile = 0; tile < b.tiles; ++tile) {

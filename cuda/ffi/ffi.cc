@@ -12,10 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/core/device_scope.h"
 #include "cuda/dense_conv/plan/mma_plan.h"
 #include "cuda/densenet/layers.h"
-#include "cuda/ffi/kernels.h"
+#include "cuda/ffi/handle.h"
 #include "cuda/sparse/ecr/plan.h"
 #include "native/call.h"
 
@@ -24,80 +23,9 @@ namespace nb = nanobind;
 namespace jsc {
 namespace {
 
-// Runs `launch` with a device current that could be read.
-template <typename Launch>
-ffi::Error OnDevice(int device, Launch launch) {
-  const DeviceScope scope(device);
-  if (scope.status() != cudaSuccess) {
-    return ffi::Error(ffi::ErrorCode::kInternal, std::string("cudaSetDevice: ") + cudaGetErrorString(scope.status()));
-  }
-  if (const char* error = GetDeviceInfo(device).error) {
-    return ffi::Error(ffi::ErrorCode::kInternal, "device " + std::to_string(device) + ": " + error);
-  }
-  return launch();
-}
-
-// Where `counted` holds a result for counts, has the call write it.
-ffi::Error TakeCounts(ffi::RemainingRets counted, DeviceCall* call) {
-  if (counted.size() == 0) return ffi::Error::Success();
-  auto counts = counted.get<ffi::AnyBuffer>(0);
-  if (!counts.has_value()) return counts.error();
-  const auto size = (*counts)->dimensions();
-  if (counted.size() > 1 || (*counts)->element_type() != ffi::DataType::S32 || size.size() != 2 ||
-      size[0] != kCountRows || size[1] != 2) {
-    return ffi::Error(ffi::ErrorCode::kInvalidArgument,
-                      "the only result after the workspace is counts, int32 [" + std::to_string(kCountRows) + ", 2]");
-  }
-  call->counts = static_cast<int32_t*>((*counts)->untyped_data());
-  return ffi::Error::Success();
-}
-
-// The attribute `candidate`, int64 [1 + kTileNumbers], which may be left out: a family and the numbers of its tile.
-ffi::Error ReadCandidate(ffi::Dictionary attributes, DeviceCall* call) {
-  const auto given = attributes.get<ffi::Span<const int64_t>>("candidate");
-  if (!given.has_value()) return ffi::Error::Success();
-  constexpr int64_t kMost = 1 << 16;
-  bool fits = given->size() == 1 + kTileNumbers;
-  for (size_t i = 0; fits && i < given->size(); ++i) fits = (*given)[i] >= 0 && (*given)[i] <= kMost;
-  if (!fits || (*given)[0] > static_cast<int64_t>(Family::kEcr)) {
-    return ffi::Error(ffi::ErrorCode::kInvalidArgument, "attribute candidate must be " +
-                                                            std::to_string(1 + kTileNumbers) +
-                                                            " int64, a family from 0 to 7 and numbers from 0 to 65536");
-  }
-  call->candidate.family = static_cast<Family>((*given)[0]);
-  for (int i = 0; i < kTileNumbers; ++i) call->candidate.tile[i] = static_cast<int>((*given)[1 + i]);
-  return ffi::Error::Success();
-}
-
 // What a handler does with a checked call, on its device.
 using Run = ffi::Error (*)(const DeviceCall& call, Workspace workspace, ffi::Dictionary attributes, int device,
                            cudaStream_t stream);
-
-template <typename Launch>
-ffi::Error Handle(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, ffi::AnyBuffer kernel,
-                  ffi::RemainingArgs optional, ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace,
-                  ffi::RemainingRets counted, ffi::Dictionary attributes, Launch launch) try {
-  ffi::ErrorOr<ConvCall> decoded = MakeConvCall(x, kernel, optional, out, attributes);
-  if (decoded.has_error()) return decoded.error();
-  DeviceCall call(*decoded);
-  if (ffi::Error error = TakeCounts(counted, &call); error.failure()) return error;
-  if (ffi::Error error = ReadCandidate(attributes, &call); error.failure()) return error;
-  if (call.dtype == ffi::DataType::F64) {
-    return ffi::Error(ffi::ErrorCode::kUnimplemented,
-                      "dtype float64 is not implemented on CUDA; float32, bfloat16 and float16 are");
-  }
-  if (out->element_count() == 0 && call.counts == nullptr) return ffi::Error::Success();
-  return OnDevice(device, [&] {
-    if (out->element_count() > 0) {
-      return launch(call, Workspace{workspace->untyped_data(), workspace->size_bytes()});
-    }
-    const cudaError_t status = cudaMemsetAsync(call.counts, 0, kCountRows * 2 * sizeof(int32_t), stream);
-    if (status == cudaSuccess) return ffi::Error::Success();
-    return ffi::Error(ffi::ErrorCode::kInternal, std::string("cudaMemsetAsync: ") + cudaGetErrorString(status));
-  });
-} catch (const std::exception& error) {
-  return ffi::Error(ffi::ErrorCode::kInternal, error.what());
-}
 
 template <Run kRun>
 ffi::Error Handler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, ffi::AnyBuffer kernel,
@@ -108,8 +36,6 @@ ffi::Error Handler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, ffi::A
       [&](const DeviceCall& call, Workspace scratch) { return kRun(call, scratch, attributes, device, stream); });
 }
 
-ffi::Error Invalid(const std::string& sentence) { return ffi::Error(ffi::ErrorCode::kInvalidArgument, sentence); }
-
 ffi::Error RunEcr(const DeviceCall& call, Workspace workspace, ffi::Dictionary, int device, cudaStream_t stream) {
   if (call.args.pool != Pool::kNone) return Invalid("jsc_ecr has no pool; jsc_pecr has");
   return Ecr(call, workspace, device, stream);
@@ -118,19 +44,6 @@ ffi::Error RunEcr(const DeviceCall& call, Workspace workspace, ffi::Dictionary, 
 ffi::Error RunPecr(const DeviceCall& call, Workspace workspace, ffi::Dictionary, int device, cudaStream_t stream) {
   const auto run = call.args.pool == Pool::kNone ? Ecr : Pecr;
   return run(call, workspace, device, stream);
-}
-
-ffi::Error RunCoo(const DeviceCall& call, Workspace workspace, ffi::Dictionary attributes, int device,
-                  cudaStream_t stream) {
-  if (call.counts != nullptr) return Invalid("jsc_coo does not count; jsc_ecr, jsc_pecr and jsc_direct do");
-  const auto coo = attributes.get<ffi::Span<const int64_t>>("coo");
-  if (!coo.has_value() || coo->size() != 4) return Invalid("attribute coo must be an array of 4 int64");
-  CooPlan plan{};
-  plan.variant = static_cast<int>((*coo)[0]);
-  plan.out_channel_warps = static_cast<int>((*coo)[1]);
-  plan.slices = static_cast<int>((*coo)[2]);
-  plan.splits = static_cast<int>((*coo)[3]);
-  return Coo(call, plan, workspace, device, stream);
 }
 
 ffi::Error RunDirect(const DeviceCall& call, Workspace workspace, ffi::Dictionary, int device, cudaStream_t stream) {
@@ -150,26 +63,13 @@ ffi::Error AdaptiveHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x
                 [&](const DeviceCall& call, Workspace scratch) {
                   const auto threshold = attributes.get<float>("threshold");
                   if (!threshold.has_value()) return Invalid("attribute threshold must be a float32");
-                  const int64_t parts = nonzeros.dimensions()[0];
-                  if (parts < 1 || parts > std::numeric_limits<int32_t>::max() / 2 || nonzeros.dimensions()[1] != 2) {
-                    return Invalid("nonzeros must be int32 [parts, 2]");
-                  }
+                  if (ffi::Error error = CheckNonzeros(nonzeros); error.failure()) return error;
                   Gate gate;
                   gate.nonzeros = nonzeros.typed_data();
-                  gate.rows = static_cast<int>(parts);
+                  gate.rows = static_cast<int>(nonzeros.dimensions()[0]);
                   gate.threshold = *threshold;
                   return Adaptive(call, gate, scratch, device, stream);
                 });
-}
-
-// Runs `launch` on the call that `make` decodes and checks, with the call's device current.
-template <typename Make, typename Launch>
-ffi::Error CheckAndLaunch(int device, Make make, Launch launch) try {
-  const auto call = make();
-  if (call.has_error()) return call.error();
-  return OnDevice(device, [&] { return launch(*call); });
-} catch (const std::exception& error) {
-  return ffi::Error(ffi::ErrorCode::kInternal, error.what());
 }
 
 ffi::Error ChainHandler(cudaStream_t stream, int32_t device, ffi::RemainingArgs operands, ffi::RemainingRets results,
@@ -187,27 +87,6 @@ ffi::Error DenseBlockHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer
       [&](const DenseBlockCall& call) {
         if (workspace->size_bytes() == 0) return DenseBlock(call, device, stream);
         return DenseLayers(call, Workspace{workspace->untyped_data(), workspace->size_bytes()}, device, stream);
-      });
-}
-
-ffi::Error CooFromDenseHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x,
-                               ffi::Result<ffi::AnyBuffer> values, ffi::Result<ffi::AnyBuffer> positions,
-                               ffi::Result<ffi::AnyBuffer> counts, ffi::Span<const int64_t> tile) {
-  return CheckAndLaunch(
-      device, [&] { return MakeCooStarArgs(x, *values, *positions, *counts, tile); },
-      [&](const CooStarArgs& args) {
-        return CooFromDense(args, x.untyped_data(), values->untyped_data(), positions->untyped_data(),
-                            counts->untyped_data(), stream);
-      });
-}
-
-ffi::Error CooToDenseHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer values, ffi::AnyBuffer positions,
-                             ffi::AnyBuffer counts, ffi::Result<ffi::AnyBuffer> x, ffi::Span<const int64_t> tile) {
-  return CheckAndLaunch(
-      device, [&] { return MakeCooStarArgs(*x, values, positions, counts, tile); },
-      [&](const CooStarArgs& args) {
-        return CooToDense(args, values.untyped_data(), positions.untyped_data(), counts.untyped_data(),
-                          x->untyped_data(), stream);
       });
 }
 
@@ -230,8 +109,6 @@ auto Binding() {
 // Handlers only enqueue kernels on the call's stream, so XLA may capture them in command buffers.
 XLA_FFI_DEFINE_HANDLER(kEcr, Handler<RunEcr>, Binding(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kPecr, Handler<RunPecr>, Binding(), {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kCoo, Handler<RunCoo>, Binding(),
-                       {ffi::Traits::kCmdBufferCompatible});  // and coo[4], see sparse/coo/plan.h
 XLA_FFI_DEFINE_HANDLER(kDirect, Handler<RunDirect>, Binding(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kDense, Handler<RunDense>, Binding(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kAdaptive, AdaptiveHandler,
@@ -270,28 +147,6 @@ XLA_FFI_DEFINE_HANDLER(kDenseBlock, DenseBlockHandler,
                            .Attrs(),               // precision (0 default, 1 high, 2 highest); offsets of that array
                        {ffi::Traits::kCmdBufferCompatible});
 
-// CooStar; the shapes of the buffers are in native/coo_star_args.h.
-XLA_FFI_DEFINE_HANDLER(kCooFromDense, CooFromDenseHandler,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                           .Ctx<ffi::DeviceOrdinal>()
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .Ret<ffi::AnyBuffer>()  // values
-                           .Ret<ffi::AnyBuffer>()  // positions
-                           .Ret<ffi::AnyBuffer>()  // counts
-                           .Attr<ffi::Span<const int64_t>>("tile"),
-                       {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kCooToDense, CooToDenseHandler,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                           .Ctx<ffi::DeviceOrdinal>()
-                           .Arg<ffi::AnyBuffer>()  // values
-                           .Arg<ffi::AnyBuffer>()  // positions
-                           .Arg<ffi::AnyBuffer>()  // counts
-                           .Ret<ffi::AnyBuffer>()  // x
-                           .Attr<ffi::Span<const int64_t>>("tile"),
-                       {ffi::Traits::kCmdBufferCompatible});
-
 nb::dict Registrations() {
   nb::dict handlers;
   handlers["jsc_ecr"] = nb::capsule(reinterpret_cast<void*>(+kEcr));
@@ -299,11 +154,9 @@ nb::dict Registrations() {
   handlers["jsc_direct"] = nb::capsule(reinterpret_cast<void*>(+kDirect));
   handlers["jsc_dense"] = nb::capsule(reinterpret_cast<void*>(+kDense));
   handlers["jsc_adaptive"] = nb::capsule(reinterpret_cast<void*>(+kAdaptive));
-  handlers["jsc_coo"] = nb::capsule(reinterpret_cast<void*>(+kCoo));
   handlers["jsc_segment"] = nb::capsule(reinterpret_cast<void*>(+kChain));
   handlers["jsc_dense_block"] = nb::capsule(reinterpret_cast<void*>(+kDenseBlock));
-  handlers["jsc_coo_fromdense"] = nb::capsule(reinterpret_cast<void*>(+kCooFromDense));
-  handlers["jsc_coo_todense"] = nb::capsule(reinterpret_cast<void*>(+kCooToDense));
+  for (const auto& [name, handler] : CooHandlers()) handlers[name] = nb::capsule(reinterpret_cast<void*>(handler));
   return handlers;
 }
 

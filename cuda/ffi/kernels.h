@@ -12,6 +12,7 @@
 #include "cuda/chain/call.h"
 #include "cuda/core/device_call.h"
 #include "cuda/sparse/coo/plan.h"
+#include "native/coo_lists.h"
 #include "native/coo_star_args.h"
 
 namespace jsc {
@@ -24,8 +25,11 @@ struct Workspace {
 
 ffi::Error Ecr(const DeviceCall& call, Workspace workspace, int device, cudaStream_t stream);   // sparse/ecr/ecr.cu
 ffi::Error Pecr(const DeviceCall& call, Workspace workspace, int device, cudaStream_t stream);  // sparse/ecr/pecr.cu
-ffi::Error Coo(const DeviceCall& call, CooPlan plan, Workspace workspace, int device,
+ffi::Error Coo(const DeviceCall& call, const CooChoice& choice, Workspace workspace, int device,
                cudaStream_t stream);  // sparse/coo/coo.cu
+// The same of stored lists, which are read in x's place.
+ffi::Error CooOfLists(const DeviceCall& call, const CooChoice& choice, const CooLists& lists, Workspace workspace,
+                      int device, cudaStream_t stream);  // sparse/coo/stored.cu
 ffi::Error Direct(const DeviceCall& call, Workspace workspace, int device,
                   cudaStream_t stream);  // dense_conv/dense_conv.cu
 ffi::Error Dense(const DeviceCall& call, Workspace workspace, int device,

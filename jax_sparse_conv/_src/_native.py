@@ -36,6 +36,7 @@ DTYPES = {
 # Every custom call of every platform, as the extensions register them (`cpu/ffi/handlers.cc`, `cuda/ffi/ffi.cc`).
 TARGETS = (
     *("jsc_ecr", "jsc_pecr", "jsc_coo", "jsc_direct", "jsc_dense", "jsc_adaptive"),
+    *("jsc_coo_by_density", "jsc_coo_lists"),
     *("jsc_segment", "jsc_dense_block", "jsc_kernel_gradient", "jsc_coo_fromdense", "jsc_coo_todense"),
 )
 

@@ -17,6 +17,7 @@ from jax_sparse_conv._src.api.arguments import (
 )
 from jax_sparse_conv._src.layers import layer_calls, layers, packed_params
 from jax_sparse_conv._src.primitive import packing
+from jax_sparse_conv._src.primitive.coo_star import CooStar
 from jax_sparse_conv._src.problem.geometry import Padding, PoolKind
 
 
@@ -61,7 +62,7 @@ class SparseConv(nnx.Conv):
 
     def __call__(  # type: ignore[override]  # nnx.Conv's second argument is out_sharding; it is understood here too
         self,
-        inputs: jax.Array,
+        inputs: jax.Array | CooStar,
         residual: Any = None,
         out_sharding: Any = None,
         *,
@@ -71,7 +72,7 @@ class SparseConv(nnx.Conv):
         """`activation(conv(inputs) + bias + residual)`.
 
         Args:
-          inputs: [..., H, W, C], with none, one or several leading axes.
+          inputs: [..., H, W, C], with none, one or several leading axes; or a `CooStar` with some.
           residual: [..., Ho, Wo, K] or None, cast to the computation's dtype.
           out_sharding: as in `nnx.Conv`.
           nonzeros: counts of the inputs' non-zeros, as in `jax_sparse_conv.conv`.
@@ -92,7 +93,8 @@ class SparseConv(nnx.Conv):
             y = y if out_sharding is None else jax.sharding.reshard(y, out_sharding)
         else:
             layers.require_dense(self.implementation, reason)
-            y = self._after(layers.epilogue(super().__call__(inputs, out_sharding), residual, self.activation))
+            y = super().__call__(layers.dense_map(inputs), out_sharding)
+            y = self._after(layers.epilogue(y, residual, self.activation))
             y, counted = layers.counted(y, counts)
         y = layer_calls.recorded(self, inputs, residual, y)
         return (y, counted) if count_nonzeros else y
@@ -217,10 +219,11 @@ class SparseLinear(nnx.Linear):
         return layer_calls.recorded(self, inputs, None, y)
 
 
-def promoted(layer: Any, inputs: Any, mask: Any = None) -> tuple[jax.Array, layers.Kernel, jax.Array | None]:
+def promoted(layer: Any, inputs: Any, mask: Any = None) -> tuple[Any, layers.Kernel, jax.Array | None]:
     """Inputs, kernel and bias in the computation's dtype; a packed kernel stays one where nothing changes it."""
     given = packed_params.kernel_of(layer)
     plain = packing.plain(given)
     bias = None if layer.bias is None else layer.bias[...]
-    inputs, kernel, bias = layer.promote_dtype((inputs, layers.masked(plain, mask), bias), dtype=layer.dtype)
-    return inputs, packing.beside(kernel, plain, given), bias
+    given_arrays = (layers.array_of(inputs), layers.masked(plain, mask), bias)
+    array, kernel, bias = layer.promote_dtype(given_arrays, dtype=layer.dtype)
+    return layers.with_array(inputs, array), packing.beside(kernel, plain, given), bias

@@ -22,7 +22,8 @@ import jax_sparse_conv
 from jax_sparse_conv import models
 from jax_sparse_conv.__main__ import main
 from jax_sparse_conv._src import _native
-from jax_sparse_conv._src.cli import comparison, networks, progress
+from jax_sparse_conv._src.cli import commands, comparison, networks, progress
+from jax_sparse_conv._src.cli.errors import UserError
 from jax_sparse_conv._src.plans import timing
 from jax_sparse_conv._src.plans.calibration import Progress
 from jax_sparse_conv.models import VGG, Network, preprocess
@@ -118,6 +119,19 @@ def test_run_skips_zeros_and_says_what_ran(implementation: str, tmp_path: Path) 
     assert ran["fc7"] in of_none
     assert ran["conv2_2"] in (pooled_of_none if implementation == "auto" else {implementation})
     assert found["difference"]["max_relative"] < 1e-5
+
+
+@pytest.mark.parametrize("thresholds", [False, True])
+def test_calibrate_looks_for_thresholds_if_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], thresholds: bool
+) -> None:
+    def calibrate(*_: Any, **options: Any) -> Any:
+        raise UserError(f"thresholds={options['thresholds']}")
+
+    monkeypatch.setattr(commands.calibration, "calibrate", calibrate)
+    flags = ["--thresholds"] if thresholds else []
+    assert main(["calibrate", "--network", "tiny", *flags, "--out", str(tmp_path / "plan.json")]) != 0
+    assert f"thresholds={thresholds}" in capsys.readouterr().err
 
 
 def test_calibrate_writes_a_plan_that_run_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

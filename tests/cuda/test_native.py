@@ -16,7 +16,7 @@ import pytest
 from platforms import PLATFORM
 
 from jax_sparse_conv._src import _native
-from jax_sparse_conv._src.primitive import lowering, primitives
+from jax_sparse_conv._src.primitive import custom_call, primitives
 from jax_sparse_conv._src.problem.geometry import Geometry
 
 
@@ -27,6 +27,7 @@ def test_cpu_targets_are_registered() -> None:
         "jsc_direct",
         "jsc_dense",
         "jsc_coo",
+        "jsc_coo_lists",
         "jsc_kernel_gradient",
         "jsc_dense_block",
         "jsc_coo_fromdense",
@@ -123,7 +124,7 @@ def test_the_native_side_checks_every_call_itself(change: dict[str, np.ndarray],
     reason = _native.why_missing("ecr", PLATFORM, "float32")
     if reason is not None:
         pytest.skip(reason)
-    attributes = lowering.attributes(primitives.Config(Geometry(padding=((1, 1), (1, 1))), "ecr")) | change
+    attributes = custom_call.attributes(primitives.Config(Geometry(padding=((1, 1), (1, 1))), "ecr")) | change
     results = [jax.ShapeDtypeStruct((1, 4, 4, 3), jnp.float32)]
     if PLATFORM == "cuda":
         results.append(jax.ShapeDtypeStruct((0,), jnp.uint8))

@@ -16,8 +16,8 @@ from platforms import PLATFORM
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv._src import _native
-from jax_sparse_conv._src.formats import coo_star
-from jax_sparse_conv._src.formats.coo_star import CooStar
+from jax_sparse_conv._src.primitive import coo_star
+from jax_sparse_conv._src.primitive.coo_star import CooStar
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_sparse_conv._src.formats.coo_star import CooStar
+from jax_sparse_conv._src.primitive.coo_star import CooStar
 
 SHAPES_AND_TILES = [
     ((1, 8, 8, 4), (4, 4, 1)),

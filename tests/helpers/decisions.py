@@ -30,7 +30,7 @@ from jax_sparse_conv._src.dispatch import planner
 from jax_sparse_conv._src.dispatch.chain_tiles import key_of
 from jax_sparse_conv._src.layers.calls import Call
 from jax_sparse_conv._src.plans import typed_json
-from jax_sparse_conv._src.primitive import lowering
+from jax_sparse_conv._src.primitive import custom_call, lowering
 from jax_sparse_conv._src.primitive.primitives import Config
 from jax_sparse_conv._src.tune.measure import bound
 from jax_sparse_conv._src.tune.workloads import OneKey
@@ -151,7 +151,7 @@ def _planned(x: Any, kernel: Any, config: Config, platform: str) -> str:
     layer, pool = key[:16], list(key[16:])
     if pool and config.geometry.pool is not None:
         pool.append(1 if config.geometry.pool.kind == "max" else 2)
-    itemsize, precise = x.dtype.itemsize, int(lowering.attributes(config)["precision"]) == 2
+    itemsize, precise = x.dtype.itemsize, int(custom_call.attributes(config)["precision"]) == 2
     if platform == "cpu":
         below = "" if config.below is None else f" below {config.below:.3g}"
         plans = [_cpu.plan(layer, pool, 4, config.may_be_dense, d, CPU_MACHINE) for d in CPU_DENSITIES]

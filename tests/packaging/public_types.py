@@ -43,6 +43,7 @@ def mistakes() -> None:
     jsc.conv(x, kernel, activation="gelu")  # type: ignore[call-overload]
     jsc.conv_pool(x, kernel, pool="sum")  # type: ignore[call-overload]
     jsc.dense(x, kernel, implementation="coo")  # type: ignore[arg-type]
+    jsc.dense(jsc.CooStar.fromdense(x), kernel)  # type: ignore[arg-type]
     jsc.models.build("vgg20", rngs=nnx.Rngs(0))  # type: ignore[arg-type]
     jsc.nnx.SparseConv(4, 4, (3, 3), implementation="pecr", rngs=nnx.Rngs(0))  # type: ignore[arg-type]
 
@@ -51,7 +52,10 @@ def formats() -> None:
     ecr = jsc.ECR.fromdense(x, (3, 3))
     assert_type(ecr, jsc.ECR)
     assert_type(ecr.todense(), jax.Array)
-    assert_type(jsc.CooStar.fromdense(x, (4, 4)).todense(), jax.Array)
+    stored = jsc.CooStar.fromdense(x, kernel_shape=(3, 3, 4, 8), strides=2)
+    assert_type(stored.todense(), jax.Array)
+    assert_type(jsc.conv(stored, kernel, bias, implementation="coo"), jax.Array)
+    assert_type(jsc.conv_pool(stored, kernel, count_nonzeros=True), tuple[jax.Array, jax.Array])
     assert_type(jsc.PECR.fromdense(x, (3, 3)).todense(), jax.Array)
 
 

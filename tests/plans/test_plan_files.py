@@ -29,9 +29,9 @@ def test_a_file_with_an_unknown_implementation_is_no_plan(tmp_path: Path) -> Non
     [
         ("", r"Expecting value: line 1"),
         ("[]", r"\[\] is not an object with the entries device, versions, "),
-        ("{}", r"its format is null, not 2"),
-        ('{"format": 7}', r"its format is 7, not 2"),
-        ('{"format": true}', r"its format is true, not 2"),
+        ("{}", r"its format is null, not 2 or 3"),
+        ('{"format": 7}', r"its format is 7, not 2 or 3"),
+        ('{"format": true}', r"its format is true, not 2 or 3"),
         ('{"format": 2}', r"device is missing; it must be a string"),
         ("[" * 100_000, r"its entries are nested too deeply"),
         ("\x81", r"'utf-8' codec can't decode"),

@@ -210,7 +210,7 @@ def test_wrong_counts(nonzeros: Any, message: str) -> None:
             operation(X, KERNELS[0], nonzeros=nonzeros)
 
 
-@pytest.mark.parametrize("implementation", ["ecr", "coo", "direct", "xla"])
+@pytest.mark.parametrize("implementation", ["ecr", "direct", "xla"])
 def test_counts_that_nothing_reads(implementation: str) -> None:
     with pytest.raises(ValueError, match=f"nonzeros is given, but implementation='{implementation}' does not read it"):
         jsc.conv(X, KERNELS[0], nonzeros=[[1, 2]], implementation=implementation)

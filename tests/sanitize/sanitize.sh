@@ -9,7 +9,7 @@ export XLA_PYTHON_CLIENT_ALLOCATOR=platform XLA_PYTHON_CLIENT_PREALLOCATE=false
 # racecheck takes long over large layers; small ones have the same kernels. It sees what the copy engine writes, but not
 # what blocks of a cluster send each other (st.async) nor what products read (wgmma). initcheck sees neither the copy
 # engine's writes nor those of XLA's kernels.
-small="runs small dense coo_star stacks non_finite adaptive chains pairs blocks"
+small="runs small dense coo_star stored stacks non_finite adaptive chains pairs blocks"
 for tool in "${@:-memcheck racecheck initcheck}"; do
   for name in $tool; do
     checks=${CHECKS:-} options=

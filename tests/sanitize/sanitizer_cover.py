@@ -5,6 +5,7 @@ Arguments: the element types to cover, and names of checks ("chains" is check_ch
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Sequence
 
@@ -30,7 +31,7 @@ from split_checks import check as check_split
 from tile_cases import SHARED_TILES
 
 import jax_sparse_conv as jsc
-from jax_sparse_conv._src.formats.coo_star import CooStar
+from jax_sparse_conv._src.primitive.coo_star import CooStar
 
 # Chains of two layers whose blocks send each other sums (splits of 3 or more, by warpgroup_plan.cc); the last two where
 # stages were.
@@ -131,6 +132,19 @@ def check_coo_star(dtype: str) -> int:
         check_lists(made, x, tile)
         np.testing.assert_array_equal(np.asarray(made.todense()), x)
     return len(SHAPES_AND_TILES)
+
+
+def check_stored(dtype: str) -> int:
+    """Convolutions of stored lists: tiles smaller and larger than those of results, of one channel and of several."""
+    chosen = [case for case, implementation in cases.runs() if implementation == "coo"][::4]
+    tiles = (4, 4, 1), (3, 5, 4), (16, 17, 2)
+    for case, tile in itertools.product(chosen, tiles):
+        inputs = cases.inputs(case, jnp.dtype(dtype))
+        x, kernel, bias, residual = (cases.on_device(v) for v in inputs)
+        stored = CooStar.fromdense(x, tile)
+        result = jsc.conv(stored, kernel, bias, residual=residual, implementation="coo", **case.arguments)
+        assert oracle.relative_error(result, oracle.expected(case, inputs)) <= TOLERANCE[dtype], (case.name, tile)
+    return len(chosen) * len(tiles)
 
 
 def check_stacks(dtype: str) -> int:
@@ -255,9 +269,9 @@ def check_dense_blocks(dtype: str) -> int:
 CHECKS = {
     check.__name__.removeprefix("check_"): check
     for check in (
-        check_runs, check_large, check_small, check_teams, check_dense, check_coo_star, check_stacks, check_non_finite,
-        check_adaptive, check_two_layers, check_chains, check_low_parts, check_ends, check_pairs, check_large_pairs,
-        check_blocks, check_dense_blocks,
+        check_runs, check_large, check_small, check_teams, check_dense, check_coo_star, check_stored, check_stacks,
+        check_non_finite, check_adaptive, check_two_layers, check_chains, check_low_parts, check_ends, check_pairs,
+        check_large_pairs, check_blocks, check_dense_blocks,
     )
 }  # fmt: skip
 

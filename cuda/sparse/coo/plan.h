@@ -1,9 +1,9 @@
-// Room: COO* convolution (Xiang et al. 2022). plan: how a call is cut; coo.cu: the convolution; coo_star.cu: the
-//   format. The cut is chosen by dispatch/coo/cost_model.py and comes as an attribute of the call. Here it is checked
-//   and completed.
+// Room: COO* convolution (Xiang et al. 2022). plan: how a call is cut; coo.cu: the convolution, stored.cu: of stored
+//   lists; coo_star.cu: the format. The cut is chosen by dispatch/coo/cost_model.py and comes as an attribute of the
+//   call. Here it is checked and completed.
 // May change: rows of native/coo_variants.h, tiles; results repeat bit for bit. Details:
 // docs/design/kernels/coo_star.md.
-// Tests: tests/formats/test_coo_star.py, tests/dispatch/test_cost_model.py.
+// Tests: tests/formats/, tests/dispatch/test_cost_model.py.
 #ifndef JSC_CUDA_SPARSE_COO_PLAN_H_
 #define JSC_CUDA_SPARSE_COO_PLAN_H_
 
@@ -25,6 +25,19 @@ struct CooPlan {
   int64_t blocks;
   bool cluster;      // the splits of a tile are one cluster, else they are added through the workspace
   int shared_bytes;  // of a block
+};
+
+// Variants of a call, each for a range of densities of x: number i up to densities[i], the last one beyond.
+constexpr int kMostCooVariants = 4;
+
+struct CooChoice {
+  int count = 1;
+  CooPlan plans[kMostCooVariants] = {};  // as CompleteCooPlan wants them
+  float densities[kMostCooVariants - 1] = {};
+  bool has_dense = false;             // beyond dense_above Direct runs, and no variant
+  float dense_above = 0.f;            // of the density
+  const int32_t* nonzeros = nullptr;  // [rows, 2] (non-zeros, elements) of parts of x, where they decide
+  int rows = 0;
 };
 
 // Channels of each split but the last: a multiple of 8, so that copies of x stay aligned.

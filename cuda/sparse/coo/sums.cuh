@@ -3,6 +3,7 @@
 #ifndef JSC_CUDA_SPARSE_COO_SUMS_CUH_
 #define JSC_CUDA_SPARSE_COO_SUMS_CUH_
 
+#include "cuda/sparse/coo/density_range.cuh"
 #include "cuda/sparse/coo/lists.cuh"
 
 namespace jsc {
@@ -87,6 +88,7 @@ __device__ void FinishCoo(const CooTask<T>& task, int share, int shares, int par
 // Adds up the splits of every four results.
 template <typename T>
 __global__ void __launch_bounds__(256) CooReduceKernel(const __grid_constant__ CooTask<T> task, int total) {
+  if (!InDensityRange(task.range)) return;
   const unsigned first = (blockIdx.x * 256 + threadIdx.x) * 4;  // beyond 2^31 in the last block of a full workspace
   if (first >= static_cast<unsigned>(total)) return;
   const int at = static_cast<int>(first);

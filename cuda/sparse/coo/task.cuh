@@ -7,20 +7,73 @@
 #include "cuda/core/common.cuh"
 #include "cuda/core/task_head.h"
 #include "cuda/sparse/coo/plan.h"
+#include "native/coo_lists.h"
 #include "native/coo_variants.h"
 
 namespace jsc {
 
 constexpr int kCooChunk = 32;  // channels whose lists a block holds at a time: one lane each
 
+// Stored lists, read in x's place.
+template <typename T>
+struct CooStored {
+  const T* values;        // [N, tH, tW, tC, slots]
+  const void* positions;  // same, of one byte or two
+  const int32_t* counts;  // [N, tH, tW, tC]
+  int tiles[3], slots;
+  bool wide_positions;
+  Divider by_tile[3];
+};
+
+template <typename T>
+CooStored<T> MakeCooStored(const CooLists& lists) {
+  CooStored<T> s{};
+  s.values = static_cast<const T*>(lists.values);
+  s.positions = lists.positions;
+  s.counts = lists.counts;
+  s.slots = static_cast<int>(lists.args.slots());
+  s.wide_positions = lists.args.position_bytes > 1;
+  for (int i = 0; i < 3; ++i) {
+    s.tiles[i] = static_cast<int>(lists.args.tiles[i]);
+    s.by_tile[i] = Divider(lists.args.tile[i]);
+  }
+  return s;
+}
+
+// The densities of x at which a kernel runs, of (non-zeros, elements) that only the device knows; all without any.
+struct DensityRange {
+  const int32_t* nonzeros;  // [rows, 2], or null
+  int rows;
+  bool has_above, has_at_most;
+  float above, at_most;
+};
+
+inline DensityRange RangeOf(const CooChoice& choice, int index) {
+  DensityRange range{};
+  if (choice.count == 1 && !choice.has_dense) return range;
+  range.nonzeros = choice.nonzeros;
+  range.rows = choice.rows;
+  range.has_above = index > 0;
+  range.has_at_most = index + 1 < choice.count;
+  if (range.has_above) range.above = choice.densities[index - 1];
+  if (range.has_at_most) range.at_most = choice.densities[index];
+  if (choice.has_dense) {  // a variant for denser maps only has no density left
+    range.at_most = range.has_at_most ? std::min(range.at_most, choice.dense_above) : choice.dense_above;
+    range.has_at_most = true;
+  }
+  return range;
+}
+
 template <typename T>
 struct CooTask {
-  const T* x;         // [N, H, W, C]
+  const T* x;         // [N, H, W, C], or null with stored lists
   const T* kernel;    // [S, R, R, C / groups, K]
   const T* bias;      // [S, K] or null
   const T* residual;  // [N, Ho, Wo, K] or null
   T* out;             // [N, Ho, Wo, K]
   float* partial;     // [split, N, Ho, Wo, K], only with splits > 1
+  CooStored<T> stored;
+  DensityRange range;
   CooPlan plan;
   int height, width, channels, group_channels, out_channels, group_out_channels;
   int stride[2], step[2], pad_low[2];  // pixels between tiles' results, and between positions of a patch

@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 
 from jax_sparse_conv._src import _native
+from jax_sparse_conv._src.primitive.coo_star import CooStar
 from jax_sparse_conv._src.primitive.packing import PackedKernel
 from jax_sparse_conv._src.primitive.reference import ActivationName
 from jax_sparse_conv._src.problem.geometry import Padding, PoolKind
@@ -27,7 +28,8 @@ IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
     "conv_pool": CONV_POOL_IMPLEMENTATIONS,
     "dense": DENSE_IMPLEMENTATIONS,
 }
-READS_NONZEROS = (None, "adaptive")  # implementations that take `nonzeros`
+READS_LISTS = (None, "coo", "xla")  # implementations that take a `CooStar` for x
+READS_NONZEROS = (None, "adaptive", "coo")  # implementations that take `nonzeros`
 ACTIVATIONS = (None, "relu")
 Activation: TypeAlias = ActivationName | Callable[..., Any] | None
 """None, or "relu" or `jax.nn.relu`."""
@@ -70,7 +72,7 @@ class ConvPoolOptions(TypedDict, total=False):
 class Operands(NamedTuple):
     """The arrays of a call; shapes as in `ops.conv`."""
 
-    x: jax.Array
+    x: Any  # or a `CooStar`
     kernel: jax.Array
     bias: jax.Array | None = None
     residual: jax.Array | None = None
@@ -96,10 +98,15 @@ class Operands(NamedTuple):
                 raise TypeError(f"{name}.dtype={value.dtype} must equal x.dtype={self.x.dtype}")
 
 
-def _array(name: str, value: Any) -> jax.Array | None:
+def _array(name: str, value: Any) -> jax.Array | CooStar | None:
     """An array whose dtype is its own, as a kernel's result has it: promotion is not to depend on what ran."""
     if value is None:
         return None
+    if isinstance(value, CooStar):
+        if name != "x":
+            raise TypeError(f"{name} is a CooStar, and only x may be one; {name}.todense() is an array")
+        value.check()
+        return value
     if isinstance(value, jax.ShapeDtypeStruct):
         raise TypeError(f"{name} is a ShapeDtypeStruct, which has no values; jax.eval_shape takes those")
     array = jnp.asarray(value)
@@ -150,7 +157,7 @@ def check_nonzeros(nonzeros: jax.Array | None, implementation: str | None) -> No
     if nonzeros is None:
         return
     if implementation not in READS_NONZEROS:
-        names = " and ".join(map(repr, READS_NONZEROS))
+        names = ", ".join(map(repr, READS_NONZEROS))
         raise ValueError(f"nonzeros is given, but implementation={implementation!r} does not read it; {names} do")
     if nonzeros.ndim != 2 or nonzeros.shape[0] < 1 or nonzeros.shape[1] != 2:
         raise ValueError(
@@ -158,6 +165,15 @@ def check_nonzeros(nonzeros: jax.Array | None, implementation: str | None) -> No
         )
     if nonzeros.dtype != jnp.int32:
         raise TypeError(f"nonzeros.dtype={nonzeros.dtype} must be int32")
+
+
+def check_lists(x: Any, implementation: str | None) -> None:
+    """Raise a ValueError for an implementation that does not read a `CooStar`, where x is one."""
+    if isinstance(x, CooStar) and implementation not in READS_LISTS:
+        raise ValueError(
+            f"x is a CooStar, which implementation={implementation!r} does not read; "
+            f"{', '.join(map(repr, READS_LISTS))} do, and x.todense() is an array for all"
+        )
 
 
 def check_implementation(implementation: str | None, names: tuple[str, ...], op: str, dtype: Any) -> None:

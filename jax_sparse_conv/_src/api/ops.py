@@ -21,6 +21,7 @@ from jax_sparse_conv._src.api.arguments import (
     DENSE_IMPLEMENTATIONS,
     IMPLEMENTATIONS,
     KERNEL_DTYPES,
+    READS_LISTS,
     READS_NONZEROS,
     Activation,
     ConvImplementation,
@@ -33,9 +34,11 @@ from jax_sparse_conv._src.api.arguments import (
     canonical_precision,
     check_flag,
     check_implementation,
+    check_lists,
     check_nonzeros,
 )
 from jax_sparse_conv._src.primitive import explicit, reference
+from jax_sparse_conv._src.primitive.coo_star import CooStar
 from jax_sparse_conv._src.primitive.packing import PackedKernel
 from jax_sparse_conv._src.primitive.reference import ActivationName
 from jax_sparse_conv._src.problem import geometry as geo
@@ -47,6 +50,7 @@ __all__ = [
     "CONV_POOL_IMPLEMENTATIONS",
     "DENSE_IMPLEMENTATIONS",
     "IMPLEMENTATIONS",
+    "READS_LISTS",
     "READS_NONZEROS",
     "conv",
     "conv_pool",
@@ -57,7 +61,7 @@ __all__ = [
 
 @overload
 def conv(
-    x: jax.typing.ArrayLike,
+    x: jax.typing.ArrayLike | CooStar,
     kernel: jax.typing.ArrayLike | PackedKernel,
     bias: jax.typing.ArrayLike | None = ...,
     *,
@@ -66,7 +70,7 @@ def conv(
 ) -> jax.Array: ...
 @overload
 def conv(
-    x: jax.typing.ArrayLike,
+    x: jax.typing.ArrayLike | CooStar,
     kernel: jax.typing.ArrayLike | PackedKernel,
     bias: jax.typing.ArrayLike | None = ...,
     *,
@@ -75,7 +79,7 @@ def conv(
 ) -> tuple[jax.Array, jax.Array]: ...
 @overload
 def conv(
-    x: jax.typing.ArrayLike,
+    x: jax.typing.ArrayLike | CooStar,
     kernel: jax.typing.ArrayLike | PackedKernel,
     bias: jax.typing.ArrayLike | None = ...,
     *,
@@ -83,7 +87,7 @@ def conv(
     **options: Unpack[ConvOptions],
 ) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 def conv(
-    x: jax.typing.ArrayLike,
+    x: jax.typing.ArrayLike | CooStar,
     kernel: jax.typing.ArrayLike | PackedKernel,
     bias: jax.typing.ArrayLike | None = None,
     *,
@@ -106,9 +110,10 @@ def conv(
     a non-finite weight or not.
 
     Args:
-      x: [N, H, W, C], float32, bfloat16, float16 or float64. Native kernels take float64 on a CPU only. N may be
-        symbolic (`jax.export.symbolic_shape`), but None is XLA's dense convolution then on a GPU. With a symbolic H or
-        W it is so everywhere, and a name is an error.
+      x: [N, H, W, C], float32, bfloat16, float16 or float64; or a `CooStar` of such a map, of any tile, so that one
+        conversion serves several layers. Native kernels take float64 on a CPU only. N may be symbolic
+        (`jax.export.symbolic_shape`), but None is XLA's dense convolution then on a GPU. With a symbolic H or W it is
+        so everywhere, and a name is an error.
       kernel: [kh, kw, C / feature_group_count, K], x's dtype; or what `jax_sparse_conv.pack` made of it.
       bias: [K], x's dtype, or None.
       strides: rows and columns between windows, an int or two.
@@ -123,13 +128,16 @@ def conv(
         CPU the zeros of x decide as well, when the compiled function runs. Without a kernel for the platform and dtype,
         None is XLA's. "ecr" compresses windows on the fly (Xu et al. 2023, section 5, for many channels and images).
         "coo" makes lists of non-zeros per tile and keeps its sums in registers (Xiang et al. 2022). It takes square
-        kernels of 1, 3, 5 or 7, strides of 1 and 2, and no dilation. "direct" is dense, skips nothing, and is tuned for
-        small batches (Cheng et al. 2018). "xla" is XLA's dense convolution. "adaptive" is ECR up to the density of x at
-        which it is expected to win. Beyond, it is dense: "direct" on a GPU, XLA's on a CPU. The device decides that
-        without the host.
+        kernels of 1, 3, 5 or 7, strides of 1 and 2, and no dilation. Where its model has other tiles for sparse maps
+        than for dense ones, a GPU holds up to four and takes one by the density of x (sections 3.2 and 3.4). "direct"
+        is dense, skips nothing, and is tuned for small batches (Cheng et al. 2018). "xla" is XLA's dense convolution.
+        "adaptive" is ECR up to the density of x at which it is expected to win. Beyond, it is dense: "direct" on a GPU,
+        XLA's on a CPU. The device decides that without the host. A `CooStar` is read by "coo", and by None where "coo"
+        has a kernel for the call. "xla" and None elsewhere make a dense map of it. So do derivatives, and a program
+        that `jit` splits over devices. The other names do not take one.
       nonzeros: int32 [parts, 2], or None. Each row has the non-zeros and the elements of one part of x, such as
-        `count_nonzeros` returns or [[count, x.size]]. Their sums give the density of x for "adaptive" and None. Without
-        them these sample x where they need its density. Under `vmap` one decision is made for all.
+        `count_nonzeros` returns or [[count, x.size]]. Their sums give the density of x for "adaptive", "coo" and
+        None. Without them these sample x where they need its density. Under `vmap` one decision is made for all.
       count_nonzeros: whether to return such counts of the result, for the next layer. On a GPU they cover what up to 64
         blocks of the kernel have written. Elsewhere they cover a sample, or with several devices all of the result.
         What a non-zero is says `density`.
@@ -138,8 +146,9 @@ def conv(
       [N, Ho, Wo, K] in x's dtype. With `count_nonzeros` a pair of that and int32 [64, 2].
 
     Raises:
-      ValueError: a shape or argument that does not fit, or an implementation that cannot run.
-      TypeError: dtypes that differ, or a count_nonzeros that is no bool.
+      ValueError: a shape or argument that does not fit, or an implementation that cannot run, or that does not read a
+        `CooStar`.
+      TypeError: dtypes that differ, a count_nonzeros that is no bool, or a `CooStar` in another place than x.
     """
     operands = Operands.of(x, kernel, bias, residual, nonzeros)
     geometry = geo.resolve(
@@ -154,13 +163,14 @@ def conv(
     activation = canonical_activation(activation)
     check_flag("count_nonzeros", count_nonzeros)
     check_implementation(implementation, CONV_IMPLEMENTATIONS, "conv", operands.x.dtype)
+    check_lists(operands.x, implementation)
     check_nonzeros(operands.nonzeros, implementation)
     return run.run(operands, geometry, activation, precision, implementation, "ecr", count_nonzeros)
 
 
 @overload
 def conv_pool(
-    x: jax.typing.ArrayLike,
+    x: jax.typing.ArrayLike | CooStar,
     kernel: jax.typing.ArrayLike | PackedKernel,
     bias: jax.typing.ArrayLike | None = ...,
     *,
@@ -169,7 +179,7 @@ def conv_pool(
 ) -> jax.Array: ...
 @overload
 def conv_pool(
-    x: jax.typing.ArrayLike,
+    x: jax.typing.ArrayLike | CooStar,
     kernel: jax.typing.ArrayLike | PackedKernel,
     bias: jax.typing.ArrayLike | None = ...,
     *,
@@ -178,7 +188,7 @@ def conv_pool(
 ) -> tuple[jax.Array, jax.Array]: ...
 @overload
 def conv_pool(
-    x: jax.typing.ArrayLike,
+    x: jax.typing.ArrayLike | CooStar,
     kernel: jax.typing.ArrayLike | PackedKernel,
     bias: jax.typing.ArrayLike | None = ...,
     *,
@@ -186,7 +196,7 @@ def conv_pool(
     **options: Unpack[ConvPoolOptions],
 ) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 def conv_pool(
-    x: jax.typing.ArrayLike,
+    x: jax.typing.ArrayLike | CooStar,
     kernel: jax.typing.ArrayLike | PackedKernel,
     bias: jax.typing.ArrayLike | None = None,
     *,
@@ -209,7 +219,8 @@ def conv_pool(
     The paper's OCPA rule (Xu et al. 2023, section 7) is "pecr" here and "ecr" in `conv`.
 
     Args:
-      x: [N, H, W, C], float32, bfloat16, float16 or float64. Native kernels take float64 on a CPU only.
+      x: [N, H, W, C], float32, bfloat16, float16 or float64; or a `CooStar`, as in `conv`, with XLA's pool behind the
+        convolution. Native kernels take float64 on a CPU only.
       kernel: as in `conv`.
       bias: [K], x's dtype, or None.
       strides: of the convolution, an int or two.
@@ -262,9 +273,11 @@ def conv_pool(
     activation = canonical_activation(activation)
     check_flag("count_nonzeros", count_nonzeros)
     check_implementation(implementation, CONV_POOL_IMPLEMENTATIONS, "conv_pool", operands.x.dtype)
+    check_lists(operands.x, implementation)
     check_nonzeros(operands.nonzeros, implementation)
-    if implementation in ("ecr", "coo"):
-        y = run.run(operands, geometry.without_pool(), activation, precision, implementation, implementation, False)
+    if implementation in ("ecr", "coo") or isinstance(operands.x, CooStar):
+        plain = geometry.without_pool()
+        y = run.run(operands, plain, activation, precision, implementation, implementation or "ecr", False)
         return run.with_counts(reference.pool(y, geometry.pool), count_nonzeros)
     method = "direct" if implementation == "direct" else "pecr"
     return run.run(operands, geometry, activation, precision, implementation, method, count_nonzeros)
@@ -303,6 +316,8 @@ def dense(
       TypeError: dtypes that differ.
     """
     given = Operands.of(x, kernel, bias)
+    if isinstance(given.x, CooStar):
+        raise TypeError("x is a CooStar, which conv and conv_pool read; dense takes an array, such as x.todense()")
     shape, kernel_shape = given.x.shape, given.kernel.shape
     if len(shape) < 1 or len(kernel_shape) != 2 or shape[-1] != kernel_shape[0]:
         raise ValueError(f"x.shape={shape} and kernel.shape={kernel_shape} are not [..., C] and [C, K]")

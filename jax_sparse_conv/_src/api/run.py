@@ -13,6 +13,7 @@ from jax import lax
 from jax_sparse_conv._src.api.arguments import KERNEL_DTYPES, Operands, canonical_precision
 from jax_sparse_conv._src.dispatch.coo import configurations
 from jax_sparse_conv._src.primitive import counting, explicit, jax_internals, packing, primitives, reference
+from jax_sparse_conv._src.primitive.coo_star import CooStar
 from jax_sparse_conv._src.primitive.reference import ActivationName
 from jax_sparse_conv._src.problem import geometry as geo
 from jax_sparse_conv._src.problem.geometry import Geometry
@@ -26,9 +27,19 @@ def run(
     implementation: str | None,
     sparse: str,
     count_nonzeros: bool,
+    *,
+    below: float | None = None,
 ) -> Any:
-    """One call by `implementation`; under None `sparse` is the native method that may be chosen."""
+    """One call by `implementation`; under None `sparse` is the native method that may be chosen.
+
+    `below` is the density up to which "adaptive" is sparse, None for the model's.
+    """
+    lists = operands.x if isinstance(operands.x, CooStar) else None
+    if isinstance(operands.x, CooStar) and not _reads_lists(operands.x, operands.kernel, geometry, implementation):
+        operands, lists = operands._replace(x=operands.x.todense()), None
     method, fallback = implementation or sparse, implementation is None
+    if lists is not None:
+        method = "coo"
     packed = packing.for_call(operands.x, operands.kernel, operands.packed, geometry, method)
     precision = canonical_precision(precision)
     reason = geo.too_large(geometry, operands.x.shape, operands.kernel.shape)
@@ -45,18 +56,33 @@ def run(
                 config = primitives.Config(geometry, sparse, activation, by_lax=True, precision=precision)
                 return _sparse(operands._replace(packed=None), None, config, count_nonzeros)
             return with_counts(reference.conv_pool(*operands[:4], geometry, activation, precision), count_nonzeros)
-    config = primitives.Config(geometry, method, activation, fallback=fallback, precision=precision)
+    tile = None if lists is None else lists.tile
+    config = primitives.Config(
+        geometry, method, activation, fallback=fallback, precision=precision, tile=tile, below=below
+    )
     return _sparse(operands._replace(packed=None), packed, config, count_nonzeros)
+
+
+def _reads_lists(x: CooStar, kernel: jax.Array, geometry: Geometry, implementation: str | None) -> bool:
+    """Whether a call reads the lists; under None the dense map serves what no kernel of COO* takes."""
+    if implementation is not None:
+        return implementation == "coo" and 0 not in x.shape
+    is_small = geo.too_large(geometry, x.shape, kernel.shape) is None
+    return is_small and 0 not in x.shape and configurations.why_not(kernel.shape, geometry) is None
 
 
 @functools.partial(jax.jit, static_argnames=("config", "count_nonzeros"))
 def _sparse(operands: Operands, packed: jax.Array | None, config: primitives.Config, count_nonzeros: bool) -> Any:
     # Jitted so that an eager call does not copy the kernel to give it the stack axis.
     x, kernel, bias, residual, nonzeros, _ = operands
+    lists = None
+    if isinstance(operands.x, CooStar):  # the dense map goes along, for derivatives; where none reads it, none is made
+        stored = operands.x
+        x, lists = stored.todense(), (lax.stop_gradient(stored.values), stored.positions, stored.counts)
     kernel, bias, packed = kernel[None], None if bias is None else bias[None], None if packed is None else packed[None]
     if count_nonzeros:
-        return counting.bind(primitives.Operands(x, kernel, bias, residual, packed, nonzeros), config)
-    return primitives.bind(x, kernel, bias, residual, config, packed, nonzeros)
+        return counting.bind(primitives.Operands(x, kernel, bias, residual, packed, nonzeros, lists), config)
+    return primitives.bind(x, kernel, bias, residual, config, packed, nonzeros, lists)
 
 
 def scope(implementation: str | None) -> AbstractContextManager[None]:

@@ -74,6 +74,11 @@ def _add_others(commands: Any) -> None:
         default=10,
         help="samples of each candidate, of which the median counts (default: 10)",
     )
+    add(
+        "--thresholds",
+        action="store_true",
+        help="also time maps of other densities, and keep the density at which a layer changes its implementation",
+    )
     add("--out", type=Path, required=True, help="the plan's JSON file")
     maps = commands.add_parser(
         "maps",

@@ -21,7 +21,9 @@ def calibrate(options: argparse.Namespace) -> None:
         advance("reading the photographs", None)
         images = networks.images_of(options, options.size or network.input_size)
         prepared = networks.prepare(network, images, options, advance)
-        plan = calibration.calibrate(prepared.model, [prepared.x], repeats=options.repeats, progress=advance)
+        plan = calibration.calibrate(
+            prepared.model, [prepared.x], repeats=options.repeats, thresholds=options.thresholds, progress=advance
+        )
     print(plan)
     try:
         plan.save(options.out)

@@ -1,4 +1,5 @@
-"""Feature maps as ECR, PECR and COO*: pytrees with `fromdense`, `todense` and counts of operations.
+"""Feature maps as ECR and PECR: pytrees with `fromdense`, `todense` and counts of operations.
 
-They serve study and storage; the kernels compress on the fly. tests/formats holds them to numpy.
+They serve study and storage; the kernels compress on the fly. tests/formats holds them to numpy. COO*, which `conv`
+reads as it is stored, is `primitive.coo_star`.
 """

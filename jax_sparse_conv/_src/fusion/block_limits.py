@@ -12,7 +12,7 @@ from jax import lax
 from jax_sparse_conv._src import _native
 from jax_sparse_conv._src.api import arguments
 from jax_sparse_conv._src.fusion.block_parameters import BlockSizes, DenseBlockLayer, DenseTransition, parts_of
-from jax_sparse_conv._src.primitive import lowering
+from jax_sparse_conv._src.primitive import custom_call
 from jax_sparse_conv._src.problem.geometry import MAX_ELEMENTS
 
 # Images of a batch up to which `implementation=None` runs a block by the kernels for few images. It counts where there
@@ -36,7 +36,7 @@ def most_images(dtype: Any, precision: Any) -> int:
     """Images of a batch up to which the kernels for few are expected to be faster than layers one by one."""
     if str(dtype) != "float32":
         return _MOST_IMAGES_16BIT
-    return _MOST_IMAGES_EXACT if lowering.is_highest(precision) else _MOST_IMAGES
+    return _MOST_IMAGES_EXACT if custom_call.is_highest(precision) else _MOST_IMAGES
 
 
 def is_one_call_on_cpu(

@@ -10,7 +10,7 @@ import jax
 
 from jax_sparse_conv._src import devices
 from jax_sparse_conv._src.dispatch.planner import Layer
-from jax_sparse_conv._src.primitive import lowering
+from jax_sparse_conv._src.primitive import custom_call, lowering
 from jax_sparse_conv._src.primitive.primitives import Config
 from jax_sparse_conv._src.problem.geometry import MAX_ELEMENTS
 from jax_sparse_conv._src.problem.workload import Workload
@@ -50,6 +50,8 @@ def why_not(config: Config, x: Any, kernel: Any, shared_memory: int | None = Non
     geometry, pool = config.geometry, config.geometry.pool
     if config.has_nonzeros:
         return "it chooses by the zeros that another operation counts"
+    if config.tile is not None:
+        return "it reads the stored lists of a CooStar"
     if any(map(jax.export.is_symbolic_dim, (*x.shape, *kernel.shape))):
         return "its sizes are not known yet"
     if config.method == "dense":
@@ -124,7 +126,7 @@ def _families(workload: Workload, device: devices.Device) -> set[str]:
 
 def is_precise(config: Config, dtype: Any) -> bool:
     """Whether float32 is to be multiplied as float32."""
-    return str(dtype) == "float32" and int(lowering.attributes(config)["precision"]) == 2
+    return str(dtype) == "float32" and int(custom_call.attributes(config)["precision"]) == 2
 
 
 def pays(calls: Sequence[tuple[Config, Any, Any]]) -> bool:

@@ -36,7 +36,7 @@ from jax_sparse_conv._src.fusion.block_parameters import (
     pack_dense_block,
     parts_of,
 )
-from jax_sparse_conv._src.primitive import jax_internals, lowering, partitioning, primitives, reference
+from jax_sparse_conv._src.primitive import custom_call, jax_internals, lowering, partitioning, primitives, reference
 
 IMPLEMENTATIONS = ("xla", "fused")
 # From so many images, or of two or more images from so many pixels, the kernels for many images are faster. That holds
@@ -238,7 +238,7 @@ def _lower(
     if transition is not None:  # the block's map is scratch memory
         results.append(_map_of(x, layers))
     call = jax.ffi.ffi_lowering(_native.target_name("dense_block"))
-    attributes: dict[str, Any] = {"precision": np.int64(lowering.precision_code(precision))}
+    attributes: dict[str, Any] = {"precision": np.int64(custom_call.precision_code(precision))}
     if packed is not None:
         attributes["offsets"] = np.array(packed.offsets(), np.int64)
     return call(ctx.replace(avals_out=results), *operands, **attributes)[:1]
@@ -281,7 +281,7 @@ def _scratch(operands: Sequence[Any], precision: Any, must: bool, packed: BlockS
     images, most, pixels = x.shape[0], block_limits.most_images(x.dtype, precision), math.prod(x.shape[:3])
     many = images > min(most, _MANY_IMAGES - 1) or (images > 1 and pixels >= _MANY_PIXELS)
     if many and _has_warpgroups() and (transition is None or not must):
-        exact = str(x.dtype) == "float32" and lowering.is_highest(precision)
+        exact = str(x.dtype) == "float32" and custom_call.is_highest(precision)
         return _native.dense_layers_bytes(x.dtype.itemsize, exact, pixels, x.shape[3], len(layers))
     return 0 if must or images <= most else None
 

@@ -15,7 +15,7 @@ import numpy as np
 from jax_sparse_conv._src.dispatch import chain_tiles
 from jax_sparse_conv._src.fusion import chain_rules, placement
 from jax_sparse_conv._src.fusion.placement import Span
-from jax_sparse_conv._src.primitive import lowering, primitives
+from jax_sparse_conv._src.primitive import custom_call, primitives
 from jax_sparse_conv._src.primitive.primitives import Config
 
 _ALIGNMENT = 256  # bytes, of arrays in the workspace
@@ -165,7 +165,7 @@ class Schedule:
         self._of_number: dict[int, int] = {}  # operand or ~layer -> value
         self._is_precise = chain_rules.is_precise(layers[0].config, self._made[0].dtype)
         self._tiles = chain_tiles.known(chain_tiles.kind_of(self._itemsize, self._is_precise))
-        self.precision = max(int(lowering.attributes(layer.config)["precision"]) for layer in layers)
+        self.precision = max(int(custom_call.attributes(layer.config)["precision"]) for layer in layers)
         for index in range(len(layers)) if order is None else order:
             self._add(index, layers[index])
         self._share_places()

@@ -11,14 +11,17 @@ from typing import Any, TypeAlias
 import jax
 from jax import lax
 
-from jax_sparse_conv._src.api import ops
+from jax_sparse_conv._src import devices
+from jax_sparse_conv._src.api import by_density, ops
 from jax_sparse_conv._src.api.arguments import ACTIVATIONS, default_precision, is_dtype
+from jax_sparse_conv._src.primitive.coo_star import CooStar
 from jax_sparse_conv._src.problem import geometry as geo
 from jax_sparse_conv._src.problem.geometry import Geometry
 
 # x, kernel, bias or None, residual or None: as the operation takes them.
 Operands: TypeAlias = tuple[Any, Any, Any, Any]
 _POOL_ARGUMENTS = ("pool", "window_shape", "window_strides", "window_padding")
+_ONE_CALL = (["ecr", "direct"], ["coo", "direct"])  # what a GPU has kernels of in one custom call
 _OPERAND_NAMES = ("x", "kernel", "bias", "residual")
 
 
@@ -191,6 +194,35 @@ def run(op: str, operands: Operands, arguments: Mapping[str, Any], implementatio
         return ops.conv(x, kernel, bias, residual=residual, implementation=implementation, **arguments)
     function = ops.conv_pool if op == "conv_pool" else ops.dense
     return function(x, kernel, bias, implementation=implementation, **arguments)
+
+
+def run_by_density(
+    op: str, operands: Operands, arguments: Mapping[str, Any], steps: Sequence[by_density.Step], beyond: str
+) -> Any:
+    """As `run`, by the implementation of the first step whose density x does not exceed, or by `beyond`.
+
+    Counts of x among the `arguments` decide, else those of a sample. A GPU chooses between "ecr" or "coo" and "direct"
+    without the host, which waits for it where it is between others.
+    """
+    x, kernel, bias, residual = operands
+    fields = dict(arguments)
+    nonzeros = fields.pop("nonzeros", None)
+    names = [*(name for _, name in steps), beyond]
+    is_one_call = op == "conv" and names in _ONE_CALL and not isinstance(x, CooStar)
+    if is_one_call and devices.default_platform() != "cpu":
+        fields |= {"sparse": names[0], "below": steps[0][0], "nonzeros": nonzeros}
+        return by_density.conv_up_to(x, kernel, bias, residual, **fields)
+
+    def branch(name: str) -> Callable[..., Any]:
+        def function(*present: Any) -> Any:
+            given = x.todense() if isinstance(x, CooStar) and name not in ops.READS_LISTS else x
+            return run(op, (given, *present), fields, name)
+
+        return function
+
+    nonzeros = by_density.nonzeros_of(x) if nonzeros is None else nonzeros
+    branches = [branch(name) for name in names]
+    return by_density.switch(branches, [density for density, _ in steps], nonzeros, kernel, bias, residual)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -18,10 +18,12 @@ from jax import lax
 
 from jax_sparse_conv._src.api import arguments, ops
 from jax_sparse_conv._src.api.arguments import Activation
+from jax_sparse_conv._src.api.by_density import Step
 from jax_sparse_conv._src.layers import calls, layer_calls
 from jax_sparse_conv._src.layers.calls import Call, Operands
 from jax_sparse_conv._src.layers.layer_calls import observed as observed
 from jax_sparse_conv._src.primitive import counting, reference
+from jax_sparse_conv._src.primitive.coo_star import CooStar
 from jax_sparse_conv._src.primitive.packing import PackedKernel
 from jax_sparse_conv._src.problem import geometry as geo
 
@@ -34,15 +36,26 @@ class Planned:
 
     Attributes:
       choices: (call, name of its implementation).
+      steps: (call, what runs in place of it up to which densities of the input, the least first).
     """
 
     choices: tuple[tuple[Call, str], ...]
+    steps: tuple[tuple[Call, tuple[Step, ...]], ...] = ()
 
     def __getitem__(self, call: Call) -> str | None:
         return dict(self.choices).get(call)
 
+    def steps_of(self, call: Call) -> tuple[Step, ...]:
+        return dict(self.steps).get(call, ())
+
+    @property
+    def names(self) -> list[str]:
+        """Every implementation that may run."""
+        of_steps = [name for _, steps in self.steps for _, name in steps]
+        return list(dict.fromkeys([*(name for _, name in self.choices), *of_steps]))
+
     def __repr__(self) -> str:
-        return f"<planned: {', '.join(dict.fromkeys(name for _, name in self.choices))}>"
+        return f"<planned: {', '.join(self.names)}>"
 
 
 Implementation: TypeAlias = arguments.ConvPoolImplementation | Planned | None
@@ -169,12 +182,30 @@ def masked(kernel: jax.Array, mask: Any) -> jax.Array:
     return kernel * mask
 
 
+# --- inputs that are stored as COO* ---
+
+
+def array_of(inputs: Any) -> Any:
+    """What has the inputs' dtype: of a `CooStar` its values."""
+    return inputs.values if isinstance(inputs, CooStar) else inputs
+
+
+def with_array(inputs: Any, array: Any) -> Any:
+    """The inputs with another such array."""
+    return dataclasses.replace(inputs, values=array) if isinstance(inputs, CooStar) else array
+
+
+def dense_map(inputs: Any) -> Any:
+    """The inputs as an array."""
+    return inputs.todense() if isinstance(inputs, CooStar) else inputs
+
+
 # --- the operations --------------------------------------------------------------------------------------------------
 
 
 def conv(
     layer: ConvLayer,
-    inputs: jax.Array,
+    inputs: jax.Array | CooStar,
     kernel: Kernel,
     bias: jax.Array | None,
     residual: Any = None,
@@ -193,7 +224,7 @@ def bare_conv(layer: ConvLayer, x: jax.Array, kernel: Kernel, bias: jax.Array | 
 
 def conv_pool(
     layer: ConvPoolLayer,
-    inputs: jax.Array,
+    inputs: jax.Array | CooStar,
     kernel: Kernel,
     bias: jax.Array | None,
     residual: Any = None,
@@ -242,12 +273,18 @@ def counted(y: jax.Array, counts: Counts) -> Counted:
 def _run(layer: Any, op: str, operands: Operands, arguments: Mapping[str, Any], counts: Counts = _NO_COUNTS) -> Counted:
     observer = layer_calls.observer()
     if observer is not None:
+        operands = (dense_map(operands[0]), *operands[1:])
         return counted(observer(layer, Call.of(op, operands, arguments), operands, arguments), counts)
     implementation, nonzeros = layer.implementation, counts.nonzeros
     if isinstance(implementation, Planned):
-        implementation = implementation[Call.of(op, operands, arguments)]
+        call = Call.of(op, operands, arguments)
+        if steps := implementation.steps_of(call):
+            return _run_by_density(op, operands, arguments, steps, implementation[call], counts)
+        implementation = implementation[call]
         if implementation not in ops.READS_NONZEROS:
             nonzeros = None  # the plan has measured; nothing is left to decide
+        if implementation not in ops.READS_LISTS:
+            operands = (dense_map(operands[0]), *operands[1:])
     elif implementation == "pecr" and op == "conv":
         implementation = "ecr"  # a pool that comes later, or apart
     if nonzeros is not None:
@@ -255,6 +292,18 @@ def _run(layer: Any, op: str, operands: Operands, arguments: Mapping[str, Any], 
     if not counts.wanted:
         return calls.run(op, operands, arguments, implementation), None
     return calls.run(op, operands, {**arguments, "count_nonzeros": True}, implementation)
+
+
+def _run_by_density(
+    op: str, operands: Operands, arguments: Mapping[str, Any], steps: tuple[Step, ...], beyond: Any, counts: Counts
+) -> Counted:
+    fields = dict(arguments)
+    if counts.nonzeros is not None:
+        fields["nonzeros"] = counts.nonzeros
+    if not counts.wanted:
+        return calls.run_by_density(op, operands, fields, steps, beyond), None
+    y, counted = calls.run_by_density(op, operands, {**fields, "count_nonzeros": True}, steps, beyond)
+    return y, counted
 
 
 def conv_arguments(layer: ConvLayer) -> dict[str, Any]:
@@ -284,12 +333,16 @@ def pool_arguments(layer: ConvPoolLayer) -> dict[str, Any]:
     }
 
 
-def _images(inputs: jax.Array, residual: Any) -> tuple[jax.Array, jax.Array | None]:
+def _images(inputs: Any, residual: Any) -> tuple[Any, jax.Array | None]:
     """Both with their leading axes as one, [N, H, W, C] and [N, Ho, Wo, K]."""
     if inputs.ndim < 3:
         raise ValueError(f"inputs.shape={inputs.shape} has fewer dimensions than [H, W, C]")
     leading = inputs.shape[:-3]
-    images = inputs.reshape(math.prod(leading), *inputs.shape[-3:])
+    if isinstance(inputs, CooStar):
+        axes = len(leading)
+        images = jax.tree.map(lambda leaf: leaf.reshape(math.prod(leading), *leaf.shape[axes:]), inputs)
+    else:
+        images = inputs.reshape(math.prod(leading), *inputs.shape[-3:])
     if residual is None:
         return images, None
     residual = jnp.asarray(residual, inputs.dtype)
@@ -298,5 +351,5 @@ def _images(inputs: jax.Array, residual: Any) -> tuple[jax.Array, jax.Array | No
     return images, residual.reshape(math.prod(leading), *residual.shape[-3:])
 
 
-def _restore(y: jax.Array, inputs: jax.Array) -> jax.Array:
+def _restore(y: jax.Array, inputs: jax.Array | CooStar) -> jax.Array:
     return y.reshape(*inputs.shape[:-3], *y.shape[1:])

@@ -120,7 +120,7 @@ def _has_hooks(param: nnx.Variable[Any]) -> bool:
 
 def _reads_packed(implementation: layers.Implementation) -> bool:
     if isinstance(implementation, Planned):
-        return any(name in _READERS for _, name in implementation.choices)
+        return any(name in _READERS for name in implementation.names)
     return implementation in _READERS
 
 

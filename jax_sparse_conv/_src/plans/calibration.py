@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import jax
 from flax import nnx
 
-from jax_sparse_conv._src.api.arguments import check_positive, default_precision
+from jax_sparse_conv._src.api.arguments import check_flag, check_positive, default_precision
 from jax_sparse_conv._src.layers import layer_calls, packed_params
 from jax_sparse_conv._src.layers.calls import Call, Operands
 from jax_sparse_conv._src.plans import timing
@@ -28,11 +28,13 @@ from jax_sparse_conv._src.plans.plan import (
     Candidate,
     LayerPlan,
     Plan,
+    Threshold,
     check_model,
     device_label,
     layers_by_name,
     versions,
 )
+from jax_sparse_conv._src.plans.thresholds import of_layer
 from jax_sparse_conv._src.primitive import packing, reference
 
 # Told before each step what it is, with the number of steps, None before that is known.
@@ -64,6 +66,7 @@ def calibrate(
     batches: Iterable[Any],
     *,
     repeats: int = 10,
+    thresholds: bool = False,
     progress: Progress = lambda step, steps: None,
 ) -> Plan:
     """Time the implementations of every layer of `model` on the inputs that it has when the model runs on `batches`.
@@ -77,18 +80,23 @@ def calibrate(
       model: an nnx module, called as `model(batch)`.
       batches: the batches, or one array that is the only batch. A tuple is the model's positional arguments.
       repeats: samples of each candidate; the median counts.
+      thresholds: also time maps of other densities, made of the recorded ones. Where a sparse kernel is faster up to
+        some density and a dense one beyond, the plan has that density, and the running program goes by it
+        (`LayerPlan.thresholds`). This takes about seven times as long.
       progress: called before each step with what it is and the number of steps, None before that is known.
 
     Returns:
       A `Plan` for `apply_plan`.
 
     Raises:
-      TypeError: a model that is not an nnx module, or batches that are neither an array nor iterable.
+      TypeError: a model that is not an nnx module, batches that are neither an array nor iterable, or thresholds that
+        is no bool.
       ValueError: repeats below 1, no batches, no call of a layer of this package, or two layers of one name. Or a layer
         whose input has no values when it is called, as under `jit`, `vmap` or `scan` inside the model.
     """
     check_model(model)
     check_positive("repeats", repeats)
+    check_flag("thresholds", thresholds)
     if not isinstance(batches, Iterable):
         raise TypeError(f"batches is a {type(batches).__name__}, not an array or an iterable of batches")
     start = time.perf_counter()
@@ -97,13 +105,16 @@ def calibrate(
     _record(model, batches, recorder, progress)
     steps = len({recorded.call for recorded in recorder.found}) + len(recorder.found)
     _compile(recorder.found, lambda step: progress(step, steps))
-    timed = []
+    timed: list[dict[str, timing.Timing]] = []
+    changes: list[tuple[str, Threshold] | None] = []
     for recorded in recorder.found:
         progress(f"timing {recorded.path or type(model).__name__}", steps)
         timed.append(_time(recorded, repeats))
+        names = recorded.candidates if thresholds else []
+        changes.append(of_layer(recorded.call, recorded.operands[0], names, repeats))
         recorded.operands.clear()  # the maps are freed once they are timed
     chosen = choose([recorded.call for recorded in recorder.found], timed)
-    planned = [_planned(*layer) for layer in zip(recorder.found, timed, chosen, strict=True)]
+    planned = [_planned(*layer) for layer in zip(recorder.found, timed, chosen, changes, strict=True)]
     called = {layer.path for layer in planned}
     return Plan(
         device=device_label(),
@@ -261,7 +272,9 @@ def _time(recorded: _Recorded, repeats: int) -> dict[str, timing.Timing]:
     return timing.per_call(functions, _rotations(recorded.operands), repeats)
 
 
-def _planned(recorded: _Recorded, times: Mapping[str, timing.Timing], implementation: str) -> LayerPlan:
+def _planned(
+    recorded: _Recorded, times: Mapping[str, timing.Timing], implementation: str, step: tuple[str, Threshold] | None
+) -> LayerPlan:
     return LayerPlan(
         path=recorded.path,
         call=recorded.call,
@@ -269,7 +282,8 @@ def _planned(recorded: _Recorded, times: Mapping[str, timing.Timing], implementa
         densities=tuple(float(value) for value in recorded.densities),
         candidates=tuple(_candidate(name, found) for name, found in times.items()),
         left_out=tuple(recorded.left_out),
-        implementation=implementation,
+        implementation=implementation if step is None else step[0],
+        thresholds=() if step is None else (step[1],),
     )
 
 

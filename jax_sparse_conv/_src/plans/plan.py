@@ -27,7 +27,8 @@ from jax_sparse_conv._src.plans import typed_json
 from jax_sparse_conv.models.layers import layer_names
 from jax_sparse_conv.nnx.models import check_module
 
-_FORMAT = 2
+_FORMAT = 3
+_WITHOUT_THRESHOLDS = 2  # a format that is read, too
 _VERSIONS = ("jax_sparse_conv", "jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin", "nvidia-cudnn-cu13",
              "nvidia-cudnn-cu12")  # fmt: skip
 
@@ -43,6 +44,19 @@ class Candidate:
 
 
 @dataclasses.dataclass(frozen=True)
+class Threshold:
+    """An implementation for maps of at most this density, which the running program looks at.
+
+    Attributes:
+      density: fraction of non-zeros of the layer's input, between 0 and 1.
+      implementation: what runs such maps.
+    """
+
+    density: float
+    implementation: str
+
+
+@dataclasses.dataclass(frozen=True)
 class LayerPlan:
     """One call of one layer.
 
@@ -53,7 +67,8 @@ class LayerPlan:
       densities: fraction of non-zeros of its input in each batch.
       candidates: what was timed, "xla" first.
       left_out: (implementation, why it could not run).
-      implementation: the choice.
+      implementation: the choice, of maps that are denser than every threshold.
+      thresholds: what runs sparser maps in its place, the least density first; none where there is one choice.
     """
 
     path: str
@@ -63,6 +78,7 @@ class LayerPlan:
     candidates: tuple[Candidate, ...]
     left_out: tuple[tuple[str, str], ...]
     implementation: str
+    thresholds: tuple[Threshold, ...] = ()
 
     @property
     def density(self) -> float:
@@ -169,11 +185,15 @@ def apply_plan(model: nnx.Module, plan: Plan, *, pack: bool = True) -> None:
     for path in sorted(found.keys() - planned):
         raise ValueError(f"the model has a layer {path!r}, and the plan has none of that name; {_ANOTHER_MODEL}")
     choices: dict[str, list[tuple[Call, str]]] = {}
+    steps: dict[str, list[tuple[Call, tuple[tuple[float, str], ...]]]] = {}
     for layer_plan in plan.layers:
         _check_layer(found[layer_plan.path], layer_plan)
         choices.setdefault(layer_plan.path, []).append((layer_plan.call, layer_plan.implementation))
+        if layer_plan.thresholds:
+            of_call = tuple((each.density, each.implementation) for each in layer_plan.thresholds)
+            steps.setdefault(layer_plan.path, []).append((layer_plan.call, of_call))
     for path, chosen in choices.items():
-        found[path].implementation = Planned(tuple(chosen))
+        found[path].implementation = Planned(tuple(chosen), tuple(steps.get(path, ())))
     if pack:
         sparse_nnx.pack(model)
 
@@ -275,9 +295,11 @@ def _call_of(layer: Any, call: Call) -> Call:
 def _from_json(content: Any) -> Plan:
     if isinstance(content, dict):
         found = content.get("format")
-        if type(found) is not int or found != _FORMAT:
-            raise ValueError(f"its format is {json.dumps(found)}, not {_FORMAT}")
+        if type(found) is not int or found not in (_WITHOUT_THRESHOLDS, _FORMAT):
+            raise ValueError(f"its format is {json.dumps(found)}, not {_WITHOUT_THRESHOLDS} or {_FORMAT}")
         content = {name: value for name, value in content.items() if name != "format"}
+        if found == _WITHOUT_THRESHOLDS and isinstance(content.get("layers"), list):
+            content["layers"] = [_with_thresholds(layer) for layer in content["layers"]]
     plan: Plan = typed_json.read(Plan, content, "")
     for index, layer in enumerate(plan.layers):
         try:
@@ -285,6 +307,11 @@ def _from_json(content: Any) -> Plan:
         except ValueError as error:
             raise ValueError(f"layers[{index}] ({layer.path!r}): {error}") from error
     return plan
+
+
+def _with_thresholds(layer: Any) -> Any:
+    """A layer of a file whose format has none."""
+    return {**layer, "thresholds": []} if isinstance(layer, dict) and "thresholds" not in layer else layer
 
 
 def _check_loaded(layer: LayerPlan) -> None:
@@ -300,6 +327,13 @@ def _check_loaded(layer: LayerPlan) -> None:
     names = {"implementation": layer.implementation}
     names |= {f"candidates[{i}].implementation": each.implementation for i, each in enumerate(layer.candidates)}
     names |= {f"left_out[{i}][0]": name for i, (name, _) in enumerate(layer.left_out)}
+    names |= {f"thresholds[{i}].implementation": each.implementation for i, each in enumerate(layer.thresholds)}
+    least = 0.0
+    for i, threshold in enumerate(layer.thresholds):
+        if not least < threshold.density < 1:
+            accepted = "0" if i == 0 else f"thresholds[{i - 1}].density={least}"
+            raise ValueError(f"thresholds[{i}].density={threshold.density} must be between {accepted} and 1")
+        least = threshold.density
     for name, implementation in names.items():
         if implementation not in layer.call.implementations:
             raise ValueError(
@@ -311,6 +345,12 @@ def _check_loaded(layer: LayerPlan) -> None:
 def _pairs(here: Mapping[str, str], there: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, str]]]:
     for name in dict.fromkeys([*there, *here]):
         yield name, (here.get(name, "(none)"), there.get(name, "(none)"))
+
+
+def _chosen(layer: LayerPlan) -> str:
+    """The choice, with those of sparser maps in front of it: "ecr from 60 % zeros, xla"."""
+    steps = [f"{each.implementation} from {100 * (1 - each.density):.0f} % zeros" for each in layer.thresholds]
+    return ", ".join([*steps, layer.implementation])
 
 
 def _table(plan: Plan) -> Iterator[str]:
@@ -326,7 +366,7 @@ def _table(plan: Plan) -> Iterator[str]:
                 layer.call.describe(),
                 f"{100 * (1 - layer.density):.1f}",
                 *("-" if us is None else f"{us:.1f}" for us in times),
-                layer.implementation,
+                _chosen(layer),
                 f"{dense / chosen:.2f}" if dense and chosen else "-",
             ]
         )

@@ -34,7 +34,8 @@ ROTATIONS = 4  # inputs that successive calls are given
 
 _LARGER_THAN_CACHES = 2**28
 _TARGET = re.compile(r'custom_call_target="jsc_(\w+)"')
-NAME_OF_TARGET = {"dense": "ecr"}  # targets whose name is not the one that `implementation=` takes
+# Targets whose name is not the one that `implementation=` takes.
+NAME_OF_TARGET = {"dense": "ecr", "coo_by_density": "coo", "coo_lists": "coo"}
 _WARM_UP = 3
 _FEWEST_SAMPLES = 3
 _MANY_CALLS = 8  # of a sample, so that one more before it costs little

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -73,6 +73,13 @@ def _every(value: Any, is_batched: Any, size: int) -> Any:
     return jnp.broadcast_to(value, (size, *value.shape))
 
 
+def _of_lists(function: Callable[[Any, Any], Any], operands: Operands, batched: Operands) -> Any:
+    """`function(array, is_batched)` of each array of the lists."""
+    assert operands.lists is not None
+    assert batched.lists is not None
+    return tuple(function(*each) for each in zip(operands.lists, batched.lists, strict=True))
+
+
 def _fold_into_images(operands: Operands, batched: Operands, size: int, config: Config) -> jax.Array:
     """x (and residual) batched, weights not: more images per kernel."""
     stacks, images = operands.kernel.shape[0], operands.x.shape[1]
@@ -87,7 +94,14 @@ def _fold_into_images(operands: Operands, batched: Operands, size: int, config: 
         return jnp.moveaxis(split, 0, position).reshape(size * images, *value.shape[2:])
 
     residual = fold(_every(operands.residual, batched.residual, size))
-    out = bind(fold(operands.x), operands.kernel, operands.bias, residual, config, operands.packed, operands.nonzeros)
+    lists = (
+        None
+        if operands.lists is None
+        else _of_lists(lambda value, is_batched: fold(_every(value, is_batched, size)), operands, batched)
+    )
+    out = bind(
+        fold(operands.x), operands.kernel, operands.bias, residual, config, operands.packed, operands.nonzeros, lists
+    )
     split = out.reshape(*apart[:position], size, *apart[position:], *out.shape[1:])
     return jnp.moveaxis(split, position, 0).reshape(size, images, *out.shape[1:])
 
@@ -107,6 +121,7 @@ def _fold_into_stacks(operands: Operands, batched: Operands, size: int, config: 
         config,
         fold(operands.packed, batched.packed) if batched.packed else None,
         operands.nonzeros,
+        None if operands.lists is None else _of_lists(fold, operands, batched),
     )
     return out.reshape(size, out.shape[0] // size, *out.shape[1:])
 
@@ -129,6 +144,7 @@ def _fold_into_out_channels(operands: Operands, batched: Operands, size: int, co
         fold(operands.residual, batched.residual),
         config,
         nonzeros=operands.nonzeros,
+        lists=operands.lists,
     )
     out_channels = operands.kernel.shape[-1]
     split = out.reshape(*out.shape[:-1], groups, size, out_channels // groups)
@@ -147,7 +163,7 @@ def _fits_in_out_channels(operands: Operands, size: int, config: Config) -> bool
 
 def _batch_epilogue(operands: Operands, batched: Operands, config: Config) -> jax.Array:
     """Only bias or residual batched: one convolution, then the epilogue for each."""
-    y = bind(operands.x, operands.kernel, None, None, config.bare(), operands.packed, operands.nonzeros)
+    y = bind(operands.x, operands.kernel, None, None, config.bare(), operands.packed, operands.nonzeros, operands.lists)
 
     def finish(bias: Any, residual: Any) -> jax.Array:
         z = reference.epilogue(y, bias_per_image(bias, y.shape[0]), residual, config.activation)

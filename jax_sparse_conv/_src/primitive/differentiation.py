@@ -43,7 +43,7 @@ def jvp(primals: Sequence[Any], tangents: Sequence[Any], *, config: Config) -> t
             values[index] = value
         operands = Operands.of(values, config)
         bare = dataclasses.replace(config.bare(), whole_map=_is_not_to_be_split(config.geometry.pool))
-        y = bind(operands.x, operands.kernel, None, None, bare, nonzeros=operands.nonzeros)
+        y = bind(operands.x, operands.kernel, None, None, bare, nonzeros=operands.nonzeros, lists=operands.lists)
         return after(y, operands.bias, operands.residual, config)
 
     return jax.jvp(unfused, [primals[i] for i in varying], [tangents[i] for i in varying])
@@ -59,7 +59,7 @@ def _bilinear_jvp(primals: Sequence[Any], tangents: Sequence[Any], config: Confi
     operands = Operands.of(primals, config)
     x, kernel, nonzeros = operands.x, operands.kernel, operands.nonzeros
     dx, dkernel = tangents[:2]
-    out = checkpoint_name(bind(x, kernel, None, None, config, operands.packed, nonzeros), SAVED)
+    out = checkpoint_name(bind(x, kernel, None, None, config, operands.packed, nonzeros, operands.lists), SAVED)
     config = config.bare()
     terms = []
     if not isinstance(dx, ad.Zero):

@@ -1,8 +1,8 @@
 """What the primitive becomes on each platform: a custom call, the same operation in lax, or both and a choice.
 
 `resolved` decides while a program is lowered. Where the density of x is to decide in the running program, a CPU
-branches (`lax.cond`), and a GPU runs one custom call, `jsc_adaptive`, that holds the kernels of both sides: a branch of
-XLA's would have the host wait for the device.
+branches (`lax.cond`), and a GPU runs one custom call, `jsc_adaptive` or `jsc_coo_by_density`, that holds the kernels of
+all sides: a branch of XLA's would have the host wait for the device.
 """
 
 from __future__ import annotations
@@ -14,64 +14,19 @@ import warnings
 from typing import Any
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 from jax import lax
 from jax.interpreters import mlir
 
 from jax_sparse_conv._src import _native, devices
 from jax_sparse_conv._src.dispatch import choice, cpu_choice
-from jax_sparse_conv._src.dispatch.coo import cost_model
-from jax_sparse_conv._src.primitive import packing, partitioning, reference, sampling
+from jax_sparse_conv._src.primitive import packing, partitioning, primitives, reference, sampling
+from jax_sparse_conv._src.primitive.custom_call import custom_call, is_highest, taken, variants
 from jax_sparse_conv._src.primitive.primitives import Config, Operands, conv_on_device_p, conv_p, reference_conv
 from jax_sparse_conv._src.problem import geometry as geo
 from jax_sparse_conv._src.problem.workload import Workload
 
-_POOL_CODES = {None: 0, "max": 1, "avg": 2}
-_ACTIVATION_CODES = {None: 0, "relu": 1}
-_PRECISION_CODES = {lax.Precision.DEFAULT: 0, lax.Precision.HIGH: 1, lax.Precision.HIGHEST: 2}
-# Algorithms of lax that promise no more than TF32 does.
-_COARSE_ALGORITHMS = ("DEFAULT", "TF32_TF32_F32", "BF16_BF16_F32", "BF16_BF16_BF16", "F16_F16_F16", "F16_F16_F32")
-_BATCHES = tuple(2**i for i in range(16))  # of more images no call has workspace
 _COUNTING = ("ecr", "pecr", "direct", "adaptive")  # methods whose CUDA kernels count the non-zeros of their result
-
-
-def attributes(config: Config) -> dict[str, np.ndarray | np.int64]:
-    """The custom call's attributes, as `native/call.h` reads them."""
-    geometry, pool = config.geometry, config.geometry.pool
-
-    def ints(values: Any) -> np.ndarray:
-        return np.asarray(values, np.int64).reshape(-1)
-
-    return {
-        "stride": ints(geometry.strides),
-        "padding": ints(geometry.padding),
-        "dilation": ints(geometry.dilation),
-        "groups": np.int64(geometry.groups),
-        "activation": np.int64(_ACTIVATION_CODES[config.activation]),
-        "has_bias": np.int64(config.has_bias),
-        "has_residual": np.int64(config.has_residual),
-        "has_packed": np.int64(config.has_packed),
-        "may_be_dense": np.int64(config.may_be_dense),
-        "pool": np.int64(_POOL_CODES[pool.kind if pool else None]),
-        "window": ints(pool.window if pool else (1, 1)),
-        "window_stride": ints(pool.strides if pool else (1, 1)),
-        "window_padding": ints(pool.padding if pool else ((0, 0), (0, 0))),
-        "precision": np.int64(precision_code(config.precision)),
-    }
-
-
-def precision_code(precision: Any) -> int:
-    """0 default, 1 high, 2 highest; of a pair the higher one."""
-    if precision is None:
-        return 0
-    if isinstance(precision, tuple) and not isinstance(precision, lax.DotAlgorithm):
-        return max(_PRECISION_CODES[each] for each in precision)
-    return 0 if getattr(precision, "name", None) in _COARSE_ALGORITHMS else 2
-
-
-def is_highest(precision: Any) -> bool:
-    """Whether float32 is to be multiplied as float32."""
-    return precision_code(precision) == _PRECISION_CODES[lax.Precision.HIGHEST]
 
 
 # --- what runs -------------------------------------------------------------------------------------------------------
@@ -86,6 +41,7 @@ def resolved(x: Any, kernel: Any, config: Config, platform: str) -> Config | Non
     if config.by_lax:
         return None
     method = "adaptive" if config.method == "adaptive" and platform == "cuda" else config.sparse_method
+    method = method if config.tile is None else "coo_lists"
     reason = _native.why_missing(method, platform, x.dtype)
     if reason is not None:
         if config.fallback:
@@ -94,6 +50,8 @@ def resolved(x: Any, kernel: Any, config: Config, platform: str) -> Config | Non
             f"implementation={config.implementation!r} cannot run here: {reason}. "
             'implementation=None or "xla" works everywhere.'
         )
+    if config.tile is not None:
+        return config
     workload = workload_of(x, kernel, config)
     if config.fallback:
         return _chosen_on_gpu(workload, config) if platform == "cuda" else _chosen_on_cpu(workload, config)
@@ -151,6 +109,8 @@ def platform_name(ctx: Any, platform: str | None) -> str:
 
 @devices.for_lowering
 def _lower(ctx: Any, *operands: Any, config: Config, platform: str | None) -> Any:
+    if config.tile is not None and partitioning.is_partitioned(ctx):
+        ctx, operands, config = _without_lists(ctx, operands, config)
     x, kernel = ctx.avals_in[:2]
     if averages_first(x, kernel, config, platform):
         return mlir.lower_fun(functools.partial(_of_averages, config=config), multiple_results=False)(ctx, *operands)
@@ -269,28 +229,35 @@ def _unpooled(config: Config) -> Config:
 def _without_unused(
     ctx: Any, operands: tuple[Any, ...], config: Config, platform: str | None
 ) -> tuple[Any, tuple[Any, ...], Config]:
-    """Without counts that are to decide nothing, which come last, and without a packed kernel where none is read."""
-    keep = list(range(len(operands)))
-    reads_packed = platform == "cpu" and config.method in packing.READERS and not partitioning.is_partitioned(ctx)
-    if config.has_packed and not reads_packed:
-        keep.pop(-2 if config.has_nonzeros else -1)
-        config = dataclasses.replace(config, has_packed=False)
-    if config.has_nonzeros and config.below is None:
-        keep.pop()
-        config = dataclasses.replace(config, has_nonzeros=False)
-    return ctx.replace(avals_in=[ctx.avals_in[i] for i in keep]), tuple(operands[i] for i in keep), config
+    """Without counts that are to decide nothing, and without a packed kernel where none is read."""
+    named = Operands.of(range(len(operands)), config)
+    if not (platform == "cpu" and config.method in packing.READERS and not partitioning.is_partitioned(ctx)):
+        named.packed = None
+    if config.below is None and not (platform == "cuda" and config.method == "coo"):
+        named.nonzeros = None
+    return taken(ctx, operands, *named.present(config))
+
+
+def _without_lists(ctx: Any, operands: tuple[Any, ...], config: Config) -> tuple[Any, tuple[Any, ...], Config]:
+    """The call of the dense map alone, which the compiler knows how to split."""
+    named = Operands.of(range(len(operands)), config)
+    named.lists = None
+    config = dataclasses.replace(config, method=primitives.sparse_method(config.geometry) if config.fallback else "coo")
+    return taken(ctx, operands, *named.present(config))
 
 
 @devices.for_lowering
 def lower_on_device(ctx: Any, *operands: Any, config: Config, platform: str | None) -> Any:
     """What one device computes; `config` as `resolved` returns it."""
+    if config.method == "coo" and platform == "cuda" and (config.below is None or config.tile is None):
+        return _by_variant(ctx, operands, config)
     if config.below is None:
-        return _custom_call(ctx, operands, config, platform)[:1]
+        return custom_call(ctx, operands, config, platform)[:1]
     if config.method != "adaptive":
         return mlir.lower_fun(functools.partial(_by_density, config=config), multiple_results=False)(ctx, *operands)
     if not config.has_nonzeros:
         return mlir.lower_fun(functools.partial(_sampling, config=config), multiple_results=False)(ctx, *operands)
-    return _custom_call(ctx, operands, config, platform)[:1]
+    return custom_call(ctx, operands, config, platform)[:1]
 
 
 @devices.for_lowering
@@ -307,44 +274,34 @@ def lower_counted(ctx: Any, *operands: Any, config: Config) -> Any | None:
     if partitioning.is_exported(ctx):
         chosen = dataclasses.replace(chosen, candidate=None)
     ctx, operands, chosen = _without_unused(ctx, operands, chosen, "cuda")
-    out, _, counts = _custom_call(ctx, operands, chosen, "cuda")
+    out, _, counts = custom_call(ctx, operands, chosen, "cuda")
     return [out, counts]
 
 
-def _custom_call(ctx: Any, operands: tuple[Any, ...], config: Config, platform: str | None) -> Any:
-    """Results of the native target: out, on CUDA the workspace, then the counts where ctx has them."""
+def _by_variant(ctx: Any, operands: tuple[Any, ...], config: Config) -> Any:
+    """COO* on a GPU: with counts where there are several variants or a dense side, or where the call has a place."""
     x, kernel = ctx.avals_in[:2]
-    extra: dict[str, np.ndarray | np.float32] = {}
-    if platform == "cuda":
-        scratch = _workspace(x, kernel, config, extra)
-        out, *counts = ctx.avals_out
-        ctx = ctx.replace(avals_out=[out, jax.core.ShapedArray((scratch,), np.uint8), *counts])
-    if platform == "cuda" and config.candidate is not None:
-        extra["candidate"] = config.candidate.attribute
-    if config.method == "adaptive":
-        assert config.below is not None
-        extra["threshold"] = np.float32(config.below)
-        order = [0, 1, len(operands) - 1, *range(2, len(operands) - 1)]  # the counts are the third operand there
-        ctx, operands = ctx.replace(avals_in=[ctx.avals_in[i] for i in order]), tuple(operands[i] for i in order)
-    call = jax.ffi.ffi_lowering(_native.target_name(config.method))
-    return call(ctx, *operands, **attributes(config), **extra)
+    _, densities = variants(x, kernel, config)
+    if not densities and config.tile is None and config.below is None:
+        named = Operands.of(range(len(operands)), config)
+        named.nonzeros = None
+        return custom_call(*taken(ctx, operands, *named.present(config)), "cuda")[:1]
+    if config.has_nonzeros:
+        return custom_call(ctx, operands, config, "cuda")[:1]
+    count = functools.partial(_counting, config=config, are_read=bool(densities) or config.below is not None)
+    return mlir.lower_fun(count, multiple_results=False)(ctx, *operands)
 
 
-def _workspace(x: Any, kernel: Any, config: Config, extra: dict[str, Any]) -> int:
-    """Bytes of workspace of a CUDA call; COO* has its variant added to the attributes.
-
-    A symbolic number of images has as much as the number that has most, up to 16 MiB. COO* needs so much an image.
-    """
-    if config.method == "coo":
-        chosen, scratch = cost_model.attribute_and_workspace(x, kernel, config.geometry, config.coo)
-        extra["coo"] = np.asarray(chosen, np.int64)
-        return scratch
-    conv_size = config.geometry.conv_size(x.shape[1:3], kernel.shape[1:3])
-    out_size = config.geometry.out_size(x.shape[1:3], kernel.shape[1:3])
-    stacks = 1 if geo.is_symbolic(kernel.shape[0]) else kernel.shape[0]  # which no size depends on
-    sizes = (stacks, *kernel.shape[1:]), conv_size, out_size, devices.ordinal()
-    batches = _BATCHES if geo.is_symbolic(x.shape[0]) else (x.shape[0],)
-    return max(_native.workspace_bytes(config.method, (images, *x.shape[1:]), *sizes) for images in batches)
+def _counting(*values: jax.Array, config: Config, are_read: bool) -> jax.Array:
+    operands = Operands.of(values, config)
+    if not are_read:
+        operands.nonzeros = jnp.zeros((1, 2), jnp.int32)
+    elif operands.lists is None:
+        operands.nonzeros = sampling.sampled_nonzeros(operands.x)
+    else:
+        operands.nonzeros = sampling.nonzeros_of_counts(operands.lists[2], operands.x.shape)
+    config, present = operands.present(config)
+    return conv_on_device_p.bind(*primitives.same_varying_axes(present), config=config)
 
 
 def _by_density(*values: jax.Array, config: Config) -> jax.Array:

@@ -7,6 +7,7 @@ Operands (bias, residual and nonzeros only where the flags say so):
     bias      [S, K]
     residual  [N, Ho, Wo, K]               only without a pool
     packed    the kernel as the CPU's pixel loop reads it (`packing`), beside it; other platforms drop it
+    lists     values, positions, counts    of x as a `CooStar` stores it, beside it; where they are read, x is not
     nonzeros  [parts, 2] int32             (non-zeros, elements) of parts of x, whose sums give its density
 
 The stack axis S is what `vmap` over kernels becomes (`batching.py`). What runs where is in `lowering.py`, derivatives
@@ -45,6 +46,7 @@ class Config:
         what `choice` finds. Benchmarks and tests set it to force a side.
       precision: None, a pair of `lax.Precision`, or one of lax's dot algorithms.
       coo: `configurations.Configuration.attribute` of a COO* call; None lets the cost model choose.
+      tile: of the `CooStar` whose lists go along with x, None without one.
       candidate: the kernel family and tile that a CUDA call is told, of the method's; None lets the models choose.
     """
 
@@ -60,6 +62,7 @@ class Config:
     whole_map: bool = False
     precision: Any = None
     coo: configurations.Attribute | None = None
+    tile: tuple[int, int, int] | None = None
     may_be_dense: bool = False
     below: float | None = None
     candidate: planner.Candidate | None = None
@@ -89,6 +92,7 @@ class Config:
             whole_map=self.whole_map,
             precision=self.precision,
             coo=self.coo,
+            tile=self.tile,
             below=self.below,
         )
 
@@ -108,6 +112,7 @@ class Operands:
     residual: Any = None
     packed: Any = None
     nonzeros: Any = None
+    lists: tuple[Any, Any, Any] | None = None
 
     @classmethod
     def of(cls, values: Sequence[Any], config: Config) -> Operands:
@@ -119,6 +124,8 @@ class Operands:
             named.residual = rest.pop(0)
         if config.has_packed:
             named.packed = rest.pop(0)
+        if config.tile is not None:
+            named.lists = (rest.pop(0), rest.pop(0), rest.pop(0))
         if config.has_nonzeros:
             named.nonzeros = rest.pop(0)
         return named
@@ -131,8 +138,9 @@ class Operands:
             has_residual=self.residual is not None,
             has_packed=self.packed is not None,
             has_nonzeros=self.nonzeros is not None,
+            tile=None if self.lists is None else config.tile,
         )
-        values = (self.x, self.kernel, self.bias, self.residual, self.packed, self.nonzeros)
+        values = (self.x, self.kernel, self.bias, self.residual, self.packed, *(self.lists or ()), self.nonzeros)
         return config, [value for value in values if value is not None]
 
 
@@ -151,9 +159,10 @@ def bind(
     config: Config,
     packed: jax.Array | None = None,
     nonzeros: jax.Array | None = None,
+    lists: tuple[jax.Array, jax.Array, jax.Array] | None = None,
 ) -> jax.Array:
     """Call the primitive with the operands that are there; shapes as in the module's docstring."""
-    config, present = Operands(x, kernel, bias, residual, packed, nonzeros).present(config)
+    config, present = Operands(x, kernel, bias, residual, packed, nonzeros, lists).present(config)
     return conv_p.bind(*same_varying_axes(present), config=config)
 
 

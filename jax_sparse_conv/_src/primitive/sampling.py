@@ -34,6 +34,12 @@ def all_nonzeros(x: jax.Array) -> jax.Array:
     return jnp.pad(row[None], ((0, PARTS - 1), (0, 0)))
 
 
+def nonzeros_of_counts(counts: jax.Array, shape: Sequence[int]) -> jax.Array:
+    """(non-zeros, elements) of each image of x [N, H, W, C], int32 [N, 2], from its tiles' counts [N, ...]."""
+    of_image = jnp.sum(counts, axis=tuple(range(1, counts.ndim)), dtype=jnp.int32)
+    return jnp.stack([of_image, jnp.full_like(of_image, math.prod(shape[1:]))], axis=1)
+
+
 def is_at_most(nonzeros: jax.Array, density: float) -> jax.Array:
     """Whether counts [parts, 2] say so, as cuda/core/density.cuh decides it; true for an empty map."""
     total = jnp.sum(nonzeros, 0, dtype=jnp.float32)

@@ -2,12 +2,15 @@
 
 Three stages: enumerate every configuration (`configurations`), drop those of low occupancy, keep the share that
 moves least data, take the one whose estimated time is smallest. Nothing here runs on the device or depends on values:
-the choice is made at trace time and travels with the call as an attribute.
+the choice is made at trace time and travels with the call as an attribute. Where the density of x decides much, several
+configurations travel with it (`by_density`), and the device takes one.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -18,6 +21,7 @@ from jax_sparse_conv._src.devices import Device
 from jax_sparse_conv._src.dispatch.coo.configurations import (
     CHUNK,
     DENSITY,
+    Attribute,
     Configuration,
     CooCall,
     Variant,
@@ -127,11 +131,16 @@ def choose(
     that is a third, which leaves the largest tiles only and is right at high sparsity only. Then the least `time` is
     taken.
     """
+    return min(_kept(variants, call, device, kept), key=lambda c: time(c, call, device))
+
+
+def _kept(variants: Sequence[Variant], call: CooCall, device: Device, kept: float) -> list[Configuration]:
+    """What the first two stages leave, which does not depend on the density."""
     found = list(configurations(variants, call, device))
     best = max(c.occupancy(call, device) for c in found)
     found = [c for c in found if c.occupancy(call, device) >= _LEAST_OCCUPANCY * best]
     most = sorted(c.data_movement(call) for c in found)[math.ceil(kept * len(found)) - 1]
-    return min((c for c in found if c.data_movement(call) <= most), key=lambda c: time(c, call, device))
+    return [c for c in found if c.data_movement(call) <= most]
 
 
 def choose_as_published(variants: Sequence[Variant], call: CooCall, device: Device) -> Configuration:
@@ -186,6 +195,83 @@ def attribute_and_workspace(
     `forced` is an attribute to take instead of the model's choice.
     """
     attribute = forced or for_operands(x.shape, kernel.shape, geometry, x.dtype.itemsize).attribute
-    splits = attribute[3]
-    results = x.shape[0] * math.prod(geometry.conv_size(x.shape[1:3], kernel.shape[1:3])) * kernel.shape[4]
-    return tuple(attribute), 0 if splits == 1 else 4 * splits * results
+    return tuple(attribute), workspace_bytes(x.shape, kernel.shape, geometry, [attribute])
+
+
+def workspace_bytes(
+    x_shape: Sequence[int], kernel_shape: Sequence[int], geometry: Geometry, attributes: Sequence[Sequence[int]]
+) -> int:
+    """Bytes that every one of these configurations has enough of."""
+    splits = max(attribute[3] for attribute in attributes)
+    results = x_shape[0] * math.prod(geometry.conv_size(x_shape[1:3], kernel_shape[1:3])) * kernel_shape[4]
+    return 0 if splits == 1 else 4 * splits * results
+
+
+# --- several configurations, of which the running program takes one --------------------------------------------------
+
+DENSITIES = tuple(round(0.1 + 0.05 * step, 2) for step in range(11))
+"""What variants are planned for: the paper's list of sparsities, 0.9 to 0.4 in steps of 0.05 (section 3.4)."""
+
+_MOST_VARIANTS = 4  # kMostCooVariants of cuda/sparse/coo/plan.h
+# A variant has to win by more than having it costs: the model's own error, each kernel that returns at once, and taking
+# a sample of x where nobody has counted it. The seconds are expected, from what "adaptive" costs, and not measured.
+_GAIN = 1.1
+_CLOSED_SECONDS = 1.5e-6
+_SAMPLE_SECONDS = 4e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class Variants:
+    """The configurations of a call, and up to which density of x each of them but the last one runs."""
+
+    configurations: tuple[Configuration, ...]
+    densities: tuple[float, ...] = ()
+
+    @property
+    def attributes(self) -> list[Attribute]:
+        return [configuration.attribute for configuration in self.configurations]
+
+
+def by_density(
+    x_shape: Sequence[int],
+    kernel_shape: Sequence[int],
+    geometry: Geometry,
+    element_bytes: int,
+    *,
+    is_counted: bool = False,
+) -> Variants:
+    """The variants of a call for the density of the map that comes in (Xiang et al. 2022, sections 3.2 and 3.4).
+
+    One where the model picks one tile for all densities of `DENSITIES`, or where others gain less than they cost. That
+    one is planned for `DENSITY`. `is_counted`: the density is known without a sample of x.
+    """
+    covering = tuple(v for v in variants() if v.covers(kernel_shape[1:3], geometry))
+    call = call_of(x_shape, kernel_shape, geometry, element_bytes)
+    return _by_density(covering, call, devices.current(), _CLOSED_SECONDS, 0.0 if is_counted else _SAMPLE_SECONDS)
+
+
+@functools.lru_cache(maxsize=4096)
+def _by_density(variants: Sequence[Variant], call: CooCall, device: Device, closed: float, sample: float) -> Variants:
+    calls = [dataclasses.replace(call, density=density) for density in DENSITIES]
+    kept = _kept(variants, call, device, _KEPT)
+
+    def fastest(call: CooCall) -> Configuration:
+        return min(kept, key=lambda c: estimated_time(c, call, device))
+
+    usual = fastest(call)
+
+    def gain(configuration: Configuration, call: CooCall) -> float:
+        """Seconds that it is expected to save; 0 where that is less than it costs."""
+        of_usual, its = (estimated_time(c, call, device) for c in (usual, configuration))
+        return of_usual - its if of_usual - its > closed + sample and of_usual > _GAIN * its else 0.0
+
+    gains = [(found, gain(found, each)) for found, each in zip(map(fastest, calls), calls, strict=True)]
+    chosen = [found if gained > 0 else usual for found, gained in gains]
+    while len(runs := [list(run) for _, run in itertools.groupby(range(len(chosen)), chosen.__getitem__)]) > 1:
+        others = [run for run in runs if chosen[run[0]] != usual]
+        if len(runs) <= _MOST_VARIANTS:
+            break
+        for index in min(others, key=lambda run: max(gains[index][1] for index in run)):
+            chosen[index] = usual
+    ends = [round((DENSITIES[run[-1]] + DENSITIES[run[-1] + 1]) / 2, 3) for run in runs[:-1]]
+    return Variants(tuple(chosen[run[0]] for run in runs), tuple(ends))

@@ -5,7 +5,8 @@
       3  0              7 3 0 0      1 2 0 0      2            position = (th * TW + tw) * TC + tc
 
 Every list has room for all elements of its tile, so its start is known before anything is counted. The `"coo"`
-convolution builds such lists in shared memory and stores none. Here they are arrays.
+convolution of a dense map builds such lists in shared memory and stores none. Here they are arrays, which a convolution
+reads in the map's place (`jax_sparse_conv.conv`).
 """
 
 from __future__ import annotations
@@ -24,11 +25,14 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_sparse_conv._src import _native
+from jax_sparse_conv._src.dispatch.coo import configurations, cost_model
 from jax_sparse_conv._src.primitive import explicit, reference
+from jax_sparse_conv._src.problem import geometry as geo
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 _MAX_POSITIONS = 2**16
 _MAX_INT32 = 2**31 - 1
+_UNBUILT_TILE = (4, 4, 1)  # of the model where the package is not built, and no variants are known
 Tile = tuple[int, int, int]
 
 
@@ -58,17 +62,32 @@ class CooStar:
     tile: Tile = dataclasses.field(metadata={"static": True})
 
     @classmethod
-    def fromdense(cls, x: jax.typing.ArrayLike, tile: Sequence[int]) -> Self:
+    def fromdense(
+        cls,
+        x: jax.typing.ArrayLike,
+        tile: Sequence[int] | None = None,
+        *,
+        kernel_shape: Sequence[int] | None = None,
+        strides: int | Sequence[int] = 1,
+    ) -> Self:
         """Compress `x` (Algorithm 1 of the paper, without its atomics: slots are in a fixed order).
 
         Both zeros are left out; NaN, infinities and subnormals are not.
 
+        Without a tile the model of section 3.5 picks one, for a convolution of `x` by `kernel_shape` and `strides` on
+        the GPU here, or an H200 without one. The tile is what the convolution's own tile of results moves over, of one
+        channel: (TH * stride, TW * stride, 1). `jax_sparse_conv.conv` reads lists of any tile. Those of one channel are
+        the fastest: a kernel for GPUs reads a list as often as its tile has channels.
+
         Args:
           x: [N, H, W, C], float32, bfloat16, float16 or float64.
           tile: (TH, TW, TC), each at least 1 and together at most 65536 elements; up to 256 take one-byte positions.
+            None is the model's.
+          kernel_shape: [kh, kw, C / groups, K] of the convolution that is planned for; None is [3, 3, C, C].
+          strides: of that convolution, an int or two.
 
         Raises:
-          ValueError: an x of another rank, or a tile that does not fit.
+          ValueError: an x of another rank, a tile that does not fit, or a convolution that COO* does not compute.
           TypeError: another dtype.
         """
         x = jnp.asarray(x)
@@ -76,9 +95,32 @@ class CooStar:
             raise TypeError(f"x.dtype={x.dtype} is not one of {', '.join(_DTYPES)}")
         if x.ndim != 4:
             raise ValueError(f"x.shape={x.shape} has {x.ndim} dimensions; it must be [N, H, W, C]")
-        checked = _tile(tile)
+        checked = _planned_tile(x, kernel_shape, strides) if tile is None else _tile(tile)
         values, positions, counts = explicit.by_image(lambda x: _fromdense(x, checked), x)
         return cls(values, positions, counts, (x.shape[1], x.shape[2]), x.shape[3], checked)
+
+    def check(self) -> None:
+        """Raise for arrays that are no lists of this map, such as those of a slice of one.
+
+        Raises:
+          ValueError: names the array, its shape and what that must be.
+          TypeError: positions or counts of another dtype.
+        """
+        lists = (*self.counts.shape[:-3], *_counts_of((*self.size, self.channels), self.tile))
+        slots = (*lists, math.prod(self.tile))
+        given = {"values": (self.values, slots), "positions": (self.positions, slots), "counts": (self.counts, lists)}
+        for name, (array, shape) in given.items():
+            if array.shape != shape:
+                raise ValueError(
+                    f"x.{name}.shape={array.shape} must be {shape}, of a map of {self.size} pixels and "
+                    f"{self.channels} channels in tiles of {self.tile}"
+                )
+        for name, array, dtype in (
+            ("positions", self.positions, _position_dtype(self.tile)),
+            ("counts", self.counts, np.dtype(np.int32)),
+        ):
+            if array.dtype != dtype:
+                raise TypeError(f"x.{name}.dtype={array.dtype} must be {dtype}")
 
     def todense(self) -> jax.Array:
         """The feature map [N, H, W, C], bit for bit but for -0.0, which comes back as 0.0."""
@@ -94,6 +136,10 @@ class CooStar:
     def shape(self) -> tuple[int, ...]:
         """Shape of the feature map, [N, H, W, C] (more leading axes where `jax.vmap` added them)."""
         return (*self.counts.shape[:-3], *self.size, self.channels)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
 
     @property
     def dtype(self) -> np.dtype:
@@ -151,6 +197,25 @@ def _tile(tile: Sequence[int]) -> Tile:
             f"tile={tile!r} has {height * width * channels} elements; at most {_MAX_POSITIONS} are supported"
         )
     return height, width, channels
+
+
+def _planned_tile(x: jax.Array, kernel_shape: Sequence[int] | None, strides: int | Sequence[int]) -> Tile:
+    """The tile of x that belongs to the model's tile of results."""
+    shape = tuple(size if geo.is_symbolic(size) else max(1, size) for size in x.shape)
+    channels = shape[3]
+    kernel = (3, 3, channels, channels) if kernel_shape is None else tuple(kernel_shape)
+    if len(kernel) != 4 or not all(isinstance(size, int) and size > 0 for size in kernel):
+        raise ValueError(f"kernel_shape={kernel_shape!r} is not [kh, kw, C / groups, K], all of them positive ints")
+    if channels % kernel[2]:
+        raise ValueError(f"kernel_shape={kernel_shape!r} has {kernel[2]} channels, which do not divide x's {channels}")
+    geometry = geo.resolve(shape, kernel, strides=strides, feature_group_count=channels // kernel[2])
+    reason = configurations.why_not(kernel, geometry)
+    if reason is not None:
+        raise ValueError(f"{reason.replace('kernel.shape', 'kernel_shape')}; give a tile for another convolution")
+    if not configurations.variants():
+        return _UNBUILT_TILE
+    found = cost_model.for_operands(shape, (1, *kernel), geometry, x.dtype.itemsize).variant
+    return found.height * geometry.strides[0], found.width * geometry.strides[1], 1
 
 
 def _counts_of(size: Sequence[int], tile: Tile) -> tuple[int, int, int]:

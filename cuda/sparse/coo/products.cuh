@@ -1,0 +1,115 @@
+// Step 3 of the COO* convolution (sparse/coo/coo.cu): the lists of a chunk times their channels' weights, which stream
+// through two buffers of a warp.
+#ifndef JSC_CUDA_SPARSE_COO_PRODUCTS_CUH_
+#define JSC_CUDA_SPARSE_COO_PRODUCTS_CUH_
+
+#include "cuda/sparse/coo/lists.cuh"
+
+namespace jsc {
+
+// Asks for one channel's weights for this lane's output channels, with zeros for those that do not exist.
+template <typename T, int kVariant>
+__device__ __forceinline__ void CopyCooWeights(const CooTask<T>& task, T* stage, const T* row, int valid) {
+  constexpr CooVariant kShape = kCooVariants[kVariant];
+  constexpr int kBytes = kShape.out_channels * sizeof(T), kWidth = kBytes < 16 ? kBytes : 16;
+  constexpr int kElements = kWidth / static_cast<int>(sizeof(T));
+  const int64_t tap_stride = static_cast<int64_t>(task.group_channels) * task.out_channels;
+  T* target = stage + threadIdx.x % kWarp * kShape.out_channels;
+  if (task.vector_kernel) {
+    const int64_t stride = valid > 0 ? tap_stride : 0;
+    const T* source = valid > 0 ? row : task.kernel;
+#pragma unroll
+    for (int tap = 0; tap < kShape.taps(); ++tap, source += stride) {
+#pragma unroll
+      for (int k = 0; k < kShape.out_channels; k += kElements) {
+        CopyAsync<kWidth == 16 ? 16 : 0>(target + tap * kWarp * kShape.out_channels + k, source + k, kWidth, valid > 0);
+      }
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int i = 0; i < kShape.taps() * kShape.out_channels; ++i) {
+    const int tap = i / kShape.out_channels, k = i % kShape.out_channels;
+    CopyAsync<0>(target + tap * kWarp * kShape.out_channels + k, k < valid ? row + tap * tap_stride + k : task.kernel,
+                 sizeof(T), k < valid);
+  }
+}
+
+template <typename T, int kCount>
+__device__ __forceinline__ void LoadRow(const T* p, float (&row)[kCount]) {
+  if constexpr (kCount % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < kCount; i += 4) {
+      const float4 v = Load4(p + i);
+      row[i] = v.x, row[i + 1] = v.y, row[i + 2] = v.z, row[i + 3] = v.w;
+    }
+  } else if constexpr (kCount == 2) {
+    struct alignas(2 * sizeof(T)) Two {
+      T a, b;
+    };
+    const Two v = *reinterpret_cast<const Two*>(p);
+    row[0] = ToFloat(v.a), row[1] = ToFloat(v.b);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) row[i] = ToFloat(p[i]);
+  }
+}
+
+template <typename T, int kVariant, int kTap, int... kOutChannel>
+__device__ __forceinline__ void SetTap(const T* stage, std::integer_sequence<int, kOutChannel...>) {
+  constexpr int kCount = sizeof...(kOutChannel);
+  float row[kCount];
+  LoadRow<T, kCount>(stage + (kTap * kWarp + threadIdx.x % kWarp) * kCount, row);
+  (CooMicro<kVariant>::template SetWeight<kTap * kCount + kOutChannel>(row[kOutChannel]), ...);
+}
+
+template <typename T, int kVariant, int... kTap>
+__device__ __forceinline__ void SetWeights(const T* stage, std::integer_sequence<int, kTap...>) {
+  (SetTap<T, kVariant, kTap>(stage, std::make_integer_sequence<int, kCooVariants[kVariant].out_channels>{}), ...);
+}
+
+// Adds this warp's share of the lists of the chunk that begins at channel `first` to the sums.
+template <typename T, int kVariant>
+__device__ __forceinline__ void MultiplyChunk(const CooTask<T>& task, const CooMemory<T, kVariant>& m, int first) {
+  using Memory = CooMemory<T, kVariant>;
+  constexpr CooVariant kShape = kCooVariants[kVariant];
+  const CooPlace b = LocateCoo<T, kVariant>(task);
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, column = warp & (task.plan.out_channel_warps - 1);
+  const int out_channel = b.out_channel + (column * kWarp + lane) * kShape.out_channels,
+            valid = task.group_out_channels - out_channel;
+  const T* rows = task.kernel + b.group * task.group_out_channels + out_channel +
+                  (static_cast<int64_t>(b.stack) * kShape.taps() * task.group_channels + first) * task.out_channels;
+  unsigned to_copy = ChannelsOfSlice(m.totals, warp / task.plan.out_channel_warps, task.plan.slices), to_run = to_copy;
+  const auto lists = static_cast<uint32_t>(__cvta_generic_to_shared(m.lists));
+  // Weights come one channel ahead of the list that is worked off.
+#pragma unroll 1
+  for (int step = -1; to_run != 0; ++step) {
+    if (to_copy != 0) {
+      const int channel = __ffs(to_copy) - 1;
+      to_copy &= to_copy - 1;
+      CopyCooWeights<T, kVariant>(task, m.weights + ((step + 1) & 1) * Memory::kStage,
+                                  rows + static_cast<int64_t>(channel) * task.out_channels, valid);
+    }
+    CommitCopies();
+    if (step >= 0) {
+      WaitForCopies<1>();
+      SetWeights<T, kVariant>(m.weights + (step & 1) * Memory::kStage,
+                              std::make_integer_sequence<int, kShape.taps()>{});
+      const int channel = __ffs(to_run) - 1;
+      to_run &= to_run - 1;
+      CooMicro<kVariant>::Run(lists + channel * Memory::kPitch * static_cast<int>(sizeof(CooEntry)));
+    }
+  }
+}
+
+template <int kVariant, int... kIndex>
+__device__ __forceinline__ void StoreSums(float* sums, std::integer_sequence<int, kIndex...>) {
+  constexpr int kOutChannels = kCooVariants[kVariant].out_channels;
+  ((sums[kIndex / kOutChannels * kWarp * kOutChannels + threadIdx.x % kWarp * kOutChannels + kIndex % kOutChannels] =
+        CooMicro<kVariant>::template Sum<kIndex>()),
+   ...);
+}
+
+}  // namespace jsc
+
+#endif  // JSC_CUDA_SPARSE_COO_PRODUCTS_CUH_
