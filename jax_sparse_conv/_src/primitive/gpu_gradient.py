@@ -23,7 +23,7 @@ from jax import lax
 from jax_sparse_conv._src import _native, devices
 from jax_sparse_conv._src.dispatch import choice, model
 from jax_sparse_conv._src.dispatch.planner import Layer
-from jax_sparse_conv._src.primitive import gradient_of_x, lowering
+from jax_sparse_conv._src.primitive import custom_call, gradient_of_x, lowering
 from jax_sparse_conv._src.primitive.primitives import Config, bind
 from jax_sparse_conv._src.problem import geometry as geo
 from jax_sparse_conv._src.problem.geometry import Geometry
@@ -62,7 +62,7 @@ def _is_ours(cotangent: Any, kernel: Any, config: Config, rows: Any, columns: An
 
 def _takes_kernel(x: Any, cotangent: Any, config: Config, like: Any) -> bool:
     limits = model.shipped("gpu gradients")
-    if like.dtype != jnp.float32 or not lowering.is_highest(config.precision) or config.geometry.groups > 1:
+    if like.dtype != jnp.float32 or not custom_call.is_highest(config.precision) or config.geometry.groups > 1:
         return False
     if like.shape[0] > 1 or min(like.shape[3:]) < limits["channels, least"]:
         return False
