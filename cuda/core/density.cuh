@@ -17,7 +17,9 @@
 #include <algorithm>
 #include <limits>
 
+#include "cuda/core/elements.cuh"
 #include "cuda/core/programmatic_launch.cuh"
+#include "cuda/core/vectors.cuh"
 
 namespace jsc {
 

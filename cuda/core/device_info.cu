@@ -5,7 +5,7 @@
 #include <mutex>
 #include <utility>
 
-#include "cuda/core/common.cuh"
+#include "cuda/core/device_info.h"
 #include "cuda/core/device_scope.h"
 #include "cuda/core/tensor_map.h"
 

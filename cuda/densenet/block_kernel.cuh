@@ -22,6 +22,7 @@
 #ifndef JSC_CUDA_DENSENET_BLOCK_KERNEL_CUH_
 #define JSC_CUDA_DENSENET_BLOCK_KERNEL_CUH_
 
+#include "cuda/core/cluster_sums.cuh"
 #include "cuda/densenet/block_copies.cuh"
 #include "cuda/densenet/block_engine.cuh"
 

@@ -18,6 +18,7 @@
 #ifndef JSC_CUDA_DENSE_CONV_SPLITK_CHANNELS_KERNEL_CUH_
 #define JSC_CUDA_DENSE_CONV_SPLITK_CHANNELS_KERNEL_CUH_
 
+#include "cuda/core/cluster_sums.cuh"
 #include "cuda/dense_conv/mma/small_map.cuh"
 #include "cuda/dense_conv/splitk_channels/engine.cuh"
 #include "cuda/dense_conv/splitk_channels/launch.h"

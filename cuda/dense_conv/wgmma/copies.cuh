@@ -10,6 +10,8 @@
 
 #include <cstddef>
 
+#include "cuda/core/copies.cuh"
+#include "cuda/core/launch.cuh"
 #include "cuda/dense_conv/wgmma/maps.h"
 #include "cuda/dense_conv/wgmma/task.cuh"
 

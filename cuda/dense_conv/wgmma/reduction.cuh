@@ -8,6 +8,7 @@
 
 #include <cooperative_groups.h>
 
+#include "cuda/core/cluster_sums.cuh"
 #include "cuda/core/low_parts.cuh"
 #include "cuda/dense_conv/wgmma/engine.cuh"
 

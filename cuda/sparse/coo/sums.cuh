@@ -3,6 +3,8 @@
 #ifndef JSC_CUDA_SPARSE_COO_SUMS_CUH_
 #define JSC_CUDA_SPARSE_COO_SUMS_CUH_
 
+#include "cuda/core/cluster_sums.cuh"
+#include "cuda/core/elements.cuh"
 #include "cuda/sparse/coo/lists.cuh"
 
 namespace jsc {

@@ -16,6 +16,7 @@
 #ifndef JSC_CUDA_SPARSE_MATVEC_ROW_CUH_
 #define JSC_CUDA_SPARSE_MATVEC_ROW_CUH_
 
+#include "cuda/core/cluster_sums.cuh"
 #include "cuda/core/programmatic_launch.cuh"
 #include "cuda/sparse/matvec/stream.cuh"
 

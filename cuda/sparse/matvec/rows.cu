@@ -25,6 +25,7 @@
 // bring the next line to L2 (103). Bound by: device memory; more rows of x by FFMA and by reading their lists.
 #include <algorithm>
 
+#include "cuda/core/cluster_sums.cuh"
 #include "cuda/ffi/kernels.h"
 #include "cuda/sparse/matvec/row.h"
 #include "cuda/sparse/matvec/stream.cuh"
