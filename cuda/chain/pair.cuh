@@ -153,10 +153,10 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
     float4 sum = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll 4
     for (int block = 0; block < task.blocks; ++block) sum = sum + received[block * (U::kRows * kWarp)];
-    const float4 result = Cut(TransposeQuad<T>(sum) + next_bias, next_least);
+    const float4 result = AtLeast(TransposeQuad<T>(sum) + next_bias, next_least);
     const int64_t element = static_cast<int64_t>(first_pixel + pixel) * task.out_channels + out_channel_of(i);
-    StoreQuadIf(task.out + element, result, pixel < own_pixels);
-    if constexpr (U::kTf32x3) StoreQuadIf(task.low_out + element, LowPart(result), task.low_out && pixel < own_pixels);
+    Store4If(task.out + element, result, pixel < own_pixels);
+    if constexpr (U::kTf32x3) Store4If(task.low_out + element, LowPart(result), task.low_out && pixel < own_pixels);
     next_bias = bias_of(i + U::kConsumers / kWarp);
   }
 #endif

@@ -20,9 +20,18 @@ __device__ inline Quotient Divide(int n, const Divider& by) {
   return {quotient, n - quotient * static_cast<int>(by.divisor)};
 }
 
-__device__ inline float4 operator+(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
+__device__ __forceinline__ float2 operator+(float2 a, float2 b) { return {a.x + b.x, a.y + b.y}; }
+__device__ __forceinline__ float4 operator+(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
+__device__ __forceinline__ float4 operator*(float a, float4 b) { return {a * b.x, a * b.y, a * b.z, a * b.w}; }
+
+__device__ inline float4 MultiplyAdd(float v, const float4& w, const float4& sum) {
+  return {fmaf(v, w.x, sum.x), fmaf(v, w.y, sum.y), fmaf(v, w.z, sum.z), fmaf(v, w.w, sum.w)};
+}
 
 __device__ inline float Relu(float v) { return v < 0.f ? 0.f : v; }  // keeps NaN
+__device__ __forceinline__ float2 Relu(const float2& v) { return {Relu(v.x), Relu(v.y)}; }
+__device__ __forceinline__ float4 Relu(const float4& v) { return {Relu(v.x), Relu(v.y), Relu(v.z), Relu(v.w)}; }
+
 __device__ inline float MaxOrNan(float a, float b) {
 #if __CUDA_ARCH__ >= 800
   float most;
@@ -32,9 +41,35 @@ __device__ inline float MaxOrNan(float a, float b) {
   return b > a || b != b ? b : a;
 #endif
 }
+__device__ inline float4 MaxOrNan(float4 a, float4 b) {
+  return {MaxOrNan(a.x, b.x), MaxOrNan(a.y, b.y), MaxOrNan(a.z, b.z), MaxOrNan(a.w, b.w)};
+}
 
-// Whether the greatest of sums stays so when a bias has been added: an infinite one makes NaN of some.
-__device__ inline bool KeepsOrder(float bias) { return bias * 0.f == 0.f; }
+// What is below `least` becomes that: a ReLU with 0, which keeps NaN, and nothing with -infinity.
+__device__ inline float AtLeast(float v, float least) { return MaxOrNan(v, least); }
+__device__ inline float4 AtLeast(const float4& v, float least) { return MaxOrNan(v, {least, least, least, least}); }
+
+// Neither infinite nor NaN: zero times a number is zero, or NaN.
+__device__ inline bool IsFinite(float v) { return v * 0.f == 0.f; }
+__device__ inline bool IsFinite(const float2& v) { return fmaf(v.x, 0.f, v.y * 0.f) == 0.f; }
+__device__ inline bool IsFinite(const float4& v) {
+  return fmaf(v.x, 0.f, fmaf(v.y, 0.f, fmaf(v.z, 0.f, v.w * 0.f))) == 0.f;
+}
+template <int kCount>
+__device__ __forceinline__ bool IsFinite(const float (&v)[kCount]) {
+  float all = 0.f;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) all = fmaf(v[i], 0.f, all);
+  return all == 0.f;
+}
+
+// sum + part(first) + ... + part(end - 1), in this order.
+template <int kUnroll, typename V, typename Part>
+__device__ __forceinline__ V AddInOrder(V sum, int first, int end, const Part& part) {
+#pragma unroll kUnroll
+  for (int i = first; i < end; ++i) sum = sum + part(i);
+  return sum;
+}
 
 }  // namespace jsc
 

@@ -19,6 +19,7 @@
 #define JSC_CUDA_DENSE_CONV_SPLITK_CHANNELS_KERNEL_CUH_
 
 #include "cuda/core/cluster_sums.cuh"
+#include "cuda/core/epilogue.cuh"
 #include "cuda/dense_conv/mma/small_map.cuh"
 #include "cuda/dense_conv/splitk_channels/engine.cuh"
 #include "cuda/dense_conv/splitk_channels/launch.h"
@@ -59,7 +60,7 @@ struct SplitKChannelsWriter {
   bool valid;
   int64_t element;
   Vector bias = {}, residual = {};
-  int nonzeros = 0, written = 0;
+  Tally tally;
 
   __device__ __forceinline__ SplitKChannelsWriter(const SplitKChannelsTask<T>& slice, const SplitKChannelsPlace& at)
       : slice(slice), at(at) {
@@ -85,18 +86,15 @@ struct SplitKChannelsWriter {
     if (!valid) return;
     const MmaTask<T>& task = slice.small_map.mma;
     if constexpr (U::kTf32x3) {
-      const float4 v = Widen(sum);
-      // Zero times a sum is zero, or NaN.
-      if (fmaf(v.x, 0.f, v.y * 0.f) + fmaf(v.z, 0.f, v.w * 0.f) != 0.f) {
+      if (!IsFinite(sum)) {
         const float4 again =
             SumAgain(slice.small_map, {0, 0, at.group, at.stack, 0, 0, 0}, pixel, at.out_channel + tile_out_channel);
         sum = reinterpret_cast<const Vector&>(again);
       }
     }
-    sum = sum + (bias + residual);
-    if (task.relu) sum = Relu(sum);
+    sum = Finish(sum, bias + residual, task.relu);
     *reinterpret_cast<Vector*>(task.out + element) = sum;
-    if (task.counts.rows) nonzeros += CountNonzeros<T>(Widen(sum), U::kVector), written += U::kVector;
+    if (task.counts.rows) tally.Add<T>(sum, U::kVector);
   }
 };
 
@@ -234,7 +232,7 @@ __global__ void __launch_bounds__(U::kThreads) SplitKChannelsKernel(const __grid
     writer.Write(sum);
   }
   if (task.counts.rows) {
-    WriteCountsApart(task.counts, make_int2(writer.nonzeros, writer.written), reinterpret_cast<int2*>(shared));
+    WriteCountsApart(task.counts, writer.tally.Row(), reinterpret_cast<int2*>(shared));
   }
 #endif
 }

@@ -51,7 +51,7 @@ struct SlotReduction {
   int column, out_channel, end;  // end: of rows in which the thread's column has results
   int64_t first;                 // the thread's element of row 0
   float4 bias;
-  int nonzeros = 0, written = 0;
+  Tally tally;
 
   __device__ __forceinline__ explicit SlotReduction(const WgmmaTaskOf<U, T>& task) : task(task) {}
 
@@ -202,17 +202,8 @@ struct SlotReduction {
     WaitForBytes(barrier, 0);
 #pragma unroll 1
     for (int piece = warp; piece < count; piece += kWarps) {
-      const float4 result = Finish(SumOfRow(slots, piece), bias + extra);
-      if (row < end) {
-        StoreQuad(out, result);
-        if constexpr (U::kTf32x3) {
-          if (task.low_out) StoreQuad(out + (task.low_out - task.out), LowPart(result));
-        }
-        if (counts) {
-          nonzeros += CountNonzeros<T>(result, 4);
-          written += 4;
-        }
-      }
+      const float4 result = Finish(SumOfRow(slots, piece), bias + extra, task.relu);
+      if (row < end) Store(out, result, counts);
       out += step;
       row += task.splits;
       extra = next;
@@ -227,16 +218,9 @@ struct SlotReduction {
     for (int i = 0; i < task.splits; ++i) sum = sum + *reinterpret_cast<const float4*>(from + i * kSlotBytes);
     return TransposeQuad<T>(sum);
   }
-  __device__ __forceinline__ float4 Finish(float4 sum, float4 rest) const {
-    sum = sum + rest;
-    return task.relu ? float4{Relu(sum.x), Relu(sum.y), Relu(sum.z), Relu(sum.w)} : sum;
-  }
-  __device__ __forceinline__ void Store(int64_t element, float4 result) {
-    StoreResults<U, T>(task, element, result);
-    if (task.counts.rows) {
-      nonzeros += CountNonzeros<T>(result, 4);
-      written += 4;
-    }
+  __device__ __forceinline__ void Store(T* to, float4 result, bool counts) {
+    StoreResults<U>(task, to, result);
+    if (counts) tally.template Add<T>(result, 4);
   }
   // Pairs of rows; lanes four apart have a pair of columns, of which the even one's writes.
   __device__ __forceinline__ void WritePooled(const unsigned char* slots) {
@@ -244,23 +228,21 @@ struct SlotReduction {
     for (int piece = warp; piece < count; piece += kWarps) {
       const float4 result = Pooled(SumOfRow(slots, piece * 2), SumOfRow(slots, piece * 2 + 1));
       const int row = Row(piece);
-      if (row < end) Store(first + static_cast<int64_t>(row) * (task.pooled_width * task.out_channels), result);
+      T* to = task.out + first + static_cast<int64_t>(row) * (task.pooled_width * task.out_channels);
+      if (row < end) Store(to, result, task.counts.rows);
     }
   }
-  // Of a column's two sums the result of a window; the greatest is found before bias and ReLU, if those leave it so.
+  // Of a column's two sums the result of a window.
   __device__ __forceinline__ float4 Pooled(float4 top, float4 low) const {
     const auto beside = [](float4 v) {
       const auto other = [](float of) { return __shfl_xor_sync(0xffffffffu, of, 4); };
       return float4{other(v.x), other(v.y), other(v.z), other(v.w)};
     };
-    const bool finishes_first = task.pool == Pool::kAverage || !KeepsOrder(bias);
-    if (finishes_first) top = Finish(top, bias), low = Finish(low, bias);
-    if (task.pool == Pool::kAverage) {
-      const float4 sum = (top + beside(top)) + (low + beside(low));
-      return {0.25f * sum.x, 0.25f * sum.y, 0.25f * sum.z, 0.25f * sum.w};
-    }
-    const float4 of_column = MaxOrNan(top, low), most = MaxOrNan(of_column, beside(of_column));
-    return finishes_first ? most : Finish(most, bias);
+    const WindowPool pool(task.pool, task.relu, bias);
+    top = pool.Before(top, bias), low = pool.Before(low, bias);
+    if (task.pool == Pool::kAverage) return 0.25f * ((top + beside(top)) + (low + beside(low)));
+    const float4 of_column = MaxOrNan(top, low);
+    return pool.After(MaxOrNan(of_column, beside(of_column)), bias);
   }
 };
 

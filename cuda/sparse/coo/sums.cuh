@@ -16,7 +16,7 @@ __device__ void FinishResult(const CooTask<T>& task, int stack, int64_t at, int 
           LoadUpTo4(task.bias + static_cast<int64_t>(stack) * task.out_channels + out_channel, valid, task.vector_out);
   }
   if (task.residual) sum = sum + LoadUpTo4(task.residual + at, valid, task.vector_out);
-  if (task.relu) sum = make_float4(Relu(sum.x), Relu(sum.y), Relu(sum.z), Relu(sum.w));
+  if (task.relu) sum = Relu(sum);
   StoreUpTo4(task.out + at, sum, valid, task.vector_out);
 }
 

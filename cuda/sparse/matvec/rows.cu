@@ -45,8 +45,9 @@ struct Result {
   __device__ void AskForAddends(const DenseTask<T>& task) {
     if (valid <= 0) return;
     const int count = kVector ? 4 : valid;
-    if (task.bias)
+    if (task.bias) {
       bias = LoadUpTo4(task.bias + static_cast<int64_t>(stack) * task.out_channels + out_channel, count, kVector);
+    }
     if (task.residual) residual = LoadUpTo4(task.residual + at, count, kVector);
   }
 
@@ -54,8 +55,8 @@ struct Result {
     if (valid <= 0) return;
     if (task.bias) sum = sum + bias;
     if (task.residual) sum = sum + residual;
-    if (task.relu) sum = {Relu(sum.x), Relu(sum.y), Relu(sum.z), Relu(sum.w)};
-    StoreUpTo4(task.out + at, sum, kVector ? 4 : valid, kVector);
+    if (task.relu) sum = Relu(sum);
+    StoreQuad<kVector>(task.out + at, sum, valid, false);
   }
 };
 
