@@ -79,7 +79,9 @@ __device__ inline bool IsElected() {
 __device__ inline void InitBarrier(uint32_t barrier, int arrivals = 1) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
 }
-__device__ inline void InitBarrier(uint64_t* barrier) { InitBarrier(SharedAddress(barrier)); }
+__device__ inline void InitBarrier(uint64_t* barrier, int arrivals = 1) {
+  InitBarrier(SharedAddress(barrier), arrivals);
+}
 
 // Barriers made by the calling thread are ready for TMA.
 __device__ inline void FenceBarriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
@@ -109,7 +111,29 @@ __device__ inline void PrefetchMap(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// Copies the box of a tensor map that starts at {output channel, channel, tap}, with zeros outside the tensor.
+// Copies `bytes`, a multiple of 16; both addresses are too.
+__device__ inline void CopyBytes(void* shared, const void* global, int bytes, uint64_t* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   SharedAddress(shared)),
+               "l"(global), "r"(bytes), "r"(SharedAddress(barrier))
+               : "memory");
+}
+
+// The box of a tensor map of two axes that starts at {channel, pixel}, with zeros outside the tensor; and back.
+__device__ inline void CopyBox(void* shared, const CUtensorMap* map, int channel, int pixel, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
+          "r"(SharedAddress(shared)),
+      "l"(map), "r"(channel), "r"(pixel), "r"(SharedAddress(barrier))
+      : "memory");
+}
+__device__ inline void StoreBox(const CUtensorMap* map, int channel, int pixel, const void* shared) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
+               "r"(channel), "r"(pixel), "r"(SharedAddress(shared))
+               : "memory");
+}
+
+// The same of three, that starts at {output channel, channel, tap}.
 __device__ inline void CopyBox(uint32_t shared, const CUtensorMap* map, int out_channel, int channel, int tap,
                                uint32_t barrier) {
   asm volatile(
@@ -145,6 +169,10 @@ __device__ inline void CopyBox(uint32_t shared, const CUtensorMap* map, int elem
       "%6}], [%7];" ::"r"(shared),
       "l"(map), "r"(element), "r"(x), "r"(y), "r"(image), "r"(slice), "r"(barrier)
       : "memory");
+}
+__device__ inline void CopyBox(void* shared, const CUtensorMap* map, int element, int x, int y, int image, int slice,
+                               uint64_t* barrier) {
+  CopyBox(SharedAddress(shared), map, element, x, y, image, slice, SharedAddress(barrier));
 }
 
 // At the scope of the block, for DSMEM slots too. What comes lies in the block's shared memory, and a wait at the

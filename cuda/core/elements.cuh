@@ -63,16 +63,16 @@ using Word =
     std::conditional_t<kBytes == 16, uint4,
                        std::conditional_t<kBytes == 8, uint2, std::conditional_t<kBytes == 4, uint32_t, uint16_t>>>;
 
-// Neighbouring elements as they lie in memory. All that becomes of a result is made of this, so that it is rounded
-// once.
+// Neighbouring elements as they lie in memory.
 template <typename T, int kCount>
 struct Packed {
+  static_assert(kCount % 2 == 0);
   alignas(kCount * sizeof(T) < 16 ? kCount * sizeof(T) : 16) T element[kCount];
 
   __device__ __forceinline__ explicit Packed(const float (&v)[kCount]) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      if constexpr (sizeof(T) == 4 || kCount % 2 != 0) {
+      if constexpr (sizeof(T) == 4) {
         element[i] = FromFloat<T>(v[i]);
       } else if (i % 2 == 0) {
         reinterpret_cast<uint32_t*>(element)[i / 2] = Pack<T>(v[i], v[i + 1]);
@@ -95,7 +95,7 @@ struct Packed {
   }
 };
 
-// The same in memory again, in one store.
+// What Load4 loads, in one store.
 template <typename T>
 __device__ __forceinline__ void Store4(T* p, const float4& v) {
   if constexpr (sizeof(T) == 4) {
@@ -140,7 +140,7 @@ __device__ inline float4 LoadUpTo4(const T* p, int valid, bool vector) {
   return v;
 }
 
-// The same of whole fours, none or all.
+// The same, or with kWhole all four or none.
 template <bool kWhole, typename T>
 __device__ __forceinline__ float4 LoadQuad(const T* p, int valid, bool vector) {
   if constexpr (kWhole) {
@@ -150,21 +150,12 @@ __device__ __forceinline__ float4 LoadQuad(const T* p, int valid, bool vector) {
   }
 }
 
+// And back.
 template <typename T>
 __device__ inline void StoreUpTo4(T* p, const float4& v, int valid, bool vector) {
-  const T element[4] = {FromFloat<T>(v.x), FromFloat<T>(v.y), FromFloat<T>(v.z), FromFloat<T>(v.w)};
-  if (vector && valid == 4) {
-    if constexpr (sizeof(T) == 4) {
-      *reinterpret_cast<float4*>(p) = v;
-    } else {
-      *reinterpret_cast<uint2*>(p) = *reinterpret_cast<const uint2*>(element);
-    }
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (i < valid) p[i] = element[i];
-  }
+  const Packed<T, 4> stored({v.x, v.y, v.z, v.w});
+  if (vector && valid == 4) return stored.template Store<4 * sizeof(T)>(p);
+  stored.StoreUpTo(p, valid);
 }
 template <bool kWhole, typename T>
 __device__ __forceinline__ void StoreQuad(T* p, const float4& v, int valid, bool vector) {

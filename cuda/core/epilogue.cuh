@@ -1,8 +1,7 @@
-// Room: what follows a kernel's sums: bias and residual, ReLU, pools of 2x2, low parts beside results, and counts of
-//   what is stored. Engines say who owns which element, and where sums come from: registers, shared memory, a cluster.
-// Beside this file: loads and stores (core/elements.cuh), what a cluster adds up (core/cluster_sums.cuh), rows of
-// counts
-//   (core/density.cuh).
+// Room: what follows a kernel's sums: bias and residual, ReLU, pools of 2x2, and counts of what is stored. Engines say
+//   who owns which element, and where sums come from: registers, shared memory, a cluster.
+// Beside this file: loads and stores (core/elements.cuh), low parts beside results (core/low_parts.cuh), what a cluster
+//   adds up (core/cluster_sums.cuh), rows of counts (core/density.cuh).
 // May change: anything that leaves results bitwise as they are. Tests: all of tests/primitive/test_kernels.py on a GPU.
 #ifndef JSC_CUDA_CORE_EPILOGUE_CUH_
 #define JSC_CUDA_CORE_EPILOGUE_CUH_
@@ -14,7 +13,7 @@
 
 namespace jsc {
 
-// rest: bias, and residual where there is one. V, here and below: float, float2 or float4.
+// rest: bias, and residual where there is one. V is, here and below: float, float2 or float4.
 template <typename V>
 __device__ __forceinline__ V Finish(V sum, V rest, bool relu) {
   sum = sum + rest;
@@ -67,17 +66,10 @@ __device__ __forceinline__ int SwappedQuad() {
   return static_cast<int>(threadIdx.x) % 2 * 8 + static_cast<int>(threadIdx.x) % 4 / 2 * 4;
 }
 
-// Results as they are stored, in float32.
-template <typename T>
-__device__ __forceinline__ float2 AsStored(float2 v) {
-  if constexpr (sizeof(T) == 4) return v;
-  return Unpack<T>(Pack<T>(v.x, v.y));
-}
-
-// Non-zeros among the first `valid` of some results, as they are stored.
+// Non-zeros among the first `valid` of some results, as they are stored: rounded by pairs, as for the store.
 template <typename T>
 __device__ __forceinline__ int CountNonzeros(float2 v, int valid = 2) {
-  v = AsStored<T>(v);
+  if constexpr (sizeof(T) == 2) v = Unpack<T>(Pack<T>(v.x, v.y));
   int nonzeros = 0;
   nonzeros += valid > 0 && v.x != 0.f;
   nonzeros += valid > 1 && v.y != 0.f;

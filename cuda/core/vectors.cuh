@@ -63,11 +63,19 @@ __device__ __forceinline__ bool IsFinite(const float (&v)[kCount]) {
   return all == 0.f;
 }
 
-// sum + part(first) + ... + part(end - 1), in this order.
-template <int kUnroll, typename V, typename Part>
-__device__ __forceinline__ V AddInOrder(V sum, int first, int end, const Part& part) {
-#pragma unroll kUnroll
-  for (int i = first; i < end; ++i) sum = sum + part(i);
+// Sums of several warps or blocks, `step` apart, added in their order: bitwise repeatable.
+template <int kCount, typename V>
+__device__ __forceinline__ V AddParts(const V* first, int step) {
+  V sum = *first;
+#pragma unroll
+  for (int i = 1; i < kCount; ++i) sum = sum + first[i * step];
+  return sum;
+}
+// The same from zero on, which makes 0 of -0.
+__device__ __forceinline__ float4 AddParts(const float4* first, int step, int count) {
+  float4 sum = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll 4
+  for (int i = 0; i < count; ++i) sum = sum + first[i * step];
   return sum;
 }
 

@@ -123,11 +123,7 @@ __device__ __forceinline__ void SendSums(const DenseLayerTask<typename U::T>& ta
     if (quad >= quads) break;
     auto* slots = reinterpret_cast<float4*>(shared + U::kSlots);
     const float* from = sums + quad / kOutChannelQuads * U::kOutStride + quad % kOutChannelQuads * 4;
-    float4 v = Load4(from);
-#pragma unroll
-    for (int depth_warp = 1; depth_warp < U::kOutDepthWarps; ++depth_warp) {
-      v = v + Load4(from + depth_warp * U::kOutRows * U::kOutStride);
-    }
+    float4 v = AddParts<U::kOutDepthWarps>(reinterpret_cast<const float4*>(from), U::kOutRows * U::kOutStride / 4);
     if constexpr (U::kPrecise) {
       if (!IsFinite(v)) {
         const int pixel = quad / kOutChannelQuads, row = static_cast<int>(pixel * task.by_tile_width >> 16);
@@ -150,9 +146,7 @@ __device__ __forceinline__ void StoreResults(const DenseLayerTask<typename U::T>
   for (int i = ThreadAgain(); i < U::kSlotQuads; i += U::kConsumers) {
     const int quad = at.rank * U::kSlotQuads + i;
     if (quad >= quads) break;
-    float4 v = slots[i];
-#pragma unroll
-    for (int rank = 1; rank < U::kSplit; ++rank) v = v + slots[rank * U::kSlotQuads + i];
+    const float4 v = AddParts<U::kSplit>(slots + i, U::kSlotQuads);
     const int pixel = quad / kOutChannelQuads, row = static_cast<int>(pixel * task.by_tile_width >> 16);
     const int y = at.y + row, x = at.x + pixel - row * task.tile_width;
     if (y >= task.height || x >= task.width) continue;
@@ -298,7 +292,7 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
 #pragma unroll
     for (int i = 0; i < U::kRing; ++i) {
       InitBarrier(barriers.full + i);
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barriers.empty + i)), "n"(U::kWarps));
+      InitBarrier(barriers.empty + i, U::kWarps);
     }
     for (uint64_t* each : {&barriers.params, &barriers.kernel2, &barriers.newest, &barriers.slots_full})
       InitBarrier(each);

@@ -182,9 +182,7 @@ __device__ __forceinline__ void StoreTransition(const TransitionTask<typename U:
   constexpr int kOutChannelQuads = U::kOutChannels / 4;
   const int i = static_cast<int>(threadIdx.x);
   if (i >= U::kSlotQuads) return;
-  float4 v = slots[i];
-#pragma unroll
-  for (int from = 1; from < U::kSplit; ++from) v = v + slots[from * U::kSlotQuads + i];
+  float4 v = AddParts<U::kSplit>(slots + i, U::kSlotQuads);
   const int quad = rank * U::kSlotQuads + i, pixel = first_pixel + quad / kOutChannelQuads;
   const int out_channel = first_out_channel + quad % kOutChannelQuads * 4;
   if (pixel >= task.pixels || out_channel >= task.out_channels) return;

@@ -130,11 +130,11 @@ __device__ __forceinline__ void AskForFirst(const FirstTask<typename U::T>& task
         unsigned char* stage = stages + to.stage * U::kStageBytes;
         const bool of_x = chunk < chunks.of_x;
         ExpectBytes(full, U::kStageBytes);
-        CopyPixels(stage, of_x ? &maps.x : &maps.block,
-                   of_x ? chunk * kChunk<T> : task.first_channels + (chunk - chunks.of_x) * kChunk<T>, pixel, full);
+        CopyBox(stage, of_x ? &maps.x : &maps.block,
+                of_x ? chunk * kChunk<T> : task.first_channels + (chunk - chunks.of_x) * kChunk<T>, pixel, full);
 #pragma unroll
         for (int plane = 0; plane < U::kPlanes; ++plane) {
-          CopyPiece(
+          CopyBytes(
               stage + U::kPixelBytes + plane * U::kPlaneBytes,
               task.kernel + static_cast<int64_t>(chunk * U::kPlanes + plane) * kFirstPiece + out_channel * kRowBytes,
               U::kPlaneBytes, full);
@@ -160,8 +160,8 @@ __device__ __forceinline__ void CopyStages(const FirstTask<typename U::T>& task,
       WaitForBytes(barriers.full + from.stage, from.parity);
       if (IsElected()) {
         if (tile % U::kShares == 0) {
-          StorePixels(&maps.block, chunk * kChunk<T>, tile / U::kShares * U::kPixels,
-                      stages + from.stage * U::kStageBytes);
+          StoreBox(&maps.block, chunk * kChunk<T>, tile / U::kShares * U::kPixels,
+                   stages + from.stage * U::kStageBytes);
           asm volatile("cp.async.bulk.commit_group;\n cp.async.bulk.wait_group.read 0;" ::: "memory");
         }
         Arrive(SharedAddress(barriers.empty + from.stage));
@@ -325,8 +325,7 @@ __global__ void __launch_bounds__(U::kThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < kMaxRing; ++i) {
       InitBarrier(barriers.full + i);
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barriers.empty + i)),
-                   "r"(U::kGroups * 4 + (task.is_first ? 1 : 0)));
+      InitBarrier(barriers.empty + i, U::kGroups * 4 + (task.is_first ? 1 : 0));
     }
     FenceBarriers();
   }

@@ -58,7 +58,7 @@ __device__ __forceinline__ void AskForSecond(const SecondTask<typename U::T>& ta
 #pragma unroll
     for (int chunk = 0; chunk < U::kChunks; ++chunk) {
       ExpectBytes(barriers.kernel + chunk, 3 * kSecondPiece);
-      CopyPiece(kernel + chunk * 3 * kSecondPiece, task.kernel + chunk * 3 * kSecondPiece, 3 * kSecondPiece,
+      CopyBytes(kernel + chunk * 3 * kSecondPiece, task.kernel + chunk * 3 * kSecondPiece, 3 * kSecondPiece,
                 barriers.kernel + chunk);
     }
   }
@@ -114,7 +114,7 @@ __device__ __forceinline__ void AskForSecondTf32x3(const SecondTask<float>& task
         WaitForBytes(barriers.kernel_empty + piece.stage, piece.parity ^ 1);
         if (IsElected()) {
           ExpectBytes(barriers.kernel + piece.stage, U::kPieceBytes);
-          CopyPiece(kernel + piece.stage * U::kPieceBytes, task.kernel + (chunk * 3 + dy) * U::kPieceBytes,
+          CopyBytes(kernel + piece.stage * U::kPieceBytes, task.kernel + (chunk * 3 + dy) * U::kPieceBytes,
                     U::kPieceBytes, barriers.kernel + piece.stage);
         }
         __syncwarp();
@@ -306,13 +306,11 @@ __global__ void __launch_bounds__(U::kThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < kMaxRing; ++i) {
       InitBarrier(barriers.full + i);
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barriers.empty + i)),
-                   "n"(U::kGroups * 4));
+      InitBarrier(barriers.empty + i, U::kGroups * 4);
     }
     for (int i = 0; i < U::kChunks; ++i) {
       InitBarrier(barriers.kernel + i);
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barriers.kernel_empty + i)),
-                   "n"(U::kGroups * 4));
+      InitBarrier(barriers.kernel_empty + i, U::kGroups * 4);
     }
     FenceBarriers();
   }

@@ -240,8 +240,7 @@ __global__ void __launch_bounds__(U::kThreads) SmallMapKernel(const __grid_const
   __syncthreads();
   const int2 written = writer.Write([&](int pixel, int tile_out_channel) {
     const float* from = sums + pixel * U::kSumStride + tile_out_channel;
-    const auto part = [&](int i) { return Load4(from + i * kTile); };
-    float4 sum = AddInOrder<U::kWarps>(part(0), 1, U::kWarps, part);
+    float4 sum = AddParts<U::kWarps>(reinterpret_cast<const float4*>(from), kTile / 4);
     if constexpr (U::kTf32x3) {
       if (!IsFinite(sum)) {
         sum = SumAgain(small_map, at, pixel, tile_out_channel);

@@ -173,9 +173,7 @@ __global__ void __launch_bounds__(U::kThreads) SplitKChannelsKernel(const __grid
   if (IsElected()) {
     if (warp == U::kWarps - 1 && slice.splits > 1) {
       const int units = Divide(kUnits - rank + slice.splits - 1, slice.by_splits).quotient;
-      InitBarrier(&slots_full);
-      FenceBarriers();
-      ExpectBytes(&slots_full, units * slice.splits * kWarp * static_cast<int>(sizeof(Vector)));
+      OpenSlots(&slots_full, units * slice.splits * kWarp * static_cast<int>(sizeof(Vector)));
     }
     AskForOperands<U>(slice, maps, at, warp, operands, full);
   }
@@ -209,11 +207,7 @@ __global__ void __launch_bounds__(U::kThreads) SplitKChannelsKernel(const __grid
     for (int i = 0; i < kRounds; ++i) {
       if (warp + i * U::kWarps >= kUnits) continue;
       const unsigned char* of_unit = from + (warp + i * U::kWarps) * kUnitBytes;
-      sums[i] = *reinterpret_cast<const Vector*>(of_unit);
-#pragma unroll
-      for (int j = 1; j < U::kWarps; ++j) {
-        sums[i] = sums[i] + *reinterpret_cast<const Vector*>(of_unit + j * kWarpBytes);
-      }
+      sums[i] = AddParts<U::kWarps>(reinterpret_cast<const Vector*>(of_unit), kUnits * kWarp);
     }
 #pragma unroll
     for (int i = 0; i < kRounds; ++i) {

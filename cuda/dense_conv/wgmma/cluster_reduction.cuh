@@ -71,9 +71,7 @@ struct SlotReduction {
   // Made by one thread.
   __device__ __forceinline__ void Init(const WgmmaPlace& at, uint64_t* barrier) {
     FindRows(at);
-    InitBarrier(barrier);
-    FenceBarriers();
-    ExpectBytes(barrier, (count << pairs) * task.splits * kSlotBytes);
+    OpenSlots(barrier, (count << pairs) * task.splits * kSlotBytes);
   }
   // slots, barrier: of this block
   __device__ __forceinline__ void Find(const WgmmaPlace& at, int of_warp, uint32_t slots, uint32_t barrier) {
@@ -82,8 +80,8 @@ struct SlotReduction {
     const int lane = threadIdx.x % kWarp;
     const Quotient place = Divide((lane >> pairs) * kWarps + warp, task.by_splits);
     const uint32_t slot = slots + (((place.quotient << pairs) + (lane & pairs)) * task.splits + split) * kSlotBytes;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(slot), "r"(place.remainder));
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(full) : "r"(barrier), "r"(place.remainder));
+    to = InBlock(slot, place.remainder);
+    full = InBlock(barrier, place.remainder);
     const int sender = (split + warp * task.splits) % kWarps;  // whose sums this warp completes
     column = lane % 4 * 2 + lane / 4 % 2;
     if constexpr (sizeof(T) == 4) {
@@ -136,7 +134,7 @@ struct SlotReduction {
     first = static_cast<int64_t>(static_cast<uint64_t>(high) << 32 | low);
     uint32_t rank;
     asm volatile("getctarank.shared::cluster.u32 %0, %1;" : "=r"(rank) : "r"(to));
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(full) : "r"(barrier), "r"(rank));
+    full = InBlock(barrier, rank);
   }
   __device__ __forceinline__ void LoadBias() {
     bias = {0.f, 0.f, 0.f, 0.f};
@@ -160,12 +158,7 @@ struct SlotReduction {
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         const float* v = sums + (from + i) * 4;
-        asm volatile(
-            "{\n .reg .pred yes;\n setp.lt.s32 yes, %6, %7;\n"
-            " @yes st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];\n}" ::"r"(
-                slot[i]),
-            "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "r"(barrier[i]), "r"(from + i), "r"(rows)
-            : "memory");
+        SendIfBelow(slot[i], {v[0], v[1], v[2], v[3]}, barrier[i], from + i, rows);
       }
     }
   }
@@ -212,11 +205,8 @@ struct SlotReduction {
   }
 #endif
   __device__ __forceinline__ float4 SumOfRow(const unsigned char* slots, int row) const {
-    float4 sum = {0.f, 0.f, 0.f, 0.f};
-    const unsigned char* from = slots + row * task.splits * kSlotBytes + threadIdx.x % kWarp * 16;
-#pragma unroll 4
-    for (int i = 0; i < task.splits; ++i) sum = sum + *reinterpret_cast<const float4*>(from + i * kSlotBytes);
-    return TransposeQuad<T>(sum);
+    const auto* from = reinterpret_cast<const float4*>(slots) + row * task.splits * kWarp + threadIdx.x % kWarp;
+    return TransposeQuad<T>(AddParts(from, kWarp, task.splits));
   }
   __device__ __forceinline__ void Store(T* to, float4 result, bool counts) {
     StoreResults<U>(task, to, result);

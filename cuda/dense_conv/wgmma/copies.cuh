@@ -41,8 +41,8 @@ __device__ __forceinline__ void InitBarriers(WgmmaBarriers& barriers, int reader
   for (int i = 0; i < kMaxRing; ++i) {
     InitBarrier(barriers.pixels_full + i);
     InitBarrier(barriers.weights_full + i);
-    InitBarrier(SharedAddress(barriers.pixels_empty + i), readers);
-    InitBarrier(SharedAddress(barriers.weights_empty + i), readers);
+    InitBarrier(barriers.pixels_empty + i, readers);
+    InitBarrier(barriers.weights_empty + i, readers);
   }
   FenceBarriers();
 }
@@ -50,7 +50,7 @@ __device__ __forceinline__ void InitBarriers(WgmmaBarriers& barriers, int reader
 __device__ __forceinline__ void InitBarriers(Tf32x3Barriers& barriers, int readers) {
 #pragma unroll
   for (int i = 0; i < kMaxRing; ++i) {
-    InitBarrier(SharedAddress(barriers.pixels_ready + i), readers);
+    InitBarrier(barriers.pixels_ready + i, readers);
   }
   InitBarriers(static_cast<WgmmaBarriers&>(barriers), readers);
 }

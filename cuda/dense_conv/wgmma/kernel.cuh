@@ -132,8 +132,7 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
     if (IsElected()) {
       PrefetchMapsOf<U>(maps);
       InitBarriers(barriers, U::kConsumers / kWarp);
-      if (U::kConsumerGroups > 1 && consumer_group == 0)
-        InitBarrier(SharedAddress(&joined), U::kConsumers);  // for threads alone
+      if (U::kConsumerGroups > 1 && consumer_group == 0) InitBarrier(&joined, U::kConsumers);  // for threads alone
     }
     __syncwarp();
     asm volatile("bar.arrive 1, %0;" ::"n"(U::kThreads) : "memory");  // the first copies wait for nobody

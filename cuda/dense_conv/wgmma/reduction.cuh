@@ -6,8 +6,6 @@
 #ifndef JSC_CUDA_DENSE_CONV_WGMMA_REDUCTION_CUH_
 #define JSC_CUDA_DENSE_CONV_WGMMA_REDUCTION_CUH_
 
-#include <cooperative_groups.h>
-
 #include "cuda/core/cluster_sums.cuh"
 #include "cuda/core/epilogue.cuh"
 #include "cuda/dense_conv/wgmma/engine.cuh"
@@ -21,15 +19,6 @@ __device__ __forceinline__ void StoreResults(const WgmmaTaskOf<U, T>& task, T* t
   if constexpr (U::kTf32x3) {
     if (task.low_out) Store4(to + (task.low_out - task.out), LowPart(v));
   }
-}
-
-// Four sums of any block of the cluster, where `yes`; without a branch. What is loaded has to be used: no load may be
-// in flight when the cluster leaves.
-__device__ __forceinline__ void LoadIf(float4& v, const float* from, bool yes) {
-  asm volatile("{\n .reg .pred yes;\n setp.ne.b32 yes, %5, 0;\n @yes ld.v4.f32 {%0, %1, %2, %3}, [%4];\n}"
-               : "+f"(v.x), "+f"(v.y), "+f"(v.z), "+f"(v.w)
-               : "l"(from), "r"(static_cast<int>(yes))
-               : "memory");
 }
 
 // Completes a tile's rows of kPatchWidth pixels rank, rank + ranks, ...: bias, residual and ReLU. A thread keeps four
@@ -259,9 +248,8 @@ __device__ __forceinline__ void WaitToWrite(const Gate& gate) {
 template <int kBatch, int kSplits, class U, typename T>
 __device__ __forceinline__ void WriteTogether(WgmmaWriter<U, T>& writer, int rank, int ranks, float4 bias,
                                               float* tile) {
-  auto cluster = cooperative_groups::this_cluster();
-  cluster.sync();
-  const auto tile_of = [&](int split) { return cluster.map_shared_rank(tile, split); };
+  SyncCluster();
+  const auto tile_of = [&](int split) { return OfBlock(tile, split); };
   if (writer.task.pool == Pool::kNone) {
     writer.template Write<kBatch, kSplits>(rank, ranks, bias, tile_of);
   } else {
@@ -274,9 +262,8 @@ __device__ __forceinline__ void WriteTogether(WgmmaWriter<U, T>& writer, int ran
 // The same of two blocks, by WriteRows.
 template <int kBatch, class U, typename T>
 __device__ __forceinline__ void WriteAsPair(WgmmaWriter<U, T>& writer, int rank, float4 bias, float* tile) {
-  auto cluster = cooperative_groups::this_cluster();
-  cluster.sync();
-  const float* const tiles[] = {cluster.map_shared_rank(tile, 0), cluster.map_shared_rank(tile, 1)};
+  SyncCluster();
+  const float* const tiles[] = {OfBlock(tile, 0), OfBlock(tile, 1)};
   if (writer.task.pool == Pool::kNone) {
     writer.template WriteRows<kBatch, 2>(rank, bias, tiles);
   } else {

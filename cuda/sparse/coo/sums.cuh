@@ -20,31 +20,6 @@ __device__ void FinishResult(const CooTask<T>& task, int stack, int64_t at, int 
   StoreUpTo4(task.out + at, sum, valid, task.vector_out);
 }
 
-#if __CUDA_ARCH__ >= 900
-__device__ inline int ClusterRank() {
-  int rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-__device__ inline void ClusterSync() {
-  asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory");
-}
-
-// Four floats of another block of the cluster.
-__device__ inline float4 LoadOfCluster(const float* shared, int rank) {
-  const auto own = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  float4 v;
-  asm volatile(
-      "{\n\t.reg .b32 there;\n\tmapa.shared::cluster.u32 there, %4, %5;\n\t"
-      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n\t}"
-      : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-      : "r"(own), "r"(rank)
-      : "memory");
-  return v;
-}
-#endif
-
 // Adds up the slices' sums [slice, output channel warp, pixel, warp output channel] in the place of the first.
 template <int kVariant>
 __device__ void AddSlices(float* sums, int warps, int slices) {

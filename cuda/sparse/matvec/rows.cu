@@ -103,10 +103,8 @@ struct Slots {
         slots((results + parts - 1) / parts) {
     if (parts == 1) return;
     if (threadIdx.x == 0) {
-      InitBarrier(full);
-      FenceBarriers();
       const int own = (results - part + parts - 1) / parts;
-      ExpectBytes(full, own * (parts - 1) * static_cast<int>(sizeof(float4)));
+      OpenSlots(full, own * (parts - 1) * static_cast<int>(sizeof(float4)));
     }
     ArriveAtCluster();
   }
@@ -178,9 +176,7 @@ __global__ void __launch_bounds__(kDenseThreads, 1) DenseKernel(const __grid_con
   if (thread >= results && task.parts == 1) return;
   float4 sum = {0.f, 0.f, 0.f, 0.f};
   if (thread < results) {
-    sum = warp_sums[thread];
-#pragma unroll
-    for (int w = 1; w < kDenseWarps; ++w) sum = sum + warp_sums[w * results + thread];
+    sum = AddParts<kDenseWarps>(warp_sums + thread, results);
   }
 #if __CUDA_ARCH__ >= 900
   if (task.parts > 1) sum = slots.Exchange(sum, thread < results);
