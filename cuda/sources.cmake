@@ -16,6 +16,7 @@ set(JSC_CUDA_SOURCES
     cuda/chain/chain.cu
     cuda/chain/pair_buffers.cc
     cuda/core/device_info.cu
+    cuda/core/tensor_map.cc
     cuda/dense_conv/dense_conv.cu
     cuda/dense_conv/splitk_channels/maps.cc
     cuda/dense_conv/wgmma/maps.cc

@@ -17,8 +17,10 @@
 #include <string>
 
 #include "cuda/chain/pair.h"
+#include "cuda/core/elements.cuh"
 #include "cuda/core/low_parts.cuh"
 #include "cuda/core/programmatic_launch.cuh"
+#include "cuda/core/vectors.cuh"
 #include "cuda/ffi/kernels.h"
 #include "cuda/sparse/matvec/row.h"
 

@@ -1,23 +1,24 @@
 // Launches two 1x1 convolutions in one kernel (chain/pair.cuh).
 #include "cuda/chain/pair.cuh"
-#include "cuda/core/driver.h"
+#include "cuda/core/tensor_map.h"
 
 namespace jsc {
 namespace {
 
 // Boxes of some of a tile's pixels x 128 bytes of channels of a map [pixels, channels].
-bool MapTilePixels(const PairCall& call, const void* data, const PairPlan& plan, CUtensorMapDataType type,
-                   int64_t bytes, CUtensorMap* map) {
-  static const auto encode = FindDriverFunction<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
-  const auto channels = static_cast<cuuint64_t>(call.shape.in_channels),
-             pixels = static_cast<cuuint64_t>(call.shape.pixels);
-  const cuuint64_t size[] = {channels, pixels, 1};
-  const cuuint64_t stride[] = {channels * bytes, channels * pixels * bytes};
-  const cuuint32_t box[] = {static_cast<cuuint32_t>(kRowBytes / bytes), static_cast<cuuint32_t>(plan.box_rows), 1};
-  const cuuint32_t step[] = {1, 1, 1};
-  return encode && encode(map, type, 3, const_cast<void*>(data), size, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                          CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+bool MapTilePixels(const PairCall& call, const void* data, const PairPlan& plan, const MapFormat& format,
+                   CUtensorMap* map) {
+  return EncodeDenseMap(data, format, {call.shape.in_channels, call.shape.pixels, 1},
+                        {kRowBytes / format.element_bytes(), plan.box_rows, 1}, map);
+}
+
+bool MapPair(const PairCall& call, const PairPlan& plan, PairMaps* maps) {
+  const PairShape& shape = call.shape;
+  const MapFormat format{TensorMapType(call.dtype, call.precise)};
+  return MapTilePixels(call, call.x, plan, format, &maps->x) &&
+         (!call.low_x || MapTilePixels(call, call.low_x, plan, format, &maps->low)) &&
+         EncodeKernelPieces(call.kernel, format.type, shape.channels, shape.in_channels, 1, &maps->kernel) &&
+         EncodeKernelPieces(call.next_kernel, format.type, shape.out_channels, shape.channels, 1, &maps->next_kernel);
 }
 
 template <class U, typename T>
@@ -25,15 +26,8 @@ ffi::Error Launch(const PairCall& call, const PairPlan& plan, cudaStream_t strea
   constexpr auto kKernel = PairKernel<U, T>;
   ffi::Error error = Prepare<kKernel>("PairKernel");
   if (error.failure()) return error;
-  const CUtensorMapDataType type = TensorMapType(call.dtype, call.precise);
   PairMaps maps;
-  if (!MapTilePixels(call, call.x, plan, type, sizeof(T), &maps.x) ||
-      (call.low_x && !MapTilePixels(call, call.low_x, plan, type, sizeof(T), &maps.low)) ||
-      !MapKernelPieces(call.kernel, call.shape.channels, call.shape.in_channels, 1, type, sizeof(T), &maps.kernel) ||
-      !MapKernelPieces(call.next_kernel, call.shape.out_channels, call.shape.channels, 1, type, sizeof(T),
-                       &maps.next_kernel)) {
-    return ffi::Error(ffi::ErrorCode::kInternal, "cuTensorMapEncodeTiled refuses the maps of two 1x1 convolutions");
-  }
+  if (!MapPair(call, plan, &maps)) return MapsRefused("PairKernel");
   PairTask<T> task{};
   task.bias = static_cast<const T*>(call.bias);
   task.next_bias = static_cast<const T*>(call.next_bias);

@@ -44,8 +44,7 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
 #pragma unroll
       for (int i = 0; i < kMaxPairSlots; ++i) {
         InitBarrier(barriers.full + i);
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barriers.empty + i)),
-                     "n"(U::kConsumers / kWarp));
+        InitBarrier(barriers.empty + i, U::kConsumers / kWarp);
       }
 #pragma unroll
       for (uint64_t& full : barriers.pixels_full) InitBarrier(&full);
@@ -116,22 +115,15 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
     }
     if (tile == group) WaitForCluster();
     const Quotient piece = Divide(tile * 4 + warp % 4, task.by_blocks);
-    uint32_t to, full;
     const uint32_t slot =
         SharedAddress(pixels) + ((piece.quotient * task.blocks + rank) * U::kRows * kWarp + lane) * 16;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(slot), "r"(piece.remainder));
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-                 : "=r"(full)
-                 : "r"(SharedAddress(&barriers.sums_full)), "r"(piece.remainder));
+    const uint32_t to = InBlock(slot, piece.remainder);
+    const uint32_t full = InBlock(SharedAddress(&barriers.sums_full), piece.remainder);
 #pragma unroll
     for (int row = 0; row < U::kRows; ++row) {
-      asm volatile(
-          "{\n .reg .pred yes;\n setp.lt.s32 yes, %6, %7;\n"
-          " @yes st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];\n}" ::"r"(
-              to + row * (kWarp * 16)),
-          "f"(sums[row * 4]), "f"(sums[row * 4 + 1]), "f"(sums[row * 4 + 2]), "f"(sums[row * 4 + 3]), "r"(full),
-          "r"(row * kPatchWidth + lane % 4 * 2), "r"(own_pixels)
-          : "memory");
+      const float* v = sums + row * 4;
+      SendIfBelow(to + row * (kWarp * 16), {v[0], v[1], v[2], v[3]}, full, row * kPatchWidth + lane % 4 * 2,
+                  own_pixels);
     }
   }
   if (group >= out_channel_tiles) WaitForCluster();
@@ -150,13 +142,11 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
     const int row = i % U::kRows, pixel = row * kPatchWidth + column;
     const auto* received =
         reinterpret_cast<const float4*>(pixels) + (i / U::kRows * task.blocks * U::kRows + row) * kWarp + lane;
-    float4 sum = {0.f, 0.f, 0.f, 0.f};
-#pragma unroll 4
-    for (int block = 0; block < task.blocks; ++block) sum = sum + received[block * (U::kRows * kWarp)];
-    const float4 result = Cut(TransposeQuad<T>(sum) + next_bias, next_least);
+    const float4 sum = AddParts(received, U::kRows * kWarp, task.blocks);
+    const float4 result = AtLeast(TransposeQuad<T>(sum) + next_bias, next_least);
     const int64_t element = static_cast<int64_t>(first_pixel + pixel) * task.out_channels + out_channel_of(i);
-    StoreQuadIf(task.out + element, result, pixel < own_pixels);
-    if constexpr (U::kTf32x3) StoreQuadIf(task.low_out + element, LowPart(result), task.low_out && pixel < own_pixels);
+    Store4If(task.out + element, result, pixel < own_pixels);
+    if constexpr (U::kTf32x3) Store4If(task.low_out + element, LowPart(result), task.low_out && pixel < own_pixels);
     next_bias = bias_of(i + U::kConsumers / kWarp);
   }
 #endif

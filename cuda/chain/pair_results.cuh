@@ -28,15 +28,6 @@ __device__ __forceinline__ void AddHalves(const float (&sums)[U::kPixels / 2], f
   asm volatile("bar.sync 2, %0;" ::"n"(U::kConsumers) : "memory");  // what follows is written in the same place
 }
 
-// What is below `least` becomes that: a ReLU with 0, which keeps NaN, and nothing with -infinity.
-__device__ __forceinline__ float Cut(float v, float least) {
-  asm("max.NaN.f32 %0, %0, %1;" : "+f"(v) : "f"(least));
-  return v;
-}
-__device__ __forceinline__ float4 Cut(float4 v, float least) {
-  return {Cut(v.x, least), Cut(v.y, least), Cut(v.z, least), Cut(v.w, least)};
-}
-
 // v with half of what TF32 drops added, which the tensor cores then drop; NaN stays.
 __device__ __forceinline__ float RoundUp(float v) {
   asm("{\n .reg .pred nan;\n setp.nan.f32 nan, %0, %0;\n .reg .b32 bits;\n mov.b32 bits, %0;\n"
@@ -47,34 +38,6 @@ __device__ __forceinline__ float RoundUp(float v) {
 
 __device__ __forceinline__ void StoreTwo(uint32_t to, float first, float second) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(first), "f"(second) : "memory");
-}
-
-// Writes where `yes`, without a branch.
-template <typename T>
-__device__ __forceinline__ void StorePair(T* to, float2 v, bool yes) {
-  asm volatile("{\n .reg .pred yes;\n setp.ne.b32 yes, %0, 0;\n @yes st.global.v2.f32 [%1], {%2, %3};\n}" ::"r"(
-                   static_cast<int>(yes)),
-               "l"(to), "f"(v.x), "f"(v.y)
-               : "memory");
-}
-
-// Four results in one store, where `yes`; without a branch.
-template <typename T>
-__device__ __forceinline__ void StoreQuadIf(T* to, float4 v, bool yes) {
-  if constexpr (sizeof(T) == 4) {
-    asm volatile(
-        "{\n .reg .pred yes;\n setp.ne.b32 yes, %0, 0;\n @yes st.global.v4.f32 [%1], {%2, %3, %4, %5};\n}" ::"r"(
-            static_cast<int>(yes)),
-        "l"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
-        : "memory");
-  } else {
-    const T element[4] = {FromFloat<T>(v.x), FromFloat<T>(v.y), FromFloat<T>(v.z), FromFloat<T>(v.w)};
-    const uint2 words = *reinterpret_cast<const uint2*>(element);
-    asm volatile("{\n .reg .pred yes;\n setp.ne.b32 yes, %0, 0;\n @yes st.global.v2.b32 [%1], {%2, %3};\n}" ::"r"(
-                     static_cast<int>(yes)),
-                 "l"(to), "r"(words.x), "r"(words.y)
-                 : "memory");
-  }
 }
 
 // A thread's part of the middle, which it completes, writes and stages for the next product. Of its warpgroup's rows it
@@ -149,21 +112,21 @@ struct Middle {
       if (i >= rows) break;
       constexpr int kStep = kPatchWidth * kRowBytes;
       if constexpr (kTransposed) {
-        const float4 v = Cut(TransposeQuad<T>(sums[i]) + rest[i], least);
-        const T element[4] = {FromFloat<T>(v.x), FromFloat<T>(v.y), FromFloat<T>(v.z), FromFloat<T>(v.w)};
-        const uint2 words = *reinterpret_cast<const uint2*>(element);
-        asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to + i * kStep), "r"(words.x), "r"(words.y) : "memory");
-        StoreQuadIf(out + i * RowStep(), v, Has(i, 0));
+        const float4 v = AtLeast(TransposeQuad<T>(sums[i]) + rest[i], least);
+        asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to + i * kStep), "r"(Pack<T>(v.x, v.y)),
+                     "r"(Pack<T>(v.z, v.w))
+                     : "memory");
+        Store4If(out + i * RowStep(), v, Has(i, 0));
       } else {
-        const float4 v = Cut(sums[i] + rest[i], least);
+        const float4 v = AtLeast(sums[i] + rest[i], least);
         Stage(to + i * kStep, v.x, v.z);
         Stage(next + i * kStep, v.y, v.w);
-        StorePair(out + i * RowStep(), float2{v.x, v.z}, Has(i, 0));
-        StorePair(out + i * RowStep() + task.channels, float2{v.y, v.w}, Has(i, 1));
+        Store2If(out + i * RowStep(), float2{v.x, v.z}, Has(i, 0));
+        Store2If(out + i * RowStep() + task.channels, float2{v.y, v.w}, Has(i, 1));
         if constexpr (U::kTf32x3) {
           const float4 low = LowPart(v);
-          StorePair(low_out + i * RowStep(), float2{low.x, low.z}, has_low && Has(i, 0));
-          StorePair(low_out + i * RowStep() + task.channels, float2{low.y, low.w}, has_low && Has(i, 1));
+          Store2If(low_out + i * RowStep(), float2{low.x, low.z}, has_low && Has(i, 0));
+          Store2If(low_out + i * RowStep() + task.channels, float2{low.y, low.w}, has_low && Has(i, 1));
         }
       }
     }
@@ -204,7 +167,7 @@ __device__ __forceinline__ void CompleteFirst(const Middle<U, float>& results, i
 template <class U>
 __device__ __forceinline__ void CompleteNext(const Middle<U, float>& results, int first_pixel, int rank, int tile,
                                              float (&sums)[U::kPixels / 2]) {
-  if (AreFinite(sums)) return;
+  if (IsFinite(sums)) return;
   const PairTask<float>& task = results.task;
   const int column = results.pixel % kPatchWidth;
 #pragma unroll

@@ -18,6 +18,7 @@
 #include <limits>
 
 #include "cuda/core/programmatic_launch.cuh"
+#include "cuda/core/vectors.cuh"
 
 namespace jsc {
 
@@ -77,16 +78,6 @@ __device__ inline bool PassesGate(const Gate& gate) {
 // What comes after both kernels waits for the second one alone, which therefore is not done before the first.
 __device__ inline void LeaveGate(const Gate& gate) {
   if (gate.overlaps) WaitForKernelBefore();
-}
-
-// Non-zeros among the first `valid` of four results, as they are stored.
-template <typename T>
-__device__ int CountNonzeros(float4 v, int valid) {
-  const float value[4] = {v.x, v.y, v.z, v.w};
-  int nonzeros = 0;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) nonzeros += i < valid && ToFloat(FromFloat<T>(value[i])) != 0.f;
-  return nonzeros;
 }
 
 // Writes the row that block number `block` of those that write results has, if it has one, from what each of its

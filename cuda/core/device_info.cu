@@ -5,9 +5,9 @@
 #include <mutex>
 #include <utility>
 
-#include "cuda/core/common.cuh"
+#include "cuda/core/device_info.h"
 #include "cuda/core/device_scope.h"
-#include "cuda/sparse/ecr/kernel_map.h"
+#include "cuda/core/tensor_map.h"
 
 namespace jsc {
 namespace {
@@ -58,7 +58,7 @@ cudaError_t ReadDevice(int device, DeviceInfo* info) {
   if (const char* pretended = std::getenv("JSC_CAPABILITY")) {  // for tests: kernels of an older GPU on a newer one
     if (std::sscanf(pretended, "%d.%d", &major, &minor) != 2) return cudaErrorInvalidValue;
   }
-  info->tensor_maps = major >= 9 && HasKernelMaps();
+  info->tensor_maps = major >= 9 && HasTensorMaps();
   // The same list is in jax_sparse_conv/_src/devices.py.
   info->fast_tf32 = (major >= 8 && major <= 10 && minor == 0) || (major == 10 && minor == 3);  // A100, H100, B200, B300
 #ifdef JSC_WGMMA

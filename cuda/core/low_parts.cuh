@@ -5,7 +5,7 @@
 #ifndef JSC_CUDA_CORE_LOW_PARTS_CUH_
 #define JSC_CUDA_CORE_LOW_PARTS_CUH_
 
-#include "cuda/core/common.cuh"
+#include <cuda_runtime.h>
 
 namespace jsc {
 

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "cuda/core/common.cuh"
+#include "cuda/core/launch.cuh"
 
 namespace jsc {
 

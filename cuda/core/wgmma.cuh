@@ -7,7 +7,7 @@
 #ifndef JSC_CUDA_CORE_WGMMA_CUH_
 #define JSC_CUDA_CORE_WGMMA_CUH_
 
-#include "cuda/core/common.cuh"
+#include "cuda/core/elements.cuh"
 
 namespace jsc {
 

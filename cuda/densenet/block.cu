@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "cuda/core/driver.h"
+#include "cuda/core/tensor_map.h"
 #include "cuda/densenet/block_kernel.cuh"
 #include "cuda/densenet/block_transition.cuh"
 
@@ -27,33 +27,21 @@ unsigned Inverse(int64_t n) { return static_cast<unsigned>((65536 + n - 1) / n);
 
 // Boxes of a tile with the pixels around it x so many chunks of 32 channels of a map [N, H, W, C].
 bool MapPixels(const void* data, const DenseBlockCall& call, int64_t channels, const DensePlan& plan, int chunks,
-               CUtensorMapDataType type, cuuint64_t bytes, CUtensorMap* map) {
-  static const auto encode = FindDriverFunction<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
-  auto size_of = [](int64_t n) { return static_cast<cuuint64_t>(n); };
-  const cuuint64_t size[] = {kDenseChannels, size_of(call.width), size_of(call.height),
-                             size_of(channels / kDenseChannels), size_of(call.images)};
-  const cuuint64_t pixel = size_of(channels) * bytes, row = size[1] * pixel;
-  const cuuint64_t stride[] = {pixel, row, kDenseChannels * bytes, size[2] * row};
-  const cuuint32_t box[] = {kDenseChannels, static_cast<cuuint32_t>(plan.tile_width + 2),
-                            static_cast<cuuint32_t>(plan.tile_height + 2), static_cast<cuuint32_t>(chunks), 1};
-  const cuuint32_t step[] = {1, 1, 1, 1, 1};
-  return encode && encode(map, type, 5, const_cast<void*>(data), size, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                          bytes == 4 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-                          CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+               CUtensorMapDataType type, CUtensorMap* map) {
+  MapFormat format{type, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B};
+  const int64_t bytes = format.element_bytes(), pixel = channels * bytes, row = call.width * pixel;
+  if (bytes == 2) format.swizzle = CU_TENSOR_MAP_SWIZZLE_64B;
+  return EncodeTiledMap(data, format, {kDenseChannels, call.width, call.height, channels / kDenseChannels, call.images},
+                        {pixel, row, kDenseChannels * bytes, call.height * row},
+                        {kDenseChannels, plan.tile_width + 2, plan.tile_height + 2, chunks, 1}, map);
 }
 
-// Boxes of 16 output channels x `deep` channels x all taps of a kernel [taps, channels, output channels].
+// Boxes of 16 output channels x `box_channels` x all taps of a kernel [taps, channels, output channels].
 bool MapWeights(const void* data, int64_t taps, int64_t channels, int64_t out_channels, int64_t box_channels,
-                CUtensorMapDataType type, cuuint64_t bytes, CUtensorMap* map) {
-  static const auto encode = FindDriverFunction<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
-  auto size_of = [](int64_t n) { return static_cast<cuuint64_t>(n); };
-  const cuuint64_t size[] = {size_of(out_channels), size_of(channels), size_of(taps)};
-  const cuuint64_t stride[] = {size_of(out_channels) * bytes, size_of(out_channels * channels) * bytes};
-  const cuuint32_t box[] = {16, static_cast<cuuint32_t>(box_channels), static_cast<cuuint32_t>(taps)},
-                   step[] = {1, 1, 1};
-  return encode && encode(map, type, 3, const_cast<void*>(data), size, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                          bytes == 4 ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_32B,
-                          CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+                CUtensorMapDataType type, CUtensorMap* map) {
+  MapFormat format{type, CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_128B};
+  if (format.element_bytes() == 2) format.swizzle = CU_TENSOR_MAP_SWIZZLE_32B;
+  return EncodeDenseMap(data, format, {out_channels, channels, taps}, {16, box_channels, taps}, map);
 }
 
 template <class U>
@@ -76,17 +64,17 @@ ffi::Error LaunchLayers(const DenseBlockCall& call, const DensePlan& plan, cudaS
   task.tiles_y = plan.tiles_y, task.tiles_x = plan.tiles_x;
   task.by_box_width = Inverse(plan.tile_width + 2), task.by_tile_width = Inverse(plan.tile_width);
   DenseLayerMaps maps{};
-  bool mapped = MapPixels(call.x, call, call.channels, plan, U::kStageChunks, type, U::kBytes, &maps.x) &&
-                MapPixels(call.out, call, task.total, plan, U::kStageChunks, type, U::kBytes, &maps.block) &&
-                MapPixels(call.out, call, task.total, plan, 1, type, U::kBytes, &maps.newest);
+  bool mapped = MapPixels(call.x, call, call.channels, plan, U::kStageChunks, type, &maps.x) &&
+                MapPixels(call.out, call, task.total, plan, U::kStageChunks, type, &maps.block) &&
+                MapPixels(call.out, call, task.total, plan, 1, type, &maps.newest);
   const int64_t blocks = call.images * plan.tiles_y * plan.tiles_x * U::kSplit;
   for (int64_t i = 0; i < layers && mapped; ++i) {
     const DenseLayerArgs& layer = call.layers[i];
     const int64_t channels = call.channels + i * kGrowth;
-    mapped = MapWeights(layer.kernel1, 1, channels, kMiddle, U::kStageChunks * kDenseChannels, weight_type, U::kBytes,
-                        &maps.kernel1) &&
-             MapWeights(layer.kernel1, 1, channels, kMiddle, kDenseChannels, weight_type, U::kBytes, &maps.weights) &&
-             MapWeights(layer.kernel2, 9, kMiddle, kGrowth, U::kMids, weight_type, U::kBytes, &maps.kernel2);
+    mapped =
+        MapWeights(layer.kernel1, 1, channels, kMiddle, U::kStageChunks * kDenseChannels, weight_type, &maps.kernel1) &&
+        MapWeights(layer.kernel1, 1, channels, kMiddle, kDenseChannels, weight_type, &maps.weights) &&
+        MapWeights(layer.kernel2, 9, kMiddle, kGrowth, U::kMids, weight_type, &maps.kernel2);
     if (!mapped) break;
     task.scale = static_cast<const T*>(layer.scale);
     task.shift = static_cast<const T*>(layer.shift);
@@ -111,7 +99,7 @@ ffi::Error LaunchLayers(const DenseBlockCall& call, const DensePlan& plan, cudaS
     if (error.failure()) return error;
   }
   if (mapped) return ffi::Error::Success();
-  return ffi::Error(ffi::ErrorCode::kInternal, "cuTensorMapEncodeTiled refuses the maps of a dense block");
+  return MapsRefused("DenseLayerKernel");
 }
 
 template <class U>

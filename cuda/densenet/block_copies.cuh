@@ -27,24 +27,6 @@ __device__ __forceinline__ DensePlace FindDensePlace(const DenseLayerTask<typena
 }
 
 #if __CUDA_ARCH__ >= 900
-// Copies `bytes`, a multiple of 16, to shared memory; counted at `barrier`.
-__device__ __forceinline__ void CopyRow(void* shared, const void* global, int bytes, uint64_t* barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   SharedAddress(shared)),
-               "l"(global), "r"(bytes), "r"(SharedAddress(barrier))
-               : "memory");
-}
-
-// The box of a map [N, C / 32, H, W, 32] at chunk `chunk` and pixel (x, y) of an image.
-__device__ __forceinline__ void CopyChunks(void* shared, const CUtensorMap* map, int x, int y, int chunk, int image,
-                                           uint64_t* barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
-      "[%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(SharedAddress(shared)),
-      "l"(map), "r"(0), "r"(x), "r"(y), "r"(chunk), "r"(image), "r"(SharedAddress(barrier))
-      : "memory");
-}
-
 // kernel1's part of so many chunks.
 template <class U>
 __device__ __forceinline__ void AskForWeights(const CUtensorMap* map, unsigned char* to, int chunks, int channel,
@@ -84,7 +66,7 @@ template <class U>
 __device__ __forceinline__ void AskForNewPixels(const DenseLayerTask<typename U::T>& task, const DenseLayerMaps& maps,
                                                 const DensePlace& at, unsigned char* stage,
                                                 DenseBarriers<U::kRing>& barriers) {
-  CopyChunks(stage, &maps.newest, at.x - 1, at.y - 1, task.early_channels / kDenseChannels, at.image, &barriers.newest);
+  CopyBox(stage, &maps.newest, 0, at.x - 1, at.y - 1, task.early_channels / kDenseChannels, at.image, &barriers.newest);
 }
 
 // By one warp: the channels that are there when the kernel starts; where shared memory is tight, those of the kernel
@@ -104,8 +86,8 @@ __device__ __forceinline__ void AskForEarly(const DenseLayerTask<typename U::T>&
       unsigned char* stage = shared + to.stage * U::kStageBytes;
       const int channel = stages.Channel(task, i);
       ExpectBytes(full, U::kStageChunks * (box_bytes + U::kWeightBytes));
-      CopyChunks(stage, i < stages.of_x ? &maps.x : &maps.block, at.x - 1, at.y - 1, channel / kDenseChannels, at.image,
-                 full);
+      CopyBox(stage, i < stages.of_x ? &maps.x : &maps.block, 0, at.x - 1, at.y - 1, channel / kDenseChannels, at.image,
+              full);
       AskForWeights<U>(&maps.kernel1, stage + U::kStageChunks * U::kRows * U::kRowBytes, U::kStageChunks, channel,
                        at.rank, full);
     }
@@ -130,9 +112,9 @@ __device__ __forceinline__ void AskForRest(const DenseLayerTask<typename U::T>& 
   if (IsElected()) {
     const int row_bytes = task.channels * U::kBytes;
     ExpectBytes(&barriers.params, 2 * row_bytes + U::kMids * U::kBytes);
-    CopyRow(shared + U::kScale, task.scale, row_bytes, &barriers.params);
-    CopyRow(shared + U::kScale + row_bytes, task.shift, row_bytes, &barriers.params);
-    CopyRow(shared + U::kBias, task.bias + at.rank * U::kMids, U::kMids * U::kBytes, &barriers.params);
+    CopyBytes(shared + U::kScale, task.scale, row_bytes, &barriers.params);
+    CopyBytes(shared + U::kScale + row_bytes, task.shift, row_bytes, &barriers.params);
+    CopyBytes(shared + U::kBias, task.bias + at.rank * U::kMids, U::kMids * U::kBytes, &barriers.params);
     ExpectBytes(&barriers.kernel2, U::kOutChannelTiles * U::kTapBytes);
 #pragma unroll
     for (int i = 0; i < U::kOutChannelTiles; ++i) {

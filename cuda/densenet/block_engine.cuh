@@ -158,12 +158,6 @@ __device__ __forceinline__ void LoadTiles(uint32_t (&words)[2][kPrecise ? 4 : 2]
   }
 }
 
-__device__ __forceinline__ float ReluOrNan(float v) {
-  float y;
-  asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(v));
-  return y;
-}
-
 // relu(scale * x + shift) of a thread's words of pixels, and as the tensor cores take it.
 template <typename T, bool kPrecise>
 struct DenseInput {
@@ -182,7 +176,7 @@ struct DenseInput {
   }
   __device__ __forceinline__ uint32_t Apply(uint32_t word, int i) const {
     if constexpr (sizeof(T) == 4) {
-      const float y = ReluOrNan(fmaf(__uint_as_float(word), __uint_as_float(scale[i]), __uint_as_float(shift[i])));
+      const float y = AtLeast(fmaf(__uint_as_float(word), __uint_as_float(scale[i]), __uint_as_float(shift[i])), 0.f);
       return kPrecise ? __float_as_uint(y) : RoundToTf32(__float_as_uint(y));
     } else {
       using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;

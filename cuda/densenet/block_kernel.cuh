@@ -22,6 +22,8 @@
 #ifndef JSC_CUDA_DENSENET_BLOCK_KERNEL_CUH_
 #define JSC_CUDA_DENSENET_BLOCK_KERNEL_CUH_
 
+#include "cuda/core/cluster_sums.cuh"
+#include "cuda/core/epilogue.cuh"
 #include "cuda/densenet/block_copies.cuh"
 #include "cuda/densenet/block_engine.cuh"
 
@@ -39,14 +41,6 @@ __device__ __forceinline__ int ThreadAgain() {
   return thread;
 }
 
-__device__ __forceinline__ bool AreFinite(float4 v) {
-  return fmaf(v.x, 0.f, fmaf(v.y, 0.f, fmaf(v.z, 0.f, v.w * 0.f))) == 0.f;
-}
-
-__device__ __forceinline__ float4 MultiplyAdd(float v, float4 w, float4 sum) {
-  return {fmaf(v, w.x, sum.x), fmaf(v, w.y, sum.y), fmaf(v, w.z, sum.z), fmaf(v, w.w, sum.w)};
-}
-
 // float32 at HIGHEST: high and low parts of what is not finite leave NaN in the sums they reach. Those are computed
 // again by FFMA. Not inlined: this runs where there are infinities or NaN.
 
@@ -62,7 +56,7 @@ __device__ __noinline__ float4 SumMidAgain(const DenseLayerTask<float>& task, co
 #pragma unroll 1
   for (int c = 0; c < task.channels; ++c) {
     const float value = c < task.first_channels ? first[c] : rest[c];
-    const float v = ReluOrNan(fmaf(value, scale[c], scale[task.channels + c]));
+    const float v = AtLeast(fmaf(value, scale[c], scale[task.channels + c]), 0.f);
     sum = MultiplyAdd(v, Load4(task.kernel1 + c * kMiddle + middle), sum);
   }
   return sum;
@@ -106,19 +100,14 @@ __device__ __forceinline__ void StoreMid(const DenseLayerTask<typename U::T>& ta
     const bool inside =
         box_y < task.tile_height + 2 && y < static_cast<unsigned>(task.height) && x < static_cast<unsigned>(task.width);
     if constexpr (U::kPrecise) {
-      if (inside && !AreFinite(v)) {
+      if (inside && !IsFinite(v)) {
         v = SumMidAgain<U>(task, reinterpret_cast<const float*>(shared + U::kScale), at.image, static_cast<int>(y),
                            static_cast<int>(x), at.rank * U::kMids + quad * 4);
       }
     }
-    v = v + added;
-    v = inside ? make_float4(Relu(v.x), Relu(v.y), Relu(v.z), Relu(v.w)) : make_float4(0.f, 0.f, 0.f, 0.f);
-    if constexpr (sizeof(T) == 4 && !U::kPrecise) {
-      float* values[4] = {&v.x, &v.y, &v.z, &v.w};
-#pragma unroll
-      for (float* value : values) *value = __uint_as_float(RoundToTf32(__float_as_uint(*value)));
-    }
-    StoreUpTo4(reinterpret_cast<T*>(shared + U::kMid + row * U::kMidStride) + quad * 4, v, 4, true);
+    v = inside ? Finish(v, added, true) : make_float4(0.f, 0.f, 0.f, 0.f);
+    if constexpr (sizeof(T) == 4 && !U::kPrecise) v = RoundToTf32(v);
+    Store4(reinterpret_cast<T*>(shared + U::kMid + row * U::kMidStride) + quad * 4, v);
   }
 }
 
@@ -134,13 +123,9 @@ __device__ __forceinline__ void SendSums(const DenseLayerTask<typename U::T>& ta
     if (quad >= quads) break;
     auto* slots = reinterpret_cast<float4*>(shared + U::kSlots);
     const float* from = sums + quad / kOutChannelQuads * U::kOutStride + quad % kOutChannelQuads * 4;
-    float4 v = Load4(from);
-#pragma unroll
-    for (int depth_warp = 1; depth_warp < U::kOutDepthWarps; ++depth_warp) {
-      v = v + Load4(from + depth_warp * U::kOutRows * U::kOutStride);
-    }
+    float4 v = AddParts<U::kOutDepthWarps>(reinterpret_cast<const float4*>(from), U::kOutRows * U::kOutStride / 4);
     if constexpr (U::kPrecise) {
-      if (!AreFinite(v)) {
+      if (!IsFinite(v)) {
         const int pixel = quad / kOutChannelQuads, row = static_cast<int>(pixel * task.by_tile_width >> 16);
         v = SumTapsAgain<U>(shared, pixel + row * 2, task.tile_width + 2, quad % kOutChannelQuads * 4);
       }
@@ -161,14 +146,12 @@ __device__ __forceinline__ void StoreResults(const DenseLayerTask<typename U::T>
   for (int i = ThreadAgain(); i < U::kSlotQuads; i += U::kConsumers) {
     const int quad = at.rank * U::kSlotQuads + i;
     if (quad >= quads) break;
-    float4 v = slots[i];
-#pragma unroll
-    for (int rank = 1; rank < U::kSplit; ++rank) v = v + slots[rank * U::kSlotQuads + i];
+    const float4 v = AddParts<U::kSplit>(slots + i, U::kSlotQuads);
     const int pixel = quad / kOutChannelQuads, row = static_cast<int>(pixel * task.by_tile_width >> 16);
     const int y = at.y + row, x = at.x + pixel - row * task.tile_width;
     if (y >= task.height || x >= task.width) continue;
     const int64_t to = static_cast<int64_t>((at.image * task.height + y) * task.width + x) * task.total;
-    StoreUpTo4(task.out + to + task.channels + quad % kOutChannelQuads * 4, v, 4, true);
+    Store4(task.out + to + task.channels + quad % kOutChannelQuads * 4, v);
   }
 }
 
@@ -309,7 +292,7 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
 #pragma unroll
     for (int i = 0; i < U::kRing; ++i) {
       InitBarrier(barriers.full + i);
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barriers.empty + i)), "n"(U::kWarps));
+      InitBarrier(barriers.empty + i, U::kWarps);
     }
     for (uint64_t* each : {&barriers.params, &barriers.kernel2, &barriers.newest, &barriers.slots_full})
       InitBarrier(each);

@@ -73,7 +73,7 @@ __device__ __forceinline__ float4 AverageWindow(const TransitionTask<T>& task, i
   const int64_t below = static_cast<int64_t>(task.width) * stride;
   const float4 v[4] = {Load4(at), Load4(at + stride), Load4(at + below), Load4(at + below + stride)};
   const float4 scale = Load4(task.scale + channel), shift = Load4(task.shift + channel);
-  const auto make = [](float a, float scale, float shift) { return 0.25f * ReluOrNan(fmaf(a, scale, shift)); };
+  const auto make = [](float a, float scale, float shift) { return 0.25f * AtLeast(fmaf(a, scale, shift), 0.f); };
   float4 y[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -132,12 +132,8 @@ __device__ __forceinline__ void StoreAverages(const TransitionTask<typename U::T
     if (first_pixel + row < task.pixels && channel < task.total) {
       v = AverageWindow(task, FindWindow(task, first_pixel + row), channel);
     }
-    if constexpr (U::kBytes == 4 && !U::kPrecise) {
-      float* values[4] = {&v.x, &v.y, &v.z, &v.w};
-#pragma unroll
-      for (float* value : values) *value = __uint_as_float(RoundToTf32(__float_as_uint(*value)));
-    }
-    StoreUpTo4(reinterpret_cast<T*>(pixels + row * U::PixelStride(task.share)) + own, v, 4, true);
+    if constexpr (U::kBytes == 4 && !U::kPrecise) v = RoundToTf32(v);
+    Store4(reinterpret_cast<T*>(pixels + row * U::PixelStride(task.share)) + own, v);
   }
 }
 
@@ -186,16 +182,14 @@ __device__ __forceinline__ void StoreTransition(const TransitionTask<typename U:
   constexpr int kOutChannelQuads = U::kOutChannels / 4;
   const int i = static_cast<int>(threadIdx.x);
   if (i >= U::kSlotQuads) return;
-  float4 v = slots[i];
-#pragma unroll
-  for (int from = 1; from < U::kSplit; ++from) v = v + slots[from * U::kSlotQuads + i];
+  float4 v = AddParts<U::kSplit>(slots + i, U::kSlotQuads);
   const int quad = rank * U::kSlotQuads + i, pixel = first_pixel + quad / kOutChannelQuads;
   const int out_channel = first_out_channel + quad % kOutChannelQuads * 4;
   if (pixel >= task.pixels || out_channel >= task.out_channels) return;
   if constexpr (U::kPrecise) {
-    if (!AreFinite(v)) v = SumTransitionAgain<U>(task, pixel, out_channel);
+    if (!IsFinite(v)) v = SumTransitionAgain<U>(task, pixel, out_channel);
   }
-  StoreUpTo4(task.out + static_cast<int64_t>(pixel) * task.out_channels + out_channel, v, 4, true);
+  Store4(task.out + static_cast<int64_t>(pixel) * task.out_channels + out_channel, v);
 }
 #endif
 

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "cuda/core/driver.h"
+#include "cuda/core/tensor_map.h"
 #include "cuda/densenet/layers_first.cuh"
 #include "cuda/densenet/layers_second.cuh"
 
@@ -12,21 +12,6 @@ namespace jsc {
 namespace {
 
 constexpr int kStaticBytes = 1024;
-
-cuuint64_t Size(int64_t n) { return static_cast<cuuint64_t>(n); }
-
-bool Encode(const void* data, CUtensorMapDataType type, int rank, const cuuint64_t* size, const cuuint64_t* stride,
-            const cuuint32_t* box, CUtensorMap* map) {
-  static const auto encode = FindDriverFunction<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
-  const cuuint32_t step[] = {1, 1, 1, 1};
-  return encode && encode(map, type, static_cast<cuuint32_t>(rank), const_cast<void*>(data), size, stride, box, step,
-                          CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
-ffi::Error Refused() {
-  return ffi::Error(ffi::ErrorCode::kInternal, "cuTensorMapEncodeTiled refuses the maps of a dense block");
-}
 
 // A chain of launches on a stream, each of which may start while the one before it runs.
 struct LaunchChain {
@@ -77,13 +62,10 @@ struct Block {
   }
 
   bool MapFirst(int tile_pixels, FirstMaps* maps) const {
-    const CUtensorMapDataType type = TensorMapType(call.dtype, true);
-    const cuuint32_t box[] = {static_cast<cuuint32_t>(kChunk<T>), static_cast<cuuint32_t>(tile_pixels)};
-    const auto encode = [&](const void* data, int64_t channels, CUtensorMap* map) {
-      const cuuint64_t size[] = {Size(channels), Size(pixels())}, stride[] = {Size(channels) * sizeof(T)};
-      return Encode(data, type, 2, size, stride, box, map);
-    };
-    return encode(call.x, call.channels, &maps->x) && encode(call.out, total(), &maps->block);
+    const MapFormat format{TensorMapType(call.dtype, true)};
+    const AxisList box = {kChunk<T>, tile_pixels};
+    return EncodeDenseMap(call.x, format, {call.channels, pixels()}, box, &maps->x) &&
+           EncodeDenseMap(call.out, format, {total(), pixels()}, box, &maps->block);
   }
 
   template <class U>
@@ -135,12 +117,9 @@ struct Block {
     const int rest = kSwizzleBytes + U::kKernelBytes + std::max(beyond, U::kEdgeBytes);
     task->stages = std::min(kMaxRing, (room - rest) / (kPlanes * task->stage_bytes));
     *shared = rest + task->stages * kPlanes * task->stage_bytes;
-    const cuuint64_t size[] = {kMiddle, Size(call.width), Size(call.height), Size(call.images * kPlanes)};
-    const cuuint64_t stride[] = {kMiddle * sizeof(T), size[1] * kMiddle * sizeof(T),
-                                 size[1] * size[2] * kMiddle * sizeof(T)};
-    const cuuint32_t box[] = {static_cast<cuuint32_t>(kChunk<T>), static_cast<cuuint32_t>(task->box_width),
-                              static_cast<cuuint32_t>(box_rows), 1};
-    return Encode(mid, TensorMapType(call.dtype, kTf32x3), 4, size, stride, box, &maps->mid);
+    return EncodeDenseMap(mid, MapFormat{TensorMapType(call.dtype, kTf32x3)},
+                          {kMiddle, call.width, call.height, call.images * kPlanes},
+                          {kChunk<T>, task->box_width, box_rows, 1}, &maps->mid);
   }
 
   template <class U>
@@ -161,7 +140,7 @@ struct Block {
     SecondTask<T> second{};
     int shared = 0;
     if (!MapFirst(First_::kPixels, &first_maps) || !CutSecond<Second_>(&second, &second_maps, &shared)) {
-      return Refused();
+      return MapsRefused("FirstKernel and SecondKernel");
     }
     ffi::Error error = Prepare();
     for (int i = 0; i < static_cast<int>(call.layers.size()) && error.success(); ++i) {

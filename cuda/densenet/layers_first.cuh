@@ -15,6 +15,7 @@
 #ifndef JSC_CUDA_DENSENET_LAYERS_FIRST_CUH_
 #define JSC_CUDA_DENSENET_LAYERS_FIRST_CUH_
 
+#include "cuda/core/epilogue.cuh"
 #include "cuda/densenet/layers_operands.cuh"
 
 namespace jsc {
@@ -34,8 +35,6 @@ __device__ __noinline__ float SumAgain(const FirstTask<T>& task, int pixel, int 
   }
   return sum;
 }
-
-__device__ __forceinline__ bool IsFinite(float v) { return v * 0.f == 0.f; }
 
 // bias and ReLU of a warp's pixels, to mid.
 template <class U>
@@ -62,8 +61,8 @@ __device__ __forceinline__ void StoreMiddle(const FirstTask<typename U::T>& task
             }
           }
         }
-        v[i][0] = Relu(both[0] + added.x);
-        v[i][1] = Relu(both[1] + added.y);
+        v[i][0] = Finish(both[0], added.x, true);
+        v[i][1] = Finish(both[1], added.y, true);
       }
       if constexpr (sizeof(T) == 4) {
         if (row >= task.pixels) continue;
@@ -84,16 +83,8 @@ __device__ __forceinline__ void StoreMiddle(const FirstTask<typename U::T>& task
         *reinterpret_cast<float2*>(to + j * 8 + quad * 2) = make_float2(v[0][0], v[0][1]);
         *reinterpret_cast<float2*>(to + j * 8 + 8 + quad * 2) = make_float2(v[1][0], v[1][1]);
       } else {  // lanes swap pairs, for four neighbouring output channels each
-        uint32_t pair[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const T element[2] = {FromFloat<T>(v[i][0]), FromFloat<T>(v[i][1])};
-          pair[i] = *reinterpret_cast<const uint32_t*>(element);
-        }
-        const bool odd = quad % 2 != 0;
-        const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? pair[0] : pair[1], 1);
-        const uint2 four = odd ? make_uint2(other, pair[1]) : make_uint2(pair[0], other);
-        if (row < task.pixels) *reinterpret_cast<uint2*>(to + j * 8 + quad % 2 * 8 + quad / 2 * 4) = four;
+        const uint2 four = SwapPairs(Pack<T>(v[0][0], v[0][1]), Pack<T>(v[1][0], v[1][1]));
+        if (row < task.pixels) *reinterpret_cast<uint2*>(to + j * 8 + SwappedQuad()) = four;
       }
     }
   }
@@ -139,11 +130,11 @@ __device__ __forceinline__ void AskForFirst(const FirstTask<typename U::T>& task
         unsigned char* stage = stages + to.stage * U::kStageBytes;
         const bool of_x = chunk < chunks.of_x;
         ExpectBytes(full, U::kStageBytes);
-        CopyPixels(stage, of_x ? &maps.x : &maps.block,
-                   of_x ? chunk * kChunk<T> : task.first_channels + (chunk - chunks.of_x) * kChunk<T>, pixel, full);
+        CopyBox(stage, of_x ? &maps.x : &maps.block,
+                of_x ? chunk * kChunk<T> : task.first_channels + (chunk - chunks.of_x) * kChunk<T>, pixel, full);
 #pragma unroll
         for (int plane = 0; plane < U::kPlanes; ++plane) {
-          CopyPiece(
+          CopyBytes(
               stage + U::kPixelBytes + plane * U::kPlaneBytes,
               task.kernel + static_cast<int64_t>(chunk * U::kPlanes + plane) * kFirstPiece + out_channel * kRowBytes,
               U::kPlaneBytes, full);
@@ -169,8 +160,8 @@ __device__ __forceinline__ void CopyStages(const FirstTask<typename U::T>& task,
       WaitForBytes(barriers.full + from.stage, from.parity);
       if (IsElected()) {
         if (tile % U::kShares == 0) {
-          StorePixels(&maps.block, chunk * kChunk<T>, tile / U::kShares * U::kPixels,
-                      stages + from.stage * U::kStageBytes);
+          StoreBox(&maps.block, chunk * kChunk<T>, tile / U::kShares * U::kPixels,
+                   stages + from.stage * U::kStageBytes);
           asm volatile("cp.async.bulk.commit_group;\n cp.async.bulk.wait_group.read 0;" ::: "memory");
         }
         Arrive(SharedAddress(barriers.empty + from.stage));
@@ -334,8 +325,7 @@ __global__ void __launch_bounds__(U::kThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < kMaxRing; ++i) {
       InitBarrier(barriers.full + i);
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barriers.empty + i)),
-                   "r"(U::kGroups * 4 + (task.is_first ? 1 : 0)));
+      InitBarrier(barriers.empty + i, U::kGroups * 4 + (task.is_first ? 1 : 0));
     }
     FenceBarriers();
   }

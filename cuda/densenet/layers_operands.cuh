@@ -3,6 +3,7 @@
 #ifndef JSC_CUDA_DENSENET_LAYERS_OPERANDS_CUH_
 #define JSC_CUDA_DENSENET_LAYERS_OPERANDS_CUH_
 
+#include "cuda/core/vectors.cuh"
 #include "cuda/densenet/layers_products.cuh"
 #include "cuda/densenet/layers_task.cuh"
 
@@ -33,8 +34,7 @@ template <typename T, bool kTf32x3>
 __device__ __forceinline__ uint32_t ScaleShiftRelu(uint32_t word, uint32_t scale, uint32_t shift) {
   if constexpr (sizeof(T) == 4) {
     const float sum = fmaf(__uint_as_float(word), __uint_as_float(scale), __uint_as_float(shift));
-    float y;
-    asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(sum));
+    const float y = AtLeast(sum, 0.f);
     if constexpr (kTf32x3) return __float_as_uint(y);
     return __viaddmin_u32(__float_as_uint(y), 0x1000u, 0x7ffff000u);  // half of what is dropped; NaN stays NaN
   } else {

@@ -58,7 +58,7 @@ __device__ __forceinline__ void AskForSecond(const SecondTask<typename U::T>& ta
 #pragma unroll
     for (int chunk = 0; chunk < U::kChunks; ++chunk) {
       ExpectBytes(barriers.kernel + chunk, 3 * kSecondPiece);
-      CopyPiece(kernel + chunk * 3 * kSecondPiece, task.kernel + chunk * 3 * kSecondPiece, 3 * kSecondPiece,
+      CopyBytes(kernel + chunk * 3 * kSecondPiece, task.kernel + chunk * 3 * kSecondPiece, 3 * kSecondPiece,
                 barriers.kernel + chunk);
     }
   }
@@ -114,7 +114,7 @@ __device__ __forceinline__ void AskForSecondTf32x3(const SecondTask<float>& task
         WaitForBytes(barriers.kernel_empty + piece.stage, piece.parity ^ 1);
         if (IsElected()) {
           ExpectBytes(barriers.kernel + piece.stage, U::kPieceBytes);
-          CopyPiece(kernel + piece.stage * U::kPieceBytes, task.kernel + (chunk * 3 + dy) * U::kPieceBytes,
+          CopyBytes(kernel + piece.stage * U::kPieceBytes, task.kernel + (chunk * 3 + dy) * U::kPieceBytes,
                     U::kPieceBytes, barriers.kernel + piece.stage);
         }
         __syncwarp();
@@ -193,19 +193,14 @@ __device__ __noinline__ float SumAgain(const SecondTask<float>& task, int image,
 // Four results of 16-bit types, or two of float32, of a pair of matrices of eight weights.
 template <typename T>
 __device__ __forceinline__ void StorePair(T* to, float2 low, float2 high, bool yes) {
-  const int quad = threadIdx.x % 4;
   if constexpr (sizeof(T) == 4) {
     if (!yes) return;
+    const int quad = threadIdx.x % 4;
     *reinterpret_cast<float2*>(to + quad * 2) = low;
     *reinterpret_cast<float2*>(to + 8 + quad * 2) = high;
   } else {
-    const T first[2] = {FromFloat<T>(low.x), FromFloat<T>(low.y)};
-    const T second[2] = {FromFloat<T>(high.x), FromFloat<T>(high.y)};
-    const uint32_t pair[2] = {*reinterpret_cast<const uint32_t*>(first), *reinterpret_cast<const uint32_t*>(second)};
-    const bool odd = quad % 2 != 0;
-    const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? pair[0] : pair[1], 1);
-    const uint2 four = odd ? make_uint2(other, pair[1]) : make_uint2(pair[0], other);
-    if (yes) *reinterpret_cast<uint2*>(to + quad % 2 * 8 + quad / 2 * 4) = four;
+    const uint2 four = SwapPairs(Pack<T>(low.x, low.y), Pack<T>(high.x, high.y));
+    if (yes) *reinterpret_cast<uint2*>(to + SwappedQuad()) = four;
   }
 }
 
@@ -311,13 +306,11 @@ __global__ void __launch_bounds__(U::kThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < kMaxRing; ++i) {
       InitBarrier(barriers.full + i);
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barriers.empty + i)),
-                   "n"(U::kGroups * 4));
+      InitBarrier(barriers.empty + i, U::kGroups * 4);
     }
     for (int i = 0; i < U::kChunks; ++i) {
       InitBarrier(barriers.kernel + i);
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barriers.kernel_empty + i)),
-                   "n"(U::kGroups * 4));
+      InitBarrier(barriers.kernel_empty + i, U::kGroups * 4);
     }
     FenceBarriers();
   }

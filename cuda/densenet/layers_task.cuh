@@ -121,31 +121,6 @@ __global__ void __launch_bounds__(256) PrepareKernel(const __grid_constant__ Pre
   }
 }
 
-#if __CUDA_ARCH__ >= 900
-// Copies `bytes`, a multiple of 16, to shared memory; counted at `barrier`.
-__device__ __forceinline__ void CopyPiece(void* shared, const void* global, int bytes, uint64_t* barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   SharedAddress(shared)),
-               "l"(global), "r"(bytes), "r"(SharedAddress(barrier))
-               : "memory");
-}
-
-// The box of a map of pixels that starts at {channel, pixel}.
-__device__ __forceinline__ void CopyPixels(void* shared, const CUtensorMap* map, int channel, int pixel,
-                                           uint64_t* barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
-          "r"(SharedAddress(shared)),
-      "l"(map), "r"(channel), "r"(pixel), "r"(SharedAddress(barrier))
-      : "memory");
-}
-__device__ __forceinline__ void StorePixels(const CUtensorMap* map, int channel, int pixel, const void* shared) {
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
-               "r"(channel), "r"(pixel), "r"(SharedAddress(shared))
-               : "memory");
-}
-#endif
-
 }  // namespace jsc
 
 #endif  // JSC_CUDA_DENSENET_LAYERS_TASK_CUH_

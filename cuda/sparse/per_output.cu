@@ -55,12 +55,13 @@ __device__ __forceinline__ void WriteOutput(const ConvTask<T>& task, int64_t n, 
   const int first[2] = {oy * task.window_stride[0] - task.window_pad[0],
                         ox * task.window_stride[1] - task.window_pad[1]};
   auto conv = [&](int y, int x) {
-    const float sum = Sum<T, kSkipZeros>(task, image, kernel, k, y, x) + extra;
-    return make_float4(task.relu ? Relu(sum) : sum, 0.f, 0.f, 0.f);
+    const float sum = Sum<T, kSkipZeros>(task, image, kernel, k, y, x);
+    return make_float4(Finish(sum, extra, task.relu), 0.f, 0.f, 0.f);
   };
   const float4 result = PoolWindow(task, first, conv);  // without a pool, the maximum over one result
-  task.out[at] = FromFloat<T>(result.x);
-  if (task.counts.rows) *written = make_int2(written->x + CountNonzeros<T>(result, 1), written->y + 1);
+  const T stored = FromFloat<T>(result.x);
+  task.out[at] = stored;
+  if (task.counts.rows) *written = make_int2(written->x + (ToFloat(stored) != 0.f), written->y + 1);
 }
 
 template <typename T, bool kSkipZeros>

@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(U::kMostThreads, U::kResident)
     WaitForCopies<0>();
     __syncthreads();  // the next pixels are there, and these are read
   }
-  WriteCounts(task.counts, GridBlock(), make_int2(writer.nonzeros, writer.written), scratch);
+  WriteCounts(task.counts, GridBlock(), writer.tally.Row(), scratch);
   LeaveGate(task.gate);
 }
 

@@ -2,7 +2,7 @@
 #ifndef JSC_CUDA_DENSE_CONV_FEW_CHANNELS_LAUNCH_H_
 #define JSC_CUDA_DENSE_CONV_FEW_CHANNELS_LAUNCH_H_
 
-#include "cuda/core/common.cuh"
+#include "cuda/core/launch.cuh"
 #include "cuda/dense_conv/plan/few_channels_plan.h"
 
 namespace jsc {

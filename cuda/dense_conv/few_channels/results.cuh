@@ -2,7 +2,7 @@
 #ifndef JSC_CUDA_DENSE_CONV_FEW_CHANNELS_RESULTS_CUH_
 #define JSC_CUDA_DENSE_CONV_FEW_CHANNELS_RESULTS_CUH_
 
-#include "cuda/core/low_parts.cuh"
+#include "cuda/core/epilogue.cuh"
 #include "cuda/dense_conv/few_channels/sums.cuh"
 
 namespace jsc {
@@ -29,34 +29,12 @@ __device__ __noinline__ float FewChannelsResult(const FewChannelsTask<T>& task, 
   return sum;
 }
 
-// Neighbouring results, of which `valid` are there; vector: all or none, and aligned.
-template <typename T, int kCount>
-__device__ __forceinline__ void StorePiece(T* to, const float (&v)[kCount], int valid, bool vector) {
-  alignas(16) T element[kCount];
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) element[i] = FromFloat<T>(v[i]);
-  if (vector) {
-    using Words = std::conditional_t<sizeof(element) == 16, uint4, uint2>;
-    if (valid > 0) *reinterpret_cast<Words*>(to) = *reinterpret_cast<const Words*>(element);
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    if (i < valid) to[i] = element[i];
-  }
-}
-
 // A lane's result of a run.
 struct FewChannelsResultPlace {
   bool there;       // it is of the map, and this block's
   int64_t element;  // of out, its first one of the lane
   int staged;       // word of the tile in front of a pool, likewise
 };
-
-__device__ __forceinline__ float AtLeast(float v, float least) {  // keeps NaN
-  asm("max.NaN.f32 %0, %0, %1;" : "+f"(v) : "f"(least));
-  return v;
-}
 
 // From sums to results: bias, residual and ReLU.
 template <class U, typename T>
@@ -65,8 +43,15 @@ struct FewChannelsWriter {
   const FewChannelsTask<T>& task;
   unsigned char* shared;
   int out_channel;
-  int nonzeros = 0, written = 0;
+  Tally tally;
 
+  // Neighbouring results, of which `valid` are there; vector: all or none, and aligned.
+  template <int kCount>
+  static __device__ __forceinline__ void StorePiece(T* to, const float (&v)[kCount], int valid, bool vector) {
+    const Packed<T, kCount> stored(v);
+    if (!vector) return stored.StoreUpTo(to, valid);
+    if (valid > 0) stored.template Store<kCount* static_cast<int>(sizeof(T))>(to);
+  }
   template <int kCount>
   __device__ __forceinline__ void StoreBoth(int64_t element, const float (&v)[kCount], int valid, bool vector) const {
     StorePiece(task.out + element, v, valid, vector);
@@ -82,10 +67,7 @@ struct FewChannelsWriter {
   __device__ __forceinline__ void Store(int64_t element, const float (&v)[kCount], int tile_out_channel) {
     const int valid = max(0, min(kCount, task.out_channels - out_channel - tile_out_channel));
     StoreBoth(element, v, valid, task.vector_out);
-    if (task.counts.rows == nullptr) return;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) nonzeros += i < valid && ToFloat(FromFloat<T>(v[i])) != 0.f;
-    written += valid;
+    if (task.counts.rows) tally.Add<T>(v, valid);
   }
   // The lane's first or second result of a run of the tile; output channel: its first, in the block's.
   __device__ __forceinline__ FewChannelsResultPlace Find(const FewChannelsPlace& at, int run, int second,

@@ -3,6 +3,7 @@
 #ifndef JSC_CUDA_DENSE_CONV_FEW_CHANNELS_STAGE_CUH_
 #define JSC_CUDA_DENSE_CONV_FEW_CHANNELS_STAGE_CUH_
 
+#include "cuda/core/copies.cuh"
 #include "cuda/dense_conv/few_channels/task.cuh"
 #include "cuda/dense_conv/mma/engine.cuh"
 

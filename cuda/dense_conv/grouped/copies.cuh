@@ -3,6 +3,7 @@
 #ifndef JSC_CUDA_DENSE_CONV_GROUPED_COPIES_CUH_
 #define JSC_CUDA_DENSE_CONV_GROUPED_COPIES_CUH_
 
+#include "cuda/core/copies.cuh"
 #include "cuda/dense_conv/grouped/task.cuh"
 
 namespace jsc {

@@ -2,52 +2,11 @@
 #ifndef JSC_CUDA_DENSE_CONV_GROUPED_RESULTS_CUH_
 #define JSC_CUDA_DENSE_CONV_GROUPED_RESULTS_CUH_
 
+#include "cuda/core/epilogue.cuh"
 #include "cuda/dense_conv/grouped/copies.cuh"
 #include "cuda/dense_conv/grouped/engine.cuh"
 
 namespace jsc {
-
-// kCount neighbouring elements as float32, and back; p aligned to two, or float32 to four where they come in fours.
-template <int kCount, typename T>
-__device__ __forceinline__ void LoadRun(const T* p, float (&v)[kCount]) {
-#pragma unroll
-  for (int k = 0; k < kCount; k += 2) {
-    if constexpr (sizeof(T) == 2) {
-      const auto raw = *reinterpret_cast<const uint32_t*>(p + k);
-      v[k] = ToFloat(reinterpret_cast<const T*>(&raw)[0]), v[k + 1] = ToFloat(reinterpret_cast<const T*>(&raw)[1]);
-    } else if constexpr (kCount % 4 == 0) {
-      if (k % 4 > 0) continue;
-      const float4 u = Load4(p + k);
-      v[k] = u.x, v[k + 1] = u.y, v[k + 2] = u.z, v[k + 3] = u.w;
-    } else {
-      const float2 u = *reinterpret_cast<const float2*>(p + k);
-      v[k] = u.x, v[k + 1] = u.y;
-    }
-  }
-}
-
-__device__ __forceinline__ uint32_t Pack(__nv_bfloat16, float low, float high) {
-  const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
-  return reinterpret_cast<const uint32_t&>(v);
-}
-__device__ __forceinline__ uint32_t Pack(__half, float low, float high) {
-  const __half2 v = __floats2half2_rn(low, high);
-  return reinterpret_cast<const uint32_t&>(v);
-}
-
-template <int kCount, typename T>
-__device__ __forceinline__ void StoreRun(T* p, const float (&v)[kCount]) {
-#pragma unroll
-  for (int k = 0; k < kCount; k += 2) {
-    if constexpr (sizeof(T) == 2) {
-      *reinterpret_cast<uint32_t*>(p + k) = Pack(T{}, v[k], v[k + 1]);
-    } else if constexpr (kCount % 4 == 0) {
-      if (k % 4 == 0) *reinterpret_cast<float4*>(p + k) = make_float4(v[k], v[k + 1], v[k + 2], v[k + 3]);
-    } else {
-      *reinterpret_cast<float2*>(p + k) = make_float2(v[k], v[k + 1]);
-    }
-  }
-}
 
 // One sum again by FFMA (SumAgain has four at a time), where that of 3xTF32 is not finite.
 template <typename T>
@@ -64,6 +23,8 @@ __device__ __noinline__ float GroupedSumAgain(const SmallMapTask<T>& small_map, 
 template <class U, typename T>
 struct GroupedWriter {
   const GroupedTask<T>& group;
+  // What a lane's results of a pixel are aligned to.
+  static constexpr int kWordBytes = sizeof(T) == 2 ? 4 : U::kRun % 4 == 0 ? 16 : 8;
   int stack, number, group_out_channel;  // number: of the group; output channel: the lane's first in it
   T* out;                                // of the stack, at the lane's first output channel
   float least;
@@ -79,7 +40,7 @@ struct GroupedWriter {
     if (!task.bias) return;
     const T* from = task.bias + static_cast<int64_t>(stack) * task.out_channels + out_channel;
 #pragma unroll
-    for (int run = 0; run < U::kRuns; ++run) LoadRun(from + run * 8, bias[run]);
+    for (int run = 0; run < U::kRuns; ++run) LoadRun<kWordBytes>(from + run * 8, bias[run]);
   }
 
   // places: of the warp's pixels. kPlain: there is no residual, and counts are not asked for. Returns how many results
@@ -105,17 +66,17 @@ struct GroupedWriter {
           if constexpr (!kPlain) {
             if (task.residual) {
               float residual[U::kRun];
-              LoadRun(task.residual + (to - task.out) + run * 8, residual);
+              LoadRun<kWordBytes>(task.residual + (to - task.out) + run * 8, residual);
 #pragma unroll
               for (int k = 0; k < U::kRun; ++k) v[k] += residual[k];
             }
           }
 #pragma unroll
           for (int k = 0; k < U::kRun; ++k) {
-            v[k] = MaxOrNan(v[k], least);
-            if constexpr (!kPlain) written.x += ToFloat(FromFloat<T>(v[k])) != 0.f;
+            v[k] = AtLeast(v[k], least);
           }
-          StoreRun(to + run * 8, v);
+          if constexpr (!kPlain) written.x += CountNonzeros<T>(v);
+          Packed<T, U::kRun>(v).template Store<kWordBytes>(to + run * 8);
         }
         written.y += U::kRuns * U::kRun;
       }
@@ -124,10 +85,7 @@ struct GroupedWriter {
   }
 
   __device__ __forceinline__ void Recompute(int pixel, float (&v)[U::kRun]) const {
-    float all = 0.f;  // zero times a sum is zero, or NaN
-#pragma unroll
-    for (int k = 0; k < U::kRun; ++k) all = fmaf(v[k], 0.f, all);
-    if (all == 0.f) return;
+    if (IsFinite(v)) return;
 #pragma unroll
     for (int k = 0; k < U::kRun; ++k)
       v[k] = GroupedSumAgain(group.small_map, stack, number, pixel, group_out_channel + k);

@@ -41,6 +41,10 @@ __device__ __forceinline__ void LoadMatrixPairTransposed(uint32_t (&v)[2], const
 __device__ __forceinline__ uint32_t RoundToTf32(uint32_t bits) {
   return fabsf(__uint_as_float(bits)) < __int_as_float(0x7f800000) ? bits + 0x1000u : bits;
 }
+__device__ __forceinline__ float RoundToTf32(float v) { return __uint_as_float(RoundToTf32(__float_as_uint(v))); }
+__device__ __forceinline__ float4 RoundToTf32(float4 v) {
+  return {RoundToTf32(v.x), RoundToTf32(v.y), RoundToTf32(v.z), RoundToTf32(v.w)};
+}
 
 __device__ __forceinline__ void MultiplyFragment(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
                                                  float) {

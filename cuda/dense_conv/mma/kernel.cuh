@@ -16,8 +16,7 @@
 #ifndef JSC_CUDA_DENSE_CONV_MMA_KERNEL_CUH_
 #define JSC_CUDA_DENSE_CONV_MMA_KERNEL_CUH_
 
-#include <cooperative_groups.h>
-
+#include "cuda/core/cluster_sums.cuh"
 #include "cuda/dense_conv/mma/sums.cuh"
 #include "cuda/dense_conv/mma/tf32x3.cuh"
 
@@ -81,13 +80,11 @@ __device__ __forceinline__ void FinishTile(const MmaTask<T>& task, const MmaPlac
   };
   if (task.reduction == Reduction::kCluster) {
 #if __CUDA_ARCH__ >= 900
-    auto cluster = cooperative_groups::this_cluster();
-    cluster.sync();
+    SyncCluster();
     writer.WriteTogether([&](int split, int pixel, int out_channel) {
-      const float* theirs = cluster.map_shared_rank(tile, split);
-      return *reinterpret_cast<const float4*>(theirs + pixel * U::kSumStride + out_channel);
+      return Load4(OfBlock(tile, split) + pixel * U::kSumStride + out_channel);
     });
-    cluster.sync();  // a block's sums stay until all have read them
+    SyncCluster();  // a block's sums stay until all have read them
     WriteCounts(task.counts, GridBlock(), writer.Written(), reinterpret_cast<int2*>(tile));
 #endif
     return;

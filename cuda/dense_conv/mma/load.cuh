@@ -6,6 +6,7 @@
 #ifndef JSC_CUDA_DENSE_CONV_MMA_LOAD_CUH_
 #define JSC_CUDA_DENSE_CONV_MMA_LOAD_CUH_
 
+#include "cuda/core/copies.cuh"
 #include "cuda/dense_conv/mma/task.cuh"
 #include "cuda/dense_conv/plan/mma_tuning.h"
 

@@ -15,6 +15,7 @@
 #ifndef JSC_CUDA_DENSE_CONV_MMA_SMALL_MAP_CUH_
 #define JSC_CUDA_DENSE_CONV_MMA_SMALL_MAP_CUH_
 
+#include "cuda/core/epilogue.cuh"
 #include "cuda/dense_conv/mma/small_map_engine.cuh"
 
 namespace jsc {
@@ -166,16 +167,13 @@ struct SmallMapWriter {
     if (task.residual) residual = Load(task.residual + element);
   }
   // With kVector weights come in whole fours.
-  __device__ __forceinline__ float4 Load(const T* p) const {
-    return U::kVector ? Load4(p) : LoadUpTo4(p, valid, task.vector_out);
-  }
+  __device__ __forceinline__ float4 Load(const T* p) const { return LoadQuad<U::kVector>(p, valid, task.vector_out); }
   // Returns how many results are not zero, and how many there are.
   template <typename Sum>
   __device__ __forceinline__ int2 Write(const Sum& sum_of) const {
     if (valid <= 0) return make_int2(0, 0);
-    float4 sum = sum_of(pixel, tile_out_channel) + (bias + residual);
-    if (task.relu) sum = {Relu(sum.x), Relu(sum.y), Relu(sum.z), Relu(sum.w)};
-    StoreUpTo4(task.out + element, sum, U::kVector ? 4 : valid, U::kVector || task.vector_out);
+    const float4 sum = Finish(sum_of(pixel, tile_out_channel), bias + residual, task.relu);
+    StoreQuad<U::kVector>(task.out + element, sum, valid, task.vector_out);
     return make_int2(task.counts.rows ? CountNonzeros<T>(sum, valid) : 0, valid);
   }
 };
@@ -205,10 +203,7 @@ __device__ __noinline__ float4 SumAgain(const SmallMapTask<T>& small_map, MmaPla
     const bool inside = Inside(task, window.y + reach.dy, window.x + reach.dx);
     const float value = inside ? ToFloat(window.first[reach.offset]) : 0.f;
     const float4 weight = LoadUpTo4(kernel + static_cast<int64_t>(k) * task.out_channels, valid, task.vector_out);
-    sum.x = fmaf(value, weight.x, sum.x);
-    sum.y = fmaf(value, weight.y, sum.y);
-    sum.z = fmaf(value, weight.z, sum.z);
-    sum.w = fmaf(value, weight.w, sum.w);
+    sum = MultiplyAdd(value, weight, sum);
   }
   return sum;
 }
@@ -245,12 +240,9 @@ __global__ void __launch_bounds__(U::kThreads) SmallMapKernel(const __grid_const
   __syncthreads();
   const int2 written = writer.Write([&](int pixel, int tile_out_channel) {
     const float* from = sums + pixel * U::kSumStride + tile_out_channel;
-    float4 sum = *reinterpret_cast<const float4*>(from);
-#pragma unroll
-    for (int i = 1; i < U::kWarps; ++i) sum = sum + *reinterpret_cast<const float4*>(from + i * kTile);
+    float4 sum = AddParts<U::kWarps>(reinterpret_cast<const float4*>(from), kTile / 4);
     if constexpr (U::kTf32x3) {
-      // Zero times a sum is zero, or NaN.
-      if (fmaf(sum.x, 0.f, sum.y * 0.f) + fmaf(sum.z, 0.f, sum.w * 0.f) != 0.f) {
+      if (!IsFinite(sum)) {
         sum = SumAgain(small_map, at, pixel, tile_out_channel);
       }
     }

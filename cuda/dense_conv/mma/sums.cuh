@@ -5,6 +5,7 @@
 #ifndef JSC_CUDA_DENSE_CONV_MMA_SUMS_CUH_
 #define JSC_CUDA_DENSE_CONV_MMA_SUMS_CUH_
 
+#include "cuda/core/epilogue.cuh"
 #include "cuda/dense_conv/mma/task.cuh"
 #include "cuda/dense_conv/plan/mma_tuning.h"
 
@@ -51,11 +52,7 @@ struct TileWriter {
   }
   // With kVector output channels come in whole fours.
   __device__ __forceinline__ float4 Load(const T* p, int count) const {
-    if constexpr (U::kVector) {
-      return count > 0 ? Load4(p) : make_float4(0.f, 0.f, 0.f, 0.f);
-    } else {
-      return LoadUpTo4(p, count, task.vector_out);
-    }
+    return LoadQuad<U::kVector>(p, count, task.vector_out);
   }
   __device__ __forceinline__ int Pixel(int i) const {
     return (static_cast<int>(threadIdx.x) / kQuads + i * kStep) * ranks + rank;
@@ -72,14 +69,8 @@ struct TileWriter {
     }
   }
   __device__ __forceinline__ void WritePixel(int pixel, float4 sum, float4 extra) {
-    sum = sum + (bias + extra);
-    if (task.relu) sum = {Relu(sum.x), Relu(sum.y), Relu(sum.z), Relu(sum.w)};
-    T* to = task.out + Element(pixel);
-    if constexpr (U::kVector) {
-      if (valid > 0) StoreUpTo4(to, sum, 4, true);
-    } else {
-      StoreUpTo4(to, sum, valid, task.vector_out);
-    }
+    sum = Finish(sum, bias + extra, task.relu);
+    StoreQuad<U::kVector>(task.out + Element(pixel), sum, valid, task.vector_out);
     if (task.counts.rows) nonzeros += CountNonzeros<T>(sum, valid);
   }
   // Non-zeros and elements that the thread wrote.

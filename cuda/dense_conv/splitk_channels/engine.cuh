@@ -12,12 +12,6 @@
 
 namespace jsc {
 
-__device__ inline float2 operator+(float2 a, float2 b) { return {a.x + b.x, a.y + b.y}; }
-__device__ inline float2 Relu(float2 v) { return {Relu(v.x), Relu(v.y)}; }
-__device__ inline float4 Relu(float4 v) { return {Relu(v.x), Relu(v.y), Relu(v.z), Relu(v.w)}; }
-__device__ inline float4 Widen(float4 v) { return v; }
-__device__ inline float4 Widen(float2 v) { return {v.x, v.y, 0.f, 0.f}; }
-
 template <typename T, int kOutChannels_, int kColumns_, int kWarps_, bool kTf32x3_>
 struct SplitKChannelsTuning {
   static constexpr int kOutChannels = kOutChannels_, kColumns = kColumns_, kRows = kOutChannels / 16;

@@ -18,6 +18,8 @@
 #ifndef JSC_CUDA_DENSE_CONV_SPLITK_CHANNELS_KERNEL_CUH_
 #define JSC_CUDA_DENSE_CONV_SPLITK_CHANNELS_KERNEL_CUH_
 
+#include "cuda/core/cluster_sums.cuh"
+#include "cuda/core/epilogue.cuh"
 #include "cuda/dense_conv/mma/small_map.cuh"
 #include "cuda/dense_conv/splitk_channels/engine.cuh"
 #include "cuda/dense_conv/splitk_channels/launch.h"
@@ -58,7 +60,7 @@ struct SplitKChannelsWriter {
   bool valid;
   int64_t element;
   Vector bias = {}, residual = {};
-  int nonzeros = 0, written = 0;
+  Tally tally;
 
   __device__ __forceinline__ SplitKChannelsWriter(const SplitKChannelsTask<T>& slice, const SplitKChannelsPlace& at)
       : slice(slice), at(at) {
@@ -84,18 +86,15 @@ struct SplitKChannelsWriter {
     if (!valid) return;
     const MmaTask<T>& task = slice.small_map.mma;
     if constexpr (U::kTf32x3) {
-      const float4 v = Widen(sum);
-      // Zero times a sum is zero, or NaN.
-      if (fmaf(v.x, 0.f, v.y * 0.f) + fmaf(v.z, 0.f, v.w * 0.f) != 0.f) {
+      if (!IsFinite(sum)) {
         const float4 again =
             SumAgain(slice.small_map, {0, 0, at.group, at.stack, 0, 0, 0}, pixel, at.out_channel + tile_out_channel);
         sum = reinterpret_cast<const Vector&>(again);
       }
     }
-    sum = sum + (bias + residual);
-    if (task.relu) sum = Relu(sum);
+    sum = Finish(sum, bias + residual, task.relu);
     *reinterpret_cast<Vector*>(task.out + element) = sum;
-    if (task.counts.rows) nonzeros += CountNonzeros<T>(Widen(sum), U::kVector), written += U::kVector;
+    if (task.counts.rows) tally.Add<T>(sum, U::kVector);
   }
 };
 
@@ -174,9 +173,7 @@ __global__ void __launch_bounds__(U::kThreads) SplitKChannelsKernel(const __grid
   if (IsElected()) {
     if (warp == U::kWarps - 1 && slice.splits > 1) {
       const int units = Divide(kUnits - rank + slice.splits - 1, slice.by_splits).quotient;
-      InitBarrier(&slots_full);
-      FenceBarriers();
-      ExpectBytes(&slots_full, units * slice.splits * kWarp * static_cast<int>(sizeof(Vector)));
+      OpenSlots(&slots_full, units * slice.splits * kWarp * static_cast<int>(sizeof(Vector)));
     }
     AskForOperands<U>(slice, maps, at, warp, operands, full);
   }
@@ -210,11 +207,7 @@ __global__ void __launch_bounds__(U::kThreads) SplitKChannelsKernel(const __grid
     for (int i = 0; i < kRounds; ++i) {
       if (warp + i * U::kWarps >= kUnits) continue;
       const unsigned char* of_unit = from + (warp + i * U::kWarps) * kUnitBytes;
-      sums[i] = *reinterpret_cast<const Vector*>(of_unit);
-#pragma unroll
-      for (int j = 1; j < U::kWarps; ++j) {
-        sums[i] = sums[i] + *reinterpret_cast<const Vector*>(of_unit + j * kWarpBytes);
-      }
+      sums[i] = AddParts<U::kWarps>(reinterpret_cast<const Vector*>(of_unit), kUnits * kWarp);
     }
 #pragma unroll
     for (int i = 0; i < kRounds; ++i) {
@@ -233,7 +226,7 @@ __global__ void __launch_bounds__(U::kThreads) SplitKChannelsKernel(const __grid
     writer.Write(sum);
   }
   if (task.counts.rows) {
-    WriteCountsApart(task.counts, make_int2(writer.nonzeros, writer.written), reinterpret_cast<int2*>(shared));
+    WriteCountsApart(task.counts, writer.tally.Row(), reinterpret_cast<int2*>(shared));
   }
 #endif
 }

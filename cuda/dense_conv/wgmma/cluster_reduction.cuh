@@ -51,7 +51,7 @@ struct SlotReduction {
   int column, out_channel, end;  // end: of rows in which the thread's column has results
   int64_t first;                 // the thread's element of row 0
   float4 bias;
-  int nonzeros = 0, written = 0;
+  Tally tally;
 
   __device__ __forceinline__ explicit SlotReduction(const WgmmaTaskOf<U, T>& task) : task(task) {}
 
@@ -71,9 +71,7 @@ struct SlotReduction {
   // Made by one thread.
   __device__ __forceinline__ void Init(const WgmmaPlace& at, uint64_t* barrier) {
     FindRows(at);
-    InitBarrier(barrier);
-    FenceBarriers();
-    ExpectBytes(barrier, (count << pairs) * task.splits * kSlotBytes);
+    OpenSlots(barrier, (count << pairs) * task.splits * kSlotBytes);
   }
   // slots, barrier: of this block
   __device__ __forceinline__ void Find(const WgmmaPlace& at, int of_warp, uint32_t slots, uint32_t barrier) {
@@ -82,8 +80,8 @@ struct SlotReduction {
     const int lane = threadIdx.x % kWarp;
     const Quotient place = Divide((lane >> pairs) * kWarps + warp, task.by_splits);
     const uint32_t slot = slots + (((place.quotient << pairs) + (lane & pairs)) * task.splits + split) * kSlotBytes;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(slot), "r"(place.remainder));
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(full) : "r"(barrier), "r"(place.remainder));
+    to = InBlock(slot, place.remainder);
+    full = InBlock(barrier, place.remainder);
     const int sender = (split + warp * task.splits) % kWarps;  // whose sums this warp completes
     column = lane % 4 * 2 + lane / 4 % 2;
     if constexpr (sizeof(T) == 4) {
@@ -136,7 +134,7 @@ struct SlotReduction {
     first = static_cast<int64_t>(static_cast<uint64_t>(high) << 32 | low);
     uint32_t rank;
     asm volatile("getctarank.shared::cluster.u32 %0, %1;" : "=r"(rank) : "r"(to));
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(full) : "r"(barrier), "r"(rank));
+    full = InBlock(barrier, rank);
   }
   __device__ __forceinline__ void LoadBias() {
     bias = {0.f, 0.f, 0.f, 0.f};
@@ -160,12 +158,7 @@ struct SlotReduction {
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         const float* v = sums + (from + i) * 4;
-        asm volatile(
-            "{\n .reg .pred yes;\n setp.lt.s32 yes, %6, %7;\n"
-            " @yes st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];\n}" ::"r"(
-                slot[i]),
-            "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "r"(barrier[i]), "r"(from + i), "r"(rows)
-            : "memory");
+        SendIfBelow(slot[i], {v[0], v[1], v[2], v[3]}, barrier[i], from + i, rows);
       }
     }
   }
@@ -202,17 +195,8 @@ struct SlotReduction {
     WaitForBytes(barrier, 0);
 #pragma unroll 1
     for (int piece = warp; piece < count; piece += kWarps) {
-      const float4 result = Finish(SumOfRow(slots, piece), bias + extra);
-      if (row < end) {
-        StoreQuad(out, result);
-        if constexpr (U::kTf32x3) {
-          if (task.low_out) StoreQuad(out + (task.low_out - task.out), LowPart(result));
-        }
-        if (counts) {
-          nonzeros += CountNonzeros<T>(result, 4);
-          written += 4;
-        }
-      }
+      const float4 result = Finish(SumOfRow(slots, piece), bias + extra, task.relu);
+      if (row < end) Store(out, result, counts);
       out += step;
       row += task.splits;
       extra = next;
@@ -221,22 +205,12 @@ struct SlotReduction {
   }
 #endif
   __device__ __forceinline__ float4 SumOfRow(const unsigned char* slots, int row) const {
-    float4 sum = {0.f, 0.f, 0.f, 0.f};
-    const unsigned char* from = slots + row * task.splits * kSlotBytes + threadIdx.x % kWarp * 16;
-#pragma unroll 4
-    for (int i = 0; i < task.splits; ++i) sum = sum + *reinterpret_cast<const float4*>(from + i * kSlotBytes);
-    return TransposeQuad<T>(sum);
+    const auto* from = reinterpret_cast<const float4*>(slots) + row * task.splits * kWarp + threadIdx.x % kWarp;
+    return TransposeQuad<T>(AddParts(from, kWarp, task.splits));
   }
-  __device__ __forceinline__ float4 Finish(float4 sum, float4 rest) const {
-    sum = sum + rest;
-    return task.relu ? float4{Relu(sum.x), Relu(sum.y), Relu(sum.z), Relu(sum.w)} : sum;
-  }
-  __device__ __forceinline__ void Store(int64_t element, float4 result) {
-    StoreResults<U, T>(task, element, result);
-    if (task.counts.rows) {
-      nonzeros += CountNonzeros<T>(result, 4);
-      written += 4;
-    }
+  __device__ __forceinline__ void Store(T* to, float4 result, bool counts) {
+    StoreResults<U>(task, to, result);
+    if (counts) tally.template Add<T>(result, 4);
   }
   // Pairs of rows; lanes four apart have a pair of columns, of which the even one's writes.
   __device__ __forceinline__ void WritePooled(const unsigned char* slots) {
@@ -244,23 +218,21 @@ struct SlotReduction {
     for (int piece = warp; piece < count; piece += kWarps) {
       const float4 result = Pooled(SumOfRow(slots, piece * 2), SumOfRow(slots, piece * 2 + 1));
       const int row = Row(piece);
-      if (row < end) Store(first + static_cast<int64_t>(row) * (task.pooled_width * task.out_channels), result);
+      T* to = task.out + first + static_cast<int64_t>(row) * (task.pooled_width * task.out_channels);
+      if (row < end) Store(to, result, task.counts.rows);
     }
   }
-  // Of a column's two sums the result of a window; the greatest is found before bias and ReLU, if those leave it so.
+  // Of a column's two sums the result of a window.
   __device__ __forceinline__ float4 Pooled(float4 top, float4 low) const {
     const auto beside = [](float4 v) {
       const auto other = [](float of) { return __shfl_xor_sync(0xffffffffu, of, 4); };
       return float4{other(v.x), other(v.y), other(v.z), other(v.w)};
     };
-    const bool finishes_first = task.pool == Pool::kAverage || !KeepsOrder(bias);
-    if (finishes_first) top = Finish(top, bias), low = Finish(low, bias);
-    if (task.pool == Pool::kAverage) {
-      const float4 sum = (top + beside(top)) + (low + beside(low));
-      return {0.25f * sum.x, 0.25f * sum.y, 0.25f * sum.z, 0.25f * sum.w};
-    }
-    const float4 of_column = MaxOrNan(top, low), most = MaxOrNan(of_column, beside(of_column));
-    return finishes_first ? most : Finish(most, bias);
+    const WindowPool pool(task.pool, task.relu, bias);
+    top = pool.Before(top, bias), low = pool.Before(low, bias);
+    if (task.pool == Pool::kAverage) return 0.25f * ((top + beside(top)) + (low + beside(low)));
+    const float4 of_column = MaxOrNan(top, low);
+    return pool.After(MaxOrNan(of_column, beside(of_column)), bias);
   }
 };
 

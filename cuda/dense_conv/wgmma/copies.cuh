@@ -10,6 +10,8 @@
 
 #include <cstddef>
 
+#include "cuda/core/copies.cuh"
+#include "cuda/core/launch.cuh"
 #include "cuda/dense_conv/wgmma/maps.h"
 #include "cuda/dense_conv/wgmma/task.cuh"
 
@@ -39,8 +41,8 @@ __device__ __forceinline__ void InitBarriers(WgmmaBarriers& barriers, int reader
   for (int i = 0; i < kMaxRing; ++i) {
     InitBarrier(barriers.pixels_full + i);
     InitBarrier(barriers.weights_full + i);
-    InitBarrier(SharedAddress(barriers.pixels_empty + i), readers);
-    InitBarrier(SharedAddress(barriers.weights_empty + i), readers);
+    InitBarrier(barriers.pixels_empty + i, readers);
+    InitBarrier(barriers.weights_empty + i, readers);
   }
   FenceBarriers();
 }
@@ -48,7 +50,7 @@ __device__ __forceinline__ void InitBarriers(WgmmaBarriers& barriers, int reader
 __device__ __forceinline__ void InitBarriers(Tf32x3Barriers& barriers, int readers) {
 #pragma unroll
   for (int i = 0; i < kMaxRing; ++i) {
-    InitBarrier(SharedAddress(barriers.pixels_ready + i), readers);
+    InitBarrier(barriers.pixels_ready + i, readers);
   }
   InitBarriers(static_cast<WgmmaBarriers&>(barriers), readers);
 }

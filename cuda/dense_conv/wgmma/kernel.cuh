@@ -66,7 +66,7 @@ __device__ __forceinline__ int2 FinishTile(const Task& task, float4 bias, float*
   } else {
     WriteTogether<1, 8>(writer, at.split, task.splits, bias, tile);
   }
-  return make_int2(writer.nonzeros, writer.written);
+  return writer.tally.Row();
 }
 #endif
 
@@ -132,8 +132,7 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
     if (IsElected()) {
       PrefetchMapsOf<U>(maps);
       InitBarriers(barriers, U::kConsumers / kWarp);
-      if (U::kConsumerGroups > 1 && consumer_group == 0)
-        InitBarrier(SharedAddress(&joined), U::kConsumers);  // for threads alone
+      if (U::kConsumerGroups > 1 && consumer_group == 0) InitBarrier(&joined, U::kConsumers);  // for threads alone
     }
     __syncwarp();
     asm volatile("bar.arrive 1, %0;" ::"n"(U::kThreads) : "memory");  // the first copies wait for nobody
@@ -174,7 +173,7 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
         if constexpr (U::kSpillsSlots) reduction.LoadBias();
         WaitToWrite(task.gate);
         reduction.Write(slots, &slots_full);
-        counted = make_int2(reduction.nonzeros, reduction.written);
+        counted = reduction.tally.Row();
       }
     } else {
       MultiplySteps(walk, mine.end_step - mine.first_step, sums);
@@ -242,7 +241,7 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
       WaitToWrite(task.gate);
       writer.Write(FindWgmmaPlace<U>(task, tile), bias, sums);
     }
-    counted = make_int2(writer.nonzeros, writer.written);
+    counted = writer.tally.Row();
   }
   WriteCounts(task.counts, GridBlock(), counted, scratch);
   LeaveGate(task.gate);

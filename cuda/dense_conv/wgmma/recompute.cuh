@@ -3,21 +3,10 @@
 #ifndef JSC_CUDA_DENSE_CONV_WGMMA_RECOMPUTE_CUH_
 #define JSC_CUDA_DENSE_CONV_WGMMA_RECOMPUTE_CUH_
 
+#include "cuda/core/elements.cuh"
 #include "cuda/dense_conv/wgmma/engine.cuh"
 
 namespace jsc {
-
-template <int kCount>
-__device__ __forceinline__ bool AreFinite(const float (&sums)[kCount]) {
-  float all = 0.f;  // zero times a sum is zero, or NaN
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) all = fmaf(sums[i], 0.f, all);
-  return all == 0.f;
-}
-
-__device__ __forceinline__ bool IsFinite(float4 v) {
-  return fmaf(v.x, 0.f, fmaf(v.y, 0.f, fmaf(v.z, 0.f, v.w * 0.f))) == 0.f;
-}
 
 // The sums of four output channels of a result of the stack, over the block's steps; pixels beyond x count as zeros.
 __device__ inline float4 SumAgain(const Tf32x3Task& task, const WgmmaPlace& at, int image, int y, int x,
@@ -42,8 +31,7 @@ __device__ inline float4 SumAgain(const Tf32x3Task& task, const WgmmaPlace& at, 
 #pragma unroll 1
     for (int c = channel; c < end; ++c, weight += task.out_channels) {
       const float value = inside ? from[c] : 0.f;
-      const float4 w = Load4(weight);
-      sum = {fmaf(value, w.x, sum.x), fmaf(value, w.y, sum.y), fmaf(value, w.z, sum.z), fmaf(value, w.w, sum.w)};
+      sum = MultiplyAdd(value, Load4(weight), sum);
     }
   }
   return sum;
@@ -81,7 +69,7 @@ __device__ __forceinline__ bool AnyNotFinite(const float (&sums)[U::kPixels / 2]
       "{\n .reg .pred mine, any;\n setp.ne.b32 mine, %1, 0;\n bar.red.or.pred any, 2, %2, mine;\n"
       " selp.b32 %0, 1, 0, any;\n}"
       : "=r"(any)
-      : "r"(static_cast<int>(!AreFinite(sums))), "n"(U::kConsumers)
+      : "r"(static_cast<int>(!IsFinite(sums))), "n"(U::kConsumers)
       : "memory");
   return any != 0;
 }

@@ -6,49 +6,19 @@
 #ifndef JSC_CUDA_DENSE_CONV_WGMMA_REDUCTION_CUH_
 #define JSC_CUDA_DENSE_CONV_WGMMA_REDUCTION_CUH_
 
-#include <cooperative_groups.h>
-
-#include "cuda/core/low_parts.cuh"
+#include "cuda/core/cluster_sums.cuh"
+#include "cuda/core/epilogue.cuh"
 #include "cuda/dense_conv/wgmma/engine.cuh"
 
 namespace jsc {
 
-// Four results in one store; to: aligned to four elements.
-template <typename T>
-__device__ __forceinline__ void StoreQuad(T* to, float4 v) {
-  if constexpr (sizeof(T) == 4) {
-    *reinterpret_cast<float4*>(to) = v;
-  } else {
-    const T element[4] = {FromFloat<T>(v.x), FromFloat<T>(v.y), FromFloat<T>(v.z), FromFloat<T>(v.w)};
-    const uint2 words = *reinterpret_cast<const uint2*>(element);
-    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(words.x), "r"(words.y) : "memory");
-  }
-}
-
-// Four results, and of 3xTF32 products their low parts where another kernel wants them.
+// Four results, and of 3xTF32 products their low parts where another kernel wants them. to: in task.out
 template <class U, typename T>
-__device__ __forceinline__ void StoreResults(const WgmmaTaskOf<U, T>& task, int64_t element, float4 v) {
-  StoreQuad(task.out + element, v);
+__device__ __forceinline__ void StoreResults(const WgmmaTaskOf<U, T>& task, T* to, float4 v) {
+  Store4(to, v);
   if constexpr (U::kTf32x3) {
-    if (task.low_out) StoreQuad(task.low_out + element, LowPart(v));
+    if (task.low_out) Store4(to + (task.low_out - task.out), LowPart(v));
   }
-}
-
-// Four sums of any block of the cluster, where `yes`; without a branch. What is loaded has to be used: no load may be
-// in flight when the cluster leaves.
-__device__ __forceinline__ void LoadIf(float4& v, const float* from, bool yes) {
-  asm volatile("{\n .reg .pred yes;\n setp.ne.b32 yes, %5, 0;\n @yes ld.v4.f32 {%0, %1, %2, %3}, [%4];\n}"
-               : "+f"(v.x), "+f"(v.y), "+f"(v.z), "+f"(v.w)
-               : "l"(from), "r"(static_cast<int>(yes))
-               : "memory");
-}
-
-__device__ __forceinline__ float4 MaxOrNan(float4 a, float4 b) {
-  return {MaxOrNan(a.x, b.x), MaxOrNan(a.y, b.y), MaxOrNan(a.z, b.z), MaxOrNan(a.w, b.w)};
-}
-
-__device__ __forceinline__ bool KeepsOrder(float4 bias) {
-  return KeepsOrder(bias.x) && KeepsOrder(bias.y) && KeepsOrder(bias.z) && KeepsOrder(bias.w);
 }
 
 // Completes a tile's rows of kPatchWidth pixels rank, rank + ranks, ...: bias, residual and ReLU. A thread keeps four
@@ -60,7 +30,7 @@ struct WgmmaWriter {
   const WgmmaTaskOf<U, T>& task;
   int column, tile_out_channel, rows, row_step;  // rows: in which this thread's column has results
   int64_t first;                                 // element of out, of row 0
-  int nonzeros = 0, written = 0;
+  Tally tally;
 
   static __device__ __forceinline__ int OutChannel() { return static_cast<int>(threadIdx.x) % kQuads * 4; }
   // The bias of the calling thread's output channels.
@@ -137,7 +107,7 @@ struct WgmmaWriter {
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         const int row = from + i * ranks;
-        if (row < rows) Store(row, Finish(sum[i], bias + extra[i]));
+        if (row < rows) Store(task.out + Element(row), Finish(sum[i], bias + extra[i], task.relu), task.counts.rows);
       }
     }
   }
@@ -182,7 +152,7 @@ struct WgmmaWriter {
       for (int i = 0; i < kBatch; ++i) {
         float4 v = sum[0][i];
         if constexpr (kTiles > 1) v = v + sum[1][i];
-        v = Finish(v, rest[i]);
+        v = Finish(v, rest[i], task.relu);
         if (i < left) Store(out, v, counts);
         out += step;
       }
@@ -232,19 +202,8 @@ struct WgmmaWriter {
   }
   // to: in task.out; counts: whether anybody wants to know how many are not zero.
   __device__ __forceinline__ void Store(T* to, float4 v, bool counts) {
-    StoreQuad(to, v);
-    if constexpr (U::kTf32x3) {
-      if (task.low_out) StoreQuad(to + (task.low_out - task.out), LowPart(v));
-    }
-    if (counts) Count(v);
-  }
-  __device__ __forceinline__ void Count(float4 v) {
-    nonzeros += CountNonzeros<T>(v, 4);
-    written += 4;
-  }
-  __device__ __forceinline__ void Store(int row, float4 result) {
-    StoreResults<U, T>(task, Element(row), result);
-    if (task.counts.rows) Count(result);
+    StoreResults<U>(task, to, v);
+    if (counts) tally.template Add<T>(v, 4);
   }
   // The same of more than two splits, as Write.
   template <int kSplits, typename TileOf>
@@ -270,26 +229,11 @@ struct WgmmaWriter {
           for (int i = 0; i < 4; ++i) sum[i] = sum[i] + next[j][i];
         }
       }
-      Store(row, Pooled(sum, bias));
+      Store(task.out + Element(row), Pooled(sum, bias), task.counts.rows);
     }
   }
-  // Of four sums the result. The greatest is found before bias and ReLU, if those leave it the greatest.
-  __device__ __forceinline__ float4 Pooled(float4 (&v)[4], float4 bias) const {
-    const bool finishes_first = task.pool == Pool::kAverage || !KeepsOrder(bias);
-    if (finishes_first) {
-#pragma unroll
-      for (float4& each : v) each = Finish(each, bias);
-    }
-    if (task.pool == Pool::kAverage) {
-      const float4 sum = (v[0] + v[1]) + (v[2] + v[3]);
-      return {0.25f * sum.x, 0.25f * sum.y, 0.25f * sum.z, 0.25f * sum.w};
-    }
-    const float4 most = MaxOrNan(MaxOrNan(v[0], v[1]), MaxOrNan(v[2], v[3]));
-    return finishes_first ? most : Finish(most, bias);
-  }
-  __device__ __forceinline__ float4 Finish(float4 sum, float4 rest) const {
-    sum = sum + rest;
-    return task.relu ? float4{Relu(sum.x), Relu(sum.y), Relu(sum.z), Relu(sum.w)} : sum;
+  __device__ __forceinline__ float4 Pooled(const float4 (&v)[4], float4 bias) const {
+    return WindowPool(task.pool, task.relu, bias).Of(bias, v[0], v[1], v[2], v[3]);
   }
 };
 
@@ -304,9 +248,8 @@ __device__ __forceinline__ void WaitToWrite(const Gate& gate) {
 template <int kBatch, int kSplits, class U, typename T>
 __device__ __forceinline__ void WriteTogether(WgmmaWriter<U, T>& writer, int rank, int ranks, float4 bias,
                                               float* tile) {
-  auto cluster = cooperative_groups::this_cluster();
-  cluster.sync();
-  const auto tile_of = [&](int split) { return cluster.map_shared_rank(tile, split); };
+  SyncCluster();
+  const auto tile_of = [&](int split) { return OfBlock(tile, split); };
   if (writer.task.pool == Pool::kNone) {
     writer.template Write<kBatch, kSplits>(rank, ranks, bias, tile_of);
   } else {
@@ -319,9 +262,8 @@ __device__ __forceinline__ void WriteTogether(WgmmaWriter<U, T>& writer, int ran
 // The same of two blocks, by WriteRows.
 template <int kBatch, class U, typename T>
 __device__ __forceinline__ void WriteAsPair(WgmmaWriter<U, T>& writer, int rank, float4 bias, float* tile) {
-  auto cluster = cooperative_groups::this_cluster();
-  cluster.sync();
-  const float* const tiles[] = {cluster.map_shared_rank(tile, 0), cluster.map_shared_rank(tile, 1)};
+  SyncCluster();
+  const float* const tiles[] = {OfBlock(tile, 0), OfBlock(tile, 1)};
   if (writer.task.pool == Pool::kNone) {
     writer.template WriteRows<kBatch, 2>(rank, bias, tiles);
   } else {

@@ -7,29 +7,10 @@
 #ifndef JSC_CUDA_DENSE_CONV_WGMMA_RESULTS_CUH_
 #define JSC_CUDA_DENSE_CONV_WGMMA_RESULTS_CUH_
 
+#include "cuda/core/epilogue.cuh"
 #include "cuda/dense_conv/wgmma/engine.cuh"
 
 namespace jsc {
-
-// Sums of 2x2 windows as results. The greatest is found before bias and ReLU, if those leave it so for all of a warp.
-struct WindowPool {
-  const Pool pool;
-  const bool relu, finishes_first;
-
-  __device__ __forceinline__ WindowPool(Pool pool, bool relu, float2 bias)
-      : pool(pool),
-        relu(relu),
-        finishes_first(pool == Pool::kAverage ||
-                       __any_sync(0xffffffffu, !KeepsOrder(bias.x) || !KeepsOrder(bias.y)) != 0) {}
-  // Of four sums, rows first.
-  __device__ __forceinline__ float Of(float bias, float a, float b, float c, float d) const {
-    const auto finish = [&](float sum) { return relu ? Relu(sum + bias) : sum + bias; };
-    if (finishes_first) a = finish(a), b = finish(b), c = finish(c), d = finish(d);
-    if (pool == Pool::kAverage) return 0.25f * ((a + b) + (c + d));
-    const float most = MaxOrNan(MaxOrNan(a, b), MaxOrNan(c, d));
-    return finishes_first ? most : finish(most);
-  }
-};
 
 // Where a tile's results, or pooled results, lie: rows of kPatchWidth columns, or half as many.
 struct ResultPlace {
@@ -79,45 +60,22 @@ template <class U, typename T>
 struct ResultWriter {
   static constexpr int kRows = U::kPixels / kPatchWidth, kBatch = 4;
   const WgmmaTask<T>& task;
-  int nonzeros = 0, written = 0;
+  Tally tally;
 
   __device__ __forceinline__ explicit ResultWriter(const WgmmaTask<T>& task) : task(task) {}
 
-  static __device__ __forceinline__ uint32_t Pack(float low, float high) {
-    const T element[2] = {FromFloat<T>(low), FromFloat<T>(high)};
-    return *reinterpret_cast<const uint32_t*>(element);
-  }
-  static __device__ __forceinline__ float2 Unpack(uint32_t pair) {
-    const T* element = reinterpret_cast<const T*>(&pair);
-    return {ToFloat(element[0]), ToFloat(element[1])};
-  }
   // Of an 8x8 matrix of pairs, lane l has row l / 4 and columns 2 * (l % 4) and the next: transposed.
   static __device__ __forceinline__ uint32_t Transpose(uint32_t pair) {
     uint32_t transposed;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
     return transposed;
   }
-  // From two matrices of output channels, 8 apart, to four neighbouring output channels of lanes that are even (of the
-  // first matrix) and odd, and back.
-  static __device__ __forceinline__ uint2 Swap(uint32_t low, uint32_t high) {
-    const bool odd = threadIdx.x % 2 != 0;
-    const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? low : high, 1);
-    return odd ? make_uint2(other, high) : make_uint2(low, other);
-  }
-  // The first of the four, of a warp's 16 output channels.
-  static __device__ __forceinline__ int Four() { return threadIdx.x % 2 * 8 + threadIdx.x % 4 / 2 * 4; }
-
   __device__ __forceinline__ void Store(int64_t element, uint2 four) {
     *reinterpret_cast<uint2*>(task.out + element) = four;
     if (task.counts.rows) {
-      const float2 low = Unpack(four.x), high = Unpack(four.y);
-      nonzeros += (low.x != 0.f) + (low.y != 0.f) + (high.x != 0.f) + (high.y != 0.f);
-      written += 4;
+      const float2 low = Unpack<T>(four.x), high = Unpack<T>(four.y);
+      tally.Add<float>(float4{low.x, low.y, high.x, high.y}, 4);
     }
-  }
-  __device__ __forceinline__ float Finish(float sum, float rest) const {
-    sum += rest;
-    return task.relu ? Relu(sum) : sum;
   }
 
   // Of the calling thread's output channels, 8 apart.
@@ -134,7 +92,7 @@ struct ResultWriter {
     const int lane = threadIdx.x % kWarp, of_tile = static_cast<int>(threadIdx.x) / kWarp * 16;
     const float bias[2] = {both.x, both.y};
     const ResultPlace place = ResultPlace::Of<U>(task, at);
-    const int four = of_tile + Four();
+    const int four = of_tile + SwappedQuad();
     const bool has_out_channels = at.out_channel + four < task.out_channels;
     if (task.pool != Pool::kNone) {
       const WindowPool pooled(task.pool, task.relu, both);
@@ -150,9 +108,9 @@ struct ResultWriter {
             const float* v = sums + row * 8 + h * 2;
             return row < kRows / 2 ? pooled.Of(bias[h], v[0], v[1], v[4], v[5]) : 0.f;
           };
-          transposed[h] = Transpose(Pack(at(row), at(row + 1)));
+          transposed[h] = Transpose(Pack<T>(at(row), at(row + 1)));
         }
-        const uint2 result = Swap(transposed[0], transposed[1]);
+        const uint2 result = SwapPairs(transposed[0], transposed[1]);
         if (row + parity < rows) Store(first + static_cast<int64_t>(row + parity) * place.row_step, result);
       }
       return;
@@ -178,16 +136,16 @@ struct ResultWriter {
         uint32_t transposed[2];
         float2 rest[2] = {};
         if (task.residual) {
-          const uint2 halves = Swap(extra[i].x, extra[i].y);
-          rest[0] = Unpack(Transpose(halves.x));
-          rest[1] = Unpack(Transpose(halves.y));
+          const uint2 halves = SwapPairs(extra[i].x, extra[i].y);
+          rest[0] = Unpack<T>(Transpose(halves.x));
+          rest[1] = Unpack<T>(Transpose(halves.y));
         }
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          transposed[h] = Transpose(Pack(Finish(sums[row * 4 + h * 2], bias[h] + rest[h].x),
-                                         Finish(sums[row * 4 + h * 2 + 1], bias[h] + rest[h].y)));
+          transposed[h] = Transpose(Pack<T>(Finish(sums[row * 4 + h * 2], bias[h] + rest[h].x, task.relu),
+                                            Finish(sums[row * 4 + h * 2 + 1], bias[h] + rest[h].y, task.relu)));
         }
-        const uint2 result = Swap(transposed[0], transposed[1]);
+        const uint2 result = SwapPairs(transposed[0], transposed[1]);
         if (row < rows) Store(first + static_cast<int64_t>(row) * place.row_step, result);
       }
     }
@@ -199,20 +157,13 @@ template <class U>
 struct ResultWriter<U, float> {
   static constexpr int kRows = U::kPixels / kPatchWidth, kBatch = 4;
   const WgmmaTask<float>& task;
-  int nonzeros = 0, written = 0;
+  Tally tally;
 
   __device__ __forceinline__ explicit ResultWriter(const WgmmaTask<float>& task) : task(task) {}
 
   __device__ __forceinline__ void Store(int64_t element, float2 v) {
     *reinterpret_cast<float2*>(task.out + element) = v;
-    if (task.counts.rows) {
-      nonzeros += (v.x != 0.f) + (v.y != 0.f);
-      written += 2;
-    }
-  }
-  __device__ __forceinline__ float Finish(float sum, float rest) const {
-    sum += rest;
-    return task.relu ? Relu(sum) : sum;
+    if (task.counts.rows) tally.Add<float>(v, 2);
   }
   // The first of the calling thread's two output channels.
   static __device__ __forceinline__ int OutChannel() {
@@ -263,8 +214,8 @@ struct ResultWriter<U, float> {
         const int row = from + i / 2, e = i % 2;
         if (row >= kRows) break;
         const float2 rest = extra[i / 2][e];
-        const float2 result = {Finish(sums[row * 4 + e], bias.x + rest.x),
-                               Finish(sums[row * 4 + 2 + e], bias.y + rest.y)};
+        const float2 result = {Finish(sums[row * 4 + e], bias.x + rest.x, task.relu),
+                               Finish(sums[row * 4 + 2 + e], bias.y + rest.y, task.relu)};
         if (row < rows[e]) Store(first + static_cast<int64_t>(row) * place.row_step + e * place.out_channels, result);
       }
     }

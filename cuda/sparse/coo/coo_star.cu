@@ -6,7 +6,7 @@
 // of a sector.
 #include <algorithm>
 
-#include "cuda/core/common.cuh"
+#include "cuda/core/launch.cuh"
 #include "cuda/ffi/kernels.h"
 #include "native/coo_star_args.h"
 

@@ -45,10 +45,10 @@ __global__ void __launch_bounds__(kWarp* kCooVariants[kVariant].max_warps(), kCo
 #if __CUDA_ARCH__ >= 900
   if (task.plan.cluster) {
     if (task.plan.slices > 1) AddSlices<kVariant>(sums, task.plan.out_channel_warps, task.plan.slices);
-    ClusterSync();
-    FinishCoo<T, kVariant>(task, ClusterRank(), task.plan.splits, task.plan.splits,
-                           [&](int split, int i) { return LoadOfCluster(sums + i, split); });
-    ClusterSync();  // a block's sums stay until all have read them
+    SyncCluster();
+    FinishCoo<T, kVariant>(task, static_cast<int>(cooperative_groups::this_cluster().block_rank()), task.plan.splits,
+                           task.plan.splits, [&](int split, int i) { return Load4OfBlock(sums + i, split); });
+    SyncCluster();  // a block's sums stay until all have read them
     return;
   }
 #endif

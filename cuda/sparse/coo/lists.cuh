@@ -3,6 +3,8 @@
 #ifndef JSC_CUDA_SPARSE_COO_LISTS_CUH_
 #define JSC_CUDA_SPARSE_COO_LISTS_CUH_
 
+#include "cuda/core/copies.cuh"
+#include "cuda/core/elements.cuh"
 #include "cuda/sparse/coo/micro.cuh"
 #include "cuda/sparse/coo/task.cuh"
 

@@ -18,7 +18,7 @@
 
 #include <utility>
 
-#include "cuda/core/common.cuh"
+#include "cuda/core/launch.cuh"
 #include "native/coo_variants.h"
 
 // "coo_at0, coo_at1, ..., coo_at255": a directive has to be one piece of text. A name ends where the next begins with a

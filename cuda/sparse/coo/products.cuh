@@ -35,31 +35,12 @@ __device__ __forceinline__ void CopyCooWeights(const CooTask<T>& task, T* stage,
   }
 }
 
-template <typename T, int kCount>
-__device__ __forceinline__ void LoadRow(const T* p, float (&row)[kCount]) {
-  if constexpr (kCount % 4 == 0) {
-#pragma unroll
-    for (int i = 0; i < kCount; i += 4) {
-      const float4 v = Load4(p + i);
-      row[i] = v.x, row[i + 1] = v.y, row[i + 2] = v.z, row[i + 3] = v.w;
-    }
-  } else if constexpr (kCount == 2) {
-    struct alignas(2 * sizeof(T)) Two {
-      T a, b;
-    };
-    const Two v = *reinterpret_cast<const Two*>(p);
-    row[0] = ToFloat(v.a), row[1] = ToFloat(v.b);
-  } else {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) row[i] = ToFloat(p[i]);
-  }
-}
-
 template <typename T, int kVariant, int kTap, int... kOutChannel>
 __device__ __forceinline__ void SetTap(const T* stage, std::integer_sequence<int, kOutChannel...>) {
   constexpr int kCount = sizeof...(kOutChannel);
   float row[kCount];
-  LoadRow<T, kCount>(stage + (kTap * kWarp + threadIdx.x % kWarp) * kCount, row);
+  constexpr int kBytes = (kCount % 4 == 0 ? 4 : kCount % 2 == 0 ? 2 : 1) * static_cast<int>(sizeof(T));
+  LoadRun<kBytes>(stage + (kTap * kWarp + threadIdx.x % kWarp) * kCount, row);
   (CooMicro<kVariant>::template SetWeight<kTap * kCount + kOutChannel>(row[kOutChannel]), ...);
 }
 

@@ -3,6 +3,8 @@
 #ifndef JSC_CUDA_SPARSE_COO_SUMS_CUH_
 #define JSC_CUDA_SPARSE_COO_SUMS_CUH_
 
+#include "cuda/core/cluster_sums.cuh"
+#include "cuda/core/elements.cuh"
 #include "cuda/sparse/coo/density_range.cuh"
 #include "cuda/sparse/coo/lists.cuh"
 
@@ -15,34 +17,9 @@ __device__ void FinishResult(const CooTask<T>& task, int stack, int64_t at, int 
           LoadUpTo4(task.bias + static_cast<int64_t>(stack) * task.out_channels + out_channel, valid, task.vector_out);
   }
   if (task.residual) sum = sum + LoadUpTo4(task.residual + at, valid, task.vector_out);
-  if (task.relu) sum = make_float4(Relu(sum.x), Relu(sum.y), Relu(sum.z), Relu(sum.w));
+  if (task.relu) sum = Relu(sum);
   StoreUpTo4(task.out + at, sum, valid, task.vector_out);
 }
-
-#if __CUDA_ARCH__ >= 900
-__device__ inline int ClusterRank() {
-  int rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-__device__ inline void ClusterSync() {
-  asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory");
-}
-
-// Four floats of another block of the cluster.
-__device__ inline float4 LoadOfCluster(const float* shared, int rank) {
-  const auto own = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  float4 v;
-  asm volatile(
-      "{\n\t.reg .b32 there;\n\tmapa.shared::cluster.u32 there, %4, %5;\n\t"
-      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n\t}"
-      : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-      : "r"(own), "r"(rank)
-      : "memory");
-  return v;
-}
-#endif
 
 // Adds up the slices' sums [slice, output channel warp, pixel, warp output channel] in the place of the first.
 template <int kVariant>

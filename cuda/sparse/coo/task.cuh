@@ -4,8 +4,9 @@
 
 #include <algorithm>
 
-#include "cuda/core/common.cuh"
+#include "cuda/core/launch.cuh"
 #include "cuda/core/task_head.h"
+#include "cuda/core/vectors.cuh"
 #include "cuda/sparse/coo/plan.h"
 #include "native/coo_lists.h"
 #include "native/coo_variants.h"

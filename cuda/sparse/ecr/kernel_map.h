@@ -8,9 +8,6 @@
 
 namespace jsc {
 
-// Whether the driver can make tensor maps.
-bool HasKernelMaps();
-
 // Passed to a kernel by value.
 struct TensorMaps {
   CUtensorMap kernel;  // [S * kh * kw, C / groups, K], boxes [chunk taps, chunk channels, tile output channels]

@@ -2,6 +2,7 @@
 #ifndef JSC_CUDA_SPARSE_ECR_WINDOW_LISTS_CUH_
 #define JSC_CUDA_SPARSE_ECR_WINDOW_LISTS_CUH_
 
+#include "cuda/core/elements.cuh"
 #include "cuda/sparse/ecr/window_place.cuh"
 
 namespace jsc {

@@ -2,6 +2,7 @@
 #ifndef JSC_CUDA_SPARSE_ECR_WINDOW_PLACE_CUH_
 #define JSC_CUDA_SPARSE_ECR_WINDOW_PLACE_CUH_
 
+#include "cuda/core/cluster_sums.cuh"
 #include "cuda/sparse/ecr/task.cuh"
 
 namespace jsc {

@@ -2,6 +2,7 @@
 #ifndef JSC_CUDA_SPARSE_ECR_WINDOW_SUMS_CUH_
 #define JSC_CUDA_SPARSE_ECR_WINDOW_SUMS_CUH_
 
+#include "cuda/core/epilogue.cuh"
 #include "cuda/sparse/ecr/window_lists.cuh"
 
 namespace jsc {
@@ -113,8 +114,7 @@ __device__ __forceinline__ int2 Epilogue(const ConvTask<T>& task, const BlockPla
               make_float4(__shfl_xor_sync(helper_mask, sum.x, distance), __shfl_xor_sync(helper_mask, sum.y, distance),
                           __shfl_xor_sync(helper_mask, sum.z, distance), __shfl_xor_sync(helper_mask, sum.w, distance));
       }
-      sum = sum + extra;
-      return task.relu ? make_float4(Relu(sum.x), Relu(sum.y), Relu(sum.z), Relu(sum.w)) : sum;
+      return Finish(sum, extra, task.relu);
     };
     float4 result;
     if constexpr (kPool) {

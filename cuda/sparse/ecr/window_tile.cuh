@@ -28,6 +28,7 @@
 #ifndef JSC_CUDA_SPARSE_ECR_WINDOW_TILE_CUH_
 #define JSC_CUDA_SPARSE_ECR_WINDOW_TILE_CUH_
 
+#include "cuda/core/tensor_map.h"
 #include "cuda/sparse/ecr/kernel_map.h"
 #include "cuda/sparse/ecr/window_lists.cuh"
 #include "cuda/sparse/ecr/window_stage.cuh"
@@ -142,9 +143,7 @@ template <typename T, bool kPool>
 ffi::Error LaunchConv(const DeviceCall& call, const EcrPlan& plan, void* workspace, cudaStream_t stream) {
   ConvTask<T> task = MakeConvTask<T>(call, plan, workspace);
   TensorMaps maps{};
-  if (!MakeTensorMaps(call, plan, &maps)) {
-    return ffi::Error(ffi::ErrorCode::kInternal, "ConvKernel: cuTensorMapEncodeTiled refused the sizes");
-  }
+  if (!MakeTensorMaps(call, plan, &maps)) return MapsRefused("ConvKernel");
   const int64_t blocks = call.args.stacks * plan.tiles[0] * static_cast<int64_t>(plan.tiles[1]) * plan.tiles[2] *
                          plan.channel_tiles * call.args.groups;
   // Of a cluster every block writes results; with a workspace ReduceKernel does, a block a tile.

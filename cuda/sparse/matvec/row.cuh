@@ -16,6 +16,7 @@
 #ifndef JSC_CUDA_SPARSE_MATVEC_ROW_CUH_
 #define JSC_CUDA_SPARSE_MATVEC_ROW_CUH_
 
+#include "cuda/core/cluster_sums.cuh"
 #include "cuda/core/programmatic_launch.cuh"
 #include "cuda/sparse/matvec/stream.cuh"
 
@@ -193,14 +194,6 @@ __device__ __forceinline__ void SumRow(const char* kernel, bool inside, int lane
 }
 
 #if __CUDA_ARCH__ >= 900
-__device__ __forceinline__ void SendToBlock(int block, float* to, float v, uint64_t* barrier) {
-  asm volatile(
-      "{\n .reg .b32 to, full;\n mapa.shared::cluster.u32 to, %0, %2;\n mapa.shared::cluster.u32 full, %1, %2;\n"
-      " st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [to], %3, [full];\n}" ::"r"(SharedAddress(to)),
-      "r"(SharedAddress(barrier)), "r"(block), "r"(__float_as_uint(v))
-      : "memory");
-}
-
 // The block's share of x, by a warp.
 template <typename T>
 __device__ __forceinline__ void CopyRow(const T* x, const RowShare& share, T* to, uint64_t* barrier, int lane) {
@@ -210,10 +203,7 @@ __device__ __forceinline__ void CopyRow(const T* x, const RowShare& share, T* to
 #pragma unroll 1
   for (int at = lane * kPiece; at < share.channels; at += kWarp * kPiece) {
     const int bytes = min(kPiece, share.channels - at) * static_cast<int>(sizeof(T));
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     SharedAddress(to + at)),
-                 "l"(x + share.InX(at)), "r"(bytes), "r"(SharedAddress(barrier))
-                 : "memory");
+    CopyBytes(to + at, x + share.InX(at), bytes, barrier);
   }
 }
 #endif

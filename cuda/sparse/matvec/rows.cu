@@ -25,6 +25,7 @@
 // bring the next line to L2 (103). Bound by: device memory; more rows of x by FFMA and by reading their lists.
 #include <algorithm>
 
+#include "cuda/core/cluster_sums.cuh"
 #include "cuda/ffi/kernels.h"
 #include "cuda/sparse/matvec/row.h"
 #include "cuda/sparse/matvec/stream.cuh"
@@ -44,8 +45,9 @@ struct Result {
   __device__ void AskForAddends(const DenseTask<T>& task) {
     if (valid <= 0) return;
     const int count = kVector ? 4 : valid;
-    if (task.bias)
+    if (task.bias) {
       bias = LoadUpTo4(task.bias + static_cast<int64_t>(stack) * task.out_channels + out_channel, count, kVector);
+    }
     if (task.residual) residual = LoadUpTo4(task.residual + at, count, kVector);
   }
 
@@ -53,8 +55,8 @@ struct Result {
     if (valid <= 0) return;
     if (task.bias) sum = sum + bias;
     if (task.residual) sum = sum + residual;
-    if (task.relu) sum = {Relu(sum.x), Relu(sum.y), Relu(sum.z), Relu(sum.w)};
-    StoreUpTo4(task.out + at, sum, kVector ? 4 : valid, kVector);
+    if (task.relu) sum = Relu(sum);
+    StoreQuad<kVector>(task.out + at, sum, valid, false);
   }
 };
 
@@ -101,10 +103,8 @@ struct Slots {
         slots((results + parts - 1) / parts) {
     if (parts == 1) return;
     if (threadIdx.x == 0) {
-      InitBarrier(full);
-      FenceBarriers();
       const int own = (results - part + parts - 1) / parts;
-      ExpectBytes(full, own * (parts - 1) * static_cast<int>(sizeof(float4)));
+      OpenSlots(full, own * (parts - 1) * static_cast<int>(sizeof(float4)));
     }
     ArriveAtCluster();
   }
@@ -176,9 +176,7 @@ __global__ void __launch_bounds__(kDenseThreads, 1) DenseKernel(const __grid_con
   if (thread >= results && task.parts == 1) return;
   float4 sum = {0.f, 0.f, 0.f, 0.f};
   if (thread < results) {
-    sum = warp_sums[thread];
-#pragma unroll
-    for (int w = 1; w < kDenseWarps; ++w) sum = sum + warp_sums[w * results + thread];
+    sum = AddParts<kDenseWarps>(warp_sums + thread, results);
   }
 #if __CUDA_ARCH__ >= 900
   if (task.parts > 1) sum = slots.Exchange(sum, thread < results);

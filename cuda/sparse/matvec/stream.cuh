@@ -3,7 +3,9 @@
 #ifndef JSC_CUDA_SPARSE_MATVEC_STREAM_CUH_
 #define JSC_CUDA_SPARSE_MATVEC_STREAM_CUH_
 
-#include "cuda/core/common.cuh"
+#include "cuda/core/elements.cuh"
+#include "cuda/core/launch.cuh"
+#include "cuda/core/vectors.cuh"
 
 namespace jsc {
 
