@@ -25,6 +25,7 @@ _SOURCES = (
     "benchmarks/suites/coo_ablation.cu",
     "cuda/sparse/coo/plan.cc",
     "cuda/core/device_info.cu",
+    "cuda/core/tensor_map.cc",
     "cuda/sparse/ecr/kernel_map.cc",
 )
 _WRONG = 2e-6  # relative Frobenius error of float32

@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "cuda/sparse/coo/coo.cu"
+#include "cuda/sparse/coo/kernel.cuh"
 
 namespace jsc {
 namespace {
@@ -199,7 +199,7 @@ void Launch(const Buffers& b, const CooPlan& plan, int input, cudaStream_t strea
                             plan.shared_bytes, stream>>>(task);
     Check(cudaGetLastError(), "PlainKernel");
   } else {
-    const ffi::Error error = LaunchCoo<float, kVariant>(task, stream);
+    const ffi::Error error = LaunchCoo<float, kVariant, false>(task, stream);
     if (error.failure()) {
       std::fprintf(stderr, "%s\n", error.message().c_str());
       std::exit(1);
@@ -256,7 +256,7 @@ void Report(const Layer& l, const Buffers& b, const CooPlan& plan, cudaStream_t 
   if constexpr (kPlain) {
     Check(cudaFuncGetAttributes(&found, PlainKernel<kVariant>), "cudaFuncGetAttributes");
   } else {
-    Check(cudaFuncGetAttributes(&found, CooKernel<float, kVariant>), "cudaFuncGetAttributes");
+    Check(cudaFuncGetAttributes(&found, CooKernel<float, kVariant, false>), "cudaFuncGetAttributes");
   }
   const double error = Error<kVariant, kPlain>(l, b, plan, stream);
   std::printf(

@@ -33,6 +33,7 @@ _SOURCES = (
     "benchmarks/suites/direct_ablation.cu",
     "benchmarks/suites/direct_parts.cu",
     "cuda/core/device_info.cu",
+    "cuda/core/tensor_map.cc",
     "cuda/sparse/ecr/kernel_map.cc",
 )
 _TF32, _FLOAT32 = 5e-4, 2e-6
