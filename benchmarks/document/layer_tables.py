@@ -246,11 +246,10 @@ def gradients(rows: Sequence[Row]) -> list[str]:
         name = row["layer"] + ", HIGHEST" * (row.get("precision") == "highest")
         found.setdefault(name, {})[row["by"]] = row
     lines = (
-        (layer, *(cell for by in ("x", "kernel") for cell in (_times(each[by]), ratio(each[by]["ratio"]))))
-        for layer, each in found.items()
+        (layer, *(cell for by in ("x", "kernel") for cell in _cells(each.get(by)))) for layer, each in found.items()
     )
     return [table(("layer", "by x: lax / ours us", "ratio", "by the kernel: lax / ours us", "ratio"), lines)]
 
 
-def _times(row: Row) -> str:
-    return f"{row['xla_us']:,.0f} / {row['ours_us']:,.0f}"
+def _cells(row: Row | None) -> tuple[str, str]:
+    return ("-", "-") if row is None else (f"{row['xla_us']:,.0f} / {row['ours_us']:,.0f}", ratio(row["ratio"]))

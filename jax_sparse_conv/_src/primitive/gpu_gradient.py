@@ -4,8 +4,8 @@ Of x, in float32: convolutions of the cotangent (`gradient_of_x`), where `implem
 kernel of ours. Below HIGHEST those of 1x1 kernels are XLA's, which are products of matrices.
 
 Of the kernel, in float32 at HIGHEST: the convolution of x with the cotangent as its kernel, images and channels in each
-other's place. It is dense, by the tensor cores in parts (3xTF32), and its sums are split, which XLA's are not. That of
-a 1x1 kernel is a product of matrices, by XLA in three parts likewise.
+other's place. It is dense, by the tensor cores in parts (3xTF32), and its sums are split, which XLA's are not. Of a
+1x1 kernel x is one row of its channels then, whose channels are the pixels.
 
 XLA has the rest. That is also large 3x3 windows of many channels, which cuDNN transforms, by "gpu gradients" of
 `dispatch/model.json` (`benchmarks gradients --set large`).
@@ -18,7 +18,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jax_sparse_conv._src import _native, devices
 from jax_sparse_conv._src.dispatch import choice, model
@@ -30,7 +29,6 @@ from jax_sparse_conv._src.problem.geometry import Geometry
 
 _METHOD = "direct"
 _MOST_PHASES = 4  # of the gradient of x, each a call and a pass over the result
-_IN_PARTS = lax.DotAlgorithmPreset.TF32_TF32_F32_X3
 
 
 def takes(other: Any, cotangent: Any, config: Config, like: Any, by_kernel: bool) -> bool:
@@ -67,11 +65,11 @@ def _takes_kernel(x: Any, cotangent: Any, config: Config, like: Any) -> bool:
     if like.shape[0] > 1 or min(like.shape[3:]) < limits["channels, least"]:
         return False
     if _is_product(like, config):
-        return True
-    if _is_transformed(cotangent, config, like) or x.shape[0] < limits["images, least"]:
+        if x.shape[3] * math.prod(cotangent.shape[:3]) > limits["elements, transposed"]:
+            return False
+    elif _is_transformed(cotangent, config, like) or x.shape[0] < limits["images, least"]:
         return False
-    types = x.update(shape=_swapped_shape(x)), like.update(shape=(1, *_turned_shape(cotangent)))
-    workload = lowering.workload_of(*types, _of_kernel_config(x, cotangent, config, like))
+    workload = lowering.workload_of(*_turned_types(x, cotangent, config, like), _turned(x, cotangent, config, like))
     return Layer.of(workload).dense(devices.current()).candidate.family in ("wgmma", "mma")
 
 
@@ -93,37 +91,38 @@ def gradient(other: jax.Array, cotangent: jax.Array, *, config: Config, like: An
     """As `differentiation.gradient`."""
     if not by_kernel:
         return gradient_of_x.gradient(other, cotangent, config, like)
+    turned = _turned(other, cotangent, config, like)
     if _is_product(like, config):
-        return _product(other, cotangent, config, like)
-    x = jnp.transpose(other, (3, 1, 2, 0))
-    turned = jnp.transpose(cotangent, (1, 2, 0, 3))[None]
-    found = bind(x, turned, None, None, _of_kernel_config(other, cotangent, config, like))
-    return jnp.transpose(found, (1, 2, 0, 3))[None]
+        rows, columns = config.geometry.strides
+        pixels = other[:, ::rows, ::columns].reshape(-1, other.shape[3])
+        kernel = cotangent.reshape(1, 1, 1, -1, cotangent.shape[3])
+        return bind(pixels.T[None, None], kernel, None, None, turned).reshape(like.shape)
+    x, kernel = jnp.transpose(other, (3, 1, 2, 0)), jnp.transpose(cotangent, (1, 2, 0, 3))[None]
+    return jnp.transpose(bind(x, kernel, None, None, turned), (1, 2, 0, 3))[None]
 
 
-def _product(x: jax.Array, cotangent: jax.Array, config: Config, like: Any) -> jax.Array:
-    """x [N, H, W, C], cotangent [N, Ho, Wo, K] -> [1, 1, 1, C, K]."""
-    rows, columns = config.geometry.strides
-    pixels = x[:, ::rows, ::columns].reshape(-1, x.shape[3]), cotangent.reshape(-1, cotangent.shape[3])
-    return lax.dot_general(*pixels, (((0,), (0,)), ((), ())), precision=_IN_PARTS).reshape(like.shape)
+def _turned(x: Any, cotangent: Any, config: Config, like: Any) -> Config:
+    """The convolution of x [C, H, W, N] with the cotangent [1, Ho, Wo, N, K] that makes [C, kh, kw, K].
 
-
-def _of_kernel_config(x: Any, cotangent: Any, config: Config, like: Any) -> Config:
-    """The convolution of x [C, H, W, N] with the cotangent [1, Ho, Wo, N, K] that makes [C, kh, kw, K]."""
+    Of a product of matrices that of x [1, 1, C, P] with the cotangent [1, 1, 1, P, K], P pixels.
+    """
     geometry, pads = config.geometry, []
+    if _is_product(like, config):
+        return Config(Geometry((1, 1), geometry.padding, (1, 1), 1), _METHOD, precision=config.precision)
     for axis, (low, _) in enumerate(geometry.padding):
         last = (like.shape[1 + axis] - 1) * geometry.dilation[axis]
         last += (cotangent.shape[1 + axis] - 1) * geometry.strides[axis]
         pads.append((low, last + 1 - low - x.shape[1 + axis]))
-    turned = Geometry(geometry.dilation, (pads[0], pads[1]), geometry.strides, 1)
-    return Config(turned, _METHOD, precision=config.precision)
+    return Config(
+        Geometry(geometry.dilation, (pads[0], pads[1]), geometry.strides, 1), _METHOD, precision=config.precision
+    )
 
 
-def _swapped_shape(x: Any) -> tuple[int, ...]:
-    images, height, width, channels = x.shape
-    return channels, height, width, images
-
-
-def _turned_shape(cotangent: Any) -> tuple[int, ...]:
-    images, rows, columns, channels = cotangent.shape
-    return rows, columns, images, channels
+def _turned_types(x: Any, cotangent: Any, config: Config, like: Any) -> tuple[Any, Any]:
+    """The types of the operands of that convolution."""
+    (images, height, width, channels), (_, rows, columns, out_channels) = x.shape, cotangent.shape
+    if _is_product(like, config):
+        pixels = images * rows * columns
+        return x.update(shape=(1, 1, channels, pixels)), like.update(shape=(1, 1, 1, pixels, out_channels))
+    turned = (channels, height, width, images), (1, rows, columns, images, out_channels)
+    return x.update(shape=turned[0]), like.update(shape=turned[1])
