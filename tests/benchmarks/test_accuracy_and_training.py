@@ -61,5 +61,5 @@ def test_gradients_of_both_sides_are_the_same(
     assert all(row["ratio"] == pytest.approx(row["xla_us"] / row["ours_us"]) for row in rows)
     assert "ratio" in capsys.readouterr().out
     (table,) = layer_tables.gradients(rows)
-    assert "| 1x8x8, 3x3 16->16, of each of 3 |" in table
+    assert "| 1x8x8, 3x3 16->16, of each of 3, HIGHEST |" in table
     assert gradients.main(["--json", "nowhere/rows.json"]) == 1
