@@ -131,7 +131,7 @@ def test_the_guide_has_what_xla_says_without_the_package(elsewhere: tuple[str, n
 def test_checks_are_of_every_custom_call() -> None:
     allowed = {each.is_custom_call() for each in jsc.export_checks()}
     assert allowed == set(_native.TARGETS)
-    sources = [ROOT / "cpu" / "ffi" / "handlers.cc", ROOT / "cuda" / "ffi" / "ffi.cc"]
+    sources = [file for platform in ("cpu", "cuda") for file in (ROOT / platform / "ffi").glob("*.cc")]
     named = set(re.findall(r'[\[{]"(jsc_\w+)"', "".join(each.read_text(encoding="utf-8") for each in sources)))
     assert allowed == named
     for registered in _native.registered_targets().values():
