@@ -27,6 +27,13 @@ def nonzeros_of(x: Any) -> jax.Array:
     return counting.counted(jnp.asarray(x))
 
 
+def checked(nonzeros: Any) -> jax.Array:
+    """Counts that the caller gives, as an array; errors as of `check_nonzeros`."""
+    counts = jnp.asarray(nonzeros)
+    check_nonzeros(counts, None)
+    return counts
+
+
 def switch(
     functions: Sequence[Callable[..., Any]], densities: Sequence[float], nonzeros: jax.Array, *operands: Any
 ) -> Any:

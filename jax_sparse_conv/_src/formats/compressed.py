@@ -5,16 +5,19 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
+import json
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import export, lax
 from jax.sharding import PartitionSpec
 
 from jax_sparse_conv._src.primitive import explicit, primitives
-from jax_sparse_conv._src.problem.geometry import Geometry, Pair
+from jax_sparse_conv._src.problem import geometry as geo
+from jax_sparse_conv._src.problem.geometry import Geometry, Pair, Pool
 
 _MAX_INT32 = 2**31 - 1
 
@@ -163,3 +166,23 @@ class Compressed(abc.ABC):
     @property
     @abc.abstractmethod
     def _window_axes(self) -> int: ...
+
+
+def exportable(cls: type[Compressed]) -> None:
+    """Have `jax.export` write a format that is an argument or a result of a program."""
+    export.register_pytree_node_serialization(
+        cls,
+        serialized_name=f"jax_sparse_conv.{cls.__name__}",
+        serialize_auxdata=_text_of,
+        deserialize_auxdata=_fixed_of,
+    )
+
+
+def _text_of(fixed: tuple[Any, ...]) -> bytes:
+    *sizes, geometry = fixed
+    return json.dumps([*sizes, dataclasses.astuple(geometry)]).encode()
+
+
+def _fixed_of(text: bytes | bytearray) -> tuple[Any, ...]:
+    *sizes, (strides, padding, dilation, groups, pool) = geo.tuples(json.loads(text))
+    return *sizes, Geometry(strides, padding, dilation, groups, None if pool is None else Pool(*pool))

@@ -23,7 +23,7 @@ import numpy as np
 
 from jax_sparse_conv._src.api import ops
 from jax_sparse_conv._src.formats import windows
-from jax_sparse_conv._src.formats.compressed import Compressed
+from jax_sparse_conv._src.formats.compressed import Compressed, exportable
 from jax_sparse_conv._src.layers import layers
 from jax_sparse_conv._src.primitive import reference
 from jax_sparse_conv._src.primitive.reference import ActivationName
@@ -231,3 +231,7 @@ def _resolve(
         x.shape, (*size, channels, 1), strides=strides, padding=padding, kernel_dilation=kernel_dilation
     )
     return x, size, geometry
+
+
+exportable(ECR)
+exportable(PECR)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_sparse_conv._src.api import arguments, ops
+from jax_sparse_conv._src.api import arguments, by_density, ops
 from jax_sparse_conv._src.api.arguments import Activation
 from jax_sparse_conv._src.api.by_density import Step
 from jax_sparse_conv._src.layers import calls, layer_calls
@@ -281,7 +281,8 @@ def _run(layer: Any, op: str, operands: Operands, arguments: Mapping[str, Any], 
         if steps := implementation.steps_of(call):
             return _run_by_density(op, operands, arguments, steps, implementation[call], counts)
         implementation = implementation[call]
-        if implementation not in ops.READS_NONZEROS:
+        if nonzeros is not None and implementation not in ops.READS_NONZEROS:
+            by_density.checked(nonzeros)
             nonzeros = None  # the plan has measured; nothing is left to decide
         if implementation not in ops.READS_LISTS:
             operands = (dense_map(operands[0]), *operands[1:])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -177,6 +178,7 @@ def apply_plan(model: nnx.Module, plan: Plan, *, pack: bool = True) -> None:
     check_model(model)
     if not isinstance(plan, Plan):
         raise TypeError(f"plan is a {type(plan).__name__}, not a jax_sparse_conv.Plan")
+    _check_layers(plan)
     plan.check_device()
     found = layers_by_name(model)
     planned = {layer.path for layer in plan.layers} | set(plan.uncalled)
@@ -301,12 +303,16 @@ def _from_json(content: Any) -> Plan:
         if found == _WITHOUT_THRESHOLDS and isinstance(content.get("layers"), list):
             content["layers"] = [_with_thresholds(layer) for layer in content["layers"]]
     plan: Plan = typed_json.read(Plan, content, "")
+    _check_layers(plan)
+    return plan
+
+
+def _check_layers(plan: Plan) -> None:
     for index, layer in enumerate(plan.layers):
         try:
             _check_loaded(layer)
-        except ValueError as error:
+        except (AttributeError, TypeError, ValueError) as error:
             raise ValueError(f"layers[{index}] ({layer.path!r}): {error}") from error
-    return plan
 
 
 def _with_thresholds(layer: Any) -> Any:
@@ -324,6 +330,8 @@ def _check_loaded(layer: LayerPlan) -> None:
         raise ValueError(f"kernel_dtype={layer.kernel_dtype!r} is not the name of a dtype, such as 'float32'")
     if not layer.densities:
         raise ValueError("densities=() is empty; there is one for each batch")
+    if not all(math.isnan(density) or 0 <= density <= 1 for density in layer.densities):
+        raise ValueError(f"densities={layer.densities!r} are not from 0 to 1, or NaN where there was nothing")
     names = {"implementation": layer.implementation}
     names |= {f"candidates[{i}].implementation": each.implementation for i, each in enumerate(layer.candidates)}
     names |= {f"left_out[{i}][0]": name for i, (name, _) in enumerate(layer.left_out)}

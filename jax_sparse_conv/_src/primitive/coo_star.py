@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import export, lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_sparse_conv._src import _native
@@ -41,13 +42,15 @@ Tile = tuple[int, int, int]
 class CooStar:
     """COO* format of a feature map [N, H, W, C], tiles of TH x TW x TC (Xiang et al. 2022, Figure 6).
 
-    A pytree of three arrays. Gradients with respect to the dense map reach stored non-zeros only.
+    A pytree of three arrays. Gradients with respect to the dense map reach stored non-zeros only. Those with respect to
+    a `CooStar` need `jax.grad(..., allow_int=True)`, since positions and counts are integers.
 
     Attributes:
       values: [N, tH, tW, tC, slots], the non-zeros of each tile in the order of position (row, column, channel), then
         zeros. slots = TH * TW * TC, and tH = ceil(H / TH), and so on.
       positions: [N, tH, tW, tC, slots] uint8, or uint16 where a tile has more than 256 elements. Within the tile it is
-        `(th * TW + tw) * TC + tc`, and 0 in unused slots.
+        `(th * TW + tw) * TC + tc`, and 0 in unused slots. Those of a list differ; where they do not, results are
+        unspecified.
       counts: [N, tH, tW, tC] int32, non-zeros of each tile.
       size: (H, W) of the feature map.
       channels: C.
@@ -103,29 +106,38 @@ class CooStar:
         """Raise for arrays that are no lists of this map, such as those of a slice of one.
 
         Raises:
-          ValueError: names the array, its shape and what that must be.
-          TypeError: positions or counts of another dtype.
+          ValueError: names the array, its shape and what that must be; or the size, the channels or the tile.
+          TypeError: an array that is none, or of another dtype.
         """
-        lists = (*self.counts.shape[:-3], *_counts_of((*self.size, self.channels), self.tile))
+        sizes = (*self.size, self.channels) if isinstance(self.size, tuple) else ()
+        if len(sizes) != 3 or not all(geo.is_symbolic(n) or (isinstance(n, int) and n >= 0) for n in sizes):
+            raise ValueError(f"x.size={self.size!r} and x.channels={self.channels!r} are not (H, W) and C, all ints")
+        if not isinstance(self.tile, tuple) or _tile(self.tile) != self.tile:
+            raise ValueError(f"x.tile={self.tile!r} is not a tuple of three ints of at least 1, (TH, TW, TC)")
+        given = {"values": self.values, "positions": self.positions, "counts": self.counts}
+        for name, array in given.items():
+            if not (hasattr(array, "shape") and hasattr(array, "dtype")):
+                raise TypeError(f"x.{name}={array!r} is not an array")
+        lists = (*self.counts.shape[:-3], *_counts_of(sizes, self.tile))
         slots = (*lists, math.prod(self.tile))
-        given = {"values": (self.values, slots), "positions": (self.positions, slots), "counts": (self.counts, lists)}
-        for name, (array, shape) in given.items():
+        for (name, array), shape in zip(given.items(), (slots, slots, lists), strict=True):
             if array.shape != shape:
                 raise ValueError(
                     f"x.{name}.shape={array.shape} must be {shape}, of a map of {self.size} pixels and "
                     f"{self.channels} channels in tiles of {self.tile}"
                 )
-        for name, array, dtype in (
-            ("positions", self.positions, _position_dtype(self.tile)),
-            ("counts", self.counts, np.dtype(np.int32)),
-        ):
-            if array.dtype != dtype:
-                raise TypeError(f"x.{name}.dtype={array.dtype} must be {dtype}")
+        for name, dtypes in (("values", _DTYPES), ("positions", (_position_dtype(self.tile),)), ("counts", ("int32",))):
+            if str(given[name].dtype) not in map(str, dtypes):
+                raise TypeError(f"x.{name}.dtype={given[name].dtype} must be {' or '.join(map(str, dtypes))}")
 
     def todense(self) -> jax.Array:
-        """The feature map [N, H, W, C], bit for bit but for -0.0, which comes back as 0.0."""
+        """The feature map [N, H, W, C], bit for bit but for -0.0, which comes back as 0.0; errors as of `check`."""
+        self.check()
         dense: jax.Array = self._dense()
         return dense
+
+    def __jax_array__(self) -> jax.Array:
+        raise TypeError("a CooStar is not an array, which only conv and conv_pool take it for; x.todense() is one")
 
     @jax.jit
     def _dense(self) -> jax.Array:
@@ -184,6 +196,14 @@ class CooStar:
         return math.prod(self.shape)
 
 
+export.register_pytree_node_serialization(
+    CooStar,
+    serialized_name="jax_sparse_conv.CooStar",
+    serialize_auxdata=lambda fixed: json.dumps(fixed).encode(),
+    deserialize_auxdata=lambda text: geo.tuples(json.loads(text)),
+)
+
+
 def _tile(tile: Sequence[int]) -> Tile:
     sentence = f"tile={tile!r} is not three ints of at least 1, (TH, TW, TC)"
     try:
@@ -203,19 +223,34 @@ def _planned_tile(x: jax.Array, kernel_shape: Sequence[int] | None, strides: int
     """The tile of x that belongs to the model's tile of results."""
     shape = tuple(size if geo.is_symbolic(size) else max(1, size) for size in x.shape)
     channels = shape[3]
-    kernel = (3, 3, channels, channels) if kernel_shape is None else tuple(kernel_shape)
-    if len(kernel) != 4 or not all(isinstance(size, int) and size > 0 for size in kernel):
-        raise ValueError(f"kernel_shape={kernel_shape!r} is not [kh, kw, C / groups, K], all of them positive ints")
-    if channels % kernel[2]:
-        raise ValueError(f"kernel_shape={kernel_shape!r} has {kernel[2]} channels, which do not divide x's {channels}")
+    kernel = (3, 3, channels, channels) if kernel_shape is None else _kernel_shape(kernel_shape)
+    if channels % kernel[2] or kernel[3] % (channels // kernel[2]):
+        raise ValueError(
+            f"kernel_shape={kernel_shape!r} has {kernel[2]} input and {kernel[3]} output channels, which are no groups "
+            f"of x's {channels}"
+        )
     geometry = geo.resolve(shape, kernel, strides=strides, feature_group_count=channels // kernel[2])
     reason = configurations.why_not(kernel, geometry)
     if reason is not None:
         raise ValueError(f"{reason.replace('kernel.shape', 'kernel_shape')}; give a tile for another convolution")
-    if not configurations.variants():
+    if not configurations.variants() or geo.is_symbolic(*shape[1:]):
         return _UNBUILT_TILE
+    if (reason := geo.too_large(geometry, shape, kernel)) is not None:
+        raise ValueError(f"kernel_shape={kernel_shape!r} is of no convolution: {reason}")
     found = cost_model.for_operands(shape, (1, *kernel), geometry, x.dtype.itemsize).variant
-    return found.height * geometry.strides[0], found.width * geometry.strides[1], 1
+    height = min(found.height * geometry.strides[0], shape[1])
+    return height, min(found.width * geometry.strides[1], shape[2], max(1, _MAX_POSITIONS // height)), 1
+
+
+def _kernel_shape(kernel_shape: Sequence[int]) -> tuple[int, int, int, int]:
+    sentence = f"kernel_shape={kernel_shape!r} is not [kh, kw, C / groups, K], all of them positive ints"
+    try:
+        height, width, channels, out_channels = (operator.index(size) for size in kernel_shape)
+    except (TypeError, ValueError) as error:
+        raise ValueError(sentence) from error
+    if min(height, width, channels, out_channels) < 1:
+        raise ValueError(sentence)
+    return height, width, channels, out_channels
 
 
 def _counts_of(size: Sequence[int], tile: Tile) -> tuple[int, int, int]:

@@ -78,7 +78,7 @@ def transpose(cotangent: Any, *values: Any, config: Config) -> list[Any]:
     (index,) = missing
     results: list[Any] = [None] * len(values)
     other = values[1 - index]
-    bare = dataclasses.replace(config.bare(), by_lax=False)
+    bare = dataclasses.replace(config.bare(), by_lax=False, tile=None)  # the gradients read no lists
     results[index] = gradient_p.bind(other, cotangent, config=bare, like=types[index], by_kernel=index == 1)
     return results
 
