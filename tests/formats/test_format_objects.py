@@ -138,4 +138,8 @@ def test_counts_of_planned_layers_and_plans_in_memory_are_checked() -> None:
         wrong = dataclasses.replace(first, thresholds=(threshold,))
         with pytest.raises(ValueError, match=r"layers\[0\] \('a'\): thresholds\[0\]"):
             jsc.apply_plan(_Model(), dataclasses.replace(plan, layers=(wrong,)))
+    small = dataclasses.replace(first.call, kernel_shape=(2, 2, 6, 4))
+    wrong = dataclasses.replace(first, call=small, candidates=(), thresholds=(Threshold(0.5, "coo"),))
+    with pytest.raises(ValueError, match=r"thresholds\[0\].implementation='coo' cannot run: .* has a window of 2x2"):
+        jsc.apply_plan(_Model(), dataclasses.replace(plan, layers=(wrong,)))
     assert by_density.checked([[1, 2]]).dtype == jnp.int32

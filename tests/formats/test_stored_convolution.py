@@ -284,7 +284,7 @@ def test_the_models_tile_without_a_kernel() -> None:
     assert CooStar.fromdense(jnp.zeros((1, 4, 4, 0))).tile[2] == 1
     with pytest.raises(ValueError, match=re.escape("kernel_shape=(2, 2, 16, 8) has a window of 2x2")):
         CooStar.fromdense(x, kernel_shape=(2, 2, 16, 8))
-    with pytest.raises(ValueError, match=re.escape("kernel_shape=(3, 3, 5, 8) has 5 input and 8 output channels, which are no groups")):
+    with pytest.raises(ValueError, match=re.escape("kernel_shape=(3, 3, 5, 8) has 5 input and 8 output channels")):
         CooStar.fromdense(x, kernel_shape=(3, 3, 5, 8))
     with pytest.raises(ValueError, match=re.escape("kernel_shape=(3, 3) is not [kh, kw, C / groups, K]")):
         CooStar.fromdense(x, kernel_shape=(3, 3))

@@ -14,6 +14,7 @@ from jax import lax
 from jax_sparse_conv._src import devices
 from jax_sparse_conv._src.api import by_density, ops
 from jax_sparse_conv._src.api.arguments import ACTIVATIONS, default_precision, is_dtype
+from jax_sparse_conv._src.dispatch.coo import configurations
 from jax_sparse_conv._src.primitive.coo_star import CooStar
 from jax_sparse_conv._src.problem import geometry as geo
 from jax_sparse_conv._src.problem.geometry import Geometry
@@ -115,6 +116,10 @@ class Call:
     def implementations(self) -> tuple[str, ...]:
         """The kernels that the operation has, of which not all may run this call; "adaptive" is two of them."""
         return tuple(name for name in ops.IMPLEMENTATIONS[self.op] if name != "adaptive")
+
+    def why_not_coo(self) -> str | None:
+        """Why "coo" cannot run this convolution, or None."""
+        return configurations.why_not(self.kernel_shape, self.geometry)
 
     @property
     def rows(self) -> int:

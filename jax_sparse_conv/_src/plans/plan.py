@@ -348,6 +348,9 @@ def _check_loaded(layer: LayerPlan) -> None:
                 f"{name}={implementation!r} is not one that {layer.call.op} has: "
                 f"{', '.join(map(repr, layer.call.implementations))}"
             )
+        runs = not name.startswith("left_out")
+        if runs and implementation == "coo" and (reason := layer.call.why_not_coo()) is not None:
+            raise ValueError(f"{name}='coo' cannot run: {reason}")
 
 
 def _pairs(here: Mapping[str, str], there: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, str]]]:
