@@ -101,7 +101,7 @@ def _of_torch(name: str, x: jax.Array) -> Side | None:
     """The same of torchvision's network, None without PyTorch or there."""
     try:
         torch, zoo = importlib.import_module("torch"), importlib.import_module("torchvision").models
-    except ImportError:
+    except (ImportError, RuntimeError):  # the latter of a torchvision that is for another torch
         return None
     if not hasattr(zoo, name):
         return None
