@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -127,3 +128,6 @@ def test_what_a_gpu_takes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
             gpu_gradient.takes(x, cotangent, config, kernel, by_kernel=True),
         )
         assert taken == expected
+    on_a_gpu(monkeypatch, (9, 0), has_warpgroups=True)
+    coarse = dataclasses.replace(config, precision=None)
+    assert not gpu_gradient.takes(kernel, cotangent, coarse, x, by_kernel=False)  # which is XLA's

@@ -47,7 +47,7 @@ def takes(other: Any, cotangent: Any, config: Config, like: Any, by_kernel: bool
     if not _suits(cotangent, (like if by_kernel else other).shape, config.geometry, by_kernel):
         return False
     if not by_kernel:
-        return gradient_of_x.is_known(config)
+        return gradient_of_x.has_simple_phases(config)
     sizes = [math.prod(shape[1:]) for shape in shapes]
     return other.shape[2] <= _MOST_COLUMNS and max(sizes) < _MOST_ELEMENTS
 

@@ -1,14 +1,12 @@
-"""Gradients of a convolution on a GPU whose tensor cores take float32 in parts much faster than FFMA takes it whole.
+"""Gradients in float32 at HIGHEST on a GPU whose tensor cores take float32 in parts much faster than FFMA takes it.
 
-Of x, in float32: convolutions of the cotangent (`gradient_of_x`), where `implementation=None` would run them by a
-kernel of ours. Below HIGHEST those of 1x1 kernels are XLA's, which are products of matrices.
+Of x: convolutions of the cotangent (`gradient_of_x`), where `implementation=None` would run them by a kernel of ours.
 
-Of the kernel, in float32 at HIGHEST: the convolution of x with the cotangent as its kernel, images and channels in each
-other's place. It is dense, by the tensor cores in parts (3xTF32), and its sums are split, which XLA's are not. Of a
-1x1 kernel x is one row of its channels then, whose channels are the pixels.
+Of the kernel: the convolution of x with the cotangent as its kernel, images and channels in each other's place. It is
+dense, by the tensor cores in parts (3xTF32), and its sums are split, which XLA's are not.
 
-XLA has the rest. That is also large 3x3 windows of many channels, which cuDNN transforms, by "gpu gradients" of
-`dispatch/model.json` (`benchmarks gradients --set large`).
+XLA has the rest. That is also large 3x3 windows of many channels, which cuDNN transforms, and 1x1 windows of so many
+elements that to transpose them takes longer, by "gpu gradients" of `dispatch/model.json` (`benchmarks gradients`).
 """
 
 from __future__ import annotations
@@ -33,22 +31,19 @@ _MOST_PHASES = 4  # of the gradient of x, each a call and a pass over the result
 
 def takes(other: Any, cotangent: Any, config: Config, like: Any, by_kernel: bool) -> bool:
     """Whether a gradient is computed here, on the GPU that is lowered for."""
-    shapes = (other.shape, cotangent.shape, like.shape)
-    if (
-        any(geo.is_symbolic(*shape) or 0 in shape for shape in shapes)
-        or not cotangent.dtype == other.dtype == like.dtype
-    ):
+    if not custom_call.is_highest(config.precision):
+        return False
+    if any(geo.is_symbolic(*each.shape) or 0 in each.shape or each.dtype != jnp.float32 for each in (other, cotangent)):
         return False
     device = devices.known()
     if device is None or not device.has_fast_tf32 or _native.why_missing(_METHOD, "cuda", like.dtype) is not None:
         return False
     if by_kernel:  # whose rule knows XLA's times on one kind of GPU
         return device.capability == choice.MEASURED and _takes_kernel(other, cotangent, config, like)
-    if not gradient_of_x.is_known(config) or math.prod(config.geometry.strides) > 4:
+    if not gradient_of_x.has_simple_phases(config) or math.prod(config.geometry.strides) > _MOST_PHASES:
         return False
-    return all(
-        _is_ours(cotangent, other, config, *pair) for pair in gradient_of_x.phases(other, cotangent, config, like)
-    )
+    pairs = gradient_of_x.phases(other, cotangent, config, like)
+    return all(_is_ours(cotangent, other, config, *pair) for pair in pairs)
 
 
 def _is_ours(cotangent: Any, kernel: Any, config: Config, rows: Any, columns: Any) -> bool:
@@ -60,22 +55,19 @@ def _is_ours(cotangent: Any, kernel: Any, config: Config, rows: Any, columns: An
 
 def _takes_kernel(x: Any, cotangent: Any, config: Config, like: Any) -> bool:
     limits = model.shipped("gpu gradients")
-    if like.dtype != jnp.float32 or not custom_call.is_highest(config.precision) or config.geometry.groups > 1:
+    if config.geometry.groups > 1 or like.shape[0] > 1 or min(like.shape[3:]) < limits["channels, least"]:
         return False
-    if like.shape[0] > 1 or min(like.shape[3:]) < limits["channels, least"]:
+    if x.shape[0] < limits["images, least"] or _is_transformed(cotangent, config, like):
         return False
-    if _is_product(like, config):
-        if x.shape[3] * math.prod(cotangent.shape[:3]) > limits["elements, transposed"]:
-            return False
-    elif _is_transformed(cotangent, config, like) or x.shape[0] < limits["images, least"]:
+    is_product = like.shape[1:3] == (1, 1)
+    if is_product and max(math.prod(x.shape), math.prod(cotangent.shape)) > limits["elements, transposed"]:
         return False
-    workload = lowering.workload_of(*_turned_types(x, cotangent, config, like), _turned(x, cotangent, config, like))
+    images, height, width, channels = x.shape
+    _, rows, columns, out_channels = cotangent.shape
+    turned = x.update(shape=(channels, height, width, images))
+    by = like.update(shape=(1, rows, columns, images, out_channels))
+    workload = lowering.workload_of(turned, by, _turned(x, cotangent, config, like))
     return Layer.of(workload).dense(devices.current()).candidate.family in ("wgmma", "mma")
-
-
-def _is_product(like: Any, config: Config) -> bool:
-    """Whether the gradient of a kernel is one product of matrices."""
-    return like.shape[1:3] == (1, 1) and config.geometry.padding == ((0, 0), (0, 0))
 
 
 def _is_transformed(cotangent: Any, config: Config, like: Any) -> bool:
@@ -91,38 +83,16 @@ def gradient(other: jax.Array, cotangent: jax.Array, *, config: Config, like: An
     """As `differentiation.gradient`."""
     if not by_kernel:
         return gradient_of_x.gradient(other, cotangent, config, like)
-    turned = _turned(other, cotangent, config, like)
-    if _is_product(like, config):
-        rows, columns = config.geometry.strides
-        pixels = other[:, ::rows, ::columns].reshape(-1, other.shape[3])
-        kernel = cotangent.reshape(1, 1, 1, -1, cotangent.shape[3])
-        return bind(pixels.T[None, None], kernel, None, None, turned).reshape(like.shape)
     x, kernel = jnp.transpose(other, (3, 1, 2, 0)), jnp.transpose(cotangent, (1, 2, 0, 3))[None]
-    return jnp.transpose(bind(x, kernel, None, None, turned), (1, 2, 0, 3))[None]
+    return jnp.transpose(bind(x, kernel, None, None, _turned(other, cotangent, config, like)), (1, 2, 0, 3))[None]
 
 
 def _turned(x: Any, cotangent: Any, config: Config, like: Any) -> Config:
-    """The convolution of x [C, H, W, N] with the cotangent [1, Ho, Wo, N, K] that makes [C, kh, kw, K].
-
-    Of a product of matrices that of x [1, 1, C, P] with the cotangent [1, 1, 1, P, K], P pixels.
-    """
+    """The convolution of x [C, H, W, N] with the cotangent [1, Ho, Wo, N, K] that makes [C, kh, kw, K]."""
     geometry, pads = config.geometry, []
-    if _is_product(like, config):
-        return Config(Geometry((1, 1), geometry.padding, (1, 1), 1), _METHOD, precision=config.precision)
     for axis, (low, _) in enumerate(geometry.padding):
         last = (like.shape[1 + axis] - 1) * geometry.dilation[axis]
         last += (cotangent.shape[1 + axis] - 1) * geometry.strides[axis]
         pads.append((low, last + 1 - low - x.shape[1 + axis]))
-    return Config(
-        Geometry(geometry.dilation, (pads[0], pads[1]), geometry.strides, 1), _METHOD, precision=config.precision
-    )
-
-
-def _turned_types(x: Any, cotangent: Any, config: Config, like: Any) -> tuple[Any, Any]:
-    """The types of the operands of that convolution."""
-    (images, height, width, channels), (_, rows, columns, out_channels) = x.shape, cotangent.shape
-    if _is_product(like, config):
-        pixels = images * rows * columns
-        return x.update(shape=(1, 1, channels, pixels)), like.update(shape=(1, 1, 1, pixels, out_channels))
-    turned = (channels, height, width, images), (1, rows, columns, images, out_channels)
-    return x.update(shape=turned[0]), like.update(shape=turned[1])
+    turned = Geometry(geometry.dilation, (pads[0], pads[1]), geometry.strides, 1)
+    return Config(turned, _METHOD, precision=config.precision)

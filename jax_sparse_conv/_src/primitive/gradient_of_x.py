@@ -51,8 +51,8 @@ def _phases(size: int, results: int, taps: int, stride: int, dilation: int, low:
     return found
 
 
-def is_known(config: Config) -> bool:
-    """Whether phases are simple: not with strides and dilation at once."""
+def has_simple_phases(config: Config) -> bool:
+    """Whether a phase meets evenly spaced taps: not with strides and dilation at once."""
     return max(config.geometry.strides) == 1 or max(config.geometry.dilation) == 1
 
 
