@@ -4,39 +4,17 @@
 //
 // A block has 16 x 4 threads and one pixel of 64 images for 16 filters; a thread has 4 images and 4 filters. Layouts
 // are cuda-convnet2's: images [feature, y, x, image], filters [feature, tap, filter], results [filter, pixel, image].
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-
-#include <cuda_runtime.h>
+#include "benchmarks/suites/ablation.cuh"
 
 namespace jsc {
 namespace {
 
 constexpr int kX = 16, kY = 4, kEach = 4, kCached = 4, kFeatures = 3;
 constexpr int kImages = kX * kEach, kFilters = kY * kEach;  // of a block
-constexpr int kCalls = 20;
 
 struct Problem {
   int images, height, width, filters, size;  // size: rows and columns of a filter
 };
-
-void Check(cudaError_t status) {
-  if (status == cudaSuccess) return;
-  std::fprintf(stderr, "direct_parts: %s\n", cudaGetErrorString(status));
-  std::exit(1);
-}
-
-// values[i] in [-0.5, 0.5), by a hash of i and the seed.
-__global__ void Fill(float* values, int64_t count, unsigned seed) {
-  for (int64_t i = blockIdx.x * 256 + threadIdx.x; i < count; i += gridDim.x * 256) {
-    unsigned h = static_cast<unsigned>(i) * 2654435761u ^ seed;
-    h = (h ^ (h >> 16)) * 0x7feb352du;
-    h = (h ^ (h >> 15)) * 0x846ca68bu;
-    values[i] = static_cast<float>((h ^ (h >> 16)) >> 8) / 16777216.f - 0.5f;
-  }
-}
 
 // cycles[0] and cycles[1]: of loading and of computing, of all warps together.
 template <bool kUnrolled>
@@ -107,8 +85,8 @@ __global__ void __launch_bounds__(kX* kY)
   }
 }
 
-// sums[0] += |out - result|^2 and sums[1] += |result|^2, the result in float64.
-__global__ void Compare(Problem p, const float* images, const float* filters, const float* out, double* sums) {
+// As Compare, in these layouts and without ReLU.
+__global__ void CompareParts(Problem p, const float* images, const float* filters, const float* out, double* sums) {
   const int taps = p.size * p.size, pixels = p.height * p.width, total = p.filters * pixels * p.images;
   for (int i = blockIdx.x * 128 + threadIdx.x; i < total; i += gridDim.x * 128) {
     const int image = i % p.images, pixel = i / p.images % pixels, filter = i / p.images / pixels;
@@ -134,35 +112,34 @@ void Report(const char* layer, const Problem& p, cudaStream_t stream) {
                              int64_t{p.filters} * pixels * p.images};
   float* buffers[3];
   for (int i = 0; i < 3; ++i) {
-    Check(cudaMalloc(&buffers[i], counts[i] * sizeof(float)));
-    Fill<<<256, 256, 0, stream>>>(buffers[i], counts[i], 1 + i);
+    buffers[i] = Allocate(counts[i], 1 + i, -0.5f, 1.f);
   }
   unsigned long long *cycles, found[2];
   double *sums, errors[2];
-  Check(cudaMalloc(&cycles, sizeof(found)));
-  Check(cudaMalloc(&sums, sizeof(errors)));
-  Check(cudaMemsetAsync(sums, 0, sizeof(errors), stream));
+  Check(cudaMalloc(&cycles, sizeof(found)), "cudaMalloc");
+  Check(cudaMalloc(&sums, sizeof(errors)), "cudaMalloc");
+  Check(cudaMemsetAsync(sums, 0, sizeof(errors), stream), "cudaMemsetAsync");
   const dim3 grid((p.images + kImages - 1) / kImages, pixels, p.filters / kFilters), block(kX, kY);
   cudaEvent_t begin, end;
-  Check(cudaEventCreate(&begin));
-  Check(cudaEventCreate(&end));
+  Check(cudaEventCreate(&begin), "cudaEventCreate");
+  Check(cudaEventCreate(&end), "cudaEventCreate");
   for (int i = 0; i < 2; ++i) {  // the first to warm up
-    Check(cudaMemsetAsync(cycles, 0, sizeof(found), stream));
-    Check(cudaEventRecord(begin, stream));
+    Check(cudaMemsetAsync(cycles, 0, sizeof(found), stream), "cudaMemsetAsync");
+    Check(cudaEventRecord(begin, stream), "cudaEventRecord");
     for (int call = 0; call < kCalls; ++call) {
       PartsKernel<kUnrolled><<<grid, block, 0, stream>>>(p, buffers[0], buffers[1], buffers[2], cycles);
     }
-    Check(cudaEventRecord(end, stream));
-    Check(cudaGetLastError());
+    Check(cudaEventRecord(end, stream), "cudaEventRecord");
+    Check(cudaGetLastError(), "cudaGetLastError");
   }
-  Compare<<<256, 128, 0, stream>>>(p, buffers[0], buffers[1], buffers[2], sums);
-  Check(cudaMemcpyAsync(found, cycles, sizeof(found), cudaMemcpyDeviceToHost, stream));
-  Check(cudaMemcpyAsync(errors, sums, sizeof(errors), cudaMemcpyDeviceToHost, stream));
-  Check(cudaStreamSynchronize(stream));
+  CompareParts<<<256, 128, 0, stream>>>(p, buffers[0], buffers[1], buffers[2], sums);
+  Check(cudaMemcpyAsync(found, cycles, sizeof(found), cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync");
+  Check(cudaMemcpyAsync(errors, sums, sizeof(errors), cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync");
+  Check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
   float milliseconds = 0;
-  Check(cudaEventElapsedTime(&milliseconds, begin, end));
+  Check(cudaEventElapsedTime(&milliseconds, begin, end), "cudaEventElapsedTime");
   cudaFuncAttributes attributes;
-  Check(cudaFuncGetAttributes(&attributes, PartsKernel<kUnrolled>));
+  Check(cudaFuncGetAttributes(&attributes, PartsKernel<kUnrolled>), "cudaFuncGetAttributes");
   const double all = static_cast<double>(found[0] + found[1]), error = std::sqrt(errors[0] / errors[1]);
   std::printf(
       "{\"layer\": \"%s\", \"step\": \"parts\", \"engine\": \"%s\", \"addresses\": \"recomputed\", "
@@ -173,9 +150,9 @@ void Report(const char* layer, const Problem& p, cudaStream_t stream) {
       std::isfinite(error) ? error : 1e30, 100 * found[0] / all, 100 * found[1] / all,
       static_cast<int>(attributes.localSizeBytes));
   std::fflush(stdout);
-  for (float* buffer : buffers) Check(cudaFree(buffer));
-  Check(cudaFree(cycles));
-  Check(cudaFree(sums));
+  for (float* buffer : buffers) Check(cudaFree(buffer), "cudaFree");
+  Check(cudaFree(cycles), "cudaFree");
+  Check(cudaFree(sums), "cudaFree");
 }
 
 }  // namespace
