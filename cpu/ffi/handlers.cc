@@ -41,7 +41,7 @@ ffi::Error RunDirectWithoutPool(ffi::ThreadPool& pool, const ConvCall& call) {
   return RunDirectCall(pool, call);
 }
 
-ffi::Error RunDenseCoo(ffi::ThreadPool& pool, const ConvCall& call) { return RunCooCall(pool, call, nullptr); }
+ffi::Error RunCooOfMap(ffi::ThreadPool& pool, const ConvCall& call) { return RunCooCall(pool, call, nullptr); }
 
 ffi::Error CooOfLists(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer positions, ffi::AnyBuffer counts,
                       ffi::AnyBuffer kernel, ffi::RemainingArgs optional, ffi::Result<ffi::AnyBuffer> out,
@@ -93,7 +93,7 @@ XLA_FFI_DEFINE_HANDLER(kEcr, Handle<RunWithoutPool>, JSC_BIND);
 // conv + bias + ReLU + max or average pool
 XLA_FFI_DEFINE_HANDLER(kPecr, Handle<RunConvCall>, JSC_BIND);
 // conv + bias + residual + ReLU over COO* lists, for the kernels and strides of native/coo_variants.h
-XLA_FFI_DEFINE_HANDLER(kCoo, Handle<RunDenseCoo>, JSC_BIND);
+XLA_FFI_DEFINE_HANDLER(kCoo, Handle<RunCooOfMap>, JSC_BIND);
 // the same of a CooStar, whose lists come in x's place
 XLA_FFI_DEFINE_HANDLER(kCooOfLists, CooOfLists,
                        ffi::Ffi::Bind()

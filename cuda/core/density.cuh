@@ -52,23 +52,30 @@ __device__ inline int2 WarpSum(int2 v) {
 #endif
 }
 
+// (non-zeros, elements) of a map, from rows of counts. All threads of a warp have the same floats, added in one order:
+// so gates and ranges of neighbours agree.
+__device__ __forceinline__ float2 NonzerosOf(const int32_t* nonzeros, int count) {
+  const auto* rows = reinterpret_cast<const int2*>(nonzeros);
+  const int lane = threadIdx.x % kWarp;
+  auto row = [&](int i) { return i < count ? rows[i] : make_int2(0, 0); };
+  const int2 low = row(lane), high = row(lane + kWarp);
+  float some = static_cast<float>(low.x) + static_cast<float>(high.x);
+  float all = static_cast<float>(low.y) + static_cast<float>(high.y);
+#pragma unroll 1
+  for (int i = lane + 2 * kWarp; i < count; i += kWarp) {
+    some += static_cast<float>(rows[i].x);
+    all += static_cast<float>(rows[i].y);
+  }
+  return {WarpSum(some), WarpSum(all)};
+}
+
 // Whether this kernel is to run: the first thing that a kernel asks, with all threads of its warps. The answer is the
 // same for the whole grid. A kernel that is not to run must return; the second of two calls LeaveGate in the end.
 __device__ inline bool PassesGate(const Gate& gate) {
   if (gate.nonzeros == nullptr) return true;
   LetNextKernelStart();
-  const auto* rows = reinterpret_cast<const int2*>(gate.nonzeros);
-  const int lane = threadIdx.x % kWarp;
-  auto row = [&](int i) { return i < gate.rows ? rows[i] : make_int2(0, 0); };
-  const int2 low = row(lane), high = row(lane + kWarp);
-  float nonzeros = static_cast<float>(low.x) + static_cast<float>(high.x);
-  float elements = static_cast<float>(low.y) + static_cast<float>(high.y);
-#pragma unroll 1
-  for (int i = lane + 2 * kWarp; i < gate.rows; i += kWarp) {
-    nonzeros += static_cast<float>(rows[i].x);
-    elements += static_cast<float>(rows[i].y);
-  }
-  const bool closed = (WarpSum(nonzeros) > gate.threshold * WarpSum(elements)) != gate.above;
+  const float2 found = NonzerosOf(gate.nonzeros, gate.rows);
+  const bool closed = (found.x > gate.threshold * found.y) != gate.above;
   // By a vote the compiler sees that whole warps leave, and keeps using uniform registers in what follows.
   if (!__any_sync(0xffffffffu, closed)) return true;
   WaitForKernelBefore();

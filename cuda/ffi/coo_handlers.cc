@@ -107,31 +107,10 @@ ffi::Error CooToDenseHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer
       });
 }
 
-XLA_FFI_DEFINE_HANDLER(kCoo, CooHandler,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                           .Ctx<ffi::DeviceOrdinal>()
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .Arg<ffi::AnyBuffer>()  // kernel
-                           .RemainingArgs()        // bias, residual
-                           .Ret<ffi::AnyBuffer>()  // out
-                           .Ret<ffi::AnyBuffer>()  // workspace
-                           .RemainingRets()        // nothing
-                           .Attrs(),               // as of the other convolutions, and coo[4]
-                       {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kCooByDensity, CooByDensityHandler,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                           .Ctx<ffi::DeviceOrdinal>()
-                           .Arg<ffi::AnyBuffer>()           // x
-                           .Arg<ffi::AnyBuffer>()           // kernel
-                           .Arg<ffi::BufferR2<ffi::S32>>()  // nonzeros [parts, 2] (non-zeros, elements) of parts of x
-                           .RemainingArgs()                 // bias, residual
-                           .Ret<ffi::AnyBuffer>()           // out
-                           .Ret<ffi::AnyBuffer>()           // workspace
-                           .RemainingRets()                 // nothing
-                           .Attrs(),  // and coo[4 * variants], densities[variants - 1], dense_above
-                       {ffi::Traits::kCmdBufferCompatible});
+// Neither counts. Attributes are those of the other convolutions and coo[4], of several variants coo[4 * variants],
+// densities[variants - 1] and, where it is dense beyond, dense_above.
+XLA_FFI_DEFINE_HANDLER(kCoo, CooHandler, Binding(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kCooByDensity, CooByDensityHandler, BindingWithNonzeros(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kCooOfLists, CooOfListsHandler,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::PlatformStream<cudaStream_t>>()

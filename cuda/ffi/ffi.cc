@@ -90,40 +90,12 @@ ffi::Error DenseBlockHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer
       });
 }
 
-// Every handler takes the same operands, so that one lowering serves all; jsc_adaptive has `nonzeros` in addition.
-auto Binding() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::PlatformStream<cudaStream_t>>()
-      .Ctx<ffi::DeviceOrdinal>()
-      .Arg<ffi::AnyBuffer>()  // x [N, H, W, C]
-      .Arg<ffi::AnyBuffer>()  // kernel [S, kh, kw, C / groups, K]; image n takes kernel n / (N / S)
-      .RemainingArgs()        // bias [S, K] if has_bias, then residual [N, Ho, Wo, K] if has_residual
-      .Ret<ffi::AnyBuffer>()  // out [N, Ho, Wo, K]
-      .Ret<ffi::AnyBuffer>()  // workspace uint8 [bytes], of workspace_bytes(); its contents mean nothing
-      .RemainingRets()        // counts int32 [kCountRows, 2] (non-zeros, elements) of parts of out, or nothing
-      .Attrs();               // int64: stride[2], padding[4] (low, high of H, then W), dilation[2], groups, has_bias,
-                              // has_residual, activation (0 none, 1 ReLU), pool (0 none, 1 max, 2 average), window[2],
-                              // window_stride[2], window_padding[4], precision
-}
-
 // Handlers only enqueue kernels on the call's stream, so XLA may capture them in command buffers.
 XLA_FFI_DEFINE_HANDLER(kEcr, Handler<RunEcr>, Binding(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kPecr, Handler<RunPecr>, Binding(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kDirect, Handler<RunDirect>, Binding(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kDense, Handler<RunDense>, Binding(), {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kAdaptive, AdaptiveHandler,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                           .Ctx<ffi::DeviceOrdinal>()
-                           .Arg<ffi::AnyBuffer>()           // x
-                           .Arg<ffi::AnyBuffer>()           // kernel
-                           .Arg<ffi::BufferR2<ffi::S32>>()  // nonzeros [parts, 2] (non-zeros, elements) of parts of x
-                           .RemainingArgs()                 // bias, residual
-                           .Ret<ffi::AnyBuffer>()           // out
-                           .Ret<ffi::AnyBuffer>()           // workspace
-                           .RemainingRets()                 // counts
-                           .Attrs(),                        // and threshold: float32, a density
-                       {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kAdaptive, AdaptiveHandler, BindingWithNonzeros(), {ffi::Traits::kCmdBufferCompatible});
 
 // A chain of convolutions; operands, results and attributes are described in chain/call.h.
 XLA_FFI_DEFINE_HANDLER(kChain, ChainHandler,

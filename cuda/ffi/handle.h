@@ -65,6 +65,37 @@ inline ffi::Error ReadCandidate(ffi::Dictionary attributes, DeviceCall* call) {
   return ffi::Error::Success();
 }
 
+// What every convolution takes and returns, so that one lowering serves all.
+inline auto Binding() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::PlatformStream<cudaStream_t>>()
+      .Ctx<ffi::DeviceOrdinal>()
+      .Arg<ffi::AnyBuffer>()  // x [N, H, W, C]
+      .Arg<ffi::AnyBuffer>()  // kernel [S, kh, kw, C / groups, K]; image n takes kernel n / (N / S)
+      .RemainingArgs()        // bias [S, K] if has_bias, then residual [N, Ho, Wo, K] if has_residual
+      .Ret<ffi::AnyBuffer>()  // out [N, Ho, Wo, K]
+      .Ret<ffi::AnyBuffer>()  // workspace uint8 [bytes], of workspace_bytes(); its contents mean nothing
+      .RemainingRets()        // counts int32 [kCountRows, 2] (non-zeros, elements) of parts of out, or nothing
+      .Attrs();               // int64: stride[2], padding[4] (low, high of H, then W), dilation[2], groups, has_bias,
+                              // has_residual, activation (0 none, 1 ReLU), pool (0 none, 1 max, 2 average), window[2],
+                              // window_stride[2], window_padding[4], precision
+}
+
+// The same where the density of x decides: jsc_adaptive, whose `threshold` is a float32, and jsc_coo_by_density.
+inline auto BindingWithNonzeros() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::PlatformStream<cudaStream_t>>()
+      .Ctx<ffi::DeviceOrdinal>()
+      .Arg<ffi::AnyBuffer>()           // x
+      .Arg<ffi::AnyBuffer>()           // kernel
+      .Arg<ffi::BufferR2<ffi::S32>>()  // nonzeros [parts, 2] (non-zeros, elements) of parts of x
+      .RemainingArgs()                 // bias, residual
+      .Ret<ffi::AnyBuffer>()           // out
+      .Ret<ffi::AnyBuffer>()           // workspace
+      .RemainingRets()                 // counts
+      .Attrs();
+}
+
 template <typename Launch>
 ffi::Error Handle(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, ffi::AnyBuffer kernel,
                   ffi::RemainingArgs optional, ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace,

@@ -8,21 +8,12 @@
 namespace jsc {
 
 // Whether the density of x lies in the range: the first thing that a kernel asks, with all threads of its warps. The
-// answer is the same for the whole grid. Neighbouring ranges compare the same two floats, and so does PassesGate, which
-// adds up in this order.
+// answer is the same for the whole grid.
 __device__ inline bool InDensityRange(const DensityRange& range) {
   if (range.nonzeros == nullptr) return true;
-  const auto* rows = reinterpret_cast<const int2*>(range.nonzeros);
-  float nonzeros = 0.f, elements = 0.f;
-#pragma unroll 1
-  for (int i = threadIdx.x % kWarp; i < range.rows; i += kWarp) {
-    const int2 row = rows[i];
-    nonzeros += static_cast<float>(row.x);
-    elements += static_cast<float>(row.y);
-  }
-  nonzeros = WarpSum(nonzeros), elements = WarpSum(elements);
-  const bool closed = (range.has_above && !(nonzeros > range.above * elements)) ||
-                      (range.has_at_most && nonzeros > range.at_most * elements);
+  const float2 found = NonzerosOf(range.nonzeros, range.rows);
+  const bool closed = (range.has_above && !(found.x > range.above * found.y)) ||
+                      (range.has_at_most && found.x > range.at_most * found.y);
   return !__any_sync(0xffffffffu, closed);  // by a vote: see PassesGate
 }
 

@@ -49,9 +49,11 @@ __device__ __forceinline__ void SetWeights(const T* stage, std::integer_sequence
   (SetTap<T, kVariant, kTap>(stage, std::make_integer_sequence<int, kCooVariants[kVariant].out_channels>{}), ...);
 }
 
-// Adds this warp's share of the lists of the chunk that begins at channel `first` to the sums.
-template <typename T, int kVariant>
-__device__ __forceinline__ void MultiplyChunk(const CooTask<T>& task, const CooMemory<T, kVariant>& m, int first) {
+// Calls run(channel of the chunk, its weights) for this warp's share of the chunk that begins at channel `first`.
+// Weights come one channel ahead of the list that is worked off.
+template <typename T, int kVariant, typename Run>
+__device__ __forceinline__ void WithWeights(const CooTask<T>& task, const CooMemory<T, kVariant>& m, int first,
+                                            const Run& run) {
   using Memory = CooMemory<T, kVariant>;
   constexpr CooVariant kShape = kCooVariants[kVariant];
   const CooPlace b = LocateCoo<T, kVariant>(task);
@@ -61,8 +63,6 @@ __device__ __forceinline__ void MultiplyChunk(const CooTask<T>& task, const CooM
   const T* rows = task.kernel + b.group * task.group_out_channels + out_channel +
                   (static_cast<int64_t>(b.stack) * kShape.taps() * task.group_channels + first) * task.out_channels;
   unsigned to_copy = ChannelsOfSlice(m.totals, warp / task.plan.out_channel_warps, task.plan.slices), to_run = to_copy;
-  const auto lists = static_cast<uint32_t>(__cvta_generic_to_shared(m.lists));
-  // Weights come one channel ahead of the list that is worked off.
 #pragma unroll 1
   for (int step = -1; to_run != 0; ++step) {
     if (to_copy != 0) {
@@ -74,13 +74,22 @@ __device__ __forceinline__ void MultiplyChunk(const CooTask<T>& task, const CooM
     CommitCopies();
     if (step >= 0) {
       WaitForCopies<1>();
-      SetWeights<T, kVariant>(m.weights + (step & 1) * Memory::kStage,
-                              std::make_integer_sequence<int, kShape.taps()>{});
       const int channel = __ffs(to_run) - 1;
       to_run &= to_run - 1;
-      CooMicro<kVariant>::Run(lists + channel * Memory::kPitch * static_cast<int>(sizeof(CooEntry)));
+      run(channel, m.weights + (step & 1) * Memory::kStage);
     }
   }
+}
+
+// Adds the products of those lists to the sums.
+template <typename T, int kVariant>
+__device__ __forceinline__ void MultiplyChunk(const CooTask<T>& task, const CooMemory<T, kVariant>& m, int first) {
+  using Memory = CooMemory<T, kVariant>;
+  const auto lists = static_cast<uint32_t>(__cvta_generic_to_shared(m.lists));
+  WithWeights<T, kVariant>(task, m, first, [&](int channel, const T* weights) {
+    SetWeights<T, kVariant>(weights, std::make_integer_sequence<int, kCooVariants[kVariant].taps()>{});
+    CooMicro<kVariant>::Run(lists + channel * Memory::kPitch * static_cast<int>(sizeof(CooEntry)));
+  });
 }
 
 template <int kVariant, int... kIndex>
