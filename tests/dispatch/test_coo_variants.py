@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from jax_sparse_conv._src.devices import Device
+from jax_sparse_conv._src.dispatch import model
 from jax_sparse_conv._src.dispatch.coo import configurations, cost_model
 from jax_sparse_conv._src.problem.geometry import Geometry
 
@@ -31,6 +32,12 @@ def usual(images: int, size: int, channels: int, out_channels: int) -> configura
     return cost_model.for_operands(*shapes, Geometry(padding=((1, 1), (1, 1))), 4)
 
 
+def assume(monkeypatch: pytest.MonkeyPatch, name: str, value: float) -> None:
+    """As if that were a cost of a variant."""
+    costs = {**model.shipped("coo variants"), name: value}
+    monkeypatch.setattr(model, "shipped", lambda _: costs)
+
+
 @pytest.mark.parametrize("is_counted", [True, False])
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 def test_a_variant_wins_by_more_than_it_costs(layer: tuple[int, int, int, int], is_counted: bool) -> None:
@@ -40,7 +47,8 @@ def test_a_variant_wins_by_more_than_it_costs(layer: tuple[int, int, int, int], 
     assert len(variants.densities) == len(variants.configurations) - 1
     assert all(a != b for a, b in itertools.pairwise(variants.configurations))
     assert sorted(variants.densities) == list(variants.densities)
-    cost = cost_model._CLOSED_SECONDS + (0 if is_counted else cost_model._SAMPLE_SECONDS)
+    costs = model.shipped("coo variants")
+    cost = costs["seconds, closed kernel"] + (0 if is_counted else costs["seconds, sample"])
     gained = dict.fromkeys(variants.configurations, 0.0)
     for density in cost_model.DENSITIES:
         call = configurations.CooCall(images, size, size, channels, out_channels, density=density)
@@ -60,14 +68,14 @@ def test_some_layers_have_one_tile_and_some_have_two() -> None:
 
 
 def test_a_sample_that_costs_much_leaves_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost_model, "_SAMPLE_SECONDS", 1.0)
+    assume(monkeypatch, "seconds, sample", 1.0)
     assert len(found(32, 14, 256, 256, is_counted=False).configurations) == 1
     assert len(found(32, 14, 256, 256, is_counted=True).configurations) == 2
 
 
 def test_no_more_variants_than_the_call_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """What gains least is left out where the model would like more than there is room for."""
-    monkeypatch.setattr(cost_model, "_GAIN", 1.0)
+    assume(monkeypatch, "gain, least", 1.0)
     every = {layer: found(*layer, is_counted=True) for layer in LAYERS}
     monkeypatch.setattr(cost_model, "_MOST_VARIANTS", 2)
     cost_model._by_density.cache_clear()

@@ -10,13 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from coo_star_checks import feature_map
-from flax import nnx
 from jax import export
 from platforms import require
 
 import jax_sparse_conv as jsc
-from jax_sparse_conv._src.api import by_density
-from jax_sparse_conv._src.plans.plan import Threshold
 
 X = np.asarray(feature_map((2, 9, 8, 6), 0.4))
 KERNEL = np.random.default_rng(0).standard_normal((3, 3, 6, 5), np.float32)
@@ -113,33 +110,3 @@ def test_a_convolution_of_lists_is_transposed_by_its_kernel() -> None:
     wanted = transposed(X, "xla")
     for implementation in (None, "coo"):
         np.testing.assert_allclose(transposed(STORED, implementation), wanted, rtol=1e-4, atol=1e-4)
-
-
-class _Model(nnx.Module):
-    def __init__(self) -> None:
-        self.a = jsc.nnx.SparseConv(6, 4, (3, 3), rngs=nnx.Rngs(0))
-
-    def __call__(self, x: Any, **counts: Any) -> Any:
-        return self.a(x, **counts)
-
-
-def test_counts_of_planned_layers_and_plans_in_memory_are_checked() -> None:
-    plan = jsc.calibrate(_Model(), [X], repeats=1)
-    first = plan.layers[0]
-    for thresholds in ((Threshold(0.5, "ecr"),), ()):
-        model = _Model()
-        chosen = dataclasses.replace(first, implementation="xla", thresholds=thresholds)
-        jsc.apply_plan(model, dataclasses.replace(plan, layers=(chosen,)))
-        with pytest.raises(ValueError, match=r"nonzeros.shape=\(1, 3\) must be \[parts, 2\]"):
-            model(X, nonzeros=jnp.zeros((1, 3), jnp.int32))
-        with pytest.raises(TypeError, match=r"nonzeros.dtype=float32 must be int32"):
-            model(X, nonzeros=jnp.zeros((1, 2)))
-    for threshold in (Threshold(float("nan"), "ecr"), Threshold(-1, "ecr"), Threshold(0.5, "foo")):
-        wrong = dataclasses.replace(first, thresholds=(threshold,))
-        with pytest.raises(ValueError, match=r"layers\[0\] \('a'\): thresholds\[0\]"):
-            jsc.apply_plan(_Model(), dataclasses.replace(plan, layers=(wrong,)))
-    small = dataclasses.replace(first.call, kernel_shape=(2, 2, 6, 4))
-    wrong = dataclasses.replace(first, call=small, candidates=(), thresholds=(Threshold(0.5, "coo"),))
-    with pytest.raises(ValueError, match=r"thresholds\[0\].implementation='coo' cannot run: .* has a window of 2x2"):
-        jsc.apply_plan(_Model(), dataclasses.replace(plan, layers=(wrong,)))
-    assert by_density.checked([[1, 2]]).dtype == jnp.int32

@@ -24,12 +24,11 @@ from flax import nnx
 
 from benchmarks.common import zoo_layers
 from jax_sparse_conv import _cpu, models
-from jax_sparse_conv._src import _native, devices
+from jax_sparse_conv._src import _native, devices, typed_json
 from jax_sparse_conv._src.devices import Device
 from jax_sparse_conv._src.dispatch import planner
 from jax_sparse_conv._src.dispatch.chain_tiles import key_of
 from jax_sparse_conv._src.layers.calls import Call
-from jax_sparse_conv._src.plans import typed_json
 from jax_sparse_conv._src.primitive import custom_call, lowering
 from jax_sparse_conv._src.primitive.primitives import Config
 from jax_sparse_conv._src.tune.measure import bound

@@ -19,9 +19,9 @@ from plan_checks import Small, X, calibrated, with_choices
 from platforms import PLATFORM, require
 
 import jax_sparse_conv as jsc
-from jax_sparse_conv._src import _native
+from jax_sparse_conv._src import _native, typed_json
 from jax_sparse_conv._src.layers.calls import Call, precision_name
-from jax_sparse_conv._src.plans import calibration, plan, timing, typed_json
+from jax_sparse_conv._src.plans import calibration, plan, timing
 from jax_sparse_conv.nnx import SparseConv, SparseLinear
 
 

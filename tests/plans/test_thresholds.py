@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from plan_checks import Small, X, calibrated
 
 import jax_sparse_conv as jsc
@@ -209,3 +210,35 @@ def test_the_threshold_of_times(sparse: list[float], density: float | None) -> N
         return
     assert found == pytest.approx(density, abs=0.11)
     assert gain > 0
+
+
+MAP = np.random.default_rng(0).standard_normal((2, 9, 8, 6)).astype(np.float32)
+
+
+class Layered(nnx.Module):
+    def __init__(self) -> None:
+        self.a = jsc.nnx.SparseConv(6, 4, (3, 3), rngs=nnx.Rngs(0))
+
+    def __call__(self, x: Any, **counts: Any) -> Any:
+        return self.a(x, **counts)
+
+
+def test_counts_of_planned_layers_and_plans_in_memory_are_checked() -> None:
+    plan = jsc.calibrate(Layered(), [MAP], repeats=1)
+    first = plan.layers[0]
+    for steps in ((Threshold(0.5, "ecr"),), ()):
+        model = Layered()
+        chosen = dataclasses.replace(first, implementation="xla", thresholds=steps)
+        jsc.apply_plan(model, dataclasses.replace(plan, layers=(chosen,)))
+        with pytest.raises(ValueError, match=r"nonzeros.shape=\(1, 3\) must be \[parts, 2\]"):
+            model(MAP, nonzeros=jnp.zeros((1, 3), jnp.int32))
+        with pytest.raises(TypeError, match=r"nonzeros.dtype=float32 must be int32"):
+            model(MAP, nonzeros=jnp.zeros((1, 2)))
+    for threshold in (Threshold(float("nan"), "ecr"), Threshold(-1, "ecr"), Threshold(0.5, "foo")):
+        wrong = dataclasses.replace(first, thresholds=(threshold,))
+        with pytest.raises(ValueError, match=r"layers\[0\] \('a'\): thresholds\[0\]"):
+            jsc.apply_plan(Layered(), dataclasses.replace(plan, layers=(wrong,)))
+    small = dataclasses.replace(first.call, kernel_shape=(2, 2, 6, 4))
+    wrong = dataclasses.replace(first, call=small, candidates=(), thresholds=(Threshold(0.5, "coo"),))
+    with pytest.raises(ValueError, match=r"thresholds\[0\].implementation='coo' cannot run: .* has a window of 2x2"):
+        jsc.apply_plan(Layered(), dataclasses.replace(plan, layers=(wrong,)))

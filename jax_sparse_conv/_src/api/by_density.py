@@ -27,7 +27,7 @@ def nonzeros_of(x: Any) -> jax.Array:
     return counting.counted(jnp.asarray(x))
 
 
-def checked(nonzeros: Any) -> jax.Array:
+def checked_nonzeros(nonzeros: Any) -> jax.Array:
     """Counts that the caller gives, as an array; errors as of `check_nonzeros`."""
     counts = jnp.asarray(nonzeros)
     check_nonzeros(counts, None)
@@ -59,10 +59,7 @@ def conv_up_to(
     precision: Any = None,
     **geometry: Any,
 ) -> Any:
-    """`ops.conv` by `sparse`, "ecr" or "coo", up to a density, and dense beyond: "direct" on a GPU, without the host.
-
-    Elsewhere, and where a GPU reads a `CooStar` by "coo", it is XLA's dense convolution.
-    """
+    """`ops.conv` by `sparse`, "ecr" or "coo", up to a density, and beyond by "direct" on a GPU, without the host."""
     operands = Operands.of(x, kernel, bias, residual, nonzeros)
     method = "adaptive" if sparse == "ecr" else sparse
     check_nonzeros(operands.nonzeros, method)

@@ -15,9 +15,9 @@ import numpy as np
 from jax import export, lax
 from jax.sharding import PartitionSpec
 
+from jax_sparse_conv._src import typed_json
 from jax_sparse_conv._src.primitive import explicit, primitives
-from jax_sparse_conv._src.problem import geometry as geo
-from jax_sparse_conv._src.problem.geometry import Geometry, Pair, Pool
+from jax_sparse_conv._src.problem.geometry import Geometry, Pair
 
 _MAX_INT32 = 2**31 - 1
 
@@ -179,10 +179,9 @@ def exportable(cls: type[Compressed]) -> None:
 
 
 def _text_of(fixed: tuple[Any, ...]) -> bytes:
-    *sizes, geometry = fixed
-    return json.dumps([*sizes, dataclasses.astuple(geometry)]).encode()
+    return json.dumps([*fixed[:-1], dataclasses.asdict(fixed[-1])]).encode()
 
 
 def _fixed_of(text: bytes | bytearray) -> tuple[Any, ...]:
-    *sizes, (strides, padding, dilation, groups, pool) = geo.tuples(json.loads(text))
-    return *sizes, Geometry(strides, padding, dilation, groups, None if pool is None else Pool(*pool))
+    fixed: tuple[Any, ...] = typed_json.read(tuple[Pair, int, Pair, Geometry], json.loads(text), "format")
+    return fixed

@@ -225,7 +225,7 @@ def run_by_density(
 
         return function
 
-    nonzeros = by_density.nonzeros_of(x) if nonzeros is None else by_density.checked(nonzeros)
+    nonzeros = by_density.nonzeros_of(x) if nonzeros is None else by_density.checked_nonzeros(nonzeros)
     branches = [branch(name) for name in names]
     return by_density.switch(branches, [density for density, _ in steps], nonzeros, kernel, bias, residual)
 

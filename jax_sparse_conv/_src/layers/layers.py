@@ -282,7 +282,7 @@ def _run(layer: Any, op: str, operands: Operands, arguments: Mapping[str, Any], 
             return _run_by_density(op, operands, arguments, steps, implementation[call], counts)
         implementation = implementation[call]
         if nonzeros is not None and implementation not in ops.READS_NONZEROS:
-            by_density.checked(nonzeros)
+            by_density.checked_nonzeros(nonzeros)
             nonzeros = None  # the plan has measured; nothing is left to decide
         if implementation not in ops.READS_LISTS:
             operands = (dense_map(operands[0]), *operands[1:])

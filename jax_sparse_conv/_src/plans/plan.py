@@ -19,12 +19,11 @@ import jax
 from flax import linen, nnx
 
 from jax_sparse_conv import nnx as sparse_nnx
-from jax_sparse_conv._src import _native, devices, environment
+from jax_sparse_conv._src import _native, devices, environment, typed_json
 from jax_sparse_conv._src.api.arguments import is_dtype
 from jax_sparse_conv._src.layers import layers
 from jax_sparse_conv._src.layers.calls import Call
 from jax_sparse_conv._src.layers.layers import Planned
-from jax_sparse_conv._src.plans import typed_json
 from jax_sparse_conv.models.layers import layer_names
 from jax_sparse_conv.nnx.models import check_module
 

@@ -74,20 +74,31 @@ def at_density(x: jax.Array, density: float) -> jax.Array:
     return jax.device_put(made.reshape(host.shape), x.sharding if x.committed else None)
 
 
+def crossing(densities: Sequence[float], gains: Sequence[float]) -> tuple[float, float]:
+    """The density up to which a side pays, and the sum of its gains up to there; infinite where it pays at all.
+
+    By the product of what is gained at all densities, so that one density decides nothing alone, at which other work or
+    a change of loops slowed a side.
+
+    Args:
+      densities: the least first.
+      gains: logarithms of the other side's time over this side's.
+    """
+    products = list(itertools.accumulate(gains))
+    last = products.index(max(products))
+    if last == len(products) - 1 or gains[last] <= 0:
+        return (math.inf if gains[last] > 0 else 0.0), products[last]
+    sparser, denser = densities[last : last + 2]
+    return sparser + (denser - sparser) * gains[last] / (gains[last] - gains[last + 1]), products[last]
+
+
 def _threshold(times: Sequence[tuple[float, float, float]]) -> tuple[float | None, float]:
     """The density up to which a sparse kernel is to run, and what that gains over one side alone; None without any.
-
-    By the product of what is gained at all densities, so that one density decides nothing alone.
 
     Args:
       times: density, seconds of the dense side and of the sparse one, the least density first.
     """
     gains = [math.log(dense / sparse) for _, dense, sparse in times]
-    products = list(itertools.accumulate(gains))
-    last = products.index(max(products))
-    gained = (products[last] - max(0.0, products[-1])) / len(times)
-    if gained <= _LEAST_GAIN or last == len(times) - 1:
-        return None, 0.0
-    sparser, denser = times[last][0], times[last + 1][0]
-    share = gains[last] / (gains[last] - gains[last + 1]) if gains[last] > 0 > gains[last + 1] else 0.5
-    return sparser + (denser - sparser) * share, gained
+    density, most = crossing([density for density, _, _ in times], gains)
+    gained = (most - max(0.0, sum(gains))) / len(times)
+    return (density, gained) if gained > _LEAST_GAIN and density < math.inf else (None, 0.0)

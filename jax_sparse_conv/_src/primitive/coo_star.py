@@ -25,7 +25,7 @@ import numpy as np
 from jax import export, lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jax_sparse_conv._src import _native
+from jax_sparse_conv._src import _native, typed_json
 from jax_sparse_conv._src.dispatch.coo import configurations, cost_model
 from jax_sparse_conv._src.primitive import explicit, reference
 from jax_sparse_conv._src.problem import geometry as geo
@@ -200,7 +200,7 @@ export.register_pytree_node_serialization(
     CooStar,
     serialized_name="jax_sparse_conv.CooStar",
     serialize_auxdata=lambda fixed: json.dumps(fixed).encode(),
-    deserialize_auxdata=lambda text: geo.tuples(json.loads(text)),
+    deserialize_auxdata=lambda text: typed_json.read(tuple[geo.Pair, int, Tile], json.loads(text), "CooStar"),
 )
 
 

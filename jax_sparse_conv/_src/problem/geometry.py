@@ -79,11 +79,6 @@ def windowed_size(size: int, window: int, stride: int, padding: Pair, dilation: 
     return 0 if not is_symbolic(span) and span < 0 else span // stride + 1
 
 
-def tuples(value: Any) -> Any:
-    """What JSON has made lists of, as tuples again."""
-    return tuple(map(tuples, value)) if isinstance(value, list) else value
-
-
 def is_symbolic(*sizes: Any) -> bool:
     """Whether one of these is a dimension of `jax.export.symbolic_shape`, which is not known yet."""
     return any(export.is_symbolic_dim(size) for size in sizes)

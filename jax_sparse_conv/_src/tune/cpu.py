@@ -8,7 +8,6 @@ the machine meets both.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import math
 import statistics
@@ -23,7 +22,7 @@ from jax_sparse_conv._src.dispatch import cpu_choice, cpu_table
 from jax_sparse_conv._src.dispatch.cpu_table import ALWAYS, Row, Table
 from jax_sparse_conv._src.dispatch.table import Key
 from jax_sparse_conv._src.layers.calls import Call
-from jax_sparse_conv._src.plans import timing
+from jax_sparse_conv._src.plans import thresholds, timing
 from jax_sparse_conv._src.primitive import lowering, packing, primitives
 from jax_sparse_conv._src.tune import measure, raw_times
 
@@ -159,9 +158,7 @@ def _row(entry: Entry, run: int) -> Row | None:
 
 
 def _below(times: Sequence[tuple[float, float, float]], branch: float) -> float:
-    """The density up to which the native call is to run, by the product of what is gained over XLA at all densities.
-
-    So one density decides nothing alone, at which other work or a change of loops slowed a side.
+    """The density up to which the native call is to run.
 
     Args:
       times: density, XLA's microseconds and the native call's, the least density first.
@@ -169,13 +166,11 @@ def _below(times: Sequence[tuple[float, float, float]], branch: float) -> float:
     """
     always = sum(math.log(xla / native) for _, xla, native in times)
     sides = [math.log((xla + branch) / (native + branch)) for _, xla, native in times]
-    products = list(itertools.accumulate(sides))
-    last = products.index(max(products))
-    branched = products[last] - sum(math.log((xla + branch) / xla) for _, xla, _ in times)
-    if branched <= max(_LEAST_GAIN, always + _LEVEL) or last == len(times) - 1:
+    density, most = thresholds.crossing([density for density, _, _ in times], sides)
+    branched = most - sum(math.log((xla + branch) / xla) for _, xla, _ in times)
+    if branched <= max(_LEAST_GAIN, always + _LEVEL) or density == math.inf:
         return ALWAYS if always > _LEAST_GAIN else 0.0
-    (sparser, *_), (denser, *_) = times[last : last + 2]
-    return sparser + (denser - sparser) * sides[last] / (sides[last] - sides[last + 1])
+    return density
 
 
 # --- files -----------------------------------------------------------------------------------------------------------

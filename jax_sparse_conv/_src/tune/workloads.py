@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from jax_sparse_conv import models
+from jax_sparse_conv._src import typed_json
 from jax_sparse_conv._src.layers import layers
 from jax_sparse_conv._src.layers.calls import Call
-from jax_sparse_conv._src.plans import typed_json
 from jax_sparse_conv.models import registry
 
 KINDS = {

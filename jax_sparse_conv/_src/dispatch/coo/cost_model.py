@@ -18,6 +18,7 @@ import jax
 
 from jax_sparse_conv._src import devices
 from jax_sparse_conv._src.devices import Device
+from jax_sparse_conv._src.dispatch import model
 from jax_sparse_conv._src.dispatch.coo.configurations import (
     CHUNK,
     DENSITY,
@@ -214,10 +215,9 @@ DENSITIES = tuple(round(0.1 + 0.05 * step, 2) for step in range(11))
 
 _MOST_VARIANTS = 4  # kMostCooVariants of cuda/sparse/coo/plan.h
 # A variant has to win by more than having it costs: the model's own error, each kernel that returns at once, and taking
-# a sample of x where nobody has counted it. The seconds are expected, from what "adaptive" costs, and not measured.
-_GAIN = 1.1
-_CLOSED_SECONDS = 1.5e-6
-_SAMPLE_SECONDS = 4e-6
+# a sample of x where nobody has counted it. These are "coo variants" of `dispatch/model.json`, whose seconds are
+# expected, from what "adaptive" costs, and not measured.
+_VARIANTS = "coo variants"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,11 +247,13 @@ def by_density(
     """
     covering = tuple(v for v in variants() if v.covers(kernel_shape[1:3], geometry))
     call = call_of(x_shape, kernel_shape, geometry, element_bytes)
-    return _by_density(covering, call, devices.current(), _CLOSED_SECONDS, 0.0 if is_counted else _SAMPLE_SECONDS)
+    of = model.shipped(_VARIANTS)
+    costs = of["seconds, closed kernel"] + (0.0 if is_counted else of["seconds, sample"])
+    return _by_density(covering, call, devices.current(), of["gain, least"], costs)
 
 
 @functools.lru_cache(maxsize=4096)
-def _by_density(variants: Sequence[Variant], call: CooCall, device: Device, closed: float, sample: float) -> Variants:
+def _by_density(variants: Sequence[Variant], call: CooCall, device: Device, least: float, costs: float) -> Variants:
     calls = [dataclasses.replace(call, density=density) for density in DENSITIES]
     kept = _kept(variants, call, device, _KEPT)
 
@@ -263,7 +265,7 @@ def _by_density(variants: Sequence[Variant], call: CooCall, device: Device, clos
     def gain(configuration: Configuration, call: CooCall) -> float:
         """Seconds that it is expected to save; 0 where that is less than it costs."""
         of_usual, its = (estimated_time(c, call, device) for c in (usual, configuration))
-        return of_usual - its if of_usual - its > closed + sample and of_usual > _GAIN * its else 0.0
+        return of_usual - its if of_usual - its > costs and of_usual > least * its else 0.0
 
     gains = [(found, gain(found, each)) for found, each in zip(map(fastest, calls), calls, strict=True)]
     chosen = [found if gained > 0 else usual for found, gained in gains]
