@@ -66,6 +66,8 @@ _COLUMNS = (
     ("error", "error", ">", "{:.1e}"),
     ("xla_error", "XLA's", ">", "{:.1e}"),
     ("ratio", "over XLA's", ">", "{:.2f}"),
+    ("bias", "bias", ">", "{:+.1e}"),
+    ("xla_bias", "XLA's", ">", "{:+.1e}"),
 )
 
 
@@ -91,12 +93,12 @@ def _layer(layer: Layer) -> Iterator[Row]:
     x, kernel = _operands(layer)
     exact = _exact(layer, x, kernel)
     for precision in _PRECISIONS[devices.default_platform()]:
-        xla = _error(_run(layer, x, kernel, "xla", precision), exact)
+        xla = _run(layer, x, kernel, "xla", precision)
         for implementation, loop in _sides(layer):
             with _cpu_loop(loop):
                 found = _run(layer, x, kernel, implementation, precision)
             case = {"case": layer.name, "products": layer.products, "precision": precision}
-            yield case | _errors(f"{implementation}, {loop}" if loop else implementation, _error(found, exact), xla)
+            yield case | _errors(f"{implementation}, {loop}" if loop else implementation, found, xla, exact)
 
 
 def _sides(layer: Layer) -> list[tuple[str, str]]:
@@ -140,18 +142,25 @@ def _network(name: str) -> Iterator[Row]:
         exact = np.asarray(jax.jit(lambda x: nnx.merge(graph, wide)(x))(np.asarray(x, np.float64)))
     for precision in _PRECISIONS[devices.default_platform()]:
         with jax.default_matmul_precision(precision):
-            xla = _error(jax.jit(lambda x: nnx.merge(graph, state)(x))(x), exact)
-            found = _error(jsc.nnx.jit_inference(ours)(x), exact)
+            xla = jax.jit(lambda x: nnx.merge(graph, state)(x))(x)
+            found = jsc.nnx.jit_inference(ours)(x)
         case = {"case": name, "products": 0, "precision": precision}
-        yield case | _errors("jit_inference", found, xla)
+        yield case | _errors("jit_inference", found, xla, exact)
 
 
 def _error(found: Any, exact: np.ndarray) -> float:
     return float(np.linalg.norm(np.asarray(found, np.float64) - exact) / np.linalg.norm(exact))
 
 
-def _errors(implementation: str, error: float, xla: float) -> Row:
-    return {"implementation": implementation, "error": error, "xla_error": xla, "ratio": error / xla}
+def _bias(found: Any, exact: np.ndarray) -> float:
+    """By which share of itself a result is too large: its error along itself. Roundings to nearest leave none."""
+    return float(np.vdot(np.asarray(found, np.float64) - exact, exact) / np.vdot(exact, exact))
+
+
+def _errors(implementation: str, found: Any, xla: Any, exact: np.ndarray) -> Row:
+    error, of_xla = _error(found, exact), _error(xla, exact)
+    row = {"implementation": implementation, "error": error, "xla_error": of_xla, "ratio": error / of_xla}
+    return row | {"bias": _bias(found, exact), "xla_bias": _bias(xla, exact)}
 
 
 @contextlib.contextmanager
