@@ -27,6 +27,7 @@ from benchmarks.suites import cost_model as suite
 from jax_sparse_conv._src import devices
 from jax_sparse_conv._src.dispatch.coo import configurations, cost_model
 from jax_sparse_conv._src.dispatch.coo.configurations import Configuration
+from jax_sparse_conv._src.dispatch.coo.cost_model import Variants
 from jax_sparse_conv._src.plans import timing
 from jax_sparse_conv._src.problem import geometry as geo
 
@@ -99,20 +100,20 @@ def _geometry(layer: PaperLayer) -> geo.Geometry:
 def _with_table(network: Prepared, table: _Table) -> timing.Function:
     """The network with COO* layers whose configurations are those of a table, where it has them."""
     run: Any = networks.function(network, COO)
-    with mock.patch.object(cost_model, "for_operands", _lookup(table)):  # asked when the network is lowered
+    with mock.patch.object(cost_model, "by_density", _lookup(table)):  # asked when the network is lowered
         compiled: timing.Function = run.lower(*network.operands()[0]).compile()
     return compiled
 
 
 def _lookup(table: _Table) -> Any:
-    """In the place of `cost_model.for_operands`: the table's configuration, else the model's."""
-    modelled = cost_model.for_operands
+    """In the place of `cost_model.by_density`: the table's configuration alone, else the model's."""
+    modelled = cost_model.by_density
 
-    def for_operands(x_shape: Any, kernel_shape: Any, geometry: geo.Geometry, *more: Any) -> Configuration:
+    def by_density(x_shape: Any, kernel_shape: Any, geometry: geo.Geometry, *more: Any, **fields: Any) -> Variants:
         found = table.get(_key(x_shape, kernel_shape, geometry))
-        return found or modelled(x_shape, kernel_shape, geometry, *more)
+        return Variants((found,)) if found else modelled(x_shape, kernel_shape, geometry, *more, **fields)
 
-    return for_operands
+    return by_density
 
 
 EXPERIMENTS = (

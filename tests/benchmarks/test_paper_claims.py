@@ -29,7 +29,10 @@ from benchmarks.paper import (
 )
 from benchmarks.paper.layers import PaperLayer
 from benchmarks.paper.registry import EXPERIMENTS
-from jax_sparse_conv._src.dispatch.coo import cost_model
+from jax_sparse_conv._src.devices import Device
+from jax_sparse_conv._src.dispatch.coo import configurations, cost_model
+from jax_sparse_conv._src.primitive import custom_call
+from jax_sparse_conv._src.primitive.primitives import Config
 
 SMALL = PaperLayer("small", "conv", 3, 4, 7)
 STRIDED = PaperLayer("strided", "conv", 4, 6, 8, strides=2, padding=((1, 1), (1, 1)), groups=2)
@@ -251,14 +254,21 @@ def test_a_search_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert capsys.readouterr().err.endswith("needs a GPU: COO* has one configuration on the CPU\n")
 
 
-def test_layers_get_the_configuration_that_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost_model, "for_operands", lambda *operands: "the model's")
+def test_layers_get_the_configuration_that_was_found(monkeypatch: pytest.MonkeyPatch, h200: Any) -> None:
+    """By what the lowering asks."""
     geometry = searched._geometry(SMALL)
     wide = dataclasses.replace(SMALL, channels=64)
-    table: Any = {searched._key(SMALL.x_shape(1), searched._stacked(SMALL), geometry): "found"}
-    for_operands = searched._lookup(table)
-    assert for_operands(SMALL.x_shape(1), searched._stacked(SMALL), geometry, 4) == "found"
-    assert for_operands(wide.x_shape(1), searched._stacked(wide), geometry, 4) == "the model's"
+    found = next(iter(configurations.configurations(configurations.variants()[:1], _call_of(SMALL), Device())))
+    table = {searched._key(SMALL.x_shape(1), searched._stacked(SMALL), geometry): found}
+    of_model = [cost_model.by_density(wide.x_shape(1), searched._stacked(wide), geometry, 4).attributes]
+    monkeypatch.setattr(cost_model, "by_density", searched._lookup(table))
+    for layer, wanted in ((SMALL, [found.attribute]), (wide, *of_model)):
+        types_of = [jax.core.ShapedArray(shape, jnp.float32) for shape in (layer.x_shape(1), searched._stacked(layer))]
+        assert custom_call.variants(*types_of, Config(geometry, "coo"))[0] == wanted
+
+
+def _call_of(layer: PaperLayer) -> configurations.CooCall:
+    return cost_model.call_of(layer.x_shape(1), searched._stacked(layer), searched._geometry(layer), 4)
 
 
 def test_a_search_takes_the_fastest(monkeypatch: pytest.MonkeyPatch, h200: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import jax.numpy as jnp
@@ -14,7 +15,8 @@ from jax_sparse_conv._src import _native, devices
 from jax_sparse_conv._src.devices import Device
 from jax_sparse_conv._src.dispatch.coo import configurations, cost_model
 from jax_sparse_conv._src.dispatch.coo.configurations import Configuration, CooCall, Variant
-from jax_sparse_conv._src.primitive import primitives
+from jax_sparse_conv._src.primitive import custom_call, primitives
+from jax_sparse_conv._src.primitive.primitives import Config
 from jax_sparse_conv._src.problem.geometry import Geometry
 
 TILE = Variant(0, kernel=3, stride=1, height=4, width=4, out_channels=2, max_warps=8, min_blocks=2)
@@ -80,11 +82,15 @@ def test_every_row_of_the_table_fits_one_byte_and_a_block() -> None:
 
 def test_the_call_carries_the_choice() -> None:
     x, kernel = (jnp.zeros(shape).aval for shape in ((1, 14, 14, 256), (1, 3, 3, 256, 256)))
-    geometry = Geometry(padding=((1, 1), (1, 1)))
-    chosen, scratch = cost_model.attribute_and_workspace(x, kernel, geometry, None)
-    assert chosen == cost_model.for_operands(x.shape, kernel.shape, geometry, 4).attribute
+    config = Config(Geometry(padding=((1, 1), (1, 1))), "coo")
+    attributes, densities = custom_call.variants(x, kernel, config)
+    chosen = cost_model.for_operands(x.shape, kernel.shape, config.geometry, 4).attribute
+    assert (attributes, densities) == ([chosen], ())
+    scratch = cost_model.workspace_bytes(x.shape, kernel.shape, config.geometry, attributes)
     assert scratch == (0 if chosen[3] == 1 else 4 * chosen[3] * 14 * 14 * 256)
-    assert cost_model.attribute_and_workspace(x, kernel, geometry, (2, 1, 1, 1)) == ((2, 1, 1, 1), 0)
+    forced = dataclasses.replace(config, coo=(2, 1, 1, 1))
+    assert custom_call.variants(x, kernel, forced) == ([(2, 1, 1, 1)], ())
+    assert cost_model.workspace_bytes(x.shape, kernel.shape, config.geometry, [(2, 1, 1, 1)]) == 0
 
 
 def test_a_device_that_is_not_there() -> None:

@@ -18,6 +18,8 @@ from oracle import expected, relative_error
 import jax_sparse_conv as jsc
 from jax_sparse_conv._src import _native
 from jax_sparse_conv._src.dispatch.coo import cost_model
+from jax_sparse_conv._src.primitive import custom_call
+from jax_sparse_conv._src.primitive.primitives import Config
 from jax_sparse_conv._src.problem.geometry import Geometry
 
 Function = Callable[..., Any]
@@ -129,10 +131,10 @@ def test_workspace_is_that_of_the_batch_that_has_most(with_cuda: list[tuple[int,
 def test_coo_has_workspace_for_each_image() -> None:
     x, kernel = (jax.core.ShapedArray(shape, jnp.float32) for shape in (ANY.shape, (1, *KERNEL.shape)))
     geometry = Geometry(padding=((1, 1), (1, 1)))
-    variant, found = cost_model.attribute_and_workspace(x, kernel, geometry, (0, 1, 1, 4))
-    assert (variant, found) == ((0, 1, 1, 4), ANY.shape[0] * 4 * 4 * 8 * 8 * 32)
+    found = cost_model.workspace_bytes(x.shape, kernel.shape, geometry, [(0, 1, 1, 4)])
+    assert found == ANY.shape[0] * 4 * 4 * 8 * 8 * 32
     one = jax.core.ShapedArray((1, 8, 8, 16), jnp.float32)
-    any_number, of_one = (cost_model.attribute_and_workspace(each, kernel, geometry, None)[0] for each in (x, one))
+    any_number, of_one = (custom_call.variants(each, kernel, Config(geometry, "coo")) for each in (x, one))
     assert any_number == of_one
 
 

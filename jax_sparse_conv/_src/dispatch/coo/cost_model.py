@@ -14,8 +14,6 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 
-import jax
-
 from jax_sparse_conv._src import devices
 from jax_sparse_conv._src.devices import Device
 from jax_sparse_conv._src.dispatch import model
@@ -186,17 +184,6 @@ def for_operands(
 
 
 _choose = functools.lru_cache(maxsize=4096)(choose)
-
-
-def attribute_and_workspace(
-    x: jax.core.ShapedArray, kernel: jax.core.ShapedArray, geometry: Geometry, forced: Sequence[int] | None
-) -> tuple[tuple[int, ...], int]:
-    """What the custom call on these operands takes: its attribute and the bytes of its workspace.
-
-    `forced` is an attribute to take instead of the model's choice.
-    """
-    attribute = forced or for_operands(x.shape, kernel.shape, geometry, x.dtype.itemsize).attribute
-    return tuple(attribute), workspace_bytes(x.shape, kernel.shape, geometry, [attribute])
 
 
 def workspace_bytes(
