@@ -46,7 +46,7 @@ def _cusnn_search(context: Context) -> list[Row]:
         functions = {side: networks.function(network, side) for side in sides.dense_sides()}
         functions |= {COO: networks.function(network, COO), SEARCHED: _with_table(network, found)}
         rows.append(whole.timed(context, network, network.weights, functions))
-        rows[-1]["searched"] = [{"key": str(key), "configuration": suite._name(c)} for key, c in found.items()]
+        rows[-1]["searched"] = [{"key": str(key), "configuration": suite.name_of(c)} for key, c in found.items()]
     return rows
 
 
@@ -64,13 +64,13 @@ def _search(network: Prepared, layer: PaperLayer) -> tuple[tuple[Any, ...], Conf
     every = list(configurations.configurations(covering, call, devices.current()))
     kernel, bias = map(jnp.asarray, data.weights(layer, 0))
     maps = [jnp.asarray(np.roll(x, SHIFT * shift, axis=2)) for shift in range(timing.ROTATIONS)]
-    xs = tuple(itertools.islice(itertools.cycle(maps), suite._CALLS))
-    chains = {c: suite._chain(geometry, c.attribute) for c in every}
+    xs = tuple(itertools.islice(itertools.cycle(maps), suite.CALLS))
+    chains = {c: suite.chained(geometry, c.attribute) for c in every}
     shapes = (tuple(jax.ShapeDtypeStruct(x.shape, jnp.float32) for _ in xs), kernel, bias)
     runner.compiled([functools.partial(_compile, chain, shapes) for chain in chains.values()], [False] * len(every))
-    us = {c: suite._microseconds(chain, (xs, kernel, bias), _REPEATS) for c, chain in chains.items()}
+    us = {c: suite.microseconds(chain, (xs, kernel, bias), _REPEATS) for c, chain in chains.items()}
     best = min(us, key=us.__getitem__)
-    runner.progress(f"{layer.name}: {len(us)} configurations, best {suite._name(best)} {us[best]:.1f} us")
+    runner.progress(f"{layer.name}: {len(us)} configurations, best {suite.name_of(best)} {us[best]:.1f} us")
     return _key(x.shape, _stacked(layer), geometry), best
 
 

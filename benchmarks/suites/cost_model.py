@@ -37,7 +37,7 @@ from jax_sparse_conv._src.primitive import primitives
 from jax_sparse_conv._src.problem import geometry as geo
 
 Row = dict[str, Any]
-_CALLS = 8  # in one jit
+CALLS = 8  # in one jit
 _CHAINS = 8  # before waiting
 
 
@@ -97,15 +97,15 @@ def _search(layer: Layer, maps: dict[str, data.Map], options: argparse.Namespace
     x_shape = layer.x_shape(options.batch)
     blind_call = cost_model.call_of(x_shape, (1, *kernel.shape), geometry, 4)
     every = list(configurations.configurations(covering, blind_call, device))
-    chains = {c.attribute: _chain(geometry, c.attribute) for c in every}
-    operands = ((jax.ShapeDtypeStruct(x_shape, jnp.float32),) * _CALLS, kernel, bias)
+    chains = {c.attribute: chained(geometry, c.attribute) for c in every}
+    operands = ((jax.ShapeDtypeStruct(x_shape, jnp.float32),) * CALLS, kernel, bias)
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda chain: chain.lower(*operands).compile(), chains.values()))
     for source, inputs in _inputs(layer, maps, options):
         density = float(np.mean([np.mean(x != 0) for x in inputs]))
         call = dataclasses.replace(blind_call, density=density)
-        xs = tuple(itertools.islice(itertools.cycle([jnp.asarray(x) for x in inputs]), _CALLS))
-        us = {c: _microseconds(chains[c.attribute], (xs, kernel, bias), options.repeats) for c in every}
+        xs = tuple(itertools.islice(itertools.cycle([jnp.asarray(x) for x in inputs]), CALLS))
+        us = {c: microseconds(chains[c.attribute], (xs, kernel, bias), options.repeats) for c in every}
         best = min(us, key=us.__getitem__)
         choices = {
             "model": cost_model.choose(covering, call, device),
@@ -118,17 +118,17 @@ def _search(layer: Layer, maps: dict[str, data.Map], options: argparse.Namespace
             "kernel_shape": list(kernel.shape),
             "source": source,
             "density": density,
-            "best": _name(best),
+            "best": name_of(best),
             "best_us": us[best],
-            **{name: _name(choice) for name, choice in choices.items()},
+            **{name: name_of(choice) for name, choice in choices.items()},
             **{f"{name}_us": us[choice] for name, choice in choices.items()},
             **{f"{name}_loss": us[choice] / us[best] - 1 for name, choice in choices.items()},
             "estimated_us": 1e6 * cost_model.estimated_time(choices["model"], call, device),
-            "us": {_name(c): round(t, 2) for c, t in us.items()},
+            "us": {name_of(c): round(t, 2) for c, t in us.items()},
         }
 
 
-def _name(configuration: configurations.Configuration) -> str:
+def name_of(configuration: configurations.Configuration) -> str:
     variant = configuration.variant
     return (
         f"{variant.height}x{variant.width}x{variant.out_channels} "
@@ -146,7 +146,7 @@ def _inputs(
 
 
 @functools.lru_cache(maxsize=4096)
-def _chain(geometry: geo.Geometry, attribute: configurations.Attribute) -> Any:
+def chained(geometry: geo.Geometry, attribute: configurations.Attribute) -> Any:
     """Several calls with one configuration in one jit."""
     config = primitives.Config(geometry, "coo", "relu", coo=attribute)
 
@@ -158,7 +158,7 @@ def _chain(geometry: geo.Geometry, attribute: configurations.Attribute) -> Any:
     return run
 
 
-def _microseconds(chain: Any, operands: Any, repeats: int) -> float:
+def microseconds(chain: Any, operands: Any, repeats: int) -> float:
     """Median device time of one call."""
     jax.block_until_ready(chain(*operands))
     samples = []
@@ -166,7 +166,7 @@ def _microseconds(chain: Any, operands: Any, repeats: int) -> float:
         start = time.perf_counter()
         jax.block_until_ready([chain(*operands) for _ in range(_CHAINS)])
         samples.append(time.perf_counter() - start)
-    return 1e6 * statistics.median(samples) / (_CHAINS * _CALLS)
+    return 1e6 * statistics.median(samples) / (_CHAINS * CALLS)
 
 
 def _add_offline(rows: list[Row]) -> None:

@@ -274,8 +274,8 @@ def _call_of(layer: PaperLayer) -> configurations.CooCall:
 def test_a_search_takes_the_fastest(monkeypatch: pytest.MonkeyPatch, h200: Any) -> None:
     x = data.iid_map(wide := dataclasses.replace(SMALL, channels=64, out_channels=64), 1, 50, 0)
     network: Any = types.SimpleNamespace(inputs={wide.name: x})
-    monkeypatch.setattr(searched.suite, "_chain", lambda geometry, attribute: attribute)
-    monkeypatch.setattr(searched.suite, "_microseconds", lambda chain, operands, repeats: float(sum(chain)))
+    monkeypatch.setattr(searched.suite, "chained", lambda geometry, attribute: attribute)
+    monkeypatch.setattr(searched.suite, "microseconds", lambda chain, operands, repeats: float(sum(chain)))
     monkeypatch.setattr(searched, "_compile", lambda chain, shapes: None)
     key, best = searched._search(network, wide)
     assert key == searched._key(wide.x_shape(1), searched._stacked(wide), searched._geometry(wide))
