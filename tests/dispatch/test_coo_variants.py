@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from coo_star_checks import assume_costs
 
 from jax_sparse_conv._src.devices import Device
 from jax_sparse_conv._src.dispatch import model
@@ -30,12 +31,6 @@ def found(images: int, size: int, channels: int, out_channels: int, *, is_counte
 def usual(images: int, size: int, channels: int, out_channels: int) -> configurations.Configuration:
     shapes = (images, size, size, channels), (1, 3, 3, channels, out_channels)
     return cost_model.for_operands(*shapes, Geometry(padding=((1, 1), (1, 1))), 4)
-
-
-def assume(monkeypatch: pytest.MonkeyPatch, name: str, value: float) -> None:
-    """As if that were a cost of a variant."""
-    costs = {**model.shipped("coo variants"), name: value}
-    monkeypatch.setattr(model, "shipped", lambda _: costs)
 
 
 @pytest.mark.parametrize("is_counted", [True, False])
@@ -68,14 +63,14 @@ def test_some_layers_have_one_tile_and_some_have_two() -> None:
 
 
 def test_a_sample_that_costs_much_leaves_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    assume(monkeypatch, "seconds, sample", 1.0)
+    assume_costs(monkeypatch, {"seconds, sample": 1.0})
     assert len(found(32, 14, 256, 256, is_counted=False).configurations) == 1
     assert len(found(32, 14, 256, 256, is_counted=True).configurations) == 2
 
 
 def test_no_more_variants_than_the_call_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """What gains least is left out where the model would like more than there is room for."""
-    assume(monkeypatch, "gain, least", 1.0)
+    assume_costs(monkeypatch, {"gain, least": 1.0})
     every = {layer: found(*layer, is_counted=True) for layer in LAYERS}
     monkeypatch.setattr(cost_model, "_MOST_VARIANTS", 2)
     cost_model._by_density.cache_clear()

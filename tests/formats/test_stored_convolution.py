@@ -13,7 +13,7 @@ import numpy as np
 import oracle
 import pytest
 from cases import Case
-from coo_star_checks import feature_map
+from coo_star_checks import assume_costs, feature_map
 from flax import nnx
 from kernel_checks import TOLERANCE, inputs_and_result
 from platforms import PLATFORM, on_a_gpu, require
@@ -378,8 +378,7 @@ def test_a_gpu_reads_lists(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("density", [0.05, 0.2, 0.6, 1.0])
 def test_the_variant_that_runs_is_right(monkeypatch: pytest.MonkeyPatch, gpu: jax.Device, density: float) -> None:
     del gpu
-    monkeypatch.setattr(cost_model, "_GAIN", 0.0)
-    monkeypatch.setattr(cost_model, "_CLOSED_SECONDS", -1.0)
+    assume_costs(monkeypatch, {"gain, least": 0.0, "seconds, closed kernel": -1.0})
     cost_model._by_density.cache_clear()
     x, kernel = feature_map((8, 28, 28, 64), density), feature_map((3, 3, 64, 64), 1.0, seed=1)
     wanted = by_numpy(x, kernel)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pytest
 
+from jax_sparse_conv._src.dispatch import model
 from jax_sparse_conv._src.primitive.coo_star import CooStar
 
 SHAPES_AND_TILES = [
@@ -17,6 +20,12 @@ SHAPES_AND_TILES = [
     ((1, 17, 18, 4), (16, 16, 1)),  # 256 elements: one byte
     ((1, 17, 18, 4), (16, 17, 2)),  # 544: two
 ]
+
+
+def assume_costs(monkeypatch: pytest.MonkeyPatch, given: Mapping[str, float]) -> None:
+    """As if a variant cost that, by the names of "coo variants"."""
+    costs, shipped = {**model.shipped("coo variants"), **given}, model.shipped
+    monkeypatch.setattr(model, "shipped", lambda group: costs if group == "coo variants" else shipped(group))
 
 
 def feature_map(shape: tuple[int, ...], density: float = 0.4, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
