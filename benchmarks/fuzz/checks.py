@@ -127,7 +127,7 @@ def _differs(case: Case, found: Array, wanted: Array, bound: Array, typical: Arr
 def _may_be_transformed(case: Case) -> bool:
     """Whether XLA may have computed it on a GPU, where cuDNN's transforms mix what a tile of elements has lost."""
     is_xla_s = case.implementation in (None, "xla") or case.transform in ("grad", "vmap grad", "jacfwd")
-    return is_xla_s and devices.default_platform() == "cuda"
+    return is_xla_s and devices.default_platform() == "gpu"
 
 
 def _wrong_counts(case: Case, result: Any, counts: Any) -> str | None:
