@@ -81,7 +81,9 @@ void Techniques(const Layer& layer, const Buffers& b, cudaStream_t stream) {
   Report<Paper<Engine::kInnerProduct, kOld, kEvery>>("figure 20", layer, b, stream);
   Report<Paper<Engine::kOuterProduct, kNew, kEvery>>("figure 28", layer, b, stream);
   Report<Paper<Engine::kOuterProduct, kNew, kOut>>("figure 31", layer, b, stream);
-  Report<Paper<Engine::kOuterProduct, Addresses::kTable, kOut>>("figure 34", layer, b, stream);
+  if (layer.kernel * layer.kernel <= kMaxTableTaps) {  // else the table is larger than shared memory
+    Report<Paper<Engine::kOuterProduct, Addresses::kTable, kOut>>("figure 34", layer, b, stream);
+  }
   Report<Fragments<Engine::kOuterProduct>>("figure 24, without", layer, b, stream);
   Report<Fragments<Engine::kTensorCores>>("figure 24", layer, b, stream);
 }

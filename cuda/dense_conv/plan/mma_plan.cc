@@ -13,7 +13,6 @@ namespace {
 
 constexpr int64_t kMaxCount = std::numeric_limits<int32_t>::max();
 constexpr int64_t kMaxGrid = 65535;      // of groups and stacks, the grid's second and third axes
-constexpr int kMaxTableTaps = 256;       // of a tuning with a table in shared memory
 constexpr int kMinGroupOutChannels = 8;  // fewer, and most of a tile of 64 output channels is empty
 
 // Cycles that a chunk of a tile costs: a block with an SM to itself, and one that shares it.

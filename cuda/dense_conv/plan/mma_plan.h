@@ -10,6 +10,8 @@
 
 namespace jsc {
 
+constexpr int kMaxTableTaps = 256;  // of a tuning with a table in shared memory
+
 // The tunings of the extension. A chunk is 128 bytes of a pixel's channels, whatever their type.
 template <typename T>
 struct MmaTunings {
