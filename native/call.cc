@@ -195,12 +195,14 @@ ffi::ErrorOr<ConvCall> MakeConvCall(ffi::AnyBuffer x, ffi::AnyBuffer kernel, ffi
     auto packed = optional.get<ffi::AnyBuffer>(next++);
     if (!packed.has_value()) return ffi::Unexpected(packed.error());
     const int64_t block = PackedBlock(a), blocks = (a.out_channels / a.groups + block - 1) / block;
-    const std::initializer_list<int64_t> expected = {
-        a.stacks, a.groups, blocks, a.group_channels, a.kernel_size[0] * a.kernel_size[1], block};
-    if (call.dtype != ffi::DataType::F32 || packed->element_type() != call.dtype ||
-        !SameDimensions(packed->dimensions(), expected)) {
-      return ffi::Unexpected(
-          Invalid("packed must be float32 " + Show(expected) + ", got " + Show(packed->dimensions())));
+    const bool pairs = call.dtype == ffi::DataType::BF16;  // of channels, side by side
+    const int64_t each = pairs ? 2 : 1, taps = a.kernel_size[0] * a.kernel_size[1];
+    const std::initializer_list<int64_t> expected = {a.stacks, a.groups,    blocks, a.group_channels / each,
+                                                     taps,     each * block};
+    if ((call.dtype != ffi::DataType::F32 && !pairs) || packed->element_type() != call.dtype ||
+        a.group_channels % each != 0 || !SameDimensions(packed->dimensions(), expected)) {
+      return ffi::Unexpected(Invalid("packed must be float32 or, with an even number of channels, bfloat16 " +
+                                     Show(expected) + ", got " + Show(packed->dimensions())));
     }
     call.packed = packed->untyped_data();
   }

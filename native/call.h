@@ -59,8 +59,10 @@ struct ConvCall {
   const void* x;        // [N, H, W, C]
   const void* kernel;   // [S, kh, kw, C / groups, K]
   // The kernel as cpu/loops/pixel_kernel.h reads it, or absent: [S, groups, blocks, C / groups, kh * kw, PackedBlock],
-  // the output channels that fill the last block zero.
+  // the output channels that fill the last block zero. In bfloat16 [.., C / groups / 2, kh * kw, PackedBlock, 2].
   const void* packed = nullptr;
+  bool lone_channel =
+      false;  // of a call whose channels are pairs (cpu/core/dtypes.h): the last one's high half is none
   Scaled scaled;
   const void* bias = nullptr;      // [S, K] or absent
   const void* residual = nullptr;  // [N, Ho, Wo, K] or absent

@@ -14,6 +14,12 @@ struct Float16 {
   uint16_t bits;
 };
 
+// Two neighbouring channels of a bfloat16 map, or their two weights of an output channel, the lower one in the low
+// half. Loops that multiply both at once (core/simd.h, MultiplyAdd) read a map as one of half the channels.
+struct BFloat16Pair {
+  uint32_t bits;
+};
+
 // What sums are taken in: float for the 16-bit types.
 template <typename T>
 struct AccumulatorOf {
@@ -25,6 +31,34 @@ struct AccumulatorOf<double> {
 };
 template <typename T>
 using Accumulator = typename AccumulatorOf<T>::Type;
+
+// What loops multiply: elements widened to the type of sums, or pairs as they lie.
+template <typename T>
+struct FactorOf {
+  using Type = Accumulator<T>;
+};
+template <>
+struct FactorOf<BFloat16Pair> {
+  using Type = BFloat16Pair;
+};
+template <typename T>
+using Factor = typename FactorOf<T>::Type;
+
+// What kernels, biases, residuals and results are stored as.
+template <typename T>
+struct StoredOf {
+  using Type = T;
+};
+template <>
+struct StoredOf<BFloat16Pair> {
+  using Type = BFloat16;
+};
+template <typename T>
+using Stored = typename StoredOf<T>::Type;
+
+// Channels of x in one element.
+template <typename T>
+constexpr int64_t kChannelsOf = static_cast<int64_t>(sizeof(T) / sizeof(Stored<T>));
 
 // Index of an element type in a table of kernels; see Isa.
 enum DtypeIndex : int { kFloat32, kBFloat16, kFloat16, kFloat64, kDtypes };

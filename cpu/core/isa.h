@@ -49,6 +49,16 @@ constexpr int64_t kCountRun = 16;
 constexpr int64_t kChains = 10;
 constexpr int64_t kLimitEntries = 32, kLimitTaps = 9;
 
+// Scratch bytes that a task needs, and the task itself, as in Isa.
+struct PairLoops {
+  int64_t (*pixel_bytes)(const ConvTask& task);
+  void (*pixels)(const ConvTask& task, char* scratch);
+  int64_t (*phase_bytes)(const ConvTask& task);
+  void (*phases)(const ConvTask& task, char* scratch);
+  int64_t (*direct_bytes)(const ConvTask& task);
+  void (*direct)(const ConvTask& task, char* scratch);
+};
+
 struct Isa {
   const char* name;
   int64_t vector_bytes;
@@ -67,6 +77,7 @@ struct Isa {
   void (*direct_depthwise[kDtypes])(const ConvTask& task, char* scratch);
   int64_t (*direct_bytes[kDtypes])(const ConvTask& task);
   void (*direct[kDtypes])(const ConvTask& task, char* scratch);
+  PairLoops pairs;  // of bfloat16, for processors that have AVX512-BF16, too; null in sets without AVX-512
   int64_t (*dense_bytes[kDtypes])(const DenseTask& task);
   void (*dense[kDtypes])(const DenseTask& task, char* scratch);
   int64_t (*coo_bytes[kDtypes])(const CooRow& row);

@@ -35,6 +35,10 @@ template <typename A>
 struct VectorOf {
   typedef A Type __attribute__((vector_size(kVectorBytes)));
 };
+template <>
+struct VectorOf<BFloat16Pair> {
+  typedef uint32_t Type __attribute__((vector_size(kVectorBytes)));
+};
 template <typename A>
 using Vector = typename VectorOf<A>::Type;
 
@@ -68,6 +72,7 @@ inline To BitCast(From value) {
 
 inline float Widen(float value) { return value; }
 inline double Widen(double value) { return value; }
+inline BFloat16Pair Widen(BFloat16Pair value) { return value; }
 inline float Widen(BFloat16 value) { return BitCast<float>(static_cast<uint32_t>(value.bits) << 16); }
 
 inline float Widen(Float16 value) {
@@ -118,6 +123,8 @@ inline Vector<float> LoadIf(bool load, const float* source) {
 #endif
 }
 
+inline Vector<BFloat16Pair> Load(const BFloat16Pair* source) { return LoadAs<Vector<BFloat16Pair>>(source); }
+
 inline Vector<float> Load(const BFloat16* source) {
   return BitCast<Vector<float>>(__builtin_convertvector(LoadAs<Half16>(source), Word32) << 16);
 }
@@ -136,8 +143,54 @@ inline Vector<float> Load(const Float16* source) {
 #endif
 }
 
+inline Vector<BFloat16Pair> LoadIf(bool load, const BFloat16Pair* source) {
+  return BitCast<Vector<BFloat16Pair>>(LoadIf(load, reinterpret_cast<const float*>(source)));
+}
+
+// The elements of two rows, side by side.
+inline Vector<BFloat16Pair> LoadPairs(const BFloat16* low, const BFloat16* high) {
+  return __builtin_convertvector(LoadAs<Half16>(low), Word32) | __builtin_convertvector(LoadAs<Half16>(high), Word32)
+                                                                    << 16;
+}
+
+inline BFloat16Pair PairOf(BFloat16 low, BFloat16 high) {
+  return {static_cast<uint32_t>(low.bits) | static_cast<uint32_t>(high.bits) << 16};
+}
+
+inline void Store(BFloat16Pair* target, Vector<BFloat16Pair> value) { StoreAs(target, value); }
 inline void Store(float* target, Vector<float> value) { StoreAs(target, value); }
 inline void Store(double* target, Vector<double> value) { StoreAs(target, value); }
+
+// sum += value * weight.
+template <typename A>
+[[gnu::always_inline]] inline void MultiplyAdd(Vector<A>& sum, A value, Vector<A> weight) {
+  sum += value * weight;
+}
+
+// The same with a weight that is read once.
+template <typename A>
+[[gnu::always_inline]] inline void MultiplyAddAt(Vector<A>& sum, A value, const A* weight) {
+  sum += value * Load(weight);
+}
+
+#if defined(__AVX512F__)
+// Both products of each pair, one after another, to a sum in float32; subnormals count as 0. As text, because only
+// processors with AVX512-BF16 may run it, and no other code here may need that.
+[[gnu::always_inline]] inline void MultiplyAdd(Vector<float>& sum, BFloat16Pair value, Vector<BFloat16Pair> weight) {
+  const Vector<BFloat16Pair> values = value.bits + Vector<BFloat16Pair>{};
+  Vector<float> added = sum;  // a register of its own: an array's element would go to memory
+  asm("vdpbf16ps %2, %1, %0" : "+v"(added) : "v"(values), "v"(weight));
+  sum = added;
+}
+
+[[gnu::always_inline]] inline void MultiplyAddAt(Vector<float>& sum, BFloat16Pair value, const BFloat16Pair* weight) {
+  typedef uint32_t Unaligned __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
+  const Vector<BFloat16Pair> values = value.bits + Vector<BFloat16Pair>{};
+  Vector<float> added = sum;
+  asm("vdpbf16ps %2, %1, %0" : "+v"(added) : "v"(values), "m"(*reinterpret_cast<const Unaligned*>(weight)));
+  sum = added;
+}
+#endif
 
 // target += value. Kernels add up some hundred products from 0 on, then such sums, because one chain of thousands of
 // float32 additions loses digits (docs/design/kernels/cpu.md).
@@ -163,6 +216,32 @@ inline void Store(Float16* target, Vector<float> value) {
 #else
   for (int64_t i = 0; i < kLanes<float>; ++i) Narrow(value[i], target + i);
 #endif
+}
+
+// `width` weights as loops read them, and zeros up to `stride`; of pairs those of `row` and of the row `apart` from it,
+// or zeros where that is 0.
+template <typename T>
+[[gnu::always_inline]] inline void PackRow(const Stored<T>* row, int64_t apart, int64_t width, int64_t stride,
+                                           Factor<T>* target) {
+  using F = Factor<T>;
+  constexpr bool kIsPair = kChannelsOf<T> == 2;
+  const int64_t whole = width / kLanes<F> * kLanes<F>;
+  for (int64_t k = 0; k < whole; k += kLanes<F>) {
+    if constexpr (kIsPair) {
+      const Vector<BFloat16Pair> pairs = LoadPairs(row + k, row + apart + k);
+      Store(target + k, apart == 0 ? pairs & 0xffffu : pairs);
+    } else {
+      Store(target + k, Load(row + k));
+    }
+  }
+  for (int64_t k = whole; k < width; ++k) {
+    if constexpr (kIsPair) {
+      target[k] = PairOf(row[k], apart == 0 ? BFloat16{} : row[apart + k]);
+    } else {
+      target[k] = Widen(row[k]);
+    }
+  }
+  for (int64_t k = width > whole ? width : whole; k < stride; ++k) target[k] = F{};
 }
 
 inline bool IsZero(float value) { return (BitCast<uint32_t>(value) << 1) == 0; }
@@ -195,6 +274,10 @@ inline int64_t Append(const T* source, int64_t count, uint32_t first, uint32_t s
 #if defined(__AVX512F__)
 inline __m512 LoadFirst(const float* source, int64_t count) {
   return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), source);
+}
+
+inline __m512 LoadFirst(const BFloat16Pair* source, int64_t count) {
+  return LoadFirst(reinterpret_cast<const float*>(source), count);
 }
 
 template <typename T>

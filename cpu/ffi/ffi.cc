@@ -43,6 +43,8 @@ NB_MODULE(_cpu, m) {
   m.def("registrations", &jsc::Registrations, "Custom call targets by name, for jax.ffi.register_ffi_target.");
   m.def("isa", [] { return std::string(jsc::CurrentIsa().name); }, "The instruction set in use.");
   m.def("many_registers", [] { return jsc::CurrentIsa().many_registers; }, "Whether it has 32 of vectors, not 16.");
+  m.def("multiplies_pairs", &jsc::MultipliesPairs,
+        "Whether the processor multiplies pairs of bfloat16, and it is used.");
   m.def("isas", &jsc::AvailableIsas, "The instruction sets this machine can run, best first.");
   m.def(
       "measure_limits",
@@ -69,27 +71,31 @@ NB_MODULE(_cpu, m) {
   m.def(
       "plan",
       [](const std::vector<int64_t>& layer, const std::vector<int64_t>& pool, int64_t accumulator_bytes,
-         bool may_be_dense, double density, const std::vector<int64_t>& machine) {
+         bool may_be_dense, double density, const std::vector<int64_t>& machine, bool pairs) {
         if (machine.size() != 4) throw nanobind::value_error("machine must have 4 entries");
         jsc::ConvCall call{};
         call.args = jsc::ArgsOfLayer(layer, pool, true);
         call.kernel = &call;  // there is one
         call.may_be_dense = may_be_dense;
         const bool many_registers = machine[2] == 64;  // as AVX-512 has them
-        const jsc::Machine described{machine[0], machine[1], machine[2], machine[3], many_registers};
+        const jsc::Machine described{machine[0], machine[1], machine[2], machine[3], many_registers, pairs};
+        call.dtype = pairs ? jsc::ffi::DataType::BF16 : jsc::ffi::DataType::F32;
         const jsc::ConvPlan plan = jsc::ChoosePlan(call, described, accumulator_bytes, density);
         static constexpr const char* kLoops[] = {"windows", "scatter", "pixels", "direct", "phases"};
-        return nanobind::make_tuple(kLoops[static_cast<int>(plan.loop)], plan.block, plan.windows, plan.tile_rows,
+        const std::string name = kLoops[static_cast<int>(plan.loop)];
+        return nanobind::make_tuple(name + (plan.pairs ? " of pairs" : ""), plan.block, plan.windows, plan.tile_rows,
                                     plan.task_blocks);
       },
       nanobind::arg("layer"), nanobind::arg("pool"), nanobind::arg("accumulator_bytes"), nanobind::arg("may_be_dense"),
-      nanobind::arg("density"), nanobind::arg("machine"),
-      "(loop, block, windows, tile rows, task blocks) of a layer on a machine: bytes of L1, L2 and a vector, threads.");
+      nanobind::arg("density"), nanobind::arg("machine"), nanobind::arg("pairs"),
+      "(loop, block, windows, tile rows, task blocks) of a layer on a machine: bytes of L1, L2 and a vector, threads. "
+      "With pairs the layer is of bfloat16, and the processor multiplies pairs of it.");
   m.def(
       "set_loop",
       [](const std::string& name) {
         if (jsc::SetLoop(name)) return;
-        throw nanobind::value_error(("loop='" + name + "' is not one of auto windows scatter pixels phases").c_str());
+        throw nanobind::value_error(("loop='" + name + "' is none of auto and plan/plan_choice.cc").c_str());
       },
-      nanobind::arg("name"), "Run convolutions by windows, channels, pixels or phases from now on: for tests.");
+      nanobind::arg("name"),
+      "Run convolutions by this loop of plan/plan_choice.cc from now on, where it can: for tests.");
 }

@@ -83,7 +83,7 @@ Machine ThisMachine(const Isa& isa, int64_t threads) {
 #else
   static const int64_t l1 = 32 << 10, l2 = 512 << 10;
 #endif
-  return {l1, l2, isa.vector_bytes, threads, isa.many_registers};
+  return {l1, l2, isa.vector_bytes, threads, isa.many_registers, MultipliesPairs()};
 }
 
 // A thread's scratch memory, kept between calls and grown when a task needs more (then `kept` is false); null when
@@ -156,6 +156,15 @@ bool Empty(const ConvArgs& a) { return a.images * a.out_size[0] * a.out_size[1] 
 
 const Isa& CurrentIsa() { return *Current(); }
 
+bool MultipliesPairs() {
+#ifdef JSC_X86
+  static const bool supported = __builtin_cpu_supports("avx512bf16");
+  return supported && CurrentIsa().pairs.pixels != nullptr;
+#else
+  return false;
+#endif
+}
+
 std::vector<std::string> AvailableIsas() {
   std::vector<std::string> names;
   for (const Isa* isa : Available()) names.push_back(isa->name);
@@ -194,21 +203,25 @@ ffi::Error RunConvCall(Team& team, const ConvCall& call) {
   const PlanKey key(call, machine, accumulator_bytes);
   team.Invite(ExpectedThreads(key) - 1);
   const ConvPlan plan = CachedPlan(key, call, machine, accumulator_bytes, SampleDensity(isa, dtype, call));
+  const ConvCall planned = plan.pairs ? AsPairs(call) : WithoutPairs(call);
   const auto make = [&](Taken taken, int64_t previous) {
-    ConvTask task = TaskAt(call, plan, taken.begin);
-    task.block_end = TaskAt(call, plan, taken.end - 1).block_end;
+    ConvTask task = TaskAt(planned, plan, taken.begin);
+    task.block_end = TaskAt(planned, plan, taken.end - 1).block_end;
     task.lists_ready = previous >= 0 && previous / plan.block_tiles == taken.begin / plan.block_tiles;
     return task;
   };
+  const PairLoops singles = {isa.pixel_bytes[dtype], isa.pixels[dtype],       isa.phase_bytes[dtype],
+                             isa.phases[dtype],      isa.direct_bytes[dtype], isa.direct[dtype]};
+  const PairLoops& of = plan.pairs ? isa.pairs : singles;
   switch (plan.loop) {
     case ConvLoop::kScatter:
       return RunTasks(team, machine.threads, plan.tasks, make, isa.scatter_bytes[dtype], isa.scatter[dtype]);
     case ConvLoop::kDirect:
-      return RunTasks(team, machine.threads, plan.tasks, make, isa.direct_bytes[dtype], isa.direct[dtype]);
+      return RunTasks(team, machine.threads, plan.tasks, make, of.direct_bytes, of.direct);
     case ConvLoop::kPhases:
-      return RunTasks(team, machine.threads, plan.tasks, make, isa.phase_bytes[dtype], isa.phases[dtype]);
+      return RunTasks(team, machine.threads, plan.tasks, make, of.phase_bytes, of.phases);
     case ConvLoop::kPixels:
-      return RunTasks(team, machine.threads, plan.tasks, make, isa.pixel_bytes[dtype], isa.pixels[dtype],
+      return RunTasks(team, machine.threads, plan.tasks, make, of.pixel_bytes, of.pixels,
                       {CeilDiv(plan.sweep_blocks, plan.task_blocks), plan.block_tiles});
     default:
       return RunTasks(team, machine.threads, plan.tasks, make, isa.conv_bytes[dtype], isa.conv[dtype]);
@@ -264,7 +277,7 @@ ffi::Error RunDirectCall(ffi::ThreadPool& pool, const ConvCall& call) {
   Team team(pool);
   const Machine machine = ThisMachine(isa, team.threads());
   const bool depthwise = IsDepthwise(call.args);
-  ConvCall flat = call;
+  ConvCall flat = WithoutPairs(call);
   if (depthwise) flat.args.groups = 1;  // all channels as one group whose kernel has one input channel
   const ConvPlan plan = MakeDirectPlan(flat.args, machine, dtype == kFloat64 ? 8 : 4, flat.packed != nullptr);
   const auto make = [&](Taken taken, int64_t) { return TaskAt(flat, plan, taken.begin); };

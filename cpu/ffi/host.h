@@ -17,14 +17,17 @@ namespace jsc {
 // The instruction set in use: the best that the processor has, unless one was set.
 const Isa& CurrentIsa();
 
+// Whether loops of pairs of bfloat16 (core/isa.h) can run in it on this processor.
+bool MultipliesPairs();
+
 // Names of the instruction sets of this build that the processor has, best first.
 std::vector<std::string> AvailableIsas();
 
 // Uses the named instruction set from now on; false where it is not available.
 bool SetIsa(const std::string& name);
 
-// "windows", "scatter", "pixels" or "phases" for every convolution that has it from now on, "auto" for the cheapest
-// one; false for other names.
+// A loop of plan/plan_choice.cc, such as "windows", for every convolution that has it from now on, "auto" for the
+// cheapest one; false for other names.
 bool SetLoop(const std::string& name);
 
 // Convolution, bias, residual, ReLU and pool, in one pass over x. By a team: as one of several rounds.

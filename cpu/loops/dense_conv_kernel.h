@@ -58,7 +58,7 @@ inline int64_t RunTaps(const ConvArgs& a) { return a.dilation[1] == 1 ? a.kernel
 template <typename T>
 inline bool ReadsInPlace(const ConvTask& task) {
   const ConvArgs& a = task.call->args;
-  bool inside = sizeof(T) == sizeof(Accumulator<T>);
+  bool inside = sizeof(T) == sizeof(Accumulator<T>) && !task.call->lone_channel;
   for (int i = 0; i < 2; ++i) {
     inside &= a.kernel_size[i] == 1 && a.pad_low[i] == 0 && (a.conv_size[i] - 1) * a.stride[i] < a.size[i];
   }
@@ -71,37 +71,38 @@ inline bool ReadsPacked(const ConvTask& task) {
   return task.call->packed != nullptr && a.kernel_size[0] * a.kernel_size[1] == 1 && task.plan->block == PackedBlock(a);
 }
 
-template <typename A>
+template <typename F>
 struct DirectBuffers {
-  TileImage* images;  // [tile images]
-  A* packed;          // [chunk rows + 1, block], unless the call has it
-  A* sums;            // [task blocks, windows + kMostWindows, block]
-  A* pixels;          // [patch rows, patch columns, chunk channels], unless they are read in x
-  int64_t* windows;   // [windows + kMostWindows] where each begins in the patch, in pixels
-  int64_t* taps;      // [kh * kw] and how far each run of them is from there
+  TileImage* images;     // [tile images]
+  F* packed;             // [chunk rows + 1, block], unless the call has it
+  Accumulator<F>* sums;  // [task blocks, windows + kMostWindows, block]
+  F* pixels;             // [patch rows, patch columns, chunk channels], unless they are read in x
+  int64_t* windows;      // [windows + kMostWindows] where each begins in the patch, in pixels
+  int64_t* taps;         // [kh * kw] and how far each run of them is from there
   int64_t bytes;
 };
 
-template <typename A>
-DirectBuffers<A> TakeDirectBuffers(const ConvTask& task, const Tile& tile, bool in_place, char* scratch) {
+template <typename F>
+DirectBuffers<F> TakeDirectBuffers(const ConvTask& task, const Tile& tile, bool in_place, char* scratch) {
   const ConvPlan& p = *task.plan;
   const ConvArgs& a = task.call->args;
   const int64_t taps = a.kernel_size[0] * a.kernel_size[1];
   const Patch patch = PatchOf(task, tile);
   Arena arena(scratch);
-  DirectBuffers<A> buffers{};
+  DirectBuffers<F> buffers{};
   buffers.images = arena.Take<TileImage>(tile.images);
-  buffers.packed = arena.Take<A>(ReadsPacked(task) ? 0 : (taps * p.chunk_channels + 1) * p.block);
-  buffers.sums = arena.Take<A>((task.block_end - task.block_begin) * (tile.windows + kMostWindows) * p.block);
-  buffers.pixels = arena.Take<A>(in_place ? 0 : patch.rows * patch.columns * p.chunk_channels);
+  buffers.packed = arena.Take<F>(ReadsPacked(task) ? 0 : (taps * p.chunk_channels + 1) * p.block);
+  buffers.sums =
+      arena.Take<Accumulator<F>>((task.block_end - task.block_begin) * (tile.windows + kMostWindows) * p.block);
+  buffers.pixels = arena.Take<F>(in_place ? 0 : patch.rows * patch.columns * p.chunk_channels);
   buffers.windows = arena.Take<int64_t>(tile.windows + kMostWindows);
   buffers.taps = arena.Take<int64_t>(taps);
   buffers.bytes = arena.used();
   return buffers;
 }
 
-template <typename A>
-void LocateDirectWindows(const ConvArgs& a, const Tile& tile, const Patch& patch, DirectBuffers<A>& buffers) {
+template <typename F>
+void LocateDirectWindows(const ConvArgs& a, const Tile& tile, const Patch& patch, DirectBuffers<F>& buffers) {
   int64_t window = 0, first_row = 0;
   for (int64_t i = 0; i < tile.images; ++i) {
     for (int64_t y = 0; y < buffers.images[i].conv_rows.size(); ++y) {
@@ -121,8 +122,8 @@ void LocateDirectWindows(const ConvArgs& a, const Tile& tile, const Patch& patch
 }
 
 // The same for windows that are pixels of x: where each lies there.
-template <typename A>
-void LocatePixels(const ConvArgs& a, const Tile& tile, DirectBuffers<A>& buffers) {
+template <typename F>
+void LocatePixels(const ConvArgs& a, const Tile& tile, DirectBuffers<F>& buffers) {
   int64_t window = 0;
   for (int64_t i = 0; i < tile.images; ++i) {
     const TileImage& image = buffers.images[i];
@@ -138,17 +139,26 @@ void LocatePixels(const ConvArgs& a, const Tile& tile, DirectBuffers<A>& buffers
 }
 
 // target[0, count) = source widened.
-template <typename T, typename A>
-inline void WidenRun(const T* source, int64_t count, A* target) {
+template <typename T, typename F>
+inline void WidenRun(const T* source, int64_t count, F* target) {
   int64_t c = 0;
-  for (; c + kLanes<A> <= count; c += kLanes<A>) Store(target + c, Load(source + c));
+  for (; c + kLanes<F> <= count; c += kLanes<F>) Store(target + c, Load(source + c));
   for (; c < count; ++c) target[c] = Widen(source[c]);
 }
 
+// A chunk's channels, in pairs, of `count` pixels with an odd number of channels. source: [count, channels]
+inline void PairRun(const BFloat16* source, int64_t count, int64_t channels, const Chunk& chunk, BFloat16Pair* target) {
+  for (int64_t pixel = 0; pixel < count; ++pixel, source += channels) {
+    for (int64_t pair = chunk.channel_begin; pair < chunk.channel_begin + chunk.channels; ++pair) {
+      *target++ = PairOf(source[2 * pair], 2 * pair + 1 < channels ? source[2 * pair + 1] : BFloat16{});
+    }
+  }
+}
+
 // Packs a chunk's channels of the patch; pixels outside x are zeros.
-template <typename T, typename A>
+template <typename T, typename F>
 [[gnu::noinline]] void PackPixels(const ConvTask& task, const Tile& tile, const Chunk& chunk, const Patch& patch,
-                                  const TileImage* images, A* pixels) {
+                                  const TileImage* images, F* pixels) {
   const ConvArgs& a = task.call->args;
   const T* x = static_cast<const T*>(task.call->x) + task.group * a.group_channels + chunk.channel_begin;
   const int64_t first_x = tile.conv_cols.begin * a.stride[1] - a.pad_low[1];
@@ -161,11 +171,21 @@ template <typename T, typename A>
       const int64_t begin = inside ? Clamp(-first_x, 0, patch.columns) : patch.columns;
       const int64_t end = Clamp(a.size[1] - first_x, begin, patch.columns);
       const auto zeros = [&](int64_t columns) {
-        __builtin_memset(pixels, 0, columns * chunk.channels * sizeof(A));
+        __builtin_memset(pixels, 0, columns * chunk.channels * sizeof(F));
         pixels += columns * chunk.channels;
       };
       zeros(begin);
       const int64_t columns = end - begin;
+      if constexpr (kChannelsOf<T> == 2) {
+        if (task.call->lone_channel) {
+          const int64_t channels = 2 * a.channels - 1;
+          const int64_t pixel = (images[i].image * a.size[0] + y) * a.size[1] + first_x + begin;
+          PairRun(static_cast<const Stored<T>*>(task.call->x) + pixel * channels, columns, channels, chunk, pixels);
+          pixels += columns * chunk.channels;
+          zeros(patch.columns - end);
+          continue;
+        }
+      }
       const int64_t together = chunk.channels == a.channels ? columns : 1;  // whole pixels are one run
       for (int64_t column = 0; column < columns; column += together, pixels += together * chunk.channels) {
         WidenRun(line + (first_x + begin + column) * a.channels, together * chunk.channels, pixels);
@@ -176,10 +196,10 @@ template <typename T, typename A>
 }
 
 // What a chunk adds to a block's windows.
-template <typename A>
+template <typename F>
 struct DirectWork {
-  const A* pixels;
-  const A* weights;  // [products, stride]
+  const F* pixels;
+  const F* weights;  // [products, stride]
   int64_t windows;
   int64_t runs, run;  // of the kernel's rows, and the products in each
   int64_t channels;   // from one pixel to the next
@@ -188,8 +208,10 @@ struct DirectWork {
 };
 
 // A chunk of one block; pixels and packed as in DirectBuffers, sums: [windows + kMostWindows, stride].
-template <int kVectors, typename A>
-[[gnu::noinline]] void MultiplyDirect(const DirectBuffers<A>& buffers, const DirectWork<A>& work, A* sums) {
+template <int kVectors, typename F>
+[[gnu::noinline]] void MultiplyDirect(const DirectBuffers<F>& buffers, const DirectWork<F>& work,
+                                      Accumulator<F>* sums) {
+  using A = Accumulator<F>;
   constexpr int kWindows = kDirectWindows<kVectors>;
   const int64_t stride = work.stride, length = work.run;
   for (int64_t first = 0; first < work.windows; first += kWindows, sums += kWindows * stride) {
@@ -197,31 +219,31 @@ template <int kVectors, typename A>
     for (int w = 0; w < kWindows; ++w) {
       for (int v = 0; v < kVectors; ++v) sum[w][v] = Vector<A>{};
     }
-    const A* weights = work.weights;
+    const F* weights = work.weights;
     for (int64_t run = 0; run < work.runs; ++run) {
-      const A* pixel[kWindows];
+      const F* pixel[kWindows];
       for (int w = 0; w < kWindows; ++w) {
         pixel[w] = work.pixels + (buffers.windows[first + w] + buffers.taps[run]) * work.channels;
       }
       for (int64_t c = 0; c < length; ++c, weights += stride) {
         if constexpr (kVectors > kWindows) {  // broadcast values are fewer registers than weights
-          A value[kWindows];
+          F value[kWindows];
           for (int w = 0; w < kWindows; ++w) value[w] = pixel[w][c];
 #pragma GCC unroll 8
           for (int v = 0; v < kVectors; ++v) {
-            const Vector<A> weight = Load(weights + v * kLanes<A>);
+            const Vector<F> weight = Load(weights + v * kLanes<F>);
 #pragma GCC unroll 8
-            for (int w = 0; w < kWindows; ++w) sum[w][v] += value[w] * weight;
+            for (int w = 0; w < kWindows; ++w) MultiplyAdd(sum[w][v], value[w], weight);
           }
           continue;
         }
-        Vector<A> weight[kVectors];
-        for (int v = 0; v < kVectors; ++v) weight[v] = Load(weights + v * kLanes<A>);
+        Vector<F> weight[kVectors];
+        for (int v = 0; v < kVectors; ++v) weight[v] = Load(weights + v * kLanes<F>);
 #pragma GCC unroll 8
         for (int w = 0; w < kWindows; ++w) {
-          const A value = pixel[w][c];
+          const F value = pixel[w][c];
 #pragma GCC unroll 8
-          for (int v = 0; v < kVectors; ++v) sum[w][v] += value * weight[v];
+          for (int v = 0; v < kVectors; ++v) MultiplyAdd(sum[w][v], value, weight[v]);
         }
       }
     }
@@ -234,8 +256,9 @@ template <int kVectors, typename A>
   }
 }
 
-template <typename A>
-void MultiplyDirectBlock(int64_t vectors, const DirectBuffers<A>& buffers, const DirectWork<A>& work, A* sums) {
+template <typename F>
+void MultiplyDirectBlock(int64_t vectors, const DirectBuffers<F>& buffers, const DirectWork<F>& work,
+                         Accumulator<F>* sums) {
   if (vectors == 1) return MultiplyDirect<1>(buffers, work, sums);
   if constexpr (kManyRegisters) {
     if (vectors == 3) return MultiplyDirect<3>(buffers, work, sums);
@@ -247,18 +270,18 @@ void MultiplyDirectBlock(int64_t vectors, const DirectBuffers<A>& buffers, const
 
 template <typename T>
 int64_t DirectBytes(const ConvTask& task) {
-  return TakeDirectBuffers<Accumulator<T>>(task, MakeTile(task, nullptr), ReadsInPlace<T>(task), nullptr).bytes;
+  return TakeDirectBuffers<Factor<T>>(task, MakeTile(task, nullptr), ReadsInPlace<T>(task), nullptr).bytes;
 }
 
 template <typename T>
 void RunDirect(const ConvTask& task, char* scratch) {
-  using A = Accumulator<T>;
+  using F = Factor<T>;
   const IeeeScope ieee;
   const ConvArgs& a = task.call->args;
   const ConvPlan& p = *task.plan;
   const Tile tile = MakeTile(task, nullptr);
   const bool in_place = ReadsInPlace<T>(task), packed = ReadsPacked(task);
-  DirectBuffers<A> buffers = TakeDirectBuffers<A>(task, tile, in_place, scratch);
+  DirectBuffers<F> buffers = TakeDirectBuffers<F>(task, tile, in_place, scratch);
   MakeTile(task, buffers.images);
   const Patch patch = PatchOf(task, tile);
   if (in_place) {
@@ -271,11 +294,11 @@ void RunDirect(const ConvTask& task, char* scratch) {
   const int64_t block_sums = (tile.windows + kMostWindows) * p.block, run = RunTaps(a);
   for (int64_t channel = 0; channel == 0 || channel < a.group_channels; channel += p.chunk_channels) {
     const Chunk chunk = {channel, Min(p.chunk_channels, a.group_channels - channel), 0, a.kernel_size[0]};
-    DirectWork<A> work = {buffers.pixels,       buffers.packed, tile.windows, taps / run,
+    DirectWork<F> work = {buffers.pixels,       buffers.packed, tile.windows, taps / run,
                           run * chunk.channels, chunk.channels, p.block,      channel == 0};
     if (in_place) {
       work.channels = a.channels;
-      work.pixels = static_cast<const A*>(task.call->x) + task.group * a.group_channels + channel;
+      work.pixels = static_cast<const F*>(task.call->x) + task.group * a.group_channels + channel;
     } else {
       PackPixels<T>(task, tile, chunk, patch, buffers.images, buffers.pixels);
     }
@@ -284,15 +307,15 @@ void RunDirect(const ConvTask& task, char* scratch) {
       if (packed) {  // [S, groups, blocks, C / groups, 1, block]
         const int64_t row =
             ((task.stack * a.groups + task.group) * all_blocks + task.block_begin + block) * a.group_channels + channel;
-        work.weights = static_cast<const A*>(task.call->packed) + row * p.block;
+        work.weights = static_cast<const F*>(task.call->packed) + row * p.block;
       } else {
         Pack(slice, p.block, buffers.packed);
       }
-      MultiplyDirectBlock(CeilDiv(slice.width, kLanes<A>), buffers, work, buffers.sums + block * block_sums);
+      MultiplyDirectBlock(CeilDiv(slice.width, kLanes<F>), buffers, work, buffers.sums + block * block_sums);
     }
   }
   for (int64_t block = 0; block < blocks; ++block) {
-    WriteBlock<T>(task, tile, buffers.images, task.block_begin + block, buffers.sums + block * block_sums);
+    WriteBlock<Stored<T>>(task, tile, buffers.images, task.block_begin + block, buffers.sums + block * block_sums);
   }
 }
 

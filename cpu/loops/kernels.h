@@ -41,6 +41,15 @@ int64_t CountNonZeros(const void* x, int64_t runs, int64_t step) {
 // The table of one instruction set, in the order of DtypeIndex.
 #define JSC_PER_DTYPE(function) \
   {&JSC_ISA::function<float>, &JSC_ISA::function<BFloat16>, &JSC_ISA::function<Float16>, &JSC_ISA::function<double>}
+#if defined(__AVX512F__)
+#define JSC_PAIR_LOOPS                                                                                          \
+  {&JSC_ISA::PixelBytes<BFloat16Pair>, &JSC_ISA::RunPixels<BFloat16Pair>,   &JSC_ISA::PhaseBytes<BFloat16Pair>, \
+   &JSC_ISA::RunPhases<BFloat16Pair>,  &JSC_ISA::DirectBytes<BFloat16Pair>, &JSC_ISA::RunDirect<BFloat16Pair>}
+#else
+#define JSC_PAIR_LOOPS \
+  {                    \
+  }
+#endif
 #define JSC_ISA_TABLE(name)            \
   {name,                               \
    JSC_ISA::kVectorBytes,              \
@@ -58,6 +67,7 @@ int64_t CountNonZeros(const void* x, int64_t runs, int64_t step) {
    JSC_PER_DTYPE(RunDirectDepthwise),  \
    JSC_PER_DTYPE(DirectBytes),         \
    JSC_PER_DTYPE(RunDirect),           \
+   JSC_PAIR_LOOPS,                     \
    JSC_PER_DTYPE(DenseBytes),          \
    JSC_PER_DTYPE(RunDense),            \
    JSC_PER_DTYPE(CooBytes),            \

@@ -14,9 +14,14 @@ constexpr bool kFindsBitsFast = kVectorBytes == 64;  // in a few operations
 
 #if defined(__AVX512F__)
 template <typename T>
+constexpr int kMagnitude = 0x7fffffff;  // all bits of an element but signs
+template <>
+constexpr int kMagnitude<BFloat16Pair> = 0x7fff7fff;
+
+template <typename T>
 inline __mmask16 NonZeroBits16(const T* source, int64_t count, __m512& value) {
-  value = count >= 16 ? Load(source) : LoadFirst(source, count);
-  return _mm512_test_epi32_mask(_mm512_castps_si512(value), _mm512_set1_epi32(0x7fffffff));
+  value = count >= 16 ? BitCast<__m512>(Load(source)) : LoadFirst(source, count);
+  return _mm512_test_epi32_mask(_mm512_castps_si512(value), _mm512_set1_epi32(kMagnitude<T>));
 }
 
 // Bit i for source[i], i < count <= kWordBits.
@@ -59,6 +64,9 @@ inline uint64_t CompressNonZeros(const T* source, int64_t count, float* values) 
     bits |= static_cast<uint64_t>(nonzero) << i;
   }
   return bits;
+}
+inline uint64_t CompressNonZeros(const BFloat16Pair* source, int64_t count, BFloat16Pair* values) {
+  return CompressNonZeros(source, count, reinterpret_cast<float*>(values));
 }
 #else
 template <typename T>

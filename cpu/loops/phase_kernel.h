@@ -52,43 +52,44 @@ int64_t PhaseBytes(const ConvTask& task) {
 }
 
 // One row of one phase, one chunk of channels and one block.
-template <typename A>
+template <typename F>
 struct PhaseRow {
-  const A* values;  // the first pixel's channels
+  const F* values;  // the first pixel's channels
   int64_t step;     // elements to the next pixel of the phase
   int64_t pixels;
   int64_t channels;
-  const A* slice;  // the first kernel element that counts, of the block's first 16 output channels, ...
-  int64_t apart;   // ... and elements to those of the next 16
-  A* sums;         // of the first pixel through the last kernel column and the first kernel row that counts, ...
-  int64_t row;     // ... and elements from there to the next kernel row's, upwards
+  const F* slice;        // the first kernel element that counts, of the block's first 16 output channels, ...
+  int64_t apart;         // ... and elements to those of the next 16
+  Accumulator<F>* sums;  // of the first pixel through the last kernel column and the first kernel row that counts, ...
+  int64_t row;           // ... and elements from there to the next kernel row's, upwards
 };
 
-template <int kRows, int kCols, int kVectors, typename A>
-[[gnu::noinline]] void SweepPhase(const PhaseRow<A>& given) {
+template <int kRows, int kCols, int kVectors, typename F>
+[[gnu::noinline]] void SweepPhase(const PhaseRow<F>& given) {
+  using A = Accumulator<F>;
   constexpr int64_t kPitch = kVectors * kSliceBlock;
   constexpr int kTapRow = kPhaseStride * 3 * kSliceBlock, kTapColumn = kPhaseStride * kSliceBlock;
   static_assert(kLanes<A> <= kSliceBlock, "a slice has whole vectors");
-  const PhaseRow<A> work = given;
+  const PhaseRow<F> work = given;
   Vector<A> sum[kRows][kCols][kVectors] = {};
-  const A* values = work.values;
+  const F* values = work.values;
   A* place = work.sums;
   uint64_t found = work.pixels > 0 ? NonZeroBits(values, work.channels) : 0;
   for (int64_t x = 0; x < work.pixels; ++x, place += kPitch) {
-    const A* next = x + 1 < work.pixels ? values + work.step : values;
+    const F* next = x + 1 < work.pixels ? values + work.step : values;
     uint64_t rest = found;
     found = NonZeroBits(next, work.channels);  // early, as the row's end waits for it
     for (; rest != 0; rest &= rest - 1) {
       const int64_t channel = __builtin_ctzll(rest);
-      const A value = values[channel];
-      const A* weights = work.slice + channel * (kPhaseTaps * kSliceBlock);
+      const F value = values[channel];
+      const F* weights = work.slice + channel * (kPhaseTaps * kSliceBlock);
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v, weights += work.apart) {
 #pragma GCC unroll 2
         for (int ky = 0; ky < kRows; ++ky) {
 #pragma GCC unroll 2
           for (int j = 0; j < kCols; ++j) {
-            sum[ky][j][v] += value * Load(weights + ky * kTapRow + (kCols - 1 - j) * kTapColumn);
+            MultiplyAddAt(sum[ky][j][v], value, weights + ky * kTapRow + (kCols - 1 - j) * kTapColumn);
           }
         }
       }
@@ -112,8 +113,8 @@ template <int kRows, int kCols, int kVectors, typename A>
   }
 }
 
-template <int kVectors, typename A>
-void SweepPhaseOf(int64_t rows, int64_t columns, const PhaseRow<A>& work) {
+template <int kVectors, typename F>
+void SweepPhaseOf(int64_t rows, int64_t columns, const PhaseRow<F>& work) {
   if (rows == 2) return columns == 2 ? SweepPhase<2, 2, kVectors>(work) : SweepPhase<2, 1, kVectors>(work);
   columns == 2 ? SweepPhase<1, 2, kVectors>(work) : SweepPhase<1, 1, kVectors>(work);
 }
@@ -131,9 +132,9 @@ inline TapsMet TapsMetAt(int64_t at, int64_t padding) {
 }
 
 // Row y of one image, the columns of one phase.
-template <typename A>
+template <typename F>
 void AddPhaseRow(const ConvTask& task, const Tile& tile, const SumsLayout& layout, const TileImage& image, int64_t y,
-                 int64_t column, int64_t chunk, int64_t block, A* sums) {
+                 int64_t column, int64_t chunk, int64_t block, Accumulator<F>* sums) {
   const ConvArgs& a = task.call->args;
   const ConvPlan& p = *task.plan;
   const TapsMet rows = TapsMetAt(y, a.pad_low[0]), columns = TapsMetAt(column, a.pad_low[1]);
@@ -142,10 +143,10 @@ void AddPhaseRow(const ConvTask& task, const Tile& tile, const SumsLayout& layou
   if (begin >= end) return;
   const int64_t slices = CeilDiv(a.out_channels / a.groups, kSliceBlock), slice_size = kPhaseTaps * kSliceBlock;
   const int64_t first_slice = block * (p.block / kSliceBlock);
-  const A* packed = static_cast<const A*>(task.call->packed);  // [S, groups, slices, C / groups, 9, 16]
-  PhaseRow<A> work{};
+  const F* packed = static_cast<const F*>(task.call->packed);  // [S, groups, slices, C / groups, 9, 16]
+  PhaseRow<F> work{};
   work.channels = Min(p.chunk_channels, a.group_channels - chunk);
-  work.values = static_cast<const A*>(task.call->x) +
+  work.values = static_cast<const F*>(task.call->x) +
                 ((image.image * a.size[0] + y) * a.size[1] + column) * a.channels + task.group * a.group_channels +
                 chunk;
   work.step = kPhaseStride * a.channels;
@@ -170,7 +171,7 @@ void AddPhaseRow(const ConvTask& task, const Tile& tile, const SumsLayout& layou
 template <typename T>
 void RunPhases(const ConvTask& task, char* scratch) {
   using A = Accumulator<T>;
-  if constexpr (std::is_same_v<T, A> && kLanes<A> == kSliceBlock) {
+  if constexpr (std::is_same_v<T, Factor<T>> && kLanes<A> == kSliceBlock) {
     const IeeeScope ieee;
     const ConvArgs& a = task.call->args;
     const ConvPlan& p = *task.plan;
@@ -190,7 +191,7 @@ void RunPhases(const ConvTask& task, char* scratch) {
           for (int64_t i = 0; i < tile.images; ++i) {
             const Range rows = buffers.images[i].in_rows;
             for (int64_t y = rows.begin + phase / kPhaseStride; y < rows.end; y += kPhaseStride) {
-              AddPhaseRow<A>(task, tile, layout, buffers.images[i], y, column, chunk, task.block_begin + block, sums);
+              AddPhaseRow<T>(task, tile, layout, buffers.images[i], y, column, chunk, task.block_begin + block, sums);
             }
           }
         }
@@ -198,7 +199,7 @@ void RunPhases(const ConvTask& task, char* scratch) {
     }
     for (int64_t block = 0; block < blocks; ++block) {
       A* const sums = buffers.sums + block * block_sums + layout.before * p.block;
-      WriteBlock<T>(task, tile, buffers.images, task.block_begin + block, sums);
+      WriteBlock<Stored<T>>(task, tile, buffers.images, task.block_begin + block, sums);
     }
   }
 }

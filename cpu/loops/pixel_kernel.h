@@ -36,22 +36,22 @@ namespace JSC_ISA {
 namespace {
 
 // All of a block's channels, kVectors registers at a time.
-template <int kRows, int kCols, int kVectors, int kPitch, typename A>
-void SweepBlock(const RowWork<A>& work, int64_t pitch) {
-  for (int64_t k = 0; k < pitch; k += kVectors * kLanes<A>) SweepRows<kRows, kCols, kVectors, kPitch>(work, k);
+template <int kRows, int kCols, int kVectors, int kPitch, typename F>
+void SweepBlock(const RowWork<F>& work, int64_t pitch) {
+  for (int64_t k = 0; k < pitch; k += kVectors * kLanes<F>) SweepRows<kRows, kCols, kVectors, kPitch>(work, k);
 }
 
 // Of a kernel of kSize columns, with at most kRows of its rows.
-template <int kRows, int kSize, int kVectors, int kPitch, typename A>
-void SweepSquare(const RowWork<A>& work, int64_t pitch) {
+template <int kRows, int kSize, int kVectors, int kPitch, typename F>
+void SweepSquare(const RowWork<F>& work, int64_t pitch) {
   if constexpr (kRows > 1) {
     if (work.kernel_rows < kRows) return SweepSquare<kRows - 1, kSize, kVectors, kPitch>(work, pitch);
   }
   SweepBlock<kRows, kSize, kVectors, kPitch>(work, pitch);
 }
 
-template <typename A>
-void Sweep(const ConvTask& task, const RowWork<A>& work) {
+template <typename F>
+void Sweep(const ConvTask& task, const RowWork<F>& work) {
   const int64_t pitch = task.plan->block, size = task.call->args.kernel_size[0];
   if (size == 3) {
     // Two short vectors, where registers hold the sums of both: fewer sweeps through the entries.
@@ -62,7 +62,7 @@ void Sweep(const ConvTask& task, const RowWork<A>& work) {
   if constexpr (kManyRegisters) {
     if (size == 5) return SweepSquare<5, 5, 1, 16>(work, pitch);
   }
-  const int64_t vectors = pitch / kLanes<A>;
+  const int64_t vectors = pitch / kLanes<F>;
   if (vectors >= 8) return SweepBlock<1, 1, 8, 0>(work, pitch);
   if (vectors >= 4) return SweepBlock<1, 1, 4, 0>(work, pitch);
   if (vectors >= 2) return SweepBlock<1, 1, 2, 0>(work, pitch);
@@ -71,33 +71,31 @@ void Sweep(const ConvTask& task, const RowWork<A>& work) {
 
 // Channels [first, first + count) of a block of the kernel. packed: [count, kh * kw, block]; what is beyond the group's
 // output channels is zero.
-template <typename T, typename A>
-[[gnu::noinline]] void PackSlice(const ConvTask& task, int64_t block, int64_t first, int64_t count, A* packed) {
+template <typename T, typename F>
+[[gnu::noinline]] void PackSlice(const ConvTask& task, int64_t block, int64_t first, int64_t count, F* packed) {
   const ConvArgs& a = task.call->args;
   const int64_t stride = task.plan->block, out_channels = a.out_channels / a.groups,
                 taps = a.kernel_size[0] * a.kernel_size[1];
-  const int64_t width = Min(stride, out_channels - block * stride), whole = width / kLanes<A> * kLanes<A>;
-  const T* kernel = static_cast<const T*>(task.call->kernel) + task.stack * taps * a.group_channels * a.out_channels +
-                    task.group * out_channels + block * stride;
+  const int64_t width = Min(stride, out_channels - block * stride), row_size = kChannelsOf<T> * a.out_channels;
+  const Stored<T>* kernel = static_cast<const Stored<T>*>(task.call->kernel) +
+                            task.stack * taps * a.group_channels * row_size + task.group * out_channels +
+                            block * stride;
   for (int64_t tap = 0; tap < taps; ++tap) {
     for (int64_t c = 0; c < count; ++c) {
-      const T* row = kernel + (tap * a.group_channels + first + c) * a.out_channels;
-      A* target = packed + (c * taps + tap) * stride;
-      for (int64_t k = 0; k < whole; k += kLanes<A>) Store(target + k, Load(row + k));
-      if (whole == stride) continue;
-      for (int64_t k = whole; k < stride; ++k) target[k] = k < width ? Widen(row[k]) : A{0};
+      const Stored<T>* row = kernel + (tap * a.group_channels + first + c) * row_size;
+      PackRow<T>(row, a.out_channels, width, stride, packed + (c * taps + tap) * stride);
     }
   }
 }
 
-template <typename A>
+template <typename F>
 struct PixelBuffers {
   TileImage* images;  // [tile images]
-  A* activated;       // [in_rows, in_cols, C], where x is to be scaled first
-  PixelEntries<A> entries;
-  A* packed;       // [chunk channels, kh * kw, block], where the call has no packed kernel
-  int64_t places;  // of one block's sums
-  A* sums;         // [blocks together, places, block]
+  F* activated;       // [in_rows, in_cols, C], where x is to be scaled first
+  PixelEntries<F> entries;
+  F* packed;             // [chunk channels, kh * kw, block], where the call has no packed kernel
+  int64_t places;        // of one block's sums
+  Accumulator<F>* sums;  // [blocks together, places, block]
   int64_t bytes;
 };
 
@@ -115,20 +113,20 @@ inline int64_t BlocksTogether(const ConvTask& task) {
 }
 
 // The lists come first: they stay where they are from one task of a tile to the next.
-template <typename T, typename A = Accumulator<T>>
-PixelBuffers<A> TakePixelBuffers(const ConvTask& task, const Tile& tile, const SumsLayout& layout, char* scratch) {
+template <typename T, typename F = Factor<T>>
+PixelBuffers<F> TakePixelBuffers(const ConvTask& task, const Tile& tile, const SumsLayout& layout, char* scratch) {
   const ConvArgs& a = task.call->args;
   const ConvPlan& p = *task.plan;
   const int64_t taps = a.kernel_size[0] * a.kernel_size[1];
   Arena arena(scratch);
-  PixelBuffers<A> buffers{};
+  PixelBuffers<F> buffers{};
   buffers.images = arena.Take<TileImage>(tile.images);
   const bool scaled = task.call->scaled.scale != nullptr;
-  buffers.activated = arena.Take<A>(scaled ? tile.in_rows * tile.in_cols.size() * a.group_channels : 0);
-  buffers.entries = TakePixelEntries<A>(arena, task, tile, IsCopied<T>(task));
-  buffers.packed = arena.Take<A>(task.call->packed == nullptr ? p.chunk_channels * taps * p.block : 0);
+  buffers.activated = arena.Take<F>(scaled ? tile.in_rows * tile.in_cols.size() * a.group_channels : 0);
+  buffers.entries = TakePixelEntries<F>(arena, task, tile, IsCopied<T>(task));
+  buffers.packed = arena.Take<F>(task.call->packed == nullptr ? p.chunk_channels * taps * p.block : 0);
   buffers.places = layout.places + kPlacesBeyond;
-  buffers.sums = arena.Take<A>(BlocksTogether(task) * buffers.places * p.block);
+  buffers.sums = arena.Take<Accumulator<F>>(BlocksTogether(task) * buffers.places * p.block);
   buffers.bytes = arena.used();
   return buffers;
 }
@@ -141,15 +139,15 @@ int64_t PixelBytes(const ConvTask& task) {
 }
 
 // One chunk of one block.
-template <typename A>
+template <typename F>
 struct ChunkWork {
   int64_t block;
-  const A* slice;  // [channels, kh * kw, block]
-  EntryList<A> list;
+  const F* slice;  // [channels, kh * kw, block]
+  EntryList<F> list;
   int64_t channels;
-  const PixelSource<A>* x;  // null where the list has the values
+  const PixelSource<F>* x;  // null where the list has the values
   int64_t first_channel;
-  A* sums;  // [rows, layout.columns, block], the tile's first result at the beginning
+  Accumulator<F>* sums;  // [rows, layout.columns, block], the tile's first result at the beginning
   Ahead ahead;
   bool first, last;   // of the block's chunks
   int64_t most_rows;  // of x, swept in one go
@@ -164,9 +162,9 @@ inline A* SumsOfRow(const ConvTask& task, const SumsLayout& layout, const TileIm
 constexpr int64_t kSweepBytes = 8192;  // of sums that are zeroed, added to and written in one go
 
 // What adds row y of one image, which is the tile's `row`-th, and if it meets all kernel rows those after it that do.
-template <typename T, typename A>
-RowWork<A> WorkOfRows(const ConvTask& task, const Tile& tile, const SumsLayout& layout, const TileImage& image,
-                      int64_t y, int64_t row, ChunkWork<A>& chunk) {
+template <typename T, typename F>
+RowWork<F> WorkOfRows(const ConvTask& task, const Tile& tile, const SumsLayout& layout, const TileImage& image,
+                      int64_t y, int64_t row, ChunkWork<F>& chunk) {
   const ConvArgs& a = task.call->args;
   const int64_t block = task.plan->block, columns = tile.in_cols.size(), step = a.dilation[0];
   const int64_t* const kernel = a.kernel_size;
@@ -174,7 +172,7 @@ RowWork<A> WorkOfRows(const ConvTask& task, const Tile& tile, const SumsLayout& 
   const int64_t through_first = y + a.pad_low[0];
   const int64_t first = Max(0, CeilDiv(through_first - image.conv_rows.end + 1, step));
   const int64_t last = Min(kernel[0] - 1, (through_first - image.conv_rows.begin) / step);
-  RowWork<A> work{};
+  RowWork<F> work{};
   work.rows = 1;
   if (first == 0 && last + 1 == kernel[0]) {
     work.rows = Min(Min(image.in_rows.end, image.conv_rows.end - a.pad_low[0]) - y, chunk.most_rows);
@@ -196,7 +194,7 @@ RowWork<A> WorkOfRows(const ConvTask& task, const Tile& tile, const SumsLayout& 
   work.slice = chunk.slice + first * kernel[1] * block;
   work.pitch = block;
   work.sums = SumsOfRow(task, layout, image, through_first - first * step, chunk.sums) + layout.first_x * block;
-  work.row_bytes = layout.columns * step * block * static_cast<int64_t>(sizeof(A));
+  work.row_bytes = layout.columns * step * block * static_cast<int64_t>(sizeof(Accumulator<F>));
   work.sums_step = layout.columns * block;
   work.trim_left = columns > 1 && layout.first_x < 0;
   work.trim_right = columns > 1 && layout.first_x + columns + kernel[1] - 2 >= tile.conv_cols.size();
@@ -204,10 +202,10 @@ RowWork<A> WorkOfRows(const ConvTask& task, const Tile& tile, const SumsLayout& 
   const int64_t complete = through_first - (kernel[0] - 1) * step;
   if (chunk.last && a.pool == Pool::kNone && complete >= image.conv_rows.begin) {
     const int64_t pixel = (image.image * a.conv_size[0] + complete) * a.conv_size[1] + tile.conv_cols.begin;
-    work.out =
-        static_cast<const char*>(task.call->out) +
-        (pixel * task.call->out_stride + task.group * (a.out_channels / a.groups) + chunk.block * block) * sizeof(T);
-    work.out_step = task.call->out_stride * sizeof(T);
+    work.out = static_cast<const char*>(task.call->out) +
+               (pixel * task.call->out_stride + task.group * (a.out_channels / a.groups) + chunk.block * block) *
+                   sizeof(Stored<T>);
+    work.out_step = task.call->out_stride * sizeof(Stored<T>);
     work.out_row = a.conv_size[1] * work.out_step;
   }
   work.kernel_rows = last - first + 1;
@@ -216,16 +214,17 @@ RowWork<A> WorkOfRows(const ConvTask& task, const Tile& tile, const SumsLayout& 
 
 // Adds one chunk. With the first one rows of sums are zeroed before they are added to, with the last one they become
 // results as soon as no row of x is left that adds to them.
-template <typename T, typename A>
+template <typename T, typename F>
 void AddChunk(const ConvTask& task, const Tile& tile, const SumsLayout& layout, const TileImage* images,
-              ChunkWork<A>& chunk) {
+              ChunkWork<F>& chunk) {
+  using A = Accumulator<F>;
   const ConvArgs& a = task.call->args;
   const int64_t row_bytes = layout.columns * task.plan->block * sizeof(A);
   chunk.most_rows = chunk.first || chunk.last ? Max(1, kSweepBytes / row_bytes) : tile.in_rows;
   int64_t row = 0;
   for (int64_t i = 0; i < tile.images; ++i) {
     const TileImage& image = images[i];
-    BlockWriter<T, A> writer(task, tile, image, chunk.block, chunk.sums);
+    BlockWriter<Stored<T>, A> writer(task, tile, image, chunk.block, chunk.sums);
     int64_t zeroed = image.conv_rows.begin;
     const auto zero_to = [&](int64_t end) {
       for (; zeroed < Min(end, image.conv_rows.end); ++zeroed) {
@@ -233,7 +232,7 @@ void AddChunk(const ConvTask& task, const Tile& tile, const SumsLayout& layout, 
       }
     };
     for (int64_t y = image.in_rows.begin, rows; y < image.in_rows.end; y += rows, row += rows) {
-      const RowWork<A> work = WorkOfRows<T>(task, tile, layout, image, y, row, chunk);
+      const RowWork<F> work = WorkOfRows<T>(task, tile, layout, image, y, row, chunk);
       rows = work.rows;
       const int64_t reached = y + rows - 1 + a.pad_low[0];
       if (chunk.first) zero_to(reached + 1);
@@ -246,18 +245,18 @@ void AddChunk(const ConvTask& task, const Tile& tile, const SumsLayout& layout, 
 }
 
 // The slice after this one of a packed kernel, to be fetched while this one is added.
-template <typename A>
-Ahead NextSlice(const ConvTask& task, const Tile& tile, const A* next, int64_t channels, int64_t row) {
+template <typename F>
+Ahead NextSlice(const ConvTask& task, const Tile& tile, const F* next, int64_t channels, int64_t row) {
   Ahead ahead = {reinterpret_cast<const char*>(next), 0, 0};
-  ahead.lines = Min(task.plan->chunk_channels, channels) * row * static_cast<int64_t>(sizeof(A)) / 64;
+  ahead.lines = Min(task.plan->chunk_channels, channels) * row * static_cast<int64_t>(sizeof(F)) / 64;
   ahead.each = CeilDiv(ahead.lines, Max(1, tile.in_rows * tile.in_cols.size()));
   return ahead;
 }
 
 // What is read after chunk `index` of a block, to be fetched meanwhile: the next block's slice of it or, after the
 // last one's, the first block's next slice. ready: [blocks, C / groups, kh * kw, block]
-template <typename A>
-Ahead AfterChunk(const ConvTask& task, const Tile& tile, const A* ready, Range blocks, int64_t block, int64_t index) {
+template <typename F>
+Ahead AfterChunk(const ConvTask& task, const Tile& tile, const F* ready, Range blocks, int64_t block, int64_t index) {
   const ConvArgs& a = task.call->args;
   const int64_t row = a.kernel_size[0] * a.kernel_size[1] * task.plan->block;
   const int64_t all = CeilDiv(a.out_channels / a.groups, task.plan->block);
@@ -276,23 +275,23 @@ Ahead AfterChunk(const ConvTask& task, const Tile& tile, const A* ready, Range b
 }
 
 // Blocks of output channels, one after another at each chunk.
-template <typename T, typename A>
-void AddBlocks(const ConvTask& task, const Tile& tile, const SumsLayout& layout, const PixelBuffers<A>& buffers,
+template <typename T, typename F>
+void AddBlocks(const ConvTask& task, const Tile& tile, const SumsLayout& layout, const PixelBuffers<F>& buffers,
                const PixelSource<T>& x, Range blocks) {
   const ConvArgs& a = task.call->args;
   const ConvPlan& p = *task.plan;
   const int64_t row = a.kernel_size[0] * a.kernel_size[1] * p.block;  // elements of one channel in a slice
-  const A* ready = static_cast<const A*>(task.call->packed);          // [S, groups, blocks, C / groups, kh * kw, block]
+  const F* ready = static_cast<const F*>(task.call->packed);          // [S, groups, blocks, C / groups, kh * kw, block]
   if (ready != nullptr) {
     ready +=
         (task.stack * a.groups + task.group) * CeilDiv(a.out_channels / a.groups, p.block) * a.group_channels * row;
   }
-  ChunkWork<A> chunk{};
+  ChunkWork<F> chunk{};
   for (int64_t index = 0; index < buffers.entries.chunks; ++index) {
     const int64_t first = index * p.chunk_channels, count = Min(p.chunk_channels, a.group_channels - first);
     chunk.list = EntriesOf(buffers.entries, index);
     chunk.channels = count;
-    if constexpr (std::is_same_v<T, A>) chunk.x = chunk.list.values == nullptr ? &x : nullptr;
+    if constexpr (std::is_same_v<T, F>) chunk.x = chunk.list.values == nullptr ? &x : nullptr;
     chunk.first_channel = first;
     chunk.first = index == 0;
     chunk.last = index + 1 == buffers.entries.chunks;
@@ -319,7 +318,7 @@ void RunPixels(const ConvTask& task, char* scratch) {
   const ConvPlan& p = *task.plan;
   Tile tile = MakeTile(task, nullptr);
   const SumsLayout layout = LayOutSums(task, tile, nullptr);
-  PixelBuffers<A> buffers = TakePixelBuffers<T>(task, tile, layout, scratch);
+  PixelBuffers<Factor<T>> buffers = TakePixelBuffers<T>(task, tile, layout, scratch);
   PixelSource<T> x = SourceOf<T>(task, tile);
   if (!task.lists_ready) {
     MakeTile(task, buffers.images);

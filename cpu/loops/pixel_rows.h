@@ -33,37 +33,37 @@ struct Ahead {
   }
 };
 
-// What SweepRow reads and writes.
-template <typename A>
+// What SweepRow reads and writes. F is what it multiplies: elements, or pairs of channels, which are as one.
+template <typename F>
 struct RowWork {
   const uint64_t* bits;  // [rows, pixels]: of the channels that are not zero; null: to be found in x
-  const A* values;       // of the first pixel: its channels or, where copied, its non-zeros and those behind it, ...
+  const F* values;       // of the first pixel: its channels or, where copied, its non-zeros and those behind it, ...
   int64_t values_step;   // ... not copied: from a pixel to the next one, in elements, ...
   int64_t values_row;    // ... and from a row to the next one
   int64_t channels;      // of a pixel
   bool copied;
   int64_t rows;
-  int64_t pixels;       // of a row
-  int64_t kernel_rows;  // that count; 0: nothing is to be added
-  const A* slice;       // [channels, kernel rows, kCols, kPitch] from the first kernel row that counts on
-  int64_t pitch;        // kPitch, or where that is 0
-  A* sums;              // what the first pixel adds to through that row and the last kernel column
-  int64_t row_bytes;    // from there to the sums of the next kernel row, upwards
-  int64_t sums_step;    // ... and of the next row's first pixel, in elements
-  bool trim_left;       // the first pixel has no result through the last kernel column, ...
-  bool trim_right;      // ... and the last one none through the first
-  Ahead* ahead;         // of the kernel
-  const char* out;      // lines of the result that are written soon, or null: one per pixel, ...
-  int64_t out_step;     // ... so many bytes apart
-  int64_t out_row;      // from a row's first one to the next row's
+  int64_t pixels;        // of a row
+  int64_t kernel_rows;   // that count; 0: nothing is to be added
+  const F* slice;        // [channels, kernel rows, kCols, kPitch] from the first kernel row that counts on
+  int64_t pitch;         // kPitch, or where that is 0
+  Accumulator<F>* sums;  // what the first pixel adds to through that row and the last kernel column
+  int64_t row_bytes;     // from there to the sums of the next kernel row, upwards
+  int64_t sums_step;     // ... and of the next row's first pixel, in elements
+  bool trim_left;        // the first pixel has no result through the last kernel column, ...
+  bool trim_right;       // ... and the last one none through the first
+  Ahead* ahead;          // of the kernel
+  const char* out;       // lines of the result that are written soon, or null: one per pixel, ...
+  int64_t out_step;      // ... so many bytes apart
+  int64_t out_row;       // from a row's first one to the next row's
 };
 
 // Goes through pixels. What it reads, a copy or x, see loops/pixel_entries.h.
-template <bool kCopied, typename A>
+template <bool kCopied, typename F>
 struct PixelReader {
   static constexpr bool kFindsBits = kFindsBitsFast && !kCopied;
 
-  explicit PixelReader(const RowWork<A>& work) : bits(work.bits), values(work.values), channels(work.channels) {
+  explicit PixelReader(const RowWork<F>& work) : bits(work.bits), values(work.values), channels(work.channels) {
     if (kFindsBits) found = NonZeroBits(values, channels);
   }
 
@@ -75,24 +75,24 @@ struct PixelReader {
     return taken;
   }
 
-  [[gnu::always_inline]] A Value(int64_t channel) { return kCopied ? *values++ : values[channel]; }
+  [[gnu::always_inline]] F Value(int64_t channel) { return kCopied ? *values++ : values[channel]; }
 
   [[gnu::always_inline]] void Move(int64_t step) {
     if (!kCopied) values += step;
   }
 
   const uint64_t* bits;
-  const A* values;  // of the pixel at hand
+  const F* values;  // of the pixel at hand
   int64_t channels;
   uint64_t found = 0;  // bits of the pixel at hand
 };
 
 // The entries of one pixel of a 1x1 kernel, two at a time: each vector has two sums, as a chain of one would wait for
 // its additions. Where their number is odd the last one's partner is 0 times a row of zeros that nothing is read for.
-template <int kVectors, bool kCopied>
-[[gnu::always_inline]] inline void AddPairs(const RowWork<float>& work, PixelReader<kCopied, float>& reader,
-                                            int64_t step, Vector<float> (&sum)[kVectors]) {
-  const int64_t row_bytes = work.pitch * static_cast<int64_t>(sizeof(float));
+template <int kVectors, bool kCopied, typename F>
+[[gnu::always_inline]] inline void AddTwoByTwo(const RowWork<F>& work, PixelReader<kCopied, F>& reader, int64_t step,
+                                               Vector<float> (&sum)[kVectors]) {
+  const int64_t row_bytes = work.pitch * static_cast<int64_t>(sizeof(F));
   const char* const slice = reinterpret_cast<const char*>(work.slice);
   Vector<float> other[kVectors] = {};
   for (uint64_t rest = reader.TakeBits(step); rest != 0;) {
@@ -101,17 +101,17 @@ template <int kVectors, bool kCopied>
     const bool is_pair = rest != 0;
     const int64_t next = is_pair ? __builtin_ctzll(rest) : channel;
     rest &= rest - 1;
-    const float* row = reinterpret_cast<const float*>(slice + channel * row_bytes);
-    const float* next_row = reinterpret_cast<const float*>(slice + next * row_bytes);
+    const F* row = reinterpret_cast<const F*>(slice + channel * row_bytes);
+    const F* next_row = reinterpret_cast<const F*>(slice + next * row_bytes);
     asm("" : "+r"(row), "+r"(next_row));
-    const float value = reader.Value(channel);
-    const float read = kCopied ? *reader.values : reader.values[next];
-    const float next_value = is_pair ? read : 0.0f;
+    const F value = reader.Value(channel);
+    const F read = kCopied ? *reader.values : reader.values[next];
+    const F next_value = is_pair ? read : F{};
     if (kCopied) reader.values += is_pair;
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
-      sum[v] += value * Load(row + v * kLanes<float>);
-      other[v] += next_value * LoadIf(is_pair, next_row + v * kLanes<float>);
+      MultiplyAddAt(sum[v], value, row + v * kLanes<F>);
+      MultiplyAdd(other[v], next_value, LoadIf(is_pair, next_row + v * kLanes<F>));
     }
   }
 #pragma GCC unroll 8
@@ -121,19 +121,19 @@ template <int kVectors, bool kCopied>
 
 // The entries of one pixel, to columns [kFirst, kLast) of the window; column j is kernel column kCols - 1 - j. step: to
 // the next pixel, which is at hand then.
-template <int kRows, int kCols, int kVectors, int kPitch, int kFirst, int kLast, bool kCopied, typename A>
-[[gnu::always_inline]] inline void AddEntries(const RowWork<A>& work, PixelReader<kCopied, A>& reader, int64_t step,
-                                              Vector<A> (&sum)[kRows][kCols][kVectors]) {
+template <int kRows, int kCols, int kVectors, int kPitch, int kFirst, int kLast, bool kCopied, typename F>
+[[gnu::always_inline]] inline void AddEntries(const RowWork<F>& work, PixelReader<kCopied, F>& reader, int64_t step,
+                                              Vector<Accumulator<F>> (&sum)[kRows][kCols][kVectors]) {
   constexpr bool kLoadsIf = kVectorBytes == 64;  // without a branch
-  if constexpr (kRows * kCols == 1 && kLoadsIf && std::is_same_v<A, float>) {
-    return AddPairs(work, reader, step, sum[0][0]);
+  if constexpr (kRows * kCols == 1 && kLoadsIf && sizeof(F) == sizeof(float)) {
+    return AddTwoByTwo(work, reader, step, sum[0][0]);
   }
-  const int64_t row_bytes = kCols * kCols * (kPitch == 0 ? work.pitch : kPitch) * static_cast<int64_t>(sizeof(A));
+  const int64_t row_bytes = kCols * kCols * (kPitch == 0 ? work.pitch : kPitch) * static_cast<int64_t>(sizeof(F));
   const char* const slice = reinterpret_cast<const char*>(work.slice);
   for (uint64_t rest = reader.TakeBits(step); rest != 0; rest &= rest - 1) {
     const int64_t channel = __builtin_ctzll(rest);
-    const A value = reader.Value(channel);
-    const A* row = reinterpret_cast<const A*>(slice + channel * row_bytes);
+    const F value = reader.Value(channel);
+    const F* row = reinterpret_cast<const F*>(slice + channel * row_bytes);
     asm("" : "+r"(row));  // one register: indexed operands would be split into two micro-operations
 #pragma GCC unroll 16
     for (int ky = 0; ky < kRows; ++ky) {
@@ -141,7 +141,7 @@ template <int kRows, int kCols, int kVectors, int kPitch, int kFirst, int kLast,
       for (int j = kLast - 1; j >= kFirst; --j) {
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) {
-          sum[ky][j][v] += value * Load(row + (ky * kCols + kCols - 1 - j) * kPitch + v * kLanes<A>);
+          MultiplyAddAt(sum[ky][j][v], value, row + (ky * kCols + kCols - 1 - j) * kPitch + v * kLanes<F>);
         }
       }
     }
@@ -150,9 +150,10 @@ template <int kRows, int kCols, int kVectors, int kPitch, int kFirst, int kLast,
 }
 
 // One row. sums: of its first pixel; row_step: from its last pixel to the next row's first one.
-template <int kRows, int kCols, int kVectors, int kPitch, bool kCopied, typename A>
-[[gnu::always_inline]] inline void SweepRow(const RowWork<A>& work, PixelReader<kCopied, A>& reader, int64_t row_step,
-                                            A* sums, const char* out, Ahead& ahead) {
+template <int kRows, int kCols, int kVectors, int kPitch, bool kCopied, typename F>
+[[gnu::always_inline]] inline void SweepRow(const RowWork<F>& work, PixelReader<kCopied, F>& reader, int64_t row_step,
+                                            Accumulator<F>* sums, const char* out, Ahead& ahead) {
+  using A = Accumulator<F>;
   const int64_t pitch = kPitch == 0 ? work.pitch : kPitch;
   Vector<A> sum[kRows][kCols][kVectors];
   char* place = reinterpret_cast<char*>(sums);
@@ -210,15 +211,15 @@ template <int kRows, int kCols, int kVectors, int kPitch, bool kCopied, typename
   }
 }
 
-template <int kRows, int kCols, int kVectors, int kPitch, bool kCopied, typename A>
-[[gnu::noinline]] void SweepRowsOf(const RowWork<A>& given, int64_t k) {
-  RowWork<A> work = given;  // whose fields stay in registers while sums are stored
+template <int kRows, int kCols, int kVectors, int kPitch, bool kCopied, typename F>
+[[gnu::noinline]] void SweepRowsOf(const RowWork<F>& given, int64_t k) {
+  RowWork<F> work = given;  // whose fields stay in registers while sums are stored
   work.slice += k;
   if (k > 0) work.out = nullptr;
   Ahead ahead = *work.ahead;
-  PixelReader<kCopied, A> reader(work);
+  PixelReader<kCopied, F> reader(work);
   const char* out = work.out;
-  A* sums = work.sums + k;
+  Accumulator<F>* sums = work.sums + k;
   const int64_t row_step = work.values_row - (work.pixels - 1) * work.values_step;
   for (int64_t row = 1; row <= work.rows; ++row) {
     SweepRow<kRows, kCols, kVectors, kPitch>(work, reader, row < work.rows ? row_step : 0, sums, out, ahead);
@@ -229,8 +230,8 @@ template <int kRows, int kCols, int kVectors, int kPitch, bool kCopied, typename
 }
 
 // The kVectors vectors of slice and sums from channel k of the block on, through kRows kernel rows.
-template <int kRows, int kCols, int kVectors, int kPitch, typename A>
-inline void SweepRows(const RowWork<A>& work, int64_t k) {
+template <int kRows, int kCols, int kVectors, int kPitch, typename F>
+inline void SweepRows(const RowWork<F>& work, int64_t k) {
   if (work.copied) return SweepRowsOf<kRows, kCols, kVectors, kPitch, true>(work, k);
   SweepRowsOf<kRows, kCols, kVectors, kPitch, false>(work, k);
 }

@@ -26,9 +26,11 @@ namespace {
 // Where the rows of a slice lie in the kernel: [taps * kw, channels] rows of `width` elements.
 template <typename T>
 struct KernelSlice {
-  const T* first;
+  const Stored<T>* first;
   int64_t taps, channels;              // taps counts ky and kx
   int64_t tap_stride, channel_stride;  // in elements
+  int64_t apart;                       // the two channels of a pair, in elements
+  bool lone;                           // the last pair has one channel
   int64_t width;                       // valid output channels, at most the block
 };
 
@@ -36,32 +38,31 @@ template <typename T>
 KernelSlice<T> SliceAt(const ConvTask& task, const Chunk& chunk, int64_t block) {
   const ConvArgs& a = task.call->args;
   const int64_t out_channels = a.out_channels / a.groups, first = block * task.plan->block;
-  const int64_t rows_before = ((task.stack * a.kernel_size[0] + chunk.tap_begin) * a.kernel_size[1]) * a.group_channels;
+  const int64_t taps_before = (task.stack * a.kernel_size[0] + chunk.tap_begin) * a.kernel_size[1];
   KernelSlice<T> slice{};
-  slice.first = static_cast<const T*>(task.call->kernel) + (rows_before + chunk.channel_begin) * a.out_channels +
-                task.group * out_channels + first;
+  slice.apart = a.out_channels;
+  slice.lone = task.call->lone_channel && chunk.channel_begin + chunk.channels == a.group_channels;
+  slice.channel_stride = kChannelsOf<T> * a.out_channels;
+  slice.tap_stride = (kChannelsOf<T> * a.group_channels - task.call->lone_channel) * a.out_channels;
+  slice.first = static_cast<const Stored<T>*>(task.call->kernel) + taps_before * slice.tap_stride +
+                chunk.channel_begin * slice.channel_stride + task.group * out_channels + first;
   slice.taps = chunk.taps * a.kernel_size[1];
   slice.channels = chunk.channels;
-  slice.tap_stride = a.group_channels * a.out_channels;
-  slice.channel_stride = a.out_channels;
   slice.width = Min(task.plan->block, out_channels - first);
   return slice;
 }
 
 // packed: [taps * channels + 1, block]
-template <typename T, typename A>
-[[gnu::noinline]] void Pack(const KernelSlice<T>& slice, int64_t block, A* packed) {
-  const int64_t whole = slice.width / kLanes<A> * kLanes<A>;
+template <typename T, typename F>
+[[gnu::noinline]] void Pack(const KernelSlice<T>& slice, int64_t block, F* packed) {
   for (int64_t tap = 0; tap < slice.taps; ++tap) {
-    const T* row = slice.first + tap * slice.tap_stride;  // [width]
+    const Stored<T>* row = slice.first + tap * slice.tap_stride;  // [width]
     for (int64_t c = 0; c < slice.channels; ++c, row += slice.channel_stride, packed += block) {
-      for (int64_t k = 0; k < whole; k += kLanes<A>) Store(packed + k, Load(row + k));
-      if (whole == block) continue;
-      for (int64_t k = whole; k < slice.width; ++k) packed[k] = Widen(row[k]);
-      for (int64_t k = slice.width; k < block; ++k) packed[k] = 0;
+      const bool lone = slice.lone && c + 1 == slice.channels;
+      PackRow<T>(row, lone ? 0 : slice.apart, slice.width, block, packed);
     }
   }
-  for (int64_t k = 0; k < block; ++k) packed[k] = 0;
+  for (int64_t k = 0; k < block; ++k) packed[k] = F{};
 }
 
 // sums: [windows + 1, stride]; packed: [rows, stride]. kVectors of each row are used.

@@ -22,6 +22,7 @@ struct Machine {
   int64_t vector_bytes;  // of the instruction set in use
   int64_t threads;
   bool many_registers;  // of the instruction set: 32 for vectors, not 16
+  bool pairs = false;   // it multiplies pairs of bfloat16
 };
 
 // Of expected cycles: until another thread has taken its first task.
@@ -34,6 +35,7 @@ enum class ConvLoop : int64_t { kWindows, kScatter, kPixels, kDirect, kPhases };
 
 struct ConvPlan {
   ConvLoop loop;
+  bool pairs;              // the call is AsPairs, of half the channels
   int64_t vectors;         // registers per window and block
   int64_t windows;         // windows that run together, so that vectors * windows accumulators hide the FMA latency
   int64_t block;           // output channels per block
@@ -80,6 +82,15 @@ ConvPlan MakePixelPlan(const ConvArgs& args, const Machine& machine, int64_t acc
 // 3x3 with strides of 2, float32 with AVX-512 and a packed kernel. Only where CanRunPhases.
 bool CanRunPhases(const ConvArgs& args, const Machine& machine, int64_t accumulator_bytes, bool packed);
 ConvPlan MakePhasePlan(const ConvArgs& args, const Machine& machine, int64_t accumulator_bytes, double density);
+
+// A bfloat16 call that may be dense, as one of half the channels: each is a pair of them (core/dtypes.h). Only where
+// CanRunPairs, and of an odd number of channels by the direct loop. A product of a pair is one of a zero and a
+// non-zero, too, so that 0 * inf is NaN.
+bool CanRunPairs(const ConvCall& call, const Machine& machine);
+ConvCall AsPairs(const ConvCall& call);
+
+// The same call for loops that widen each element: without a packed kernel of pairs.
+ConvCall WithoutPairs(const ConvCall& call);
 
 // The cheapest of the loops that can run the call, unless SetLoop set one (plan/plan_choice.cc).
 ConvPlan ChoosePlan(const ConvCall& call, const Machine& machine, int64_t accumulator_bytes, double density);

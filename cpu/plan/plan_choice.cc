@@ -1,19 +1,14 @@
 // Which loop runs a convolution.
 #include <atomic>
 #include <string>
-#include <utility>
 
 #include "cpu/ffi/host.h"
+#include "cpu/plan/ceil_div.h"
 #include "cpu/plan/plan.h"
 #include "cpu/plan/plan_cache.h"
 
 namespace jsc {
 namespace {
-
-std::atomic<int>& ForcedLoop() {
-  static std::atomic<int> forced{-1};
-  return forced;
-}
 
 ConvPlan PlanOf(ConvLoop loop, const ConvCall& call, const Machine& machine, int64_t accumulator_bytes,
                 double density) {
@@ -31,21 +26,89 @@ ConvPlan PlanOf(ConvLoop loop, const ConvCall& call, const Machine& machine, int
   }
 }
 
+bool CanRun(ConvLoop loop, const ConvCall& call, const Machine& machine, int64_t accumulator_bytes) {
+  switch (loop) {
+    case ConvLoop::kScatter:
+      return CanScatter(call.args);
+    case ConvLoop::kPixels:
+      return CanRunPixels(call.args, machine);
+    case ConvLoop::kDirect:
+      return call.may_be_dense;
+    case ConvLoop::kPhases:
+      return CanRunPhases(call.args, machine, accumulator_bytes, call.packed != nullptr);
+    default:
+      return true;
+  }
+}
+
+// A loop, of elements or of pairs of them.
+struct Candidate {
+  const char* name;
+  ConvLoop loop;
+  bool pairs;
+};
+
+constexpr Candidate kCandidates[] = {
+    {"windows", ConvLoop::kWindows, false},       {"scatter", ConvLoop::kScatter, false},
+    {"pixels", ConvLoop::kPixels, false},         {"direct", ConvLoop::kDirect, false},
+    {"phases", ConvLoop::kPhases, false},         {"pixels of pairs", ConvLoop::kPixels, true},
+    {"direct of pairs", ConvLoop::kDirect, true}, {"phases of pairs", ConvLoop::kPhases, true}};
+
+std::atomic<const Candidate*>& Forced() {
+  static std::atomic<const Candidate*> forced{nullptr};
+  return forced;
+}
+
+// The calls that candidates make.
+struct Calls {
+  ConvCall single, pairs;
+  bool has_pairs;
+  double density, density_of_pairs;
+
+  bool CanRunOn(const Candidate& candidate, const Machine& machine, int64_t accumulator_bytes) const {
+    if (candidate.pairs && (!has_pairs || (pairs.lone_channel && candidate.loop != ConvLoop::kDirect))) return false;
+    return CanRun(candidate.loop, candidate.pairs ? pairs : single, machine, accumulator_bytes);
+  }
+
+  ConvPlan PlanFor(const Candidate& candidate, const Machine& machine, int64_t accumulator_bytes) const {
+    ConvPlan plan = PlanOf(candidate.loop, candidate.pairs ? pairs : single, machine, accumulator_bytes,
+                           candidate.pairs ? density_of_pairs : density);
+    plan.pairs = candidate.pairs;
+    return plan;
+  }
+};
+
 }  // namespace
 
 bool SetLoop(const std::string& name) {
-  const std::pair<const char*, int> loops[] = {{"auto", -1},
-                                               {"windows", static_cast<int>(ConvLoop::kWindows)},
-                                               {"scatter", static_cast<int>(ConvLoop::kScatter)},
-                                               {"pixels", static_cast<int>(ConvLoop::kPixels)},
-                                               {"phases", static_cast<int>(ConvLoop::kPhases)}};
-  for (const auto& [known, loop] : loops) {
-    if (name != known) continue;
-    ForcedLoop() = loop;
-    ClearPlans();
-    return true;
+  const Candidate* found = nullptr;
+  for (const Candidate& candidate : kCandidates) {
+    if (name == candidate.name) found = &candidate;
   }
-  return false;
+  if (found == nullptr && name != "auto") return false;
+  Forced() = found;
+  ClearPlans();
+  return true;
+}
+
+bool CanRunPairs(const ConvCall& call, const Machine& machine) {
+  const bool odd = call.args.group_channels % 2 != 0;
+  return machine.pairs && call.dtype == ffi::DataType::BF16 && call.may_be_dense && call.kernel != nullptr &&
+         call.args.group_channels > 0 && (!odd || call.args.groups == 1);
+}
+
+ConvCall AsPairs(const ConvCall& call) {
+  ConvCall pairs = call;
+  pairs.lone_channel = call.args.group_channels % 2 != 0;
+  pairs.args.channels = CeilDiv(call.args.channels, 2);
+  pairs.args.group_channels = CeilDiv(call.args.group_channels, 2);
+  return pairs;
+}
+
+ConvCall WithoutPairs(const ConvCall& call) {
+  ConvCall single = call;
+  if (call.dtype == ffi::DataType::BF16) single.packed = nullptr;
+  return single;
 }
 
 ConvPlan ChoosePlan(const ConvCall& call, const Machine& machine, int64_t accumulator_bytes, double density) {
@@ -53,21 +116,25 @@ ConvPlan ChoosePlan(const ConvCall& call, const Machine& machine, int64_t accumu
   Machine typical = machine;
   typical.threads = 2;
   if (call.kernel == nullptr) return PlanOf(ConvLoop::kPixels, call, machine, accumulator_bytes, density);
-  const bool can_run[] = {true, CanScatter(call.args), CanRunPixels(call.args, machine), call.may_be_dense,
-                          CanRunPhases(call.args, machine, accumulator_bytes, call.packed != nullptr)};
-  const int forced = ForcedLoop();
-  ConvLoop loop = ConvLoop::kWindows;
-  if (forced >= 0) {
-    if (can_run[forced]) loop = static_cast<ConvLoop>(forced);
-    return PlanOf(loop, call, machine, accumulator_bytes, density);
+  // A pair is zero where both of it are; zeros of neighbouring channels are as good as independent.
+  const Calls calls = {WithoutPairs(call), AsPairs(call), CanRunPairs(call, machine), density,
+                       1 - (1 - density) * (1 - density)};
+  const Candidate* const forced = Forced();
+  if (forced != nullptr) {
+    const bool can_run = calls.CanRunOn(*forced, machine, accumulator_bytes);
+    return calls.PlanFor(can_run ? *forced : kCandidates[0], machine, accumulator_bytes);
   }
-  ConvPlan best = PlanOf(loop, call, typical, accumulator_bytes, density);
-  for (const ConvLoop other : {ConvLoop::kScatter, ConvLoop::kPixels, ConvLoop::kDirect, ConvLoop::kPhases}) {
-    if (!can_run[static_cast<int>(other)]) continue;
-    const ConvPlan plan = PlanOf(other, call, typical, accumulator_bytes, density);
-    if (plan.cycles < best.cycles) best = plan;
+  Candidate best = kCandidates[0];
+  ConvPlan plan = calls.PlanFor(best, typical, accumulator_bytes);
+  for (const Candidate& other : kCandidates) {
+    if (!calls.CanRunOn(other, machine, accumulator_bytes)) continue;
+    const ConvPlan its = calls.PlanFor(other, typical, accumulator_bytes);
+    if (its.cycles < plan.cycles) {
+      plan = its;
+      best = other;
+    }
   }
-  return machine.threads == typical.threads ? best : PlanOf(best.loop, call, machine, accumulator_bytes, density);
+  return machine.threads == typical.threads ? plan : calls.PlanFor(best, machine, accumulator_bytes);
 }
 
 }  // namespace jsc

@@ -141,6 +141,11 @@ def cpu_has_many_registers() -> bool:
     return "cpu" in _modules and bool(_modules["cpu"].many_registers())
 
 
+def cpu_multiplies_pairs() -> bool:
+    """Whether the CPU kernels multiply bfloat16 in pairs of channels: AVX-512 in use, and AVX512-BF16 there."""
+    return "cpu" in _modules and bool(_modules["cpu"].multiplies_pairs())
+
+
 def cpu_limits() -> dict[str, float]:
     """What the CPU can do at most, measured now (`cpu/core/machine_limits.h`): threads, flops and bytes a second."""
     if "cpu" not in _modules:
@@ -154,7 +159,7 @@ def set_cpu_isa(name: str) -> None:
 
 
 def set_cpu_loop(name: str) -> None:
-    """Have CPU convolutions run `"windows"`, `"scatter"` or `"pixels"`, or `"auto"`, the cheapest one: for tests."""
+    """Have CPU convolutions run a loop of `cpu/plan/plan_choice.cc`, or `"auto"`, the cheapest one: for tests."""
     _modules["cpu"].set_loop(name)
 
 

@@ -56,7 +56,8 @@ CPU_DENSITIES = (0.05, 0.3, 0.6, 1.0)
 def files() -> dict[str, tuple[str, tuple[str, ...]]]:
     """Every golden file's name, with its platform and the kinds that all have this content."""
     found: dict[str, tuple[str, tuple[str, ...]]] = {"cpu_float32.txt": ("cpu", ("highest", "default"))}
-    for platform in ("cpu", *GPUS):
+    found |= {f"cpu_{kind}.txt": ("cpu", (kind,)) for kind in ("bfloat16", "float16")}
+    for platform in GPUS:
         found[f"{platform}_16bit.txt"] = (platform, ("bfloat16", "float16"))
     for gpu in GPUS:
         found |= {f"{gpu}_{kind}.txt": (gpu, (kind,)) for kind in ("highest", "default")}
@@ -106,12 +107,17 @@ def traced_calls(names: Sequence[str]) -> list[Call]:
 
 def _layers(platform: str, kind: str) -> Iterator[str]:
     dtype, precision = KINDS[kind]
-    with contextlib.nullcontext() if platform == "cpu" else pretended(GPUS[platform]):
+    with _with_pairs() if platform == "cpu" else pretended(GPUS[platform]):
         for call in calls():
             config, x, kernel, _ = bound(dataclasses.replace(call, dtype=dtype, precision=precision))
             on = "cpu" if platform == "cpu" else "cuda"
             found = [_decided(x.update(shape=(n, *x.shape[1:])), kernel, config, on) for n in BATCHES]
             yield f"{_named(call)}: {found[0] if len(set(found)) == 1 else ' | '.join(found)}"
+
+
+def _with_pairs() -> contextlib.AbstractContextManager[Any]:
+    """As if this processor multiplied pairs of bfloat16, whether it does or not."""
+    return mock.patch.object(_native, "cpu_multiplies_pairs", return_value=True)
 
 
 def _named(call: Call) -> str:
@@ -153,7 +159,8 @@ def _planned(x: Any, kernel: Any, config: Config, platform: str) -> str:
     itemsize, precise = x.dtype.itemsize, int(custom_call.attributes(config)["precision"]) == 2
     if platform == "cpu":
         below = "" if config.below is None else f" below {config.below:.3g}"
-        plans = [_cpu.plan(layer, pool, 4, config.may_be_dense, d, CPU_MACHINE) for d in CPU_DENSITIES]
+        pairs = str(x.dtype) == "bfloat16"
+        plans = [_cpu.plan(layer, pool, 4, config.may_be_dense, d, CPU_MACHINE, pairs) for d in CPU_DENSITIES]
         return f"{config.method}{below} " + " ".join(_short(*plan) for plan in plans)
     asked = layer, pool, itemsize, precise
     if config.method == "direct":

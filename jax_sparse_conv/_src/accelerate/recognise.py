@@ -194,6 +194,8 @@ class _Walk:
         if config.has_packed or config.method not in packing.READERS or not packing.reads(shape, config.geometry):
             return self._plain(equation)
         operands = self._stored(numbers)
+        if not packing.has_reader(operands.kernel.dtype, config.fallback):
+            return self._plain(equation)
         made = packing.pack(jnp.squeeze(operands.kernel, 0), feature_group_count=config.geometry.groups).packed
         operands.packed = None if made is None else made[None]
         config, present = operands.present(config)

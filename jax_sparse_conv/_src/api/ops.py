@@ -106,8 +106,8 @@ def conv(
 
     The result is that of `jax.lax.conv_general_dilated` with NHWC and HWIO, with one difference. A skipped zero of x
     drops `0 * inf` and `0 * nan`, on a CPU in gradients, too. 0.0 and -0.0 are skipped. NaN, infinities and subnormals
-    of x are not. The kernels for GPUs skip a zero only where four neighbouring results share it. There, a zero may meet
-    a non-finite weight or not.
+    of x are not. On a CPU with AVX512-BF16 subnormals of bfloat16 count as 0 under None. The kernels for GPUs skip a
+    zero only where four neighbouring results share it. There, a zero may meet a non-finite weight or not.
 
     Args:
       x: [N, H, W, C], float32, bfloat16, float16 or float64; or a `CooStar` of such a map, of any tile, so that one

@@ -40,7 +40,7 @@ def run(
     method, fallback = implementation or sparse, implementation is None
     if lists is not None:
         method = "coo"
-    packed = packing.for_call(operands.x, operands.kernel, operands.packed, geometry, method)
+    packed = packing.for_call(operands.x, operands.kernel, operands.packed, geometry, method, may_be_dense=fallback)
     precision = canonical_precision(precision)
     reason = geo.too_large(geometry, operands.x.shape, operands.kernel.shape)
     if reason is not None and not fallback and method != "xla":

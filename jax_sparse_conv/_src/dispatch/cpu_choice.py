@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from jax_sparse_conv._src import _native
 from jax_sparse_conv._src.dispatch import cpu_table, model
 from jax_sparse_conv._src.problem.workload import Workload
 
@@ -42,7 +43,15 @@ def has_dense(workload: Workload) -> bool:
     """Whether the native call has a dense kernel for it."""
     if workload.method not in ("ecr", "pecr") or workload.is_symbolic:
         return False
-    return workload.geometry.groups == 1 and workload.itemsize > 2
+    return has_pairs(workload) or (workload.geometry.groups == 1 and workload.itemsize > 2)
+
+
+def has_pairs(workload: Workload) -> bool:
+    """Whether the native call may multiply pairs of bfloat16 channels, at twice the rate of float32."""
+    if workload.dtype != "bfloat16" or workload.method not in ("ecr", "pecr") or workload.is_symbolic:
+        return False
+    is_even = workload.kernel_shape[3] % 2 == 0 or workload.geometry.groups == 1
+    return is_even and _native.cpu_multiplies_pairs()
 
 
 # --- rules -----------------------------------------------------------------------------------------------------------
@@ -50,6 +59,8 @@ def has_dense(workload: Workload) -> bool:
 
 def by_rules(workload: Workload) -> Choice:
     """What is expected to be the fastest without a table."""
+    if has_pairs(workload):
+        return Choice(math.inf, may_be_dense=True)
     if has_dense(workload) and _suits_dense(workload):
         return Choice(math.inf, may_be_dense=True)
     below = density_of_sparse(workload)

@@ -131,10 +131,12 @@ def pack(kernel: jax.typing.ArrayLike | PackedKernel, *, feature_group_count: in
     jitted function are packed during tracing anyway. Inside `jit` the copy is made where `pack` is called, such as in
     front of a `lax.scan`.
 
-    Only float32 kernels on one CPU get a copy: those of 1x1, 3x3 and, with AVX-512 or on aarch64, 5x5. Calls with a
-    stride of 1 read it, with AVX-512 those of 3x3 with strides of 2, and 1x1 calls with any strides and no padding. For
-    any other kernel or device the result holds the kernel alone, and runs as the kernel does. During tracing the device
-    is not known. A traced kernel gets a copy where `jax.default_device`, or else the first device, is a CPU.
+    Only float32 kernels on one CPU get a copy: those of 1x1, 3x3 and, with AVX-512 or on aarch64, 5x5. So do bfloat16
+    ones of an even number of input channels where the CPU has AVX512-BF16; `implementation=None` reads those. Calls
+    with a stride of 1 read it, with AVX-512 those of 3x3 with strides of 2, and 1x1 calls with any strides and no
+    padding. For any other kernel or device the result holds the kernel alone, and runs as the kernel does. During
+    tracing the device is not known. A traced kernel gets a copy where `jax.default_device`, or else the first device,
+    is a CPU.
 
     Args:
       kernel: [kh, kw, C / feature_group_count, K], or [C, K] of a dense layer, which is read as it lies. A packed one
@@ -165,29 +167,45 @@ def block_out_channels(kernel_shape: tuple[int, ...], groups: int) -> int:
     return block
 
 
-def packed_shape(kernel_shape: tuple[int, ...], groups: int) -> tuple[int, ...]:
-    """[groups, blocks, C / groups, kh * kw, block] of a kernel [kh, kw, C / groups, K]."""
+def packed_shape(kernel_shape: tuple[int, ...], groups: int, dtype: Any = jnp.float32) -> tuple[int, ...]:
+    """[groups, blocks, C / groups, kh * kw, block] of a kernel [kh, kw, C / groups, K].
+
+    In bfloat16 channels are in pairs: [groups, blocks, C / groups / 2, kh * kw, 2 * block].
+    """
     height, width, channels, out_channels = kernel_shape
-    block = block_out_channels(kernel_shape, groups)
-    return (groups, -(-(out_channels // groups) // block), channels, height * width, block)
+    block, each = block_out_channels(kernel_shape, groups), _channels_together(dtype)
+    return (groups, -(-(out_channels // groups) // block), channels // each, height * width, each * block)
 
 
 def reordered(values: Any, groups: int) -> Any:
     """[kh, kw, C / groups, K] -> [groups, blocks, C / groups, kh * kw, block], the last block filled with zeros.
 
-    By the module that the values belong to: a NumPy array stays one and is contiguous.
+    In bfloat16 the two weights of a pair of channels lie side by side. By the module that the values belong to: a NumPy
+    array stays one and is contiguous.
     """
     numpy: Any = np if isinstance(values, np.ndarray) else jnp
     height, width, channels, out_channels = values.shape
-    blocks, block, each = (
-        packed_shape(values.shape, groups)[1],
+    shape = packed_shape(values.shape, groups, values.dtype)
+    block, each, out_of_group = (
         block_out_channels(values.shape, groups),
+        _channels_together(values.dtype),
         out_channels // groups,
     )
-    split = values.reshape(height * width, channels, groups, each)
-    padded = numpy.pad(split, ((0, 0), (0, 0), (0, 0), (0, blocks * block - each)))
-    cut = padded.reshape(height * width, channels, groups, blocks, block).transpose(2, 3, 1, 0, 4)
-    return np.ascontiguousarray(cut) if numpy is np else cut
+    split = values.reshape(height * width, channels, groups, out_of_group)
+    padded = numpy.pad(split, ((0, 0), (0, 0), (0, 0), (0, shape[1] * block - out_of_group)))
+    cut = padded.reshape(height * width, channels // each, each, groups, shape[1], block).transpose(3, 4, 1, 0, 5, 2)
+    packed = cut.reshape(shape)
+    return np.ascontiguousarray(packed) if numpy is np else packed
+
+
+def _other(dtype: Any) -> Any:
+    """The dtype whose copies are in another order."""
+    return jnp.float32 if dtype == jnp.bfloat16 else jnp.bfloat16
+
+
+def _channels_together(dtype: Any) -> int:
+    """Input channels whose weights lie side by side."""
+    return 2 if dtype == jnp.bfloat16 else 1
 
 
 def restored(values: jax.Array, kernel_shape: tuple[int, ...]) -> jax.Array:
@@ -198,9 +216,11 @@ def restored(values: jax.Array, kernel_shape: tuple[int, ...]) -> jax.Array:
 
 
 def for_call(
-    x: Any, kernel: jax.Array, given: PackedKernel | None, geometry: Geometry, method: str
+    x: Any, kernel: jax.Array, given: PackedKernel | None, geometry: Geometry, method: str, *, may_be_dense: bool
 ) -> jax.Array | None:
     """The copy that goes along with a call, [groups, blocks, ...]: of its packed kernel or of a constant one.
+
+    `may_be_dense` says whether the call may multiply zeros.
 
     Raises:
       ValueError: a packed kernel for another number of groups, or whose parts are not of one kernel.
@@ -210,13 +230,15 @@ def for_call(
             f"kernel is packed for feature_group_count={given.feature_group_count}, not {geometry.groups}; "
             f"jax_sparse_conv.pack(kernel, feature_group_count={geometry.groups}) packs it for this call"
         )
-    if method not in READERS or not reads(kernel.shape, geometry):
+    if method not in READERS or not reads(kernel.shape, geometry) or not has_reader(kernel.dtype, may_be_dense):
         return None
     if given is None:
         return of_constant(x, kernel, geometry)
-    if given.packed is None or given.packed.dtype != jnp.float32:
+    if given.packed is None or given.packed.dtype != kernel.dtype:
         return None
-    expected = packed_shape(kernel.shape, geometry.groups)
+    if given.packed.shape == packed_shape(kernel.shape, geometry.groups, _other(kernel.dtype)):
+        return None  # it was cast
+    expected = packed_shape(kernel.shape, geometry.groups, kernel.dtype)
     if given.packed.shape != expected:
         raise ValueError(
             f"the packed copy of kernel.shape={kernel.shape} has shape {given.packed.shape}, not {expected}; "
@@ -236,6 +258,11 @@ def reads(kernel_shape: tuple[int, ...], geometry: Geometry) -> bool:
     """As `is_read`, and for 1x1 convolutions with strides, which run as ones without."""
     strides = (1, 1) if geometry.reads_few_pixels(kernel_shape[:2]) else geometry.strides
     return is_read(kernel_shape, strides, geometry.dilation)
+
+
+def has_reader(dtype: Any, may_be_dense: bool) -> bool:
+    """Whether the loops of a dtype read copies; those of bfloat16 multiply the zero of a pair, too."""
+    return bool(dtype == jnp.float32 or (dtype == jnp.bfloat16 and may_be_dense))
 
 
 def _has_window(size: Sequence[int]) -> bool:
@@ -295,7 +322,10 @@ def of_constant(x: Any, kernel: Any, geometry: Geometry) -> jax.Array | None:
 
 def _has_copy(kernel: jax.Array, groups: int) -> bool:
     """Whether there are kernels here that would read a copy."""
-    if not _native.cpu_isas() or kernel.dtype != jnp.float32 or kernel.ndim != 4 or not _is_on_one_cpu(kernel):
+    if not _native.cpu_isas() or kernel.ndim != 4 or not _is_on_one_cpu(kernel):
+        return False
+    is_paired = kernel.dtype == jnp.bfloat16 and kernel.shape[2] % 2 == 0 and _native.cpu_multiplies_pairs()
+    if kernel.dtype != jnp.float32 and not is_paired:
         return False
     return _has_window(kernel.shape[:2]) and kernel.shape[3] // groups >= _LEAST_BLOCK
 

@@ -122,7 +122,7 @@ def _native(call: Call, below: float | None = None) -> timing.Function:
         plain, given = packing.plain(kernel), kernel if isinstance(kernel, packing.PackedKernel) else None
         if call.op == "dense":
             x, plain = x.reshape(-1, 1, 1, x.shape[-1]), plain[None, None]
-        packed = packing.for_call(x, plain, given, call.geometry, config.method)
+        packed = packing.for_call(x, plain, given, call.geometry, config.method, may_be_dense=has_dense)
         bias = rest[0][None] if call.bias else None
         residual = rest[-1] if call.residual else None
         return primitives.bind(x, plain[None], bias, residual, chosen, None if packed is None else packed[None])
