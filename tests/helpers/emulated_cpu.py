@@ -110,6 +110,9 @@ class Module:
     def many_registers(self) -> bool:
         return self._has_many
 
+    def multiplies_pairs(self) -> bool:
+        return False
+
     def set_isa(self, name: str) -> None:
         assert name == self._isa
 
