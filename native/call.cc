@@ -253,4 +253,41 @@ ffi::ErrorOr<ConvArgs> MakeKernelGradientArgs(ffi::AnyBuffer x, ffi::AnyBuffer c
   return a;
 }
 
+ffi::ErrorOr<ConvArgs> MakeMaxPoolArgs(ffi::AnyBuffer x, ffi::AnyBuffer pooled, ffi::Dictionary attributes) {
+  constexpr int64_t kMost = int64_t{1} << 31;
+  ConvArgs a{};
+  if (x.dimensions().size() != 4) return ffi::Unexpected(Invalid("x must have four axes, got " + Show(x.dimensions())));
+  int64_t padding[4];
+  Attributes read(attributes);
+  read.Array("window", a.window);
+  read.Array("window_stride", a.window_stride);
+  read.Array("window_padding", padding);
+  if (!read.error().empty()) return ffi::Unexpected(Invalid(read.error()));
+  a.images = x.dimensions()[0];
+  a.channels = a.out_channels = x.dimensions()[3];
+  a.pool = Pool::kMax;
+  int64_t elements[2] = {a.channels, a.channels};  // of one image of x and of the result
+  for (int i = 0; i < 2; ++i) {
+    a.size[i] = x.dimensions()[1 + i];
+    a.window_pad_low[i] = padding[2 * i];
+    const int64_t least = std::min({a.window[i], a.window_stride[i], padding[2 * i] + 1, padding[2 * i + 1] + 1});
+    const int64_t most =
+        std::max({a.window[i], a.window_stride[i], padding[2 * i], padding[2 * i + 1], a.size[i], a.channels});
+    if (least < 1 || most >= kMost) {
+      return ffi::Unexpected(Invalid("windows and strides must be at least 1, paddings 0, and all below 2^31"));
+    }
+    a.out_size[i] = WindowedSize(a.size[i], padding[2 * i], padding[2 * i + 1], a.window[i], 1, a.window_stride[i]);
+    for (int64_t j = 0; j < 2; ++j) {
+      elements[j] *= j == 0 ? a.size[i] : a.out_size[i];
+      if (elements[j] > kMaxElements) return ffi::Unexpected(Invalid("an image must have fewer than 2^31 elements"));
+    }
+  }
+  if (!SameDimensions(pooled.dimensions(), {a.images, a.out_size[0], a.out_size[1], a.channels})) {
+    return ffi::Unexpected(
+        Invalid("the result is " + Show(pooled.dimensions()) + ", but the pool gives " +
+                Show(std::initializer_list<int64_t>{a.images, a.out_size[0], a.out_size[1], a.channels})));
+  }
+  return a;
+}
+
 }  // namespace jsc

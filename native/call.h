@@ -75,6 +75,10 @@ struct ConvCall {
 ffi::ErrorOr<ConvArgs> MakeKernelGradientArgs(ffi::AnyBuffer x, ffi::AnyBuffer cotangent, ffi::AnyBuffer kernel,
                                               ffi::Dictionary attributes);
 
+// The sizes of a derivative of a max pool: of x [N, H, W, C], of the pool's result [N, Ho, Wo, C] and, as `size`,
+// `out_size` and `window`, of the pool. attributes: window[2], window_stride[2], window_padding[4].
+ffi::ErrorOr<ConvArgs> MakeMaxPoolArgs(ffi::AnyBuffer x, ffi::AnyBuffer pooled, ffi::Dictionary attributes);
+
 // Output channels of one block of a packed kernel.
 int64_t PackedBlock(const ConvArgs& args);
 

@@ -14,6 +14,7 @@
 
 #include "cpu/core/dtypes.h"
 #include "cpu/loops/coo_task.h"
+#include "cpu/loops/max_pool_task.h"
 #include "cpu/plan/plan.h"
 #include "native/call.h"
 
@@ -84,6 +85,10 @@ struct Isa {
   void (*coo[kDtypes])(const CooRow& row, char* scratch);
   int64_t (*kernel_gradient_bytes[kDtypes])(const KernelGradientTask& task);
   void (*kernel_gradient[kDtypes])(const KernelGradientTask& task, char* scratch);
+  int64_t (*max_pool_gradient_bytes[kDtypes])(const MaxPoolTask& task);
+  void (*max_pool_gradient[kDtypes])(const MaxPoolTask& task, char* scratch);
+  int64_t (*max_pool_tangent_bytes[kDtypes])(const MaxPoolTask& task);
+  void (*max_pool_tangent[kDtypes])(const MaxPoolTask& task, char* scratch);
   // Non-zeros among `runs` runs of kCountRun elements of x; the runs begin `step` elements apart.
   int64_t (*count[kDtypes])(const void* x, int64_t runs, int64_t step);
   // For core/machine_limits.cc: kChains multiply-adds of independent vectors, `rounds` times; kLimitEntries *

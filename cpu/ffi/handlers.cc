@@ -1,6 +1,7 @@
 // The custom calls of the CPU, from XLA's call frames to checked calls.
 #include "cpu/ffi/handlers.h"
 
+#include <algorithm>
 #include <exception>
 
 #include "cpu/ffi/coo_star.h"
@@ -75,6 +76,35 @@ ffi::Error KernelGradient(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer
   }
 }
 
+// A derivative of a max pool; `pooled` is the buffer of the pool's result.
+ffi::Error MaxPool(ffi::ThreadPool& pool, ffi::AnyBuffer x, ffi::AnyBuffer moved, ffi::AnyBuffer out,
+                   ffi::AnyBuffer pooled, ffi::AnyBuffer like_x, ffi::Dictionary attributes,
+                   ffi::Error (*run)(ffi::ThreadPool&, ffi::DataType, const MaxPoolCall&)) {
+  try {
+    const ffi::ErrorOr<ConvArgs> args = MakeMaxPoolArgs(x, pooled, attributes);
+    if (!args.has_value()) return args.error();
+    const ffi::DataType dtype = x.element_type();
+    const auto size = x.dimensions(), other = like_x.dimensions();
+    if (moved.element_type() != dtype || out.element_type() != dtype ||
+        !std::equal(size.begin(), size.end(), other.begin(), other.end())) {
+      return ffi::Error(ffi::ErrorCode::kInvalidArgument, "tangents must have x's dtype, and of x also its shape");
+    }
+    return run(pool, dtype, {*args, x.untyped_data(), moved.untyped_data(), out.untyped_data()});
+  } catch (const std::exception& error) {
+    return ffi::Error(ffi::ErrorCode::kInternal, error.what());
+  }
+}
+
+ffi::Error MaxPoolGradient(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer cotangent,
+                           ffi::Result<ffi::AnyBuffer> out, ffi::Dictionary attributes) {
+  return MaxPool(pool, x, cotangent, *out, cotangent, *out, attributes, &RunMaxPoolGradientCall);
+}
+
+ffi::Error MaxPoolTangent(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer tangent,
+                          ffi::Result<ffi::AnyBuffer> out, ffi::Dictionary attributes) {
+  return MaxPool(pool, x, tangent, *out, *out, tangent, attributes, &RunMaxPoolTangentCall);
+}
+
 #define JSC_BIND                                                                                                             \
   ffi::Ffi::Bind()                                                                                                           \
       .Ctx<ffi::ThreadPool>() /* XLA's own threads */                                                                        \
@@ -119,6 +149,17 @@ XLA_FFI_DEFINE_HANDLER(kKernelGradient, KernelGradient,
                            .Ret<ffi::AnyBuffer>()  // [chunks, kh, kw, C / groups, K]
                            .Attrs());              // stride[2], padding[4], dilation[2], groups
 
+// derivatives of a max pool
+#define JSC_BIND_MAX_POOL                                                            \
+  ffi::Ffi::Bind()                                                                   \
+      .Ctx<ffi::ThreadPool>()                                                        \
+      .Arg<ffi::AnyBuffer>() /* x [N, H, W, C], before the pool */                   \
+      .Arg<ffi::AnyBuffer>() /* cotangent [N, Ho, Wo, C], or tangent [N, H, W, C] */ \
+      .Ret<ffi::AnyBuffer>() /* the other one */                                     \
+      .Attrs()               /* window[2], window_stride[2], window_padding[4] */
+XLA_FFI_DEFINE_HANDLER(kMaxPoolGradient, MaxPoolGradient, JSC_BIND_MAX_POOL);
+XLA_FFI_DEFINE_HANDLER(kMaxPoolTangent, MaxPoolTangent, JSC_BIND_MAX_POOL);
+
 // a dense block of DenseNet; what the buffers hold is in cpu/ffi/dense_block.h
 XLA_FFI_DEFINE_HANDLER(kDenseBlock, DenseBlock,
                        ffi::Ffi::Bind()
@@ -157,6 +198,8 @@ std::vector<Target> Targets() {
           {"jsc_coo", kCoo},
           {"jsc_coo_lists", kCooOfLists},
           {"jsc_kernel_gradient", kKernelGradient},
+          {"jsc_max_pool_gradient", kMaxPoolGradient},
+          {"jsc_max_pool_tangent", kMaxPoolTangent},
           {"jsc_dense_block", kDenseBlock},
           {"jsc_coo_fromdense", kCooFromDense},
           {"jsc_coo_todense", kCooToDense}};

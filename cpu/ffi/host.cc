@@ -150,6 +150,33 @@ double SampleDensity(const Isa& isa, int dtype, const ConvCall& call) {
 
 bool IsDepthwise(const ConvArgs& a) { return a.groups > 1 && a.group_channels == 1 && a.out_channels == a.groups; }
 
+// Tasks of `rows` rows of the result, four a thread: bands of no fewer rows than `least`, as neighbours choose in the
+// windows that they share, and channels in parts where images and bands are few.
+ffi::Error RunMaxPool(ffi::ThreadPool& pool, const MaxPoolCall& call, int64_t rows, int64_t least,
+                      int64_t (*bytes)(const MaxPoolTask&), void (*run)(const MaxPoolTask&, char*)) {
+  constexpr int64_t kElements = 1 << 14;  // of x, for each thread: below that waking it takes longer
+  const ConvArgs& a = call.args;
+  if (a.images * rows * a.channels == 0) return ffi::Error::Success();
+  Team team(pool);
+  const int64_t size = a.images * a.size[0] * a.size[1] * a.channels;
+  const int64_t threads = std::clamp<int64_t>(size / kElements, 1, team.threads());
+  const int64_t wanted = CeilDiv(threads == 1 ? 1 : 4 * threads, a.images);
+  const int64_t bands = std::clamp<int64_t>(rows / least, 1, wanted), height = CeilDiv(rows, bands);
+  const int64_t parts = std::clamp<int64_t>(wanted / bands, 1, CeilDiv(a.channels, 64));
+  const int64_t channels = CeilDiv(CeilDiv(a.channels, parts), 64) * 64;
+  const int64_t cuts = std::max<int64_t>(1, a.channels / channels), cuts_of_rows = CeilDiv(rows, height);
+  const auto make = [&](Taken taken, int64_t) {
+    const int64_t cut = taken.begin % cuts, rest = taken.begin / cuts, row = rest % cuts_of_rows * height;
+    return MaxPoolTask{&call,
+                       rest / cuts_of_rows,
+                       row,
+                       std::min(row + height, rows),
+                       cut * channels,
+                       cut + 1 < cuts ? (cut + 1) * channels : a.channels};
+  };
+  return RunTasks(team, threads, a.images * cuts_of_rows * cuts, make, bytes, run);
+}
+
 bool Empty(const ConvArgs& a) { return a.images * a.out_size[0] * a.out_size[1] * a.out_channels == 0; }
 
 }  // namespace
@@ -339,6 +366,23 @@ ffi::Error RunKernelGradientCall(ffi::ThreadPool& pool, ffi::DataType data_type,
   };
   return RunTasks(team, machine.threads, call.chunks * a.groups * parts * cuts, make, isa.kernel_gradient_bytes[dtype],
                   isa.kernel_gradient[dtype]);
+}
+
+ffi::Error RunMaxPoolGradientCall(ffi::ThreadPool& pool, ffi::DataType data_type, const MaxPoolCall& call) {
+  const int dtype = IndexOf(data_type);
+  if (dtype < 0) return UnsupportedDtype();
+  const ConvArgs& a = call.args;
+  const Isa& isa = CurrentIsa();
+  const int64_t least = std::max<int64_t>(8, 2 * a.window[0]);
+  return RunMaxPool(pool, call, a.size[0], least, isa.max_pool_gradient_bytes[dtype], isa.max_pool_gradient[dtype]);
+}
+
+ffi::Error RunMaxPoolTangentCall(ffi::ThreadPool& pool, ffi::DataType data_type, const MaxPoolCall& call) {
+  const int dtype = IndexOf(data_type);
+  if (dtype < 0) return UnsupportedDtype();
+  const Isa& isa = CurrentIsa();
+  return RunMaxPool(pool, call, call.args.out_size[0], 1, isa.max_pool_tangent_bytes[dtype],
+                    isa.max_pool_tangent[dtype]);
 }
 
 }  // namespace jsc

@@ -47,6 +47,10 @@ ffi::Error RunDenseCall(ffi::ThreadPool& pool, const ConvCall& call);
 // The gradient of a kernel, of one kernel for all images.
 ffi::Error RunKernelGradientCall(ffi::ThreadPool& pool, ffi::DataType dtype, const KernelGradientCall& call);
 
+// The gradient of a max pool, and its tangent.
+ffi::Error RunMaxPoolGradientCall(ffi::ThreadPool& pool, ffi::DataType dtype, const MaxPoolCall& call);
+ffi::Error RunMaxPoolTangentCall(ffi::ThreadPool& pool, ffi::DataType dtype, const MaxPoolCall& call);
+
 }  // namespace jsc
 
 #endif  // JSC_CPU_FFI_HOST_H_

@@ -1,7 +1,7 @@
 // Room: the CPU's loops, everything that is compiled once per instruction set. An isa_<name>.cc defines JSC_ISA, the
 // namespace of its kernels, and includes this file. Loops: windows, scatter, pixels, phases, dense_conv, depthwise,
-// matvec, coo, kernel_gradient. May change: a loop's tiling, while the order of its sums depends on neither tiles nor
-// threads. Details: docs/design/kernels/cpu.md. Tests: tests/primitive/test_kernels.py,
+// matvec, coo, kernel_gradient, max_pool. May change: a loop's tiling, while the order of its sums depends on neither
+// tiles nor threads. Details: docs/design/kernels/cpu.md. Tests: tests/primitive/test_kernels.py,
 // tests/primitive/test_packing.py.
 #ifndef JSC_CPU_LOOPS_KERNELS_H_
 #define JSC_CPU_LOOPS_KERNELS_H_
@@ -13,6 +13,7 @@
 #include "cpu/loops/depthwise_kernel.h"
 #include "cpu/loops/kernel_gradient.h"
 #include "cpu/loops/matvec_kernel.h"
+#include "cpu/loops/max_pool_kernel.h"
 #include "cpu/loops/phase_kernel.h"
 #include "cpu/loops/pixel_kernel.h"
 #include "cpu/loops/scatter_kernel.h"
@@ -74,6 +75,10 @@ int64_t CountNonZeros(const void* x, int64_t runs, int64_t step) {
    JSC_PER_DTYPE(RunCoo),              \
    JSC_PER_DTYPE(KernelGradientBytes), \
    JSC_PER_DTYPE(RunKernelGradient),   \
+   JSC_PER_DTYPE(PoolGradientBytes),   \
+   JSC_PER_DTYPE(RunPoolGradient),     \
+   JSC_PER_DTYPE(PoolTangentBytes),    \
+   JSC_PER_DTYPE(RunPoolTangent),      \
    JSC_PER_DTYPE(CountNonZeros),       \
    JSC_ISA::MultiplyAdds,              \
    JSC_ISA::LoadedMultiplyAdds,        \

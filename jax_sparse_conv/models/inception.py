@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from jax_sparse_conv._src.primitive import max_pool
+from jax_sparse_conv._src.problem import geometry
 from jax_sparse_conv.models.layers import (
     LAST,
     BeforeLayer,
@@ -82,7 +84,7 @@ class Inception(nnx.Module):
     def __call__(self, x: jax.Array, prefix: str, before_layer: BeforeLayer | None) -> jax.Array:
         results = []
         for branch in self.branches:
-            y = _max_pool(x) if branch == (7,) else x
+            y = _max_pool(x, by_xla=self.conv7.conv.implementation == "xla") if branch == (7,) else x
             for i in branch:
                 y = run_layer(f"{prefix}_{i}", getattr(self, f"conv{i}"), y, before_layer=before_layer)
             results.append(y)
@@ -160,9 +162,11 @@ class GoogLeNet(ConvNet):
         return x
 
 
-def _max_pool(x: jax.Array) -> jax.Array:
+def _max_pool(x: jax.Array, *, by_xla: bool) -> jax.Array:
     """3x3 windows, stride 1: [N, H, W, C] -> [N, H, W, C]."""
-    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 1, 1, 1), "SAME")
+    if by_xla:
+        return lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 1, 1, 1), "SAME")
+    return max_pool.pool(x, geometry.Pool("max", (3, 3), (1, 1), ((1, 1), (1, 1))))
 
 
 googlenet = GoogLeNet  # 6,624,904 parameters at 1000 classes

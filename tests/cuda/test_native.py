@@ -29,6 +29,8 @@ def test_cpu_targets_are_registered() -> None:
         "jsc_coo",
         "jsc_coo_lists",
         "jsc_kernel_gradient",
+        "jsc_max_pool_gradient",
+        "jsc_max_pool_tangent",
         "jsc_dense_block",
         "jsc_coo_fromdense",
         "jsc_coo_todense",

@@ -54,6 +54,8 @@ MAPS = [
     "without Shardy",
 ]
 NETWORKS = ["accelerate and jit_inference", "replaced models", "chains and dense blocks"]
+POOLS = ["jit", "explicit types", "shard_map", "conv_pool"]
+TWO = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
 EIGHT = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
 CPUS = {"JAX_PLATFORMS": "cpu"}
 
@@ -78,6 +80,10 @@ def test_four_cpu_devices() -> None:
 
 def test_maps_that_are_split_over_eight_devices() -> None:
     run(CPUS | EIGHT, "sharded_maps.py", MAPS)
+
+
+def test_max_pools_on_two_devices() -> None:
+    run(CPUS | TWO, "sharded_pools.py", POOLS)
 
 
 def test_networks_on_eight_devices() -> None:

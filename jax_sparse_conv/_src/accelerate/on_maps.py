@@ -9,20 +9,17 @@ from typing import Any
 import jax
 from jax import lax
 
-from jax_sparse_conv._src.accelerate import equations, maps
+from jax_sparse_conv._src.accelerate import equations, maps, pools
 from jax_sparse_conv._src.accelerate.maps import Axes
 from jax_sparse_conv._src.accelerate.values import Map, Values
 from jax_sparse_conv._src.fusion.jaxprs import Equation
-from jax_sparse_conv._src.problem import geometry as geo
 
-POOLS = {"reduce_window_max": "max", "reduce_window_sum": "sum", "reduce_window_min": "min"}
 _REDUCTIONS = frozenset(("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"))
 _UNARY = """abs acos acosh asin asinh atan atanh cbrt ceil convert_element_type copy cos cosh erf erf_inv erfc exp exp2
 expm1 floor integer_pow is_finite log log1p logistic neg not reduce_precision round rsqrt sign sin sinh sqrt square tan
 tanh"""
 _OF_SEVERAL = "add and atan2 clamp div eq ge gt le lt max min mul ne or pow rem select_n sub xor"
 _ELEMENTWISE = frozenset(_UNARY.split()) | frozenset(_OF_SEVERAL.split())
-_POOL_FILLS = {"window_dimensions": 1, "window_strides": 1, "base_dilation": 1, "window_dilation": 1, "padding": (0, 0)}
 
 
 def evaluate(values: Values, equation: Equation) -> Map | jax.Array | None:
@@ -31,9 +28,11 @@ def evaluate(values: Values, equation: Equation) -> Map | jax.Array | None:
     axes: Axes = values[max(of_maps, key=lambda number: math.prod(values.shape(number)))].axes
     if name in _REDUCTIONS:
         return _reduced(values, equation, axes)
-    if name in POOLS:
-        is_whole = all(size is not None for size in pool_params(equation, axes).values())
-        return Map(pool(equation, axes, values.stored(values[of_maps[0]])), axes) if is_whole else None
+    if name in pools.KINDS:
+        is_whole = all(size is not None for size in pools.params(equation, axes).values())
+        return Map(pools.pool(equation, axes, values.stored(values[of_maps[0]])), axes) if is_whole else None
+    if name == pools.GRADIENT:
+        return pools.gradient(values, equation, axes)
     if name == "concatenate":
         return _concatenated(values, equation, axes)
     if name == "slice":
@@ -83,28 +82,6 @@ def elementwise(values: Values, equation: Equation, axes: Axes, given: Mapping[i
     return result
 
 
-def pool(equation: Equation, axes: Axes, y: jax.Array) -> jax.Array:
-    """A pool on [N, H, W, C]."""
-    (out,) = equations.bind(equation.equation, [y], **pool_params(equation, axes))
-    result: jax.Array = out
-    return result
-
-
-def pool_params(equation: Equation, axes: Axes) -> dict[str, Any]:
-    """A pool's parameters for [N, H, W, C]; None for what is said of an axis without a place."""
-    params = equation.equation.params
-
-    def plain(value: Any) -> Any:
-        return ints(value) if isinstance(value, tuple) else int(value)
-
-    return {name: maps.permuted([plain(v) for v in params[name]], axes, fill) for name, fill in _POOL_FILLS.items()}
-
-
-def ints(values: Sequence[Any]) -> Any:
-    """As Python's, but for sizes that are not known yet."""
-    return tuple(value if geo.is_symbolic(value) else int(value) for value in values)
-
-
 def _fits(shape: Sequence[Any], axes: Axes) -> bool:
     """Whether a value of this shape may go with a map of these axes."""
     if not shape:
@@ -148,7 +125,7 @@ def _sliced(values: Values, equation: Equation, axes: Axes) -> Map | None:
 
 
 def _padded(values: Values, equation: Equation, axes: Axes) -> Map | None:
-    amounts = [ints(amount) for amount in equation.equation.params["padding_config"]]
+    amounts = [pools.ints(amount) for amount in equation.equation.params["padding_config"]]
     config = maps.permuted(amounts, axes, (0, 0, 0))
     if config is None:
         return None

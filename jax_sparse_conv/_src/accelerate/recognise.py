@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_sparse_conv._src.accelerate import equations, maps, on_maps, pending
+from jax_sparse_conv._src.accelerate import equations, maps, on_maps, pending, pools
 from jax_sparse_conv._src.accelerate.maps import Axes
 from jax_sparse_conv._src.accelerate.pending import Pending
 from jax_sparse_conv._src.accelerate.rows import UNKNOWN_SIZES, Row
@@ -94,7 +94,9 @@ class _Walk:
         return self._plain(equation) if result is None else [result]
 
     def _plain(self, equation: Equation) -> list[Any]:
-        """An equation as it is, but for layers in the bodies of loops and the like."""
+        """An equation as it is, but for max pools, and for layers in the bodies of loops and the like."""
+        if (pooled := pools.plain(self._values, equation)) is not None:
+            return [pooled]
         operands = [self._values.given(number) for number in equation.inputs]
         return equations.bind(equation.equation, operands, **equations.with_bodies(equation.equation, self._body))
 
@@ -140,12 +142,12 @@ class _Walk:
         self.rows.append(row)
         if row.reason is not None:
             return self._plain(equation)
-        x, padding = self._unpadded(x, dimensions.lhs_spec, [on_maps.ints(pads) for pads in params["padding"]])
+        x, padding = self._unpadded(x, dimensions.lhs_spec, [pools.ints(pads) for pads in params["padding"]])
         row.x_shape = maps.stored_shape(axes, self._values.shape(x))
         geometry = Geometry(
-            on_maps.ints(params["window_strides"]),
+            pools.ints(params["window_strides"]),
             padding,
-            on_maps.ints(params["rhs_dilation"]),
+            pools.ints(params["rhs_dilation"]),
             params["feature_group_count"],
         )
         stored, weights = self._values.like(x, axes), jnp.asarray(self._values.given(kernel))
@@ -218,7 +220,7 @@ class _Walk:
             is_plain = all(interior == 0 and min(low, high) >= 0 for low, high, interior in along)  # crops nothing
             if is_plain and not any(map(any, outside)):
                 pads = zip(padding, along, strict=True)
-                return operand, tuple(on_maps.ints((a + c, b + d)) for (a, b), (c, d, _) in pads)
+                return operand, tuple(pools.ints((a + c, b + d)) for (a, b), (c, d, _) in pads)
         return x, tuple(padding)
 
     def _dense(self, equation: Equation) -> list[Any]:
@@ -272,7 +274,7 @@ class _Walk:
         redo = self._redo(equation, number, axes)
         name, rest = equation.equation.primitive.name, [other for other in equation.inputs if other != number]
         grown: Pending | None = None
-        if name in on_maps.POOLS:
+        if name in pools.KINDS:
             grown = _pooled(layer, axes, equation)
         elif equations.is_relu(equation.equation):
             grown = pending.with_relu(layer, redo)
@@ -349,16 +351,11 @@ def _why_no_conv(equation: Any) -> str | None:
 
 def _pooled(layer: Pending, axes: Axes, equation: Equation) -> Pending | None:
     """A layer with a pool of its height and width."""
-    params, kind = on_maps.pool_params(equation, axes), on_maps.POOLS[equation.equation.primitive.name]
-    if kind == "min" or any(values is None for values in params.values()):
+    kind, found = pools.KINDS[equation.equation.primitive.name], pools.spec_of(pools.params(equation, axes))
+    if kind == "min" or found is None:
         return None
-    window, strides, padding = (params[name] for name in ("window_dimensions", "window_strides", "padding"))
-    if any(size != 1 for name in ("base_dilation", "window_dilation") for size in params[name]):
-        return None
-    if any((window[axis], strides[axis], padding[axis]) != (1, 1, (0, 0)) for axis in (maps.IMAGES, maps.CHANNELS)):
-        return None
-    redo = functools.partial(on_maps.pool, equation, axes)
-    return pending.with_pool(layer, kind, window[1:3], strides[1:3], padding[1:3], redo)
+    redo = functools.partial(pools.pool, equation, axes)
+    return pending.with_pool(layer, kind, *found, redo)
 
 
 def _affine(

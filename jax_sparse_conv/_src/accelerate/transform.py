@@ -63,6 +63,8 @@ def accelerate(function: Callable[P, R_co]) -> Accelerated[P, R_co]:
       map and its last.
     - Layers that feed each other run as fused chains, where that is expected to be faster, and layers that append to a
       map as dense blocks (Huang et al. 2017), where a GPU has them.
+    - Max pools of height and width that join nothing, as in training, have derivatives that are fast on a CPU. So have
+      gradients of max pools that the function computes itself.
     - Layers in the bodies of `scan`, `while_loop`, `cond`, `checkpoint` and functions with derivatives of their own are
       rewritten there.
 

@@ -37,7 +37,7 @@ from jax_sparse_conv._src.api.arguments import (
     check_lists,
     check_nonzeros,
 )
-from jax_sparse_conv._src.primitive import explicit, reference
+from jax_sparse_conv._src.primitive import explicit, max_pool, reference
 from jax_sparse_conv._src.primitive.coo_star import CooStar
 from jax_sparse_conv._src.primitive.packing import PackedKernel
 from jax_sparse_conv._src.primitive.reference import ActivationName
@@ -278,7 +278,7 @@ def conv_pool(
     if implementation in ("ecr", "coo") or isinstance(operands.x, CooStar):
         plain = geometry.without_pool()
         y = run.run(operands, plain, activation, precision, implementation, implementation or "ecr", False)
-        return run.with_counts(reference.pool(y, geometry.pool), count_nonzeros)
+        return run.with_counts(max_pool.pool(y, geometry.pool), count_nonzeros)
     method = "direct" if implementation == "direct" else "pecr"
     return run.run(operands, geometry, activation, precision, implementation, method, count_nonzeros)
 

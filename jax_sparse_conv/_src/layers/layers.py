@@ -22,7 +22,7 @@ from jax_sparse_conv._src.api.by_density import Step
 from jax_sparse_conv._src.layers import calls, layer_calls
 from jax_sparse_conv._src.layers.calls import Call, Operands
 from jax_sparse_conv._src.layers.layer_calls import observed as observed
-from jax_sparse_conv._src.primitive import counting, reference
+from jax_sparse_conv._src.primitive import counting, max_pool, reference
 from jax_sparse_conv._src.primitive.coo_star import CooStar
 from jax_sparse_conv._src.primitive.packing import PackedKernel
 from jax_sparse_conv._src.problem import geometry as geo
@@ -253,7 +253,8 @@ def pooled(layer: ConvPoolLayer, y: jax.Array) -> jax.Array:
     arguments = pool_arguments(layer)
     kind = arguments.pop("pool")
     geometry = geo.with_pool(geo.Geometry(), (images.shape[1], images.shape[2]), kind=kind, **arguments)
-    return _restore(reference.pool(images, geometry.pool), y)
+    pool = reference.pool if layer.implementation == "xla" else max_pool.pool
+    return _restore(pool(images, geometry.pool), y)
 
 
 def epilogue(y: jax.Array, residual: Any, activation: Activation) -> jax.Array:

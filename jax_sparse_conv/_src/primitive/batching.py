@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import batching
 
-from jax_sparse_conv._src.primitive import explicit, reference
+from jax_sparse_conv._src.primitive import explicit, max_pool, reference
 from jax_sparse_conv._src.primitive.primitives import Config, Operands, bias_per_image, bind, conv_p
 from jax_sparse_conv._src.problem.geometry import MAX_ELEMENTS, is_symbolic
 
@@ -167,7 +167,7 @@ def _batch_epilogue(operands: Operands, batched: Operands, config: Config) -> ja
 
     def finish(bias: Any, residual: Any) -> jax.Array:
         z = reference.epilogue(y, bias_per_image(bias, y.shape[0]), residual, config.activation)
-        return reference.pool(z, config.geometry.pool)
+        return max_pool.pool(z, config.geometry.pool)
 
     axes = (0 if batched.bias else None, 0 if batched.residual else None)
     return jax.vmap(finish, in_axes=axes)(operands.bias, operands.residual)

@@ -24,7 +24,15 @@ from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
 from jax_sparse_conv._src import devices
-from jax_sparse_conv._src.primitive import cpu_gradient, explicit, gpu_gradient, jax_internals, partitioning, reference
+from jax_sparse_conv._src.primitive import (
+    cpu_gradient,
+    explicit,
+    gpu_gradient,
+    jax_internals,
+    max_pool,
+    partitioning,
+    reference,
+)
 from jax_sparse_conv._src.primitive.primitives import Config, Operands, after, bind, conv_p, reference_conv
 from jax_sparse_conv._src.problem.geometry import Pool, is_symbolic
 
@@ -44,7 +52,8 @@ def jvp(primals: Sequence[Any], tangents: Sequence[Any], *, config: Config) -> t
         operands = Operands.of(values, config)
         bare = dataclasses.replace(config.bare(), whole_map=_is_not_to_be_split(config.geometry.pool))
         y = bind(operands.x, operands.kernel, None, None, bare, nonzeros=operands.nonzeros, lists=operands.lists)
-        return after(y, operands.bias, operands.residual, config)
+        pool = reference.pool if config.by_lax else max_pool.pool
+        return after(y, operands.bias, operands.residual, config, pool)
 
     return jax.jvp(unfused, [primals[i] for i in varying], [tangents[i] for i in varying])
 

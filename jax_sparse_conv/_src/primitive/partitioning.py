@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, reshard
 from jax_sparse_conv._src.primitive import explicit, reference
 from jax_sparse_conv._src.primitive.primitives import Config, Operands, bias_per_image, same_varying_axes
 from jax_sparse_conv._src.primitive.split import Split, within
+from jax_sparse_conv._src.problem.geometry import Pool
 
 Function = Callable[..., jax.Array]
 Run = Callable[..., jax.Array]  # (*operands, config=), of one device
@@ -124,6 +126,46 @@ def partitioned_gradient(
     rule = _rule(f"{given}, {batch} {_pixels(config)} k -> {wanted}", config, x_shape[0], kernel_shape[0])
     wrapped.def_partition(partition=partition, infer_sharding_from_operands=infer, **rule)
     return wrapped
+
+
+@functools.lru_cache(maxsize=4096)
+def partitioned_pool(run: Run, spec: Pool, **parameters: Any) -> Function:
+    """`run(x, moved, spec=)`, a derivative of a pool of x [N, H, W, C], with the rule of how it is split.
+
+    H and W are split where windows lie apart and none is cut.
+    """
+    is_apart = spec.window == spec.strides and not any(map(any, spec.padding))
+
+    def split(mesh: Any, arguments: Any) -> NamedSharding:
+        x, moved = map(_entries, arguments)
+        images, *pixels, channels = x if any(x) else moved
+        along = zip(pixels, arguments[0].shape[1:3], spec.window, strict=True)
+        whole = [
+            entry if is_apart and size % (window * _devices(mesh, entry)) == 0 else None
+            for entry, size, window in along
+        ]
+        return NamedSharding(mesh, PartitionSpec(images, *whole, channels))
+
+    def partition(mesh: Any, arguments: Any, result: Any) -> Any:
+        placed = split(mesh, arguments)
+        return mesh, _on_one_device(functools.partial(run, spec=spec, **parameters)), placed, (placed, placed)
+
+    def infer(mesh: Any, arguments: Any, result: Any) -> NamedSharding:
+        return split(mesh, arguments)
+
+    wrapped = custom_partitioning(lambda x, moved: run(x, moved, spec=spec, **parameters))
+    rule = "n h w c, n h w c -> n h w c" if is_apart else "n h w c, n p q c -> n i j c"
+    whole = () if is_apart else ("h", "w", "p", "q", "i", "j")
+    wrapped.def_partition(
+        partition=partition, infer_sharding_from_operands=infer, sharding_rule=rule, need_replication_factors=whole
+    )
+    return wrapped
+
+
+def _devices(mesh: Any, entry: Any) -> int:
+    """Over how many devices an axis is split."""
+    names = entry if isinstance(entry, tuple) else () if entry is None else (entry,)
+    return math.prod(mesh.shape[name] for name in names)
 
 
 def explicit_gradient(

@@ -17,7 +17,7 @@ are in `differentiation.py`, and the primitive that counts the non-zeros of its 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -214,11 +214,13 @@ def reference_conv(*values: jax.Array, config: Config) -> jax.Array:
     return after(y, operands.bias, operands.residual, config)
 
 
-def after(y: jax.Array, bias: Any, residual: Any, config: Config) -> jax.Array:
+def after(
+    y: jax.Array, bias: Any, residual: Any, config: Config, pool: Callable[..., jax.Array] = reference.pool
+) -> jax.Array:
     """What follows the convolution, whose result y is; operands as in the module's docstring."""
     added = (bias_per_image(bias, y.shape[0]), residual)
     bias, residual = (None if value is None else explicit.as_split(value, y) for value in added)
-    return reference.pool(reference.epilogue(y, bias, residual, config.activation), config.geometry.pool)
+    return pool(reference.epilogue(y, bias, residual, config.activation), config.geometry.pool)
 
 
 def _reference_conv(x: Any, kernel: Any, bias: Any, residual: Any, config: Config) -> jax.Array:

@@ -139,14 +139,14 @@ def _max_pool(y: jax.Array, spec: Pool) -> jax.Array:
 @_max_pool.defjvp
 def _max_pool_jvp(spec: Pool, primals: Sequence[jax.Array], tangents: Sequence[jax.Array]) -> tuple[Any, Any]:
     y = lax.stop_gradient(primals[0])
-    if _is_selection(y, spec):
+    if is_selection(y, spec):
         tangent = _of_maxima(tangents[0], _first_maxima(y, spec), spec)
     else:
         _, tangent = jax.jvp(functools.partial(_max_of_windows, spec=spec), primals, tangents)
     return _max_pool(*primals, spec), tangent
 
 
-def _is_selection(y: jax.Array, spec: Pool) -> bool:
+def is_selection(y: jax.Array, spec: Pool) -> bool:
     """Whether a gradient is one selection, which XLA's `select_and_scatter` is slower than (`benchmarks gradients`)."""
     if geo.is_symbolic(*y.shape[1:3]) or spec.window != spec.strides or any(map(any, spec.padding)):
         return False

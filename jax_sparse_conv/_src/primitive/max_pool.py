@@ -1,0 +1,202 @@
+"""Max pools whose derivatives are native calls on a CPU (`cpu/loops/max_pool_kernel.h`), and XLA's elsewhere.
+
+Two primitives, each linear in what is moved, and each other's transpose:
+
+    jsc_max_pool_gradient   x [N, H, W, C], cotangent [N, Ho, Wo, C] -> [N, H, W, C]
+    jsc_max_pool_tangent    x [N, H, W, C], tangent [N, H, W, C] -> [N, Ho, Wo, C]
+
+Each window has one pixel that both go through. On a CPU that is its last NaN or, without one, its first maximum, as in
+XLA's `select_and_scatter`. The native calls are faster for all sizes of windows. Left to `reference` and XLA are fewer
+channels than fill a vector, maps of a few hundred elements, and windows of one pixel, which choose nothing. The pool
+itself is `reference.pool`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend import core as jex_core
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import PartitionSpec
+
+from jax_sparse_conv._src import _native, devices
+from jax_sparse_conv._src.primitive import explicit, jax_internals, partitioning, reference
+from jax_sparse_conv._src.primitive.primitives import same_varying_axes
+from jax_sparse_conv._src.problem import geometry as geo
+from jax_sparse_conv._src.problem.geometry import Pool
+
+# A vector of AVX-512. Of fewer channels the calls have one for each pixel: XLA took 0.2 to 1.1 times as long.
+# Of 16 on it took 1.0 to 40 times, but for one window, whose call takes some 0.2 us more than XLA's loop.
+_LEAST_CHANNELS, _LEAST_ELEMENTS = 16, 256
+_MOST_ELEMENTS = 2**31 - 1  # of one image, and of what a window is made of (`native/call.cc`)
+
+
+def pool(y: jax.Array, spec: Pool | None) -> jax.Array:
+    """`reference.pool` of y [N, H, W, C], with these derivatives where it is a max pool."""
+    if spec is None or not takes(y, spec) or _is_better_selected(y, spec):
+        return reference.pool(y, spec)
+    return _max_pool(explicit.whole_pixels(y), spec)
+
+
+def takes(y: Any, spec: Pool) -> bool:
+    """Whether the primitives are of such a pool: of maxima, enough channels, the kernels' dtypes and known sizes."""
+    if spec.kind != "max" or str(y.dtype) not in _native.DTYPES["cpu"] or geo.is_symbolic(*y.shape):
+        return False
+    is_little = y.shape[3] < _LEAST_CHANNELS or 0 < math.prod(y.shape) < _LEAST_ELEMENTS
+    if is_little or max(spec.window) == 1:
+        return False
+    sizes = (*spec.window, *spec.strides, *y.shape[1:], *(pad for pads in spec.padding for pad in pads))
+    along = zip(y.shape[1:3], spec.window, spec.strides, spec.padding, strict=True)
+    height, width = (geo.windowed_size(size, window, stride, pads, 1) for size, window, stride, pads in along)
+    images = max(y.shape[1] * y.shape[2], height * width) * y.shape[3]
+    return min(sizes) >= 0 and max(*sizes, images) <= _MOST_ELEMENTS
+
+
+def _is_better_selected(y: Any, spec: Pool) -> bool:
+    """Whether windows lie apart in a program for a GPU: `reference` keeps a byte for each of them, and no map."""
+    return devices.default_platform() != "cpu" and reference.is_selection(y, spec)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _max_pool(y: jax.Array, spec: Pool) -> jax.Array:
+    return reference.pool(y, spec)
+
+
+@_max_pool.defjvp
+def _max_pool_jvp(spec: Pool, primals: Sequence[jax.Array], tangents: Sequence[jax.Array]) -> tuple[Any, Any]:
+    return _max_pool(*primals, spec), _bound(tangent_p, lax.stop_gradient(primals[0]), tangents[0], spec)
+
+
+def gradient(x: jax.Array, cotangent: jax.Array, spec: Pool) -> jax.Array:
+    """Of x, as `jax.vjp` of the pool has it; shapes as in the module's docstring."""
+    return _bound(gradient_p, x, cotangent, spec)
+
+
+def _bound(primitive: Any, x: jax.Array, moved: jax.Array, spec: Pool) -> jax.Array:
+    """A primitive's result, on each device where types say how arrays are split."""
+
+    def bind(x: jax.Array, moved: jax.Array) -> jax.Array:
+        out: jax.Array = primitive.bind(*same_varying_axes([x, moved]), spec=spec)
+        return out
+
+    if not explicit.is_split(x, moved):
+        return bind(x, moved)
+    images, _, _, channels = explicit.spec_of(x if explicit.is_split(x) else moved)
+    split = PartitionSpec(images, None, None, channels)
+    found: jax.Array = explicit.on_devices(bind, [x, moved], [split, split], split)
+    return found
+
+
+# --- the same in lax -------------------------------------------------------------------------------------------------
+
+
+def _tangent_by_lax(x: jax.Array, tangent: jax.Array, *, spec: Pool) -> jax.Array:
+    found: jax.Array = jax.jvp(lambda y: reference.pool(y, spec), (x,), (tangent,))[1]
+    return found
+
+
+def _gradient_by_lax(x: jax.Array, cotangent: jax.Array, *, spec: Pool) -> jax.Array:
+    found: jax.Array = jax.vjp(lambda y: reference.pool(y, spec), x)[1](cotangent)[0]
+    return found
+
+
+# --- the native calls ------------------------------------------------------------------------------------------------
+
+
+def _native_call(x: jax.Array, moved: jax.Array, *, spec: Pool, method: str) -> jax.Array:
+    call = jax.ffi.ffi_call(_native.target_name(method), _result(x, moved, spec=spec, method=method))
+    found: jax.Array = call(
+        x,
+        moved,
+        window=np.asarray(spec.window, np.int64),
+        window_stride=np.asarray(spec.strides, np.int64),
+        window_padding=np.asarray(spec.padding, np.int64).ravel(),
+    )
+    return found
+
+
+def _result(x: Any, moved: Any, *, spec: Pool, method: str) -> jax.ShapeDtypeStruct:
+    if method == _GRADIENT:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype)
+    along = zip(x.shape[1:3], spec.window, spec.strides, spec.padding, strict=True)
+    size = (geo.windowed_size(size, window, stride, pads, 1) for size, window, stride, pads in along)
+    return jax.ShapeDtypeStruct((x.shape[0], *size, x.shape[3]), x.dtype)
+
+
+def _lower_on_cpu(ctx: Any, *operands: Any, spec: Pool, method: str, by_lax: Any) -> Any:
+    x = ctx.avals_in[0]
+    is_partitioned = partitioning.is_partitioned(ctx)
+    is_missing = _native.why_missing(method, "cpu", x.dtype) is not None
+    if is_missing or (is_partitioned and partitioning.is_exported(ctx)):
+        return mlir.lower_fun(functools.partial(by_lax, spec=spec), multiple_results=False)(ctx, *operands)
+    function: Any = functools.partial(_native_call, spec=spec, method=method)
+    if is_partitioned:
+        function = partitioning.partitioned_pool(_native_call, spec=spec, method=method)
+        ctx = partitioning.with_mesh(ctx)
+    return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
+
+
+# --- rules -----------------------------------------------------------------------------------------------------------
+
+
+def _abstract_eval(x: Any, moved: Any, *, spec: Pool, method: str) -> Any:
+    return moved.update(shape=_result(x, moved, spec=spec, method=method).shape, weak_type=False)
+
+
+def _batch(values: Sequence[Any], axes: Sequence[Any], *, spec: Pool, primitive: Any) -> tuple[jax.Array, int]:
+    """As many more images."""
+    size = next(value.shape[axis] for value, axis in zip(values, axes, strict=True) if axis is not None)
+
+    def every(value: jax.Array, axis: int | None) -> jax.Array:
+        return jnp.broadcast_to(value, (size, *value.shape)) if axis is None else jnp.moveaxis(value, axis, 0)
+
+    def folded(x: jax.Array, moved: jax.Array) -> jax.Array:
+        images = [value.reshape(value.shape[0] * value.shape[1], *value.shape[2:]) for value in (x, moved)]
+        out = primitive.bind(*same_varying_axes(images), spec=spec)
+        return out.reshape(*x.shape[:2], *out.shape[1:])
+
+    x, moved = (every(value, axis) for value, axis in zip(values, axes, strict=True))
+    if not explicit.is_split(x, moved):
+        return folded(x, moved), 0
+    split = PartitionSpec(explicit.spec_of(x)[0] or explicit.spec_of(moved)[0])
+    return explicit.on_devices(folded, [x, moved], [split, split], split), 0
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, spec: Pool, primitive: Any) -> tuple[jax.Array, Any]:
+    """Linear in what is moved; x chooses, and that is the same in all directions."""
+    out = primitive.bind(*primals, spec=spec)
+    if isinstance(tangents[1], ad.Zero):
+        return out, ad.Zero(jax.typeof(out).to_tangent_aval())
+    return out, primitive.bind(primals[0], tangents[1], spec=spec)
+
+
+def _transpose(cotangent: Any, x: Any, moved: Any, *, spec: Pool, other: Any) -> list[Any]:
+    if isinstance(cotangent, ad.Zero):
+        return [None, ad.Zero(moved.aval)]
+    return [None, other.bind(*same_varying_axes([x, cotangent]), spec=spec)]
+
+
+_GRADIENT, _TANGENT = "max_pool_gradient", "max_pool_tangent"
+gradient_p = jex_core.Primitive(_native.target_name(_GRADIENT))
+tangent_p = jex_core.Primitive(_native.target_name(_TANGENT))
+for _primitive, _other, _method, _by_lax in (
+    (gradient_p, tangent_p, _GRADIENT, _gradient_by_lax),
+    (tangent_p, gradient_p, _TANGENT, _tangent_by_lax),
+):
+    jax_internals.needs_devices(_primitive)
+    jax_internals.runs_alone(_primitive)
+    jax_internals.checks_nans(_primitive)
+    _primitive.def_abstract_eval(functools.partial(_abstract_eval, method=_method))
+    mlir.register_lowering(_primitive, mlir.lower_fun(_by_lax, multiple_results=False))
+    _on_cpu = functools.partial(_lower_on_cpu, method=_method, by_lax=_by_lax)
+    mlir.register_lowering(_primitive, _on_cpu, platform="cpu")
+    batching.primitive_batchers[_primitive] = functools.partial(_batch, primitive=_primitive)
+    ad.primitive_jvps[_primitive] = functools.partial(_jvp, primitive=_primitive)
+    ad.primitive_transposes[_primitive] = functools.partial(_transpose, other=_other)

@@ -1,0 +1,119 @@
+"""Run by test_partitioning.py in a process of its own with two CPU devices; asserts, and prints what it checked.
+
+Derivatives of max pools whose maps are split: values against one device's, and what the program sends.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from sharded_explicit import COLLECTIVES
+
+import jax_sparse_conv as jsc
+from jax_sparse_conv._src.primitive import max_pool
+from jax_sparse_conv._src.problem.geometry import Pool
+
+APART = Pool("max", (2, 2), (2, 2), ((0, 0), (0, 0)))
+OVERLAPPING = Pool("max", (3, 3), (2, 2), ((1, 1), (0, 1)))
+X = np.random.default_rng(0).integers(-9, 9, (4, 8, 8, 32)).astype(np.float32)
+CALLS = ("jsc_max_pool_gradient", "jsc_max_pool_tangent")
+
+
+def loss(x: Any, pool: Pool) -> Any:
+    return (max_pool.pool(x, pool) ** 2).sum()
+
+
+def derivatives(pool: Pool) -> dict[str, Callable[..., Any]]:
+    """Backward, forward, and second ones; where one is of the other, XLA keeps no call of the former."""
+    gradient = jax.grad(functools.partial(loss, pool=pool))
+    return {
+        "backward": gradient,
+        "forward": lambda x: jax.jvp(lambda x: max_pool.pool(x, pool), (x,), (x,))[1],
+        "second": lambda x: jax.grad(lambda x: (gradient(x) ** 2).sum())(x),
+        "of each image": lambda x: jax.vmap(lambda x: gradient(x[None])[0])(x),
+    }
+
+
+def mesh(kind: AxisType) -> Any:
+    return jax.make_mesh((2,), ("a",), axis_types=(kind,))
+
+
+def check(pool: Pool, split: P, over: Any, *, sends: bool) -> None:
+    x = jax.device_put(X, NamedSharding(over, split))
+    for name, function in derivatives(pool).items():
+        compiled = jax.jit(function).lower(x).compile()
+        text = compiled.as_text()
+        assert any(call in text for call in CALLS), (pool, split, name)
+        assert any(each in text for each in COLLECTIVES) is sends, (pool, split, name)
+        found = compiled(x)
+        np.testing.assert_array_equal(found, function(X), f"{pool} {split} {name}")
+        if not sends:
+            assert found.sharding.is_equivalent_to(x.sharding, 4), (pool, split, name)
+
+
+def check_jit() -> None:
+    for pool in (APART, OVERLAPPING):
+        for split in (P("a"), P(None, None, None, "a")):
+            check(pool, split, mesh(AxisType.Auto), sends=False)
+    for split in (P(None, "a"), P(None, None, "a")):
+        check(APART, split, mesh(AxisType.Auto), sends=False)
+        check(OVERLAPPING, split, mesh(AxisType.Auto), sends=True)
+    print("jit")
+
+
+def check_explicit() -> None:
+    over = mesh(AxisType.Explicit)
+    wanted = {pool: {name: f(X) for name, f in derivatives(pool).items()} for pool in (APART, OVERLAPPING)}
+    with jax.set_mesh(over):
+        for pool in (APART, OVERLAPPING):
+            for split in (P("a"), P(None, None, None, "a"), P(None, "a")):
+                x = jax.device_put(X, split)
+                for name, function in derivatives(pool).items():
+                    found = jax.jit(function)(x)
+                    np.testing.assert_array_equal(found, wanted[pool][name], f"{pool} {split} {name}")
+    print("explicit types")
+
+
+def check_shard_map() -> None:
+    over = mesh(AxisType.Auto)
+    for pool in (APART, OVERLAPPING):
+        local = jax.shard_map(functools.partial(loss_of_part, pool=pool), mesh=over, in_specs=P("a"), out_specs=P())
+        np.testing.assert_array_equal(jax.jit(jax.grad(local))(X), derivatives(pool)["backward"](X))
+    print("shard_map")
+
+
+def loss_of_part(x: Any, pool: Pool) -> Any:
+    return jax.lax.psum(loss(x, pool), "a")
+
+
+def check_conv_pool() -> None:
+    """A training step's: the convolution's own gradient is split, too."""
+    kernel = np.random.default_rng(1).standard_normal((3, 3, 32, 16)).astype(np.float32)
+    options: Any = {"window_shape": 3, "window_strides": 2, "window_padding": 1, "precision": "highest"}
+
+    def step(x: Any, kernel: Any, implementation: str | None) -> Any:
+        of = lambda kernel: (jsc.conv_pool(x, kernel, implementation=implementation, **options) ** 2).sum()  # noqa: E731
+        return jax.grad(of)(kernel)
+
+    x = jax.device_put(X, NamedSharding(mesh(AxisType.Auto), P("a")))
+    found = jax.jit(functools.partial(step, implementation=None))(x, kernel)
+    np.testing.assert_allclose(found, step(X, kernel, "xla"), rtol=1e-3, atol=1e-2)
+    print("conv_pool")
+
+
+def main() -> None:
+    check_jit()
+    check_explicit()
+    check_shard_map()
+    check_conv_pool()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
