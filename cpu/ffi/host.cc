@@ -48,15 +48,15 @@ std::atomic<const Isa*>& Current() {
 }
 
 // -1 for an element type without kernels: the only dtype dispatch of the CPU side.
-int IndexOf(ffi::DataType dtype) {
+int IndexOf(DataType dtype) {
   switch (dtype) {
-    case ffi::DataType::F32:
+    case DataType::F32:
       return kFloat32;
-    case ffi::DataType::BF16:
+    case DataType::BF16:
       return kBFloat16;
-    case ffi::DataType::F16:
+    case DataType::F16:
       return kFloat16;
-    case ffi::DataType::F64:
+    case DataType::F64:
       return kFloat64;
     default:
       return -1;
@@ -298,7 +298,7 @@ ffi::Error RunDenseCall(ffi::ThreadPool& pool, const ConvCall& call) {
   return RunTasks(team, machine.threads, a.stacks * parts, make, isa.dense_bytes[dtype], isa.dense[dtype]);
 }
 
-ffi::Error RunKernelGradientCall(ffi::ThreadPool& pool, ffi::DataType data_type, const KernelGradientCall& call) {
+ffi::Error RunKernelGradientCall(ffi::ThreadPool& pool, DataType data_type, const KernelGradientCall& call) {
   const int dtype = IndexOf(data_type);
   if (dtype < 0) return UnsupportedDtype();
   const ConvArgs& a = call.args;
