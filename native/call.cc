@@ -5,6 +5,8 @@
 #include <limits>
 #include <string>
 
+#include "native/decode.h"
+
 namespace jsc {
 namespace {
 
@@ -160,12 +162,12 @@ ffi::ErrorOr<ConvCall> MakeConvCall(ffi::AnyBuffer x, ffi::AnyBuffer kernel, ffi
         Invalid("out is " + Show(out->dimensions()) + ", but the operation gives " +
                 Show(std::initializer_list<int64_t>{a.images, a.out_size[0], a.out_size[1], a.out_channels})));
   }
-  call.dtype = x.element_type();
+  call.dtype = TypeOf(x);
   call.x = x.untyped_data();
   call.kernel = kernel.untyped_data();
   call.out = out->untyped_data();
   call.out_stride = a.out_channels;
-  if (kernel.element_type() != call.dtype || out->element_type() != call.dtype) {
+  if (TypeOf(kernel) != call.dtype || TypeOf(*out) != call.dtype) {
     return ffi::Unexpected(Invalid("x, kernel and out must have one dtype"));
   }
   if (optional.size() !=
@@ -176,7 +178,7 @@ ffi::ErrorOr<ConvCall> MakeConvCall(ffi::AnyBuffer x, ffi::AnyBuffer kernel, ffi
   if (a.has_bias) {
     auto bias = optional.get<ffi::AnyBuffer>(next++);
     if (!bias.has_value()) return ffi::Unexpected(bias.error());
-    if (bias->element_type() != call.dtype || !SameDimensions(bias->dimensions(), {a.stacks, a.out_channels})) {
+    if (TypeOf(*bias) != call.dtype || !SameDimensions(bias->dimensions(), {a.stacks, a.out_channels})) {
       return ffi::Unexpected(Invalid("bias must be [S, K] in x's dtype, got " + Show(bias->dimensions())));
     }
     call.bias = bias->untyped_data();
@@ -184,7 +186,7 @@ ffi::ErrorOr<ConvCall> MakeConvCall(ffi::AnyBuffer x, ffi::AnyBuffer kernel, ffi
   if (a.has_residual) {
     auto residual = optional.get<ffi::AnyBuffer>(next++);
     if (!residual.has_value()) return ffi::Unexpected(residual.error());
-    if (a.pool != Pool::kNone || residual->element_type() != call.dtype ||
+    if (a.pool != Pool::kNone || TypeOf(*residual) != call.dtype ||
         !SameDimensions(residual->dimensions(), {a.images, a.conv_size[0], a.conv_size[1], a.out_channels})) {
       return ffi::Unexpected(
           Invalid("residual must be [N, Ho, Wo, K] in x's dtype, without a pool, got " + Show(residual->dimensions())));
@@ -195,12 +197,12 @@ ffi::ErrorOr<ConvCall> MakeConvCall(ffi::AnyBuffer x, ffi::AnyBuffer kernel, ffi
     auto packed = optional.get<ffi::AnyBuffer>(next++);
     if (!packed.has_value()) return ffi::Unexpected(packed.error());
     const int64_t block = PackedBlock(a), blocks = (a.out_channels / a.groups + block - 1) / block;
-    const bool pairs = call.dtype == ffi::DataType::BF16;  // of channels, side by side
+    const bool pairs = call.dtype == DataType::BF16;  // of channels, side by side
     const int64_t each = pairs ? 2 : 1, taps = a.kernel_size[0] * a.kernel_size[1];
     const std::initializer_list<int64_t> expected = {a.stacks, a.groups,    blocks, a.group_channels / each,
                                                      taps,     each * block};
-    if ((call.dtype != ffi::DataType::F32 && !pairs) || packed->element_type() != call.dtype ||
-        a.group_channels % each != 0 || !SameDimensions(packed->dimensions(), expected)) {
+    if ((call.dtype != DataType::F32 && !pairs) || TypeOf(*packed) != call.dtype || a.group_channels % each != 0 ||
+        !SameDimensions(packed->dimensions(), expected)) {
       return ffi::Unexpected(Invalid("packed must be float32 or, with an even number of channels, bfloat16 " +
                                      Show(expected) + ", got " + Show(packed->dimensions())));
     }

@@ -8,11 +8,9 @@
 
 #include <cstdint>
 
-#include "xla/ffi/api/ffi.h"
+#include "native/types.h"
 
 namespace jsc {
-
-namespace ffi = xla::ffi;
 
 enum class Activation : int64_t { kNone = 0, kRelu = 1 };
 enum class Pool : int64_t { kNone = 0, kMax = 1, kAverage = 2 };
@@ -54,15 +52,14 @@ struct Scaled {
 // One call: sizes, buffers and their one element type.
 struct ConvCall {
   ConvArgs args;
-  ffi::DataType dtype;  // of every buffer
-  bool may_be_dense;    // a kernel that skips nothing may run where it is expected to be faster
-  const void* x;        // [N, H, W, C]
-  const void* kernel;   // [S, kh, kw, C / groups, K]
+  DataType dtype;      // of every buffer
+  bool may_be_dense;   // a kernel that skips nothing may run where it is expected to be faster
+  const void* x;       // [N, H, W, C]
+  const void* kernel;  // [S, kh, kw, C / groups, K]
   // The kernel as cpu/loops/pixel_kernel.h reads it, or absent: [S, groups, blocks, C / groups, kh * kw, PackedBlock],
   // the output channels that fill the last block zero. In bfloat16 [.., C / groups / 2, kh * kw, PackedBlock, 2].
   const void* packed = nullptr;
-  bool lone_channel =
-      false;  // of a call whose channels are pairs (cpu/core/dtypes.h): the last one's high half is none
+  bool lone_channel = false;  // of a call of pairs of channels (cpu/core/dtypes.h): the last one has but one
   Scaled scaled;
   const void* bias = nullptr;      // [S, K] or absent
   const void* residual = nullptr;  // [N, Ho, Wo, K] or absent
@@ -70,24 +67,8 @@ struct ConvCall {
   int64_t out_stride;              // elements from one pixel of out to the next: K, more within a wider map
 };
 
-// The sizes of a kernel's gradient [chunks, kh, kw, C / groups, K] from x [N, H, W, C] and cotangent [N, Ho, Wo, K].
-// attributes: stride[2], padding[4], dilation[2] and groups, as of a call.
-ffi::ErrorOr<ConvArgs> MakeKernelGradientArgs(ffi::AnyBuffer x, ffi::AnyBuffer cotangent, ffi::AnyBuffer kernel,
-                                              ffi::Dictionary attributes);
-
-// The sizes of a derivative of a max pool: of x [N, H, W, C], of the pool's result [N, Ho, Wo, C] and, as `size`,
-// `out_size` and `window`, of the pool. attributes: window[2], window_stride[2], window_padding[4].
-ffi::ErrorOr<ConvArgs> MakeMaxPoolArgs(ffi::AnyBuffer x, ffi::AnyBuffer pooled, ffi::Dictionary attributes);
-
 // Output channels of one block of a packed kernel.
 int64_t PackedBlock(const ConvArgs& args);
-
-// `optional` holds bias, residual and packed kernel, each only where its attribute says so. Attributes are int64, numpy
-// arrays or scalars on the Python side: stride[2], padding[4] as low, high of H, then of W, dilation[2], groups,
-// has_bias, has_residual, has_packed, may_be_dense, activation, pool, window[2], window_stride[2], window_padding[4],
-// precision.
-ffi::ErrorOr<ConvCall> MakeConvCall(ffi::AnyBuffer x, ffi::AnyBuffer kernel, ffi::RemainingArgs optional,
-                                    ffi::Result<ffi::AnyBuffer> out, ffi::Dictionary attributes);
 
 }  // namespace jsc
 

@@ -21,7 +21,7 @@ inline void Check(cudaError_t status, const char* what) {
   std::exit(1);
 }
 
-inline void Check(const ffi::Error& error) {
+inline void Check(const Error& error) {
   if (!error.failure()) return;
   std::fprintf(stderr, "%s\n", error.message().c_str());
   std::exit(1);
@@ -111,7 +111,7 @@ struct Buffers {
   DeviceCall Call(int input) const {
     DeviceCall call{};
     call.args = args;
-    call.dtype = ffi::DataType::F32;
+    call.dtype = DataType::F32;
     call.x = x[input];
     call.kernel = kernel;
     call.bias = bias;

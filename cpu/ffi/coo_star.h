@@ -2,7 +2,7 @@
 #ifndef JSC_CPU_FFI_COO_STAR_H_
 #define JSC_CPU_FFI_COO_STAR_H_
 
-#include "native/coo_star_args.h"
+#include "native/decode_coo.h"
 
 namespace jsc {
 

@@ -56,7 +56,7 @@ ConvCall CallOf(const Block& block, int64_t kernel_size, int64_t channels, int64
     a.stride[i] = a.dilation[i] = a.window[i] = a.window_stride[i] = 1;
     a.pad_low[i] = kernel_size / 2;
   }
-  call.dtype = ffi::DataType::F32;
+  call.dtype = DataType::F32;
   return call;
 }
 

@@ -79,7 +79,7 @@ NB_MODULE(_cpu, m) {
         call.may_be_dense = may_be_dense;
         const bool many_registers = machine[2] == 64;  // as AVX-512 has them
         const jsc::Machine described{machine[0], machine[1], machine[2], machine[3], many_registers, pairs};
-        call.dtype = pairs ? jsc::ffi::DataType::BF16 : jsc::ffi::DataType::F32;
+        call.dtype = pairs ? jsc::DataType::BF16 : jsc::DataType::F32;
         const jsc::ConvPlan plan = jsc::ChoosePlan(call, described, accumulator_bytes, density);
         static constexpr const char* kLoops[] = {"windows", "scatter", "pixels", "direct", "phases"};
         const std::string name = kLoops[static_cast<int>(plan.loop)];

@@ -7,8 +7,8 @@
 #include "cpu/ffi/coo_star.h"
 #include "cpu/ffi/dense_block.h"
 #include "cpu/ffi/host.h"
-#include "native/call.h"
-#include "native/coo_lists.h"
+#include "native/decode.h"
+#include "native/decode_coo.h"
 
 namespace jsc {
 namespace {
@@ -62,9 +62,9 @@ ffi::Error KernelGradient(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer
   try {
     const ffi::ErrorOr<ConvArgs> args = MakeKernelGradientArgs(x, cotangent, *out, attributes);
     if (!args.has_value()) return args.error();
-    const ffi::DataType dtype = x.element_type();
-    const ffi::DataType sums = dtype == ffi::DataType::F64 ? dtype : ffi::DataType::F32;
-    if (cotangent.element_type() != dtype || out->element_type() != sums) {
+    const DataType dtype = TypeOf(x);
+    const DataType sums = dtype == DataType::F64 ? dtype : DataType::F32;
+    if (TypeOf(cotangent) != dtype || TypeOf(*out) != sums) {
       return ffi::Error(ffi::ErrorCode::kInvalidArgument,
                         "cotangent must have x's dtype, and the gradient be float64 for float64 and else float32");
     }
@@ -79,13 +79,13 @@ ffi::Error KernelGradient(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer
 // A derivative of a max pool; `pooled` is the buffer of the pool's result.
 ffi::Error MaxPool(ffi::ThreadPool& pool, ffi::AnyBuffer x, ffi::AnyBuffer moved, ffi::AnyBuffer out,
                    ffi::AnyBuffer pooled, ffi::AnyBuffer like_x, ffi::Dictionary attributes,
-                   ffi::Error (*run)(ffi::ThreadPool&, ffi::DataType, const MaxPoolCall&)) {
+                   ffi::Error (*run)(ffi::ThreadPool&, DataType, const MaxPoolCall&)) {
   try {
     const ffi::ErrorOr<ConvArgs> args = MakeMaxPoolArgs(x, pooled, attributes);
     if (!args.has_value()) return args.error();
-    const ffi::DataType dtype = x.element_type();
+    const DataType dtype = TypeOf(x);
     const auto size = x.dimensions(), other = like_x.dimensions();
-    if (moved.element_type() != dtype || out.element_type() != dtype ||
+    if (TypeOf(moved) != dtype || TypeOf(out) != dtype ||
         !std::equal(size.begin(), size.end(), other.begin(), other.end())) {
       return ffi::Error(ffi::ErrorCode::kInvalidArgument, "tangents must have x's dtype, and of x also its shape");
     }

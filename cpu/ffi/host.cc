@@ -48,15 +48,15 @@ std::atomic<const Isa*>& Current() {
 }
 
 // -1 for an element type without kernels: the only dtype dispatch of the CPU side.
-int IndexOf(ffi::DataType dtype) {
+int IndexOf(DataType dtype) {
   switch (dtype) {
-    case ffi::DataType::F32:
+    case DataType::F32:
       return kFloat32;
-    case ffi::DataType::BF16:
+    case DataType::BF16:
       return kBFloat16;
-    case ffi::DataType::F16:
+    case DataType::F16:
       return kFloat16;
-    case ffi::DataType::F64:
+    case DataType::F64:
       return kFloat64;
     default:
       return -1;
@@ -338,7 +338,7 @@ ffi::Error RunDenseCall(ffi::ThreadPool& pool, const ConvCall& call) {
   return RunTasks(team, machine.threads, a.stacks * parts, make, isa.dense_bytes[dtype], isa.dense[dtype]);
 }
 
-ffi::Error RunKernelGradientCall(ffi::ThreadPool& pool, ffi::DataType data_type, const KernelGradientCall& call) {
+ffi::Error RunKernelGradientCall(ffi::ThreadPool& pool, DataType data_type, const KernelGradientCall& call) {
   const int dtype = IndexOf(data_type);
   if (dtype < 0) return UnsupportedDtype();
   const ConvArgs& a = call.args;
@@ -368,7 +368,7 @@ ffi::Error RunKernelGradientCall(ffi::ThreadPool& pool, ffi::DataType data_type,
                   isa.kernel_gradient[dtype]);
 }
 
-ffi::Error RunMaxPoolGradientCall(ffi::ThreadPool& pool, ffi::DataType data_type, const MaxPoolCall& call) {
+ffi::Error RunMaxPoolGradientCall(ffi::ThreadPool& pool, DataType data_type, const MaxPoolCall& call) {
   const int dtype = IndexOf(data_type);
   if (dtype < 0) return UnsupportedDtype();
   const ConvArgs& a = call.args;
@@ -377,7 +377,7 @@ ffi::Error RunMaxPoolGradientCall(ffi::ThreadPool& pool, ffi::DataType data_type
   return RunMaxPool(pool, call, a.size[0], least, isa.max_pool_gradient_bytes[dtype], isa.max_pool_gradient[dtype]);
 }
 
-ffi::Error RunMaxPoolTangentCall(ffi::ThreadPool& pool, ffi::DataType data_type, const MaxPoolCall& call) {
+ffi::Error RunMaxPoolTangentCall(ffi::ThreadPool& pool, DataType data_type, const MaxPoolCall& call) {
   const int dtype = IndexOf(data_type);
   if (dtype < 0) return UnsupportedDtype();
   const Isa& isa = CurrentIsa();

@@ -9,8 +9,8 @@
 
 #include "cpu/core/isa.h"
 #include "cpu/core/parallel.h"
-#include "native/call.h"
 #include "native/coo_lists.h"
+#include "native/decode.h"
 
 namespace jsc {
 
@@ -45,11 +45,11 @@ ffi::Error RunDirectCall(ffi::ThreadPool& pool, const ConvCall& call);
 ffi::Error RunDenseCall(ffi::ThreadPool& pool, const ConvCall& call);
 
 // The gradient of a kernel, of one kernel for all images.
-ffi::Error RunKernelGradientCall(ffi::ThreadPool& pool, ffi::DataType dtype, const KernelGradientCall& call);
+ffi::Error RunKernelGradientCall(ffi::ThreadPool& pool, DataType dtype, const KernelGradientCall& call);
 
 // The gradient of a max pool, and its tangent.
-ffi::Error RunMaxPoolGradientCall(ffi::ThreadPool& pool, ffi::DataType dtype, const MaxPoolCall& call);
-ffi::Error RunMaxPoolTangentCall(ffi::ThreadPool& pool, ffi::DataType dtype, const MaxPoolCall& call);
+ffi::Error RunMaxPoolGradientCall(ffi::ThreadPool& pool, DataType dtype, const MaxPoolCall& call);
+ffi::Error RunMaxPoolTangentCall(ffi::ThreadPool& pool, DataType dtype, const MaxPoolCall& call);
 
 }  // namespace jsc
 

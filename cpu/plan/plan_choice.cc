@@ -93,7 +93,7 @@ bool SetLoop(const std::string& name) {
 
 bool CanRunPairs(const ConvCall& call, const Machine& machine) {
   const bool odd = call.args.group_channels % 2 != 0;
-  return machine.pairs && call.dtype == ffi::DataType::BF16 && call.may_be_dense && call.kernel != nullptr &&
+  return machine.pairs && call.dtype == DataType::BF16 && call.may_be_dense && call.kernel != nullptr &&
          call.args.group_channels > 0 && (!odd || call.args.groups == 1);
 }
 
@@ -107,7 +107,7 @@ ConvCall AsPairs(const ConvCall& call) {
 
 ConvCall WithoutPairs(const ConvCall& call) {
   ConvCall single = call;
-  if (call.dtype == ffi::DataType::BF16) single.packed = nullptr;
+  if (call.dtype == DataType::BF16) single.packed = nullptr;
   return single;
 }
 

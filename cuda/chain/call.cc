@@ -5,6 +5,7 @@
 #include <limits>
 #include <string>
 
+#include "cuda/chain/decode.h"
 #include "cuda/dense_conv/plan/wgmma_plan.h"
 
 namespace jsc {
@@ -18,15 +19,15 @@ ffi::Unexpected<ffi::Error> Invalid(const std::string& sentence) {
 
 struct Buffer {
   void* data;
-  ffi::DataType dtype;
+  DataType dtype;
   std::vector<int64_t> size;
 };
 
 Buffer Read(ffi::AnyBuffer buffer) {
-  return {buffer.untyped_data(), buffer.element_type(), {buffer.dimensions().begin(), buffer.dimensions().end()}};
+  return {buffer.untyped_data(), TypeOf(buffer), {buffer.dimensions().begin(), buffer.dimensions().end()}};
 }
 
-int64_t ElementBytes(ffi::DataType dtype) { return dtype == ffi::DataType::F32 ? 4 : 2; }
+int64_t ElementBytes(DataType dtype) { return dtype == DataType::F32 ? 4 : 2; }
 
 // The buffers of a call, and its values as they are made out of them.
 class Reader {
@@ -69,7 +70,7 @@ class Reader {
     return "";
   }
   const Buffer& workspace() const { return results_.back(); }
-  ffi::DataType dtype() const { return operands_[0].dtype; }
+  DataType dtype() const { return operands_[0].dtype; }
 
   std::string ReadValue(const int64_t* fields, bool precise) {
     const int64_t where = fields[0], index = fields[1];
@@ -93,7 +94,7 @@ class Reader {
       value.data = buffer.data;
     }
     if (fields[6] >= 0) {
-      if (dtype() != ffi::DataType::F32 || !precise || !value.data || where == 0) {
+      if (dtype() != DataType::F32 || !precise || !value.data || where == 0) {
         return "only what a layer of float32 at HIGHEST writes has low parts";
       }
       if (std::string wrong = Place(fields[6], elements, &value.low); !wrong.empty()) return wrong;
@@ -265,7 +266,7 @@ ffi::ErrorOr<ChainCall> MakeChainCall(ffi::RemainingArgs operands, ffi::Remainin
   }
   ChainCall call{reader.dtype(), *precision == static_cast<int64_t>(Precision::kHighest), {}};
   const Buffer& workspace = reader.workspace();
-  if (workspace.dtype != ffi::DataType::U8 || workspace.size.size() != 1) {
+  if (workspace.dtype != DataType::U8 || workspace.size.size() != 1) {
     return Invalid("the last result must be a workspace, uint8 of one axis");
   }
   for (size_t i = 0; i < values->size(); i += kValueFields) {

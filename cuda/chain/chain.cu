@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kPoolThreads) MaxPoolKernel(const __grid_const
 }
 
 template <typename T>
-ffi::Error MaxPool(const ChainStep& step, void* low_out, Gate gate, Footprint* in_front, cudaStream_t stream) {
+Error MaxPool(const ChainStep& step, void* low_out, Gate gate, Footprint* in_front, cudaStream_t stream) {
   constexpr int64_t kValues = kPoolBytes / static_cast<int64_t>(sizeof(T));
   PoolTask<T> task{};
   task.x = static_cast<const T*>(step.x.data);
@@ -142,7 +142,7 @@ DeviceCall CallOf(const ChainCall& call, const ChainStep& step) {
 }
 
 // The dense layer `index`, of one row.
-ffi::Error DenseOf(const ChainCall& call, size_t index, int device, Footprint* in_front, cudaStream_t stream) {
+Error DenseOf(const ChainCall& call, size_t index, int device, Footprint* in_front, cudaStream_t stream) {
   const ChainStep& step = call.steps[index];
   DeviceCall dense = CallOf(call, step);
   ConvArgs& a = dense.args;
@@ -155,10 +155,10 @@ ffi::Error DenseOf(const ChainCall& call, size_t index, int device, Footprint* i
   dense.in_front = in_front;
   const DeviceInfo& info = GetDeviceInfo(device);
   if (!IsDenseRow(dense, info)) {
-    return ffi::Error(ffi::ErrorCode::kFailedPrecondition,
-                      "layer " + std::to_string(index) + ": a dense layer of " + std::to_string(a.channels) + " to " +
-                          std::to_string(a.out_channels) + " output channels has no kernel in chains on device " +
-                          std::to_string(device));
+    return Error(ErrorCode::kFailedPrecondition,
+                 "layer " + std::to_string(index) + ": a dense layer of " + std::to_string(a.channels) + " to " +
+                     std::to_string(a.out_channels) + " output channels has no kernel in chains on device " +
+                     std::to_string(device));
   }
   return DenseRowInChain(dense, row, info, stream);
 }
@@ -193,7 +193,7 @@ void LookAhead(const ChainCall& call, size_t next, Gate* gate) {
   if (next == call.steps.size()) return;
   const ChainStep& step = call.steps[next];
   const int64_t elements = step.window[0] * step.window[1] * (step.x.size[3] / step.groups) * step.out.size[3];
-  const int64_t bytes = elements * static_cast<int64_t>(ffi::ByteWidth(call.dtype));
+  const int64_t bytes = elements * static_cast<int64_t>(ByteWidth(call.dtype));
   if (reinterpret_cast<uintptr_t>(step.kernel) % kWhole != 0 || bytes > std::numeric_limits<int32_t>::max()) return;
   gate->ahead = step.kernel;
   gate->ahead_bytes = static_cast<uint32_t>(bytes / kWhole * kWhole);
@@ -237,8 +237,8 @@ std::optional<PairCall> PairOf(const ChainCall& call, size_t first) {
 }
 
 PairPlan PlanOf(const PairCall& pair, int device) {
-  const bool tf32x3 = pair.dtype == ffi::DataType::F32 && pair.precise;
-  return ChoosePairPlan(pair.shape, static_cast<int>(ffi::ByteWidth(pair.dtype)), tf32x3, GetDeviceInfo(device));
+  const bool tf32x3 = pair.dtype == DataType::F32 && pair.precise;
+  return ChoosePairPlan(pair.shape, static_cast<int>(ByteWidth(pair.dtype)), tf32x3, GetDeviceInfo(device));
 }
 
 // Maps whose low parts are in memory, by where the maps are.
@@ -260,7 +260,7 @@ class Split {
 
 }  // namespace
 
-ffi::Error Chain(const ChainCall& call, int device, cudaStream_t stream) {
+Error Chain(const ChainCall& call, int device, cudaStream_t stream) {
   Gate gate;
   gate.in_chain = true;
   Footprint in_front;
@@ -270,7 +270,7 @@ ffi::Error Chain(const ChainCall& call, int device, cudaStream_t stream) {
   const void *written = nullptr, *also_written = nullptr;  // by the kernel in front
   for (size_t i = 0; i < call.steps.size(); ++i) {
     const ChainStep& step = call.steps[i];
-    ffi::Error error = ffi::Error::Success();
+    Error error = Error::Success();
     if (step.kind == ChainKind::kMaxPool) {
       error = DispatchDtype(call.dtype, [&](auto element) {
         return MaxPool<decltype(element)>(step, low_of(step.out), gate, &in_front, stream);
@@ -301,10 +301,10 @@ ffi::Error Chain(const ChainCall& call, int device, cudaStream_t stream) {
       if (i + 1 < call.steps.size() && TakePool(call.steps[i + 1], device, &conv)) {
         ++i;
       } else if (conv.out == nullptr) {
-        return ffi::Error(ffi::ErrorCode::kFailedPrecondition,
-                          "layer " + std::to_string(i) + ": its kernel does not take the pool behind it on device " +
-                              std::to_string(device) + ", and the call, which is for a device where it does, has no " +
-                              "place for the map between them");
+        return Error(ErrorCode::kFailedPrecondition,
+                     "layer " + std::to_string(i) + ": its kernel does not take the pool behind it on device " +
+                         std::to_string(device) + ", and the call, which is for a device where it does, has no " +
+                         "place for the map between them");
       }
       LookAhead(call, i + 1, &conv.gate);
       conv.gate.x_is_older = written != nullptr && written != conv.x && also_written != conv.x;
@@ -317,7 +317,7 @@ ffi::Error Chain(const ChainCall& call, int device, cudaStream_t stream) {
     }
     if (error.failure()) return error;
   }
-  return ffi::Error::Success();
+  return Error::Success();
 }
 
 }  // namespace jsc

@@ -22,9 +22,9 @@ bool MapPair(const PairCall& call, const PairPlan& plan, PairMaps* maps) {
 }
 
 template <class U, typename T>
-ffi::Error Launch(const PairCall& call, const PairPlan& plan, cudaStream_t stream) {
+Error Launch(const PairCall& call, const PairPlan& plan, cudaStream_t stream) {
   constexpr auto kKernel = PairKernel<U, T>;
-  ffi::Error error = Prepare<kKernel>("PairKernel");
+  Error error = Prepare<kKernel>("PairKernel");
   if (error.failure()) return error;
   PairMaps maps;
   if (!MapPair(call, plan, &maps)) return MapsRefused("PairKernel");
@@ -72,9 +72,9 @@ ffi::Error Launch(const PairCall& call, const PairPlan& plan, cudaStream_t strea
 
 }  // namespace
 
-ffi::Error LaunchPair(const PairCall& call, const PairPlan& plan, cudaStream_t stream) {
+Error LaunchPair(const PairCall& call, const PairPlan& plan, cudaStream_t stream) {
   const bool small = plan.pixels == 32;
-  if (call.dtype == ffi::DataType::F32 && call.precise) {
+  if (call.dtype == DataType::F32 && call.precise) {
     return small ? Launch<PairTile<float, 32, true>, float>(call, plan, stream)
                  : Launch<PairTile<float, 56, true>, float>(call, plan, stream);
   }

@@ -11,7 +11,7 @@ namespace jsc {
 // middle = relu(x * kernel + bias + residual), out = relu(middle * next_kernel + next_bias)
 struct PairCall {
   PairShape shape;
-  ffi::DataType dtype;      // of every buffer
+  DataType dtype;           // of every buffer
   bool precise;             // float32 as float32 rather than as TF32
   const void* x;            // [pixels, in_channels]
   const void* kernel;       // [in_channels, channels]
@@ -32,7 +32,7 @@ struct PairCall {
 bool SuitsPair(const PairCall& call);
 
 // Launches a planned pair; compiled for sm_90a alone.
-ffi::Error LaunchPair(const PairCall& call, const PairPlan& plan, cudaStream_t stream);
+Error LaunchPair(const PairCall& call, const PairPlan& plan, cudaStream_t stream);
 
 }  // namespace jsc
 

@@ -25,7 +25,7 @@ bool SuitsPair(const PairCall& call) {
                            static_cast<const void*>(call.middle), static_cast<const void*>(call.out)}) {
     if (reinterpret_cast<uintptr_t>(data) % kWhole != 0) return false;
   }
-  const int64_t pixel = call.shape.pixels * (call.dtype == ffi::DataType::F32 ? 4 : 2);
+  const int64_t pixel = call.shape.pixels * (call.dtype == DataType::F32 ? 4 : 2);
   const int64_t x = pixel * call.shape.in_channels, middle = pixel * call.shape.channels,
                 out = pixel * call.shape.out_channels;
   const Room written[] = {{call.middle, middle}, {call.out, out}, {call.low_middle, middle}, {call.low_out, out}};

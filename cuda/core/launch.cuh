@@ -20,36 +20,36 @@ namespace jsc {
 
 // Calls body(T{}) with the element type of a call: the only place that lists the types of the CUDA kernels.
 template <typename Body>
-ffi::Error DispatchDtype(ffi::DataType dtype, Body&& body) {
+Error DispatchDtype(DataType dtype, Body&& body) {
   switch (dtype) {
-    case ffi::DataType::F32:
+    case DataType::F32:
       return body(float{});
-    case ffi::DataType::BF16:
+    case DataType::BF16:
       return body(__nv_bfloat16{});
-    case ffi::DataType::F16:
+    case DataType::F16:
       return body(__half{});
     default:
       break;
   }
-  const std::string name = dtype == ffi::DataType::F64 ? "float64" : "code " + std::to_string(static_cast<int>(dtype));
-  return ffi::Error(ffi::ErrorCode::kUnimplemented,
-                    "dtype " + name + " is not implemented on CUDA; float32, bfloat16 and float16 are");
+  const std::string name = dtype == DataType::F64 ? "float64" : "code " + std::to_string(static_cast<int>(dtype));
+  return Error(ErrorCode::kUnimplemented,
+               "dtype " + name + " is not implemented on CUDA; float32, bfloat16 and float16 are");
 }
 
-inline ffi::Error CheckCuda(cudaError_t status, const char* what) {
-  if (status == cudaSuccess) return ffi::Error::Success();
-  return ffi::Error(ffi::ErrorCode::kInternal, std::string(what) + ": " + cudaGetErrorString(status));
+inline Error CheckCuda(cudaError_t status, const char* what) {
+  if (status == cudaSuccess) return Error::Success();
+  return Error(ErrorCode::kInternal, std::string(what) + ": " + cudaGetErrorString(status));
 }
 
 // Lets kKernel take all the shared memory of a block and clusters of more than 8 blocks. Once per device, because a
 // handler runs again whenever a command buffer is recorded, and each of these calls costs the host about a microsecond.
 template <auto kKernel>
-ffi::Error Prepare(const char* name) {
+Error Prepare(const char* name) {
   static std::atomic<uint64_t> prepared{0};  // a bit per device; devices beyond 63 are prepared at every call
   int device = 0;
   if (const cudaError_t status = cudaGetDevice(&device)) return CheckCuda(status, name);
   const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
-  if (prepared & bit) return ffi::Error::Success();
+  if (prepared & bit) return Error::Success();
   const DeviceInfo& info = GetDeviceInfo(device);
   cudaFuncAttributes code{};
   cudaError_t status = cudaFuncGetAttributes(&code, kKernel);

@@ -63,11 +63,11 @@ bool EncodeTiled(const void* data, const MapFormat& format, AxisList size, const
 
 bool HasTensorMaps() { return TiledEncoder() != nullptr; }
 
-CUtensorMapDataType TensorMapType(ffi::DataType dtype, bool precise) {
-  if (dtype == ffi::DataType::F32) {
+CUtensorMapDataType TensorMapType(DataType dtype, bool precise) {
+  if (dtype == DataType::F32) {
     return precise ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
   }
-  return dtype == ffi::DataType::BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  return dtype == DataType::BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
 }
 
 int64_t MapFormat::element_bytes() const {
@@ -100,8 +100,8 @@ bool EncodeKernelPieces(const void* kernel, CUtensorMapDataType type, int64_t ou
   return EncodeDenseMap(kernel, format, {out_channels, depth, taps}, {side, side, 1}, map);
 }
 
-ffi::Error MapsRefused(const char* kernel) {
-  return ffi::Error(ffi::ErrorCode::kInternal, std::string(kernel) + ": cuTensorMapEncodeTiled refuses its maps");
+Error MapsRefused(const char* kernel) {
+  return Error(ErrorCode::kInternal, std::string(kernel) + ": cuTensorMapEncodeTiled refuses its maps");
 }
 
 }  // namespace jsc

@@ -16,7 +16,7 @@ namespace jsc {
 bool HasTensorMaps();
 
 // float32 that is multiplied as TF32, which is not `precise`, is rounded while it is copied.
-CUtensorMapDataType TensorMapType(ffi::DataType dtype, bool precise);
+CUtensorMapDataType TensorMapType(DataType dtype, bool precise);
 
 // What is copied, and how it lies in shared memory.
 struct MapFormat {
@@ -49,7 +49,7 @@ bool EncodeKernelPieces(const void* kernel, CUtensorMapDataType type, int64_t ou
                         CUtensorMap* map);
 
 // What a launch says whose maps the driver refuses.
-ffi::Error MapsRefused(const char* kernel);
+Error MapsRefused(const char* kernel);
 
 }  // namespace jsc
 

@@ -43,13 +43,12 @@ DenseConvChoice CachedChoice(const DeviceCall& call, int element_bytes, size_t w
 
 // A build without wgmma has no device with it, and no such plan.
 template <typename T>
-ffi::Error LaunchWgmmaKernel(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps,
-                             cudaStream_t stream) {
+Error LaunchWgmmaKernel(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps, cudaStream_t stream) {
 #ifdef JSC_WGMMA
   return plan.tf32x3 ? LaunchWgmmaHighest(call, plan, maps, stream) : LaunchWgmmaPlan<T>(call, plan, maps, stream);
 #else
   (void)call, (void)plan, (void)maps, (void)stream;
-  return ffi::Error(ffi::ErrorCode::kInternal, "WgmmaKernel: not in this build");
+  return Error(ErrorCode::kInternal, "WgmmaKernel: not in this build");
 #endif
 }
 
@@ -64,11 +63,11 @@ bool IsAligned(const DeviceCall& call) {
 }  // namespace
 
 bool DirectPools(const DeviceCall& call, int device) {
-  const int bytes = call.dtype == ffi::DataType::F32 ? 4 : 2;
+  const int bytes = call.dtype == DataType::F32 ? 4 : 2;
   return call.args.pool != Pool::kNone && PoolsInKernel(CachedChoice(call, bytes, 0, device), call.args);
 }
 
-ffi::Error Direct(const DeviceCall& call, Workspace workspace, int device, cudaStream_t stream) {
+Error Direct(const DeviceCall& call, Workspace workspace, int device, cudaStream_t stream) {
   return DispatchDtype(call.dtype, [&](auto element) {
     using T = decltype(element);
     const DenseConvChoice choice = CachedChoice(call, sizeof(T), workspace.bytes, device);

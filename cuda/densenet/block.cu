@@ -45,10 +45,10 @@ bool MapWeights(const void* data, int64_t taps, int64_t channels, int64_t out_ch
 }
 
 template <class U>
-ffi::Error LaunchLayers(const DenseBlockCall& call, const DensePlan& plan, cudaStream_t stream) {
+Error LaunchLayers(const DenseBlockCall& call, const DensePlan& plan, cudaStream_t stream) {
   using T = typename U::T;
   constexpr auto kKernel = DenseLayerKernel<U>;
-  ffi::Error error = Prepare<kKernel>("DenseLayerKernel");
+  Error error = Prepare<kKernel>("DenseLayerKernel");
   if (error.failure()) return error;
   const CUtensorMapDataType type = TensorMapType(call.dtype, true),
                             weight_type = TensorMapType(call.dtype, call.precise);
@@ -98,15 +98,15 @@ ffi::Error LaunchLayers(const DenseBlockCall& call, const DensePlan& plan, cudaS
     error = CheckCuda(cudaLaunchKernelEx(&config, kKernel, task, maps), "DenseLayerKernel");
     if (error.failure()) return error;
   }
-  if (mapped) return ffi::Error::Success();
+  if (mapped) return Error::Success();
   return MapsRefused("DenseLayerKernel");
 }
 
 template <class U>
-ffi::Error LaunchTransition(const DenseBlockCall& call, cudaStream_t stream) {
+Error LaunchTransition(const DenseBlockCall& call, cudaStream_t stream) {
   using T = typename U::T;
   constexpr auto kKernel = TransitionKernel<U>;
-  ffi::Error error = Prepare<kKernel>("TransitionKernel");
+  Error error = Prepare<kKernel>("TransitionKernel");
   if (error.failure()) return error;
   const DenseTransitionArgs& transition = call.transition;
   TransitionTask<T> task{};
@@ -140,14 +140,14 @@ ffi::Error LaunchTransition(const DenseBlockCall& call, cudaStream_t stream) {
 }
 
 template <typename T, bool kPrecise>
-ffi::Error LaunchTransition(const DenseBlockCall& call, cudaStream_t stream) {
+Error LaunchTransition(const DenseBlockCall& call, cudaStream_t stream) {
   const int64_t total = call.channels + static_cast<int64_t>(call.layers.size()) * kGrowth;
   if (TransitionShare(total) <= 64) return LaunchTransition<TransitionShape<T, kPrecise, 128>>(call, stream);
   return LaunchTransition<TransitionShape<T, kPrecise, 64>>(call, stream);
 }
 
 template <typename T, bool kPrecise>
-ffi::Error LaunchShape(const DenseBlockCall& call, const DensePlan& plan, cudaStream_t stream) {
+Error LaunchShape(const DenseBlockCall& call, const DensePlan& plan, cudaStream_t stream) {
   using Shapes = DenseShapes<T, kPrecise>;
   if (plan.shape == 0) return LaunchLayers<typename Shapes::Small>(call, plan, stream);
   if (plan.shape == 1) return LaunchLayers<typename Shapes::Middle>(call, plan, stream);
@@ -163,7 +163,7 @@ DensePlan ChooseDensePlan(const DenseBlockCall& call) {
   };
   constexpr Tile kTiles[] = {{0, 2, 7, 15}, {1, 2, 14, 15}, {1, 4, 14, 15}, {2, 8, 14, 30}};
   // 16 bits: at 14x14 seven large tiles take 6 % less than 14 small ones; float32 the other way round.
-  const bool prefers_large = call.dtype != ffi::DataType::F32 && call.width >= kTiles[1].width;
+  const bool prefers_large = call.dtype != DataType::F32 && call.width >= kTiles[1].width;
   DensePlan plan{};
   for (const Tile& tile : kTiles) {
     if (prefers_large ? tile.shape == 0 : tile.shape == 1 && tile.height == 2) continue;
@@ -176,15 +176,15 @@ DensePlan ChooseDensePlan(const DenseBlockCall& call) {
 }
 
 template <typename T, bool kPrecise>
-ffi::Error LaunchBlock(const DenseBlockCall& call, cudaStream_t stream) {
-  ffi::Error error = LaunchShape<T, kPrecise>(call, ChooseDensePlan(call), stream);
+Error LaunchBlock(const DenseBlockCall& call, cudaStream_t stream) {
+  Error error = LaunchShape<T, kPrecise>(call, ChooseDensePlan(call), stream);
   if (error.failure() || call.transition.scale == nullptr) return error;
   return LaunchTransition<T, kPrecise>(call, stream);
 }
 
-ffi::Error DenseBlock(const DenseBlockCall& call, int device, cudaStream_t stream) {
+Error DenseBlock(const DenseBlockCall& call, int device, cudaStream_t stream) {
   if (GetDeviceInfo(device).clusters[8] == 0 || !GetDeviceInfo(device).tensor_maps) {
-    return ffi::Error(ffi::ErrorCode::kUnimplemented, "jsc_dense_block needs clusters of 8 blocks (Hopper or later)");
+    return Error(ErrorCode::kUnimplemented, "jsc_dense_block needs clusters of 8 blocks (Hopper or later)");
   }
   if (call.precise) return LaunchBlock<float, true>(call, stream);
   return DispatchDtype(call.dtype, [&](auto element) { return LaunchBlock<decltype(element), false>(call, stream); });

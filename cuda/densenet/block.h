@@ -11,11 +11,9 @@
 
 #include <vector>
 
-#include "xla/ffi/api/ffi.h"
+#include "native/types.h"
 
 namespace jsc {
-
-namespace ffi = xla::ffi;
 
 constexpr int kGrowth = 32;         // channels that a layer adds
 constexpr int kMiddle = 128;        // channels between its convolutions
@@ -39,7 +37,7 @@ struct DenseTransitionArgs {
 };
 
 struct DenseBlockCall {
-  ffi::DataType dtype;
+  DataType dtype;
   bool precise;  // float32 is multiplied as float32
   int64_t images, height, width, channels;
   const void* x;  // [N, H, W, C0]
@@ -47,11 +45,6 @@ struct DenseBlockCall {
   std::vector<DenseLayerArgs> layers;
   DenseTransitionArgs transition;
 };
-
-// attributes: precision, int64, and offsets, int64 [parameters], where one operand [size] holds all of them: the
-// elements in front of each, whole multiples of 128 bytes.
-ffi::ErrorOr<DenseBlockCall> MakeDenseBlockCall(ffi::AnyBuffer x, ffi::RemainingArgs operands, ffi::AnyBuffer out,
-                                                ffi::RemainingRets rest, ffi::Dictionary attributes);
 
 // How a layer's map is cut: a tile of results for each cluster, of one of the kernel's shapes.
 struct DensePlan {
@@ -62,7 +55,7 @@ struct DensePlan {
 
 DensePlan ChooseDensePlan(const DenseBlockCall& call);
 
-ffi::Error DenseBlock(const DenseBlockCall& call, int device, cudaStream_t stream);  // densenet/block.cu
+Error DenseBlock(const DenseBlockCall& call, int device, cudaStream_t stream);  // densenet/block.cu
 
 }  // namespace jsc
 

@@ -4,7 +4,7 @@
 
 #include "cuda/core/device_call.h"
 #include "cuda/core/device_info.h"
-#include "cuda/densenet/block.h"
+#include "cuda/densenet/decode.h"
 
 namespace jsc {
 namespace {
@@ -146,9 +146,9 @@ ffi::ErrorOr<DenseBlockCall> MakeDenseBlockCall(ffi::AnyBuffer x, ffi::Remaining
   if (!HasSize(map, x.element_type(), {size[0], size[1], size[2], total})) {
     return Invalid("the block's map is not [N, H, W, C0 + 32 * layers] of x's dtype");
   }
-  DenseBlockCall call{x.element_type(),   false, size[0], size[1], size[2], channels, x.untyped_data(),
+  DenseBlockCall call{TypeOf(x),          false, size[0], size[1], size[2], channels, x.untyped_data(),
                       map.untyped_data(), {},    {}};
-  call.precise = call.dtype == ffi::DataType::F32 && *precision == static_cast<int64_t>(Precision::kHighest);
+  call.precise = call.dtype == DataType::F32 && *precision == static_cast<int64_t>(Precision::kHighest);
   call.layers.resize(static_cast<size_t>(layers));
   for (int64_t i = 0; i < layers; ++i) {
     const size_t first = static_cast<size_t>(i) * kParameters;
@@ -162,7 +162,7 @@ ffi::ErrorOr<DenseBlockCall> MakeDenseBlockCall(ffi::AnyBuffer x, ffi::Remaining
   const std::string wrong = ReadTransition(parameters, first, total, &call.transition);
   if (!wrong.empty()) return Invalid("transition: " + wrong);
   if (size[1] < 2 || size[2] < 2 ||
-      !HasSize(out, call.dtype, {size[0], size[1] / 2, size[2] / 2, call.transition.out_channels})) {
+      !HasSize(out, x.element_type(), {size[0], size[1] / 2, size[2] / 2, call.transition.out_channels})) {
     return Invalid("the result is not [N, H / 2, W / 2, K] of x's dtype");
   }
   call.transition.out = out.untyped_data();

@@ -17,8 +17,8 @@ constexpr int kStaticBytes = 1024;
 struct LaunchChain {
   cudaStream_t stream;
   template <auto kKernel, typename... Args>
-  ffi::Error Launch(const char* name, dim3 grid, int threads, int shared, bool overlaps, const Args&... args) const {
-    ffi::Error error = Prepare<kKernel>(name);
+  Error Launch(const char* name, dim3 grid, int threads, int shared, bool overlaps, const Args&... args) const {
+    Error error = Prepare<kKernel>(name);
     if (error.failure()) return error;
     cudaLaunchConfig_t config{};
     config.gridDim = grid;
@@ -47,7 +47,7 @@ struct Block {
   int64_t pixels() const { return call.images * call.height * call.width; }
   int64_t total() const { return call.channels + static_cast<int64_t>(call.layers.size()) * kGrowth; }
 
-  ffi::Error Prepare() const {
+  Error Prepare() const {
     PrepareTask task{};
     const int layers = static_cast<int>(call.layers.size());
     for (int i = 0; i < layers; ++i) {
@@ -69,7 +69,7 @@ struct Block {
   }
 
   template <class U>
-  ffi::Error First(int layer, const FirstMaps& maps) const {
+  Error First(int layer, const FirstMaps& maps) const {
     const DenseLayerArgs& args = call.layers[layer];
     FirstTask<T> task{};
     task.scale = static_cast<const T*>(args.scale);
@@ -123,7 +123,7 @@ struct Block {
   }
 
   template <class U>
-  ffi::Error Second(int layer, SecondTask<T> task, const SecondMaps& maps, int shared) const {
+  Error Second(int layer, SecondTask<T> task, const SecondMaps& maps, int shared) const {
     const int first = static_cast<int>(call.channels), channels = first + layer * kGrowth;
     task.kernel = prepared + PreparedBytes(sizeof(T), kTf32x3, first, layer) +
                   DenseChunks(first, channels, kChunk<T>).all * int64_t{kFirstPiece} * kPlanes;
@@ -134,7 +134,7 @@ struct Block {
   }
 
   template <class First_, class Second_>
-  ffi::Error Run() const {
+  Error Run() const {
     FirstMaps first_maps;
     SecondMaps second_maps;
     SecondTask<T> second{};
@@ -142,7 +142,7 @@ struct Block {
     if (!MapFirst(First_::kPixels, &first_maps) || !CutSecond<Second_>(&second, &second_maps, &shared)) {
       return MapsRefused("FirstKernel and SecondKernel");
     }
-    ffi::Error error = Prepare();
+    Error error = Prepare();
     for (int i = 0; i < static_cast<int>(call.layers.size()) && error.success(); ++i) {
       error = First<First_>(i, first_maps);
       if (error.success()) error = Second<Second_>(i, second, second_maps, shared);
@@ -151,11 +151,11 @@ struct Block {
   }
 
   template <class First_>
-  ffi::Error RunFirst(const DenseLayersPlan& plan) const {
+  Error RunFirst(const DenseLayersPlan& plan) const {
     if (plan.second_groups == 1) return Run<First_, SecondTile<T, 1, kTf32x3>>();
     return Run<First_, SecondTile<T, 2, kTf32x3>>();
   }
-  ffi::Error Run(const DenseLayersPlan& plan) const {
+  Error Run(const DenseLayersPlan& plan) const {
     if (plan.first_out_channels == 32) return RunFirst<FirstTile<T, 1, 4, 32, kTf32x3>>(plan);
     if (plan.first_out_channels == 64) return RunFirst<FirstTile<T, 1, kTf32x3 ? 2 : 4, 64, kTf32x3>>(plan);
     if (plan.first_groups == 1) return RunFirst<FirstTile<T, 1, 2, 128, kTf32x3>>(plan);
@@ -166,8 +166,8 @@ struct Block {
 
 }  // namespace
 
-ffi::Error LaunchDenseLayers(const DenseBlockCall& call, const DenseLayersPlan& plan, unsigned char* memory,
-                             const DeviceInfo& device, cudaStream_t stream) {
+Error LaunchDenseLayers(const DenseBlockCall& call, const DenseLayersPlan& plan, unsigned char* memory,
+                        const DeviceInfo& device, cudaStream_t stream) {
   const auto run = [&](auto element, auto tf32x3) {
     using T = decltype(element);
     constexpr bool kTf32x3 = decltype(tf32x3)::value;

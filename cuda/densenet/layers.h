@@ -45,11 +45,11 @@ int64_t DenseLayersBytes(int element_bytes, bool precise, int64_t pixels, int64_
 DenseLayersPlan ChooseDenseLayersPlan(const DenseBlockCall& call, int multiprocessors);
 
 // by wgmma, on Hopper.
-ffi::Error DenseLayers(const DenseBlockCall& call, Workspace workspace, int device, cudaStream_t stream);
+Error DenseLayers(const DenseBlockCall& call, Workspace workspace, int device, cudaStream_t stream);
 
 // densenet/layers.cu, code for sm_90a alone; memory: so many bytes, from a multiple of kSwizzleBytes on.
-ffi::Error LaunchDenseLayers(const DenseBlockCall& call, const DenseLayersPlan& plan, unsigned char* memory,
-                             const DeviceInfo& device, cudaStream_t stream);
+Error LaunchDenseLayers(const DenseBlockCall& call, const DenseLayersPlan& plan, unsigned char* memory,
+                        const DeviceInfo& device, cudaStream_t stream);
 
 }  // namespace jsc
 

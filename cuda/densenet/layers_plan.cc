@@ -29,17 +29,16 @@ DenseLayersPlan ChooseDenseLayersPlan(const DenseBlockCall& call, int multiproce
   return plan;
 }
 
-ffi::Error DenseLayers(const DenseBlockCall& call, Workspace workspace, int device,
-                       [[maybe_unused]] cudaStream_t stream) {
+Error DenseLayers(const DenseBlockCall& call, Workspace workspace, int device, [[maybe_unused]] cudaStream_t stream) {
   if (call.transition.scale != nullptr) {
-    return ffi::Error(ffi::ErrorCode::kInvalidArgument, "a dense block of many images has no transition in its call");
+    return Error(ErrorCode::kInvalidArgument, "a dense block of many images has no transition in its call");
   }
-  const int element_bytes = call.dtype == ffi::DataType::F32 ? 4 : 2;
+  const int element_bytes = call.dtype == DataType::F32 ? 4 : 2;
   const int64_t pixels = call.images * call.height * call.width, layers = static_cast<int64_t>(call.layers.size());
   const int64_t needed = DenseLayersBytes(element_bytes, call.precise, pixels, call.channels, layers);
   if (static_cast<int64_t>(workspace.bytes) < needed) {
-    return ffi::Error(ffi::ErrorCode::kInvalidArgument,
-                      "the workspace of a dense block of many images must have " + std::to_string(needed) + " bytes");
+    return Error(ErrorCode::kInvalidArgument,
+                 "the workspace of a dense block of many images must have " + std::to_string(needed) + " bytes");
   }
 #ifdef JSC_WGMMA
   const DeviceInfo& info = GetDeviceInfo(device);
@@ -49,9 +48,8 @@ ffi::Error DenseLayers(const DenseBlockCall& call, Workspace workspace, int devi
     return LaunchDenseLayers(call, ChooseDenseLayersPlan(call, info.multiprocessors), memory, info, stream);
   }
 #endif
-  return ffi::Error(
-      ffi::ErrorCode::kUnimplemented,
-      "a dense block of many images needs Hopper's warpgroup products on device " + std::to_string(device));
+  return Error(ErrorCode::kUnimplemented,
+               "a dense block of many images needs Hopper's warpgroup products on device " + std::to_string(device));
 }
 
 }  // namespace jsc

@@ -1,7 +1,6 @@
 // The custom calls of COO*: convolutions of a map and of a CooStar, and the format's conversions.
 #include "cuda/ffi/handle.h"
-#include "native/coo_lists.h"
-#include "native/coo_star_args.h"
+#include "native/decode_coo.h"
 
 namespace jsc {
 namespace {
@@ -45,14 +44,15 @@ ffi::ErrorOr<CooChoice> ReadChoice(ffi::Dictionary attributes, ffi::BufferR2<ffi
 ffi::Error RunCoo(const DeviceCall& call, const ffi::ErrorOr<CooChoice>& choice, Workspace workspace, int device,
                   cudaStream_t stream) {
   if (call.counts != nullptr) return Invalid("jsc_coo does not count; jsc_ecr, jsc_pecr and jsc_direct do");
-  return choice.has_error() ? choice.error() : Coo(call, *choice, workspace, device, stream);
+  if (choice.has_error()) return choice.error();
+  return Coo(call, *choice, workspace, device, stream);
 }
 
 ffi::Error CooHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, ffi::AnyBuffer kernel,
                       ffi::RemainingArgs optional, ffi::Result<ffi::AnyBuffer> out,
                       ffi::Result<ffi::AnyBuffer> workspace, ffi::RemainingRets counted, ffi::Dictionary attributes) {
   return Handle(stream, device, x, kernel, optional, out, workspace, counted, attributes,
-                [&](const DeviceCall& call, Workspace scratch) {
+                [&](const DeviceCall& call, Workspace scratch) -> ffi::Error {
                   const ffi::ErrorOr<CooChoice> choice = ReadChoice(attributes);
                   if (!choice.has_error() && choice->count > 1) return Invalid("jsc_coo has one variant");
                   return RunCoo(call, choice, scratch, device, stream);
@@ -75,7 +75,7 @@ ffi::Error CooOfListsHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer
                              ffi::Result<ffi::AnyBuffer> workspace, ffi::Dictionary attributes) {
   return CheckAndLaunch(
       device, [&] { return MakeCooListsCall(values, positions, counts, kernel, optional, out, attributes); },
-      [&](const CooListsCall& given) {
+      [&](const CooListsCall& given) -> ffi::Error {
         const DeviceCall call(given.call);
         const ffi::ErrorOr<CooChoice> choice = ReadChoice(attributes, nonzeros);
         if (choice.has_error()) return choice.error();

@@ -12,11 +12,13 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/chain/decode.h"
 #include "cuda/dense_conv/plan/mma_plan.h"
+#include "cuda/densenet/decode.h"
 #include "cuda/densenet/layers.h"
 #include "cuda/ffi/handle.h"
 #include "cuda/sparse/ecr/plan.h"
-#include "native/call.h"
+#include "native/decode.h"
 
 namespace nb = nanobind;
 
@@ -60,7 +62,7 @@ ffi::Error AdaptiveHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x
                            ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace,
                            ffi::RemainingRets counted, ffi::Dictionary attributes) {
   return Handle(stream, device, x, kernel, optional, out, workspace, counted, attributes,
-                [&](const DeviceCall& call, Workspace scratch) {
+                [&](const DeviceCall& call, Workspace scratch) -> ffi::Error {
                   const auto threshold = attributes.get<float>("threshold");
                   if (!threshold.has_value()) return Invalid("attribute threshold must be a float32");
                   if (ffi::Error error = CheckNonzeros(nonzeros); error.failure()) return error;
@@ -97,7 +99,7 @@ XLA_FFI_DEFINE_HANDLER(kDirect, Handler<RunDirect>, Binding(), {ffi::Traits::kCm
 XLA_FFI_DEFINE_HANDLER(kDense, Handler<RunDense>, Binding(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kAdaptive, AdaptiveHandler, BindingWithNonzeros(), {ffi::Traits::kCmdBufferCompatible});
 
-// A chain of convolutions; operands, results and attributes are described in chain/call.h.
+// A chain of convolutions; operands, results and attributes are described in chain/decode.h.
 XLA_FFI_DEFINE_HANDLER(kChain, ChainHandler,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::PlatformStream<cudaStream_t>>()

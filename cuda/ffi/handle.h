@@ -12,7 +12,7 @@
 
 #include "cuda/core/device_scope.h"
 #include "cuda/ffi/kernels.h"
-#include "native/call.h"
+#include "native/decode.h"
 
 namespace jsc {
 
@@ -105,7 +105,7 @@ ffi::Error Handle(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, ffi::An
   DeviceCall call(*decoded);
   if (ffi::Error error = TakeCounts(counted, &call); error.failure()) return error;
   if (ffi::Error error = ReadCandidate(attributes, &call); error.failure()) return error;
-  if (call.dtype == ffi::DataType::F64) {
+  if (call.dtype == DataType::F64) {
     return ffi::Error(ffi::ErrorCode::kUnimplemented,
                       "dtype float64 is not implemented on CUDA; float32, bfloat16 and float16 are");
   }

@@ -23,36 +23,36 @@ struct Workspace {
   size_t bytes;
 };
 
-ffi::Error Ecr(const DeviceCall& call, Workspace workspace, int device, cudaStream_t stream);   // sparse/ecr/ecr.cu
-ffi::Error Pecr(const DeviceCall& call, Workspace workspace, int device, cudaStream_t stream);  // sparse/ecr/pecr.cu
-ffi::Error Coo(const DeviceCall& call, const CooChoice& choice, Workspace workspace, int device,
-               cudaStream_t stream);  // sparse/coo/coo.cu
+Error Ecr(const DeviceCall& call, Workspace workspace, int device, cudaStream_t stream);   // sparse/ecr/ecr.cu
+Error Pecr(const DeviceCall& call, Workspace workspace, int device, cudaStream_t stream);  // sparse/ecr/pecr.cu
+Error Coo(const DeviceCall& call, const CooChoice& choice, Workspace workspace, int device,
+          cudaStream_t stream);  // sparse/coo/coo.cu
 // The same of stored lists, which are read in x's place.
-ffi::Error CooOfLists(const DeviceCall& call, const CooChoice& choice, const CooLists& lists, Workspace workspace,
-                      int device, cudaStream_t stream);  // sparse/coo/stored.cu
-ffi::Error Direct(const DeviceCall& call, Workspace workspace, int device,
-                  cudaStream_t stream);  // dense_conv/dense_conv.cu
-ffi::Error Dense(const DeviceCall& call, Workspace workspace, int device,
-                 cudaStream_t stream);                                               // sparse/matvec/rows.cu
-ffi::Error PerOutput(const DeviceCall& call, cudaStream_t stream, bool skip_zeros);  // sparse/per_output.cu
+Error CooOfLists(const DeviceCall& call, const CooChoice& choice, const CooLists& lists, Workspace workspace,
+                 int device, cudaStream_t stream);  // sparse/coo/stored.cu
+Error Direct(const DeviceCall& call, Workspace workspace, int device,
+             cudaStream_t stream);  // dense_conv/dense_conv.cu
+Error Dense(const DeviceCall& call, Workspace workspace, int device,
+            cudaStream_t stream);                                               // sparse/matvec/rows.cu
+Error PerOutput(const DeviceCall& call, cudaStream_t stream, bool skip_zeros);  // sparse/per_output.cu
 // Ecr or Direct, without a pool (sparse/adaptive.cc). gate: which side is for which density; `above` is not read.
-ffi::Error Adaptive(const DeviceCall& call, const Gate& gate, Workspace workspace, int device, cudaStream_t stream);
+Error Adaptive(const DeviceCall& call, const Gate& gate, Workspace workspace, int device, cudaStream_t stream);
 
 // The error of a call that is told a candidate that does not fit it.
-inline ffi::Error NoSuchTile() {
-  return ffi::Error(ffi::ErrorCode::kInvalidArgument, "candidate: no kernel has this tile for the call on this device");
+inline Error NoSuchTile() {
+  return Error(ErrorCode::kInvalidArgument, "candidate: no kernel has this tile for the call on this device");
 }
 
 // Whether Direct takes the pool of a call into a kernel that is made for it.
 bool DirectPools(const DeviceCall& call, int device);
 
-ffi::Error Chain(const ChainCall& call, int device, cudaStream_t stream);  // chain/chain.cu: a kernel for each layer
+Error Chain(const ChainCall& call, int device, cudaStream_t stream);  // chain/chain.cu: a kernel for each layer
 
 // sparse/coo/coo_star.cu
-ffi::Error CooFromDense(const CooStarArgs& args, const void* x, void* values, void* positions, void* counts,
-                        cudaStream_t stream);
-ffi::Error CooToDense(const CooStarArgs& args, const void* values, const void* positions, const void* counts, void* x,
-                      cudaStream_t stream);
+Error CooFromDense(const CooStarArgs& args, const void* x, void* values, void* positions, void* counts,
+                   cudaStream_t stream);
+Error CooToDense(const CooStarArgs& args, const void* values, const void* positions, const void* counts, void* x,
+                 cudaStream_t stream);
 
 }  // namespace jsc
 

@@ -12,15 +12,15 @@
 
 namespace jsc {
 
-ffi::Error Adaptive(const DeviceCall& call, const Gate& gate, Workspace workspace, int device, cudaStream_t stream) {
+Error Adaptive(const DeviceCall& call, const Gate& gate, Workspace workspace, int device, cudaStream_t stream) {
   if (call.args.pool != Pool::kNone) {
-    return ffi::Error(ffi::ErrorCode::kInvalidArgument, "jsc_adaptive has no pool; jsc_pecr has");
+    return Error(ErrorCode::kInvalidArgument, "jsc_adaptive has no pool; jsc_pecr has");
   }
   DeviceCall sparse = call, dense = call;
   sparse.gate = dense.gate = gate;
   dense.gate.above = true;
   sparse.gate.overlaps = GetDeviceInfo(device).clusters[1] > 0;  // Hopper and later have both
-  ffi::Error error = Direct(dense, workspace, device, stream);
+  Error error = Direct(dense, workspace, device, stream);
   return error.failure() ? error : Ecr(sparse, workspace, device, stream);
 }
 

@@ -81,10 +81,10 @@ __global__ void __launch_bounds__(kThreads) PerOutputKernel(const __grid_constan
 }
 
 template <typename T, bool kSkipZeros>
-ffi::Error Launch(const DeviceCall& call, cudaStream_t stream) {
+Error Launch(const DeviceCall& call, cudaStream_t stream) {
   const ConvArgs& a = call.args;
   const int64_t outputs = a.out_size[0] * a.out_size[1] * a.out_channels;  // of an image: fewer than 2^31
-  if (outputs * a.images == 0) return ffi::Error::Success();
+  if (outputs * a.images == 0) return Error::Success();
   ConvTask<T> task = MakeConvTask<T>(call, EcrPlan{}, nullptr);
   task.by_group_tiles = Divider(task.group_out_channels);
   constexpr int64_t kMaxGrid = 65535;
@@ -103,7 +103,7 @@ ffi::Error Launch(const DeviceCall& call, cudaStream_t stream) {
 
 }  // namespace
 
-ffi::Error PerOutput(const DeviceCall& call, cudaStream_t stream, bool skip_zeros) {
+Error PerOutput(const DeviceCall& call, cudaStream_t stream, bool skip_zeros) {
   return DispatchDtype(call.dtype, [&](auto element) {
     using T = decltype(element);
     return skip_zeros ? Launch<T, true>(call, stream) : Launch<T, false>(call, stream);

@@ -50,6 +50,17 @@ def inputs_and_result(case: Case, dtype: str) -> tuple[cases.Inputs, np.ndarray]
     return inputs, wanted
 
 
+@functools.cache
+def inputs_and_gradients(case: Case, dtype: str) -> tuple[cases.Inputs, tuple[np.ndarray, np.ndarray]]:
+    """The same with the gradients by x and by kernel of the sum of the result's squares."""
+    inputs = cases.inputs(case, jnp.dtype(dtype))
+    wanted = oracle.gradients(case, inputs)
+    for array in (*inputs, *wanted):
+        if array is not None:
+            array.flags.writeable = False
+    return inputs, wanted
+
+
 def call(
     case: Case,
     x: Any,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -23,7 +24,7 @@ def gradients(case: Case, inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
     """By x and by kernel, of the sum of the result's squares, in float64."""
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
         wide = [None if v is None else np.asarray(v).astype(np.float64) for v in inputs]
-        by_x, by_kernel = jax.jit(jax.grad(lambda *values: (_compute(case, *values) ** 2).sum(), (0, 1)))(*wide)
+        by_x, by_kernel = _gradients(case, *wide)
         return np.asarray(by_x), np.asarray(by_kernel)
 
 
@@ -54,6 +55,12 @@ def _compute(case: Case, x: Any, kernel: Any, bias: Any, residual: Any) -> jax.A
         return lax.select(nans > 0, lax.full_like(most, np.nan), most)
     total = lax.reduce_window(y, np.float64(0), lax.add, window, strides, padding)
     return total / (case.window[0] * case.window[1])
+
+
+@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jax.grad, argnums=(1, 2))
+def _gradients(case: Case, *values: Any) -> jax.Array:
+    return (_compute(case, *values) ** 2).sum()
 
 
 def relative_error(actual: Any, wanted: np.ndarray) -> float:

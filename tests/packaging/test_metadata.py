@@ -23,7 +23,7 @@ def test_the_package_has_one_version() -> None:
 def test_pythons_that_are_promised_are_those_that_the_check_runs() -> None:
     classifiers = "\n".join(project()["project"]["classifiers"])
     promised = re.findall(r"^Programming Language :: Python :: (3\.\d+)$", classifiers, re.MULTILINE)
-    later = re.search(r"^for pair in (.*); do$", (ROOT / ".ci" / "run").read_text("utf-8"), re.MULTILINE)
+    later = re.search(r"^pairs=\((.*)\)$", (ROOT / ".ci" / "run").read_text("utf-8"), re.MULTILINE)
     assert later is not None
     assert promised == ["3.11", *re.findall(r'"(3\.\d+) 0\.\d+"', later[1])]
 

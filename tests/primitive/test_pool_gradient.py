@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import cases
@@ -58,8 +59,9 @@ def one_by_one(y: np.ndarray, cotangent: np.ndarray, pool: Pool) -> np.ndarray:
     return found
 
 
-def backward(function: Any, y: jax.Array, cotangent: Any) -> np.ndarray:
-    return np.asarray(jax.jit(lambda y, g: jax.vjp(function, y)[1](g)[0])(y, cotangent))
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def backward(function: Any, pool: Pool, y: jax.Array, cotangent: Any) -> jax.Array:
+    return jax.vjp(lambda y: function(y, pool), y)[1](cotangent)[0]
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
@@ -68,10 +70,10 @@ def test_one_pixel_of_each_window(name: str, window: tuple[int, int]) -> None:
     """Rows and columns behind the last window get nothing."""
     y, pool = values_of(name), pool_of(window)
     g = np.random.default_rng(0).standard_normal(by_lax(y, pool).shape).astype(np.float32)
-    found = backward(lambda y: reference.pool(y, pool), y, g)
+    found = backward(reference.pool, pool, y, g)
     np.testing.assert_array_equal(found, one_by_one(np.asarray(y), g, pool))
     if PLATFORM == "cpu":
-        np.testing.assert_array_equal(found, backward(lambda y: by_lax(y, pool), y, g))
+        np.testing.assert_array_equal(found, backward(by_lax, pool, y, g))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
@@ -79,7 +81,7 @@ def test_dtypes(dtype: str) -> None:
     with jax.enable_x64(dtype == "float64"):
         y, pool = values_of("ties", dtype), pool_of((2, 2))
         g = values_of("random", dtype, (2, 4, 5, 5))
-        found = backward(lambda y: reference.pool(y, pool), y, g)
+        found = backward(reference.pool, pool, y, g)
         assert found.dtype == jnp.dtype(dtype)
         np.testing.assert_array_equal(found, one_by_one(np.asarray(y), np.asarray(g), pool))
 

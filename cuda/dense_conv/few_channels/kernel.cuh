@@ -106,9 +106,9 @@ __global__ void __launch_bounds__(U::kMostThreads, U::kResident)
 }
 
 template <class U, typename T>
-ffi::Error LaunchFewChannels(const DeviceCall& call, const FewChannelsPlan& plan, cudaStream_t stream) {
+Error LaunchFewChannels(const DeviceCall& call, const FewChannelsPlan& plan, cudaStream_t stream) {
   constexpr auto kKernel = FewChannelsKernel<U, T>;
-  ffi::Error error = Prepare<kKernel>("ImageKernel");
+  Error error = Prepare<kKernel>("ImageKernel");
   if (error.failure()) return error;
   FewChannelsTask<T> task = MakeFewChannelsTask<T>(call, plan);
   if (U::kTf32x3 && call.low.written) *call.low.written = true;
@@ -130,7 +130,7 @@ ffi::Error LaunchFewChannels(const DeviceCall& call, const FewChannelsPlan& plan
 
 // A call of elements T by the tile that its plan has.
 template <typename T, bool kTf32x3>
-ffi::Error LaunchFewChannelsTile(const DeviceCall& call, const FewChannelsPlan& plan, cudaStream_t stream) {
+Error LaunchFewChannelsTile(const DeviceCall& call, const FewChannelsPlan& plan, cudaStream_t stream) {
   if (plan.out_channels == 64) {
     return plan.paired ? LaunchFewChannels<FewChannelsTile<64, kTf32x3, true>, T>(call, plan, stream)
                        : LaunchFewChannels<FewChannelsTile<64, kTf32x3, false>, T>(call, plan, stream);
@@ -140,7 +140,7 @@ ffi::Error LaunchFewChannelsTile(const DeviceCall& call, const FewChannelsPlan& 
 }
 
 template <typename T>
-ffi::Error LaunchFewChannelsPlan(const DeviceCall& call, const FewChannelsPlan& plan, cudaStream_t stream) {
+Error LaunchFewChannelsPlan(const DeviceCall& call, const FewChannelsPlan& plan, cudaStream_t stream) {
   if constexpr (sizeof(T) == 4) {
     if (plan.tf32x3) return LaunchFewChannelsTile<T, true>(call, plan, stream);
   }

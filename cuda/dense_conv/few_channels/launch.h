@@ -8,7 +8,7 @@
 namespace jsc {
 
 template <typename T>
-ffi::Error LaunchFewChannelsPlan(const DeviceCall& call, const FewChannelsPlan& plan, cudaStream_t stream);
+Error LaunchFewChannelsPlan(const DeviceCall& call, const FewChannelsPlan& plan, cudaStream_t stream);
 
 }  // namespace jsc
 

@@ -72,9 +72,9 @@ __global__ void __launch_bounds__(U::kThreads, kGroupedBlocks)
 }
 
 template <class U, typename T>
-ffi::Error LaunchGrouped(const DeviceCall& call, const GroupedPlan& plan, cudaStream_t stream) {
+Error LaunchGrouped(const DeviceCall& call, const GroupedPlan& plan, cudaStream_t stream) {
   constexpr auto kKernel = GroupedKernel<U, T>;
-  const ffi::Error error = Prepare<kKernel>("GroupKernel");
+  const Error error = Prepare<kKernel>("GroupKernel");
   if (error.failure()) return error;
   GroupedTask<T> group = MakeGroupedTask<T>(call, plan);
   const int64_t tiles = call.args.stacks * plan.image_tiles * plan.tiles_down * plan.tiles_across;
@@ -94,7 +94,7 @@ ffi::Error LaunchGrouped(const DeviceCall& call, const GroupedPlan& plan, cudaSt
 
 // The kernel of a plan's tiles, one of those of GroupedTiles in dense_conv/plan/grouped_plan.cc.
 template <typename T, bool kTf32x3>
-ffi::Error LaunchGroupedTiles(const DeviceCall& call, const GroupedPlan& plan, cudaStream_t stream) {
+Error LaunchGroupedTiles(const DeviceCall& call, const GroupedPlan& plan, cudaStream_t stream) {
   switch (plan.tiles) {
     case 1:
       return LaunchGrouped<GroupedTuning<T, 1, kTf32x3>, T>(call, plan, stream);
@@ -109,12 +109,12 @@ ffi::Error LaunchGroupedTiles(const DeviceCall& call, const GroupedPlan& plan, c
     case 7:
       return LaunchGrouped<GroupedTuning<T, 7, kTf32x3>, T>(call, plan, stream);
     default:
-      return ffi::Error(ffi::ErrorCode::kInternal, "GroupKernel: no such tiles");
+      return Error(ErrorCode::kInternal, "GroupKernel: no such tiles");
   }
 }
 
 template <typename T>
-ffi::Error LaunchGroupedPlan(const DeviceCall& call, const GroupedPlan& plan, cudaStream_t stream) {
+Error LaunchGroupedPlan(const DeviceCall& call, const GroupedPlan& plan, cudaStream_t stream) {
   if constexpr (sizeof(T) == 4) {
     if (plan.tf32x3) return LaunchGroupedTiles<T, true>(call, plan, stream);
   }

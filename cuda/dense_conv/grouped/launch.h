@@ -8,7 +8,7 @@
 namespace jsc {
 
 template <typename T>
-ffi::Error LaunchGroupedPlan(const DeviceCall& call, const GroupedPlan& plan, cudaStream_t stream);
+Error LaunchGroupedPlan(const DeviceCall& call, const GroupedPlan& plan, cudaStream_t stream);
 
 }  // namespace jsc
 

@@ -158,9 +158,9 @@ __global__ void __launch_bounds__(U::kThreads) MmaReduceKernel(const __grid_cons
 }
 
 template <class U, typename T>
-ffi::Error LaunchMma(const DeviceCall& call, const MmaPlan& plan, void* workspace, cudaStream_t stream) {
+Error LaunchMma(const DeviceCall& call, const MmaPlan& plan, void* workspace, cudaStream_t stream) {
   constexpr auto kKernel = MmaKernel<U, T>;
-  ffi::Error error = Prepare<kKernel>("DirectKernel");
+  Error error = Prepare<kKernel>("DirectKernel");
   if (error.failure()) return error;
   MmaTask<T> task = MakeMmaTask<T>(call, plan, workspace);
   const dim3 tiles(static_cast<unsigned>(task.tiles), static_cast<unsigned>(call.args.groups),

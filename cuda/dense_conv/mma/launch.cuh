@@ -10,7 +10,7 @@ namespace jsc {
 
 // The tiles of float32-accurate products, by 3xTF32 or by FFMA.
 template <class Tunings>
-ffi::Error LaunchPrecise(const DeviceCall& call, const MmaPlan& plan, void* workspace, cudaStream_t stream) {
+Error LaunchPrecise(const DeviceCall& call, const MmaPlan& plan, void* workspace, cudaStream_t stream) {
   using Flat = typename Tunings::Flat;
   using Small = typename Tunings::Small;
   using Large = typename Tunings::Large;
@@ -21,9 +21,9 @@ ffi::Error LaunchPrecise(const DeviceCall& call, const MmaPlan& plan, void* work
 }
 
 template <typename T>
-ffi::Error LaunchMmaPlan(const DeviceCall& call, const MmaPlan& plan, void* workspace, cudaStream_t stream) {
+Error LaunchMmaPlan(const DeviceCall& call, const MmaPlan& plan, void* workspace, cudaStream_t stream) {
   using Fast = MmaTunings<T>;
-  ffi::Error error;
+  Error error;
   if constexpr (sizeof(T) == 4) {
     const bool tf32x3 = plan.engine == Engine::kTf32x3;
     if (tf32x3 && LaunchSmallMapPlan<T, true>(call, plan, stream, &error)) return error;

@@ -8,7 +8,7 @@
 namespace jsc {
 
 template <typename T>
-ffi::Error LaunchMmaPlan(const DeviceCall& call, const MmaPlan& plan, void* workspace, cudaStream_t stream);
+Error LaunchMmaPlan(const DeviceCall& call, const MmaPlan& plan, void* workspace, cudaStream_t stream);
 
 }  // namespace jsc
 

@@ -252,9 +252,9 @@ __global__ void __launch_bounds__(U::kThreads) SmallMapKernel(const __grid_const
 }
 
 template <class U, typename T>
-ffi::Error LaunchSmallMap(const DeviceCall& call, const MmaPlan& plan, cudaStream_t stream) {
+Error LaunchSmallMap(const DeviceCall& call, const MmaPlan& plan, cudaStream_t stream) {
   constexpr auto kKernel = SmallMapKernel<U, T>;
-  const ffi::Error error = Prepare<kKernel>("DeepKernel");
+  const Error error = Prepare<kKernel>("DeepKernel");
   if (error.failure()) return error;
   SmallMapTask<T> small_map = MakeSmallMapTask<T>(call, plan);
   MmaTask<T>& task = small_map.mma;
@@ -273,7 +273,7 @@ ffi::Error LaunchSmallMap(const DeviceCall& call, const MmaPlan& plan, cudaStrea
 
 // The kernel of a plan's tile; false where it is of another kernel.
 template <typename T, bool kTf32x3>
-bool LaunchSmallMapPlan(const DeviceCall& call, const MmaPlan& plan, cudaStream_t stream, ffi::Error* error) {
+bool LaunchSmallMapPlan(const DeviceCall& call, const MmaPlan& plan, cudaStream_t stream, Error* error) {
   const auto launch = [&](auto tuning) {
     *error = LaunchSmallMap<decltype(tuning), T>(call, plan, stream);
     return true;

@@ -268,10 +268,10 @@ SplitKChannelsTask<T> MakeSplitKChannelsTask(const DeviceCall& call, const Split
 }
 
 template <class U, typename T>
-ffi::Error LaunchSplitKChannels(const DeviceCall& call, const SplitKChannelsPlan& plan, const SplitKChannelsMaps& maps,
-                                cudaStream_t stream) {
+Error LaunchSplitKChannels(const DeviceCall& call, const SplitKChannelsPlan& plan, const SplitKChannelsMaps& maps,
+                           cudaStream_t stream) {
   constexpr auto kKernel = SplitKChannelsKernel<U, T>;
-  const ffi::Error error = Prepare<kKernel>("SliceKernel");
+  const Error error = Prepare<kKernel>("SliceKernel");
   if (error.failure()) return error;
   SplitKChannelsTask<T> task = MakeSplitKChannelsTask<T>(call, plan);
   const ConvArgs& a = call.args;
@@ -292,8 +292,8 @@ ffi::Error LaunchSplitKChannels(const DeviceCall& call, const SplitKChannelsPlan
 
 // The kernel of a plan's tile, one of those in dense_conv/plan/splitk_channels_plan.cc.
 template <typename T, bool kTf32x3>
-ffi::Error LaunchSplitKChannelsTile(const DeviceCall& call, const SplitKChannelsPlan& plan,
-                                    const SplitKChannelsMaps& maps, cudaStream_t stream) {
+Error LaunchSplitKChannelsTile(const DeviceCall& call, const SplitKChannelsPlan& plan, const SplitKChannelsMaps& maps,
+                               cudaStream_t stream) {
   const bool wide = plan.warps == 8;
   if (plan.out_channels == 16)
     return LaunchSplitKChannels<SplitKChannelsTuning<T, 16, 4, 4, kTf32x3>, T>(call, plan, maps, stream);
@@ -308,8 +308,8 @@ ffi::Error LaunchSplitKChannelsTile(const DeviceCall& call, const SplitKChannels
 }
 
 template <typename T>
-ffi::Error LaunchSplitKChannelsPlan(const DeviceCall& call, const SplitKChannelsPlan& plan,
-                                    const SplitKChannelsMaps& maps, cudaStream_t stream) {
+Error LaunchSplitKChannelsPlan(const DeviceCall& call, const SplitKChannelsPlan& plan, const SplitKChannelsMaps& maps,
+                               cudaStream_t stream) {
   const auto launch = plan.tf32x3 ? LaunchSplitKChannelsTile<T, true> : LaunchSplitKChannelsTile<T, false>;
   return launch(call, plan, maps, stream);
 }

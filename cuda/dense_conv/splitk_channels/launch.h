@@ -10,8 +10,8 @@ namespace jsc {
 
 // call.args: as FlattenedArgs gives them
 template <typename T>
-ffi::Error LaunchSplitKChannelsPlan(const DeviceCall& call, const SplitKChannelsPlan& plan,
-                                    const SplitKChannelsMaps& maps, cudaStream_t stream);
+Error LaunchSplitKChannelsPlan(const DeviceCall& call, const SplitKChannelsPlan& plan, const SplitKChannelsMaps& maps,
+                               cudaStream_t stream);
 
 }  // namespace jsc
 

@@ -5,7 +5,7 @@ namespace jsc {
 namespace {
 
 template <int kOutChannels, int kPixels, Tf32x3Slots kSlots = Tf32x3Slots::kNone>
-ffi::Error Launch(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps, cudaStream_t stream) {
+Error Launch(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps, cudaStream_t stream) {
   const auto launch = call.low.x ? LaunchWgmma<WgmmaTile<float, kOutChannels, kPixels, true, kSlots, true>, float>
                                  : LaunchWgmma<WgmmaTile<float, kOutChannels, kPixels, true, kSlots>, float>;
   if (call.low.written) *call.low.written = true;
@@ -14,8 +14,7 @@ ffi::Error Launch(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Map
 
 // Blocks of two consumer groups: not in chains, so without low parts in memory.
 template <int kPixels>
-ffi::Error LaunchConsumerGroups(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps,
-                                cudaStream_t stream) {
+Error LaunchConsumerGroups(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps, cudaStream_t stream) {
   const auto launch = plan.uses_slots
                           ? LaunchWgmma<WgmmaTile<float, 64, kPixels, true, Tf32x3Slots::kSpilled, false, 2>, float>
                           : LaunchWgmma<WgmmaTile<float, 64, kPixels, true, Tf32x3Slots::kNone, false, 2>, float>;
@@ -24,8 +23,7 @@ ffi::Error LaunchConsumerGroups(const DeviceCall& call, const WgmmaPlan& plan, c
 
 }  // namespace
 
-ffi::Error LaunchWgmmaHighest(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps,
-                              cudaStream_t stream) {
+Error LaunchWgmmaHighest(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps, cudaStream_t stream) {
   if (plan.consumer_groups > 1)
     return (plan.pixels == 112 ? LaunchConsumerGroups<112> : LaunchConsumerGroups<56>)(call, plan, maps, stream);
   if (plan.out_channels == 128) return Launch<128, 112>(call, plan, maps, stream);

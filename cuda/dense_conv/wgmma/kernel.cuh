@@ -250,9 +250,9 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
 
 // Launches either kernel on a grid of `blocks` for each stack.
 template <class U, typename Task, auto kKernel>
-ffi::Error LaunchKernel(const DeviceCall& call, const WgmmaPlan& plan, int blocks, Task task, const MapsOf<U>& maps,
-                        cudaStream_t stream) {
-  ffi::Error error = Prepare<kKernel>("WarpgroupKernel");
+Error LaunchKernel(const DeviceCall& call, const WgmmaPlan& plan, int blocks, Task task, const MapsOf<U>& maps,
+                   cudaStream_t stream) {
+  Error error = Prepare<kKernel>("WarpgroupKernel");
   if (error.failure()) return error;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(blocks), 1, static_cast<unsigned>(call.args.stacks));
@@ -268,7 +268,7 @@ ffi::Error LaunchKernel(const DeviceCall& call, const WgmmaPlan& plan, int block
 }
 
 template <class U, typename T>
-ffi::Error LaunchWgmma(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps, cudaStream_t stream) {
+Error LaunchWgmma(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps, cudaStream_t stream) {
   using Task = WgmmaTaskOf<U, T>;
   Task task{MakeWgmmaTask<T>(call, plan)};
   if constexpr (U::kTf32x3) AddOperands(call, &task);
@@ -283,8 +283,7 @@ ffi::Error LaunchWgmma(const DeviceCall& call, const WgmmaPlan& plan, const Tf32
 
 // A call of elements T by the tile that its plan has, of those whose pixels are listed.
 template <typename T, int kOutChannels, int kPixels, int... kMorePixels>
-ffi::Error LaunchWgmmaPixels(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps,
-                             cudaStream_t stream) {
+Error LaunchWgmmaPixels(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps, cudaStream_t stream) {
   if constexpr (sizeof...(kMorePixels) > 0) {
     if (plan.pixels != kPixels) {
       return LaunchWgmmaPixels<T, kOutChannels, kMorePixels...>(call, plan, maps, stream);
@@ -294,14 +293,14 @@ ffi::Error LaunchWgmmaPixels(const DeviceCall& call, const WgmmaPlan& plan, cons
 }
 
 template <typename T>
-ffi::Error LaunchWgmmaTile(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps, cudaStream_t stream) {
+Error LaunchWgmmaTile(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps, cudaStream_t stream) {
   const auto launch = plan.out_channels == 64 ? LaunchWgmmaPixels<T, 64, 56, 96, 112, 224>
                                               : LaunchWgmmaPixels<T, 128, 56, 96, 112, 192, 224>;
   return launch(call, plan, maps, stream);
 }
 
 template <typename T>
-ffi::Error LaunchWgmmaPlan(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps, cudaStream_t stream) {
+Error LaunchWgmmaPlan(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps, cudaStream_t stream) {
   if constexpr (sizeof(T) == 4) {
     using SlicedK = WgmmaTile<T, 64, 112, false, Tf32x3Slots::kNone, false, 2>;
     if (plan.consumer_groups > 1) return LaunchWgmma<SlicedK, T>(call, plan, maps, stream);

@@ -10,11 +10,10 @@ namespace jsc {
 
 // TF32 and 16 bits. Instantiated once per element type (cuda/instantiate.cu.in).
 template <typename T>
-ffi::Error LaunchWgmmaPlan(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps, cudaStream_t stream);
+Error LaunchWgmmaPlan(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps, cudaStream_t stream);
 
 // float32 at HIGHEST: 3xTF32 (dense_conv/wgmma/highest.cu).
-ffi::Error LaunchWgmmaHighest(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps,
-                              cudaStream_t stream);
+Error LaunchWgmmaHighest(const DeviceCall& call, const WgmmaPlan& plan, const Tf32x3Maps& maps, cudaStream_t stream);
 
 }  // namespace jsc
 

@@ -29,14 +29,14 @@
 
 namespace jsc {
 
-ffi::Error Coo(const DeviceCall& call, const CooChoice& choice, Workspace workspace, int device, cudaStream_t stream) {
+Error Coo(const DeviceCall& call, const CooChoice& choice, Workspace workspace, int device, cudaStream_t stream) {
   if (choice.has_dense) {
     DeviceCall dense = call;
     dense.gate.nonzeros = choice.nonzeros;
     dense.gate.rows = choice.rows;
     dense.gate.threshold = choice.dense_above;
     dense.gate.above = true;
-    if (ffi::Error error = Direct(dense, workspace, device, stream); error.failure()) return error;
+    if (Error error = Direct(dense, workspace, device, stream); error.failure()) return error;
   }
   return DispatchDtype(call.dtype, [&](auto element) {
     return LaunchCooVariants<decltype(element), false>(call, choice, nullptr, workspace, device, stream);

@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kCooStarThreads)
 
 // Calls body(Bits{}, Position{}) with the integer types of a call's elements and positions.
 template <typename Body>
-ffi::Error DispatchBits(const CooStarArgs& a, const Body& body) {
+Error DispatchBits(const CooStarArgs& a, const Body& body) {
   const auto with = [&](auto bits) { return a.position_bytes == 1 ? body(bits, uint8_t{}) : body(bits, uint16_t{}); };
   if (a.element_bytes == 2) return with(uint16_t{});
   return a.element_bytes == 4 ? with(uint32_t{}) : with(uint64_t{});
@@ -97,9 +97,9 @@ unsigned CooStarBlocks(const CooStarArgs& a) {
 
 }  // namespace
 
-ffi::Error CooFromDense(const CooStarArgs& a, const void* x, void* values, void* positions, void* counts,
-                        cudaStream_t stream) {
-  if (a.all_tiles() == 0) return ffi::Error::Success();
+Error CooFromDense(const CooStarArgs& a, const void* x, void* values, void* positions, void* counts,
+                   cudaStream_t stream) {
+  if (a.all_tiles() == 0) return Error::Success();
   return DispatchBits(a, [&](auto bits, auto position) {
     using Bits = decltype(bits);
     using Position = decltype(position);
@@ -110,9 +110,9 @@ ffi::Error CooFromDense(const CooStarArgs& a, const void* x, void* values, void*
   });
 }
 
-ffi::Error CooToDense(const CooStarArgs& a, const void* values, const void* positions, const void* counts, void* x,
-                      cudaStream_t stream) {
-  if (a.all_tiles() == 0) return ffi::Error::Success();
+Error CooToDense(const CooStarArgs& a, const void* values, const void* positions, const void* counts, void* x,
+                 cudaStream_t stream) {
+  if (a.all_tiles() == 0) return Error::Success();
   return DispatchBits(a, [&](auto bits, auto position) {
     using Bits = decltype(bits);
     using Position = decltype(position);

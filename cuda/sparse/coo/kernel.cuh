@@ -58,8 +58,8 @@ __global__ void __launch_bounds__(kWarp* kCooVariants[kVariant].max_warps(), kCo
 }
 
 template <typename T, int kVariant, bool kStored>
-ffi::Error LaunchCoo(const CooTask<T>& task, cudaStream_t stream) {
-  ffi::Error error = Prepare<CooKernel<T, kVariant, kStored>>("CooKernel");
+Error LaunchCoo(const CooTask<T>& task, cudaStream_t stream) {
+  Error error = Prepare<CooKernel<T, kVariant, kStored>>("CooKernel");
   if (error.failure()) return error;
   const CooPlan& plan = task.plan;
   cudaLaunchConfig_t config{};
@@ -78,7 +78,7 @@ ffi::Error LaunchCoo(const CooTask<T>& task, cudaStream_t stream) {
 }
 
 template <typename T>
-using CooLauncher = ffi::Error (*)(const CooTask<T>&, cudaStream_t);
+using CooLauncher = Error (*)(const CooTask<T>&, cudaStream_t);
 
 template <typename T, bool kStored, int... kVariant>
 CooLauncher<T> LauncherOf(int variant, std::integer_sequence<int, kVariant...>) {
@@ -88,16 +88,16 @@ CooLauncher<T> LauncherOf(int variant, std::integer_sequence<int, kVariant...>) 
 
 // The variants of a call one after the other, of which the one runs that is for the density of x.
 template <typename T, bool kStored>
-ffi::Error LaunchCooVariants(const DeviceCall& call, const CooChoice& choice, const CooLists* lists,
-                             Workspace workspace, int device, cudaStream_t stream) {
+Error LaunchCooVariants(const DeviceCall& call, const CooChoice& choice, const CooLists* lists, Workspace workspace,
+                        int device, cudaStream_t stream) {
   for (int i = 0; i < choice.count; ++i) {
     CooPlan plan = choice.plans[i];
     const std::string wrong = CompleteCooPlan(call.args, sizeof(T), workspace.bytes, GetDeviceInfo(device), &plan);
-    if (!wrong.empty()) return ffi::Error(ffi::ErrorCode::kInvalidArgument, "jsc_coo: " + wrong);
+    if (!wrong.empty()) return Error(ErrorCode::kInvalidArgument, "jsc_coo: " + wrong);
     CooTask<T> task = MakeCooTask<T>(call, plan, workspace.data);
     task.range = RangeOf(choice, i);
     if constexpr (kStored) task.stored = MakeCooStored<T>(*lists);
-    ffi::Error error =
+    Error error =
         LauncherOf<T, kStored>(plan.variant, std::make_integer_sequence<int, kCooVariantCount>{})(task, stream);
     if (error.failure()) return error;
     if (plan.splits == 1 || plan.cluster) continue;
@@ -106,7 +106,7 @@ ffi::Error LaunchCooVariants(const DeviceCall& call, const CooChoice& choice, co
     error = CheckCuda(cudaGetLastError(), "CooReduceKernel");
     if (error.failure()) return error;
   }
-  return ffi::Error::Success();
+  return Error::Success();
 }
 
 }  // namespace jsc

@@ -109,39 +109,62 @@ class CooMicro {
     (End<kPositions + kPosition>(), ...);
   }
 
-  template <int kSum, int kWeight>
-  __device__ __forceinline__ static void MultiplyAdd() {
-    asm volatile("fma.rn.f32 coo_sum%0, coo_value, coo_weight%1, coo_sum%0;" ::"n"(kSum), "n"(kWeight));
-  }
+  // What an entry at a position adds: weights, and the sums they go to. Taps whose result lies outside the tile add
+  // nothing.
+  struct Products {
+    int count = 0;
+    int sum[kWeights] = {};
+    int weight[kWeights] = {};
+  };
 
-  template <int kSum, int kWeight, int... kOutChannel>
-  __device__ __forceinline__ static void MultiplyAdds(std::integer_sequence<int, kOutChannel...>) {
-    (MultiplyAdd<kSum + kOutChannel, kWeight + kOutChannel>(), ...);
-  }
-
-  // The part of tap kTap in what an entry at kPosition adds; none where the result lies outside the tile.
-  template <int kPosition, int kTap>
-  __device__ __forceinline__ static void Tap() {
-    constexpr int kRow = kPosition / kShape.patch_width() - kTap / kShape.kernel;
-    constexpr int kColumn = kPosition % kShape.patch_width() - kTap % kShape.kernel;
-    constexpr int kY = kRow / kShape.stride, kX = kColumn / kShape.stride;
-    if constexpr (kRow >= 0 && kColumn >= 0 && kRow % kShape.stride == 0 && kColumn % kShape.stride == 0 &&
-                  kY < kShape.height && kX < kShape.width) {
-      MultiplyAdds<(kY * kShape.width + kX) * kShape.out_channels, kTap * kShape.out_channels>(
-          std::make_integer_sequence<int, kShape.out_channels>{});
+  static constexpr Products ProductsAt(int position) {
+    Products found;
+    for (int tap = 0; tap < kShape.taps(); ++tap) {
+      const int row = position / kShape.patch_width() - tap / kShape.kernel;
+      const int column = position % kShape.patch_width() - tap % kShape.kernel;
+      if (row < 0 || column < 0 || row % kShape.stride != 0 || column % kShape.stride != 0) continue;
+      const int y = row / kShape.stride, x = column / kShape.stride;
+      if (y >= kShape.height || x >= kShape.width) continue;
+      for (int k = 0; k < kShape.out_channels; ++k) {
+        found.sum[found.count] = (y * kShape.width + x) * kShape.out_channels + k;
+        found.weight[found.count++] = tap * kShape.out_channels + k;
+      }
     }
+    return found;
   }
 
-  template <int kPosition, int... kTap>
-  __device__ __forceinline__ static void Position(std::integer_sequence<int, kTap...>) {
+  // Eight at a time: the compiler's time goes with the number of statements, of which there are thousands.
+  template <int kPosition, int kFirst = 0>
+  __device__ __forceinline__ static void Multiply() {
+    constexpr Products kAll = ProductsAt(kPosition);
+#define JSC_COO_FMA(sum, weight) "fma.rn.f32 coo_sum%" #sum ", coo_value, coo_weight%" #weight ", coo_sum%" #sum ";\n\t"
+#define JSC_COO_PAIR(i) "n"(kAll.sum[kFirst + i]), "n"(kAll.weight[kFirst + i])
+    if constexpr (kFirst + 8 <= kAll.count) {
+      asm volatile(JSC_COO_FMA(0, 1) JSC_COO_FMA(2, 3) JSC_COO_FMA(4, 5) JSC_COO_FMA(6, 7) JSC_COO_FMA(8, 9)
+                       JSC_COO_FMA(10, 11) JSC_COO_FMA(12, 13) JSC_COO_FMA(14, 15)::JSC_COO_PAIR(0),
+                   JSC_COO_PAIR(1), JSC_COO_PAIR(2), JSC_COO_PAIR(3), JSC_COO_PAIR(4), JSC_COO_PAIR(5), JSC_COO_PAIR(6),
+                   JSC_COO_PAIR(7));
+      Multiply<kPosition, kFirst + 8>();
+    } else if constexpr (kFirst + 2 <= kAll.count) {
+      asm volatile(JSC_COO_FMA(0, 1) JSC_COO_FMA(2, 3)::JSC_COO_PAIR(0), JSC_COO_PAIR(1));
+      Multiply<kPosition, kFirst + 2>();
+    } else if constexpr (kFirst < kAll.count) {
+      asm volatile(JSC_COO_FMA(0, 1)::JSC_COO_PAIR(0));
+    }
+#undef JSC_COO_PAIR
+#undef JSC_COO_FMA
+  }
+
+  template <int kPosition>
+  __device__ __forceinline__ static void Position() {
     asm volatile("coo_at%0:" ::"n"(kPosition));
-    (Tap<kPosition, kTap>(), ...);
+    Multiply<kPosition>();
     asm volatile("bra coo_dispatch;");
   }
 
   template <int... kPosition>
   __device__ __forceinline__ static void Positions(std::integer_sequence<int, kPosition...>) {
-    (Position<kPosition>(std::make_integer_sequence<int, kShape.taps()>{}), ...);
+    (Position<kPosition>(), ...);
   }
 };
 

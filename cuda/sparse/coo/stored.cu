@@ -4,8 +4,8 @@
 
 namespace jsc {
 
-ffi::Error CooOfLists(const DeviceCall& call, const CooChoice& choice, const CooLists& lists, Workspace workspace,
-                      int device, cudaStream_t stream) {
+Error CooOfLists(const DeviceCall& call, const CooChoice& choice, const CooLists& lists, Workspace workspace,
+                 int device, cudaStream_t stream) {
   return DispatchDtype(call.dtype, [&](auto element) {
     return LaunchCooVariants<decltype(element), true>(call, choice, &lists, workspace, device, stream);
   });

@@ -8,7 +8,7 @@
 
 namespace jsc {
 
-ffi::Error Ecr(const DeviceCall& call, Workspace workspace, int device, cudaStream_t stream) {
+Error Ecr(const DeviceCall& call, Workspace workspace, int device, cudaStream_t stream) {
   return DispatchDtype(call.dtype, [&](auto element) {
     using T = decltype(element);
     const EcrPlan plan = CachedEcrPlan(call, sizeof(T), workspace.bytes, device);

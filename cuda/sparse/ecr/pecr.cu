@@ -10,7 +10,7 @@
 
 namespace jsc {
 
-ffi::Error Pecr(const DeviceCall& call, Workspace workspace, int device, cudaStream_t stream) {
+Error Pecr(const DeviceCall& call, Workspace workspace, int device, cudaStream_t stream) {
   return DispatchDtype(call.dtype, [&](auto element) {
     using T = decltype(element);
     const EcrPlan plan = CachedEcrPlan(call, sizeof(T), workspace.bytes, device);

@@ -119,10 +119,10 @@ __global__ void __launch_bounds__(256) ReduceKernel(const __grid_constant__ Conv
 }
 
 template <typename T, int kLanes, bool kPool, bool kStream>
-ffi::Error LaunchLanes(const ConvTask<T>& task, const TensorMaps& maps, int64_t blocks, cudaStream_t stream) {
+Error LaunchLanes(const ConvTask<T>& task, const TensorMaps& maps, int64_t blocks, cudaStream_t stream) {
   const EcrPlan& plan = task.plan;
   constexpr auto kKernel = ConvKernel<T, kLanes, kPool, kStream>;
-  ffi::Error error = Prepare<kKernel>("ConvKernel");
+  Error error = Prepare<kKernel>("ConvKernel");
   if (error.failure()) return error;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(blocks * plan.splits));
@@ -140,7 +140,7 @@ ffi::Error LaunchLanes(const ConvTask<T>& task, const TensorMaps& maps, int64_t 
 
 // Launches a call under a plan that has warps > 0.
 template <typename T, bool kPool>
-ffi::Error LaunchConv(const DeviceCall& call, const EcrPlan& plan, void* workspace, cudaStream_t stream) {
+Error LaunchConv(const DeviceCall& call, const EcrPlan& plan, void* workspace, cudaStream_t stream) {
   ConvTask<T> task = MakeConvTask<T>(call, plan, workspace);
   TensorMaps maps{};
   if (!MakeTensorMaps(call, plan, &maps)) return MapsRefused("ConvKernel");

@@ -64,7 +64,7 @@ int64_t ChooseRowTiles(const DeviceInfo& device, int64_t stacks, bool behind_den
 }
 
 template <typename T, bool kInChain>
-ffi::Error LaunchDenseRow(const DeviceCall& call, const ChainRow& row, const DeviceInfo& device, cudaStream_t stream) {
+Error LaunchDenseRow(const DeviceCall& call, const ChainRow& row, const DeviceInfo& device, cudaStream_t stream) {
   constexpr auto kKernel = DenseRowKernel<T, kInChain>;
   const ConvArgs& a = call.args;
   DenseRowTask<T> task{};
@@ -80,7 +80,7 @@ ffi::Error LaunchDenseRow(const DeviceCall& call, const ChainRow& row, const Dev
   task.pixels = row.averaged > 1 ? static_cast<int>(row.averaged) : 0;
   const int64_t tiles = ChooseRowTiles<T>(device, a.stacks, row.behind_dense, &task);
   if (row.behind_dense) task.first = 0;  // most of them would be of zeros, and x would wait for them
-  ffi::Error error = Prepare<kKernel>("DenseRowKernel");
+  Error error = Prepare<kKernel>("DenseRowKernel");
   if (error.failure()) return error;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(tiles << task.part_shift), static_cast<unsigned>(a.stacks));
@@ -101,20 +101,20 @@ bool IsDenseRow(const DeviceCall& call, const DeviceInfo& device) {
   // kElse: bytes of shared memory beside x; fusion/chain_rules.py has them too.
   constexpr int64_t kMostStacks = 65535, kElse = 1 << 16, kPiece = 16;
   const ConvArgs& a = call.args;
-  const int64_t bytes = static_cast<int64_t>(ffi::ByteWidth(call.dtype));
+  const int64_t bytes = static_cast<int64_t>(ByteWidth(call.dtype));
   return device.clusters[1] > 0 && a.images == a.stacks && a.stacks <= kMostStacks &&
          a.out_channels * bytes % kPiece == 0 && a.channels * bytes % kPiece == 0 &&
          a.channels * bytes + kElse <= device.shared_memory && reinterpret_cast<uintptr_t>(call.x) % kPiece == 0;
 }
 
-ffi::Error DenseRow(const DeviceCall& call, const DeviceInfo& device, cudaStream_t stream) {
+Error DenseRow(const DeviceCall& call, const DeviceInfo& device, cudaStream_t stream) {
   constexpr ChainRow kAsItIs{1, false};
   return DispatchDtype(call.dtype, [&](auto element) {
     return LaunchDenseRow<decltype(element), false>(call, kAsItIs, device, stream);
   });
 }
 
-ffi::Error DenseRowInChain(const DeviceCall& call, const ChainRow& row, const DeviceInfo& device, cudaStream_t stream) {
+Error DenseRowInChain(const DeviceCall& call, const ChainRow& row, const DeviceInfo& device, cudaStream_t stream) {
   return DispatchDtype(
       call.dtype, [&](auto element) { return LaunchDenseRow<decltype(element), true>(call, row, device, stream); });
 }

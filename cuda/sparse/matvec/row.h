@@ -12,7 +12,7 @@ namespace jsc {
 // Whether DenseRow takes a call on this device: one row for each kernel, whose rows, and x, start 16 bytes each.
 bool IsDenseRow(const DeviceCall& call, const DeviceInfo& device);
 
-ffi::Error DenseRow(const DeviceCall& call, const DeviceInfo& device, cudaStream_t stream);
+Error DenseRow(const DeviceCall& call, const DeviceInfo& device, cudaStream_t stream);
 
 // What a chain knows of the row that a dense layer of its end reads.
 struct ChainRow {
@@ -21,7 +21,7 @@ struct ChainRow {
 };
 
 // The same as a kernel of a chain, for one row.
-ffi::Error DenseRowInChain(const DeviceCall& call, const ChainRow& row, const DeviceInfo& device, cudaStream_t stream);
+Error DenseRowInChain(const DeviceCall& call, const ChainRow& row, const DeviceInfo& device, cudaStream_t stream);
 
 }  // namespace jsc
 

@@ -247,9 +247,9 @@ void ChooseTiles(const DeviceInfo& device, int64_t tiles_of_images, DenseTask<T>
 }
 
 template <typename T, int kImages, bool kVector>
-ffi::Error LaunchTask(const DenseTask<T>& task, int64_t tiles_of_images, cudaStream_t stream) {
+Error LaunchTask(const DenseTask<T>& task, int64_t tiles_of_images, cudaStream_t stream) {
   constexpr auto kKernel = DenseKernel<T, kImages, kVector>;
-  ffi::Error error = Prepare<kKernel>("DenseKernel");
+  Error error = Prepare<kKernel>("DenseKernel");
   if (error.failure()) return error;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(tiles_of_images * task.out_channel_tiles * task.parts));
@@ -266,7 +266,7 @@ ffi::Error LaunchTask(const DenseTask<T>& task, int64_t tiles_of_images, cudaStr
 }
 
 template <typename T, int kImages>
-ffi::Error LaunchDense(const DeviceCall& call, const DeviceInfo& device, cudaStream_t stream) {
+Error LaunchDense(const DeviceCall& call, const DeviceInfo& device, cudaStream_t stream) {
   const ConvArgs& a = call.args;
   DenseTask<T> task{};
   task.x = static_cast<const T*>(call.x);
@@ -294,7 +294,7 @@ bool IsMatrixProduct(const ConvArgs& a) {
 
 }  // namespace
 
-ffi::Error Dense(const DeviceCall& call, Workspace workspace, int device, cudaStream_t stream) {
+Error Dense(const DeviceCall& call, Workspace workspace, int device, cudaStream_t stream) {
   if (call.args.pool != Pool::kNone) return Pecr(call, workspace, device, stream);
   if (!IsMatrixProduct(call.args)) return Ecr(call, workspace, device, stream);
   const DeviceInfo& info = GetDeviceInfo(device);

@@ -133,7 +133,7 @@ def _lower(
 
 
 def _packed_attribute(shapes: Sequence[one_array.Shape]) -> np.ndarray:
-    """Of each operand in the last one where it starts, its axes and its sizes (`cuda/chain/call.h`)."""
+    """Of each operand in the last one where it starts, its axes and its sizes (`cuda/chain/decode.h`)."""
     rows = zip(one_array.offsets(shapes), shapes, strict=True)
     filled = [(at, len(shape), *shape, *[0] * (_MOST_AXES - len(shape))) for at, shape in rows]
     return np.asarray(filled, np.int64).reshape(-1)

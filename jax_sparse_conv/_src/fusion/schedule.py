@@ -137,7 +137,7 @@ class _Step:
 
 
 class Schedule:
-    """Steps, places in the workspace and attributes of a chain's custom call (`cuda/chain/call.h`).
+    """Steps, places in the workspace and attributes of a chain's custom call (`cuda/chain/decode.h`).
 
     Args:
       operands: of the chain, as abstract values.

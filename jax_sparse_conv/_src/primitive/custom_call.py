@@ -25,7 +25,7 @@ _BATCHES = tuple(2**i for i in range(16))  # of more images no call has workspac
 
 
 def attributes(config: Config) -> dict[str, np.ndarray | np.int64]:
-    """The custom call's attributes, as `native/call.h` reads them."""
+    """The custom call's attributes, as `native/decode.h` reads them."""
     geometry, pool = config.geometry, config.geometry.pool
 
     def ints(values: Any) -> np.ndarray:
