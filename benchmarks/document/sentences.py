@@ -110,6 +110,20 @@ def _beside_other_frameworks(results: Path) -> Sequence[str]:
 
 
 @_says(
+    _GUIDE + "cpu.md",
+    "In bfloat16 a ResNet-50 with a trained network's zeros takes {} ms an image, in float32 {} ms "
+    "(`cpu_amd_epyc/peers.json`). OpenVINO, which skips none, takes {} ms in bfloat16 and {} ms in float32",
+)
+def _in_bfloat16(results: Path) -> Sequence[str]:
+    path = results / "cpu_amd_epyc" / "peers.json"
+    rows = [
+        rows_of(path, network="resnet50", kind=kind, batch=1, zeros="profile")[0]["ms"]
+        for kind in ("bfloat16", "float32")
+    ]
+    return one_digit(row[side] for side in ("ours", "openvino") for row in rows)
+
+
+@_says(
     "README.md",
     "Of {} calls of networks' layers on an H100 {} are below 0.97x, the least {}x (`h100/zoo.json`)",
 )
