@@ -88,7 +88,10 @@ class Team {
   void Invite(int64_t helpers) {
     if (invited_ == 0 && helpers > 0) shared_->cores.Take();
     for (; invited_ < helpers; ++invited_) {
-      pool_.Schedule([shared = shared_] {
+      // A pool may run it here and now, as Eigen's does where its queue is full or a place in it is being taken. Then
+      // this thread would wait for itself.
+      pool_.Schedule([shared = shared_, caller = std::this_thread::get_id()] {
+        if (std::this_thread::get_id() == caller) return;
         ++shared->running;
         shared->cores.Take();
         shared->Help();

@@ -35,6 +35,7 @@ PlanKey::PlanKey(const ConvCall& call, const Machine& machine, int64_t accumulat
                         machine.vector_bytes,
                         machine.threads,
                         accumulator_bytes,
+                        static_cast<int64_t>(call.dtype),  // whose packed kernel is read, or is not
                         static_cast<int64_t>(CanRunPairs(call, machine)),
                         static_cast<int64_t>(call.packed != nullptr),
                         static_cast<int64_t>(call.kernel != nullptr),

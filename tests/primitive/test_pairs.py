@@ -113,6 +113,20 @@ def test_a_cast_copy_is_none() -> None:
         np.testing.assert_array_equal(jsc.conv(x, cast), jsc.conv(x, cast.kernel))
 
 
+def test_plans_of_one_dtype_are_not_another_s() -> None:
+    """Where nothing multiplies pairs a copy of them is not read, but one of float32 in the same shape is."""
+    x = jax.random.normal(jax.random.key(0), (2, 9, 8, 16)).astype(jnp.bfloat16)
+    kernel = jax.random.normal(jax.random.key(1), (3, 3, 16, 32)).astype(jnp.bfloat16)
+    pairs = jsc.pack(kernel)
+    compiled = jax.jit(lambda x, kernel: jsc.conv(x, kernel)).lower(x, pairs).compile()
+    wide = [each.astype(jnp.float32) for each in (x, kernel)]
+    wanted = np.asarray(jsc.conv(*wide, implementation="xla"), np.float64)
+    for isa in ("avx2", "portable"):
+        with on_cpu(isa=isa, loop="auto"):
+            assert oracle.relative_error(compiled(x, pairs), wanted) <= TOLERANCE["bfloat16"]
+            assert oracle.relative_error(jsc.conv(wide[0], jsc.pack(wide[1])), wanted) <= TOLERANCE["float32"]
+
+
 @pytest.mark.parametrize("transform", ["vmap", "grad", "vmap of kernels"])
 def test_transforms(transform: str) -> None:
     rng = np.random.default_rng(0)
