@@ -48,7 +48,7 @@ def test_a_packed_kernel_is_printed_without_its_values() -> None:
         "PackedKernel(float32[3, 3, 8, 16], with a copy, feature_group_count=1)",
         "PackedKernel(float32[3, 3, 8, 16], no copy, feature_group_count=1)",
     )
-    assert "no copy" in repr(jsc.pack(KERNEL.astype(jnp.bfloat16)))
+    assert "no copy" in repr(jsc.pack(KERNEL.astype(jnp.float16)))
     assert "PackedKernel" in repr(jax.tree.map(lambda leaf: None, jsc.pack(KERNEL)))
 
 

@@ -88,8 +88,8 @@ def test_strides_beyond_the_window(found: Choice, wanted: Choice) -> None:
         (of((256, 28, 28, 1), 6, 5), DENSE_TOO),
         (of((1, 28, 28, 1), 6, 5), DENSE_TOO),
         (of((1, 224, 224, 3), 32, 3, 2), DENSE_TOO),
-        (of((64, 32, 32, 3), 16, 3, dtype="bfloat16"), ALWAYS),
-        (of((1, 224, 224, 3), 32, 3, 2, dtype="bfloat16"), NEVER),
+        (of((64, 32, 32, 3), 16, 3, dtype="float16"), ALWAYS),
+        (of((1, 224, 224, 3), 32, 3, 2, dtype="float16"), NEVER),
         (of((1, 224, 224, 3), 64, 7, 2), DENSE_TOO),
         (of((1, 224, 224, 3), 64, 3), DENSE_TOO),
         (of((64, 224, 224, 3), 32, 3), DENSE_TOO),
@@ -97,6 +97,14 @@ def test_strides_beyond_the_window(found: Choice, wanted: Choice) -> None:
 )
 def test_images(found: Choice, wanted: Choice) -> None:
     assert found == wanted
+
+
+@pytest.mark.parametrize("has_pairs", [True, False])
+def test_pairs_of_bfloat16_are_never_left_to_xla(monkeypatch: pytest.MonkeyPatch, has_pairs: bool) -> None:
+    monkeypatch.setattr(cpu_choice._native, "cpu_multiplies_pairs", lambda: has_pairs)
+    shapes = [((1, 224, 224, 3), 32, 3, 2), ((1, 56, 56, 64), 64, 3), ((8, 14, 14, 256), 16, 1)]
+    found = [of(*shape, dtype="bfloat16") for shape in shapes]
+    assert found == ([DENSE_TOO] * 3 if has_pairs else [NEVER, ALWAYS, ALWAYS])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
