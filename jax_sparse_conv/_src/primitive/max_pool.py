@@ -6,9 +6,9 @@ Two primitives, each linear in what is moved, and each other's transpose:
     jsc_max_pool_tangent    x [N, H, W, C], tangent [N, H, W, C] -> [N, Ho, Wo, C]
 
 Each window has one pixel that both go through. On a CPU that is its last NaN or, without one, its first maximum, as in
-XLA's `select_and_scatter`. The native calls are faster for all sizes of windows. Left to `reference` and XLA are fewer
-channels than fill a vector, maps of a few hundred elements, and windows of one pixel, which choose nothing. The pool
-itself is `reference.pool`.
+XLA's `select_and_scatter`, which may lose a NaN beside padding. The native calls are faster for all sizes of windows.
+Left to `reference` and XLA are fewer channels than fill a vector, maps of a few hundred elements, and windows of one
+pixel, which choose nothing. The pool itself is `reference.pool`.
 """
 
 from __future__ import annotations
