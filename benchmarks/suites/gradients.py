@@ -40,7 +40,8 @@ class Layer(NamedTuple):
     """A convolution with SAME padding, x [images, size, size, channels] and a square window.
 
     Attributes:
-      pool: window and strides of a max pool behind it, 0 without one.
+      pool: window of a max pool behind it, 0 without one.
+      pool_stride: of that pool; 0: its window.
       each: images that have a gradient of their own, by vmap; 0 without it.
     """
 
@@ -53,18 +54,21 @@ class Layer(NamedTuple):
     groups: int = 1
     pool: int = 0
     each: int = 0
+    pool_stride: int = 0
 
     @property
     def name(self) -> str:
         text = f"{self.images}x{self.size}x{self.size}, {self.window}x{self.window} {self.channels}->{self.outputs}"
         text += f", stride {self.stride}" * (self.stride > 1) + f", {self.groups} groups" * (self.groups > 1)
         text += f", {self.pool}x{self.pool} pool" * (self.pool > 0)
+        text += f" of stride {self.pool_stride}" * (self.pool_stride > 0)
         return text + f", of each of {self.each}" * (self.each > 0)
 
     def ours(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
         arguments: dict[str, Any] = {"strides": (self.stride,) * 2, "feature_group_count": self.groups}
         if self.pool:
-            return jsc.conv_pool(x, kernel, pool="max", window_shape=(self.pool,) * 2, activation=None, **arguments)
+            windows: dict[str, Any] = {"window_shape": (self.pool,) * 2, "window_strides": (self._pool_stride,) * 2}
+            return jsc.conv_pool(x, kernel, pool="max", activation=None, **windows, **arguments)
         return jsc.conv(x, kernel, **arguments)
 
     def xlas(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -72,8 +76,12 @@ class Layer(NamedTuple):
         y = lax.conv_general_dilated(
             x, kernel, (self.stride,) * 2, "SAME", dimension_numbers=numbers, feature_group_count=self.groups
         )
-        window = (1, self.pool, self.pool, 1)
-        return lax.reduce_window(y, -jnp.inf, lax.max, window, window, "VALID") if self.pool else y
+        window, strides = ((1, each, each, 1) for each in (self.pool, self._pool_stride))
+        return lax.reduce_window(y, -jnp.inf, lax.max, window, strides, "VALID") if self.pool else y
+
+    @property
+    def _pool_stride(self) -> int:
+        return self.pool_stride or self.pool
 
 
 LAYERS = (
@@ -85,6 +93,10 @@ LAYERS = (
     Layer(4, 224, 8, 64),
     Layer(4, 112, 128, 128, pool=2),
     Layer(4, 56, 256, 256, pool=2),
+    Layer(8, 224, 3, 64, 7, stride=2, pool=3, pool_stride=2),
+    Layer(4, 56, 64, 64, 1, pool=3, pool_stride=2),
+    Layer(4, 28, 192, 192, 1, pool=3, pool_stride=1),
+    Layer(1, 14, 32, 32, 1, pool=3, pool_stride=1),
     Layer(2, 28, 128, 128, groups=32),
     Layer(2, 28, 256, 256, groups=32),
     Layer(4, 28, 128, 128, groups=4),

@@ -3,6 +3,7 @@
 #define JSC_CPU_CORE_DTYPES_H_
 
 #include <cstdint>
+#include <type_traits>
 
 namespace jsc {
 
@@ -34,27 +35,11 @@ using Accumulator = typename AccumulatorOf<T>::Type;
 
 // What loops multiply: elements widened to the type of sums, or pairs as they lie.
 template <typename T>
-struct FactorOf {
-  using Type = Accumulator<T>;
-};
-template <>
-struct FactorOf<BFloat16Pair> {
-  using Type = BFloat16Pair;
-};
-template <typename T>
-using Factor = typename FactorOf<T>::Type;
+using Factor = std::conditional_t<std::is_same_v<T, BFloat16Pair>, T, Accumulator<T>>;
 
 // What kernels, biases, residuals and results are stored as.
 template <typename T>
-struct StoredOf {
-  using Type = T;
-};
-template <>
-struct StoredOf<BFloat16Pair> {
-  using Type = BFloat16;
-};
-template <typename T>
-using Stored = typename StoredOf<T>::Type;
+using Stored = std::conditional_t<std::is_same_v<T, BFloat16Pair>, BFloat16, T>;
 
 // Channels of x in one element.
 template <typename T>

@@ -81,10 +81,7 @@ NB_MODULE(_cpu, m) {
         const jsc::Machine described{machine[0], machine[1], machine[2], machine[3], many_registers, pairs};
         call.dtype = pairs ? jsc::DataType::BF16 : jsc::DataType::F32;
         const jsc::ConvPlan plan = jsc::ChoosePlan(call, described, accumulator_bytes, density);
-        static constexpr const char* kLoops[] = {"windows", "scatter", "pixels", "direct", "phases"};
-        const std::string name = kLoops[static_cast<int>(plan.loop)];
-        return nanobind::make_tuple(name + (plan.pairs ? " of pairs" : ""), plan.block, plan.windows, plan.tile_rows,
-                                    plan.task_blocks);
+        return nanobind::make_tuple(jsc::LoopName(plan), plan.block, plan.windows, plan.tile_rows, plan.task_blocks);
       },
       nanobind::arg("layer"), nanobind::arg("pool"), nanobind::arg("accumulator_bytes"), nanobind::arg("may_be_dense"),
       nanobind::arg("density"), nanobind::arg("machine"), nanobind::arg("pairs"),

@@ -77,7 +77,7 @@ ffi::Error KernelGradient(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer
 }
 
 // A derivative of a max pool; `pooled` is the buffer of the pool's result.
-ffi::Error MaxPool(ffi::ThreadPool& pool, ffi::AnyBuffer x, ffi::AnyBuffer moved, ffi::AnyBuffer out,
+ffi::Error MaxPool(ffi::ThreadPool& pool, ffi::AnyBuffer x, ffi::AnyBuffer linear, ffi::AnyBuffer out,
                    ffi::AnyBuffer pooled, ffi::AnyBuffer like_x, ffi::Dictionary attributes,
                    ffi::Error (*run)(ffi::ThreadPool&, DataType, const MaxPoolCall&)) {
   try {
@@ -85,11 +85,11 @@ ffi::Error MaxPool(ffi::ThreadPool& pool, ffi::AnyBuffer x, ffi::AnyBuffer moved
     if (!args.has_value()) return args.error();
     const DataType dtype = TypeOf(x);
     const auto size = x.dimensions(), other = like_x.dimensions();
-    if (TypeOf(moved) != dtype || TypeOf(out) != dtype ||
+    if (TypeOf(linear) != dtype || TypeOf(out) != dtype ||
         !std::equal(size.begin(), size.end(), other.begin(), other.end())) {
       return ffi::Error(ffi::ErrorCode::kInvalidArgument, "tangents must have x's dtype, and of x also its shape");
     }
-    return run(pool, dtype, {*args, x.untyped_data(), moved.untyped_data(), out.untyped_data()});
+    return run(pool, dtype, {*args, x.untyped_data(), linear.untyped_data(), out.untyped_data()});
   } catch (const std::exception& error) {
     return ffi::Error(ffi::ErrorCode::kInternal, error.what());
   }

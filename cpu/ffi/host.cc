@@ -123,7 +123,7 @@ ffi::Error RunTasks(Team& team, int64_t threads, int64_t count, const MakeTask& 
     bool kept = true;
     char* scratch = Scratch(needed, kept);
     if (!kept) task = make(taken, -1);
-    if (scratch == nullptr) {
+    if (scratch == nullptr && needed > 0) {
       missing = needed;
     } else {
       run(task, scratch);

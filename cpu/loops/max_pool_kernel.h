@@ -17,8 +17,6 @@ namespace jsc {
 namespace JSC_ISA {
 namespace {
 
-constexpr int64_t kNone = 64;  // bytes of a task that needs none: without any it does not run
-
 // Of each lane, a number as wide as the lane: what comparing two vectors makes.
 template <typename A>
 using Lanes = decltype(Vector<A>{} > Vector<A>{});
@@ -90,7 +88,7 @@ class MaxPoolGradient {
 
   static int64_t Bytes(const MaxPoolTask& task) {
     const ConvArgs& a = task.call->args;
-    return kInPlace ? kNone : Min(a.window[0], a.size[0]) * a.size[1] * a.channels * static_cast<int64_t>(sizeof(A));
+    return kInPlace ? 0 : Min(a.window[0], a.size[0]) * a.size[1] * a.channels * static_cast<int64_t>(sizeof(A));
   }
 
   MaxPoolGradient(const MaxPoolTask& task, char* scratch)
@@ -172,8 +170,8 @@ class MaxPoolGradient {
   void RunWindows(int64_t y, Range inside, Range written) {
     if (inside.size() <= 0 || written.size() <= 0) return;
     const int64_t channels = args_.channels;
-    const T* given =
-        static_cast<const T*>(task_.call->moved) + (task_.image * args_.out_size[0] + y) * args_.out_size[1] * channels;
+    const T* given = static_cast<const T*>(task_.call->linear) +
+                     (task_.image * args_.out_size[0] + y) * args_.out_size[1] * channels;
     const bool whole = inside.size() == written.size() && inside.size() <= kLines;
     for (int64_t row = 0; whole && row < inside.size(); ++row) lines_[row] = Sums(inside.begin + row);
     for (int64_t x = 0; x < args_.out_size[1]; ++x, given += channels) {
@@ -258,10 +256,10 @@ template <int kRows, int kColumns, typename T, typename A = Accumulator<T>>
 #pragma GCC unroll 3
     for (int64_t column = 0; column < columns; ++column) {
       const int64_t at = row * window.across + column * window.along;
-      const Vector<A> value = LoadFirstOf<A>(x + at, width), moved = LoadFirstOf<A>(tangent + at, width);
+      const Vector<A> value = LoadFirstOf<A>(x + at, width), its_tangent = LoadFirstOf<A>(tangent + at, width);
       const Lanes<A> taken = IsTaken<A>(best, value);
       best = taken ? value : best;
-      found = taken ? moved : found;
+      found = taken ? its_tangent : found;
     }
   }
   return found;
@@ -269,7 +267,7 @@ template <int kRows, int kColumns, typename T, typename A = Accumulator<T>>
 
 template <typename T>
 int64_t PoolTangentBytes(const MaxPoolTask&) {
-  return kNone;
+  return 0;
 }
 
 template <typename T>
@@ -279,7 +277,7 @@ void RunPoolTangent(const MaxPoolTask& task, char*) {
   const ConvArgs& a = task.call->args;
   const int64_t image = task.image * a.size[0] * a.size[1];
   const T* x = static_cast<const T*>(task.call->x) + image * a.channels;
-  const T* tangent = static_cast<const T*>(task.call->moved) + image * a.channels;
+  const T* tangent = static_cast<const T*>(task.call->linear) + image * a.channels;
   const int64_t channels = task.channel_end - task.channel_begin;
   T* out = static_cast<T*>(task.call->out) + (task.image * a.out_size[0] + task.row_begin) * a.out_size[1] * a.channels;
   for (int64_t y = task.row_begin; y < task.row_end; ++y) {

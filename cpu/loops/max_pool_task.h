@@ -9,9 +9,10 @@ namespace jsc {
 // What is read and written, all of one dtype. Of `args` the sizes of x, of the results and of the pool are set.
 struct MaxPoolCall {
   ConvArgs args;
-  const void* x;      // [N, H, W, C], before the pool
-  const void* moved;  // the cotangent [N, Ho, Wo, C] of a gradient, the tangent [N, H, W, C] of a tangent
-  void* out;          // [N, H, W, C] of a gradient, [N, Ho, Wo, C] of a tangent
+  const void* x;       // [N, H, W, C], before the pool
+  const void* linear;  // what the call is linear in: the cotangent [N, Ho, Wo, C] of a gradient, the tangent [N, H, W,
+                       // C] of a tangent
+  void* out;           // [N, H, W, C] of a gradient, [N, Ho, Wo, C] of a tangent
 };
 
 // Rows [row_begin, row_end) and channels [channel_begin, channel_end) of `out` in one image.

@@ -28,6 +28,7 @@
 #include <type_traits>
 
 #include "cpu/loops/epilogue.h"
+#include "cpu/loops/packed_row.h"
 #include "cpu/loops/pixel_rows.h"
 #include "cpu/loops/sums_layout.h"
 

@@ -17,6 +17,7 @@
 #define JSC_CPU_LOOPS_WINDOW_KERNEL_H_
 
 #include "cpu/loops/epilogue.h"
+#include "cpu/loops/packed_row.h"
 #include "cpu/loops/window_lists.h"
 
 namespace jsc {

@@ -95,6 +95,9 @@ ConvCall WithoutPairs(const ConvCall& call);
 // The cheapest of the loops that can run the call, unless SetLoop set one (plan/plan_choice.cc).
 ConvPlan ChoosePlan(const ConvCall& call, const Machine& machine, int64_t accumulator_bytes, double density);
 
+// As SetLoop (ffi/host.h) takes it: "windows", or "pixels of pairs".
+const char* LoopName(const ConvPlan& plan);
+
 ConvTask TaskAt(const ConvCall& call, const ConvPlan& plan, int64_t index);
 
 }  // namespace jsc

@@ -36,7 +36,7 @@ PlanKey::PlanKey(const ConvCall& call, const Machine& machine, int64_t accumulat
                         machine.threads,
                         accumulator_bytes,
                         static_cast<int64_t>(call.dtype),  // whose packed kernel is read, or is not
-                        static_cast<int64_t>(CanRunPairs(call, machine)),
+                        static_cast<int64_t>(machine.pairs),
                         static_cast<int64_t>(call.packed != nullptr),
                         static_cast<int64_t>(call.kernel != nullptr),
                         static_cast<int64_t>(call.may_be_dense),

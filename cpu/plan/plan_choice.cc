@@ -91,6 +91,13 @@ bool SetLoop(const std::string& name) {
   return true;
 }
 
+const char* LoopName(const ConvPlan& plan) {
+  for (const Candidate& candidate : kCandidates) {
+    if (candidate.loop == plan.loop && candidate.pairs == plan.pairs) return candidate.name;
+  }
+  return "";
+}
+
 bool CanRunPairs(const ConvCall& call, const Machine& machine) {
   const bool odd = call.args.group_channels % 2 != 0;
   return machine.pairs && call.dtype == DataType::BF16 && call.may_be_dense && call.kernel != nullptr &&

@@ -15,8 +15,10 @@ from cases import Case
 from jax.test_util import check_grads
 from kernel_checks import TOLERANCE, call
 from platforms import PLATFORM
+from pool_checks import derivatives
 
 from jax_sparse_conv._src import devices
+from jax_sparse_conv._src.dispatch import model
 from jax_sparse_conv._src.primitive import max_pool, reference
 from jax_sparse_conv._src.problem.geometry import Pool, windowed_size
 
@@ -41,8 +43,8 @@ POOLS = (
 @pytest.fixture
 def any_channels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has the primitives take what is left to lax because it is little."""
-    monkeypatch.setattr(max_pool, "_LEAST_CHANNELS", 1)
-    monkeypatch.setattr(max_pool, "_LEAST_ELEMENTS", 1)
+    shipped, least = model.shipped, dict.fromkeys(model.shipped("max pool gradients"), 1.0)
+    monkeypatch.setattr(model, "shipped", lambda group: least if group == "max pool gradients" else shipped(group))
 
 
 def values_of(name: str, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
@@ -189,28 +191,9 @@ def test_numerical_derivatives(pool: Pool) -> None:
 @pytest.mark.parametrize("name", ["random", "ties"])
 def test_transformations(name: str, pool: Pool, any_channels: None) -> None:
     y, tangent = (jnp.asarray(values_of(each, (1, 5, 4, 2))) for each in (name, "random"))
-    batch = jnp.stack([y, -y, tangent])
-
-    def derivatives(function: Any) -> list[Any]:
-        def loss(y: Any) -> Any:
-            return (function(y, pool) ** 3).sum()
-
-        return [
-            jax.jvp(lambda y: function(y, pool), (y,), (tangent,))[1],
-            jax.vmap(jax.grad(loss))(batch),
-            jax.vmap(jax.grad(loss), 3)(jnp.moveaxis(batch, 0, 3)),
-            jax.vmap(lambda t: jax.jvp(lambda y: function(y, pool), (y,), (t,))[1])(batch),
-            jax.jacrev(lambda y: function(y, pool))(y),
-            jax.jacfwd(jax.grad(loss))(y),
-            jax.jacrev(jax.grad(loss))(y),
-            jax.grad(lambda y: (jax.grad(loss)(y) ** 2).sum())(y),
-            jax.grad(jax.checkpoint(loss))(y),
-            jax.jit(jax.grad(loss))(y),
-            jax.linearize(loss, y)[1](tangent),
-            jax.lax.scan(lambda total, y: (total + jax.grad(loss)(y), None), jnp.zeros_like(y), batch)[0],
-        ]
-
-    for found, wanted in zip(derivatives(max_pool.pool), derivatives(reference.pool), strict=True):
+    operands = (pool, y, tangent)
+    both = derivatives(max_pool.pool, *operands), derivatives(reference.pool, *operands)
+    for found, wanted in zip(*both, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
     with jax.disable_jit():
         gradient = jax.grad(lambda y: max_pool.pool(y, pool).sum())(y)

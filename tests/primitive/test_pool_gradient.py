@@ -15,6 +15,7 @@ from cases import Case
 from jax import lax
 from kernel_checks import TOLERANCE, call
 from platforms import PLATFORM
+from pool_checks import derivatives
 
 from jax_sparse_conv._src.primitive import reference
 from jax_sparse_conv._src.problem.geometry import Pool
@@ -112,22 +113,9 @@ def test_transformations(name: str) -> None:
     """Forward, batched and second derivatives, against those of lax."""
     pool = pool_of((2, 2))
     y, tangent = values_of(name, shape=(1, 5, 4, 2)), values_of("random", shape=(1, 5, 4, 2))
-    batch = jnp.stack([y, -y, tangent])
-
-    def derivatives(function: Any) -> list[Any]:
-        def loss(y: Any) -> Any:
-            return (function(y, pool) ** 3).sum()
-
-        return [
-            jax.jvp(lambda y: function(y, pool), (y,), (tangent,))[1],
-            jax.vmap(jax.grad(loss))(batch),
-            jax.vmap(jax.grad(loss), 3)(jnp.moveaxis(batch, 0, 3)),
-            jax.jacfwd(jax.grad(loss))(y),
-            jax.jacrev(jax.grad(loss))(y),
-            jax.grad(jax.checkpoint(loss))(y),
-        ]
-
-    for found, wanted in zip(derivatives(reference.pool), derivatives(by_lax), strict=True):
+    operands = (pool, y, tangent)
+    both = derivatives(reference.pool, *operands), derivatives(by_lax, *operands)
+    for found, wanted in zip(*both, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 

@@ -39,8 +39,9 @@ def gradient(values: Values, equation: Equation, axes: Axes) -> Map | None:
     if cotangent is None or x is None or equation.equation.params["select_prim"].name != "ge":
         return None
     spec = _max_pool_of(equation, axes, x)
-    is_alike = spec is not None and cotangent.dtype == x.dtype
-    return Map(max_pool.gradient(x, cotangent, spec), axes) if is_alike and spec is not None else None
+    if spec is None or cotangent.dtype != x.dtype:
+        return None
+    return Map(max_pool.gradient(x, cotangent, spec), axes)
 
 
 def plain(values: Values, equation: Equation) -> jax.Array | None:

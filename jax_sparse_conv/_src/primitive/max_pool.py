@@ -1,14 +1,14 @@
 """Max pools whose derivatives are native calls on a CPU (`cpu/loops/max_pool_kernel.h`), and XLA's elsewhere.
 
-Two primitives, each linear in what is moved, and each other's transpose:
+Two primitives, each linear in its second operand, and each other's transpose:
 
     jsc_max_pool_gradient   x [N, H, W, C], cotangent [N, Ho, Wo, C] -> [N, H, W, C]
     jsc_max_pool_tangent    x [N, H, W, C], tangent [N, H, W, C] -> [N, Ho, Wo, C]
 
 Each window has one pixel that both go through. On a CPU that is its last NaN or, without one, its first maximum, as in
-XLA's `select_and_scatter`, which may lose a NaN beside padding. The native calls are faster for all sizes of windows.
-Left to `reference` and XLA are fewer channels than fill a vector, maps of a few hundred elements, and windows of one
-pixel, which choose nothing. The pool itself is `reference.pool`.
+XLA's `select_and_scatter`, which may lose a NaN beside padding. Left to `reference` and XLA are fewer channels than
+fill a vector, and maps of so few elements that a call takes longer, by "max pool gradients" of `dispatch/model.json`
+(`benchmarks gradients`), and windows of one pixel, which choose nothing. The pool itself is `reference.pool`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,12 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import PartitionSpec
 
 from jax_sparse_conv._src import _native, devices
+from jax_sparse_conv._src.dispatch import model
 from jax_sparse_conv._src.primitive import explicit, jax_internals, partitioning, reference
 from jax_sparse_conv._src.primitive.primitives import same_varying_axes
 from jax_sparse_conv._src.problem import geometry as geo
 from jax_sparse_conv._src.problem.geometry import Pool
 
-# A vector of AVX-512. Of fewer channels the calls have one for each pixel: XLA took 0.2 to 1.1 times as long.
-# Of 16 on it took 1.0 to 40 times, but for one window, whose call takes some 0.2 us more than XLA's loop.
-_LEAST_CHANNELS, _LEAST_ELEMENTS = 16, 256
 _MOST_ELEMENTS = 2**31 - 1  # of one image, and of what a window is made of (`native/call.cc`)
 
 
@@ -49,7 +47,8 @@ def takes(y: Any, spec: Pool) -> bool:
     """Whether the primitives are of such a pool: of maxima, enough channels, the kernels' dtypes and known sizes."""
     if spec.kind != "max" or str(y.dtype) not in _native.DTYPES["cpu"] or geo.is_symbolic(*y.shape):
         return False
-    is_little = y.shape[3] < _LEAST_CHANNELS or 0 < math.prod(y.shape) < _LEAST_ELEMENTS
+    least = model.shipped("max pool gradients")
+    is_little = y.shape[3] < least["channels, least"] or 0 < math.prod(y.shape) < least["elements, least"]
     if is_little or max(spec.window) == 1:
         return False
     sizes = (*spec.window, *spec.strides, *y.shape[1:], *(pad for pads in spec.padding for pad in pads))
@@ -79,18 +78,18 @@ def gradient(x: jax.Array, cotangent: jax.Array, spec: Pool) -> jax.Array:
     return _bound(gradient_p, x, cotangent, spec)
 
 
-def _bound(primitive: Any, x: jax.Array, moved: jax.Array, spec: Pool) -> jax.Array:
+def _bound(primitive: Any, x: jax.Array, linear: jax.Array, spec: Pool) -> jax.Array:
     """A primitive's result, on each device where types say how arrays are split."""
 
-    def bind(x: jax.Array, moved: jax.Array) -> jax.Array:
-        out: jax.Array = primitive.bind(*same_varying_axes([x, moved]), spec=spec)
+    def bind(x: jax.Array, linear: jax.Array) -> jax.Array:
+        out: jax.Array = primitive.bind(*same_varying_axes([x, linear]), spec=spec)
         return out
 
-    if not explicit.is_split(x, moved):
-        return bind(x, moved)
-    images, _, _, channels = explicit.spec_of(x if explicit.is_split(x) else moved)
+    if not explicit.is_split(x, linear):
+        return bind(x, linear)
+    images, _, _, channels = explicit.spec_of(x if explicit.is_split(x) else linear)
     split = PartitionSpec(images, None, None, channels)
-    found: jax.Array = explicit.on_devices(bind, [x, moved], [split, split], split)
+    found: jax.Array = explicit.on_devices(bind, [x, linear], [split, split], split)
     return found
 
 
@@ -110,11 +109,11 @@ def _gradient_by_lax(x: jax.Array, cotangent: jax.Array, *, spec: Pool) -> jax.A
 # --- the native calls ------------------------------------------------------------------------------------------------
 
 
-def _native_call(x: jax.Array, moved: jax.Array, *, spec: Pool, method: str) -> jax.Array:
-    call = jax.ffi.ffi_call(_native.target_name(method), _result(x, moved, spec=spec, method=method))
+def _native_call(x: jax.Array, linear: jax.Array, *, spec: Pool, method: str) -> jax.Array:
+    call = jax.ffi.ffi_call(_native.target_name(method), _result(x, linear, spec=spec, method=method))
     found: jax.Array = call(
         x,
-        moved,
+        linear,
         window=np.asarray(spec.window, np.int64),
         window_stride=np.asarray(spec.strides, np.int64),
         window_padding=np.asarray(spec.padding, np.int64).ravel(),
@@ -122,7 +121,7 @@ def _native_call(x: jax.Array, moved: jax.Array, *, spec: Pool, method: str) -> 
     return found
 
 
-def _result(x: Any, moved: Any, *, spec: Pool, method: str) -> jax.ShapeDtypeStruct:
+def _result(x: Any, linear: Any, *, spec: Pool, method: str) -> jax.ShapeDtypeStruct:
     if method == _GRADIENT:
         return jax.ShapeDtypeStruct(x.shape, x.dtype)
     along = zip(x.shape[1:3], spec.window, spec.strides, spec.padding, strict=True)
@@ -146,8 +145,8 @@ def _lower_on_cpu(ctx: Any, *operands: Any, spec: Pool, method: str, by_lax: Any
 # --- rules -----------------------------------------------------------------------------------------------------------
 
 
-def _abstract_eval(x: Any, moved: Any, *, spec: Pool, method: str) -> Any:
-    return moved.update(shape=_result(x, moved, spec=spec, method=method).shape, weak_type=False)
+def _abstract_eval(x: Any, linear: Any, *, spec: Pool, method: str) -> Any:
+    return linear.update(shape=_result(x, linear, spec=spec, method=method).shape, weak_type=False)
 
 
 def _batch(values: Sequence[Any], axes: Sequence[Any], *, spec: Pool, primitive: Any) -> tuple[jax.Array, int]:
@@ -157,29 +156,29 @@ def _batch(values: Sequence[Any], axes: Sequence[Any], *, spec: Pool, primitive:
     def every(value: jax.Array, axis: int | None) -> jax.Array:
         return jnp.broadcast_to(value, (size, *value.shape)) if axis is None else jnp.moveaxis(value, axis, 0)
 
-    def folded(x: jax.Array, moved: jax.Array) -> jax.Array:
-        images = [value.reshape(value.shape[0] * value.shape[1], *value.shape[2:]) for value in (x, moved)]
+    def folded(x: jax.Array, linear: jax.Array) -> jax.Array:
+        images = [value.reshape(value.shape[0] * value.shape[1], *value.shape[2:]) for value in (x, linear)]
         out = primitive.bind(*same_varying_axes(images), spec=spec)
         return out.reshape(*x.shape[:2], *out.shape[1:])
 
-    x, moved = (every(value, axis) for value, axis in zip(values, axes, strict=True))
-    if not explicit.is_split(x, moved):
-        return folded(x, moved), 0
-    split = PartitionSpec(explicit.spec_of(x)[0] or explicit.spec_of(moved)[0])
-    return explicit.on_devices(folded, [x, moved], [split, split], split), 0
+    x, linear = (every(value, axis) for value, axis in zip(values, axes, strict=True))
+    if not explicit.is_split(x, linear):
+        return folded(x, linear), 0
+    split = PartitionSpec(explicit.spec_of(x)[0] or explicit.spec_of(linear)[0])
+    return explicit.on_devices(folded, [x, linear], [split, split], split), 0
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, spec: Pool, primitive: Any) -> tuple[jax.Array, Any]:
-    """Linear in what is moved; x chooses, and that is the same in all directions."""
+    """Linear in the second operand; x chooses, and that is the same in all directions."""
     out = primitive.bind(*primals, spec=spec)
     if isinstance(tangents[1], ad.Zero):
         return out, ad.Zero(jax.typeof(out).to_tangent_aval())
     return out, primitive.bind(primals[0], tangents[1], spec=spec)
 
 
-def _transpose(cotangent: Any, x: Any, moved: Any, *, spec: Pool, other: Any) -> list[Any]:
+def _transpose(cotangent: Any, x: Any, linear: Any, *, spec: Pool, other: Any) -> list[Any]:
     if isinstance(cotangent, ad.Zero):
-        return [None, ad.Zero(moved.aval)]
+        return [None, ad.Zero(linear.aval)]
     return [None, other.bind(*same_varying_axes([x, cotangent]), spec=spec)]
 
 

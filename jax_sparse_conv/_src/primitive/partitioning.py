@@ -130,15 +130,15 @@ def partitioned_gradient(
 
 @functools.lru_cache(maxsize=4096)
 def partitioned_pool(run: Run, spec: Pool, **parameters: Any) -> Function:
-    """`run(x, moved, spec=)`, a derivative of a pool of x [N, H, W, C], with the rule of how it is split.
+    """`run(x, linear, spec=)`, a derivative of a pool of x [N, H, W, C], with the rule of how it is split.
 
     H and W are split where windows lie apart and none is cut.
     """
     is_apart = spec.window == spec.strides and not any(map(any, spec.padding))
 
     def split(mesh: Any, arguments: Any) -> NamedSharding:
-        x, moved = map(_entries, arguments)
-        images, *pixels, channels = x if any(x) else moved
+        x, linear = map(_entries, arguments)
+        images, *pixels, channels = x if any(x) else linear
         along = zip(pixels, arguments[0].shape[1:3], spec.window, strict=True)
         whole = [
             entry if is_apart and size % (window * _devices(mesh, entry)) == 0 else None
@@ -153,7 +153,7 @@ def partitioned_pool(run: Run, spec: Pool, **parameters: Any) -> Function:
     def infer(mesh: Any, arguments: Any, result: Any) -> NamedSharding:
         return split(mesh, arguments)
 
-    wrapped = custom_partitioning(lambda x, moved: run(x, moved, spec=spec, **parameters))
+    wrapped = custom_partitioning(lambda x, linear: run(x, linear, spec=spec, **parameters))
     rule = "n h w c, n h w c -> n h w c" if is_apart else "n h w c, n p q c -> n i j c"
     whole = () if is_apart else ("h", "w", "p", "q", "i", "j")
     wrapped.def_partition(
