@@ -51,15 +51,22 @@ def collect() -> dict[str, Any]:
 def describe_run(argv: list[str] | None = None) -> dict[str, Any]:
     """Date, command, device, environment and XLA's flags: what every result file of this package starts with.
 
+    Folders of this machine are not in it.
+
     Args:
       argv: the arguments after `python -m module`; None takes the process's own command line.
     """
     command = ["python", *(sys.orig_argv[1:] if argv is None else ["-m", "jax_sparse_conv", *argv])]
+    found = collect()
+    if isinstance(found["tables"], dict):  # else why there are none
+        found["tables"] = {
+            name: ", ".join(map(without_folders, text.split(", "))) for name, text in found["tables"].items()
+        }
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": shlex.join(map(without_folders, command)),
         "device": device_name(),
-        "environment": collect(),
+        "environment": found,
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
     }
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.common import merge, results
+from jax_sparse_conv._src import environment
 
 DEVICES = re.compile(r"h100|h200|cpu_\w+")
 
@@ -106,4 +107,17 @@ def test_recorded_files_are_current_and_whole(path: Path) -> None:
     assert len(set(cases)) == len(cases)
     wanted = {"date", "commit", "device", "driver", "versions", "command"}
     assert all(wanted <= each.keys() for each in results.read(path))
-    assert "/tmp/" not in path.read_text(encoding="utf-8")
+
+
+FOLDERS = sorted({path.parent for path in results.RESULTS.rglob("*.json")})
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(results.RESULTS)))
+def test_recorded_files_name_no_folder_of_a_machine(folder: Path) -> None:
+    for path in folder.glob("*.json"):
+        assert not re.search(r'[" =](/[\w.-]+){2,}', path.read_text(encoding="utf-8")), path
+
+
+def test_a_run_names_no_folder_of_this_machine() -> None:
+    text = json.dumps(environment.describe_run(["run", "--json", "/tmp/abc/run.json"]))
+    assert not re.search(r'[" =](/[\w.-]+){2,}', text)
