@@ -159,6 +159,8 @@ def test_direct_ablation_compares_each_figure_with_its_predecessor_and_names_wro
     assert direct_ablation.wrong(rows) == [rows[2]]
     assert direct_ablation.report(direct_ablation.figures(rows), rows).count("WRONG") == 1
     assert direct_ablation.wrong([rows[2] | {"engine": "tensor cores"}]) == []
+    without_table = [row for row in rows if row["step"] != "figure 34"]
+    assert [f["figure"] for f in direct_ablation.figures(without_table)] == ["14", "20", "24", "28", "31", "0", "0t"]
 
 
 def test_adaptive_times_every_side(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

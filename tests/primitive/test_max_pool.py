@@ -180,6 +180,15 @@ def test_an_empty_batch() -> None:
     assert jax.vmap(jax.grad(lambda y: max_pool.pool(y, pool).sum()))(y).shape == y.shape
 
 
+@pytest.mark.parametrize("pool", POOLS, ids=str)
+@pytest.mark.parametrize("name", ["random", "ties", "NaN", "infinities"])
+def test_a_tangent_off_cpus_is_exact(name: str, pool: Pool) -> None:
+    """Of both parts all bits: XLA's select_and_gather_add keeps half of them where it reduces no pairs."""
+    y, tangent = (values_of(each, (2, 9, 11, 3)) for each in (name, "random"))
+    found = jax.jit(functools.partial(max_pool._tangent_by_taps, spec=pool))(y, tangent)
+    np.testing.assert_array_equal(found, expected_tangent(y, tangent, pool))
+
+
 @pytest.mark.parametrize("pool", POOLS[:7], ids=str)
 def test_numerical_derivatives(pool: Pool) -> None:
     with jax.enable_x64(True):
@@ -212,7 +221,8 @@ def test_transformations(name: str, pool: Pool, any_channels: None) -> None:
     ],
     ids=str,
 )
-def test_what_is_a_call(pool: Pool, shape: tuple[int, ...], is_native: bool) -> None:
+def test_what_is_a_call(pool: Pool, shape: tuple[int, ...], is_native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "default_platform", lambda: "cpu")
     gradient = jax.jit(jax.grad(lambda y: (max_pool.pool(y, pool) ** 2).sum()))
     traced = gradient.trace(jnp.ones(shape))
     assert ("jsc_max_pool" in traced.lower(lowering_platforms=("cpu",)).as_text()) is is_native

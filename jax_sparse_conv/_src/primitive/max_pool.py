@@ -34,6 +34,7 @@ from jax_sparse_conv._src.problem import geometry as geo
 from jax_sparse_conv._src.problem.geometry import Pool
 
 _MOST_ELEMENTS = 2**31 - 1  # of one image, and of what a window is made of (`native/call.cc`)
+_MOST_TAPS = 256  # of a window whose pixels are compared one by one in XLA, each in operations of its own
 
 
 def pool(y: jax.Array, spec: Pool | None) -> jax.Array:
@@ -99,6 +100,32 @@ def _bound(primitive: Any, x: jax.Array, linear: jax.Array, spec: Pool) -> jax.A
 def _tangent_by_lax(x: jax.Array, tangent: jax.Array, *, spec: Pool) -> jax.Array:
     found: jax.Array = jax.jvp(lambda y: reference.pool(y, spec), (x,), (tangent,))[1]
     return found
+
+
+def _tangent_by_taps(x: jax.Array, tangent: jax.Array, *, spec: Pool) -> jax.Array:
+    """Off a CPU XLA reduces no pairs, so lax would round x and the tangent to half of their bits each."""
+    if math.prod(spec.window) > _MOST_TAPS:
+        return _tangent_by_lax(x, tangent, spec=spec)
+    is_pixel = np.pad(np.ones((1, *x.shape[1:3], 1), bool), ((0, 0), *spec.padding, (0, 0)))
+    best = found = jnp.zeros(_result(x, tangent, spec=spec, method=_TANGENT).shape, x.dtype)
+    has = jnp.zeros((1, *best.shape[1:3], 1), bool)
+    for tap in np.ndindex(*spec.window):
+        is_in = _tap(is_pixel, tap, spec)
+        value, moved = (_tap(_padded(each, spec), tap, spec) for each in (x, tangent))
+        takes = is_in & (~has | (value > best) | jnp.isnan(value))
+        best, found, has = jnp.where(takes, value, best), jnp.where(takes, moved, found), has | is_in
+    return found
+
+
+def _padded(x: jax.Array, spec: Pool) -> jax.Array:
+    return jnp.pad(x, ((0, 0), *spec.padding, (0, 0)))
+
+
+def _tap(padded: Any, tap: Sequence[int], spec: Pool) -> Any:
+    """The pixel at one place of every window."""
+    along = zip(padded.shape[1:3], tap, spec.window, spec.strides, strict=True)
+    rows, columns = (slice(at, size - window + at + 1, stride) for size, at, window, stride in along)
+    return padded[:, rows, columns]
 
 
 def _gradient_by_lax(x: jax.Array, cotangent: jax.Array, *, spec: Pool) -> jax.Array:
@@ -185,15 +212,15 @@ def _transpose(cotangent: Any, x: Any, linear: Any, *, spec: Pool, other: Any) -
 _GRADIENT, _TANGENT = "max_pool_gradient", "max_pool_tangent"
 gradient_p = jex_core.Primitive(_native.target_name(_GRADIENT))
 tangent_p = jex_core.Primitive(_native.target_name(_TANGENT))
-for _primitive, _other, _method, _by_lax in (
-    (gradient_p, tangent_p, _GRADIENT, _gradient_by_lax),
-    (tangent_p, gradient_p, _TANGENT, _tangent_by_lax),
+for _primitive, _other, _method, _by_lax, _off_cpus in (
+    (gradient_p, tangent_p, _GRADIENT, _gradient_by_lax, _gradient_by_lax),
+    (tangent_p, gradient_p, _TANGENT, _tangent_by_lax, _tangent_by_taps),
 ):
     jax_internals.needs_devices(_primitive)
     jax_internals.runs_alone(_primitive)
     jax_internals.checks_nans(_primitive)
     _primitive.def_abstract_eval(functools.partial(_abstract_eval, method=_method))
-    mlir.register_lowering(_primitive, mlir.lower_fun(_by_lax, multiple_results=False))
+    mlir.register_lowering(_primitive, mlir.lower_fun(_off_cpus, multiple_results=False))
     _on_cpu = functools.partial(_lower_on_cpu, method=_method, by_lax=_by_lax)
     mlir.register_lowering(_primitive, _on_cpu, platform="cpu")
     batching.primitive_batchers[_primitive] = functools.partial(_batch, primitive=_primitive)
