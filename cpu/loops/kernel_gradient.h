@@ -1,6 +1,7 @@
 // One task of a kernel's gradient: kernel[tap][c][k] = sum over pixels of x[pixel][c] * cotangent[result][k], where the
 // tap leads from the result to the pixel. Zeros of x are skipped.
 //
+// Kernels of one tap are point_gradient.h's.
 // What: the non-zeros of a tile of x are listed by channel. For a channel and a block of output channels, the sums of
 //   up to kMostTaps taps are registers while the channel's list passes by. An entry is a broadcast value and one vector
 //   of the cotangent for each multiply-add. It is loops/scatter_kernel.h the other way round: there weights are
@@ -19,14 +20,14 @@
 #include "cpu/core/isa.h"
 #include "cpu/loops/channel_lists.h"
 #include "cpu/loops/epilogue.h"
+#include "cpu/loops/point_gradient.h"
 
 namespace jsc {
 namespace JSC_ISA {
 namespace {
 
 constexpr int kMostTaps = 9;                             // whose sums are registers together
-constexpr int64_t kTapVectors = kManyRegisters ? 2 : 1;  // of a block, with several taps
-constexpr int64_t kPointVectors = 8;                     // of a block at most, with one
+constexpr int64_t kTapVectors = kManyRegisters ? 2 : 1;  // of a block
 constexpr int64_t kPlaces = 1024;                        // of a tile, about
 constexpr int64_t kPixelsAhead = 8;                      // whose channels are prefetched: few of each, far apart
 
@@ -55,7 +56,7 @@ struct GradientRows {
 
 // Sizes of what a task works on, the same for all of its tiles.
 struct GradientShape {
-  int64_t vectors, block;
+  int64_t block;
   int64_t reach[2];      // rows and columns of places in front of a pixel's that taps lead to
   int64_t first_column;  // result column of the first column of places
   int64_t columns;       // of places
@@ -67,12 +68,7 @@ struct GradientShape {
 inline GradientShape ShapeOf(const KernelGradientTask& task, int64_t lanes) {
   const ConvArgs& a = task.call->args;
   GradientShape s{};
-  const int64_t taps = a.kernel_size[0] * a.kernel_size[1], width = CeilDiv(task.out_end - task.out_begin, lanes);
-  s.vectors = kTapVectors;
-  if (taps == 1) {
-    for (s.vectors = kPointVectors; s.vectors > 1 && s.vectors / 2 >= width;) s.vectors /= 2;
-  }
-  s.block = s.vectors * lanes;
+  s.block = kTapVectors * lanes;
   for (int i = 0; i < 2; ++i) s.reach[i] = (a.kernel_size[i] - 1) * a.dilation[i] / a.stride[i];
   const int64_t first = FloorDiv(a.pad_low[1], a.stride[1]);
   const int64_t last = FloorDiv(a.size[1] - 1 + a.pad_low[1], a.stride[1]);
@@ -229,9 +225,10 @@ template <typename T, typename A>
 }
 
 // sums [kTaps, kVectors] of a channel's entries; kLists of them at once where the sums are too few to hide latency.
-template <int kTaps, int kVectors, typename A>
+template <int kTaps, typename A>
 [[gnu::noinline]] void SumEntries(const Entry<A>* entry, const Entry<A>* end, const PhaseTap* taps, const A* places,
                                   int64_t block, A* sums) {
+  constexpr int kVectors = kTapVectors;
   constexpr int kLists = kTaps * kVectors >= 8 ? 1 : kTaps * kVectors >= 4 ? 2 : kTaps * kVectors >= 2 ? 4 : 8;
   const char* at[kTaps];
   for (int t = 0; t < kTaps; ++t) at[t] = reinterpret_cast<const char*>(places - taps[t].back * block);
@@ -263,44 +260,28 @@ template <int kTaps, int kVectors, typename A>
   }
 }
 
-template <int kVectors, typename A>
-void SumSomeTaps(int64_t taps, const Entry<A>* entry, const Entry<A>* end, const PhaseTap* first, const A* places,
-                 int64_t block, A* sums) {
+template <typename A>
+void SumTaps(int64_t taps, const Entry<A>* entry, const Entry<A>* end, const PhaseTap* first, const A* places,
+             int64_t block, A* sums) {
   switch (taps) {
     case 1:
-      return SumEntries<1, kVectors>(entry, end, first, places, block, sums);
+      return SumEntries<1>(entry, end, first, places, block, sums);
     case 2:
-      return SumEntries<2, kVectors>(entry, end, first, places, block, sums);
+      return SumEntries<2>(entry, end, first, places, block, sums);
     case 3:
-      return SumEntries<3, kVectors>(entry, end, first, places, block, sums);
+      return SumEntries<3>(entry, end, first, places, block, sums);
     case 4:
-      return SumEntries<4, kVectors>(entry, end, first, places, block, sums);
+      return SumEntries<4>(entry, end, first, places, block, sums);
     case 5:
-      return SumEntries<5, kVectors>(entry, end, first, places, block, sums);
+      return SumEntries<5>(entry, end, first, places, block, sums);
     case 6:
-      return SumEntries<6, kVectors>(entry, end, first, places, block, sums);
+      return SumEntries<6>(entry, end, first, places, block, sums);
     case 7:
-      return SumEntries<7, kVectors>(entry, end, first, places, block, sums);
+      return SumEntries<7>(entry, end, first, places, block, sums);
     case 8:
-      return SumEntries<8, kVectors>(entry, end, first, places, block, sums);
+      return SumEntries<8>(entry, end, first, places, block, sums);
     default:
-      return SumEntries<9, kVectors>(entry, end, first, places, block, sums);
-  }
-}
-
-template <typename A>
-void SumTaps(int64_t vectors, int64_t taps, const Entry<A>* entry, const Entry<A>* end, const PhaseTap* first,
-             const A* places, int64_t block, A* sums) {
-  if (taps > 1 || vectors == kTapVectors) return SumSomeTaps<kTapVectors>(taps, entry, end, first, places, block, sums);
-  switch (vectors) {
-    case 1:
-      return SumEntries<1, 1>(entry, end, first, places, block, sums);
-    case 2:
-      return SumEntries<1, 2>(entry, end, first, places, block, sums);
-    case 4:
-      return SumEntries<1, 4>(entry, end, first, places, block, sums);
-    default:
-      return SumEntries<1, 8>(entry, end, first, places, block, sums);
+      return SumEntries<9>(entry, end, first, places, block, sums);
   }
 }
 
@@ -318,7 +299,7 @@ template <typename A>
 void AddBlock(const KernelGradientTask& task, const GradientShape& s, int64_t k, int64_t width,
               const GradientBuffers<A>& b) {
   const int64_t channels = task.channel_end - task.channel_begin;
-  alignas(64) A sums[kMostTaps * kPointVectors * kLanes<A>];
+  alignas(64) A sums[kMostTaps * kTapVectors * kLanes<A>];
   for (int64_t i = 0; i < s.phases; ++i) {
     const int64_t* begins = b.ends + i * channels;
     for (int64_t c = 0; c < channels && b.phases[i].taps > 0; ++c) {
@@ -327,7 +308,7 @@ void AddBlock(const KernelGradientTask& task, const GradientShape& s, int64_t k,
       for (int64_t tap = 0; tap < b.phases[i].taps; tap += kMostTaps) {
         const PhaseTap* first = b.taps + b.phases[i].first_tap + tap;
         const int64_t taps = Min(kMostTaps, b.phases[i].taps - tap);
-        SumTaps(s.vectors, taps, entries + begins[c], entries + begins[c + channels], first, b.places, s.block, sums);
+        SumTaps(taps, entries + begins[c], entries + begins[c + channels], first, b.places, s.block, sums);
         for (int64_t t = 0; t < taps; ++t) {
           A* out = GradientAt<A>(task, first[t].tap, task.channel_begin + c) + k;
           int64_t v = 0;
@@ -339,9 +320,15 @@ void AddBlock(const KernelGradientTask& task, const GradientShape& s, int64_t k,
   }
 }
 
+inline bool IsPoint(const KernelGradientTask& task) {
+  const ConvArgs& a = task.call->args;
+  return a.kernel_size[0] * a.kernel_size[1] == 1;
+}
+
 template <typename T>
 int64_t KernelGradientBytes(const KernelGradientTask& task) {
   using A = Accumulator<T>;
+  if (IsPoint(task)) return TakePointBuffers<A>(task, nullptr).bytes;
   return TakeGradientBuffers<A>(task, ShapeOf(task, kLanes<A>), nullptr).bytes;
 }
 
@@ -349,6 +336,7 @@ template <typename T>
 void RunKernelGradient(const KernelGradientTask& task, char* scratch) {
   using A = Accumulator<T>;
   const IeeeScope ieee;
+  if (IsPoint(task)) return RunPointGradient<T>(task, scratch);
   const ConvArgs& a = task.call->args;
   const GradientShape s = ShapeOf(task, kLanes<A>);
   GradientBuffers<A> b = TakeGradientBuffers<A>(task, s, scratch);
