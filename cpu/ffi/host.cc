@@ -2,15 +2,12 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
-#include <memory>
 
 #if defined(__linux__)
-#include <sys/mman.h>
 #include <unistd.h>
 #endif
 
-#include "cpu/core/parallel.h"
+#include "cpu/ffi/tasks.h"
 #include "cpu/plan/ceil_div.h"
 #include "cpu/plan/plan.h"
 #include "cpu/plan/plan_cache.h"
@@ -47,26 +44,6 @@ std::atomic<const Isa*>& Current() {
   return current;
 }
 
-// -1 for an element type without kernels: the only dtype dispatch of the CPU side.
-int IndexOf(DataType dtype) {
-  switch (dtype) {
-    case DataType::F32:
-      return kFloat32;
-    case DataType::BF16:
-      return kBFloat16;
-    case DataType::F16:
-      return kFloat16;
-    case DataType::F64:
-      return kFloat64;
-    default:
-      return -1;
-  }
-}
-
-ffi::Error UnsupportedDtype() {
-  return ffi::Error(ffi::ErrorCode::kInvalidArgument, "x must be float32, bfloat16, float16 or float64");
-}
-
 int64_t CacheBytes(int name, int64_t otherwise) {
 #if defined(__linux__)
   const int64_t bytes = sysconf(name);
@@ -86,66 +63,12 @@ Machine ThisMachine(const Isa& isa, int64_t threads) {
   return {l1, l2, isa.vector_bytes, threads, isa.many_registers, MultipliesPairs()};
 }
 
-// A thread's scratch memory, kept between calls and grown when a task needs more (then `kept` is false); null when
-// there is none.
-char* Scratch(int64_t bytes, bool& kept) {
-  struct Memory {
-    std::unique_ptr<char, decltype(&std::free)> data{nullptr, &std::free};
-    int64_t size = 0;
-  };
-  static thread_local Memory memory;
-  kept = memory.size >= bytes;
-  if (!kept) {
-    memory.data.reset();
-    memory.size = 0;
-    constexpr int64_t kPage = int64_t{2} << 20;  // huge pages, where the system has them: fewer address look-ups
-    const int64_t page = bytes >= kPage / 2 ? kPage : 4096;
-    const int64_t rounded = (bytes + page - 1) / page * page;
-    memory.data.reset(static_cast<char*>(std::aligned_alloc(page, rounded)));
-    if (memory.data != nullptr) memory.size = rounded;
-#if defined(__linux__)
-    if (memory.data != nullptr && page == kPage) madvise(memory.data.get(), rounded, MADV_HUGEPAGE);
-#endif
-  }
-  return memory.data.get();
-}
-
-// Runs make(taken, previous) until all of [0, count) are done: each task, or those that are taken together, says how
-// much memory it needs, then runs in it. `previous` is the task that the same thread ran just before, if the memory is
-// still as it left it, else -1.
-template <typename MakeTask, typename Task>
-ffi::Error RunTasks(Team& team, int64_t threads, int64_t count, const MakeTask& make, int64_t (*bytes)(const Task&),
-                    void (*run)(const Task&, char*), Together together = {0, 1}) {
-  std::atomic<int64_t> missing{0};
-  team.Run(threads, count, together, [&](Taken taken, int64_t previous) {
-    Task task = make(taken, previous);
-    const int64_t needed = bytes(task);
-    bool kept = true;
-    char* scratch = Scratch(needed, kept);
-    if (!kept) task = make(taken, -1);
-    if (scratch == nullptr && needed > 0) {
-      missing = needed;
-    } else {
-      run(task, scratch);
-    }
-  });
-  if (missing == 0) return ffi::Error::Success();
-  return ffi::Error(ffi::ErrorCode::kResourceExhausted,
-                    "a convolution task needs " + std::to_string(missing.load()) + " bytes of scratch memory");
-}
-
-// Fraction of non-zeros, from up to 128 runs of 16 elements spread over x, a quarter of a small map: runs, because each
-// place costs a cache miss.
+// Fraction of non-zeros of a call's map.
 double SampleDensity(const Isa& isa, int dtype, const ConvCall& call) {
   constexpr double kActivated = 0.5;  // of what is not there yet
   if (call.scaled.scale != nullptr) return kActivated;
-  constexpr int64_t kRuns = 128, kShare = 4;
   const ConvArgs& a = call.args;
-  const int64_t size = a.images * a.size[0] * a.size[1] * a.channels;
-  const int64_t step = std::max(kShare * kCountRun, size / kRuns) | 1;  // odd: all channels have their turn
-  const int64_t runs = size < kCountRun ? 0 : (size - kCountRun) / step + 1;
-  if (runs == 0) return 1;
-  return static_cast<double>(isa.count[dtype](call.x, runs, step)) / static_cast<double>(runs * kCountRun);
+  return SampledDensity(isa, dtype, call.x, a.images * a.size[0] * a.size[1] * a.channels);
 }
 
 bool IsDepthwise(const ConvArgs& a) { return a.groups > 1 && a.group_channels == 1 && a.out_channels == a.groups; }
@@ -336,36 +259,6 @@ ffi::Error RunDenseCall(ffi::ThreadPool& pool, const ConvCall& call) {
     return DenseTask{&call, taken.begin / parts, begin, std::min(begin + columns, a.out_channels)};
   };
   return RunTasks(team, machine.threads, a.stacks * parts, make, isa.dense_bytes[dtype], isa.dense[dtype]);
-}
-
-ffi::Error RunKernelGradientCall(ffi::ThreadPool& pool, DataType data_type, const KernelGradientCall& call) {
-  const int dtype = IndexOf(data_type);
-  if (dtype < 0) return UnsupportedDtype();
-  const ConvArgs& a = call.args;
-  const Isa& isa = CurrentIsa();
-  Team team(pool);
-  const Machine machine = ThisMachine(isa, team.threads());
-  // Two tasks a thread, of input channels and then of output channels: each part of those lists x again, and each part
-  // of input channels copies the cotangent.
-  const int64_t out_channels = a.out_channels / a.groups, wanted = CeilDiv(2 * machine.threads, call.chunks);
-  const int64_t most = std::clamp<int64_t>(CeilDiv(a.group_channels * a.groups, wanted), 16, 64);
-  const int64_t parts = CeilDiv(a.group_channels, most), channels = CeilDiv(a.group_channels, parts);
-  const int64_t out_parts = std::clamp<int64_t>(wanted / (parts * a.groups), 1, CeilDiv(out_channels, 64));
-  const int64_t columns = CeilDiv(CeilDiv(out_channels, out_parts), 32) * 32;
-  const int64_t cuts = CeilDiv(out_channels, columns);
-  const auto make = [&](Taken taken, int64_t) {
-    const int64_t cut = taken.begin % cuts, part = taken.begin / cuts % parts, rest = taken.begin / cuts / parts;
-    const int64_t first = part * channels, column = cut * columns;
-    return KernelGradientTask{&call,
-                              rest / a.groups,
-                              rest % a.groups,
-                              std::min(first, a.group_channels),
-                              std::min(first + channels, a.group_channels),
-                              column,
-                              std::min(column + columns, out_channels)};
-  };
-  return RunTasks(team, machine.threads, call.chunks * a.groups * parts * cuts, make, isa.kernel_gradient_bytes[dtype],
-                  isa.kernel_gradient[dtype]);
 }
 
 ffi::Error RunMaxPoolGradientCall(ffi::ThreadPool& pool, DataType data_type, const MaxPoolCall& call) {

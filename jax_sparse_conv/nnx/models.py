@@ -43,6 +43,8 @@ class ReportEntry:
         now = f"-> {self.new_type}" if self.new_type else "left"
         return f"{self.path or '(model)'}: {self.old_type} {now} ({self.reason})"
 
+    __repr__ = __str__
+
 
 @dataclasses.dataclass(frozen=True)
 class Report:
@@ -85,6 +87,8 @@ class Report:
             summary += f", {len(self.folded)} batch norms folded"
             summary += "" if self.folded else " (the model has none)"
         return "\n".join([summary, *(f"  {entry}" for entry in self.entries)])
+
+    __repr__ = __str__
 
 
 def replace(model: nnx.Module, *, implementation: ConvImplementation | None = None, fold: bool = False) -> Report:

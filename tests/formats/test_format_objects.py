@@ -48,6 +48,15 @@ def test_formats_are_results_of_exported_programs(made: Any) -> None:
         np.testing.assert_array_equal(one, other)
 
 
+def test_they_are_shown_without_their_values() -> None:
+    assert repr(STORED) == (
+        "CooStar(values=float32[2, 3, 2, 6, 16], positions=uint8[2, 3, 2, 6, 16], counts=int32[2, 3, 2, 6], "
+        "size=(9, 8), channels=6, tile=(4, 4, 1))"
+    )
+    assert repr(jsc.ECR.fromdense(X, 3)).startswith("ECR(values=float32[2, 9, 8, 54], indices=int32[2, 9, 8, 54], ")
+    assert "values=float32[2, 4, 4, 4, 54]" in repr(jsc.PECR.fromdense(X, 3, window_shape=2))
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "sentence"),
     [

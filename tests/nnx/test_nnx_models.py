@@ -76,6 +76,8 @@ def test_replace_keeps_state_and_result() -> None:
     assert model.stem.implementation == model.head.layers[2].implementation == "xla"
     assert "stem: Conv -> SparseConv" in str(report)
     assert "5 layers swapped, 2 left" in str(report)
+    assert repr(report) == str(report)  # as notebooks show it
+    assert repr(report.entries[0]) == str(report.entries[0])
 
 
 def test_replace_leaves_what_it_does_not_know() -> None:

@@ -101,6 +101,7 @@ def test_a_plan_prints_as_a_table() -> None:
     made = calibrated()
     assert made.seconds > 0
     text = str(made)
+    assert repr(made) == text  # as notebooks show it
     assert f"Plan for Small on {plan.device_label()}" in text
     header, first = text.splitlines()[1:3]
     assert header.split()[:4] == ["layer", "call", "zeros", "%"]

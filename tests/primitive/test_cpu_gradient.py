@@ -69,6 +69,57 @@ def test_against_float64(case: Case, cpu_isa: str) -> None:
         assert oracle.relative_error(found, wanted) <= 1e-6
 
 
+SPARSE_COTANGENTS = (
+    Case("3x3", (2, 19, 21, 32), 40, padding=((1, 1), (1, 1))),
+    Case("1x1", (3, 18, 17, 33), 72, kernel=(1, 1), padding=((0, 0), (0, 0))),
+    Case("3x3 VALID", (2, 19, 18, 16), 96, padding=((0, 0), (0, 0))),
+    Case("5x4 dilation 2", (2, 24, 23, 17), 24, kernel=(5, 4), dilation=2, padding=((3, 4), (2, 5))),
+    Case("1x7", (2, 16, 25, 64), 32, kernel=(1, 7), padding=((0, 0), (3, 3))),
+    Case("wide padding", (2, 14, 15, 32), 32, padding=((5, 4), (3, 6))),
+    Case("negative padding", (2, 22, 21, 32), 32, padding=((-2, 3), (1, -4))),
+    Case("3x3 stride 2", (2, 29, 31, 32), 32, strides=2, padding=((1, 1), (1, 1))),
+    Case("groups 2", (2, 19, 18, 64), 64, groups=2, padding=((1, 1), (1, 1))),
+    Case("chunks", (4, 41, 40, 16), 16, padding=((1, 1), (1, 1))),
+)
+
+
+def kernel_gradient(case: Case, x: np.ndarray, cotangent: np.ndarray) -> np.ndarray:
+    """In float64, tap by tap; the cases' paddings are numbers."""
+    kh, kw = case.kernel
+    step = case.strides if isinstance(case.strides, int) else case.strides[0]
+    apart = case.dilation if isinstance(case.dilation, int) else case.dilation[0]
+    room = 2 * max(abs(pad) for pads in case.padding for pad in pads)  # so that crops are slices, too
+    wide = np.pad(x.astype(np.float64), ((0, 0), (room, room), (room, room), (0, 0)))
+    rows, columns = cotangent.shape[1:3]
+    grouped = cotangent.astype(np.float64).reshape(*cotangent.shape[:3], case.groups, -1)
+    found = []
+    for row, column in np.ndindex(kh, kw):
+        top, left = room - case.padding[0][0] + row * apart, room - case.padding[1][0] + column * apart
+        met = wide[:, top : top + (rows - 1) * step + 1 : step, left : left + (columns - 1) * step + 1 : step]
+        met = met.reshape(*met.shape[:3], case.groups, -1)
+        found.append(np.einsum("nhwgc,nhwgk->cgk", met, grouped).reshape(met.shape[-1], -1))
+    return np.stack(found).reshape(kh, kw, *found[0].shape)
+
+
+@pytest.mark.parametrize("zeros", [(0.0, 0.97), (0.9, 0.2)], ids=["of the cotangent", "of x"])
+@pytest.mark.parametrize("case", SPARSE_COTANGENTS, ids=lambda case: case.name)
+def test_either_side_may_have_the_zeros(case: Case, zeros: tuple[float, float], cpu_isa: str) -> None:
+    """The call goes through the non-zeros of the sparser one."""
+    for dtype in ("float32", "bfloat16", "float16", "float64"):
+        with jax.enable_x64(dtype == "float64"):
+            rng = np.random.default_rng(0)
+            inputs = cases.inputs(case, jnp.dtype(dtype))
+            x, cotangent = (rng.standard_normal(shape) for shape in (case.x, call(case, *inputs, None).shape))
+            x, cotangent = (
+                np.where(rng.random(each.shape) < share, 0, each).astype(jnp.dtype(dtype))
+                for each, share in zip((x, cotangent), zeros, strict=True)
+            )
+            function = lambda kernel, x=x, inputs=inputs: call(case, x, kernel, *inputs[2:], None)  # noqa: E731
+            found = jax.vjp(function, inputs.kernel)[1](cotangent)[0]
+            error = oracle.relative_error(found, kernel_gradient(case, x, cotangent))
+            assert error <= (1e-6 if dtype == "float32" else TOLERANCE[dtype]), dtype
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
 @pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[8], CASES[15], *DEPTHWISE[:2]], ids=lambda case: case.name)
 def test_dtypes(case: Case, dtype: str, cpu_isa: str) -> None:

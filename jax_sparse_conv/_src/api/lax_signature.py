@@ -12,6 +12,7 @@ from jax import lax
 
 from jax_sparse_conv._src.api import ops
 from jax_sparse_conv._src.api.arguments import CONV_IMPLEMENTATIONS, ConvImplementation, check_implementation
+from jax_sparse_conv._src.problem.geometry import pair
 
 _lax_conv = lax.conv_general_dilated  # lax's own, also where the function below is put in its place
 _NHWC = lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
@@ -61,6 +62,9 @@ def conv_general_dilated(
     )
     if reason is not None or implementation == "xla":
         return dense(jnp.asarray(lhs), jnp.asarray(rhs), out_sharding=out_sharding)
+    for name, value in (("window_strides", window_strides), ("rhs_dilation", rhs_dilation)):
+        if value is not None:
+            pair(name, value)
     # Lax's own errors, which name the arguments as this caller knows them.
     jax.eval_shape(dense, *(jax.ShapeDtypeStruct(jnp.shape(a), jnp.asarray(a).dtype) for a in (lhs, rhs)))
     out = ops.conv(

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec
 
 from jax_sparse_conv._src import typed_json
 from jax_sparse_conv._src.primitive import explicit, primitives
+from jax_sparse_conv._src.problem import described
 from jax_sparse_conv._src.problem.geometry import Geometry, Pair
 
 _MAX_INT32 = 2**31 - 1
@@ -33,6 +34,9 @@ class Compressed(abc.ABC):
     channels: int = dataclasses.field(metadata={"static": True})
     kernel_size: Pair = dataclasses.field(metadata={"static": True})
     geometry: Geometry = dataclasses.field(metadata={"static": True})
+
+    def __repr__(self) -> str:
+        return described.without_values(self)
 
     @property
     def shape(self) -> tuple[int, ...]:

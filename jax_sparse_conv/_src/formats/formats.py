@@ -34,7 +34,7 @@ _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class ECR(Compressed):
     """Extended and Compressed Row format (Xu et al. 2023, section 5.2) of a feature map [N, H, W, C].
 
@@ -112,7 +112,7 @@ class ECR(Compressed):
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class PECR(Compressed):
     """Pooling-pack Extended and Compressed Row format (Xu et al. 2023, section 6.2) of a feature map [N, H, W, C].
 

@@ -154,6 +154,8 @@ class Plan:
     def __str__(self) -> str:
         return "\n".join(_table(self))
 
+    __repr__ = __str__
+
 
 def apply_plan(model: nnx.Module, plan: Plan, *, pack: bool = True) -> None:
     """Have `model` use the plan's choices, in place, eagerly and under `jax.jit`.

@@ -28,6 +28,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax_sparse_conv._src import _native, typed_json
 from jax_sparse_conv._src.dispatch.coo import configurations, cost_model
 from jax_sparse_conv._src.primitive import explicit, reference
+from jax_sparse_conv._src.problem import described
 from jax_sparse_conv._src.problem import geometry as geo
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -63,6 +64,9 @@ class CooStar:
     size: tuple[int, int] = dataclasses.field(metadata={"static": True})
     channels: int = dataclasses.field(metadata={"static": True})
     tile: Tile = dataclasses.field(metadata={"static": True})
+
+    def __repr__(self) -> str:
+        return described.without_values(self)
 
     @classmethod
     def fromdense(

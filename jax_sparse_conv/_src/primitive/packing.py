@@ -27,6 +27,7 @@ from jax import export
 from jax.custom_derivatives import SymbolicZero
 
 from jax_sparse_conv._src import _native, devices
+from jax_sparse_conv._src.problem import described
 from jax_sparse_conv._src.problem.geometry import Geometry, positive_int
 
 _MAX_BLOCK = 128
@@ -70,7 +71,7 @@ class PackedKernel:
     def __repr__(self) -> str:
         """Without the values: what arrays there are."""
         copy = "no copy" if self.packed is None else "with a copy"
-        kind = f"{self.kernel.dtype}{list(self.kernel.shape)}" if hasattr(self.kernel, "dtype") else repr(self.kernel)
+        kind = described.type_of(self.kernel)
         return f"PackedKernel({kind}, {copy}, feature_group_count={self.feature_group_count})"
 
     @property

@@ -23,6 +23,7 @@ PoolKind: TypeAlias = Literal["max", "avg"]
 
 POOL_KINDS: tuple[PoolKind, ...] = get_args(PoolKind)
 MAX_ELEMENTS = 2**31 - 1
+_MOST_OF_AN_ARRAY = 2**48  # elements of the whole of it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +113,21 @@ def resolve(
     for size, (low, high) in zip(x_shape[1:3], pads, strict=True):
         if not is_symbolic(size) and size + low + high < 0:
             raise ValueError(f"padding={padding!r} crops more than there is of x.shape={tuple(x_shape)}")
-    return Geometry(stride_pair, pads, dilation_pair, groups)
+    geometry = Geometry(stride_pair, pads, dilation_pair, groups)
+    asked = f"padding={padding!r} with kernel_dilation={kernel_dilation!r}"
+    _check_extent(asked, (x_shape[0], *_padded(x_shape[1:3], pads), x_shape[3]))
+    _check_extent(asked, (x_shape[0], *geometry.conv_size(x_shape[1:3], kernel_size), kernel_shape[3]))
+    return geometry
+
+
+def _padded(size: Sequence[int], pads: Pads) -> tuple[int, ...]:
+    return tuple(n + low + high for n, (low, high) in zip(size, pads, strict=True))
+
+
+def _check_extent(asked: str, shape: Sequence[int]) -> None:
+    """Refuse what XLA would end the process for: the elements of a shape must be few enough to count their bytes."""
+    if not is_symbolic(*shape) and math.prod(shape) > _MOST_OF_AN_ARRAY:
+        raise ValueError(f"{asked} makes an array of shape {tuple(shape)}, which is more than there can be")
 
 
 def too_large(geometry: Geometry, x_shape: Sequence[int], kernel_shape: Sequence[int]) -> str | None:
@@ -167,12 +182,13 @@ def with_pool(
     pads = resolve_padding("window_padding", window_padding, conv_size, window, strides)
     if not is_symbolic(*pads[0], *pads[1]) and min(pads[0] + pads[1]) < 0:
         raise ValueError(f"window_padding={window_padding!r} is negative; a pool pads by 0 or more")
+    _check_extent(f"window_padding={window_padding!r}", _padded(conv_size, pads))
     return dataclasses.replace(geometry, pool=Pool("max" if kind == "max" else "avg", window, strides, pads))
 
 
 def resolve_padding(name: str, padding: Padding, size: Sequence[int], spans: Sequence[int], strides: Pair) -> Pads:
     """`"SAME"`, `"VALID"`, an int, a pair of ints or a pair of (low, high) pairs, as explicit (low, high) pairs."""
-    choices = '"SAME", "SAME_LOWER", "VALID", an int or two entries, each an int or (low, high)'
+    choices = '"SAME", "SAME_LOWER", "VALID", an int or two entries, each an int below 2**31 or (low, high) of them'
     wanted = f"{name}={padding!r} is not {choices}"
     if isinstance(padding, np.ndarray):
         padding = padding.tolist()
@@ -188,7 +204,7 @@ def resolve_padding(name: str, padding: Padding, size: Sequence[int], spans: Seq
             entries = [_pad_entry(padding)] * 2
     except TypeError as error:
         raise ValueError(wanted) from error
-    if len(entries) != 2:
+    if len(entries) != 2 or max(abs(pad) for entry in entries for pad in entry) > MAX_ELEMENTS:
         raise ValueError(wanted)
     return entries[0], entries[1]
 
@@ -201,17 +217,29 @@ def named_padding(padding: Pads, size: Sequence[int], spans: Sequence[int], stri
 
 
 def pair(name: str, value: int | Sequence[int]) -> Pair:
-    """An int or two ints, each at least 1, as a pair."""
+    """An int or two ints, each from 1 to 2**31 - 1, as a pair."""
+    wanted = f"{name}={value!r} is not an int or two ints of 1 to 2**31 - 1"
     try:
         if isinstance(value, np.ndarray):
             value = value.tolist()
         entries = value if isinstance(value, Sequence) else (value, value)
-        values = tuple(operator.index(entry) for entry in entries)
+        values = tuple(map(_index, entries))
     except TypeError as error:
-        raise ValueError(f"{name}={value!r} is not an int or two ints of at least 1") from error
-    if len(values) != 2 or min(values) < 1:
-        raise ValueError(f"{name}={value!r} is not an int or two ints of at least 1")
+        raise ValueError(wanted) from error
+    if len(values) != 2 or min(values) < 1 or max(values) > MAX_ELEMENTS:
+        raise ValueError(wanted)
     return values[0], values[1]
+
+
+def _index(value: Any) -> int:
+    """An int that is no bool.
+
+    Raises:
+      TypeError: anything else.
+    """
+    if isinstance(value, (bool, np.bool_)):
+        raise TypeError("a bool is no size")
+    return operator.index(value)
 
 
 def _pad_entry(entry: Any) -> Pair:
@@ -220,8 +248,8 @@ def _pad_entry(entry: Any) -> Pair:
     if isinstance(entry, Sequence) and not isinstance(entry, str):
         if len(entry) != 2:
             raise TypeError("a padding entry has a low and a high end")
-        return _int_pair(entry)
-    value = operator.index(entry)
+        return _index(entry[0]), _index(entry[1])
+    value = _index(entry)
     return value, value
 
 
@@ -231,17 +259,14 @@ def _known_pair(values: Sequence[Any]) -> Pair:
     return low, high
 
 
-def _int_pair(values: Sequence[Any]) -> Pair:
-    return operator.index(values[0]), operator.index(values[1])
-
-
 def positive_int(name: str, value: int) -> int:
+    wanted = f"{name}={value!r} is not an int of 1 to 2**31 - 1"
     try:
-        result = operator.index(value)
+        result = _index(value)
     except TypeError as error:
-        raise ValueError(f"{name}={value!r} is not an int of at least 1") from error
-    if result < 1:
-        raise ValueError(f"{name}={value!r} is not an int of at least 1")
+        raise ValueError(wanted) from error
+    if not 1 <= result <= MAX_ELEMENTS:
+        raise ValueError(wanted)
     return result
 
 
