@@ -105,6 +105,8 @@ LAYERS = (
     Layer(4, 56, 128, 128, groups=128),
     Layer(4, 14, 512, 512, groups=512),
     Layer(2, 14, 128, 256, groups=128),
+    Layer(16, 1, 4096, 4096, 1),  # a dense layer
+    Layer(64, 1, 2048, 1000, 1),
     Layer(1, 28, 32, 32, each=8),
     Layer(2, 14, 128, 128, each=8),
     Layer(2, 28, 64, 64, groups=8, each=4),

@@ -143,6 +143,12 @@ def test_a_backward_pass_has_no_convolution_of_xlas(case: Case) -> None:
     assert "stablehlo.convolution" not in found
 
 
+def test_the_gradient_of_a_dense_layers_x_turns_no_kernel() -> None:
+    found = program(Case("one pixel", (4, 1, 1, 40), 24), 0)
+    assert "stablehlo.dot_general" in found
+    assert "stablehlo.transpose" not in found
+
+
 @pytest.mark.parametrize(("case", "parts"), [(CASES[0], 1), (CASES[5], 1), (CASES[7], 4), (CASES[15], 1)], ids=str)
 def test_gradients_of_x_are_convolutions_of_this_package(case: Case, parts: int) -> None:
     """One for each phase of the strides that a tap meets."""

@@ -1,7 +1,7 @@
 """Gradients of a convolution on a CPU.
 
 Of x: convolutions of the cotangent (`gradient_of_x`), which skip the zeros that a ReLU behind the convolution left in
-it.
+it. Of x of a dense layer: XLA's product.
 
 Of the kernel: a native call that skips the zeros of x, or of the cotangent where that has more of them
 (`cpu/ffi/kernel_gradient.cc`). Of a depthwise kernel of few taps: a product and a sum for each tap, as there a vector of
@@ -67,6 +67,8 @@ def _suits(cotangent: Any, kernel_shape: tuple[int, ...], geometry: Geometry, by
 
 def gradient(other: jax.Array, cotangent: jax.Array, *, config: Config, like: Any, by_kernel: bool) -> jax.Array:
     """As `differentiation.gradient`."""
+    if not by_kernel and _is_dense_layer(other, cotangent, like):
+        return _of_x_of_dense_layer(other, cotangent, config, like)
     if not by_kernel:
         return gradient_of_x.gradient(other, cotangent, config, like)
     stacks, *rest = like.shape
@@ -76,6 +78,20 @@ def gradient(other: jax.Array, cotangent: jax.Array, *, config: Config, like: An
         return function(other, cotangent, config.geometry, one)
     parts = [array.reshape(stacks, -1, *array.shape[1:]) for array in (other, cotangent)]
     return lax.map(lambda pair: function(pair[0], pair[1], config.geometry, one)[0], parts)
+
+
+def _is_dense_layer(kernel: Any, cotangent: Any, like: Any) -> bool:
+    """Whether kernels of one tap and one group meet maps of one pixel."""
+    one = (*kernel.shape[1:3], *cotangent.shape[1:3], *like.shape[1:3])
+    return max(one) == 1 and kernel.shape[3] == like.shape[3]
+
+
+def _of_x_of_dense_layer(kernel: jax.Array, cotangent: jax.Array, config: Config, like: Any) -> jax.Array:
+    """By XLA's product, which reads a large kernel as it is: turning one takes longer than all products of a batch."""
+    stacks, _, _, channels, out_channels = kernel.shape
+    rows, kernels = cotangent.reshape(stacks, -1, out_channels), kernel.reshape(stacks, channels, out_channels)
+    found = lax.dot_general(rows, kernels, (((2,), (2,)), ((0,), (0,))), precision=config.precision)
+    return found.reshape(like.shape)
 
 
 def _is_depthwise(kernel_shape: tuple[int, ...], geometry: Geometry) -> bool:
