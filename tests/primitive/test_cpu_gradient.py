@@ -144,7 +144,7 @@ def test_a_backward_pass_has_no_convolution_of_xlas(case: Case) -> None:
 
 
 def test_the_gradient_of_a_dense_layers_x_turns_no_kernel() -> None:
-    found = program(Case("one pixel", (4, 1, 1, 40), 24), 0)
+    found = program(Case("one pixel", (4, 1, 1, 40), 24, kernel=(1, 1)), 0)
     assert "stablehlo.dot_general" in found
     assert "stablehlo.transpose" not in found
 

@@ -60,7 +60,7 @@ def test_sizes_are_those_of_lax(case: cases.Case) -> None:
         ({"padding": 2**31}, r"padding=2147483648 is not .* an int below 2\*\*31"),
         ({"padding": ((-(2**62), 2**62), (0, 0))}, r"padding=\(\(-4611686018427387904, .* is not"),
         ({"padding": ((True, 1), (0, 0))}, r"padding=\(\(True, 1\), \(0, 0\)\) is not"),
-        ({"padding": 2**30}, r"padding=1073741824 with kernel_dilation=1 makes an array of shape \(1, 2147483656, 2147483656, 8\)"),
+        ({"padding": 2**30}, r"padding=1073741824 with kernel_dilation=1 makes an array of .*56, 2147483656, 8\)"),
         ({"feature_group_count": 3}, r"takes 8 x feature_group_count=3 input channels, but x.shape=.* has C=8"),
     ],
 )
