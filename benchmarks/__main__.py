@@ -30,6 +30,7 @@ SUITES = {
     "gradients": ("suites.gradients", "gradients of single layers, against lax's"),
     "peers": ("networks.peers", "CPU: whole networks beside other frameworks"),
     "training": ("networks.training", "a training step, against XLA and PyTorch"),
+    "profile": ("networks.profile", "CPU: where a network's time goes, by operation"),
     "real_weights": ("networks.real_weights", "ImageNet weights on photographs: right, and faster?"),
     "scaling": ("suites.scaling", "the CPU kernels on 1 to 16 cores"),
     "sorting": ("suites.sorting", "CPU: channels sorted by how often they fire"),

@@ -50,6 +50,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "networks": ("network", "kind", "batch", "weights", "quick"),
     "packed": ("network", "batch"),
     "peers": ("network", "kind", "batch", "threads", "zeros", "quick"),
+    "profile": ("network", "batch", "what"),
     "real_weights": ("network", "implementation", "batch"),
     "run": ("network", "batch", "dtype", "precision", "implementation", "plan"),
     "scaling": ("layer", "batch", "maps", "threads"),

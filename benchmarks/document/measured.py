@@ -60,6 +60,14 @@ framework over ours; XLA is not among them. "Without zeros" biases are so high t
 ours, relative to float64, with zeros.""",
         network_tables.peers,
     ),
+    "profile": (
+        "Where a network's time goes",
+        """\
+Shares of a call on a CPU, by XLA's own trace: convolutions and dense layers (gradients by x among them), gradients of
+kernels and pools, XLA's own operations, and the time between operations. The last column is the operation that takes
+longest.""",
+        network_tables.profile,
+    ),
     "training": (
         "Training",
         """\

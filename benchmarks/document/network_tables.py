@@ -222,6 +222,26 @@ def training(rows: Sequence[Row]) -> list[str]:
     return [table(titles, lines)]
 
 
+def profile(rows: Sequence[Row]) -> list[str]:
+    """Where time goes, by kind of operation."""
+    titles = ("network", "batch", "what", "ms", "convolutions %", "gradients %", "XLA %", "waiting %", "longest")
+    lines = []
+    for row in rows:
+        sums = dict.fromkeys(("convolutions", "gradients", "XLA", "waiting"), 0.0)
+        for name, percent in row["shares"].items():
+            sums[name if name in sums else "gradients" if "gradient" in name else "convolutions"] += percent
+        longest = row["operations"][0]
+        lines.append((
+            network(row["network"]),
+            str(row["batch"]),
+            row["what"],
+            f"{row['ms']:.1f}",
+            *(f"{percent:.0f}" for percent in sums.values()),
+            f"{longest['kind']} {longest['operation']}".strip(),
+        ))  # fmt: skip
+    return [table(titles, lines)]
+
+
 def packed(rows: Sequence[Row]) -> list[str]:
     """Networks with packed kernels as arguments."""
     titles = ("network", "XLA us", "arguments", "packed", "constants", "`nnx.jit`", "packed", "copies MB", "weights MB")

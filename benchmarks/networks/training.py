@@ -80,6 +80,12 @@ def measure(name: str, batch: int, repeats: int, size: int | None) -> tables.Row
 
 
 def _step(name: str, implementation: str | None) -> Side:
+    step, weights, rest = step_of(name, implementation)
+    return lambda x: step(weights, rest, x)
+
+
+def step_of(name: str, implementation: str | None) -> tuple[Any, Any, Any]:
+    """The jitted step of a network in training, and its first two arguments; the third one is x."""
     model = models.build(name, rngs=nnx.Rngs(0), implementation=implementation)
     model.train()
     graph, weights, rest = nnx.split(model, nnx.Param, ...)
@@ -89,8 +95,7 @@ def _step(name: str, implementation: str | None) -> Side:
         likely = jax.nn.log_softmax(merged(x))
         return -likely[:, 0].mean(), nnx.state(merged, nnx.Not(nnx.Param))
 
-    step = jax.jit(jax.value_and_grad(loss, has_aux=True))
-    return lambda x: step(weights, rest, x)
+    return jax.jit(jax.value_and_grad(loss, has_aux=True)), weights, rest
 
 
 def _precision() -> str:

@@ -15,7 +15,8 @@ from flax import nnx
 
 from benchmarks.common import results
 from benchmarks.common.cases import SETS, conv3x3
-from benchmarks.networks import host, packed
+from benchmarks.document import network_tables
+from benchmarks.networks import host, packed, profile
 from benchmarks.suites import cpu, crossover, instructions, scaling
 from jax_sparse_conv import models
 from jax_sparse_conv._src import _native
@@ -203,3 +204,41 @@ def test_every_way_to_call_a_network_gives_the_same(
     assert all(min(row["us"].values()) > 0 for row in rows)
     assert "jit_inference" in capsys.readouterr().out
     assert host.main(["--json", "nowhere/rows.json"]) == 1
+
+
+_HLO = """
+  %jsc_conv.54 = f32[1,56,56,64]{3,2,1,0} custom-call(%x.1, %bitcast), custom_call_target="jsc_pecr", \
+operand_layout_constraints={f32[1,224,224,3]{3,2,1,0}, f32[1,7,7,3,64]{4,3,2,1,0}, f32[1,64]{1,0}}, api_version=TYPED
+  %add.1 = f32[8]{0} add(%a, %b)
+  ROOT %ffi_call.3 = f32[2,3,3,16,32]{4,3,2,1,0} custom-call(%x, %g), custom_call_target="jsc_kernel_gradient", \
+operand_layout_constraints={f32[4,8,8,16]{3,2,1,0}, f32[4,8,8,32]{3,2,1,0}}, api_version=TYPED
+""".replace("\\\n", "")
+
+
+def test_profile_knows_custom_calls_by_their_hlo() -> None:
+    found = profile.operations(_HLO)
+    assert found["jsc_conv.54"] == {
+        "kind": "pecr",
+        "operation": "1x224x224x3 * 1x7x7x3x64 -> 1x56x56x64",
+        "flops": 2 * 56 * 56 * 64 * 7 * 7 * 3,
+    }
+    assert found["ffi_call.3"]["kind"] == "kernel gradient"
+    assert found["ffi_call.3"]["flops"] == 2 * 4 * 8 * 8 * 16 * 32 * 9
+    assert list(found) == ["jsc_conv.54", "ffi_call.3"]
+
+
+@CPU_EXTENSION
+@pytest.mark.parametrize("step", [False, True])
+def test_profile_adds_up(tmp_path: Path, step: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "profile.json"
+    line = ["--networks", "squeezenet1_1", "--repeats", "2", "--json", str(out), *(["--step"] if step else [])]
+    assert profile.main(line) == 0
+    (row,) = json.loads(out.read_text())["rows"]
+    assert sum(each["ms"] for each in row["operations"]) >= 0.999 * row["ms"]
+    assert sum(row["shares"].values()) == pytest.approx(sum(each["percent"] for each in row["operations"]))
+    kinds = {each["kind"] for each in row["operations"]}
+    assert {"ecr", "waiting"} <= kinds
+    assert ("kernel gradient" in kinds) is step
+    assert max(each.get("gflops", 0) for each in row["operations"]) > 0
+    assert "GFLOP/s" in capsys.readouterr().out
+    assert "| squeezenet" in network_tables.profile([row])[0].lower()
