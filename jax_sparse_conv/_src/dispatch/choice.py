@@ -2,8 +2,8 @@
 
 The models say how long XLA, the dense kernels and the sparse ones are expected to take (`model`), and the fastest runs.
 Density is not known before the program runs, so the sparse kernels are taken at `ASSUMED_DENSITY`. With a branch of
-XLA's the host would wait for the device. XLA has a start of `_MARGIN`, so that what is level is its. A CPU's choice is
-in `cpu_choice`.
+XLA's the host would wait for the device. XLA has a start, so that what is level is its. A CPU's choice is in
+`cpu_choice`.
 
 The papers' own rule (OCPA, Xu et al. 2023, section 7: PECR where a pool follows, ECR elsewhere) is what naming the
 implementations gives. The decision is made while a program is lowered, so it sees the images that `vmap` added.
@@ -30,21 +30,18 @@ _LEAST_CHANNELS = 4  # output channels of a group that lists serve
 MEASURED = (9, 0)
 """The compute capability whose times the shipped constants are fitted to."""
 
-# XLA's expected time over ours, from which on ours runs: the errors of both models, about 10 % each, lose little then.
-# On a GPU that was not measured more is asked.
-_MARGIN, _MARGIN_ELSEWHERE = 1.05, 1.6
-
-# Of averages first over a pool behind, as both models say: DenseNet-121 in bfloat16 at batch 1 lost with less.
-_AVERAGES_GAIN = 1.2
-
-# "adaptive" on a GPU: both sides in one call cost about 2 us more than the one that runs would cost alone. Where "ecr"
-# is slower by no more than that without zeros, it may run alone, and where it gains less on an empty map, "direct".
-_BOTH_US = 2.0
-
-# Dense layers on CUDA. cuBLAS streams its weights for some rows as fast as for one, and ours does not. With few weights
-# XLA is faster, too, and where weights may still lie in the cache: from there cuBLAS reads them half again as fast.
-_ROW_WEIGHTS = 4e4
-_CACHED_BYTES = 2.4e7, 5e7
+# "gpu choice" of model.json, chosen by hand from times:
+#   margin           XLA's expected time over ours, from which on ours runs: the errors of both models, about 10 % each,
+#                    lose little then; on a GPU that was not measured more is asked
+#   averages first   what they are to gain over a pool behind, by both models: DenseNet-121 in bfloat16 at batch 1 lost
+#                    with less
+#   both sides       of "adaptive", in one call, cost about 2 us more than the one that runs would cost alone. Where
+#                    "ecr" is slower by no more than that without zeros, it may run alone, and where it gains less on
+#                    an empty map, "direct"
+#   weights, bytes   of a dense layer: cuBLAS streams its weights for some rows as fast as for one, and ours does not.
+#                    With few weights XLA is faster, too, and where weights may still lie in the cache: from there
+#                    cuBLAS reads them half again as fast
+_RULES = model.shipped("gpu choice")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +94,7 @@ def _by_models(workload: Workload, device: Device, switch: str, cache: str) -> C
     del switch, cache  # which constants there are
     plain = workload.unpooled()
     behind = 0.0 if plain is workload else model.pool_us(workload, device)
-    margin = _MARGIN if device.capability == MEASURED else _MARGIN_ELSEWHERE
+    margin = _RULES["margin" if device.capability == MEASURED else "margin, elsewhere"]
     choices = [(XLA, (model.xla_us(plain, device) + behind) / margin)]
     if _has_dense(workload, device):
         choices += _dense(workload, device)
@@ -139,8 +136,8 @@ def _is_faster_row(workload: Workload) -> bool:
     if workload.x_shape[0] > workload.kernel_shape[0]:
         return False
     weights = math.prod(workload.kernel_shape[1:])
-    least, most = _CACHED_BYTES
-    return weights >= _ROW_WEIGHTS and not least <= weights * workload.itemsize <= most
+    is_cached = _RULES["bytes, cached"] <= weights * workload.itemsize <= _RULES["bytes, not cached"]
+    return weights >= _RULES["weights of a row, least"] and not is_cached
 
 
 def pools_apart(workload: Workload) -> bool:
@@ -160,11 +157,12 @@ def density_of_sparse(workload: Workload) -> float:
     device, plain = devices.current(), workload.unpooled()
     direct = Layer.of(plain).dense(device).us
     empty, full = (model.sparse_us(plain, device, density) for density in (0.0, 1.0))
-    if full - direct <= _BOTH_US:
-        return math.inf if direct - empty > _BOTH_US else 0.0
-    if direct - empty <= _BOTH_US:
+    both = _RULES["us of both sides"]
+    if full - direct <= both:
+        return math.inf if direct - empty > both else 0.0
+    if direct - empty <= both:
         return 0.0
-    return model.density_of((direct - empty - _BOTH_US) / (full - empty))
+    return model.density_of((direct - empty - both) / (full - empty))
 
 
 def prefers_averages(workload: Workload, platform: str | None) -> bool:
@@ -184,7 +182,7 @@ def prefers_averages(workload: Workload, platform: str | None) -> bool:
     small = dataclasses.replace(plain, x_shape=(plain.x_shape[0], *size, plain.x_shape[3]))
     first = dataclasses.replace(workload, kernel_shape=(*workload.kernel_shape[:4], workload.kernel_shape[3]))
     averages = model.pool_us(first, device) + _best_us(small, device)
-    return _AVERAGES_GAIN * averages < model.pool_us(workload, device) + _best_us(plain, device)
+    return _RULES["gain of averages first"] * averages < model.pool_us(workload, device) + _best_us(plain, device)
 
 
 def _best_us(workload: Workload, device: Device) -> float:

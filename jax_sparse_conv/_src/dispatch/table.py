@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from jax_sparse_conv._src import devices
 from jax_sparse_conv._src.devices import Device
-from jax_sparse_conv._src.dispatch import folders, planner
+from jax_sparse_conv._src.dispatch import folders, model, planner
 from jax_sparse_conv._src.dispatch.model import KINDS, kind_of
 from jax_sparse_conv._src.dispatch.planner import Candidate, Layer
 from jax_sparse_conv._src.problem.workload import Workload
@@ -27,9 +27,9 @@ SHIPPED = Path(__file__).with_name("tables")
 _FORMAT = 1
 SIZES, POOL_SIZES = 16, 9
 """Numbers of a key, and of its pool."""
-# A row serves workloads whose pixels and channels differ by no more than this, the length of their logarithms to base
-# 2. And only where one side was ahead by so much: what is level may be otherwise beside it.
-_NEAR, _CLEAR = 0.5, 1.05
+# A row serves workloads whose pixels and channels differ by no more than "near", the length of their logarithms to base
+# 2. And only where one side was ahead by "clear": what is level may be otherwise beside it.
+_RULES = model.shipped("gpu choice")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Row:
     @property
     def is_clear(self) -> bool:
         """Whether one side was ahead by enough to say the same of a neighbour."""
-        return self.candidate is None or self.xla_us >= _CLEAR * self.us
+        return self.candidate is None or self.xla_us >= _RULES["clear"] * self.us
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +164,7 @@ def nearest(key: Key, rows: Iterable[AnyRow]) -> AnyRow | None:
     """The nearest of the other rows of a class, if it is near."""
     others = [row for row in rows if row.key != key]
     row = min(others, key=lambda row: key.distance(row.key), default=None)
-    return None if row is None or key.distance(row.key) > _NEAR else row
+    return None if row is None or key.distance(row.key) > _RULES["near"] else row
 
 
 @functools.lru_cache(maxsize=4096)
