@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.common import results
+from benchmarks.common import paper_rows, results
 from benchmarks.common.results import RESULTS, ROOT, Row
 
 MOST_BEHIND = 20  # commits to a GPU's kernels after its log of tests
 _OF_GPUS, _OF_CPUS = ("cuda", "native"), ("cpu", "native")
 _ALL_TESTS = "tests"
+_PAPERS = "paper"  # a folder of a device's
 
 
 @dataclass(frozen=True)
@@ -37,16 +38,22 @@ def no_history(root: Path = ROOT) -> str | None:
 def of_files(folder: Path = RESULTS, root: Path = ROOT) -> list[Age]:
     """Those of every device's files."""
     ages = []
-    for path in sorted(folder.glob("*/*.json")):
-        rows = [row for row in results.read(path) if "label" not in row]
-        shown = counted_tests(rows) if path.stem == "tests" else rows
+    for path in sorted([*folder.glob("*/*.json"), *folder.glob(f"*/{_PAPERS}/*.json")]):
+        shown = _shown(path)
         if shown:
-            oldest, dates = shown[0], dict.fromkeys(row["date"][:10] for row in (shown[0], shown[-1]))
-            sources = _OF_CPUS if _is_of_cpu(path.parent) else _OF_GPUS
-            behind = commits_since(oldest["commit"], sources, root)
-            file = path.relative_to(folder).as_posix()
-            ages.append(Age(file, len(shown), " to ".join(dates), str(oldest["commit"]), behind))
+            file = path.relative_to(folder)
+            commit = shown[0]["commit"]
+            behind = commits_since(commit, _OF_CPUS if _is_of_cpu(file) else _OF_GPUS, root)
+            ages.append(Age(file.as_posix(), len(shown), paper_rows.dates(shown), str(commit), behind))
     return ages
+
+
+def _shown(path: Path) -> Sequence[Row]:
+    """The rows of a file that are shown or count, the oldest first."""
+    if path.parent.name == _PAPERS:
+        return paper_rows.read(path)
+    rows = [row for row in results.read(path) if "label" not in row]
+    return counted_tests(rows) if path.stem == "tests" else rows
 
 
 def commits_since(commit: str | None, sources: Sequence[str], root: Path = ROOT) -> int | None:
@@ -67,7 +74,7 @@ def old_logs(ages: Sequence[Age]) -> list[str]:
         f"{age.file} is {age.behind} commits to {' and '.join(_OF_GPUS)} behind, more than {MOST_BEHIND}: "
         "run python -m benchmarks tests there"
         for age in ages
-        if Path(age.file).stem == "tests" and not _is_of_cpu(Path(age.file).parent)
+        if Path(age.file).stem == "tests" and not _is_of_cpu(Path(age.file))
         if age.behind is not None and age.behind > MOST_BEHIND
     ]
 
@@ -78,5 +85,5 @@ def without_log(folder: Path = RESULTS) -> list[str]:
     return [device.name for device in devices if not (device / "tests.json").is_file()]
 
 
-def _is_of_cpu(folder: Path) -> bool:
-    return folder.name.startswith("cpu_")
+def _is_of_cpu(file: Path) -> bool:
+    return file.parts[0].startswith("cpu_")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
+from benchmarks.common.losing import LEAST, is_loss
 from benchmarks.common.results import Row
 from benchmarks.document.markdown import KINDS, kind, mean, mean_and_range, microseconds, ratio, table
 from benchmarks.suites import zoo_rows
 
 _REAL = "real"  # in the place of a percentage of zeros
-_BELOW = f"below {zoo_rows.LEAST}"
+_BELOW = f"below {LEAST}"
 _SHOWN = 12  # losses of a file that have a line
 
 
@@ -49,38 +50,36 @@ def _place(zeros: str) -> float:
 
 
 def _lost(rows: Sequence[Row]) -> str:
-    lost = [row for row in rows if max(row["ratio"], row["best_ratio"]) < zoo_rows.LEAST]
-    return f"{_BELOW.capitalize()}, by medians and best times: {len(lost)} of {len(rows)} rows" + (
+    lost = [row for row in rows if is_loss(row["ratio"])]
+    return f"{_BELOW.capitalize()}, by medians: {len(lost)} of {len(rows)} rows" + (
         f", the least {ratio(min(row['ratio'] for row in lost))}." if lost else "."
     )
 
 
 def zoo(rows: Sequence[Row]) -> list[str]:
     """Every layer of networks: geometric means and losses by precision and batch."""
-    newest: dict[tuple[object, ...], Row] = {}
-    for row in rows:  # the oldest first
-        newest[zoo_rows.key(row)] = row
+    newest = zoo_rows.newest(rows)
     groups: dict[tuple[int, int, str], list[Row]] = {}
-    for row in newest.values():
+    for row in newest:
         weights = row["weights"] + (", by a plan" if row.get("plan") else "")
         groups.setdefault((list(KINDS).index(zoo_rows.kind(row)), row["batch"], weights), []).append(row)
     titles = ("precision", "batch", "weights", "without zeros", "layers", "with zeros", "layers", _BELOW)
     lines = []
     for (place, batch, weights), chosen in sorted(groups.items()):
-        timed = [row for row in chosen if "ratio" in row and row["implementation"] != "xla"]
+        timed = zoo_rows.timed(chosen)
         without, with_ = ([row["ratio"] for row in timed if bool(row["zeros_target"]) == some] for some in (0, 1))
         counts = [str(len(found)) if found else "" for found in (without, with_)]
         means = [mean_and_range(found) for found in (without, with_)]
         lost = str(len(zoo_rows.losses(timed)))
         where = (kind(list(KINDS)[place], chosen[0]), str(batch), weights)
         lines.append((*where, means[0], counts[0], means[1], counts[1], lost))
-    return [table(titles, lines), *_left_to_xla(newest.values()), *_losses(list(newest.values()))]
+    return [table(titles, lines), *_left_to_xla(newest), *_losses(newest)]
 
 
 def _losses(rows: Sequence[Row]) -> list[str]:
     lost = sorted(zoo_rows.losses(rows), key=lambda row: row["ratio"])
     if not lost:
-        return [f"**Losses**, {_BELOW} by medians and best times: none."]
+        return [f"**Losses**, {_BELOW} by medians: none."]
     titles = ("call", "precision", "zeros", "ran", "XLA us", "ours us", "ratio", "by best times", "date")
     lines = (
         (
@@ -95,7 +94,7 @@ def _losses(rows: Sequence[Row]) -> list[str]:
         for row in lost[:_SHOWN]
     )
     shown = "" if len(lost) <= _SHOWN else f" The worst {_SHOWN}:"
-    said = f"**Losses**, {_BELOW} by medians and best times: {len(lost)}.{shown}"
+    said = f"**Losses**, {_BELOW} by medians: {len(lost)}.{shown}"
     return [said, table(titles, lines)]
 
 
@@ -212,7 +211,7 @@ def sweep(rows: Sequence[Row]) -> list[str]:
             *where,
             str(len(each)),
             mean([row.get("first_ratio", row["ratio"]) for row in each]),
-            str(sum(max(row["ratio"], row["best_ratio"]) < zoo_rows.LEAST for row in each)),
+            str(sum(is_loss(row["ratio"]) for row in each)),
         )
         for where, each in sorted(found.items())
     )

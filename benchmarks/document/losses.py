@@ -1,4 +1,4 @@
-"""Losses: rows in which XLA's median time over ours is below 0.97."""
+"""Losses in files of results, by the one rule for all of them (`benchmarks/common/losing.py`)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.common.losing import LEAST, is_loss
 from benchmarks.common.results import RESULTS, Row, read
 from benchmarks.document.markdown import MODELS, network
 from benchmarks.document.network_tables import by_faster_flags
@@ -13,7 +14,7 @@ from benchmarks.suites import zoo_rows
 
 Ratios = list[tuple[float, str]]  # with what they are of
 
-LEAST = zoo_rows.LEAST
+__all__ = ["LEAST", "Losses", "of_file", "of_files"]
 
 
 @dataclass(frozen=True)
@@ -41,17 +42,15 @@ def of_file(path: Path, results: Path = RESULTS) -> Losses:
     """Those of one file, of what is today's package as it comes."""
     ratios = sorted(_RATIOS[path.stem]([row for row in read(path) if "label" not in row]))
     least, case = ratios[0]
-    lost = sum(ratio < LEAST for ratio, _ in ratios)
+    lost = sum(is_loss(ratio) for ratio, _ in ratios)
     return Losses(path.relative_to(results).as_posix(), len(ratios), lost, least, case)
 
 
 def _layers(rows: Sequence[Row]) -> Ratios:
     """Of each call the newest row, without what `None` leaves to XLA."""
-    newest = {zoo_rows.key(row): row for row in rows if "ratio" in row or row["implementation"] == "xla"}
     return [
         (row["ratio"], f"{row['call']}, {zoo_rows.kind(row)}, {row['zeros_target']} % zeros, {row['implementation']}")
-        for row in newest.values()
-        if row["implementation"] != "xla"
+        for row in zoo_rows.timed(zoo_rows.newest(rows))
     ]
 
 

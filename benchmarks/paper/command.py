@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.common import command, data, results
+from benchmarks.common import command, data, paper_rows, results
 from benchmarks.paper import experiment, plots
 from benchmarks.paper.cusnn import SEARCHES
 from benchmarks.paper.experiment import Content, Experiment
@@ -110,17 +110,16 @@ def _context(options: argparse.Namespace) -> Context:
 def _measured(chosen: Experiment, context: Context) -> Content:
     progress(f"== {chosen.name}")
     rows = chosen.run(context)
+    run = {**environment.describe_run(), "commit": results.commit(), **_where_searched(chosen, context)}
+    run["xla_flags"] = os.environ.get("XLA_FLAGS", "")
     return {
         "experiment": chosen.name,
         "source": chosen.source,
         "summary": chosen.summary,
-        **environment.describe_run(),
-        "commit": results.commit(),
-        **_where_searched(chosen, context),
-        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        **run,
         "repeats": context.repeats,
         "quick": context.quick,
-        "rows": rows,
+        "rows": paper_rows.stamped(rows, run),
         "geometric_means": experiment.means(rows),
     }
 
@@ -162,7 +161,7 @@ def _added(content: Content, path: Path | None) -> Content:
         if old[key] != content[key]:
             raise ValueError(f"--add: {path} has another {key}")
     networks = {row.get("network") for row in content["rows"]}
-    rows = [row for row in old["rows"] if row.get("network") not in networks] + content["rows"]
+    rows = [row for row in paper_rows.of(old) if row.get("network") not in networks] + content["rows"]
     commands = f"{old['command']}; {content['command']}"
     return {**content, "command": commands, "rows": rows, "geometric_means": experiment.means(rows)}
 
@@ -194,7 +193,7 @@ def _merged_files(default: Path, buffers: Path) -> Content:
 
 
 def _merged(default: Content, buffers: Content) -> Content:
-    rows = experiment.better_of(default["rows"], buffers["rows"], _LABELS)
+    rows = experiment.better_of(paper_rows.of(default), paper_rows.of(buffers), _LABELS)
     return {
         **default,
         "date": max(default["date"], buffers["date"]),

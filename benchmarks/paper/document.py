@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from benchmarks.common import paper_rows
 from benchmarks.common.cases import KINDS
 from benchmarks.common.results import RESULTS, read
 from benchmarks.networks import network_rows, networks
@@ -161,7 +162,8 @@ def _flags(found: str | list[str]) -> str:
 
 def _file_line(name: str, content: Content) -> str:
     flags = _flags(content["xla_flags"])
-    return f"| `{name}.json` | {content['device']} | {content['date'][:10]} | {content['repeats']} | {flags} |"
+    dates = paper_rows.dates(paper_rows.of(content)) if content["rows"] else content["date"][:10]
+    return f"| `{name}.json` | {content['device']} | {dates} | {content['repeats']} | {flags} |"
 
 
 _HEADER = """# The papers' claims and today's answers
@@ -238,5 +240,5 @@ same kernel without the technique. D8 to D25 are of a kernel written as Figs. 5 
 
 _FILES = """## Result files
 
-| file | device | date | repeats | flags |
+| file | device | measured | repeats | flags |
 |---|---|---|---|---|"""

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+from benchmarks.common import paper_rows
 from benchmarks.paper import runner, sides
 from benchmarks.paper.runner import Context, Row
 from jax_sparse_conv._src.plans.timing import geometric_mean
@@ -83,6 +84,7 @@ def _better(runs: Sequence[tuple[Row, str]]) -> Row:
             if side not in faster or _prefers(side, faster[side][0], run):
                 faster[side] = (run, label)
     row["flags"] = {side: label for side, (_, label) in faster.items()}
+    row |= paper_rows.earlier(*(run for run, _ in faster.values()))
     for key in ("us", "quartiles_us", "ran", "error", "millijoules"):  # what belongs to a time goes with it
         if any(key in run for run, _ in runs):
             row[key] = {side: run[key][side] for side, (run, _) in faster.items() if side in run.get(key, {})}

@@ -7,9 +7,8 @@ Layers are drawn from a seed over the whole space of shapes: images, sizes, chan
 groups, pools, dense layers and zeros. Sides take turns, and times are medians (`jax_sparse_conv.timing.per_call`). A
 layer that None leaves to XLA is counted and not timed, because both sides are the same.
 
-What comes out below 0.97, by the median and by the best times, is timed again, longer. So are as many others, drawn at
-random, and the second times count: other work on the machine may lead either way. The geometric mean is that of the
-first times of all.
+What comes out below 0.97 is timed again, longer. So are as many others, drawn at random, and the second times count:
+other work on the machine may lead either way. The geometric mean is that of the first times of all.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ import numpy as np
 from jax import lax
 
 import jax_sparse_conv as jsc
-from benchmarks.common import command, suite, tables
-from benchmarks.suites.zoo_rows import LEAST
+from benchmarks.common import command, losing, suite, tables
+from benchmarks.common.losing import LEAST, is_loss
 from jax_sparse_conv._src.plans import timing
 
 _LONGER = 3  # times as many repeats where a layer is timed again
@@ -171,7 +170,7 @@ def _rows(options: argparse.Namespace) -> Iterator[list[tables.Row]]:
             first[layer] = row
             yield [row]
     again = {}
-    for layer in retimed({layer: _ratio(row) for layer, row in first.items()}, options.seed):
+    for layer in losing.again({layer: row["ratio"] for layer, row in first.items()}, options.seed):
         row = _timed(layer, options, _LONGER * options.repeats)
         assert row is not None
         again[layer] = row | {f"first_{name}": first[layer][name] for name in ("ratio", "best_ratio")}
@@ -179,25 +178,10 @@ def _rows(options: argparse.Namespace) -> Iterator[list[tables.Row]]:
     print(summary(list(first.values()), list(again.values()), left))
 
 
-def retimed(ratios: dict[Layer, float], seed: int) -> list[Layer]:
-    """What is timed again: all that lose, and as many that do not, in a drawn order."""
-    losing = [layer for layer, ratio in ratios.items() if ratio < LEAST]
-    others = [layer for layer, ratio in ratios.items() if ratio >= LEAST]
-    rng = np.random.default_rng(seed)
-    drawn = rng.permutation(len(others))[: len(losing)]
-    chosen = [*losing, *(others[int(index)] for index in drawn)]
-    return [chosen[int(index)] for index in rng.permutation(len(chosen))]
-
-
-def _ratio(row: tables.Row) -> float:
-    """The better of both ratios."""
-    return float(max(row["ratio"], row["best_ratio"]))
-
-
 def summary(first: Sequence[tables.Row], again: Sequence[tables.Row], left: int) -> str:
     """The geometric mean, and what loses both times."""
-    lost = sorted((row for row in again if _ratio(row) < LEAST), key=_ratio)
-    twice = [row for row in lost if max(row["first_ratio"], row["first_best_ratio"]) < LEAST]
+    lost = sorted((row for row in again if is_loss(row["ratio"])), key=lambda row: float(row["ratio"]))
+    twice = [row for row in lost if is_loss(row["first_ratio"])]
     of_others = len(lost) - len(twice)
     lines = [tables.aligned(twice, _COLUMNS)] if twice else []
     lines.append(f"{len(first)} layers timed, {left} left to XLA")

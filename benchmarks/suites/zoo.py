@@ -17,14 +17,14 @@ the networks' sparsity profiles give its input (the fewest of them), in patches 
 A layer that None leaves to XLA, whose program has no kernel of ours in it, is listed and not timed: both sides are the
 same (with `--also` it is, beside what None could take; with `--left-to-xla` no others are). One whose kernels skip
 nothing ("direct") is timed with the first of the zeros only. Timing is `jax_sparse_conv.timing.per_call`;
-implementations that `--also` names take turns with both sides. What comes out below 0.97, by the median and by the best
-times, is timed again, longer, when everything else is done, and is a loss if it does so three times: other work on the
-machine lasts for seconds and meets the side that uses more threads. What fails, as XLA's own convolutions do in some
-command buffers, is listed with the reason. With `--changed` only what None runs otherwise by now than in the files of
+implementations that `--also` names take turns with both sides. What comes out below 0.97 is timed again, longer, when
+everything else is done. So are as many others, drawn at random, and the second times count ("first_ratio" keeps the
+first): other work on the machine may lead either way. What fails, as XLA's own convolutions do in some command buffers,
+is listed with the reason. With `--changed` only what None runs otherwise by now than in the files of
 `--of`, the last of which counts, is timed.
 A run takes up where the file's last one stopped, but for rows for which None takes something else by now, and
-`--seconds` ends it early ("left" in the file: how many rows are missing), with `--again` of them kept for what seems to
-lose. Kinds and batches come in the order given, of each the most frequent layers first. `--part 1 2` and `--part 2 2`
+`--seconds` ends it early ("left" in the file: how many rows are missing), with `--again` of them kept for what is timed
+again. Kinds and batches come in the order given, of each the most frequent layers first. `--part 1 2` and `--part 2 2`
 are for two GPUs, with a file each; `--list` takes both.
 
 With `--plan`, what `jax_sparse_conv calibrate` wrote for the one network runs in the place of None, on the profile's
@@ -41,7 +41,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -50,7 +50,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_sparse_conv as jsc
-from benchmarks.common import command, results, tables, zoo_layers
+from benchmarks.common import command, losing, results, tables, zoo_layers
 from benchmarks.common.cases import KINDS
 from benchmarks.common.zoo_layers import ZooLayer
 from benchmarks.suites import zoo_rows
@@ -61,8 +61,8 @@ from jax_sparse_conv._src.layers.calls import Call
 from jax_sparse_conv._src.plans import timing
 
 LAYER_KINDS = KINDS | {"float16": ("float16", None)}
-_LONGER = 4  # times as many repeats where a layer seems to lose
-_ROUNDS = 3
+_LONGER = 4  # times as many repeats where a layer is timed again
+_SEED = 0  # of what is timed again though it does not lose
 _WRITE_SECONDS = 5.0  # between two versions of the file
 _USERS = 3  # layers of a kind that are named
 _Wanted: TypeAlias = tuple[Call, tables.Row]  # a call, and what is known of one of its rows before it is timed
@@ -124,15 +124,16 @@ def _measure_all(options: argparse.Namespace, content: dict[str, Any]) -> int:
     if not options.also:
         rows |= {key: about for key, (_, about) in waiting.items() if about["implementation"] == "xla"}
     left = 0
-    for round_ in range(_ROUNDS):
-        due = [key for key in waiting if _is_due(rows.get(key), round_)]
+    for round_ in range(2):
+        due = _again(waiting, rows) if round_ else [key for key in waiting if key not in rows]
         end = start + options.seconds - (0 if round_ else options.again)
         while due and time.monotonic() <= end:
             key = due.pop(0)
             next_ = waiting[due[0]] if due else None
             new = _row(options, planned, *waiting[key], round_, next_)
-            kept = rows[key] if round_ and "failed" in new else {}  # a loss stays one where another try fails
-            rows[key] = {k: v for k, v in kept.items() if k != "run"} | {"rounds": round_ + 1} | new
+            kept = rows[key] if round_ and "failed" in new else {}  # the first time stays where another try fails
+            first = {"first_ratio": rows[key]["ratio"]} if round_ else {}
+            rows[key] = {k: v for k, v in kept.items() if k != "run"} | {"rounds": round_ + 1} | first | new
             if time.monotonic() > written + _WRITE_SECONDS:
                 written = time.monotonic()
                 _write(options, content, rows, left + len(due))
@@ -252,11 +253,12 @@ def _short(row: tables.Row) -> tables.Row:
     return {key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()}
 
 
-def _is_due(row: tables.Row | None, round_: int) -> bool:
-    """Whether to time a row in this round: all in the first one, what has lost in all so far in the others."""
-    if row is None or round_ == 0:
-        return row is None and round_ == 0
-    return row.get("rounds") == round_ and bool(zoo_rows.losses([row]))
+def _again(waiting: Iterable[tuple[Any, ...]], rows: dict[tuple[Any, ...], tables.Row]) -> list[tuple[Any, ...]]:
+    """What is left to be timed again: losers, and as many others."""
+    found = {key: rows[key] for key in waiting if key in rows and zoo_rows.timed([rows[key]])}
+    ratios = {key: row.get("first_ratio", row["ratio"]) for key, row in found.items()}
+    done = [key for key, row in found.items() if row.get("rounds", 1) > 1]
+    return [key for key in losing.again(ratios, _SEED, done) if key not in done]
 
 
 def _planned(path: Path | None) -> dict[Call, str] | None:
@@ -323,12 +325,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--plan", type=Path, help="a plan of the network, whose choices take None's place")
     add("--repeats", type=int, default=5)
     add("--seconds", type=float, default=math.inf, help="stop after this time; run again to go on")
-    add("--again", type=float, default=0.0, help="of these, seconds kept for what seems to lose")
+    add("--again", type=float, default=0.0, help="of these, seconds kept for what is timed again")
     add("--part", type=int, nargs=2, default=(1, 1), metavar=("I", "N"), help="the I-th call of every N")
     add(
         "--below",
         type=float,
-        default=zoo_rows.LEAST,
+        default=losing.LEAST,
         help="with --of: what came out below this in those files, and nothing else",
     )
     add("--changed", action="store_true", help="with --of: what None runs otherwise than there, whatever it took")

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import results, tables
+from benchmarks.common import losing, results, tables
 from jax_sparse_conv._src.plans import timing
 
-LEAST = 0.97
 _COLUMNS = (
     ("call", "call", "<", "{}"),
     ("op", "op", "<", "{}"),
@@ -27,25 +26,25 @@ _COLUMNS = (
 
 
 def losses(rows: Sequence[tables.Row], least: float | None = None) -> list[tables.Row]:
-    """Rows that lose by the median and by the best times, as they were timed last."""
-    return [row for row in _timed(rows) if max(row["ratio"], row["best_ratio"]) < (LEAST if least is None else least)]
+    """Rows that lose, as they were timed last."""
+    return [row for row in timed(rows) if losing.is_loss(row["ratio"], least)]
 
 
 def summary(rows: Sequence[tables.Row]) -> str:
     """What loses, and the distribution of the ratios by kind and batch."""
-    timed, lost = _timed(rows), losses(rows)
+    found, lost = timed(rows), losses(rows)
     lines = [tables.aligned([row | {"first": row["users"][0]} for row in lost], _COLUMNS)] if lost else []
     grouped: dict[tuple[Any, ...], list[tables.Row]] = {}
-    for row in timed:
+    for row in found:
         zeros = "other zeros" if row["zeros_target"] else "0 % zeros"
         grouped.setdefault((kind(row), row["batch"], zeros), []).append(row)
     for (kind_, batch, zeros), chosen in grouped.items():
-        found = [row["ratio"] for row in chosen]
+        ratios = [row["ratio"] for row in chosen]
         lines.append(
-            f"{kind_}, batch {batch}, {len(found)} at {zeros}: least {min(found):.2f}, "
-            f"geometric mean {timing.geometric_mean(found):.2f}, {len(losses(chosen))} below {LEAST}"
+            f"{kind_}, batch {batch}, {len(ratios)} at {zeros}: least {min(ratios):.2f}, "
+            f"geometric mean {timing.geometric_mean(ratios):.2f}, {len(losses(chosen))} below {losing.LEAST}"
         )
-    lines.append(f"{len(lost)} of {len(timed)} below {LEAST}")
+    lines.append(f"{len(lost)} of {len(found)} below {losing.LEAST}")
     lines += [f"{row['call']} failed: {row['failed']}" for row in rows if "failed" in row]
     xlas = Counter(f"{kind(row)} batch {row['batch']}" for row in rows if row["implementation"] == "xla")
     if xlas:
@@ -68,11 +67,16 @@ def _field(details: str, name: str) -> str:
 
 def read(paths: Sequence[Path]) -> list[tables.Row]:
     """The rows of files, of those of a call and zeros the newest; one that failed does not replace a timed one."""
-    rows: dict[tuple[Any, ...], tables.Row] = {}
-    for row in sorted((row for path in paths for row in of_file(path)), key=lambda row: row["date"]):
-        if "ratio" in row or row["implementation"] == "xla" or "ratio" not in rows.get(key(row), {}):
-            rows[key(row)] = row
-    return list(rows.values())
+    return newest(sorted((row for path in paths for row in of_file(path)), key=lambda row: row["date"]))
+
+
+def newest(rows: Sequence[tables.Row]) -> list[tables.Row]:
+    """Of rows, the oldest first, the newest of each call and zeros, but for failures where there is a time."""
+    found: dict[tuple[Any, ...], tables.Row] = {}
+    for row in rows:
+        if "ratio" in row or row["implementation"] == "xla" or "ratio" not in found.get(key(row), {}):
+            found[key(row)] = row
+    return list(found.values())
 
 
 def of_file(path: Path) -> list[tables.Row]:
@@ -80,7 +84,8 @@ def of_file(path: Path) -> list[tables.Row]:
     return [row for row in results.read(path) if "label" not in row]
 
 
-def _timed(rows: Sequence[tables.Row]) -> list[tables.Row]:
+def timed(rows: Sequence[tables.Row]) -> list[tables.Row]:
+    """Rows with a time of a kernel of ours."""
     return [row for row in rows if "ratio" in row and row["implementation"] != "xla"]
 
 

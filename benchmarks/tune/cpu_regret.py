@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from benchmarks.common import command
+from benchmarks.common.losing import is_loss
 from jax_sparse_conv._src.devices import Cpu
 from jax_sparse_conv._src.dispatch import cpu_choice, table
 from jax_sparse_conv._src.dispatch.cpu_table import Row
@@ -25,7 +26,6 @@ from jax_sparse_conv._src.tune import cpu
 from jax_sparse_conv._src.tune.cpu import Entry, Sample
 
 WAYS = ("row", "near", "rules")
-_LEAST = 0.97  # of XLA's speed: less is a loss
 
 Outcome: TypeAlias = tuple[float, float]
 """Regret, and XLA's time over the choice's."""
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             of_kind = [entry for entry in entries if (entry.key.kind, entry.key.is_dense) == (kind, is_dense)]
             outcomes = [each for entry in of_kind for each in outcomes_of(entry, way, rows, options.best)]
             regrets, ratios = zip(*outcomes, strict=True)
-            losses = sum(ratio < _LEAST for ratio in ratios)
+            losses = sum(map(is_loss, ratios))
             numbers = f"{geometric_mean(regrets):7.3f} {max(regrets):6.2f} {losses:7} {min(ratios):6.2f}"
             print(f"{kind:8} {'dense' if is_dense else 'conv':5} {way:6} {len(outcomes):6} {numbers}")
     return 0

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from unittest import mock
 
-from benchmarks.common import command
+from benchmarks.common import command, losing
 from jax_sparse_conv._src import _native, devices
 from jax_sparse_conv._src.devices import Device
 from jax_sparse_conv._src.dispatch import choice, table
@@ -29,8 +29,6 @@ from jax_sparse_conv._src.dispatch.planner import Candidate
 from jax_sparse_conv._src.dispatch.table import Key
 from jax_sparse_conv._src.plans.timing import geometric_mean
 from jax_sparse_conv._src.tune import measure, raw_times
-
-_LEAST = 0.97  # of XLA's speed: less is a loss
 
 Times: TypeAlias = Mapping[Key, Mapping[str, float]]
 Way: TypeAlias = Callable[[Key, Device], "Candidate | None"]
@@ -77,7 +75,7 @@ def of_files(files: Sequence[Path]) -> Iterator[tuple[Device, str, str, Mapping[
 
 def is_loss(outcome: Outcome) -> bool:
     """Whether the choice is slower than what the user had."""
-    return outcome.ratio < _LEAST
+    return losing.is_loss(outcome.ratio)
 
 
 def _summary(outcomes: Sequence[Outcome]) -> str:

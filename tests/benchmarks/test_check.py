@@ -184,6 +184,21 @@ def test_commits_to_the_sources_of_a_device_count(clone: Path, tmp_path: Path) -
     assert age.without_log(tmp_path / "results") == ["cpu_x", "h100", "h200"]
 
 
+def test_files_of_papers_age_by_the_dates_of_their_rows(clone: Path, tmp_path: Path) -> None:
+    first = commit(clone, "cuda/a.cu")
+    second = commit(clone, "native/a.cc")
+    folder = tmp_path / "results" / "h100" / "paper"
+    folder.mkdir(parents=True)
+    content = {"date": "2026-11-27T10:00", "commit": second, "xla_flags": "", "rows": [{"layer": "a"}, {"layer": "b"}]}
+    (folder / "fig9.json").write_text(json.dumps(content))
+    content["rows"] = [{"layer": "a"}, {"layer": "b", "date": "2026-11-26T10:00", "commit": first, "flags": "default"}]
+    (folder / "fig10.json").write_text(json.dumps(content))
+    assert age.of_files(tmp_path / "results", clone) == [
+        age.Age("h100/paper/fig10.json", 2, "2026-11-26 to 2026-11-27", first, 1),
+        age.Age("h100/paper/fig9.json", 2, "2026-11-27", second, 0),
+    ]
+
+
 def test_history_may_be_missing(clone: Path, tmp_path: Path) -> None:
     assert age.no_history(tmp_path) == "this is no clone"
     assert age.no_history(clone / "docs") == "this is no clone"

@@ -130,7 +130,7 @@ def test_of_layers_the_newest_row_counts_and_losses_have_a_line() -> None:
     assert table.splitlines()[2:] == ["| TF32 | 8 | arguments | 1.26 (0.80 to 2.00) | 2 | 4.00 | 1 | 1 |"]
     assert said.startswith("What `None` left to XLA")
     assert beside.splitlines()[2:] == ["| TF32 | 8 | 1 | 1.25 | 1 |"]
-    assert losses == "**Losses**, below 0.97 by medians and best times: 1."
+    assert losses == "**Losses**, below 0.97 by medians: 1."
     where = "8x7x7x64 by 1x1x64x64 | TF32 | 0 % | `direct`"
     assert lost.splitlines()[2:] == [f"| {where} | 10.0 | 12.5 | 0.80 | 0.80 | 2026-11-26 |"]
 

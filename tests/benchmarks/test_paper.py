@@ -291,6 +291,8 @@ def test_two_runs_made_apart_are_merged(tmp_path: Path, capsys: pytest.CaptureFi
     assert found["xla_flags"] == [flags for flags, _ in runs.values()]
     assert found["date"] == "2026-11-22"  # of the later run
     assert found["rows"][0]["ratio"] == {"highest": {"ecr": 4.0}}
+    assert found["rows"][0]["date"] == "2026-11-21"  # of the earlier time that it has
+    assert found["rows"][0]["flags"] == {"xla highest": "command buffers", "ecr": "default"}
     assert command.main(["fig11", "--merge", *reversed(folders), "--out", str(tmp_path / "both")]) == 1
     assert "the second must be the run with command buffers" in capsys.readouterr().err
 

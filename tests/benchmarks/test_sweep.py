@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from benchmark_layers import CPU_EXTENSION
 
+from benchmarks.common import losing
 from benchmarks.document import layer_tables
 from benchmarks.suites import sweep
 from benchmarks.suites.sweep import Layer
@@ -51,11 +52,12 @@ def test_both_sides_are_the_same_layer(layer: Layer) -> None:
 def test_as_many_winners_are_timed_again_as_losers() -> None:
     layers = [Layer("dense", (1, n), (n, 1)) for n in range(1, 11)]
     ratios = dict(zip(layers, [0.5, 0.9, 0.96, *[1.5] * 7], strict=True))
-    chosen = sweep.retimed(ratios, 0)
+    chosen = losing.again(ratios, 0)
     assert len(chosen) == len(set(chosen)) == 6
     assert set(layers[:3]) <= set(chosen)
-    assert sweep.retimed(dict.fromkeys(layers, 0.5), 0) != layers  # in a drawn order
-    assert sweep.retimed(dict.fromkeys(layers, 1.0), 0) == []
+    assert losing.again(dict.fromkeys(layers, 0.5), 0) != layers  # in a drawn order
+    assert losing.again(dict.fromkeys(layers, 1.0), 0) == []
+    assert set(losing.again(ratios, 0, layers[-3:])) == {*layers[:3], *layers[-3:]}  # those timed again before
 
 
 def test_a_loss_is_one_twice() -> None:
@@ -90,7 +92,7 @@ def test_a_small_sweep(weights: str, tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_the_page_counts_losses_and_findings() -> None:
     about = {"op": "conv", "dtype": "float32", "precision": "highest", "weights": "constant"}
-    times = ({"ratio": 0.5, "best_ratio": 0.6, "first_ratio": 2.0}, {"ratio": 8.0, "best_ratio": 7.0})
+    times = ({"ratio": 0.5, "best_ratio": 1.1, "first_ratio": 2.0}, {"ratio": 8.0, "best_ratio": 7.0})
     assert layer_tables.sweep([about | each for each in times])[0].endswith("| 2 | 4.00 | 1 |")
     finding = {"case": '{"operation": "dense"}'}
     found = layer_tables.fuzz([{"seed": 3, "operations": {"conv": 1200, "dense": 7}, "findings": [finding]}])[0]

@@ -6,10 +6,12 @@ description. `python tests/helpers/decisions.py` writes the files anew; a change
 
 from __future__ import annotations
 
+import array
 import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -199,19 +201,42 @@ def _targets(name: str, batch: int, platform: str, kind: str) -> Iterator[str]:
         text = jax.jit(run).trace(typed, images).lower(lowering_platforms=("cuda",)).as_text()
     found: dict[str, int] = {}
     for target, attributes in re.findall(r"custom_call @(jsc_\w+)\(.*?(\{.*)", text):
-        if target == "jsc_segment":
-            layers = re.search(r"layers = array<i64: ([^>]*)>|layers = dense<([^>]*)>", attributes)
-            tiles = re.search(r"tiles = array<i64: ([^>]*)>|tiles = dense<([^>]*)>", attributes)
-            described = f"chain({_digest(layers)};{_digest(tiles)})"
-        else:
-            described = target.removeprefix("jsc_")
+        described = _chain(attributes) if target == "jsc_segment" else target.removeprefix("jsc_")
         found[described] = found.get(described, 0) + 1
     for described, count in found.items():
         yield described if count == 1 else f"{count}*{described}"
 
 
-def _digest(found: re.Match[str] | None) -> str:
-    return "none" if found is None else hashlib.sha256(found[0].encode()).hexdigest()[:12]
+def _chain(attributes: str) -> str:
+    """A chain's layers with their tiles, equal ones behind each other counted, and a digest of what reads what."""
+    layers, tiles = (_numbers(attributes, name) for name in ("layers", "tiles"))
+    each = [_of_chain(layer, tile) for layer, tile in zip(_in(18, layers), _in(4, tiles), strict=True)]
+    runs = [(what, len(list(same))) for what, same in itertools.groupby(each)]
+    said = ", ".join(what if count == 1 else f"{what} x{count}" for what, count in runs)
+    return f"chain({said}; {hashlib.sha256(repr(layers).encode()).hexdigest()[:8]})"
+
+
+def _of_chain(layer: Sequence[int], tile: Sequence[int]) -> str:
+    """A layer's kind and kernel, and its tile unless the model chooses it."""
+    if layer[0]:
+        return ("pool", "dense")[layer[0] - 1]
+    height, width, stride, *_ = layer[6:]
+    kernel = f"{height}x{width}" + (f"/{stride}" if stride > 1 else "")
+    return kernel + (" " + ",".join(map(str, tile)) if any(tile) else "")
+
+
+def _in(size: int, numbers: Sequence[int]) -> list[tuple[int, ...]]:
+    return [tuple(numbers[at : at + size]) for at in range(0, len(numbers), size)]
+
+
+def _numbers(attributes: str, name: str) -> list[int]:
+    """An attribute of integers, which large ones are as hexadecimal digits, and equal ones one of them."""
+    found = re.search(rf"{name} = dense<([^>]*)> : tensor<(\d+)xi64>", attributes)
+    assert found, attributes[:300]
+    if found[1].startswith('"0x'):
+        return list(array.array("q", bytes.fromhex(found[1][3:-1])))
+    numbers = [int(number) for number in found[1].strip("[]").split(",")]
+    return numbers if len(numbers) > 1 else numbers * int(found[2])
 
 
 @functools.cache
