@@ -125,6 +125,16 @@ def _in_bfloat16(results: Path) -> Sequence[str]:
 
 @_says(
     "README.md",
+    "On an H200 at `HIGHEST`, ResNet-50's error is {} times XLA's, DenseNet-121's {} times (`h200/accuracy.json`)",
+)
+def _errors_of_networks(results: Path) -> Sequence[str]:
+    path = results / "h200" / "accuracy.json"
+    about = {"precision": "highest", "implementation": "jit_inference"}
+    return one_digit(rows_of(path, case=name, **about)[0]["ratio"] for name in ("resnet50", "densenet121"))
+
+
+@_says(
+    "README.md",
     "Of {} calls of networks' layers on an H100 {} are below 0.97x, the least {}x (`h100/zoo.json`)",
 )
 def _layers_that_lose(results: Path) -> Sequence[str]:

@@ -285,7 +285,7 @@ def energy(content: Content, zeros: bool = True) -> str:
     for side in names:
         means = [_saving(rows, side, precision) for precision in _PRECISIONS]
         parts.append(f"{side} {', '.join(filter(None, means))}")
-    return "; ".join(parts) or NOT_YET
+    return "; ".join([*parts, _spread(rows)]) if parts else NOT_YET
 
 
 def _saving(rows: Sequence[Row], side: str, precision: str) -> str:
@@ -295,6 +295,16 @@ def _saving(rows: Sequence[Row], side: str, precision: str) -> str:
         return ""
     percent = 100 * (1 - geometric_mean(shares))
     return f"{abs(percent):.0f} % {'less' if percent >= 0 else 'more'} ({precision})"
+
+
+def _spread(rows: Sequence[Row]) -> str:
+    """How far the loops of a side are apart at the most, in that side's median; older files have one loop."""
+    ranges = [
+        (row["millijoules"][each], ends) for row in rows for each, ends in row.get("millijoules_range", {}).items()
+    ]
+    if not ranges:
+        return "one loop each"
+    return f"loops within {max(100 * (most - least) / of for of, (least, most) in ranges):.0f} %"
 
 
 def median_loss(key: str) -> Answer:

@@ -41,9 +41,11 @@ _CUSPARSE = "im2col, DenseToSparse and SpMM of cuSPARSE"
 _OWN = "our own kernel"
 _AUTO = ("auto", "auto default")
 
+_CODE = "https://github.com/milk2we/conv_pool_algorithm/blob/dcf5cbd/ECR"  # which the 2019 paper names
 _ONE_CHANNEL = (
-    "The published ECR and PECR code times one channel and counts cudaMalloc on both sides; these are the real "
-    "multi-channel layers with all memory allocated."
+    f"The code published in 2019 times one channel with one filter, and cudaMalloc and copies count on both sides "
+    f"([ecr.cu]({_CODE}/ouralgorithm/ecr.cu), [cudnn.cu]({_CODE}/cudnn/cudnn.cu)); these are the real multi-channel "
+    "layers with all memory allocated."
 )
 _TENSOR_CORES = f"{_ONE_CHANNEL} The paper's Tensor Core GEMM is what default is here: TF32."
 _FIXED_ALGORITHM = (
@@ -147,7 +149,7 @@ def _sensitivity_claims() -> Iterator[Claim]:
         ours = answers.each(side, answers.all_of(answers.op(op), answers.source("iid")), "zeros_target")
         text = f"Fig. 11{letter}: {side.upper()}'s speed-up by % zeros"
         yield Claim(f"O11{letter}", text, "rises with sparsity", "fig11", ours, _HIGHEST, why)
-    why = "A large batch fills the GPU for cuDNN too, and one channel of the published code never does."
+    why = "A large batch fills the GPU for cuDNN too. " + _ONE_CHANNEL
     for letter, op, side, theirs in (
         ("a", "conv", "ecr", "~1.5x at 128"),
         ("b", "conv_pool", "pecr", "over 6x at 128"),

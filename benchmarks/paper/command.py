@@ -73,7 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--program", type=Path, help="run this file instead of compiling kernels")
     add("--add", action="store_true", help="keep the rows of other networks that the file has from this machine")
     add("--repeats", type=int, default=30)
-    add("--seconds", type=float, default=3.0, help="length of a loop that energy is measured over")
+    add("--seconds", type=float, default=Context.seconds, help="length of a loop that energy is measured over")
+    add("--energy-repeats", type=int, default=Context.energy_repeats, help="such loops of each side, taking turns")
     add("--quick", action="store_true", help="tiny layers and networks: does everything run?")
     flags = parser.add_mutually_exclusive_group()
     help_text = "with XLA's default flags and with command buffers; keep the faster"
@@ -88,8 +89,9 @@ def _check(options: argparse.Namespace) -> None:
         raise ValueError("--json and --plot are for one experiment; --out FOLDER is for several")
     for name in ("json", "plot"):
         command.check_folder(f"--{name}", getattr(options, name))
-    if options.repeats < 1:
-        raise ValueError(f"--repeats {options.repeats} is not at least 1")
+    for name, count in (("--repeats", options.repeats), ("--energy-repeats", options.energy_repeats)):
+        if count < 1:
+            raise ValueError(f"{name} {count} is not at least 1")
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
 
@@ -104,6 +106,7 @@ def _context(options: argparse.Namespace) -> Context:
         searched=str(options.searched or ""),
         program=str(options.program or ""),
         seconds=0.1 if options.quick else options.seconds,
+        energy_repeats=min(2, options.energy_repeats) if options.quick else options.energy_repeats,
     )
 
 

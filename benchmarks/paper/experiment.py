@@ -14,6 +14,8 @@ from jax_sparse_conv._src.plans.timing import geometric_mean
 Content: TypeAlias = dict[str, Any]
 Draw: TypeAlias = Callable[[Any, Sequence[Row]], None]  # (matplotlib figure, rows)
 
+_OF_A_TIME = ("us", "quartiles_us", "ran", "error", "millijoules", "millijoules_range")  # what goes with it
+
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
@@ -85,7 +87,7 @@ def _better(runs: Sequence[tuple[Row, str]]) -> Row:
                 faster[side] = (run, label)
     row["flags"] = {side: label for side, (_, label) in faster.items()}
     row |= paper_rows.earlier(*(run for run, _ in faster.values()))
-    for key in ("us", "quartiles_us", "ran", "error", "millijoules"):  # what belongs to a time goes with it
+    for key in _OF_A_TIME:
         if any(key in run for run, _ in runs):
             row[key] = {side: run[key][side] for side, (run, _) in faster.items() if side in run.get(key, {})}
     if "skipped" in row:
@@ -138,6 +140,8 @@ def means_table(found: Sequence[dict[str, Any]]) -> str:
 def _cell(value: Any, pattern: str = "{:.1f}") -> str:
     if value is None:
         return "-"
+    if isinstance(value, list):
+        return " to ".join(_cell(entry, pattern) for entry in value)
     if isinstance(value, dict):
         return ", ".join(f"{key} {_cell(entry, pattern)}" for key, entry in value.items())
     return pattern.format(value) if isinstance(value, float) else str(value)

@@ -44,7 +44,8 @@ class Context:
       networks: names that replace an experiment's own, or empty.
       searched: file of `benchmarks cost_model` that serves its two figures, or empty.
       prepared: folder in which networks with their weights are kept between runs, or empty.
-      seconds: length of the loop that energy is measured over.
+      seconds: length of a loop that energy is measured over.
+      energy_repeats: such loops of each side.
       program: compiled kernels of `benchmarks.paper.microkernel`, or empty.
     """
 
@@ -54,7 +55,8 @@ class Context:
     networks: tuple[str, ...] = ()
     prepared: str = ""
     searched: str = ""
-    seconds: float = 3.0
+    seconds: float = 10.0
+    energy_repeats: int = 5
     program: str = ""
 
 
@@ -140,7 +142,7 @@ def add_ratios(row: Row) -> Row:
 
 
 def add_saving(row: Row) -> Row:
-    """`row` with `energy_ratio[side]`: XLA's energy at HIGHEST over the side's, where it was measured."""
+    """`row` with `energy_ratio[side]`: XLA's energy at HIGHEST over the side's, medians, where it was measured."""
     used: dict[str, Any] = row["millijoules"]
     dense = used.get(sides.HIGHEST)
     row["energy_ratio"] = {side: dense / own for side, own in used.items() if dense and own}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -125,7 +126,7 @@ def _errors(functions: Mapping[str, timing.Function], operands: timing.Operands)
 
 
 def _energy(context: Context) -> list[Row]:
-    """Energy of a network's call in a loop of some seconds, each side in turn."""
+    """Energy of a network's call: medians over loops of some seconds, sides in turn, and the least and most of each."""
     rows = _cusnn_networks(context)
     with energy.meter() as meter:
         for row in rows:
@@ -135,20 +136,33 @@ def _energy(context: Context) -> list[Row]:
             has_zeros = row["source"] != _NO_ZEROS
             weights = network.weights if has_zeros else networks.beside(context, network.name).weights
             row["energy_source"] = meter.source
-            row["millijoules"] = {side: _millijoules(context, network, weights, side, meter) for side in row["us"]}
+            loops = _loops(context, network, weights, row["us"], meter)
+            row["energy_seconds"] = context.seconds
+            row["millijoules"] = {side: statistics.median(found) if found else None for side, found in loops.items()}
+            row["millijoules_range"] = {side: [min(found), max(found)] for side, found in loops.items() if found}
             runner.add_saving(row)
     return rows
 
 
+def _loops(
+    context: Context, network: Prepared, weights: list[jax.Array], names: Iterable[str], meter: energy.Meter
+) -> dict[str, list[float]]:
+    """Of each side the millijoules of a call in each of its loops; none without a meter."""
+    functions = {side: _function(network, side) for side in names}
+    found: dict[str, list[float]] = {side: [] for side in functions}
+    operands = [(weights, x) for _, x in network.operands()]
+    for _ in range(context.energy_repeats if meter.works else 0):
+        for side, function in functions.items():
+            found[side].append(_millijoules(context.seconds, function, operands, meter))
+    return found
+
+
 def _millijoules(
-    context: Context, network: Prepared, weights: list[jax.Array], side: str, meter: energy.Meter
-) -> float | None:
-    if not meter.works:
-        return None
-    function, operands = _function(network, side), [(weights, x) for _, x in network.operands()]
+    seconds: float, function: timing.Function, operands: Sequence[timing.Operands], meter: energy.Meter
+) -> float:
     jax.block_until_ready(function(*operands[0]))
     calls, before, start = 0, meter.joules(), time.perf_counter()
-    while time.perf_counter() - start < context.seconds:
+    while time.perf_counter() - start < seconds:
         results = [function(*operands[call % len(operands)]) for call in range(_ASYNC_CALLS)]
         jax.block_until_ready(results)
         calls += len(results)
@@ -189,6 +203,6 @@ EXPERIMENTS = (
         "energy of whole networks.",
         _energy,
         functools.partial(draw, key="millijoules", label="millijoules"),
-        ("layer", "source", "zeros_percent", "energy_source", "millijoules", "energy_ratio"),
+        ("layer", "source", "zeros_percent", "energy_source", "millijoules", "millijoules_range", "energy_ratio"),
     ),
 )

@@ -13,7 +13,19 @@ import numpy as np
 import pytest
 
 from benchmarks.common import data, prepared, results
-from benchmarks.paper import answers, claims, command, cusnn, cusparse, document, experiment, layers, networks, sides
+from benchmarks.paper import (
+    answers,
+    claims,
+    command,
+    cusnn,
+    cusparse,
+    document,
+    experiment,
+    layers,
+    networks,
+    sides,
+    whole,
+)
 from benchmarks.paper.layers import PaperLayer
 from benchmarks.paper.registry import EXPERIMENTS
 from benchmarks.paper.runner import Context
@@ -112,15 +124,18 @@ def test_the_better_of_two_runs_keeps_the_energy_of_the_faster_and_what_neither_
     one = row | {
         "us": {"xla highest": 10.0, "coo": 2.0},
         "millijoules": {"xla highest": 6.0, "coo": 3.0},
+        "millijoules_range": {"xla highest": [5.0, 7.0], "coo": [2.5, 3.5]},
         "skipped": {"auto": "no room", "ocpa": "no room"},
     }
     other = row | {
         "us": {"coo": 1.0, "ocpa": 3.0},
         "millijoules": {"coo": 2.0, "ocpa": 4.0},
+        "millijoules_range": {"coo": [1.5, 2.5], "ocpa": [4.0, 4.0]},
         "skipped": {"xla highest": "status 5003", "auto": "no room"},
     }
     (found,) = experiment.better_of([one], [other], ("one", "other"))
     assert found["millijoules"] == {"xla highest": 6.0, "coo": 2.0, "ocpa": 4.0}
+    assert found["millijoules_range"] == {"xla highest": [5.0, 7.0], "coo": [1.5, 2.5], "ocpa": [4.0, 4.0]}
     assert found["energy_ratio"] == {"xla highest": 1.0, "coo": 3.0, "ocpa": 1.5}
     assert found["skipped"] == {"auto": "no room"}
 
@@ -220,11 +235,23 @@ def test_whole_networks_are_in_the_document_once_measured(tmp_path: Path) -> Non
 
 def test_energy_is_compared_with_both_precisions() -> None:
     row = {"millijoules": {"xla highest": 4.0, "xla default": 1.0, "coo": 2.0}}
-    assert answers.energy({"rows": [row]}) == "coo 50 % less (highest), 100 % more (default)"
+    assert answers.energy({"rows": [row]}) == "coo 50 % less (highest), 100 % more (default); one loop each"
+    spread = row | {"millijoules_range": {"xla highest": [3.9, 4.1], "coo": [1.9, 2.2]}}
+    assert answers.energy({"rows": [spread]}) == "coo 50 % less (highest), 100 % more (default); loops within 15 %"
     assert answers.energy({"rows": [{"millijoules": {"xla highest": None, "coo": None}}]}) == "-"
     beside = row | {"source": "no zeros", "millijoules": {"xla highest": 4.0, "coo": 8.0}}
     assert answers.energy({"rows": [row, beside]}) == answers.energy({"rows": [row]})
-    assert answers.energy({"rows": [row, beside]}, zeros=False) == "coo 100 % more (highest)"
+    assert answers.energy({"rows": [row, beside]}, zeros=False) == "coo 100 % more (highest); one loop each"
+
+
+def test_energy_is_of_loops_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(whole, "_function", lambda network, side: side)
+    monkeypatch.setattr(whole, "_millijoules", lambda _, side, *more: order.append(side) or float(len(order)))
+    network: Any = types.SimpleNamespace(operands=lambda: [(None, None)])
+    meters: list[Any] = [types.SimpleNamespace(works=works) for works in (True, False)]
+    found = [whole._loops(Context(energy_repeats=2), network, [], ("xla", "coo"), meter) for meter in meters]
+    assert found == [{"xla": [1.0, 3.0], "coo": [2.0, 4.0]}, {"xla": [], "coo": []}]
 
 
 def test_networks_over_cusparse_are_sums_of_their_layers() -> None:
