@@ -10,6 +10,7 @@ from benchmarks.common import paper_rows, results
 from benchmarks.common.results import RESULTS, ROOT, Row
 
 MOST_BEHIND = 20  # commits to a GPU's kernels after its log of tests
+MOST_FAILED = 10  # tests of the newest run of all
 _OF_GPUS, _OF_CPUS = ("cuda", "native"), ("cpu", "native")
 _ALL_TESTS = "tests"
 _PAPERS = "paper"  # a folder of a device's
@@ -77,6 +78,20 @@ def old_logs(ages: Sequence[Age]) -> list[str]:
         if Path(age.file).stem == "tests" and not _is_of_cpu(Path(age.file))
         if age.behind is not None and age.behind > MOST_BEHIND
     ]
+
+
+def failures(folder: Path = RESULTS) -> tuple[list[str], list[str]]:
+    """Of the logs of tests: which tests failed in runs that count, and logs that are refused for too many."""
+    notes, refused = [], []
+    for path in sorted(folder.glob("*/tests.json")):
+        file = path.relative_to(folder).as_posix()
+        for row in counted_tests([row for row in results.read(path) if "label" not in row]):
+            if row["failed"]:
+                notes.append(f"{file}: {row['failed']} failed of {row['tests_of']}, commit {row['commit']}:")
+                notes += [f"  {name}" for name in row["failures"]]
+            if row["tests_of"] == _ALL_TESTS and row["failed"] > MOST_FAILED:
+                refused.append(f"{file}: {row['failed']} tests of the newest run failed, more than {MOST_FAILED}")
+    return notes, refused
 
 
 def without_log(folder: Path = RESULTS) -> list[str]:

@@ -6,10 +6,11 @@ It fails where
 
 - a page or a figure in a sentence is not what the files give, as `document --check` does;
 - a figure beside a file of results is of no sentence in `document/sentences.py`;
-- a log of tests on a GPU is more than 20 commits to the kernels behind.
+- a log of tests on a GPU is more than 20 commits to the kernels behind;
+- in a log of tests, the newest run of all has more than 10 failures.
 
-It only reports how many commits to the kernels each other file is behind, by its oldest row, and how many rows of
-layers, networks and models are below 0.97x by medians. Rows with a label do not count.
+It lists the tests that failed, and only reports how many commits to the kernels each other file is behind, by its
+oldest row, and how many rows of layers, networks and models are below 0.97x by medians. Rows with a label do not count.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Check and report; the result is the exit status."""
     help.parser("check", __doc__).parse_args(argv)
     stale = command.main(["--check"])
-    old = _ages()
+    refused = _ages() + _failures()
     _losses()
-    for line in old:
+    for line in refused:
         print(line, file=sys.stderr)
-    return int(bool(stale or old))
+    return int(bool(stale or refused))
 
 
 def _ages() -> list[str]:
@@ -63,6 +64,15 @@ def _ages() -> list[str]:
     for device in age.without_log():
         print(f"{device} has no log of the tests (tests.json)")
     return age.old_logs(ages)
+
+
+def _failures() -> list[str]:
+    """Prints the tests that failed; the result is what is refused."""
+    notes, refused = age.failures()
+    if notes:
+        print("\nTests that failed:\n")
+        print("\n".join(notes))
+    return refused
 
 
 def _losses() -> None:

@@ -219,13 +219,18 @@ def sweep(rows: Sequence[Row]) -> list[str]:
 
 
 def fuzz(rows: Sequence[Row]) -> list[str]:
-    """Random calls: how many of each operation, and what was found."""
-    lines = (
-        (str(row["seed"]), name, f"{count:,}", str(sum(f'"{name}"' in each["case"] for each in row["findings"])))
-        for row in rows
-        for name, count in sorted(row["operations"].items())
-    )
-    return [table(("seed", "operation", "cases", "findings"), lines)]
+    """Random calls: how many ran, how many had no kernel, what was found, and how many were drawn of each operation."""
+    names = sorted({name for row in rows for name in row["operations"]})
+
+    def line(seed: str, chosen: Sequence[Row]) -> tuple[str, ...]:
+        skipped = sum(row["skipped"] for row in chosen)
+        ran = sum(row["cases"] for row in chosen) - skipped
+        drawn = (sum(row["operations"].get(name, 0) for row in chosen) for name in names)
+        counts = (ran, skipped, sum(len(row["findings"]) for row in chosen), *drawn)
+        return (seed, *(f"{count:,}" for count in counts))
+
+    lines = [line(str(row["seed"]), [row]) for row in rows] + [line("all", rows)]
+    return [table(("seed", "ran", "skipped", "findings", *(f"drawn: {name}" for name in names)), lines)]
 
 
 def tests(rows: Sequence[Row]) -> list[str]:

@@ -185,7 +185,8 @@ many microseconds it is behind.""",
         "Random calls",
         """\
 Calls of every operation against NumPy in float64, each element within a bound of its own. A finding is a wrong value,
-an error, a hang or the end of the process.""",
+an error, a hang or the end of the process. A skipped call has no kernel on the device, or wants what JAX lacks there.
+It is drawn, but did not run.""",
         layer_tables.fuzz,
     ),
     "tests": (

@@ -223,6 +223,22 @@ def test_of_a_log_parts_count_until_all_tests_have_run() -> None:
     assert age.counted_tests([part, whole, part]) == [whole, part]
 
 
+def test_failures_of_logs_are_listed_and_many_are_refused(tmp_path: Path) -> None:
+    def log(of: str, failed: int) -> dict[str, Any]:
+        return row(tests_of=of, failed=failed, failures=[f"tests.a::test_{n}" for n in range(failed)])
+
+    write(tmp_path, "h100/tests.json", [log("tests", 30), log("tests", 1), log("tests/cuda", 11)])
+    notes, refused = age.failures(tmp_path)
+    assert notes[:3] == [
+        "h100/tests.json: 1 failed of tests, commit abc1234:",
+        "  tests.a::test_0",
+        "h100/tests.json: 11 failed of tests/cuda, commit abc1234:",
+    ]
+    assert refused == []
+    write(tmp_path, "h200/tests.json", [log("tests", 11)])
+    assert age.failures(tmp_path)[1] == ["h200/tests.json: 11 tests of the newest run failed, more than 10"]
+
+
 def test_the_command_reports_and_fails(
     results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -234,11 +250,18 @@ def test_the_command_reports_and_fails(
     monkeypatch.setattr(check.age, "no_history", lambda: None)
     monkeypatch.setattr(check.age, "of_files", lambda: ages)
     monkeypatch.setattr(check.age, "without_log", lambda: ["h200"])
+    monkeypatch.setattr(check.age, "failures", lambda: (["h200/tests.json: 1 failed"], []))
     monkeypatch.setattr(check.losses, "of_files", lambda: [losses.of_file(results / "h100" / "zoo.json", results)])
     assert check.main([]) == 1
     said = capsys.readouterr()
     assert said.err.startswith("h100/tests.json is 30 commits")
-    for text in ("abc1234      30", "does not know the commit", "h200 has no log of the tests", "h100/zoo.json     1"):
+    for text in (
+        "abc1234      30",
+        "does not know the commit",
+        "h200 has no log of the tests",
+        "h100/zoo.json     1",
+        "h200/tests.json: 1 failed",
+    ):
         assert text in said.out
     monkeypatch.setattr(check.age, "no_history", lambda: "this is no clone")
     assert check.main([]) == 0
