@@ -4,8 +4,8 @@ Of x: convolutions of the cotangent (`gradient_of_x`), which skip the zeros that
 it.
 
 Of the kernel: a native call that skips the zeros of x, or of the cotangent where that has more of them
-(`cpu/ffi/kernel_gradient.cc`). Of a depthwise kernel of few taps: a product and a sum for each tap, as there a vector of
-a group's channels has one.
+(`cpu/ffi/kernel_gradient.cc`). Of a depthwise kernel of few taps: a product and a sum for each tap, as there a vector
+of a group's channels has one.
 
 XLA has the rest: windows, strides and channels that these do not suit, by "cpu gradients" of `dispatch/model.json`.
 In groups no channels are too few, since XLA's gradients are slowest there (`benchmarks gradients`).
