@@ -199,7 +199,7 @@ def _targets(name: str, batch: int, platform: str, kind: str) -> Iterator[str]:
         text = jax.jit(run).trace(typed, images).lower(lowering_platforms=("cuda",)).as_text()
     found: dict[str, int] = {}
     for target, attributes in re.findall(r"custom_call @(jsc_\w+)\(.*?(\{.*)", text):
-        if target == "jsc_segment":
+        if target == "jsc_chain":
             layers = re.search(r"layers = array<i64: ([^>]*)>|layers = dense<([^>]*)>", attributes)
             tiles = re.search(r"tiles = array<i64: ([^>]*)>|tiles = dense<([^>]*)>", attributes)
             described = f"chain({_digest(layers)};{_digest(tiles)})"
