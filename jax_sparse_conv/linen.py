@@ -26,6 +26,11 @@ from jax_sparse_conv._src.problem.geometry import Padding
 
 __all__ = ["SparseConv", "SparseConvPool", "SparseDense", "sparse_layers"]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 Promoted: TypeAlias = tuple[jax.Array, layers.Kernel, jax.Array | None]
 
 

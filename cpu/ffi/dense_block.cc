@@ -17,7 +17,7 @@ ffi::Error Invalid(const std::string& what) {
 
 struct Block {
   int64_t images, size[2], channels;  // of x
-  int64_t layers, middle, growth, features;
+  int64_t layers, middle, growth, out_channels;
   int64_t all;  // channels of the map
   const float* parameters;
   int64_t elements;  // of the parameters
@@ -115,7 +115,7 @@ ffi::Error RunLayer(Team& team, const Block& block, int64_t channels, Parameters
 
 // Averages first, so that a quarter of the pixels is multiplied.
 ffi::Error RunTransition(Team& team, const Block& block, Parameters& parameters, const float* map, float* out) {
-  ConvCall call = CallOf(block, 1, block.all, block.features);
+  ConvCall call = CallOf(block, 1, block.all, block.out_channels);
   ReadMap(block, block.all, map, call);
   call.scaled.window = 2;
   for (int i = 0; i < 2; ++i) {
@@ -153,7 +153,7 @@ ffi::Error Run(ffi::ThreadPool& pool, ffi::AnyBuffer x, ffi::AnyBuffer parameter
   block.size[1] = size[2];
   block.channels = size[3];
   for (auto [name, field] : {std::pair{"layers", &block.layers}, std::pair{"middle", &block.middle},
-                             std::pair{"growth", &block.growth}, std::pair{"features", &block.features}}) {
+                             std::pair{"growth", &block.growth}, std::pair{"out_channels", &block.out_channels}}) {
     const ffi::ErrorOr<int64_t> value = Number(attributes, name);
     if (!value.has_value()) return value.error();
     if (*value > kMost) return Invalid(std::string(name) + " is too large");
@@ -171,7 +171,7 @@ ffi::Error Run(ffi::ThreadPool& pool, ffi::AnyBuffer x, ffi::AnyBuffer parameter
   if (std::max(block.all, block.middle) * block.size[0] * block.size[1] > kMostElements) {
     return Invalid("one image of the map must have fewer than 2^31 elements");
   }
-  const bool pooled = block.features > 0;
+  const bool pooled = block.out_channels > 0;
   if (memory.size() != (pooled ? 2u : 1u)) return Invalid("memory for the middle, and with a transition the map");
   auto middle = memory.get<ffi::AnyBuffer>(0);
   if (!middle.has_value()) return middle.error();
@@ -180,7 +180,7 @@ ffi::Error Run(ffi::ThreadPool& pool, ffi::AnyBuffer x, ffi::AnyBuffer parameter
     auto inner = memory.get<ffi::AnyBuffer>(1);
     if (!inner.has_value()) return inner.error();
     map = **inner;
-    if (!Has(out, {block.images, block.size[0] / 2, block.size[1] / 2, block.features})) {
+    if (!Has(out, {block.images, block.size[0] / 2, block.size[1] / 2, block.out_channels})) {
       return Invalid("the result must be float32 [N, H / 2, W / 2, K]");
     }
   }

@@ -14,7 +14,7 @@ namespace jsc {
 //     shift and kernel; kernels as packed ones lie (native/call.h)
 //   out: the map [N, H, W, C0 + layers * G] or, with a transition, [N, H / 2, W / 2, K]
 //   memory: the M channels of a layer [N, H, W, M] and, with a transition, the map
-// Attributes: layers, middle (M), growth (G), features (K; 0 without a transition), and offsets[], the elements in
+// Attributes: layers, middle (M), growth (G), out_channels (K; 0 without a transition), and offsets[], the elements in
 // front of each parameter.
 xla::ffi::Error DenseBlock(xla::ffi::ThreadPool pool, xla::ffi::AnyBuffer x, xla::ffi::AnyBuffer parameters,
                            xla::ffi::Result<xla::ffi::AnyBuffer> out, xla::ffi::RemainingRets memory,

@@ -111,12 +111,12 @@ ffi::Error MaxPoolTangent(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer
       .Arg<ffi::AnyBuffer>()  /* x [N, H, W, C], f32, bf16, f16 or f64; the others have the same dtype */                    \
       .Arg<ffi::AnyBuffer>()  /* kernel [S, kh, kw, C / groups, K] */                                                        \
       .RemainingArgs()        /* bias [S, K] if has_bias, residual [N, Ho, Wo, K] if has_residual, the                       \
-                                 packed kernel if has_packed, see conv_args.h */                                             \
+                                 packed kernel if has_packed, see native/call.h */                                           \
       .Ret<ffi::AnyBuffer>()  /* out [N, Ho, Wo, K], after the pool if there is one */                                       \
       .Attrs()                /* stride[2], padding[4], dilation[2], groups, has_bias, has_residual,                         \
                                  has_packed, may_be_dense, activation, pool, window[2], window_stride[2], window_padding[4], \
                                  precision:                                                                                  \
-                                 all int64, see conv_args.h */
+                                 all int64, see native/call.h */
 
 // conv + bias + residual + ReLU
 XLA_FFI_DEFINE_HANDLER(kEcr, Handle<RunWithoutPool>, JSC_BIND);
@@ -168,7 +168,7 @@ XLA_FFI_DEFINE_HANDLER(kDenseBlock, DenseBlock,
                            .Arg<ffi::AnyBuffer>()  // parameters
                            .Ret<ffi::AnyBuffer>()  // out
                            .RemainingRets()        // middle, and the map where out is a transition's
-                           .Attrs());              // layers, middle, growth, features, offsets[]
+                           .Attrs());              // layers, middle, growth, out_channels, offsets[]
 
 // CooStar; the shapes of the buffers are in native/coo_star_args.h.
 XLA_FFI_DEFINE_HANDLER(kCooFromDense, CooFromDense,

@@ -1,7 +1,7 @@
 // Room: the CPU's loops, everything that is compiled once per instruction set. An isa_<name>.cc defines JSC_ISA, the
 // namespace of its kernels, and includes this file. Loops: windows, scatter, pixels, phases, dense_conv, depthwise,
-// matvec, coo, kernel_gradient, point_gradient, max_pool. May change: a loop's tiling, while the order of its sums depends on neither
-// tiles nor threads. Details: docs/design/kernels/cpu.md. Tests: tests/primitive/test_kernels.py,
+// matvec, coo, kernel_gradient, point_gradient, max_pool. May change: a loop's tiling, while the order of its sums
+// depends on neither tiles nor threads. Details: docs/design/kernels/cpu.md. Tests: tests/primitive/test_kernels.py,
 // tests/primitive/test_packing.py.
 #ifndef JSC_CPU_LOOPS_KERNELS_H_
 #define JSC_CPU_LOOPS_KERNELS_H_

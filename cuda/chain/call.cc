@@ -43,7 +43,7 @@ class Reader {
       if (!buffer.has_value()) return "result " + std::to_string(i) + " is not a buffer";
       results_.push_back(Read(**buffer));
     }
-    if (operands_.empty() || results_.size() < 2) return "a segment has an operand, a result and a workspace at least";
+    if (operands_.empty() || results_.size() < 2) return "a chain has an operand, a result and a workspace at least";
     return "";
   }
   // Replaces the last operand by those that it holds, kPackedFields for each.

@@ -78,11 +78,11 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
   WaitForKernelBefore();
   results.LoadRest();
   float sums[U::kPixels / 2];
-  PairRing<U> ring{barriers, SharedAddress(weights), task.slots};
+  PairStages<U> stages{barriers, SharedAddress(weights), task.slots};
   if constexpr (U::kTf32x3) {
-    MultiplyFirstTf32x3<U>(ring, barriers, SharedAddress(pixels), task.steps, !task.copies_low, group, sums);
+    MultiplyFirstTf32x3<U>(stages, barriers, SharedAddress(pixels), task.steps, !task.copies_low, group, sums);
   } else {
-    FirstProduct<U, T>::Multiply(ring, barriers, SharedAddress(pixels), task.steps, group, sums);
+    FirstProduct<U, T>::Multiply(stages, barriers, SharedAddress(pixels), task.steps, group, sums);
   }
   ArriveAtCluster();  // done with the pixels, in whose place the sums come: the products that read them have ended
   float4 own[U::kFirst] = {};
@@ -101,17 +101,17 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
     if (tile % 2 != group) {
 #pragma unroll 1
       for (int i = 0; i < U::kBlocks; ++i) {
-        ring.Wait();
-        PairRing<U>::Free(ring.Empty());
-        ring.Advance();
+        stages.Wait();
+        PairStages<U>::Free(stages.Empty());
+        stages.Advance();
       }
       continue;
     }
     if constexpr (U::kTf32x3) {
-      MultiplyNextTf32x3<U>(ring, SharedAddress(middle), sums);
+      MultiplyNextTf32x3<U>(stages, SharedAddress(middle), sums);
       CompleteNext<U>(results, first_pixel, rank, tile, sums);
     } else {
-      NextProduct<U, T>::Multiply(ring, SharedAddress(middle), sums);
+      NextProduct<U, T>::Multiply(stages, SharedAddress(middle), sums);
     }
     if (tile == group) WaitForCluster();
     const Quotient piece = Divide(tile * 4 + warp % 4, task.by_blocks);

@@ -49,7 +49,7 @@ __device__ __forceinline__ void AskForPair(const PairTask<T>& task, const PairMa
                                            unsigned char* pixels, unsigned char* weights, PairBarriers& barriers) {
   const int out_channel_tiles = task.out_channels / U::kOutChannels,
             items = task.steps + out_channel_tiles * U::kBlocks;
-  RingPlace to;
+  StagePlace to;
   int next_tile = 0, next_block = 0;  // of the second kernel
   const auto ask = [&](int item) {
     uint64_t* full = barriers.full + to.stage;
@@ -99,13 +99,13 @@ __device__ __forceinline__ void AskForPair(const PairTask<T>& task, const PairMa
   for (int item = early; item < items; ++item) ask(item);
 }
 
-// The ring of weights as one of the warps that multiply walks through it.
+// The stages of weights as one of the warps that multiply walks through them.
 template <class U>
-struct PairRing {
+struct PairStages {
   PairBarriers& barriers;
   uint32_t weights;
   int slots;
-  RingPlace at;
+  StagePlace at;
 
   __device__ __forceinline__ void Wait() const { WaitForBytes(barriers.full + at.stage, at.parity); }
   __device__ __forceinline__ uint32_t Slot() const { return weights + at.stage * U::kWeightBytes; }

@@ -11,14 +11,14 @@ namespace jsc {
 // channels.
 template <class U, typename T>
 struct FirstProduct {
-  static __device__ __forceinline__ void Multiply(PairRing<U>& ring, PairBarriers& barriers, uint32_t pixels, int steps,
-                                                  int group, float (&sums)[U::kPixels / 2]) {
+  static __device__ __forceinline__ void Multiply(PairStages<U>& stages, PairBarriers& barriers, uint32_t pixels,
+                                                  int steps, int group, float (&sums)[U::kPixels / 2]) {
     uint32_t read = 0;
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
-      ring.Wait();
+      stages.Wait();
       WaitForBytes(barriers.pixels_full + step, 0);
-      const uint32_t slot = ring.Slot();
+      const uint32_t slot = stages.Slot();
       const uint64_t columns = SwizzledMatrix(pixels + step * U::kStageBytes, kSwizzleBytes);
       BeginProducts();
 #pragma unroll
@@ -28,20 +28,20 @@ struct FirstProduct {
       }
       CommitProducts();
       WaitForProducts<1>();
-      PairRing<U>::Free(read);
-      read = ring.Empty();
-      ring.Advance();
+      PairStages<U>::Free(read);
+      read = stages.Empty();
+      stages.Advance();
     }
     WaitForProducts<0>();
     PinSums(sums);
-    PairRing<U>::Free(read);
+    PairStages<U>::Free(read);
   }
 };
 
 template <class U>
 struct FirstProduct<U, float> {
-  static __device__ __forceinline__ void Multiply(PairRing<U>& ring, PairBarriers& barriers, uint32_t pixels, int steps,
-                                                  int group, float (&sums)[U::kPixels / 2]) {
+  static __device__ __forceinline__ void Multiply(PairStages<U>& stages, PairBarriers& barriers, uint32_t pixels,
+                                                  int steps, int group, float (&sums)[U::kPixels / 2]) {
     using Weights = StepWeights<U, float>;
     Weights slices[2][2];
     const uint32_t offset = Weights::Offset();
@@ -49,8 +49,8 @@ struct FirstProduct<U, float> {
     for (int step = 0; step < steps; step += 2) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        ring.Wait();
-        const uint32_t weights = ring.Slot() + offset;
+        stages.Wait();
+        const uint32_t weights = stages.Slot() + offset;
 #pragma unroll
         for (int i = 0; i < 2; ++i) slices[half][i].Load(weights, group * 2 + i);
         WaitForBytes(barriers.pixels_full + step + half, 0);
@@ -62,8 +62,8 @@ struct FirstProduct<U, float> {
         }
         CommitProducts();
         WaitForProducts<1>();
-        PairRing<U>::Free(ring.Empty());
-        ring.Advance();
+        PairStages<U>::Free(stages.Empty());
+        stages.Advance();
       }
     }
     WaitForProducts<0>();
@@ -74,9 +74,10 @@ struct FirstProduct<U, float> {
 // The next product: sums of 64 output channels and all pixels over the block's middle channels.
 template <class U, typename T>
 struct NextProduct {
-  static __device__ __forceinline__ void Multiply(PairRing<U>& ring, uint32_t middle, float (&sums)[U::kPixels / 2]) {
-    ring.Wait();
-    const uint32_t slot = ring.Slot();
+  static __device__ __forceinline__ void Multiply(PairStages<U>& stages, uint32_t middle,
+                                                  float (&sums)[U::kPixels / 2]) {
+    stages.Wait();
+    const uint32_t slot = stages.Slot();
     const uint64_t columns = SwizzledMatrix(middle, kSwizzleBytes);
     BeginProducts();
 #pragma unroll
@@ -86,22 +87,23 @@ struct NextProduct {
     CommitProducts();
     WaitForProducts<0>();
     PinSums(sums);
-    PairRing<U>::Free(ring.Empty());
-    ring.Advance();
+    PairStages<U>::Free(stages.Empty());
+    stages.Advance();
   }
 };
 
 template <class U>
 struct NextProduct<U, float> {
-  static __device__ __forceinline__ void Multiply(PairRing<U>& ring, uint32_t middle, float (&sums)[U::kPixels / 2]) {
+  static __device__ __forceinline__ void Multiply(PairStages<U>& stages, uint32_t middle,
+                                                  float (&sums)[U::kPixels / 2]) {
     using Weights = StepWeights<U, float>;
     Weights slices[2][4];
     const uint32_t offset = Weights::Offset();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      ring.Wait();
+      stages.Wait();
 #pragma unroll
-      for (int k = 0; k < 4; ++k) slices[half][k].Load(ring.Slot() + offset, k);
+      for (int k = 0; k < 4; ++k) slices[half][k].Load(stages.Slot() + offset, k);
       const uint64_t columns = SwizzledMatrix(middle + half * U::kStageBytes, kSwizzleBytes);
       BeginProducts();
 #pragma unroll
@@ -109,8 +111,8 @@ struct NextProduct<U, float> {
         Wgmma<float, U::kPixels>::Multiply(sums, slices[half][k].slice, columns + k * 2, half + k > 0);
       }
       CommitProducts();
-      PairRing<U>::Free(ring.Empty());
-      ring.Advance();
+      PairStages<U>::Free(stages.Empty());
+      stages.Advance();
     }
     WaitForProducts<0>();
     PinSums(sums);
@@ -120,7 +122,7 @@ struct NextProduct<U, float> {
 // Both products by 3xTF32. The tensor cores sum products of 32 channels, which FADD then adds. split: the low parts of
 // pixels are made here, else they come with the pixels.
 template <class U>
-__device__ __forceinline__ void MultiplyFirstTf32x3(PairRing<U>& ring, PairBarriers& barriers, uint32_t pixels,
+__device__ __forceinline__ void MultiplyFirstTf32x3(PairStages<U>& stages, PairBarriers& barriers, uint32_t pixels,
                                                     int steps, bool split, int group, float (&sums)[U::kPixels / 2]) {
   const uint32_t low = steps * U::kStageBytes;
 #pragma unroll 1
@@ -154,12 +156,12 @@ __device__ __forceinline__ void MultiplyFirstTf32x3(PairRing<U>& ring, PairBarri
   for (int step = 0; step < steps; step += 2) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      ring.Wait();
-      weights[half].Load(ring.Slot() + offset);
+      stages.Wait();
+      weights[half].Load(stages.Slot() + offset);
       const uint64_t columns = SwizzledMatrix(pixels + (step + half) * U::kStageBytes, kSwizzleBytes) + group * 4;
       weights[half].Multiply(partial, columns, low >> 4, half > 0);
-      PairRing<U>::Free(ring.Empty());
-      ring.Advance();
+      PairStages<U>::Free(stages.Empty());
+      stages.Advance();
     }
     WaitForProducts<0>();
     AddPartial(sums, partial);
@@ -167,7 +169,8 @@ __device__ __forceinline__ void MultiplyFirstTf32x3(PairRing<U>& ring, PairBarri
 }
 
 template <class U>
-__device__ __forceinline__ void MultiplyNextTf32x3(PairRing<U>& ring, uint32_t middle, float (&sums)[U::kPixels / 2]) {
+__device__ __forceinline__ void MultiplyNextTf32x3(PairStages<U>& stages, uint32_t middle,
+                                                   float (&sums)[U::kPixels / 2]) {
   HighLowWeights<U> weights[2];
   float partial[U::kPixels / 2];
   const uint32_t offset = StepWeights<U, float>::Offset();
@@ -175,15 +178,15 @@ __device__ __forceinline__ void MultiplyNextTf32x3(PairRing<U>& ring, uint32_t m
   for (float& sum : sums) sum = 0.f;
 #pragma unroll
   for (int block = 0; block < U::kBlocks; ++block) {
-    ring.Wait();
+    stages.Wait();
     const uint64_t columns = SwizzledMatrix(middle + block * U::kStageBytes, kSwizzleBytes);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      weights[half].Load(ring.Slot() + offset + half * 2048);
+      weights[half].Load(stages.Slot() + offset + half * 2048);
       weights[half].Multiply(partial, columns + half * 4, U::kBlocks * U::kStageBytes >> 4, half > 0);
     }
-    PairRing<U>::Free(ring.Empty());
-    ring.Advance();
+    PairStages<U>::Free(stages.Empty());
+    stages.Advance();
     WaitForProducts<0>();
     AddPartial(sums, partial);
   }

@@ -39,7 +39,7 @@ struct PairTask {
   int in_channels, steps;            // of x; blocks of kStepChannels of them
   int blocks, pieces;                // of a cluster; of 16 output channels of a tile's results, that a block completes
   int box_rows, sharing;             // pixels of a copy, and blocks that share a step's
-  int slots;                         // of the output channels' ring
+  int slots;                         // stages of the weights
   int middle_at, weights_at;         // bytes from the first stage of pixels on
   bool relu, next_relu, copies_low;  // copies_low: at 3xTF32, those of x are in memory
   Divider by_blocks, by_steps;

@@ -5,7 +5,8 @@
 //   Nothing is staged, and nobody waits for the cluster in the end: wgmma from three blocks on, splitk_channels, pairs,
 //   DenseNet, ECR, matvec.
 // Either way who completes a result adds in the order of the blocks (AddParts in core/vectors.cuh).
-// May change: anything that leaves results bitwise as they are. Tests: all of tests/primitive/test_kernels.py on a GPU.
+// May change: anything that leaves results bitwise as they are. Tests: on a GPU all of tests/cuda/ and
+// tests/primitive/test_kernels.py.
 #ifndef JSC_CUDA_CORE_CLUSTER_SUMS_CUH_
 #define JSC_CUDA_CORE_CLUSTER_SUMS_CUH_
 

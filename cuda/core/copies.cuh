@@ -1,4 +1,4 @@
-// Room: copies that nobody waits for (cp.async, TMA), the barriers that count them, and rings of stages.
+// Room: copies that nobody waits for (cp.async, TMA), the barriers that count them, and pipelines of stages.
 // Beside this file: the cluster's barrier and shared memory (core/cluster_sums.cuh).
 // May change: anything that leaves the kernels' machine code and results as they are.
 // Tests: tests/cuda/test_devices.py; on a GPU all of tests/primitive/test_kernels.py.
@@ -53,8 +53,8 @@ __device__ inline void StoreShared(uint32_t to, uint32_t v, bool yes) {
       : "memory");
 }
 
-// A place in a ring of stages: which, and the parity of its barrier's phase.
-struct RingPlace {
+// A place in a pipeline: which stage, and the parity of its barrier's phase.
+struct StagePlace {
   int stage = 0;
   unsigned parity = 0;
   __device__ __forceinline__ void Advance(int stages) {

@@ -2,7 +2,8 @@
 //   who owns which element, and where sums come from: registers, shared memory, a cluster.
 // Beside this file: loads and stores (core/elements.cuh), low parts beside results (core/low_parts.cuh), what a cluster
 //   adds up (core/cluster_sums.cuh), rows of counts (core/density.cuh).
-// May change: anything that leaves results bitwise as they are. Tests: all of tests/primitive/test_kernels.py on a GPU.
+// May change: anything that leaves results bitwise as they are. Tests: on a GPU all of tests/cuda/ and
+//   tests/primitive/test_kernels.py.
 #ifndef JSC_CUDA_CORE_EPILOGUE_CUH_
 #define JSC_CUDA_CORE_EPILOGUE_CUH_
 

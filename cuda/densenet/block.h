@@ -48,7 +48,7 @@ struct DenseBlockCall {
 
 // How a layer's map is cut: a tile of results for each cluster, of one of the kernel's shapes.
 struct DensePlan {
-  int shape;  // kDenseShapes
+  int shape;  // of DenseShapes, from the smallest
   int tile_height, tile_width;
   int tiles_y, tiles_x;  // of an image
 };

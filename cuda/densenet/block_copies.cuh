@@ -8,9 +8,9 @@
 
 namespace jsc {
 
-template <int kRing>
+template <int kStages>
 struct DenseBarriers {
-  uint64_t full[kRing], empty[kRing];
+  uint64_t full[kStages], empty[kStages];
   uint64_t params, kernel2, newest, slots_full;
 };
 
@@ -56,7 +56,7 @@ struct DenseStages {
 template <class U>
 __device__ __forceinline__ void AskForNewWeights(const DenseLayerTask<typename U::T>& task, const DenseLayerMaps& maps,
                                                  const DensePlace& at, unsigned char* stage,
-                                                 DenseBarriers<U::kRing>& barriers) {
+                                                 DenseBarriers<U::kStages>& barriers) {
   ExpectBytes(&barriers.newest, (task.tile_height + 2) * (task.tile_width + 2) * U::kRowBytes + U::kWeightBytes);
   AskForWeights<U>(&maps.weights, stage + U::kRows * U::kRowBytes, 1, task.early_channels, at.rank, &barriers.newest);
   PrefetchMap(maps.newest);
@@ -65,19 +65,19 @@ __device__ __forceinline__ void AskForNewWeights(const DenseLayerTask<typename U
 template <class U>
 __device__ __forceinline__ void AskForNewPixels(const DenseLayerTask<typename U::T>& task, const DenseLayerMaps& maps,
                                                 const DensePlace& at, unsigned char* stage,
-                                                DenseBarriers<U::kRing>& barriers) {
+                                                DenseBarriers<U::kStages>& barriers) {
   CopyBox(stage, &maps.newest, 0, at.x - 1, at.y - 1, task.early_channels / kDenseChannels, at.image, &barriers.newest);
 }
 
 // By one warp: the channels that are there when the kernel starts; where shared memory is tight, those of the kernel
-// before too, behind them in the ring.
+// before too, behind them in the pipeline.
 template <class U>
 __device__ __forceinline__ void AskForEarly(const DenseLayerTask<typename U::T>& task, const DenseLayerMaps& maps,
                                             const DensePlace& at, unsigned char* shared,
-                                            DenseBarriers<U::kRing>& barriers) {
+                                            DenseBarriers<U::kStages>& barriers) {
   const int box_bytes = (task.tile_height + 2) * (task.tile_width + 2) * U::kRowBytes;
   const DenseStages<U> stages(task);
-  RingPlace to;
+  StagePlace to;
 #pragma unroll 1
   for (int i = 0; i < stages.all; ++i) {
     uint64_t* full = barriers.full + to.stage;
@@ -91,7 +91,7 @@ __device__ __forceinline__ void AskForEarly(const DenseLayerTask<typename U::T>&
       AskForWeights<U>(&maps.kernel1, stage + U::kStageChunks * U::kRows * U::kRowBytes, U::kStageChunks, channel,
                        at.rank, full);
     }
-    to.Advance(U::kRing);
+    to.Advance(U::kStages);
   }
   if (!U::kTight || task.early_channels == task.channels) return;
   WaitForBytes(barriers.empty + to.stage, to.parity ^ 1);
@@ -106,7 +106,7 @@ __device__ __forceinline__ void AskForEarly(const DenseLayerTask<typename U::T>&
 template <class U>
 __device__ __forceinline__ void AskForRest(const DenseLayerTask<typename U::T>& task, const DenseLayerMaps& maps,
                                            const DensePlace& at, unsigned char* shared,
-                                           DenseBarriers<U::kRing>& barriers) {
+                                           DenseBarriers<U::kStages>& barriers) {
   using T = typename U::T;
   const bool has_newest = !U::kTight && task.early_channels < task.channels;
   if (IsElected()) {

@@ -183,7 +183,7 @@ __device__ __forceinline__ void LeaveCluster() {
 // All that the warps that multiply do.
 template <class U>
 __device__ __forceinline__ void MakeResults(const DenseLayerTask<typename U::T>& task, const DensePlace& at,
-                                            unsigned char* shared, DenseBarriers<U::kRing>& barriers) {
+                                            unsigned char* shared, DenseBarriers<U::kStages>& barriers) {
   using T = typename U::T;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const T* scale = reinterpret_cast<const T*>(shared + U::kScale);
@@ -198,7 +198,7 @@ __device__ __forceinline__ void MakeResults(const DenseLayerTask<typename U::T>&
     const int box = (task.tile_height + 2) * (task.tile_width + 2), first_row = pixel_warp * U::kWarpTiles * 8;
     const int chunk_weights = kDenseChannels * 16 * U::kBytes;  // of 16 middle channels
     const DenseStages<U> stages(task);
-    RingPlace from;
+    StagePlace from;
 #pragma unroll 1
     for (int i = 0; i < stages.all; ++i) {
       const unsigned char* stage = shared + from.stage * U::kStageBytes;
@@ -213,9 +213,9 @@ __device__ __forceinline__ void MakeResults(const DenseLayerTask<typename U::T>&
       }
       __syncwarp();
       if (lane == 0) Arrive(SharedAddress(barriers.empty + from.stage));
-      from.Advance(U::kRing);
+      from.Advance(U::kStages);
     }
-    if constexpr (!U::kTight) SyncConsumers(U::kConsumers);  // the ring is read
+    if constexpr (!U::kTight) SyncConsumers(U::kConsumers);  // the stages are read
     if (task.early_channels < task.channels) {
       const unsigned char* stage = shared + (U::kTight ? from.stage * U::kStageBytes : U::kNewStage);
       WaitForBytes(&barriers.newest, 0);
@@ -284,13 +284,13 @@ __global__ void __launch_bounds__(U::kThreads, U::kResident)
                      const __grid_constant__ DenseLayerMaps maps) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ unsigned char unaligned[];
-  __shared__ DenseBarriers<U::kRing> barriers;
+  __shared__ DenseBarriers<U::kStages> barriers;
   unsigned char* shared = unaligned + (-SharedAddress(unaligned) & 1023);
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
   const DensePlace at = FindDensePlace<U>(task);
   if (threadIdx.x == U::kConsumers) {
 #pragma unroll
-    for (int i = 0; i < U::kRing; ++i) {
+    for (int i = 0; i < U::kStages; ++i) {
       InitBarrier(barriers.full + i);
       InitBarrier(barriers.empty + i, U::kWarps);
     }

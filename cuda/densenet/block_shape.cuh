@@ -36,16 +36,16 @@ struct DenseLayerTask {
 
 // kSplit: blocks of a cluster, each with its middle channels. kBoxTiles, kOutTiles: pixels of the tile with those
 // around it, and of its results, in eights. kStageChunks: chunks of 32 channels in a stage, each with its own group of
-// warps. A copy costs the producer some 100 cycles, however large it is. kRing: stages in shared memory. kResident:
+// warps. A copy costs the producer some 100 cycles, however large it is. kStages: stages in shared memory. kResident:
 // blocks of an SM that there are registers for. kWide: a warp makes all middle channels of the block, and all results,
 // of fewer pixels, which it then loads and splits once. kTight: less shared memory, so that two blocks of a large tile
 // fit.
-template <typename T_, bool kPrecise_, int kSplit_, int kBoxTiles, int kOutTiles_, int kStageChunks_, int kRing_,
+template <typename T_, bool kPrecise_, int kSplit_, int kBoxTiles, int kOutTiles_, int kStageChunks_, int kStages_,
           int kResident_, bool kWide = false, bool kTight_ = false>
 struct DenseShape {
   using T = T_;
   static constexpr bool kPrecise = kPrecise_;
-  static constexpr int kSplit = kSplit_, kOutTiles = kOutTiles_, kStageChunks = kStageChunks_, kRing = kRing_;
+  static constexpr int kSplit = kSplit_, kOutTiles = kOutTiles_, kStageChunks = kStageChunks_, kStages = kStages_;
   static constexpr int kResident = kResident_;
   static constexpr bool kTight = kTight_;
   static constexpr int kWarps = 8, kConsumers = kWarps * 32, kThreads = kConsumers + 64;
@@ -85,15 +85,15 @@ struct DenseShape {
   static constexpr int kSlotQuads = (kQuads + kSplit - 1) / kSplit;
   static constexpr int kTapBytes = 9 * kMids * 16 * kBytes;  // of 16 results
 
-  // Shared memory, from an address that is a multiple of 1024. Sums take the ring's place; where it is tight, the
-  // newest chunk is in the ring too and sums come to where it was, behind the sums.
-  static constexpr int kRingBytes = kRing * kStageBytes;
+  // Shared memory, from an address that is a multiple of 1024. Sums take the place of the stages; where it is tight,
+  // the newest chunk is in the pipeline too and sums come to where it was, behind the sums.
+  static constexpr int kPipelineBytes = kStages * kStageBytes;
   static constexpr int kSlotBytes = kSplit * kSlotQuads * 16;
   static constexpr int kOutSumBytes = kOutDepthWarps * kOutRows * kOutStride * 4;
-  static constexpr int kNewStage = kRingBytes;  // unless tight
+  static constexpr int kNewStage = kPipelineBytes;  // unless tight
   static constexpr int kTightBytes = (kOutSumBytes + kSlotBytes + 1023) / 1024 * 1024;
   static constexpr int kKernel2 =
-      !kTight ? kNewStage + kChunkBytes : (kRingBytes > kTightBytes ? kRingBytes : kTightBytes);
+      !kTight ? kNewStage + kChunkBytes : (kPipelineBytes > kTightBytes ? kPipelineBytes : kTightBytes);
   static constexpr int kSlots = kTight ? kOutSumBytes : kKernel2 + kOutChannelTiles * kTapBytes;
   static constexpr int kMid =  // [pixel, middle channel]
       kTight ? kKernel2 + kOutChannelTiles * kTapBytes : kSlots + kSlotBytes;

@@ -88,7 +88,7 @@ struct Block {
     task.is_first = layer == 0;
     const DenseChunks chunks(task.first_channels, task.channels, kChunk<T>);
     const int rest = kSwizzleBytes + chunks.all * U::kTableBytes + kMiddle * 4 + U::kSumBytes;
-    task.stages = std::min(kMaxRing, (room - rest) / U::kStageBytes);
+    task.stages = std::min(kMaxPipelineStages, (room - rest) / U::kStageBytes);
     // A split's warpgroups take stages one after another. Only in whole rounds has each seen the last phase of its
     // barriers.
     task.stages -= task.stages % U::kSplit;
@@ -115,7 +115,7 @@ struct Block {
     // A warpgroup reads 64 pixels from its last row on, some beyond the box.
     const int beyond = std::max(0, 64 - task->rows * task->box_width) * kRowBytes;
     const int rest = kSwizzleBytes + U::kKernelBytes + std::max(beyond, U::kEdgeBytes);
-    task->stages = std::min(kMaxRing, (room - rest) / (kPlanes * task->stage_bytes));
+    task->stages = std::min(kMaxPipelineStages, (room - rest) / (kPlanes * task->stage_bytes));
     *shared = rest + task->stages * kPlanes * task->stage_bytes;
     return EncodeDenseMap(mid, MapFormat{TensorMapType(call.dtype, kTf32x3)},
                           {kMiddle, call.width, call.height, call.images * kPlanes},

@@ -94,7 +94,7 @@ template <class U>
 struct FirstWalk {
   const FirstTask<typename U::T>& task;
   FirstBarriers& barriers;
-  RingPlace place;
+  StagePlace place;
 
   __device__ __forceinline__ void Skip(int chunks) {
     place.stage += chunks;
@@ -110,7 +110,7 @@ template <class U>
 __device__ __forceinline__ void AskForFirst(const FirstTask<typename U::T>& task, const FirstMaps& maps,
                                             const DenseChunks& chunks, unsigned char* stages, FirstBarriers& barriers) {
   using T = typename U::T;
-  RingPlace to;
+  StagePlace to;
   // What the kernel in front writes is x's last channels; of the first layer, kernels.
   bool waits = true;
   const int wait_at = task.is_first ? 0 : chunks.all - 1;
@@ -152,7 +152,7 @@ __device__ __forceinline__ void CopyStages(const FirstTask<typename U::T>& task,
                                            const DenseChunks& chunks, const unsigned char* stages,
                                            FirstBarriers& barriers) {
   using T = typename U::T;
-  RingPlace from;
+  StagePlace from;
 #pragma unroll 1
   for (int tile = static_cast<int>(blockIdx.x); tile < task.tiles; tile += static_cast<int>(gridDim.x)) {
 #pragma unroll 1
@@ -323,7 +323,7 @@ __global__ void __launch_bounds__(U::kThreads, 1)
   float* others = bias + kMiddle;
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarp, 0);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kMaxRing; ++i) {
+    for (int i = 0; i < kMaxPipelineStages; ++i) {
       InitBarrier(barriers.full + i);
       InitBarrier(barriers.empty + i, U::kGroups * 4 + (task.is_first ? 1 : 0));
     }

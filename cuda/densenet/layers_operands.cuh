@@ -26,7 +26,7 @@ struct FirstTile {
 };
 
 struct FirstBarriers {
-  uint64_t full[kMaxRing], empty[kMaxRing];
+  uint64_t full[kMaxPipelineStages], empty[kMaxPipelineStages];
 };
 
 // Two values of 16 bits or one float32, and as the tensor cores take it.

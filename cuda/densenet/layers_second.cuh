@@ -21,8 +21,8 @@ struct SecondTile {
   using T = T_;
   static constexpr bool kTf32x3 = kTf32x3_;
   static constexpr int kPlanes = kTf32x3 ? 2 : 1;
-  static constexpr int kRing = 3, kPieceBytes = kPlanes * kSecondPiece;  // at 3xTF32: pieces of the kernel
-  static constexpr int kKernelBytes = kTf32x3 ? kRing * kPieceBytes : SecondBytes(sizeof(T), false);
+  static constexpr int kPieceStages = 3, kPieceBytes = kPlanes * kSecondPiece;  // at 3xTF32: pieces of the kernel
+  static constexpr int kKernelBytes = kTf32x3 ? kPieceStages * kPieceBytes : SecondBytes(sizeof(T), false);
   static constexpr int kGroups = kGroups_;
   static constexpr int kConsumers = kGroups * 128, kThreads = kConsumers + kWarp;
   static constexpr int kChunks = kMiddle / kChunk<T>;
@@ -32,7 +32,7 @@ struct SecondTile {
 
 template <int kChunks>
 struct SecondBarriers {
-  uint64_t full[kMaxRing], empty[kMaxRing], kernel[kChunks], kernel_empty[kChunks];
+  uint64_t full[kMaxPipelineStages], empty[kMaxPipelineStages], kernel[kChunks], kernel_empty[kChunks];
 };
 
 struct SecondPlace {
@@ -65,7 +65,7 @@ __device__ __forceinline__ void AskForSecond(const SecondTask<typename U::T>& ta
   __syncwarp();
   WaitForKernelBefore();
   LetNextKernelStart();
-  RingPlace to;
+  StagePlace to;
 #pragma unroll 1
   for (int tile = static_cast<int>(blockIdx.x); tile < task.tiles; tile += static_cast<int>(gridDim.x)) {
     const SecondPlace at = FindSecondPlace<U>(task, tile);
@@ -83,7 +83,7 @@ __device__ __forceinline__ void AskForSecond(const SecondTask<typename U::T>& ta
   }
 }
 
-// The same at 3xTF32: pieces of the kernel, for one of its rows each, come in a ring.
+// The same at 3xTF32: pieces of the kernel, for one of its rows each, come in a pipeline of their own.
 template <class U>
 __device__ __forceinline__ void AskForSecondTf32x3(const SecondTask<float>& task, const SecondMaps& maps,
                                                    unsigned char* kernel, unsigned char* stages,
@@ -92,7 +92,7 @@ __device__ __forceinline__ void AskForSecondTf32x3(const SecondTask<float>& task
   __syncwarp();
   WaitForKernelBefore();
   LetNextKernelStart();
-  RingPlace to, piece;
+  StagePlace to, piece;
 #pragma unroll 1
   for (int tile = static_cast<int>(blockIdx.x); tile < task.tiles; tile += static_cast<int>(gridDim.x)) {
     const SecondPlace at = FindSecondPlace<U>(task, tile);
@@ -118,15 +118,15 @@ __device__ __forceinline__ void AskForSecondTf32x3(const SecondTask<float>& task
                     U::kPieceBytes, barriers.kernel + piece.stage);
         }
         __syncwarp();
-        piece.Advance(U::kRing);
+        piece.Advance(U::kPieceStages);
       }
     }
   }
 }
 
-// Where a warpgroup is in both rings.
+// Where a warpgroup is in both pipelines.
 struct Tf32x3Place {
-  RingPlace pixels, piece;
+  StagePlace pixels, piece;
 };
 
 // A tile's sums at 3xTF32, each row of the kernel summed from zero.
@@ -161,7 +161,7 @@ __device__ __forceinline__ void MultiplyRows(const SecondTask<float>& task, uint
       CommitProducts();
       WaitForProducts<0>();
       if (arrives) Arrive(SharedAddress(barriers.kernel_empty + at.piece.stage));
-      at.piece.Advance(U::kRing);
+      at.piece.Advance(U::kPieceStages);
       PinSums(partial);
 #pragma unroll
       for (int i = 0; i < kTapOutChannels / 2; ++i) sums[i] += partial[i];
@@ -304,7 +304,7 @@ __global__ void __launch_bounds__(U::kThreads, 1)
   auto* edges = reinterpret_cast<float*>(stages + task.stages * U::kPlanes * task.stage_bytes);
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarp, 0);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kMaxRing; ++i) {
+    for (int i = 0; i < kMaxPipelineStages; ++i) {
       InitBarrier(barriers.full + i);
       InitBarrier(barriers.empty + i, U::kGroups * 4);
     }
@@ -332,7 +332,7 @@ __global__ void __launch_bounds__(U::kThreads, 1)
     }
     const uint32_t row_bytes = task.box_width * kRowBytes;
     const uint32_t from = SharedAddress(stages) + group * task.rows * row_bytes;
-    RingPlace place;
+    StagePlace place;
     Tf32x3Place tf32x3_place;
     int parity = 0;
     bool is_new = true;  // the kernel

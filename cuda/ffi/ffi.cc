@@ -128,7 +128,7 @@ nb::dict Registrations() {
   handlers["jsc_direct"] = nb::capsule(reinterpret_cast<void*>(+kDirect));
   handlers["jsc_dense"] = nb::capsule(reinterpret_cast<void*>(+kDense));
   handlers["jsc_adaptive"] = nb::capsule(reinterpret_cast<void*>(+kAdaptive));
-  handlers["jsc_segment"] = nb::capsule(reinterpret_cast<void*>(+kChain));
+  handlers["jsc_chain"] = nb::capsule(reinterpret_cast<void*>(+kChain));
   handlers["jsc_dense_block"] = nb::capsule(reinterpret_cast<void*>(+kDenseBlock));
   for (const auto& [name, handler] : CooHandlers()) handlers[name] = nb::capsule(reinterpret_cast<void*>(handler));
   return handlers;

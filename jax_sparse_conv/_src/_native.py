@@ -37,7 +37,7 @@ DTYPES = {
 TARGETS = (
     *("jsc_ecr", "jsc_pecr", "jsc_coo", "jsc_direct", "jsc_dense", "jsc_adaptive"),
     *("jsc_coo_by_density", "jsc_coo_lists"),
-    *("jsc_segment", "jsc_dense_block", "jsc_kernel_gradient", "jsc_max_pool_gradient", "jsc_max_pool_tangent"),
+    *("jsc_chain", "jsc_dense_block", "jsc_kernel_gradient", "jsc_max_pool_gradient", "jsc_max_pool_tangent"),
     *("jsc_coo_fromdense", "jsc_coo_todense"),
 )
 

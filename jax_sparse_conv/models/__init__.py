@@ -91,3 +91,7 @@ __all__ = [
     "vgg16",
     "vgg19",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -73,7 +73,7 @@ class ConvNet(nnx.Module):
         """
         if not self.fuses or type(x).__name__ != "DynamicJaxprTracer" or layer_calls.are_observed():
             return False
-        if _native.why_missing("segment", "cuda", x.dtype) is not None or is_symbolic(*x.shape):
+        if _native.why_missing("chain", "cuda", x.dtype) is not None or is_symbolic(*x.shape):
             return False
         if x.ndim != 4 or hasattr(self, "__captures__"):
             return False

@@ -37,3 +37,7 @@ __all__ = [
     "unpack",
     "unreplace",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

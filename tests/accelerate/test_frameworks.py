@@ -168,8 +168,8 @@ def test_one_chain_of_a_whole_network() -> None:
     equations = jax.make_jaxpr(jsc.jit_inference(function, weights))(x[:1]).eqns
     names = {equation.primitive.name for equation in equations}
     views = {"reshape", "broadcast_in_dim", "custom_jvp_call"}  # of weights
-    assert names - views == {"jsc_segment"}  # the mean and the dense layer are in it, too
-    (chain,) = (equation for equation in equations if equation.primitive.name == "jsc_segment")
+    assert names - views == {"jsc_chain"}  # the mean and the dense layer are in it, too
+    (chain,) = (equation for equation in equations if equation.primitive.name == "jsc_chain")
     assert [layer.is_dense for layer in chain.params["layers"]] == [False] * 5 + [True]
 
 

@@ -228,24 +228,24 @@ def test_blocks_that_share_a_tile_skip_nothing(
         np.testing.assert_array_equal(np.asarray(result, np.float64), np.asarray(again, np.float64))
 
 
-# Layers whose blocks have two teams of warps at HIGHEST on 132 multiprocessors: one or two blocks of a tile, of 56 and
-# 112 pixels; several that meet by mail, apart from the stages or in their place, of which the last may have one step,
-# so that its second team has none; and the layers above, most of which do.
-TEAM_CASES = (
+# Layers whose blocks have two consumer warpgroups at HIGHEST on 132 SMs: one or two blocks of a tile, of 56 and 112
+# pixels; several that send sums to DSMEM slots, apart from the stages or in their place, of which the last may have one
+# step, so that its second warpgroup has none; and the layers above, most of which do.
+WARPGROUP_CASES = (
     Case("one block of a high tile", (1, 112, 55, 64), 72, bias=True, activation="relu", pool="max"),
     Case("two blocks of a tile", (1, 56, 55, 96), 64, bias=True, residual=True, activation="relu"),
-    Case("mail apart", (1, 20, 11, 128), 128, bias=True, activation="relu"),
+    Case("slots apart", (1, 20, 11, 128), 128, bias=True, activation="relu"),
     Case("windows", (1, 22, 10, 984), 288, kernel=(1, 1), residual=True),
-    Case("mail apart, high", (1, 22, 7, 96), 432, bias=True, activation="relu", pool="max"),
-    Case("mail in place, high", (1, 23, 7, 128), 400, activation="relu", pool="max"),
+    Case("slots apart, high", (1, 22, 7, 96), 432, bias=True, activation="relu", pool="max"),
+    Case("slots in place, high", (1, 23, 7, 128), 400, activation="relu", pool="max"),
     *SHARED_TILES,
 )
 
 
 @on_cuda_alone
 @pytest.mark.parametrize("value", [None, np.inf])
-@pytest.mark.parametrize("case", TEAM_CASES, ids=name_of)
-def test_teams_of_a_block_share_its_steps(case: Case, value: float | None) -> None:
+@pytest.mark.parametrize("case", WARPGROUP_CASES, ids=name_of)
+def test_warpgroups_of_a_block_share_its_steps(case: Case, value: float | None) -> None:
     """Results of float32 at HIGHEST, and the same bits in every run."""
     require("direct", "float32")
     inputs = cases.inputs(case)
@@ -261,8 +261,8 @@ def test_teams_of_a_block_share_its_steps(case: Case, value: float | None) -> No
 
 @on_cuda_alone
 @pytest.mark.parametrize("value", [None, np.inf])
-@pytest.mark.parametrize("case", tile_cases.TF32_TEAM_CASES, ids=name_of)
-def test_teams_share_steps_in_tf32(case: Case, value: float | None) -> None:
+@pytest.mark.parametrize("case", tile_cases.TF32_WARPGROUP_CASES, ids=name_of)
+def test_warpgroups_share_steps_in_tf32(case: Case, value: float | None) -> None:
     """Results, counts, and the same bits in every run."""
     require("direct", "float32")
     inputs = cases.inputs(case)

@@ -16,7 +16,7 @@ from cases import Case
 from jax import lax
 from kernel_checks import poison
 from platforms import PLATFORM
-from tile_cases import GROUP_CASES, SLICE_CASES, TF32_TEAM_CASES
+from tile_cases import GROUP_CASES, SPLITK_CASES, TF32_WARPGROUP_CASES
 
 from jax_sparse_conv._src import _native, devices
 from jax_sparse_conv._src.dispatch import planner
@@ -105,9 +105,9 @@ def test_the_attribute_has_the_family_and_eight_numbers() -> None:
 
 
 OF_FAMILY = {
-    "splitk_channels": (SLICE_CASES[::2], KINDS[:2]),
+    "splitk_channels": (SPLITK_CASES[::2], KINDS[:2]),
     "grouped": (GROUP_CASES[::2], KINDS),
-    "wgmma": ([case for case in TF32_TEAM_CASES if case.pool is None], KINDS[1:3]),
+    "wgmma": ([case for case in TF32_WARPGROUP_CASES if case.pool is None], KINDS[1:3]),
 }
 """Cases that a family is for, and the kinds of products that it has."""
 

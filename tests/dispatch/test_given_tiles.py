@@ -95,7 +95,7 @@ def test_given_tiles_against_the_oracle(case: Case, dtype: str, precision: str, 
 @pytest.mark.parametrize("pixels", [64, 112])
 @pytest.mark.parametrize("case", TILE_CASES, ids=lambda case: case.name)
 def test_given_tiles_in_parts(case: Case, pixels: int, gpu: jax.Device) -> None:
-    """Blocks alone keep the sums of two steps, and meet by mail where others read each other's."""
+    """Blocks alone keep the sums of two steps, and use DSMEM slots where others read each other's."""
     require_kernel("float32")
     check_tiles(case, cases.inputs(case), "highest", 2 * MOST, pixels)
 
@@ -167,7 +167,7 @@ def test_attributes_that_make_no_sense_are_errors(tiles: list[int], reason: str,
     shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.outvars]
     shapes.append(jax.ShapeDtypeStruct((schedule.workspace_bytes,), jnp.uint8))
     given = {**schedule.attributes(), "tiles": np.asarray(tiles, np.int64)}
-    call = jax.jit(lambda *of: jax.ffi.ffi_call("jsc_segment", shapes)(*of, **given))
+    call = jax.jit(lambda *of: jax.ffi.ffi_call("jsc_chain", shapes)(*of, **given))
     with pytest.raises(jax.errors.JaxRuntimeError, match=reason):
         jax.block_until_ready(call(*operands))
 
@@ -183,5 +183,5 @@ def test_without_the_attribute_the_model_chooses(gpu: jax.Device) -> None:
     shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.outvars]
     shapes.append(jax.ShapeDtypeStruct((schedule.workspace_bytes,), jnp.uint8))
     given = {name: value for name, value in schedule.attributes().items() if name != "tiles"}
-    call = jax.jit(lambda *of: jax.ffi.ffi_call("jsc_segment", shapes)(*of, **given))
+    call = jax.jit(lambda *of: jax.ffi.ffi_call("jsc_chain", shapes)(*of, **given))
     assert oracle.relative_error(call(*operands)[0], oracle.expected(case, inputs)) <= TOLERANCE["highest"]

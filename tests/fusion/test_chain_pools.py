@@ -27,7 +27,7 @@ from jax_sparse_conv._src.fusion import chains, rewrite
 from jax_sparse_conv._src.fusion.schedule import Layer, Schedule
 
 NOWHERE = 3
-EXPORTED = [jax.export.DisabledSafetyCheck.custom_call("jsc_segment")]
+EXPORTED = [jax.export.DisabledSafetyCheck.custom_call("jsc_chain")]
 Asked = tuple[tuple[int, ...], Tile, int, bool]
 
 

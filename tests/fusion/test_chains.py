@@ -62,7 +62,7 @@ def test_a_network_on_the_gpu(dtype: str, precision: str, gpu: jax.Device) -> No
     nnx.update(model, jax.tree.map(lambda leaf: leaf.astype(dtype), nnx.state(model)))
     with jax.default_matmul_precision(precision):
         fused = jax.jit(rewrite.fuse(model))
-        assert (fused.lower(x).compile().as_text() or "").count('custom_call_target="jsc_segment"') == 1
+        assert (fused.lower(x).compile().as_text() or "").count('custom_call_target="jsc_chain"') == 1
         expected = np.asarray(jax.jit(lambda x: model(x))(x), np.float64)
         results = [np.asarray(fused(x), np.float64) for _ in range(20)]
     assert all(np.array_equal(result, results[0]) for result in results)
@@ -109,7 +109,7 @@ def test_a_chain_of_large_layers_on_the_gpu(
     parameters = [weights(i, *shape).astype(dtype) for i, shape in enumerate(shapes)]
     x = weights(9, 1, 56, 56, 64).astype(dtype)
     fused = jax.jit(rewrite.fuse(lambda x: layers(x, parameters, precision=precision)))
-    assert (fused.lower(x).compile().as_text() or "").count('custom_call_target="jsc_segment"') == 1
+    assert (fused.lower(x).compile().as_text() or "").count('custom_call_target="jsc_chain"') == 1
     x64, *wide = (np.asarray(value, np.float64) for value in (x, *parameters))
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
         expected = np.asarray(layers(jnp.asarray(x64), list(map(jnp.asarray, wide)), implementation="xla"))
@@ -178,6 +178,6 @@ def test_dense_layers_that_make_no_sense_are_errors(field: int, value: int, reas
     shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.outvars]
     shapes.append(jax.ShapeDtypeStruct((schedule.workspace_bytes,), jnp.uint8))
     operands = [jnp.zeros(v.aval.shape, v.aval.dtype) for v in equation.invars]
-    call = jax.jit(lambda *of: jax.ffi.ffi_call("jsc_segment", shapes)(*of, **{**given, "layers": layers.reshape(-1)}))
+    call = jax.jit(lambda *of: jax.ffi.ffi_call("jsc_chain", shapes)(*of, **{**given, "layers": layers.reshape(-1)}))
     with pytest.raises(jax.errors.JaxRuntimeError, match=reason):
         jax.block_until_ready(call(*operands))

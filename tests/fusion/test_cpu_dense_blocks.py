@@ -38,12 +38,12 @@ def calls_of(function: Any, *arguments: Any) -> int:
     return int(jax.jit(function).lower(*arguments).as_text().count("@jsc_dense_block"))
 
 
-@pytest.mark.parametrize(("block", "middle", "growth", "features"), SIZES, ids=IDS)
-def test_against_float64(block: Block, middle: int, growth: int, features: int | None, cpu_isa: str) -> None:
+@pytest.mark.parametrize(("block", "middle", "growth", "out_channels"), SIZES, ids=IDS)
+def test_against_float64(block: Block, middle: int, growth: int, out_channels: int | None, cpu_isa: str) -> None:
     x, layers = on_device(values(block, np.float32, middle=middle, growth=growth))
     transition = None
-    if features is not None:
-        transition = on_device(transition_values(block, np.float32, features=features, growth=growth))
+    if out_channels is not None:
+        transition = on_device(transition_values(block, np.float32, out_channels=out_channels, growth=growth))
     function = jax.jit(lambda x: jsc.dense_block(x, layers))
     assert calls_of(function, x) == 1
     out = function(x)
@@ -73,7 +73,7 @@ def test_what_is_known_when() -> None:
 def test_packing_for_the_cpu_and_back() -> None:
     block = Block("odd", (1, 4, 4, 21), 3)
     _, layers = on_device(values(block, np.float32, middle=40, growth=24))
-    transition = on_device(transition_values(block, np.float32, features=50, growth=24))
+    transition = on_device(transition_values(block, np.float32, out_channels=50, growth=24))
     plain = jsc.pack_dense_block(layers, transition)
     packed = block_parameters.for_cpu(plain)
     assert packed.sizes == plain.sizes._replace(is_for_cpu=True)
@@ -140,6 +140,6 @@ def test_native_code_refuses_what_does_not_fit() -> None:
     sizes: dict[str, Any] = {"layers": np.int64(1), "middle": np.int64(16), "growth": np.int64(16)}
     for count, offsets in ((64, (0, 64, 128, 10**6, 192)), (64, (0, 64)), (64, (-64, 0, 0, 0, 0))):
         with pytest.raises(jax.errors.JaxRuntimeError, match="a parameter does not lie in the array"):
-            call(x, jnp.ones(count), features=np.int64(0), offsets=np.array(offsets, np.int64), **sizes)
+            call(x, jnp.ones(count), out_channels=np.int64(0), offsets=np.array(offsets, np.int64), **sizes)
     with pytest.raises(jax.errors.JaxRuntimeError, match="must not be negative"):
-        call(x, jnp.ones(64), features=np.int64(-1), offsets=np.zeros(5, np.int64), **sizes)
+        call(x, jnp.ones(64), out_channels=np.int64(-1), offsets=np.zeros(5, np.int64), **sizes)

@@ -49,7 +49,7 @@ def test_its_meaning_against_float64(dtype: str, precision: str, implementation:
 def test_a_transition_against_float64(dtype: str, precision: str, implementation: str | None) -> None:
     block = Block("small", (2, 9, 7, 12), 2)
     x, layers = values(block, jnp.dtype(dtype), middle=10, growth=6)
-    transition = transition_values(block, jnp.dtype(dtype), features=14, growth=6)
+    transition = transition_values(block, jnp.dtype(dtype), out_channels=14, growth=6)
     options: Any = {"precision": precision, "implementation": implementation}
     out = jsc.dense_block(x, layers, transition=transition, **options)
     assert out.dtype == jnp.dtype(dtype)
@@ -258,7 +258,7 @@ def test_the_kernel_against_float64(block: Block, dtype: str, precision: str, gp
 def test_the_transition_against_float64(block: Block, dtype: str, precision: str, gpu: jax.Device) -> None:
     require_kernel(dtype)
     x, layers = values(block, jnp.dtype(dtype))
-    transition = transition_values(block, jnp.dtype(dtype), features=(block.x[3] + 32 * block.layers) // 16 * 8)
+    transition = transition_values(block, jnp.dtype(dtype), out_channels=(block.x[3] + 32 * block.layers) // 16 * 8)
     map_before = run(x, layers, precision)
     tolerance = TOLERANCE[precision if dtype == "float32" else dtype]
     check_transition(run(x, layers, precision, transition), map_before, transition, tolerance)

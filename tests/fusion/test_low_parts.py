@@ -112,6 +112,6 @@ def test_places_that_make_no_sense_are_errors(kind: str, reason: str, gpu: jax.D
     shapes = [jax.ShapeDtypeStruct(v.aval.shape, dtype) for v in equation.outvars]
     shapes.append(jax.ShapeDtypeStruct((schedule.workspace_bytes,), jnp.uint8))
     attributes = {**schedule.attributes(), **changed}
-    call = jax.jit(lambda *of: jax.ffi.ffi_call("jsc_segment", shapes)(*of, **attributes))
+    call = jax.jit(lambda *of: jax.ffi.ffi_call("jsc_chain", shapes)(*of, **attributes))
     with pytest.raises(jax.errors.JaxRuntimeError, match=reason):
         jax.block_until_ready(call(*operands))

@@ -34,7 +34,7 @@ CHAIN = ["chain 13"]
 def extension(monkeypatch: pytest.MonkeyPatch) -> None:
     """An installation with the kernel of fused chains."""
     missing = _native.why_missing
-    monkeypatch.setattr(_native, "why_missing", lambda name, *of: None if name == "segment" else missing(name, *of))
+    monkeypatch.setattr(_native, "why_missing", lambda name, *of: None if name == "chain" else missing(name, *of))
 
 
 @copied
@@ -177,14 +177,14 @@ def lowered(monkeypatch: pytest.MonkeyPatch, model: Any, x: jax.Array, **device:
 
 def test_lowering_decides(model: ResNet, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a Hopper GPU, and layer by layer on another one, for a batch of vmap's, and where no GPU is known."""
-    assert lowered(monkeypatch, model, image(), capability=(9, 0)).count("@jsc_segment") == 1
-    assert lowered(monkeypatch, model, image(), capability=(10, 0)).count("@jsc_segment") == 0
-    assert lowered(monkeypatch, model, image(), capability=(8, 0)).count("@jsc_segment") == 0
+    assert lowered(monkeypatch, model, image(), capability=(9, 0)).count("@jsc_chain") == 1
+    assert lowered(monkeypatch, model, image(), capability=(10, 0)).count("@jsc_chain") == 0
+    assert lowered(monkeypatch, model, image(), capability=(8, 0)).count("@jsc_chain") == 0
     batched = jax.vmap(jax.jit(lambda x: model(x)))
-    assert lowered(monkeypatch, batched, image(8)[:, None], capability=(9, 0)).count("@jsc_segment") == 1
-    assert lowered(monkeypatch, batched, image(9)[:, None], capability=(9, 0)).count("@jsc_segment") == 0
+    assert lowered(monkeypatch, batched, image(8)[:, None], capability=(9, 0)).count("@jsc_chain") == 1
+    assert lowered(monkeypatch, batched, image(9)[:, None], capability=(9, 0)).count("@jsc_chain") == 0
     monkeypatch.setattr(Device, "of", classmethod(no_device))
-    assert lowered(monkeypatch, model, image()).count("@jsc_segment") == 0
+    assert lowered(monkeypatch, model, image()).count("@jsc_chain") == 0
 
 
 def no_device(cls: type[Device], ordinal: int) -> Device:
@@ -206,9 +206,9 @@ def test_dense_layers_that_do_not_fit_leave_the_chain(monkeypatch: pytest.Monkey
 
     x = weights(0, 1, 6, 6, 8)
     assert names(fused, x) == ["chain 3"]
-    assert targets(fused, x) == [("jsc_segment", 4)]
-    assert targets(jax.vmap(fused), weights(0, 2, 1, 6, 6, 8)) == [("jsc_segment", 3)]  # XLA has two rows
-    assert targets(fused, x, block_shared_memory=2**16) == [("jsc_segment", 3), ("jsc_dense", 2)]
+    assert targets(fused, x) == [("jsc_chain", 4)]
+    assert targets(jax.vmap(fused), weights(0, 2, 1, 6, 6, 8)) == [("jsc_chain", 3)]  # XLA has two rows
+    assert targets(fused, x, block_shared_memory=2**16) == [("jsc_chain", 3), ("jsc_dense", 2)]
     apart = targets(fused, x, clusters=(0,) * 17)
     assert [name for name, _ in apart] == ["jsc_direct", "jsc_direct", "jsc_dense"]
 
@@ -220,21 +220,21 @@ def test_short_chains_are_taken_apart(model: ResNet, monkeypatch: pytest.MonkeyP
         text = lowered(monkeypatch, model, image(), capability=(9, 0))
     finally:
         dict(model.named_blocks())["conv3_block1"].convs[1].conv.implementation = None
-    assert text.count("@jsc_segment") == 0
+    assert text.count("@jsc_chain") == 0
 
 
 def test_chains_are_of_small_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """One image has a bound of its own."""
     exact, most = network(precision="highest"), chain_rules._FLOPS
     monkeypatch.setattr(chain_rules, "_FLOPS", 1e5)
-    assert lowered(monkeypatch, exact, image(), capability=(9, 0)).count("@jsc_segment") == 1
-    assert lowered(monkeypatch, network(), image(), capability=(9, 0)).count("@jsc_segment") == 1
-    assert lowered(monkeypatch, network(), image(2), capability=(9, 0)).count("@jsc_segment") == 0
+    assert lowered(monkeypatch, exact, image(), capability=(9, 0)).count("@jsc_chain") == 1
+    assert lowered(monkeypatch, network(), image(), capability=(9, 0)).count("@jsc_chain") == 1
+    assert lowered(monkeypatch, network(), image(2), capability=(9, 0)).count("@jsc_chain") == 0
     monkeypatch.setattr(chain_rules, "_FLOPS", most)
     monkeypatch.setattr(chain_rules, "_FLOPS_OF_ONE", 1e5)
-    assert lowered(monkeypatch, exact, image(), capability=(9, 0)).count("@jsc_segment") == 0
-    assert lowered(monkeypatch, network(), image(), capability=(9, 0)).count("@jsc_segment") == 0
-    assert lowered(monkeypatch, network(), image(2), capability=(9, 0)).count("@jsc_segment") == 1
+    assert lowered(monkeypatch, exact, image(), capability=(9, 0)).count("@jsc_chain") == 0
+    assert lowered(monkeypatch, network(), image(), capability=(9, 0)).count("@jsc_chain") == 0
+    assert lowered(monkeypatch, network(), image(2), capability=(9, 0)).count("@jsc_chain") == 1
 
 
 @pytest.mark.parametrize(
@@ -269,6 +269,6 @@ def test_on_the_gpu(model: ResNet, gpu: jax.Device) -> None:
     x = weights(0, 1, 64, 64, 3)
     chain, layers = (jax.jit(lambda x, m=m: m(x)) for m in (model, apart))
     is_measured = getattr(devices.known(), "capability", None) == (9, 0)
-    assert (chain.lower(x).compile().as_text() or "").count('custom_call_target="jsc_segment"') == is_measured
-    assert "jsc_segment" not in (layers.lower(x).compile().as_text() or "")
+    assert (chain.lower(x).compile().as_text() or "").count('custom_call_target="jsc_chain"') == is_measured
+    assert "jsc_chain" not in (layers.lower(x).compile().as_text() or "")
     assert_close(chain(x), layers(x))

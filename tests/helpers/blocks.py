@@ -71,12 +71,12 @@ def values(block: Block, dtype: Any, middle: int = 128, growth: int = 32) -> tup
     return draw(*block.x), layers
 
 
-def transition_values(block: Block, dtype: Any, features: int = 48, growth: int = 32) -> DenseTransition:
+def transition_values(block: Block, dtype: Any, out_channels: int = 48, growth: int = 32) -> DenseTransition:
     """Parameters of a transition behind a block."""
     random = np.random.default_rng(block.layers)
     channels = block.x[3] + block.layers * growth
     scale, shift = 1 + 0.3 * random.standard_normal(channels), 0.5 * random.standard_normal(channels) - 0.2
-    kernel = random.standard_normal((1, 1, channels, features)) * 1.6 / np.sqrt(channels)
+    kernel = random.standard_normal((1, 1, channels, out_channels)) * 1.6 / np.sqrt(channels)
     return DenseTransition(scale.astype(dtype), shift.astype(dtype), kernel.astype(dtype))
 
 

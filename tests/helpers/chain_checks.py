@@ -47,7 +47,7 @@ LARGER = (
 
 
 def require_kernel(dtype: str) -> None:
-    reason = _native.why_missing("segment", PLATFORM, dtype)
+    reason = _native.why_missing("chain", PLATFORM, dtype)
     if reason is None and _native.device_properties(0)["major"] < 9:
         reason = "the kernel of fused chains needs compute capability 9.0"
     if reason is not None:
@@ -147,7 +147,7 @@ def check_end(end: End, zeros: int | str, dtype: str, precision: str) -> None:
 
     fused = jax.jit(rewrite.fuse(layers))
     text = fused.lower(*operands).compile().as_text() or ""
-    assert text.count('custom_call_target="jsc_segment"') == 1
+    assert text.count('custom_call_target="jsc_chain"') == 1
     assert "jsc_dense" not in text
     poison(fused, *operands)
     results = [fused(*operands) for _ in range(10)]  # not waited for one by one
@@ -197,4 +197,4 @@ def call_of(equation: Any, schedule: Schedule, **changed: np.ndarray) -> Callabl
     shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.outvars]
     shapes.append(jax.ShapeDtypeStruct((schedule.workspace_bytes,), jnp.uint8))
     attributes = {**schedule.attributes(), **changed}
-    return jax.jit(lambda *of: jax.ffi.ffi_call("jsc_segment", shapes)(*of, **attributes)[:-1])
+    return jax.jit(lambda *of: jax.ffi.ffi_call("jsc_chain", shapes)(*of, **attributes)[:-1])

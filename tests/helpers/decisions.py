@@ -201,7 +201,7 @@ def _targets(name: str, batch: int, platform: str, kind: str) -> Iterator[str]:
         text = jax.jit(run).trace(typed, images).lower(lowering_platforms=("cuda",)).as_text()
     found: dict[str, int] = {}
     for target, attributes in re.findall(r"custom_call @(jsc_\w+)\(.*?(\{.*)", text):
-        described = _chain(attributes) if target == "jsc_segment" else target.removeprefix("jsc_")
+        described = _chain(attributes) if target == "jsc_chain" else target.removeprefix("jsc_")
         found[described] = found.get(described, 0) + 1
     for described, count in found.items():
         yield described if count == 1 else f"{count}*{described}"

@@ -1,4 +1,4 @@
-"""Cases by which "direct" takes each of its tiles on a GPU: of small maps, of groups, and of two teams of warps."""
+"""Cases by which "direct" takes each of its tiles on a GPU: of small maps, of groups, and of two warpgroups."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ SMALL_CASES = (
     Case("small, odd sizes in groups", (1, 8, 7, 30), 33, groups=3, bias=True, zeros=0.3),
 )
 
-# Small maps of more channels in float32: what slices of channels are for, by each of their tiles, with edges.
-SLICE_CASES = (
+# Small maps of more channels in float32: what `splitk_channels` is for, by each of its tiles, with edges.
+SPLITK_CASES = (
     Case("192->384 7x7", (1, 7, 7, 192), 384, bias=True, activation="relu", zeros=0.3),
     Case("384->256 5x5", (1, 5, 5, 384), 256, residual=True, activation="relu", zeros=0.3),
     Case("832->160 7x7, 1x1", (1, 7, 7, 832), 160, kernel=(1, 1), bias=True, residual=True, zeros=0.3),
     Case("640->96 of three images, 1x1", (3, 7, 7, 640), 96, kernel=(1, 1), activation="relu", zeros=0.3),
     Case("832->64 28x28, 1x1", (1, 28, 28, 832), 64, kernel=(1, 1), bias=True, zeros=0.3),
-    Case("slices, stride 2", (2, 13, 15, 192), 72, strides=2, bias=True, zeros=0.3),
-    Case("slices, stride 2, 384", (1, 9, 9, 384), 384, strides=2, bias=True, zeros=0.3),
-    Case("slices, 1x1, stride 2", (1, 13, 14, 640), 96, kernel=(1, 1), strides=2, bias=True, zeros=0.3),
-    Case("slices, 1x3, stride (1, 2)", (1, 7, 15, 384), 96, kernel=(1, 3), strides=(1, 2), bias=True, zeros=0.3),
-    Case("slices, dilation 2", (1, 13, 13, 192), 60, dilation=2, activation="relu", zeros=0.3),
-    Case("slices, groups", (1, 9, 9, 512), 256, groups=2, bias=True, residual=True, zeros=0.3),
-    Case("slices, 5x5", (1, 7, 9, 192), 44, kernel=(5, 5), bias=True, zeros=0.3),
-    Case("slices, 104 channels", (1, 7, 7, 104), 40, bias=True, activation="relu", zeros=0.3),
-    Case("slices, negative padding", (2, 8, 7, 256), 100, padding=((-1, 3), (2, -2)), bias=True, zeros=0.3),
-    Case("slices, 14x13", (1, 14, 13, 320), 132, bias=True, activation="relu", zeros=0.3),
-    Case("slices, no zeros", (1, 7, 7, 96), 16, bias=True, zeros=0.0),
-    Case("slices, zeros alone", (1, 6, 6, 192), 384, bias=True, zeros=1.0),
+    Case("split-K, stride 2", (2, 13, 15, 192), 72, strides=2, bias=True, zeros=0.3),
+    Case("split-K, stride 2, 384", (1, 9, 9, 384), 384, strides=2, bias=True, zeros=0.3),
+    Case("split-K, 1x1, stride 2", (1, 13, 14, 640), 96, kernel=(1, 1), strides=2, bias=True, zeros=0.3),
+    Case("split-K, 1x3, stride (1, 2)", (1, 7, 15, 384), 96, kernel=(1, 3), strides=(1, 2), bias=True, zeros=0.3),
+    Case("split-K, dilation 2", (1, 13, 13, 192), 60, dilation=2, activation="relu", zeros=0.3),
+    Case("split-K, groups", (1, 9, 9, 512), 256, groups=2, bias=True, residual=True, zeros=0.3),
+    Case("split-K, 5x5", (1, 7, 9, 192), 44, kernel=(5, 5), bias=True, zeros=0.3),
+    Case("split-K, 104 channels", (1, 7, 7, 104), 40, bias=True, activation="relu", zeros=0.3),
+    Case("split-K, negative padding", (2, 8, 7, 256), 100, padding=((-1, 3), (2, -2)), bias=True, zeros=0.3),
+    Case("split-K, 14x13", (1, 14, 13, 320), 132, bias=True, activation="relu", zeros=0.3),
+    Case("split-K, no zeros", (1, 7, 7, 96), 16, bias=True, zeros=0.0),
+    Case("split-K, zeros alone", (1, 6, 6, 192), 384, bias=True, zeros=1.0),
     Case("832->48 7x7, 1x1", (1, 7, 7, 832), 48, kernel=(1, 1), bias=True, residual=True, zeros=0.3),
     Case("2048->256 7x7, 1x1", (1, 7, 7, 2048), 256, kernel=(1, 1), bias=True, activation="relu", zeros=0.3),
     Case("192->128 28x28, 1x1", (1, 28, 28, 192), 128, kernel=(1, 1), bias=True, activation="relu", zeros=0.3),
@@ -78,9 +78,9 @@ GROUP_CASES = (
     Case("groups of 24, weights of one sign", (8, 23, 24, 48), 48, groups=2, zeros=0.3, one_sign=True),
 )
 
-# Whose blocks have two teams of warps in TF32 on 132 multiprocessors: one or two blocks of a tile and several that meet
-# by mail, up to 16; in patches and in pixels in a row.
-TF32_TEAM_CASES = (
+# Whose blocks have two consumer warpgroups in TF32 on 132 SMs: one or two blocks of a tile and several that send sums
+# to DSMEM slots, up to 16; in patches and in pixels in a row.
+TF32_WARPGROUP_CASES = (
     Case("one block of a tile", (1, 23, 55, 128), 400, residual=True, activation="relu"),
     Case("one block, pooled", (1, 20, 55, 128), 400, bias=True, activation="relu", pool="max"),
     Case("two blocks of a tile", (1, 56, 11, 256), 400, bias=True, residual=True),
@@ -88,9 +88,9 @@ TF32_TEAM_CASES = (
     Case("eight blocks of a tile", (1, 8, 8, 1024), 512, bias=True, residual=True, activation="relu"),
     Case("eight blocks, pooled", (1, 8, 6, 1024), 512, bias=True, activation="relu", pool="avg"),
     Case("eight blocks, of whom one has a step less", (1, 8, 8, 1504), 512, bias=True),
-    Case("four blocks, mail in place", (2, 14, 14, 72), 432, kernel=(7, 7), bias=True, residual=True),
+    Case("four blocks, slots in place", (2, 14, 14, 72), 432, kernel=(7, 7), bias=True, residual=True),
     Case("eight blocks, stride 2", (1, 28, 28, 1024), 256, strides=2, bias=True, activation="relu"),
-    Case("sixteen blocks, mail in place, pooled", (1, 14, 7, 984), 416, kernel=(7, 7), bias=True, pool="avg"),
+    Case("sixteen blocks, slots in place, pooled", (1, 14, 7, 984), 416, kernel=(7, 7), bias=True, pool="avg"),
     Case("sixteen blocks of a tile", (1, 8, 8, 2016), 200, bias=True, activation="relu"),
     Case("sixteen blocks, pooled", (1, 8, 6, 2016), 32, bias=True, pool="max"),
     Case("one block, pixels in a row", (5, 28, 55, 1504), 32, kernel=(1, 1), bias=True, activation="relu"),

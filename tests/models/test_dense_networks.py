@@ -24,7 +24,7 @@ def transitions_of(model: DenseNet, x: jax.Array) -> int:
     """How many of them have the transition behind them too."""
     equations = jax.make_jaxpr(lambda x: model(x))(x).jaxpr.eqns
     blocks = [each.params["packed"] for each in equations if each.primitive is dense_block_p]
-    return sum(sizes.features is not None for sizes in blocks)
+    return sum(sizes.out_channels is not None for sizes in blocks)
 
 
 @pytest.mark.usefixtures("dense_blocks_as_on_a_gpu", "float32_products")

@@ -245,7 +245,7 @@ def test_density_of_sparse_on_an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # (images, size, channels, out_channels, density, microseconds of "ecr" and "direct") on an H200 at HIGHEST, of
-# benchmarks/results/paper/table3.json, fig12.json and size.json, "direct" of one image of h200_cusnn_layers_auto.json.
+# benchmarks/results/h200/paper/ (table3.json, fig12.json, size.json); "direct" of one image is of an earlier run.
 MEASURED = [
     (1, 14, 256, 256, 0.18, 11.3, 7.7),
     (1, 14, 256, 256, 0.0, 7.9, 7.7),

@@ -33,7 +33,7 @@ from tile_cases import SHARED_TILES
 import jax_sparse_conv as jsc
 from jax_sparse_conv._src.primitive.coo_star import CooStar
 
-# Chains of two layers whose blocks send each other sums (splits of 3 or more, by warpgroup_plan.cc); the last two where
+# Chains of two layers whose blocks send each other sums (splits of 3 or more, by wgmma_plan.cc); the last two where
 # stages were.
 SENT = (
     cases.Case("sent", (1, 7, 7, 64), 64, bias=True, residual=True, activation="relu"),
@@ -88,7 +88,7 @@ def check_small(dtype: str) -> int:
     kinds = [kind for kind in LARGE_KINDS if kind[0] == dtype]
     of_dtype = (
         *tile_cases.SMALL_CASES,
-        *(tile_cases.SLICE_CASES if dtype == "float32" else ()),
+        *(tile_cases.SPLITK_CASES if dtype == "float32" else ()),
         *tile_cases.GROUP_CASES,
     )
     for case in of_dtype:
@@ -102,15 +102,15 @@ def check_small(dtype: str) -> int:
     return 2 * len(kinds) * len(of_dtype)
 
 
-def check_teams(dtype: str) -> int:
-    """Blocks of two teams of warps in TF32; those at HIGHEST are among the small and the large layers."""
+def check_warpgroups(dtype: str) -> int:
+    """Blocks of two consumer warpgroups in TF32; those at HIGHEST are among the small and the large layers."""
     if dtype != "float32":
         return 0
-    for case in tile_cases.TF32_TEAM_CASES:
+    for case in tile_cases.TF32_WARPGROUP_CASES:
         inputs = cases.inputs(case)
         result = call(case, *(cases.on_device(v) for v in inputs), "direct", None)
         assert oracle.relative_error(result, oracle.expected(case, inputs)) <= TF32, case.name
-    return len(tile_cases.TF32_TEAM_CASES)
+    return len(tile_cases.TF32_WARPGROUP_CASES)
 
 
 def check_dense(dtype: str) -> int:
@@ -269,7 +269,7 @@ def check_dense_blocks(dtype: str) -> int:
 CHECKS = {
     check.__name__.removeprefix("check_"): check
     for check in (
-        check_runs, check_large, check_small, check_teams, check_dense, check_coo_star, check_stored, check_stacks,
+        check_runs, check_large, check_small, check_warpgroups, check_dense, check_coo_star, check_stored, check_stacks,
         check_non_finite, check_adaptive, check_two_layers, check_chains, check_low_parts, check_ends, check_pairs,
         check_large_pairs, check_blocks, check_dense_blocks,
     )

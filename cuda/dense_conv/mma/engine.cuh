@@ -1,8 +1,8 @@
 // What multiplies in the engine mma: sums[pixel][output channel] += a staged chunk of pixels x weights, in a thread's
 // registers.
 //
-// Engines differ in which results a thread has. By FFMA: pixels tx + threads_x * i, and output channels in runs of 4
-// (or out_channels_per_thread, if less). Both operands then come in 16-byte loads, and a warp's pixels meet distinct
+// Engines differ in which results a thread has. By FFMA: pixels tx + kThreadsX * i, and output channels in runs of 4
+// (or kOutChannelsPerThread, if less). Both operands then come in 16-byte loads, and a warp's pixels meet distinct
 // banks. On tensor cores: what mma.sync's fragments say, 16 pixels x 8 output channels a fragment. With TF32 a warp's
 // four fragments interleave 32 output channels by 4. Four neighbouring output channels are then one 16-byte load, as
 // there is no transposing ldmatrix for 32 bits.

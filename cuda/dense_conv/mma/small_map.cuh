@@ -217,12 +217,12 @@ __global__ void __launch_bounds__(U::kThreads) SmallMapKernel(const __grid_const
   const MmaPlace at = FindMmaPlace<U>(task, blockIdx.x, 0);
   SmallMapSource<U, T> source(small_map, at);
   const SmallMapWriter<U, T> writer(task, at);
-  unsigned char* ring = shared + warp * (U::kStages * U::kStageBytes);
+  unsigned char* stages = shared + warp * (U::kStages * U::kStageBytes);
   SmallMapEngine<U, T> engine;
   int stage = 0;
 #pragma unroll 1
   for (int step = warp - U::kStages * U::kWarps; step < task.chunks; step += U::kWarps) {
-    unsigned char* place = ring + stage * U::kStageBytes;
+    unsigned char* place = stages + stage * U::kStageBytes;
     if (step >= 0) {
       WaitForCopies<U::kStages - 1>();
       __syncwarp();
@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(U::kThreads) SmallMapKernel(const __grid_const
   }
   float* sums = reinterpret_cast<float*>(shared);
   constexpr int kTile = U::kPixels * U::kSumStride;
-  __syncthreads();  // sums take the rings' place
+  __syncthreads();  // sums take the place of the stages
   engine.Store(sums + warp * kTile);
   __syncthreads();
   const int2 written = writer.Write([&](int pixel, int tile_out_channel) {

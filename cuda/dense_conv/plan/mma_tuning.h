@@ -31,9 +31,9 @@ enum class Addresses {
 // 4.2).
 enum class Checks { kEveryCopy, kHoisted };
 
-// images_per_thread x out_channels_per_thread sums a thread, threads_x x threads_y threads a block, cached_pixels rows
-// of the reduction axis (taps x channels, flattened) a chunk. On tensor cores threads_x and threads_y are multiples of
-// 8 and 4, the shape of a warp's fragments. kStages: chunks in shared memory at once; 1 waits for each as the paper's
+// kImagesPerThread x kOutChannelsPerThread sums a thread, kThreadsX x kThreadsY threads a block, kCachedPixels rows of
+// the reduction axis (taps x channels, flattened) a chunk. On tensor cores kThreadsX and kThreadsY are multiples of 8
+// and 4, the shape of a warp's fragments. kStages: chunks in shared memory at once; 1 waits for each as the paper's
 // kernel does. kVector: copies of 16 bytes, else of one element.
 template <Engine kEngine_, int kImagesPerThread_, int kOutChannelsPerThread_, int kThreadsX_, int kThreadsY_,
           int kCachedPixels_, int kStages_, bool kVector_ = true, Addresses kAddresses_ = Addresses::kReduced,
@@ -90,8 +90,8 @@ struct SmallMapTuning {
   static constexpr int kStageBytes = kPixels * kPixelRow + kDepth * kWeightRow;
   static constexpr int kSumStride = kOutChannels + 4;
   static constexpr int kSumBytes = kWarps * kPixels * kSumStride * static_cast<int>(sizeof(float));
-  static constexpr int kRingBytes = kWarps * kStages * kStageBytes;
-  static constexpr int kSharedBytes = kRingBytes > kSumBytes ? kRingBytes : kSumBytes;
+  static constexpr int kPipelineBytes = kWarps * kStages * kStageBytes;
+  static constexpr int kSharedBytes = kPipelineBytes > kSumBytes ? kPipelineBytes : kSumBytes;
 
   // Where in a stage an element of the pixels [kPixels, kDepth] and of the weights [kDepth, kOutChannels] is.
   static constexpr int Pixel(int pixel, int k) { return pixel * kPixelRow + k * static_cast<int>(sizeof(T)); }

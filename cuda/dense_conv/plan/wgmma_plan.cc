@@ -65,11 +65,11 @@ bool FindStages(int room, int steps, int blocks, WgmmaPlan* plan) {
   if (plan->patch) {
     plan->pixel_stages = std::min(2, blocks);
     const int left = room - plan->pixel_stages * plan->pixel_bytes;
-    plan->weight_stages = std::min({kMaxRing, left / weight_bytes, steps});
+    plan->weight_stages = std::min({kMaxPipelineStages, left / weight_bytes, steps});
     const int least = plan->pixels == 64 ? 2 : 3;  // three blocks of 64 x 64 on an SM cover for each other
     return left >= 0 && plan->weight_stages >= std::min(least, of_consumer_group);
   }
-  const int stages = std::min({kMaxRing, room / (plan->pixel_bytes + weight_bytes), steps});
+  const int stages = std::min({kMaxPipelineStages, room / (plan->pixel_bytes + weight_bytes), steps});
   plan->pixel_stages = plan->weight_stages = stages;
   return stages >= std::min(2, of_consumer_group);
 }
@@ -106,19 +106,19 @@ bool LayOut(int room, int steps, int blocks, bool pools, WgmmaPlan* plan) {
     return LayOut(room, steps, blocks, pools, plan);
   }
   plan->slots_at = 0;
-  const int rings = plan->consumer_groups * plan->ring_bytes(), rows = pools ? 2 : 1;
+  const int pipelines = plan->consumer_groups * plan->pipeline_bytes(), rows = pools ? 2 : 1;
   const int sums = plan->pixels * (plan->out_channels + 4) * static_cast<int>(sizeof(float));
   if (!plan->uses_slots) {
-    plan->shared_bytes = kSwizzleBytes + (plan->scheduler.blocks > 0 ? rings : std::max(rings, sums));
+    plan->shared_bytes = kSwizzleBytes + (plan->scheduler.blocks > 0 ? pipelines : std::max(pipelines, sums));
     return true;
   }
   const int slot_bytes = WgmmaSlotsPerSender(*plan, rows) * rows * plan->splits * kSlotRowBytes;
   const int recomputed = plan->tf32x3 ? sums : 0;  // where sums are computed again, once the stages are read
-  plan->shared_bytes = kSwizzleBytes + std::max({rings, slot_bytes, recomputed});
+  plan->shared_bytes = kSwizzleBytes + std::max({pipelines, slot_bytes, recomputed});
   if (FindStages((room - spilled - slot_bytes) / plan->consumer_groups, steps, blocks, &apart) &&
-      apart.weight_stages >= std::min(plan->weight_stages, kEnoughStages) && apart.ring_bytes() >= recomputed) {
+      apart.weight_stages >= std::min(plan->weight_stages, kEnoughStages) && apart.pipeline_bytes() >= recomputed) {
     *plan = apart;
-    plan->slots_at = plan->consumer_groups * plan->ring_bytes();
+    plan->slots_at = plan->consumer_groups * plan->pipeline_bytes();
     plan->shared_bytes = kSwizzleBytes + plan->slots_at + slot_bytes;
   }
   plan->spill_at = plan->shared_bytes - kSwizzleBytes;
@@ -194,10 +194,11 @@ bool CompleteWgmmaPlan(const ConvArgs& a, int element_bytes, bool in_chain, int 
   const int64_t blocks = std::min<int64_t>(steps / plan->taps, plan->steps_per_split / plan->taps + 2);
   plan->scheduler = FindTileScheduler(a, *plan, resident, device);
   const int64_t tiles_ahead = plan->scheduler.blocks > 0 ? 2 : 1;  // or more
-  const int most = static_cast<int>(std::min<int64_t>(tiles_ahead * plan->steps_of_consumer_group(), kMaxRing));
+  const int most =
+      static_cast<int>(std::min<int64_t>(tiles_ahead * plan->steps_of_consumer_group(), kMaxPipelineStages));
   if (!LayOut(room, most, static_cast<int>(tiles_ahead * blocks), pools, plan)) return false;
   if (plan->splits > kMostRead && !plan->uses_slots) return false;
-  if (plan->consumer_groups > 1 && plan->ring_bytes() < kConsumerGroupSumsBytes * plan->pixels) return false;
+  if (plan->consumer_groups > 1 && plan->pipeline_bytes() < kConsumerGroupSumsBytes * plan->pixels) return false;
   plan->cycles = WgmmaCycles(*plan, a, element_bytes, in_chain, clusters, device);
   return true;
 }

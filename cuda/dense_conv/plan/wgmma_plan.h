@@ -11,10 +11,10 @@ namespace jsc {
 
 // A row of the swizzle: channels of a staged pixel, or output channels of a staged channel.
 constexpr int kRowBytes = 128;
-constexpr int kSwizzleBytes = 1024;  // after which it repeats: where a stage may begin
-constexpr int kPatchWidth = 8;       // results of a tile's row, where a tile is a patch
-constexpr int kMaxRing = 8;          // stages of either pipeline
-constexpr int kSpillBytes = 20;      // of a thread, at 3xTF32: what it spills while registers are short
+constexpr int kSwizzleBytes = 1024;    // after which it repeats: where a stage may begin
+constexpr int kPatchWidth = 8;         // results of a tile's row, where a tile is a patch
+constexpr int kMaxPipelineStages = 8;  // stages of either pipeline
+constexpr int kSpillBytes = 20;        // of a thread, at 3xTF32: what it spills while registers are short
 // For each pixel of a tile: sums that the second consumer group leaves in its pipeline.
 constexpr int kConsumerGroupSumsBytes = 256;
 constexpr int kModelSplits = 8;  // that the model chooses in chains and at 3xTF32
@@ -68,7 +68,7 @@ struct WgmmaPlan {
   // At most.
   int steps_of_consumer_group() const { return (steps_per_split + consumer_groups - 1) / consumer_groups; }
   // Of a consumer group.
-  int ring_bytes() const { return pixel_stages * pixel_bytes + weight_stages * out_channels * kRowBytes; }
+  int pipeline_bytes() const { return pixel_stages * pixel_bytes + weight_stages * out_channels * kRowBytes; }
 };
 
 // Whether a pool is of windows of 2x2 side by side without padding, which do not cross patches of an even number of

@@ -14,7 +14,7 @@
 // Lost: 12 warps with a row of taps each; sums of each warp sent as they are (0.2 to 0.5 us slower, four times the
 //   traffic); steps found in a table, or without branches, or two of them with operands of their own; pixels in rows of
 //   128 bytes or of no common banks; tensor maps prefetched; tiles of 16 x 56, and of 32 x 56 with eight warps.
-// Tests: tests/cuda/test_slices.py.
+// Tests: tests/cuda/test_splitk_channels.py.
 #ifndef JSC_CUDA_DENSE_CONV_SPLITK_CHANNELS_KERNEL_CUH_
 #define JSC_CUDA_DENSE_CONV_SPLITK_CHANNELS_KERNEL_CUH_
 

@@ -17,15 +17,16 @@
 
 namespace jsc {
 
-// Barriers of both rings of a consumer group. full: bytes have come; empty: all of its warps that multiply are done
+// Barriers of both pipelines of a consumer group. full: bytes have come; empty: all of its warps that multiply are done
 // with a stage. Where every step has its own pixels, a stage of them has the barriers of its weights.
 struct WgmmaBarriers {
-  uint64_t pixels_full[kMaxRing], pixels_empty[kMaxRing], weights_full[kMaxRing], weights_empty[kMaxRing];
+  uint64_t pixels_full[kMaxPipelineStages], pixels_empty[kMaxPipelineStages], weights_full[kMaxPipelineStages],
+      weights_empty[kMaxPipelineStages];
 };
 
 // ready: the low parts of a stage's pixels have been made beside it.
 struct Tf32x3Barriers : WgmmaBarriers {
-  uint64_t pixels_ready[kMaxRing];
+  uint64_t pixels_ready[kMaxPipelineStages];
 };
 
 template <class U>
@@ -38,7 +39,7 @@ using MapsOf = std::conditional_t<U::kCopiesLow, Tf32x3Maps, WgmmaMaps>;
 // the consumer group that multiply.
 __device__ __forceinline__ void InitBarriers(WgmmaBarriers& barriers, int readers) {
 #pragma unroll
-  for (int i = 0; i < kMaxRing; ++i) {
+  for (int i = 0; i < kMaxPipelineStages; ++i) {
     InitBarrier(barriers.pixels_full + i);
     InitBarrier(barriers.weights_full + i);
     InitBarrier(barriers.pixels_empty + i, readers);
@@ -49,7 +50,7 @@ __device__ __forceinline__ void InitBarriers(WgmmaBarriers& barriers, int reader
 
 __device__ __forceinline__ void InitBarriers(Tf32x3Barriers& barriers, int readers) {
 #pragma unroll
-  for (int i = 0; i < kMaxRing; ++i) {
+  for (int i = 0; i < kMaxPipelineStages; ++i) {
     InitBarrier(barriers.pixels_ready + i, readers);
   }
   InitBarriers(static_cast<WgmmaBarriers&>(barriers), readers);
@@ -79,16 +80,17 @@ __device__ __forceinline__ uint32_t Kept(uint32_t value) {
 
 // A pipeline as a warp goes through it: the address of the stage, or a word of a product's operand, and the address of
 // its full barrier. Both wrap by one comparison.
-struct StageRing {
+struct StageCursor {
   static constexpr uint32_t kBarrierBytes = sizeof(uint64_t);
-  static constexpr uint32_t kEmpty = kMaxRing * kBarrierBytes;  // from the barrier of a full stage to the empty one's
+  // From the barrier of a full stage to the empty one's.
+  static constexpr uint32_t kEmpty = kMaxPipelineStages * kBarrierBytes;
   static_assert(offsetof(WgmmaBarriers, pixels_empty) - offsetof(WgmmaBarriers, pixels_full) == kEmpty);
   static_assert(offsetof(WgmmaBarriers, weights_empty) - offsetof(WgmmaBarriers, weights_full) == kEmpty);
   const uint32_t first_stage, first_barrier, end;  // end: behind the last barrier
   uint32_t stage, barrier, parity;
 
   // parity: of the first phase that is waited for
-  __device__ __forceinline__ StageRing(uint32_t stages, const uint64_t* full, int count, uint32_t parity)
+  __device__ __forceinline__ StageCursor(uint32_t stages, const uint64_t* full, int count, uint32_t parity)
       : first_stage(stages),
         first_barrier(Kept(SharedAddress(full))),
         end(Kept(first_barrier + count * kBarrierBytes)),
@@ -123,7 +125,7 @@ template <class U, typename T>
 struct StageCopies {
   const WgmmaTask<T>& task;
   const MapsOf<U>& maps;
-  StageRing to_weights, to_pixels;
+  StageCursor to_weights, to_pixels;
   int image, x, y, of_pixels;     // of_pixels: channel of x
   int column;                     // of the window, where pixels are under a tap
   uint32_t offset;                // of the tap, as CopyUnderTap takes it
@@ -270,7 +272,7 @@ struct StageCopies {
       channel += U::kStepChannels;
     }
   }
-  // Of both rings, where they have the weights' barriers.
+  // Of both pipelines, where they have the weights' barriers.
   __device__ __forceinline__ void NextStages() {
     to_weights.Advance(U::kWeightBytes);
     to_pixels.stage += task.pixel_bytes;

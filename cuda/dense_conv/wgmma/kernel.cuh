@@ -71,9 +71,9 @@ __device__ __forceinline__ int2 FinishTile(const Task& task, float4 bias, float*
 #endif
 
 #if __CUDA_ARCH__ >= 900
-// Adds the second consumer group's sums to the first's. stages: the second consumer group's rings, which have room for
-// its sums. joined: a barrier that counts the second consumer group's threads. (A named barrier and a count of warps do
-// too, but racecheck reports a race there.)
+// Adds the second consumer group's sums to the first's. stages: the second consumer group's pipelines, which have room
+// for its sums. joined: a barrier that counts the second consumer group's threads. (A named barrier and a count of
+// warps do too, but racecheck reports a race there.)
 template <class U>
 __device__ __forceinline__ void JoinConsumerGroups(int consumer_group, float (&sums)[U::kPixels / 2],
                                                    unsigned char* stages, uint32_t joined) {

@@ -84,7 +84,8 @@ __device__ __forceinline__ void StoreTf32x3(const Tf32x3Task& task, const float 
   ComputeAgain<U>(task, tile);
 }
 
-// The same where sums stay in registers. Mail that takes the stages' place may not come before this.
+// The same where sums stay in registers. Sums in DSMEM slots that take the place of the stages may not come before
+// this.
 template <class U>
 __device__ __forceinline__ void RecomputeNonFinite(const Tf32x3Task& task, float (&sums)[U::kPixels / 2], float* tile) {
   if (!AnyNotFinite<U>(sums)) return;

@@ -22,7 +22,7 @@ struct StepWalk {
   const WgmmaTask<T>& task;
   const uint32_t mine;  // all bits in the lane of a warp that frees stages, none in others
   const uint32_t high;  // word of the matrices of pixels; of stages of pixels and what is under a tap, the low one
-  StageRing of_weights, of_pixels;             // of weights: at those of the calling thread
+  StageCursor of_weights, of_pixels;           // of weights: at those of the calling thread
   uint32_t pixels;                             // of the step
   int row_left, stage_left;                    // steps of the window's row, and of the stage, from this one on
   uint32_t read_weights = 0, read_pixels = 0;  // barriers of stages that the step before has read, or 0
@@ -73,7 +73,7 @@ struct StepWalk {
   }
   // To the next step's weights, and its pixels, which may be the first of a stage.
   __device__ __forceinline__ void NextWeights() {
-    next_read = of_weights.barrier + StageRing::kEmpty & mine;
+    next_read = of_weights.barrier + StageCursor::kEmpty & mine;
     of_weights.Advance(StepWeights<U, T>::kStage);
   }
   __device__ __forceinline__ void NextPixels() {
@@ -87,7 +87,7 @@ struct StepWalk {
  private:
   __device__ __forceinline__ void NextStage() {
     __syncwarp();  // so that the compiler leaves this behind its branch
-    if (task.patch) read_pixels = of_pixels.barrier + StageRing::kEmpty & mine;
+    if (task.patch) read_pixels = of_pixels.barrier + StageCursor::kEmpty & mine;
     of_pixels.Advance(static_cast<uint32_t>(task.pixel_bytes) >> 4);
     pixels = of_pixels.stage;
     row_left = task.row_steps;

@@ -14,9 +14,9 @@ enum class Tf32x3Slots { kNone, kSpilled, kDoubleAccumulators };
 
 // A block's tile and threads. kStepChannels: channels of a step, kBox: weights of a box of the kernel, both 128 bytes.
 // kTf32x3: float32-accurate products (dense_conv/wgmma/tf32x3.cuh). kCopiesLow: pixels' low parts are in memory; else
-// kMakesLow: a block makes them. kConsumerGroups: of warps, each with its share of the block's steps and rings of its
-// own; their sums are added in the first one's registers, which writes. So a block alone on its SM keeps it as busy as
-// two.
+// kMakesLow: a block makes them. kConsumerGroups: of warps, each with its share of the block's steps and pipelines of
+// its own; their sums are added in the first one's registers, which writes. So a block alone on its SM keeps it as busy
+// as two.
 template <typename T, int kOutChannels_, int kPixels_, bool kTf32x3_ = false,
           Tf32x3Slots kTf32x3Slots = Tf32x3Slots::kNone, bool kCopiesSmall_ = false, int kConsumerGroups_ = 1>
 struct WgmmaTile {
@@ -56,15 +56,15 @@ struct WgmmaTask {
   int tiles, residents;  // of a persistent kernel: of a stack, and blocks of an SM
   int group_channels;    // of x, that a tile's weights see
   int pixel_stages, weight_stages, pixel_bytes, copied_bytes;  // of a stage of pixels: its room, and what comes
-  int consumer_group_bytes;                                    // of the rings of a consumer group
+  int consumer_group_bytes;                                    // of the pipelines of a consumer group
   int slots_at;  // bytes from the first stage to the slots, where there are any; 0: in the stages'
                  // place
   int spill_at;  // bytes from the first stage to what the threads of a kSpillsSlots tile keep
   int group_bytes, next_column, next_row;  // of staged pixels: between groups of eight, and from step to step
-  int stage_steps, row_steps;              // of a patch, and of a row of its window; else both the stages of the ring
-  int new_patch, patches;                  // steps left in a new one, else -1; stages of them, else 1
-  uint32_t end_offset;                     // of the tap behind the last one, see StageCopies
-  bool whole_weights;                      // one copy brings a step's
+  int stage_steps, row_steps;  // of a patch, and of a row of its window; else both the stages of the pipeline
+  int new_patch, patches;      // steps left in a new one, else -1; stages of them, else 1
+  uint32_t end_offset;         // of the tap behind the last one, see StageCopies
+  bool whole_weights;          // one copy brings a step's
   bool patch, uses_slots, relu;
   Pool pool;  // of pairs of rows and columns, see PoolsPairs
   int pooled_height, pooled_width;
@@ -114,7 +114,7 @@ WgmmaTask<T> MakeWgmmaTask(const DeviceCall& call, const WgmmaPlan& plan) {
   t.weight_stages = plan.weight_stages;
   t.pixel_bytes = plan.pixel_bytes;
   t.copied_bytes = (plan.patch ? plan.patch_high * plan.patch_wide : plan.pixels) * kRowBytes;
-  t.consumer_group_bytes = plan.ring_bytes();
+  t.consumer_group_bytes = plan.pipeline_bytes();
   t.uses_slots = plan.uses_slots;
   t.slots_at = plan.slots_at;
   t.spill_at = plan.spill_at;

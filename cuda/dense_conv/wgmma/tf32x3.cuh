@@ -159,9 +159,10 @@ struct Tf32x3Walk : StepWalk<U, float> {
   __device__ __forceinline__ bool HasNewPixels() const { return !task.patch || Base::stage_left == task.stage_steps; }
   __device__ __forceinline__ void WaitForSplit() const { WaitForBytes(Full().barrier + Ready(), Full().parity); }
   // Whose barriers stages of pixels have, and from that of a full stage to that of a split one.
-  __device__ __forceinline__ const StageRing& Full() const { return task.patch ? Base::of_pixels : Base::of_weights; }
+  __device__ __forceinline__ const StageCursor& Full() const { return task.patch ? Base::of_pixels : Base::of_weights; }
   __device__ __forceinline__ uint32_t Ready() const {
-    static_assert(sizeof(WgmmaBarriers) == 4 * kMaxRing * sizeof(uint64_t));  // then come those of split stages
+    // Behind these come the barriers of split stages.
+    static_assert(sizeof(WgmmaBarriers) == 4 * kMaxPipelineStages * sizeof(uint64_t));
     constexpr uint32_t kReady = sizeof(WgmmaBarriers), kWeights = offsetof(WgmmaBarriers, weights_full);
     return task.patch ? kReady : kReady - kWeights;
   }

@@ -16,7 +16,7 @@ std::string CompleteCooPlan(const ConvArgs& args, int element_bytes, size_t work
   const CooVariant& shape = kCooVariants[plan->variant];
   if (!is_power(plan->out_channel_warps) || !is_power(plan->slices) ||
       static_cast<int64_t>(plan->out_channel_warps) * plan->slices > shape.max_warps() || plan->splits < 1) {
-    return "feature_warps and slices must be powers of two whose product is at most " +
+    return "out_channel_warps and slices must be powers of two whose product is at most " +
            std::to_string(shape.max_warps()) + ", and splits at least 1";
   }
   const int64_t results = args.images * args.conv_size[0] * args.conv_size[1] * args.out_channels;

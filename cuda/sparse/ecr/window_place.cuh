@@ -111,10 +111,10 @@ __device__ BlockMemory<T> Carve(unsigned char* shared, const EcrPlan& plan) {
   return m;
 }
 
-// Where stage number `stage` lies in a ring.
+// Where stage number `stage` lies in a pipeline.
 template <typename T>
-__device__ T* StageOf(T* ring, int bytes, int stage) {
-  return ring + stage * (bytes / static_cast<int>(sizeof(T)));
+__device__ T* StageOf(T* stages, int bytes, int stage) {
+  return stages + stage * (bytes / static_cast<int>(sizeof(T)));
 }
 
 // The first warp asks for copies while the others make the tables; a warp on its own does both.

@@ -65,7 +65,7 @@ class BlockSizes(NamedTuple):
       layers: how many.
       middle: M of every layer.
       growth: G of every layer.
-      features: K of the transition, None without one.
+      out_channels: K of the transition, None without one.
       is_for_cpu: whether kernels lie as those of `pack` do, [1, blocks, C, kh * kw, block].
     """
 
@@ -73,7 +73,7 @@ class BlockSizes(NamedTuple):
     layers: int
     middle: int
     growth: int
-    features: int | None = None
+    out_channels: int | None = None
     is_for_cpu: bool = False
 
     def shapes(self) -> list[tuple[int, ...]]:
@@ -82,9 +82,9 @@ class BlockSizes(NamedTuple):
         for index in range(self.layers):
             c = self.channels + index * self.growth
             found += [(c,), (c,), (1, 1, c, self.middle), (self.middle,), (3, 3, self.middle, self.growth)]
-        if self.features is not None:
+        if self.out_channels is not None:
             c = self.channels + self.layers * self.growth
-            found += [(c,), (c,), (1, 1, c, self.features)]
+            found += [(c,), (c,), (1, 1, c, self.out_channels)]
         return found
 
     def stored(self) -> list[tuple[int, ...]]:
@@ -134,7 +134,7 @@ class PackedDenseBlock:
     Attributes:
       values: [size], every parameter at a multiple of 64 elements. They are in the order of the layers and of their
         fields; a transition's come last.
-      sizes: channels C0, layers, middle M, growth G, and features K of the transition or None.
+      sizes: channels C0, layers, middle M, growth G, and output channels K of the transition or None.
     """
 
     values: jax.Array

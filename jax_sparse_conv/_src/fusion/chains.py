@@ -1,4 +1,4 @@
-"""The primitive of a fused chain, `jsc_segment` in programs: convolutions that feed each other, then dense layers.
+"""The primitive of a fused chain, `jsc_chain` in programs: convolutions that feed each other, then dense layers.
 
 `rewrite` finds chains in a jaxpr. On CUDA devices with clusters (Hopper and later) a chain is one custom call, whose
 kernels overlap (`cuda/chain/chain.cu`). Its convolutions are those of "direct" and skip no zeros. Its dense layers are
@@ -26,7 +26,7 @@ from jax_sparse_conv._src.primitive.primitives import Config
 
 # Parameters: layers; which of them are results; `chosen`: one call only where `chain_rules.pays`; `packed`: None, or
 # that the last operand is one array, and the shapes of the operands that it holds.
-fused_chain_p = jex_core.Primitive("jsc_segment")
+fused_chain_p = jex_core.Primitive("jsc_chain")
 fused_chain_p.multiple_results = True
 jax_internals.needs_devices(fused_chain_p)
 
@@ -125,7 +125,7 @@ def _lower(
     schedule = Schedule.in_least_memory(types, layers, results, _pools_of(devices.ordinals(ctx)))
     scratch = jax.core.ShapedArray((schedule.workspace_bytes,), np.uint8)
     ctx = ctx.replace(avals_out=[*ctx.avals_out, scratch])
-    call = jax.ffi.ffi_lowering(_native.target_name("segment"))
+    call = jax.ffi.ffi_lowering(_native.target_name("chain"))
     attributes = schedule.attributes()
     if packed is not None:
         attributes["packed"] = _packed_attribute(packed)
@@ -187,7 +187,7 @@ def is_one_call_of(equation: Any) -> bool:
 
 def _fits(dtype: Any, calls: Sequence[tuple[Config, Any, Any]]) -> bool:
     """Whether the device has the kernels and they take every layer, with the images that `vmap` added."""
-    if _native.why_missing("segment", "cuda", dtype) is not None or not _has_clusters():
+    if _native.why_missing("chain", "cuda", dtype) is not None or not _has_clusters():
         return False
     device = devices.known()
     assert device is not None

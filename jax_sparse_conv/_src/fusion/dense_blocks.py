@@ -254,9 +254,9 @@ def _repacked(x: jax.Array, values: jax.Array, *, precision: Any, must: bool, pa
 def _lower_on_cpu(ctx: Any, *operands: Any, packed: BlockSizes) -> Any:
     x, layers, _ = block_limits.described(ctx.avals_in, packed)
     results = [*ctx.avals_out, x.update(shape=(*x.shape[:3], packed.middle), weak_type=False)]
-    if packed.features is not None:  # the block's map is scratch memory
+    if packed.out_channels is not None:  # the block's map is scratch memory
         results.append(_map_of(x, layers))
-    attributes = {name: np.int64(getattr(packed, name) or 0) for name in ("layers", "middle", "growth", "features")}
+    attributes = {name: np.int64(getattr(packed, name) or 0) for name in ("layers", "middle", "growth", "out_channels")}
     call = jax.ffi.ffi_lowering(_native.target_name("dense_block"))
     offsets = np.array(packed.offsets(), np.int64)
     return call(ctx.replace(avals_out=results), *operands, offsets=offsets, **attributes)[:1]
@@ -269,7 +269,7 @@ def _then_transition(*operands: jax.Array, precision: Any, packed: BlockSizes | 
         layers, transition = parts_of(parameters)
         parameters = [parameter for layer in layers for parameter in layer]
     else:
-        transition, packed = packed.slices(parameters[0])[1], packed._replace(features=None)
+        transition, packed = packed.slices(parameters[0])[1], packed._replace(out_channels=None)
     assert transition is not None
     out = dense_block_p.bind(x, *parameters, precision=precision, must=False, packed=packed)
     return _transition(out, transition, precision=precision, implementation=None)

@@ -23,7 +23,6 @@ from jax_sparse_conv._src.problem.geometry import Geometry
 Operands: TypeAlias = tuple[Any, Any, Any, Any]
 _POOL_ARGUMENTS = ("pool", "window_shape", "window_strides", "window_padding")
 _ONE_CALL = (["ecr", "direct"], ["coo", "direct"])  # what a GPU has kernels of in one custom call
-_OPERAND_NAMES = ("x", "kernel", "bias", "residual")
 
 
 @dataclasses.dataclass(frozen=True)
