@@ -47,11 +47,11 @@ def test_the_packages_table_is_one() -> None:
     for table in chain_tiles.load(chain_tiles.TABLE):
         assert table.capability >= (9, 0)
         for kind, tiles in table.tiles.items():
-            for key, (filters, pixels, _, splits) in tiles.items():
-                assert filters in (64, 128)
+            for key, (out_channels, pixels, _, splits) in tiles.items():
+                assert out_channels in (64, 128)
                 assert pixels in ((56, 64, 112) if kind == "highest" else (56, 96, 112, 192, 224))
                 assert splits <= 16
-                assert kind != "highest" or pixels == 112 or filters == 64
+                assert kind != "highest" or pixels == 112 or out_channels == 64
                 images, height, width, channels, *_, groups = key[:16]
                 assert min(images, height, width) > 0
                 assert channels % groups == key[6] % groups == 0
