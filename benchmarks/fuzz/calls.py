@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,9 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jax_sparse_conv as jsc
-from benchmarks.fuzz.case import Case
+from benchmarks.fuzz.case import GRADIENTS, Case
 from benchmarks.fuzz.operands import Inputs, Operands
 from jax_sparse_conv._src import _native, devices
 
@@ -23,6 +25,10 @@ def why_not(case: Case) -> str | None:
     """Why this machine cannot run a case, or None."""
     if (case.dtype, case.transform, case.pool, devices.default_platform()) == ("float64", "jacfwd", "max", "gpu"):
         return "JAX compares and rounds forward derivatives of float64 max pools on a GPU as float32"
+    if math.prod(case.split) > jax.device_count():
+        return f"a mesh of {math.prod(case.split)} devices is more than there are"
+    if case.implementation == "xla" and case.groups > 1 and math.prod(case.split) > 1:
+        return "XLA's own partitioner is wrong for groups of channels: split over output channels, and by the kernel"
     named = {"conv": "ecr", "conv_pool": "pecr", "dense": "dense"}.get(case.operation, "ecr")
     method = named if case.implementation in ("ecr", "adaptive") else case.implementation
     if method in (None, "xla"):
@@ -36,7 +42,8 @@ def transformed(case: Case, inputs: Inputs) -> tuple[Function, tuple[Any, ...]]:
     """What is called, and its arguments; the result is an array, a tuple of gradients, or a pair with counts."""
     function = _function(case)
     present = [name for name in Operands._fields if getattr(inputs.operands, name) is not None]
-    values = [jax.device_put(getattr(inputs.operands, name)) for name in present]
+    places = _places(case)
+    values = [jax.device_put(getattr(inputs.operands, name), places.get(name)) for name in present]
     axes = [0 if getattr(inputs.mapped, name) else None for name in present]
 
     def call(*given: Any) -> Any:
@@ -55,16 +62,32 @@ def transformed(case: Case, inputs: Inputs) -> tuple[Function, tuple[Any, ...]]:
 
     chosen: Function = call
     arguments: tuple[Any, ...] = tuple(values)
-    if case.transform.startswith("vmap ") and case.transform != "vmap grad":
+    if case.transform.startswith("vmap ") and case.transform not in GRADIENTS:
         chosen = jax.vmap(call, in_axes=tuple(axes))
-    elif case.transform == "grad":
-        chosen, arguments = pulled, (jax.device_put(inputs.weights), *values)
+    elif case.transform in ("grad", "shard grad"):
+        chosen, arguments = pulled, (jax.device_put(inputs.weights, places.get("residual")), *values)
     elif case.transform == "vmap grad":
         chosen, arguments = jax.vmap(pulled, in_axes=(None, *axes)), (jax.device_put(inputs.weights), *values)
     elif case.transform == "jacfwd":
         directions = tuple(jax.device_put(getattr(inputs.directions, name)) for name in present)
         chosen, arguments = pushed, (directions, *values)
     return (jax.jit(chosen) if case.jit else chosen), arguments
+
+
+def _places(case: Case) -> dict[str, NamedSharding]:
+    """Where a mesh has each operand; none where nothing is split."""
+    parts = math.prod(case.split)
+    if parts == 1:
+        return {}
+    mesh = Mesh(np.array(jax.devices()[:parts]).reshape(case.split), ("n", "h", "w", "c", "k"))
+    inner = "c" if case.groups == 1 else None  # of a group's channels the kernel has all
+    axes = {
+        "x": ("n", "h", "w", "c"),
+        "kernel": (None, None, inner, "k"),
+        "bias": ("k",),
+        "residual": ("n", None, None, "k"),  # as the result
+    }
+    return {name: NamedSharding(mesh, PartitionSpec(*names)) for name, names in axes.items()}
 
 
 def _function(case: Case) -> Function:

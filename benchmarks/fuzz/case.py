@@ -12,6 +12,10 @@ Pads = tuple[Pair, Pair]
 
 OPERATIONS = ("conv", "conv_pool", "dense", "conv_general_dilated", "accelerate")
 TRANSFORMS = ("none", "vmap x", "vmap kernel", "vmap both", "vmap bias", "grad", "jacfwd", "vmap grad")
+SHARDED = {"none": "shard", "grad": "shard grad"}
+"""By transform: the same, split over a mesh of devices."""
+
+GRADIENTS = ("grad", "vmap grad", "shard grad")
 VALUES = ("positive", "signed", "large", "small", "subnormal", "spread", "sparse kernel")
 
 
@@ -23,7 +27,7 @@ class Case:
       operation: of `OPERATIONS`.
       implementation: what the operation takes; None chooses. "accelerate" has None alone.
       dtype: of every array.
-      transform: of `TRANSFORMS`.
+      transform: of `TRANSFORMS`, or of the values of `SHARDED`.
       jit: whether the whole is compiled as one program.
       x: [N, H, W, C]; of a dense layer [N, 1, 1, C].
       out_channels: K.
@@ -37,6 +41,7 @@ class Case:
       counts: whether the non-zeros of the result are asked for.
       given: whether the non-zeros of x are handed over.
       channels_first: whether the function that is accelerated has [N, C, H, W].
+      split: into how many parts a mesh splits N, H, W, C and K.
       seed: of the arrays.
     """
 
@@ -65,6 +70,7 @@ class Case:
     counts: bool = False
     given: bool = False
     channels_first: bool = False
+    split: tuple[int, int, int, int, int] = (1, 1, 1, 1, 1)
     seed: int = 0
 
     @property

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from benchmarks.fuzz import calls, oracle
-from benchmarks.fuzz.case import Case, out_shape
+from benchmarks.fuzz.case import GRADIENTS, Case, out_shape
 from benchmarks.fuzz.operands import BATCH, Array, Inputs, Operands, dtype_of, inputs
 from benchmarks.fuzz.oracle import Rounding
 from jax_sparse_conv._src import devices
@@ -34,7 +34,7 @@ def run(case: Case) -> str | None:
     wide = jax.enable_x64(True) if case.dtype == "float64" else contextlib.nullcontext()
     with wide, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of accelerate, where nothing is to be done
-        if case.transform in ("grad", "vmap grad"):
+        if case.transform in GRADIENTS:
             given = _without_open(case, given)
         function, arguments = calls.transformed(case, given)
         _poison(out_shape(case), dtype_of(case))
@@ -44,7 +44,7 @@ def run(case: Case) -> str | None:
         wrong = _wrong_counts(case, result, counts)
         if wrong is not None:
             return wrong
-    if case.transform in ("grad", "vmap grad"):
+    if case.transform in GRADIENTS:
         return _wrong_gradients(case, given, result)
     if case.transform == "jacfwd":
         return _wrong_tangents(case, given, result)
@@ -126,7 +126,7 @@ def _differs(case: Case, found: Array, wanted: Array, bound: Array, typical: Arr
 
 def _may_be_transformed(case: Case) -> bool:
     """Whether XLA may have computed it on a GPU, where cuDNN's transforms mix what a tile of elements has lost."""
-    is_xla_s = case.implementation in (None, "xla") or case.transform in ("grad", "vmap grad", "jacfwd")
+    is_xla_s = case.implementation in (None, "xla") or case.transform in (*GRADIENTS, "jacfwd")
     return is_xla_s and devices.default_platform() == "gpu"
 
 

@@ -6,8 +6,9 @@
 
 A case is a call of conv, conv_pool, dense, conv_general_dilated or of a function that accelerate rewrote. Drawn are
 the implementation, dtype, sizes, strides, padding, dilation, groups, what is added, the pool, zeros and magnitudes of
-x, and a transform: vmap, grad, jacfwd or none. Values have no NaN and no infinities. Case N of a seed is the same
-everywhere.
+x, and a transform: vmap, grad, jacfwd or none. Some calls and gradients are split over a mesh of two or four devices,
+by images, rows, columns or channels; on a CPU each process has four. Values have no NaN and no infinities. Case N of a
+seed is the same everywhere.
 
 Each element must be within its own bound: float32 additions in some order, and the roundings to the dtype. The norm of
 all errors must be as the package's tests have it. Cases run in a process of their own, and one that ends or hangs it is
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     content = {**environment.describe_run(), "command": command.portable("fuzz", arguments)}
     _run(options, content, row)
     print(
-        f"seed {row['seed']}: {row['cases']} cases, {row['skipped']} without a kernel here, "
+        f"seed {row['seed']}: {row['cases'] - row['skipped']} cases ran, {row['skipped']} skipped, "
         f"{len(row['findings'])} findings"
     )
     return int(bool(row["findings"]))

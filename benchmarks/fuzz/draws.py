@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.fuzz.case import OPERATIONS, TRANSFORMS, VALUES, Case, out_shape
+from benchmarks.fuzz.case import GRADIENTS, OPERATIONS, SHARDED, TRANSFORMS, VALUES, Case, out_shape
 
 _DTYPES = ("float32", "float32", "float32", "bfloat16", "float16", "float64")
 _ZEROS = (0.0, 0.05, 0.3, 0.5, 0.7, 0.85, 0.95, 0.99, 1.0)
@@ -18,11 +18,31 @@ _CHANNELS = (1, 1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 24, 31, 32, 33, 48, 64, 65, 96,
 _MOST_PRODUCTS = 4_000_000  # of a case, so that NumPy and a compiler are quick
 _LARGE_PRODUCTS = 40_000_000
 _COO_KERNELS = (1, 3, 5, 7)
+_SHARDED = 0.2  # of the cases without a transform or with grad
+_OF_MESHES = 1  # the stream of these draws
 
 
 def draw(seed: int, number: int) -> Case:
-    """Case `number` of a seed, the same on every machine."""
-    return _Draw(np.random.default_rng([seed, number])).case(number)
+    """Case `number` of a seed, the same on every machine.
+
+    Meshes came later and are drawn from a stream of their own. A case that is not sharded is what it was before.
+    """
+    case = _Draw(np.random.default_rng([seed, number])).case(number)
+    rng = np.random.default_rng([seed, number, _OF_MESHES])
+    return sharded(case, rng) if case.transform in SHARDED and rng.random() < _SHARDED else case
+
+
+def sharded(case: Case, rng: np.random.Generator) -> Case:
+    """A case split over a mesh: its images, and perhaps rows, columns or channels."""
+    images, other = ((1, 2), (2, 1), (2, 2), (2, 2), (4, 1))[int(rng.integers(5))]
+    x = (-(-case.x[0] // images) * images, *case.x[1:])
+    split = [images, 1, 1, 1, 1]
+    others = [axis for axis, size in enumerate((*x[1:], case.out_channels), 1) if size and size % 2 == 0]
+    if others:
+        split[int(rng.choice(others))] = other
+    return dataclasses.replace(
+        case, transform=SHARDED[case.transform], jit=True, x=x, split=(split[0], split[1], split[2], split[3], split[4])
+    )
 
 
 class _Draw:
@@ -132,7 +152,7 @@ class _Draw:
         transform = self._one(("none",) * 6 + TRANSFORMS[1:])
         if transform == "vmap bias" and not case.bias:
             transform = "none"
-        differentiates = transform in ("grad", "jacfwd", "vmap grad")
+        differentiates = transform in (*GRADIENTS, "jacfwd")
         may_pack = case.operation in ("conv", "conv_pool") and not differentiates and "kernel" not in transform
         values = self._one(("positive",) * 6 + VALUES)
         if values in ("large", "small", "spread") and differentiates:
@@ -165,5 +185,5 @@ def _products(case: Case) -> int:
     pads = case.padding if isinstance(case.padding, tuple) else (case.padding,) * 2
     wide = [sum(p) if isinstance(p, tuple) else 2 * p if isinstance(p, int) else 2 for p in pads]
     out = math.prod(-(-(n + max(0, w)) // s) for n, w, s in zip(case.x[1:3], wide, case.strides, strict=True))
-    times = 3 if case.transform in ("grad", "jacfwd", "vmap grad") else 1
+    times = 3 if case.transform in (*GRADIENTS, "jacfwd") else 1
     return times * case.x[0] * out * math.prod(case.kernel_shape)

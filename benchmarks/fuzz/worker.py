@@ -15,6 +15,7 @@ from benchmarks.fuzz.case import Case, from_text
 
 _LONGEST = 400  # characters of a message
 _START_SECONDS = 120.0
+_DEVICES = "--xla_force_host_platform_device_count=4"  # CPUs, for cases with a mesh
 _RAISED = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
@@ -28,6 +29,7 @@ class Worker:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}
+        environment["XLA_FLAGS"] = f"{_DEVICES} {environment.get('XLA_FLAGS', '')}".strip()  # the last of a flag counts
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.fuzz.worker"],
             cwd=ROOT,

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from benchmarks.fuzz import calls, checks, command, draws, worker
-from benchmarks.fuzz.case import OPERATIONS, TRANSFORMS, VALUES, Case, from_text
+from benchmarks.fuzz.case import GRADIENTS, OPERATIONS, SHARDED, TRANSFORMS, VALUES, Case, from_text
 from jax_sparse_conv._src.api import ops
 
 CASE = Case("conv", "xla", "float32", "none", True, (1, 6, 7, 5), 9, (3, 3), padding="SAME", bias=True, seed=3)
-DERIVATIVES = ("grad", "jacfwd", "vmap grad")
+DERIVATIVES = (*GRADIENTS, "jacfwd")
 NUMBERS = range(60)
 
 
@@ -39,11 +39,31 @@ def test_derivatives(number: int) -> None:
     run(draws.draw(0, number))
 
 
+@pytest.mark.parametrize("split", [(2, 1, 1, 1, 1), (2, 2, 1, 1, 1), (1, 1, 2, 1, 1), (2, 1, 1, 2, 1), (1, 1, 1, 1, 2)])
+def test_sharded_calls_and_gradients(split: Any) -> None:
+    """In a process that has the devices."""
+    process = worker.Worker(120)
+    for transform in SHARDED.values():
+        case = dataclasses.replace(CASE, x=(4, 6, 8, 16), out_channels=8, implementation="ecr", split=split)
+        found = process.run(dataclasses.replace(case, transform=transform))
+        assert found["outcome"] == "right" or "devices is more than there are" in found["message"], found
+    process.close()
+
+
+def test_draws_of_meshes_leave_other_cases_as_they_were() -> None:
+    plain = [draws._Draw(np.random.default_rng([5, number])).case(number) for number in range(300)]
+    drawn = [draws.draw(5, number) for number in range(300)]
+    assert all(a == b for a, b in zip(plain, drawn, strict=True) if b.transform not in SHARDED.values())
+    splits = [case.split for case in drawn if case.transform in SHARDED.values()]
+    assert all(any(split[axis] > 1 for split in splits) for axis in range(5))
+    assert all(size % parts == 0 for case in drawn for size, parts in zip(case.x, case.split, strict=False))
+
+
 def test_draws_have_all_kinds_and_are_repeatable() -> None:
     drawn = [draws.draw(5, number) for number in range(600)]
     assert drawn[:20] == [draws.draw(5, number) for number in range(20)]
     assert {case.operation for case in drawn} == set(OPERATIONS)
-    assert {case.transform for case in drawn} == set(TRANSFORMS)
+    assert {case.transform for case in drawn} == {*TRANSFORMS, *SHARDED.values()}
     assert {case.values for case in drawn} == set(VALUES)
     for operation in ("conv", "conv_pool", "dense"):
         names = {case.implementation for case in drawn if case.operation == operation}
@@ -156,7 +176,7 @@ def test_a_run_goes_on_where_the_file_ends(
     assert (finding["number"], finding["outcome"]) == (2, "died")
     printed = capsys.readouterr().out
     assert "case 2 died: status -11\n  python -m benchmarks fuzz --case '{" in printed
-    assert "seed 4: 6 cases, 0 without a kernel here, 1 findings" in printed
+    assert "seed 4: 6 cases ran, 0 skipped, 1 findings" in printed
     assert command.main([*line, "--cases", "6"]) == 1  # which runs the finding again
     monkeypatch.setattr(_Finds, "is_mended", True)
     assert command.main([*line, "--cases", "6"]) == 0
