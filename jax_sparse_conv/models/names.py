@@ -39,8 +39,11 @@ def unused(model: ConvNet) -> tuple[str, ...]:
 
 
 def current(tensor: str) -> str:
-    """A tensor's name today: torchvision's published DenseNet files still say denselayer1.norm.1 for ...norm1."""
-    return _OLD_DENSENET.sub(r"\1\2", tensor)
+    """A tensor's name today.
+
+    torchvision's published DenseNet files still say denselayer1.norm.1 for ...norm1, and Keras' fc for predictions.
+    """
+    return _OLD_DENSENET.sub(r"\1\2", re.sub(r"^fc(?=/)", "predictions", tensor))
 
 
 def _features(model: Chain, heads: tuple[str, ...]) -> Prefixes:
@@ -156,7 +159,7 @@ def _densenet_keras(model: DenseNet) -> Prefixes:
     fronts = [name for name, layer in model.named_layers() if isinstance(layer, PreActivation)]
     special = {name: ("", f"{name.removesuffix('_norm').removesuffix('_1')}_0_bn") for name in fronts}
     special |= {name: ("", f"{name.removesuffix('_norm')}_bn") for name in fronts if name.startswith("pool")}
-    return _keras(model) | special | {"norm": ("", "bn"), "fc": ("fc", "")}
+    return _keras(model) | special | {"norm": ("", "bn"), "fc": ("predictions", "")}
 
 
 def _googlenet(model: GoogLeNet) -> Prefixes:
