@@ -95,5 +95,6 @@ def test_the_page_counts_losses_and_findings() -> None:
     times = ({"ratio": 0.5, "best_ratio": 1.1, "first_ratio": 2.0}, {"ratio": 8.0, "best_ratio": 7.0})
     assert layer_tables.sweep([about | each for each in times])[0].endswith("| 2 | 4.00 | 1 |")
     finding = {"case": '{"operation": "dense"}'}
-    found = layer_tables.fuzz([{"seed": 3, "operations": {"conv": 1200, "dense": 7}, "findings": [finding]}])[0]
-    assert found.splitlines()[2:] == ["| 3 | conv | 1,200 | 0 |", "| 3 | dense | 7 | 1 |"]
+    row = {"seed": 3, "cases": 1207, "skipped": 200, "operations": {"conv": 1200, "dense": 7}, "findings": [finding]}
+    found = layer_tables.fuzz([row])[0]
+    assert found.splitlines()[2:] == ["| 3 | 1,007 | 200 | 1 | 1,200 | 7 |", "| all | 1,007 | 200 | 1 | 1,200 | 7 |"]
