@@ -153,7 +153,7 @@ def forward(case: Case, x: Array, kernel: Array, bias: Array | None, residual: A
     rounding = Rounding.of(case.dtype)
     y = conv(case, x, kernel)
     absolute, squares = conv(case, np.abs(x), np.abs(kernel)), conv(case, x**2, kernel**2)
-    rounded = np.abs(y) + (absolute if case.split[3] > 1 else 0)  # a sum over devices is of rounded parts
+    rounded = np.abs(y) + _rounded_parts(case, x, kernel)
     for added in (bias, residual):
         if added is not None:
             y = y + added
@@ -168,6 +168,16 @@ def forward(case: Case, x: Array, kernel: Array, bias: Array | None, residual: A
     if case.pool is None:
         return Forward(y, bound, typical, passes, ~is_open, None)
     return _pooled(case, y, bound, typical, passes, is_open, rounding)
+
+
+def _rounded_parts(case: Case, x: Array, kernel: Array) -> Array | float:
+    """What is rounded before devices that share the input channels add it up: the sum of each one's channels."""
+    parts = case.split[3]
+    if parts == 1 or case.groups > 1:
+        return 0.0
+    each = case.x[3] // parts
+    mine = (np.arange(case.x[3]) // each == part for part in range(parts))
+    return np.sum([np.abs(conv(case, x * own, kernel)) for own in mine], axis=0)
 
 
 def _pooled(

@@ -7,6 +7,7 @@ Before lowering, as where a kernel is packed during tracing, only `default()` is
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import dataclasses
 import functools
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 
 from jax_sparse_conv._src import _native, environment
 
@@ -201,10 +203,18 @@ def default_platform() -> str:
 
 
 def for_lowering(rule: Rule) -> Rule:
-    """A lowering rule that knows the GPU it is for, as `ordinal()`, `known()` and `current()`."""
+    """A lowering rule that knows the GPU it is for, as `ordinal()`, `known()` and `current()`.
+
+    It has float64 where an operand has it. XLA's partitioner lowers in threads that lack the caller's settings.
+    """
 
     @functools.wraps(rule)
     def knowing(ctx: Any, *operands: Any, **parameters: Any) -> Any:
+        is_wide = any(getattr(aval, "dtype", None) == np.float64 for aval in ctx.avals_in)
+        with jax.enable_x64(True) if is_wide else contextlib.nullcontext():
+            return placed(ctx, *operands, **parameters)
+
+    def placed(ctx: Any, *operands: Any, **parameters: Any) -> Any:
         found = next(_ordinals_of(ctx), None)  # the first
         if found is None:  # another platform's device, or a rule inside one that knows
             return rule(ctx, *operands, **parameters)

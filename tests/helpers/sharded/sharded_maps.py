@@ -30,6 +30,7 @@ CHANNELS = 6  # of x in what follows; no result has as many
 HALO, SUM, WHOLE = "collective-permute", "all-reduce", "all-gather"
 
 GROUPS = Case("groups", (1, 16, 6, CHANNELS), 8, groups=2, bias=True)
+BY_DENSITY = Case("few output channels", (4, 16, 14, 96), 7, strides=2, padding=3)  # a branch by the density of x
 POOL = Case("pool", (1, 32, 6, CHANNELS), 8, bias=True, activation="relu", pool="max")
 ROWS = (
     Case("3x3", (1, 16, 6, CHANNELS), 8),
@@ -186,6 +187,11 @@ def check_methods() -> None:
     with jax.enable_x64(True):  # a setting that the threads of the compiler do not have
         check(POOL, mesh(4), P(None, "a"), dtype="float64", tolerance=1e-14)
         check(SUMS[1], mesh(4), P(None, None, None, "a"), dtype="float64", tolerance=1e-14)
+        inputs = cases.inputs(BY_DENSITY, np.dtype("float64"))
+        x = jax.device_put(inputs.x, NamedSharding(mesh(2), P("a")))
+        for method in (None, "adaptive"):
+            found = jax.jit(lambda x, method=method: call(BY_DENSITY, x, inputs.kernel, None, None, method))(x)
+            assert oracle.relative_error(found, oracle.expected(BY_DENSITY, inputs)) <= 1e-14
     print("methods")
 
 
