@@ -45,11 +45,13 @@ CASES = (
     Case("wide padding", (1, 4, 5, 8), 8, padding=5, zeros=0.5),
     Case("negative padding", (1, 12, 11, 8), 8, padding=((-2, 3), (1, -4)), zeros=0.3),
     Case("one pixel", (4, 1, 1, 40), 24, zeros=0.5),
+    Case("dense layer", (4, 1, 1, 40), 24, kernel=(1, 1), zeros=0.5),
     Case("several tiles", (1, 70, 61, 6), 8, zeros=0.7),
     Case("several tiles and images", (5, 29, 31, 6), 8, strides=2, zeros=0.7),
     Case("rows of 4,096", (1, 3, 4096, 3), 8, dilation=(1, 60), zeros=0.9),
     Case("nothing but zeros", (1, 6, 6, 8), 8, zeros=1.0),
 )  # fmt: skip
+DENSE = next(case for case in CASES if case.name == "dense layer")
 DEPTHWISE = [case for case in CASES if case.groups == case.x[3] == case.out_channels and case.kernel != (7, 7)]
 
 
@@ -121,7 +123,9 @@ def test_either_side_may_have_the_zeros(case: Case, zeros: tuple[float, float], 
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
-@pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[8], CASES[15], *DEPTHWISE[:2]], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [CASES[0], CASES[2], CASES[8], CASES[15], DENSE, *DEPTHWISE[:2]], ids=lambda case: case.name
+)
 def test_dtypes(case: Case, dtype: str, cpu_isa: str) -> None:
     with jax.enable_x64(dtype == "float64"):
         inputs, both = inputs_and_gradients(case, dtype)
@@ -144,7 +148,7 @@ def test_a_backward_pass_has_no_convolution_of_xlas(case: Case) -> None:
 
 
 def test_the_gradient_of_a_dense_layers_x_turns_no_kernel() -> None:
-    found = program(Case("one pixel", (4, 1, 1, 40), 24, kernel=(1, 1)), 0)
+    found = program(DENSE, 0)
     assert "stablehlo.dot_general" in found
     assert "stablehlo.transpose" not in found
 

@@ -146,7 +146,7 @@ def check_dense_block(auto: jax.sharding.Mesh) -> None:
     rng = np.random.default_rng(3)
     shapes = [shape for c in (32, 64) for shape in ((c,), (c,), (1, 1, c, 128), (128,), (3, 3, 128, 32))]
     shapes += [(96,), (96,), (1, 1, 96, 64)]
-    parameters = [rng.standard_normal(shape).astype(np.float32) / np.sqrt(shape[-1] * len(shape)) for shape in shapes]
+    parameters = [(rng.standard_normal(s) / np.sqrt(s[-1] * len(s))).astype(np.float32) for s in shapes]
     x = rng.standard_normal((4, 6, 6, 32)).astype(np.float32)
     precision = (jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGHEST)
     wanted = np.asarray(dense_blocks.separate(x, *parameters, precision=precision, packed=None, implementation="xla"))
