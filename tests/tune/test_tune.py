@@ -95,6 +95,13 @@ def test_it_goes_on_where_it_stopped(timed: list[Call], tmp_path: Path) -> None:
     assert len(raw_times.read(raw)) == 2
 
 
+def test_parts_are_all_and_of_a_stopped_part_the_rest(timed: list[Call], tmp_path: Path) -> None:
+    arguments = ["--layers", layers_file(tmp_path, CALL), "--batch", "1", "2", "3", "4", "5", "--kinds", "tf32"]
+    for part in ("1/2", "2/2", "1/2"):
+        assert tune(*arguments, "--part", part, "--out", str(tmp_path / part[0])) == 0
+    assert [call.x_shape[0] for call in timed] == [1, 3, 5, 2, 4]
+
+
 def test_the_budget_ends_it(timed: list[Call], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     layers = layers_file(tmp_path, CALL)
     assert tune("--layers", layers, "--batch", "1", "--budget", "0") == 0

@@ -99,6 +99,7 @@ def _add_tune(parser: argparse.ArgumentParser) -> None:
     add("--kinds", nargs="+", choices=model.KINDS, default=model.KINDS, help="of products (default: all)")
     add("--device", type=_device, metavar="N", help="CUDA's number of the GPU, or cpu (default: 0, cpu without a GPU)")
     add("--budget", type=float, default=30, metavar="MINUTES", help="stop after so long (default: 30)")
+    add("--part", type=_part, default=(1, 1), metavar="I/N", help="every Nth call from the Ith: a process per GPU")
     add("--out", type=Path, metavar="FOLDER", help="of the table and the raw times (default: the user's cache folder)")
     add("--no-xla", action="store_true", help="time kernels alone, which is enough to fit their models and fast")
     add("--show", action="store_true", help="print the tables in use for the device, and stop")
@@ -127,6 +128,13 @@ def _device(text: str) -> int | str:
     if text != "cpu" and not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not 'cpu' or a GPU's number from 0 on")
     return text if text == "cpu" else int(text)
+
+
+def _part(text: str) -> tuple[int, int]:
+    number, _, of = text.partition("/")
+    if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not I/N with 1 <= I <= N, such as 1/4")
+    return int(number), int(of)
 
 
 def _seed(text: str) -> int:

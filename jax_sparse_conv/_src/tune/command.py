@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import collections
 import dataclasses
+import itertools
 import json
 import statistics
 import sys
@@ -53,7 +54,7 @@ def _tune_gpu(options: argparse.Namespace, gpu: jax.Device, folder: Path) -> Non
     device = devices.Device.of(gpu.local_hardware_id or 0)
     path, raw = (folder / f"{folders.slug(gpu.device_kind)}{ending}" for ending in _ENDINGS)
     calls = workloads.expanded(workloads.convolutions(_layers(options)), options.batch, options.kinds)
-    due = _due(calls, measure.key_of, [entry.key for entry in raw_times.read(raw)])
+    due = _due(calls, measure.key_of, options.part, [entry.key for entry in raw_times.read(raw)])
 
     def line_of(_: Key, call: Call) -> Mapping[str, Any]:
         return raw_times.line_of(measure.measure(call, device, xla=not options.no_xla))
@@ -72,7 +73,7 @@ def _tune_cpu(options: argparse.Namespace, folder: Path) -> None:
     here = devices.cpu()
     path, raw = (folder / f"{here.slug}{ending}" for ending in _ENDINGS)
     calls = workloads.expanded(_layers(options), options.batch, options.kinds)
-    due = _due(calls, cpu.key_of, [entry.key for entry in cpu.read(raw)])
+    due = _due(calls, cpu.key_of, options.part, [entry.key for entry in cpu.read(raw)])
 
     def line_of(key: Key, call: Call) -> Mapping[str, Any]:
         return cpu.line_of(key, *cpu.times_of(call))
@@ -105,11 +106,14 @@ def _layers(options: argparse.Namespace) -> list[Call]:
 # --- raw times -------------------------------------------------------------------------------------------------------
 
 
-def _due(calls: Iterable[Call], key_of: Callable[[Call], Key | None], known: Sequence[Key]) -> dict[Key, Call]:
-    """The calls that have no times yet, by key."""
-    keys = {key_of(call): call for call in calls}
+def _due(
+    calls: Iterable[Call], key_of: Callable[[Call], Key | None], part: tuple[int, int], known: Sequence[Key]
+) -> dict[Key, Call]:
+    """The calls of a part, such as (1, 4), that have no times yet, by key."""
+    first, step = part
+    keys = {key: call for call in calls if (key := key_of(call)) is not None}
     done = set(known)
-    return {key: call for key, call in keys.items() if key is not None and key not in done}
+    return {key: call for key, call in itertools.islice(keys.items(), first - 1, None, step) if key not in done}
 
 
 def _time_all(
