@@ -185,8 +185,10 @@ def _pooled(
 ) -> Forward:
     bounds, typicals, opens = (_windows(case, value, 0.0) for value in (bound, typical, is_open.astype(float)))
     if case.pool == "avg":
-        out = _windows(case, y, 0.0).mean(0)
+        values = _windows(case, y, 0.0)
+        out = values.mean(0)
         off = bounds.mean(0) + rounding.out * np.abs(out) + rounding.least
+        off += rounding.sums * math.sqrt(len(values)) * np.abs(values).mean(0)  # the window's own additions
         return Forward(out, off, np.sqrt((typicals**2).mean(0)), passes, opens.max(0) == 0, None)
     values = _windows(case, y, -np.inf)
     winner = values.argmax(0)

@@ -75,6 +75,33 @@ def test_values_and_derivatives(implementation: str | None, padding: Any, stride
         )
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("implementation", [None, "xla", "ecr"])
+def test_gradients_of_windows_side_by_side_do_not_end_the_process(implementation: str | None, dtype: str) -> None:
+    """XLA exchanges x and kernel in a gradient without padding, where windows lie side by side along one axis."""
+    if reason := _native.why_missing(implementation or "ecr", PLATFORM, dtype):
+        pytest.skip(reason)
+    strides, padding = (2, 2), ((1, 3), (3, 1))
+    integers = np.random.default_rng(0).integers
+    x, kernel, weights = (
+        jnp.asarray(integers(-3, 4, shape), dtype) for shape in ((2, 2, 2, 1), (4, 2, 1, 33), (2, 2, 3, 33))
+    )
+
+    def loss(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        y = jsc.conv(x, kernel, strides=strides, padding=padding, implementation=implementation)
+        return jnp.sum((y * weights).astype(jnp.float32))
+
+    of_x, of_kernel = jax.jit(jax.grad(loss, (0, 1)))(x, kernel)
+    for found, place in ((of_x, 0), (of_kernel, 1)):
+        wanted = np.zeros(found.shape)
+        for index in np.ndindex(found.shape):
+            given: list[Any] = [np.asarray(x, np.float64), np.asarray(kernel, np.float64)]
+            given[place] = np.zeros(found.shape)
+            given[place][index] = 1
+            wanted[index] = np.sum(exact(*given, padding, strides) * np.asarray(weights, np.float64))
+        np.testing.assert_allclose(np.asarray(found, np.float64), wanted, rtol=2e-3, atol=1e-3)
+
+
 # x, kernel, padding, strides, groups: the result has no rows or no columns, or x has none.
 EMPTY: list[tuple[Any, Any, Any, Any, int]] = [
     ((2, 28, 2, 6), (5, 5, 1, 6), ((-3, 1), (1, -3)), (1, 1), 6),

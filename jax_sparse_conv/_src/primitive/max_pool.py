@@ -6,9 +6,10 @@ Two primitives, each linear in its second operand, and each other's transpose:
     jsc_max_pool_tangent    x [N, H, W, C], tangent [N, H, W, C] -> [N, Ho, Wo, C]
 
 Each window has one pixel that both go through. On a CPU that is its last NaN or, without one, its first maximum, as in
-XLA's `select_and_scatter`, which may lose a NaN beside padding. Left to `reference` and XLA are fewer channels than
-fill a vector, and maps of so few elements that a call takes longer, by "max pool gradients" of `dispatch/model.json`
-(`benchmarks gradients`), and windows of one pixel, which choose nothing. The pool itself is `reference.pool`.
+XLA's `select_and_scatter`, which may lose a NaN beside padding. They are XLA's for fewer channels than fill a vector,
+and for maps of so few elements that a call takes longer, by "max pool gradients" of `dispatch/model.json`
+(`benchmarks gradients`). On several devices `partitioning` splits them: XLA's partitioner has wrong gradients where
+windows overlap and height or width is split. The pool itself is `reference.pool`.
 """
 
 from __future__ import annotations
@@ -45,12 +46,10 @@ def pool(y: jax.Array, spec: Pool | None) -> jax.Array:
 
 
 def takes(y: Any, spec: Pool) -> bool:
-    """Whether the primitives are of such a pool: of maxima, enough channels, the kernels' dtypes and known sizes."""
+    """Whether the primitives are of such a pool: of maxima of two pixels or more, the kernels' dtypes, known sizes."""
     if spec.kind != "max" or str(y.dtype) not in _native.DTYPES["cpu"] or geo.is_symbolic(*y.shape):
         return False
-    least = model.shipped("max pool gradients")
-    is_little = y.shape[3] < least["channels, least"] or 0 < math.prod(y.shape) < least["elements, least"]
-    if is_little or max(spec.window) == 1:
+    if max(spec.window) == 1:
         return False
     sizes = (*spec.window, *spec.strides, *y.shape[1:], *(pad for pads in spec.padding for pad in pads))
     along = zip(y.shape[1:3], spec.window, spec.strides, spec.padding, strict=True)
@@ -106,7 +105,7 @@ def _tangent_by_taps(x: jax.Array, tangent: jax.Array, *, spec: Pool) -> jax.Arr
     """Off a CPU XLA reduces no pairs, so lax would round x and the tangent to half of their bits each."""
     if math.prod(spec.window) > _MOST_TAPS:
         return _tangent_by_lax(x, tangent, spec=spec)
-    is_pixel = np.pad(np.ones((1, *x.shape[1:3], 1), bool), ((0, 0), *spec.padding, (0, 0)))
+    is_pixel = _padded(jnp.ones((1, *x.shape[1:3], 1), bool), spec)
     best = found = jnp.zeros(_result(x, tangent, spec=spec, method=_TANGENT).shape, x.dtype)
     has = jnp.zeros((1, *best.shape[1:3], 1), bool)
     for tap in np.ndindex(*spec.window):
@@ -156,17 +155,31 @@ def _result(x: Any, linear: Any, *, spec: Pool, method: str) -> jax.ShapeDtypeSt
     return jax.ShapeDtypeStruct((x.shape[0], *size, x.shape[3]), x.dtype)
 
 
+def _lower(ctx: Any, *operands: Any, spec: Pool, by_lax: Any) -> Any:
+    """Of XLA's operations."""
+    return _lowered(ctx, operands, by_lax, spec=spec)
+
+
 def _lower_on_cpu(ctx: Any, *operands: Any, spec: Pool, method: str, by_lax: Any) -> Any:
     x = ctx.avals_in[0]
-    is_partitioned = partitioning.is_partitioned(ctx)
-    is_missing = _native.why_missing(method, "cpu", x.dtype) is not None
-    if is_missing or (is_partitioned and partitioning.is_exported(ctx)):
-        return mlir.lower_fun(functools.partial(by_lax, spec=spec), multiple_results=False)(ctx, *operands)
-    function: Any = functools.partial(_native_call, spec=spec, method=method)
-    if is_partitioned:
-        function = partitioning.partitioned_pool(_native_call, spec=spec, method=method)
+    is_exported = partitioning.is_partitioned(ctx) and partitioning.is_exported(ctx)
+    if is_exported or _is_little(x) or _native.why_missing(method, "cpu", x.dtype) is not None:
+        return _lowered(ctx, operands, by_lax, spec=spec)
+    return _lowered(ctx, operands, _native_call, spec=spec, method=method)
+
+
+def _lowered(ctx: Any, operands: Sequence[Any], run: Any, *, spec: Pool, **parameters: Any) -> Any:
+    function: Any = functools.partial(run, spec=spec, **parameters)
+    if partitioning.is_partitioned(ctx) and not partitioning.is_exported(ctx):
+        function = partitioning.partitioned_pool(run, spec=spec, **parameters)
         ctx = partitioning.with_mesh(ctx)
     return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
+
+
+def _is_little(x: Any) -> bool:
+    """Whether XLA's operations are faster than a call."""
+    least = model.shipped("max pool gradients")
+    return x.shape[3] < least["channels, least"] or 0 < math.prod(x.shape) < least["elements, least"]
 
 
 # --- rules -----------------------------------------------------------------------------------------------------------
@@ -220,7 +233,7 @@ for _primitive, _other, _method, _by_lax, _off_cpus in (
     jax_internals.runs_alone(_primitive)
     jax_internals.checks_nans(_primitive)
     _primitive.def_abstract_eval(functools.partial(_abstract_eval, method=_method))
-    mlir.register_lowering(_primitive, mlir.lower_fun(_off_cpus, multiple_results=False))
+    mlir.register_lowering(_primitive, functools.partial(_lower, by_lax=_off_cpus))
     _on_cpu = functools.partial(_lower_on_cpu, method=_method, by_lax=_by_lax)
     mlir.register_lowering(_primitive, _on_cpu, platform="cpu")
     batching.primitive_batchers[_primitive] = functools.partial(_batch, primitive=_primitive)

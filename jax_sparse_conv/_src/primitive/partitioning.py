@@ -67,10 +67,7 @@ def partitioned(run: Run, config: Config, x_shape: tuple[int, ...], kernel_shape
 
     def split(mesh: Any, arguments: Any, result: Any) -> Split:
         x, kernel, out = map(_entries, (*arguments[:2], result))
-        if config.whole_map:
-            x, out = (x[0], None, None, x[3]), (out[0], None, None, out[3])
-        specs = (x, kernel, out)
-        return Split.of(config.geometry, (x_shape, kernel_shape), specs, mesh.shape)
+        return Split.of(config.geometry, (x_shape, kernel_shape), (x, kernel, out), mesh.shape)
 
     def partition(mesh: Any, arguments: Any, result: Any) -> Any:
         found = split(mesh, arguments, result)
@@ -86,7 +83,7 @@ def partitioned(run: Run, config: Config, x_shape: tuple[int, ...], kernel_shape
     wrapped = custom_partitioning(lambda *operands: run(*operands, config=config))
     batch, counts = _batch(x_shape[0], kernel_shape[0]), ["u v"] * config.has_nonzeros
     terms = [f"{batch} h w c", _window(config), *["s k"] * config.has_bias]
-    out = f"{batch} {_pixels(config)} k"
+    out = f"{batch} h w k"
     terms += [out] * config.has_residual + counts
     rule = _rule(f"{', '.join(terms)} -> {out}", config, x_shape[0], kernel_shape[0])
     wrapped.def_partition(partition=partition, infer_sharding_from_operands=infer, **rule)
@@ -123,7 +120,7 @@ def partitioned_gradient(
     )
     batch, window = _batch(x_shape[0], kernel_shape[0]), _window(config)
     given, wanted = (f"{batch} h w c", window) if by_kernel else (window, f"{batch} h w c")
-    rule = _rule(f"{given}, {batch} {_pixels(config)} k -> {wanted}", config, x_shape[0], kernel_shape[0])
+    rule = _rule(f"{given}, {batch} h w k -> {wanted}", config, x_shape[0], kernel_shape[0])
     wrapped.def_partition(partition=partition, infer_sharding_from_operands=infer, **rule)
     return wrapped
 
@@ -299,8 +296,7 @@ def _rule(rule: str, config: Config, images: int, stacks: int) -> dict[str, Any]
 
     Factors of a kind are in order of appearance.
     """
-    split = {"n" if stacks == 1 else "s"}
-    split |= set() if config.whole_map else {"h", "w"}
+    split = {"n" if stacks == 1 else "s", "h", "w"}
     split |= {"c", "k"} if config.geometry.groups == 1 else set()
     factors = dict.fromkeys(letter for letter in rule if letter.isalpha())
     kept = rule.split("->")[1]
@@ -315,11 +311,6 @@ def _rule(rule: str, config: Config, images: int, stacks: int) -> dict[str, Any]
 def _batch(images: int, stacks: int) -> str:
     """The factors of N in a rule; one of size 1 must not be part of a product."""
     return "n" if stacks == 1 else "s" if images == stacks else "(s n)"
-
-
-def _pixels(config: Config) -> str:
-    """The factors of the result's height and width, which are those of x where they may be split."""
-    return "p q" if config.whole_map else "h w"
 
 
 def _window(config: Config) -> str:

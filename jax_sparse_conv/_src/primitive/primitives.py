@@ -40,7 +40,6 @@ class Config:
       fallback: `implementation=None`: lower to the reference where the method has no kernel (platform, dtype), instead
         of raising, and where `choice` expects that to be faster.
       by_lax: computed by lax, whatever the method: what is dense of a derivative.
-      whole_map: on several devices, its result is not split over height and width.
       may_be_dense: the native code may skip nothing where that is expected to be faster (CPU, no pool).
       below: run the method (its sparse side) only where x is of at most this density; None always, and for "adaptive"
         what `choice` finds. Benchmarks and tests set it to force a side.
@@ -59,7 +58,6 @@ class Config:
     has_nonzeros: bool = False
     fallback: bool = False
     by_lax: bool = False
-    whole_map: bool = False
     precision: Any = None
     coo: configurations.Attribute | None = None
     tile: tuple[int, int, int] | None = None
@@ -89,7 +87,6 @@ class Config:
             method,
             fallback=self.fallback,
             by_lax=self.by_lax,
-            whole_map=self.whole_map,
             precision=self.precision,
             coo=self.coo,
             tile=self.tile,

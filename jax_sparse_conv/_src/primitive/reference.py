@@ -40,7 +40,8 @@ def conv(
     spans = [(k - 1) * d + 1 for k, d in zip(kernel.shape[:2], geometry.dilation, strict=True)]
     padding = geo.named_padding(geometry.padding, x.shape[1:3], spans, geometry.strides)
     if not isinstance(padding, str):
-        x, padding = _padded_within(x, padding, spans)
+        most = [_most_left(geometry, axis, kernel.shape[axis]) for axis in range(2)]
+        x, padding = _padded_within(x, padding, most)
     return _lax_conv(
         x,
         kernel,
@@ -54,13 +55,23 @@ def conv(
     )
 
 
-def _padded_within(x: jax.Array, padding: Pads, spans: Sequence[int]) -> tuple[jax.Array, Pads]:
-    """x cropped or padded so that what is left of the padding is from 0 to the window's span less 1.
+def _most_left(geometry: Geometry, axis: int, size: int) -> int:
+    """How much padding may be left to XLA along an axis: the window's span less 1.
+
+    None where windows lie one beside the other. Their gradient of x, without padding of its own, is one where XLA for
+    CPUs may exchange x and kernel, although their sizes differ, and ends the process.
+    """
+    dilation = geometry.dilation[axis]
+    return 0 if 1 < size == geometry.strides[axis] and dilation == 1 else (size - 1) * dilation
+
+
+def _padded_within(x: jax.Array, padding: Pads, most: Sequence[int]) -> tuple[jax.Array, Pads]:
+    """x cropped or padded so that what is left of the padding is from 0 to `most`.
 
     XLA's convolutions for CPUs read out of bounds for others, in themselves or in their derivatives
     (openxla/xla#48713).
     """
-    left = [(_within(low, span), _within(high, span)) for (low, high), span in zip(padding, spans, strict=True)]
+    left = [(_within(low, limit), _within(high, limit)) for (low, high), limit in zip(padding, most, strict=True)]
     before = [
         _cropped(size, low - a, high - b) for size, (low, high), (a, b) in zip(x.shape[1:3], padding, left, strict=True)
     ]
@@ -75,8 +86,8 @@ def _cropped(size: int, low: int, high: int) -> tuple[int, int, int]:
     return low, -size - low if is_beyond else high, 0
 
 
-def _within(pad: int, span: int) -> int:
-    return min(max(pad, 0), span - 1)
+def _within(pad: int, most: int) -> int:
+    return min(max(pad, 0), most)
 
 
 def dense(x: jax.Array, kernel: jax.Array, precision: lax.PrecisionLike = None) -> jax.Array:
@@ -156,8 +167,8 @@ def is_selection(y: jax.Array, spec: Pool) -> bool:
 def _of_maxima(tangent: jax.Array, at: jax.Array, spec: Pool) -> jax.Array:
     """The tangents of those pixels of each window that `at` names."""
     apart = _windows_apart(tangent, spec)
-    taps = np.arange(math.prod(spec.window), dtype=at.dtype).reshape(1, 1, spec.window[0], 1, spec.window[1], 1)
-    taken = lax.expand_dims(at, (2, 4)) == taps
+    rows, columns = (lax.broadcasted_iota(at.dtype, (1, 1, spec.window[0], 1, spec.window[1], 1), a) for a in (2, 4))
+    taken = lax.expand_dims(at, (2, 4)) == rows * spec.window[1] + columns
     return lax.select(taken, apart, lax.full_like(apart, 0)).sum((2, 4))
 
 
@@ -168,7 +179,7 @@ def _first_maxima(y: jax.Array, spec: Pool) -> jax.Array:
     """
     (rows, columns), (_, height, width, _) = spec.window, y.shape
     values = [
-        y[:, row : height // rows * rows : rows, column : width // columns * columns : columns]
+        every(every(y, 1, row, height // rows, rows), 2, column, width // columns, columns)
         for row, column in np.ndindex(spec.window)
     ]
     best, at = values[0], lax.full_like(values[0], 0, dtype=np.int8)
@@ -217,8 +228,16 @@ def _max_along(y: jax.Array, axis: int, window: int, stride: int) -> jax.Array:
     if window > _LONG_WINDOW:
         half = (window + 1) // 2
         y, starts = _max_along(y, axis, half, 1), (0, window - half)  # type: ignore[assignment]
-    parts = [lax.slice_in_dim(y, start, start + (count - 1) * stride + 1, stride, axis) for start in starts]
-    return functools.reduce(jnp.maximum, parts)
+    return functools.reduce(jnp.maximum, [every(y, axis, start, count, stride) for start in starts])
+
+
+def every(y: jax.Array, axis: int, start: int, count: int, stride: int) -> jax.Array:
+    """So many rows of an axis, a stride apart.
+
+    One row has no stride: XLA's partitioner takes another row then, or raises, where the axis is split.
+    """
+    stride = stride if count > 1 else 1
+    return lax.slice_in_dim(y, start, start + (count - 1) * stride + 1 if count else start, stride, axis)
 
 
 def pool_padding(spec: Pool, dtype: np.dtype) -> float:
