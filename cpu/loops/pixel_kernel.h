@@ -220,8 +220,8 @@ void AddChunk(const ConvTask& task, const Tile& tile, const SumsLayout& layout, 
               ChunkWork<F>& chunk) {
   using A = Accumulator<F>;
   const ConvArgs& a = task.call->args;
-  const int64_t row_bytes = layout.columns * task.plan->block * sizeof(A);
-  chunk.most_rows = chunk.first || chunk.last ? Max(1, kSweepBytes / row_bytes) : tile.in_rows;
+  const int64_t row_bytes = layout.columns * task.plan->block * sizeof(A);  // 0 where all windows are padding
+  chunk.most_rows = chunk.first || chunk.last ? Max(1, kSweepBytes / Max(1, row_bytes)) : tile.in_rows;
   int64_t row = 0;
   for (int64_t i = 0; i < tile.images; ++i) {
     const TileImage& image = images[i];

@@ -13,7 +13,7 @@ from jax_sparse_conv._src.accelerate import equations, maps
 from jax_sparse_conv._src.accelerate.maps import Axes
 from jax_sparse_conv._src.accelerate.values import Map, Values
 from jax_sparse_conv._src.fusion.jaxprs import Equation
-from jax_sparse_conv._src.primitive import jax_internals, max_pool
+from jax_sparse_conv._src.primitive import jax_internals, max_pool, reference
 from jax_sparse_conv._src.problem import geometry as geo
 from jax_sparse_conv._src.problem.geometry import Pool
 
@@ -28,9 +28,15 @@ def pool(equation: Equation, axes: Axes, y: jax.Array) -> jax.Array:
     spec = _max_pool_of(equation, axes, y) if KINDS[equation.equation.primitive.name] == "max" else None
     if spec is not None:
         return max_pool.pool(y, spec)
-    (out,) = equations.bind(equation.equation, [y], **params(equation, axes))
-    result: jax.Array = out
-    return result
+    given = params(equation, axes)
+
+    def reduce(y: jax.Array) -> jax.Array:
+        (out,) = equations.bind(equation.equation, [y], **given)
+        result: jax.Array = out
+        return result
+
+    found = None if _is_xlas(equation) or KINDS[equation.equation.primitive.name] != "sum" else spec_of(given)
+    return reduce(y) if found is None else reference.reduced(y, 0, *found[1:], reduce)
 
 
 def gradient(values: Values, equation: Equation, axes: Axes) -> Map | None:

@@ -113,7 +113,8 @@ def _lower(ctx: Any, *operands: Any, config: Config, platform: str | None) -> An
         ctx, operands, config = _without_lists(ctx, operands, config)
     x, kernel = ctx.avals_in[:2]
     if averages_first(x, kernel, config, platform):
-        return mlir.lower_fun(functools.partial(_of_averages, config=config), multiple_results=False)(ctx, *operands)
+        function: Any = functools.partial(_of_averages, config=config, platform=platform)
+        return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
     if reads_few_pixels(kernel, config, platform):
         return mlir.lower_fun(functools.partial(_of_pixels_read, config=config), multiple_results=False)(ctx, *operands)
     if _pools_apart(x, kernel, config, platform):
@@ -185,7 +186,9 @@ def averages_first(x: Any, kernel: Any, config: Config, platform: str | None) ->
     return is_of_pixels and is_apart and choice.prefers_averages(workload_of(x, kernel, config), platform)
 
 
-def _of_averages(x: jax.Array, *others: jax.Array, config: Config) -> jax.Array:
+def _of_averages(x: jax.Array, *others: jax.Array, config: Config, platform: str | None) -> jax.Array:
+    """The user may have padded x, which XLA would make the window's padding: see `reference.reduced`."""
+    x = lax.optimization_barrier(x) if platform == "cpu" else x
     return conv_p.bind(reference.pool(x, config.geometry.pool), *others, config=_unpooled(config))
 
 

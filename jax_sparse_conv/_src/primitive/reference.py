@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import jax
@@ -20,7 +20,7 @@ from jax import lax
 
 from jax_sparse_conv._src.primitive import explicit
 from jax_sparse_conv._src.problem import geometry as geo
-from jax_sparse_conv._src.problem.geometry import Geometry, Pads, Pool
+from jax_sparse_conv._src.problem.geometry import Geometry, Pads, Pair, Pool
 
 ActivationName: TypeAlias = Literal["relu"]
 _DIMENSIONS = ("NHWC", "HWIO", "NHWC")
@@ -134,8 +134,33 @@ def pool(y: jax.Array, spec: Pool | None) -> jax.Array:
         return _max_pool(y, spec)
     # Sums of 16-bit types are taken in float32, as the kernels do.
     wide = y.astype(jnp.promote_types(y.dtype, jnp.float32))
-    total = lax.reduce_window(wide, _scalar(0, wide), lax.add, *_windows(y, spec))
+    windows = _windows(y, spec)
+    total = reduced(
+        wide, 0, spec.strides, spec.padding, lambda y: lax.reduce_window(y, _scalar(0, y), lax.add, *windows)
+    )
     return (total / (spec.window[0] * spec.window[1])).astype(y.dtype)
+
+
+def reduced(
+    y: jax.Array, fill: float, strides: Pair, padding: Pads, reduce: Callable[[jax.Array], jax.Array]
+) -> jax.Array:
+    """`reduce(y)`, which is lax's `reduce_window` over H and W of y [N, H, W, C], padded with `fill`.
+
+    XLA for CPUs (YNNPACK there) repeats a map's only row, or column, in padding behind it, unless some is in front. So
+    such a map has one window more, in front, which is dropped. Padding alone would not do: XLA makes it the window's.
+    """
+    repeats = [_may_be_repeated(*each) for each in zip(y.shape[1:3], padding, strict=True)]
+    if not any(repeats):
+        return reduce(y)
+    before = [(stride if repeated else 0, 0, 0) for stride, repeated in zip(strides, repeats, strict=True)]
+    found = reduce(lax.pad(y, _scalar(fill, y), ((0, 0, 0), *before, (0, 0, 0))))
+    return found[:, int(repeats[0]) :, int(repeats[1]) :]
+
+
+def _may_be_repeated(size: int, pads: Pair) -> bool:
+    """Whether an axis has one pixel and padding behind it alone; of symbolic ones, whether it may have."""
+    low, high = pads
+    return geo.may_hold(lambda: size <= 1) and geo.may_hold(lambda: low <= 0) and geo.may_hold(lambda: high > 0)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
@@ -200,7 +225,10 @@ def _windows_apart(y: jax.Array, spec: Pool) -> jax.Array:
 
 
 def _max_of_windows(y: jax.Array, spec: Pool) -> jax.Array:
-    return lax.reduce_window(y, _scalar(pool_padding(spec, y.dtype), y), lax.max, *_windows(y, spec))
+    fill, windows = pool_padding(spec, y.dtype), _windows(y, spec)
+    return reduced(
+        y, fill, spec.strides, spec.padding, lambda y: lax.reduce_window(y, _scalar(fill, y), lax.max, *windows)
+    )
 
 
 def _windows(y: jax.Array, spec: Pool) -> tuple[Any, Any, Any]:

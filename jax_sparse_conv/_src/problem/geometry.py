@@ -10,9 +10,10 @@ import dataclasses
 import math
 import operator
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
+import jax
 import numpy as np
 from jax import export, lax
 
@@ -83,6 +84,14 @@ def windowed_size(size: int, window: int, stride: int, padding: Pair, dilation: 
 def is_symbolic(*sizes: Any) -> bool:
     """Whether one of these is a dimension of `jax.export.symbolic_shape`, which is not known yet."""
     return any(export.is_symbolic_dim(size) for size in sizes)
+
+
+def may_hold(condition: Callable[[], bool]) -> bool:
+    """Whether a comparison of sizes holds, or may hold where symbolic ones leave it open."""
+    try:
+        return bool(condition())
+    except jax.errors.InconclusiveDimensionOperation:
+        return True
 
 
 def resolve(
