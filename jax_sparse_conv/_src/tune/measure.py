@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -91,10 +90,11 @@ def measure(call: Call, device: Device, seed: int = 0, xla: bool = True) -> Meas
         functions[name_of(candidate)] = _told(config, candidate)
     operands = list(operands_of(shapes, seed, 1 - ZEROS))
     compiled = {name: jax.jit(function) for name, function in functions.items()}
-    jobs = [(functools.partial(_compiled, function, operands), name == XLA) for name, function in compiled.items()]
-    for _ in timing.compile_each(jobs):
-        pass
-    failed = timing.failures(compiled, operands, chained=True)
+    here = jax.config.jax_default_device  # which other threads are not told
+    jobs = [
+        (functools.partial(_failures, {name: each}, operands, here), name == XLA) for name, each in compiled.items()
+    ]
+    failed = {name: reason for _, reasons in timing.compile_each(jobs) for name, reason in reasons.items()}
     first = timing.per_call(_without(compiled, failed), operands, _SAMPLES)
     ours = sorted((name for name in first if name != XLA), key=lambda name: first[name].median)[:_AGAIN]
     again = {name: compiled[name] for name in (XLA, *ours) if name in first}
@@ -109,10 +109,12 @@ def _candidates(key: Key, device: Device) -> list[Candidate]:
     return list(dict.fromkeys([key.layer.dense(device).candidate, *found]))
 
 
-def _compiled(function: timing.Function, operands: list[timing.Operands]) -> None:
-    """Compile ahead; what does not compile is found when it is run."""
-    with contextlib.suppress(ValueError, jax.errors.JaxRuntimeError):
-        timing.compile_ahead(function, operands)
+def _failures(
+    functions: Mapping[str, timing.Function], operands: list[timing.Operands], here: Any
+) -> Mapping[str, str]:
+    """Compile and run functions once, which takes longer than to time them; why those that do not run do not."""
+    with jax.default_device(here):
+        return timing.failures(functions, operands, chained=True)
 
 
 def _without(functions: Mapping[str, timing.Function], names: Mapping[str, str]) -> dict[str, timing.Function]:
