@@ -3,10 +3,10 @@
     python -m benchmarks regret benchmarks/results/h100/*.times.jsonl
     python -m benchmarks regret benchmarks/results/h100/*.times.jsonl --json regret.json
 
-Three ways to choose: "tables" as on that GPU, "no row" as for a shape that the tables have not seen (its own row is
-left out, near ones count), "models" without any table. Regret is a choice's time over that of the best, XLA or a
-kernel. XLA's time over a choice's says whether `None` is slower than what the user had. Where the chosen tile was not
-timed, the fastest of its family stands for it.
+Four ways to choose: "tables" as on that GPU, "sibling" by the rows of other GPUs of the same build and else the models,
+"no row" as for a shape that no table has seen (near rows count), "models" without any table. Regret is a choice's time
+over that of the best, XLA or a kernel. XLA's time over a choice's says whether `None` is slower than what the user had.
+Where the chosen tile was not timed, the fastest of its family stands for it.
 """
 
 from __future__ import annotations
@@ -145,8 +145,18 @@ def _without_its_row(key: Key, device: Device) -> Candidate | None:
     return _by_models(key, device) if row is None else row.candidate
 
 
+def _by_siblings(key: Key, device: Device) -> Candidate | None:
+    row = table.of_sibling(key, device)
+    return _by_models(key, device) if row is None else row.candidate
+
+
 def _by_models(key: Key, device: Device) -> Candidate | None:
     return choice.by_models(key.workload, device).candidate
 
 
-WAYS: Mapping[str, Way] = {"tables": _by_tables, "no row": _without_its_row, "models": _by_models}
+WAYS: Mapping[str, Way] = {
+    "tables": _by_tables,
+    "sibling": _by_siblings,
+    "no row": _without_its_row,
+    "models": _by_models,
+}

@@ -23,7 +23,7 @@ def test_regret_of_given_times(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert regret.main([str(raw), "--json", str(found)]) == 0
     assert "NVIDIA H900" in capsys.readouterr().out
     outcomes = json.loads(found.read_text(encoding="utf-8"))
-    assert {each["choice"] for each in outcomes} == {"tables", "no row", "models"}
+    assert {each["choice"] for each in outcomes} == {"tables", "sibling", "no row", "models"}
     for each in outcomes:
         assert each["regret"] in (pytest.approx(1.25), pytest.approx(1.0))
         assert each["ratio"] == pytest.approx(25 / each["regret"])

@@ -44,6 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv(folders.SWITCH, raising=False)
     monkeypatch.setattr(devices, "known", lambda: GPU)
     monkeypatch.setattr(_native, "has_warpgroups", lambda: True)
+    monkeypatch.setattr(table, "SHIPPED", tmp_path / "none")
     table.forget()
     return tmp_path
 
@@ -152,6 +153,28 @@ def test_the_users_rows_win_over_the_shipped(folder: Path, monkeypatch: pytest.M
     table.save(shipped / "h900.json", Table(GPU.name, GPU.multiprocessors, (RUN,), rows))
     keep(folder, row(workload(), TILE))
     assert [found.candidate for n in (1, 8) if (found := table.decision(workload(n)))] == [TILE, other]
+
+
+def test_rows_of_a_sibling_count_where_they_are_clear(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "SHIPPED", folder / "shipped")
+    other = Candidate("wgmma", (64, 112, 1, 4))
+    rows = (row(workload(), other), row(workload(8), other), row(workload(32), other, 9.9))
+    for name, capability in (("h901", [9, 0]), ("b901", [10, 0])):
+        run = RUN | {"gpu": {"capability": capability}}
+        table.save(folder / "shipped" / f"{name}.json", Table(f"NVIDIA {name.upper()}", 132, (run,), rows))
+    keep(folder, row(workload(), TILE))
+
+    def decided(device: Device) -> list[Any]:
+        monkeypatch.setattr(devices, "known", lambda: device)
+        found = [table.decision(workload(n)) for n in (1, 8, 32)]
+        return [None if each is None else each.candidate for each in found]
+
+    assert decided(GPU) == [TILE, other, None]
+    assert decided(dataclasses.replace(GPU, name="NVIDIA H902")) == [other, other, None]
+    for others in ({"capability": (9, 1)}, {"multiprocessors": 114}):
+        assert decided(dataclasses.replace(GPU, name="NVIDIA H902", **others)) == [None, None, None]
+    monkeypatch.setenv(folders.SWITCH, "off")
+    assert decided(GPU) == [None, None, None]
 
 
 def test_files_come_back_as_they_were(tmp_path: Path) -> None:

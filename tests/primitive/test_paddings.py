@@ -23,6 +23,7 @@ PADDINGS: list[tuple[Any, tuple[int, int]]] = [
     (((-2, 0), (1, -3)), (1, 1)),
     (((7, -6), (0, 9)), (2, 1)),
     (((3, 3), (-6, 5)), (1, 2)),
+    (((-9, 9), (0, 3)), (1, 2)),
 ]
 X_SHAPE, KERNEL_SHAPE = (1, 9, 7, 3), (3, 3, 3, 4)
 
@@ -44,9 +45,9 @@ def exact(x: Any, kernel: Any, padding: Any, strides: tuple[int, int]) -> np.nda
 
 
 @pytest.mark.parametrize(("padding", "strides"), PADDINGS)
-@pytest.mark.parametrize("implementation", [None, "xla", "ecr", "direct", "lax's signature", "accelerate"])
+@pytest.mark.parametrize("implementation", [None, "xla", "ecr", "direct", "lax's signature", "its xla", "accelerate"])
 def test_values_and_derivatives(implementation: str | None, padding: Any, strides: tuple[int, int]) -> None:
-    method = "ecr" if implementation in (None, "xla", "lax's signature", "accelerate") else implementation
+    method = "ecr" if implementation in (None, "xla", "lax's signature", "its xla", "accelerate") else implementation
     if reason := _native.why_missing(str(method), PLATFORM, "float32"):
         pytest.skip(reason)
     keys = jax.random.split(jax.random.key(0), 5)
@@ -55,8 +56,9 @@ def test_values_and_derivatives(implementation: str | None, padding: Any, stride
     numbers = ("NHWC", "HWIO", "NHWC")
 
     def conv(x: jax.Array, kernel: jax.Array) -> jax.Array:
-        if implementation == "lax's signature":
-            return jsc.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=numbers)
+        if implementation in ("lax's signature", "its xla"):
+            of = "xla" if implementation == "its xla" else None
+            return jsc.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=numbers, implementation=of)
         if implementation == "accelerate":
             plain = lambda x, kernel: lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=numbers)  # noqa: E731
             return jsc.accelerate(plain)(x, kernel)  # type: ignore[no-any-return]

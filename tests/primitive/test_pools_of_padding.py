@@ -23,6 +23,8 @@ from platforms import PLATFORM, require
 
 import jax_sparse_conv as jsc
 
+pytestmark = pytest.mark.usefixtures("float32_products")
+
 IMPLEMENTATIONS = (None, "xla", "ecr", "pecr", "direct", "coo", "adaptive")
 COLUMN = Case("column", (2, 5, 1, 100), 160, (1, 1), groups=4, pool="avg", window_padding=((0, 0), (2, 0)))
 ALONE = (

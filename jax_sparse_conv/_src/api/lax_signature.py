@@ -60,7 +60,7 @@ def conv_general_dilated(
         precision=precision,
         preferred_element_type=preferred_element_type,
     )
-    if reason is not None or implementation == "xla":
+    if reason is not None:
         return dense(jnp.asarray(lhs), jnp.asarray(rhs), out_sharding=out_sharding)
     for name, value in (("window_strides", window_strides), ("rhs_dilation", rhs_dilation)):
         if value is not None:

@@ -1,8 +1,9 @@
 """Tables of measured choices: for a workload on a GPU, the kernel family and tile that was the fastest, or XLA.
 
 A shipped table of a GPU is `tables/<device>.json` beside this file. `python -m jax_sparse_conv tune` writes one of the
-user's own, in the user's cache folder; its rows win over the shipped ones. A workload that has no row takes the choice
-of the nearest row of its class, if that is near enough and clear. Else the models choose (`choice`).
+user's own, in the user's cache folder; its rows win over the shipped ones. Where there is no row, that of a sibling's
+table counts, if it is clear: of a GPU of the same compute capability with as many multiprocessors. Then the nearest row
+of its class, if that is near enough and clear. Else the models choose (`choice`).
 """
 
 from __future__ import annotations
@@ -131,6 +132,11 @@ class Table:
     runs: tuple[Mapping[str, Any], ...]
     rows: tuple[Row, ...]
 
+    @property
+    def capability(self) -> tuple[int, ...]:
+        """Compute capability, as its runs say; nothing where none does."""
+        return next((tuple(run["gpu"]["capability"]) for run in self.runs if "gpu" in run), ())
+
 
 class _Keyed(Protocol):
     @property
@@ -154,10 +160,16 @@ def decision(workload: Workload) -> Row | None:
 
 def near(key: Key, device: Device) -> Row | None:
     """As `decision`, for a workload without a row of its own: by the nearest other row, if it is near and clear."""
-    row = nearest(key, _rows(key, device))
+    row = nearest(key, [*_rows(key, device), *_sibling_rows(key, device)])
     if row is None or not row.is_clear:
         return None
     return dataclasses.replace(row, key=key) if row.candidate is None else _retiled(row, key, device)
+
+
+def of_sibling(key: Key, device: Device) -> Row | None:
+    """The row of another GPU of the same build, where it is clear."""
+    row = next((row for row in _sibling_rows(key, device) if row.key == key), None)
+    return row if row is not None and row.is_clear and _fits(row.candidate, key, device) else None
 
 
 def nearest(key: Key, rows: Iterable[AnyRow]) -> AnyRow | None:
@@ -171,14 +183,21 @@ def nearest(key: Key, rows: Iterable[AnyRow]) -> AnyRow | None:
 def _decided(key: Key, device: Device, switch: str, cache: str) -> Row | None:
     del switch, cache  # which rows there are
     exact = next((row for row in _rows(key, device) if row.key == key), None)
-    if exact is None or not _fits(exact.candidate, key, device):
-        return near(key, device)
-    return exact
+    if exact is not None and _fits(exact.candidate, key, device):
+        return exact
+    return of_sibling(key, device) or near(key, device)
 
 
 def _rows(key: Key, device: Device) -> Sequence[Row]:
     """Of the workload's class."""
     rows = _index(device.name, device.multiprocessors, folders.switch(), os.environ.get(folders.CACHE, ""))
+    return rows.get(key.class_, ())
+
+
+def _sibling_rows(key: Key, device: Device) -> Sequence[Row]:
+    """Of the workload's class, in the shipped tables of other GPUs of the same build."""
+    switch = folders.switch()
+    rows = _index_of_siblings(device.name, device.multiprocessors, device.capability) if switch != "off" else {}
     return rows.get(key.class_, ())
 
 
@@ -218,6 +237,21 @@ def _index(device: str, multiprocessors: int, switch: str, cache: str) -> Index:
         found_table = load(path) if path.exists() else None
         if found_table is not None and found_table.multiprocessors == multiprocessors:
             rows |= {row.key: row for row in found_table.rows}
+    return _by_class(rows)
+
+
+@functools.lru_cache(maxsize=16)
+def _index_of_siblings(device: str, multiprocessors: int, capability: tuple[int, int]) -> Index:
+    rows: dict[Key, Row] = {}
+    for path in sorted(SHIPPED.glob("*.json")):
+        other = load(path)
+        is_alike = other.multiprocessors == multiprocessors and other.capability == capability
+        if is_alike and other.device != device:
+            rows |= {row.key: row for row in other.rows}
+    return _by_class(rows)
+
+
+def _by_class(rows: Mapping[Key, Row]) -> Index:
     found: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows.values():
         found.setdefault(row.key.class_, []).append(row)
@@ -227,6 +261,7 @@ def _index(device: str, multiprocessors: int, switch: str, cache: str) -> Index:
 def forget() -> None:
     """Read the tables again at the next call: after one was written."""
     _index.cache_clear()
+    _index_of_siblings.cache_clear()
     _decided.cache_clear()
 
 

@@ -90,7 +90,7 @@ def measure(call: Call, device: Device, seed: int = 0, xla: bool = True) -> Meas
         functions[name_of(candidate)] = _told(config, candidate)
     operands = list(operands_of(shapes, seed, 1 - ZEROS))
     compiled = {name: jax.jit(function) for name, function in functions.items()}
-    here = jax.config.jax_default_device  # which other threads are not told
+    here = next(iter(operands[0][0].devices()))  # JAX's default device, which other threads are not told
     jobs = [
         (functools.partial(_failures, {name: each}, operands, here), name == XLA) for name, each in compiled.items()
     ]
