@@ -29,6 +29,8 @@ def why_not(case: Case) -> str | None:
         return f"a mesh of {math.prod(case.split)} devices is more than there are"
     if case.implementation == "xla" and case.groups > 1 and _is_wrong_in_lax(case):
         return "XLA splits no groups over output channels, and its gradient by the kernel is a multiple on such a mesh"
+    if case.implementation == "xla" and _has_wrong_maxima_in_lax(case):
+        return "XLA's gradients of max pools with a stride of 1 are wrong along an axis that is split"
     named = {"conv": "ecr", "conv_pool": "pecr", "dense": "dense"}.get(case.operation, "ecr")
     method = named if case.implementation in ("ecr", "adaptive") else case.implementation
     if method in (None, "xla"):
@@ -42,6 +44,13 @@ def _is_wrong_in_lax(case: Case) -> bool:
     """Whether "xla", which is lax's own, is split in a way that XLA is wrong for, with groups (JAX 0.10.2)."""
     images, _, _, channels, out_channels = case.split
     return out_channels > 1 or (case.transform in GRADIENTS and images > 1 and channels > 1)
+
+
+def _has_wrong_maxima_in_lax(case: Case) -> bool:
+    """Whether it is a gradient of windows one pixel apart whose rows or columns are split (JAX 0.10.2)."""
+    if case.pool != "max" or case.transform not in GRADIENTS or case.split[1] * case.split[2] == 1:
+        return False
+    return 1 in (case.window_strides or case.window) and max(case.window) > 1
 
 
 def transformed(case: Case, inputs: Inputs) -> tuple[Function, tuple[Any, ...]]:

@@ -34,7 +34,7 @@ from jax_sparse_conv._src.primitive import (
     reference,
 )
 from jax_sparse_conv._src.primitive.primitives import Config, Operands, after, bind, conv_p, reference_conv
-from jax_sparse_conv._src.problem.geometry import Pool, is_symbolic
+from jax_sparse_conv._src.problem.geometry import is_symbolic
 
 SAVED = "jsc_conv"
 """What `jax.checkpoint_policies.save_only_these_names` takes to keep the results of convolutions and dense layers."""
@@ -50,17 +50,13 @@ def jvp(primals: Sequence[Any], tangents: Sequence[Any], *, config: Config) -> t
         for index, value in zip(varying, moving, strict=True):
             values[index] = value
         operands = Operands.of(values, config)
-        bare = dataclasses.replace(config.bare(), whole_map=_is_not_to_be_split(config.geometry.pool))
+        pool = config.geometry.pool
+        is_whole = pool is not None and max_pool.is_wrong_where_split(pool)
+        bare = dataclasses.replace(config.bare(), whole_map=is_whole)
         y = bind(operands.x, operands.kernel, None, None, bare, nonzeros=operands.nonzeros, lists=operands.lists)
-        pool = reference.pool if config.by_lax else max_pool.pool
-        return after(y, operands.bias, operands.residual, config, pool)
+        return after(y, operands.bias, operands.residual, config, reference.pool if config.by_lax else max_pool.pool)
 
     return jax.jvp(unfused, [primals[i] for i in varying], [tangents[i] for i in varying])
-
-
-def _is_not_to_be_split(pool: Pool | None) -> bool:
-    """Whether XLA's partitioner has wrong gradients of a pool along an axis that is split: windows one pixel apart."""
-    return pool is not None and pool.kind == "max" and 1 in pool.strides and max(pool.window) > 1
 
 
 def _bilinear_jvp(primals: Sequence[Any], tangents: Sequence[Any], config: Config) -> tuple[jax.Array, Any]:

@@ -8,7 +8,8 @@ Two primitives, each linear in its second operand, and each other's transpose:
 Each window has one pixel that both go through. On a CPU that is its last NaN or, without one, its first maximum, as in
 XLA's `select_and_scatter`, which may lose a NaN beside padding. Left to `reference` and XLA are fewer channels than
 fill a vector, and maps of so few elements that a call takes longer, by "max pool gradients" of `dispatch/model.json`
-(`benchmarks gradients`), and windows of one pixel, which choose nothing. The pool itself is `reference.pool`.
+(`benchmarks gradients`), but not where XLA would be wrong on several devices, and windows of one pixel, which choose
+nothing. The pool itself is `reference.pool`.
 """
 
 from __future__ import annotations
@@ -50,13 +51,18 @@ def takes(y: Any, spec: Pool) -> bool:
         return False
     least = model.shipped("max pool gradients")
     is_little = y.shape[3] < least["channels, least"] or 0 < math.prod(y.shape) < least["elements, least"]
-    if is_little or max(spec.window) == 1:
+    if max(spec.window) == 1 or (is_little and not is_wrong_where_split(spec)):
         return False
     sizes = (*spec.window, *spec.strides, *y.shape[1:], *(pad for pads in spec.padding for pad in pads))
     along = zip(y.shape[1:3], spec.window, spec.strides, spec.padding, strict=True)
     height, width = (geo.windowed_size(size, window, stride, pads, 1) for size, window, stride, pads in along)
     images = max(y.shape[1] * y.shape[2], height * width) * y.shape[3]
     return min(sizes) >= 0 and max(*sizes, images) <= _MOST_ELEMENTS
+
+
+def is_wrong_where_split(spec: Pool) -> bool:
+    """Whether XLA's partitioner has wrong gradients of a pool along an axis that is split: windows one pixel apart."""
+    return spec.kind == "max" and 1 in spec.strides and max(spec.window) > 1
 
 
 def _is_better_selected(y: Any, spec: Pool) -> bool:
