@@ -54,7 +54,7 @@ MAPS = [
     "without Shardy",
 ]
 NETWORKS = ["accelerate and jit_inference", "replaced models", "chains and dense blocks"]
-POOLS = ["jit", "explicit types", "shard_map", "conv_pool", "windows that overlap", "one row"]
+POOLS = ["jit", "averages", "explicit types", "shard_map", "conv_pool", "windows that overlap", "one row"]
 TWO = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
 EIGHT = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
 CPUS = {"JAX_PLATFORMS": "cpu"}

@@ -46,6 +46,8 @@ REPEATED = (
     Case("more windows", (64, 1, 3, 32), 32, bias=True, pool="avg", window_padding=((0, 5), (0, 3))),
     Case("windows of one", (64, 1, 3, 32), 32, bias=True, pool="avg", window=(1, 2), window_strides=(2, 2),
          window_padding=((0, 3), (0, 1))),
+    Case("padding in front", (64, 4, 1, 32), 32, bias=True, pool="avg", window_strides=(3, 2),
+         window_padding=((4, 1), (2, 1))),
     Case("maxima", (64, 1, 1, 32), 32, bias=True, pool="max", window_padding=((0, 5), (0, 3))),
 )  # fmt: skip
 

@@ -30,13 +30,15 @@ def pool(equation: Equation, axes: Axes, y: jax.Array) -> jax.Array:
         return max_pool.pool(y, spec)
     given = params(equation, axes)
 
-    def reduce(y: jax.Array) -> jax.Array:
-        (out,) = equations.bind(equation.equation, [y], **given)
+    def reduce(y: jax.Array, padding: Any) -> jax.Array:
+        (out,) = equations.bind(equation.equation, [y], **{**given, "padding": padding})
         result: jax.Array = out
         return result
 
     found = None if _is_xlas(equation) or KINDS[equation.equation.primitive.name] != "sum" else spec_of(given)
-    return reduce(y) if found is None else reference.reduced(y, 0, *found[1:], reduce)
+    if found is None:
+        return reduce(y, given["padding"])
+    return reference.reduced(y, 0, Pool("avg", *found), lambda y, pads: reduce(y, ((0, 0), *pads, (0, 0))))
 
 
 def gradient(values: Values, equation: Equation, axes: Axes) -> Map | None:

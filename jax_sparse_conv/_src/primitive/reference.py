@@ -8,6 +8,7 @@ skipped zero drops `0 * inf` and `0 * nan`.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -134,33 +135,43 @@ def pool(y: jax.Array, spec: Pool | None) -> jax.Array:
         return _max_pool(y, spec)
     # Sums of 16-bit types are taken in float32, as the kernels do.
     wide = y.astype(jnp.promote_types(y.dtype, jnp.float32))
-    windows = _windows(y, spec)
-    total = reduced(
-        wide, 0, spec.strides, spec.padding, lambda y: lax.reduce_window(y, _scalar(0, y), lax.add, *windows)
-    )
+    total = _over_windows(wide, spec, 0, lax.add)
     return (total / (spec.window[0] * spec.window[1])).astype(y.dtype)
 
 
-def reduced(
-    y: jax.Array, fill: float, strides: Pair, padding: Pads, reduce: Callable[[jax.Array], jax.Array]
-) -> jax.Array:
-    """`reduce(y)`, which is lax's `reduce_window` over H and W of y [N, H, W, C], padded with `fill`.
+def _over_windows(y: jax.Array, spec: Pool, fill: float, of: Callable[..., Any]) -> jax.Array:
+    def reduce(padded: jax.Array, padding: Pads) -> jax.Array:
+        windows = _windows(y, dataclasses.replace(spec, padding=padding))
+        return lax.reduce_window(padded, _scalar(fill, y), of, *windows)
+
+    return reduced(y, fill, spec, reduce)
+
+
+def reduced(y: jax.Array, fill: float, spec: Pool, reduce: Callable[[jax.Array, Pads], jax.Array]) -> jax.Array:
+    """lax's `reduce_window` over H and W of y [N, H, W, C], which `reduce` calls with the padding that is left to it.
 
     XLA for CPUs (YNNPACK there) repeats a map's only row, or column, in padding behind it, unless some is in front. So
     such a map has one window more, in front, which is dropped. Padding alone would not do: XLA makes it the window's.
+
+    XLA's partitioner ends the process over gradients where windows that are strides apart begin with padding alone: the
+    derivative crops and spreads at once. So that padding is y's.
     """
-    repeats = [_may_be_repeated(*each) for each in zip(y.shape[1:3], padding, strict=True)]
-    if not any(repeats):
-        return reduce(y)
-    before = [(stride if repeated else 0, 0, 0) for stride, repeated in zip(strides, repeats, strict=True)]
-    found = reduce(lax.pad(y, _scalar(fill, y), ((0, 0, 0), *before, (0, 0, 0))))
-    return found[:, int(repeats[0]) :, int(repeats[1]) :]
+    along = zip(y.shape[1:3], spec.window, spec.strides, spec.padding, strict=True)
+    (above, top, rows), (before, left, columns) = (_in_front(*each) for each in along)
+    if (above, before) == (0, 0):
+        return reduce(y, spec.padding)
+    padded = lax.pad(y, _scalar(fill, y), ((0, 0, 0), (above, 0, 0), (before, 0, 0), (0, 0, 0)))
+    return reduce(padded, (rows, columns))[:, top:, left:]
 
 
-def _may_be_repeated(size: int, pads: Pair) -> bool:
-    """Whether an axis has one pixel and padding behind it alone; of symbolic ones, whether it may have."""
+def _in_front(size: int, window: int, stride: int, pads: Pair) -> tuple[int, int, Pair]:
+    """Pixels of padding to put in front of an axis, windows to drop there then, and the padding that is left."""
     low, high = pads
-    return geo.may_hold(lambda: size <= 1) and geo.may_hold(lambda: low <= 0) and geo.may_hold(lambda: high > 0)
+    if all(map(geo.may_hold, (lambda: size <= 1, lambda: low <= 0, lambda: high > 0))):
+        return stride, 1, pads
+    if stride > 1 and not geo.is_symbolic(low) and low >= window:
+        return low, 0, (0, high)
+    return 0, 0, pads
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
@@ -225,10 +236,7 @@ def _windows_apart(y: jax.Array, spec: Pool) -> jax.Array:
 
 
 def _max_of_windows(y: jax.Array, spec: Pool) -> jax.Array:
-    fill, windows = pool_padding(spec, y.dtype), _windows(y, spec)
-    return reduced(
-        y, fill, spec.strides, spec.padding, lambda y: lax.reduce_window(y, _scalar(fill, y), lax.max, *windows)
-    )
+    return _over_windows(y, spec, pool_padding(spec, y.dtype), lax.max)
 
 
 def _windows(y: jax.Array, spec: Pool) -> tuple[Any, Any, Any]:

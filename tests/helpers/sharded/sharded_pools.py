@@ -1,6 +1,6 @@
 """Run by test_partitioning.py in a process of its own with two CPU devices; asserts, and prints what it checked.
 
-Derivatives of max pools whose maps are split: values against one device's, and what the program sends.
+Derivatives of pools whose maps are split: values against one device's, and what the program sends.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from sharded_explicit import COLLECTIVES
 
 import jax_sparse_conv as jsc
-from jax_sparse_conv._src.primitive import max_pool
+from jax_sparse_conv._src.primitive import max_pool, reference
 from jax_sparse_conv._src.problem.geometry import Pool
 
 APART = Pool("max", (2, 2), (2, 2), ((0, 0), (0, 0)))
 OVERLAPPING = Pool("max", (3, 3), (2, 2), ((1, 1), (0, 1)))
 X = np.random.default_rng(0).integers(-9, 9, (4, 8, 8, 32)).astype(np.float32)
+NHWC: Any = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
 CALLS = ("jsc_max_pool_gradient", "jsc_max_pool_tangent")
 
 
@@ -146,8 +148,35 @@ def check_one_row() -> None:
     print("one row")
 
 
+def check_averages() -> None:
+    """Windows that begin with padding alone, over whose gradients XLA's partitioner ended the process."""
+    cotangent = np.random.default_rng(1).integers(-9, 9, (4, 6, 8, 3)).astype(np.float32)
+    x, strides, padding = X[..., :3], (2, 1), ((4, 0), (0, 1))
+    wanted = np.zeros((4, 12, 9, 3))
+    for row, column in np.ndindex(cotangent.shape[1:3]):
+        window = wanted[:, 2 * row : 2 * row + 2, column : column + 2]
+        window += cotangent[:, row : row + 1, column : column + 1] / 4
+    wanted = wanted[:, 4:, :8]
+
+    def of_user(x: Any) -> Any:
+        total = lax.reduce_window(x, np.float32(0), lax.add, (1, 2, 2, 1), (1, *strides, 1), ((0, 0), *padding, (0, 0)))
+        return total / 4
+
+    of_pool = functools.partial(reference.pool, spec=Pool("avg", (2, 2), strides, padding))
+    identity = np.eye(3, dtype=np.float32)[None, None]
+    of_map = jsc.accelerate(lambda x: of_user(x + lax.conv_general_dilated(x, identity, (1, 1), "SAME", **NHWC)))
+    for function, factor in ((of_pool, 1), (of_map, 2)):
+        for split in (P(None, "a"), P("a", None, "b"), P(None, "a", "b")):
+            over = jax.make_mesh((2, 1), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+            given = [jax.device_put(value, NamedSharding(over, split)) for value in (x, cotangent)]
+            found = jax.jit(lambda x, dy, of=function: jax.vjp(of, x)[1](dy)[0])(*given)
+            np.testing.assert_allclose(found, factor * wanted, rtol=1e-6, err_msg=str(split))
+    print("averages")
+
+
 def main() -> None:
     check_jit()
+    check_averages()
     check_explicit()
     check_shard_map()
     check_conv_pool()
