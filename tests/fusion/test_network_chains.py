@@ -225,13 +225,12 @@ def test_short_chains_are_taken_apart(model: ResNet, monkeypatch: pytest.MonkeyP
 
 def test_chains_are_of_small_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """One image has a bound of its own."""
-    exact, most = network(precision="highest"), chain_rules._FLOPS
-    monkeypatch.setattr(chain_rules, "_FLOPS", 1e5)
+    exact, rules = network(precision="highest"), chain_rules._RULES
+    monkeypatch.setattr(chain_rules, "_RULES", {**rules, "operations, mean": 1e5})
     assert lowered(monkeypatch, exact, image(), capability=(9, 0)).count("@jsc_chain") == 1
     assert lowered(monkeypatch, network(), image(), capability=(9, 0)).count("@jsc_chain") == 1
     assert lowered(monkeypatch, network(), image(2), capability=(9, 0)).count("@jsc_chain") == 0
-    monkeypatch.setattr(chain_rules, "_FLOPS", most)
-    monkeypatch.setattr(chain_rules, "_FLOPS_OF_ONE", 1e5)
+    monkeypatch.setattr(chain_rules, "_RULES", {**rules, "operations, mean, one image": 1e5})
     assert lowered(monkeypatch, exact, image(), capability=(9, 0)).count("@jsc_chain") == 0
     assert lowered(monkeypatch, network(), image(), capability=(9, 0)).count("@jsc_chain") == 0
     assert lowered(monkeypatch, network(), image(2), capability=(9, 0)).count("@jsc_chain") == 1

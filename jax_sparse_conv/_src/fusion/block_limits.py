@@ -11,13 +11,10 @@ from jax import lax
 
 from jax_sparse_conv._src import _native
 from jax_sparse_conv._src.api import arguments
+from jax_sparse_conv._src.dispatch import model
 from jax_sparse_conv._src.fusion.block_parameters import BlockSizes, DenseBlockLayer, DenseTransition, parts_of
 from jax_sparse_conv._src.primitive import custom_call
 from jax_sparse_conv._src.problem.geometry import MAX_ELEMENTS
-
-# Images of a batch up to which `implementation=None` runs a block by the kernels for few images. It counts where there
-# are no kernels for many. By TF32, HIGHEST and 16 bits.
-_MOST_IMAGES, _MOST_IMAGES_EXACT, _MOST_IMAGES_16BIT = 8, 2, 4
 
 _GROWTH, _MIDDLE, _CHANNELS = 32, 128, 32  # kGrowth, kMiddle, kDenseChannels
 _MAX_CHANNELS, _MAX_LAYERS, _FAR = 4096, 128, 2**13
@@ -33,10 +30,12 @@ def described(operands: Sequence[Any], packed: BlockSizes | None) -> tuple[Any, 
 
 
 def most_images(dtype: Any, precision: Any) -> int:
-    """Images of a batch up to which the kernels for few are expected to be faster than layers one by one."""
-    if str(dtype) != "float32":
-        return _MOST_IMAGES_16BIT
-    return _MOST_IMAGES_EXACT if custom_call.is_highest(precision) else _MOST_IMAGES
+    """Images of a batch up to which the kernels for few are expected to be faster than layers one by one.
+
+    It counts where there are no kernels for many.
+    """
+    kind = "16 bits" if str(dtype) != "float32" else "HIGHEST" if custom_call.is_highest(precision) else "TF32"
+    return int(model.shipped("gpu chains")[f"block images, {kind}"])
 
 
 def is_one_call_on_cpu(

@@ -9,23 +9,25 @@ from typing import Any
 import jax
 
 from jax_sparse_conv._src import devices
+from jax_sparse_conv._src.dispatch import model
 from jax_sparse_conv._src.dispatch.planner import Layer
 from jax_sparse_conv._src.primitive import custom_call, lowering
 from jax_sparse_conv._src.primitive.primitives import Config
 from jax_sparse_conv._src.problem.geometry import MAX_ELEMENTS
 from jax_sparse_conv._src.problem.workload import Workload
 
-MAX_IMAGES = 8
+# Fitted by hand (`dispatch/model.json`).
+_RULES = model.shipped("gpu chains")
+MAX_IMAGES = int(_RULES["images, most"])
 """Most images of a batch of which a layer is fused. Beyond, cuDNN has enough work to fill the device."""
 MAX_LAYERS = 256
 """Most layers of one call, a pool counted as a layer. Longer chains become several calls."""
-LEAST_LAYERS = 6
+LEAST_LAYERS = int(_RULES["layers, least"])
 """Fewest layers of a chain that may pay. Shorter ones have not been measured."""
 
 _FAR = 2**13  # rows, columns, strides and reach of a window
 _COPY_BYTES = 16
 _LEAST_GROUP_OUT_CHANNELS = 32  # of a group, for tiles of 64
-_MOST_FLOPS, _MOST_FLOPS_EXACT = 3.8e9, 1.2e11  # of a layer; the most that were measured
 _DTYPES = ("float32", "bfloat16", "float16")
 _BESIDE_ROW = 2**16  # bytes of shared memory beside the inputs of a dense layer (cuda/sparse/matvec/row.cu)
 # An average over pixels: pixels that a block takes at a time, channels of a block, blocks that share the channels, and
@@ -34,8 +36,6 @@ _AVERAGED, _PIECE, _PARTS, _SHARED_RESULTS, _MOST_ROUNDS = 64, 256, 8, 7680, 8
 # A chain is expected to gain over its layers one by one, under `implementation=None`, on this compute capability. It
 # has at least `LEAST_LAYERS` layers and at most so many operations a layer. At HIGHEST that holds for one image.
 _MEASURED = (9, 0)
-_MOST_IMAGES_EXACT = 1
-_FLOPS, _FLOPS_OF_ONE = 1.3e9, 2.5e9  # a layer on average; the latter for one image
 
 
 def why_not(config: Config, x: Any, kernel: Any, shared_memory: int | None = None) -> str | None:
@@ -116,7 +116,7 @@ def _why_not_direct(workload: Workload) -> str | None:
     groups, out_channels = workload.geometry.groups, workload.kernel_shape[4] // workload.geometry.groups
     if groups > 1 and out_channels < _LEAST_GROUP_OUT_CHANNELS and "grouped" not in _families(workload, device):
         return f"its {groups} groups are too narrow"
-    most = _MOST_FLOPS_EXACT if workload.is_precise else _MOST_FLOPS
+    most = _RULES["operations, most, HIGHEST" if workload.is_precise else "operations, most"]  # that were measured
     return "it has so much work that its start does not matter" if workload.flops > most else None
 
 
@@ -139,7 +139,7 @@ def pays(calls: Sequence[tuple[Config, Any, Any]]) -> bool:
     images, exact = x.shape[0], is_precise(config, x.dtype)
     if devices.current().capability != _MEASURED or len(calls) < LEAST_LAYERS:
         return False
-    if images > (_MOST_IMAGES_EXACT if exact else MAX_IMAGES):
+    if images > _RULES["images, most, HIGHEST" if exact else "images, most"]:
         return False
-    most = _FLOPS_OF_ONE if images == 1 else _FLOPS
+    most = _RULES["operations, mean, one image" if images == 1 else "operations, mean"]
     return sum(lowering.workload_of(x, kernel, config).flops for config, x, kernel in calls) <= most * len(calls)
