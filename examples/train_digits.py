@@ -123,11 +123,11 @@ def _batch(images: np.ndarray, labels: np.ndarray, rows: Any) -> tuple[jax.Array
 def main(argv: list[str] | None = None) -> dict[str, list[Epoch]]:
     """Train both sides; returns what each epoch left."""
     options = _parser().parse_args(argv)
-    digits = load_digits()
+    pixels, targets = load_digits(return_X_y=True)
     # 8x8 pixels, each repeated, so that the last maps are not of a pixel or two; 4 times makes them 32x32.
-    images = np.repeat(np.repeat(digits.images, options.repeat, 1), options.repeat, 2)[..., None] / 16
+    images = np.repeat(np.repeat(pixels.reshape(-1, 8, 8), options.repeat, 1), options.repeat, 2)[..., None] / 16
     order = np.random.default_rng(0).permutation(len(images))
-    images, labels = images[order].astype(np.float32), digits.target[order].astype(np.int32)
+    images, labels = images[order].astype(np.float32), targets[order].astype(np.int32)
     held = len(images) // 5
     train, test = (images[held:], labels[held:]), (jnp.asarray(images[:held]), labels[:held])
 
