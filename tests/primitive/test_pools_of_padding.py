@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from cases import Case
 from jax import export, lax
+from jax.experimental import jet
 from kernel_checks import TOLERANCE, call, run
 from oracle import relative_error
 from platforms import PLATFORM, require
@@ -164,7 +165,7 @@ def test_second_derivatives_and_taylor_terms() -> None:
     linear = exact(case, x, kernel)  # of the scale
     found = jax.jit(jax.grad(jax.grad(loss)))(1.0)
     np.testing.assert_allclose(found, (linear**2).sum(), rtol=1e-5)
-    out, (first,) = jax.experimental.jet.jet(function, (x,), ((x,),))
+    out, (first,) = jet.jet(function, (x,), ((x,),))
     assert relative_error(out, wanted) <= TOLERANCE["float32"]
     assert relative_error(first, linear) <= TOLERANCE["float32"]
 
