@@ -63,9 +63,9 @@ ours, relative to float64, with zeros.""",
     "profile": (
         "Where a network's time goes",
         """\
-Shares of a call on a CPU, by XLA's own trace: convolutions and dense layers (gradients by x among them), gradients of
-kernels and pools, XLA's own operations, and the time between operations. The last column is the operation that takes
-longest.""",
+Shares of a call on a CPU, by XLA's own trace. Convolutions and dense layers have the gradients by x among them. Then
+come gradients of kernels and of pools, XLA's own operations, and the time between operations. The last column is the
+operation that takes longest.""",
         network_tables.profile,
     ),
     "training": (

@@ -196,14 +196,19 @@ def choices(results: Path) -> list[float]:
 # --- choices ---------------------------------------------------------------------------------------------------------
 
 
-@_says(
-    "docs/design/tuning.md",
-    """\
-On an H100, {} calls (`h100/tune.times.jsonl`, `h100/xla.times.jsonl`):
+_CALLS = """\
+On an {0}, {{}} calls (`{1}/tune.times.jsonl`, `{1}/xla.times.jsonl`):
 
 | calls | wanted: mean, worst | HIGHEST | TF32 | 16 bits |
 |---|---|---|---|---|
-| with their row | 1 %, 5 % | {} %, {} % | {} %, {} % | {} %, {} % |
+| with their row | 1 %, 5 % | {{}} %, {{}} % | {{}} %, {{}} % | {{}} %, {{}} % |
+"""
+
+
+@_says(
+    "docs/design/tuning.md",
+    _CALLS.format("H100", "h100")
+    + """\
 | without it | 5 % | {} % | {} % | {} % |
 | by the models alone | 5 % | {} % | {} % | {} % |
 
@@ -221,12 +226,8 @@ def _regret(results: Path) -> Sequence[str]:
 
 @_says(
     "docs/design/tuning.md",
-    """\
-On an H200, {} calls (`h200/tune.times.jsonl`, `h200/xla.times.jsonl`):
-
-| calls | wanted: mean, worst | HIGHEST | TF32 | 16 bits |
-|---|---|---|---|---|
-| with their row | 1 %, 5 % | {} %, {} % | {} %, {} % | {} %, {} % |
+    _CALLS.format("H200", "h200")
+    + """\
 | by the H100's rows, else by the models | 5 % | {} % | {} % | {} % |
 | by the models alone | 5 % | {} % | {} % | {} % |""",
 )

@@ -18,7 +18,7 @@ from benchmarks.paper.claims import CHENG, CHENG_PARTS, CHENG_PRINTED, claims
 from benchmarks.suites import direct_ablation
 
 _GPU = "h200"  # a folder of results
-_GPUS, _CPUS = (_GPU, "h100"), ("cpu_intel_xeon", "cpu_amd_epyc")  # the first that has an experiment counts
+_GPUS, _CPUS = (_GPU, "h100"), ("cpu_amd_epyc", "cpu_intel_xeon")  # the first that has an experiment counts
 _CASE = "{}/{}/{}"  # network, kind and batch
 _CHENG_BATCH = 8  # of ResNet-50's layer there
 

@@ -165,7 +165,7 @@ def _tables() -> dict[str, str]:
     table = importlib.import_module("jax_sparse_conv._src.dispatch.table")
     devices = importlib.import_module("jax_sparse_conv._src.devices")
     first = importlib.import_module("jax").local_devices()[0]
-    paths = table.paths_of(devices.cpu().slug) if first.platform == "cpu" else table.paths(str(first.device_kind))
+    paths = table.paths_of(devices.cpu().slug) if first.platform == "cpu" else table.paths_on(first)
     return {name: str(path) if path.exists() else f"none, {path}" for name, path in paths.items()}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -170,11 +171,16 @@ def test_rows_of_a_sibling_count_where_they_are_clear(folder: Path, monkeypatch:
         return [None if each is None else each.candidate for each in found]
 
     assert decided(GPU) == [TILE, other, None]
+    gpu: Any = SimpleNamespace(device_kind=GPU.name, local_hardware_id=0)
+    monkeypatch.setattr(Device, "of", lambda ordinal: GPU)
+    own = {"user": folder / "h900.json", "shipped": folder / "shipped" / "h900.json"}
+    assert table.paths_on(gpu) == own | {"sibling h901": folder / "shipped" / "h901.json"}
     assert decided(dataclasses.replace(GPU, name="NVIDIA H902")) == [other, other, None]
     for others in ({"capability": (9, 1)}, {"multiprocessors": 114}):
         assert decided(dataclasses.replace(GPU, name="NVIDIA H902", **others)) == [None, None, None]
     monkeypatch.setenv(folders.SWITCH, "off")
     assert decided(GPU) == [None, None, None]
+    assert table.paths_on(gpu) == {}
 
 
 def test_files_come_back_as_they_were(tmp_path: Path) -> None:

@@ -53,8 +53,20 @@ def _compute(case: Case, x: Any, kernel: Any, bias: Any, residual: Any) -> jax.A
         # XLA loses NaN in windows of larger maps on a CPU, and keeps it elsewhere.
         nans = lax.reduce_window((y != y).astype(y.dtype), np.float64(0), lax.add, window, strides, padding)
         return lax.select(nans > 0, lax.full_like(most, np.nan), most)
-    total = lax.reduce_window(y, np.float64(0), lax.add, window, strides, padding)
-    return total / (case.window[0] * case.window[1])
+    return _average(y, case.window, case.window_strides or case.window, padding)
+
+
+def _average(y: jax.Array, window: Any, strides: Any, padding: Any) -> jax.Array:
+    """Tap by tap, as XLA's sums of windows repeat a map's only row in the padding behind it (CPUs)."""
+    if isinstance(padding, str):
+        padding = ((0, 0), *lax.padtype_to_pads(y.shape[1:3], window, strides, padding), (0, 0))
+    y = lax.pad(y, np.float64(0), [(low, high, 0) for low, high in padding])
+    ends = [max(0, size - length + 1) for size, length in zip(y.shape[1:3], window, strict=True)]
+    taps = [
+        y[:, row : ends[0] + row : strides[0], column : ends[1] + column : strides[1]]
+        for row, column in np.ndindex(*window)
+    ]
+    return functools.reduce(lax.add, taps) / len(taps)
 
 
 @functools.partial(jax.jit, static_argnums=0)

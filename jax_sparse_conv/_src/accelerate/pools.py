@@ -38,7 +38,7 @@ def pool(equation: Equation, axes: Axes, y: jax.Array) -> jax.Array:
     found = None if _is_xlas(equation) or KINDS[equation.equation.primitive.name] != "sum" else spec_of(given)
     if found is None:
         return reduce(y, given["padding"])
-    return reference.reduced(y, 0, Pool("avg", *found), lambda y, pads: reduce(y, ((0, 0), *pads, (0, 0))))
+    return reference.reduce_window(y, 0, Pool("avg", *found), lambda y, pads: reduce(y, ((0, 0), *pads, (0, 0))))
 
 
 def gradient(values: Values, equation: Equation, axes: Axes) -> Map | None:

@@ -174,7 +174,7 @@ def _table() -> _Found:
     table, cpu_table, devices = (_module(name) for name in ("dispatch.table", "dispatch.cpu_table", "devices"))
     first = jax.local_devices()[0]
     is_cpu = first.platform == "cpu"
-    paths = cpu_table.paths(devices.cpu()) if is_cpu else table.paths(str(first.device_kind))
+    paths = cpu_table.paths(devices.cpu()) if is_cpu else table.paths_on(first)
     tune = f"python -m jax_sparse_conv tune{' --device cpu' if is_cpu else ''}"
     in_use = [path for path in paths.values() if path.exists()]
     for path in in_use:

@@ -17,6 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+import jax
+
 from jax_sparse_conv._src import devices
 from jax_sparse_conv._src.devices import Device
 from jax_sparse_conv._src.dispatch import folders, model, planner
@@ -222,6 +224,17 @@ def paths(device: str) -> dict[str, Path]:
     return paths_of(folders.slug(device))
 
 
+def paths_on(gpu: jax.Device) -> dict[str, Path]:
+    """As `paths`, and the shipped tables of other GPUs of the same build."""
+    try:
+        device = Device.of(gpu.local_hardware_id or 0)
+    except RuntimeError:  # no CUDA kernels, which is what tables choose among
+        return paths(gpu.device_kind)
+    others = _tables_of_siblings(device.name, device.multiprocessors, device.capability)
+    siblings = {f"sibling {path.stem}": path for path in others}
+    return paths(device.name) | (siblings if folders.switch() != "off" else {})
+
+
 def paths_of(slug: str) -> dict[str, Path]:
     """As `paths`, by the name that a GPU or CPU has in file names."""
     switch, name = folders.switch(), f"{slug}.json"
@@ -242,13 +255,17 @@ def _index(device: str, multiprocessors: int, switch: str, cache: str) -> Index:
 
 @functools.lru_cache(maxsize=16)
 def _index_of_siblings(device: str, multiprocessors: int, capability: tuple[int, int]) -> Index:
-    rows: dict[Key, Row] = {}
-    for path in sorted(SHIPPED.glob("*.json")):
-        other = load(path)
-        is_alike = other.multiprocessors == multiprocessors and other.capability == capability
-        if is_alike and other.device != device:
-            rows |= {row.key: row for row in other.rows}
-    return _by_class(rows)
+    tables = _tables_of_siblings(device, multiprocessors, capability).values()
+    return _by_class({row.key: row for each in tables for row in each.rows})
+
+
+def _tables_of_siblings(device: str, multiprocessors: int, capability: tuple[int, int]) -> dict[Path, Table]:
+    found = {path: load(path) for path in sorted(SHIPPED.glob("*.json"))}
+    return {
+        path: each
+        for path, each in found.items()
+        if (each.multiprocessors, each.capability) == (multiprocessors, capability) and each.device != device
+    }
 
 
 def _by_class(rows: Mapping[Key, Row]) -> Index:

@@ -187,7 +187,7 @@ def averages_first(x: Any, kernel: Any, config: Config, platform: str | None) ->
 
 
 def _of_averages(x: jax.Array, *others: jax.Array, config: Config, platform: str | None) -> jax.Array:
-    """The user may have padded x, which XLA would make the window's padding: see `reference.reduced`."""
+    """The user may have padded x, which XLA would make the window's padding: see `reference.reduce_window`."""
     x = lax.optimization_barrier(x) if platform == "cpu" else x
     return conv_p.bind(reference.pool(x, config.geometry.pool), *others, config=_unpooled(config))
 

@@ -8,8 +8,8 @@ Two primitives, each linear in its second operand, and each other's transpose:
 Each window has one pixel that both go through. On a CPU that is its last NaN or, without one, its first maximum, as in
 XLA's `select_and_scatter`, which may lose a NaN beside padding. They are XLA's for fewer channels than fill a vector,
 and for maps of so few elements that a call takes longer, by "max pool gradients" of `dispatch/model.json`
-(`benchmarks gradients`). On several devices `partitioning` splits them: XLA's partitioner has wrong gradients where
-windows overlap and height or width is split. The pool itself is `reference.pool`.
+(`benchmarks gradients`). On several devices `partitioning` splits them: XLA's partitioner has wrong gradients where a
+window is twice as long as its stride, or longer, along an axis that is split. The pool itself is `reference.pool`.
 """
 
 from __future__ import annotations
@@ -122,9 +122,10 @@ def _padded(x: jax.Array, spec: Pool) -> jax.Array:
 
 def _tap(padded: Any, tap: Sequence[int], spec: Pool) -> Any:
     """The pixel at one place of every window."""
-    along = zip(padded.shape[1:3], tap, spec.window, spec.strides, strict=True)
-    rows, columns = (slice(at, size - window + at + 1, stride) for size, at, window, stride in along)
-    return padded[:, rows, columns]
+    for axis, (at, window, stride) in enumerate(zip(tap, spec.window, spec.strides, strict=True), 1):
+        count = geo.windowed_size(padded.shape[axis], window, stride, (0, 0), 1)
+        padded = reference.strided_slice(padded, axis, at, count, stride)
+    return padded
 
 
 def _gradient_by_lax(x: jax.Array, cotangent: jax.Array, *, spec: Pool) -> jax.Array:

@@ -59,8 +59,8 @@ def conv(
 def _most_left(geometry: Geometry, axis: int, size: int) -> int:
     """How much padding may be left to XLA along an axis: the window's span less 1.
 
-    None where windows lie one beside the other. Their gradient of x, without padding of its own, is one where XLA for
-    CPUs may exchange x and kernel, although their sizes differ, and ends the process.
+    No pixel where windows lie side by side. For their gradient of x, which has no padding then, XLA for CPUs may
+    exchange x and kernel, although their sizes differ, and ends the process.
     """
     dilation = geometry.dilation[axis]
     return 0 if 1 < size == geometry.strides[axis] and dilation == 1 else (size - 1) * dilation
@@ -144,10 +144,10 @@ def _over_windows(y: jax.Array, spec: Pool, fill: float, of: Callable[..., Any])
         windows = _windows(y, dataclasses.replace(spec, padding=padding))
         return lax.reduce_window(padded, _scalar(fill, y), of, *windows)
 
-    return reduced(y, fill, spec, reduce)
+    return reduce_window(y, fill, spec, reduce)
 
 
-def reduced(y: jax.Array, fill: float, spec: Pool, reduce: Callable[[jax.Array, Pads], jax.Array]) -> jax.Array:
+def reduce_window(y: jax.Array, fill: float, spec: Pool, reduce: Callable[[jax.Array, Pads], jax.Array]) -> jax.Array:
     """lax's `reduce_window` over H and W of y [N, H, W, C], which `reduce` calls with the padding that is left to it.
 
     XLA for CPUs (YNNPACK there) repeats a map's only row, or column, in padding behind it, unless some is in front. So
@@ -215,7 +215,7 @@ def _first_maxima(y: jax.Array, spec: Pool) -> jax.Array:
     """
     (rows, columns), (_, height, width, _) = spec.window, y.shape
     values = [
-        every(every(y, 1, row, height // rows, rows), 2, column, width // columns, columns)
+        strided_slice(strided_slice(y, 1, row, height // rows, rows), 2, column, width // columns, columns)
         for row, column in np.ndindex(spec.window)
     ]
     best, at = values[0], lax.full_like(values[0], 0, dtype=np.int8)
@@ -264,10 +264,10 @@ def _max_along(y: jax.Array, axis: int, window: int, stride: int) -> jax.Array:
     if window > _LONG_WINDOW:
         half = (window + 1) // 2
         y, starts = _max_along(y, axis, half, 1), (0, window - half)  # type: ignore[assignment]
-    return functools.reduce(jnp.maximum, [every(y, axis, start, count, stride) for start in starts])
+    return functools.reduce(jnp.maximum, [strided_slice(y, axis, start, count, stride) for start in starts])
 
 
-def every(y: jax.Array, axis: int, start: int, count: int, stride: int) -> jax.Array:
+def strided_slice(y: jax.Array, axis: int, start: int, count: int, stride: int) -> jax.Array:
     """So many rows of an axis, a stride apart.
 
     One row has no stride: XLA's partitioner takes another row then, or raises, where the axis is split.
