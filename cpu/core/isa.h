@@ -14,8 +14,9 @@
 
 #include "cpu/core/dtypes.h"
 #include "cpu/loops/coo_task.h"
-#include "cpu/loops/max_pool_task.h"
 #include "cpu/plan/plan.h"
+#include "cpu/training/batch_norm_task.h"
+#include "cpu/training/max_pool_task.h"
 #include "native/call.h"
 
 namespace jsc {
@@ -89,6 +90,10 @@ struct Isa {
   void (*max_pool_gradient[kDtypes])(const MaxPoolTask& task, char* scratch);
   int64_t (*max_pool_tangent_bytes[kDtypes])(const MaxPoolTask& task);
   void (*max_pool_tangent[kDtypes])(const MaxPoolTask& task, char* scratch);
+  void (*batch_norm_sums[kDtypes])(const BatchNormTask& task);
+  void (*batch_norm_result[kDtypes])(const BatchNormTask& task);
+  void (*batch_norm_gradient_sums[kDtypes])(const BatchNormTask& task);
+  void (*batch_norm_gradient[kDtypes])(const BatchNormTask& task);
   // Non-zeros among `runs` runs of kCountRun elements of x; the runs begin `step` elements apart.
   int64_t (*count[kDtypes])(const void* x, int64_t runs, int64_t step);
   // For core/machine_limits.cc: kChains multiply-adds of independent vectors, `rounds` times; kLimitEntries *

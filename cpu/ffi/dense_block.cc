@@ -7,6 +7,7 @@
 
 #include "cpu/core/parallel.h"
 #include "cpu/ffi/host.h"
+#include "cpu/ffi/huge_pages.h"
 
 namespace jsc {
 namespace {
@@ -189,6 +190,7 @@ ffi::Error Run(ffi::ThreadPool& pool, ffi::AnyBuffer x, ffi::AnyBuffer parameter
     return Invalid("the map must be float32 [N, H, W, C], and the middle float32 [N, H, W, M]");
   }
   if (block.pixels() == 0) return ffi::Error::Success();
+  for (ffi::AnyBuffer written : {out, map, **middle}) AdviseHugePages(written);
   float* const values = map.typed_data<float>();
   Team team(pool);
   CopyInput(team, block, x.typed_data<float>(), values);

@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <exception>
 
+#include "cpu/ffi/batch_norm.h"
 #include "cpu/ffi/coo_star.h"
 #include "cpu/ffi/dense_block.h"
 #include "cpu/ffi/host.h"
+#include "cpu/ffi/huge_pages.h"
 #include "native/decode.h"
 #include "native/decode_coo.h"
 
@@ -22,6 +24,7 @@ ffi::Error Handle(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer kernel,
   try {
     ffi::ErrorOr<ConvCall> call = MakeConvCall(x, kernel, optional, out, attributes);
     if (!call.has_value()) return call.error();
+    AdviseHugePages(*out);
     return kRun(pool, *call);
   } catch (const std::exception& error) {
     return ffi::Error(ffi::ErrorCode::kInternal, error.what());
@@ -51,6 +54,7 @@ ffi::Error CooOfLists(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffe
     const ffi::ErrorOr<CooListsCall> call =
         MakeCooListsCall(values, positions, counts, kernel, optional, out, attributes);
     if (!call.has_value()) return call.error();
+    AdviseHugePages(*out);
     return RunCooCall(pool, call->call, &call->lists);
   } catch (const std::exception& error) {
     return ffi::Error(ffi::ErrorCode::kInternal, error.what());
@@ -69,6 +73,7 @@ ffi::Error KernelGradient(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer
                         "cotangent must have x's dtype, and the gradient be float64 for float64 and else float32");
     }
     const int64_t chunks = out->dimensions()[0];
+    AdviseHugePages(*out);
     return RunKernelGradientCall(pool, dtype,
                                  {*args, x.untyped_data(), cotangent.untyped_data(), chunks, out->untyped_data()});
   } catch (const std::exception& error) {
@@ -89,6 +94,7 @@ ffi::Error MaxPool(ffi::ThreadPool& pool, ffi::AnyBuffer x, ffi::AnyBuffer linea
         !std::equal(size.begin(), size.end(), other.begin(), other.end())) {
       return ffi::Error(ffi::ErrorCode::kInvalidArgument, "tangents must have x's dtype, and of x also its shape");
     }
+    AdviseHugePages(out);
     return run(pool, dtype, {*args, x.untyped_data(), linear.untyped_data(), out.untyped_data()});
   } catch (const std::exception& error) {
     return ffi::Error(ffi::ErrorCode::kInternal, error.what());
@@ -160,6 +166,36 @@ XLA_FFI_DEFINE_HANDLER(kKernelGradient, KernelGradient,
 XLA_FFI_DEFINE_HANDLER(kMaxPoolGradient, MaxPoolGradient, JSC_BIND_MAX_POOL);
 XLA_FFI_DEFINE_HANDLER(kMaxPoolTangent, MaxPoolTangent, JSC_BIND_MAX_POOL);
 
+// batch norm in training and its gradient; what the buffers hold is in cpu/ffi/batch_norm.h
+XLA_FFI_DEFINE_HANDLER(kBatchNorm, BatchNorm,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()  // x
+                           .Arg<ffi::AnyBuffer>()  // scale
+                           .Arg<ffi::AnyBuffer>()  // bias
+                           .RemainingArgs()        // residual
+                           .Ret<ffi::AnyBuffer>()  // y
+                           .Ret<ffi::AnyBuffer>()  // mean
+                           .Ret<ffi::AnyBuffer>()  // variance
+                           .Attrs());              // epsilon, relu
+XLA_FFI_DEFINE_HANDLER(kBatchNormGradient, BatchNormGradient,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()  // x
+                           .Arg<ffi::AnyBuffer>()  // scale
+                           .Arg<ffi::AnyBuffer>()  // bias
+                           .Arg<ffi::AnyBuffer>()  // mean
+                           .Arg<ffi::AnyBuffer>()  // variance
+                           .Arg<ffi::AnyBuffer>()  // cotangent of y
+                           .Arg<ffi::AnyBuffer>()  // cotangent of mean
+                           .Arg<ffi::AnyBuffer>()  // cotangent of variance
+                           .RemainingArgs()        // y
+                           .Ret<ffi::AnyBuffer>()  // of x
+                           .Ret<ffi::AnyBuffer>()  // of scale
+                           .Ret<ffi::AnyBuffer>()  // of bias
+                           .RemainingRets()        // of the residual
+                           .Attrs());              // epsilon, relu
+
 // a dense block of DenseNet; what the buffers hold is in cpu/ffi/dense_block.h
 XLA_FFI_DEFINE_HANDLER(kDenseBlock, DenseBlock,
                        ffi::Ffi::Bind()
@@ -200,6 +236,8 @@ std::vector<Target> Targets() {
           {"jsc_kernel_gradient", kKernelGradient},
           {"jsc_max_pool_gradient", kMaxPoolGradient},
           {"jsc_max_pool_tangent", kMaxPoolTangent},
+          {"jsc_batch_norm", kBatchNorm},
+          {"jsc_batch_norm_gradient", kBatchNormGradient},
           {"jsc_dense_block", kDenseBlock},
           {"jsc_coo_fromdense", kCooFromDense},
           {"jsc_coo_todense", kCooToDense}};

@@ -1,8 +1,8 @@
 // Room: the CPU's loops, everything that is compiled once per instruction set. An isa_<name>.cc defines JSC_ISA, the
 // namespace of its kernels, and includes this file. Loops: windows, scatter, pixels, phases, dense_conv, depthwise,
-// matvec, coo, kernel_gradient, point_gradient, max_pool. May change: a loop's tiling, while the order of its sums
-// depends on neither tiles nor threads. Details: docs/design/kernels/cpu.md. Tests: tests/primitive/test_kernels.py,
-// tests/primitive/test_packing.py.
+// matvec, coo, and those of cpu/training: kernel_gradient, point_gradient, max_pool, batch_norm. May change: a loop's
+// tiling, while the order of its sums depends on neither tiles nor threads. Details: docs/design/kernels/cpu.md. Tests:
+// tests/primitive/test_kernels.py, tests/primitive/test_packing.py.
 #ifndef JSC_CPU_LOOPS_KERNELS_H_
 #define JSC_CPU_LOOPS_KERNELS_H_
 
@@ -11,13 +11,14 @@
 #include "cpu/loops/coo_kernel.h"
 #include "cpu/loops/dense_conv_kernel.h"
 #include "cpu/loops/depthwise_kernel.h"
-#include "cpu/loops/kernel_gradient.h"
 #include "cpu/loops/matvec_kernel.h"
-#include "cpu/loops/max_pool_kernel.h"
 #include "cpu/loops/phase_kernel.h"
 #include "cpu/loops/pixel_kernel.h"
 #include "cpu/loops/scatter_kernel.h"
 #include "cpu/loops/window_kernel.h"
+#include "cpu/training/batch_norm_kernel.h"
+#include "cpu/training/kernel_gradient.h"
+#include "cpu/training/max_pool_kernel.h"
 
 namespace jsc {
 namespace JSC_ISA {
@@ -51,37 +52,41 @@ int64_t CountNonZeros(const void* x, int64_t runs, int64_t step) {
   {                    \
   }
 #endif
-#define JSC_ISA_TABLE(name)            \
-  {name,                               \
-   JSC_ISA::kVectorBytes,              \
-   JSC_ISA::kManyRegisters,            \
-   JSC_PER_DTYPE(ConvBytes),           \
-   JSC_PER_DTYPE(RunConv),             \
-   JSC_PER_DTYPE(ScatterBytes),        \
-   JSC_PER_DTYPE(RunScatter),          \
-   JSC_PER_DTYPE(PixelBytes),          \
-   JSC_PER_DTYPE(RunPixels),           \
-   JSC_PER_DTYPE(PhaseBytes),          \
-   JSC_PER_DTYPE(RunPhases),           \
-   JSC_PER_DTYPE(DepthwiseBytes),      \
-   JSC_PER_DTYPE(RunDepthwise),        \
-   JSC_PER_DTYPE(RunDirectDepthwise),  \
-   JSC_PER_DTYPE(DirectBytes),         \
-   JSC_PER_DTYPE(RunDirect),           \
-   JSC_PAIR_LOOPS,                     \
-   JSC_PER_DTYPE(DenseBytes),          \
-   JSC_PER_DTYPE(RunDense),            \
-   JSC_PER_DTYPE(CooBytes),            \
-   JSC_PER_DTYPE(RunCoo),              \
-   JSC_PER_DTYPE(KernelGradientBytes), \
-   JSC_PER_DTYPE(RunKernelGradient),   \
-   JSC_PER_DTYPE(PoolGradientBytes),   \
-   JSC_PER_DTYPE(RunPoolGradient),     \
-   JSC_PER_DTYPE(PoolTangentBytes),    \
-   JSC_PER_DTYPE(RunPoolTangent),      \
-   JSC_PER_DTYPE(CountNonZeros),       \
-   JSC_ISA::MultiplyAdds,              \
-   JSC_ISA::LoadedMultiplyAdds,        \
+#define JSC_ISA_TABLE(name)                 \
+  {name,                                    \
+   JSC_ISA::kVectorBytes,                   \
+   JSC_ISA::kManyRegisters,                 \
+   JSC_PER_DTYPE(ConvBytes),                \
+   JSC_PER_DTYPE(RunConv),                  \
+   JSC_PER_DTYPE(ScatterBytes),             \
+   JSC_PER_DTYPE(RunScatter),               \
+   JSC_PER_DTYPE(PixelBytes),               \
+   JSC_PER_DTYPE(RunPixels),                \
+   JSC_PER_DTYPE(PhaseBytes),               \
+   JSC_PER_DTYPE(RunPhases),                \
+   JSC_PER_DTYPE(DepthwiseBytes),           \
+   JSC_PER_DTYPE(RunDepthwise),             \
+   JSC_PER_DTYPE(RunDirectDepthwise),       \
+   JSC_PER_DTYPE(DirectBytes),              \
+   JSC_PER_DTYPE(RunDirect),                \
+   JSC_PAIR_LOOPS,                          \
+   JSC_PER_DTYPE(DenseBytes),               \
+   JSC_PER_DTYPE(RunDense),                 \
+   JSC_PER_DTYPE(CooBytes),                 \
+   JSC_PER_DTYPE(RunCoo),                   \
+   JSC_PER_DTYPE(KernelGradientBytes),      \
+   JSC_PER_DTYPE(RunKernelGradient),        \
+   JSC_PER_DTYPE(PoolGradientBytes),        \
+   JSC_PER_DTYPE(RunPoolGradient),          \
+   JSC_PER_DTYPE(PoolTangentBytes),         \
+   JSC_PER_DTYPE(RunPoolTangent),           \
+   JSC_PER_DTYPE(RunBatchNormSums),         \
+   JSC_PER_DTYPE(RunBatchNormResult),       \
+   JSC_PER_DTYPE(RunBatchNormGradientSums), \
+   JSC_PER_DTYPE(RunBatchNormGradient),     \
+   JSC_PER_DTYPE(CountNonZeros),            \
+   JSC_ISA::MultiplyAdds,                   \
+   JSC_ISA::LoadedMultiplyAdds,             \
    JSC_ISA::ReadLines}
 
 #endif  // JSC_CPU_LOOPS_KERNELS_H_

@@ -21,7 +21,7 @@ from jax_sparse_conv._src.api.arguments import (
     DenseImplementation,
     check_positive,
 )
-from jax_sparse_conv._src.layers import layers
+from jax_sparse_conv._src.layers import batch_norms, layers
 from jax_sparse_conv._src.layers.packed_params import PackedParam
 from jax_sparse_conv._src.primitive import reference
 from jax_sparse_conv._src.primitive.reference import ActivationName
@@ -138,7 +138,7 @@ class ConvUnit(nnx.Module):
         Counts as in `jax_sparse_conv.conv`, where the unit `is_adaptive`.
         """
         if self.batch_norm is not None:
-            return self.pooled(self.activated(self.preactivation(x, residual)))
+            return self.pooled(self._normalized(self.convolved(x), residual, relu=self.conv.activation is not None))
         return self.conv(x, residual, nonzeros=nonzeros, count_nonzeros=count_nonzeros)
 
     @property
@@ -154,12 +154,13 @@ class ConvUnit(nnx.Module):
         """Everything before the ReLU: x [N, H, W, C] -> [N, Ho, Wo, K]."""
         y = self.convolved(x)
         if self.batch_norm is not None:
-            y = self.batch_norm(y).astype(y.dtype)
+            return self._normalized(y, residual, relu=False)
         return y if residual is None else y + residual
 
-    def activated(self, y: jax.Array) -> jax.Array:
-        """The ReLU, where the layer has one."""
-        return jax.nn.relu(y) if self.conv.activation is not None else y
+    def _normalized(self, y: jax.Array, residual: jax.Array | None, *, relu: bool) -> jax.Array:
+        assert self.batch_norm is not None
+        is_xlas = self.conv.implementation == "xla"
+        return batch_norms.normalized(self.batch_norm, y, residual, relu=relu, is_xlas=is_xlas)
 
     def pooled(self, y: jax.Array) -> jax.Array:
         """The pool, where the layer has one: [N, Ho, Wo, K] -> [N, Po, Qo, K]."""
@@ -198,15 +199,24 @@ class PreActivation(nnx.Module):
         self.scale: nnx.Param[jax.Array] | None = nnx.data(None)
         self.bias: nnx.Param[jax.Array] | None = nnx.data(None)
         self.dtype = shared.get("dtype")
+        self.is_xlas = shared.get("implementation") == "xla"
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """x [N, H, W, C] -> [N, H, W, C] with exact zeros."""
-        return jax.nn.relu(self.preactivation(x))
+        return self._activated(x, relu=True)
 
     def preactivation(self, x: jax.Array) -> jax.Array:
         """Everything before the ReLU."""
+        return self._activated(x, relu=False)
+
+    def _activated(self, x: jax.Array, *, relu: bool) -> jax.Array:
         if self.batch_norm is not None:
-            return self.batch_norm(x).astype(x.dtype if self.dtype is None else self.dtype)
+            y = x if self.dtype is None else x.astype(self.dtype)
+            return batch_norms.normalized(self.batch_norm, y, relu=relu, is_xlas=self.is_xlas)
+        y = self._scaled(x)
+        return jax.nn.relu(y) if relu else y
+
+    def _scaled(self, x: jax.Array) -> jax.Array:
         assert self.scale is not None
         assert self.bias is not None
         scale, shift = (reference.for_channels_of(x, each[...].astype(x.dtype)) for each in (self.scale, self.bias))

@@ -1,4 +1,4 @@
-"""Max pools whose derivatives are native calls on a CPU (`cpu/loops/max_pool_kernel.h`), and XLA's elsewhere.
+"""Max pools whose derivatives are native calls on a CPU (`cpu/training/max_pool_kernel.h`), and XLA's elsewhere.
 
 Two primitives, each linear in its second operand, and each other's transpose:
 

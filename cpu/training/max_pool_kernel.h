@@ -5,8 +5,8 @@
 // Both choose anew from x, a vector of channels at a time. What is chosen stays in registers, so memory is read and
 // written once. A pixel's sum is in the order of its windows, whatever the tasks: neighbours that share windows choose
 // in both.
-#ifndef JSC_CPU_LOOPS_MAX_POOL_KERNEL_H_
-#define JSC_CPU_LOOPS_MAX_POOL_KERNEL_H_
+#ifndef JSC_CPU_TRAINING_MAX_POOL_KERNEL_H_
+#define JSC_CPU_TRAINING_MAX_POOL_KERNEL_H_
 
 #include "cpu/core/isa.h"
 #include "cpu/core/simd.h"
@@ -310,4 +310,4 @@ void RunPoolTangent(const MaxPoolTask& task, char*) {
 }  // namespace JSC_ISA
 }  // namespace jsc
 
-#endif  // JSC_CPU_LOOPS_MAX_POOL_KERNEL_H_
+#endif  // JSC_CPU_TRAINING_MAX_POOL_KERNEL_H_

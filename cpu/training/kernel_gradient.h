@@ -14,13 +14,13 @@
 // Order of each sum: a tile's pixels from 0 on, then the tiles of a chunk (core/simd.h, AddTo). It does not depend on
 //   threads. The chunks are added by the caller: with few channels, only pixels are many enough for all threads.
 // Bound by: loads, one per multiply-add; the lists where there are few output channels.
-#ifndef JSC_CPU_LOOPS_KERNEL_GRADIENT_H_
-#define JSC_CPU_LOOPS_KERNEL_GRADIENT_H_
+#ifndef JSC_CPU_TRAINING_KERNEL_GRADIENT_H_
+#define JSC_CPU_TRAINING_KERNEL_GRADIENT_H_
 
 #include "cpu/core/isa.h"
 #include "cpu/loops/channel_lists.h"
 #include "cpu/loops/epilogue.h"
-#include "cpu/loops/point_gradient.h"
+#include "cpu/training/point_gradient.h"
 
 namespace jsc {
 namespace JSC_ISA {
@@ -362,4 +362,4 @@ void RunKernelGradient(const KernelGradientTask& task, char* scratch) {
 }  // namespace JSC_ISA
 }  // namespace jsc
 
-#endif  // JSC_CPU_LOOPS_KERNEL_GRADIENT_H_
+#endif  // JSC_CPU_TRAINING_KERNEL_GRADIENT_H_

@@ -10,8 +10,8 @@
 // Order of each sum: the results of a tile from 0 on, then the tiles of a chunk (core/simd.h, AddTo). It does not
 //   depend on threads.
 // Bound by: loads, one per multiply-add.
-#ifndef JSC_CPU_LOOPS_POINT_GRADIENT_H_
-#define JSC_CPU_LOOPS_POINT_GRADIENT_H_
+#ifndef JSC_CPU_TRAINING_POINT_GRADIENT_H_
+#define JSC_CPU_TRAINING_POINT_GRADIENT_H_
 
 #include "cpu/core/isa.h"
 #include "cpu/loops/epilogue.h"
@@ -215,4 +215,4 @@ void RunPointGradient(const KernelGradientTask& task, char* scratch) {
 }  // namespace JSC_ISA
 }  // namespace jsc
 
-#endif  // JSC_CPU_LOOPS_POINT_GRADIENT_H_
+#endif  // JSC_CPU_TRAINING_POINT_GRADIENT_H_

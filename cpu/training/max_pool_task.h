@@ -1,6 +1,6 @@
 // Derivatives of a max pool: one call, and one thread's part of it.
-#ifndef JSC_CPU_LOOPS_MAX_POOL_TASK_H_
-#define JSC_CPU_LOOPS_MAX_POOL_TASK_H_
+#ifndef JSC_CPU_TRAINING_MAX_POOL_TASK_H_
+#define JSC_CPU_TRAINING_MAX_POOL_TASK_H_
 
 #include "native/call.h"
 
@@ -25,4 +25,4 @@ struct MaxPoolTask {
 
 }  // namespace jsc
 
-#endif  // JSC_CPU_LOOPS_MAX_POOL_TASK_H_
+#endif  // JSC_CPU_TRAINING_MAX_POOL_TASK_H_
