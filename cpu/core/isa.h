@@ -15,7 +15,7 @@
 #include "cpu/core/dtypes.h"
 #include "cpu/loops/coo_task.h"
 #include "cpu/plan/plan.h"
-#include "cpu/training/batch_norm_task.h"
+#include "cpu/training/channels_task.h"
 #include "cpu/training/max_pool_task.h"
 #include "native/call.h"
 
@@ -90,10 +90,10 @@ struct Isa {
   void (*max_pool_gradient[kDtypes])(const MaxPoolTask& task, char* scratch);
   int64_t (*max_pool_tangent_bytes[kDtypes])(const MaxPoolTask& task);
   void (*max_pool_tangent[kDtypes])(const MaxPoolTask& task, char* scratch);
-  void (*batch_norm_sums[kDtypes])(const BatchNormTask& task);
-  void (*batch_norm_result[kDtypes])(const BatchNormTask& task);
-  void (*batch_norm_gradient_sums[kDtypes])(const BatchNormTask& task);
-  void (*batch_norm_gradient[kDtypes])(const BatchNormTask& task);
+  void (*channel_sums[kDtypes])(const ChannelsTask& task);
+  void (*channel_sums_gradient[kDtypes])(const ChannelsTask& task);
+  void (*channel_affine[kDtypes])(const ChannelsTask& task);
+  void (*channel_affine_gradient[kDtypes])(const ChannelsTask& task);
   // Non-zeros among `runs` runs of kCountRun elements of x; the runs begin `step` elements apart.
   int64_t (*count[kDtypes])(const void* x, int64_t runs, int64_t step);
   // For core/machine_limits.cc: kChains multiply-adds of independent vectors, `rounds` times; kLimitEntries *

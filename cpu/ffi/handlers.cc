@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <exception>
 
-#include "cpu/ffi/batch_norm.h"
+#include "cpu/ffi/channels.h"
 #include "cpu/ffi/coo_star.h"
 #include "cpu/ffi/dense_block.h"
 #include "cpu/ffi/host.h"
@@ -166,35 +166,46 @@ XLA_FFI_DEFINE_HANDLER(kKernelGradient, KernelGradient,
 XLA_FFI_DEFINE_HANDLER(kMaxPoolGradient, MaxPoolGradient, JSC_BIND_MAX_POOL);
 XLA_FFI_DEFINE_HANDLER(kMaxPoolTangent, MaxPoolTangent, JSC_BIND_MAX_POOL);
 
-// batch norm in training and its gradient; what the buffers hold is in cpu/ffi/batch_norm.h
-XLA_FFI_DEFINE_HANDLER(kBatchNorm, BatchNorm,
+// what batch norms in training are made of; what the buffers hold is in cpu/ffi/channels.h
+XLA_FFI_DEFINE_HANDLER(kChannelSums, ChannelSums,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()    // x
+                           .Ret<ffi::AnyBuffer>()    // sums
+                           .Ret<ffi::AnyBuffer>()    // of squares
+                           .Ret<ffi::AnyBuffer>());  // of squares around the mean
+XLA_FFI_DEFINE_HANDLER(kChannelSumsGradient, ChannelSumsGradient,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()    // x
+                           .Arg<ffi::AnyBuffer>()    // cotangent of x from elsewhere
+                           .Arg<ffi::AnyBuffer>()    // of sums
+                           .Arg<ffi::AnyBuffer>()    // of sums of squares
+                           .Ret<ffi::AnyBuffer>());  // of x
+XLA_FFI_DEFINE_HANDLER(kChannelAffine, ChannelAffine,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::ThreadPool>()
                            .Arg<ffi::AnyBuffer>()  // x
+                           .Arg<ffi::AnyBuffer>()  // center
                            .Arg<ffi::AnyBuffer>()  // scale
-                           .Arg<ffi::AnyBuffer>()  // bias
+                           .Arg<ffi::AnyBuffer>()  // shift
                            .RemainingArgs()        // residual
                            .Ret<ffi::AnyBuffer>()  // y
-                           .Ret<ffi::AnyBuffer>()  // mean
-                           .Ret<ffi::AnyBuffer>()  // variance
-                           .Attrs());              // epsilon, relu
-XLA_FFI_DEFINE_HANDLER(kBatchNormGradient, BatchNormGradient,
+                           .Attr<int64_t>("relu"));
+XLA_FFI_DEFINE_HANDLER(kChannelAffineGradient, ChannelAffineGradient,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::ThreadPool>()
                            .Arg<ffi::AnyBuffer>()  // x
+                           .Arg<ffi::AnyBuffer>()  // center
                            .Arg<ffi::AnyBuffer>()  // scale
-                           .Arg<ffi::AnyBuffer>()  // bias
-                           .Arg<ffi::AnyBuffer>()  // mean
-                           .Arg<ffi::AnyBuffer>()  // variance
-                           .Arg<ffi::AnyBuffer>()  // cotangent of y
-                           .Arg<ffi::AnyBuffer>()  // cotangent of mean
-                           .Arg<ffi::AnyBuffer>()  // cotangent of variance
+                           .Arg<ffi::AnyBuffer>()  // shift
+                           .Arg<ffi::AnyBuffer>()  // cotangent
                            .RemainingArgs()        // y
                            .Ret<ffi::AnyBuffer>()  // of x
                            .Ret<ffi::AnyBuffer>()  // of scale
-                           .Ret<ffi::AnyBuffer>()  // of bias
+                           .Ret<ffi::AnyBuffer>()  // of shift
                            .RemainingRets()        // of the residual
-                           .Attrs());              // epsilon, relu
+                           .Attr<int64_t>("relu"));
 
 // a dense block of DenseNet; what the buffers hold is in cpu/ffi/dense_block.h
 XLA_FFI_DEFINE_HANDLER(kDenseBlock, DenseBlock,
@@ -236,8 +247,10 @@ std::vector<Target> Targets() {
           {"jsc_kernel_gradient", kKernelGradient},
           {"jsc_max_pool_gradient", kMaxPoolGradient},
           {"jsc_max_pool_tangent", kMaxPoolTangent},
-          {"jsc_batch_norm", kBatchNorm},
-          {"jsc_batch_norm_gradient", kBatchNormGradient},
+          {"jsc_channel_sums", kChannelSums},
+          {"jsc_channel_sums_gradient", kChannelSumsGradient},
+          {"jsc_channel_affine", kChannelAffine},
+          {"jsc_channel_affine_gradient", kChannelAffineGradient},
           {"jsc_dense_block", kDenseBlock},
           {"jsc_coo_fromdense", kCooFromDense},
           {"jsc_coo_todense", kCooToDense}};

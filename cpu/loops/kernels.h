@@ -1,6 +1,6 @@
 // Room: the CPU's loops, everything that is compiled once per instruction set. An isa_<name>.cc defines JSC_ISA, the
 // namespace of its kernels, and includes this file. Loops: windows, scatter, pixels, phases, dense_conv, depthwise,
-// matvec, coo, and those of cpu/training: kernel_gradient, point_gradient, max_pool, batch_norm. May change: a loop's
+// matvec, coo, and those of cpu/training: kernel_gradient, point_gradient, max_pool, channels. May change: a loop's
 // tiling, while the order of its sums depends on neither tiles nor threads. Details: docs/design/kernels/cpu.md. Tests:
 // tests/primitive/test_kernels.py, tests/primitive/test_packing.py.
 #ifndef JSC_CPU_LOOPS_KERNELS_H_
@@ -16,7 +16,7 @@
 #include "cpu/loops/pixel_kernel.h"
 #include "cpu/loops/scatter_kernel.h"
 #include "cpu/loops/window_kernel.h"
-#include "cpu/training/batch_norm_kernel.h"
+#include "cpu/training/channels_kernel.h"
 #include "cpu/training/kernel_gradient.h"
 #include "cpu/training/max_pool_kernel.h"
 
@@ -80,10 +80,10 @@ int64_t CountNonZeros(const void* x, int64_t runs, int64_t step) {
    JSC_PER_DTYPE(RunPoolGradient),          \
    JSC_PER_DTYPE(PoolTangentBytes),         \
    JSC_PER_DTYPE(RunPoolTangent),           \
-   JSC_PER_DTYPE(RunBatchNormSums),         \
-   JSC_PER_DTYPE(RunBatchNormResult),       \
-   JSC_PER_DTYPE(RunBatchNormGradientSums), \
-   JSC_PER_DTYPE(RunBatchNormGradient),     \
+   JSC_PER_DTYPE(RunChannelSums),           \
+   JSC_PER_DTYPE(RunChannelSumsGradient),   \
+   JSC_PER_DTYPE(RunChannelAffine),         \
+   JSC_PER_DTYPE(RunChannelAffineGradient), \
    JSC_PER_DTYPE(CountNonZeros),            \
    JSC_ISA::MultiplyAdds,                   \
    JSC_ISA::LoadedMultiplyAdds,             \

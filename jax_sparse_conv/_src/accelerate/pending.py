@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax_sparse_conv._src.accelerate.rows import Row
 from jax_sparse_conv._src.api import ops
 from jax_sparse_conv._src.api.arguments import KERNEL_DTYPES
-from jax_sparse_conv._src.primitive import packing, reference
+from jax_sparse_conv._src.primitive import channels, packing, reference
 from jax_sparse_conv._src.primitive.packing import PackedKernel
 from jax_sparse_conv._src.primitive.primitives import Config, Operands
 from jax_sparse_conv._src.primitive.reference import ActivationName
@@ -120,6 +120,54 @@ class Call:
         return result
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Norm:
+    """The same of a map's channels in the place of a layer: activation((x - center) * scale + shift + residual).
+
+    Attributes:
+      x: [N, H, W, C], of which `channels.sums` were taken: a batch norm in training.
+      center: [C], [1] or None.
+    """
+
+    x: jax.Array
+    dtype: Any
+    center: jax.Array | None = None
+    scale: jax.Array | None = None
+    shift: jax.Array | None = None
+    residual: jax.Array | None = None
+    activation: ActivationName | None = None
+    joined: tuple[str, ...] = ()
+    geometry: None = None
+    pool: None = None
+    sums: bool = False
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        return tuple(self.x.shape)
+
+    @property
+    def is_bare(self) -> bool:
+        return self.center is None and self.scale is None and self.shift is None
+
+    @property
+    def is_linear(self) -> bool:
+        return self.residual is None and self.activation is None
+
+    def is_call(self) -> bool:
+        """Whether an operation of this package computes this."""
+        return self.scale is not None and self.dtype == self.x.dtype
+
+    def emit(self) -> jax.Array:
+        """The call."""
+
+        def row(values: jax.Array | None, otherwise: float) -> jax.Array:
+            given = jnp.full((1,), otherwise) if values is None else values
+            return jnp.broadcast_to(given, self.x.shape[-1:])
+
+        rows = row(self.center, 0), row(self.scale, 1), row(self.shift, 0)
+        return channels.affine(self.x, *rows, self.residual, relu=self.activation == "relu")
+
+
 @dataclasses.dataclass(eq=False)
 class Pending:
     """A layer that may still grow.
@@ -128,14 +176,14 @@ class Pending:
       call: what it is so far.
       before: the layer before the last equation joined, None at the start.
       redo: the last equation, of the result of `before`; at the start the layer as the function had it.
-      row: what is reported of it.
+      row: what is reported of it, None of what is no layer.
       position: of its equation in the function.
     """
 
-    call: Call
+    call: Call | Norm
     before: Pending | None
     redo: Callable[..., jax.Array]
-    row: Row
+    row: Row | None
     position: int
     made: jax.Array | None = None
 
@@ -149,11 +197,13 @@ class Pending:
         """The result as [N, H, W, K], computed once. `emitted` hears of a call that is made."""
         if self.made is None:
             if self.call.is_call():
-                emitted(self.row)
-                self.row.joined = self.call.joined
+                if self.row is not None:
+                    emitted(self.row)
+                    self.row.joined = self.call.joined
                 self.made = self.call.emit()
             elif self.before is None:
-                self.row.reason = f"its result is {self.call.dtype} of x in {self.call.x.dtype}, and stays so"
+                if self.row is not None:
+                    self.row.reason = f"its result is {self.call.dtype} of x in {self.call.x.dtype}, and stays so"
                 self.made = self.redo()
             else:
                 self.made = self.redo(self.before.array(emitted))
@@ -178,6 +228,8 @@ def with_shift(pending: Pending, values: jax.Array, redo: Callable[[jax.Array], 
     call = pending.call
     if call.activation is not None or call.pool is not None:
         return None
+    if isinstance(call, Norm) and call.is_bare:
+        return pending.joined("", redo, center=-_wide(values))
     return _affine(pending, call.scale, _wide(values) if call.shift is None else call.shift + _wide(values), redo)
 
 
@@ -195,7 +247,7 @@ def with_residual(pending: Pending, residual: jax.Array, redo: Callable[[jax.Arr
     """A map of the same shape added."""
     call = pending.call
     is_alike = residual.shape == call.shape and residual.dtype == call.dtype == call.x.dtype
-    if not is_alike or not call.is_linear or call.geometry is None:
+    if not is_alike or not call.is_linear or (call.geometry is None and isinstance(call, Call)):
         return None
     return pending.joined("residual", redo, residual=residual)
 
@@ -228,12 +280,15 @@ def with_pool(
 ) -> Pending | None:
     """A pool over height and width: "max", or "sum" that is to be divided."""
     call = pending.call
-    if call.geometry is None or call.pool is not None or call.residual is not None or min(map(min, padding)) < 0:
+    if isinstance(call, Norm) or call.geometry is None or call.pool is not None or call.residual is not None:
+        return None
+    if min(map(min, padding)) < 0:
         return None
     pool = Pool("max" if kind == "max" else "avg", window, strides, padding)
     changes: dict[str, Any] = {"geometry": dataclasses.replace(call.geometry, pool=pool), "sums": kind == "sum"}
-    found = pending.joined("max pool" if kind == "max" else "average pool", redo, **changes)
-    return found if min(found.call.result_shape[1:3]) > 0 else None
+    if min(dataclasses.replace(call, geometry=changes["geometry"]).result_shape[1:3]) <= 0:
+        return None
+    return pending.joined("max pool" if kind == "max" else "average pool", redo, **changes)
 
 
 def with_mean(pending: Pending, divisor: float, redo: Callable[[jax.Array], jax.Array]) -> Pending | None:
@@ -254,6 +309,11 @@ def _product(first: jax.Array | None, second: jax.Array) -> jax.Array:
 
 
 # --- the start -------------------------------------------------------------------------------------------------------
+
+
+def of_map(x: jax.Array, dtype: Any, position: int) -> Pending:
+    """A map [N, H, W, C] of which `channels.sums` were taken, in a dtype of the function's."""
+    return Pending(Norm(x, jnp.dtype(dtype)), None, lambda: x.astype(dtype), None, position)
 
 
 def of_conv(

@@ -57,6 +57,10 @@ class Values:
         """The results of an equation."""
         self._values.update(zip(equation.outputs, results, strict=True))
 
+    def replace(self, number: int, value: Map) -> None:
+        """A value by an equal one."""
+        self._values[number] = value
+
     def note(self, equation: Equation) -> None:
         """Remember an equation's types, and where its results come from."""
         traced, name = equation.equation, equation.equation.primitive.name

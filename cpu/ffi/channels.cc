@@ -1,0 +1,238 @@
+#include "cpu/ffi/channels.h"
+
+#include <algorithm>
+#include <cmath>
+#include <exception>
+#include <initializer_list>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "cpu/core/parallel.h"
+#include "cpu/ffi/host.h"
+#include "cpu/ffi/huge_pages.h"
+#include "cpu/ffi/tasks.h"
+#include "cpu/plan/ceil_div.h"
+
+namespace jsc {
+namespace {
+
+using Pass = void (*)(const ChannelsTask&);
+
+ffi::Error Invalid(const std::string& what) {
+  return ffi::Error(ffi::ErrorCode::kInvalidArgument, "jsc_channel: " + what);
+}
+
+bool AreLike(ffi::AnyBuffer x, std::initializer_list<ffi::AnyBuffer> others) {
+  const auto size = x.dimensions();
+  return std::all_of(others.begin(), others.end(), [&](ffi::AnyBuffer other) {
+    const auto dimensions = other.dimensions();
+    return TypeOf(other) == TypeOf(x) && std::equal(size.begin(), size.end(), dimensions.begin(), dimensions.end());
+  });
+}
+
+ffi::ErrorOr<ChannelsCall> MakeCall(ffi::AnyBuffer x, std::initializer_list<ffi::AnyBuffer> maps,
+                                    std::initializer_list<ffi::AnyBuffer> rows) {
+  const auto size = x.dimensions();
+  if (IndexOf(TypeOf(x)) < 0) return ffi::Unexpected(UnsupportedDtype());
+  if (size.size() == 0) return ffi::Unexpected(Invalid("x must have an axis of channels"));
+  const int64_t channels = size.back();
+  const DataType sums = TypeOf(x) == DataType::F64 ? DataType::F64 : DataType::F32;
+  for (ffi::AnyBuffer row : rows) {
+    if (TypeOf(row) != sums || row.dimensions().size() != 1 || row.dimensions()[0] != channels) {
+      return ffi::Unexpected(Invalid("what is not a map must be [" + std::to_string(channels) +
+                                     "], float64 for a float64 x and else float32"));
+    }
+  }
+  if (!AreLike(x, maps)) return ffi::Unexpected(Invalid("maps must have x's shape and dtype"));
+  ChannelsCall call{};
+  call.channels = channels;
+  call.pixels = channels == 0 ? 0 : static_cast<int64_t>(x.element_count()) / channels;
+  call.x = x.untyped_data();
+  return call;
+}
+
+// Pixels of one task: some 64 KB of float32, and no more than kMostTasks of them.
+int64_t PixelsOfTask(const ChannelsCall& call) {
+  constexpr int64_t kElements = 1 << 14, kMostTasks = 256;
+  return std::max(
+      {int64_t{1}, CeilDiv(kElements, std::max<int64_t>(1, call.channels)), CeilDiv(call.pixels, kMostTasks)});
+}
+
+// A pass over the map; of one that makes sums both rows, each of PaddedChannels().
+std::vector<double> Run(ffi::ThreadPool& pool, const ChannelsCall& call, Pass pass, const ChannelRows& rows,
+                        bool has_sums) {
+  const int64_t size = has_sums ? 2 * PaddedChannels(call.channels) : 0;
+  if (call.pixels == 0) return std::vector<double>(size);
+  Team team(pool);
+  const int64_t step = PixelsOfTask(call), tasks = CeilDiv(call.pixels, step);
+  std::vector<double> parts(size * tasks), sums(size);
+  const int64_t threads = std::clamp<int64_t>(tasks / 2, 1, team.threads());
+  team.Run(threads, tasks, {1, tasks}, [&](Taken taken, int64_t) {
+    const int64_t begin = taken.begin * step;
+    pass({&call, &rows, begin, std::min(begin + step, call.pixels), parts.data() + taken.begin * size});
+  });
+  for (int64_t task = 0; task < tasks; ++task) {
+    for (int64_t i = 0; i < size; ++i) sums[i] += parts[task * size + i];
+  }
+  return sums;
+}
+
+// A buffer of one number for each channel, padded with zeros; `factor` times what is there.
+template <typename A>
+std::vector<A> Padded(ffi::AnyBuffer row, A factor = 1) {
+  const A* values = static_cast<const A*>(row.untyped_data());
+  std::vector<A> padded(PaddedChannels(row.element_count()));
+  std::transform(values, values + row.element_count(), padded.begin(), [=](A value) { return value * factor; });
+  return padded;
+}
+
+template <typename A>
+void Write(const double* sums, ffi::AnyBuffer row) {
+  std::transform(sums, sums + row.element_count(), static_cast<A*>(row.untyped_data()),
+                 [](double sum) { return static_cast<A>(sum); });
+}
+
+// The mean of the first pixels, 0 where it is not finite: sums of what is left of x lose no digits to a mean far from
+// 0.
+template <typename A>
+std::vector<A> Center(ffi::ThreadPool& pool, const ChannelsCall& call, Pass pass) {
+  constexpr int64_t kPixels = 16;
+  ChannelsCall few = call;
+  few.pixels = std::min(call.pixels, kPixels);
+  std::vector<A> center(PaddedChannels(call.channels));
+  const std::vector<double> sums = Run(pool, few, pass, {center.data(), nullptr, nullptr}, true);
+  for (int64_t c = 0; c < call.channels && few.pixels > 0; ++c) {
+    const A mean = static_cast<A>(sums[c] / static_cast<double>(few.pixels));
+    if (std::isfinite(mean)) center[c] = mean;
+  }
+  return center;
+}
+
+// run(A{}) with the type of sums.
+template <typename Body>
+ffi::Error WithSums(ffi::AnyBuffer x, const Body& body) {
+  return TypeOf(x) == DataType::F64 ? body(double{}) : body(float{});
+}
+
+template <typename Body>
+ffi::Error Caught(const Body& body) {
+  try {
+    return body();
+  } catch (const std::exception& error) {
+    return ffi::Error(ffi::ErrorCode::kInternal, error.what());
+  }
+}
+
+}  // namespace
+
+ffi::Error ChannelSums(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> sums,
+                       ffi::Result<ffi::AnyBuffer> squares, ffi::Result<ffi::AnyBuffer> spread) {
+  return Caught([&] {
+    const ffi::ErrorOr<ChannelsCall> call = MakeCall(x, {}, {*sums, *squares, *spread});
+    if (!call.has_value()) return call.error();
+    return WithSums(x, [&](auto type) {
+      using A = decltype(type);
+      const Pass pass = CurrentIsa().channel_sums[IndexOf(TypeOf(x))];
+      const std::vector<A> center = Center<A>(pool, *call, pass);
+      const int64_t padded = PaddedChannels(call->channels);
+      std::vector<double> found = Run(pool, *call, pass, {center.data(), nullptr, nullptr}, true);
+      std::vector<double> around = found;
+      const double pixels = static_cast<double>(call->pixels);
+      for (int64_t c = 0; c < call->channels && call->pixels > 0; ++c) {
+        const double sum = found[c], square = found[padded + c], middle = static_cast<double>(center[c]);
+        found[c] = sum + pixels * middle;
+        found[padded + c] = square + middle * (2 * sum + pixels * middle);
+        around[c] = square - sum * sum / pixels;
+      }
+      Write<A>(found.data(), *sums);
+      Write<A>(found.data() + padded, *squares);
+      Write<A>(around.data(), *spread);
+      return ffi::Error::Success();
+    });
+  });
+}
+
+ffi::Error ChannelSumsGradient(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer cotangent, ffi::AnyBuffer of_sums,
+                               ffi::AnyBuffer of_squares, ffi::Result<ffi::AnyBuffer> x_gradient) {
+  return Caught([&] {
+    ffi::ErrorOr<ChannelsCall> call = MakeCall(x, {cotangent, *x_gradient}, {of_sums, of_squares});
+    if (!call.has_value()) return call.error();
+    call->cotangent = cotangent.untyped_data();
+    call->out = x_gradient->untyped_data();
+    AdviseHugePages(*x_gradient);
+    return WithSums(x, [&](auto type) {
+      using A = decltype(type);
+      const std::vector<A> scale = Padded<A>(of_squares, 2), shift = Padded<A>(of_sums);
+      const ChannelRows rows = {nullptr, scale.data(), shift.data()};
+      Run(pool, *call, CurrentIsa().channel_sums_gradient[IndexOf(TypeOf(x))], rows, false);
+      return ffi::Error::Success();
+    });
+  });
+}
+
+ffi::Error ChannelAffine(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer center, ffi::AnyBuffer scale,
+                         ffi::AnyBuffer shift, ffi::RemainingArgs residual, ffi::Result<ffi::AnyBuffer> y,
+                         int64_t relu) {
+  return Caught([&] {
+    ffi::ErrorOr<ChannelsCall> call = MakeCall(x, {*y}, {center, scale, shift});
+    if (!call.has_value()) return call.error();
+    call->relu = relu != 0;
+    call->out = y->untyped_data();
+    if (residual.size() > 0) {
+      const ffi::ErrorOr<ffi::AnyBuffer> given = residual.get<ffi::AnyBuffer>(0);
+      if (!given.has_value()) return given.error();
+      if (!AreLike(x, {*given})) return Invalid("residual must have x's shape and dtype");
+      call->residual = given->untyped_data();
+    }
+    AdviseHugePages(*y);
+    return WithSums(x, [&](auto type) {
+      using A = decltype(type);
+      const std::vector<A> middle = Padded<A>(center), factor = Padded<A>(scale), added = Padded<A>(shift);
+      const ChannelRows rows = {middle.data(), factor.data(), added.data()};
+      Run(pool, *call, CurrentIsa().channel_affine[IndexOf(TypeOf(x))], rows, false);
+      return ffi::Error::Success();
+    });
+  });
+}
+
+ffi::Error ChannelAffineGradient(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer center, ffi::AnyBuffer scale,
+                                 ffi::AnyBuffer shift, ffi::AnyBuffer cotangent, ffi::RemainingArgs y,
+                                 ffi::Result<ffi::AnyBuffer> x_gradient, ffi::Result<ffi::AnyBuffer> of_scale,
+                                 ffi::Result<ffi::AnyBuffer> of_shift, ffi::RemainingRets residual_gradient,
+                                 int64_t relu) {
+  return Caught([&] {
+    ffi::ErrorOr<ChannelsCall> call =
+        MakeCall(x, {cotangent, *x_gradient}, {center, scale, shift, *of_scale, *of_shift});
+    if (!call.has_value()) return call.error();
+    call->relu = relu != 0;
+    call->cotangent = cotangent.untyped_data();
+    call->out = x_gradient->untyped_data();
+    if (y.size() != residual_gradient.size() || (y.size() > 0 && !call->relu)) {
+      return Invalid("y and the residual's gradient belong together, and to a ReLU");
+    }
+    if (y.size() > 0) {
+      const ffi::ErrorOr<ffi::AnyBuffer> result = y.get<ffi::AnyBuffer>(0);
+      ffi::ErrorOr<ffi::Result<ffi::AnyBuffer>> masked = residual_gradient.get<ffi::AnyBuffer>(0);
+      if (!result.has_value()) return result.error();
+      if (!masked.has_value()) return masked.error();
+      if (!AreLike(x, {*result, **masked})) return Invalid("y must have x's shape and dtype");
+      call->y = result->untyped_data();
+      call->masked = (**masked).untyped_data();
+      AdviseHugePages(**masked);
+    }
+    AdviseHugePages(*x_gradient);
+    return WithSums(x, [&](auto type) {
+      using A = decltype(type);
+      const std::vector<A> middle = Padded<A>(center), factor = Padded<A>(scale), added = Padded<A>(shift);
+      const ChannelRows rows = {middle.data(), factor.data(), added.data()};
+      const std::vector<double> sums =
+          Run(pool, *call, CurrentIsa().channel_affine_gradient[IndexOf(TypeOf(x))], rows, true);
+      Write<A>(sums.data(), *of_shift);
+      Write<A>(sums.data() + PaddedChannels(call->channels), *of_scale);
+      return ffi::Error::Success();
+    });
+  });
+}
+
+}  // namespace jsc

@@ -1,0 +1,196 @@
+// Passes over a map [pixels, channels] (channels_task.h):
+//   ChannelSums            sums of x - center and of its squares over pixels
+//   ChannelSumsGradient    cotangent + scale * x + shift
+//   ChannelAffine          relu((x - center) * scale + shift + residual)
+//   ChannelAffineGradient  scale * g, and sums of g and g * (x - center), with g the cotangent where the ReLU let
+//   through
+// What the ReLU let through is computed again from x, or read from y where there is a residual. Sums of up to
+// kPixelsOfSum pixels are in the dtype of sums, and sums of these in float64.
+#ifndef JSC_CPU_TRAINING_CHANNELS_KERNEL_H_
+#define JSC_CPU_TRAINING_CHANNELS_KERNEL_H_
+
+#include "cpu/core/isa.h"
+#include "cpu/core/simd.h"
+#include "cpu/loops/epilogue.h"
+#include "cpu/training/channels_task.h"
+
+namespace jsc {
+namespace JSC_ISA {
+namespace {
+
+constexpr int64_t kPixelsOfSum = 64;
+constexpr int kPixelsAtOnce = 4;  // whose values are added before they go to the sums
+
+template <typename T, typename A = Accumulator<T>>
+struct ChannelsView {
+  explicit ChannelsView(const ChannelsTask& task)
+      : channels(task.call->channels),
+        x(static_cast<const T*>(task.call->x)),
+        residual(static_cast<const T*>(task.call->residual)),
+        y(static_cast<const T*>(task.call->y)),
+        cotangent(static_cast<const T*>(task.call->cotangent)),
+        out(static_cast<T*>(task.call->out)),
+        masked(static_cast<T*>(task.call->masked)),
+        center(static_cast<const A*>(task.rows->center)),
+        scale(static_cast<const A*>(task.rows->scale)),
+        shift(static_cast<const A*>(task.rows->shift)) {}
+
+  int64_t channels;
+  const T *x, *residual, *y, *cotangent;
+  T *out, *masked;
+  const A *center, *scale, *shift;
+};
+
+// As it is read from a map of T.
+template <typename T, typename A = Accumulator<T>>
+inline Vector<A> Rounded(Vector<A> value) {
+  if constexpr (sizeof(T) == sizeof(A)) return value;
+  T all[kLanes<A>];
+  Store(all, value);
+  return Load(all);
+}
+
+// A vector of channels in front of residual and ReLU. Forward and backward have the same bits.
+template <typename A>
+[[gnu::always_inline]] inline Vector<A> Affine(Vector<A> centered, const A* scale, const A* shift) {
+  return centered * Load(scale) + Load(shift);
+}
+
+// Two values of each pixel, summed over pixels [begin, end): `value(element, channel, width, first, second)` gives a
+// vector of both, `element` and `channel` being where it begins in the map and in the rows.
+template <typename A, typename Value>
+[[gnu::always_inline]] inline void SumOverPixels(const ChannelsTask& task, const Value& value) {
+  constexpr int64_t kChannelsAtOnce = 512;
+  const int64_t channels = task.call->channels, padded = PaddedChannels(channels);
+  alignas(64) A sums[2 * kChannelsAtOnce];
+  for (int64_t i = 0; i < 2 * padded; ++i) task.sums[i] = 0;
+  for (int64_t block = task.begin; block < task.end; block += kPixelsOfSum) {
+    const int64_t end = Min(block + kPixelsOfSum, task.end);
+    for (int64_t part = 0; part < channels; part += kChannelsAtOnce) {
+      const int64_t count = Min(kChannelsAtOnce, channels - part);
+      __builtin_memset(sums, 0, sizeof(sums));
+      for (int64_t pixel = block; pixel < end;) {
+        const bool several = pixel + kPixelsAtOnce <= end;
+        const int64_t first = pixel * channels + part;
+        for (int64_t v = 0; v < count; v += kLanes<A>) {
+          const int64_t width = Min(kLanes<A>, count - v);
+          Vector<A> ones = {}, others = {};
+          if (several && width == kLanes<A>) {
+#pragma GCC unroll 4
+            for (int i = 0; i < kPixelsAtOnce; ++i) {
+              Vector<A> one, other;
+              value(first + i * channels + v, part + v, kLanes<A>, one, other);
+              ones += one;
+              others += other;
+            }
+          } else {
+            for (int i = 0; i < (several ? kPixelsAtOnce : 1); ++i) {
+              Vector<A> one, other;
+              value(first + i * channels + v, part + v, width, one, other);
+              ones += one;
+              others += other;
+            }
+          }
+          AddTo(sums + v, ones);
+          AddTo(sums + kChannelsAtOnce + v, others);
+        }
+        pixel += several ? kPixelsAtOnce : 1;
+      }
+      for (int64_t c = 0; c < count; ++c) {
+        task.sums[part + c] += static_cast<double>(sums[c]);
+        task.sums[padded + part + c] += static_cast<double>(sums[kChannelsAtOnce + c]);
+      }
+    }
+  }
+}
+
+template <typename T>
+void RunChannelSums(const ChannelsTask& task) {
+  using A = Accumulator<T>;
+  const IeeeScope ieee;
+  const ChannelsView<T> view(task);
+  SumOverPixels<A>(task, [&](int64_t element, int64_t channel, int64_t width, Vector<A>& one, Vector<A>& other) {
+    one = LoadFirstOf<A>(view.x + element, width) - Load(view.center + channel);
+    other = one * one;
+  });
+}
+
+// out[element, element + width) = value(element, channel, width) for each vector of channels of the task's pixels.
+template <typename T, typename Value>
+[[gnu::always_inline]] inline void WritePixels(const ChannelsTask& task, const Value& value) {
+  using A = Accumulator<T>;
+  const int64_t channels = task.call->channels, whole = channels / kLanes<A> * kLanes<A>;
+  T* out = static_cast<T*>(task.call->out);
+  for (int64_t first = task.begin * channels; first < task.end * channels; first += channels) {
+    for (int64_t v = 0; v < whole; v += kLanes<A>) Store(out + first + v, value(first + v, v, kLanes<A>));
+    if (whole < channels) {
+      StoreFirst(out + first + whole, value(first + whole, whole, channels - whole), channels - whole);
+    }
+  }
+}
+
+template <typename T>
+void RunChannelSumsGradient(const ChannelsTask& task) {
+  using A = Accumulator<T>;
+  const IeeeScope ieee;
+  const ChannelsView<T> view(task);
+  WritePixels<T>(task, [&](int64_t element, int64_t channel, int64_t width) {
+    const Vector<A> x = LoadFirstOf<A>(view.x + element, width);
+    return LoadFirstOf<A>(view.cotangent + element, width) + Affine(x, view.scale + channel, view.shift + channel);
+  });
+}
+
+template <bool kResidual, typename T>
+void RunChannelAffineOf(const ChannelsTask& task) {
+  using A = Accumulator<T>;
+  const ChannelsView<T> view(task);
+  Vector<A> least = {};
+  if (!task.call->relu) least -= static_cast<A>(__builtin_inf());
+  WritePixels<T>(task, [&](int64_t element, int64_t channel, int64_t width) {
+    const Vector<A> centered = LoadFirstOf<A>(view.x + element, width) - Load(view.center + channel);
+    Vector<A> y = Affine(centered, view.scale + channel, view.shift + channel);
+    if (kResidual) y = Rounded<T>(y) + LoadFirstOf<A>(view.residual + element, width);
+    return y <= least ? least : y;  // NaN stays NaN
+  });
+}
+
+template <typename T>
+void RunChannelAffine(const ChannelsTask& task) {
+  const IeeeScope ieee;
+  if (task.call->residual == nullptr) return RunChannelAffineOf<false, T>(task);
+  RunChannelAffineOf<true, T>(task);
+}
+
+enum class Mask { kNone, kOfX, kOfResult };  // where the ReLU let through
+
+template <Mask kMask, typename T>
+void RunChannelAffineGradientOf(const ChannelsTask& task) {
+  using A = Accumulator<T>;
+  const ChannelsView<T> view(task);
+  SumOverPixels<A>(task, [&](int64_t element, int64_t channel, int64_t width, Vector<A>& one, Vector<A>& other) {
+    const Vector<A> none = {}, centered = LoadFirstOf<A>(view.x + element, width) - Load(view.center + channel);
+    one = LoadFirstOf<A>(view.cotangent + element, width);
+    if (kMask == Mask::kOfX) {
+      one = Rounded<T>(Affine(centered, view.scale + channel, view.shift + channel)) > none ? one : none;
+    } else if (kMask == Mask::kOfResult) {
+      one = LoadFirstOf<A>(view.y + element, width) > none ? one : none;
+      StoreFirst(view.masked + element, one, width);
+    }
+    other = one * centered;
+    StoreFirst(view.out + element, one * Load(view.scale + channel), width);
+  });
+}
+
+template <typename T>
+void RunChannelAffineGradient(const ChannelsTask& task) {
+  const IeeeScope ieee;
+  if (!task.call->relu) return RunChannelAffineGradientOf<Mask::kNone, T>(task);
+  if (task.call->y == nullptr) return RunChannelAffineGradientOf<Mask::kOfX, T>(task);
+  RunChannelAffineGradientOf<Mask::kOfResult, T>(task);
+}
+
+}  // namespace
+}  // namespace JSC_ISA
+}  // namespace jsc
+
+#endif  // JSC_CPU_TRAINING_CHANNELS_KERNEL_H_
