@@ -205,11 +205,12 @@ def _ratio_and_peer(row: Row | None) -> str:
 
 def training(rows: Sequence[Row]) -> list[str]:
     """Training steps."""
-    titles = ("network", "batch", "XLA ms", "PyTorch ms", "ours ms", "over XLA", "over PyTorch", "error")
+    titles = ("network", "batch", "precision", "XLA ms", "PyTorch ms", "ours ms", "over XLA", "over PyTorch", "error")
     lines = (
         (
             row["network"],
             str(row["batch"]),
+            row.get("precision", ""),
             f"{row['xla_ms']:.0f}",
             f"{row['torch_ms']:.0f}" if "torch_ms" in row else "",
             f"{row['ours_ms']:.0f}",

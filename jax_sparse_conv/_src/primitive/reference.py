@@ -272,8 +272,10 @@ def strided_slice(y: jax.Array, axis: int, start: int, count: int, stride: int) 
 
     One row has no stride: XLA's partitioner takes another row then, or raises, where the axis is split.
     """
+    if count == 0:  # a start may lie past the end
+        return lax.slice_in_dim(y, 0, 0, axis=axis)
     stride = stride if count > 1 else 1
-    return lax.slice_in_dim(y, start, start + (count - 1) * stride + 1 if count else start, stride, axis)
+    return lax.slice_in_dim(y, start, start + (count - 1) * stride + 1, stride, axis)
 
 
 def pool_padding(spec: Pool, dtype: np.dtype) -> float:
