@@ -38,7 +38,7 @@ TARGETS = (
     *("jsc_ecr", "jsc_pecr", "jsc_coo", "jsc_direct", "jsc_dense", "jsc_adaptive"),
     *("jsc_coo_by_density", "jsc_coo_lists"),
     *("jsc_chain", "jsc_dense_block", "jsc_kernel_gradient", "jsc_max_pool_gradient", "jsc_max_pool_tangent"),
-    *("jsc_batch_norm", "jsc_batch_norm_gradient"),
+    *("jsc_batch_norm", "jsc_batch_norm_gradient", "jsc_turned_kernel"),
     *("jsc_coo_fromdense", "jsc_coo_todense"),
 )
 
