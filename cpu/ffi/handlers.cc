@@ -9,6 +9,7 @@
 #include "cpu/ffi/dense_block.h"
 #include "cpu/ffi/host.h"
 #include "cpu/ffi/huge_pages.h"
+#include "cpu/ffi/turned_kernel.h"
 #include "native/decode.h"
 #include "native/decode_coo.h"
 
@@ -155,6 +156,15 @@ XLA_FFI_DEFINE_HANDLER(kKernelGradient, KernelGradient,
                            .Ret<ffi::AnyBuffer>()  // [chunks, kh, kw, C / groups, K]
                            .Attrs());              // stride[2], padding[4], dilation[2], groups
 
+// a kernel turned round
+XLA_FFI_DEFINE_HANDLER(kTurnedKernel, TurnedKernel,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()  // kernel [S, kh, kw, C / groups, K]
+                           .Arg<ffi::AnyBuffer>()  // what is there before; it is not read
+                           .Ret<ffi::AnyBuffer>()  // [S, rows, columns, K / groups, C]
+                           .Attrs());              // first[2], step[2], groups
+
 // derivatives of a max pool
 #define JSC_BIND_MAX_POOL                                                            \
   ffi::Ffi::Bind()                                                                   \
@@ -245,6 +255,7 @@ std::vector<Target> Targets() {
           {"jsc_coo", kCoo},
           {"jsc_coo_lists", kCooOfLists},
           {"jsc_kernel_gradient", kKernelGradient},
+          {"jsc_turned_kernel", kTurnedKernel},
           {"jsc_max_pool_gradient", kMaxPoolGradient},
           {"jsc_max_pool_tangent", kMaxPoolTangent},
           {"jsc_channel_sums", kChannelSums},

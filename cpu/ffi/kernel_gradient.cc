@@ -2,6 +2,7 @@
 
 #include "cpu/ffi/host.h"
 #include "cpu/ffi/tasks.h"
+#include "cpu/ffi/turned_kernel.h"
 #include "cpu/plan/ceil_div.h"
 
 namespace jsc {
@@ -63,29 +64,23 @@ bool IsToBeSwapped(const Isa& isa, int dtype, const KernelGradientCall& call) {
   return swapped + turned < kGain * as_given;
 }
 
-// out[chunk][t][c][k] = sums[chunk][taps - 1 - t][k][c], in squares that stay in cache.
-template <typename A>
-ffi::Error Turn(Team& team, const KernelGradientCall& call, const A* sums) {
-  constexpr int64_t kSquare = 16;
-  const int64_t channels = call.args.channels, out_channels = call.args.out_channels;
-  const int64_t taps = call.args.kernel_size[0] * call.args.kernel_size[1];
-  const int64_t strips = CeilDiv(channels, kSquare);
-  team.Run(team.threads(), call.chunks * taps * strips, {8, strips}, [&](Taken taken, int64_t) {
-    for (int64_t i = taken.begin; i < taken.end; ++i) {
-      const int64_t tap = i / strips, chunk = tap / taps, begin = i % strips * kSquare;
-      const int64_t end = std::min(begin + kSquare, channels), turned = (2 * chunk + 1) * taps - 1 - tap;
-      const A* from = sums + turned * channels * out_channels;
-      A* to = static_cast<A*>(call.out) + tap * channels * out_channels;
-      for (int64_t first = 0; first < out_channels; first += kSquare) {
-        for (int64_t c = begin; c < end; ++c) {
-          for (int64_t k = first; k < std::min(first + kSquare, out_channels); ++k) {
-            to[c * out_channels + k] = from[k * channels + c];
-          }
-        }
-      }
-    }
-  });
-  return ffi::Error::Success();
+// out[chunk][t][c][k] = sums[chunk][taps - 1 - t][k][c]
+TurnedKernelCall Turned(const KernelGradientCall& call, const void* sums, int64_t element_bytes) {
+  const ConvArgs& a = call.args;
+  TurnedKernelCall turned{};
+  turned.stacks = call.chunks;
+  for (int i = 0; i < 2; ++i) {
+    turned.size[i] = turned.count[i] = a.kernel_size[i];
+    turned.first[i] = a.kernel_size[i] - 1;
+    turned.step[i] = -1;
+  }
+  turned.groups = 1;
+  turned.channels = a.out_channels;
+  turned.out_channels = a.channels;
+  turned.element_bytes = element_bytes;
+  turned.kernel = sums;
+  turned.out = call.out;
+  return turned;
 }
 
 }  // namespace
@@ -105,8 +100,8 @@ ffi::Error RunKernelGradientCall(ffi::ThreadPool& pool, DataType data_type, cons
   if (sums == nullptr) return RunAsGiven(team, isa, dtype, call);
   const ffi::Error error = RunAsGiven(team, isa, dtype, Swapped(call, sums));
   if (error.failure()) return error;
-  if (data_type == DataType::F64) return Turn(team, call, reinterpret_cast<const double*>(sums));
-  return Turn(team, call, reinterpret_cast<const float*>(sums));
+  RunTurnedKernelCall(team, Turned(call, sums, element));
+  return ffi::Error::Success();
 }
 
 }  // namespace jsc

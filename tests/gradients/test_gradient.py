@@ -12,6 +12,10 @@ import oracle
 import pytest
 from cases import Case
 from kernel_checks import TOLERANCE, call
+from platforms import PLATFORM
+
+from jax_sparse_conv._src.primitive import turned_kernel
+from jax_sparse_conv._src.primitive.turned_kernel import Taps, swapped
 
 CASE = Case("3x3", (2, 6, 5, 8), 6, strides=2, groups=2)
 
@@ -83,3 +87,158 @@ def test_derivatives_of_it() -> None:
     found = [*forward("ecr", x, kernel, *tangents), *backward("ecr", x, kernel)]
     for ours, theirs in zip(found, wanted, strict=True):
         assert oracle.relative_error(ours, theirs) <= 3 * TOLERANCE["float32"]
+
+
+# --- kernels turned round --------------------------------------------------------------------------------------------
+
+on_cpu = pytest.mark.skipif(PLATFORM != "cpu", reason="a CPU's call turns them")
+ALL = slice(None, None, -1)
+# Shape of the kernel, its groups, and the rows and columns that are taken.
+TURNED: dict[str, tuple[tuple[int, ...], int, tuple[slice, slice]]] = {
+    "1x1": ((1, 1, 1, 64, 48), 1, (ALL, ALL)),
+    "3x3, odd": ((1, 3, 3, 67, 101), 1, (ALL, ALL)),
+    "whole strips and rests": ((1, 2, 3, 96, 160), 1, (ALL, ALL)),
+    "stacks": ((3, 3, 2, 33, 40), 1, (ALL, ALL)),
+    "groups": ((2, 3, 3, 5, 84), 4, (ALL, ALL)),
+    "groups of whole squares": ((1, 1, 3, 32, 128), 2, (ALL, ALL)),
+    "depthwise": ((1, 3, 3, 1, 40), 40, (ALL, ALL)),
+    "depthwise, 2 of each": ((1, 3, 3, 1, 80), 40, (ALL, ALL)),
+    "groups of one result": ((1, 3, 3, 2, 40), 40, (ALL, ALL)),
+    "one channel": ((1, 3, 3, 1, 1), 1, (ALL, ALL)),
+    "one output channel": ((1, 3, 3, 70, 1), 1, (ALL, ALL)),
+    "a phase": ((1, 3, 5, 34, 36), 1, (slice(2, None, -2), slice(3, 0, -2))),
+    "a tap": ((2, 3, 3, 34, 36), 2, (slice(1, 0, -2), slice(2, 1, -3))),
+}
+by_kernel = pytest.mark.parametrize("name", TURNED)
+
+
+def turned_and_by_lax(name: str) -> tuple[tuple[int, ...], Any, Any]:
+    """The kernel's shape, the primitive and what it is, of a kernel."""
+    shape, groups, slices = TURNED[name]
+    rows, columns = map(Taps.of, slices, shape[1:3])
+    after = np.zeros(4, np.float32)
+    return (
+        shape,
+        lambda kernel: turned_kernel.turned(kernel, after, rows, columns, groups),
+        lambda kernel: swapped(kernel, groups)[:, slices[0], slices[1]],
+    )
+
+
+def kernels(shape: tuple[int, ...], dtype: str = "float32", seed: int = 0) -> Any:
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+@by_kernel
+def test_turned_kernels(name: str, dtype: str) -> None:
+    shape, turned, by_lax = turned_and_by_lax(name)
+    with jax.enable_x64(dtype == "float64"):
+        kernel = kernels(shape, dtype)
+        found = jax.jit(turned)(kernel)
+        assert found.dtype == jnp.dtype(dtype)
+        np.testing.assert_array_equal(np.asarray(found), np.asarray(by_lax(kernel)))
+
+
+@pytest.mark.parametrize("name", ["groups", "a phase"])
+def test_transformations_of_turned_kernels(name: str) -> None:
+    shape, turned, by_lax = turned_and_by_lax(name)
+    kernel, tangent = (kernels(shape, seed=seed) for seed in (1, 2))
+    wanted, linear = by_lax(kernel), by_lax(tangent)
+    for found, expected in zip(jax.jvp(turned, (kernel,), (tangent,)), (wanted, linear), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    cotangent = kernels(wanted.shape, seed=3)
+    for function in (jax.jit(jax.vmap(turned)), jax.vmap(jax.jit(turned))):
+        np.testing.assert_array_equal(function(jnp.stack([kernel, tangent])), jnp.stack([wanted, linear]))
+    (back,), (expected,) = (jax.vjp(each, kernel)[1](cotangent) for each in (turned, by_lax))
+    np.testing.assert_array_equal(back, expected)
+
+    def twice(function: Any) -> Any:
+        return jax.grad(lambda kernel: (jax.grad(lambda k: (function(k) ** 3).sum())(kernel) ** 2).sum())
+
+    np.testing.assert_allclose(twice(turned)(kernel), twice(by_lax)(kernel), rtol=1e-6)
+
+
+@pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0)])
+def test_vmap_of_a_kernel_and_what_it_waits_for(axes: tuple[int | None, int | None]) -> None:
+    shape, _, by_lax = turned_and_by_lax("3x3, odd")
+    taps = [Taps.of(ALL, size) for size in shape[1:3]]
+    kernel = kernels(shape if axes[0] is None else (2, *shape))
+    found = jax.vmap(lambda kernel, after: turned_kernel.turned(kernel, after, *taps, 1), axes)(
+        kernel, np.zeros((2, 4))
+    )
+    wanted = jnp.stack([by_lax(kernel)] * 2) if axes[0] is None else jax.vmap(by_lax)(kernel)
+    np.testing.assert_array_equal(found, wanted)
+
+
+LARGE = Case("3x3", (1, 8, 7, 64), 80)
+
+
+@on_cpu
+@pytest.mark.parametrize("strides", [1, 2])
+def test_a_gradient_turns_its_kernels_by_a_call(strides: int) -> None:
+    case = Case("large", LARGE.x, LARGE.out_channels, strides=strides, zeros=0.5)
+    inputs = cases.inputs(case)
+    program = jax.jit(jax.grad(lambda x, kernel: squares(x, kernel, case=case))).lower(inputs.x, inputs.kernel)
+    text = program.as_text()
+    assert text.count("@jsc_turned_kernel(") == strides**2
+    assert not any(name in text for name in ("stablehlo.transpose", "stablehlo.reverse"))
+    found, wanted = program.compile()(inputs.x, inputs.kernel), oracle.gradients(case, inputs)[0]
+    assert oracle.relative_error(found, wanted) <= TOLERANCE["float32"]
+
+
+@on_cpu
+def test_small_kernels_are_turned_by_xla() -> None:
+    inputs = cases.inputs(CASE)
+    text = jax.jit(jax.grad(squares)).lower(inputs.x, inputs.kernel).as_text()
+    assert "jsc_turned_kernel" not in text
+    assert "stablehlo.transpose" in text
+
+
+@on_cpu
+def test_derivatives_of_a_gradient_with_a_large_kernel() -> None:
+    inputs = cases.inputs(LARGE)
+
+    def second(implementation: str) -> Any:
+        first = jax.grad(lambda x, kernel: squares(x, kernel, implementation, LARGE))
+        return jax.grad(lambda x, kernel: (first(x, kernel) ** 2).sum(), (0, 1))(inputs.x, inputs.kernel)
+
+    with jax.default_matmul_precision("highest"):
+        for found, wanted in zip(second("ecr"), second("xla"), strict=True):
+            assert oracle.relative_error(found, wanted) <= 1e-5
+
+
+@on_cpu
+@pytest.mark.parametrize(
+    ("shapes", "changes", "message"),
+    [
+        (((1, 3, 3, 4, 8), (1, 3, 3, 4, 8)), {}, r"in 1 groups the result must be \[1, rows, columns"),
+        (((1, 3, 3, 4, 8), (2, 3, 3, 8, 4)), {}, "the result must be"),
+        (((1, 3, 3, 4, 8), (1, 3, 3, 8, 4)), {"groups": 0}, "in 0 groups"),
+        (((1, 3, 3, 4, 8), (1, 3, 3, 8, 4)), {"groups": 3}, "in 3 groups"),
+        (((1, 3, 3, 4, 8), (1, 3, 3, 8, 4)), {"first": [3, 2]}, "3 taps from 3 on in steps of -1"),
+        (((1, 3, 3, 4, 8), (1, 3, 3, 8, 4)), {"first": [-1, 2]}, "3 taps from -1 on"),
+        (((1, 3, 3, 4, 8), (1, 4, 3, 8, 4)), {}, "4 taps from 2 on in steps of -1 are not all among the 3"),
+        (((1, 3, 3, 4, 8), (1, 3, 2, 8, 4)), {"step": [-1, 1]}, "2 taps from 2 on in steps of 1"),
+        (((1, 3, 3, 4, 8), (1, 3, 2, 8, 4)), {"step": [-1, 0]}, "2 taps from 2 on in steps of 0"),
+        (((1, 3, 3, 4, 8), (1, 3, 2, 8, 4)), {"step": [-1, -(2**63)]}, "2 taps from 2 on"),
+        (((1, 3, 3, 4, 8), (1, 3, 3, 8, 4)), {"first": [2]}, r"first\[2\], step\[2\] and groups, all int64"),
+        (((3, 3, 4, 8), (1, 3, 3, 8, 4)), {}, r"the kernel must be \[S, kh, kw"),
+    ],
+)
+def test_a_wrong_call_is_an_error(shapes: Any, changes: dict[str, Any], message: str) -> None:
+    given = {"first": [2, 2], "step": [-1, -1], "groups": 1} | changes
+    attributes = {name: np.asarray(v, np.int64) if np.ndim(v) else np.int64(v) for name, v in given.items()}
+    call = jax.ffi.ffi_call("jsc_turned_kernel", jax.ShapeDtypeStruct(shapes[1], np.float32))
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=message):
+        jax.block_until_ready(call(np.zeros(shapes[0], np.float32), np.zeros(1, np.float32), **attributes))
+
+
+@on_cpu
+@pytest.mark.parametrize(
+    ("dtypes", "message"), [(("float32", "bfloat16"), "kernel's dtype"), (("int32",) * 2, "must be float32")]
+)
+def test_wrong_dtypes_are_an_error(dtypes: tuple[str, str], message: str) -> None:
+    call = jax.ffi.ffi_call("jsc_turned_kernel", jax.ShapeDtypeStruct((1, 1, 1, 8, 4), dtypes[1]))
+    attributes = {"first": np.zeros(2, np.int64), "step": -np.ones(2, np.int64), "groups": np.int64(1)}
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=message):
+        jax.block_until_ready(call(np.zeros((1, 1, 1, 4, 8), dtypes[0]), np.zeros(1, np.float32), **attributes))

@@ -6,7 +6,7 @@ With strides there is one for each phase of x, the pixels that meet the same tap
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jax_sparse_conv._src.primitive import turned_kernel
 from jax_sparse_conv._src.primitive.primitives import Config, bind
+from jax_sparse_conv._src.primitive.turned_kernel import Taps
 from jax_sparse_conv._src.problem.geometry import Geometry, Pads
 
 
@@ -91,10 +93,10 @@ def kernel_shape_of(kernel: Any, config: Config, rows: _Phase, columns: _Phase) 
 def gradient(kernel: jax.Array, cotangent: jax.Array, config: Config, like: Any) -> jax.Array:
     """kernel [S, kh, kw, C / groups, K], cotangent [N, Ho, Wo, K] -> [N, H, W, C]."""
     size, strides = like.shape[1:3], config.geometry.strides
-    swapped = _swapped(kernel, config.geometry.groups)
+    turned = _turned(kernel, cotangent, config.geometry.groups)
 
     def part(rows: _Phase, columns: _Phase) -> jax.Array:
-        return bind(cotangent, swapped[:, rows.taps, columns.taps], None, None, part_of(config, rows, columns))
+        return bind(cotangent, turned(rows, columns), None, None, part_of(config, rows, columns))
 
     each = phases(kernel, cotangent, config, like)
     if strides == (1, 1):
@@ -109,8 +111,17 @@ def gradient(kernel: jax.Array, cotangent: jax.Array, config: Config, like: Any)
     return whole
 
 
-def _swapped(kernel: jax.Array, groups: int) -> jax.Array:
-    """[S, kh, kw, C / groups, K] -> [S, kh, kw, K / groups, C]."""
-    stacks, *taps, channels, out_channels = kernel.shape
-    grouped = kernel.reshape(stacks, *taps, channels, groups, out_channels // groups)
-    return jnp.transpose(grouped, (0, 1, 2, 5, 4, 3)).reshape(stacks, *taps, out_channels // groups, groups * channels)
+def _turned(kernel: jax.Array, cotangent: jax.Array, groups: int) -> Callable[[_Phase, _Phase], jax.Array]:
+    """What makes a phase's kernel, [S, rows, columns, K / groups, C], of kernel [S, kh, kw, C / groups, K].
+
+    On a CPU once the cotangent is there.
+    """
+    if not turned_kernel.takes(kernel):
+        swapped = turned_kernel.swapped(kernel, groups)
+        return lambda rows, columns: swapped[:, rows.taps, columns.taps]
+
+    def turned(rows: _Phase, columns: _Phase) -> jax.Array:
+        height, width = kernel.shape[1:3]
+        return turned_kernel.turned(kernel, cotangent, Taps.of(rows.taps, height), Taps.of(columns.taps, width), groups)
+
+    return turned
