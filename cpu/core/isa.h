@@ -94,6 +94,7 @@ struct Isa {
   void (*channel_sums_gradient[kDtypes])(const ChannelsTask& task);
   void (*channel_affine[kDtypes])(const ChannelsTask& task);
   void (*channel_affine_gradient[kDtypes])(const ChannelsTask& task);
+  void (*channel_masked_gradient[kDtypes])(const ChannelsTask& task);
   // Non-zeros among `runs` runs of kCountRun elements of x; the runs begin `step` elements apart.
   int64_t (*count[kDtypes])(const void* x, int64_t runs, int64_t step);
   // For core/machine_limits.cc: kChains multiply-adds of independent vectors, `rounds` times; kLimitEntries *

@@ -109,6 +109,21 @@ std::vector<A> Center(ffi::ThreadPool& pool, const ChannelsCall& call, Pass pass
   return center;
 }
 
+// The result of a ReLU, and where the cotangent with its zeros goes.
+ffi::Error ReadMask(ffi::AnyBuffer x, ffi::RemainingArgs y, ffi::RemainingRets masked, ChannelsCall& call) {
+  if (y.size() != masked.size()) return Invalid("y and the cotangent with its zeros belong together");
+  if (y.size() == 0) return ffi::Error::Success();
+  const ffi::ErrorOr<ffi::AnyBuffer> result = y.get<ffi::AnyBuffer>(0);
+  ffi::ErrorOr<ffi::Result<ffi::AnyBuffer>> zeros = masked.get<ffi::AnyBuffer>(0);
+  if (!result.has_value()) return result.error();
+  if (!zeros.has_value()) return zeros.error();
+  if (!AreLike(x, {*result, **zeros})) return Invalid("y must have x's shape and dtype");
+  call.y = result->untyped_data();
+  call.masked = (**zeros).untyped_data();
+  AdviseHugePages(**zeros);
+  return ffi::Error::Success();
+}
+
 // run(A{}) with the type of sums.
 template <typename Body>
 ffi::Error WithSums(ffi::AnyBuffer x, const Body& body) {
@@ -208,19 +223,8 @@ ffi::Error ChannelAffineGradient(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::An
     call->relu = relu != 0;
     call->cotangent = cotangent.untyped_data();
     call->out = x_gradient->untyped_data();
-    if (y.size() != residual_gradient.size() || (y.size() > 0 && !call->relu)) {
-      return Invalid("y and the residual's gradient belong together, and to a ReLU");
-    }
-    if (y.size() > 0) {
-      const ffi::ErrorOr<ffi::AnyBuffer> result = y.get<ffi::AnyBuffer>(0);
-      ffi::ErrorOr<ffi::Result<ffi::AnyBuffer>> masked = residual_gradient.get<ffi::AnyBuffer>(0);
-      if (!result.has_value()) return result.error();
-      if (!masked.has_value()) return masked.error();
-      if (!AreLike(x, {*result, **masked})) return Invalid("y must have x's shape and dtype");
-      call->y = result->untyped_data();
-      call->masked = (**masked).untyped_data();
-      AdviseHugePages(**masked);
-    }
+    if (y.size() > 0 && !call->relu) return Invalid("y belongs to a ReLU");
+    if (const ffi::Error error = ReadMask(x, y, residual_gradient, *call); error.failure()) return error;
     AdviseHugePages(*x_gradient);
     return WithSums(x, [&](auto type) {
       using A = decltype(type);
@@ -230,6 +234,22 @@ ffi::Error ChannelAffineGradient(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::An
           Run(pool, *call, CurrentIsa().channel_affine_gradient[IndexOf(TypeOf(x))], rows, true);
       Write<A>(sums.data(), *of_shift);
       Write<A>(sums.data() + PaddedChannels(call->channels), *of_scale);
+      return ffi::Error::Success();
+    });
+  });
+}
+
+ffi::Error ChannelMaskedGradient(ffi::ThreadPool pool, ffi::AnyBuffer cotangent, ffi::RemainingArgs y,
+                                 ffi::Result<ffi::AnyBuffer> sums, ffi::RemainingRets masked) {
+  return Caught([&] {
+    ffi::ErrorOr<ChannelsCall> call = MakeCall(cotangent, {}, {*sums});
+    if (!call.has_value()) return call.error();
+    call->cotangent = cotangent.untyped_data();
+    if (const ffi::Error error = ReadMask(cotangent, y, masked, *call); error.failure()) return error;
+    return WithSums(cotangent, [&](auto type) {
+      using A = decltype(type);
+      const Pass pass = CurrentIsa().channel_masked_gradient[IndexOf(TypeOf(cotangent))];
+      Write<A>(Run(pool, *call, pass, {}, true).data(), *sums);
       return ffi::Error::Success();
     });
   });

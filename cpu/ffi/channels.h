@@ -36,6 +36,12 @@ xla::ffi::Error ChannelAffineGradient(xla::ffi::ThreadPool pool, xla::ffi::AnyBu
                                       xla::ffi::Result<xla::ffi::AnyBuffer> of_shift,
                                       xla::ffi::RemainingRets residual_gradient, int64_t relu);
 
+// Of a bias: sums of the cotangent over all axes but the last. With y, the result of a ReLU, those of the cotangent
+// with the ReLU's zeros, which is the second result.
+xla::ffi::Error ChannelMaskedGradient(xla::ffi::ThreadPool pool, xla::ffi::AnyBuffer cotangent,
+                                      xla::ffi::RemainingArgs y, xla::ffi::Result<xla::ffi::AnyBuffer> sums,
+                                      xla::ffi::RemainingRets masked);
+
 }  // namespace jsc
 
 #endif  // JSC_CPU_FFI_CHANNELS_H_

@@ -217,6 +217,14 @@ XLA_FFI_DEFINE_HANDLER(kChannelAffineGradient, ChannelAffineGradient,
                            .RemainingRets()        // of the residual
                            .Attr<int64_t>("relu"));
 
+XLA_FFI_DEFINE_HANDLER(kChannelMaskedGradient, ChannelMaskedGradient,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()  // cotangent
+                           .RemainingArgs()        // y
+                           .Ret<ffi::AnyBuffer>()  // sums
+                           .RemainingRets());      // masked
+
 // a dense block of DenseNet; what the buffers hold is in cpu/ffi/dense_block.h
 XLA_FFI_DEFINE_HANDLER(kDenseBlock, DenseBlock,
                        ffi::Ffi::Bind()
@@ -262,6 +270,7 @@ std::vector<Target> Targets() {
           {"jsc_channel_sums_gradient", kChannelSumsGradient},
           {"jsc_channel_affine", kChannelAffine},
           {"jsc_channel_affine_gradient", kChannelAffineGradient},
+          {"jsc_channel_masked_gradient", kChannelMaskedGradient},
           {"jsc_dense_block", kDenseBlock},
           {"jsc_coo_fromdense", kCooFromDense},
           {"jsc_coo_todense", kCooToDense}};

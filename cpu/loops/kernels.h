@@ -84,6 +84,7 @@ int64_t CountNonZeros(const void* x, int64_t runs, int64_t step) {
    JSC_PER_DTYPE(RunChannelSumsGradient),   \
    JSC_PER_DTYPE(RunChannelAffine),         \
    JSC_PER_DTYPE(RunChannelAffineGradient), \
+   JSC_PER_DTYPE(RunChannelMaskedGradient), \
    JSC_PER_DTYPE(CountNonZeros),            \
    JSC_ISA::MultiplyAdds,                   \
    JSC_ISA::LoadedMultiplyAdds,             \

@@ -4,6 +4,7 @@
 //   ChannelAffine          relu((x - center) * scale + shift + residual)
 //   ChannelAffineGradient  scale * g, and sums of g and g * (x - center), with g the cotangent where the ReLU let
 //   through
+//   ChannelMaskedGradient  g, and its sums
 // What the ReLU let through is computed again from x, or read from y where there is a residual. Sums of up to
 // kPixelsOfSum pixels are in the dtype of sums, and sums of these in float64.
 #ifndef JSC_CPU_TRAINING_CHANNELS_KERNEL_H_
@@ -187,6 +188,29 @@ void RunChannelAffineGradient(const ChannelsTask& task) {
   if (!task.call->relu) return RunChannelAffineGradientOf<Mask::kNone, T>(task);
   if (task.call->y == nullptr) return RunChannelAffineGradientOf<Mask::kOfX, T>(task);
   RunChannelAffineGradientOf<Mask::kOfResult, T>(task);
+}
+
+// Sums of the cotangent alone; where there is a ReLU, with its zeros, and written.
+template <typename T>
+void RunChannelMaskedGradient(const ChannelsTask& task) {
+  using A = Accumulator<T>;
+  const IeeeScope ieee;
+  const T* y = static_cast<const T*>(task.call->y);
+  const T* cotangent = static_cast<const T*>(task.call->cotangent);
+  T* masked = static_cast<T*>(task.call->masked);
+  if (y == nullptr) {
+    SumOverPixels<A>(task, [&](int64_t element, int64_t, int64_t width, Vector<A>& one, Vector<A>& other) {
+      one = LoadFirstOf<A>(cotangent + element, width);
+      other = Vector<A>{};
+    });
+    return;
+  }
+  SumOverPixels<A>(task, [&](int64_t element, int64_t, int64_t width, Vector<A>& one, Vector<A>& other) {
+    const Vector<A> none = {}, given = LoadFirstOf<A>(cotangent + element, width);
+    one = LoadFirstOf<A>(y + element, width) > none ? given : none;
+    other = none;
+    StoreFirst(masked + element, one, width);
+  });
 }
 
 }  // namespace

@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 from jax.test_util import check_grads
 
+import jax_sparse_conv as jsc
 from jax_sparse_conv._src import _native, devices
 from jax_sparse_conv._src.layers import batch_norms
 from jax_sparse_conv._src.primitive import channels
@@ -152,7 +153,7 @@ def test_the_step_is_four_calls_and_no_copy() -> None:
     x, scale, shift, residual = operands((2, 5, 5, 40), "float32", True)
     loss = lambda *a: (batch_norm(*a, relu=True)[0] ** 2).sum()  # noqa: E731
     text = jax.jit(jax.grad(loss, (0, 1, 2, 3))).lower(x, scale, shift, residual).compile().as_text()
-    names = [name for name in _native.TARGETS if name.startswith("jsc_channel")]
+    names = [name for name in _native.TARGETS if name.startswith(("jsc_channel_sums", "jsc_channel_affine"))]
     assert [text.count(f'custom_call_target="{name}"') for name in names] == [1] * 4
 
 
@@ -178,8 +179,10 @@ WRONG: list[tuple[str, tuple[Any, ...], list[Any], str]] = [
     ("channel_sums_gradient", (X, X[:1], ROW, ROW), [X], "maps must have x's shape and dtype"),
     ("channel_affine", (X, ROW, ROW, ROW.astype(np.float64)), [X], "float64 for a float64 x"),
     ("channel_affine", (X, ROW, ROW, ROW, X[..., :4]), [X], "residual must have x's shape"),
-    ("channel_affine_gradient", (X, ROW, ROW, ROW, X, X), [X, ROW, ROW], "belong together, and to a ReLU"),
+    ("channel_affine_gradient", (X, ROW, ROW, ROW, X, X), [X, ROW, ROW], "belong together"),
     ("channel_affine_gradient", (X, ROW, ROW, ROW, X, X[:1]), [X, ROW, ROW, X], "y must have x's shape"),
+    ("channel_masked_gradient", (X, X[:1]), [ROW, X], "y must have x's shape"),
+    ("channel_masked_gradient", (X, X), [ROW], "belong together"),
 ]
 
 
@@ -203,3 +206,47 @@ def test_layers_norm_is_flaxs(options: dict[str, Any]) -> None:
     np.testing.assert_allclose(found, jax.nn.relu(theirs(x) + x), rtol=1e-5, atol=1e-5)
     for name in ("mean", "var"):
         np.testing.assert_allclose(getattr(ours, name)[...], getattr(theirs, name)[...], rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("pool", [False, True])
+@pytest.mark.parametrize("has_residual", [False, True])
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_bias_residual_and_relu_of_a_convolution(
+    activation: Any, has_residual: bool, pool: bool, dtype: str, float32_products: None
+) -> None:
+    if pool and has_residual:
+        pytest.skip("conv_pool takes no residual")
+    rng = np.random.default_rng(3)
+    with jax.enable_x64(True):
+        x = jnp.asarray(rng.normal(size=(2, 9, 9, 24)) * (rng.random((2, 9, 9, 24)) < 0.5), dtype)
+        kernel = jnp.asarray(rng.normal(size=(3, 3, 24, 40)) / 15, dtype)
+        bias = jnp.asarray(rng.normal(size=40), dtype)
+        residual = jnp.asarray(rng.normal(size=(2, 9, 9, 40)), dtype) if has_residual else None
+        given = [x, kernel, bias, *([residual] if has_residual else [])]
+        options: dict[str, Any] = {"padding": "SAME", "activation": activation}
+        weights = jnp.asarray(rng.normal(size=(2, 4, 4, 40) if pool else (2, 9, 9, 40)))
+
+        def loss(implementation: Any, x: Any, kernel: Any, bias: Any, *residual: Any) -> Any:
+            if pool:
+                y = jsc.conv_pool(x, kernel, bias, implementation=implementation, **options)
+            else:
+                y = jsc.conv(x, kernel, bias, residual=residual[0] if residual else None, **options)
+            return (y.astype(weights.dtype) * weights).sum()
+
+        every = tuple(range(len(given)))
+        found = jax.jit(jax.grad(functools.partial(loss, None), every))(*given)
+        expected = jax.grad(functools.partial(loss, "xla"), every)(*wide(given))
+        assert [each.dtype for each in found] == [each.dtype for each in given]
+        assert_near(found, expected, 40 * UNITS[dtype] if dtype in ("float32", "float64") else 0.1)
+
+
+@pytest.mark.skipif(devices.default_platform() != "cpu", reason="the calls are the CPU's")
+def test_a_layers_gradient_keeps_its_call() -> None:
+    """Forward with bias and ReLU in one call, and the gradient of both in another one."""
+    x, kernel, bias = jnp.ones((2, 9, 9, 24)), jnp.ones((3, 3, 24, 40)), jnp.ones(40)
+    loss = lambda *a: (jsc.conv(*a, padding="SAME", activation="relu") ** 2).sum()  # noqa: E731
+    text = jax.jit(jax.grad(loss, (0, 1, 2))).lower(x, kernel, bias).compile().as_text()
+    assert text.count('custom_call_target="jsc_channel_masked_gradient"') == 1
+    assert text.count('custom_call_target="jsc_ecr"') == 2  # forward, and of x
+    assert " reduce(" not in text.replace("reduce-window", "")

@@ -3,10 +3,12 @@
     sums(x)                                    x, and sums of x, x * x and (x - mean)^2 over the pixels of each channel
     affine(x, center, scale, shift, residual)  relu((x - center) * scale + shift + residual), each [C] but the maps
 
+    masked(y, tangent, of_bias)                tangent + of_bias where y > 0: what a bias and a ReLU make of a tangent
+
 A map is [..., C]. XLA for CPUs takes more passes over maps, and slower ones; each call here is one pass, with sums that
 do not depend on threads.
 
-Each of both has three primitives. The last two are linear in their last operands, and each other's transpose:
+The first two have three primitives. The last two are linear in their last operands, and each other's transpose:
 
     jsc_channel_sums            x -> sums, squares, spread
     jsc_channel_sums_tangent    x, tangent of x -> the same, tangents of sums and squares
@@ -15,6 +17,9 @@ Each of both has three primitives. The last two are linear in their last operand
     jsc_channel_affine          x, center, scale, shift, residual? -> y
     jsc_channel_affine_tangent  x, center, scale, shift, y?, tangents of the first five -> tangent of y
     jsc_channel_affine_gradient x, center, scale, shift, y?, cotangent of y -> cotangents of the first five
+
+    jsc_channel_masked           y, tangent, of_bias -> tangent behind both
+    jsc_channel_masked_gradient  y, cotangent -> cotangent with the ReLU's zeros, and its sums
 
 The sums give x back so that what else is computed of it adds its cotangent in the same pass. y is an operand where a
 ReLU follows a residual: it has the ReLU's zeros, which are computed again from x otherwise. [C] are float32, or float64
@@ -62,6 +67,14 @@ class Affine:
         return 4 + (self.relu and self.has_residual)
 
 
+@dataclasses.dataclass(frozen=True)
+class Masked:
+    """Whether there is a ReLU behind a bias."""
+
+    relu: bool
+    shared: int = 1
+
+
 def takes(x: Any) -> bool:
     """Whether a call is faster for x [..., C] than XLA's operations, in a program for a CPU.
 
@@ -106,6 +119,17 @@ def affine(
     operands += [] if residual is None else [residual]
     (y,) = affine_p.bind(*same_varying_axes(operands), given=Affine(relu, residual is not None))
     result: jax.Array = y
+    return result
+
+
+def masked(y: jax.Array, tangent: jax.Array, of_bias: jax.Array, *, relu: bool) -> jax.Array:
+    """What a bias, of which there is a tangent [C], and a ReLU make of the tangent of a map [..., C] in front of them.
+
+    y is their result, which is read for its zeros where there is a ReLU.
+    """
+    operands = same_varying_axes([lax.stop_gradient(y), tangent, of_bias.astype(dtype_of_sums(y.dtype))])
+    (found,) = masked_p.bind(*operands, given=Masked(relu))
+    result: jax.Array = found
     return result
 
 
@@ -171,6 +195,16 @@ def _affine_gradient(*operands: jax.Array, given: Affine) -> list[jax.Array]:
     return [(wide * scale).astype(x.dtype), -scale * of_shift, of_scale, of_shift, *of_residual]
 
 
+def _masked_tangent(y: jax.Array, tangent: jax.Array, of_bias: jax.Array, *, given: Masked) -> list[jax.Array]:
+    found = (_wide(tangent) + of_bias).astype(y.dtype)
+    return [jnp.where(lax.stop_gradient(y) > 0, found, jnp.zeros_like(found)) if given.relu else found]
+
+
+def _masked_gradient(y: jax.Array, cotangent: jax.Array, *, given: Masked) -> list[jax.Array]:
+    found = jnp.where(lax.stop_gradient(y) > 0, cotangent, jnp.zeros_like(cotangent)) if given.relu else cotangent
+    return [found, jnp.sum(_wide(found), _axes(y))]
+
+
 def _masked(values: jax.Array, operands: Sequence[jax.Array], given: Affine) -> jax.Array:
     """With the ReLU's zeros."""
     if not given.relu:
@@ -213,6 +247,14 @@ def _native_affine_gradient(*operands: jax.Array, given: Affine) -> list[jax.Arr
     return [of_x, -scale * of_shift, of_scale, of_shift, *of_residual]
 
 
+def _native_masked_gradient(y: jax.Array, cotangent: jax.Array, *, given: Masked) -> list[jax.Array]:
+    if not given.relu:
+        (sums,) = _call(_MASKED_GRADIENT)([_row_of(y)])(cotangent)
+        return [cotangent, sums]
+    sums, masked = _call(_MASKED_GRADIENT)([_row_of(y), *_like(y)])(cotangent, y)
+    return [masked, sums]
+
+
 def _call(method: str) -> Callable[..., Any]:
     return functools.partial(jax.ffi.ffi_call, _native.target_name(method))
 
@@ -250,6 +292,10 @@ def _abstract_affine_gradient(x: Any, *_: Any, given: Affine) -> list[Any]:
     return [like_x, *[_row_aval(x)] * 3, *([like_x] if given.has_residual else [])]
 
 
+def _abstract_masked_gradient(y: Any, _: Any, *, given: Masked) -> list[Any]:
+    return [y.update(weak_type=False), _row_aval(y)]
+
+
 def _affine_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, given: Affine) -> tuple[Any, Any]:
     (y,) = affine_p.bind(*primals, given=given)
     shared = [*primals[:4], *([y] if given.shared > 4 else [])]
@@ -278,7 +324,7 @@ def _transpose(cotangents: Sequence[Any], *operands: Any, given: Any, other: Any
     return [each if wanted else None for each, wanted in zip(found, is_wanted, strict=True)]
 
 
-def _shared(given: Affine | None) -> int:
+def _shared(given: Affine | Masked | None) -> int:
     return 1 if given is None else given.shared
 
 
@@ -290,6 +336,8 @@ def _batch(values: Sequence[Any], axes: Sequence[Any], *, given: Any, by_lax: An
 
 _SUMS, _SUMS_TANGENT, _SUMS_GRADIENT = "channel_sums", "channel_sums_tangent", "channel_sums_gradient"
 _AFFINE, _AFFINE_TANGENT, _AFFINE_GRADIENT = "channel_affine", "channel_affine_tangent", "channel_affine_gradient"
+
+_MASKED, _MASKED_GRADIENT = "channel_masked", "channel_masked_gradient"
 
 
 def _primitive(method: str, abstract: Callable[..., Any], by_lax: Callable[..., Any], native: Any = None) -> Any:
@@ -312,12 +360,16 @@ sums_gradient_p = _primitive(_SUMS_GRADIENT, _abstract_map, _sums_gradient, _nat
 affine_p = _primitive(_AFFINE, _abstract_map, _affine, _native_affine)
 affine_tangent_p = _primitive(_AFFINE_TANGENT, _abstract_map, _affine_tangent)
 affine_gradient_p = _primitive(_AFFINE_GRADIENT, _abstract_affine_gradient, _affine_gradient, _native_affine_gradient)
+masked_p = _primitive(_MASKED, _abstract_map, _masked_tangent)
+masked_gradient_p = _primitive(_MASKED_GRADIENT, _abstract_masked_gradient, _masked_gradient, _native_masked_gradient)
 ad.primitive_jvps[affine_p] = _affine_jvp
 for _one, _other, _by_lax in (
     (sums_tangent_p, sums_gradient_p, _sums_tangent),
     (sums_gradient_p, sums_tangent_p, _sums_gradient),
     (affine_tangent_p, affine_gradient_p, _affine_tangent),
     (affine_gradient_p, affine_tangent_p, _affine_gradient),
+    (masked_p, masked_gradient_p, _masked_tangent),
+    (masked_gradient_p, masked_p, _masked_gradient),
 ):
     ad.primitive_jvps[_one] = functools.partial(_linear_jvp, primitive=_one, by_lax=_by_lax)
     ad.primitive_transposes[_one] = functools.partial(_transpose, other=_other)

@@ -25,6 +25,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jax_sparse_conv._src import devices
 from jax_sparse_conv._src.primitive import (
+    channels,
     cpu_gradient,
     explicit,
     gpu_gradient,
@@ -33,7 +34,7 @@ from jax_sparse_conv._src.primitive import (
     partitioning,
     reference,
 )
-from jax_sparse_conv._src.primitive.primitives import Config, Operands, after, bind, conv_p, reference_conv
+from jax_sparse_conv._src.primitive.primitives import Config, Operands, after, bind, conv_p, reference_conv, result_aval
 from jax_sparse_conv._src.problem.geometry import is_symbolic
 
 SAVED = "jsc_conv"
@@ -42,7 +43,11 @@ SAVED = "jsc_conv"
 
 def jvp(primals: Sequence[Any], tangents: Sequence[Any], *, config: Config) -> tuple[jax.Array, Any]:
     if config.is_bare:
-        return _bilinear_jvp(primals, tangents, config)
+        out, terms = _linear(primals, tangents, config)
+        return out, functools.reduce(jnp.add, terms)
+    is_one_call = _is_one_call(primals, config)
+    if is_one_call and config.geometry.pool is None:
+        return _jvp_of_one_call(primals, tangents, config)
     varying = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
 
     def unfused(*moving: Any) -> jax.Array:
@@ -51,6 +56,10 @@ def jvp(primals: Sequence[Any], tangents: Sequence[Any], *, config: Config) -> t
             values[index] = value
         operands = Operands.of(values, config)
         given = {"nonzeros": operands.nonzeros, "lists": operands.lists}
+        if is_one_call:
+            before = dataclasses.replace(config.bare(), activation=config.activation)
+            y = bind(operands.x, operands.kernel, operands.bias, operands.residual, before, **given)
+            return max_pool.pool(y, config.geometry.pool)
         y = bind(operands.x, operands.kernel, None, None, config.bare(), **given)
         pool = reference.pool if config.by_lax else max_pool.pool
         return after(y, operands.bias, operands.residual, config, pool)
@@ -58,19 +67,41 @@ def jvp(primals: Sequence[Any], tangents: Sequence[Any], *, config: Config) -> t
     return jax.jvp(unfused, [primals[i] for i in varying], [tangents[i] for i in varying])
 
 
-def _bilinear_jvp(primals: Sequence[Any], tangents: Sequence[Any], config: Config) -> tuple[jax.Array, Any]:
-    """d conv(x, k) = conv(dx, k) + conv(x, dk): dense where dx is dense, sparse again where x is."""
+def _is_one_call(primals: Sequence[Any], config: Config) -> bool:
+    """Whether bias, residual and ReLU stay in the convolution's call: `channels.masked` has their derivatives."""
+    kernel = primals[1]
+    if config.by_lax or kernel.shape[0] != 1:
+        return False
+    without_pool = dataclasses.replace(config, geometry=config.geometry.without_pool())
+    return channels.takes(result_aval(*map(jax.typeof, primals), config=without_pool))
+
+
+def _jvp_of_one_call(primals: Sequence[Any], tangents: Sequence[Any], config: Config) -> tuple[jax.Array, Any]:
+    out, terms = _linear(primals, tangents, config)
+    moving = Operands.of(tangents, config)
+    if moving.residual is not None and not isinstance(moving.residual, ad.Zero):
+        terms.append(moving.residual)
+    tangent = functools.reduce(jnp.add, terms) if terms else jnp.zeros_like(out)
+    is_relu = config.activation is not None
+    if moving.bias is not None and not isinstance(moving.bias, ad.Zero):
+        return out, channels.masked(out, tangent, moving.bias[0], relu=is_relu)
+    return out, jnp.where(out > 0, tangent, jnp.zeros_like(out)) if is_relu else tangent
+
+
+def _linear(primals: Sequence[Any], tangents: Sequence[Any], config: Config) -> tuple[jax.Array, list[jax.Array]]:
+    """The result, and d conv(x, k) = conv(dx, k) + conv(x, dk): dense where dx is dense, sparse again where x is."""
     operands = Operands.of(primals, config)
     x, kernel, nonzeros = operands.x, operands.kernel, operands.nonzeros
     dx, dkernel = tangents[:2]
-    out = checkpoint_name(bind(x, kernel, None, None, config, operands.packed, nonzeros, operands.lists), SAVED)
+    given = operands.packed, nonzeros, operands.lists
+    out = checkpoint_name(bind(x, kernel, operands.bias, operands.residual, config, *given), SAVED)
     config = config.bare()
     terms = []
     if not isinstance(dx, ad.Zero):
         terms.append(bind(dx, kernel, None, None, dataclasses.replace(config, by_lax=True)))
     if not isinstance(dkernel, ad.Zero):
         terms.append(bind(x, dkernel, None, None, config, nonzeros=nonzeros))
-    return out, functools.reduce(jnp.add, terms)
+    return out, terms
 
 
 def transpose(cotangent: Any, *values: Any, config: Config) -> list[Any]:
