@@ -223,14 +223,22 @@ def training(rows: Sequence[Row]) -> list[str]:
     return [table(titles, lines)]
 
 
+def _kind_of(operation: str) -> str:
+    """Of an operation of this package, as the suite profile names it."""
+    if operation.startswith(("channel sums", "channel affine")):
+        return "batch norms"
+    return "gradients" if "gradient" in operation or operation == "turned kernel" else "convolutions"
+
+
 def profile(rows: Sequence[Row]) -> list[str]:
     """Where time goes, by kind of operation."""
-    titles = ("network", "batch", "what", "ms", "convolutions %", "gradients %", "XLA %", "waiting %", "longest")
+    kinds = ("convolutions", "gradients", "batch norms", "XLA", "waiting")
+    titles = ("network", "batch", "what", "ms", *(f"{kind} %" for kind in kinds), "longest")
     lines = []
     for row in rows:
-        sums = dict.fromkeys(("convolutions", "gradients", "XLA", "waiting"), 0.0)
+        sums = dict.fromkeys(kinds, 0.0)
         for name, percent in row["shares"].items():
-            sums[name if name in sums else "gradients" if "gradient" in name else "convolutions"] += percent
+            sums[name if name in sums else _kind_of(name)] += percent
         longest = row["operations"][0]
         lines.append((
             network(row["network"]),

@@ -89,6 +89,13 @@ def _nnx_resnet50(x: jax.Array) -> Built:
     return lambda state, x: nnx.merge(graph, state)(x), state
 
 
+def nnx_resnet50_in_training() -> nnx.Module:
+    """ResNet-50 of Flax's own layers, with the statistics of batch norms in training."""
+    model = _ResNet(jnp.float32, nnx.Rngs(0))
+    model.train()
+    return model
+
+
 def _own(name: str) -> Callable[[jax.Array], Built]:
     def build(x: jax.Array) -> Built:
         model = models.build(name, rngs=nnx.Rngs(0), dtype=x.dtype, param_dtype=x.dtype)

@@ -4,7 +4,8 @@
     python -m benchmarks training --networks resnet50 --batch 32 --precision highest
 
 A step is the loss and the gradients of all weights under `jax.jit`, with the statistics of batch norms in training.
-Weights are as initialised, so about half of what a ReLU puts out is zero. Sides take turns. With PyTorch installed
+Weights are as initialised, so about half of what a ReLU puts out is zero. "nnx_resnet50" is of Flax's own layers:
+`jax.grad` of its loss, and of `jsc.accelerate` of its loss. Sides take turns. With PyTorch installed
 its step of torchvision's network of that name is a side, too, with as many threads and, at HIGHEST, without TF32.
 """
 
@@ -23,13 +24,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+import jax_sparse_conv as jsc
 from benchmarks.common import command, results, tables
+from benchmarks.networks import frameworks
 from jax_sparse_conv import models
 from jax_sparse_conv._src import environment
 from jax_sparse_conv._src.cli import photograph
 from jax_sparse_conv._src.plans import timing
 
 NETWORKS = ("vgg16", "resnet50", "densenet121")
+FLAXS = "nnx_resnet50"  # Flax's own layers
 _COLUMNS = (
     ("network", "network", "<", "{}"),
     ("batch", "batch", ">", "{}"),
@@ -64,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure(name: str, batch: int, repeats: int, size: int | None) -> tables.Row:
     """Times of all sides, and how far our gradients are from XLA's."""
-    network = models.NETWORKS[name]
+    network = models.NETWORKS[_published(name)]
     x = network.preprocess(photograph.batch_of(photograph.load(None, size or network.input_size), batch))
     sides: dict[str, Side] = {side: _step(name, which) for side, which in (("xla", "xla"), ("ours", None))}
     found = {side: [np.asarray(leaf) for leaf in jax.tree.leaves(step(x)[1])] for side, step in sides.items()}
@@ -86,16 +90,25 @@ def _step(name: str, implementation: str | None) -> Side:
 
 def step_of(name: str, implementation: str | None) -> tuple[Any, Any, Any]:
     """The jitted step of a network in training, and its first two arguments; the third one is x."""
-    model = models.build(name, rngs=nnx.Rngs(0), implementation=implementation)
-    model.train()
+    if name == FLAXS:
+        model: nnx.Module = frameworks.nnx_resnet50_in_training()
+    else:
+        model = models.build(name, rngs=nnx.Rngs(0), implementation=implementation)
+        model.train()
     graph, weights, rest = nnx.split(model, nnx.Param, ...)
 
     def loss(weights: Any, rest: Any, x: jax.Array) -> tuple[jax.Array, Any]:
-        merged = nnx.merge(graph, weights, rest, copy=True)
+        merged: Any = nnx.merge(graph, weights, rest, copy=True)
         likely = jax.nn.log_softmax(merged(x))
         return -likely[:, 0].mean(), nnx.state(merged, nnx.Not(nnx.Param))
 
-    return jax.jit(jax.value_and_grad(loss, has_aux=True)), weights, rest
+    used = jsc.accelerate(loss) if name == FLAXS and implementation is None else loss
+    return jax.jit(jax.value_and_grad(used, has_aux=True)), weights, rest
+
+
+def _published(name: str) -> str:
+    """The network of `models` and of torchvision that it is."""
+    return name.removeprefix("nnx_")
 
 
 def _precision() -> str:
@@ -108,6 +121,7 @@ def _of_torch(name: str, x: jax.Array) -> Side | None:
         torch, zoo = importlib.import_module("torch"), importlib.import_module("torchvision").models
     except (ImportError, RuntimeError):  # the latter of a torchvision that is for another torch
         return None
+    name = _published(name)
     if not hasattr(zoo, name):
         return None
     on = "cuda" if jax.default_backend() == "gpu" else "cpu"
@@ -129,7 +143,7 @@ def _of_torch(name: str, x: jax.Array) -> Side | None:
 def _parser() -> argparse.ArgumentParser:
     parser = command.parser("training", __doc__)
     add: Any = parser.add_argument
-    add("--networks", nargs="+", choices=sorted(models.NETWORKS), default=list(NETWORKS), metavar="NAME")
+    add("--networks", nargs="+", choices=sorted([*models.NETWORKS, FLAXS]), default=list(NETWORKS), metavar="NAME")
     add("--batch", type=int, default=4)
     add("--size", type=int, help="height and width of the images; the network's own without it")
     add("--precision", choices=("default", "highest"), default="default")

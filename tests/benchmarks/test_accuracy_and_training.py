@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
 
 from benchmarks.document import layer_tables, network_tables
 from benchmarks.networks import training
 from benchmarks.suites import accuracy, gradients
+from jax_sparse_conv._src import devices
 
 
 def test_accuracy_has_a_row_for_every_kernel(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,6 +41,13 @@ def test_training_compares_steps(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "over XLA" in capsys.readouterr().out
     assert "| alexnet | 2 |" in network_tables.training([row])[0]
     assert training.main([*line, "--json", "nowhere/rows.json"]) == 1
+
+
+def test_flaxs_own_network_is_accelerated() -> None:
+    step, weights, rest = training.step_of(training.FLAXS, None)
+    text = step.lower(weights, rest, jnp.zeros((2, 64, 64, 3))).as_text()
+    calls = text.count("custom_call @jsc_channel_affine(") if devices.default_platform() == "cpu" else 53
+    assert calls == 53
 
 
 def test_gradients_of_both_sides_are_the_same(
