@@ -172,8 +172,8 @@ def _packed_copies(results: Path) -> Sequence[str]:
 
 @_says(
     _GUIDE + "training.md",
-    "ResNet-50's with 8 images is {} times as fast as XLA's and {} times as fast as PyTorch's. DenseNet-121's is {} and {} "
-    "times as fast, VGG-16's with 4 images {} and {} times (`cpu_amd_epyc/training.json`)",
+    "ResNet-50's with 8 images is {} times as fast as XLA's and {} times as fast as PyTorch's. DenseNet-121's is {} "
+    "and {} times as fast, VGG-16's with 4 images {} and {} times (`cpu_amd_epyc/training.json`)",
 )
 def _steps(results: Path) -> Sequence[str]:
     found = []
