@@ -103,6 +103,14 @@ def test_values_and_gradients(shape: tuple[int, ...], dtype: str, has_residual: 
             assert_near(found, wanted, 8 * maps + 8 * rows)
 
 
+@pytest.mark.skipif(devices.default_platform() != "cpu", reason="these are the CPU's instruction sets")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_instruction_set(dtype: str, cpu_isa: str) -> None:
+    for shape in ((2, 5, 5, 3), (4, 7, 7, 40), (2, 3, 5, 523)):
+        for has_residual in (False, True):
+            test_values_and_gradients(shape, dtype, has_residual, has_residual)
+
+
 @pytest.mark.parametrize("mean", [1e2, 1e4])
 def test_a_mean_far_from_zero_costs_the_variance_no_digits(mean: float) -> None:
     with jax.enable_x64(True):
