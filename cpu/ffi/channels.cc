@@ -52,7 +52,7 @@ ffi::ErrorOr<ChannelsCall> MakeCall(ffi::AnyBuffer x, std::initializer_list<ffi:
   return call;
 }
 
-// Pixels of one task: some 64 KB of float32, and no more than kMostTasks of them.
+// Pixels of one task: some 64 KB of float32. Rows of sums of all tasks are to be little beside the map.
 int64_t PixelsOfTask(const ChannelsCall& call) {
   constexpr int64_t kElements = 1 << 14, kMostTasks = 256;
   return std::max(
@@ -93,17 +93,22 @@ void Write(const double* sums, ffi::AnyBuffer row) {
                  [](double sum) { return static_cast<A>(sum); });
 }
 
-// The mean of the first pixels, 0 where it is not finite: sums of what is left of x lose no digits to a mean far from
-// 0.
+// The mean of a few pixels that lie evenly over the map, 0 where it is not finite: sums of what is left of x lose no
+// digits to a mean far from 0.
 template <typename A>
-std::vector<A> Center(ffi::ThreadPool& pool, const ChannelsCall& call, Pass pass) {
+std::vector<A> Center(const ChannelsCall& call, Pass pass) {
   constexpr int64_t kPixels = 16;
-  ChannelsCall few = call;
-  few.pixels = std::min(call.pixels, kPixels);
-  std::vector<A> center(PaddedChannels(call.channels));
-  const std::vector<double> sums = Run(pool, few, pass, {center.data(), nullptr, nullptr}, true);
-  for (int64_t c = 0; c < call.channels && few.pixels > 0; ++c) {
-    const A mean = static_cast<A>(sums[c] / static_cast<double>(few.pixels));
+  const int64_t pixels = std::min(call.pixels, kPixels), padded = PaddedChannels(call.channels);
+  std::vector<A> center(padded);
+  std::vector<double> sums(padded), of_pixel(2 * padded);
+  const ChannelRows rows = {center.data(), nullptr, nullptr};
+  for (int64_t i = 0; i < pixels; ++i) {
+    const int64_t pixel = (2 * i + 1) * call.pixels / (2 * pixels);
+    pass({&call, &rows, pixel, pixel + 1, of_pixel.data()});
+    for (int64_t c = 0; c < padded; ++c) sums[c] += of_pixel[c];
+  }
+  for (int64_t c = 0; c < call.channels && pixels > 0; ++c) {
+    const A mean = static_cast<A>(sums[c] / static_cast<double>(pixels));
     if (std::isfinite(mean)) center[c] = mean;
   }
   return center;
@@ -111,7 +116,7 @@ std::vector<A> Center(ffi::ThreadPool& pool, const ChannelsCall& call, Pass pass
 
 // The result of a ReLU, and where the cotangent with its zeros goes.
 ffi::Error ReadMask(ffi::AnyBuffer x, ffi::RemainingArgs y, ffi::RemainingRets masked, ChannelsCall& call) {
-  if (y.size() != masked.size()) return Invalid("y and the cotangent with its zeros belong together");
+  if (y.size() != masked.size() || y.size() > 1) return Invalid("y and the cotangent with its zeros belong together");
   if (y.size() == 0) return ffi::Error::Success();
   const ffi::ErrorOr<ffi::AnyBuffer> result = y.get<ffi::AnyBuffer>(0);
   ffi::ErrorOr<ffi::Result<ffi::AnyBuffer>> zeros = masked.get<ffi::AnyBuffer>(0);
@@ -149,7 +154,7 @@ ffi::Error ChannelSums(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::
     return WithSums(x, [&](auto type) {
       using A = decltype(type);
       const Pass pass = CurrentIsa().channel_sums[IndexOf(TypeOf(x))];
-      const std::vector<A> center = Center<A>(pool, *call, pass);
+      const std::vector<A> center = Center<A>(*call, pass);
       const int64_t padded = PaddedChannels(call->channels);
       std::vector<double> found = Run(pool, *call, pass, {center.data(), nullptr, nullptr}, true);
       std::vector<double> around = found;
@@ -157,8 +162,9 @@ ffi::Error ChannelSums(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::
       for (int64_t c = 0; c < call->channels && call->pixels > 0; ++c) {
         const double sum = found[c], square = found[padded + c], middle = static_cast<double>(center[c]);
         found[c] = sum + pixels * middle;
-        found[padded + c] = square + middle * (2 * sum + pixels * middle);
+        if (std::isfinite(square)) found[padded + c] = square + middle * (2 * sum + pixels * middle);
         around[c] = square - sum * sum / pixels;
+        if (around[c] < 0) around[c] = 0;  // NaN stays
       }
       Write<A>(found.data(), *sums);
       Write<A>(found.data() + padded, *squares);
@@ -168,19 +174,26 @@ ffi::Error ChannelSums(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::
   });
 }
 
-ffi::Error ChannelSumsGradient(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer cotangent, ffi::AnyBuffer of_sums,
-                               ffi::AnyBuffer of_squares, ffi::Result<ffi::AnyBuffer> x_gradient) {
+ffi::Error ChannelSumsGradient(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer mean, ffi::AnyBuffer cotangent,
+                               ffi::AnyBuffer of_sums, ffi::AnyBuffer of_squares, ffi::AnyBuffer of_spread,
+                               ffi::Result<ffi::AnyBuffer> x_gradient) {
   return Caught([&] {
-    ffi::ErrorOr<ChannelsCall> call = MakeCall(x, {cotangent, *x_gradient}, {of_sums, of_squares});
+    ffi::ErrorOr<ChannelsCall> call = MakeCall(x, {cotangent, *x_gradient}, {mean, of_sums, of_squares, of_spread});
     if (!call.has_value()) return call.error();
     call->cotangent = cotangent.untyped_data();
     call->out = x_gradient->untyped_data();
     AdviseHugePages(*x_gradient);
     return WithSums(x, [&](auto type) {
       using A = decltype(type);
-      const std::vector<A> scale = Padded<A>(of_squares, 2), shift = Padded<A>(of_sums);
-      const ChannelRows rows = {nullptr, scale.data(), shift.data()};
-      Run(pool, *call, CurrentIsa().channel_sums_gradient[IndexOf(TypeOf(x))], rows, false);
+      const std::vector<A> center = Padded<A>(mean), squares = Padded<A>(of_squares, 2),
+                           spread = Padded<A>(of_spread, 2);
+      std::vector<A> scale = squares, shift = Padded<A>(of_sums);
+      for (size_t c = 0; c < scale.size(); ++c) {
+        scale[c] += spread[c];
+        shift[c] += squares[c] * center[c];
+      }
+      Run(pool, *call, CurrentIsa().channel_sums_gradient[IndexOf(TypeOf(x))],
+          {center.data(), scale.data(), shift.data()}, false);
       return ffi::Error::Success();
     });
   });
@@ -194,6 +207,7 @@ ffi::Error ChannelAffine(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer 
     if (!call.has_value()) return call.error();
     call->relu = relu != 0;
     call->out = y->untyped_data();
+    if (residual.size() > 1) return Invalid("there is one residual at most");
     if (residual.size() > 0) {
       const ffi::ErrorOr<ffi::AnyBuffer> given = residual.get<ffi::AnyBuffer>(0);
       if (!given.has_value()) return given.error();

@@ -16,9 +16,10 @@ xla::ffi::Error ChannelSums(xla::ffi::ThreadPool pool, xla::ffi::AnyBuffer x,
                             xla::ffi::Result<xla::ffi::AnyBuffer> sums, xla::ffi::Result<xla::ffi::AnyBuffer> squares,
                             xla::ffi::Result<xla::ffi::AnyBuffer> spread);
 
-// cotangent + of_sums + 2 * of_squares * x
-xla::ffi::Error ChannelSumsGradient(xla::ffi::ThreadPool pool, xla::ffi::AnyBuffer x, xla::ffi::AnyBuffer cotangent,
-                                    xla::ffi::AnyBuffer of_sums, xla::ffi::AnyBuffer of_squares,
+// cotangent + of_sums + 2 * of_squares * x + 2 * of_spread * (x - mean)
+xla::ffi::Error ChannelSumsGradient(xla::ffi::ThreadPool pool, xla::ffi::AnyBuffer x, xla::ffi::AnyBuffer mean,
+                                    xla::ffi::AnyBuffer cotangent, xla::ffi::AnyBuffer of_sums,
+                                    xla::ffi::AnyBuffer of_squares, xla::ffi::AnyBuffer of_spread,
                                     xla::ffi::Result<xla::ffi::AnyBuffer> x_gradient);
 
 // y = relu((x - center) * scale + shift + residual), without a ReLU where `relu` is 0.

@@ -188,9 +188,11 @@ XLA_FFI_DEFINE_HANDLER(kChannelSumsGradient, ChannelSumsGradient,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::ThreadPool>()
                            .Arg<ffi::AnyBuffer>()    // x
+                           .Arg<ffi::AnyBuffer>()    // mean
                            .Arg<ffi::AnyBuffer>()    // cotangent of x from elsewhere
                            .Arg<ffi::AnyBuffer>()    // of sums
-                           .Arg<ffi::AnyBuffer>()    // of sums of squares
+                           .Arg<ffi::AnyBuffer>()    // of squares
+                           .Arg<ffi::AnyBuffer>()    // of squares around the mean
                            .Ret<ffi::AnyBuffer>());  // of x
 XLA_FFI_DEFINE_HANDLER(kChannelAffine, ChannelAffine,
                        ffi::Ffi::Bind()

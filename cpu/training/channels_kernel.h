@@ -1,6 +1,6 @@
 // Passes over a map [pixels, channels] (channels_task.h):
 //   ChannelSums            sums of x - center and of its squares over pixels
-//   ChannelSumsGradient    cotangent + scale * x + shift
+//   ChannelSumsGradient    cotangent + (x - center) * scale + shift
 //   ChannelAffine          relu((x - center) * scale + shift + residual)
 //   ChannelAffineGradient  scale * g, and sums of g and g * (x - center), with g the cotangent where the ReLU let
 //   through
@@ -136,8 +136,9 @@ void RunChannelSumsGradient(const ChannelsTask& task) {
   const IeeeScope ieee;
   const ChannelsView<T> view(task);
   WritePixels<T>(task, [&](int64_t element, int64_t channel, int64_t width) {
-    const Vector<A> x = LoadFirstOf<A>(view.x + element, width);
-    return LoadFirstOf<A>(view.cotangent + element, width) + Affine(x, view.scale + channel, view.shift + channel);
+    const Vector<A> centered = LoadFirstOf<A>(view.x + element, width) - Load(view.center + channel);
+    return LoadFirstOf<A>(view.cotangent + element, width) +
+           Affine(centered, view.scale + channel, view.shift + channel);
   });
 }
 

@@ -22,7 +22,7 @@ struct ChannelsCall {
 // One number for each channel, of the dtype of sums, and zeros up to PaddedChannels().
 //   sums:              of x - center and of its squares
 //   affine:            relu((x - center) * scale + shift + residual)
-//   gradient of sums:  cotangent + scale * x + shift
+//   gradient of sums:  cotangent + (x - center) * scale + shift
 struct ChannelRows {
   const void *center, *scale, *shift;
 };

@@ -94,12 +94,15 @@ def of_haiku() -> tuple[Loss, tuple[Any, ...]]:
     return loss, (params, state, X)
 
 
-def of_keras() -> tuple[Loss, tuple[Any, ...]]:
+def of_keras(policy: str = "float32") -> tuple[Loss, tuple[Any, ...]]:
+    def convolved(y: Any) -> Any:
+        y = keras.layers.Conv2D(32, 3, padding="same", use_bias=False, dtype=policy)(y)
+        return keras.layers.BatchNormalization(dtype=policy)(y)
+
     given = keras.Input(X.shape[1:])
-    y = keras.layers.Conv2D(32, 3, padding="same", use_bias=False)(given)
-    y = keras.layers.ReLU()(keras.layers.BatchNormalization()(y))
-    z = keras.layers.BatchNormalization()(keras.layers.Conv2D(32, 3, padding="same", use_bias=False)(y))
-    model = keras.Model(given, keras.layers.ReLU()(keras.layers.Add()([y, z])))
+    y = keras.layers.ReLU(dtype=policy)(convolved(given))
+    z = keras.layers.Add(dtype=policy)([y, convolved(y)])
+    model = keras.Model(given, keras.layers.ReLU(dtype=policy)(z))
     weights = [v.value for v in model.trainable_variables], [v.value for v in model.non_trainable_variables]
 
     def loss(params: Any, state: Any, x: jax.Array) -> tuple[jax.Array, Any]:
@@ -141,8 +144,9 @@ def test_each_batch_norm_is_two_calls_and_two_of_its_gradient(name: str) -> None
         assert [text.count(f'custom_call_target="{call}"') for call in CALLS] == [2, 2, 2, 2]
 
 
-def test_of_bfloat16() -> None:
-    loss, arguments = of_linen(jnp.bfloat16)
+@pytest.mark.parametrize("build", [lambda: of_linen(jnp.bfloat16), lambda: of_keras("mixed_bfloat16")])
+def test_of_bfloat16(build: Any) -> None:
+    loss, arguments = build()
     given, accelerated = steps(loss)
     assert_close(accelerated(*arguments)[0], given(*arguments)[0], 2e-2)
     if IS_CPU:
@@ -180,6 +184,19 @@ def test_what_reads_the_map_besides_adds_its_gradient() -> None:
 
     given, accelerated = steps(loss)
     assert_close(accelerated(kernel, X), given(kernel, X), 1e-4)
+
+
+def test_a_mean_along_another_axis_is_none_of_channels() -> None:
+    kernel = jax.random.normal(jax.random.key(1), (3, 3, 8, 16))
+
+    def function(kernel: jax.Array, x: jax.Array) -> tuple[jax.Array, ...]:
+        y = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        mean = y.mean((0, 1, 2))
+        spreads = [((y - mean.reshape(shape)) ** 2).sum((0, 1, 2)) for shape in ((16, 1), (1, 1, 16, 1), (1, 1, 1, 16))]
+        return mean, *spreads
+
+    x = jax.random.normal(jax.random.key(2), (2, 16, 16, 8))
+    assert_close(jax.jit(jsc.accelerate(function))(kernel, x), function(kernel, x), 1e-5)
 
 
 @pytest.mark.parametrize(

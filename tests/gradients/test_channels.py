@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.experimental import jet
 from jax.test_util import check_grads
 
 import jax_sparse_conv as jsc
@@ -119,6 +120,55 @@ def test_a_mean_far_from_zero_costs_the_variance_no_digits(mean: float) -> None:
         assert_near(variance, in_float64(*wide((x, scale, shift)))[2], 1e-6)
 
 
+def test_the_gradient_of_a_variance_far_from_zero() -> None:
+    with jax.enable_x64(True):
+        x = operands((4, 9, 9, 32), "float32", False, 1e3)[0]
+        spread = lambda x: channels.sums(x)[3].sum()  # noqa: E731
+        exact = lambda x: ((x - x.mean((0, 1, 2))) ** 2).sum()  # noqa: E731
+        assert_near(jax.grad(spread)(x), jax.grad(exact)(wide(x)), 3e-5)
+        tangent = operands((4, 9, 9, 32), "float32", False, 0.0)[0]
+        found = jax.jvp(spread, (x,), (tangent,))[1]
+        assert abs(found / jax.jvp(exact, (wide(x),), (wide(tangent),))[1] - 1) < 1e-3
+
+
+def test_first_pixels_unlike_the_rest() -> None:
+    x = np.full((1, 512, 512, 16), 1.1, np.float32)
+    x[0, 0, :16] = 0
+    spread = channels.sums(jnp.asarray(x))[3]
+    wide_x = x.astype(np.float64)
+    np.testing.assert_allclose(spread, ((wide_x - wide_x.mean((0, 1, 2))) ** 2).sum((0, 1, 2)), rtol=1e-3)
+
+
+def test_squares_beyond_the_dtype_are_infinite() -> None:
+    squares = channels.sums(jnp.full((2, 8, 8, 16), 3.2e38))[2]
+    np.testing.assert_array_equal(squares, np.full(16, np.inf))
+    x = jnp.ones((2, 8, 8, 16)).at[0, 0, 0].set(-np.inf).at[1, 7, 7].set(np.inf)
+    np.testing.assert_array_equal(channels.sums(x)[2], np.full(16, np.inf))
+
+
+def test_gradients_at_zero_under_vmap() -> None:
+    zeros, row = jnp.zeros((3, 2, 5, 5, 16)), jnp.zeros(16)
+    loss = lambda bias: jax.vmap(lambda x: channels.affine(x, row, row, bias, relu=True))(zeros).sum()  # noqa: E731
+    np.testing.assert_array_equal(jax.grad(loss)(row), row)
+
+
+def test_taylor_terms() -> None:
+    x, scale, shift = operands((2, 5, 5, 16), "float32", False)
+    function = lambda *a: channels.affine(*a[:1], shift, *a[1:])  # noqa: E731
+    _, (found,) = jet.jet(function, (x, scale, shift), ((x,), (scale,), (shift,)))
+    np.testing.assert_allclose(found, jax.jvp(function, (x, scale, shift), (x, scale, shift))[1], rtol=1e-5)
+    kernel, bias = jnp.ones((3, 3, 16, 16)) / 9, jnp.ones(16)
+    gradient = jax.grad(lambda w, b: (jsc.conv(x, w, b, padding="SAME") ** 2).sum(), (0, 1))
+    _, found = jet.jet(gradient, (kernel, bias), ((kernel,), (bias,)))
+    expected = jax.jvp(gradient, (kernel, bias), (kernel, bias))[1]
+    for (one,), other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3)
+
+
+def test_few_channels_are_xlas() -> None:
+    assert not channels.takes(jnp.zeros((2, 64, 64, 3)))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_stays_in_its_channel(value: float, dtype: str) -> None:
@@ -184,7 +234,7 @@ X, ROW = np.zeros((2, 3, 8), np.float32), np.zeros(8, np.float32)
 WRONG: list[tuple[str, tuple[Any, ...], list[Any], str]] = [
     ("channel_sums", (X,), [ROW, ROW, ROW[:7]], r"must be \[8\], float64 for a float64 x and else float32"),
     ("channel_sums", (X.astype(np.int32),), [ROW] * 3, "x must be float32, bfloat16, float16 or float64"),
-    ("channel_sums_gradient", (X, X[:1], ROW, ROW), [X], "maps must have x's shape and dtype"),
+    ("channel_sums_gradient", (X, ROW, X[:1], *[ROW] * 3), [X], "maps must have x's shape and dtype"),
     ("channel_affine", (X, ROW, ROW, ROW.astype(np.float64)), [X], "float64 for a float64 x"),
     ("channel_affine", (X, ROW, ROW, ROW, X[..., :4]), [X], "residual must have x's shape"),
     ("channel_affine_gradient", (X, ROW, ROW, ROW, X, X), [X, ROW, ROW], "belong together"),

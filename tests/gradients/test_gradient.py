@@ -139,37 +139,6 @@ def test_turned_kernels(name: str, dtype: str) -> None:
         np.testing.assert_array_equal(np.asarray(found), np.asarray(by_lax(kernel)))
 
 
-@pytest.mark.parametrize("name", ["groups", "a phase"])
-def test_transformations_of_turned_kernels(name: str) -> None:
-    shape, turned, by_lax = turned_and_by_lax(name)
-    kernel, tangent = (kernels(shape, seed=seed) for seed in (1, 2))
-    wanted, linear = by_lax(kernel), by_lax(tangent)
-    for found, expected in zip(jax.jvp(turned, (kernel,), (tangent,)), (wanted, linear), strict=True):
-        np.testing.assert_array_equal(found, expected)
-    cotangent = kernels(wanted.shape, seed=3)
-    for function in (jax.jit(jax.vmap(turned)), jax.vmap(jax.jit(turned))):
-        np.testing.assert_array_equal(function(jnp.stack([kernel, tangent])), jnp.stack([wanted, linear]))
-    (back,), (expected,) = (jax.vjp(each, kernel)[1](cotangent) for each in (turned, by_lax))
-    np.testing.assert_array_equal(back, expected)
-
-    def twice(function: Any) -> Any:
-        return jax.grad(lambda kernel: (jax.grad(lambda k: (function(k) ** 3).sum())(kernel) ** 2).sum())
-
-    np.testing.assert_allclose(twice(turned)(kernel), twice(by_lax)(kernel), rtol=1e-6)
-
-
-@pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0)])
-def test_vmap_of_a_kernel_and_what_it_waits_for(axes: tuple[int | None, int | None]) -> None:
-    shape, _, by_lax = turned_and_by_lax("3x3, odd")
-    taps = [Taps.of(ALL, size) for size in shape[1:3]]
-    kernel = kernels(shape if axes[0] is None else (2, *shape))
-    found = jax.vmap(lambda kernel, after: turned_kernel.turned(kernel, after, *taps, 1), axes)(
-        kernel, np.zeros((2, 4))
-    )
-    wanted = jnp.stack([by_lax(kernel)] * 2) if axes[0] is None else jax.vmap(by_lax)(kernel)
-    np.testing.assert_array_equal(found, wanted)
-
-
 LARGE = Case("3x3", (1, 8, 7, 64), 80)
 
 

@@ -56,7 +56,7 @@ class _Walk:
 
     def __init__(self, flat: FlatJaxpr, fixed: set[int]) -> None:
         self._flat, self._values = flat, Values(flat, fixed)
-        self._statistics = statistics.of_function(flat)
+        self._statistics, self._widened = statistics.of_function(flat), statistics.widened(flat)
         self._deferred: dict[int, Equation] = {}  # by result of `x > 0`, where that may be part of a ReLU of x
         self._summed_maps: set[int] = set()  # of which `statistics` has taken sums
         self._position = 0
@@ -301,9 +301,10 @@ class _Walk:
 
     def _norm(self, number: int) -> Pending | None:
         """The start of what a batch norm does with its map behind the sums."""
-        if number not in self._summed_maps:
+        root = self._widened.get(number, number)
+        if root not in self._summed_maps:
             return None
-        stored = self._values.stored(self._values[number])
+        stored = self._values.stored(self._values[root])
         return pending.of_map(stored, self._values.type_of(number).dtype, self._position)
 
     def _with_operand(

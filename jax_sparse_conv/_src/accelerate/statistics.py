@@ -41,7 +41,10 @@ class Statistics:
     made: list[jax.Array] | None = None
 
     def value(self, values: Values, number: int) -> jax.Array | None:
-        """Of one of the sums; None where they are XLA's. From here on x is the one that adds up cotangents."""
+        """Of one of the sums; None where they are XLA's.
+
+        Equations behind it read x as `channels.sums` gives it back, so that all of its cotangents meet in one pass.
+        """
         if self.made is None:
             if not self._is_taken(values):
                 return None
@@ -67,14 +70,13 @@ class _Source(NamedTuple):
 
 def of_function(flat: FlatJaxpr) -> dict[int, Statistics]:
     """By number of a sum: those of maps of which there is a mean and a variance."""
-    makers = {number: equation for equation in flat.equations for number in equation.outputs}
+    finder = _Finder(flat)
     every: dict[tuple[int, tuple[int, ...]], Statistics] = {}
     for equation in flat.equations:
-        if equation.equation.primitive.name != "reduce_sum" or jax_internals.is_xlas(
-            equation.equation, equation.callers
-        ):
+        is_xlas = jax_internals.is_xlas(equation.equation, equation.callers)
+        if equation.equation.primitive.name != "reduce_sum" or is_xlas:
             continue
-        source, axes = _source(flat, makers, equation), tuple(equation.equation.params["axes"])
+        source, axes = finder.source(equation), tuple(equation.equation.params["axes"])
         dtype = equation.equation.outvars[0].aval.dtype
         if len(source.aval.shape) == maps.RANK and dtype == channels.dtype_of_sums(source.aval.dtype):
             each = every.setdefault((source.number, axes), Statistics(source.number, axes))
@@ -83,19 +85,92 @@ def of_function(flat: FlatJaxpr) -> dict[int, Statistics]:
     return {number: each for each in found for number in each.kinds}
 
 
-def _source(flat: FlatJaxpr, makers: dict[int, Equation], equation: Equation) -> _Source:
-    number, aval, kind = equation.inputs[0], equation.equation.invars[0].aval, _SUM
-    maker = makers.get(number)
-    if maker is not None and _is_square(maker):
-        number, aval, kind = maker.inputs[0], maker.equation.invars[0].aval, _SQUARES
-        maker = makers.get(number)
-        if maker is not None and _is_centered(flat, makers, maker, equation.equation.params["axes"]):
-            return _Source(maker.inputs[0], maker.equation.invars[0].aval, _SPREAD)
-    if maker is not None and maker.equation.primitive.name == "convert_element_type":
-        inner = maker.equation.invars[0].aval
-        if jnp.issubdtype(inner.dtype, jnp.floating) and channels.dtype_of_sums(inner.dtype) == aval.dtype:
-            return _Source(maker.inputs[0], inner, kind)
-    return _Source(number, aval, kind)
+def widened(flat: FlatJaxpr) -> dict[int, int]:
+    """By number of a map that was converted to the dtype of its sums: the map as it was."""
+    finder = _Finder(flat)
+    converted = (number for equation in flat.equations for number in equation.outputs if _is_conversion(equation))
+    return {number: root for number in converted if (root := finder.root(number)) != number}
+
+
+def _is_conversion(equation: Equation) -> bool:
+    return equation.equation.primitive.name == "convert_element_type"
+
+
+class _Finder:
+    """What values of a function are made of."""
+
+    def __init__(self, flat: FlatJaxpr) -> None:
+        self._known = flat.known
+        self._makers = {number: equation for equation in flat.equations for number in equation.outputs}
+
+    def source(self, equation: Equation) -> _Source:
+        """Of a sum."""
+        number, aval, kind = equation.inputs[0], equation.equation.invars[0].aval, _SUM
+        maker = self._makers.get(number)
+        if maker is not None and _is_square(maker):
+            number, aval, kind = maker.inputs[0], maker.equation.invars[0].aval, _SQUARES
+            centered = self._makers.get(number)
+            if centered is not None and self._is_centered(centered, tuple(equation.equation.params["axes"])):
+                number, aval, kind = centered.inputs[0], centered.equation.invars[0].aval, _SPREAD
+        root = self.root(number)
+        return _Source(root, aval if root == number else self._makers[number].equation.invars[0].aval, kind)
+
+    def root(self, number: int) -> int:
+        """A value before it was converted to the dtype of its sums."""
+        maker = self._makers.get(number)
+        if maker is None or not _is_conversion(maker):
+            return number
+        before, after = maker.equation.invars[0].aval, maker.equation.outvars[0].aval
+        is_widened = jnp.issubdtype(before.dtype, jnp.floating) and channels.dtype_of_sums(before.dtype) == after.dtype
+        return maker.inputs[0] if is_widened else number
+
+    def _is_centered(self, equation: Equation, axes: tuple[int, ...]) -> bool:
+        """Whether an equation is `x - mean`, the mean over these axes at the place of the one that is left."""
+        if equation.equation.primitive.name != "sub":
+            return False
+        x, mean = equation.inputs
+        shape = equation.equation.invars[0].aval.shape
+        divided, renames = self._without_renames(mean)
+        if divided is None or divided.equation.primitive.name not in ("div", "mul"):
+            return False
+        factor = self._known.get(divided.inputs[1])
+        summed, earlier = self._without_renames(divided.inputs[0])
+        if summed is None or not equations.is_scalar(factor) or summed.equation.primitive.name != "reduce_sum":
+            return False
+        if self.root(summed.inputs[0]) != self.root(x) or tuple(summed.equation.params["axes"]) != axes:
+            return False
+        kept = [axis for axis in range(len(shape)) if axis not in axes]
+        if len(kept) != 1 or _place_of_channels([*earlier, *renames]) != kept[0]:
+            return False
+        assert factor is not None
+        pixels = float(factor) if divided.equation.primitive.name == "div" else 1 / float(factor or math.inf)
+        return math.isclose(pixels, math.prod(shape[axis] for axis in axes), rel_tol=1e-6)
+
+    def _without_renames(self, number: int) -> tuple[Equation | None, list[Equation]]:
+        """What makes a value, and the equations behind it that only name axes, in order."""
+        renames: list[Equation] = []
+        maker = self._makers.get(number)
+        while maker is not None and maker.equation.primitive.name in _RENAMES:
+            renames.insert(0, maker)
+            maker = self._makers.get(maker.inputs[0])
+        return maker, renames
+
+
+def _place_of_channels(renames: Sequence[Equation]) -> int | None:
+    """Where equations that name axes put the only axis of [C]; None where that cannot be said."""
+    place = 0
+    for equation in renames:
+        traced = equation.equation
+        before, after = traced.invars[0].aval.shape, traced.outvars[0].aval.shape
+        if traced.primitive.name == "broadcast_in_dim":
+            place = traced.params["broadcast_dimensions"][place]
+            continue
+        is_alone = all(size == 1 for axis, size in enumerate(before) if axis != place)
+        found = [axis for axis, size in enumerate(after) if size != 1]
+        if not is_alone or len(found) != 1:
+            return None
+        place = found[0]
+    return place
 
 
 def _is_square(equation: Equation) -> bool:
@@ -103,31 +178,3 @@ def _is_square(equation: Equation) -> bool:
     if name == "integer_pow":
         return bool(equation.equation.params["y"] == 2)
     return name == "square" or (name == "mul" and inputs[0] == inputs[1])
-
-
-def _is_centered(flat: FlatJaxpr, makers: dict[int, Equation], equation: Equation, axes: Sequence[int]) -> bool:
-    """Whether an equation is `x - mean`, the mean over these axes."""
-    if equation.equation.primitive.name != "sub":
-        return False
-    x, mean = equation.inputs
-    divided = _without_renames(makers, mean)
-    if divided is None or divided.equation.primitive.name not in ("div", "mul"):
-        return False
-    factor = flat.known.get(divided.inputs[1])
-    summed = _without_renames(makers, divided.inputs[0])
-    if summed is None or not equations.is_scalar(factor) or summed.equation.primitive.name != "reduce_sum":
-        return False
-    if summed.inputs[0] != x or tuple(summed.equation.params["axes"]) != tuple(axes):
-        return False
-    shape = equation.equation.invars[0].aval.shape
-    assert factor is not None
-    pixels = float(factor) if divided.equation.primitive.name == "div" else 1 / float(factor or math.inf)
-    return math.isclose(pixels, math.prod(shape[axis] for axis in axes), rel_tol=1e-6)
-
-
-def _without_renames(makers: dict[int, Equation], number: int) -> Equation | None:
-    """What makes a value, but for equations that only name its axes."""
-    maker = makers.get(number)
-    while maker is not None and maker.equation.primitive.name in _RENAMES:
-        maker = makers.get(maker.inputs[0])
-    return maker

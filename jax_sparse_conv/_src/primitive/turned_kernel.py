@@ -3,8 +3,9 @@
     jsc_turned_kernel   kernel [S, kh, kw, C / groups, K], another array -> [S, rows, columns, K / groups, C]
 
 Some of its rows and columns, from the last one on, with input and output channels of each group in each other's place.
-It is linear in the kernel. The other array is not read: a call waits for it. XLA would else turn all kernels of a
-training step at its beginning, into memory that nothing else can have meanwhile and that no cache holds.
+It is bound in lowerings alone, so it has no derivative and no rule for `vmap`. The other array is not read: a call
+waits for it. XLA would else turn all kernels of a training step at its beginning, into memory that nothing else can
+have meanwhile and that no cache holds.
 
 XLA's operations have what is no CPU's, what several devices share, and kernels of few elements, by "turned kernel" of
 `dispatch/model.json`.
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import core as jex_core
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import mlir
 
 from jax_sparse_conv._src import _native, devices
 from jax_sparse_conv._src.dispatch import model
@@ -114,27 +114,6 @@ def _lower_on_cpu(ctx: Any, *operands: Any, **parameters: Any) -> Any:
     return mlir.lower_fun(functools.partial(_native_call, **parameters), multiple_results=False)(ctx, *operands)
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **parameters: Any) -> tuple[jax.Array, Any]:
-    """Linear in the kernel; the other operand is not read."""
-    out = turned_p.bind(*primals, **parameters)
-    if isinstance(tangents[0], ad.Zero):
-        return out, ad.Zero(jax.typeof(out).to_tangent_aval())
-    return out, turned_p.bind(*same_varying_axes([tangents[0], primals[1]]), **parameters)
-
-
-def _transpose(cotangent: Any, kernel: Any, after: Any, **parameters: Any) -> list[Any]:
-    if isinstance(cotangent, ad.Zero):
-        return [ad.Zero(kernel.aval), None]
-    return [*jax.linear_transpose(functools.partial(_by_lax, **parameters), kernel.aval)(cotangent), None]
-
-
-def _batch(values: Sequence[Any], axes: Sequence[Any], **parameters: Any) -> tuple[jax.Array, Any]:
-    function: Any = functools.partial(_by_lax, **parameters)
-    if axes[0] is None:
-        return function(values[0]), None
-    return jax.vmap(function, in_axes=axes[0])(values[0]), 0
-
-
 _METHOD = "turned_kernel"
 turned_p = jex_core.Primitive(_native.target_name(_METHOD))
 jax_internals.needs_devices(turned_p)
@@ -143,6 +122,3 @@ jax_internals.checks_nans(turned_p)
 turned_p.def_abstract_eval(_abstract_eval)
 mlir.register_lowering(turned_p, _lower)
 mlir.register_lowering(turned_p, _lower_on_cpu, platform="cpu")
-ad.primitive_jvps[turned_p] = _jvp
-ad.primitive_transposes[turned_p] = _transpose
-batching.primitive_batchers[turned_p] = _batch
