@@ -6,8 +6,9 @@
 A step is the loss and the gradients of all weights under `jax.jit`, with the statistics of batch norms in training.
 Weights are as initialised, so about half of what a ReLU puts out is zero. "nnx_resnet50" is of Flax's own layers:
 `jax.grad` of its loss, and of `jsc.accelerate` of its loss. Sides take turns, each with two steps that do not count in
-front of one that does: a step follows others of its own, and finds the memory that they gave back. With PyTorch installed
-its step of torchvision's network of that name is a side, too, with as many threads and, at HIGHEST, without TF32.
+front of one that does: a step follows others of its own, and finds the memory that they gave back. With PyTorch
+installed its step of torchvision's network of that name is a side, too, with as many threads and, at HIGHEST, without
+TF32.
 """
 
 from __future__ import annotations
