@@ -1,6 +1,5 @@
-// Huge pages for large results. XLA takes new memory from the system in each execution. In pages of 4 KB the first
-// write to each costs about a microsecond, which is a tenth of the time of a network of eight images; in pages of 2 MB
-// much less.
+// Huge pages for large results. XLA takes new memory from the system in each execution, and the first write to each
+// page costs time: docs/design/kernels/cpu.md, "Memory".
 #ifndef JSC_CPU_FFI_HUGE_PAGES_H_
 #define JSC_CPU_FFI_HUGE_PAGES_H_
 

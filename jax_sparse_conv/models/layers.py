@@ -239,6 +239,9 @@ def set_network_implementation(model: nnx.Module, implementation: ConvPoolImplem
     sparse_nnx.set_implementation(
         model, conv=without_pool(implementation), conv_pool=implementation, dense=dense_implementation(implementation)
     )
+    for _, module in nnx.iter_modules(model):
+        if isinstance(module, PreActivation):
+            module.implementation = without_pool(implementation)
 
 
 def check_implementation(implementation: str | None) -> None:

@@ -199,7 +199,7 @@ class PreActivation(nnx.Module):
         self.scale: nnx.Param[jax.Array] | None = nnx.data(None)
         self.bias: nnx.Param[jax.Array] | None = nnx.data(None)
         self.dtype = shared.get("dtype")
-        self.is_xlas = shared.get("implementation") == "xla"
+        self.implementation = shared.get("implementation")
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """x [N, H, W, C] -> [N, H, W, C] with exact zeros."""
@@ -212,7 +212,7 @@ class PreActivation(nnx.Module):
     def _activated(self, x: jax.Array, *, relu: bool) -> jax.Array:
         if self.batch_norm is not None:
             y = x if self.dtype is None else x.astype(self.dtype)
-            return batch_norms.normalized(self.batch_norm, y, relu=relu, is_xlas=self.is_xlas)
+            return batch_norms.normalized(self.batch_norm, y, relu=relu, is_xlas=self.implementation == "xla")
         y = self._scaled(x)
         return jax.nn.relu(y) if relu else y
 

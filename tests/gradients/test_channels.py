@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import oracle
 import pytest
 from flax import nnx
 from jax.experimental import jet
@@ -16,7 +17,7 @@ from jax.test_util import check_grads
 import jax_sparse_conv as jsc
 from jax_sparse_conv._src import _native, devices
 from jax_sparse_conv._src.layers import batch_norms
-from jax_sparse_conv._src.primitive import channels
+from jax_sparse_conv._src.primitive import channels, turned_kernel
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 UNITS = {"float32": 2**-24, "bfloat16": 2**-9, "float16": 2**-11, "float64": 2**-53}
@@ -65,10 +66,8 @@ def wide(arrays: Any) -> Any:
 
 
 def assert_near(found: Any, expected: Any, units: float) -> None:
-    """Norm of the difference within so many roundings of the norm."""
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        off = np.linalg.norm(np.asarray(one, np.float64) - np.asarray(other))
-        assert off <= units * np.linalg.norm(np.asarray(other)), (off, np.linalg.norm(np.asarray(other)))
+        assert oracle.relative_error(one, np.asarray(other)) <= units
 
 
 @pytest.mark.parametrize("relu", [False, True])
@@ -165,8 +164,12 @@ def test_taylor_terms() -> None:
         np.testing.assert_allclose(one, other, rtol=1e-3)
 
 
-def test_few_channels_are_xlas() -> None:
+def test_few_channels_and_other_platforms_are_xlas(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not channels.takes(jnp.zeros((2, 64, 64, 3)))
+    assert channels.takes(jnp.zeros((2, 64, 64, 32))) == (devices.default_platform() == "cpu")
+    monkeypatch.setattr(devices, "default_platform", lambda: "gpu")
+    assert not channels.takes(jnp.zeros((2, 64, 64, 32)))
+    assert not turned_kernel.takes(jnp.zeros((1, 3, 3, 256, 256)))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -17,6 +17,7 @@ from jax_sparse_conv import models
 from jax_sparse_conv._src import _native
 from jax_sparse_conv._src.fusion import block_limits
 from jax_sparse_conv._src.fusion.dense_blocks import dense_block_p
+from jax_sparse_conv.models import units
 from jax_sparse_conv.models.densenet import DenseNet
 
 
@@ -46,6 +47,8 @@ def test_a_network_joins_the_layers_of_its_blocks(monkeypatch: pytest.MonkeyPatc
     assert blocks_of(small_densenet(fold=False), x) == 0  # it has statistics
     models.set_network_implementation(model, "xla")
     assert blocks_of(model, x) == 0
+    norms = [each for _, each in nnx.iter_modules(model) if isinstance(each, units.PreActivation)]
+    assert {each.implementation for each in norms} == {"xla"}
     models.set_network_implementation(model, None)
     monkeypatch.setattr(_native, "has_warpgroups", lambda: False)
     many = jnp.zeros((block_limits.most_images("float32", None) + 1, 32, 32, 3))

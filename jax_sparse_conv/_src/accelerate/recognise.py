@@ -17,10 +17,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_sparse_conv._src.accelerate import equations, maps, on_maps, pending, pools, statistics
+from jax_sparse_conv._src.accelerate import equations, maps, on_maps, pending, pools
 from jax_sparse_conv._src.accelerate.maps import Axes
 from jax_sparse_conv._src.accelerate.pending import Pending
 from jax_sparse_conv._src.accelerate.rows import UNKNOWN_SIZES, Row
+from jax_sparse_conv._src.accelerate.statistics import Norms
 from jax_sparse_conv._src.accelerate.values import Map, Values
 from jax_sparse_conv._src.api.arguments import KERNEL_DTYPES
 from jax_sparse_conv._src.fusion.jaxprs import Equation, FlatJaxpr
@@ -56,9 +57,8 @@ class _Walk:
 
     def __init__(self, flat: FlatJaxpr, fixed: set[int]) -> None:
         self._flat, self._values = flat, Values(flat, fixed)
-        self._statistics, self._widened = statistics.of_function(flat), statistics.widened(flat)
+        self._norms = Norms(flat)
         self._deferred: dict[int, Equation] = {}  # by result of `x > 0`, where that may be part of a ReLU of x
-        self._summed_maps: set[int] = set()  # of which `statistics` has taken sums
         self._position = 0
         self.rows: list[Row] = []
 
@@ -82,7 +82,7 @@ class _Walk:
             return [selected]
         for number in equation.inputs:
             self._resolve(number)
-        if name == "reduce_sum" and (summed := self._summed(equation)) is not None:
+        if (summed := self._norms.sum(self._values, equation)) is not None:
             return [summed]
         if name == "conv_general_dilated":
             return self._conv(equation)
@@ -271,7 +271,9 @@ class _Walk:
         """The layer with this equation as its last part, or None."""
         single = [number for number in equation.inputs if self._values.readers(number) == 1]
         layers = [(layer, number) for number in single if (layer := self._values.pending(number)) is not None]
-        layers = layers or [(layer, each) for each in equation.inputs if (layer := self._norm(each)) is not None]
+        for each in () if layers else equation.inputs:
+            if (layer := self._norms.start(self._values, each, self._position)) is not None:
+                layers.append((layer, each))
         if not layers:
             return None
         layer, number = max(layers, key=lambda each: each[0].position)
@@ -290,22 +292,6 @@ class _Walk:
         elif len(rest) == 1:
             grown = self._with_operand(layer, axes, equation, rest[0], redo)
         return None if grown is None else Map(grown, axes)
-
-    def _summed(self, equation: Equation) -> jax.Array | None:
-        """One of the sums that a batch norm takes of its map."""
-        found = self._statistics.get(equation.outputs[0])
-        value = None if found is None else found.value(self._values, equation.outputs[0])
-        if found is not None and value is not None:
-            self._summed_maps.add(found.x)
-        return value
-
-    def _norm(self, number: int) -> Pending | None:
-        """The start of what a batch norm does with its map behind the sums."""
-        root = self._widened.get(number, number)
-        if root not in self._summed_maps:
-            return None
-        stored = self._values.stored(self._values[root])
-        return pending.of_map(stored, self._values.type_of(number).dtype, self._position)
 
     def _with_operand(
         self, layer: Pending, axes: Axes, equation: Equation, other: int, redo: Callable[[jax.Array], jax.Array]

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jax_sparse_conv._src.accelerate import equations, maps
+from jax_sparse_conv._src.accelerate import equations, maps, pending
+from jax_sparse_conv._src.accelerate.pending import Pending
 from jax_sparse_conv._src.accelerate.values import Map, Values
 from jax_sparse_conv._src.fusion.jaxprs import Equation, FlatJaxpr
 from jax_sparse_conv._src.primitive import channels, jax_internals
@@ -24,8 +25,27 @@ _SUM, _SQUARES, _SPREAD = range(3)  # as `channels.sums` has them
 _RENAMES = ("broadcast_in_dim", "reshape", "squeeze")
 
 
+class Norms:
+    """The batch norms of a function: their sums, and what they do with their maps behind these."""
+
+    def __init__(self, flat: FlatJaxpr) -> None:
+        self._of_sum, self._widened = _of_function(flat), _widened(flat)
+
+    def sum(self, values: Values, equation: Equation) -> jax.Array | None:
+        """The result of an equation that is one of the sums; None where it is XLA's."""
+        found = self._of_sum.get(equation.outputs[0]) if equation.outputs else None
+        return None if found is None else found.value(values, equation.outputs[0])
+
+    def start(self, values: Values, number: int, position: int) -> Pending | None:
+        """A map whose sums were taken, or that map in their dtype, as what a scale and a shift may join."""
+        root = self._widened.get(number, number)
+        if all(each.x != root or each.made is None for each in self._of_sum.values()):
+            return None
+        return pending.of_map(values.stored(values[root]), values.type_of(number).dtype, position)
+
+
 @dataclasses.dataclass
-class Statistics:
+class _Statistics:
     """Sums of one map.
 
     Attributes:
@@ -68,10 +88,10 @@ class _Source(NamedTuple):
     kind: int
 
 
-def of_function(flat: FlatJaxpr) -> dict[int, Statistics]:
+def _of_function(flat: FlatJaxpr) -> dict[int, _Statistics]:
     """By number of a sum: those of maps of which there is a mean and a variance."""
     finder = _Finder(flat)
-    every: dict[tuple[int, tuple[int, ...]], Statistics] = {}
+    every: dict[tuple[int, tuple[int, ...]], _Statistics] = {}
     for equation in flat.equations:
         is_xlas = jax_internals.is_xlas(equation.equation, equation.callers)
         if equation.equation.primitive.name != "reduce_sum" or is_xlas:
@@ -79,13 +99,13 @@ def of_function(flat: FlatJaxpr) -> dict[int, Statistics]:
         source, axes = finder.source(equation), tuple(equation.equation.params["axes"])
         dtype = equation.equation.outvars[0].aval.dtype
         if len(source.aval.shape) == maps.RANK and dtype == channels.dtype_of_sums(source.aval.dtype):
-            each = every.setdefault((source.number, axes), Statistics(source.number, axes))
+            each = every.setdefault((source.number, axes), _Statistics(source.number, axes))
             each.kinds[equation.outputs[0]] = source.kind
     found = [each for each in every.values() if len(set(each.kinds.values())) > 1]
     return {number: each for each in found for number in each.kinds}
 
 
-def widened(flat: FlatJaxpr) -> dict[int, int]:
+def _widened(flat: FlatJaxpr) -> dict[int, int]:
     """By number of a map that was converted to the dtype of its sums: the map as it was."""
     finder = _Finder(flat)
     converted = (number for equation in flat.equations for number in equation.outputs if _is_conversion(equation))
