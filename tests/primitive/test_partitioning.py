@@ -53,7 +53,7 @@ MAPS = [
     "lax",
     "without Shardy",
 ]
-NETWORKS = ["accelerate and jit_inference", "replaced models", "chains and dense blocks"]
+NETWORKS = ["accelerate and jit_inference", "replaced models", "training", "chains and dense blocks"]
 POOLS = ["jit", "averages", "explicit types", "shard_map", "conv_pool", "windows that overlap", "one row"]
 TWO = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
 EIGHT = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}

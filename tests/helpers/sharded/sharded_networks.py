@@ -1,6 +1,6 @@
 """Run by test_partitioning.py in a process of its own with eight CPU devices; asserts, and prints what it checked.
 
-Functions and models under a mesh: `accelerate`, `jit_inference`, replaced models, chains and dense blocks.
+Functions and models under a mesh: `accelerate`, `jit_inference`, replaced models, training, chains and dense blocks.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from sharded_maps import HALO, SUM, collectives, mesh
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv._src.fusion import rewrite
+from jax_sparse_conv.models import units
 
 PLACES = ((mesh(8), P("a"), set()), (mesh(2, 4), P("a", "b"), {HALO, SUM}), (mesh(4), P(None, None, None, "a"), {SUM}))
 
@@ -109,6 +110,42 @@ def check_replaced_models() -> None:
     print("replaced models")
 
 
+def check_training() -> None:
+    """Steps with batch norms, of images that are split: statistics and gradients are of all of them.
+
+    Of Flax's layers by `accelerate`, where types say nothing, as lax wants to be told of each convolution else.
+    """
+    x = maps((8, 16, 8, 8))
+    unit = functools.partial(units.ConvUnit, 8, 16, 3, padding=1)
+    for kind, build in ((AxisType.Auto, Network), (AxisType.Auto, unit), (AxisType.Explicit, unit)):
+        loss, params = loss_of(build(rngs=nnx.Rngs(0)))
+        expected = flat(jax.value_and_grad(loss, has_aux=True)(params, x))
+        used = jsc.accelerate(loss) if build is Network else loss
+        step = jax.jit(jax.value_and_grad(used, has_aux=True))
+        with jax.set_mesh(jax.make_mesh((2, 4), ("a", "b"), axis_types=(kind,) * 2)):
+            for spec in (P("a"), P(("a", "b"))):
+                found = flat(step(params, jax.device_put(x, spec)))
+                assert oracle.relative_error(found, expected) <= 1e-5, (kind, build, spec)
+    print("training")
+
+
+def loss_of(model: nnx.Module) -> tuple[Callable[..., Any], Any]:
+    """A loss of parameters and images, with the statistics that batch norms store, and the parameters."""
+    model.train()
+    graph, params, rest = nnx.split(model, nnx.Param, ...)
+
+    def loss(params: Any, x: jax.Array) -> tuple[jax.Array, Any]:
+        merged: Any = nnx.merge(graph, params, rest, copy=True)
+        return (merged(x) ** 2).sum(), nnx.state(merged, nnx.BatchStat)
+
+    return loss, params
+
+
+def flat(found: Any) -> np.ndarray:
+    """All arrays as one: the gradient of a bias in front of a batch norm alone is what rounding left."""
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(found)])
+
+
 def check_chains_and_blocks() -> None:
     """Where `jit` splits a program these run layer by layer, each as it is split."""
     case = Case("3x3", (2, 16, 8, 16), 16, activation="relu")
@@ -137,6 +174,7 @@ def check_chains_and_blocks() -> None:
 def main() -> None:
     check_functions()
     check_replaced_models()
+    check_training()
     check_chains_and_blocks()
 
 
