@@ -4,15 +4,19 @@
 
 #include "cpu/plan/ceil_div.h"
 #include "cpu/plan/plan.h"
+#include "model_constants.h"
 
 namespace jsc {
 namespace {
 
-// Cycles, roughly those of an AVX-512 core; only their ratios matter.
-constexpr double kMultiplyAdd = 0.6;  // of one vector
-constexpr double kPackWeights = 8;    // of one vector of the kernel
-constexpr double kPackPixels = 1.5;   // of one element of x
-constexpr double kTask = 3000;
+// Cycles, roughly those of an AVX-512 core; only their ratios matter. They are "cpu direct" of dispatch/model.json:
+//   kMultiplyAdd  of one vector
+//   kPackWeights  of one vector of the kernel
+//   kPackPixels   of one element of x
+//   kTask         of a task, whatever it does
+//   kPackLanes    of a vector, at most, by which packing pixels is faster than one by one
+using namespace model::cpu_direct;
+using model::cpu_threads::kWake;
 
 // Channels whose slice of the kernel takes about four fifths of L1, in multiples of 8 where there are that many.
 int64_t ChunkChannels(const ConvArgs& a, const Machine& machine, int64_t block_bytes) {
@@ -40,7 +44,7 @@ double TaskCycles(const ConvArgs& a, const ConvPlan& p, double lanes, bool packe
   const double pixels = rows * columns * static_cast<double>(a.group_channels);
   const double blocks = static_cast<double>(p.task_blocks);
   return kTask + blocks * depth * vectors * (windows * kMultiplyAdd + (packed ? 0 : kPackWeights)) +
-         (in_place ? 0 : pixels * kPackPixels / std::min(4.0, lanes));
+         (in_place ? 0 : pixels * kPackPixels / std::min(kPackLanes, lanes));
 }
 
 }  // namespace

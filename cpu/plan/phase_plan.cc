@@ -2,21 +2,27 @@
 #include <algorithm>
 
 #include "cpu/plan/plan_search.h"
+#include "model_constants.h"
 
 namespace jsc {
 namespace {
 
-// Cycles of one core, in the unit of plan/window_plan.cc: only their ratios matter.
-constexpr double kVisit =
-    26;  // one pixel in a chunk, for one block: its bits and the branch miss at its list's end, ...
-constexpr double kEntry = 1.5;  // ... each of its non-zeros, ...
-constexpr double kAdd = 0.5;    // ... one multiply-add with a weight from L1 or L2, ...
-constexpr double kSum = 1.5;    // ... and loading and storing one vector of sums
-constexpr double kLine = 2.5;   // 64 bytes of the kernel from the outer cache
-constexpr double kPlace = 3;    // zeroing one vector of sums and writing its result
-constexpr double kTask = 3000;
-constexpr double kUneven = 0.06;   // of a task: how much their zeros differ
-constexpr double kTaps = 9.0 / 4;  // that a pixel meets, on average
+// Cycles of one core, in the unit of plan/window_plan.cc: only their ratios matter. They are "cpu phases" of
+// dispatch/model.json:
+//   kVisit       one pixel in a chunk, for one block: its bits and the branch miss at its list's end, ...
+//   kEntry       ... each of its non-zeros, ...
+//   kAdd         ... one multiply-add with a weight from L1 or L2, ...
+//   kSum         ... and loading and storing one vector of sums
+//   kLine        64 bytes of the kernel from the outer cache
+//   kPlace       zeroing one vector of sums and writing its result
+//   kTask        of a task, whatever it does
+//   kUneven      of a task: how much their zeros differ
+//   kEntriesFew  of a pixel in a chunk: fewer, and longer lists are worth more than a slice in L1
+using namespace model::cpu_phases;
+using model::cpu_threads::kWake;
+
+// Rows and columns of pixels meet one tap and two by turns.
+constexpr double kTaps = 9.0 / 4, kRows = 3.0 / 2;  // that a pixel meets, on average
 
 }  // namespace
 
@@ -39,9 +45,8 @@ ConvPlan MakePhasePlan(const ConvArgs& a, const Machine& machine, int64_t accumu
   p.block = p.vectors * kSlice;
   // Of the phase that meets four kernel elements, the part of a slice that stays in L1; twice that makes short lists
   // longer, which are worth more.
-  constexpr double kFewEntries = 10;
   int64_t fit = machine.l1_bytes * 3 / 4 / (4 * p.block * accumulator_bytes) / kSlice * kSlice;
-  if (density * static_cast<double>(fit) < kFewEntries) fit *= 2;
+  if (density * static_cast<double>(fit) < kEntriesFew) fit *= 2;
   p.chunk_channels = std::min<int64_t>(std::clamp<int64_t>(fit, kSlice, 64), std::max<int64_t>(1, a.group_channels));
   p.tile_cols = std::max<int64_t>(1, a.out_size[1]);
   p.col_tiles = 1;
@@ -58,7 +63,7 @@ ConvPlan MakePhasePlan(const ConvArgs& a, const Machine& machine, int64_t accumu
     const double mine = static_cast<double>(cut.tile_rows) * in_rows + (cut.row_tiles > 1 ? 1 : 0);
     const double visits = mine * width * chunks,
                  entries = density * mine * width * static_cast<double>(a.group_channels);
-    const double block = visits * (kVisit + kSum * 1.5 * vectors) + entries * (kEntry + kAdd * kTaps * vectors) +
+    const double block = visits * (kVisit + kSum * kRows * vectors) + entries * (kEntry + kAdd * kTaps * vectors) +
                          lines * kLine + static_cast<double>(cut.tile_rows * a.conv_size[1]) * vectors * kPlace;
     const double task = kTask + static_cast<double>(cut.task_blocks) * block;
     const double rounds = static_cast<double>(CeilDiv(cut.tasks, machine.threads));

@@ -2,27 +2,32 @@
 #include <cmath>
 
 #include "cpu/plan/plan_search.h"
+#include "model_constants.h"
 
 namespace jsc {
 namespace {
 
-// Cycles of one core, in the unit of plan/window_plan.cc: only their ratios matter.
-constexpr double kPixel = 6;      // reading one pixel of x, ...
-constexpr double kCompare = 2.5;  // ... each vector of it, ...
-constexpr double kCompress = 6;   // ... and where its non-zeros are copied
-constexpr double kVisit = 10;     // one pixel in a chunk, for one block, ...
-constexpr double kMiss = 7;       // ... the branch miss at the end of its list, where that is one of too many, ...
-constexpr double kLearnt = 512;   // ... of these, which the next blocks' sweeps find in the branch predictor, ...
-constexpr double kSum = 1.5;      // ... loading and storing one vector of sums, ...
-constexpr double kAdd = 0.64;     // ... and one multiply-add with a weight from L1
-constexpr double kLine = 6;       // 64 bytes of a packed kernel from the outer cache, while sums are added, ...
-constexpr double kBeside = 2;     // ... which then take so much longer
-constexpr double kPack = 9;       // 64 bytes of a kernel as it lies, while nothing else is done
-constexpr double kPlace = 4;      // zeroing one vector of sums and writing its result, ...
-constexpr double kFarPlace = 14;  // ... where other threads write the results between, too many for the sets of L2
-constexpr double kTask = 1000;
-constexpr double kUneven = 0.06;        // of a task of rows: how much their zeros differ
-constexpr double kUnevenBlocks = 0.02;  // of one of blocks: how much its time does
+// Cycles of one core, in the unit of plan/window_plan.cc: only their ratios matter. They are "cpu pixels" of
+// dispatch/model.json:
+//   kPixel         reading one pixel of x, ...
+//   kCompare       ... each vector of it, ...
+//   kCompress      ... and where its non-zeros are copied
+//   kVisit         one pixel in a chunk, for one block, ...
+//   kMiss          ... the branch miss at the end of its list, where that is one of too many, ...
+//   kLearnt        ... of these, which the next blocks' sweeps find in the branch predictor, ...
+//   kSum           ... loading and storing one vector of sums, ...
+//   kAdd           ... and one multiply-add with a weight from L1
+//   kLine          64 bytes of a packed kernel from the outer cache, while sums are added, ...
+//   kBeside        ... which then take so much longer
+//   kPack          64 bytes of a kernel as it lies, while nothing else is done
+//   kPlace         zeroing one vector of sums and writing its result, ...
+//   kPlaceFar      ... where other threads write the results between, too many for the sets of L2
+//   kTask          of a task, whatever it does
+//   kUneven        of a task of rows: how much their zeros differ
+//   kUnevenBlocks  of one of blocks: how much its time does
+//   kBlocksMany    for which a copy of the non-zeros pays: how many
+using namespace model::cpu_pixels;
+using model::cpu_threads::kWake;
 
 // What does not depend on the cut into tasks.
 struct Layer {
@@ -85,7 +90,7 @@ double BlockCycles(const ConvArgs& a, const Layer& l, const ConvPlan& p, double 
                      rows * kAdd * l.within * l.entries * l.vectors;
   const double bytes = static_cast<double>(p.tile_rows) * l.rows_bytes;
   const bool far = parted && bytes > l.l2_bytes / 4;
-  const double places = rows * l.places_per_row * static_cast<double>(p.block) / l.lanes * (far ? kFarPlace : kPlace);
+  const double places = rows * l.places_per_row * static_cast<double>(p.block) / l.lanes * (far ? kPlaceFar : kPlace);
   return places + (l.packed ? std::max(add + kBeside * l.lines, kLine * l.lines) : add + kPack * l.lines);
 }
 
@@ -135,8 +140,7 @@ ConvPlan MakePixelPlan(const ConvArgs& a, const Machine& machine, int64_t accumu
   p.chunk_channels = std::clamp<int64_t>(fit >= 16 ? fit / 16 * 16 : fit, 1, std::max<int64_t>(1, a.group_channels));
   p.tile_cols = std::max<int64_t>(1, a.out_size[1]);
   p.col_tiles = 1;
-  constexpr int64_t kManyBlocks = 5;  // for which a copy of the non-zeros pays
-  p.copied = CeilDiv(a.out_channels / a.groups, p.block) >= kManyBlocks;
+  p.copied = CeilDiv(a.out_channels / a.groups, p.block) >= kBlocksMany;
   const Layer l = LayerOf(a, p, machine, accumulator_bytes, density, packed);
   const int64_t fewest = CeilDiv(l.rows, FittingRows(a, l, p, machine, accumulator_bytes));
   p = SearchTasks(p, {l.rows, l.blocks, l.parts, fewest}, machine.threads,

@@ -6,6 +6,11 @@
 //   chunk  `chunk_taps` kernel rows x kw x `chunk_channels` input channels. The packed slice [chunk rows, block] stays
 //          in L1 while every window of the tile runs over its list.
 //
+// Cycles that a step is expected to take are fitted, and in dispatch/model.json, of which the build makes
+// model_constants.h. kWake of "cpu threads" is the time until another thread has taken its first task. What is a
+// literal here is no such number: shares of caches and the room for lists say what fits, most taps and products keep
+// sums exact, and a registers' count is the instruction set's.
+//
 // May change: what is expected to be fastest, with tests/golden.
 #ifndef JSC_CPU_PLAN_PLAN_H_
 #define JSC_CPU_PLAN_PLAN_H_
@@ -24,9 +29,6 @@ struct Machine {
   bool many_registers;  // of the instruction set: 32 for vectors, not 16
   bool pairs = false;   // it multiplies pairs of bfloat16
 };
-
-// Of expected cycles: until another thread has taken its first task.
-constexpr double kWake = 4000;
 
 // Which kernel runs: loops/window_kernel.h, window by window, loops/scatter_kernel.h, channel by channel,
 // loops/pixel_kernel.h, pixel by pixel, loops/dense_conv_kernel.h, which skips nothing, or loops/phase_kernel.h, pixel

@@ -2,21 +2,25 @@
 #include <cmath>
 
 #include "cpu/plan/plan_search.h"
+#include "model_constants.h"
 
 namespace jsc {
 namespace {
 
-// Cycles of one core, in the unit of plan/window_plan.cc: only their ratios matter.
-constexpr double kPixel = 10;        // reading one pixel of x, ...
-constexpr double kCompress = 5;      // ... each vector of it ...
-constexpr double kListed = 4;        // ... and each non-zero
-constexpr double kChannel = 30;      // one channel's list in one strip: the end of its loop is a branch miss
-constexpr double kScattered = 1.15;  // one vector of weights added to one vector of sums
-constexpr double kRow = 6;           // one vector of the kernel from the outer cache, ...
-constexpr double kRowAgain = 4.5;    // ... and for the strips that follow
-constexpr double kPlace = 4;         // zeroing one vector of sums and writing its result
-constexpr double kTask = 1000;
-constexpr double kUneven = 0.3;  // of a task: how long threads wait for the last one
+// Cycles of one core, in the unit of plan/window_plan.cc: only their ratios matter. They are "cpu scatter" of
+// dispatch/model.json:
+//   kPixel      reading one pixel of x, ...
+//   kCompress   ... each vector of it ...
+//   kListed     ... and each non-zero
+//   kChannel    one channel's list in one strip: the end of its loop is a branch miss
+//   kScattered  one vector of weights added to one vector of sums
+//   kRow        one vector of the kernel from the outer cache, ...
+//   kRowAgain   ... and for the strips that follow
+//   kPlace      zeroing one vector of sums and writing its result
+//   kTask       of a task, whatever it does
+//   kUneven     of a task: how long threads wait for the last one
+using namespace model::cpu_scatter;
+using model::cpu_threads::kWake;
 
 // What does not depend on the cut into tasks.
 struct Layer {

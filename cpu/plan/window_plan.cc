@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "cpu/plan/ceil_div.h"
+#include "model_constants.h"
 
 namespace jsc {
 namespace {
@@ -24,19 +25,22 @@ struct Work {
   double doublings;    // of the slice beyond what L1 holds
 };
 
-// Cycles, fitted to single layers of 85 and 95 % zeros on one AVX-512 core; only their ratios matter.
-constexpr double kList = 80;          // compressing, counting, ordering and copying one window's list, ...
-constexpr double kListTap = 3;        // ... the pixel at each of its taps beyond nine, ...
-constexpr double kListEntry = 1.5;    // ... and each of its entries
-constexpr double kSum = 1.5;          // loading and storing one vector of sums, per window and chunk
-constexpr double kShort = 30;         // more where windows are single pixels: the branch miss at the end of a list
-constexpr double kEntry = 0.8;        // value and offset of one entry, per block
-constexpr double kVector = 0.5;       // one multiply-add with a weight from L1
-constexpr double kVectorMiss = 0.25;  // more for each doubling of the slice beyond L1
-constexpr double kPacked = 8;         // one vector of the kernel, from the outer cache into a slice in L1
-constexpr double kPackedMiss = 4;
-constexpr double kTask = 3000;
-constexpr double kUneven = 0.1;  // of a task: how much the zeros of tiles differ
+// Cycles, fitted to single layers of 85 and 95 % zeros on one AVX-512 core; only their ratios matter. They are "cpu
+// windows" of dispatch/model.json:
+//   kList        compressing, counting, ordering and copying one window's list, ...
+//   kListTap     ... the pixel at each of its taps beyond nine, ...
+//   kListEntry   ... and each of its entries
+//   kSum         loading and storing one vector of sums, per window and chunk
+//   kShort       more where windows are single pixels: the branch miss at the end of a list
+//   kEntry       value and offset of one entry, per block
+//   kVector      one multiply-add with a weight from L1
+//   kVectorMiss  more for each doubling of the slice beyond L1
+//   kPacked      one vector of the kernel, from the outer cache into a slice in L1
+//   kPackedMiss  more for each doubling of the slice beyond L1
+//   kTask        of a task, whatever it does
+//   kUneven      of a task: how much the zeros of tiles differ
+using namespace model::cpu_windows;
+using model::cpu_threads::kWake;
 
 double TaskCycles(const Work& w, const ConvPlan& p) {
   const double windows = p.tile_rows * w.windows_per_row * p.tile_cols / w.columns;

@@ -107,6 +107,22 @@ def test_the_header_has_every_constant() -> None:
         script["header"](content)
 
 
+def test_the_header_names_what_no_gpu_has_of_its_own() -> None:
+    script = runpy.run_path(str(Path(__file__).parents[2] / "cmake" / "model_header.py"))
+    content = json.loads(model.SHIPPED.read_text(encoding="utf-8"))
+    lines = script["header"](content).splitlines()
+    first = lines.index("namespace cpu_windows {")
+    listed = model.shipped("cpu windows")
+    assert lines[first + 1 : first + 3] == [
+        f"inline constexpr double kList = {listed['list']};",
+        f"inline constexpr double kListTap = {listed['list, tap']};",
+    ]
+    assert lines[first + 1 + len(listed)] == "}"
+    content["others"]["cpu windows"]["names"][:2] = ["list tap", "list, tap"]
+    with pytest.raises(ValueError, match="cpu windows: names that differ"):
+        script["header"](content)
+
+
 @pytest.mark.parametrize("kind", range(3))
 def test_more_work_takes_longer(h200: Device, kind: int) -> None:
     found = [workload(images, kind=kind) for images in (1, 8, 64)]

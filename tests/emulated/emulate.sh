@@ -14,7 +14,7 @@ python=$(command -v "${PYTHON:-python3}")
 headers=$("$python" -c "import importlib.util as u, pathlib; print(pathlib.Path(u.find_spec('jaxlib').origin).parent / 'include')")
 cmake -S tests/emulated -B "$work" -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR="$processor" \
   -DCMAKE_CXX_COMPILER="$compiler" -DCMAKE_CXX_FLAGS="${FLAGS:-}" -DCMAKE_EXE_LINKER_FLAGS=-static \
-  -DXLA_FFI_INCLUDE="$headers" > "$work/log"
+  -DXLA_FFI_INCLUDE="$headers" -DPython_EXECUTABLE="$python" > "$work/log"
 cmake --build "$work" >> "$work/log" || { tail -50 "$work/log"; exit 1; }
 # Without those of programs that a callback cannot stand in: exported ones, symbolic sizes, HLO (emulated_cpu.py).
 if [ $# -eq 0 ]; then

@@ -160,8 +160,9 @@ ModelName ModelNameOf(const Candidate& candidate, const ConvArgs& a, int element
 
 bool PoolsInKernel(const DenseConvChoice& choice, const ConvArgs& a) {
   if (a.pool == Pool::kNone) return false;
-  constexpr double kMostPooledTf32x3 = 1.25e8;  // products of a call: one image's 7x7 stem
-  // At HIGHEST what tiles compute twice costs more than a pool behind many images.
+  // At HIGHEST what tiles compute twice costs more than a pool behind many images: most products are one image's 7x7
+  // stem.
+  constexpr double kMostPooledTf32x3 = model::gpu_choice::kProductsPooledStem;
   const double products = 1.0 * a.images * a.conv_size[0] * a.conv_size[1] * a.out_channels * a.kernel_size[0] *
                           a.kernel_size[1] * a.channels;
   const bool image =
