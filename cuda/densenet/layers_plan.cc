@@ -3,6 +3,7 @@
 #include <string>
 
 #include "cuda/densenet/layers.h"
+#include "model_constants.h"
 
 namespace jsc {
 
@@ -11,14 +12,15 @@ int64_t DenseLayersBytes(int element_bytes, bool precise, int64_t pixels, int64_
   return kSwizzleBytes + kernels + pixels * kMiddle * element_bytes * (precise ? 2 : 1);
 }
 
-// Fits 300 times of DenseNet-121's blocks at batch 1 to 32 on an H200. Blocks of both kernels run side by side where
-// there are SMs for all.
+// Fits 300 times of DenseNet-121's blocks at batch 1 to 32 on an H200: from how many channels on tiles are narrower is
+// in "gpu chains" of dispatch/model.json, other numbers are the kernels' tiles. Blocks of both kernels run side by side
+// where there are SMs for all.
 DenseLayersPlan ChooseDenseLayersPlan(const DenseBlockCall& call, int multiprocessors) {
-  constexpr int64_t kManyChannels = 256;  // of C0
   const int64_t pixels = call.images * call.height * call.width, sixty_fours = (pixels + 63) / 64;
   DenseLayersPlan plan{1, 128, 1};
   if (sixty_fours > multiprocessors) plan.first_groups = sixty_fours > 2 * multiprocessors ? 3 : 2;
-  if (sixty_fours * 2 <= multiprocessors && call.channels >= kManyChannels) plan.first_out_channels = 64;
+  const bool has_many_channels = call.channels >= model::gpu_chains::kChannelsOfABlockMany;
+  if (sixty_fours * 2 <= multiprocessors && has_many_channels) plan.first_out_channels = 64;
   if (sixty_fours * 4 <= multiprocessors) plan.first_out_channels = 32;
   const int64_t first = (sixty_fours + plan.first_groups - 1) / plan.first_groups * (kMiddle / plan.first_out_channels);
   const int64_t width = std::min<int64_t>(64, call.width), rows = std::min(64 / width, call.height);

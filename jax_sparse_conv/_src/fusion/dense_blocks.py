@@ -27,6 +27,7 @@ from jax.sharding import PartitionSpec
 
 from jax_sparse_conv._src import _native, devices
 from jax_sparse_conv._src.api import arguments, ops
+from jax_sparse_conv._src.dispatch import model
 from jax_sparse_conv._src.fusion import block_limits, block_parameters
 from jax_sparse_conv._src.fusion.block_parameters import (
     BlockSizes,
@@ -40,8 +41,9 @@ from jax_sparse_conv._src.primitive import custom_call, jax_internals, lowering,
 
 IMPLEMENTATIONS = ("xla", "fused")
 # From so many images, or of two or more images from so many pixels, the kernels for many images are faster. That holds
-# even where those for few images would do.
-_MANY_IMAGES, _MANY_PIXELS = 8, 700
+# even where those for few images would do. Fitted by hand (`dispatch/model.json`).
+_RULES = model.shipped("gpu chains")
+_MANY_IMAGES, _MANY_PIXELS = _RULES["images of a block, many"], _RULES["pixels of a block, many"]
 _SHARED_MEMORY = 200_000  # bytes of a block
 _WARPGROUPS = (9, 0)  # compute capability
 

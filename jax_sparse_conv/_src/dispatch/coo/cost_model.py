@@ -29,6 +29,8 @@ from jax_sparse_conv._src.dispatch.coo.configurations import (
 )
 from jax_sparse_conv._src.problem.geometry import Geometry, is_symbolic
 
+# The stages' shares are rules of the method, exact fractions, and not fitted: half of the best occupancy, and twice the
+# paper's third.
 _LEAST_OCCUPANCY = 0.5
 _KEPT = 2 / 3
 
@@ -56,26 +58,27 @@ def paper_time(configuration: Configuration, call: CooCall, device: Device) -> f
 # --- the time that chooses -------------------------------------------------------------------------------------------
 #
 # Eq. (8) counts multiply-adds at the device's rate. At these sizes a wave is mostly something else: the jump and the
-# latency of an entry, fetching a channel's weights, listing a chunk, bringing sums together. These are cycles, fitted
-# to times on an H200. Only their ratios matter.
+# latency of an entry, fetching a channel's weights, listing a chunk, bringing sums together. These are cycles, "coo
+# times" of `dispatch/model.json`, fitted to times on an H200. Only their ratios matter.
 
-_ENTRY_LATENCY = 110  # of an entry, whatever its multiply-adds
-_ENTRY_ISSUE = 15  # instructions of an entry that are no multiply-adds
-_STALL = 1.78  # cycles per instruction where warps hide each other's latency
-_CHANNEL_LATENCY = 260  # until the weights of a channel are in registers
-_CHANNEL_ISSUE = 52
-_TAP_ISSUE = 4.8  # of it for each kernel position and four output channels of a thread
-_CHUNK_CYCLES = 1900  # listing a chunk: barriers and the patch
-_POSITION_LATENCY = 125  # of each position, shared by the warps
-_POSITION_ISSUE = 35
-_UNEVEN = 0.6  # channels by which the work of slices differs
-_BLOCK_CYCLES = 3600  # begin and end of a block
-_SUM_CYCLES = 6.3  # bringing together each sum of a thread, ...
-_SLICE_CYCLES = 42  # ... each slice ...
-_CLUSTER_CYCLES = (2200, 34)  # ... and the splits: once, and each
-_CALL_CYCLES = 6600
-_L2_BYTES_PER_CYCLE = 31  # of an SM
-_OVERLAP = 0.3  # of the shorter of arithmetic and data movement, that shows
+_TIMES = model.shipped("coo times")
+_ENTRY_LATENCY = _TIMES["entry latency"]  # of an entry, whatever its multiply-adds
+_ENTRY_ISSUE = _TIMES["entry issue"]  # instructions of an entry that are no multiply-adds
+_STALL = _TIMES["stall"]  # cycles per instruction where warps hide each other's latency
+_CHANNEL_LATENCY = _TIMES["channel latency"]  # until the weights of a channel are in registers
+_CHANNEL_ISSUE = _TIMES["channel issue"]
+_TAP_ISSUE = _TIMES["tap issue"]  # of it for each kernel position and four output channels of a thread
+_CHUNK_CYCLES = _TIMES["chunk"]  # listing a chunk: barriers and the patch
+_POSITION_LATENCY = _TIMES["position latency"]  # of each position, shared by the warps
+_POSITION_ISSUE = _TIMES["position issue"]
+_UNEVEN = _TIMES["uneven"]  # channels by which the work of slices differs
+_BLOCK_CYCLES = _TIMES["block"]  # begin and end of a block
+_SUM_CYCLES = _TIMES["sum"]  # bringing together each sum of a thread, ...
+_SLICE_CYCLES = _TIMES["slice"]  # ... each slice ...
+_CLUSTER_CYCLES = (_TIMES["cluster"], _TIMES["cluster split"])  # ... and the splits: once, and each
+_CALL_CYCLES = _TIMES["call"]
+_L2_BYTES_PER_CYCLE = _TIMES["L2 bytes"]  # of an SM
+_OVERLAP = _TIMES["overlap"]  # of the shorter of arithmetic and data movement, that shows
 
 
 def estimated_time(configuration: Configuration, call: CooCall, device: Device) -> float:
