@@ -11,7 +11,8 @@ set(JSC_PLANNER_SOURCES
     cuda/dense_conv/plan/splitk_channels_plan.cc
     cuda/dense_conv/plan/wgmma_model.cc
     cuda/dense_conv/plan/wgmma_plan.cc
-    cuda/sparse/ecr/plan.cc)
+    cuda/sparse/ecr/plan.cc
+    cuda/training/kernel_gradient_plan.cc)
 set(JSC_CUDA_SOURCES
     cuda/chain/chain.cu
     cuda/chain/pair_buffers.cc
@@ -36,12 +37,14 @@ set(JSC_CUDA_SOURCES
     cuda/sparse/ecr/plan_cache.cc
     cuda/sparse/matvec/row.cu
     cuda/sparse/matvec/rows.cu
-    cuda/sparse/per_output.cu)
+    cuda/sparse/per_output.cu
+    cuda/training/kernel_gradient_call.cc)
 # Hopper's warpgroup products (wgmma): compiled for sm_90a alone.
 set(JSC_WGMMA_SOURCES
     cuda/chain/pair.cu
     cuda/dense_conv/wgmma/highest.cu
-    cuda/densenet/layers.cu)
+    cuda/densenet/layers.cu
+    cuda/training/kernel_gradient.cu)
 
 # A translation unit for each engine of the dense convolution and each element type, so that they compile in parallel.
 # `operand` is what the engine's launch function takes between plan and stream.

@@ -138,8 +138,15 @@ LARGE = (
     Layer(8, 14, 256, 256),
     Layer(8, 56, 64, 256, 1),
     Layer(32, 28, 256, 256, groups=32),
+    Layer(32, 28, 256, 512),
+    Layer(32, 56, 24, 24),
+    Layer(32, 14, 32, 32, 1),
+    Layer(1, 56, 64, 64),
+    Layer(1, 14, 256, 256),
+    Layer(4, 7, 512, 512),
+    Layer(2, 28, 32, 128, 1),
 )
-"""Layers of VGG-16, ResNet-50 and DenseNet-121 in batches of a GPU."""
+"""Layers of VGG-16, ResNet-50 and DenseNet-121 in batches of a GPU, and smaller ones."""
 
 SETS = {"kinds": LAYERS, "large": LARGE}
 

@@ -18,6 +18,7 @@
 #include "cuda/densenet/layers.h"
 #include "cuda/ffi/handle.h"
 #include "cuda/sparse/ecr/plan.h"
+#include "cuda/training/kernel_gradient.h"
 #include "native/decode.h"
 
 namespace nb = nanobind;
@@ -92,6 +93,31 @@ ffi::Error DenseBlockHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer
       });
 }
 
+ffi::Error KernelGradientHandler(cudaStream_t stream, int32_t device, ffi::AnyBuffer x, ffi::AnyBuffer cotangent,
+                                 ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace,
+                                 ffi::Dictionary attributes) {
+  return CheckAndLaunch(
+      device, [&] { return MakeKernelGradientArgs(x, cotangent, *out, attributes); },
+      [&](const ConvArgs& args) -> ffi::Error {
+        if (TypeOf(x) != DataType::F32 || TypeOf(cotangent) != DataType::F32 || TypeOf(*out) != DataType::F32 ||
+            out->dimensions()[0] != 1) {
+          return Invalid("on CUDA the gradient of a kernel is of float32, and of one kernel");
+        }
+        const auto tile = attributes.get<ffi::Span<const int64_t>>("tile");
+        constexpr int64_t kMost = int64_t{1} << 30;
+        if (!tile.has_value() || tile->size() != 4 ||
+            std::any_of(tile->begin(), tile->end(), [](int64_t n) { return n < 0 || n > kMost; })) {
+          return Invalid("attribute tile must be 4 int64 from 0 to 2^30");
+        }
+        const KernelGradientTile told{static_cast<int>((*tile)[0]), (*tile)[1] != 0, static_cast<int>((*tile)[2]),
+                                      static_cast<int>((*tile)[3])};
+        const KernelGradientBuffers buffers{
+            static_cast<const float*>(x.untyped_data()), static_cast<const float*>(cotangent.untyped_data()),
+            static_cast<float*>(out->untyped_data()), workspace->untyped_data(), workspace->size_bytes()};
+        return KernelGradient(args, KernelGradientPlanOf(told, args, GetDeviceInfo(device)), buffers, stream);
+      });
+}
+
 // Handlers only enqueue kernels on the call's stream, so XLA may capture them in command buffers.
 XLA_FFI_DEFINE_HANDLER(kEcr, Handler<RunEcr>, Binding(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kPecr, Handler<RunPecr>, Binding(), {ffi::Traits::kCmdBufferCompatible});
@@ -121,6 +147,17 @@ XLA_FFI_DEFINE_HANDLER(kDenseBlock, DenseBlockHandler,
                            .Attrs(),               // precision (0 default, 1 high, 2 highest); offsets of that array
                        {ffi::Traits::kCmdBufferCompatible});
 
+XLA_FFI_DEFINE_HANDLER(kKernelGradient, KernelGradientHandler,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Ctx<ffi::DeviceOrdinal>()
+                           .Arg<ffi::AnyBuffer>()  // x [N, H, W, C]
+                           .Arg<ffi::AnyBuffer>()  // cotangent [N, Ho, Wo, K]
+                           .Ret<ffi::AnyBuffer>()  // out [1, kh, kw, C, K]
+                           .Ret<ffi::AnyBuffer>()  // workspace uint8 [bytes], as the planner says
+                           .Attrs(),               // stride, padding, dilation, groups; tile: KernelGradientTile
+                       {ffi::Traits::kCmdBufferCompatible});
+
 nb::dict Registrations() {
   nb::dict handlers;
   handlers["jsc_ecr"] = nb::capsule(reinterpret_cast<void*>(+kEcr));
@@ -129,6 +166,7 @@ nb::dict Registrations() {
   handlers["jsc_dense"] = nb::capsule(reinterpret_cast<void*>(+kDense));
   handlers["jsc_adaptive"] = nb::capsule(reinterpret_cast<void*>(+kAdaptive));
   handlers["jsc_chain"] = nb::capsule(reinterpret_cast<void*>(+kChain));
+  handlers["jsc_kernel_gradient"] = nb::capsule(reinterpret_cast<void*>(+kKernelGradient));
   handlers["jsc_dense_block"] = nb::capsule(reinterpret_cast<void*>(+kDenseBlock));
   for (const auto& [name, handler] : CooHandlers()) handlers[name] = nb::capsule(reinterpret_cast<void*>(handler));
   return handlers;

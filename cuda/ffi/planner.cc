@@ -15,6 +15,7 @@
 #include "cuda/core/model.h"
 #include "cuda/dense_conv/plan/choice.h"
 #include "cuda/sparse/ecr/plan.h"
+#include "cuda/training/kernel_gradient_plan.h"
 
 namespace nb = nanobind;
 
@@ -158,6 +159,14 @@ nb::tuple ModelGroup(const std::vector<int64_t>& layer, const std::vector<int64_
   return nb::make_tuple(name.group, name.kind);
 }
 
+nb::object OfKernelGradient(const std::vector<int64_t>& layer, const nb::dict& device) {
+  const ConvArgs args = ArgsOfLayer(layer, {}, /*precise=*/true);
+  const KernelGradientPlan p = ChooseKernelGradientPlan(args, ReadDevice(device));
+  if (p.tiles == 0) return nb::none();
+  return nb::make_tuple(nb::make_tuple(p.tiles, p.shares_channels ? 1 : 0, p.columns, p.splits), p.microseconds,
+                        KernelGradientBytes(args, p));
+}
+
 nb::list OfChain(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool, int element_bytes, bool precise,
                  const nb::dict& device) {
   const DeviceModel model(device);
@@ -186,6 +195,8 @@ NB_MODULE(_planner, m) {
         "(group, kind) of model.json that a candidate's model takes, empty where the candidate does not fit.");
   m.def("chain_tiles", &jsc::OfChain, "layer"_a, "pool"_a, "element_bytes"_a, "precise"_a, "device"_a,
         "(output channels, pixels, patch, splits, cycles) of every tile that a layer of a chain may have.");
+  m.def("kernel_gradient", &jsc::OfKernelGradient, "layer"_a, "device"_a,
+        "(tile, microseconds, bytes of workspace) of the gradient of a kernel at HIGHEST; None where no tile fits.");
   m.def(
       "chain_takes_pool",
       [](const std::vector<int64_t>& layer, const std::vector<int64_t>& pool, const std::vector<int64_t>& tile,

@@ -11,11 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from kernel_checks import poison
 from oracle import relative_error
 from platforms import PLATFORM, on_a_gpu
 
 import jax_sparse_conv as jsc
-from jax_sparse_conv._src import _native
+from jax_sparse_conv._src import _native, devices
+from jax_sparse_conv._src.dispatch import planner
 from jax_sparse_conv._src.primitive import gpu_gradient
 from jax_sparse_conv._src.primitive.primitives import Config
 from jax_sparse_conv._src.problem.geometry import Geometry, Pads
@@ -35,11 +37,27 @@ CASES: dict[str, tuple[Any, Any, Any, Pads, Any]] = {
     "7x1": ((8, 14, 5, 16), (7, 1, 16, 32), (1, 1), ((3, 3), (0, 0)), (1, 1)),
     "cropped": ((8, 14, 9, 16), (3, 3, 16, 32), (1, 1), ((-2, 1), (0, -3)), (1, 1)),
 }
+# and for the gradient of the kernel alone: several blocks of channels, of taps and of columns, and of many steps
+KERNEL_CASES: dict[str, tuple[Any, Any, Any, Pads, Any]] = {
+    "channels beside blocks": ((3, 10, 9, 68), (3, 3, 68, 132), (1, 1), ((1, 1), (1, 1)), (1, 1)),
+    "1x1 of many channels": ((5, 7, 8, 260), (1, 1, 260, 96), (1, 1), ((0, 0), (0, 0)), (1, 1)),
+    "1x1 stride 2 of many channels": ((5, 8, 9, 392), (1, 1, 392, 64), (2, 2), ((0, 0), (0, 0)), (1, 1)),
+    "5x5": ((2, 20, 33, 64), (5, 5, 64, 64), (1, 1), ((2, 2), (2, 2)), (1, 1)),
+    "2x2 stride 2": ((2, 40, 70, 192), (2, 2, 192, 64), (2, 2), ((0, 0), (0, 0)), (1, 1)),
+    "stride 3": ((2, 22, 25, 64), (3, 3, 64, 64), (3, 3), ((1, 1), (1, 1)), (1, 1)),
+    "stride across": ((2, 9, 41, 32), (1, 3, 32, 64), (1, 2), ((0, 0), (1, 1)), (1, 1)),
+    "wide": ((1, 3, 300, 64), (3, 3, 64, 64), (1, 1), ((1, 1), (1, 1)), (1, 1)),
+    "wide, dilation 40": ((1, 3, 150, 16), (1, 3, 16, 16), (1, 1), ((0, 0), (40, 40)), (1, 40)),
+    "one pixel": ((7, 1, 1, 64), (1, 1, 64, 64), (1, 1), ((0, 0), (0, 0)), (1, 1)),
+    "one column": ((4, 30, 1, 64), (3, 1, 64, 64), (1, 1), ((1, 1), (0, 0)), (1, 1)),
+    "many steps": ((16, 56, 56, 64), (3, 3, 64, 64), (1, 1), ((1, 1), (1, 1)), (1, 1)),
+    "many steps, 128 channels": ((16, 28, 28, 128), (3, 3, 128, 64), (1, 1), ((1, 1), (1, 1)), (1, 1)),
+}
 
 
 def exact(case: str, x: Any, kernel: Any, cotangent: Any) -> list[np.ndarray]:
     """Gradients by x and by the kernel in float64."""
-    _, _, strides, padding, dilation = CASES[case]
+    _, _, strides, padding, dilation = (CASES | KERNEL_CASES)[case]
     padded = [(max(0, low), max(0, high)) for low, high in padding]
     crops = [slice(max(0, -low), size - max(0, -high)) for size, (low, high) in zip(x.shape[1:3], padding, strict=True)]
     with jax.enable_x64(True):
@@ -55,7 +73,7 @@ def exact(case: str, x: Any, kernel: Any, cotangent: Any) -> list[np.ndarray]:
 
 
 def operands(case: str) -> tuple[jax.Array, jax.Array, jax.Array, Config]:
-    x_shape, kernel_shape, strides, padding, dilation = CASES[case]
+    x_shape, kernel_shape, strides, padding, dilation = (CASES | KERNEL_CASES)[case]
     geometry = Geometry(strides, padding, dilation, 1)
     size = geometry.conv_size(x_shape[1:3], kernel_shape[:2])
     keys = jax.random.split(jax.random.key(0), 3)
@@ -66,16 +84,75 @@ def operands(case: str) -> tuple[jax.Array, jax.Array, jax.Array, Config]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_arithmetic(case: str) -> None:
+def test_arithmetic_of_x(case: str) -> None:
     if reason := _native.why_missing("direct", PLATFORM, "float32"):
         pytest.skip(reason)
     x, kernel, cotangent, config = operands(case)
-    wanted = exact(case, x, kernel, cotangent)
-    for by_kernel, other, like in ((False, kernel[None], x), (True, x, kernel[None])):
-        rule = functools.partial(gpu_gradient.gradient, config=config, like=jax.typeof(like), by_kernel=by_kernel)
-        found = jax.jit(rule)(other, cotangent)
-        assert found.shape == like.shape
-        assert relative_error(found.reshape(wanted[by_kernel].shape), wanted[by_kernel]) < 2e-6
+    rule = functools.partial(gpu_gradient.gradient, config=config, like=jax.typeof(x), by_kernel=False)
+    found = jax.jit(rule)(kernel[None], cotangent)
+    assert relative_error(found, exact(case, x, kernel, cotangent)[0]) < 2e-6
+
+
+def of_kernel(x: Any, cotangent: Any, kernel: Any, config: Config) -> jax.Array:
+    """By the kernel for a GPU, whatever XLA would take."""
+    if not devices.current().has_warpgroups:
+        pytest.skip("gradients of kernels need Hopper's warpgroup products")
+    poison((1, *kernel.shape), jnp.float32)
+    rule = functools.partial(gpu_gradient.gradient, config=config, like=jax.typeof(kernel[None]), by_kernel=True)
+    return jax.jit(rule)(x, cotangent)
+
+
+@pytest.mark.skipif(PLATFORM != "cuda", reason="these kernels are for a GPU")
+@pytest.mark.parametrize("case", [*CASES, *KERNEL_CASES])
+def test_arithmetic_of_kernel(case: str) -> None:
+    x, kernel, cotangent, config = operands(case)
+    found = of_kernel(x, cotangent, kernel, config)
+    assert found.shape == (1, *kernel.shape)
+    assert relative_error(found[0], exact(case, x, kernel, cotangent)[1]) < 1e-6
+    assert np.array_equal(found, of_kernel(x, cotangent, kernel, config))
+
+
+@pytest.mark.skipif(PLATFORM != "cuda", reason="these kernels are for a GPU")
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 3.4e38, 1e-42])
+@pytest.mark.parametrize("case", ["3x3", "3x3 stride 2", "1x1 of many channels"])
+def test_extremes_of_kernel(case: str, value: float) -> None:
+    x, kernel, cotangent, config = operands(case)
+    for moved in (x.at[1, 2, 3, 5].set(value), x.at[-1, -1, -1, :].set(value)):
+        wanted = exact(case, moved, kernel, cotangent)[1]
+        with np.errstate(over="ignore"):
+            wanted = wanted.astype(np.float32).astype(np.float64)
+        found = np.asarray(of_kernel(moved, cotangent, kernel, config)[0], np.float64)
+        finite = np.isfinite(wanted)
+        assert np.array_equal(found[~finite], wanted[~finite], equal_nan=True)
+        scale = np.abs(wanted[finite]).max(initial=1e-30)
+        assert np.abs(found[finite] - wanted[finite]).max(initial=0) <= 2e-6 * scale
+
+
+def test_plans_of_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = on_a_gpu(monkeypatch, (9, 0), has_warpgroups=True)
+
+    def plan(*sizes: int, stride: int = 1, pad: int = 1) -> planner.KernelGradient | None:
+        images, size, channels, window, out_channels = sizes
+        windows = (stride, stride, *4 * (pad,), 1, 1)
+        layer = planner.Layer(
+            (images, size, size, channels, window, window, out_channels, *windows, 1), (), 4, precise=True
+        )
+        return layer.kernel_gradient(device)
+
+    large = plan(32, 56, 64, 3, 64)
+    assert large is not None
+    tiles, shares, columns, splits = large.tile
+    assert (tiles, shares) == (3, 1)  # three taps of a row; 64 channels for both warpgroups
+    assert columns <= 32
+    assert large.workspace_bytes == 2 * splits * 9 * 64 * 64 * 4
+    more = plan(64, 56, 64, 3, 64)
+    assert more is not None
+    assert 1.5 < more.us / large.us < 2.5
+    assert plan(32, 56, 66, 3, 64) is None  # channels in multiples of 4
+    assert plan(8, 56, 64, 1, 64, stride=2, pad=1) is None  # x is its columns under the results, from the first on
+    assert plan(8, 56, 64, 1, 64, stride=2, pad=0) is not None
+    on_a_gpu(monkeypatch, (9, 0), has_warpgroups=False)
+    assert plan(32, 56, 64, 3, 64) is None
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -102,8 +179,9 @@ TAKEN: dict[str, tuple[tuple[int, ...], tuple[int, ...], int, tuple[bool, bool]]
     "a stage of ResNet-50": ((32, 28, 28, 128), (3, 3, 128, 128), 1, (True, True)),
     "with strides": ((32, 56, 56, 128), (3, 3, 128, 128), 2, (True, True)),
     "1x1": ((32, 28, 28, 512), (1, 1, 512, 128), 1, (True, True)),
-    "1x1, many pixels": ((32, 56, 56, 256), (1, 1, 256, 64), 1, (True, False)),
-    "what cuDNN transforms": ((32, 56, 56, 256), (3, 3, 256, 256), 1, (True, False)),
+    "1x1, many pixels": ((32, 56, 56, 256), (1, 1, 256, 64), 1, (True, True)),
+    "many channels": ((32, 56, 56, 256), (3, 3, 256, 256), 1, (True, True)),
+    "what cuDNN transforms": ((32, 28, 28, 512), (3, 3, 512, 512), 1, (True, False)),
     "an image": ((32, 224, 224, 3), (7, 7, 3, 64), 2, (False, False)),
     "one image": ((1, 28, 28, 128), (3, 3, 128, 128), 1, (True, False)),
 }

@@ -172,6 +172,7 @@ def test_nothing_to_compute(shape: tuple[int, ...]) -> None:
     function = functools.partial(max_pool.pool, spec=pool)
     out, moved = jax.jvp(function, (y,), (t,))
     assert out.shape == moved.shape == max_pool._tangent_by_taps(y, t, spec=pool).shape == sizes_of(shape, pool)
+    assert max_pool._gradient_by_taps(y, out, spec=pool).shape == shape
     np.testing.assert_array_equal(jax.grad(lambda y: function(y).sum())(y), jnp.zeros(shape))
 
 
@@ -187,6 +188,20 @@ def test_a_tangent_off_cpus_is_exact(name: str, pool: Pool) -> None:
     y, tangent = (values_of(each, (2, 9, 11, 3)) for each in (name, "random"))
     found = jax.jit(functools.partial(max_pool._tangent_by_taps, spec=pool))(y, tangent)
     np.testing.assert_array_equal(found, expected_tangent(y, tangent, pool))
+
+
+@pytest.mark.parametrize("pool", POOLS, ids=str)
+@pytest.mark.parametrize("name", [name for name in VALUES if name != "subnormals"])  # zeros to XLA on a CPU
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_gradient_off_cpus(dtype: str, name: str, pool: Pool) -> None:
+    """Of windows of few pixels, as on a CPU; XLA's of others."""
+    if np.prod(pool.window) > 25:
+        pytest.skip("the window has more pixels than are added one by one")
+    y = values_of(name, (2, 9, 11, 3), dtype)
+    cotangent = np.random.default_rng(0).integers(-3, 4, sizes_of(y.shape, pool)).astype(y.dtype)
+    found = jax.jit(functools.partial(max_pool._gradient_by_taps, spec=pool))(y, cotangent)
+    assert found.dtype == y.dtype
+    np.testing.assert_array_equal(np.asarray(found, np.float64), expected_gradient(y, cotangent, pool))
 
 
 @pytest.mark.parametrize("pool", POOLS[:7], ids=str)

@@ -96,6 +96,21 @@ class Dense:
 
 
 @dataclasses.dataclass(frozen=True)
+class KernelGradient:
+    """The plan of a kernel's gradient at HIGHEST (`cuda/training/kernel_gradient_plan.h`).
+
+    Attributes:
+      tile: what cuts the call, as its attribute `tile` has it.
+      us: microseconds that the model expects.
+      workspace_bytes: that the call takes.
+    """
+
+    tile: Numbers
+    us: float
+    workspace_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Layer:
     """A convolution as the planners see it.
 
@@ -201,6 +216,18 @@ class Layer:
         except ValueError:
             return math.inf
         return math.inf if family == "per_output" else float(us)
+
+    def kernel_gradient(self, device: Device) -> KernelGradient | None:
+        """How the gradient of the layer's kernel is cut; None where no kernel of ours takes it.
+
+        Raises:
+          RuntimeError: this copy of the package is not built.
+        """
+        try:
+            found = _native.planner().kernel_gradient(self._numbers, described(device))
+        except ValueError:  # sizes beyond those that the planners know
+            return None
+        return None if found is None else KernelGradient(*found)
 
 
 def numbers(x_shape: Sequence[int], kernel_shape: Sequence[int], geometry: Geometry) -> tuple[Numbers, Numbers]:

@@ -1,15 +1,16 @@
-"""Max pools whose derivatives are native calls on a CPU (`cpu/training/max_pool_kernel.h`), and XLA's elsewhere.
+"""Max pools and their derivatives: native calls on a CPU (`cpu/training/max_pool_kernel.h`), else XLA's operations.
 
 Two primitives, each linear in its second operand, and each other's transpose:
 
     jsc_max_pool_gradient   x [N, H, W, C], cotangent [N, Ho, Wo, C] -> [N, H, W, C]
     jsc_max_pool_tangent    x [N, H, W, C], tangent [N, H, W, C] -> [N, Ho, Wo, C]
 
-Each window has one pixel that both go through. On a CPU that is its last NaN or, without one, its first maximum, as in
-XLA's `select_and_scatter`, which may lose a NaN beside padding. They are XLA's for fewer channels than fill a vector,
-and for maps of so few elements that a call takes longer, by "max pool gradients" of `dispatch/model.json`
-(`benchmarks gradients`). On several devices `partitioning` splits them: XLA's partitioner has wrong gradients where a
-window is twice as long as its stride, or longer, along an axis that is split. The pool itself is `reference.pool`.
+Each window has one pixel that both go through: its last NaN or, without one, its first maximum. On a CPU they are XLA's
+`select_and_scatter`, which may lose a NaN beside padding, for fewer channels than fill a vector, and for maps of so few
+elements that a call takes longer, by "max pool gradients" of `dispatch/model.json` (`benchmarks gradients`). Elsewhere
+they are sums over the places of a window, and XLA's for large windows. On several devices `partitioning` splits them:
+XLA's partitioner has wrong gradients where a window is twice as long as its stride, or longer, along an axis that is
+split. The pool itself is `reference.pool`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from jax_sparse_conv._src.problem import geometry as geo
 from jax_sparse_conv._src.problem.geometry import Pool
 
 _MOST_ELEMENTS = 2**31 - 1  # of one image, and of what a window is made of (`native/call.cc`)
-_MOST_TAPS = 256  # of a window whose pixels are compared one by one in XLA, each in operations of its own
+# Of a window whose pixels are compared one by one in XLA, each in operations of its own; and added one by one.
+_MOST_TAPS, _MOST_ADDED_TAPS = 256, 25
 
 
 def pool(y: jax.Array, spec: Pool | None) -> jax.Array:
@@ -126,6 +128,30 @@ def _tap(padded: Any, tap: Sequence[int], spec: Pool) -> Any:
         count = geo.windowed_size(padded.shape[axis], window, stride, (0, 0), 1)
         padded = reference.strided_slice(padded, axis, at, count, stride)
     return padded
+
+
+def _gradient_by_taps(x: jax.Array, cotangent: jax.Array, *, spec: Pool) -> jax.Array:
+    """XLA's `select_and_scatter` adds window by window on a GPU. This gathers what each pixel is the choice of."""
+    if math.prod(spec.window) > _MOST_ADDED_TAPS:
+        return _gradient_by_lax(x, cotangent, spec=spec)
+    if 0 in cotangent.shape:
+        return jnp.zeros_like(x)
+    is_pixel, padded = _padded(jnp.ones((1, *x.shape[1:3], 1), bool), spec), _padded(x, spec)
+    best, chosen = jnp.zeros_like(cotangent), jnp.full(cotangent.shape, -1, np.int8)
+    for number, tap in enumerate(np.ndindex(*spec.window)):
+        value = _tap(padded, tap, spec)
+        takes = _tap(is_pixel, tap, spec) & ((chosen < 0) | (value > best) | jnp.isnan(value))
+        best, chosen = jnp.where(takes, value, best), jnp.where(takes, np.int8(number), chosen)
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    zero, found = np.zeros((), wide), jnp.zeros(x.shape, wide)
+    for number, tap in enumerate(np.ndindex(*spec.window)):
+        parts = jnp.where(chosen == number, cotangent.astype(wide), zero)
+        edges = [(0, 0, 0)]
+        for axis, (at, stride, (low, _)) in enumerate(zip(tap, spec.strides, spec.padding, strict=True), 1):
+            reach = (parts.shape[axis] - 1) * stride + 1
+            edges.append((at - low, x.shape[axis] - reach - (at - low), stride - 1))
+        found += lax.pad(parts, zero, (*edges, (0, 0, 0)))
+    return found.astype(x.dtype)
 
 
 def _gradient_by_lax(x: jax.Array, cotangent: jax.Array, *, spec: Pool) -> jax.Array:
@@ -227,7 +253,7 @@ _GRADIENT, _TANGENT = "max_pool_gradient", "max_pool_tangent"
 gradient_p = jex_core.Primitive(_native.target_name(_GRADIENT))
 tangent_p = jex_core.Primitive(_native.target_name(_TANGENT))
 for _primitive, _other, _method, _by_lax, _off_cpus in (
-    (gradient_p, tangent_p, _GRADIENT, _gradient_by_lax, _gradient_by_lax),
+    (gradient_p, tangent_p, _GRADIENT, _gradient_by_lax, _gradient_by_taps),
     (tangent_p, gradient_p, _TANGENT, _tangent_by_lax, _tangent_by_taps),
 ):
     jax_internals.needs_devices(_primitive)
