@@ -11,6 +11,7 @@ set(JSC_PLANNER_SOURCES
     cuda/dense_conv/plan/splitk_channels_plan.cc
     cuda/dense_conv/plan/wgmma_model.cc
     cuda/dense_conv/plan/wgmma_plan.cc
+    cuda/sparse/coo/plan.cc
     cuda/sparse/ecr/plan.cc)
 set(JSC_CUDA_SOURCES
     cuda/chain/chain.cu
@@ -28,7 +29,6 @@ set(JSC_CUDA_SOURCES
     cuda/sparse/adaptive.cc
     cuda/sparse/coo/coo.cu
     cuda/sparse/coo/coo_star.cu
-    cuda/sparse/coo/plan.cc
     cuda/sparse/coo/stored.cu
     cuda/sparse/ecr/ecr.cu
     cuda/sparse/ecr/kernel_map.cc

@@ -12,7 +12,6 @@
 #include "cpu/ffi/host.h"
 #include "cpu/plan/plan.h"
 #include "native/call.h"
-#include "native/coo_variants.h"
 #include "native/layer.h"
 
 namespace jsc {
@@ -30,16 +29,6 @@ nanobind::dict Registrations() {
 }  // namespace jsc
 
 NB_MODULE(_cpu, m) {
-  m.def(
-      "coo_variants",
-      [] {
-        std::vector<std::vector<int>> rows;
-        for (const jsc::CooVariant& v : jsc::kCooVariants) {
-          rows.push_back({v.kernel, v.stride, v.height, v.width, v.out_channels, v.max_warps(), v.min_blocks()});
-        }
-        return rows;
-      },
-      "The rows of coo_variants.h: kernel, stride, height, width, output channels, max_warps, min_blocks.");
   m.def("registrations", &jsc::Registrations, "Custom call targets by name, for jax.ffi.register_ffi_target.");
   m.def("isa", [] { return std::string(jsc::CurrentIsa().name); }, "The instruction set in use.");
   m.def("many_registers", [] { return jsc::CurrentIsa().many_registers; }, "Whether it has 32 of vectors, not 16.");

@@ -14,6 +14,7 @@
 #include "cuda/chain/plans.h"
 #include "cuda/core/model.h"
 #include "cuda/dense_conv/plan/choice.h"
+#include "cuda/ffi/planner.h"
 #include "cuda/sparse/ecr/plan.h"
 
 namespace nb = nanobind;
@@ -25,26 +26,6 @@ template <typename T>
 T Field(const nb::dict& device, const char* name) {
   if (!device.contains(name)) throw nb::value_error((std::string("device has no ") + name).c_str());
   return nb::cast<T>(device[name]);
-}
-
-// multiprocessors, shared_memory (bytes that a block may have), shared_memory_sm, tensor_maps, fast_tf32, warpgroups,
-// clock_hz, memory_bytes_per_second, clusters [17] (of n blocks that run at once).
-DeviceInfo ReadDevice(const nb::dict& device) {
-  DeviceInfo info{};
-  info.multiprocessors = Field<int>(device, "multiprocessors");
-  info.shared_memory = Field<int>(device, "shared_memory");
-  info.shared_memory_sm = Field<int>(device, "shared_memory_sm");
-  info.tensor_maps = Field<bool>(device, "tensor_maps");
-  info.fast_tf32 = Field<bool>(device, "fast_tf32");
-  info.wgmma = Field<bool>(device, "warpgroups");
-  info.clock_hz = Field<double>(device, "clock_hz");
-  info.memory_bytes_per_second = Field<double>(device, "memory_bytes_per_second");
-  const auto clusters = Field<std::vector<int>>(device, "clusters");
-  if (clusters.size() != kMaxSplits + 1) throw nb::value_error("clusters must have 17 entries");
-  for (int size = 0; size <= kMaxSplits; ++size) info.clusters[size] = clusters[size];
-  if (info.clock_hz <= 0 || info.memory_bytes_per_second <= 0) throw nb::value_error("rates must be positive");
-  if (info.multiprocessors < 1) throw nb::value_error("multiprocessors must be at least 1");
-  return info;
 }
 
 constexpr const char* kFamilies[] = {"model", "few_channels", "splitk_channels", "grouped",
@@ -163,16 +144,38 @@ nb::list OfChain(const std::vector<int64_t>& layer, const std::vector<int64_t>& 
   const DeviceModel model(device);
   nb::list found;
   for (const WgmmaPlan& plan : ChainPlans(layer, pool, element_bytes, precise, ReadDevice(device))) {
-    found.append(nb::make_tuple(plan.out_channels, plan.pixels, plan.patch ? 1 : 0, plan.splits, plan.cycles));
+    const bool by_model = plan.splits <= kModelSplits;
+    found.append(
+        nb::make_tuple(plan.out_channels, plan.pixels, plan.patch ? 1 : 0, plan.splits, plan.cycles, by_model));
   }
   return found;
 }
 
 }  // namespace
+
+DeviceInfo ReadDevice(const nb::dict& device) {
+  DeviceInfo info{};
+  info.multiprocessors = Field<int>(device, "multiprocessors");
+  info.shared_memory = Field<int>(device, "shared_memory");
+  info.shared_memory_sm = Field<int>(device, "shared_memory_sm");
+  info.tensor_maps = Field<bool>(device, "tensor_maps");
+  info.fast_tf32 = Field<bool>(device, "fast_tf32");
+  info.wgmma = Field<bool>(device, "warpgroups");
+  info.clock_hz = Field<double>(device, "clock_hz");
+  info.memory_bytes_per_second = Field<double>(device, "memory_bytes_per_second");
+  const auto clusters = Field<std::vector<int>>(device, "clusters");
+  if (clusters.size() != kMaxSplits + 1) throw nb::value_error("clusters must have 17 entries");
+  for (int size = 0; size <= kMaxSplits; ++size) info.clusters[size] = clusters[size];
+  if (info.clock_hz <= 0 || info.memory_bytes_per_second <= 0) throw nb::value_error("rates must be positive");
+  if (info.multiprocessors < 1) throw nb::value_error("multiprocessors must be at least 1");
+  return info;
+}
+
 }  // namespace jsc
 
 NB_MODULE(_planner, m) {
   using namespace nb::literals;
+  jsc::DefineCoo(m);
   m.def("direct", &jsc::Direct, "layer"_a, "pool"_a, "element_bytes"_a, "precise"_a, "in_chain"_a, "device"_a,
         "(family, tile, microseconds, whether it takes the pool) that the models choose for a dense convolution.");
   m.def("sparse", &jsc::Sparse, "layer"_a, "pool"_a, "element_bytes"_a, "precise"_a, "device"_a,
@@ -185,7 +188,9 @@ NB_MODULE(_planner, m) {
   m.def("model_group", &jsc::ModelGroup, "layer"_a, "pool"_a, "element_bytes"_a, "precise"_a, "candidate"_a, "device"_a,
         "(group, kind) of model.json that a candidate's model takes, empty where the candidate does not fit.");
   m.def("chain_tiles", &jsc::OfChain, "layer"_a, "pool"_a, "element_bytes"_a, "precise"_a, "device"_a,
-        "(output channels, pixels, patch, splits, cycles) of every tile that a layer of a chain may have.");
+        "(output channels, pixels, patch, splits, cycles, whether the model may choose it) of every tile that a layer "
+        "of a "
+        "chain may have.");
   m.def(
       "chain_takes_pool",
       [](const std::vector<int64_t>& layer, const std::vector<int64_t>& pool, const std::vector<int64_t>& tile,

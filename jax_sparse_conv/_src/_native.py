@@ -92,7 +92,7 @@ def coo_variants() -> list[list[int]]:
 
     A row is kernel, stride, height, width, output channels, max_warps, min_blocks.
     """
-    return [list(row) for row in _modules["cpu"].coo_variants()] if "cpu" in _modules else []
+    return [list(row) for row in planner().coo_variants()] if "planner" in _modules else []
 
 
 def device_properties(device: int) -> dict[str, Any]:
