@@ -11,6 +11,7 @@ set(JSC_PLANNER_SOURCES
     cuda/dense_conv/plan/splitk_channels_plan.cc
     cuda/dense_conv/plan/wgmma_model.cc
     cuda/dense_conv/plan/wgmma_plan.cc
+    cuda/densenet/limits.cc
     cuda/sparse/coo/plan.cc
     cuda/sparse/ecr/plan.cc)
 set(JSC_CUDA_SOURCES

@@ -11,13 +11,10 @@
 
 #include <vector>
 
+#include "cuda/densenet/limits.h"
 #include "native/types.h"
 
 namespace jsc {
-
-constexpr int kGrowth = 32;         // channels that a layer adds
-constexpr int kMiddle = 128;        // channels between its convolutions
-constexpr int kDenseChannels = 32;  // channels of x that come together; C0 is a multiple
 
 struct DenseLayerArgs {
   const void* scale;    // [C]

@@ -176,6 +176,7 @@ DeviceInfo ReadDevice(const nb::dict& device) {
 NB_MODULE(_planner, m) {
   using namespace nb::literals;
   jsc::DefineCoo(m);
+  jsc::DefineLimits(m);
   m.def("direct", &jsc::Direct, "layer"_a, "pool"_a, "element_bytes"_a, "precise"_a, "in_chain"_a, "device"_a,
         "(family, tile, microseconds, whether it takes the pool) that the models choose for a dense convolution.");
   m.def("sparse", &jsc::Sparse, "layer"_a, "pool"_a, "element_bytes"_a, "precise"_a, "device"_a,

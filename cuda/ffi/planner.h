@@ -13,7 +13,8 @@ namespace jsc {
 // that run at once). ValueError where that makes no sense.
 DeviceInfo ReadDevice(const nanobind::dict& device);
 
-void DefineCoo(nanobind::module_& m);  // planner_coo.cc
+void DefineCoo(nanobind::module_& m);     // planner_coo.cc
+void DefineLimits(nanobind::module_& m);  // planner_limits.cc
 
 }  // namespace jsc
 
