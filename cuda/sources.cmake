@@ -1,6 +1,7 @@
 # The planners: host code that needs no CUDA, part of both the CUDA extension and the binding that Python asks.
 set(JSC_PLANNER_SOURCES
     cuda/chain/call.cc
+    cuda/chain/limits.cc
     cuda/chain/pair_plan.cc
     cuda/chain/plans.cc
     cuda/core/model.cc

@@ -1,13 +1,12 @@
 #include "cuda/densenet/limits.h"
 
 #include <algorithm>
-#include <limits>
+
+#include "native/layer.h"
 
 namespace jsc {
 namespace {
 
-// kFar: of a tensor map's boxes.
-constexpr int64_t kMaxElements = std::numeric_limits<int32_t>::max(), kFar = 1 << 13;
 constexpr int64_t kMaxTransition = 2048, kOutChannelsStep = 8;  // channels of its input; of its result, a multiple of
 
 std::string Text(int64_t number) { return std::to_string(number); }

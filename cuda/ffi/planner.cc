@@ -36,25 +36,6 @@ nb::object Named(const Candidate& candidate) {
   return nb::make_tuple(kFamilies[static_cast<int>(candidate.family)], nb::tuple(nb::cast(tile)));
 }
 
-// Constants of the models for as long as this lives: those of the device's `model`, or the shipped ones.
-class DeviceModel {
- public:
-  explicit DeviceModel(const nb::dict& device) : constants_(Read(device)), scope_(constants_.data()) {}
-
- private:
-  static std::vector<double> Read(const nb::dict& device) {
-    auto constants = Field<std::vector<double>>(device, "model");
-    if (constants.empty()) constants.assign(std::begin(model::kShipped), std::end(model::kShipped));
-    if (constants.size() != model::kCount) {
-      throw nb::value_error(("model must have " + std::to_string(model::kCount) + " constants").c_str());
-    }
-    return constants;
-  }
-
-  std::vector<double> constants_;
-  ModelScope scope_;
-};
-
 constexpr size_t kWorkspace = size_t{1} << 31;  // what a device without clusters gets is chosen when it runs
 
 nb::tuple Direct(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool, int element_bytes, bool precise,
@@ -152,6 +133,17 @@ nb::list OfChain(const std::vector<int64_t>& layer, const std::vector<int64_t>& 
 }
 
 }  // namespace
+
+DeviceModel::DeviceModel(const nb::dict& device) : constants_(Read(device)), scope_(constants_.data()) {}
+
+std::vector<double> DeviceModel::Read(const nb::dict& device) {
+  auto constants = Field<std::vector<double>>(device, "model");
+  if (constants.empty()) constants.assign(std::begin(model::kShipped), std::end(model::kShipped));
+  if (constants.size() != model::kCount) {
+    throw nb::value_error(("model must have " + std::to_string(model::kCount) + " constants").c_str());
+  }
+  return constants;
+}
 
 DeviceInfo ReadDevice(const nb::dict& device) {
   DeviceInfo info{};

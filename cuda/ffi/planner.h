@@ -4,7 +4,10 @@
 
 #include <nanobind/nanobind.h>
 
+#include <vector>
+
 #include "cuda/core/device_info.h"
+#include "cuda/core/model.h"
 
 namespace jsc {
 
@@ -12,6 +15,18 @@ namespace jsc {
 // shared_memory_sm, tensor_maps, fast_tf32, warpgroups, clock_hz, memory_bytes_per_second, clusters [17] (of n blocks
 // that run at once). ValueError where that makes no sense.
 DeviceInfo ReadDevice(const nanobind::dict& device);
+
+// Constants of the models for as long as this lives: those of the device's `model`, or the shipped ones.
+class DeviceModel {
+ public:
+  explicit DeviceModel(const nanobind::dict& device);
+
+ private:
+  static std::vector<double> Read(const nanobind::dict& device);
+
+  std::vector<double> constants_;
+  ModelScope scope_;
+};
 
 void DefineCoo(nanobind::module_& m);     // planner_coo.cc
 void DefineLimits(nanobind::module_& m);  // planner_limits.cc
