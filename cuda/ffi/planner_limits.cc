@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cuda/chain/limits.h"
+#include "cuda/chain/pair_plan.h"
 #include "cuda/densenet/limits.h"
 #include "cuda/ffi/planner.h"
 #include "cuda/sparse/matvec/row_limits.h"
@@ -35,6 +36,13 @@ void DefineLimits(nb::module_& m) {
       },
       "layer"_a, "pool"_a, "element_bytes"_a, "precise"_a, "device"_a,
       "Why no kernel of a chain takes a convolution, or none would be a good one, or nothing.");
+  m.def(
+      "may_be_pair",
+      [](int64_t pixels, int64_t in_channels, int64_t channels, int64_t out_channels) {
+        return MayBePair({pixels, in_channels, channels, out_channels});
+      },
+      "pixels"_a, "in_channels"_a, "channels"_a, "out_channels"_a,
+      "Whether some GPU may run two 1x1 convolutions of a chain by one kernel.");
   m.def(
       "why_no_dense_in_chain",
       [](int64_t rows, int64_t kernels, int64_t channels, int64_t out_channels, bool has_residual, int element_bytes,
