@@ -1,5 +1,5 @@
-# Target jsc_model: the constants of jax_sparse_conv/_src/dispatch/model.json as the C++ header model_constants.h, in the
-# folder JSC_GENERATED of the build. `python` runs the script, `root` is the repository's.
+# Target jsc_model: the constants of jax_sparse_conv/_src/dispatch/model.json as the C++ header model_constants.h, in
+# the folder JSC_GENERATED of the build. `python` runs the script, `root` is the repository's.
 function(jsc_model_header python root)
   set(folder "${CMAKE_CURRENT_BINARY_DIR}/generated")
   set(model "${root}/jax_sparse_conv/_src/dispatch/model.json")

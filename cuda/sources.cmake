@@ -1,6 +1,7 @@
 # The planners: host code that needs no CUDA, part of both the CUDA extension and the binding that Python asks.
 set(JSC_PLANNER_SOURCES
     cuda/chain/call.cc
+    cuda/chain/limits.cc
     cuda/chain/pair_plan.cc
     cuda/chain/plans.cc
     cuda/core/model.cc
@@ -11,6 +12,8 @@ set(JSC_PLANNER_SOURCES
     cuda/dense_conv/plan/splitk_channels_plan.cc
     cuda/dense_conv/plan/wgmma_model.cc
     cuda/dense_conv/plan/wgmma_plan.cc
+    cuda/densenet/limits.cc
+    cuda/sparse/coo/plan.cc
     cuda/sparse/ecr/plan.cc
     cuda/training/kernel_gradient_plan.cc)
 set(JSC_CUDA_SOURCES
@@ -29,7 +32,6 @@ set(JSC_CUDA_SOURCES
     cuda/sparse/adaptive.cc
     cuda/sparse/coo/coo.cu
     cuda/sparse/coo/coo_star.cu
-    cuda/sparse/coo/plan.cc
     cuda/sparse/coo/stored.cu
     cuda/sparse/ecr/ecr.cu
     cuda/sparse/ecr/kernel_map.cc

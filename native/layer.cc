@@ -1,13 +1,11 @@
 #include "native/layer.h"
 
 #include <algorithm>
-#include <limits>
 #include <stdexcept>
 
 namespace jsc {
 
 ConvArgs ArgsOfLayer(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool, bool precise) {
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max(), kFar = 1 << 13;
   constexpr size_t kLayer = 16, kPool = 8;
   if ((layer.size() != kLayer && layer.size() != kLayer + 1) ||
       (!pool.empty() && pool.size() != kPool && pool.size() != kPool + 1)) {
@@ -26,7 +24,7 @@ ConvArgs ArgsOfLayer(const std::vector<int64_t>& layer, const std::vector<int64_
     return span / stride + 1;
   };
   for (int64_t field : {a.images, a.channels, a.out_channels, a.groups}) {
-    if (field < 1 || field > kMost)
+    if (field < 1 || field > kMaxElements)
       throw std::invalid_argument("images, channels, output channels and groups must be 1 or more");
   }
   for (int i = 0; i < 2; ++i) {
@@ -59,8 +57,8 @@ ConvArgs ArgsOfLayer(const std::vector<int64_t>& layer, const std::vector<int64_
   }
   a.group_channels = a.channels / a.groups;
   const int64_t deep = a.kernel_size[0] * a.kernel_size[1], results = a.conv_size[0] * a.conv_size[1];
-  if (a.size[0] * a.size[1] > kMost / a.images / a.channels || results > kMost / a.images / a.out_channels ||
-      deep > kMost / a.group_channels / a.out_channels) {
+  if (a.size[0] * a.size[1] > kMaxElements / a.images / a.channels ||
+      results > kMaxElements / a.images / a.out_channels || deep > kMaxElements / a.group_channels / a.out_channels) {
     throw std::invalid_argument("maps and kernel must have at most 2^31 - 1 elements");
   }
   if (!pool.empty()) a.pool = pool.size() > kPool && pool[kPool] == 2 ? Pool::kAverage : Pool::kMax;

@@ -3,11 +3,15 @@
 #define JSC_NATIVE_LAYER_H_
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "native/call.h"
 
 namespace jsc {
+
+// Most elements of a map or kernel. Most rows and columns of a map or window, most strides and padding.
+constexpr int64_t kMaxElements = std::numeric_limits<int32_t>::max(), kFar = 1 << 13;
 
 // layer: N, H, W, C, kh, kw, K, rows and columns of strides, padding (low, high of H, then of W) and dilation, groups;
 // a seventeenth entry is 1 where a residual is added.

@@ -7,11 +7,11 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from jax_sparse_conv._src.dispatch.chain_tiles import MODEL_SPLITS, Candidate, Key, Tile, Tiles
+from jax_sparse_conv._src.dispatch.chain_tiles import Candidate, Key, Tile, Tiles
 
 FACTOR, MOST, MOST_LARGER = 1.5, 16, 4
 """Candidates are expected to take at most so many times the cycles of the model's best, and are at most so many, of
-those that more than `MODEL_SPLITS` blocks share at most `MOST_LARGER` beside them."""
+those that the model may not choose at most `MOST_LARGER` beside them."""
 PASSES = 2
 LEAST_GAIN = 0.002
 """Of the chain's time, below which a tile is not kept; half a microsecond of ResNet-50, where most gains are."""
@@ -78,8 +78,8 @@ class Trial:
 def chosen_candidates(found: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """Those worth timing of all that the planner has, the model's choice first, then the best first of either kind."""
     near = [each for each in found if each.cycles <= FACTOR * found[0].cycles]
-    by_model = [each for each in near if each.tile[3] <= MODEL_SPLITS]
-    larger = [each for each in near if each.tile[3] > MODEL_SPLITS]
+    by_model = [each for each in near if each.by_model]
+    larger = [each for each in near if not each.by_model]
     return (*by_model[:MOST], *larger[:MOST_LARGER])
 
 

@@ -16,10 +16,16 @@ ffi::Error Invalid(const std::string& what) {
   return ffi::Error(ffi::ErrorCode::kInvalidArgument, "jsc_dense_block: " + what);
 }
 
-struct Block {
-  int64_t images, size[2], channels;  // of x
-  int64_t layers, middle, growth, out_channels;
-  int64_t all;  // channels of the map
+// What one call has room for.
+constexpr int64_t kMostChannels = int64_t{1} << 16, kMostElements = (int64_t{1} << 31) - 1;  // of an image of the map
+
+bool IsTooLarge(const BlockOnCpu& block) {
+  const int64_t channels = std::max({block.channels, block.all(), block.middle});
+  return channels > kMostChannels || std::max(block.size[0], block.size[1]) > kMostElements ||
+         channels > kMostElements / std::max<int64_t>(1, block.size[0] * block.size[1]);
+}
+
+struct Block : BlockOnCpu {
   const float* parameters;
   int64_t elements;  // of the parameters
   ffi::Span<const int64_t> offsets;
@@ -63,7 +69,7 @@ ConvCall CallOf(const Block& block, int64_t kernel_size, int64_t channels, int64
 
 // Reads the first `channels` channels of the map, scaled.
 void ReadMap(const Block& block, int64_t channels, const float* map, ConvCall& call) {
-  call.args.channels = block.all;
+  call.args.channels = block.all();
   call.args.group_channels = channels;
   std::copy(block.size, block.size + 2, call.scaled.size);
   call.x = map;
@@ -91,7 +97,7 @@ void CopyInput(Team& team, const Block& block, const float* x, float* map) {
   team.Run(team.threads(), tasks, {1, 1}, [&](Taken taken, int64_t) {
     const int64_t end = std::min(taken.end * kPixels, block.pixels());
     for (int64_t pixel = taken.begin * kPixels; pixel < end; ++pixel) {
-      std::memcpy(map + pixel * block.all, x + pixel * block.channels, block.channels * sizeof(float));
+      std::memcpy(map + pixel * block.all(), x + pixel * block.channels, block.channels * sizeof(float));
     }
   });
 }
@@ -109,15 +115,15 @@ ffi::Error RunLayer(Team& team, const Block& block, int64_t channels, Parameters
   if (first.bias == nullptr || second.packed == nullptr) return Invalid("a parameter does not lie in the array");
   second.x = middle;
   second.out = map + channels;
-  second.out_stride = block.all;
+  second.out_stride = block.all();
   ffi::Error error = RunConvCall(team, first);
   return error.failure() ? error : RunConvCall(team, second);
 }
 
 // Averages first, so that a quarter of the pixels is multiplied.
 ffi::Error RunTransition(Team& team, const Block& block, Parameters& parameters, const float* map, float* out) {
-  ConvCall call = CallOf(block, 1, block.all, block.out_channels);
-  ReadMap(block, block.all, map, call);
+  ConvCall call = CallOf(block, 1, block.all(), block.out_channels);
+  ReadMap(block, block.all(), map, call);
   call.scaled.window = 2;
   for (int i = 0; i < 2; ++i) {
     call.args.size[i] = call.args.conv_size[i] = call.args.out_size[i] = block.size[i] / 2;
@@ -142,7 +148,6 @@ bool Has(ffi::AnyBuffer buffer, std::initializer_list<int64_t> shape) {
 
 ffi::Error Run(ffi::ThreadPool& pool, ffi::AnyBuffer x, ffi::AnyBuffer parameters, ffi::AnyBuffer out,
                ffi::RemainingRets memory, ffi::Dictionary attributes) {
-  constexpr int64_t kMost = int64_t{1} << 16, kMostElements = (int64_t{1} << 31) - 1;
   Block block{};
   if (x.dimensions().size() != 4 || x.element_type() != ffi::DataType::F32 || parameters.dimensions().size() != 1 ||
       parameters.element_type() != ffi::DataType::F32) {
@@ -157,20 +162,19 @@ ffi::Error Run(ffi::ThreadPool& pool, ffi::AnyBuffer x, ffi::AnyBuffer parameter
                              std::pair{"growth", &block.growth}, std::pair{"out_channels", &block.out_channels}}) {
     const ffi::ErrorOr<int64_t> value = Number(attributes, name);
     if (!value.has_value()) return value.error();
-    if (*value > kMost) return Invalid(std::string(name) + " is too large");
+    if (*value > kMostChannels) return Invalid(std::string(name) + " is too large");
     *field = *value;
   }
   const auto offsets = attributes.get<ffi::Span<const int64_t>>("offsets");
   if (!offsets.has_value()) return offsets.error();
   block.offsets = *offsets;
-  block.all = block.channels + block.layers * block.growth;
   block.parameters = parameters.typed_data<float>();
   block.elements = parameters.element_count();
-  if (block.channels < 1 || block.middle < 1 || block.growth < 1 || block.channels > kMost || block.all > kMost) {
-    return Invalid("x, middle and growth must have at least one channel, and the map at most 65536");
+  if (block.channels < 1 || block.middle < 1 || block.growth < 1) {
+    return Invalid("x, middle and growth must have at least one channel");
   }
-  if (std::max(block.all, block.middle) * block.size[0] * block.size[1] > kMostElements) {
-    return Invalid("one image of the map must have fewer than 2^31 elements");
+  if (IsTooLarge(block)) {
+    return Invalid("the map must have at most 65536 channels, and one image of it fewer than 2^31 elements");
   }
   const bool pooled = block.out_channels > 0;
   if (memory.size() != (pooled ? 2u : 1u)) return Invalid("memory for the middle, and with a transition the map");
@@ -185,7 +189,7 @@ ffi::Error Run(ffi::ThreadPool& pool, ffi::AnyBuffer x, ffi::AnyBuffer parameter
       return Invalid("the result must be float32 [N, H / 2, W / 2, K]");
     }
   }
-  if (!Has(map, {block.images, block.size[0], block.size[1], block.all}) ||
+  if (!Has(map, {block.images, block.size[0], block.size[1], block.all()}) ||
       !Has(**middle, {block.images, block.size[0], block.size[1], block.middle})) {
     return Invalid("the map must be float32 [N, H, W, C], and the middle float32 [N, H, W, M]");
   }
@@ -204,6 +208,17 @@ ffi::Error Run(ffi::ThreadPool& pool, ffi::AnyBuffer x, ffi::AnyBuffer parameter
 }
 
 }  // namespace
+
+std::string WhyNotOnCpu(const BlockOnCpu& block) {
+  constexpr int64_t kLeast = 16;  // a vector: of fewer channels it is mostly empty
+  if (std::min(block.middle, block.growth) < kLeast) {
+    return "M=" + std::to_string(block.middle) + " or G=" + std::to_string(block.growth) + " of its layers is below " +
+           std::to_string(kLeast);
+  }
+  const bool is_empty = std::min({block.images, block.size[0], block.size[1], block.channels, block.layers}) < 1;
+  if (is_empty) return "it has nothing to compute";
+  return IsTooLarge(block) ? "its map is too large" : "";
+}
 
 ffi::Error DenseBlock(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer parameters,
                       ffi::Result<ffi::AnyBuffer> out, ffi::RemainingRets memory, ffi::Dictionary attributes) {

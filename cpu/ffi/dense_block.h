@@ -4,9 +4,22 @@
 #ifndef JSC_CPU_FFI_DENSE_BLOCK_H_
 #define JSC_CPU_FFI_DENSE_BLOCK_H_
 
+#include <string>
+
 #include "xla/ffi/api/ffi.h"
 
 namespace jsc {
+
+struct BlockOnCpu {
+  int64_t images, size[2], channels;  // of x
+  int64_t layers, middle, growth;     // M and G
+  int64_t out_channels;               // K; 0 without a transition
+
+  int64_t all() const { return channels + layers * growth; }  // of the map
+};
+
+// Why a block, of float32, cannot be one call, or nothing.
+std::string WhyNotOnCpu(const BlockOnCpu& block);
 
 // Buffers, all float32:
 //   x [N, H, W, C0]

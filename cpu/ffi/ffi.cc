@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "cpu/core/machine_limits.h"
+#include "cpu/ffi/dense_block.h"
 #include "cpu/ffi/handlers.h"
 #include "cpu/ffi/host.h"
 #include "cpu/plan/plan.h"
 #include "native/call.h"
-#include "native/coo_variants.h"
 #include "native/layer.h"
 
 namespace jsc {
@@ -30,19 +30,14 @@ nanobind::dict Registrations() {
 }  // namespace jsc
 
 NB_MODULE(_cpu, m) {
-  m.def(
-      "coo_variants",
-      [] {
-        std::vector<std::vector<int>> rows;
-        for (const jsc::CooVariant& v : jsc::kCooVariants) {
-          rows.push_back({v.kernel, v.stride, v.height, v.width, v.out_channels, v.max_warps(), v.min_blocks()});
-        }
-        return rows;
-      },
-      "The rows of coo_variants.h: kernel, stride, height, width, output channels, max_warps, min_blocks.");
   m.def("registrations", &jsc::Registrations, "Custom call targets by name, for jax.ffi.register_ffi_target.");
   m.def("isa", [] { return std::string(jsc::CurrentIsa().name); }, "The instruction set in use.");
   m.def("many_registers", [] { return jsc::CurrentIsa().many_registers; }, "Whether it has 32 of vectors, not 16.");
+  m.def(
+      "why_no_dense_block",
+      [](int64_t images, int64_t height, int64_t width, int64_t channels, int64_t layers, int64_t middle,
+         int64_t growth) { return jsc::WhyNotOnCpu({images, {height, width}, channels, layers, middle, growth, 0}); },
+      "Why a dense block of x [images, height, width, channels] cannot be one call, or nothing.");
   m.def("multiplies_pairs", &jsc::MultipliesPairs,
         "Whether the processor multiplies pairs of bfloat16, and it is used.");
   m.def("isas", &jsc::AvailableIsas, "The instruction sets this machine can run, best first.");

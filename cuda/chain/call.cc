@@ -2,16 +2,15 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <limits>
 #include <string>
 
 #include "cuda/chain/decode.h"
 #include "cuda/dense_conv/plan/wgmma_plan.h"
+#include "cuda/sparse/matvec/row_limits.h"
+#include "native/layer.h"
 
 namespace jsc {
 namespace {
-
-constexpr int64_t kMaxElements = std::numeric_limits<int32_t>::max(), kFar = 1 << 13;
 
 ffi::Unexpected<ffi::Error> Invalid(const std::string& sentence) {
   return ffi::Unexpected(ffi::Error(ffi::ErrorCode::kInvalidArgument, sentence));
@@ -159,10 +158,9 @@ std::string ReadDense(const int64_t* f, const Reader& reader, ChainStep* step) {
   step->kernel = reader.Operand(f[2], {1, 1, 1, channels, out_channels});
   if (!step->kernel) return "the kernel is not [1, 1, 1, C, K]";
   if (f[3] >= 0 && !(step->bias = reader.Operand(f[3], {1, out_channels}))) return "the bias is not [1, K]";
-  const int64_t bytes = ElementBytes(reader.dtype());
-  return x.size[3] * bytes % 16 || out_channels * bytes % 16
-             ? "channels or output channels do not come in whole 16 bytes"
-             : "";
+  return HasWholePieces(x.size[3], out_channels, ElementBytes(reader.dtype()))
+             ? ""
+             : "channels or output channels do not come in whole 16 bytes";
 }
 
 // Fills a step from its fields; a sentence where they do not fit.

@@ -1,7 +1,8 @@
 // Room: fused chains, many layers in one custom call. This header has the call as data: values (operands, results and
-// places in the workspace) and the layers that make one from another. All is checked before anything trusts it. May
-// change: how layers are launched; attributes change together with jax_sparse_conv/_src/fusion/chains.py. Details:
-// docs/design/kernels/chain.md. Tests: tests/fusion/test_chains.py, tests/fusion/test_network_chains.py.
+// places in the workspace) and the layers that make one from another. All is checked before anything trusts it. What
+// can be a layer is in limits.h. May change: how layers are launched; attributes change together with
+// jax_sparse_conv/_src/fusion/chains.py. Details: docs/design/kernels/chain.md. Tests: tests/fusion/test_chains.py,
+// tests/fusion/test_chain_rules.py, tests/fusion/test_network_chains.py.
 #ifndef JSC_CUDA_CHAIN_CALL_H_
 #define JSC_CUDA_CHAIN_CALL_H_
 

@@ -11,15 +11,29 @@ namespace {
 constexpr int64_t kRooms[] = {32, 56};  // for pixels, that kernels are compiled for; 112 lost
 constexpr int64_t kOutChannels = kPairOutChannels, kSlotBytes = kOutChannels * kRowBytes, kLeastSlots = 3;
 
+// Of middle channels, of x's at 16 bits, whose steps are the longest, and of the map between the layers: 132 blocks
+// with the most pixels each.
+constexpr int64_t kMostMiddle = kOutChannels * kMaxSplits, kMostInputs = kMaxPairSteps * kRowBytes / 2,
+                  kMostElements = kOutChannels * kRooms[1] * 132;
+
+bool HasWholeBlocks(const PairShape& shape) {
+  return shape.in_channels % kOutChannels == 0 && shape.channels % kOutChannels == 0 &&
+         shape.out_channels % kOutChannels == 0;
+}
+
 }  // namespace
+
+bool MayBePair(const PairShape& shape) {
+  return HasWholeBlocks(shape) && shape.in_channels <= kMostInputs && shape.channels >= 2 * kOutChannels &&
+         shape.channels <= kMostMiddle && shape.pixels * shape.channels <= kMostElements;
+}
 
 PairPlan ChoosePairPlan(const PairShape& shape, int element_bytes, bool tf32x3, const DeviceInfo& device) {
   const int64_t step_channels = kRowBytes / element_bytes,
                 copies = tf32x3 ? 2 : 1;  // of pixels: low parts beside the high ones
   const int64_t blocks = shape.channels / kOutChannels, steps = shape.in_channels / step_channels,
                 pieces = shape.out_channels / kPairPiece;
-  if (!device.wgmma || shape.channels % kOutChannels != 0 || shape.in_channels % kOutChannels != 0 ||
-      shape.out_channels % kOutChannels != 0 || blocks < 2 || blocks > kMaxSplits || steps > kMaxPairSteps ||
+  if (!device.wgmma || !HasWholeBlocks(shape) || blocks < 2 || blocks > kMaxSplits || steps > kMaxPairSteps ||
       pieces % blocks != 0) {
     return {};
   }

@@ -23,6 +23,9 @@ struct PairPlan {
   int slots, middle_at, weights_at, shared_bytes;
 };
 
+// Whether some GPU may have one kernel for a pair, of whatever type: its operands are then kept (fusion/schedule.py).
+bool MayBePair(const PairShape& shape);
+
 // How a pair is cut on a device. A plan without blocks says that two kernels are better. tf32x3: float32 at HIGHEST.
 PairPlan ChoosePairPlan(const PairShape& shape, int element_bytes, bool tf32x3, const DeviceInfo& device);
 

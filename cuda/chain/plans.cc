@@ -1,7 +1,6 @@
 #include "cuda/chain/plans.h"
 
 #include <algorithm>
-#include <limits>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -13,8 +12,6 @@
 
 namespace jsc {
 namespace {
-
-constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
 
 void CheckElementBytes(int element_bytes) {
   if (element_bytes != 2 && element_bytes != 4) throw std::invalid_argument("element_bytes must be 2 or 4");
@@ -53,7 +50,7 @@ bool ChainPairs(int64_t pixels, int64_t in_channels, int64_t channels, int64_t o
                 bool precise, const DeviceInfo& device) {
   CheckElementBytes(element_bytes);
   if (std::min({pixels, in_channels, channels, out_channels}) < 1 ||
-      std::max({pixels, in_channels, channels, out_channels}) > kMost) {
+      std::max({pixels, in_channels, channels, out_channels}) > kMaxElements) {
     throw std::invalid_argument("sizes must be from 1 to 2^31 - 1");
   }
   const PairShape shape{pixels, in_channels, channels, out_channels};

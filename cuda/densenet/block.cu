@@ -48,6 +48,7 @@ template <class U>
 Error LaunchLayers(const DenseBlockCall& call, const DensePlan& plan, cudaStream_t stream) {
   using T = typename U::T;
   constexpr auto kKernel = DenseLayerKernel<U>;
+  static_assert(U::SharedBytes(kMaxBlockChannels) <= kBlockSharedBytes);
   Error error = Prepare<kKernel>("DenseLayerKernel");
   if (error.failure()) return error;
   const CUtensorMapDataType type = TensorMapType(call.dtype, true),

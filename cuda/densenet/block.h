@@ -1,8 +1,8 @@
 // Room: DenseNet blocks (Huang et al. 2017), whose layers each read the maps of all before them, in one custom call.
 //   y = relu(scale * x + shift); mid = relu(y * kernel1 + bias1), 1x1; x = concatenate(x, mid * kernel2), 3x3
-// block*: few images, one kernel per layer. layers*: many images, two kernels per layer, on Hopper alone. May change:
-// tiles and pipelines, while results stay bitwise repeatable. Details: docs/design/kernels/dense_block.md. Tests:
-// tests/fusion/test_dense_blocks.py.
+// block*: few images, one kernel per layer. limits.h: which blocks they take. layers*: many images, two kernels per
+// layer, on Hopper alone. May change: tiles and pipelines, while results stay bitwise repeatable. Details:
+// docs/design/kernels/dense_block.md. Tests: tests/fusion/test_dense_blocks.py.
 #ifndef JSC_CUDA_DENSENET_BLOCK_H_
 #define JSC_CUDA_DENSENET_BLOCK_H_
 
@@ -11,13 +11,10 @@
 
 #include <vector>
 
+#include "cuda/densenet/limits.h"
 #include "native/types.h"
 
 namespace jsc {
-
-constexpr int kGrowth = 32;         // channels that a layer adds
-constexpr int kMiddle = 128;        // channels between its convolutions
-constexpr int kDenseChannels = 32;  // channels of x that come together; C0 is a multiple
 
 struct DenseLayerArgs {
   const void* scale;    // [C]

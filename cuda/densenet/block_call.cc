@@ -1,4 +1,3 @@
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -9,9 +8,7 @@
 namespace jsc {
 namespace {
 
-constexpr int64_t kMaxElements = std::numeric_limits<int32_t>::max(), kMaxChannels = 4096, kFar = 1 << 13;
 constexpr size_t kParameters = 5, kTransitionParameters = 3;  // of a layer and of a transition
-constexpr int64_t kMaxTransition = 2048;                      // channels
 constexpr int64_t kPackedBytes = 128;                         // parameters in one buffer start at a multiple of so many
 
 ffi::Unexpected<ffi::Error> Invalid(const std::string& sentence) {
@@ -102,11 +99,8 @@ std::string ReadTransition(const Parameters& parameters, size_t first, int64_t c
   std::string wrong = parameters.Find(first, {channels}, "scale is not [C]", &transition->scale);
   if (wrong.empty()) wrong = parameters.Find(first + 1, {channels}, "shift is not [C]", &transition->shift);
   if (!wrong.empty()) return wrong;
-  const char* text = "kernel is not [1, 1, C, K] with K a multiple of 8";
-  const int64_t out_channels = transition->out_channels;
-  if (out_channels < 1 || out_channels % 8 != 0 || out_channels > kMaxChannels) return text;
-  if (channels > kMaxTransition) return "C is more than " + std::to_string(kMaxTransition);
-  return parameters.Find(first + 2, {1, 1, channels, out_channels}, text, &transition->kernel);
+  return parameters.Find(first + 2, {1, 1, channels, transition->out_channels}, "kernel is not [1, 1, C, K]",
+                         &transition->kernel);
 }
 
 }  // namespace
@@ -130,12 +124,14 @@ ffi::ErrorOr<DenseBlockCall> MakeDenseBlockCall(ffi::AnyBuffer x, ffi::Remaining
   }
   if (rest.size() != (pools ? 1 : 0)) return Invalid("the block's map is a second result where a transition follows");
   const int64_t channels = size[3], total = channels + layers * kGrowth;
-  if (channels < kDenseChannels || channels % kDenseChannels != 0 || total > kMaxChannels) {
-    return Invalid("x must have a multiple of 32 channels, and the result at most " + std::to_string(kMaxChannels));
+  DenseBlockSizes sizes{size[0], size[1], size[2], channels, {}, 0, pools};
+  sizes.layers.assign(static_cast<size_t>(layers), {kMiddle, kGrowth});  // as ReadLayer wants them
+  if (pools) {
+    const int64_t results = out.dimensions().size() == 4 ? out.dimensions()[3] : 0;
+    sizes.out_channels = parameters.OutChannels(static_cast<size_t>(layers) * kParameters + 2, results);
   }
-  const bool is_small = size[0] >= 1 && size[1] >= 1 && size[2] >= 1 && size[1] <= kFar && size[2] <= kFar;
-  if (!is_small || size[0] > kMaxElements / total / (size[1] * size[2])) {
-    return Invalid("x must have sizes from 1 on, and the result at most 2^31 - 1 elements");
+  if (const std::string wrong = WhyNotDenseBlock(sizes); !wrong.empty()) {
+    return Invalid("a dense block cannot be one call: " + wrong);
   }
   ffi::AnyBuffer map = out;
   if (pools) {
@@ -157,12 +153,10 @@ ffi::ErrorOr<DenseBlockCall> MakeDenseBlockCall(ffi::AnyBuffer x, ffi::Remaining
   }
   if (!pools) return call;
   const size_t first = static_cast<size_t>(layers) * kParameters;
-  const int64_t results = out.dimensions().size() == 4 ? out.dimensions()[3] : 0;
-  call.transition.out_channels = parameters.OutChannels(first + 2, results);
+  call.transition.out_channels = sizes.out_channels;
   const std::string wrong = ReadTransition(parameters, first, total, &call.transition);
   if (!wrong.empty()) return Invalid("transition: " + wrong);
-  if (size[1] < 2 || size[2] < 2 ||
-      !HasSize(out, x.element_type(), {size[0], size[1] / 2, size[2] / 2, call.transition.out_channels})) {
+  if (!HasSize(out, x.element_type(), {size[0], size[1] / 2, size[2] / 2, call.transition.out_channels})) {
     return Invalid("the result is not [N, H / 2, W / 2, K] of x's dtype");
   }
   call.transition.out = out.untyped_data();

@@ -14,6 +14,7 @@
 #include "cuda/chain/plans.h"
 #include "cuda/core/model.h"
 #include "cuda/dense_conv/plan/choice.h"
+#include "cuda/ffi/planner.h"
 #include "cuda/sparse/ecr/plan.h"
 #include "cuda/training/kernel_gradient_plan.h"
 
@@ -28,26 +29,6 @@ T Field(const nb::dict& device, const char* name) {
   return nb::cast<T>(device[name]);
 }
 
-// multiprocessors, shared_memory (bytes that a block may have), shared_memory_sm, tensor_maps, fast_tf32, warpgroups,
-// clock_hz, memory_bytes_per_second, clusters [17] (of n blocks that run at once).
-DeviceInfo ReadDevice(const nb::dict& device) {
-  DeviceInfo info{};
-  info.multiprocessors = Field<int>(device, "multiprocessors");
-  info.shared_memory = Field<int>(device, "shared_memory");
-  info.shared_memory_sm = Field<int>(device, "shared_memory_sm");
-  info.tensor_maps = Field<bool>(device, "tensor_maps");
-  info.fast_tf32 = Field<bool>(device, "fast_tf32");
-  info.wgmma = Field<bool>(device, "warpgroups");
-  info.clock_hz = Field<double>(device, "clock_hz");
-  info.memory_bytes_per_second = Field<double>(device, "memory_bytes_per_second");
-  const auto clusters = Field<std::vector<int>>(device, "clusters");
-  if (clusters.size() != kMaxSplits + 1) throw nb::value_error("clusters must have 17 entries");
-  for (int size = 0; size <= kMaxSplits; ++size) info.clusters[size] = clusters[size];
-  if (info.clock_hz <= 0 || info.memory_bytes_per_second <= 0) throw nb::value_error("rates must be positive");
-  if (info.multiprocessors < 1) throw nb::value_error("multiprocessors must be at least 1");
-  return info;
-}
-
 constexpr const char* kFamilies[] = {"model", "few_channels", "splitk_channels", "grouped",
                                      "wgmma", "mma",          "per_output",      "ecr"};
 
@@ -55,25 +36,6 @@ nb::object Named(const Candidate& candidate) {
   const std::vector<int64_t> tile(std::begin(candidate.tile), std::end(candidate.tile));
   return nb::make_tuple(kFamilies[static_cast<int>(candidate.family)], nb::tuple(nb::cast(tile)));
 }
-
-// Constants of the models for as long as this lives: those of the device's `model`, or the shipped ones.
-class DeviceModel {
- public:
-  explicit DeviceModel(const nb::dict& device) : constants_(Read(device)), scope_(constants_.data()) {}
-
- private:
-  static std::vector<double> Read(const nb::dict& device) {
-    auto constants = Field<std::vector<double>>(device, "model");
-    if (constants.empty()) constants.assign(std::begin(model::kShipped), std::end(model::kShipped));
-    if (constants.size() != model::kCount) {
-      throw nb::value_error(("model must have " + std::to_string(model::kCount) + " constants").c_str());
-    }
-    return constants;
-  }
-
-  std::vector<double> constants_;
-  ModelScope scope_;
-};
 
 constexpr size_t kWorkspace = size_t{1} << 31;  // what a device without clusters gets is chosen when it runs
 
@@ -172,16 +134,50 @@ nb::list OfChain(const std::vector<int64_t>& layer, const std::vector<int64_t>& 
   const DeviceModel model(device);
   nb::list found;
   for (const WgmmaPlan& plan : ChainPlans(layer, pool, element_bytes, precise, ReadDevice(device))) {
-    found.append(nb::make_tuple(plan.out_channels, plan.pixels, plan.patch ? 1 : 0, plan.splits, plan.cycles));
+    const bool by_model = plan.splits <= kModelSplits;
+    found.append(
+        nb::make_tuple(plan.out_channels, plan.pixels, plan.patch ? 1 : 0, plan.splits, plan.cycles, by_model));
   }
   return found;
 }
 
 }  // namespace
+
+DeviceModel::DeviceModel(const nb::dict& device) : constants_(Read(device)), scope_(constants_.data()) {}
+
+std::vector<double> DeviceModel::Read(const nb::dict& device) {
+  auto constants = Field<std::vector<double>>(device, "model");
+  if (constants.empty()) constants.assign(std::begin(model::kShipped), std::end(model::kShipped));
+  if (constants.size() != model::kCount) {
+    throw nb::value_error(("model must have " + std::to_string(model::kCount) + " constants").c_str());
+  }
+  return constants;
+}
+
+DeviceInfo ReadDevice(const nb::dict& device) {
+  DeviceInfo info{};
+  info.multiprocessors = Field<int>(device, "multiprocessors");
+  info.shared_memory = Field<int>(device, "shared_memory");
+  info.shared_memory_sm = Field<int>(device, "shared_memory_sm");
+  info.tensor_maps = Field<bool>(device, "tensor_maps");
+  info.fast_tf32 = Field<bool>(device, "fast_tf32");
+  info.wgmma = Field<bool>(device, "warpgroups");
+  info.clock_hz = Field<double>(device, "clock_hz");
+  info.memory_bytes_per_second = Field<double>(device, "memory_bytes_per_second");
+  const auto clusters = Field<std::vector<int>>(device, "clusters");
+  if (clusters.size() != kMaxSplits + 1) throw nb::value_error("clusters must have 17 entries");
+  for (int size = 0; size <= kMaxSplits; ++size) info.clusters[size] = clusters[size];
+  if (info.clock_hz <= 0 || info.memory_bytes_per_second <= 0) throw nb::value_error("rates must be positive");
+  if (info.multiprocessors < 1) throw nb::value_error("multiprocessors must be at least 1");
+  return info;
+}
+
 }  // namespace jsc
 
 NB_MODULE(_planner, m) {
   using namespace nb::literals;
+  jsc::DefineCoo(m);
+  jsc::DefineLimits(m);
   m.def("direct", &jsc::Direct, "layer"_a, "pool"_a, "element_bytes"_a, "precise"_a, "in_chain"_a, "device"_a,
         "(family, tile, microseconds, whether it takes the pool) that the models choose for a dense convolution.");
   m.def("sparse", &jsc::Sparse, "layer"_a, "pool"_a, "element_bytes"_a, "precise"_a, "device"_a,
@@ -193,8 +189,10 @@ NB_MODULE(_planner, m) {
         "Microseconds that the models expect of these candidates, as the attribute `candidate` has them.");
   m.def("model_group", &jsc::ModelGroup, "layer"_a, "pool"_a, "element_bytes"_a, "precise"_a, "candidate"_a, "device"_a,
         "(group, kind) of model.json that a candidate's model takes, empty where the candidate does not fit.");
-  m.def("chain_tiles", &jsc::OfChain, "layer"_a, "pool"_a, "element_bytes"_a, "precise"_a, "device"_a,
-        "(output channels, pixels, patch, splits, cycles) of every tile that a layer of a chain may have.");
+  m.def(
+      "chain_tiles", &jsc::OfChain, "layer"_a, "pool"_a, "element_bytes"_a, "precise"_a, "device"_a,
+      "(output channels, pixels, patch, splits, cycles, whether the model may choose it) of every tile that a layer of "
+      "a chain may have.");
   m.def("kernel_gradient", &jsc::OfKernelGradient, "layer"_a, "device"_a,
         "(tile, microseconds, bytes of workspace) of the gradient of a kernel at HIGHEST; None where no tile fits.");
   m.def(

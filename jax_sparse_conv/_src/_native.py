@@ -87,12 +87,17 @@ def dense_layers_bytes(element_bytes: int, precise: bool, pixels: int, channels:
     return int(_modules["cuda"].dense_layers_bytes(element_bytes, precise, pixels, channels, layers))
 
 
+def why_no_dense_block_on_cpu(x_shape: Sequence[int], layers: int, middle: int, growth: int) -> str | None:
+    """Why the CPU's one call does not take a dense block of float32 (`cpu/ffi/dense_block.h`), or None."""
+    return str(_modules["cpu"].why_no_dense_block(*x_shape, layers, middle, growth)) or None
+
+
 def coo_variants() -> list[list[int]]:
     """Rows of `native/coo_variants.h`; none if unbuilt.
 
     A row is kernel, stride, height, width, output channels, max_warps, min_blocks.
     """
-    return [list(row) for row in _modules["cpu"].coo_variants()] if "cpu" in _modules else []
+    return [list(row) for row in planner().coo_variants()] if "planner" in _modules else []
 
 
 def device_properties(device: int) -> dict[str, Any]:

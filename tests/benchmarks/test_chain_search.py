@@ -140,7 +140,7 @@ def test_candidates_are_near_the_best_and_few() -> None:
     assert chain_search.chosen_candidates(found) == tuple(found[:2])
     assert len(chain_search.chosen_candidates([found[0]] * 20)) == chain_search.MOST
     assert chain_search.chosen_candidates([]) == ()
-    larger = [Candidate((64, 56, 0, splits), 90.0) for splits in range(9, 17)]
+    larger = [Candidate((64, 56, 0, splits), 90.0, by_model=False) for splits in range(9, 17)]
     chosen = chain_search.chosen_candidates([*found, *larger])
     assert chosen == (*found[:2], *larger[: chain_search.MOST_LARGER])
 

@@ -16,7 +16,7 @@ from cases import Case
 from jax import lax
 from kernel_checks import poison
 from platforms import PLATFORM
-from tile_cases import GROUP_CASES, SPLITK_CASES, TF32_WARPGROUP_CASES
+from tile_cases import ECR_CASES, GROUP_CASES, IMAGE_CASES, SMALL_CASES, SPLITK_CASES, TF32_WARPGROUP_CASES
 
 from jax_sparse_conv._src import _native, devices
 from jax_sparse_conv._src.dispatch import planner
@@ -105,6 +105,9 @@ def test_the_attribute_has_the_family_and_eight_numbers() -> None:
 
 
 OF_FAMILY = {
+    "mma": (SMALL_CASES[1::8], KINDS),
+    "few_channels": (IMAGE_CASES, KINDS),
+    "ecr": (ECR_CASES, [KINDS[0], *KINDS[2:]]),
     "splitk_channels": (SPLITK_CASES[::2], KINDS[:2]),
     "grouped": (GROUP_CASES[::2], KINDS),
     "wgmma": ([case for case in TF32_WARPGROUP_CASES if case.pool is None], KINDS[1:3]),
@@ -114,7 +117,15 @@ OF_FAMILY = {
 
 def shape_of(candidate: Candidate) -> tuple[int, ...]:
     """What a kernel is compiled for, without how a call is cut into its tiles."""
-    of_family = {"splitk_channels": candidate.tile[:3], "grouped": (), "wgmma": candidate.tile[:3]}
+    tile = candidate.tile
+    of_family = {
+        "mma": (tile[0], tile[1] > 1),  # whether blocks share the products
+        "few_channels": tile[:1],
+        "ecr": (tile[0], tile[1] > 1),
+        "splitk_channels": tile[:3],
+        "grouped": (),
+        "wgmma": tile[:3],
+    }
     return of_family[candidate.family]
 
 
@@ -125,7 +136,10 @@ def of_shapes(family: str, case: Case, dtype: str, precision: str, device: devic
     return list({shape_of(candidate): candidate for candidate in reversed(of_family)}.values())
 
 
-@pytest.mark.parametrize(("family", "shapes"), [("splitk_channels", 6), ("grouped", 1), ("wgmma", 18)])
+@pytest.mark.parametrize(
+    ("family", "shapes"),
+    [("mma", 10), ("few_channels", 2), ("ecr", 6), ("splitk_channels", 6), ("grouped", 1), ("wgmma", 18)],
+)
 def test_cases_of_a_family_have_all_its_kernels(family: str, shapes: int, h200: devices.Device) -> None:
     of, kinds = OF_FAMILY[family]
     for kind in kinds:

@@ -38,7 +38,7 @@ def usual(images: int, size: int, channels: int, out_channels: int) -> configura
 def test_a_variant_wins_by_more_than_it_costs(layer: tuple[int, int, int, int], is_counted: bool) -> None:
     images, size, channels, out_channels = layer
     variants, of_all = found(*layer, is_counted=is_counted), usual(*layer)
-    assert 1 <= len(variants.configurations) <= cost_model._MOST_VARIANTS
+    assert 1 <= len(variants.configurations) <= cost_model.most_variants()
     assert len(variants.densities) == len(variants.configurations) - 1
     assert all(a != b for a, b in itertools.pairwise(variants.configurations))
     assert sorted(variants.densities) == list(variants.densities)
@@ -72,7 +72,7 @@ def test_no_more_variants_than_the_call_takes(monkeypatch: pytest.MonkeyPatch) -
     """What gains least is left out where the model would like more than there is room for."""
     assume_costs(monkeypatch, {"gain, least": 1.0})
     every = {layer: found(*layer, is_counted=True) for layer in LAYERS}
-    monkeypatch.setattr(cost_model, "_MOST_VARIANTS", 2)
+    monkeypatch.setattr(cost_model, "most_variants", lambda: 2)
     cost_model._by_density.cache_clear()
     for layer in LAYERS:
         few = found(*layer, is_counted=True)

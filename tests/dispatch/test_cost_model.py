@@ -19,7 +19,7 @@ from jax_sparse_conv._src.primitive import custom_call, primitives
 from jax_sparse_conv._src.primitive.primitives import Config
 from jax_sparse_conv._src.problem.geometry import Geometry
 
-TILE = Variant(0, kernel=3, stride=1, height=4, width=4, out_channels=2, max_warps=8, min_blocks=2)
+TILE = Variant(3, kernel=3, stride=1, height=4, width=4, out_channels=2, max_warps=8, min_blocks=2)
 LAYER = CooCall(images=2, height=28, width=30, channels=128, out_channels=96, density=0.5)
 
 

@@ -27,8 +27,10 @@ MOST = 12  # tiles of a case, evenly among all that there are
 
 def test_the_planner(h200: Device) -> None:
     found = chain_tiles.candidates(LAYER, "tf32", h200)
-    ranks = [(each.tile[3] > chain_tiles.MODEL_SPLITS, each.cycles) for each in found]
+    ranks = [(not each.by_model, each.cycles) for each in found]
     assert ranks == sorted(ranks)
+    shared = {by_model: [each.tile[3] for each in found if each.by_model == by_model] for by_model in (True, False)}
+    assert max(shared[True]) < min(shared[False])
     assert len({each.tile for each in found}) == len(found) > 10
     assert {each.tile[1] for each in chain_tiles.candidates(LAYER, "highest", h200)} == {56, 64, 112}
     assert all(each.tile[2] and each.tile[1] // 8 % 2 == 0 for each in chain_tiles.candidates(POOLED, "16bit", h200))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
 
 import cases
@@ -19,7 +20,7 @@ import jax_sparse_conv as jsc
 from jax_sparse_conv._src import _native, devices
 from jax_sparse_conv._src.devices import Device
 from jax_sparse_conv._src.dispatch import chain_tiles, planner
-from jax_sparse_conv._src.fusion import chains, rewrite
+from jax_sparse_conv._src.fusion import chains, rewrite, schedule
 from jax_sparse_conv._src.fusion.schedule import Schedule
 from jax_sparse_conv._src.problem import geometry
 
@@ -36,6 +37,20 @@ def require_pair(case: Case, out_channels: int, dtype: str, precision: str) -> N
     require_kernel(dtype)
     if not chain_tiles.pairs(key_of(case), out_channels, kind_of(dtype, precision), devices.current()):
         pytest.skip("this device runs them in two kernels")
+
+
+def test_the_schedule_makes_room_for_every_pair_of_a_gpu(h200: Device) -> None:
+    sides, channels = (1, 7, 14, 28, 56), (32, 64, 128, 256, 512, 1024, 1088)
+    runs = 0
+    for side, inputs, middle, outputs in itertools.product(sides, channels, channels, channels):
+        key = key_of(Case("pair", (1, side, side, inputs), middle))
+        for kind in chain_tiles.KINDS:
+            if chain_tiles.pairs(key, outputs, kind, h200):
+                shapes = ((1, side, side, each) for each in (inputs, middle, outputs))
+                assert schedule._suits_pair(*shapes)
+                runs += 1
+    assert runs > 100
+    assert not schedule._suits_pair((1, 7, 7, 64), (1, 7, 7, 64), (1, 7, 7, 64))
 
 
 @pytest.mark.parametrize(("dtype", "precision"), KINDS, ids=KIND_IDS)

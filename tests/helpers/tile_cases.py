@@ -28,6 +28,20 @@ SMALL_CASES = (
     Case("small, odd sizes in groups", (1, 8, 7, 30), 33, groups=3, bias=True, zeros=0.3),
 )
 
+# For the kernel of images: both sizes of its tiles, pixels in pairs and one by one, edges on every side.
+IMAGE_CASES = (
+    Case("7x7 of two images, stride 2", (2, 32, 30, 3), 64, (7, 7), 2, 3, bias=True, activation="relu", zeros=0.0),
+    Case("3x3 of an image", (1, 23, 21, 3), 72, bias=True, residual=True, zeros=0.0),
+    Case("5x4 of four channels, stride (1, 2)", (1, 19, 33, 4), 100, kernel=(5, 4), strides=(1, 2), zeros=0.0),
+)
+
+# For the lists of ECR: groups of lanes of every size, blocks that share the channels, edges, groups.
+ECR_CASES = (
+    Case("lists of 256 channels", (1, 14, 13, 256), 136, bias=True, residual=True, activation="relu", zeros=0.6),
+    Case("lists of two images, stride 2", (2, 15, 14, 192), 264, strides=2, bias=True, zeros=0.6),
+    Case("lists of groups, 1x1", (3, 7, 9, 256), 272, kernel=(1, 1), groups=2, activation="relu", zeros=0.6),
+)
+
 # Small maps of more channels in float32: what `splitk_channels` is for, by each of its tiles, with edges.
 SPLITK_CASES = (
     Case("192->384 7x7", (1, 7, 7, 192), 384, bias=True, activation="relu", zeros=0.3),

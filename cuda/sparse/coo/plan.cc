@@ -3,9 +3,16 @@
 #include <algorithm>
 #include <limits>
 
-#include "native/coo_variants.h"
-
 namespace jsc {
+
+int CooSharedBytes(const CooVariant& variant, int warps, int element_bytes) {
+  // CooMemory of sparse/coo/lists.cuh, and the sums that take its place at the end.
+  const int stages = 2 * warps * variant.taps() * kWarp * variant.out_channels * element_bytes;
+  const int lists = kCooChunk * ((variant.positions() + 2) | 1) * 8;
+  const int patch = variant.positions() * kCooChunk * element_bytes;
+  const int counts = (warps + 1) * kCooChunk * 4;
+  return std::max(stages + lists + patch + counts, warps * variant.pixels() * kWarp * variant.out_channels * 4);
+}
 
 std::string CompleteCooPlan(const ConvArgs& args, int element_bytes, size_t workspace_bytes, const DeviceInfo& device,
                             CooPlan* plan) {
@@ -28,7 +35,7 @@ std::string CompleteCooPlan(const ConvArgs& args, int element_bytes, size_t work
              " splits take " + std::to_string(results * plan->splits * 4);
     }
   }
-  const int64_t tile_out_channels = int64_t{32} * plan->out_channel_warps * shape.out_channels;
+  const int64_t tile_out_channels = int64_t{kWarp} * plan->out_channel_warps * shape.out_channels;
   const auto up = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   plan->tiles[0] = static_cast<int>(up(args.conv_size[0], shape.height));
   plan->tiles[1] = static_cast<int>(up(args.conv_size[1], shape.width));
@@ -37,18 +44,32 @@ std::string CompleteCooPlan(const ConvArgs& args, int element_bytes, size_t work
                         plan->out_channel_tiles * plan->splits;
   if (blocks > std::numeric_limits<int32_t>::max()) return "the call takes 2^31 blocks or more";
   plan->blocks = static_cast<int64_t>(blocks);
-  const int warps = plan->out_channel_warps * plan->slices;
-  // CooMemory of sparse/coo/lists.cuh, and the sums that take its place at the end.
-  const int stages = 2 * warps * shape.taps() * 32 * shape.out_channels * element_bytes;
-  const int lists = 32 * ((shape.positions() + 2) | 1) * 8;
-  const int patch = shape.positions() * 32 * element_bytes;
-  const int counts = (warps + 1) * 32 * 4;
-  plan->shared_bytes = std::max(stages + lists + patch + counts, warps * shape.pixels() * 32 * shape.out_channels * 4);
+  plan->shared_bytes = CooSharedBytes(shape, plan->out_channel_warps * plan->slices, element_bytes);
   if (plan->shared_bytes > device.shared_memory) {
     return "a block needs " + std::to_string(plan->shared_bytes) + " bytes of shared memory, the device has " +
            std::to_string(device.shared_memory);
   }
   return "";
+}
+
+void VisitCooPlans(int variant, const ConvArgs& args, int element_bytes, const DeviceInfo& device,
+                   const std::function<void(const CooPlan&)>& visit) {
+  constexpr size_t kAnyWorkspace = std::numeric_limits<size_t>::max();
+  const CooVariant& shape = kCooVariants[variant];
+  for (int warps = 1; warps <= shape.max_warps(); warps *= 2) {
+    if (warps > 1 && kWarp * shape.out_channels * (warps / 2) >= args.out_channels / args.groups) break;
+    const int64_t most_slices = std::min<int64_t>(shape.max_warps() / warps, args.group_channels);
+    for (int slices = 1; slices <= most_slices; slices *= 2) {
+      for (int splits = 1; splits <= kMaxSplits; splits *= 2) {
+        CooPlan plan{};
+        plan.variant = variant, plan.out_channel_warps = warps, plan.slices = slices, plan.splits = splits;
+        if (!CompleteCooPlan(args, element_bytes, kAnyWorkspace, device, &plan).empty()) continue;
+        // Splits are for few blocks, and each has eight channels or more.
+        const bool is_few = plan.blocks <= int64_t{8} * device.multiprocessors;
+        if (splits == 1 || (is_few && int64_t{8} * splits <= args.group_channels)) visit(plan);
+      }
+    }
+  }
 }
 
 }  // namespace jsc

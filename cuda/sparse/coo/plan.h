@@ -1,6 +1,6 @@
 // Room: COO* convolution (Xiang et al. 2022). plan: how a call is cut; coo.cu: the convolution, stored.cu: of stored
-//   lists; coo_star.cu: the format. The cut is chosen by dispatch/coo/cost_model.py and comes as an attribute of the
-//   call. Here it is checked and completed.
+//   lists; coo_star.cu: the format. The cut is chosen by dispatch/coo/cost_model.py, of those that are listed here, and
+//   comes as an attribute of the call. Here it is checked and completed.
 // May change: rows of native/coo_variants.h, tiles; results repeat bit for bit. Details:
 // docs/design/kernels/coo_star.md.
 // Tests: tests/formats/, tests/dispatch/test_cost_model.py.
@@ -8,12 +8,16 @@
 #define JSC_CUDA_SPARSE_COO_PLAN_H_
 
 #include <cstddef>
+#include <functional>
 #include <string>
 
 #include "cuda/core/device_call.h"
 #include "cuda/core/device_info.h"
+#include "native/coo_variants.h"
 
 namespace jsc {
+
+constexpr int kCooChunk = kWarp;  // channels whose lists a block holds at a time: one lane each
 
 struct CooPlan {
   int variant;            // row of kCooVariants
@@ -45,6 +49,14 @@ constexpr int CooSplitChannels(const ConvArgs& a, int64_t splits) {
   const int64_t each = (a.group_channels + splits - 1) / splits;
   return static_cast<int>((each + 7) / 8 * 8);
 }
+
+// Bytes of shared memory of a block of so many warps.
+int CooSharedBytes(const CooVariant& variant, int warps, int element_bytes);
+
+// Every plan of a variant, a row of kCooVariants, that a device can run and that leaves no warp without work, whatever
+// the workspace. args: of a call that the variant covers.
+void VisitCooPlans(int variant, const ConvArgs& args, int element_bytes, const DeviceInfo& device,
+                   const std::function<void(const CooPlan&)>& visit);
 
 // Fills in a plan of which variant, out_channel_warps, slices and splits are set. Returns a sentence if it cannot
 // run.

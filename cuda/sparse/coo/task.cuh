@@ -13,8 +13,6 @@
 
 namespace jsc {
 
-constexpr int kCooChunk = 32;  // channels whose lists a block holds at a time: one lane each
-
 // Stored lists, read in x's place.
 template <typename T>
 struct CooStored {

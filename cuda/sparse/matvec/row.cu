@@ -36,8 +36,9 @@ size_t SharedBytes(const DenseRowTask<T>& task) {
 }
 
 // As ChooseTiles. What averages its input reads its share of a map, so the largest clusters share the channels, if all
-// run at once. Behind a dense layer, where a few scattered kernel rows are read, segments of float32 are whole lines of
-// the cache. In 16 bits that gained nothing, and without zeros cost 8 us of VGG-19's 226: 16 blocks had its last layer.
+// run at once (AverageParts). Behind a dense layer, where a few scattered kernel rows are read, segments of float32 are
+// whole lines of the cache. In 16 bits that gained nothing, and without zeros cost 8 us of VGG-19's 226: 16 blocks had
+// its last layer.
 template <typename T>
 int64_t ChooseRowTiles(const DeviceInfo& device, int64_t stacks, bool behind_dense, DenseRowTask<T>* task) {
   constexpr int kMostPartShift = 3, kLeast = DenseRows<1>::kMinLaneShift;
@@ -98,13 +99,12 @@ Error LaunchDenseRow(const DeviceCall& call, const ChainRow& row, const DeviceIn
 }  // namespace
 
 bool IsDenseRow(const DeviceCall& call, const DeviceInfo& device) {
-  // kElse: bytes of shared memory beside x; fusion/chain_rules.py has them too.
-  constexpr int64_t kMostStacks = 65535, kElse = 1 << 16, kPiece = 16;
+  constexpr int64_t kMostStacks = 65535;
   const ConvArgs& a = call.args;
   const int64_t bytes = static_cast<int64_t>(ByteWidth(call.dtype));
   return device.clusters[1] > 0 && a.images == a.stacks && a.stacks <= kMostStacks &&
-         a.out_channels * bytes % kPiece == 0 && a.channels * bytes % kPiece == 0 &&
-         a.channels * bytes + kElse <= device.shared_memory && reinterpret_cast<uintptr_t>(call.x) % kPiece == 0;
+         HasWholePieces(a.channels, a.out_channels, bytes) && FitsRow(a.channels, bytes, device.shared_memory) &&
+         reinterpret_cast<uintptr_t>(call.x) % kLaneBytes == 0;
 }
 
 Error DenseRow(const DeviceCall& call, const DeviceInfo& device, cudaStream_t stream) {

@@ -24,7 +24,6 @@ namespace jsc {
 
 constexpr int kRowThreads = kDenseThreads + kWarp;  // a warp copies x
 constexpr int kRowRuns = 4;                         // of 32 channels, listed at a time
-constexpr int kPieceShift = 8;                      // of x: blocks of a cluster have pieces of 256 channels cyclically
 constexpr int kRowBarrierBytes = 16;                // two of them
 constexpr int kAverageBytes = kDenseThreads * 16;   // where warps add pixels of the same channels
 
@@ -213,7 +212,8 @@ __device__ __forceinline__ void CopyRow(const T* x, const RowShare& share, T* to
 // kAverageBytes.
 template <typename T>
 __device__ __forceinline__ void AverageRow(const DenseRowTask<T>& task, const RowShare& share, T* to, float* sums) {
-  constexpr int kPiece = 1 << kPieceShift, kQuads = kPiece / 4, kGroups = kDenseThreads / kQuads, kAtOnce = 8;
+  constexpr int kPiece = 1 << kPieceShift, kQuads = kPiece / 4, kGroups = kDenseThreads / kQuads,
+                kAtOnce = kAveragedAtOnce;
   const int quad = static_cast<int>(threadIdx.x) % kQuads, group = static_cast<int>(threadIdx.x) / kQuads;
   const float scale = 1.f / static_cast<float>(task.pixels);
 #pragma unroll 1

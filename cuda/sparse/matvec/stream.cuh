@@ -6,19 +6,16 @@
 #include "cuda/core/elements.cuh"
 #include "cuda/core/launch.cuh"
 #include "cuda/core/vectors.cuh"
+#include "cuda/sparse/matvec/row_limits.h"
 
 namespace jsc {
 
-constexpr int kDenseWarps = 16;
-constexpr int kDenseThreads = kDenseWarps * kWarp;
 constexpr int kDenseRun = 8;  // kernel rows, or parts of them, that a lane has asked for at a time
 
 // Of tiles: segments of 2^shift lanes, and what makes them wide.
-constexpr int kMaxLaneShift = 5;
 constexpr int kLineShift = 3;             // lanes of a line of the cache, 128 bytes
 constexpr int64_t kLongStream = 1 << 25;  // bytes of a kernel
 constexpr int64_t kVeryLongStream = 1 << 27;
-constexpr int kMaxParts = 8;  // blocks of a cluster
 
 // What depends on the rows of x that a block serves.
 template <int kImages>
@@ -30,7 +27,7 @@ struct DenseRows {
 };
 
 template <typename T>
-constexpr int kLaneOutChannels = 16 / static_cast<int>(sizeof(T));  // of a lane: one 16-byte load
+constexpr int kLaneOutChannels = kLaneBytes / static_cast<int>(sizeof(T));  // of a lane: one load
 
 // A call and its blocks, as small as can be: a kernel's first read of each line of its parameters takes long.
 template <typename T>

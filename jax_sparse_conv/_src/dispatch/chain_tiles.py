@@ -30,10 +30,6 @@ Tiles: TypeAlias = dict[Key, Tile]
 
 BY_MODEL: Tile = (0, 0, 0, 0)
 """What the custom call takes for a tile that the model is to choose."""
-MODEL_SPLITS = 8
-"""Blocks that share the steps of a tile that the model chooses, at most; of given tiles it may be 16.
-
-`kModelSplits` of cuda/dense_conv/plan/wgmma_plan.h."""
 KINDS = ("highest", "tf32", "16bit")
 """Of products; bfloat16 and float16 take the same time."""
 TABLE = Path(__file__).with_name("chain_tiles.json")
@@ -44,10 +40,17 @@ _LAYER, _POOL = 16, 8  # entries of a key
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A tile that the native planner has a plan with, and the cycles that its model expects."""
+    """A tile that the native planner has a plan with.
+
+    Attributes:
+      tile: how it cuts the layer.
+      cycles: what the planner's model expects.
+      by_model: whether the model may choose it. Others, of more blocks that share a tile's steps, can be given.
+    """
 
     tile: Tile
     cycles: float
+    by_model: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +84,7 @@ def kind_of(itemsize: int, precise: bool) -> str:
 def candidates(key: Key, kind: str, device: devices.Device) -> list[Candidate]:
     """Every tile that the planner has a plan with for a layer of a chain on a GPU, the model's best first.
 
-    Tiles that more than `MODEL_SPLITS` blocks share, which the model does not choose, come behind all others.
+    Those that the model may not choose come behind all others.
 
     None for layers that another kernel takes, such as images, and on devices without warpgroup products.
 
@@ -93,7 +96,7 @@ def candidates(key: Key, kind: str, device: devices.Device) -> list[Candidate]:
     found = _native.planner().chain_tiles(
         key[:_LAYER], key[_LAYER:], element_bytes, kind == "highest", planner.described(device)
     )
-    return [Candidate((channels, pixels, patch, splits), cycles) for channels, pixels, patch, splits, cycles in found]
+    return [Candidate((channels, pixels, patch, splits), *rated) for channels, pixels, patch, splits, *rated in found]
 
 
 def takes_pool(key: Key, tile: Tile, element_bytes: int, precise: bool, device: devices.Device) -> bool:

@@ -205,6 +205,15 @@ class Layer:
             return Dense(Candidate("per_output", ()), math.inf, False)
         return Dense(Candidate.of(family, tile), us, pools)
 
+    def why_not_in_chain(self, device: Device) -> str | None:
+        """Why no kernel of a chain takes it on a GPU, or none would be a good one, or None.
+
+        Raises:
+          RuntimeError: this copy of the package is not built.
+        """
+        asked = self._numbers, self.pool, self.element_bytes, self.precise, described(device)
+        return _native.planner().why_not_in_chain(*asked) or None
+
     def ecr_us(self, device: Device) -> float:
         """Microseconds that the model of ECR and PECR expects of its best tile, for x with as few zeros as `tune` has.
 

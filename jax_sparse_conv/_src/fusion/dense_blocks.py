@@ -44,7 +44,6 @@ IMPLEMENTATIONS = ("xla", "fused")
 # even where those for few images would do. Fitted by hand (`dispatch/model.json`).
 _RULES = model.shipped("gpu chains")
 _MANY_IMAGES, _MANY_PIXELS = _RULES["images of a block, many"], _RULES["pixels of a block, many"]
-_SHARED_MEMORY = 200_000  # bytes of a block
 _WARPGROUPS = (9, 0)  # compute capability
 
 
@@ -304,7 +303,9 @@ def _why_not_here(ctx: Any, packed: BlockSizes | None, platform: str | None) -> 
 def _has_clusters() -> bool:
     """Whether the GPU has clusters, and blocks as much shared memory as the largest tiles need."""
     device = devices.known()
-    return device is not None and device.has_clusters and device.block_shared_memory >= _SHARED_MEMORY
+    if device is None or not device.has_clusters:
+        return False
+    return bool(device.block_shared_memory >= _native.planner().dense_block_shared_bytes)
 
 
 def _has_warpgroups() -> bool:

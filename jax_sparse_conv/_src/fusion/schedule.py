@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
+from jax_sparse_conv._src import _native
 from jax_sparse_conv._src.dispatch import chain_tiles
 from jax_sparse_conv._src.fusion import chain_rules, placement
 from jax_sparse_conv._src.fusion.placement import Span
@@ -20,10 +21,6 @@ from jax_sparse_conv._src.primitive.primitives import Config
 
 _ALIGNMENT = 256  # bytes, of arrays in the workspace
 _HIGHEST = 2  # of the custom call's precision
-
-# A pair: two 1x1 layers in one kernel (`cuda/chain/pair_plan.cc`). Channels of a block, of a cluster of 16, and of x.
-# Elements between the layers: those of 132 blocks with 56 pixels each.
-_PAIR_CHANNELS, _MOST_PAIR_CHANNELS, _MOST_PAIR_INPUTS, _MOST_PAIR_ELEMENTS = 64, 1024, 512, 64 * 56 * 132
 
 TakesPool: TypeAlias = Callable[[chain_tiles.Key, chain_tiles.Tile, int, bool], bool]
 """Whether the kernel of a layer takes the pool behind it, by key, tile, bytes of an element and whether at HIGHEST."""
@@ -311,9 +308,7 @@ class Schedule:
 
 def _suits_pair(x: Sequence[int], middle: Sequence[int], out: Sequence[int]) -> bool:
     """Whether one kernel may have two 1x1 layers from x over the middle to out, [N, H, W, C] each."""
-    whole = all(shape[3] % _PAIR_CHANNELS == 0 for shape in (x, middle, out))
-    few = x[3] <= _MOST_PAIR_INPUTS and 2 * _PAIR_CHANNELS <= middle[3] <= _MOST_PAIR_CHANNELS
-    return whole and few and math.prod(middle) <= _MOST_PAIR_ELEMENTS
+    return bool(_native.planner().may_be_pair(math.prod(middle[:3]), x[3], middle[3], out[3]))
 
 
 def _is_pointwise(step: _Step) -> bool:

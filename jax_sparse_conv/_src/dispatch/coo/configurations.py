@@ -1,8 +1,9 @@
 """What a COO* call can be (Xiang et al. 2022, section 3): the compiled variants, and how each is launched.
 
-A `Configuration` is one way to run a `CooCall`: a row of `native/coo_variants.h` and execution parameters. It knows
-what it takes of a GPU (threads, registers, shared memory) and how many bytes it moves. How long that takes, and which
-one a call gets, is in `cost_model`.
+A `Configuration` is one way to run a `CooCall`: a row of `native/coo_variants.h` and execution parameters. Which there
+are for a call says the planner (`cuda/sparse/coo/plan.h`). What one takes of a GPU (threads, registers, shared memory)
+and how many bytes it moves, as the paper counts them, is here. How long that takes, and which one a call gets, is in
+`cost_model`.
 """
 
 from __future__ import annotations
@@ -14,14 +15,12 @@ from collections.abc import Iterator, Sequence
 
 from jax_sparse_conv._src import _native
 from jax_sparse_conv._src.devices import Device
-from jax_sparse_conv._src.problem.geometry import Geometry
+from jax_sparse_conv._src.problem.geometry import Geometry, is_symbolic
 
 DENSITY = 0.25
 """The share of non-zeros that a call is planned for where nothing else is known: the middle of real feature maps."""
 
-CHUNK = 32  # channels that a block lists at a time
 _WARP = 32
-_MAX_SPLITS = 16
 Attribute = tuple[int, int, int, int]
 
 
@@ -63,10 +62,8 @@ class Variant:
         return ((self.height - 1) * self.stride + self.kernel) * ((self.width - 1) * self.stride + self.kernel)
 
     def covers(self, kernel_size: Sequence[int], geometry: Geometry) -> bool:
-        """Whether it computes convolutions of this kernel, stride and dilation; a 1x1 kernel of any."""
-        if tuple(kernel_size) != (self.kernel, self.kernel):
-            return False
-        return self.kernel == 1 or (geometry.strides == (self.stride, self.stride) and geometry.dilation == (1, 1))
+        """Whether it computes convolutions of this kernel, stride and dilation."""
+        return self.index in _covering(tuple(kernel_size), geometry.strides, geometry.dilation)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,13 +135,8 @@ class Configuration:
         return self.tiles(call) * self.splits
 
     def shared_bytes(self, call: CooCall) -> int:
-        """Shared memory of a block, as `cuda/sparse/coo/plan.cc` counts it."""
-        variant, warps = self.variant, self.out_channel_warps * self.slices
-        stages = 2 * warps * variant.taps * _WARP * variant.out_channels * call.element_bytes
-        lists = CHUNK * ((variant.positions + 2) | 1) * 8
-        patch = variant.positions * CHUNK * call.element_bytes
-        counts = (warps + 1) * CHUNK * 4
-        return max(stages + lists + patch + counts, warps * variant.pixels * _WARP * variant.out_channels * 4)
+        """Shared memory of a block."""
+        return _shared_bytes(self.variant.index, self.out_channel_warps * self.slices, call.element_bytes)
 
     def resident(self, call: CooCall, device: Device) -> int:
         """Blocks that fit on an SM at a time."""
@@ -186,7 +178,7 @@ def why_not(kernel_shape: Sequence[int], geometry: Geometry) -> str | None:
     """Why no variant computes a convolution with kernel [kh, kw, ...], naming the argument, or None."""
     table = variants()
     size = tuple(kernel_shape[:2])
-    if not table or any(variant.covers(size, geometry) for variant in table):
+    if not table or _covering(size, geometry.strides, geometry.dilation):
         return None
     sizes = sorted({variant.kernel for variant in table})
     if size not in {(kernel, kernel) for kernel in sizes}:
@@ -200,24 +192,21 @@ def why_not(kernel_shape: Sequence[int], geometry: Geometry) -> str | None:
 
 def configurations(variants: Sequence[Variant], call: CooCall, device: Device) -> Iterator[Configuration]:
     """Every configuration of these variants that the kernel can run and that leaves no warp without work."""
+    sizes = (call.images, call.height, call.width, call.channels, call.out_channels, call.groups)
+    described = device.description()
     for variant in variants:
-        warps = _WARP * variant.out_channels
-        for out_channel_warps in (1, 2, 4, 8):
-            if out_channel_warps > 1 and warps * out_channel_warps // 2 >= call.out_channels:
-                continue
-            for slices in (1, 2, 4, 8):
-                if out_channel_warps * slices > variant.max_warps or slices > call.channels:
-                    continue
-                for splits in (1, 2, 4, 8, _MAX_SPLITS):
-                    found = Configuration(variant, out_channel_warps, slices, splits)
-                    if _can_run(found, call, device):
-                        yield found
+        for launched in _native.planner().coo_plans(variant.index, sizes, call.element_bytes, described):
+            yield Configuration(variant, *launched)
 
 
-def _can_run(configuration: Configuration, call: CooCall, device: Device) -> bool:
-    if configuration.shared_bytes(call) > device.block_shared_memory or configuration.blocks(call) >= 2**31:
-        return False
-    if configuration.splits == 1:
-        return True
-    few_blocks = configuration.blocks(call) <= 8 * device.multiprocessors
-    return few_blocks and 8 * configuration.splits <= call.channels and call.results < 2**31
+@functools.lru_cache(maxsize=1024)
+def _covering(size: tuple[int, ...], strides: tuple[int, int], dilation: tuple[int, int]) -> frozenset[int]:
+    """Rows of the table that compute convolutions of a kernel's size, strides and dilation."""
+    if is_symbolic(*size):
+        return frozenset()
+    return frozenset(_native.planner().coo_covering((*size, *strides, *dilation)))
+
+
+@functools.lru_cache(maxsize=1024)
+def _shared_bytes(variant: int, warps: int, element_bytes: int) -> int:
+    return int(_native.planner().coo_shared_bytes(variant, warps, element_bytes))

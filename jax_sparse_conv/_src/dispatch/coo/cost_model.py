@@ -14,11 +14,10 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 
-from jax_sparse_conv._src import devices
+from jax_sparse_conv._src import _native, devices
 from jax_sparse_conv._src.devices import Device
 from jax_sparse_conv._src.dispatch import model
 from jax_sparse_conv._src.dispatch.coo.configurations import (
-    CHUNK,
     DENSITY,
     Attribute,
     Configuration,
@@ -100,8 +99,9 @@ def _cycles_of_wave(c: Configuration, call: CooCall, device: Device) -> float:
     fetch = _CHANNEL_ISSUE + _TAP_ISSUE * variant.taps * max(1.0, variant.out_channels / 4)
     channel = max(_CHANNEL_LATENCY, warps * fetch) + call.density * positions * entry
     listing = max(_POSITION_LATENCY, warps * _POSITION_ISSUE) * variant.positions / (c.out_channel_warps * c.slices)
-    uneven = 1 + _UNEVEN * c.slices / max(min(CHUNK, channels) * active, 1e-9)
-    lists = math.ceil(channels / CHUNK) * (_CHUNK_CYCLES + listing)
+    chunk = _native.planner().coo_chunk
+    uneven = 1 + _UNEVEN * c.slices / max(min(chunk, channels) * active, 1e-9)
+    lists = math.ceil(channels / chunk) * (_CHUNK_CYCLES + listing)
     finish = _BLOCK_CYCLES + _SUM_CYCLES * variant.pixels * variant.out_channels + _SLICE_CYCLES * c.slices
     if c.splits > 1:
         finish += _CLUSTER_CYCLES[0] + _CLUSTER_CYCLES[1] * c.splits
@@ -203,11 +203,15 @@ def workspace_bytes(
 DENSITIES = tuple(round(0.1 + 0.05 * step, 2) for step in range(11))
 """What variants are planned for: the paper's list of sparsities, 0.9 to 0.4 in steps of 0.05 (section 3.4)."""
 
-_MOST_VARIANTS = 4  # kMostCooVariants of cuda/sparse/coo/plan.h
 # A variant has to win by more than having it costs: the model's own error, each kernel that returns at once, and taking
 # a sample of x where nobody has counted it. These are "coo variants" of `dispatch/model.json`, whose seconds are
 # expected, from what "adaptive" costs, and not measured.
 _VARIANTS = "coo variants"
+
+
+def most_variants() -> int:
+    """How many variants a call may have (`cuda/sparse/coo/plan.h`)."""
+    return int(_native.planner().most_coo_variants)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,7 +265,7 @@ def _by_density(variants: Sequence[Variant], call: CooCall, device: Device, leas
     chosen = [found if gained > 0 else usual for found, gained in gains]
     while len(runs := [list(run) for _, run in itertools.groupby(range(len(chosen)), chosen.__getitem__)]) > 1:
         others = [run for run in runs if chosen[run[0]] != usual]
-        if len(runs) <= _MOST_VARIANTS:
+        if len(runs) <= most_variants():
             break
         for index in min(others, key=lambda run: max(gains[index][1] for index in run)):
             chosen[index] = usual
