@@ -140,7 +140,7 @@ ConvPlan MakePixelPlan(const ConvArgs& a, const Machine& machine, int64_t accumu
   p.chunk_channels = std::clamp<int64_t>(fit >= 16 ? fit / 16 * 16 : fit, 1, std::max<int64_t>(1, a.group_channels));
   p.tile_cols = std::max<int64_t>(1, a.out_size[1]);
   p.col_tiles = 1;
-  p.copied = CeilDiv(a.out_channels / a.groups, p.block) >= kBlocksMany;
+  p.copied = CeilDiv(a.out_channels / a.groups, p.block) >= static_cast<int64_t>(kBlocksMany);
   const Layer l = LayerOf(a, p, machine, accumulator_bytes, density, packed);
   const int64_t fewest = CeilDiv(l.rows, FittingRows(a, l, p, machine, accumulator_bytes));
   p = SearchTasks(p, {l.rows, l.blocks, l.parts, fewest}, machine.threads,

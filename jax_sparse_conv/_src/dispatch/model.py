@@ -62,7 +62,8 @@ class Model:
     Attributes:
       kernels: of the C++ planners, by family; their order is that of `cmake/model_header.py`.
       xla: of `xla_us`, by class of convolutions.
-      others: of `sparse_us` and `pool_us`, and of a CPU's rules (`cpu_choice`).
+      others: of `sparse_us` and `pool_us`, of rules (`choice`, `cpu_choice`), of COO* and of the CPU's planners. In C++
+        each has its name, as `cmake/model_header.py` makes it.
       fit: what fitted them: date, command, raw times, and residuals by group and kind.
     """
 
@@ -242,7 +243,7 @@ def path_of_user(device: str) -> Path:
 
 @functools.lru_cache(maxsize=8)
 def shipped(group: str) -> Mapping[str, float]:
-    """The shipped constants of a group of `Model.others`, by name: one for CPUs or of gradients."""
+    """The shipped constants of a group of `Model.others`, by name: one that no GPU has of its own."""
     found = load(SHIPPED).others[group]
     return dict(zip(found.names, found.kinds[ALL], strict=True))
 
