@@ -244,7 +244,15 @@ def test_what_is_a_call(pool: Pool, shape: tuple[int, ...], is_native: bool, mon
     for platform in ("cuda", "tpu"):
         text = traced.lower(lowering_platforms=(platform,)).as_text()
         assert "jsc_max_pool" not in text
-        assert ("select_and_scatter" in text) is (pool.kind == "max" and pool.window != pool.strides)
+        assert ("select_and_scatter" in text) is (pool.kind == "max" and max(pool.window) == 1)
+
+
+def test_large_windows_are_xlas_off_cpus() -> None:
+    for window, is_xlas in ((5, False), (6, True)):
+        pool = Pool("max", (window, window), (2, 2), NONE)
+        gradient = jax.jit(jax.grad(lambda y, pool=pool: (max_pool.pool(y, pool) ** 2).sum()))
+        text = gradient.trace(jnp.ones((1, 20, 20, 16))).lower(lowering_platforms=("cuda",)).as_text()
+        assert ("select_and_scatter" in text) is is_xlas
 
 
 def test_a_program_for_a_gpu_keeps_places(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +275,8 @@ def test_strict_settings() -> None:
     y = jnp.asarray(values_of("ties", (2, 9, 9, 16), jnp.bfloat16))
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         found = jax.grad(lambda y: max_pool.pool(y, POOLS[1]).sum())(y)
-    assert found.dtype == jnp.bfloat16
+        off_cpus = max_pool._gradient_by_taps(y, max_pool.pool(y, POOLS[1]), spec=POOLS[1])
+    assert found.dtype == off_cpus.dtype == jnp.bfloat16
     assert float(found.astype(jnp.float32).sum()) == 2 * 5 * 5 * 16
 
 

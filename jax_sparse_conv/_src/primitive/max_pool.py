@@ -142,7 +142,7 @@ def _gradient_by_taps(x: jax.Array, cotangent: jax.Array, *, spec: Pool) -> jax.
         value = _tap(padded, tap, spec)
         takes = _tap(is_pixel, tap, spec) & ((chosen < 0) | (value > best) | jnp.isnan(value))
         best, chosen = jnp.where(takes, value, best), jnp.where(takes, np.int8(number), chosen)
-    wide = jnp.promote_types(x.dtype, jnp.float32)
+    wide = x.dtype if x.dtype.itemsize > 4 else np.dtype(np.float32)
     zero, found = np.zeros((), wide), jnp.zeros(x.shape, wide)
     for number, tap in enumerate(np.ndindex(*spec.window)):
         parts = jnp.where(chosen == number, cotangent.astype(wide), zero)
