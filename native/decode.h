@@ -17,6 +17,8 @@ inline DataType TypeOf(ffi::AnyBuffer buffer) { return static_cast<DataType>(buf
 // attributes: stride[2], padding[4], dilation[2] and groups, as of a call.
 ffi::ErrorOr<ConvArgs> MakeKernelGradientArgs(ffi::AnyBuffer x, ffi::AnyBuffer cotangent, ffi::AnyBuffer kernel,
                                               ffi::Dictionary attributes);
+// Whether the CPU's kernel has room for them (cpu/training/kernel_gradient.h).
+ffi::Error CheckKernelGradientOnCpu(const ConvArgs& args);
 
 // The sizes of a derivative of a max pool: of x [N, H, W, C], of the pool's result [N, Ho, Wo, C] and, as `size`,
 // `out_size` and `window`, of the pool. attributes: window[2], window_stride[2], window_padding[4].

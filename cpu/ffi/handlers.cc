@@ -67,6 +67,7 @@ ffi::Error KernelGradient(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer
   try {
     const ffi::ErrorOr<ConvArgs> args = MakeKernelGradientArgs(x, cotangent, *out, attributes);
     if (!args.has_value()) return args.error();
+    if (ffi::Error error = CheckKernelGradientOnCpu(*args); error.failure()) return error;
     const DataType dtype = TypeOf(x);
     const DataType sums = dtype == DataType::F64 ? dtype : DataType::F32;
     if (TypeOf(cotangent) != dtype || TypeOf(*out) != sums) {

@@ -51,7 +51,7 @@ bool CutBoxes(const ConvArgs& a, int columns, const DeviceInfo& device, KernelGr
     plan->stage_bytes = StageBytes(*plan);
     plan->stages = std::min(kMostGradientStages, (device.shared_memory - kReserved) / plan->stage_bytes);
     plan->steps = DivideUp(a.conv_size[1], columns) * DivideUp(all_rows, rows);
-    if (plan->stages >= fewest) return true;
+    if (plan->stages >= fewest) return plan->steps < kMost;
   }
   return false;
 }

@@ -128,6 +128,31 @@ def test_extremes_of_kernel(case: str, value: float) -> None:
         assert np.abs(found[finite] - wanted[finite]).max(initial=0) <= 2e-6 * scale
 
 
+@pytest.mark.skipif(PLATFORM != "cuda", reason="these kernels are for a GPU")
+@pytest.mark.parametrize(
+    ("tile", "scratch", "dtype", "message"),
+    [
+        ((9, 0, 8, 1), 0, "float32", "a tile that fits the call"),
+        ((3, 0, 33, 1), 0, "float32", "a tile that fits the call"),
+        ((3, 0, 8, 10**6), 0, "float32", "a tile that fits the call"),
+        ((3, 1, 8, 2), 16, "float32", "workspace of the gradient of a kernel must have"),
+        ((3, 0, -1, 1), 0, "float32", "4 int64"),
+        ((3, 0, 8), 0, "float32", "4 int64"),
+        ((3, 0, 8, 1), 0, "bfloat16", "of float32"),
+    ],
+)
+def test_a_wrong_call_is_an_error(tile: tuple[int, ...], scratch: int, dtype: str, message: str) -> None:
+    if not devices.current().has_warpgroups:
+        pytest.skip("gradients of kernels need Hopper's warpgroup products")
+    x = jnp.zeros((2, 8, 8, 64), dtype)
+    results = (jax.ShapeDtypeStruct((1, 3, 3, 64, 64), np.float32), jax.ShapeDtypeStruct((scratch,), np.uint8))
+    call = jax.ffi.ffi_call("jsc_kernel_gradient", results)
+    pairs = {"stride": (1, 1), "padding": (1, 1, 1, 1), "dilation": (1, 1), "tile": tile}
+    given = {name: np.asarray(value, np.int64) for name, value in pairs.items()}
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=message):
+        jax.block_until_ready(call(x, x, groups=np.int64(1), **given))
+
+
 def test_plans_of_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     device = on_a_gpu(monkeypatch, (9, 0), has_warpgroups=True)
 
