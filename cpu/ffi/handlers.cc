@@ -218,6 +218,27 @@ XLA_FFI_DEFINE_HANDLER(kChannelAffineGradient, ChannelAffineGradient,
                            .Ret<ffi::AnyBuffer>()  // of shift
                            .RemainingRets()        // of the residual
                            .Attr<int64_t>("relu"));
+XLA_FFI_DEFINE_HANDLER(kChannelJoined, ChannelJoined,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()  // center
+                           .Arg<ffi::AnyBuffer>()  // scale
+                           .Arg<ffi::AnyBuffer>()  // shift
+                           .RemainingArgs()        // maps
+                           .Ret<ffi::AnyBuffer>()  // y
+                           .Attr<int64_t>("relu"));
+XLA_FFI_DEFINE_HANDLER(kChannelJoinedGradient, ChannelJoinedGradient,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()  // center
+                           .Arg<ffi::AnyBuffer>()  // scale
+                           .Arg<ffi::AnyBuffer>()  // shift
+                           .Arg<ffi::AnyBuffer>()  // cotangent of y
+                           .RemainingArgs()        // maps, and their cotangents from elsewhere
+                           .Ret<ffi::AnyBuffer>()  // of scale
+                           .Ret<ffi::AnyBuffer>()  // of shift
+                           .RemainingRets()        // of maps
+                           .Attr<int64_t>("relu"));
 
 XLA_FFI_DEFINE_HANDLER(kChannelMaskedGradient, ChannelMaskedGradient,
                        ffi::Ffi::Bind()
@@ -272,6 +293,8 @@ std::vector<Target> Targets() {
           {"jsc_channel_sums_gradient", kChannelSumsGradient},
           {"jsc_channel_affine", kChannelAffine},
           {"jsc_channel_affine_gradient", kChannelAffineGradient},
+          {"jsc_channel_joined", kChannelJoined},
+          {"jsc_channel_joined_gradient", kChannelJoinedGradient},
           {"jsc_channel_masked_gradient", kChannelMaskedGradient},
           {"jsc_dense_block", kDenseBlock},
           {"jsc_coo_fromdense", kCooFromDense},

@@ -2,8 +2,8 @@
 //   ChannelSums            sums of x - center and of its squares over pixels
 //   ChannelSumsGradient    cotangent + (x - center) * scale + shift
 //   ChannelAffine          relu((x - center) * scale + shift + residual)
-//   ChannelAffineGradient  scale * g, and sums of g and g * (x - center), with g the cotangent where the ReLU let
-//   through
+//   ChannelAffineGradient  scale * g + added, and sums of g and g * (x - center), with g the cotangent where the ReLU
+//                          let through
 //   ChannelMaskedGradient  g, and its sums
 // What the ReLU let through is computed again from x, or read from y where there is a residual. Sums of up to
 // kPixelsOfSum pixels are in the dtype of sums, and sums of these in float64.
@@ -30,6 +30,7 @@ struct ChannelsView {
         residual(static_cast<const T*>(task.call->residual)),
         y(static_cast<const T*>(task.call->y)),
         cotangent(static_cast<const T*>(task.call->cotangent)),
+        added(static_cast<const T*>(task.call->added)),
         out(static_cast<T*>(task.call->out)),
         masked(static_cast<T*>(task.call->masked)),
         center(static_cast<const A*>(task.rows->center)),
@@ -37,7 +38,7 @@ struct ChannelsView {
         shift(static_cast<const A*>(task.rows->shift)) {}
 
   int64_t channels;
-  const T *x, *residual, *y, *cotangent;
+  const T *x, *residual, *y, *cotangent, *added;
   T *out, *masked;
   const A *center, *scale, *shift;
 };
@@ -57,22 +58,23 @@ template <typename A>
   return centered * Load(scale) + Load(shift);
 }
 
-// Two values of each pixel, summed over pixels [begin, end): `value(element, channel, width, first, second)` gives a
-// vector of both, `element` and `channel` being where it begins in the map and in the rows.
+// Two values of each pixel, summed over pixels [begin, end): `value(element, far, channel, width, first, second)` gives
+// a vector of both, which begins at `element` of x, `far` of a map that has more channels, and `channel` of the rows.
 template <typename A, typename Value>
 [[gnu::always_inline]] inline void SumOverPixels(const ChannelsTask& task, const Value& value) {
   constexpr int64_t kChannelsAtOnce = 512;
-  const int64_t channels = task.call->channels, padded = PaddedChannels(channels);
+  const int64_t channels = task.call->channels, wide = task.call->wide, padded = PaddedChannels(channels);
   alignas(64) A sums[2 * kChannelsAtOnce];
   for (int64_t i = 0; i < 2 * padded; ++i) task.sums[i] = 0;
   for (int64_t block = task.begin; block < task.end; block += kPixelsOfSum) {
     const int64_t end = Min(block + kPixelsOfSum, task.end);
     for (int64_t part = 0; part < channels; part += kChannelsAtOnce) {
       const int64_t count = Min(kChannelsAtOnce, channels - part);
-      __builtin_memset(sums, 0, sizeof(sums));
+      __builtin_memset(sums, 0, PaddedChannels(count) * sizeof(A));
+      __builtin_memset(sums + kChannelsAtOnce, 0, PaddedChannels(count) * sizeof(A));
       for (int64_t pixel = block; pixel < end;) {
         const bool several = pixel + kPixelsAtOnce <= end;
-        const int64_t first = pixel * channels + part;
+        const int64_t first = pixel * channels + part, far = pixel * wide + part;
         for (int64_t v = 0; v < count; v += kLanes<A>) {
           const int64_t width = Min(kLanes<A>, count - v);
           Vector<A> ones = {}, others = {};
@@ -80,14 +82,14 @@ template <typename A, typename Value>
 #pragma GCC unroll 4
             for (int i = 0; i < kPixelsAtOnce; ++i) {
               Vector<A> one, other;
-              value(first + i * channels + v, part + v, kLanes<A>, one, other);
+              value(first + i * channels + v, far + i * wide + v, part + v, kLanes<A>, one, other);
               ones += one;
               others += other;
             }
           } else {
             for (int i = 0; i < (several ? kPixelsAtOnce : 1); ++i) {
               Vector<A> one, other;
-              value(first + i * channels + v, part + v, width, one, other);
+              value(first + i * channels + v, far + i * wide + v, part + v, width, one, other);
               ones += one;
               others += other;
             }
@@ -110,22 +112,25 @@ void RunChannelSums(const ChannelsTask& task) {
   using A = Accumulator<T>;
   const IeeeScope ieee;
   const ChannelsView<T> view(task);
-  SumOverPixels<A>(task, [&](int64_t element, int64_t channel, int64_t width, Vector<A>& one, Vector<A>& other) {
-    one = LoadFirstOf<A>(view.x + element, width) - Load(view.center + channel);
-    other = one * one;
-  });
+  SumOverPixels<A>(task,
+                   [&](int64_t element, int64_t, int64_t channel, int64_t width, Vector<A>& one, Vector<A>& other) {
+                     one = LoadFirstOf<A>(view.x + element, width) - Load(view.center + channel);
+                     other = one * one;
+                   });
 }
 
-// out[element, element + width) = value(element, channel, width) for each vector of channels of the task's pixels.
+// out = value(element, channel, width) for each vector of channels of the task's pixels; `element` is where it begins
+// in a map of x's shape, and out may have more channels.
 template <typename T, typename Value>
 [[gnu::always_inline]] inline void WritePixels(const ChannelsTask& task, const Value& value) {
   using A = Accumulator<T>;
   const int64_t channels = task.call->channels, whole = channels / kLanes<A> * kLanes<A>;
   T* out = static_cast<T*>(task.call->out);
-  for (int64_t first = task.begin * channels; first < task.end * channels; first += channels) {
-    for (int64_t v = 0; v < whole; v += kLanes<A>) Store(out + first + v, value(first + v, v, kLanes<A>));
+  for (int64_t pixel = task.begin; pixel < task.end; ++pixel) {
+    const int64_t first = pixel * channels, far = pixel * task.call->wide;
+    for (int64_t v = 0; v < whole; v += kLanes<A>) Store(out + far + v, value(first + v, v, kLanes<A>));
     if (whole < channels) {
-      StoreFirst(out + first + whole, value(first + whole, whole, channels - whole), channels - whole);
+      StoreFirst(out + far + whole, value(first + whole, whole, channels - whole), channels - whole);
     }
   }
 }
@@ -165,22 +170,31 @@ void RunChannelAffine(const ChannelsTask& task) {
 
 enum class Mask { kNone, kOfX, kOfResult };  // where the ReLU let through
 
-template <Mask kMask, typename T>
+template <Mask kMask, bool kAdded, typename T>
 void RunChannelAffineGradientOf(const ChannelsTask& task) {
   using A = Accumulator<T>;
   const ChannelsView<T> view(task);
-  SumOverPixels<A>(task, [&](int64_t element, int64_t channel, int64_t width, Vector<A>& one, Vector<A>& other) {
-    const Vector<A> none = {}, centered = LoadFirstOf<A>(view.x + element, width) - Load(view.center + channel);
-    one = LoadFirstOf<A>(view.cotangent + element, width);
-    if (kMask == Mask::kOfX) {
-      one = Rounded<T>(Affine(centered, view.scale + channel, view.shift + channel)) > none ? one : none;
-    } else if (kMask == Mask::kOfResult) {
-      one = LoadFirstOf<A>(view.y + element, width) > none ? one : none;
-      StoreFirst(view.masked + element, one, width);
-    }
-    other = one * centered;
-    StoreFirst(view.out + element, one * Load(view.scale + channel), width);
-  });
+  SumOverPixels<A>(
+      task, [&](int64_t element, int64_t far, int64_t channel, int64_t width, Vector<A>& one, Vector<A>& other) {
+        const Vector<A> none = {}, centered = LoadFirstOf<A>(view.x + element, width) - Load(view.center + channel);
+        one = LoadFirstOf<A>(view.cotangent + far, width);
+        if (kMask == Mask::kOfX) {
+          one = Rounded<T>(Affine(centered, view.scale + channel, view.shift + channel)) > none ? one : none;
+        } else if (kMask == Mask::kOfResult) {
+          one = LoadFirstOf<A>(view.y + element, width) > none ? one : none;
+          StoreFirst(view.masked + element, one, width);
+        }
+        other = one * centered;
+        Vector<A> of_x = one * Load(view.scale + channel);
+        if (kAdded) of_x += LoadFirstOf<A>(view.added + element, width);
+        StoreFirst(view.out + element, of_x, width);
+      });
+}
+
+template <Mask kMask, typename T>
+void RunChannelAffineGradientOf(const ChannelsTask& task) {
+  if (task.call->added == nullptr) return RunChannelAffineGradientOf<kMask, false, T>(task);
+  RunChannelAffineGradientOf<kMask, true, T>(task);
 }
 
 template <typename T>
@@ -188,7 +202,7 @@ void RunChannelAffineGradient(const ChannelsTask& task) {
   const IeeeScope ieee;
   if (!task.call->relu) return RunChannelAffineGradientOf<Mask::kNone, T>(task);
   if (task.call->y == nullptr) return RunChannelAffineGradientOf<Mask::kOfX, T>(task);
-  RunChannelAffineGradientOf<Mask::kOfResult, T>(task);
+  RunChannelAffineGradientOf<Mask::kOfResult, false, T>(task);
 }
 
 // Sums of the cotangent alone; where there is a ReLU, with its zeros, and written.
@@ -200,13 +214,13 @@ void RunChannelMaskedGradient(const ChannelsTask& task) {
   const T* cotangent = static_cast<const T*>(task.call->cotangent);
   T* masked = static_cast<T*>(task.call->masked);
   if (y == nullptr) {
-    SumOverPixels<A>(task, [&](int64_t element, int64_t, int64_t width, Vector<A>& one, Vector<A>& other) {
+    SumOverPixels<A>(task, [&](int64_t element, int64_t, int64_t, int64_t width, Vector<A>& one, Vector<A>& other) {
       one = LoadFirstOf<A>(cotangent + element, width);
       other = Vector<A>{};
     });
     return;
   }
-  SumOverPixels<A>(task, [&](int64_t element, int64_t, int64_t width, Vector<A>& one, Vector<A>& other) {
+  SumOverPixels<A>(task, [&](int64_t element, int64_t, int64_t, int64_t width, Vector<A>& one, Vector<A>& other) {
     const Vector<A> none = {}, given = LoadFirstOf<A>(cotangent + element, width);
     one = LoadFirstOf<A>(y + element, width) > none ? given : none;
     other = none;

@@ -7,14 +7,16 @@
 
 namespace jsc {
 
-// Maps are [pixels, channels] and of one dtype; what a pass does not have is null.
+// Maps are [pixels, channels] and of one dtype; what a pass does not have is null. The result of an affine call, and
+// its cotangent, may be columns of a map that has more channels: pixels lie `wide` elements apart there.
 struct ChannelsCall {
-  int64_t pixels, channels;
+  int64_t pixels, channels, wide;
   bool relu;
   const void* x;
   const void* residual;   // added behind scale and shift
   const void* y;          // the result, where a ReLU follows a residual: its zeros are the ReLU's
   const void* cotangent;  // of the result, or of x from elsewhere
+  const void* added;      // cotangent of x from elsewhere, beside that of the result
   void* out;              // the result, or the gradient of x
   void* masked;           // the gradient of the residual in front of a ReLU: the cotangent with the ReLU's zeros
 };

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jax_sparse_conv._src.layers.batch_norms import DenseMap
 from jax_sparse_conv.models.layers import (
     LAST,
     BeforeLayer,
@@ -48,6 +49,11 @@ class DenseLayer(nnx.Module):
             y = run_layer(name, layer, y, before_layer=before_layer)
         return jnp.concatenate([x, y], axis=-1)
 
+    def append_to(self, x: DenseMap) -> None:
+        """The same in training, without a map of all channels."""
+        y = self.conv1(self.norm.of_dense_map(x, is_last=False))
+        x.append(self.conv2(y))
+
 
 def _named(index: int, block: Iterable[DenseLayer]) -> Iterator[tuple[str, DenseLayer]]:
     """(name, layer) of the layers of a block."""
@@ -72,6 +78,10 @@ class Transition(nnx.Module):
         for name, layer in self._named(prefix):
             x = run_layer(name, layer, x, before_layer=before_layer)
         return x
+
+    def of_dense_map(self, x: DenseMap) -> jax.Array:
+        """The same in training. It averages first, which commutes with a convolution of one pixel and is less to do."""
+        return self.conv.convolved(self.conv.pooled(self.norm.of_dense_map(x, is_last=True)))
 
 
 class DenseNet(ConvNet):
@@ -142,9 +152,25 @@ class DenseNet(ConvNet):
         """
         check_images(x, smallest_size([self.stem, *(transition.conv for transition in self.transitions)]))
         x = run_layer("conv1", self.stem, x, before_layer=before_layer)
+        if before_layer is None and self._has_dense_maps(x):
+            return self._features_of_dense_maps(x)
         for prefix, part in self._parts():
             x = part(x, prefix, before_layer)
         return run_layer("norm", self.norm, x, before_layer=before_layer)
+
+    def _has_dense_maps(self, x: jax.Array) -> bool:
+        """Whether batch norms are in training, by this package's operations, on maps that begin with x."""
+        norms = [self.norm, *(part.norm for _, part in self._parts())]
+        return not hasattr(self, "__captures__") and all(norm.takes_dense_map(x) for norm in norms)
+
+    def _features_of_dense_maps(self, x: jax.Array) -> jax.Array:
+        whole = DenseMap.of(x)
+        for _, part in self._parts():
+            if isinstance(part, Transition):
+                whole = DenseMap.of(part.of_dense_map(whole))
+            else:
+                part.append_to(whole)
+        return self.norm.of_dense_map(whole, is_last=True)
 
 
 # Parameters at 1000 classes.
