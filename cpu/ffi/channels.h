@@ -37,20 +37,6 @@ xla::ffi::Error ChannelAffineGradient(xla::ffi::ThreadPool pool, xla::ffi::AnyBu
                                       xla::ffi::Result<xla::ffi::AnyBuffer> of_shift,
                                       xla::ffi::RemainingRets residual_gradient, int64_t relu);
 
-// The affine call of maps that lie side by side, [..., C1], [..., C2], ...: y [..., C1 + C2 + ...] without a map of
-// all.
-xla::ffi::Error ChannelJoined(xla::ffi::ThreadPool pool, xla::ffi::AnyBuffer center, xla::ffi::AnyBuffer scale,
-                              xla::ffi::AnyBuffer shift, xla::ffi::RemainingArgs maps,
-                              xla::ffi::Result<xla::ffi::AnyBuffer> y, int64_t relu);
-
-// Its gradients, of each map one. The cotangents of the maps from elsewhere may follow the maps; they are added, and a
-// gradient may lie where its cotangent does.
-xla::ffi::Error ChannelJoinedGradient(xla::ffi::ThreadPool pool, xla::ffi::AnyBuffer center, xla::ffi::AnyBuffer scale,
-                                      xla::ffi::AnyBuffer shift, xla::ffi::AnyBuffer cotangent,
-                                      xla::ffi::RemainingArgs maps, xla::ffi::Result<xla::ffi::AnyBuffer> of_scale,
-                                      xla::ffi::Result<xla::ffi::AnyBuffer> of_shift, xla::ffi::RemainingRets gradients,
-                                      int64_t relu);
-
 // Of a bias: sums of the cotangent over all axes but the last. With y, the result of a ReLU, those of the cotangent
 // with the ReLU's zeros, which is the second result.
 xla::ffi::Error ChannelMaskedGradient(xla::ffi::ThreadPool pool, xla::ffi::AnyBuffer cotangent,

@@ -9,6 +9,7 @@
 #include "cpu/ffi/dense_block.h"
 #include "cpu/ffi/host.h"
 #include "cpu/ffi/huge_pages.h"
+#include "cpu/ffi/joined_channels.h"
 #include "cpu/ffi/turned_kernel.h"
 #include "native/decode.h"
 #include "native/decode_coo.h"
@@ -226,7 +227,8 @@ XLA_FFI_DEFINE_HANDLER(kChannelJoined, ChannelJoined,
                            .Arg<ffi::AnyBuffer>()  // shift
                            .RemainingArgs()        // maps
                            .Ret<ffi::AnyBuffer>()  // y
-                           .Attr<int64_t>("relu"));
+                           .Attr<int64_t>("relu")
+                           .Attr<int64_t>("sums"));
 XLA_FFI_DEFINE_HANDLER(kChannelJoinedGradient, ChannelJoinedGradient,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::ThreadPool>()
@@ -238,7 +240,8 @@ XLA_FFI_DEFINE_HANDLER(kChannelJoinedGradient, ChannelJoinedGradient,
                            .Ret<ffi::AnyBuffer>()  // of scale
                            .Ret<ffi::AnyBuffer>()  // of shift
                            .RemainingRets()        // of maps
-                           .Attr<int64_t>("relu"));
+                           .Attr<int64_t>("relu")
+                           .Attr<int64_t>("sums"));
 
 XLA_FFI_DEFINE_HANDLER(kChannelMaskedGradient, ChannelMaskedGradient,
                        ffi::Ffi::Bind()

@@ -1,7 +1,7 @@
 // Passes over a map [pixels, channels] (channels_task.h):
 //   ChannelSums            sums of x - center and of its squares over pixels
 //   ChannelSumsGradient    cotangent + (x - center) * scale + shift
-//   ChannelAffine          relu((x - center) * scale + shift + residual)
+//   ChannelAffine          relu((x - center) * scale + shift + residual), or sums of 2x2 of these
 //   ChannelAffineGradient  scale * g + added, and sums of g and g * (x - center), with g the cotangent where the ReLU
 //                          let through
 //   ChannelMaskedGradient  g, and its sums
@@ -58,12 +58,19 @@ template <typename A>
   return centered * Load(scale) + Load(shift);
 }
 
+// Where the result that a pixel of x belongs to begins.
+inline int64_t ResultOf(const ChannelsCall& call, int64_t pixel) {
+  if (call.columns == 0) return pixel * call.wide;
+  const int64_t row = pixel / call.columns, column = pixel % call.columns;
+  return (row / 2 * (call.columns / 2) + column / 2) * call.wide;
+}
+
 // Two values of each pixel, summed over pixels [begin, end): `value(element, far, channel, width, first, second)` gives
-// a vector of both, which begins at `element` of x, `far` of a map that has more channels, and `channel` of the rows.
+// a vector of both, which begins at `element` of x, `far` of the result, and `channel` of the rows.
 template <typename A, typename Value>
 [[gnu::always_inline]] inline void SumOverPixels(const ChannelsTask& task, const Value& value) {
   constexpr int64_t kChannelsAtOnce = 512;
-  const int64_t channels = task.call->channels, wide = task.call->wide, padded = PaddedChannels(channels);
+  const int64_t channels = task.call->channels, padded = PaddedChannels(channels);
   alignas(64) A sums[2 * kChannelsAtOnce];
   for (int64_t i = 0; i < 2 * padded; ++i) task.sums[i] = 0;
   for (int64_t block = task.begin; block < task.end; block += kPixelsOfSum) {
@@ -74,7 +81,9 @@ template <typename A, typename Value>
       __builtin_memset(sums + kChannelsAtOnce, 0, PaddedChannels(count) * sizeof(A));
       for (int64_t pixel = block; pixel < end;) {
         const bool several = pixel + kPixelsAtOnce <= end;
-        const int64_t first = pixel * channels + part, far = pixel * wide + part;
+        const int64_t first = pixel * channels + part;
+        int64_t far[kPixelsAtOnce] = {};
+        for (int i = 0; i < (several ? kPixelsAtOnce : 1); ++i) far[i] = ResultOf(*task.call, pixel + i) + part;
         for (int64_t v = 0; v < count; v += kLanes<A>) {
           const int64_t width = Min(kLanes<A>, count - v);
           Vector<A> ones = {}, others = {};
@@ -82,14 +91,14 @@ template <typename A, typename Value>
 #pragma GCC unroll 4
             for (int i = 0; i < kPixelsAtOnce; ++i) {
               Vector<A> one, other;
-              value(first + i * channels + v, far + i * wide + v, part + v, kLanes<A>, one, other);
+              value(first + i * channels + v, far[i] + v, part + v, kLanes<A>, one, other);
               ones += one;
               others += other;
             }
           } else {
             for (int i = 0; i < (several ? kPixelsAtOnce : 1); ++i) {
               Vector<A> one, other;
-              value(first + i * channels + v, far + i * wide + v, part + v, width, one, other);
+              value(first + i * channels + v, far[i] + v, part + v, width, one, other);
               ones += one;
               others += other;
             }
@@ -119,15 +128,17 @@ void RunChannelSums(const ChannelsTask& task) {
                    });
 }
 
-// out = value(element, channel, width) for each vector of channels of the task's pixels; `element` is where it begins
-// in a map of x's shape, and out may have more channels.
+// out = value(element, channel, width) for each vector of channels of results [begin, end); `element` is where it
+// begins in x: of 2x2 pixels in the first one.
 template <typename T, typename Value>
 [[gnu::always_inline]] inline void WritePixels(const ChannelsTask& task, const Value& value) {
   using A = Accumulator<T>;
-  const int64_t channels = task.call->channels, whole = channels / kLanes<A> * kLanes<A>;
-  T* out = static_cast<T*>(task.call->out);
+  const ChannelsCall& call = *task.call;
+  const int64_t channels = call.channels, whole = channels / kLanes<A> * kLanes<A>, half = call.columns / 2;
+  T* out = static_cast<T*>(call.out);
   for (int64_t pixel = task.begin; pixel < task.end; ++pixel) {
-    const int64_t first = pixel * channels, far = pixel * task.call->wide;
+    const int64_t of_x = half == 0 ? pixel : 2 * (pixel / half * call.columns + pixel % half);
+    const int64_t first = of_x * channels, far = pixel * call.wide;
     for (int64_t v = 0; v < whole; v += kLanes<A>) Store(out + far + v, value(first + v, v, kLanes<A>));
     if (whole < channels) {
       StoreFirst(out + far + whole, value(first + whole, whole, channels - whole), channels - whole);
@@ -147,25 +158,32 @@ void RunChannelSumsGradient(const ChannelsTask& task) {
   });
 }
 
-template <bool kResidual, typename T>
+template <bool kResidual, bool kSums, typename T>
 void RunChannelAffineOf(const ChannelsTask& task) {
   using A = Accumulator<T>;
   const ChannelsView<T> view(task);
   Vector<A> least = {};
   if (!task.call->relu) least -= static_cast<A>(__builtin_inf());
-  WritePixels<T>(task, [&](int64_t element, int64_t channel, int64_t width) {
+  const auto one = [&](int64_t element, int64_t channel, int64_t width) {
     const Vector<A> centered = LoadFirstOf<A>(view.x + element, width) - Load(view.center + channel);
     Vector<A> y = Affine(centered, view.scale + channel, view.shift + channel);
     if (kResidual) y = Rounded<T>(y) + LoadFirstOf<A>(view.residual + element, width);
     return y <= least ? least : y;  // NaN stays NaN
+  };
+  if (!kSums) return WritePixels<T>(task, one);
+  const int64_t right = view.channels, below = task.call->columns * view.channels;
+  WritePixels<T>(task, [&](int64_t element, int64_t channel, int64_t width) {
+    return one(element, channel, width) + one(element + right, channel, width) +
+           (one(element + below, channel, width) + one(element + below + right, channel, width));
   });
 }
 
 template <typename T>
 void RunChannelAffine(const ChannelsTask& task) {
   const IeeeScope ieee;
-  if (task.call->residual == nullptr) return RunChannelAffineOf<false, T>(task);
-  RunChannelAffineOf<true, T>(task);
+  if (task.call->columns > 0) return RunChannelAffineOf<false, true, T>(task);
+  if (task.call->residual == nullptr) return RunChannelAffineOf<false, false, T>(task);
+  RunChannelAffineOf<true, false, T>(task);
 }
 
 enum class Mask { kNone, kOfX, kOfResult };  // where the ReLU let through

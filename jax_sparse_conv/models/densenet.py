@@ -51,8 +51,7 @@ class DenseLayer(nnx.Module):
 
     def append_to(self, x: DenseMap) -> None:
         """The same in training, without a map of all channels."""
-        y = self.conv1(self.norm.of_dense_map(x, is_last=False))
-        x.append(self.conv2(y))
+        x.append(self.conv2(self.conv1(x.normalized(self.norm.in_training))))
 
 
 def _named(index: int, block: Iterable[DenseLayer]) -> Iterator[tuple[str, DenseLayer]]:
@@ -80,8 +79,11 @@ class Transition(nnx.Module):
         return x
 
     def of_dense_map(self, x: DenseMap) -> jax.Array:
-        """The same in training. It averages first, which commutes with a convolution of one pixel and is less to do."""
-        return self.conv.convolved(self.conv.pooled(self.norm.of_dense_map(x, is_last=True)))
+        """The same in training. It averages first, as that leaves a convolution of one pixel less to do."""
+        _, height, width, _ = x.maps[0].shape
+        averages = height % 2 == width % 2 == 0
+        y = x.last_normalized(self.norm.in_training, averages=averages)
+        return self.conv.convolved(y if averages else self.conv.pooled(y))
 
 
 class DenseNet(ConvNet):
@@ -170,7 +172,7 @@ class DenseNet(ConvNet):
                 whole = DenseMap.of(part.of_dense_map(whole))
             else:
                 part.append_to(whole)
-        return self.norm.of_dense_map(whole, is_last=True)
+        return whole.last_normalized(self.norm.in_training)
 
 
 # Parameters at 1000 classes.

@@ -209,16 +209,17 @@ class PreActivation(nnx.Module):
         """Everything before the ReLU."""
         return self._activated(x, relu=False)
 
+    @property
+    def in_training(self) -> nnx.BatchNorm:
+        """The batch norm, which has not been folded."""
+        assert self.batch_norm is not None
+        return self.batch_norm
+
     def takes_dense_map(self, x: jax.Array) -> bool:
-        """Whether `of_dense_map` is for a map that has x [N, H, W, C] among its channels."""
+        """Whether its batch norm can be that of a `DenseMap` that has x [N, H, W, C] among its maps."""
         if self.batch_norm is None or self.implementation == "xla" or self.dtype not in (None, x.dtype):
             return False
         return batch_norms.takes_dense_map(self.batch_norm, x)
-
-    def of_dense_map(self, x: batch_norms.DenseMap, *, is_last: bool) -> jax.Array:
-        """As a call, in training: [N, H, W, C]. `is_last` says that nothing else reads the map."""
-        assert self.batch_norm is not None
-        return x.normalized(self.batch_norm, is_last=is_last)
 
     def _activated(self, x: jax.Array, *, relu: bool) -> jax.Array:
         if self.batch_norm is not None:

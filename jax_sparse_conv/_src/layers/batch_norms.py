@@ -58,11 +58,17 @@ class DenseMap:
         self.maps = [*self.maps, x]
         self.mean, self.variance = (jnp.concatenate(each) for each in ((self.mean, mean), (self.variance, variance)))
 
-    def normalized(self, norm: nnx.BatchNorm, *, is_last: bool) -> jax.Array:
-        """relu(norm(the maps side by side)), as `normalized`; `is_last` says that nothing else reads the maps."""
+    def normalized(self, norm: nnx.BatchNorm) -> jax.Array:
+        """relu(norm(the maps side by side)), [..., C1 + C2 + ...]. Others may read the maps, too."""
         scale, shift = _scale_and_shift(norm, self.mean, self.variance)
-        self.maps, y = joined.joined(self.maps, self.mean, scale, shift, relu=True, gives_back=not is_last)
+        self.maps, y = joined.joined(self.maps, self.mean, scale, shift, relu=True, gives_back=True)
         return y
+
+    def last_normalized(self, norm: nnx.BatchNorm, *, averages: bool = False) -> jax.Array:
+        """The same where nothing else reads the maps; or its averages of 2x2 pixels, for even H and W."""
+        pixels = 4 if averages else 1
+        scale, shift = (row / pixels for row in _scale_and_shift(norm, self.mean, self.variance))
+        return joined.joined(self.maps, self.mean, scale, shift, relu=True, sums=averages)[1]
 
 
 def takes_dense_map(norm: nnx.BatchNorm, x: jax.Array) -> bool:

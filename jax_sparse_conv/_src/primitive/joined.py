@@ -3,8 +3,9 @@
     joined(maps, center, scale, shift)   relu((x - center) * scale + shift), with x the maps side by side
 
 The maps are [..., C1], [..., C2], ..., the rest is [C1 + C2 + ...]. No map of all channels is written but the result,
-and its gradient adds to what the maps have as cotangents already, in place. Else all is as in `channels`, with three
-primitives again, of which the last two are each other's transpose:
+and its gradient adds to what the maps have as cotangents already, in place. y may be sums of 2x2 pixels: an average
+pool behind the ReLU, whose division belongs to scale and shift. Else all is as in `channels`, with three primitives
+again, of which the last two are each other's transpose:
 
     jsc_channel_joined           maps, center, scale, shift -> y
     jsc_channel_joined_tangent   the same, their tangents -> tangents of the maps given back and of y
@@ -29,10 +30,18 @@ from jax_sparse_conv._src.primitive.primitives import same_varying_axes
 
 @dataclasses.dataclass(frozen=True)
 class Joined:
-    """How many maps there are, whether a ReLU follows, and whether results have the maps for what else reads them."""
+    """A call.
+
+    Attributes:
+      maps: how many there are.
+      relu: whether a ReLU follows.
+      sums: whether sums of 2x2 pixels follow that.
+      gives_back: whether the maps are results, too, for what else reads them.
+    """
 
     maps: int
     relu: bool
+    sums: bool
     gives_back: bool
 
     @property
@@ -48,9 +57,10 @@ def joined(
     shift: jax.Array,
     *,
     relu: bool = False,
+    sums: bool = False,
     gives_back: bool = False,
 ) -> tuple[list[jax.Array], jax.Array]:
-    """The maps, and y [..., C1 + C2 + ...] in their common dtype.
+    """The maps, and y [..., C1 + C2 + ...] in their common dtype; with `sums` of [N, H, W, ...], both even.
 
     With `gives_back` what else reads the maps is to read those of the result, whose cotangents are added in the same
     pass.
@@ -58,7 +68,7 @@ def joined(
     dtype = jnp.result_type(*maps)
     rows = (each.astype(channels.dtype_of_sums(dtype)) for each in (center, scale, shift))
     operands = same_varying_axes([*(each.astype(dtype) for each in maps), *rows])
-    *back, y = _joined(Joined(len(maps), relu, gives_back), *operands)
+    *back, y = _joined(Joined(len(maps), relu, sums, gives_back), *operands)
     return back or operands[: len(maps)], y
 
 
@@ -81,19 +91,31 @@ def _side_by_side(operands: Sequence[jax.Array], given: Joined) -> list[jax.Arra
     return [jnp.concatenate(operands[: given.maps], axis=-1), *operands[given.maps :]]
 
 
+def _summed(y: jax.Array, given: Joined) -> jax.Array:
+    if not given.sums:
+        return y
+    images, height, width, count = y.shape
+    wide = y.astype(channels.dtype_of_sums(y.dtype))
+    return wide.reshape(images, height // 2, 2, width // 2, 2, count).sum((2, 4)).astype(y.dtype)
+
+
 def _by_lax(*operands: jax.Array, given: Joined) -> list[jax.Array]:
-    return channels.affine_by_lax(*_side_by_side(operands, given), given=Affine(given.relu))
+    (y,) = channels.affine_by_lax(*_side_by_side(operands, given), given=Affine(given.relu))
+    return [_summed(y, given)]
 
 
 def _tangent_by_lax(*operands: jax.Array, given: Joined) -> list[jax.Array]:
     shared, linear = operands[: given.shared], operands[given.shared :]
     every = [*_side_by_side(shared, given), *_side_by_side(linear, given)]
     back = linear[: given.maps] if given.gives_back else ()
-    return [*back, *channels.affine_tangent_by_lax(*every, given=Affine(given.relu))]
+    (tangent,) = channels.affine_tangent_by_lax(*every, given=Affine(given.relu))
+    return [*back, _summed(tangent, given)]
 
 
 def _gradient_by_lax(*operands: jax.Array, given: Joined) -> list[jax.Array]:
     shared, (*others, cotangent) = operands[: given.shared], operands[given.shared :]
+    if given.sums:
+        cotangent = cotangent.repeat(2, 1).repeat(2, 2)
     whole, *rows = channels.affine_gradient_by_lax(*_side_by_side(shared, given), cotangent, given=Affine(given.relu))
     ends = np.cumsum([each.shape[-1] for each in shared[: given.maps]])
     of_maps = jnp.split(whole, ends[:-1], axis=-1)
@@ -107,8 +129,8 @@ def _gradient_by_lax(*operands: jax.Array, given: Joined) -> list[jax.Array]:
 
 def _native(*operands: jax.Array, given: Joined) -> list[jax.Array]:
     maps, rows = operands[: given.maps], operands[given.maps :]
-    y = jax.ShapeDtypeStruct((*maps[0].shape[:-1], rows[0].size), maps[0].dtype)
-    return [channels.native_call(_JOINED)(y)(*rows, *maps, relu=np.int64(given.relu))]
+    y = jax.ShapeDtypeStruct(_shape_of_result(maps[0], rows[0], given), maps[0].dtype)
+    return [channels.native_call(_JOINED)(y)(*rows, *maps, **_attributes(given))]
 
 
 def _native_gradient(*operands: jax.Array, given: Joined) -> list[jax.Array]:
@@ -117,16 +139,27 @@ def _native_gradient(*operands: jax.Array, given: Joined) -> list[jax.Array]:
     results = [channels.row_of(cotangent)] * 2 + [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in maps]
     in_place = {4 + given.maps + i: 2 + i for i in range(len(others))}
     call = channels.native_call(_GRADIENT)(results, input_output_aliases=in_place)
-    of_scale, of_shift, *of_maps = call(*rows, cotangent, *maps, *others, relu=np.int64(given.relu))
+    of_scale, of_shift, *of_maps = call(*rows, cotangent, *maps, *others, **_attributes(given))
     return [*of_maps, -rows[1] * of_shift, of_scale, of_shift]
+
+
+def _attributes(given: Joined) -> dict[str, Any]:
+    return {"relu": np.int64(given.relu), "sums": np.int64(given.sums)}
 
 
 # --- rules -----------------------------------------------------------------------------------------------------------
 
 
+def _shape_of_result(first: Any, row: Any, given: Joined) -> tuple[int, ...]:
+    *pixels, _ = first.shape
+    if given.sums:
+        pixels[1:] = [size // 2 for size in pixels[1:]]
+    return *pixels, *row.shape
+
+
 def _abstract(*operands: Any, given: Joined) -> list[Any]:
-    map_, row = operands[0], operands[given.maps]
-    return [map_.update(shape=(*map_.shape[:-1], *row.shape), weak_type=False)]
+    first, row = operands[0], operands[given.maps]
+    return [first.update(shape=_shape_of_result(first, row, given), weak_type=False)]
 
 
 def _abstract_tangent(*operands: Any, given: Joined) -> list[Any]:
