@@ -15,7 +15,8 @@ bool AreLike(ffi::AnyBuffer x, std::initializer_list<ffi::AnyBuffer> others) {
   const auto size = x.dimensions();
   return std::all_of(others.begin(), others.end(), [&](ffi::AnyBuffer other) {
     const auto dimensions = other.dimensions();
-    return TypeOf(other) == TypeOf(x) && std::equal(size.begin(), size.end(), dimensions.begin(), dimensions.end());
+    return TypeOf(other) == TypeOf(x) && dimensions.size() == size.size() &&
+           std::equal(size.begin(), size.end(), dimensions.begin());
   });
 }
 
@@ -42,10 +43,12 @@ ffi::ErrorOr<ChannelsCall> MakeChannelsCall(ffi::AnyBuffer x, std::initializer_l
 
 namespace {
 
-// Pixels of one task: some 64 KB of float32. Rows of sums of all tasks are to be little beside the maps.
-int64_t PixelsOfTask(int64_t pixels, int64_t channels) {
-  constexpr int64_t kElements = 1 << 14, kMostTasks = 256;
-  return std::max({int64_t{1}, CeilDiv(kElements, std::max<int64_t>(1, channels)), CeilDiv(pixels, kMostTasks)});
+// Pixels of one task: some 64 KB of float32, and as much of each of several maps, up to 256 KB. Rows of sums of all
+// tasks are to be little beside the maps.
+int64_t PixelsOfTask(int64_t pixels, int64_t channels, int64_t maps) {
+  constexpr int64_t kElements = 1 << 14, kMostTasks = 256, kMostMaps = 4;
+  const int64_t elements = kElements * std::min(maps, kMostMaps);
+  return std::max({int64_t{1}, CeilDiv(elements, std::max<int64_t>(1, channels)), CeilDiv(pixels, kMostTasks)});
 }
 
 }  // namespace
@@ -59,7 +62,7 @@ std::vector<double> RunPass(ffi::ThreadPool& pool, const std::vector<MapPass>& m
   const int64_t pixels = maps.empty() ? 0 : maps.front().call.pixels;
   if (pixels == 0) return std::vector<double>(size);
   Team team(pool);
-  const int64_t step = PixelsOfTask(pixels, channels), tasks = CeilDiv(pixels, step);
+  const int64_t step = PixelsOfTask(pixels, channels, static_cast<int64_t>(maps.size())), tasks = CeilDiv(pixels, step);
   std::vector<double> parts(size * tasks), sums(size);
   const int64_t threads = std::clamp<int64_t>(tasks / 2, 1, team.threads());
   team.Run(threads, tasks, {1, tasks}, [&](Taken taken, int64_t) {
