@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jax_sparse_conv._src.layers import layer_calls
 from jax_sparse_conv._src.layers.batch_norms import DenseMap
 from jax_sparse_conv.models.layers import (
     LAST,
@@ -19,7 +20,16 @@ from jax_sparse_conv.models.layers import (
     check_implementation,
     run_layer,
 )
-from jax_sparse_conv.models.units import ConvUnit, Layer, Pool, PreActivation, Shared, fully_connected, smallest_size
+from jax_sparse_conv.models.units import (
+    ConvUnit,
+    Layer,
+    Pool,
+    PreActivation,
+    Shared,
+    fully_connected,
+    smallest_size,
+    takes_dense_map,
+)
 
 _BOTTLENECK = 4
 
@@ -49,7 +59,7 @@ class DenseLayer(nnx.Module):
             y = run_layer(name, layer, y, before_layer=before_layer)
         return jnp.concatenate([x, y], axis=-1)
 
-    def append_to(self, x: DenseMap) -> None:
+    def _append_to(self, x: DenseMap) -> None:
         """The same in training, without a map of all channels."""
         x.append(self.conv2(self.conv1(x.normalized(self.norm.in_training))))
 
@@ -78,7 +88,7 @@ class Transition(nnx.Module):
             x = run_layer(name, layer, x, before_layer=before_layer)
         return x
 
-    def of_dense_map(self, x: DenseMap) -> jax.Array:
+    def _of_dense_map(self, x: DenseMap) -> jax.Array:
         """The same in training. It averages first, as that leaves a convolution of one pixel less to do."""
         _, height, width, _ = x.maps[0].shape
         averages = height % 2 == width % 2 == 0
@@ -161,17 +171,21 @@ class DenseNet(ConvNet):
         return run_layer("norm", self.norm, x, before_layer=before_layer)
 
     def _has_dense_maps(self, x: jax.Array) -> bool:
-        """Whether batch norms are in training, by this package's operations, on maps that begin with x."""
-        norms = [self.norm, *(part.norm for _, part in self._parts())]
-        return not hasattr(self, "__captures__") and all(norm.takes_dense_map(x) for norm in norms)
+        """Whether batch norms are in training, by this package's operations, on maps that begin with x.
+
+        Not where somebody looks at each layer, as `nnx.capture` and `nnx.tabulate` do.
+        """
+        if layer_calls.are_observed() or hasattr(self, "__captures__") or hasattr(self, "_nnx_tabulate_id"):
+            return False
+        return all(takes_dense_map(norm, x) for norm in (self.norm, *(part.norm for _, part in self._parts())))
 
     def _features_of_dense_maps(self, x: jax.Array) -> jax.Array:
         whole = DenseMap.of(x)
         for _, part in self._parts():
             if isinstance(part, Transition):
-                whole = DenseMap.of(part.of_dense_map(whole))
+                whole = DenseMap.of(part._of_dense_map(whole))
             else:
-                part.append_to(whole)
+                part._append_to(whole)
         return whole.last_normalized(self.norm.in_training)
 
 

@@ -215,12 +215,6 @@ class PreActivation(nnx.Module):
         assert self.batch_norm is not None
         return self.batch_norm
 
-    def takes_dense_map(self, x: jax.Array) -> bool:
-        """Whether its batch norm can be that of a `DenseMap` that has x [N, H, W, C] among its maps."""
-        if self.batch_norm is None or self.implementation == "xla" or self.dtype not in (None, x.dtype):
-            return False
-        return batch_norms.takes_dense_map(self.batch_norm, x)
-
     def _activated(self, x: jax.Array, *, relu: bool) -> jax.Array:
         if self.batch_norm is not None:
             y = x if self.dtype is None else x.astype(self.dtype)
@@ -244,6 +238,16 @@ class PreActivation(nnx.Module):
         self.scale, self.bias = nnx.Param(scale.astype(dtype)), nnx.Param(shift.astype(dtype))
         self.batch_norm, self.folded = nnx.data(None), True
         return True
+
+
+def takes_dense_map(norm: PreActivation, x: jax.Array) -> bool:
+    """Whether its batch norm can be that of a `DenseMap` that has x [N, H, W, C] among its maps.
+
+    As a method `nnx.tabulate` would compile it.
+    """
+    if norm.batch_norm is None or norm.implementation == "xla" or norm.dtype not in (None, x.dtype):
+        return False
+    return batch_norms.takes_dense_map(norm.batch_norm, x)
 
 
 Layer: TypeAlias = ConvUnit | PreActivation | SparseLinear
