@@ -8,74 +8,15 @@
 #include <type_traits>
 #include <vector>
 
-#include "cpu/core/parallel.h"
-#include "cpu/ffi/host.h"
+#include "cpu/ffi/channels_call.h"
 #include "cpu/ffi/huge_pages.h"
-#include "cpu/ffi/tasks.h"
-#include "cpu/plan/ceil_div.h"
 
 namespace jsc {
 namespace {
 
-using Pass = void (*)(const ChannelsTask&);
-
-ffi::Error Invalid(const std::string& what) {
-  return ffi::Error(ffi::ErrorCode::kInvalidArgument, "jsc_channel: " + what);
-}
-
-bool AreLike(ffi::AnyBuffer x, std::initializer_list<ffi::AnyBuffer> others) {
-  const auto size = x.dimensions();
-  return std::all_of(others.begin(), others.end(), [&](ffi::AnyBuffer other) {
-    const auto dimensions = other.dimensions();
-    return TypeOf(other) == TypeOf(x) && std::equal(size.begin(), size.end(), dimensions.begin(), dimensions.end());
-  });
-}
-
-ffi::ErrorOr<ChannelsCall> MakeCall(ffi::AnyBuffer x, std::initializer_list<ffi::AnyBuffer> maps,
-                                    std::initializer_list<ffi::AnyBuffer> rows) {
-  const auto size = x.dimensions();
-  if (IndexOf(TypeOf(x)) < 0) return ffi::Unexpected(UnsupportedDtype());
-  if (size.size() == 0) return ffi::Unexpected(Invalid("x must have an axis of channels"));
-  const int64_t channels = size.back();
-  const DataType sums = TypeOf(x) == DataType::F64 ? DataType::F64 : DataType::F32;
-  for (ffi::AnyBuffer row : rows) {
-    if (TypeOf(row) != sums || row.dimensions().size() != 1 || row.dimensions()[0] != channels) {
-      return ffi::Unexpected(Invalid("what is not a map must be [" + std::to_string(channels) +
-                                     "], float64 for a float64 x and else float32"));
-    }
-  }
-  if (!AreLike(x, maps)) return ffi::Unexpected(Invalid("maps must have x's shape and dtype"));
-  ChannelsCall call{};
-  call.channels = channels;
-  call.pixels = channels == 0 ? 0 : static_cast<int64_t>(x.element_count()) / channels;
-  call.x = x.untyped_data();
-  return call;
-}
-
-// Pixels of one task: some 64 KB of float32. Rows of sums of all tasks are to be little beside the map.
-int64_t PixelsOfTask(const ChannelsCall& call) {
-  constexpr int64_t kElements = 1 << 14, kMostTasks = 256;
-  return std::max(
-      {int64_t{1}, CeilDiv(kElements, std::max<int64_t>(1, call.channels)), CeilDiv(call.pixels, kMostTasks)});
-}
-
-// A pass over the map; of one that makes sums both rows, each of PaddedChannels().
 std::vector<double> Run(ffi::ThreadPool& pool, const ChannelsCall& call, Pass pass, const ChannelRows& rows,
                         bool has_sums) {
-  const int64_t size = has_sums ? 2 * PaddedChannels(call.channels) : 0;
-  if (call.pixels == 0) return std::vector<double>(size);
-  Team team(pool);
-  const int64_t step = PixelsOfTask(call), tasks = CeilDiv(call.pixels, step);
-  std::vector<double> parts(size * tasks), sums(size);
-  const int64_t threads = std::clamp<int64_t>(tasks / 2, 1, team.threads());
-  team.Run(threads, tasks, {1, tasks}, [&](Taken taken, int64_t) {
-    const int64_t begin = taken.begin * step;
-    pass({&call, &rows, begin, std::min(begin + step, call.pixels), parts.data() + taken.begin * size});
-  });
-  for (int64_t task = 0; task < tasks; ++task) {
-    for (int64_t i = 0; i < size; ++i) sums[i] += parts[task * size + i];
-  }
-  return sums;
+  return RunPass(pool, {{call, rows, 0}}, pass, has_sums);
 }
 
 // A buffer of one number for each channel, padded with zeros; `factor` times what is there.
@@ -116,32 +57,18 @@ std::vector<A> Center(const ChannelsCall& call, Pass pass) {
 
 // The result of a ReLU, and where the cotangent with its zeros goes.
 ffi::Error ReadMask(ffi::AnyBuffer x, ffi::RemainingArgs y, ffi::RemainingRets masked, ChannelsCall& call) {
-  if (y.size() != masked.size() || y.size() > 1) return Invalid("y and the cotangent with its zeros belong together");
+  if (y.size() != masked.size() || y.size() > 1)
+    return InvalidChannels("y and the cotangent with its zeros belong together");
   if (y.size() == 0) return ffi::Error::Success();
   const ffi::ErrorOr<ffi::AnyBuffer> result = y.get<ffi::AnyBuffer>(0);
   ffi::ErrorOr<ffi::Result<ffi::AnyBuffer>> zeros = masked.get<ffi::AnyBuffer>(0);
   if (!result.has_value()) return result.error();
   if (!zeros.has_value()) return zeros.error();
-  if (!AreLike(x, {*result, **zeros})) return Invalid("y must have x's shape and dtype");
+  if (!AreLike(x, {*result, **zeros})) return InvalidChannels("y must have x's shape and dtype");
   call.y = result->untyped_data();
   call.masked = (**zeros).untyped_data();
   AdviseHugePages(**zeros);
   return ffi::Error::Success();
-}
-
-// run(A{}) with the type of sums.
-template <typename Body>
-ffi::Error WithSums(ffi::AnyBuffer x, const Body& body) {
-  return TypeOf(x) == DataType::F64 ? body(double{}) : body(float{});
-}
-
-template <typename Body>
-ffi::Error Caught(const Body& body) {
-  try {
-    return body();
-  } catch (const std::exception& error) {
-    return ffi::Error(ffi::ErrorCode::kInternal, error.what());
-  }
 }
 
 }  // namespace
@@ -149,7 +76,7 @@ ffi::Error Caught(const Body& body) {
 ffi::Error ChannelSums(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> sums,
                        ffi::Result<ffi::AnyBuffer> squares, ffi::Result<ffi::AnyBuffer> spread) {
   return Caught([&] {
-    const ffi::ErrorOr<ChannelsCall> call = MakeCall(x, {}, {*sums, *squares, *spread});
+    const ffi::ErrorOr<ChannelsCall> call = MakeChannelsCall(x, {}, {*sums, *squares, *spread});
     if (!call.has_value()) return call.error();
     return WithSums(x, [&](auto type) {
       using A = decltype(type);
@@ -178,7 +105,8 @@ ffi::Error ChannelSumsGradient(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyB
                                ffi::AnyBuffer of_sums, ffi::AnyBuffer of_squares, ffi::AnyBuffer of_spread,
                                ffi::Result<ffi::AnyBuffer> x_gradient) {
   return Caught([&] {
-    ffi::ErrorOr<ChannelsCall> call = MakeCall(x, {cotangent, *x_gradient}, {mean, of_sums, of_squares, of_spread});
+    ffi::ErrorOr<ChannelsCall> call =
+        MakeChannelsCall(x, {cotangent, *x_gradient}, {mean, of_sums, of_squares, of_spread});
     if (!call.has_value()) return call.error();
     call->cotangent = cotangent.untyped_data();
     call->out = x_gradient->untyped_data();
@@ -203,15 +131,15 @@ ffi::Error ChannelAffine(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer 
                          ffi::AnyBuffer shift, ffi::RemainingArgs residual, ffi::Result<ffi::AnyBuffer> y,
                          int64_t relu) {
   return Caught([&] {
-    ffi::ErrorOr<ChannelsCall> call = MakeCall(x, {*y}, {center, scale, shift});
+    ffi::ErrorOr<ChannelsCall> call = MakeChannelsCall(x, {*y}, {center, scale, shift});
     if (!call.has_value()) return call.error();
     call->relu = relu != 0;
     call->out = y->untyped_data();
-    if (residual.size() > 1) return Invalid("there is one residual at most");
+    if (residual.size() > 1) return InvalidChannels("there is one residual at most");
     if (residual.size() > 0) {
       const ffi::ErrorOr<ffi::AnyBuffer> given = residual.get<ffi::AnyBuffer>(0);
       if (!given.has_value()) return given.error();
-      if (!AreLike(x, {*given})) return Invalid("residual must have x's shape and dtype");
+      if (!AreLike(x, {*given})) return InvalidChannels("residual must have x's shape and dtype");
       call->residual = given->untyped_data();
     }
     AdviseHugePages(*y);
@@ -232,12 +160,12 @@ ffi::Error ChannelAffineGradient(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::An
                                  int64_t relu) {
   return Caught([&] {
     ffi::ErrorOr<ChannelsCall> call =
-        MakeCall(x, {cotangent, *x_gradient}, {center, scale, shift, *of_scale, *of_shift});
+        MakeChannelsCall(x, {cotangent, *x_gradient}, {center, scale, shift, *of_scale, *of_shift});
     if (!call.has_value()) return call.error();
     call->relu = relu != 0;
     call->cotangent = cotangent.untyped_data();
     call->out = x_gradient->untyped_data();
-    if (y.size() > 0 && !call->relu) return Invalid("y belongs to a ReLU");
+    if (y.size() > 0 && !call->relu) return InvalidChannels("y belongs to a ReLU");
     if (const ffi::Error error = ReadMask(x, y, residual_gradient, *call); error.failure()) return error;
     AdviseHugePages(*x_gradient);
     return WithSums(x, [&](auto type) {
@@ -256,7 +184,7 @@ ffi::Error ChannelAffineGradient(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::An
 ffi::Error ChannelMaskedGradient(ffi::ThreadPool pool, ffi::AnyBuffer cotangent, ffi::RemainingArgs y,
                                  ffi::Result<ffi::AnyBuffer> sums, ffi::RemainingRets masked) {
   return Caught([&] {
-    ffi::ErrorOr<ChannelsCall> call = MakeCall(cotangent, {}, {*sums});
+    ffi::ErrorOr<ChannelsCall> call = MakeChannelsCall(cotangent, {}, {*sums});
     if (!call.has_value()) return call.error();
     call->cotangent = cotangent.untyped_data();
     if (const ffi::Error error = ReadMask(cotangent, y, masked, *call); error.failure()) return error;

@@ -9,6 +9,7 @@
 #include "cpu/ffi/dense_block.h"
 #include "cpu/ffi/host.h"
 #include "cpu/ffi/huge_pages.h"
+#include "cpu/ffi/joined_channels.h"
 #include "cpu/ffi/turned_kernel.h"
 #include "native/decode.h"
 #include "native/decode_coo.h"
@@ -219,6 +220,29 @@ XLA_FFI_DEFINE_HANDLER(kChannelAffineGradient, ChannelAffineGradient,
                            .Ret<ffi::AnyBuffer>()  // of shift
                            .RemainingRets()        // of the residual
                            .Attr<int64_t>("relu"));
+XLA_FFI_DEFINE_HANDLER(kChannelJoined, ChannelJoined,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()  // center
+                           .Arg<ffi::AnyBuffer>()  // scale
+                           .Arg<ffi::AnyBuffer>()  // shift
+                           .RemainingArgs()        // maps
+                           .Ret<ffi::AnyBuffer>()  // y
+                           .Attr<int64_t>("relu")
+                           .Attr<int64_t>("sums"));
+XLA_FFI_DEFINE_HANDLER(kChannelJoinedGradient, ChannelJoinedGradient,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()  // center
+                           .Arg<ffi::AnyBuffer>()  // scale
+                           .Arg<ffi::AnyBuffer>()  // shift
+                           .Arg<ffi::AnyBuffer>()  // cotangent of y
+                           .RemainingArgs()        // maps, and their cotangents from elsewhere
+                           .Ret<ffi::AnyBuffer>()  // of scale
+                           .Ret<ffi::AnyBuffer>()  // of shift
+                           .RemainingRets()        // of maps
+                           .Attr<int64_t>("relu")
+                           .Attr<int64_t>("sums"));
 
 XLA_FFI_DEFINE_HANDLER(kChannelMaskedGradient, ChannelMaskedGradient,
                        ffi::Ffi::Bind()
@@ -273,6 +297,8 @@ std::vector<Target> Targets() {
           {"jsc_channel_sums_gradient", kChannelSumsGradient},
           {"jsc_channel_affine", kChannelAffine},
           {"jsc_channel_affine_gradient", kChannelAffineGradient},
+          {"jsc_channel_joined", kChannelJoined},
+          {"jsc_channel_joined_gradient", kChannelJoinedGradient},
           {"jsc_channel_masked_gradient", kChannelMaskedGradient},
           {"jsc_dense_block", kDenseBlock},
           {"jsc_coo_fromdense", kCooFromDense},

@@ -1,9 +1,9 @@
 // Passes over a map [pixels, channels] (channels_task.h):
 //   ChannelSums            sums of x - center and of its squares over pixels
 //   ChannelSumsGradient    cotangent + (x - center) * scale + shift
-//   ChannelAffine          relu((x - center) * scale + shift + residual)
-//   ChannelAffineGradient  scale * g, and sums of g and g * (x - center), with g the cotangent where the ReLU let
-//   through
+//   ChannelAffine          relu((x - center) * scale + shift + residual), or sums of 2x2 of these
+//   ChannelAffineGradient  scale * g + added, and sums of g and g * (x - center), with g the cotangent where the ReLU
+//                          let through
 //   ChannelMaskedGradient  g, and its sums
 // What the ReLU let through is computed again from x, or read from y where there is a residual. Sums of up to
 // kPixelsOfSum pixels are in the dtype of sums, and sums of these in float64.
@@ -30,6 +30,7 @@ struct ChannelsView {
         residual(static_cast<const T*>(task.call->residual)),
         y(static_cast<const T*>(task.call->y)),
         cotangent(static_cast<const T*>(task.call->cotangent)),
+        added(static_cast<const T*>(task.call->added)),
         out(static_cast<T*>(task.call->out)),
         masked(static_cast<T*>(task.call->masked)),
         center(static_cast<const A*>(task.rows->center)),
@@ -37,7 +38,7 @@ struct ChannelsView {
         shift(static_cast<const A*>(task.rows->shift)) {}
 
   int64_t channels;
-  const T *x, *residual, *y, *cotangent;
+  const T *x, *residual, *y, *cotangent, *added;
   T *out, *masked;
   const A *center, *scale, *shift;
 };
@@ -57,8 +58,15 @@ template <typename A>
   return centered * Load(scale) + Load(shift);
 }
 
-// Two values of each pixel, summed over pixels [begin, end): `value(element, channel, width, first, second)` gives a
-// vector of both, `element` and `channel` being where it begins in the map and in the rows.
+// Where the result that a pixel of x belongs to begins.
+inline int64_t ResultOf(const ChannelsCall& call, int64_t pixel) {
+  if (call.columns == 0) return pixel * call.wide;
+  const int64_t row = pixel / call.columns, column = pixel % call.columns;
+  return (row / 2 * (call.columns / 2) + column / 2) * call.wide;
+}
+
+// Two values of each pixel, summed over pixels [begin, end): `value(element, far, channel, width, first, second)` gives
+// a vector of both, which begins at `element` of x, `far` of the result, and `channel` of the rows.
 template <typename A, typename Value>
 [[gnu::always_inline]] inline void SumOverPixels(const ChannelsTask& task, const Value& value) {
   constexpr int64_t kChannelsAtOnce = 512;
@@ -69,10 +77,13 @@ template <typename A, typename Value>
     const int64_t end = Min(block + kPixelsOfSum, task.end);
     for (int64_t part = 0; part < channels; part += kChannelsAtOnce) {
       const int64_t count = Min(kChannelsAtOnce, channels - part);
-      __builtin_memset(sums, 0, sizeof(sums));
+      __builtin_memset(sums, 0, PaddedChannels(count) * sizeof(A));
+      __builtin_memset(sums + kChannelsAtOnce, 0, PaddedChannels(count) * sizeof(A));
       for (int64_t pixel = block; pixel < end;) {
         const bool several = pixel + kPixelsAtOnce <= end;
         const int64_t first = pixel * channels + part;
+        int64_t far[kPixelsAtOnce] = {};
+        for (int i = 0; i < (several ? kPixelsAtOnce : 1); ++i) far[i] = ResultOf(*task.call, pixel + i) + part;
         for (int64_t v = 0; v < count; v += kLanes<A>) {
           const int64_t width = Min(kLanes<A>, count - v);
           Vector<A> ones = {}, others = {};
@@ -80,14 +91,14 @@ template <typename A, typename Value>
 #pragma GCC unroll 4
             for (int i = 0; i < kPixelsAtOnce; ++i) {
               Vector<A> one, other;
-              value(first + i * channels + v, part + v, kLanes<A>, one, other);
+              value(first + i * channels + v, far[i] + v, part + v, kLanes<A>, one, other);
               ones += one;
               others += other;
             }
           } else {
             for (int i = 0; i < (several ? kPixelsAtOnce : 1); ++i) {
               Vector<A> one, other;
-              value(first + i * channels + v, part + v, width, one, other);
+              value(first + i * channels + v, far[i] + v, part + v, width, one, other);
               ones += one;
               others += other;
             }
@@ -110,22 +121,27 @@ void RunChannelSums(const ChannelsTask& task) {
   using A = Accumulator<T>;
   const IeeeScope ieee;
   const ChannelsView<T> view(task);
-  SumOverPixels<A>(task, [&](int64_t element, int64_t channel, int64_t width, Vector<A>& one, Vector<A>& other) {
-    one = LoadFirstOf<A>(view.x + element, width) - Load(view.center + channel);
-    other = one * one;
-  });
+  SumOverPixels<A>(task,
+                   [&](int64_t element, int64_t, int64_t channel, int64_t width, Vector<A>& one, Vector<A>& other) {
+                     one = LoadFirstOf<A>(view.x + element, width) - Load(view.center + channel);
+                     other = one * one;
+                   });
 }
 
-// out[element, element + width) = value(element, channel, width) for each vector of channels of the task's pixels.
+// out = value(element, channel, width) for each vector of channels of results [begin, end); `element` is where it
+// begins in x: of 2x2 pixels in the first one.
 template <typename T, typename Value>
 [[gnu::always_inline]] inline void WritePixels(const ChannelsTask& task, const Value& value) {
   using A = Accumulator<T>;
-  const int64_t channels = task.call->channels, whole = channels / kLanes<A> * kLanes<A>;
-  T* out = static_cast<T*>(task.call->out);
-  for (int64_t first = task.begin * channels; first < task.end * channels; first += channels) {
-    for (int64_t v = 0; v < whole; v += kLanes<A>) Store(out + first + v, value(first + v, v, kLanes<A>));
+  const ChannelsCall& call = *task.call;
+  const int64_t channels = call.channels, whole = channels / kLanes<A> * kLanes<A>, half = call.columns / 2;
+  T* out = static_cast<T*>(call.out);
+  for (int64_t pixel = task.begin; pixel < task.end; ++pixel) {
+    const int64_t of_x = half == 0 ? pixel : 2 * (pixel / half * call.columns + pixel % half);
+    const int64_t first = of_x * channels, far = pixel * call.wide;
+    for (int64_t v = 0; v < whole; v += kLanes<A>) Store(out + far + v, value(first + v, v, kLanes<A>));
     if (whole < channels) {
-      StoreFirst(out + first + whole, value(first + whole, whole, channels - whole), channels - whole);
+      StoreFirst(out + far + whole, value(first + whole, whole, channels - whole), channels - whole);
     }
   }
 }
@@ -142,45 +158,61 @@ void RunChannelSumsGradient(const ChannelsTask& task) {
   });
 }
 
-template <bool kResidual, typename T>
+template <bool kResidual, bool kSums, typename T>
 void RunChannelAffineOf(const ChannelsTask& task) {
   using A = Accumulator<T>;
   const ChannelsView<T> view(task);
   Vector<A> least = {};
   if (!task.call->relu) least -= static_cast<A>(__builtin_inf());
-  WritePixels<T>(task, [&](int64_t element, int64_t channel, int64_t width) {
+  const auto one = [&](int64_t element, int64_t channel, int64_t width) {
     const Vector<A> centered = LoadFirstOf<A>(view.x + element, width) - Load(view.center + channel);
     Vector<A> y = Affine(centered, view.scale + channel, view.shift + channel);
     if (kResidual) y = Rounded<T>(y) + LoadFirstOf<A>(view.residual + element, width);
     return y <= least ? least : y;  // NaN stays NaN
+  };
+  if (!kSums) return WritePixels<T>(task, one);
+  const int64_t right = view.channels, below = task.call->columns * view.channels;
+  WritePixels<T>(task, [&](int64_t element, int64_t channel, int64_t width) {
+    return one(element, channel, width) + one(element + right, channel, width) +
+           (one(element + below, channel, width) + one(element + below + right, channel, width));
   });
 }
 
 template <typename T>
 void RunChannelAffine(const ChannelsTask& task) {
   const IeeeScope ieee;
-  if (task.call->residual == nullptr) return RunChannelAffineOf<false, T>(task);
-  RunChannelAffineOf<true, T>(task);
+  if (task.call->columns > 0) return RunChannelAffineOf<false, true, T>(task);
+  if (task.call->residual == nullptr) return RunChannelAffineOf<false, false, T>(task);
+  RunChannelAffineOf<true, false, T>(task);
 }
 
 enum class Mask { kNone, kOfX, kOfResult };  // where the ReLU let through
 
-template <Mask kMask, typename T>
+template <Mask kMask, bool kAdded, typename T>
 void RunChannelAffineGradientOf(const ChannelsTask& task) {
   using A = Accumulator<T>;
   const ChannelsView<T> view(task);
-  SumOverPixels<A>(task, [&](int64_t element, int64_t channel, int64_t width, Vector<A>& one, Vector<A>& other) {
-    const Vector<A> none = {}, centered = LoadFirstOf<A>(view.x + element, width) - Load(view.center + channel);
-    one = LoadFirstOf<A>(view.cotangent + element, width);
-    if (kMask == Mask::kOfX) {
-      one = Rounded<T>(Affine(centered, view.scale + channel, view.shift + channel)) > none ? one : none;
-    } else if (kMask == Mask::kOfResult) {
-      one = LoadFirstOf<A>(view.y + element, width) > none ? one : none;
-      StoreFirst(view.masked + element, one, width);
-    }
-    other = one * centered;
-    StoreFirst(view.out + element, one * Load(view.scale + channel), width);
-  });
+  SumOverPixels<A>(
+      task, [&](int64_t element, int64_t far, int64_t channel, int64_t width, Vector<A>& one, Vector<A>& other) {
+        const Vector<A> none = {}, centered = LoadFirstOf<A>(view.x + element, width) - Load(view.center + channel);
+        one = LoadFirstOf<A>(view.cotangent + far, width);
+        if (kMask == Mask::kOfX) {
+          one = Rounded<T>(Affine(centered, view.scale + channel, view.shift + channel)) > none ? one : none;
+        } else if (kMask == Mask::kOfResult) {
+          one = LoadFirstOf<A>(view.y + element, width) > none ? one : none;
+          StoreFirst(view.masked + element, one, width);
+        }
+        other = one * centered;
+        Vector<A> of_x = one * Load(view.scale + channel);
+        if (kAdded) of_x += LoadFirstOf<A>(view.added + element, width);
+        StoreFirst(view.out + element, of_x, width);
+      });
+}
+
+template <Mask kMask, typename T>
+void RunChannelAffineGradientOf(const ChannelsTask& task) {
+  if (task.call->added == nullptr) return RunChannelAffineGradientOf<kMask, false, T>(task);
+  RunChannelAffineGradientOf<kMask, true, T>(task);
 }
 
 template <typename T>
@@ -188,7 +220,7 @@ void RunChannelAffineGradient(const ChannelsTask& task) {
   const IeeeScope ieee;
   if (!task.call->relu) return RunChannelAffineGradientOf<Mask::kNone, T>(task);
   if (task.call->y == nullptr) return RunChannelAffineGradientOf<Mask::kOfX, T>(task);
-  RunChannelAffineGradientOf<Mask::kOfResult, T>(task);
+  RunChannelAffineGradientOf<Mask::kOfResult, false, T>(task);
 }
 
 // Sums of the cotangent alone; where there is a ReLU, with its zeros, and written.
@@ -200,13 +232,13 @@ void RunChannelMaskedGradient(const ChannelsTask& task) {
   const T* cotangent = static_cast<const T*>(task.call->cotangent);
   T* masked = static_cast<T*>(task.call->masked);
   if (y == nullptr) {
-    SumOverPixels<A>(task, [&](int64_t element, int64_t, int64_t width, Vector<A>& one, Vector<A>& other) {
+    SumOverPixels<A>(task, [&](int64_t element, int64_t, int64_t, int64_t width, Vector<A>& one, Vector<A>& other) {
       one = LoadFirstOf<A>(cotangent + element, width);
       other = Vector<A>{};
     });
     return;
   }
-  SumOverPixels<A>(task, [&](int64_t element, int64_t, int64_t width, Vector<A>& one, Vector<A>& other) {
+  SumOverPixels<A>(task, [&](int64_t element, int64_t, int64_t, int64_t width, Vector<A>& one, Vector<A>& other) {
     const Vector<A> none = {}, given = LoadFirstOf<A>(cotangent + element, width);
     one = LoadFirstOf<A>(y + element, width) > none ? given : none;
     other = none;

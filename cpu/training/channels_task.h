@@ -7,14 +7,17 @@
 
 namespace jsc {
 
-// Maps are [pixels, channels] and of one dtype; what a pass does not have is null.
+// Maps are [pixels, channels] and of one dtype; what a pass does not have is null. The result of an affine call, and
+// its cotangent, may be columns of a map that has more channels: pixels lie `wide` elements apart there. It may also
+// have sums of 2x2 pixels of x, whose images then have an even number of rows, and of `columns`; else that is 0.
 struct ChannelsCall {
-  int64_t pixels, channels;
+  int64_t pixels, channels, wide, columns;
   bool relu;
   const void* x;
   const void* residual;   // added behind scale and shift
   const void* y;          // the result, where a ReLU follows a residual: its zeros are the ReLU's
   const void* cotangent;  // of the result, or of x from elsewhere
+  const void* added;      // cotangent of x from elsewhere, beside that of the result
   void* out;              // the result, or the gradient of x
   void* masked;           // the gradient of the residual in front of a ReLU: the cotangent with the ReLU's zeros
 };

@@ -39,7 +39,7 @@ TARGETS = (
     *("jsc_coo_by_density", "jsc_coo_lists"),
     *("jsc_chain", "jsc_dense_block", "jsc_kernel_gradient", "jsc_max_pool_gradient", "jsc_max_pool_tangent"),
     *("jsc_channel_sums", "jsc_channel_sums_gradient", "jsc_channel_affine", "jsc_channel_affine_gradient"),
-    *("jsc_channel_masked_gradient", "jsc_turned_kernel"),
+    *("jsc_channel_joined", "jsc_channel_joined_gradient", "jsc_channel_masked_gradient", "jsc_turned_kernel"),
     *("jsc_coo_fromdense", "jsc_coo_todense"),
 )
 

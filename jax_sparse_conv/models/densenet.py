@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jax_sparse_conv._src.layers import layer_calls
+from jax_sparse_conv._src.layers.batch_norms import DenseMap
 from jax_sparse_conv.models.layers import (
     LAST,
     BeforeLayer,
@@ -18,7 +20,16 @@ from jax_sparse_conv.models.layers import (
     check_implementation,
     run_layer,
 )
-from jax_sparse_conv.models.units import ConvUnit, Layer, Pool, PreActivation, Shared, fully_connected, smallest_size
+from jax_sparse_conv.models.units import (
+    ConvUnit,
+    Layer,
+    Pool,
+    PreActivation,
+    Shared,
+    fully_connected,
+    smallest_size,
+    takes_dense_map,
+)
 
 _BOTTLENECK = 4
 
@@ -48,6 +59,10 @@ class DenseLayer(nnx.Module):
             y = run_layer(name, layer, y, before_layer=before_layer)
         return jnp.concatenate([x, y], axis=-1)
 
+    def _append_to(self, x: DenseMap) -> None:
+        """The same in training, without a map of all channels."""
+        x.append(self.conv2(self.conv1(x.normalized(self.norm.in_training))))
+
 
 def _named(index: int, block: Iterable[DenseLayer]) -> Iterator[tuple[str, DenseLayer]]:
     """(name, layer) of the layers of a block."""
@@ -72,6 +87,13 @@ class Transition(nnx.Module):
         for name, layer in self._named(prefix):
             x = run_layer(name, layer, x, before_layer=before_layer)
         return x
+
+    def _of_dense_map(self, x: DenseMap) -> jax.Array:
+        """The same in training. It averages first, as that leaves a convolution of one pixel less to do."""
+        _, height, width, _ = x.maps[0].shape
+        averages = height % 2 == width % 2 == 0
+        y = x.last_normalized(self.norm.in_training, averages=averages)
+        return self.conv.convolved(y if averages else self.conv.pooled(y))
 
 
 class DenseNet(ConvNet):
@@ -142,9 +164,29 @@ class DenseNet(ConvNet):
         """
         check_images(x, smallest_size([self.stem, *(transition.conv for transition in self.transitions)]))
         x = run_layer("conv1", self.stem, x, before_layer=before_layer)
+        if before_layer is None and self._has_dense_maps(x):
+            return self._features_of_dense_maps(x)
         for prefix, part in self._parts():
             x = part(x, prefix, before_layer)
         return run_layer("norm", self.norm, x, before_layer=before_layer)
+
+    def _has_dense_maps(self, x: jax.Array) -> bool:
+        """Whether batch norms are in training, by this package's operations, on maps that begin with x.
+
+        Not where somebody looks at each layer, as `nnx.capture` and `nnx.tabulate` do.
+        """
+        if layer_calls.are_observed() or hasattr(self, "__captures__") or hasattr(self, "_nnx_tabulate_id"):
+            return False
+        return all(takes_dense_map(norm, x) for norm in (self.norm, *(part.norm for _, part in self._parts())))
+
+    def _features_of_dense_maps(self, x: jax.Array) -> jax.Array:
+        whole = DenseMap.of(x)
+        for _, part in self._parts():
+            if isinstance(part, Transition):
+                whole = DenseMap.of(part._of_dense_map(whole))
+            else:
+                part._append_to(whole)
+        return whole.last_normalized(self.norm.in_training)
 
 
 # Parameters at 1000 classes.

@@ -209,6 +209,12 @@ class PreActivation(nnx.Module):
         """Everything before the ReLU."""
         return self._activated(x, relu=False)
 
+    @property
+    def in_training(self) -> nnx.BatchNorm:
+        """The batch norm, which has not been folded."""
+        assert self.batch_norm is not None
+        return self.batch_norm
+
     def _activated(self, x: jax.Array, *, relu: bool) -> jax.Array:
         if self.batch_norm is not None:
             y = x if self.dtype is None else x.astype(self.dtype)
@@ -232,6 +238,16 @@ class PreActivation(nnx.Module):
         self.scale, self.bias = nnx.Param(scale.astype(dtype)), nnx.Param(shift.astype(dtype))
         self.batch_norm, self.folded = nnx.data(None), True
         return True
+
+
+def takes_dense_map(norm: PreActivation, x: jax.Array) -> bool:
+    """Whether its batch norm can be that of a `DenseMap` that has x [N, H, W, C] among its maps.
+
+    As a method `nnx.tabulate` would compile it.
+    """
+    if norm.batch_norm is None or norm.implementation == "xla" or norm.dtype not in (None, x.dtype):
+        return False
+    return batch_norms.takes_dense_map(norm.batch_norm, x)
 
 
 Layer: TypeAlias = ConvUnit | PreActivation | SparseLinear

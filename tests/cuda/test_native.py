@@ -36,6 +36,8 @@ def test_cpu_targets_are_registered() -> None:
         "jsc_channel_sums_gradient",
         "jsc_channel_affine",
         "jsc_channel_affine_gradient",
+        "jsc_channel_joined",
+        "jsc_channel_joined_gradient",
         "jsc_channel_masked_gradient",
         "jsc_dense_block",
         "jsc_coo_fromdense",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from typing import Any
 
 import jax
@@ -14,7 +16,7 @@ from oracle import relative_error
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv import models
-from jax_sparse_conv._src import _native
+from jax_sparse_conv._src import _native, devices
 from jax_sparse_conv._src.fusion import block_limits
 from jax_sparse_conv._src.fusion.dense_blocks import dense_block_p
 from jax_sparse_conv.models import units
@@ -76,6 +78,41 @@ def test_what_looks_at_layers_sees_them() -> None:
     model, x = small_densenet(), jax.random.normal(jax.random.key(0), (1, 32, 32, 3))
     assert "conv3_block3_2" in models.layer_inputs(model, x)
     assert len(jsc.calibrate(model, [x], repeats=1).layers) == len([*model.named_layers()]) - 7  # batch norms apart
+
+
+def step_of(model: DenseNet, **changed: Any) -> Any:
+    """Loss, stored statistics and gradients in training."""
+    model.train()
+    graph, weights, rest = nnx.split(model, nnx.Param, ...)
+
+    def loss(weights: Any, x: jax.Array) -> tuple[jax.Array, Any]:
+        merged = nnx.merge(graph, weights, rest, copy=True)
+        return (merged(x, **changed) ** 2).sum(), nnx.state(merged, nnx.BatchStat)
+
+    return functools.partial(jax.jit(jax.value_and_grad(loss, has_aux=True)), weights)
+
+
+@pytest.mark.parametrize("size", [32, 36])  # maps of 8x8 pixels, and of 9x9, which the transition has no averages of
+def test_a_step_is_that_of_xlas_operations(size: int) -> None:
+    with jax.enable_x64(True):
+        x = jax.random.normal(jax.random.key(0), (2, size, size, 3), "float64")
+        build = functools.partial(DenseNet, (2, 3), 10, width=64, param_dtype=jnp.float64)
+        wanted = step_of(build(rngs=nnx.Rngs(0), implementation="xla"))(x)
+        for changed in ({}, {"before_layer": lambda *_: None}):  # which sees the layers one by one
+            found = step_of(build(rngs=nnx.Rngs(0)), **changed)(x)
+            jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-9), found, wanted)
+
+
+@pytest.mark.skipif(devices.default_platform() != "cpu", reason="the calls are the CPU's")
+def test_a_step_has_statistics_of_new_channels_alone() -> None:
+    x = jax.random.normal(jax.random.key(0), (2, 32, 32, 3))
+    step = step_of(small_densenet(fold=False))
+    text = step.func.lower(*step.args, x).compile().as_text()
+    layers, blocks = 5, 2
+    names = ("jsc_channel_joined", "jsc_channel_joined_gradient", "jsc_channel_sums")
+    counts = [text.count(f'custom_call_target="{name}"') for name in names]
+    assert counts == [layers + blocks, layers + blocks, 1 + blocks + 2 * layers]  # sums of the stem's, too
+    assert not re.search(r"f32\[2,\d+,\d+,\d+\]\S* concatenate\(", text)
 
 
 def test_a_network_on_the_gpu(gpu: jax.Device) -> None:

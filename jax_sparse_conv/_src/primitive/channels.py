@@ -171,7 +171,7 @@ def _sums_gradient(x: jax.Array, mean: jax.Array, *linear: jax.Array, given: Non
     return [(_wide(cotangent) + (slope + (of_sums + 2 * of_squares * mean))).astype(x.dtype)]
 
 
-def _affine(
+def affine_by_lax(
     x: jax.Array, center: jax.Array, scale: jax.Array, shift: jax.Array, *residual: jax.Array, given: Affine
 ) -> list[jax.Array]:
     y = ((_wide(x) - center) * scale + shift).astype(x.dtype)
@@ -179,7 +179,7 @@ def _affine(
     return [jax.nn.relu(y) if given.relu else y]
 
 
-def _affine_tangent(*operands: jax.Array, given: Affine) -> list[jax.Array]:
+def affine_tangent_by_lax(*operands: jax.Array, given: Affine) -> list[jax.Array]:
     x, center, scale, *_ = operands
     of_x, of_center, of_scale, of_shift, *of_residual = operands[given.shared :]
     y = (_wide(of_x) - of_center) * scale + (_wide(x) - center) * of_scale + of_shift
@@ -188,7 +188,7 @@ def _affine_tangent(*operands: jax.Array, given: Affine) -> list[jax.Array]:
     return [_masked(y, operands, given).astype(x.dtype)]
 
 
-def _affine_gradient(*operands: jax.Array, given: Affine) -> list[jax.Array]:
+def affine_gradient_by_lax(*operands: jax.Array, given: Affine) -> list[jax.Array]:
     x, center, scale, *_ = operands
     masked = _masked(operands[given.shared], operands, given)
     wide = _wide(masked)
@@ -224,27 +224,27 @@ def _like(*arrays: jax.Array) -> list[jax.ShapeDtypeStruct]:
     return [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
 
 
-def _row_of(x: jax.Array) -> jax.ShapeDtypeStruct:
+def row_of(x: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape[-1:], dtype_of_sums(x.dtype))
 
 
 def _native_sums(x: jax.Array, *, given: None) -> list[jax.Array]:
-    return list(_call(_SUMS)([_row_of(x)] * 3)(x))
+    return list(native_call(_SUMS)([row_of(x)] * 3)(x))
 
 
 def _native_sums_gradient(x: jax.Array, *others: jax.Array, given: None) -> list[jax.Array]:
-    return list(_call(_SUMS_GRADIENT)(_like(x))(x, *others))
+    return list(native_call(_SUMS_GRADIENT)(_like(x))(x, *others))
 
 
 def _native_affine(*operands: jax.Array, given: Affine) -> list[jax.Array]:
-    return list(_call(_AFFINE)(_like(operands[0]))(*operands, relu=np.int64(given.relu)))
+    return list(native_call(_AFFINE)(_like(operands[0]))(*operands, relu=np.int64(given.relu)))
 
 
 def _native_affine_gradient(*operands: jax.Array, given: Affine) -> list[jax.Array]:
     x, center, scale, shift, *y = operands[: given.shared]
     cotangent = operands[given.shared]
-    results = [*_like(x), *[_row_of(x)] * 2, *(_like(x) if y else [])]
-    call = _call(_AFFINE_GRADIENT)(results)
+    results = [*_like(x), *[row_of(x)] * 2, *(_like(x) if y else [])]
+    call = native_call(_AFFINE_GRADIENT)(results)
     of_x, of_scale, of_shift, *masked = call(x, center, scale, shift, cotangent, *y, relu=np.int64(given.relu))
     of_residual = (masked or [cotangent]) if given.has_residual else []
     return [of_x, -scale * of_shift, of_scale, of_shift, *of_residual]
@@ -252,13 +252,13 @@ def _native_affine_gradient(*operands: jax.Array, given: Affine) -> list[jax.Arr
 
 def _native_masked_gradient(y: jax.Array, cotangent: jax.Array, *, given: Masked) -> list[jax.Array]:
     if not given.relu:
-        (sums,) = _call(_MASKED_GRADIENT)([_row_of(y)])(cotangent)
+        (sums,) = native_call(_MASKED_GRADIENT)([row_of(y)])(cotangent)
         return [cotangent, sums]
-    sums, masked = _call(_MASKED_GRADIENT)([_row_of(y), *_like(y)])(cotangent, y)
+    sums, masked = native_call(_MASKED_GRADIENT)([row_of(y), *_like(y)])(cotangent, y)
     return [masked, sums]
 
 
-def _call(method: str) -> Callable[..., Any]:
+def native_call(method: str) -> Callable[..., Any]:
     return functools.partial(jax.ffi.ffi_call, _native.target_name(method))
 
 
@@ -274,16 +274,16 @@ def _lower_on_cpu(ctx: Any, *operands: Any, given: Any, by_lax: Any, native: Any
 # --- rules -----------------------------------------------------------------------------------------------------------
 
 
-def _row_aval(x: Any) -> Any:
+def row_aval(x: Any) -> Any:
     return x.update(shape=x.shape[-1:], dtype=dtype_of_sums(x.dtype), weak_type=False)
 
 
 def _abstract_sums(x: Any, *, given: None) -> list[Any]:
-    return [_row_aval(x)] * 3
+    return [row_aval(x)] * 3
 
 
 def _abstract_sums_tangent(x: Any, *_: Any, given: None) -> list[Any]:
-    return [x.update(weak_type=False), *[_row_aval(x)] * 3]
+    return [x.update(weak_type=False), *[row_aval(x)] * 3]
 
 
 def _abstract_map(x: Any, *_: Any, given: Any) -> list[Any]:
@@ -292,11 +292,11 @@ def _abstract_map(x: Any, *_: Any, given: Any) -> list[Any]:
 
 def _abstract_affine_gradient(x: Any, *_: Any, given: Affine) -> list[Any]:
     like_x = x.update(weak_type=False)
-    return [like_x, *[_row_aval(x)] * 3, *([like_x] if given.has_residual else [])]
+    return [like_x, *[row_aval(x)] * 3, *([like_x] if given.has_residual else [])]
 
 
 def _abstract_masked_gradient(y: Any, _: Any, *, given: Masked) -> list[Any]:
-    return [y.update(weak_type=False), _row_aval(y)]
+    return [y.update(weak_type=False), row_aval(y)]
 
 
 def _affine_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, given: Affine) -> tuple[Any, Any]:
@@ -327,7 +327,7 @@ def _transpose(cotangents: Sequence[Any], *operands: Any, given: Any, other: Any
     return [each if wanted else None for each, wanted in zip(found, is_wanted, strict=True)]
 
 
-def _shared(given: Affine | Masked | None) -> int:
+def _shared(given: Any) -> int:
     return 2 if given is None else given.shared
 
 
@@ -350,7 +350,7 @@ _AFFINE, _AFFINE_TANGENT, _AFFINE_GRADIENT = "channel_affine", "channel_affine_t
 _MASKED, _MASKED_GRADIENT = "channel_masked", "channel_masked_gradient"
 
 
-def _primitive(method: str, abstract: Callable[..., Any], by_lax: Callable[..., Any], native: Any = None) -> Any:
+def new_primitive(method: str, abstract: Callable[..., Any], by_lax: Callable[..., Any], native: Any = None) -> Any:
     primitive = jex_core.Primitive(_native.target_name(method))
     primitive.multiple_results = True
     jax_internals.needs_devices(primitive)
@@ -365,22 +365,26 @@ def _primitive(method: str, abstract: Callable[..., Any], by_lax: Callable[..., 
     return primitive
 
 
-sums_p = _primitive(_SUMS, _abstract_sums, _sums, _native_sums)
-sums_tangent_p = _primitive(_SUMS_TANGENT, _abstract_sums_tangent, _sums_tangent)
-sums_gradient_p = _primitive(_SUMS_GRADIENT, _abstract_map, _sums_gradient, _native_sums_gradient)
-affine_p = _primitive(_AFFINE, _abstract_map, _affine, _native_affine)
-affine_tangent_p = _primitive(_AFFINE_TANGENT, _abstract_map, _affine_tangent)
-affine_gradient_p = _primitive(_AFFINE_GRADIENT, _abstract_affine_gradient, _affine_gradient, _native_affine_gradient)
-masked_p = _primitive(_MASKED, _abstract_map, _masked_tangent)
-masked_gradient_p = _primitive(_MASKED_GRADIENT, _abstract_masked_gradient, _masked_gradient, _native_masked_gradient)
+def are_transposes(*pair: tuple[Any, Callable[..., Any]]) -> None:
+    """Rules of two primitives, each with the same of XLA's operations, that are linear in their last operands."""
+    for (one, by_lax), (other, _) in (pair, pair[::-1]):
+        ad.primitive_jvps[one] = functools.partial(_linear_jvp, primitive=one, by_lax=by_lax)
+        ad.primitive_transposes[one] = functools.partial(_transpose, other=other)
+
+
+sums_p = new_primitive(_SUMS, _abstract_sums, _sums, _native_sums)
+sums_tangent_p = new_primitive(_SUMS_TANGENT, _abstract_sums_tangent, _sums_tangent)
+sums_gradient_p = new_primitive(_SUMS_GRADIENT, _abstract_map, _sums_gradient, _native_sums_gradient)
+affine_p = new_primitive(_AFFINE, _abstract_map, affine_by_lax, _native_affine)
+affine_tangent_p = new_primitive(_AFFINE_TANGENT, _abstract_map, affine_tangent_by_lax)
+affine_gradient_p = new_primitive(
+    _AFFINE_GRADIENT, _abstract_affine_gradient, affine_gradient_by_lax, _native_affine_gradient
+)
+masked_p = new_primitive(_MASKED, _abstract_map, _masked_tangent)
+masked_gradient_p = new_primitive(
+    _MASKED_GRADIENT, _abstract_masked_gradient, _masked_gradient, _native_masked_gradient
+)
 ad.primitive_jvps[affine_p] = _affine_jvp
-for _one, _other, _by_lax in (
-    (sums_tangent_p, sums_gradient_p, _sums_tangent),
-    (sums_gradient_p, sums_tangent_p, _sums_gradient),
-    (affine_tangent_p, affine_gradient_p, _affine_tangent),
-    (affine_gradient_p, affine_tangent_p, _affine_gradient),
-    (masked_p, masked_gradient_p, _masked_tangent),
-    (masked_gradient_p, masked_p, _masked_gradient),
-):
-    ad.primitive_jvps[_one] = functools.partial(_linear_jvp, primitive=_one, by_lax=_by_lax)
-    ad.primitive_transposes[_one] = functools.partial(_transpose, other=_other)
+are_transposes((sums_tangent_p, _sums_tangent), (sums_gradient_p, _sums_gradient))
+are_transposes((affine_tangent_p, affine_tangent_by_lax), (affine_gradient_p, affine_gradient_by_lax))
+are_transposes((masked_p, _masked_tangent), (masked_gradient_p, _masked_gradient))

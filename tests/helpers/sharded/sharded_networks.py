@@ -26,6 +26,7 @@ from sharded_maps import HALO, SUM, collectives, mesh
 import jax_sparse_conv as jsc
 from jax_sparse_conv._src.fusion import rewrite
 from jax_sparse_conv.models import units
+from jax_sparse_conv.models.densenet import DenseNet
 
 PLACES = ((mesh(8), P("a"), set()), (mesh(2, 4), P("a", "b"), {HALO, SUM}), (mesh(4), P(None, None, None, "a"), {SUM}))
 
@@ -126,6 +127,13 @@ def check_training() -> None:
             for spec in (P("a"), P(("a", "b"))):
                 found = flat(step(params, jax.device_put(x, spec)))
                 assert oracle.relative_error(found, expected) <= 1e-5, (kind, build, spec)
+    x = maps((8, 32, 32, 3))
+    loss, params = loss_of(DenseNet((1, 1), 10, width=32, rngs=nnx.Rngs(0)))
+    step = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    expected = flat(step(params, x))
+    with jax.set_mesh(jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,))):
+        found = flat(step(params, jax.device_put(x, P("a"))))
+        assert oracle.relative_error(found, expected) <= 1e-4, "a dense block"
     print("training")
 
 
