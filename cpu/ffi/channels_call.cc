@@ -68,7 +68,8 @@ std::vector<double> RunPass(ffi::ThreadPool& pool, const std::vector<MapPass>& m
   team.Run(threads, tasks, {1, tasks}, [&](Taken taken, int64_t) {
     const int64_t begin = taken.begin * step, end = std::min(begin + step, pixels);
     for (const MapPass& map : maps) {
-      pass({&map.call, &map.rows, begin, end, parts.data() + taken.begin * size + map.first_sum});
+      double* of_map = has_sums ? parts.data() + taken.begin * size + map.first_sum : nullptr;
+      pass({&map.call, &map.rows, begin, end, of_map});
     }
   });
   for (int64_t task = 0; task < tasks; ++task) {

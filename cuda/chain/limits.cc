@@ -28,7 +28,7 @@ std::string WhyNot(ConvArgs a, int element_bytes, const DeviceInfo& device) {
     return "K=" + Text(a.out_channels) + " does not come in whole " + Text(kCopyBytes) + " bytes";
   }
   if (a.pool == Pool::kAverage) return "its pool is an average";
-  const bool has_grouped = device.wgmma && ChooseGroupedPlan(a, element_bytes, device).tiles > 0;
+  const ConvArgs with_pool = a;
   Family family = FamilyOf(a, element_bytes, device);
   if (family == Family::kPerOutput && a.pool != Pool::kNone) {  // the pool is then a step of its own
     a.pool = Pool::kNone;
@@ -39,7 +39,8 @@ std::string WhyNot(ConvArgs a, int element_bytes, const DeviceInfo& device) {
   if (a.group_channels * element_bytes % kCopyBytes != 0 && family != Family::kFewChannels) {
     return "its channels do not come in whole " + Text(kCopyBytes) + " bytes, and are copied one by one";
   }
-  if (a.groups > 1 && a.out_channels / a.groups < kLeastGroupOutChannels && !has_grouped) {
+  const bool is_narrow = a.groups > 1 && a.out_channels / a.groups < kLeastGroupOutChannels;
+  if (is_narrow && !(device.wgmma && ChooseGroupedPlan(with_pool, element_bytes, device).tiles > 0)) {
     return "its " + Text(a.groups) + " groups are too narrow";
   }
   return "";

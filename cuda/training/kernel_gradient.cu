@@ -27,10 +27,11 @@ namespace {
 constexpr int kWarpgroup = 128;
 constexpr int kGroups = 2;  // that multiply; a third one copies and turns
 constexpr int kThreads = (kGroups + 1) * kWarpgroup;
-constexpr int kBoxBytes = kGradientPixels * kGradientRowBytes;   // of the cotangent, 32 output channels
-constexpr int kTurnedBytes = kGradientSide * kGradientRowBytes;  // of either part of the turned cotangent
-constexpr int kAdders = 256;                                     // threads of a block that adds slots
-constexpr int kManySlots = 8;                                    // from which on threads share them
+constexpr int kMultiplyingRegisters = 208, kTurningRegisters = 88;  // of a thread
+constexpr int kBoxBytes = kGradientPixels * kGradientRowBytes;      // of the cotangent, 32 output channels
+constexpr int kTurnedBytes = kGradientSide * kGradientRowBytes;     // of either part of the turned cotangent
+constexpr int kAdders = 256;                                        // threads of a block that adds slots
+constexpr int kManySlots = 8;                                       // from which on threads share them
 
 struct KernelGradientTask {
   const float *x, *cotangent;
@@ -359,10 +360,10 @@ __global__ void __launch_bounds__(kThreads, 1) KernelGradientKernel(const __grid
   __syncthreads();
   const Place at = FindPlace(task, task.by_taps ? kTiles : 1);
   if (threadIdx.x >= kGroups * kWarpgroup) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kTurningRegisters));
     Producer{task, maps, at, barriers, stages}.Run();
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kMultiplyingRegisters));
     Consumer<kTiles>(task, at, barriers, stages).Run();
   }
 #endif
@@ -375,6 +376,7 @@ __device__ __noinline__ float4 SumAgain(const KernelGradientTask& task, int tap,
   double sum[4] = {};
 #pragma unroll 1
   for (int image = 0; image < task.images; ++image) {
+    if (isnan(sum[0]) && isnan(sum[1]) && isnan(sum[2]) && isnan(sum[3])) break;  // as they stay
 #pragma unroll 1
     for (int y = 0; y < task.conv_size[0]; ++y) {
       const int in_y = y * task.stride[0] + row;
@@ -473,6 +475,13 @@ template <int kTiles>
 Error LaunchTiles(const KernelGradientTask& task, const KernelGradientMaps& maps, int64_t blocks, int shared,
                   cudaStream_t stream) {
   if (Error error = Prepare<KernelGradientKernel<kTiles>>("the gradient of a kernel"); error.failure()) return error;
+  cudaFuncAttributes code{};  // warpgroups take registers from each other, so there must be so many
+  if (const cudaError_t status = cudaFuncGetAttributes(&code, KernelGradientKernel<kTiles>)) {
+    return CheckCuda(status, "the gradient of a kernel");
+  }
+  if (code.numRegs * (kGroups + 1) < kMultiplyingRegisters * kGroups + kTurningRegisters) {
+    return Error(ErrorCode::kInternal, "the gradient of a kernel was compiled with too few registers");
+  }
   KernelGradientKernel<kTiles><<<static_cast<unsigned>(blocks), kThreads, shared, stream>>>(task, maps);
   return CheckCuda(cudaGetLastError(), "the gradient of a kernel");
 }

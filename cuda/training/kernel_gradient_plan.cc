@@ -1,8 +1,10 @@
 #include "cuda/training/kernel_gradient_plan.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "model_constants.h"
+#include "native/layer.h"
 
 namespace jsc {
 namespace {
@@ -80,6 +82,11 @@ void CutSteps(const ConvArgs& a, const DeviceInfo& device, KernelGradientPlan* p
 
 // Whether the kernel takes a call at all.
 bool Suits(const ConvArgs& a, const DeviceInfo& device) {
+  for (int i = 0; i < 2; ++i) {
+    for (int64_t n : {a.size[i], a.kernel_size[i], a.stride[i], a.dilation[i], std::abs(a.pad_low[i])}) {
+      if (n > kFar) return false;
+    }
+  }
   const bool is_strided_view = a.kernel_size[1] == 1 && a.stride[1] > 1;
   return device.wgmma && a.groups == 1 && a.stacks == 1 && a.channels % 4 == 0 && a.out_channels % 4 == 0 &&
          !(is_strided_view && a.pad_low[1] != 0) && a.images * a.conv_size[0] < kMost / 2 &&

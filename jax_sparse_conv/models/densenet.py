@@ -177,7 +177,12 @@ class DenseNet(ConvNet):
         """
         if layer_calls.are_observed() or hasattr(self, "__captures__") or hasattr(self, "_nnx_tabulate_id"):
             return False
-        return all(takes_dense_map(norm, x) for norm in (self.norm, *(part.norm for _, part in self._parts())))
+        parts = [part for _, part in self._parts()]
+        if any(type(part) not in (DenseLayer, Transition) for part in parts):
+            return False  # which may do something else
+        convs = (part.conv for part in parts if isinstance(part, Transition))
+        norms = (self.norm, *(part.norm for part in parts))
+        return all(type(conv) is ConvUnit for conv in convs) and all(takes_dense_map(norm, x) for norm in norms)
 
     def _features_of_dense_maps(self, x: jax.Array) -> jax.Array:
         whole = DenseMap.of(x)

@@ -245,7 +245,9 @@ def takes_dense_map(norm: PreActivation, x: jax.Array) -> bool:
 
     As a method `nnx.tabulate` would compile it.
     """
-    if norm.batch_norm is None or norm.implementation == "xla" or norm.dtype not in (None, x.dtype):
+    if type(norm) is not PreActivation or norm.batch_norm is None:  # a class of its own may do something else
+        return False
+    if norm.implementation == "xla" or norm.dtype not in (None, x.dtype):
         return False
     return batch_norms.takes_dense_map(norm.batch_norm, x)
 

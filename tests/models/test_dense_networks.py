@@ -20,7 +20,7 @@ from jax_sparse_conv._src import _native, devices
 from jax_sparse_conv._src.fusion import block_limits
 from jax_sparse_conv._src.fusion.dense_blocks import dense_block_p
 from jax_sparse_conv.models import units
-from jax_sparse_conv.models.densenet import DenseNet
+from jax_sparse_conv.models.densenet import DenseLayer, DenseNet
 
 
 def transitions_of(model: DenseNet, x: jax.Array) -> int:
@@ -101,6 +101,40 @@ def test_a_step_is_that_of_xlas_operations(size: int) -> None:
         for changed in ({}, {"before_layer": lambda *_: None}):  # which sees the layers one by one
             found = step_of(build(rngs=nnx.Rngs(0)), **changed)(x)
             jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-9), found, wanted)
+
+
+class HalfAsMuch(DenseLayer):
+    """Adds half of what its convolutions compute."""
+
+    def __call__(self, x: jax.Array, *args: Any) -> jax.Array:
+        y = super().__call__(x, *args)
+        return jnp.where(jnp.arange(y.shape[-1]) < x.shape[-1], y, y / 2)
+
+
+class Leaky(units.PreActivation):
+    """With another activation."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return jax.nn.leaky_relu(self.preactivation(x))
+
+
+@pytest.mark.parametrize("replaced", ["a layer", "a norm", "the last norm"])
+def test_a_step_runs_parts_of_classes_of_their_own(replaced: str) -> None:
+    x = jax.random.normal(jax.random.key(0), (2, 32, 32, 3))
+    steps = []
+    for implementation in (None, "xla"):
+        model = DenseNet((2, 3), 10, width=64, rngs=nnx.Rngs(0), implementation=implementation)
+        layer = model.blocks[1][1]
+        if replaced == "a layer":
+            layer.__class__ = HalfAsMuch
+        elif replaced == "a norm":
+            layer.norm.__class__ = Leaky
+        else:
+            model.norm = nnx.LayerNorm(model.norm.batch_norm.num_features, rngs=nnx.Rngs(0))
+            model.eval()
+            assert model(x).shape == (2, 10)
+        steps.append(step_of(model)(x))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-3), *steps)
 
 
 @pytest.mark.skipif(devices.default_platform() != "cpu", reason="the calls are the CPU's")

@@ -31,6 +31,7 @@ for isa in _native.cpu_isas():
     sanitizer_cover.main(sys.argv[1:])" ${DTYPES:-}
 sanitized -m pytest -q -p no:cacheprovider tests/primitive/test_kernels.py tests/primitive/test_instruction_sets.py \
   tests/gradients/test_cpu_gradient.py tests/gradients/test_max_pool.py tests/gradients/test_channels.py \
+  tests/gradients/test_joined.py \
   tests/gradients/test_gradient.py tests/cuda/test_direct.py \
   tests/primitive/test_packing.py tests/primitive/test_packed_kernels.py tests/primitive/test_pairs.py \
   tests/layers/test_packed_params.py tests/formats \
