@@ -43,6 +43,19 @@ def test_training_compares_steps(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert training.main([*line, "--json", "nowhere/rows.json"]) == 1
 
 
+def test_steps_in_bfloat16(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "rows.json"
+    line = ["--networks", "alexnet", "--batch", "2", "--size", "64", "--repeats", "1", "--precision", "bfloat16"]
+    assert training.main([*line, "--json", str(out)]) == 0
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["precision"] == "bfloat16"
+    assert row["error"] < 0.05
+    step, weights, rest = training.step_of("alexnet", None, jnp.bfloat16)
+    assert "bf16" in step.lower(weights, rest, jnp.zeros((2, 64, 64, 3))).as_text()
+    assert training.main(["--networks", training.FLAXS, "--precision", "bfloat16"]) == 1
+    assert "this package's networks" in capsys.readouterr().err
+
+
 def test_flaxs_own_network_is_accelerated() -> None:
     step, weights, rest = training.step_of(training.FLAXS, None)
     text = step.lower(weights, rest, jnp.zeros((2, 64, 64, 3))).as_text()
